@@ -152,7 +152,7 @@ class Without(unittest.TestCase):
             with self.assertRaises(IndexError):
                 archive[wrong]
         with self.assertRaises(TypeError):
-            archive["class0"]
+            archive[1.5]
         self.assertEqual(repr(part), "<onepot.Archive %r: 2 samples, 4 classes>" % TAR)
 
     def test_samplers_say_what_they_were_given_and_pickle(self):

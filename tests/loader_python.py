@@ -179,6 +179,11 @@ class Archives(unittest.TestCase):
             self.assertEqual(bytes(sample.data), content(i))
         self.assertEqual(archive[-1].index, FILES - 1)
         self.assertEqual(archive.find("class1/040.bin"), 40)
+        self.assertEqual(archive["class1/040.bin"].index, 40)
+        self.assertTrue("class1/040.bin" in archive)
+        self.assertFalse("class1/nothing" in archive or 40 in archive)
+        with self.assertRaises(KeyError):
+            archive["class1/nothing"]
         self.assertEqual(list(memoryview(archive.labels)), [i // 30 for i in range(FILES)])
         self.assertEqual(list(memoryview(archive.sizes)),
                          [len(content(i)) for i in range(FILES)])
@@ -815,6 +820,18 @@ class DLPack(unittest.TestCase):
             for thread in threads:
                 thread.join()
 
+    def test_array_interfaces_show_the_memory(self):
+        batch = next(iter(self.loader()))
+        shown = batch.labels.__array_interface__
+        self.assertEqual((shown["typestr"], shown["shape"], shown["strides"], shown["version"]),
+                         ("<i8", (len(batch),), (8,), 3))
+        address, read_only = shown["data"]
+        self.assertEqual(ctypes.string_at(address, 8 * len(batch)), bytes(batch.labels))
+        self.assertFalse(read_only)
+        sample = onepot.Archive(TAR)[10].data.__array_interface__
+        self.assertEqual((sample["typestr"], sample["data"][1]), ("|u1", True))
+        self.assertFalse(hasattr(batch.data, "__cuda_array_interface__"))
+
     def test_version_1_is_for_those_that_ask(self):
         batch = next(iter(self.loader()))
         managed = take(batch.data.__dlpack__(max_version=(1, 1)), DLVersioned)
@@ -824,9 +841,14 @@ class DLPack(unittest.TestCase):
         managed.contents.deleter(managed)
         managed = take(batch.data.__dlpack__(max_version=(0, 8), dl_device=(1, 0), copy=False))
         managed.contents.deleter(managed)
-        for keywords in (dict(dl_device=(2, 0)), dict(copy=True)):
-            with self.assertRaises(BufferError):
-                batch.data.__dlpack__(**keywords)
+        with self.assertRaises(BufferError):
+            batch.data.__dlpack__(dl_device=(2, 0))
+        managed = take(batch.data.__dlpack__(max_version=(1, 0), copy=True), DLVersioned)
+        self.assertEqual(managed.contents.flags, 2)  # it is a copy
+        self.assertEqual(bytes_of(managed), bytes(batch.data))
+        ctypes.memset(managed.contents.tensor.data, 0x55, 1)
+        self.assertNotEqual(bytes_of(managed), bytes(batch.data))
+        managed.contents.deleter(managed)
         with self.assertRaises(TypeError):
             batch.data.__dlpack__(max_version=1)
 

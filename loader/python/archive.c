@@ -197,27 +197,6 @@ static PyObject *archive_item(PyObject *self, Py_ssize_t i)
     return sample_new(self, (uint64_t)i);
 }
 
-static PyObject *archive_subscript(PyObject *self, PyObject *key)
-{
-    if (PySlice_Check(key))
-        return PyObject_CallMethod(self, "_slice", "O", key);
-    Py_ssize_t i = PyNumber_AsSsize_t(key, PyExc_IndexError);
-    if (i == -1 && PyErr_Occurred())
-        return NULL;
-    return archive_item(self, i < 0 ? i + archive_length(self) : i);
-}
-
-static PyObject *archive_name(PyObject *self, PyObject *key)
-{
-    Py_ssize_t i = PyNumber_AsSsize_t(key, PyExc_IndexError), length = archive_length(self);
-    if (PyErr_Occurred())
-        return NULL;
-    i = i < 0 ? i + length : i;
-    if (i < 0 || i >= length)
-        return PyErr_Format(PyExc_IndexError, "there is no such sample");
-    return sample_name_of(archive_of(self), (uint64_t)i);
-}
-
 static PyObject *archive_find(PyObject *self, PyObject *name)
 {
     PyObject *bytes;
@@ -233,6 +212,38 @@ static PyObject *archive_find(PyObject *self, PyObject *name)
         return NULL;
     }
     return r < 0 ? raise_error(r, NULL) : PyLong_FromUnsignedLongLong(found);
+}
+
+/* The sample of this name. */
+static PyObject *archive_named(PyObject *self, PyObject *name)
+{
+    PyObject *number = archive_find(self, name);
+    PyObject *sample = number ? archive_item(self, PyLong_AsSsize_t(number)) : NULL;
+    Py_XDECREF(number);
+    return sample;
+}
+
+static PyObject *archive_subscript(PyObject *self, PyObject *key)
+{
+    if (PySlice_Check(key))
+        return PyObject_CallMethod(self, "_slice", "O", key);
+    if (PyUnicode_Check(key) || PyBytes_Check(key))
+        return archive_named(self, key);
+    Py_ssize_t i = PyNumber_AsSsize_t(key, PyExc_IndexError);
+    if (i == -1 && PyErr_Occurred())
+        return NULL;
+    return archive_item(self, i < 0 ? i + archive_length(self) : i);
+}
+
+static PyObject *archive_name(PyObject *self, PyObject *key)
+{
+    Py_ssize_t i = PyNumber_AsSsize_t(key, PyExc_IndexError), length = archive_length(self);
+    if (PyErr_Occurred())
+        return NULL;
+    i = i < 0 ? i + length : i;
+    if (i < 0 || i >= length)
+        return PyErr_Format(PyExc_IndexError, "there is no such sample");
+    return sample_name_of(archive_of(self), (uint64_t)i);
 }
 
 static PyObject *archive_batch_for(PyObject *self, PyObject *args)

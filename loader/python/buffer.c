@@ -253,7 +253,75 @@ static PyObject *buffer_dtype(PyObject *self, void *unused)
     return PyUnicode_FromString(item_types[((struct py_buffer *)self)->item].name);
 }
 
+/* ---- array interfaces ---- */
+
+static PyObject *strides_tuple(const struct py_buffer *b)
+{
+    return shape_tuple(b->strides, b->dimensions);
+}
+
+/* The dict of either interface. `stream` is left out if it is NULL. Takes nothing over. */
+static PyObject *buffer_interface(const struct py_buffer *b, PyObject *stream)
+{
+    const char *type = item_types[b->item].npy;
+    PyObject *shape = shape_tuple(b->shape, b->dimensions), *strides = strides_tuple(b);
+    PyObject *dict =
+        shape && strides
+            ? Py_BuildValue(
+                  "{s:O,s:O,s:N,s:(KO),s:i}", "shape", shape, "strides", strides, "typestr",
+                  PyUnicode_FromFormat("%c%s", item_types[b->item].bytes > 1 ? '<' : '|', type),
+                  "data", (unsigned long long)(uintptr_t)b->bytes,
+                  b->read_only ? Py_True : Py_False, "version", 3)
+            : NULL;
+    if (dict && stream && PyDict_SetItemString(dict, "stream", stream) < 0)
+        Py_CLEAR(dict);
+    Py_XDECREF(shape);
+    Py_XDECREF(strides);
+    return dict;
+}
+
+static PyObject *buffer_refuse_interface(const struct py_buffer *b)
+{
+    PyErr_SetString(PyExc_AttributeError,
+                    b->item == ITEM_BFLOAT16 ? "only DLPack knows the type bfloat16"
+                    : b->where == BUFFER_CUDA
+                        ? "the bytes are in a GPU's memory: __cuda_array_interface__"
+                        : "the bytes are in the host's memory: __array_interface__");
+    return NULL;
+}
+
+static PyObject *buffer_array_interface(PyObject *self, void *unused)
+{
+    struct py_buffer *b = (struct py_buffer *)self;
+    (void)unused;
+    if (b->where == BUFFER_CUDA || b->item == ITEM_BFLOAT16)
+        return buffer_refuse_interface(b);
+    return buffer_check_readable(b) < 0 ? NULL : buffer_interface(b, NULL);
+}
+
+/*
+ * The interface has no word for the consumer's stream. So the batch is waited for here, which
+ * needs no stream, and is lent as to a consumer that may read in any.
+ */
+static PyObject *buffer_cuda_interface(PyObject *self, void *unused)
+{
+    struct py_buffer *b = (struct py_buffer *)self;
+    struct onepot_error error = {0};
+    int r;
+    (void)unused;
+    if (b->where != BUFFER_CUDA || b->item == ITEM_BFLOAT16)
+        return buffer_refuse_interface(b);
+    Py_BEGIN_ALLOW_THREADS r = onepot_batch_lend(b->batch, ONEPOT_NO_STREAM, &error);
+    if (r == 0)
+        r = onepot_batch_wait(b->batch, &error);
+    Py_END_ALLOW_THREADS return r < 0 ? raise_error(r, &error) : buffer_interface(b, Py_None);
+}
+
 static PyGetSetDef buffer_fields[] = {
+    {"__array_interface__", buffer_array_interface, NULL,
+     "numpy's array interface, of memory of the host.", NULL},
+    {"__cuda_array_interface__", buffer_cuda_interface, NULL,
+     "numba's and cupy's, of memory of a GPU. It is there when this returns.", NULL},
     {"shape", buffer_shape, NULL, "Length of each dimension: tuple of int.", NULL},
     {"dtype", buffer_dtype, NULL, "Type of the elements: numpy's name as a str, or 'bfloat16'.",
      NULL},

@@ -17,7 +17,7 @@
 #include <string.h>
 
 enum { DL_CPU = 1, DL_CUDA = 2 };
-enum { DL_FLAG_READ_ONLY = 1 };
+enum { DL_FLAG_READ_ONLY = 1, DL_FLAG_IS_COPIED = 2 };
 
 /* Streams of CUDA with fixed numbers. */
 enum { STREAM_LEGACY = 1, STREAM_PER_THREAD = 2, STREAM_NONE = -1 };
@@ -122,7 +122,7 @@ static void fill_tensor(const struct py_buffer *b, struct export *e, struct dl_t
 
 struct request {
     PyObject *stream; /* or None */
-    int versioned, never_copy;
+    int versioned, never_copy, copies;
 };
 
 /* A pair of numbers. */
@@ -148,10 +148,13 @@ static int parse_request(const struct py_buffer *b, PyObject *args, PyObject *ke
         return -1;
     if (wanted.type != own.type || wanted.id != own.id)
         PyErr_SetString(PyExc_BufferError, "the memory is on another device");
-    else if (copy != Py_None && PyObject_IsTrue(copy))
-        PyErr_SetString(PyExc_BufferError, "copies are not made here");
-    *ret = (struct request){
-        .stream = stream, .versioned = major >= 1, .never_copy = copy == Py_False};
+    int copies = copy != Py_None ? PyObject_IsTrue(copy) : 0;
+    if (copies > 0 && b->where == BUFFER_CUDA && !PyErr_Occurred())
+        PyErr_SetString(PyExc_BufferError, "copies in a GPU's memory are not made here");
+    *ret = (struct request){.stream = stream,
+                            .versioned = major >= 1,
+                            .never_copy = copy == Py_False,
+                            .copies = copies};
     return PyErr_Occurred() ? -1 : 0;
 }
 
@@ -192,35 +195,17 @@ static int buffer_synchronise(const struct py_buffer *b, PyObject *given)
     return r;
 }
 
-PyObject *buffer_dlpack(PyObject *self, PyObject *args, PyObject *keywords)
+static PyObject *buffer_export(struct py_buffer *b, int versioned, uint64_t flags)
 {
-    struct py_buffer *b = (struct py_buffer *)self;
-    struct request request;
-    if (parse_request(b, args, keywords, &request) < 0)
-        return NULL;
-    if (b->read_only && !request.versioned) {
-        /* The consumer can't learn that the memory is read-only, so it gets a copy. */
-        PyObject *copy = request.never_copy ? NULL : (PyObject *)buffer_copy(b);
-        PyObject *capsule = copy ? buffer_dlpack(copy, args, keywords) : NULL;
-        if (request.never_copy)
-            PyErr_SetString(PyExc_BufferError,
-                            "DLPack before version 1 can't tell that it may not be written to");
-        Py_XDECREF(copy);
-        return capsule;
-    }
     struct export *e = calloc(1, sizeof(*e));
     if (!e)
         return PyErr_NoMemory();
-    fill_tensor(b, e, request.versioned ? &e->versioned.tensor : &e->managed.tensor);
-    if (buffer_synchronise(b, request.stream) < 0) {
-        free(e);
-        return NULL;
-    }
-    if (request.versioned) {
+    fill_tensor(b, e, versioned ? &e->versioned.tensor : &e->managed.tensor);
+    if (versioned) {
         e->versioned.version.major = 1;
         e->versioned.context = e;
         e->versioned.deleter = delete_versioned;
-        e->versioned.flags = b->read_only ? DL_FLAG_READ_ONLY : 0;
+        e->versioned.flags = flags;
     } else {
         e->managed.context = e;
         e->managed.deleter = delete_managed;
@@ -228,12 +213,46 @@ PyObject *buffer_dlpack(PyObject *self, PyObject *args, PyObject *keywords)
     if (b->batch)
         onepot_batch_keep(e->batch = b->batch);
     else
-        e->owner = Py_NewRef(self);
+        e->owner = Py_NewRef(b);
     PyObject *capsule =
-        PyCapsule_New(e, request.versioned ? "dltensor_versioned" : "dltensor", capsule_free);
+        PyCapsule_New(e, versioned ? "dltensor_versioned" : "dltensor", capsule_free);
     if (!capsule)
         export_free(e);
     return capsule;
+}
+
+/* A capsule of a copy, in memory of the host. */
+static PyObject *buffer_export_copy(const struct py_buffer *b, int versioned)
+{
+    struct onepot_error error = {0};
+    int r = 0;
+    if (b->where == BUFFER_HOST_DEVICE) {
+        Py_BEGIN_ALLOW_THREADS r = onepot_batch_wait(b->batch, &error);
+        Py_END_ALLOW_THREADS if (r < 0) return raise_error(r, &error);
+    }
+    struct py_buffer *copy = buffer_copy(b);
+    PyObject *capsule = copy ? buffer_export(copy, versioned, DL_FLAG_IS_COPIED) : NULL;
+    Py_XDECREF((PyObject *)copy);
+    return capsule;
+}
+
+PyObject *buffer_dlpack(PyObject *self, PyObject *args, PyObject *keywords)
+{
+    struct py_buffer *b = (struct py_buffer *)self;
+    struct request request;
+    if (parse_request(b, args, keywords, &request) < 0)
+        return NULL;
+    /* A consumer that can't learn that the memory is read-only gets a copy. */
+    if (request.copies || (b->read_only && !request.versioned)) {
+        if (!request.never_copy)
+            return buffer_export_copy(b, request.versioned);
+        PyErr_SetString(PyExc_BufferError,
+                        "DLPack before version 1 can't tell that it may not be written to");
+        return NULL;
+    }
+    if (buffer_synchronise(b, request.stream) < 0)
+        return NULL;
+    return buffer_export(b, request.versioned, b->read_only ? DL_FLAG_READ_ONLY : 0);
 }
 
 PyObject *buffer_dlpack_device(PyObject *self, PyObject *unused)

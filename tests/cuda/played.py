@@ -127,6 +127,28 @@ class Played(unittest.TestCase):
         self.assertEqual(on_device(managed), want)
         managed.contents.deleter(managed)
 
+    def test_the_array_interface_shows_what_has_arrived(self):
+        for b, a in zip(self.loader(device="cuda:0"), self.loader()):
+            shown = b.labels.__cuda_array_interface__
+            self.assertEqual((shown["typestr"], shown["shape"], shown["stream"]),
+                             ("<i8", (len(b),), None))
+            managed = take(b.labels.__dlpack__(stream=1))
+            self.assertEqual(managed.contents.tensor.data, shown["data"][0])
+            self.assertEqual(on_device(managed), bytes(a.labels))
+            managed.contents.deleter(managed)
+            self.assertFalse(hasattr(b.labels, "__array_interface__"))
+
+    def test_pictures_become_floats_there(self):
+        images = onepot.Images(4, raw=(2, 2, 3), mean=0.5, std=0.5, dtype="float32")
+        host = self.loader(images=images)
+        for b, a in zip(self.loader(device="cuda:0", images=images), host):
+            managed = take(b.images.__dlpack__(stream=1))
+            b.wait()
+            t = managed.contents.tensor
+            self.assertEqual([t.shape[i] for i in range(t.dimensions)], [len(b), 3, 4, 4])
+            self.assertEqual(on_device(managed), bytes(memoryview(a.images).cast("B")))
+            managed.contents.deleter(managed)
+
     def test_images_are_made_there(self):
         for b, a in zip(self.loader(device="cuda:0", images=(2, 2, 3)), self.loader()):
             managed = take(b.images.__dlpack__(stream=1))

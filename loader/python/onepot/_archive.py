@@ -79,6 +79,7 @@ class Archive(_core.Archive):
             files_from=None, map=None, nested=None, labels=None)
 
     The samples of one or more archives. len(archive) is their number, archive[i] is a Sample,
+    archive["a/1.jpg"] the one with that name (KeyError; it looks through all of them), and
     archive[10:20] is an Archive of ten samples.
 
     paths       an archive, a directory of shards, a pattern ('train-*.tar'), "@LIST" (a file
@@ -175,6 +176,14 @@ class Archive(_core.Archive):
         end = b"\0" if any(b"\n" in name for name in names) else b"\n"
         with open(path, "wb") as f:
             f.writelines(name + end for name in names)
+
+    def __contains__(self, name):
+        """Is there a sample with this name?"""
+        try:
+            self.find(name)
+        except (KeyError, TypeError):
+            return False
+        return True
 
     @property
     def names(self):

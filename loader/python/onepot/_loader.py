@@ -4,9 +4,18 @@ from operator import index
 from onepot import _core
 from onepot._archive import as_archive
 from onepot._images import Images
+from onepot._torch import torch
 
 _FLOATS = {"float32": 1, "float16": 2, "bfloat16": 3}
 _GATHERS = {"auto": 0, "host": 1, "device": 2}
+
+
+def _current_device():
+    """What torch means by "cuda", once it has used a GPU; before, the local rank decides."""
+    cuda = getattr(torch(), "cuda", None)
+    if cuda is not None and cuda.is_available() and cuda.is_initialized():
+        return "cuda:%d" % cuda.current_device()
+    return "cuda"
 
 
 def _device_name(device):
@@ -15,6 +24,8 @@ def _device_name(device):
         return None
     if not hasattr(device, "__index__"):
         name = str(device)
+        if name == "cuda":
+            name = _current_device()
     elif 0 <= index(device) < 1 << 32:
         name = "cuda:%d" % index(device)
     else:
@@ -86,8 +97,9 @@ class Loader(_core.Loader):
     decode         'npy', the same as npy=True: samples are .npy files, batches dense arrays; or
                    a capsule 'onepot.decode' of an onepot_decode function (onepot.h), which the
                    loader's threads call with decoded_bytes of room for each sample
-    device         'cuda:0', 0, torch.device('cuda:0'), 'cuda' (by the local rank), or 'host'
-                   (the host playing a GPU): each batch goes there in one copy, ahead of its use
+    device         'cuda:0', 0, torch.device('cuda:0'), 'cuda' (torch's current device if torch has
+                   used one, else by the local rank), or 'host' (the host playing a GPU): each
+                   batch goes there in one copy, ahead of its use
     images         an onepot.Images: samples are pictures, which the loader's threads decode;
                    batch.images and batch.tensors() are all of them. Or (height, width, channels):
                    samples are bytes by rows, and the device makes (byte - mean) * scale of them,
