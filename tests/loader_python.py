@@ -123,12 +123,27 @@ class Archives(unittest.TestCase):
             tar.add(TAR, "d/e/only")
         both = [TAR, other]
 
+        self.check_lacking(both, 1)
+
+    def test_names_are_looked_for_once_in_many_archives(self):
+        other = os.path.join(WORK, "two.tar")
+        with tarfile.open(other, "w") as tar:
+            tar.add(TAR, "d/e/only")
+        self.check_lacking([TAR] * 8 + [other], 8)
+        folder = os.path.join(WORK, "two")
+        os.mkdir(folder)
+        for i in range(9):
+            os.link(other if i else TAR, os.path.join(folder, f"{i}.tar"))
+        names = onepot.Archive(folder, files_from=["class0/001.bin", "d/e/only"]).names
+        self.assertEqual(sorted(names), ["class0/001.bin"] + 8 * ["d/e/only"])
+
+    def check_lacking(self, both, times):
         def count(**view):
             return len(onepot.Archive(both, **view))
-        for view, expected in (({"files_from": ["class0/001.bin", "d/e/only"]}, 2),
-                               ({"files_from": ["class0/", "d/e/", "d"]}, 31),
-                               ({"files_from": ["class0/001.bin", "none"], "exclude": "none"}, 1),
-                               ({"map": {"class0/001.bin": "x", "d/e/only": ["y", "z/z"]}}, 3),
+        for view, expected in (({"files_from": ["class0/001.bin", "d/e/only"]}, times + 1),
+                               ({"files_from": ["class0/", "d/e/", "d"]}, 30 * times + 1),
+                               ({"files_from": ["class0/001.bin", "none"], "exclude": "none"}, times),
+                               ({"map": {"class0/001.bin": "x", "d/e/only": ["y", "z/z"]}}, times + 2),
                                ({"include": "only"}, 1), ({"exclude": "*"}, 0)):
             self.assertEqual(count(**view), expected, view)
             self.assertEqual(count(**view), expected, view)

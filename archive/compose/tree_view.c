@@ -198,6 +198,11 @@ int view_read(const struct view_options *options, struct fault *fault, const cha
 
 void view_free(struct view *view)
 {
+    if (view && view->is_picked) {
+        free(view->picked);
+        free(view);
+        return;
+    }
     if (!view)
         return;
     for (size_t i = 0; i < view->pattern_count; i++)

@@ -80,4 +80,16 @@ int view_write(const struct view *view, const struct index *index,
 int view_check_several(const struct view *view, const struct index *const *shown, size_t count,
                        struct fault *fault);
 
+/*
+ * For a list or map of many archives: all its names are looked for once, in place of in each of
+ * them. The view of one archive has those names alone that its index has, and shows the same;
+ * it has no recipe, is freed by view_free, and needs the picker until then, which needs its
+ * view. -ENOMEM; errors of the index.
+ */
+struct view_picker;
+int view_picker_new(const struct view *view, struct view_picker **ret_picker);
+int view_picker_view(const struct view_picker *picker, const struct index *index,
+                     struct view **ret_view);
+void view_picker_free(struct view_picker *picker); /* NULL is fine */
+
 #endif

@@ -21,6 +21,10 @@ struct view {
     bool has_map;
     struct view_map map;
     char *file; /* of list or map, for messages */
+    /* By a picker: all above is of its view; these are the numbers of names, ascending. */
+    bool is_picked;
+    uint32_t *picked;
+    size_t picked_count;
 };
 
 /*

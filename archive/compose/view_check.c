@@ -51,51 +51,63 @@ static int check_begin(struct view_check *c)
     return r;
 }
 
-/* Look at the children of a directory, whose path is in `path`. */
-static int check_directory(struct view_check *c, const struct index *index, uint32_t position,
-                           char path[2 * INDEX_PATH_MAX], size_t len)
+/* Called with each path of an index: 1: that is enough, or an error. */
+typedef int check_visit(void *ctx, const char *path, size_t len);
+
+/* The children of a directory, whose path is in `path`. */
+static int check_directory(const struct index *index, uint32_t position,
+                           char path[2 * INDEX_PATH_MAX], size_t len, check_visit *visit,
+                           void *ctx)
 {
     uint32_t first, count;
     int r = index_children(index, position, &first, &count);
     if (len)
         path[len++] = '/';
-    for (uint32_t i = 0; r == 0 && c->left > 0 && i < count; i++) {
+    for (uint32_t i = 0; r == 0 && i < count; i++) {
         const char *name;
         size_t name_len;
-        uint64_t number;
         r = index_name(index, first + i, &name, &name_len);
         if (r == 0 && name_len > INDEX_PATH_MAX - 1)
             r = -EUCLEAN;
         if (r < 0)
             return r;
         memcpy(path + len, name, name_len);
-        if (map_get(&c->names, check_key(path, len + name_len), &number) < 0 ||
-            c->found[number])
-            continue;
-        c->found[number] = true;
-        c->left--;
+        r = visit(ctx, path, len + name_len);
     }
     return r;
 }
 
-static int check_index(struct view_check *c, const struct index *index)
+static int check_walk(const struct index *index, check_visit *visit, void *ctx)
 {
     char path[2 * INDEX_PATH_MAX];
     uint32_t entries = index_info(index)->entries;
-    for (uint32_t i = 0; i < entries && c->left > 0; i++) {
+    int r = 0;
+    for (uint32_t i = 0; r == 0 && i < entries; i++) {
         uint32_t first, count;
         size_t len = 0;
-        int r = index_children(index, i, &first, &count);
-        if (r == -ENOTDIR)
+        r = index_children(index, i, &first, &count);
+        if (r == -ENOTDIR) {
+            r = 0;
             continue;
+        }
         if (r == 0)
             r = index_path(index, i, path, INDEX_PATH_MAX + 1, &len);
         if (r == 0)
-            r = check_directory(c, index, i, path, len);
-        if (r < 0)
-            return r;
+            r = check_directory(index, i, path, len, visit, ctx);
     }
-    return 0;
+    return r < 0 ? r : 0;
+}
+
+static int check_found(void *ctx, const char *path, size_t len)
+{
+    struct view_check *c = ctx;
+    uint64_t number;
+    if (c->left > 0 && map_get(&c->names, check_key(path, len), &number) == 0 &&
+        !c->found[number]) {
+        c->found[number] = true;
+        c->left--;
+    }
+    return c->left == 0;
 }
 
 /* Names that the patterns hide were not looked for. */
@@ -126,8 +138,8 @@ static int check_names(const struct view *view, const struct index *const *shown
 {
     struct view_check c = {.view = view};
     int r = check_begin(&c);
-    for (size_t i = 0; r == 0 && i < count; i++)
-        r = check_index(&c, shown[i]);
+    for (size_t i = 0; r == 0 && c.left > 0 && i < count; i++)
+        r = check_walk(shown[i], check_found, &c);
     if (r == 0 && c.left > 0)
         r = check_report(&c, fault);
     map_free(&c.names);
@@ -152,4 +164,115 @@ int view_check_several(const struct view *view, const struct index *const *shown
     r = check_names(view, shown, count, fault);
     view_bytes_end(&bytes);
     return r;
+}
+
+/* ---- what each of them has of the names ---- */
+
+#define PICK_NONE UINT32_MAX
+
+struct view_picker {
+    const struct view *view;
+    struct map names;         /* from the hash of a name to its number */
+    uint32_t *next;           /* number of an equal name; PICK_NONE: there is no more */
+    VECTOR(uint32_t) of_root; /* names of the root, which all have */
+};
+
+struct picking {
+    const struct view_picker *picker;
+    VECTOR(uint32_t) numbers;
+};
+
+/* A name as the archive has it. */
+static const char *pick_name(const struct view *view, size_t i)
+{
+    bool ignored;
+    return view->has_map ? view->map.text.at + view->map.lines.at[i].from
+                         : name_list_name(view->names, i, &ignored);
+}
+
+static int pick_add_name(struct view_picker *p, uint32_t i)
+{
+    const char *name = pick_name(p->view, i);
+    struct map_key key = check_key(name, strlen(name));
+    uint64_t first;
+    p->next[i] = PICK_NONE;
+    if (!*name)
+        return vector_push(&p->of_root, i);
+    if (map_get(&p->names, key, &first) < 0)
+        return map_put(&p->names, key, i);
+    p->next[i] = p->next[first];
+    p->next[first] = i;
+    return 0;
+}
+
+int view_picker_new(const struct view *view, struct view_picker **ret_picker)
+{
+    size_t count = view->has_map ? view->map.lines.count : name_list_count(view->names);
+    struct view_picker *p = calloc(1, sizeof(*p));
+    if (!p)
+        return -ENOMEM;
+    p->view = view;
+    p->next = calloc(count + 1, sizeof(*p->next));
+    int r = p->next && count < PICK_NONE ? 0 : -ENOMEM;
+    for (size_t i = 0; r == 0 && i < count; i++)
+        r = pick_add_name(p, (uint32_t)i);
+    if (r < 0) {
+        view_picker_free(p);
+        return r;
+    }
+    *ret_picker = p;
+    return 0;
+}
+
+void view_picker_free(struct view_picker *picker)
+{
+    if (!picker)
+        return;
+    map_free(&picker->names);
+    vector_free(&picker->of_root);
+    free(picker->next);
+    free(picker);
+}
+
+static int pick_found(void *ctx, const char *path, size_t len)
+{
+    struct picking *picking = ctx;
+    const struct view_picker *p = picking->picker;
+    uint64_t number;
+    int r = 0;
+    if (map_get(&p->names, check_key(path, len), &number) < 0)
+        return 0;
+    for (uint32_t i = (uint32_t)number; r == 0 && i != PICK_NONE; i = p->next[i])
+        r = vector_push(&picking->numbers, i);
+    return r;
+}
+
+static int by_number(const void *a, const void *b)
+{
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
+}
+
+int view_picker_view(const struct view_picker *picker, const struct index *index,
+                     struct view **ret_view)
+{
+    struct picking picking = {.picker = picker};
+    struct view *view = calloc(1, sizeof(*view));
+    int r = view ? vector_append(&picking.numbers, picker->of_root.at, picker->of_root.count)
+                 : -ENOMEM;
+    if (r == 0)
+        r = check_walk(index, pick_found, &picking);
+    if (r < 0) {
+        vector_free(&picking.numbers);
+        free(view);
+        return r;
+    }
+    if (picking.numbers.count)
+        qsort(picking.numbers.at, picking.numbers.count, sizeof(uint32_t), by_number);
+    *view = *picker->view;
+    view->is_picked = true;
+    view->picked = picking.numbers.at;
+    view->picked_count = picking.numbers.count;
+    *ret_view = view;
+    return 0;
 }

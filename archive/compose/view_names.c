@@ -257,9 +257,11 @@ static int names_put_listed(struct names_walk *w, size_t number)
 
 static int names_put_list(struct names_walk *w)
 {
+    const struct view *view = w->view;
+    size_t count = view->is_picked ? view->picked_count : name_list_count(view->names);
     int r = 0;
-    for (size_t i = 0; r >= 0 && i < name_list_count(w->view->names); i++)
-        r = names_put_listed(w, i);
+    for (size_t i = 0; r >= 0 && i < count; i++)
+        r = names_put_listed(w, view->is_picked ? view->picked[i] : i);
     return r;
 }
 
@@ -322,9 +324,11 @@ static int names_put_mapped(struct names_walk *w, size_t number)
 
 static int names_put_map(struct names_walk *w)
 {
+    const struct view *view = w->view;
+    size_t count = view->is_picked ? view->picked_count : view->map.lines.count;
     int r = 0;
-    for (size_t i = 0; r >= 0 && i < w->view->map.lines.count; i++)
-        r = names_put_mapped(w, i);
+    for (size_t i = 0; r >= 0 && i < count; i++)
+        r = names_put_mapped(w, view->is_picked ? view->picked[i] : i);
     return r;
 }
 

@@ -350,6 +350,18 @@ int composed_view(const struct composed *what, const struct view *view, struct p
     return 0;
 }
 
+int pot_show(struct pot *pot, const struct view *view, struct fault *fault)
+{
+    static const struct pot_options options = {.save = POT_SAVE_NEVER};
+    const struct recipe recipe = {0};
+    const struct composed what = {.options = &options,
+                                  .recipe = &recipe,
+                                  .archive = pot_file(pot),
+                                  .name = pot->path,
+                                  .file = pot->path};
+    return composed_view(&what, view, pot, fault);
+}
+
 /* ---- archives in the archive ---- */
 
 struct composed_nested {

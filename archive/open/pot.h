@@ -222,6 +222,9 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
 int pot_open_many(const char *const *paths, size_t count, const char *name,
                   const struct pot_options *options, struct fault *fault, struct pot **ret_pot);
 
+/* Show only a view of what the pot has now; it is not saved. Errors of view_graft. */
+int pot_show(struct pot *pot, const struct view *view, struct fault *fault);
+
 /*
  * Save an index that pot_open composed with `saves_later`, and put the file in the place of its
  * memory: other threads may be reading it. 0 as well if there is none; else -errno, and it

@@ -15,6 +15,10 @@
 #include "stage.h"
 #include "vector.h"
 
+/* From so many archives on, a list is looked for in all at once, and what it shows of each is
+ * not saved; of fewer, a large one's may be. */
+#define PICK_ARCHIVES 8u
+
 struct shards {
     VECTOR(struct pot *) pots;
     uint64_t memory_bytes;
@@ -98,18 +102,55 @@ static void shards_close_from(struct shards *list, size_t first)
         pot_close(list->pots.at[--list->pots.count]);
 }
 
-/* All that one word stands for. */
-static int shards_open_word(struct shards *list, const char *word)
+/* The archives that the words stand for. */
+static int shards_list(const char *const *words, size_t count, struct onepot_error *error,
+                       struct archive_list *names)
 {
-    struct archive_list names = {0};
-    struct fault fault = {0};
-    int r = archive_list_add(&names, word, &fault);
-    if (r < 0)
-        error_from_fault(list->error, r, &fault, word);
-    for (size_t i = 0; r == 0 && i < names.count; i++)
-        r = shards_open_one(list, names.at[i]);
-    archive_list_free(&names);
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < count; i++) {
+        struct fault fault = {0};
+        r = archive_list_add(names, words[i], &fault);
+        if (r < 0)
+            error_from_fault(error, r, &fault, words[i]);
+    }
     return r;
+}
+
+/* Show what the view picks of each archive, which were opened without it. */
+static int shards_show(struct shards *list, const struct view *view)
+{
+    struct view_picker *picker;
+    int r = view_picker_new(view, &picker);
+    if (r < 0)
+        return error_set(list->error, r, "out of memory");
+    for (size_t i = 0; r == 0 && i < list->pots.count; i++) {
+        struct pot *pot = list->pots.at[i];
+        struct fault fault = {0};
+        struct view *part = NULL;
+        r = view_picker_view(picker, pot->index, &part);
+        if (r == 0)
+            r = pot_show(pot, part, &fault);
+        if (r < 0)
+            error_from_fault(list->error, r, &fault, pot->path);
+        view_free(part);
+    }
+    view_picker_free(picker);
+    return r;
+}
+
+static int shards_open_all(struct shards *list, const struct archive_list *names,
+                           const struct onepot_archive_options *options,
+                           const struct view *view)
+{
+    bool picks = view && (options->files_from || options->map) && names->count >= PICK_ARCHIVES;
+    int r = 0;
+    list->compose.view = picks ? NULL : view;
+    list->compose.nested = options->nested;
+    list->compose.nested_glob = options->nested && *options->nested ? options->nested : NULL;
+    list->composes = list->compose.view || options->nested;
+    for (size_t i = 0; i < names->count && r == 0; i++)
+        r = shards_open_one(list, names->at[i]);
+    return r == 0 && picks ? shards_show(list, view) : r;
 }
 
 static bool shards_are_one_file(const char *const *paths, size_t count)
@@ -164,17 +205,17 @@ int shards_open(const char *const *paths, size_t count,
                 struct pot ***ret_pots, size_t *ret_count)
 {
     struct view *view = NULL;
+    struct archive_list names = {0};
     struct shards list = {
         .memory_bytes = options->memory_bytes, .stage = options->stage, .error = error};
     int r = count ? 0 : error_set(error, -EINVAL, "no archive was named");
     if (r == 0)
         r = shards_read_view(paths, count, options, error, &view);
-    list.compose.view = view;
-    list.compose.nested = options->nested;
-    list.compose.nested_glob = options->nested && *options->nested ? options->nested : NULL;
-    list.composes = view || options->nested;
-    for (size_t i = 0; i < count && r == 0; i++)
-        r = shards_open_word(&list, paths[i]);
+    if (r == 0)
+        r = shards_list(paths, count, error, &names);
+    if (r == 0)
+        r = shards_open_all(&list, &names, options, view);
+    archive_list_free(&names);
     if (r == 0 && view && !shards_are_one_file(paths, count))
         r = shards_check_view(&list, view);
     view_free(view);

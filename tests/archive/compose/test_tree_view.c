@@ -2,6 +2,7 @@
 #include "graft_helper.h"
 #include "suite.h"
 #include "tree_view.h"
+#include "tree_view_private.h"
 
 /* A view with these patterns, "+glob" or "-glob", and the text of a list or map. */
 static struct view *read_view(const char *const *patterns, const char *list, const char *map,
@@ -173,6 +174,27 @@ START_TEST(what_the_archive_lacks_is_counted)
 }
 END_TEST
 
+/* What is picked for an archive shows the same of it as the whole list. */
+static void check_picked(const struct view *view, const struct index *old,
+                         const struct index *shown)
+{
+    struct view_picker *picker;
+    struct view *part;
+    struct index *picked = NULL;
+    char expected[1000] = "", text[1000] = "";
+    if (!view->names && !view->has_map)
+        return;
+    ck_assert_int_eq(view_picker_new(view, &picker), 0);
+    ck_assert_int_eq(view_picker_view(picker, old, &part), 0);
+    ck_assert_int_eq(try_view(part, old, NULL, &picked), 0);
+    list_tree(shown, INDEX_ROOT, expected);
+    list_tree(picked, INDEX_ROOT, text);
+    ck_assert_str_eq(text, expected);
+    index_close(picked);
+    view_free(part);
+    view_picker_free(picker);
+}
+
 START_TEST(what_all_of_several_lack_is_counted)
 {
     const struct {
@@ -190,6 +212,9 @@ START_TEST(what_all_of_several_lack_is_counted)
         {PATTERNS("+y", "+z"), NULL, NULL, "", "nothing in any of them matches --include 'y'"},
         {PATTERNS("-*"), NULL, NULL, NULL, NULL},
         {NULL, "", NULL, NULL, NULL},
+        {NULL, "a/b\na\na/\na/b/\n", NULL, NULL, NULL},
+        {NULL, NULL, "c\tx\nother/deep\tx/y\nc\ty\nc\ta/z\n", NULL, NULL},
+        {NULL, "/\n", NULL, NULL, NULL},
     };
     struct builder *b = new_builder();
     add_file(b, "other/deep/x", 100, 10);
@@ -199,6 +224,8 @@ START_TEST(what_all_of_several_lack_is_counted)
         struct view *view = read_view(cases[i].patterns, cases[i].list, cases[i].map, true);
         for (int j = 0; j < 2; j++)
             ck_assert_int_eq(try_view(view, old[j], NULL, &new[j]), 0);
+        for (int j = 0; j < 2; j++)
+            check_picked(view, old[j], new[j]);
         int r = view_check_several(view, (const struct index *const *)new, 2, &fault);
         ck_assert_int_eq(r, cases[i].what ? -ENOENT : 0);
         if (r < 0) {
