@@ -25,6 +25,8 @@ struct slab_memory {
 
     /* The rest is NULL if batches are for the host alone. */
 
+    /* How many bytes a slab of this capacity takes on the device, beside as many as here. */
+    size_t (*beside)(size_t capacity, void *ctx);
     /* The batch is gathered. Called once, before a consumer can take it. */
     int (*send)(struct slab *slab, void *ctx);
     /* The last user has released the batch. */

@@ -359,7 +359,13 @@ static void close_upload(void *ctx)
     upload_close(ctx);
 }
 
+static size_t upload_beside(size_t capacity, void *ctx)
+{
+    return image_room(ctx, capacity);
+}
+
 const struct slab_memory upload_memory = {
+    .beside = upload_beside,
     .allocate = upload_allocate,
     .release = upload_release,
     .send = upload_send,

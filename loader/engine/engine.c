@@ -560,7 +560,7 @@ void engine_stats(struct engine *engine, struct onepot_stats *stats)
     stats->wait_ns = now->wait_ns;
     stats->gather_ns = now->gather_ns;
     stats->skipped = now->skipped;
-    stats->slab_bytes = engine->slab_bytes;
+    stats->slab_bytes = engine->slab_bytes + engine->beside_bytes;
     stats->part_bytes = engine->options.memory_bytes;
     if (engine->share)
         stats->part_bytes = min_u64(stats->part_bytes, engine->part_bytes);

@@ -59,7 +59,8 @@ struct engine {
     struct slab *free_slabs;
     bool wants_settled;        /* no batch can be planned until a free slab is settled */
     bool settling;             /* a thread waits for such a slab, which is not in the list */
-    uint64_t slab_bytes;       /* of all slabs */
+    uint64_t slab_bytes;       /* of all slabs, */
+    uint64_t beside_bytes;     /* and of what a device makes of them */
     uint64_t slab_count;       /* number of all slabs */
     struct share *share;       /* with others of the job; NULL: nothing is shared */
     uint64_t part_bytes;       /* of it, for slabs; UINT64_MAX if nothing is shared */

@@ -16,12 +16,25 @@
 /* One that the consumer has, one that it is about to take, and two being gathered. */
 #define SLABS_LEAST 4u
 
+/* What a slab of this capacity takes of memory_bytes. */
+static uint64_t slab_takes(const struct engine *e, size_t capacity)
+{
+    const struct slab_memory *memory = e->options.memory;
+    return capacity + (memory->beside ? memory->beside(capacity, e->options.memory_ctx) : 0);
+}
+
+static uint64_t engine_room(const struct engine *e)
+{
+    return e->options.memory_bytes - e->slab_bytes - e->beside_bytes;
+}
+
 static void give_memory_back(struct engine *e, struct slab *slab)
 {
     if (slab->memory)
         e->options.memory->release(slab, e->options.memory_ctx);
     e->slab_count -= slab->memory != NULL;
     e->slab_bytes -= slab->capacity;
+    e->beside_bytes -= slab_takes(e, slab->capacity) - slab->capacity;
     slab->memory = NULL;
     slab->capacity = 0;
 }
@@ -69,7 +82,7 @@ static int engine_take_free(struct engine *e, size_t bytes, struct slab **ret_sl
 /* Make room by dropping free slabs that are not needed now. */
 static void engine_make_free_room(struct engine *e, uint64_t room)
 {
-    while (e->free_slabs && room > e->options.memory_bytes - e->slab_bytes)
+    while (e->free_slabs && room > engine_room(e))
         engine_drop_free(e);
 }
 
@@ -191,11 +204,10 @@ int engine_get_slab(struct engine *e, size_t bytes, struct slab **ret_slab)
     if (slab->capacity < bytes) {
         give_memory_back(e, slab);
         size_t capacity = capacity_for(bytes);
-        engine_make_free_room(e, capacity);
-        if (capacity > e->options.memory_bytes - e->slab_bytes)
+        engine_make_free_room(e, slab_takes(e, capacity));
+        if (slab_takes(e, capacity) > engine_room(e))
             capacity = (bytes + 4095) & ~(size_t)4095;
-        r = capacity > e->options.memory_bytes - e->slab_bytes ? -ENOBUFS
-                                                               : engine_make_room(e, capacity);
+        r = slab_takes(e, capacity) > engine_room(e) ? -ENOBUFS : engine_make_room(e, capacity);
         if (r < 0) {
             free(slab);
             return e->settling ? -EAGAIN : r; /* the slab that settles may be dropped then */
@@ -207,6 +219,7 @@ int engine_get_slab(struct engine *e, size_t bytes, struct slab **ret_slab)
         }
         slab->capacity = capacity;
         e->slab_bytes += capacity;
+        e->beside_bytes += slab_takes(e, capacity) - capacity;
         e->slab_count++;
         engine_report_use(e);
     }

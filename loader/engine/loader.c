@@ -20,6 +20,9 @@
 #include "upload.h"
 #include "view.h"
 
+#define AHEAD_DEVICE 6u /* batches: with the one in use and the next, eight (onepot_device.h)  \
+                         */
+
 static int loader_check_images(const struct onepot_conversion *images,
                                const struct fill_plan *fill, struct onepot_error *error)
 {
@@ -100,6 +103,8 @@ static int loader_plan_device(struct onepot_loader *loader,
     if (r < 0)
         return r;
     o->memory = &upload_memory;
+    if (!given->prefetch)
+        o->ahead = o->ahead < AHEAD_DEVICE ? o->ahead : AHEAD_DEVICE;
     loader->gather = given->gather;
     if (given->gather == ONEPOT_GATHER_AUTO && (info.is_host || !info.kernels))
         loader->gather = ONEPOT_GATHER_HOST;

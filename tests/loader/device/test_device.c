@@ -1147,6 +1147,37 @@ START_TEST(images_are_the_same_bits_on_all_devices)
 }
 END_TEST
 
+START_TEST(images_count_as_the_loaders_memory)
+{
+    struct onepot_conversion images = small;
+    struct onepot_stats stats = {.size = sizeof(stats)};
+    const struct onepot_batch *kept[1024];
+    struct onepot_error error;
+    unsigned count = 0;
+    images.type = ONEPOT_FLOAT;
+    enum { MEMORY = 6u << 20 };
+    struct onepot_loader *l =
+        make(image_archive, (struct onepot_loader_options){.batch_size = 1,
+                                                           .device = device,
+                                                           .convert = &images,
+                                                           .memory_bytes = MEMORY,
+                                                           .gather = ONEPOT_GATHER_HOST});
+    int r;
+    while (count < 1024 && (r = onepot_loader_next(l, -1, &error, &kept[count])) >= 0)
+        count += r;
+    ck_assert_int_eq(r, -ENOBUFS);
+    onepot_loader_stats(l, &stats);
+    ck_assert_uint_le(stats.slab_bytes, MEMORY);
+    ck_assert_uint_le(stats.prefetch, 8);
+    /* A slab has 64 KB, and five times as much with its floats; the last ones are smaller. */
+    ck_assert_uint_lt(count, MEMORY / (64u << 10) / 2);
+    ck_assert_uint_ge(count, 8);
+    while (count > 0)
+        onepot_batch_release(kept[--count]);
+    onepot_loader_free(l);
+}
+END_TEST
+
 START_TEST(images_that_make_no_sense_are_refused)
 {
     struct onepot_conversion images = small;
@@ -1209,6 +1240,7 @@ static Suite *suite(void)
     tcase_add_test(images, half_types_are_rounded_to_nearest_even);
     tcase_add_test(images, channels_come_before_rows);
     tcase_add_test(images, images_are_the_same_bits_on_all_devices);
+    tcase_add_test(images, images_count_as_the_loaders_memory);
     tcase_add_test(images, images_that_make_no_sense_are_refused);
     return s;
 }
