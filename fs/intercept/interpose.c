@@ -78,14 +78,16 @@ static void forked(void)
     listing_forked();
 }
 
+/* Missing in other C libraries, whose programs would not start for want of it. */
 extern int io_atfork(void (*)(void), void (*)(void), void (*)(void),
-                     void *) __asm__("__register_atfork");
+                     void *) __asm__("__register_atfork") __attribute__((weak));
 extern void *__dso_handle;
 
 __attribute__((constructor)) static void begin(void)
 {
     find_next();
-    io_atfork(NULL, NULL, forked, __dso_handle);
+    if (io_atfork)
+        atomic_store(&reading_is_on, io_atfork(NULL, NULL, forked, __dso_handle) == 0);
 }
 
 /* ---- open ---- */
@@ -107,7 +109,7 @@ static bool has_mode(int flags)
 static int opened(int dir, const char *path, int flags, int fd, uint64_t begun_ns)
 {
     known_set(fd, reading_is_plain(flags) ? KNOWN_PLAIN : KNOWN_FOREIGN);
-    if (fd >= 0)
+    if (fd >= 0 && atomic_load_explicit(&reading_is_on, memory_order_relaxed))
         listing_saw_open(dir, path, fd, io_now_ns() - begun_ns);
     return fd;
 }
@@ -162,7 +164,7 @@ ssize_t io_pread(int fd, void *buf, size_t len, off_t offset)
 ssize_t pread(int fd, void *buf, size_t len, off_t offset) ALSO(pread, "pread64");
 
 /* What a program calls that was compiled with -D_FORTIFY_SOURCE. */
-extern void io_overflow(void) __asm__("__chk_fail") __attribute__((noreturn));
+extern void io_overflow(void) __asm__("__chk_fail") __attribute__((noreturn, weak));
 
 ssize_t io_read_chk(int fd, void *buf, size_t len, size_t room) EXPORT(__read_chk);
 ssize_t io_read_chk(int fd, void *buf, size_t len, size_t room)

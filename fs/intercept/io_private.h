@@ -115,9 +115,13 @@ enum known {
 #define KNOWN_MAX 65536
 extern _Atomic uint8_t known_fds[KNOWN_MAX];
 
+/* Not before the library has begun, nor with a C library that does not tell of forks. */
+extern _Atomic bool reading_is_on;
+
 static inline enum known known_fd(int fd)
 {
-    return (unsigned)fd < KNOWN_MAX
+    return (unsigned)fd < KNOWN_MAX &&
+                   atomic_load_explicit(&reading_is_on, memory_order_relaxed)
                ? (enum known)atomic_load_explicit(&known_fds[fd], memory_order_relaxed)
                : KNOWN_FOREIGN;
 }

@@ -27,6 +27,7 @@
 #define CLOSE_NAPS 200
 
 _Atomic uint8_t known_fds[KNOWN_MAX];
+_Atomic bool reading_is_on;
 
 /* ---- reads in progress ---- */
 

@@ -430,6 +430,29 @@ def test_programs_of_all_kinds(work):
     check(b"no terminal" in found[0], found[0])
 
 
+def test_programs_that_are_left_alone(work):
+    """Of another C library, or static: they start, and read through the mount."""
+    need_program("cc")
+    archive = make_archive(work)
+    with open(work / "read.c", "w", encoding="utf-8") as f:
+        f.write("""#include <fcntl.h>
+                   #include <stdio.h>
+                   #include <unistd.h>
+                   int main(int argc, char **argv) {
+                       char b[100];
+                       int fd = open(argv[1], O_RDONLY);
+                       printf("%d %d\\n", argc, (int)read(fd, b, 100));
+                       return isatty(fd);
+                   }""")
+    ways = [("cc", "-static")] + [("musl-gcc",)] * (shutil.which("musl-gcc") is not None)
+    for way in ways:
+        run(*way, "-o", work / "read", work / "read.c")
+        result = intercepted(work, archive, work / "read", "{}/in/big")
+        check_equal(result.stdout, b"2 100\n", f"{way}: what it read")
+        check_equal(result.stderr.count(b"\n"), 1, f"{way}: {result.stderr}")
+        check(not direct_files(result), f"{way}: {result.stderr}")
+
+
 def test_where_the_mount_answers(work):
     """Compressed archives, sums that are compared: read right, through the mount, and --intercept=on
     says why."""
