@@ -40,7 +40,7 @@ def check(condition, what):
 def make_tree(path):
     made = random.Random(5)
     os.makedirs(f"{path}/folder")
-    for i in range(200):
+    for i in range(100):
         with open(f"{path}/folder/{i:03d}", "wb") as f:
             f.write(made.randbytes(made.choice((0, 1, 511, 512, 3000, 70_000))))
     with open(f"{path}/zeros", "wb") as f:

@@ -7,6 +7,7 @@ descriptions can be compared; the description is plain dictionaries.
 
 import ctypes
 import errno
+import functools
 import hashlib
 import os
 import random
@@ -54,6 +55,7 @@ DEEP = 500
 EDGES = (512, 4096, 131072, 1 << 20)
 
 
+@functools.lru_cache(maxsize=128)
 def content(size, seed):
     """Bytes that compress to about a half, different for each seed."""
     rng = random.Random(f"{size} {seed}")
