@@ -178,14 +178,26 @@ static int marking_ask_dirs(struct marker *w)
 
 /* ---- 2. all others ---- */
 
+/* The first directory from `low` on that is not before a position. */
+static uint32_t marking_next_dir(const struct marking *m, uint32_t low, uint32_t position)
+{
+    uint32_t high = m->count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (m->dirs[middle].position < position)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 static int marker_take(struct marker *w, struct mark_dir *dir, uint32_t from, uint32_t to)
 {
     struct marking *m = w->m;
     size_t folder_len;
-    uint32_t next = dir->first_dir;
+    uint32_t next = marking_next_dir(m, dir->first_dir, from);
     int r = marker_enter(w, dir, &folder_len);
-    while (next < m->count && m->dirs[next].position < from)
-        next++;
     for (uint32_t i = from; r == 0 && i < to; i++) {
         if (next < m->count && m->dirs[next].position == i) {
             next++;
