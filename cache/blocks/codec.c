@@ -350,7 +350,12 @@ int codec_unpack(struct codec_context *context, enum codec codec, const void *pa
 {
     if (!codec_available(codec))
         return -ENOTSUP;
-    return codecs[codec].unpack(context, packed, packed_len, block, size, ret_len);
+    int r = codecs[codec].unpack(context, packed, packed_len, block, size, ret_len);
+#ifdef HAVE_XZ
+    if (size > SMALL) /* a thread does not keep a dictionary of 64 MiB, outside of any budget */
+        lzma_end(&context->xz);
+#endif
+    return r;
 }
 
 int codec_unpack_part(struct codec_context *context, enum codec codec,

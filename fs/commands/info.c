@@ -354,6 +354,7 @@ static void command_info_json(struct json *j, const struct pot *pot,
     json_text(j, "index_path", pot->index_path, SIZE_MAX);
     json_number(j, "index_bytes", info->image_bytes);
     json_bool(j, "has_sums", info->has_sums);
+    json_bool(j, "has_some_sums", info->has_some_sums);
     json_bool(j, "has_hardlinks", info->has_hardlinks);
     json_bool(j, "has_holes", info->has_holes);
     json_bool(j, "has_xattrs", info->has_xattrs);

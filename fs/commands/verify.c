@@ -123,6 +123,7 @@ static void command_verify_json(struct arguments *a, const struct pot *pot,
     json_number(j, "files", result->files);
     json_number(j, "bytes", result->bytes);
     json_bool(j, "has_sums", result->has_sums);
+    json_bool(j, "has_some_sums", result->has_some_sums);
     json_bool(j, "whole", result->whole);
     json_close(j, '}');
 }

@@ -313,6 +313,10 @@ static int mounter_open_pot(struct mounter *m)
         cli_note("%s: it has no sums of its files, so --verify compares nothing; an archive "
                  "by 'onepot pack' has",
                  o->archive);
+    else if (o->verify && !index_info(m->pot->index)->has_sums)
+        cli_note("%s: some of its archives have no sums of their files, which are served "
+                 "unchecked",
+                 o->archive);
     describe_archive(m);
     r = open_order(m);
     return r == 0 ? open_record(m) : r;
