@@ -26,6 +26,7 @@
 
 #define STACK_BYTES (256u << 10)
 #define VIEWS_MAX 64u
+#define PROBE_NS UINT64_C(1000000000) /* for a place that may be our mount */
 #define HELPER_PREFIX ".onepot-ahead-"
 #define HELPER_PREFIX_LEN (sizeof(HELPER_PREFIX) - 1)
 
@@ -318,6 +319,36 @@ static enum mount_fetch no_work(struct helper *h, void *ctx)
     return MOUNT_FETCH_DONE;
 }
 
+static bool has_ended_in_time(pid_t pid)
+{
+    const struct timespec rest = {.tv_nsec = 2000000};
+    uint64_t until = now_ns() + PROBE_NS;
+    siginfo_t info = {0};
+
+    while (waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT | WNOHANG) == 0 &&
+           info.si_pid == 0 && now_ns() < until)
+        nanosleep(&rest, NULL);
+    return info.si_pid != 0;
+}
+
+/*
+ * Other programs' mounts are among the places, and one that hangs may not keep us from trying
+ * the next: its child is killed, and left behind if even that takes long.
+ */
+static bool try_view(struct helper *h)
+{
+    start_child(h, 0, no_work);
+    pid_t pid = atomic_load(&h->pids[0]);
+    if (pid && !has_ended_in_time(pid)) {
+        kill(pid, SIGKILL);
+        if (!has_ended_in_time(pid)) {
+            set_pid(h, 0, 0);
+            return false;
+        }
+    }
+    return await_child(h, 0) == MOUNT_FETCH_DONE;
+}
+
 /* Try the places that may be the mount, until one is. */
 static bool find_view(struct helper *h)
 {
@@ -326,8 +357,7 @@ static bool find_view(struct helper *h)
 
     for (size_t i = 0; i < count && !h->has_view; i++) {
         h->view = views[i];
-        start_child(h, 0, no_work);
-        h->has_view = await_child(h, 0) == MOUNT_FETCH_DONE;
+        h->has_view = try_view(h);
     }
     return h->has_view;
 }

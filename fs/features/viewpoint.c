@@ -38,10 +38,11 @@ static size_t add_places(pid_t pid, struct viewpoint *views, size_t most)
         return 0;
     if (pid)
         snprintf(path, sizeof(path), "/proc/%d/mountinfo", (int)pid);
-    size_t found = mountinfo_fuse_in(path, geteuid(), entries, PLACES_MAX);
-    for (; count < found && count < most; count++) {
+    /* The last mount is the newest, and most probably ours. */
+    for (size_t i = mountinfo_fuse_in(path, geteuid(), entries, PLACES_MAX);
+         i-- > 0 && count < most; count++) {
         views[count].pid = pid;
-        strcpy(views[count].path, entries[count].path);
+        strcpy(views[count].path, entries[i].path);
     }
     return count;
 }
@@ -66,13 +67,13 @@ static bool is_news(const char *pid, ino_t *seen, size_t *count)
 size_t viewpoint_list(struct viewpoint *ret_views, size_t most)
 {
     ino_t seen[NAMESPACES_MAX] = {namespace_of("self")};
-    size_t namespaces = 1, count = add_places(0, ret_views, most);
+    size_t namespaces = 1, count = 0;
     auto_closedir DIR *proc = opendir("/proc");
 
     for (struct dirent *e; proc && (e = readdir(proc));)
         if (is_news(e->d_name, seen, &namespaces))
             count += add_places(atoi(e->d_name), ret_views + count, most - count);
-    return count;
+    return count + add_places(0, ret_views + count, most - count);
 }
 
 /* ---- entering ---- */
