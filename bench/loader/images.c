@@ -76,8 +76,9 @@ static void *bare_run(void *arg)
     struct job *job = arg;
     struct images_plan plan;
     uint8_t *row = malloc(65536 * 3);
-    check(images_plan(&(struct onepot_images){.size = sizeof(struct onepot_images)}, NULL, &plan),
-          "plan");
+    check(
+        images_plan(&(struct onepot_images){.size = sizeof(struct onepot_images)}, NULL, &plan),
+        "plan");
     for (uint64_t i; (i = atomic_fetch_add(&job->next, 1)) < job->samples;)
         bare_one(job, &plan, i, row);
     free(row);

@@ -3,8 +3,8 @@
  * themselves (intercept.h). Here the mount tells them how, and counts what they read.
  *
  * Not where sums are compared as files are read, nor from network filesystems, nor from a copy
- * until all of it is there: what the daemon does there, a process can't do for itself. Nor where
- * the daemon has to see all reads, to write them down or to follow an order.
+ * until all of it is there: what the daemon does there, a process can't do for itself. Nor
+ * where the daemon has to see all reads, to write them down or to follow an order.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -20,8 +20,8 @@
 #include "upload.h"
 #include "view.h"
 
-#define AHEAD_DEVICE 6u /* batches: with the one in use and the next, eight (onepot_device.h)  \
-                         */
+/* Batches: with the one in use and the next, eight (onepot_device.h). */
+#define AHEAD_DEVICE 6u
 
 static int loader_check_images(const struct onepot_conversion *images,
                                const struct fill_plan *fill, struct onepot_error *error)

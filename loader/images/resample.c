@@ -123,7 +123,8 @@ size_t resample_bytes(const struct axis *x, const struct axis *y,
 {
     uint64_t most_x = taps_most(x, interpolation), most_y = taps_most(y, interpolation);
     uint64_t bytes = (most_y + 1) * line_floats(x->high - x->low, most_x) * sizeof(float) +
-                     taps_bytes(x, 4 * most_x) + taps_bytes(y, most_y) + x->count * UINT64_C(20);
+                     taps_bytes(x, 4 * most_x) + taps_bytes(y, most_y) +
+                     x->count * UINT64_C(20);
     return bytes <= MEMORY_MAX ? bytes : 0;
 }
 

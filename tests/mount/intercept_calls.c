@@ -337,7 +337,7 @@ static void call_kernel(void)
 static void call_fork(void)
 {
     int fd = a_fd(), status = 0;
-    size_t len = draw(3000);
+    volatile size_t len = draw(3000); /* vfork returns twice */
     bool is_vfork = draw(3) == 0;
     fflush(stdout);
     pid_t pid = is_vfork ? vfork() : fork();
