@@ -102,7 +102,7 @@ void leftovers_remove(int folder_fd, const struct leftovers *l)
     const struct dirent *entry;
     while ((entry = readdir(dir))) {
         size_t len;
-        enum leftover what;
+        enum leftover what = LEFTOVER_UNKNOWN;
         if (!partial_name_parse(entry->d_name, &len) ||
             !l->match(l->match_ctx, entry->d_name, len))
             continue;

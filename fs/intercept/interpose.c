@@ -97,6 +97,7 @@ static bool has_mode(int flags)
     return flags & O_CREAT || (flags & O_TMPFILE) == O_TMPFILE;
 }
 
+/* NOLINTBEGIN(bugprone-macro-parentheses): it declares a variable */
 #define TAKE_MODE(flags, mode)                                                                 \
     mode_t mode = 0;                                                                           \
     if (has_mode(flags)) {                                                                     \
@@ -105,6 +106,7 @@ static bool has_mode(int flags)
         mode = (mode_t)va_arg(args_, unsigned);                                                \
         va_end(args_);                                                                         \
     }
+/* NOLINTEND(bugprone-macro-parentheses) */
 
 static int opened(int dir, const char *path, int flags, int fd, uint64_t begun_ns)
 {

@@ -120,7 +120,7 @@ extern _Atomic bool reading_is_on;
 
 static inline enum known known_fd(int fd)
 {
-    return (unsigned)fd < KNOWN_MAX &&
+    return fd >= 0 && fd < KNOWN_MAX &&
                    atomic_load_explicit(&reading_is_on, memory_order_relaxed)
                ? (enum known)atomic_load_explicit(&known_fds[fd], memory_order_relaxed)
                : KNOWN_FOREIGN;
@@ -130,13 +130,13 @@ static inline enum known known_fd(int fd)
 static inline void known_change(int fd, enum known from, enum known to)
 {
     uint8_t expected = (uint8_t)from;
-    if ((unsigned)fd < KNOWN_MAX)
+    if (fd >= 0 && fd < KNOWN_MAX)
         atomic_compare_exchange_strong(&known_fds[fd], &expected, (uint8_t)to);
 }
 
 static inline void known_set(int fd, enum known known)
 {
-    if ((unsigned)fd < KNOWN_MAX)
+    if (fd >= 0 && fd < KNOWN_MAX)
         atomic_store_explicit(&known_fds[fd], (uint8_t)known, memory_order_relaxed);
 }
 

@@ -209,6 +209,7 @@ struct loops {
     void (*narrow)(uint8_t *to, const float *from, size_t count);
 };
 
+/* NOLINTBEGIN(bugprone-macro-parentheses): an attribute can't be in parentheses */
 #define LOOPS(name, target)                                                                    \
     target static void name##_widen(float *to, const uint8_t *from, size_t count)              \
     {                                                                                          \
@@ -230,6 +231,7 @@ struct loops {
     }                                                                                          \
     static const struct loops name = {name##_widen, name##_vertical, name##_horizontal,        \
                                       name##_narrow};
+/* NOLINTEND(bugprone-macro-parentheses) */
 
 LOOPS(loops_any, )
 #ifdef __x86_64__
