@@ -192,7 +192,7 @@ int composed_make_by(const struct composed *what, composed_writer *write, void *
             *fault = why;
         return r;
     }
-    if (r < 0)
+    if (r < 0 && now_ms() - start_ms >= COMPOSED_NOTED_MS)
         pot_note_fault(what->options, what->name, &why);
     *ret_index = index;
     return 0;

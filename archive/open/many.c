@@ -514,6 +514,7 @@ static int many_list(const struct many *many, struct pot *pot)
         const struct part *from = &many->parts[pot->part_count];
         struct pot_part *part = &pot->parts[pot->part_count];
         part->backend = from->pot ? from->pot->backend : from->found.backend;
+        part->has_samples = !from->found.compression;
         part->samples = from->samples;
         all[pot->part_count] = from->identity;
         part->path = strdup(from->path);

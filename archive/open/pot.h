@@ -54,6 +54,7 @@ enum pot_index_origin {
 struct pot_part {
     char *path;
     const struct backend *backend;
+    bool has_samples; /* of the file that is read, and not of one that it was unpacked from */
     uint64_t samples; /* source_concat_sample, when it was opened */
 };
 

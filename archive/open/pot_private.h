@@ -201,6 +201,9 @@ struct composed {
 /* What takes longer to compose is saved. Of lists and patterns there may be many. */
 enum { COMPOSED_WORTH_MS = 5, COMPOSED_VIEW_WORTH_MS = 200 };
 
+/* That it can't be saved is worth a line if it took so long. */
+enum { COMPOSED_NOTED_MS = 200 };
+
 void pot_unsaved_free(struct pot_unsaved *unsaved); /* NULL is fine */
 
 /* Of nested archives and views; raise it when the same recipe makes another index. */

@@ -164,7 +164,7 @@ static void watch_begin(struct archive_watch *w, size_t i)
         return;
     source_identity(sight->source, &sight->opened);
     sight->fingerprint = pot->parts[i].samples;
-    sight->has_opened_fingerprint = true;
+    sight->has_opened_fingerprint = pot->parts[i].has_samples;
 }
 
 int archive_watch_start(struct pot *pot, const struct counters *counters,
