@@ -384,7 +384,7 @@ static void tfrecord_check_part(const struct archive_end *end, uint64_t offset, 
     struct fault fault = {0};
     uint8_t tail[TAIL_BYTES];
     uint64_t length, data = offset + HEAD_BYTES;
-    uint32_t sum;
+    uint32_t sum = 0;
     if (tfrecord_length(end, offset, number, &fault, &length) == 0) {
         int r = tfrecord_sum(end, data, length, buf, done, &sum);
         if (r == 0)
