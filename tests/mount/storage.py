@@ -208,18 +208,19 @@ def test_reading_ahead_goes_on_when_its_threads_hang(work):
     source = make_archive(work)
     with open(work / "order", "w", encoding="ascii") as f:
         f.writelines(f"d/{i:03d}\n" for i in range(FILES))
-    # A window of 40 files: half of the cache.
-    options = ("--io-timeout", "3", "--order", work / "order", "--cache", str(80 * FILE_BYTES))
+    ahead = 40  # and no more: nothing is on its way when the storage stops answering
+    options = ("--io-timeout", "3", "--order", work / "order", "--cache", "16M",
+               "--readahead", str(sum(FILE_BYTES + i for i in range(ahead))))
     with Slow(work, "--pages=none", "--toggle=lose", source) as slow:
         with work.mount(slow / "data.tar", *options, env=environment()) as mount:
-            state = wait_for_counts(mount, lambda s: s["prefetched"] >= 36, "files ahead")
+            state = wait_for_counts(mount, lambda s: s["prefetched"] == ahead, "files ahead")
             slow.toggle()
-            check_files(mount, range(36), "what was there")
+            check_files(mount, range(ahead), "what was there")
             time.sleep(0.3)
             slow.toggle()  # before anybody is taken for stuck: else those in his place hang as well
             check_equal(state["threads_replaced"], 0, "threads replaced so far")
             time.sleep(1.6)
-            for i in range(36, FILES):  # in time for whoever is to be ahead of this
+            for i in range(ahead, FILES):  # in time for whoever is to be ahead of this
                 check_equal(errors_of(mount, (i,)) & {EIO}, set(), f"file {i}")
                 time.sleep(0.01)
             state = wait_for_counts(mount, lambda s: s["prefetched_used"] > 50, "files used")
