@@ -20,6 +20,7 @@ command:fusermount3 fuse3
 pkg:squashfuse libsquashfuse-dev
 pkg:libdeflate libdeflate-dev
 pkg:zlib zlib1g-dev
+pkg:libisal libisal-dev
 pkg:lzo2 liblzo2-dev
 pkg:liblz4 liblz4-dev
 pkg:liblzma liblzma-dev
@@ -46,6 +47,7 @@ command:setfattr attr
 command:rsync rsync
 command:mandoc mandoc
 command:git git
+command:mypy mypy
 '
 
 # Modules of Debian's own Python, for tests with software that was never changed for us.

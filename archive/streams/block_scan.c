@@ -18,8 +18,7 @@ int scan_damaged(const struct block_scan *s, struct fault *fault, uint64_t offse
 int scan_read(const struct block_scan *s, void *buf, size_t len, uint64_t offset,
               struct fault *fault)
 {
-    int r = source_read(s->source, buf, len, offset);
-    return r < 0 ? fault_set(fault, r, NULL, offset, "read error: %s", fault_errno(r)) : 0;
+    return source_read_fault(s->source, buf, len, offset, fault);
 }
 
 /* ---- jobs ---- */

@@ -154,7 +154,7 @@ static int xz_skip_padding(struct block_scan *s, uint64_t *end, struct fault *fa
         while (zeros < len && bytes[len - 1 - zeros] == 0)
             zeros++;
         *end -= zeros - zeros % 4; /* a footer's last byte is 'Z' */
-        if (zeros < len || len == 0)
+        if (zeros < len || len < sizeof(bytes))
             return zeros % 4 ? -EUCLEAN : 0;
         if (before - *end > PADDING_MAX)
             return -ENOTSUP;

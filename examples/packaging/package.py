@@ -24,9 +24,11 @@ class Onepot(MesonPackage):
     depends_on("libjpeg-turbo")
     depends_on("libpng")
     depends_on("zlib-api")
+    depends_on("isa-l")
     depends_on("lzo")
     depends_on("lz4")
     depends_on("xz")
+    depends_on("bzip2")
     depends_on("python@3.9:", when="+python", type=("build", "link", "run"))
 
     def url_for_version(self, version):

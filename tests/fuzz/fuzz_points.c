@@ -41,26 +41,60 @@ static void unpack_seen(struct codec_context *context, const uint8_t *data,
 }
 
 #ifdef HAVE_ZLIB
+/* A stream that is cut into parts, by ISA-L or zlib. */
+struct scanned {
+    struct deflate_scan *scan;
+    struct stream_buffer buffer;
+    struct stream_part part;
+    struct fault fault;
+};
+
+static void begin_scan(struct scanned *s, struct source *source, size_t size, bool with_zlib)
+{
+    if (deflate_scan_new(source, "gzip", &s->scan) < 0)
+        abort();
+    deflate_scan_cut_often(s->scan);
+    if (with_zlib)
+        deflate_scan_with_zlib(s->scan);
+    if (deflate_scan_begin(s->scan, 0, size) < 0)
+        abort();
+}
+
+static void compare(int r, const struct scanned *ours, int zlibs_r, const struct scanned *zlibs)
+{
+    const struct builder_block *a = &ours->part.block, *b = &zlibs->part.block;
+    const struct block_point *p = &ours->part.point, *q = &zlibs->part.point;
+    require(r == zlibs_r);
+    require(r == 0 || (ours->fault.offset == zlibs->fault.offset &&
+                       strcmp(ours->fault.what, zlibs->fault.what) == 0));
+    require(r < 0 ||
+            (a->source_offset == b->source_offset && a->packed_bytes == b->packed_bytes &&
+             a->block_bytes == b->block_bytes && ours->part.is_last == zlibs->part.is_last &&
+             p->sum == q->sum && p->first_bit == q->first_bit && p->last_bits == q->last_bits &&
+             p->window_bytes == q->window_bytes && p->window_packed == q->window_packed));
+}
+
 static void scan(struct codec_context *context, const uint8_t *data, size_t size)
 {
     struct source *source = fuzz_source(data, size);
-    struct deflate_scan *scan;
-    struct stream_buffer buffer = {0};
-    struct stream_part part = {0};
-    struct fault fault = {0};
-    if (deflate_scan_new(source, "gzip", &scan) < 0)
-        abort();
-    deflate_scan_cut_often(scan);
-    int r = deflate_scan_begin(scan, 0, size);
-    for (unsigned i = 0; r == 0 && !part.is_last && i < PARTS_MAX; i++) {
-        r = deflate_scan_next(scan, &buffer, &fault, &part);
-        require(r == 0 || r == -ENOTSUP || r == -ENOMEM || (r == -EUCLEAN && fault.err));
-        require(deflate_scan_offset(scan) <= size);
-        if (r == 0 && part.block.block_bytes > 0)
-            unpack_seen(context, data, &part, buffer.at);
+    struct scanned ours = {0}, zlibs = {0};
+    int r = 0;
+    begin_scan(&ours, source, size, false);
+    begin_scan(&zlibs, source, size, true);
+    for (unsigned i = 0; r == 0 && !ours.part.is_last && i < PARTS_MAX; i++) {
+        r = deflate_scan_next(ours.scan, &ours.buffer, &ours.fault, &ours.part);
+        require(r == 0 || r == -ENOTSUP || r == -ENOMEM || (r == -EUCLEAN && ours.fault.err));
+        require(deflate_scan_offset(ours.scan) <= size);
+        compare(r, &ours,
+                deflate_scan_next(zlibs.scan, &zlibs.buffer, &zlibs.fault, &zlibs.part),
+                &zlibs);
+        if (r == 0 && ours.part.block.block_bytes > 0)
+            unpack_seen(context, data, &ours.part, ours.buffer.at);
     }
-    free(buffer.at);
-    deflate_scan_free(scan);
+    free(ours.buffer.at);
+    free(zlibs.buffer.at);
+    deflate_scan_free(ours.scan);
+    deflate_scan_free(zlibs.scan);
     source_close(source);
 }
 

@@ -304,6 +304,23 @@ START_TEST(a_file_that_was_cut_off_is_damaged)
 }
 END_TEST
 
+START_TEST(zeros_alone_are_damaged)
+{
+    struct file f;
+    kinds[_i].make_small(&f);
+    memset(f.packed, 0, 100);
+    for (size_t len = 1; len <= 6; len++) {
+        struct parts parts;
+        struct fault fault = {0};
+        struct source *source = source_of(&f, len);
+        int r = scan(&f, source, NULL, &fault, &parts);
+        ck_assert_msg(r == -EUCLEAN || r == 0, "%zu: %d", len, r);
+        source_close(source);
+    }
+    file_free(&f);
+}
+END_TEST
+
 /*
  * In a bzip2 file, the level, and bits that fill a byte, are of no use, and what is no header
  * of another stream is ignored.
@@ -443,6 +460,7 @@ int main(void)
 #if defined(HAVE_BZ2) || defined(HAVE_XZ)
     tcase_add_loop_test(tests, parts_are_the_file, 0, KINDS);
     tcase_add_loop_test(tests, a_file_that_was_cut_off_is_damaged, 0, KINDS);
+    tcase_add_loop_test(tests, zeros_alone_are_damaged, 0, KINDS);
     tcase_add_loop_test(tests, a_changed_byte_is_an_error_or_changes_nothing, 0, KINDS);
     tcase_add_loop_test(tests, a_part_with_another_point_is_damaged, 0, KINDS);
 #endif

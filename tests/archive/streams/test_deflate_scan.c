@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "block_inflate.h"
 #include "codec.h"
 #include "deflate_scan.h"
 #include "suite.h"
@@ -111,7 +112,8 @@ static void free_parts(struct parts *parts)
     free(parts);
 }
 
-static struct parts *scan(const struct stream *s, struct source *source, bool often)
+static struct parts *scan_with(const struct stream *s, struct source *source, bool often,
+                               bool with_zlib)
 {
     struct parts *parts = calloc(1, sizeof(*parts));
     struct deflate_scan *scan;
@@ -121,6 +123,8 @@ static struct parts *scan(const struct stream *s, struct source *source, bool of
     ck_assert_int_eq(deflate_scan_new(source, "gzip", &scan), 0);
     if (often)
         deflate_scan_cut_often(scan);
+    if (with_zlib)
+        deflate_scan_with_zlib(scan);
     ck_assert_int_eq(deflate_scan_begin(scan, FRONT, UINT64_MAX), 0);
     for (size_t at = 0; !part.is_last; at += part.block.block_bytes) {
         int r = deflate_scan_next(scan, &buffer, &fault, &part);
@@ -136,6 +140,11 @@ static struct parts *scan(const struct stream *s, struct source *source, bool of
     free(buffer.at);
     deflate_scan_free(scan);
     return parts;
+}
+
+static struct parts *scan(const struct stream *s, struct source *source, bool often)
+{
+    return scan_with(s, source, often, false);
 }
 
 static int unpack(struct codec_context *context, const struct stream *s,
@@ -210,9 +219,96 @@ START_TEST(points_take_a_hundredth_of_the_stream)
 }
 END_TEST
 
+static void check_same_parts(const struct parts *one, const struct parts *other)
+{
+    ck_assert_uint_eq(one->count, other->count);
+    for (size_t i = 0; i < one->count; i++) {
+        const struct kept *a = &one->list[i], *b = &other->list[i];
+        ck_assert_uint_eq(a->block.source_offset, b->block.source_offset);
+        ck_assert_uint_eq(a->block.packed_bytes, b->block.packed_bytes);
+        ck_assert_uint_eq(a->block.block_bytes, b->block.block_bytes);
+        ck_assert_uint_eq(a->point.first_bit, b->point.first_bit);
+        ck_assert_uint_eq(a->point.last_bits, b->point.last_bits);
+        ck_assert_uint_eq(a->point.sum, b->point.sum);
+        ck_assert_uint_eq(a->point.window_bytes, b->point.window_bytes);
+        ck_assert_uint_eq(a->point.window_packed, b->point.window_packed);
+        ck_assert_int_eq(memcmp(a->point.window, b->point.window, a->point.window_packed), 0);
+    }
+}
+
+START_TEST(isal_makes_the_parts_that_zlib_makes)
+{
+    for (int remote = 0; remote < 2; remote++)
+        for (int often = 0; often < 2; often++) {
+            setenv("ONEPOT_ASSUME_REMOTE", remote ? "1" : "0", 1);
+            struct stream s =
+                make_stream(2000000, kinds[_i].level, kinds[_i].strategy, kinds[_i].flushes);
+            struct source *source = source_of(&s, s.packed_len);
+            struct parts *ours = scan_with(&s, source, often, false),
+                         *zlibs = scan_with(&s, source, often, true);
+            check_same_parts(ours, zlibs);
+            free_parts(ours);
+            free_parts(zlibs);
+            source_close(source);
+            free_stream(&s);
+        }
+}
+END_TEST
+
+/* Blocks end at the same bits, whatever pieces the input comes in and how little room there is.
+ */
+START_TEST(isal_stops_between_blocks)
+{
+    static const size_t pieces[] = {1, 7, 1000, SIZE_MAX}, rooms[] = {SIZE_MAX, 1, 300};
+    struct block_inflate *b;
+    if (block_inflate_new(&b) == -ENOTSUP) {
+        puts("not tested: blocks of ISA-L (onepot was built without)");
+        return;
+    }
+    struct stream s =
+        make_stream(150000, kinds[_i].level, kinds[_i].strategy, kinds[_i].flushes);
+    uint8_t *out = malloc(s.plain_len), *again = malloc(s.plain_len);
+    for (size_t i = 0; i < 12; i++) {
+        z_stream z = {.next_in = s.packed + FRONT,
+                      .avail_in = (uInt)s.packed_len,
+                      .next_out = out,
+                      .avail_out = (uInt)s.plain_len};
+        ck_assert_int_eq(inflateInit2(&z, -15), Z_OK);
+        const uint8_t *next_in = s.packed + FRONT, *end = next_in + s.packed_len;
+        size_t at = 0, blocks = 0;
+        block_inflate_begin(b);
+        do {
+            ck_assert_int_eq(inflate(&z, Z_BLOCK), Z_OK);
+            enum block_inflate_result result;
+            do {
+                size_t left = (size_t)(end - next_in), room = s.plain_len - at, len;
+                uint32_t avail_in = (uint32_t)(left < pieces[i % 4] ? left : pieces[i % 4]);
+                room = room < rooms[i / 4] ? room : rooms[i / 4];
+                result = block_inflate_step(b, &next_in, &avail_in, again + at, room, &len);
+                at += len;
+                ck_assert(result != BLOCK_INFLATE_UNSURE);
+            } while (result == BLOCK_INFLATE_MORE);
+            ck_assert_uint_eq(at, z.total_out);
+            ck_assert_int_eq(block_inflate_is_last(b), (z.data_type & 64) != 0);
+            size_t bits = (size_t)(next_in - s.packed - FRONT) * 8 - block_inflate_ahead(b);
+            ck_assert_uint_eq(bits, z.total_in * 8 - (z.data_type & 7));
+            blocks++;
+        } while (!block_inflate_is_last(b));
+        ck_assert_uint_eq(at, s.plain_len);
+        ck_assert_int_eq(memcmp(again, s.plain, at), 0);
+        ck_assert(blocks > 1 || kinds[_i].strategy == Z_FIXED);
+        inflateEnd(&z);
+    }
+    block_inflate_free(b);
+    free(out);
+    free(again);
+    free_stream(&s);
+}
+END_TEST
+
 /* Scans to the end or the first error. */
-static int scan_all(const struct stream *s, struct source *source, uint64_t end,
-                    struct fault *fault, uint32_t *ret_crc)
+static int scan_all_with(const struct stream *s, struct source *source, uint64_t end,
+                         struct fault *fault, uint32_t *ret_crc, bool with_zlib)
 {
     struct deflate_scan *scan;
     struct stream_buffer buffer = {0};
@@ -220,6 +316,8 @@ static int scan_all(const struct stream *s, struct source *source, uint64_t end,
     int r = deflate_scan_new(source, "gzip", &scan);
     ck_assert_int_eq(r, 0);
     deflate_scan_cut_often(scan);
+    if (with_zlib)
+        deflate_scan_with_zlib(scan);
     r = deflate_scan_begin(scan, FRONT, end);
     while (r == 0 && !part.is_last)
         r = deflate_scan_next(scan, &buffer, fault, &part);
@@ -227,6 +325,22 @@ static int scan_all(const struct stream *s, struct source *source, uint64_t end,
     ck_assert_uint_le(deflate_scan_offset(scan), FRONT + s->packed_len + FRONT);
     free(buffer.at);
     deflate_scan_free(scan);
+    return r;
+}
+
+/* As above, twice: it has to be the same. */
+static int scan_all(const struct stream *s, struct source *source, uint64_t end,
+                    struct fault *fault, uint32_t *ret_crc)
+{
+    struct fault zlibs = {0};
+    uint32_t crc;
+    int r = scan_all_with(s, source, end, fault, ret_crc, false);
+    ck_assert_int_eq(r, scan_all_with(s, source, end, &zlibs, &crc, true));
+    ck_assert_uint_eq(*ret_crc, crc);
+    ck_assert_msg(strcmp(fault->what, zlibs.what) == 0 && fault->offset == zlibs.offset,
+                  "%s at %llu, with zlib %s at %llu", fault->what,
+                  (unsigned long long)fault->offset, zlibs.what,
+                  (unsigned long long)zlibs.offset);
     return r;
 }
 
@@ -263,6 +377,33 @@ START_TEST(a_damaged_stream_is_an_error_or_has_another_sum)
         source_close(source);
         s.packed[at] ^= 0x10;
     }
+    free_stream(&s);
+}
+END_TEST
+
+/* Of each kind, with the bytes of one place changed, or all behind it. */
+START_TEST(isal_finds_the_damage_that_zlib_finds)
+{
+    unsigned seed = 7, damaged = 0;
+    setenv("ONEPOT_ASSUME_REMOTE", _i % 2 ? "1" : "0", 1);
+    struct stream s =
+        make_stream(70000, kinds[_i / 2].level, kinds[_i / 2].strategy, kinds[_i / 2].flushes);
+    uint8_t *sound = malloc(s.packed_len + 2 * FRONT);
+    memcpy(sound, s.packed, s.packed_len + 2 * FRONT);
+    for (int i = 0; i < 200; i++) {
+        struct fault fault = {0};
+        uint32_t crc;
+        size_t at = FRONT + (size_t)rand_r(&seed) % s.packed_len;
+        size_t len = i % 4 ? 1 : s.packed_len + FRONT - at;
+        for (size_t k = 0; k < len; k++)
+            s.packed[at + k] = (uint8_t)rand_r(&seed);
+        struct source *source = source_of(&s, s.packed_len);
+        damaged += scan_all(&s, source, FRONT + s.packed_len, &fault, &crc) < 0;
+        source_close(source);
+        memcpy(s.packed, sound, s.packed_len + 2 * FRONT);
+    }
+    ck_assert_uint_gt(damaged, 20);
+    free(sound);
     free_stream(&s);
 }
 END_TEST
@@ -321,6 +462,11 @@ int main(void)
     TCase *tests = tcase_create("deflate_scan");
 #ifdef HAVE_ZLIB
     tcase_add_loop_test(tests, parts_are_the_stream, 0, sizeof(kinds) / sizeof(kinds[0]));
+    tcase_add_loop_test(tests, isal_makes_the_parts_that_zlib_makes, 0,
+                        sizeof(kinds) / sizeof(kinds[0]));
+    tcase_add_loop_test(tests, isal_stops_between_blocks, 0, sizeof(kinds) / sizeof(kinds[0]));
+    tcase_add_loop_test(tests, isal_finds_the_damage_that_zlib_finds, 0,
+                        2 * sizeof(kinds) / sizeof(kinds[0]));
     tcase_add_test(tests, points_take_a_hundredth_of_the_stream);
     tcase_add_test(tests, a_stream_that_was_cut_off_is_damaged);
     tcase_add_test(tests, a_damaged_stream_is_an_error_or_has_another_sum);
