@@ -81,9 +81,9 @@ static int sif_read_header(const struct source *source, struct fault *fault,
 {
     uint8_t header[HEADER_BYTES];
     uint64_t size = source_size(source);
-    int r = source_read(source, header, sizeof(header), 0);
+    int r = source_read_fault(source, header, sizeof(header), 0, fault);
     if (r < 0)
-        return fault_set(fault, r, NULL, 0, "read error: %s", fault_errno(r));
+        return r;
     if (memcmp(header + VERSION_AT, "01", 2) != 0)
         return fault_set(fault, -ENOTSUP, NULL, VERSION_AT,
                          "is a SIF of another version than 1");
@@ -106,9 +106,9 @@ static int sif_search(const struct source *source, uint64_t table, uint64_t coun
     for (uint64_t i = 0, at = table; i < count; i++, at += DESCRIPTOR_BYTES) {
         uint8_t bytes[DESCRIPTOR_BYTES];
         struct partition p;
-        int r = source_read(source, bytes, sizeof(bytes), at);
+        int r = source_read_fault(source, bytes, sizeof(bytes), at, fault);
         if (r < 0)
-            return fault_set(fault, r, NULL, at, "read error: %s", fault_errno(r));
+            return r;
         if (!sif_read_descriptor(bytes, &p))
             continue;
         if (p.filesystem != FILESYSTEM_SQUASHFS) {

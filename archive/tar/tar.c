@@ -250,17 +250,24 @@ static int tar_walk_read_tar(const void *ctx, void *buf, size_t len, uint64_t of
                      : source_read(w->source, buf, len, offset);
 }
 
+/* The type in the member's own header; 0: it can't be read again. */
+static uint8_t tar_walk_header_type(const struct walk *w, const struct builder_member *member)
+{
+    uint8_t header[TAR_BLOCK_BYTES];
+    return member->data_offset >= sizeof(header) &&
+                   tar_walk_read_tar(w, header, sizeof(header),
+                                     member->data_offset - sizeof(header)) == 0
+               ? header[TAR_TYPE_AT]
+               : 0;
+}
+
 /*
  * A member of a type that the system lacks: the rest of a file that GNU tar began in an earlier
  * volume, or an unknown type.
  */
 static int tar_walk_add_other(struct walk *w, const struct builder_member *member)
 {
-    uint8_t header[TAR_BLOCK_BYTES];
-    if (member->data_offset >= sizeof(header) &&
-        tar_walk_read_tar(w, header, sizeof(header), member->data_offset - sizeof(header)) ==
-            0 &&
-        header[TAR_TYPE_AT] == 'M')
+    if (tar_walk_header_type(w, member) == 'M')
         return tar_walk_member_fault(
             w, -EINVAL, "is the rest of a file that begins in another volume of this tar");
     w->odd.members = true;
@@ -323,6 +330,39 @@ static int tar_walk_apply_globals(struct walk *w, struct builder_member *member)
     return r == -ENODATA && w->framed ? 0 : r; /* the headers fill whole frames */
 }
 
+/*
+ * A directory's size is a quota, without data. But GNU tar stores lists of names (D), and what
+ * has no type and a name that ends in a slash may be a file with data.
+ */
+static void tar_walk_read_quota(const struct walk *w, struct builder_member *member)
+{
+    uint8_t next[TAR_BLOCK_BYTES], type = tar_walk_header_type(w, member);
+    if (type == '5' ||
+        (type != 'D' && tar_walk_read_tar(w, next, sizeof(next), member->data_offset) == 0 &&
+         tar_is_header(next)))
+        member->size_bytes = 0;
+}
+
+/*
+ * Solaris stores holes as zeros and only tells where they are. libarchive takes them for left
+ * out when it skips the member's data, and loses its way unless it reads them.
+ */
+static int tar_walk_fill_holes(struct walk *w, struct builder_member *member)
+{
+    const void *block;
+    size_t len;
+    la_int64_t offset;
+    bool has = false;
+    int r = tar_has_record(tar_walk_read_tar, w, member->header_offset, member->data_offset,
+                           "SUN.holesdata", &has);
+    if (r < 0 || !has)
+        return r == -ENODATA && w->framed ? 0 : r; /* the headers fill whole frames */
+    member->data = DATA_STORED;
+    while (archive_read_data_block(w->archive, &block, &len, &offset) == ARCHIVE_OK)
+        w->progress->beats++;
+    return 0;
+}
+
 static int tar_walk_read_member(struct walk *w)
 {
     const char *path = archive_entry_pathname(w->entry);
@@ -348,6 +388,11 @@ static int tar_walk_read_member(struct walk *w)
         return tar_walk_member_fault(w, -EIO, "its extended header can't be read again");
     if (archive_entry_size(w->entry) < 0)
         return tar_walk_member_fault(w, -EUCLEAN, "its size is negative");
+    if (member.data == DATA_EXTENTS && tar_walk_fill_holes(w, &member) < 0)
+        return tar_walk_member_fault(w, -EIO, "its extended header can't be read again");
+
+    if (archive_entry_filetype(w->entry) == AE_IFDIR && member.size_bytes > 0)
+        tar_walk_read_quota(w, &member);
 
     uint64_t end = 0;
     int r = tar_walk_find_data_end(w, &member, &end);
@@ -483,12 +528,19 @@ static int tar_walk_read_members(struct walk *w)
 
 /* ---- the end ---- */
 
-/* A tar without members is all zeros. Disk images and other files may also begin with zeros. */
+static const char no_end_marker[] =
+    "it has no end-of-archive marker: if its writer was interrupted, members are missing";
+
+/*
+ * A tar without members is all zeros, but for a label and the like. Disk images and other files
+ * may also begin with zeros.
+ */
 static int tar_walk_check_empty(struct walk *w)
 {
     auto_free uint8_t *bytes = malloc(TAIL_SEARCH_BYTES);
-    int r = bytes ? 0 : -ENOMEM;
-    for (uint64_t at = 0; r == 0 && at < w->size_bytes; at += TAIL_SEARCH_BYTES) {
+    uint64_t begin = 0;
+    int r = bytes ? tar_find_empty_end(tar_walk_read_tar, w, w->size_bytes, &begin) : -ENOMEM;
+    for (uint64_t at = begin; r == 0 && at < w->size_bytes; at += TAIL_SEARCH_BYTES) {
         uint64_t left = w->size_bytes - at;
         size_t len = left < TAIL_SEARCH_BYTES ? (size_t)left : (size_t)TAIL_SEARCH_BYTES;
         r = tar_walk_read_tar(w, bytes, len, at);
@@ -498,9 +550,11 @@ static int tar_walk_check_empty(struct walk *w)
                              "bytes follow");
         w->progress->beats++;
     }
+    if (begin > 0 && begin + TAR_BLOCK_BYTES > w->size_bytes)
+        tar_walk_remark(w, "%s", no_end_marker);
     if (w->size_bytes == 0)
         tar_walk_remark(w, "it is empty: an archive of nothing, or its writer did not finish");
-    if (r == 0 && w->size_bytes > RECORD_BYTES)
+    if (r == 0 && begin == 0 && w->size_bytes > RECORD_BYTES)
         tar_walk_remark(
             w, "it holds nothing but zeros: an empty tar, or a file that was never written");
     return r;
@@ -536,9 +590,7 @@ static int tar_walk_inspect_end(struct walk *w)
     if (r < 0)
         return r;
     if (!has_marker) {
-        tar_walk_remark(
-            w, "it has no end-of-archive marker: if its writer was interrupted, members "
-               "are missing");
+        tar_walk_remark(w, "%s", no_end_marker);
         return 0;
     }
 

@@ -64,6 +64,16 @@ int tar_time_is_negative(tar_read *read, const void *ctx, uint64_t from, uint64_
 int tar_repeats_extended(tar_read *read, const void *ctx, uint64_t from, uint64_t to,
                          bool *ret_repeats);
 
+/* Do the extended headers of the member whose headers lie in [from, to) have a record `key`? */
+int tar_has_record(tar_read *read, const void *ctx, uint64_t from, uint64_t to, const char *key,
+                   bool *ret_has);
+
+/*
+ * Where a tar of `size_bytes` that has no member has its end: behind a volume's label and
+ * extended headers, if it has any.
+ */
+int tar_find_empty_end(tar_read *read, const void *ctx, uint64_t size_bytes, uint64_t *ret_end);
+
 /* ---- tar_feed.c ---- */
 
 struct archive;

@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "bytes.h"
 #include "numbers.h"
 
 /* Fields of a header block: offset and length. */
@@ -99,12 +100,22 @@ int tar_probe(const struct source *source, const uint8_t *head, size_t head_len)
     return head_len ? tar_probe_head(head, head_len) : probe_is_named_tar(source);
 }
 
-/* A .lzma header has no magic: look for the usual properties and a plausible size. */
+/*
+ * A .lzma header has no magic. Programs that make one have dictionaries of 2^n or 2^n + 2^(n-1)
+ * bytes, and liblzma asks for that, too, and for at most 256 GiB of content.
+ */
 static bool probe_is_lzma(const uint8_t *head, size_t len)
 {
+    enum { PROPERTIES = 5 * 5 * 9, LC_LP_MAX = 4, DICTIONARY_LEAST = 4096 };
     static const uint8_t unknown[8] = {0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff};
-    return len >= 13 && head[0] == 0x5d && head[1] == 0 && head[2] == 0 &&
-           (memcmp(head + 5, unknown, 8) == 0 || (head[11] == 0 && head[12] == 0));
+    if (len < 13 || head[0] >= PROPERTIES || head[0] % 9 + head[0] / 9 % 5 > LC_LP_MAX)
+        return false;
+    uint32_t dictionary = bytes_le32(head + 1), lowest_bit = dictionary & -dictionary;
+    if (dictionary < DICTIONARY_LEAST ||
+        (dictionary != UINT32_MAX && dictionary / lowest_bit != 1 &&
+         dictionary / lowest_bit != 3))
+        return false;
+    return (memcmp(head + 5, unknown, 8) == 0 || (head[9] < 0x40 && tar_is_zero(head + 10, 3)));
 }
 
 int tar_is_packed(const struct source *source, const uint8_t *head, size_t head_len,
@@ -123,6 +134,7 @@ int tar_is_packed(const struct source *source, const uint8_t *head, size_t head_
         {"zstd", {0x28, 0xb5, 0x2f, 0xfd}, 0xff, 4},
         {"zstd", {0x50, 0x2a, 0x4d, 0x18}, 0xf0, 4}, /* begins with a skippable frame */
         {"lz4", {0x04, 0x22, 0x4d, 0x18}, 0xff, 4},
+        {"lz4", {0x02, 0x21, 0x4c, 0x18}, 0xff, 4}, /* of lz4 -l, and of programs before 2013 */
         {"lzip", {'L', 'Z', 'I', 'P'}, 0xff, 4},
         {"compress", {0x1f, 0x9d}, 0xff, 2},
     };

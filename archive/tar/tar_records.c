@@ -121,6 +121,51 @@ int tar_repeats_extended(tar_read *read, const void *ctx, uint64_t from, uint64_
     return r;
 }
 
+/* ---- one record ---- */
+
+struct wanted_record {
+    const char *key;
+    bool has;
+};
+
+static void records_take_wanted(void *ctx, char type, const char *key, const char *value)
+{
+    struct wanted_record *wanted = ctx;
+    (void)value;
+    wanted->has |= type != 'g' && key && strcmp(key, wanted->key) == 0;
+}
+
+int tar_has_record(tar_read *read, const void *ctx, uint64_t from, uint64_t to, const char *key,
+                   bool *ret_has)
+{
+    struct wanted_record wanted = {.key = key};
+    bool whole;
+    int r = records_walk(read, ctx, from, to, records_take_wanted, &wanted, &whole);
+    *ret_has = wanted.has;
+    return r;
+}
+
+/* ---- headers without a member ---- */
+
+int tar_find_empty_end(tar_read *read, const void *ctx, uint64_t size_bytes, uint64_t *ret_end)
+{
+    *ret_end = 0;
+    for (uint64_t at = 0; at < size_bytes && size_bytes - at >= TAR_BLOCK_BYTES;) {
+        uint8_t header[TAR_BLOCK_BYTES];
+        int r = read(ctx, header, sizeof(header), at);
+        if (r < 0)
+            return r;
+        if (!memchr("VxXgLK", header[TAR_TYPE_AT], 6) || !tar_is_header(header))
+            break;
+        uint64_t blocks = records_octal(header + SIZE_AT, SIZE_LEN) / TAR_BLOCK_BYTES + 2;
+        if (records_octal(header + SIZE_AT, SIZE_LEN) % TAR_BLOCK_BYTES == 0)
+            blocks--;
+        at += blocks * TAR_BLOCK_BYTES; /* at most 2^36 more */
+        *ret_end = at;
+    }
+    return 0;
+}
+
 /* ---- the sign of a time ---- */
 
 static void records_take_sign(void *ctx, char type, const char *key, const char *value)

@@ -216,6 +216,13 @@ static int tar_unpack_stream(struct unpacking *u)
      */
     if (r == -EUCLEAN || (r == 0 && archive_errno(u->archive) != 0))
         return tar_unpack_complain(u);
+    if (r == 0 && archive_filter_count(u->archive) < 2) { /* only the end of the chain */
+        r = fault_set(u->fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
+                      "is %s data that libarchive does not unpack: its dictionary is too large "
+                      "(64 MiB are read)",
+                      u->compression);
+        fault_advise(u->fault, "decompress it first: xz -dc FILE > FILE.tar");
+    }
     return r < 0 ? r : tar_unpack_all(u);
 }
 

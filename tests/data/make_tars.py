@@ -277,6 +277,17 @@ def by_hand():
     hand("empty_block", bytes(512))
     hand("empty_odd", bytes(1000))
     hand("empty_long", bytes(1 << 20))
+    hand("empty_label", member("a volume", kind=b"V", magic="gnu"), END)
+    hand("empty_global", member("G", b"20 comment=nothing\n\n", kind=b"g"), bytes(9216))
+    # GNU tar takes what follows for the data of the first two.
+    hand("folder_quota", header("d/", 700, **folder), member("d/f", b"1"),
+         header("e/", 1, mode=0o755, kind=b"\0", magic="v7"), member("e/f", b"2"), END, extracted=False)
+    # All bytes are there, and the record only says which are holes; libarchive skips too few.
+    holes = bytearray(noise(5 * 512 + 7))
+    holes[512:1024] = holes[1536:2048] = bytes(512)
+    hand("solaris_sparse", pax("f", [("SUN.holesdata", " 0 512 1024 1536 2048 2567")], bytes(holes)),
+         pax("g", [("SUN.holesdata", " 0 512 1024 1536")], bytes(holes[:1536])),
+         member("next", b"2"), END)
     # GNU tar reads it as a second before 1970, libarchive as 1970.
     hand("text_mtime", header("f", raw_mtime=b"not a number"), member("g", b"2", raw_mtime=b"none\0\0\0\0\0\0\0\0"),
          END, extracted=False)
@@ -400,6 +411,8 @@ def packed():
         data = f.read()
     for suffix, argv in {"gz": ["gzip", "-c"], "bz2": ["bzip2", "-c"], "xz": ["xz", "-c"],
                          "zst": ["zstd", "-qc"], "lz4": ["lz4", "-qc"], "lzma": ["xz", "--format=lzma", "-c"],
+                         "odd.lzma": ["xz", "--format=lzma", "--lzma1=lc=1,lp=2,pb=1,dict=12MiB", "-c"],
+                         "large.lzma": ["xz", "--format=lzma", "--lzma1=dict=128MiB", "-c"],
                          "lz": ["lzip", "-c"], "Z": ["compress", "-c"]}.items():
         if not shutil.which(argv[0]):
             skip(f"packed.tar.{suffix}", f"no {argv[0]}")

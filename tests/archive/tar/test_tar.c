@@ -466,6 +466,8 @@ START_TEST(remarks_tell_of_odd_ends)
         {"empty_odd", NULL},
         {"empty_long", "nothing but zeros"},
         {"empty_file", "it is empty"},
+        {"empty_label", NULL},
+        {"empty_global", NULL},
         {"volume_gnu", NULL},
         {"gnu_pax", NULL},
         {"gnu_gnu", NULL},
@@ -664,6 +666,21 @@ START_TEST(a_file_whose_name_ends_in_a_slash_does_not_hide_what_follows)
     lookup(&o, "g", &position, &node);
     ck_assert(S_ISDIR(node.mode));
     lookup(&o, "z", &position, &node);
+    ck_assert_uint_eq(node.size_bytes, 1);
+    close_opened(&o);
+}
+END_TEST
+
+START_TEST(the_size_of_a_folder_is_no_data)
+{
+    struct opened o = {0};
+    uint32_t position;
+    struct node node;
+    must_open("folder_quota", &o);
+    ck_assert_uint_eq(index_info(o.index)->entries, 5);
+    lookup(&o, "e", &position, &node);
+    ck_assert(S_ISDIR(node.mode));
+    lookup(&o, "e/f", &position, &node);
     ck_assert_uint_eq(node.size_bytes, 1);
     close_opened(&o);
 }
@@ -915,9 +932,9 @@ static int unpack(const char *name, int fd, struct fault *fault)
 START_TEST(compressed_tars_unpack_to_the_same_bytes)
 {
     static const char *const names[] = {
-        "packed.tar.gz",  "packed.tar.bz2", "packed.tar.xz",
-        "packed.tar.zst", "packed.tar.lz4", "packed.tar.lzma",
-        "packed.tar.lz",  "packed.tar.Z",   "frames.tar.zst",
+        "packed.tar.gz",  "packed.tar.bz2",      "packed.tar.xz", "packed.tar.zst",
+        "packed.tar.lz4", "packed.tar.lzma",     "packed.tar.lz", "packed.tar.Z",
+        "frames.tar.zst", "packed.tar.odd.lzma",
     };
     size_t len;
     auto_free uint8_t *expected = read_archive("gnu_gnu", &len);
@@ -939,6 +956,18 @@ START_TEST(compressed_tars_unpack_to_the_same_bytes)
     auto_close int fd = memfd_create("unpacked", MFD_CLOEXEC);
     ck_assert_int_eq(unpack("packed.tar.gz", fd, &fault), 0);
     ck_assert_int_eq(unpack("packed.tar.xz", fd, &fault), 0);
+}
+END_TEST
+
+/* A libarchive that reads it is fine, too. */
+START_TEST(large_dictionary_of_lzma_is_said_to_be_too_large)
+{
+    struct fault fault = {0};
+    auto_close int fd = memfd_create("unpacked", MFD_CLOEXEC);
+    int r = unpack("packed.tar.large.lzma", fd, &fault);
+    ck_assert_msg(r == 0 || r == -ENOENT || r == -ENOTSUP, "%d %s", r, fault.what);
+    if (r == -ENOTSUP)
+        ck_assert_ptr_nonnull(strstr(fault.what, "dictionary is too large"));
 }
 END_TEST
 
@@ -1041,6 +1070,7 @@ int main(void)
     tcase_add_test(tests, first_volumes_are_shown_without_the_member_that_goes_on);
     tcase_add_test(tests, a_time_that_is_no_number_is_0);
     tcase_add_test(tests, a_file_whose_name_ends_in_a_slash_does_not_hide_what_follows);
+    tcase_add_test(tests, the_size_of_a_folder_is_no_data);
     tcase_add_test(tests, members_below_links_are_where_the_links_lead);
     tcase_add_test(tests, hostile_archives_are_refused_by_member_and_offset);
     tcase_add_test(tests, truncated_archives_are_errors_or_say_so);
@@ -1049,6 +1079,7 @@ int main(void)
     tcase_add_test(tests, flipped_bytes_are_errors_or_harmless);
     tcase_add_test(tests, changed_headers_with_right_sums_are_errors_or_harmless);
     tcase_add_test(tests, compressed_tars_unpack_to_the_same_bytes);
+    tcase_add_test(tests, large_dictionary_of_lzma_is_said_to_be_too_large);
     tcase_add_test(tests, compressed_files_without_a_tar_are_refused);
     tcase_add_test(tests, no_more_is_unpacked_than_is_allowed);
     tcase_add_test(tests, damaged_compression_is_an_error);
