@@ -12,10 +12,6 @@
  * member that is longer than a block may be is decompressed once, here, and cut into parts. A
  * member that can't be shown (encrypted, compressed by a method that nobody here knows, or too
  * long for its method) is left out, and the index says why.
- *
- * The end of central directory holds offsets from the start of the zip. Where something was put
- * in front (a program that unpacks itself), the directory lies further behind than it says,
- * and so does everything else, by the same distance.
  */
 #include "backend.h"
 
@@ -36,6 +32,7 @@
 #include "numbers.h"
 #include "source_window.h"
 #include "vector.h"
+#include "zip_end.h"
 #include "zip_records.h"
 
 #define WINDOW_BYTES (1u << 20) /* of the directory at once; more than the longest entry */
@@ -54,9 +51,7 @@ struct zip {
     struct builder *builder;
     struct progress *progress;
     struct fault *fault;
-    struct zip_end end;
-    uint64_t prefix; /* bytes in front of the zip */
-    uint64_t directory;
+    struct zip_place place;
     struct source_window entries, headers;
     VECTOR(struct zip_range) ranges;
     uint32_t largest_block;
@@ -65,99 +60,17 @@ struct zip {
     VECTOR(struct builder_piece) pieces; /* of the long member */
     uint64_t scanned;                    /* compressed bytes of long members so far */
     char name[512];                      /* of the member that is read, for messages */
+    uint8_t slashed[UINT16_MAX];         /* its name, if that has backslashes */
 };
-
-/* ---- the end ---- */
 
 static int zip_damaged(struct zip *z, uint64_t offset, const char *what)
 {
-    fault_set(z->fault, -EUCLEAN, z->name, offset, "%s", what);
-    fault_advise(z->fault, "make the archive again, or copy it again");
-    return -EUCLEAN;
+    return zip_fault_damaged(z->fault, z->name, offset, what);
 }
 
 static int zip_read_fault(struct zip *z, int err, uint64_t offset)
 {
     return fault_set(z->fault, err, z->name, offset, "read error: %s", fault_errno(err));
-}
-
-/* Bytes of the source's end, where the end of central directory is looked for. */
-static int read_tail(const struct source *source, uint8_t **ret_tail, size_t *ret_len)
-{
-    uint64_t size = source_size(source);
-    size_t len = (size_t)min_u64(size, ZIP_END_BYTES + ZIP_COMMENT_MAX);
-    auto_free uint8_t *tail = malloc(len ? len : 1);
-    if (!tail)
-        return -ENOMEM;
-    int r = source_read(source, tail, len, size - len);
-    if (r < 0)
-        return r;
-    *ret_tail = steal_ptr(&tail);
-    *ret_len = len;
-    return 0;
-}
-
-/* The zip64 end, if there is one. It lies right before its locator, or where that says. */
-static int read_end64(struct zip *z, uint64_t end_at, uint64_t *ret_directory_end)
-{
-    uint8_t locator[ZIP_LOCATOR_BYTES], bytes[ZIP_END64_BYTES];
-    uint64_t recorded, at = 0;
-    if (end_at < sizeof(locator) + sizeof(bytes))
-        return 0;
-    int r = source_read(z->source, locator, sizeof(locator), end_at - sizeof(locator));
-    if (r < 0)
-        return zip_read_fault(z, r, end_at - sizeof(locator));
-    if (!zip_read_locator(locator, &recorded))
-        return z->end.has_64
-                   ? zip_damaged(z, end_at, "the zip64 end of its directory is missing")
-                   : 0;
-    const uint64_t places[] = {recorded, end_at - sizeof(locator) - sizeof(bytes)};
-    bool found = false;
-    for (size_t i = 0; i < 2 && !found; i++) {
-        at = places[i];
-        if (at > end_at - sizeof(locator) - sizeof(bytes))
-            continue;
-        r = source_read(z->source, bytes, sizeof(bytes), at);
-        if (r < 0)
-            return zip_read_fault(z, r, at);
-        found = zip_read_end64(bytes, &z->end);
-    }
-    if (!found)
-        return zip_damaged(z, recorded, "the zip64 end of its directory is missing");
-    *ret_directory_end = at;
-    return 0;
-}
-
-static int find_directory(struct zip *z)
-{
-    auto_free uint8_t *tail = NULL;
-    size_t len, at;
-    int r = read_tail(z->source, &tail, &len);
-    if (r < 0)
-        return zip_read_fault(z, r, 0);
-    uint64_t size = source_size(z->source);
-    if (!zip_find_end(tail, len, &at))
-        return zip_damaged(z, size,
-                           "the archive is truncated: the directory at its end is missing");
-    uint64_t end_at = size - len + at, directory_end = end_at;
-    zip_read_end(tail + at, &z->end);
-    r = read_end64(z, end_at, &directory_end);
-    if (r < 0)
-        return r;
-    if (z->end.is_split) {
-        fault_set(z->fault, -EINVAL, NULL, end_at, "is one volume of a zip of several");
-        fault_advise(z->fault, "join them first: zip -s 0 FIRST.zip --out WHOLE.zip");
-        return -EINVAL;
-    }
-    if (z->end.directory_bytes > directory_end ||
-        z->end.directory_offset > directory_end - z->end.directory_bytes)
-        return zip_damaged(z, end_at,
-                           "its directory lies outside the archive: bytes are missing");
-    z->directory = directory_end - z->end.directory_bytes;
-    z->prefix = z->directory - z->end.directory_offset;
-    if (z->end.entries > z->end.directory_bytes / ZIP_ENTRY_BYTES)
-        return zip_damaged(z, end_at, "its directory is too short for its members");
-    return 0;
 }
 
 static int zip_probe(const struct source *source, const uint8_t *head, size_t head_len)
@@ -166,14 +79,11 @@ static int zip_probe(const struct source *source, const uint8_t *head, size_t he
         (memcmp(head, ZIP_LOCAL_MAGIC, 4) == 0 || memcmp(head, ZIP_END_MAGIC, 4) == 0 ||
          memcmp(head, ZIP_SPANNED_MAGIC, 4) == 0))
         return 1;
-    auto_free uint8_t *tail = NULL;
-    size_t len, at;
-    int r = read_tail(source, &tail, &len);
-    if (r < 0)
-        return r;
-    /* Behind something else: only if the file ends with it, to the byte. */
-    return zip_find_end(tail, len, &at) &&
-           at + ZIP_END_BYTES + bytes_le16(tail + at + 20) == len;
+    struct zip_place place;
+    int r = zip_find_directory(source, &place, NULL);
+    if (r == -EUCLEAN || r == -EINVAL)
+        return 0;
+    return r < 0 ? r : place.entries > 0; /* the end of an empty zip could be anything's */
 }
 
 /* ---- members ---- */
@@ -269,7 +179,8 @@ static int find_data(struct zip *z, const struct zip_entry *e, uint64_t at, uint
                                               : zip_check_local(bytes, len, e, &header_bytes);
     if (wrong)
         return zip_damaged(z, at, wrong);
-    if (__builtin_add_overflow(at + header_bytes, e->packed_bytes, &end) || end > z->directory)
+    if (__builtin_add_overflow(at + header_bytes, e->packed_bytes, &end) ||
+        end > z->place.directory)
         return zip_damaged(z, at, "has data that lies outside the archive");
     *ret_data = at + header_bytes;
     return vector_push(&z->ranges, (struct zip_range){at, end});
@@ -437,6 +348,13 @@ static void zip_set_name(struct zip *z, const struct zip_entry *e)
     z->name[keep] = '\0';
 }
 
+static void replace_backslashes(struct zip *z, struct zip_entry *e)
+{
+    for (size_t i = 0; i < e->name_len; i++)
+        z->slashed[i] = e->name[i] == '\\' ? '/' : e->name[i];
+    e->name = z->slashed;
+}
+
 static int add_entry(struct zip *z, const struct zip_entry *e, uint64_t record)
 {
     struct builder_member member = {
@@ -447,7 +365,7 @@ static int add_entry(struct zip *z, const struct zip_entry *e, uint64_t record)
         .mtime_nsec = e->mtime_nsec,
         .data = DATA_STORED,
     };
-    if (__builtin_add_overflow(z->prefix, e->local_offset, &member.header_offset))
+    if (__builtin_add_overflow(z->place.prefix, e->local_offset, &member.header_offset))
         return zip_damaged(z, record, "has its header outside the archive");
     if (memchr(e->name, '\0', e->name_len) || e->name_len == 0)
         return leave_out(
@@ -461,7 +379,8 @@ static int add_entry(struct zip *z, const struct zip_entry *e, uint64_t record)
 
 static int read_directory(struct zip *z)
 {
-    uint64_t at = z->directory, end = z->directory + z->end.directory_bytes, i = 0;
+    uint64_t at = z->place.directory, end = z->place.directory + z->place.directory_bytes,
+             i = 0;
     for (; at < end; i++) {
         const uint8_t *bytes;
         size_t len, record_bytes;
@@ -477,6 +396,8 @@ static int read_directory(struct zip *z)
             return zip_damaged(z, at,
                                "is followed by a damaged entry of the central directory");
         const char *wrong = zip_read_entry(bytes, &entry);
+        if (entry.has_backslashes)
+            replace_backslashes(z, &entry);
         zip_set_name(z, &entry);
         if (wrong)
             return zip_damaged(z, at, wrong);
@@ -486,15 +407,15 @@ static int read_directory(struct zip *z)
         at += record_bytes;
         if (i % PROGRESS_MEMBERS == 0) {
             z->progress->members = i;
-            z->progress->bytes_done = at - z->directory;
+            z->progress->bytes_done = at - z->place.directory;
         }
     }
     z->name[0] = '\0';
     /* Without zip64, old programs store what 16 bits hold of the number. */
-    if (z->end.has_64 ? i != z->end.entries : (uint16_t)i != z->end.entries)
+    if (z->place.has_64 ? i != z->place.entries : (uint16_t)i != z->place.entries)
         return zip_damaged(z, at,
                            "its directory has another number of members than its end says");
-    z->end.entries = i;
+    z->place.entries = i;
     return 0;
 }
 
@@ -517,44 +438,24 @@ static int check_overlaps(struct zip *z)
     return 0;
 }
 
-/*
- * A file that begins like a zip has a member at its start, so nothing was put in front of it.
- */
-static int check_front(struct zip *z)
-{
-    uint8_t magic[4];
-    if (z->prefix == 0)
-        return 0;
-    int r = source_read(z->source, magic, sizeof(magic), 0);
-    if (r < 0)
-        return zip_read_fault(z, r, 0);
-    return memcmp(magic, ZIP_LOCAL_MAGIC, 4) != 0
-               ? 0
-               : zip_damaged(z, 0,
-                             "the directory at its end is not its own: the archive was cut "
-                             "off, or has more than 4 GiB without zip64");
-}
-
 static int zip_index(struct source *source, struct builder *builder,
                      struct builder_header *header, struct progress *progress,
                      struct fault *fault)
 {
     struct zip z = {.source = source, .builder = builder, .progress = progress, .fault = fault};
     builder_use_ranges(builder); /* parts have several sizes */
-    int r = find_directory(&z);
-    if (r == 0)
-        r = check_front(&z);
+    int r = zip_find_directory(source, &z.place, fault);
     if (r == 0)
         r = source_window_open(&z.entries, source, WINDOW_BYTES);
     if (r == 0)
         r = source_window_open(&z.headers, source, LOCAL_WINDOW_BYTES);
-    progress->members_total = z.end.entries;
-    progress->bytes_total = z.end.directory_bytes;
+    progress->members_total = z.place.entries;
+    progress->bytes_total = z.place.directory_bytes;
     if (r == 0)
         r = read_directory(&z);
     if (r == 0)
         r = check_overlaps(&z);
-    progress->members = z.end.entries;
+    progress->members = z.place.entries;
     header->sum_kind = SUM_CRC32;
     header->block_bytes = z.largest_block;
     deflate_scan_free(z.scan);

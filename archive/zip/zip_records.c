@@ -19,30 +19,11 @@ enum { /* ids of extra fields */
        EXTRA_OWNER = 0x7875,        /* "ux" */
 };
 
-enum { HOST_UNIX = 3, HOST_DARWIN = 19 };
+enum { HOST_FAT = 0, HOST_UNIX = 3, HOST_NTFS = 10, HOST_VFAT = 14, HOST_DARWIN = 19 };
 
 #define NTFS_TO_UNIX INT64_C(11644473600) /* seconds from 1601 to 1970 */
 
 /* ---- the end ---- */
-
-bool zip_find_end(const uint8_t *tail, size_t len, size_t *ret_at)
-{
-    bool found = false;
-    if (len < ZIP_END_BYTES)
-        return false;
-    for (size_t at = len - ZIP_END_BYTES + 1; at-- > 0;) {
-        if (memcmp(tail + at, ZIP_END_MAGIC, 4) != 0)
-            continue;
-        size_t comment = bytes_le16(tail + at + 20), room = len - at - ZIP_END_BYTES;
-        if (comment > room || (found && comment < room))
-            continue;
-        *ret_at = at;
-        found = true;
-        if (comment == room)
-            return true;
-    }
-    return found;
-}
 
 void zip_read_end(const uint8_t bytes[ZIP_END_BYTES], struct zip_end *ret_end)
 {
@@ -88,7 +69,7 @@ bool zip_read_end64(const uint8_t bytes[ZIP_END64_BYTES], struct zip_end *ret_en
 
 size_t zip_entry_bytes(const uint8_t *bytes)
 {
-    if (memcmp(bytes, "PK\1\2", 4) != 0)
+    if (memcmp(bytes, ZIP_ENTRY_MAGIC, 4) != 0)
         return 0;
     return (size_t)ZIP_ENTRY_BYTES + bytes_le16(bytes + 28) + bytes_le16(bytes + 30) +
            bytes_le16(bytes + 32);
@@ -219,11 +200,18 @@ static const char *zip_read_extra(const uint8_t *bytes, size_t len, struct zip_e
     return NULL;
 }
 
-static uint32_t zip_mode(uint16_t made_by, uint32_t attributes, const struct zip_entry *e)
+/* The same rule as unzip's: no file of these systems can have a backslash in its name. */
+static bool zip_has_backslashes(unsigned host, const uint8_t *name, size_t len)
 {
-    unsigned host = made_by >> 8;
+    return (host == HOST_FAT || host == HOST_NTFS || host == HOST_VFAT) &&
+           !memchr(name, '/', len) && memchr(name, '\\', len);
+}
+
+static uint32_t zip_mode(unsigned host, uint32_t attributes, const struct zip_entry *e)
+{
     uint32_t mode = host == HOST_UNIX || host == HOST_DARWIN ? attributes >> 16 : 0;
-    bool is_directory = e->name_len > 0 && e->name[e->name_len - 1] == '/';
+    uint8_t slash = e->has_backslashes ? '\\' : '/';
+    bool is_directory = e->name_len > 0 && e->name[e->name_len - 1] == slash;
     if (mode == 0) { /* by the DOS attributes: 16: a directory, 1: read-only */
         is_directory |= (attributes & 16) != 0;
         mode = is_directory ? 0755 : attributes & 1 ? 0444 : 0644;
@@ -240,11 +228,13 @@ const char *zip_read_entry(const uint8_t *bytes, struct zip_entry *ret_entry)
 {
     size_t name_len = bytes_le16(bytes + 28), extra_len = bytes_le16(bytes + 30);
     uint16_t volume = bytes_le16(bytes + 34);
+    unsigned host = bytes[5];
     *ret_entry = (struct zip_entry){
         .name = bytes + ZIP_ENTRY_BYTES,
         .name_len = name_len,
         .raw_name = bytes + ZIP_ENTRY_BYTES,
         .raw_name_len = name_len,
+        .has_backslashes = zip_has_backslashes(host, bytes + ZIP_ENTRY_BYTES, name_len),
         .flags = bytes_le16(bytes + 8),
         .method = bytes_le16(bytes + 10),
         .mtime_sec = zip_dos_time(bytes_le16(bytes + 14), bytes_le16(bytes + 12)),
@@ -256,9 +246,13 @@ const char *zip_read_entry(const uint8_t *bytes, struct zip_entry *ret_entry)
     };
     if (volume != 0 && volume != UINT16_MAX)
         return "lies in another volume";
-    ret_entry->mode = zip_mode(bytes_le16(bytes + 4), bytes_le32(bytes + 38), ret_entry);
-    return zip_read_extra(bytes + ZIP_ENTRY_BYTES + name_len, extra_len, ret_entry,
-                          volume == UINT16_MAX);
+    ret_entry->mode = zip_mode(host, bytes_le32(bytes + 38), ret_entry);
+    const char *wrong = zip_read_extra(bytes + ZIP_ENTRY_BYTES + name_len, extra_len, ret_entry,
+                                       volume == UINT16_MAX);
+    /* What zip read from a pipe has the pipe's type; unzip makes a file of it, too. */
+    if (ret_entry->packed_bytes > 0 && !S_ISDIR(ret_entry->mode) && !S_ISLNK(ret_entry->mode))
+        ret_entry->mode = S_IFREG | (ret_entry->mode & 07777);
+    return wrong;
 }
 
 /*
@@ -278,7 +272,7 @@ const char *zip_check_local(const uint8_t *bytes, size_t len, const struct zip_e
              size = bytes_le32(bytes + 22);
     if (bytes_le16(bytes + 8) != entry->method)
         return "is compressed in one way by its header and in another by the central directory";
-    if (len < ZIP_LOCAL_BYTES + name_len)
+    if (len < ZIP_LOCAL_BYTES + entry->raw_name_len)
         return "has a header that the archive's end cuts off";
     if (name_len != entry->raw_name_len ||
         memcmp(bytes + ZIP_LOCAL_BYTES, entry->raw_name, name_len) != 0)

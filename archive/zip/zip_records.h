@@ -21,6 +21,7 @@
 #define ZIP_ENTRY_MAX (ZIP_ENTRY_BYTES + 3 * 65535u)
 
 #define ZIP_LOCAL_MAGIC "PK\3\4"
+#define ZIP_ENTRY_MAGIC "PK\1\2"
 #define ZIP_END_MAGIC "PK\5\6"
 #define ZIP_SPANNED_MAGIC "PK\7\10" /* before the first member of what was to be split */
 
@@ -49,13 +50,6 @@ struct zip_end {
     bool has_64;               /* some values are in the zip64 end */
 };
 
-/*
- * Find the end of central directory in `tail`, the last bytes of the file (ZIP_END_BYTES +
- * ZIP_COMMENT_MAX of them, or the whole file). One whose comment reaches the end of the file
- * exactly is preferred to a later one. False: there is none.
- */
-bool zip_find_end(const uint8_t *tail, size_t len, size_t *ret_at);
-
 void zip_read_end(const uint8_t bytes[ZIP_END_BYTES], struct zip_end *ret_end);
 
 /* Offset of the zip64 end, as recorded. False: these bytes are no locator. */
@@ -70,6 +64,7 @@ struct zip_entry {
     size_t name_len;
     const uint8_t *raw_name; /* as in the local header */
     size_t raw_name_len;
+    bool has_backslashes; /* in place of slashes, as some programs for Windows write them */
     uint16_t method, flags;
     uint32_t crc32;
     uint64_t packed_bytes, size_bytes;

@@ -181,6 +181,60 @@ def test_names_are_bytes_unless_a_field_has_them_in_utf8(work):
         check_equal(os.listdir(mount / "."), ["café"], "the name in UTF-8")
 
 
+def test_backslashes_of_windows_separate(work):
+    """As for unzip: where the system is one of Microsoft's, and the name has no slash."""
+    def by(system, name):
+        info = entry(name)
+        info.create_system, info.external_attr = system, 16 if name.endswith("\\") else 0
+        return info
+
+    members = [(by(0, "win\\deep\\a.txt"), b"a", STORED), (by(10, "win\\b"), b"b", DEFLATED),
+               (by(0, "win\\empty\\"), b"", STORED), (by(0, "mixed/c\\d"), b"c", STORED),
+               (by(3, "unix\\e"), b"e", STORED)]
+    found = []
+    with work.mount(make(work / "a.zip", members)) as mount:
+        top = str(mount / ".")
+        for folder, names, files in os.walk(top):
+            found += [os.path.relpath(os.path.join(folder, n), top) for n in names + files]
+        check_equal(pathlib.Path(mount / "win/deep/a.txt").read_bytes(), b"a", "content")
+    check_equal(sorted(found), sorted(["win", "win/deep", "win/deep/a.txt", "win/b", "win/empty",
+                                       "mixed", "mixed/c\\d", "unix\\e"]), "names")
+
+
+def test_what_lies_around_a_zip_is_passed_over(work):
+    plain = pathlib.Path(make(work / "a.zip", [(entry("one"), b"1", STORED), (entry("two"), b"2", DEFLATED)])
+                         ).read_bytes()
+    other = pathlib.Path(make(work / "b.zip", [(entry("other"), b"3", STORED)])).read_bytes()
+    end = plain.rindex(b"PK\5\6")
+
+    def commented(length, comment):
+        return plain[:-2] + struct.pack("<H", length) + comment
+
+    cases = {"behind": plain + b"padding\n" * 99, "in front": b"\x7fELF" * 99 + plain,
+             "both": b"junk" + plain + b"junk",
+             "a comment that is cut off": commented(50, b"the first half of"),
+             "a zip for a comment": commented(len(other), other),
+             "an end for a comment": commented(22, plain[end:]),
+             "a gap before the end": plain[:end] + bytes(10) + plain[end:]}
+    for name, data in cases.items():
+        pathlib.Path(work / "c.zip").write_bytes(data)
+        check_equal(onepot("ls", work / "c.zip").stdout, b"one\ntwo\n", name)
+        check_equal(onepot("cat", work / "c.zip", "one", "two").stdout, b"12", name)
+    for name, data in {"an end of nothing": b"text" + plain[:4] * 9 + b"PK\5\6" + bytes(18),
+                       "an end that leads nowhere": b"text" * 99 + plain[end:]}.items():
+        pathlib.Path(work / "c.bin").write_bytes(data)
+        check(b"not an archive of a known format" in onepot("ls", work / "c.bin", status=1).stderr, name)
+
+
+def test_what_zip_read_from_a_pipe_is_a_file(work):
+    """zip(1) stores the pipe's type; unzip gives a file."""
+    path = make(work / "a.zip", [(entry("-", 0o10600), b"piped", DEFLATED), (entry("fifo", 0o10644), b"", STORED)])
+    with work.mount(path) as mount:
+        check_equal(pathlib.Path(mount / "-").read_bytes(), b"piped", "content")
+        check_equal(os.stat(mount / "-").st_mode, 0o100600, "mode")
+        check_equal(os.stat(mount / "fifo").st_mode, 0o10644, "a pipe without content")
+
+
 # ---- what is left out, and what is refused ----
 
 def change(path, to, what, after):

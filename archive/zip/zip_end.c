@@ -1,0 +1,182 @@
+/*
+ * The end of central directory holds offsets from the start of the zip. Where something was put
+ * in front (a program that unpacks itself), the directory lies further behind than it says,
+ * and so does everything else, by the same distance.
+ *
+ * What is behind the end is its comment, which may be cut off or followed by more, and may hold
+ * anything, another zip's end as well. So each end that there is counts only if it leads to a
+ * directory; one whose comment reaches the end of the file exactly goes before the others, and
+ * a later one before an earlier.
+ */
+#include "zip_end.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bytes.h"
+#include "cleanup.h"
+#include "numbers.h"
+#include "zip_records.h"
+
+int zip_fault_damaged(struct fault *fault, const char *member, uint64_t offset,
+                      const char *what)
+{
+    fault_set(fault, -EUCLEAN, member, offset, "%s", what);
+    fault_advise(fault, "make the archive again, or copy it again");
+    return -EUCLEAN;
+}
+
+static int end_damaged(struct fault *fault, uint64_t offset, const char *what)
+{
+    return zip_fault_damaged(fault, NULL, offset, what);
+}
+
+/* The zip64 end, if there is one. It lies right before its locator, or where that says. */
+static int read_end64(const struct source *source, uint64_t end_at, struct zip_end *end,
+                      uint64_t *ret_directory_end, struct fault *fault)
+{
+    uint8_t locator[ZIP_LOCATOR_BYTES], bytes[ZIP_END64_BYTES];
+    uint64_t recorded;
+    if (end_at < sizeof(locator) + sizeof(bytes))
+        return 0;
+    int r =
+        source_read_fault(source, locator, sizeof(locator), end_at - sizeof(locator), fault);
+    if (r < 0)
+        return r;
+    if (!zip_read_locator(locator, &recorded))
+        return end->has_64
+                   ? end_damaged(fault, end_at, "the zip64 end of its directory is missing")
+                   : 0;
+    const uint64_t places[] = {recorded, end_at - sizeof(locator) - sizeof(bytes)};
+    for (size_t i = 0; i < 2; i++) {
+        if (places[i] > end_at - sizeof(locator) - sizeof(bytes))
+            continue;
+        r = source_read_fault(source, bytes, sizeof(bytes), places[i], fault);
+        if (r < 0)
+            return r;
+        if (zip_read_end64(bytes, end)) {
+            *ret_directory_end = places[i];
+            return 0;
+        }
+    }
+    return end_damaged(fault, recorded, "the zip64 end of its directory is missing");
+}
+
+static const char not_its_own[] =
+    "the directory at its end is not its own: the archive was cut off, or has more than 4 GiB "
+    "without zip64";
+
+/* Does a directory begin at `at`? An empty one begins with its end, and is anywhere. */
+static int check_start(const struct source *source, const struct zip_end *end, uint64_t at,
+                       struct fault *fault)
+{
+    uint8_t magic[4];
+    if (end->directory_bytes == 0)
+        return 0;
+    if (end->directory_bytes < ZIP_ENTRY_BYTES)
+        return end_damaged(fault, at, "its directory is damaged");
+    int r = source_read_fault(source, magic, sizeof(magic), at, fault);
+    if (r < 0)
+        return r;
+    return memcmp(magic, ZIP_ENTRY_MAGIC, 4) == 0
+               ? 0
+               : end_damaged(fault, at, "its directory is damaged");
+}
+
+/* A file that begins like a zip has a member at its start, so nothing was put in front of it.
+ */
+static int check_front(const struct source *source, uint64_t prefix, struct fault *fault)
+{
+    uint8_t magic[4];
+    int r = prefix == 0 ? 0 : source_read_fault(source, magic, sizeof(magic), 0, fault);
+    if (r < 0 || prefix == 0)
+        return r;
+    return memcmp(magic, ZIP_LOCAL_MAGIC, 4) != 0 ? 0 : end_damaged(fault, 0, not_its_own);
+}
+
+/* The directory that ends at `directory_end`, or lies where `end` says. */
+static int place_directory(const struct source *source, const struct zip_end *end,
+                           uint64_t directory_end, struct zip_place *place, struct fault *fault)
+{
+    place->directory = directory_end - end->directory_bytes;
+    place->prefix = place->directory - end->directory_offset;
+    int r = check_start(source, end, place->directory, fault);
+    if (r == 0)
+        r = check_front(source, place->prefix, fault);
+    if (r != -EUCLEAN || place->prefix == 0)
+        return r;
+    /* Something may lie between the directory and its end instead. */
+    place->directory = end->directory_offset;
+    place->prefix = 0;
+    return check_start(source, end, place->directory, NULL) == 0 ? 0 : r;
+}
+
+static int read_end(const struct source *source, const uint8_t bytes[ZIP_END_BYTES],
+                    uint64_t end_at, struct zip_place *place, struct fault *fault)
+{
+    struct zip_end end;
+    uint64_t directory_end = end_at;
+    zip_read_end(bytes, &end);
+    int r = read_end64(source, end_at, &end, &directory_end, fault);
+    if (r < 0)
+        return r;
+    if (end.is_split) {
+        fault_set(fault, -EINVAL, NULL, end_at, "is one volume of a zip of several");
+        fault_advise(fault, "join them first: zip -s 0 FIRST.zip --out WHOLE.zip");
+        return -EINVAL;
+    }
+    if (end.directory_bytes > directory_end ||
+        end.directory_offset > directory_end - end.directory_bytes)
+        return end_damaged(fault, end_at,
+                           "its directory lies outside the archive: bytes are missing");
+    if (end.entries > end.directory_bytes / ZIP_ENTRY_BYTES)
+        return end_damaged(fault, end_at, "its directory is too short for its members");
+    *place = (struct zip_place){
+        .directory_bytes = end.directory_bytes,
+        .entries = end.entries,
+        .has_64 = end.has_64,
+    };
+    return place_directory(source, &end, directory_end, place, fault);
+}
+
+/* Is an end at `at`, and does its comment reach the end of `tail` exactly, or not? */
+static bool is_end(const uint8_t *tail, size_t len, size_t at, bool is_exact)
+{
+    return memcmp(tail + at, ZIP_END_MAGIC, 4) == 0 &&
+           is_exact == (bytes_le16(tail + at + 20) == len - at - ZIP_END_BYTES);
+}
+
+/* An error tells of the end that comes first. */
+static int try_ends(const struct source *source, const uint8_t *tail, size_t len,
+                    struct zip_place *ret_place, struct fault *fault)
+{
+    int first = 0;
+    for (int round = 0; round < 2 && len >= ZIP_END_BYTES; round++)
+        for (size_t at = len - ZIP_END_BYTES + 1; at-- > 0;) {
+            if (!is_end(tail, len, at, round == 0))
+                continue;
+            int r = read_end(source, tail + at, source_size(source) - len + at, ret_place,
+                             first ? NULL : fault);
+            if (r != -EUCLEAN && r != -EINVAL) {
+                if (r == 0 && first && fault)
+                    *fault = (struct fault){0};
+                return r;
+            }
+            first = first ? first : r;
+        }
+    return first ? first
+                 : end_damaged(fault, source_size(source),
+                               "the archive is truncated: the directory at its end is missing");
+}
+
+int zip_find_directory(const struct source *source, struct zip_place *ret_place,
+                       struct fault *fault)
+{
+    size_t len = (size_t)min_u64(source_size(source), ZIP_END_BYTES + ZIP_COMMENT_MAX);
+    auto_free uint8_t *tail = malloc(len ? len : 1);
+    int r =
+        tail ? source_read_fault(source, tail, len, source_size(source) - len, fault) : -ENOMEM;
+    return r < 0 ? r : try_ends(source, tail, len, ret_place, fault);
+}

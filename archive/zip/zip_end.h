@@ -1,0 +1,37 @@
+/*
+ * Where the central directory of a zip is: what lies at its end is found, checked and read.
+ *
+ * Threads: any.
+ */
+#ifndef ONEPOT_ZIP_END_H
+#define ONEPOT_ZIP_END_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "fault.h"
+#include "source.h"
+
+struct zip_place {
+    uint64_t directory; /* where it begins */
+    uint64_t directory_bytes;
+    uint64_t entries;
+    uint64_t prefix; /* bytes in front of the zip: what it calls 0 is here */
+    bool has_64;     /* so that `entries` is the whole number, not its last 16 bits */
+};
+
+/*
+ * Find the directory. Bytes in front of the zip and behind it are passed over, and so is an end
+ * that leads to no directory, such as one in a comment.
+ *
+ * 0, -EUCLEAN where there is none, -EINVAL for one volume of several, or an error of reading;
+ * all with a fault.
+ */
+int zip_find_directory(const struct source *source, struct zip_place *ret_place,
+                       struct fault *fault);
+
+/* -EUCLEAN, with what to do about a damaged zip. */
+int zip_fault_damaged(struct fault *fault, const char *member, uint64_t offset,
+                      const char *what);
+
+#endif
