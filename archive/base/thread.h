@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <time.h>
 
 /*
@@ -29,6 +30,25 @@ static inline int thread_start(pthread_t *thread, size_t stack_bytes, void *(*ru
     pthread_sigmask(SIG_SETMASK, &kept, NULL);
     pthread_attr_destroy(&attr);
     return -r;
+}
+
+#define THREAD_TEAM_MAX 64u
+
+/*
+ * Run `run` in so many threads, at most THREAD_TEAM_MAX, of which this is one; in fewer if no
+ * more can be started. Returns when all have returned.
+ */
+static inline void thread_team(uint64_t count, size_t stack_bytes, void *(*run)(void *),
+                               void *arg)
+{
+    pthread_t threads[THREAD_TEAM_MAX - 1];
+    unsigned started = 0;
+    while (started < THREAD_TEAM_MAX - 1 && started + 1 < count &&
+           thread_start(&threads[started], stack_bytes, run, arg) == 0)
+        started++;
+    run(arg);
+    for (unsigned i = 0; i < started; i++)
+        pthread_join(threads[i], NULL);
 }
 
 /*

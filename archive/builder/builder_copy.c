@@ -337,17 +337,16 @@ static int copy_begin_source(struct builder_copying *c, const struct builder_cop
 /* Fill in the header's part that depends on all. */
 static void copy_describe(struct builder_copying *c, struct builder_header *header)
 {
-    const struct index_info *first = index_info(c->copy.parts[0].index);
+    struct sum_kinds kinds = {0};
     header->codec = CODEC_NONE;
     header->block_bytes = 0;
-    bool all = true;
     for (size_t i = 0; i < c->copy.part_count; i++) {
         const struct index_info *info = index_info(c->copy.parts[i].index);
         header->block_bytes = max_u32(header->block_bytes, info->block_bytes);
-        c->has_sums = c->has_sums || info->has_some_sums;
-        all = all && info->has_some_sums && info->sum_kind == first->sum_kind;
+        sum_kinds_add(&kinds, info->has_some_sums, info->sum_kind);
     }
-    header->sum_kind = !c->has_sums ? SUM_XXH3 : all ? first->sum_kind : SUM_MIXED;
+    c->has_sums = kinds.some;
+    header->sum_kind = sum_kinds_together(&kinds);
     c->mixes_sums = header->sum_kind == SUM_MIXED;
     for (size_t i = 0; i < c->copy.part_count; i++)
         c->sources[i].has_blocks = c->sources[i].block_bytes == header->block_bytes;

@@ -20,6 +20,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "builder_copy.h"
 #include "map.h"
 #include "vector.h"
 
@@ -81,13 +82,10 @@ uint32_t grafter_entries(const struct grafter *g)
 
 static enum sum_kind grafter_sum_kind(const struct grafter *g)
 {
-    const struct graft_part *parts = g->parts.at;
-    bool any = false, same = true;
-    for (size_t i = 0; i < g->parts.count; i++) {
-        any = any || parts[i].has_sums;
-        same = same && parts[i].has_sums && parts[i].sum_kind == parts[0].sum_kind;
-    }
-    return !any ? SUM_XXH3 : same ? parts[0].sum_kind : SUM_MIXED;
+    struct sum_kinds kinds = {0};
+    for (size_t i = 0; i < g->parts.count; i++)
+        sum_kinds_add(&kinds, g->parts.at[i].has_sums, g->parts.at[i].sum_kind);
+    return sum_kinds_together(&kinds);
 }
 
 void grafter_finish(struct grafter *g, struct builder_header *header)

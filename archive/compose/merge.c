@@ -181,19 +181,12 @@ static void *merge_run_checks(void *arg)
 
 static int merge_check_all(struct merge *m)
 {
-    pthread_t threads[MERGE_THREADS];
     uint64_t entries = 0;
     for (size_t i = 0; i < m->count; i++)
         entries += index_info(m->sources[i].part->index)->entries;
     uint64_t wanted =
         min_u64(min_u64(entries / MERGE_THREAD_ENTRIES, cpus_allowed()), MERGE_THREADS);
-    unsigned started = 0;
-    while (started + 1 < wanted &&
-           thread_start(&threads[started], MERGE_STACK_BYTES, merge_run_checks, m) == 0)
-        started++;
-    merge_run_checks(m);
-    for (unsigned i = 0; i < started; i++)
-        pthread_join(threads[i], NULL);
+    thread_team(wanted, MERGE_STACK_BYTES, merge_run_checks, m);
     return m->refused ? -ENOTSUP : 0;
 }
 

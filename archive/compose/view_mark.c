@@ -272,16 +272,9 @@ static void *marking_run(void *arg)
 
 static int marking_run_all(struct marking *m)
 {
-    pthread_t threads[MARK_THREADS];
     uint64_t wanted =
         min_u64(min_u64(m->entries / MARK_THREAD_ENTRIES, cpus_allowed()), MARK_THREADS);
-    unsigned started = 0;
-    while (started + 1 < wanted &&
-           thread_start(&threads[started], MARK_STACK_BYTES, marking_run, m) == 0)
-        started++;
-    marking_run(m);
-    for (unsigned i = 0; i < started; i++)
-        pthread_join(threads[i], NULL);
+    thread_team(wanted, MARK_STACK_BYTES, marking_run, m);
     return atomic_load(&m->err);
 }
 

@@ -8,7 +8,7 @@
 #endif
 #include <xxhash.h>
 
-/* What the highest bits of a sum say where kinds are mixed. */
+/* Where kinds are mixed, the highest bits of a sum tell its kind. */
 #define MIXED_SHIFT 62
 #define MIXED_CRC32 UINT64_C(1)
 #define MIXED_XXH3 UINT64_C(2)

@@ -70,6 +70,18 @@ static int image_read_copy(const struct source *source, const struct image_place
     return r;
 }
 
+static int image_read_small(struct index *index, struct source *source,
+                            const struct image_place *place, const uint8_t **ret_image)
+{
+    uint8_t *bytes = malloc(place->len);
+    if (!bytes)
+        return -ENOMEM;
+    int r = image_read_pieces(source, place, bytes);
+    index->small = bytes;
+    *ret_image = bytes;
+    return r;
+}
+
 /* Map the pieces one after the other, beginning `skip` bytes into the mapping. */
 static void *image_map_pieces(const struct source *source, const struct image_place *place,
                               size_t skip)
@@ -179,7 +191,7 @@ static int image_check_header(const uint8_t *image, uint64_t offset, uint64_t le
 
     if (le32toh(h.version) != DISK_VERSION || (le64toh(h.incompatible) & ~DISK_NEEDS_KNOWN)) {
         fault_set(fault, -ENOTSUP, NULL, offset, "the index was made by a later onepot");
-        fault_advise(fault, "use a newer onepot, or have this one index the archive anew");
+        fault_advise(fault, "use that version, or pack the archive anew with this one");
         return -ENOTSUP;
     }
     if (le64toh(h.image_bytes) > len)
@@ -310,26 +322,23 @@ static bool image_in_file(const struct image_place *place, uint64_t size)
     return last >= place->offset && last < size;
 }
 
-int index_open(struct source *source, uint64_t offset, uint64_t len, struct fault *fault,
-               struct index **ret_index)
-{
-    return index_open_pieces(source, offset, len, 0, fault, ret_index);
-}
+typedef int image_getter(struct index *index, struct source *source,
+                         const struct image_place *place, const uint8_t **ret_image);
 
-int index_open_pieces(struct source *source, uint64_t offset, uint64_t len, uint64_t stride,
-                      struct fault *fault, struct index **ret_index)
+static int index_open_place(struct source *source, const struct image_place *place,
+                            image_getter *get, struct fault *fault, struct index **ret_index)
 {
-    struct image_place place = {offset, stride, (size_t)len};
     uint64_t size = source_size(source);
+    uint64_t offset = place->offset, len = place->len, stride = place->stride;
     if (offset % 8 || len == 0 || offset > size || len > size - offset ||
         stride % DISK_PAGE_BYTES || stride > DISK_STRIDE_MAX || stride == DISK_PAGE_BYTES ||
-        !image_in_file(&place, size))
+        !image_in_file(place, size))
         return image_damaged(fault, offset, "it does not lie within its file");
     struct index *index = calloc(1, sizeof(*index));
     if (!index)
         return -ENOMEM;
     const uint8_t *image;
-    int r = image_map(index, source, &place, &image);
+    int r = get(index, source, place, &image);
     if (r < 0)
         fault_set(fault, r, NULL, offset, "the index can't be read: %s", fault_errno(r));
     else
@@ -340,6 +349,25 @@ int index_open_pieces(struct source *source, uint64_t offset, uint64_t len, uint
     }
     *ret_index = index;
     return 0;
+}
+
+int index_open(struct source *source, uint64_t offset, uint64_t len, struct fault *fault,
+               struct index **ret_index)
+{
+    return index_open_pieces(source, offset, len, 0, fault, ret_index);
+}
+
+int index_open_small(struct source *source, struct fault *fault, struct index **ret_index)
+{
+    const struct image_place place = {.len = (size_t)source_size(source)};
+    return index_open_place(source, &place, image_read_small, fault, ret_index);
+}
+
+int index_open_pieces(struct source *source, uint64_t offset, uint64_t len, uint64_t stride,
+                      struct fault *fault, struct index **ret_index)
+{
+    const struct image_place place = {offset, stride, (size_t)len};
+    return index_open_place(source, &place, image_map, fault, ret_index);
 }
 
 int index_move(const struct index *index, const struct source *source)
@@ -360,6 +388,7 @@ void index_close(struct index *index)
     lost_pages_release(index->guard);
     if (index->map)
         munmap(index->map, index->map_bytes);
+    free(index->small);
     free((void *)index->page_good);
     free((void *)index->dir_good);
     free(index);

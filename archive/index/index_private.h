@@ -45,6 +45,7 @@ struct index {
 
     void *map; /* the image, from the memory page in which it starts */
     size_t map_bytes;
+    void *small;              /* the image, if it is not mapped */
     struct lost_pages *guard; /* of the map; NULL: the image is our own copy */
 };
 

@@ -190,9 +190,9 @@ int coverage_check_window(const struct coverage *c, const struct source *source,
     int r = index_window_sum(c->index, WINDOWS_OF_REST, window, &sum);
     if (r < 0)
         return fault_set(fault, r, NULL, FAULT_NO_OFFSET, "the index is damaged");
-    r = source_read(source, buf, (size_t)(to - from), from);
+    r = source_read_fault(source, buf, (size_t)(to - from), from, fault);
     if (r < 0)
-        return fault_set(fault, r, NULL, from, "read error: %s", fault_errno(r));
+        return r;
     XXH3_state_t *state = XXH3_createState();
     if (!state)
         return -ENOMEM;

@@ -277,7 +277,8 @@ static int footer_decode(struct footer *f, uint64_t size, struct fault *fault)
         return onepot_damaged(fault, at, "footer is damaged: its sum is wrong");
     if (f->version != ONEPOT_FOOTER_VERSION || f->incompatible & ~FOOTER_ZSTD) {
         onepot_stale(fault, at, "its index was made by a later version of onepot");
-        fault_advise(fault, "it is read as a plain tar; use that version to mount it at once");
+        fault_advise(fault, "it is read as a plain tar; use that version, or pack the archive "
+                            "anew with this one");
         return -ESTALE;
     }
     if (f->file_bytes != size)
@@ -369,9 +370,9 @@ static int onepot_check_zeros(const struct source *source, uint64_t from, uint64
     uint8_t bytes[sizeof(zeros)];
     while (from < to) {
         size_t n = (size_t)min_u64(to - from, sizeof(bytes));
-        int r = source_read(source, bytes, n, from);
+        int r = source_read_fault(source, bytes, n, from, fault);
         if (r < 0)
-            return fault_set(fault, r, NULL, from, "read error: %s", fault_errno(r));
+            return r;
         if (memcmp(bytes, zeros, n) != 0)
             return onepot_damaged(fault, from, "there should be zeros");
         from += n;
@@ -385,9 +386,9 @@ static int onepot_check_skippable(const struct source *source, uint64_t start, u
 {
     uint8_t wanted[SKIPPABLE_BYTES], found[SKIPPABLE_BYTES];
     onepot_put_skippable(wanted, end - start - SKIPPABLE_BYTES);
-    int r = source_read(source, found, sizeof(found), start);
+    int r = source_read_fault(source, found, sizeof(found), start, fault);
     if (r < 0)
-        return fault_set(fault, r, NULL, start, "read error: %s", fault_errno(r));
+        return r;
     return memcmp(wanted, found, sizeof(found)) == 0
                ? 0
                : onepot_damaged(fault, start, "the header of a skippable frame is damaged");

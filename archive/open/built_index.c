@@ -219,7 +219,7 @@ static int built_save(struct opening *o, int fd, uint64_t image_bytes, uint64_t 
     enum pot_save how = o->options->save;
     if (how == POT_SAVE_NEVER ||
         (how == POT_SAVE_AUTO &&
-         ((o->pot->packed && !o->options->store) ||
+         (o->is_of_later_version || (o->pot->packed && !o->options->store) ||
           (took_ms + o->unpack_ms < SAVE_AFTER_MS && index_points(o->pot->index) == 0))))
         return 0;
     struct index *saved = NULL;

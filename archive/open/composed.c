@@ -25,6 +25,7 @@ struct pot_unsaved {
     char *path;
     int image;
     uint64_t bytes;
+    bool is_noted; /* a failure is worth a line */
     struct saved_access access;
 };
 
@@ -53,7 +54,7 @@ int composed_find(const struct composed *what, char **ret_path, struct index **r
     if (r == 0)
         r = saved_index_open_file(path, what->options, what->archive, NULL, &index);
     if (r < 0)
-        return r;
+        return r == -ENOTSUP ? -ENOENT : r;
     if (!composed_has_recipe(index, what->recipe)) {
         index_close(index);
         return -ENOENT;
@@ -138,7 +139,16 @@ void pot_unsaved_free(struct pot_unsaved *unsaved)
     free(unsaved);
 }
 
-int pot_save(struct pot *pot)
+static int composed_cannot_save(struct fault *fault, int err)
+{
+    fault_set(fault, err, NULL, FAULT_NO_OFFSET,
+              "the index of this view could not be saved in the cache folder: %s",
+              fault_errno(err));
+    fault_advise(fault, "it stays in memory, and is made anew for the next mount");
+    return err;
+}
+
+int pot_save(struct pot *pot, struct fault *fault)
 {
     struct pot_unsaved *unsaved = steal_ptr(&pot->unsaved);
     int file;
@@ -148,6 +158,8 @@ int pot_save(struct pot *pot)
                                    unsaved->bytes, &file);
     if (r == 0) /* else it stays in memory */
         built_index_move(file, unsaved->path, pot->index);
+    else if (unsaved->is_noted)
+        composed_cannot_save(fault, r);
     pot_unsaved_free(unsaved);
     return r;
 }
@@ -162,9 +174,7 @@ static int composed_save(const struct composed *what, int fd, uint64_t bytes,
     else if (r == 0)
         r = composed_save_now(what, path, fd, bytes, index);
     if (r < 0)
-        return fault_set(fault, r, NULL, FAULT_NO_OFFSET,
-                         "the index of this view could not be saved in the cache folder: %s",
-                         fault_errno(r));
+        return composed_cannot_save(fault, r);
     *ret_path = steal_ptr(&path);
     return 0;
 }
@@ -192,7 +202,10 @@ int composed_make_by(const struct composed *what, composed_writer *write, void *
             *fault = why;
         return r;
     }
-    if (r < 0 && now_ms() - start_ms >= COMPOSED_NOTED_MS)
+    bool is_noted = save == POT_SAVE_ALWAYS || now_ms() - start_ms >= COMPOSED_NOTED_MS;
+    if (r == 0 && what->later && *what->later)
+        (*what->later)->is_noted = is_noted;
+    if (r < 0 && is_noted)
         pot_note_fault(what->options, what->name, &why);
     *ret_index = index;
     return 0;

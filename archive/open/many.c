@@ -98,16 +98,9 @@ static unsigned many_threads(const struct many *many)
 static void many_each_from(struct many *many, size_t first,
                            void (*step)(struct many *many, struct part *part))
 {
-    pthread_t threads[MANY_THREADS];
-    unsigned count = 0, wanted = many_threads(many);
     many->step = step;
     atomic_store(&many->next, first);
-    while (count + 1 < wanted &&
-           thread_start(&threads[count], MANY_STACK_BYTES, many_run, many) == 0)
-        count++;
-    many_run(many);
-    for (unsigned i = 0; i < count; i++)
-        pthread_join(threads[i], NULL);
+    thread_team(many_threads(many), MANY_STACK_BYTES, many_run, many);
 }
 
 /* ---- looking ---- */

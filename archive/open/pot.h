@@ -229,9 +229,10 @@ int pot_show(struct pot *pot, const struct view *view, struct fault *fault);
 /*
  * Save an index that pot_open composed with `saves_later`, and put the file in the place of its
  * memory: other threads may be reading it. 0 as well if there is none; else -errno, and it
- * stays in memory. Call it once.
+ * stays in memory. `fault` says so only if composing it took long enough to be worth a line.
+ * Call it once.
  */
-int pot_save(struct pot *pot);
+int pot_save(struct pot *pot, struct fault *fault);
 
 void pot_close(struct pot *pot); /* NULL is fine */
 

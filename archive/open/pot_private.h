@@ -39,6 +39,7 @@ struct opening {
     const struct pot_options *options;
     const char *compression;    /* of pot->source as a whole; NULL: none */
     struct index *stream_index; /* of the content of pot->source, which is one stream */
+    bool is_of_later_version;   /* the saved index, which stays as it is */
     uint64_t unpack_ms;         /* that unpacking took */
     bool has_fingerprint;       /* of the archive file: it is computed only when needed */
     uint64_t fingerprint;
@@ -160,7 +161,8 @@ int saved_index_write(const char *archive, uint64_t offset, const struct source 
 int saved_index_cache_path(const char *name, const char *key, char **ret_path);
 
 /*
- * The index in a file, if it can be trusted to describe the archive. -ENOENT, -ENOMEM.
+ * The index in a file, if it can be trusted to describe the archive. -ENOENT, -ENOMEM,
+ * -ENOTSUP: a later version made it.
  * *ret_is_later (may be NULL): it was written after the last change of the archive.
  */
 int saved_index_open_file(const char *path, const struct pot_options *options,
@@ -198,10 +200,10 @@ struct composed {
     struct pot_unsaved **later; /* options->saves_later: where to leave it; NULL: save it now */
 };
 
-/* What takes longer to compose is saved. Of lists and patterns there may be many. */
+/* A tree that takes longer to compose is saved. Of lists and patterns there may be many. */
 enum { COMPOSED_WORTH_MS = 5, COMPOSED_VIEW_WORTH_MS = 200 };
 
-/* That it can't be saved is worth a line if it took so long. */
+/* A failure to save it is worth a line if it took so long. */
 enum { COMPOSED_NOTED_MS = 200 };
 
 void pot_unsaved_free(struct pot_unsaved *unsaved); /* NULL is fine */

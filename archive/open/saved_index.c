@@ -27,6 +27,8 @@
 #include "path.h"
 #include "pot_private.h"
 
+#define SMALL_INDEX_BYTES (16u << 10)
+
 #define SUFFIX ".onepot-index"
 
 enum {
@@ -153,7 +155,10 @@ int saved_index_open_file(const char *path, const struct pot_options *options,
     const char *why = "can't be examined";
     if (fstat(source_fd(file), &ours) == 0 && fstat(source_fd(archive), &theirs) == 0)
         why = saved_mistrust(&ours, &theirs);
-    int r = why ? -EPERM : index_open(file, 0, source_size(file), NULL, ret_index);
+    int r = why ? -EPERM
+            : source_size(file) <= SMALL_INDEX_BYTES
+                ? index_open_small(file, NULL, ret_index)
+                : index_open(file, 0, source_size(file), NULL, ret_index);
     if (why)
         pot_note(options, path, "is not used: it %s", why);
     else if (ret_is_later)
@@ -161,7 +166,19 @@ int saved_index_open_file(const char *path, const struct pot_options *options,
     if (r == -EUCLEAN)
         pot_note(options, path, "this saved index is damaged: it is made anew");
     source_close(file);
-    return r < 0 && r != -ENOMEM ? -ENOENT : r;
+    return r < 0 && r != -ENOMEM && r != -ENOTSUP ? -ENOENT : r;
+}
+
+/* Those of one version are not replaced by another's, unless somebody asks for that. */
+static void saved_note_version(const char *path, struct opening *o)
+{
+    o->is_of_later_version = true;
+    if (o->options->save == POT_SAVE_ALWAYS)
+        pot_note(o->options, path, "was made by a later version of onepot: it is made anew");
+    else
+        pot_note(o->options, path,
+                 "was made by a later version of onepot, and this one indexes the archive anew "
+                 "each time; use that version, or replace the file by 'onepot index'");
 }
 
 /* -ENOENT: no usable index here. */
@@ -170,6 +187,10 @@ static int saved_try_path(const char *path, struct opening *o, struct index **re
     struct index *index = NULL;
     bool is_later = false;
     int r = saved_index_open_file(path, o->options, o->pot->source, &is_later, &index);
+    if (r == -ENOTSUP) {
+        saved_note_version(path, o);
+        return -ENOENT;
+    }
     if (r < 0)
         return r;
     if (!saved_describes(index, o) || !(is_later || saved_has_fingerprint(index, o))) {

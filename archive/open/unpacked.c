@@ -140,7 +140,8 @@ static int unpacked_somewhere(struct unpacking *u, struct fault *fault, int *ret
         int r = unpacked_privately(u, places[i], room, &ignored, ret_fd);
         if (r == 0)
             return 0;
-        if (!unpacked_means_another_place(r)) {
+        bool of_content = r == -ENOTSUP && ignored.err; /* not of the filesystem */
+        if (of_content || !unpacked_means_another_place(r)) {
             if (fault && !fault->err)
                 *fault = ignored;
             return r;

@@ -273,6 +273,13 @@ int source_read(const struct source *source, void *buf, size_t len, uint64_t off
     return source_readv(source, &(struct iovec){buf, len}, 1, offset);
 }
 
+int source_read_fault(const struct source *source, void *buf, size_t len, uint64_t offset,
+                      struct fault *fault)
+{
+    int r = source_read(source, buf, len, offset);
+    return r < 0 ? fault_set(fault, r, NULL, offset, "read error: %s", fault_errno(r)) : 0;
+}
+
 int source_read_cached(const struct source *source, void *buf, size_t len, uint64_t offset)
 {
     if (!source_in_range(source, len, offset))

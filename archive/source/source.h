@@ -150,6 +150,10 @@ bool source_was_cut(const struct source *source);
  */
 int source_read(const struct source *source, void *buf, size_t len, uint64_t offset);
 
+/* The same; `fault` says what failed, and where. */
+int source_read_fault(const struct source *source, void *buf, size_t len, uint64_t offset,
+                      struct fault *fault);
+
 /*
  * The same, but from the page cache only: -EAGAIN if a device would have to be read (or if the
  * filesystem can't say). Never waits.

@@ -247,7 +247,8 @@ int source_retry(struct source **source)
     if (!retry)
         return -ENOMEM;
     source_wrap(&retry->source, &retry_ops, source);
-    retry->path = path_of(retry->source.fd);
+    if (!source_is_local(retry->source.wrapped)) /* a local handle does not become stale */
+        retry->path = path_of(retry->source.fd);
     atomic_init(&retry->retries, SOURCE_RETRIES_DEFAULT);
     pause_init(&retry->pause);
     pthread_mutex_init(&retry->open_lock, NULL);

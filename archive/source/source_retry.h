@@ -15,11 +15,12 @@
 
 /*
  * Put a retrying source around *source, in its place: 0 or -ENOMEM. A file is opened again by
- * the path that the kernel knows; one without a path (a memory file) can't be.
+ * the path that the kernel knows; one without a path (a memory file) can't be, and a local one
+ * need not be.
  */
 int source_retry(struct source **source);
 
-/* The canonical path of a source's file when it was opened; NULL: it has none. */
+/* The canonical path of a distant file when it was opened; NULL: it is local, or has none. */
 const char *source_real_path(const struct source *source);
 
 /* May this storage error pass? */

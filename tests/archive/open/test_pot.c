@@ -321,16 +321,32 @@ START_TEST(composed_index_is_saved_when_that_is_asked_for)
     ck_assert_int_eq(index_resolve(pot->index, "other/two", &other), 0);
     ck_assert_int_eq(index_name(pot->index, other, &name, &len), 0);
 
-    ck_assert_int_eq(pot_save(pot), 0);
+    ck_assert_int_eq(pot_save(pot, NULL), 0);
     ck_assert_ptr_null(pot->unsaved);
     ck_assert_int_eq(access(pot->index_path, F_OK), 0);
     ck_assert_mem_eq(name, "two", 3); /* where it was */
     check_content(pot);
-    ck_assert_int_eq(pot_save(pot), 0);
+    ck_assert_int_eq(pot_save(pot, NULL), 0);
     pot_close(pot);
 
     pot = open_union(&never);
     ck_assert_int_eq((int)pot->origin, POT_INDEX_SAVED);
+    check_content(pot);
+    pot_close(pot);
+}
+END_TEST
+
+START_TEST(composed_index_that_can_not_be_saved_stays_and_says_so)
+{
+    static const struct pot_options later = {.save = POT_SAVE_ALWAYS, .saves_later = true};
+    struct fault fault = {0};
+    ck_assert_int_eq(command("mkdir other && echo two > other/two && tar -cf b.tar other"), 0);
+    struct pot *pot = open_union(&later);
+    ck_assert_int_eq(command("rm -r .cache && touch .cache"), 0);
+    ck_assert_int_eq(pot_save(pot, &fault), -ENOTDIR);
+    ck_assert_ptr_nonnull(strstr(fault.what, "could not be saved"));
+    ck_assert_ptr_nonnull(strstr(fault.advice, "stays in memory"));
+    ck_assert_int_eq(pot_save(pot, &fault), 0); /* said once */
     check_content(pot);
     pot_close(pot);
 }
@@ -578,10 +594,13 @@ static void check_unpacked(const char *path, const char *compression, const char
 
 START_TEST(compressed_tar_is_unpacked_into_memory)
 {
-    ck_assert_int_eq(command("zstd -q a.tar && xz -k a.tar && lz4 -q a.tar a.tar.lz4"), 0);
+    ck_assert_int_eq(command("zstd -q a.tar && xz -k a.tar && lz4 -q a.tar a.tar.lz4 && "
+                             "lz4 -q -l a.tar old.tar.lz4"),
+                     0);
     check_unpacked("a.tar.zst", "zstd", "/dev/shm", defaults);
     check_unpacked("a.tar.xz", "xz", "/dev/shm", defaults); /* of one block */
     check_unpacked("a.tar.lz4", "lz4", "/dev/shm", defaults);
+    check_unpacked("old.tar.lz4", "lz4", "/dev/shm", defaults);
     setenv("ONEPOT_ASSUME_REMOTE", "1", 1);
     check_unpacked("a.tar.zst", "zstd", "/dev/shm", defaults);
 }
@@ -1062,6 +1081,7 @@ int main(void)
     tcase_add_test(tests, index_is_its_owners_whoever_made_it);
     tcase_add_test(tests, index_goes_to_the_cache_where_it_can_not_lie_beside);
     tcase_add_test(tests, composed_index_is_saved_when_that_is_asked_for);
+    tcase_add_test(tests, composed_index_that_can_not_be_saved_stays_and_says_so);
     tcase_add_test(tests, composed_index_that_is_never_saved_leaves_nothing);
     tcase_add_test(tests, index_that_can_not_be_saved_is_an_error_only_if_asked_for);
     tcase_add_test(tests, embedded_index_is_used);

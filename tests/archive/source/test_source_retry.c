@@ -49,7 +49,14 @@ static bool failing_close(struct source *s)
     return true;
 }
 
-static const struct source_ops failing_ops = {.read = failing_read, .close = failing_close};
+static void distant_state(const struct source *s, struct source_state *ret_state)
+{
+    (void)s;
+    *ret_state = (struct source_state){.is_local = false};
+}
+
+static const struct source_ops failing_ops = {
+    .read = failing_read, .state = distant_state, .close = failing_close};
 
 static void on_error(void *ctx, const char *name, enum source_error what, int err,
                      uint64_t offset)
