@@ -273,25 +273,57 @@ int block_cache_end(struct block_cache *cache, struct block *block, int result, 
     return result;
 }
 
-/*
- * Sleeps until the entry is no longer LOADING; with the lock. If the fill turns out to be
- * stuck, the entry leaves the table so that another can take its place, and all threads that
- * wait for it find it FAILED.
- */
-static void wait_loaded(const struct block_cache *cache, struct shard *shard,
-                        struct entry *entry)
+void block_cache_unpacks(struct block_cache *cache, struct block *block)
+{
+    struct entry *entry = (struct entry *)block;
+    struct shard *shard = block_shard_of(cache, entry->key);
+    pthread_mutex_lock(&shard->lock);
+    entry->unpacks = true;
+    pthread_cond_broadcast(&shard->loaded);
+    pthread_mutex_unlock(&shard->lock);
+}
+
+/* Sleeps until the entry is no longer LOADING, or unpacks, or is stuck; with the lock. */
+static void wait_for_bytes(const struct block_cache *cache, struct shard *shard,
+                           struct entry *entry)
 {
     uint64_t until_ns = entry->began_ns + cache->options.stuck_ms * UINT64_C(1000000);
     struct timespec until = {.tv_sec = (time_t)(until_ns / UINT64_C(1000000000)),
                              .tv_nsec = (long)(until_ns % UINT64_C(1000000000))};
     int r = 0;
 
-    while (entry->state == LOADING && r != ETIMEDOUT) {
+    while (entry->state == LOADING && !entry->unpacks && r != ETIMEDOUT) {
         if (cache->options.stuck_ms)
             r = pthread_cond_timedwait(&shard->loaded, &shard->lock, &until);
         else
             pthread_cond_wait(&shard->loaded, &shard->lock);
     }
+}
+
+/* With the lock, which it leaves for `wait`. */
+static void wait_for_unpacking(struct shard *shard, struct entry *entry, block_wait *wait,
+                               void *ctx)
+{
+    if (wait) {
+        pthread_mutex_unlock(&shard->lock);
+        wait(ctx, true);
+        pthread_mutex_lock(&shard->lock);
+    }
+    while (entry->state == LOADING)
+        pthread_cond_wait(&shard->loaded, &shard->lock);
+}
+
+/*
+ * Sleeps until the entry is no longer LOADING; with the lock. If the fill turns out to be
+ * stuck, the entry leaves the table so that another can take its place, and all threads that
+ * wait for it find it FAILED.
+ */
+static void wait_loaded(const struct block_cache *cache, struct shard *shard,
+                        struct entry *entry, block_wait *wait, void *ctx)
+{
+    wait_for_bytes(cache, shard, entry);
+    if (entry->state == LOADING && entry->unpacks)
+        wait_for_unpacking(shard, entry, wait, ctx);
     if (entry->state != LOADING)
         return;
     entry->state = FAILED;
@@ -412,10 +444,10 @@ int block_cache_wait(struct block_cache *cache, struct block *block, block_wait 
     pthread_mutex_lock(&shard->lock);
     if (wait && entry->state == LOADING) {
         pthread_mutex_unlock(&shard->lock);
-        wait(ctx);
+        wait(ctx, false);
         pthread_mutex_lock(&shard->lock);
     }
-    wait_loaded(cache, shard, entry);
+    wait_loaded(cache, shard, entry, wait, ctx);
     int r = entry->state == FAILED ? entry->err : 0;
     if (r < 0)
         gone = block_entry_leave(shard, entry);
@@ -438,7 +470,7 @@ int block_cache_get(struct block_cache *cache, uint64_t key, size_t size, block_
                 r = block_cache_wait(cache, block, wait, ctx);
         } while (r == -EAGAIN);
         if (r == BLOCK_MINE) {
-            r = fill(ctx, key, block_buffer(block), size, &len);
+            r = fill(ctx, key, block, size, &len);
             r = block_cache_end(cache, block, r, len);
         }
     } while (r == -ENOMEM && give_back(cache, tried++));

@@ -45,17 +45,19 @@ struct block {
 };
 
 /*
- * Fills `buf` (capacity `size`) with the block called `key`. Called in the thread that asked,
- * without any lock held. Returns 0 and the length, or -errno, which goes to every thread that
- * waits for this block; nothing is cached then.
+ * Fills the block called `key` (block_buffer, capacity `size`). Called in the thread that
+ * asked, without any lock held. Returns 0 and the length, or -errno, which goes to every thread
+ * that waits for this block; nothing is cached then.
  */
-typedef int block_fill(void *ctx, uint64_t key, void *buf, size_t size, size_t *ret_len);
+typedef int block_fill(void *ctx, uint64_t key, struct block *block, size_t size,
+                       size_t *ret_len);
 
 /*
  * Called, without any lock held, in a thread that is about to sleep until another one has
- * filled the block that both want. May be NULL.
+ * filled the block that both want. Called again, with `unpacks`, when that one has said so
+ * (block_cache_unpacks). May be NULL.
  */
-typedef void block_wait(void *ctx);
+typedef void block_wait(void *ctx, bool unpacks);
 
 struct block_cache_options {
     /*
@@ -146,6 +148,12 @@ void block_cache_forget_order(struct block_cache *cache);
  * evicted like used ones. Call it often: it looks for such blocks only when there may be many.
  */
 void block_cache_passed(struct block_cache *cache, uint64_t due);
+
+/*
+ * All bytes for a block that is MINE were read: from now on its fill takes CPU time only, and
+ * so it is not stuck however long it takes.
+ */
+void block_cache_unpacks(struct block_cache *cache, struct block *block);
 
 /* The buffer of a block that is MINE, as large as the `size` it was begun with. */
 void *block_buffer(struct block *block);

@@ -44,6 +44,7 @@ struct entry {
     enum entry_place reserved; /* the place where it already has room, before it is filled */
     bool linked;               /* in the table */
     bool unused;               /* filled ahead, and not wanted so far */
+    bool unpacks;              /* LOADING: its fill takes CPU time only */
     bool spared;               /* RECENT: the ring's hand has spared it once */
 };
 

@@ -34,8 +34,12 @@
 #include "bzip2_block.h"
 #include "codec_parts.h"
 
-/* The dictionary of `xz -9`, and what filters take. Only what content fills is ever touched. */
-#define XZ_MEMORY_LIMIT (80u << 20)
+/*
+ * The largest dictionary that xz makes, and what filters take. Of these addresses only what
+ * content fills is ever touched; a claim of 4 GiB is refused.
+ */
+#define XZ_MEMORY_LIMIT ((1536u + 16) << 20)
+#define XZ_KEPT_BYTES (8u << 20)
 /* In front of the stream of lzma in a zip: two bytes of version, the length of what follows. */
 #define ZIP_LZMA_HEAD_BYTES 4u
 #define LZMA_PROPERTIES_BYTES 5u
@@ -168,6 +172,19 @@ static int unpack_int64(struct codec_context *context, const void *packed, size_
 }
 
 #ifdef HAVE_XZ
+static int unpack_xz_error(lzma_ret r)
+{
+    switch (r) {
+    case LZMA_MEM_ERROR:
+        return -ENOMEM;
+    case LZMA_MEMLIMIT_ERROR:
+    case LZMA_OPTIONS_ERROR: /* a filter that this liblzma lacks */
+        return -ENOTSUP;
+    default:
+        return -EUCLEAN;
+    }
+}
+
 /* Restarting a decoder on a used lzma_stream keeps its memory. */
 static int unpack_xz(struct codec_context *context, const void *packed, size_t packed_len,
                      void *block, size_t size, size_t *ret_len)
@@ -182,7 +199,7 @@ static int unpack_xz(struct codec_context *context, const void *packed, size_t p
     xz->avail_out = size;
     r = lzma_code(xz, LZMA_FINISH);
     if (r != LZMA_STREAM_END)
-        return r == LZMA_MEM_ERROR ? -ENOMEM : -EUCLEAN;
+        return unpack_xz_error(r);
     *ret_len = size - xz->avail_out;
     return 0;
 }
@@ -352,7 +369,8 @@ int codec_unpack(struct codec_context *context, enum codec codec, const void *pa
         return -ENOTSUP;
     int r = codecs[codec].unpack(context, packed, packed_len, block, size, ret_len);
 #ifdef HAVE_XZ
-    if (size > SMALL) /* a thread does not keep a dictionary of 64 MiB, outside of any budget */
+    /* A thread does not keep a large dictionary, outside of any budget. */
+    if (size > SMALL || lzma_memusage(&context->xz) > XZ_KEPT_BYTES)
         lzma_end(&context->xz);
 #endif
     return r;

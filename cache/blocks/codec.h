@@ -43,9 +43,12 @@ int codec_unpack_part(struct codec_context *context, enum codec codec,
 
 /*
  * Decompresses `packed` into `block` (capacity `size`). Returns 0 and the length, or -EUCLEAN
- * (not valid, or larger than `size`), -ENOTSUP, -ENOMEM. CODEC_ZIP_LZMA need not tell where it
- * ends: what is larger than `size` is cut off.
+ * (not valid, or larger than `size`), -ENOTSUP (CODEC_UNSUPPORTED), -ENOMEM. CODEC_ZIP_LZMA
+ * need not tell where it ends: what is larger than `size` is cut off.
  */
+#define CODEC_UNSUPPORTED                                                                      \
+    "it is compressed with a dictionary above 1.5 GiB, or a filter that is not built in"
+#define CODEC_UNSUPPORTED_ADVICE "extract it with the program that packed it, and pack it anew"
 int codec_unpack(struct codec_context *context, enum codec codec, const void *packed,
                  size_t packed_len, void *block, size_t size, size_t *ret_len);
 

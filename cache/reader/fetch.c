@@ -16,6 +16,8 @@
 /* Bytes between two pieces that are read along with them: less than the ends of the pages. */
 #define GAP_BYTES 4096u
 #define READ_BYTES_MAX (1u << 20)
+/* From here on, blocks are unpacked in turns. */
+#define LARGE_BLOCK_BYTES (1u << 20)
 
 void reader_may_wait(struct reader_scratch *scratch)
 {
@@ -29,6 +31,14 @@ void reader_came_from(struct reader_scratch *scratch, enum reader_origin origin)
 {
     if (origin > scratch->origin)
         scratch->origin = origin;
+}
+
+void reader_unpacks(struct reader_scratch *scratch, bool begins)
+{
+    if (scratch->on_unpack && scratch->unpacks != begins) {
+        scratch->unpacks = begins;
+        scratch->on_unpack(scratch->on_unpack_ctx, begins);
+    }
 }
 
 int reader_source_error(int err)
@@ -110,30 +120,69 @@ static int unpack_part(const struct block_request *request, void *buf, size_t si
     return r;
 }
 
-/* block_fill: reads and decompresses. `key` is the offset of the block in the archive. */
-static int fill_block(void *ctx, uint64_t key, void *buf, size_t size, size_t *ret_len)
+static int unpack_block(const struct block_request *request, void *buf, size_t size,
+                        size_t *ret_len)
 {
-    const struct block_request *request = ctx;
     const struct extent *extent = request->extent;
     struct reader_scratch *scratch = request->scratch;
-    int r = packed_room(scratch, extent->packed_bytes);
-    if (r == 0 && !scratch->codec)
-        r = new_codec(scratch);
-    if (r == 0)
-        r = reader_read_source(request->reader, scratch, scratch->packed, extent->packed_bytes,
-                               key);
-    if (r < 0)
-        return r;
     if (codec_has_point(extent->codec))
         return unpack_part(request, buf, size, ret_len);
     return codec_unpack(scratch->codec, extent->codec, scratch->packed, extent->packed_bytes,
                         buf, size, ret_len);
 }
 
+/* With tens of megabytes, a decoder of lzma takes seconds. */
+static int unpack_large(const struct block_request *request, struct block *block, void *buf,
+                        size_t size, size_t *ret_len)
+{
+    struct turns *turns = &request->reader->turns;
+    reader_unpacks(request->scratch, true);
+    if (block)
+        block_cache_unpacks(request->reader->cache, block);
+    if (!turns_try(turns)) {
+        reader_may_wait(request->scratch);
+        turns_take(turns);
+    }
+    int r = unpack_block(request, buf, size, ret_len);
+    turns_end(turns);
+    reader_unpacks(request->scratch, false);
+    return r;
+}
+
+/* Reads and decompresses to `buf`, that of `block` (NULL: nobody waits for it). */
+static int read_block(const struct block_request *request, struct block *block, void *buf,
+                      size_t size, size_t *ret_len)
+{
+    const struct extent *extent = request->extent;
+    struct reader_scratch *scratch = request->scratch;
+    reader_unpacks(scratch, false); /* another thread's unpacking failed */
+    int r = packed_room(scratch, extent->packed_bytes);
+    if (r == 0 && !scratch->codec)
+        r = new_codec(scratch);
+    if (r == 0)
+        r = reader_read_source(request->reader, scratch, scratch->packed, extent->packed_bytes,
+                               extent->source_offset);
+    if (r < 0)
+        return r;
+    return extent->block_bytes > LARGE_BLOCK_BYTES
+               ? unpack_large(request, block, buf, size, ret_len)
+               : unpack_block(request, buf, size, ret_len);
+}
+
+/* block_fill */
+static int fill_block(void *ctx, uint64_t key, struct block *block, size_t size,
+                      size_t *ret_len)
+{
+    (void)key; /* the extent's offset */
+    return read_block(ctx, block, block_buffer(block), size, ret_len);
+}
+
 /* block_wait: another thread fills this block, and may itself wait for a device. */
-static void wait_for_block(void *ctx)
+static void wait_for_block(void *ctx, bool unpacks)
 {
     const struct block_request *request = ctx;
+    if (unpacks)
+        reader_unpacks(request->scratch, true);
     reader_came_from(request->scratch, READER_FROM_ANOTHER);
     reader_may_wait(request->scratch);
 }
@@ -151,7 +200,7 @@ int reader_unpack(struct reader *reader, struct reader_scratch *scratch,
     if (!sane_block(reader, extent))
         return -EUCLEAN;
     struct block_request request = {reader, scratch, extent};
-    int r = fill_block(&request, extent->source_offset, buf, extent->block_bytes, ret_len);
+    int r = read_block(&request, NULL, buf, extent->block_bytes, ret_len);
     return r == 0 && *ret_len > extent->block_bytes ? -EUCLEAN : r;
 }
 
@@ -172,6 +221,7 @@ int reader_get_block(struct reader *reader, struct reader_scratch *scratch,
         struct block_request request = {reader, scratch, extent};
         r = block_cache_get(reader->cache, extent->source_offset, extent->block_bytes,
                             fill_block, wait_for_block, &request, &block);
+        reader_unpacks(scratch, false);
     }
     if (r < 0)
         return r;
@@ -198,8 +248,7 @@ int reader_prefetch_block(struct reader *reader, struct reader_scratch *scratch,
     if (r < 0)
         return r;
     struct block_request request = {reader, scratch, extent};
-    r = fill_block(&request, extent->source_offset, block_buffer(block), extent->block_bytes,
-                   &len);
+    r = read_block(&request, block, block_buffer(block), extent->block_bytes, &len);
     r = block_cache_end(reader->cache, block, r, len);
     if (r == 0)
         block_cache_put(reader->cache, block);

@@ -73,6 +73,7 @@ int reader_new(struct pot *pot, const struct reader_options *options, struct fau
     if (!reader)
         return -ENOMEM;
     memset(reader, 0, sizeof(*reader));
+    turns_init(&reader->turns);
     reader->index = pot->index;
     reader->source = pot->source;
     reader->source_bytes = source_size(pot->source);
@@ -110,6 +111,7 @@ void reader_free(struct reader *reader)
     if (!reader)
         return;
     block_cache_free(reader->cache);
+    turns_free(&reader->turns);
     if (reader->zeros)
         munmap(reader->zeros, READER_SPAN_MAX);
     free(reader);
@@ -149,6 +151,18 @@ void reader_scratch_on_wait(struct reader_scratch *scratch, void (*hook)(void *c
 {
     scratch->on_wait = hook;
     scratch->on_wait_ctx = ctx;
+}
+
+void reader_scratch_on_unpack(struct reader_scratch *scratch,
+                              void (*hook)(void *ctx, bool begins), void *ctx)
+{
+    scratch->on_unpack = hook;
+    scratch->on_unpack_ctx = ctx;
+}
+
+void reader_limit_unpacking(struct reader *reader, unsigned threads)
+{
+    turns_limit(&reader->turns, threads);
 }
 
 enum reader_origin reader_scratch_origin(const struct reader_scratch *scratch)

@@ -98,6 +98,15 @@ void reader_scratch_skip_sums(struct reader_scratch *scratch);
 void reader_scratch_on_wait(struct reader_scratch *scratch, void (*hook)(void *ctx), void *ctx);
 
 /*
+ * Calls `hook(ctx, true)` in this thread when only CPU time is missing for a large block: this
+ * thread unpacks it, or waits for its turn at that, or for another thread that does. Calls
+ * `hook(ctx, false)` when that is over, before reader_get returns. Such a request is alive,
+ * however long it takes: what unpacks a block has all its input in memory and ends.
+ */
+void reader_scratch_on_unpack(struct reader_scratch *scratch,
+                              void (*hook)(void *ctx, bool begins), void *ctx);
+
+/*
  * Gets up to `len` bytes (at most READER_SPAN_MAX) of the regular file at inode position
  * `position`; 0 bytes at or past its end. Errors: -EIO (source failed), -EUCLEAN (damaged block
  * or index), -ENODATA (archive shorter than its index says), -ENOMEM. After an error there is
@@ -144,6 +153,9 @@ void reader_forget_order(struct reader *reader);
 
 /* See block_cache_passed. */
 void reader_passed(struct reader *reader, uint64_t due);
+
+/* Large blocks (above 1 MiB) that are decompressed at once; 0, as at first: any number. */
+void reader_limit_unpacking(struct reader *reader, unsigned threads);
 
 /* See block_cache_set_budget. */
 void reader_set_budget(struct reader *reader, uint64_t cache_bytes);

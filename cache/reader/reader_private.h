@@ -10,6 +10,7 @@
 
 #include "codec.h"
 #include "reader.h"
+#include "turns.h"
 
 struct reader {
     const struct index *index;
@@ -24,7 +25,8 @@ struct reader {
     bool lets_go;         /* of compressed blocks that were read whole */
     uint32_t block_bytes; /* of the largest */
     struct block_cache *cache;
-    void *zeros; /* READER_SPAN_MAX bytes, for every hole */
+    struct turns turns; /* at unpacking large blocks */
+    void *zeros;        /* READER_SPAN_MAX bytes, for every hole */
     _Alignas(64) _Atomic uint64_t source_reads, source_read_bytes;
 };
 
@@ -38,6 +40,9 @@ struct reader_scratch {
     bool skip_sums;              /* of its blocks */
     void (*on_wait)(void *ctx);
     void *on_wait_ctx;
+    void (*on_unpack)(void *ctx, bool begins);
+    void *on_unpack_ctx;
+    bool unpacks;              /* on_unpack was told so */
     bool waited;               /* on_wait was called for the current request */
     enum reader_origin origin; /* of the parts of the current request so far */
 };
@@ -55,6 +60,9 @@ struct piece {
 
 /* Calls on_wait, unless it was called for this request already. */
 void reader_may_wait(struct reader_scratch *scratch);
+
+/* Calls on_unpack if this is news. */
+void reader_unpacks(struct reader_scratch *scratch, bool begins);
 
 /* Notes that some of the current answer has this origin. */
 void reader_came_from(struct reader_scratch *scratch, enum reader_origin origin);

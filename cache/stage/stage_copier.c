@@ -88,20 +88,13 @@ static void *copying_stream(void *arg)
 /* One pass over all missing chunks, with as many threads as can be started. */
 static void copying_pass(struct copying *c)
 {
-    pthread_t threads[STAGE_STREAMS_MAX];
     struct stage_state *state = c->stage->state;
     uint64_t start_ns = now_ns();
-    unsigned count = 0;
     atomic_store(&state->stream_since_ns, start_ns);
     atomic_store(&state->progress_ns, start_ns);
     atomic_store(&c->next, 0);
     atomic_store(&c->last_error, 0);
-    while (count + 1 < c->stage->streams && count < STAGE_STREAMS_MAX &&
-           thread_start(&threads[count], STACK_BYTES, copying_stream, c) == 0)
-        count++;
-    copying_stream(c);
-    for (unsigned i = 0; i < count; i++)
-        pthread_join(threads[i], NULL);
+    thread_team(c->stage->streams, STACK_BYTES, copying_stream, c);
     atomic_store(&state->stream_since_ns, 0);
     atomic_fetch_add(&state->stream_ns, now_ns() - start_ns);
 }

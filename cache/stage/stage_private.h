@@ -22,7 +22,6 @@
 #include "stage_state.h"
 
 #define STAGE_STREAMS 28u
-#define STAGE_STREAMS_MAX 64u
 
 struct copier; /* of stage_copier.c */
 

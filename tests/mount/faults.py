@@ -11,6 +11,7 @@ import time
 from errno import EIO
 
 import harness
+import life
 import tree
 from duplicates import member, write_tar
 from harness import check, check_equal, environment, run
@@ -148,28 +149,11 @@ def wait_for_error(mount, words, what):
     harness.wait_for(seen, f"{what}: {words!r} as the last error, not {last_error(mount)!r}")
 
 
-def await_first_look(mount):
-    """The watch notes what the archive is: done when all threads of the daemon sleep, the first of
-    them in poll, which it comes to when it has started the watch."""
-    pid = mount.stat()["daemon_pid"]
-
-    def sleeps():
-        with open(f"/proc/{pid}/wchan", encoding="ascii", errors="replace") as f:
-            where = f.read()
-        threads = os.listdir(f"/proc/{pid}/task")
-        return ("poll" in where or where in ("", "0")) and all(
-            thread_state(pid, t) == "S" for t in threads)
-
-    harness.wait_for(sleeps, "the daemon to have seen the archive")
-    time.sleep(0.3)  # where the kernel does not say where it waits
-
-
 def test_archive_is_overwritten(work):
     """Wrong bytes are worse than none."""
     def one(archive, env, what):
         log = f"{archive}.log"
         with work.mount(archive, "--log", log, env=env) as mount, pinned(mount / "d/000"):
-            await_first_look(mount)
             with open(archive, "r+b") as f:
                 f.write(os.urandom(os.path.getsize(archive)))
             wait_for_error(mount, "changed while it is mounted: reads fail", what)
@@ -186,17 +170,16 @@ def test_archive_is_overwritten(work):
 def test_archive_is_touched(work):
     """Nor does a job die of what may be harmless; of what surely is, nothing is said."""
     def one(archive, env, what):
-        with work.mount(archive, env=env) as mount:
-            await_first_look(mount)
+        log = f"{archive}.log"
+        with work.mount(archive, "--log", log, env=env) as mount:
             os.chmod(archive, 0o444)
             os.link(archive, f"{archive}.link")
-            for i in range(12):
-                time.sleep(0.25)
-                read(mount / f"d/{i:03d}")
-            check_equal(last_error(mount), "", f"{what}: the last error")
+            read(mount / "d/000")
             os.utime(archive, (1, 1))
             wait_for_error(mount, "its time was changed", what)
             check_equal(read(mount / "d/020") == contents(20), True, f"{what}: a file")
+        with open(log, encoding="utf-8") as lines:
+            check_equal(lines.read().count("while it is mounted"), 1, f"{what}: lines of log")
 
     each_kind(work, one, KINDS[:2])
 
@@ -267,13 +250,8 @@ def forget(path):
 def stop(pid):
     os.kill(pid, signal.SIGSTOP)
     # Stopped when the last of its threads is.
-    harness.wait_for(lambda: all(thread_state(pid, t) == "T" for t in
+    harness.wait_for(lambda: all(life.thread_state(pid, t) == "T" for t in
                                  os.listdir(f"/proc/{pid}/task")), "the server to stop")
-
-
-def thread_state(pid, thread):
-    with open(f"/proc/{pid}/task/{thread}/stat", encoding="utf-8", errors="replace") as f:
-        return f.read().rpartition(")")[2].split()[0]
 
 
 def test_stalled_read_fails_in_time(work):

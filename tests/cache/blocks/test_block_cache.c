@@ -21,10 +21,12 @@
 /* A fill that counts, fails or blocks as told. */
 struct filler {
     _Atomic unsigned calls;
-    _Atomic unsigned open;  /* the fill waits until this is not 0 */
-    _Atomic int error;      /* what it returns then */
-    size_t len;             /* what it fills, 0: all */
-    _Atomic unsigned waits; /* threads that were told that they would wait */
+    _Atomic unsigned open;         /* the fill waits until this is not 0 */
+    _Atomic int error;             /* what it returns then */
+    size_t len;                    /* what it fills, 0: all */
+    _Atomic unsigned waits;        /* threads that were told that they would wait */
+    _Atomic unsigned unpack_waits; /* or that the other one has all bytes */
+    struct block_cache *unpacks;   /* tells this cache that it has */
 };
 
 static unsigned char pattern(uint64_t key, size_t i)
@@ -32,26 +34,28 @@ static unsigned char pattern(uint64_t key, size_t i)
     return (unsigned char)(key * 31 + i * 7 + (i >> 8));
 }
 
-static int fill(void *ctx, uint64_t key, void *buf, size_t size, size_t *ret_len)
+static int fill(void *ctx, uint64_t key, struct block *block, size_t size, size_t *ret_len)
 {
     struct filler *filler = ctx;
+    if (filler->unpacks)
+        block_cache_unpacks(filler->unpacks, block);
     atomic_fetch_add(&filler->calls, 1);
     while (!atomic_load(&filler->open))
         sched_yield();
     if (atomic_load(&filler->error))
         return atomic_load(&filler->error);
     size_t len = filler->len ? filler->len : size;
-    unsigned char *bytes = buf;
+    unsigned char *bytes = block_buffer(block);
     for (size_t i = 0; i < len && i < size; i += 97)
         bytes[i] = pattern(key, i);
     *ret_len = len;
     return 0;
 }
 
-static void count_wait(void *ctx)
+static void count_wait(void *ctx, bool unpacks)
 {
     struct filler *filler = ctx;
-    atomic_fetch_add(&filler->waits, 1);
+    atomic_fetch_add(unpacks ? &filler->unpack_waits : &filler->waits, 1);
 }
 
 static bool right(const struct block *block, uint64_t key)
@@ -244,7 +248,7 @@ static int ahead(struct block_cache *cache, struct filler *filler, uint64_t key,
     int r = block_cache_begin_ahead(cache, key, BLOCK, due, &block);
     if (r < 0)
         return r;
-    r = fill(filler, key, block_buffer(block), BLOCK, &len);
+    r = fill(filler, key, block, BLOCK, &len);
     r = block_cache_end(cache, block, r, len);
     if (r == 0)
         block_cache_put(cache, block);
@@ -647,6 +651,34 @@ START_TEST(stuck_fill_is_waited_for_no_more)
 }
 END_TEST
 
+/* However little time a fill has before it counts as stuck. */
+START_TEST(fill_that_only_unpacks_is_not_stuck)
+{
+    struct block_cache_options options = {
+        .budget_bytes = 1u << 20, .block_bytes = BLOCK, .stuck_ms = 1};
+    struct filler filler = {0};
+    struct flight flights[2] = {{.filler = &filler}, {.filler = &filler}};
+    pthread_t threads[2];
+    ck_assert_int_eq(block_cache_new(&options, &filler.unpacks), 0);
+    for (unsigned i = 0; i < 2; i++) {
+        flights[i].cache = filler.unpacks;
+        pthread_create(&threads[i], NULL, fly, &flights[i]);
+        while (atomic_load(&filler.calls) == 0)
+            sched_yield();
+    }
+    while (atomic_load(&filler.unpack_waits) + atomic_load(&filler.calls) < 2)
+        sched_yield();
+    atomic_store(&filler.open, 1);
+    for (unsigned i = 0; i < 2; i++) {
+        pthread_join(threads[i], NULL);
+        ck_assert(flights[i].result == 0 && flights[i].right);
+    }
+    ck_assert_uint_eq(atomic_load(&filler.calls), 1);
+    ck_assert_uint_eq(atomic_load(&filler.unpack_waits), 1);
+    block_cache_free(filler.unpacks);
+}
+END_TEST
+
 START_TEST(stuck_fill_that_fails_at_last_fails_alone)
 {
     struct filler stuck = {.error = -EIO}, other = {.open = 1};
@@ -689,13 +721,14 @@ struct worker {
 };
 
 /* Every seventeenth key fails now and then; the others have a size of their own. */
-static int moody_fill(void *ctx, uint64_t key, void *buf, size_t size, size_t *ret_len)
+static int moody_fill(void *ctx, uint64_t key, struct block *block, size_t size,
+                      size_t *ret_len)
 {
     struct worker *worker = ctx;
     struct filler filler = {.open = 1};
     if (key % 17 == 0 && rand_r(&worker->seed) % 2)
         return -EIO;
-    return fill(&filler, key, buf, size, ret_len);
+    return fill(&filler, key, block, size, ret_len);
 }
 
 /* What a thread that reads ahead does, with or without a place in an order. */
@@ -706,7 +739,7 @@ static void bring_in(struct worker *worker, uint64_t key, uint64_t due)
     if (block_cache_begin_ahead(worker->cache, key, size, due % 5 ? due : BLOCK_DUE_UNKNOWN,
                                 &block) != BLOCK_MINE)
         return;
-    int r = moody_fill(worker, key, block_buffer(block), size, &len);
+    int r = moody_fill(worker, key, block, size, &len);
     if (block_cache_end(worker->cache, block, r, len) == 0)
         block_cache_put(worker->cache, block);
 }
@@ -781,14 +814,15 @@ static uint64_t addresses_in_use(void)
     return pages * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-static int fill_with_memory(void *ctx, uint64_t key, void *buf, size_t size, size_t *ret_len)
+static int fill_with_memory(void *ctx, uint64_t key, struct block *block, size_t size,
+                            size_t *ret_len)
 {
     void *needed =
         mmap(NULL, 4u << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (needed == MAP_FAILED)
         return -ENOMEM;
     munmap(needed, 4u << 20);
-    return fill(ctx, key, buf, size, ret_len);
+    return fill(ctx, key, block, size, ret_len);
 }
 
 START_TEST(cache_that_gets_no_memory_gives_some_back)
@@ -843,6 +877,7 @@ int main(void)
     tcase_add_test(tests, threads_that_want_one_block_fill_it_once);
     tcase_add_test(tests, failed_fill_wakes_everyone_who_waits);
     tcase_add_test(tests, stuck_fill_is_waited_for_no_more);
+    tcase_add_test(tests, fill_that_only_unpacks_is_not_stuck);
     tcase_add_test(tests, stuck_fill_that_fails_at_last_fails_alone);
     tcase_add_test(tests, stuck_fill_ahead_gives_its_room_back);
     tcase_add_test(tests, many_threads_turn_over_a_small_cache);

@@ -22,6 +22,7 @@
 #include "reader.h"
 #include "source_ops.h"
 #include "suite.h"
+#include "turns.h"
 
 #define BLOCK 131072u
 #define ARCHIVE_MAX (32u << 20)
@@ -41,6 +42,7 @@ struct fixture {
     unsigned file_count;
     unsigned seed;
     enum codec codec;
+    uint32_t block_bytes; /* 0: BLOCK */
     bool cache_stored, is_kept_above;
     char path[64];                  /* of the archive, if it lies in a file */
     const struct source_ops *pages; /* NULL: as the system has them */
@@ -130,6 +132,11 @@ static struct builder_block add_block(struct fixture *f, const uint8_t *bytes, s
     return block;
 }
 
+static uint32_t block_bytes(const struct fixture *f)
+{
+    return f->block_bytes ? f->block_bytes : BLOCK;
+}
+
 /*
  * A file in blocks: every fifth is a hole, every seventh is stored. Its tail lies in
  * the fragment, if one is given, or in a short last block.
@@ -141,9 +148,9 @@ static void add_blocks(struct fixture *f, const char *name, size_t size, uint32_
     struct builder_block blocks[64];
     uint32_t count = 0;
     bool has_tail = fragment != BUILDER_NO_FRAGMENT;
-    for (size_t at = 0; at < size; at += BLOCK, count++) {
-        size_t len = size - at < BLOCK ? size - at : BLOCK;
-        if (has_tail && len < BLOCK) {
+    for (size_t at = 0; at < size; at += block_bytes(f), count++) {
+        size_t len = size - at < block_bytes(f) ? size - at : block_bytes(f);
+        if (has_tail && len < block_bytes(f)) {
             memcpy(content + at, tail, len);
             break;
         }
@@ -205,7 +212,7 @@ static void finish_in(struct fixture *f, bool in_file, uint64_t cache_bytes)
 {
     struct builder_header header = {.format = FORMAT_SQUASHFS,
                                     .codec = f->codec,
-                                    .block_bytes = BLOCK,
+                                    .block_bytes = block_bytes(f),
                                     .archive_bytes = f->archive_bytes};
     uint64_t image_bytes;
     struct source *image;
@@ -760,6 +767,56 @@ START_TEST(hook_is_not_called_for_what_keeps_a_cpu_busy)
 }
 END_TEST
 
+/* What a scratch says of unpacking: 1 when it begins, 2 when it ends. */
+static void note_unpacking(void *ctx, bool begins)
+{
+    unsigned *said = ctx;
+    *said = *said * 10 + (begins ? 1 : 2);
+}
+
+START_TEST(large_blocks_are_said_to_unpack_and_small_ones_are_not)
+{
+    struct fixture f;
+    unsigned said = 0;
+    begin(&f);
+    f.block_bytes = _i ? 2u << 20 : BLOCK;
+    add_blocks(&f, "blocks", 2 * (size_t)block_bytes(&f), BUILDER_NO_FRAGMENT, 0, NULL);
+    finish(&f);
+    reader_limit_unpacking(f.reader, 1);
+    reader_scratch_on_unpack(f.scratch, note_unpacking, &said);
+    ck_assert(read_is_right(&f, f.scratch, 0, 100, 1000));
+    ck_assert(read_is_right(&f, f.scratch, 0, block_bytes(&f) + 100, 1000));
+    ck_assert_uint_eq(said, _i ? 1212 : 0);
+    ck_assert(read_is_right(&f, f.scratch, 0, 100, 1000));
+    ck_assert_uint_eq(said, _i ? 1212 : 0);
+    end(&f);
+}
+END_TEST
+
+static void *take_turn(void *turns)
+{
+    turns_take(turns);
+    return NULL;
+}
+
+START_TEST(no_more_turns_than_allowed_are_taken_at_once)
+{
+    struct turns turns;
+    pthread_t thread;
+    turns_init(&turns);
+    ck_assert(turns_try(&turns) && turns_try(&turns)); /* no limit yet */
+    turns_limit(&turns, 2);
+    ck_assert(!turns_try(&turns));
+    pthread_create(&thread, NULL, take_turn, &turns);
+    turns_end(&turns);
+    pthread_join(thread, NULL);
+    ck_assert(!turns_try(&turns));
+    turns_limit(&turns, 3);
+    ck_assert(turns_try(&turns) && !turns_try(&turns));
+    turns_free(&turns);
+}
+END_TEST
+
 /* A page cache that the test plays: it has everything, or nothing. */
 static bool pages_are_cold;
 
@@ -921,6 +978,8 @@ int main(void)
     tcase_add_test(tests, codec_that_is_not_there_is_refused);
     tcase_add_test(tests, blocks_that_take_too_long_are_refused);
     tcase_add_test(tests, hook_is_not_called_for_what_keeps_a_cpu_busy);
+    tcase_add_loop_test(tests, large_blocks_are_said_to_unpack_and_small_ones_are_not, 0, 2);
+    tcase_add_test(tests, no_more_turns_than_allowed_are_taken_at_once);
     tcase_add_loop_test(tests, hook_is_called_before_a_read_that_is_not_cached, 0, 2);
     tcase_add_loop_test(tests, many_threads_read_at_once, 0, 3);
     tcase_add_loop_test(tests, threads_read_while_others_bring_in, 0, 2);
