@@ -283,8 +283,11 @@ void cli_progress_end(struct cli_progress *progress);
 int cli_open_pot(const char *word, const struct pot_options *options,
                  enum cli_progress_mode mode, struct pot **ret_pot);
 
-/* The same of archives that were listed. Messages call them `name`. */
-int cli_open_list(const struct archive_list *list, const char *name,
+/*
+ * The same of archives that were listed. Messages call them `name`. `folder` (or NULL) holds
+ * some of them, and may have been meant for the directory to mount at: then a message says so.
+ */
+int cli_open_list(const struct archive_list *list, const char *name, const char *folder,
                   const struct pot_options *options, enum cli_progress_mode mode,
                   struct pot **ret_pot);
 

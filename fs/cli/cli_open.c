@@ -37,7 +37,16 @@ void cli_expect_archives(size_t count)
     source_expect(count);
 }
 
-int cli_open_list(const struct archive_list *list, const char *name,
+/* What to do if it is a file of a folder that was meant for something else. */
+static void advise_of_folder(const char *folder, struct fault *fault)
+{
+    if (strncmp(fault->file, folder, strlen(folder)) != 0)
+        return;
+    fault_advise(fault, "the folder is taken for one of archives, as it holds files; if it is "
+                        "where to mount, empty it, or add -o nonempty");
+}
+
+int cli_open_list(const struct archive_list *list, const char *name, const char *folder,
                   const struct pot_options *options, enum cli_progress_mode mode,
                   struct pot **ret_pot)
 {
@@ -59,6 +68,8 @@ int cli_open_list(const struct archive_list *list, const char *name,
     cli_expect_archives(list->count);
     r = pot_open_many((const char *const *)list->at, list->count, name, &all, &fault, ret_pot);
     cli_progress_end(&opening.line);
+    if (r < 0 && folder)
+        advise_of_folder(folder, &fault);
     if (r < 0)
         cli_fail(list->count == 1 ? list->at[0] : name, r, &fault);
     return r;
@@ -73,7 +84,7 @@ int cli_open_pot(const char *word, const struct pot_options *options,
     if (r < 0)
         cli_fail(word, r, &fault);
     else
-        r = cli_open_list(&list, word, options, mode, ret_pot);
+        r = cli_open_list(&list, word, NULL, options, mode, ret_pot);
     archive_list_free(&list);
     return r;
 }

@@ -27,30 +27,35 @@ def page_name(page):
     return name[len("onepot-"):] if name.startswith("onepot-") else name
 
 
-def package_of(library):
-    """The Debian package of a static library."""
-    for place in "/usr/lib/*-linux-gnu", "/usr/lib/gcc/*":
-        found = subprocess.run(["dpkg-query", "-S", f"{place}/lib{library}.a"], check=False,
-                               stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout.decode()
+def ask_dpkg(root, *words):
+    """What dpkg-query says of the packages of this system, or of those in a folder."""
+    where = [f"--admindir={root}/var/lib/dpkg"] if root else []
+    return subprocess.run(["dpkg-query", *where, *words], check=False, stdout=subprocess.PIPE,
+                          stderr=subprocess.DEVNULL).stdout.decode()
+
+
+def package_of(library, root):
+    """The Debian package of a static library, and the root that it is for."""
+    for place, where in ("/usr/lib/*-linux-gnu", root), ("/usr/lib/gcc/*", root), ("/usr/lib/gcc-cross/*", ""):
+        found = ask_dpkg(where, "-S", f"{place}/lib{library}.a")
         if found:
-            return sorted(found.splitlines())[0].rsplit(": ", 1)[0].split(",")[0]
+            return sorted(found.splitlines())[0].rsplit(": ", 1)[0].split(",")[0], where
     sys.exit(f"lib{library}.a is in no package of Debian: its licence is not known")
 
 
-def copyright_of(library):
+def copyright_of(library, root):
     """Name and version of its source, and the text of its licences."""
-    package = package_of(library)
-    source = subprocess.run(["dpkg-query", "-W", "-f", "${source:Package} ${source:Version}",
-                             package], check=True, stdout=subprocess.PIPE).stdout.decode()
-    with open(f"/usr/share/doc/{package.split(':')[0]}/copyright", encoding="utf-8") as f:
+    package, where = package_of(library, root)
+    source = ask_dpkg(where, "-W", "-f", "${source:Package} ${source:Version}", package)
+    with open(f"{where}/usr/share/doc/{package.split(':')[0]}/copyright", encoding="utf-8") as f:
         return source, f.read()
 
 
-def licences_of(libraries):
+def licences_of(libraries, root):
     """Each source once, and the licences to which their texts refer."""
     found, common = {}, set()
     for library in libraries:
-        source, text = copyright_of(library)
+        source, text = copyright_of(library, root)
         found[source] = text
         common.update(re.findall(COMMON_LICENCES + r"/([A-Za-z][A-Za-z0-9]*(?:-[0-9.]*[0-9])?)", text))
     for name in sorted(common):
@@ -85,13 +90,14 @@ def main():
     parser.add_argument("--licence", required=True, help="onepot's own")
     parser.add_argument("--static", action="store_true", help="the libraries are in the program")
     parser.add_argument("--library", action="append", default=[])
+    parser.add_argument("--root", default="", help="of the system that it is built for, if not this one")
     given = parser.parse_args()
 
     pages = {page_name(page): page_text(given.mandoc, page)
              for page in given.pages} if given.mandoc else {}
     with open(given.licence, encoding="utf-8") as f:
         licences = {"onepot": f.read()}
-    licences.update(licences_of(given.library) if given.static
+    licences.update(licences_of(given.library, given.root) if given.static
                     else {"lib" + name: None for name in given.library})
     with open(given.out, "w", encoding="ascii") as out:
         out.write("#include <stddef.h>\n\n#include \"carried.h\"\n\n")

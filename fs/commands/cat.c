@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "cli.h"
+#include "codec.h"
 #include "commands.h"
 #include "reader.h"
 #include "resolve.h"
@@ -94,6 +95,8 @@ static const char *cat_describe(int err)
         return "it is not a regular file";
     case EUCLEAN:
         return "the archive is damaged here";
+    case ENOTSUP:
+        return CODEC_UNSUPPORTED;
     case ENODATA:
         return "the archive ends before the file does";
     default:
@@ -117,6 +120,8 @@ static int fail_path(const struct output *o, const char *path, int err, uint64_t
     fault_set(&fault, err, path, offset, "%s", cat_describe(err));
     if (err == -EUCLEAN || err == -ENODATA)
         fault_advise(&fault, "compare the archive with its original, or copy it again");
+    else if (err == -ENOTSUP)
+        fault_advise(&fault, CODEC_UNSUPPORTED_ADVICE);
     name_part(o, path, &fault);
     return cli_fail(o->archive, err, &fault);
 }

@@ -62,7 +62,8 @@ struct worker {
     bool lost;               /* the watchdog won */
     _Atomic uint64_t unique; /* of the request in hand */
     _Atomic uint64_t since_ns;
-    _Atomic uint32_t position; /* entry that the request is about, for the log */
+    _Atomic uint64_t unpacked_ns; /* when it last did; UINT64_MAX: only CPU time is missing */
+    _Atomic uint32_t position;    /* entry that the request is about, for the log */
     struct counter_slot *slot;
 };
 

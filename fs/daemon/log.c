@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "clock.h"
+#include "codec.h"
 #include "core.h"
 
 #define LOG_BURST 100u
@@ -108,5 +109,7 @@ void log_read_error(struct session *s, uint32_t position, uint64_t offset, int e
 
     session_log(s, "%s: %s: can't be read (offset %llu): %s", log_archive(s, position),
                 log_path(s, position, path), (unsigned long long)offset,
-                err == -ENODATA ? "the archive ends before it" : fault_errno(err));
+                err == -ENODATA   ? "the archive ends before it"
+                : err == -ENOTSUP ? CODEC_UNSUPPORTED
+                                  : fault_errno(err));
 }

@@ -65,6 +65,14 @@ static void clone_device(struct worker *w)
 
 static void *worker_thread(void *arg);
 
+/* The hook of a scratch. Kept apart from since_ns, by which an idle CPU finds work. */
+static void worker_unpacks(void *arg, bool begins)
+{
+    struct worker *w = arg;
+
+    atomic_store(&w->unpacked_ns, begins ? UINT64_MAX : now_ns());
+}
+
 static int worker_spawn(struct worker *w)
 {
     int r;
@@ -77,6 +85,7 @@ static int worker_spawn(struct worker *w)
     if (r < 0)
         return r;
     reader_scratch_on_wait(w->scratch, loop_about_to_wait, w);
+    reader_scratch_on_unpack(w->scratch, worker_unpacks, w);
     r = features_add_worker(&w->session->features, w);
     if (r < 0)
         return r;

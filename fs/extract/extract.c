@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "codec.h"
 #include "extract_private.h"
 
 #define LARGE_BYTES (2 * PIECE_BYTES)
@@ -39,6 +40,8 @@ static const char *extract_describe(const struct extraction *x, int err)
         return "the archive itself is in its place";
     case EUCLEAN:
         return "the archive is damaged here";
+    case ENOTSUP:
+        return CODEC_UNSUPPORTED;
     case ENODATA:
         return "the archive ends before it does";
     case EBADMSG:
@@ -63,6 +66,8 @@ static const char *extract_advice(const struct extraction *x, int err)
     case EUCLEAN:
     case ENODATA:
         return "compare the archive with its original, or copy it again";
+    case ENOTSUP:
+        return CODEC_UNSUPPORTED_ADVICE;
     default:
         return "";
     }

@@ -2,8 +2,8 @@
  * Keeps readers from hanging. A read of the archive that stalls can't be cancelled: its thread
  * sits in the kernel until the filesystem answers. So this thread looks at the requests in hand
  * several times a second. It answers one that is older than --io-timeout with EIO in place of
- * its worker. The worker is dismissed and another takes its turn; when the read ends after all,
- * the worker comes back (loop.c).
+ * its worker. Time that unpacking takes does not count. The worker is dismissed and another
+ * takes its turn; when the read ends after all, the worker comes back (loop.c).
  *
  * It also finds a worker that is held up without having said so (by a page fault in the middle
  * of a mapped range) while no other waits for requests.
@@ -166,7 +166,8 @@ static bool look_at_workers(struct watchdog *d)
             continue;
         busy++;
         held_up += watchdog_has_stalled(since, 0, now, HELD_UP_NS);
-        if (watchdog_has_stalled(since, progress_ns, now, timeout_ns))
+        uint64_t unpacked_ns = atomic_load(&w->unpacked_ns);
+        if (watchdog_has_stalled(since, max_u64(progress_ns, unpacked_ns), now, timeout_ns))
             answer_for(d, w, turn, unique, now - since);
     }
     if (held_up) {

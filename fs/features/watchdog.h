@@ -9,8 +9,8 @@
 
 /*
  * Has a request received at `since_ns` waited for too long? It may wait for unpacking, and does
- * not count as stalled while that makes progress (last at `progress_ns`). `timeout_ns` 0:
- * never.
+ * not count as stalled while that makes progress (last at `progress_ns`; UINT64_MAX: it does).
+ * `timeout_ns` 0: never.
  */
 bool watchdog_has_stalled(uint64_t since_ns, uint64_t progress_ns, uint64_t now,
                           uint64_t timeout_ns);

@@ -34,7 +34,10 @@ struct archive_watch {
     const struct counters *counters;
     uint64_t used_ns; /* time of the last request at the last look */
     pthread_t thread;
+    bool is_started;
     int stop_fd, news_fd;
+    struct fault unsaved; /* the thread's, until has_unsaved is set */
+    _Atomic bool has_unsaved;
     size_t next; /* archive of a union */
     size_t count;
     struct watched archives[];
@@ -131,7 +134,10 @@ static void *archive_watch_run(void *arg)
     struct archive_watch *w = arg;
     struct pollfd p = {.fd = w->stop_fd, .events = POLLIN};
 
-    pot_save(w->pot); /* if it fails, the next mount composes it again */
+    if (pot_save(w->pot, &w->unsaved) < 0 && w->unsaved.err) {
+        atomic_store(&w->has_unsaved, true);
+        eventfd_write(w->news_fd, 1);
+    }
     archive_watch_look(w);
     while (watch_is_needed(w) && poll(&p, 1, LOOK_EVERY_MS) <= 0) {
         /* Without requests nobody gets wrong bytes, and the file's server is spared. */
@@ -167,8 +173,8 @@ static void watch_begin(struct archive_watch *w, size_t i)
     sight->has_opened_fingerprint = pot->parts[i].has_samples;
 }
 
-int archive_watch_start(struct pot *pot, const struct counters *counters,
-                        struct archive_watch **ret_watch)
+int archive_watch_new(struct pot *pot, const struct counters *counters,
+                      struct archive_watch **ret_watch)
 {
     size_t count = pot->parts ? pot->part_count : 1;
     if (pot->compression)
@@ -183,15 +189,21 @@ int archive_watch_start(struct pot *pot, const struct counters *counters,
         watch_begin(w, i);
     w->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     w->news_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    int r = w->stop_fd < 0 || w->news_fd < 0
-                ? -EMFILE
-                : thread_start(&w->thread, STACK_BYTES, archive_watch_run, w);
-    if (r < 0) {
+    if (w->stop_fd < 0 || w->news_fd < 0) {
         archive_watch_free(w);
-        return r;
+        return -EMFILE;
     }
+    if (count == 1) /* of a union, the samples of the parts are known */
+        archive_watch_look(w);
     *ret_watch = w;
     return 0;
+}
+
+int archive_watch_start(struct archive_watch *w)
+{
+    int r = thread_start(&w->thread, STACK_BYTES, archive_watch_run, w);
+    w->is_started = r == 0;
+    return r;
 }
 
 int archive_watch_fd(const struct archive_watch *w)
@@ -217,10 +229,17 @@ bool archive_watch_news(struct archive_watch *w, enum archive_state *ret_state,
     return false;
 }
 
+const struct fault *archive_watch_unsaved(struct archive_watch *w)
+{
+    return atomic_exchange(&w->has_unsaved, false) ? &w->unsaved : NULL;
+}
+
 int archive_watch_stop(struct archive_watch *w)
 {
     struct timespec until;
 
+    if (!w->is_started)
+        return 0;
     eventfd_write(w->stop_fd, 1);
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_nsec += LAST_LOOK_LIMIT_MS * 1000000L;

@@ -43,11 +43,15 @@ enum archive_state archive_look(struct archive_sight *sight);
 struct archive_watch;
 
 /*
- * Start watching. Pot and counters must live until archive_watch_stop. -ENOTSUP: this archive
- * needs no watch, because a copy of it is read; -ENOMEM and the like.
+ * Prepare to watch. A single archive is looked at here, so that no change goes unnoticed from
+ * now on. Pot and counters must live until archive_watch_stop. -ENOTSUP: this
+ * archive needs no watch, because a copy of it is read; -ENOMEM and the like.
  */
-int archive_watch_start(struct pot *pot, const struct counters *counters,
-                        struct archive_watch **ret_watch);
+int archive_watch_new(struct pot *pot, const struct counters *counters,
+                      struct archive_watch **ret_watch);
+
+/* Start the thread, which also saves an index that was left for pot_save. */
+int archive_watch_start(struct archive_watch *watch);
 
 /* Readable when there is news. */
 int archive_watch_fd(const struct archive_watch *watch);
@@ -59,6 +63,9 @@ int archive_watch_fd(const struct archive_watch *watch);
  */
 bool archive_watch_news(struct archive_watch *watch, enum archive_state *ret_state,
                         const char **ret_name);
+
+/* Why the index could not be saved, which the thread does first; once, then NULL. */
+const struct fault *archive_watch_unsaved(struct archive_watch *watch);
 
 /*
  * Look once more and end the thread. -EBUSY when it is stuck in a read: it is left behind, and

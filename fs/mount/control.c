@@ -105,7 +105,7 @@ static void control_say(const struct control *c, const char *format, ...)
     va_end(args);
 }
 
-/* What is not an error. */
+/* Log a line that tells of no error. */
 static void control_note(const struct control *c, const char *format, ...)
 {
     struct control_log log = *c->config->log;
@@ -361,12 +361,16 @@ static void note_archives(struct control *c)
     const char *name;
     while (archive_watch_news(c->archive, &state, &name))
         note_archive(c, state, name);
+    const struct fault *unsaved = archive_watch_unsaved(c->archive);
+    if (unsaved)
+        session_log(c->session, "%s: %s; %s", c->config->archive, unsaved->what,
+                    unsaved->advice);
 }
 
 static void watch_archive(struct control *c)
 {
-    int r = archive_watch_start(c->config->pot, c->config->slot->counters, &c->archive);
-    if (r < 0 && r != -ENOTSUP)
+    int r = c->archive ? archive_watch_start(c->archive) : 0;
+    if (r < 0)
         control_say(c, "changes of it are not watched: %s", fault_errno(r));
 }
 
@@ -506,6 +510,7 @@ int control_serve(const struct control_config *config, struct session *session)
 {
     struct control c = {.config = config,
                         .session = session,
+                        .archive = config->watch,
                         .owner = config->owner,
                         .wrapper = config->wrapper,
                         .starter_fd = config->starter_fd,

@@ -32,9 +32,10 @@ struct control_log {
 void control_log(void *log, const char *line);
 
 struct control_config {
-    struct slot *slot;   /* with the daemon's own descriptors */
-    struct pot *pot;     /* lives as long as the process */
-    struct stage *stage; /* NULL: none; ends with the mount, threads, files and all */
+    struct slot *slot;           /* with the daemon's own descriptors */
+    struct pot *pot;             /* lives as long as the process */
+    struct stage *stage;         /* NULL: none; ends with the mount, threads, files and all */
+    struct archive_watch *watch; /* NULL: none; started and freed here */
     const char *archive;
     struct control_log *log;
     bool foreground;

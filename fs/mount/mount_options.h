@@ -32,10 +32,11 @@ struct mount_options {
     size_t archive_count;
     const char *archive; /* for messages: the one, or "the first and 3 more" */
     char archive_name[CLI_NAME_LEN];
-    const char *at;     /* NULL: a private directory is chosen */
-    bool at_is_last;    /* given as FUSE programs get it, and so not printed */
-    bool ends_at_once;  /* after a signal, as squashfuse does, in use or not */
-    const char *subdir; /* NULL: the whole archive */
+    const char *at;             /* NULL: a private directory is chosen */
+    bool at_is_last;            /* given as FUSE programs get it, and so not printed */
+    const char *folder_is_last; /* taken for archives, since it is not empty; or NULL */
+    bool ends_at_once;          /* after a signal, as squashfuse does, in use or not */
+    const char *subdir;         /* NULL: the whole archive */
     const char *log;
     const char *fsname; /* -o fsname=; NULL: the archive's path */
     enum private_mode private_mode;

@@ -192,11 +192,24 @@ static int open_to_others(struct mounter *m)
 
 /* ---- all of it ---- */
 
+/*
+ * Starters of containers look for the mount for less than a second, and an image without an
+ * index may take longer to open. What they find there answers once it is open.
+ */
+static bool mounts_first(const struct mounter *m)
+{
+    return m->options->ends_at_once && m->parent_fd < 0;
+}
+
 int mounter_start(struct mounter *m)
 {
-    static int (*const steps[])(struct mounter * m) = {
-        mounter_open_archive, mount_archive,  mounter_start_daemon,
-        check_answers,        open_to_others,
+    const bool early = mounts_first(m);
+    int (*const steps[])(struct mounter * m) = {
+        early ? mount_archive : mounter_open_archive,
+        early ? mounter_open_archive : mount_archive,
+        mounter_start_daemon,
+        check_answers,
+        open_to_others,
     };
     int r = mounter_prepare(m);
 

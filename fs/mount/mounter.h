@@ -65,7 +65,8 @@ struct mounter {
     struct control_log log;
     struct process_watch owner;
     struct pot *pot;
-    struct stage *stage; /* --stage; NULL: none */
+    struct stage *stage;         /* --stage; NULL: none */
+    struct archive_watch *watch; /* NULL: none */
     struct reader *reader;
     uint64_t cache_bytes; /* its share if it is alone in the job */
     uint32_t root;

@@ -42,14 +42,37 @@ static int find_root(struct mounter *m)
     return index_inode_position(m->pot->index, m->root, &m->root) < 0 ? CLI_FAILED : 0;
 }
 
+/* Of the archives of a union, most lie in one folder, whose links are followed once. */
+struct named_folder {
+    char given[PATH_MAX];
+    char real[PATH_MAX];
+};
+
+static bool name_in_folder(const char *given, struct named_folder *last, char buf[PATH_MAX])
+{
+    auto_free char *folder = path_folder(given);
+    struct stat st;
+    if (!folder || strlen(folder) >= PATH_MAX || lstat(given, &st) < 0 || S_ISLNK(st.st_mode))
+        return false;
+    if (strcmp(folder, last->given) != 0) {
+        last->given[0] = '\0';
+        if (!realpath(folder, last->real))
+            return false;
+        strcpy(last->given, folder);
+    }
+    return snprintf(buf, PATH_MAX, "%s/%s", strcmp(last->real, "/") ? last->real : "",
+                    path_base(given)) < PATH_MAX;
+}
+
 /* That of its open file, unless it is read from another one, or was named by a link. */
-static const char *canonical_name(const struct pot *pot, size_t i, char buf[PATH_MAX])
+static const char *canonical_name(const struct pot *pot, size_t i, struct named_folder *last,
+                                  char buf[PATH_MAX])
 {
     const char *given = pot->parts[i].path;
     const char *real = source_real_path(source_member(pot->source, i));
     if (real && strcmp(path_base(real), path_base(given)) == 0)
         return real;
-    return realpath(given, buf) ? buf : given;
+    return name_in_folder(given, last, buf) || realpath(given, buf) ? buf : given;
 }
 
 /* The canonical names of all archives, as far as there is room. */
@@ -57,11 +80,12 @@ static void describe_parts(const struct mounter *m)
 {
     struct counters *c = m->slot->counters;
     size_t used = 0;
+    struct named_folder last = {.given = ""};
 
     c->archives = m->pot->parts ? (uint32_t)m->pot->part_count : 1;
     for (size_t i = 0; i < m->pot->part_count; i++) {
         char path[PATH_MAX];
-        const char *name = canonical_name(m->pot, i, path);
+        const char *name = canonical_name(m->pot, i, &last, path);
         size_t len = strlen(name) + 1;
         if (len > sizeof(c->archive_names) - used)
             break;
@@ -288,7 +312,8 @@ static int mounter_open_pot(struct mounter *m)
                                         .note = log_note,
                                         .progress = log_progress,
                                         .ctx = &log};
-    int r = cli_open_list(&m->archives, o->archive, &options, o->progress, &m->pot);
+    int r = cli_open_list(&m->archives, o->archive, o->folder_is_last, &options, o->progress,
+                          &m->pot);
     m->stage = store.stage;
     if (r < 0)
         return CLI_FAILED;

@@ -18,6 +18,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "archive_watch.h"
 #include "cleanup.h"
 #include "clock.h"
 #include "cpus.h"
@@ -48,6 +49,7 @@ static struct control_config control_config(struct mounter *m, struct slot *slot
         .slot = slot,
         .pot = m->pot,
         .stage = m->stage,
+        .watch = m->watch,
         .archive = m->options->archive,
         .log = &m->log,
         .foreground = m->options->foreground || is_parents(m),
@@ -127,16 +129,20 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
     if (!o->threads)
         cpus_widen();
     c->threads = o->threads ? o->threads : cpus_allowed();
+    reader_limit_unpacking(m->reader, c->threads);
     c->daemon_pid = getpid();
     c->started_ns = now_ns();
     atomic_store(&c->shared_ns, c->started_ns);
     if (process_look(c->daemon_pid, &self) == 0)
         c->daemon_start_ticks = self.start_ticks;
+    int r = archive_watch_new(m->pot, c, &m->watch);
+    if (r < 0 && r != -ENOTSUP)
+        return r;
     m->mounted.fuse_fd = -1; /* the session owns it from now on, even on failure */
     m->recorder = NULL;
     if (m->stage)
         start_stage(m); /* it may fork, so before other threads exist */
-    int r = session_start(&config, fault, ret_session);
+    r = session_start(&config, fault, ret_session);
     if (r == 0)
         atomic_store(&c->state, MOUNT_SERVING);
     return r;

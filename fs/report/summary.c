@@ -36,7 +36,7 @@ static void add_slot(const struct counter_slot *slot, struct summary *sum)
         sum->last_request_ns = last;
 }
 
-/* What readers read by themselves counts as read; they waited as long as it took. */
+/* Bytes that readers took from the archive themselves count as read; they waited as long. */
 static void add_direct(const struct counters *counters, struct summary *sum)
 {
     sum->direct_bytes = counter_get(&counters->direct_bytes);

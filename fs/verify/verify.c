@@ -18,6 +18,7 @@
 #include <sys/stat.h>
 
 #include "backend.h"
+#include "codec.h"
 #include "content.h"
 #include "coverage.h"
 #include "crew.h"
@@ -207,6 +208,8 @@ static const char *verify_describe(int err)
         return "the archive ends before it does";
     case EUCLEAN:
         return "it can't be decompressed: the archive is damaged here";
+    case ENOTSUP:
+        return CODEC_UNSUPPORTED;
     default:
         return "it can't be read: input/output error";
     }

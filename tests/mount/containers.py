@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 
+import faults
 import harness
 import life
 from harness import (Skip, check, check_equal, mountpoints, need_program, need_root, onepot,
@@ -34,6 +35,12 @@ def link(work, name="squashfuse_ll"):
     with contextlib.suppress(FileExistsError):
         os.symlink(onepot_program(), path)
     return path
+
+
+def is_listed(at):
+    """Is something mounted there? Without a question to it, which may wait."""
+    with open("/proc/self/mountinfo", encoding="utf-8") as f:
+        return f" {at} " in f.read()
 
 
 def mount_line(at):
@@ -77,7 +84,7 @@ def test_a_folder_of_archives_is_no_mount_point(work):
     check_equal(sorted(os.listdir(path)), ["data", "other"], "both are archives")
     onepot("umount", path)
     life.write(f"{shards}/other.tar", b"not an archive\n" * 100)
-    fails("mount", archive, shards, words=["other.tar", "is not an archive"])
+    fails("mount", archive, shards, words=["other.tar", "is not an archive", "-o nonempty"])
     onepot("mount", archive, shards, "-o", "nonempty")
     check("readme" in os.listdir(shards), "-o nonempty says that it is the mount point")
     onepot("umount", shards)
@@ -123,6 +130,33 @@ def test_as_enroot_calls_it(work):
         check_equal(os.stat(f"{at}/readme").st_uid, 5, "the owner")
         server.send_signal(signal.SIGHUP)
         check_equal(life.ended(server)[0], 0, "its status")
+    check_nothing_left()
+
+
+def test_a_starter_finds_the_mount_before_the_image_was_read(work):
+    """It waits for less than a second; what it asks the mount then waits for the image."""
+    image = make_image(work)
+    need_program("tar")
+    run("tar", "-C", work / ".", "-cf", work / "outer.tar", "image.sqsh")
+    with work.mount(work / "outer.tar", name="outer") as outer:
+        server, fd = outer.stat()["daemon_pid"], opened_image(outer / "image.sqsh")
+        at = work.make("at")
+        faults.forget(outer / "image.sqsh")
+        faults.stop(server)
+        try:
+            with started([link(work, "squashfuse"), "-f", "/proc/self/fd/3", at], fd) as driver:
+                wait_for(lambda: is_listed(at), "the mount")
+                os.kill(server, signal.SIGCONT)
+                check_equal(read(f"{at}/readme"), b"hello\n", "a file")
+                driver.terminate()
+                check_equal(life.ended(driver)[0], 0, "its status")
+        finally:
+            os.kill(server, signal.SIGCONT)
+            os.close(fd)
+    os.truncate(image, 1000)
+    done = run(link(work, "squashfuse"), "-f", image, at, status=1)
+    check(b"image.sqsh: is" in done.stderr, f"an image that can't be opened: {done.stderr!r}")
+    check_equal(mountpoints(at), [], "mounts that are left")
     check_nothing_left()
 
 
@@ -286,12 +320,13 @@ print(open(at + "/.onepot/stat.json").read())
 
 
 @contextlib.contextmanager
-def container(work, files, *unshare):
+def container(work, files, *unshare, preload=None):
     """A container that has mounted: the process, and the device that it has handed over."""
+    env = harness.environment(**({"LD_PRELOAD": preload} if preload else {}))
     ours, its = socket.socketpair()
     with life.process("unshare", "--mount", *unshare, "--propagation", "private", "--",
                       sys.executable, "-c", CONTAINED, str(its.fileno()), work.make("at"), str(files),
-                      pass_fds=[its.fileno()]) as p:
+                      pass_fds=[its.fileno()], env=env) as p:
         its.close()
         data, fds, _, _ = socket.recv_fds(ours, 1, 1)
         check(data, f"the container said {p.stderr.read() if not data else ''!r}")
@@ -329,6 +364,34 @@ def test_a_mount_in_a_container_is_read_ahead(work):
         check(stat["read_files"] <= FILES + 100 + stat["ahead_files"] // 2,
               f"helpers count as readers: {stat['read_files']}")
         check_nothing_left()
+
+
+def preloaded_by(archive):
+    """The library that programs preload, of a mount of the same archive outside."""
+    for line in onepot("mount", "--export", "--intercept=on", archive).stdout.decode().splitlines():
+        if line.startswith("export LD_PRELOAD="):
+            return line.split("'")[1]
+    raise Skip("this build has no library to preload")
+
+
+def test_programs_in_a_container_read_without_the_mount(work):
+    """The mount of a parent offers it as onepot's own does: a container needs the library alone."""
+    need_root("unshare")
+    need_program("unshare")
+    archive = make_many(work)
+    library = preloaded_by(archive)
+    for unshare in [], ["--user", "--map-root-user"]:
+        place = harness.Work(work.make("-".join(unshare) or "plain"))
+        with container(place, 500, *unshare, preload=library) as (contained, device):
+            with started([onepot_program(), "mount", archive, "/dev/fd/3", "-f"], device) as driver:
+                os.close(device)
+                status, out, errors = life.ended(contained)
+                check_equal(status, 0, f"the container says {errors!r}")
+                check_equal(life.ended(driver)[0], 0, "the driver's status")
+        stat = json.loads(out)
+        check(stat["direct_files"] > 250, f"{unshare}: {stat['direct_files']} files were read directly")
+    onepot("umount", archive)
+    check_nothing_left()
 
 
 if __name__ == "__main__":

@@ -111,6 +111,11 @@ def daemon_of(path, **options):
     return mounted(path, **options)["daemon_pid"]
 
 
+def thread_state(pid, thread):
+    with open(f"/proc/{pid}/task/{thread}/stat", encoding="utf-8", errors="replace") as f:
+        return f.read().rpartition(")")[2].split()[0]
+
+
 def process_state(pid):
     """As in ps: R, S, T, Z...; None if it is gone."""
     try:

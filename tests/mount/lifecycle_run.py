@@ -208,7 +208,7 @@ def test_job_control_stops_the_command_and_not_the_daemon(work):
 def test_a_stop_that_only_the_wrapper_gets_is_passed_on(work):
     archive = make_archive(work)
     with life.background("run", archive, "--", "sh", "-c", "echo $$; exec sleep 60",
-                         process_group=0) as wrapper:
+                         preexec_fn=os.setpgrp) as wrapper:
         command = int(life.first_line(wrapper))
         wrapper.send_signal(signal.SIGTSTP)
         # Nobody could continue an orphaned group: it may as well go on.

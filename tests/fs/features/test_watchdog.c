@@ -30,6 +30,7 @@ START_TEST(while_unpacking_makes_progress_nothing_stalls)
     ck_assert(!watchdog_has_stalled(since, progress, 154 * SECOND, 5 * SECOND));
     ck_assert(watchdog_has_stalled(since, progress, 156 * SECOND, 5 * SECOND));
     ck_assert(watchdog_has_stalled(since, 50 * SECOND, 106 * SECOND, 5 * SECOND));
+    ck_assert(!watchdog_has_stalled(since, UINT64_MAX, 999 * SECOND, 5 * SECOND));
 }
 END_TEST
 

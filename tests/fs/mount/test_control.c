@@ -23,6 +23,7 @@ struct session {
     unsigned tries;
     unsigned rounds; /* of the daemon's loop until its connection ends; 0: others end it */
     enum archive_state news;
+    bool is_unsaved;
 };
 
 static struct session session;
@@ -89,12 +90,9 @@ struct archive_watch {
 };
 static struct archive_watch archive_watch;
 
-int archive_watch_start(struct pot *pot, const struct counters *counters,
-                        struct archive_watch **ret_watch)
+int archive_watch_start(struct archive_watch *watch)
 {
-    (void)pot, (void)counters;
-    archive_watch.fd = eventfd(session.news != ARCHIVE_SAME, EFD_CLOEXEC);
-    *ret_watch = &archive_watch;
+    watch->fd = eventfd(session.news != ARCHIVE_SAME || session.is_unsaved, EFD_CLOEXEC);
     return 0;
 }
 
@@ -107,13 +105,25 @@ bool archive_watch_news(struct archive_watch *watch, enum archive_state *ret_sta
                         const char **ret_name)
 {
     eventfd_t count;
-    if (session.news == ARCHIVE_SAME)
+    if (session.news == ARCHIVE_SAME && !session.is_unsaved)
         return false;
     eventfd_read(watch->fd, &count);
+    if (session.news == ARCHIVE_SAME)
+        return false;
     *ret_state = session.news;
     *ret_name = NULL;
     session.news = ARCHIVE_SAME;
     return true;
+}
+
+const struct fault *archive_watch_unsaved(struct archive_watch *watch)
+{
+    static const struct fault full = {
+        .err = ENOSPC, .what = "no space for the index", .advice = "it stays in memory"};
+    bool is_told = session.is_unsaved;
+    (void)watch;
+    session.is_unsaved = false;
+    return is_told ? &full : NULL;
 }
 
 int archive_watch_stop(struct archive_watch *watch)
@@ -141,6 +151,7 @@ static void setup(void)
     ck_assert_int_eq(pipe2(log_fds, O_CLOEXEC | O_NONBLOCK), 0);
     control_lines.fd = log_fds[1];
     config = (struct control_config){.slot = slot,
+                                     .watch = &archive_watch,
                                      .archive = "the archive",
                                      .log = &control_lines,
                                      .can_unmount = true,
@@ -367,6 +378,15 @@ START_TEST(an_archive_that_changed_is_not_trusted_any_more)
 }
 END_TEST
 
+START_TEST(an_index_that_could_not_be_saved_is_one_line)
+{
+    session.is_unsaved = true;
+    session.rounds = 2;
+    serve();
+    assert_logged("no space for the index; it stays in memory");
+}
+END_TEST
+
 /* In a child, since it ends its process. */
 START_TEST(threads_that_are_stuck_do_not_keep_the_process)
 {
@@ -415,6 +435,7 @@ int main(void)
     tcase_add_test(c, a_mount_of_which_others_have_learnt_goes_on);
     tcase_add_test(c, a_starter_that_has_announced_the_mount_may_go);
     tcase_add_loop_test(c, an_archive_that_changed_is_not_trusted_any_more, 0, 4);
+    tcase_add_test(c, an_index_that_could_not_be_saved_is_one_line);
     tcase_add_test(c, threads_that_are_stuck_do_not_keep_the_process);
     tcase_add_test(c, a_line_of_the_log_is_one_line);
     suite_add_tcase(s, c);
