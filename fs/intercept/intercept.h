@@ -22,6 +22,21 @@
  * from these: a bad pointer is EFAULT and a truncated archive a short read, never a signal.
  * Bytes that are not in memory are left to the daemon, which reads ahead.
  *
+ * Left to the mount, as measured with files of 20 KB (microseconds of the reader's CPU time a
+ * file, on a busy machine; read() from a tmpfs takes 10, as it is done here 15):
+ *
+ * - fread: 32 in the first epoch after a listing, then 16, from the kernel's page cache. The C
+ *   library's FILE calls no exported read(), one of fopencookie() has no descriptor, and its
+ *   fields are not ours to set.
+ *
+ * - readv, preadv: numpy, h5py, OpenCV, Pillow, TensorFlow, ArrayRecord and torch call neither,
+ *   says strace; 3,156 reads were all read or pread64.
+ *
+ * - stat: 3.2, on a tmpfs 2.4. The kernel has the attributes.
+ *
+ * - Compressed blocks: 110 in the daemon, nearly all of it decompression, and 36 in the reader;
+ *   then 14, as the kernel has the content. Each process would decompress them in each epoch.
+ *
  * The table is a memory file, filled in once the first process asks. Its first part has
  * counters, which each process may write; the words behind it are mapped read-only.
  */

@@ -4,8 +4,8 @@
  * cancelled, stays as it is.
  *
  * Not replaced, as the mount's descriptor is right by itself: lseek, readv, preadv, mmap,
- * sendfile, dup, fork and all others. The C library's own calls (fread, fclose) do not come
- * through here.
+ * sendfile, fork and all others (intercept.h has figures). The C library's own calls (fread,
+ * fclose) do not come through here.
  */
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -33,6 +33,9 @@ static struct {
     ssize_t (*read)(int fd, void *buf, size_t len);
     ssize_t (*pread)(int fd, void *buf, size_t len, off_t offset);
     int (*close)(int fd);
+    int (*dup)(int from);
+    int (*fcntl)(int fd, int command, ...);
+    int (*fcntl64)(int fd, int command, ...);
     int (*dup2)(int from, int to);
     int (*dup3)(int from, int to, int flags);
     int (*isatty)(int fd);
@@ -55,6 +58,9 @@ static void find_next(void)
     next.read = next_of("read");
     next.pread = next_of("pread64");
     next.close = next_of("close");
+    next.dup = next_of("dup");
+    next.fcntl = next_of("fcntl");
+    next.fcntl64 = next_of("fcntl64");
     next.dup2 = next_of("dup2");
     next.dup3 = next_of("dup3");
     next.isatty = next_of("isatty");
@@ -106,6 +112,12 @@ static bool has_mode(int flags)
         mode = (mode_t)va_arg(args_, unsigned);                                                \
         va_end(args_);                                                                         \
     }
+
+#define TAKE_ARGUMENT(last, arg)                                                               \
+    va_list args_;                                                                             \
+    va_start(args_, last);                                                                     \
+    void *arg = va_arg(args_, void *);                                                         \
+    va_end(args_)
 /* NOLINTEND(bugprone-macro-parentheses) */
 
 static int opened(int dir, const char *path, int flags, int fd, uint64_t begun_ns)
@@ -165,7 +177,7 @@ ssize_t io_pread(int fd, void *buf, size_t len, off_t offset)
 }
 ssize_t pread(int fd, void *buf, size_t len, off_t offset) ALSO(pread, "pread64");
 
-/* What a program calls that was compiled with -D_FORTIFY_SOURCE. */
+/* With -D_FORTIFY_SOURCE programs call these, with the size of their buffer. */
 extern void io_overflow(void) __asm__("__chk_fail") __attribute__((noreturn, weak));
 
 ssize_t io_read_chk(int fd, void *buf, size_t len, size_t room) EXPORT(__read_chk);
@@ -220,6 +232,45 @@ int io_dup3(int from, int to, int flags)
     return r;
 }
 
+/*
+ * Its number may have been closed unseen: by close_range, or by a system call. Then what was
+ * known of it would let a read through that is not allowed, as of a file open for writing
+ * alone.
+ */
+static int duplicated(int fd)
+{
+    if (fd >= 0)
+        reading_closed(fd);
+    return fd;
+}
+
+int io_dup(int from) EXPORT(dup);
+int io_dup(int from)
+{
+    return duplicated(NEXT(dup)(from));
+}
+
+static bool is_dup(int command)
+{
+    return command == F_DUPFD || command == F_DUPFD_CLOEXEC;
+}
+
+int io_fcntl(int fd, int command, ...) EXPORT(fcntl);
+int io_fcntl(int fd, int command, ...)
+{
+    TAKE_ARGUMENT(command, arg);
+    int r = NEXT(fcntl)(fd, command, arg);
+    return is_dup(command) ? duplicated(r) : r;
+}
+
+int io_fcntl64(int fd, int command, ...) EXPORT(fcntl64);
+int io_fcntl64(int fd, int command, ...)
+{
+    TAKE_ARGUMENT(command, arg);
+    int r = NEXT(fcntl64)(fd, command, arg);
+    return is_dup(command) ? duplicated(r) : r;
+}
+
 /* ---- terminals ---- */
 
 /* The kernel passes such a question on to the daemon each time; Python asks it at each open. */
@@ -246,9 +297,6 @@ int io_tcgetattr(int fd, struct termios *ret)
 int io_ioctl(int fd, unsigned long request, ...) EXPORT(ioctl);
 int io_ioctl(int fd, unsigned long request, ...)
 {
-    va_list args;
-    va_start(args, request);
-    void *arg = va_arg(args, void *);
-    va_end(args);
+    TAKE_ARGUMENT(request, arg);
     return request == TCGETS && is_no_terminal(fd) ? -1 : NEXT(ioctl)(fd, request, arg);
 }

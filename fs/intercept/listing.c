@@ -25,6 +25,7 @@
 /* Directories in which opens were slow, by a hash of how they were named. */
 static struct folder {
     uint64_t key, slow_ns;
+    bool is_listed; /* opens that are slow all the same waited for something else */
 } folders[FOLDERS];
 static char entries[LISTING_BYTES];
 static _Atomic bool is_listing; /* guards both; nobody waits for it */
@@ -42,9 +43,9 @@ static bool folder_of(const char *path, char ret_folder[PATH_BYTES])
     return true;
 }
 
-static struct folder *folder_find(int dir, const char *path)
+static struct folder *folder_find(const struct link *link, int dir, const char *path)
 {
-    uint64_t key = (uint64_t)(unsigned)dir + 1;
+    uint64_t key = (uint64_t)(unsigned)dir + (uintptr_t)link;
 
     for (; *path; path++)
         key = (key ^ (uint8_t)*path) * UINT64_C(1099511628211);
@@ -80,31 +81,50 @@ static uint64_t listing_end(long len)
     return next;
 }
 
-/* List for so long; others may have listed a part. */
-static void folder_list(int fd, struct intercept_listed *listed, uint64_t budget_ns)
+/* List for so long; others may have listed a part. True: all of it is listed. */
+static bool folder_list(int fd, struct intercept_listed *listed, uint64_t budget_ns)
 {
     uint64_t until_ns = io_now_ns() + budget_ns;
     uint64_t next = atomic_load_explicit(&listed->next, memory_order_relaxed);
 
-    if (next == INTERCEPT_LISTED_ALL || io_call(SYS_lseek, fd, (off_t)next, SEEK_SET) < 0)
-        return;
+    if (next == INTERCEPT_LISTED_ALL)
+        return true;
+    if (io_call(SYS_lseek, fd, (off_t)next, SEEK_SET) < 0)
+        return false;
     while (next != INTERCEPT_LISTED_ALL && io_now_ns() < until_ns) {
         long len = io_call(SYS_getdents64, fd, entries, (size_t)LISTING_BYTES);
         next = len > 0 ? listing_end(len) : INTERCEPT_LISTED_ALL;
         atomic_store_explicit(&listed->next, next, memory_order_relaxed);
     }
+    return next == INTERCEPT_LISTED_ALL;
 }
 
-static void folder_open(const struct link *link, int dir, const char *path, uint64_t budget_ns)
+static bool folder_open(const struct link *link, int dir, const char *path, uint64_t budget_ns)
 {
     struct stat st;
+    bool is_listed = false;
     int fd = (int)io_call(SYS_openat, dir, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
     if (fd < 0)
-        return;
+        return false;
     if (io_call(SYS_fstat, fd, &st) == 0 && link_is(link, &st))
-        folder_list(fd, listed_of(link, st.st_ino), budget_ns);
+        is_listed = folder_list(fd, listed_of(link, st.st_ino), budget_ns);
     io_call(SYS_close, fd);
+    return is_listed;
+}
+
+static void folder_saw_open(const struct link *link, int dir, const char *path,
+                            uint64_t took_ns)
+{
+    struct folder *folder = folder_find(link, dir, path);
+    uint64_t budget_ns = took_ns * LIST_TIMES;
+
+    folder->slow_ns += took_ns;
+    if (folder->slow_ns < BEGIN_NS || folder->is_listed)
+        return;
+    bool is_listed =
+        folder_open(link, dir, path, budget_ns < LIST_MAX_NS ? budget_ns : LIST_MAX_NS);
+    folder->is_listed = is_listed && path[0] == '/'; /* other names may mean another one */
 }
 
 void listing_saw_open(int dir, const char *path, int fd, uint64_t took_ns)
@@ -117,15 +137,8 @@ void listing_saw_open(int dir, const char *path, int fd, uint64_t took_ns)
         !atomic_compare_exchange_strong(&is_listing, &nobody, true))
         return;
     const struct link *link = link_find(fd, &st);
-    if (link && folder_of(path, folder_path)) {
-        struct folder *folder = folder_find(dir, folder_path);
-        folder->slow_ns += took_ns;
-        if (folder->slow_ns >= BEGIN_NS) {
-            uint64_t budget_ns = took_ns * LIST_TIMES;
-            folder_open(link, dir, folder_path,
-                        budget_ns < LIST_MAX_NS ? budget_ns : LIST_MAX_NS);
-        }
-    }
+    if (link && folder_of(path, folder_path))
+        folder_saw_open(link, dir, folder_path, took_ns);
     atomic_store(&is_listing, false);
 }
 

@@ -62,7 +62,7 @@ static bool server_may_offer(const struct source *member, const struct stat *st)
                                     (uint64_t)st->st_mtim.tv_nsec == identity.mtime_nsec);
 }
 
-/* What lies in no regular file gets no number: the mount is asked for it. */
+/* Regular files get a number; the mount answers for what lies elsewhere. */
 static bool server_add_file(struct intercept_server *server, const struct source *member,
                             uint64_t start)
 {

@@ -1,10 +1,12 @@
 /*
  * Random sequences of calls on the files of a folder, and a line for each sequence: its number
  * and a hash of all results, values of errno and bytes. The lines of two runs are equal, with
- * and without the short circuit, or something is wrong; --tell N shows every call of sequence
- * N.
+ * and without the short circuit, or something is wrong; --tell shows every call.
  *
  * Usage: intercept_calls FOLDER SEED FIRST COUNT [--tell]
+ *
+ * For root the mount is writable in every other group of sequences, so that descriptors can be
+ * had that are open for writing alone.
  *
  * Whatever a call may leave to chance is left out: numbers of descriptors above 30, and the
  * bytes behind what was read are those from before.
@@ -22,6 +24,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -33,10 +36,13 @@
 
 #define FDS 6
 #define CALLS 24
+#define ELSEWHERE 29 /* a number that is mostly free */
+#define GROUP 8      /* sequences on a mount that stays as it is */
 #define BUF_BYTES (64u << 10)
 
 static uint64_t state, hash;
 static bool tells;
+static bool is_writable; /* the mount, now */
 static char **files;
 static size_t file_count;
 static const char *folder;
@@ -95,7 +101,7 @@ static int a_fd(void)
     uint32_t which = draw(40), at = draw(FDS);
     for (int i = 0; i < FDS && fds[at] < 0; i++)
         at = (at + 1) % FDS;
-    return which == 0 ? -1 : which == 1 ? 29 : fds[at];
+    return which == 0 ? -1 : which == 1 ? ELSEWHERE : fds[at];
 }
 
 static size_t a_length(void)
@@ -146,12 +152,17 @@ static void keep(int fd)
 
 static void call_open(void)
 {
-    static const int flags[] = {0,          0,        0,       O_CLOEXEC,        O_NONBLOCK,
-                                O_RDWR,     O_WRONLY, O_PATH,  O_DIRECT,         O_APPEND,
-                                O_NOATIME,  O_TRUNC,  O_CREAT, O_EXCL | O_CREAT, O_DIRECTORY,
-                                O_NOFOLLOW, O_SYNC};
+    static const int flags[] = {
+        0,         O_CLOEXEC, O_NONBLOCK,          O_RDWR,    O_WRONLY,   O_WRONLY | O_APPEND,
+        O_PATH,    O_DIRECT,  O_DIRECT | O_RDWR,   O_APPEND,  O_NOATIME,  O_NOATIME | O_DIRECT,
+        O_TRUNC,   O_CREAT,   O_EXCL | O_CREAT,    O_SYNC,    O_NOFOLLOW, O_RDWR | O_TRUNC,
+        O_ACCMODE, O_ASYNC,   O_PATH | O_NOFOLLOW, O_TMPFILE, O_NOCTTY,   O_DIRECTORY};
     const char *name = files[draw((uint32_t)file_count)];
     int flag = draw(2) ? flags[draw(sizeof(flags) / sizeof(flags[0]))] : 0, fd;
+
+    /* The kernel would take the file for empty, until its attributes are asked for. */
+    if (is_writable)
+        flag &= ~O_TRUNC;
     char path[PATH_MAX];
 
     snprintf(path, sizeof(path), "%s%s/%s", folder, draw(4) ? "" : "/.", name);
@@ -204,13 +215,30 @@ static void call_readv(void)
     }
     if (draw(10) == 0)
         iov[draw(4)].iov_base = NULL;
+    switch (draw(12)) {
+    case 0: /* each can be read, but not all together */
+        iov[0].iov_len = iov[1].iov_len = SIZE_MAX / 4 + 1;
+        break;
+    case 1:
+        iov[draw(4)].iov_len = BUF_BYTES;
+        break;
+    case 2:
+        iov[draw(4)].iov_base = read_only;
+        break;
+    default:
+        break;
+    }
     const struct iovec *vector = draw(20) ? iov : NULL;
-    switch (draw(4)) {
+    switch (draw(5)) {
     case 0:
         note(readv(fd, vector, count), "readv %d %d", fd, count);
         break;
     case 1:
         note(preadv(fd, vector, count, at), "preadv %d %d at %ld", fd, count, (long)at);
+        break;
+    case 2: /* a flag that means nothing here, and one that is none */
+        note(preadv2(fd, vector, count, at, draw(3) ? RWF_HIPRI : 1 << 30),
+             "preadv2 with a flag, %d %d at %ld", fd, count, (long)at);
         break;
     default:
         note(preadv2(fd, vector, count, draw(2) ? -1 : at, 0), "preadv2 %d %d at %ld", fd,
@@ -228,10 +256,20 @@ static void call_lseek(void)
     note(lseek(fd, draw(3) ? at : -at, whence), "lseek %d %ld %d", fd, (long)at, whence);
 }
 
+/* In the place of one that is closed unseen. */
+static void dup_unseen(int fd, int *place)
+{
+    if (*place < 0 || *place == fd)
+        return;
+    syscall(SYS_close, *place);
+    *place = draw(2) ? dup(fd) : fcntl(fd, F_DUPFD, 3);
+    note(*place, "dup %d unseen", fd);
+}
+
 static void call_dup(void)
 {
     int fd = a_fd(), other = a_fd(), made;
-    switch (draw(4)) {
+    switch (draw(5)) {
     case 0:
         made = dup(fd);
         break;
@@ -241,6 +279,9 @@ static void call_dup(void)
     case 2:
         made = dup2(fd, other);
         note(made, "dup2 %d %d", fd, other);
+        return;
+    case 3:
+        dup_unseen(fd, &fds[draw(FDS)]);
         return;
     default:
         made = dup3(fd, other, O_CLOEXEC);
@@ -319,7 +360,8 @@ static void call_kernel(void)
     note(syscall(SYS_read, fd, buf, a_length()), "raw read %d", fd);
     note_buf();
     if (note(fstat(fd, &st), "fstat %d", fd) == 0) {
-        mix(&st.st_size, sizeof(st.st_size));
+        if (S_ISREG(st.st_mode)) /* ".." is no folder of the mount */
+            mix(&st.st_size, sizeof(st.st_size));
         mix(&st.st_mode, sizeof(st.st_mode));
     }
     void *map = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE, fd, 0);
@@ -329,6 +371,7 @@ static void call_kernel(void)
     if (map != MAP_FAILED)
         munmap(map, 4096);
     note(write(fd, "x", 1), "write %d", fd);
+    note(pwrite(fd, "x", 1, at), "pwrite %d", fd);
     note(ftruncate(fd, 1), "ftruncate %d", fd);
     close(out);
 }
@@ -380,8 +423,20 @@ static const struct {
     {call_other, 2},  {call_kernel, 4}, {call_fork, 1},
 };
 
+static void make_writable(bool shall_be)
+{
+    unsigned long flags = MS_REMOUNT | MS_NOSUID | MS_NODEV | MS_NOATIME;
+
+    if (shall_be == is_writable || geteuid() != 0)
+        return;
+    if (mount(NULL, folder, NULL, flags | (shall_be ? 0 : MS_RDONLY), NULL) < 0)
+        abort();
+    is_writable = shall_be;
+}
+
 static void run_sequence(uint64_t seed, unsigned number)
 {
+    make_writable(number / GROUP % 2);
     state = seed * 0x9e3779b97f4a7c15u + number;
     hash = 14695981039346656037u;
     memset(buf, 0x5a, BUF_BYTES);
@@ -400,6 +455,7 @@ static void run_sequence(uint64_t seed, unsigned number)
             close(fds[i]);
             fds[i] = -1;
         }
+    close(ELSEWHERE);
     printf("%u %016llx\n", number, (unsigned long long)hash);
 }
 

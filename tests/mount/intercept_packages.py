@@ -1,0 +1,229 @@
+"""The short circuit under the packages that training code reads with: each finds the same in the
+mount with the preloaded library as without it, whatever ways it has to read.
+
+ONEPOT_PACKAGES in the environment: another Python to look for the packages with."""
+
+import os
+import shutil
+import sys
+import textwrap
+
+import harness
+from harness import Skip, check, check_equal, environment, onepot, run
+
+PYTHONS = [os.environ.get("ONEPOT_PACKAGES"), sys.executable, "/usr/bin/python3"]
+
+# How data is made, and how a reader tells what it found.
+COMMON = """
+import hashlib, os, random, sys
+folder = sys.argv[2]
+
+def path(name):
+    return os.path.join(folder, name)
+
+def tell(*found):
+    print(*(hashlib.sha256(f).hexdigest() if isinstance(f, (bytes, bytearray, memoryview)) else f
+            for f in found), flush=True)
+
+def noise(size):
+    return random.Random(size).randbytes(size)
+"""
+
+
+def python_with(*modules):
+    """A Python that has them."""
+    for python in filter(None, PYTHONS):
+        if shutil.which(python) and run(python, "-c", "import " + ", ".join(modules), status=None,
+                                        env=environment()).returncode == 0:
+            return python
+    raise Skip("no Python here has " + ", ".join(modules))
+
+
+def check_same(work, modules, make, read, classes=""):
+    """`make` fills a folder, `read` tells what it finds there: in a directory, in a mount of its
+    archive, and there with the library."""
+    python = python_with(*modules)
+    path = work / "program.py"
+    with open(path, "w", encoding="utf-8") as f:
+        f.write(COMMON + textwrap.dedent(classes) + "def make():\n" + textwrap.indent(textwrap.dedent(make), "    ") +
+                "\ndef read():\n" + textwrap.indent(textwrap.dedent(read), "    ") +
+                "\nif __name__ == '__main__':\n    make() if sys.argv[1] == 'make' else read()\n")
+    tree = work.make("tree")
+    quiet = environment(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="")
+    run(python, path, "make", tree, env=quiet)
+    run("tar", "-C", tree, "-cf", work / "data.tar", ".")
+    expected = run(python, path, "read", tree, env=quiet).stdout
+    check(len(expected) > 60, f"it read nothing: {expected}")
+    for mode in "off", "on":
+        result = onepot("run", f"--intercept={mode}", work / "data.tar", "--", python, path,
+                        "read", "{}", env=quiet)
+        check_equal(result.stdout, expected, f"what it read with --intercept={mode}")
+    check(b"by the readers themselves" in result.stderr, result.stderr)
+
+
+def test_numpy(work):
+    check_same(work, ["numpy"], """
+        import numpy
+        for n in 10, 1000, 300000:
+            array = numpy.frombuffer(noise(8 * n), "u8")
+            numpy.save(path(f"{n}.npy"), array)
+            numpy.savez(path(f"{n}.npz"), a=array, b=array[:7])
+    """, """
+        import numpy
+        for n in 10, 1000, 300000:
+            for mode in None, "r", "c":
+                array = numpy.load(path(f"{n}.npy"), mmap_mode=mode)
+                tell(n, mode, array[:: 3].tobytes(), array[-1])
+            with open(path(f"{n}.npy"), "rb") as f:
+                tell(numpy.load(f).tobytes())
+            tell(numpy.fromfile(path(f"{n}.npy"), "u1", 57, offset=7).tobytes())
+            tell(numpy.memmap(path(f"{n}.npy"), "u1", "r", 128)[:100].tobytes())
+            with numpy.load(path(f"{n}.npz")) as z:
+                tell(z["a"].tobytes(), z["b"].tobytes())
+    """)
+
+
+def test_h5py(work):
+    check_same(work, ["h5py", "numpy"], """
+        import h5py, numpy
+        array = numpy.frombuffer(noise(800000), "u4").reshape(-1, 100)
+        with h5py.File(path("a.h5"), "w") as f:
+            f["whole"] = array
+            f.create_dataset("chunks", data=array, chunks=(17, 100))
+            f.create_dataset("gzip", data=array, chunks=(64, 50), compression="gzip")
+            f["texts"] = [b"some", b"words"]
+    """, """
+        import h5py
+        for driver in None, "sec2", "stdio", "core":
+            with h5py.File(path("a.h5"), "r", driver=driver, locking=False) as f:
+                for name in "whole", "chunks", "gzip":
+                    tell(driver, name, f[name][()].tobytes(), f[name][5:1999:7, 3:50].tobytes())
+                tell(f["texts"][1])
+        with open(path("a.h5"), "rb") as file, h5py.File(file, "r") as f:
+            tell(f["chunks"][100:200].tobytes())
+    """)
+
+
+def test_opencv(work):
+    check_same(work, ["cv2", "numpy"], """
+        import cv2, numpy
+        image = numpy.frombuffer(noise(300 * 400 * 3), "u1").reshape(300, 400, 3)
+        image = cv2.GaussianBlur(image, (9, 9), 0)
+        for ending in "jpg", "png", "bmp", "tiff":
+            for n in range(3):
+                assert cv2.imwrite(path(f"{n}.{ending}"), image[n:])
+    """, """
+        import cv2, numpy
+        for name in sorted(os.listdir(folder)):
+            if name[0] != ".":
+                tell(name, cv2.imread(path(name)).tobytes(),
+                     cv2.imread(path(name), cv2.IMREAD_GRAYSCALE).tobytes(),
+                     cv2.imdecode(numpy.fromfile(path(name), "u1"), cv2.IMREAD_COLOR).tobytes())
+                with open(path(name), "rb") as f:
+                    tell(cv2.imdecode(numpy.frombuffer(f.read(), "u1"), 1).tobytes())
+    """)
+
+
+def test_pillow(work):
+    check_same(work, ["PIL"], """
+        from PIL import Image
+        image = Image.frombytes("RGB", (200, 150), noise(200 * 150 * 3))
+        for name in "a.jpg", "b.png", "c.bmp", "d.tif", "e.gif":
+            image.save(path(name))
+    """, """
+        from PIL import Image
+        for name in "a.jpg", "b.png", "c.bmp", "d.tif", "e.gif":
+            with Image.open(path(name)) as image:
+                tell(name, image.convert("RGB").tobytes())
+            with open(path(name), "rb") as f:
+                tell(Image.open(f).resize((30, 30)).tobytes())
+    """)
+
+
+def test_tensorflow(work):
+    check_same(work, ["tensorflow"], """
+        import tensorflow as tf
+        for n in range(4):
+            with tf.io.TFRecordWriter(path(f"{n}.tfrecord")) as writer:
+                for i in range(50):
+                    writer.write(noise(1000 * n + i))
+        image = tf.reshape(tf.io.decode_raw(noise(100 * 80 * 3), tf.uint8), (100, 80, 3))
+        tf.io.write_file(path("a.jpg"), tf.io.encode_jpeg(image))
+        with open(path("numbers"), "wb") as f:
+            f.write(noise(40000))
+    """, """
+        import tensorflow as tf
+        records = sorted(tf.io.gfile.glob(path("*.tfrecord")))
+        for buffer, reads in (None, None), (1000, 2), (1 << 20, tf.data.AUTOTUNE):
+            for record in tf.data.TFRecordDataset(records, buffer_size=buffer,
+                                                  num_parallel_reads=reads).batch(20):
+                tell(b"".join(record.numpy()))
+        tell(tf.io.decode_jpeg(tf.io.read_file(path("a.jpg"))).numpy().tobytes())
+        for record in tf.data.FixedLengthRecordDataset(path("numbers"), 1000).batch(10):
+            tell(b"".join(record.numpy()))
+        files = tf.data.Dataset.list_files(records, shuffle=False)
+        for data in files.map(tf.io.read_file, num_parallel_calls=4):
+            tell(data.numpy())
+        with tf.io.gfile.GFile(path("numbers"), "rb") as f:
+            f.seek(777)
+            tell(f.read(100), f.size())
+    """)
+
+
+def test_readers_of_jax(work):
+    check_same(work, ["grain.python", "array_record.python.array_record_module"], """
+        from array_record.python.array_record_module import ArrayRecordWriter
+        for n in range(2):
+            writer = ArrayRecordWriter(path(f"{n}.array_record"), "group_size:1")
+            for i in range(40):
+                writer.write(noise(2000 * n + i + 1))
+            writer.close()
+    """, """
+        import grain.python as grain
+        names = [path(f"{n}.array_record") for n in range(2)]
+        source = grain.ArrayRecordDataSource(names)
+        tell(len(source), *(source[i] for i in (0, 3, 79)))
+        for workers in 0, 2:
+            sampler = grain.IndexSampler(80, grain.NoSharding(), shuffle=True, num_epochs=2, seed=3)
+            loader = grain.DataLoader(data_source=source, sampler=sampler, worker_count=workers,
+                                      operations=[])
+            for record in loader:
+                tell(record)
+    """)
+
+
+def test_dataloader_of_torch(work):
+    check_same(work, ["torch"], """
+        import torch
+        for n in range(40):
+            with open(path(f"{n}.bin"), "wb") as f:
+                f.write(noise(5000 + n))
+        torch.save({"weights": torch.arange(90000.), "step": 3}, path("state.pt"))
+        torch.save(torch.arange(777), path("old.pt"), _use_new_zipfile_serialization=False)
+    """, """
+        import torch
+        from torch.utils.data import DataLoader
+        for name in "state.pt", "old.pt":
+            found = torch.load(path(name))
+            tell(name, bytes(str(found), "utf-8"))
+        storage = torch.from_file(path("0.bin"), size=1000, dtype=torch.uint8)
+        tell(bytes(storage.tolist()))
+        for way in None, "fork", "spawn", "forkserver":
+            loader = DataLoader(Files(), batch_size=4, num_workers=2 if way else 0,
+                                multiprocessing_context=way, collate_fn=list)
+            for batch in loader:
+                tell(way, *batch)
+    """, classes="""
+        class Files:
+            def __len__(self):
+                return 40
+
+            def __getitem__(self, index):
+                with open(path(f"{index}.bin"), "rb") as f:
+                    return f.read()
+
+    """)
+
+
+if __name__ == "__main__":
+    harness.main(globals(), seconds=900)  # some take ten seconds to import
