@@ -114,8 +114,32 @@ def dali_pipeline(workers, tree, archive):
     return epoch
 
 
+def ffcv_loader(workers, tree, archive):
+    import torchvision
+    from ffcv.fields import IntField, RGBImageField
+    from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
+    from ffcv.loader import Loader, OrderOption
+    from ffcv.transforms import RandomHorizontalFlip, ToTensor, ToTorchImage
+    from ffcv.writer import DatasetWriter
+
+    path = archive + ".beton"
+    if not os.path.exists(path):  # it encodes them again
+        fields = {"image": RGBImageField(write_mode="jpg", jpeg_quality=91), "label": IntField()}
+        DatasetWriter(path + ".new", fields, num_workers=2).from_indexed_dataset(
+            torchvision.datasets.ImageFolder(tree))
+        os.rename(path + ".new", path)
+    image = [RandomResizedCropRGBImageDecoder((SIZE, SIZE)), RandomHorizontalFlip(), ToTensor(),
+             ToTorchImage()]
+    loader = Loader(path, BATCH, num_workers=workers, order=OrderOption.RANDOM,
+                    pipelines={"image": image, "label": [IntDecoder(), ToTensor()]})
+    for _ in loader:  # compiles the pipeline
+        pass
+    return lambda: sum(len(labels) for _, labels in loader)
+
+
 CONTENDERS = {"onepot.Loader": onepot_loader, "onepot.ImageFolder": onepot_folder,
-              "torchvision": torchvision_folder, "DALI": dali_pipeline, "spdl": spdl_threads}
+              "torchvision": torchvision_folder, "DALI": dali_pipeline, "spdl": spdl_threads,
+              "FFCV": ffcv_loader}
 
 
 def cpu():

@@ -25,7 +25,7 @@
 struct images_plan {
     struct onepot_images o;
     uint64_t bytes; /* of one image */
-    /* What each byte of a channel becomes; of a half type as its bits. */
+    /* The value that each byte of a channel becomes; of a half type its bits. */
     union images_value {
         float single;
         uint16_t half;
@@ -47,7 +47,7 @@ static inline float images_scale(const struct onepot_images *o, unsigned channel
 int images_plan(const struct onepot_images *given, struct onepot_error *error,
                 struct images_plan *ret_plan);
 
-/* What decides over a random crop. */
+/* A random crop is a function of these alone. */
 struct images_place {
     uint64_t seed, epoch, index;
 };

@@ -2,7 +2,7 @@
  * Resamples rows of pixels as PIL does with its antialiased filters: a filter's support grows
  * with the step where the picture shrinks. The vertical pass comes first, row by row as the
  * source's rows come, so that only as many rows are held as one row of the result needs.
- * Sums are single precision, in an order that does not depend on the CPU.
+ * Values and weights are whole numbers of 16 bits, and results the same on all CPUs.
  */
 #ifndef ONEPOT_LOADER_RESAMPLE_H
 #define ONEPOT_LOADER_RESAMPLE_H
@@ -26,22 +26,25 @@ struct span {
     uint32_t first, number;
 };
 
-/* The weights of each result of an axis. */
+/* The weights of each result of an axis, parts of 2^14, which is their sum. */
 struct taps {
     uint32_t count;
     uint32_t most;            /* places for the weights of each; beyond `number` they are 0 */
+    uint32_t widest;          /* the largest `number`, and one more if that is odd */
     uint32_t begin, end;      /* pixels of the source that take part: [begin, end) */
-    const struct span *spans; /* [count] */
-    const float *weights;     /* [count][most]; of x [count][most][4], for four channels */
+    const struct span *spans; /* [count]; of x four at a time */
+    /* [count][most]. Of x for two results at a time, [count / 2][most / 2][2][2][4]: two
+     * weights of one result, for four channels, and two of the other. */
+    const int16_t *weights;
 };
 
 struct resample {
     struct taps x, y;
-    /* [y.most] rows of the source, as floats of four channels: x.end - x.begin pixels each. */
-    float *rows;
-    float *line; /* a row after the vertical pass */
-    size_t line_floats;
-    float *sums;    /* [x.count][4]: the line after the horizontal pass */
+    const struct resample_loops *loops;
+    /* [y.most] rows of the source, four channels: x.end - x.begin pixels each. */
+    int16_t *rows;
+    int16_t *line; /* a row after the vertical pass */
+    size_t line_values;
     uint8_t *row;   /* [x.count][4]: a row of the result */
     uint32_t given; /* rows of the source so far, from y.begin on */
     uint32_t made;  /* rows of the result so far */

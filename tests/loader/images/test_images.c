@@ -5,6 +5,7 @@
 #include "loader_helper.h"
 #include "pictures.h"
 
+#include <inttypes.h>
 #include <math.h>
 
 #include "crop.h"
@@ -168,6 +169,72 @@ START_TEST(shrinking_weighs_as_the_widened_filter_does)
     ck_assert_uint_eq(to[0], 50);
     ck_assert_uint_eq(to[4], 160);
     free(to);
+}
+END_TEST
+
+static double filter_of(enum onepot_interpolation interpolation, double x)
+{
+    x = fabs(x);
+    if (interpolation == ONEPOT_BILINEAR)
+        return x < 1 ? 1 - x : 0;
+    return x < 1 ? (1.5 * x - 2.5) * x * x + 1 : x < 2 ? ((-0.5 * x + 2.5) * x - 4) * x + 2 : 0;
+}
+
+/* The weights of result i, of all pixels of a whole axis. */
+static void weights_of(uint32_t size, uint32_t count, enum onepot_interpolation interpolation,
+                       uint32_t i, double *to)
+{
+    double step = (double)size / count, wide = step > 1 ? step : 1, sum = 0;
+    for (uint32_t at = 0; at < size; at++) {
+        to[at] = filter_of(interpolation, (at + 0.5 - (i + 0.5) * step) / wide);
+        sum += to[at];
+    }
+    for (uint32_t at = 0; at < size; at++)
+        to[at] /= sum;
+}
+
+/* From few pixels to many, and so many to one that sums are made in another way. */
+START_TEST(results_are_those_of_the_filter_in_numbers_without_end)
+{
+    enum { SIZE = 90, ROWS = 5 };
+    static const uint32_t counts[] = {1, 2, 5, 30, 61, 89, 90, 91, 333};
+    enum onepot_interpolation filter = _i % 2 ? ONEPOT_BICUBIC : ONEPOT_BILINEAR;
+    uint32_t count = counts[_i / 2];
+    uint8_t *pixels = malloc(SIZE * SIZE * 4);
+    for (uint32_t at = 0, random = 1; at < SIZE * SIZE * 4; at++, random = random * 69069 + 1)
+        pixels[at] = (uint8_t)(random >> 24);
+    struct axis x = whole(SIZE, count), y = whole(SIZE, ROWS);
+    uint8_t *to = resampled(&x, &y, filter, pixels, SIZE);
+    double across[SIZE], down[SIZE], difference = 0;
+    for (uint32_t i = 0; i < count * ROWS; i++) {
+        double want = 0;
+        weights_of(SIZE, count, filter, i % count, across);
+        weights_of(SIZE, ROWS, filter, i / count, down);
+        for (uint32_t at = 0; at < SIZE * SIZE; at++)
+            want += across[at % SIZE] * down[at / SIZE] * pixels[4 * at];
+        want = fmin(fmax(want, 0), 255);
+        ck_assert_msg(fabs(to[4 * i] - want) < 0.6, "%u: %u, not %f", i, to[4 * i], want);
+        difference += fabs(to[4 * i] - want);
+    }
+    ck_assert(difference / (count * ROWS) < 0.3);
+    free(to);
+    free(pixels);
+}
+END_TEST
+
+START_TEST(results_are_the_same_on_all_cpus)
+{
+    uint8_t *pixels = picture_pixels(500, 375, 4);
+    uint64_t sum = 0;
+    for (unsigned i = 0; i < 12; i++) {
+        struct axis x = whole(500, 20 + 71 * i), y = whole(375, 9 + 40 * i);
+        uint8_t *to = resampled(&x, &y, (enum onepot_interpolation)(i % 2), pixels, 500);
+        for (size_t at = 0; at < (size_t)x.count * y.count * 4; at++)
+            sum = sum * UINT64_C(0x100000001b3) + to[at];
+        free(to);
+    }
+    ck_assert_msg(sum == UINT64_C(0x960ef0b6a0a8a484), "%#" PRIx64, sum);
+    free(pixels);
 }
 END_TEST
 
@@ -545,6 +612,8 @@ static Suite *suite(void)
     tcase_add_loop_test(rows, a_picture_of_the_right_size_stays_as_it_is, 0, 2);
     tcase_add_loop_test(rows, one_colour_stays_one_colour_at_any_size, 0, 2);
     tcase_add_test(rows, shrinking_weighs_as_the_widened_filter_does);
+    tcase_add_loop_test(rows, results_are_those_of_the_filter_in_numbers_without_end, 0, 18);
+    tcase_add_test(rows, results_are_the_same_on_all_cpus);
     tcase_add_test(rows, memory_for_one_picture_has_a_bound);
     tcase_add_test(files, arrays_are_pictures);
     tcase_add_test(files, types_and_layouts);
