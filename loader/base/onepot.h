@@ -207,6 +207,14 @@ struct onepot_archive_options {
      */
     const char *label_part;
     const char *list_name; /* what messages call files_from or map; NULL: by its path */
+    /*
+     * Called a few times a second, by the thread that opens and with signals blocked, while an
+     * archive without an index is read for the first time or unpacked: which one, what is done
+     * ("indexing"), and how many bytes of how many (0: unknown) were read. NULL: it is silent.
+     */
+    void (*progress)(void *ctx, const char *path, const char *doing, uint64_t bytes,
+                     uint64_t total_bytes);
+    void *progress_ctx;
 };
 
 /*
@@ -590,7 +598,8 @@ struct onepot_loader_options {
      * If the device gathers, the archives are page-locked, as they are mapped or as a copy, and
      * no CPU touches a sample. This needs samples that are stored in one piece each, without
      * npy, decode or verify, and archives of at most half of the job's memory (an eighth with
-     * ONEPOT_GATHER_AUTO). `data` of batches is then NULL.
+     * ONEPOT_GATHER_AUTO). `data` of batches is then NULL. With ONEPOT_GATHER_AUTO the host
+     * gathers until the archives are locked, in a thread of its own.
      */
     enum onepot_gather gather;
     /*

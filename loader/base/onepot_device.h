@@ -105,6 +105,9 @@ ONEPOT_API int onepot_batch_on_device(const struct onepot_batch *batch,
  * memory is not used again before the stream has done all it was given until the last release,
  * so the stream must live until then. Call this for every stream that touches the batch, even
  * one that was made to wait in another way. Does nothing for a batch in host memory.
+ *
+ * -EBUSY: the stream captures a CUDA graph. Nothing is recorded on it, and the capture goes on.
+ * -EINVAL: the stream is another device's.
  */
 ONEPOT_API int onepot_batch_use(const struct onepot_batch *batch, void *stream,
                                 struct onepot_error *error);
@@ -119,6 +122,17 @@ ONEPOT_API int onepot_batch_use(const struct onepot_batch *batch, void *stream,
  */
 #define ONEPOT_NO_STREAM ((void *)(intptr_t)-1)
 ONEPOT_API int onepot_batch_lend(const struct onepot_batch *batch, void *stream,
+                                 struct onepot_error *error);
+
+/*
+ * Queue a copy of `bytes` of the batch, on its device, to memory of the caller's there, of
+ * which the rest up to `room` becomes 0. `from` is one of the pointers of
+ * onepot_batch_on_device, and the stream counts as by onepot_batch_use. This is how a batch
+ * gets into memory that a CUDA graph reads each time. A batch in host memory is copied at once.
+ * -EINVAL: there is no room.
+ */
+ONEPOT_API int onepot_batch_copy(const struct onepot_batch *batch, void *stream, void *to,
+                                 size_t room, const void *from, size_t bytes,
                                  struct onepot_error *error);
 
 /* Wait on the host until the batch has arrived. */

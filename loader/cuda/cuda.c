@@ -53,6 +53,13 @@ static int find_node(CUdevice device)
     return node;
 }
 
+/* Drivers from 570 on, which is CUDA 12.8. */
+static bool locks_files(void)
+{
+    int version = 0;
+    return gpu_driver.version(&version) == CUDA_SUCCESS && version >= 12080;
+}
+
 static enum gpu_read_only find_read_only(CUdevice device)
 {
     int by_flag = 0, by_host = 0;
@@ -82,13 +89,16 @@ static int say_versions(struct onepot_error *error)
 }
 
 /* Report a driver that is too old for this runtime now, not at the first batch. */
-static int begin_runtime(const struct gpu *g, struct onepot_error *error)
+static int begin_runtime(struct gpu *g, struct onepot_error *error)
 {
     int r = gpu_enter(g, error);
     if (r < 0)
         return r;
     cudaError_t e = cudaFree(NULL);
     r = gpu_checked(e, "the runtime can't be started", error);
+#ifdef ONEPOT_CUDA_KERNELS
+    g->has_kernels = r == 0 && gpu_checked(kernels_find(), "kernels", NULL) == 0;
+#endif
     gpu_left(0);
     if (e == cudaErrorInsufficientDriver)
         return say_versions(error);
@@ -119,6 +129,7 @@ static int open_gpu(uint32_t index, struct onepot_error *error, void **ret_devic
     }
     g->node = find_node(g->device);
     g->read_only = find_read_only(g->device);
+    g->locks_files = locks_files();
     *ret_device = g;
     return 0;
 }
@@ -140,21 +151,26 @@ static int cuda_info(void *device, struct onepot_error *error,
     ret_info->numa_node = g->node;
     ret_info->free_bytes = free_bytes;
     ret_info->total_bytes = total_bytes;
-#ifdef ONEPOT_CUDA_KERNELS
-    ret_info->kernels = 1;
-#endif
+    ret_info->kernels = g->has_kernels;
     return r;
 }
 
 /* ---- streams ---- */
 
-static int stream_new(void *device, struct onepot_error *error, void **ret_stream)
+/* The greatest priority is the least number. */
+static int stream_new(void *device, bool is_urgent, struct onepot_error *error,
+                      void **ret_stream)
 {
     cudaStream_t stream = NULL;
-    int r = gpu_enter(device, error);
+    int least = 0, greatest = 0, r = gpu_enter(device, error);
+    if (r < 0)
+        return r;
+    r = gpu_checked(cudaDeviceGetStreamPriorityRange(&least, &greatest), "a stream", error);
     if (r == 0)
-        r = gpu_left(gpu_checked(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
-                                 "a stream", error));
+        r = gpu_checked(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking,
+                                                     is_urgent ? greatest : least),
+                        "a stream", error);
+    gpu_left(0);
     if (r == 0)
         *ret_stream = stream;
     return r;
@@ -166,16 +182,51 @@ static void stream_free(void *device, void *stream)
         gpu_left(gpu_checked(cudaStreamDestroy(stream), "a stream", NULL));
 }
 
+static int say_captured(struct onepot_error *error)
+{
+    return gpu_say(
+        error, -EBUSY,
+        "CUDA: a stream captures a graph, and a batch can't become a part of it: name "
+        "streams before the capture, and copy batches into memory that the graph reads "
+        "(copy_into)");
+}
+
+/* On the device; gpu_enter was called. */
+static int check_stream(const struct gpu *g, cudaStream_t stream, struct onepot_error *error)
+{
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    CUcontext context = g->context;
+    cudaError_t e = cudaStreamIsCapturing(stream, &status);
+    if (gpu_is_captured(e))
+        cudaGetLastError();
+    if (gpu_is_captured(e) || (e == cudaSuccess && status != cudaStreamCaptureStatusNone))
+        return say_captured(error);
+    int r = gpu_checked(e, "the stream can't be used", error);
+    if (r == 0)
+        r = gpu_driver_checked(gpu_driver.stream_context(stream, &context),
+                               "the stream can't be used", error);
+    if (r == 0 && context != g->context)
+        r = gpu_say(error, -EINVAL,
+                    "CUDA: the stream belongs to another GPU (or context) than the batch");
+    return r;
+}
+
+static int stream_check(void *device, void *stream, struct onepot_error *error)
+{
+    int r = gpu_enter(device, error);
+    return r < 0 ? r : gpu_left(check_stream(device, stream, error));
+}
+
 /* ---- events ---- */
 
-/* A thread that waits for an event sleeps; it does not spin. */
-static int event_new(void *device, struct onepot_error *error, void **ret_event)
+/* A thread that waits for an event sleeps; it does not spin. Times cost more than the rest. */
+static int event_new(void *device, bool has_time, struct onepot_error *error, void **ret_event)
 {
+    unsigned flags = cudaEventBlockingSync | (has_time ? 0 : cudaEventDisableTiming);
     cudaEvent_t event = NULL;
     int r = gpu_enter(device, error);
     if (r == 0)
-        r = gpu_left(gpu_checked(cudaEventCreateWithFlags(&event, cudaEventBlockingSync),
-                                 "an event", error));
+        r = gpu_left(gpu_checked(cudaEventCreateWithFlags(&event, flags), "an event", error));
     if (r == 0)
         *ret_event = event;
     return r;
@@ -201,8 +252,10 @@ static int cuda_record(void *device, void *event, void *stream, struct onepot_er
         return r;
     if (stream == cudaStreamPerThread)
         stream = cudaStreamLegacy;
-    r = gpu_checked(cudaEventRecord(event, stream), "an event can't be recorded", error);
-    if (r < 0) {
+    r = check_stream(device, stream, error);
+    if (r == 0)
+        r = gpu_checked(cudaEventRecord(event, stream), "an event can't be recorded", error);
+    if (r < 0 && r != -EBUSY) {
         cudaDeviceSynchronize();
         cudaGetLastError();
     }
@@ -244,7 +297,7 @@ static int event_wait(void *device, void *event, struct onepot_error *error)
 static int stream_wait(void *device, void *stream, struct onepot_error *error)
 {
     void *event = NULL;
-    int r = event_new(device, error, &event);
+    int r = event_new(device, false, error, &event);
     if (r < 0)
         return r;
     r = gpu_enter(device, error);
@@ -305,6 +358,14 @@ static int cuda_copy(void *device, void *stream, void *to, const void *from, siz
                  : gpu_left(
                        gpu_checked(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream),
                                    "a copy", error));
+}
+
+static int cuda_clear(void *device, void *stream, void *to, size_t bytes,
+                      struct onepot_error *error)
+{
+    int r = gpu_enter(device, error);
+    return r < 0 ? r
+                 : gpu_left(gpu_checked(cudaMemsetAsync(to, 0, bytes, stream), "zeros", error));
 }
 
 static int cuda_call(void *device, void *stream, void (*function)(void *ctx), void *ctx,
@@ -395,6 +456,7 @@ static const struct device_type cuda = {
     .address = gpu_address,
     .stream_new = stream_new,
     .stream_free = stream_free,
+    .stream_check = stream_check,
     .stream_wait = stream_wait,
     .event_new = event_new,
     .event_free = event_free,
@@ -406,6 +468,7 @@ static const struct device_type cuda = {
     .record_all = record_all,
     .wait_all = wait_all,
     .copy = cuda_copy,
+    .clear = cuda_clear,
     .call = cuda_call,
     .gather = cuda_gather,
     .convert = cuda_convert,

@@ -40,6 +40,11 @@ int gpu_say(struct onepot_error *error, int err, const char *format, ...)
     return err;
 }
 
+bool gpu_is_captured(cudaError_t e)
+{
+    return e >= cudaErrorStreamCaptureUnsupported && e <= cudaErrorCapturedEvent;
+}
+
 int gpu_checked(cudaError_t e, const char *what, struct onepot_error *error)
 {
     if (e == cudaSuccess)
@@ -47,6 +52,7 @@ int gpu_checked(cudaError_t e, const char *what, struct onepot_error *error)
     cudaGetLastError();
     int err = e == cudaErrorMemoryAllocation     ? -ENOMEM
               : e == cudaErrorInsufficientDriver ? -ENODEV
+              : gpu_is_captured(e)               ? -EBUSY
                                                  : -EIO;
     return gpu_say(error, err, "CUDA: %s: %s (%s)", what, cudaGetErrorString(e),
                    cudaGetErrorName(e));
@@ -84,6 +90,7 @@ static bool find_functions(void *object)
                  {"cuDevicePrimaryCtxRelease_v2", &gpu_driver.release},
                  {"cuCtxPushCurrent_v2", &gpu_driver.push},
                  {"cuCtxPopCurrent_v2", &gpu_driver.pop},
+                 {"cuStreamGetCtx", &gpu_driver.stream_context},
                  {"cuThreadExchangeStreamCaptureMode", &gpu_driver.exchange_capture_mode}};
     for (unsigned i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         void *function = dlsym(object, names[i].name);

@@ -24,6 +24,8 @@ struct gpu {
     CUcontext context;
     int node; /* -1: not known */
     enum gpu_read_only read_only;
+    bool has_kernels; /* that run on it */
+    bool locks_files; /* without marking their pages as changed */
 };
 
 /* Functions of libcuda.so.1. Call gpu_need_driver first. */
@@ -41,6 +43,7 @@ struct gpu_driver {
     CUresult (*push)(CUcontext context);
     CUresult (*pop)(CUcontext *ret_context);
     CUresult (*exchange_capture_mode)(CUstreamCaptureMode *mode);
+    CUresult (*stream_context)(CUstream stream, CUcontext *ret_context);
     /* NULL before CUDA 12.5 */
     CUresult (*record_context)(CUcontext context, CUevent event);
 };
@@ -52,6 +55,9 @@ __attribute__((format(printf, 3, 4))) int gpu_say(struct onepot_error *error, in
 
 /* 0, or the runtime's error at `what`, which is also cleared as the thread's last error. */
 int gpu_checked(cudaError_t e, const char *what, struct onepot_error *error);
+/* It says that a stream captures a graph, which this call is not possible with. */
+bool gpu_is_captured(cudaError_t e);
+
 /* 0, or the driver's error at `what`. */
 int gpu_driver_checked(CUresult e, const char *what, struct onepot_error *error);
 
@@ -76,7 +82,8 @@ void gpu_watch_exit(void);
 int gpu_allocate(void *device, enum device_memory where, size_t bytes,
                  struct onepot_error *error, void **ret_memory);
 void gpu_release(void *device, enum device_memory where, void *memory, size_t bytes);
-int gpu_lock(void *device, const void *memory, size_t bytes, struct onepot_error *error);
+int gpu_lock(void *device, const void *memory, size_t bytes, bool is_stored,
+             struct onepot_error *error);
 void gpu_unlock(void *device, const void *memory, size_t bytes);
 int gpu_address(void *device, const void *memory, struct onepot_error *error,
                 uint64_t *ret_address);

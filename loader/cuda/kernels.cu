@@ -12,6 +12,7 @@
 #define GATHER_BLOCKS 64u
 #define UNROLL 8u
 #define PIECE_BYTES (UNROLL * WARP * 16) /* what a warp has in flight; a power of two */
+#define CHANNELS_MAX 4u
 #define ROUNDS 8u                        /* least number of pieces for each warp, since the last one is not full */
 
 #ifdef __CUDACC__ /* the tests define their own */
@@ -109,10 +110,16 @@ cudaError_t kernels_gather(cudaStream_t stream, const struct device_gather *gath
     return launch(gather_samples, dim3(blocks), THREADS, stream, *gather, (uint32_t)pieces);
 }
 
+cudaError_t kernels_find(void)
+{
+    struct cudaFuncAttributes attributes;
+    return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void *>(gather_samples));
+}
+
 struct plan {
     uint64_t pixels, all; /* of an image, of the batch */
     uint32_t channels;
-    float mean[4], scale[4];
+    float mean[CHANNELS_MAX], scale[CHANNELS_MAX];
 };
 
 static __device__ void store(float *to, uint64_t at, float x)
@@ -138,7 +145,11 @@ static __device__ void store(bfloat16_bits *to, uint64_t at, float x)
     to[at].bits = convert_bfloat16(x);
 }
 
-/* A thread converts all channels of a pixel, so that neighbouring threads write neighbours. */
+/*
+ * A thread converts all channels of a pixel, so that neighbouring threads write neighbours. The
+ * loop has as many rounds as there can be, and is unrolled: a channel that only the thread knows
+ * would be looked up in a stack.
+ */
 template <typename T>
 static __global__ void convert_pixels(struct plan plan, const uint8_t *from, T *to)
 {
@@ -146,9 +157,11 @@ static __global__ void convert_pixels(struct plan plan, const uint8_t *from, T *
     for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < plan.all;
          i += step) {
         uint64_t image = i / plan.pixels, pixel = i % plan.pixels;
-        for (uint32_t c = 0; c < plan.channels; c++)
-            store(to, (image * plan.channels + c) * plan.pixels + pixel,
-                  convert_scale(from[i * plan.channels + c], plan.mean[c], plan.scale[c]));
+#pragma unroll
+        for (uint32_t c = 0; c < CHANNELS_MAX; c++)
+            if (c < plan.channels)
+                store(to, (image * plan.channels + c) * plan.pixels + pixel,
+                      convert_scale(from[i * plan.channels + c], plan.mean[c], plan.scale[c]));
     }
 }
 

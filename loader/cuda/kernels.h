@@ -13,6 +13,9 @@
 extern "C" {
 #endif
 
+/* Is there code for the present device? cudaErrorNoKernelImageForDevice. */
+cudaError_t kernels_find(void);
+
 cudaError_t kernels_gather(cudaStream_t stream, const struct device_gather *gather);
 cudaError_t kernels_convert(cudaStream_t stream, const struct onepot_conversion *images,
                             uint64_t count, const uint8_t *from, void *to);

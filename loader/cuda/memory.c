@@ -44,7 +44,7 @@ static int register_pages(const struct gpu *g, const void *memory, size_t bytes,
     return r < 0
                ? r
                : gpu_left(gpu_checked(cudaHostRegister((void *)(uintptr_t)memory, bytes, more),
-                                      "memory can't be page-locked (ulimit -l?)", error));
+                                      "memory can't be page-locked", error));
 }
 
 /* False: the device does not answer any more, and its tasks may still read the pages. */
@@ -88,13 +88,18 @@ static int new_lock(const struct gpu *g, const void *memory, size_t bytes,
     return r;
 }
 
-int gpu_lock(void *device, const void *memory, size_t bytes, struct onepot_error *error)
+int gpu_lock(void *device, const void *memory, size_t bytes, bool is_stored,
+             struct onepot_error *error)
 {
     const struct gpu *g = device;
     int r = 0;
     if (g->read_only == GPU_READ_ONLY_NOT)
         return gpu_say(error, -ENOTSUP,
                        "CUDA: the device can't lock memory that nobody may write to");
+    if (is_stored && !g->locks_files)
+        return gpu_say(error, -ENOTSUP,
+                       "CUDA: drivers before 570 mark all pages of a file that they lock as "
+                       "changed");
     pthread_mutex_lock(&locks_lock);
     struct lock *l = *find_lock(memory, bytes);
     if (l)

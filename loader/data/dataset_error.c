@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "cleanup.h"
+#include "codec.h"
 #include "dataset.h"
 #include "error.h"
 #include "label.h"
@@ -21,6 +22,8 @@ static const char *dataset_describe(int err, const struct record *record, char *
         return buf;
     case EUCLEAN:
         return "its data is damaged";
+    case ENOTSUP:
+        return CODEC_UNSUPPORTED;
     case ENODATA:
         return "the archive is shorter than its index says";
     case EBADMSG:

@@ -25,8 +25,18 @@ struct shards {
     const char *stage;
     struct pot_compose compose; /* its view is ours */
     bool composes;
+    const struct onepot_archive_options *given;
+    const char *opening; /* the archive that is opened now */
     struct onepot_error *error;
 };
+
+static void shards_progress(void *ctx, const char *doing, const struct progress *progress)
+{
+    const struct shards *list = ctx;
+    list->given->progress(list->given->progress_ctx, list->opening, doing,
+                          atomic_load(&progress->bytes_done),
+                          atomic_load(&progress->bytes_total));
+}
 
 static const char *shards_place(const struct shards *list)
 {
@@ -76,7 +86,10 @@ static int shards_open_one(struct shards *list, const char *path)
     struct pot_options options = {.compose = list->composes ? &list->compose : NULL,
                                   .memory_bytes = list->memory_bytes,
                                   .max_ratio = max_ratio(),
-                                  .store = &pot_store};
+                                  .store = &pot_store,
+                                  .progress = list->given->progress ? shards_progress : NULL,
+                                  .ctx = list};
+    list->opening = path;
     struct fault fault = {0};
     if (vector_reserve(&list->pots, 1) < 0)
         return error_set(list->error, -ENOMEM, "out of memory");
@@ -206,8 +219,10 @@ int shards_open(const char *const *paths, size_t count,
 {
     struct view *view = NULL;
     struct archive_list names = {0};
-    struct shards list = {
-        .memory_bytes = options->memory_bytes, .stage = options->stage, .error = error};
+    struct shards list = {.memory_bytes = options->memory_bytes,
+                          .stage = options->stage,
+                          .given = options,
+                          .error = error};
     int r = count ? 0 : error_set(error, -EINVAL, "no archive was named");
     if (r == 0)
         r = shards_read_view(paths, count, options, error, &view);

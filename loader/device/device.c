@@ -218,7 +218,7 @@ int onepot_device_stream_new(struct onepot_device *device, struct onepot_error *
                              void **ret_stream)
 {
     int r = check_own(device, error);
-    return r < 0 ? r : device->type->stream_new(device->device, error, ret_stream);
+    return r < 0 ? r : device->type->stream_new(device->device, false, error, ret_stream);
 }
 
 void onepot_device_stream_free(struct onepot_device *device, void *stream)

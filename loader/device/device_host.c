@@ -29,7 +29,15 @@ struct event {
     bool dropped;   /* freed by its owner, while tasks still refer to it */
 };
 
-enum task_kind { TASK_COPY, TASK_CALL, TASK_RECORD, TASK_FOLLOW, TASK_GATHER, TASK_CONVERT };
+enum task_kind {
+    TASK_COPY,
+    TASK_CLEAR,
+    TASK_CALL,
+    TASK_RECORD,
+    TASK_FOLLOW,
+    TASK_GATHER,
+    TASK_CONVERT
+};
 
 struct task {
     struct task *next;
@@ -92,6 +100,9 @@ static void host_work(const struct task *task)
     switch (task->kind) {
     case TASK_COPY:
         memcpy(task->copy.to, task->copy.from, task->copy.bytes);
+        break;
+    case TASK_CLEAR:
+        memset(task->copy.to, 0, task->copy.bytes);
         break;
     case TASK_CALL:
         task->call.function(task->call.ctx);
@@ -162,8 +173,10 @@ static void *stream_main(void *arg)
     return NULL;
 }
 
-static int host_stream_new(void *device, struct onepot_error *error, void **ret_stream)
+static int host_stream_new(void *device, bool is_urgent, struct onepot_error *error,
+                           void **ret_stream)
 {
+    (void)is_urgent;
     struct stream *s = calloc(1, sizeof(*s));
     int r = -ENOMEM;
     if (s) {
@@ -196,6 +209,12 @@ static void host_stream_free(void *device, void *stream)
     free(s);
 }
 
+static int host_stream_check(void *device, void *stream, struct onepot_error *error)
+{
+    (void)device, (void)stream, (void)error;
+    return 0;
+}
+
 static struct stream *host_stream_of(struct host *host, void *stream)
 {
     return stream ? stream : host->fallback;
@@ -215,9 +234,10 @@ static int host_stream_wait(void *device, void *stream, struct onepot_error *err
 
 /* ---- events ---- */
 
-static int host_event_new(void *device, struct onepot_error *error, void **ret_event)
+static int host_event_new(void *device, bool has_time, struct onepot_error *error,
+                          void **ret_event)
 {
-    (void)device;
+    (void)device, (void)has_time;
     *ret_event = calloc(1, sizeof(struct event));
     return *ret_event ? 0 : error_set(error, -ENOMEM, "no memory for an event");
 }
@@ -297,7 +317,7 @@ static int host_follow(void *device, void *stream, void *event, struct onepot_er
 static int host_follow_one(struct host *host, struct stream *s, struct onepot_error *error)
 {
     void *end;
-    int r = host_event_new(host, error, &end);
+    int r = host_event_new(host, false, error, &end);
     if (r < 0)
         return r;
     r = host_queue_event(s, TASK_RECORD, end, error);
@@ -347,7 +367,7 @@ static int host_event_wait(void *device, void *event, struct onepot_error *error
 static int host_wait_all(void *device, struct onepot_error *error)
 {
     void *event;
-    int r = host_event_new(device, error, &event);
+    int r = host_event_new(device, false, error, &event);
     if (r < 0)
         return r;
     r = host_record_all(device, event, error);
@@ -378,6 +398,13 @@ static int host_copy(void *device, void *stream, void *to, const void *from, siz
 {
     return host_give(device, stream,
                      &(struct task){.kind = TASK_COPY, .copy = {to, from, bytes}}, error);
+}
+
+static int host_clear(void *device, void *stream, void *to, size_t bytes,
+                      struct onepot_error *error)
+{
+    return host_give(device, stream,
+                     &(struct task){.kind = TASK_CLEAR, .copy = {to, NULL, bytes}}, error);
 }
 
 static int host_call(void *device, void *stream, void (*function)(void *ctx), void *ctx,
@@ -420,9 +447,9 @@ static int open_host(uint32_t index, struct onepot_error *error, void **ret_devi
         return error_set(error, -ENOMEM, "no memory for a device");
     pthread_mutex_init(&host->lock, NULL);
     pthread_cond_init(&host->changed, NULL);
-    int r = host_stream_new(host, error, &fallback);
+    int r = host_stream_new(host, false, error, &fallback);
     if (r == 0)
-        r = host_stream_new(host, error, &all);
+        r = host_stream_new(host, false, error, &all);
     if (r < 0) {
         if (fallback)
             host_stream_free(host, fallback);
@@ -475,10 +502,10 @@ static void host_release(void *device, enum device_memory where, void *memory, s
     munmap(memory, bytes);
 }
 
-static int host_lock_pages(void *device, const void *memory, size_t bytes,
+static int host_lock_pages(void *device, const void *memory, size_t bytes, bool is_stored,
                            struct onepot_error *error)
 {
-    (void)device, (void)memory, (void)bytes, (void)error;
+    (void)device, (void)memory, (void)bytes, (void)is_stored, (void)error;
     return 0;
 }
 
@@ -514,6 +541,7 @@ const struct device_type device_host = {
     .address = host_address,
     .stream_new = host_stream_new,
     .stream_free = host_stream_free,
+    .stream_check = host_stream_check,
     .stream_wait = host_stream_wait,
     .event_new = host_event_new,
     .event_free = host_event_free,
@@ -525,6 +553,7 @@ const struct device_type device_host = {
     .record_all = host_record_all,
     .wait_all = host_wait_all,
     .copy = host_copy,
+    .clear = host_clear,
     .call = host_call,
     .gather = host_queue_gather,
     .convert = host_convert,

@@ -11,12 +11,13 @@
 #ifndef ONEPOT_DEVICE_TYPE_H
 #define ONEPOT_DEVICE_TYPE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "onepot_device.h"
 
-#define DEVICE_VERSION 4u
+#define DEVICE_VERSION 5u
 
 enum device_memory {
     DEVICE_MEMORY_LOCKED, /* the host's; copies of the device read it directly */
@@ -48,25 +49,37 @@ struct device_type {
                     struct onepot_error *error, void **ret_memory);
     void (*release)(void *device, enum device_memory where, void *memory, size_t bytes);
     /*
-     * lock: page-lock existing memory, for the device to read only. address: where the device
-     * sees locked memory, for `gather`. -ENOMEM, -ENOTSUP.
+     * lock: page-lock existing memory, for the device to read only. is_stored: the mapping of a
+     * file on storage; if locking would mark its pages as changed, so that all of it is written
+     * back: -ENOTSUP. address: where the device sees locked memory, for `gather`. -ENOMEM.
      */
-    int (*lock)(void *device, const void *memory, size_t bytes, struct onepot_error *error);
+    int (*lock)(void *device, const void *memory, size_t bytes, bool is_stored,
+                struct onepot_error *error);
     void (*unlock)(void *device, const void *memory, size_t bytes);
     int (*address)(void *device, const void *memory, struct onepot_error *error,
                    uint64_t *ret_address);
 
-    /* Streams. A stream does its tasks one after another. stream_wait makes the caller wait. */
-    int (*stream_new)(void *device, struct onepot_error *error, void **ret_stream);
+    /*
+     * Streams. A stream does its tasks one after another; those of an urgent one are begun
+     * before others that are ready. stream_wait makes the caller wait.
+     */
+    int (*stream_new)(void *device, bool is_urgent, struct onepot_error *error,
+                      void **ret_stream);
     void (*stream_free)(void *device, void *stream);
+    /*
+     * May events be recorded on it? -EBUSY: it captures a graph, or the capture of another
+     * stream would break. -EINVAL: it is another device's. Nothing is recorded to find out.
+     */
+    int (*stream_check)(void *device, void *stream, struct onepot_error *error);
     int (*stream_wait)(void *device, void *stream, struct onepot_error *error);
 
     /*
      * Events: points in a stream. follow makes a stream wait for the latest recording of the
      * event. is_done returns 1 or 0, and 1 for an event that was never recorded. event_wait
-     * makes the caller wait. elapsed: -EAGAIN until both events are done.
+     * makes the caller wait. record returns what stream_check does. elapsed, for events that
+     * have a time: -EAGAIN until both are done.
      */
-    int (*event_new)(void *device, struct onepot_error *error, void **ret_event);
+    int (*event_new)(void *device, bool has_time, struct onepot_error *error, void **ret_event);
     void (*event_free)(void *device, void *event);
     int (*record)(void *device, void *event, void *stream, struct onepot_error *error);
     int (*follow)(void *device, void *stream, void *event, struct onepot_error *error);
@@ -85,6 +98,8 @@ struct device_type {
     /* Tasks for a stream. */
     int (*copy)(void *device, void *stream, void *to, const void *from, size_t bytes,
                 struct onepot_error *error);
+    int (*clear)(void *device, void *stream, void *to, size_t bytes,
+                 struct onepot_error *error); /* to zeros */
     int (*call)(void *device, void *stream, void (*function)(void *ctx), void *ctx,
                 struct onepot_error *error);
     int (*gather)(void *device, void *stream, const struct device_gather *gather,

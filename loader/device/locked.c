@@ -1,6 +1,10 @@
 /*
  * Locking a mapping costs no memory, but not every driver can lock pages that it must not write
- * to. If a driver can't, a copy is made, which every driver can lock.
+ * to, and older ones mark the pages of a file as changed: then all of it would be written back.
+ * If a driver can't, a copy is made, which every driver can lock.
+ *
+ * A driver faults pages in one after another while it locks them. Several threads, with one
+ * call for each range, take a fraction of that time.
  */
 #include "locked.h"
 
@@ -8,12 +12,23 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "budget.h"
 #include "claims.h"
 #include "error.h"
 #include "job.h"
+#include "numbers.h"
+#include "thread.h"
 #include "view.h"
+
+#ifndef MADV_POPULATE_READ /* Linux 5.14 */
+#define MADV_POPULATE_READ 22
+#endif
+
+#define PART_BYTES (UINT64_C(64) << 20)
+#define THREADS 4u /* beside those of the loader, which gather meanwhile */
+#define STACK_BYTES (64u << 10)
 
 /* One archive. */
 struct piece {
@@ -30,6 +45,7 @@ struct locked {
     uint64_t *bases;
     size_t count;
     uint32_t width;
+    const atomic_bool *stop; /* while it is made */
     struct claim *claim; /* on the copies; NULL: there are none, or no other process can know */
 };
 
@@ -72,6 +88,44 @@ static int locked_bring(struct source *source)
     return source_is_whole(source) ? 0 : -ENODATA;
 }
 
+/* ---- bringing pages into memory ---- */
+
+/* Part by part, in several threads. */
+struct bringing {
+    const uint8_t *from;
+    uint8_t *to; /* NULL: nothing is copied, pages are only faulted in */
+    uint64_t bytes;
+    const atomic_bool *stop;
+    _Atomic uint64_t next;
+};
+
+static bool is_stopped(const atomic_bool *stop)
+{
+    return stop && atomic_load(stop);
+}
+
+/* Faulting in fails on older kernels, and where a file was cut; then locking finds out. */
+static void *bring_parts(void *arg)
+{
+    struct bringing *b = arg;
+    uint64_t at;
+    while (!is_stopped(b->stop) && (at = atomic_fetch_add(&b->next, PART_BYTES)) < b->bytes) {
+        uint64_t len = min_u64(PART_BYTES, b->bytes - at);
+        if (b->to)
+            memcpy(b->to + at, b->from + at, len);
+        else
+            madvise((void *)(uintptr_t)(b->from + at), len, MADV_POPULATE_READ);
+    }
+    return NULL;
+}
+
+static int bring_all(const void *from, void *to, uint64_t bytes, const atomic_bool *stop)
+{
+    struct bringing b = {.from = from, .to = to, .bytes = bytes, .stop = stop};
+    thread_team(min_u64(THREADS, (bytes - 1) / PART_BYTES + 1), STACK_BYTES, bring_parts, &b);
+    return is_stopped(stop) ? -ECANCELED : 0;
+}
+
 /* ---- locking ---- */
 
 static int lock_copy(struct locked *l, struct piece *piece, struct source *source,
@@ -80,7 +134,7 @@ static int lock_copy(struct locked *l, struct piece *piece, struct source *sourc
     int r = l->type->allocate(l->device->device, DEVICE_MEMORY_LOCKED, piece->bytes, error,
                               &piece->copy);
     if (r == 0)
-        memcpy(piece->copy, map, piece->bytes);
+        r = bring_all(map, piece->copy, piece->bytes, l->stop);
     if (r == 0 && !source_is_whole(source))
         r = error_errno(error, -ENODATA, source_name(source));
     return r;
@@ -97,7 +151,11 @@ static int lock_piece(struct locked *l, size_t i, const struct dataset *d,
     piece->bytes = source_size(d->pots[i]->source);
     if (!map || !piece->bytes)
         return 0; /* no sample is in this archive */
-    if (l->type->lock(l->device->device, map, piece->bytes, error) == 0)
+    r = bring_all(map, NULL, piece->bytes, l->stop);
+    if (r < 0)
+        return r;
+    if (l->type->lock(l->device->device, map, piece->bytes,
+                      !source_is_memory(d->pots[i]->source), error) == 0)
         piece->mapped = map;
     else
         r = lock_copy(l, piece, d->pots[i]->source, map, error);
@@ -136,7 +194,8 @@ static void claim_copies(struct locked *l)
 }
 
 int locked_new(struct onepot_device *device, const struct onepot_archive *archive,
-               uint64_t room_bytes, struct onepot_error *error, struct locked **ret_locked)
+               uint64_t room_bytes, const atomic_bool *stop, struct onepot_error *error,
+               struct locked **ret_locked)
 {
     const struct dataset *d = archive->dataset;
     if (!is_in_pieces(archive))
@@ -150,6 +209,7 @@ int locked_new(struct onepot_device *device, const struct onepot_archive *archiv
         return error_set(error, -ENOMEM, "no memory for a loader");
     l->device = device;
     l->type = device->type;
+    l->stop = stop;
     l->count = d->pot_count;
     l->archive = archive_share(archive);
     l->pieces = calloc(l->count + 1, sizeof(*l->pieces));

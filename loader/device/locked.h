@@ -1,6 +1,7 @@
 /*
  * Archives in page-locked memory, from which a device collects batches itself. The mapping of
- * the archive is locked where that is possible; otherwise a copy of the archive is.
+ * the archive is locked where that is possible; otherwise a copy of the archive is. Its pages
+ * are first brought into memory, by several threads.
  */
 #ifndef ONEPOT_LOCKED_H
 #define ONEPOT_LOCKED_H
@@ -12,10 +13,12 @@ struct locked;
 
 /*
  * -ENOTSUP: not every sample is stored in one piece, or the device has no kernels. -ENOMEM: the
- * archives exceed `room_bytes`, or can't be locked. The device is only borrowed.
+ * archives exceed `room_bytes`, or can't be locked. -ECANCELED: *stop (NULL is fine) has become
+ * true. The device is only borrowed.
  */
 int locked_new(struct onepot_device *device, const struct onepot_archive *archive,
-               uint64_t room_bytes, struct onepot_error *error, struct locked **ret_locked);
+               uint64_t room_bytes, const atomic_bool *stop, struct onepot_error *error,
+               struct locked **ret_locked);
 void locked_free(struct locked *locked); /* NULL is fine */
 
 /* Where the device sees the first byte of each archive. */

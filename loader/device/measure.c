@@ -28,11 +28,11 @@ static int bench_make(struct bench *b, const struct onepot_device *device, size_
                       struct onepot_error *error)
 {
     *b = (struct bench){.type = device->type, .device = device->device, .bytes = bytes};
-    int r = b->type->stream_new(b->device, error, &b->stream);
+    int r = b->type->stream_new(b->device, false, error, &b->stream);
     if (r == 0)
-        r = b->type->event_new(b->device, error, &b->begun);
+        r = b->type->event_new(b->device, true, error, &b->begun);
     if (r == 0)
-        r = b->type->event_new(b->device, error, &b->ended);
+        r = b->type->event_new(b->device, true, error, &b->ended);
     if (r == 0)
         r = b->type->allocate(b->device, DEVICE_MEMORY_LOCKED, bytes, error, &b->host);
     if (r == 0)
@@ -127,7 +127,7 @@ int onepot_device_peak(struct onepot_device *device, struct onepot_error *error,
 #define NEARLY 0.97 /* as fast as the fastest */
 #define WON 0.8     /* of the host's speed is enough */
 
-static const uint32_t widths[] = {16, 32, 64, 128, 256};
+static const uint32_t widths[] = {4, 8, 16, 32, 64, 128, 256};
 #define WIDTHS (sizeof(widths) / sizeof(widths[0]))
 
 struct table {

@@ -59,7 +59,7 @@ size_t slab_bytes(uint64_t samples, uint64_t data_bytes)
 
 void slab_lay_out(struct slab *slab, uint64_t samples, uint64_t data_bytes)
 {
-    uint8_t *at = slab->memory + (slab->tables_only ? 0 : slab_rounded(data_bytes));
+    uint8_t *at = slab->memory + (slab->bases ? 0 : slab_rounded(data_bytes));
     uint64_t table = slab_rounded(samples * sizeof(uint64_t));
     slab->offsets = (uint64_t *)(void *)at;
     slab->sizes = (uint64_t *)(void *)(at + table);
@@ -70,7 +70,7 @@ void slab_lay_out(struct slab *slab, uint64_t samples, uint64_t data_bytes)
     struct onepot_batch *batch = &slab->batch;
     batch->size = sizeof(*batch);
     batch->samples = samples;
-    batch->data = slab->tables_only ? NULL : slab->memory;
+    batch->data = slab->bases ? NULL : slab->memory;
     batch->bytes = data_bytes;
     batch->offsets = slab->offsets;
     batch->sizes = slab->sizes;

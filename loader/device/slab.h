@@ -18,6 +18,8 @@ struct slab;
 struct twin;
 
 struct slab_memory {
+    /* Both may take long on a device, which may first finish what it was given. So an engine
+     * calls them without its lock if there is a `settle`. */
     /* Set `memory`, page-aligned, with any content. -ENOMEM, -EIO */
     int (*allocate)(struct slab *slab, size_t bytes, void *ctx);
     /* All `capacity` bytes. */
@@ -25,6 +27,9 @@ struct slab_memory {
 
     /* The rest is NULL if batches are for the host alone. */
 
+    /* Where the device finds the first byte of each archive, if it collects the next batch
+     * itself; NULL: the host does. Once it does, it always will. */
+    const uint64_t *(*bases)(void *ctx);
     /* How many bytes a slab of this capacity takes on the device, beside as many as here. */
     size_t (*beside)(size_t capacity, void *ctx);
     /* The batch is gathered. Called once, before a consumer can take it. */
@@ -47,7 +52,7 @@ struct slab {
     struct slab *next; /* in the list of free ones */
     uint8_t *memory;
     size_t capacity;
-    bool tables_only;       /* `memory` has no data, since the device collects it */
+    const uint64_t *bases;  /* see slab_memory; with them, `memory` has no data */
     struct twin *twin;      /* the memory on a device */
     _Atomic unsigned users; /* of the batch */
 

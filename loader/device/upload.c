@@ -35,6 +35,7 @@ struct twin {
     struct upload *upload;
     struct twin *next;
     uint8_t *memory; /* of the device */
+    size_t host_bytes;
     void *images;
     size_t image_bytes;
     void *begun, *sent; /* events around the copy, */
@@ -56,9 +57,10 @@ struct upload {
     const struct device_type *type;  /* its functions, */
     void *device;                    /* and their first argument */
     struct onepot_conversion images; /* 0 channels: none */
-    struct locked *locked;           /* NULL: the host gathers */
+    _Atomic(struct locked *) locked; /* NULL: the host gathers */
     uint64_t batch_size;
     void *stream;
+    void *converting;     /* a stream for images; NULL: there are none */
     pthread_mutex_t lock; /* for the rest, and for tasks queued for one batch */
     struct twin *twins;
     struct onepot_error error;
@@ -149,7 +151,7 @@ static int make_twin(struct upload *u, size_t bytes, struct onepot_error *error,
     int r = 0;
     for (unsigned i = 0; i < sizeof(events) / sizeof(events[0]) && r == 0; i++)
         if (events[i])
-            r = u->type->event_new(u->device, error, events[i]);
+            r = u->type->event_new(u->device, i < 2, error, events[i]);
     if (r == 0 && t->image_bytes)
         r = u->type->allocate(u->device, DEVICE_MEMORY_OWN, t->image_bytes, error, &t->images);
     if (r == 0)
@@ -163,10 +165,10 @@ static int make_twin(struct upload *u, size_t bytes, struct onepot_error *error,
     return 0;
 }
 
-/* How many of these bytes the host has. */
-static size_t host_bytes(const struct upload *u, size_t bytes)
+static const uint64_t *upload_bases(void *ctx)
 {
-    return u->locked ? slab_tables_bytes(u->batch_size) : bytes;
+    const struct locked *locked = atomic_load(&((struct upload *)ctx)->locked);
+    return locked ? locked_bases(locked) : NULL;
 }
 
 static int upload_allocate(struct slab *slab, size_t bytes, void *ctx)
@@ -174,17 +176,17 @@ static int upload_allocate(struct slab *slab, size_t bytes, void *ctx)
     struct upload *u = ctx;
     struct onepot_error error;
     void *memory;
-    int r = u->type->allocate(u->device, DEVICE_MEMORY_LOCKED, host_bytes(u, bytes), &error,
-                              &memory);
+    size_t host_bytes = upload_bases(ctx) ? slab_tables_bytes(u->batch_size) : bytes;
+    int r = u->type->allocate(u->device, DEVICE_MEMORY_LOCKED, host_bytes, &error, &memory);
     if (r == 0) {
         r = make_twin(u, bytes, &error, &slab->twin);
         if (r < 0)
-            u->type->release(u->device, DEVICE_MEMORY_LOCKED, memory, host_bytes(u, bytes));
+            u->type->release(u->device, DEVICE_MEMORY_LOCKED, memory, host_bytes);
     }
     pthread_mutex_lock(&u->lock);
     if (r == 0) {
         slab->memory = memory;
-        slab->tables_only = u->locked;
+        slab->twin->host_bytes = host_bytes;
         slab->twin->next = u->twins;
         u->twins = slab->twin;
     }
@@ -212,8 +214,7 @@ static void upload_release(struct slab *slab, void *ctx)
     *at = t->next;
     pthread_mutex_unlock(&u->lock);
     u->type->release(u->device, DEVICE_MEMORY_OWN, t->memory, slab->capacity);
-    u->type->release(u->device, DEVICE_MEMORY_LOCKED, slab->memory,
-                     host_bytes(u, slab->capacity));
+    u->type->release(u->device, DEVICE_MEMORY_LOCKED, slab->memory, t->host_bytes);
     free_twin(u, t);
     slab->twin = NULL;
 }
@@ -223,7 +224,7 @@ static void upload_release(struct slab *slab, void *ctx)
 /* Where a table of the host lies on the device. */
 static const void *on_device(const struct slab *slab, const void *host)
 {
-    size_t tables = slab->tables_only ? slab_tables_at(slab->batch.bytes) : 0;
+    size_t tables = slab->bases ? slab_tables_at(slab->batch.bytes) : 0;
     return slab->twin->memory + tables + ((const uint8_t *)host - slab->memory);
 }
 
@@ -237,7 +238,7 @@ static int queue_gather(struct upload *u, struct slab *slab, struct onepot_error
                                    .from = on_device(slab, slab->sources),
                                    .offsets = on_device(slab, slab->offsets),
                                    .sizes = on_device(slab, slab->sizes),
-                                   .width = locked_width(u->locked)};
+                                   .width = locked_width(atomic_load(&u->locked))};
     int r =
         u->type->copy(u->device, u->stream, slab->twin->memory + slab_tables_at(batch->bytes),
                       slab->memory, (size_t)(end - slab->memory), error);
@@ -255,20 +256,22 @@ static int queue_copy(struct upload *u, struct slab *slab, struct onepot_error *
 static int queue_batch(struct upload *u, struct slab *slab, struct onepot_error *error)
 {
     struct twin *t = slab->twin;
-    int r = u->locked ? queue_gather(u, slab, error) : queue_copy(u, slab, error);
+    int r = slab->bases ? queue_gather(u, slab, error) : queue_copy(u, slab, error);
     if (r == 0)
         r = u->type->record(u->device, t->sent, u->stream, error);
     if (r < 0 || !t->images)
         return r;
-    /* Not part of the copy's time, but the consumer waits for it. */
-    r = u->type->convert(u->device, u->stream, &u->images, slab->batch.samples, t->memory,
-                         t->images, error);
-    return r < 0 ? r : u->type->record(u->device, t->converted, u->stream, error);
+    r = u->type->follow(u->device, u->converting, t->sent, error);
+    if (r == 0)
+        r = u->type->convert(u->device, u->converting, &u->images, slab->batch.samples,
+                             t->memory, t->images, error);
+    return r < 0 ? r : u->type->record(u->device, t->converted, u->converting, error);
 }
 
+/* The users of the batch before, the conversion of its images among them. */
 static int follow_users(struct upload *u, struct twin *t, struct onepot_error *error)
 {
-    int r = 0;
+    int r = t->images ? u->type->follow(u->device, u->stream, t->converted, error) : 0;
     for (size_t i = 0; i < t->retired && r == 0; i++)
         r = u->type->follow(u->device, u->stream, t->uses.at[i].event, error);
     if (r == 0 && t->guard == GUARD_EVENT)
@@ -327,14 +330,21 @@ static void upload_settle(struct slab *slab, void *ctx)
     pthread_mutex_unlock(&u->lock);
 }
 
-/* If a stream can't be followed, it was destroyed, or the device is lost. In either case
- * `record` has waited for what it could. */
+/*
+ * If a stream can't be followed, it was destroyed, or the device is lost. In either case
+ * `record` has waited for what it could. If it captures a graph by now, nothing may be recorded
+ * on it: the next copy waits for everything.
+ */
 static void retire_uses(struct upload *u, struct twin *t)
 {
     struct onepot_error error;
     for (size_t i = 0; i < t->use_count; i++) {
         const struct use *use = &t->uses.at[i];
-        upload_note(u, u->type->record(u->device, use->event, use->stream, &error), &error);
+        int r = u->type->record(u->device, use->event, use->stream, &error);
+        if (r == -EBUSY)
+            t->guard = GUARD_WAIT;
+        else
+            upload_note(u, r, &error);
     }
     t->retired = t->use_count;
 }
@@ -365,6 +375,7 @@ static size_t upload_beside(size_t capacity, void *ctx)
 }
 
 const struct slab_memory upload_memory = {
+    .bases = upload_bases,
     .beside = upload_beside,
     .allocate = upload_allocate,
     .release = upload_release,
@@ -391,7 +402,7 @@ static int add_use(struct upload *u, struct twin *t, void *stream, struct onepot
     if (t->use_count == t->uses.count && vector_push(&t->uses, (struct use){0}) < 0)
         return error_set(error, -ENOMEM, "no memory for an event");
     struct use *use = &t->uses.at[t->use_count];
-    int r = use->event ? 0 : u->type->event_new(u->device, error, &use->event);
+    int r = use->event ? 0 : u->type->event_new(u->device, false, error, &use->event);
     if (r < 0)
         return r;
     use->stream = stream;
@@ -407,10 +418,13 @@ int onepot_batch_use(const struct onepot_batch *batch, void *stream, struct onep
         return 0;
     struct upload *u = t->upload;
     pthread_mutex_lock(&u->lock);
-    int r = is_known(t, stream) ? 0 : add_use(u, t, stream, &why);
+    int r = u->type->stream_check(u->device, stream, &why);
+    if (r == 0 && !is_known(t, stream))
+        r = add_use(u, t, stream, &why);
     if (r == 0)
         r = u->type->follow(u->device, stream, upload_arrival(t), &why);
-    upload_note(u, r, &why);
+    if (r != -EBUSY && r != -EINVAL)
+        upload_note(u, r, &why);
     if (r < 0 && error)
         *error = why;
     pthread_mutex_unlock(&u->lock);
@@ -424,9 +438,35 @@ int onepot_batch_lend(const struct onepot_batch *batch, void *stream,
     if (!t)
         return 0;
     pthread_mutex_lock(&t->upload->lock);
-    t->lent = t->lent || stream == ONEPOT_NO_STREAM || !is_known(t, stream);
+    bool was_known = stream != ONEPOT_NO_STREAM && is_known(t, stream);
     pthread_mutex_unlock(&t->upload->lock);
-    return stream == ONEPOT_NO_STREAM ? 0 : onepot_batch_use(batch, stream, error);
+    int r = stream == ONEPOT_NO_STREAM ? 0 : onepot_batch_use(batch, stream, error);
+    if (r < 0)
+        return r;
+    pthread_mutex_lock(&t->upload->lock);
+    t->lent = t->lent || !was_known;
+    pthread_mutex_unlock(&t->upload->lock);
+    return 0;
+}
+
+int onepot_batch_copy(const struct onepot_batch *batch, void *stream, void *to, size_t room,
+                      const void *from, size_t bytes, struct onepot_error *error)
+{
+    const struct twin *t = slab_of(batch)->twin;
+    if (bytes > room)
+        return error_set(error, -EINVAL, "%zu bytes for %zu that are copied", room, bytes);
+    if (!t) {
+        memcpy(to, from, bytes);
+        memset((uint8_t *)to + bytes, 0, room - bytes);
+        return 0;
+    }
+    const struct upload *u = t->upload;
+    int r = onepot_batch_use(batch, stream, error);
+    if (r == 0 && bytes)
+        r = u->type->copy(u->device, stream, to, from, bytes, error);
+    if (r == 0 && room > bytes)
+        r = u->type->clear(u->device, stream, (uint8_t *)to + bytes, room - bytes, error);
+    return r;
 }
 
 int onepot_batch_wait(const struct onepot_batch *batch, struct onepot_error *error)
@@ -485,7 +525,7 @@ void upload_transfer(struct upload *upload, bool previous, struct onepot_transfe
     uint64_t epoch = upload->epoch - (previous && upload->epoch > 0);
     const struct onepot_transfer *t = transfer_of(upload, epoch);
     *ret = t ? *t : (struct onepot_transfer){.epoch = epoch};
-    ret->gathers = upload->locked != NULL;
+    ret->gathers = atomic_load(&upload->locked) != NULL;
     pthread_mutex_unlock(&upload->lock);
 }
 
@@ -495,23 +535,23 @@ int upload_new(const struct upload_options *options, struct onepot_error *error,
                struct upload **ret_upload)
 {
     struct upload *u = calloc(1, sizeof(*u));
-    if (!u) {
-        locked_free(options->locked);
+    if (!u)
         return error_set(error, -ENOMEM, "no memory for a loader");
-    }
     if (options->images)
         u->images = *options->images;
     u->users = 1;
-    u->locked = options->locked;
     u->batch_size = options->batch_size;
     int r = device_share(options->device, error, &u->shared);
     if (r == 0) {
         u->type = u->shared->type;
         u->device = u->shared->device;
-        r = u->type->stream_new(u->device, error, &u->stream);
+        r = u->type->stream_new(u->device, false, error, &u->stream);
     }
+    if (r == 0 && options->images)
+        r = u->type->stream_new(u->device, true, error, &u->converting);
     if (r < 0) {
-        locked_free(u->locked);
+        if (u->stream)
+            u->type->stream_free(u->device, u->stream);
         onepot_device_close(u->shared);
         free(u);
         return r;
@@ -521,18 +561,30 @@ int upload_new(const struct upload_options *options, struct onepot_error *error,
     return 0;
 }
 
+void upload_gather(struct upload *upload, struct locked *locked)
+{
+    atomic_store(&upload->locked, locked);
+}
+
 void upload_keep(struct upload *upload)
 {
     atomic_fetch_add(&upload->users, 1);
+}
+
+static void end_stream(struct upload *u, void *stream)
+{
+    u->type->stream_wait(u->device, stream, NULL);
+    u->type->stream_free(u->device, stream);
 }
 
 void upload_close(struct upload *upload)
 {
     if (!upload || atomic_fetch_sub(&upload->users, 1) > 1)
         return;
-    upload->type->stream_wait(upload->device, upload->stream, NULL);
-    upload->type->stream_free(upload->device, upload->stream);
-    locked_free(upload->locked);
+    end_stream(upload, upload->stream);
+    if (upload->converting)
+        end_stream(upload, upload->converting);
+    locked_free(atomic_load(&upload->locked));
     onepot_device_close(upload->shared);
     pthread_mutex_destroy(&upload->lock);
     free(upload);

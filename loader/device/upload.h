@@ -5,13 +5,16 @@
  * The life of a slab's memory, and the waits in it:
  *
  *     gathered   by threads, into host memory that no copy reads any more (settled)
- *     sent       the copying stream first follows the streams that used the last batch
- *     used       a consumer's stream follows the copy
+ *     sent       the copying stream first follows the streams that used the last batch, and
+ *                the conversion of its images
+ *     converted  on a stream of its own, so that the next batch's copy goes on meanwhile
+ *     used       a consumer's stream follows the copy, or the conversion behind it
  *     retired    an event is recorded on each stream that used the batch, or, if some of these
  *                are unknown, behind everything that the device was given
  *
  * Where the device collects samples from page-locked archives, the host's part of a slab is
- * only its tables.
+ * only its tables. That may begin at any time; the slabs of before are larger than they need
+ * be.
  *
  * Only `settle` makes a thread wait, and it is a thread of the engine. So does `send` if some
  * streams are unknown and the device has no event behind all of them.
@@ -29,14 +32,14 @@ struct upload;
 struct upload_options {
     struct onepot_device *device;           /* shared, or opened again after a fork */
     const struct onepot_conversion *images; /* to make of all batches, or NULL */
-    /* The device collects the samples from here, or NULL. Taken over, also on failure. */
-    struct locked *locked;
     uint64_t batch_size;
 };
 
 int upload_new(const struct upload_options *options, struct onepot_error *error,
                struct upload **ret_upload);
 void upload_keep(struct upload *upload);
+/* From the next batch on the device collects the samples, from here. Taken over. Once. */
+void upload_gather(struct upload *upload, struct locked *locked);
 void upload_close(struct upload *upload); /* ends one use; NULL is fine */
 
 /* The memory of an engine. Its context is the upload; the engine ends one use of it. */

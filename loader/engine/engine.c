@@ -26,8 +26,10 @@
 void engine_destroy(struct engine *e)
 {
     share_free(e->share);
+    pthread_mutex_lock(&e->lock);
     while (e->free_slabs)
         engine_drop_free(e);
+    pthread_mutex_unlock(&e->lock);
     if (e->options.memory->close)
         e->options.memory->close(e->options.memory_ctx);
     order_free(e->order);
@@ -86,7 +88,7 @@ static void engine_label_samples(struct engine *e, struct slab *slab, uint64_t c
 }
 
 /* Plan the next batch into the ring. False: there is no room for it, or no order yet. */
-static bool engine_plan_batch(struct engine *e)
+static bool engine_plan_one(struct engine *e)
 {
     uint64_t bytes, left;
     bool valid;
@@ -114,8 +116,14 @@ static bool engine_plan_batch(struct engine *e)
         pthread_cond_broadcast(&e->ready);
         return false;
     }
+    if (e->seeking) { /* since this thread waited for memory */
+        engine_push_free(e, slab);
+        return false;
+    }
     e->starved = 0;
     slab->engine = e;
+    slab->bases =
+        e->options.memory->bases ? e->options.memory->bases(e->options.memory_ctx) : NULL;
     slab->seed = e->options.order.seed;
     slab_lay_out(slab, count, bytes);
     slab->batch.epoch = e->plan.epoch;
@@ -130,6 +138,33 @@ static bool engine_plan_batch(struct engine *e)
     e->ring[e->tail++ % ENGINE_AHEAD_MAX] = slab;
     e->open = slab;
     return true;
+}
+
+/* One thread at a time: for memory it may let the lock go. */
+static bool engine_plan_batch(struct engine *e)
+{
+    bool planned;
+    if (e->planning) {
+        e->plan_again = true;
+        return false;
+    }
+    e->planning = true;
+    do {
+        e->plan_again = false;
+        planned = engine_plan_one(e);
+    } while (!planned && e->plan_again);
+    e->planning = false;
+    return planned;
+}
+
+/* Of a device's memory: see engine_shed. */
+static void engine_shed_now(struct engine *e)
+{
+    if (!e->options.memory->settle || e->planning)
+        return;
+    e->planning = true;
+    engine_give_up_surplus(e);
+    e->planning = false;
 }
 
 /* Is an order wanted? That of the epoch being planned, or in good time that of the next. */
@@ -208,15 +243,10 @@ static void engine_finish_slab(struct engine *e, struct slab *slab)
 /* Wait for the slab that was released first. False: there is none. */
 static bool engine_settle_one(struct engine *e)
 {
-    struct slab **oldest = NULL;
-    if (!e->wants_settled || e->settling)
+    struct slab *slab = e->free_slabs; /* the oldest: see engine_push_free */
+    if (!e->wants_settled || e->settling || !slab)
         return false;
-    for (struct slab **s = &e->free_slabs; *s; s = &(*s)->next)
-        oldest = s;
-    if (!oldest)
-        return false;
-    struct slab *slab = *oldest;
-    *oldest = slab->next;
+    e->free_slabs = slab->next;
     e->settling = true;
     e->busy++;
     pthread_mutex_unlock(&e->lock);
@@ -279,12 +309,13 @@ void engine_work(struct engine *e, struct worker *worker)
     pthread_mutex_lock(&e->lock);
     while (engine_park(e, worker), !e->stop) {
         bool next;
+        engine_shed_now(e);
         if (engine_wants_order(e, false, &next)) {
             engine_make_order(e, next);
         } else if (e->open) {
             engine_gather_run(e, worker);
         } else if (engine_plan_batch(e)) {
-            if (e->open->batch.samples > e->options.run)
+            if (e->options.memory->settle || e->open->batch.samples > e->options.run)
                 pthread_cond_broadcast(&e->work);
         } else if (engine_wants_order(e, true, &next)) {
             engine_make_order(e, next);
@@ -540,7 +571,7 @@ void engine_release(struct slab *slab)
         engine_push_free(e, slab);
     }
     e->starved = 0;
-    engine_give_up_surplus(e);
+    engine_shed(e);
     bool last = --e->users == 0;
     pthread_cond_signal(&e->work);
     pthread_mutex_unlock(&e->lock);

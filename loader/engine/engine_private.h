@@ -57,6 +57,8 @@ struct engine {
     uint64_t *offsets, *sizes;
 
     struct slab *free_slabs;
+    bool planning;             /* a thread plans or sheds, at times without the lock, */
+    bool plan_again;           /* and another had reason to */
     bool wants_settled;        /* no batch can be planned until a free slab is settled */
     bool settling;             /* a thread waits for such a slab, which is not in the list */
     uint64_t slab_bytes;       /* of all slabs, */
@@ -79,16 +81,20 @@ struct engine {
  */
 int engine_get_slab(struct engine *engine, size_t bytes, struct slab **ret_slab);
 
-/* The list of free slabs, and giving up the memory of the first one. */
-static inline void engine_push_free(struct engine *engine, struct slab *slab)
-{
-    slab->next = engine->free_slabs;
-    engine->free_slabs = slab;
-}
+/*
+ * The list of free slabs, and giving up the memory of the first one. The first is used next. On
+ * the host that is the latest, which caches may still have; where a device may still read
+ * from it, the one that has been free for longest.
+ */
+void engine_push_free(struct engine *engine, struct slab *slab);
 void engine_drop_free(struct engine *engine);
 
-/* Give up free slabs whose memory others of the job are to have. */
+/*
+ * Give up free slabs whose memory others of the job are to have. The lock is let go meanwhile
+ * where that may take long; engine_shed leaves it to the engine's threads then.
+ */
 void engine_give_up_surplus(struct engine *engine);
+void engine_shed(struct engine *engine);
 
 /* ---- threads; engine_threads.c ---- */
 

@@ -16,7 +16,7 @@
 /* One that the consumer has, one that it is about to take, and two being gathered. */
 #define SLABS_LEAST 4u
 
-/* What a slab of this capacity takes of memory_bytes. */
+/* The share of memory_bytes that a slab of this capacity takes. */
 static uint64_t slab_takes(const struct engine *e, size_t capacity)
 {
     const struct slab_memory *memory = e->options.memory;
@@ -28,15 +28,57 @@ static uint64_t engine_room(const struct engine *e)
     return e->options.memory_bytes - e->slab_bytes - e->beside_bytes;
 }
 
+/* Around calls that may wait for a device. Nobody can see the slab meanwhile. */
+static void engine_leave(struct engine *e)
+{
+    e->busy++;
+    if (e->options.memory->settle)
+        pthread_mutex_unlock(&e->lock);
+}
+
+static void engine_come_back(struct engine *e)
+{
+    if (e->options.memory->settle)
+        pthread_mutex_lock(&e->lock);
+    e->busy--;
+    if (e->seeking && e->busy == 0)
+        pthread_cond_broadcast(&e->ready);
+}
+
+static void count_slab(struct engine *e, size_t capacity)
+{
+    e->slab_bytes += capacity;
+    e->beside_bytes += slab_takes(e, capacity) - capacity;
+    e->slab_count++;
+}
+
+static void discount_slab(struct engine *e, size_t capacity)
+{
+    e->slab_bytes -= capacity;
+    e->beside_bytes -= slab_takes(e, capacity) - capacity;
+    e->slab_count--;
+}
+
 static void give_memory_back(struct engine *e, struct slab *slab)
 {
-    if (slab->memory)
-        e->options.memory->release(slab, e->options.memory_ctx);
-    e->slab_count -= slab->memory != NULL;
-    e->slab_bytes -= slab->capacity;
-    e->beside_bytes -= slab_takes(e, slab->capacity) - slab->capacity;
+    size_t capacity = slab->capacity;
+    if (!slab->memory)
+        return;
+    engine_leave(e);
+    e->options.memory->release(slab, e->options.memory_ctx);
+    engine_come_back(e);
     slab->memory = NULL;
     slab->capacity = 0;
+    discount_slab(e, capacity);
+}
+
+void engine_push_free(struct engine *e, struct slab *slab)
+{
+    struct slab **at = &e->free_slabs;
+    while (*at && e->options.memory->settle)
+        at = &(*at)->next;
+    slab->next = *at;
+    *at = slab;
 }
 
 void engine_drop_free(struct engine *e)
@@ -162,6 +204,14 @@ void engine_give_up_surplus(struct engine *e)
         share_look(e->share);
 }
 
+void engine_shed(struct engine *e)
+{
+    if (e->options.memory->settle)
+        pthread_cond_broadcast(&e->work);
+    else
+        engine_give_up_surplus(e);
+}
+
 /* The share's answer, see struct share_options. */
 static uint64_t engine_told_part(void *ctx, const struct share_part *part)
 {
@@ -170,7 +220,7 @@ static uint64_t engine_told_part(void *ctx, const struct share_part *part)
     e->part_bytes = part->bytes;
     e->asking = e->asking && part->most_bytes < e->asked_bytes;
     e->starved = 0; /* if memory is still short, that is noticed again */
-    engine_give_up_surplus(e);
+    engine_shed(e);
     if (e->options.cpus) {
         uint32_t fair = e->options.cpus / (part->processes + 1);
         fair = fair > 0 ? fair : 1;
@@ -212,15 +262,16 @@ int engine_get_slab(struct engine *e, size_t bytes, struct slab **ret_slab)
             free(slab);
             return e->settling ? -EAGAIN : r; /* the slab that settles may be dropped then */
         }
+        count_slab(e, capacity);
+        engine_leave(e);
         r = e->options.memory->allocate(slab, capacity, e->options.memory_ctx);
+        engine_come_back(e);
         if (r < 0) {
+            discount_slab(e, capacity);
             free(slab);
             return -ENOMEM;
         }
         slab->capacity = capacity;
-        e->slab_bytes += capacity;
-        e->beside_bytes += slab_takes(e, capacity) - capacity;
-        e->slab_count++;
         engine_report_use(e);
     }
     *ret_slab = slab;

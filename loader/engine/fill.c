@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "checksum.h"
+#include "copy_past.h"
 #include "engine.h"
 #include "error.h"
 #include "label.h"
@@ -165,7 +166,10 @@ static int fill_copy_file(const struct fill_plan *plan, struct filler *filler,
     if (r < 0)
         return r;
     if (bytes) {
-        memcpy(to, bytes, record->size_bytes);
+        if (plan->past)
+            copy_past(to, bytes, record->size_bytes);
+        else
+            memcpy(to, bytes, record->size_bytes);
         return 0;
     }
     r = get_cursor(filler, d);
@@ -411,7 +415,7 @@ static void name_sources(const struct fill_plan *plan, struct slab *slab, uint64
 {
     for (uint64_t i = first; i < end; i++) {
         const struct record *record = archive_first(plan->archive, slab->indices[i]);
-        slab->sources[i] = plan->bases[record_archive(record)] + record_offset(record);
+        slab->sources[i] = slab->bases[record_archive(record)] + record_offset(record);
     }
 }
 
@@ -436,9 +440,9 @@ static int fill_run(const struct fill_plan *plan, struct filler *filler, struct 
     bool has_labels = plan->archive->dataset->label_part && slab->labels;
     for (uint64_t i = first; i < end; i++) {
         *bad = 0;
-        if (i + 1 < end && !plan->bases)
+        if (i + 1 < end && !slab->bases)
             fill_prefetch(plan, slab->indices[i + 1]);
-        int r = plan->bases ? 0 : fill_one(plan, filler, slab, i, bad);
+        int r = slab->bases ? 0 : fill_one(plan, filler, slab, i, bad);
         if (r < 0 && fill_replace(plan, slab, i, r)) {
             ++*skipped;
             r = 0;
@@ -456,7 +460,7 @@ static int fill_run(const struct fill_plan *plan, struct filler *filler, struct 
             slab->valid[i] = 0;
             ++*skipped;
         }
-        if (!plan->bases && (!plan->stride || r < 0))
+        if (!slab->bases && (!plan->stride || r < 0))
             clear_gap(slab, i);
     }
     return 0;
@@ -467,9 +471,9 @@ int fill_samples(const struct fill_plan *plan, struct filler *filler, struct sla
 {
     uint64_t before = *skipped;
     int r;
-    if (plan->bases)
+    if (slab->bases)
         name_sources(plan, slab, first, end);
-    if (plan->bases && !plan->archive->dataset->label_part)
+    if (slab->bases && !plan->archive->dataset->label_part)
         return 0;
     do {
         *skipped = before;

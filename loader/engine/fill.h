@@ -16,13 +16,12 @@ struct fill_plan {
     uint64_t stride; /* bytes of each sample's place; 0: the sample's own size */
     bool verify, skip_errors;
     bool foresee; /* slabs say when samples come again, so that caches can keep them */
-    bool npy;     /* samples are arrays of this kind: */
+    bool past; /* the host does not read slabs: they need not be in its caches (copy_past.h) */
+    bool npy;  /* samples are arrays of this kind: */
     struct onepot_npy kind;
     onepot_decode *decode;
     void *decode_ctx;
     const struct images_plan *images; /* samples are pictures; NULL: they aren't */
-    /* Where a device that collects the samples sees the first byte of each archive; or NULL. */
-    const uint64_t *bases;
 };
 
 /* -EINVAL: it is no power of two, or too large. 0 is a default. */

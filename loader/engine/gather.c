@@ -4,7 +4,6 @@
  * only where each read waits for a server.
  */
 #include <errno.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,12 +12,13 @@
 #include "cleanup.h"
 #include "error.h"
 #include "fill.h"
+#include "numbers.h"
 #include "thread.h"
 #include "view.h"
 
-#define HELPERS 31u   /* together with the caller, 32 reads in flight */
-#define HELPER_RUN 4u /* samples that each takes at a time */
-#define HELPER_STACK_BYTES (512u << 10)
+#define THREADS_MAX 32u /* reads in flight */
+#define RUN_SAMPLES 4u  /* that each takes at a time */
+#define STACK_BYTES (512u << 10)
 
 /* ---- places ---- */
 
@@ -77,28 +77,14 @@ static void *gather_runs(void *arg)
     return NULL;
 }
 
-/* Start as many as possible. */
-static uint32_t start_helpers(struct gathering *g, pthread_t *threads, uint32_t wanted)
-{
-    uint32_t started = 0;
-    while (started < wanted &&
-           thread_start(&threads[started], HELPER_STACK_BYTES, gather_runs, g) == 0)
-        started++;
-    return started;
-}
-
 static void gather_all(struct gathering *g)
 {
     const struct dataset *d = g->plan->archive->dataset;
     uint64_t count = g->slab->batch.samples, runs;
-    pthread_t threads[HELPERS];
     bool mapped = dataset_is_mapped(d);
-    g->run = mapped ? count : HELPER_RUN;
+    g->run = mapped ? count : RUN_SAMPLES;
     runs = mapped || !count ? 1 : (count - 1) / g->run + 1;
-    uint32_t helpers = start_helpers(g, threads, runs > HELPERS ? HELPERS : (uint32_t)runs - 1);
-    gather_runs(g);
-    for (uint32_t i = 0; i < helpers; i++)
-        pthread_join(threads[i], NULL);
+    thread_team(min_u64(runs, THREADS_MAX), STACK_BYTES, gather_runs, g);
 }
 
 static int gather_result(const struct gathering *g, struct onepot_error *error)

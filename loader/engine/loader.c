@@ -15,177 +15,8 @@
 #include "error.h"
 #include "loader_clock.h"
 #include "loader_private.h"
-#include "portion.h"
-#include "measure.h"
 #include "upload.h"
 #include "view.h"
-
-/* Batches: with the one in use and the next, eight (onepot_device.h). */
-#define AHEAD_DEVICE 6u
-
-static int loader_check_images(const struct onepot_conversion *images,
-                               const struct fill_plan *fill, struct onepot_error *error)
-{
-    int r = convert_check(images, error);
-    if (r < 0)
-        return r;
-    uint64_t bytes = convert_bytes_of_one(images);
-    if (fill->stride != bytes)
-        return error_set(error, -EINVAL,
-                         "images have %" PRIu64 " bytes each, samples %" PRIu64
-                         " (0: not all the same)",
-                         bytes, fill->stride);
-    return 0;
-}
-
-/*
- * Decode pictures to bytes, which the device turns into floats: they take a half or a quarter
- * of the floats' way.
- */
-static int loader_convert_there(struct onepot_loader *loader, struct onepot_error *error)
-{
-    struct onepot_images o = loader->images->o;
-    struct onepot_conversion *convert = &loader->convert;
-    if (!o.type || o.channels_last)
-        return 0;
-    *convert = (struct onepot_conversion){.size = sizeof(*convert),
-                                          .height = o.height,
-                                          .width = o.width,
-                                          .channels = 3,
-                                          .type = o.type};
-    for (unsigned c = 0; c < 3; c++) {
-        convert->mean[c] = images_mean(&o, c);
-        convert->scale[c] = images_scale(&o, c);
-        o.mean[c] = 0;
-        o.std[c] = 1;
-    }
-    o.type = 0;
-    o.channels_last = true;
-    int r = images_plan(&o, error, loader->images);
-    loader->options.fill.stride = loader->images->bytes;
-    return r;
-}
-
-/* The device, and what it has to do. */
-static int loader_plan_device(struct onepot_loader *loader,
-                              const struct onepot_loader_options *given,
-                              struct onepot_error *error)
-{
-    struct onepot_device_info info = {.size = sizeof(info)};
-    struct engine_options *o = &loader->options;
-    int r = 0;
-    if (!given->device) {
-        if (given->convert || given->gather == ONEPOT_GATHER_DEVICE)
-            return error_set(error, -EINVAL, "images and gathering need a device");
-        return 0;
-    }
-    if (given->convert && given->images)
-        return error_set(error, -EINVAL, "convert and images exclude each other");
-    if (given->convert) {
-        r = options_read(&loader->convert, sizeof(loader->convert), given->convert, error);
-        if (r == 0)
-            r = loader_check_images(&loader->convert, &o->fill, error);
-    }
-    if (r == 0)
-        r = device_share(given->device, error, &loader->device);
-    if (r == 0)
-        r = onepot_device_info(loader->device, error, &info);
-    if (r < 0)
-        return r;
-    if (!info.kernels && (given->convert || given->gather == ONEPOT_GATHER_DEVICE))
-        return error_set(
-            error, -ENOTSUP,
-            "%s: this libonepot-cuda.so was built without nvcc: it makes no images "
-            "and gathers nothing",
-            info.name);
-    if (loader->images && info.kernels)
-        r = loader_convert_there(loader, error);
-    if (r < 0)
-        return r;
-    o->memory = &upload_memory;
-    if (!given->prefetch)
-        o->ahead = o->ahead < AHEAD_DEVICE ? o->ahead : AHEAD_DEVICE;
-    loader->gather = given->gather;
-    if (given->gather == ONEPOT_GATHER_AUTO && (info.is_host || !info.kernels))
-        loader->gather = ONEPOT_GATHER_HOST;
-    if (!given->memory_bytes && info.free_bytes / 4 < o->memory_bytes)
-        o->memory_bytes = info.free_bytes / 4;
-    return 0;
-}
-
-/* With AUTO: is gathering by the device worth it? And how wide should it be? */
-static bool loader_try_gathering(struct onepot_loader *loader, struct locked *locked)
-{
-    struct measure_result result;
-    uint64_t peak = 0;
-    bool open = loader->gather == ONEPOT_GATHER_AUTO;
-    /* Measure the peak first: that wakes the link up. */
-    int r = open ? onepot_device_peak(loader->device, NULL, &peak) : 0;
-    if (r == 0)
-        r = measure_gathering(loader->device, locked_bases(locked), loader->archive, NULL,
-                              &result);
-    if (r == 0)
-        locked_set_width(locked, result.width);
-    return !open || (r == 0 && measure_device_wins(&result, peak, loader->options.threads));
-}
-
-/* Lock the archives that the device collects from. NULL: the host gathers, by choice. */
-static int loader_lock_archives(struct onepot_loader *loader, struct onepot_error *error,
-                                struct locked **ret_locked)
-{
-    const struct fill_plan *fill = &loader->options.fill;
-    struct locked *locked = NULL;
-    uint64_t part = loader->gather == ONEPOT_GATHER_AUTO ? 8 : 2;
-    *ret_locked = NULL;
-    if (loader->gather == ONEPOT_GATHER_HOST)
-        return 0;
-    int r =
-        fill->npy || fill->decode || fill->images || fill->verify
-            ? error_set(error, -EINVAL,
-                        "a device gathers bytes as they are, without npy, decode, images or "
-                        "verify")
-            : locked_new(loader->device, loader->archive,
-                         budget_memory_bytes("") / part / portion_ranks(), error, &locked);
-    if (r == 0 && !loader_try_gathering(loader, locked)) {
-        locked_free(locked);
-        locked = NULL;
-    }
-    *ret_locked = locked;
-    return loader->gather == ONEPOT_GATHER_AUTO ? 0 : r;
-}
-
-/* After a fork the device is the parent's: replace it by one of our own. */
-static int loader_own_device(struct onepot_loader *loader, struct onepot_error *error)
-{
-    struct onepot_device *own;
-    int r = device_share(loader->device, error, &own);
-    if (r < 0)
-        return r;
-    onepot_device_close(loader->device);
-    loader->device = own;
-    return 0;
-}
-
-/* A new upload each time, since after a fork the old one is the parent's. */
-static int loader_start_upload(struct onepot_loader *loader, struct onepot_error *error)
-{
-    struct upload_options options = {
-        .images = loader->convert.channels ? &loader->convert : NULL,
-        .batch_size = loader->options.batch_size,
-    };
-    int r = loader_own_device(loader, error);
-    options.device = loader->device;
-    if (r == 0)
-        r = loader_lock_archives(loader, error, &options.locked);
-    if (r == 0)
-        r = upload_new(&options, error, &loader->upload);
-    if (r < 0)
-        return r;
-    loader->options.fill.bases = options.locked ? locked_bases(options.locked) : NULL;
-    upload_keep(loader->upload);
-    loader->options.memory_ctx = loader->upload;
-    return 0;
-}
 
 static int loader_start(struct onepot_loader *loader, const struct place *place,
                         struct onepot_error *error)
@@ -254,6 +85,8 @@ void onepot_loader_free(struct onepot_loader *loader)
         return;
     struct engine *engine = loader->engine;
     bool own = engine && engine_is_own(engine);
+    if (own || !engine)
+        loader_end_locking(loader);
     engine_free(engine);
     if (own || !engine)
         upload_close(loader->upload);
@@ -270,6 +103,7 @@ static int loader_start_as_child(struct onepot_loader *loader, struct onepot_err
 {
     struct place place;
     pthread_mutex_init(&loader->lock, NULL);
+    loader->locks = false; /* that thread is the parent's */
     engine_place(loader->engine, &place);
     int r = loader_start(loader, &place, error);
     if (r < 0)

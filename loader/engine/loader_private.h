@@ -25,6 +25,9 @@ struct onepot_loader {
     struct images_plan *images;       /* or NULL */
     struct upload *upload;            /* the engine's memory, if there is a device */
     enum onepot_gather gather;
+    pthread_t locking; /* a thread that locks the archives, */
+    bool locks;        /* if there is one */
+    atomic_bool stops_locking;
     uint64_t seed;
     bool has_digest;
     uint8_t digest[ONEPOT_DIGEST_BYTES];
@@ -36,6 +39,14 @@ struct onepot_loader {
  */
 int loader_plan(struct onepot_loader_options *given, struct engine_options *options,
                 struct onepot_error *error);
+
+/* The device, and what it has to do. In loader_device.c. */
+int loader_plan_device(struct onepot_loader *loader, const struct onepot_loader_options *given,
+                       struct onepot_error *error);
+/* Make the upload, a new one each time, since after a fork the old one is the parent's. */
+int loader_start_upload(struct onepot_loader *loader, struct onepot_error *error);
+/* Before the upload is closed, in the process that made it. */
+void loader_end_locking(struct onepot_loader *loader);
 
 /* In a forked child: make an engine of its own that goes on where the parent's was. */
 int loader_own_engine(struct onepot_loader *loader, struct onepot_error *error);

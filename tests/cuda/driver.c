@@ -23,6 +23,16 @@ static void *current(void)
     return depth ? stack[depth - 1] : NULL;
 }
 
+static void *primary(int device)
+{
+    return &contexts[device];
+}
+
+static bool is_relaxed(void)
+{
+    return mode == CU_STREAM_CAPTURE_MODE_RELAXED;
+}
+
 __attribute__((visibility("default"))) played_entry played_cuda;
 
 struct played *played_cuda(void)
@@ -31,7 +41,9 @@ struct played *played_cuda(void)
         state = (struct played){.devices = 1,
                                 .memory_bytes = (size_t)1 << 30,
                                 .locked_bytes = (size_t)1 << 30,
-                                .current = current};
+                                .current = current,
+                                .primary = primary,
+                                .is_relaxed = is_relaxed};
     return &state;
 }
 
@@ -85,7 +97,7 @@ CUresult cuDeviceGet(CUdevice *ret_device, int index)
 
 CUresult cuDriverGetVersion(int *ret_version)
 {
-    *ret_version = state.old ? 11040 : 99090;
+    *ret_version = state.old ? 11040 : state.version ? state.version : 99090;
     return CUDA_SUCCESS;
 }
 
@@ -161,7 +173,14 @@ CUresult cuCtxRecordEvent(CUcontext context, CUevent event)
     if (__atomic_load_n(&state.lost, __ATOMIC_ACQUIRE))
         return CUDA_ERROR_UNKNOWN;
     __atomic_fetch_add(&state.context_events, 1, __ATOMIC_RELAXED);
-    return state.record_all(event) < 0 ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+    return state.record_all(context, event) < 0 ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+                                                : CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetCtx(CUstream stream, CUcontext *ret_context)
+{
+    *ret_context = state.context_of(stream);
+    return *ret_context ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *other)

@@ -1,11 +1,13 @@
 /*
  * The kernels as the host runs them: each thread of each block in turn, when the stream comes
- * to them. None of them needs what threads of a block do together.
+ * to them. None of them needs what threads of a block do together. A load or store at an address
+ * that is not aligned for its type ends the process (meson.build).
  */
 #include <cuda_runtime_api.h>
 
 #include <functional>
 #include <tuple>
+#include <vector>
 
 #include "device_type.h"
 #include "runtime.h"
@@ -31,12 +33,16 @@ static const uint64_t *table(const uint64_t *memory, uint64_t count)
 
 static struct device_gather here(struct device_gather g)
 {
+    static thread_local std::vector<uint64_t> from;
+    const uint64_t *sources = table(g.from, g.count);
     g.to = static_cast<uint8_t *>(played_at(g.to, g.bytes));
-    g.from = table(g.from, g.count);
     g.offsets = table(g.offsets, g.count);
     g.sizes = table(g.sizes, g.count);
+    from.clear();
     for (uint64_t i = 0; i < g.count; i++)
-        played_need_locked(reinterpret_cast<const void *>(g.from[i]), g.sizes[i]);
+        from.push_back(reinterpret_cast<uintptr_t>(
+            played_locked_at(reinterpret_cast<const void *>(sources[i]), g.sizes[i])));
+    g.from = from.data();
     return g;
 }
 
@@ -51,7 +57,7 @@ template <typename... A>
 static cudaError_t launch(void (*kernel)(A...), dim3 grid, unsigned threads,
                           cudaStream_t stream, A... args)
 {
-    return played_launch(stream, call, new std::function<void()>([=] {
+    return played_launch(stream, grid, threads, call, new std::function<void()>([=] {
                              auto seen = std::make_tuple(here(args)...);
                              gridDim = grid;
                              blockDim = dim3(threads);

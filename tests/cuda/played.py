@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import weakref
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 
@@ -148,6 +149,49 @@ class Played(unittest.TestCase):
             self.assertEqual([t.shape[i] for i in range(t.dimensions)], [len(b), 3, 4, 4])
             self.assertEqual(on_device(managed), bytes(memoryview(a.images).cast("B")))
             managed.contents.deleter(managed)
+
+    def test_a_batch_is_copied_into_memory_that_stays(self):
+        """The last one is smaller: zeros follow it."""
+        loader, plain = self.loader(device="cuda:0"), [bytes(a.data) for a in self.loader()]
+        stream = CUDA.played_stream()
+        batches = list(loader)
+        static = batches[0].data
+        for batch, want in list(zip(batches, plain))[1:]:
+            batch.copy_into(static, stream)
+            batches[0].record_stream(stream)
+            CUDA.played_quiet()
+            address = static.__cuda_array_interface__["data"][0]
+            got = ctypes.string_at(CUDA.played_at(address, len(plain[0])), len(plain[0]))
+            self.assertEqual(got, want + bytes(len(plain[0]) - len(want)))
+        self.assertLess(len(plain[-1]), len(plain[0]))
+        with self.assertRaisesRegex(ValueError, "batch has int64, the memory is for uint8"):
+            batches[1].labels.copy_into(static, stream)
+        with self.assertRaisesRegex(ValueError, "is copied|are copied"):
+            batches[0].copy_into(batches[-1].data, stream)
+        with self.assertRaises(AttributeError):
+            batches[0].copy_into(bytearray(1000), stream)
+
+    def test_not_in_a_stream_that_captures(self):
+        batches = list(self.loader(device="cuda:0"))
+        stream = CUDA.played_stream()
+        CUDA.played_begin_capture(ctypes.c_void_p(stream))
+        for call in (lambda: batches[1].copy_into(batches[0].data, stream),
+                     lambda: batches[1].record_stream(stream),
+                     lambda: batches[1].__dlpack__(stream=stream)):
+            with self.assertRaisesRegex(OSError, "captures a graph"):
+                call()
+        self.assertEqual(CUDA.played_end_capture(ctypes.c_void_p(stream)), 0)
+
+    def test_a_stream_is_kept_as_long_as_its_batch(self):
+        class Stream:
+            ptr = CUDA.played_stream()
+        batch, stream = next(iter(self.loader(device="cuda:0"))), Stream()
+        batch.record_stream(stream)
+        seen = weakref.ref(stream)
+        del stream
+        self.assertIsNotNone(seen())
+        del batch
+        self.assertIsNone(seen())
 
     def test_images_are_made_there(self):
         for b, a in zip(self.loader(device="cuda:0", images=(2, 2, 3)), self.loader()):

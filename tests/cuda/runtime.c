@@ -1,51 +1,27 @@
 /*
- * The runtime: streams and events are those of the host device, which does nothing before
- * somebody waits for it. Memory of a device lies where nobody may touch it, and a second time
- * where the streams of the device do.
+ * The runtime's calls, with what a GPU's runtime refuses: handles that are destroyed or of
+ * another context, streams that capture and calls that a capture forbids, kernels that there is
+ * no image of or that are too large. A copy that pageable memory takes part in is waited for.
  */
 #include "runtime.h"
 
-#include <dlfcn.h>
-#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
-#include "device.h"
 #include "played.h"
+#include "streams.h"
 
-#define SPACE_BYTES ((size_t)256 << 30) /* addresses of the device; none is used twice */
-#define PAGE ((size_t)1 << 16)
+#define GRID_MAX 2147483647u
+#define THREADS_MAX 1024u
 
-struct range {
-    struct range *next;
-    uint8_t *from;
-    size_t bytes;
-    uint8_t *alias; /* NULL: host memory that is locked */
-};
+struct played *played_driver;
 
-struct event {
-    void *event;
-    bool recorded;
-};
-
-static struct {
-    pthread_mutex_t lock;
-    struct range *ranges;
-    uint8_t *space;
-    size_t used;         /* of the space */
-    size_t bytes;        /* that are allocated */
-    size_t locked_bytes; /* of the host */
-    unsigned long events, streams;
-    void *host;
-    struct played *driver;
-} rt = {.lock = PTHREAD_MUTEX_INITIALIZER};
+static _Atomic unsigned long events, streams; /* that were not given back */
 
 /* Held by what moves bytes, which a lost device does no more. */
 static pthread_mutex_t moving = PTHREAD_MUTEX_INITIALIZER;
@@ -56,10 +32,82 @@ static _Thread_local bool has_own_stream; /* something waits in cudaStreamPerThr
 static _Thread_local bool ends_process;
 static atomic_bool unloading;
 
-static void forbid(const char *what, const void *memory)
+void played_forbid(const char *what, const void *memory)
 {
     fprintf(stderr, "CUDA, played: %s (%p)\n", what, memory);
     abort();
+}
+
+/* ---- for the driver, and for tests ---- */
+
+static int record_all(void *context, void *handle)
+{
+    struct event *event = event_known(handle);
+    if (!event || event->context != context)
+        played_forbid("an event of another context", handle);
+    if (streams_capture(context, false))
+        return -1;
+    stream_queue(stream_all(context), &(struct task){.kind = TASK_RECORD, .event = event});
+    return 0;
+}
+
+static struct stream *stream_of(cudaStream_t handle);
+
+/* NULL: there is no such stream. */
+static void *context_of(void *handle)
+{
+    const struct stream *s = stream_of(handle);
+    return s ? s->context : NULL;
+}
+
+static void spin(void *stream)
+{
+    streams_spin(stream ? stream_of(stream) : stream_legacy(played_driver->primary(0)));
+}
+
+static void *stream_for_test(bool is_blocking)
+{
+    return stream_make(played_driver->primary(0), is_blocking);
+}
+
+static void begin_capture(void *stream)
+{
+    stream_of(stream)->capture = CAPTURE_ON;
+}
+
+static unsigned end_capture(void *stream, bool *ret_broken)
+{
+    struct stream *s = stream_of(stream);
+    *ret_broken = s->capture == CAPTURE_BROKEN;
+    s->capture = CAPTURE_NOT;
+    return s->captured;
+}
+
+void played_quiet(void)
+{
+    streams_quiet();
+}
+
+void played_begin_capture(void *stream)
+{
+    begin_capture(stream);
+}
+
+int played_end_capture(void *stream)
+{
+    bool broken;
+    unsigned captured = end_capture(stream, &broken);
+    return broken ? -1 : (int)captured;
+}
+
+void *played_stream(void)
+{
+    return stream_for_test(false);
+}
+
+unsigned long played_context_events(void)
+{
+    return __atomic_load_n(&played_driver->context_events, __ATOMIC_ACQUIRE);
 }
 
 static void unload(void)
@@ -68,36 +116,32 @@ static void unload(void)
     atomic_store(&unloading, true);
 }
 
-/* For the driver, which has no streams. */
-static int record_all(void *e)
-{
-    struct event *event = e;
-    struct onepot_error error;
-    return device_host.record_all(rt.host, event->event, &error);
-}
-
 static void begin(void)
 {
-    struct onepot_error error;
     atexit(unload);
-    void *object = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    void *entry = object ? dlsym(object, PLAYED_ENTRY) : NULL;
-    if (!entry)
-        forbid("this libcuda.so.1 is not the tests'", NULL);
-    played_entry *function;
-    memcpy(&function, &entry, sizeof(function));
-    rt.driver = function();
-    rt.space =
-        mmap(NULL, SPACE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (rt.space == MAP_FAILED || device_host.open(0, &error, &rt.host) < 0)
-        forbid("no memory to begin", NULL);
-    rt.driver->record_all = record_all;
+    played_driver = played_find();
+    if (!played_driver)
+        played_forbid("this libcuda.so.1 is not the tests'", NULL);
+    ranges_begin();
+    played_driver->record_all = record_all;
+    played_driver->context_of = context_of;
+    played_driver->stream = stream_for_test;
+    played_driver->spin = spin;
+    played_driver->release = streams_release;
+    played_driver->hold_kernels = streams_hold;
+    played_driver->quiet = streams_quiet;
+    played_driver->waiting = streams_waiting;
+    played_driver->frees_waiting = streams_frees_waiting;
+    played_driver->begin_capture = begin_capture;
+    played_driver->end_capture = end_capture;
 }
+
+/* ---- on the way in ---- */
 
 /* A test says so while streams are at work. */
 static bool is_lost(void)
 {
-    return __atomic_load_n(&rt.driver->lost, __ATOMIC_ACQUIRE);
+    return __atomic_load_n(&played_driver->lost, __ATOMIC_ACQUIRE);
 }
 
 /* Whoever calls the runtime has to be in a context that was chosen. */
@@ -105,12 +149,12 @@ static cudaError_t enter(void)
 {
     pthread_once(&once, begin);
     if (ends_process)
-        forbid("the runtime is called while it ends", NULL);
+        played_forbid("the runtime is called while it ends", NULL);
     if (atomic_load(&unloading))
         return cudaErrorCudartUnloading; /* a thread that was on its way */
-    if (!rt.driver->current())
-        forbid("the runtime is called without a context", NULL);
-    if (rt.driver->old)
+    if (!played_driver->current())
+        played_forbid("the runtime is called without a context", NULL);
+    if (played_driver->old)
         return cudaErrorInsufficientDriver;
     if (!is_lost())
         return cudaSuccess;
@@ -126,328 +170,259 @@ static cudaError_t done(cudaError_t e)
     return e;
 }
 
-#define ENTER                                                                                  \
+#define TRY(result)                                                                            \
     do {                                                                                       \
-        cudaError_t entered = enter();                                                         \
-        if (entered != cudaSuccess)                                                            \
-            return done(entered);                                                              \
+        cudaError_t tried = (result);                                                          \
+        if (tried != cudaSuccess)                                                              \
+            return done(tried);                                                                \
     } while (0)
 
-/* ---- memory; ranges are under the lock ---- */
-
-static struct range **find(const void *memory)
+/* Calls that may break a capture, in any thread that has not said that it knows. */
+static cudaError_t be_safe(void)
 {
-    const uint8_t *p = memory;
-    struct range **at = &rt.ranges;
-    while (*at && !(p >= (*at)->from && p < (*at)->from + (*at)->bytes))
-        at = &(*at)->next;
-    return at;
-}
-
-static bool is_of_device(const void *memory)
-{
-    const uint8_t *p = memory;
-    return p >= rt.space && p < rt.space + SPACE_BYTES;
-}
-
-static void add(uint8_t *from, size_t bytes, uint8_t *alias)
-{
-    struct range *range = malloc(sizeof(*range));
-    if (!range)
-        forbid("no memory", NULL);
-    *range = (struct range){rt.ranges, from, bytes, alias};
-    rt.ranges = range;
-}
-
-void *played_at(const void *memory, size_t bytes)
-{
-    pthread_mutex_lock(&rt.lock);
-    const struct range *range = *find(memory);
-    if (!range || !range->alias)
-        forbid("this is no memory of the device (or no longer)", memory);
-    size_t at = (size_t)((const uint8_t *)memory - range->from);
-    if (bytes > range->bytes - at)
-        forbid("behind the end of memory of the device", memory);
-    uint8_t *there = range->alias + at;
-    pthread_mutex_unlock(&rt.lock);
-    return there;
-}
-
-void *played_stream(void)
-{
-    struct onepot_error error;
-    void *stream;
-    if (device_host.stream_new(rt.host, &error, &stream) < 0)
-        forbid("no thread for a stream", NULL);
-    return stream;
-}
-
-unsigned long played_context_events(void)
-{
-    return __atomic_load_n(&rt.driver->context_events, __ATOMIC_ACQUIRE);
-}
-
-void played_need_locked(const void *memory, size_t bytes)
-{
-    pthread_mutex_lock(&rt.lock);
-    const struct range *range = *find(memory);
-    if (bytes && (!range || range->alias ||
-                  bytes > range->bytes - (size_t)((const uint8_t *)memory - range->from)))
-        forbid("a kernel reads memory of the host that is not locked", memory);
-    pthread_mutex_unlock(&rt.lock);
-}
-
-void played_need_aligned(const void *memory, size_t bytes)
-{
-    if ((uintptr_t)memory % bytes)
-        forbid("a kernel reads at a misaligned address", memory);
-}
-
-cudaError_t cudaMalloc(void **ret_memory, size_t bytes)
-{
-    ENTER;
-    cudaError_t e = cudaErrorMemoryAllocation;
-    size_t room = (bytes + PAGE - 1) & ~(PAGE - 1);
-    if (!bytes)
-        forbid("cudaMalloc of nothing", NULL);
-    pthread_mutex_lock(&rt.lock);
-    if (room <= rt.driver->memory_bytes - rt.bytes && room <= SPACE_BYTES - rt.used) {
-        int fd = memfd_create("played", MFD_CLOEXEC);
-        void *alias = MAP_FAILED;
-        if (fd >= 0 && ftruncate(fd, (off_t)room) == 0)
-            alias = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        if (fd >= 0)
-            close(fd);
-        if (alias != MAP_FAILED) {
-            *ret_memory = rt.space + rt.used;
-            add(rt.space + rt.used, bytes, alias);
-            rt.used += room + PAGE; /* and a gap */
-            rt.bytes += room;
-            e = cudaSuccess;
-        }
-    }
-    pthread_mutex_unlock(&rt.lock);
-    return done(e);
-}
-
-cudaError_t cudaFree(void *memory)
-{
-    ENTER;
-    if (!memory)
+    if (!streams_capture(NULL, false) || played_driver->is_relaxed())
         return cudaSuccess;
-    pthread_mutex_lock(&rt.lock);
-    struct range **at = find(memory), *range = *at;
-    if (!range || !range->alias || range->from != memory)
-        forbid("cudaFree of what was not allocated", memory);
-    size_t room = (range->bytes + PAGE - 1) & ~(PAGE - 1);
-    *at = range->next;
-    rt.bytes -= room;
-    munmap(range->alias, room);
-    free(range);
-    pthread_mutex_unlock(&rt.lock);
+    streams_break_captures(NULL, false);
+    return cudaErrorStreamCaptureUnsupported;
+}
+
+/* NULL: it was destroyed, or never was. */
+static struct stream *stream_of(cudaStream_t handle)
+{
+    void *context = played_driver->current();
+    if (!handle || handle == cudaStreamLegacy)
+        return stream_legacy(context);
+    return handle == cudaStreamPerThread ? stream_of_thread(context) : stream_known(handle);
+}
+
+/* The stream of a call that queues something. */
+static cudaError_t take_stream(cudaStream_t handle, struct stream **ret_stream)
+{
+    struct stream *s = *ret_stream = stream_of(handle);
+    if (!s)
+        return cudaErrorInvalidResourceHandle;
+    if (s->capture == CAPTURE_BROKEN)
+        return cudaErrorStreamCaptureInvalidated;
+    s->captured += s->capture == CAPTURE_ON;
+    if (!s->is_legacy || !streams_capture(s->context, true))
+        return cudaSuccess;
+    streams_break_captures(s->context, true);
+    return cudaErrorStreamCaptureImplicit;
+}
+
+static cudaError_t take_event(cudaEvent_t handle, struct event **ret_event)
+{
+    *ret_event = event_known(handle);
+    if (!*ret_event)
+        played_forbid("an event that was destroyed, or never was", handle);
     return cudaSuccess;
 }
 
-/* May the process write there? It gets the byte that it has. */
-static bool is_writable(void *memory)
+/* ---- memory ---- */
+
+cudaError_t cudaMalloc(void **ret_memory, size_t bytes)
 {
-    char byte = *(const volatile char *)memory;
-    struct iovec from = {&byte, 1}, to = {memory, 1};
-    return process_vm_writev(getpid(), &from, 1, &to, 1, 0) == 1 || errno != EFAULT;
+    TRY(enter());
+    TRY(be_safe());
+    if (!bytes)
+        played_forbid("cudaMalloc of nothing", NULL);
+    return done(ranges_allocate(played_driver->current(), bytes, ret_memory));
+}
+
+/* As the real one, it returns when the device has done all that it was given. */
+cudaError_t cudaFree(void *memory)
+{
+    TRY(enter());
+    if (!memory)
+        return cudaSuccess;
+    TRY(be_safe());
+    context_wait(played_driver->current());
+    return ranges_free(memory);
 }
 
 cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags)
 {
-    ENTER;
-    cudaError_t e = cudaSuccess;
-    bool read_only = flags & cudaHostRegisterReadOnly, writable = is_writable(memory);
-    if (!bytes || is_of_device(memory))
-        return done(cudaErrorInvalidValue);
-    pthread_mutex_lock(&rt.lock);
-    if (read_only && rt.driver->no_read_only)
-        forbid("memory is locked in a way that the device does not have", memory);
-    else if (rt.driver->no_locking || bytes > rt.driver->locked_bytes - rt.locked_bytes)
-        e = cudaErrorMemoryAllocation;
-    else if (!writable && !read_only && !rt.driver->host_tables)
-        e = cudaErrorInvalidValue;
-    else if (*find(memory))
-        e = cudaErrorHostMemoryAlreadyRegistered;
-    else {
-        add(memory, bytes, NULL);
-        rt.locked_bytes += bytes;
-        rt.driver->read_only_locks += !writable;
-    }
-    pthread_mutex_unlock(&rt.lock);
-    return done(e);
+    TRY(enter());
+    TRY(be_safe());
+    return done(ranges_lock(memory, bytes, flags));
 }
 
 cudaError_t cudaHostUnregister(void *memory)
 {
-    ENTER;
-    pthread_mutex_lock(&rt.lock);
-    struct range **at = find(memory), *range = *at;
-    if (!range || range->alias || range->from != memory)
-        forbid("memory is unlocked that was not locked", memory);
-    *at = range->next;
-    rt.locked_bytes -= range->bytes;
-    free(range);
-    pthread_mutex_unlock(&rt.lock);
-    return cudaSuccess;
+    TRY(enter());
+    TRY(be_safe());
+    context_wait(played_driver->current());
+    return ranges_unlock(memory);
 }
 
 cudaError_t cudaHostGetDevicePointer(void **ret_there, void *memory, unsigned flags)
 {
-    ENTER;
-    pthread_mutex_lock(&rt.lock);
-    const struct range *range = *find(memory);
-    bool locked = range && !range->alias && flags == 0;
-    pthread_mutex_unlock(&rt.lock);
-    if (locked)
-        *ret_there = memory;
-    return done(locked ? cudaSuccess : cudaErrorInvalidValue);
+    TRY(enter());
+    return done(flags ? cudaErrorInvalidValue : ranges_address(memory, ret_there));
 }
 
 cudaError_t cudaMemGetInfo(size_t *ret_free, size_t *ret_total)
 {
-    ENTER;
-    pthread_mutex_lock(&rt.lock);
-    *ret_total = rt.driver->memory_bytes;
-    *ret_free = rt.driver->memory_bytes - rt.bytes;
-    pthread_mutex_unlock(&rt.lock);
+    TRY(enter());
+    *ret_total = played_driver->memory_bytes;
+    *ret_free = played_driver->memory_bytes - ranges_used();
     return cudaSuccess;
 }
 
 /* ---- streams ---- */
 
-/* The handles of both default streams: there is one here. */
-static void *own(cudaStream_t stream)
+cudaError_t cudaDeviceGetStreamPriorityRange(int *ret_least, int *ret_greatest)
 {
-    return stream == cudaStreamLegacy || stream == cudaStreamPerThread ? NULL : (void *)stream;
-}
-
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *ret_stream, unsigned flags)
-{
-    ENTER;
-    struct onepot_error error;
-    void *stream;
-    if (flags != cudaStreamNonBlocking)
-        forbid("a stream that waits for the default stream", NULL);
-    if (device_host.stream_new(rt.host, &error, &stream) < 0)
-        return done(cudaErrorMemoryAllocation);
-    __atomic_fetch_add(&rt.streams, 1, __ATOMIC_RELAXED);
-    *ret_stream = stream;
+    TRY(enter());
+    *ret_least = 0;
+    *ret_greatest = -5;
     return cudaSuccess;
 }
 
-cudaError_t cudaStreamDestroy(cudaStream_t stream)
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *ret_stream, unsigned flags, int priority)
+{
+    TRY(enter());
+    if (priority < -5 || priority > 0)
+        return done(cudaErrorInvalidValue);
+    if (flags != cudaStreamNonBlocking)
+        played_forbid("a stream that waits for the default stream", NULL);
+    __atomic_fetch_add(&played_driver->urgent_streams, priority < 0, __ATOMIC_RELAXED);
+    *ret_stream = (cudaStream_t)(void *)stream_make(played_driver->current(), false);
+    atomic_fetch_add(&streams, 1);
+    return cudaSuccess;
+}
+
+/* What it was given is still done. */
+cudaError_t cudaStreamDestroy(cudaStream_t handle)
 {
     enter(); /* also of a device that is lost */
-    if (!own(stream))
-        forbid("a default stream is destroyed", stream);
-    __atomic_fetch_sub(&rt.streams, 1, __ATOMIC_RELAXED);
-    device_host.stream_free(rt.host, stream);
+    struct stream *s = stream_known(handle);
+    if (!s || s->context != played_driver->current())
+        played_forbid("a stream is destroyed that is not there, or by another device", handle);
+    stream_drop(s);
+    atomic_fetch_sub(&streams, 1);
     return cudaSuccess;
 }
 
-cudaError_t cudaStreamSynchronize(cudaStream_t stream)
+cudaError_t cudaStreamIsCapturing(cudaStream_t handle, enum cudaStreamCaptureStatus *ret_status)
 {
-    ENTER;
-    struct onepot_error error;
-    return device_host.stream_wait(rt.host, own(stream), &error) < 0 ? done(cudaErrorUnknown)
-                                                                     : cudaSuccess;
+    TRY(enter());
+    const struct stream *s = stream_of(handle);
+    if (!s)
+        return done(cudaErrorInvalidResourceHandle);
+    if (s->is_legacy && streams_capture(s->context, true))
+        return done(cudaErrorStreamCaptureImplicit);
+    *ret_status = s->capture == CAPTURE_ON       ? cudaStreamCaptureStatusActive
+                  : s->capture == CAPTURE_BROKEN ? cudaStreamCaptureStatusInvalidated
+                                                 : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
 }
 
 cudaError_t cudaDeviceSynchronize(void)
 {
-    ENTER;
-    struct onepot_error error;
-    __atomic_fetch_add(&rt.driver->context_waits, 1, __ATOMIC_RELAXED);
-    return device_host.wait_all(rt.host, &error) < 0 ? done(cudaErrorUnknown) : cudaSuccess;
+    TRY(enter());
+    __atomic_fetch_add(&played_driver->context_waits, 1, __ATOMIC_RELAXED);
+    if (streams_capture(played_driver->current(), false))
+        return done(cudaErrorStreamCaptureUnsupported);
+    context_wait(played_driver->current());
+    return cudaSuccess;
 }
 
 /* ---- events ---- */
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *ret_event, unsigned flags)
 {
-    ENTER;
-    struct onepot_error error;
-    struct event *event = calloc(1, sizeof(*event));
-    if (!event || device_host.event_new(rt.host, &error, &event->event) < 0) {
-        free(event);
-        return done(cudaErrorMemoryAllocation);
-    }
-    if (flags & cudaEventDisableTiming)
-        forbid("an event that has no time", NULL);
-    __atomic_fetch_add(&rt.events, 1, __ATOMIC_RELAXED);
+    TRY(enter());
+    struct event *event =
+        event_make(played_driver->current(), !(flags & cudaEventDisableTiming));
+    atomic_fetch_add(&events, 1);
     *ret_event = (cudaEvent_t)(void *)event;
     return cudaSuccess;
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t e)
 {
-    struct event *event = (struct event *)(void *)e;
+    struct event *event;
     enter();
-    __atomic_fetch_sub(&rt.events, 1, __ATOMIC_RELAXED);
-    device_host.event_free(rt.host, event->event);
-    free(event);
+    take_event(e, &event);
+    event_drop(event);
+    atomic_fetch_sub(&events, 1);
     return cudaSuccess;
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t stream)
 {
-    struct event *event = (struct event *)(void *)e;
-    struct onepot_error error;
-    ENTER;
+    struct event *event;
+    struct stream *s;
+    TRY(enter());
+    TRY(take_event(e, &event));
     if (stream == cudaStreamPerThread && !has_own_stream)
-        forbid("the stream of another thread is meant, this is not it", stream);
-    __atomic_store_n(&event->recorded, true, __ATOMIC_RELEASE);
-    return device_host.record(rt.host, event->event, own(stream), &error) < 0
-               ? done(cudaErrorMemoryAllocation)
-               : cudaSuccess;
+        played_forbid("the stream of another thread is meant, this is not it", stream);
+    TRY(take_stream(stream, &s));
+    if (event->context != s->context)
+        return done(cudaErrorInvalidResourceHandle);
+    event->captured = s->capture == CAPTURE_ON;
+    if (!event->captured)
+        stream_queue(s, &(struct task){.kind = TASK_RECORD, .event = event});
+    return cudaSuccess;
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t e, unsigned flags)
 {
-    struct event *event = (struct event *)(void *)e;
-    struct onepot_error error;
-    ENTER;
+    struct event *event;
+    struct stream *s;
+    TRY(enter());
     if (flags)
         return done(cudaErrorInvalidValue);
+    TRY(take_event(e, &event));
+    TRY(take_stream(stream, &s));
     if (stream == cudaStreamPerThread)
         has_own_stream = true;
-    return device_host.follow(rt.host, own(stream), event->event, &error) < 0
-               ? done(cudaErrorMemoryAllocation)
-               : cudaSuccess;
+    if (event->captured && s->capture == CAPTURE_NOT)
+        played_forbid("a stream is drawn into the capture of another", stream);
+    if (s->capture == CAPTURE_ON && !event->captured) {
+        s->capture = CAPTURE_BROKEN;
+        return done(cudaErrorStreamCaptureIsolation);
+    }
+    if (s->capture == CAPTURE_NOT)
+        stream_queue(s, &(struct task){.kind = TASK_FOLLOW, .event = event});
+    return cudaSuccess;
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t e)
 {
-    struct event *event = (struct event *)(void *)e;
-    struct onepot_error error;
-    ENTER;
-    return done(device_host.is_done(rt.host, event->event, &error) ? cudaSuccess
-                                                                   : cudaErrorNotReady);
+    struct event *event;
+    TRY(enter());
+    TRY(take_event(e, &event));
+    TRY(be_safe());
+    if (event->captured)
+        return done(cudaErrorCapturedEvent);
+    return done(event_is_done(event) ? cudaSuccess : cudaErrorNotReady);
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
-    struct event *event = (struct event *)(void *)e;
-    struct onepot_error error;
-    ENTER;
-    device_host.event_wait(rt.host, event->event, &error);
+    struct event *event;
+    TRY(enter());
+    TRY(take_event(e, &event));
+    TRY(be_safe());
+    if (event->captured)
+        return done(cudaErrorCapturedEvent);
+    event_wait(event);
     return done(is_lost() ? cudaErrorIllegalAddress : cudaSuccess);
 }
 
 cudaError_t cudaEventElapsedTime(float *ret_ms, cudaEvent_t from, cudaEvent_t to)
 {
-    struct event *a = (struct event *)(void *)from, *b = (struct event *)(void *)to;
-    struct onepot_error error;
+    struct event *a, *b;
     uint64_t ns;
-    ENTER;
-    if (!__atomic_load_n(&a->recorded, __ATOMIC_ACQUIRE) ||
-        !__atomic_load_n(&b->recorded, __ATOMIC_ACQUIRE))
+    TRY(enter());
+    TRY(take_event(from, &a));
+    TRY(take_event(to, &b));
+    if (a->context != b->context || !a->has_time || !b->has_time || !a->recorded ||
+        !b->recorded)
         return done(cudaErrorInvalidResourceHandle);
-    if (device_host.elapsed(rt.host, a->event, b->event, &error, &ns) < 0)
+    if (!event_elapsed(a, b, &ns))
         return done(cudaErrorNotReady);
     *ret_ms = (float)((double)ns / 1e6);
     return cudaSuccess;
@@ -455,7 +430,7 @@ cudaError_t cudaEventElapsedTime(float *ret_ms, cudaEvent_t from, cudaEvent_t to
 
 /* ---- what is queued ---- */
 
-struct task {
+struct work {
     void (*function)(void *ctx); /* NULL: a copy */
     void *ctx;
     void *to;
@@ -463,61 +438,102 @@ struct task {
     size_t bytes;
 };
 
-static void copy(const struct task *t)
+static void work_run(void *ctx)
 {
-    memcpy(is_of_device(t->to) ? played_at(t->to, t->bytes) : t->to,
-           is_of_device(t->from) ? played_at(t->from, t->bytes) : t->from, t->bytes);
-}
-
-static void run(void *ctx)
-{
-    struct task *t = ctx;
+    struct work *w = ctx;
     pthread_mutex_lock(&moving);
     if (!is_lost()) {
-        if (t->function)
-            t->function(t->ctx);
+        if (w->function)
+            w->function(w->ctx);
         else
-            copy(t);
+            memcpy(played_either(w->to, w->bytes), played_either(w->from, w->bytes), w->bytes);
     }
     pthread_mutex_unlock(&moving);
-    free(t);
+    free(w);
 }
 
-static cudaError_t queue(cudaStream_t stream, const struct task *task)
+/* In a capture the task becomes a part of the graph, and nothing is done. */
+static uint64_t work_queue(struct stream *s, enum task_kind kind, const struct work *work)
 {
-    struct onepot_error error;
-    struct task *t = malloc(sizeof(*t));
-    if (!t)
-        return done(cudaErrorMemoryAllocation);
-    *t = *task;
-    return device_host.call(rt.host, own(stream), run, t, &error) < 0
-               ? done(cudaErrorMemoryAllocation)
-               : cudaSuccess;
+    if (s->capture == CAPTURE_ON)
+        return 0;
+    struct work *w = malloc(sizeof(*w));
+    if (!w)
+        abort();
+    *w = *work;
+    return stream_queue(s, &(struct task){.kind = kind, .function = work_run, .ctx = w});
 }
 
-cudaError_t played_launch(cudaStream_t stream, void (*function)(void *ctx), void *ctx)
+cudaError_t played_launch(cudaStream_t stream, dim3 grid, unsigned threads,
+                          void (*function)(void *ctx), void *ctx)
 {
-    ENTER;
-    __atomic_fetch_add(&rt.driver->kernels, 1, __ATOMIC_RELAXED);
-    return queue(stream, &(struct task){.function = function, .ctx = ctx});
+    struct stream *s;
+    TRY(enter());
+    TRY(take_stream(stream, &s));
+    if (played_driver->no_image)
+        return done(cudaErrorNoKernelImageForDevice);
+    if (s->context != played_driver->current())
+        return done(cudaErrorInvalidResourceHandle);
+    if (grid.x < 1 || grid.x > GRID_MAX || grid.y != 1 || grid.z != 1 || threads < 1 ||
+        threads > THREADS_MAX)
+        return done(cudaErrorInvalidConfiguration);
+    __atomic_fetch_add(&played_driver->kernels, 1, __ATOMIC_RELAXED);
+    work_queue(s, TASK_KERNEL, &(struct work){.function = function, .ctx = ctx});
+    return cudaSuccess;
+}
+
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *function)
+{
+    TRY(enter());
+    memset(attributes, 0, sizeof(*attributes));
+    if (!function)
+        return done(cudaErrorInvalidDeviceFunction);
+    return done(played_driver->no_image ? cudaErrorNoKernelImageForDevice : cudaSuccess);
 }
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
                             cudaStream_t stream)
 {
-    ENTER;
+    struct stream *s;
+    TRY(enter());
     if (kind != cudaMemcpyDefault)
-        forbid("a copy of a kind", to);
-    return queue(stream, &(struct task){.to = to, .from = from, .bytes = bytes});
+        played_forbid("a copy of a kind", to);
+    TRY(take_stream(stream, &s));
+    uint64_t number =
+        work_queue(s, TASK_WORK, &(struct work){.to = to, .from = from, .bytes = bytes});
+    if (number && (played_is_pageable(to, bytes) || played_is_pageable(from, bytes)))
+        stream_wait_for(s, number);
+    return cudaSuccess;
+}
+
+static void clear(void *ctx)
+{
+    const struct work *w = ctx;
+    memset(played_either(w->to, w->bytes), 0, w->bytes);
+    free(ctx);
+}
+
+cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream)
+{
+    struct stream *s;
+    TRY(enter());
+    TRY(take_stream(stream, &s));
+    struct work *w = malloc(sizeof(*w));
+    if (value || !w)
+        played_forbid("a memory set to something", to);
+    *w = (struct work){.to = to, .bytes = bytes};
+    work_queue(s, TASK_WORK, &(struct work){.function = clear, .ctx = w});
+    return cudaSuccess;
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *ctx)
 {
-    ENTER;
-    struct onepot_error error;
-    return device_host.call(rt.host, own(stream), function, ctx, &error) < 0
-               ? done(cudaErrorMemoryAllocation)
-               : cudaSuccess;
+    struct stream *s;
+    TRY(enter());
+    TRY(take_stream(stream, &s));
+    if (s->capture == CAPTURE_NOT)
+        stream_queue(s, &(struct task){.kind = TASK_WORK, .function = function, .ctx = ctx});
+    return cudaSuccess;
 }
 
 /* ---- errors ---- */
@@ -525,7 +541,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void 
 cudaError_t cudaGetLastError(void)
 {
     cudaError_t e = last;
-    last = rt.driver && is_lost() ? cudaErrorIllegalAddress : cudaSuccess;
+    last = played_driver && is_lost() ? cudaErrorIllegalAddress : cudaSuccess;
     return e;
 }
 
@@ -546,16 +562,14 @@ const char *cudaGetErrorName(cudaError_t error)
 /* What was not given back is a fault of a process that ends as it should. */
 __attribute__((destructor)) static void end(void)
 {
-    unsigned long ranges = 0;
-    if (!rt.host)
+    if (!played_driver || is_lost())
         return;
-    for (const struct range *range = rt.ranges; range; range = range->next)
-        ranges++;
-    if (!is_lost() && (ranges || rt.events || rt.streams || rt.driver->contexts)) {
+    unsigned long ranges = ranges_count();
+    if (ranges || events || streams || played_driver->contexts) {
         fprintf(stderr,
                 "CUDA, played: left: %lu pieces of memory, %lu events, %lu streams, %lu "
                 "contexts\n",
-                ranges, rt.events, rt.streams, rt.driver->contexts);
+                ranges, events, streams, played_driver->contexts);
         _exit(99);
     }
 }

@@ -41,12 +41,8 @@ static void pack_once(void)
 
 static void begin(void)
 {
-    void *object = dlopen("libcuda.so.1", RTLD_NOW);
-    void *entry = object ? dlsym(object, PLAYED_ENTRY) : NULL;
-    played_entry *function;
-    ck_assert_ptr_nonnull(entry);
-    memcpy(&function, &entry, sizeof(function));
-    gpu = function();
+    gpu = played_find();
+    ck_assert_ptr_nonnull(gpu);
     device = NULL;
 }
 
@@ -455,6 +451,135 @@ START_TEST(nor_to_copies_that_were_not_done_then)
 }
 END_TEST
 
+START_TEST(a_gpu_that_no_kernel_was_compiled_for_is_offered_no_images)
+{
+    const struct onepot_conversion images = {
+        .size = sizeof(images), .height = 1, .width = 1, .channels = 3};
+    struct onepot_device_info info = {.size = sizeof(info)};
+    struct onepot_loader *loader = NULL;
+    struct onepot_error error = {0};
+    gpu->no_image = true;
+    open_device("cuda:0");
+    ck_assert_int_eq(onepot_device_info(device, &error, &info), 0);
+    ck_assert_uint_eq(info.kernels, 0);
+    ck_assert_int_eq(make(ONEPOT_GATHER_DEVICE, 0, &error, &loader), -ENOTSUP);
+    ck_assert_ptr_nonnull(strstr(error.text, "no kernels for it"));
+    ck_assert_int_lt(onepot_device_convert(device, NULL, &images, 1, NULL, NULL, &error), 0);
+    int r = make(ONEPOT_GATHER_AUTO, 0, &error, &loader);
+    ck_assert_msg(r == 0, "%s", error.text);
+    check_epoch(loader);
+    onepot_loader_free(loader);
+}
+END_TEST
+
+/* Another stream captures meanwhile, as torch does for a graph: the loader goes on around it.
+ */
+START_TEST(a_capture_is_neither_broken_nor_joined)
+{
+    struct onepot_loader *loader = NULL;
+    struct onepot_error error = {0};
+    const struct onepot_batch *b;
+    bool broken = true;
+    open_device("cuda:0");
+    void *captures = gpu->stream(true), *reads = gpu->stream(false);
+    gpu->begin_capture(captures);
+    ck_assert_int_eq(make(ONEPOT_GATHER_HOST, 600 << 10, &error, &loader), 0);
+    for (unsigned i = 0; i < FILES / 8; i++) {
+        ck_assert_int_eq(onepot_loader_next(loader, 60000, &error, &b), 1);
+        ck_assert_int_eq(onepot_batch_use(b, captures, &error), -EBUSY);
+        ck_assert_ptr_nonnull(strstr(error.text, "captures a graph"));
+        ck_assert_int_eq(onepot_batch_lend(b, captures, &error), -EBUSY);
+        ck_assert_int_eq(onepot_batch_use(b, NULL, &error), -EBUSY); /* would break it */
+        ck_assert_int_eq(onepot_batch_use(b, reads, &error), 0);
+        onepot_batch_release(b);
+    }
+    ck_assert_uint_eq(gpu->end_capture(captures, &broken), 0);
+    ck_assert(!broken);
+    onepot_loader_free(loader);
+}
+END_TEST
+
+/* Its batch is given back while it captures: that leaves no mark on it. */
+START_TEST(a_stream_that_captures_after_it_was_named_is_left_alone)
+{
+    struct onepot_loader *loader = NULL;
+    struct onepot_error error = {0};
+    const struct onepot_batch *b;
+    bool broken = true;
+    open_device("cuda:0");
+    void *stream = gpu->stream(false);
+    ck_assert_int_eq(make(ONEPOT_GATHER_HOST, 600 << 10, &error, &loader), 0);
+    ck_assert_int_eq(onepot_loader_next(loader, 60000, &error, &b), 1);
+    ck_assert_int_eq(onepot_batch_use(b, stream, &error), 0);
+    gpu->begin_capture(stream);
+    onepot_batch_release(b);
+    ck_assert_uint_eq(gpu->end_capture(stream, &broken), 0);
+    ck_assert(!broken);
+    onepot_loader_free(loader);
+}
+END_TEST
+
+START_TEST(a_stream_of_another_device_is_refused)
+{
+    struct onepot_loader *loader = NULL;
+    struct onepot_error error = {0};
+    const struct onepot_batch *b;
+    gpu->devices = 2;
+    open_device("cuda:1");
+    ck_assert_int_eq(make(ONEPOT_GATHER_HOST, 600 << 10, &error, &loader), 0);
+    ck_assert_int_eq(onepot_loader_next(loader, 60000, &error, &b), 1);
+    ck_assert_int_eq(onepot_batch_use(b, gpu->stream(false), &error), -EINVAL);
+    ck_assert_ptr_nonnull(strstr(error.text, "another GPU"));
+    onepot_batch_release(b);
+    onepot_loader_free(loader);
+}
+END_TEST
+
+static size_t grown(unsigned i)
+{
+    return i < FILES / 2 ? 1000 : 20000;
+}
+
+/* cudaFree waits for all that the GPU was given; that is no reason for anybody else to wait. */
+START_TEST(memory_that_is_given_up_keeps_nobody_waiting)
+{
+    struct onepot_loader *loader = NULL;
+    struct onepot_stats stats = {.size = sizeof(stats)};
+    struct onepot_error error = {0};
+    const struct onepot_batch *b = NULL;
+    open_device("cuda:0");
+    struct tree tree;
+    struct onepot_archive *two_sizes = tree_open_numbered(&tree, FILES, 4, grown);
+    tree_end(&tree);
+    /* Slabs of the first half of an epoch are too small for the second. */
+    struct onepot_loader_options options = {.size = sizeof(options),
+                                            .batch_size = 8,
+                                            .world_size = 1,
+                                            .no_shuffle = true,
+                                            .threads = 2,
+                                            .prefetch = 2,
+                                            .memory_bytes = 700 << 10,
+                                            .device = device,
+                                            .gather = ONEPOT_GATHER_HOST};
+    ck_assert_int_eq(onepot_loader_new(two_sizes, &options, &error, &loader), 0);
+    gpu->spin(gpu->stream(false));
+    int r = 1;
+    for (unsigned i = 0; i < 4 * FILES && r >= 0; i++) {
+        r = onepot_loader_next(loader, 20, &error, &b);
+        if (r > 0)
+            onepot_batch_release(b);
+        onepot_loader_stats(loader, &stats);
+    }
+    ck_assert_msg(r >= 0 || r == -ETIMEDOUT, "%s", error.text);
+    ck_assert_uint_gt(gpu->frees_waiting(), 0);
+    gpu->release();
+    ck_assert_int_eq(onepot_loader_set_epoch(loader, 9), 0);
+    check_epoch(loader);
+    onepot_loader_free(loader);
+    onepot_archive_close(two_sizes);
+}
+END_TEST
+
 START_TEST(memory_that_can_not_be_locked_is_named)
 {
     struct onepot_loader *loader = NULL;
@@ -466,7 +591,7 @@ START_TEST(memory_that_can_not_be_locked_is_named)
     if (r == 0)
         r = onepot_loader_next(loader, 60000, &error, &b);
     ck_assert_int_eq(r, -ENOMEM);
-    ck_assert_ptr_nonnull(strstr(error.text, "ulimit -l"));
+    ck_assert_ptr_nonnull(strstr(error.text, "page-locked"));
     onepot_loader_free(loader);
 }
 END_TEST
@@ -494,6 +619,11 @@ int main(void)
     tcase_add_test(c, a_child_of_a_process_that_began_cuda_without_us_is_told_so);
     tcase_add_test(c, what_is_given_back_after_the_end_of_main_does_no_harm);
     tcase_add_test(c, nor_to_copies_that_were_not_done_then);
+    tcase_add_test(c, a_gpu_that_no_kernel_was_compiled_for_is_offered_no_images);
+    tcase_add_test(c, a_capture_is_neither_broken_nor_joined);
+    tcase_add_test(c, a_stream_that_captures_after_it_was_named_is_left_alone);
+    tcase_add_test(c, a_stream_of_another_device_is_refused);
+    tcase_add_test(c, memory_that_is_given_up_keeps_nobody_waiting);
     tcase_add_test(c, memory_that_can_not_be_locked_is_named);
     suite_add_tcase(s, c);
     int failed = run_suite(s);

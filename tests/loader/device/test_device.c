@@ -252,7 +252,7 @@ START_TEST(a_stream_follows_an_event_as_it_was_recorded)
     int early = 0, late = 0;
     sem_t first, second;
     ck_assert_int_eq(sem_init(&first, 0, 0) | sem_init(&second, 0, 0), 0);
-    good(type->event_new(device->device, &error, &event), &error);
+    good(type->event_new(device->device, false, &error, &event), &error);
     ck_assert_int_eq(type->is_done(device->device, event, &error), 1);
     queue_call(a, stand_at, &first);
     queue_call(a, write_one, &early);
@@ -371,22 +371,22 @@ START_TEST(gathering_by_the_device_is_measured)
     struct locked *locked = NULL;
     struct onepot_error error = {0};
     struct measure_result result = {0};
-    good(locked_new(device, ragged_archive, 1 << 30, &error, &locked), &error);
+    good(locked_new(device, ragged_archive, 1 << 30, NULL, &error, &locked), &error);
     good(measure_gathering(device, locked_bases(locked), ragged_archive, &error, &result),
          &error);
     ck_assert_uint_gt(result.device_rate, 0);
     ck_assert_uint_gt(result.thread_rate, 0);
     ck_assert_uint_gt(result.width, 0);
     locked_free(locked);
-    ck_assert_int_eq(locked_new(device, ragged_archive, 1000, &error, &locked), -ENOMEM);
+    ck_assert_int_eq(locked_new(device, ragged_archive, 1000, NULL, &error, &locked), -ENOMEM);
     ck_assert_ptr_nonnull(strstr(error.text, "1000"));
 }
 END_TEST
 
-static int refuse_to_lock(void *on, const void *memory, size_t bytes,
+static int refuse_to_lock(void *on, const void *memory, size_t bytes, bool is_stored,
                           struct onepot_error *error)
 {
-    (void)on, (void)memory, (void)bytes, (void)error;
+    (void)on, (void)memory, (void)bytes, (void)is_stored, (void)error;
     return -ENOTSUP;
 }
 
@@ -405,14 +405,14 @@ START_TEST(others_of_the_job_know_of_copies_that_are_locked)
     setenv("ONEPOT_RUNTIME_DIR", folder, 1);
     setenv("SLURM_JOB_ID", "78", 1);
 
-    good(locked_new(device, ragged_archive, 1 << 30, &error, &locked), &error);
+    good(locked_new(device, ragged_archive, 1 << 30, NULL, &error, &locked), &error);
     ck_assert_int_eq(claims_of_job("78", &others), 0);
     ck_assert_uint_eq(others.count, 0); /* locked as they are mapped */
     locked_free(locked);
 
     stubborn.lock = refuse_to_lock;
     device->type = &stubborn;
-    good(locked_new(device, ragged_archive, 1 << 30, &error, &locked), &error);
+    good(locked_new(device, ragged_archive, 1 << 30, NULL, &error, &locked), &error);
     ck_assert_int_eq(claims_of_job("78", &others), 0);
     ck_assert_uint_eq(others.count, 1);
     ck_assert_uint_eq(others.using_bytes, others.fixed_bytes);
@@ -497,7 +497,7 @@ START_TEST(nothing_beside_what_is_locked_is_read)
     ck_assert_ptr_ne(pages, MAP_FAILED);
     ck_assert_int_eq(mprotect(from, page, PROT_READ | PROT_WRITE), 0);
     memset(from, 7, page);
-    int r = type->lock(device->device, from, page, &error);
+    int r = type->lock(device->device, from, page, false, &error);
     if (r == -ENOTSUP) /* then copies are locked, as above */
         return;
     good(r, &error);
@@ -529,8 +529,11 @@ START_TEST(nothing_beside_what_is_locked_is_read)
 }
 END_TEST
 
-/* A reader that is slow: it sleeps on its stream, then copies the batch away. */
+/* A reader that is slow: it sleeps on its stream, then copies the batch away, into locked
+ * memory: for a copy to other memory of the host, a GPU lets the caller wait. */
 struct reading {
+    void *memory; /* the tables, then data */
+    size_t bytes;
     uint8_t *data;
     uint64_t *offsets, *sizes, *indices;
     uint64_t samples;
@@ -540,9 +543,19 @@ static void read_slowly(struct reading *reading, const struct onepot_batch *b, v
                         long ms)
 {
     struct onepot_device_batch w = where(b);
-    size_t table = b->samples * sizeof(uint64_t);
-    *reading = (struct reading){malloc(w.bytes), malloc(table), malloc(table), malloc(table),
-                                b->samples};
+    struct onepot_error error = {0};
+    size_t table = b->samples * sizeof(uint64_t), bytes = 3 * table + w.bytes;
+    void *memory;
+    good(device->type->allocate(device->device, DEVICE_MEMORY_LOCKED, bytes, &error, &memory),
+         &error);
+    uint64_t *tables = memory;
+    *reading = (struct reading){.memory = memory,
+                                .bytes = bytes,
+                                .data = (uint8_t *)memory + 3 * table,
+                                .offsets = tables,
+                                .sizes = tables + b->samples,
+                                .indices = tables + 2 * b->samples,
+                                .samples = b->samples};
     queue_call(stream, take_time, (void *)ms);
     queue_copy(stream, reading->data, w.data, w.bytes);
     queue_copy(stream, reading->offsets, w.offsets, table);
@@ -563,10 +576,8 @@ static void check_reading(struct reading *reading, unsigned *seen)
         }
         seen[number]++;
     }
-    free(reading->data);
-    free(reading->offsets);
-    free(reading->sizes);
-    free(reading->indices);
+    device->type->release(device->device, DEVICE_MEMORY_LOCKED, reading->memory,
+                          reading->bytes);
 }
 
 /*
@@ -913,9 +924,9 @@ START_TEST(a_batch_outlives_loader_and_device)
     use(b, NULL);
     read_slowly(&reading, b, NULL, 5);
     wait_stream(NULL);
+    check_reading(&reading, seen);
     onepot_device_close(device);
     onepot_batch_release(b); /* the last that knew of the device */
-    check_reading(&reading, seen);
     begin();
 }
 END_TEST

@@ -26,6 +26,7 @@ static struct written {
     uintptr_t streams, events;
     int kept; /* streams, events and pieces of memory that are not given back */
     int record_all, copy, is_done;
+    void *captures; /* a stream; NULL: none does */
 } written;
 
 static void note(const char *format, ...)
@@ -52,9 +53,11 @@ static int number(const void *p)
     return (int)(uintptr_t)p;
 }
 
-static int noted_stream_new(void *d, struct onepot_error *error, void **ret_stream)
+static int noted_stream_new(void *d, bool is_urgent, struct onepot_error *error,
+                            void **ret_stream)
 {
     (void)d, (void)error;
+    ck_assert_int_eq(is_urgent, written.streams > 0);
     written.kept++;
     *ret_stream = (void *)++written.streams;
     return 0;
@@ -73,9 +76,18 @@ static int noted_stream_wait(void *d, void *stream, struct onepot_error *error)
     return 0;
 }
 
-static int noted_event_new(void *d, struct onepot_error *error, void **ret_event)
+static int noted_stream_check(void *d, void *stream, struct onepot_error *error)
+{
+    (void)d;
+    if (stream != written.captures)
+        return 0;
+    return error_set(error, -EBUSY, "it captures");
+}
+
+static int noted_event_new(void *d, bool has_time, struct onepot_error *error, void **ret_event)
 {
     (void)d, (void)error;
+    ck_assert_int_eq(has_time, written.events < 2);
     written.kept++;
     *ret_event = (void *)++written.events;
     return 0;
@@ -89,7 +101,9 @@ static void noted_event_free(void *d, void *event)
 
 static int noted_record(void *d, void *event, void *stream, struct onepot_error *error)
 {
-    (void)d, (void)error;
+    int r = noted_stream_check(d, stream, error);
+    if (r < 0)
+        return r;
     note("record %d in %d; ", number(event), number(stream));
     return 0;
 }
@@ -181,6 +195,7 @@ static const struct device_type noted = {
     .release = noted_release,
     .stream_new = noted_stream_new,
     .stream_free = noted_stream_free,
+    .stream_check = noted_stream_check,
     .stream_wait = noted_stream_wait,
     .event_new = noted_event_new,
     .event_free = noted_event_free,
@@ -309,6 +324,33 @@ START_TEST(or_a_thread_waits_for_everything)
 }
 END_TEST
 
+START_TEST(nothing_is_recorded_on_a_stream_that_captures)
+{
+    send_slab();
+    written.len = 0;
+    written.text[0] = '\0';
+    written.captures = (void *)20;
+    ck_assert_int_eq(onepot_batch_use(&slab.batch, (void *)20, NULL), -EBUSY);
+    ck_assert_int_eq(onepot_batch_lend(&slab.batch, (void *)20, NULL), -EBUSY);
+    ck_assert_int_eq(upload_error(upload, NULL), 0);
+    upload_memory.retire(&slab, upload);
+    check_written("");
+}
+END_TEST
+
+/* What it did before is behind everything that the device has when it no longer captures. */
+START_TEST(one_that_captures_by_the_end_of_the_batch_is_waited_for)
+{
+    send_slab();
+    use_slab(20);
+    written.captures = (void *)20;
+    upload_memory.retire(&slab, upload);
+    written.len = 0;
+    send_slab();
+    ck_assert_ptr_nonnull(strstr(written.text, "await all; "));
+}
+END_TEST
+
 START_TEST(a_stream_that_was_told_before_is_not_lent)
 {
     send_slab();
@@ -356,17 +398,24 @@ START_TEST(a_copy_that_fails_is_told_and_counts_nowhere)
 }
 END_TEST
 
-START_TEST(images_are_waited_for_as_well)
+/* So that the next copy does not wait for them, unless it goes into the same slab. */
+START_TEST(images_are_made_in_a_stream_of_their_own)
 {
     const struct onepot_conversion images = {
         .size = sizeof(images), .height = 4, .width = 5, .channels = 3, .type = ONEPOT_FLOAT};
     end();
     make_slab(&images);
     send_slab();
-    check_written("record 1 in 1; copy in 1; record 2 in 1; convert 1 in 1; record 4 in 1; ");
+    check_written("1 follows 4; record 1 in 1; copy in 1; record 2 in 1; "
+                  "2 follows 2; convert 1 in 2; record 4 in 2; ");
     use_slab(20);
     ck_assert_int_eq(onepot_batch_wait(&slab.batch, NULL), 0);
     check_written("20 follows 4; await 4; ");
+    upload_memory.retire(&slab, upload);
+    check_written("record 5 in 20; ");
+    send_slab();
+    check_written("1 follows 4; 1 follows 5; record 1 in 1; copy in 1; record 2 in 1; "
+                  "2 follows 2; convert 1 in 2; record 4 in 2; ");
 }
 END_TEST
 
@@ -393,10 +442,12 @@ int main(void)
     tcase_add_test(t, a_batch_that_was_not_sent_leaves_the_consumers_of_the_one_before);
     tcase_add_test(t, behind_a_batch_that_was_lent_the_next_copy_follows_everything);
     tcase_add_test(t, or_a_thread_waits_for_everything);
+    tcase_add_test(t, nothing_is_recorded_on_a_stream_that_captures);
+    tcase_add_test(t, one_that_captures_by_the_end_of_the_batch_is_waited_for);
     tcase_add_test(t, a_stream_that_was_told_before_is_not_lent);
     tcase_add_test(t, the_host_writes_again_when_the_copy_is_done_or_was_waited_for);
     tcase_add_test(t, a_copy_that_fails_is_told_and_counts_nowhere);
-    tcase_add_test(t, images_are_waited_for_as_well);
+    tcase_add_test(t, images_are_made_in_a_stream_of_their_own);
     tcase_add_test(t, memory_goes_when_nobody_uses_it);
     suite_add_tcase(s, t);
     return run_suite(s);

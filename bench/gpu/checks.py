@@ -1,0 +1,169 @@
+"""One check of bench/gpu/verify, in a process of its own.
+
+Usage: checks.py MODULE NAME ARCHIVE DEVICE
+
+The last line says what was found. Exit status 77: the module is not there, or sees no GPU.
+"""
+import os
+import sys
+
+BATCH = 32
+
+
+def skip(why):
+    print("skipped: " + why)
+    sys.exit(77)
+
+
+def module(name):
+    try:
+        return __import__(name)
+    except ImportError:
+        return skip("there is no " + name)
+
+
+def torch_on_gpu():
+    torch = module("torch")
+    return torch if torch.cuda.is_available() else skip("torch sees no GPU")
+
+
+def loader(**options):
+    import onepot
+    return onepot.Loader(onepot.Archive(sys.argv[3]), BATCH, 0, 1, seed=3, device=sys.argv[4],
+                         **options)
+
+
+def sums_on_host():
+    """The sum of each batch's bytes, of one epoch."""
+    import onepot
+    host = onepot.Loader(onepot.Archive(sys.argv[3]), BATCH, 0, 1, seed=3)
+    return [sum(bytes(b.data)) for b in host]
+
+
+def compare(found):
+    wanted = sums_on_host()
+    bad = [i for i, (a, b) in enumerate(zip(found, wanted)) if int(a) != b]
+    assert len(found) == len(wanted) and not bad, "batches %s of %d are wrong" % (bad, len(wanted))
+    print("%d batches as they should be" % len(found))
+
+
+def overwrite_torch():
+    """A kernel spins before each read, so that the host is far ahead."""
+    torch = torch_on_gpu()
+    stream, found = torch.cuda.Stream(), []
+    for batch in loader(memory=24 << 20):
+        batch.record_stream(stream)
+        with torch.cuda.stream(stream):
+            tensor = torch.from_dlpack(batch.data)
+            torch.cuda._sleep(20000000)
+            found.append(tensor.to(torch.int64).sum())
+        del tensor, batch
+    torch.cuda.synchronize()
+    compare(found)
+
+
+def overwrite_cupy():
+    cupy, found = module("cupy"), []
+    stream, busy = cupy.cuda.Stream(non_blocking=True), cupy.ones((4096, 4096), cupy.float32)
+    for batch in loader(memory=24 << 20):
+        batch.record_stream(stream)
+        with stream:
+            busy = busy @ busy * 1e-4
+            found.append(cupy.asarray(cupy.from_dlpack(batch.data)).astype(cupy.int64).sum())
+        del batch
+    stream.synchronize()
+    compare(found)
+
+
+def overwrite_jax():
+    jax, found = module("jax"), []
+    try:
+        busy = jax.numpy.ones((4096, 4096), device=jax.devices("gpu")[0])
+    except RuntimeError:
+        skip("jax sees no GPU")
+    for batch in loader(memory=24 << 20):
+        busy = busy @ busy * 1e-4
+        pixels = jax.dlpack.from_dlpack(batch.data).astype(jax.numpy.uint32)
+        found.append(pixels.sum(axis=1))
+        del batch, pixels
+    compare([sum(rows.tolist()) for rows in found])
+
+
+def capture_torch():
+    torch, found = torch_on_gpu(), []
+    static = total = graph = None
+    for batch in loader():
+        if graph is None:
+            static = torch.zeros(tuple(batch.data.shape), dtype=torch.uint8, device="cuda")
+            static.to(torch.int64).sum()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                total = static.to(torch.int64).sum()
+                try:
+                    batch.record_stream(torch.cuda.current_stream())
+                    raise AssertionError("a stream that captures was taken")
+                except OSError:
+                    pass
+        batch.copy_into(static)
+        graph.replay()
+        found.append(total.clone())
+    compare(found)
+
+
+def compile_torch():
+    torch, found = torch_on_gpu(), []
+    add = torch.compile(lambda x: x.to(torch.int64).sum())
+    for batch in loader():
+        static = torch.zeros(tuple(batch.data.shape), dtype=torch.uint8, device="cuda")
+        batch.copy_into(static)
+        found.append(add(static))
+    compare(found)
+
+
+def fork_torch():
+    """Workers of a DataLoader are forked beside a loader that has a device."""
+    torch = torch_on_gpu()
+    import onepot
+    batches = iter(loader())
+    next(batches)
+    read = torch.utils.data.DataLoader(onepot.Dataset(sys.argv[3]), batch_size=BATCH, num_workers=2,
+                                       collate_fn=onepot.collate)
+    count = sum(1 for _ in read) + sum(1 for _ in batches)
+    print("%d batches beside forked workers" % count)
+
+
+def reopen_onepot():
+    for _ in range(3):
+        count = 0
+        for batch in loader():
+            batch.wait()
+            count += len(batch)
+        del batch
+    print("opened and closed three times, %d samples each" % count)
+
+
+def exit_onepot():
+    kept = list(loader(memory=256 << 20))[:2]
+    sys.modules["kept"] = kept  # when the interpreter ends they are still there
+    print("the process ends with %d live batches" % len(kept))
+
+
+def dirty_kb():
+    with open("/proc/meminfo") as f:
+        return next(int(line.split()[1]) for line in f if line.startswith("Dirty:"))
+
+
+def locking_onepot():
+    os.sync()
+    before = dirty_kb()
+    reader = loader(gather="device")
+    for batch in reader:
+        batch.wait()
+    after = dirty_kb()
+    gathered = reader.transfer()["gathered_by_device"]
+    print("%d kB more are dirty, gathered by the device: %s" % (max(after - before, 0), gathered))
+
+
+if __name__ == "__main__":
+    globals()["%s_%s" % (sys.argv[2], sys.argv[1])]()
