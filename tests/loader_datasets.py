@@ -391,30 +391,68 @@ class Writers(unittest.TestCase):
 
 @unittest.skipUnless(os.path.exists("/dev/fuse") and os.geteuid() == 0, "no /dev/fuse, or not root")
 class Mounts(unittest.TestCase):
+    def setUp(self):
+        if subprocess.run([ONEPOT, "mount", "--help"], stdout=subprocess.DEVNULL,
+                          stderr=subprocess.DEVNULL, check=False).returncode:
+            self.skipTest("built without FUSE")
+        self.addCleanup(os.environ.__setitem__, "PATH", os.environ["PATH"])
+        os.environ["PATH"] = os.path.dirname(ONEPOT) + ":" + os.environ["PATH"]
+
     def test_a_mount_lasts_as_long_as_its_block(self):
-        path = os.environ["PATH"]
-        os.environ["PATH"] = os.path.dirname(ONEPOT) + ":" + path
-        try:
-            if subprocess.run([ONEPOT, "mount", "--help"], stdout=subprocess.DEVNULL,
-                              stderr=subprocess.DEVNULL, check=False).returncode:
-                self.skipTest("built without FUSE")
-            with onepot.mount(TAR) as folder:
-                with open(os.path.join(folder, "class1", "040.bin"), "rb") as f:
+        with onepot.mount(TAR) as folder:
+            with open(os.path.join(folder, "class1", "040.bin"), "rb") as f:
+                self.assertEqual(f.read(), content(40))
+        self.assertFalse(os.path.ismount(folder))
+        outer = os.path.join(WORK, "outer.tar")
+        with tarfile.open(outer, "w") as tar:
+            tar.add(TAR, "in.tar")
+            tar.add(TAR, "other")
+        for nested, expected in ((True, "in"), ("oth*", "other")):
+            with onepot.mount(outer, nested=nested) as folder:
+                with open(os.path.join(folder, expected, "class1", "040.bin"), "rb") as f:
                     self.assertEqual(f.read(), content(40))
-            self.assertFalse(os.path.ismount(folder))
-            outer = os.path.join(WORK, "outer.tar")
-            with tarfile.open(outer, "w") as tar:
-                tar.add(TAR, "in.tar")
-                tar.add(TAR, "other")
-            for nested, expected in ((True, "in"), ("oth*", "other")):
-                with onepot.mount(outer, nested=nested) as folder:
-                    with open(os.path.join(folder, expected, "class1", "040.bin"), "rb") as f:
-                        self.assertEqual(f.read(), content(40))
-            with self.assertRaisesRegex(OSError, "nowhere.tar"):
-                with onepot.mount(os.path.join(WORK, "nowhere.tar")):
-                    pass
-        finally:
-            os.environ["PATH"] = path
+        with self.assertRaisesRegex(OSError, "nowhere.tar"):
+            with onepot.mount(os.path.join(WORK, "nowhere.tar")):
+                pass
+
+    def test_the_path_of_a_mount_may_have_any_character(self):
+        place = os.path.join(WORK, "it's $HOME\n`a` place")
+        with onepot.mount(TAR, at=place) as folder:
+            self.assertEqual(folder, place)
+            self.assertEqual(len(os.listdir(folder)), 1 + (FILES - 1) // 30)
+
+    @unittest.skipUnless(os.uname().machine in ("x86_64", "aarch64"), "no short circuit here")
+    def test_children_may_read_without_the_daemon(self):
+        program = """
+import sys
+with open(sys.argv[1] + "/class1/040.bin", "rb") as f:
+    assert f.read() == b"00040" * 7
+with open("/proc/self/maps") as f:
+    print(f.read())
+"""
+        for options, expected in ((), ["LD_PRELOAD"]), (("--intercept=off",), []):
+            with onepot.mount(TAR, options=options) as folder:
+                self.assertIsInstance(folder, onepot.MountPath)
+                self.assertEqual(list(folder.environment), expected)
+                maps = subprocess.run([sys.executable, "-c", program, folder],
+                                      env={**os.environ, **folder.environment}, check=True,
+                                      stdout=subprocess.PIPE).stdout.decode()
+                for library in folder.environment.values():
+                    self.assertIn(library.split(":")[-1], maps)
+                # The table that the mount's daemon hands out.
+                self.assertEqual("memfd:onepot-io" in maps, bool(expected), maps)
+
+    def test_workers_that_are_spawned_get_it_by_the_environment(self):
+        with onepot.mount(TAR) as folder:
+            before = dict(os.environ)
+            os.environ.update(folder.environment)
+            try:
+                with multiprocessing.get_context("spawn").Pool(1) as pool:
+                    said = pool.apply(os.getenv, ("LD_PRELOAD",))
+            finally:
+                os.environ.clear()
+                os.environ.update(before)
+            self.assertEqual(said, folder.environment.get("LD_PRELOAD", before.get("LD_PRELOAD")))
 
 
 @unittest.skipUnless(torch, "torch is not installed")

@@ -12,6 +12,7 @@ import json
 import mmap
 import multiprocessing
 import os
+import pathlib
 import pickle
 import pty
 import resource
@@ -197,6 +198,10 @@ class Archives(unittest.TestCase):
         self.assertEqual(archive["class1/040.bin"].index, 40)
         self.assertTrue("class1/040.bin" in archive)
         self.assertFalse("class1/nothing" in archive or 40 in archive)
+        self.assertEqual(archive[pathlib.PurePath("class1", "040.bin")], archive[40])
+        self.assertEqual(len({archive[40], archive[40], archive[41]}), 2)
+        self.assertTrue(archive[40] in archive and archive[40] not in onepot.Archive(TAR))
+        self.assertIs(archive[40].archive, archive)
         with self.assertRaises(KeyError):
             archive["class1/nothing"]
         self.assertEqual(list(memoryview(archive.labels)), [i // 30 for i in range(FILES)])
@@ -680,6 +685,97 @@ class Loaders(unittest.TestCase):
         self.assertEqual((done.returncode, done.stdout), (0, b"ready\n"))
 
 
+def is_mapped():
+    with open("/proc/self/maps") as f:
+        return TAR in f.read()
+
+
+class Closing(unittest.TestCase):
+    def test_an_archive_is_closed_at_the_end_of_its_block(self):
+        with onepot.Archive(TAR) as archive:
+            sample, part, names = archive[5], archive[10:20], archive.names
+            shown = sample.data
+        archive.close()
+        self.assertTrue(archive.closed and not part.closed)
+        self.assertEqual(repr(archive), "<onepot.Archive %r, closed>" % TAR)
+        self.assertEqual(repr(sample), "<onepot.Sample 5 of a closed archive>")
+        for use in (lambda: len(archive), lambda: archive[0], lambda: "a" in archive,
+                    lambda: archive.names, lambda: names[0], lambda: archive.labels,
+                    lambda: archive.subset([1]), lambda: archive.split(0, 1), lambda: archive[1:],
+                    lambda: pickle.dumps(archive), lambda: onepot.Loader(archive, 4),
+                    lambda: onepot.Dataset(archive)[0], lambda: sample.name, lambda: len(sample),
+                    lambda: sample.label, lambda: sample.data, lambda: sample.read(),
+                    lambda: sample.parts, lambda: bytes(sample), lambda: archive.__init__(TAR)):
+            with self.assertRaisesRegex(ValueError, "the archive (is closed|was initialised)"):
+                use()
+        self.assertEqual(bytes(shown), content(5))
+        self.assertEqual(bytes(part[0]), content(10))
+        del part
+        self.assertTrue(is_mapped())
+        del shown
+        self.assertFalse(is_mapped())
+
+    def test_a_loader_is_closed_with_the_archive_that_it_opened(self):
+        with onepot.Loader(TAR, 8, shuffle=False) as loader:
+            iterator = iter(loader)
+            batch = next(iterator)
+        loader.close()
+        self.assertTrue(loader.closed)
+        self.assertEqual(repr(loader), "<onepot.Loader, closed>")
+        for use in (lambda: next(loader), lambda: next(iterator), lambda: iter(loader),
+                    lambda: len(loader), lambda: loader.stats, lambda: loader.epoch,
+                    lambda: loader.state_dict(), lambda: loader.load_state_dict({}),
+                    lambda: loader.set_epoch(1), lambda: loader.delivered):
+            with self.assertRaisesRegex(ValueError, "the loader is closed"):
+                use()
+        self.assertEqual(bytes(batch[7]), content(7))
+        del batch
+        self.assertFalse(is_mapped())
+
+    def test_a_block_that_fails_closes_too(self):
+        with self.assertRaises(ZeroDivisionError):
+            with onepot.Archive(TAR) as archive, onepot.Loader(archive, 8) as loader:
+                1 / 0
+        self.assertTrue(archive.closed and loader.closed)
+
+    def test_a_thread_that_takes_batches_of_a_closed_loader_is_told(self):
+        loader, seen = onepot.Loader(TAR, 1), []
+
+        def take():
+            try:
+                while True:
+                    for _ in loader:
+                        seen.append(None)
+            except ValueError as error:
+                seen.append(str(error))
+
+        threads = [threading.Thread(target=take) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        loader.close()
+        for thread in threads:
+            thread.join()
+        self.assertEqual([said for said in seen if said], 3 * ["the loader is closed"])
+
+    def test_opening_a_thousand_times_leaves_nothing_behind(self):
+        def resident():
+            with open("/proc/self/statm") as f:
+                return int(f.read().split()[1]) * mmap.PAGESIZE
+
+        def use():
+            archive = onepot.Archive(TAR)
+            bytes(archive[3].data), archive.labels, archive["class1/040.bin"], repr(archive)
+
+        for _ in range(100):
+            use()
+        files, before = len(os.listdir("/proc/self/fd")), resident()
+        for _ in range(1000):
+            use()
+        gc.collect()
+        self.assertEqual(len(os.listdir("/proc/self/fd")), files)
+        self.assertLess(resident() - before, 1 << 20)
+
+
 @unittest.skipUnless(numpy, "numpy is not installed")
 class Arrays(unittest.TestCase):
     @classmethod
@@ -943,6 +1039,21 @@ class Devices(unittest.TestCase):
         batch.wait()
         self.assertEqual(bytes_of(managed), bytes(batch.data))
         managed.contents.deleter(managed)
+
+    def test_a_batch_is_copied_into_memory_that_stays(self):
+        for device in (None, "host"):
+            for batch in onepot.Loader(onepot.Archive(TAR), 16, 0, 1, device=device):
+                want = bytes(batch.data)
+                static = bytearray(b"x" * (len(want) + 5))
+                batch.copy_into(static)
+                self.assertEqual(bytes(static), want + bytes(5))
+                labels = bytearray(8 * len(batch))
+                batch.labels.copy_into(labels)
+                self.assertEqual(bytes(labels), bytes(batch.labels))
+                with self.assertRaisesRegex(ValueError, "room for 7"):
+                    batch.labels.copy_into(bytearray(7))
+                with self.assertRaisesRegex(ValueError, "written"):
+                    batch.copy_into(want)
 
     def test_images_are_floats_channels_first(self):
         tree, tar = os.path.join(WORK, "pixels"), os.path.join(WORK, "pixels.tar")

@@ -6,13 +6,11 @@
 
 #include <errno.h>
 #include <string.h>
+#include <time.h>
 
-struct onepot_archive *archive_of(PyObject *self)
+PyObject *archive_lease(PyObject *self)
 {
-    struct onepot_archive *archive = ((struct py_archive *)self)->archive;
-    if (!archive)
-        PyErr_SetString(PyExc_ValueError, "the archive was not opened");
-    return archive;
+    return lease_take(self, &((struct py_archive *)self)->lease, "archive");
 }
 
 /* ---- opening ---- */
@@ -36,21 +34,49 @@ static char **take_texts(PyObject *tuple, size_t *ret_count)
     return texts;
 }
 
+static void archive_free(PyObject *capsule)
+{
+    struct onepot_archive *archive = leased(capsule);
+    Py_BEGIN_ALLOW_THREADS onepot_archive_close(archive);
+    Py_END_ALLOW_THREADS
+}
+
 /* Give an Archive object its handle, which is taken over. */
 static int archive_become(PyObject *self, struct onepot_archive *archive)
 {
-    struct py_archive *a = (struct py_archive *)self;
-    int is_first;
-    Py_BEGIN_CRITICAL_SECTION(self);
-    is_first = !a->archive;
-    if (is_first)
-        a->archive = archive;
-    Py_END_CRITICAL_SECTION();
-    if (is_first)
-        return 0;
-    onepot_archive_close(archive);
-    PyErr_SetString(PyExc_ValueError, "the archive is open already");
-    return -1;
+    return lease_begin(self, &((struct py_archive *)self)->lease, archive, archive_free,
+                       "archive");
+}
+
+/* How the opening goes on, for a function of Python. */
+struct report {
+    PyObject *function, *type, *value, *trace; /* what it raised */
+    uint64_t last_ns;
+};
+
+#define PERIOD_NS UINT64_C(200000000)
+
+static void report_show(void *ctx, const char *path, const char *doing, uint64_t bytes,
+                        uint64_t total_bytes)
+{
+    struct report *report = ctx;
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    uint64_t now = (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
+    if (report->type || now - report->last_ns < PERIOD_NS)
+        return;
+    report->last_ns = now;
+    PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *name = PyUnicode_DecodeFSDefault(path);
+    PyObject *result =
+        name ? PyObject_CallFunction(report->function, "OsKK", name, doing,
+                                     (unsigned long long)bytes, (unsigned long long)total_bytes)
+             : NULL;
+    if (!result)
+        PyErr_Fetch(&report->type, &report->value, &report->trace);
+    Py_XDECREF(result);
+    Py_XDECREF(name);
+    PyGILState_Release(state);
 }
 
 static int archive_open(PyObject *self, char **paths, size_t path_count,
@@ -64,6 +90,13 @@ static int archive_open(PyObject *self, char **paths, size_t path_count,
             onepot_archive_open((const char *const *)paths, path_count, o, &error, &archive);
         Py_END_ALLOW_THREADS
     } while (r == -EINTR && PyErr_CheckSignals() == 0); /* as PEP 475 has it */
+    const struct report *report = o->progress_ctx;
+    if (report && report->type && !PyErr_Occurred()) {
+        if (r == 0)
+            onepot_archive_close(archive);
+        PyErr_Restore(report->type, report->value, report->trace);
+        return -1;
+    }
     if (r < 0 && !PyErr_Occurred())
         raise_error(r, &error);
     return r < 0 ? -1 : archive_become(self, archive);
@@ -91,6 +124,7 @@ static int archive_init(PyObject *self, PyObject *args, PyObject *unused)
     PyObject *paths, *texts[4], *options;
     char **arrays[4] = {NULL};
     struct onepot_archive_options o = {.size = sizeof(o)};
+    struct report report = {0};
     size_t count = 0;
     (void)unused;
     if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!", &PyTuple_Type, &paths, &PyTuple_Type, &texts[0],
@@ -106,6 +140,11 @@ static int archive_init(PyObject *self, PyObject *args, PyObject *unused)
         arrays[i] = take_texts(texts[i], counts[i]);
         r = arrays[i] ? 0 : -1;
     }
+    report.function = PyDict_GetItemString(options, "progress");
+    if (report.function && report.function != Py_None) {
+        o.progress = report_show;
+        o.progress_ctx = &report;
+    }
     o.filters = (const char *const *)arrays[0];
     o.extensions = (const char *const *)arrays[1];
     o.includes = (const char *const *)arrays[2];
@@ -120,8 +159,21 @@ static int archive_init(PyObject *self, PyObject *args, PyObject *unused)
 
 static void archive_dealloc(PyObject *self)
 {
-    onepot_archive_close(((struct py_archive *)self)->archive);
+    Py_XDECREF(((struct py_archive *)self)->lease.capsule);
     object_free(self);
+}
+
+static PyObject *archive_close(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    lease_close(self, &((struct py_archive *)self)->lease);
+    Py_RETURN_NONE;
+}
+
+static PyObject *archive_closed(PyObject *self, void *unused)
+{
+    (void)unused;
+    return PyBool_FromLong(((struct py_archive *)self)->lease.is_closed);
 }
 
 /* ---- parts: fill an Archive without a handle with a part of another one ---- */
@@ -133,11 +185,13 @@ static PyObject *archive_take_split(PyObject *self, PyObject *args)
     uint64_t seed;
     struct onepot_archive *part;
     int r;
-    if (!PyArg_ParseTuple(args, "O!ddO&", archive_type, &whole, &low, &high, take_count,
-                          &seed) ||
-        !archive_of(whole))
+    if (!PyArg_ParseTuple(args, "O!ddO&", archive_type, &whole, &low, &high, take_count, &seed))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = onepot_archive_split(archive_of(whole), low, high, seed, &part);
+    auto_lease lease = archive_lease(whole);
+    struct onepot_archive *archive = leased(lease);
+    if (!archive)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS r = onepot_archive_split(archive, low, high, seed, &part);
     Py_END_ALLOW_THREADS if (r < 0) return raise_invalid(r,
                                                          "fractions are 0 <= low <= high <= 1");
     return archive_become(self, part) < 0 ? NULL : Py_NewRef(Py_None);
@@ -151,11 +205,13 @@ static PyObject *archive_take_fold(PyObject *self, PyObject *args)
     uint64_t seed;
     struct onepot_archive *part;
     if (!PyArg_ParseTuple(args, "O!O&O&pO&", archive_type, &whole, take_small, &folds,
-                          take_small, &fold, &held_out, take_count, &seed) ||
-        !archive_of(whole))
+                          take_small, &fold, &held_out, take_count, &seed))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r =
-        onepot_archive_fold(archive_of(whole), folds, fold, held_out, seed, &part);
+    auto_lease lease = archive_lease(whole);
+    struct onepot_archive *archive = leased(lease);
+    if (!archive)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS r = onepot_archive_fold(archive, folds, fold, held_out, seed, &part);
     Py_END_ALLOW_THREADS if (r < 0) return raise_invalid(
         r, "there are at least 2 folds, counted from 0");
     return archive_become(self, part) < 0 ? NULL : Py_NewRef(Py_None);
@@ -166,13 +222,16 @@ static PyObject *archive_take_subset(PyObject *self, PyObject *args)
     PyObject *whole, *indices;
     struct onepot_archive *part;
     Py_ssize_t count;
-    if (!PyArg_ParseTuple(args, "O!O", archive_type, &whole, &indices) || !archive_of(whole))
+    if (!PyArg_ParseTuple(args, "O!O", archive_type, &whole, &indices))
         return NULL;
-    uint64_t *samples =
-        take_indices(indices, onepot_archive_samples(archive_of(whole)), 0, &count);
+    auto_lease lease = archive_lease(whole);
+    struct onepot_archive *archive = leased(lease);
+    if (!archive)
+        return NULL;
+    uint64_t *samples = take_indices(indices, onepot_archive_samples(archive), 0, &count);
     if (!samples)
         return NULL;
-    int r = onepot_archive_subset(archive_of(whole), samples, (uint64_t)count, &part);
+    int r = onepot_archive_subset(archive, samples, (uint64_t)count, &part);
     PyMem_Free(samples);
     if (r < 0)
         return raise_error(r, NULL);
@@ -183,7 +242,8 @@ static PyObject *archive_take_subset(PyObject *self, PyObject *args)
 
 static Py_ssize_t archive_length(PyObject *self)
 {
-    struct onepot_archive *archive = archive_of(self);
+    auto_lease lease = archive_lease(self);
+    struct onepot_archive *archive = leased(lease);
     return archive ? (Py_ssize_t)onepot_archive_samples(archive) : -1;
 }
 
@@ -202,10 +262,11 @@ static PyObject *archive_find(PyObject *self, PyObject *name)
     PyObject *bytes;
     uint64_t found;
     int r;
-    if (!archive_of(self) || !PyUnicode_FSConverter(name, &bytes))
+    auto_lease lease = archive_lease(self);
+    struct onepot_archive *archive = leased(lease);
+    if (!archive || !PyUnicode_FSConverter(name, &bytes))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r =
-        onepot_archive_find(archive_of(self), PyBytes_AsString(bytes), &found);
+    Py_BEGIN_ALLOW_THREADS r = onepot_archive_find(archive, PyBytes_AsString(bytes), &found);
     Py_END_ALLOW_THREADS Py_DECREF(bytes);
     if (r == -ENOENT) {
         PyErr_SetObject(PyExc_KeyError, name);
@@ -227,8 +288,13 @@ static PyObject *archive_subscript(PyObject *self, PyObject *key)
 {
     if (PySlice_Check(key))
         return PyObject_CallMethod(self, "_slice", "O", key);
-    if (PyUnicode_Check(key) || PyBytes_Check(key))
+    if (PyUnicode_Check(key) || PyBytes_Check(key) || PyObject_HasAttrString(key, "__fspath__"))
         return archive_named(self, key);
+    if (!PyIndex_Check(key))
+        return PyErr_Format(PyExc_TypeError,
+                            "samples are found by a number, a slice or a name, not by %R; "
+                            "subset() takes several numbers",
+                            Py_TYPE(key));
     Py_ssize_t i = PyNumber_AsSsize_t(key, PyExc_IndexError);
     if (i == -1 && PyErr_Occurred())
         return NULL;
@@ -237,18 +303,22 @@ static PyObject *archive_subscript(PyObject *self, PyObject *key)
 
 static PyObject *archive_name(PyObject *self, PyObject *key)
 {
-    Py_ssize_t i = PyNumber_AsSsize_t(key, PyExc_IndexError), length = archive_length(self);
+    Py_ssize_t i = PyNumber_AsSsize_t(key, PyExc_IndexError);
+    auto_lease lease = archive_lease(self);
+    struct onepot_archive *archive = leased(lease);
     if (PyErr_Occurred())
         return NULL;
+    Py_ssize_t length = (Py_ssize_t)onepot_archive_samples(archive);
     i = i < 0 ? i + length : i;
     if (i < 0 || i >= length)
         return PyErr_Format(PyExc_IndexError, "there is no such sample");
-    return sample_name_of(archive_of(self), (uint64_t)i);
+    return sample_name_of(archive, (uint64_t)i);
 }
 
 static PyObject *archive_batch_for(PyObject *self, PyObject *args)
 {
-    struct onepot_archive *archive = archive_of(self);
+    auto_lease lease = archive_lease(self);
+    struct onepot_archive *archive = leased(lease);
     uint64_t bytes, mean, worst;
     int r;
     if (!archive || !PyArg_ParseTuple(args, "O&", take_count, &bytes))
@@ -262,7 +332,8 @@ static PyObject *archive_batch_for(PyObject *self, PyObject *args)
 
 static PyObject *archive_classes(PyObject *self, void *unused)
 {
-    struct onepot_archive *archive = archive_of(self);
+    auto_lease lease = archive_lease(self);
+    struct onepot_archive *archive = leased(lease);
     (void)unused;
     if (!archive)
         return NULL;
@@ -281,7 +352,8 @@ static PyObject *archive_classes(PyObject *self, void *unused)
 /* int64 for each sample: its size, or its label if the closure is not NULL. */
 static PyObject *archive_numbers(PyObject *self, void *labels)
 {
-    struct onepot_archive *archive = archive_of(self);
+    auto_lease lease = archive_lease(self);
+    struct onepot_archive *archive = leased(lease);
     if (!archive)
         return NULL;
     uint64_t n = onepot_archive_samples(archive);
@@ -303,7 +375,8 @@ static PyObject *archive_numbers(PyObject *self, void *labels)
 
 static PyObject *archive_digest(PyObject *self, void *unused)
 {
-    struct onepot_archive *archive = archive_of(self);
+    auto_lease lease = archive_lease(self);
+    struct onepot_archive *archive = leased(lease);
     uint8_t digest[ONEPOT_DIGEST_BYTES];
     char hex[2 * ONEPOT_DIGEST_BYTES + 1];
     int r;
@@ -319,7 +392,8 @@ static PyObject *archive_digest(PyObject *self, void *unused)
 
 static PyObject *archive_common_size(PyObject *self, void *unused)
 {
-    struct onepot_archive *archive = archive_of(self);
+    auto_lease lease = archive_lease(self);
+    struct onepot_archive *archive = leased(lease);
     uint64_t size;
     (void)unused;
     if (!archive)
@@ -330,7 +404,8 @@ static PyObject *archive_common_size(PyObject *self, void *unused)
 
 static PyObject *archive_left_out(PyObject *self, void *unused)
 {
-    struct onepot_archive *archive = archive_of(self);
+    auto_lease lease = archive_lease(self);
+    struct onepot_archive *archive = leased(lease);
     (void)unused;
     return archive ? PyLong_FromUnsignedLongLong(onepot_archive_left_out(archive)) : NULL;
 }
@@ -347,6 +422,7 @@ static PyGetSetDef archive_fields[] = {
      archive_fields},
     {"sizes", archive_numbers, NULL, "Size of each sample in bytes: Buffer, int64 [samples].",
      NULL},
+    {"closed", archive_closed, NULL, "Was it closed?", NULL},
     {"digest", archive_digest, NULL,
      "Identifies this selection of samples: 32 hexadecimal digits. May walk over all members.",
      NULL},
@@ -361,6 +437,11 @@ static PyMethodDef archive_methods[] = {
      "find(name): the index of the first sample with this name. KeyError: there is none."},
     {"batch_for", archive_batch_for, METH_VARARGS,
      "batch_for(bytes): how many samples fit into so many bytes: (on average, at worst)."},
+    {"close", archive_close, METH_NOARGS,
+     "Give up files and memory, as at the end of a 'with' block. Later uses of the archive and "
+     "its\nsamples are a ValueError. Buffers keep their bytes; its parts and running loaders "
+     "go "
+     "on."},
     {"_layout", archive_layout, METH_VARARGS, "For the datasets of the package."},
     {"_decode", archive_decode, METH_VARARGS, "For the datasets of the package."},
     {"_fill", archive_fill, METH_VARARGS, "For the datasets of the package."},
@@ -370,6 +451,7 @@ static PyType_Slot archive_slots[] = {
     {Py_tp_new, (void *)PyType_GenericNew},
     {Py_tp_init, (void *)archive_init},
     {Py_tp_dealloc, (void *)archive_dealloc},
+    {Py_tp_iter, (void *)PySeqIter_New},
     {Py_sq_length, (void *)archive_length},
     {Py_sq_item, (void *)archive_item},
     {Py_mp_length, (void *)archive_length},

@@ -11,6 +11,7 @@ struct py_batch {
     PyObject_HEAD const struct onepot_batch *batch;
     struct batch_kind kind;
     struct onepot_device_batch there; /* where it is, on a device or here */
+    PyObject *streams; /* a list of those that record_stream was given, or NULL */
 };
 
 PyObject *batch_new(const struct batch_kind *kind, const struct onepot_batch *batch)
@@ -22,6 +23,7 @@ PyObject *batch_new(const struct batch_kind *kind, const struct onepot_batch *ba
     }
     b->batch = batch;
     b->kind = *kind;
+    b->streams = NULL;
     b->there = (struct onepot_device_batch){.size = sizeof(b->there)};
     if (onepot_batch_on_device(batch, &b->there) < 0)
         b->there = (struct onepot_device_batch){.size = sizeof(b->there),
@@ -51,6 +53,7 @@ static struct py_buffer *batch_view_new(struct py_batch *self, const void *bytes
 static void batch_dealloc(PyObject *self)
 {
     onepot_batch_release(((struct py_batch *)self)->batch);
+    Py_XDECREF(((struct py_batch *)self)->streams);
     object_free(self);
 }
 
@@ -170,7 +173,7 @@ static PyObject *batch_images(PyObject *self, void *unused)
     return (PyObject *)b;
 }
 
-/* A stream given as a number, or as an object of torch (cuda_stream) or cupy (ptr). */
+/* Of torch (cuda_stream) or cupy (ptr). */
 static PyObject *stream_number(PyObject *stream)
 {
     static const char *const names[] = {"cuda_stream", "ptr"};
@@ -185,18 +188,38 @@ static PyObject *stream_number(PyObject *stream)
     return Py_NewRef(stream);
 }
 
+int take_stream(PyObject *stream, void **ret_handle)
+{
+    PyObject *number = stream_number(stream);
+    if (!number)
+        return -1;
+    *ret_handle = PyLong_AsVoidPtr(number);
+    Py_DECREF(number);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* A stream that is an object must not be destroyed while the batch may still name it. */
+static int keep_stream(struct py_batch *b, PyObject *stream)
+{
+    int r = 0;
+    if (PyLong_Check(stream))
+        return 0;
+    Py_BEGIN_CRITICAL_SECTION(b);
+    if (!b->streams)
+        b->streams = PyList_New(0);
+    r = b->streams ? PyList_Append(b->streams, stream) : -1;
+    Py_END_CRITICAL_SECTION();
+    return r;
+}
+
 static PyObject *batch_record_stream(PyObject *self, PyObject *stream)
 {
     struct py_batch *b = (struct py_batch *)self;
     struct onepot_error error = {0};
-    PyObject *number = stream_number(stream);
-    if (!number)
-        return NULL;
-    void *handle = PyLong_AsVoidPtr(number);
-    Py_DECREF(number);
-    if (PyErr_Occurred())
-        return NULL;
+    void *handle;
     int r;
+    if (take_stream(stream, &handle) < 0 || keep_stream(b, stream) < 0)
+        return NULL;
     Py_BEGIN_ALLOW_THREADS r = onepot_batch_use(b->batch, handle, &error);
     Py_END_ALLOW_THREADS if (r < 0) return raise_error(r, &error);
     Py_RETURN_NONE;
@@ -255,6 +278,14 @@ static PyObject *batch_tensors(PyObject *self, PyObject *unused)
     return PySequence_List(self);
 }
 
+static PyObject *batch_copy_into(PyObject *self, PyObject *args, PyObject *keywords)
+{
+    PyObject *buffer = batch_main(self);
+    PyObject *none = buffer ? buffer_copy_into(buffer, args, keywords) : NULL;
+    Py_XDECREF(buffer);
+    return none;
+}
+
 static PyObject *batch_dlpack(PyObject *self, PyObject *args, PyObject *keywords)
 {
     PyObject *buffer = batch_main(self);
@@ -285,6 +316,9 @@ static PyMethodDef batch_methods[] = {
      "assumes that its consumer reads in no other. OSError: the device's errors."},
     {"wait", batch_wait, METH_NOARGS,
      "Wait on the host until the batch has arrived on its device."},
+    {"copy_into", (PyCFunction)(void *)batch_copy_into, METH_VARARGS | METH_KEYWORDS,
+     "copy_into(to, stream=None): as Buffer.copy_into, of images if the loader makes some, "
+     "else of data."},
     {"__dlpack__", (PyCFunction)(void *)batch_dlpack, METH_VARARGS | METH_KEYWORDS,
      "A DLPack capsule of images if the loader makes some, else of data."},
     {"__dlpack_device__", batch_dlpack_device, METH_NOARGS, "(1, 0): the CPU; (2, N): CUDA."},

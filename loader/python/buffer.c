@@ -327,7 +327,23 @@ static PyGetSetDef buffer_fields[] = {
      NULL},
     {0}};
 
+static PyObject *buffer_tolist(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    PyObject *view = PyMemoryView_FromObject(self);
+    PyObject *list = view ? PyObject_CallMethod(view, "tolist", NULL) : NULL;
+    Py_XDECREF(view);
+    return list;
+}
+
 static PyMethodDef buffer_methods[] = {
+    {"tolist", buffer_tolist, METH_NOARGS, "Its numbers, as lists of lists."},
+    {"copy_into", (PyCFunction)(void *)buffer_copy_into, METH_VARARGS | METH_KEYWORDS,
+     "copy_into(to, stream=None): copy it into memory that stays, such as the input of a CUDA\n"
+     "graph. The rest of `to` becomes 0. On a GPU: a tensor of torch, or an array of cupy or\n"
+     "numba, on the same GPU; the copy is queued in `stream` (as for record_stream; None:\n"
+     "torch's current stream, or the default one), behind the batch's arrival, and the batch\n"
+     "may go at once. OSError EBUSY: the stream captures; copy before that."},
     {"__dlpack__", (PyCFunction)(void *)buffer_dlpack, METH_VARARGS | METH_KEYWORDS,
      "A capsule for from_dlpack() of torch, numpy and others; no copy."},
     {"__dlpack_device__", buffer_dlpack_device, METH_NOARGS, "(1, 0): the CPU; (2, N): CUDA."},
@@ -336,6 +352,7 @@ static PyMethodDef buffer_methods[] = {
 static PyType_Slot buffer_slots[] = {
     {Py_tp_dealloc, (void *)buffer_dealloc},
     {Py_bf_getbuffer, (void *)buffer_get},
+    {Py_tp_iter, (void *)PySeqIter_New},
     {Py_sq_length, (void *)buffer_length},
     {Py_sq_item, (void *)buffer_item},
     {Py_mp_length, (void *)buffer_length},

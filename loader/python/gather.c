@@ -99,7 +99,8 @@ PyObject *archive_layout(PyObject *self, PyObject *args)
     PyObject *indices;
     struct request q;
     unsigned align = 0;
-    struct onepot_archive *archive = archive_of(self);
+    auto_lease lease = archive_lease(self);
+    struct onepot_archive *archive = leased(lease);
     if (!archive || !PyArg_ParseTuple(args, "O|I", &indices, &align) ||
         request_read(archive, indices, align, &q) < 0)
         return NULL;
@@ -191,7 +192,8 @@ PyObject *archive_fill(PyObject *self, PyObject *args)
     unsigned align = 0;
     unsigned long long size = 0;
     Py_buffer view = {0};
-    struct onepot_archive *archive = archive_of(self);
+    auto_lease lease = archive_lease(self);
+    struct onepot_archive *archive = leased(lease);
     if (!archive || !PyArg_ParseTuple(args, "OIO|K", &indices, &align, &memory, &size))
         return NULL;
     void *address = NULL;

@@ -85,7 +85,8 @@ PyObject *archive_decode(PyObject *self, PyObject *args)
     struct pictures p = {0};
     Py_buffer view = {0};
     void *address = NULL;
-    struct onepot_archive *archive = archive_of(self);
+    auto_lease lease = archive_lease(self);
+    struct onepot_archive *archive = leased(lease);
     if (!archive || !PyArg_ParseTuple(args, "OO!KKO|K", &given, &PyTuple_Type, &images, &p.seed,
                                       &p.epoch, &memory, &p.size))
         return NULL;

@@ -11,8 +11,8 @@
 #define POLL_MS 100 /* longest delay of Ctrl-C */
 
 struct py_loader {
-    PyObject_HEAD struct onepot_loader *loader;
-    PyObject *archive;
+    PyObject_HEAD struct lease lease;
+    PyObject *archive;      /* NULL: it was closed */
     struct batch_kind kind; /* of all batches */
     uint64_t batch_size;
     PyObject *decode; /* kept because of its context */
@@ -55,17 +55,28 @@ static int loader_find_kind(const struct onepot_loader *loader,
     return 0;
 }
 
+static void loader_free(PyObject *capsule)
+{
+    struct onepot_loader *loader = leased(capsule);
+    Py_BEGIN_ALLOW_THREADS onepot_loader_free(loader);
+    Py_END_ALLOW_THREADS
+}
+
 static int loader_open(struct py_loader *l, PyObject *archive, const char *device_name,
                        PyObject *decode, struct onepot_loader_options *o)
 {
     struct onepot_error error = {0};
     struct onepot_loader *loader = NULL;
     struct batch_kind kind;
-    int r = 0, is_first;
+    int r = 0;
+    auto_lease lease = archive_lease(archive);
+    struct onepot_archive *handle = leased(lease);
+    if (!handle)
+        return -1;
     Py_BEGIN_ALLOW_THREADS if (device_name) r =
         onepot_device_open(device_name, &error, &o->device);
     if (r == 0)
-        r = onepot_loader_new(((struct py_archive *)archive)->archive, o, &error, &loader);
+        r = onepot_loader_new(handle, o, &error, &loader);
     Py_END_ALLOW_THREADS if (r < 0)
     {
         onepot_device_close(o->device);
@@ -74,22 +85,20 @@ static int loader_open(struct py_loader *l, PyObject *archive, const char *devic
     }
     r = loader_find_kind(loader, o, &kind);
     onepot_device_close(o->device); /* the loader has its own reference */
+    if (r < 0) {
+        Py_BEGIN_ALLOW_THREADS onepot_loader_free(loader);
+        Py_END_ALLOW_THREADS return -1;
+    }
     Py_BEGIN_CRITICAL_SECTION(l);
-    is_first = r == 0 && !l->loader;
-    if (is_first) {
+    r = lease_begin((PyObject *)l, &l->lease, loader, loader_free, "loader");
+    if (r == 0) {
         l->kind = kind;
         l->batch_size = o->batch_size;
         l->archive = Py_NewRef(archive);
         l->decode = Py_NewRef(decode);
-        l->loader = loader;
     }
     Py_END_CRITICAL_SECTION();
-    if (is_first)
-        return 0;
-    Py_BEGIN_ALLOW_THREADS onepot_loader_free(loader);
-    Py_END_ALLOW_THREADS if (r == 0)
-        PyErr_SetString(PyExc_ValueError, "the loader was initialised already");
-    return -1;
+    return r;
 }
 
 /* A C function in a capsule "onepot.decode"; the capsule's context is passed to it. */
@@ -107,7 +116,7 @@ static int loader_take_decode(PyObject *decode, struct onepot_loader_options *o)
     return 0;
 }
 
-/* What the loader makes of samples, in the memory of the caller. */
+/* The loader's options for what it makes of samples, kept by the caller. */
 struct made {
     struct onepot_images images;
     struct onepot_conversion conversion;
@@ -180,33 +189,50 @@ static int loader_init(PyObject *self, PyObject *args, PyObject *unused)
     int r = -1;
     if (archive && !PyObject_TypeCheck(archive, archive_type))
         PyErr_SetString(PyExc_TypeError, "that is no archive");
-    else if (archive && archive_of(archive))
+    else if (archive)
         r = loader_open((struct py_loader *)self, archive, device, decode, &o);
     Py_XDECREF(archive);
     return r;
 }
 
+static PyObject *loader_close(PyObject *self, PyObject *unused)
+{
+    struct py_loader *l = (struct py_loader *)self;
+    PyObject *archive;
+    (void)unused;
+    lease_close(self, &l->lease);
+    Py_BEGIN_CRITICAL_SECTION(self);
+    archive = l->archive;
+    l->archive = NULL;
+    Py_END_CRITICAL_SECTION();
+    Py_XDECREF(archive);
+    Py_RETURN_NONE;
+}
+
 static void loader_dealloc(PyObject *self)
 {
     struct py_loader *l = (struct py_loader *)self;
-    Py_BEGIN_ALLOW_THREADS onepot_loader_free(l->loader);
-    Py_END_ALLOW_THREADS Py_XDECREF(l->archive);
+    Py_XDECREF(l->lease.capsule);
+    Py_XDECREF(l->archive);
     Py_XDECREF(l->decode);
     object_free(self);
 }
 
-/* NULL with an exception: the loader was not initialised. */
-static struct onepot_loader *loader_of(PyObject *self)
+static PyObject *loader_closed(PyObject *self, void *unused)
 {
-    struct onepot_loader *loader = ((struct py_loader *)self)->loader;
-    if (!loader)
-        PyErr_SetString(PyExc_ValueError, "the loader was not initialised");
-    return loader;
+    (void)unused;
+    return PyBool_FromLong(((struct py_loader *)self)->lease.is_closed);
+}
+
+static PyObject *loader_lease(PyObject *self)
+{
+    return lease_take(self, &((struct py_loader *)self)->lease, "loader");
 }
 
 static Py_ssize_t loader_length(PyObject *self)
 {
-    struct onepot_loader *loader = loader_of(self);
+    auto_lease lease = loader_lease(self);
+    struct onepot_loader *loader = leased(lease);
     return loader ? (Py_ssize_t)onepot_loader_batches(loader) : -1;
 }
 
@@ -220,7 +246,9 @@ static int loader_go_to(struct onepot_loader *loader, uint64_t epoch)
 
 static PyObject *loader_take_next(PyObject *self, uint64_t epoch)
 {
-    struct onepot_loader *loader = loader_of(self);
+    struct py_loader *l = (struct py_loader *)self;
+    auto_lease lease = loader_lease(self);
+    struct onepot_loader *loader = leased(lease);
     const struct onepot_batch *batch = NULL;
     struct onepot_error error = {0};
     int r;
@@ -229,12 +257,14 @@ static PyObject *loader_take_next(PyObject *self, uint64_t epoch)
     do {
         Py_BEGIN_ALLOW_THREADS r = loader_next_of(loader, epoch, POLL_MS, &error, &batch);
         Py_END_ALLOW_THREADS
-    } while (r == -ETIMEDOUT && PyErr_CheckSignals() == 0);
+    } while (r == -ETIMEDOUT && PyErr_CheckSignals() == 0 && !l->lease.is_closed);
+    if (r == -ETIMEDOUT && !PyErr_Occurred())
+        PyErr_SetString(PyExc_ValueError, "the loader is closed");
     if (PyErr_Occurred())
         return NULL;
     if (r < 0)
         return raise_error(r, &error);
-    return r ? batch_new(&((struct py_loader *)self)->kind, batch) : NULL;
+    return r ? batch_new(&l->kind, batch) : NULL;
 }
 
 static PyObject *loader_next(PyObject *self)
@@ -306,12 +336,14 @@ PyType_Spec loader_iterator_spec = {
 static PyObject *loader_iter(PyObject *self)
 {
     struct py_loader *l = (struct py_loader *)self;
+    auto_lease lease = loader_lease(self);
+    struct onepot_loader *loader = leased(lease);
     uint64_t done;
-    if (!loader_of(self))
+    if (!loader)
         return NULL;
-    uint64_t epoch = onepot_loader_epoch(l->loader, &done);
+    uint64_t epoch = onepot_loader_epoch(loader, &done);
     int resumes = atomic_exchange(&l->resumes, 0);
-    if (done > 0 && !resumes && loader_go_to(l->loader, ++epoch) < 0)
+    if (done > 0 && !resumes && loader_go_to(loader, ++epoch) < 0)
         return NULL;
     return loader_iterator_new(self, epoch);
 }
@@ -319,7 +351,9 @@ static PyObject *loader_iter(PyObject *self)
 static PyObject *loader_set_epoch(PyObject *self, PyObject *epoch)
 {
     unsigned long long e;
-    if (!take_count(epoch, &e) || !loader_of(self) || loader_go_to(loader_of(self), e) < 0)
+    auto_lease lease = loader_lease(self);
+    struct onepot_loader *loader = leased(lease);
+    if (!loader || !take_count(epoch, &e) || loader_go_to(loader, e) < 0)
         return NULL;
     ((struct py_loader *)self)->resumes = 0;
     Py_RETURN_NONE;
@@ -327,10 +361,10 @@ static PyObject *loader_set_epoch(PyObject *self, PyObject *epoch)
 
 static PyObject *loader_epoch(PyObject *self, void *unused)
 {
+    auto_lease lease = loader_lease(self);
+    struct onepot_loader *loader = leased(lease);
     (void)unused;
-    return loader_of(self)
-               ? PyLong_FromUnsignedLongLong(onepot_loader_epoch(loader_of(self), NULL))
-               : NULL;
+    return loader ? PyLong_FromUnsignedLongLong(onepot_loader_epoch(loader, NULL)) : NULL;
 }
 
 static PyObject *loader_sampler(PyObject *self, void *unused)
@@ -357,15 +391,20 @@ static PyObject *loader_kind_text(const struct batch_kind *kind)
 static PyObject *loader_repr(PyObject *self)
 {
     struct py_loader *l = (struct py_loader *)self;
-    if (!l->loader)
-        return PyUnicode_FromString("<onepot.Loader, not initialised>");
+    auto_lease lease = loader_lease(self);
+    struct onepot_loader *loader = leased(lease);
+    if (!loader) {
+        PyErr_Clear();
+        return PyUnicode_FromFormat("<onepot.Loader, %s>",
+                                    l->lease.is_closed ? "closed" : "not initialised");
+    }
     PyObject *what = loader_kind_text(&l->kind);
     PyObject *text =
         what
             ? PyUnicode_FromFormat("<onepot.Loader of %R: %zd batches of %llu, %U, epoch %llu>",
-                                   l->archive, loader_length(self),
+                                   l->archive ? l->archive : Py_None, loader_length(self),
                                    (unsigned long long)l->batch_size, what,
-                                   (unsigned long long)onepot_loader_epoch(l->loader, NULL))
+                                   (unsigned long long)onepot_loader_epoch(loader, NULL))
             : NULL;
     Py_XDECREF(what);
     return text;
@@ -388,24 +427,28 @@ static const struct field state_fields[] = {
 
 static PyObject *loader_state_dict(PyObject *self, PyObject *unused)
 {
+    auto_lease lease = loader_lease(self);
+    struct onepot_loader *loader = leased(lease);
     struct onepot_state s = {.size = sizeof(s)};
     struct onepot_error error = {0};
     int r;
     (void)unused;
-    if (!loader_of(self))
+    if (!loader)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = onepot_loader_state(loader_of(self), &error, &s);
+    Py_BEGIN_ALLOW_THREADS r = onepot_loader_state(loader, &error, &s);
     Py_END_ALLOW_THREADS return r < 0 ? raise_error(r, &error) : fields_dict(state_fields, &s);
 }
 
 static PyObject *loader_load_state_dict(PyObject *self, PyObject *state)
 {
+    auto_lease lease = loader_lease(self);
+    struct onepot_loader *loader = leased(lease);
     struct onepot_state s = {.size = sizeof(s)};
     struct onepot_error error = {0};
     int r;
-    if (!loader_of(self) || fields_take(state_fields, state, &s) < 0)
+    if (!loader || fields_take(state_fields, state, &s) < 0)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = onepot_loader_restore(loader_of(self), &s, &error);
+    Py_BEGIN_ALLOW_THREADS r = onepot_loader_restore(loader, &s, &error);
     Py_END_ALLOW_THREADS if (r < 0) return raise_error(r, &error);
     ((struct py_loader *)self)->resumes = 1;
     Py_RETURN_NONE;
@@ -413,6 +456,8 @@ static PyObject *loader_load_state_dict(PyObject *self, PyObject *state)
 
 static PyObject *loader_stats(PyObject *self, void *unused)
 {
+    auto_lease lease = loader_lease(self);
+    struct onepot_loader *loader = leased(lease);
     static const struct field fields[] = {
         {"batches", FIELD_COUNT, offsetof(struct onepot_stats, batches)},
         {"samples", FIELD_COUNT, offsetof(struct onepot_stats, samples)},
@@ -434,14 +479,16 @@ static PyObject *loader_stats(PyObject *self, void *unused)
         {0}};
     struct onepot_stats s = {.size = sizeof(s)};
     (void)unused;
-    if (!loader_of(self))
+    if (!loader)
         return NULL;
-    onepot_loader_stats(loader_of(self), &s);
+    onepot_loader_stats(loader, &s);
     return fields_dict(fields, &s);
 }
 
 static PyObject *loader_transfer(PyObject *self, PyObject *previous)
 {
+    auto_lease lease = loader_lease(self);
+    struct onepot_loader *loader = leased(lease);
     static const struct field fields[] = {
         {"epoch", FIELD_COUNT, offsetof(struct onepot_transfer, epoch)},
         {"wait_seconds", FIELD_SECONDS, offsetof(struct onepot_transfer, wait_ns)},
@@ -454,19 +501,21 @@ static PyObject *loader_transfer(PyObject *self, PyObject *previous)
     struct onepot_transfer t = {.size = sizeof(t)};
     struct onepot_error error = {0};
     int r, is_previous = PyObject_IsTrue(previous);
-    if (is_previous < 0 || !loader_of(self))
+    if (is_previous < 0 || !loader)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = onepot_loader_transfer(loader_of(self), is_previous, &error, &t);
+    Py_BEGIN_ALLOW_THREADS r = onepot_loader_transfer(loader, is_previous, &error, &t);
     Py_END_ALLOW_THREADS return r < 0 ? raise_error(r, &error) : fields_dict(fields, &t);
 }
 
 static PyObject *loader_delivered(PyObject *self, void *unused)
 {
+    auto_lease lease = loader_lease(self);
+    struct onepot_loader *loader = leased(lease);
     struct onepot_delivered d;
     (void)unused;
-    if (!loader_of(self))
+    if (!loader)
         return NULL;
-    onepot_loader_delivered(loader_of(self), &d);
+    onepot_loader_delivered(loader, &d);
     return Py_BuildValue("(KKK)", (unsigned long long)d.samples, (unsigned long long)d.sum_a,
                          (unsigned long long)d.sum_b);
 }
@@ -479,11 +528,15 @@ static PyMethodDef loader_methods[] = {
     {"load_state_dict", loader_load_state_dict, METH_O,
      "Go on from a state, even with another world size if the global batch is the same.\n"
      "ValueError: the state belongs to another archive, or these ranks can't continue it."},
+    {"close", loader_close, METH_NOARGS,
+     "Stop its threads and give up its memory, as at the end of a 'with' block. Later uses are "
+     "a\nValueError. Batches keep their bytes. An Archive that was given stays open."},
     {"_transfer", loader_transfer, METH_O, "The raw figures for transfer()."},
     {0}};
 
 static PyGetSetDef loader_fields[] = {
     {"epoch", loader_epoch, NULL, "The epoch of the next batch.", NULL},
+    {"closed", loader_closed, NULL, "Was it closed?", NULL},
     {"sampler", loader_sampler, NULL,
      "The loader itself, for loops that call loader.sampler.set_epoch().", NULL},
     {"stats", loader_stats, NULL, "Counts, bytes and seconds of this loader: dict.", NULL},

@@ -181,6 +181,56 @@ PyObject *fields_dict(const struct field *fields, const void *from)
     return dict;
 }
 
+/* ---- handles ---- */
+
+int lease_begin(PyObject *self, struct lease *lease, void *handle, PyCapsule_Destructor free,
+                const char *what)
+{
+    int is_first;
+    (void)self; /* where critical sections do nothing */
+    PyObject *capsule = PyCapsule_New(handle, NULL, free);
+    if (!capsule)
+        return -1;
+    Py_BEGIN_CRITICAL_SECTION(self);
+    is_first = !lease->capsule && !lease->is_closed;
+    if (is_first)
+        lease->capsule = capsule;
+    Py_END_CRITICAL_SECTION();
+    if (is_first)
+        return 0;
+    Py_DECREF(capsule);
+    PyErr_Format(PyExc_ValueError, "the %s was initialised already", what);
+    return -1;
+}
+
+PyObject *lease_take(PyObject *self, struct lease *lease, const char *what)
+{
+    PyObject *capsule;
+    int is_closed;
+    (void)self;
+    Py_BEGIN_CRITICAL_SECTION(self);
+    is_closed = lease->is_closed;
+    capsule = lease->capsule;
+    Py_XINCREF(capsule);
+    Py_END_CRITICAL_SECTION();
+    if (!capsule)
+        PyErr_Format(PyExc_ValueError, is_closed ? "the %s is closed" : "the %s was not opened",
+                     what);
+    return capsule;
+}
+
+void lease_close(PyObject *self, struct lease *lease)
+{
+    PyObject *capsule;
+    (void)self;
+    Py_BEGIN_CRITICAL_SECTION(self);
+    capsule = lease->capsule;
+    lease->capsule = NULL;
+    lease->is_closed = 1;
+    Py_END_CRITICAL_SECTION();
+    Py_XDECREF(capsule);
+}
+
 /* ---- module ---- */
 
 PyTypeObject *archive_type, *sample_type, *sampler_type, *sampler_iterator_type, *loader_type,

@@ -148,18 +148,56 @@ struct py_buffer *buffer_new(PyObject *owner, void *bytes, Py_ssize_t len, int r
 /* A writable copy of the same bytes. */
 struct py_buffer *buffer_copy(const struct py_buffer *buffer);
 
+/*
+ * copy_into(to, stream=None) of a Buffer and, of its images or data, of a Batch. Where that is,
+ * onepot/_copy.py finds out.
+ */
+PyObject *buffer_copy_into(PyObject *self, PyObject *args, PyObject *keywords);
+/* The handle in a number, or in an object of torch or cupy. -1 with an exception. */
+int take_stream(PyObject *stream, void **ret_handle);
+
 /* DLPack. */
 PyObject *buffer_dlpack(PyObject *self, PyObject *args, PyObject *keywords);
 PyObject *buffer_dlpack_device(PyObject *self, PyObject *unused);
 
 /* ---- archives, samples, batches ---- */
 
-struct py_archive {
-    PyObject_HEAD struct onepot_archive *archive;
+/*
+ * An Archive's or a Loader's handle of the library lies in a capsule. Each call, each Buffer
+ * that shows the archive's bytes, holds a reference to it, so that close() takes nothing away
+ * from another thread or a Buffer: the last reference frees the handle.
+ */
+struct lease {
+    PyObject *capsule; /* NULL: there is none yet, or it was closed */
+    int is_closed;
 };
 
-/* The archive's handle. NULL with an exception: it was not opened. */
-struct onepot_archive *archive_of(PyObject *archive);
+struct py_archive {
+    PyObject_HEAD struct lease lease;
+};
+
+/* Give an object its first handle. -1 with an exception: it has or had one. */
+int lease_begin(PyObject *self, struct lease *lease, void *handle, PyCapsule_Destructor free,
+                const char *what);
+/* A reference. NULL with an exception: there is no handle, or none any more. */
+PyObject *lease_take(PyObject *self, struct lease *lease, const char *what);
+void lease_close(PyObject *self, struct lease *lease);
+
+/* Ends with its scope. */
+#define auto_lease __attribute__((cleanup(lease_endp))) PyObject *
+
+static inline void lease_endp(PyObject **reference)
+{
+    Py_XDECREF(*reference);
+}
+
+/* The handle, or NULL. */
+static inline void *leased(PyObject *reference)
+{
+    return reference ? PyCapsule_GetPointer(reference, NULL) : NULL;
+}
+
+PyObject *archive_lease(PyObject *archive);
 
 /* A sample of an Archive; the sample must exist. */
 PyObject *sample_new(PyObject *archive, uint64_t index);

@@ -36,9 +36,9 @@ PyObject *sample_new(PyObject *archive, uint64_t index)
     return (PyObject *)sample;
 }
 
-static struct onepot_archive *sample_archive(PyObject *self)
+static PyObject *sample_lease(PyObject *self)
 {
-    return ((struct py_archive *)((struct py_sample *)self)->archive)->archive;
+    return archive_lease(((struct py_sample *)self)->archive);
 }
 
 static void sample_dealloc(PyObject *self)
@@ -49,18 +49,24 @@ static void sample_dealloc(PyObject *self)
 
 static PyObject *sample_name(PyObject *self, void *unused)
 {
+    auto_lease lease = sample_lease(self);
+    struct onepot_archive *archive = leased(lease);
     (void)unused;
-    return sample_name_of(sample_archive(self), ((struct py_sample *)self)->index);
+    return archive ? sample_name_of(archive, ((struct py_sample *)self)->index) : NULL;
 }
 
 static PyObject *sample_label(PyObject *self, void *unused)
 {
+    auto_lease lease = sample_lease(self);
+    struct onepot_archive *archive = leased(lease);
     struct onepot_error error = {0};
     int64_t label = -1;
     int r;
     (void)unused;
-    Py_BEGIN_ALLOW_THREADS r = onepot_archive_label(
-        sample_archive(self), ((struct py_sample *)self)->index, &error, &label);
+    if (!archive)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS r =
+        onepot_archive_label(archive, ((struct py_sample *)self)->index, &error, &label);
     Py_END_ALLOW_THREADS return r < 0 ? raise_error(r, &error) : PyLong_FromLongLong(label);
 }
 
@@ -72,15 +78,20 @@ static PyObject *sample_index(PyObject *self, void *unused)
 
 static Py_ssize_t sample_length(PyObject *self)
 {
+    auto_lease lease = sample_lease(self);
+    struct onepot_archive *archive = leased(lease);
     uint64_t bytes = 0;
-    onepot_archive_size(sample_archive(self), ((struct py_sample *)self)->index, &bytes);
+    if (!archive)
+        return -1;
+    onepot_archive_size(archive, ((struct py_sample *)self)->index, &bytes);
     return (Py_ssize_t)bytes;
 }
 
 static PyObject *sample_size(PyObject *self, void *unused)
 {
+    Py_ssize_t size = sample_length(self);
     (void)unused;
-    return PyLong_FromSsize_t(sample_length(self));
+    return size < 0 ? NULL : PyLong_FromSsize_t(size);
 }
 
 /*
@@ -90,19 +101,22 @@ static PyObject *sample_size(PyObject *self, void *unused)
  */
 static int sample_read_range(PyObject *self, uint64_t offset, char *to, Py_ssize_t size)
 {
+    auto_lease lease = sample_lease(self);
+    struct onepot_archive *archive = leased(lease);
     uint64_t len, index = ((struct py_sample *)self)->index;
     struct onepot_error error = {0};
     const void *bytes;
     size_t got;
     int r;
-    Py_BEGIN_ALLOW_THREADS r = onepot_archive_bytes(sample_archive(self), index, &bytes, &len);
+    if (!archive)
+        return -1;
+    Py_BEGIN_ALLOW_THREADS r = onepot_archive_bytes(archive, index, &bytes, &len);
     if (r == 0) {
         memcpy(to, (const char *)bytes + offset, (size_t)size);
-        r = onepot_archive_bytes(sample_archive(self), index, &bytes, &len);
+        r = onepot_archive_bytes(archive, index, &bytes, &len);
     }
     if (r < 0)
-        r = onepot_archive_read(sample_archive(self), index, offset, to, (size_t)size, &error,
-                                &got);
+        r = onepot_archive_read(archive, index, offset, to, (size_t)size, &error, &got);
     Py_END_ALLOW_THREADS if (r < 0) raise_error(r, &error);
     return r;
 }
@@ -121,9 +135,12 @@ static struct py_buffer *sample_read_buffer(PyObject *self, uint64_t offset, Py_
 /* Is the sample refused because nearly all of it is holes? */
 static int sample_is_refused(PyObject *self)
 {
+    auto_lease lease = sample_lease(self);
+    struct onepot_archive *archive = leased(lease);
     struct onepot_error error = {0};
-    int r =
-        onepot_archive_check(sample_archive(self), ((struct py_sample *)self)->index, &error);
+    if (!archive)
+        return 1;
+    int r = onepot_archive_check(archive, ((struct py_sample *)self)->index, &error);
     if (r < 0)
         raise_error(r, &error);
     return r < 0;
@@ -133,7 +150,7 @@ static PyObject *sample_read(PyObject *self, PyObject *args, PyObject *keywords)
 {
     static char *names[] = {"offset", "size", NULL};
     Py_ssize_t all = sample_length(self), offset = 0, size = PY_SSIZE_T_MAX;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "|nn", names, &offset, &size))
+    if (all < 0 || !PyArg_ParseTupleAndKeywords(args, keywords, "|nn", names, &offset, &size))
         return NULL;
     if (offset < 0 || size < 0)
         return PyErr_Format(PyExc_ValueError, "offset and size are not negative");
@@ -146,15 +163,18 @@ static PyObject *sample_read(PyObject *self, PyObject *args, PyObject *keywords)
 
 static PyObject *sample_data(PyObject *self, void *unused)
 {
+    auto_lease lease = sample_lease(self);
+    struct onepot_archive *archive = leased(lease);
     struct py_sample *s = (struct py_sample *)self;
     const void *bytes;
     uint64_t len;
     int r;
     (void)unused;
-    Py_BEGIN_ALLOW_THREADS r =
-        onepot_archive_bytes(sample_archive(self), s->index, &bytes, &len);
+    if (!archive)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS r = onepot_archive_bytes(archive, s->index, &bytes, &len);
     Py_END_ALLOW_THREADS if (r == 0) return (PyObject *)buffer_new(
-        s->archive, (void *)(uintptr_t)bytes, (Py_ssize_t)len, 1, ITEM_UINT8);
+        lease, (void *)(uintptr_t)bytes, (Py_ssize_t)len, 1, ITEM_UINT8);
     if (sample_is_refused(self))
         return NULL;
     struct py_buffer *b = sample_read_buffer(self, 0, sample_length(self));
@@ -166,15 +186,17 @@ static PyObject *sample_data(PyObject *self, void *unused)
 
 static PyObject *sample_parts(PyObject *self, void *unused)
 {
+    auto_lease lease = sample_lease(self);
+    struct onepot_archive *archive = leased(lease);
     uint64_t count, index = ((struct py_sample *)self)->index;
-    PyObject *data = sample_data(self, unused);
+    PyObject *data = archive ? sample_data(self, unused) : NULL;
     PyObject *parts = data ? PyDict_New() : NULL;
-    if (parts && onepot_archive_parts(sample_archive(self), index, &count) < 0)
+    if (parts && onepot_archive_parts(archive, index, &count) < 0)
         count = 0;
     for (uint64_t i = 0; parts && i < count; i++) {
         struct onepot_part part = {.size = sizeof(part)};
         struct py_buffer *whole = (struct py_buffer *)data;
-        int r = onepot_archive_part(sample_archive(self), index, i, &part);
+        int r = onepot_archive_part(archive, index, i, &part);
         if (r < 0) {
             raise_error(r, NULL);
             Py_CLEAR(parts);
@@ -196,7 +218,8 @@ static PyObject *sample_bytes(PyObject *self, PyObject *unused)
 {
     Py_ssize_t size = sample_length(self);
     (void)unused;
-    PyObject *bytes = sample_is_refused(self) ? NULL : PyBytes_FromStringAndSize(NULL, size);
+    PyObject *bytes =
+        size < 0 || sample_is_refused(self) ? NULL : PyBytes_FromStringAndSize(NULL, size);
     if (bytes && sample_read_range(self, 0, PyBytes_AsString(bytes), size) < 0)
         Py_CLEAR(bytes);
     return bytes;
@@ -204,13 +227,40 @@ static PyObject *sample_bytes(PyObject *self, PyObject *unused)
 
 static PyObject *sample_repr(PyObject *self)
 {
+    const struct py_sample *s = (struct py_sample *)self;
     PyObject *name = sample_name(self, NULL);
-    PyObject *text =
-        name ? PyUnicode_FromFormat("<onepot.Sample %llu: %U>",
-                                    (unsigned long long)((struct py_sample *)self)->index, name)
-             : NULL;
+    if (!name && PyErr_ExceptionMatches(PyExc_ValueError)) { /* it is closed */
+        PyErr_Clear();
+        return PyUnicode_FromFormat("<onepot.Sample %llu of a closed archive>",
+                                    (unsigned long long)s->index);
+    }
+    PyObject *text = name ? PyUnicode_FromFormat("<onepot.Sample %llu: %U>",
+                                                 (unsigned long long)s->index, name)
+                          : NULL;
     Py_XDECREF(name);
     return text;
+}
+
+/* The same sample of the same Archive. */
+static PyObject *sample_compare(PyObject *self, PyObject *other, int operation)
+{
+    const struct py_sample *a = (struct py_sample *)self, *b = (struct py_sample *)other;
+    if (Py_TYPE(other) != sample_type || (operation != Py_EQ && operation != Py_NE))
+        return Py_NewRef(Py_NotImplemented);
+    bool is_same = a->archive == b->archive && a->index == b->index;
+    return PyBool_FromLong(is_same == (operation == Py_EQ));
+}
+
+static Py_hash_t sample_hash(PyObject *self)
+{
+    const struct py_sample *s = (struct py_sample *)self;
+    return (Py_hash_t)(((uintptr_t)s->archive >> 4) + s->index) & PY_SSIZE_T_MAX;
+}
+
+static PyObject *sample_archive(PyObject *self, void *unused)
+{
+    (void)unused;
+    return Py_NewRef(((struct py_sample *)self)->archive);
 }
 
 /* Pickled by its archive and its number. */
@@ -233,6 +283,7 @@ static PyMethodDef sample_methods[] = {
 static PyGetSetDef sample_fields[] = {
     {"name", sample_name, NULL, "Path in the archive.", NULL},
     {"label", sample_label, NULL, "The number of its class, or its label, or -1.", NULL},
+    {"archive", sample_archive, NULL, "The Archive that it was taken from.", NULL},
     {"index", sample_index, NULL, "Its number in the archive.", NULL},
     {"size", sample_size, NULL, "Its size in bytes.", NULL},
     {"data", sample_data, NULL,
@@ -249,6 +300,8 @@ static PyGetSetDef sample_fields[] = {
 static PyType_Slot sample_slots[] = {
     {Py_tp_dealloc, (void *)sample_dealloc},
     {Py_tp_repr, (void *)sample_repr},
+    {Py_tp_richcompare, (void *)sample_compare},
+    {Py_tp_hash, (void *)sample_hash},
     {Py_sq_length, (void *)sample_length},
     {Py_tp_methods, sample_methods},
     {Py_tp_getset, sample_fields},

@@ -4,6 +4,14 @@
     for batch in onepot.Loader(archive, batch_size=256):
         images, labels = batch.tensors(), batch.labels
 
+Samples are found by number and by name:
+
+    >>> archive = onepot.Archive("train.tar")
+    >>> archive
+    <onepot.Archive 'train.tar': 8 samples, 2 classes>
+    >>> archive["dog/1.png"].label
+    1
+
 To keep the training loop, use onepot.ImageFolder in place of torchvision's, or onepot.Dataset
 with torch's own DataLoader. To change nothing but a path, use onepot.mount().
 
@@ -17,7 +25,7 @@ from onepot._dataset import Dataset, IterableDataset
 from onepot._folder import IMG_EXTENSIONS, ImageFolder
 from onepot._images import Images
 from onepot._loader import Loader
-from onepot._mount import mount
+from onepot._mount import MountPath, mount
 from onepot._sampler import DistributedSampler
 from onepot._writer import Writer
 
@@ -34,6 +42,7 @@ __all__ = [
     "Images",
     "IterableDataset",
     "Loader",
+    "MountPath",
     "Names",
     "Sample",
     "SampleList",

@@ -12,14 +12,17 @@ from typing import (
     Any,
     BinaryIO,
     Callable,
+    Dict,
     Iterable,
     Iterator,
+    Literal,
     Mapping,
     Optional,
     Sequence,
     Sized,
     Type,
     Union,
+    final,
     overload,
 )
 
@@ -33,6 +36,7 @@ Path = Union[str, bytes, "PathLike[str]"]
 
 IMG_EXTENSIONS: "tuple[str, ...]"
 
+@final
 class Buffer:
     """Memory of a batch or a sample, kept alive by all that show it. The field that returns it
     tells its shape and type."""
@@ -44,7 +48,9 @@ class Buffer:
     def __len__(self) -> int: ...
     def __getitem__(self, key: Any) -> Any: ...  # an element, or of more dimensions a Buffer
     def __iter__(self) -> Iterator[Any]: ...
+    def tolist(self) -> "list[Any]": ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
+    def copy_into(self, to: Any, stream: Any = None) -> None: ...  # and zeros behind it
     def __dlpack__(
         self,
         *,
@@ -59,6 +65,7 @@ class Buffer:
     @property
     def __cuda_array_interface__(self) -> "dict[str, Any]": ...  # AttributeError: on the host
 
+@final
 class Sample:
     @property
     def name(self) -> str: ...
@@ -66,6 +73,8 @@ class Sample:
     def label(self) -> int: ...
     @property
     def index(self) -> int: ...
+    @property
+    def archive(self) -> "Archive": ...
     @property
     def size(self) -> int: ...
     @property
@@ -102,10 +111,12 @@ class Archive:
         map: Union[None, Path, "Mapping[Path, Union[Path, Sequence[Path]]]"] = None,
         nested: Union[None, bool, str] = None,  # archives in archives: all, or a glob
         labels: Optional[str] = None,  # the part of a sample that has its label
+        # called with path, what is done, bytes, and bytes of all or 0; None: a line on a terminal
+        progress: "Union[None, Literal[False], Callable[[str, str, int, int], object]]" = None,
     ) -> None: ...
     def __len__(self) -> int: ...
     @overload
-    def __getitem__(self, index: Union[int, str]) -> Sample: ...  # KeyError: no such name
+    def __getitem__(self, index: Union[int, Path]) -> Sample: ...  # KeyError: no such name
     @overload
     def __getitem__(self, index: slice) -> "Archive": ...  # as subset
     def __iter__(self) -> Iterator[Sample]: ...
@@ -134,6 +145,16 @@ class Archive:
     def sizes(self) -> Buffer: ...  # int64 [samples], bytes
     @property
     def digest(self) -> str: ...
+    def close(self) -> None: ...
+    @property
+    def closed(self) -> bool: ...
+    def __enter__(self) -> "Archive": ...
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None: ...
 
 class DistributedSampler:
     def __init__(
@@ -172,12 +193,14 @@ class DistributedSampler:
 
 Sampler = DistributedSampler
 
+@final
 class Batch:
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Buffer: ...
     def tensors(self) -> Any: ...  # list[Buffer]; of images a tensor, or a Buffer without torch
     def record_stream(self, stream: Any) -> None: ...  # int, torch.cuda.Stream, cupy's
     def wait(self) -> None: ...  # on the host
+    def copy_into(self, to: Any, stream: Any = None) -> None: ...  # images, else data
     def __dlpack__(
         self,
         *,
@@ -281,6 +304,16 @@ class Loader:
     def stats(self) -> "dict[str, Any]": ...
     @property
     def delivered(self) -> "tuple[int, int, int]": ...
+    def close(self) -> None: ...
+    @property
+    def closed(self) -> bool: ...
+    def __enter__(self) -> "Loader": ...
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None: ...
     def transfer(self, previous: bool = False) -> "dict[str, Any]": ...  # of an epoch
 
 class TensorBatch:
@@ -410,10 +443,13 @@ class Writer:
         trace: Optional[TracebackType],
     ) -> None: ...
 
+class MountPath(str):
+    environment: Dict[str, str]  # for child processes: LD_PRELOAD, or nothing
+
 def mount(
     archive: Union[Path, Sequence[Path]],
     at: Optional[Path] = None,
     options: Sequence[str] = (),
     *,
     nested: Union[None, bool, str] = None,
-) -> "AbstractContextManager[str]": ...
+) -> "AbstractContextManager[MountPath]": ...

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from operator import index
 
 from onepot import _core
+from onepot._progress import Line, of_argument
 
 _GROUPS = {None: 0, "file": 0, "basename": 1, "directory": 2}
 
@@ -76,11 +77,29 @@ class _Lists:
 class Archive(_core.Archive):
     """Archive(paths, *, filter=None, extensions=None, root=None, group=None, cache=0,
             stage=None, retries=None, hole_bytes=0, include=None, exclude=None,
-            files_from=None, map=None, nested=None, labels=None)
+            files_from=None, map=None, nested=None, labels=None, progress=None)
 
-    The samples of one or more archives. len(archive) is their number, archive[i] is a Sample,
-    archive["a/1.jpg"] the one with that name (KeyError; it looks through all of them), and
-    archive[10:20] is an Archive of ten samples.
+    The samples of one or more archives, a sequence: len(archive) is their number, archive[i] a
+    Sample, and archive[10:20] an Archive of ten samples. It is no dict, but knows names:
+    archive["a/1.jpg"] is the sample of that name (KeyError), "a/1.jpg" in archive tells whether
+    there is one, and archive.names are all. Samples of several files are looked through for it.
+
+    >>> archive = onepot.Archive("train.tar", extensions=".png")
+    >>> len(archive), archive.classes
+    (8, ['cat', 'dog'])
+    >>> archive[0]
+    <onepot.Sample 0: cat/0.png>
+    >>> archive[0].label, archive[0].size == len(bytes(archive[0]))
+    (0, True)
+    >>> archive["dog/1.png"] == archive[5], "dog/9.png" in archive
+    (True, False)
+    >>> archive.names[:2]
+    ['cat/0.png', 'cat/1.png']
+    >>> archive[6:], archive.fold(4, 0, held_out=True)
+    (<onepot.Archive 'train.tar': 2 samples, 2 classes>, ...)
+
+    with onepot.Archive("train.tar") as archive: closes it at the end, as close() does. Else it
+    is closed when nothing refers to it any more.
 
     paths       an archive, a directory of shards, a pattern ('train-*.tar'), "@LIST" (a file
                 with a path a line), or a list of these
@@ -108,6 +127,11 @@ class Archive(_core.Archive):
                 filter, extensions or group leave it out. Without the part a label is -1, and
                 there are no classes. None: the class is the label
 
+    progress    an archive without an index is read once, when it is first opened. None shows a
+                line on a terminal if that takes long. progress(path, doing, bytes, total) is
+                called up to five times a second, at least once; total is 0 where that is not
+                known. What it raises is raised when the archive has been read. False: nothing
+
     OSError names the file that can't be read. ValueError: an argument makes no sense. Any number
     of threads may use an archive. It works on after a fork, and pickles by reference.
     """
@@ -117,7 +141,7 @@ class Archive(_core.Archive):
 
     def __init__(self, paths, *, filter=None, extensions=None, root=None, group=None, cache=0,
                  stage=None, retries=None, hole_bytes=0, include=None, exclude=None,
-                 files_from=None, map=None, nested=None, labels=None):
+                 files_from=None, map=None, nested=None, labels=None, progress=None):
         if group not in _GROUPS:
             raise ValueError("group is 'file', 'basename' or 'directory'")
         if files_from is not None and not _is_path(files_from):
@@ -133,8 +157,13 @@ class Archive(_core.Archive):
             core["files_from"] = lists.file("files_from", files_from, _list_text)
             core["map"] = lists.file("map", map, _map_text)
             core["list_name"] = lists.name
-            super().__init__(_texts(paths), _texts(filter), _texts(extensions), _texts(include),
-                             _texts(exclude), core)
+            core["progress"] = line = of_argument(progress)
+            try:
+                super().__init__(_texts(paths), _texts(filter), _texts(extensions),
+                                 _texts(include), _texts(exclude), core)
+            finally:
+                if isinstance(line, Line):
+                    line.end()
         usual = Archive.__init__.__kwdefaults__
         given = {name: value for name, value in options.items() if value is not usual[name]}
         self._arguments = paths, given, ()
@@ -177,8 +206,17 @@ class Archive(_core.Archive):
         with open(path, "wb") as f:
             f.writelines(name + end for name in names)
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *unused):
+        """close()"""
+        self.close()
+
     def __contains__(self, name):
-        """Is there a sample with this name?"""
+        """Is there a sample with this name? Or is this one of its samples?"""
+        if isinstance(name, _core.Sample):
+            return name.archive is self
         try:
             self.find(name)
         except (KeyError, TypeError):
@@ -197,6 +235,8 @@ class Archive(_core.Archive):
         return {name: number for number, name in enumerate(self.classes)}
 
     def __repr__(self):
+        if self.closed:
+            return "<onepot.Archive %r, closed>" % (self._arguments[0],)
         try:
             count = len(self)
         except ValueError:
@@ -211,7 +251,7 @@ class Archive(_core.Archive):
     @classmethod
     def _reopen(cls, digest, arguments):
         paths, options, steps = arguments
-        archive = cls(paths, **options)
+        archive = cls(paths, progress=False, **options)
         for method, args in steps:
             archive = getattr(archive, method)(*args)
         if archive.digest != digest:

@@ -75,6 +75,10 @@ class TensorBatch:
 
     images    of pictures: [samples, *shape] in their type; None for other samples
 
+    >>> batch = onepot.Dataset("train.tar")[[3, 6]]
+    >>> len(batch), batch.labels.tolist(), batch.valid.tolist()
+    (2, [0, 1], [True, True])
+
     batch[i] is the data of one sample, uint8 [size], or its image. to() and pin_memory() move everything in
     one copy; a DataLoader with pin_memory=True calls pin_memory() itself.
     """
@@ -148,6 +152,10 @@ class TensorBatch:
     def __len__(self):
         return self._count
 
+    def __repr__(self):
+        what = ": %s %r" % self._image if self._image else ""
+        return "<onepot.TensorBatch of %d samples%s>" % (self._count, what)
+
     def __getitem__(self, i):
         first, size = int(self.offsets[i]), int(self.sizes[i])
         part = self.slab[first : first + size]
@@ -202,6 +210,9 @@ class SampleList(Sequence):
 
     def __len__(self):
         return len(self.batch)
+
+    def __repr__(self):
+        return "<onepot.SampleList of %r>" % (self.batch,)
 
     def __getitem__(self, i):
         if isinstance(i, slice):

@@ -49,6 +49,11 @@ class Dataset(TorchAware):
     tensor if torch is loaded, else a Buffer. transform is called with data, target_transform
     with the label (int; -1: no class).
 
+    >>> dataset = onepot.Dataset("train.tar", transform=bytes)
+    >>> data, label = dataset[5]
+    >>> data[1:4], label, len(dataset)
+    (b'PNG', 1, 8)
+
     dataset[[3, 1]] gathers several samples in one piece of memory: a TensorBatch, or with
     transforms a list of pairs. DataLoader (torch 2.0 and later) asks for whole batches in this
     way:
@@ -155,6 +160,10 @@ class IterableDataset(TorchAware):
     (with transforms, a list of pairs); each worker has every k-th batch, so that
     DataLoader(dataset, batch_size=None, num_workers=k) delivers the same batches in the same
     order for every k. drop_last leaves out padding, and a last batch that is not full.
+
+    >>> dataset = onepot.IterableDataset("train.tar", rank=0, world_size=2, shuffle=False)
+    >>> [label for data, label in dataset]
+    [0, 0, 1, 1]
 
     rank and world_size: None asks the launcher's environment. block, window: see
     DistributedSampler. set_epoch() chooses the epoch of the next iteration, also for persistent

@@ -44,6 +44,10 @@ class ImageFolder(Dataset):
     A drop-in for torchvision.datasets.ImageFolder: dataset[i] is (image, class number), with the
     classes, numbers and order that torchvision gives to the extracted tree.
 
+    >>> folder = onepot.ImageFolder("train.tar", loader=lambda file: file.name)
+    >>> folder[5], folder.class_to_idx
+    (('dog/1.png', 1), {'cat': 0, 'dog': 1})
+
     root           path of an archive, or an Archive, whose selection of samples is used
     loader         called with a seekable binary file whose .name is the path in the archive;
                    torchvision calls its loader with a path

@@ -35,6 +35,11 @@ class Images:
     bytes: pixels of one size. Grey pictures get three channels, alpha is left out, CMYK is
     converted as PIL does it, of 16 bits the upper eight are taken.
 
+    >>> onepot.Images((60, 90), crop=None, layout="NHWC").shape
+    (60, 90, 3)
+    >>> onepot.Images(dtype="float32", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    <onepot.Images: float32 (3, 224, 224), crop 'random'>
+
     size           of the result: a number, or (height, width)
     crop           'random': torchvision's RandomResizedCrop, with scale and ratio; 'centre': its
                    Resize(resize), then CenterCrop(size); None: the whole picture is resized

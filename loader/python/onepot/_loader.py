@@ -80,6 +80,15 @@ class Loader(_core.Loader):
     interpreter gather them ahead. Each iteration is one epoch, the next after the one before.
     Every batch is an onepot.Batch.
 
+    >>> with onepot.Loader("train.tar", 4, shuffle=False) as loader:
+    ...     [list(batch.labels) for batch in loader]
+    [[0, 0, 0, 0], [1, 1, 1, 1]]
+    >>> loader = onepot.Loader("train.tar", 4, images=onepot.Images(16, crop="centre"))
+    >>> next(iter(loader)).images
+    <onepot.Buffer: uint8 (4, 3, 16, 16)>
+    >>> loader.state_dict()["done"]
+    4
+
     archive        an Archive, or anything that Archive() takes
     batch_size     samples in a batch of this rank
     rank, world_size
@@ -110,7 +119,7 @@ class Loader(_core.Loader):
 
     OSError or ValueError names a sample that can't be read; next() of the same iterator then
     goes on with the next batch. Any thread may take batches. In a forked child the loader goes
-    on with threads of its own.
+    on with threads of its own. A 'with' block closes the loader at its end.
     """
 
     __module__ = "onepot"
@@ -132,6 +141,13 @@ class Loader(_core.Loader):
                        gather=_GATHERS[gather], io_timeout=_milliseconds(io_timeout))
         super().__init__(archive, as_archive, _device_name(device), None if is_npy else decode,
                          _images(images, dtype, mean, scale), rank, world_size, options)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *unused):
+        """close()"""
+        self.close()
 
     def transfer(self, previous=False):
         """transfer(previous=False): what was copied to the device in this epoch or the one

@@ -1,6 +1,7 @@
 """mount(): an archive as a directory, for notebooks and scripts that open files by name."""
 import contextlib
 import os
+import shlex
 import shutil
 import subprocess
 
@@ -31,6 +32,23 @@ def _run(*command):
     return os.fsdecode(done.stdout)
 
 
+class MountPath(str):
+    """The path of a mount, a str. environment: variables to add to those of a child process, a
+    dict; see mount()."""
+    environment = None
+
+
+def _parse_export(lines):
+    """The path that `onepot mount --export` tells, as a MountPath."""
+    told = {}
+    for word in shlex.split(lines):
+        name, _, value = word.partition("=")
+        told.setdefault(name, value)
+    path = MountPath(told["data"])
+    path.environment = {name: told[name] for name in ("LD_PRELOAD",) if name in told}
+    return path
+
+
 @contextlib.contextmanager
 def mount(archive, at=None, options=(), *, nested=None):
     """mount(archive, at=None, options=(), *, nested=None)
@@ -46,8 +64,15 @@ def mount(archive, at=None, options=(), *, nested=None):
     with this process. OSError, with the program's message: the archive can't be mounted, or the
     mount is still in use at the end of the block.
 
-    A program that runs already can't preload the library that reads without the mount: start it
-    by `onepot run`, or hand `$(onepot mount --export ...)` to the shell that starts it.
+    path.environment is what child processes need to read without the mount's daemon, which is
+    faster for many small files: {"LD_PRELOAD": ...}, or {} where that is not possible
+    (onepot-run(1), "Reading without the mount"). This process runs already, so it can't use it.
+
+        subprocess.run(command, env={**os.environ, **path.environment})
+
+    Worker processes that multiprocessing or a DataLoader starts by "spawn" or "forkserver" get
+    it by os.environ.update(path.environment) before the first of them; those by "fork" can't.
+    Take it back at the end of the block, which removes the library.
     """
     program = _program()
     several = isinstance(archive, (list, tuple))
@@ -55,8 +80,8 @@ def mount(archive, at=None, options=(), *, nested=None):
     place = ["--at", os.fspath(at)] if at is not None else []
     glob = nested_glob(nested)
     inner = [] if glob is None else ["--nested=" + glob if glob else "--nested"]
-    path = _run(program, "mount", "--owner", str(os.getpid()), *options, *inner, *archives, *place)
-    path = path.rstrip("\n")
+    path = _parse_export(_run(program, "mount", "--export", "--owner", str(os.getpid()), *options,
+                              *inner, *archives, *place))
     try:
         yield path
     finally:

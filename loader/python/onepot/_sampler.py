@@ -14,6 +14,10 @@ class DistributedSampler(TorchAware, _core.Sampler):
     The order of torch.utils.data.DistributedSampler, bit for bit, in a fraction of the memory.
     If torch is loaded, this is a subclass of torch's class.
 
+    >>> sampler = onepot.DistributedSampler(10, num_replicas=2, rank=0, shuffle=False)
+    >>> list(sampler), len(sampler)
+    ([0, 2, 4, 6, 8], 5)
+
     dataset          anything with a length, or a number of samples
     num_replicas, rank
                      None: from the launcher's environment (torchrun, MPI, Slurm...)

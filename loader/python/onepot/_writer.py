@@ -14,6 +14,11 @@ class Writer(_core.Writer):
 
     The archive gets its name at the end of the block; an exception leaves nothing behind.
 
+    >>> with onepot.Writer("new.tar", overwrite=True) as writer:
+    ...     writer.add("a/1.txt", b"one")
+    >>> bytes(onepot.Archive("new.tar")["a/1.txt"])
+    b'one'
+
     zstd       compression level, 1 to 22; 0: store
     block      bytes of a compressed block, a power of two from 4 KB to 8 MB; 0: 512 KB
     align      data begins at multiples of this many bytes, a power of two from 512 to 64 KB; not
