@@ -173,19 +173,54 @@ static PyObject *batch_images(PyObject *self, void *unused)
     return (PyObject *)b;
 }
 
-/* Of torch (cuda_stream) or cupy (ptr). */
+/* NULL without an exception: there is none. */
+static PyObject *attribute_of(PyObject *object, const char *name)
+{
+    PyObject *value = PyObject_GetAttrString(object, name);
+    if (!value && PyErr_ExceptionMatches(PyExc_AttributeError))
+        PyErr_Clear();
+    return value;
+}
+
+/* Of (version, handle), which a method returns, or an attribute is. */
+static PyObject *protocol_number(PyObject *shown)
+{
+    PyObject *pair =
+        PyCallable_Check(shown) ? PyObject_CallFunctionObjArgs(shown, NULL) : Py_NewRef(shown);
+    long version = 0;
+    PyObject *number = NULL;
+    if (!pair)
+        return NULL;
+    if (!PyTuple_Check(pair) || !PyArg_ParseTuple(pair, "lO", &version, &number)) {
+        PyErr_Clear();
+        PyErr_SetString(PyExc_TypeError, "__cuda_stream__ is not (version, handle)");
+    } else if (version != 0) {
+        PyErr_Format(PyExc_ValueError, "__cuda_stream__ of version %ld, and only 0 is known",
+                     version);
+    }
+    number = PyErr_Occurred() ? NULL : Py_NewRef(number);
+    Py_DECREF(pair);
+    return number;
+}
+
+/* By the protocol of cuda.core and others, or of older torch (cuda_stream) or cupy (ptr). */
 static PyObject *stream_number(PyObject *stream)
 {
     static const char *const names[] = {"cuda_stream", "ptr"};
-    for (unsigned i = 0; i < 2 && !PyLong_Check(stream); i++) {
-        PyObject *number = PyObject_GetAttrString(stream, names[i]);
-        if (number)
-            return number;
-        PyErr_Clear();
+    if (PyLong_Check(stream))
+        return Py_NewRef(stream);
+    PyObject *shown = attribute_of(stream, "__cuda_stream__"), *number = NULL;
+    if (shown) {
+        number = protocol_number(shown);
+        Py_DECREF(shown);
+        return number;
     }
-    if (!PyLong_Check(stream))
-        return PyErr_Format(PyExc_TypeError, "a stream is a number, or has cuda_stream or ptr");
-    return Py_NewRef(stream);
+    for (unsigned i = 0; i < 2 && !number && !PyErr_Occurred(); i++)
+        number = attribute_of(stream, names[i]);
+    if (!number && !PyErr_Occurred())
+        PyErr_SetString(PyExc_TypeError,
+                        "a stream is a number, or has __cuda_stream__, cuda_stream or ptr");
+    return number;
 }
 
 int take_stream(PyObject *stream, void **ret_handle)

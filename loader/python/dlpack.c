@@ -62,7 +62,7 @@ struct export
         struct dl_versioned versioned;
     };
     const struct onepot_batch *batch; /* or */
-    PyObject *owner;
+    PyObject *owner;                  /* or, beside the batch, the consumer's stream */
     int64_t shape[34], strides[34];
 };
 
@@ -158,12 +158,21 @@ static int parse_request(const struct py_buffer *b, PyObject *args, PyObject *ke
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* Without a stream, the default stream is assumed, but the consumer may read in another. */
+/*
+ * Without a stream, the default stream is assumed, but the consumer may read in another. An
+ * object says which stream it is, also where that has the number 0.
+ */
 static int parse_stream(PyObject *given, long long *ret_stream)
 {
+    void *handle = NULL;
     *ret_stream = STREAM_LEGACY;
     if (given == Py_None)
         return 0;
+    if (!PyLong_Check(given)) {
+        int r = take_stream(given, &handle);
+        *ret_stream = handle ? (long long)(intptr_t)handle : STREAM_LEGACY;
+        return r;
+    }
     *ret_stream = PyLong_AsLongLong(given);
     if (PyErr_Occurred())
         return -1;
@@ -195,7 +204,9 @@ static int buffer_synchronise(const struct py_buffer *b, PyObject *given)
     return r;
 }
 
-static PyObject *buffer_export(struct py_buffer *b, int versioned, uint64_t flags)
+/* `stream`: the consumer's, which must live as long as the batch may name it. */
+static PyObject *buffer_export(struct py_buffer *b, int versioned, uint64_t flags,
+                               PyObject *stream)
 {
     struct export *e = calloc(1, sizeof(*e));
     if (!e)
@@ -212,7 +223,9 @@ static PyObject *buffer_export(struct py_buffer *b, int versioned, uint64_t flag
     }
     if (b->batch)
         onepot_batch_keep(e->batch = b->batch);
-    else
+    if (b->batch && stream && stream != Py_None && !PyLong_Check(stream))
+        e->owner = Py_NewRef(stream);
+    else if (!b->batch)
         e->owner = Py_NewRef(b);
     PyObject *capsule =
         PyCapsule_New(e, versioned ? "dltensor_versioned" : "dltensor", capsule_free);
@@ -231,7 +244,7 @@ static PyObject *buffer_export_copy(const struct py_buffer *b, int versioned)
         Py_END_ALLOW_THREADS if (r < 0) return raise_error(r, &error);
     }
     struct py_buffer *copy = buffer_copy(b);
-    PyObject *capsule = copy ? buffer_export(copy, versioned, DL_FLAG_IS_COPIED) : NULL;
+    PyObject *capsule = copy ? buffer_export(copy, versioned, DL_FLAG_IS_COPIED, NULL) : NULL;
     Py_XDECREF((PyObject *)copy);
     return capsule;
 }
@@ -252,7 +265,8 @@ PyObject *buffer_dlpack(PyObject *self, PyObject *args, PyObject *keywords)
     }
     if (buffer_synchronise(b, request.stream) < 0)
         return NULL;
-    return buffer_export(b, request.versioned, b->read_only ? DL_FLAG_READ_ONLY : 0);
+    return buffer_export(b, request.versioned, b->read_only ? DL_FLAG_READ_ONLY : 0,
+                         request.stream);
 }
 
 PyObject *buffer_dlpack_device(PyObject *self, PyObject *unused)

@@ -153,7 +153,8 @@ struct py_buffer *buffer_copy(const struct py_buffer *buffer);
  * onepot/_copy.py finds out.
  */
 PyObject *buffer_copy_into(PyObject *self, PyObject *args, PyObject *keywords);
-/* The handle in a number, or in an object of torch or cupy. -1 with an exception. */
+/* The handle in a number, or in an object with __cuda_stream__, of torch or of cupy. -1 with an
+ * exception. */
 int take_stream(PyObject *stream, void **ret_handle);
 
 /* DLPack. */

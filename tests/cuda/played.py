@@ -193,6 +193,48 @@ class Played(unittest.TestCase):
         del batch
         self.assertIsNone(seen())
 
+    def test_an_object_shows_its_stream(self):
+        """By the protocol of cuda.core and numba: a method, or an attribute."""
+        class Method:
+            def __init__(self, version=0, handle=CUDA.played_stream()):
+                self.shown = version, handle
+                self.calls = 0
+
+            def __cuda_stream__(self):
+                self.calls += 1
+                return self.shown
+
+        class Attribute:
+            __cuda_stream__ = (0, 0)  # the default stream
+
+        batches = list(self.loader(device="cuda:0"))
+        for stream in Method(), Attribute():
+            batches[0].record_stream(stream)
+            batches[1].copy_into(batches[0].data, stream)
+            managed = take(batches[2].__dlpack__(stream=stream))
+            managed.contents.deleter(managed)
+        stream = Method()
+        managed = take(batches[3].__dlpack__(stream=stream))
+        seen, calls = weakref.ref(stream), stream.calls
+        del stream, batches[3]
+        self.assertIsNotNone(seen())  # the tensor keeps it
+        self.assertEqual(calls, 1)
+        managed.contents.deleter(managed)
+        self.assertIsNone(seen())
+        with self.assertRaisesRegex(ValueError, "version 7"):
+            batches[0].record_stream(Method(7))
+        for wrong in (0,), 5, "ab":
+            shown = Attribute()
+            shown.__cuda_stream__ = wrong
+            with self.assertRaisesRegex(TypeError, "not .version, handle."):
+                batches[0].record_stream(shown)
+        with self.assertRaisesRegex(TypeError, "__cuda_stream__, cuda_stream or ptr"):
+            batches[0].record_stream("1")
+        CUDA.played_begin_capture(ctypes.c_void_p(Method().shown[1]))
+        with self.assertRaisesRegex(OSError, "captures a graph"):
+            batches[0].record_stream(Method())
+        CUDA.played_end_capture(ctypes.c_void_p(Method().shown[1]))
+
     def test_images_are_made_there(self):
         for b, a in zip(self.loader(device="cuda:0", images=(2, 2, 3)), self.loader()):
             managed = take(b.images.__dlpack__(stream=1))

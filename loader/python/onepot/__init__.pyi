@@ -54,7 +54,7 @@ class Buffer:
     def __dlpack__(
         self,
         *,
-        stream: Optional[int] = None,
+        stream: Any = None,
         max_version: "Optional[tuple[int, int]]" = None,
         dl_device: "Optional[tuple[int, int]]" = None,
         copy: Optional[bool] = None,
@@ -198,13 +198,13 @@ class Batch:
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Buffer: ...
     def tensors(self) -> Any: ...  # list[Buffer]; of images a tensor, or a Buffer without torch
-    def record_stream(self, stream: Any) -> None: ...  # int, torch.cuda.Stream, cupy's
+    def record_stream(self, stream: Any) -> None: ...  # int, __cuda_stream__, torch's, cupy's
     def wait(self) -> None: ...  # on the host
     def copy_into(self, to: Any, stream: Any = None) -> None: ...  # images, else data
     def __dlpack__(
         self,
         *,
-        stream: Optional[int] = None,
+        stream: Any = None,
         max_version: "Optional[tuple[int, int]]" = None,
         dl_device: "Optional[tuple[int, int]]" = None,
         copy: Optional[bool] = None,
