@@ -121,6 +121,12 @@ int session_ended_fd(const struct session *s)
     return s->ended_fd;
 }
 
+bool session_is_connected(const struct session *s)
+{
+    struct pollfd p = {.fd = s->fd};
+    return poll(&p, 1, 0) <= 0 || !(p.revents & POLLERR);
+}
+
 void session_update_counters(struct session *s)
 {
     pthread_mutex_lock(&s->counters_lock);

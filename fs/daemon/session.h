@@ -75,6 +75,9 @@ int session_start(const struct session_config *config, struct fault *fault,
 /* Readable (poll) once the kernel has ended the connection: unmounted or aborted. */
 int session_ended_fd(const struct session *session);
 
+/* Is it there? This tells sooner: nobody may have noticed the end yet. */
+bool session_is_connected(const struct session *session);
+
 /* Copy the block cache's counts into the counters. */
 void session_update_counters(struct session *session);
 

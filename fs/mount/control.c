@@ -184,6 +184,19 @@ static void say_kept(const struct control *c, int r)
     control_say(c, "it can't be unmounted: %s", fault_errno(r));
 }
 
+/*
+ * Is our mount still in the tree? The kernel gives the number of a device that is gone to the
+ * next one, which may be mounted at our place by now. So without a connection, only a dead
+ * mount is ours.
+ */
+static bool is_still_mounted(const struct control *c)
+{
+    const struct slot *slot = c->config->slot;
+
+    return slot_is_mounted(slot) &&
+           (session_is_connected(c->session) || unmounter_is_dead(slot));
+}
+
 /* Unmount unless somebody uses it. */
 static void try_unmount(struct control *c)
 {
@@ -193,7 +206,8 @@ static void try_unmount(struct control *c)
     ending_tried(&c->ending, now_ns());
     if (c->config->can_leave && c->ending.phase == ENDING_DRAINING)
         c->stop = true;
-    if (!c->config->can_unmount || !lock_registry(c, &registry) || !claim_slot(c))
+    if (!c->config->can_unmount || !session_is_connected(c->session) ||
+        !lock_registry(c, &registry) || !claim_slot(c))
         return;
     int r = unmounter_try(slot, false);
     slot_unlock(slot);
@@ -211,7 +225,8 @@ static void detach_mount(struct control *c)
         c->stop = true;
         return;
     }
-    int r = c->config->can_unmount ? unmounter_try(c->config->slot, true) : -EINVAL;
+    bool can_unmount = c->config->can_unmount && session_is_connected(c->session);
+    int r = can_unmount ? unmounter_try(c->config->slot, true) : -EINVAL;
     if (r == 0)
         control_say(c, "still in use, and taken out of the tree; open files stay readable");
     else if (r != -EINVAL)
@@ -452,11 +467,16 @@ static void serve_until_ended(struct control *c)
 
 /* ---- the end ---- */
 
-static void remove_slot(const struct slot *slot)
+static void remove_slot(const struct slot *slot, bool stays_mounted)
 {
     auto_registry registry = REGISTRY_NONE;
-    if (registry_lock(slot->folder, false, &registry) == 0)
+
+    if (registry_lock(slot->folder, false, &registry) < 0)
+        return;
+    if (stays_mounted)
         unmounter_forget(slot);
+    else
+        slot_remove(slot);
 }
 
 static void on_alarm(int number)
@@ -488,11 +508,12 @@ static void end_serving(struct control *c)
     session_update_counters(c->session);
     set_unmounted(c);
     /* Aborted, not unmounted: the dead mount that is left there answers nobody. */
-    if (c->config->can_unmount && slot_is_mounted(c->config->slot))
-        unmounter_try(c->config->slot, true);
+    bool stays_mounted = is_still_mounted(c);
+    if (stays_mounted && c->config->can_unmount)
+        stays_mounted = unmounter_try(c->config->slot, true) < 0;
     control_note(c, "%s", summary_line(counters, line, sizeof(line)));
     session_give_back(c->session); /* its files lie in the folder that is to be removed */
-    remove_slot(c->config->slot);
+    remove_slot(c->config->slot, stays_mounted);
 }
 
 /* The copy is removed with its last mount. False: a thread hangs in a read of the archive. */

@@ -120,6 +120,11 @@ int unmounter_finish(struct slot *slot, int wait_ms, bool kill)
     return 0;
 }
 
+bool unmounter_is_dead(const struct slot *slot)
+{
+    return mountpoint_answers(slot->counters->mountpoint, ANSWER_LIMIT_MS) == -ENOTCONN;
+}
+
 int unmounter_heal(const struct slot *slot)
 {
     const struct counters *c = slot->counters;
@@ -129,8 +134,7 @@ int unmounter_heal(const struct slot *slot)
 
     if (!c->private_namespace && c->mountpoint[0] == '/' &&
         mountinfo_find(c->mountpoint, &entry) == 0 && entry.is_onepot &&
-        (!known || is_its_device(c, &entry)) &&
-        mountpoint_answers(c->mountpoint, ANSWER_LIMIT_MS) == -ENOTCONN)
+        (!known || is_its_device(c, &entry)) && unmounter_is_dead(slot))
         r = mountpoint_unmount(c->mountpoint, true);
     if (r < 0 && r != -EINVAL)
         return r;

@@ -39,6 +39,9 @@ bool unmounter_forget(const struct slot *slot);
  */
 int unmounter_finish(struct slot *slot, int wait_ms, bool kill);
 
+/* Does what is mounted at its place say that it has lost its daemon? Within a second. */
+bool unmounter_is_dead(const struct slot *slot);
+
 /*
  * Remove a dead daemon's leftovers: the mount that no longer answers, and the files. Under the
  * registry's lock, for a slot in condition SLOT_DEAD. -errno if the mount stays.

@@ -195,6 +195,33 @@ def test_what_was_detached_before_is_no_failure(work):
     check_nothing_left()
 
 
+def device_of(path):
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as f:
+        return [line.split()[2] for line in f if f" {path} " in line][-1]
+
+
+def test_a_daemon_that_is_late_leaves_the_next_mount_of_its_place(work):
+    """The kernel gives the number of a device that is gone to the next mount: it may look as if
+    it were the one that just ended."""
+    archive, at = make_archive(work), work / "at"
+    for _ in range(20):  # others may get the number first
+        mount(archive, "--at", at)
+        device, late = device_of(at), life.daemon_of(at)
+        stop(late)
+        harness.detach(at)
+        mount(archive, "--at", at)
+        again = device_of(at)
+        os.kill(late, signal.SIGCONT)
+        life.wait_gone(late)
+        check_equal(mountpoints(work.path), [at], "mounts when the late daemon has ended")
+        check_equal(read(f"{at}/readme"), b"hello\n", "a file")
+        umount(at)
+        check_nothing_left()
+        if again == device:
+            return
+    raise harness.Skip("each mount had a device number of its own")
+
+
 def test_a_mount_in_another_namespace_is_neither_shared_nor_ended(work):
     need_root("make a mount namespace")
     archive = make_archive(work)
