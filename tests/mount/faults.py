@@ -268,10 +268,10 @@ def test_stalled_read_fails_in_time(work):
         check_equal(len(os.listdir(mount / "e")), FILES, "a directory not listed before")
         check_equal(os.stat(mount / "e/005").st_size, 1, "a file not asked for before")
         check(not os.path.exists(mount / "e/none"), "a name that does not exist")
-        state = check_serving(mount)
-        check(state["stalls"] >= 1, f"stat counts no stall: {state['stalls']}")
-        check("stall" in state["last_error"] or "io-timeout" in state["last_error"],
-              f"stat does not say why: {state['last_error']!r}")
+        # It is counted, and told of, when it was answered: its reader may be a moment ahead.
+        harness.wait_for(lambda: mount.stat()["stalls"] >= 1, "stat to count the stall")
+        harness.wait_for(lambda: "io-timeout" in last_error(mount), "stat to say why")
+        check_serving(mount)
         os.kill(server, signal.SIGCONT)
         for i in range(FILES):
             check_equal(read(mount / f"d/{i:03d}") == contents(i), True,
@@ -279,6 +279,7 @@ def test_stalled_read_fails_in_time(work):
         check_serving(mount)
 
 
+@life.not_starved
 def test_many_stalled_readers(work):
     """More readers than threads: each gets its answer, and others go on being served."""
     with stalling(work) as (mount, server, inner, _):
@@ -297,8 +298,9 @@ def test_many_stalled_readers(work):
             served += 1
             time.sleep(0.01)
         check(not any(t.is_alive() for t in readers), "readers still wait after a minute")
-        check(served > 20, f"only {served} others were served meanwhile")
         check_equal(set(said.values()), {EIO}, "what the readers got")
+        if served <= 20:
+            raise life.Starved(f"only {served} others were served meanwhile")
         os.kill(server, signal.SIGCONT)
         for i in range(FILES):
             check_equal(read(mount / f"d/{i:03d}") == contents(i), True,

@@ -233,15 +233,20 @@ def test_a_mount_ends_with_its_owner(work):
     check_nothing_left()
 
 
+@not_starved
 def test_after_its_owner_s_end_a_user_has_ten_seconds_and_open_files_longer(work):
     archive = make_archive(work)
     with life.process("sleep", "60") as owner:
         path = mount(archive, "--owner", str(owner.pid))
         pid = life.daemon_of(path)
         with life.opened(f"{path}/sub/0005") as fd:
-            owner.kill()
-            time.sleep(4)
-            check_equal(mountpoints(work.path), [path], "mounts after four seconds")
+            with Clock() as clock:
+                owner.kill()
+                time.sleep(4)
+                mounts = mountpoints(work.path)
+            if not mounts and clock.seconds > 9:
+                raise Starved(f"four seconds took {clock.seconds:.1f}")
+            check_equal(mounts, [path], "mounts after four seconds")
             wait_for(lambda: not mountpoints(work.path), "the mount to leave the tree")
             check_equal(os.read(fd, 4), b"0005", "bytes of an open file")
     life.wait_gone(pid)
@@ -548,11 +553,16 @@ def test_an_idle_mount_takes_no_time(work):
     read(f"{path}/readme")
     time.sleep(3)
     before = cpu_and_switches(pid)
-    time.sleep(3)
-    after = cpu_and_switches(pid)
-    # Of three times a few microseconds, one may be the last of a tick.
-    check(after[0] - before[0] <= 1, f"{after[0] - before[0]} ticks in three seconds without use")
-    check(after[1] - before[1] <= 3, f"it woke {after[1] - before[1]} times in three seconds")
+    for _ in range(5):  # it comes late to its rest where others use the machine
+        time.sleep(3)
+        after = cpu_and_switches(pid)
+        ticks, woke = after[0] - before[0], after[1] - before[1]
+        # Of three times a few microseconds, one may be the last of a tick.
+        if ticks <= 1 and woke <= 3:
+            break
+        before = after
+    else:
+        raise harness.Failure(f"{ticks} ticks in three seconds without use, it woke {woke} times")
     umount(path)
     check_nothing_left()
 

@@ -218,10 +218,15 @@ def test_a_signal_while_an_archive_is_read_leaves_nothing(work):
 
 def test_a_start_that_was_killed_is_healed_by_the_next(work):
     archive, slow = make_archive(work), slow_archive(work)
-    with life.background("mount", slow) as starter:
-        wait_for(lambda: "slow.tar.gz.stat" in slots(), "the slot")
-        starter.kill()
-    check("slow.tar.gz.stat" in slots(), "nothing is left to heal")
+    for _ in range(5):
+        with life.background("mount", slow) as starter:
+            wait_for(lambda: "slow.tar.gz.stat" in slots(), "the slot")
+            starter.kill()
+        if not mountpoints(work.path):
+            break
+        onepot("umount", slow)
+        run("rm", "-f", f"{slow}.onepot-index")
+    check("slow.tar.gz.stat" in slots(), "nothing is left to heal, or five times it was mounted before")
     path = mount(archive)
     check_equal(slots(), ["data.tar", "data.tar.lock", "data.tar.stat", "lock"], "slots")
     umount(path)

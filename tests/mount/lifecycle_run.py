@@ -1,5 +1,6 @@
 """onepot run: the command's status, its signals, and no mount left, whatever dies."""
 
+import contextlib
 import os
 import pty
 import signal
@@ -212,7 +213,8 @@ def test_a_stop_that_only_the_wrapper_gets_is_passed_on(work):
         command = int(life.first_line(wrapper))
         wrapper.send_signal(signal.SIGTSTP)
         # Nobody could continue an orphaned group: it may as well go on.
-        time.sleep(0.3)
+        with contextlib.suppress(harness.Failure):
+            wait_for(lambda: life.process_state(wrapper.pid) == "T", "it to stop", 5)
         wrapper.send_signal(signal.SIGCONT)
         wait_for(lambda: life.process_state(command) == "S", "the command to go on")
         wrapper.terminate()
