@@ -32,7 +32,7 @@ static bool budget_see_level(void *ctx, const char *folder)
     char path[4 * PATH_MAX], line[64];
     if (!cgroup_line(folder, walk->limit, line, sizeof(line)))
         return true; /* the top has no such file, nor do groups without the controller */
-    uint64_t limit = cgroup_number(folder, walk->limit);
+    uint64_t limit = cgroup_value(line);
     snprintf(path, sizeof(path), "%s/%s", folder, walk->limit);
     walk->see(walk->ctx, path, limit >= V1_NO_LIMIT ? UINT64_MAX : limit,
               cgroup_number(folder, walk->used));
@@ -60,10 +60,13 @@ void budget_explain(const char *root, budget_see *see, void *ctx)
         {see, ctx, "memory.high", "memory.current"},
         {see, ctx, "memory.limit_in_bytes", "memory.usage_in_bytes"},
     };
+    struct cgroups cgroups;
     budget_see_available(root, see, ctx);
-    cgroup_walk(root, NULL, budget_see_level, &walks[0]);
-    cgroup_walk(root, NULL, budget_see_level, &walks[1]);
-    cgroup_walk(root, "memory", budget_see_level, &walks[2]);
+    cgroups_find(root, &cgroups);
+    cgroup_walk(&cgroups, CGROUP_V2, budget_see_level, &walks[0]);
+    cgroup_walk(&cgroups, CGROUP_V2, budget_see_level, &walks[1]);
+    cgroup_walk(&cgroups, CGROUP_V1_MEMORY, budget_see_level, &walks[2]);
+    cgroups_free(&cgroups);
 }
 
 /* budget_see */
@@ -151,9 +154,14 @@ static uint64_t budget_own_limit(void)
     return bytes;
 }
 
-uint64_t budget_cache_bytes(void)
+uint64_t budget_cache_of(uint64_t memory_bytes)
 {
-    uint64_t bytes = budget_memory_bytes("") / 4;
+    uint64_t bytes = memory_bytes / 4;
     bytes = min_u64(max_u64(bytes, CACHE_LEAST_BYTES), CACHE_MOST_BYTES);
     return min_u64(bytes, budget_own_limit() / 4);
+}
+
+uint64_t budget_cache_bytes(void)
+{
+    return budget_cache_of(budget_memory_bytes(""));
 }

@@ -24,6 +24,8 @@ uint64_t budget_free_bytes(const char *root);
  * quarter of the process's limit on addresses (ulimit -v) or data (-d).
  */
 uint64_t budget_cache_bytes(void);
+/* The same, from a budget_memory_bytes that is known. */
+uint64_t budget_cache_of(uint64_t memory_bytes);
 
 /*
  * Receives one limit: the file that states it, its bytes (UINT64_MAX: no limit there), and the

@@ -4,7 +4,6 @@
  */
 #include "cgroup.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
@@ -14,14 +13,16 @@
 #include "cleanup.h"
 #include "mountinfo.h"
 
+uint64_t cgroup_value(const char *line)
+{
+    uint64_t value;
+    return sscanf(line, "%" SCNu64, &value) == 1 ? value : UINT64_MAX;
+}
+
 uint64_t cgroup_number(const char *folder, const char *file)
 {
     char line[64];
-    uint64_t value;
-    return cgroup_line(folder, file, line, sizeof(line)) &&
-                   sscanf(line, "%" SCNu64, &value) == 1
-               ? value
-               : UINT64_MAX;
+    return cgroup_line(folder, file, line, sizeof(line)) ? cgroup_value(line) : UINT64_MAX;
 }
 
 bool cgroup_line(const char *folder, const char *file, char *line, size_t size)
@@ -38,54 +39,93 @@ bool cgroup_line(const char *folder, const char *file, char *line, size_t size)
     return got;
 }
 
+/* The controllers of version 1, as the kernel writes them; version 2 has no names. */
+static const char *const cgroup_names[CGROUP_KINDS] = {
+    [CGROUP_V2] = "",
+    [CGROUP_V1_MEMORY] = "memory",
+    [CGROUP_V1_CPU] = "cpu",
+    [CGROUP_V1_CPUSET] = "cpuset",
+};
+
+static void cgroup_take_own(char *own[CGROUP_KINDS], const char *name, const char *path)
+{
+    for (int kind = 0; kind < CGROUP_KINDS; kind++)
+        if (!own[kind] && strcmp(cgroup_names[kind], name) == 0)
+            own[kind] = strdup(path);
+}
+
 /*
- * The group that /proc/self/cgroup names for the controller: "4:cpu,memory:/path", or
- * "0::/path" for version 2, whose controller is "".
+ * The groups that /proc/self/cgroup names: "4:cpu,memory:/path" for controllers of version 1,
+ * "0::/path" for version 2.
  */
-static bool cgroup_own(const char *root, const char *controller, char ret_path[PATH_MAX])
+static void cgroup_read_own(const char *root, char *own[CGROUP_KINDS])
 {
     char file[PATH_MAX];
     auto_free char *line = NULL;
     size_t size = 0;
-    bool found = false;
 
     snprintf(file, sizeof(file), "%s/proc/self/cgroup", root);
-    FILE *f = fopen(file, "re");
-    while (f && !found && getline(&line, &size, f) > 0) {
+    auto_fclose FILE *f = fopen(file, "re");
+    while (f && getline(&line, &size, f) > 0) {
         char *names = strchr(line, ':'), *path = names ? strchr(names + 1, ':') : NULL;
+        char *save = NULL;
         if (!path)
             continue;
         *path++ = '\0';
         path[strcspn(path, "\n")] = '\0';
-        char *save = NULL, *name = names[1] ? strtok_r(names + 1, ",", &save) : names + 1;
-        for (; name && !found; name = save ? strtok_r(NULL, ",", &save) : NULL)
-            found = strcmp(name, controller) == 0;
-        if (found)
-            snprintf(ret_path, PATH_MAX, "%s", path);
+        if (!names[1])
+            cgroup_take_own(own, "", path);
+        for (char *name = strtok_r(names + 1, ",", &save); name;
+             name = strtok_r(NULL, ",", &save))
+            cgroup_take_own(own, name, path);
     }
-    if (f)
-        fclose(f);
-    return found;
 }
 
-int cgroup_walk(const char *root, const char *controller, cgroup_visit *visit, void *ctx)
+/* The folder of a group, below what is visible of its hierarchy. */
+static char *cgroup_folder(const char *root, const struct mount_cgroup *mounted,
+                           const char *own)
 {
-    char mountinfo[PATH_MAX], mounted[PATH_MAX], seen[PATH_MAX], own[PATH_MAX];
-    char path[3 * PATH_MAX];
+    size_t n = strcmp(mounted->root, "/") == 0 ? 0 : strlen(mounted->root);
+    const char *below = strncmp(own, mounted->root, n) == 0 ? own + n : "";
+    char *folder;
+    return asprintf(&folder, "%s%s%s", root, mounted->path, below) < 0 ? NULL : folder;
+}
 
+void cgroups_find(const char *root, struct cgroups *ret_cgroups)
+{
+    auto_free struct mount_cgroup *mounted = calloc(CGROUP_KINDS, sizeof(*mounted));
+    char *own[CGROUP_KINDS] = {NULL}, mountinfo[PATH_MAX];
+
+    *ret_cgroups = (struct cgroups){0};
+    cgroup_read_own(root, own);
+    for (int kind = 0; mounted && kind < CGROUP_KINDS; kind++)
+        mounted[kind].controller = kind == CGROUP_V2 ? NULL : cgroup_names[kind];
     snprintf(mountinfo, sizeof(mountinfo), "%s/proc/self/mountinfo", root);
-    if (!cgroup_own(root, controller ? controller : "", own) ||
-        mountinfo_cgroup(mountinfo, controller, mounted, seen) < 0)
-        return -ENOENT;
-    size_t n = strcmp(seen, "/") == 0 ? 0 : strlen(seen);
-    const char *below = strncmp(own, seen, n) == 0 ? own + n : "";
-    snprintf(path, sizeof(path), "%s%s%s", root, mounted, below);
-    size_t top = strlen(root) + strlen(mounted);
-    while (visit(ctx, path)) {
+    if (mounted)
+        mountinfo_cgroups(mountinfo, mounted, CGROUP_KINDS);
+    for (int kind = 0; kind < CGROUP_KINDS; kind++) {
+        if (mounted && mounted[kind].found && own[kind]) {
+            ret_cgroups->folder[kind] = cgroup_folder(root, &mounted[kind], own[kind]);
+            ret_cgroups->top[kind] = strlen(root) + strlen(mounted[kind].path);
+        }
+        free(own[kind]);
+    }
+}
+
+void cgroups_free(struct cgroups *cgroups)
+{
+    for (int kind = 0; kind < CGROUP_KINDS; kind++)
+        free(steal_ptr(&cgroups->folder[kind]));
+}
+
+void cgroup_walk(const struct cgroups *cgroups, enum cgroup_kind kind, cgroup_visit *visit,
+                 void *ctx)
+{
+    auto_free char *path = cgroups->folder[kind] ? strdup(cgroups->folder[kind]) : NULL;
+    while (path && visit(ctx, path)) {
         char *slash = strrchr(path, '/');
-        if (!slash || (size_t)(slash - path) < top)
+        if (!slash || (size_t)(slash - path) < cgroups->top[kind])
             break;
         *slash = '\0';
     }
-    return 0;
 }

@@ -95,11 +95,14 @@ void cpus_look(const char *root, struct cpus *ret_cpus)
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     *ret_cpus =
         (struct cpus){.mask = cpus_mask_count(), .online = online > 0 ? (unsigned)online : 0};
-    cgroup_walk(root, NULL, cpus_see_max, &ret_cpus->quota);
-    cgroup_walk(root, "cpu", cpus_see_cfs, &ret_cpus->quota);
-    cgroup_walk(root, "cpuset", cpus_see_cpuset, &ret_cpus->cpuset);
+    struct cgroups cgroups;
+    cgroups_find(root, &cgroups);
+    cgroup_walk(&cgroups, CGROUP_V2, cpus_see_max, &ret_cpus->quota);
+    cgroup_walk(&cgroups, CGROUP_V1_CPU, cpus_see_cfs, &ret_cpus->quota);
+    cgroup_walk(&cgroups, CGROUP_V1_CPUSET, cpus_see_cpuset, &ret_cpus->cpuset);
     if (ret_cpus->cpuset == 0)
-        cgroup_walk(root, NULL, cpus_see_cpuset, &ret_cpus->cpuset);
+        cgroup_walk(&cgroups, CGROUP_V2, cpus_see_cpuset, &ret_cpus->cpuset);
+    cgroups_free(&cgroups);
 }
 
 unsigned cpus_allowed(void)
@@ -142,6 +145,9 @@ static bool cpus_job_has_node(unsigned online)
 bool cpus_widen(void)
 {
     struct cpus cpus;
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    if (online > 0 && cpus_mask_count() >= (unsigned)online)
+        return false; /* as mostly: nothing has to be read */
     cpus_look("", &cpus);
     if (!cpus_may_widen(&cpus, cpus_job_has_node(cpus.online)))
         return false;

@@ -176,19 +176,24 @@ static bool mount_has_option(const char *options, const char *word)
     return false;
 }
 
-int mountinfo_cgroup(const char *file, const char *controller, char ret_path[PATH_MAX],
-                     char ret_root[PATH_MAX])
+static bool mount_is_cgroup(const struct mount_line *line, const char *controller)
+{
+    return strcmp(line->type, controller ? "cgroup" : "cgroup2") == 0 &&
+           (!controller || mount_has_option(line->super_options, controller));
+}
+
+void mountinfo_cgroups(const char *file, struct mount_cgroup *wanted, size_t count)
 {
     struct mount_list list;
     struct mount_line line;
-    bool found = false;
-    int r = mount_list_open(file, &list);
-    if (r < 0)
-        return r;
-    while (!found && mount_list_next(&list, &line))
-        found = strcmp(line.type, controller ? "cgroup" : "cgroup2") == 0 &&
-                (!controller || mount_has_option(line.super_options, controller)) &&
-                mount_unescape(line.path, ret_path) && mount_unescape(line.root, ret_root);
+    for (size_t i = 0; i < count; i++)
+        wanted[i].found = false;
+    if (mount_list_open(file, &list) < 0)
+        return;
+    while (mount_list_next(&list, &line))
+        for (size_t i = 0; i < count; i++)
+            if (!wanted[i].found && mount_is_cgroup(&line, wanted[i].controller))
+                wanted[i].found = mount_unescape(line.path, wanted[i].path) &&
+                                  mount_unescape(line.root, wanted[i].root);
     mount_list_close(&list);
-    return found ? 0 : -ENOENT;
 }

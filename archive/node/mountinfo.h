@@ -36,12 +36,18 @@ int mountinfo_device_in(const char *file, unsigned dev_major, unsigned dev_minor
 size_t mountinfo_fuse_in(const char *file, unsigned uid, struct mount_entry *ret_entries,
                          size_t most);
 
+/* A mounted cgroup hierarchy. */
+struct mount_cgroup {
+    const char *controller; /* in: of version 1; NULL: the version 2 hierarchy */
+    bool found;
+    char path[PATH_MAX]; /* where */
+    char root[PATH_MAX]; /* the part of it that is visible there; "/" outside containers */
+};
+
 /*
- * Where a cgroup hierarchy is mounted, from a file like /proc/self/mountinfo: the version 1
- * hierarchy with this controller, or the version 2 hierarchy (NULL). ret_root is the part of
- * the hierarchy visible there ("/" outside containers). -ENOENT.
+ * Where these hierarchies are mounted first, from one reading of a file like
+ * /proc/self/mountinfo. What is not there is not found; nor is any if the file can't be read.
  */
-int mountinfo_cgroup(const char *file, const char *controller, char ret_path[PATH_MAX],
-                     char ret_root[PATH_MAX]);
+void mountinfo_cgroups(const char *file, struct mount_cgroup *wanted, size_t count);
 
 #endif

@@ -476,7 +476,7 @@ void loop_init(struct loop *l)
 static int loop_start_locked(struct session *s)
 {
     struct loop *l = &s->loop;
-    unsigned allowed_time = cpus_allowed();
+    const unsigned allowed_time = s->config.counters->threads;
     cpu_set_t allowed;
     int r = 0;
 

@@ -53,12 +53,15 @@ static uint64_t window_bytes(const struct session *s, bool local)
 static int foresight_start(struct session *s, void **ret_state)
 {
     bool local = source_is_local(s->config.pot->source);
+    uint64_t ahead_bytes = window_bytes(s, local);
+    if (!s->config.recorder && ahead_bytes == 0)
+        return 0;
     uint64_t room = budget_room_bytes("") / ORDER_SHARE;
     const struct ahead_options options = {
         .index = s->index,
         .root = s->config.root,
         .seed = s->config.seed,
-        .window_bytes = window_bytes(s, local),
+        .window_bytes = ahead_bytes,
         .most_bytes = min_u64(max_u64(room, ORDER_BYTES_LEAST), ORDER_BYTES_MOST),
         .given = s->config.order,
         .log = note_order,
@@ -74,8 +77,6 @@ static int foresight_start(struct session *s, void **ret_state)
     struct foresight *f;
     int r;
 
-    if (!options.recorder && options.window_bytes == 0)
-        return 0;
     f = calloc(1, sizeof(*f));
     if (!f)
         return -ENOMEM;

@@ -298,17 +298,16 @@ static bool is_mountpoint(const char *word, bool nonempty)
 
 static void take_mountpoint(struct mount_options *o)
 {
-    struct storage_watch watch;
     struct stat st;
 
     if (o->at || o->archive_count < 2)
         return;
     const char *last = o->archives[o->archive_count - 1];
-    storage_watch_begin(&watch, last, o->io_timeout_s, CLI_FAILED);
+    storage_watch_begin(last, o->io_timeout_s, CLI_FAILED);
     o->at_is_last = is_mountpoint(last, o->nonempty);
     if (!o->at_is_last && stat(last, &st) == 0 && S_ISDIR(st.st_mode))
         o->folder_is_last = last;
-    storage_watch_end(&watch);
+    storage_watch_end();
     if (o->at_is_last)
         o->at = o->archives[--o->archive_count];
 }

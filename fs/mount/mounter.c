@@ -12,6 +12,7 @@
 #include "cleanup.h"
 #include "mounter_private.h"
 #include "mountinfo.h"
+#include "storage_watch.h"
 #include "summary.h"
 #include "unmounter.h"
 
@@ -217,6 +218,7 @@ int mounter_start(struct mounter *m)
         r = mounter_find_slot(m);
     for (size_t i = 0; r == 0 && !m->shared && i < sizeof(steps) / sizeof(steps[0]); i++)
         r = mounter_caught() ? CLI_FAILED : steps[i](m);
+    storage_watch_stop(); /* of a mount that is shared, nothing was opened */
     if (r == 0 && mounter_caught())
         r = CLI_FAILED;
     if (r != 0) {

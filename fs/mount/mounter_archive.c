@@ -287,9 +287,9 @@ static int open_record(struct mounter *m)
  * even where it holds the same as the page cache: under a shuffle, the kernel's choice of what
  * to drop gives hardly a hit.
  */
-static bool fits_page_cache(const struct pot *pot)
+static bool fits_page_cache(const struct pot *pot, uint64_t memory_bytes)
 {
-    return index_info(pot->index)->data_bytes <= budget_memory_bytes("") / 2;
+    return index_info(pot->index)->data_bytes <= memory_bytes / 2;
 }
 
 static int mounter_open_pot(struct mounter *m)
@@ -307,7 +307,9 @@ static int mounter_open_pot(struct mounter *m)
         .is_private = !o->stage};
     const struct pot_store pot_store = stage_pot_store(&store);
     struct opening_log log = {.log = {.fd = m->log.fd}, .told_ns = now_ns()};
+    const uint64_t memory_bytes = budget_memory_bytes("");
     const struct pot_options options = {.saves_later = true,
+                                        .memory_bytes = memory_bytes,
                                         .store = &pot_store,
                                         .note = log_note,
                                         .progress = log_progress,
@@ -328,9 +330,9 @@ static int mounter_open_pot(struct mounter *m)
     r = o->stage || m->stage ? stage_archive(m) : 0;
     if (r != 0)
         return r;
-    m->cache_bytes = o->cache_given ? o->cache_bytes : budget_cache_bytes();
+    m->cache_bytes = o->cache_given ? o->cache_bytes : budget_cache_of(memory_bytes);
     reader.cache_bytes = m->cache_bytes;
-    reader.is_kept_above = fits_page_cache(m->pot);
+    reader.is_kept_above = fits_page_cache(m->pot, memory_bytes);
     r = reader_new(m->pot, &reader, &fault, &m->reader);
     if (r < 0)
         return cli_fail(o->archive, r, &fault);
@@ -349,11 +351,10 @@ static int mounter_open_pot(struct mounter *m)
 
 int mounter_open_archive(struct mounter *m)
 {
-    struct storage_watch watch;
-
-    storage_watch_begin(&watch, m->options->archive, m->options->io_timeout_s,
+    storage_watch_begin(m->options->archive, m->options->io_timeout_s,
                         mounter_status_of_failure(m));
     int r = mounter_open_pot(m);
-    storage_watch_end(&watch);
+    storage_watch_end();
+    storage_watch_stop();
     return r;
 }

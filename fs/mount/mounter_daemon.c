@@ -270,11 +270,18 @@ static int fork_daemon(struct mounter *m)
     int r = pid < 0 ? -errno : 0;
     close(pair[1]);
     process_watch_close(&self);
-    if (r == 0 && m->for_run)
+    if (r == 0)
         m->daemon = pid;
-    else if (r == 0)
-        process_reap(pid, NULL);
     return r;
+}
+
+/* The process between this one and the daemon has ended long ago. */
+static void reap_between(struct mounter *m)
+{
+    if (!m->for_run && m->daemon > 0)
+        process_reap(m->daemon, NULL);
+    if (!m->for_run)
+        m->daemon = 0;
 }
 
 /* Wait for the daemon's report. */
@@ -304,6 +311,7 @@ static int start_in_background(struct mounter *m)
                          fault_limit(r));
     close(steal_fd(&m->mounted.fuse_fd));
     r = hear_daemon(m, &word);
+    reap_between(m);
     if (r == 0 && word.err < 0)
         return cli_fail(m->options->archive, word.err, &word.fault);
     if (r == -EPIPE)

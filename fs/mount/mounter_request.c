@@ -128,17 +128,17 @@ static int identify_archive(struct mounter *m)
 
 static int identify_archives(struct mounter *m)
 {
-    struct storage_watch watch;
-
-    storage_watch_begin(&watch, m->options->archive, m->options->io_timeout_s,
+    storage_watch_begin(m->options->archive, m->options->io_timeout_s,
                         mounter_status_of_failure(m));
     int r = list_archives(m);
     if (r == 0 && mounter_is_union(m))
         r = identify_files(m);
     else if (r == 0)
         r = identify_archive(m);
-    storage_watch_end(&watch);
-    cli_expect_archives(m->archives.count); /* while there is no other thread */
+    storage_watch_end();
+    if (mounter_is_union(m))
+        storage_watch_stop(); /* more descriptors are dear while there is another thread */
+    cli_expect_archives(m->archives.count);
     return r;
 }
 

@@ -1,13 +1,16 @@
 #include "storage_watch.h"
 
+#include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
+#include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/syscall.h>
+#include <sys/types.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "cleanup.h"
@@ -20,6 +23,21 @@
 #define STACK_BYTES (128u << 10)
 #define LOOK_EVERY_MS 200
 #define PATIENCE_NS UINT64_C(1000000000) /* in one call, after a signal */
+
+static struct storage_watch {
+    pthread_t thread;
+    bool started;
+    sem_t runs;           /* posted once the thread has started */
+    pthread_mutex_t lock; /* of what follows; held during a look, but not while it sleeps */
+    pthread_cond_t changed;
+    bool watches, stops;
+    bool rests;  /* the second thread sleeps without an end */
+    bool is_due; /* it slept long enough */
+    const char *path;
+    struct storage_wait wait;
+    int status;      /* exit status of the process that it ends */
+    pid_t thread_id; /* of the watched thread */
+} storage_watch;
 
 /* clang-format off */
 static const long calls_of_files[] = {
@@ -89,6 +107,23 @@ static void storage_give_up(const struct storage_watch *w)
     _exit(w->status);
 }
 
+/* Wait for the next look; with `lock` held. */
+static void storage_sleep(struct storage_watch *w)
+{
+    struct timespec until;
+    if (!w->watches) {
+        w->rests = true;
+        pthread_cond_wait(&w->changed, &w->lock);
+        w->rests = false;
+        return;
+    }
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += LOOK_EVERY_MS * 1000000L;
+    until.tv_sec += until.tv_nsec / 1000000000L;
+    until.tv_nsec %= 1000000000L;
+    w->is_due = pthread_cond_timedwait(&w->changed, &w->lock, &until) == ETIMEDOUT;
+}
+
 /*
  * Allocates nothing. The watched thread forks, and not every allocator is intact in a child
  * whose parent was using it just then. The same holds while a thread starts, hence `runs`.
@@ -96,11 +131,15 @@ static void storage_give_up(const struct storage_watch *w)
 static void *storage_watch_run(void *arg)
 {
     struct storage_watch *w = arg;
-    struct pollfd p = {.fd = w->end_fd, .events = POLLIN};
     struct storage_look look;
 
     sem_post(&w->runs);
-    while (poll(&p, 1, LOOK_EVERY_MS) <= 0) {
+    pthread_mutex_lock(&w->lock);
+    while (!w->stops) {
+        w->is_due = false;
+        storage_sleep(w);
+        if (!w->watches || !w->is_due)
+            continue;
         look_at_thread(w, &look);
         enum storage_verdict verdict = storage_judge(&w->wait, &look, now_ns());
         if (verdict == STORAGE_DIE)
@@ -108,33 +147,63 @@ static void *storage_watch_run(void *arg)
         if (verdict == STORAGE_GIVE_UP)
             storage_give_up(w);
     }
+    pthread_mutex_unlock(&w->lock);
     return NULL;
 }
 
-void storage_watch_begin(struct storage_watch *w, const char *path, unsigned timeout_s,
-                         int status)
+static void storage_watch_start(struct storage_watch *w)
 {
-    *w = (struct storage_watch){
-        .path = path,
-        .wait = {.timeout_s = timeout_s, .since_ns = now_ns()},
-        .status = status,
-        .thread_id = (pid_t)syscall(SYS_gettid),
-        .end_fd = eventfd(0, EFD_CLOEXEC),
-    };
+    pthread_condattr_t attr;
+
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&w->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    pthread_mutex_init(&w->lock, NULL);
     sem_init(&w->runs, 0, 0);
-    w->started =
-        w->end_fd >= 0 && thread_start(&w->thread, STACK_BYTES, storage_watch_run, w) == 0;
+    w->stops = w->rests = false;
+    w->started = thread_start(&w->thread, STACK_BYTES, storage_watch_run, w) == 0;
     while (w->started && sem_wait(&w->runs) < 0)
         ; /* interrupted by a signal */
 }
 
-void storage_watch_end(struct storage_watch *w)
+void storage_watch_begin(const char *path, unsigned timeout_s, int status)
 {
-    if (w->started) {
-        eventfd_write(w->end_fd, 1);
-        pthread_join(w->thread, NULL);
-    }
+    struct storage_watch *w = &storage_watch;
+
+    if (!w->started)
+        storage_watch_start(w);
+    pthread_mutex_lock(&w->lock);
+    w->path = path;
+    w->wait = (struct storage_wait){.timeout_s = timeout_s, .since_ns = now_ns()};
+    w->status = status;
+    w->thread_id = (pid_t)syscall(SYS_gettid);
+    w->watches = true;
+    if (w->rests)
+        pthread_cond_signal(&w->changed);
+    pthread_mutex_unlock(&w->lock);
+}
+
+void storage_watch_end(void)
+{
+    pthread_mutex_lock(&storage_watch.lock);
+    storage_watch.watches = false;
+    pthread_mutex_unlock(&storage_watch.lock);
+}
+
+void storage_watch_stop(void)
+{
+    struct storage_watch *w = &storage_watch;
+
+    if (!w->started)
+        return;
+    pthread_mutex_lock(&w->lock);
+    w->stops = true;
+    pthread_cond_signal(&w->changed);
+    pthread_mutex_unlock(&w->lock);
+    pthread_join(w->thread, NULL);
+    w->started = false;
+    pthread_cond_destroy(&w->changed);
+    pthread_mutex_destroy(&w->lock);
     sem_destroy(&w->runs);
-    if (w->end_fd >= 0)
-        close(w->end_fd);
 }

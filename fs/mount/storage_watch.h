@@ -3,21 +3,22 @@
  * waits for a filesystem can't be called back, and a caught signal does not end the wait. So a
  * second thread ends the process, with a line that gives the reason.
  *
- *     struct storage_watch watch;
- *     storage_watch_begin(&watch, path, seconds, CLI_FAILED);
+ *     storage_watch_begin(path, seconds, CLI_FAILED);
  *     ... open, stat, read; no new user namespace ...
- *     storage_watch_end(&watch);
+ *     storage_watch_end();
+ *     storage_watch_stop();
+ *
+ * A command watches several stretches of its work, one thread at a time. Starting a second
+ * thread costs the first one two sleeps, so it stays from one stretch to the next, until
+ * `stop`.
  *
  * The next start cleans up whatever was made on this node until then, as after a SIGKILL.
  */
 #ifndef ONEPOT_STORAGE_WATCH_H
 #define ONEPOT_STORAGE_WATCH_H
 
-#include <pthread.h>
-#include <semaphore.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <sys/types.h>
 
 /* How long the watched thread has been in one call. Times are of one clock, in nanoseconds. */
 struct storage_wait {
@@ -42,20 +43,15 @@ enum storage_verdict {
 enum storage_verdict storage_judge(struct storage_wait *wait, const struct storage_look *look,
                                    uint64_t now_ns);
 
-struct storage_watch {
-    const char *path;
-    struct storage_wait wait;
-    int status;      /* exit status of the process that it ends */
-    pid_t thread_id; /* of the watched thread */
-    int end_fd;
-    pthread_t thread;
-    bool started;
-    sem_t runs; /* posted once the thread has started */
-};
+/*
+ * Watch the calling thread; `status` is the exit status of the process that it ends. If no
+ * second thread can be started, nothing is watched.
+ */
+void storage_watch_begin(const char *path, unsigned timeout_s, int status);
+void storage_watch_end(void);
 
-/* Watch the calling thread. If no second thread can be started, nothing is watched. */
-void storage_watch_begin(struct storage_watch *watch, const char *path, unsigned timeout_s,
-                         int status);
-void storage_watch_end(struct storage_watch *watch);
+/* End the second thread, if there is one: before a new namespace, and before work that lasts.
+ */
+void storage_watch_stop(void);
 
 #endif
