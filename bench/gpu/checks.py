@@ -133,6 +133,55 @@ def fork_torch():
     print("%d batches beside forked workers" % count)
 
 
+def jpegs():
+    """An archive of pictures of many sizes, beside the other one."""
+    import io
+    import tarfile
+    image, path = module("PIL.Image"), sys.argv[3] + ".jpegs.tar"
+    image = image.Image
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for i in range(8 * BATCH):
+            parts = [image.effect_noise((16, 12), 90).resize((320 + 7 * i, 240 + 5 * i),
+                                                             image.BICUBIC) for _ in range(3)]
+            file = io.BytesIO()
+            image.merge("RGB", parts).save(file, "jpeg", quality=60 + i % 36,
+                                           subsampling=i % 3)
+            member = tarfile.TarInfo("%04d.jpg" % i)
+            member.size = file.tell()
+            file.seek(0)
+            tar.addfile(member, file)
+    return path
+
+
+def decode_torch():
+    """nvJPEG's images beside those of libjpeg-turbo: two decoders may differ by a little."""
+    torch = torch_on_gpu()
+    import time
+    import onepot
+    path = jpegs()
+
+    def images(device, decoder):
+        read = onepot.Loader(path, BATCH, 0, 1, seed=3, device=device,
+                             images=onepot.Images(exact=True, decoder=decoder))
+        for _ in range(2):  # the first epoch has all that happens once
+            start = time.monotonic()
+            made = [torch.from_dlpack(batch).to("cpu", torch.int16, copy=True) for batch in read]
+            took = time.monotonic() - start
+        return made, read, took
+
+    try:
+        there, read, took = images(sys.argv[4], "gpu")
+    except OSError as e:
+        skip(str(e))
+    here, _, took_here = images(None, "host")
+    away = max((a - b).abs().float().mean().item() for a, b in zip(there, here))
+    assert len(there) == len(here) and away <= 2, "images are away from the host's by %.2f" % away
+    count = read.stats["gpu_decoded"]
+    assert count >= 16 * BATCH, "it decoded %d" % count
+    print("%s: %d pictures, at most %.2f of 255 away; %.2f s, the host %.2f s"
+          % (read.decoder, count, away, took, took_here))
+
+
 def reopen_onepot():
     for _ in range(3):
         count = 0

@@ -479,6 +479,18 @@ enum onepot_on_error {
     ONEPOT_ERROR_GREY = 2,  /* a grey picture; counted in stats.skipped */
 };
 
+/*
+ * Which decoder: a GPU can decode JPEG where nvJPEG is (version 12 or 13: libnvjpeg.so.12). It
+ * has not been run on a GPU yet, hence it has to be asked for. Files that are not of the common
+ * kind (baseline, three components, whole), and those that it refuses, the host decodes. So the
+ * images are those of `exact`, but for what decoders differ in.
+ */
+enum onepot_decoder {
+    ONEPOT_DECODER_HOST = 0,
+    ONEPOT_DECODER_AUTO = 1, /* a GPU if it can, and onepot_loader_decoder says why not */
+    ONEPOT_DECODER_GPU = 2,  /* else onepot_loader_new fails */
+};
+
 struct onepot_images {
     size_t size;
     uint32_t height, width; /* of the result; 0: 224 */
@@ -498,6 +510,7 @@ struct onepot_images {
     enum onepot_on_error on_error;
     uint32_t raw_height, raw_width,
         raw_channels; /* of samples that are mere bytes; 1, 3 or 4 */
+    enum onepot_decoder decoder;
 };
 
 /* The bytes of one image. -EINVAL: an option makes no sense. */
@@ -742,9 +755,16 @@ struct onepot_stats {
      */
     uint64_t cache_hits, cache_misses, cache_bytes, cache_part_bytes;
     uint64_t reads, read_bytes;
+    uint64_t gpu_decoded; /* pictures, for all batches so far, also those ahead */
 };
 ONEPOT_API void onepot_loader_stats(struct onepot_loader *loader,
                                     struct onepot_stats *ret_stats);
+
+/*
+ * What decodes the pictures: "host", "host: " and why it isn't the GPU that was asked for, or
+ * the name and version of the GPU's decoder. The text lives as long as the loader.
+ */
+ONEPOT_API const char *onepot_loader_decoder(const struct onepot_loader *loader);
 
 #ifdef __cplusplus
 }

@@ -472,6 +472,9 @@ static const struct device_type cuda = {
     .call = cuda_call,
     .gather = cuda_gather,
     .convert = cuda_convert,
+    .decoder_new = gpu_decoder_new,
+    .decoder_free = gpu_decoder_free,
+    .decode = gpu_decode,
     .range = cuda_range,
 };
 

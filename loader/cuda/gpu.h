@@ -88,4 +88,11 @@ void gpu_unlock(void *device, const void *memory, size_t bytes);
 int gpu_address(void *device, const void *memory, struct onepot_error *error,
                 uint64_t *ret_address);
 
+/* In nvjpeg.c; as in struct device_type. */
+int gpu_decoder_new(void *device, const struct device_images *images,
+                    struct onepot_error *error, char *name, void **ret_decoder);
+void gpu_decoder_free(void *device, void *decoder);
+int gpu_decode(void *device, void *decoder, void *stream, struct device_picture *pictures,
+               uint64_t count, struct onepot_error *error);
+
 #endif

@@ -13,7 +13,7 @@
 #define UNROLL 8u
 #define PIECE_BYTES (UNROLL * WARP * 16) /* what a warp has in flight; a power of two */
 #define CHANNELS_MAX 4u
-#define ROUNDS 8u                        /* least number of pieces for each warp, since the last one is not full */
+#define ROUNDS 8u /* least number of pieces for each warp, since the last one is not full */
 
 #ifdef __CUDACC__ /* the tests define their own */
 template <typename... A>
@@ -76,8 +76,8 @@ static __device__ void copy_bytes(uint8_t *to, const uint8_t *from, uint64_t byt
         to[tail] = from[tail];
 }
 
-/* Each sample has `pieces` pieces, some of them empty, and a warp copies one at a time. The warp
- * with the first piece also clears the gap after the sample. */
+/* Each sample has `pieces` pieces, some of them empty, and a warp copies one at a time. The
+ * warp with the first piece also clears the gap after the sample. */
 static __global__ void gather_samples(struct device_gather g, uint32_t pieces)
 {
     unsigned lane = threadIdx.x % WARP;
@@ -147,8 +147,8 @@ static __device__ void store(bfloat16_bits *to, uint64_t at, float x)
 
 /*
  * A thread converts all channels of a pixel, so that neighbouring threads write neighbours. The
- * loop has as many rounds as there can be, and is unrolled: a channel that only the thread knows
- * would be looked up in a stack.
+ * loop has as many rounds as there can be, and is unrolled: a channel that only the thread
+ * knows would be looked up in a stack.
  */
 template <typename T>
 static __global__ void convert_pixels(struct plan plan, const uint8_t *from, T *to)
@@ -190,4 +190,118 @@ cudaError_t kernels_convert(cudaStream_t stream, const struct onepot_conversion 
     default:
         return cudaErrorInvalidValue;
     }
+}
+
+/* ---- pictures ---- */
+
+static_assert(sizeof(struct kernels_pictures) <= 4096, "arguments of a launch");
+
+/* A thread makes the weights of one row or column of an image. */
+static __global__ void weigh_pictures(const __grid_constant__ struct kernels_pictures all)
+{
+    uint64_t each = all.images.width + all.images.height;
+    uint64_t step = (uint64_t)gridDim.x * blockDim.x;
+    for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < each * all.count;
+         i += step) {
+        const struct kernels_picture &picture = all.at[i / each];
+        uint32_t result = (uint32_t)(i % each);
+        bool is_row = result >= all.images.width;
+        const struct kernels_taps &taps = is_row ? picture.y : picture.x;
+        result -= is_row ? all.images.width : 0;
+        uint32_t to = taps.axis.reversed ? taps.axis.count - 1 - result : result;
+        taps.spans[to] = taps_one(&taps.axis, result, all.images.interpolation, taps.most,
+                                  taps.weights + (uint64_t)to * taps.most);
+    }
+}
+
+/* As the host does it, in whole numbers of 16 bits; see resample.c. */
+static __device__ int32_t weighed(int32_t value, int32_t weight, bool many)
+{
+    return many ? value * weight : ((value * weight >> TAPS_BITS) + 1) >> 1;
+}
+
+static __device__ int32_t summed(int32_t sum, bool many)
+{
+    return (int16_t)(many ? (sum + TAPS_ONE) >> (TAPS_BITS + 1) : sum);
+}
+
+static __device__ void store_pixel(const struct device_images &images, void *to, uint64_t at,
+                                   uint32_t channel, int32_t sum)
+{
+    int32_t value = (sum + (1 << (TAPS_OUT_BITS - 1))) >> TAPS_OUT_BITS;
+    uint8_t byte = (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
+    float x = convert_scale(byte, images.mean[channel], images.scale[channel]);
+    if (images.type == ONEPOT_FLOAT)
+        store(static_cast<float *>(to), at, x);
+    else if (images.type == ONEPOT_HALF)
+        store(static_cast<half_bits *>(to), at, x);
+    else if (images.type == ONEPOT_BFLOAT16)
+        store(static_cast<bfloat16_bits *>(to), at, x);
+    else
+        static_cast<uint8_t *>(to)[at] = byte;
+}
+
+/*
+ * A thread makes a pixel of an image: of each column the sum of its rows, then the sum of
+ * these. Neighbours make some of these sums again, which saves the memory that would keep them.
+ */
+static __global__ void resample_pictures(const __grid_constant__ struct kernels_pictures all)
+{
+    uint64_t pixels = (uint64_t)all.images.width * all.images.height;
+    uint64_t step = (uint64_t)gridDim.x * blockDim.x;
+    for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < pixels * all.count;
+         i += step) {
+        const struct kernels_picture &picture = all.at[i / pixels];
+        uint64_t pixel = i % pixels, row = pixel / all.images.width;
+        uint64_t column = pixel % all.images.width;
+        struct taps_span x = picture.x.spans[column], y = picture.y.spans[row];
+        const int16_t *across = picture.x.weights + column * picture.x.most;
+        const int16_t *down = picture.y.weights + row * picture.y.most;
+        bool many = picture.many;
+        int32_t red = 0, green = 0, blue = 0;
+        for (uint32_t n = 0; n < x.number; n++) {
+            const uint8_t *from =
+                picture.pixels + y.first * picture.pitch + (uint64_t)(x.first + n) * 3;
+            int32_t r = 0, g = 0, b = 0;
+            for (uint32_t m = 0; m < y.number; m++, from += picture.pitch) {
+                r += weighed(from[0] << TAPS_IN_BITS, down[m], many);
+                g += weighed(from[1] << TAPS_IN_BITS, down[m], many);
+                b += weighed(from[2] << TAPS_IN_BITS, down[m], many);
+            }
+            red += weighed(summed(r, many), across[n], many);
+            green += weighed(summed(g, many), across[n], many);
+            blue += weighed(summed(b, many), across[n], many);
+        }
+        uint64_t at = all.images.channels_last ? pixel * 3 : pixel;
+        uint64_t apart = all.images.channels_last ? 1 : pixels;
+        store_pixel(all.images, picture.to, at, 0, summed(red, many));
+        store_pixel(all.images, picture.to, at + apart, 1, summed(green, many));
+        store_pixel(all.images, picture.to, at + 2 * apart, 2, summed(blue, many));
+    }
+}
+
+static unsigned grid_for(uint64_t threads)
+{
+    uint64_t blocks = (threads + THREADS - 1) / THREADS;
+    return blocks < BLOCKS ? (unsigned)blocks : BLOCKS;
+}
+
+cudaError_t kernels_resample(cudaStream_t stream, const struct device_images *images,
+                             const struct kernels_picture *pictures, uint32_t count)
+{
+    uint64_t pixels = (uint64_t)images->width * images->height;
+    for (uint32_t from = 0; from < count; from += KERNELS_PICTURES) {
+        struct kernels_pictures all = {
+            *images, count - from < KERNELS_PICTURES ? count - from : KERNELS_PICTURES, {}};
+        memcpy(all.at, pictures + from, all.count * sizeof(*pictures));
+        uint64_t each = images->width + images->height;
+        cudaError_t e =
+            launch(weigh_pictures, dim3(grid_for(each * all.count)), THREADS, stream, all);
+        if (e == cudaSuccess)
+            e = launch(resample_pictures, dim3(grid_for(pixels * all.count)), THREADS, stream,
+                       all);
+        if (e != cudaSuccess)
+            return e;
+    }
+    return cudaSuccess;
 }

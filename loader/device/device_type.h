@@ -16,8 +16,9 @@
 #include <stdint.h>
 
 #include "onepot_device.h"
+#include "taps.h"
 
-#define DEVICE_VERSION 5u
+#define DEVICE_VERSION 6u
 
 enum device_memory {
     DEVICE_MEMORY_LOCKED, /* the host's; copies of the device read it directly */
@@ -34,6 +35,28 @@ struct device_gather {
     const uint64_t *sizes;   /* [count] */
     uint32_t width;          /* blocks of the device that may work on it; 0: a few */
 };
+
+/* What a decoder makes of pictures; see struct onepot_images and struct onepot_conversion. */
+struct device_images {
+    uint32_t height, width;
+    enum onepot_interpolation interpolation;
+    enum onepot_float type; /* 0: bytes */
+    float mean[3], scale[3];
+    bool channels_last;
+};
+
+/* A JPEG file, see images_offer. */
+struct device_picture {
+    const uint8_t *bytes; /* in memory of the host; read until the stream is past it */
+    size_t len;           /* 0: it is none, and is left out */
+    void *to;             /* in the device's memory */
+    uint32_t width, height;
+    struct axis x, y;
+    uint64_t record; /* the caller's */
+    bool refused;    /* by the decoder: nothing is written */
+};
+
+#define DEVICE_DECODER_NAME 64u
 
 struct device_type {
     uint32_t version;
@@ -107,6 +130,18 @@ struct device_type {
     int (*convert)(void *device, void *stream, const struct onepot_conversion *images,
                    uint64_t count, const uint8_t *from, void *to,
                    struct onepot_error *error); /* -ENOTSUP; convert_check was called */
+
+    /*
+     * Decoders of JPEG; NULL: the device has none. decoder_new says in *error what is missing,
+     * and writes a name. One thread at a time calls decode, which queues the decoding of what
+     * it doesn't refuse, and fails if it could queue only a part. The stream is always the
+     * same.
+     */
+    int (*decoder_new)(void *device, const struct device_images *images,
+                       struct onepot_error *error, char *name, void **ret_decoder);
+    void (*decoder_free)(void *device, void *decoder); /* the stream has done its tasks */
+    int (*decode)(void *device, void *decoder, void *stream, struct device_picture *pictures,
+                  uint64_t count, struct onepot_error *error);
 
     /* Name the work of the calling thread from here on, for profilers. NULL ends it. */
     void (*range)(const char *name);

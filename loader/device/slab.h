@@ -13,6 +13,7 @@
 
 #include "onepot.h"
 
+struct device_picture;
 struct engine;
 struct slab;
 struct twin;
@@ -32,6 +33,9 @@ struct slab_memory {
     const uint64_t *(*bases)(void *ctx);
     /* How many bytes a slab of this capacity takes on the device, beside as many as here. */
     size_t (*beside)(size_t capacity, void *ctx);
+    /* Queue the decoding of slab->pictures on the device. Those that it refuses are marked, and
+     * have to be in the slab when it is sent. */
+    int (*decode)(struct slab *slab, void *ctx);
     /* The batch is gathered. Called once, before a consumer can take it. */
     int (*send)(struct slab *slab, void *ctx);
     /* The last user has released the batch. */
@@ -65,6 +69,9 @@ struct slab {
     union {
         uint64_t *sources, *again;
     };
+
+    /* [samples]: files that the device decodes, behind the tables, or NULL: it decodes none. */
+    struct device_picture *pictures;
 
     uint64_t seed; /* of the epoch's order, and of random crops */
 

@@ -59,6 +59,9 @@ struct upload {
     struct onepot_conversion images; /* 0 channels: none */
     _Atomic(struct locked *) locked; /* NULL: the host gathers */
     uint64_t batch_size;
+    void *decoder;
+    char decoder_name[DEVICE_DECODER_NAME];
+    pthread_mutex_t decoding; /* held while the decoder is called */
     void *stream;
     void *converting;     /* a stream for images; NULL: there are none */
     pthread_mutex_t lock; /* for the rest, and for tasks queued for one batch */
@@ -200,6 +203,8 @@ static void upload_release(struct slab *slab, void *ctx)
 {
     struct upload *u = ctx;
     struct twin *t = slab->twin, **at = &u->twins;
+    if (u->decoder) /* files may have been decoded for a batch that was never sent */
+        u->type->event_wait(u->device, t->sent, NULL);
     u->type->event_wait(u->device, upload_arrival(t), NULL);
     for (size_t i = 0; i < t->retired; i++)
         u->type->event_wait(u->device, t->uses.at[i].event, NULL);
@@ -245,12 +250,36 @@ static int queue_gather(struct upload *u, struct slab *slab, struct onepot_error
     return r < 0 ? r : u->type->gather(u->device, u->stream, &gather, error);
 }
 
-/* One copy of the data and the tables behind it. */
+/* The slab's bytes [from, end). */
+static int queue_part(struct upload *u, struct slab *slab, size_t from, size_t end,
+                      struct onepot_error *error)
+{
+    return u->type->copy(u->device, u->stream, slab->twin->memory + from, slab->memory + from,
+                         end - from, error);
+}
+
+static bool is_decoded_there(const struct slab *slab, uint64_t i)
+{
+    return slab->pictures && slab->pictures[i].len && !slab->pictures[i].refused;
+}
+
+/*
+ * The data and the tables behind it, but for samples that the device has decoded. If there are
+ * none of these, that is one copy.
+ */
 static int queue_copy(struct upload *u, struct slab *slab, struct onepot_error *error)
 {
-    const uint8_t *end = slab->valid + slab->batch.samples;
-    return u->type->copy(u->device, u->stream, slab->twin->memory, slab->memory,
-                         (size_t)(end - slab->memory), error);
+    size_t from = 0, end = (size_t)(slab->valid + slab->batch.samples - slab->memory);
+    int r = 0;
+    for (uint64_t i = 0; i < slab->batch.samples && slab->pictures && r == 0; i++) {
+        if (!is_decoded_there(slab, i))
+            continue;
+        if (from < slab->offsets[i])
+            r = queue_part(u, slab, from, slab->offsets[i], error);
+        slab->twin->bytes -= slab->sizes[i];
+        from = slab->offsets[i] + slab->sizes[i];
+    }
+    return r < 0 ? r : queue_part(u, slab, from, end, error);
 }
 
 static int queue_batch(struct upload *u, struct slab *slab, struct onepot_error *error)
@@ -283,6 +312,43 @@ static int follow_users(struct upload *u, struct twin *t, struct onepot_error *e
     return r;
 }
 
+/* The files are read until `sent`, which is recorded here, too, lest the batch never is. */
+static int queue_decoding(struct upload *u, struct slab *slab, struct onepot_error *error)
+{
+    struct twin *t = slab->twin;
+    for (uint64_t i = 0; i < slab->batch.samples; i++)
+        slab->pictures[i].to = t->memory + slab->offsets[i];
+    int r = u->type->decode(u->device, u->decoder, u->stream, slab->pictures,
+                            slab->batch.samples, error);
+    t->settled = false;
+    int recorded = u->type->record(u->device, t->sent, u->stream, r < 0 ? NULL : error);
+    return r < 0 ? r : recorded;
+}
+
+static int upload_decode(struct slab *slab, void *ctx)
+{
+    struct upload *u = ctx;
+    struct twin *t = slab->twin;
+    struct onepot_error error;
+    u->type->range("onepot decode");
+    int r = t->guard == GUARD_WAIT ? u->type->wait_all(u->device, &error) : 0;
+    pthread_mutex_lock(&u->decoding);
+    pthread_mutex_lock(&u->lock);
+    upload_measure(u, t);
+    t->unmeasured = false;
+    if (r == 0)
+        r = follow_users(u, t, &error);
+    pthread_mutex_unlock(&u->lock);
+    if (r == 0)
+        r = queue_decoding(u, slab, &error);
+    pthread_mutex_unlock(&u->decoding);
+    pthread_mutex_lock(&u->lock);
+    upload_note(u, r, &error);
+    pthread_mutex_unlock(&u->lock);
+    u->type->range(NULL);
+    return r;
+}
+
 static int upload_send(struct slab *slab, void *ctx)
 {
     struct upload *u = ctx;
@@ -296,12 +362,12 @@ static int upload_send(struct slab *slab, void *ctx)
         r = follow_users(u, t, &error);
     if (r == 0)
         r = u->type->record(u->device, t->begun, u->stream, &error);
+    t->bytes = slab->batch.bytes;
     if (r == 0)
         r = queue_batch(u, slab, &error);
     t->settled = false;
     t->unmeasured = r == 0;
     t->epoch = slab->batch.epoch;
-    t->bytes = slab->batch.bytes;
     upload_note(u, r, &error);
     pthread_mutex_unlock(&u->lock);
     u->type->range(NULL);
@@ -379,6 +445,7 @@ const struct slab_memory upload_memory = {
     .beside = upload_beside,
     .allocate = upload_allocate,
     .release = upload_release,
+    .decode = upload_decode,
     .send = upload_send,
     .retire = upload_retire,
     .is_settled = upload_is_settled,
@@ -531,6 +598,14 @@ void upload_transfer(struct upload *upload, bool previous, struct onepot_transfe
 
 /* ---- life ---- */
 
+static int start_decoder(struct upload *u, const struct device_images *images,
+                         struct onepot_error *error)
+{
+    if (!u->type->decoder_new)
+        return error_set(error, -ENOTSUP, "a \"%s\" device decodes no pictures", u->type->kind);
+    return u->type->decoder_new(u->device, images, error, u->decoder_name, &u->decoder);
+}
+
 int upload_new(const struct upload_options *options, struct onepot_error *error,
                struct upload **ret_upload)
 {
@@ -549,7 +624,11 @@ int upload_new(const struct upload_options *options, struct onepot_error *error,
     }
     if (r == 0 && options->images)
         r = u->type->stream_new(u->device, true, error, &u->converting);
+    if (r == 0 && options->decoded)
+        r = start_decoder(u, options->decoded, error);
     if (r < 0) {
+        if (u->converting)
+            u->type->stream_free(u->device, u->converting);
         if (u->stream)
             u->type->stream_free(u->device, u->stream);
         onepot_device_close(u->shared);
@@ -557,8 +636,14 @@ int upload_new(const struct upload_options *options, struct onepot_error *error,
         return r;
     }
     pthread_mutex_init(&u->lock, NULL);
+    pthread_mutex_init(&u->decoding, NULL);
     *ret_upload = u;
     return 0;
+}
+
+const char *upload_decoder(const struct upload *upload)
+{
+    return upload->decoder_name;
 }
 
 void upload_gather(struct upload *upload, struct locked *locked)
@@ -584,8 +669,11 @@ void upload_close(struct upload *upload)
     end_stream(upload, upload->stream);
     if (upload->converting)
         end_stream(upload, upload->converting);
+    if (upload->decoder)
+        upload->type->decoder_free(upload->device, upload->decoder);
     locked_free(atomic_load(&upload->locked));
     onepot_device_close(upload->shared);
     pthread_mutex_destroy(&upload->lock);
+    pthread_mutex_destroy(&upload->decoding);
     free(upload);
 }

@@ -5,9 +5,10 @@
  * The life of a slab's memory, and the waits in it:
  *
  *     gathered   by threads, into host memory that no copy reads any more (settled)
- *     sent       the copying stream first follows the streams that used the last batch, and
- *                the conversion of its images
- *     converted  on a stream of its own, so that the next batch's copy goes on meanwhile
+ *     decoded    if the device decodes JPEG: on the copying stream, like all before `sent`,
+ * after the streams that used the last batch. What the host decoded is copied behind it sent
+ * the copying stream first follows the streams that used the last batch, and the conversion of
+ * its images converted  on a stream of its own, so that the next batch's copy goes on meanwhile
  *     used       a consumer's stream follows the copy, or the conversion behind it
  *     retired    an event is recorded on each stream that used the batch, or, if some of these
  *                are unknown, behind everything that the device was given
@@ -33,10 +34,13 @@ struct upload_options {
     struct onepot_device *device;           /* shared, or opened again after a fork */
     const struct onepot_conversion *images; /* to make of all batches, or NULL */
     uint64_t batch_size;
+    const struct device_images *decoded; /* the device decodes pictures; NULL: it doesn't */
 };
 
+/* -ENOTSUP: the device can't decode. */
 int upload_new(const struct upload_options *options, struct onepot_error *error,
                struct upload **ret_upload);
+const char *upload_decoder(const struct upload *upload); /* its name; "": there is none */
 void upload_keep(struct upload *upload);
 /* From the next batch on the device collects the samples, from here. Taken over. Once. */
 void upload_gather(struct upload *upload, struct locked *locked);

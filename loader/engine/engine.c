@@ -105,6 +105,9 @@ static bool engine_plan_one(struct engine *e)
     size_t need = fill_places(&e->options.fill, e->indices, count, e->offsets, e->sizes, &bytes)
                       ? slab_bytes(count, bytes)
                       : 0;
+    size_t plain = need; /* without files that a device decodes */
+    if (need && e->options.fill.offers)
+        need += offers_bytes(&e->options.fill, e->indices, count);
     struct slab *slab;
     int r = need ? engine_get_slab(e, need, &slab) : -ENOBUFS;
     if (r == -EAGAIN || r == -EINPROGRESS) {
@@ -129,7 +132,10 @@ static bool engine_plan_one(struct engine *e)
     slab->batch.epoch = e->plan.epoch;
     slab->batch.first = e->plan.done;
     slab->batch.stride = e->options.fill.stride;
+    slab->pictures = NULL;
     engine_label_samples(e, slab, count);
+    if (e->options.fill.offers)
+        offers_lay_out(&e->options.fill, slab, plain);
     slab->claimed = slab->gathered = 0;
     slab->whole = slab->lost = slab->abandoned = slab->released = false;
     slab->err = 0;
@@ -226,10 +232,38 @@ static void engine_make_order(struct engine *e, bool is_next)
     pthread_cond_broadcast(&e->ready);
 }
 
+static void engine_note_bad(struct slab *slab, const struct filler *filler, int err,
+                            uint64_t bad)
+{
+    if (err >= 0 || slab->err < 0)
+        return;
+    slab->err = err;
+    slab->bad_record = bad;
+    memcpy(slab->why, filler->why, sizeof(slab->why));
+}
+
+/* The device decodes what it can, this thread what it refuses. */
+static void engine_decode_slab(struct engine *e, struct worker *worker, struct slab *slab)
+{
+    uint64_t decoded = 0, skipped = 0, bad = 0;
+    pthread_mutex_unlock(&e->lock);
+    int r = 0, lost = e->options.memory->decode(slab, e->options.memory_ctx);
+    if (lost == 0)
+        r = offers_rest(&e->options.fill, &worker->filler, slab, &decoded, &skipped, &bad);
+    pthread_mutex_lock(&e->lock);
+    e->stats.gpu_decoded += decoded;
+    e->stats.skipped += skipped;
+    engine_note_bad(slab, &worker->filler, r, bad);
+    slab->lost = lost < 0;
+    slab->err = lost < 0 ? lost : slab->err;
+}
+
 /* All samples of the slab are there. */
-static void engine_finish_slab(struct engine *e, struct slab *slab)
+static void engine_finish_slab(struct engine *e, struct worker *worker, struct slab *slab)
 {
     const struct slab_memory *memory = e->options.memory;
+    if (slab->pictures && slab->err == 0)
+        engine_decode_slab(e, worker, slab);
     if (memory->send && slab->err == 0) {
         pthread_mutex_unlock(&e->lock);
         int r = memory->send(slab, e->options.memory_ctx);
@@ -280,16 +314,12 @@ static void engine_gather_run(struct engine *e, struct worker *worker)
     e->stats.gather_ns += took;
     e->stats.skipped += skipped;
     worker->slab = NULL;
-    if (r < 0 && slab->err == 0) {
-        slab->err = r;
-        slab->bad_record = bad;
-        memcpy(slab->why, worker->filler.why, sizeof(slab->why));
-    }
+    engine_note_bad(slab, &worker->filler, r, bad);
     slab->gathered += end - first;
     if (slab->abandoned || worker->lost)
         engine_came_back(e, worker, slab);
     else if (slab->gathered == slab->batch.samples)
-        engine_finish_slab(e, slab);
+        engine_finish_slab(e, worker, slab);
     e->busy--;
     if (slab->whole || (e->seeking && e->busy == 0))
         pthread_cond_broadcast(&e->ready);
@@ -591,6 +621,7 @@ void engine_stats(struct engine *engine, struct onepot_stats *stats)
     stats->wait_ns = now->wait_ns;
     stats->gather_ns = now->gather_ns;
     stats->skipped = now->skipped;
+    stats->gpu_decoded = now->gpu_decoded;
     stats->slab_bytes = engine->slab_bytes + engine->beside_bytes;
     stats->part_bytes = engine->options.memory_bytes;
     if (engine->share)

@@ -11,6 +11,7 @@
 
 #include "checksum.h"
 #include "copy_past.h"
+#include "device_type.h"
 #include "engine.h"
 #include "error.h"
 #include "label.h"
@@ -289,24 +290,28 @@ static void find_picture(const struct fill_plan *plan, uint64_t sample, const ui
 }
 
 static int decode_picture(const struct fill_plan *plan, struct filler *filler,
-                          const struct images_place *place, const uint8_t *bytes, uint64_t len,
-                          uint8_t *to, uint64_t *bad)
+                          struct slab *slab, uint64_t i, const uint8_t *bytes, uint64_t len,
+                          uint64_t *bad)
 {
-    find_picture(plan, place->index, &bytes, &len, bad);
-    return images_decode(plan->images, &filler->scratch, place, bytes, len, to, filler->why);
+    const struct images_place place = {slab->seed, slab->batch.epoch, slab->indices[i]};
+    find_picture(plan, place.index, &bytes, &len, bad);
+    if (plan->offers && offers_take(plan, slab, i, &place, bytes, len, *bad))
+        return 0;
+    return images_decode(plan->images, &filler->scratch, &place, bytes, len,
+                         slab->memory + slab->offsets[i], filler->why);
 }
 
-static int decode_sample(const struct fill_plan *plan, struct filler *filler,
-                         const struct images_place *place, uint8_t *to, uint64_t *size,
-                         uint64_t *bad)
+static int decode_sample(const struct fill_plan *plan, struct filler *filler, struct slab *slab,
+                         uint64_t i, uint64_t *bad)
 {
     const uint8_t *bytes;
-    uint64_t len, sample = place->index;
+    uint8_t *to = slab->memory + slab->offsets[i];
+    uint64_t len, sample = slab->indices[i];
     int r = fill_sample_bytes(plan, filler, sample, &bytes, &len, bad);
     if (r < 0)
         return r;
     if (plan->images)
-        return decode_picture(plan, filler, place, bytes, len, to, bad);
+        return decode_picture(plan, filler, slab, i, bytes, len, bad);
     if (plan->npy)
         return decode_npy(plan, bytes, len, to);
     size_t got = 0;
@@ -316,7 +321,7 @@ static int decode_sample(const struct fill_plan *plan, struct filler *filler,
     if (got > plan->stride)
         return -EMSGSIZE;
     memset(to + got, 0, plan->stride - got);
-    *size = got;
+    slab->sizes[i] = got;
     return 0;
 }
 
@@ -396,17 +401,16 @@ static void clear_gap(struct slab *slab, uint64_t i)
 static int fill_one(const struct fill_plan *plan, struct filler *filler, struct slab *slab,
                     uint64_t i, uint64_t *bad)
 {
-    uint8_t *to = slab->memory + slab->offsets[i];
     int r = archive_check(plan->archive, slab->indices[i], bad);
     filler->why[0] = '\0';
+    if (slab->pictures)
+        slab->pictures[i].len = 0; /* a run may be done again */
     if (r < 0)
         return r;
     filler->again = plan->foresee ? slab->again[i] : SLAB_NOT_AGAIN;
-    if (plan->npy || plan->decode || plan->images) {
-        const struct images_place place = {slab->seed, slab->batch.epoch, slab->indices[i]};
-        return decode_sample(plan, filler, &place, to, &slab->sizes[i], bad);
-    }
-    return copy_sample(plan, filler, slab->indices[i], to, bad);
+    if (plan->npy || plan->decode || plan->images)
+        return decode_sample(plan, filler, slab, i, bad);
+    return copy_sample(plan, filler, slab->indices[i], slab->memory + slab->offsets[i], bad);
 }
 
 /* For a device: not the bytes, but where it finds them. */
@@ -419,8 +423,7 @@ static void name_sources(const struct fill_plan *plan, struct slab *slab, uint64
     }
 }
 
-/* A picture that can't be decoded: does the run go on, with something in its place? */
-static bool fill_replace(const struct fill_plan *plan, struct slab *slab, uint64_t i, int err)
+bool fill_replace(const struct fill_plan *plan, struct slab *slab, uint64_t i, int err)
 {
     if (!plan->images || err != -EILSEQ || plan->images->o.on_error == ONEPOT_ERROR_RAISE)
         return false;
@@ -458,6 +461,8 @@ static int fill_run(const struct fill_plan *plan, struct filler *filler, struct 
         if (r < 0) {
             slab->sizes[i] = 0;
             slab->valid[i] = 0;
+            if (slab->pictures)
+                slab->pictures[i].len = 0;
             ++*skipped;
         }
         if (!slab->bases && (!plan->stride || r < 0))

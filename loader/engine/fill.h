@@ -22,6 +22,7 @@ struct fill_plan {
     onepot_decode *decode;
     void *decode_ctx;
     const struct images_plan *images; /* samples are pictures; NULL: they aren't */
+    bool offers; /* a device decodes those that it can: slab->pictures, see offers.c */
 };
 
 /* -EINVAL: it is no power of two, or too large. 0 is a default. */
@@ -64,7 +65,33 @@ int fill_error(struct onepot_error *error, int err, const struct dataset *datase
 int fill_samples(const struct fill_plan *plan, struct filler *filler, struct slab *slab,
                  uint64_t first, uint64_t end, uint64_t *skipped, uint64_t *ret_bad_record);
 
+/*
+ * Put something in the place of a picture that can't be decoded, if the plan says so. False:
+ * its error counts.
+ */
+bool fill_replace(const struct fill_plan *plan, struct slab *slab, uint64_t i, int err);
+
 void filler_free(struct filler *filler);
+
+/* ---- pictures that a device decodes; in offers.c ---- */
+
+/* Bytes behind the tables of a slab with these samples. */
+size_t offers_bytes(const struct fill_plan *plan, const uint64_t *indices, uint64_t count);
+
+/* Make slab->pictures, `at` bytes behind the slab's beginning. */
+void offers_lay_out(const struct fill_plan *plan, struct slab *slab, size_t at);
+
+/* The file for sample i is kept for the device. False: the host has to decode it. */
+bool offers_take(const struct fill_plan *plan, struct slab *slab, uint64_t i,
+                 const struct images_place *place, const uint8_t *bytes, uint64_t len,
+                 uint64_t record);
+
+/*
+ * Decode what the device refused. Counts in *ret_decoded what it decodes, in *skipped what
+ * can't be decoded; else as fill_samples.
+ */
+int offers_rest(const struct fill_plan *plan, struct filler *filler, struct slab *slab,
+                uint64_t *ret_decoded, uint64_t *skipped, uint64_t *ret_bad_record);
 
 /* Look at the first sample. All others have to be of its kind. */
 int fill_npy_kind(struct fill_plan *plan, struct onepot_error *error);

@@ -136,6 +136,8 @@ int onepot_archive_images(const struct onepot_archive *archive, const uint64_t *
     if (!pictures || !places || !(ret_valid || valid))
         return error_set(error, -ENOMEM, "out of memory");
     int r = images_plan(images, error, pictures);
+    if (r == 0 && pictures->o.decoder == ONEPOT_DECODER_GPU)
+        r = error_set(error, -EINVAL, "images: a GPU decodes for a loader with a device");
     if (r == 0)
         r = make_plan(archive, samples, count, 1, error, &plan);
     if (r < 0)

@@ -64,6 +64,7 @@ int onepot_loader_new(const struct onepot_archive *archive,
     atomic_init(&loader->owner, (int)getpid());
     loader->options.fill.archive = loader->archive;
     loader->seed = given.seed;
+    error_set(&loader->decoder, 0, "host");
     r = loader_plan_images(loader, &given, error);
     if (r == 0)
         r = loader_plan(&given, &loader->options, error);
@@ -258,6 +259,11 @@ void onepot_loader_stats(struct onepot_loader *loader, struct onepot_stats *ret_
     engine_stats(loader->engine, &stats);
     dataset_cache_stats(loader->archive->dataset, &stats);
     result_write(ret_stats, &stats, sizeof(stats));
+}
+
+const char *onepot_loader_decoder(const struct onepot_loader *loader)
+{
+    return loader->decoder.text;
 }
 
 int onepot_loader_transfer(struct onepot_loader *loader, bool previous,

@@ -70,6 +70,9 @@ int loader_plan_device(struct onepot_loader *loader, const struct onepot_loader_
     struct engine_options *o = &loader->options;
     int r = 0;
     if (!given->device) {
+        if (loader->images && loader->images->o.decoder == ONEPOT_DECODER_GPU)
+            return error_set(error, -EINVAL,
+                             "images: a GPU decodes for a loader with a device");
         if (given->convert || given->gather == ONEPOT_GATHER_DEVICE)
             return error_set(error, -EINVAL, "images and gathering need a device");
         return 0;
@@ -196,6 +199,50 @@ static int loader_own_device(struct onepot_loader *loader, struct onepot_error *
     return 0;
 }
 
+/* What the device makes of pictures: the bytes that the host would put into the slab. */
+static struct device_images decoded_images(const struct images_plan *plan)
+{
+    const struct onepot_images *o = &plan->o;
+    struct device_images images = {.height = o->height,
+                                   .width = o->width,
+                                   .interpolation = o->interpolation,
+                                   .type = o->type,
+                                   .channels_last = o->channels_last};
+    for (unsigned c = 0; c < 3; c++) {
+        images.mean[c] = images_mean(o, c);
+        images.scale[c] = images_scale(o, c);
+    }
+    return images;
+}
+
+/* With a decoder if one is asked for and there. Else the host decodes, unless that was ruled
+ * out. */
+static int loader_new_upload(struct onepot_loader *loader, struct upload_options *options,
+                             struct onepot_error *error)
+{
+    const struct images_plan *plan = loader->images;
+    enum onepot_decoder asked = plan ? plan->o.decoder : ONEPOT_DECODER_HOST;
+    struct device_images images;
+    struct onepot_error why = {0};
+    loader->options.fill.offers = false;
+    error_set(&loader->decoder, 0, "host");
+    if (asked == ONEPOT_DECODER_HOST)
+        return upload_new(options, error, &loader->upload);
+    images = decoded_images(plan);
+    options->decoded = &images;
+    int r = upload_new(options, &why, &loader->upload);
+    loader->options.fill.offers = r == 0;
+    if (r == 0) {
+        error_set(&loader->decoder, 0, "%s", upload_decoder(loader->upload));
+        return 0;
+    }
+    if (asked == ONEPOT_DECODER_GPU)
+        return error_set(error, r, "%s", why.text);
+    error_set(&loader->decoder, 0, "host: %s", why.text);
+    options->decoded = NULL;
+    return upload_new(options, error, &loader->upload);
+}
+
 /* A new upload each time, since after a fork the old one is the parent's. */
 int loader_start_upload(struct onepot_loader *loader, struct onepot_error *error)
 {
@@ -206,7 +253,7 @@ int loader_start_upload(struct onepot_loader *loader, struct onepot_error *error
     int r = loader_own_device(loader, error);
     options.device = loader->device;
     if (r == 0)
-        r = upload_new(&options, error, &loader->upload);
+        r = loader_new_upload(loader, &options, error);
     if (r < 0)
         return r;
     r = loader_start_gathering(loader, error);

@@ -25,6 +25,8 @@ struct onepot_loader {
     struct images_plan *images;       /* or NULL */
     struct upload *upload;            /* the engine's memory, if there is a device */
     enum onepot_gather gather;
+    struct onepot_error
+        decoder;       /* its text: what decodes pictures, see onepot_loader_decoder */
     pthread_t locking; /* a thread that locks the archives, */
     bool locks;        /* if there is one */
     atomic_bool stops_locking;

@@ -58,8 +58,10 @@ static int plan_check(const struct onepot_images *o, struct onepot_error *error)
     if (longer > SIDE_MAX)
         return error_set(error, -EINVAL, "images of %u by %u pixels", o->height, o->width);
     if (o->crop > ONEPOT_CROP_NONE || o->interpolation > ONEPOT_BICUBIC ||
-        o->type > ONEPOT_BFLOAT16 || o->on_error > ONEPOT_ERROR_GREY)
-        return error_set(error, -EINVAL, "images: no such crop, interpolation or type");
+        o->type > ONEPOT_BFLOAT16 || o->on_error > ONEPOT_ERROR_GREY ||
+        o->decoder > ONEPOT_DECODER_GPU)
+        return error_set(error, -EINVAL,
+                         "images: no such crop, interpolation, type or decoder");
     if (o->crop == ONEPOT_CROP_CENTRE && (o->resize < longer || o->resize > SOURCE_SIDE_MAX))
         return error_set(error, -EINVAL, "images: resize is %u, and %u pixels are cut out",
                          o->resize, longer);
@@ -218,13 +220,18 @@ static uint64_t rounded(uint64_t bytes)
     return (bytes + PICTURE_SLACK - 1) / PICTURE_SLACK * PICTURE_SLACK;
 }
 
+bool picture_has_size(uint32_t width, uint32_t height)
+{
+    return width >= 1 && height >= 1 && width <= SOURCE_SIDE_MAX && height <= SOURCE_SIDE_MAX &&
+           (uint64_t)width * height <= SOURCE_PIXELS;
+}
+
 int picture_begin(struct picture *p, uint32_t width, uint32_t height, bool can_shrink,
                   uint64_t rooms, struct picture_part *ret_part)
 {
     const struct onepot_images *o = &p->plan->o;
     struct crop crop;
-    if (width < 1 || height < 1 || width > SOURCE_SIDE_MAX || height > SOURCE_SIDE_MAX ||
-        (uint64_t)width * height > SOURCE_PIXELS)
+    if (!picture_has_size(width, height))
         return picture_fail(p, -EILSEQ, "it has %u by %u pixels, and at most %u are decoded",
                             width, height, SOURCE_PIXELS);
     crop_plan(o, p->place, width, height, &crop);

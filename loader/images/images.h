@@ -18,6 +18,7 @@
 #include <stdint.h>
 
 #include "onepot.h"
+#include "taps.h"
 
 #define IMAGES_WHY_MAX 160u
 
@@ -70,6 +71,19 @@ bool images_knows(const uint8_t *bytes, size_t len);
 int images_decode(const struct images_plan *plan, struct images_scratch *scratch,
                   const struct images_place *place, const uint8_t *bytes, size_t len, void *to,
                   char *why);
+
+/*
+ * A JPEG file that a device may decode, too: its size, and which part of it becomes the image.
+ * Nothing is shrunk meanwhile, so that the image is the one that `exact` asks for. False: the
+ * file is of no kind that all decoders take alike, and images_decode decodes it, or says why
+ * not.
+ */
+struct images_offer {
+    uint32_t width, height;
+    struct axis x, y;
+};
+bool images_offer(const struct images_plan *plan, const struct images_place *place,
+                  const uint8_t *bytes, size_t len, struct images_offer *ret_offer);
 
 /* A grey picture. */
 void images_grey(const struct images_plan *plan, void *to);

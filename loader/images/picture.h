@@ -39,6 +39,9 @@ struct picture_part {
 int picture_begin(struct picture *p, uint32_t width, uint32_t height, bool can_shrink,
                   uint64_t rooms, struct picture_part *ret_part);
 
+/* Is it a size that is decoded? */
+bool picture_has_size(uint32_t width, uint32_t height);
+
 /* The next row of the part: pixels of four bytes (red, green, blue, any), from part.x on. */
 void picture_row(struct picture *p, const uint8_t *pixels);
 

@@ -10,7 +10,6 @@
  */
 #include "resample.h"
 
-#include <math.h>
 #include <string.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -22,89 +21,15 @@
 
 #define LANES 64u /* a row's values are a multiple of this */
 #define MEMORY_MAX (UINT64_C(1) << 30)
-#define WEIGHT_BITS 14
-#define WEIGHT_ONE (1 << WEIGHT_BITS) /* the sum of all weights of a result */
-#define IN_BITS 7
-#define OUT_BITS 5
-#define TAPS_MAX 32u /* with more, sums have 32 bits */
 
 /* ---- weights ---- */
-
-/* A triangle, or Keys' cubic with a = -1/2, as in PIL. */
-static inline double filter(enum onepot_interpolation interpolation, double x)
-{
-    x = fabs(x);
-    if (interpolation != ONEPOT_BICUBIC)
-        return x < 1 ? 1 - x : 0;
-    if (x < 1)
-        return (1.5 * x - 2.5) * x * x + 1;
-    return x < 2 ? ((-0.5 * x + 2.5) * x - 4) * x + 2 : 0;
-}
-
-static double axis_support(const struct axis *a, enum onepot_interpolation interpolation)
-{
-    double support = interpolation == ONEPOT_BICUBIC ? 2 : 1;
-    return a->step > 1 ? support * a->step : support;
-}
-
-/* Weights of one result: an even number, so that they are taken two at a time. */
-static uint64_t taps_most(const struct axis *a, enum onepot_interpolation interpolation)
-{
-    uint64_t most = 2 * (uint64_t)ceil(axis_support(a, interpolation)) + 1;
-    return (min_u64(most, a->high - a->low) + 1) & ~UINT64_C(1);
-}
-
-/* The pixels [*low, *high) that take part in a result centred there; at least one. */
-static void taps_range(const struct axis *a, double centre, double support, uint32_t *low,
-                       uint32_t *high)
-{
-    double from = floor(centre - support + 0.5), to = floor(centre + support + 0.5);
-    *low = from > a->low ? (uint32_t)from : a->low;
-    *low = min_u32(*low, a->high - 1);
-    *high = to < a->high ? (uint32_t)fmax(to, 0) : a->high;
-    *high = max_u32(*high, *low + 1);
-}
-
-static int32_t rounded(double x)
-{
-    return (int32_t)(x + 0.5 + 4 * WEIGHT_ONE) - 4 * WEIGHT_ONE;
-}
-
-/*
- * The weights are rounded so that their sums from the first one on are: all together are
- * WEIGHT_ONE, and where each is less than one part some of them stand for all.
- */
-static struct span taps_one(const struct axis *a, uint32_t i,
-                            enum onepot_interpolation interpolation, uint64_t most,
-                            int16_t *weights)
-{
-    double support = axis_support(a, interpolation), centre = a->start + (i + 0.5) * a->step;
-    double narrowed = a->step > 1 ? 1 / a->step : 1, sum = 0, part = 0;
-    int32_t before = 0;
-    uint32_t low, high;
-    taps_range(a, centre, support, &low, &high);
-    high = min_u32(high, low + (uint32_t)most);
-    for (uint32_t at = low; at < high; at++)
-        sum += filter(interpolation, (at + 0.5 - centre) * narrowed);
-    double scale = sum != 0 ? WEIGHT_ONE / sum : 0;
-    high = sum != 0 ? high : low + 1;
-    for (uint32_t at = low; at < high; at++) {
-        part += filter(interpolation, (at + 0.5 - centre) * narrowed) * scale;
-        int32_t now = at + 1 < high ? rounded(part) : WEIGHT_ONE;
-        weights[at - low] = (int16_t)(now - before);
-        before = now;
-    }
-    for (uint32_t n = high - low; n < most; n++)
-        weights[n] = 0;
-    return (struct span){low, high - low};
-}
 
 /* In memory for count spans and count * most weights. Returns what is left of it. */
 static void *taps_make(struct taps *t, const struct axis *a,
                        enum onepot_interpolation interpolation, void *memory)
 {
     uint64_t most = taps_most(a, interpolation);
-    struct span *spans = memory;
+    struct taps_span *spans = memory;
     int16_t *weights = (int16_t *)(spans + a->count);
     *t = (struct taps){.count = a->count,
                        .most = (uint32_t)most,
@@ -131,7 +56,7 @@ static uint64_t line_values(uint64_t pixels, uint64_t most)
 
 static uint64_t taps_bytes(uint64_t count, uint64_t most)
 {
-    return count * (most * sizeof(int16_t) + sizeof(struct span));
+    return count * (most * sizeof(int16_t) + sizeof(struct taps_span));
 }
 
 static uint64_t fours(uint64_t count)
@@ -156,7 +81,7 @@ size_t resample_bytes(const struct axis *x, const struct axis *y,
 static void *taps_arrange(struct taps *t, void *memory)
 {
     uint32_t count = (uint32_t)fours(t->count);
-    struct span *spans = memory;
+    struct taps_span *spans = memory;
     int16_t *weights = (int16_t *)(spans + count), *to = weights;
     for (uint32_t i = 0; i < count; i++)
         spans[i] = t->spans[min_u32(i, t->count - 1)];
@@ -198,7 +123,7 @@ void resample_begin(struct resample *r, const struct axis *x, const struct axis 
 struct resample_loops {
     /* Sum the rows of a span, in a ring of `rows` rows. */
     void (*vertical)(int16_t *to, const int16_t *ring, size_t values, uint32_t rows,
-                     struct span span, const int16_t *weights);
+                     struct taps_span span, const int16_t *weights);
     void (*horizontal)(uint8_t *to, const int16_t *line, const struct taps *taps);
     void (*widen)(int16_t *to, const uint8_t *from, size_t count);
 };
@@ -208,7 +133,7 @@ struct resample_loops {
 LOOP void loop_widen(int16_t *restrict to, const uint8_t *restrict from, size_t count)
 {
     for (size_t i = 0; i < count; i++)
-        to[i] = (int16_t)(from[i] << IN_BITS);
+        to[i] = (int16_t)(from[i] << TAPS_IN_BITS);
 }
 
 typedef int16_t eight __attribute__((vector_size(16)));
@@ -226,21 +151,21 @@ LOOP eight weighed(eight values, eight weights)
 #if defined(__x86_64__)
     __m128i high = _mm_mulhi_epi16((__m128i)values, (__m128i)weights);
     __m128i low = _mm_mullo_epi16((__m128i)values, (__m128i)weights);
-    __m128i up = _mm_avg_epu16(_mm_srli_epi16(low, WEIGHT_BITS), _mm_setzero_si128());
+    __m128i up = _mm_avg_epu16(_mm_srli_epi16(low, TAPS_BITS), _mm_setzero_si128());
     return (eight)_mm_add_epi16(_mm_add_epi16(high, high), up);
 #elif defined(__aarch64__)
     return (eight)vqrdmulhq_s16((int16x8_t)values, (int16x8_t)weights);
 #else
     for (unsigned lane = 0; lane < 8; lane++)
         values[lane] =
-            (int16_t)((((int32_t)values[lane] * weights[lane] >> WEIGHT_BITS) + 1) >> 1);
+            (int16_t)((((int32_t)values[lane] * weights[lane] >> TAPS_BITS) + 1) >> 1);
     return values;
 #endif
 }
 
 LOOP uint8_t narrowed(int32_t value)
 {
-    value = (value + (1 << (OUT_BITS - 1))) >> OUT_BITS;
+    value = (value + (1 << (TAPS_OUT_BITS - 1))) >> TAPS_OUT_BITS;
     return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
 }
 
@@ -256,7 +181,7 @@ LOOP const int16_t *ring_row(const int16_t *ring, size_t values, uint32_t rows, 
 }
 
 static void any_vertical(int16_t *to, const int16_t *ring, size_t values, uint32_t rows,
-                         struct span span, const int16_t *weights)
+                         struct taps_span span, const int16_t *weights)
 {
     for (size_t at = 0; at < values; at += 32) {
         eight sum[4] = {{0}};
@@ -289,11 +214,11 @@ static const struct resample_loops loops_any = {any_vertical, any_horizontal, an
 
 static int16_t many_rounded(int32_t sum)
 {
-    return (int16_t)((sum + (1 << WEIGHT_BITS)) >> (WEIGHT_BITS + 1));
+    return (int16_t)((sum + (1 << TAPS_BITS)) >> (TAPS_BITS + 1));
 }
 
 static void many_vertical(int16_t *restrict to, const int16_t *restrict ring, size_t values,
-                          uint32_t rows, struct span span, const int16_t *restrict weights)
+                          uint32_t rows, struct taps_span span, const int16_t *restrict weights)
 {
     for (size_t at = 0; at < values; at += LANES) {
         int32_t sum[LANES] = {0};
@@ -342,9 +267,9 @@ AVX2 LOOP __m256i avx2_weighed(const int16_t *row, unsigned quarter, __m256i by)
 }
 
 AVX2 static void avx2_vertical(int16_t *to, const int16_t *ring, size_t values, uint32_t rows,
-                               struct span span, const int16_t *weights)
+                               struct taps_span span, const int16_t *weights)
 {
-    const int16_t *from[TAPS_MAX];
+    const int16_t *from[TAPS_FEW];
     for (uint32_t t = 0; t < span.number; t++)
         from[t] = ring_row(ring, values, rows, span.first + t);
     for (size_t at = 0; at < values; at += LANES) {
@@ -381,8 +306,8 @@ AVX2 LOOP void avx2_results(uint8_t *restrict to, const int16_t *restrict line,
                             const struct taps *restrict taps, uint32_t number)
 {
     const int16_t *restrict weights = taps->weights;
-    const struct span *restrict s = taps->spans;
-    const __m256i half = _mm256_set1_epi16(1 << (OUT_BITS - 1));
+    const struct taps_span *restrict s = taps->spans;
+    const __m256i half = _mm256_set1_epi16(1 << (TAPS_OUT_BITS - 1));
     const size_t step = (size_t)number * 8;
     line -= (size_t)taps->begin * 4;
     for (uint32_t left = (taps->count + 3) / 4; left; left--, s += 4, to += 16) {
@@ -394,7 +319,7 @@ AVX2 LOOP void avx2_results(uint8_t *restrict to, const int16_t *restrict line,
         /* results 0 and 2 in the lower half, 1 and 3 in the upper one */
         __m256i sum =
             _mm256_add_epi16(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
-        sum = _mm256_srai_epi16(_mm256_add_epi16(sum, half), OUT_BITS);
+        sum = _mm256_srai_epi16(_mm256_add_epi16(sum, half), TAPS_OUT_BITS);
         __m256i bytes = _mm256_packus_epi16(sum, sum);
         _mm_storeu_si128((__m128i *)(void *)to,
                          _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes),
@@ -421,7 +346,7 @@ static const struct resample_loops loops_avx2 = {avx2_vertical, avx2_horizontal,
 
 static const struct resample_loops *loops_for(uint32_t most)
 {
-    if (most > TAPS_MAX)
+    if (most > TAPS_FEW)
         return &loops_many;
 #ifdef __x86_64__
     if (__builtin_cpu_supports("avx2"))
@@ -444,7 +369,7 @@ bool resample_take(struct resample *r)
     const struct taps *y = &r->y;
     if (r->made == y->count)
         return false;
-    struct span span = y->spans[r->made];
+    struct taps_span span = y->spans[r->made];
     if (y->begin + r->given < span.first + span.number)
         return false;
     r->loops->vertical(r->line, r->rows, r->line_values, y->most, span,

@@ -11,28 +11,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "onepot.h"
-
-/* A direction: result i is centred at start + (i + 1/2) * step of the source's pixels. */
-struct axis {
-    double start, step;
-    uint32_t low, high; /* pixels of the source that may take part: [low, high) */
-    uint32_t count;     /* results */
-    bool reversed;      /* the last result comes first */
-};
-
-/* The pixels of the source that one result is made of. */
-struct span {
-    uint32_t first, number;
-};
+#include "taps.h"
 
 /* The weights of each result of an axis, parts of 2^14, which is their sum. */
 struct taps {
     uint32_t count;
-    uint32_t most;            /* places for the weights of each; beyond `number` they are 0 */
-    uint32_t widest;          /* the largest `number`, and one more if that is odd */
-    uint32_t begin, end;      /* pixels of the source that take part: [begin, end) */
-    const struct span *spans; /* [count]; of x four at a time */
+    uint32_t most;       /* places for the weights of each; beyond `number` they are 0 */
+    uint32_t widest;     /* the largest `number`, and one more if that is odd */
+    uint32_t begin, end; /* pixels of the source that take part: [begin, end) */
+    const struct taps_span *spans; /* [count]; of x four at a time */
     /* [count][most]. Of x for two results at a time, [count / 2][most / 2][2][2][4]: two
      * weights of one result, for four channels, and two of the other. */
     const int16_t *weights;

@@ -476,6 +476,7 @@ static PyObject *loader_stats(PyObject *self, void *unused)
         {"cache_part", FIELD_COUNT, offsetof(struct onepot_stats, cache_part_bytes)},
         {"reads", FIELD_COUNT, offsetof(struct onepot_stats, reads)},
         {"read_bytes", FIELD_COUNT, offsetof(struct onepot_stats, read_bytes)},
+        {"gpu_decoded", FIELD_COUNT, offsetof(struct onepot_stats, gpu_decoded)},
         {0}};
     struct onepot_stats s = {.size = sizeof(s)};
     (void)unused;
@@ -520,6 +521,14 @@ static PyObject *loader_delivered(PyObject *self, void *unused)
                          (unsigned long long)d.sum_b);
 }
 
+static PyObject *loader_decoder(PyObject *self, void *unused)
+{
+    auto_lease lease = loader_lease(self);
+    const struct onepot_loader *loader = leased(lease);
+    (void)unused;
+    return loader ? PyUnicode_FromString(onepot_loader_decoder(loader)) : NULL;
+}
+
 static PyMethodDef loader_methods[] = {
     {"set_epoch", loader_set_epoch, METH_O,
      "Go to the start of an epoch. Costs nothing if the loader is there already."},
@@ -540,6 +549,11 @@ static PyGetSetDef loader_fields[] = {
     {"sampler", loader_sampler, NULL,
      "The loader itself, for loops that call loader.sampler.set_epoch().", NULL},
     {"stats", loader_stats, NULL, "Counts, bytes and seconds of this loader: dict.", NULL},
+    {"decoder", loader_decoder, NULL,
+     "What decodes the pictures: 'host', 'host: ' and why it isn't the GPU that was asked "
+     "for,\n"
+     "or the name and version of the GPU's decoder.",
+     NULL},
     {"delivered", loader_delivered, NULL,
      "(samples, sum, sum) of what was delivered in this epoch, padding left out. Added over\n"
      "all ranks modulo 2**64 they are the same for any order with each sample once.",

@@ -1,7 +1,7 @@
 /*
  * The kernels as the host runs them: each thread of each block in turn, when the stream comes
- * to them. None of them needs what threads of a block do together. A load or store at an address
- * that is not aligned for its type ends the process (meson.build).
+ * to them. None of them needs what threads of a block do together. A load or store at an
+ * address that is not aligned for its type ends the process (meson.build).
  */
 #include <cuda_runtime_api.h>
 
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "device_type.h"
+#include "kernels.h"
 #include "runtime.h"
 
 static thread_local uint3 threadIdx, blockIdx;
@@ -44,6 +45,36 @@ static struct device_gather here(struct device_gather g)
             played_locked_at(reinterpret_cast<const void *>(sources[i]), g.sizes[i])));
     g.from = from.data();
     return g;
+}
+
+template <typename T> static T *seen(T *memory, uint64_t count)
+{
+    played_need_aligned(memory, sizeof(T) < 8 ? sizeof(T) : 8);
+    return static_cast<T *>(played_at(memory, count * sizeof(T)));
+}
+
+static struct kernels_taps here(struct kernels_taps taps)
+{
+    taps.spans = seen(taps.spans, taps.axis.count);
+    taps.weights = seen(taps.weights, taps.axis.count * (uint64_t)taps.most);
+    return taps;
+}
+
+static struct kernels_pictures here(struct kernels_pictures all)
+{
+    const struct device_images &images = all.images;
+    uint64_t values = (uint64_t)images.width * images.height * 3;
+    uint64_t bytes = images.type == ONEPOT_FLOAT ? 4 : images.type ? 2 : 1;
+    for (uint32_t i = 0; i < all.count; i++) {
+        struct kernels_picture &p = all.at[i];
+        p.pixels = static_cast<const uint8_t *>(
+            played_at(p.pixels, (p.y.axis.high - 1) * p.pitch + 3 * p.x.axis.high));
+        played_need_aligned(p.to, bytes);
+        p.to = played_at(p.to, values * bytes);
+        p.x = here(p.x);
+        p.y = here(p.y);
+    }
+    return all;
 }
 
 static void call(void *ctx)

@@ -24,6 +24,15 @@ MUTANTS = {
     "converted": (
         "return t->images ? t->converted : t->sent;",
         "return t->sent;", "a_consumer_waits_for_the_images"),
+    "decode_follows": (
+        "    if (r == 0)\n        r = follow_users(u, t, &error);\n"
+        "    pthread_mutex_unlock(&u->lock);\n",
+        "    pthread_mutex_unlock(&u->lock);\n",
+        "decoding_waits_for_readers_of_the_batch_before"),
+    "decode_settles": (
+        "    return slab->twin->settled ||",
+        "    return true || slab->twin->settled ||",
+        "files_stay_until_they_are_decoded"),
     "follow_copy": (
         "    r = u->type->follow(u->device, u->converting, t->sent, error);\n",
         "", "images_wait_for_the_copy"),

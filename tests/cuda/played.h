@@ -36,6 +36,15 @@ struct played {
     unsigned long kernels;        /* launched */
     unsigned long urgent_streams; /* made */
 
+    /* Of nvJPEG's calls, until now; 0 for its major version: 12. */
+    int nvjpeg_major;
+    bool nvjpeg_no_engines;   /* no backend but kernels */
+    bool nvjpeg_no_start;     /* nor these */
+    int nvjpeg_fails;         /* the status of each call that decodes */
+    unsigned nvjpeg_refuses;  /* files of this width are not supported, */
+    unsigned nvjpeg_misreads; /* and of this one it sees another size */
+    unsigned long nvjpeg_calls, nvjpeg_files, nvjpeg_handles;
+
     /* The driver's, for the runtime. */
     void *(*current)(void);       /* the context of this thread, NULL: none */
     void *(*primary)(int device); /* its context */
@@ -43,6 +52,10 @@ struct played {
     /* The runtime's, for the driver. */
     int (*record_all)(void *context, void *event);
     void *(*context_of)(void *stream);
+
+    /* The runtime's, for nvJPEG: a kernel of its, and where memory of the device lies. */
+    int (*launch)(void *stream, void (*function)(void *ctx), void *ctx);
+    void *(*at)(const void *memory, size_t bytes);
 
     /*
      * The runtime's, once a device was opened. stream: one of another library, on the first

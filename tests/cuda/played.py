@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Batches in the memory of a GPU, from Python; the GPU is played by the host (played.h)."""
+import base64
 import ctypes
 import itertools
 import os
@@ -16,6 +17,17 @@ import onepot
 from dlpack_consumer import DLVersioned, take
 
 FILES = 60
+
+# 40 by 30 pixels in colour, baseline.
+JPEG = (
+    "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAA0JCgsKCA0LCgsODg0PEyAVExISEyccHhcgLikxMC4pLSwzOko+MzZGNy"
+    "wtQFdBRkxOUlNSMj5aYVpQYEpRUk//2wBDAQ4ODhMREyYVFSZPNS01T09PT09PT09PT09PT09PT09PT09PT09PT09P"
+    "T09PT09PT09PT09PT09PT09PT09PT0//wAARCAAeACgDASIAAhEBAxEB/8QAGAABAAMBAAAAAAAAAAAAAAAABQACBg"
+    "T/xAApEAABAwMCBAYDAAAAAAAAAAABAAIEAwURBhIhc7GyExQVMUNjIjJB/8QAFgEBAQEAAAAAAAAAAAAAAAAABAUG"
+    "/8QAHxEAAQQCAgMAAAAAAAAAAAAAAAECAwQFIREjExQk/9oADAMBAAIRAxEAPwCum5Gy41jn4D3NXbOn4J4oKxPInV"
+    "uSeoVbpXcMpV2TvUbkJVWwp2epfl+yShT8kcVgPPO8fbkrQWuu52EZz9BHyaEtSSN9xonPwDucouC+PJnUuSOpUVyp"
+    "IvhaaOjKvrtL2GmXT63JPUKXOKXE8EjpmgHXKsPoPc1IzYbST7Kbdj4nUkZCLiypgfTj4ucJy2xS0jgkvIs3fxIQ4b"
+    "QR7I7maCPj0Zy/Uy2fR5I6lRJamoBtyoj6B3OUVypH0tNJRh+dp//Z")
 
 
 def setUpModule():
@@ -50,6 +62,19 @@ def on_device(managed):
 
 
 class Played(unittest.TestCase):
+    def jpegs(self):
+        """An archive of six JPEG files, which are cropped in six ways."""
+        if not os.path.exists(os.path.join(os.path.dirname(os.environ["ONEPOT_CUDA"]),
+                                           "libnvjpeg.so.12")):
+            self.skipTest("built without libjpeg-turbo")
+        tree = os.path.join(WORK, "jpegs")
+        os.makedirs(tree, exist_ok=True)
+        for i in range(6):
+            with open(os.path.join(tree, "%d.jpg" % i), "wb") as f:
+                f.write(base64.b64decode(JPEG))
+        subprocess.run([os.environ["ONEPOT"], "pack", "-o", tree + ".tar", tree], check=True)
+        return onepot.Archive(tree + ".tar")
+
     def loader(self, **options):
         return onepot.Loader(onepot.Archive(TAR), 16, 0, 1, seed=5, **options)
 
@@ -149,6 +174,41 @@ class Played(unittest.TestCase):
             self.assertEqual([t.shape[i] for i in range(t.dimensions)], [len(b), 3, 4, 4])
             self.assertEqual(on_device(managed), bytes(memoryview(a.images).cast("B")))
             managed.contents.deleter(managed)
+
+    def test_jpeg_is_decoded_there(self):
+        with self.jpegs() as archive:
+            options = dict(size=20, exact=True, dtype="float32", std=0.5)
+            there = onepot.Loader(archive, 4, 0, 1, device="cuda:0",
+                                  images=onepot.Images(decoder="gpu", **options))
+            here = onepot.Loader(archive, 4, 0, 1, images=onepot.Images(**options))
+            for b, a in itertools.zip_longest(there, here):
+                managed = take(b.images.__dlpack__(stream=1))
+                b.wait()
+                self.assertEqual(on_device(managed), bytes(memoryview(a.images).cast("B")))
+                managed.contents.deleter(managed)
+            self.assertEqual(there.decoder, "nvJPEG 12.4 (hardware)")
+            self.assertGreaterEqual(there.stats["gpu_decoded"], 6)
+            self.assertEqual(here.decoder, "host")
+            there.close()
+            here.close()
+
+    def test_a_decoder_that_is_missing_is_told(self):
+        code = ("import sys, onepot\n"
+                "options = dict(batch_size=4, rank=0, world_size=1, device='cuda:0')\n"
+                "auto = onepot.Loader(sys.argv[1], images=onepot.Images(decoder='auto',"
+                " raw=(2, 2, 3)), **options)\n"
+                "assert auto.decoder.startswith('host: nvJPEG is not there: /nowhere'),"
+                " auto.decoder\n"
+                "try:\n"
+                "    onepot.Loader(sys.argv[1], images=onepot.Images(decoder='gpu'), **options)\n"
+                "except OSError as e:\n"
+                "    assert 'ONEPOT_NVJPEG' in str(e), e\n"
+                "else:\n"
+                "    raise AssertionError('no error')\n")
+        subprocess.run([sys.executable, "-c", code, TAR], check=True, timeout=240,
+                       env=dict(os.environ, ONEPOT_NVJPEG="/nowhere"))
+        with self.assertRaisesRegex(ValueError, "decoder is one of 'host', 'auto', 'gpu'"):
+            onepot.Images(decoder="cuda")
 
     def test_a_batch_is_copied_into_memory_that_stays(self):
         """The last one is smaller: zeros follow it."""

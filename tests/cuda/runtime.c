@@ -110,6 +110,11 @@ unsigned long played_context_events(void)
     return __atomic_load_n(&played_driver->context_events, __ATOMIC_ACQUIRE);
 }
 
+static int launch_for_library(void *stream, void (*function)(void *ctx), void *ctx)
+{
+    return (int)played_launch(stream, (dim3){1, 1, 1}, 1, function, ctx);
+}
+
 static void unload(void)
 {
     ends_process = true;
@@ -124,6 +129,8 @@ static void begin(void)
         played_forbid("this libcuda.so.1 is not the tests'", NULL);
     ranges_begin();
     played_driver->record_all = record_all;
+    played_driver->launch = launch_for_library;
+    played_driver->at = played_at;
     played_driver->context_of = context_of;
     played_driver->stream = stream_for_test;
     played_driver->spin = spin;
@@ -431,6 +438,7 @@ cudaError_t cudaEventElapsedTime(float *ret_ms, cudaEvent_t from, cudaEvent_t to
 /* ---- what is queued ---- */
 
 struct work {
+    struct work *next; /* of those that a lost device never did, whose ctx is theirs */
     void (*function)(void *ctx); /* NULL: a copy */
     void *ctx;
     void *to;
@@ -440,9 +448,14 @@ struct work {
 
 static void work_run(void *ctx)
 {
+    static struct work *undone;
     struct work *w = ctx;
     pthread_mutex_lock(&moving);
-    if (!is_lost()) {
+    if (is_lost()) {
+        w->next = undone;
+        undone = w;
+        w = NULL;
+    } else {
         if (w->function)
             w->function(w->ctx);
         else

@@ -6,6 +6,7 @@
 #define ONEPOT_TESTS_CUDA_RUNTIME_H
 
 #include <cuda_runtime_api.h>
+#include <stdbool.h>
 #include <stddef.h>
 
 #ifdef __cplusplus
@@ -32,7 +33,7 @@ const void *played_locked_at(const void *address, size_t bytes);
 /* The bytes of a copy: the device's or the host's. */
 void *played_either(const void *memory, size_t bytes);
 /* They are the host's, and not locked. */
-_Bool played_is_pageable(const void *memory, size_t bytes);
+bool played_is_pageable(const void *memory, size_t bytes);
 
 cudaError_t ranges_allocate(void *context, size_t bytes, void **ret_memory);
 cudaError_t ranges_free(void *memory);

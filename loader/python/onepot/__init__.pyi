@@ -252,6 +252,7 @@ class Images:
         exact: bool = False,
         on_error: str = "raise",  # or "skip", "grey"
         raw: "Optional[tuple[int, int, int]]" = None,  # height, width, channels
+        decoder: str = "host",  # or "auto", "gpu"
     ) -> None: ...
     @property
     def shape(self) -> "tuple[int, int, int]": ...
@@ -300,6 +301,8 @@ class Loader:
     def epoch(self) -> int: ...
     @property
     def sampler(self) -> "Loader": ...
+    @property
+    def decoder(self) -> str: ...  # "host: why", or the GPU's
     @property
     def stats(self) -> "dict[str, Any]": ...
     @property

@@ -509,6 +509,124 @@ START_TEST(a_jpeg_without_its_end_marker_is_whole)
 }
 END_TEST
 
+/* ---- what a device may decode ---- */
+
+static bool is_offered(const uint8_t *bytes, size_t len)
+{
+    struct images_plan plan = plain(90, 70);
+    struct images_offer offer;
+    /* Memory of just this length, so that sanitizers see what is read beyond it. */
+    uint8_t *exact = malloc(len ? len : 1);
+    memcpy(exact, bytes, len);
+    bool yes = images_offer(&plan, &(struct images_place){3, 4, 5}, exact, len, &offer);
+    if (yes) {
+        ck_assert_uint_eq(offer.width, 90);
+        ck_assert_uint_eq(offer.height, 70);
+        ck_assert_uint_eq(offer.x.high, 90);
+        ck_assert_uint_eq(offer.y.count, 70);
+    }
+    free(exact);
+    return yes;
+}
+
+/* Where a marker is. */
+static size_t marker_at(struct bytes file, uint8_t marker)
+{
+    size_t at = 2;
+    while (at + 4 < file.len && file.data[at + 1] != marker)
+        at += 2 + (size_t)(file.data[at + 2] << 8 | file.data[at + 3]);
+    ck_assert_uint_lt(at + 4, file.len);
+    return at;
+}
+
+/* With that segment put in behind the first marker. */
+static bool is_offered_with(struct bytes file, const void *segment, size_t len)
+{
+    uint8_t *bytes = malloc(file.len + len);
+    memcpy(bytes, file.data, 2);
+    memcpy(bytes + 2, segment, len);
+    memcpy(bytes + 2 + len, file.data + 2, file.len - 2);
+    bool yes = is_offered(bytes, file.len + len);
+    free(bytes);
+    return yes;
+}
+
+START_TEST(common_jpeg_is_offered_to_a_device)
+{
+    for (int restart = 0; restart < 2; restart++) {
+        struct bytes file = picture_jpeg(90, 70, (struct jpeg_kind){JCS_RGB, 90, 0, restart});
+        ck_assert(is_offered(file.data, file.len));
+        ck_assert(is_offered_with(file, "\xff\xfe\0\4hi", 6));
+        ck_assert(is_offered_with(file,
+                                  "\xff\xee\0\x0e"
+                                  "Adobe\0\0\0\0\0\0\1",
+                                  16));
+        free(file.data);
+    }
+}
+END_TEST
+
+START_TEST(other_jpeg_is_not)
+{
+    const struct jpeg_kind kinds[] = {
+        {JCS_GRAYSCALE, 90, 0, 0}, {JCS_RGB, 90, 1, 0}, {JCS_CMYK, 90, 0, 0}};
+    for (unsigned i = 0; i < 3; i++) {
+        struct bytes other = picture_jpeg(90, 70, kinds[i]);
+        ck_assert(!is_offered(other.data, other.len));
+        free(other.data);
+    }
+    struct bytes file = picture_jpeg(90, 70, (struct jpeg_kind){JCS_RGB, 90, 0, 0});
+    size_t frame = marker_at(file, 0xc0) + 4, scan = marker_at(file, 0xda) + 4;
+    const struct {
+        size_t at;
+        uint8_t byte;
+    } changes[] = {{frame, 12},        /* bits */
+                   {frame + 2, 0},     /* no height that is known */
+                   {frame + 7, 0x31},  /* more samples than any decoder knows */
+                   {frame + 10, 0x22}, /* of a colour, too */
+                   {scan, 1},          /* colours one after another */
+                   {file.len - 1, 0},  /* no end */
+                   {frame - 3, 0xc1},  {frame - 3, 0xc9} /* other kinds of frames */};
+    for (unsigned i = 0; i < sizeof(changes) / sizeof(changes[0]); i++) {
+        uint8_t *at = file.data + changes[i].at, was = *at;
+        if (changes[i].at == frame + 2)
+            file.data[frame + 1] = 0;
+        *at = changes[i].byte;
+        ck_assert_msg(!is_offered(file.data, file.len), "change %u", i);
+        *at = was;
+    }
+    for (unsigned i = 0; i < 3; i++)
+        file.data[frame + 6 + 3 * i] = (uint8_t) "RGB"[i];
+    ck_assert(!is_offered(file.data, file.len));
+    free(file.data);
+}
+END_TEST
+
+START_TEST(nor_is_jpeg_with_odd_segments_or_cut_short)
+{
+    struct bytes file = picture_jpeg(90, 70, (struct jpeg_kind){JCS_RGB, 90, 0, 0});
+    size_t frame = marker_at(file, 0xc0);
+    for (size_t len = 0; len < file.len; len++)
+        ck_assert_msg(!is_offered(file.data, len), "%zu bytes of %zu", len, file.len);
+    ck_assert(!is_offered_with(file,
+                               "\xff\xee\0\x0e"
+                               "Adobe\0\0\0\0\0\0\0",
+                               16)); /* RGB */
+    ck_assert(!is_offered_with(file,
+                               "\xff\xee\0\x0e"
+                               "Adobe\0\0\0\0\0\0\2",
+                               16));
+    ck_assert(!is_offered_with(file, file.data + frame, 19)); /* two frames */
+    ck_assert(!is_offered_with(file, "\xff\xdc\0\4\0\1", 6));
+    ck_assert(!is_offered_with(file, "\xff\xfe\0\1", 4));
+    ck_assert(!is_offered_with(file, "\xff\xfe\xff\xff", 4));
+    ck_assert(!is_offered_with(file, "\xff\xd9", 2));
+    ck_assert(!is_offered_with(file, "hi", 2));
+    free(file.data);
+    ck_assert(!is_offered((const uint8_t *)"\x93NUMPY\1", 7));
+}
+END_TEST
+
 #endif
 
 #ifdef ONEPOT_PNG
@@ -627,6 +745,9 @@ static Suite *suite(void)
     tcase_add_test(files, cmyk_is_converted_as_pil_does_it);
     tcase_add_loop_test(files, a_jpeg_that_is_cut_short_is_an_error, 0, 4);
     tcase_add_test(files, a_jpeg_without_its_end_marker_is_whole);
+    tcase_add_test(files, common_jpeg_is_offered_to_a_device);
+    tcase_add_test(files, other_jpeg_is_not);
+    tcase_add_test(files, nor_is_jpeg_with_odd_segments_or_cut_short);
 #else
     puts("JPEG left out: this onepot was built without it");
 #endif
