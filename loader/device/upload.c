@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "error.h"
+#include "numbers.h"
 #include "vector.h"
 
 #define EPOCHS 4u
@@ -132,12 +133,16 @@ static void free_twin(struct upload *u, struct twin *t)
     free(t);
 }
 
-/* How many bytes of floats `bytes` of data can make at most. */
+/* How many bytes of floats `bytes` of a slab can make at most. If the device decodes, a part of
+ * them are files. */
 static size_t image_room(const struct upload *u, size_t bytes)
 {
     if (!u->images.channels)
         return 0;
-    return bytes / convert_bytes_of_one(&u->images) * convert_bytes_of_floats(&u->images);
+    uint64_t images = bytes / convert_bytes_of_one(&u->images);
+    if (u->decoder)
+        images = min_u64(images, u->batch_size);
+    return images * convert_bytes_of_floats(&u->images);
 }
 
 static int make_twin(struct upload *u, size_t bytes, struct onepot_error *error,

@@ -87,6 +87,14 @@ static void engine_label_samples(struct engine *e, struct slab *slab, uint64_t c
     memcpy(slab->sizes, e->sizes, count * sizeof(*slab->sizes));
 }
 
+/* Of files beside a batch. 0: as many slabs as it takes to move have no room for them, and the
+ * host decodes this batch. */
+static size_t engine_offers_bytes(const struct engine *e, uint64_t count, size_t plain)
+{
+    size_t bytes = offers_bytes(&e->options.fill, e->indices, count);
+    return engine_can_move(e, plain + bytes) ? bytes : 0;
+}
+
 /* Plan the next batch into the ring. False: there is no room for it, or no order yet. */
 static bool engine_plan_one(struct engine *e)
 {
@@ -107,7 +115,7 @@ static bool engine_plan_one(struct engine *e)
                       : 0;
     size_t plain = need; /* without files that a device decodes */
     if (need && e->options.fill.offers)
-        need += offers_bytes(&e->options.fill, e->indices, count);
+        need += engine_offers_bytes(e, count, need);
     struct slab *slab;
     int r = need ? engine_get_slab(e, need, &slab) : -ENOBUFS;
     if (r == -EAGAIN || r == -EINPROGRESS) {
@@ -134,8 +142,10 @@ static bool engine_plan_one(struct engine *e)
     slab->batch.stride = e->options.fill.stride;
     slab->pictures = NULL;
     engine_label_samples(e, slab, count);
-    if (e->options.fill.offers)
+    if (need > plain)
         offers_lay_out(&e->options.fill, slab, plain);
+    if (e->options.fill.offers)
+        slab->batch.data = NULL; /* the host has a part of the images at most */
     slab->claimed = slab->gathered = 0;
     slab->whole = slab->lost = slab->abandoned = slab->released = false;
     slab->err = 0;

@@ -81,6 +81,9 @@ struct engine {
  */
 int engine_get_slab(struct engine *engine, size_t bytes, struct slab **ret_slab);
 
+/* Has the budget room for slabs of so many bytes, as many as it takes to move? */
+bool engine_can_move(const struct engine *engine, size_t bytes);
+
 /*
  * The list of free slabs, and giving up the memory of the first one. The first is used next. On
  * the host that is the latest, which caches may still have; where a device may still read

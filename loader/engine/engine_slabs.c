@@ -157,6 +157,11 @@ static uint64_t slabs_least(const struct engine *e)
     return e->options.ahead + 2 < SLABS_LEAST ? e->options.ahead + 2 : SLABS_LEAST;
 }
 
+bool engine_can_move(const struct engine *e, size_t bytes)
+{
+    return slab_takes(e, bytes) <= e->options.memory_bytes / slabs_least(e);
+}
+
 /*
  * The few slabs without which nothing moves are always allowed. Up to the ring, the batch that
  * the consumer works on, and the one that it is about to take, they have to fit in our part.

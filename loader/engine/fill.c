@@ -295,7 +295,7 @@ static int decode_picture(const struct fill_plan *plan, struct filler *filler,
 {
     const struct images_place place = {slab->seed, slab->batch.epoch, slab->indices[i]};
     find_picture(plan, place.index, &bytes, &len, bad);
-    if (plan->offers && offers_take(plan, slab, i, &place, bytes, len, *bad))
+    if (slab->pictures && offers_take(plan, slab, i, &place, bytes, len, *bad))
         return 0;
     return images_decode(plan->images, &filler->scratch, &place, bytes, len,
                          slab->memory + slab->offsets[i], filler->why);

@@ -41,7 +41,6 @@ void offers_lay_out(const struct fill_plan *plan, struct slab *slab, size_t at)
     uint8_t *room = slab->memory + rounded(at);
     slab->pictures = (struct device_picture *)(void *)room;
     room += rounded(count * sizeof(*slab->pictures));
-    slab->batch.data = NULL; /* the host has a part of the images at most */
     for (uint64_t i = 0; i < count; i++) {
         slab->pictures[i] = (struct device_picture){.bytes = room};
         room += offer_room(plan, slab->indices[i]);

@@ -329,6 +329,20 @@ START_TEST(pictures_that_the_device_has_no_room_for_are_the_host_s)
 }
 END_TEST
 
+/* A loader that has little memory moves nevertheless: these batches need no room for files. */
+START_TEST(files_that_there_is_no_memory_for_are_the_host_s)
+{
+    memory_bytes = 100 << 10;
+    struct onepot_loader *there = made(archive, images_for_gpu(), device);
+    memory_bytes = 0;
+    struct onepot_loader *here = made(archive, images_for_gpu(), NULL);
+    check_same(there, here, device);
+    ck_assert_uint_lt(decoded(there), COMMON); /* some last batches are small enough */
+    onepot_loader_free(there);
+    onepot_loader_free(here);
+}
+END_TEST
+
 /* By the environment, by the played library, and what the reason says. */
 static const struct {
     const char *named, *says;
@@ -615,6 +629,7 @@ int main(void)
     tcase_add_test(c, what_it_refuses_the_host_decodes);
     tcase_add_loop_test(c, a_chunk_that_fails_is_the_host_s, 0, 4);
     tcase_add_test(c, pictures_that_the_device_has_no_room_for_are_the_host_s);
+    tcase_add_test(c, files_that_there_is_no_memory_for_are_the_host_s);
     tcase_add_loop_test(c, without_nvjpeg_the_host_decodes_and_a_line_says_why, 0,
                         (int)(sizeof(missing) / sizeof(missing[0])));
     tcase_add_test(c, a_gpu_without_engines_decodes_by_kernels);
