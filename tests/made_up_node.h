@@ -16,8 +16,7 @@ static char root[64]; /* of the node */
 
 static void setup(void)
 {
-    strcpy(root, "/tmp/onepot-node-XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(root));
+    suite_make_folder("node", root, sizeof(root));
 }
 
 static void teardown(void)

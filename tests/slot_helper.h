@@ -25,8 +25,7 @@ static char folder[PATH_MAX];
 
 static inline void slots_setup(void)
 {
-    strcpy(base, "/tmp/onepot-state-XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(base));
+    suite_make_folder("state", base, sizeof(base));
     snprintf(folder, sizeof(folder), "%s/onepot-%u", base, (unsigned)geteuid());
     setenv("ONEPOT_RUNTIME_DIR", base, 1);
 }

@@ -35,6 +35,14 @@ __attribute__((constructor)) static void give_time(void)
  */
 #define SUITE_FOLDER "ONEPOT_SUITE_FOLDER"
 
+/* A folder of its own in there, for a test or a fixture. */
+static inline void suite_make_folder(const char *name, char *ret_path, size_t size)
+{
+    int len = snprintf(ret_path, size, "%s/%s-XXXXXX", getenv(SUITE_FOLDER), name);
+    ck_assert_int_lt(len, (int)size);
+    ck_assert_ptr_nonnull(mkdtemp(ret_path));
+}
+
 static inline int run_suite(Suite *suite)
 {
     char suite_folder[] = "/tmp/onepot-suite.XXXXXX", remove_it[64];

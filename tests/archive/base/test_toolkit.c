@@ -224,8 +224,8 @@ END_TEST
 
 START_TEST(name_that_leads_elsewhere_is_another_file)
 {
-    char folder[] = "/tmp/onepot-test.XXXXXX", first[64], second[64];
-    ck_assert_ptr_nonnull(mkdtemp(folder));
+    char folder[64], first[72], second[72];
+    suite_make_folder("toolkit", folder, sizeof(folder));
     snprintf(first, sizeof(first), "%s/first", folder);
     snprintf(second, sizeof(second), "%s/second", folder);
     int dir = open(folder, O_RDONLY | O_DIRECTORY);

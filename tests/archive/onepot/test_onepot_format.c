@@ -18,8 +18,7 @@
 
 enum { FOOTER = 512, RECORD = ONEPOT_RECORD_BYTES };
 
-static char folder[] = "/tmp/onepot-format-XXXXXX";
-static char path[64];
+static char folder[64], path[72];
 static uint8_t *bytes; /* of the archive */
 static size_t len;
 static struct writer_totals totals;
@@ -73,8 +72,7 @@ static void load(void)
 
 static void setup(void)
 {
-    strcpy(folder + strlen(folder) - 6, "XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(folder));
+    suite_make_folder("format", folder, sizeof(folder));
     snprintf(path, sizeof(path), "%s/a.tar", folder);
     write_archive(20);
     load();

@@ -49,8 +49,7 @@ static int command(const char *format, ...)
 
 static void make_base(void)
 {
-    snprintf(base, sizeof(base), "/tmp/onepot-pot-XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(base));
+    suite_make_folder("pot", base, sizeof(base));
 }
 
 /* In the process that runs all tests: also when one of them failed. */

@@ -21,12 +21,11 @@
 #include "pack.h"
 #include "suite.h"
 
-static char folder[] = "/tmp/onepot-pack-XXXXXX"; /* the working directory of each test */
+static char folder[64]; /* the working directory of each test */
 
 static void setup(void)
 {
-    strcpy(folder + strlen(folder) - 6, "XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(folder));
+    suite_make_folder("pack", folder, sizeof(folder));
     ck_assert_int_eq(chdir(folder), 0);
     ck_assert_int_eq(mkdir("src", 0755), 0);
     umask(022);
@@ -34,7 +33,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    char command[64];
+    char command[96];
     ck_assert_int_eq(chdir("/"), 0);
     snprintf(command, sizeof(command), "rm -rf '%s'", folder);
     ck_assert_int_eq(system(command), 0);

@@ -19,8 +19,7 @@ static char folder[64];
 
 static void setup(void)
 {
-    strcpy(folder, "/tmp/onepot-test-source-XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(folder));
+    suite_make_folder("source", folder, sizeof(folder));
     unsetenv("ONEPOT_ASSUME_REMOTE");
 }
 

@@ -65,8 +65,7 @@ static void open_members(void)
 
 static void setup(void)
 {
-    strcpy(folder, "/tmp/onepot-test-concat-XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(folder));
+    suite_make_folder("concat", folder, sizeof(folder));
     for (size_t i = 0; i < MEMBERS; i++)
         write_member(i);
     open_members();

@@ -80,8 +80,7 @@ static void setup(void)
 {
     struct stat st;
 
-    strcpy(folder, "/tmp/onepot-test-retry-XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(folder));
+    suite_make_folder("retry", folder, sizeof(folder));
     snprintf(path, sizeof(path), "%s/file", folder);
     write_file(path, "bytes");
     file = calloc(1, sizeof(*file));

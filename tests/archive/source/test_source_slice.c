@@ -25,7 +25,7 @@ static void setup(void)
 {
     for (size_t i = 0; i < BYTES; i++)
         bytes[i] = (uint8_t)(i * 2654435761u >> 13);
-    strcpy(path, "/tmp/onepot-test-slice-XXXXXX");
+    snprintf(path, sizeof(path), "%s/slice-XXXXXX", getenv(SUITE_FOLDER));
     int fd = mkstemp(path);
     ck_assert_int_ge(fd, 0);
     ck_assert_int_eq(write(fd, bytes, BYTES), BYTES);

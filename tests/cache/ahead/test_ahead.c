@@ -387,11 +387,11 @@ END_TEST
 /* All that was noted before the end is in it, whenever the planner came to take it. */
 START_TEST(a_record_is_whole_when_all_threads_have_ended)
 {
-    char directory[] = "/tmp/onepot-ahead-XXXXXX", path[64], text[64 * FILES];
+    char directory[64], path[72], text[64 * FILES];
     struct fixture f;
     unsigned lines = 0;
 
-    ck_assert_ptr_nonnull(mkdtemp(directory));
+    suite_make_folder("ahead", directory, sizeof(directory));
     snprintf(path, sizeof(path), "%s/record", directory);
     begin(&f, 1, 0);
     ck_assert_int_eq(recorder_new(path, tree, INDEX_ROOT, &f.options.recorder), 0);

@@ -24,7 +24,7 @@ static char *read_text(const char *path)
 
 START_TEST(a_record_is_an_order)
 {
-    char directory[] = "/tmp/onepot-record-XXXXXX", path[64], part[72];
+    char directory[64], path[72], part[80];
     struct recorder *recorder;
     struct known_reads *order;
     struct read_list_lines lines;
@@ -39,7 +39,7 @@ START_TEST(a_record_is_an_order)
     uint32_t first = position_of(tree, "train/class00/00000.jpg");
     uint32_t second = position_of(tree, "train/class01/00001.jpg");
 
-    ck_assert_ptr_nonnull(mkdtemp(directory));
+    suite_make_folder("record", directory, sizeof(directory));
     snprintf(path, sizeof(path), "%s/record", directory);
     snprintf(part, sizeof(part), "%s.part", path);
     ck_assert_int_eq(recorder_new(path, tree, root, &recorder), 0);

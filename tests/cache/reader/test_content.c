@@ -37,8 +37,7 @@ static uint8_t byte_of(unsigned file, size_t at)
 
 static void make_tree(struct fixture *f)
 {
-    strcpy(f->path, "/tmp/onepot-content.XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(f->path));
+    suite_make_folder("content", f->path, sizeof(f->path));
     snprintf(f->tree, sizeof(f->tree), "%s/tree", f->path);
     snprintf(f->archive, sizeof(f->archive), "%s/archive", f->path);
     ck_assert_int_eq(mkdir(f->tree, 0755), 0);

@@ -23,8 +23,7 @@ static char base[64];
 
 static void setup(void)
 {
-    strcpy(base, "/tmp/onepot-claims-XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(base));
+    suite_make_folder("claims", base, sizeof(base));
     setenv("ONEPOT_RUNTIME_DIR", base, 1);
 }
 

@@ -48,8 +48,7 @@ static void remove_tree(const char *path)
 
 static void make_base(void)
 {
-    snprintf(base, sizeof(base), "/tmp/onepot-stage-XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(base));
+    suite_make_folder("stage", base, sizeof(base));
 }
 
 static void remove_base(void)

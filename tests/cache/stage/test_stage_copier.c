@@ -67,8 +67,7 @@ static void count_note(void *ctx, const char *line)
 static void setup(void)
 {
     char path[128];
-    snprintf(folder, sizeof(folder), "/tmp/onepot-copier-XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(folder));
+    suite_make_folder("copier", folder, sizeof(folder));
     snprintf(path, sizeof(path), "%s/archive", folder);
     FILE *f = fopen(path, "w");
     ck_assert_ptr_nonnull(f);

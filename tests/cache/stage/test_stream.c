@@ -40,8 +40,7 @@ static int command(const char *line)
 
 static void set_up(void)
 {
-    snprintf(folder, sizeof(folder), "/tmp/onepot-stream-XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(folder));
+    suite_make_folder("stream", folder, sizeof(folder));
     ck_assert_int_eq(chdir(folder), 0);
     setenv("ONEPOT_RUNTIME_DIR", folder, 1);
     bytes = malloc(FILE_BYTES);

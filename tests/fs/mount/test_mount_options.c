@@ -100,8 +100,8 @@ END_TEST
 START_TEST(the_last_word_may_be_the_mount_point)
 {
     struct mount_options o;
-    char empty[] = "/tmp/onepot-options-XXXXXX", words[256];
-    ck_assert_ptr_nonnull(mkdtemp(empty));
+    char empty[64], words[256];
+    suite_make_folder("options", empty, sizeof(empty));
     ck_assert_int_eq(parse("a.tar b.tar /dev/fd/3 -f", false, &o), CLI_GO_ON);
     ck_assert_str_eq(o.at, "/dev/fd/3");
     ck_assert(o.at_is_last && o.foreground && o.archive_count == 2);

@@ -59,7 +59,7 @@ END_TEST
 
 /* ---- an archive ---- */
 
-static char path[] = "/tmp/onepot-watch-XXXXXX";
+static char path[64];
 static struct source *source;
 static struct archive_sight sight;
 
@@ -82,6 +82,7 @@ static void touch(time_t when)
 static void setup(void)
 {
     struct fault fault = {0};
+    snprintf(path, sizeof(path), "%s/watch-XXXXXX", getenv(SUITE_FOLDER));
     int fd = mkstemp(path);
     ck_assert_int_ge(fd, 0);
     close(fd);

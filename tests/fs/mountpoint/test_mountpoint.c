@@ -19,9 +19,9 @@ static char base[PATH_MAX];
 
 static void setup(void)
 {
-    char template[] = "/tmp/onepot-mountpoint-XXXXXX";
-    ck_assert_ptr_nonnull(mkdtemp(template));
-    ck_assert_ptr_nonnull(realpath(template, base));
+    char folder[64];
+    suite_make_folder("mountpoint", folder, sizeof(folder));
+    ck_assert_ptr_nonnull(realpath(folder, base));
     ck_assert_int_eq(chdir(base), 0);
 }
 
