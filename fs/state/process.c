@@ -18,6 +18,9 @@
 #include "process.h"
 #include "syscalls.h"
 
+#define DISCARD_LIMIT_MS 1000
+#define DISCARD_STEP_MS 1
+
 /* Read the whole of a small file of /proc, terminated. */
 static int read_small(const char *path, char *buf, size_t size)
 {
@@ -155,6 +158,14 @@ int process_reap(pid_t pid, int *ret_status)
     return 0;
 }
 
+void process_discard(pid_t pid)
+{
+    kill(pid, SIGKILL);
+    for (int waited = 0; waited < DISCARD_LIMIT_MS && waitpid(pid, NULL, WNOHANG) == 0;
+         waited += DISCARD_STEP_MS)
+        poll(NULL, 0, DISCARD_STEP_MS);
+}
+
 int process_try(int (*work)(void *ctx), void *ctx, int timeout_ms)
 {
     auto_close int ended = -1;
@@ -177,8 +188,7 @@ int process_try(int (*work)(void *ctx), void *ctx, int timeout_ms)
         r = r < 0 ? -errno : r == 0 ? -ETIMEDOUT : 0;
     }
     if (r < 0) {
-        kill(pid, SIGKILL);
-        waitpid(pid, &status, WNOHANG); /* it ends when the kernel permits */
+        process_discard(pid);
         return r;
     }
     r = process_reap(pid, &status);

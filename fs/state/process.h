@@ -62,6 +62,9 @@ void process_watch_close(struct process_watch *watch);
 /* Wait for a child's end, whatever signals come: 0 and its status, or -errno. */
 int process_reap(pid_t pid, int *ret_status);
 
+/* Kill a child. One that hangs in the kernel for longer than a second is left as a zombie. */
+void process_discard(pid_t pid);
+
 /*
  * Do something that may hang, or that changes the process, in a child: what `work` returns, 0
  * or -errno. -ETIMEDOUT: the child has been killed, and goes when the kernel permits. Without

@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "cleanup.h"
@@ -162,8 +161,7 @@ static size_t users_search(bool (*has)(int pid, const struct mount_entry *entry)
     if (pid < 0)
         return 0;
     size_t count = users_collect(in, users, max);
-    kill(pid, SIGKILL);
-    waitpid(pid, NULL, WNOHANG); /* it may hang; then it is left */
+    process_discard(pid); /* it may hang */
     return count;
 }
 

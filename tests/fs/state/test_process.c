@@ -109,6 +109,8 @@ START_TEST(a_try_gives_what_was_returned_and_does_not_wait_for_ever)
         ck_assert_int_eq(process_try(give, &numbers[i], 60000), numbers[i]);
     }
     ck_assert_int_eq(process_try(hang, numbers, 1), -ETIMEDOUT);
+    ck_assert_int_eq(waitpid(-1, NULL, WNOHANG), -1); /* no zombie is left */
+    ck_assert_int_eq(errno, ECHILD);
 }
 END_TEST
 
