@@ -37,6 +37,11 @@ int fault_set(struct fault *f, int err, const char *member, uint64_t offset, con
     return err;
 }
 
+int fault_set_read(struct fault *f, int err, const char *member, uint64_t offset)
+{
+    return fault_set(f, err, member, offset, "read error: %s", fault_errno(err));
+}
+
 void fault_advise(struct fault *f, const char *format, ...)
 {
     if (!f || !f->err)

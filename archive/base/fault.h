@@ -31,6 +31,9 @@ struct fault {
 int fault_set(struct fault *f, int err, const char *member, uint64_t offset, const char *format,
               ...) __attribute__((format(printf, 5, 6)));
 
+/* The same, of a read that failed with `err`. */
+int fault_set_read(struct fault *f, int err, const char *member, uint64_t offset);
+
 /* Set the advice of a fault already set; does nothing if no error is recorded. */
 void fault_advise(struct fault *f, const char *format, ...)
     __attribute__((format(printf, 2, 3)));

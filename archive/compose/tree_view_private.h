@@ -75,7 +75,7 @@ int view_graft_names(const struct view *view, struct grafting *s, const struct i
 /* Mark what a list names, a bit for each entry. -ENOTSUP: only view_graft can do that. */
 int view_mark_names(const struct view *view, const struct index *index,
                     struct view_filter *filter, uint8_t *marks);
-void view_mark(uint8_t *marks, uint32_t position);
+void view_mark_entry(uint8_t *marks, uint32_t position);
 bool view_is_marked(const uint8_t *marks, uint32_t position);
 
 /* Mark what patterns show, and the root. Threads of its own. -ENOTSUP: only view_graft can. */

@@ -82,7 +82,7 @@ static int view_choose(const struct view *view, struct view_copy *c)
     int r = view_bytes_begin(&bytes);
     if (r < 0)
         return r;
-    view_mark(c->marks, INDEX_ROOT);
+    view_mark_entry(c->marks, INDEX_ROOT);
     r = view->names ? view_mark_names(view, c->index, &filter, c->marks)
                     : view_mark_matches(view, c->index, c->marks);
     view_bytes_end(&bytes);

@@ -50,7 +50,7 @@ struct marker {
     VECTOR(char) path;
 };
 
-void view_mark(uint8_t *marks, uint32_t position)
+void view_mark_entry(uint8_t *marks, uint32_t position)
 {
     marks[position / 8] |= (uint8_t)(1u << position % 8);
 }
@@ -72,7 +72,7 @@ int view_mark_tree(const struct index *index, struct view_filter *filter, uint32
         struct node node;
         r = index_children(index, dirs.at[--dirs.count], &first, &count);
         for (uint32_t i = 0; r == 0 && i < count; i++) {
-            view_mark(marks, first + i);
+            view_mark_entry(marks, first + i);
             r = index_node(index, first + i, &node);
             if (r == 0 && S_ISDIR(node.mode))
                 r = vector_push(&dirs, first + i);
@@ -285,7 +285,7 @@ static void marking_show_dirs(struct marking *m, uint8_t *marks)
     for (uint32_t i = m->count; i-- > 0;) {
         if (!atomic_load_explicit(&m->dirs[i].is_shown, memory_order_relaxed))
             continue;
-        view_mark(marks, m->dirs[i].position);
+        view_mark_entry(marks, m->dirs[i].position);
         atomic_store_explicit(&m->dirs[m->dirs[i].parent].is_shown, true, memory_order_relaxed);
     }
 }

@@ -223,10 +223,10 @@ static int names_make_way(struct names_walk *w, uint32_t *ret_directory)
 /* Mark an entry, and the directories on the way to it, which is the last way. */
 static int names_mark_listed(struct names_walk *w, uint32_t position, bool whole)
 {
-    view_mark(w->marks, position);
+    view_mark_entry(w->marks, position);
     size_t levels = position == INDEX_ROOT ? 0 : w->way.levels.count;
     for (size_t i = levels; i > 1 && w->way.levels.at[i - 1].directory == NOT_YET; i--) {
-        view_mark(w->marks, w->way.levels.at[i - 1].position);
+        view_mark_entry(w->marks, w->way.levels.at[i - 1].position);
         w->way.levels.at[i - 1].directory = BUILDER_ROOT; /* it is marked */
     }
     return whole ? view_mark_tree(w->index, w->filter, position, w->marks) : 0;

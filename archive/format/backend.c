@@ -93,7 +93,7 @@ static int backend_find_in(const struct source *source, size_t head_bytes, struc
     if (r == -ENOMEM)
         return r;
     if (r < 0)
-        return fault_set(fault, r, NULL, 0, "read error: %s", fault_errno(r));
+        return fault_set_read(fault, r, NULL, 0);
     if (is_short && backend_is_blank(head, len))
         return 0;
     r = backend_ask(source, head, len, ret_backend, ret_compression);

@@ -122,9 +122,7 @@ int container_find(const struct source *source, struct fault *fault,
         r = container_find_behind(source, head, len, &found);
     }
     if (r < 0)
-        return r == -ENOMEM || (fault && fault->err)
-                   ? r
-                   : fault_set(fault, r, NULL, 0, "read error: %s", fault_errno(r));
+        return r == -ENOMEM || (fault && fault->err) ? r : fault_set_read(fault, r, NULL, 0);
     *ret_container = found;
     return 0;
 }

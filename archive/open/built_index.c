@@ -135,7 +135,7 @@ static int built_make_image(struct opening *o, const char *frames_of, struct fau
     const struct pot *pot = o->pot;
     int r = opening_fingerprint(o);
     if (r < 0)
-        return fault_set(fault, r, NULL, FAULT_NO_OFFSET, "read error: %s", fault_errno(r));
+        return fault_set_read(fault, r, NULL, FAULT_NO_OFFSET);
     auto_close int fd = memfd_create("onepot-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)
         return -errno;

@@ -114,7 +114,7 @@ static void part_look(struct many *many, struct part *part)
     source_identity(part->found.source, &part->identity);
     int r = source_concat_sample(part->found.source, &part->samples);
     if (r < 0)
-        fault_set(fault, r, NULL, FAULT_NO_OFFSET, "read error: %s", fault_errno(r));
+        fault_set_read(fault, r, NULL, FAULT_NO_OFFSET);
     part->err = r;
 }
 

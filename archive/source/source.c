@@ -277,7 +277,7 @@ int source_read_fault(const struct source *source, void *buf, size_t len, uint64
                       struct fault *fault)
 {
     int r = source_read(source, buf, len, offset);
-    return r < 0 ? fault_set(fault, r, NULL, offset, "read error: %s", fault_errno(r)) : 0;
+    return r < 0 ? fault_set_read(fault, r, NULL, offset) : 0;
 }
 
 int source_read_cached(const struct source *source, void *buf, size_t len, uint64_t offset)

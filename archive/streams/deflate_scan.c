@@ -439,7 +439,7 @@ static int scan_block(struct deflate_scan *s, struct stream_buffer *buffer, stru
     *len = len_before;
     r = scan_go_on_with_zlib(s, offset, first_bit, buffer->at, *len);
     if (r < 0)
-        return fault_set(fault, r, NULL, offset, "read error: %s", fault_errno(r));
+        return fault_set_read(fault, r, NULL, offset);
     return scan_block_with_zlib(s, buffer, fault, len);
 }
 
@@ -478,7 +478,7 @@ int deflate_scan_next(struct deflate_scan *s, struct stream_buffer *buffer, stru
     };
     r = scan_make_window(s, ret_part->block.packed_bytes, (uint32_t)len, &ret_part->point);
     if (r < 0)
-        return fault_set(fault, r, NULL, s->part_offset, "read error: %s", fault_errno(r));
+        return fault_set_read(fault, r, NULL, s->part_offset);
     s->guess = ret_part->point.window_packed + POINT_BYTES;
     s->spent += s->guess;
     s->crc = libdeflate_crc32(s->crc, buffer->at, len);

@@ -118,8 +118,7 @@ static int tar_walk_read_fault(struct walk *w, int status)
     if (w->framed)
         w->size_bytes = tar_framed_bytes(w->framed);
     if (w->feed.err < 0)
-        return fault_set(w->fault, w->feed.err, w->last, w->feed.offset, "read error: %s",
-                         strerror(-w->feed.err));
+        return fault_set_read(w->fault, w->feed.err, w->last, w->feed.offset);
     if (archive_errno(w->archive) == ENOMEM)
         return -ENOMEM;
     if (w->expected + TAR_BLOCK_BYTES > w->size_bytes) {

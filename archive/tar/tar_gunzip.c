@@ -53,9 +53,10 @@ static int gunzip_refill(struct gunzip *g)
 {
     uint64_t left = source_size(g->source) - g->offset;
     size_t len = (size_t)min_u64(left, IN_BYTES);
-    int r = g->map || len == 0 ? 0 : source_read(g->source, g->in, len, g->offset);
+    int r =
+        g->map || len == 0 ? 0 : source_read_fault(g->source, g->in, len, g->offset, g->fault);
     if (r < 0)
-        return fault_set(g->fault, r, NULL, g->offset, "read error");
+        return r;
     g->z.next_in = (Bytef *)(uintptr_t)(g->map ? g->map + g->offset : g->in);
     g->z.avail_in = (uInt)len;
     g->offset += len;

@@ -70,7 +70,7 @@ static int zip_damaged(struct zip *z, uint64_t offset, const char *what)
 
 static int zip_read_fault(struct zip *z, int err, uint64_t offset)
 {
-    return fault_set(z->fault, err, z->name, offset, "read error: %s", fault_errno(err));
+    return fault_set_read(z->fault, err, z->name, offset);
 }
 
 static int zip_probe(const struct source *source, const uint8_t *head, size_t head_len)

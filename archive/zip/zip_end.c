@@ -3,7 +3,7 @@
  * in front (a program that unpacks itself), the directory lies further behind than it says,
  * and so does everything else, by the same distance.
  *
- * What is behind the end is its comment, which may be cut off or followed by more, and may hold
+ * Behind the end lies its comment, which may be cut off or followed by more, and may hold
  * anything, another zip's end as well. So each end that there is counts only if it leads to a
  * directory; one whose comment reaches the end of the file exactly goes before the others, and
  * a later one before an earlier.

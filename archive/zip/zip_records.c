@@ -249,7 +249,7 @@ const char *zip_read_entry(const uint8_t *bytes, struct zip_entry *ret_entry)
     ret_entry->mode = zip_mode(host, bytes_le32(bytes + 38), ret_entry);
     const char *wrong = zip_read_extra(bytes + ZIP_ENTRY_BYTES + name_len, extra_len, ret_entry,
                                        volume == UINT16_MAX);
-    /* What zip read from a pipe has the pipe's type; unzip makes a file of it, too. */
+    /* Data that zip read from a pipe has the pipe's type; unzip makes a file of it, too. */
     if (ret_entry->packed_bytes > 0 && !S_ISDIR(ret_entry->mode) && !S_ISLNK(ret_entry->mode))
         ret_entry->mode = S_IFREG | (ret_entry->mode & 07777);
     return wrong;

@@ -37,7 +37,7 @@ void cli_expect_archives(size_t count)
     source_expect(count);
 }
 
-/* What to do if it is a file of a folder that was meant for something else. */
+/* Advise how to mount, if it is a file of a folder that was meant for something else. */
 static void advise_of_folder(const char *folder, struct fault *fault)
 {
     if (strncmp(fault->file, folder, strlen(folder)) != 0)

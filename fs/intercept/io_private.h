@@ -102,7 +102,7 @@ bool link_is(const struct link *link, const struct stat *st);
 
 /* ---- reading.c ---- */
 
-/* What is known of a descriptor; a hint, see reading.c. */
+/* Knowledge about a descriptor; a hint, see reading.c. */
 enum known {
     KNOWN_NOTHING,
     KNOWN_FOREIGN, /* not of a mount */
