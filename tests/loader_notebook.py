@@ -209,8 +209,9 @@ class Progress(unittest.TestCase):
         try:
             with open(slave, "w") as sys.stderr:
                 line = _progress.of_argument(None)
+                line._began += 3600
                 line("some/a.tar", "indexing", 1, 3 << 20)  # too early
-                line._began -= 1
+                line._began -= 3601
                 line("some/a.tar", "indexing", 3 << 19, 3 << 20)
                 line.end()
                 self.assertIs(_progress.of_argument(False), None)
