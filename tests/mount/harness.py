@@ -71,6 +71,12 @@ def need_root(why):
         raise Skip(f"only root may {why}")
 
 
+def need_users():
+    """fusermount3 serves only users who have a name."""
+    if not os.path.exists("/etc/passwd"):
+        raise Skip("there is no /etc/passwd")
+
+
 def onepot_program():
     program = os.environ.get("ONEPOT")
     if not program:

@@ -319,6 +319,7 @@ def device_for_all(work):
 def test_root_cleans_up_after_others_as_they_could(work):
     harness.need_root("be two users")
     harness.need_program("fusermount3")
+    harness.need_users()
     archive = make_archive_on_disk(work)
     with device_for_all(work):
         clean_up_after_nobody(work, archive)
@@ -395,7 +396,7 @@ def test_a_user_can_not_hold_up_root_s_cleaning_by_a_stop(work):
 def test_only_root_cleans_up_after_others(work):
     harness.need_root("be another user")
     harness.run("chmod", "-R", "go+rX", work.path)
-    for words in (["--all"], ["--user", "root"]):
+    for words in (["--all"], ["--user", "0"]):
         life.fails("clean", *words, words=["only root"], **as_nobody())
     onepot("clean", **as_nobody())
 

@@ -31,7 +31,7 @@ def test_the_status_is_the_command_s(work):
                             (["sh", "-c", "kill -TERM $$"], 128 + signal.SIGTERM),
                             (["sh", "-c", "kill -KILL $$"], 128 + signal.SIGKILL),
                             (["no-such-command"], 127), ([work / "absent"], 127),
-                            (["/etc/passwd"], 126), ([work.path], 126), ([work / "script"], 127)):
+                            ([archive], 126), ([work.path], 126), ([work / "script"], 127)):
         run(archive, "--", *command, status=status)
         check_nothing_left(f"{command}")
 

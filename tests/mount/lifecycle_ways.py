@@ -12,7 +12,7 @@ import tarfile
 import harness
 import life
 from harness import (Skip, check, check_equal, environment, mountpoints,
-                     need_program, need_root, onepot, onepot_program, run, wait_for)
+                     need_program, need_root, need_users, onepot, onepot_program, run, wait_for)
 from life import check_nothing_left, fails, make_archive, mount, read, said, slots
 
 USER = 54321  # of no one
@@ -386,6 +386,7 @@ class Node:
     def __init__(self, work, hide=(), flags=()):
         need_root("make a mount namespace and a device")
         need_program("unshare", "setpriv")
+        need_users()
         self.work = work
         os.chmod(work.path, 0o755)
         for name in (".home", ".home/run", ".home/tmp", ".home/cache"):
