@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 
-SECONDS = 30  # until a shell must have answered
+SECONDS = 120  # until a shell must have answered
 
 # What is typed before the tab key, and what the line then has.
 LINES = [
