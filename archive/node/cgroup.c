@@ -115,7 +115,8 @@ void cgroups_find(const char *root, struct cgroups *ret_cgroups)
 void cgroups_free(struct cgroups *cgroups)
 {
     for (int kind = 0; kind < CGROUP_KINDS; kind++)
-        free(steal_ptr(&cgroups->folder[kind]));
+        free(cgroups->folder[kind]);
+    *cgroups = (struct cgroups){0};
 }
 
 void cgroup_walk(const struct cgroups *cgroups, enum cgroup_kind kind, cgroup_visit *visit,

@@ -16,8 +16,8 @@
  * a stream of the loader's own. A released batch's memory is used again when its streams have
  * done everything they were given before the release; only the device waits for that.
  *
- * The host device offers all of this but decoding, with threads as streams, so that programs and
- * tests run without a GPU.
+ * The host device offers all of this but decoding, with threads as streams, so that programs
+ * and tests run without a GPU.
  *
  * CUDA support is a shared object, libonepot-cuda.so, which needs the driver only. It is loaded
  * when a "cuda" device is opened: from the path in the environment variable ONEPOT_CUDA, else

@@ -217,20 +217,20 @@ static struct device_images decoded_images(const struct images_plan *plan)
 
 /* With a decoder if one is asked for and there. Else the host decodes, unless that was ruled
  * out. */
-static int loader_new_upload(struct onepot_loader *loader, struct upload_options *options,
+static int loader_new_upload(struct onepot_loader *loader, const struct upload_options *options,
                              struct onepot_error *error)
 {
     const struct images_plan *plan = loader->images;
     enum onepot_decoder asked = plan ? plan->o.decoder : ONEPOT_DECODER_HOST;
-    struct device_images images;
+    struct upload_options decoding = *options;
     struct onepot_error why = {0};
     loader->options.fill.offers = false;
     error_set(&loader->decoder, 0, "host");
     if (asked == ONEPOT_DECODER_HOST)
         return upload_new(options, error, &loader->upload);
-    images = decoded_images(plan);
-    options->decoded = &images;
-    int r = upload_new(options, &why, &loader->upload);
+    const struct device_images images = decoded_images(plan);
+    decoding.decoded = &images;
+    int r = upload_new(&decoding, &why, &loader->upload);
     loader->options.fill.offers = r == 0;
     if (r == 0) {
         error_set(&loader->decoder, 0, "%s", upload_decoder(loader->upload));
@@ -239,7 +239,6 @@ static int loader_new_upload(struct onepot_loader *loader, struct upload_options
     if (asked == ONEPOT_DECODER_GPU)
         return error_set(error, r, "%s", why.text);
     error_set(&loader->decoder, 0, "host: %s", why.text);
-    options->decoded = NULL;
     return upload_new(options, error, &loader->upload);
 }
 
