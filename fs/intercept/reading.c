@@ -4,8 +4,8 @@
  * The position of a descriptor is the kernel's, shared by whoever shares the descriptor. A read
  * looks at it, copies the bytes that lie there, and only then moves it on, by as much as was
  * copied. If it ends up elsewhere, somebody else moved it meanwhile. Then the bytes that this
- * read has moved it across are its own, and it copies those instead. So of several readers each
- * gets bytes of its own, as from the kernel.
+ * read has moved it across are its own, and it copies those instead, or has the mount read
+ * them. So of several readers each gets bytes of its own, as from the kernel.
  *
  * Whatever is unusual is left to the mount: the end of the file, errors, descriptors that are
  * not plainly open for reading.
@@ -224,17 +224,19 @@ static void count_read(const struct place *place, uint64_t at, size_t bytes, uin
 
 /*
  * The position was moved by `got` to `end`, but not from where it was looked at: the bytes
- * before `end` are ours. Beyond the end of the file there are none; give that part back.
+ * before `end` are ours, and nobody else reads them. If they are no longer in memory, the mount
+ * gives them, as others may have moved the position on. Beyond the end of the file there are
+ * none; give that part back.
  */
 static ssize_t copy_claimed(const struct place *place, int fd, void *buf, uint64_t got,
                             uint64_t end)
 {
-    uint64_t at = end - got, past = end > place->size_bytes ? end - place->size_bytes : 0;
-    ssize_t n = 0;
+    uint64_t at = end - got, left = at < place->size_bytes ? place->size_bytes - at : 0;
+    uint64_t wanted = got < left ? got : left;
+    ssize_t n = wanted > 0 ? copy_bytes(place, buf, wanted, at) : 0;
 
-    past = past < got ? past : got;
-    if (past < got)
-        n = copy_bytes(place, buf, got - past, at);
+    if (n < 0)
+        n = io_call(SYS_pread64, fd, buf, wanted, (off_t)at);
     if (n < 0)
         n = 0;
     if ((uint64_t)n < got)

@@ -4,6 +4,9 @@
  * replace at the same time. Each word of a file tells which file it is of, and where it stands.
  *
  * Usage: intercept_threads FOLDER FILES CALLS
+ *        intercept_threads FOLDER 0 ROUNDS ARCHIVE
+ * The second form reads one descriptor with all threads, while pages of the archive leave
+ * memory: each word once.
  */
 #include <inttypes.h>
 #include <pthread.h>
@@ -17,6 +20,7 @@
 #define THREADS 4u
 #define SHARED 3u
 #define WORDS 600u
+#define SEEN_WORDS 200000u /* as intercept_threads.py has it */
 
 static const char *folder;
 static unsigned file_count, call_count;
@@ -158,6 +162,64 @@ static void run_child(void)
         fail("a child's reads");
 }
 
+static _Atomic uint8_t seen[SEEN_WORDS];
+static _Atomic bool is_over;
+
+static void *run_sharer(void *arg)
+{
+    const int *fd = arg;
+    uint64_t words[100];
+    size_t n;
+
+    while ((n = read_words(*fd, words, 100)) > 0)
+        for (size_t i = 0; i < n; i++)
+            if (words[i] >= SEEN_WORDS || atomic_fetch_add(&seen[words[i]], 1) != 0)
+                fail("a word that was read twice");
+    return NULL;
+}
+
+static void *run_evictor(void *arg)
+{
+    const int *fd = arg;
+
+    while (!atomic_load(&is_over))
+        posix_fadvise(*fd, 0, 0, POSIX_FADV_DONTNEED);
+    return NULL;
+}
+
+static void share_one(void)
+{
+    pthread_t threads[THREADS];
+    int fd = open_file(0);
+
+    for (size_t i = 0; i < SEEN_WORDS; i++)
+        atomic_store_explicit(&seen[i], 0, memory_order_relaxed);
+    for (unsigned i = 0; i < THREADS; i++)
+        if (pthread_create(&threads[i], NULL, run_sharer, &fd) != 0)
+            fail("no thread");
+    for (unsigned i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    for (size_t i = 0; i < SEEN_WORDS; i++)
+        if (atomic_load_explicit(&seen[i], memory_order_relaxed) != 1)
+            fail("a word that nobody has read");
+    close_file(fd);
+}
+
+static int share_while_evicted(const char *archive)
+{
+    pthread_t evictor;
+    int fd = open(archive, O_RDONLY | O_CLOEXEC);
+
+    if (fd < 0 || fsync(fd) < 0 || pthread_create(&evictor, NULL, run_evictor, &fd) != 0)
+        fail("the archive");
+    for (unsigned i = 0; i < call_count; i++)
+        share_one();
+    atomic_store(&is_over, true);
+    pthread_join(evictor, NULL);
+    puts("same");
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     pthread_t threads[THREADS];
@@ -169,6 +231,8 @@ int main(int argc, char **argv)
     file_count = (unsigned)atoi(argv[2]);
     call_count = (unsigned)atoi(argv[3]);
     atomic_store(&reading_is_on, true);
+    if (argc == 5)
+        return share_while_evicted(argv[4]);
     for (unsigned i = 0; i < SHARED; i++)
         shared[i] = open_file(i);
     for (unsigned i = 0; i < THREADS; i++) {
