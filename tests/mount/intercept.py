@@ -555,6 +555,54 @@ def test_directories_are_listed_where_opens_are_slow(work):
     check(counts["off"] >= 3000 and counts["on"] < 1500, f"look-ups: {counts}")
 
 
+def traced(work, archive, program, *arguments, calls, times=1):
+    """The system calls of a Python program, as lines of each process, which run one after the
+    other in one mount."""
+    need_program("strace", "bash")
+    path = work / "program.py"
+    with open(path, "w", encoding="utf-8") as f:
+        f.write("import os, sys\n" + textwrap.dedent(program))
+    if run("strace", "-o", work / "strace", "true", status=None).returncode:
+        raise Skip("strace may not trace here")
+    traces = [f"{work / 'strace'}.{i}" for i in range(times)]
+    result = intercepted(work, archive, "bash", "-c", """
+        set -e
+        program=$1 calls=$2 traces=$3
+        shift 3
+        for i in $traces; do strace -qq -o "$i" -e "trace=$calls" "$program" "$@"; done
+    """, "sh", PYTHON, calls, " ".join(traces), path, "{}", *arguments)
+    check(direct_files(result), result.stderr)
+    lines = []
+    for trace in traces:
+        with open(trace, encoding="utf-8", errors="replace") as f:
+            lines.append(f.read().splitlines())
+    return lines
+
+
+def test_a_listed_directory_is_not_opened_again(work):
+    """Under strace every open is slow. Once all names have come, it is just an open, also in the
+    next process."""
+    archive = make_archive(work, files={f"f{i:03}": 10 for i in range(300)})
+    first, second = traced(work, archive, """
+        for _ in range(3):
+            for i in range(300):
+                fd = os.open(f"{sys.argv[1]}/in/f{i:03}", os.O_RDONLY)
+                assert len(os.read(fd, 100)) == 10
+                os.close(fd)
+    """, calls="openat,getdents64", times=2)
+
+    def listings(lines):
+        return [i for i, line in enumerate(lines) if '/in"' in line and "O_DIRECTORY" in line]
+    opened = listings(first)
+    check(len(opened) > 0, "the first process has not listed the directory")
+    ends = [i for i, line in enumerate(first) if i > opened[0] and "getdents64(" in line and line.endswith("= 0")]
+    check(len(ends) > 0, f"it has opened it {len(opened)} times, and not listed all of it")
+    files = sum("/in/f" in line for line in first[ends[0]:])
+    check(files > 300, f"it has listed all of it {files} files before its end")
+    check_equal([i for i in opened if i > ends[0]], [], "it has opened it again")
+    check(len(listings(second)) <= 1, f"the next process: {len(listings(second))} times")
+
+
 def test_python_is_as_it_was(work):
     """The tests of Python that know most of descriptors pass with the library loaded."""
     modules = ["test_fileio", "test_mmap", "test_posix"]
