@@ -170,6 +170,66 @@ def test_tensorflow(work):
     """)
 
 
+def test_arrays_of_jax(work):
+    check_same(work, ["jax", "numpy"], """
+        import numpy
+        for n in range(8):
+            numpy.frombuffer(noise(4000 + 4 * n), "u1").tofile(path(f"{n}.bin"))
+        numpy.save(path("a.npy"), numpy.frombuffer(noise(800000), "u4").reshape(-1, 100))
+    """, """
+        import jax, numpy
+        from jax import numpy as jnp
+        tell(numpy.asarray(jnp.load(path("a.npy"))[5:900:7, 3:50]).tobytes())
+        kept = numpy.load(path("a.npy"), mmap_mode="r")
+        for at in 0, 17, 1900:
+            tell(int(jax.jit(jnp.sum)(jax.device_put(kept[at:at + 100]))))
+        raw = numpy.memmap(path("a.npy"), "u4", "r", 128, (2000, 100))
+        tell(numpy.asarray(jnp.asarray(raw[::31])).tobytes())
+
+        def read(n):
+            with open(path(f"{int(n)}.bin"), "rb") as f:
+                return numpy.frombuffer(f.read(4000), "u1")
+        made = jax.ShapeDtypeStruct((4000,), "uint8")
+        load = jax.jit(lambda n: jax.pure_callback(read, made, n))
+        for n in range(8):
+            tell(numpy.asarray(load(n)).tobytes())
+        mesh = jax.sharding.Mesh(jax.devices(), "x")
+        parts = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+        whole = jax.make_array_from_callback((2000, 100), parts, lambda index: raw[index])
+        tell(numpy.asarray(whole).tobytes())
+    """)
+
+
+def test_checkpoints_of_jax(work):
+    """Orbax reads them by tensorstore, which has threads and calls of its own."""
+    check_same(work, ["jax", "orbax.checkpoint", "tensorstore"], """
+        import jax, orbax.checkpoint as checkpoint
+        from jax import numpy as jnp
+        state = {"weights": jnp.arange(90000.).reshape(300, 300), "bias": jnp.ones(7) / 3, "step": 5}
+        for name, is_one_file in ("ocdbt", True), ("plain", False):
+            kept = checkpoint.PyTreeCheckpointer(use_ocdbt=is_one_file)
+            kept.save(path(name), state)
+        manager = checkpoint.CheckpointManager(path("steps"))
+        for step in 1, 2:
+            manager.save(step, args=checkpoint.args.StandardSave(state))
+        manager.wait_until_finished()
+        manager.close()
+    """, """
+        import jax, numpy, orbax.checkpoint as checkpoint, tensorstore
+        for name, is_one_file in ("ocdbt", True), ("plain", False):
+            state = checkpoint.PyTreeCheckpointer(use_ocdbt=is_one_file).restore(path(name))
+            for key in sorted(state):
+                tell(name, key, numpy.asarray(state[key]).tobytes())
+        made = {"weights": jax.ShapeDtypeStruct((300, 300), "float32"),
+                "bias": jax.ShapeDtypeStruct((7,), "float32"), "step": 0}
+        state = checkpoint.StandardCheckpointer().restore(path("steps/2/default"), made)
+        tell(*(numpy.asarray(state[key]).tobytes() for key in sorted(state)))
+        array = tensorstore.open({"driver": "zarr", "kvstore": {
+            "driver": "file", "path": path("plain/weights")}}, read=True, open=True).result()
+        tell(array[10:200:7, 5:9].read().result().tobytes())
+    """)
+
+
 def test_readers_of_jax(work):
     check_same(work, ["grain.python", "array_record.python.array_record_module"], """
         from array_record.python.array_record_module import ArrayRecordWriter
