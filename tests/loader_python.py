@@ -581,6 +581,39 @@ class Loaders(unittest.TestCase):
                 self.loader(device=device)
         del batch
 
+    def test_several_devices_have_batches_in_turn(self):
+        names = ["host:%d" % i for i in range(3)]
+        plain = [list(b.indices) for b in self.loader()]
+        loader = self.loader(devices=names)
+        for epoch in range(2):
+            places = []
+            for batch, want in zip(loader, plain if not epoch else itertools.repeat(None)):
+                batch.wait()
+                places.append(batch.device)
+                self.assertTrue(want is None or list(batch.indices) == want)
+            self.assertEqual(places, [names[i % 3] for i in range(len(plain))])
+        self.assertEqual(loader.transfer()["batches"], len(plain))
+        self.assertEqual([b.device for b in self.loader()], ["cpu"] * len(plain))
+        first = self.loader(devices=names)
+        next(first)
+        state = first.state_dict()
+        again = self.loader(devices=names)
+        again.load_state_dict(state)
+        self.assertEqual([b.device for b in again], [names[i % 3] for i in range(1, len(plain))])
+
+    def test_devices_that_make_no_sense_are_told(self):
+        for devices, kind, words in (
+                ([], ValueError, "empty"), ("host", TypeError, "device names one"),
+                (2, TypeError, "a list"), (["host", "cpu"], ValueError, "'cpu' is no device"),
+                (["host:1", "host:0", "host:1"], ValueError, "host:1 is there twice"),
+                (["host:%d" % (i % 8) for i in range(65)], ValueError, "more than 64"),
+                ([None, "host"], ValueError, "cpu"), (["host", "gpu"], ValueError, "gpu"),
+                (["host:0", "host:9"], OSError, "no device 9")):
+            with self.assertRaisesRegex(kind, words):
+                self.loader(devices=devices)
+        with self.assertRaisesRegex(ValueError, "only one of them"):
+            self.loader(device="host", devices=["host:1"])
+
     def test_arguments_are_checked_before_an_archive_is_opened(self):
         for wrong in ({"batch_size": -1}, {"align": 2**64}, {"rank": 5}, {"decode": 3}):
             with self.assertRaises((ValueError, OverflowError, TypeError)):
@@ -1089,8 +1122,8 @@ class Devices(unittest.TestCase):
         archive = onepot.Archive(TAR)
         with self.assertRaisesRegex(ValueError, "gpu"):
             onepot.Loader(archive, 16, 0, 1, device="gpu")
-        with self.assertRaisesRegex(OSError, "no device 7"):
-            onepot.Loader(archive, 16, 0, 1, device="host:7")
+        with self.assertRaisesRegex(OSError, "no device 9"):
+            onepot.Loader(archive, 16, 0, 1, device="host:9")
 
     @unittest.skipUnless(torch, "torch is not installed")
     def test_torch_sees_batches_of_the_host_device(self):

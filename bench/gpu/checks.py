@@ -192,6 +192,33 @@ def reopen_onepot():
     print("opened and closed three times, %d samples each" % count)
 
 
+def several_onepot():
+    """To two GPUs in turn. Only torch reads what has arrived there."""
+    import onepot
+    try:
+        reader = onepot.Loader(onepot.Archive(sys.argv[3]), BATCH, 0, 1, seed=3,
+                               devices=["cuda:0", "cuda:1"])
+    except OSError as e:
+        skip("two GPUs are needed: %s" % e)
+    places, found = [], []
+    try:
+        import torch
+    except ImportError:
+        torch = None
+    for batch in reader:
+        places.append((batch.device, batch.__dlpack_device__()[1]))
+        batch.wait()
+        if torch is not None and torch.cuda.is_available():
+            found.append(torch.from_dlpack(batch.data).to(torch.int64).sum())
+            assert str(found[-1].device) == batch.device, (found[-1].device, batch.device)
+    wanted = [("cuda:%d" % (i % 2), i % 2) for i in range(len(places))]
+    assert places == wanted, "batches are on %s" % places
+    if found:
+        compare([x.cpu() for x in found])
+    print("%d batches on two GPUs in turn%s" % (
+        len(places), "" if found else "; torch was not there to read them"))
+
+
 def exit_onepot():
     kept = list(loader(memory=256 << 20))[:2]
     sys.modules["kept"] = kept  # when the interpreter ends they are still there

@@ -568,6 +568,8 @@ struct onepot_device;
 struct onepot_conversion;
 struct onepot_images;
 
+#define ONEPOT_DEVICES_MAX 64u
+
 /* Which side puts the samples of a batch together, if the batch is for a device. */
 enum onepot_gather {
     /* A GPU that gathers nearly as fast as it copies, else the host. */
@@ -624,6 +626,13 @@ struct onepot_loader_options {
     /* Samples are pictures in files, and are decoded to pixels of one size. NULL: they aren't.
      */
     const struct onepot_images *images;
+    /*
+     * Several devices in place of one, each there once, and all of one kind: batch i of every
+     * epoch goes to device i modulo device_count, also after a resume. memory_bytes is for all
+     * of them, in equal parts.
+     */
+    struct onepot_device *const *devices;
+    uint32_t device_count; /* at most ONEPOT_DEVICES_MAX */
 };
 
 /*

@@ -16,6 +16,9 @@
  * a stream of the loader's own. A released batch's memory is used again when its streams have
  * done everything they were given before the release; only the device waits for that.
  *
+ * A loader may have several devices (`devices` in its options): one gathering, and each batch
+ * to one of them in turn. onepot_batch_on_device tells to which.
+ *
  * The host device offers all of this but decoding, with threads as streams, so that programs
  * and tests run without a GPU.
  *
@@ -40,8 +43,8 @@ struct onepot_device;
 
 /*
  * Open a device by name: "cuda:1"; "cuda", which takes the launcher's local rank modulo the
- * number of visible devices; or "host". -EINVAL: no such name. -ENODEV: no such device, no
- * driver, or no libonepot-cuda.so. -ENOMEM. -EIO: CUDA's own errors.
+ * number of visible devices; or "host" ("host:1": another one). -EINVAL: no such name. -ENODEV:
+ * no such device, no driver, or no libonepot-cuda.so. -ENOMEM. -EIO: CUDA's own errors.
  */
 ONEPOT_API int onepot_device_open(const char *name, struct onepot_error *error,
                                   struct onepot_device **ret_device);
@@ -94,6 +97,8 @@ struct onepot_device_batch {
     const uint8_t *valid;
     void *images; /* what the loader's `convert` option made of data, or NULL */
     uint64_t image_bytes;
+    uint32_t device; /* which of the loader's `devices` it is on; 0 of one */
+    uint32_t index;  /* and that one's number among the visible devices */
 };
 
 /* -ENOTSUP: the batch lies in host memory alone. */
@@ -165,20 +170,21 @@ ONEPOT_API int onepot_device_convert(struct onepot_device *device, void *stream,
 
 /* ---- measurements ---- */
 
-/* The copies of a loader in one epoch, so far. */
+/* The copies of a loader in one epoch, so far. Of several devices: sums. */
 struct onepot_transfer {
     size_t size;
     uint64_t epoch;
     uint64_t wait_ns; /* time that onepot_loader_next waited */
     uint64_t batches;
-    uint64_t copy_bytes, copy_ns;   /* of finished copies */
-    uint64_t peak_bytes_per_second; /* see onepot_device_peak; 0: no memory to measure it */
-    uint64_t gathers;               /* 1: the device collects the samples itself, in copy_ns */
+    uint64_t copy_bytes, copy_ns; /* of finished copies */
+    /* Of the slowest device, see onepot_device_peak; 0: no memory to measure it. */
+    uint64_t peak_bytes_per_second;
+    uint64_t gathers; /* 1: the device collects the samples itself, in copy_ns */
 };
 
 /*
  * Transfers of the present epoch or, with `previous`, of the one before. The first call
- * measures the device's peak. -ENOTSUP: the loader has no device.
+ * measures the devices' peaks. -ENOTSUP: the loader has no device.
  */
 ONEPOT_API int onepot_loader_transfer(struct onepot_loader *loader, bool previous,
                                       struct onepot_error *error,
@@ -199,8 +205,8 @@ ONEPOT_API int onepot_device_peak(struct onepot_device *device, struct onepot_er
 
 /*
  * How many samples of the archive a batch may have so that a loader's slabs take at most a
- * quarter of the device's free memory, even if the largest samples meet in one batch. Above 8,
- * a multiple of 8. 0: not even one fits.
+ * quarter of the device's free memory (of one of several devices likewise), even if the largest
+ * samples meet in one batch. Above 8, a multiple of 8. 0: not even one fits.
  */
 ONEPOT_API int onepot_device_batch_size(struct onepot_device *device,
                                         const struct onepot_archive *archive,

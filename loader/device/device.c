@@ -143,6 +143,7 @@ static int open_index(const struct device_type *type, uint32_t index,
     }
     device->type = type;
     device->index = index;
+    snprintf(device->name, sizeof(device->name), "%s:%u", type->kind, index);
     device->pid = getpid();
     device->users = 1;
     *ret_device = device;

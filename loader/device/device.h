@@ -15,7 +15,8 @@ struct onepot_device {
     const struct device_type *type;
     void *device;
     uint32_t index;
-    pid_t pid; /* that opened it, since no device survives a fork */
+    char name[24]; /* "cuda:1" */
+    pid_t pid;     /* that opened it, since no device survives a fork */
     _Atomic unsigned users;
     _Atomic uint64_t peak; /* bytes a second; 0: not measured */
 };

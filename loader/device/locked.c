@@ -37,16 +37,22 @@ struct piece {
     size_t bytes;
 };
 
-struct locked {
+/* What is locked, for all devices that see it. */
+struct pages {
+    _Atomic unsigned users;
     struct onepot_archive *archive; /* its own handle, since batches may outlive their loader */
-    struct onepot_device *device;
-    const struct device_type *type;
+    struct onepot_device *device;   /* that locked it, */
+    const struct device_type *type; /* and its functions */
     struct piece *pieces;
-    uint64_t *bases;
     size_t count;
-    uint32_t width;
     const atomic_bool *stop; /* while it is made */
     struct claim *claim; /* on the copies; NULL: there are none, or no other process can know */
+};
+
+struct locked {
+    struct pages *pages;
+    uint64_t *bases;
+    uint32_t width;
 };
 
 /* ---- what can be collected ---- */
@@ -128,7 +134,7 @@ static int bring_all(const void *from, void *to, uint64_t bytes, const atomic_bo
 
 /* ---- locking ---- */
 
-static int lock_copy(struct locked *l, struct piece *piece, struct source *source,
+static int lock_copy(struct pages *l, struct piece *piece, struct source *source,
                      const void *map, struct onepot_error *error)
 {
     int r = l->type->allocate(l->device->device, DEVICE_MEMORY_LOCKED, piece->bytes, error,
@@ -140,7 +146,7 @@ static int lock_copy(struct locked *l, struct piece *piece, struct source *sourc
     return r;
 }
 
-static int lock_piece(struct locked *l, size_t i, const struct dataset *d,
+static int lock_piece(struct pages *l, size_t i, const struct dataset *d,
                       struct onepot_error *error)
 {
     struct piece *piece = &l->pieces[i];
@@ -159,9 +165,6 @@ static int lock_piece(struct locked *l, size_t i, const struct dataset *d,
         piece->mapped = map;
     else
         r = lock_copy(l, piece, d->pots[i]->source, map, error);
-    if (r == 0)
-        r = l->type->address(l->device->device, piece->mapped ? piece->mapped : piece->copy,
-                             error, &l->bases[i]);
     return r;
 }
 
@@ -177,7 +180,7 @@ static uint64_t locked_use(void *ctx, uint64_t bytes)
  * While they are locked, copies are memory of the job that its caches must leave alone. A
  * locked mapping belongs to the page cache, and all ranks of the node share it.
  */
-static void claim_copies(struct locked *l)
+static void claim_copies(struct pages *l)
 {
     struct job job;
     struct claim_options o = {
@@ -193,56 +196,102 @@ static void claim_copies(struct locked *l)
         claim_update(l->claim, locked_use, NULL);
 }
 
-int locked_new(struct onepot_device *device, const struct onepot_archive *archive,
-               uint64_t room_bytes, const atomic_bool *stop, struct onepot_error *error,
-               struct locked **ret_locked)
+static void pages_free(struct pages *l)
+{
+    if (!l || atomic_fetch_sub(&l->users, 1) > 1)
+        return;
+    for (size_t i = 0; l->pieces && i < l->count; i++) {
+        const struct piece *piece = &l->pieces[i];
+        if (piece->mapped)
+            l->type->unlock(l->device->device, piece->mapped, piece->bytes);
+        if (piece->copy)
+            l->type->release(l->device->device, DEVICE_MEMORY_LOCKED, piece->copy,
+                             piece->bytes);
+    }
+    claim_free(l->claim);
+    onepot_archive_close(l->archive);
+    onepot_device_close(l->device);
+    free(l->pieces);
+    free(l);
+}
+
+static int pages_new(struct onepot_device *device, const struct onepot_archive *archive,
+                     const atomic_bool *stop, struct onepot_error *error,
+                     struct pages **ret_pages)
 {
     const struct dataset *d = archive->dataset;
-    if (!is_in_pieces(archive))
-        return error_set(error, -ENOTSUP,
-                         "a device can only gather samples that are stored in one piece");
-    int r = check_room(d, room_bytes, error);
-    if (r < 0)
-        return r;
-    struct locked *l = calloc(1, sizeof(*l));
+    struct pages *l = calloc(1, sizeof(*l));
     if (!l)
         return error_set(error, -ENOMEM, "no memory for a loader");
-    l->device = device;
+    l->users = 1;
     l->type = device->type;
     l->stop = stop;
     l->count = d->pot_count;
     l->archive = archive_share(archive);
     l->pieces = calloc(l->count + 1, sizeof(*l->pieces));
-    l->bases = calloc(l->count + 1, sizeof(*l->bases));
-    r = l->archive && l->pieces && l->bases
-            ? 0
-            : error_set(error, -ENOMEM, "no memory for a loader");
+    int r = l->archive && l->pieces ? device_share(device, error, &l->device)
+                                    : error_set(error, -ENOMEM, "no memory for a loader");
     for (size_t i = 0; i < l->count && r == 0; i++)
         r = lock_piece(l, i, d, error);
     if (r < 0) {
-        locked_free(l);
+        pages_free(l);
         return r;
     }
     claim_copies(l);
+    *ret_pages = l;
+    return 0;
+}
+
+/* Takes the pages over, also on failure. */
+static int locked_see(struct pages *pages, const struct onepot_device *device,
+                      struct onepot_error *error, struct locked **ret_locked)
+{
+    struct locked *l = calloc(1, sizeof(*l));
+    uint64_t *bases = calloc(pages->count + 1, sizeof(*bases));
+    int r = l && bases ? 0 : error_set(error, -ENOMEM, "no memory for a loader");
+    for (size_t i = 0; i < pages->count && r == 0; i++) {
+        const struct piece *piece = &pages->pieces[i];
+        const void *there = piece->mapped ? piece->mapped : piece->copy;
+        if (there)
+            r = device->type->address(device->device, there, error, &bases[i]);
+    }
+    if (r < 0) {
+        free(l);
+        free(bases);
+        pages_free(pages);
+        return r;
+    }
+    *l = (struct locked){.pages = pages, .bases = bases};
     *ret_locked = l;
     return 0;
+}
+
+int locked_new(struct onepot_device *device, const struct onepot_archive *archive,
+               uint64_t room_bytes, const atomic_bool *stop, struct onepot_error *error,
+               struct locked **ret_locked)
+{
+    struct pages *pages = NULL;
+    if (!is_in_pieces(archive))
+        return error_set(error, -ENOTSUP,
+                         "a device can only gather samples that are stored in one piece");
+    int r = check_room(archive->dataset, room_bytes, error);
+    if (r == 0)
+        r = pages_new(device, archive, stop, error, &pages);
+    return r < 0 ? r : locked_see(pages, device, error, ret_locked);
+}
+
+int locked_share(const struct locked *locked, struct onepot_device *device,
+                 struct onepot_error *error, struct locked **ret_locked)
+{
+    atomic_fetch_add(&locked->pages->users, 1);
+    return locked_see(locked->pages, device, error, ret_locked);
 }
 
 void locked_free(struct locked *locked)
 {
     if (!locked)
         return;
-    for (size_t i = 0; locked->pieces && i < locked->count; i++) {
-        const struct piece *piece = &locked->pieces[i];
-        if (piece->mapped)
-            locked->type->unlock(locked->device->device, piece->mapped, piece->bytes);
-        if (piece->copy)
-            locked->type->release(locked->device->device, DEVICE_MEMORY_LOCKED, piece->copy,
-                                  piece->bytes);
-    }
-    claim_free(locked->claim);
-    onepot_archive_close(locked->archive);
-    free(locked->pieces);
+    pages_free(locked->pages);
     free(locked->bases);
     free(locked);
 }

@@ -12,14 +12,17 @@
 struct locked;
 
 /*
- * -ENOTSUP: not every sample is stored in one piece, or the device has no kernels. -ENOMEM: the
- * archives exceed `room_bytes`, or can't be locked. -ECANCELED: *stop (NULL is fine) has become
- * true. The device is only borrowed.
+ * A device's view of them. -ENOTSUP: not every sample is stored in one piece, or the device has
+ * no kernels. -ENOMEM: the archives exceed `room_bytes`, or can't be locked. -ECANCELED: *stop
+ * (NULL is fine) has become true.
  */
 int locked_new(struct onepot_device *device, const struct onepot_archive *archive,
                uint64_t room_bytes, const atomic_bool *stop, struct onepot_error *error,
                struct locked **ret_locked);
-void locked_free(struct locked *locked); /* NULL is fine */
+/* The same memory, as another device of the same kind sees it. */
+int locked_share(const struct locked *locked, struct onepot_device *device,
+                 struct onepot_error *error, struct locked **ret_locked);
+void locked_free(struct locked *locked); /* NULL is fine; the last one unlocks the memory */
 
 /* Where the device sees the first byte of each archive. */
 const uint64_t *locked_bases(const struct locked *locked);

@@ -54,6 +54,7 @@ struct slab {
     struct onepot_batch batch; /* what the consumer sees; first, see slab_of */
     struct engine *engine;
     struct slab *next; /* in the list of free ones */
+    uint32_t device;   /* whose memory it has, for good: its place among the engine's */
     uint8_t *memory;
     size_t capacity;
     const uint64_t *bases;  /* see slab_memory; with them, `memory` has no data */

@@ -18,6 +18,7 @@
 #include "vector.h"
 
 #define EPOCHS 4u
+#define NAME_ROOM 32 /* for a device's name and ": " */
 
 /* A stream that reads a batch. */
 struct use {
@@ -77,7 +78,8 @@ struct upload {
 static int upload_note(struct upload *u, int r, const struct onepot_error *error)
 {
     if (r < 0)
-        u->error = *error;
+        error_set(&u->error, r, "%s: %.*s", u->shared->name,
+                  (int)sizeof(error->text) - NAME_ROOM, error->text);
     return r;
 }
 
@@ -497,10 +499,10 @@ int onepot_batch_use(const struct onepot_batch *batch, void *stream, struct onep
         r = u->type->follow(u->device, stream, upload_arrival(t), &why);
     if (r != -EBUSY && r != -EINVAL)
         upload_note(u, r, &why);
-    if (r < 0 && error)
-        *error = why;
     pthread_mutex_unlock(&u->lock);
-    return r;
+    return r < 0 ? error_set(error, r, "%s: %.*s", u->shared->name,
+                             (int)sizeof(why.text) - NAME_ROOM, why.text)
+                 : 0;
 }
 
 int onepot_batch_lend(const struct onepot_batch *batch, void *stream,
@@ -564,6 +566,8 @@ int onepot_batch_on_device(const struct onepot_batch *batch,
         .valid = on_device(slab, slab->valid),
         .images = t->images,
         .image_bytes = t->images ? image_room(t->upload, batch->bytes) : 0,
+        .device = slab->device,
+        .index = t->upload->shared->index,
     };
     result_write(ret_where, &where, sizeof(where));
     return 0;

@@ -23,15 +23,20 @@
 
 #define NO_PLACE UINT32_MAX
 
+static void close_memory(const struct engine_options *o)
+{
+    for (uint32_t i = 0; i < o->devices && o->memory->close; i++)
+        o->memory->close(o->memory_ctx[i]);
+}
+
 void engine_destroy(struct engine *e)
 {
     share_free(e->share);
     pthread_mutex_lock(&e->lock);
     while (e->free_slabs)
-        engine_drop_free(e);
+        engine_drop_free(e, &e->free_slabs);
     pthread_mutex_unlock(&e->lock);
-    if (e->options.memory->close)
-        e->options.memory->close(e->options.memory_ctx);
+    close_memory(&e->options);
     order_free(e->order);
     order_free(e->next);
     free(e->places);
@@ -95,6 +100,12 @@ static size_t engine_offers_bytes(const struct engine *e, uint64_t count, size_t
     return engine_can_move(e, plain + bytes) ? bytes : 0;
 }
 
+/* By its place in the epoch alone: the same after a resume. */
+static uint32_t next_device(const struct engine *e)
+{
+    return (uint32_t)(e->plan.done / e->options.batch_size % e->options.devices);
+}
+
 /* Plan the next batch into the ring. False: there is no room for it, or no order yet. */
 static bool engine_plan_one(struct engine *e)
 {
@@ -117,13 +128,16 @@ static bool engine_plan_one(struct engine *e)
     if (need && e->options.fill.offers)
         need += engine_offers_bytes(e, count, need);
     struct slab *slab;
-    int r = need ? engine_get_slab(e, need, &slab) : -ENOBUFS;
+    uint32_t device = next_device(e);
+    int r = need ? engine_get_slab(e, device, need, &slab) : -ENOBUFS;
     if (r == -EAGAIN || r == -EINPROGRESS) {
         e->wants_settled = r == -EAGAIN;
+        e->wanted_device = device;
         return false;
     }
     if (r < 0) {
         e->starved = r == -ENOMEM ? UINT64_MAX : need ? need : UINT64_MAX - 1;
+        e->starved_device = device;
         pthread_cond_broadcast(&e->ready);
         return false;
     }
@@ -134,7 +148,7 @@ static bool engine_plan_one(struct engine *e)
     e->starved = 0;
     slab->engine = e;
     slab->bases =
-        e->options.memory->bases ? e->options.memory->bases(e->options.memory_ctx) : NULL;
+        e->options.memory->bases ? e->options.memory->bases(engine_memory_ctx(e, slab)) : NULL;
     slab->seed = e->options.order.seed;
     slab_lay_out(slab, count, bytes);
     slab->batch.epoch = e->plan.epoch;
@@ -257,7 +271,7 @@ static void engine_decode_slab(struct engine *e, struct worker *worker, struct s
 {
     uint64_t decoded = 0, skipped = 0, bad = 0;
     pthread_mutex_unlock(&e->lock);
-    int r = 0, lost = e->options.memory->decode(slab, e->options.memory_ctx);
+    int r = 0, lost = e->options.memory->decode(slab, engine_memory_ctx(e, slab));
     if (lost == 0)
         r = offers_rest(&e->options.fill, &worker->filler, slab, &decoded, &skipped, &bad);
     pthread_mutex_lock(&e->lock);
@@ -276,7 +290,7 @@ static void engine_finish_slab(struct engine *e, struct worker *worker, struct s
         engine_decode_slab(e, worker, slab);
     if (memory->send && slab->err == 0) {
         pthread_mutex_unlock(&e->lock);
-        int r = memory->send(slab, e->options.memory_ctx);
+        int r = memory->send(slab, engine_memory_ctx(e, slab));
         pthread_mutex_lock(&e->lock);
         slab->err = r;
         slab->lost = r < 0;
@@ -284,20 +298,22 @@ static void engine_finish_slab(struct engine *e, struct worker *worker, struct s
     slab->whole = true;
 }
 
-/* Wait for the slab that was released first. False: there is none. */
+/* Wait for the wanted device's slab that was released first. False: there is none. */
 static bool engine_settle_one(struct engine *e)
 {
-    struct slab *slab = e->free_slabs; /* the oldest: see engine_push_free */
-    if (!e->wants_settled || e->settling || !slab)
+    struct engine_device *device = &e->devices[e->wanted_device];
+    struct slab **oldest = engine_first_free(e, e->wanted_device), *slab;
+    if (!e->wants_settled || device->settling || !oldest)
         return false;
-    e->free_slabs = slab->next;
-    e->settling = true;
+    slab = *oldest;
+    *oldest = slab->next;
+    device->settling = true;
     e->busy++;
     pthread_mutex_unlock(&e->lock);
-    e->options.memory->settle(slab, e->options.memory_ctx);
+    e->options.memory->settle(slab, engine_memory_ctx(e, slab));
     pthread_mutex_lock(&e->lock);
     e->busy--;
-    e->settling = false;
+    device->settling = false;
     engine_push_free(e, slab);
     pthread_cond_broadcast(&e->work);
     pthread_cond_broadcast(&e->ready);
@@ -395,11 +411,11 @@ int engine_new(const struct engine_options *options, const struct place *place,
 {
     struct engine *e = calloc(1, sizeof(*e));
     if (!e) {
-        if (options->memory->close)
-            options->memory->close(options->memory_ctx);
+        close_memory(options);
         return -ENOMEM;
     }
     e->options = *options;
+    e->options.devices += !options->devices;
     e->pid = getpid();
     e->users = 1;
     e->dataset = options->fill.archive->dataset;
@@ -511,7 +527,7 @@ void engine_place(const struct engine *engine, struct place *ret_place)
 
 /* 1: the next batch is there; 0: the end of an epoch; -EAGAIN: wait. Another consumer may take
  * batches meanwhile, so every look starts anew. */
-static int engine_look(struct engine *e, uint64_t epoch, uint64_t *ret_need)
+static int engine_look(struct engine *e, uint64_t epoch, struct engine_need *ret_need)
 {
     if (epoch != ANY_EPOCH && epoch != e->taken.epoch)
         return 0;
@@ -532,7 +548,8 @@ static int engine_look(struct engine *e, uint64_t epoch, uint64_t *ret_need)
     }
     if (e->starved) {
         int r = e->starved == UINT64_MAX ? -ENOMEM : -ENOBUFS;
-        *ret_need = e->starved;
+        ret_need->bytes = e->starved;
+        ret_need->device = e->starved_device;
         e->starved = 0;
         pthread_cond_broadcast(&e->work);
         return r;
@@ -541,14 +558,14 @@ static int engine_look(struct engine *e, uint64_t epoch, uint64_t *ret_need)
 }
 
 static int engine_wait_for_batch(struct engine *e, uint64_t epoch, uint64_t deadline_ns,
-                                 uint64_t *ret_need)
+                                 struct engine_need *ret_need)
 {
     int r = engine_look(e, epoch, ret_need);
     if (r != -EAGAIN)
         return r;
     uint64_t start = loader_now_ns(e->dataset), now = start;
     while (r == -EAGAIN && now < deadline_ns) {
-        if (engine_is_stuck(e, ret_need)) {
+        if (engine_is_stuck(e, &ret_need->record)) {
             r = -ETIME;
             break;
         }
@@ -578,8 +595,8 @@ static void engine_count_batch(struct engine *e, const struct slab *slab)
     e->stats.bytes += batch->bytes;
 }
 
-int engine_take(struct engine *engine, uint64_t epoch, uint64_t deadline_ns, uint64_t *ret_need,
-                struct slab **ret_slab)
+int engine_take(struct engine *engine, uint64_t epoch, uint64_t deadline_ns,
+                struct engine_need *ret_need, struct slab **ret_slab)
 {
     pthread_mutex_lock(&engine->lock);
     int r = engine_wait_for_batch(engine, epoch, deadline_ns, ret_need);
@@ -603,7 +620,7 @@ void engine_release(struct slab *slab)
     if (!engine_is_own(e))
         return; /* a child's copy of what its parent had: it goes with the child */
     if (e->options.memory->retire)
-        e->options.memory->retire(slab, e->options.memory_ctx);
+        e->options.memory->retire(slab, engine_memory_ctx(e, slab));
     pthread_mutex_lock(&e->lock);
     if (slab->gathered < slab->claimed) {
         slab->released = true;

@@ -20,6 +20,7 @@
 
 #define ENGINE_AHEAD_MAX 1024u
 #define ENGINE_THREADS_MAX 1024u
+#define ENGINE_DEVICES_MAX ONEPOT_DEVICES_MAX
 
 struct engine_options {
     struct order_options order; /* its seed is that of epoch 0 */
@@ -43,7 +44,13 @@ struct engine_options {
     uint64_t (*free_bytes)(void);
     uint64_t left_bytes;
     const struct slab_memory *memory;
-    void *memory_ctx; /* the engine closes it, also if engine_new fails */
+    /*
+     * One for each device; batch i of an epoch goes to device i modulo their number, whichever
+     * batch is the first. The engine closes them, also if engine_new fails. Each device may
+     * have the same part of memory_bytes.
+     */
+    void *memory_ctx[ENGINE_DEVICES_MAX];
+    uint32_t devices; /* 0: one */
 };
 
 /* A place in the stream of all epochs. */
@@ -51,6 +58,12 @@ struct place {
     uint64_t epoch;
     uint64_t done;                     /* elements of it that this rank is done with */
     struct onepot_delivered delivered; /* since the epoch was entered */
+};
+
+/* What a batch has not got; see engine_take. */
+struct engine_need {
+    uint64_t bytes, record;
+    uint32_t device;
 };
 
 /*
@@ -75,12 +88,13 @@ void engine_seek(struct engine *engine, const struct place *place, uint64_t seed
 /*
  * Returns 1 and the next batch. Returns 0 once at the end of an epoch, and also if the consumer
  * is in another epoch than `epoch` (unless that is ANY_EPOCH). Errors: -ETIMEDOUT after
- * `deadline_ns` (of CLOCK_MONOTONIC; UINT64_MAX: never); -ENOBUFS with *ret_need, the bytes of
- * the batch that has no room; -ENOMEM; -ETIME, when all threads are in reads that stall, with
- * *ret_need, the record of one such read. A batch with an error is handed out as well.
+ * `deadline_ns` (of CLOCK_MONOTONIC; UINT64_MAX: never); -ENOBUFS with the bytes of the batch
+ * that has no room, and its device; -ENOMEM with the device; -ETIME, when all threads are in
+ * reads that stall, with the record of one such read. A batch with an error is handed out as
+ * well.
  */
-int engine_take(struct engine *engine, uint64_t epoch, uint64_t deadline_ns, uint64_t *ret_need,
-                struct slab **ret_slab);
+int engine_take(struct engine *engine, uint64_t epoch, uint64_t deadline_ns,
+                struct engine_need *ret_need, struct slab **ret_slab);
 
 void engine_release(struct slab *slab);
 

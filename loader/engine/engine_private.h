@@ -21,6 +21,14 @@ struct worker {
     bool left; /* nobody waits for it: it ends by itself, and counts as a user */
 };
 
+/* The slabs with the memory of one device. */
+struct engine_device {
+    uint64_t slab_bytes;   /* of all, */
+    uint64_t beside_bytes; /* and of what the device makes of them */
+    uint64_t slab_count;
+    bool settling; /* a thread waits for one of them, which is not in the list of free ones */
+};
+
 struct engine {
     struct engine_options options;
     struct dataset *dataset; /* kept for threads that are left behind */
@@ -52,18 +60,19 @@ struct engine {
     bool seeking;        /* no work is begun */
     uint64_t generation; /* grows with each seek */
     int order_err;       /* of making plan.epoch's order */
-    uint64_t starved;    /* bytes of a planned batch that found no memory, or 0 */
-    uint64_t *indices;   /* scratch for planning: batch_size elements each */
+    uint64_t starved;    /* bytes of a planned batch that found no memory, or 0; */
+    uint32_t starved_device;
+    uint64_t *indices; /* scratch for planning: batch_size elements each */
     uint64_t *offsets, *sizes;
 
     struct slab *free_slabs;
-    bool planning;             /* a thread plans or sheds, at times without the lock, */
-    bool plan_again;           /* and another had reason to */
-    bool wants_settled;        /* no batch can be planned until a free slab is settled */
-    bool settling;             /* a thread waits for such a slab, which is not in the list */
-    uint64_t slab_bytes;       /* of all slabs, */
-    uint64_t beside_bytes;     /* and of what a device makes of them */
-    uint64_t slab_count;       /* number of all slabs */
+    bool planning;          /* a thread plans or sheds, at times without the lock, */
+    bool plan_again;        /* and another had reason to */
+    bool wants_settled;     /* no batch can be planned until a free slab is settled, */
+    uint32_t wanted_device; /* of this device */
+    uint64_t slab_bytes;    /* of all devices' slabs, */
+    uint64_t beside_bytes;  /* and of what they make of them */
+    struct engine_device devices[ENGINE_DEVICES_MAX];
     struct share *share;       /* with others of the job; NULL: nothing is shared */
     uint64_t part_bytes;       /* of it, for slabs; UINT64_MAX if nothing is shared */
     uint64_t asked_bytes;      /* the share was asked for so much, */
@@ -75,22 +84,31 @@ struct engine {
 /* ---- memory; under the lock ---- */
 
 /*
- * A slab of at least `bytes`. -EAGAIN: a device will let go of one soon; -EINPROGRESS: others
- * of the job are asked, and `work` is broadcast with their answer; -ENOBUFS: beyond the budget;
- * -ENOMEM.
+ * A slab of this device, of at least `bytes`. -EAGAIN: the device will let go of one soon;
+ * -EINPROGRESS: others of the job are asked, and `work` is broadcast with their answer;
+ * -ENOBUFS: beyond the budget; -ENOMEM.
  */
-int engine_get_slab(struct engine *engine, size_t bytes, struct slab **ret_slab);
+int engine_get_slab(struct engine *engine, uint32_t device, size_t bytes,
+                    struct slab **ret_slab);
 
 /* Has the budget room for slabs of so many bytes, as many as it takes to move? */
 bool engine_can_move(const struct engine *engine, size_t bytes);
 
 /*
- * The list of free slabs, and giving up the memory of the first one. The first is used next. On
- * the host that is the latest, which caches may still have; where a device may still read
- * from it, the one that has been free for longest.
+ * The list of free slabs, of all devices, and giving up the memory of one of them. The first of
+ * a device is used next. On the host that is the latest, which caches may still have; where a
+ * device may still read from it, the one that has been free for longest.
  */
 void engine_push_free(struct engine *engine, struct slab *slab);
-void engine_drop_free(struct engine *engine);
+void engine_drop_free(struct engine *engine, struct slab **at);
+/* Where the first one of the device is in the list, or NULL. */
+struct slab **engine_first_free(struct engine *engine, uint32_t device);
+
+/* The context for `options.memory`. */
+static inline void *engine_memory_ctx(const struct engine *engine, const struct slab *slab)
+{
+    return engine->options.memory_ctx[slab->device];
+}
 
 /*
  * Give up free slabs whose memory others of the job are to have. The lock is let go meanwhile

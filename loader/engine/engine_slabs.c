@@ -15,17 +15,22 @@
 #define SLAB_ROUND_BYTES (64u << 10)
 /* One that the consumer has, one that it is about to take, and two being gathered. */
 #define SLABS_LEAST 4u
+/* Of each of several devices: one that the consumer has, and the next one. */
+#define SLABS_LEAST_OF_EACH 2u
 
 /* The share of memory_bytes that a slab of this capacity takes. */
-static uint64_t slab_takes(const struct engine *e, size_t capacity)
+static uint64_t slab_takes(const struct engine *e, uint32_t device, size_t capacity)
 {
     const struct slab_memory *memory = e->options.memory;
-    return capacity + (memory->beside ? memory->beside(capacity, e->options.memory_ctx) : 0);
+    void *ctx = e->options.memory_ctx[device];
+    return capacity + (memory->beside ? memory->beside(capacity, ctx) : 0);
 }
 
-static uint64_t engine_room(const struct engine *e)
+/* What is left of the device's part. */
+static uint64_t engine_room(const struct engine *e, uint32_t device)
 {
-    return e->options.memory_bytes - e->slab_bytes - e->beside_bytes;
+    const struct engine_device *d = &e->devices[device];
+    return e->options.memory_bytes / e->options.devices - d->slab_bytes - d->beside_bytes;
 }
 
 /* Around calls that may wait for a device. Nobody can see the slab meanwhile. */
@@ -45,18 +50,26 @@ static void engine_come_back(struct engine *e)
         pthread_cond_broadcast(&e->ready);
 }
 
-static void count_slab(struct engine *e, size_t capacity)
+static void count_slab(struct engine *e, uint32_t device, size_t capacity)
 {
+    struct engine_device *d = &e->devices[device];
+    uint64_t beside = slab_takes(e, device, capacity) - capacity;
     e->slab_bytes += capacity;
-    e->beside_bytes += slab_takes(e, capacity) - capacity;
-    e->slab_count++;
+    e->beside_bytes += beside;
+    d->slab_bytes += capacity;
+    d->beside_bytes += beside;
+    d->slab_count++;
 }
 
-static void discount_slab(struct engine *e, size_t capacity)
+static void discount_slab(struct engine *e, uint32_t device, size_t capacity)
 {
+    struct engine_device *d = &e->devices[device];
+    uint64_t beside = slab_takes(e, device, capacity) - capacity;
     e->slab_bytes -= capacity;
-    e->beside_bytes -= slab_takes(e, capacity) - capacity;
-    e->slab_count--;
+    e->beside_bytes -= beside;
+    d->slab_bytes -= capacity;
+    d->beside_bytes -= beside;
+    d->slab_count--;
 }
 
 static void give_memory_back(struct engine *e, struct slab *slab)
@@ -65,11 +78,11 @@ static void give_memory_back(struct engine *e, struct slab *slab)
     if (!slab->memory)
         return;
     engine_leave(e);
-    e->options.memory->release(slab, e->options.memory_ctx);
+    e->options.memory->release(slab, engine_memory_ctx(e, slab));
     engine_come_back(e);
     slab->memory = NULL;
     slab->capacity = 0;
-    discount_slab(e, capacity);
+    discount_slab(e, slab->device, capacity);
 }
 
 void engine_push_free(struct engine *e, struct slab *slab)
@@ -81,10 +94,18 @@ void engine_push_free(struct engine *e, struct slab *slab)
     *at = slab;
 }
 
-void engine_drop_free(struct engine *e)
+struct slab **engine_first_free(struct engine *e, uint32_t device)
 {
-    struct slab *slab = e->free_slabs;
-    e->free_slabs = slab->next;
+    struct slab **at = &e->free_slabs;
+    while (*at && (*at)->device != device)
+        at = &(*at)->next;
+    return *at ? at : NULL;
+}
+
+void engine_drop_free(struct engine *e, struct slab **at)
+{
+    struct slab *slab = *at;
+    *at = slab->next;
     give_memory_back(e, slab);
     free(slab);
 }
@@ -92,18 +113,21 @@ void engine_drop_free(struct engine *e)
 static bool slab_is_settled(const struct engine *e, struct slab *slab)
 {
     const struct slab_memory *memory = e->options.memory;
-    return !memory->is_settled || memory->is_settled(slab, e->options.memory_ctx);
+    return !memory->is_settled || memory->is_settled(slab, engine_memory_ctx(e, slab));
 }
 
 /*
- * A free slab that is large enough, else any free one, else none. -EAGAIN: a device still reads
- * from all that are free. To wait for one is better than to have ever more of them.
+ * A free slab that is large enough, else any free one, else none. -EAGAIN: the device still
+ * reads from all that are free. To wait for one is better than to have ever more of them.
  */
-static int engine_take_free(struct engine *e, size_t bytes, struct slab **ret_slab)
+static int engine_take_free(struct engine *e, uint32_t device, size_t bytes,
+                            struct slab **ret_slab)
 {
     struct slab **best = NULL;
-    bool unsettled = e->settling;
+    bool unsettled = e->devices[device].settling;
     for (struct slab **s = &e->free_slabs; *s; s = &(*s)->next) {
+        if ((*s)->device != device)
+            continue;
         if (!slab_is_settled(e, *s)) {
             unsettled = true;
             continue;
@@ -121,11 +145,12 @@ static int engine_take_free(struct engine *e, size_t bytes, struct slab **ret_sl
     return 0;
 }
 
-/* Make room by dropping free slabs that are not needed now. */
-static void engine_make_free_room(struct engine *e, uint64_t room)
+/* Make room by dropping free slabs of the device that are not needed now. */
+static void engine_make_free_room(struct engine *e, uint32_t device, uint64_t room)
 {
-    while (e->free_slabs && room > engine_room(e))
-        engine_drop_free(e);
+    struct slab **at;
+    while (room > engine_room(e, device) && (at = engine_first_free(e, device)))
+        engine_drop_free(e, at);
 }
 
 /* A little more than asked for, so that the next batch fits, too. */
@@ -152,14 +177,20 @@ static int engine_within_part(struct engine *e, uint64_t bytes)
     return -EINPROGRESS;
 }
 
+/* Of each device. */
 static uint64_t slabs_least(const struct engine *e)
 {
-    return e->options.ahead + 2 < SLABS_LEAST ? e->options.ahead + 2 : SLABS_LEAST;
+    uint32_t least = e->options.devices > 1 ? SLABS_LEAST_OF_EACH : SLABS_LEAST;
+    return e->options.ahead + 2 < least ? e->options.ahead + 2 : least;
 }
 
 bool engine_can_move(const struct engine *e, size_t bytes)
 {
-    return slab_takes(e, bytes) <= e->options.memory_bytes / slabs_least(e);
+    uint64_t part = e->options.memory_bytes / e->options.devices;
+    for (uint32_t i = 0; i < e->options.devices; i++)
+        if (slab_takes(e, i, bytes) > part / slabs_least(e))
+            return false;
+    return true;
 }
 
 /*
@@ -167,42 +198,51 @@ bool engine_can_move(const struct engine *e, size_t bytes)
  * the consumer works on, and the one that it is about to take, they have to fit in our part.
  * Beyond that, they may only use memory that nobody of the job uses.
  */
-static int engine_may_grow(struct engine *e, size_t capacity)
+static int engine_may_grow(struct engine *e, uint32_t device, size_t capacity)
 {
-    uint64_t slabs = e->slab_bytes / capacity;
-    if (slabs < slabs_least(e) || e->slab_count < slabs_least(e))
+    const struct engine_device *d = &e->devices[device];
+    if (d->slab_bytes / capacity < slabs_least(e) || d->slab_count < slabs_least(e))
         return 0;
     int r = engine_within_part(e, e->slab_bytes + capacity);
-    if (r < 0 || !e->options.free_bytes || slabs < e->options.ahead + 2)
+    if (r < 0 || !e->options.free_bytes || e->slab_bytes / capacity < e->options.ahead + 2)
         return r;
     uint64_t unused = e->options.free_bytes();
     bool fits = unused > e->options.left_bytes && capacity <= unused - e->options.left_bytes;
     return fits ? 0 : -ENOBUFS;
 }
 
-/* Make room, also by dropping free slabs of other sizes. */
-static int engine_make_room(struct engine *e, size_t capacity)
+/* A free slab of a device that has more than it needs to move at all. NULL: there is none. */
+static struct slab **engine_surplus(struct engine *e)
 {
-    int r = engine_may_grow(e, capacity);
-    while (r == -ENOBUFS && e->free_slabs) {
-        engine_drop_free(e);
-        r = engine_may_grow(e, capacity);
+    struct slab **at = &e->free_slabs;
+    for (uint64_t least = slabs_least(e); *at; at = &(*at)->next) {
+        const struct engine_device *d = &e->devices[(*at)->device];
+        size_t capacity = (*at)->capacity;
+        if (d->slab_count > least && d->slab_bytes - capacity >= least * capacity)
+            return at;
     }
-    return r;
+    return NULL;
 }
 
-/* Does it have more than its part, and more than it needs to move at all? */
-static bool has_too_much(const struct engine *e)
+/* Make room, also by dropping free slabs of other sizes, and what other devices can spare. */
+static int engine_make_room(struct engine *e, uint32_t device, size_t capacity)
 {
-    return e->slab_bytes > e->part_bytes && e->free_slabs && e->slab_count > slabs_least(e) &&
-           e->slab_bytes - e->free_slabs->capacity >= slabs_least(e) * e->free_slabs->capacity;
+    struct slab **at;
+    int r = engine_may_grow(e, device, capacity);
+    while (r == -ENOBUFS && ((at = engine_first_free(e, device)) || (at = engine_surplus(e)))) {
+        engine_drop_free(e, at);
+        r = engine_may_grow(e, device, capacity);
+    }
+    return r;
 }
 
 void engine_give_up_surplus(struct engine *e)
 {
     bool did = false;
-    while (has_too_much(e) && slab_is_settled(e, e->free_slabs)) {
-        engine_drop_free(e);
+    struct slab **at;
+    while (e->slab_bytes > e->part_bytes && (at = engine_surplus(e)) &&
+           slab_is_settled(e, *at)) {
+        engine_drop_free(e, at);
         did = true;
     }
     if (did && e->share)
@@ -248,36 +288,48 @@ static void engine_report_use(struct engine *e)
     share_want(e->share, e->asked_bytes);
 }
 
-int engine_get_slab(struct engine *e, size_t bytes, struct slab **ret_slab)
+/* Give a slab without memory some, as far as its device may have more. */
+static int engine_give_memory(struct engine *e, struct slab *slab, size_t bytes)
+{
+    uint32_t device = slab->device;
+    size_t capacity = capacity_for(bytes);
+    engine_make_free_room(e, device, slab_takes(e, device, capacity));
+    if (slab_takes(e, device, capacity) > engine_room(e, device))
+        capacity = (bytes + 4095) & ~(size_t)4095;
+    int r = slab_takes(e, device, capacity) > engine_room(e, device)
+                ? -ENOBUFS
+                : engine_make_room(e, device, capacity);
+    if (r < 0)
+        return e->devices[device].settling ? -EAGAIN : r; /* what settles may be dropped then */
+    count_slab(e, device, capacity);
+    engine_leave(e);
+    r = e->options.memory->allocate(slab, capacity, engine_memory_ctx(e, slab));
+    engine_come_back(e);
+    if (r < 0) {
+        discount_slab(e, device, capacity);
+        return -ENOMEM;
+    }
+    slab->capacity = capacity;
+    engine_report_use(e);
+    return 0;
+}
+
+int engine_get_slab(struct engine *e, uint32_t device, size_t bytes, struct slab **ret_slab)
 {
     struct slab *slab;
-    int r = engine_take_free(e, bytes, &slab);
+    int r = engine_take_free(e, device, bytes, &slab);
     if (r < 0)
         return r;
     if (!slab && !(slab = calloc(1, sizeof(*slab))))
         return -ENOMEM;
+    slab->device = device;
     if (slab->capacity < bytes) {
         give_memory_back(e, slab);
-        size_t capacity = capacity_for(bytes);
-        engine_make_free_room(e, slab_takes(e, capacity));
-        if (slab_takes(e, capacity) > engine_room(e))
-            capacity = (bytes + 4095) & ~(size_t)4095;
-        r = slab_takes(e, capacity) > engine_room(e) ? -ENOBUFS : engine_make_room(e, capacity);
+        r = engine_give_memory(e, slab, bytes);
         if (r < 0) {
             free(slab);
-            return e->settling ? -EAGAIN : r; /* the slab that settles may be dropped then */
+            return r;
         }
-        count_slab(e, capacity);
-        engine_leave(e);
-        r = e->options.memory->allocate(slab, capacity, e->options.memory_ctx);
-        engine_come_back(e);
-        if (r < 0) {
-            discount_slab(e, capacity);
-            free(slab);
-            return -ENOMEM;
-        }
-        slab->capacity = capacity;
-        engine_report_use(e);
     }
     *ret_slab = slab;
     return 0;

@@ -15,13 +15,14 @@
 #include "error.h"
 #include "loader_clock.h"
 #include "loader_private.h"
+#include "device.h"
 #include "upload.h"
 #include "view.h"
 
 static int loader_start(struct onepot_loader *loader, const struct place *place,
                         struct onepot_error *error)
 {
-    int r = loader->device ? loader_start_upload(loader, error) : 0;
+    int r = loader->device_count ? loader_start_uploads(loader, error) : 0;
     if (r < 0)
         return r;
     struct engine *engine;
@@ -90,10 +91,11 @@ void onepot_loader_free(struct onepot_loader *loader)
         loader_end_locking(loader);
     engine_free(engine);
     if (own || !engine)
-        upload_close(loader->upload);
+        loader_close_uploads(loader);
     if (loader->owner == (int)getpid())
         pthread_mutex_destroy(&loader->lock);
-    onepot_device_close(loader->device);
+    for (uint32_t i = 0; i < loader->device_count; i++)
+        onepot_device_close(loader->devices[i]);
     onepot_archive_close(loader->archive);
     free(loader->images);
     free(loader);
@@ -127,17 +129,25 @@ int loader_own_engine(struct onepot_loader *loader, struct onepot_error *error)
 
 /* ---- batches ---- */
 
-static int loader_say_full(const struct onepot_loader *loader, uint64_t need,
+static int loader_say_full(const struct onepot_loader *loader, const struct engine_need *need,
                            struct onepot_error *error)
 {
     struct onepot_stats stats = {0};
     engine_stats(loader->engine, &stats);
+    if (loader->device_count > 1)
+        return error_set(error, -ENOBUFS,
+                         "the next batch needs %" PRIu64 " bytes on %s, but batches that are "
+                         "kept have %" PRIu64 " of %" PRIu64
+                         ", of which each of %u devices may have the same part, or the job has "
+                         "no more for this process; release some, or allow more (memory_bytes)",
+                         need->bytes, loader->devices[need->device]->name, stats.slab_bytes,
+                         stats.part_bytes, loader->device_count);
     return error_set(error, -ENOBUFS,
                      "the next batch needs %" PRIu64 " bytes, but batches that are kept have "
                      "%" PRIu64 " of %" PRIu64
                      ", or the job has no more for this process; release some, or allow "
                      "more (memory_bytes)",
-                     need, stats.slab_bytes, stats.part_bytes);
+                     need->bytes, stats.slab_bytes, stats.part_bytes);
 }
 
 /* A batch with an error is released at once. */
@@ -147,7 +157,7 @@ static int loader_fail_batch(struct onepot_loader *loader, struct slab *slab,
     const struct dataset *d = loader->archive->dataset;
     int r = slab->err;
     if (slab->lost)
-        upload_error(loader->upload, error);
+        upload_error(loader->uploads[slab->device], error);
     else if (slab->abandoned)
         dataset_stalled(error, d, &d->records[slab->bad_record], slab->stalled_ns);
     else
@@ -159,7 +169,8 @@ static int loader_fail_batch(struct onepot_loader *loader, struct slab *slab,
 int loader_next_of(struct onepot_loader *loader, uint64_t epoch, int timeout_ms,
                    struct onepot_error *error, const struct onepot_batch **ret_batch)
 {
-    uint64_t need = 0, deadline = UINT64_MAX;
+    uint64_t deadline = UINT64_MAX;
+    struct engine_need need = {0};
     struct slab *slab;
     int r = loader_own_engine(loader, error);
     if (r < 0)
@@ -167,23 +178,24 @@ int loader_next_of(struct onepot_loader *loader, uint64_t epoch, int timeout_ms,
     if (timeout_ms >= 0)
         deadline = loader_now_ns(loader->archive->dataset) + (uint64_t)timeout_ms * 1000000u;
     uint64_t start_ns = loader_now_ns(loader->archive->dataset);
-    if (loader->device)
-        loader->device->type->range("onepot wait");
+    const struct device_type *type = loader->device_count ? loader->devices[0]->type : NULL;
+    if (type)
+        type->range("onepot wait");
     r = engine_take(loader->engine, epoch, deadline, &need, &slab);
-    if (loader->device)
-        loader->device->type->range(NULL);
-    if (loader->upload && (r == 1 || r == -ETIMEDOUT))
-        upload_waited(loader->upload, onepot_loader_epoch(loader, NULL),
+    if (type)
+        type->range(NULL);
+    if (type && (r == 1 || r == -ETIMEDOUT))
+        loader_waited(loader, onepot_loader_epoch(loader, NULL),
                       loader_now_ns(loader->archive->dataset) - start_ns);
     if (r == -ENOBUFS)
-        return loader_say_full(loader, need, error);
+        return loader_say_full(loader, &need, error);
     if (r == -ETIME)
         return dataset_stalled(error, loader->archive->dataset,
-                               &loader->archive->dataset->records[need],
+                               &loader->archive->dataset->records[need.record],
                                loader->options.io_timeout_ns);
     if (r == -ETIMEDOUT)
         return error_set(error, r, "no batch was ready in time");
-    if (r < 0 && (!loader->upload || upload_error(loader->upload, error) == 0))
+    if (r < 0 && (!type || upload_error(loader->uploads[need.device], error) == 0))
         return error_set(error, r, "no memory for the next batch");
     if (r <= 0)
         return r;
@@ -264,20 +276,4 @@ void onepot_loader_stats(struct onepot_loader *loader, struct onepot_stats *ret_
 const char *onepot_loader_decoder(const struct onepot_loader *loader)
 {
     return loader->decoder.text;
-}
-
-int onepot_loader_transfer(struct onepot_loader *loader, bool previous,
-                           struct onepot_error *error, struct onepot_transfer *ret_transfer)
-{
-    struct onepot_transfer transfer;
-    uint64_t peak = 0;
-    if (!loader->upload || !engine_is_own(loader->engine))
-        return error_set(error, -ENOTSUP, "the loader has no device");
-    int r = onepot_device_peak(loader->device, error, &peak);
-    if (r < 0 && r != -ENOMEM) /* if training has all the memory, that is no reason to fail */
-        return r;
-    upload_transfer(loader->upload, previous, &transfer);
-    transfer.peak_bytes_per_second = peak;
-    result_write(ret_transfer, &transfer, sizeof(transfer));
-    return 0;
 }

@@ -18,12 +18,13 @@ struct onepot_loader {
     struct onepot_archive *archive; /* its own handle */
     struct engine_options options;
     _Atomic(struct engine *) engine;
-    _Atomic int owner;            /* the process that has the engine, or is about to make one */
-    pthread_mutex_t lock;         /* for seeks, and what changes with them: seed and digest */
-    struct onepot_device *device; /* NULL: batches are for the host */
-    struct onepot_conversion convert; /* 0 channels: nothing is converted */
-    struct images_plan *images;       /* or NULL */
-    struct upload *upload;            /* the engine's memory, if there is a device */
+    _Atomic int owner;    /* the process that has the engine, or is about to make one */
+    pthread_mutex_t lock; /* for seeks, and what changes with them: seed and digest */
+    struct onepot_device *devices[ENGINE_DEVICES_MAX];
+    uint32_t device_count;                      /* 0: batches are for the host */
+    struct onepot_conversion convert;           /* 0 channels: nothing is converted */
+    struct images_plan *images;                 /* or NULL */
+    struct upload *uploads[ENGINE_DEVICES_MAX]; /* the engine's memory, if there are devices */
     enum onepot_gather gather;
     struct onepot_error
         decoder;       /* its text: what decodes pictures, see onepot_loader_decoder */
@@ -42,13 +43,17 @@ struct onepot_loader {
 int loader_plan(struct onepot_loader_options *given, struct engine_options *options,
                 struct onepot_error *error);
 
-/* The device, and what it has to do. In loader_device.c. */
+/* The devices, and what they have to do. In loader_device.c. */
 int loader_plan_device(struct onepot_loader *loader, const struct onepot_loader_options *given,
                        struct onepot_error *error);
-/* Make the upload, a new one each time, since after a fork the old one is the parent's. */
-int loader_start_upload(struct onepot_loader *loader, struct onepot_error *error);
-/* Before the upload is closed, in the process that made it. */
+/* Make the uploads, new ones each time, since after a fork the old ones are the parent's. */
+int loader_start_uploads(struct onepot_loader *loader, struct onepot_error *error);
+/* Before the uploads are closed, in the process that made it. */
 void loader_end_locking(struct onepot_loader *loader);
+void loader_close_uploads(struct onepot_loader *loader);
+
+/* The consumer waited so long for a batch of this epoch. */
+void loader_waited(struct onepot_loader *loader, uint64_t epoch, uint64_t ns);
 
 /* In a forked child: make an engine of its own that goes on where the parent's was. */
 int loader_own_engine(struct onepot_loader *loader, struct onepot_error *error);

@@ -46,7 +46,7 @@ static struct py_buffer *batch_view_new(struct py_batch *self, const void *bytes
         return NULL;
     b->batch = self->batch;
     b->where = self->kind.where;
-    b->device_index = self->kind.device_index;
+    b->device_index = (int)self->there.index;
     return b;
 }
 
@@ -153,6 +153,16 @@ static PyObject *batch_number(PyObject *self, void *offset)
 }
 
 /* ---- on a device ---- */
+
+static PyObject *batch_device(PyObject *self, void *unused)
+{
+    const struct py_batch *b = (struct py_batch *)self;
+    (void)unused;
+    if (b->kind.where == BUFFER_HOST)
+        return PyUnicode_FromString("cpu");
+    return PyUnicode_FromFormat("%s:%u", b->kind.where == BUFFER_CUDA ? "cuda" : "host",
+                                b->there.index);
+}
 
 static PyObject *batch_images(PyObject *self, void *unused)
 {
@@ -379,6 +389,8 @@ static PyGetSetDef batch_fields[] = {
      &table_indices},
     {"valid", batch_table, NULL, "False for padding and for skipped samples: bool [samples].",
      &table_valid},
+    {"device", batch_device, NULL,
+     "Where it is: 'cuda:1', 'host:0' (the host plays a device) or 'cpu'.", NULL},
     {"epoch", batch_number, NULL, "The epoch that the batch belongs to.",
      (void *)offsetof(struct onepot_batch, epoch)},
     {"first", batch_number, NULL,

@@ -43,15 +43,14 @@ static int loader_find_kind(const struct onepot_loader *loader,
     ret->npy.size = sizeof(ret->npy);
     ret->item = onepot_loader_npy(loader, &ret->npy) == 0 ? item_of_npy(ret->npy.type) : -1;
     kind_of_images(o, ret);
-    if (!o->device)
+    if (!o->device_count)
         return 0;
-    int r = onepot_device_info(o->device, &error, &info);
+    int r = onepot_device_info(o->devices[0], &error, &info);
     if (r < 0) {
         raise_error(r, &error);
         return -1;
     }
     ret->where = info.is_host ? BUFFER_HOST_DEVICE : BUFFER_CUDA;
-    ret->device_index = (int)info.index;
     return 0;
 }
 
@@ -62,7 +61,43 @@ static void loader_free(PyObject *capsule)
     Py_END_ALLOW_THREADS
 }
 
-static int loader_open(struct py_loader *l, PyObject *archive, const char *device_name,
+/* Devices by their names, while the loader is made. */
+struct named {
+    const char *names[ONEPOT_DEVICES_MAX];
+    struct onepot_device *devices[ONEPOT_DEVICES_MAX];
+    uint32_t count;
+};
+
+/* A tuple of names. */
+static int loader_take_names(PyObject *given, struct named *named)
+{
+    Py_ssize_t count = PyTuple_Size(given);
+    if (count > (Py_ssize_t)ONEPOT_DEVICES_MAX) {
+        PyErr_Format(PyExc_ValueError, "more than %u devices", ONEPOT_DEVICES_MAX);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (!(named->names[i] = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(given, i), NULL)))
+            return -1;
+    named->count = (uint32_t)count;
+    return 0;
+}
+
+static int named_open(struct named *named, struct onepot_error *error)
+{
+    int r = 0;
+    for (uint32_t i = 0; i < named->count && r == 0; i++)
+        r = onepot_device_open(named->names[i], error, &named->devices[i]);
+    return r;
+}
+
+static void named_close(struct named *named)
+{
+    for (uint32_t i = 0; i < named->count; i++)
+        onepot_device_close(named->devices[i]);
+}
+
+static int loader_open(struct py_loader *l, PyObject *archive, struct named *named,
                        PyObject *decode, struct onepot_loader_options *o)
 {
     struct onepot_error error = {0};
@@ -73,18 +108,19 @@ static int loader_open(struct py_loader *l, PyObject *archive, const char *devic
     struct onepot_archive *handle = leased(lease);
     if (!handle)
         return -1;
-    Py_BEGIN_ALLOW_THREADS if (device_name) r =
-        onepot_device_open(device_name, &error, &o->device);
+    o->devices = named->count ? named->devices : NULL;
+    o->device_count = named->count;
+    Py_BEGIN_ALLOW_THREADS r = named_open(named, &error);
     if (r == 0)
         r = onepot_loader_new(handle, o, &error, &loader);
     Py_END_ALLOW_THREADS if (r < 0)
     {
-        onepot_device_close(o->device);
+        named_close(named);
         raise_error(r, &error);
         return -1;
     }
     r = loader_find_kind(loader, o, &kind);
-    onepot_device_close(o->device); /* the loader has its own reference */
+    named_close(named); /* the loader has its own references */
     if (r < 0) {
         Py_BEGIN_ALLOW_THREADS onepot_loader_free(loader);
         Py_END_ALLOW_THREADS return -1;
@@ -150,8 +186,8 @@ static int loader_take_images(PyObject *given, struct made *made,
 }
 
 /*
- * Loader(given, open, device, decode, images, rank, world_size, options): open(given) is the
- * archive, opened only once the rest is right; device is a str or None, options a dict.
+ * Loader(given, open, devices, decode, images, rank, world_size, options): open(given) is the
+ * archive, opened only once the rest is right; devices is a tuple of str, options a dict.
  */
 static int loader_init(PyObject *self, PyObject *args, PyObject *unused)
 {
@@ -174,14 +210,14 @@ static int loader_init(PyObject *self, PyObject *args, PyObject *unused)
         {"gather", FIELD_SMALL, offsetof(struct onepot_loader_options, gather)},
         {"io_timeout", FIELD_SMALL, offsetof(struct onepot_loader_options, io_timeout_ms)},
         {0}};
-    PyObject *given, *open, *decode, *shape, *rank, *world, *options;
-    const char *device;
+    PyObject *given, *open, *names, *decode, *shape, *rank, *world, *options;
+    struct named named = {.count = 0};
     struct made made = {0};
     struct onepot_loader_options o = {.size = sizeof(o)};
     (void)unused;
-    if (!PyArg_ParseTuple(args, "OOzOOOOO!", &given, &open, &device, &decode, &shape, &rank,
-                          &world, &PyDict_Type, &options) ||
-        fields_take(fields, options, &o) < 0 ||
+    if (!PyArg_ParseTuple(args, "OOO!OOOOO!", &given, &open, &PyTuple_Type, &names, &decode,
+                          &shape, &rank, &world, &PyDict_Type, &options) ||
+        loader_take_names(names, &named) < 0 || fields_take(fields, options, &o) < 0 ||
         take_rank(rank, world, "world_size", &o.rank, &o.world_size) < 0 ||
         loader_take_decode(decode, &o) < 0 || loader_take_images(shape, &made, &o) < 0)
         return -1;
@@ -190,7 +226,7 @@ static int loader_init(PyObject *self, PyObject *args, PyObject *unused)
     if (archive && !PyObject_TypeCheck(archive, archive_type))
         PyErr_SetString(PyExc_TypeError, "that is no archive");
     else if (archive)
-        r = loader_open((struct py_loader *)self, archive, device, decode, &o);
+        r = loader_open((struct py_loader *)self, archive, &named, decode, &o);
     Py_XDECREF(archive);
     return r;
 }

@@ -244,7 +244,6 @@ struct batch_kind {
     int item; /* type of .npy samples; -1: bytes */
     struct onepot_npy npy;
     enum buffer_where where;
-    int device_index;
     bool has_images;
     enum item image_item;
     uint64_t image_shape[3]; /* channels first, or last */

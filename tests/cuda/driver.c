@@ -33,17 +33,31 @@ static bool is_relaxed(void)
     return mode == CU_STREAM_CAPTURE_MODE_RELAXED;
 }
 
+static bool is_lost(const void *context)
+{
+    unsigned lost = __atomic_load_n(&state.lost_devices, __ATOMIC_ACQUIRE);
+    return __atomic_load_n(&state.lost, __ATOMIC_ACQUIRE) ||
+           (context && lost >> ((const int *)context - contexts) & 1);
+}
+
+static int devices_wanted(void)
+{
+    const char *number = getenv("PLAYED_DEVICES");
+    return number ? atoi(number) : 1;
+}
+
 __attribute__((visibility("default"))) played_entry played_cuda;
 
 struct played *played_cuda(void)
 {
     if (!state.devices)
-        state = (struct played){.devices = 1,
+        state = (struct played){.devices = devices_wanted(),
                                 .memory_bytes = (size_t)1 << 30,
                                 .locked_bytes = (size_t)1 << 30,
                                 .current = current,
                                 .primary = primary,
-                                .is_relaxed = is_relaxed};
+                                .is_relaxed = is_relaxed,
+                                .is_lost = is_lost};
     return &state;
 }
 
@@ -129,7 +143,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *ret_context, CUdevice device)
 {
     if (!is_begun())
         return CUDA_ERROR_NOT_INITIALIZED;
-    if (__atomic_load_n(&state.lost, __ATOMIC_ACQUIRE))
+    if (is_lost(primary(device)))
         return CUDA_ERROR_UNKNOWN;
     __atomic_fetch_add(&state.contexts, 1, __ATOMIC_RELAXED);
     *ret_context = (CUcontext)(void *)&contexts[device];
@@ -170,7 +184,7 @@ CUresult cuCtxRecordEvent(CUcontext context, CUevent event)
         forbid("an event of another context");
     if (state.no_context_events)
         return CUDA_ERROR_NOT_SUPPORTED;
-    if (__atomic_load_n(&state.lost, __ATOMIC_ACQUIRE))
+    if (is_lost(context))
         return CUDA_ERROR_UNKNOWN;
     __atomic_fetch_add(&state.context_events, 1, __ATOMIC_RELAXED);
     return state.record_all(context, event) < 0 ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED

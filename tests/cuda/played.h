@@ -16,16 +16,18 @@
 #include <stddef.h>
 #include <string.h>
 
-/* What a test may ask for, before or meanwhile; one in a process. */
+/* What a test may ask for, before or meanwhile; one in a process. As many devices as the
+ * environment says in PLAYED_DEVICES, else one. */
 struct played {
     int devices;
-    size_t memory_bytes; /* of a device */
+    size_t memory_bytes; /* of each device */
     bool no_read_only;   /* there is no flag for memory that must not be written to; */
     bool host_tables;    /* nor is there need of one */
     unsigned long read_only_locks; /* of such memory, until now */
     bool no_locking;        /* nor any other but what is allocated for it; see locked_bytes */
     size_t locked_bytes;    /* at most, of all that is locked */
-    bool lost;              /* every call fails from now on */
+    bool lost;              /* every call fails from now on, */
+    unsigned lost_devices;  /* or those on these: a bit each */
     bool old;               /* the driver is older than the runtime */
     int version;            /* of its CUDA; 0: new */
     bool no_context_events; /* the driver is older than they are */
@@ -49,6 +51,7 @@ struct played {
     void *(*current)(void);       /* the context of this thread, NULL: none */
     void *(*primary)(int device); /* its context */
     bool (*is_relaxed)(void);     /* this thread minds no capture */
+    bool (*is_lost)(const void *context);
     /* The runtime's, for the driver. */
     int (*record_all)(void *context, void *event);
     void *(*context_of)(void *stream);
@@ -59,12 +62,15 @@ struct played {
 
     /*
      * The runtime's, once a device was opened. stream: one of another library, on the first
-     * device. spin queues a kernel that ends when `release` is called. hold_kernels: those
-     * that are launched begin when it is called with false. quiet returns when nothing moves
-     * any more: each stream is done, or waits for another, or is held back. waiting: threads
-     * of the host that wait for an event.
+     * device; stream_on: on any. device_of: whose memory that is; -1: no device's. spin queues
+     * a kernel that ends when `release` is called. hold_kernels: those that are launched begin
+     * when it is called with false. quiet returns when nothing moves any more: each stream is
+     * done, or waits for another, or is held back. waiting: threads of the host that wait for
+     * an event.
      */
     void *(*stream)(bool is_blocking);
+    void *(*stream_on)(int device, bool is_blocking);
+    int (*device_of)(const void *memory);
     void (*spin)(void *stream);
     void (*release)(void);
     void (*hold_kernels)(bool hold);

@@ -45,6 +45,8 @@ def setUpModule():
     CUDA.played_at.restype = ctypes.c_void_p
     CUDA.played_at.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     CUDA.played_stream.restype = ctypes.c_void_p
+    CUDA.played_stream_on.restype = ctypes.c_void_p
+    CUDA.played_device_of.argtypes = [ctypes.c_void_p]
     CUDA.played_context_events.restype = ctypes.c_ulong
 
 
@@ -312,6 +314,79 @@ class Played(unittest.TestCase):
                 "    kept.append(b.__dlpack__(stream=1))\n"
                 "sys.modules['kept'] = kept\n")
         subprocess.run([sys.executable, "-c", code, TAR], check=True, timeout=240)
+
+    def several(self, **options):
+        return self.loader(devices=["cuda:0", 1], **options)
+
+    def test_several_devices_have_batches_in_turn(self):
+        """Whose memory each is the played GPU tells; consumers learn it by DLPack."""
+        loader, plain = self.several(), self.loader()
+        for _ in range(3):
+            for i, (b, a) in enumerate(itertools.zip_longest(loader, plain)):
+                self.assertEqual(b.device, "cuda:%d" % (i % 2))
+                self.assertEqual(b.__dlpack_device__(), (2, i % 2))
+                self.assertEqual(b[0].__dlpack_device__(), (2, i % 2))
+                managed = take(b.__dlpack__(stream=1))
+                b.wait()
+                t = managed.contents.tensor
+                self.assertEqual(list(t.device), [2, i % 2])
+                self.assertEqual(CUDA.played_device_of(t.data), i % 2)
+                self.assertEqual(on_device(managed), bytes(a.data))
+                managed.contents.deleter(managed)
+                shown = b.indices.__cuda_array_interface__
+                self.assertEqual(CUDA.played_device_of(shown["data"][0]), i % 2)
+                b.record_stream(CUDA.played_stream_on(i % 2))
+                with self.assertRaisesRegex((OSError, ValueError), "cuda:%d: .*another" % (i % 2)):
+                    b.record_stream(CUDA.played_stream_on(1 - i % 2))
+
+    def test_a_resume_goes_on_with_the_device_that_comes_next(self):
+        loader = self.several()
+        batches = iter(loader)
+        next(batches)
+        state = loader.state_dict()
+        want = [list(b.__dlpack_device__()) for b in batches]
+        again = self.several()
+        again.load_state_dict(state)
+        self.assertEqual([list(b.__dlpack_device__()) for b in again], want)
+        self.assertEqual(want[:2], [[2, 1], [2, 0]])
+
+    def test_images_are_made_on_each_device(self):
+        images = onepot.Images(4, raw=(2, 2, 3), mean=0.5, std=0.5, dtype="float32")
+        host = self.loader(images=images)
+        for i, (b, a) in enumerate(zip(self.several(images=images), host)):
+            managed = take(b.images.__dlpack__(stream=1))
+            b.wait()
+            self.assertEqual(CUDA.played_device_of(managed.contents.tensor.data), i % 2)
+            self.assertEqual(on_device(managed), bytes(memoryview(a.images).cast("B")))
+            managed.contents.deleter(managed)
+        for i, b in enumerate(self.several(images=(2, 2, 3))):
+            shown = b.images.__cuda_array_interface__
+            self.assertEqual(CUDA.played_device_of(shown["data"][0]), i % 2)
+
+    def test_copies_stay_on_a_device(self):
+        batches = list(self.several(memory=4 << 20))
+        batches[2].copy_into(batches[0].data, CUDA.played_stream_on(0))
+        batches[3].copy_into(batches[1].data, CUDA.played_stream_on(1))
+        with self.assertRaisesRegex(ValueError, "another device"):
+            batches[1].copy_into(batches[0].data, CUDA.played_stream_on(1))
+        for b in batches:
+            b.record_stream(CUDA.played_stream_on(int(b.device[-1])))
+        CUDA.played_quiet()
+
+    def test_the_devices_can_gather(self):
+        loader, plain = self.several(gather="device"), self.loader()
+        for b, a in itertools.zip_longest(loader, plain):
+            managed = take(b.__dlpack__(stream=1))
+            b.wait()
+            self.assertEqual(on_device(managed), bytes(a.data))
+            managed.contents.deleter(managed)
+        self.assertIs(loader.transfer()["gathered_by_device"], True)
+
+    def test_devices_are_not_mixed_with_others(self):
+        for devices, words in ((["cuda:0", "host"], "one kind"), (["cuda:0", "cpu"], "'cpu'"),
+                               (["cuda:1", 0, "cuda:1"], "cuda:1 is there twice")):
+            with self.assertRaisesRegex(ValueError, words):
+                self.loader(devices=devices)
 
     def test_a_device_that_is_not_there_is_named(self):
         with self.assertRaisesRegex(OSError, "no device 3"):

@@ -25,13 +25,13 @@ struct range {
     size_t bytes;
     uint8_t *alias;      /* of the device's memory; NULL: it is the host's, and locked */
     const uint8_t *seen; /* where kernels see it, if it is the host's */
-    void *context;
+    void *context;       /* NULL: locked for all */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct range *ranges;
 static uint8_t *space, *window; /* addresses of the device's memory, and of locked memory */
-static size_t used, used_window, bytes_used, locked_bytes;
+static size_t used, used_window, locked_bytes;
 
 static uint8_t *reserve(void)
 {
@@ -73,6 +73,12 @@ static bool is_of_device(const void *memory)
     return p >= space && p < space + SPACE_BYTES;
 }
 
+/* Locked memory may be for one context alone. */
+static bool is_for(const struct range *r, const void *context)
+{
+    return !r->context || !context || r->context == context;
+}
+
 static void add(const struct range *range)
 {
     struct range *r = malloc(sizeof(*r));
@@ -94,8 +100,8 @@ void *played_at(const void *memory, size_t bytes)
     size_t at = (size_t)((const uint8_t *)memory - range->from);
     if (bytes > range->bytes - at)
         played_forbid("behind the end of memory of the device", memory);
-    if (streams_kernel_context() && streams_kernel_context() != range->context)
-        played_forbid("a kernel reaches for memory of another device", memory);
+    if (streams_task_context() && streams_task_context() != range->context)
+        played_forbid("a task of a stream reaches for memory of another device", memory);
     uint8_t *there = range->alias + at;
     pthread_mutex_unlock(&lock);
     return there;
@@ -108,8 +114,9 @@ const void *played_locked_at(const void *address, size_t bytes)
     const struct range *r = ranges;
     while (r && !(r->seen && p >= r->seen && p < r->seen + r->bytes))
         r = r->next;
-    if (bytes && (!r || bytes > r->bytes - (size_t)(p - r->seen)))
-        played_forbid("a kernel reads memory of the host that is not locked", address);
+    if (bytes &&
+        (!r || bytes > r->bytes - (size_t)(p - r->seen) || !is_for(r, streams_task_context())))
+        played_forbid("a kernel reads memory of the host that is not locked for it", address);
     const void *there = r ? r->from + (p - r->seen) : NULL;
     pthread_mutex_unlock(&lock);
     return there;
@@ -120,13 +127,14 @@ void *played_either(const void *memory, size_t bytes)
     return is_of_device(memory) ? played_at(memory, bytes) : (void *)(uintptr_t)memory;
 }
 
-bool played_is_pageable(const void *memory, size_t bytes)
+bool played_is_pageable(const void *context, const void *memory, size_t bytes)
 {
     if (is_of_device(memory))
         return false;
     pthread_mutex_lock(&lock);
     const struct range *r = *find(memory);
-    bool locked = r && bytes <= r->bytes - (size_t)((const uint8_t *)memory - r->from);
+    bool locked = r && bytes <= r->bytes - (size_t)((const uint8_t *)memory - r->from) &&
+                  is_for(r, context);
     pthread_mutex_unlock(&lock);
     return !locked;
 }
@@ -155,18 +163,26 @@ static uint8_t *map_room(size_t room)
     return alias == MAP_FAILED ? NULL : alias;
 }
 
+/* Under the lock. */
+static size_t used_by(const void *context)
+{
+    size_t n = 0;
+    for (const struct range *r = ranges; r; r = r->next)
+        n += r->alias && r->context == context ? room_of(r->bytes) : 0;
+    return n;
+}
+
 cudaError_t ranges_allocate(void *context, size_t bytes, void **ret_memory)
 {
     size_t room = room_of(bytes);
     cudaError_t e = cudaErrorMemoryAllocation;
     pthread_mutex_lock(&lock);
-    if (room <= played_driver->memory_bytes - bytes_used && room <= SPACE_BYTES - used) {
+    if (room + used_by(context) <= played_driver->memory_bytes && room <= SPACE_BYTES - used) {
         uint8_t *alias = map_room(room), *from = space + used + ALIGNED;
         if (alias) {
             add(&(struct range){
                 .from = from, .bytes = bytes, .alias = alias + ALIGNED, .context = context});
             used += room + PAGE; /* and a gap */
-            bytes_used += room;
             *ret_memory = from;
             e = cudaSuccess;
         }
@@ -175,27 +191,37 @@ cudaError_t ranges_allocate(void *context, size_t bytes, void **ret_memory)
     return e;
 }
 
-cudaError_t ranges_free(void *memory)
+cudaError_t ranges_free(const void *context, void *memory)
 {
     pthread_mutex_lock(&lock);
     struct range **at = find(memory), *range = *at;
     if (!range || !range->alias || range->from != memory)
         played_forbid("cudaFree of what was not allocated", memory);
+    if (range->context != context)
+        played_forbid("memory is given back to another device", memory);
     size_t room = room_of(range->bytes);
     *at = range->next;
-    bytes_used -= room;
     munmap(range->alias - ALIGNED, room);
     free(range);
     pthread_mutex_unlock(&lock);
     return cudaSuccess;
 }
 
-size_t ranges_used(void)
+size_t ranges_used(const void *context)
 {
     pthread_mutex_lock(&lock);
-    size_t n = bytes_used;
+    size_t n = used_by(context);
     pthread_mutex_unlock(&lock);
     return n;
+}
+
+void *ranges_context(const void *memory)
+{
+    pthread_mutex_lock(&lock);
+    const struct range *range = *find(memory);
+    void *context = range && range->alias ? range->context : NULL;
+    pthread_mutex_unlock(&lock);
+    return context;
 }
 
 unsigned long ranges_count(void)
@@ -218,7 +244,7 @@ static bool is_writable(void *memory)
     return process_vm_writev(getpid(), &from, 1, &to, 1, 0) == 1 || errno != EFAULT;
 }
 
-cudaError_t ranges_lock(void *memory, size_t bytes, unsigned flags)
+cudaError_t ranges_lock(void *context, void *memory, size_t bytes, unsigned flags)
 {
     bool read_only = flags & cudaHostRegisterReadOnly, writable = is_writable(memory);
     struct played *driver = played_driver;
@@ -235,7 +261,10 @@ cudaError_t ranges_lock(void *memory, size_t bytes, unsigned flags)
     else if (overlapping(memory, bytes))
         e = cudaErrorHostMemoryAlreadyRegistered;
     else {
-        add(&(struct range){.from = memory, .bytes = bytes, .seen = window + used_window});
+        add(&(struct range){.from = memory,
+                            .bytes = bytes,
+                            .seen = window + used_window,
+                            .context = flags & cudaHostRegisterPortable ? NULL : context});
         used_window += (bytes + 2 * PAGE - 1) & ~(PAGE - 1);
         locked_bytes += bytes;
         driver->read_only_locks += !writable;
@@ -257,11 +286,11 @@ cudaError_t ranges_unlock(void *memory)
     return cudaSuccess;
 }
 
-cudaError_t ranges_address(const void *memory, void **ret_there)
+cudaError_t ranges_address(const void *context, const void *memory, void **ret_there)
 {
     pthread_mutex_lock(&lock);
     const struct range *r = *find(memory);
-    bool locked = r && !r->alias;
+    bool locked = r && !r->alias && is_for(r, context);
     if (locked)
         *ret_there = (void *)(uintptr_t)(r->seen + ((const uint8_t *)memory - r->from));
     pthread_mutex_unlock(&lock);

@@ -65,9 +65,23 @@ static void spin(void *stream)
     streams_spin(stream ? stream_of(stream) : stream_legacy(played_driver->primary(0)));
 }
 
+static void *stream_on(int device, bool is_blocking)
+{
+    return stream_make(played_driver->primary(device), is_blocking);
+}
+
 static void *stream_for_test(bool is_blocking)
 {
-    return stream_make(played_driver->primary(0), is_blocking);
+    return stream_on(0, is_blocking);
+}
+
+static int device_of(const void *memory)
+{
+    const void *context = ranges_context(memory);
+    int device = 0;
+    while (context && context != played_driver->primary(device))
+        device++;
+    return context ? device : -1;
 }
 
 static void begin_capture(void *stream)
@@ -105,6 +119,16 @@ void *played_stream(void)
     return stream_for_test(false);
 }
 
+void *played_stream_on(int device)
+{
+    return stream_on(device, false);
+}
+
+int played_device_of(const void *memory)
+{
+    return device_of(memory);
+}
+
 unsigned long played_context_events(void)
 {
     return __atomic_load_n(&played_driver->context_events, __ATOMIC_ACQUIRE);
@@ -133,6 +157,8 @@ static void begin(void)
     played_driver->at = played_at;
     played_driver->context_of = context_of;
     played_driver->stream = stream_for_test;
+    played_driver->stream_on = stream_on;
+    played_driver->device_of = device_of;
     played_driver->spin = spin;
     played_driver->release = streams_release;
     played_driver->hold_kernels = streams_hold;
@@ -145,10 +171,10 @@ static void begin(void)
 
 /* ---- on the way in ---- */
 
-/* A test says so while streams are at work. */
+/* Where this thread calls. A test says so while streams are at work. */
 static bool is_lost(void)
 {
-    return __atomic_load_n(&played_driver->lost, __ATOMIC_ACQUIRE);
+    return played_driver->is_lost(played_driver->current());
 }
 
 /* Whoever calls the runtime has to be in a context that was chosen. */
@@ -244,14 +270,14 @@ cudaError_t cudaFree(void *memory)
         return cudaSuccess;
     TRY(be_safe());
     context_wait(played_driver->current());
-    return ranges_free(memory);
+    return ranges_free(played_driver->current(), memory);
 }
 
 cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags)
 {
     TRY(enter());
     TRY(be_safe());
-    return done(ranges_lock(memory, bytes, flags));
+    return done(ranges_lock(played_driver->current(), memory, bytes, flags));
 }
 
 cudaError_t cudaHostUnregister(void *memory)
@@ -265,14 +291,15 @@ cudaError_t cudaHostUnregister(void *memory)
 cudaError_t cudaHostGetDevicePointer(void **ret_there, void *memory, unsigned flags)
 {
     TRY(enter());
-    return done(flags ? cudaErrorInvalidValue : ranges_address(memory, ret_there));
+    return done(flags ? cudaErrorInvalidValue
+                      : ranges_address(played_driver->current(), memory, ret_there));
 }
 
 cudaError_t cudaMemGetInfo(size_t *ret_free, size_t *ret_total)
 {
     TRY(enter());
     *ret_total = played_driver->memory_bytes;
-    *ret_free = played_driver->memory_bytes - ranges_used();
+    *ret_free = played_driver->memory_bytes - ranges_used(played_driver->current());
     return cudaSuccess;
 }
 
@@ -385,6 +412,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t e, unsigned fla
     TRY(take_stream(stream, &s));
     if (stream == cudaStreamPerThread)
         has_own_stream = true;
+    if (event->context != s->context) /* which CUDA allows, and nobody here is to need */
+        played_forbid("a stream waits for another device", stream);
     if (event->captured && s->capture == CAPTURE_NOT)
         played_forbid("a stream is drawn into the capture of another", stream);
     if (s->capture == CAPTURE_ON && !event->captured) {
@@ -451,7 +480,7 @@ static void work_run(void *ctx)
     static struct work *undone;
     struct work *w = ctx;
     pthread_mutex_lock(&moving);
-    if (is_lost()) {
+    if (played_driver->is_lost(streams_task_context())) {
         w->next = undone;
         undone = w;
         w = NULL;
@@ -514,7 +543,8 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
     TRY(take_stream(stream, &s));
     uint64_t number =
         work_queue(s, TASK_WORK, &(struct work){.to = to, .from = from, .bytes = bytes});
-    if (number && (played_is_pageable(to, bytes) || played_is_pageable(from, bytes)))
+    if (number && (played_is_pageable(s->context, to, bytes) ||
+                   played_is_pageable(s->context, from, bytes)))
         stream_wait_for(s, number);
     return cudaSuccess;
 }
@@ -575,7 +605,7 @@ const char *cudaGetErrorName(cudaError_t error)
 /* What was not given back is a fault of a process that ends as it should. */
 __attribute__((destructor)) static void end(void)
 {
-    if (!played_driver || is_lost())
+    if (!played_driver || played_driver->lost || played_driver->lost_devices)
         return;
     unsigned long ranges = ranges_count();
     if (ranges || events || streams || played_driver->contexts) {

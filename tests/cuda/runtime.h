@@ -32,15 +32,16 @@ const void *played_locked_at(const void *address, size_t bytes);
 
 /* The bytes of a copy: the device's or the host's. */
 void *played_either(const void *memory, size_t bytes);
-/* They are the host's, and not locked. */
-bool played_is_pageable(const void *memory, size_t bytes);
+/* They are the host's, and not locked, or not for this context. */
+bool played_is_pageable(const void *context, const void *memory, size_t bytes);
 
 cudaError_t ranges_allocate(void *context, size_t bytes, void **ret_memory);
-cudaError_t ranges_free(void *memory);
-cudaError_t ranges_lock(void *memory, size_t bytes, unsigned flags);
+cudaError_t ranges_free(const void *context, void *memory);
+cudaError_t ranges_lock(void *context, void *memory, size_t bytes, unsigned flags);
 cudaError_t ranges_unlock(void *memory);
-cudaError_t ranges_address(const void *memory, void **ret_there);
-size_t ranges_used(void); /* bytes of the device */
+cudaError_t ranges_address(const void *context, const void *memory, void **ret_there);
+size_t ranges_used(const void *context);  /* bytes of a device's own */
+void *ranges_context(const void *memory); /* of memory of a device; else NULL */
 unsigned long ranges_count(void);
 void ranges_begin(void);
 
@@ -48,6 +49,9 @@ void ranges_begin(void);
 
 /* A stream that somebody else has. */
 __attribute__((visibility("default"))) void *played_stream(void);
+__attribute__((visibility("default"))) void *played_stream_on(int device);
+/* Whose memory that is; -1: no device's. */
+__attribute__((visibility("default"))) int played_device_of(const void *memory);
 
 /* For tests in Python, what struct played has. end_capture: -1 if it was broken. */
 __attribute__((visibility("default"))) void played_quiet(void);

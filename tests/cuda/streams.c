@@ -22,7 +22,7 @@ static struct context {
 } contexts[CONTEXTS_MAX];
 
 static _Thread_local struct stream *of_thread[CONTEXTS_MAX];
-static _Thread_local void *runs_kernel_of;
+static _Thread_local void *does_task_of;
 
 static void *make(size_t bytes)
 {
@@ -81,9 +81,9 @@ static void do_task(struct stream *s, struct task *t)
         s->busy = true;
         s->busy_number = t->number;
         pthread_mutex_unlock(&lock);
-        runs_kernel_of = t->kind == TASK_KERNEL ? s->context : NULL;
+        does_task_of = s->context;
         t->function(t->ctx);
-        runs_kernel_of = NULL;
+        does_task_of = NULL;
         pthread_mutex_lock(&lock);
         s->busy = false;
     }
@@ -290,9 +290,9 @@ void context_wait(void *context)
     pthread_mutex_unlock(&lock);
 }
 
-void *streams_kernel_context(void)
+void *streams_task_context(void)
 {
-    return runs_kernel_of;
+    return does_task_of;
 }
 
 /* ---- capture ---- */

@@ -79,8 +79,8 @@ void context_wait(void *context);
 bool streams_capture(void *context, bool only_blocking);
 void streams_break_captures(void *context, bool only_blocking);
 
-/* The context whose kernel this thread runs; NULL: it runs none. */
-void *streams_kernel_context(void);
+/* The context whose task this thread does; NULL: none. */
+void *streams_task_context(void);
 
 /* ---- for tests, see played.h ---- */
 

@@ -29,10 +29,11 @@ says() {
     }
 }
 
-run 0 --only environment,reopen,exit,overwrite
+run 0 --only environment,reopen,exit,overwrite,several
 says '^ok +reopen \(onepot\) +opened and closed three times, 1024 samples'
 says '^ok +exit \(onepot\) .* 2 live batches'
 says '^(ok|left out) +overwrite \(torch\)'
+says '^ok +several \(onepot\) +32 batches on two GPUs in turn'
 "$python" -c 'import json, sys
 said = json.load(open(sys.argv[1]))
 assert said["failed"] == [], said
@@ -45,6 +46,9 @@ says '^1 of 1 checks failed'
 # What others write meanwhile counts, too: the verdict is not asked for here.
 "$python" "$verify" --json "$work/json" --only locking "$build" >"$work/said" 2>&1 || true
 says 'locking .*(gathered by the device: True|Dirty: grew by)'
+
+PLAYED_DEVICES=1 run 0 --only several
+says '^left out +several .*two GPUs are needed: .*device 1'
 
 ONEPOT_CUDA=/nowhere run 77
 says '^nothing to verify: no GPU'

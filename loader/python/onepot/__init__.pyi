@@ -211,6 +211,8 @@ class Batch:
     ) -> Any: ...  # images, else data
     def __dlpack_device__(self) -> "tuple[int, int]": ...
     @property
+    def device(self) -> str: ...  # "cuda:1", "host:0", "cpu"
+    @property
     def images(self) -> Optional[Buffer]: ...  # [samples, 3, height, width]; NHWC: channels last
     @property
     def data(self) -> Buffer: ...  # uint8 [bytes], [samples, bytes of one], or [samples, *shape]
@@ -289,6 +291,8 @@ class Loader:
         scale: Union[None, float, Sequence[float]] = None,  # None: 1
         gather: str = "auto",  # or "host", "device"
         io_timeout: Optional[float] = None,  # seconds for a read; None: 60; 0: no limit
+        # of one kind, in place of device: each batch to one of them in turn
+        devices: "Optional[Sequence[Union[str, int, torch.device]]]" = None,
     ) -> None: ...
     def __len__(self) -> int: ...
     # Begins the next epoch, unless this one has not begun. Ends if the loader goes to another.

@@ -33,6 +33,23 @@ def _device_name(device):
     return None if name == "cpu" else name
 
 
+def _device_names(device, devices):
+    """The names of all devices, in a tuple."""
+    if devices is None:
+        name = _device_name(device)
+        return () if name is None else (name,)
+    if device is not None:
+        raise ValueError("device is one, devices are several: only one of them can be given")
+    if isinstance(devices, str) or not hasattr(devices, "__iter__"):
+        raise TypeError("devices is a list, as ['cuda:0', 'cuda:1']; device names one")
+    names = tuple(_device_name(each) for each in devices)
+    if not names:
+        raise ValueError("devices is empty; leave it out, or name at least one")
+    if None in names:
+        raise ValueError("devices: 'cpu' is no device to copy batches to")
+    return names
+
+
 def _for_channels(given, what, usual, channels):
     """Four numbers, from one number for all channels or one for each."""
     given = usual if given is None else given
@@ -74,7 +91,7 @@ class Loader(_core.Loader):
            drop_last=False, threads=None, prefetch=None, decode=None, *, epoch=0,
            memory=0, align=0, skip_errors=False, verify=False, npy=False, block=0,
            window=0, decoded_bytes=0, device=None, images=None, dtype=None,
-           mean=None, scale=None, gather='auto', io_timeout=None)
+           mean=None, scale=None, gather='auto', io_timeout=None, devices=None)
 
     Batches of an archive's samples in the order of DistributedSampler. Threads that need no
     interpreter gather them ahead. Each iteration is one epoch, the next after the one before.
@@ -116,6 +133,9 @@ class Loader(_core.Loader):
     gather         which side collects the samples for a device: 'device', from the page-locked
                    archive, or 'host'; 'auto' measures
     io_timeout     seconds after which a read of the storage is given up (None: 60; 0: never)
+    devices        ['cuda:0', 'cuda:1'], in place of device: batch i of each epoch goes to device
+                   i % len(devices), also after a resume; batch.device tells it. batch_size is
+                   each batch's, memory all devices' together
 
     OSError or ValueError names a sample that can't be read; next() of the same iterator then
     goes on with the next batch. Any thread may take batches. In a forked child the loader goes
@@ -129,7 +149,7 @@ class Loader(_core.Loader):
                  drop_last=False, threads=None, prefetch=None, decode=None, *, epoch=0, memory=0,
                  align=0, skip_errors=False, verify=False, npy=False, block=0, window=0,
                  decoded_bytes=0, device=None, images=None, dtype=None, mean=None, scale=None,
-                 gather="auto", io_timeout=None):
+                 gather="auto", io_timeout=None, devices=None):
         if gather not in _GATHERS:
             raise ValueError("gather is 'auto', 'host' or 'device', not '%s'" % gather)
         is_npy = isinstance(decode, str) and decode == "npy"
@@ -139,8 +159,9 @@ class Loader(_core.Loader):
                        align=align, skip_errors=skip_errors, verify=verify, npy=npy or is_npy,
                        block=block, window=window, decoded_bytes=decoded_bytes,
                        gather=_GATHERS[gather], io_timeout=_milliseconds(io_timeout))
-        super().__init__(archive, as_archive, _device_name(device), None if is_npy else decode,
-                         _images(images, dtype, mean, scale), rank, world_size, options)
+        super().__init__(archive, as_archive, _device_names(device, devices),
+                         None if is_npy else decode, _images(images, dtype, mean, scale), rank,
+                         world_size, options)
 
     def __enter__(self):
         return self
@@ -152,7 +173,8 @@ class Loader(_core.Loader):
     def transfer(self, previous=False):
         """transfer(previous=False): what was copied to the device in this epoch or the one
         before, how fast, and how long the consumer waited: dict of bytes, seconds and bytes per
-        second. The first call measures the link's peak. OSError: the loader has no device."""
+        second, of several devices added up. The first call measures the peak of the slowest
+        link. OSError: the loader has no device."""
         figures = self._transfer(previous)
         seconds, peak = figures["copy_seconds"], float(figures.pop("peak"))
         rate = figures["copy_bytes"] / seconds if seconds else 0.0

@@ -162,11 +162,11 @@ START_TEST(a_device_is_found_by_its_name)
     uint32_t count = 0;
     ck_assert_int_eq(onepot_device_open("gpu", &error, &d), -EINVAL);
     ck_assert_ptr_nonnull(strstr(error.text, "\"gpu\""));
-    ck_assert_int_eq(onepot_device_open("host:1", &error, &d), -ENODEV);
+    ck_assert_int_eq(onepot_device_open("host:8", &error, &d), -ENODEV);
     ck_assert_int_eq(onepot_device_open("host:x", &error, &d), -EINVAL);
     ck_assert_int_eq(onepot_device_open("host:", NULL, &d), -EINVAL);
     ck_assert_int_eq(onepot_device_count("host", &error, &count), 0);
-    ck_assert_uint_eq(count, 1);
+    ck_assert_uint_eq(count, 8);
     ck_assert_int_eq(onepot_device_info(device, &error, &info), 0);
     ck_assert_uint_eq(info.is_host, strcmp(device_name, "host") == 0);
     ck_assert_uint_gt(info.free_bytes, 0);
@@ -346,6 +346,60 @@ START_TEST(so_do_those_that_the_device_gathers)
 {
     check_epochs(ragged_archive, ONEPOT_GATHER_DEVICE);
     check_epochs(image_archive, ONEPOT_GATHER_DEVICE);
+}
+END_TEST
+
+/* Each on one of them, in turn; where there is one device alone, nothing is to be seen. */
+static void check_several(uint32_t count, enum onepot_gather gather)
+{
+    struct onepot_device *kept = device, *devices[3];
+    struct onepot_error error = {0};
+    void *streams[3];
+    char name[16];
+    for (uint32_t i = 0; i < count; i++) {
+        snprintf(name, sizeof(name), "%.4s:%u", device_name, i);
+        good(onepot_device_open(name, &error, &devices[i]), &error);
+        device = devices[i];
+        streams[i] = new_stream();
+    }
+    struct onepot_loader *l =
+        make(ragged_archive, (struct onepot_loader_options){.threads = 2,
+                                                            .memory_bytes = 3 << 20,
+                                                            .gather = gather,
+                                                            .devices = devices,
+                                                            .device_count = count});
+    struct onepot_loader *plain =
+        make(ragged_archive, (struct onepot_loader_options){.threads = 1});
+    for (unsigned epoch = 0; epoch < 4; epoch++)
+        for (const struct onepot_batch *want = next(plain), *b = next(l); want || b;
+             want = next(plain), b = next(l)) {
+            uint32_t i = (uint32_t)(want->first / 16 % count);
+            ck_assert_uint_eq(where(b).device, i);
+            device = devices[i];
+            check_arrived(b, want, streams[i]);
+            onepot_batch_release(b);
+            onepot_batch_release(want);
+        }
+    onepot_loader_free(l);
+    onepot_loader_free(plain);
+    for (uint32_t i = 0; i < count; i++) {
+        onepot_device_stream_free(devices[i], streams[i]);
+        onepot_device_close(devices[i]);
+    }
+    device = kept;
+}
+
+START_TEST(several_devices_have_batches_in_turn)
+{
+    struct onepot_error error = {0};
+    uint32_t there = 0;
+    char kind[5] = "";
+    memcpy(kind, device_name, 4);
+    good(onepot_device_count(kind, &error, &there), &error);
+    for (uint32_t count = 2; count <= 3 && count <= there; count++) {
+        check_several(count, ONEPOT_GATHER_HOST);
+        check_several(count, ONEPOT_GATHER_DEVICE);
+    }
 }
 END_TEST
 
@@ -860,7 +914,7 @@ START_TEST(what_can_not_be_waited_for_is_an_error_and_not_written_to)
     upload_memory.settle(&slab, upload);
     ck_assert_int_eq(upload_memory.send(&slab, upload), -EIO);
     ck_assert_int_eq(upload_error(upload, &error), -EIO);
-    ck_assert_str_eq(error.text, "can't be told");
+    ck_assert_ptr_nonnull(strstr(error.text, ":0: can't be told")); /* by which device */
     end_slab(&slab, upload);
     device->type = real;
 }
@@ -1226,6 +1280,7 @@ static Suite *suite(void)
     tcase_add_test(plain, a_stream_follows_an_event_as_it_was_recorded);
     tcase_add_test(batches, batches_arrive_as_they_are_without_a_device);
     tcase_add_test(batches, so_do_those_that_the_device_gathers);
+    tcase_add_test(batches, several_devices_have_batches_in_turn);
     tcase_add_test(batches, what_a_device_can_not_gather_is_refused);
     tcase_add_test(batches, gathering_by_the_device_is_measured);
     tcase_add_test(batches, others_of_the_job_know_of_copies_that_are_locked);

@@ -220,7 +220,8 @@ static struct slab slab;
 static void make_slab(const struct onepot_conversion *images)
 {
     written = (struct written){.is_done = 1};
-    device = (struct onepot_device){.type = &noted, .pid = getpid(), .users = 1};
+    device =
+        (struct onepot_device){.type = &noted, .name = "noted:0", .pid = getpid(), .users = 1};
     struct upload_options options = {.device = &device, .images = images, .batch_size = 1};
     slab = (struct slab){.capacity = 4096};
     ck_assert_int_eq(upload_new(&options, NULL, &upload), 0);
@@ -386,7 +387,7 @@ START_TEST(a_copy_that_fails_is_told_and_counts_nowhere)
     written.copy = -EIO;
     ck_assert_int_eq(upload_memory.send(&slab, upload), -EIO);
     ck_assert_int_eq(upload_error(upload, &error), -EIO);
-    ck_assert_str_eq(error.text, "the copy fails");
+    ck_assert_str_eq(error.text, "noted:0: the copy fails");
     upload_transfer(upload, false, &transfer);
     ck_assert_uint_eq(transfer.batches, 0);
     written.copy = 0;

@@ -141,7 +141,7 @@ static uint64_t unused(void)
 static unsigned keep_batches(struct engine *engine, struct slab **kept, unsigned most)
 {
     unsigned n = 0;
-    uint64_t need;
+    struct engine_need need;
     while (n < most) {
         int r = engine_take(engine, ANY_EPOCH, UINT64_MAX, &need, &kept[n]);
         if (r == -ENOBUFS)
