@@ -116,6 +116,11 @@ def thread_state(pid, thread):
         return f.read().rpartition(")")[2].split()[0]
 
 
+def thread_status(pid, thread):
+    with open(f"/proc/{pid}/task/{thread}/status", encoding="utf-8", errors="replace") as f:
+        return {name: value.strip() for name, _, value in (line.partition(":") for line in f)}
+
+
 def process_state(pid):
     """As in ps: R, S, T, Z...; None if it is gone."""
     try:

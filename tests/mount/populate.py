@@ -59,9 +59,8 @@ def shuffled():
     return numbers
 
 
-def helpers_of(mount):
-    """The processes that read ahead for this mount."""
-    daemon = mount.stat()["daemon_pid"]
+def helpers_of(daemon):
+    """The processes that read ahead for the mount of this daemon."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -81,14 +80,27 @@ def counted(mount, reads):
     return mount.stat()
 
 
+def threads_at_rest(pid):
+    """Each thread that sleeps with the number of times that it went to sleep; None if one runs."""
+    found = {}
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        fields = life.thread_status(pid, thread)
+        if not fields["State"].startswith("S"):
+            return None
+        found[thread] = fields["voluntary_ctxt_switches"]
+    return found
+
+
 def settled(mount):
-    """What it tells when reading ahead has ended. A request is counted after its answer: so of
-    the last one, too, once the daemon's threads sleep again."""
-    harness.wait_for(lambda: not helpers_of(mount), "the end of reading ahead")
+    """What it tells when reading ahead has ended. A request is counted after its answer, and the
+    last one may be what wakes it: so once no thread of the daemon has run between two looks."""
     pid = mount.stat()["daemon_pid"]
-    harness.wait_for(lambda: all(life.thread_state(pid, thread) == "S"
-                                 for thread in os.listdir(f"/proc/{pid}/task")),
-                     "the daemon's threads to sleep")
+
+    def rests():
+        before = threads_at_rest(pid)
+        return before and not helpers_of(pid) and threads_at_rest(pid) == before
+
+    harness.wait_for(rests, "the end of reading ahead, and the daemon's threads to sleep")
     return mount.stat()
 
 
@@ -189,7 +201,7 @@ def test_a_killed_daemon_takes_it_along(work):
         with work.mount(archive) as mount:
             read_all(mount, shuffled()[:count])
             stat = mount.stat()
-            helpers = helpers_of(mount)
+            helpers = helpers_of(mount.stat()["daemon_pid"])
             os.kill(stat["daemon_pid"], signal.SIGKILL)
             for pid in helpers:
                 life.wait_gone(pid)
@@ -202,7 +214,7 @@ def test_a_killed_helper_is_no_loss(work):
     with work.mount(make_archive(work)) as mount:
         numbers = shuffled()
         read_all(mount, numbers[:2100])
-        for pid in helpers_of(mount):
+        for pid in helpers_of(mount.stat()["daemon_pid"]):
             life.kill(pid)
         read_all(mount, numbers)
 

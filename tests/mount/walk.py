@@ -130,7 +130,7 @@ def test_a_killed_daemon_takes_it_along(work):
             daemon = mount.stat()["daemon_pid"]
             for i in range(count):
                 os.listdir(mount / folder_of(i))
-            helpers = helpers_of(mount)
+            helpers = helpers_of(mount.stat()["daemon_pid"])
             os.kill(daemon, signal.SIGKILL)
             for pid in [*helpers, daemon]:
                 life.wait_gone(pid)
