@@ -135,14 +135,13 @@ def test_most_of_a_shuffled_epoch_is_read_ahead_and_right(work):
 def test_what_nobody_reads_from_is_left_alone(work):
     with work.mount(make_archive(work)) as mount:
         read_all(mount, shuffled())
-        before = settled(mount)
-        for i in range(100, 110):  # far from what was read, in the order of the index
-            with open(mount / f"rest/{i}", "rb") as f:
+        check(settled(mount)["ahead_files"] > 500, "files were read ahead")
+        far = [mount / f"rest/{i}" for i in range(100, 110)]  # in the order of the index
+        check_equal([path for path in far if is_cached(path)], [], "files that nobody asked for")
+        for path in far:
+            with open(path, "rb") as f:
                 check_equal(f.read(), b"rest", "content")
-        after = counted(mount, before["requests"]["READ"] + 10)
-        # More than that, if the kernel drops a page before its reader has it.
-        check(after["read_files"] >= before["read_files"] + 10, "cold files were not asked for")
-        check_equal(after["ahead_files"], before["ahead_files"], "files that were read ahead")
+        check(any(map(is_cached, far)), "what is read stays in no cache: that proves nothing")
 
 
 def test_a_job_that_reads_little_pays_nothing(work):
