@@ -155,8 +155,14 @@ static int mount_archive(struct mounter *m)
     return 0;
 }
 
+/*
+ * A mount that was there before its archive was opened (mounts_first) may be in use by now, and
+ * to ask would keep it busy for who unmounts it.
+ */
 static int check_answers(struct mounter *m)
 {
+    if (m->options->ends_at_once)
+        return 0;
     int r = mounted_answers(&m->mounted, m->path, ANSWER_LIMIT_MS);
 
     if (r == -EINTR && mounter_caught())
