@@ -770,7 +770,7 @@ ONEPOT_API void onepot_loader_stats(struct onepot_loader *loader,
                                     struct onepot_stats *ret_stats);
 
 /*
- * What decodes the pictures: "host", "host: " and why it isn't the GPU that was asked for, or
+ * The decoder of the pictures: "host", "host: " and why it isn't the GPU that was asked for, or
  * the name and version of the GPU's decoder. The text lives as long as the loader.
  */
 ONEPOT_API const char *onepot_loader_decoder(const struct onepot_loader *loader);

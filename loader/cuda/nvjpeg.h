@@ -1,6 +1,6 @@
 /*
- * What is used of nvJPEG, as its documentation describes versions 12 and 13. It is loaded by
- * its name, so nothing of it is needed to build this.
+ * The part of nvJPEG that is used, as its documentation describes versions 12 and 13. It is
+ * loaded by its name, so nothing of it is needed to build this.
  */
 #ifndef ONEPOT_CUDA_NVJPEG_H
 #define ONEPOT_CUDA_NVJPEG_H

@@ -36,7 +36,7 @@ struct device_gather {
     uint32_t width;          /* blocks of the device that may work on it; 0: a few */
 };
 
-/* What a decoder makes of pictures; see struct onepot_images and struct onepot_conversion. */
+/* The form that a decoder gives to pictures; see onepot_images and onepot_conversion. */
 struct device_images {
     uint32_t height, width;
     enum onepot_interpolation interpolation;

@@ -37,7 +37,7 @@ struct piece {
     size_t bytes;
 };
 
-/* What is locked, for all devices that see it. */
+/* The locked memory, for all devices that see it. */
 struct pages {
     _Atomic unsigned users;
     struct onepot_archive *archive; /* its own handle, since batches may outlive their loader */

@@ -60,7 +60,7 @@ struct place {
     struct onepot_delivered delivered; /* since the epoch was entered */
 };
 
-/* What a batch has not got; see engine_take. */
+/* Room that a batch waits for; see engine_take. */
 struct engine_need {
     uint64_t bytes, record;
     uint32_t device;

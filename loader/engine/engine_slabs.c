@@ -26,7 +26,7 @@ static uint64_t slab_takes(const struct engine *e, uint32_t device, size_t capac
     return capacity + (memory->beside ? memory->beside(capacity, ctx) : 0);
 }
 
-/* What is left of the device's part. */
+/* The rest of the device's part. */
 static uint64_t engine_room(const struct engine *e, uint32_t device)
 {
     const struct engine_device *d = &e->devices[device];

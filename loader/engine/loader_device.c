@@ -115,7 +115,7 @@ static int loader_take_devices(struct onepot_loader *loader,
 
 /* ---- what they have to do ---- */
 
-/* What all of them can do, and the least memory that one of them has free. */
+/* Abilities that all of them have, and the least memory that one of them has free. */
 static int loader_look_at_devices(struct onepot_loader *loader, bool needs_kernels,
                                   struct onepot_error *error,
                                   struct onepot_device_info *ret_info)
@@ -291,7 +291,7 @@ static int loader_own_device(struct onepot_loader *loader, uint32_t i,
     return 0;
 }
 
-/* What the device makes of pictures: the bytes that the host would put into the slab. */
+/* Pictures as the device makes them: the bytes that the host would put into the slab. */
 static struct device_images decoded_images(const struct images_plan *plan)
 {
     const struct onepot_images *o = &plan->o;
