@@ -79,7 +79,7 @@ struct link *link_find(int fd, const struct stat *st);
 
 /*
  * Descriptors of its files belong to the library. But any code may have closed one or put
- * another file in its place: whoever reads from one checks it first, and gets new ones if need
+ * another file in its place: whoever reads from one checks it, and gets new ones if need
  * be. False: there are none to be had. `fd` is a file of the mount.
  */
 bool link_renew(struct link *link, int fd);

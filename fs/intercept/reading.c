@@ -155,19 +155,12 @@ static bool place_find(int fd, struct place *ret_place)
     return ret_place->offset <= room && ret_place->size_bytes <= room - ret_place->offset;
 }
 
-static bool place_try(struct place *place)
-{
-    place->fd = atomic_load(&place->link->file[place->file].fd);
-    return place->fd >= 0 && !is_closing(place->fd) &&
-           link_fd_is_good(place->link, place->file, place->fd);
-}
-
-static bool place_open(struct place *place, int fd)
-{
-    return place_try(place) || (link_renew(place->link, fd) && place_try(place));
-}
-
 /* ---- reads ---- */
+
+static bool place_is_good(const struct place *place)
+{
+    return link_fd_is_good(place->link, place->file, place->fd);
+}
 
 /* So many of the bytes from `at` on, if they are in memory; or -errno. */
 static ssize_t copy_cached(const struct place *place, void *buf, size_t len, uint64_t at)
@@ -179,21 +172,39 @@ static ssize_t copy_cached(const struct place *place, void *buf, size_t len, uin
         return io_call(SYS_pread64, place->fd, buf, len, (off_t)(place->offset + at));
     ssize_t n = io_call(SYS_preadv2, place->fd, &iov, 1L, (off_t)(place->offset + at), 0L,
                         (long)RWF_NOWAIT);
-    if (n != -EOPNOTSUPP && n != -EINVAL && n != -ENOSYS)
+    if ((n != -EOPNOTSUPP && n != -EINVAL && n != -ENOSYS) || !place_is_good(place))
         return n;
     atomic_store(&file->may_wait, true);
     return io_call(SYS_pread64, place->fd, buf, len, (off_t)(place->offset + at));
 }
 
 /*
- * The bytes from `at` on, which is not the end of the file: `len`, or as many as it has. -1:
- * not all of them could be had.
+ * The same, if the archive is the one that was mounted. It is looked at when the bytes are
+ * there: a write sets the times of a file before its bytes, so with the old times they are the
+ * old ones. Looked at before, it could be changed on the way.
  */
-static ssize_t copy_bytes(const struct place *place, void *buf, size_t len, uint64_t at)
+static ssize_t copy_checked(struct place *place, void *buf, size_t len, uint64_t at)
+{
+    place->fd = atomic_load(&place->link->file[place->file].fd);
+    if (place->fd < 0 || is_closing(place->fd))
+        return -ESTALE;
+    ssize_t n = copy_cached(place, buf, len, at);
+    return place_is_good(place) ? n : -ESTALE;
+}
+
+/*
+ * The bytes from `at` on, which is not the end of the file: `len`, or as many as it has. -1:
+ * not all of them could be had. `fd` is the mount's.
+ */
+static ssize_t copy_bytes(struct place *place, int fd, void *buf, size_t len, uint64_t at)
 {
     uint64_t left = place->size_bytes - at;
-    ssize_t wanted = (ssize_t)(len < left ? len : left);
-    return copy_cached(place, buf, (size_t)wanted, at) == wanted ? wanted : -1;
+    size_t wanted = len < left ? len : left;
+    ssize_t n = copy_checked(place, buf, wanted, at);
+
+    if (n == -ESTALE && link_renew(place->link, fd))
+        n = copy_checked(place, buf, wanted, at);
+    return n == (ssize_t)wanted ? n : -1;
 }
 
 #define TIMED_READS 8u /* one of so many is timed */
@@ -228,12 +239,11 @@ static void count_read(const struct place *place, uint64_t at, size_t bytes, uin
  * gives them, as others may have moved the position on. Beyond the end of the file there are
  * none; give that part back.
  */
-static ssize_t copy_claimed(const struct place *place, int fd, void *buf, uint64_t got,
-                            uint64_t end)
+static ssize_t copy_claimed(struct place *place, int fd, void *buf, uint64_t got, uint64_t end)
 {
     uint64_t at = end - got, left = at < place->size_bytes ? place->size_bytes - at : 0;
     uint64_t wanted = got < left ? got : left;
-    ssize_t n = wanted > 0 ? copy_bytes(place, buf, wanted, at) : 0;
+    ssize_t n = wanted > 0 ? copy_bytes(place, fd, buf, wanted, at) : 0;
 
     if (n < 0)
         n = io_call(SYS_pread64, fd, buf, wanted, (off_t)at);
@@ -249,9 +259,9 @@ static ssize_t read_place(struct place *place, int fd, void *buf, size_t len)
     uint64_t begun_ns = count_begin(place);
     off_t at = io_call(SYS_lseek, fd, (off_t)0, SEEK_CUR);
 
-    if (at < 0 || (uint64_t)at >= place->size_bytes || !place_open(place, fd))
+    if (at < 0 || (uint64_t)at >= place->size_bytes)
         return -1;
-    ssize_t got = copy_bytes(place, buf, len, (uint64_t)at);
+    ssize_t got = copy_bytes(place, fd, buf, len, (uint64_t)at);
     if (got <= 0 || is_closing(fd))
         return -1;
     off_t end = io_call(SYS_lseek, fd, got, SEEK_CUR);
@@ -269,9 +279,9 @@ static ssize_t pread_place(struct place *place, int fd, void *buf, size_t len, o
 {
     uint64_t begun_ns = count_begin(place);
 
-    if ((uint64_t)at >= place->size_bytes || !place_open(place, fd))
+    if ((uint64_t)at >= place->size_bytes)
         return -1;
-    ssize_t got = copy_bytes(place, buf, len, (uint64_t)at);
+    ssize_t got = copy_bytes(place, fd, buf, len, (uint64_t)at);
     if (got <= 0)
         return -1;
     count_read(place, (uint64_t)at, (size_t)got, begun_ns);
