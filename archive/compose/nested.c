@@ -187,9 +187,10 @@ static int nested_find(struct nested_walk *w, struct nested_level *level)
 
 /* ---- the index of one ---- */
 
-int nested_scratch_index(struct source *scratch, struct builder *builder,
-                         const struct builder_header *header, struct fault *fault,
-                         struct index **ret_index)
+/* Write an index to the scratch file, and open it in private memory. */
+static int nested_scratch_index(struct source *scratch, struct builder *builder,
+                                const struct builder_header *header, struct fault *fault,
+                                struct index **ret_index)
 {
     uint64_t bytes;
     int fd = source_fd(scratch);

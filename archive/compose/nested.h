@@ -48,11 +48,6 @@ struct nested_result {
 /* A source that `scratch` may be, made before the sandbox. */
 int nested_scratch_new(struct source **ret_source);
 
-/* Write an index to the scratch file, and open it in private memory. */
-int nested_scratch_index(struct source *scratch, struct builder *builder,
-                         const struct builder_header *header, struct fault *fault,
-                         struct index **ret_index);
-
 /*
  * Add the tree. Errors: -EUCLEAN for a damaged inner archive, with a fault that names it; those
  * of back ends, graft_add, reads; -ENOMEM.

@@ -222,11 +222,10 @@ void composed_describe_nested(const struct pot_compose *compose, struct recipe *
     recipe_number(recipe, "by ending", !glob);
 }
 
-/* The recipe of what the options want of this archive. */
-static int composed_describe(struct opening *o)
+/* The recipe of the archive's tree, of nested archives if they are wanted, or of its view. */
+static int composed_describe(struct opening *o, const struct view *view, struct recipe *recipe)
 {
     const struct source_identity *id = &o->pot->identity;
-    struct recipe *recipe = &o->recipe;
     int r = opening_fingerprint(o);
     if (r < 0)
         return r;
@@ -238,21 +237,23 @@ static int composed_describe(struct opening *o)
     recipe_number(recipe, "fingerprint", o->fingerprint);
     recipe_number(recipe, "offset", o->pot->container.offset);
     composed_describe_nested(o->options->compose, recipe);
-    if (o->options->compose->view)
-        view_describe(o->options->compose->view, recipe);
+    if (view)
+        view_describe(view, recipe);
     return recipe->err;
 }
 
-static struct composed composed_of(const struct opening *o)
+static struct composed composed_of(const struct opening *o, const struct recipe *recipe)
 {
-    return (struct composed){
-        .options = o->options,
-        .recipe = &o->recipe,
-        .archive = pot_file(o->pot),
-        .name = o->pot->path,
-        .file = o->pot->path,
-        .worth_ms = o->options->compose->nested ? COMPOSED_WORTH_MS : COMPOSED_VIEW_WORTH_MS,
-        .later = o->options->saves_later && !o->pot->compression ? &o->pot->unsaved : NULL};
+    bool is_last = recipe == &o->recipe;
+    bool is_view = is_last && o->options->compose->view;
+    bool is_later = is_last && o->options->saves_later && !o->pot->compression;
+    return (struct composed){.options = o->options,
+                             .recipe = recipe,
+                             .archive = pot_file(o->pot),
+                             .name = o->pot->path,
+                             .file = o->pot->path,
+                             .worth_ms = is_view ? COMPOSED_VIEW_WORTH_MS : COMPOSED_WORTH_MS,
+                             .later = is_later ? &o->pot->unsaved : NULL};
 }
 
 void composed_take(struct pot *pot, struct index *index, char *path,
@@ -268,24 +269,37 @@ void composed_take(struct pot *pot, struct index *index, char *path,
     pot->origin = origin;
 }
 
-static int composed_use_saved(struct opening *o)
+static int composed_use(struct opening *o, const struct recipe *recipe, bool *ret_is_used)
 {
-    const struct composed what = composed_of(o);
+    const struct composed what = composed_of(o, recipe);
     struct index *index;
     char *path;
     int r = composed_find(&what, &path, &index);
     if (r < 0)
         return r;
     composed_take(o->pot, index, path, POT_INDEX_SAVED);
-    o->is_composed = true;
+    *ret_is_used = true;
     return 0;
+}
+
+/* What is wanted, or the tree of nested archives that it is a view of. */
+static int composed_use_saved(struct opening *o)
+{
+    const struct pot_compose *compose = o->options->compose;
+    int r = composed_use(o, &o->recipe, &o->is_composed);
+    return r == -ENOENT && compose->nested && compose->view
+               ? composed_use(o, &o->nested_recipe, &o->is_nested)
+               : r;
 }
 
 int composed_open_saved(struct opening *o, struct fault *fault)
 {
-    if (!o->options->compose)
+    const struct pot_compose *compose = o->options->compose;
+    if (!compose)
         return OPENER_NOT_MINE;
-    int r = composed_describe(o);
+    int r = composed_describe(o, compose->view, &o->recipe);
+    if (r == 0 && compose->nested && compose->view)
+        r = composed_describe(o, NULL, &o->nested_recipe);
     if (r == 0 && !o->compression) /* whose bytes are there without another index */
         r = composed_use_saved(o);
     else if (r == 0)
@@ -421,36 +435,19 @@ static int composed_add_nested(void *arg, struct builder *builder,
     return r;
 }
 
-/* A view of all that is there then; its names may lie in inner archives. */
-static int composed_view_nested(struct composed_nested *n, struct fault *fault)
-{
-    struct builder *builder;
-    struct builder_header header = {0};
-    int r = builder_new(&builder);
-    if (r < 0)
-        return r;
-    r = composed_add_nested(n, builder, &header, fault);
-    if (r == 0)
-        r = nested_scratch_index(n->scratch, builder, &header, fault, &n->o->pot->index);
-    builder_free(builder);
-    struct composed_view v = {.view = n->o->options->compose->view, .pot = n->o->pot};
-    return r < 0 ? r : composed_write_image(&n->what, composed_add_view, &v, n->fd, fault);
-}
-
 /* In the child, whose end frees all that it allocated. */
 static int composed_in_child(void *arg, struct progress *progress, struct fault *fault)
 {
     struct composed_nested *n = arg;
     n->progress = progress;
-    if (n->o->options->compose->view)
-        return composed_view_nested(n, fault);
     return composed_write_image(&n->what, composed_add_nested, n, n->fd, fault);
 }
 
 static int composed_write_nested(void *arg, int fd, struct fault *fault)
 {
-    struct opening *o = arg;
-    struct composed_nested n = {.o = o, .what = composed_of(o), .fd = fd};
+    struct composed_nested n = *(const struct composed_nested *)arg;
+    struct opening *o = n.o;
+    n.fd = fd;
     if (o->pot->compression) {
         fault_set(fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
                   "is one compressed stream: archives in it can't be read in place");
@@ -470,24 +467,29 @@ static int composed_write_nested(void *arg, int fd, struct fault *fault)
     return r;
 }
 
+/* Make the whole tree, also for a view, so that other views of it are made of its index. */
+static int composed_nest(struct opening *o, struct fault *fault)
+{
+    const struct recipe *recipe = o->options->compose->view ? &o->nested_recipe : &o->recipe;
+    struct composed_nested n = {.o = o, .what = composed_of(o, recipe)};
+    struct index *index;
+    char *path;
+    int r = composed_make_by(&n.what, composed_write_nested, &n, fault, &path, &index);
+    if (r == 0)
+        composed_take(o->pot, index, path, POT_INDEX_BUILT);
+    return r;
+}
+
 int composed_apply(struct opening *o, bool may_take_time, struct fault *fault)
 {
     const struct pot_compose *compose = o->options->compose;
     if (!compose || o->is_composed)
         return 0;
-    int r = composed_use_saved(o);
-    if (r != -ENOENT)
+    int r = o->is_nested ? 0 : composed_use_saved(o);
+    if (r == -ENOENT && compose->nested)
+        r = may_take_time ? composed_nest(o, fault) : -EAGAIN;
+    if ((r < 0 && r != -ENOENT) || o->is_composed || !compose->view)
         return r;
-    if (compose->nested && !may_take_time)
-        return -EAGAIN;
-    const struct composed what = composed_of(o);
-    struct index *index;
-    char *path;
-    if (!compose->nested)
-        return composed_view(&what, compose->view, o->pot, fault);
-    r = composed_make_by(&what, composed_write_nested, o, fault, &path, &index);
-    if (r < 0)
-        return r;
-    composed_take(o->pot, index, path, POT_INDEX_BUILT);
-    return 0;
+    const struct composed what = composed_of(o, &o->recipe);
+    return composed_view(&what, compose->view, o->pot, fault);
 }

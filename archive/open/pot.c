@@ -155,6 +155,7 @@ int pot_open_found(const char *path, const struct pot_found *found,
         r = composed_apply(&o, may_take_time, fault);
     index_close(o.stream_index);
     recipe_free(&o.recipe);
+    recipe_free(&o.nested_recipe);
     if (r < 0) {
         pot_place_fault(pot, fault);
         if (r == -EAGAIN && !may_take_time)

@@ -43,8 +43,10 @@ struct opening {
     uint64_t unpack_ms;         /* that unpacking took */
     bool has_fingerprint;       /* of the archive file: it is computed only when needed */
     uint64_t fingerprint;
-    struct recipe recipe; /* of options->compose and the archive */
-    bool is_composed;     /* pot->index is what the recipe describes */
+    struct recipe recipe;        /* of options->compose and the archive */
+    struct recipe nested_recipe; /* without the view of nested archives */
+    bool is_composed;            /* pot->index is what `recipe` describes */
+    bool is_nested;              /* it is what `nested_recipe` describes */
 };
 
 /*
