@@ -29,9 +29,17 @@ void recipe_number(struct recipe *recipe, const char *item, uint64_t number)
     recipe_add(recipe, item, bytes, sizeof(bytes));
 }
 
+void recipe_prove(struct recipe *recipe, const void *proof, size_t len)
+{
+    recipe->name_bytes = recipe->bytes.count;
+    if (vector_append(&recipe->bytes, (const char *)proof, len) < 0)
+        recipe->err = -ENOMEM;
+}
+
 void recipe_name(const struct recipe *recipe, char ret_name[RECIPE_NAME_LEN + 1])
 {
-    XXH128_hash_t sum = XXH3_128bits(recipe->bytes.at, recipe->bytes.count);
+    size_t len = recipe->name_bytes ? recipe->name_bytes : recipe->bytes.count;
+    XXH128_hash_t sum = XXH3_128bits(recipe->bytes.at, len);
     snprintf(ret_name, RECIPE_NAME_LEN + 1, "%016" PRIx64 "%016" PRIx64, sum.high64, sum.low64);
 }
 

@@ -23,13 +23,20 @@
 /* Empty when all zero. */
 struct recipe {
     VECTOR(char) bytes;
-    int err; /* -ENOMEM: something is missing */
+    size_t name_bytes; /* of them; 0: all, else the rest is proof */
+    int err;           /* -ENOMEM: something is missing */
 };
 
 void recipe_add(struct recipe *recipe, const char *item, const void *bytes, size_t len);
 void recipe_number(struct recipe *recipe, const char *item, uint64_t number);
 
-/* 32 hexadecimal digits for the whole recipe. */
+/*
+ * Add, as the last, what the named things were like when the index was made. It is not part of
+ * the name: somebody who finds the index by that compares it with what they are like now.
+ */
+void recipe_prove(struct recipe *recipe, const void *proof, size_t len);
+
+/* 32 hexadecimal digits for the recipe, without the proof. */
 #define RECIPE_NAME_LEN 32
 void recipe_name(const struct recipe *recipe, char ret_name[RECIPE_NAME_LEN + 1]);
 

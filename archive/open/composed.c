@@ -29,12 +29,16 @@ struct pot_unsaved {
     struct saved_access access;
 };
 
-static bool composed_has_recipe(const struct index *index, const struct recipe *recipe)
+static bool composed_has_recipe(const struct composed *what, const struct index *index)
 {
+    const struct recipe *recipe = what->recipe;
+    size_t named = recipe->name_bytes ? recipe->name_bytes : recipe->bytes.count, len;
     const void *bytes;
-    size_t len;
-    return index_recipe(index, &bytes, &len) == 0 && len == recipe->bytes.count &&
-           memcmp(bytes, recipe->bytes.at, len) == 0;
+    if (index_recipe(index, &bytes, &len) < 0 || len < named ||
+        memcmp(bytes, recipe->bytes.at, named) != 0)
+        return false;
+    return what->proves ? what->proves(what->arg, (const char *)bytes + named, len - named)
+                        : len == named;
 }
 
 static int composed_path(const struct composed *what, char **ret_path)
@@ -55,7 +59,7 @@ int composed_find(const struct composed *what, char **ret_path, struct index **r
         r = saved_index_open_file(path, what->options, what->archive, NULL, &index);
     if (r < 0)
         return r == -ENOTSUP ? -ENOENT : r;
-    if (!composed_has_recipe(index, what->recipe)) {
+    if (!composed_has_recipe(what, index)) {
         index_close(index);
         return -ENOENT;
     }

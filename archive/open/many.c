@@ -2,12 +2,13 @@
  * Several archives as one: their sources one behind the other (source_concat.h), and an index
  * composed of theirs (graft.h).
  *
- *   1. Look at every file: its state and samples of its content. These, the policies and the
- *      order of the archives are the recipe of the index.
- *   2. If an index with this recipe was saved, that is all. Only archives that are compressed
- *      as a whole are opened for their bytes.
- *   3. Else open all archives, each with the archives in it (--nested), and graft their trees
- *      into a new index.
+ *   1. Open every file. Their sizes and times, their order and the policies are the recipe of
+ *      the index; samples of their content are its proof.
+ *   2. If an index with this recipe was saved, that is all. Only files that may have changed
+ *      since are read, for their samples, and archives that are compressed as a whole are
+ *      opened for their bytes.
+ *   3. Else look at all archives and open them, each with the archives in it (--nested), and
+ *      graft their trees into a new index.
  *   4. A view is made of that index, and has a recipe and a saved index of its own.
  *
  * Several threads do what waits for storage: looking, and opening what has an index already.
@@ -20,6 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "archive_list.h"
@@ -36,7 +38,7 @@
 #include "thread.h"
 
 enum {
-    MANY_VERSION = 1,     /* raise it when the same recipe makes another index */
+    MANY_VERSION = 2,     /* raise it when the same recipe makes another index */
     MANY_THREADS = 8,     /* at most; on a network, where they wait for storage */
     MANY_EACH_THREAD = 8, /* archives that are worth a thread */
     MANY_STACK_BYTES = 256 << 10,
@@ -44,12 +46,26 @@ enum {
 
 const struct backend backend_union = {.name = "union", .file = "several archives"};
 
+/* Tells that an archive is the one that an index was composed of. */
+struct part_proof {
+    uint64_t format, offset, length, samples;
+    /*
+     * Whatever changes a file sets its time of change, which nobody can set back: with the same
+     * inode and time it needs no other proof. 0: it could be changed again without a trace, or
+     * is to be read in any case.
+     */
+    uint64_t ino, ctime_sec, ctime_nsec;
+};
+
 struct part {
     const char *path;
     char *directory;        /* --each: its name without the ending */
     struct pot_found found; /* source NULL once it belongs to `pot` or to the concatenation */
     struct source_identity identity;
+    bool is_looked_at; /* of `found`, more is there than the source; and the samples are */
     uint64_t samples;
+    bool has_ctime;  /* which tells of changes since then */
+    bool is_proven;  /* it need not be looked at */
     struct pot *pot; /* NULL: not opened */
     bool needs_time; /* to be indexed or unpacked */
     int err;
@@ -105,24 +121,52 @@ static void many_each_from(struct many *many, size_t first,
 
 /* ---- looking ---- */
 
+static void part_open_file(struct many *many, struct part *part)
+{
+    (void)many;
+    part->err = source_open(part->path, &part->fault, &part->found.source);
+    if (part->err == 0)
+        source_identity(part->found.source, &part->identity);
+}
+
+static void many_open_files(struct many *many)
+{
+    source_expect(many->count);
+    part_open_file(many, &many->parts[0]);
+    many_each_from(many, 1, part_open_file);
+}
+
+/*
+ * Does its time of change tell of each change from now on? Where it is this system's own, and
+ * surely past: clocks tick slowly. A device has one that tells nothing of its bytes.
+ */
+static bool part_has_ctime(const struct part *part)
+{
+    enum { SURELY_SEC = 2 };
+    struct timespec now;
+    struct stat st;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return now.tv_sec > part->identity.ctime_sec + SURELY_SEC &&
+           source_is_local(part->found.source) &&
+           fstat(source_fd(part->found.source), &st) == 0 && S_ISREG(st.st_mode);
+}
+
 static void part_look(struct many *many, struct part *part)
 {
     struct fault *fault = &part->fault;
-    part->err = pot_look(part->path, many->options->offset, fault, &part->found);
+    if (part->is_looked_at)
+        return;
+    part->has_ctime = part_has_ctime(part);
+    part->err =
+        pot_look(steal_ptr(&part->found.source), many->options->offset, fault, &part->found);
     if (part->err < 0)
         return;
+    part->is_looked_at = true;
     source_identity(part->found.source, &part->identity);
     int r = source_concat_sample(part->found.source, &part->samples);
     if (r < 0)
         fault_set_read(fault, r, NULL, FAULT_NO_OFFSET);
     part->err = r;
-}
-
-static void many_look(struct many *many)
-{
-    source_expect(many->count);
-    part_look(many, &many->parts[0]);
-    many_each_from(many, 1, part_look);
 }
 
 static void part_free(struct part *part)
@@ -189,6 +233,91 @@ static int many_check(struct many *many, struct fault *fault)
 
 /* ---- the recipe ---- */
 
+static struct part_proof part_proof(const struct part *part)
+{
+    bool has_ctime = part->has_ctime && !part->found.container.name && !part->found.compression;
+    return (struct part_proof){
+        .format = part->found.backend->format,
+        .offset = part->found.container.offset,
+        .length = part->found.container.length,
+        .samples = part->samples,
+        .ino = has_ctime ? part->identity.ino : 0,
+        .ctime_sec = has_ctime ? (uint64_t)part->identity.ctime_sec : 0,
+        .ctime_nsec = has_ctime ? part->identity.ctime_nsec : 0,
+    };
+}
+
+/* The backend of a format, if the program has it. */
+static const struct backend *backend_of_format(uint64_t format)
+{
+    for (size_t i = 0; backend_registry[i]; i++)
+        if (backend_registry[i]->format == format)
+            return backend_registry[i];
+    return NULL;
+}
+
+/* Has nothing happened to the file since? Then it need not be read. */
+static bool part_is_proven(struct part *part, const struct part_proof *proof)
+{
+    const struct source_identity *id = &part->identity;
+    const struct backend *backend = backend_of_format(proof->format);
+    if (part->is_looked_at || !source_is_local(part->found.source) || !backend ||
+        proof->ctime_sec == 0 || (uint64_t)id->ctime_sec != proof->ctime_sec ||
+        id->ctime_nsec != proof->ctime_nsec || id->ino != proof->ino)
+        return false;
+    part->found.backend = backend;
+    part->samples = proof->samples;
+    part->has_ctime = true;
+    return true;
+}
+
+static void part_look_unproven(struct many *many, struct part *part)
+{
+    if (!part->is_proven)
+        part_look(many, part);
+}
+
+static bool part_is_same(const struct part *part, const struct part_proof *proof)
+{
+    return part->err == 0 && part->found.backend->format == proof->format &&
+           part->found.container.offset == proof->offset &&
+           part->found.container.length == proof->length && part->samples == proof->samples;
+}
+
+/* Look at those archives that may have changed since an index was composed of them. */
+static bool many_proves(void *arg, const void *bytes, size_t len)
+{
+    struct many *many = arg;
+    struct part_proof proof;
+    size_t proven = 0;
+    bool same = true;
+    if (len != many->count * sizeof(proof))
+        return false;
+    for (size_t i = 0; i < many->count; i++) {
+        memcpy(&proof, (const char *)bytes + i * sizeof(proof), sizeof(proof));
+        many->parts[i].is_proven = part_is_proven(&many->parts[i], &proof);
+        proven += many->parts[i].is_proven;
+    }
+    if (proven < many->count)
+        many_each_from(many, 0, part_look_unproven);
+    for (size_t i = 0; same && proven < many->count && i < many->count; i++) {
+        memcpy(&proof, (const char *)bytes + i * sizeof(proof), sizeof(proof));
+        same = part_is_same(&many->parts[i], &proof);
+    }
+    return same;
+}
+
+static int many_prove(const struct many *many, struct recipe *recipe)
+{
+    auto_free struct part_proof *proofs = calloc(many->count, sizeof(*proofs));
+    if (!proofs)
+        return -ENOMEM;
+    for (size_t i = 0; i < many->count; i++)
+        proofs[i] = part_proof(&many->parts[i]);
+    recipe_prove(recipe, proofs, many->count * sizeof(*proofs));
+    return recipe->err;
+}
+
 static int many_describe(const struct many *many, struct recipe *recipe)
 {
     const struct pot_together *together = &many->options->together;
@@ -198,16 +327,12 @@ static int many_describe(const struct many *many, struct recipe *recipe)
     recipe_number(recipe, "version", COMPOSED_VERSION);
     recipe_number(recipe, "each", together->each);
     recipe_number(recipe, "conflict", together->on_conflict);
+    recipe_number(recipe, "offset", many->options->offset);
     composed_describe_nested(&many->part_compose, recipe);
     for (size_t i = 0; i < many->count; i++) {
         const struct part *part = &many->parts[i];
-        const uint64_t about[] = {part->found.backend->format,
-                                  part->identity.size_bytes,
-                                  (uint64_t)part->identity.mtime_sec,
-                                  part->identity.mtime_nsec,
-                                  part->found.container.offset,
-                                  part->found.container.length,
-                                  part->samples};
+        const uint64_t about[] = {part->identity.size_bytes, (uint64_t)part->identity.mtime_sec,
+                                  part->identity.mtime_nsec};
         recipe_add(recipe, "archive", about, sizeof(about));
         if (together->each)
             recipe_add(recipe, "directory", part->directory, strlen(part->directory));
@@ -229,14 +354,16 @@ static bool many_is_private(const struct pot *pot, size_t count)
     return false;
 }
 
-static struct composed many_composed(const struct many *many, const struct recipe *recipe,
+static struct composed many_composed(struct many *many, const struct recipe *recipe,
                                      const struct source *first)
 {
     return (struct composed){.options = many->options,
                              .recipe = recipe,
                              .archive = first,
                              .name = many->name,
-                             .file = many->parts[0].path};
+                             .file = many->parts[0].path,
+                             .proves = many_proves,
+                             .arg = many};
 }
 
 static int many_find_saved(struct many *many, const struct recipe *recipe, struct pot *pot)
@@ -480,8 +607,10 @@ static int many_make(struct many *many, struct pot *pot, enum many_found found,
     if (many->options->saves_later && !many->view)
         what.later = &pot->unsaved;
     struct composing composing = {many, pot, what};
-    int r = 0;
-    if (found == FOUND_NOTHING)
+    int r = many_prove(many, &many->union_recipe);
+    if (r == 0 && many->view)
+        r = many_prove(many, &many->view_recipe);
+    if (r == 0 && found == FOUND_NOTHING)
         r = composed_make_by(&what, many_write, &composing, fault, &pot->index_path,
                              &pot->index);
     what.recipe = &many->view_recipe;
@@ -518,19 +647,29 @@ static int many_list(const struct many *many, struct pot *pot)
     return 0;
 }
 
-/* Open the archives for their indexes. There may be a saved one without the skipped. */
+/*
+ * Look at the archives, and open them for their indexes. There may be a saved one without those
+ * that are skipped.
+ */
 static int many_open_for_indexes(struct many *many, struct pot *pot, struct fault *fault,
                                  enum many_found *found)
 {
-    size_t looked_at = many->count;
+    size_t all = many->count;
     many->start_ms = now_ms();
-    int r = many_open(many, fault);
-    return r < 0 || many->count == looked_at ? r : many_find(many, pot, found);
+    many_each_from(many, 0, part_look);
+    int r = many_check(many, fault);
+    if (r == 0 && many->count < all)
+        r = many_find(many, pot, found);
+    if (r < 0 || *found != FOUND_NOTHING)
+        return r < 0 ? r : many_open_packed(many, fault);
+    all = many->count;
+    r = many_open(many, fault);
+    return r < 0 || many->count == all ? r : many_find(many, pot, found);
 }
 
 static int many_open_all(struct many *many, struct pot *pot, struct fault *fault)
 {
-    many_look(many);
+    many_open_files(many);
     int r = many_check(many, fault);
     if (r == 0)
         r = many_check_directories(many, fault);

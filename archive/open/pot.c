@@ -111,14 +111,13 @@ int pot_open_source(const char *path, uint64_t offset, struct fault *fault,
     return r;
 }
 
-int pot_look(const char *path, uint64_t offset, struct fault *fault,
+int pot_look(struct source *source, uint64_t offset, struct fault *fault,
              struct pot_found *ret_found)
 {
-    struct pot_found found = {0};
-    int r = pot_open_source(path, offset, fault, &found.container, &found.source);
-    if (r < 0)
-        return r;
-    r = backend_find(found.source, fault, &found.backend, &found.compression);
+    struct pot_found found = {.source = source};
+    int r = pot_slice(&found.source, offset, fault, &found.container);
+    if (r == 0)
+        r = backend_find(found.source, fault, &found.backend, &found.compression);
     if (r < 0)
         source_close(found.source);
     else
@@ -173,9 +172,12 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
              struct pot **ret_pot)
 {
     struct pot_found found;
+    struct source *source;
     int r = shard_exchange_settle(path, fault);
     if (r >= 0)
-        r = pot_look(path, options ? options->offset : 0, fault, &found);
+        r = source_open(path, fault, &source);
+    if (r == 0)
+        r = pot_look(source, options ? options->offset : 0, fault, &found);
     return r < 0 ? r : pot_open_found(path, &found, options, true, fault, ret_pot);
 }
 

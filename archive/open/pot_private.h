@@ -74,8 +74,8 @@ int pot_open_found(const char *path, const struct pot_found *found,
                    const struct pot_options *options, bool may_take_time, struct fault *fault,
                    struct pot **ret_pot);
 
-/* Look at an archive. On failure nothing stays open. */
-int pot_look(const char *path, uint64_t offset, struct fault *fault,
+/* Look at the archive in an open file, or in a part of it. Takes the source over. */
+int pot_look(struct source *source, uint64_t offset, struct fault *fault,
              struct pot_found *ret_found);
 
 /* The archive file, packed or not. */
@@ -197,6 +197,9 @@ struct composed {
     const char
         *file;       /* a saved index is named after it: the archive, or the first of several */
     bool is_private; /* only this user may read a saved one */
+    /* Does the proof behind the recipe's name hold? NULL: there is none. */
+    bool (*proves)(void *arg, const void *proof, size_t len);
+    void *arg;
     uint64_t start_ms;          /* when the work for it began (now_ms); 0: now */
     uint64_t worth_ms;          /* POT_SAVE_AUTO: what takes longer is saved */
     struct pot_unsaved **later; /* options->saves_later: where to leave it; NULL: save it now */

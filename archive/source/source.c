@@ -41,6 +41,11 @@ const char *source_name(const struct source *source)
     return source->name;
 }
 
+bool source_is_by_link(const struct source *source)
+{
+    return source->is_by_link;
+}
+
 uint64_t source_size(const struct source *source)
 {
     return source->size_bytes;

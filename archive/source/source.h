@@ -28,6 +28,9 @@ struct source_identity {
     uint64_t size_bytes;
     int64_t mtime_sec;
     uint32_t mtime_nsec;
+    /* Of the last change of the file or its attributes. Not compared with others. */
+    int64_t ctime_sec;
+    uint32_t ctime_nsec;
     /* Of a part of the file (source_slice.h): its place. 0, 0: all of the file. */
     uint64_t slice_start, slice_bytes;
 };
@@ -40,6 +43,8 @@ static inline struct source_identity source_identity_of(const struct stat *st)
         .size_bytes = (uint64_t)st->st_size,
         .mtime_sec = st->st_mtim.tv_sec,
         .mtime_nsec = (uint32_t)st->st_mtim.tv_nsec,
+        .ctime_sec = st->st_ctim.tv_sec,
+        .ctime_nsec = (uint32_t)st->st_ctim.tv_nsec,
     };
 }
 
@@ -75,6 +80,8 @@ void source_expect(size_t count);
 void source_close(struct source *source); /* NULL is fine */
 
 const char *source_name(const struct source *source);
+/* Was it a symbolic link when it was opened by that name? */
+bool source_is_by_link(const struct source *source);
 uint64_t source_size(const struct source *source);
 int source_fd(const struct source *source); /* owned by the source; -1: it has several */
 

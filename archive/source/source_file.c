@@ -379,12 +379,17 @@ int source_open_fault(const char *path, struct fault *fault, int err)
 int source_open(const char *path, struct fault *fault, struct source **ret_source)
 {
     /* O_NONBLOCK makes a fifo an error instead of a wait. */
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    const int flags = O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK;
+    int fd = open(path, flags | O_NOFOLLOW);
+    bool is_by_link = fd < 0 && errno == ELOOP;
+    if (is_by_link)
+        fd = open(path, flags);
     if (fd < 0)
         return source_open_fault(path, fault, -errno);
     int r = source_from_fd(fd, path, ret_source);
     if (r < 0)
         return source_open_fault(path, fault, r);
+    (*ret_source)->is_by_link = is_by_link;
     fcntl(fd, F_SETFL, O_RDONLY);
     return 0;
 }

@@ -72,6 +72,7 @@ struct source {
     uint64_t start; /* in the file behind `fd` */
     struct source_identity identity;
     int fd;
+    bool is_by_link; /* the path it was opened by is a symbolic link */
     _Atomic bool was_cut;
 };
 

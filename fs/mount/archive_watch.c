@@ -43,36 +43,19 @@ struct archive_watch {
     struct watched archives[];
 };
 
-static bool same_moment(const struct timespec *a, const struct timespec *b)
-{
-    return a->tv_sec == b->tv_sec && a->tv_nsec == b->tv_nsec;
-}
-
 /* Nothing has happened to it since the last look. */
-static bool is_seen(const struct archive_sight *a, const struct stat *st)
+static bool is_seen(const struct archive_sight *a, const struct source_identity *now)
 {
-    return a->has_fingerprint && st->st_size == a->seen.st_size &&
-           same_moment(&st->st_mtim, &a->seen.st_mtim) &&
-           same_moment(&st->st_ctim, &a->seen.st_ctim);
+    const struct source_identity *seen = &a->seen;
+    return a->has_fingerprint && now->size_bytes == seen->size_bytes &&
+           now->mtime_sec == seen->mtime_sec && now->mtime_nsec == seen->mtime_nsec &&
+           now->ctime_sec == seen->ctime_sec && now->ctime_nsec == seen->ctime_nsec;
 }
 
-static bool is_as_opened(const struct archive_sight *a, const struct stat *st)
+static bool is_as_opened(const struct archive_sight *a, const struct source_identity *now)
 {
-    return st->st_mtim.tv_sec == a->opened.mtime_sec &&
-           st->st_mtim.tv_nsec == (long)a->opened.mtime_nsec &&
-           (!S_ISREG(st->st_mode) || (uint64_t)st->st_size == a->opened.size_bytes);
-}
-
-/* The first look: is its fingerprint known, and nothing has happened to it since? */
-static bool is_known(struct archive_sight *a, const struct stat *st)
-{
-    bool known = a->has_opened_fingerprint && is_as_opened(a, st);
-    a->has_opened_fingerprint = false;
-    if (!known)
-        return false;
-    a->has_fingerprint = true;
-    a->seen = *st;
-    return true;
+    return now->mtime_sec == a->opened.mtime_sec && now->mtime_nsec == a->opened.mtime_nsec &&
+           now->size_bytes == a->opened.size_bytes;
 }
 
 enum archive_state archive_look(struct archive_sight *a)
@@ -82,9 +65,14 @@ enum archive_state archive_look(struct archive_sight *a)
 
     if (source_keeps(a->source) && source_is_local(a->source))
         return ARCHIVE_SAME; /* nothing is read from the archive any more */
-    if (fstat(source_fd(a->source), &st) < 0 || is_seen(a, &st) || is_known(a, &st))
+    if (fstat(source_fd(a->source), &st) < 0)
         return ARCHIVE_SAME;
-    bool is_cut = S_ISREG(st.st_mode) && (uint64_t)st.st_size < a->opened.size_bytes;
+    struct source_identity now = source_identity_of(&st);
+    if (!S_ISREG(st.st_mode))
+        now.size_bytes = a->opened.size_bytes;
+    if (is_seen(a, &now))
+        return ARCHIVE_SAME;
+    bool is_cut = now.size_bytes < a->opened.size_bytes;
     int r = is_cut              ? -ENODATA
             : a->is_one_of_many ? source_concat_sample(a->source, &fingerprint)
                                 : source_fingerprint(a->source, &fingerprint);
@@ -94,8 +82,8 @@ enum archive_state archive_look(struct archive_sight *a)
         return ARCHIVE_SAME;
     a->fingerprint = fingerprint;
     a->has_fingerprint = true;
-    a->seen = st;
-    return is_as_opened(a, &st) ? ARCHIVE_SAME : ARCHIVE_TOUCHED;
+    a->seen = now;
+    return is_as_opened(a, &now) ? ARCHIVE_SAME : ARCHIVE_TOUCHED;
 }
 
 /* ---- the thread ---- */
@@ -138,7 +126,6 @@ static void *archive_watch_run(void *arg)
         atomic_store(&w->has_unsaved, true);
         eventfd_write(w->news_fd, 1);
     }
-    archive_watch_look(w);
     while (watch_is_needed(w) && poll(&p, 1, LOOK_EVERY_MS) <= 0) {
         /* Without requests nobody gets wrong bytes, and the file's server is spared. */
         uint64_t used_ns = summary_last_use_ns(w->counters);
@@ -170,7 +157,8 @@ static void watch_begin(struct archive_watch *w, size_t i)
         return;
     source_identity(sight->source, &sight->opened);
     sight->fingerprint = pot->parts[i].samples;
-    sight->has_opened_fingerprint = pot->parts[i].has_samples;
+    sight->has_fingerprint = pot->parts[i].has_samples;
+    sight->seen = sight->opened;
 }
 
 int archive_watch_new(struct pot *pot, const struct counters *counters,

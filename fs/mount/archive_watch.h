@@ -28,10 +28,9 @@ struct archive_sight {
     const struct source *source;
     struct source_identity opened; /* as it was when its index was read */
     bool is_one_of_many;           /* few samples are taken: source_concat_sample */
-    bool has_opened_fingerprint; /* `fingerprint` is of when it was opened, of its times then */
-    bool has_fingerprint;        /* at the last look: */
+    bool has_fingerprint;          /* at the last look: */
     uint64_t fingerprint;
-    struct stat seen;
+    struct source_identity seen;
 };
 
 /*

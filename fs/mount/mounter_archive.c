@@ -51,8 +51,7 @@ struct named_folder {
 static bool name_in_folder(const char *given, struct named_folder *last, char buf[PATH_MAX])
 {
     auto_free char *folder = path_folder(given);
-    struct stat st;
-    if (!folder || strlen(folder) >= PATH_MAX || lstat(given, &st) < 0 || S_ISLNK(st.st_mode))
+    if (!folder || strlen(folder) >= PATH_MAX)
         return false;
     if (strcmp(folder, last->given) != 0) {
         last->given[0] = '\0';
@@ -69,10 +68,12 @@ static const char *canonical_name(const struct pot *pot, size_t i, struct named_
                                   char buf[PATH_MAX])
 {
     const char *given = pot->parts[i].path;
-    const char *real = source_real_path(source_member(pot->source, i));
+    const struct source *source = source_member(pot->source, i);
+    const char *real = source_real_path(source);
     if (real && strcmp(path_base(real), path_base(given)) == 0)
         return real;
-    return name_in_folder(given, last, buf) || realpath(given, buf) ? buf : given;
+    bool is_named = !source_is_by_link(source) && name_in_folder(given, last, buf);
+    return is_named || realpath(given, buf) ? buf : given;
 }
 
 /* The canonical names of all archives, as far as there is room. */
