@@ -42,6 +42,7 @@ def files(path):
 class Base(unittest.TestCase):
     def setUp(self):
         self.work = tempfile.mkdtemp(prefix="onepot-test-convert-")
+        os.environ["XDG_CACHE_HOME"] = os.path.join(self.work, "cache")
         self.addCleanup(shutil.rmtree, self.work)
 
     def __truediv__(self, name):

@@ -45,6 +45,7 @@ def content(i):
 def setUpModule():
     global WORK, TAR, ZSTD, EQUAL
     WORK = tempfile.mkdtemp(prefix="onepot-datasets.")
+    os.environ["XDG_CACHE_HOME"] = os.path.join(WORK, "cache")
     TAR, ZSTD, EQUAL = (os.path.join(WORK, name) for name in ("a.tar", "a.tar.zst", "equal.tar"))
     for path, level in ((TAR, 0), (ZSTD, 3)):
         with onepot.Writer(path, sync=False, zstd=level) as writer:

@@ -28,6 +28,7 @@ def sums(line):
 def main():
     loader, examples = os.environ["EXAMPLE_LOADER"], os.environ["EXAMPLES"]
     with tempfile.TemporaryDirectory(prefix="onepot-examples.") as work:
+        os.environ["XDG_CACHE_HOME"] = os.path.join(work, "cache")
         tree, tar = os.path.join(work, "tree"), os.path.join(work, "a.tar")
         for i in range(400):
             folder = os.path.join(tree, "c%d" % (i % 3))

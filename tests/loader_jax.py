@@ -30,6 +30,7 @@ FILES, SIZE = 512, 64 << 10
 
 def main():
     with tempfile.TemporaryDirectory(prefix="onepot-jax.") as work:
+        os.environ["XDG_CACHE_HOME"] = os.path.join(work, "cache")
         tree, tar = os.path.join(work, "tree"), os.path.join(work, "a.tar")
         os.mkdir(tree)
         for i in range(FILES):

@@ -38,6 +38,7 @@ def png(width, height):
 def setUpModule():
     global WORK
     WORK = os.path.realpath(tempfile.mkdtemp(prefix="onepot-notebook."))
+    os.environ["XDG_CACHE_HOME"] = os.path.join(WORK, "cache")
     os.chdir(WORK)
     with onepot.Writer("train.tar") as writer:
         for folder in ("cat", "dog"):

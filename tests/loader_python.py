@@ -51,6 +51,7 @@ def content(i):
 def setUpModule():
     global WORK, TAR
     WORK = tempfile.mkdtemp(prefix="onepot-python.")
+    os.environ["XDG_CACHE_HOME"] = os.path.join(WORK, "cache")
     tree = os.path.join(WORK, "tree")
     for i in range(FILES):
         folder = os.path.join(tree, "class%d" % (i // 30))

@@ -18,6 +18,7 @@ IMAGE = b"\xff\xd8\xff" + bytes(range(200))
 class Records(unittest.TestCase):
     def setUp(self):
         self.work = tempfile.mkdtemp(prefix="onepot-test-records-")
+        os.environ["XDG_CACHE_HOME"] = os.path.join(self.work, "cache")
         self.addCleanup(shutil.rmtree, self.work)
         for shard in range(3):
             tfrecords.write(os.path.join(self.work, f"{shard}.tfrecord"), [
