@@ -7,6 +7,7 @@ import os
 import pickle
 import pty
 import pydoc
+import resource
 import shutil
 import signal
 import struct
@@ -227,6 +228,56 @@ class Progress(unittest.TestCase):
     def test_a_pickle_opens_in_silence(self):
         archive = onepot.Archive("train.tar", progress=lambda *call: None)
         self.assertEqual(len(pickle.loads(pickle.dumps(archive))), 8)
+
+
+class Stops(unittest.TestCase):
+    """What progress raises ends the first pass, and nothing of that is left."""
+
+    def stop(self, path, error):
+        calls = []
+
+        def told(*call):
+            calls.append(call)
+            raise error
+
+        def things():
+            return (sorted(os.listdir(WORK)), sorted(os.listdir("/proc/self/fd")),
+                    len(os.listdir("/proc/self/task")))
+
+        before = things()
+        used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        with self.assertRaises(type(error)) as raised:
+            onepot.Archive(path, progress=told)
+        self.assertIs(raised.exception, error)
+        self.assertEqual(things(), before)
+        self.assertEqual(len(calls), 1)
+        with self.assertRaises(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)
+        _, _, done, total = calls[0]
+        self.assertLess(done, total)
+        return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - used
+
+    def test_indexing_is_ended(self):
+        with open("many.tar", "wb") as f:
+            header = tarfile.TarInfo("x" * 90).tobuf()
+            for _ in range(32):
+                f.write(header * 4096)
+        for error in ZeroDivisionError("mine"), KeyboardInterrupt():
+            self.stop("many.tar", error)
+        os.unlink("many.tar")
+
+    def test_unpacking_is_ended(self):
+        # All of it would take many seconds.
+        with open("zeros.tar.gz", "wb") as f:
+            info = tarfile.TarInfo("zeros")
+            info.size = 16 << 30
+            packer = zlib.compressobj(1, zlib.DEFLATED, 31)
+            f.write(packer.compress(info.tobuf()) + packer.flush(zlib.Z_FULL_FLUSH))
+            f.write(packer.compress(bytes(1 << 20)) + packer.flush(zlib.Z_FULL_FLUSH))
+            again = packer.compress(bytes(1 << 20)) + packer.flush(zlib.Z_FULL_FLUSH)
+            f.write(again * (16 << 10))
+        self.assertLess(self.stop("zeros.tar.gz", KeyboardInterrupt()), 2)
+        os.unlink("zeros.tar.gz")
 
 
 class Interrupts(unittest.TestCase):

@@ -60,13 +60,14 @@ struct watching {
     char note[sizeof(((struct progress *)0)->note)];
 };
 
-static void pot_note_progress(void *ctx, const struct progress *progress)
+static bool pot_note_progress(void *ctx, const struct progress *progress)
 {
     struct watching *w = ctx;
     memcpy(w->note, progress->note, sizeof(w->note));
     w->note[sizeof(w->note) - 1] = '\0';
     if (w->options->progress)
         w->options->progress(w->options->ctx, w->doing, progress);
+    return !w->options->cancelled || !*w->options->cancelled;
 }
 
 int pot_run(const struct pot_options *options, const char *path, const char *doing,

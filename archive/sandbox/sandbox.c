@@ -303,9 +303,9 @@ static int sandbox_supervise(struct run *run, sandbox_watch *watch, void *watch_
             return 0;
         double now = sandbox_now_s(CLOCK_MONOTONIC);
         if (r == 0 && now - looked_s >= (double)run->watch_ms * 0.9e-3) {
-            if (watch)
-                watch(watch_ctx, &run->shared->progress);
-            r = sandbox_check_stall(run, now - looked_s, fault);
+            r = watch && !watch(watch_ctx, &run->shared->progress)
+                    ? -ECANCELED
+                    : sandbox_check_stall(run, now - looked_s, fault);
             looked_s = now;
         }
         if (r == 0 && run->stop && atomic_load(run->stop))
@@ -433,8 +433,8 @@ int sandbox_run(int (*fn)(void *arg, struct progress *progress, struct fault *fa
         if (watch && limits->watch_at_once)
             watch(watch_ctx, &run.shared->progress);
         r = sandbox_supervise(&run, watch, watch_ctx, fault);
-        if (watch && r != -ECANCELED)
-            watch(watch_ctx, &run.shared->progress);
+        if (watch && r != -ECANCELED && !watch(watch_ctx, &run.shared->progress))
+            r = -ECANCELED;
         if (r == 0)
             r = sandbox_outcome(&run, fault);
         if (run.pidfd >= 0)

@@ -41,9 +41,10 @@ struct sandbox_limits {
 
 /*
  * Called in the parent about five times a second (limits.watch_ms) while the child works, and
- * once more when it is gone, unless it was stopped. Signals are blocked during the call.
+ * once more when it is gone, unless it was stopped. Signals are blocked during the call. False
+ * stops the child: sandbox_run returns -ECANCELED.
  */
-typedef void sandbox_watch(void *ctx, const struct progress *progress);
+typedef bool sandbox_watch(void *ctx, const struct progress *progress);
 
 /*
  * Call fn(arg, progress, fault) in a child; returns its 0 or -errno. `watch` may be NULL. The

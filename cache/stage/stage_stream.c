@@ -171,7 +171,7 @@ static void expand_say_begun(struct expanding *e)
 }
 
 /* For sandbox_watch. Once the end was asked for, the index may be gone. */
-static void expand_look(void *ctx, const struct progress *progress)
+static bool expand_look(void *ctx, const struct progress *progress)
 {
     struct expanding *e = ctx;
     uint64_t bytes_out = atomic_load(&progress->bytes_out);
@@ -179,7 +179,7 @@ static void expand_look(void *ctx, const struct progress *progress)
     expand_say_begun(e);
     if (pause_ended(&e->stage->pause)) {
         atomic_store(&e->stop, true);
-        return;
+        return true;
     }
     if (bytes_out > e->stage->bytes) /* a child that says so lies */
         bytes_out = e->stage->bytes;
@@ -192,6 +192,7 @@ static void expand_look(void *ctx, const struct progress *progress)
     if (e->err < 0)
         atomic_store(&e->stop, true);
     expand_tell(e, bytes_out);
+    return true;
 }
 
 /* ---- its end ---- */

@@ -210,10 +210,11 @@ struct onepot_archive_options {
     /*
      * Called a few times a second, by the thread that opens and with signals blocked, while an
      * archive without an index is read for the first time or unpacked: which one, what is done
-     * ("indexing"), and how many bytes of how many (0: unknown) were read. NULL: it is silent.
+     * ("indexing"), and how many bytes of how many (0: unknown) were read. It returns 0;
+     * anything else ends the opening with -ECANCELED. NULL: it is silent.
      */
-    void (*progress)(void *ctx, const char *path, const char *doing, uint64_t bytes,
-                     uint64_t total_bytes);
+    int (*progress)(void *ctx, const char *path, const char *doing, uint64_t bytes,
+                    uint64_t total_bytes);
     void *progress_ctx;
 };
 

@@ -27,15 +27,16 @@ struct shards {
     bool composes;
     const struct onepot_archive_options *given;
     const char *opening; /* the archive that is opened now */
+    bool cancelled;      /* by the caller's progress */
     struct onepot_error *error;
 };
 
 static void shards_progress(void *ctx, const char *doing, const struct progress *progress)
 {
-    const struct shards *list = ctx;
-    list->given->progress(list->given->progress_ctx, list->opening, doing,
-                          atomic_load(&progress->bytes_done),
-                          atomic_load(&progress->bytes_total));
+    struct shards *list = ctx;
+    list->cancelled = list->given->progress(list->given->progress_ctx, list->opening, doing,
+                                            atomic_load(&progress->bytes_done),
+                                            atomic_load(&progress->bytes_total)) != 0;
 }
 
 static const char *shards_place(const struct shards *list)
@@ -88,6 +89,7 @@ static int shards_open_one(struct shards *list, const char *path)
                                   .max_ratio = max_ratio(),
                                   .store = &pot_store,
                                   .progress = list->given->progress ? shards_progress : NULL,
+                                  .cancelled = &list->cancelled,
                                   .ctx = list};
     list->opening = path;
     struct fault fault = {0};

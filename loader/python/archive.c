@@ -56,15 +56,15 @@ struct report {
 
 #define PERIOD_NS UINT64_C(200000000)
 
-static void report_show(void *ctx, const char *path, const char *doing, uint64_t bytes,
-                        uint64_t total_bytes)
+static int report_show(void *ctx, const char *path, const char *doing, uint64_t bytes,
+                       uint64_t total_bytes)
 {
     struct report *report = ctx;
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     uint64_t now = (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
     if (report->type || now - report->last_ns < PERIOD_NS)
-        return;
+        return report->type ? -1 : 0;
     report->last_ns = now;
     PyGILState_STATE state = PyGILState_Ensure();
     PyObject *name = PyUnicode_DecodeFSDefault(path);
@@ -77,6 +77,7 @@ static void report_show(void *ctx, const char *path, const char *doing, uint64_t
     Py_XDECREF(result);
     Py_XDECREF(name);
     PyGILState_Release(state);
+    return report->type ? -1 : 0;
 }
 
 static int archive_open(PyObject *self, char **paths, size_t path_count,
@@ -91,7 +92,7 @@ static int archive_open(PyObject *self, char **paths, size_t path_count,
         Py_END_ALLOW_THREADS
     } while (r == -EINTR && PyErr_CheckSignals() == 0); /* as PEP 475 has it */
     const struct report *report = o->progress_ctx;
-    if (report && report->type && !PyErr_Occurred()) {
+    if (report && report->type) {
         if (r == 0)
             onepot_archive_close(archive);
         PyErr_Restore(report->type, report->value, report->trace);

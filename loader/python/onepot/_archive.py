@@ -130,7 +130,7 @@ class Archive(_core.Archive):
     progress    an archive without an index is read once, when it is first opened. None shows a
                 line on a terminal if that takes long. progress(path, doing, bytes, total) is
                 called up to five times a second, at least once; total is 0 where that is not
-                known. What it raises is raised when the archive has been read. False: nothing
+                known. What it raises ends the reading and is raised. False: nothing
 
     OSError names the file that can't be read. ValueError: an argument makes no sense. Any number
     of threads may use an archive. It works on after a fork, and pickles by reference.

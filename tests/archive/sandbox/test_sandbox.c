@@ -53,11 +53,12 @@ static int fn_ok(void *arg, struct progress *progress, struct fault *fault)
     return *(int *)arg;
 }
 
-static void keep_last(void *ctx, const struct progress *progress)
+static bool keep_last(void *ctx, const struct progress *progress)
 {
     struct progress *last = ctx;
     last->members = progress->members;
     memcpy(last->note, progress->note, sizeof(last->note));
+    return true;
 }
 
 START_TEST(result_and_final_progress_come_back)
@@ -220,6 +221,24 @@ static void end_talk(void)
         close(talk.word[i]);
     }
 }
+
+static bool not_twice(void *ctx, const struct progress *progress)
+{
+    (void)progress;
+    return ++*(int *)ctx < 2;
+}
+
+START_TEST(watch_may_stop_the_child)
+{
+    const struct sandbox_limits limits = {.watch_ms = 1};
+    struct fault fault = {0};
+    int looks = 0;
+    ck_assert_int_eq(sandbox_run(fn_spin, NULL, &limits, not_twice, &looks, &fault),
+                     -ECANCELED);
+    ck_assert_int_eq(looks, 2);
+    ck_assert_int_eq(waitpid(-1, NULL, WNOHANG), -1);
+}
+END_TEST
 
 START_TEST(busy_child_without_progress_is_killed)
 {
@@ -635,6 +654,7 @@ int main(void)
     tcase_add_test(tests, result_that_is_no_errno_means_damaged);
     tcase_add_test(tests, crash_means_damaged_archive);
     tcase_add_test(tests, exit_without_a_result_means_damaged);
+    tcase_add_test(tests, watch_may_stop_the_child);
     tcase_add_test(tests, busy_child_without_progress_is_killed);
     tcase_add_test(tests, idle_child_without_progress_is_killed);
     tcase_add_test(tests, slow_child_with_progress_may_go_on);
