@@ -8,8 +8,11 @@
 #include <errno.h>
 #include <sched.h>
 #include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "device.h"
+#include "forks.h"
 #include "onepot_device.h"
 #include "played.h"
 #include "suite.h"
@@ -223,6 +226,109 @@ START_TEST(a_resume_goes_on_with_the_device_that_comes_next)
         }
         onepot_loader_free(loader);
         loader = NULL;
+    }
+}
+END_TEST
+
+/* The batches of one step, by ranks with some devices each, up to another place in the epoch.
+ */
+static void deliver(uint32_t ranks, uint32_t device_count, const struct onepot_state *from,
+                    unsigned steps, struct onepot_state *ret_state,
+                    struct onepot_delivered *delivered)
+{
+    struct onepot_error error = {0};
+    open_devices(device_count);
+    for (uint32_t rank = 0; rank < ranks; rank++) {
+        struct onepot_loader_options options = options_of(0);
+        struct onepot_delivered part;
+        options.batch_size = 2 * BATCH / ranks;
+        options.rank = rank;
+        options.world_size = ranks;
+        loader = make(&options);
+        if (from)
+            good(onepot_loader_restore(loader, from, &error), &error);
+        for (unsigned i = 0; i < steps; i++) {
+            const struct onepot_batch *b = next_of(loader);
+            ck_assert_ptr_nonnull(b);
+            ck_assert_uint_eq(where(b).device, b->first / options.batch_size % count);
+            onepot_batch_release(b);
+        }
+        good(onepot_loader_state(loader, &error, ret_state), &error);
+        onepot_loader_delivered(loader, &part);
+        onepot_delivered_add(delivered, &part);
+        onepot_loader_free(loader);
+        loader = NULL;
+    }
+    close_devices();
+}
+
+START_TEST(a_resume_may_have_other_ranks_and_other_devices)
+{
+    static const struct {
+        uint32_t ranks, devices;
+    } jobs[] = {{1, 3}, {2, 2}, {4, 1}, {2, 4}};
+    for (unsigned i = 0; i < 16; i++) {
+        struct onepot_state half = {.size = sizeof(half)}, whole = half;
+        struct onepot_delivered sum = {0}, all;
+        deliver(jobs[i / 4].ranks, jobs[i / 4].devices, NULL, 3, &half, &sum);
+        ck_assert_uint_eq(half.done, 3 * 2 * BATCH);
+        deliver(jobs[i % 4].ranks, jobs[i % 4].devices, &half, 5, &whole, &sum);
+        onepot_archive_all(archive, &all);
+        ck_assert_mem_eq(&sum, &all, sizeof(all));
+    }
+}
+END_TEST
+
+START_TEST(other_ranks_with_another_global_batch_are_told_so)
+{
+    struct onepot_state state = {.size = sizeof(state)};
+    struct onepot_error error = {0};
+    open_devices(2);
+    struct onepot_loader_options options = options_of(0);
+    loader = make(&options);
+    onepot_batch_release(next_of(loader));
+    good(onepot_loader_state(loader, &error, &state), &error);
+    onepot_loader_free(loader);
+    options.world_size = 3;
+    loader = make(&options);
+    ck_assert_int_eq(onepot_loader_restore(loader, &state, &error), -EINVAL);
+    ck_assert_msg(strstr(error.text, "the global batch must be the same"), "%s", error.text);
+    const struct onepot_batch *b = next_of(loader); /* and it goes on where it was */
+    ck_assert_uint_eq(b->first, 0);
+    onepot_batch_release(b);
+}
+END_TEST
+
+/* As a worker of torch's DataLoader that was forked. Exit status 3: it says what to do. */
+START_TEST(a_forked_child_is_told_so_and_the_parent_goes_on_with_all)
+{
+    open_devices(3);
+    struct onepot_loader_options options = options_of(0);
+    loader = make(&options);
+    const struct onepot_batch *kept = next_of(loader), *b;
+    pid_t pid = FORKS_WITH_THREADS ? fork() : -1;
+    if (pid == 0) {
+        struct onepot_error error = {0};
+        for (unsigned i = 0; i < 2; i++)
+            if (onepot_loader_next(loader, 60000, &error, &b) != -ENODEV ||
+                !strstr(error.text, "spawn"))
+                _exit(4);
+        onepot_batch_release(kept); /* the parent's: nothing of CUDA may be called */
+        onepot_loader_free(loader);
+        for (uint32_t i = 0; i < count; i++)
+            onepot_device_close(devices[i]);
+        _exit(3);
+    }
+    int status = 3 << 8;
+    ck_assert(!FORKS_WITH_THREADS || waitpid(pid, &status, 0) == pid);
+    ck_assert_int_eq(status, 3 << 8);
+    check_batch(kept);
+    onepot_batch_release(kept);
+    for (unsigned i = 1; i < BATCHES; i++) {
+        b = next_of(loader);
+        ck_assert_uint_eq(b->first, i * BATCH);
+        check_batch(b);
+        onepot_batch_release(b);
     }
 }
 END_TEST
@@ -713,6 +819,9 @@ int main(void)
     tcase_set_timeout(c, 120);
     tcase_add_test(c, batch_after_batch_goes_to_the_next_device);
     tcase_add_test(c, a_resume_goes_on_with_the_device_that_comes_next);
+    tcase_add_test(c, a_resume_may_have_other_ranks_and_other_devices);
+    tcase_add_test(c, other_ranks_with_another_global_batch_are_told_so);
+    tcase_add_test(c, a_forked_child_is_told_so_and_the_parent_goes_on_with_all);
     tcase_add_test(c, no_device_gets_memory_of_another);
     tcase_add_test(c, each_device_has_its_part_of_the_memory);
     tcase_add_test(c, no_device_has_more_than_its_part);

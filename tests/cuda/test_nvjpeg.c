@@ -287,6 +287,48 @@ START_TEST(each_device_has_a_decoder_of_its_own)
 }
 END_TEST
 
+START_TEST(one_loader_has_a_decoder_on_each_of_its_devices)
+{
+    struct onepot_device *several[3] = {device};
+    struct onepot_error error = {0};
+    gpu->devices = 3;
+    ck_assert_int_eq(onepot_device_open("cuda:1", &error, &several[1]), 0);
+    ck_assert_int_eq(onepot_device_open("cuda:2", &error, &several[2]), 0);
+    struct onepot_images images = images_for_gpu();
+    struct onepot_loader_options options = {.size = sizeof(options),
+                                            .batch_size = BATCH,
+                                            .world_size = 1,
+                                            .threads = 2,
+                                            .seed = 5,
+                                            .images = &images,
+                                            .devices = several,
+                                            .device_count = 3};
+    struct onepot_loader *there = NULL, *here = made(archive, images, NULL);
+    const struct onepot_batch *a;
+    int r = onepot_loader_new(archive, &options, &error, &there);
+    ck_assert_msg(r == 0, "%s", error.text);
+    ck_assert_uint_eq(gpu->nvjpeg_handles, 3 * 3); /* handle, state and parser of each */
+    for (unsigned epoch = 0; epoch < 2; epoch++) {
+        while ((a = next(there))) {
+            struct onepot_device_batch w = {.size = sizeof(w)};
+            const struct onepot_batch *b = next(here);
+            ck_assert_int_eq(onepot_batch_on_device(a, &w), 0);
+            ck_assert_uint_eq(w.device, a->first / BATCH % 3);
+            ck_assert_int_eq(gpu->device_of(w.data), (int)w.device);
+            check_batch(a, b, several[w.device]);
+            onepot_batch_release(a);
+            onepot_batch_release(b);
+        }
+        ck_assert_ptr_null(next(here));
+    }
+    ck_assert_uint_ge(decoded(there), 2 * COMMON);
+    onepot_loader_free(there);
+    onepot_loader_free(here);
+    onepot_device_close(several[1]);
+    onepot_device_close(several[2]);
+}
+END_TEST
+
 /* ---- what is refused, and what is missing ---- */
 
 START_TEST(what_it_refuses_the_host_decodes)
@@ -626,6 +668,7 @@ int main(void)
                         (int)(sizeof(kinds) / sizeof(kinds[0])));
     tcase_add_test(c, what_it_makes_is_near_to_images_that_are_shrunk_while_decoded);
     tcase_add_test(c, each_device_has_a_decoder_of_its_own);
+    tcase_add_test(c, one_loader_has_a_decoder_on_each_of_its_devices);
     tcase_add_test(c, what_it_refuses_the_host_decodes);
     tcase_add_loop_test(c, a_chunk_that_fails_is_the_host_s, 0, 4);
     tcase_add_test(c, pictures_that_the_device_has_no_room_for_are_the_host_s);
