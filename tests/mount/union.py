@@ -7,6 +7,7 @@ import pathlib
 import random
 import subprocess
 import tarfile
+import time
 import zipfile
 
 import harness
@@ -228,6 +229,55 @@ def test_the_second_mount_uses_the_saved_index(work):
     check_equal(said["index_origin"], "built", "a changed shard is noticed")
     with work.mount(str(place)) as mount:
         check_equal(pathlib.Path(mount / "new").read_bytes(), b"new", "of the changed shard")
+
+
+def wait_until_settled(place):
+    """Times of change that are past for sure: one that comes is another."""
+    last = max(p.stat().st_ctime for p in place.iterdir())
+    wait_for(lambda: time.time() > last + 4, "the clock")
+
+
+def origin(*arguments):
+    return json.loads(onepot("info", "--json", *arguments).stdout)[0]["index_origin"]
+
+
+def test_a_shard_replaced_by_one_of_equal_size_and_time_is_noticed(work):
+    """By its inode or time of change, however the tree of the saved index was asked for."""
+    place = folder(work)
+    for i in range(3):
+        make_tar(place / f"{i}.tar", {f"one{i}": content(i, 30000)})
+    shard1, before = place / "1.tar", (place / "1.tar").stat()
+    others = [pathlib.Path(make_tar(work / f"{name}.tar", {f"{name}1": content(4, 30000)}))
+              for name in ("two", "six")]
+    os.link(shard1, work / "kept.tar")
+    onepot("index", *place.iterdir())
+    wait_until_settled(place)
+    ways = ([], ["--each"], ["--include", "one*", "--include", "two*", "--include", "six*"])
+    for options in ways:
+        onepot("index", *options, place)
+
+    def check_names(second, what):
+        os.utime(shard1, ns=(before.st_mtime_ns, before.st_mtime_ns))
+        for options in ways:
+            paths = onepot("ls", "-R", *options, place).stdout.decode().split()
+            names = sorted(name for name in map(os.path.basename, paths) if len(name) == 4)
+            check_equal(names, sorted(["one0", "one2", second]), f"{what} {options}")
+
+    for options in ways:
+        check_equal(origin(*options, place), "saved", f"origin {options}")
+    os.chmod(place / "0.tar", 0o640)
+    for options in ways:
+        check_equal(origin(*options, place), "saved", f"origin, where one was touched {options}")
+    os.replace(others[0], shard1)
+    check_names("two1", "another file in its place")
+    os.replace(work / "kept.tar", shard1)
+    check_names("one1", "the first file again")
+    with open(shard1, "r+b") as f:
+        f.write(others[1].read_bytes())
+    check_names("six1", "other bytes in the same file")
+    os.truncate(shard1, 1000)
+    check("1.tar: " in onepot("ls", place, status=1).stderr.decode(), "cut")
+    check_equal(onepot("ls", "--skip-damaged", place).stdout.split(), [b"one0", b"one2"], "the others")
 
 
 def test_a_saved_index_of_a_stream_moves_no_bytes(work):
