@@ -15,67 +15,11 @@
 
 #include "error.h"
 #include "numbers.h"
-#include "vector.h"
-
-#define EPOCHS 4u
-#define NAME_ROOM 32 /* for a device's name and ": " */
-
-/* A stream that reads a batch. */
-struct use {
-    void *stream;
-    void *event;
-};
-
-/* Besides known streams, the next copy waits for: */
-enum guard {
-    GUARD_NONE,
-    GUARD_EVENT, /* `all`, an event behind everything given to the device */
-    GUARD_WAIT,  /* everything given to the device, for want of such an event */
-};
-
-struct twin {
-    struct upload *upload;
-    struct twin *next;
-    uint8_t *memory; /* of the device */
-    size_t host_bytes;
-    void *images;
-    size_t image_bytes;
-    void *begun, *sent; /* events around the copy, */
-    void *converted;    /* and after the conversion of its images */
-    bool settled;       /* the copy was waited for, with or without success */
-    bool unmeasured;    /* the times were not taken yet, of: */
-    uint64_t epoch, bytes;
-    VECTOR(struct use) uses; /* more than are in use have their events already */
-    size_t use_count;
-    size_t retired; /* uses of the batch before, which the next copy has to follow */
-    bool lent;      /* other streams may read the batch, too */
-    enum guard guard;
-    void *all;
-};
-
-struct upload {
-    _Atomic unsigned users;
-    struct onepot_device *shared;
-    const struct device_type *type;  /* its functions, */
-    void *device;                    /* and their first argument */
-    struct onepot_conversion images; /* 0 channels: none */
-    _Atomic(struct locked *) locked; /* NULL: the host gathers */
-    uint64_t batch_size;
-    void *decoder;
-    char decoder_name[DEVICE_DECODER_NAME];
-    pthread_mutex_t decoding; /* held while the decoder is called */
-    void *stream;
-    void *converting;     /* a stream for images; NULL: there are none */
-    pthread_mutex_t lock; /* for the rest, and for tasks queued for one batch */
-    struct twin *twins;
-    struct onepot_error error;
-    uint64_t epoch; /* of the batch taken last */
-    struct onepot_transfer epochs[EPOCHS];
-};
+#include "upload_private.h"
 
 /* ---- errors and times; under the lock ---- */
 
-static int upload_note(struct upload *u, int r, const struct onepot_error *error)
+int upload_note(struct upload *u, int r, const struct onepot_error *error)
 {
     if (r < 0)
         error_set(&u->error, r, "%s: %.*s", u->shared->name,
@@ -92,8 +36,7 @@ static struct onepot_transfer *transfer_of(struct upload *u, uint64_t epoch)
     return t->epoch == epoch ? t : NULL;
 }
 
-/* The event after which all of the batch is there, images included. */
-static void *upload_arrival(const struct twin *t)
+void *upload_arrival(const struct twin *t)
 {
     return t->images ? t->converted : t->sent;
 }
@@ -135,9 +78,7 @@ static void free_twin(struct upload *u, struct twin *t)
     free(t);
 }
 
-/* How many bytes of floats `bytes` of a slab can make at most. If the device decodes, a part of
- * them are files. */
-static size_t image_room(const struct upload *u, size_t bytes)
+size_t upload_image_room(const struct upload *u, size_t bytes)
 {
     if (!u->images.channels)
         return 0;
@@ -155,7 +96,7 @@ static int make_twin(struct upload *u, size_t bytes, struct onepot_error *error,
     if (!t)
         return error_set(error, -ENOMEM, "no memory for a batch");
     t->upload = u;
-    t->image_bytes = image_room(u, bytes);
+    t->image_bytes = upload_image_room(u, bytes);
     void **const events[] = {&t->begun, &t->sent, &t->all,
                              t->image_bytes ? &t->converted : NULL};
     int r = 0;
@@ -233,8 +174,7 @@ static void upload_release(struct slab *slab, void *ctx)
 
 /* ---- sending; under the lock ---- */
 
-/* Where a table of the host lies on the device. */
-static const void *on_device(const struct slab *slab, const void *host)
+const void *upload_on_device(const struct slab *slab, const void *host)
 {
     size_t tables = slab->bases ? slab_tables_at(slab->batch.bytes) : 0;
     return slab->twin->memory + tables + ((const uint8_t *)host - slab->memory);
@@ -247,9 +187,9 @@ static int queue_gather(struct upload *u, struct slab *slab, struct onepot_error
     struct device_gather gather = {.to = slab->twin->memory,
                                    .bytes = batch->bytes,
                                    .count = batch->samples,
-                                   .from = on_device(slab, slab->sources),
-                                   .offsets = on_device(slab, slab->offsets),
-                                   .sizes = on_device(slab, slab->sizes),
+                                   .from = upload_on_device(slab, slab->sources),
+                                   .offsets = upload_on_device(slab, slab->offsets),
+                                   .sizes = upload_on_device(slab, slab->sizes),
                                    .width = locked_width(atomic_load(&u->locked))};
     int r =
         u->type->copy(u->device, u->stream, slab->twin->memory + slab_tables_at(batch->bytes),
@@ -444,7 +384,7 @@ static void close_upload(void *ctx)
 
 static size_t upload_beside(size_t capacity, void *ctx)
 {
-    return image_room(ctx, capacity);
+    return upload_image_room(ctx, capacity);
 }
 
 const struct slab_memory upload_memory = {
@@ -460,118 +400,7 @@ const struct slab_memory upload_memory = {
     .close = close_upload,
 };
 
-/* ---- the consumer ---- */
-
-static bool is_known(const struct twin *t, const void *stream)
-{
-    for (size_t i = 0; i < t->use_count; i++)
-        if (t->uses.at[i].stream == stream)
-            return true;
-    return false;
-}
-
-/* Add a use, with an event that an earlier batch may have left there. */
-static int add_use(struct upload *u, struct twin *t, void *stream, struct onepot_error *error)
-{
-    if (t->use_count == t->uses.count && vector_push(&t->uses, (struct use){0}) < 0)
-        return error_set(error, -ENOMEM, "no memory for an event");
-    struct use *use = &t->uses.at[t->use_count];
-    int r = use->event ? 0 : u->type->event_new(u->device, false, error, &use->event);
-    if (r < 0)
-        return r;
-    use->stream = stream;
-    t->use_count++;
-    return 0;
-}
-
-int onepot_batch_use(const struct onepot_batch *batch, void *stream, struct onepot_error *error)
-{
-    struct twin *t = slab_of(batch)->twin;
-    struct onepot_error why;
-    if (!t)
-        return 0;
-    struct upload *u = t->upload;
-    pthread_mutex_lock(&u->lock);
-    int r = u->type->stream_check(u->device, stream, &why);
-    if (r == 0 && !is_known(t, stream))
-        r = add_use(u, t, stream, &why);
-    if (r == 0)
-        r = u->type->follow(u->device, stream, upload_arrival(t), &why);
-    if (r != -EBUSY && r != -EINVAL)
-        upload_note(u, r, &why);
-    pthread_mutex_unlock(&u->lock);
-    return r < 0 ? error_set(error, r, "%s: %.*s", u->shared->name,
-                             (int)sizeof(why.text) - NAME_ROOM, why.text)
-                 : 0;
-}
-
-int onepot_batch_lend(const struct onepot_batch *batch, void *stream,
-                      struct onepot_error *error)
-{
-    struct twin *t = slab_of(batch)->twin;
-    if (!t)
-        return 0;
-    pthread_mutex_lock(&t->upload->lock);
-    bool was_known = stream != ONEPOT_NO_STREAM && is_known(t, stream);
-    pthread_mutex_unlock(&t->upload->lock);
-    int r = stream == ONEPOT_NO_STREAM ? 0 : onepot_batch_use(batch, stream, error);
-    if (r < 0)
-        return r;
-    pthread_mutex_lock(&t->upload->lock);
-    t->lent = t->lent || !was_known;
-    pthread_mutex_unlock(&t->upload->lock);
-    return 0;
-}
-
-int onepot_batch_copy(const struct onepot_batch *batch, void *stream, void *to, size_t room,
-                      const void *from, size_t bytes, struct onepot_error *error)
-{
-    const struct twin *t = slab_of(batch)->twin;
-    if (bytes > room)
-        return error_set(error, -EINVAL, "%zu bytes for %zu that are copied", room, bytes);
-    if (!t) {
-        memcpy(to, from, bytes);
-        memset((uint8_t *)to + bytes, 0, room - bytes);
-        return 0;
-    }
-    const struct upload *u = t->upload;
-    int r = onepot_batch_use(batch, stream, error);
-    if (r == 0 && bytes)
-        r = u->type->copy(u->device, stream, to, from, bytes, error);
-    if (r == 0 && room > bytes)
-        r = u->type->clear(u->device, stream, (uint8_t *)to + bytes, room - bytes, error);
-    return r;
-}
-
-int onepot_batch_wait(const struct onepot_batch *batch, struct onepot_error *error)
-{
-    struct twin *t = slab_of(batch)->twin;
-    return t ? t->upload->type->event_wait(t->upload->device, upload_arrival(t), error) : 0;
-}
-
-int onepot_batch_on_device(const struct onepot_batch *batch,
-                           struct onepot_device_batch *ret_where)
-{
-    const struct slab *slab = slab_of(batch);
-    const struct twin *t = slab->twin;
-    if (!t)
-        return -ENOTSUP;
-    struct onepot_device_batch where = {
-        .data = t->memory,
-        .bytes = batch->bytes,
-        .offsets = on_device(slab, slab->offsets),
-        .sizes = on_device(slab, slab->sizes),
-        .indices = on_device(slab, slab->indices),
-        .labels = on_device(slab, slab->labels),
-        .valid = on_device(slab, slab->valid),
-        .images = t->images,
-        .image_bytes = t->images ? image_room(t->upload, batch->bytes) : 0,
-        .device = slab->device,
-        .index = t->upload->shared->index,
-    };
-    result_write(ret_where, &where, sizeof(where));
-    return 0;
-}
+/* ---- what it tells ---- */
 
 int upload_error(struct upload *upload, struct onepot_error *error)
 {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The upload without one of its waits, and the tests that have to notice.
 
-Usage: mutate.py UPLOAD.C MUTANT OUTPUT
+Usage: mutate.py SOURCE.C MUTANT OUTPUT
        mutate.py --run TEST_ORDER_WITHOUT_MUTANT...
 """
 import os
