@@ -195,9 +195,11 @@ int loader_next_of(struct onepot_loader *loader, uint64_t epoch, int timeout_ms,
                                loader->options.io_timeout_ns);
     if (r == -ETIMEDOUT)
         return error_set(error, r, "no batch was ready in time");
-    if (r < 0 && (!type || upload_error(loader->uploads[need.device], error) == 0))
-        return error_set(error, r, "no memory for the next batch");
-    if (r <= 0)
+    if (r < 0) { /* the device may have failed, which is more than a lack of memory */
+        int why = type ? upload_error(loader->uploads[need.device], error) : 0;
+        return why < 0 ? why : error_set(error, r, "no memory for the next batch");
+    }
+    if (r == 0)
         return r;
     if (slab->err)
         return loader_fail_batch(loader, slab, error);
