@@ -231,7 +231,7 @@ class Progress(unittest.TestCase):
 
 
 class Stops(unittest.TestCase):
-    """What progress raises ends the first pass, and nothing of that is left."""
+    """An error in progress ends the first pass, and nothing of that is left."""
 
     def stop(self, path, error):
         calls = []

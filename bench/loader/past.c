@@ -1,5 +1,5 @@
 /*
- * What stores past the caches give the host's gather for a device (copy_past.h): samples in a
+ * Stores past the caches in the host's gather for a device (copy_past.h): samples in a
  * shuffled order, from memory to batches that are not read here, beside memcpy in turns.
  *
  * Usage: past [ROUNDS]
