@@ -136,6 +136,7 @@ void builder_free(struct builder *b)
     vector_free(&b->extents);
     vector_free(&b->blocks);
     vector_free(&b->points);
+    vector_free(&b->pieces);
     vector_free(&b->windows);
     vector_free(&b->sides);
     vector_free(&b->pending);

@@ -68,6 +68,18 @@ int builder_add_extent(struct builder *b, uint32_t inode, uint64_t offset, uint6
     return 0;
 }
 
+/* Append the sums of pieces of the point that comes next; zeros where there are none. */
+static int builder_append_pieces(struct builder *b, const void *pieces)
+{
+    static const char none[POINT_PIECES_BYTES];
+    if (!pieces && b->pieces.count == 0)
+        return 0;
+    while (b->pieces.count < b->points.count * sizeof(none))
+        if (vector_append(&b->pieces, none, sizeof(none)) < 0)
+            return -ENOMEM;
+    return vector_append(&b->pieces, pieces ? (const char *)pieces : none, sizeof(none));
+}
+
 /* Append the point of the block that comes next. */
 static int builder_append_point(struct builder *b, const struct block_point *point)
 {
@@ -84,6 +96,8 @@ static int builder_append_point(struct builder *b, const struct block_point *poi
         .first_bit = htole16((uint16_t)point->first_bit),
         .last_bits = htole16((uint16_t)point->last_bits),
     };
+    if (builder_append_pieces(b, point->pieces) < 0)
+        return -ENOMEM;
     if (point->window_packed > 0 &&
         vector_append(&b->windows, (const char *)point->window, point->window_packed) < 0)
         return -ENOMEM;

@@ -121,7 +121,8 @@ static size_t image_table_room(const struct image *image)
 {
     size_t records = SECTIONS_MAX - (image->about->expanded_count == 0) -
                      (image->b->left_out_count == 0) - (image->about->recipe_len == 0) -
-                     (image->b->points.count == 0) - (image->b->windows.count == 0);
+                     (image->b->points.count == 0) - (image->b->windows.count == 0) -
+                     (image->b->pieces.count == 0);
     return records * sizeof(struct disk_section);
 }
 

@@ -78,6 +78,7 @@ struct builder {
     uint32_t block_bytes_max;         /* largest size so far */
     VECTOR(struct disk_point) points; /* as on disk */
     VECTOR(char) windows;
+    VECTOR(char) pieces; /* empty, or for all points so far */
     VECTOR(struct builder_side) sides;
 
     /* Attributes of one inode are collected, and become a set when another inode's come. */

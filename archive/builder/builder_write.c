@@ -350,6 +350,7 @@ static int image_put_area(struct image *image)
         {SECTION_XATTRS, b->xattrs.at, b->xattrs.count / 8},
         {SECTION_POINTS, b->points.at, b->points.count},
         {SECTION_WINDOWS, b->windows.at, b->windows.count},
+        {SECTION_PIECES, b->pieces.at, b->pieces.count / POINT_PIECES_BYTES},
     };
     for (size_t i = 0; r == 0 && i < sizeof(sections) / sizeof(sections[0]); i++)
         r = image_put_section(image, sections[i].id, sections[i].bytes, sections[i].records);

@@ -283,9 +283,20 @@ struct block_point {
     uint32_t window_bytes; /* decompressed bytes right before it, which it refers to; 0: none */
     uint32_t window_packed; /* they take so many bytes as a zstd frame, */
     const void *window;     /* which lies here */
+    const void *pieces;     /* sums of its pieces, as in index_format.h; NULL: there are none */
 };
+#define POINT_PIECES 16u
+#define POINT_PIECES_BYTES (POINT_PIECES * 4)
 #define POINT_WINDOW_MAX 32768u
 #define POINT_PACKED_MAX (POINT_WINDOW_MAX + 1024u) /* what zstd makes of them at most */
+
+/* How long the pieces of a block of so many bytes are, but for the last ones. */
+static inline uint32_t point_piece_bytes(uint32_t block_bytes)
+{
+    const uint32_t unit = 4096;
+    return (uint32_t)(((uint64_t)block_bytes + POINT_PIECES * unit - 1) /
+                      (POINT_PIECES * unit) * unit);
+}
 
 /* The point of block number `block` (extent.block). -EUCLEAN. */
 int index_point(const struct index *index, uint32_t block, struct block_point *ret_point);

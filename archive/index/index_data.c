@@ -234,9 +234,9 @@ uint64_t index_points(const struct index *index)
     return index->points;
 }
 
-/* The point of this block. -EUCLEAN: it has none. */
+/* The point of this block, and its number. -EUCLEAN: it has none. */
 static int index_find_point(const struct index *index, uint32_t block,
-                            struct disk_point *ret_point)
+                            struct disk_point *ret_point, uint64_t *ret_number)
 {
     uint64_t low = 0, high = index->points;
     while (low < high) {
@@ -248,6 +248,7 @@ static int index_find_point(const struct index *index, uint32_t block,
         uint32_t number = le32toh(p->block);
         if (number == block) {
             *ret_point = *p;
+            *ret_number = mid;
             return 0;
         }
         if (number < block)
@@ -258,10 +259,22 @@ static int index_find_point(const struct index *index, uint32_t block,
     return -EUCLEAN;
 }
 
+/* NULL: there are none. */
+static const void *index_pieces(const struct index *index, uint64_t number)
+{
+    static const uint8_t none[POINT_PIECES_BYTES];
+    const void *pieces =
+        index->sections[SECTION_PIECES].bytes
+            ? index_bytes(index, SECTION_PIECES, number * sizeof(none), sizeof(none))
+            : NULL;
+    return pieces && memcmp(pieces, none, sizeof(none)) != 0 ? pieces : NULL;
+}
+
 int index_point(const struct index *index, uint32_t block, struct block_point *ret_point)
 {
     struct disk_point disk;
-    int r = index_find_point(index, block, &disk);
+    uint64_t number;
+    int r = index_find_point(index, block, &disk, &number);
     if (r < 0)
         return r;
     struct block_point point = {
@@ -270,6 +283,7 @@ int index_point(const struct index *index, uint32_t block, struct block_point *r
         .last_bits = le16toh(disk.last_bits),
         .window_bytes = le32toh(disk.window_bytes),
         .window_packed = le32toh(disk.window_packed),
+        .pieces = index_pieces(index, number),
     };
     if (point.first_bit > 7 || point.last_bits == 0 || point.last_bits > 8 ||
         point.window_bytes > POINT_WINDOW_MAX || point.window_packed > POINT_PACKED_MAX ||

@@ -94,6 +94,11 @@
  *                  The block decompresses to exactly its `block_bytes`, and `sum` is their
  *                  XXH3-64.
  *     WINDOWS   1  see POINTS
+ *     PIECES   64  for each point, in their order: the low 32 bits of XXH3-64 of each of 16
+ *                  pieces of the decompressed block, so that its beginning can be trusted
+ *                  without the rest. A piece has a 16th of the block's bytes, rounded up to a
+ *                  multiple of 4096; the last ones have fewer or none. All zero: there are no
+ *                  such sums
  *     LEFT_OUT  8  members of the archive that the tree lacks: their number as a u64; then
  *                  for the first DISK_LEFT_OUT_TOLD {u64 offset of the header, u32
  *                  member_len, u32 what_len, member, what}, each padded to a multiple of 8
@@ -187,6 +192,7 @@ enum disk_section_id {
     SECTION_RECIPE = 14,
     SECTION_POINTS = 15,
     SECTION_WINDOWS = 16,
+    SECTION_PIECES = 17,
     SECTION_IDS, /* one more than the last */
 };
 
@@ -296,6 +302,7 @@ static inline uint32_t disk_record_bytes(enum disk_section_id id)
         [SECTION_RECIPE] = 1,
         [SECTION_POINTS] = sizeof(struct disk_point),
         [SECTION_WINDOWS] = 1,
+        [SECTION_PIECES] = POINT_PIECES * 4,
     };
     return bytes[id];
 }

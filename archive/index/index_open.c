@@ -270,7 +270,9 @@ static int image_count_records(struct index *index, const struct disk_header *h,
         dirs == 0 || dirs > entries || attrs == 0 || attrs > DISK_ATTR_LIMIT ||
         blocks > UINT32_MAX || fragments > blocks ||
         s[SECTION_NAMES].length >= DISK_NAME_LIMIT ||
-        (s[SECTION_SUMS].bytes && s[SECTION_SUMS].length != entries * 8))
+        (s[SECTION_SUMS].bytes && s[SECTION_SUMS].length != entries * 8) ||
+        (s[SECTION_PIECES].bytes && s[SECTION_PIECES].length / POINT_PIECES_BYTES !=
+                                        s[SECTION_POINTS].length / sizeof(struct disk_point)))
         return image_damaged(fault, offset, "the sizes of its sections contradict each other");
 
     index->attrs = (uint32_t)attrs;

@@ -23,6 +23,7 @@
 #include <zstd.h>
 
 #include "block_inflate.h"
+#include "bytes.h"
 #include "numbers.h"
 
 #define IN_BYTES (256u << 10)
@@ -34,7 +35,7 @@
 /* The cost of a point besides its window: its records, and a page sum now and then. */
 #define POINT_BYTES 56u
 #define WINDOW_GUESS_BYTES 2048u
-#define STREAM_SHARE 100u /* of the stream's bytes, one may be spent on points */
+#define STREAM_SHARE 133u /* of so many bytes of the stream, one may be spent on points */
 #define FIRST_SHARE_BYTES 4096u
 #define RAW_DEFLATE (-15)
 #define HEADER_MAX 330u /* bytes of a block's header, and the one before */
@@ -66,7 +67,8 @@ struct deflate_scan {
     uint8_t window[POINT_WINDOW_MAX];
 
     ZSTD_CCtx *zstd;
-    uint8_t *packed_window; /* of the last part */
+    uint8_t *packed_window;             /* of the last part */
+    uint8_t pieces[POINT_PIECES_BYTES]; /* sums of the last part's */
     uint8_t marked[2][POINT_WINDOW_MAX], probed[2][POINT_WINDOW_MAX];
     bool used[POINT_WINDOW_MAX];
     uint8_t sparse[POINT_WINDOW_MAX];
@@ -281,6 +283,15 @@ static void scan_move_window(struct deflate_scan *s, const uint8_t *out, size_t 
 
 /* ---- parts ---- */
 
+static void scan_sum_pieces(struct deflate_scan *s, const uint8_t *out, size_t len)
+{
+    const size_t piece = point_piece_bytes((uint32_t)len);
+    for (size_t i = 0, at = 0; i < POINT_PIECES; i++, at += piece) {
+        size_t n = at < len ? (size_t)min_u64(len - at, piece) : 0;
+        bytes_put_le32(s->pieces + 4 * i, n > 0 ? (uint32_t)XXH3_64bits(out + at, n) : 0);
+    }
+}
+
 static int scan_damaged(const struct deflate_scan *s, struct fault *fault, const char *what)
 {
     return fault_set(fault, -EUCLEAN, NULL, deflate_scan_offset(s), "damaged %s data: %s",
@@ -476,6 +487,8 @@ int deflate_scan_next(struct deflate_scan *s, struct stream_buffer *buffer, stru
                   .last_bits = 8 - unused},
         .is_last = is_last,
     };
+    scan_sum_pieces(s, buffer->at, len);
+    ret_part->point.pieces = s->pieces;
     r = scan_make_window(s, ret_part->block.packed_bytes, (uint32_t)len, &ret_part->point);
     if (r < 0)
         return fault_set_read(fault, r, NULL, s->part_offset);

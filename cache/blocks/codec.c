@@ -389,3 +389,27 @@ int codec_unpack_part(struct codec_context *context, enum codec codec,
         r = -EUCLEAN;
     return r;
 }
+
+/* Are the first `len` bytes of a block of `size` those that its sums of pieces are of? */
+static bool start_is_sound(const struct block_point *point, const uint8_t *start, size_t len,
+                           size_t size)
+{
+    const size_t piece = point_piece_bytes((uint32_t)size);
+    const uint8_t *sum = point->pieces;
+    bool is_sound = len % piece == 0 && len <= size;
+    for (size_t at = 0; is_sound && at < len; at += piece, sum += 4)
+        is_sound = (uint32_t)XXH3_64bits(start + at, piece) == bytes_le32(sum);
+    return is_sound;
+}
+
+int codec_unpack_start(struct codec_context *context, enum codec codec,
+                       const struct block_point *point, const void *packed, size_t packed_len,
+                       void *block, size_t len, size_t size)
+{
+    if (!codec_available(codec) || codec != CODEC_DEFLATE_POINT || !point->pieces)
+        return -ENOTSUP;
+    int r = context->parts ? 0 : codec_parts_new(&context->parts);
+    if (r == 0)
+        r = codec_parts_unpack_start(context->parts, point, packed, packed_len, block, len);
+    return r == 0 && !start_is_sound(point, block, len, size) ? -EUCLEAN : r;
+}

@@ -42,6 +42,15 @@ int codec_unpack_part(struct codec_context *context, enum codec codec,
                       void *block, size_t size);
 
 /*
+ * Decompresses only the first `len` bytes of such a part of `size` bytes, whole pieces of it
+ * (point_piece_bytes), and compares them with the sums of the pieces. -ENOTSUP: there are none,
+ * or the codec can't do that. -EUCLEAN, -ENOMEM.
+ */
+int codec_unpack_start(struct codec_context *context, enum codec codec,
+                       const struct block_point *point, const void *packed, size_t packed_len,
+                       void *block, size_t len, size_t size);
+
+/*
  * Decompresses `packed` into `block` (capacity `size`). Returns 0 and the length, or -EUCLEAN
  * (not valid, or larger than `size`), -ENOTSUP (CODEC_UNSUPPORTED), -ENOMEM. CODEC_ZIP_LZMA
  * need not tell where it ends: what is larger than `size` is cut off.

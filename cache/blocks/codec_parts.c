@@ -195,6 +195,29 @@ static int unpack_deflate_part(struct codec_parts *parts, const struct block_poi
     memcpy(block, parts->out.at + point->window_bytes, size);
     return 0;
 }
+
+/*
+ * libdeflate stops where the buffer is full, and then has written all but a last match. It does
+ * not promise that, hence the sums.
+ */
+static int unpack_deflate_start(struct codec_parts *parts, const struct block_point *point,
+                                const void *packed, size_t packed_len, void *block, size_t len)
+{
+    enum { MATCH_MAX = 258 };
+    size_t stream_len, room = point->window_bytes + len + MATCH_MAX, out_len;
+    int r = make_deflate_stream(parts, point, packed, packed_len, &stream_len);
+    if (r == 0)
+        r = stream_buffer_room(&parts->out, room);
+    if (r < 0)
+        return r;
+    enum libdeflate_result result = libdeflate_deflate_decompress(
+        parts->deflate, parts->in.at, stream_len, parts->out.at, room, &out_len);
+    if (result != LIBDEFLATE_INSUFFICIENT_SPACE &&
+        (result != LIBDEFLATE_SUCCESS || out_len < point->window_bytes + len))
+        return -EUCLEAN;
+    memcpy(block, parts->out.at + point->window_bytes, len);
+    return 0;
+}
 #endif
 
 static int unpack_bzip2_part(struct codec_parts *parts, const struct block_point *point,
@@ -236,4 +259,18 @@ int codec_parts_unpack(struct codec_parts *parts, enum codec codec,
     parts_give_back(&parts->in);
     parts_give_back(&parts->out);
     return r;
+}
+
+int codec_parts_unpack_start(struct codec_parts *parts, const struct block_point *point,
+                             const void *packed, size_t packed_len, void *block, size_t len)
+{
+#ifdef HAVE_ZLIB
+    int r = unpack_deflate_start(parts, point, packed, packed_len, block, len);
+    parts_give_back(&parts->in);
+    parts_give_back(&parts->out);
+    return r;
+#else
+    (void)parts, (void)point, (void)packed, (void)packed_len, (void)block, (void)len;
+    return -ENOTSUP;
+#endif
 }

@@ -20,4 +20,11 @@ int codec_parts_unpack(struct codec_parts *parts, enum codec codec,
                        const struct block_point *point, const void *packed, size_t packed_len,
                        void *block, size_t size);
 
+/*
+ * The first `len` bytes of a part that has more, of CODEC_DEFLATE_POINT. They are to be
+ * compared with sums: what is damaged need not be noticed here.
+ */
+int codec_parts_unpack_start(struct codec_parts *parts, const struct block_point *point,
+                             const void *packed, size_t packed_len, void *block, size_t len);
+
 #endif

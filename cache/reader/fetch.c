@@ -13,11 +13,14 @@
 #include "reader_private.h"
 
 #define STORED_KEY (UINT64_C(1) << 63)
+#define START_KEY (UINT64_C(1) << 62) /* only the beginning of a compressed block */
 /* Bytes between two pieces that are read along with them: less than the ends of the pages. */
 #define GAP_BYTES 4096u
 #define READ_BYTES_MAX (1u << 20)
 /* From here on, blocks are unpacked in turns. */
 #define LARGE_BLOCK_BYTES (1u << 20)
+/* Below this a part of a stream is always decompressed as a whole. */
+#define START_BLOCK_BYTES (256u << 10)
 
 void reader_may_wait(struct reader_scratch *scratch)
 {
@@ -79,6 +82,7 @@ struct block_request {
     struct reader *reader;
     struct reader_scratch *scratch;
     const struct extent *extent; /* NULL: only to wait */
+    size_t start_bytes;          /* 0: all of the block, else only so many bytes */
 };
 
 static int packed_room(struct reader_scratch *scratch, size_t size)
@@ -109,14 +113,18 @@ static int unpack_part(const struct block_request *request, void *buf, size_t si
     const struct extent *extent = request->extent;
     struct reader_scratch *scratch = request->scratch;
     struct block_point point;
-    int r = extent->block_bytes > size
+    int r = (request->start_bytes ? request->start_bytes : extent->block_bytes) > size
                 ? -EUCLEAN
                 : index_point(request->reader->index, extent->block, &point);
-    if (r == 0)
+    if (r == 0 && request->start_bytes)
+        r = codec_unpack_start(scratch->codec, extent->codec, &point, scratch->packed,
+                               extent->packed_bytes, buf, request->start_bytes,
+                               extent->block_bytes);
+    else if (r == 0)
         r = codec_unpack_part(scratch->codec, extent->codec, &point, scratch->packed,
                               extent->packed_bytes, buf, extent->block_bytes);
     if (r == 0)
-        *ret_len = extent->block_bytes;
+        *ret_len = request->start_bytes ? request->start_bytes : extent->block_bytes;
     return r;
 }
 
@@ -199,7 +207,7 @@ int reader_unpack(struct reader *reader, struct reader_scratch *scratch,
 {
     if (!sane_block(reader, extent))
         return -EUCLEAN;
-    struct block_request request = {reader, scratch, extent};
+    struct block_request request = {reader, scratch, extent, 0};
     int r = read_block(&request, NULL, buf, extent->block_bytes, ret_len);
     return r == 0 && *ret_len > extent->block_bytes ? -EUCLEAN : r;
 }
@@ -207,6 +215,44 @@ int reader_unpack(struct reader *reader, struct reader_scratch *scratch,
 size_t reader_block_bytes(const struct reader *reader)
 {
     return reader->block_bytes;
+}
+
+/*
+ * How much of a part of a stream to decompress for one file in it; 0: all. Where reads come by
+ * chance, the rest would be in vain; where they come in order, the rest is what comes next. The
+ * first read of a part tells: in order, it is near its beginning. A second one gets all of it.
+ */
+static size_t start_worth(const struct extent *extent)
+{
+    const uint64_t size = extent->block_bytes, piece = point_piece_bytes(extent->block_bytes);
+    const uint64_t end = (uint64_t)extent->block_offset + extent->length;
+    const uint64_t len = (end + piece - 1) / piece * piece;
+    return extent->codec == CODEC_DEFLATE_POINT && size >= START_BLOCK_BYTES &&
+                   extent->block_offset >= size / POINT_PIECES && len <= size - size / 8
+               ? (size_t)len
+               : 0;
+}
+
+/* A block with the beginning of this one, as far as the extent goes. -EAGAIN: there is none. */
+static int get_start(struct reader *reader, struct reader_scratch *scratch,
+                     const struct extent *extent, struct block **ret_block)
+{
+    struct block_request request = {reader, scratch, extent, start_worth(extent)};
+    const uint64_t key = extent->source_offset | START_KEY;
+    struct block *block;
+    if (!request.start_bytes || block_cache_has(reader->cache, extent->source_offset))
+        return -EAGAIN;
+    int r = block_cache_try(reader->cache, key, &block);
+    if (r == -EAGAIN)
+        r = block_cache_get(reader->cache, key, request.start_bytes, fill_block, wait_for_block,
+                            &request, &block);
+    reader_unpacks(scratch, false);
+    if (r >= 0 && block->len < (size_t)extent->block_offset + extent->length) {
+        block_cache_put(reader->cache, block);
+        return -EAGAIN;
+    }
+    *ret_block = block;
+    return r < 0 ? -EAGAIN : 0; /* all of the block tells what is wrong */
 }
 
 int reader_get_block(struct reader *reader, struct reader_scratch *scratch,
@@ -218,7 +264,9 @@ int reader_get_block(struct reader *reader, struct reader_scratch *scratch,
     if (r == -EAGAIN) {
         if (!sane_block(reader, extent))
             return -EUCLEAN;
-        struct block_request request = {reader, scratch, extent};
+        if (get_start(reader, scratch, extent, ret_block) == 0)
+            return 0;
+        struct block_request request = {reader, scratch, extent, 0};
         r = block_cache_get(reader->cache, extent->source_offset, extent->block_bytes,
                             fill_block, wait_for_block, &request, &block);
         reader_unpacks(scratch, false);
@@ -247,7 +295,7 @@ int reader_prefetch_block(struct reader *reader, struct reader_scratch *scratch,
         return 0;
     if (r < 0)
         return r;
-    struct block_request request = {reader, scratch, extent};
+    struct block_request request = {reader, scratch, extent, 0};
     r = read_block(&request, block, block_buffer(block), extent->block_bytes, &len);
     r = block_cache_end(reader->cache, block, r, len);
     if (r == 0)

@@ -143,6 +143,11 @@ static void unpack_any(struct codec_context *context, enum codec codec, const ui
     };
     size_t room = (data[4] | (size_t)data[5] << 8 | (size_t)data[6] << 16) % OUT_BYTES;
     codec_unpack_part(context, codec, &point, data + 9 + window, size - 9 - window, out, room);
+    static const uint8_t pieces[POINT_PIECES_BYTES];
+    struct block_point with_pieces = point;
+    with_pieces.pieces = pieces;
+    codec_unpack_start(context, codec, &with_pieces, data + 9 + window, size - 9 - window, out,
+                       room / 2, room);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -7,7 +7,10 @@ mount must be consistent in itself, too: listings with attributes, inode numbers
 
 import dataclasses
 import errno
+import io
 import os
+import pathlib
+import random
 import stat
 import tarfile
 
@@ -192,6 +195,23 @@ def test_tar_compressed(work):
         tried.append(program)
     if not tried:
         raise Skip("there is no program that compresses")
+
+
+def test_small_files_of_a_gzip_in_any_order(work):
+    """Of the part that a file lies in, only the beginning may be decompressed."""
+    chance = random.Random(1)
+    contents = [" ".join(map(str, chance.choices(range(10**6), k=3000))).encode()
+                for _ in range(400)]
+    with tarfile.open(work / "small.tar.gz", "w:gz", compresslevel=6) as tar:
+        for i, content in enumerate(contents):
+            info = tarfile.TarInfo(f"f{i:03}")
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    forward = list(range(len(contents)))
+    for order in forward, forward[::-1], chance.sample(forward, len(forward)):
+        with work.mount(work / "small.tar.gz", "--readahead=off") as mount:
+            for i in order:
+                check_equal(pathlib.Path(mount / f"f{i:03}").read_bytes(), contents[i], f"f{i:03}")
 
 
 # ---- SquashFS ----

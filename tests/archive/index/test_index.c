@@ -740,7 +740,8 @@ static const struct block_point sound_points[] = {
      .last_bits = 8,
      .window_bytes = POINT_WINDOW_MAX,
      .window_packed = 6,
-     .window = "window"},
+     .window = "window",
+     .pieces = "sixteen sums of pieces, four bytes each, are sixty-four bytes: "},
     {.sum = 3,
      .first_bit = 7,
      .last_bits = 1,
@@ -788,6 +789,9 @@ START_TEST(a_part_of_a_stream_has_its_point)
         ck_assert_uint_eq(point.window_packed, expected.window_packed);
         ck_assert(!point.window_packed ||
                   memcmp(point.window, expected.window, point.window_packed) == 0);
+        ck_assert_int_eq(point.pieces != NULL, expected.pieces != NULL);
+        ck_assert(!point.pieces ||
+                  memcmp(point.pieces, expected.pieces, POINT_PIECES_BYTES) == 0);
     }
     struct block_point point;
     ck_assert_int_eq(index_point(index, 4, &point), -EUCLEAN);
@@ -807,6 +811,29 @@ static struct disk_section section_of(const uint8_t *image, enum disk_section_id
     ck_assert_uint_eq(s.id, id);
     return s;
 }
+
+START_TEST(there_are_pieces_of_all_points_or_of_none)
+{
+    size_t len;
+    struct disk_header h;
+    struct disk_section s;
+    struct index *index = NULL;
+    uint8_t *image = build_image(builder_of_parts(), &header, &len);
+    memcpy(&h, image, sizeof(h));
+    for (uint32_t i = 0; i < h.sections; i++) {
+        uint8_t *at = image + h.sections_offset + i * sizeof(s);
+        memcpy(&s, at, sizeof(s));
+        if (s.id != SECTION_PIECES)
+            continue;
+        ck_assert_uint_eq(s.length, 3 * POINT_PIECES_BYTES);
+        s.length = 2 * POINT_PIECES_BYTES;
+        memcpy(at, &s, sizeof(s));
+    }
+    reseal(image, len);
+    ck_assert_int_eq(open_image(image, len, &index), -EUCLEAN);
+    free(image);
+}
+END_TEST
 
 START_TEST(each_field_of_a_point_is_checked)
 {
@@ -973,6 +1000,7 @@ int main(void)
     tcase_add_test(tc, children_end_where_the_index_ends_whenever_they_are_asked_for);
     tcase_add_test(tc, a_part_of_a_stream_has_its_point);
     tcase_add_test(tc, each_field_of_a_point_is_checked);
+    tcase_add_test(tc, there_are_pieces_of_all_points_or_of_none);
     tcase_add_test(tc, one_damaged_page_spoils_only_what_lies_in_it);
     tcase_add_test(tc, threads_agree);
     tcase_add_test(tc, an_index_costs_at_most_40_bytes_a_file_and_its_name);

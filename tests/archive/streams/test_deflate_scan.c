@@ -85,6 +85,7 @@ struct kept {
     struct builder_block block;
     struct block_point point;
     size_t at; /* of its content */
+    uint8_t pieces[POINT_PIECES_BYTES];
 };
 
 struct parts {
@@ -97,11 +98,12 @@ static void keep(struct parts *parts, const struct stream_part *part, size_t at)
 {
     ck_assert_uint_lt(parts->count, sizeof(parts->list) / sizeof(parts->list[0]));
     struct kept *kept = &parts->list[parts->count++];
-    *kept = (struct kept){part->block, part->point, at};
+    *kept = (struct kept){part->block, part->point, at, {0}};
     void *window = malloc(part->point.window_packed + 1);
     if (part->point.window_packed > 0)
         memcpy(window, part->point.window, part->point.window_packed);
     kept->point.window = window;
+    kept->point.pieces = memcpy(kept->pieces, part->point.pieces, sizeof(kept->pieces));
     parts->windows += part->point.window_packed;
 }
 
@@ -155,6 +157,31 @@ static int unpack(struct codec_context *context, const struct stream *s,
                              out, kept->block.block_bytes);
 }
 
+/* The beginning of a part, of one piece and of as many as are whole. */
+static void check_start(struct codec_context *context, const struct stream *s,
+                        const struct kept *kept, uint8_t *out)
+{
+    const size_t size = kept->block.block_bytes, piece = point_piece_bytes((uint32_t)size);
+    const size_t lengths[] = {piece, size / piece * piece};
+    for (size_t i = 0; piece <= size && i < 2; i++) {
+        struct block_point point = kept->point;
+        uint8_t pieces[POINT_PIECES_BYTES];
+        for (unsigned j = 0; j < 3; j++) {
+            memset(out, 0x55, size);
+            int r = codec_unpack_start(
+                context, CODEC_DEFLATE_POINT, &point, s->packed + kept->block.source_offset,
+                kept->block.packed_bytes - (j == 2 ? kept->block.packed_bytes / 2 : 0), out,
+                lengths[i], size);
+            /* In half of the part there may be enough. */
+            bool is_good = r == 0 && memcmp(out, s->plain + kept->at, lengths[i]) == 0;
+            ck_assert(j == 0 ? is_good : r == -EUCLEAN || (j == 2 && is_good));
+            memcpy(pieces, kept->pieces, sizeof(pieces));
+            pieces[0] ^= j == 0; /* a wrong sum, then a part that is cut short */
+            point.pieces = pieces;
+        }
+    }
+}
+
 /* Each part alone, from the last one to the first. */
 static void check_parts(const struct stream *s, const struct parts *parts)
 {
@@ -169,6 +196,7 @@ static void check_parts(const struct stream *s, const struct parts *parts)
         ck_assert_msg(unpack(context, s, kept, out) == 0, "part %zu of %zu", i, parts->count);
         ck_assert_int_eq(memcmp(out, s->plain + kept->at, kept->block.block_bytes), 0);
         ck_assert_uint_eq(out[kept->block.block_bytes], 0x55);
+        check_start(context, s, kept, out);
     }
     codec_context_free(context);
     free(out);
