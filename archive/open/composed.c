@@ -286,7 +286,7 @@ static int composed_use(struct opening *o, const struct recipe *recipe, bool *re
     return 0;
 }
 
-/* What is wanted, or the tree of nested archives that it is a view of. */
+/* The tree that is wanted, or that of nested archives of which it is a view. */
 static int composed_use_saved(struct opening *o)
 {
     const struct pot_compose *compose = o->options->compose;
