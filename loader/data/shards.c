@@ -34,9 +34,10 @@ struct shards {
 static void shards_progress(void *ctx, const char *doing, const struct progress *progress)
 {
     struct shards *list = ctx;
-    list->cancelled = list->given->progress(list->given->progress_ctx, list->opening, doing,
-                                            atomic_load(&progress->bytes_done),
-                                            atomic_load(&progress->bytes_total)) != 0;
+    if (list->given->progress(list->given->progress_ctx, list->opening, doing,
+                              atomic_load(&progress->bytes_done),
+                              atomic_load(&progress->bytes_total)) != 0)
+        list->cancelled = true; /* and it stays so: not each look can end it at once */
 }
 
 static const char *shards_place(const struct shards *list)
