@@ -430,9 +430,12 @@ int sandbox_run(int (*fn)(void *arg, struct progress *progress, struct fault *fa
     int r = run.pid < 0 ? -errno : 0;
     if (r == 0) {
         run.pidfd = syscall_pidfd_open(run.pid);
-        if (watch && limits->watch_at_once)
-            watch(watch_ctx, &run.shared->progress);
-        r = sandbox_supervise(&run, watch, watch_ctx, fault);
+        if (watch && limits->watch_at_once && !watch(watch_ctx, &run.shared->progress)) {
+            sandbox_end_child(&run);
+            r = -ECANCELED;
+        } else {
+            r = sandbox_supervise(&run, watch, watch_ctx, fault);
+        }
         if (watch && r != -ECANCELED && !watch(watch_ctx, &run.shared->progress))
             r = -ECANCELED;
         if (r == 0)

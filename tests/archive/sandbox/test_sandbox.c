@@ -240,6 +240,24 @@ START_TEST(watch_may_stop_the_child)
 }
 END_TEST
 
+static bool never(void *ctx, const struct progress *progress)
+{
+    (void)progress;
+    ++*(int *)ctx;
+    return false;
+}
+
+START_TEST(first_look_may_stop_the_child)
+{
+    const struct sandbox_limits limits = {.watch_at_once = true};
+    struct fault fault = {0};
+    int looks = 0;
+    ck_assert_int_eq(sandbox_run(fn_spin, NULL, &limits, never, &looks, &fault), -ECANCELED);
+    ck_assert_int_eq(looks, 1);
+    assert_no_children();
+}
+END_TEST
+
 START_TEST(busy_child_without_progress_is_killed)
 {
     struct fault fault;
@@ -655,6 +673,7 @@ int main(void)
     tcase_add_test(tests, crash_means_damaged_archive);
     tcase_add_test(tests, exit_without_a_result_means_damaged);
     tcase_add_test(tests, watch_may_stop_the_child);
+    tcase_add_test(tests, first_look_may_stop_the_child);
     tcase_add_test(tests, busy_child_without_progress_is_killed);
     tcase_add_test(tests, idle_child_without_progress_is_killed);
     tcase_add_test(tests, slow_child_with_progress_may_go_on);
