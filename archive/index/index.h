@@ -301,6 +301,9 @@ static inline uint32_t point_piece_bytes(uint32_t block_bytes)
 /* The point of block number `block` (extent.block). -EUCLEAN. */
 int index_point(const struct index *index, uint32_t block, struct block_point *ret_point);
 
+/* Has any block sums of its pieces (point->pieces)? */
+bool index_has_pieces(const struct index *index);
+
 /* How many blocks have a point. */
 uint64_t index_points(const struct index *index);
 

@@ -259,12 +259,17 @@ static int index_find_point(const struct index *index, uint32_t block,
     return -EUCLEAN;
 }
 
+bool index_has_pieces(const struct index *index)
+{
+    return index->sections[SECTION_PIECES].bytes != NULL;
+}
+
 /* NULL: there are none. */
 static const void *index_pieces(const struct index *index, uint64_t number)
 {
     static const uint8_t none[POINT_PIECES_BYTES];
     const void *pieces =
-        index->sections[SECTION_PIECES].bytes
+        index_has_pieces(index)
             ? index_bytes(index, SECTION_PIECES, number * sizeof(none), sizeof(none))
             : NULL;
     return pieces && memcmp(pieces, none, sizeof(none)) != 0 ? pieces : NULL;

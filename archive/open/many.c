@@ -62,7 +62,7 @@ struct part {
     char *directory;        /* --each: its name without the ending */
     struct pot_found found; /* source NULL once it belongs to `pot` or to the concatenation */
     struct source_identity identity;
-    bool is_looked_at; /* of `found`, more is there than the source; and the samples are */
+    bool is_looked_at; /* all of `found` is there, and the samples are */
     uint64_t samples;
     bool has_ctime;  /* which tells of changes since then */
     bool is_proven;  /* it need not be looked at */
@@ -289,18 +289,17 @@ static bool many_proves(void *arg, const void *bytes, size_t len)
 {
     struct many *many = arg;
     struct part_proof proof;
-    size_t proven = 0;
-    bool same = true;
+    bool all_proven = true, same = true;
     if (len != many->count * sizeof(proof))
         return false;
     for (size_t i = 0; i < many->count; i++) {
         memcpy(&proof, (const char *)bytes + i * sizeof(proof), sizeof(proof));
         many->parts[i].is_proven = part_is_proven(&many->parts[i], &proof);
-        proven += many->parts[i].is_proven;
+        all_proven &= many->parts[i].is_proven;
     }
-    if (proven < many->count)
+    if (!all_proven)
         many_each_from(many, 0, part_look_unproven);
-    for (size_t i = 0; same && proven < many->count && i < many->count; i++) {
+    for (size_t i = 0; same && i < many->count; i++) {
         memcpy(&proof, (const char *)bytes + i * sizeof(proof), sizeof(proof));
         same = part_is_same(&many->parts[i], &proof);
     }

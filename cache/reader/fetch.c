@@ -240,14 +240,13 @@ static int get_start(struct reader *reader, struct reader_scratch *scratch,
     struct block_request request = {reader, scratch, extent, start_worth(extent)};
     const uint64_t key = extent->source_offset | START_KEY;
     struct block *block;
-    if (!request.start_bytes || block_cache_has(reader->cache, extent->source_offset))
+    if (!request.start_bytes || !index_has_pieces(reader->index) ||
+        block_cache_has(reader->cache, extent->source_offset))
         return -EAGAIN;
-    int r = block_cache_try(reader->cache, key, &block);
-    if (r == -EAGAIN)
-        r = block_cache_get(reader->cache, key, request.start_bytes, fill_block, wait_for_block,
+    int r = block_cache_get(reader->cache, key, request.start_bytes, fill_block, wait_for_block,
                             &request, &block);
     reader_unpacks(scratch, false);
-    if (r >= 0 && block->len < (size_t)extent->block_offset + extent->length) {
+    if (r == 0 && block->len < (size_t)extent->block_offset + extent->length) {
         block_cache_put(reader->cache, block);
         return -EAGAIN;
     }
