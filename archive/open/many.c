@@ -11,9 +11,9 @@
  *      graft their trees into a new index.
  *   4. A view is made of that index, and has a recipe and a saved index of its own.
  *
- * Several threads do what waits for storage: looking, and opening what has an index already.
- * Archives that must be indexed or unpacked come one by one, since each takes a child process
- * and shows its progress.
+ * Several threads do what waits for storage: looking, opening what has an index already, and
+ * indexing. Archives that must be unpacked, or have others in them, come one by one: each takes
+ * all the memory and threads there are.
  */
 #include <errno.h>
 #include <malloc.h>
@@ -31,6 +31,7 @@
 #include "graft.h"
 #include "merge.h"
 #include "numbers.h"
+#include "opening_team.h"
 #include "path.h"
 #include "pot_private.h"
 #include "source_concat.h"
@@ -42,6 +43,7 @@ enum {
     MANY_THREADS = 8,     /* at most; on a network, where they wait for storage */
     MANY_EACH_THREAD = 8, /* archives that are worth a thread */
     MANY_STACK_BYTES = 256 << 10,
+    MANY_THREAD_BYTES = 1 << 30, /* of memory, that may be worth a child */
 };
 
 const struct backend backend_union = {.name = "union", .file = "several archives"};
@@ -183,7 +185,8 @@ static void part_free(struct part *part)
 static bool part_is_well(const struct part *part)
 {
     return part->err == -ENOMEM || part->err == -EINTR || part->err == -EMFILE ||
-           part->err == -ENFILE || part->err == -EAGAIN; /* the limit of processes */
+           part->err == -ENFILE || part->err == -ECANCELED ||
+           part->err == -EAGAIN; /* the limit of processes */
 }
 
 /* The part because of which nothing can be opened, or NULL. */
@@ -396,40 +399,116 @@ static int many_find(struct many *many, struct pot *pot, enum many_found *ret_fo
 
 /* ---- opening ---- */
 
-static int part_open(struct many *many, struct part *part, bool may_take_time)
+static int part_open(struct part *part, const struct pot_options *options, bool may_take_time)
 {
-    struct pot_options options = many->part_options;
-    if (!may_take_time) { /* by one of several threads, and maybe a second time */
-        options.lists_left_out = true;
-        options.note = NULL;
-        options.progress = NULL;
-    }
     part->fault = (struct fault){0};
-    int r = pot_open_found(part->path, &part->found, &options, may_take_time, &part->fault,
+    int r = pot_open_found(part->path, &part->found, options, may_take_time, &part->fault,
                            &part->pot);
     if (r != -EAGAIN || may_take_time) /* where -EAGAIN is an error, as of fork */
         part->found.source = NULL;     /* it is the pot's, or closed */
     return r;
 }
 
+/* By one of several threads, and maybe a second time. */
 static void part_open_ready(struct many *many, struct part *part)
 {
-    int r = part_open(many, part, false);
+    struct pot_options options = many->part_options;
+    options.lists_left_out = true;
+    options.note = NULL;
+    options.progress = NULL;
+    int r = part_open(part, &options, false);
     part->needs_time = r == -EAGAIN;
     part->err = part->needs_time ? 0 : r;
+}
+
+/* Errors are as of opening it; it may have been tried before. */
+static void part_open_alone(struct many *many, struct part *part)
+{
+    part->needs_time = false;
+    if (!part->found.source) {
+        part->is_looked_at = false;
+        part_open_file(many, part);
+        if (part->err == 0)
+            part_look(many, part);
+    }
+    if (part->err == 0)
+        part->err = part_open(part, &many->part_options, true);
+}
+
+/* Would the rest take its time in vain? */
+static bool many_is_lost(const struct many *many, const struct part *part)
+{
+    return part->err < 0 && (!many->options->together.skip_damaged || part_is_well(part));
+}
+
+/* ---- indexing several at once ---- */
+
+static bool part_is_for_team(const struct part *part)
+{
+    return part->needs_time && !part->found.compression;
+}
+
+/*
+ * A thread of the team. Parts are taken in order, and each is finished, so that the first one
+ * that fails is the same each time.
+ */
+static void many_index_some(void *arg, const struct pot_options *options)
+{
+    struct many *many = arg;
+    struct pot_options own = *options;
+    own.lists_left_out = true;
+    for (size_t i; (i = atomic_fetch_add(&many->next, 1)) < many->count;) {
+        struct part *part = &many->parts[i];
+        if (!part_is_for_team(part))
+            continue;
+        part->err = part_open(part, &own, true);
+        part->needs_time = part->err < 0 && part_is_well(part); /* alone it may do better */
+        if (part->needs_time)
+            part->err = 0;
+        else if (many_is_lost(many, part))
+            atomic_store(&many->next, many->count);
+        if (*options->cancelled)
+            return;
+    }
+}
+
+static int many_index(struct many *many)
+{
+    struct opening_team team = {
+        .options = &many->part_options, .run = many_index_some, .arg = many};
+    uint64_t count = 0, memory = pot_memory_bytes(many->options);
+    bool is_remote = false;
+    for (size_t i = 0; i < many->count; i++) {
+        const struct part *part = &many->parts[i];
+        if (!part_is_for_team(part))
+            continue;
+        count++;
+        team.bytes_total += part->identity.size_bytes;
+        is_remote |= !source_is_local(part->found.source);
+    }
+    team.threads = (unsigned)min_u64(min_u64(count, is_remote ? MANY_THREADS : cpus_allowed()),
+                                     min_u64(memory / MANY_THREAD_BYTES, MANY_THREADS));
+    if (team.threads < 2 || many->part_options.compose)
+        return 0;
+    atomic_store(&many->next, 0);
+    int r = opening_team_run(&team);
+    return r == -EINTR ? r : 0; /* what it has not done is done by this thread */
 }
 
 static int many_open(struct many *many, struct fault *fault)
 {
     many_each_from(many, 0, part_open_ready);
+    int r = many_index(many);
+    if (r < 0)
+        return r;
     for (size_t i = 0; i < many->count; i++) {
         struct part *part = &many->parts[i];
-        if (part->needs_time)
-            part->err = part_open(many, part, true);
+        if (part->needs_time && part->err == 0)
+            part_open_alone(many, part);
         else if (part->pot && !many->options->lists_left_out)
             pot_note_left_out(many->options, part->pot);
-        if (part->err < 0 && (!many->options->together.skip_damaged || part_is_well(part)))
-            break; /* the rest would take its time in vain */
+        if (many_is_lost(many, part))
+            break;
     }
     return many_check(many, fault);
 }
@@ -441,7 +520,7 @@ static int many_open_packed(struct many *many, struct fault *fault)
     for (size_t i = 0; i < many->count; i++) {
         struct part *part = &many->parts[i];
         if (part->found.compression)
-            part->err = part_open(many, part, true);
+            part->err = part_open(part, &many->part_options, true);
         if (part->err < 0)
             break;
     }

@@ -201,7 +201,7 @@ struct pot_options {
     /* Called during a long step, with its name and its progress. May be NULL. */
     void (*progress)(void *ctx, const char *doing, const struct progress *progress);
     /* The caller's progress sets it to end the step, and pot_open, with -ECANCELED. Or NULL. */
-    const bool *cancelled;
+    const _Atomic bool *cancelled;
     void *ctx;
 };
 

@@ -375,16 +375,16 @@ static int sandbox_outcome(const struct run *run, struct fault *fault)
  * ask it to end. A program with a profiler's timer, or whose batch system sends SIGUSR1, wants
  * to go on; it gets those signals after the wait. Unhandled signals act at once, as usual.
  */
-static void sandbox_block_chatter(struct run *run)
+void sandbox_waiting_signals(const sigset_t *before, sigset_t *ret_blocked)
 {
-    run->signals_waiting = run->signals_before;
+    *ret_blocked = *before;
     for (int number = 1; number < NSIG; number++) {
         struct sigaction action;
         bool is_end =
             number == SIGINT || number == SIGTERM || number == SIGHUP || number == SIGQUIT;
         if (!is_end && sigaction(number, NULL, &action) == 0 && action.sa_handler != SIG_DFL &&
             action.sa_handler != SIG_IGN)
-            sigaddset(&run->signals_waiting, number);
+            sigaddset(ret_blocked, number);
     }
 }
 
@@ -410,7 +410,7 @@ int sandbox_run(int (*fn)(void *arg, struct progress *progress, struct fault *fa
     sigset_t all;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &run.signals_before);
-    sandbox_block_chatter(&run);
+    sandbox_waiting_signals(&run.signals_before, &run.signals_waiting);
     pid_t parent = getpid();
     run.pid = fork();
     if (run.pid == 0) {

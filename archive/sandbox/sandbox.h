@@ -8,6 +8,7 @@
 #define ONEPOT_SANDBOX_H
 
 #include <stdatomic.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -59,5 +60,12 @@ typedef bool sandbox_watch(void *ctx, const struct progress *progress);
 int sandbox_run(int (*fn)(void *arg, struct progress *progress, struct fault *fault), void *arg,
                 const struct sandbox_limits *limits, sandbox_watch *watch, void *watch_ctx,
                 struct fault *fault);
+
+/*
+ * The signals that sandbox_run has blocked while it waits, for somebody who waits for threads
+ * that call it: those that `before` blocks, and those that the program handles and that don't
+ * ask it to end.
+ */
+void sandbox_waiting_signals(const sigset_t *before, sigset_t *ret_blocked);
 
 #endif

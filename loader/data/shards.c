@@ -26,8 +26,8 @@ struct shards {
     struct pot_compose compose; /* its view is ours */
     bool composes;
     const struct onepot_archive_options *given;
-    const char *opening; /* the archive that is opened now */
-    bool cancelled;      /* by the caller's progress */
+    const char *opening;    /* the archive that is opened now */
+    _Atomic bool cancelled; /* by the caller's progress */
     struct onepot_error *error;
 };
 

@@ -336,6 +336,68 @@ START_TEST(composed_index_is_saved_when_that_is_asked_for)
 }
 END_TEST
 
+enum { SHARDS = 20 };
+
+/* Has a thread that is not the test's reported progress? */
+static void note_other_thread(void *ctx, const char *doing, const struct progress *progress)
+{
+    (void)doing, (void)progress;
+    if (gettid() != getpid())
+        *(bool *)ctx = true;
+}
+
+static int open_shards(const struct pot_options *options, struct fault *fault, struct pot **pot)
+{
+    char names[SHARDS][16];
+    const char *paths[SHARDS];
+    for (int i = 0; i < SHARDS; i++) {
+        snprintf(names[i], sizeof(names[i]), "s%02d.tar", i);
+        paths[i] = names[i];
+    }
+    *fault = (struct fault){0};
+    return pot_open_many(paths, SHARDS, "shards", options, fault, pot);
+}
+
+START_TEST(several_archives_are_indexed_at_once)
+{
+    static bool by_others;
+    static const struct pot_options options = {
+        .save = POT_SAVE_NEVER, .progress = note_other_thread, .ctx = &by_others};
+    struct pot_options skip = {
+        .save = POT_SAVE_NEVER, .note = keep_note, .together = {.skip_damaged = true}};
+    struct fault fault;
+    struct pot *pot = NULL;
+    uint32_t node;
+    setenv("ONEPOT_ASSUME_REMOTE", "1", 1); /* so many threads, however few CPUs */
+    ck_assert_int_eq(command("for i in $(seq -w 0 %d); do echo $i > f$i && echo $i > g$i && "
+                             "tar -cf s$i.tar f$i g$i || exit 1; done",
+                             SHARDS - 1),
+                     0);
+    ck_assert_msg(open_shards(&options, &fault, &pot) == 0, "%s", fault.what);
+    ck_assert(by_others);
+    ck_assert_int_eq(index_resolve(pot->index, "f00", &node), 0);
+    ck_assert_int_eq(index_resolve(pot->index, "f19", &node), 0);
+    pot_close(pot);
+
+    /* Whichever of the damaged ones is met first, the first in order is reported. */
+    ck_assert_int_eq(
+        command("for i in 05 06 07 19; do "
+                "printf XXXX | dd of=s$i.tar bs=1 seek=1044 conv=notrunc status=none "
+                "|| exit 1; done"),
+        0);
+    ck_assert_int_eq(open_shards(&options, &fault, &pot), -EUCLEAN);
+    ck_assert_str_eq(fault.file, "s05.tar");
+    notes[0] = '\0';
+    ck_assert_msg(open_shards(&skip, &fault, &pot) == 0, "%s", fault.what);
+    ck_assert_int_eq(index_resolve(pot->index, "f19", &node), -ENOENT);
+    ck_assert_int_eq(index_resolve(pot->index, "f18", &node), 0);
+    ck_assert_ptr_nonnull(strstr(notes, "s05.tar"));
+    ck_assert_ptr_nonnull(strstr(notes, "s19.tar"));
+    pot_close(pot);
+    unsetenv("ONEPOT_ASSUME_REMOTE");
+}
+END_TEST
+
 /* Bytes that this process has read, for an open of the union by its saved index. */
 static uint64_t bytes_read_to_open(const struct pot_options *options)
 {
@@ -1139,6 +1201,7 @@ int main(void)
     tcase_add_test(tests, index_is_its_owners_whoever_made_it);
     tcase_add_test(tests, index_goes_to_the_cache_where_it_can_not_lie_beside);
     tcase_add_test(tests, composed_index_is_saved_when_that_is_asked_for);
+    tcase_add_test(tests, several_archives_are_indexed_at_once);
     tcase_add_test(tests, archives_that_were_left_alone_are_not_read_for_a_saved_union);
     tcase_add_test(tests, composed_index_that_can_not_be_saved_stays_and_says_so);
     tcase_add_test(tests, composed_index_that_is_never_saved_leaves_nothing);
