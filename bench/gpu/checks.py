@@ -2,10 +2,14 @@
 
 Usage: checks.py MODULE NAME ARCHIVE DEVICE
 
-The last line says what was found. Exit status 77: the module is not there, or sees no GPU.
+The last line says what was found. Exit status 77: the module is not there, or sees no GPU. In the
+environment, ONEPOT_CARRIED is a folder with libraries that onepot may need.
 """
+import ctypes
+import glob
 import os
 import sys
+import time
 
 BATCH = 32
 
@@ -18,8 +22,10 @@ def skip(why):
 def module(name):
     try:
         return __import__(name)
-    except ImportError:
+    except ModuleNotFoundError:
         return skip("there is no " + name)
+    except Exception as e:  # libraries of its own are missing, say
+        return skip("%s can't be imported: %r" % (name, e))
 
 
 def torch_on_gpu():
@@ -27,15 +33,53 @@ def torch_on_gpu():
     return torch if torch.cuda.is_available() else skip("torch sees no GPU")
 
 
-def loader(**options):
+def cupy_on_gpu():
+    cupy = module("cupy")
+    try:
+        cupy.cuda.Device(0).use()
+        cupy.ones(1).sum().get()
+    except Exception as e:
+        skip("cupy can't use the GPU: %s" % e)
+    return cupy
+
+
+def jax_on_gpu():
+    jax = module("jax")
+    try:
+        return jax, jax.devices("gpu")[0]
+    except RuntimeError:
+        return skip("jax sees no GPU")
+
+
+def is_there(path):
+    try:
+        ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
+        return True
+    except OSError:
+        return False
+
+
+def import_onepot():
+    """Libraries that this machine has go before those that were carried here: of one name only one is
+    in a process, and it may be the older one. They need each other, in an order that is not known."""
+    left = glob.glob(os.path.join(os.environ.get("ONEPOT_CARRIED", "-"), "*.so*"))
+    left = [path for path in left if not is_there(os.path.basename(path))]
+    before = None
+    while left and left != before:
+        before, left = left, [path for path in left if not is_there(path)]
     import onepot
+    return onepot
+
+
+def loader(**options):
+    onepot = import_onepot()
     return onepot.Loader(onepot.Archive(sys.argv[3]), BATCH, 0, 1, seed=3, device=sys.argv[4],
                          **options)
 
 
 def sums_on_host():
     """The sum of each batch's bytes, of one epoch."""
-    import onepot
+    onepot = import_onepot()
     host = onepot.Loader(onepot.Archive(sys.argv[3]), BATCH, 0, 1, seed=3)
     return [sum(bytes(b.data)) for b in host]
 
@@ -63,7 +107,7 @@ def overwrite_torch():
 
 
 def overwrite_cupy():
-    cupy, found = module("cupy"), []
+    cupy, found = cupy_on_gpu(), []
     stream, busy = cupy.cuda.Stream(non_blocking=True), cupy.ones((4096, 4096), cupy.float32)
     for batch in loader(memory=24 << 20):
         batch.record_stream(stream)
@@ -76,11 +120,8 @@ def overwrite_cupy():
 
 
 def overwrite_jax():
-    jax, found = module("jax"), []
-    try:
-        busy = jax.numpy.ones((4096, 4096), device=jax.devices("gpu")[0])
-    except RuntimeError:
-        skip("jax sees no GPU")
+    (jax, gpu), found = jax_on_gpu(), []
+    busy = jax.numpy.ones((4096, 4096), device=gpu)
     for batch in loader(memory=24 << 20):
         busy = busy @ busy * 1e-4
         pixels = jax.dlpack.from_dlpack(batch.data).astype(jax.numpy.uint32)
@@ -121,10 +162,43 @@ def compile_torch():
     compare(found)
 
 
+def overlap_torch():
+    """Batches beside a matrix product: how long each takes alone, and both at once."""
+    torch = torch_on_gpu()
+    a = torch.ones((4096, 4096), dtype=torch.bfloat16, device=sys.argv[4])
+    reader = loader()
+
+    def epoch(products):
+        torch.cuda.synchronize()
+        start = time.monotonic()
+        for batch in reader:
+            torch.from_dlpack(batch.data)[:, :1].sum()
+            for _ in range(products):
+                a @ a
+        torch.cuda.synchronize()
+        return time.monotonic() - start
+
+    def compute(products):
+        torch.cuda.synchronize()
+        start = time.monotonic()
+        for _ in range(products):
+            a @ a
+        torch.cuda.synchronize()
+        return time.monotonic() - start
+
+    epoch(1), compute(1)
+    copies, one = epoch(0), compute(64) / 64
+    batches = 1024 // BATCH
+    products = max(1, round(copies / batches / one))
+    both, alone = epoch(products), compute(products * batches)
+    print("copies %.4f s, %d products %.4f s, both %.4f s: %.2f of the larger"
+          % (copies, products * batches, alone, both, both / max(copies, alone)))
+
+
 def fork_torch():
     """Workers of a DataLoader are forked beside a loader that has a device."""
     torch = torch_on_gpu()
-    import onepot
+    onepot = import_onepot()
     batches = iter(loader())
     next(batches)
     read = torch.utils.data.DataLoader(onepot.Dataset(sys.argv[3]), batch_size=BATCH, num_workers=2,
@@ -156,8 +230,7 @@ def jpegs():
 def decode_torch():
     """nvJPEG's images beside those of libjpeg-turbo: two decoders may differ by a little."""
     torch = torch_on_gpu()
-    import time
-    import onepot
+    onepot = import_onepot()
     path = jpegs()
 
     def images(device, decoder):
@@ -194,17 +267,17 @@ def reopen_onepot():
 
 def several_onepot():
     """To two GPUs in turn. Only torch reads what has arrived there."""
-    import onepot
+    try:
+        import torch
+    except ImportError:
+        torch = None
+    onepot = import_onepot()
     try:
         reader = onepot.Loader(onepot.Archive(sys.argv[3]), BATCH, 0, 1, seed=3,
                                devices=["cuda:0", "cuda:1"])
     except OSError as e:
         skip("two GPUs are needed: %s" % e)
     places, found = [], []
-    try:
-        import torch
-    except ImportError:
-        torch = None
     for batch in reader:
         places.append((batch.device, batch.__dlpack_device__()[1]))
         batch.wait()

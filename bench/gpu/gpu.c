@@ -13,6 +13,8 @@
 #include <time.h>
 
 #include "gpu.h"
+#include "locked.h"
+#include "measure.h"
 
 #define EPOCHS 3 /* the first is not counted: pages, slabs */
 
@@ -92,6 +94,39 @@ static void row(struct job *j, const char *name, enum onepot_gather gather, doub
     onepot_loader_free(j->loader);
 }
 
+/* How many threads it takes, and how much of the device. */
+static void rows_by_threads(struct job *j)
+{
+    uint32_t all = j->threads;
+    char name[64];
+    for (uint32_t n = 1; n < all; n *= 2) {
+        snprintf(name, sizeof(name), "slabs by %u thread%s", n, n > 1 ? "s" : "");
+        j->threads = n;
+        row(j, name, ONEPOT_GATHER_HOST, j->peak, "the peak");
+    }
+    j->threads = all;
+}
+
+/* False: it can't gather. */
+static bool rows_by_widths(struct job *j)
+{
+    struct measure_result found;
+    struct locked *locked = NULL;
+    int r = locked_new(j->device, j->archive, UINT64_MAX, NULL, &error, &locked);
+    if (r == 0)
+        r = measure_gathering(j->device, locked_bases(locked), j->archive, &error, &found);
+    locked_free(locked);
+    if (r < 0) {
+        printf("gathered by the device\tleft out: %s\t\t\n", error.text);
+        return false;
+    }
+    for (unsigned i = 0; i < MEASURE_WIDTHS; i++)
+        printf("gathered by %u blocks of the device\t%.2f GB/s\t%.2f of the peak\t\n",
+               measure_widths[i], (double)found.rates[i] / 1e9,
+               (double)found.rates[i] / j->peak);
+    return true;
+}
+
 /* With kernels that take as long as the copies: alone, the one and the other, and both. */
 static void overlap(struct job *j, const char *name, enum onepot_gather gather,
                     struct work *work, double seconds)
@@ -144,11 +179,15 @@ static void rows(struct job *j)
     bool link = j->peak < j->bound;
     row(j, "slabs", ONEPOT_GATHER_HOST, link ? j->peak : j->bound,
         link ? "the peak" : "what the threads copy");
-    row(j, "gathered by the device", ONEPOT_GATHER_DEVICE, j->peak, "the peak");
+    rows_by_threads(j);
+    bool gathers = rows_by_widths(j);
+    if (gathers)
+        row(j, "gathered by the device", ONEPOT_GATHER_DEVICE, j->peak, "the peak");
     struct work *work = work_new(j);
     double seconds = work_seconds(j, work);
     overlap(j, "slabs", ONEPOT_GATHER_HOST, work, seconds);
-    overlap(j, "gathered by the device", ONEPOT_GATHER_DEVICE, work, seconds);
+    if (gathers)
+        overlap(j, "gathered by the device", ONEPOT_GATHER_DEVICE, work, seconds);
     work_free(j, work);
 }
 

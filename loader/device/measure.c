@@ -127,8 +127,7 @@ int onepot_device_peak(struct onepot_device *device, struct onepot_error *error,
 #define NEARLY 0.97 /* as fast as the fastest */
 #define WON 0.8     /* of the host's speed is enough */
 
-static const uint32_t widths[] = {4, 8, 16, 32, 64, 128, 256};
-#define WIDTHS (sizeof(widths) / sizeof(widths[0]))
+const uint32_t measure_widths[MEASURE_WIDTHS] = {4, 8, 16, 32, 64, 128, 256};
 
 struct table {
     uint64_t from[SAMPLES], offsets[SAMPLES], sizes[SAMPLES];
@@ -213,28 +212,33 @@ static uint64_t trial_run_here(const struct trial *t)
 static int trial_run_all(struct trial *t, struct onepot_error *error,
                          struct measure_result *ret)
 {
-    uint64_t rates[WIDTHS] = {0}, unseen, best = 0;
+    struct measure_result found = {0};
+    uint64_t unseen, best = 0;
     int r = trial_choose(t, error);
     if (r == 0)
         r = trial_run(t, 0, error, &unseen);
-    for (unsigned i = 0; i < WIDTHS && r == 0; i++) {
+    for (unsigned i = 0; i < MEASURE_WIDTHS && r == 0; i++) {
         t->next += t->count;
         r = trial_choose(t, error);
         if (r == 0)
-            r = trial_run(t, widths[i], error, &rates[i]);
-        if (r == 0 && rates[i] > best)
-            best = rates[i];
+            r = trial_run(t, measure_widths[i], error, &found.rates[i]);
+        if (r == 0 && found.rates[i] > best)
+            best = found.rates[i];
     }
     if (r < 0)
         return r;
     unsigned least = 0;
-    while ((double)rates[least] < NEARLY * (double)best)
+    while ((double)found.rates[least] < NEARLY * (double)best)
         least++;
     t->next += t->count;
     r = trial_choose(t, error);
-    if (r == 0)
-        *ret = (struct measure_result){rates[least], trial_run_here(t), widths[least]};
-    return r;
+    if (r < 0)
+        return r;
+    found.device_rate = found.rates[least];
+    found.thread_rate = trial_run_here(t);
+    found.width = measure_widths[least];
+    *ret = found;
+    return 0;
 }
 
 int measure_gathering(struct onepot_device *device, const uint64_t *bases,

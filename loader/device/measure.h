@@ -8,10 +8,14 @@
 #include "dataset.h"
 #include "device.h"
 
+#define MEASURE_WIDTHS 7u
+extern const uint32_t measure_widths[MEASURE_WIDTHS];
+
 struct measure_result {
-    uint64_t device_rate; /* bytes a second */
-    uint64_t thread_rate; /* of one thread */
-    uint32_t width;       /* for `gather`: the least that is as fast as any */
+    uint64_t device_rate;           /* bytes a second */
+    uint64_t thread_rate;           /* of one thread */
+    uint32_t width;                 /* for `gather`: the least that is as fast as any */
+    uint64_t rates[MEASURE_WIDTHS]; /* of each of measure_widths */
 };
 
 /* `bases`: see locked_bases. Takes some milliseconds. -ENOTSUP: there is nothing to gather, or

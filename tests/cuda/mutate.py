@@ -49,16 +49,25 @@ def mutate(source, name, output):
         f.write(text.replace(old, new))
 
 
+def mutant_of(program):
+    return os.path.basename(program).split("_without_")[1]
+
+
+def failures(said):
+    """The tests that failed, from what Check printed (CK_VERBOSITY=normal)."""
+    return {line.split(":")[4] for line in said.splitlines()
+            if line.count(":") > 4 and line.split(":")[2] in ("F", "E")}
+
+
 def run(programs):
     bad = 0
     for program in programs:
-        name = os.path.basename(program).split("_without_")[1]
+        name = mutant_of(program)
         test = MUTANTS[name][2]
         done = subprocess.run([program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                               env=dict(os.environ, CK_VERBOSITY="normal"))
         said = done.stdout.decode(errors="replace")
-        failed = {line.split(":")[4] for line in said.splitlines()
-                  if line.count(":") > 4 and line.split(":")[2] in ("F", "E")}
+        failed = failures(said)
         print("without %s: %s" % (name, ", ".join(sorted(failed)) or "no test fails"))
         if test not in failed:
             print("%s should have failed:\n%s" % (test, said))
