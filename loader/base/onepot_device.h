@@ -112,7 +112,9 @@ ONEPOT_API int onepot_batch_on_device(const struct onepot_batch *batch,
  * one that was made to wait in another way. Does nothing for a batch in host memory.
  *
  * -EBUSY: the stream captures a CUDA graph. Nothing is recorded on it, and the capture goes on.
- * -EINVAL: the stream is another device's.
+ * If it captures at the last release, the memory is used again after the capture; a batch that
+ * has waited for its end for ten seconds fails with -EBUSY. -EINVAL: the stream is another
+ * device's.
  */
 ONEPOT_API int onepot_batch_use(const struct onepot_batch *batch, void *stream,
                                 struct onepot_error *error);
@@ -124,6 +126,9 @@ ONEPOT_API int onepot_batch_use(const struct onepot_batch *batch, void *stream,
  * such an event (CUDA 12.5 and later), else a thread of the loader does. The batch counts as
  * the loader's memory until its last release. If onepot_batch_use was called with this stream
  * before, only that stream is waited for. ONEPOT_NO_STREAM makes no stream wait for the copy.
+ *
+ * While a stream of the device that was not named captures a graph, don't end such a batch: as
+ * CUDA has it, an event behind all streams breaks the capture.
  */
 #define ONEPOT_NO_STREAM ((void *)(intptr_t)-1)
 ONEPOT_API int onepot_batch_lend(const struct onepot_batch *batch, void *stream,

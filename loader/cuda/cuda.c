@@ -73,7 +73,7 @@ static enum gpu_read_only find_read_only(CUdevice device)
 static void close_gpu(void *device)
 {
     struct gpu *g = device;
-    gpu_driver.release(g->device);
+    gpu_give_back(g->device);
     free(g);
 }
 

@@ -66,6 +66,7 @@ int gpu_driver_checked(CUresult e, const char *what, struct onepot_error *error)
     if (gpu_driver.error_string(e, &text) != CUDA_SUCCESS || !text)
         text = "an error without a name";
     int err = e == CUDA_ERROR_OUT_OF_MEMORY                                 ? -ENOMEM
+              : e == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED                  ? -EBUSY
               : e == CUDA_ERROR_NO_DEVICE || e == CUDA_ERROR_INVALID_DEVICE ? -ENODEV
                                                                             : -EIO;
     return gpu_say(error, err, "CUDA: %s: %s (driver's error %d)", what, text, (int)e);
@@ -156,6 +157,12 @@ void gpu_watch_exit(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, driver_watch);
+}
+
+void gpu_give_back(CUdevice device)
+{
+    if (!atomic_load(&ending))
+        gpu_driver.release(device);
 }
 
 /* ---- being on a device ---- */

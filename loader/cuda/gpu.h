@@ -74,6 +74,9 @@ int gpu_need_driver(struct onepot_error *error);
 int gpu_enter(const struct gpu *g, struct onepot_error *error);
 int gpu_left(int result);
 
+/* Give a context back that was retained, unless the process ends. */
+void gpu_give_back(CUdevice device);
+
 /* Watches for the end of the process, since nothing may be called once that has begun. Call it
  * when the runtime has started, so that the end is noticed before the runtime itself ends. */
 void gpu_watch_exit(void);

@@ -79,7 +79,7 @@ static int new_lock(const struct gpu *g, const void *memory, size_t bytes,
                            g->read_only == GPU_READ_ONLY_BY_FLAG ? cudaHostRegisterReadOnly : 0,
                            error);
         if (r < 0)
-            gpu_driver.release(g->device);
+            gpu_give_back(g->device);
     }
     if (r < 0)
         free(l);
@@ -118,7 +118,7 @@ void gpu_unlock(void *device, const void *memory, size_t bytes)
     if (l && --l->users == 0) {
         *at = l->next;
         unregister_pages(&l->in, memory);
-        gpu_driver.release(l->in.device);
+        gpu_give_back(l->in.device);
         free(l);
     }
     pthread_mutex_unlock(&locks_lock);

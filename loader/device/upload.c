@@ -12,10 +12,15 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "error.h"
 #include "numbers.h"
 #include "upload_private.h"
+
+/* How often the end of a capture is waited for, and how long each time. */
+#define CAPTURE_PAUSES 1000u
+#define CAPTURE_PAUSE_NS 10000000
 
 /* ---- errors and times; under the lock ---- */
 
@@ -59,6 +64,68 @@ static void upload_measure(struct upload *u, struct twin *t)
     to->copy_bytes += t->bytes;
     to->copy_ns += ns;
     to->batches++;
+}
+
+/* ---- users of a batch that is over ---- */
+
+/* Record their events. False: a stream captures a graph, and nothing may be recorded on it. */
+static bool record_uses(struct upload *u, const struct twin *t)
+{
+    struct onepot_error error;
+    bool captures = false;
+    for (size_t i = 0; i < t->use_count; i++) {
+        const struct use *use = &t->uses.at[i];
+        int r = u->type->record(u->device, use->event, use->stream, &error);
+        captures = captures || r == -EBUSY;
+        if (r != -EBUSY)
+            upload_note(u, r, &error);
+    }
+    return !captures;
+}
+
+/*
+ * Under the lock. A batch that was not sent has no users; those of the batch before it stay.
+ *
+ * If a stream can't be followed, it was destroyed, or the device is lost. In either case
+ * `record` has waited for what it could. While a stream captures, an event behind everything
+ * would break the capture, too; what is known of the batch's streams is asked first.
+ */
+static void note_users(struct upload *u, struct twin *t)
+{
+    if (!t->lent && !t->use_count)
+        return;
+    if (!record_uses(u, t)) {
+        t->guard = GUARD_LATER;
+        return;
+    }
+    t->guard = !t->lent                                           ? GUARD_NONE
+               : u->type->record_all(u->device, t->all, NULL) < 0 ? GUARD_WAIT
+                                                                  : GUARD_EVENT;
+    t->retired = t->lent ? 0 : t->use_count;
+    t->use_count = 0;
+    t->lent = false;
+}
+
+/* What no event stands for. If a capture is in the way, its end is waited for: -EBUSY, if that
+ * does not come. */
+static int await_users(struct upload *u, struct twin *t, struct onepot_error *error)
+{
+    int r = 0;
+    for (unsigned i = 0; i < CAPTURE_PAUSES; i++) {
+        pthread_mutex_lock(&u->lock);
+        if (t->guard == GUARD_LATER)
+            note_users(u, t);
+        pthread_mutex_unlock(&u->lock);
+        r = t->guard == GUARD_LATER  ? error_set(error, -EBUSY,
+                                                 "a stream that used the memory of this batch "
+                                                  "has long been capturing a graph")
+            : t->guard == GUARD_WAIT ? u->type->wait_all(u->device, error)
+                                     : 0;
+        if (r != -EBUSY)
+            break;
+        nanosleep(&(struct timespec){.tv_nsec = CAPTURE_PAUSE_NS}, NULL);
+    }
+    return r;
 }
 
 /* ---- memory ---- */
@@ -151,6 +218,10 @@ static void upload_release(struct slab *slab, void *ctx)
 {
     struct upload *u = ctx;
     struct twin *t = slab->twin, **at = &u->twins;
+    pthread_mutex_lock(&u->lock);
+    if (t->guard == GUARD_LATER)
+        note_users(u, t);
+    pthread_mutex_unlock(&u->lock);
     if (u->decoder) /* files may have been decoded for a batch that was never sent */
         u->type->event_wait(u->device, t->sent, NULL);
     u->type->event_wait(u->device, upload_arrival(t), NULL);
@@ -278,7 +349,7 @@ static int upload_decode(struct slab *slab, void *ctx)
     struct twin *t = slab->twin;
     struct onepot_error error;
     u->type->range("onepot decode");
-    int r = t->guard == GUARD_WAIT ? u->type->wait_all(u->device, &error) : 0;
+    int r = await_users(u, t, &error);
     pthread_mutex_lock(&u->decoding);
     pthread_mutex_lock(&u->lock);
     upload_measure(u, t);
@@ -302,7 +373,7 @@ static int upload_send(struct slab *slab, void *ctx)
     struct twin *t = slab->twin;
     struct onepot_error error;
     u->type->range("onepot upload");
-    int r = t->guard == GUARD_WAIT ? u->type->wait_all(u->device, &error) : 0;
+    int r = await_users(u, t, &error);
     pthread_mutex_lock(&u->lock);
     upload_measure(u, t);
     if (r == 0)
@@ -343,37 +414,11 @@ static void upload_settle(struct slab *slab, void *ctx)
     pthread_mutex_unlock(&u->lock);
 }
 
-/*
- * If a stream can't be followed, it was destroyed, or the device is lost. In either case
- * `record` has waited for what it could. If it captures a graph by now, nothing may be recorded
- * on it: the next copy waits for everything.
- */
-static void retire_uses(struct upload *u, struct twin *t)
-{
-    struct onepot_error error;
-    for (size_t i = 0; i < t->use_count; i++) {
-        const struct use *use = &t->uses.at[i];
-        int r = u->type->record(u->device, use->event, use->stream, &error);
-        if (r == -EBUSY)
-            t->guard = GUARD_WAIT;
-        else
-            upload_note(u, r, &error);
-    }
-    t->retired = t->use_count;
-}
-
-/* A batch that was not sent has no users. Then the users of the batch before it stay. */
 static void upload_retire(struct slab *slab, void *ctx)
 {
     struct upload *u = ctx;
-    struct twin *t = slab->twin;
     pthread_mutex_lock(&u->lock);
-    if (t->lent)
-        t->guard = u->type->record_all(u->device, t->all, NULL) < 0 ? GUARD_WAIT : GUARD_EVENT;
-    else if (t->use_count)
-        retire_uses(u, t);
-    t->use_count = 0;
-    t->lent = false;
+    note_users(u, slab->twin);
     pthread_mutex_unlock(&u->lock);
 }
 

@@ -21,6 +21,7 @@ enum guard {
     GUARD_NONE,
     GUARD_EVENT, /* `all`, an event behind everything given to the device */
     GUARD_WAIT,  /* everything given to the device, for want of such an event */
+    GUARD_LATER, /* nothing is recorded yet: one of the streams captures a graph */
 };
 
 struct twin {
@@ -36,9 +37,9 @@ struct twin {
     bool unmeasured;    /* the times were not taken yet, of: */
     uint64_t epoch, bytes;
     VECTOR(struct use) uses; /* more than are in use have their events already */
-    size_t use_count;
-    size_t retired; /* uses of the batch before, which the next copy has to follow */
-    bool lent;      /* other streams may read the batch, too */
+    size_t use_count;        /* of the batch; with GUARD_LATER, of the batch before */
+    size_t retired;          /* uses of the batch before, which the next copy has to follow */
+    bool lent;               /* other streams may read the batch, too */
     enum guard guard;
     void *all;
 };

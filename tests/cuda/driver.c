@@ -12,6 +12,7 @@
 
 static struct played state;
 static pid_t begun;
+static bool ends; /* the process, and the driver with it */
 static int contexts[DEVICES_MAX]; /* their addresses are what a context is */
 
 static _Thread_local void *stack[DEPTH];
@@ -73,10 +74,17 @@ static bool is_begun(void)
     return begun == getpid();
 }
 
+static void end(void)
+{
+    ends = true;
+}
+
 CUresult cuInit(unsigned flags)
 {
     if (flags)
         return CUDA_ERROR_INVALID_VALUE;
+    if (!begun)
+        atexit(end);
     if (begun && !is_begun())
         return CUDA_ERROR_NOT_INITIALIZED; /* a child of who began it */
     begun = getpid();
@@ -153,6 +161,8 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *ret_context, CUdevice device)
 CUresult cuDevicePrimaryCtxRelease(CUdevice device)
 {
     (void)device;
+    if (ends)
+        forbid("a context is released while the process ends");
     if (__atomic_fetch_sub(&state.contexts, 1, __ATOMIC_RELAXED) == 0)
         forbid("a context is released once more than it was retained");
     return CUDA_SUCCESS;

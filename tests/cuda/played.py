@@ -166,6 +166,14 @@ class Played(unittest.TestCase):
             managed.contents.deleter(managed)
             self.assertFalse(hasattr(b.labels, "__array_interface__"))
 
+    def test_its_consumer_may_read_in_any_stream(self):
+        batches = itertools.chain(self.loader(device="cuda:0"))
+        batch = next(batches)
+        self.assertTrue(batch.labels.__cuda_array_interface__)
+        was = CUDA.played_context_events()
+        del batch
+        self.assertEqual(CUDA.played_context_events(), was + 1)
+
     def test_pictures_become_floats_there(self):
         images = onepot.Images(4, raw=(2, 2, 3), mean=0.5, std=0.5, dtype="float32")
         host = self.loader(images=images)

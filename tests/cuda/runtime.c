@@ -45,8 +45,10 @@ static int record_all(void *context, void *handle)
     struct event *event = event_known(handle);
     if (!event || event->context != context)
         played_forbid("an event of another context", handle);
-    if (streams_capture(context, false))
+    if (streams_capture(context, false)) {
+        streams_break_captures(context, false);
         return -1;
+    }
     stream_queue(stream_all(context), &(struct task){.kind = TASK_RECORD, .event = event});
     return 0;
 }
@@ -356,8 +358,10 @@ cudaError_t cudaDeviceSynchronize(void)
 {
     TRY(enter());
     __atomic_fetch_add(&played_driver->context_waits, 1, __ATOMIC_RELAXED);
-    if (streams_capture(played_driver->current(), false))
+    if (streams_capture(played_driver->current(), false)) {
+        streams_break_captures(played_driver->current(), false);
         return done(cudaErrorStreamCaptureUnsupported);
+    }
     context_wait(played_driver->current());
     return cudaSuccess;
 }

@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -519,6 +520,94 @@ START_TEST(a_stream_that_captures_after_it_was_named_is_left_alone)
 }
 END_TEST
 
+/* The memory of its batch is wanted again while it captures: who wants it waits, and then
+ * copies behind what the stream did before. */
+START_TEST(memory_that_a_capture_may_have_used_comes_back_after_it)
+{
+    for (unsigned lent = 0; lent < 2; lent++) {
+        struct onepot_loader *loader = NULL;
+        struct onepot_error error = {0};
+        const struct onepot_batch *b;
+        bool broken = true;
+        int r = 1;
+        open_device("cuda:0");
+        void *stream = gpu->stream(false);
+        ck_assert_int_eq(make(ONEPOT_GATHER_HOST, 600 << 10, &error, &loader), 0);
+        ck_assert_int_eq(onepot_loader_next(loader, 60000, &error, &b), 1);
+        ck_assert_int_eq(onepot_batch_use(b, stream, &error), 0);
+        if (lent)
+            ck_assert_int_eq(onepot_batch_lend(b, ONEPOT_NO_STREAM, &error), 0);
+        gpu->begin_capture(stream);
+        onepot_batch_release(b);
+        for (unsigned i = 0; i < 2 * FILES / 8 && r != -ETIMEDOUT; i++) {
+            r = onepot_loader_next(loader, 50, &error, &b);
+            ck_assert_msg(r >= 0 || r == -ETIMEDOUT, "%s", error.text);
+            if (r > 0)
+                onepot_batch_release(b);
+        }
+        ck_assert_uint_eq(gpu->end_capture(stream, &broken), 0);
+        ck_assert(!broken);
+        for (unsigned i = 0; i < 2 * FILES / 8; i++) {
+            r = onepot_loader_next(loader, 60000, &error, &b);
+            ck_assert_msg(r >= 0, "%s", error.text);
+            if (r > 0)
+                onepot_batch_release(b);
+        }
+        onepot_loader_free(loader);
+        onepot_device_close(device);
+        device = NULL;
+    }
+}
+END_TEST
+
+/* What a thread may break is its own business: no call of ours leaves that changed. */
+START_TEST(a_thread_minds_captures_as_it_did_before)
+{
+    struct onepot_loader *loader = NULL;
+    struct onepot_error error = {0};
+    const struct onepot_batch *b;
+    open_device("cuda:0");
+    ck_assert_int_eq(make(ONEPOT_GATHER_HOST, 600 << 10, &error, &loader), 0);
+    ck_assert_int_eq(onepot_loader_next(loader, 60000, &error, &b), 1);
+    ck_assert_int_eq(onepot_batch_use(b, gpu->stream(false), &error), 0);
+    ck_assert(!gpu->is_relaxed());
+    onepot_batch_release(b);
+    ck_assert(!gpu->is_relaxed());
+    ck_assert_ptr_null(gpu->current());
+    onepot_loader_free(loader);
+}
+END_TEST
+
+static void *release_batch(void *batch)
+{
+    onepot_batch_release(batch);
+    return NULL;
+}
+
+/* Its event has nothing to be recorded on, and what it was given may still run. */
+START_TEST(the_work_of_a_stream_that_was_destroyed_too_soon_is_waited_for)
+{
+    struct onepot_loader *loader = NULL;
+    struct onepot_error error = {0};
+    const struct onepot_batch *b;
+    void *stream;
+    pthread_t thread;
+    open_device("cuda:0");
+    ck_assert_int_eq(make(ONEPOT_GATHER_HOST, 600 << 10, &error, &loader), 0);
+    ck_assert_int_eq(onepot_loader_next(loader, 60000, &error, &b), 1);
+    ck_assert_int_eq(onepot_device_stream_new(device, &error, &stream), 0);
+    ck_assert_int_eq(onepot_batch_use(b, stream, &error), 0);
+    gpu->spin(stream);
+    onepot_device_stream_free(device, stream);
+    ck_assert_int_eq(pthread_create(&thread, NULL, release_batch, (void *)(uintptr_t)b), 0);
+    while (gpu->frees_waiting() == 0)
+        sched_yield();
+    gpu->release();
+    pthread_join(thread, NULL);
+    onepot_loader_free(loader);
+}
+END_TEST
+
 START_TEST(a_stream_of_another_device_is_refused)
 {
     struct onepot_loader *loader = NULL;
@@ -622,6 +711,9 @@ int main(void)
     tcase_add_test(c, a_gpu_that_no_kernel_was_compiled_for_is_offered_no_images);
     tcase_add_test(c, a_capture_is_neither_broken_nor_joined);
     tcase_add_test(c, a_stream_that_captures_after_it_was_named_is_left_alone);
+    tcase_add_test(c, memory_that_a_capture_may_have_used_comes_back_after_it);
+    tcase_add_test(c, a_thread_minds_captures_as_it_did_before);
+    tcase_add_test(c, the_work_of_a_stream_that_was_destroyed_too_soon_is_waited_for);
     tcase_add_test(c, a_stream_of_another_device_is_refused);
     tcase_add_test(c, memory_that_is_given_up_keeps_nobody_waiting);
     tcase_add_test(c, memory_that_can_not_be_locked_is_named);

@@ -27,6 +27,7 @@ static struct written {
     int kept; /* streams, events and pieces of memory that are not given back */
     int record_all, copy, is_done;
     void *captures; /* a stream; NULL: none does */
+    unsigned ends;  /* it does no more when it has been asked so often; 0: it goes on */
 } written;
 
 static void note(const char *format, ...)
@@ -81,6 +82,8 @@ static int noted_stream_check(void *d, void *stream, struct onepot_error *error)
     (void)d;
     if (stream != written.captures)
         return 0;
+    if (written.ends && --written.ends == 0)
+        written.captures = NULL;
     return error_set(error, -EBUSY, "it captures");
 }
 
@@ -339,16 +342,55 @@ START_TEST(nothing_is_recorded_on_a_stream_that_captures)
 }
 END_TEST
 
-/* What it did before is behind everything that the device has when it no longer captures. */
-START_TEST(one_that_captures_by_the_end_of_the_batch_is_waited_for)
+/* Nothing that concerns the whole device, which would break the capture. */
+START_TEST(one_that_captures_by_the_end_of_the_batch_is_followed_when_that_is_over)
+{
+    for (unsigned lent = 0; lent < 2; lent++) {
+        send_slab();
+        use_slab(20);
+        if (lent)
+            ck_assert_int_eq(onepot_batch_lend(&slab.batch, ONEPOT_NO_STREAM, NULL), 0);
+        written.captures = (void *)20;
+        written.ends = 3;
+        written.len = 0;
+        written.text[0] = '\0';
+        upload_memory.retire(&slab, upload);
+        check_written("");
+        send_slab();
+        check_written(lent ? "record 4 in 20; record 3 behind all; 1 follows 3; "
+                             "record 1 in 1; copy in 1; record 2 in 1; "
+                           : "record 4 in 20; 1 follows 4; "
+                             "record 1 in 1; copy in 1; record 2 in 1; ");
+        ck_assert_ptr_null(written.captures);
+    }
+}
+END_TEST
+
+/* The memory may go meanwhile: the device's own call waits for what it was given. */
+START_TEST(memory_goes_also_while_one_captures)
 {
     send_slab();
     use_slab(20);
     written.captures = (void *)20;
     upload_memory.retire(&slab, upload);
     written.len = 0;
+    end();
+    check_written("await 2; await stream 1; ");
+    begin();
+}
+END_TEST
+
+START_TEST(what_was_followed_once_is_not_followed_again)
+{
     send_slab();
-    ck_assert_ptr_nonnull(strstr(written.text, "await all; "));
+    ck_assert_int_eq(onepot_batch_lend(&slab.batch, ONEPOT_NO_STREAM, NULL), 0);
+    upload_memory.retire(&slab, upload);
+    send_slab();
+    upload_memory.retire(&slab, upload);
+    written.len = 0;
+    written.text[0] = '\0';
+    send_slab();
+    check_written("record 1 in 1; copy in 1; record 2 in 1; ");
 }
 END_TEST
 
@@ -432,6 +474,23 @@ START_TEST(memory_goes_when_nobody_uses_it)
 }
 END_TEST
 
+/* In each way in which it was lent. */
+START_TEST(nor_while_a_consumer_may_read_it)
+{
+    for (unsigned i = 0; i < 2; i++) {
+        written.record_all = i ? -ENOTSUP : 0;
+        send_slab();
+        ck_assert_int_eq(onepot_batch_lend(&slab.batch, ONEPOT_NO_STREAM, NULL), 0);
+        upload_memory.retire(&slab, upload);
+        written.len = 0;
+        end();
+        check_written(i ? "await 2; await all; await stream 1; "
+                        : "await 2; await 3; await stream 1; ");
+        begin();
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("upload");
@@ -444,12 +503,15 @@ int main(void)
     tcase_add_test(t, behind_a_batch_that_was_lent_the_next_copy_follows_everything);
     tcase_add_test(t, or_a_thread_waits_for_everything);
     tcase_add_test(t, nothing_is_recorded_on_a_stream_that_captures);
-    tcase_add_test(t, one_that_captures_by_the_end_of_the_batch_is_waited_for);
+    tcase_add_test(t, one_that_captures_by_the_end_of_the_batch_is_followed_when_that_is_over);
+    tcase_add_test(t, memory_goes_also_while_one_captures);
+    tcase_add_test(t, what_was_followed_once_is_not_followed_again);
     tcase_add_test(t, a_stream_that_was_told_before_is_not_lent);
     tcase_add_test(t, the_host_writes_again_when_the_copy_is_done_or_was_waited_for);
     tcase_add_test(t, a_copy_that_fails_is_told_and_counts_nowhere);
     tcase_add_test(t, images_are_made_in_a_stream_of_their_own);
     tcase_add_test(t, memory_goes_when_nobody_uses_it);
+    tcase_add_test(t, nor_while_a_consumer_may_read_it);
     suite_add_tcase(s, t);
     return run_suite(s);
 }
