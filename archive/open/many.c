@@ -472,7 +472,7 @@ static void many_index_some(void *arg, const struct pot_options *options)
     }
 }
 
-static int many_index(struct many *many)
+static int many_index(struct many *many, struct fault *fault)
 {
     struct opening_team team = {
         .options = &many->part_options, .run = many_index_some, .arg = many};
@@ -492,13 +492,15 @@ static int many_index(struct many *many)
         return 0;
     atomic_store(&many->next, 0);
     int r = opening_team_run(&team);
-    return r == -EINTR ? r : 0; /* what it has not done is done by this thread */
+    if (r != -EINTR)
+        return 0; /* what it has not done is done by this thread */
+    return fault_set(fault, r, NULL, FAULT_NO_OFFSET, "interrupted");
 }
 
 static int many_open(struct many *many, struct fault *fault)
 {
     many_each_from(many, 0, part_open_ready);
-    int r = many_index(many);
+    int r = many_index(many, fault);
     if (r < 0)
         return r;
     for (size_t i = 0; i < many->count; i++) {

@@ -301,6 +301,8 @@ static int sandbox_supervise(struct run *run, sandbox_watch *watch, void *watch_
         int r = sandbox_pause_for(run, run->watch_ms, &run->signals_waiting);
         if (sandbox_reap(run))
             return 0;
+        if (r == -EINTR)
+            fault_set(fault, r, NULL, FAULT_NO_OFFSET, "interrupted");
         double now = sandbox_now_s(CLOCK_MONOTONIC);
         if (r == 0 && now - looked_s >= (double)run->watch_ms * 0.9e-3) {
             r = watch && !watch(watch_ctx, &run->shared->progress)

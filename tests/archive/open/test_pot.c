@@ -1124,6 +1124,7 @@ START_TEST(signal_ends_a_long_step)
     int r = pot_open("z.tar.zst", &options, &fault, &pot);
     sigaction(SIGTERM, &before, NULL);
     ck_assert_int_eq(r, -EINTR);
+    ck_assert_str_eq(fault.what, "interrupted");
     ck_assert_int_ge(calls, 1);
     ck_assert_ptr_null(pot);
     ck_assert_int_eq(waitpid(-1, NULL, WNOHANG), -1);
