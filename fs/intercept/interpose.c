@@ -41,6 +41,7 @@ static struct {
     int (*isatty)(int fd);
     int (*tcgetattr)(int fd, struct termios *ret);
     int (*ioctl)(int fd, unsigned long request, ...);
+    void (*pthread_testcancel)(void); /* NULL: no threads, with a C library that has it apart */
 } next;
 static _Atomic bool has_next;
 
@@ -66,6 +67,7 @@ static void find_next(void)
     next.isatty = next_of("isatty");
     next.tcgetattr = next_of("tcgetattr");
     next.ioctl = next_of("ioctl");
+    next.pthread_testcancel = next_of("pthread_testcancel");
     atomic_store(&has_next, true);
 }
 
@@ -162,9 +164,18 @@ int io_openat64(int dir, const char *path, int flags, ...)
 
 /* ---- read ---- */
 
+/* A thread that does nothing but read must end, too, when it is cancelled. */
+static void cancel_here(void)
+{
+    void (*test)(void) = NEXT(pthread_testcancel);
+    if (test)
+        test();
+}
+
 ssize_t io_read(int fd, void *buf, size_t len) EXPORT(read);
 ssize_t io_read(int fd, void *buf, size_t len)
 {
+    cancel_here();
     ssize_t n = reading_read(fd, buf, len);
     return n > 0 ? n : NEXT(read)(fd, buf, len);
 }
@@ -172,6 +183,7 @@ ssize_t io_read(int fd, void *buf, size_t len)
 ssize_t io_pread(int fd, void *buf, size_t len, off_t offset) EXPORT(pread64);
 ssize_t io_pread(int fd, void *buf, size_t len, off_t offset)
 {
+    cancel_here();
     ssize_t n = reading_pread(fd, buf, len, offset);
     return n > 0 ? n : NEXT(pread)(fd, buf, len, offset);
 }

@@ -453,6 +453,50 @@ def test_programs_that_are_left_alone(work):
         check(not direct_files(result), f"{way}: {result.stderr}")
 
 
+def test_threads_that_are_cancelled(work):
+    """A thread ends in a read, though none of them gets as far as the kernel."""
+    need_program("cc")
+    archive = make_archive(work)
+    with open(work / "cancel.c", "w", encoding="utf-8") as f:
+        f.write("""#include <fcntl.h>
+                   #include <pthread.h>
+                   #include <sched.h>
+                   #include <stdio.h>
+                   #include <string.h>
+                   #include <unistd.h>
+                   static int fd;
+                   static _Atomic int rounds;
+                   static _Atomic int over;
+                   static void *read_on(void *how) {
+                       char b[100];
+                       for (; !over; rounds++)
+                           if (strcmp(how, "pread") == 0)
+                               pread(fd, b, sizeof(b), 0);
+                           else if (read(fd, b, sizeof(b)) > 0)
+                               lseek(fd, 0, SEEK_SET); /* the end is the mount's */
+                       return NULL;
+                   }
+                   int main(int argc, char **argv) {
+                       pthread_t thread;
+                       void *end;
+                       fd = open(argv[1], O_RDONLY);
+                       pthread_create(&thread, NULL, read_on, argv[argc - 1]);
+                       while (rounds < 100)
+                           sched_yield();
+                       pthread_cancel(thread);
+                       for (int before = rounds; rounds < before + 100000;)
+                           if (pthread_tryjoin_np(thread, &end) == 0)
+                               return puts("cancelled") < 0;
+                       over = 1;
+                       pthread_join(thread, &end);
+                       return puts(end == PTHREAD_CANCELED ? "cancelled" : "it read on") < 0;
+                   }""")
+    run("cc", "-D_GNU_SOURCE", "-pthread", "-o", work / "cancel", work / "cancel.c")
+    for how in "read", "pread":
+        result = intercepted(work, archive, work / "cancel", "{}/in/big", how)
+        check_equal(result.stdout, b"cancelled\n", f"a thread that calls {how}")
+
+
 def test_where_the_mount_answers(work):
     """Compressed archives, sums that are compared: read right, through the mount, and --intercept=on
     says why."""
