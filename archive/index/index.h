@@ -307,6 +307,9 @@ bool index_has_pieces(const struct index *index);
 /* How many blocks have a point. */
 uint64_t index_points(const struct index *index);
 
+/* How many blocks there are: all numbers of blocks are less. */
+uint64_t index_blocks(const struct index *index);
+
 /* An entry, as a table of files needs it. */
 struct index_file {
     uint32_t mode;       /* as in its node */

@@ -227,6 +227,11 @@ static int index_blocks_extent(const struct index *index, const struct index_ent
     return 0;
 }
 
+uint64_t index_blocks(const struct index *index)
+{
+    return index->blocks;
+}
+
 /* ---- points ---- */
 
 uint64_t index_points(const struct index *index)

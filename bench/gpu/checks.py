@@ -255,6 +255,39 @@ def decode_torch():
           % (read.decoder, count, away, took, took_here))
 
 
+def decompress_torch():
+    """nvCOMP's bytes beside those of libzstd."""
+    torch = torch_on_gpu()
+    import random
+    import time
+    import onepot
+    path, made = sys.argv[3] + ".zstd.tar", random.Random(1)
+    words = [bytes(made.choices(b"abcdefgh", k=made.randrange(2, 12))) for _ in range(3000)]
+    with onepot.Writer(path, zstd=3, overwrite=True) as writer:
+        for i in range(8 * BATCH):
+            writer.add("%04d.txt" % i, b" ".join(made.choices(words, k=2000 + 20 * i)))
+
+    def batches(**options):
+        read = onepot.Loader(path, BATCH, 0, 1, shuffle=False, **options)
+        for _ in range(3):  # the host sees each block first
+            start = time.monotonic()
+            found = [torch.from_dlpack(batch).to("cpu", copy=True) for batch in read]
+            took = time.monotonic() - start
+        return found, read, took
+
+    try:
+        there, read, took = batches(device=sys.argv[4], decompress="gpu")
+    except OSError as e:
+        skip(str(e))
+    here, _, took_here = batches()
+    assert len(there) == len(here) and all(torch.equal(a, b) for a, b in zip(there, here)), \
+        "bytes are not the host's"
+    count = read.stats["gpu_decompressed"]
+    assert count >= 8 * BATCH, "it decompressed %d" % count
+    print("%s: %d samples as they should be; %.2f s, the host %.2f s"
+          % (read.decompressor, count, took, took_here))
+
+
 def reopen_onepot():
     for _ in range(3):
         count = 0

@@ -88,6 +88,13 @@ static int unpack_zstd(struct codec_context *context, const void *packed, size_t
     return 0;
 }
 
+bool codec_is_plain_zstd(const void *packed, size_t packed_len, size_t len)
+{
+    return ZSTD_getFrameContentSize(packed, packed_len) == len &&
+           ZSTD_findFrameCompressedSize(packed, packed_len) == packed_len &&
+           ZSTD_getDictID_fromFrame(packed, packed_len) == 0;
+}
+
 #ifdef HAVE_ZLIB
 typedef enum libdeflate_result deflate_fn(struct libdeflate_decompressor *, const void *,
                                           size_t, void *, size_t, size_t *);

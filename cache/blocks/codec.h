@@ -22,6 +22,11 @@ const char *codec_name(enum codec codec); /* "zstd"; "none" */
 #define CODEC_BLOCK_MAX (64u << 20)
 uint32_t codec_block_max(enum codec codec);
 
+/* Is it one frame of zstd and nothing behind it, which tells this length and needs no
+ * dictionary?
+ */
+bool codec_is_plain_zstd(const void *packed, size_t packed_len, size_t len);
+
 struct codec_context; /* for blocks of all codecs */
 int codec_context_new(struct codec_context **ret_context);
 void codec_context_free(struct codec_context *context);

@@ -172,9 +172,13 @@ static int read_block(const struct block_request *request, struct block *block, 
                                extent->source_offset);
     if (r < 0)
         return r;
-    return extent->block_bytes > LARGE_BLOCK_BYTES
-               ? unpack_large(request, block, buf, size, ret_len)
-               : unpack_block(request, buf, size, ret_len);
+    r = extent->block_bytes > LARGE_BLOCK_BYTES
+            ? unpack_large(request, block, buf, size, ret_len)
+            : unpack_block(request, buf, size, ret_len);
+    if (r == 0 && request->reader->unpacked && !request->start_bytes)
+        request->reader->unpacked(request->reader->unpacked_ctx, extent, scratch->packed, buf,
+                                  *ret_len);
+    return r;
 }
 
 /* block_fill */

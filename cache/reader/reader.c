@@ -86,6 +86,8 @@ int reader_new(struct pot *pot, const struct reader_options *options, struct fau
     r = reader->zeros ? 0 : -ENOMEM;
     reader->cache_stored = options->cache_stored && !reader->map && !reader->is_kept;
     reader->keep_pages = options->keep_pages;
+    reader->unpacked = options->unpacked;
+    reader->unpacked_ctx = options->unpacked_ctx;
     reader->lets_go = options->is_kept_above && reader->map;
     if (reader->cache_stored)
         source_advise(pot->source, SOURCE_AT_RANDOM, 0, 0);

@@ -57,6 +57,13 @@ struct reader_options {
      * decompress it again costs less than fresh memory for each block.
      */
     bool is_kept_above;
+    /*
+     * Called with each block that was decompressed as a whole, in the thread that did it: as it
+     * was packed (extent->packed_bytes), and what it holds. NULL: nobody minds.
+     */
+    void (*unpacked)(void *ctx, const struct extent *extent, const void *packed,
+                     const void *bytes, size_t len);
+    void *unpacked_ctx;
 };
 
 /*

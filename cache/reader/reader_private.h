@@ -26,6 +26,9 @@ struct reader {
     uint32_t block_bytes; /* of the largest */
     struct block_cache *cache;
     struct turns turns; /* at unpacking large blocks */
+    void (*unpacked)(void *ctx, const struct extent *extent, const void *packed,
+                     const void *bytes, size_t len); /* see struct reader_options */
+    void *unpacked_ctx;
     void *zeros;        /* READER_SPAN_MAX bytes, for every hole */
     _Alignas(64) _Atomic uint64_t source_reads, source_read_bytes;
 };

@@ -579,6 +579,23 @@ enum onepot_gather {
     ONEPOT_GATHER_DEVICE = 2, /* fail where a device can't */
 };
 
+/*
+ * Which side decompresses blocks of zstd (an archive that onepot packed with them, a .tar.zst,
+ * a SquashFS image), if the batch is for a device: a GPU can where nvCOMP is (version 5 or 6:
+ * libnvcomp.so.6). It has not been run on a GPU yet, hence it has to be asked for. nvCOMP minds
+ * nothing: what it does with damaged blocks is undefined. So the host decompresses each block
+ * the first time. A GPU gets the same bytes again, from the second epoch on, and its results
+ * are compared with a sum of what the host made of them. Ask for it with archives that you
+ * trust, all the same: a block may be made such that libzstd takes it and nvCOMP does not.
+ */
+enum onepot_decompress {
+    ONEPOT_DECOMPRESS_HOST = 0,
+    /* A GPU if it can, and onepot_loader_decompressor says why not; for batches whose blocks
+     * are no more bytes than their samples (large samples, or neighbours). */
+    ONEPOT_DECOMPRESS_AUTO = 1,
+    ONEPOT_DECOMPRESS_GPU = 2, /* for all batches; else onepot_loader_new fails */
+};
+
 struct onepot_loader_options {
     size_t size;
     uint64_t batch_size;       /* samples, of this rank */
@@ -634,6 +651,11 @@ struct onepot_loader_options {
      */
     struct onepot_device *const *devices;
     uint32_t device_count; /* at most ONEPOT_DEVICES_MAX */
+    /*
+     * Not with npy, decode, images or verify. `data` of batches is then NULL. A quarter of each
+     * device's part of memory_bytes is for blocks, 256 MiB at most.
+     */
+    enum onepot_decompress decompress;
 };
 
 /*
@@ -765,7 +787,8 @@ struct onepot_stats {
      */
     uint64_t cache_hits, cache_misses, cache_bytes, cache_part_bytes;
     uint64_t reads, read_bytes;
-    uint64_t gpu_decoded; /* pictures, for all batches so far, also those ahead */
+    uint64_t gpu_decoded;      /* pictures, for all batches so far, also those ahead */
+    uint64_t gpu_decompressed; /* samples, likewise */
 };
 ONEPOT_API void onepot_loader_stats(struct onepot_loader *loader,
                                     struct onepot_stats *ret_stats);
@@ -775,6 +798,9 @@ ONEPOT_API void onepot_loader_stats(struct onepot_loader *loader,
  * the name and version of the GPU's decoder. The text lives as long as the loader.
  */
 ONEPOT_API const char *onepot_loader_decoder(const struct onepot_loader *loader);
+
+/* The same for what decompresses blocks. */
+ONEPOT_API const char *onepot_loader_decompressor(const struct onepot_loader *loader);
 
 #ifdef __cplusplus
 }

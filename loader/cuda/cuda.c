@@ -475,6 +475,10 @@ static const struct device_type cuda = {
     .decoder_new = gpu_decoder_new,
     .decoder_free = gpu_decoder_free,
     .decode = gpu_decode,
+    .decompressor_new = gpu_decompressor_new,
+    .decompressor_free = gpu_decompressor_free,
+    .decompress = gpu_decompress,
+    .decompress_end = gpu_decompress_end,
     .range = cuda_range,
 };
 

@@ -12,6 +12,12 @@
 
 #define GPU_NODES_MAX 1024
 
+/* A multiple of 256, where parts of a piece of memory begin, as pieces themselves do. */
+static inline size_t gpu_rounded(size_t bytes)
+{
+    return (bytes + 255) & ~(size_t)255;
+}
+
 /* How a device locks memory that may not be written to. */
 enum gpu_read_only {
     GPU_READ_ONLY_NOT,
@@ -97,5 +103,13 @@ int gpu_decoder_new(void *device, const struct device_images *images,
 void gpu_decoder_free(void *device, void *decoder);
 int gpu_decode(void *device, void *decoder, void *stream, struct device_picture *pictures,
                uint64_t count, struct onepot_error *error);
+
+/* In nvcomp.c; as in struct device_type. */
+int gpu_decompressor_new(void *device, uint64_t frame_bytes, uint64_t room,
+                         struct onepot_error *error, char *name, void **ret_decompressor);
+void gpu_decompressor_free(void *device, void *decompressor);
+int gpu_decompress(void *device, void *decompressor, void *stream, struct device_work *work,
+                   struct onepot_error *error);
+void gpu_decompress_end(struct device_work *work);
 
 #endif

@@ -5,6 +5,7 @@
  */
 #include "kernels.h"
 #include "convert_round.h"
+#include "frame_sum.h"
 
 #define THREADS 256u
 #define WARP 32u
@@ -108,6 +109,50 @@ cudaError_t kernels_gather(cudaStream_t stream, const struct device_gather *gath
         return cudaSuccess;
     uint64_t pieces = (ROUNDS * warps + gather->count - 1) / gather->count;
     return launch(gather_samples, dim3(blocks), THREADS, stream, *gather, (uint32_t)pieces);
+}
+
+/* ---- frames ---- */
+
+/* A block for each frame; no thread waits for another, as sums are added up in memory. */
+static __global__ void sum_frames(struct kernels_frames f)
+{
+    const uint8_t *content = f.content + f.from[blockIdx.x];
+    const uint64_t *words = reinterpret_cast<const uint64_t *>(content);
+    uint64_t bytes = f.bytes[blockIdx.x], count = bytes / sizeof(uint64_t), sum = 0;
+    for (uint64_t i = threadIdx.x; i < count; i += blockDim.x)
+        sum += frame_sum_word(words[i], i);
+    if (threadIdx.x == 0 && bytes % sizeof(uint64_t)) {
+        uint64_t last = 0;
+        for (unsigned j = 0; j < bytes % sizeof(uint64_t); j++)
+            last |= static_cast<uint64_t>(content[count * sizeof(uint64_t) + j]) << 8 * j;
+        sum += frame_sum_word(last, count);
+    }
+    atomicAdd(f.sums + blockIdx.x, static_cast<unsigned long long>(sum));
+}
+
+cudaError_t kernels_sum(cudaStream_t stream, const struct kernels_frames *frames)
+{
+    return launch(sum_frames, dim3(static_cast<unsigned>(frames->count)), THREADS, stream,
+                  *frames);
+}
+
+/* A block for each piece, of which each warp copies a part at a time. */
+static __global__ void place_pieces(struct kernels_pieces p)
+{
+    unsigned lane = threadIdx.x % WARP;
+    uint64_t size = p.bytes[blockIdx.x];
+    const uint8_t *from = p.content + p.from[blockIdx.x];
+    uint8_t *to = p.to + p.at[blockIdx.x];
+    for (uint64_t first = threadIdx.x / WARP * PIECE_BYTES; first < size;
+         first += blockDim.x / WARP * PIECE_BYTES)
+        copy_bytes(to + first, from + first,
+                   size - first < PIECE_BYTES ? size - first : PIECE_BYTES, lane);
+}
+
+cudaError_t kernels_place(cudaStream_t stream, const struct kernels_pieces *pieces)
+{
+    return launch(place_pieces, dim3(static_cast<unsigned>(pieces->count)), THREADS, stream,
+                  *pieces);
 }
 
 cudaError_t kernels_find(void)

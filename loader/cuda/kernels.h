@@ -39,6 +39,25 @@ struct kernels_pictures {
     struct kernels_picture at[KERNELS_PICTURES];
 };
 
+/* Decompressed frames, one after another in a piece of memory. The tables are on the device. */
+struct kernels_frames {
+    const uint8_t *content; /* frames begin at multiples of 8 */
+    uint64_t content_bytes;
+    uint64_t count;
+    const uint64_t *from, *bytes; /* [count]: where each begins, and its size */
+    unsigned long long *sums;     /* [count]: each frame's is added to it (frame_sum.h) */
+};
+
+/* Parts of them that are copied to their places in a batch. */
+struct kernels_pieces {
+    const uint8_t *content;
+    uint64_t content_bytes;
+    uint8_t *to;
+    uint64_t to_bytes;
+    uint64_t count;
+    const uint64_t *from, *at, *bytes; /* [count] */
+};
+
 /* Is there code for the present device? cudaErrorNoKernelImageForDevice. */
 cudaError_t kernels_find(void);
 
@@ -47,6 +66,8 @@ cudaError_t kernels_convert(cudaStream_t stream, const struct onepot_conversion 
                             uint64_t count, const uint8_t *from, void *to);
 cudaError_t kernels_resample(cudaStream_t stream, const struct device_images *images,
                              const struct kernels_picture *pictures, uint32_t count);
+cudaError_t kernels_sum(cudaStream_t stream, const struct kernels_frames *frames);
+cudaError_t kernels_place(cudaStream_t stream, const struct kernels_pieces *pieces);
 
 #ifdef __cplusplus
 }

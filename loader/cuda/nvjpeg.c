@@ -25,7 +25,6 @@
 #define CHUNK_FILES 256u
 #define CHUNK_BYTES ((size_t)128 << 20) /* of pictures and weights, unless one needs more, */
 #define FILE_BYTES ((size_t)512 << 20)  /* which is not more than this */
-#define ALIGN 256u
 
 struct decoder {
     void *handle, *state, *parser;
@@ -124,16 +123,11 @@ static int need_library(struct onepot_error *error)
 
 /* ---- a chunk ---- */
 
-static size_t rounded(size_t bytes)
-{
-    return (bytes + ALIGN - 1) & ~(size_t)(ALIGN - 1);
-}
-
 /* Room of the chunk. Returns where it begins. */
 static size_t chunk_take(struct decoder *d, size_t bytes)
 {
     size_t at = d->used;
-    d->used += rounded(bytes);
+    d->used += gpu_rounded(bytes);
     return at;
 }
 

@@ -20,6 +20,7 @@
 #include "index.h"
 #include "onepot.h"
 #include "pot.h"
+#include "proofs.h"
 #include "reader.h"
 
 #define RECORD_OFFSET_BITS 48
@@ -57,6 +58,7 @@ struct dataset {
     bool *brings;            /* what is read there has to be brought first */
     struct source **sources; /* of the archives, close together */
     size_t pot_count;
+    struct proofs *proofs; /* of each archive: its blocks that the host has decompressed */
     struct record *records;
     size_t record_bytes; /* length of the mapping that holds the records */
     uint64_t record_count;

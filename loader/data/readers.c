@@ -149,6 +149,12 @@ static bool readers_keep(const struct readers *readers)
 
 /* ---- making readers ---- */
 
+static void note_proof(void *ctx, const struct extent *extent, const void *packed,
+                       const void *bytes, size_t len)
+{
+    proofs_add(ctx, extent, packed, bytes, len);
+}
+
 /*
  * With one rank the kernel need not keep what our cache holds, so pages are dropped after a
  * read. Several ranks of a node that read the same archive share the kernel's cache, so there
@@ -157,9 +163,13 @@ static bool readers_keep(const struct readers *readers)
 static int readers_make(struct dataset *d, struct onepot_error *error, struct readers *readers)
 {
     struct reader_options options = {
-        .cache_stored = true, .keep_pages = portion_ranks() > 1, .stuck_ms = STUCK_MS};
+        .cache_stored = true,
+        .keep_pages = portion_ranks() > 1,
+        .stuck_ms = STUCK_MS,
+        .unpacked = note_proof};
     for (size_t i = 0; i < readers->count; i++) {
         struct fault fault = {0};
+        options.unpacked_ctx = &d->proofs[i];
         int r = reader_new(d->pots[i], &options, &fault, &readers->reader[i]);
         if (r < 0)
             return error_from_fault(error, r, &fault, d->pots[i]->path);

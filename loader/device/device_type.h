@@ -18,7 +18,7 @@
 #include "onepot_device.h"
 #include "taps.h"
 
-#define DEVICE_VERSION 6u
+#define DEVICE_VERSION 7u
 
 enum device_memory {
     DEVICE_MEMORY_LOCKED, /* the host's; copies of the device read it directly */
@@ -57,6 +57,42 @@ struct device_picture {
 };
 
 #define DEVICE_DECODER_NAME 64u
+
+/* A frame of zstd: a compressed block of an archive, see proofs.h. */
+struct device_frame {
+    uint64_t at;         /* where it begins in the work's memory; a multiple of 64 */
+    uint64_t packed;     /* bytes of the frame, */
+    uint64_t bytes;      /* and of what it holds, */
+    uint64_t sum;        /* whose sum is this (frame_sum.h) */
+    uint64_t packed_sum; /* the caller's, like the next two */
+    uint64_t where, record;
+    bool refused; /* by the caller or the device: what is written in its place is not it */
+};
+
+/* Bytes of a frame, and where they go. */
+struct device_piece {
+    uint64_t frame, from, bytes, to;
+    uint64_t sample; /* the caller's */
+};
+
+/* The frames of a batch. */
+struct device_work {
+    struct device_frame *frames;
+    struct device_piece *pieces; /* in the order of frames */
+    uint64_t frame_count, piece_count;
+    /* Locked memory of the host, and as much of the device: first room for tables
+     * (device_work_tables), then the packed frames. */
+    uint8_t *memory, *there;
+    uint64_t bytes;
+    uint8_t *to; /* the batch on the device, and its size; pieces lie within */
+    uint64_t to_bytes;
+};
+
+/* Room for numbers of eight bytes: nine of each frame, three of each piece. */
+static inline uint64_t device_work_tables(uint64_t frames, uint64_t pieces)
+{
+    return (9 * frames + 3 * pieces) * sizeof(uint64_t);
+}
 
 struct device_type {
     uint32_t version;
@@ -142,6 +178,19 @@ struct device_type {
     void (*decoder_free)(void *device, void *decoder); /* the stream has done its tasks */
     int (*decode)(void *device, void *decoder, void *stream, struct device_picture *pictures,
                   uint64_t count, struct onepot_error *error);
+
+    /*
+     * Decompressors of zstd; NULL: the device has none. decompressor_new takes at most `room`
+     * bytes of the device's memory for good, for frames that hold at most `frame_bytes` each.
+     * One thread at a time calls decompress, which queues all of the work; once the stream is
+     * past it, decompress_end marks the frames that were refused, or do not have their sum.
+     */
+    int (*decompressor_new)(void *device, uint64_t frame_bytes, uint64_t room,
+                            struct onepot_error *error, char *name, void **ret_decompressor);
+    void (*decompressor_free)(void *device, void *decompressor); /* the stream is done */
+    int (*decompress)(void *device, void *decompressor, void *stream, struct device_work *work,
+                      struct onepot_error *error);
+    void (*decompress_end)(struct device_work *work);
 
     /* Name the work of the calling thread from here on, for profilers. NULL ends it. */
     void (*range)(const char *name);

@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <sys/mman.h>
 
-#define TABLE_ALIGN 64u
 #define HUGE_BYTES (2u << 20)
 
 static int slab_host_allocate(struct slab *slab, size_t bytes, void *ctx)
@@ -32,11 +31,6 @@ static void slab_host_release(struct slab *slab, void *ctx)
 const struct slab_memory slab_host_memory = {.allocate = slab_host_allocate,
                                              .release = slab_host_release};
 
-static uint64_t slab_rounded(uint64_t bytes)
-{
-    return (bytes + TABLE_ALIGN - 1) & ~(uint64_t)(TABLE_ALIGN - 1);
-}
-
 size_t slab_tables_at(uint64_t data_bytes)
 {
     return slab_rounded(data_bytes);
@@ -45,7 +39,7 @@ size_t slab_tables_at(uint64_t data_bytes)
 /* Five tables of 8 bytes a sample and one of 1 byte, each rounded up. */
 size_t slab_tables_bytes(uint64_t samples)
 {
-    return samples * 41 + 6 * TABLE_ALIGN;
+    return samples * 41 + 6 * SLAB_ALIGN;
 }
 
 size_t slab_bytes(uint64_t samples, uint64_t data_bytes)

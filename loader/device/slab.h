@@ -15,6 +15,7 @@
 
 struct device_picture;
 struct engine;
+struct frames;
 struct slab;
 struct twin;
 
@@ -36,6 +37,9 @@ struct slab_memory {
     /* Queue the decoding of slab->pictures on the device. Those that it refuses are marked, and
      * have to be in the slab when it is sent. */
     int (*decode)(struct slab *slab, void *ctx);
+    /* Have the device decompress slab->frames, and wait for that: those that it refuses are
+     * marked, and their samples have to be in the slab when it is sent. */
+    int (*decompress)(struct slab *slab, void *ctx);
     /* The batch is gathered. Called once, before a consumer can take it. */
     int (*send)(struct slab *slab, void *ctx);
     /* The last user has released the batch. */
@@ -73,6 +77,7 @@ struct slab {
 
     /* [samples]: files that the device decodes, behind the tables, or NULL: it decodes none. */
     struct device_picture *pictures;
+    struct frames *frames; /* blocks that the device decompresses, in that place, or NULL */
 
     uint64_t seed; /* of the epoch's order, and of random crops */
 
@@ -96,6 +101,13 @@ struct slab {
 static inline struct slab *slab_of(const struct onepot_batch *batch)
 {
     return (struct slab *)(uintptr_t)batch;
+}
+
+/* Tables, and what is kept behind them, begin at multiples of this. */
+#define SLAB_ALIGN 64u
+static inline uint64_t slab_rounded(uint64_t bytes)
+{
+    return (bytes + SLAB_ALIGN - 1) & ~(uint64_t)(SLAB_ALIGN - 1);
 }
 
 /* Bytes of a slab for so many samples and bytes of data; 0: too many. */

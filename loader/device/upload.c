@@ -15,6 +15,7 @@
 #include <time.h>
 
 #include "error.h"
+#include "frames.h"
 #include "numbers.h"
 #include "upload_private.h"
 
@@ -150,7 +151,7 @@ size_t upload_image_room(const struct upload *u, size_t bytes)
     if (!u->images.channels)
         return 0;
     uint64_t images = bytes / convert_bytes_of_one(&u->images);
-    if (u->decoder)
+    if (u->decoder || u->decompressor)
         images = min_u64(images, u->batch_size);
     return images * convert_bytes_of_floats(&u->images);
 }
@@ -222,7 +223,7 @@ static void upload_release(struct slab *slab, void *ctx)
     if (t->guard == GUARD_LATER)
         note_users(u, t);
     pthread_mutex_unlock(&u->lock);
-    if (u->decoder) /* files may have been decoded for a batch that was never sent */
+    if (u->decoder || u->decompressor) /* it may have written to a batch that was never sent */
         u->type->event_wait(u->device, t->sent, NULL);
     u->type->event_wait(u->device, upload_arrival(t), NULL);
     for (size_t i = 0; i < t->retired; i++)
@@ -276,21 +277,23 @@ static int queue_part(struct upload *u, struct slab *slab, size_t from, size_t e
                          end - from, error);
 }
 
-static bool is_decoded_there(const struct slab *slab, uint64_t i)
+static bool is_made_there(const struct slab *slab, uint64_t i)
 {
+    if (slab->frames)
+        return frames_has(slab->frames, i);
     return slab->pictures && slab->pictures[i].len && !slab->pictures[i].refused;
 }
 
 /*
- * The data and the tables behind it, but for samples that the device has decoded. If there are
- * none of these, that is one copy.
+ * The data and the tables behind it, but for samples that the device has decoded or
+ * decompressed. If there are none of these, that is one copy.
  */
 static int queue_copy(struct upload *u, struct slab *slab, struct onepot_error *error)
 {
     size_t from = 0, end = (size_t)(slab->valid + slab->batch.samples - slab->memory);
     int r = 0;
-    for (uint64_t i = 0; i < slab->batch.samples && slab->pictures && r == 0; i++) {
-        if (!is_decoded_there(slab, i))
+    for (uint64_t i = 0; i < slab->batch.samples && r == 0; i++) {
+        if (!is_made_there(slab, i))
             continue;
         if (from < slab->offsets[i])
             r = queue_part(u, slab, from, slab->offsets[i], error);
@@ -330,14 +333,28 @@ static int follow_users(struct upload *u, struct twin *t, struct onepot_error *e
     return r;
 }
 
-/* The files are read until `sent`, which is recorded here, too, lest the batch never is. */
+static int queue_frames(struct upload *u, struct slab *slab, struct onepot_error *error)
+{
+    struct device_work *work = &slab->frames->work;
+    work->to = slab->twin->memory;
+    work->there = slab->twin->memory + (work->memory - slab->memory);
+    return u->type->decompress(u->device, u->decompressor, u->stream, work, error);
+}
+
+static int queue_pictures(struct upload *u, struct slab *slab, struct onepot_error *error)
+{
+    for (uint64_t i = 0; i < slab->batch.samples; i++)
+        slab->pictures[i].to = slab->twin->memory + slab->offsets[i];
+    return u->type->decode(u->device, u->decoder, u->stream, slab->pictures,
+                           slab->batch.samples, error);
+}
+
+/* Files and blocks are read until `sent`, which is recorded here, too, lest the batch never is.
+ */
 static int queue_decoding(struct upload *u, struct slab *slab, struct onepot_error *error)
 {
     struct twin *t = slab->twin;
-    for (uint64_t i = 0; i < slab->batch.samples; i++)
-        slab->pictures[i].to = t->memory + slab->offsets[i];
-    int r = u->type->decode(u->device, u->decoder, u->stream, slab->pictures,
-                            slab->batch.samples, error);
+    int r = slab->frames ? queue_frames(u, slab, error) : queue_pictures(u, slab, error);
     t->settled = false;
     int recorded = u->type->record(u->device, t->sent, u->stream, r < 0 ? NULL : error);
     return r < 0 ? r : recorded;
@@ -364,6 +381,23 @@ static int upload_decode(struct slab *slab, void *ctx)
     upload_note(u, r, &error);
     pthread_mutex_unlock(&u->lock);
     u->type->range(NULL);
+    return r;
+}
+
+/* Only when it is done it is known which frames were refused. */
+static int upload_decompress(struct slab *slab, void *ctx)
+{
+    struct upload *u = ctx;
+    struct onepot_error error;
+    int r = upload_decode(slab, ctx);
+    if (r < 0)
+        return r;
+    r = u->type->event_wait(u->device, slab->twin->sent, &error);
+    if (r == 0)
+        u->type->decompress_end(&slab->frames->work);
+    pthread_mutex_lock(&u->lock);
+    upload_note(u, r, &error);
+    pthread_mutex_unlock(&u->lock);
     return r;
 }
 
@@ -438,6 +472,7 @@ const struct slab_memory upload_memory = {
     .allocate = upload_allocate,
     .release = upload_release,
     .decode = upload_decode,
+    .decompress = upload_decompress,
     .send = upload_send,
     .retire = upload_retire,
     .is_settled = upload_is_settled,
@@ -489,6 +524,16 @@ static int start_decoder(struct upload *u, const struct device_images *images,
     return u->type->decoder_new(u->device, images, error, u->decoder_name, &u->decoder);
 }
 
+static int start_decompressor(struct upload *u, const struct upload_options *options,
+                              struct onepot_error *error)
+{
+    if (!u->type->decompressor_new)
+        return error_set(error, -ENOTSUP, "a \"%s\" device decompresses nothing",
+                         u->type->kind);
+    return u->type->decompressor_new(u->device, options->block_bytes, options->workspace_bytes,
+                                     error, u->decoder_name, &u->decompressor);
+}
+
 int upload_new(const struct upload_options *options, struct onepot_error *error,
                struct upload **ret_upload)
 {
@@ -509,6 +554,8 @@ int upload_new(const struct upload_options *options, struct onepot_error *error,
         r = u->type->stream_new(u->device, true, error, &u->converting);
     if (r == 0 && options->decoded)
         r = start_decoder(u, options->decoded, error);
+    if (r == 0 && options->block_bytes)
+        r = start_decompressor(u, options, error);
     if (r < 0) {
         if (u->converting)
             u->type->stream_free(u->device, u->converting);
@@ -554,6 +601,8 @@ void upload_close(struct upload *upload)
         end_stream(upload, upload->converting);
     if (upload->decoder)
         upload->type->decoder_free(upload->device, upload->decoder);
+    if (upload->decompressor)
+        upload->type->decompressor_free(upload->device, upload->decompressor);
     locked_free(atomic_load(&upload->locked));
     onepot_device_close(upload->shared);
     pthread_mutex_destroy(&upload->lock);

@@ -35,12 +35,16 @@ struct upload_options {
     const struct onepot_conversion *images; /* to make of all batches, or NULL */
     uint64_t batch_size;
     const struct device_images *decoded; /* the device decodes pictures; NULL: it doesn't */
+    /* The device decompresses blocks of so many bytes at most, in so much memory; 0: it doesn't
+     * do that. */
+    uint64_t block_bytes, workspace_bytes;
 };
 
-/* -ENOTSUP: the device can't decode. */
+/* -ENOTSUP: the device can't decode, or decompress. */
 int upload_new(const struct upload_options *options, struct onepot_error *error,
                struct upload **ret_upload);
-const char *upload_decoder(const struct upload *upload); /* its name; "": there is none */
+/* The name of what decodes or decompresses; "": there is none. */
+const char *upload_decoder(const struct upload *upload);
 void upload_keep(struct upload *upload);
 /* From the next batch on the device collects the samples, from here. Taken over. Once. */
 void upload_gather(struct upload *upload, struct locked *locked);

@@ -52,9 +52,9 @@ struct upload {
     struct onepot_conversion images; /* 0 channels: none */
     _Atomic(struct locked *) locked; /* NULL: the host gathers */
     uint64_t batch_size;
-    void *decoder;
+    void *decoder, *decompressor;
     char decoder_name[DEVICE_DECODER_NAME];
-    pthread_mutex_t decoding; /* held while the decoder is called */
+    pthread_mutex_t decoding; /* held while one of these is called */
     void *stream;
     void *converting;     /* a stream for images; NULL: there are none */
     pthread_mutex_t lock; /* for the rest, and for tasks queued for one batch */
@@ -68,8 +68,8 @@ struct upload {
 int upload_note(struct upload *u, int r, const struct onepot_error *error);
 /* The event after which all of the batch is there, images included. */
 void *upload_arrival(const struct twin *t);
-/* How many bytes of floats `bytes` of a slab can make at most. If the device decodes, a part of
- * them are files. */
+/* How many bytes of floats `bytes` of a slab can make at most. If the device decodes or
+ * decompresses, a part of them are files or blocks. */
 size_t upload_image_room(const struct upload *u, size_t bytes);
 /* Where a table of the host lies on the device. */
 const void *upload_on_device(const struct slab *slab, const void *host);

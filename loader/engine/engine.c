@@ -47,6 +47,7 @@ void engine_destroy(struct engine *e)
     free(e->indices);
     free(e->offsets);
     free(e->sizes);
+    vector_free(&e->frames.parts);
     free(e->workers);
     dataset_free(e->dataset);
     free(e);
@@ -100,6 +101,13 @@ static size_t engine_offers_bytes(const struct engine *e, uint64_t count, size_t
     return engine_can_move(e, plain + bytes) ? bytes : 0;
 }
 
+/* Of blocks beside a batch; 0 likewise. */
+static size_t engine_frames_bytes(struct engine *e, uint64_t count, size_t plain)
+{
+    size_t bytes = frames_plan(&e->options.fill, e->indices, e->offsets, count, &e->frames);
+    return engine_can_move(e, plain + bytes) ? bytes : 0;
+}
+
 /* By its place in the epoch alone: the same after a resume. */
 static uint32_t next_device(const struct engine *e)
 {
@@ -124,9 +132,11 @@ static bool engine_plan_one(struct engine *e)
     size_t need = fill_places(&e->options.fill, e->indices, count, e->offsets, e->sizes, &bytes)
                       ? slab_bytes(count, bytes)
                       : 0;
-    size_t plain = need; /* without files that a device decodes */
+    size_t plain = need; /* without files that a device decodes, or blocks */
     if (need && e->options.fill.offers)
         need += engine_offers_bytes(e, count, need);
+    else if (need && e->options.fill.decompress)
+        need += engine_frames_bytes(e, count, need);
     struct slab *slab;
     uint32_t device = next_device(e);
     int r = need ? engine_get_slab(e, device, need, &slab) : -ENOBUFS;
@@ -155,11 +165,14 @@ static bool engine_plan_one(struct engine *e)
     slab->batch.first = e->plan.done;
     slab->batch.stride = e->options.fill.stride;
     slab->pictures = NULL;
+    slab->frames = NULL;
     engine_label_samples(e, slab, count);
-    if (need > plain)
+    if (need > plain && e->options.fill.offers)
         offers_lay_out(&e->options.fill, slab, plain);
-    if (e->options.fill.offers)
-        slab->batch.data = NULL; /* the host has a part of the images at most */
+    else if (need > plain)
+        frames_lay_out(slab, &e->frames, plain);
+    if (e->options.fill.offers || e->options.fill.decompress)
+        slab->batch.data = NULL; /* the host has a part of it at most */
     slab->claimed = slab->gathered = 0;
     slab->whole = slab->lost = slab->abandoned = slab->released = false;
     slab->err = 0;
@@ -266,16 +279,19 @@ static void engine_note_bad(struct slab *slab, const struct filler *filler, int 
     memcpy(slab->why, filler->why, sizeof(slab->why));
 }
 
-/* The device decodes what it can, this thread what it refuses. */
+/* The device decodes or decompresses what it can, this thread what it refuses. */
 static void engine_decode_slab(struct engine *e, struct worker *worker, struct slab *slab)
 {
-    uint64_t decoded = 0, skipped = 0, bad = 0;
+    const struct slab_memory *memory = e->options.memory;
+    uint64_t done = 0, skipped = 0, bad = 0;
     pthread_mutex_unlock(&e->lock);
-    int r = 0, lost = e->options.memory->decode(slab, engine_memory_ctx(e, slab));
+    int r = 0, lost = (slab->frames ? memory->decompress
+                                    : memory->decode)(slab, engine_memory_ctx(e, slab));
     if (lost == 0)
-        r = offers_rest(&e->options.fill, &worker->filler, slab, &decoded, &skipped, &bad);
+        r = (slab->frames ? frames_rest : offers_rest)(&e->options.fill, &worker->filler, slab,
+                                                       &done, &skipped, &bad);
     pthread_mutex_lock(&e->lock);
-    e->stats.gpu_decoded += decoded;
+    *(slab->frames ? &e->stats.gpu_decompressed : &e->stats.gpu_decoded) += done;
     e->stats.skipped += skipped;
     engine_note_bad(slab, &worker->filler, r, bad);
     slab->lost = lost < 0;
@@ -286,7 +302,7 @@ static void engine_decode_slab(struct engine *e, struct worker *worker, struct s
 static void engine_finish_slab(struct engine *e, struct worker *worker, struct slab *slab)
 {
     const struct slab_memory *memory = e->options.memory;
-    if (slab->pictures && slab->err == 0)
+    if ((slab->pictures || slab->frames) && slab->err == 0)
         engine_decode_slab(e, worker, slab);
     if (memory->send && slab->err == 0) {
         pthread_mutex_unlock(&e->lock);
@@ -333,7 +349,11 @@ static void engine_gather_run(struct engine *e, struct worker *worker)
     pthread_mutex_unlock(&e->lock);
 
     uint64_t start = now_ns();
-    int r = fill_samples(&e->options.fill, &worker->filler, slab, first, end, &skipped, &bad);
+    int r = slab->frames
+                ? frames_bring(&e->options.fill, &worker->filler, slab, first, end, &bad)
+                : 0;
+    if (r == 0)
+        r = fill_samples(&e->options.fill, &worker->filler, slab, first, end, &skipped, &bad);
     uint64_t took = now_ns() - start;
 
     pthread_mutex_lock(&e->lock);
@@ -416,6 +436,9 @@ int engine_new(const struct engine_options *options, const struct place *place,
     }
     e->options = *options;
     e->options.devices += !options->devices;
+    for (uint32_t i = 0; i < e->options.devices; i++)
+        e->devices[i].beside_bytes = options->workspace_bytes;
+    e->beside_bytes = e->options.devices * options->workspace_bytes;
     e->pid = getpid();
     e->users = 1;
     e->dataset = options->fill.archive->dataset;
@@ -649,6 +672,7 @@ void engine_stats(struct engine *engine, struct onepot_stats *stats)
     stats->gather_ns = now->gather_ns;
     stats->skipped = now->skipped;
     stats->gpu_decoded = now->gpu_decoded;
+    stats->gpu_decompressed = now->gpu_decompressed;
     stats->slab_bytes = engine->slab_bytes + engine->beside_bytes;
     stats->part_bytes = engine->options.memory_bytes;
     if (engine->share)

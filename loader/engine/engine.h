@@ -50,7 +50,8 @@ struct engine_options {
      * have the same part of memory_bytes.
      */
     void *memory_ctx[ENGINE_DEVICES_MAX];
-    uint32_t devices; /* 0: one */
+    uint32_t devices;         /* 0: one */
+    uint64_t workspace_bytes; /* that each device has beside slabs, of memory_bytes */
 };
 
 /* A place in the stream of all epochs. */

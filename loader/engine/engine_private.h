@@ -64,6 +64,7 @@ struct engine {
     uint32_t starved_device;
     uint64_t *indices; /* scratch for planning: batch_size elements each */
     uint64_t *offsets, *sizes;
+    struct frames_list frames; /* of the batch that is planned */
 
     struct slab *free_slabs;
     bool planning;          /* a thread plans or sheds, at times without the lock, */

@@ -186,7 +186,7 @@ static uint64_t slabs_least(const struct engine *e)
 
 bool engine_can_move(const struct engine *e, size_t bytes)
 {
-    uint64_t part = e->options.memory_bytes / e->options.devices;
+    uint64_t part = e->options.memory_bytes / e->options.devices - e->options.workspace_bytes;
     for (uint32_t i = 0; i < e->options.devices; i++)
         if (slab_takes(e, i, bytes) > part / slabs_least(e))
             return false;

@@ -14,6 +14,7 @@
 #include "device_type.h"
 #include "engine.h"
 #include "error.h"
+#include "frames.h"
 #include "label.h"
 #include "loader_clock.h"
 #include "npy.h"
@@ -106,6 +107,15 @@ static int end_read(struct filler *filler, int result)
 {
     atomic_store(&filler->since_ns, 0);
     return atomic_load(&filler->given_up) ? -ECANCELED : result;
+}
+
+int fill_read_archive(struct filler *filler, struct dataset *d, uint64_t record,
+                      uint64_t offset, uint8_t *to, size_t len)
+{
+    filler->present = record;
+    begin_read(filler, d);
+    int r = source_read(d->sources[record_archive(&d->records[record])], to, len, offset);
+    return end_read(filler, r);
 }
 
 static int fill_read_file(struct filler *filler, struct dataset *d, const struct record *record,
@@ -407,6 +417,8 @@ static int fill_one(const struct fill_plan *plan, struct filler *filler, struct 
         slab->pictures[i].len = 0; /* a run may be done again */
     if (r < 0)
         return r;
+    if (slab->frames && frames_has(slab->frames, i))
+        return 0;
     filler->again = plan->foresee ? slab->again[i] : SLAB_NOT_AGAIN;
     if (plan->npy || plan->decode || plan->images)
         return decode_sample(plan, filler, slab, i, bad);
@@ -463,6 +475,8 @@ static int fill_run(const struct fill_plan *plan, struct filler *filler, struct 
             slab->valid[i] = 0;
             if (slab->pictures)
                 slab->pictures[i].len = 0;
+            if (slab->frames)
+                slab->frames->samples[i] = FRAMES_HOST;
             ++*skipped;
         }
         if (!slab->bases && (!plan->stride || r < 0))

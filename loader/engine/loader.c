@@ -66,6 +66,7 @@ int onepot_loader_new(const struct onepot_archive *archive,
     loader->options.fill.archive = loader->archive;
     loader->seed = given.seed;
     error_set(&loader->decoder, 0, "host");
+    error_set(&loader->decompressor, 0, "host");
     r = loader_plan_images(loader, &given, error);
     if (r == 0)
         r = loader_plan(&given, &loader->options, error);
@@ -278,4 +279,9 @@ void onepot_loader_stats(struct onepot_loader *loader, struct onepot_stats *ret_
 const char *onepot_loader_decoder(const struct onepot_loader *loader)
 {
     return loader->decoder.text;
+}
+
+const char *onepot_loader_decompressor(const struct onepot_loader *loader)
+{
+    return loader->decompressor.text;
 }

@@ -11,11 +11,14 @@
 #include "error.h"
 #include "loader_private.h"
 #include "measure.h"
+#include "numbers.h"
 #include "portion.h"
 #include "thread.h"
 #include "upload.h"
 
 #define STACK_BYTES (512u << 10)
+#define WORKSPACE_BYTES (UINT64_C(256) << 20) /* for decompressing, at most, */
+#define WORKSPACE_PART 4u                     /* and of a device's memory for slabs */
 
 /* Batches: with the one in use and the next, eight (onepot_device.h). */
 #define AHEAD_DEVICE 6u
@@ -147,12 +150,57 @@ static uint32_t loader_ahead(const struct onepot_loader *loader)
     return loader->device_count > 1 && ahead < each ? each : ahead;
 }
 
+/* Of blocks that a device may decompress, the largest; 0: there are none. */
+static uint64_t largest_block(const struct dataset *d)
+{
+    uint64_t most = 0;
+    for (size_t i = 0; i < d->pot_count; i++) {
+        const struct index_info *info = index_info(d->pots[i]->index);
+        if (info->codec == CODEC_ZSTD || info->codecs & 1u << CODEC_ZSTD)
+            most = info->block_bytes > most ? info->block_bytes : most;
+    }
+    return most < PROOF_BYTES_MAX ? most : PROOF_BYTES_MAX;
+}
+
+static const char *why_not_decompress(const struct onepot_loader *loader,
+                                      const struct onepot_loader_options *given)
+{
+    const struct fill_plan *fill = &loader->options.fill;
+    if (!loader->device_count)
+        return "there is no device";
+    if (fill->npy || fill->decode || fill->images || fill->verify)
+        return "a device decompresses bytes as they are, without npy, decode, images or verify";
+    if (given->gather == ONEPOT_GATHER_DEVICE)
+        return "a device that gathers has samples that are not compressed";
+    return loader->block_bytes ? NULL : "the archives have no blocks of zstd";
+}
+
+/* May a device decompress, by what was asked for? Whether it can is known when it starts. */
+static int loader_plan_decompress(struct onepot_loader *loader,
+                                  const struct onepot_loader_options *given,
+                                  struct onepot_error *error)
+{
+    if (given->decompress == ONEPOT_DECOMPRESS_HOST)
+        return 0;
+    loader->block_bytes = largest_block(loader->archive->dataset);
+    const char *why = why_not_decompress(loader, given);
+    if (!why)
+        loader->decompress = given->decompress;
+    else if (given->decompress == ONEPOT_DECOMPRESS_GPU)
+        return error_set(error, -EINVAL, "decompress: %s", why);
+    else
+        error_set(&loader->decompressor, 0, "host: %s", why);
+    return 0;
+}
+
 int loader_plan_device(struct onepot_loader *loader, const struct onepot_loader_options *given,
                        struct onepot_error *error)
 {
     struct onepot_device_info info = {.size = sizeof(info)};
     struct engine_options *o = &loader->options;
     int r = loader_take_devices(loader, given, error);
+    if (r == 0)
+        r = loader_plan_decompress(loader, given, error);
     if (r < 0)
         return r;
     if (!loader->device_count) {
@@ -183,7 +231,8 @@ int loader_plan_device(struct onepot_loader *loader, const struct onepot_loader_
     if (!given->prefetch)
         o->ahead = loader_ahead(loader);
     loader->gather = given->gather;
-    if (given->gather == ONEPOT_GATHER_AUTO && (info.is_host || !info.kernels))
+    if (given->gather == ONEPOT_GATHER_AUTO &&
+        (info.is_host || !info.kernels || loader->decompress))
         loader->gather = ONEPOT_GATHER_HOST;
     uint64_t most = info.free_bytes / 4 * loader->device_count;
     if (!given->memory_bytes && most < o->memory_bytes)
@@ -314,6 +363,8 @@ static int loader_start_upload(struct onepot_loader *loader, uint32_t i,
         .images = loader->convert.channels ? &loader->convert : NULL,
         .batch_size = loader->options.batch_size,
         .decoded = decoded,
+        .block_bytes = loader->options.fill.decompress ? loader->block_bytes : 0,
+        .workspace_bytes = loader->options.workspace_bytes,
     };
     int r = loader_own_device(loader, i, error);
     options.device = loader->devices[i];
@@ -358,11 +409,43 @@ static int loader_choose_uploads(struct onepot_loader *loader, struct onepot_err
     return loader_new_uploads(loader, NULL, error);
 }
 
+/* The same for decompressors. */
+static int loader_try_decompressors(struct onepot_loader *loader, struct onepot_error *why)
+{
+    struct engine_options *o = &loader->options;
+    const struct dataset *d = loader->archive->dataset;
+    int r = 0;
+    o->fill.decompress = loader->decompress;
+    o->workspace_bytes =
+        min_u64(o->memory_bytes / loader->device_count / WORKSPACE_PART, WORKSPACE_BYTES);
+    for (size_t i = 0; i < d->pot_count && r == 0; i++)
+        r = proofs_begin(&d->proofs[i], d->pots[i]->index);
+    r = r < 0 ? error_set(why, r, "out of memory") : loader_new_uploads(loader, NULL, why);
+    if (r == 0)
+        error_set(&loader->decompressor, 0, "%s", upload_decoder(loader->uploads[0]));
+    return r;
+}
+
+static int loader_choose_decompressor(struct onepot_loader *loader, struct onepot_error *error)
+{
+    struct onepot_error why = {0};
+    int r = loader_try_decompressors(loader, &why);
+    if (r == 0)
+        return 0;
+    if (loader->decompress == ONEPOT_DECOMPRESS_GPU)
+        return error_set(error, r, "%s", why.text);
+    loader->options.fill.decompress = ONEPOT_DECOMPRESS_HOST;
+    loader->options.workspace_bytes = 0;
+    error_set(&loader->decompressor, 0, "host: %s", why.text);
+    return loader_new_uploads(loader, NULL, error);
+}
+
 int loader_start_uploads(struct onepot_loader *loader, struct onepot_error *error)
 {
     for (uint32_t i = 0; i < loader->device_count; i++)
         loader->uploads[i] = NULL; /* after a fork they are the parent's */
-    int r = loader_choose_uploads(loader, error);
+    int r = loader->decompress ? loader_choose_decompressor(loader, error)
+                               : loader_choose_uploads(loader, error);
     if (r == 0)
         r = loader_start_gathering(loader, error);
     for (uint32_t i = 0; i < loader->device_count && r == 0; i++) {

@@ -58,6 +58,8 @@ static int loader_check_options(const struct onepot_loader_options *o,
         return error_set(error, -EINVAL, "more than %u batches ahead", ENGINE_AHEAD_MAX);
     if ((o->npy != 0) + (o->decode != NULL) + (o->images != NULL) > 1)
         return error_set(error, -EINVAL, "npy, images and a decoder exclude each other");
+    if (o->decompress < ONEPOT_DECOMPRESS_HOST || o->decompress > ONEPOT_DECOMPRESS_GPU)
+        return error_set(error, -EINVAL, "decompress: %d is no side", (int)o->decompress);
     if (o->decode && o->decoded_bytes == 0)
         return error_set(error, -EINVAL,
                          "the room for what is decoded is missing (decoded_bytes)");

@@ -26,10 +26,13 @@ struct onepot_loader {
     struct images_plan *images;                 /* or NULL */
     struct upload *uploads[ENGINE_DEVICES_MAX]; /* the engine's memory, if there are devices */
     enum onepot_gather gather;
-    struct onepot_error
-        decoder;       /* its text: what decodes pictures, see onepot_loader_decoder */
-    pthread_t locking; /* a thread that locks the archives, */
-    bool locks;        /* if there is one */
+    /* Their texts: see onepot_loader_decoder and onepot_loader_decompressor. */
+    struct onepot_error decoder, decompressor;
+    enum onepot_decompress
+        decompress;       /* what was asked for, and is possible with these options */
+    uint64_t block_bytes; /* the largest block of the archives, then */
+    pthread_t locking;    /* a thread that locks the archives, */
+    bool locks;           /* if there is one */
     atomic_bool stops_locking;
     uint64_t seed;
     bool has_digest;

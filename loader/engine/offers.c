@@ -10,26 +10,20 @@
 #include "numbers.h"
 #include "view.h"
 
-#define ALIGN 64u
 #define FILE_MAX (UINT64_C(64) << 20) /* larger ones are the host's */
-
-static size_t rounded(uint64_t bytes)
-{
-    return (size_t)((bytes + ALIGN - 1) & ~(uint64_t)(ALIGN - 1));
-}
 
 static size_t offer_room(const struct fill_plan *plan, uint64_t sample)
 {
     uint64_t bytes = 0;
     if (archive_check(plan->archive, sample, &(uint64_t){0}) == 0)
         bytes = archive_size(plan->archive, sample);
-    return bytes > FILE_MAX ? 0 : rounded(bytes);
+    return bytes > FILE_MAX ? 0 : slab_rounded(bytes);
 }
 
 /* The slab's tables may end anywhere. */
 size_t offers_bytes(const struct fill_plan *plan, const uint64_t *indices, uint64_t count)
 {
-    size_t bytes = ALIGN + rounded(count * sizeof(struct device_picture));
+    size_t bytes = SLAB_ALIGN + slab_rounded(count * sizeof(struct device_picture));
     for (uint64_t i = 0; i < count; i++)
         bytes += offer_room(plan, indices[i]);
     return bytes;
@@ -38,9 +32,9 @@ size_t offers_bytes(const struct fill_plan *plan, const uint64_t *indices, uint6
 void offers_lay_out(const struct fill_plan *plan, struct slab *slab, size_t at)
 {
     uint64_t count = slab->batch.samples;
-    uint8_t *room = slab->memory + rounded(at);
+    uint8_t *room = slab->memory + slab_rounded(at);
     slab->pictures = (struct device_picture *)(void *)room;
-    room += rounded(count * sizeof(*slab->pictures));
+    room += slab_rounded(count * sizeof(*slab->pictures));
     for (uint64_t i = 0; i < count; i++) {
         slab->pictures[i] = (struct device_picture){.bytes = room};
         room += offer_room(plan, slab->indices[i]);

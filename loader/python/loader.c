@@ -208,6 +208,7 @@ static int loader_init(PyObject *self, PyObject *args, PyObject *unused)
         {"npy", FIELD_FLAG, offsetof(struct onepot_loader_options, npy)},
         {"decoded_bytes", FIELD_COUNT, offsetof(struct onepot_loader_options, decoded_bytes)},
         {"gather", FIELD_SMALL, offsetof(struct onepot_loader_options, gather)},
+        {"decompress", FIELD_SMALL, offsetof(struct onepot_loader_options, decompress)},
         {"io_timeout", FIELD_SMALL, offsetof(struct onepot_loader_options, io_timeout_ms)},
         {0}};
     PyObject *given, *open, *names, *decode, *shape, *rank, *world, *options;
@@ -513,6 +514,7 @@ static PyObject *loader_stats(PyObject *self, void *unused)
         {"reads", FIELD_COUNT, offsetof(struct onepot_stats, reads)},
         {"read_bytes", FIELD_COUNT, offsetof(struct onepot_stats, read_bytes)},
         {"gpu_decoded", FIELD_COUNT, offsetof(struct onepot_stats, gpu_decoded)},
+        {"gpu_decompressed", FIELD_COUNT, offsetof(struct onepot_stats, gpu_decompressed)},
         {0}};
     struct onepot_stats s = {.size = sizeof(s)};
     (void)unused;
@@ -565,6 +567,14 @@ static PyObject *loader_decoder(PyObject *self, void *unused)
     return loader ? PyUnicode_FromString(onepot_loader_decoder(loader)) : NULL;
 }
 
+static PyObject *loader_decompressor(PyObject *self, void *unused)
+{
+    auto_lease lease = loader_lease(self);
+    const struct onepot_loader *loader = leased(lease);
+    (void)unused;
+    return loader ? PyUnicode_FromString(onepot_loader_decompressor(loader)) : NULL;
+}
+
 static PyMethodDef loader_methods[] = {
     {"set_epoch", loader_set_epoch, METH_O,
      "Go to the start of an epoch. Costs nothing if the loader is there already."},
@@ -590,6 +600,8 @@ static PyGetSetDef loader_fields[] = {
      "for,\n"
      "or the name and version of the GPU's decoder.",
      NULL},
+    {"decompressor", loader_decompressor, NULL,
+     "What decompresses blocks, as decoder has it for pictures.", NULL},
     {"delivered", loader_delivered, NULL,
      "(samples, sum, sum) of what was delivered in this epoch, padding left out. Added over\n"
      "all ranks modulo 2**64 they are the same for any order with each sample once.",

@@ -26,6 +26,11 @@ template <typename T> static T *here(T *memory)
     return static_cast<T *>(played_at(memory, 0));
 }
 
+template <typename T> static T *here(T *memory, uint64_t bytes)
+{
+    return static_cast<T *>(played_at(memory, bytes));
+}
+
 static const uint64_t *table(const uint64_t *memory, uint64_t count)
 {
     played_need_aligned(memory, sizeof(uint64_t));
@@ -75,6 +80,44 @@ static struct kernels_pictures here(struct kernels_pictures all)
         p.y = here(p.y);
     }
     return all;
+}
+
+/* Parts [from, from + bytes) of a piece of memory. */
+static void need_inside(const uint64_t *from, const uint64_t *bytes, uint64_t count,
+                        uint64_t all)
+{
+    for (uint64_t i = 0; i < count; i++)
+        if (from[i] > all || bytes[i] > all - from[i])
+            played_forbid("a kernel beyond its memory", nullptr);
+}
+
+static struct kernels_frames here(struct kernels_frames f)
+{
+    played_need_aligned(f.content, sizeof(uint64_t));
+    f.content = here(f.content, f.content_bytes);
+    f.from = table(f.from, f.count);
+    f.bytes = table(f.bytes, f.count);
+    f.sums = seen(f.sums, f.count);
+    need_inside(f.from, f.bytes, f.count, f.content_bytes);
+    return f;
+}
+
+static struct kernels_pieces here(struct kernels_pieces p)
+{
+    p.content = here(p.content, p.content_bytes);
+    p.to = here(p.to, p.to_bytes);
+    p.from = table(p.from, p.count);
+    p.at = table(p.at, p.count);
+    p.bytes = table(p.bytes, p.count);
+    need_inside(p.from, p.bytes, p.count, p.content_bytes);
+    need_inside(p.at, p.bytes, p.count, p.to_bytes);
+    return p;
+}
+
+/* One thread runs them all. */
+static void atomicAdd(unsigned long long *to, unsigned long long value)
+{
+    *to += value;
 }
 
 static void call(void *ctx)

@@ -33,6 +33,14 @@ MUTANTS = {
         "    return slab->twin->settled ||",
         "    return true || slab->twin->settled ||",
         "files_stay_until_they_are_decoded"),
+    "decompress_follows": (
+        "    if (r == 0)\n        r = follow_users(u, t, &error);\n"
+        "    pthread_mutex_unlock(&u->lock);\n",
+        "    pthread_mutex_unlock(&u->lock);\n",
+        "decompression_waits_for_readers_of_the_batch_before"),
+    "decompress_waits": (
+        "    r = u->type->event_wait(u->device, slab->twin->sent, &error);\n    if (r == 0)\n",
+        "    if (r == 0)\n", "a_batch_waits_until_its_blocks_were_compared"),
     "follow_copy": (
         "    r = u->type->follow(u->device, u->converting, t->sent, error);\n",
         "", "images_wait_for_the_copy"),

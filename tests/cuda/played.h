@@ -47,6 +47,16 @@ struct played {
     unsigned nvjpeg_misreads; /* and of this one it sees another size */
     unsigned long nvjpeg_calls, nvjpeg_files, nvjpeg_handles;
 
+    /* Of nvCOMP's calls, until now; 0 for its version: 5.3. Statuses are those of calls, or of
+     * a frame (1 more than its number in the call; 0: of none). */
+    int nvcomp_version;
+    int nvcomp_fails;         /* the status of each call that decompresses */
+    unsigned nvcomp_refuses;  /* this frame is refused, */
+    unsigned nvcomp_spoils;   /* this one becomes other bytes, and nothing says so, */
+    unsigned nvcomp_shortens; /* and this one fewer bytes */
+    size_t nvcomp_temp;       /* it needs so many bytes for a call */
+    unsigned long nvcomp_calls, nvcomp_frames;
+
     /* The driver's, for the runtime. */
     void *(*current)(void);       /* the context of this thread, NULL: none */
     void *(*primary)(int device); /* its context */
@@ -56,7 +66,8 @@ struct played {
     int (*record_all)(void *context, void *event);
     void *(*context_of)(void *stream);
 
-    /* The runtime's, for nvJPEG: a kernel of its, and where memory of the device lies. */
+    /* The runtime's, for nvJPEG and nvCOMP: a kernel of its, and where memory of the device
+     * lies. */
     int (*launch)(void *stream, void (*function)(void *ctx), void *ctx);
     void *(*at)(const void *memory, size_t bytes);
 

@@ -220,6 +220,51 @@ class Played(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "decoder is one of 'host', 'auto', 'gpu'"):
             onepot.Images(decoder="cuda")
 
+    def zstd(self):
+        """An archive of the same files many times, in blocks of zstd."""
+        path = os.path.join(WORK, "zstd.tar")
+        with onepot.Writer(path, zstd=3, block=4096, overwrite=True) as writer:
+            for i in range(FILES):
+                writer.add("%02d.txt" % i, b"words %d " % i * (100 + 9 * i))
+        return onepot.Archive(path)
+
+    def test_blocks_are_decompressed_there(self):
+        with self.zstd() as archive:
+            there = onepot.Loader(archive, 8, 0, 1, device="cuda:0", decompress="gpu")
+            here = onepot.Loader(archive, 8, 0, 1)
+            for _ in range(2):
+                for b, a in itertools.zip_longest(there, here):
+                    managed = take(b.__dlpack__(stream=1))
+                    b.wait()
+                    self.assertEqual(on_device(managed), bytes(a.data))
+                    managed.contents.deleter(managed)
+            self.assertEqual(there.decompressor, "nvCOMP 5.3")
+            self.assertGreaterEqual(there.stats["gpu_decompressed"], FILES)
+            self.assertEqual(here.decompressor, "host")
+            self.assertEqual(here.stats["gpu_decompressed"], 0)
+            there.close()
+            here.close()
+            with self.assertRaisesRegex(ValueError, "decompress: there is no device"):
+                onepot.Loader(archive, 8, 0, 1, decompress="gpu")
+        with self.assertRaisesRegex(ValueError, "decompress is 'host', 'auto' or 'gpu'"):
+            self.loader(device="cuda:0", decompress="device")
+
+    def test_a_decompressor_that_is_missing_is_told(self):
+        code = ("import sys, onepot\n"
+                "options = dict(batch_size=4, rank=0, world_size=1, device='cuda:0')\n"
+                "auto = onepot.Loader(sys.argv[1], decompress='auto', **options)\n"
+                "assert auto.decompressor.startswith('host: nvCOMP is not there: /nowhere'),"
+                " auto.decompressor\n"
+                "try:\n"
+                "    onepot.Loader(sys.argv[1], decompress='gpu', **options)\n"
+                "except OSError as e:\n"
+                "    assert 'ONEPOT_NVCOMP' in str(e), e\n"
+                "else:\n"
+                "    raise AssertionError('no error')\n")
+        self.zstd().close()
+        subprocess.run([sys.executable, "-c", code, os.path.join(WORK, "zstd.tar")], check=True,
+                       timeout=240, env=dict(os.environ, ONEPOT_NVCOMP="/nowhere"))
+
     def test_a_batch_is_copied_into_memory_that_stays(self):
         """The last one is smaller: zeros follow it."""
         loader, plain = self.loader(device="cuda:0"), [bytes(a.data) for a in self.loader()]

@@ -293,6 +293,7 @@ class Loader:
         io_timeout: Optional[float] = None,  # seconds for a read; None: 60; 0: no limit
         # of one kind, in place of device: each batch to one of them in turn
         devices: "Optional[Sequence[Union[str, int, torch.device]]]" = None,
+        decompress: str = "host",  # or "auto", "gpu"
     ) -> None: ...
     def __len__(self) -> int: ...
     # Begins the next epoch, unless this one has not begun. Ends if the loader goes to another.
@@ -307,6 +308,8 @@ class Loader:
     def sampler(self) -> "Loader": ...
     @property
     def decoder(self) -> str: ...  # "host: why", or the GPU's
+    @property
+    def decompressor(self) -> str: ...  # likewise
     @property
     def stats(self) -> "dict[str, Any]": ...
     @property

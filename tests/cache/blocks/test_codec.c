@@ -157,6 +157,31 @@ END_TEST
 #endif
 #endif
 
+START_TEST(a_plain_frame_is_one_and_tells_its_length)
+{
+    fill_plain();
+    size_t n = pack_zstd(plain, 5000, packed);
+    ck_assert(codec_is_plain_zstd(packed, n, 5000));
+    ck_assert(!codec_is_plain_zstd(packed, n, 4999));
+    ck_assert(!codec_is_plain_zstd(packed, n - 1, 5000));
+    ck_assert(!codec_is_plain_zstd(packed, n + 1, 5000));
+    size_t two = n + pack_zstd(plain, 5000, packed + n);
+    ck_assert(!codec_is_plain_zstd(packed, two, 10000));
+    ck_assert(!codec_is_plain_zstd(plain, 5000, 5000));
+
+    ZSTD_CCtx *context = ZSTD_createCCtx();
+    ZSTD_CCtx_setParameter(context, ZSTD_c_contentSizeFlag, 0);
+    n = ZSTD_compress2(context, packed, PACKED_MAX, plain, 5000);
+    ck_assert(!codec_is_plain_zstd(packed, n, 5000));
+    /* A dictionary with a number: of what zstd calls one, here only the beginning counts. */
+    uint8_t frame[32] = {0x28, 0xb5, 0x2f, 0xfd, 0x21, 7, 1, 9, 0, 0, 5};
+    ck_assert(!codec_is_plain_zstd(frame, 11, 1));
+    frame[5] = 0;
+    ck_assert(codec_is_plain_zstd(frame, 11, 1));
+    ZSTD_freeCCtx(context);
+}
+END_TEST
+
 START_TEST(stored_is_a_copy)
 {
     struct codec_context *context;
@@ -194,6 +219,7 @@ int main(void)
     TCase *tests = tcase_create("all");
     tcase_set_timeout(tests, 120);
     tcase_add_loop_test(tests, what_was_packed_comes_back, 0, PACKERS);
+    tcase_add_test(tests, a_plain_frame_is_one_and_tells_its_length);
     tcase_add_loop_test(tests, more_than_the_buffer_holds_is_refused, 0, PACKERS);
     tcase_add_loop_test(tests, damage_is_an_error_or_other_bytes_but_never_worse, 0, PACKERS);
 #ifdef HAVE_XZ
