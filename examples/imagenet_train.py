@@ -3,8 +3,7 @@
 
 Usage: imagenet_train.py TRAIN VALIDATION EPOCHS [SIZE [BATCH]]
 
-TRAIN and VALIDATION are archives (tar, zip, SquashFS, TFRecord, onepot's own). On a node with
-GPUs each rank takes its own; without one the CPU trains. SIZE: pixels of a side (224).
+TRAIN and VALIDATION are archives. Each rank takes a GPU of its own, or the CPU. SIZE: of a side (224).
 
     torchrun --nproc-per-node=4 imagenet_train.py train.tar val.tar 90
 """
@@ -25,7 +24,9 @@ def small_net(classes):  # torchvision.models.resnet50(num_classes=classes) in e
 def main():
     train, validation = onepot.Archive(sys.argv[1]), onepot.Archive(sys.argv[2])
     epochs, size, batch = (int(x) for x in (sys.argv[3:] + ["224", "64"][len(sys.argv) - 4 :]))
-    device = "cuda:" + os.environ.get("LOCAL_RANK", "0") if torch.cuda.is_available() else "cpu"
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":  # which "cuda" means from here on
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     values = dict(size=size, dtype="float32", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     loader = onepot.Loader(train, batch, device=device, images=onepot.Images(**values))
     test = onepot.Loader(validation, batch, device=device, shuffle=False,
@@ -48,11 +49,10 @@ def main():
         with torch.no_grad():
             right = count = 0
             for samples in test:
-                found = model(samples.tensors()).argmax(1)
-                right += (found == torch.from_dlpack(samples.labels)).sum()
-                count += len(samples)
+                found, count = model(samples.tensors()).argmax(1), count + len(samples)
+                right += (found == torch.from_dlpack(samples.labels)).sum().item()
         print("epoch %d: loss %.3f, %.3f of this rank's validation samples are right"
-              % (epoch, loss, right / count))
+              % (epoch, loss.item(), right / count))
 
 
 if __name__ == "__main__":

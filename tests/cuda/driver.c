@@ -12,7 +12,7 @@
 
 static struct played state;
 static pid_t begun;
-static bool ends; /* the process, and the driver with it */
+static bool ends;                 /* the process, and the driver with it */
 static int contexts[DEVICES_MAX]; /* their addresses are what a context is */
 
 static _Thread_local void *stack[DEPTH];
