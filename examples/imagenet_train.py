@@ -3,7 +3,7 @@
 
 Usage: imagenet_train.py TRAIN VALIDATION EPOCHS [SIZE [BATCH]]
 
-TRAIN and VALIDATION are archives. Each rank takes a GPU of its own, or the CPU. SIZE: of a side (224).
+TRAIN and VALIDATION are archives. Each rank has its own GPU, or the CPU. SIZE: pixels a side (224).
 
     torchrun --nproc-per-node=4 imagenet_train.py train.tar val.tar 90
 """

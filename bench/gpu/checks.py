@@ -333,7 +333,8 @@ def exit_onepot():
 
 def dirty_kb():
     with open("/proc/meminfo") as f:
-        return next(int(line.split()[1]) for line in f if line.startswith("Dirty:"))
+        found = [int(line.split()[1]) for line in f if line.startswith("Dirty:")]
+    return found[0] if found else skip("this kernel does not tell what is dirty")
 
 
 def locking_onepot():
