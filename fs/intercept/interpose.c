@@ -10,6 +10,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdarg.h>
+#include <sys/prctl.h>
 #include <termios.h>
 
 #include "io_private.h"
@@ -41,6 +42,7 @@ static struct {
     int (*isatty)(int fd);
     int (*tcgetattr)(int fd, struct termios *ret);
     int (*ioctl)(int fd, unsigned long request, ...);
+    int (*prctl)(int option, ...);
     void (*pthread_testcancel)(void); /* NULL: no threads, with a C library that has it apart */
 } next;
 static _Atomic bool has_next;
@@ -67,6 +69,7 @@ static void find_next(void)
     next.isatty = next_of("isatty");
     next.tcgetattr = next_of("tcgetattr");
     next.ioctl = next_of("ioctl");
+    next.prctl = next_of("prctl");
     next.pthread_testcancel = next_of("pthread_testcancel");
     atomic_store(&has_next, true);
 }
@@ -122,10 +125,16 @@ static bool has_mode(int flags)
     va_end(args_)
 /* NOLINTEND(bugprone-macro-parentheses) */
 
+/* When the open began; nobody asks once reading is off. */
+static uint64_t open_begin(void)
+{
+    return atomic_load_explicit(&reading_is_on, memory_order_relaxed) ? io_now_ns() : 0;
+}
+
 static int opened(int dir, const char *path, int flags, int fd, uint64_t begun_ns)
 {
     known_set(fd, reading_is_plain(flags) ? KNOWN_PLAIN : KNOWN_FOREIGN);
-    if (fd >= 0 && atomic_load_explicit(&reading_is_on, memory_order_relaxed))
+    if (fd >= 0 && begun_ns && atomic_load_explicit(&reading_is_on, memory_order_relaxed))
         listing_saw_open(dir, path, fd, io_now_ns() - begun_ns);
     return fd;
 }
@@ -134,7 +143,7 @@ int io_open(const char *path, int flags, ...) EXPORT(open);
 int io_open(const char *path, int flags, ...)
 {
     TAKE_MODE(flags, mode);
-    uint64_t begun_ns = io_now_ns();
+    uint64_t begun_ns = open_begin();
     return opened(AT_FDCWD, path, flags, NEXT(open)(path, flags, mode), begun_ns);
 }
 
@@ -142,7 +151,7 @@ int io_open64(const char *path, int flags, ...) EXPORT(open64);
 int io_open64(const char *path, int flags, ...)
 {
     TAKE_MODE(flags, mode);
-    uint64_t begun_ns = io_now_ns();
+    uint64_t begun_ns = open_begin();
     return opened(AT_FDCWD, path, flags, NEXT(open64)(path, flags, mode), begun_ns);
 }
 
@@ -150,7 +159,7 @@ int io_openat(int dir, const char *path, int flags, ...) EXPORT(openat);
 int io_openat(int dir, const char *path, int flags, ...)
 {
     TAKE_MODE(flags, mode);
-    uint64_t begun_ns = io_now_ns();
+    uint64_t begun_ns = open_begin();
     return opened(dir, path, flags, NEXT(openat)(dir, path, flags, mode), begun_ns);
 }
 
@@ -158,7 +167,7 @@ int io_openat64(int dir, const char *path, int flags, ...) EXPORT(openat64);
 int io_openat64(int dir, const char *path, int flags, ...)
 {
     TAKE_MODE(flags, mode);
-    uint64_t begun_ns = io_now_ns();
+    uint64_t begun_ns = open_begin();
     return opened(dir, path, flags, NEXT(openat64)(dir, path, flags, mode), begun_ns);
 }
 
@@ -311,4 +320,26 @@ int io_ioctl(int fd, unsigned long request, ...)
 {
     TAKE_ARGUMENT(request, arg);
     return request == TCGETS && is_no_terminal(fd) ? -1 : NEXT(ioctl)(fd, request, arg);
+}
+
+/* ---- sandboxes ---- */
+
+/*
+ * A process that is about to forbid itself system calls can't know of ours, and a filter may
+ * end it for one. From here on it reads through the mount. (Filters are mostly loaded by a
+ * system call of their own, after this promise never to gain rights.)
+ */
+int io_prctl(int option, ...) EXPORT(prctl);
+int io_prctl(int option, ...)
+{
+    unsigned long args[4];
+    va_list list;
+
+    va_start(list, option);
+    for (size_t i = 0; i < 4; i++)
+        args[i] = va_arg(list, unsigned long);
+    va_end(list);
+    if (option == PR_SET_SECCOMP || option == PR_SET_NO_NEW_PRIVS)
+        atomic_store(&reading_is_on, false);
+    return NEXT(prctl)(option, args[0], args[1], args[2], args[3]);
 }

@@ -115,7 +115,10 @@ enum known {
 #define KNOWN_MAX 65536
 extern _Atomic uint8_t known_fds[KNOWN_MAX];
 
-/* Not before the library has begun, nor with a C library that does not tell of forks. */
+/*
+ * Not before the library has begun, nor with a C library that does not tell of forks, nor in a
+ * process that shuts itself in a sandbox.
+ */
 extern _Atomic bool reading_is_on;
 
 static inline enum known known_fd(int fd)

@@ -453,6 +453,37 @@ def test_programs_that_are_left_alone(work):
         check(not direct_files(result), f"{way}: {result.stderr}")
 
 
+def test_programs_in_a_sandbox(work):
+    """They may call read and exit, and nothing that they don't know of."""
+    need_program("cc")
+    archive = make_archive(work)
+    with open(work / "strict.c", "w", encoding="utf-8") as f:
+        f.write("""#include <fcntl.h>
+                   #include <linux/seccomp.h>
+                   #include <stdio.h>
+                   #include <sys/prctl.h>
+                   #include <sys/syscall.h>
+                   #include <sys/wait.h>
+                   #include <unistd.h>
+                   int main(int argc, char **argv) {
+                       char b[100];
+                       int ends[2], status, fd = open(argv[1], O_RDONLY);
+                       if (argc < 2 || pipe(ends) < 0 || write(ends[1], b, 3) != 3)
+                           return 1;
+                       if (fork() == 0) {
+                           prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT);
+                           int is_good = read(ends[0], b, 100) == 3 && read(fd, b, 100) == 100;
+                           syscall(SYS_exit, is_good ? 0 : 1);
+                       }
+                       wait(&status);
+                       printf("%#x\\n", (unsigned)status);
+                       return 0;
+                   }""")
+    run("cc", "-o", work / "strict", work / "strict.c")
+    result = intercepted(work, archive, work / "strict", "{}/in/big")
+    check_equal(result.stdout, b"0\n", "how it ended")
+
+
 def test_threads_that_are_cancelled(work):
     """A thread ends in a read, though none of them gets as far as the kernel."""
     need_program("cc")
