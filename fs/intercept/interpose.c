@@ -52,18 +52,25 @@ static void *next_of(const char *name)
     return dlsym(RTLD_NEXT, name);
 }
 
+/* musl from 1.2.4 on links programs by names with 64, but dlsym finds none of them. */
+static void *next_of_64(const char *name_64, const char *name)
+{
+    void *next_one = next_of(name_64);
+    return next_one ? next_one : next_of(name);
+}
+
 static void find_next(void)
 {
     next.open = next_of("open");
-    next.open64 = next_of("open64");
+    next.open64 = next_of_64("open64", "open");
     next.openat = next_of("openat");
-    next.openat64 = next_of("openat64");
+    next.openat64 = next_of_64("openat64", "openat");
     next.read = next_of("read");
-    next.pread = next_of("pread64");
+    next.pread = next_of_64("pread64", "pread");
     next.close = next_of("close");
     next.dup = next_of("dup");
     next.fcntl = next_of("fcntl");
-    next.fcntl64 = next_of("fcntl64");
+    next.fcntl64 = next_of_64("fcntl64", "fcntl");
     next.dup2 = next_of("dup2");
     next.dup3 = next_of("dup3");
     next.isatty = next_of("isatty");

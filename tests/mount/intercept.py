@@ -528,6 +528,35 @@ def test_threads_that_are_cancelled(work):
         check_equal(result.stdout, b"cancelled\n", f"a thread that calls {how}")
 
 
+def test_where_no_names_with_64_are_found(work):
+    """As by dlsym of musl 1.2.4: here by one that the program has in its place."""
+    need_program("cc")
+    archive = make_archive(work)
+    with open(work / "names.c", "w", encoding="utf-8") as f:
+        f.write("""#include <dlfcn.h>
+                   #include <fcntl.h>
+                   #include <stdio.h>
+                   #include <string.h>
+                   #include <unistd.h>
+                   int fcntl64(int fd, int command, ...);
+                   void *dlsym(void *handle, const char *name) {
+                       void *(*find)(void *, const char *) = dlvsym(RTLD_NEXT, "dlsym", VERSION);
+                       void *libc = dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
+                       (void)handle;
+                       return strstr(name, "64") ? NULL : find(libc, name);
+                   }
+                   int main(int argc, char **argv) {
+                       char b[100];
+                       int fd = open64(argv[1], O_RDONLY), other = openat64(AT_FDCWD, argv[1], O_RDONLY);
+                       printf("%d %d %d\\n", argc, (int)pread64(fd, b, 100, 7), (int)pread(other, b, 100, 7));
+                       return fcntl64(fd, F_GETFD) != 0;
+                   }""")
+    version = "GLIBC_2.2.5" if os.uname().machine == "x86_64" else "GLIBC_2.17"
+    run("cc", "-D_GNU_SOURCE", f'-DVERSION="{version}"', "-rdynamic", "-o", work / "names", work / "names.c", "-ldl")
+    result = intercepted(work, archive, work / "names", "{}/in/big")
+    check_equal(result.stdout, b"2 100 100\n", "what it read")
+
+
 def test_where_the_mount_answers(work):
     """Compressed archives, sums that are compared: read right, through the mount, and --intercept=on
     says why."""
