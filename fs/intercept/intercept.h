@@ -17,10 +17,12 @@
  *
  * Finding. An ioctl on any file of the mount answers with a struct intercept_id. Behind its
  * name listens the daemon (an abstract socket, for this user alone). It sends a struct
- * intercept_offer with descriptors: a table, which says where each file lies that the archive
- * has in one piece without compression, and the files of the archive. The bytes come by pread
- * from these: a bad pointer is EFAULT and a truncated archive a short read, never a signal.
- * Bytes that are not in memory are left to the daemon, which reads ahead.
+ * intercept_offer with the same key: names of sockets are no secret, and another user's
+ * filesystem could answer with the name of a mount of ours. There are descriptors with it: a
+ * table, which says where each file lies that the archive has in one piece without compression,
+ * and the files of the archive. The bytes come by pread from these: a bad pointer is EFAULT and
+ * a truncated archive a short read, never a signal. Bytes that are not in memory are left to
+ * the daemon, which reads ahead.
  *
  * Left to the mount, as measured with files of 20 KB (microseconds of the reader's CPU time a
  * file, on a busy machine; read() from a tmpfs takes 10, as it is done here 15):
@@ -47,7 +49,7 @@
 #include <stdint.h>
 #include <sys/ioctl.h>
 
-#define INTERCEPT_MAGIC UINT64_C(0x31306f69746f706f) /* "opotio01": also the version */
+#define INTERCEPT_MAGIC UINT64_C(0x32306f69746f706f) /* "opotio02": also the version */
 #define INTERCEPT_NAME_BYTES 48
 
 /* When the mount was made (CLOCK_REALTIME): st_atim of all of its files. */
@@ -60,6 +62,7 @@ struct intercept_made {
 struct intercept_id {
     uint64_t magic;
     struct intercept_made made;
+    uint64_t key;
     char name[INTERCEPT_NAME_BYTES]; /* of the socket, without its leading zero; terminated */
 };
 #define INTERCEPT_IOCTL _IOR('O', 0x70, struct intercept_id)
@@ -79,6 +82,7 @@ struct intercept_file {
 /* Comes with 1 + `files` descriptors: the table, then the files. */
 struct intercept_offer {
     uint64_t magic;
+    uint64_t key; /* of the mount: struct intercept_id has the same */
     uint64_t entries;
     uint64_t files;
     struct intercept_file file[INTERCEPT_FILES_MAX];

@@ -95,7 +95,7 @@ static bool take_fds(struct msghdr *message, struct answer *answer)
     return count >= 2 && answer->offer.files == count - 1;
 }
 
-static bool link_receive(int sock, struct answer *answer)
+static bool link_receive(int sock, uint64_t key, struct answer *answer)
 {
     struct iovec iov = {&answer->offer, sizeof(answer->offer)};
     _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(answer->fds))];
@@ -109,7 +109,7 @@ static bool link_receive(int sock, struct answer *answer)
         n = io_call(SYS_recvmsg, sock, &message, MSG_CMSG_CLOEXEC);
     while (n == -EINTR);
     return n >= 0 && take_fds(&message, answer) && n == sizeof(answer->offer) &&
-           answer->offer.magic == INTERCEPT_MAGIC;
+           answer->offer.magic == INTERCEPT_MAGIC && answer->offer.key == key;
 }
 
 /* Ask the mount with the file `fd`. False: it offers nothing; there is nothing to close. */
@@ -126,7 +126,7 @@ static bool link_ask(int fd, const struct stat *st, struct answer *ret_answer)
     int sock = link_connect(&id);
     if (sock < 0)
         return false;
-    bool is_good = link_receive(sock, ret_answer);
+    bool is_good = link_receive(sock, id.key, ret_answer);
     close_fd(sock);
     if (!is_good)
         answer_close(ret_answer);

@@ -243,12 +243,13 @@ static int server_listen(struct intercept_server *server)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     struct intercept_id *id = &server->id;
-    uint64_t random;
+    uint64_t random[2];
 
-    if (getrandom(&random, sizeof(random), 0) != sizeof(random))
+    if (getrandom(random, sizeof(random), 0) != sizeof(random))
         return -EIO;
-    int len =
-        snprintf(id->name, sizeof(id->name), "onepot-io-%d-%016" PRIx64, (int)getpid(), random);
+    id->key = server->offer.key = random[1];
+    int len = snprintf(id->name, sizeof(id->name), "onepot-io-%d-%016" PRIx64, (int)getpid(),
+                       random[0]);
     memcpy(address.sun_path + 1, id->name, (size_t)len);
     server->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     socklen_t bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)len);

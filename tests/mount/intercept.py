@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import subprocess
 import sys
 import textwrap
 
@@ -555,6 +556,35 @@ def test_where_no_names_with_64_are_found(work):
     run("cc", "-D_GNU_SOURCE", f'-DVERSION="{version}"', "-rdynamic", "-o", work / "names", work / "names.c", "-ldl")
     result = intercepted(work, archive, work / "names", "{}/in/big")
     check_equal(result.stdout, b"2 100 100\n", "what it read")
+
+
+def test_a_filesystem_that_pretends_to_be_a_mount(work):
+    """It names the socket of one; its files are its own all the same."""
+    harness.need_root("mount a filesystem of its own")
+    archive = make_archive(work)
+    at, point = work.make("mnt"), work.make("impostor")
+    impostor = None
+    onepot("mount", "--at", at, archive, env=environment())
+    try:
+        library = library_of(work)
+        daemon = json.loads(onepot("stat", "--json", at, env=environment()).stdout)["daemon_pid"]
+        with open("/proc/net/unix", encoding="ascii") as f:
+            name = next(line.split("@")[1].strip() for line in f if f"@onepot-io-{daemon}-" in line)
+        st = os.stat(f"{at}/in/big")
+        impostor = subprocess.Popen(
+            [PYTHON, os.path.join(os.path.dirname(__file__), "impostor.py"), point, str(st.st_size),
+             str(st.st_ino), str(st.st_atime_ns // 10**9), str(st.st_atime_ns % 10**9), name],
+            env=environment(), stdout=subprocess.PIPE)
+        check_equal(impostor.stdout.readline(), b"mounted\n", "the impostor")
+        found = run(PYTHON, "-c", "import os, sys; sys.stdout.buffer.write("
+                    "os.read(os.open(sys.argv[1], os.O_RDONLY), 1000))", f"{point}/file",
+                    env=environment(LD_PRELOAD=library))
+        check_equal(found.stdout, b"i" * 1000, "its bytes")
+    finally:
+        run("umount", "-l", point, status=None)
+        if impostor:
+            impostor.wait(60)
+        onepot("umount", at, env=environment(), status=None)
 
 
 def test_where_the_mount_answers(work):

@@ -117,6 +117,7 @@ START_TEST(a_reader_learns_where_files_lie)
     ck_assert_uint_eq(offer.files, 1);
     ck_assert_uint_eq(offer.file[0].size_bytes, FILE_BYTES);
     ck_assert_uint_eq(offer.entries, index_info(index)->entries);
+    ck_assert_uint_eq(offer.key, intercept_server_id(server)->key);
     const _Atomic uint64_t *words = words_of(fds[0], offer.entries, position_of(index, "f9"));
     for (unsigned i = 0; i < FILES; i++) {
         char name[8];
