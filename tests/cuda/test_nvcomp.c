@@ -722,10 +722,10 @@ START_TEST(decompression_waits_for_readers_of_the_batch_before)
     gpu->release();
     ck_assert_int_eq(onepot_device_stream_wait(device, reader, &error), 0);
     ck_assert_mem_eq(got, b->data, b->bytes);
+    device->type->release(device->device, DEVICE_MEMORY_LOCKED, got, b->bytes);
     onepot_batch_release(b);
     onepot_loader_free(there);
     onepot_loader_free(here);
-    device->type->release(device->device, DEVICE_MEMORY_LOCKED, got, b->bytes);
     onepot_device_stream_free(device, reader);
 }
 END_TEST
