@@ -141,8 +141,10 @@ static uint64_t open_begin(void)
 static int opened(int dir, const char *path, int flags, int fd, uint64_t begun_ns)
 {
     known_set(fd, reading_is_plain(flags) ? KNOWN_PLAIN : KNOWN_FOREIGN);
-    if (fd >= 0 && begun_ns && atomic_load_explicit(&reading_is_on, memory_order_relaxed))
-        listing_saw_open(dir, path, fd, io_now_ns() - begun_ns);
+    if (fd < 0 || !begun_ns || !atomic_load_explicit(&reading_is_on, memory_order_relaxed))
+        return fd;
+    listing_saw_open(dir, path, fd, io_now_ns() - begun_ns);
+    link_leave_ended();
     return fd;
 }
 

@@ -69,6 +69,7 @@ struct link {
     uint64_t dev;
     struct intercept_made made;
     uint64_t entries, files;
+    _Atomic bool is_left; /* its mount has ended, and its descriptors are closed */
     const _Atomic uint64_t *words;
     struct intercept_head *head;
     struct link_file file[INTERCEPT_FILES_MAX];
@@ -83,6 +84,8 @@ struct link *link_find(int fd, const struct stat *st);
  * be. False: there are none to be had. `fd` is a file of the mount.
  */
 bool link_renew(struct link *link, int fd);
+/* Close the descriptors of mounts that have ended. */
+void link_leave_ended(void);
 /* Is it the file, as it was when the mount was made? */
 bool link_fd_is_good(const struct link *link, unsigned file, int fd);
 

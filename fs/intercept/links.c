@@ -335,6 +335,34 @@ bool link_renew(struct link *link, int fd)
     return is_new;
 }
 
+/* One that any code has closed unseen, and whose number is another file's, is left alone. */
+static void link_close_fds(struct link *link)
+{
+    struct stat st;
+
+    for (unsigned i = 0; i < link->files; i++) {
+        const struct intercept_file *is = &link->file[i].is;
+        int fd = atomic_exchange(&link->file[i].fd, -1);
+        if (io_call(SYS_fstat, fd, &st) < 0 || st.st_dev != is->dev || st.st_ino != is->ino)
+            continue;
+        reading_closing(fd);
+        close_fd(fd);
+        reading_closed(fd);
+    }
+}
+
+/* They would keep the space of a copy that was deleted with its mount. */
+void link_leave_ended(void)
+{
+    uint32_t count = atomic_load_explicit(&link_count, memory_order_acquire);
+
+    for (struct link *link = links; link < links + count; link++)
+        if (atomic_load_explicit(&link->head->has_ended, memory_order_relaxed) &&
+            !atomic_load_explicit(&link->is_left, memory_order_relaxed) &&
+            !atomic_exchange(&link->is_left, true))
+            link_close_fds(link);
+}
+
 struct intercept_slot *link_slot(const struct link *link)
 {
     uint32_t number = atomic_load_explicit(&slot_number, memory_order_relaxed);

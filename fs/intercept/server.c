@@ -218,6 +218,18 @@ static int server_look(struct intercept_server *server, int last_ms)
     return LOOK_MS;
 }
 
+/* Readers have the table mapped for as long as they live, and descriptors of the archive. */
+static void server_take_leave(struct intercept_server *server)
+{
+    struct intercept_head *head = server_head(server);
+
+    if (!head)
+        return;
+    fallocate(server->fds[0], FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, INTERCEPT_HEAD_BYTES,
+              (off_t)(server->table_bytes - INTERCEPT_HEAD_BYTES));
+    atomic_store(&head->has_ended, 1);
+}
+
 static void *server_run(void *arg)
 {
     struct intercept_server *server = arg;
@@ -233,6 +245,7 @@ static void *server_run(void *arg)
             server_answer(server);
         wait_ms = server_fill(server) ? 0 : server_look(server, wait_ms);
     }
+    server_take_leave(server);
     return NULL;
 }
 

@@ -387,6 +387,43 @@ def test_one_mount_after_another(work):
     check_equal(result.stdout, b"same\n", "what was read")
 
 
+def test_what_is_left_of_a_mount_that_ended(work):
+    """A process that has read from it keeps no descriptor of the archive, nor the table's memory."""
+    library = library_of(work)
+    archive = make_archive(work, files={f"f{i}": 10 for i in range(20000)})
+    program = """
+        import glob, subprocess, time
+        program, at, archive = sys.argv[1:]
+        environ = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
+        def kept():
+            os.close(os.open("/dev/null", os.O_RDONLY))
+            links = (os.readlink(f) for f in glob.glob("/proc/self/fd/*") if os.path.lexists(f))
+            with open("/proc/self/smaps") as f:
+                parts = f.read().split("/memfd:onepot-io")[1:]
+            shown = (line.split() for part in parts for line in part.splitlines()[:6])
+            return archive in links, sum(int(s[1]) for s in shown if s and s[0] == "Rss:")
+        subprocess.run([program, "mount", "--at", at, archive], check=True, env=environ, stdout=2)
+        for i in range(20000):
+            with open(f"{at}/in/f{i}", "rb") as f:
+                f.read()
+        is_open, before = kept()
+        assert is_open and before > 150, before
+        subprocess.run([program, "umount", at], check=True, env=environ, stdout=2)
+        for _ in range(600):  # the daemon may end a little later
+            is_open, after = kept()
+            if not is_open:
+                break
+            time.sleep(0.1)
+        print(is_open, after < 70)
+    """
+    path = work / "program.py"
+    with open(path, "w", encoding="utf-8") as f:
+        f.write("import os, sys\n" + textwrap.dedent(program))
+    result = run(PYTHON, path, harness.onepot_program(), work / "mnt", archive,
+                 env=environment(LD_PRELOAD=library))
+    check_equal(result.stdout, b"False True\n", "whether the archive is open, and the memory given back")
+
+
 def test_programs_of_all_kinds(work):
     """Shell, tools and children of every kind, with and without."""
     need_program("bash", "sha256sum", "cp", "tail", "sort", "dd")
