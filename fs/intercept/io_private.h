@@ -1,7 +1,8 @@
 /*
  * Shared by the files of libonepot-io.so. Its code runs inside functions of the C library, in
  * any program: also in a signal's handler and between vfork and exec. So it makes system calls
- * only, without locks that it would wait for and without memory of the program's allocator.
+ * only, without locks that it would wait for and without memory of the program's allocator, and
+ * takes little of the stack, which may be a handler's own.
  */
 #ifndef ONEPOT_IO_PRIVATE_H
 #define ONEPOT_IO_PRIVATE_H

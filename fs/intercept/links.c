@@ -236,7 +236,7 @@ static bool link_map(struct link *link, int fd)
 static struct link *link_make(int fd, const struct stat *st)
 {
     uint32_t count = atomic_load(&link_count);
-    struct answer answer;
+    static struct answer answer; /* is_making guards it */
 
     if (count == LINKS || !link_ask(fd, st, &answer))
         return NULL;
@@ -318,7 +318,7 @@ struct link *link_find(int fd, const struct stat *st)
 
 bool link_renew(struct link *link, int fd)
 {
-    struct answer answer;
+    static struct answer answer; /* is_making guards it */
     struct stat st;
     bool nobody = false;
 

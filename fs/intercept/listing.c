@@ -129,7 +129,7 @@ static void folder_saw_open(const struct link *link, int dir, const char *path,
 
 void listing_saw_open(int dir, const char *path, int fd, uint64_t took_ns)
 {
-    char folder_path[PATH_BYTES];
+    static char folder_path[PATH_BYTES]; /* is_listing guards it */
     struct stat st;
     bool nobody = false;
 

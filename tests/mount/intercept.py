@@ -522,6 +522,48 @@ def test_programs_in_a_sandbox(work):
     check_equal(result.stdout, b"0\n", "how it ended")
 
 
+def test_a_handler_with_a_small_stack(work):
+    """It opens and reads a file of the mount, the first that the process meets."""
+    need_program("cc")
+    archive = make_archive(work)
+    with open(work / "handler.c", "w", encoding="utf-8") as f:
+        f.write("""#include <fcntl.h>
+                   #include <signal.h>
+                   #include <stdio.h>
+                   #include <sys/auxv.h>
+                   #include <sys/mman.h>
+                   #include <unistd.h>
+                   static const char *path;
+                   static volatile int got;
+                   static char b[100];
+                   static void on_signal(int number) {
+                       int fd = open(path, O_RDONLY);
+                       (void)number;
+                       got = (int)read(fd, b, 100);
+                       close(fd);
+                   }
+                   int main(int argc, char **argv) {
+                       enum { PAGES = 1 << 20, ROOM = 2560 };
+                       char *low = mmap(NULL, PAGES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                       unsigned long least = getauxval(51 /* AT_MINSIGSTKSZ */);
+                       size_t bytes = (least ? least : 8192) + ROOM;
+                       /* It ends where a page begins that can't be touched. */
+                       mprotect(low + PAGES / 2, bytes, PROT_READ | PROT_WRITE);
+                       stack_t stack = {.ss_sp = low + PAGES / 2, .ss_size = bytes};
+                       struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_ONSTACK};
+                       path = argv[argc - 1];
+                       sigaltstack(&stack, NULL);
+                       sigaction(SIGUSR1, &action, NULL);
+                       raise(SIGUSR1);
+                       printf("%d\\n", got);
+                       return 0;
+                   }""")
+    run("cc", "-D_GNU_SOURCE", "-Wl,-z,now", "-o", work / "handler", work / "handler.c")
+    result = intercepted(work, archive, work / "handler", "{}/in/big")
+    check_equal(result.stdout, b"100\n", "what it read")
+    check(direct_files(result), result.stderr)
+
+
 def test_threads_that_are_cancelled(work):
     """A thread ends in a read, though none of them gets as far as the kernel."""
     need_program("cc")
