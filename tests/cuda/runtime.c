@@ -238,7 +238,8 @@ static cudaError_t take_stream(cudaStream_t handle, struct stream **ret_stream)
         return cudaErrorInvalidResourceHandle;
     if (s->capture == CAPTURE_BROKEN)
         return cudaErrorStreamCaptureInvalidated;
-    s->captured += s->capture == CAPTURE_ON;
+    if (s->capture == CAPTURE_ON)
+        s->captured++;
     if (!s->is_legacy || !streams_capture(s->context, true))
         return cudaSuccess;
     streams_break_captures(s->context, true);
