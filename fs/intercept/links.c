@@ -351,15 +351,23 @@ static void link_close_fds(struct link *link)
     }
 }
 
-/* They would keep the space of a copy that was deleted with its mount. */
+/*
+ * They would keep the space of a copy that was deleted with its mount. A child of vfork has
+ * descriptors of its own, and its parent's memory: it leaves them to the parent.
+ */
+static bool link_leave(struct link *link)
+{
+    return (uint32_t)io_call(SYS_getpid) == atomic_load(&slot_number) &&
+           !atomic_exchange(&link->is_left, true);
+}
+
 void link_leave_ended(void)
 {
     uint32_t count = atomic_load_explicit(&link_count, memory_order_acquire);
 
     for (struct link *link = links; link < links + count; link++)
         if (atomic_load_explicit(&link->head->has_ended, memory_order_relaxed) &&
-            !atomic_load_explicit(&link->is_left, memory_order_relaxed) &&
-            !atomic_exchange(&link->is_left, true))
+            !atomic_load_explicit(&link->is_left, memory_order_relaxed) && link_leave(link))
             link_close_fds(link);
 }
 

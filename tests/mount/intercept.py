@@ -424,6 +424,49 @@ def test_what_is_left_of_a_mount_that_ended(work):
     check_equal(result.stdout, b"False True\n", "whether the archive is open, and the memory given back")
 
 
+def test_a_child_of_vfork_when_a_mount_has_ended(work):
+    """It has the memory of its parent, and none of its descriptors to close."""
+    need_program("cc")
+    library = library_of(work)
+    archive = make_archive(work)
+    with open(work / "vfork.c", "w", encoding="utf-8") as f:
+        f.write("""#include <fcntl.h>
+                   #include <stdio.h>
+                   #include <string.h>
+                   #include <sys/wait.h>
+                   #include <unistd.h>
+                   int main(int argc, char **argv) {
+                       char b[4096] = "";
+                       int found = 0, fd = open(argv[1], O_RDONLY);
+                       if (argc < 3 || read(fd, b, 100) != 100 || close(fd) < 0 || puts("read") < 0)
+                           return 1;
+                       fflush(stdout);
+                       if (getchar() != '\\n')
+                           return 1;
+                       if (vfork() == 0)
+                           _exit(open("/dev/null", O_RDONLY) < 0);
+                       wait(NULL);
+                       open("/dev/null", O_RDONLY);
+                       for (fd = 0; fd < 1024; fd++) {
+                           char path[40];
+                           snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+                           memset(b, 0, sizeof(b));
+                           found += readlink(path, b, sizeof(b) - 1) > 0 && strcmp(b, argv[2]) == 0;
+                       }
+                       printf("%d\\n", found);
+                       return 0;
+                   }""")
+    run("cc", "-w", "-o", work / "vfork", work / "vfork.c")
+    onepot("mount", "--at", work / "mnt", archive, env=environment())
+    daemon = json.loads(onepot("stat", "--json", work / "mnt", env=environment()).stdout)["daemon_pid"]
+    with subprocess.Popen([work / "vfork", work / "mnt/in/big", archive], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, env=environment(LD_PRELOAD=library)) as program:
+        check_equal(program.stdout.readline(), b"read\n", "the program")
+        onepot("umount", work / "mnt", env=environment())
+        wait_for(lambda: not os.path.exists(f"/proc/{daemon}"), "the daemon's end")
+        check_equal(program.communicate(b"\n", timeout=60)[0], b"0\n", "descriptors of the archive")
+
+
 def test_programs_of_all_kinds(work):
     """Shell, tools and children of every kind, with and without."""
     need_program("bash", "sha256sum", "cp", "tail", "sort", "dd")
