@@ -29,7 +29,7 @@ struct reader {
     void (*unpacked)(void *ctx, const struct extent *extent, const void *packed,
                      const void *bytes, size_t len); /* see struct reader_options */
     void *unpacked_ctx;
-    void *zeros;        /* READER_SPAN_MAX bytes, for every hole */
+    void *zeros; /* READER_SPAN_MAX bytes, for every hole */
     _Alignas(64) _Atomic uint64_t source_reads, source_read_bytes;
 };
 

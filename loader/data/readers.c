@@ -162,11 +162,10 @@ static void note_proof(void *ctx, const struct extent *extent, const void *packe
  */
 static int readers_make(struct dataset *d, struct onepot_error *error, struct readers *readers)
 {
-    struct reader_options options = {
-        .cache_stored = true,
-        .keep_pages = portion_ranks() > 1,
-        .stuck_ms = STUCK_MS,
-        .unpacked = note_proof};
+    struct reader_options options = {.cache_stored = true,
+                                     .keep_pages = portion_ranks() > 1,
+                                     .stuck_ms = STUCK_MS,
+                                     .unpacked = note_proof};
     for (size_t i = 0; i < readers->count; i++) {
         struct fault fault = {0};
         options.unpacked_ctx = &d->proofs[i];
