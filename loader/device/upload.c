@@ -107,8 +107,8 @@ static void note_users(struct upload *u, struct twin *t)
     t->lent = false;
 }
 
-/* What no event stands for. If a capture is in the way, its end is waited for: -EBUSY, if that
- * does not come. */
+/* Settles what no event stands for. If a capture is in the way, its end is waited for: -EBUSY,
+ * if that does not come. */
 static int await_users(struct upload *u, struct twin *t, struct onepot_error *error)
 {
     int r = 0;
