@@ -128,6 +128,7 @@ void crop_plan(const struct onepot_images *o, const struct images_place *place, 
                uint32_t height, struct crop *ret_crop)
 {
     uint32_t shorter = min_u32(width, height);
+    ret_crop->spare = o->crop == ONEPOT_CROP_RANDOM ? 1 : 3;
     switch (o->crop) {
     case ONEPOT_CROP_RANDOM:
         plan_random(o, place, width, height, ret_crop);
@@ -146,7 +147,7 @@ void crop_plan(const struct onepot_images *o, const struct images_place *place, 
 
 unsigned crop_shrinks(const struct crop *crop)
 {
-    double most = crop->x.step < crop->y.step ? crop->x.step : crop->y.step;
+    double most = (crop->x.step < crop->y.step ? crop->x.step : crop->y.step) / crop->spare;
     return most >= 8 ? 8 : most >= 4 ? 4 : most >= 2 ? 2 : 1;
 }
 

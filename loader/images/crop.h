@@ -9,6 +9,7 @@
 
 struct crop {
     struct axis x, y; /* x is reversed if the picture is flipped */
+    unsigned spare;   /* pixels that a decoder leaves for each of the result, at least */
 };
 
 /* For a picture of at least 1 by 1 pixel. */
@@ -17,7 +18,10 @@ void crop_plan(const struct onepot_images *o, const struct images_place *place, 
 
 /*
  * How far a decoder may shrink the picture, 1, 2, 4 or 8 times, so that what is left of the
- * crop is not smaller than the result.
+ * crop is `spare` times the result's size, or more. A decoder averages blocks of pixels, whose
+ * borders show in a result that is only a little smaller. A random crop varies anyway: 1. Where
+ * the image is to be that of an exact decoder it is 3, for a mean difference below 2 of 255
+ * (bench/RESULTS.md, Pictures).
  */
 unsigned crop_shrinks(const struct crop *crop);
 

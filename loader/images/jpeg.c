@@ -131,11 +131,10 @@ static void cmyk_to_rgb(uint8_t *pixels, uint32_t count)
             pixels[4 * i + c] = (uint8_t)((pixels[4 * i + c] * pixels[4 * i + 3] + 127) / 255);
 }
 
-/* Which colours to ask for. */
-static void choose_colours(struct jpeg_decompress_struct *jpeg)
+/* Which is not shrunk: averages of its parts are no averages of colours. */
+static bool is_cmyk(const struct jpeg_decompress_struct *jpeg)
 {
-    bool is_cmyk = jpeg->jpeg_color_space == JCS_CMYK || jpeg->jpeg_color_space == JCS_YCCK;
-    jpeg->out_color_space = is_cmyk ? JCS_CMYK : JCS_EXT_RGBX;
+    return jpeg->jpeg_color_space == JCS_CMYK || jpeg->jpeg_color_space == JCS_YCCK;
 }
 
 /*
@@ -170,10 +169,11 @@ static int decode_picture(struct decoder *d)
     struct jpeg_decompress_struct *jpeg = &d->jpeg;
     struct picture_part part;
     jpeg_read_header(jpeg, TRUE);
-    int r = picture_begin(d->picture, jpeg->image_width, jpeg->image_height, true, ROWS, &part);
+    int r = picture_begin(d->picture, jpeg->image_width, jpeg->image_height, !is_cmyk(jpeg),
+                          ROWS, &part);
     if (r < 0)
         return r;
-    choose_colours(jpeg);
+    jpeg->out_color_space = is_cmyk(jpeg) ? JCS_CMYK : JCS_EXT_RGBX;
     jpeg->scale_num = 8 / part.shrinks;
     jpeg->scale_denom = 8;
     jpeg_start_decompress(jpeg);

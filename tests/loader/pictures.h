@@ -60,14 +60,14 @@ struct jpeg_kind {
     int restart; /* rows of blocks between restart markers, or 0 */
 };
 
-static inline struct bytes picture_jpeg(unsigned width, unsigned height, struct jpeg_kind kind)
+static inline struct bytes picture_jpeg_of(uint8_t *pixels, unsigned width, unsigned height,
+                                           struct jpeg_kind kind)
 {
     struct jpeg_compress_struct jpeg;
     struct jpeg_error_mgr errors;
     unsigned char *out = NULL;
     unsigned long len = 0;
     int channels = kind.space == JCS_GRAYSCALE ? 1 : kind.space == JCS_CMYK ? 4 : 3;
-    uint8_t *pixels = picture_pixels(width, height, (unsigned)channels);
     jpeg.err = jpeg_std_error(&errors);
     jpeg_create_compress(&jpeg);
     jpeg_mem_dest(&jpeg, &out, &len);
@@ -87,8 +87,16 @@ static inline struct bytes picture_jpeg(unsigned width, unsigned height, struct 
     }
     jpeg_finish_compress(&jpeg);
     jpeg_destroy_compress(&jpeg);
-    free(pixels);
     return (struct bytes){out, len};
+}
+
+static inline struct bytes picture_jpeg(unsigned width, unsigned height, struct jpeg_kind kind)
+{
+    unsigned channels = kind.space == JCS_GRAYSCALE ? 1 : kind.space == JCS_CMYK ? 4 : 3;
+    uint8_t *pixels = picture_pixels(width, height, channels);
+    struct bytes file = picture_jpeg_of(pixels, width, height, kind);
+    free(pixels);
+    return file;
 }
 
 /* All pixels of a file, as libjpeg makes them: three channels. */

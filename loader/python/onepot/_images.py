@@ -52,8 +52,9 @@ class Images:
     dtype          'uint8', 'float16', 'float32' or 'bfloat16'
     layout         'NCHW' or 'NHWC'
     interpolation  'bilinear' or 'bicubic', both antialiased
-    exact          don't shrink JPEG while it is decoded. It is shrunk by 2, 4 or 8 where the crop
-                   stays larger than size: faster, and a little different
+    exact          don't shrink JPEG while it is decoded. It is shrunk by 2, 4 or 8 where a random
+                   crop stays larger than size, any other three times: faster, and a little
+                   different
     on_error       with a file that is no picture or a damaged one: 'raise', 'skip' (zeros, and not
                    valid), or 'grey' (a grey picture). Both count in stats['skipped']
     raw            (height, width, channels) of samples that are mere pixels

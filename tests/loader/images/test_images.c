@@ -81,17 +81,21 @@ START_TEST(the_centre_is_where_torchvision_cuts_it_out)
 }
 END_TEST
 
-START_TEST(a_picture_is_shrunk_as_long_as_the_crop_is_not_smaller_than_the_result)
+START_TEST(a_picture_is_shrunk_as_long_as_the_crop_is_three_times_the_result)
 {
     struct images_plan plan = plan_of((struct onepot_images){.crop = ONEPOT_CROP_NONE});
-    static const unsigned cases[][3] = {{224, 224, 1},   {447, 600, 1},  {448, 448, 2},
-                                        {900, 448, 2},   {896, 1000, 4}, {1792, 1800, 8},
+    static const unsigned cases[][3] = {{672, 672, 1},   {1343, 1800, 1}, {1344, 1344, 2},
+                                        {2700, 1344, 2}, {2688, 3000, 4}, {5376, 5400, 8},
                                         {9000, 9000, 8}, {100, 9000, 1}};
     struct crop crop;
     for (unsigned i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
         crop_plan(&plan.o, &(struct images_place){0}, cases[i][0], cases[i][1], &crop);
         ck_assert_uint_eq(crop_shrinks(&crop), cases[i][2]);
     }
+    plan = plan_of((struct onepot_images){.crop = ONEPOT_CROP_RANDOM, .scale = {1, 1}});
+    crop_plan(&plan.o, &(struct images_place){0}, 448, 448, &crop);
+    ck_assert_uint_eq(crop_shrinks(&crop), 2); /* as large as the result is enough there */
+    plan = plan_of((struct onepot_images){.crop = ONEPOT_CROP_NONE});
     crop_plan(&plan.o, &(struct images_place){0}, 1001, 2001, &crop);
     crop_shrink(&crop, 4, 251, 501);
     ck_assert_uint_eq(crop.x.high, 251);
@@ -446,22 +450,53 @@ START_TEST(a_part_of_a_jpeg_is_the_same_as_in_the_whole)
 }
 END_TEST
 
+static double mean_difference_to_exact(struct bytes file, uint32_t size)
+{
+    struct onepot_images o = {.width = size, .height = size, .crop = ONEPOT_CROP_NONE};
+    struct images_plan shrunk = plan_of(o);
+    o.exact = true;
+    struct images_plan exact = plan_of(o);
+    struct image a = decoded(&shrunk, file, 0), b = decoded(&exact, file, 0);
+    double difference = 0;
+    for (uint64_t i = 0; i < shrunk.bytes; i++)
+        difference += abs(a.pixels[i] - b.pixels[i]);
+    free(a.pixels);
+    free(b.pixels);
+    return difference / (double)shrunk.bytes;
+}
+
 START_TEST(a_jpeg_that_is_shrunk_while_it_is_decoded_is_nearly_the_same)
 {
     struct bytes file = picture_jpeg(120, 100, jpeg_kinds[_i]);
-    for (uint32_t size = 6; size <= 50; size += 11) {
-        struct onepot_images o = {.width = size, .height = size, .crop = ONEPOT_CROP_NONE};
-        struct images_plan shrunk = plan_of(o);
-        o.exact = true;
-        struct images_plan exact = plan_of(o);
-        struct image a = decoded(&shrunk, file, 0), b = decoded(&exact, file, 0);
-        double difference = 0;
-        for (uint64_t i = 0; i < shrunk.bytes; i++)
-            difference += abs(a.pixels[i] - b.pixels[i]);
-        ck_assert(difference / (double)shrunk.bytes < 2);
-        free(a.pixels);
-        free(b.pixels);
-    }
+    for (uint32_t size = 6; size <= 50; size += 11)
+        ck_assert_double_lt(mean_difference_to_exact(file, size), 2);
+    free(file.data);
+}
+END_TEST
+
+/* Cells of 4 by 4 pixels of any brightness, which the filter of a resizing blurs. */
+START_TEST(fine_patterns_are_nearly_the_same_in_a_jpeg_that_is_shrunk)
+{
+    enum { SIDE = 600 };
+    uint8_t *pixels = malloc(SIDE * SIDE);
+    ck_assert_ptr_nonnull(pixels);
+    for (unsigned y = 0; y < SIDE; y++)
+        for (unsigned x = 0; x < SIDE; x++)
+            pixels[y * SIDE + x] =
+                (uint8_t)((x / 4 * 73856093u ^ y / 4 * 19349663u) * 2654435761u >> 24);
+    struct bytes file =
+        picture_jpeg_of(pixels, SIDE, SIDE, (struct jpeg_kind){JCS_GRAYSCALE, 95, 0, 0});
+    for (uint32_t size = 70; size <= 300; size += 23)
+        ck_assert_double_lt(mean_difference_to_exact(file, size), 2);
+    free(pixels);
+    free(file.data);
+}
+END_TEST
+
+START_TEST(cmyk_is_not_shrunk)
+{
+    struct bytes file = picture_jpeg(120, 100, (struct jpeg_kind){JCS_CMYK, 90, 0, 0});
+    ck_assert_double_eq(mean_difference_to_exact(file, 6), 0);
     free(file.data);
 }
 END_TEST
@@ -725,8 +760,7 @@ static Suite *suite(void)
     tcase_add_test(crops, random_crops_are_distributed_as_torchvisions);
     tcase_add_test(crops, a_picture_without_a_fitting_part_gives_its_centre);
     tcase_add_test(crops, the_centre_is_where_torchvision_cuts_it_out);
-    tcase_add_test(crops,
-                   a_picture_is_shrunk_as_long_as_the_crop_is_not_smaller_than_the_result);
+    tcase_add_test(crops, a_picture_is_shrunk_as_long_as_the_crop_is_three_times_the_result);
     tcase_add_loop_test(rows, a_picture_of_the_right_size_stays_as_it_is, 0, 2);
     tcase_add_loop_test(rows, one_colour_stays_one_colour_at_any_size, 0, 2);
     tcase_add_test(rows, shrinking_weighs_as_the_widened_filter_does);
@@ -742,6 +776,8 @@ static Suite *suite(void)
     tcase_add_loop_test(files, a_part_of_a_jpeg_is_the_same_as_in_the_whole, 0, 4);
     tcase_add_loop_test(files, a_jpeg_that_is_shrunk_while_it_is_decoded_is_nearly_the_same, 0,
                         4);
+    tcase_add_test(files, fine_patterns_are_nearly_the_same_in_a_jpeg_that_is_shrunk);
+    tcase_add_test(files, cmyk_is_not_shrunk);
     tcase_add_test(files, cmyk_is_converted_as_pil_does_it);
     tcase_add_loop_test(files, a_jpeg_that_is_cut_short_is_an_error, 0, 4);
     tcase_add_test(files, a_jpeg_without_its_end_marker_is_whole);
