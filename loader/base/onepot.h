@@ -775,7 +775,7 @@ struct onepot_stats {
     uint64_t batches, samples, bytes; /* delivered */
     uint64_t wait_ns;                 /* time that onepot_loader_next waited */
     uint64_t gather_ns;               /* time that the threads worked, added up */
-    uint64_t skipped;                 /* samples that could not be read */
+    uint64_t skipped;                 /* of those delivered, samples that could not be read */
     uint64_t slab_bytes;              /* in use now, at most memory_bytes */
     uint32_t threads, prefetch; /* threads: those that may work now, beside others of the job */
     uint64_t memory_bytes;

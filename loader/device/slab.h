@@ -82,13 +82,13 @@ struct slab {
     uint64_t seed; /* of the epoch's order, and of random crops */
 
     /* While it is gathered; under the engine's lock. */
-    uint64_t claimed, gathered; /* samples */
-    bool whole;                 /* a consumer may take it */
-    uint64_t end;               /* element of the epoch after the batch's last one */
-    int err;                    /* of the first sample that failed, */
-    uint64_t bad_record;        /* its record (and FILL_LABEL), */
-    char why[160];              /* why its picture can't be decoded, */
-    bool lost;                  /* or sending failed */
+    uint64_t claimed, gathered, skipped; /* samples */
+    bool whole;                          /* a consumer may take it */
+    uint64_t end;                        /* element of the epoch after the batch's last one */
+    int err;                             /* of the first sample that failed, */
+    uint64_t bad_record;                 /* its record (and FILL_LABEL), */
+    char why[160];                       /* why its picture can't be decoded, */
+    bool lost;                           /* or sending failed */
     /* A read for it stalled. No more runs of it begin, and it is not used again until all runs
      * that began are over. */
     bool abandoned;

@@ -173,7 +173,7 @@ static bool engine_plan_one(struct engine *e)
         frames_lay_out(slab, &e->frames, plain);
     if (e->options.fill.offers || e->options.fill.decompress)
         slab->batch.data = NULL; /* the host has a part of it at most */
-    slab->claimed = slab->gathered = 0;
+    slab->claimed = slab->gathered = slab->skipped = 0;
     slab->whole = slab->lost = slab->abandoned = slab->released = false;
     slab->err = 0;
     e->plan.done += count;
@@ -292,7 +292,7 @@ static void engine_decode_slab(struct engine *e, struct worker *worker, struct s
                                                        &done, &skipped, &bad);
     pthread_mutex_lock(&e->lock);
     *(slab->frames ? &e->stats.gpu_decompressed : &e->stats.gpu_decoded) += done;
-    e->stats.skipped += skipped;
+    slab->skipped += skipped;
     engine_note_bad(slab, &worker->filler, r, bad);
     slab->lost = lost < 0;
     slab->err = lost < 0 ? lost : slab->err;
@@ -358,7 +358,7 @@ static void engine_gather_run(struct engine *e, struct worker *worker)
 
     pthread_mutex_lock(&e->lock);
     e->stats.gather_ns += took;
-    e->stats.skipped += skipped;
+    slab->skipped += skipped;
     worker->slab = NULL;
     engine_note_bad(slab, &worker->filler, r, bad);
     slab->gathered += end - first;
@@ -616,6 +616,7 @@ static void engine_count_batch(struct engine *e, const struct slab *slab)
     e->stats.batches++;
     e->stats.samples += batch->samples;
     e->stats.bytes += batch->bytes;
+    e->stats.skipped += slab->skipped;
 }
 
 int engine_take(struct engine *engine, uint64_t epoch, uint64_t deadline_ns,
