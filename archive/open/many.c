@@ -34,6 +34,7 @@
 #include "opening_team.h"
 #include "path.h"
 #include "pot_private.h"
+#include "sanitizer.h"
 #include "source_concat.h"
 #include "source_ops.h"
 #include "thread.h"
@@ -488,7 +489,9 @@ static int many_index(struct many *many, struct fault *fault)
     }
     team.threads = (unsigned)min_u64(min_u64(count, is_remote ? MANY_THREADS : cpus_allowed()),
                                      min_u64(memory / MANY_THREAD_BYTES, MANY_THREADS));
-    if (team.threads < 2 || many->part_options.compose)
+    /* Sanitizers' locks may be held by another thread when one forks, and stay so in the child.
+     */
+    if (WITH_SANITIZER || team.threads < 2 || many->part_options.compose)
         return 0;
     atomic_store(&many->next, 0);
     int r = opening_team_run(&team);
