@@ -416,8 +416,8 @@ static int loader_try_decompressors(struct onepot_loader *loader, struct onepot_
     const struct dataset *d = loader->archive->dataset;
     int r = 0;
     o->fill.decompress = loader->decompress;
-    o->workspace_bytes =
-        min_u64(o->memory_bytes / loader->device_count / WORKSPACE_PART, WORKSPACE_BYTES);
+    uint32_t devices = max_u32(loader->device_count, 1);
+    o->workspace_bytes = min_u64(o->memory_bytes / devices / WORKSPACE_PART, WORKSPACE_BYTES);
     for (size_t i = 0; i < d->pot_count && r == 0; i++)
         r = proofs_begin(&d->proofs[i], d->pots[i]->index);
     r = r < 0 ? error_set(why, r, "out of memory") : loader_new_uploads(loader, NULL, why);

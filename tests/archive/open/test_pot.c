@@ -348,7 +348,7 @@ static void note_other_thread(void *ctx, const char *doing, const struct progres
 
 static int open_shards(const struct pot_options *options, struct fault *fault, struct pot **pot)
 {
-    char names[SHARDS][16];
+    char names[SHARDS][24];
     const char *paths[SHARDS];
     for (int i = 0; i < SHARDS; i++) {
         snprintf(names[i], sizeof(names[i]), "s%02d.tar", i);
