@@ -3,22 +3,27 @@
  */
 #include <fcntl.h>
 #include <malloc.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <ucontext.h>
+#include <unistd.h>
 
 #include "backend.h"
 #include "cli.h"
 #include "commands.h"
+#include "storage_watch.h"
 
-/* Without FUSE nothing can be mounted; all other commands are always built. */
-#ifndef HAVE_FUSE
-#define command_mount NULL
-#define command_squashfuse NULL
-#define command_umount NULL
-#define command_run NULL
-#define command_clean NULL
-#endif
+/* NULL where fs/meson.build leaves them out. */
+#pragma weak command_mount
+#pragma weak command_squashfuse
+#pragma weak command_umount
+#pragma weak command_run
+#pragma weak command_clean
+#pragma weak command_order
 
 const struct command command_list[] = {
     {"pack", command_pack, "make an archive of a directory"},
@@ -30,7 +35,7 @@ const struct command command_list[] = {
     {"clean", command_clean, "remove what ended jobs left on this node"},
     {"stat", command_stat, "show what a mount has done so far"},
     {"top", command_top, "show what mounts do, live"},
-    {"doctor", command_doctor, "show what this node allows, and what is wrong"},
+    {"doctor", command_doctor, "show what this node allows, and what to mend"},
     {"extract", command_extract, "extract files from an archive"},
     {"ls", command_ls, "list the contents of an archive"},
     {"cat", command_cat, "write files of an archive to standard output"},
@@ -43,7 +48,7 @@ const struct command command_list[] = {
     {"help", command_help, "show a manual page"},
     {"completions", command_completions, "print what completes command lines in a shell"},
     {"licences", command_licences, "print the licences of all that is in this program"},
-    {NULL, NULL, NULL},
+    {NULL},
 };
 #define COMMAND_COUNT (sizeof command_list / sizeof command_list[0] - 1)
 
@@ -58,20 +63,42 @@ void command_print_list(FILE *out)
             "Commands:\n",
             formats);
     for (size_t i = 0; i < COMMAND_COUNT; i++)
-        fprintf(out, "  %-11s %s%s\n", command_list[i].name, command_list[i].summary,
-                command_list[i].run ? "" : " (not in this build)");
+        if (command_list[i].run)
+            fprintf(out, "  %-11s %s\n", command_list[i].name, command_list[i].summary);
     fputs("\n"
           "'onepot COMMAND --help' and 'onepot help COMMAND' describe a command;\n"
-          "'onepot --version' prints the version, with --json also what this program can do.\n",
+          "'onepot version' prints the version, with --json also what this program can do.\n",
           out);
+}
+
+/* "onepot train.tar": the first words of a newcomer. */
+static int advise_of_file(const char *word)
+{
+    struct stat st;
+    if (stat(word, &st) == 0 && S_ISDIR(st.st_mode))
+        cli_failf(NULL,
+                  "'%s' is a directory, no command; 'onepot pack %s' makes an archive of it; "
+                  "see 'onepot --help'",
+                  word, word);
+    else
+        cli_failf(NULL,
+                  "'%s' is no command; 'onepot mount %s' shows an archive as a directory, and "
+                  "'onepot run %s -- COMMAND {}' to one command; see 'onepot --help'",
+                  word, word, word);
+    return CLI_USAGE;
 }
 
 static int unknown_command(const char *word)
 {
+    if (access(word, F_OK) == 0)
+        return advise_of_file(word);
     const char *names[COMMAND_COUNT + 1] = {NULL};
-    for (size_t i = 0; i < COMMAND_COUNT; i++)
-        names[i] = command_list[i].name;
+    for (size_t i = 0, n = 0; i < COMMAND_COUNT; i++)
+        if (command_list[i].run)
+            names[n++] = command_list[i].name;
     const char *near = cli_nearest(word, names);
+    if (!near && strpbrk(word, "./"))
+        return advise_of_file(word);
     if (near)
         cli_failf(NULL, "there is no command '%s'; did you mean '%s'? See 'onepot --help'",
                   word, near);
@@ -86,12 +113,13 @@ int command_run_named(int argc, char **argv)
         if (strcmp(command_list[i].name, argv[0]) != 0)
             continue;
         if (!command_list[i].run) {
-            cli_failf(argv[0], "this onepot was built without it; build it where "
-                               "linux/fuse.h is installed");
+            cli_failf(argv[0], "this onepot was built without it");
             /* For `run`, 1 would be an exit status of its command. */
             return strcmp(argv[0], "run") == 0 ? CLI_RUN_FAILED : CLI_FAILED;
         }
-        return command_list[i].run(argc, argv);
+        int status = command_list[i].run(argc, argv);
+        storage_watch_stop();
+        return status;
     }
     return unknown_command(argv[0]);
 }
@@ -106,6 +134,22 @@ static void occupy_standard_descriptors(void)
     for (int fd = 0; fd <= 2; fd++)
         if (fcntl(fd, F_GETFD) < 0)
             open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY);
+}
+
+static void on_file_limit(int number)
+{
+    (void)number;
+}
+
+/*
+ * Make a limit on the size of files (ulimit -f) the error EFBIG, which gets a line. The signal
+ * is caught, not ignored: a program that is run gets the default.
+ */
+static void catch_file_limit(void)
+{
+    struct sigaction limit;
+    if (sigaction(SIGXFSZ, NULL, &limit) == 0 && limit.sa_handler == SIG_DFL)
+        signal(SIGXFSZ, on_file_limit);
 }
 
 /*
@@ -129,11 +173,18 @@ static const char *command_of_name(const char *program)
     return NULL;
 }
 
-int main(int argc, char **argv)
+static bool is_version(const char *word)
+{
+    return strcmp(word, "--version") == 0 || strcmp(word, "-V") == 0 ||
+           strcmp(word, "version") == 0;
+}
+
+static int run_program(int argc, char **argv)
 {
     const char *own = command_of_name(argv[0]);
     int status;
     save_addresses();
+    catch_file_limit();
     occupy_standard_descriptors();
     if (own) {
         argv[0] = (char *)own;
@@ -144,7 +195,7 @@ int main(int argc, char **argv)
     } else if (strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "--help") == 0) {
         command_print_list(stdout);
         status = CLI_OK;
-    } else if (strcmp(argv[1], "--version") == 0) {
+    } else if (is_version(argv[1])) {
         command_print_version(argc > 2 && strcmp(argv[2], "--json") == 0);
         status = CLI_OK;
     } else if (argv[1][0] == '-') {
@@ -155,4 +206,51 @@ int main(int argc, char **argv)
         status = command_run_named(argc - 1, argv + 1);
     }
     return cli_finish(status);
+}
+
+/* ---- the stack ---- */
+
+#define STACK_LEAST_BYTES (1u << 20)
+#define STACK_BYTES (8u << 20) /* of addresses: as much as is usual */
+
+static struct {
+    int argc;
+    char **argv;
+    int status;
+} arguments;
+
+static void run_on_stack(void)
+{
+    arguments.status = run_program(arguments.argc, arguments.argv);
+}
+
+/*
+ * Under a small limit (ulimit -s), runs the program on another stack. What parses an archive
+ * would crash otherwise, in a child, and the archive would pass for damaged. The limit stays as
+ * it is, for a program that is run.
+ */
+static int run_with_stack(int argc, char **argv)
+{
+    struct rlimit limit;
+    static ucontext_t here, there;
+    const size_t guard = (size_t)sysconf(_SC_PAGESIZE);
+    if (getrlimit(RLIMIT_STACK, &limit) < 0 || limit.rlim_cur >= STACK_LEAST_BYTES ||
+        getcontext(&there) < 0)
+        return run_program(argc, argv);
+    char *stack = mmap(NULL, guard + STACK_BYTES, PROT_NONE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (stack == MAP_FAILED || mprotect(stack + guard, STACK_BYTES, PROT_READ | PROT_WRITE) < 0)
+        return run_program(argc, argv);
+    arguments.argc = argc;
+    arguments.argv = argv;
+    there.uc_stack = (stack_t){.ss_sp = stack + guard, .ss_size = STACK_BYTES};
+    there.uc_link = &here;
+    makecontext(&there, run_on_stack, 0);
+    swapcontext(&here, &there);
+    return arguments.status;
+}
+
+int main(int argc, char **argv)
+{
+    return run_with_stack(argc, argv);
 }

@@ -110,6 +110,31 @@ run 1 "$onepot" ls --path nowhere tree.tar
 says err 'onepot: tree.tar: nowhere: no such file or directory in the archive'
 run 1 "$onepot" ls --path plain/x tree.tar
 says err 'is not a directory'
+run 0 "$onepot" ls tree.tar dir
+printf 'file\nsub\nup\n' >expected
+equal out expected 'ls of a directory in an archive'
+run 0 "$onepot" ls tree.tar dir/file plain
+printf 'dir/file\nplain\n' >expected
+equal out expected 'ls of two files in an archive'
+run 0 "$onepot" ls tree.tar plain linked_dir/sub
+printf 'plain\n\nlinked_dir/sub:\ndeep\n' >expected
+equal out expected 'ls of a file and a directory in an archive'
+run 1 "$onepot" ls tree.tar nowhere plain
+one_line 'ls of a path that is not there'
+says err 'tree.tar: nowhere: no such file or directory in the archive, and no archive here'
+says out plain
+cp tree.tar other.tar
+run 0 "$onepot" ls tree.tar other.tar plain
+printf 'tree.tar:\nplain\n\nother.tar:\nplain\n' >expected
+equal out expected 'ls of one path in two archives'
+echo text >plain
+run 1 "$onepot" ls tree.tar plain
+says err "onepot: plain: is not an archive of a known format; if it is a path in the archive before it"
+run 0 "$onepot" ls tree.tar -- plain
+printf 'plain\n' >expected
+equal out expected "ls of a path behind '--' that is a file here, too"
+run 2 "$onepot" ls -- tree.tar
+rm plain other.tar
 run 1 "$onepot" ls absent.tar tree.tar
 one_line 'ls of an absent archive'
 says out 'plain'
@@ -187,11 +212,13 @@ says out 'tar'
 run 0 "$onepot" info --batch-for 1M tree.tar
 grep -q 'batch .*1.0 MiB hold [0-9]* files on average, [0-9]* of the largest' out || fail 'info --batch-for'
 run 2 "$onepot" info --batch-for much tree.tar
-run 0 "$onepot" info --gpu
-grep -qE '^(no GPU: .|cuda:0: )' out || fail 'info --gpu'
-run 0 env ONEPOT_CUDA=/nowhere/part.so "$onepot" info --gpu tree.tar
-{ head -n 1 out | grep -q '^no GPU: .*/nowhere/part.so' && grep -q '^tree.tar:' out; } || fail 'info --gpu ARCHIVE'
-run 2 "$onepot" info --gpu --json tree.tar
+if "$onepot" info --help | grep -q -e --gpu; then
+    run 0 "$onepot" info --gpu
+    grep -qE '^(no GPU: .|cuda:0: )' out || fail 'info --gpu'
+    run 0 env ONEPOT_CUDA=/nowhere/part.so "$onepot" info --gpu tree.tar
+    { head -n 1 out | grep -qE '^no GPU: .*/nowhere/part.so' && grep -q '^tree.tar:' out; } || fail 'info --gpu ARCHIVE'
+    run 2 "$onepot" info --gpu --json tree.tar
+fi
 run 0 "$onepot" info --json --batch-for 10K tree.tar
 "$python" -c 'import json; i = json.load(open("out"))[0]
 assert i["batch_bytes"] == 10240 and i["batch_mean"] >= i["batch_worst"], i' || fail 'info --json --batch-for'
@@ -289,7 +316,6 @@ run 0 "$onepot" --version --json
 grep -q '"formats": \[.*"tar"' out || fail "--version --json: $(cat out)"
 "$onepot" --help >all_help
 sed -n 's/^  \([a-z-]*\) .*/\1/p' all_help | while read -r command; do
-    if grep -qE "^  $command .*not in this build" all_help; then continue; fi
     for option in -h --help --version; do
         if ! "$onepot" "$command" "$option" >out 2>err || [ -s err ] || [ ! -s out ]; then
             echo "FAILED: onepot $command $option"
@@ -303,26 +329,49 @@ sed -n 's/^  \([a-z-]*\) .*/\1/p' all_help | while read -r command; do
         grep -q "^Usage: onepot $command" out || exit 1
     fi
 done || fail 'help of a command'
+for page in onepot $(sed -n 's/^  \([a-z-]*\) .*/\1/p' all_help); do
+    "$onepot" help "$page" | sed -n 's/.*onepot-\([a-z-]*\)(1).*/\1/p' | sort -u >named
+    while read -r name; do
+        case $name in
+        mount | umount | run | clean | squashfuse) continue ;; # all pages build on mounts
+        esac
+        "$onepot" help "$name" >out 2>err || fail "the page '$page' names $name, which is not in this build"
+    done <named
+done
+if "$onepot" run --help >out 2>err && ! grep -q -e --intercept out; then
+    for page in onepot mount run stat doctor; do
+        if "$onepot" help $page | grep -iE 'preload|intercept' >out; then fail "the page '$page' names the library that is left out"; fi
+    done
+fi
 run 0 "$onepot" help onepot
 run 0 "$onepot" help
 equal out all_help 'help'
 run 2 "$onepot" help frobnicate
+# Where there was no mandoc: why, and what there is instead.
+for page in onepot convert; do
+    if [ $page = convert ] && ! "$onepot" help convert >out 2>err; then continue; fi
+    run 0 "$ONEPOT_WITHOUT_PAGES" help $page
+    says err mandoc
+    equal out all_help "help $page, without pages"
+done
+"$onepot" ls --help >expected
+run 0 "$ONEPOT_WITHOUT_PAGES" help ls
+says err mandoc
+equal out expected 'help ls, without pages'
+run 2 "$ONEPOT_WITHOUT_PAGES" help frobnicate
 run 0 "$onepot" licences
 says out 'Apache License'
 
 # ---- completions, as bash makes them ----
-# completes LINE WORD...: what the last word of a command line, cut as bash cuts it, may become.
+# completes LINE WORD...: what the end of a command line may become.
 completes() {
     (
         # shellcheck disable=SC2317 # the completion calls it
-        compopt() { :; }
+        compopt() { if [ "$2" != nospace ]; then echo "($2)"; fi; }
         # shellcheck source=/dev/null
         . "$work/completion"
-        read -ra COMP_WORDS <<<"onepot $1"
-        if [[ $1 == *' ' ]]; then COMP_WORDS+=(''); fi
-        # shellcheck disable=SC2034 # bash's own variables
-        COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
-        _onepot
+        PATH=${onepot%/*}:$PATH COMP_LINE="onepot $1" COMP_POINT=$((${#1} + 7))
+        _onepot onepot "${COMP_LINE##*[ =]}"
         printf '%s\n' "${COMPREPLY[@]}"
     ) >out 2>err
     printf '%s\n' "${@:2}" >expected
@@ -335,28 +384,54 @@ completes 'ca' cat
 if "$onepot" clean --help >/dev/null 2>&1; then completes 'clean ' ''; fi
 completes 'ls --js' --json
 completes 'cat --prog' --progress=
-completes 'ls --progress = al' always
-completes 'ls --progress =' auto always never
+completes 'ls --progress=al' always
+completes 'ls --progress=' auto always never
 completes 'completions ' bash zsh fish
 completes 'help verif' verify
-completes 'extract -C tre' tree
-completes 'cat names' names0
-completes 'pack -o paths' paths0
-completes 'order --se' --seed=
+completes 'extract -C tre' '(dirnames)' ''
+completes 'cat names' '(default)' ''
+completes 'pack -o paths' '(default)' ''
+if grep -q '^  order ' all_help; then completes 'order --se' --seed=; fi
 sed -n 's/^  \([a-z-]*\) .*/\1/p' all_help | while read -r command; do
-    if grep -qE "^  $command .*not in this build" all_help; then continue; fi
     "$onepot" "$command" --help | grep -oE '^ +(-., )?--[a-z-]+' | grep -oE -e '--[a-z-]+' | sort >expected
-    sed -n "/^    $command)/,/options+/s/.*options+='//p" completion | grep -oE -e '--[a-z-]+' |
-        sort -u - <(printf '%s\n' --help --version) >out
+    "$onepot" completions fish -- "$command" -- | grep -oE -e '^--[a-z-]+' | sort >out
     cmp -s out expected || exit 1
 done || fail "the completion's options are not those of the commands"
-run 0 "$onepot" completions zsh
-if command -v zsh >/dev/null; then zsh -n out || fail 'the completion for zsh'; fi
-says out "'*'{-f,--force}'[make it anew, even where a saved one still fits]'"
-run 0 "$onepot" completions fish
-if command -v fish >/dev/null; then fish -n out || fail 'the completion for fish'; fi
-says out "-s f -l force -d 'make it anew, even where a saved one still fits'"
+for shell in zsh fish; do
+    run 0 "$onepot" completions $shell
+    if command -v $shell >/dev/null; then $shell -n out || fail "the completion for $shell"; fi
+done
+run 0 "$onepot" completions fish -- index --for
+says out $'--force\tmake it anew, even where a saved one still fits'
 run 2 "$onepot" completions csh
+
+# ---- members ----
+mkdir members members/'a b'
+touch members/'a b'/one members/'a b'/$'t\two' members/'a b'/$'\xff' members/-rf members/x=1 members/x=2
+run 0 "$onepot" pack -o members.tar members
+completes 'cat members.tar a' 'a\ b/'
+completes "cat members.tar 'a" 'a b/'
+run 0 "$onepot" completions fish -- cat members.tar 'a b/'
+printf '%s\n' names 'a b/one' >expected
+equal out expected 'completion of names with control bytes'
+completes 'cat members.tar x=' 1 2
+completes 'cat members.tar -r' ''
+completes 'ls members.tar -- -r' -rf
+completes 'info members.tar --exclude=x' x=1 x=2
+completes 'ls members.tar memb' '(default)' ''
+completes 'cat absent.tar a' ''
+# Of very many, the first ones and the last one.
+mkdir many
+(cd many && seq -f n%05g 3000 | xargs touch)
+run 0 "$onepot" pack -o many.tar many
+run 0 "$onepot" completions fish -- cat many.tar n
+{ echo names; seq -f n%05g 1000; echo n03000; } >expected
+equal out expected 'completion of many members'
+# No index is made of an archive that has none: one that is saved is used.
+tar -C members -cf foreign.tar .
+completes 'cat foreign.tar x' ''
+run 0 "$onepot" index foreign.tar
+completes 'cat foreign.tar x' x=1 x=2
 
 # ---- self-test ----
 mkdir "$work/run"
@@ -368,6 +443,11 @@ else
     run 0 "$onepot" self-test --dir "$work"
     says out 'everything works'
 fi
+if "$onepot" mount --help >/dev/null 2>&1; then
+    run 1 env ONEPOT_MOUNT_METHODS=namespace "$onepot" self-test --dir "$work"
+    if [ "$(grep -c 'it leaves no way' out)" -ne 1 ]; then fail "self-test repeats: $(cat out)"; fi
+    says out 'FAILED the same of the compressed archive, for the same reason'
+fi
 if compgen -G "$work/onepot-self-test-*" >/dev/null; then fail 'self-test left something'; fi
 run 1 "$onepot" self-test --dir "$work/absent"
 one_line 'self-test in an absent directory'
@@ -376,6 +456,21 @@ run 2 "$onepot" frobnicate
 run 2 "$onepot" --frobnicate
 run 2 "$onepot" sl
 says err "did you mean 'ls'?"
+run 2 "$onepot" tree.tar
+one_line 'an archive in place of a command'
+says err "onepot mount tree.tar'"
+says err "onepot run tree.tar -- COMMAND"
+run 2 "$onepot" absent.tar
+says err "onepot mount absent.tar'"
+run 2 "$onepot" tree
+says err "onepot pack tree'"
+run 2 "$onepot" pack -z tree
+says err "there is no option '-z', did you mean '--zstd'?"
+"$onepot" --version >expected
+for word in version -V; do
+    run 0 "$onepot" "$word"
+    equal out expected "onepot $word"
+done
 for arguments in 'ls' 'ls --jsn x' 'cat' 'cat tree.tar' 'info' 'index' 'ls --path' 'ls -z tree.tar' \
     'info --progress=often tree.tar' 'stat a b'; do
     # shellcheck disable=SC2086 # the words are the arguments

@@ -26,8 +26,20 @@ LINES = [
     ("onepot cat 'two wo", "onepot cat 'two words.tar'"),
     ("onepot cat two\\ w", "onepot cat two\\ words.tar"),
     ("onepot extract -C fol", "onepot extract -C folder/"),
+    ("onepot pack --output=fol", "onepot pack --output=folder/"),
     ("onepot run plain.tar -- onepo", "onepot run plain.tar -- onepot"),
+    ("onepot run plain.tar -- cat plai", "onepot run plain.tar -- cat plain.tar"),
+    ("onepot ls pa", "onepot ls packed.tar"),
+    ("onepot cat packed.tar im", "onepot cat packed.tar img/"),
+    ("onepot ls packed.tar img/o", "onepot ls packed.tar img/one.jpg"),
+    ("onepot extract packed.tar plai", "onepot extract packed.tar plain.tar"),
+    ("onepot info packed.tar --include=im", "onepot info packed.tar --include=img/"),
+    ("onepot cat packed.tar class=1/", "onepot cat packed.tar class=1/x.jpg"),
 ]
+
+# A shell must quote these names, which come from an archive.
+HOSTILE = ["$(touch pwned)", "`touch pwned`", ";touch pwned", "'q", '"q', "\\b", "!1", "#c", "*", "&",
+           "{a,b}", "<(touch pwned)", "a b", "a=b", "a:b", "@h", "~root"]
 
 
 class Shell:
@@ -65,6 +77,12 @@ class Shell:
         self.type("echo ne''xt\n")
         self.wait_for("next\r")
 
+    def use(self, typed, shown):
+        """The line that `typed` becomes is run."""
+        self.shown = ""
+        self.type(typed + "\t\n")
+        self.wait_for(shown)
+
     def end(self):
         os.close(self.fd)
         os.waitpid(self.pid, 0)
@@ -80,22 +98,25 @@ def try_at_terminal(name, command, begin, bin_folder):
     try:
         for typed, line in LINES:
             shell.complete(typed, line)
-        print(f"{name}: {len(LINES)} lines: ok")
+        for i in range(len(HOSTILE)):
+            shell.use(f"onepot cat packed.tar h{i:02}/", f"content {i}.")
+        assert not os.path.exists("pwned"), f"{name}: a name was run"
+        print(f"{name}: {len(LINES)} lines, {len(HOSTILE)} hostile names: ok")
     finally:
         shell.end()
 
 
-def try_fish(bin_folder):
-    for typed, line in LINES:
-        # fish tells the words that the last one may become.
-        done = subprocess.run(["fish", "-c", "source fish.completion; complete -C $argv[1]", typed],
-                              env=environment(bin_folder), check=True, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE)
-        words = [w.split("\t")[0] for w in done.stdout.decode().splitlines()]
-        last = re.sub(r"['\\]", "", re.split(r"(?<!two|wo\\) (?!w)", line)[-1])
-        assert last in [w.replace("\\", "") for w in words] and not done.stderr, \
-            f"fish: {typed!r} may become {words[:5]}, and not {last!r}: {done.stderr.decode()}"
-    print(f"fish: {len(LINES)} lines: ok")
+def make_archive(onepot):
+    members = {f"h{i:02}/{name}": f"content {i}." for i, name in enumerate(HOSTILE)}
+    for name in ("img/one.jpg", "img/two.jpg", "class=1/x.jpg"):
+        members[name] = name
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in members.items():
+            path = os.path.join(folder, name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "w") as f:
+                f.write(content)
+        subprocess.run([onepot, "pack", "-o", "packed.tar", folder], check=True)
 
 
 def main():
@@ -109,6 +130,7 @@ def main():
         for name in ("plain.tar", "two words.tar"):
             with open(name, "wb"):
                 pass
+        make_archive(onepot)
         for shell in ("bash", "zsh", "fish"):
             with open(f"{shell}.completion", "wb") as f:
                 subprocess.run([onepot, "completions", shell], check=True, stdout=f)
@@ -119,15 +141,12 @@ def main():
                 ("zsh", ["zsh", "-f", "-i"],
                  ["PS1='> '; unsetopt prompt_cr prompt_sp; zstyle ':completion:*' list-prompt ''",
                   "autoload -Uz compinit && compinit -u -D", "source ./zsh.completion"]),
-                ("fish", None, None)):
+                ("fish", ["fish", "--no-config", "-i"], ["source fish.completion"])):
             if shutil.which(shell) is None:
                 print(f"left out: there is no {shell}")
                 continue
             tried += 1
-            if command:
-                try_at_terminal(shell, command, begin, bin_folder)
-            else:
-                try_fish(bin_folder)
+            try_at_terminal(shell, command, begin, bin_folder)
         os.chdir("/")
     sys.exit(0 if tried else 77)
 

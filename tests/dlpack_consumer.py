@@ -1,5 +1,6 @@
 """DLPack from the other side: the structures, and what a consumer does with a capsule."""
 import ctypes
+import itertools
 
 
 class DLTensor(ctypes.Structure):
@@ -39,3 +40,14 @@ def take(capsule, kind=DLManaged):
 
 
 take.names = {}
+
+
+def elements(tensor):
+    """A DLPack tensor's bytes in C order, as its shape and strides tell."""
+    size, count = tensor.bits // 8, tensor.dimensions
+    if any(tensor.shape[d] == 0 for d in range(count)):
+        return b""
+    places = itertools.product(*(range(tensor.shape[d]) for d in range(count)))
+    return b"".join(ctypes.string_at(
+        tensor.data + size * sum(i * tensor.strides[d] for d, i in enumerate(place)), size)
+        for place in places)

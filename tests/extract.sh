@@ -140,9 +140,50 @@ run 0 "$onepot" pack -q one
 run 0 "$onepot" pack -q two
 fresh
 run 0 "$onepot" extract -C x one.onepot.tar two.onepot.tar
-says 'onepot: one.onepot.tar: 1 file,'
+says 'onepot: one.onepot.tar and 1 more: 2 files,'
 [ "$(cat x/dir/a x/dir/b | tr '\n' ,)" = 1,2, ] || fail 'two archives'
 run 0 "$onepot" extract -q -f -C x one.onepot.tar two.onepot.tar -- dir/b
+run 1 "$onepot" extract -q -f -C x one.onepot.tar two.onepot.tar -- dir/c
+says 'dir/c: no such file or directory in the archives'
+
+# They are one tree, as in a mount, whether words name them, a pattern, a list or a folder.
+mkdir -p set three/dir
+echo 3 >three/dir/a
+tar -C one -cf set/1.tar dir
+tar -C three -cf set/3.tar dir
+printf '%s\n' set/1.tar set/3.tar >set.list
+for words in 'set/1.tar set/3.tar' 'set' '@set.list' 'set/[13].tar'; do
+    IFS=' ' read -ra words <<<"$words"
+    fresh
+    run 1 "$onepot" extract -C x "${words[@]}" --
+    says "dir/a: is in 'set/1.tar' and in 'set/3.tar'; choose one with --on-conflict"
+    [ ! -e x ] || fail "${words[*]}: something was extracted in spite of a conflict"
+    for which in first:1 last:3; do
+        for jobs in 1 7; do
+            fresh
+            run 0 "$onepot" extract -q -j $jobs --on-conflict=${which%:*} -C x "${words[@]}" --
+            [ "$(cat x/dir/a)" = ${which#*:} ] || fail "${words[*]}: $which"
+            run 1 "$onepot" extract -q --on-conflict=first -C x "${words[@]}" --
+            says 'dir/a: can.*it exists already'
+        done
+    done
+    fresh
+    run 0 "$onepot" extract -q --each -C x "${words[@]}" -- 3
+    if [ "$(cat x/3/dir/a)" != 3 ] || [ -e x/1 ]; then fail "${words[*]}: a path with --each"; fi
+done
+mkdir outer
+cp set/1.tar outer/in.tar
+tar -C outer -cf outer.tar in.tar
+fresh
+run 0 "$onepot" extract -q --nested --on-conflict=last -C x outer.tar set/3.tar
+[ "$(cat x/in/dir/a x/dir/a | tr '\n' ,)" = 1,3, ] || fail 'two archives with --nested'
+head -c 5000 /dev/urandom >set/2.tar
+fresh
+run 1 "$onepot" extract -C x set/1.tar set/2.tar two.onepot.tar
+says 'set/2.tar: is not an archive'
+[ ! -e x ] || fail 'something was extracted beside a damaged archive'
+run 0 "$onepot" extract -q --skip-damaged -C x set/1.tar set/2.tar two.onepot.tar
+[ "$(cat x/dir/a x/dir/b | tr '\n' ,)" = 1,2, ] || fail '--skip-damaged'
 
 # ---- what is there already ----
 fresh
@@ -214,6 +255,13 @@ rm -rf inplace && mkdir inplace && cp self.tar inplace/self
 run 1 "$onepot" extract -f -C inplace inplace/self
 says 'the archive itself is in its place'
 same inplace/self self.tar 'the archive after it was extracted over itself'
+gzip -k one.onepot.tar
+for archives in 'one.onepot.tar inplace/self' 'inplace/self one.onepot.tar.gz'; do
+    IFS=' ' read -ra archives <<<"$archives"
+    run 1 "$onepot" extract -f -C inplace "${archives[@]}"
+    says 'self: can.*the archive itself is in its place'
+    same inplace/self self.tar 'one of two archives after it was extracted over itself'
+done
 
 # ---- damage ----
 cp a.tar damaged.tar
@@ -232,6 +280,10 @@ says 'size/10240: its bytes do not have the sum that they were packed with (offs
 says ': large: its bytes do not have the sum'
 if [ "$(grep -c 'do not have the sum' err)" -ne 2 ]; then fail "damage: $(cat err)"; fi
 if [ -e x/size/10240 ] || [ -e x/large ] || [ ! -e x/size/1024 ]; then fail 'a damaged file was left'; fi
+offset=$(sed -n 's/.*: size\/10240: .*(\(offset [0-9]*\)).*/\1/p' err)
+fresh
+run 1 "$onepot" extract -C x one.onepot.tar damaged.tar
+says "onepot: damaged.tar: size/10240: its bytes do not have the sum .*($offset)"
 
 # ---- a full disk, and signals ----
 mkdir disk

@@ -28,6 +28,23 @@ static inline void compare_sums(const struct pair *p, uint32_t old, uint32_t new
         ck_assert_uint_eq(to->sum_kind == SUM_MIXED ? checksum_mixed(from->sum_kind, a) : a, b);
 }
 
+static inline void compare_points(const struct pair *p, uint32_t old, uint32_t new)
+{
+    struct block_point a, b;
+    ck_assert_int_eq(index_point(p->old, old, &a), 0);
+    ck_assert_int_eq(index_point(p->new, new, &b), 0);
+    ck_assert_uint_eq(a.sum, b.sum);
+    ck_assert_uint_eq(a.first_bit, b.first_bit);
+    ck_assert_uint_eq(a.last_bits, b.last_bits);
+    ck_assert_uint_eq(a.window_bytes, b.window_bytes);
+    ck_assert_uint_eq(a.window_packed, b.window_packed);
+    if (a.window_packed)
+        ck_assert_mem_eq(a.window, b.window, a.window_packed);
+    ck_assert_int_eq(!a.pieces, !b.pieces);
+    if (a.pieces)
+        ck_assert_mem_eq(a.pieces, b.pieces, POINT_PIECES_BYTES);
+}
+
 static inline void compare_data(const struct pair *p, uint32_t old, uint32_t new, uint64_t size)
 {
     for (uint64_t at = 0; at < size;) {
@@ -43,6 +60,8 @@ static inline void compare_data(const struct pair *p, uint32_t old, uint32_t new
             ck_assert_uint_eq(a.block_bytes, b.block_bytes);
             ck_assert_uint_eq(a.block_offset, b.block_offset);
             ck_assert_uint_eq(a.length, b.length);
+            if (codec_has_point(a.codec))
+                compare_points(p, a.block, b.block);
         }
         at += a.length < b.length ? a.length : b.length;
     }
@@ -159,14 +178,10 @@ static inline struct builder *rich_builder(void)
     add(b, "fifo", &(struct builder_member){.mode = S_IFIFO | 0644});
     add(b, "socket", &(struct builder_member){.mode = S_IFSOCK | 0644});
     add_link(b, "d/fifo", "fifo");
-    inode = add(
-        b, "sparse",
-        &(struct builder_member){.mode = S_IFREG, .size_bytes = 1000000, .data = DATA_EXTENTS});
-    ck_assert_int_eq(builder_add_extent(b, inode, 5000, 100, 10000), 0);
-    ck_assert_int_eq(builder_add_extent(b, inode, 9000, 100, 20000), 0);
-    add(b, "hole",
-        &(struct builder_member){
-            .mode = S_IFREG, .size_bytes = UINT64_C(1) << 50, .data = DATA_EXTENTS});
+    const struct builder_piece ranges[] = {stored_at(5000, 100, 10000),
+                                           stored_at(9000, 100, 20000)};
+    add_pieces(b, "sparse", 1000000, ranges, 2);
+    add_pieces(b, "hole", UINT64_C(1) << 50, NULL, 0);
     return b;
 }
 
@@ -175,7 +190,7 @@ static inline struct index *rich_index(void)
     return build(rich_builder(), &tar_header);
 }
 
-/* Files of blocks: full ones, stored ones, holes, tails, whole files in a fragment. */
+/* Files of blocks: full ones, stored ones, holes, tails, small files in one block. */
 static inline struct builder *block_builder(enum codec codec, uint32_t block_bytes,
                                             struct builder_header *ret_header)
 {
@@ -184,42 +199,75 @@ static inline struct builder *block_builder(enum codec codec, uint32_t block_byt
                                           .block_bytes = block_bytes,
                                           .archive_bytes = UINT64_C(1) << 40};
     struct builder *b = new_builder();
-    const struct builder_block shared = {
-        .source_offset = 1000, .packed_bytes = 500, .block_bytes = block_bytes};
-    const struct builder_block blocks[] = {
-        {.source_offset = 2000, .packed_bytes = 100, .block_bytes = block_bytes},
-        {.source_offset = 9000,
-         .packed_bytes = block_bytes,
-         .block_bytes = block_bytes,
-         .stored = true},
-        {.source_offset = 9000 + block_bytes,
-         .packed_bytes = block_bytes,
-         .block_bytes = block_bytes,
-         .stored = true},
-        {.block_bytes = block_bytes},
-        {.source_offset = 5000, .packed_bytes = 50, .block_bytes = block_bytes}};
-    uint32_t fragment, inode;
     char path[32];
-    ck_assert_int_eq(builder_add_fragment(b, &shared, &fragment), 0);
+    uint32_t shared = add_block(b, 1000, 500, block_bytes);
     for (uint32_t i = 0; i < 100; i++) {
+        const struct builder_piece piece = packed_at(0, 40, shared, i * 40);
         snprintf(path, sizeof(path), "small/%u", i);
-        inode = add(
-            b, path,
-            &(struct builder_member){.mode = S_IFREG, .size_bytes = 40, .data = DATA_BLOCKS});
-        ck_assert_int_eq(builder_set_blocks(b, inode, NULL, 0, fragment, i * 40), 0);
+        add_pieces(b, path, 40, &piece, 1);
     }
     for (uint32_t count = 1; count <= 5; count++)
         for (uint32_t tail = 0; tail < 2; tail++) {
+            const uint64_t size = (uint64_t)count * block_bytes;
+            uint32_t first = add_block(b, 2000, 100, block_bytes), n = 0;
+            struct builder_piece pieces[4] = {packed_at(0, block_bytes, first, 0)};
+            n = 1;
+            if (count > 1)
+                pieces[n++] = stored_at(block_bytes, (count > 2 ? 2u : 1u) * block_bytes, 9000);
+            if (count > 4)
+                pieces[n++] = packed_at(4 * (uint64_t)block_bytes, block_bytes,
+                                        add_block(b, 5000, 50, block_bytes), 0);
+            if (tail)
+                pieces[n++] = packed_at(size, 30, shared, 7);
             snprintf(path, sizeof(path), "large/%u-%u", count, tail);
-            uint64_t size = (uint64_t)count * block_bytes + (tail ? 30 : 0);
-            inode = add(b, path,
-                        &(struct builder_member){
-                            .mode = S_IFREG, .size_bytes = size, .data = DATA_BLOCKS});
-            ck_assert_int_eq(builder_set_blocks(b, inode, blocks, count,
-                                                tail ? fragment : BUILDER_NO_FRAGMENT, 7),
-                             0);
+            add_pieces(b, path, size + (tail ? 30 : 0), pieces, n);
         }
+    const struct builder_piece run[] = {
+        packed_at(0, block_bytes - 5, add_block(b, 7000, 60, block_bytes), 5),
+        packed_at(block_bytes - 5, block_bytes, add_block(b, 7060, 60, block_bytes), 0),
+        packed_at(2 * (uint64_t)block_bytes - 5, 9, add_block(b, 7120, 60, block_bytes), 0)};
+    add_pieces(b, "large/run", 2 * (uint64_t)block_bytes + 4, run, 3);
     return b;
+}
+
+/* Files of parts of streams, each with a window but the first; with sums of pieces or without.
+ */
+static inline struct builder *point_builder(const char *folder, bool has_pieces,
+                                            struct builder_header *ret_header)
+{
+    static char windows[4][POINT_PACKED_MAX], pieces[4][POINT_PIECES_BYTES];
+    *ret_header = (struct builder_header){
+        .format = FORMAT_TAR, .block_bytes = 4096, .archive_bytes = UINT64_C(1) << 40};
+    struct builder *b = new_builder();
+    char path[64];
+    for (uint32_t i = 0; i < 4; i++) {
+        memset(windows[i], 'w' + (int)i, sizeof(windows[i]));
+        memset(pieces[i], 'p' + (int)i, sizeof(pieces[i]));
+        const struct block_point point = {.sum = 7 * i + 1,
+                                          .first_bit = i,
+                                          .last_bits = 8 - i,
+                                          .window_bytes = i * 1000,
+                                          .window_packed = i * 100,
+                                          .window = windows[i],
+                                          .pieces = has_pieces ? pieces[i] : NULL};
+        const struct builder_block block = {.source_offset = 100 + i * 1000,
+                                            .packed_bytes = 900,
+                                            .block_bytes = 4096,
+                                            .codec = CODEC_DEFLATE_POINT,
+                                            .point = &point};
+        struct builder_piece piece = {.length = 3000 + i};
+        ck_assert_int_eq(builder_add_block(b, &block, &piece.block), 0);
+        snprintf(path, sizeof(path), "%s/%u", folder, i);
+        add_pieces(b, path, 3000 + i, &piece, 1);
+    }
+    return b;
+}
+
+static inline struct index *point_index(const char *folder, bool has_pieces)
+{
+    struct builder_header header;
+    struct builder *b = point_builder(folder, has_pieces, &header);
+    return build(b, &header);
 }
 
 static inline struct index *block_index(enum codec codec, uint32_t block_bytes)

@@ -17,6 +17,7 @@
 #include <xxhash.h>
 
 #include "builder.h"
+#include "format_numbers.h"
 #include "index.h"
 #include "index_format.h"
 #include "suite.h"
@@ -54,6 +55,43 @@ static inline uint32_t add_file(struct builder *b, const char *path, uint64_t of
     return add(b, path,
                &(struct builder_member){
                    .mode = S_IFREG | 0644, .data_offset = offset, .size_bytes = size});
+}
+
+static inline uint32_t add_block(struct builder *b, uint64_t source_offset,
+                                 uint32_t packed_bytes, uint32_t block_bytes)
+{
+    const struct builder_block block = {source_offset, packed_bytes, block_bytes};
+    uint32_t number = UINT32_MAX;
+    ck_assert_int_eq(builder_add_block(b, &block, &number), 0);
+    return number;
+}
+
+static inline struct builder_piece stored_at(uint64_t offset, uint64_t length,
+                                             uint64_t source_offset)
+{
+    return (struct builder_piece){offset, length, source_offset, BUILDER_NO_BLOCK};
+}
+
+static inline struct builder_piece packed_at(uint64_t offset, uint64_t length, uint32_t block,
+                                             uint32_t block_offset)
+{
+    return (struct builder_piece){offset, length, 0, block, block_offset};
+}
+
+/* Add a file whose pieces are set by a later call. */
+static inline uint32_t add_unset(struct builder *b, const char *path, uint64_t size)
+{
+    return add(b, path,
+               &(struct builder_member){
+                   .mode = S_IFREG | 0600, .data = DATA_PIECES, .size_bytes = size});
+}
+
+static inline uint32_t add_pieces(struct builder *b, const char *path, uint64_t size,
+                                  const struct builder_piece *pieces, size_t count)
+{
+    uint32_t inode = add_unset(b, path, size);
+    ck_assert_int_eq(builder_set_pieces(b, inode, pieces, count), 0);
+    return inode;
 }
 
 static inline uint32_t add_dir(struct builder *b, const char *path, uint32_t mode)

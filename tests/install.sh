@@ -40,7 +40,7 @@ cd "$work/tree"
 # As README has it, but for what takes long and is not asked for here. With the flags of the build
 # beside this, whose objects ccache may have.
 meson setup build --prefix ~/.local -Dtests=disabled -Dbench=false -Dman=false -Dfuse=disabled \
-    -Dcuda=disabled -Dwerror="${WERROR:-false}" -Dpython=enabled -Dpython-name="$python" >"$work/log" 2>&1 ||
+    -Dcuda-home=none -Dwerror="${WERROR:-false}" -Dpython=enabled -Dpython-name="$python" >"$work/log" 2>&1 ||
     fail 'meson setup'
 meson install -C build >"$work/log" 2>&1 || fail 'meson install'
 

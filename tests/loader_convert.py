@@ -240,6 +240,106 @@ class Parquet(Base):
         convert(self / "b.parquet", self / "a.tar", status=1)
 
 
+class ManyFiles(Base):
+    def test_a_file_of_no_format_is_told_which_there_are(self):
+        with open(self / "a.csv", "w") as f:
+            f.write("a,b\n1,2\n")
+        said = convert(self / "a.csv", self / "a.tar", status=1)
+        self.assertIn("a.csv: is none of the formats that are converted: HDF5, Parquet, Arrow", said)
+        self.assertFalse(os.path.exists(self / "a.tar"))
+
+    def test_archives_are_one(self):
+        for i in range(3):
+            with onepot.Writer(self / ("in-%d.tar" % i), sync=False) as writer:
+                writer.add("%d.txt" % i, b"%d" % i)
+        expected = {"%d.txt" % i: b"%d" % i for i in range(3)}
+        convert(self / "in-0.tar", self / "in-1.tar", self / "in-2.tar", self / "a.tar")
+        convert(self / "in-*.tar", self / "b.tar")
+        self.assertEqual([files(self / name) for name in ("a.tar", "b.tar")], [expected] * 2)
+
+    def test_a_list_of_files_names_none_elsewhere(self):
+        for state in ({"_data_files": [{"filename": "../x.arrow"}]}, {"_data_files": [{"filename": "/x"}]},
+                      {"_data_files": 3}, {"_data_files": [{"filename": 3}]}, {"_data_files": [{}]}, [], 7):
+            with open(self / "state.json", "w") as f:
+                json.dump(state, f)
+            said = convert(self.work, self / "out.tar", status=1)
+            self.assertRegex(said, "outside of its directory|as save_to_disk writes")
+
+
+@needs("pyarrow")
+class ManyTables(Base):
+    def parquet(self, name, numbers, **columns):
+        import pyarrow
+        import pyarrow.parquet
+        os.makedirs(os.path.dirname(self / name), exist_ok=True)
+        pyarrow.parquet.write_table(pyarrow.table({"n": numbers, **columns}), self / name)
+
+    def arrow(self, name, numbers):
+        import pyarrow
+        os.makedirs(os.path.dirname(self / name), exist_ok=True)
+        table = pyarrow.table({"n": numbers})
+        with pyarrow.OSFile(self / name, "wb") as f, pyarrow.ipc.new_stream(f, table.schema) as out:
+            out.write_table(table)
+
+    def check(self, *sources, expected):
+        convert(*sources, self / "out.tar", "--force")
+        self.assertEqual(files(self / "out.tar"), expected)
+
+    def test_files_patterns_and_folders_are_read_in_their_order(self):
+        for i in range(12):
+            self.parquet("in/train-%d.parquet" % i, [2 * i, 2 * i + 1])
+        with open(self / "in/_SUCCESS", "w"), open(self / "in/.x.parquet", "w"):
+            pass
+        expected = {"%08d.n.cls" % i: b"%d" % i for i in range(24)}
+        for sources in ([self / "in/train-*.parquet"], [self / "in"],
+                        [self / ("in/train-%d.parquet" % i) for i in range(12)]):
+            self.check(*sources, expected=expected)
+
+    def test_folders_name_columns(self):
+        self.parquet("in/year=2024/kind=a%20b/x.parquet", [1])
+        self.parquet("in/year=2025/kind=7/x.parquet", [2])
+        self.parquet("in/year=2025/kind=__HIVE_DEFAULT_PARTITION__/x.parquet", [3])
+        expected = {"00000000.n.cls": b"1", "00000000.year.cls": b"2024", "00000000.kind.txt": b"a b",
+                    "00000001.n.cls": b"2", "00000001.year.cls": b"2025", "00000001.kind.txt": b"7",
+                    "00000002.n.cls": b"3", "00000002.year.cls": b"2025"}
+        self.check(self / "in", expected=expected)
+        self.check(self / "in/*/*/*.parquet", expected=expected)
+        convert(self / "in", self / "classes.tar", "--classes", "--label", "year")
+        self.assertEqual(onepot.Archive(self / "classes.tar").classes, ["2024", "2025"])
+
+    def test_what_save_to_disk_wrote(self):
+        def save(folder, parts):
+            for i, numbers in enumerate(parts):
+                self.arrow("%s/data-%d.arrow" % (folder, i), numbers)
+            self.arrow(folder + "/cache-0.arrow", [99])  # of a later map(): no part of it
+            with open(self / (folder + "/state.json"), "w") as f:
+                json.dump({"_data_files": [{"filename": "data-%d.arrow" % i}
+                                           for i in reversed(range(len(parts)))]}, f)
+
+        save("all/train", [[3], [1, 2]])
+        save("all/test", [[4]])
+        self.check(self / "all/train", expected={"%08d.n.cls" % i: b"%d" % (i + 1) for i in range(3)})
+        with open(self / "all/dataset_dict.json", "w") as f:
+            json.dump({"splits": ["train", "test"]}, f)
+        convert(self / "all", self / "splits.tar")
+        self.assertEqual(sorted((name.split("/")[0], data) for name, data in
+                                files(self / "splits.tar").items()),
+                         [("test", b"4"), ("train", b"1"), ("train", b"2"), ("train", b"3")])
+
+    def test_formats_are_not_mixed(self):
+        self.parquet("in/a.parquet", [1])
+        self.arrow("in/b.arrow", [1])
+        said = convert(self / "in", self / "out.tar", status=1)
+        self.assertIn("b.arrow: has another format than", said)
+
+    def test_nothing_is_left_if_a_later_file_fails(self):
+        self.parquet("in/a.parquet", [1])
+        with open(self / "in/b.parquet", "w") as f:
+            f.write("PAR1")
+        convert(self / "in", self / "out.tar", status=1)
+        self.assertFalse(os.path.exists(self / "out.tar"))
+
+
 @needs("lmdb")
 class Lmdb(Base):
     def test_entries_are_samples(self):

@@ -13,10 +13,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "backend.h"
 #include "forks.h"
-#include "onepot.h"
+#include "format_numbers.h"
 #include "pack.h"
 #include "suite.h"
+#ifdef ONEPOT_LOADER
+#include "onepot.h"
+#endif
 
 struct tree {
     char path[64];    /* a private folder, with the files in path/tree */
@@ -80,18 +84,6 @@ static inline void tree_numbered(struct tree *t, unsigned count, unsigned classe
 
 enum packing { PACKING_ONEPOT, PACKING_TAR, PACKING_SQUASHFS, PACKINGS };
 
-/* Is the format built in? */
-static inline bool is_known(const char *path)
-{
-    const char *const paths[] = {path};
-    struct onepot_archive *archive = NULL;
-    struct onepot_error error = {0};
-    int r = onepot_archive_open(paths, 1, NULL, &error, &archive);
-    if (r == 0)
-        onepot_archive_close(archive);
-    return r != -ENOMSG;
-}
-
 /* False, with a line that says why, where a program is missing. */
 static inline bool tree_pack(struct tree *t, enum packing packing)
 {
@@ -121,7 +113,7 @@ static inline bool tree_pack(struct tree *t, enum packing packing)
         }
         run_shell("mksquashfs '%s' '%s' -quiet -no-progress -noappend -processors 1 >/dev/null",
                   tree, t->archive);
-        if (!is_known(t->archive)) {
+        if (!backend_of_number(FORMAT_SQUASHFS)) {
             puts("SquashFS left out: this onepot was built without it");
             return false;
         }
@@ -131,6 +123,7 @@ static inline bool tree_pack(struct tree *t, enum packing packing)
     }
 }
 
+#ifdef ONEPOT_LOADER
 static inline struct onepot_archive *tree_open(const struct tree *t,
                                                const struct onepot_archive_options *options)
 {
@@ -151,5 +144,6 @@ tree_open_numbered(struct tree *t, unsigned count, unsigned classes, size_t (*si
     tree_pack(t, PACKING_ONEPOT);
     return tree_open(t, NULL);
 }
+#endif
 
 #endif

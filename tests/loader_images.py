@@ -4,13 +4,17 @@ them."""
 import io
 import os
 import pickle
+import resource
 import shutil
 import struct
 import sys
 import tempfile
 import unittest
+import zlib
 
 import onepot
+
+needs_devices = unittest.skipIf(os.environ.get("WITHOUT_DEVICES"), "built with -Dgpu=disabled")
 
 try:
     import numpy as np
@@ -170,6 +174,7 @@ class Batches(unittest.TestCase):
             self.assertEqual(memoryview(batch.valid)[0], valid)
             self.assertGreaterEqual(loader.stats["skipped"], 1)  # those of later epochs, too
 
+    @needs_devices
     def test_a_device_gets_floats(self):
         images = onepot.Images(8, mean=MEAN, std=STD, dtype="float32")
         host, device = loaded(ARRAYS, images), {}
@@ -182,6 +187,76 @@ class Batches(unittest.TestCase):
             for k, i in enumerate(memoryview(batch.indices)):
                 device[i] = flat[k * size : (k + 1) * size]
         self.assertEqual({i: image for i, (image, _) in host.items()}, device)
+
+
+def chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png(width, height, interlaced, data):
+    return (b"\x89PNG\r\n\x1a\n"
+            + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, interlaced))
+            + chunk(b"IDAT", zlib.compress(data)) + chunk(b"IEND", b""))
+
+
+def interlaced(side):
+    """All passes of a black picture."""
+    return png(side, side, 1, b"".join(
+        (b"\0" + bytes(3 * -(-(side - x) // dx))) * -(-(side - y) // dy)
+        for x, y, dx, dy in ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4),
+                             (1, 0, 2, 2), (0, 1, 1, 2))))
+
+
+class Memory(unittest.TestCase):
+    """What pictures take is judged against memory=."""
+
+    def needs_png(self):
+        if not has("png"):
+            self.skipTest("this onepot was built without PNG")
+
+    @staticmethod
+    def loader(name, files, zstd=0, memory=64 << 20, **options):
+        path = os.path.join(WORK, name)
+        with onepot.Writer(path, sync=False, zstd=zstd, overwrite=True) as writer:
+            for i, data in enumerate(files):
+                writer.add("%02d.png" % i, data)
+        images = onepot.Images(8, crop=None, dtype="uint8", **options)
+        return onepot.Loader(path, len(files), 0, 1, shuffle=False, images=images, memory=memory,
+                             threads=2)
+
+    def test_a_picture_that_takes_too_much_is_named_or_left_out(self):
+        self.needs_png()
+        good, bomb = interlaced(8), png(13377, 13377, 1, b"")
+        with self.assertRaisesRegex(OSError, "1.png.*decoding it takes [0-9]+ MiB.*32 MiB"):
+            next(iter(self.loader("bomb.tar", [good, bomb])))
+        batch = next(iter(self.loader("bomb.tar", [good, bomb] * 20, on_error="skip")))
+        self.assertEqual(list(batch.valid), [True, False] * 20)
+
+    def test_large_pictures_are_decoded_one_at_a_time(self):
+        self.needs_png()
+        large = interlaced(2000)  # 16 MB, and 10 for the filter
+        loader = self.loader("large.tar", [large] * 4, memory=80 << 20)  # 20 a thread
+        self.assertEqual([list(batch.valid) for batch in loader], [[True] * 4])
+        with self.assertRaisesRegex(OSError, "decoding it takes 2[0-9] MiB.*20 MiB"):
+            next(iter(self.loader("large.tar", [large], memory=40 << 20)))
+
+    def test_a_file_is_no_larger_than_what_may_be_read(self):
+        self.needs_png()
+        long = png(8, 8, 0, bytes(25 * 8)) + bytes(33 << 20)
+        with self.assertRaisesRegex(OSError, "0.png.*its file has 34 MiB.*32 MiB"):
+            next(iter(self.loader("long.tar.zst", [long], zstd=1, memory=1 << 20)))
+        self.assertEqual(list(next(iter(self.loader("long.tar.zst", [long], zstd=1,
+                                                    memory=256 << 20))).valid), [True])
+
+    def test_a_longer_file_than_its_array_is_not_read(self):
+        path = os.path.join(WORK, "arrays.tar.zst")
+        with onepot.Writer(path, sync=False, zstd=1) as writer:
+            writer.add("0.npy", npy(2, 2, lambda x, y, c: 7))
+            writer.add("1.npy", npy(2, 2, lambda x, y, c: 7) + bytes(1 << 26))
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        batch = next(iter(onepot.Loader(path, 2, 0, 1, shuffle=False, npy=True, skip_errors=True)))
+        self.assertEqual(list(batch.valid), [True, False])
+        self.assertLess(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, 32 << 10)
 
 
 @unittest.skipIf(Image is None, "PIL is not installed")

@@ -29,7 +29,9 @@ import unittest
 import zlib
 
 import onepot
-from dlpack_consumer import DLManaged, DLVersioned, take
+from dlpack_consumer import DLManaged, DLVersioned, elements, take
+
+needs_devices = unittest.skipIf(os.environ.get("WITHOUT_DEVICES"), "built with -Dgpu=disabled")
 
 try:
     import numpy
@@ -561,6 +563,7 @@ class Loaders(unittest.TestCase):
                          % self.archive)
         self.assertIn("not initialised", repr(onepot.Loader.__new__(onepot.Loader)))
 
+    @needs_devices
     def test_a_device_is_named_in_several_ways(self):
         class Device:
             def __init__(self, name):
@@ -582,6 +585,7 @@ class Loaders(unittest.TestCase):
                 self.loader(device=device)
         del batch
 
+    @needs_devices
     def test_several_devices_have_batches_in_turn(self):
         names = ["host:%d" % i for i in range(3)]
         plain = [list(b.indices) for b in self.loader()]
@@ -602,6 +606,7 @@ class Loaders(unittest.TestCase):
         again.load_state_dict(state)
         self.assertEqual([b.device for b in again], [names[i % 3] for i in range(1, len(plain))])
 
+    @needs_devices
     def test_devices_that_make_no_sense_are_told(self):
         for devices, kind, words in (
                 ([], ValueError, "empty"), ("host", TypeError, "device names one"),
@@ -916,17 +921,177 @@ def bytes_of(managed):
     return ctypes.string_at(t.data, count * t.bits // 8)
 
 
-class FortranOrder(unittest.TestCase):
+def npy_file(shape, body, descr="<f4", order="False", length=None):
+    """The bytes of an .npy file; `length`: what it says of its header's, if not the truth."""
+    header = ("{'descr': '%s', 'fortran_order': %s, 'shape': %s, }\n" % (descr, order, shape)).encode()
+    return b"\x93NUMPY\1\0" + struct.pack("<H", len(header) if length is None else length) + header + body
+
+
+def npy_loader(name, *files, **options):
+    """A loader of one batch of these files."""
+    path = os.path.join(WORK, name + ".tar")
+    with tarfile.open(path, "w") as tar:
+        for i, data in enumerate(files):
+            member = tarfile.TarInfo("%03d.npy" % i)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return onepot.Loader(path, len(files), 0, 1, shuffle=False, npy=True, **options)
+
+
+class ViewsOfArrays(unittest.TestCase):
+    """What a view shows of an array lies in its memory, whatever the file says."""
+
+    def check(self, buffer, shape, content):
+        """All ways to look at it agree."""
+        self.assertEqual(buffer.shape, shape)
+        view = memoryview(buffer)
+        self.assertEqual((view.shape, view.nbytes, view.tobytes()), (shape, len(content), content))
+        shown = buffer.__array_interface__
+        self.assertEqual(shown["shape"], shape)
+        for kind, asked in ((DLManaged, {}), (DLVersioned, {"max_version": (1, 0)})):
+            for copy in (None, True):
+                managed = take(buffer.__dlpack__(copy=copy, **asked), kind)
+                tensor = managed.contents.tensor
+                self.assertEqual(tuple(tensor.shape[:tensor.dimensions]), shape)
+                self.assertEqual(elements(tensor), content)
+                if copy and content:  # it may be written to, and is nobody else's
+                    ctypes.memset(tensor.data, 0xff, 1)
+                    self.assertEqual(view.tobytes(), content)
+                managed.contents.deleter(managed)
+        for room in (len(content), len(content) + 3):
+            to = bytearray(b"x" * room)
+            buffer.copy_into(to)
+            self.assertEqual(bytes(to), content + bytes(room - len(content)))
+        if len(shape) > 1:
+            rows, whole = list(buffer), memoryview(content)
+            self.assertEqual(b"".join(memoryview(row).tobytes() for row in rows), content)
+            for row in rows:
+                size = len(content) // len(rows)
+                self.check(row, shape[1:], bytes(whole[:size]))
+                whole = whole[size:]
+        if numpy and content:
+            self.assertEqual(numpy.asarray(buffer).tobytes(), content)
+            self.assertEqual(numpy.from_dlpack(buffer).tobytes(), content)
+        if torch and content:
+            self.assertEqual(torch.from_dlpack(buffer).contiguous().numpy().tobytes(), content)
+
+    def test_a_skipped_sample_is_zeros_of_its_shape(self):
+        good = npy_file("(200, 500)", b"\1" * 400000)
+        batch = next(iter(npy_loader("skipped", good, good[:-1], good[:40], b"", good,
+                                     skip_errors=True)))
+        self.assertEqual(list(batch.valid), [True, False, False, False, True])
+        self.assertEqual(list(batch.sizes), [400000, 0, 0, 0, 400000])
+        for i, byte in enumerate(b"\1\0\0\0\1"):
+            buffer = batch[i]
+            managed = take(buffer.__dlpack__(copy=True))
+            tensor = managed.contents.tensor
+            self.assertEqual(tuple(tensor.shape[:2]), (200, 500))
+            self.assertEqual(ctypes.string_at(tensor.data, 400000), bytes([byte]) * 400000)
+            managed.contents.deleter(managed)
+            self.assertEqual(memoryview(buffer).nbytes, 400000)
+            self.assertEqual(memoryview(batch.data[i]).tobytes(), bytes([byte]) * 400000)
+
+    def test_every_order_and_number_of_dimensions(self):
+        numbers = struct.pack("<24f", *range(24))
+        fortran = struct.pack("<24f", *(12 * i + 4 * j + k for k in range(4) for j in range(3)
+                                        for i in range(2)))
+        for shape, order, body in (("()", "False", numbers[:4]), ("()", "True", numbers[:4]),
+                                   ("(24,)", "False", numbers), ("(24,)", "True", numbers),
+                                   ("(2, 3, 4)", "False", numbers),
+                                   ("(2, 3, 4)", "True", fortran),
+                                   ("(1, 1, 24)", "True", numbers),
+                                   ("(" + "1, " * 32 + ")", "True", numbers[:4])):
+            with self.subTest(shape=shape, order=order):
+                lengths = tuple(int(n) for n in shape.strip("()").split(",") if n.strip())
+                content = numbers[:len(body)]
+                batch = next(iter(npy_loader("orders", *[npy_file(shape, body, order=order)] * 2)))
+                self.check(batch[1], lengths, content)
+                if len(lengths) < 32:  # numpy has no more, nor has memoryview 64 to compare
+                    self.check(batch.data, (2, *lengths), 2 * content)
+
+    def test_arrays_without_elements_have_their_shape_and_no_bytes(self):
+        for shape in ((0,), (0, 3), (3, 0), (2, 0, 5)):
+            for order in ("False", "True"):
+                with self.subTest(shape=shape, order=order):
+                    files = [npy_file(str(shape), b"", order=order)] * 3
+                    for batch in (next(iter(npy_loader("empty", *files))),
+                                  next(iter(npy_loader("empty", *files, b"?", skip_errors=True)))):
+                        self.check(batch[1], shape, b"")
+                        self.check(batch.data, (len(batch), *shape), b"")
+                        self.assertEqual(sum(batch.sizes), 0)
+
+    def test_shapes_that_no_memory_has_are_refused(self):
+        for shape in ("(9223372036854775808,)", "(4294967296, 4294967296)", "(-1,)", "(2, -3)",
+                      "(0, 9223372036854775808)", "(9223372036854775807, 0, 4)",
+                      "(4611686018427387904, 0, 2)", "(18446744073709551616,)",
+                      "(2305843009213693952,)", "(3,", "3", "(" + "1, " * 33 + ")"):
+            with self.subTest(shape=shape), self.assertRaisesRegex(ValueError, "not a .npy file"):
+                npy_loader("refused", npy_file(shape, b"\0" * 4))
+        for descr in ("|O", ">f", "<f", "<f0", "f4", "<f99999999999", ""):
+            with self.subTest(descr=descr), self.assertRaisesRegex(ValueError, "not a .npy file"):
+                npy_loader("refused", npy_file("(1,)", b"\0" * 4, descr))
+        for length in (0, 65535, 5):
+            with self.subTest(length=length), self.assertRaises(ValueError):
+                npy_loader("refused", npy_file("(1,)", b"\0" * 4, length=length))
+
+    def test_a_shape_beyond_the_memory_for_batches_is_said(self):
+        for shape in ("(2305843009213693951,)", "(1152921504606846975,)", "(1099511627776,)"):
+            with self.subTest(shape=shape), self.assertRaisesRegex(BufferError, "needs"):
+                for batch in npy_loader("large", npy_file(shape, b""), b"?", skip_errors=True,
+                                        memory=1 << 20):
+                    memoryview(batch[0])
+
+    def test_types_without_a_name_here_are_bytes(self):
+        for descr, size in ((">f4", 4), ("<c8", 8), ("<U1", 4), ("|S3", 3), ("|V7", 7)):
+            with self.subTest(descr=descr):
+                body = bytes(range(2 * size))
+                batch = next(iter(npy_loader("named", *[npy_file("(2,)", body, descr)] * 2, b"",
+                                             skip_errors=True)))
+                self.check(batch[1], (2 * size,), body)
+                self.check(batch[2], (0,), b"")
+                self.check(batch.data, (3, 2 * size), 2 * body + bytes(2 * size))
+
+    def test_tables_that_were_written_to_show_no_other_memory(self):
+        def spoil(table, number):
+            memoryview(table)[0] = number
+
+        for number in (1 << 62, -1, 1 << 40, 1 << 20):
+            plain = next(iter(onepot.Loader(TAR, FILES, 0, 1, shuffle=False)))
+            spoil(plain.sizes, number)
+            with self.assertRaisesRegex(BufferError, "does not fit"):
+                plain[0]
+            array = next(iter(npy_loader("spoiled", npy_file("(3,)", b"\1" * 12))))
+            spoil(array.offsets, number)
+            with self.assertRaisesRegex(BufferError, "does not fit"):
+                array[0]
+
+    def test_a_header_that_changes_between_epochs_changes_no_shape(self):
+        good, body = npy_file("(2, 3)", b"\1" * 24), b"\1" * 24
+        loader = npy_loader("changing", good, good, skip_errors=True)
+        self.assertEqual(list(next(iter(loader)).valid), [True, True])
+        path = os.path.join(WORK, "changing.tar")
+        for shape in ("(3, 2)", "(9, 9)", "(0, 0)"):
+            with open(path, "r+b") as f:
+                f.seek(512)
+                f.write(npy_file(shape, body))
+            batch = next(iter(loader))
+            self.assertEqual(list(batch.valid), [False, True])
+            self.check(batch[0], (2, 3), bytes(24))
+            self.check(batch[1], (2, 3), body)
+
+    def test_a_view_outlives_everything(self):
+        loader = npy_loader("outlived", npy_file("(2, 3)", b"\1" * 24))
+        batch = next(iter(loader))
+        row, array = batch.data[0][1], batch[0]
+        loader.close()
+        del batch, loader
+        gc.collect()
+        self.check(row, (3,), b"\1" * 12)
+        self.check(array, (2, 3), b"\1" * 24)
+
     def test_who_looks_at_no_strides_gets_no_other_bytes(self):
-        path = os.path.join(WORK, "fortran.tar")
-        header = b"{'descr': '<f4', 'fortran_order': True, 'shape': (2, 3), }\n"
-        sample = b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header
-        sample += struct.pack("<6f", 0, 3, 1, 4, 2, 5)
-        with tarfile.open(path, "w") as tar:
-            member = tarfile.TarInfo("a.npy")
-            member.size = len(sample)
-            tar.addfile(member, io.BytesIO(sample))
-        batch = next(iter(onepot.Loader(path, 1, 0, 1, npy=True)))
+        sample = npy_file("(2, 3)", struct.pack("<6f", 0, 3, 1, 4, 2, 5), order="True")
+        batch = next(iter(npy_loader("fortran", sample)))
         row = batch.data[0][1]
         self.assertEqual(list(row), [3, 4, 5])
         self.assertEqual(memoryview(row).tobytes(), struct.pack("<3f", 3, 4, 5))
@@ -936,11 +1101,11 @@ class FortranOrder(unittest.TestCase):
         self.assertEqual(zlib.crc32(batch.labels), zlib.crc32(bytes(batch.labels)))
 
 
-
 class DLPack(unittest.TestCase):
     def loader(self, **options):
         return onepot.Loader(onepot.Archive(TAR), 16, 0, 1, shuffle=False, **options)
 
+    @needs_devices
     def test_a_consumer_keeps_the_batch_and_needs_no_interpreter_to_give_it_back(self):
         for device in (None, "host"):
             loader = self.loader(device=device, prefetch=2)
@@ -1017,6 +1182,7 @@ class DLPack(unittest.TestCase):
                 batch.data.__dlpack__()
                 batch.__dlpack__(max_version=(1, 0))
 
+    @needs_devices
     def test_it_is_given_back_while_the_interpreter_ends(self):
         code = ("import sys, onepot\nkept = []\n"
                 "for b in onepot.Loader(onepot.Archive(sys.argv[1]), 16, 0, 1, device='host'):\n"
@@ -1025,6 +1191,7 @@ class DLPack(unittest.TestCase):
         subprocess.run([sys.executable, "-c", code, TAR], check=True, timeout=240)
 
 
+@needs_devices
 class Devices(unittest.TestCase):
     def test_batches_are_the_same_as_without(self):
         archive = onepot.Archive(TAR)

@@ -114,36 +114,29 @@ class Archive:
         need(version == 1 and incompatible < 2, "a later version")
         self.identifier = foot[32:48]
         (self.end_marker, self.image_offset, self.image_length, file_length, self.archive_length,
-         self.tar_length, self.stride) = struct.unpack_from("<7Q", foot, 48)
+         self.tar_length, self.frame_bytes) = struct.unpack_from("<7Q", foot, 48)
         need(file_length == self.size < 1 << 63, "length of the file")
         need(self.end_marker % 512 == 0, "end marker")
         need(round_up(self.end_marker + 1024) == self.tar_length, "length of the tar")
         self.packed = incompatible == 1
         if self.packed:
-            self.read_index_frames()
+            self.read_index_frame()
         else:
             need(self.image_offset == self.archive_length == self.tar_length, "place of the index")
             need(round_up(self.image_offset + self.image_length + 512) == self.size, "footer")
             need(self.zeros(self.end_marker, self.end_marker + 1024), "end marker")
             self.image = self.file[self.image_offset:self.image_offset + self.image_length]
 
-    def read_index_frames(self):
-        """The pieces of the index, one behind the other."""
-        need(self.stride % PAGE == 0 and 2 * PAGE <= self.stride <= 1 << 32, "distance of frames")
+    def read_index_frame(self):
+        need(self.frame_bytes == 1 << 32, "length of the index's frame")
         need(self.image_offset == (self.archive_length + 8 + 7) // 8 * 8, "place of the index")
-        start, piece = self.archive_length, self.image_offset
-        end = self.image_offset // PAGE * PAGE + self.stride - PAGE
-        pieces, left = [], self.image_length
-        while left > 0:
-            end = min(end, piece + left)
-            self.check_skippable(start, end)
-            need(self.zeros(start + 8, piece), "bytes before a piece of the index")
-            pieces.append(self.file[piece:end])
-            left -= end - piece
-            start, piece, end = end, end + PAGE, end + self.stride
-        self.check_skippable(start, self.size)
-        need(self.size - start == 520, "frame of the footer")
-        self.image = b"".join(pieces)
+        end = self.image_offset + self.image_length
+        need(self.image_length <= (1 << 32) - (1 << 17), "length of the index")
+        self.check_skippable(self.archive_length, end)
+        need(self.zeros(self.archive_length + 8, self.image_offset), "bytes before the index")
+        self.check_skippable(end, self.size)
+        need(self.size - end == 520, "frame of the footer")
+        self.image = self.file[self.image_offset:end]
 
     def check_skippable(self, start, end):
         need(self.file[start:start + 8] == struct.pack("<II", 0x184D2A5A, end - start - 8),
@@ -159,7 +152,7 @@ class Archive:
         need(len(image) >= 264 and image[:8] == b"onepotIX", "magic of the index")
         (version, self.header_length, table, sections, length, incompatible, self.area_offset,
          self.area_length, self.sums_offset, sums_sum, header_sum, page,
-         self.features, form, codec, self.block, self.count, self.fragments, _nsec, self.files,
+         self.features, form, codec, self.block, self.count, _unused, _nsec, self.files,
          self.directories, self.inodes, self.total_bytes, self.data_bytes, self.name_bytes,
          archive_length, _mtime, _fingerprint, marker) = struct.unpack_from(
              "<4I7Q8I7Q3Q", image, 8)[:29]
@@ -220,15 +213,15 @@ class Archive:
             self.entries.append(entry)
         need(stat.S_ISDIR(self.entries[0].mode) and not self.entries[0].name, "root")
         for entry in self.entries:
-            if entry.kind != 7 and entry.flags & 0x100:
+            if entry.kind != 5 and entry.flags & 0x100:
                 entry.nlink = self.extra[entry.position, 1]
 
     def inode(self, entry):
-        if entry.kind != 7:
+        if entry.kind != 5:
             return entry
         need(entry.data < entry.position, "alias %d" % entry.position)
         first = self.entries[entry.data]
-        need(first.kind != 7 and stat.S_IFMT(first.mode) == stat.S_IFMT(entry.mode), "alias")
+        need(first.kind != 5 and stat.S_IFMT(first.mode) == stat.S_IFMT(entry.mode), "alias")
         return first
 
     def mtime_ns(self, entry):
@@ -282,7 +275,6 @@ class Archive:
 
     def read_blocks(self):
         self.blocks = list(struct.iter_unpack("<QII", self.section[6]))
-        need(len(self.blocks) == self.fragments, "number of blocks")
         for offset, length, content in self.blocks:
             need(0 < length < 1 << 31 and offset + length <= self.archive_length, "block")
             need(0 < content <= self.block, "content of a block")
@@ -301,12 +293,8 @@ class Archive:
         """(offset in the file, length, offset in the archive or None, frame, offset in that)."""
         if entry.kind == 2:
             result = [(0, entry.size, entry.data, 0, 0)] if entry.size else []
-        elif entry.kind == 4:
-            count = (entry.size + self.block - 1) // self.block
-            result = [(i * self.block, min(self.block, entry.size - i * self.block), None,
-                       entry.data + i, 0) for i in range(count)]
-        elif entry.kind == 6:
-            result = [(0, entry.size, None, entry.data & 0xffffffff, entry.data >> 32)]
+        elif entry.kind == 3:
+            result = list(self.in_frames(0, entry.size, entry.data))
         else:
             result = self.ranges_of(entry)
         at = 0
@@ -319,18 +307,28 @@ class Archive:
             at = offset + length
         return result
 
+    def in_frames(self, offset, length, place):
+        """The pieces of a range that begins in a frame, and goes on in those behind it."""
+        frame, skip, end = place & 0xffffffff, place >> 32, offset + length
+        each = self.blocks[frame][2]
+        while offset < end:
+            n = min(end - offset, each - skip)
+            need(n > 0, "a range past the end of a frame")
+            yield offset, n, None, frame, skip
+            offset, frame, skip = offset + n, frame + 1, 0
+
     def ranges_of(self, entry):
-        need(entry.kind == 3 and entry.data % 8 == 0, "kind of data")
+        need(entry.kind == 4 and entry.data % 8 == 0, "kind of data")
         count, word, total = struct.unpack_from("<IIQ", self.section[5], entry.data)
         need(word == 0x45474e52, "ranges")
         result = []
         for source, offset, length in struct.iter_unpack(
                 "<3Q", self.section[5][entry.data + 16:][:24 * count]):
             if source >> 63:
-                result.append((offset, length, None, source & 0xffffffff, source >> 32 & 0x7fffffff))
+                result += self.in_frames(offset, length, source & (1 << 63) - 1)
             else:
                 result.append((offset, length, source, 0, 0))
-        need(len(result) == count and sum(r[1] for r in result) == total, "ranges")
+        need(sum(r[1] for r in result) == total, "ranges")
         return result
 
     def ranges(self, entry):
@@ -362,7 +360,7 @@ class Archive:
         self.verify_tree()
         data = []
         for entry in self.entries:
-            if stat.S_ISREG(entry.mode) and entry.kind != 7:
+            if stat.S_ISREG(entry.mode) and entry.kind != 5:
                 need(xxh3_64(b"".join(self.stored(entry))) == self.sum(entry),
                      "sum of " + repr(entry.name))
                 data += [(source, length, entry) for _, length, source, *_ in self.pieces(entry)
@@ -370,7 +368,7 @@ class Archive:
             else:
                 need(self.sum(entry) == 0, "sum of what is no file")
         data.sort(key=lambda d: d[:2])
-        self.verify_rest(data)
+        self.verify_windows()
         self.verify_digest()
         if self.packed:
             self.verify_frames()
@@ -391,24 +389,13 @@ class Archive:
         need(blocks == self.blocks, "blocks")
         need(not any(content[-min(len(content), 1024):]), "end marker")
 
-    def verify_rest(self, data):
-        """Of each window of 1 MiB the sum of what is no data."""
-        rest, at = [], 0
-        for source, length, _ in data:
-            need(source >= at, "data overlaps")
-            rest.append((at, source))
-            at = source + length
-        rest.append((at, self.archive_length))
-        windows = (self.archive_length + WINDOW - 1) // WINDOW
-        pieces = [[] for _ in range(windows)]
-        for start, end in rest:
-            while start < end:
-                stop = min(end, (start // WINDOW + 1) * WINDOW)
-                pieces[start // WINDOW].append(self.file[start:stop])
-                start = stop
-        sums = struct.unpack("<%dQ" % windows, self.section[11])
-        for number, (wanted, window) in enumerate(zip(sums, pieces)):
-            need(xxh3_64(b"".join(window)) == wanted, "sum of window %d" % number)
+    def verify_windows(self):
+        """Each MiB of the file that holds the tar has a sum."""
+        windows = range(0, self.archive_length, WINDOW)
+        sums = struct.unpack("<%dQ" % len(windows), self.section[11])
+        for at, wanted in zip(windows, sums):
+            window = self.file[at:min(at + WINDOW, self.archive_length)]
+            need(xxh3_64(window) == wanted, "sum of the window at %d" % at)
 
     def verify_digest(self):
         hashed = [b"onepot content 1"]
@@ -450,8 +437,8 @@ class Archive:
                 need(all(0 < len(n) <= 255 and b"/" not in n and b"\0" not in n for n in names), "names")
                 need(entry.size == sum(stat.S_ISDIR(c.mode) for c in below), "directories below")
             totals[0] += stat.S_ISREG(entry.mode)
-            totals[1] += entry.kind != 7
-            if stat.S_ISREG(entry.mode) and entry.kind != 7:
+            totals[1] += entry.kind != 5
+            if stat.S_ISREG(entry.mode) and entry.kind != 5:
                 totals[2] += entry.size
                 totals[3] += sum(r[1] for r in self.ranges(entry))
         need(next_first == self.count, "entries that no directory has")

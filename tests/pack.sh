@@ -213,6 +213,51 @@ else
     echo 'not tested: a full disk (it takes a mount of tmpfs)'
 fi
 
+# ---- what there is to pack ----
+# dry ARGUMENT...: nothing is written, the archive is as large as was told, within 2 %, and the
+# next command makes it.
+dry() {
+    local said next before
+    before=$(echo * .*)
+    run 0 "$onepot" pack --dry-run "$@"
+    [ "$before" = "$(echo * .*)" ] || fail "--dry-run wrote: $(echo * .*)"
+    next=$(sed -n 's/^next: onepot pack//p' out)
+    said=$(sed -n 's/^packed: about \([0-9.]*\) MiB.*/\1/p' out)
+    run 0 bash -c "exec \"\$0\" pack -q$next" "$onepot"
+    awk -v said="$said" -v bytes="$(stat -c %s "${!#}")" 'BEGIN {
+        part = said * 1048576 / bytes
+        exit !(part > 0.98 && part < 1.02) }' ||
+        fail "--dry-run tells of $said MiB, the archive has $(stat -c %s "${!#}") bytes"
+}
+mkdir -p "dry/deep/it's" dry/deep/b dry/deep/c/d
+for i in $(seq 300); do head -c 9000 /dev/zero >"dry/deep/it's/$i"; done
+ln "dry/deep/it's/1" "dry/deep/it's/again"
+touch dry/deep/b/x dry/deep/c/d/1 dry/deep/c/2 dry/of.pyc
+dry --exclude '*.pyc' "dry" -o "a name's.tar"
+run 0 "$onepot" pack --dry-run --exclude '*.pyc' dry
+inodes=$(find dry ! -name '*.pyc' -printf '%i\n' | sort -u | wc -l)
+files=$(find dry ! -type d ! -name '*.pyc' | wc -l)
+grep -q "^$files files, 2.6 MiB, $inodes inodes\$" out || fail "--dry-run says: $(cat out)"
+awk 'NR > 2 && /bytes  |MiB  / { print $1, $NF }' out >found
+printf '%s\n' "301 deep/it's" '4 deep/c' '2 deep/b' >expected
+same expected found 'the folders'
+run 0 "$onepot" pack --dry-run -o two.tar dry small
+awk 'NR > 2 && /bytes  |MiB  |KiB  / { print $NF }' out | sort >found
+printf '%s\n' dry small >expected
+same expected found 'the sources'
+run 2 "$onepot" pack --dry-run a.tar
+says '--dry-run is for directories'
+run 2 "$onepot" pack --dry-run --files-from x dry
+run 1 "$onepot" pack --dry-run nowhere
+if [ "$(id -u)" -ne 0 ]; then
+    mkdir -m 0 dry/closed
+    run 1 "$onepot" pack --dry-run dry
+    says 'closed: can.t be read'
+    rmdir dry/closed
+else
+    echo 'not tested: a folder that can not be read (root reads all)'
+fi
+
 # ---- refusals ----
 run 1 "$onepot" pack small
 grep -q 'small.onepot.tar: already exists; .*-f' err || fail "an existing name says: $(cat err)"

@@ -18,6 +18,9 @@ import sys
 import tempfile
 import time
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "mount"))
+import harness  # noqa: E402
+
 ONEPOT = os.path.realpath(os.environ["ONEPOT"])
 CRASH_AT = os.path.realpath(sys.argv[1])
 MOMENTS = int(os.environ.get("MOMENTS", "60"))  # of each signal
@@ -290,12 +293,10 @@ def other_users():
         os.setgid(STRANGER)
         os.setuid(STRANGER)
 
-    if run(ONEPOT, "--version", status=None, preexec_fn=as_stranger).returncode != 0:
-        print("not tested: another user (who can't reach the program)")
-    else:
-        done = run(ONEPOT, "ls", "set/s-001.tar", status=1, preexec_fn=as_stranger)
-        if "have user 0 open it" not in done.stdout:
-            fail(f"a user who can't finish it is told: {done.stdout}")
+    with harness.program_for_others() as program:
+        done = run(program, "ls", "set/s-001.tar", status=1, preexec_fn=as_stranger)
+    if "have user 0 open it" not in done.stdout:
+        fail(f"a user who can't finish it is told: {done.stdout}")
     exchange.check("a user who can't finish it", ("old",))
     os.chmod("set", 0o1777)  # where a stranger may put a record beside files that it can't touch
     os.chown(record, STRANGER, STRANGER)
@@ -403,11 +404,11 @@ def full_disk():
     limits += [f"size=64M,nr_inodes={used_inodes + extra}" for extra in range(8)]
     failed = 0
     for limit in limits:
-        run("mount", "-o", f"remount,{limit}", "disk")
+        run("mount", "-o", f"remount,{limit}", "none", "disk")
         done = run(*pack("new", 4), status=None)
         which = exchange.check(f"a disk with {limit}", ("old",) if done.returncode else ("new",), clean=True)
         failed += which == "old"
-        run("mount", "-o", "remount,size=64M,nr_inodes=1000", "disk")
+        run("mount", "-o", "remount,size=64M,nr_inodes=1000", "none", "disk")
         if which != "old":
             shutil.rmtree("disk/set")
             shutil.copytree(golden("old", 3), "disk/set")
@@ -418,14 +419,16 @@ def full_disk():
 
 
 def no_room():
+    """In a folder of its own: without root's rights all files have another owner there."""
     unshare = ["unshare", "--mount"] + (["--map-root-user"] if os.geteuid() else [])
-    os.mkdir("disk")
-    if run(*unshare, "mount", "-t", "tmpfs", "none", "disk", status=None).returncode != 0:
+    os.makedirs("room/disk")
+    for tree in TREES:
+        shutil.copytree(tree, f"room/{tree}")
+    if run(*unshare, "mount", "-t", "tmpfs", "none", "room/disk", status=None).returncode != 0:
         print("not tested: a full disk (it takes a mount of tmpfs)")
         return
-    golden("old", 3), golden("new", 4)
     done = run(*unshare, "sh", "-c", 'mount -t tmpfs -o size=64M,nr_inodes=1000 none disk && exec "$@"',
-               "-", sys.executable, os.path.realpath(__file__), CRASH_AT, "full_disk", status=None)
+               "-", sys.executable, os.path.realpath(__file__), CRASH_AT, "full_disk", status=None, cwd="room")
     print(done.stdout, end="")
     if done.returncode != 0:
         fail("a full disk, see above")

@@ -75,6 +75,7 @@ command:clang-format clang-format
 command:cppcheck cppcheck
 command:shellcheck shellcheck
 command:valgrind valgrind
+command:debootstrap debootstrap
 command:abidiff abigail-tools
 command:ch-run charliecloud
 command:zsh zsh
@@ -98,6 +99,20 @@ missing_packages() {
     while read -r need package; do
         if [ -n "$need" ] && ! is_there "$need"; then printf '%s\n' "$package"; fi
     done < <(printf '%s\n' "$@")
+}
+
+# configure_build BUILD SOURCE: set up a build; and let it look again for everything when something
+# that was missing is there by now (or the other way round). meson by itself asks once, so that
+# what was built before a package came would lack a part for ever.
+configure_build() {
+    local missing
+    missing=$(missing_packages "$build_needs" "$test_needs")
+    if [ ! -e "$1/build.ninja" ]; then
+        meson setup "$1" "$2" || return 1
+    elif [ "$missing" != "$(cat "$1/missing-packages" 2>/dev/null || echo unknown)" ]; then
+        meson configure --clearcache "$1" && meson setup --reconfigure "$1" "$2" || return 1
+    fi
+    printf '%s\n' "$missing" >"$1/missing-packages"
 }
 
 # install_helpful LIST: what may be missing is asked for by root alone, and need not come.

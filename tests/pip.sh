@@ -33,20 +33,20 @@ PATH="$work/env/bin:$PATH" "$work/env/bin/pip" wheel -q --no-build-isolation --n
     cat "$work/log"
     exit 1
 }
-wheels=("$work"/onepot-*.whl)
+wheels=("$work"/onepot_fs-*.whl)
 [ ${#wheels[@]} -eq 1 ]
 "$work/env/bin/pip" install -q --no-deps --no-index "${wheels[0]}"
 
 # Nothing but the package.
 "$work/env/bin/python" -m zipfile -l "${wheels[0]}" >"$work/list"
-others=$(awk 'NR > 1 { print $1 }' "$work/list" | grep -vE '^onepot(-[^/]*\.dist-info)?/' || true)
+others=$(awk 'NR > 1 { print $1 }' "$work/list" | grep -vE '^onepot(_fs-[^/]*\.dist-info)?/' || true)
 [ -z "$others" ] || {
     echo "the wheel holds more than the package: $others"
     exit 1
 }
 
 # With the part for CUDA where the build beside this has it.
-if [ -e "${onepot%/fs/onepot}/loader/cuda/libonepot-cuda.so" ]; then
+if [ -e "${onepot%/fs/onepot}/loader/gpu/cuda/libonepot-cuda.so" ]; then
     grep -q '^onepot/libonepot-cuda.so' "$work/list" || {
         echo 'the wheel lacks libonepot-cuda.so'
         exit 1
@@ -61,4 +61,6 @@ import onepot
 archive = onepot.Archive("a.tar")
 assert bytes(archive[0]) == b"hello\n"
 assert [len(batch) for batch in onepot.Loader(archive, 4, 0, 1)] == [1]
-print("onepot", onepot.__version__, "works as installed by pip")')
+from importlib.metadata import version
+assert version("onepot-fs") == onepot.__version__
+print("onepot-fs", onepot.__version__, "works as installed by pip")')

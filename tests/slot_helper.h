@@ -50,7 +50,7 @@ static inline void make_file(const char *name, const char *content)
     char path[PATH_MAX + 256];
     snprintf(path, sizeof(path), "%s/%s", folder, name);
     FILE *f = fopen(path, "w");
-    ck_assert_ptr_nonnull(f);
+    ck_assert(f && fchmod(fileno(f), 0600) == 0);
     fputs(content, f);
     fclose(f);
 }
@@ -67,14 +67,14 @@ static inline struct slot *create(const char *name)
     struct registry registry = lock_registry();
     struct slot *slot;
     ck_assert_int_eq(slot_create(&registry, name, &slot), 0);
-    registry_unlock(&registry);
+    slots_unlock(&registry);
     return slot;
 }
 
 static inline struct slot *reopen(const struct slot *slot)
 {
     struct slot *other;
-    ck_assert_int_eq(slot_open(slot->folder, slot->name, &other), 0);
+    ck_assert_int_eq(slot_open(slot->folder, slot->folder_fd, slot->name, &other), 0);
     return other;
 }
 
@@ -115,7 +115,8 @@ static inline void be_daemon(const struct slot *slot)
 static inline void be_run(const struct slot *slot)
 {
     struct slot *mine;
-    if (slot_open(slot->folder, slot->name, &mine) < 0 || slot_lock(mine, false, false) < 0)
+    if (slot_open(slot->folder, slot->folder_fd, slot->name, &mine) < 0 ||
+        slot_lock(mine, false, false) < 0)
         _exit(1);
 }
 

@@ -36,7 +36,7 @@ struct training_read {
 static inline void training_epoch(struct training *t, uint64_t epoch)
 {
     permutation_free(t->permutation);
-    ck_assert_int_eq(permutation_new(t->n, t->seed + epoch, &t->permutation), 0);
+    ck_assert_int_eq(permutation_new(t->n, t->seed + epoch, NULL, &t->permutation), 0);
     ck_assert_uint_le(t->ranks * t->workers, TRAINING_READERS_MAX);
     t->samples = (t->n + t->world - 1) / t->world;
     for (unsigned i = 0; i < t->ranks * t->workers; i++)

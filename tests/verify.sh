@@ -36,6 +36,52 @@ assert foreign["good"] and not foreign["has_sums"] and foreign["format"] == "tar
 assert own["files"] == foreign["files"] > 50, (own, foreign)
 END
 
+# ---- what an archive has no sums of, by its own name ----
+mkdir -p sums/both sums/all sums/packed
+echo x >sums/packed/x
+"$python" - <<'END'
+import tarfile, zipfile
+zipfile.ZipFile("sums/empty.zip", "w").close()
+for name in "both", "all":
+    with zipfile.ZipFile("sums/%s/a.zip" % name, "w") as z:
+        z.writestr("in.zip", b"1")
+with tarfile.open("sums/both/b.tar", "w") as t:
+    t.add("tree", "tree", recursive=False)
+    t.add("out", "out")
+END
+run 0 "$onepot" pack -q -o sums/all/b.tar sums/packed
+run 0 "$onepot" verify sums/empty.zip foreign.tar
+says 'sums/empty.zip: good: 0 files, .*; there are no files$'
+says 'foreign.tar: good: .*; a tar has no sums of its files$'
+says_packed() {
+    run 0 "$onepot" verify "$1"
+    says "$1: good: .*the sums that its compression names; a tar has no sums of its files$"
+    run 0 "$onepot" info "$1"
+    says "checksums  *none: a tar has no sums of its files; 'onepot verify' compares those of its compression$"
+}
+for packed in foreign.tar.*; do says_packed "$packed"; done
+run 0 "$onepot" info sums/empty.zip
+says 'checksums  *none: there are no files$'
+if has_squashfs; then
+    run 0 "$onepot" verify squash.img
+    says 'squash.img: good: .*; a SquashFS image has no sums of its files$'
+    run 0 "$onepot" info squash.img
+    says 'checksums  *none: a SquashFS image has no sums of its files$'
+fi
+run 0 "$onepot" info sums/all/a.zip
+if grep -q 'of every file (CRC-32)' out; then
+    run 0 "$onepot" info --each sums/both
+    says 'checksums  *of 1 of 2 files (CRC-32)$'
+    run 0 "$onepot" verify --each sums/both
+    says 'there are sums of 1 of 2 files (CRC-32)$'
+    run 0 "$onepot" info --each sums/all
+    says 'checksums  *of every file (XXH3-64, CRC-32)$'
+    run 0 "$onepot" verify --each --json sums/all
+    says '"has_sums": true'
+else
+    says 'checksums  *none: this onepot was built without CRC-32$'
+fi
+
 # ---- what options show: the files of archives in an archive, and a part ----
 mkdir shown
 "$python" - <<'END'
@@ -53,7 +99,7 @@ END
 run 0 "$onepot" verify shown/bad.zip
 run 0 "$onepot" verify --nested shown/good.zip
 says 'shown/good.zip: good: 3 files, .*every file shown'
-if grep -q 'no sums of them' out; then
+if grep -q 'built without CRC-32\|no sums of' out; then
     echo 'not tested: sums of zips (this onepot was built without zlib)'
 else
     run 1 "$onepot" verify --nested --include '*/two' shown/bad.zip
@@ -158,6 +204,14 @@ cp plain.tar appended.tar
 tar rf appended.tar small/two
 run 1 "$onepot" verify appended.tar
 says 'appended'
+# Its new index makes it a tar like any other, whose old index lies behind the end.
+run 0 "$onepot" index appended.tar
+run 0 "$onepot" verify appended.tar
+says 'appended.tar: good'
+truncate -s -512 appended.tar
+run 1 "$onepot" verify appended.tar
+says 'appended.tar: there is an index behind the tar, but no footer'
+rm appended.tar.onepot-index
 run 1 "$onepot" verify plain.tar nowhere.tar
 says 'plain.tar: good'
 says 'onepot: nowhere.tar: no such file'

@@ -1,5 +1,5 @@
 /*
- * Bits of an array of words, set and taken by any thread or process.
+ * Bits of an array of words, set by any thread or process.
  */
 #ifndef ONEPOT_BITS_H
 #define ONEPOT_BITS_H
@@ -20,11 +20,6 @@ static inline bool bit_take(_Atomic uint64_t *bits, size_t i)
     uint64_t bit = UINT64_C(1) << (i % 64);
 
     return !bit_get(bits, i) && !(atomic_fetch_or(&bits[i / 64], bit) & bit);
-}
-
-static inline void bit_clear(_Atomic uint64_t *bits, size_t i)
-{
-    atomic_fetch_and(&bits[i / 64], ~(UINT64_C(1) << (i % 64)));
 }
 
 #endif

@@ -20,4 +20,14 @@ static inline uint64_t now_ms(void)
     return now_ns() / 1000000;
 }
 
+/* The time of a clock in so many milliseconds, for functions that wait until then. */
+static inline struct timespec clock_in_ms(clockid_t clock, long ms)
+{
+    struct timespec t;
+    clock_gettime(clock, &t);
+    t.tv_sec += (t.tv_nsec + ms * 1000000L) / 1000000000L;
+    t.tv_nsec = (t.tv_nsec + ms * 1000000L) % 1000000000L;
+    return t;
+}
+
 #endif

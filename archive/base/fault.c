@@ -102,6 +102,8 @@ const char *fault_limit(int err)
         return "; the limit of processes is reached ('ulimit -u', which counts the threads of "
                "all "
                "processes of the user, or pids.max of the cgroup)";
+    if (err == -EFBIG || err == EFBIG)
+        return "; a limit on the size of files ('ulimit -f') or on memory is reached";
     return "";
 }
 

@@ -18,7 +18,7 @@ struct fault {
     int err;          /* the errno, positive; 0: nothing was recorded */
     uint64_t offset;  /* byte offset in the file, or FAULT_NO_OFFSET */
     char member[512]; /* raw bytes of the member's path, maybe truncated; "" if none */
-    char what[256];   /* what is wrong, no newline: "size 99 lies past the end of file" */
+    char what[256];   /* the fault, no newline: "size 99 lies past the end of file" */
     char advice[192]; /* what to do about it, or "" */
     char file[512];   /* which file it is about; "": the one that the caller named */
 };
@@ -57,10 +57,10 @@ const char *fault_limit(int err);
 const char *fault_errno(int err);
 
 /*
- * Format the line for a person: "FILE: MEMBER: what is wrong (offset N); what to do". Control
- * bytes and bytes that are not valid UTF-8 are written as \xNN. Returns the length that
- * snprintf would. A file that the fault names comes before `file`. With nothing recorded,
- * describes `err` by fault_errno.
+ * Format the line for a person: "FILE: MEMBER: reason (offset N); remedy". Control bytes and
+ * bytes that are not valid UTF-8 are written as \xNN. Returns the length that snprintf would. A
+ * file that the fault names comes before `file`. With nothing recorded, describes `err` by
+ * fault_errno.
  */
 int fault_describe(const struct fault *f, int err, const char *file, char *buf,
                    unsigned long size);

@@ -12,7 +12,7 @@
 struct helpers {
     pthread_mutex_t lock;
     pthread_cond_t begun, done;
-    struct helper_task *first; /* of those that wait */
+    struct helper_task *first; /* of the waiting ones */
     bool is_ending;
     unsigned count, ready;
     pthread_t threads[];

@@ -16,7 +16,7 @@
 
 enum helper_state { HELPER_NEW, HELPER_WAITS, HELPER_RUNS, HELPER_DONE };
 
-/* Lies in what it works on: run() finds that by container_of or as its first member. */
+/* Lies in its object, which run() finds by container_of or as its first member. */
 struct helper_task {
     void (*run)(struct helper_task *task);
     struct helper_task *next;

@@ -1,19 +1,37 @@
 /*
- * A path in two parts: its folder and the name in it.
+ * A path in two parts: its folder and the name in it. And the entries of a folder.
  */
 #ifndef ONEPOT_PATH_H
 #define ONEPOT_PATH_H
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* "." or "..", as in a folder's list. */
 static inline bool path_is_dots(const char *name)
 {
     return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
+}
+
+/*
+ * A stream of the entries of an open folder, by a descriptor of the stream's. NULL: they can't
+ * be read; errno tells why.
+ */
+static inline DIR *path_list(int folder_fd)
+{
+    int fd = openat(folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    if (!dir && fd >= 0) {
+        int err = errno;
+        close(fd);
+        errno = err;
+    }
+    return dir;
 }
 
 /* The part behind the last slash. */

@@ -1,6 +1,6 @@
 /*
- * Pauses of a thread that others can end for good, and the clock they go by. A test gives it a
- * clock of its own, which only pauses advance, so that nothing has to sleep.
+ * Pauses of a thread that others can end for good, and the clock they go by. A test gives it
+ * another clock, which only pauses advance, so that nothing has to sleep.
  *
  * Any number of threads may use one. A process forked meanwhile must not use its parent's.
  */

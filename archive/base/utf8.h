@@ -40,7 +40,7 @@ static inline size_t utf8_length(const char *bytes, size_t len, uint32_t *ret_co
     return need;
 }
 
-/* The same, but also 0 for control characters and those that reorder or split a line. */
+/* The same, but also 0 for control characters and for any that reorder or split a line. */
 static inline size_t utf8_printable_length(const char *bytes, size_t len)
 {
     uint32_t code;

@@ -44,7 +44,7 @@ int builder_add_side(struct builder *b, uint32_t inode, uint32_t kind, uint64_t 
 }
 
 /*
- * ---- left-out members: those that no directory can show ----
+ * ---- left-out members: no directory can show them ----
  *
  * Programs that extract complain about such a member, extract all others and report at the end
  * that something was wrong. The builder does the same: an archive of a million files is not

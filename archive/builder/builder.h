@@ -7,7 +7,7 @@
  * How to use it:
  *     builder_new(&b);
  *     for each member: builder_add(b, path, len, &member, &fault, &inode);
- *                      builder_add_xattr(...), builder_add_extent(...) as needed
+ *                      builder_add_xattr(...), builder_set_pieces(...) as needed
  *     builder_write(b, &header, fd, 0, &fault, &image_bytes);
  *     builder_free(b);
  *
@@ -35,9 +35,8 @@ struct builder;
 
 /* How the place of a regular file's bytes is described. */
 enum builder_data {
-    DATA_STORED,  /* one range of the archive at `data_offset`, or an empty file */
-    DATA_EXTENTS, /* by builder_add_extent: ranges with holes between them */
-    DATA_BLOCKS,  /* by builder_set_blocks */
+    DATA_STORED, /* one range of the archive at `data_offset`, or an empty file */
+    DATA_PIECES, /* by builder_set_pieces */
 };
 
 struct builder_member {
@@ -135,7 +134,7 @@ int builder_find_child(const struct builder *builder, uint32_t directory, const 
 
 /*
  * 0: the member is added. 1: nothing is, as the name is taken, and *ret_entry has it. Errors
- * are those of builder_add; its fault names the last part of the path alone.
+ * are builder_add's; its fault names the last part of the path alone.
  */
 int builder_add_child(struct builder *builder, uint32_t directory, const char *name, size_t len,
                       const struct builder_member *member, struct fault *fault,
@@ -148,76 +147,55 @@ int builder_link_child(struct builder *builder, uint32_t directory, const char *
 
 /*
  * Add an extended attribute. The name includes its namespace ("user.x"). An empty value is
- * valid. Of two attributes with one name the last one counts. -E2BIG: name, value or number
- * exceeds what Linux supports.
+ * valid. The last of two attributes with one name counts. One that Linux has no place for is
+ * left out and counted: of another namespace, of a user on an inode that is neither a regular
+ * file nor a directory, or with a name, value or number beyond the system's limits.
  */
 #define BUILDER_XATTRS_MAX 9362u /* of "user.x": a list of names has at most 64 KB */
 int builder_add_xattr(struct builder *builder, uint32_t inode, const char *name,
                       size_t name_len, const void *value, size_t value_len);
 
-/* Give an inode without attributes those of another. -ENOMEM, -E2BIG. */
+/* Count attributes that were left out elsewhere. */
+void builder_leave_out_xattrs(struct builder *builder, uint64_t count);
+
+/* Copy another inode's attributes to an inode that has none. -ENOMEM, -E2BIG. */
 int builder_share_xattrs(struct builder *builder, uint32_t inode, uint32_t other);
 
-/*
- * DATA_EXTENTS: bytes [offset, offset + length) of the file lie at source_offset. Extents must
- * be in ascending order, without overlap, and within the size of the file (-EUCLEAN). All
- * extents of one inode must come before those of the next (-EINVAL).
- */
-int builder_add_extent(struct builder *builder, uint32_t inode, uint64_t offset,
-                       uint64_t length, uint64_t source_offset);
-
-/* A compressed block of the archive. */
+/* A compressed block of the archive, which files may share. */
 struct builder_block {
     uint64_t source_offset;
-    uint32_t packed_bytes; /* 0: a hole */
-    uint32_t block_bytes;  /* maximum decompressed size; never 0, even for a hole */
-    bool stored;           /* not compressed */
-    enum codec codec;      /* if it is not the header's; else 0 */
+    uint32_t packed_bytes;
+    uint32_t block_bytes; /* maximum decompressed size */
+    enum codec codec;     /* if it is not the header's; else 0 */
     /* Of a codec of parts of streams, else NULL; copied. Such a codec is never the header's. */
     const struct block_point *point;
 };
 
 /*
- * DATA_BLOCKS: add a fragment, which is a block that several files share. Its number is the
- * order in which it was added, from 0. Add all fragments before the first builder_set_blocks.
+ * Add a block. Its number is the order in which it was added, from 0. -EUCLEAN: it is empty, or
+ * lies past the end of the archive.
  */
-int builder_add_fragment(struct builder *builder, const struct builder_block *block,
-                         uint32_t *ret_number);
-#define BUILDER_NO_FRAGMENT UINT32_MAX
+int builder_add_block(struct builder *builder, const struct builder_block *block,
+                      uint32_t *ret_number);
+#define BUILDER_NO_BLOCK UINT32_MAX
 
-/*
- * DATA_BLOCKS: the file is `count` blocks of index_header.block_bytes each (the last one may
- * hold less). Its tail, if `fragment` is not BUILDER_NO_FRAGMENT, lies at fragment_offset of
- * that fragment. Call once per inode, after builder_add. -EUCLEAN: they do not make a file of
- * its size, or lie past the end of the archive.
- */
-int builder_set_blocks(struct builder *builder, uint32_t inode,
-                       const struct builder_block *blocks, uint32_t count, uint32_t fragment,
-                       uint32_t fragment_offset);
-
-/* A part of a file: stored, or in a fragment. */
+/* A part of a file: stored, or in a block. */
 struct builder_piece {
     uint64_t offset; /* in the file */
     uint64_t length;
     uint64_t source_offset; /* stored: in the archive */
-    uint32_t fragment;      /* BUILDER_NO_FRAGMENT: stored */
-    uint32_t fragment_offset;
+    uint32_t block;         /* BUILDER_NO_BLOCK: stored */
+    uint32_t block_offset;
 };
 
 /*
- * DATA_BLOCKS, in place of builder_set_blocks: the file is these pieces, in ascending order;
- * bytes in no piece are a hole. Full fragments of index_header.block_bytes make a file of
- * blocks, all else a file of ranges. Fragments may be added at any time, before and after,
- * unlike above. -EUCLEAN: the pieces don't fit the file or the fragments.
+ * DATA_PIECES: the file is these pieces, in ascending order; bytes in no piece are a hole.
+ * Neighbours that also lie side by side in the archive, or in blocks that follow each other,
+ * become one. Call once per inode, after builder_add. -EUCLEAN: the pieces don't fit the file,
+ * the blocks or the archive.
  */
 int builder_set_pieces(struct builder *builder, uint32_t inode,
                        const struct builder_piece *pieces, size_t count);
-
-/*
- * From now on never turn pieces into a file of blocks: for fragments whose largest size is
- * known only at the end. Call before the first builder_set_pieces.
- */
-void builder_use_ranges(struct builder *builder);
 
 /*
  * Sum of a regular file's content, without holes, of the header's sum_kind. Either all regular
@@ -233,15 +211,9 @@ void builder_mix_sums(struct builder *builder, uint32_t first, uint32_t end,
 
 uint32_t builder_entries(const struct builder *builder);
 
-/*
- * The sums of the archive's windows, see index_window_sum. `sums` stays the caller's and must
- * live until builder_write returns.
- */
-void builder_set_rest_sums(struct builder *builder, const uint64_t *sums, uint64_t count);
-
 /* The header's description of the archive; see struct index_info. */
 struct builder_header {
-    enum format format;
+    uint32_t format;
     enum codec codec;
     enum sum_kind sum_kind;
     uint32_t block_bytes;
@@ -251,8 +223,9 @@ struct builder_header {
     uint64_t archive_fingerprint;
     uint8_t identifier[16];
     uint64_t end_marker_offset;
-    const uint64_t *expanded_sums; /* see index_window_sum; NULL: none */
-    uint64_t expanded_count;
+    bool has_sums;               /* of all files, even if there are none */
+    const uint64_t *window_sums; /* see index_window_sum; NULL: none */
+    uint64_t window_count;
     const void *recipe; /* see index_recipe; NULL: none */
     size_t recipe_len;
 };
@@ -265,9 +238,7 @@ struct builder_header {
 int builder_write(struct builder *builder, const struct builder_header *header, int fd,
                   uint64_t offset, struct fault *fault, uint64_t *ret_image_bytes);
 
-/* The same, in pieces `stride` apart: see disk_place in index_format.h. */
-int builder_write_pieces(struct builder *builder, const struct builder_header *header, int fd,
-                         uint64_t offset, uint64_t stride, struct fault *fault,
-                         uint64_t *ret_image_bytes);
+/* No image of the present members is longer. */
+uint64_t builder_image_bytes_max(const struct builder *builder);
 
 #endif

@@ -31,26 +31,30 @@ enum {
     PARTIAL_FREE = 4096, /* and of so many more, as that costs little */
 };
 
-#define COPY_EXTRAS (ATTR_NLINK | ATTR_XATTRS | ATTR_WIDE_MTIME | ATTR_DATA_BYTES)
-
-/* How the `data` of an entry becomes that of the new one. */
+/* How the `data` of an entry becomes the new entry's. */
 enum copy_kind {
     COPY_REFUSED, /* damaged */
     COPY_PLAIN,   /* as it is */
     COPY_DIRECTORY,
     COPY_SYMLINK,
     COPY_STORED,
+    COPY_PACKED,
     COPY_EXTENTS,
-    COPY_BLOCKS,
-    COPY_FRAGMENT,
     COPY_ALIAS,
 };
 
 /* The new form of a part's record of attributes. */
 struct copy_attr {
     uint32_t number;
+    uint32_t single; /* the same of an inode with one name in the new index */
     uint32_t mode, flags;
     enum copy_kind kind;
+};
+
+/* An inode that had several names: as many as are copied. */
+struct copy_link {
+    uint32_t position; /* new, of the first */
+    uint32_t names;
 };
 
 struct copy_source {
@@ -63,11 +67,10 @@ struct copy_source {
     uint32_t attr_count;
     /* Where its own begin in the new sections: bytes of these, */
     uint64_t strings, extents, xattrs;
-    /* and numbers of these. */
-    uint32_t fragments, first_fragment, blocks, first_block;
+    /* and the number of its first block. */
+    uint32_t first_block, blocks;
     uint32_t block_bytes;
-    bool has_blocks;     /* its blocks are as large as those of all */
-    uint64_t next_extra; /* the first of EXTRA that is not written */
+    bool has_links;
 };
 
 struct builder_copying {
@@ -77,11 +80,10 @@ struct builder_copying {
     uint32_t root_attr; /* of a root of no part */
     uint32_t entries;
     uint64_t name_bytes;
-    uint64_t last_extra; /* position and kind */
     bool has_sums, mixes_sums;
-    uint32_t flags; /* of all entries */
-    /* For aliases: new positions of the runs; the runs in the order of their parts. */
-    uint32_t *starts, *of_part, *ends;
+    uint32_t flags;          /* of all entries */
+    struct map link_numbers; /* by part and position of the inode */
+    VECTOR(struct copy_link) links;
     pthread_t thread;
     bool has_thread;
     int digest_error;
@@ -92,12 +94,11 @@ struct builder_copying {
 
 static enum copy_kind copy_kind_of(uint32_t mode, uint32_t flags)
 {
-    static const enum copy_kind kinds[DATA_KIND_MASK + 1] = {[DATA_KIND_STORED] = COPY_STORED,
-                                                             [DATA_KIND_EXTENTS] = COPY_EXTENTS,
-                                                             [DATA_KIND_BLOCKS] = COPY_BLOCKS,
-                                                             [DATA_KIND_TAIL] = COPY_BLOCKS,
-                                                             [DATA_KIND_FRAGMENT] =
-                                                                 COPY_FRAGMENT};
+    static const enum copy_kind kinds[DATA_KIND_MASK + 1] = {
+        [DATA_KIND_STORED] = COPY_STORED,
+        [DATA_KIND_PACKED] = COPY_PACKED,
+        [DATA_KIND_EXTENTS] = COPY_EXTENTS,
+    };
     uint32_t kind = flags & DATA_KIND_MASK;
     if (kind == 0 || mode & ~(uint32_t)(S_IFMT | 07777))
         return COPY_REFUSED;
@@ -134,8 +135,16 @@ static int copy_attrs(struct builder *b, struct builder_copying *c, struct copy_
         const struct disk_attr attr = {le32toh(from[i].mode), le32toh(from[i].uid),
                                        le32toh(from[i].gid), le32toh(from[i].flags)};
         struct copy_attr *to = &c->attrs.at[c->attrs.count++];
-        *to = (struct copy_attr){0, attr.mode, attr.flags, copy_kind_of(attr.mode, attr.flags)};
+        *to = (struct copy_attr){.mode = attr.mode,
+                                 .flags = attr.flags,
+                                 .kind = copy_kind_of(attr.mode, attr.flags)};
         int r = to->kind ? builder_intern_attr(b, &attr, &to->number) : 0;
+        to->single = to->number;
+        if (r == 0 && attr.flags & ATTR_NLINK && to->kind != COPY_ALIAS) {
+            const struct disk_attr single = {attr.mode, attr.uid, attr.gid,
+                                             attr.flags & ~ATTR_NLINK};
+            r = to->kind ? builder_intern_attr(b, &single, &to->single) : 0;
+        }
         if (r < 0)
             return r == -EOVERFLOW ? -ENOTSUP : r;
     }
@@ -147,14 +156,29 @@ static bool copy_in_archive(const struct copy_source *s, uint64_t offset, uint64
     return len <= s->archive_bytes && offset <= s->archive_bytes - len;
 }
 
+/* The new place of packed data, whose blocks must all be the source's. */
+static int copy_packed(const struct copy_source *s, uint64_t length, uint64_t *place)
+{
+    uint64_t first = (uint32_t)*place, end;
+    const struct disk_block *block =
+        first < s->blocks
+            ? index_records(s->index, SECTION_BLOCKS, first * sizeof(*block), sizeof(*block))
+            : NULL;
+    if (!block || block->block_bytes == 0 || length == 0 ||
+        __builtin_add_overflow((*place & ~RANGE_PACKED) >> 32, length - 1, &end) ||
+        end / le32toh(block->block_bytes) >= s->blocks - first)
+        return -ENOTSUP;
+    *place += s->first_block;
+    return 0;
+}
+
 static int copy_range(const struct copy_source *s, uint64_t *range)
 {
     uint64_t source = le64toh(range[0]), length = le64toh(range[2]);
     if (source & RANGE_PACKED) {
-        if ((uint32_t)source >= s->fragments)
-            return -ENOTSUP;
-        range[0] = htole64(source + s->first_fragment);
-        return 0;
+        int r = copy_packed(s, length, &source);
+        range[0] = htole64(source);
+        return r;
     }
     if (length == 0 || !copy_in_archive(s, source, length))
         return -ENOTSUP;
@@ -215,60 +239,82 @@ static int copy_codec(struct builder *b, const struct index_info *info, uint32_t
 {
     if (codec && (codec >= CODEC_COUNT || !(info->codecs & 1u << codec)))
         return -ENOTSUP;
-    codec = codec ? codec : info->codec;
-    if (codec == CODEC_NONE || codec >= CODEC_COUNT || codec_has_point((enum codec)codec))
+    bool is_own = codec != CODEC_NONE;
+    codec = is_own ? codec : info->codec;
+    if (codec == CODEC_NONE || codec >= CODEC_COUNT ||
+        (codec_has_point((enum codec)codec) && !is_own))
         return -ENOTSUP;
     b->codecs |= 1u << codec;
     *ret_codec = codec;
     return 0;
 }
 
-static int copy_block(struct builder *b, const struct copy_source *s, bool is_fragment,
-                      struct disk_block *block)
+static int copy_block(struct builder *b, const struct copy_source *s, struct disk_block *block)
 {
     uint64_t place = le64toh(block->source_offset), codec = place >> BLOCK_CODEC_SHIFT;
-    uint32_t packed = le32toh(block->packed), packed_bytes = packed & ~BLOCK_STORED;
-    uint32_t block_bytes = le32toh(block->block_bytes);
-    int r = 0;
-    if (block_bytes == DISK_TAIL && !is_fragment) {
-        block->source_offset = htole64(place + s->first_fragment);
-        return place < s->fragments ? 0 : -ENOTSUP;
-    }
+    uint32_t packed_bytes = le32toh(block->packed), block_bytes = le32toh(block->block_bytes);
     place &= (UINT64_C(1) << BLOCK_CODEC_SHIFT) - 1;
-    if (block_bytes == 0 || block_bytes > s->block_bytes || (is_fragment && !packed_bytes) ||
+    if (block_bytes == 0 || block_bytes > s->block_bytes || packed_bytes == 0 ||
         !copy_in_archive(s, place, packed_bytes) || (place + s->base) >> BLOCK_CODEC_SHIFT)
         return -ENOTSUP;
-    if (packed & BLOCK_STORED || packed_bytes == 0)
-        codec = 0;
-    else
-        r = copy_codec(b, index_info(s->index), (uint32_t)codec, &codec);
-    block->source_offset =
-        htole64(packed_bytes ? (place + s->base) | codec << BLOCK_CODEC_SHIFT : 0);
+    int r = copy_codec(b, index_info(s->index), (uint32_t)codec, &codec);
+    block->source_offset = htole64((place + s->base) | codec << BLOCK_CODEC_SHIFT);
     return r;
 }
 
-/* Its fragments, or all other blocks. */
-static int copy_blocks(struct builder *b, struct copy_source *s, bool fragments)
+static int copy_blocks(struct builder *b, struct copy_source *s)
 {
-    uint32_t from = fragments ? 0 : s->fragments, count = fragments ? s->fragments : s->blocks;
     const struct disk_block *records =
-        index_records(s->index, SECTION_BLOCKS, (uint64_t)from * sizeof(*records),
-                      (uint64_t)count * sizeof(*records));
+        index_records(s->index, SECTION_BLOCKS, 0, (uint64_t)s->blocks * sizeof(*records));
     size_t start = b->blocks.count;
-    if (fragments)
-        s->first_fragment = (uint32_t)start;
-    else
-        s->first_block = (uint32_t)start;
-    if (count == 0)
+    s->first_block = (uint32_t)start;
+    if (s->blocks == 0)
         return 0;
-    if (!records || start + count > UINT32_MAX)
+    if (!records || start + s->blocks > UINT32_MAX)
         return -ENOTSUP;
-    if (vector_append(&b->blocks, records, count) < 0)
+    if (vector_append(&b->blocks, records, s->blocks) < 0)
         return -ENOMEM;
-    for (uint32_t i = 0; i < count; i++)
-        if (copy_block(b, s, fragments, &b->blocks.at[start + i]) < 0)
+    for (uint32_t i = 0; i < s->blocks; i++)
+        if (copy_block(b, s, &b->blocks.at[start + i]) < 0)
             return -ENOTSUP;
     return 0;
+}
+
+/* The points of blocks that are parts of streams, their windows, the sums of their pieces. */
+static int copy_points(struct builder *b, const struct copy_source *s)
+{
+    uint64_t count = index_points(s->index), before = b->points.count, next = 0;
+    uint64_t bytes = index_section_bytes(s->index, SECTION_WINDOWS), base = b->windows.count;
+    uint64_t piece_bytes = count * POINT_PIECES_BYTES;
+    bool has_pieces = index_has_pieces(s->index);
+    const struct disk_point *points =
+        index_records(s->index, SECTION_POINTS, 0, count * sizeof(*points));
+    const char *windows = index_records(s->index, SECTION_WINDOWS, 0, bytes);
+    const char *pieces = index_records(s->index, SECTION_PIECES, 0, piece_bytes);
+    if (count == 0)
+        return 0;
+    if (!points || (!windows && bytes > 0) || (!pieces && has_pieces))
+        return -ENOTSUP;
+    if (vector_append(&b->points, points, count) < 0 ||
+        vector_append(&b->windows, windows, bytes) < 0)
+        return -ENOMEM;
+    for (uint64_t i = before; i < before + count; i++) {
+        struct disk_point *point = &b->points.at[i];
+        uint32_t block = le32toh(point->block);
+        uint64_t window = le64toh(point->window), len = le32toh(point->window_packed);
+        if (block < next || block >= s->blocks ||
+            (len > 0 && (window > bytes || len > bytes - window)))
+            return -ENOTSUP;
+        next = (uint64_t)block + 1;
+        point->block = htole32(block + s->first_block);
+        point->window = htole64(len ? window + base : 0);
+    }
+    if (!has_pieces && b->pieces.count == 0)
+        return 0;
+    int r = vector_extend(&b->pieces, before * POINT_PIECES_BYTES);
+    if (r == 0 && has_pieces)
+        r = vector_append(&b->pieces, pieces, piece_bytes);
+    return r < 0 ? r : vector_extend(&b->pieces, b->points.count * POINT_PIECES_BYTES);
 }
 
 /* A section of bytes without numbers. */
@@ -284,7 +330,9 @@ static int copy_sections(struct builder *b, struct copy_source *s)
 {
     const char *bytes;
     uint64_t len;
-    int r = copy_blocks(b, s, false);
+    int r = copy_blocks(b, s);
+    if (r == 0)
+        r = copy_points(b, s);
     if (r == 0)
         r = copy_extents(b, s);
     s->strings = b->strings.count;
@@ -300,11 +348,12 @@ static int copy_sections(struct builder *b, struct copy_source *s)
     return r;
 }
 
-/* Would most of what is copied belong to entries that are not? */
+/* Would most of the copied bytes belong to entries that are not copied? */
 static bool copy_is_wasteful(const struct builder_copying *c, const struct index *index)
 {
-    static const enum disk_section_id whole[] = {SECTION_BLOCKS, SECTION_EXTENTS,
-                                                 SECTION_STRINGS, SECTION_XATTRS};
+    static const enum disk_section_id whole[] = {
+        SECTION_BLOCKS, SECTION_EXTENTS, SECTION_STRINGS, SECTION_XATTRS,
+        SECTION_POINTS, SECTION_WINDOWS, SECTION_PIECES};
     uint64_t bytes = 0;
     for (size_t i = 0; i < sizeof(whole) / sizeof(whole[0]); i++)
         bytes += index_section_bytes(index, whole[i]);
@@ -321,14 +370,11 @@ static int copy_begin_source(struct builder_copying *c, const struct builder_cop
         .name = part->name,
         .archive_bytes = info->archive_bytes,
         .entries = info->entries,
-        .fragments = index_fragments(part->index),
+        .blocks = (uint32_t)index_blocks(part->index),
         .block_bytes = info->block_bytes,
+        .has_links = info->has_hardlinks,
     };
-    uint64_t blocks =
-        index_section_bytes(part->index, SECTION_BLOCKS) / sizeof(struct disk_block);
-    s->blocks = (uint32_t)blocks - s->fragments;
-    return index_points(part->index) > 0 || info->block_bytes >= DISK_TAIL ||
-                   part->base > INT64_MAX || info->archive_bytes > INT64_MAX - part->base ||
+    return part->base > INT64_MAX || info->archive_bytes > INT64_MAX - part->base ||
                    copy_is_wasteful(c, part->index)
                ? -ENOTSUP
                : 0;
@@ -348,8 +394,6 @@ static void copy_describe(struct builder_copying *c, struct builder_header *head
     c->has_sums = kinds.some;
     header->sum_kind = sum_kinds_together(&kinds);
     c->mixes_sums = header->sum_kind == SUM_MIXED;
-    for (size_t i = 0; i < c->copy.part_count; i++)
-        c->sources[i].has_blocks = c->sources[i].block_bytes == header->block_bytes;
 }
 
 static int copy_begin(struct builder *b, struct builder_copying *c)
@@ -370,11 +414,8 @@ static int copy_begin(struct builder *b, struct builder_copying *c)
         if (r == 0)
             r = copy_attrs(b, c, &c->sources[i]);
         if (r == 0)
-            r = copy_blocks(b, &c->sources[i], true);
+            r = copy_sections(b, &c->sources[i]);
     }
-    b->fragments = (uint32_t)b->blocks.count;
-    for (size_t i = 0; r == 0 && i < c->copy.part_count; i++)
-        r = copy_sections(b, &c->sources[i]);
     return r;
 }
 
@@ -397,9 +438,8 @@ void copying_free(struct builder_copying *c)
     if (!c)
         return;
     free(c->sources);
-    free(c->starts);
-    free(c->of_part);
-    free(c->ends);
+    map_free(&c->link_numbers);
+    vector_free(&c->links);
     vector_free(&c->attrs);
     free(c);
 }
@@ -434,7 +474,7 @@ static const struct disk_entry *copy_entries(const struct copy_source *s,
     return e;
 }
 
-/* The names of a run. 0 bytes: that of the new root. -ENOTSUP. */
+/* The names of a run. 0 bytes: the new root's. -ENOTSUP. */
 static int copy_names(const struct copy_source *s, const struct builder_copy_run *run,
                       const struct disk_entry *e, uint64_t end, bool is_root,
                       const char **ret_names, uint64_t *ret_len)
@@ -473,55 +513,67 @@ int copying_put_names(struct image *image)
     return r == 0 && le64toh(section->length) != c->name_bytes ? -ENOTSUP : r;
 }
 
-/* ---- aliases ---- */
+/* ---- inodes with several names ---- */
 
-/* The runs of each part, and their positions. */
-static int copy_find_starts(struct builder_copying *c)
+static const struct copy_attr *copy_attr_of(const struct builder_copying *c,
+                                            const struct copy_source *s,
+                                            const struct disk_entry *e)
 {
-    size_t parts = c->copy.part_count, runs = c->copy.run_count;
-    uint32_t position = 0, sum = 0;
-    c->starts = calloc(runs, sizeof(*c->starts));
-    c->of_part = calloc(runs, sizeof(*c->of_part));
-    c->ends = calloc(parts + 1, sizeof(*c->ends));
-    if (!c->starts || !c->of_part || !c->ends)
-        return -ENOMEM;
-    for (size_t i = 0; i < runs; i++) {
-        c->starts[i] = position;
-        position += c->copy.runs[i].count;
-        if (c->copy.runs[i].part != BUILDER_COPY_NO_PART)
-            c->ends[c->copy.runs[i].part]++;
-    }
-    for (size_t i = 0; i < parts; i++) {
-        uint32_t n = c->ends[i];
-        c->ends[i] = sum;
-        sum += n;
-    }
-    for (size_t i = 0; i < runs; i++)
-        if (c->copy.runs[i].part != BUILDER_COPY_NO_PART)
-            c->of_part[c->ends[c->copy.runs[i].part]++] = (uint32_t)i;
-    return 0;
+    uint64_t number = le64toh(e->name_attr) >> DISK_NAME_BITS;
+    return number < s->attr_count ? &c->attrs.at[s->attrs + number] : NULL;
 }
 
-/* Where an entry of a part is in the new index. */
-static int copy_find_position(struct builder_copying *c, uint32_t part, uint64_t position,
-                              uint64_t *ret_position)
+/* Count one more name of an inode of a part. */
+static int copy_count_name(struct builder_copying *c, uint32_t part, uint64_t inode,
+                           uint32_t position)
 {
-    int r = c->starts ? 0 : copy_find_starts(c);
-    if (r < 0)
-        return r;
-    uint32_t low = part ? c->ends[part - 1] : 0, high = c->ends[part];
-    while (high - low > 1) {
-        uint32_t mid = low + (high - low) / 2;
-        if (c->copy.runs[c->of_part[mid]].first <= position)
-            low = mid;
-        else
-            high = mid;
+    uint64_t number;
+    struct map_key key = {part, inode};
+    if (map_get(&c->link_numbers, key, &number) == 0) {
+        c->links.at[number].names++;
+        return 0;
     }
-    uint32_t number = c->of_part[low];
-    const struct builder_copy_run *run = &c->copy.runs[number];
-    if (position < run->first || position - run->first >= run->count)
-        return -ENOTSUP;
-    *ret_position = c->starts[number] + (position - run->first);
+    int r = map_put(&c->link_numbers, key, c->links.count);
+    return r < 0 ? r : vector_push(&c->links, (struct copy_link){position, 1});
+}
+
+/* The entry of an alias's inode, and its attributes. NULL: it is none. */
+static const struct disk_entry *copy_inode_of(const struct builder_copying *c,
+                                              const struct copy_source *s, uint64_t inode,
+                                              const struct copy_attr **ret_attr)
+{
+    const struct disk_entry *e =
+        inode < s->entries
+            ? index_records(s->index, SECTION_ENTRIES, inode * sizeof(*e), sizeof(*e))
+            : NULL;
+    *ret_attr = e ? copy_attr_of(c, s, e) : NULL;
+    return *ret_attr && (*ret_attr)->kind != COPY_ALIAS &&
+                   (*ret_attr)->kind != COPY_DIRECTORY && (*ret_attr)->flags & ATTR_NLINK
+               ? e
+               : NULL;
+}
+
+static int copy_count_links(struct builder_copying *c)
+{
+    uint32_t position = 0;
+    for (size_t i = 0; i < c->copy.run_count; i++) {
+        const struct builder_copy_run *run = &c->copy.runs[i];
+        const struct copy_source *s =
+            run->part == BUILDER_COPY_NO_PART ? NULL : &c->sources[run->part];
+        uint64_t ignored;
+        const struct disk_entry *e = s && s->has_links ? copy_entries(s, run, &ignored) : NULL;
+        for (uint32_t j = 0; e && j < run->count; j++) {
+            const struct copy_attr *attr = copy_attr_of(c, s, &e[j]);
+            uint64_t inode = attr && attr->kind == COPY_ALIAS ? le64toh(e[j].data)
+                                                              : run->first + (uint64_t)j;
+            int r = attr && (attr->kind == COPY_ALIAS || attr->flags & ATTR_NLINK)
+                        ? copy_count_name(c, run->part, inode, position + j)
+                        : 0;
+            if (r < 0)
+                return r;
+        }
+        position += run->count;
+    }
     return 0;
 }
 
@@ -535,7 +587,6 @@ struct copy_walk {
     size_t dir;        /* the next one */
     uint64_t name_offset;
     uint64_t files, inodes, total_bytes, data_bytes;
-    uint64_t extras; /* values of EXTRA that the entries say they have */
 };
 
 static int copy_directory(struct copy_walk *w, struct disk_entry *to)
@@ -548,22 +599,6 @@ static int copy_directory(struct copy_walk *w, struct disk_entry *to)
     to->data = htole64(w->child | (uint64_t)dir->children << 32);
     w->child += dir->children;
     return vector_push(&w->image->b->dirs, htole32(w->position));
-}
-
-static int copy_file_blocks(const struct copy_source *s, uint64_t size, uint64_t *data)
-{
-    if (!s->has_blocks || s->block_bytes == 0 || size == 0)
-        return -ENOTSUP;
-    uint64_t count = size / s->block_bytes + (size % s->block_bytes != 0), end;
-    if (__builtin_add_overflow(*data, count, &end) || end > (uint64_t)s->fragments + s->blocks)
-        return -ENOTSUP;
-    if (end <= s->fragments)
-        *data += s->first_fragment;
-    else if (*data >= s->fragments)
-        *data = *data - s->fragments + s->first_block;
-    else
-        return -ENOTSUP;
-    return 0;
 }
 
 static int copy_file_extents(const struct copy_source *s, uint64_t size, uint64_t *data,
@@ -594,11 +629,8 @@ static int copy_file(struct copy_walk *w, const struct copy_source *s, enum copy
         *data = size ? *data + s->base : 0;
     } else if (kind == COPY_EXTENTS) {
         r = copy_file_extents(s, size, data, &bytes);
-    } else if (kind == COPY_BLOCKS) {
-        r = copy_file_blocks(s, size, data);
     } else {
-        r = (uint32_t)*data < s->fragments ? 0 : -ENOTSUP;
-        *data += s->first_fragment;
+        r = *data & RANGE_PACKED ? -ENOTSUP : copy_packed(s, size, data);
     }
     image_add_saturated(&w->total_bytes, size);
     image_add_saturated(&w->data_bytes, bytes);
@@ -616,40 +648,91 @@ static int copy_symlink(const struct copy_source *s, uint64_t size, uint64_t *da
     return 0;
 }
 
-/* The new place of an alias's inode, which must be one. */
-static int copy_alias(const struct copy_walk *w, uint32_t part, uint64_t *data)
+static int copy_put_extra(struct copy_walk *w, uint32_t kind, uint64_t value)
 {
-    const struct copy_source *s = &w->c->sources[part];
-    const struct disk_entry *e =
-        *data < s->entries
-            ? index_records(s->index, SECTION_ENTRIES, *data * sizeof(*e), sizeof(*e))
-            : NULL;
-    uint64_t number = e ? le64toh(e->name_attr) >> DISK_NAME_BITS : s->attr_count;
-    enum copy_kind kind =
-        number < s->attr_count ? w->c->attrs.at[s->attrs + number].kind : COPY_REFUSED;
-    if (kind == COPY_REFUSED || kind == COPY_ALIAS || kind == COPY_DIRECTORY)
+    const struct disk_extra extra = {htole64(value), htole32(w->position), htole32(kind)};
+    return vector_push(&w->image->extras, extra);
+}
+
+/* An inode's values in EXTRA, but for the number of its names. */
+static int copy_extras(struct copy_walk *w, const struct copy_source *s, uint64_t inode,
+                       uint32_t flags)
+{
+    uint64_t value;
+    int r = 0;
+    if (flags & ATTR_XATTRS) {
+        r = index_extra(s->index, (uint32_t)inode, EXTRA_XATTRS, &value);
+        const uint8_t *head = r == 0 ? index_records(s->index, SECTION_XATTRS, value, 8) : NULL;
+        if (!head ||
+            !index_records(s->index, SECTION_XATTRS, value, 8 + (uint64_t)bytes_le32(head + 4)))
+            return -ENOTSUP;
+        r = copy_put_extra(w, EXTRA_XATTRS, value + s->xattrs);
+    }
+    if (r == 0 && flags & ATTR_WIDE_MTIME) {
+        r = index_extra(s->index, (uint32_t)inode, EXTRA_MTIME, &value);
+        r = r == 0 ? copy_put_extra(w, EXTRA_MTIME, value) : -ENOTSUP;
+    }
+    return r;
+}
+
+/*
+ * The first copied name of an inode becomes its entry: *to, an alias's, gets the inode's
+ * fields. 1: it stays an alias.
+ */
+static int copy_link(struct copy_walk *w, uint32_t part, struct disk_entry *to,
+                     const struct copy_attr **attr, uint64_t *inode, uint32_t *ret_names)
+{
+    struct builder_copying *c = w->c;
+    const struct copy_source *s = &c->sources[part];
+    const struct disk_entry *e;
+    uint64_t number;
+    const struct copy_attr *own = *attr;
+    if (own->kind == COPY_ALIAS) {
+        *inode = le64toh(to->data);
+        e = copy_inode_of(c, s, *inode, attr);
+        if (!e)
+            return -ENOTSUP;
+        to->size = e->size;
+        to->data = e->data;
+        to->mtime = e->mtime;
+    }
+    if (map_get(&c->link_numbers, (struct map_key){part, *inode}, &number) < 0)
         return -ENOTSUP;
-    int r = copy_find_position(w->c, part, *data, data);
-    return r == 0 && *data >= w->position ? -ENOTSUP : r;
+    const struct copy_link *link = &c->links.at[number];
+    *ret_names = link->names;
+    if (link->position == w->position)
+        return 0;
+    if (own->kind != COPY_ALIAS)
+        return -ENOTSUP;
+    *attr = own;
+    to->size = 0;
+    to->data = htole64(link->position);
+    return 1;
 }
 
 /* An entry, whose name has `name_len` bytes. `to` is a copy of it. */
-static int copy_entry(struct copy_walk *w, uint32_t part, uint64_t name_len,
+static int copy_entry(struct copy_walk *w, uint32_t part, uint64_t position, uint64_t name_len,
                       struct disk_entry *to)
 {
     struct builder_copying *c = w->c;
     const struct copy_source *s = &c->sources[part];
-    uint64_t attr_number = le64toh(to->name_attr) >> DISK_NAME_BITS;
-    uint64_t size = le64toh(to->size), data = le64toh(to->data);
-    if (attr_number >= s->attr_count || to->mtime == 0 || name_len > INDEX_NAME_MAX ||
-        (le64toh(to->mtime) & ((1u << DISK_NSEC_BITS) - 1)) > 999999999)
+    const struct copy_attr *attr = copy_attr_of(c, s, to);
+    uint32_t names = 1;
+    if (!attr || name_len > INDEX_NAME_MAX)
         return -ENOTSUP;
-    const struct copy_attr *attr = &c->attrs.at[s->attrs + attr_number];
-    int r = 0;
-    switch (attr->kind) {
+    bool may_be_linked = attr->kind == COPY_ALIAS || attr->flags & ATTR_NLINK;
+    int r = may_be_linked ? copy_link(w, part, to, &attr, &position, &names) : 0;
+    bool is_alias = r == 1;
+    if (r < 0 || to->mtime == 0 ||
+        (le64toh(to->mtime) & ((1u << DISK_NSEC_BITS) - 1)) > 999999999)
+        return r < 0 ? r : -ENOTSUP;
+    uint64_t size = le64toh(to->size), data = le64toh(to->data);
+    switch (is_alias ? COPY_ALIAS : attr->kind) {
     case COPY_REFUSED:
         return -ENOTSUP;
     case COPY_PLAIN:
+    case COPY_ALIAS:
+        r = 0;
         break;
     case COPY_DIRECTORY:
         r = copy_directory(w, to);
@@ -657,88 +740,34 @@ static int copy_entry(struct copy_walk *w, uint32_t part, uint64_t name_len,
     case COPY_SYMLINK:
         r = copy_symlink(s, size, &data);
         break;
-    case COPY_ALIAS:
-        r = copy_alias(w, part, &data);
-        break;
     default:
         r = copy_file(w, s, attr->kind, size, &data);
     }
     if (attr->kind != COPY_DIRECTORY)
         to->data = htole64(data);
-    to->name_attr = htole64(w->name_offset | (uint64_t)attr->number << DISK_NAME_BITS);
+    if (r == 0 && !is_alias && names > 1)
+        r = copy_put_extra(w, EXTRA_NLINK, names);
+    if (r == 0 && !is_alias)
+        r = copy_extras(w, s, position, attr->flags);
+    uint32_t number = names > 1 || is_alias ? attr->number : attr->single;
+    to->name_attr = htole64(w->name_offset | (uint64_t)number << DISK_NAME_BITS);
     w->name_offset += name_len;
     w->files += S_ISREG(attr->mode);
-    w->inodes += attr->kind != COPY_ALIAS;
-    c->flags |= attr->kind == COPY_ALIAS ? ATTR_NLINK : attr->flags;
-    if (attr->flags & COPY_EXTRAS && attr->kind != COPY_ALIAS)
-        w->extras += (uint64_t)__builtin_popcount(attr->flags & COPY_EXTRAS);
+    w->inodes += !is_alias;
+    c->flags |= is_alias || names > 1 ? ATTR_NLINK : 0;
+    c->flags |= is_alias ? 0 : attr->flags & ~ATTR_NLINK;
     w->position++;
-    return r;
-}
-
-/* Bytes in holes were counted with the file's size. */
-static int copy_subtract_holes(struct copy_walk *w, const struct copy_source *s,
-                               uint32_t position, uint64_t value)
-{
-    const struct disk_entry *e =
-        index_records(s->index, SECTION_ENTRIES, (uint64_t)position * sizeof(*e), sizeof(*e));
-    if (!e || value > le64toh(e->size))
-        return -ENOTSUP;
-    w->data_bytes = htole64(le64toh(w->data_bytes) - (le64toh(e->size) - value));
-    return 0;
-}
-
-static int copy_extra(struct copy_walk *w, const struct copy_source *s,
-                      const struct disk_extra *x, uint32_t position)
-{
-    uint32_t kind = le32toh(x->kind);
-    uint64_t value = le64toh(x->value), key = (uint64_t)position << 32 | kind;
-    int r = key > w->c->last_extra ? 0 : -ENOTSUP;
-    if (kind == EXTRA_XATTRS) {
-        const uint8_t *head = index_records(s->index, SECTION_XATTRS, value, 8);
-        if (!head ||
-            !index_records(s->index, SECTION_XATTRS, value, 8 + (uint64_t)bytes_le32(head + 4)))
-            r = -ENOTSUP;
-        value += s->xattrs;
-    } else if (kind == EXTRA_NLINK && (value == 0 || value > UINT32_MAX)) {
-        r = -ENOTSUP;
-    } else if (kind == EXTRA_DATA_BYTES) {
-        r = copy_subtract_holes(w, s, le32toh(x->position), value);
-    }
-    w->c->last_extra = key;
-    const struct disk_extra extra = {htole64(value), htole32(position), x->kind};
-    return r < 0 ? r : vector_push(&w->image->extras, extra);
-}
-
-/* The values of EXTRA that the run's entries have. */
-static int copy_extras(struct copy_walk *w, struct copy_source *s,
-                       const struct builder_copy_run *run, uint32_t position)
-{
-    uint64_t count = index_section_bytes(s->index, SECTION_EXTRA) / sizeof(struct disk_extra);
-    int r = 0;
-    for (; r == 0 && s->next_extra < count; s->next_extra++) {
-        const struct disk_extra *x =
-            index_records(s->index, SECTION_EXTRA, s->next_extra * sizeof(*x), sizeof(*x));
-        uint32_t at = x ? le32toh(x->position) : 0;
-        if (x && at >= run->first && at - run->first >= run->count)
-            break;
-        if (!x)
-            r = -ENOTSUP;
-        else if (at >= run->first)
-            r = copy_extra(w, s, x, at - run->first + position);
-    }
     return r;
 }
 
 static int copy_run(struct copy_walk *w, const struct builder_copy_run *run)
 {
-    struct copy_source *s = &w->c->sources[run->part];
+    const struct copy_source *s = &w->c->sources[run->part];
     struct disk_entry batch[BATCH];
-    uint32_t position = w->position;
     uint64_t end, len;
     const char *names;
     const struct disk_entry *e = copy_entries(s, run, &end);
-    int r = e ? copy_names(s, run, e, end, position == 0, &names, &len) : -ENOTSUP;
+    int r = e ? copy_names(s, run, e, end, w->position == 0, &names, &len) : -ENOTSUP;
     if (r == 0 && run->first == INDEX_ROOT)
         end = copy_name_offset(e) + len;
     for (uint32_t i = 0, n; r == 0 && i < run->count; i += n) {
@@ -747,16 +776,17 @@ static int copy_run(struct copy_walk *w, const struct builder_copy_run *run)
         for (uint32_t j = 0; r == 0 && j < n; j++) {
             uint64_t start = copy_name_offset(&e[i + j]);
             uint64_t next = i + j + 1 < run->count ? copy_name_offset(&e[i + j + 1]) : end;
-            bool has_name = next > start || position == 0;
-            r = has_name ? copy_entry(w, run->part, next - start, &batch[j]) : -ENOTSUP;
+            bool has_name = next > start || w->position == 0;
+            r = has_name ? copy_entry(w, run->part, run->first + i + j, next - start, &batch[j])
+                         : -ENOTSUP;
         }
         if (r == 0)
             r = image_put(w->image, batch, n * sizeof(*e));
     }
-    return r < 0 ? r : copy_extras(w, s, run, position);
+    return r;
 }
 
-/* A root as that of an empty builder. */
+/* A root as in an empty builder. */
 static int copy_plain_root(struct copy_walk *w)
 {
     struct disk_entry root = {
@@ -786,7 +816,9 @@ int copying_put_entries(struct image *image)
 {
     struct builder_copying *c = image->b->copying;
     struct copy_walk w = {.image = image, .c = c, .child = 1};
-    int r = image_begin_section(image, SECTION_ENTRIES);
+    int r = copy_count_links(c);
+    if (r == 0)
+        r = image_begin_section(image, SECTION_ENTRIES);
     for (size_t i = 0; r == 0 && i < c->copy.run_count; i++) {
         const struct builder_copy_run *run = &c->copy.runs[i];
         r = run->part != BUILDER_COPY_NO_PART ? copy_run(&w, run)
@@ -795,8 +827,7 @@ int copying_put_entries(struct image *image)
     }
     image_end_section(image);
     if (r == 0 && (w.dir != c->copy.dir_count || w.child != c->entries ||
-                   w.name_offset >= DISK_NAME_LIMIT || w.extras != image->extras.count ||
-                   (c->copy.is_partial && c->flags & ATTR_NLINK)))
+                   w.name_offset >= DISK_NAME_LIMIT))
         r = -ENOTSUP;
     c->name_bytes = w.name_offset;
     copy_count(&w, &image->header);
@@ -805,34 +836,49 @@ int copying_put_entries(struct image *image)
 
 /* ---- sums ---- */
 
-/* `from`: NULL if no file of this run has a sum. Nobody asks for those of other entries. */
-static int copy_put_mixed(struct image *image, enum sum_kind kind, const uint64_t *from,
-                          uint32_t count)
+/* The inode whose sum belongs to an entry: another one's if this is the first name copied. */
+static uint64_t copy_summed_inode(const struct builder_copying *c, uint32_t part,
+                                  uint64_t inode, const struct disk_entry *e, uint32_t position)
 {
+    const struct copy_attr *attr = copy_attr_of(c, &c->sources[part], e);
+    uint64_t number;
+    return attr->kind == COPY_ALIAS &&
+                   map_get(&c->link_numbers, (struct map_key){part, le64toh(e->data)},
+                           &number) == 0 &&
+                   c->links.at[number].position == position
+               ? le64toh(e->data)
+               : inode;
+}
+
+/* The sums of a run's entries, of which the first has this position in the new index. */
+static int copy_put_run_sums(struct image *image, const struct builder_copy_run *run,
+                             uint32_t position)
+{
+    const struct builder_copying *c = image->b->copying;
+    bool has_part = run->part != BUILDER_COPY_NO_PART;
+    const struct copy_source *s = has_part ? &c->sources[run->part] : NULL;
+    const struct index_info *info = has_part ? index_info(s->index) : NULL;
+    const uint64_t *sums = NULL;
+    const struct disk_entry *e = NULL;
+    uint64_t end, all = has_part && info->has_some_sums ? s->entries : 0;
+    if (all)
+        sums = index_records(s->index, SECTION_SUMS, 0, all * sizeof(*sums));
+    if (all && s->has_links)
+        e = copy_entries(s, run, &end); /* checked when the entries were put */
+    if (all && (!sums || (s->has_links && !e)))
+        return -ENOTSUP;
+    if (sums && !c->mixes_sums && !e)
+        return image_put(image, sums + run->first, run->count * sizeof(*sums));
     int r = 0;
-    for (uint32_t i = 0; r == 0 && i < count; i++) {
-        uint64_t sum = from ? htole64(checksum_mixed(kind, le64toh(from[i]))) : 0;
+    for (uint32_t i = 0; r == 0 && i < run->count; i++) {
+        uint64_t inode = run->first + (uint64_t)i;
+        if (e)
+            inode = copy_summed_inode(c, run->part, inode, &e[i], position + i);
+        uint64_t sum = sums ? le64toh(sums[inode]) : 0;
+        sum = htole64(sums && c->mixes_sums ? checksum_mixed(info->sum_kind, sum) : sum);
         r = image_put(image, &sum, sizeof(sum));
     }
     return r;
-}
-
-static int copy_put_run_sums(struct image *image, const struct builder_copy_run *run)
-{
-    const struct builder_copying *c = image->b->copying;
-    const struct index *part =
-        run->part == BUILDER_COPY_NO_PART ? NULL : c->sources[run->part].index;
-    const uint64_t *sums = NULL;
-    if (part && index_info(part)->has_some_sums) {
-        sums = index_records(part, SECTION_SUMS, (uint64_t)run->first * 8,
-                             (uint64_t)run->count * 8);
-        if (!sums)
-            return -ENOTSUP;
-    }
-    return sums && !c->mixes_sums
-               ? image_put(image, sums, run->count * sizeof(*sums))
-               : copy_put_mixed(image, part ? index_info(part)->sum_kind : SUM_MIXED, sums,
-                                run->count);
 }
 
 int copying_put_sums(struct image *image)
@@ -841,9 +887,12 @@ int copying_put_sums(struct image *image)
     if (!c->has_sums)
         return 0;
     image->header.features |= htole32(DISK_HAS_SUMS);
+    uint32_t position = 0;
     int r = image_begin_section(image, SECTION_SUMS);
-    for (size_t i = 0; r == 0 && i < c->copy.run_count; i++)
-        r = copy_put_run_sums(image, &c->copy.runs[i]);
+    for (size_t i = 0; r == 0 && i < c->copy.run_count; i++) {
+        r = copy_put_run_sums(image, &c->copy.runs[i], position);
+        position += c->copy.runs[i].count;
+    }
     image_end_section(image);
     return r;
 }

@@ -10,12 +10,12 @@
  * each other both in their index and in the new one. No name is hashed and nothing is sorted,
  * so an entry costs a twentieth of one that is added by itself.
  *
- * Values are checked as those are that the index's own functions return: a range lies within
- * its archive, a link's target within its index, and so on. The order is not.
+ * Checks values as strictly as the index's own accessors do: a range lies within its archive, a
+ * link's target within its index, and so on. The order is not.
  *
  * -ENOTSUP of builder_copy, and of builder_write after it: an index is damaged, or has
  * something that can't be copied in this way. Then a new builder must be given the entries one
- * by one (graft.h), which also tells what is wrong.
+ * by one (graft.h), which also reports the reason.
  */
 #ifndef ONEPOT_BUILDER_COPY_H
 #define ONEPOT_BUILDER_COPY_H
@@ -28,9 +28,9 @@ struct builder_copy_part {
     const char *name; /* of its root, where that is not the new root; a name that is valid */
 };
 
-#define BUILDER_COPY_NO_PART UINT32_MAX /* the root is that of an empty builder */
+#define BUILDER_COPY_NO_PART UINT32_MAX /* the root is an empty builder's */
 
-/* Entries [first, first + count) of a part. A part's root is a run of its own. */
+/* Entries [first, first + count) of a part. A part's root is a separate run. */
 struct builder_copy_run {
     uint32_t part, first, count;
 };
@@ -50,7 +50,7 @@ struct builder_copy {
     /* In the same order. */
     const struct builder_copy_dir *dirs;
     size_t dir_count;
-    bool is_partial; /* not all entries of the parts: then nothing may have several links */
+    bool is_partial; /* not all entries of the parts: -ENOTSUP if few need most of the rest */
 };
 
 /* Also fills in the header's codec, block_bytes and sum_kind. -ENOTSUP, -ENOMEM. */

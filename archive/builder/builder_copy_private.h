@@ -14,7 +14,7 @@ int copying_put_entries(struct image *image);
 int copying_put_names(struct image *image);
 int copying_put_sums(struct image *image);
 
-/* A thread of its own makes the digest meanwhile. */
+/* Another thread makes the digest meanwhile. */
 int copying_begin_digest(struct image *image);
 int copying_end_digest(struct image *image);
 

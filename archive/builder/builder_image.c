@@ -16,13 +16,7 @@
 
 static int image_write(const struct image *image, const uint8_t *bytes, size_t len, uint64_t at)
 {
-    int r = 0;
-    for (size_t done = 0, n; r == 0 && done < len; done += n) {
-        uint64_t room, place = disk_place(image->offset, image->stride, at + done, &room);
-        n = (size_t)min_u64(len - done, room);
-        r = write_at(image->fd, bytes + done, n, place);
-    }
-    return r;
+    return write_at(image->fd, bytes, len, image->offset + at);
 }
 
 int image_flush(struct image *image)
@@ -119,10 +113,10 @@ void image_add_saturated(uint64_t *sum, uint64_t value)
  */
 static size_t image_table_room(const struct image *image)
 {
-    size_t records = SECTIONS_MAX - (image->about->expanded_count == 0) -
-                     (image->b->left_out_count == 0) - (image->about->recipe_len == 0) -
-                     (image->b->points.count == 0) - (image->b->windows.count == 0) -
-                     (image->b->pieces.count == 0);
+    size_t records = SECTIONS_MAX - (image->about->window_count == 0) -
+                     (image->b->left_out_count == 0) - (image->b->xattrs_left_out == 0) -
+                     (image->about->recipe_len == 0) - (image->b->points.count == 0) -
+                     (image->b->windows.count == 0) - (image->b->pieces.count == 0);
     return records * sizeof(struct disk_section);
 }
 
@@ -145,7 +139,6 @@ void image_begin_header(struct image *image)
         .sum_kind = htole16((uint16_t)about->sum_kind),
         .block_bytes = htole32(about->block_bytes),
         .entries = htole32(image->entries),
-        .fragments = htole32(b->fragments),
         .archive_mtime_nsec = htole32(about->archive_mtime_nsec),
         .archive_bytes = htole64(about->archive_bytes),
         .archive_mtime_sec = (int64_t)htole64((uint64_t)about->archive_mtime_sec),

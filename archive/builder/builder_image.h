@@ -21,12 +21,10 @@ struct image {
     uint32_t entries;
     uint32_t *order; /* the name at each position; not of a copy */
     VECTOR(struct disk_extra) extras;
-    uint64_t no_ranges; /* offset in EXTENTS of an empty list, for files that are one hole */
     struct disk_header header;
 
     int fd;
     uint64_t offset; /* of the image in its file */
-    uint64_t stride; /* of the image's pieces */
     uint8_t *buf;
     size_t used;
     uint64_t flushed; /* bytes of the area already written out */
@@ -49,7 +47,7 @@ int image_put_section(struct image *image, enum disk_section_id id, const void *
 int image_put_sums(struct image *image, enum disk_section_id id, const uint64_t *sums,
                    uint64_t count);
 
-/* Write what is left in the buffer. After the last section. */
+/* Write the rest of the buffer. After the last section. */
 int image_flush(struct image *image);
 
 /* Write the page sums after the area, then header and section table before it. */

@@ -54,10 +54,9 @@ static int member_regular(struct builder *b, const struct place *place,
         inode->data = m->size_bytes ? m->data_offset : 0;
         *ret_kind = DATA_KIND_STORED;
         return 0;
-    case DATA_EXTENTS:
-    case DATA_BLOCKS:
+    case DATA_PIECES:
         inode->data = DATA_UNSET;
-        *ret_kind = m->data == DATA_EXTENTS ? DATA_KIND_EXTENTS : DATA_KIND_BLOCKS;
+        *ret_kind = DATA_KIND_EXTENTS;
         return 0;
     }
     return builder_refuse(place, -EINVAL, "has data of an unknown kind");

@@ -37,7 +37,8 @@ struct builder_inode {
 };
 
 #define ENTRIES_MAX (UINT32_MAX - 1) /* names, and inodes */
-#define DATA_UNSET UINT64_MAX        /* extents or blocks not set yet */
+#define DATA_UNSET UINT64_MAX        /* pieces not set yet */
+#define DATA_HOLE (UINT64_MAX - 1)   /* no pieces */
 
 /* A value of EXTRA, by inode; the last of several counts. */
 struct builder_side {
@@ -72,9 +73,8 @@ struct builder {
 
     VECTOR(char) strings;
     VECTOR(uint64_t) extents;         /* as on disk */
-    VECTOR(struct disk_block) blocks; /* as on disk, fragments first */
-    uint32_t fragments;
-    uint32_t block_bytes;             /* of every block but the last of a file; 0: unknown */
+    uint64_t no_ranges;               /* where an empty list lies, plus 1; 0: nowhere */
+    VECTOR(struct disk_block) blocks; /* as on disk */
     uint32_t block_bytes_max;         /* largest size so far */
     VECTOR(struct disk_point) points; /* as on disk */
     VECTOR(char) windows;
@@ -95,17 +95,14 @@ struct builder {
 
     VECTOR(char) left_out; /* as on disk; empty if nothing was left out */
     uint64_t left_out_count;
+    uint64_t xattrs_left_out;
 
     VECTOR(uint64_t) sums; /* by inode */
     VECTOR(uint8_t) has_sum;
 
-    const uint64_t *rest_sums;
-    uint64_t rest_sum_count;
-
     uint64_t archive_bytes;
-    uint32_t codecs;  /* that blocks name */
-    bool has_pieces;  /* set for files by builder_set_pieces */
-    bool ranges_only; /* see builder_use_ranges */
+    uint32_t codecs; /* that blocks name */
+    bool has_pieces; /* set for files by builder_set_pieces */
     bool is_written;
 };
 

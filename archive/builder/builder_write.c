@@ -21,7 +21,7 @@
 /* Marks an inode that has its entry already: `data` is then its position. */
 #define NLINK_PLACED UINT32_MAX
 
-/* Names are not visited in memory order: fetches those that come after the one at `position`.
+/* Names are not visited in memory order: fetches the ones that come after `position`.
  */
 static void image_prefetch(const struct image *image, uint32_t position, bool texts)
 {
@@ -90,71 +90,45 @@ static int image_add_extras(struct image *image, uint32_t position, uint32_t num
     if (r == 0 && *flags & ATTR_WIDE_MTIME)
         r = image_add_extra(image, position, EXTRA_MTIME,
                             image_find_side(image, number, EXTRA_MTIME));
-    if (r == 0 && *flags & ATTR_DATA_BYTES)
-        r = image_add_extra(image, position, EXTRA_DATA_BYTES,
-                            image_find_side(image, number, EXTRA_DATA_BYTES));
     return r;
 }
 
-/*
- * One range that covers the whole file becomes stored data; a file without ranges gets the
- * empty list.
- */
-static int image_settle_extents(struct image *image, struct builder_inode *inode,
-                                uint32_t *flags, uint64_t *ret_data_bytes)
+static bool image_has_sums(const struct image *image)
 {
-    struct builder *b = image->b;
-    *ret_data_bytes = 0;
-    if (inode->size > 0 && inode->data == DATA_UNSET) {
-        if (image->no_ranges == DATA_UNSET) {
-            const uint64_t none[] = {htole64((uint64_t)DISK_RANGES << 32), 0};
-            image->no_ranges = b->extents.count * 8;
-            if (vector_append(&b->extents, none, 2) < 0)
-                return -ENOMEM;
-        }
-        inode->data = image->no_ranges;
-        *flags |= ATTR_HOLES;
-        return 0;
+    return image->b->sums.count > 0 || image->about->has_sums;
+}
+
+/* The place of a list without ranges, for files that are one hole. */
+static int image_find_no_ranges(struct builder *b, uint64_t *ret_data)
+{
+    const uint64_t none[] = {htole64((uint64_t)DISK_RANGES << 32), 0};
+    if (b->no_ranges == 0) {
+        b->no_ranges = b->extents.count * 8 + 1;
+        if (vector_append(&b->extents, none, 2) < 0)
+            return -ENOMEM;
     }
-    const uint64_t *list = inode->size > 0 ? b->extents.at + inode->data / 8 : NULL;
-    *ret_data_bytes = list ? le64toh(list[1]) : 0;
-    if (*ret_data_bytes < inode->size) {
-        *flags |= ATTR_HOLES;
-    } else if (!list ||
-               ((uint32_t)le64toh(list[0]) == 1 && !(le64toh(list[2]) & RANGE_PACKED))) {
-        inode->data = list ? le64toh(list[2]) : 0;
-        *flags = (*flags & ~DATA_KIND_MASK) | DATA_KIND_STORED;
-    }
+    *ret_data = b->no_ranges - 1;
     return 0;
 }
 
-/* An archive with sums counts as having them even without any file. */
-static bool image_has_sums(const struct builder *b)
-{
-    return b->sums.count > 0 || b->rest_sum_count > 0;
-}
-
-/* Add a regular inode to the totals, and simplify its kind of data where possible. */
+/* Add a regular inode to the totals. */
 static int image_settle_regular(struct image *image, uint32_t number, uint32_t *flags)
 {
     struct builder *b = image->b;
     struct builder_inode *inode = &b->inodes.at[number];
     uint64_t data_bytes = inode->size;
-    uint32_t kind = *flags & DATA_KIND_MASK;
-    if (image_has_sums(b) && image->about->sum_kind != SUM_MIXED &&
+    if (image_has_sums(image) && image->about->sum_kind != SUM_MIXED &&
         (number >= b->has_sum.count || !b->has_sum.at[number]))
         return -EINVAL;
-    if (kind == DATA_KIND_EXTENTS) {
-        int r = image_settle_extents(image, inode, flags, &data_bytes);
-        if (r < 0)
-            return r;
-    } else if (kind == DATA_KIND_BLOCKS && inode->data == DATA_UNSET) {
-        if (inode->size > 0)
-            return -EINVAL;
+    if (inode->data == DATA_UNSET && inode->size > 0)
+        return -EINVAL;
+    if (inode->data == DATA_HOLE && image_find_no_ranges(b, &inode->data) < 0)
+        return -ENOMEM;
+    if (inode->data == DATA_UNSET) {
         inode->data = 0;
         *flags = (*flags & ~DATA_KIND_MASK) | DATA_KIND_STORED;
-    } else if (*flags & ATTR_DATA_BYTES) {
-        data_bytes = image_find_side(image, number, EXTRA_DATA_BYTES);
+    } else if ((*flags & DATA_KIND_MASK) == DATA_KIND_EXTENTS) {
+        data_bytes = le64toh(b->extents.at[inode->data / 8 + 1]);
     }
     if (*flags & ATTR_HOLES)
         image->header.features |= htole32(DISK_HAS_HOLES);
@@ -264,7 +238,7 @@ static int image_put_attrs(struct image *image)
 static int image_put_content_sums(struct image *image)
 {
     const struct builder *b = image->b;
-    if (!image_has_sums(b))
+    if (!image_has_sums(image))
         return 0;
     image->header.features |= htole32(DISK_HAS_SUMS);
     int r = image_begin_section(image, SECTION_SUMS);
@@ -314,7 +288,7 @@ static int image_make_digest(struct image *image)
     struct digest digest;
     if (b->copying)
         return copying_begin_digest(image);
-    if (!image_has_sums(b) || image->about->sum_kind != SUM_XXH3)
+    if (!image_has_sums(image) || image->about->sum_kind != SUM_XXH3)
         return 0;
     int r = digest_begin(&digest, true);
     if (r < 0)
@@ -357,12 +331,13 @@ static int image_put_area(struct image *image)
     if (r == 0)
         r = b->copying ? copying_put_sums(image) : image_put_content_sums(image);
     if (r == 0)
-        r = image_put_sums(image, SECTION_REST, b->rest_sums, b->rest_sum_count);
-    if (r == 0)
-        r = image_put_sums(image, SECTION_EXPANDED, image->about->expanded_sums,
-                           image->about->expanded_count);
+        r = image_put_sums(image, SECTION_WINDOW_SUMS, image->about->window_sums,
+                           image->about->window_count);
     if (r == 0)
         r = image_put_section(image, SECTION_LEFT_OUT, b->left_out.at, b->left_out.count / 8);
+    if (r == 0)
+        r = image_put_sums(image, SECTION_XATTRS_LEFT_OUT, &b->xattrs_left_out,
+                           b->xattrs_left_out > 0);
     if (r == 0)
         r = image_put_section(image, SECTION_RECIPE, image->about->recipe,
                               image->about->recipe_len);
@@ -461,34 +436,36 @@ static int builder_write_image(struct image *image, uint64_t *ret_image_bytes)
 static int builder_write_fault(struct fault *fault, int err)
 {
     if (err != -ENOSPC && err != -EDQUOT)
-        return fault_set(fault, err, NULL, FAULT_NO_OFFSET, "the index can't be written: %s",
-                         fault_errno(err));
+        return fault_set(fault, err, NULL, FAULT_NO_OFFSET, "the index can't be written: %s%s",
+                         fault_errno(err), fault_limit(err));
     fault_set(fault, err, NULL, FAULT_NO_OFFSET, "no space is left for the index");
     fault_advise(fault, "free space there, or have the index saved elsewhere");
     return err;
 }
 
+uint64_t builder_image_bytes_max(const struct builder *b)
+{
+    const uint64_t links =
+        b->names.count > b->inodes.count ? b->names.count - b->inodes.count : 0;
+    const uint64_t extras = links + b->sides.count + b->xattr_of.count;
+    uint64_t bytes =
+        b->names.count * (sizeof(struct disk_entry) + sizeof(uint32_t) + sizeof(uint64_t)) +
+        b->text.count + b->attrs.count * sizeof(struct disk_attr) +
+        extras * sizeof(struct disk_extra) + b->extents.count * sizeof(uint64_t) +
+        b->blocks.count * sizeof(struct disk_block) + b->strings.count + b->xattrs.count +
+        2 * b->pending_bytes.count + b->points.count * sizeof(struct disk_point) +
+        b->windows.count + b->pieces.count + b->left_out.count;
+    return bytes + bytes / DISK_PAGE_BYTES * sizeof(uint64_t) + 2 * DISK_PAGE_BYTES;
+}
+
 int builder_write(struct builder *b, const struct builder_header *header, int fd,
                   uint64_t offset, struct fault *fault, uint64_t *ret_image_bytes)
 {
-    return builder_write_pieces(b, header, fd, offset, 0, fault, ret_image_bytes);
-}
-
-int builder_write_pieces(struct builder *b, const struct builder_header *header, int fd,
-                         uint64_t offset, uint64_t stride, struct fault *fault,
-                         uint64_t *ret_image_bytes)
-{
     if (b->is_written || offset % 8 || codec_has_point(header->codec) ||
-        b->block_bytes_max > header->block_bytes ||
-        (b->block_bytes && b->block_bytes != header->block_bytes))
+        b->block_bytes_max > header->block_bytes)
         return builder_write_fault(fault, -EINVAL);
     b->is_written = true;
-    struct image image = {.b = b,
-                          .about = header,
-                          .fd = fd,
-                          .offset = offset,
-                          .stride = stride,
-                          .no_ranges = DATA_UNSET};
+    struct image image = {.b = b, .about = header, .fd = fd, .offset = offset};
     int r = builder_write_image(&image, ret_image_bytes);
     free(image.order);
     vector_free(&image.extras);

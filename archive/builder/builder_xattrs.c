@@ -4,17 +4,24 @@
  * Many inodes have the same attributes (a security label, an access list). The attributes of
  * one inode are collected; when another inode's come, they are sorted and become a set. An
  * equal set that exists already is reused.
+ *
+ * Archives of other systems have attributes that Linux has no place for, such as
+ * com.apple.provenance. Programs that copy attributes fail at the first that they can't set, so
+ * such attributes are left out, for all formats, and counted.
  */
 #include "builder.h"
 
 #include <string.h>
+#include <sys/stat.h>
 
 #include <xxhash.h>
 
 #include "builder_private.h"
 #include "bytes.h"
 
-#define XATTR_VALUE_MAX 65536u /* XATTR_SIZE_MAX of Linux */
+/* Those of Linux: XATTR_SIZE_MAX, and XATTR_LIST_MAX for all names, each with its NUL. */
+#define XATTR_VALUE_MAX 65536u
+#define XATTR_NAMES_MAX 65536u
 
 static int xattrs_compare_names(const struct builder_xattr *x, const struct builder_xattr *y,
                                 const char *bytes)
@@ -22,7 +29,7 @@ static int xattrs_compare_names(const struct builder_xattr *x, const struct buil
     return bytes_compare(bytes + x->name, x->name_len, bytes + y->name, y->name_len);
 }
 
-/* By name; for equal names in order of arrival, which is that of their bytes. */
+/* By name; for equal names in order of arrival, which is the order of their bytes. */
 static int compare_xattrs(const void *a, const void *b, void *bytes)
 {
     const struct builder_xattr *x = a, *y = b;
@@ -33,7 +40,7 @@ static int compare_xattrs(const void *a, const void *b, void *bytes)
 /* Append the pending attributes to `xattrs` as a set, not yet counted. */
 static int builder_append_set(struct builder *b, size_t *ret_bytes)
 {
-    size_t kept = 0, bytes = 8;
+    size_t kept = 0, bytes = 8, names = 0;
     qsort_r(b->pending.at, b->pending.count, sizeof(*b->pending.at), compare_xattrs,
             b->pending_bytes.at);
     for (size_t i = 0; i < b->pending.count; i++) {
@@ -41,6 +48,12 @@ static int builder_append_set(struct builder *b, size_t *ret_bytes)
         if (i + 1 < b->pending.count &&
             xattrs_compare_names(x, x + 1, b->pending_bytes.at) == 0)
             continue; /* the last of equal names counts */
+        names += (size_t)x->name_len + 1;
+        if (names > XATTR_NAMES_MAX) {
+            names -= (size_t)x->name_len + 1;
+            b->xattrs_left_out++;
+            continue;
+        }
         bytes += 8 + (size_t)x->name_len + x->value_len;
         b->pending.at[kept++] = *x;
     }
@@ -137,21 +150,45 @@ static int builder_begin_xattrs(struct builder *b, uint32_t inode)
     return 0;
 }
 
+/* Those of users are for regular files and directories alone. */
+static bool xattr_has_place(const char *name, size_t len, size_t value_len, uint32_t mode)
+{
+    static const char *const namespaces[] = {"user.", "trusted.", "security.", "system."};
+    if (len > INDEX_NAME_MAX || value_len > XATTR_VALUE_MAX || memchr(name, '\0', len))
+        return false;
+    for (size_t i = 0; i < sizeof(namespaces) / sizeof(namespaces[0]); i++) {
+        size_t n = strlen(namespaces[i]);
+        if (len > n && memcmp(name, namespaces[i], n) == 0)
+            return i > 0 || S_ISREG(mode) || S_ISDIR(mode);
+    }
+    return false;
+}
+
+void builder_leave_out_xattrs(struct builder *b, uint64_t count)
+{
+    if (__builtin_add_overflow(b->xattrs_left_out, count, &b->xattrs_left_out))
+        b->xattrs_left_out = UINT64_MAX;
+}
+
 int builder_add_xattr(struct builder *b, uint32_t inode, const char *name, size_t name_len,
                       const void *value, size_t value_len)
 {
-    if (b->is_written || inode >= b->inodes.count || name_len == 0 ||
-        memchr(name, '\0', name_len))
+    if (b->is_written || inode >= b->inodes.count)
         return -EINVAL;
-    if (name_len > INDEX_NAME_MAX || value_len > XATTR_VALUE_MAX)
-        return -E2BIG;
+    if (!xattr_has_place(name, name_len, value_len,
+                         b->attrs.at[b->inodes.at[inode].attr].mode)) {
+        builder_leave_out_xattrs(b, 1);
+        return 0;
+    }
     if (b->pending.count == 0 || b->pending_inode != inode) {
         int r = builder_begin_xattrs(b, inode);
         if (r < 0)
             return r;
     }
-    if (b->pending.count >= BUILDER_XATTRS_MAX)
-        return -E2BIG;
+    if (b->pending.count >= BUILDER_XATTRS_MAX) {
+        builder_leave_out_xattrs(b, 1);
+        return 0;
+    }
     return builder_append_pending(b, name, name_len, value, value_len);
 }
 

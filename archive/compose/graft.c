@@ -39,7 +39,7 @@ struct grafter {
     VECTOR(struct graft_part) parts;
     uint32_t next_inode; /* no inode of an archive so far is as large */
     bool has_root;       /* an archive gave the root its attributes */
-    struct map fragments;
+    struct map blocks;
     uint32_t block_bytes;
 };
 
@@ -71,7 +71,7 @@ void grafter_free(struct grafter *g)
     if (!g)
         return;
     vector_free(&g->parts);
-    map_free(&g->fragments);
+    map_free(&g->blocks);
     free(g);
 }
 
@@ -127,7 +127,6 @@ int grafting_begin(struct grafter *g, const struct graft *graft, struct fault *f
     *s = (struct grafting){.grafter = g, .graft = *graft, .inode_of = inode_of};
     s->fault = fault ? fault : &s->own_fault;
     grafting_note_info(s, info);
-    builder_use_ranges(g->builder);
     *ret_grafting = s;
     return 0;
 }
@@ -169,7 +168,7 @@ static int grafting_spend(struct grafting *s, uint64_t bytes)
 
 /* ---- data ---- */
 
-static int graft_fragment(struct grafting *s, const struct extent *e, uint32_t *ret_fragment)
+static int graft_block(struct grafting *s, const struct extent *e, uint32_t *ret_number)
 {
     struct grafter *g = s->grafter;
     struct builder_block block = {
@@ -182,8 +181,8 @@ static int graft_fragment(struct grafting *s, const struct extent *e, uint32_t *
                           (uint64_t)e->packed_bytes << 32 | e->block_bytes};
     key.high |= (uint64_t)e->codec << 56; /* the builder refuses larger offsets */
     uint64_t number;
-    if (may_be_shared && map_get(&g->fragments, key, &number) == 0) {
-        *ret_fragment = (uint32_t)number;
+    if (may_be_shared && map_get(&g->blocks, key, &number) == 0) {
+        *ret_number = (uint32_t)number;
         return 0;
     }
     int r = 0;
@@ -194,9 +193,9 @@ static int graft_fragment(struct grafting *s, const struct extent *e, uint32_t *
         block.point = &point;
     }
     if (r == 0)
-        r = builder_add_fragment(g->builder, &block, ret_fragment);
+        r = builder_add_block(g->builder, &block, ret_number);
     if (r == 0 && may_be_shared)
-        r = map_put(&g->fragments, key, *ret_fragment);
+        r = map_put(&g->blocks, key, *ret_number);
     return r;
 }
 
@@ -204,22 +203,15 @@ static int graft_fragment(struct grafting *s, const struct extent *e, uint32_t *
 static int graft_extent(struct grafting *s, const struct extent *e)
 {
     struct builder_piece piece = {
-        .offset = e->offset, .length = e->length, .fragment = BUILDER_NO_FRAGMENT};
+        .offset = e->offset, .length = e->length, .block = BUILDER_NO_BLOCK};
     int r = grafting_spend(s, EXTENT_COST);
     if (r < 0 || e->kind == EXTENT_HOLE)
         return r;
     if (e->kind == EXTENT_BLOCK) {
-        piece.fragment_offset = e->block_offset;
-        r = graft_fragment(s, e, &piece.fragment);
+        piece.block_offset = e->block_offset;
+        r = graft_block(s, e, &piece.block);
     } else if (__builtin_add_overflow(s->graft.base, e->source_offset, &piece.source_offset)) {
         r = -EUCLEAN;
-    }
-    struct builder_piece *last = s->pieces.count ? &s->pieces.at[s->pieces.count - 1] : NULL;
-    if (r == 0 && last && e->kind == EXTENT_STORED && last->fragment == BUILDER_NO_FRAGMENT &&
-        last->offset + last->length == piece.offset &&
-        last->source_offset + last->length == piece.source_offset) {
-        last->length += piece.length;
-        return 0;
     }
     return r < 0 ? r : vector_push(&s->pieces, piece);
 }
@@ -239,34 +231,11 @@ static int graft_pieces(struct grafting *s, const struct node *node)
     return 0;
 }
 
-/* Fill in what the builder needs first about the member's data. */
-static int graft_describe_data(struct grafting *s, const struct node *node,
-                               struct builder_member *member)
-{
-    int r = graft_pieces(s, node);
-    if (r < 0)
-        return r;
-    const struct builder_piece *first = s->pieces.at;
-    member->size_bytes = node->size_bytes;
-    member->data = s->pieces.count ? DATA_BLOCKS : DATA_EXTENTS; /* without any: a hole */
-    if (node->size_bytes == 0) {
-        member->data = DATA_STORED;
-    } else if (s->pieces.count == 1 && first->length == node->size_bytes &&
-               first->fragment == BUILDER_NO_FRAGMENT) {
-        member->data = DATA_STORED;
-        member->data_offset = first->source_offset;
-    }
-    return 0;
-}
-
-static int graft_data(struct grafting *s, const struct node *node, enum builder_data data,
-                      uint32_t inode)
+static int graft_data(struct grafting *s, const struct node *node, uint32_t inode)
 {
     struct builder *b = s->grafter->builder;
     uint64_t sum;
-    int r = 0;
-    if (data == DATA_BLOCKS)
-        r = builder_set_pieces(b, inode, s->pieces.at, s->pieces.count);
+    int r = builder_set_pieces(b, inode, s->pieces.at, s->pieces.count);
     if (r < 0 || !s->takes_sums)
         return r;
     r = index_sum(s->graft.index, node->position, &sum);
@@ -311,8 +280,11 @@ static int graft_describe(struct grafting *s, const struct node *node,
         .mtime_nsec = node->mtime_nsec,
         .header_offset = FAULT_NO_OFFSET,
     };
-    if (S_ISREG(node->mode))
-        return graft_describe_data(s, node, ret_member);
+    if (S_ISREG(node->mode)) {
+        ret_member->size_bytes = node->size_bytes;
+        ret_member->data = DATA_PIECES;
+        return graft_pieces(s, node);
+    }
     if (!S_ISLNK(node->mode))
         return 0;
     int r = index_symlink(s->graft.index, node->position, &ret_member->symlink,
@@ -386,7 +358,7 @@ static int graft_new(struct grafting *s, const struct node *node, uint32_t direc
     g->next_inode = ret_entry->inode + 1;
     s->inode_of[node->position] = g->next_inode;
     if (S_ISREG(node->mode))
-        r = graft_data(s, node, member.data, ret_entry->inode);
+        r = graft_data(s, node, ret_entry->inode);
     return r < 0 ? r : graft_xattrs(s, node, ret_entry->inode);
 }
 
@@ -586,6 +558,7 @@ int graft_copy_left_out(struct builder *b, const struct index *index)
             return r;
         known++;
     }
+    builder_leave_out_xattrs(b, index_xattrs_left_out(index));
     return r < 0 && r != -ENOENT ? r : builder_leave_out_more(b, count - known);
 }
 

@@ -40,7 +40,7 @@ struct grafter;
 
 enum graft_conflict {
     GRAFT_REFUSE, /* -EEXIST; the fault names both archives, or both members of one */
-    GRAFT_KEEP,   /* what is there stays; the new one, with all below it, is left out */
+    GRAFT_KEEP,   /* the old one stays; the new one, with all below it, is left out */
 };
 
 enum graft_place {

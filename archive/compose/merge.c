@@ -95,7 +95,7 @@ static uint64_t merge_name_offset(const struct merge_source *s, uint32_t positio
                : s->name_bytes;
 }
 
-/* Of an index that was checked. */
+/* The index was checked. */
 static const char *merge_name(const struct merge_source *s, uint32_t position, size_t *ret_len)
 {
     uint64_t start = merge_name_offset(s, position);
@@ -321,7 +321,7 @@ static size_t merge_find_common(const struct merge *m, size_t heads)
     return common;
 }
 
-/* Fill the heap with what the places of a directory have. */
+/* Fill the heap with the entries that a directory's places have. */
 static void merge_begin_heads(struct merge *m, const struct merge_dir *dir)
 {
     uint32_t heads = 0;
@@ -362,7 +362,7 @@ static int merge_share(struct merge *m, const struct merge_head *head)
     return merge_add_place(m, head->part, head->at);
 }
 
-/* The head has the name of those that come next. */
+/* The head has the name of the entries that come next. */
 static int merge_take_equal(struct merge *m, uint32_t number, uint64_t above)
 {
     const struct merge_head head = m->heads[number];

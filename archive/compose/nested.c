@@ -25,10 +25,10 @@
 #include "numbers.h"
 #include "path.h"
 #include "selection.h"
+#include "source_ops.h"
 #include "source_slice.h"
 #include "vector.h"
 
-#define SCRATCH_BYTES (INT64_C(1) << 42) /* all of it a hole */
 #define SHARING_MOST 8u /* equal members may share their bytes, as mksquashfs makes them */
 
 /* An archive whose tree is being added. */
@@ -47,12 +47,13 @@ struct nested_walk {
     struct fault *fault;
     struct nested_result *result;
     uint64_t left_bytes[NESTED_DEPTH + 1]; /* that archives of this depth may still have */
+    uint64_t unpacked_left;                /* bytes that may still be decompressed */
 };
 
 int nested_scratch_new(struct source **ret_source)
 {
     auto_close int fd = memfd_create("onepot-nested", MFD_CLOEXEC);
-    if (fd < 0 || ftruncate(fd, SCRATCH_BYTES) < 0)
+    if (fd < 0)
         return -errno;
     return source_from_fd(steal_fd(&fd), "memory", ret_source);
 }
@@ -197,24 +198,29 @@ static int nested_scratch_index(struct source *scratch, struct builder *builder,
     if (ftruncate(fd, 0) < 0) /* gaps in an image must be zeros */
         return -errno;
     int r = builder_write(builder, header, fd, 0, fault, &bytes);
-    return r < 0 ? r : index_open(scratch, 0, bytes, fault, ret_index);
+    if (r < 0)
+        return r;
+    scratch->size_bytes = bytes; /* the sandbox can't open it anew */
+    return index_open(scratch, 0, bytes, fault, ret_index);
 }
 
-static int nested_make_index(const struct nested *n, const struct backend *backend,
+static int nested_make_index(struct nested_walk *w, const struct backend *backend,
                              struct source *source, const char *compression,
                              struct fault *fault, struct index **ret_index)
 {
-    struct builder_header header = {.format = backend->format,
+    const struct nested *n = w->nested;
+    struct builder_header header = {.format = backend->number,
                                     .archive_bytes = source_size(source)};
     struct builder *builder;
     int r = builder_new(&builder);
     if (r < 0)
         return r;
     builder_set_archive_size(builder, header.archive_bytes);
-    r = !compression            ? backend->index(source, builder, &header, n->progress, fault)
-        : backend->index_packed ? backend->index_packed(source, compression, NULL, builder,
-                                                        &header, n->progress, fault)
-                                : -ENOTSUP;
+    r = !compression ? backend->index(source, builder, &header, n->progress, fault)
+        : backend->stream
+            ? backend->stream->index_packed(source, compression, NULL, &w->unpacked_left,
+                                            builder, &header, n->progress, fault)
+            : -ENOTSUP;
     n->progress->note[0] = '\0'; /* it would be taken for one on the outer archive */
     n->progress->beats++;
     if (r == 0)
@@ -225,9 +231,9 @@ static int nested_make_index(const struct nested *n, const struct backend *backe
 
 /*
  * The index in the archive, or a new one. -ENOMSG: it is no archive; -ENOTSUP: none that can be
- * read in place.
+ * read in place; -E2BIG: it and those before it unpack to too much.
  */
-static int nested_open_index(const struct nested *n, struct source *source, struct fault *fault,
+static int nested_open_index(struct nested_walk *w, struct source *source, struct fault *fault,
                              struct index **ret_index)
 {
     const struct backend *backend;
@@ -236,23 +242,22 @@ static int nested_open_index(const struct nested *n, struct source *source, stru
     int r = backend_find(source, fault, &backend, &compression);
     if (r < 0)
         return r;
-    if (backend->find) {
+    if (backend->trailer && backend->trailer->find) {
         struct fault ignored = {0};
-        r = backend->find(source, &ignored, &where);
+        r = backend->trailer->find(source, &ignored, &where);
         if (r == 0)
-            r = index_open_pieces(source, where.offset, where.length, where.stride, &ignored,
-                                  ret_index);
+            r = index_open(source, where.offset, where.length, &ignored, ret_index);
         if (r == 0 && index_info(*ret_index)->archive_bytes <= source_size(source))
             return 0;
         if (r == 0)
             index_close(*ret_index);
         *ret_index = NULL;
-        backend = backend->without_index;
+        backend = backend->trailer->without_index;
         r = backend_compression(backend, source, &compression);
         if (r < 0)
             return r;
     }
-    return nested_make_index(n, backend, source, compression, fault, ret_index);
+    return nested_make_index(w, backend, source, compression, fault, ret_index);
 }
 
 /* ---- the tree ---- */
@@ -288,6 +293,8 @@ static int nested_fail(struct nested_walk *w, const char *path, uint64_t base, i
     uint64_t at = why->offset == FAULT_NO_OFFSET || !why->err ? base : base + why->offset;
     if (err == -ENOMEM)
         return err;
+    if (err == -EFBIG) /* of the index, not of the archive */
+        return fault_set(w->fault, err, path, FAULT_NO_OFFSET, "%s", why->what);
     fault_set(w->fault, err, path, at, "is an archive that can't be read: %s%s%s", why->member,
               why->member[0] ? ": " : "", why->err ? why->what : fault_errno(err));
     fault_advise(w->fault, "copy it again, or name the others: --nested=GLOB");
@@ -321,11 +328,14 @@ static int nested_add_member(struct nested_walk *w, struct nested_level *level,
     r = source_slice(&slice, base, extent.length);
     if (r < 0)
         return r;
-    r = nested_open_index(w->nested, slice, &why, &index);
+    r = nested_open_index(w, slice, &why, &index);
     source_unslice(&slice);
     if (r == -ENOTSUP)
         nested_leave(w, level, position, "it is one compressed stream");
-    if (r == -ENOTSUP || r == -ENOMSG)
+    if (r == -E2BIG)
+        nested_leave(w, level, position,
+                     "compressed archives unpack to too much (more: --max-ratio=N or off)");
+    if (r == -ENOTSUP || r == -E2BIG || r == -ENOMSG)
         return 1;
     if (r < 0)
         return nested_fail(w, path, base, r, &why);
@@ -382,8 +392,11 @@ int nested_graft(const struct nested *nested, struct grafter *grafter, struct fa
                  struct nested_result *ret_result)
 {
     struct nested_level outer = {.index = nested->index, .under = ""};
-    struct nested_walk w = {
-        .nested = nested, .grafter = grafter, .fault = fault, .result = ret_result};
+    struct nested_walk w = {.nested = nested,
+                            .grafter = grafter,
+                            .fault = fault,
+                            .result = ret_result,
+                            .unpacked_left = nested->most_bytes};
     for (size_t i = 0; i <= NESTED_DEPTH; i++)
         w.left_bytes[i] =
             min_u64(source_size(nested->source), UINT64_MAX / SHARING_MOST) * SHARING_MOST;

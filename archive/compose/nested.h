@@ -4,12 +4,13 @@
  * archive must lie in one stored range of the outer one; its own parts are ranges of the outer
  * archive then, too.
  *
- * Which members: without a pattern, those whose names end as those of archives do; else those
- * that match it (selection_matches). In both cases only what a format takes for its own. What
- * can't be read in place (compressed in the outer archive, or itself compressed without parts
- * that can be read alone), whose directory's name is taken, or which lies more than
- * NESTED_DEPTH archives deep, stays a file, and the result counts it. A damaged one is an
- * error: a data set that silently lacks a class is worse than none.
+ * Without a pattern, a member is one if its name ends as archives' names do; else if it matches
+ * (selection_matches). In both cases a format must take it for its own. A member that can't be
+ * read in place (compressed in the outer archive, or itself compressed without parts that can
+ * be read alone), whose directory's name is taken, or which lies more than NESTED_DEPTH
+ * archives deep, stays a file, and the result counts it. So does a compressed one when the ones
+ * before it unpacked to as much as all of them may. A damaged one is an error: a data set that
+ * silently lacks a class is worse than none.
  *
  * The archives of one level lie beside each other, or share bytes because they are equal. So
  * those of a level can't have many more bytes than the archive that holds them all, and one
@@ -33,6 +34,7 @@ struct nested {
     const struct index *index;
     const char *name;       /* and its name for messages */
     const char *glob;       /* NULL: by the endings of names */
+    uint64_t most_bytes;    /* that compressed ones may unpack to, all together */
     struct source *scratch; /* a file without a name, for one image at a time */
     struct progress *progress;
 };

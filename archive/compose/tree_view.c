@@ -214,7 +214,7 @@ void view_free(struct view *view)
     free(view);
 }
 
-/* ---- what it shows ---- */
+/* ---- the entries it shows ---- */
 
 typedef void view_update(const struct view *view, size_t i, XXH3_state_t *sum);
 

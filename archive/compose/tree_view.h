@@ -51,7 +51,7 @@ int view_read(const struct view_options *options, struct fault *fault, const cha
               struct view **ret_view);
 void view_free(struct view *view); /* NULL is fine */
 
-/* Add to the recipe of an index what the view shows. */
+/* Add the view to the recipe of an index. */
 void view_describe(const struct view *view, struct recipe *recipe);
 
 /*

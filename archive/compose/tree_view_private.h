@@ -78,7 +78,7 @@ int view_mark_names(const struct view *view, const struct index *index,
 void view_mark_entry(uint8_t *marks, uint32_t position);
 bool view_is_marked(const uint8_t *marks, uint32_t position);
 
-/* Mark what patterns show, and the root. Threads of its own. -ENOTSUP: only view_graft can. */
+/* Mark what patterns show, and the root. It starts threads. -ENOTSUP: only view_graft can. */
 int view_mark_matches(const struct view *view, const struct index *index, uint8_t *marks);
 
 /* All below a directory. -ENOTSUP: there are patterns. */

@@ -40,7 +40,7 @@ static int view_find_runs(struct view_copy *c)
 }
 
 /*
- * Count what the shown directories have, and how many directories are among that. Nothing is
+ * Count the entries of the shown directories, and how many of them are directories. Nothing is
  * read of the others. Where children are not in the order of their directories, the index is
  * damaged, and copies would land in other directories.
  */

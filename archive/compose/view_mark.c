@@ -29,7 +29,7 @@ struct mark_dir {
     uint32_t position, first, count; /* its children */
     uint32_t parent;
     uint32_t first_dir;    /* the first of its children that is a directory */
-    bool is_entered;       /* what is in it may be shown */
+    bool is_entered;       /* entries in it may be shown */
     _Atomic bool is_shown; /* or something in it is */
 };
 
@@ -278,7 +278,7 @@ static int marking_run_all(struct marking *m)
     return atomic_load(&m->err);
 }
 
-/* ---- 3. directories of what is shown ---- */
+/* ---- 3. directories of shown entries ---- */
 
 static void marking_show_dirs(struct marking *m, uint8_t *marks)
 {

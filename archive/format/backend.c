@@ -4,6 +4,7 @@
 #include "backend.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,10 +43,12 @@ static int backend_read_head(const struct source *source, size_t most, uint8_t *
 static int backend_fits_packed(const struct backend *backend, const struct source *source,
                                const uint8_t *head, size_t len, const char **ret_compression)
 {
-    if (!backend->is_packed)
+    if (!backend->stream)
         return 0;
     int r = backend->probe(source, head, len);
-    return r < 0 ? r : r > 0 ? 0 : backend->is_packed(source, head, len, ret_compression);
+    return r < 0   ? r
+           : r > 0 ? 0
+                   : backend->stream->is_packed(source, head, len, ret_compression);
 }
 
 static int backend_fits(const struct backend *backend, const struct source *source,
@@ -55,12 +58,37 @@ static int backend_fits(const struct backend *backend, const struct source *sour
     return r ? r : backend_fits_packed(backend, source, head, len, ret_compression);
 }
 
-static int backend_unknown(const uint8_t *head, size_t len, struct fault *fault)
+/* Name an end that is an archive's, though the beginning is not. False: there is none. */
+static bool backend_describe_end(const struct source *source, struct fault *fault)
 {
-    if (len > 0)
-        return unknown_format_describe(head, len, fault);
-    fault_set(fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "is empty");
-    fault_advise(fault, "its writer did not finish: make it again");
+    const struct front front = {.source = source};
+    const struct backend *backend;
+    uint64_t offset;
+    if (front_find(&front, &backend, &offset) != 1)
+        return false;
+    fault_set(fault, -ENOMSG, NULL, FAULT_NO_OFFSET,
+              "does not begin like an archive, but ends like %s", backend->file);
+    if (offset == 0)
+        fault_advise(fault, "if its beginning is damaged, copy it again");
+    else
+        fault_advise(fault,
+                     "if its beginning is damaged, copy it again; --offset=%" PRIu64
+                     " reads the end alone",
+                     source_start(source) + offset);
+    return true;
+}
+
+static int backend_unknown(const struct source *source, const uint8_t *head, size_t len,
+                           struct fault *fault)
+{
+    if (len == 0) {
+        fault_set(fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "is empty");
+        fault_advise(fault, "its writer did not finish: make it again");
+    } else if (!unknown_format_describe(head, len, fault) &&
+               !backend_describe_end(source, fault)) {
+        fault_set(fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "is not an archive of a known format");
+        unknown_format_advise(fault);
+    }
     return -ENOMSG;
 }
 
@@ -77,7 +105,7 @@ static int backend_ask(const struct source *source, const uint8_t *head, size_t 
     return r;
 }
 
-/* Of zeros alone a format can't be told by a short head: an ISO image begins so, too. */
+/* A short head of zeros alone tells no format: an ISO image begins so, too. */
 static bool backend_is_blank(const uint8_t *head, size_t len)
 {
     return len == 0 || (head[0] == 0 && memcmp(head, head + 1, len - 1) == 0);
@@ -100,7 +128,7 @@ static int backend_find_in(const struct source *source, size_t head_bytes, struc
     if (r < 0)
         return fault_set(fault, r, NULL, FAULT_NO_OFFSET, "could not be examined: %s",
                          fault_errno(r));
-    return r > 0 || is_short ? r : backend_unknown(head, len, fault);
+    return r > 0 || is_short ? r : backend_unknown(source, head, len, fault);
 }
 
 int backend_find(const struct source *source, struct fault *fault,
@@ -135,6 +163,21 @@ int backend_compression(const struct backend *backend, const struct source *sour
     size_t len = 0;
     int r = backend_read_head(source, HEAD_BYTES, &head, &len);
     return r < 0 ? r : backend_fits_packed(backend, source, head, len, ret_compression);
+}
+
+int backend_find_index(const struct backend *backend, struct source *source,
+                       struct fault *fault, struct embedded_index *ret_where)
+{
+    bool can = backend->trailer && backend->trailer->find;
+    return can ? backend->trailer->find(source, fault, ret_where) : -ENOENT;
+}
+
+const struct backend *backend_of_number(uint64_t number)
+{
+    for (size_t i = 0; backend_registry[i]; i++)
+        if (backend_registry[i]->number == number)
+            return backend_registry[i];
+    return NULL;
 }
 
 void backend_list(bool as_files, char buf[BACKEND_LIST_BYTES])

@@ -1,18 +1,20 @@
 /*
- * A back end knows one archive format. It is one const table in a folder of its own, and one
- * line in the registry (registry.c); the rest of the program never asks which format it has.
- * Back ends only find out where bytes lie. The layers above read them, and never call a back
- * end again once the index exists. tests/archive/format/cpio.c is a whole one in few lines.
+ * A back end knows one archive format. It is one const table in its own folder, and one entry
+ * in the registry (archive/meson.build); the rest of the program never asks which format it
+ * has. A format that can also be compressed as a whole has a second table (struct
+ * backend_stream), one whose end tells something a third (struct backend_trailer). Back ends
+ * only find out where bytes lie. The layers above read them, and never call a back end again
+ * once the index exists. tests/archive/format/ar.c is a whole one in few lines.
  *
  * An index (builder.h) can describe the same for all formats: data stored in ranges, or in
- * blocks of up to CODEC_BLOCK_MAX bytes that may each have a codec of their own; sums of one of
+ * blocks of up to CODEC_BLOCK_MAX bytes that may each have their own codec; sums of one of
  * several kinds. A longer stream of deflate is cut into parts (deflate_scan.h), one of bzip2 or
  * xz has parts (block_scan.h). One of another kind does not fit in. For a file with such
  * members `is_packed` says 1, and `unpack` writes a tar of it.
  *
- * `index` and `unpack` run in a child process with limits (sandbox.h), because they pass
- * untrusted bytes to libraries: they may crash, and nothing of theirs survives but the file
- * that they wrote. `probe` and `find` run in the process itself: they read bytes with
+ * `index`, `index_packed` and `unpack` run in a child process with limits (sandbox.h), because
+ * they pass untrusted bytes to libraries: they may crash, and nothing of theirs survives but
+ * the file that they wrote. All others run in the process itself: they read bytes with
  * bounds-checked cursors, and call no library.
  */
 #ifndef ONEPOT_BACKEND_H
@@ -48,17 +50,15 @@ struct progress {
 struct embedded_index {
     uint64_t offset;
     uint64_t length;
-    uint64_t stride; /* distance between its pieces, see index_open_pieces; 0: one piece */
 };
 
 #define ARCHIVE_PART_BYTES (1u << 20) /* of the buffer for check_part */
 
 /* The end of an opened archive, see `check_end`. */
 struct archive_end {
-    const struct backend *backend; /* of the archive */
-    struct source *source;         /* the bytes that the index describes */
-    const char *path;              /* of the file, which holds them compressed as a whole: */
-    const char *compression;       /* "zstd"; NULL: it is `source` */
+    struct source *source;   /* the bytes that the index describes */
+    const char *path;        /* of the file, which holds them compressed as a whole: */
+    const char *compression; /* "zstd"; NULL: it is `source` */
     const struct index_info *info;
     uint64_t data_end;       /* end of the last stored data, or block */
     const _Atomic int *stop; /* NULL, or: give up when it is not 0 */
@@ -78,7 +78,7 @@ struct front {
     const uint8_t *bytes;
     size_t len;
     uint64_t offset; /* of the bytes in the file */
-    bool is_script;
+    bool is_script;  /* else the end of a program, or nothing if that can't be told */
 };
 
 /* Where an archive may begin, and the bytes there. */
@@ -91,44 +91,22 @@ struct front_place {
 /* The next place, with *cursor 0 for the first. False: there is none. */
 bool front_next(const struct front *front, size_t *cursor, struct front_place *ret_place);
 
+struct backend;
+
+/* Ask the back ends for an archive behind the front: 1, and whose it is, 0, or -errno. */
+int front_find(const struct front *front, const struct backend **ret_backend,
+               uint64_t *ret_offset);
+
 static inline bool archive_end_stopped(const struct archive_end *end)
 {
     return end->stop && atomic_load_explicit(end->stop, memory_order_relaxed);
 }
 
-struct backend {
-    const char *name;           /* for people: "tar", "SquashFS" */
-    const char *file;           /* the same for a file: "a tar", "a SquashFS image" */
-    const char *const *endings; /* of its files' names, NULL at the end: ".tar"; or NULL */
-    enum format format;         /* on disk, in indexes */
-    const char *checked; /* what `check_end` found if it reports nothing, in words; or NULL */
-
-    /* Memory that indexing a file of any size may take. 0: one GiB. */
-    uint64_t least_memory_bytes;
-
-    /*
-     * The format of a file whose own index is damaged or of another content.
-     * NULL: `find` is NULL, too.
-     */
-    const struct backend *without_index;
-
-    /*
-     * Is this the format? `head` is the start of the file (up to 64 KB); the source is for
-     * formats recognized by their end. 1, 0 or -errno. Back ends are asked in registry order;
-     * formats with the surest magic come first.
-     */
-    int (*probe)(const struct source *source, const uint8_t *head, size_t head_len);
-
-    /*
-     * Find an archive of this format behind a script or a program: 1 and where in the file it
-     * begins, 0, or -errno. As surely as `probe`, and in this process too. NULL: it is not
-     * found so (or `probe` finds it there).
-     */
-    int (*find_behind)(const struct front *front, uint64_t *ret_offset);
-
+/* Files of this format that are compressed as a whole. */
+struct backend_stream {
     /*
      * Is the file compressed as a whole, so that it must be unpacked before it can be indexed?
-     * 1 and the name of the compression, or 0. NULL: never.
+     * 1 and the name of the compression, or 0.
      */
     int (*is_packed)(const struct source *source, const uint8_t *head, size_t head_len,
                      const char **ret_compression);
@@ -136,12 +114,25 @@ struct backend {
     /*
      * Unpack the whole file into `fd`, from offset 0; zeros may stay holes. The file gets the
      * length of the content, but is never shortened. Its first `kept` bytes are already there
-     * and stay as they are. -E2BIG: more than `most` bytes are not zeros. In the child. NULL:
-     * never.
+     * and stay as they are. -E2BIG: more than `most` bytes are not zeros. In the child.
      */
     int (*unpack)(struct source *source, int fd, uint64_t kept, uint64_t most,
                   struct progress *progress, struct fault *fault);
 
+    /*
+     * As `index` of struct backend, without unpacking the file: the index leads to the parts
+     * that can be decompressed alone. -ENOTSUP: there are none, or they are too large.
+     * `helpers` may be NULL. What is decompressed is taken off *left_bytes (NULL: no limit);
+     * -E2BIG when nothing is left. In the child.
+     */
+    int (*index_packed)(struct source *source, const char *compression, struct helpers *helpers,
+                        uint64_t *left_bytes, struct builder *builder,
+                        struct builder_header *header, struct progress *progress,
+                        struct fault *fault);
+};
+
+/* The end of a file, and its checks. Each function may be NULL. */
+struct backend_trailer {
     /*
      * Find an index that the archive carries and that still describes it: 0; -ENOENT: there is
      * none; -ESTALE: there is one, but the archive was changed since (the fault says how);
@@ -150,36 +141,62 @@ struct backend {
     int (*find)(struct source *source, struct fault *fault, struct embedded_index *ret_where);
 
     /*
-     * Read the whole archive, add every member to the builder, and fill in what the format
-     * determines in *header (codec, block_bytes, sum_kind). In the child. NULL only with
-     * `without_index`.
+     * The format of a file whose own index is missing, damaged or of another content. NULL if
+     * and only if `find` is.
      */
-    int (*index)(struct source *source, struct builder *builder, struct builder_header *header,
-                 struct progress *progress, struct fault *fault);
+    const struct backend *without_index;
+
+    /* -EUCLEAN with a fault: the file had an index that `find` no longer finds. Else 0. */
+    int (*check_lost)(const struct source *source, struct fault *fault);
 
     /*
-     * The same for a file compressed as a whole, without unpacking it: the index leads to the
-     * parts that can be decompressed alone. -ENOTSUP: there are none, or they are too large.
-     * `helpers` may be NULL. In the child. NULL: never.
-     */
-    int (*index_packed)(struct source *source, const char *compression, struct helpers *helpers,
-                        struct builder *builder, struct builder_header *header,
-                        struct progress *progress, struct fault *fault);
-
-    /*
-     * Report what shows that the end of an archive was lost or changed, for `onepot verify`,
-     * and what sums say that are not of files. Each back end is asked about the archives of all
-     * formats, since an archive whose end is lost may be taken for another format. -errno: it
-     * can't be read. NULL: nothing shows it.
+     * Report signs that the end of an archive was lost or changed, for `onepot verify`, and
+     * differing sums that are not of files. Called for archives of `without_index` if that is
+     * not NULL (an archive whose end is lost counts as one), else for those of this format.
+     * -errno: it can't be read.
      */
     int (*check_end)(const struct archive_end *end);
 
     /*
-     * Check a part that `check_end` of this back end added. `buf` has ARCHIVE_PART_BYTES. Adds
-     * to *done what it has read, as it goes on. Any thread. NULL: it adds none.
+     * Check a part that `check_end` added. `buf` has ARCHIVE_PART_BYTES. Adds the bytes that it
+     * has read to *done, as it goes on. Any thread. NULL: `check_end` adds none.
      */
     void (*check_part)(const struct archive_end *end, uint64_t offset, uint32_t number,
                        uint8_t *buf, _Atomic uint64_t *done);
+};
+
+struct backend {
+    const char *name;           /* for people: "tar", "SquashFS" */
+    const char *file;           /* the same for a file: "a tar", "a SquashFS image" */
+    const char *const *endings; /* of its files' names, NULL at the end: ".tar"; or NULL */
+    uint32_t number;     /* on disk, in indexes: each is given once (1000 and more: tests) */
+    const char *checked; /* what `check_end` found if it reports nothing, in words; or NULL */
+
+    /* Memory that indexing a file of any size may take. 0: one GiB. */
+    uint64_t least_memory_bytes;
+
+    /*
+     * Is this the format? `head` is the start of the file (up to 64 KB). 1, 0 or -errno. Back
+     * ends are asked in registry order. What the file ends with counts only if it tells the
+     * file's whole length: else it may be the end of another archive's last member.
+     */
+    int (*probe)(const struct source *source, const uint8_t *head, size_t head_len);
+
+    /*
+     * Find an archive of this format behind a script or a program: 1 and where in the file it
+     * begins, 0, or -errno. `probe` must know it there. NULL: it is not found so.
+     */
+    int (*find_behind)(const struct front *front, uint64_t *ret_offset);
+
+    /*
+     * Read the whole archive, add every member to the builder, and fill in the format's fields
+     * of *header (codec, block_bytes, sum_kind). In the child. NULL only with `without_index`.
+     */
+    int (*index)(struct source *source, struct builder *builder, struct builder_header *header,
+                 struct progress *progress, struct fault *fault);
+
+    const struct backend_stream *stream;   /* NULL: no file is compressed as a whole */
+    const struct backend_trailer *trailer; /* NULL: the end tells nothing */
 };
 
 /* The back ends, in the order in which they are asked; NULL at the end. */
@@ -213,6 +230,13 @@ const struct backend *backend_of_head(const struct source *source, const uint8_t
  */
 int backend_compression(const struct backend *backend, const struct source *source,
                         const char **ret_compression);
+
+/* `find` of the trailer; -ENOENT for a format that has none. */
+int backend_find_index(const struct backend *backend, struct source *source,
+                       struct fault *fault, struct embedded_index *ret_where);
+
+/* The format of this number; NULL: the program does not have it. */
+const struct backend *backend_of_number(uint64_t number);
 
 /* Formats that others build on, or that tests call by name. */
 extern const struct backend backend_onepot, backend_tar, backend_squashfs, backend_zip,

@@ -1,5 +1,5 @@
 /*
- * Archives that lie inside another file: the image in a container (SIF), and what is behind a
+ * Archives that lie inside another file: the image in a container (SIF), or the bytes behind a
  * script or a program, as in an installer or an AppImage.
  */
 #ifndef ONEPOT_CONTAINER_H
@@ -15,9 +15,9 @@ struct container {
 };
 
 /*
- * Look at the first bytes of the file, and where they are those of a container, for the archive
- * in it. Behind a script or a program there need not be one; then name is NULL. A SIF without
- * an image is an error, with a fault.
+ * Look at the first bytes of the file, and if they begin a container, for the archive in it.
+ * Behind a script or a program there need not be one; then name is NULL. A SIF without an image
+ * is an error, with a fault.
  */
 int container_find(const struct source *source, struct fault *fault,
                    struct container *ret_container);

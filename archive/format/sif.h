@@ -15,8 +15,8 @@
 bool sif_probe(const uint8_t *head, size_t head_len);
 
 /*
- * Where the SquashFS image lies: the primary system's; else a system's; else one of data. Of
- * several, the first. -EUCLEAN, -ENOTSUP (it has another filesystem, or none), or a read error,
+ * Where the SquashFS image lies: the primary system's; else a system's; else one of data. The
+ * first of several. -EUCLEAN, -ENOTSUP (it has another filesystem, or none), or a read error,
  * each with a fault.
  */
 int sif_find_image(const struct source *source, struct fault *fault, uint64_t *ret_offset,

@@ -4,11 +4,11 @@
 #include "unknown_format.h"
 
 #include <errno.h>
-#include <stdbool.h>
 #include <string.h>
 
 #include "backend.h"
 
+#define TAR_MAGIC_AT 257u
 #define SQUASHFS_VERSION_AT 28u /* two numbers of two bytes, in the image's byte order */
 
 /* clang-format off */
@@ -35,7 +35,7 @@ static bool unknown_has_magic(const uint8_t *head, size_t head_len, size_t at,
     return head_len >= at + len && memcmp(head + at, magic, len) == 0;
 }
 
-static void unknown_advise_known(struct fault *fault)
+void unknown_format_advise(struct fault *fault)
 {
     char list[BACKEND_LIST_BYTES];
     backend_list(true, list);
@@ -60,10 +60,34 @@ static bool unknown_describe_squashfs(const uint8_t *head, size_t head_len, stru
     return true;
 }
 
-int unknown_format_describe(const uint8_t *head, size_t head_len, struct fault *fault)
+bool unknown_format_is_tar_header(const uint8_t bytes[UNKNOWN_TAR_BYTES])
+{
+    return bytes[0] && backend_tar.probe(NULL, bytes, UNKNOWN_TAR_BYTES) == 1;
+}
+
+/* Its magic is left, or a later header in these bytes. */
+bool unknown_format_is_tar(const uint8_t *head, size_t head_len)
+{
+    bool is_tar = unknown_has_magic(head, head_len, TAR_MAGIC_AT, "ustar", 5);
+    for (size_t at = UNKNOWN_TAR_BYTES; !is_tar && head_len >= at + UNKNOWN_TAR_BYTES;
+         at += UNKNOWN_TAR_BYTES)
+        is_tar = unknown_format_is_tar_header(head + at);
+    return is_tar;
+}
+
+static bool unknown_describe_tar(const uint8_t *head, size_t head_len, struct fault *fault)
+{
+    if (!unknown_format_is_tar(head, head_len))
+        return false;
+    fault_set(fault, -ENOMSG, NULL, 0, "is a tar whose first header is damaged");
+    fault_advise(fault, "make the archive again, or copy it again");
+    return true;
+}
+
+bool unknown_format_describe(const uint8_t *head, size_t head_len, struct fault *fault)
 {
     if (unknown_describe_squashfs(head, head_len, fault))
-        return -ENOMSG;
+        return true;
     for (size_t i = 0; i < sizeof(formats) / sizeof(*formats); i++) {
         if (!unknown_has_magic(head, head_len, formats[i].at, formats[i].magic, formats[i].len))
             continue;
@@ -71,10 +95,8 @@ int unknown_format_describe(const uint8_t *head, size_t head_len, struct fault *
         if (formats[i].advice)
             fault_advise(fault, "%s", formats[i].advice);
         else
-            unknown_advise_known(fault);
-        return -ENOMSG;
+            unknown_format_advise(fault);
+        return true;
     }
-    fault_set(fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "is not an archive of a known format");
-    unknown_advise_known(fault);
-    return -ENOMSG;
+    return unknown_describe_tar(head, head_len, fault);
 }

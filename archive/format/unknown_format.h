@@ -6,15 +6,27 @@
 #ifndef ONEPOT_UNKNOWN_FORMAT_H
 #define ONEPOT_UNKNOWN_FORMAT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "fault.h"
 
 /*
- * Describe in `fault` a file with these first bytes, as far as they reveal its format. Always
- * returns -ENOMSG. Calls no library.
+ * Describe in `fault` a file with these first bytes. False: they do not reveal its format.
+ * Calls no library.
  */
-int unknown_format_describe(const uint8_t *head, size_t head_len, struct fault *fault);
+bool unknown_format_describe(const uint8_t *head, size_t head_len, struct fault *fault);
+
+#define UNKNOWN_TAR_BYTES 512u /* of a tar's header */
+
+/* Is this a tar's header? Zeros are none. */
+bool unknown_format_is_tar_header(const uint8_t bytes[UNKNOWN_TAR_BYTES]);
+
+/* Are these the first bytes of a tar whose first header is damaged? */
+bool unknown_format_is_tar(const uint8_t *head, size_t head_len);
+
+/* Say which formats are known. */
+void unknown_format_advise(struct fault *fault);
 
 #endif

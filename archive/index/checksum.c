@@ -83,14 +83,17 @@ void checksum_add(struct checksum *c, const void *bytes, size_t len)
         XXH3_64bits_update(c->xxh3, bytes, len);
 }
 
+uint64_t checksum_value(const struct checksum *c)
+{
+    return c->kind == SUM_CRC32 ? c->crc : XXH3_64bits_digest(c->xxh3);
+}
+
 bool checksum_is(const struct checksum *c, uint64_t sum)
 {
-    if (c->kind == SUM_CRC32)
-        return sum == c->crc;
-    uint64_t xxh3 = XXH3_64bits_digest(c->xxh3);
-    return c->kind == SUM_XXH3 ? sum == xxh3
-                               : sum == checksum_mixed(SUM_CRC32, c->crc) ||
-                                     sum == checksum_mixed(SUM_XXH3, xxh3);
+    return c->kind == SUM_MIXED
+               ? sum == checksum_mixed(SUM_CRC32, c->crc) ||
+                     sum == checksum_mixed(SUM_XXH3, XXH3_64bits_digest(c->xxh3))
+               : sum == checksum_value(c);
 }
 
 uint64_t checksum_of(enum sum_kind kind, const void *bytes, size_t len)
@@ -117,4 +120,9 @@ uint64_t checksum_mixed(enum sum_kind kind, uint64_t sum)
 bool checksum_is_missing(uint64_t mixed)
 {
     return mixed >> MIXED_SHIFT == 0;
+}
+
+enum sum_kind checksum_kind(uint64_t mixed)
+{
+    return mixed >> MIXED_SHIFT == MIXED_CRC32 ? SUM_CRC32 : SUM_XXH3;
 }

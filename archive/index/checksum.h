@@ -30,6 +30,7 @@ void checksum_free(struct checksum *checksum); /* NULL is fine */
 void checksum_reset(struct checksum *checksum);
 void checksum_add(struct checksum *checksum, const void *bytes, size_t len);
 bool checksum_is(const struct checksum *checksum, uint64_t sum);
+uint64_t checksum_value(const struct checksum *checksum); /* of a kind that is not SUM_MIXED */
 
 /* The sum of bytes that lie together, of an available kind that is not SUM_MIXED. */
 uint64_t checksum_of(enum sum_kind kind, const void *bytes, size_t len);
@@ -41,5 +42,6 @@ bool checksum_matches(enum sum_kind kind, uint64_t sum, const void *bytes, size_
  */
 uint64_t checksum_mixed(enum sum_kind kind, uint64_t sum);
 bool checksum_is_missing(uint64_t mixed);
+enum sum_kind checksum_kind(uint64_t mixed); /* of a sum that is not missing */
 
 #endif

@@ -39,11 +39,6 @@ const void *index_records(const struct index *index, enum disk_section_id id, ui
     return index_bytes(index, id, offset, len);
 }
 
-uint32_t index_fragments(const struct index *index)
-{
-    return index->fragments;
-}
-
 /* ---- entries ---- */
 
 int index_entry(const struct index *index, uint32_t position, struct index_entry *ret_entry)
@@ -185,12 +180,9 @@ static bool index_size_possible(const struct index *index, const struct index_en
     switch (e->attr.flags & DATA_KIND_MASK) {
     case DATA_KIND_STORED:
         return e->size <= index->info.archive_bytes;
-    case DATA_KIND_FRAGMENT:
-        return e->size <= block;
-    case DATA_KIND_BLOCKS:
-    case DATA_KIND_TAIL:
-        return block > 0 && e->data <= index->blocks &&
-               e->size / block + (e->size % block != 0) <= index->blocks - e->data;
+    case DATA_KIND_PACKED:
+        return (uint32_t)e->data < index->blocks &&
+               e->size <= block * (index->blocks - (uint32_t)e->data);
     default:
         return true;
     }
@@ -207,7 +199,8 @@ static int index_ranges_bytes(const struct index *index, const struct index_entr
     if (!list || e->data % 8 || le64toh(list[0]) >> 32 != DISK_RANGES)
         return -EUCLEAN;
     uint64_t count = (uint32_t)le64toh(list[0]), bytes = le64toh(list[1]), most;
-    uint64_t each = max_u64(index->info.archive_bytes, index->info.block_bytes);
+    uint64_t each =
+        max_u64(index->info.archive_bytes, (uint64_t)index->info.block_bytes * index->blocks);
     if (count > (index->sections[SECTION_EXTENTS].length - e->data - 16) / 24 ||
         (bytes == 0) != (count == 0) ||
         (!__builtin_mul_overflow(count, each, &most) && bytes > most))
@@ -226,15 +219,10 @@ static int index_node_bytes(const struct index *index, const struct index_entry 
     node->size_bytes = e->size;
     switch (e->attr.flags & DATA_KIND_MASK) {
     case DATA_KIND_STORED:
-    case DATA_KIND_FRAGMENT:
+    case DATA_KIND_PACKED:
         break;
     case DATA_KIND_EXTENTS:
         r = index_ranges_bytes(index, e, &data);
-        break;
-    case DATA_KIND_BLOCKS:
-    case DATA_KIND_TAIL:
-        if (e->attr.flags & ATTR_DATA_BYTES)
-            r = index_extra(index, e->position, EXTRA_DATA_BYTES, &data);
         break;
     default:
         return -EUCLEAN;

@@ -72,15 +72,6 @@ static inline uint64_t codec_packed_max(uint64_t block_bytes)
     return block_bytes + block_bytes / 8 + 4096;
 }
 
-/* Format of the archive. Values are on disk. */
-enum format {
-    FORMAT_TAR = 1,
-    FORMAT_SQUASHFS = 2,
-    FORMAT_ONEPOT = 3,
-    FORMAT_ZIP = 4,
-    FORMAT_TFRECORD = 5,
-};
-
 /* Kind of the sums of files. Values are on disk. */
 enum sum_kind {
     SUM_XXH3 = 0,  /* XXH3-64 */
@@ -116,9 +107,9 @@ struct node {
 
 /* The header's description of the index. */
 struct index_info {
-    enum format format;
+    uint32_t format;  /* of the archive: a number of the registry of formats */
     enum codec codec; /* of blocks that name none; the only one in most archives */
-    uint32_t codecs;  /* those that blocks name: bit n is for codec n */
+    uint32_t codecs;  /* the ones that blocks name: bit n is for codec n */
     enum sum_kind sum_kind;
     uint32_t block_bytes; /* largest decompressed block; 0 without blocks */
     uint32_t entries;     /* names, the root included */
@@ -160,17 +151,14 @@ int index_open(struct source *source, uint64_t offset, uint64_t len, struct faul
 int index_open_small(struct source *source, struct fault *fault, struct index **ret_index);
 
 /*
- * The same for an image that may lie in pieces, `stride` apart (see disk_place); 0: one piece.
+ * Have an index that is mapped use this file in its place, which has the same bytes from
+ * `offset` on and is as trusted: pages of a file can be dropped, and are shared. Other threads
+ * may be reading the index. -ENOTSUP: it can't be done.
  */
-int index_open_pieces(struct source *source, uint64_t offset, uint64_t len, uint64_t stride,
-                      struct fault *fault, struct index **ret_index);
+int index_move(const struct index *index, int fd, uint64_t offset);
 
-/*
- * Have an index that is in memory use this file in its place, which has the same bytes and is
- * as trusted: pages of a file can be dropped, and are shared. Other threads may be reading the
- * index. -ENOTSUP: it can't be done.
- */
-int index_move(const struct index *index, const struct source *source);
+/* Where the index begins in the source that it was opened from. */
+uint64_t index_offset(const struct index *index);
 
 void index_close(struct index *index); /* NULL is fine */
 
@@ -342,20 +330,21 @@ int index_digest(const struct index *index, uint8_t ret_digest[INDEX_DIGEST_BYTE
                  enum digest_kind *ret_kind);
 
 /*
- * Sums of windows of INDEX_WINDOW_BYTES; the last may be shorter.
- *
- *   WINDOWS_OF_REST   of the first info->archive_bytes of the archive: XXH3-64 of the bytes
- *                     that are not stored data of a member (see coverage.h)
- *   WINDOWS_EXPANDED  if the archive is one compressed stream: of the tar inside, which is
- *                     info->archive_bytes long
+ * XXH3-64 of each window of INDEX_WINDOW_BYTES (the last may be shorter) of the first
+ * info->archive_bytes of the archive. Our own archives have these sums, and an index saved for
+ * one compressed stream: there the windows are the tar's in it, of info->archive_bytes.
  *
  * index_windows returns their number, 0 if the index has none. -EINVAL, -EUCLEAN.
  */
 #define INDEX_WINDOW_BYTES (1u << 20)
-enum index_windows { WINDOWS_OF_REST, WINDOWS_EXPANDED };
-uint64_t index_windows(const struct index *index, enum index_windows kind);
-int index_window_sum(const struct index *index, enum index_windows kind, uint64_t window,
-                     uint64_t *ret_sum);
+uint64_t index_windows(const struct index *index);
+int index_window_sum(const struct index *index, uint64_t window, uint64_t *ret_sum);
+
+/* The number of windows in so many bytes. */
+static inline uint64_t index_windows_of(uint64_t bytes)
+{
+    return bytes / INDEX_WINDOW_BYTES + (bytes % INDEX_WINDOW_BYTES != 0);
+}
 
 /*
  * The recipe of an index composed of others (recipe.h): its parts, and how they were joined.
@@ -370,6 +359,9 @@ int index_recipe(const struct index *index, const void **ret_bytes, size_t *ret_
  */
 uint64_t index_left_out(const struct index *index);
 int index_left_out_next(const struct index *index, uint64_t *cursor, struct fault *ret_why);
+
+/* How many extended attributes the tree lacks, as Linux has no place for them. */
+uint64_t index_xattrs_left_out(const struct index *index);
 
 /*
  * Compare the whole image with its sums, and its padding with zeros. -EUCLEAN with the place

@@ -16,6 +16,7 @@
 #include "checksum.h"
 #include "digest.h"
 #include "index_private.h"
+#include "index_records.h"
 #include "numbers.h"
 
 static bool index_in_archive(const struct index *index, uint64_t offset, uint64_t len)
@@ -81,18 +82,12 @@ static int index_range_behind(const struct index *index, uint64_t list, uint64_t
 
 /* ---- blocks ---- */
 
-/*
- * How many blocks ahead to look for a run of contiguous stored blocks; a longer run is split.
- */
-#define MERGE_BLOCKS_MAX 64u
-
 struct block_record {
     uint32_t number;
     uint64_t source_offset;
-    uint32_t packed_bytes; /* 0: a hole */
+    uint32_t packed_bytes;
     uint32_t block_bytes;
     enum codec codec;
-    bool is_stored;
 };
 
 static int index_read_block(const struct index *index, uint64_t number,
@@ -102,18 +97,17 @@ static int index_read_block(const struct index *index, uint64_t number,
         index_bytes(index, SECTION_BLOCKS, number * sizeof(*b), sizeof(*b));
     if (!b)
         return -EUCLEAN;
-    uint32_t packed = le32toh(b->packed);
     uint64_t offset = le64toh(b->source_offset);
     uint32_t codec = (uint32_t)(offset >> BLOCK_CODEC_SHIFT);
     struct block_record block = {
         .number = (uint32_t)number,
         .source_offset = offset & ((UINT64_C(1) << BLOCK_CODEC_SHIFT) - 1),
         .codec = codec ? (enum codec)codec : index->info.codec,
-        .packed_bytes = packed & ~BLOCK_STORED,
+        .packed_bytes = le32toh(b->packed),
         .block_bytes = le32toh(b->block_bytes),
-        .is_stored = packed & BLOCK_STORED,
     };
-    if (block.block_bytes == 0 || block.block_bytes > index->info.block_bytes ||
+    if (block.packed_bytes == 0 || block.block_bytes == 0 ||
+        block.block_bytes > index->info.block_bytes ||
         (codec && (codec >= CODEC_COUNT || !(index->info.codecs & 1u << codec))) ||
         !index_in_archive(index, block.source_offset, block.packed_bytes))
         return -EUCLEAN;
@@ -121,109 +115,39 @@ static int index_read_block(const struct index *index, uint64_t number,
     return 0;
 }
 
-/* Take `length` bytes from `skip` on in a block, which must have them. */
-static int index_cut_block(const struct block_record *block, uint32_t skip, uint32_t length,
-                           struct extent *extent)
-{
-    uint32_t have = block->is_stored ? block->packed_bytes : block->block_bytes;
-    if (skip > have || length > have - skip)
-        return -EUCLEAN;
-    extent->length = length;
-    if (block->packed_bytes == 0) {
-        extent->kind = EXTENT_HOLE;
-    } else if (block->is_stored) {
-        extent->kind = EXTENT_STORED;
-        extent->source_offset = block->source_offset + skip;
-        extent->whole_offset = block->source_offset;
-        extent->whole_length = skip + length;
-    } else {
-        extent->kind = EXTENT_BLOCK;
-        extent->source_offset = block->source_offset;
-        extent->codec = block->codec;
-        extent->packed_bytes = block->packed_bytes;
-        extent->block_bytes = block->block_bytes;
-        extent->block_offset = skip;
-        extent->block = block->number;
-    }
-    return 0;
-}
-
 /*
- * `skip` is the offset in the fragment of a byte of the file. The file's part of the fragment
- * begins `own` bytes before that byte.
+ * The extent from `skip` on, of at most `length` bytes, of packed data that begins at `place`:
+ * see DATA_KIND_PACKED.
  */
-static int index_fragment_extent(const struct index *index, uint64_t number, uint32_t skip,
-                                 uint64_t own, uint32_t length, struct extent *extent)
+static int index_packed_extent(const struct index *index, uint64_t place, uint64_t skip,
+                               uint64_t length, struct extent *extent)
 {
     struct block_record block;
-    if (number >= index->fragments)
-        return -EUCLEAN;
-    int r = index_read_block(index, number, &block);
+    uint64_t first = (uint32_t)place, at;
+    int r = index_read_block(index, first, &block);
     if (r < 0)
         return r;
-    if (block.packed_bytes == 0)
+    uint64_t bytes = block.block_bytes;
+    if (__builtin_add_overflow(place >> 32, skip, &at) || at / bytes >= index->blocks - first)
         return -EUCLEAN;
-    r = index_cut_block(&block, skip, length, extent);
-    extent->whole_offset += skip - own;
-    extent->whole_length -= skip - own;
-    return r;
-}
-
-/*
- * Extend a stored extent or a hole by the blocks that follow it without a gap. Only full
- * blocks qualify: `blocks` of them remain, and the next one is number `next`.
- */
-static void index_merge_blocks(const struct index *index, uint64_t next, uint64_t blocks,
-                               struct extent *extent)
-{
-    if (extent->kind == EXTENT_BLOCK)
-        return;
-    for (blocks = min_u64(blocks, MERGE_BLOCKS_MAX); blocks > 0; next++, blocks--) {
-        struct block_record block;
-        struct extent more = {0};
-        if (index_read_block(index, next, &block) < 0 ||
-            index_cut_block(&block, 0, index->info.block_bytes, &more) < 0 ||
-            more.kind != extent->kind ||
-            (more.kind == EXTENT_STORED &&
-             more.source_offset != extent->source_offset + extent->length))
-            return;
-        extent->length += more.length;
-    }
-}
-
-static int index_blocks_extent(const struct index *index, const struct index_entry *e,
-                               uint64_t offset, struct extent *extent)
-{
-    uint32_t block_bytes = index->info.block_bytes;
-    if (block_bytes == 0)
-        return -EUCLEAN;
-    uint64_t number = offset / block_bytes;
-    uint64_t full = e->size / block_bytes;
-    uint32_t skip = (uint32_t)(offset % block_bytes);
-    uint32_t length = (uint32_t)min_u64(e->size - offset, block_bytes - skip);
-    uint64_t record;
-    if (__builtin_add_overflow(e->data, number, &record) || record >= index->blocks)
-        return -EUCLEAN;
-
-    if (number == full && (e->attr.flags & DATA_KIND_MASK) == DATA_KIND_TAIL) {
-        const struct disk_block *tail =
-            index_bytes(index, SECTION_BLOCKS, record * sizeof(*tail), sizeof(*tail));
-        uint32_t in_fragment;
-        if (!tail || le32toh(tail->block_bytes) != DISK_TAIL ||
-            __builtin_add_overflow(le32toh(tail->packed), skip, &in_fragment))
-            return -EUCLEAN;
-        return index_fragment_extent(index, le64toh(tail->source_offset), in_fragment, skip,
-                                     length, extent);
-    }
-    struct block_record block;
-    int r = index_read_block(index, record, &block);
+    r = at < bytes ? 0 : index_read_block(index, first + at / bytes, &block);
     if (r < 0)
         return r;
-    r = index_cut_block(&block, skip, length, extent);
-    if (r < 0)
-        return r;
-    if (number + 1 < full)
-        index_merge_blocks(index, record + 1, full - number - 1, extent);
+    at %= bytes;
+    length = min_u64(length, bytes - at);
+    if (at > block.block_bytes || length > block.block_bytes - at)
+        return -EUCLEAN;
+    *extent = (struct extent){
+        .kind = EXTENT_BLOCK,
+        .offset = extent->offset,
+        .length = length,
+        .source_offset = block.source_offset,
+        .codec = block.codec,
+        .packed_bytes = block.packed_bytes,
+        .block_bytes = block.block_bytes,
+        .block_offset = (uint32_t)at,
+        .block = block.number,
+    };
     return 0;
 }
 
@@ -324,12 +248,8 @@ static int index_range_extent(const struct index *index, const struct range *ran
         .whole_length = range->length,
     };
     if (range->source & RANGE_PACKED) {
-        uint64_t in_fragment = (range->source & ~RANGE_PACKED) >> 32;
-        if (range->length > UINT32_MAX || in_fragment + skip > UINT32_MAX)
-            return -EUCLEAN;
-        int r = index_fragment_extent(index, (uint32_t)range->source,
-                                      (uint32_t)(in_fragment + skip), skip,
-                                      (uint32_t)extent.length, &extent);
+        int r = index_packed_extent(index, range->source & ~RANGE_PACKED, skip, extent.length,
+                                    &extent);
         if (r < 0)
             return r;
     } else if (!index_in_archive(index, range->source, range->length)) {
@@ -402,18 +322,9 @@ int index_extent(const struct index *index, uint32_t position, uint64_t offset,
     case DATA_KIND_EXTENTS:
         r = index_ranges_extent(index, &e, offset, &extent);
         break;
-    case DATA_KIND_BLOCKS:
-    case DATA_KIND_TAIL:
-        r = index_blocks_extent(index, &e, offset, &extent);
+    case DATA_KIND_PACKED:
+        r = index_packed_extent(index, e.data, offset, e.size - offset, &extent);
         break;
-    case DATA_KIND_FRAGMENT: {
-        uint64_t skip = (e.data >> 32) + offset;
-        r = skip > UINT32_MAX || e.size - offset > UINT32_MAX
-                ? -EUCLEAN
-                : index_fragment_extent(index, (uint32_t)e.data, (uint32_t)skip, offset,
-                                        (uint32_t)(e.size - offset), &extent);
-        break;
-    }
     default:
         r = -EUCLEAN;
     }
@@ -549,22 +460,16 @@ int index_sum(const struct index *index, uint32_t position, uint64_t *ret_sum)
                : r;
 }
 
-static const enum disk_section_id window_sections[] = {
-    [WINDOWS_OF_REST] = SECTION_REST,
-    [WINDOWS_EXPANDED] = SECTION_EXPANDED,
-};
-
-uint64_t index_windows(const struct index *index, enum index_windows kind)
+uint64_t index_windows(const struct index *index)
 {
-    return index->sections[window_sections[kind]].length / 8;
+    return index->sections[SECTION_WINDOW_SUMS].length / 8;
 }
 
-int index_window_sum(const struct index *index, enum index_windows kind, uint64_t window,
-                     uint64_t *ret_sum)
+int index_window_sum(const struct index *index, uint64_t window, uint64_t *ret_sum)
 {
-    if (window >= index_windows(index, kind))
-        return -EINVAL;
-    return index_sum_at(index, window_sections[kind], window, ret_sum);
+    return window < index_windows(index)
+               ? index_sum_at(index, SECTION_WINDOW_SUMS, window, ret_sum)
+               : -EINVAL;
 }
 
 static int index_digest_position(const struct index *index, uint32_t position,
@@ -615,10 +520,20 @@ int index_recipe(const struct index *index, const void **ret_bytes, size_t *ret_
 
 /* ---- members of the archive that the tree lacks ---- */
 
+static uint64_t index_count_in(const struct index *index, enum disk_section_id section)
+{
+    const uint64_t *count = index_bytes(index, section, 0, sizeof(*count));
+    return min_u64(count ? le64toh(*count) : 0, UINT32_MAX); /* callers add these numbers */
+}
+
 uint64_t index_left_out(const struct index *index)
 {
-    const uint64_t *count = index_bytes(index, SECTION_LEFT_OUT, 0, sizeof(*count));
-    return min_u64(count ? le64toh(*count) : 0, UINT32_MAX); /* callers add these numbers */
+    return index_count_in(index, SECTION_LEFT_OUT);
+}
+
+uint64_t index_xattrs_left_out(const struct index *index)
+{
+    return index_count_in(index, SECTION_XATTRS_LEFT_OUT);
 }
 
 /* Copy a text of the record, truncated to the room in the fault. */

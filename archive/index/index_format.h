@@ -41,20 +41,14 @@
  * Kinds of data (DATA_KIND_* in the attributes' flags):
  *     NONE      not a regular file.
  *     STORED    bytes [data, data + size) of the archive. Empty files: 0.
+ *     PACKED    in compressed blocks: the first one's number in bits 0..31 of `data`, the
+ *               offset in it in bits 32..62. The bytes go on in the blocks that follow it,
+ *               as many from each as the first one's block_bytes; all but the last are full.
  *     EXTENTS   ranges with holes: `data` is the offset in EXTENTS of
  *               {u32 count, u32 DISK_RANGES, u64 data_bytes, count x {u64 source, u64
  *               logical, u64 length}}, ascending, not empty, without overlap; bytes in
  *               no range are a hole. data_bytes is the sum of the lengths. If bit 63 of
- *               `source` is set the range lies in a fragment: its number in bits 0..31,
- *               the offset in it in bits 32..62.
- *     BLOCKS    `data` is the number of the first record in BLOCKS: one for each
- *               block_bytes of the file; the last one may be shorter. They may be
- *               fragments: then the last one may hold more after the file's end.
- *     TAIL      as BLOCKS, but the last, incomplete block is in a fragment. In its
- *               place is a record {u64 number of the fragment, u32 offset in it, u32
- *               DISK_TAIL}.
- *     FRAGMENT  the whole file is in a fragment: its number in the low 32 bits, the
- *               offset in it in the high 32 bits.
+ *               `source` is set the range is packed, and the other bits are as in PACKED.
  *     ALIAS     see above. Mode, owner and flags of the alias itself give only its type.
  *
  * Sections (the table also has the record's size, which must be the one given here):
@@ -66,27 +60,24 @@
  *                  ascend too, so the parent of an entry is the last directory whose
  *                  first child does not lie after it.
  *     EXTENTS   8  see above
- *     BLOCKS   16  struct disk_block: first the fragments, as many as `fragments` of the
- *                  header says, then the files' blocks. Bits 56..63 of `source_offset`:
- *                  the codec, if it is not the header's; else 0. `packed` with bit 31:
- *                  stored without compression; 0: a hole. A compressed block decompresses to
- *                  at most `block_bytes` of its record and of the header.
+ *     BLOCKS   16  struct disk_block. Bits 56..63 of `source_offset`: the codec, if it is not
+ *                  the header's; else 0. A block decompresses to at most `block_bytes` of its
+ *                  record, which is at most the header's.
  *     EXTRA    16  struct disk_extra, sorted by position and kind: values that few
  *                  inodes have
  *     STRINGS   1  targets of symbolic links
  *     XATTRS    8  sets of extended attributes: {u32 count, u32 bytes, then count x {u32
- *                  name_len, u32 value_len, name, value}}; `bytes` counts what follows
- *                  it; a set starts at a multiple of 8; sorted by name
- *     SUMS      8  sum of each regular inode's content, by position; else 0. Of the
- *                  header's `sum_kind`; a CRC-32 is in the low 32 bits. Of SUM_MIXED, the
- *                  highest two bits are 0: no sum, 1: a CRC-32, 2: the low 62 bits of XXH3-64
- *     REST      8  for each window of INDEX_WINDOW_BYTES of the archive, by number: XXH3-64
- *                  of its bytes that are not stored data
- *     EXPANDED  8  if the archive is one compressed stream and the index describes the tar
- *                  in it: XXH3-64 of each window of INDEX_WINDOW_BYTES of that tar
- *     POINTS   32  struct disk_point, sorted by block: for each block whose codec is that of a
- *                  part of a stream (codec_has_point). DISK_NEEDS_POINTS is set where there
- *                  are any. `first_bit` bits of the block's first byte belong to what comes
+ *                  name_len, u32 value_len, name, value}}; `bytes` counts the bytes behind it;
+ *                  a set starts at a multiple of 8; sorted by name
+ *     SUMS 8 sum of each regular inode's content, by position; else 0. Its kind is the header's
+ *     `sum_kind`; a CRC-32 is in the low 32 bits. With SUM_MIXED, the highest two bits are 0:
+ *     no sum, 1: a CRC-32, 2: the low 62 bits of XXH3-64
+ *     WINDOW_SUMS  8  XXH3-64 of each window of INDEX_WINDOW_BYTES of the archive's
+ *                  `archive_bytes`, by number. In an index saved for one compressed stream:
+ *                  of the tar in it, which the index describes
+ *     POINTS 32 struct disk_point, sorted by block: for each block whose codec is for a part of
+ *     a stream (codec_has_point). DISK_NEEDS_POINTS is set where there
+ *                  are any. `first_bit` bits of the block's first byte belong to the bytes
  *                  before it, and the first `last_bits` bits of its last byte to the block, as
  *                  the stream's format counts bits. The decompressed bytes right before it
  *                  that it refers to, at most 32768, are a zstd frame of `window_packed` bytes
@@ -102,9 +93,11 @@
  *     LEFT_OUT  8  members of the archive that the tree lacks: their number as a u64; then
  *                  for the first DISK_LEFT_OUT_TOLD {u64 offset of the header, u32
  *                  member_len, u32 what_len, member, what}, each padded to a multiple of 8
- *     RECIPE    1  of an index composed of others: what it was made of, and how (recipe.h)
+ *     XATTRS_LEFT_OUT  8  one u64: extended attributes of the archive that the tree lacks,
+ *                  as Linux has no place for them; without the section, none
+ *     RECIPE 1 of an index composed of others: its parts, and how it was made (recipe.h)
  *
- * Zeros are invalid wherever possible: the last field of an entry, a range, a tail, a block,
+ * Zeros are invalid wherever possible: the last field of an entry, a range, a block,
  * a point and an extra is never 0, nor are the flags of an attribute, nor does a name or a
  * target hold a zero byte. The reason: a file cut short while it is mapped reads as zeros from
  * there on, even in pages whose sum was checked before.
@@ -136,11 +129,11 @@ struct disk_header {
     uint64_t header_sum;
     uint32_t page_bytes; /* DISK_PAGE_BYTES */
     uint32_t features;   /* DISK_HAS_* */
-    uint32_t format;     /* enum format, of index.h */
+    uint32_t format;     /* a number of the registry of formats */
     uint32_t codec;      /* enum codec, of index.h */
     uint32_t block_bytes;
     uint32_t entries;
-    uint32_t fragments;
+    uint32_t unused; /* 0 */
     uint32_t archive_mtime_nsec;
     uint64_t files;       /* names of regular files */
     uint64_t directories; /* the root included */
@@ -186,13 +179,13 @@ enum disk_section_id {
     SECTION_STRINGS = 8,
     SECTION_XATTRS = 9,
     SECTION_SUMS = 10,
-    SECTION_REST = 11,
-    SECTION_EXPANDED = 12,
+    SECTION_WINDOW_SUMS = 11,
     SECTION_LEFT_OUT = 13,
     SECTION_RECIPE = 14,
     SECTION_POINTS = 15,
     SECTION_WINDOWS = 16,
     SECTION_PIECES = 17,
+    SECTION_XATTRS_LEFT_OUT = 18,
     SECTION_IDS, /* one more than the last */
 };
 
@@ -213,7 +206,6 @@ struct disk_entry {
 static_assert(sizeof(struct disk_entry) == 32, "entry");
 
 #define DISK_RANGES 0x45474e52u /* "RNGE" */
-#define DISK_TAIL 0x4c494154u   /* "TAIL" */
 
 #define DISK_NAME_BITS 40
 #define DISK_NAME_LIMIT (UINT64_C(1) << DISK_NAME_BITS)
@@ -234,24 +226,20 @@ static_assert(sizeof(struct disk_attr) == 16, "attr");
 #define DATA_KIND_MASK 15u
 #define DATA_KIND_NONE 1u
 #define DATA_KIND_STORED 2u
-#define DATA_KIND_EXTENTS 3u
-#define DATA_KIND_BLOCKS 4u
-#define DATA_KIND_TAIL 5u
-#define DATA_KIND_FRAGMENT 6u
-#define DATA_KIND_ALIAS 7u
+#define DATA_KIND_PACKED 3u
+#define DATA_KIND_EXTENTS 4u
+#define DATA_KIND_ALIAS 5u
 
-/* Flags. The first four say what EXTRA holds for the inode. */
+/* Flags. The first three say what EXTRA holds for the inode. */
 #define ATTR_NLINK 0x100u      /* EXTRA_NLINK: other than 1 */
 #define ATTR_XATTRS 0x200u     /* EXTRA_XATTRS: offset of its set in XATTRS */
 #define ATTR_WIDE_MTIME 0x400u /* EXTRA_MTIME: seconds, as i64 */
-#define ATTR_DATA_BYTES 0x800u /* EXTRA_DATA_BYTES: of blocks that include holes */
-#define ATTR_HOLES 0x1000u     /* the file has holes */
+#define ATTR_HOLES 0x800u      /* the file has holes */
 
 enum disk_extra_kind {
     EXTRA_NLINK = 1,
     EXTRA_XATTRS = 2,
     EXTRA_MTIME = 3,
-    EXTRA_DATA_BYTES = 4,
 };
 
 struct disk_extra {
@@ -279,7 +267,6 @@ struct disk_point {
 };
 static_assert(sizeof(struct disk_point) == 32, "point");
 
-#define BLOCK_STORED 0x80000000u
 #define BLOCK_CODEC_SHIFT 56 /* in source_offset */
 
 /* The size of a section's records. */
@@ -296,13 +283,13 @@ static inline uint32_t disk_record_bytes(enum disk_section_id id)
         [SECTION_STRINGS] = 1,
         [SECTION_XATTRS] = 8,
         [SECTION_SUMS] = 8,
-        [SECTION_REST] = 8,
-        [SECTION_EXPANDED] = 8,
+        [SECTION_WINDOW_SUMS] = 8,
         [SECTION_LEFT_OUT] = 8,
         [SECTION_RECIPE] = 1,
         [SECTION_POINTS] = sizeof(struct disk_point),
         [SECTION_WINDOWS] = 1,
         [SECTION_PIECES] = POINT_PIECES * 4,
+        [SECTION_XATTRS_LEFT_OUT] = 8,
     };
     return bytes[id];
 }
@@ -316,32 +303,5 @@ static inline uint64_t disk_left_out_texts(uint32_t member_len, uint32_t what_le
 }
 
 #define RANGE_PACKED (UINT64_C(1) << 63) /* in a range's `source` */
-
-/*
- * Where the image of a compressed archive lies: in skippable frames, which can't be longer
- * than 4 GiB, so it may be in pieces. The first piece begins at `offset`. Each other piece
- * begins a page after the start of its frame and ends with it, at multiples of a page, so that
- * the pieces can be mapped one after the other. `stride` is the distance between frames; 0:
- * one piece.
- */
-#define DISK_STRIDE_MAX (UINT64_C(1) << 32)
-
-/*
- * The place in the file of byte `at` of the image; *ret_room is how many bytes follow it
- * there.
- */
-static inline uint64_t disk_place(uint64_t offset, uint64_t stride, uint64_t at,
-                                  uint64_t *ret_room)
-{
-    uint64_t first_end = offset - offset % DISK_PAGE_BYTES + stride - DISK_PAGE_BYTES;
-    if (stride == 0 || at < first_end - offset) {
-        *ret_room = stride ? first_end - offset - at : UINT64_MAX;
-        return offset + at;
-    }
-    uint64_t piece_bytes = stride - DISK_PAGE_BYTES;
-    uint64_t behind = at - (first_end - offset);
-    *ret_room = piece_bytes - behind % piece_bytes;
-    return first_end + behind / piece_bytes * stride + DISK_PAGE_BYTES + behind % piece_bytes;
-}
 
 #endif

@@ -26,6 +26,7 @@
 #include "cleanup.h"
 #include "index_private.h"
 #include "numbers.h"
+#include "write_at.h"
 
 static int image_damaged(struct fault *fault, uint64_t offset, const char *what)
 {
@@ -35,22 +36,8 @@ static int image_damaged(struct fault *fault, uint64_t offset, const char *what)
 /* The place of an image in its file. */
 struct image_place {
     uint64_t offset;
-    uint64_t stride;
     size_t len;
 };
-
-static int image_read_pieces(const struct source *source, const struct image_place *place,
-                             uint8_t *bytes)
-{
-    for (uint64_t at = 0, room; at < place->len; at += room) {
-        uint64_t offset = disk_place(place->offset, place->stride, at, &room);
-        room = min_u64(room, place->len - at);
-        int r = source_read(source, bytes + at, (size_t)room, offset);
-        if (r < 0)
-            return r;
-    }
-    return 0;
-}
 
 /* Read the image into memory that no other process can change. */
 static int image_read_copy(const struct source *source, const struct image_place *place,
@@ -60,7 +47,7 @@ static int image_read_copy(const struct source *source, const struct image_place
         mmap(NULL, place->len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (map == MAP_FAILED)
         return -errno;
-    int r = image_read_pieces(source, place, map);
+    int r = source_read(source, map, place->len, place->offset);
     if (r == 0 && mprotect(map, place->len, PROT_READ) < 0)
         r = -errno;
     if (r < 0)
@@ -76,31 +63,10 @@ static int image_read_small(struct index *index, struct source *source,
     uint8_t *bytes = malloc(place->len);
     if (!bytes)
         return -ENOMEM;
-    int r = image_read_pieces(source, place, bytes);
+    int r = source_read(source, bytes, place->len, place->offset);
     index->small = bytes;
     *ret_image = bytes;
     return r;
-}
-
-/* Map the pieces one after the other, beginning `skip` bytes into the mapping. */
-static void *image_map_pieces(const struct source *source, const struct image_place *place,
-                              size_t skip)
-{
-    size_t len = place->len + skip;
-    uint8_t *map =
-        mmap(NULL, len, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    for (uint64_t at = 0, room; map != MAP_FAILED && at < place->len; at += room) {
-        uint64_t offset = disk_place(place->offset, place->stride, at, &room);
-        size_t before = at ? 0 : skip;
-        room = min_u64(room, place->len - at);
-        if (mmap(map + skip + at - before, (size_t)room + before, PROT_READ,
-                 MAP_SHARED | MAP_FIXED, source_fd(source),
-                 (off_t)(source_start(source) + offset - before)) == MAP_FAILED) {
-            munmap(map, len);
-            map = MAP_FAILED;
-        }
-    }
-    return map;
 }
 
 /* Map or read an image; *ret_image is the address of its bytes. */
@@ -113,7 +79,8 @@ static int image_map(struct index *index, struct source *source,
     if (is_aligned && source_is_local(source) && source_is_ours(source) &&
         page <= DISK_PAGE_BYTES) {
         skip = (size_t)((source_start(source) + place->offset) & (page - 1));
-        map = image_map_pieces(source, place, skip);
+        map = mmap(NULL, place->len + skip, PROT_READ, MAP_SHARED, source_fd(source),
+                   (off_t)(source_start(source) + place->offset - skip));
         if (map != MAP_FAILED && !(index->guard = lost_pages_guard(map, place->len + skip))) {
             munmap(map, place->len + skip);
             map = MAP_FAILED;
@@ -135,7 +102,7 @@ static void image_decode_info(const struct disk_header *h, struct index_info *in
 {
     uint32_t features = le32toh(h->features);
     *info = (struct index_info){
-        .format = (enum format)le32toh(h->format),
+        .format = le32toh(h->format),
         .codec = (enum codec)le32toh(h->codec),
         .codecs = le16toh(h->codecs),
         .sum_kind = (enum sum_kind)le16toh(h->sum_kind),
@@ -241,10 +208,11 @@ static int image_read_sections(struct index *index, const struct disk_header *h,
         uint32_t id = le32toh(s.id);
         uint64_t at = le64toh(s.offset);
         uint64_t length = le64toh(s.length);
-        if (id == 0 || id >= SECTION_IDS)
+        uint32_t record_bytes = id < SECTION_IDS ? disk_record_bytes(id) : 0;
+        if (record_bytes == 0) /* of a later version, or of none */
             continue;
-        if (index->sections[id].bytes || le32toh(s.record_bytes) != disk_record_bytes(id) ||
-            length % disk_record_bytes(id) || at % 8 || at < area_offset ||
+        if (index->sections[id].bytes || le32toh(s.record_bytes) != record_bytes ||
+            length % record_bytes || at % 8 || at < area_offset ||
             at - area_offset > index->area_bytes ||
             length > index->area_bytes - (at - area_offset))
             return image_damaged(fault, offset, "a section does not lie where sections may");
@@ -263,13 +231,11 @@ static int image_count_records(struct index *index, const struct disk_header *h,
     const struct index_section *s = index->sections;
     uint64_t entries = le32toh(h->entries);
     uint64_t blocks = s[SECTION_BLOCKS].length / sizeof(struct disk_block);
-    uint64_t fragments = le32toh(h->fragments);
     uint64_t dirs = s[SECTION_DIRS].length / 4;
     uint64_t attrs = s[SECTION_ATTRS].length / sizeof(struct disk_attr);
     if (entries == 0 || s[SECTION_ENTRIES].length != entries * sizeof(struct disk_entry) ||
         dirs == 0 || dirs > entries || attrs == 0 || attrs > DISK_ATTR_LIMIT ||
-        blocks > UINT32_MAX || fragments > blocks ||
-        s[SECTION_NAMES].length >= DISK_NAME_LIMIT ||
+        blocks > UINT32_MAX || s[SECTION_NAMES].length >= DISK_NAME_LIMIT ||
         (s[SECTION_SUMS].bytes && s[SECTION_SUMS].length != entries * 8) ||
         (s[SECTION_PIECES].bytes && s[SECTION_PIECES].length / POINT_PIECES_BYTES !=
                                         s[SECTION_POINTS].length / sizeof(struct disk_point)))
@@ -278,7 +244,6 @@ static int image_count_records(struct index *index, const struct disk_header *h,
     index->attrs = (uint32_t)attrs;
     index->dirs = (uint32_t)dirs;
     index->blocks = (uint32_t)blocks;
-    index->fragments = (uint32_t)fragments;
     index->extras = s[SECTION_EXTRA].length / sizeof(struct disk_extra);
     index->points = s[SECTION_POINTS].length / sizeof(struct disk_point);
     index->info.has_some_sums = index->info.has_sums && s[SECTION_SUMS].bytes &&
@@ -317,13 +282,6 @@ static int image_open(struct index *index, const uint8_t *image, uint64_t offset
     return r < 0 ? r : image_check_root(index, offset, fault);
 }
 
-/* Does the last byte of the image lie within its file? */
-static bool image_in_file(const struct image_place *place, uint64_t size)
-{
-    uint64_t room, last = disk_place(place->offset, place->stride, place->len - 1, &room);
-    return last >= place->offset && last < size;
-}
-
 typedef int image_getter(struct index *index, struct source *source,
                          const struct image_place *place, const uint8_t **ret_image);
 
@@ -331,10 +289,8 @@ static int index_open_place(struct source *source, const struct image_place *pla
                             image_getter *get, struct fault *fault, struct index **ret_index)
 {
     uint64_t size = source_size(source);
-    uint64_t offset = place->offset, len = place->len, stride = place->stride;
-    if (offset % 8 || len == 0 || offset > size || len > size - offset ||
-        stride % DISK_PAGE_BYTES || stride > DISK_STRIDE_MAX || stride == DISK_PAGE_BYTES ||
-        !image_in_file(place, size))
+    uint64_t offset = place->offset, len = place->len;
+    if (offset % 8 || len == 0 || offset > size || len > size - offset)
         return image_damaged(fault, offset, "it does not lie within its file");
     struct index *index = calloc(1, sizeof(*index));
     if (!index)
@@ -356,7 +312,8 @@ static int index_open_place(struct source *source, const struct image_place *pla
 int index_open(struct source *source, uint64_t offset, uint64_t len, struct fault *fault,
                struct index **ret_index)
 {
-    return index_open_pieces(source, offset, len, 0, fault, ret_index);
+    const struct image_place place = {offset, (size_t)len};
+    return index_open_place(source, &place, image_map, fault, ret_index);
 }
 
 int index_open_small(struct source *source, struct fault *fault, struct index **ret_index)
@@ -365,22 +322,34 @@ int index_open_small(struct source *source, struct fault *fault, struct index **
     return index_open_place(source, &place, image_read_small, fault, ret_index);
 }
 
-int index_open_pieces(struct source *source, uint64_t offset, uint64_t len, uint64_t stride,
-                      struct fault *fault, struct index **ret_index)
+#ifdef __SANITIZE_THREAD__
+/* It takes a mapping for a write. Here the bytes are the same before and after. */
+const char *__tsan_default_suppressions(void) __attribute__((visibility("default")));
+const char *__tsan_default_suppressions(void)
 {
-    const struct image_place place = {offset, stride, (size_t)len};
-    return index_open_place(source, &place, image_map, fault, ret_index);
+    return "race:^index_move$\n";
 }
+#endif
 
-int index_move(const struct index *index, const struct source *source)
+int index_move(const struct index *index, int fd, uint64_t offset)
 {
-    if (!index->guard || index->image != index->map || index->map_bytes != source_size(source))
+    uint64_t skip = (uint64_t)(index->image - (const uint8_t *)index->map);
+    struct disk_header there;
+    if (!index->guard || offset < skip || (offset - skip) % (uint64_t)sysconf(_SC_PAGESIZE) ||
+        read_at(fd, &there, sizeof(there), offset) < 0 ||
+        le64toh(there.image_bytes) != index->info.image_bytes ||
+        memcmp(there.identifier, index->info.identifier, sizeof(there.identifier)) != 0)
         return -ENOTSUP;
     /* At the same address, so that readers see the same bytes all the time. */
-    return mmap(index->map, index->map_bytes, PROT_READ, MAP_SHARED | MAP_FIXED,
-                source_fd(source), (off_t)source_start(source)) == MAP_FAILED
+    return mmap(index->map, index->map_bytes, PROT_READ, MAP_SHARED | MAP_FIXED, fd,
+                (off_t)(offset - skip)) == MAP_FAILED
                ? -errno
                : 0;
+}
+
+uint64_t index_offset(const struct index *index)
+{
+    return index->offset;
 }
 
 void index_close(struct index *index)

@@ -16,7 +16,8 @@ uint64_t index_section_bytes(const struct index *index, enum disk_section_id id)
 const void *index_records(const struct index *index, enum disk_section_id id, uint64_t offset,
                           uint64_t len);
 
-/* How many of the blocks are fragments. */
-uint32_t index_fragments(const struct index *index);
+/* A value from EXTRA. -EUCLEAN if it is missing, as the attributes promised it. */
+int index_extra(const struct index *index, uint32_t position, enum disk_extra_kind kind,
+                uint64_t *ret_value);
 
 #endif

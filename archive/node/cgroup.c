@@ -81,7 +81,7 @@ static void cgroup_read_own(const char *root, char *own[CGROUP_KINDS])
     }
 }
 
-/* The folder of a group, below what is visible of its hierarchy. */
+/* The folder of a group, below the visible part of its hierarchy. */
 static char *cgroup_folder(const char *root, const struct mount_cgroup *mounted,
                            const char *own)
 {

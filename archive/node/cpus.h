@@ -29,8 +29,8 @@ uint64_t cpus_key(void);
 
 /*
  * Widen this thread's mask to all CPUs that the job has. A batch system binds a task to one
- * core, and processes started by the task inherit that, but a process that serves all tasks
- * may use what the job has. That must be known: it is the cgroup's set of CPUs if smaller than
+ * core, and processes started by the task inherit that, but a process that serves all tasks may
+ * use all of the job's. These must be known: they are the cgroup's set of CPUs if smaller than
  * the node, or the whole node if the batch system says that the job has it. Returns whether
  * there is anything to gain.
  */

@@ -33,7 +33,7 @@ static const char *job_variable(const char *name)
     return value && *value ? value : NULL;
 }
 
-/* Copy, keeping what is safe in a file name, whatever the locale. */
+/* Copy the characters that are safe in a file name in any locale. */
 static void job_copy_safe(char to[JOB_ID_MAX], const char *from)
 {
     size_t n = 0;

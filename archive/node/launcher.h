@@ -26,7 +26,7 @@ struct launcher {
     const char *name;   /* "Open MPI"; NULL: no launcher, so rank 0 of 1 */
     uint32_t rank;      /* < world */
     uint32_t world;     /* processes started together; at least 1 */
-    int32_t local_rank; /* rank among those of this node; -1: unknown */
+    int32_t local_rank; /* rank on this node; -1: unknown */
     char note[192];     /* a remark for the user, or "" */
 };
 
@@ -45,9 +45,9 @@ bool launcher_in_slurm_step(launcher_getenv *get, void *ctx);
  * Slurm's rank is ignored in an interactive shell. Slurm gives the shell that `srun -n2 --pty
  * bash` starts, and every command called there, rank 0 of 2, but a person started that command
  * only once. So the rank does not count if the process has a controlling terminal and a shell
- * with job control put it into a process group of its own. A task with a terminal but without
- * such a shell (`srun -n2 --pty python train.py`) is a rank like any other. The note reports
- * both cases.
+ * with job control put it into its own process group. A task with a terminal but without such a
+ * shell (`srun -n2 --pty python train.py`) is a rank like any other. The note reports both
+ * cases.
  *
  * 0, or -EINVAL with a fault whose member is the variable that makes no sense: not a number, a
  * rank not below the world size, or a rank without a world size.

@@ -11,9 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cleanup.h"
 #include "mountinfo.h"
 
 struct mount_line {
+    int id;
     unsigned dev_major, dev_minor;
     char *root, *path; /* escaped */
     char *type, *super_options;
@@ -31,6 +33,7 @@ static bool mount_line_parse(char *text, struct mount_line *ret)
     char *parent = word ? mount_line_field(&save) : NULL,
          *dev = parent ? mount_line_field(&save) : NULL;
 
+    ret->id = word ? atoi(word) : 0;
     ret->root = dev ? mount_line_field(&save) : NULL;
     ret->path = ret->root ? mount_line_field(&save) : NULL;
     if (!ret->path || sscanf(dev, "%u:%u", &ret->dev_major, &ret->dev_minor) != 2)
@@ -88,12 +91,24 @@ static void mount_list_close(struct mount_list *list)
     free(list->text);
 }
 
+/* Types without a block device (major number 0), or with one that is not where they read. */
+static bool is_type_of_node(const struct mount_line *line)
+{
+    static const char *const types[] = {"tmpfs", "ramfs",    "hugetlbfs", "btrfs",
+                                        "zfs",   "bcachefs", "overlay"};
+    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++)
+        if (strcmp(line->type, types[i]) == 0)
+            return true;
+    return line->dev_major != 0 && strncmp(line->type, "fuse", 4) != 0;
+}
+
 static void mount_entry_take(const struct mount_line *line, struct mount_entry *ret_entry)
 {
     const char *user = line->super_options ? strstr(line->super_options, "user_id=") : NULL;
     ret_entry->dev_major = line->dev_major;
     ret_entry->dev_minor = line->dev_minor;
     ret_entry->is_onepot = strcmp(line->type, "fuse.onepot") == 0;
+    ret_entry->is_of_node = is_type_of_node(line);
     ret_entry->uid = user ? (unsigned)strtoul(user + strlen("user_id="), NULL, 10) : 0;
 }
 
@@ -117,9 +132,45 @@ int mountinfo_find(const char *path, struct mount_entry *ret_entry)
     return r;
 }
 
-/* The first place of the device; with `path`, only that one. */
+/* The number by which the kernel lists the mount of a descriptor; -1: it does not tell. */
+static int mountinfo_id(int fd)
+{
+    char path[64], line[64];
+    int id = -1;
+    snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", fd);
+    auto_fclose FILE *file = fopen(path, "re");
+    while (file && id < 0 && fgets(line, sizeof(line), file))
+        if (sscanf(line, "mnt_id: %d", &id) != 1)
+            id = -1;
+    return id;
+}
+
+bool mountinfo_is_same(int fd, int other)
+{
+    int id = mountinfo_id(fd);
+    return id >= 0 && id == mountinfo_id(other);
+}
+
+int mountinfo_of(int fd, struct mount_entry *ret_entry)
+{
+    struct mount_list list;
+    struct mount_line line;
+    int id = mountinfo_id(fd), r = -ENOENT;
+    if (id < 0 || mount_list_open("/proc/self/mountinfo", &list) < 0)
+        return -ENOTSUP;
+    while (r < 0 && mount_list_next(&list, &line)) {
+        if (line.id != id || !mount_unescape(line.path, ret_entry->path))
+            continue;
+        mount_entry_take(&line, ret_entry);
+        r = 0;
+    }
+    mount_list_close(&list);
+    return r;
+}
+
+/* The first place of the device that is, or is not, this path; NULL: any. */
 static int mountinfo_device(const char *file, unsigned dev_major, unsigned dev_minor,
-                            const char *path, char ret_path[PATH_MAX])
+                            const char *path, bool is_path, char ret_path[PATH_MAX])
 {
     struct mount_list list;
     struct mount_line line;
@@ -129,7 +180,8 @@ static int mountinfo_device(const char *file, unsigned dev_major, unsigned dev_m
         return r;
     while (!found && mount_list_next(&list, &line))
         found = line.dev_major == dev_major && line.dev_minor == dev_minor &&
-                mount_unescape(line.path, ret_path) && (!path || strcmp(ret_path, path) == 0);
+                mount_unescape(line.path, ret_path) &&
+                (!path || (strcmp(ret_path, path) == 0) == is_path);
     mount_list_close(&list);
     return found ? 0 : -ENOENT;
 }
@@ -137,13 +189,13 @@ static int mountinfo_device(const char *file, unsigned dev_major, unsigned dev_m
 bool mountinfo_has(const char *path, unsigned dev_major, unsigned dev_minor)
 {
     char at[PATH_MAX];
-    return mountinfo_device("/proc/self/mountinfo", dev_major, dev_minor, path, at) == 0;
+    return mountinfo_device("/proc/self/mountinfo", dev_major, dev_minor, path, true, at) == 0;
 }
 
 int mountinfo_device_in(const char *file, unsigned dev_major, unsigned dev_minor,
-                        char ret_path[PATH_MAX])
+                        const char *except, char ret_path[PATH_MAX])
 {
-    return mountinfo_device(file, dev_major, dev_minor, NULL, ret_path);
+    return mountinfo_device(file, dev_major, dev_minor, except, false, ret_path);
 }
 
 size_t mountinfo_fuse_in(const char *file, unsigned uid, struct mount_entry *ret_entries,

@@ -12,22 +12,32 @@
 struct mount_entry {
     unsigned dev_major, dev_minor; /* st_dev of the files in it */
     char path[PATH_MAX];
-    bool is_onepot; /* by its type, fuse.onepot */
-    unsigned uid;   /* FUSE: the user who mounted it */
+    bool is_onepot;  /* by its type, fuse.onepot */
+    bool is_of_node; /* on a block device or in memory, by its type: no network's, nor FUSE's */
+    unsigned uid;    /* FUSE: the user who mounted it */
 };
 
 /* The topmost mount at exactly this (absolute, canonical) path. -ENOENT: none. */
 int mountinfo_find(const char *path, struct mount_entry *ret_entry);
 
+/*
+ * The mount that an open file or folder is in. Nothing is asked of its filesystem. -ENOENT: it
+ * is listed no more; -ENOTSUP: the kernel or a missing /proc does not tell.
+ */
+int mountinfo_of(int fd, struct mount_entry *ret_entry);
+
+/* Are both in one mount? False if nothing tells. */
+bool mountinfo_is_same(int fd, int other);
+
 /* Is the device still mounted at this path, maybe below another mount? */
 bool mountinfo_has(const char *path, unsigned dev_major, unsigned dev_minor);
 
 /*
- * The first place listed in a file like /proc/self/mountinfo where the device is mounted; a
- * bind mount counts. -ENOENT: none.
+ * The first place listed in a file like /proc/self/mountinfo where the device is mounted, other
+ * than `except` (NULL: any); a bind mount counts. -ENOENT: none.
  */
 int mountinfo_device_in(const char *file, unsigned dev_major, unsigned dev_minor,
-                        char ret_path[PATH_MAX]);
+                        const char *except, char ret_path[PATH_MAX]);
 
 /*
  * The FUSE mounts of a user in a file like /proc/self/mountinfo that may be ours: of type

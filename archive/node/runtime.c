@@ -4,21 +4,21 @@
  */
 #include "runtime.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "cleanup.h"
-#include "clock.h"
+#include "fault.h"
+#include "file_id.h"
+#include "path.h"
+#include "place.h"
 
-#define LOCK_WAIT_MS 10000
-#define LOCK_POLL_MS 2
 #define AGAIN_MOST 1000 /* times a removed folder is created again */
 
 /* Add a directory that is not in the list yet. */
@@ -38,14 +38,24 @@ static size_t runtime_add_place(char places[RUNTIME_FOLDERS_MAX][PATH_MAX], size
     return count + 1;
 }
 
-size_t runtime_places(char places[RUNTIME_FOLDERS_MAX][PATH_MAX])
+size_t runtime_places(enum runtime_use use, char places[RUNTIME_FOLDERS_MAX][PATH_MAX])
 {
-    size_t count = runtime_add_place(places, 0, getenv("ONEPOT_RUNTIME_DIR"));
-    if (count)
-        return count;
+    char session[32];
+    const char *own = getenv("ONEPOT_RUNTIME_DIR");
+    size_t count = 0;
+    if (own && *own) {
+        if (!runtime_add_place(places, 0, own)) /* opening it says why */
+            snprintf(places[0], sizeof(places[0]), "%s", own);
+        return 1;
+    }
     count = runtime_add_place(places, count, "/dev/shm");
     count = runtime_add_place(places, count, getenv("TMPDIR"));
-    return runtime_add_place(places, count, "/tmp");
+    count = runtime_add_place(places, count, "/tmp");
+    if (use == RUNTIME_COPIES)
+        return count;
+    snprintf(session, sizeof(session), "/run/user/%u", runtime_uid());
+    count = runtime_add_place(places, count, getenv("XDG_RUNTIME_DIR"));
+    return runtime_add_place(places, count, session);
 }
 
 unsigned runtime_uid(void)
@@ -61,7 +71,7 @@ unsigned runtime_uid(void)
 
 size_t runtime_folders(char folders[RUNTIME_FOLDERS_MAX][PATH_MAX])
 {
-    size_t places = runtime_places(folders), count = 0;
+    size_t places = runtime_places(RUNTIME_STATE, folders), count = 0;
     unsigned uid = runtime_uid();
 
     for (size_t i = 0; i < places; i++) {
@@ -74,106 +84,105 @@ size_t runtime_folders(char folders[RUNTIME_FOLDERS_MAX][PATH_MAX])
     return count;
 }
 
-/* With `create`, -ENOENT means that another process removed the folder again meanwhile. */
-static int runtime_open_once(const char *folder, bool create, int *ret_fd)
+/* Split "/dev/shm/onepot-1000", and judge and open the place before the last slash. */
+static int runtime_open_place(const char *folder, const char **ret_name,
+                              struct place *ret_place, struct place_refusal *ret_refusal)
 {
-    struct stat st;
+    char above[PATH_MAX];
+    const char *slash = strrchr(folder, '/');
+    int n = slash ? snprintf(above, sizeof(above), "%.*s", (int)(slash - folder), folder) : -1;
 
-    if (create && mkdir(folder, 0700) == 0) {
-        if (chmod(folder, 0700) < 0) /* undo the umask */
-            return -errno;
-    } else if (create && errno != EEXIST) {
+    if (n < 0 || (size_t)n >= sizeof(above))
+        return -EINVAL;
+    *ret_name = slash + 1;
+    return place_open(n ? above : "/", PLACE_SHARED, ret_place, ret_refusal);
+}
+
+/* -EPERM, -EXDEV for any entry of this name that is not a folder of ours, closed to others. */
+static int runtime_enter(int place_fd, const char *name, struct stat *ret_st, int *ret_fd)
+{
+    auto_close int entry = -1;
+    int r = place_open_entry(place_fd, name, &entry);
+    if (r < 0)
+        return r;
+    if (fstat(entry, ret_st) < 0)
         return -errno;
-    }
-    auto_close int fd = open(folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (fd < 0)
-        return errno == ELOOP || errno == ENOTDIR || errno == EACCES ? -EPERM : -errno;
-    if (fstat(fd, &st) < 0)
-        return -errno;
-    if (st.st_uid != geteuid() || (st.st_mode & 077) != 0)
+    if (!S_ISDIR(ret_st->st_mode) || !place_is_ours(ret_st) || (ret_st->st_mode & 077) != 0)
         return -EPERM;
-    *ret_fd = steal_fd(&fd);
+    int fd = openat(entry, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    *ret_fd = fd;
     return 0;
+}
+
+/* With `create`, -ENOENT means that another process removed the folder again meanwhile. */
+static int runtime_open_once(const char *folder, bool create, int *ret_fd,
+                             struct place_refusal *ret_refusal)
+{
+    struct place place;
+    const char *name;
+    int r = runtime_open_place(folder, &name, &place, ret_refusal);
+
+    if (r < 0)
+        return create && r == -ENOENT ? -ENOTDIR : r;
+    if (create && mkdirat(place.fd, name, 0700) == 0)
+        r = fchmodat(place.fd, name, 0700, 0) < 0 ? -errno : 0; /* undo the umask */
+    else if (create && errno != EEXIST)
+        r = -errno;
+    ret_refusal->st = (struct stat){0};
+    if (r == 0)
+        r = runtime_enter(place.fd, name, &ret_refusal->st, ret_fd);
+    close(place.fd);
+    ret_refusal->err = -r;
+    snprintf(ret_refusal->path, sizeof(ret_refusal->path), "%s", folder);
+    return r == -EXDEV ? -EPERM : r;
 }
 
 int runtime_open(const char *folder, bool create, int *ret_fd)
 {
-    int r = runtime_open_once(folder, create, ret_fd);
+    struct place_refusal refusal;
+    int r = runtime_open_once(folder, create, ret_fd, &refusal);
     for (int again = 0; create && r == -ENOENT && again < AGAIN_MOST; again++)
-        r = runtime_open_once(folder, create, ret_fd);
+        r = runtime_open_once(folder, create, ret_fd, &refusal);
     return r;
 }
 
-/* ---- the lock ---- */
-
-static int runtime_lock_before(int fd, uint64_t end_ms)
+const char *runtime_explain(const char *folder, int err, char *buf, size_t size)
 {
-    while (flock(fd, LOCK_EX | LOCK_NB) < 0) {
-        if (errno != EWOULDBLOCK && errno != EINTR)
-            return -errno;
-        if (now_ms() > end_ms)
-            return -ETIMEDOUT;
-        poll(NULL, 0, LOCK_POLL_MS);
+    struct place_refusal refusal;
+    auto_close int fd = -1;
+
+    int r = runtime_open_once(folder, false, &fd, &refusal);
+    if (r == -EPERM)
+        place_explain(&refusal, buf, size);
+    else if (r == -ENOENT && err == -ENOTDIR)
+        snprintf(buf, size, "%s: the folder that it would be in does not exist", folder);
+    else
+        snprintf(buf, size, "%s: %s", folder, fault_errno(err));
+    return buf;
+}
+
+static bool runtime_is_empty(int folder_fd)
+{
+    auto_closedir DIR *dir = path_list(folder_fd);
+    bool empty = dir != NULL;
+
+    for (struct dirent *e; empty && (e = readdir(dir));)
+        empty = path_is_dots(e->d_name) || strcmp(e->d_name, "lock") == 0;
+    return empty;
+}
+
+void runtime_remove(const char *folder, int folder_fd)
+{
+    struct place place;
+    const char *name;
+
+    if (!runtime_is_empty(folder_fd) || runtime_open_place(folder, &name, &place, NULL) < 0)
+        return;
+    if (file_is_named(place.fd, name, folder_fd, NULL) == 1) {
+        unlinkat(folder_fd, "lock", 0);
+        unlinkat(place.fd, name, AT_REMOVEDIR);
     }
-    return 0;
-}
-
-/* -ESTALE: the folder was removed while we waited for its lock. */
-static int runtime_lock_once(const char *folder, bool create, uint64_t end_ms, int *ret_fd,
-                             int *ret_lock_fd)
-{
-    auto_close int dir = -1;
-    struct stat st;
-    int r = runtime_open(folder, create, &dir);
-
-    if (r < 0)
-        return r;
-    auto_close int fd = openat(dir, "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (fd < 0)
-        return errno == ENOENT ? -ESTALE : -errno;
-    r = runtime_lock_before(fd, end_ms);
-    if (r < 0)
-        return r;
-    if (fstat(fd, &st) < 0)
-        return -errno;
-    if (st.st_nlink == 0)
-        return -ESTALE;
-    *ret_fd = steal_fd(&dir);
-    *ret_lock_fd = steal_fd(&fd);
-    return 0;
-}
-
-int runtime_lock(const char *folder, bool create, int *ret_fd, int *ret_lock_fd)
-{
-    uint64_t end_ms = now_ms() + LOCK_WAIT_MS;
-    int r;
-
-    do
-        r = runtime_lock_once(folder, create, end_ms, ret_fd, ret_lock_fd);
-    while (r == -ESTALE);
-    return r;
-}
-
-void runtime_unlock(const char *folder, int *lock_fd, bool remove)
-{
-    char path[PATH_MAX + 8];
-
-    if (remove) {
-        snprintf(path, sizeof(path), "%s/lock", folder);
-        unlink(path);
-        rmdir(folder);
-    }
-    flock(*lock_fd, LOCK_UN); /* a child may have inherited the descriptor */
-    close(steal_fd(lock_fd));
-}
-
-bool runtime_cut_suffix(const char *file, const char *suffix, char *ret_name, size_t size)
-{
-    size_t n = strlen(file), m = strlen(suffix);
-
-    if (n <= m || n - m >= size || strcmp(file + n - m, suffix) != 0)
-        return false;
-    memcpy(ret_name, file, n - m);
-    ret_name[n - m] = '\0';
-    return true;
+    close(place.fd);
 }

@@ -1,5 +1,5 @@
 /*
- * The pool has one list of jobs that no thread has begun. Each compressor has a list of its own
+ * The pool has one list of jobs that no thread has begun. Each compressor has a list of its
  * jobs in the order in which they were put in. A frame costs a millisecond, so one lock is
  * enough.
  */

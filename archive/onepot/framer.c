@@ -3,7 +3,7 @@
  *
  * There are two kinds. A packed frame holds up to block_bytes of the tar: headers, small files
  * and their padding, or a block of a large file. It is cut where a member begins, so that a
- * file smaller than a block lies in one frame. A larger file fills frames of its own from its
+ * file smaller than a block lies in one frame. A larger file fills separate frames from its
  * first byte on, and shares the last with what follows.
  *
  * A raw frame is for data that does not get smaller (pictures, compressed files). It uses
@@ -15,8 +15,8 @@
  *
  * A thousand bytes of the data are sampled to guess whether it gets smaller: of random bytes
  * one in 256 pairs is equal, of compressible ones far more. A few kilobytes that don't get
- * smaller go along in the open frame, because a frame of their own would cost the neighbours
- * more than it saves. Likewise small members go along in a raw frame, as long as they are few.
+ * smaller go along in the open frame, because a separate frame would cost the neighbours more
+ * than it saves. Likewise small members go along in a raw frame, as long as they are few.
  *
  * The bytes alone decide, here and in one thread, which bytes go in which frame. Only the
  * compression itself happens elsewhere. So the archive is the same for any number of threads. A
@@ -184,13 +184,13 @@ static int framer_emit_packed(struct framer *f, struct frame *frame, struct faul
         .block_bytes = (uint32_t)frame->len,
     };
     uint32_t number;
-    int r = builder_add_fragment(f->w->builder, &block, &number);
+    int r = builder_add_block(f->w->builder, &block, &number);
     for (size_t i = 0; r == 0 && i < frame->places.count; i++) {
         const struct place *p = &frame->places.at[i];
         struct builder_piece piece = {.offset = p->stream,
                                       .length = p->length,
-                                      .fragment = number,
-                                      .fragment_offset = p->offset};
+                                      .block = number,
+                                      .block_offset = p->offset};
         r = vector_push(&f->pieces, piece);
         if (r == 0 && p->last)
             r = framer_end_pieces(f, p->inode);
@@ -198,7 +198,7 @@ static int framer_emit_packed(struct framer *f, struct frame *frame, struct faul
     if (r < 0)
         return r;
     uint8_t *out = steal_ptr(&frame->job.out);
-    return writer_put(f->w, out, frame->job.out_len, out, false, fault);
+    return writer_put(f->w, out, frame->job.out_len, out, fault);
 }
 
 /* Progress through the parts and places of a raw frame that is being written. */
@@ -226,8 +226,8 @@ static size_t framer_block_end(const struct raw_writer *raw, size_t start)
     return end;
 }
 
-/* Writes the next `len` bytes of the content, which are member data or not. */
-static int framer_put_parts(struct raw_writer *raw, size_t len, bool data, struct fault *fault)
+/* Writes the next `len` bytes of the content. */
+static int framer_put_parts(struct raw_writer *raw, size_t len, struct fault *fault)
 {
     raw->at += len;
     while (len > 0) {
@@ -243,7 +243,7 @@ static int framer_put_parts(struct raw_writer *raw, size_t len, bool data, struc
             raw->part++;
             raw->part_done = 0;
         }
-        int r = writer_put(raw->f->w, bytes, n, owned, data, fault);
+        int r = writer_put(raw->f->w, bytes, n, owned, fault);
         if (r < 0)
             return r;
     }
@@ -259,14 +259,14 @@ static int framer_put_place(struct raw_writer *raw, size_t end, struct fault *fa
     struct builder_piece piece = {.offset = p->stream + (raw->at - p->offset),
                                   .length = len,
                                   .source_offset = raw->f->w->offset,
-                                  .fragment = BUILDER_NO_FRAGMENT};
+                                  .block = BUILDER_NO_BLOCK};
     int r = vector_push(&raw->f->pieces, piece);
     if (r == 0 && raw->at + len == place_end) {
         raw->place++;
         if (p->last)
             r = framer_end_pieces(raw->f, p->inode);
     }
-    return r < 0 ? r : framer_put_parts(raw, len, true, fault);
+    return r < 0 ? r : framer_put_parts(raw, len, fault);
 }
 
 /* Writes the content up to `end`: places and the bytes between them. */
@@ -278,7 +278,7 @@ static int framer_put_block(struct raw_writer *raw, size_t end, struct fault *fa
         if (raw->place < raw->frame->places.count &&
             raw->frame->places.at[raw->place].offset < end)
             next = raw->frame->places.at[raw->place].offset;
-        r = next > raw->at ? framer_put_parts(raw, next - raw->at, false, fault)
+        r = next > raw->at ? framer_put_parts(raw, next - raw->at, fault)
                            : framer_put_place(raw, end, fault);
     }
     return r;
@@ -312,20 +312,20 @@ static int framer_emit_raw(struct framer *f, struct frame *frame, struct fault *
         return -ENOMEM;
     uint8_t *head = raw.heads;
     framer_put_frame_head(head, frame->len);
-    int r = writer_put(f->w, head, RAW_HEADER_BYTES, NULL, false, fault);
+    int r = writer_put(f->w, head, RAW_HEADER_BYTES, NULL, fault);
     head += RAW_HEADER_BYTES;
     bool owned = false;
     while (r == 0 && raw.at < frame->len) {
         size_t end = framer_block_end(&raw, raw.at);
         owned = end == frame->len;
         framer_put_block_head(head, end - raw.at, owned);
-        r = writer_put(f->w, head, 3, owned ? raw.heads : NULL, false, fault);
+        r = writer_put(f->w, head, 3, owned ? raw.heads : NULL, fault);
         head += 3;
         if (r == 0)
             r = framer_put_block(&raw, end, fault);
     }
     if (!owned)
-        free(raw.heads); /* what is queued of them will not be written any more */
+        free(raw.heads); /* their queued bytes will not be written any more */
     return r;
 }
 

@@ -1,6 +1,6 @@
 /*
- * The lost ends of onepot archives. One whose footer is cut off is taken for a plain tar;
- * what is left of its index shows that it was more.
+ * The lost ends of onepot archives. One whose footer is cut off is taken for a plain tar; the
+ * remains of its index show that it was more.
  */
 #include "onepot_format.h"
 
@@ -25,30 +25,12 @@ static void report_lost_index(const struct archive_end *end, uint64_t at)
     end->report(end->ctx, &fault);
 }
 
-/* The index lies after the tar, at a multiple of tar's record. */
-static int check_lost_index(const struct archive_end *end)
-{
-    uint64_t size = source_size(end->source);
-    uint64_t at = end->data_end + ONEPOT_RECORD_BYTES - 1;
-    char magic[8];
-    for (at -= at % ONEPOT_RECORD_BYTES;
-         at < size && size - at > sizeof(magic) && !archive_end_stopped(end);
-         at += ONEPOT_RECORD_BYTES) {
-        if (source_read(end->source, magic, sizeof(magic), at) < 0 ||
-            memcmp(magic, DISK_MAGIC, sizeof(magic)) != 0)
-            continue;
-        report_lost_index(end, at);
-        break;
-    }
-    return 0;
-}
-
 /*
- * The same for a tar in frames, which any program takes for whole if it was cut off between two
- * frames. The index records where its own frame begins, which is right before it.
+ * Look for an index in [at, size). It records where the tar ends: right before it, or before
+ * the frame that it lies in.
  */
-static int check_lost_frames(const struct archive_end *end, const struct source *source,
-                             uint64_t at, uint64_t size)
+static int check_lost_index(const struct archive_end *end, const struct source *source,
+                            uint64_t at, uint64_t size)
 {
     uint8_t bytes[64u << 10];
     const size_t head = sizeof(struct disk_header);
@@ -62,8 +44,8 @@ static int check_lost_frames(const struct archive_end *end, const struct source 
             struct disk_header header;
             memcpy(&header, bytes + i, head);
             uint64_t begin = le64toh(header.archive_bytes);
-            if (memcmp(header.magic, DISK_MAGIC, sizeof(header.magic)) != 0 ||
-                begin > at + i - 8 || at + i - begin >= 16)
+            if (memcmp(header.magic, DISK_MAGIC, sizeof(header.magic)) != 0 || begin > at + i ||
+                at + i - begin >= 16)
                 continue;
             report_lost_index(end, at + i);
             return 0;
@@ -73,27 +55,30 @@ static int check_lost_frames(const struct archive_end *end, const struct source 
     return 0;
 }
 
-/* A small one is a single frame, and counts as a stream: its index is near the start. */
-static int check_lost_small(const struct archive_end *end)
+/* Has the file a footer? Something appended to the tar leaves index and footer as they were. */
+static bool has_footer(const struct archive_end *end)
 {
-    struct source *packed;
-    if (source_open(end->path, NULL, &packed) < 0)
-        return 0; /* it has disappeared meanwhile */
-    int r =
-        check_lost_frames(end, packed, 0, min_u64(source_size(packed), 2 * WRITER_BLOCK_MAX));
-    source_close(packed);
-    return r;
+    uint64_t size = source_size(end->source);
+    char magic[8];
+    return size >= ONEPOT_FOOTER_BYTES &&
+           source_read(end->source, magic, sizeof(magic), size - ONEPOT_FOOTER_BYTES) == 0 &&
+           memcmp(magic, ONEPOT_FOOTER_MAGIC, sizeof(magic)) == 0;
 }
 
 int onepot_check_end(const struct archive_end *end)
 {
-    if (end->backend != backend_onepot.without_index)
+    struct source *packed;
+    if (!end->compression)
+        return has_footer(end) ? 0
+                               : check_lost_index(end, end->source, end->data_end,
+                                                  source_size(end->source));
+    /* A small one is a single frame, and counts as a stream: its index is near the start. */
+    if (strcmp(end->compression, "zstd") != 0 || source_open(end->path, NULL, &packed) < 0)
         return 0;
-    if (end->compression)
-        return strcmp(end->compression, "zstd") == 0 ? check_lost_small(end) : 0;
-    if (end->info->codec == CODEC_ZSTD)
-        return check_lost_frames(end, end->source, end->data_end, source_size(end->source));
-    return end->info->codec == CODEC_NONE ? check_lost_index(end) : 0;
+    int r =
+        check_lost_index(end, packed, 0, min_u64(source_size(packed), 2 * WRITER_BLOCK_MAX));
+    source_close(packed);
+    return r;
 }
 
 int onepot_check_lost_footer(const struct source *source, struct fault *fault)

@@ -32,7 +32,8 @@
     UINT64_C(1) /* incompatible: the tar is in zstd frames, the trailer in skippable ones */
 
 #define SKIPPABLE_MAGIC 0x184d2a5au
-#define SKIPPABLE_BYTES 8u /* a frame's header: magic and length */
+#define SKIPPABLE_BYTES 8u                    /* a frame's header: magic and length */
+#define INDEX_FRAME_BYTES (UINT64_C(1) << 32) /* of a compressed archive; else 0 */
 
 /* As it is on disk; in memory in host order. Bytes without a name are zero. */
 struct footer {
@@ -48,7 +49,7 @@ struct footer {
     uint64_t file_bytes;
     uint64_t archive_bytes;
     uint64_t tar_bytes;
-    uint64_t stride;
+    uint64_t index_frame_bytes; /* no frame with an index is longer: see INDEX_FRAME_BYTES */
     uint8_t more_zeros[400];
     uint64_t sum; /* XXH3-64 of all before it */
 };
@@ -57,9 +58,10 @@ static_assert(sizeof(struct footer) == FOOTER_BYTES, "footer");
 /* From host order to that on disk, or back. */
 static void footer_convert(struct footer *f)
 {
-    uint64_t *const numbers[] = {&f->incompatible,      &f->image_offset, &f->image_bytes,
-                                 &f->end_marker_offset, &f->file_bytes,   &f->archive_bytes,
-                                 &f->tar_bytes,         &f->stride,       &f->sum};
+    uint64_t *const numbers[] = {
+        &f->incompatible,      &f->image_offset,      &f->image_bytes,
+        &f->end_marker_offset, &f->file_bytes,        &f->archive_bytes,
+        &f->tar_bytes,         &f->index_frame_bytes, &f->sum};
     for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
         *numbers[i] = le64toh(*numbers[i]);
     f->version = le32toh(f->version);
@@ -98,61 +100,28 @@ static void onepot_put_skippable(uint8_t bytes[SKIPPABLE_BYTES], uint64_t conten
     bytes_put_le32(bytes + 4, (uint32_t)content_bytes);
 }
 
-/*
- * One of the skippable frames that hold the index: where it starts, where its piece of the
- * index begins, and where it ends. `at`: how much of the image the frames before it hold.
- */
-struct index_frame {
-    uint64_t start, piece, end;
-};
-
-static struct index_frame index_frame(const struct footer *f, uint64_t at)
-{
-    uint64_t room;
-    struct index_frame frame = {.piece = disk_place(f->image_offset, f->stride, at, &room)};
-    uint64_t left = f->image_bytes - at;
-    frame.start = at ? frame.piece - DISK_PAGE_BYTES : f->archive_bytes;
-    frame.end = frame.piece + min_u64(left, room);
-    return frame;
-}
-
-/* Where the image ends. */
 static uint64_t footer_image_end(const struct footer *f)
 {
-    uint64_t room;
-    return disk_place(f->image_offset, f->stride, f->image_bytes - 1, &room) + 1;
+    return f->image_offset + f->image_bytes;
 }
 
-/*
- * Writes the headers of the frames that hold the index, and the zeros between them and their
- * pieces.
- */
-static int onepot_write_index_frames(int fd, const struct footer *f)
+/* Writes the header of the frame that holds the index, and the zeros up to the index. */
+static int onepot_write_index_frame(int fd, const struct footer *f)
 {
-    static const uint8_t zeros[DISK_PAGE_BYTES];
-    int r = 0;
-    for (uint64_t at = 0; r == 0 && at < f->image_bytes;) {
-        struct index_frame frame = index_frame(f, at);
-        uint8_t head[SKIPPABLE_BYTES];
-        onepot_put_skippable(head, frame.end - frame.start - SKIPPABLE_BYTES);
-        r = write_at(fd, head, sizeof(head), frame.start);
-        if (r == 0)
-            r = write_at(fd, zeros, (size_t)(frame.piece - frame.start - SKIPPABLE_BYTES),
-                         frame.start + SKIPPABLE_BYTES);
-        at += frame.end - frame.piece;
-    }
-    return r;
+    uint8_t head[SKIPPABLE_BYTES + 8] = {0};
+    onepot_put_skippable(head, footer_image_end(f) - f->archive_bytes - SKIPPABLE_BYTES);
+    return write_at(fd, head, (size_t)(f->image_offset - f->archive_bytes), f->archive_bytes);
 }
 
-/* Writes the footer behind the index of a compressed archive, in a frame of its own. */
+/* Writes the footer behind the index of a compressed archive, in a separate frame. */
 static int onepot_write_zstd_end(int fd, struct footer *f)
 {
     uint8_t end[SKIPPABLE_BYTES + FOOTER_BYTES];
     uint64_t end_of_image = footer_image_end(f);
     f->file_bytes = end_of_image + sizeof(end);
-    if (f->file_bytes > INT64_MAX)
+    if (f->file_bytes > INT64_MAX || f->image_bytes > ONEPOT_ZSTD_INDEX_MAX)
         return -EFBIG;
-    int r = onepot_write_index_frames(fd, f);
+    int r = onepot_write_index_frame(fd, f);
     onepot_put_skippable(end, FOOTER_BYTES);
     footer_encode(end + SKIPPABLE_BYTES, f);
     return r < 0 ? r : write_at(fd, end, sizeof(end), end_of_image);
@@ -190,14 +159,13 @@ int onepot_format_append(struct builder *builder, struct builder_header *header,
     memcpy(f.identifier, tar->identifier, sizeof(f.identifier));
     f.image_offset = tar->zstd ? footer_zstd_image_offset(f.archive_bytes) : tar->tar_bytes;
     if (tar->zstd)
-        f.stride = tar->stride ? tar->stride : DISK_STRIDE_MAX;
-    header->format = FORMAT_ONEPOT;
+        f.index_frame_bytes = INDEX_FRAME_BYTES;
+    header->format = backend_onepot.number;
     header->archive_bytes = f.archive_bytes;
     header->end_marker_offset = tar->end_marker_offset;
     memcpy(header->identifier, tar->identifier, sizeof(header->identifier));
 
-    int r = builder_write_pieces(builder, header, fd, f.image_offset, f.stride, fault,
-                                 &f.image_bytes);
+    int r = builder_write(builder, header, fd, f.image_offset, fault, &f.image_bytes);
     if (r == 0)
         r = tar->zstd ? onepot_write_zstd_end(fd, &f) : onepot_write_plain_end(fd, &f);
     if (r == -EFBIG)
@@ -219,12 +187,19 @@ static int footer_read(const struct source *source, struct footer *ret_footer)
     return r < 0 ? r : memcmp(ret_footer->magic, FOOTER_MAGIC, 8) == 0;
 }
 
+/*
+ * The footer tells the file's length. A footer with another length may belong to a tar's last
+ * member: then the file's beginning decides.
+ */
 static int onepot_probe(const struct source *source, const uint8_t *head, size_t head_len)
 {
-    (void)head;
-    (void)head_len;
+    const char *compression;
     struct footer footer;
-    return footer_read(source, &footer);
+    int r = footer_read(source, &footer);
+    if (r <= 0 || le64toh(footer.file_bytes) == source_size(source))
+        return r;
+    r = backend_tar.probe(source, head, head_len);
+    return r ? r : backend_tar.stream->is_packed(source, head, head_len, &compression);
 }
 
 static int onepot_damaged(struct fault *fault, uint64_t offset, const char *what)
@@ -235,7 +210,8 @@ static int onepot_damaged(struct fault *fault, uint64_t offset, const char *what
 static int onepot_stale(struct fault *fault, uint64_t offset, const char *what)
 {
     fault_set(fault, -ESTALE, NULL, offset, "%s", what);
-    fault_advise(fault, "it is read as a plain tar; pack it anew to mount it at once");
+    fault_advise(fault, "it is read as a plain tar; to mount it at once, save an index with "
+                        "'onepot index', or pack it anew");
     return -ESTALE;
 }
 
@@ -257,12 +233,12 @@ static int footer_check_layout(const struct footer *f, uint64_t at, struct fault
         f->image_bytes < sizeof(struct disk_header))
         return footer_impossible(fault, at, "the index");
     if (!footer_is_zstd(f) &&
-        (f->stride || f->image_offset != f->tar_bytes || f->archive_bytes != f->tar_bytes ||
-         footer_end_of_file(end) != f->file_bytes))
+        (f->index_frame_bytes || f->image_offset != f->tar_bytes ||
+         f->archive_bytes != f->tar_bytes || footer_end_of_file(end) != f->file_bytes))
         return footer_impossible(fault, at, "the index");
     if (footer_is_zstd(f) &&
-        (f->stride % DISK_PAGE_BYTES || f->stride < 2 * DISK_PAGE_BYTES ||
-         f->stride > DISK_STRIDE_MAX || f->archive_bytes > f->image_offset ||
+        (f->index_frame_bytes != INDEX_FRAME_BYTES || f->image_bytes > ONEPOT_ZSTD_INDEX_MAX ||
+         f->archive_bytes > f->image_offset ||
          f->image_offset != footer_zstd_image_offset(f->archive_bytes) ||
          footer_image_end(f) + SKIPPABLE_BYTES + FOOTER_BYTES != f->file_bytes))
         return footer_impossible(fault, at, "the index");
@@ -277,8 +253,9 @@ static int footer_decode(struct footer *f, uint64_t size, struct fault *fault)
         return onepot_damaged(fault, at, "footer is damaged: its sum is wrong");
     if (f->version != ONEPOT_FOOTER_VERSION || f->incompatible & ~FOOTER_ZSTD) {
         onepot_stale(fault, at, "its index was made by a later version of onepot");
-        fault_advise(fault, "it is read as a plain tar; use that version, or pack the archive "
-                            "anew with this one");
+        fault_advise(fault,
+                     "it is read as a plain tar; use that version, or save an index with "
+                     "'onepot index', or pack it anew with this one");
         return -ESTALE;
     }
     if (f->file_bytes != size)
@@ -358,7 +335,7 @@ static int onepot_find(struct source *source, struct fault *fault,
     struct footer f;
     int r = footer_find(source, fault, &f);
     if (r == 0)
-        *ret_where = (struct embedded_index){f.image_offset, f.image_bytes, f.stride};
+        *ret_where = (struct embedded_index){f.image_offset, f.image_bytes};
     return r;
 }
 
@@ -394,18 +371,13 @@ static int onepot_check_skippable(const struct source *source, uint64_t start, u
                : onepot_damaged(fault, start, "the header of a skippable frame is damaged");
 }
 
-static int onepot_check_index_frames(const struct source *source, const struct footer *f,
-                                     struct fault *fault)
+static int onepot_check_index_frame(const struct source *source, const struct footer *f,
+                                    struct fault *fault)
 {
-    int r = 0;
-    for (uint64_t at = 0; r == 0 && at < f->image_bytes;) {
-        struct index_frame frame = index_frame(f, at);
-        r = onepot_check_skippable(source, frame.start, frame.end, fault);
-        if (r == 0)
-            r = onepot_check_zeros(source, frame.start + SKIPPABLE_BYTES, frame.piece, fault);
-        at += frame.end - frame.piece;
-    }
-    return r;
+    int r = onepot_check_skippable(source, f->archive_bytes, footer_image_end(f), fault);
+    return r < 0 ? r
+                 : onepot_check_zeros(source, f->archive_bytes + SKIPPABLE_BYTES,
+                                      f->image_offset, fault);
 }
 
 int onepot_check_trailer(struct source *source, const struct index *index, struct fault *fault)
@@ -419,19 +391,24 @@ int onepot_check_trailer(struct source *source, const struct index *index, struc
     if (!footer_is_zstd(&f))
         return onepot_check_zeros(source, footer_image_end(&f), f.file_bytes - FOOTER_BYTES,
                                   fault);
-    r = onepot_check_index_frames(source, &f, fault);
+    r = onepot_check_index_frame(source, &f, fault);
     return r < 0 ? r
                  : onepot_check_skippable(source, footer_image_end(&f), f.file_bytes, fault);
 }
 
 /* Without its trailer it is a tar like any other, up to the first end-of-archive marker. */
+static const struct backend_trailer onepot_trailer = {
+    .find = onepot_find,
+    .without_index = &backend_tar,
+    .check_lost = onepot_check_lost_footer,
+    .check_end = onepot_check_end,
+};
+
 const struct backend backend_onepot = {
     .name = "onepot",
     .file = "an onepot archive",
-    .format = FORMAT_ONEPOT,
-    .without_index = &backend_tar,
+    .number = 3,
     .probe = onepot_probe,
     .find_behind = onepot_find_behind,
-    .find = onepot_find,
-    .check_end = onepot_check_end,
+    .trailer = &onepot_trailer,
 };

@@ -4,7 +4,7 @@
  * packer's side; the reader's side is the back end.
  */
 #ifndef ONEPOT_FORMAT_H
-#define ONEPOT_FOOTER_VERSION 1u /* of archives; the index has one of its own */
+#define ONEPOT_FOOTER_VERSION 1u /* of archives; the index has another */
 #define ONEPOT_FORMAT_H
 
 #include <stdbool.h>
@@ -20,25 +20,26 @@
 #define ONEPOT_FOOTER_BYTES 512u
 #define ONEPOT_MARKER_BYTES 1024u /* the end-of-archive marker: two blocks of zeros */
 
+/*
+ * The longest index of a compressed archive: it lies in one skippable frame, which ends before
+ * 4 GiB. That is enough for some 80 million members.
+ */
+#define ONEPOT_ZSTD_INDEX_MAX ((UINT64_C(1) << 32) - (1u << 17))
+
 /* Facts about the tar, known when it is complete. */
 struct onepot_tar {
     uint64_t end_marker_offset; /* of the first of the two zero blocks */
     uint64_t tar_bytes;         /* with marker and padding: a multiple of the record */
     bool zstd;                  /* the tar is in zstd frames */
     uint64_t archive_bytes;     /* size of the tar in the file; without zstd: tar_bytes */
-    /*
-     * Largest size of a skippable frame with a piece of the index, its header included: a
-     * multiple of 64 KB, at least two. 0: DISK_STRIDE_MAX.
-     */
-    uint64_t stride;
-    uint8_t identifier[16]; /* XXH3-128 of headers and sums; see the manual page */
+    uint8_t identifier[16];     /* XXH3-128 of headers and sums; see the manual page */
 };
 
 /*
  * Appends index and footer to a tar of `tar->archive_bytes` bytes in `fd`. Fills in format,
  * identifier, archive_bytes and end_marker_offset of *header. There archive_bytes is the tar
  * alone, so that no member's data can overlap the index. The same members and the same tar give
- * the same bytes. Errors: those of builder_write and pwrite(2).
+ * the same bytes. Errors: builder_write's and pwrite(2)'s.
  */
 int onepot_format_append(struct builder *builder, struct builder_header *header, int fd,
                          const struct onepot_tar *tar, struct fault *fault,
@@ -47,16 +48,17 @@ int onepot_format_append(struct builder *builder, struct builder_header *header,
 /*
  * Checks everything behind the tar: footer, index, and the fixed bytes around them. `index`
  * must be the one that was found in this archive. -ENOENT: the archive has no trailer. -ESTALE,
- * -EUCLEAN: see `find` of struct backend. Together with coverage.h this checks the whole file.
+ * -EUCLEAN: see `find` of struct backend_trailer. With index_window_sum this checks the whole
+ * file.
  */
 int onepot_check_trailer(struct source *source, const struct index *index, struct fault *fault);
 
-/*
- * Does the file end in a footer that is good but for its magic? 0: no; -EUCLEAN with a fault.
- */
+/* check_lost of struct backend_trailer: the file ends in a footer that is good but for its
+ * magic. */
 int onepot_check_lost_footer(const struct source *source, struct fault *fault);
 
-/* check_end of struct backend: remains of an index, behind what counts as a plain tar. */
+/* check_end of struct backend_trailer: remains of an index, behind what counts as a plain tar.
+ */
 struct archive_end;
 int onepot_check_end(const struct archive_end *end);
 

@@ -40,9 +40,10 @@ static void writer_free(struct writer *w)
     for (int i = 0; i < w->queued; i++)
         free(w->owned[i]);
     framer_free(w->framer);
+    vector_free(&w->pieces);
     builder_free(w->builder);
-    XXH3_freeState(w->rest_state);
-    vector_free(&w->rest_sums);
+    XXH3_freeState(w->window_state);
+    vector_free(&w->window_sums);
     XXH3_freeState(w->identifier_state);
     XXH3_freeState(w->sum_state);
     free(w);
@@ -75,8 +76,8 @@ int writer_open(const char *path, const struct writer_options *options, struct f
     w->block_bytes = options->block_bytes ? options->block_bytes : WRITER_BLOCK_BYTES;
     w->identifier_state = XXH3_createState();
     w->sum_state = XXH3_createState();
-    w->rest_state = XXH3_createState();
-    int r = w->identifier_state && w->sum_state && w->rest_state ? 0 : -ENOMEM;
+    w->window_state = XXH3_createState();
+    int r = w->identifier_state && w->sum_state && w->window_state ? 0 : -ENOMEM;
     if (r == 0)
         r = builder_new(&w->builder);
     if (r == 0 && options->zstd_level)
@@ -88,7 +89,7 @@ int writer_open(const char *path, const struct writer_options *options, struct f
         return r;
     }
     XXH3_128bits_reset(w->identifier_state);
-    XXH3_64bits_reset(w->rest_state);
+    XXH3_64bits_reset(w->window_state);
     *ret_writer = w;
     return 0;
 }
@@ -123,12 +124,9 @@ static int writer_write_failed(struct writer *w, int err, struct fault *fault)
     fault_set(fault, err, NULL, w->offset - w->queued_bytes, "can't be written: %s",
               fault_errno(err));
     if (err == -ENOSPC || err == -EDQUOT)
-        fault_advise(fault, "nothing is left of it; free some space or choose another place "
-                            "with -o");
+        fault_advise(fault, "free some space or choose another place with -o");
     if (err == -EFBIG)
-        fault_advise(fault,
-                     "nothing is left of it; a limit (ulimit -f) or the filesystem allows "
-                     "no larger file");
+        fault_advise(fault, "a limit (ulimit -f) or the filesystem allows no larger file");
     return err;
 }
 
@@ -180,30 +178,28 @@ static int writer_flush(struct writer *w, struct fault *fault)
 
 static int writer_end_window(struct writer *w)
 {
-    int r = vector_push(&w->rest_sums, XXH3_64bits_digest(w->rest_state));
-    XXH3_64bits_reset(w->rest_state);
+    int r = vector_push(&w->window_sums, XXH3_64bits_digest(w->window_state));
+    XXH3_64bits_reset(w->window_state);
     return r;
 }
 
-/* Sums the next bytes of the file, window by window. NULL: they are stored data. */
-static int writer_sum_rest(struct writer *w, const uint8_t *bytes, size_t len)
+/* Sums the next bytes of the file, window by window. */
+static int writer_sum_windows(struct writer *w, const uint8_t *bytes, size_t len)
 {
     int r = 0;
     for (size_t done = 0, n; r == 0 && done < len; done += n) {
         uint64_t room = INDEX_WINDOW_BYTES - (w->offset + done) % INDEX_WINDOW_BYTES;
         n = (size_t)min_u64(len - done, room);
-        if (bytes)
-            XXH3_64bits_update(w->rest_state, bytes + done, n);
+        XXH3_64bits_update(w->window_state, bytes + done, n);
         if (n == room)
             r = writer_end_window(w);
     }
     return r;
 }
 
-int writer_put(struct writer *w, void *bytes, size_t len, void *owned, bool data,
-               struct fault *fault)
+int writer_put(struct writer *w, void *bytes, size_t len, void *owned, struct fault *fault)
 {
-    int r = writer_sum_rest(w, data ? NULL : bytes, len);
+    int r = writer_sum_windows(w, bytes, len);
     if (r < 0 || len == 0) {
         free(owned);
         return r;
@@ -222,7 +218,7 @@ static int writer_put_zeros(struct writer *w, size_t len, struct fault *fault)
 {
     w->tar_offset += len;
     return w->framer ? framer_zeros(w->framer, len, fault)
-                     : writer_put(w, zeros, len, NULL, false, fault);
+                     : writer_put(w, zeros, len, NULL, fault);
 }
 
 /* ---- members ---- */
@@ -230,14 +226,17 @@ static int writer_put_zeros(struct writer *w, size_t len, struct fault *fault)
 /* Passes the places of the data, which starts at `offset`, to the builder. */
 static int writer_add_extents(struct writer *w, const struct pax_member *m, uint64_t offset)
 {
+    w->pieces.count = 0;
     for (size_t i = 0; i < m->extent_count; i++) {
-        int r = builder_add_extent(w->builder, w->inode, m->extents[i].offset,
-                                   m->extents[i].length, offset);
-        if (r < 0)
-            return r;
-        offset += m->extents[i].length;
+        struct builder_piece piece = {.offset = m->extents[i].offset,
+                                      .length = m->extents[i].length,
+                                      .source_offset = offset,
+                                      .block = BUILDER_NO_BLOCK};
+        if (piece.length > 0 && vector_push(&w->pieces, piece) < 0)
+            return -ENOMEM;
+        offset += piece.length;
     }
-    return 0;
+    return builder_set_pieces(w->builder, w->inode, w->pieces.at, w->pieces.count);
 }
 
 static int writer_add_inode(struct writer *w, const struct pax_member *m, uint64_t data_offset,
@@ -253,21 +252,20 @@ static int writer_add_inode(struct writer *w, const struct pax_member *m, uint64
         .mtime_sec = m->mtime_sec,
         .mtime_nsec = m->mtime_nsec,
         .size_bytes = S_ISREG(m->mode) ? m->size_bytes : 0,
-        .data = m->sparse ? DATA_EXTENTS : DATA_STORED,
+        .data = m->sparse || w->framer ? DATA_PIECES : DATA_STORED,
         .data_offset = w->framer ? 0 : data_offset,
         .header_offset = w->tar_offset,
         .symlink = link ? m->link : NULL,
         .symlink_len = link ? m->link_len : 0,
     };
-    if (w->framer && w->stored_bytes)
-        b.data = DATA_BLOCKS; /* the framer knows the places, later */
     const char *path = m->path_len ? m->path : ".";
     size_t path_len = m->path_len ? m->path_len : 1;
     int r = builder_add(w->builder, path, path_len, &b, fault, &w->inode);
     for (size_t i = 0; r == 0 && i < m->xattr_count; i++)
         r = builder_add_xattr(w->builder, w->inode, m->xattrs[i].name, m->xattrs[i].name_len,
                               m->xattrs[i].value, m->xattrs[i].value_len);
-    if (r == 0 && m->sparse && !w->framer)
+    /* The framer knows the places of later bytes. */
+    if (r == 0 && m->sparse && (!w->framer || !w->stored_bytes))
         r = writer_add_extents(w, m, data_offset);
     return r;
 }
@@ -282,6 +280,19 @@ static int writer_add_to_index(struct writer *w, const struct pax_member *m, siz
         return builder_link(w->builder, m->path, m->path_len, m->link, m->link_len,
                             w->tar_offset, fault, &w->inode);
     return writer_add_inode(w, m, data_offset, fault);
+}
+
+/* Would the index no longer fit in its frame? Known before more of the tar is written. */
+static int writer_check_index_room(const struct writer *w, struct fault *fault)
+{
+    uint64_t windows = (w->tar_offset + w->stored_bytes) / INDEX_WINDOW_BYTES + 1;
+    uint64_t sums_bytes = 2 * sizeof(uint64_t) * windows;
+    if (!w->framer || builder_image_bytes_max(w->builder) + sums_bytes <= ONEPOT_ZSTD_INDEX_MAX)
+        return 0;
+    fault_set(fault, -EFBIG, NULL, FAULT_NO_OFFSET,
+              "is more than the index of one compressed archive can hold (4 GiB)");
+    fault_advise(fault, "make several archives (--shards N), or one without --zstd");
+    return -EFBIG;
 }
 
 static void writer_count_member(struct writer *w, const struct pax_member *m)
@@ -318,7 +329,7 @@ static int writer_put_header(struct writer *w, const struct pax_member *m,
         return framer_member(w->framer, m, header, w->stored_bytes, fault);
     struct pax_buffer mine = *header;
     *header = (struct pax_buffer){0};
-    return writer_put(w, mine.bytes, mine.len, mine.bytes, false, fault);
+    return writer_put(w, mine.bytes, mine.len, mine.bytes, fault);
 }
 
 int writer_add(struct writer *w, const struct pax_member *m, struct pax_buffer *header,
@@ -335,6 +346,8 @@ int writer_add(struct writer *w, const struct pax_member *m, struct pax_buffer *
                                               : 0;
     if (r == 0)
         r = writer_add_to_index(w, m, header->len, fault);
+    if (r == 0)
+        r = writer_check_index_room(w, fault);
     if (r < 0)
         return w->error = r;
     writer_count_member(w, m);
@@ -357,7 +370,7 @@ int writer_data(struct writer *w, void *bytes, size_t len, struct fault *fault)
     w->missing_bytes -= len;
     w->tar_offset += len;
     int r = w->framer ? framer_data(w->framer, bytes, len, fault)
-                      : writer_put(w, bytes, len, bytes, true, fault);
+                      : writer_put(w, bytes, len, bytes, fault);
     if (r == 0 && len && !w->missing_bytes)
         r = writer_finish_data(w, fault);
     return r < 0 ? w->error = r : 0;
@@ -383,7 +396,6 @@ static int writer_write_end_marker(struct writer *w, struct fault *fault,
         return r;
     tar.tar_bytes = w->tar_offset;
     tar.archive_bytes = w->offset;
-    builder_set_rest_sums(w->builder, w->rest_sums.at, w->rest_sums.count);
     XXH128_canonical_t id;
     XXH128_canonicalFromHash(&id, XXH3_128bits_digest(w->identifier_state));
     memcpy(tar.identifier, id.digest, sizeof(tar.identifier));
@@ -394,16 +406,18 @@ static int writer_write_end_marker(struct writer *w, struct fault *fault,
 static int writer_write_trailer(struct writer *w, struct fault *fault)
 {
     struct onepot_tar tar;
-    struct builder_header header = {.codec = CODEC_NONE};
     int r = w->error ? w->error : w->missing_bytes ? -EINVAL : 0;
     if (r == 0)
         r = writer_write_end_marker(w, fault, &tar);
     if (r < 0)
         return r;
-    if (w->framer) {
-        header.codec = CODEC_ZSTD;
-        header.block_bytes = w->block_bytes;
-    }
+    struct builder_header header = {
+        .codec = w->framer ? CODEC_ZSTD : CODEC_NONE,
+        .block_bytes = w->framer ? w->block_bytes : 0,
+        .has_sums = true,
+        .window_sums = w->window_sums.at,
+        .window_count = w->window_sums.count,
+    };
     r = onepot_format_append(w->builder, &header, w->output->fd, &tar, fault,
                              &w->totals.file_bytes);
     if (r < 0)

@@ -73,8 +73,8 @@ bool writer_is_output(const struct writer *writer, struct file_id id);
 /*
  * Adds a member. `header` is pax_encode's result; the writer takes its bytes and leaves it
  * empty. `sum` is the XXH3-64 of the data if the caller knows it; the data must then come in
- * one piece. NULL: the writer computes it. Errors: those of builder_add and writev(2); -EINVAL
- * while data of the previous member is missing.
+ * one piece. NULL: the writer computes it. Errors: builder_add's and writev(2)'s; -EINVAL while
+ * data of the previous member is missing.
  */
 int writer_add(struct writer *writer, const struct pax_member *member,
                struct pax_buffer *header, const uint64_t *sum, struct fault *fault);

@@ -29,9 +29,9 @@ struct writer {
     int queued;
     size_t queued_bytes;
 
-    /* Sums of the archive's windows without stored data; coverage.h is the reading side. */
-    void *rest_state;
-    VECTOR(uint64_t) rest_sums; /* of the complete windows */
+    VECTOR(struct builder_piece) pieces; /* of the current member */
+    void *window_state;
+    VECTOR(uint64_t) window_sums; /* of the complete windows, see index_window_sum */
     void *identifier_state;
     void *sum_state; /* for the current member's data */
 
@@ -46,10 +46,9 @@ struct writer {
 
 /*
  * Writes the next bytes of the file. `owned` (may be NULL) is freed when they were written,
- * also on failure. `data`: they are stored data, which a member's sum covers.
+ * also on failure.
  */
-int writer_put(struct writer *w, void *bytes, size_t len, void *owned, bool data,
-               struct fault *fault);
+int writer_put(struct writer *w, void *bytes, size_t len, void *owned, struct fault *fault);
 
 /* ---- framer.c ---- */
 

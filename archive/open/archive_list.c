@@ -94,7 +94,7 @@ static int by_name(const struct dirent **a, const struct dirent **b)
     return strcmp((*a)->d_name, (*b)->d_name);
 }
 
-/* Is it there and no regular file? A link is what it leads to. */
+/* Is it there and no regular file? A link counts as its target. */
 static bool is_no_file(const struct dirent *entry, const char *path)
 {
     struct stat st;

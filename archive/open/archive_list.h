@@ -4,7 +4,7 @@
  *
  *   a path that exists    itself; of a folder, all files in it but hidden ones, unfinished
  *                         archives and saved indexes, by name
- *   a pattern (* ? [])    what it matches, by name, but neither unfinished archives nor saved
+ *   a pattern (* ? []) all matches, by name, but neither unfinished archives nor saved
  *                         indexes; -ENOENT: nothing
  *   @LIST                 the paths in the file LIST, a line each, as they are; where it has a
  *                         NUL byte, NULs separate them; @-: standard input
@@ -29,8 +29,8 @@ struct archive_list { /* a vector; all zero is an empty list */
 /*
  * Add what `word` stands for. Errors come with a fault, which names the file that it is about
  * if that is not `word`: -ENOENT (nothing there), -EFBIG (a list of absurd length), -ENOMEM,
- * and those of files. A plain path is added whether it exists or not. Exchanges of shards are
- * finished first (shard_exchange_settle).
+ * and the errors of files. A plain path is added whether it exists or not. Exchanges of shards
+ * are finished first (shard_exchange_settle).
  */
 int archive_list_add(struct archive_list *list, const char *word, struct fault *fault);
 void archive_list_free(struct archive_list *list);

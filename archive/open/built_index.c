@@ -87,8 +87,9 @@ static int built_in_child(void *arg, struct progress *progress, struct fault *fa
         return r;
     builder_set_archive_size(builder, source_size(build->source));
     if (build->compression)
-        r = build->backend->index_packed(build->source, build->compression, build->helpers,
-                                         builder, &build->header, progress, fault);
+        r = build->backend->stream->index_packed(build->source, build->compression,
+                                                 build->helpers, NULL, builder, &build->header,
+                                                 progress, fault);
     else
         r = build->backend->index(build->source, builder, &build->header, progress, fault);
     if (r < 0)
@@ -142,7 +143,7 @@ static int built_make_image(struct opening *o, const char *frames_of, struct fau
     struct build build = {
         .source = pot->source,
         .backend = pot->backend,
-        .header = {.format = pot->backend->format,
+        .header = {.format = pot->backend->number,
                    .archive_bytes = source_size(pot->source),
                    .archive_mtime_sec = pot->identity.mtime_sec,
                    .archive_mtime_nsec = pot->identity.mtime_nsec,
@@ -205,7 +206,10 @@ int built_index_move(int fd, const char *path, struct index *index)
     int r = source_from_fd(fd, path, &file);
     if (r < 0)
         return r;
-    r = source_is_local(file) && source_is_ours(file) ? index_move(index, file) : -ENOTSUP;
+    r = source_is_local(file) && source_is_ours(file) &&
+                source_size(file) == index_info(index)->image_bytes
+            ? index_move(index, source_fd(file), source_start(file))
+            : -ENOTSUP;
     source_close(file);
     return r;
 }
@@ -255,7 +259,7 @@ static int built_and_save(struct opening *o, const char *frames_of, struct fault
 
 int built_index_of_frames(struct opening *o, struct fault *fault)
 {
-    if (!o->compression || !o->pot->backend->index_packed)
+    if (!o->compression || !o->pot->backend->stream)
         return OPENER_NOT_MINE;
     int r = built_and_save(o, o->compression, fault);
     return r == -ENOTSUP && !o->pot->index ? OPENER_NOT_MINE : r;

@@ -45,7 +45,7 @@ static int composed_path(const struct composed *what, char **ret_path)
 {
     char key[RECIPE_NAME_LEN + 1];
     recipe_name(what->recipe, key);
-    return saved_index_cache_path(path_base(what->file), key, ret_path);
+    return index_cache_path(path_base(what->file), key, ret_path);
 }
 
 int composed_find(const struct composed *what, char **ret_path, struct index **ret_index)
@@ -63,6 +63,7 @@ int composed_find(const struct composed *what, char **ret_path, struct index **r
         index_close(index);
         return -ENOENT;
     }
+    index_cache_used(path);
     *ret_path = steal_ptr(&path);
     *ret_index = index;
     return 0;
@@ -128,7 +129,7 @@ static int composed_save_later(const struct composed *what, const char *path, in
         pot_unsaved_free(unsaved);
         return -ENOMEM;
     }
-    pot_unsaved_free(*what->later); /* that of a union, of which this is a view */
+    pot_unsaved_free(*what->later); /* the union's, of which this is a view */
     *what->later = unsaved;
     return 0;
 }
@@ -217,13 +218,15 @@ int composed_make_by(const struct composed *what, composed_writer *write, void *
 
 /* ---- of one archive ---- */
 
-void composed_describe_nested(const struct pot_compose *compose, struct recipe *recipe)
+void composed_describe_nested(const struct pot_options *options, struct recipe *recipe)
 {
-    const char *glob = compose->nested_glob;
-    if (!compose->nested)
+    const struct pot_compose *compose = options->compose;
+    if (!compose || !compose->nested)
         return;
+    const char *glob = compose->nested_glob;
     recipe_add(recipe, "nested", glob, glob ? strlen(glob) : 0);
     recipe_number(recipe, "by ending", !glob);
+    recipe_number(recipe, "ratio", options->max_ratio);
 }
 
 /* The recipe of the archive's tree, of nested archives if they are wanted, or of its view. */
@@ -234,13 +237,13 @@ static int composed_describe(struct opening *o, const struct view *view, struct 
     if (r < 0)
         return r;
     recipe_number(recipe, "version", COMPOSED_VERSION);
-    recipe_number(recipe, "format", o->pot->backend->format);
+    recipe_number(recipe, "format", o->pot->backend->number);
     recipe_number(recipe, "size", id->size_bytes);
     recipe_number(recipe, "seconds", (uint64_t)id->mtime_sec);
     recipe_number(recipe, "nanoseconds", id->mtime_nsec);
     recipe_number(recipe, "fingerprint", o->fingerprint);
     recipe_number(recipe, "offset", o->pot->container.offset);
-    composed_describe_nested(o->options->compose, recipe);
+    composed_describe_nested(o->options, recipe);
     if (view)
         view_describe(view, recipe);
     return recipe->err;
@@ -286,7 +289,7 @@ static int composed_use(struct opening *o, const struct recipe *recipe, bool *re
     return 0;
 }
 
-/* The tree that is wanted, or that of nested archives of which it is a view. */
+/* The wanted tree, or the tree of nested archives of which it is a view. */
 static int composed_use_saved(struct opening *o)
 {
     const struct pot_compose *compose = o->options->compose;
@@ -353,7 +356,7 @@ static int composed_add_view(void *arg, struct builder *builder, struct builder_
     return r;
 }
 
-/* Copy what the view shows, or graft it, which takes longer and can do more. */
+/* Copy the view's entries, or graft them, which takes longer and can do more. */
 static int composed_write_view(void *arg, int fd, struct fault *fault)
 {
     struct composed_view *v = arg;
@@ -423,6 +426,7 @@ static int composed_add_nested(void *arg, struct builder *builder,
                                   .index = pot->index,
                                   .name = pot->path,
                                   .glob = n->o->options->compose->nested_glob,
+                                  .most_bytes = unpacked_most(pot->source, n->o->options),
                                   .scratch = n->scratch,
                                   .progress = n->progress};
     struct nested_result result;

@@ -9,7 +9,7 @@
  *      opened for their bytes.
  *   3. Else look at all archives and open them, each with the archives in it (--nested), and
  *      graft their trees into a new index.
- *   4. A view is made of that index, and has a recipe and a saved index of its own.
+ *   4. A view is made of that index, and has its own recipe and saved index.
  *
  * Several threads do what waits for storage: looking, opening what has an index already, and
  * indexing. Archives that must be unpacked, or have others in them, come one by one: each takes
@@ -241,7 +241,7 @@ static struct part_proof part_proof(const struct part *part)
 {
     bool has_ctime = part->has_ctime && !part->found.container.name && !part->found.compression;
     return (struct part_proof){
-        .format = part->found.backend->format,
+        .format = part->found.backend->number,
         .offset = part->found.container.offset,
         .length = part->found.container.length,
         .samples = part->samples,
@@ -251,20 +251,11 @@ static struct part_proof part_proof(const struct part *part)
     };
 }
 
-/* The backend of a format, if the program has it. */
-static const struct backend *backend_of_format(uint64_t format)
-{
-    for (size_t i = 0; backend_registry[i]; i++)
-        if (backend_registry[i]->format == format)
-            return backend_registry[i];
-    return NULL;
-}
-
 /* Has nothing happened to the file since? Then it need not be read. */
 static bool part_is_proven(struct part *part, const struct part_proof *proof)
 {
     const struct source_identity *id = &part->identity;
-    const struct backend *backend = backend_of_format(proof->format);
+    const struct backend *backend = backend_of_number(proof->format);
     if (part->is_looked_at || !source_is_local(part->found.source) || !backend ||
         proof->ctime_sec == 0 || (uint64_t)id->ctime_sec != proof->ctime_sec ||
         id->ctime_nsec != proof->ctime_nsec || id->ino != proof->ino)
@@ -283,7 +274,7 @@ static void part_look_unproven(struct many *many, struct part *part)
 
 static bool part_is_same(const struct part *part, const struct part_proof *proof)
 {
-    return part->err == 0 && part->found.backend->format == proof->format &&
+    return part->err == 0 && part->found.backend->number == proof->format &&
            part->found.container.offset == proof->offset &&
            part->found.container.length == proof->length && part->samples == proof->samples;
 }
@@ -331,7 +322,7 @@ static int many_describe(const struct many *many, struct recipe *recipe)
     recipe_number(recipe, "each", together->each);
     recipe_number(recipe, "conflict", together->on_conflict);
     recipe_number(recipe, "offset", many->options->offset);
-    composed_describe_nested(&many->part_compose, recipe);
+    composed_describe_nested(&many->part_options, recipe);
     for (size_t i = 0; i < many->count; i++) {
         const struct part *part = &many->parts[i];
         const uint64_t about[] = {part->identity.size_bytes, (uint64_t)part->identity.mtime_sec,
@@ -496,7 +487,7 @@ static int many_index(struct many *many, struct fault *fault)
     atomic_store(&many->next, 0);
     int r = opening_team_run(&team);
     if (r != -EINTR)
-        return 0; /* what it has not done is done by this thread */
+        return 0; /* this thread does the rest */
     return fault_set(fault, r, NULL, FAULT_NO_OFFSET, "interrupted");
 }
 
@@ -619,7 +610,7 @@ static int many_graft(const struct composing *c, size_t i, struct grafter *graft
 
 static void many_describe_archive(const struct composing *c, struct builder_header *header)
 {
-    header->format = c->many->parts[0].found.backend->format;
+    header->format = c->many->parts[0].found.backend->number;
     header->archive_bytes = source_size(c->pot->source);
     header->archive_mtime_sec = c->pot->identity.mtime_sec;
     header->archive_mtime_nsec = c->pot->identity.mtime_nsec;
@@ -703,7 +694,7 @@ static int many_make(struct many *many, struct pot *pot, enum many_found found,
         what.later = &pot->unsaved;
     if (r == 0 && many->view)
         r = composed_view(&what, many->view, pot, fault);
-    malloc_trim(0); /* a daemon lives on with what is left */
+    malloc_trim(0); /* a daemon lives on with the rest */
     return r;
 }
 
@@ -721,6 +712,7 @@ static int many_list(const struct many *many, struct pot *pot)
         part->backend = from->pot ? from->pot->backend : from->found.backend;
         part->has_samples = !from->found.compression;
         part->samples = from->samples;
+        part->file = (struct file_id){from->identity.dev, from->identity.ino};
         all[pot->part_count] = from->identity;
         part->path = strdup(from->path);
         if (!part->path)
@@ -731,8 +723,8 @@ static int many_list(const struct many *many, struct pot *pot)
 }
 
 /*
- * Look at the archives, and open them for their indexes. There may be a saved one without those
- * that are skipped.
+ * Look at the archives, and open them for their indexes. There may be a saved one without the
+ * archives that are skipped.
  */
 static int many_open_for_indexes(struct many *many, struct pot *pot, struct fault *fault,
                                  enum many_found *found)

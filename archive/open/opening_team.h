@@ -1,6 +1,6 @@
 /*
  * Archives that are opened by several threads at once, and report to one user: notes come one
- * at a time, and the progress is that of all together.
+ * at a time, and the progress counts all together.
  *
  *     struct opening_team team = {.options = &options, .threads = 8, .run = run, .arg = ctx};
  *     r = opening_team_run(&team);

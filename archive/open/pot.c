@@ -32,12 +32,11 @@ static int pot_open_embedded(struct opening *o, struct fault *fault)
 {
     struct pot *pot = o->pot;
     struct embedded_index where;
-    if (!pot->backend->find)
+    if (!pot->backend->trailer || !pot->backend->trailer->find)
         return OPENER_NOT_MINE;
-    int r = pot->backend->find(pot->source, fault, &where);
+    int r = pot->backend->trailer->find(pot->source, fault, &where);
     if (r == 0)
-        r = index_open_pieces(pot->source, where.offset, where.length, where.stride, fault,
-                              &pot->index);
+        r = index_open(pot->source, where.offset, where.length, fault, &pot->index);
     if (r == 0)
         r = pot_check_index(pot, fault);
     if (r == 0) {
@@ -48,19 +47,20 @@ static int pot_open_embedded(struct opening *o, struct fault *fault)
     pot->index = NULL;
     if (r != -ENOENT && r != -ESTALE && r != -EUCLEAN && r != -ENOTSUP)
         return r;
-    pot->backend = pot->backend->without_index;
-    if (r != -ENOENT) {
-        if (!fault->advice[0])
-            fault_advise(fault, "it is read as a plain %s", pot->backend->name);
+    pot->backend = pot->backend->trailer->without_index;
+    if (r != -ENOENT && !fault->advice[0])
+        fault_advise(fault, "it is read as a plain %s", pot->backend->name);
+    if (r == -ESTALE && !pot->packed)
+        o->stale = *fault;
+    else if (r != -ENOENT)
         pot_note_fault(o->options, pot->path, fault);
-    }
     r = pot->packed ? 0 : backend_compression(pot->backend, pot->source, &o->compression);
     return r < 0 ? r : OPENER_NOT_MINE;
 }
 
 static opener *const openers[] = {
     composed_open_saved,   pot_open_embedded, saved_index_open, unpacked_open_stream,
-    built_index_of_frames, unpacked_open, /* always leaves it to those that follow: */
+    built_index_of_frames, unpacked_open, /* always leaves it to the following ones: */
     pot_open_embedded,     built_index_open,
 };
 
@@ -70,7 +70,8 @@ static int pot_open_index(struct opening *o, bool may_take_time, struct fault *f
     int r = OPENER_NOT_MINE;
     for (size_t i = 0; r == OPENER_NOT_MINE; i++) {
         struct fault own = {0};
-        if (!may_take_time && openers[i] == unpacked_open_stream)
+        if (!may_take_time && openers[i] == (o->options->names_only ? built_index_of_frames
+                                                                    : unpacked_open_stream))
             return -EAGAIN;
         r = openers[i](o, &own);
         if (r < 0 && fault && !fault->err)
@@ -116,8 +117,11 @@ int pot_look(struct source *source, uint64_t offset, struct fault *fault,
 {
     struct pot_found found = {.source = source};
     int r = pot_slice(&found.source, offset, fault, &found.container);
-    if (r == 0)
+    if (r == 0) {
         r = backend_find(found.source, fault, &found.backend, &found.compression);
+        if (r < 0)
+            pot_place_fault(found.source, fault);
+    }
     if (r < 0)
         source_close(found.source);
     else
@@ -156,7 +160,8 @@ int pot_open_found(const char *path, const struct pot_found *found,
     recipe_free(&o.recipe);
     recipe_free(&o.nested_recipe);
     if (r < 0) {
-        pot_place_fault(pot, fault);
+        if (!pot->packed)
+            pot_place_fault(pot->source, fault);
         if (r == -EAGAIN && !may_take_time)
             pot->source = NULL;
         pot_close(pot);
@@ -173,12 +178,18 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
 {
     struct pot_found found;
     struct source *source;
-    int r = shard_exchange_settle(path, fault);
+    bool may_take_time = !options || !options->only_ready;
+    int r = may_take_time ? shard_exchange_settle(path, fault) : 0;
     if (r >= 0)
         r = source_open(path, fault, &source);
     if (r == 0)
         r = pot_look(source, options ? options->offset : 0, fault, &found);
-    return r < 0 ? r : pot_open_found(path, &found, options, true, fault, ret_pot);
+    if (r < 0)
+        return r;
+    r = pot_open_found(path, &found, options, may_take_time, fault, ret_pot);
+    if (r == -EAGAIN && !may_take_time)
+        source_close(found.source);
+    return r;
 }
 
 /* Which archive of a union was cut short. */

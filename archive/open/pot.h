@@ -26,8 +26,8 @@
  * container.h), or at an offset that the caller gives. `source` is then a slice, so that all
  * offsets count from the archive's start. Only faults say where it is in the file.
  *
- * Errors are those of the steps; -EINTR if SIGINT, SIGTERM, SIGHUP or SIGQUIT came and the
- * caller handles it. After an error nothing is left behind: no child, no file.
+ * Errors come from the steps; -EINTR if SIGINT, SIGTERM, SIGHUP or SIGQUIT came and the caller
+ * handles it. After an error nothing is left behind: no child, no file.
  */
 #ifndef ONEPOT_POT_H
 #define ONEPOT_POT_H
@@ -38,6 +38,7 @@
 #include "backend.h"
 #include "container.h"
 #include "fault.h"
+#include "file_id.h"
 #include "index.h"
 #include "sandbox.h"
 #include "source.h"
@@ -54,6 +55,7 @@ enum pot_index_origin {
 struct pot_part {
     char *path;
     const struct backend *backend;
+    struct file_id file;
     bool has_samples; /* of the file that is read, and not of one that it was unpacked from */
     uint64_t samples; /* source_concat_sample, when it was opened */
 };
@@ -65,6 +67,7 @@ struct pot {
     struct index *stream_index; /* of a stream that is unpacked while it is read, or NULL */
     const struct backend *backend;
     enum pot_index_origin origin;
+    bool was_reindexed; /* its own index is older than the bytes; a saved one replaces it */
     const char *compression;         /* of the whole file: "gzip"; NULL if none */
     char *path;                      /* as given */
     struct container container;      /* around the archive; offset 0: there is none */
@@ -126,12 +129,12 @@ struct pot_patience {
 };
 
 /*
- * Unpack a stream into `fd`, from its start, in a child process. `watch` is that of
- * sandbox_run, called once the child has begun and then every 20 ms; progress->bytes_out says
- * how far it is, if the child can be believed. The first `kept` bytes are already there; they
- * are unpacked, but not written. -ECANCELED soon after *stop is true; -EFBIG: the content
- * exceeds stream->bytes; or the errors of the back end and of writing. Call it from a thread of
- * its own, as the child is killed when that thread ends.
+ * Unpack a stream into `fd`, from its start, in a child process. `watch` is sandbox_run's,
+ * called once the child has begun and then every 20 ms; progress->bytes_out says how far it is,
+ * if the child can be believed. The first `kept` bytes are already there; they are unpacked,
+ * but not written. -ECANCELED soon after *stop is true; -EFBIG: the content exceeds
+ * stream->bytes; or the errors of the back end and of writing. Call it from a separate thread,
+ * as the child is killed when that thread ends.
  */
 int pot_expand(const struct pot_stream *stream, int fd, uint64_t kept,
                const struct pot_patience *patience, sandbox_watch *watch, void *ctx,
@@ -182,6 +185,9 @@ struct pot_options {
      * is not unpacked, and `source` is the packed file. For callers without a store.
      */
     bool names_only;
+    /* Only with an index that is carried or saved; -EAGAIN: there is none. Nothing is written.
+     */
+    bool only_ready;
     /*
      * Memory that the caller's job may use: room for unpacking into memory, and the limit of
      * the indexing child. 0: the memory available on the node.
@@ -189,8 +195,10 @@ struct pot_options {
     uint64_t memory_bytes;
     /*
      * Limit on the bytes of a compressed stream that are not zeros: so many times its own
-     * size, or POT_RATIO_FLOOR_BYTES if that is more; 0: POT_RATIO. A stream with more is
-     * refused, as a few kilobytes could fill all memory.
+     * size, or POT_RATIO_FLOOR_BYTES if that is more; 0: POT_RATIO. With zeros there may be ten
+     * times as many. A stream with more is refused, as a few kilobytes could fill all memory.
+     * All compressed archives in an archive together (compose->nested) may unpack to so many
+     * times its size; others stay files.
      */
     uint32_t max_ratio;
     uint64_t offset; /* where the archive begins in its file; 0: find out */
@@ -212,20 +220,20 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
  * Open several archives as one tree, in which directories of one name are merged. Messages call
  * it `name`. Its format is backend_union, its source has all of theirs one behind the other
  * (source_concat.h), and its index is composed of theirs, and saved in the cache folder if that
- * took long: then the next call reads no index of an archive. What options->compose wants of
- * archives in archives is done in each of them; its view is one of the whole tree. Archives
- * that are one compressed stream are unpacked into private files; options->store and names_only
- * have no effect.
+ * took long: then the next call reads no index of an archive. options->compose's nested
+ * archives are opened in each of them; its view is one of the whole tree. Archives that are one
+ * compressed stream are unpacked into private files; options->store and names_only have no
+ * effect.
  *
  * Exchanges of shards must be finished (shard_exchange_settle), as archive_list_add does.
  *
- * Errors are those of pot_open, of the first archive that has one; the fault names its file.
- * -EEXIST: two archives have one name.
+ * Errors are pot_open's, for the first archive that has one; the fault names its file. -EEXIST:
+ * two archives have one name.
  */
 int pot_open_many(const char *const *paths, size_t count, const char *name,
                   const struct pot_options *options, struct fault *fault, struct pot **ret_pot);
 
-/* Show only a view of what the pot has now; it is not saved. Errors of view_graft. */
+/* Show only a view of the pot's present tree; it is not saved. Errors of view_graft. */
 int pot_show(struct pot *pot, const struct view *view, struct fault *fault);
 
 /*
@@ -237,6 +245,24 @@ int pot_show(struct pot *pot, const struct view *view, struct fault *fault);
 int pot_save(struct pot *pot, struct fault *fault);
 
 void pot_close(struct pot *pot); /* NULL is fine */
+
+/* The sums that the files of an archive or a tree have to be compared with. */
+struct pot_sums {
+    bool every, some;
+    uint64_t files, with_sum; /* files with a sum; exact if some have one and some don't */
+    enum sum_kind kind;       /* SUM_MIXED: of both */
+};
+
+/* Walks the index only if files may differ in it. -EUCLEAN: the index is damaged. */
+int pot_sums(const struct pot *pot, struct pot_sums *ret_sums);
+
+#define POT_SUMS_TEXT_LEN 128
+/* Is the file compressed as a whole? Then the compression may have sums. */
+bool pot_is_packed(const struct pot *pot);
+
+/* "of every file (CRC-32)", "of 2 of 3 files (CRC-32)", or why there are none. */
+const char *pot_sums_text(const struct pot *pot, const struct pot_sums *sums,
+                          char text[POT_SUMS_TEXT_LEN]);
 
 /*
  * The first step of pot_open: the bytes of the archive, which may be a part of the file.
@@ -252,8 +278,8 @@ int pot_open_source(const char *path, uint64_t offset, struct fault *fault,
 int pot_check_whole(const struct pot *pot, struct fault *fault);
 
 /*
- * The path beside `archive` at which its index would be saved. `offset` is that of the options:
- * a file with several archives has an index for each. Caller frees. -ENOMEM.
+ * The path beside `archive` at which its index would be saved. `offset` is the options': a file
+ * with several archives has an index for each. Caller frees. -ENOMEM.
  */
 int pot_index_path(const char *archive, uint64_t offset, char **ret_path);
 
@@ -262,5 +288,15 @@ int pot_index_path(const char *archive, uint64_t offset, char **ret_path);
  * there is no cache folder either.
  */
 int pot_cached_index_path(const char *archive, uint64_t offset, char **ret_path);
+
+/*
+ * Remove all indexes from the cache folder that no process of this node has open. Saving one
+ * bounds the folder already: ONEPOT_INDEX_CACHE (bytes, 2 GiB if unset) and 90 days without
+ * use. -EPERM, with a fault: others could put files there.
+ */
+struct pot_cache {
+    uint64_t removed, removed_bytes, in_use;
+};
+int pot_clean_cache(struct pot_cache *ret_cache, struct fault *fault);
 
 #endif

@@ -30,10 +30,10 @@ void pot_note(const struct pot_options *options, const char *path, const char *f
     pot_note_fault(options, path, &fault); /* makes its text safe for a terminal */
 }
 
-void pot_place_fault(const struct pot *pot, struct fault *fault)
+void pot_place_fault(const struct source *source, struct fault *fault)
 {
-    if (pot->backend && !pot->packed && fault && fault->offset != FAULT_NO_OFFSET)
-        fault->offset += source_start(pot->source);
+    if (fault && fault->err && fault->offset != FAULT_NO_OFFSET)
+        fault->offset += source_start(source);
 }
 
 void pot_note_left_out(const struct pot_options *options, const struct pot *pot)
@@ -44,7 +44,8 @@ void pot_note_left_out(const struct pot_options *options, const struct pot *pot)
         return;
     if (index_left_out_next(pot->index, &cursor, &first) < 0)
         snprintf(first.what, sizeof(first.what), "a member can't be shown");
-    pot_place_fault(pot, &first);
+    if (!pot->packed)
+        pot_place_fault(pot->source, &first);
     if (count == 1)
         fault_advise(&first, "it is left out");
     else

@@ -1,7 +1,7 @@
 /*
  * Shared by the files of the pot. pot.c opens an archive; saved_index.c, built_index.c and
- * unpacked.c are its ways to an index; composed.c makes one of others; pot_notes.c reports to
- * the user.
+ * unpacked.c are its ways to an index; index_cache.c bounds the saved ones; composed.c makes
+ * one of others; pot_notes.c reports to the user.
  */
 #ifndef ONEPOT_POT_PRIVATE_H
 #define ONEPOT_POT_PRIVATE_H
@@ -20,8 +20,8 @@ void pot_note(const struct pot_options *options, const char *path, const char *f
 void pot_note_fault(const struct pot_options *options, const char *path,
                     const struct fault *fault);
 
-/* Turn the fault's offset in the archive into one in the file that it lies in. */
-void pot_place_fault(const struct pot *pot, struct fault *fault);
+/* Turn the fault's offset in the source into one in the file that it lies in. */
+void pot_place_fault(const struct source *source, struct fault *fault);
 
 /* One line on the members that the index lacks, if there are any. */
 void pot_note_left_out(const struct pot_options *options, const struct pot *pot);
@@ -41,6 +41,7 @@ struct opening {
     struct index *stream_index; /* of the content of pot->source, which is one stream */
     bool is_of_later_version;   /* the saved index, which stays as it is */
     uint64_t unpack_ms;         /* that unpacking took */
+    struct fault stale;         /* if set, the archive's own index is older than its bytes */
     bool has_fingerprint;       /* of the archive file: it is computed only when needed */
     uint64_t fingerprint;
     struct recipe recipe;        /* of options->compose and the archive */
@@ -118,7 +119,7 @@ int built_index_open_file(int fd, const char *path, struct index **ret_index);
 /* The same for an open index, whose bytes the file has: it uses them from now on. */
 int built_index_move(int fd, const char *path, struct index *index);
 
-/* Memory that may be used now: what the job has available, within what the caller allows. */
+/* Memory that may be used now: as much as the job has available and the caller allows. */
 uint64_t pot_memory_bytes(const struct pot_options *options);
 
 /* ---- unpacked.c ---- */
@@ -129,9 +130,12 @@ uint64_t pot_memory_bytes(const struct pot_options *options);
  */
 opener unpacked_open;
 
+/* How many bytes a file may unpack to, by options->max_ratio. */
+uint64_t unpacked_most(const struct source *packed, const struct pot_options *options);
+
 /*
- * Use o->stream_index, which is that of the stream's content, and leave it to the store to
- * unpack the stream while it is read.
+ * Use o->stream_index, the index of the stream's content, and leave it to the store to unpack
+ * the stream while it is read.
  */
 opener unpacked_open_stream;
 
@@ -150,6 +154,8 @@ int opening_fingerprint(struct opening *o);
  */
 opener saved_index_open;
 
+#define INDEX_SUFFIX ".onepot-index"
+
 /*
  * Save the image in `fd` beside the archive, else in the cache folder. *ret_fd is the file
  * written, even if its path leads elsewhere by then. If both fail, the fault names both
@@ -157,10 +163,6 @@ opener saved_index_open;
  */
 int saved_index_write(const char *archive, uint64_t offset, const struct source *source, int fd,
                       uint64_t image_bytes, struct fault *fault, char **ret_path, int *ret_fd);
-
-/* The path in the cache folder of an index called NAME-KEY. -ENOENT: there is no such folder.
- */
-int saved_index_cache_path(const char *name, const char *key, char **ret_path);
 
 /*
  * The index in a file, if it can be trusted to describe the archive. -ENOENT, -ENOMEM,
@@ -186,9 +188,24 @@ int saved_index_write_file(const char *path, const struct saved_access *access, 
 /* Could a file be written under this path in the cache folder? -errno: why not. */
 int saved_index_check_folder(const char *path);
 
+/* ---- index_cache.c ---- */
+
+/* The path in the cache folder of an index called NAME-KEY. -ENOENT: there is no such folder.
+ */
+int index_cache_path(const char *name, const char *key, char **ret_path);
+
+/* The index at this path in the cache folder is used. */
+void index_cache_used(const char *path);
+
+/* Keep the file of an index from being removed, until it is neither open nor mapped. */
+void index_cache_lock(int fd);
+
+/* One was saved at this path: remove as many as the cache folder has no room for now. */
+void index_cache_saved(const char *path);
+
 /* ---- composed.c ---- */
 
-/* An index composed of others: what it is made of, and whose it is. */
+/* An index composed of others: its recipe, and its owner. */
 struct composed {
     const struct pot_options *options; /* whether to use and to save it */
     const struct recipe *recipe;
@@ -205,7 +222,7 @@ struct composed {
     struct pot_unsaved **later; /* options->saves_later: where to leave it; NULL: save it now */
 };
 
-/* A tree that takes longer to compose is saved. Of lists and patterns there may be many. */
+/* A tree that takes longer to compose is saved. There may be many lists and patterns. */
 enum { COMPOSED_WORTH_MS = 5, COMPOSED_VIEW_WORTH_MS = 200 };
 
 /* A failure to save it is worth a line if it took so long. */
@@ -245,7 +262,7 @@ void composed_take(struct pot *pot, struct index *index, char *path,
                    enum pot_index_origin origin);
 
 /* Add to a recipe that archives in archives are shown, if they are. */
-void composed_describe_nested(const struct pot_compose *compose, struct recipe *recipe);
+void composed_describe_nested(const struct pot_options *options, struct recipe *recipe);
 
 /* Use a saved index of what options->compose describes, if it needs no other index. */
 opener composed_open_saved;

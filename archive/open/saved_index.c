@@ -2,7 +2,7 @@
  * Indexes of foreign archives, kept on disk.
  *
  * An index is saved beside the archive (ARCHIVE.onepot-index), where all its readers profit,
- * else in the user's cache folder, under a name derived from the archive's path. It is written
+ * else in the user's cache folder (index_cache.c). It is written
  * to a temporary name, flushed and renamed, so that it is there as a whole or not at all.
  *
  * None is trusted. It must state the archive's size, its time and a fingerprint of its
@@ -20,8 +20,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <xxhash.h>
-
 #include "cleanup.h"
 #include "output.h"
 #include "path.h"
@@ -29,52 +27,14 @@
 
 #define SMALL_INDEX_BYTES (16u << 10)
 
-#define SUFFIX ".onepot-index"
-
-enum {
-    COPY_BYTES = 1 << 20,
-    NAME_PART = 100, /* of the archive's name, within the name of a cached index */
-};
+enum { COPY_BYTES = 1 << 20 };
 
 int pot_index_path(const char *archive, uint64_t offset, char **ret_path)
 {
-    return asprintf(ret_path, offset ? "%s@%" PRIu64 SUFFIX : "%s" SUFFIX, archive, offset) < 0
+    return asprintf(ret_path, offset ? "%s@%" PRIu64 INDEX_SUFFIX : "%s" INDEX_SUFFIX, archive,
+                    offset) < 0
                ? -ENOMEM
                : 0;
-}
-
-/* The folder for indexes that can't lie beside their archive. -ENOENT: there is none. */
-static int saved_cache_folder(char **ret_folder)
-{
-    const char *base = getenv("XDG_CACHE_HOME");
-    if (base && base[0] == '/')
-        return asprintf(ret_folder, "%s/onepot", base) < 0 ? -ENOMEM : 0;
-    base = getenv("HOME");
-    if (!base || base[0] != '/')
-        return -ENOENT;
-    return asprintf(ret_folder, "%s/.cache/onepot", base) < 0 ? -ENOMEM : 0;
-}
-
-int saved_index_cache_path(const char *name, const char *key, char **ret_path)
-{
-    auto_free char *folder = NULL;
-    int r = saved_cache_folder(&folder);
-    if (r < 0)
-        return r;
-    return asprintf(ret_path, "%s/%.*s-%s" SUFFIX, folder, NAME_PART, name, key) < 0 ? -ENOMEM
-                                                                                     : 0;
-}
-
-int pot_cached_index_path(const char *archive, uint64_t offset, char **ret_path)
-{
-    char key[40];
-    auto_free char *full = realpath(archive, NULL);
-    if (!full)
-        return -errno;
-    uint64_t hash = XXH3_64bits(full, strlen(full));
-    snprintf(key, sizeof(key), offset ? "%016" PRIx64 "@%" PRIu64 : "%016" PRIx64, hash,
-             offset);
-    return saved_index_cache_path(strrchr(full, '/') + 1, key, ret_path);
 }
 
 /* ---- finding ---- */
@@ -100,12 +60,10 @@ static bool saved_may_be_stream(const struct opening *o)
 /* Does the index describe the expected number of bytes? */
 static bool saved_has_size(const struct index *index, const struct opening *o)
 {
-    uint64_t bytes = index_info(index)->archive_bytes,
-             sums = index_windows(index, WINDOWS_EXPANDED);
+    uint64_t bytes = index_info(index)->archive_bytes, sums = index_windows(index);
     if (sums == 0)
         return bytes == source_size(o->pot->source);
-    return saved_may_be_stream(o) && bytes <= INT64_MAX &&
-           sums == bytes / INDEX_WINDOW_BYTES + (bytes % INDEX_WINDOW_BYTES != 0);
+    return saved_may_be_stream(o) && bytes <= INT64_MAX && sums == index_windows_of(bytes);
 }
 
 static bool saved_has_fingerprint(const struct index *index, struct opening *o)
@@ -118,7 +76,7 @@ static bool saved_describes(const struct index *index, struct opening *o)
 {
     const struct index_info *info = index_info(index);
     const struct source_identity *id = &o->pot->identity;
-    return info->format == o->pot->backend->format && saved_has_size(index, o) &&
+    return info->format == o->pot->backend->number && saved_has_size(index, o) &&
            info->archive_mtime_sec == id->mtime_sec &&
            info->archive_mtime_nsec == id->mtime_nsec;
 }
@@ -152,6 +110,7 @@ int saved_index_open_file(const char *path, const struct pot_options *options,
     struct stat ours, theirs;
     if (source_open(path, NULL, &file) < 0)
         return -ENOENT;
+    index_cache_lock(source_fd(file));
     const char *why = "can't be examined";
     if (fstat(source_fd(file), &ours) == 0 && fstat(source_fd(archive), &theirs) == 0)
         why = saved_mistrust(&ours, &theirs);
@@ -201,29 +160,50 @@ static int saved_try_path(const char *path, struct opening *o, struct index **re
     return 0;
 }
 
-int saved_index_open(struct opening *o, struct fault *fault)
+/* The place of it, and the index; -ENOENT: there is none. */
+static int saved_find(struct opening *o, char **ret_path, struct index **ret_index)
 {
     static int (*const places[])(const char *, uint64_t, char **) = {pot_index_path,
                                                                      pot_cached_index_path};
-    struct index *index;
     int r = -ENOENT;
-    (void)fault;
-    for (size_t i = 0; !o->options->rebuild && r == -ENOENT && i < 2; i++) {
+    for (size_t i = 0; r == -ENOENT && i < 2; i++) {
         auto_free char *path = NULL;
         if (places[i](o->pot->path, o->options->offset, &path) < 0)
             continue;
-        r = saved_try_path(path, o, &index);
+        r = saved_try_path(path, o, ret_index);
+        if (r == 0 && places[i] == pot_cached_index_path)
+            index_cache_used(path);
         if (r == 0)
-            o->pot->index_path = steal_ptr(&path);
+            *ret_path = steal_ptr(&path);
     }
+    return r;
+}
+
+/* Also where none may be used, an archive that was indexed anew after a change is well. */
+int saved_index_open(struct opening *o, struct fault *fault)
+{
+    struct pot *pot = o->pot;
+    struct index *index = NULL;
+    auto_free char *path = NULL;
+    bool rebuilds = o->options->rebuild;
+    (void)fault;
+    int r = rebuilds && !o->stale.err ? -ENOENT : saved_find(o, &path, &index);
+    pot->was_reindexed = r == 0 && o->stale.err;
+    if (r == -ENOENT && o->stale.err && o->options->save != POT_SAVE_ALWAYS)
+        pot_note_fault(o->options, pot->path, &o->stale);
     if (r < 0)
         return r == -ENOENT ? OPENER_NOT_MINE : r;
-    o->pot->origin = POT_INDEX_SAVED;
-    if (index_windows(index, WINDOWS_EXPANDED) > 0) {
+    if (rebuilds) {
+        index_close(index);
+        return OPENER_NOT_MINE;
+    }
+    pot->index_path = steal_ptr(&path);
+    pot->origin = POT_INDEX_SAVED;
+    if (index_windows(index) > 0) {
         o->stream_index = index;
         return OPENER_NOT_MINE;
     }
-    o->pot->index = index;
+    pot->index = index;
     return 0;
 }
 
@@ -262,7 +242,7 @@ static int saved_set_permissions(int fd, const struct saved_access *access)
 
 /*
  * Give the file to the archive's owner, who must be able to read it: root can do that. Done
- * last, since only the owner removes what is left of an interrupted save.
+ * last, since only the owner removes the remains of an interrupted save.
  */
 static void saved_hand_over(int fd, const struct saved_access *access)
 {
@@ -300,6 +280,7 @@ static int saved_write_to(const char *path, const struct saved_access *access, i
     if (r < 0)
         return r;
     saved_hand_over(fd, access);
+    index_cache_lock(fd); /* in place of the writer's */
     *ret_fd = steal_fd(&fd);
     return 0;
 }
@@ -333,7 +314,10 @@ int saved_index_write_file(const char *path, const struct saved_access *access, 
     if (!folders)
         return -ENOMEM;
     saved_make_folders(folders);
-    return saved_write_to(path, access, image, image_bytes, ret_fd);
+    int r = saved_write_to(path, access, image, image_bytes, ret_fd);
+    if (r == 0)
+        index_cache_saved(path);
+    return r;
 }
 
 static int saved_fault(int beside, const char *cached, int in_cache, struct fault *fault)

@@ -1,10 +1,10 @@
 /*
  * A private copy of the content of a compressed archive.
  *
- * It goes into memory if it fits: into /dev/shm, up to half of what the job may use, so that
- * the reader of the data keeps the other half. Its size is not known before it is unpacked. A
- * guess avoids hopeless attempts, and the limit on the size of a written file ends an attempt
- * that proves too large. Then it starts again on disk, in $TMPDIR or /tmp.
+ * It goes into memory if it fits: into /dev/shm, up to half of the job's memory, so that the
+ * reader of the data keeps the other half. Its size is not known before it is unpacked. A guess
+ * avoids hopeless attempts, and the limit on the size of a written file ends an attempt that
+ * proves too large. Then it starts again on disk, in $TMPDIR or /tmp.
  *
  * The file has no name from the start (or loses it at once if the filesystem can't do that),
  * so that nothing is left behind however this process ends.
@@ -49,7 +49,7 @@ struct unpacking {
     const char *folder; /* that it was unpacked to; NULL: nowhere */
 };
 
-static uint64_t unpacked_most(const struct source *packed, const struct pot_options *options)
+uint64_t unpacked_most(const struct source *packed, const struct pot_options *options)
 {
     uint64_t most, ratio = options->max_ratio ? options->max_ratio : POT_RATIO;
     if (ratio == POT_RATIO_OFF || __builtin_mul_overflow(source_size(packed), ratio, &most))
@@ -60,7 +60,7 @@ static uint64_t unpacked_most(const struct source *packed, const struct pot_opti
 static int unpacked_in_child(void *arg, struct progress *progress, struct fault *fault)
 {
     struct unpacking *u = arg;
-    return u->backend->unpack(u->packed, u->fd, u->kept, u->most, progress, fault);
+    return u->backend->stream->unpack(u->packed, u->fd, u->kept, u->most, progress, fault);
 }
 
 /* Bytes that may be written there; 0 if none can be. */
@@ -226,7 +226,7 @@ int unpacked_sums(struct source *source, struct builder_header *header,
                   struct progress *progress)
 {
     uint64_t bytes = source_size(source);
-    uint64_t count = bytes / INDEX_WINDOW_BYTES + (bytes % INDEX_WINDOW_BYTES != 0);
+    uint64_t count = index_windows_of(bytes);
     uint64_t *sums = malloc((count + 1) * sizeof(*sums));
     uint8_t *window = malloc(INDEX_WINDOW_BYTES);
     int r = sums && window ? 0 : -ENOMEM;
@@ -238,8 +238,8 @@ int unpacked_sums(struct source *source, struct builder_header *header,
             sums[i] = XXH3_64bits(window, len);
         progress->beats++;
     }
-    header->expanded_sums = sums;
-    header->expanded_count = count;
+    header->window_sums = sums;
+    header->window_count = count;
     return r;
 }
 
@@ -257,7 +257,7 @@ static int unpacked_open_content(struct unpacking *u, const char *compression,
         r = unpacked_somewhere(u, fault, &fd);
         r = r < 0 ? r : source_from_fd(fd, name, ret_source);
     }
-    if (r == 0 && u->folder)
+    if (r == 0 && u->folder && source_size(*ret_source) > 0)
         pot_note(u->options, name,
                  "is one %s stream: unpacked %" PRIu64
                  " bytes to %s; an archive by 'onepot pack' would make this unnecessary",
@@ -284,7 +284,8 @@ int unpacked_open(struct opening *o, struct fault *fault)
     o->compression = NULL;
     pot->packed = pot->source; /* saved indexes are found by the packed file */
     pot->source = content;
-    r = backend_find(content, fault, &pot->backend, NULL);
+    if (source_size(content) > 0) /* its back end has said what nothing is */
+        r = backend_find(content, fault, &pot->backend, NULL);
     return r < 0 ? r : OPENER_NOT_MINE;
 }
 

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "path.h"
 #include "file_id.h"
 #include "source.h"
 
@@ -92,13 +93,9 @@ static int leftover_examine(int folder_fd, const char *name, enum leftover *ret_
 
 void leftovers_remove(int folder_fd, const struct leftovers *l)
 {
-    int fd = openat(folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-    if (!dir) {
-        if (fd >= 0)
-            close(fd);
+    auto_closedir DIR *dir = path_list(folder_fd);
+    if (!dir)
         return;
-    }
     const struct dirent *entry;
     while ((entry = readdir(dir))) {
         size_t len;
@@ -109,5 +106,4 @@ void leftovers_remove(int folder_fd, const struct leftovers *l)
         if (leftover_examine(folder_fd, entry->d_name, &what) == 0 && l->found)
             l->found(l->ctx, what, entry->d_name);
     }
-    closedir(dir);
 }

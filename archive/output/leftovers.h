@@ -25,7 +25,7 @@
 /* Encode a number as six letters. */
 void partial_letters(uint64_t number, char ret_letters[PARTIAL_LETTER_COUNT + 1]);
 
-/* Is `name` that of a partial or ready file? If so, NAME is its first *ret_len bytes. */
+/* Does `name` belong to a partial or ready file? If so, NAME is its first *ret_len bytes. */
 bool partial_name_parse(const char *name, size_t *ret_len);
 
 enum leftover {

@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -293,12 +294,27 @@ int output_commit(struct output *output, bool sync, struct fault *fault)
     return 0;
 }
 
+/* The first partial file of this process that could not be removed. */
+static struct {
+    _Atomic bool is_claimed, is_known;
+    char name[NAME_MAX + 1];
+} left;
+
 void output_discard(struct output *output)
 {
     if (!output)
         return;
-    unlinkat(output->folder_fd, output->partial_name, 0);
+    if (unlinkat(output->folder_fd, output->partial_name, 0) < 0 && errno != ENOENT &&
+        !atomic_exchange(&left.is_claimed, true)) {
+        snprintf(left.name, sizeof(left.name), "%s", output->partial_name);
+        atomic_store(&left.is_known, true);
+    }
     output_release(output);
+}
+
+const char *output_left(void)
+{
+    return atomic_load(&left.is_known) ? left.name : NULL;
 }
 
 int output_nameless(const char *folder)

@@ -69,6 +69,12 @@ int output_commit(struct output *output, bool sync, struct fault *fault);
 void output_discard(struct output *output); /* NULL is fine */
 
 /*
+ * The name of the first partial file, in its output's folder, that this process discarded and
+ * could not remove; NULL: there is none.
+ */
+const char *output_left(void);
+
+/*
  * Open a file without a name, accessible to this user alone, that vanishes with its last
  * descriptor. A descriptor for reading and writing, or -errno.
  */

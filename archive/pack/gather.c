@@ -2,11 +2,8 @@
  * Gathers one member with as few system calls as possible: on a parallel filesystem each may be
  * a round trip. A regular file costs openat, fstat, flistxattr, pread and close. The pread asks
  * for one byte more than the file's size, and so also shows that the file did not grow.
- *
- * A file with several names is not read at first: only when its turn in the archive comes is it
- * known whether this is the first of them.
  */
-#include "gather_private.h"
+#include "gather.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -500,7 +497,7 @@ static int gather_opened(struct gathered *g, struct gather_file *file, const str
     return r < 0 ? r : gather_content(g, file, &list);
 }
 
-static int gather_regular(struct gathered *g, int folder_fd, const char *name, bool has_turn)
+static int gather_regular(struct gathered *g, int folder_fd, const char *name)
 {
     struct gather_file file = {
         .fd =
@@ -515,8 +512,7 @@ static int gather_regular(struct gathered *g, int folder_fd, const char *name, b
         r = gather_changed_kind(g);
     } else {
         gather_stat(g, &st);
-        g->again = st.st_nlink > 1 && !has_turn;
-        r = g->again ? 0 : gather_opened(g, &file, &st);
+        r = gather_opened(g, &file, &st);
     }
     if (file.fd >= 0)
         close(file.fd);
@@ -529,11 +525,11 @@ static int gather_by_type(const struct gather_from *from, struct gathered *g)
 {
     int folder_fd = from->folder_fd;
     if (from->input)
-        return gather_from_input(from, g, false);
+        return gather_from_input(from, g);
     if (from->type == DT_DIR)
         return gather_folder(from, g);
     if (from->type == DT_REG)
-        return gather_regular(g, folder_fd, from->name, false);
+        return gather_regular(g, folder_fd, from->name);
     struct stat st;
     if (fstatat(folder_fd, from->name, &st, AT_SYMLINK_NOFOLLOW) < 0) {
         if (errno == ENOENT && gather_is_listed(from))
@@ -544,14 +540,14 @@ static int gather_by_type(const struct gather_from *from, struct gathered *g)
         if (from->type != DT_UNKNOWN)
             return gather_changed_kind(g);
         return S_ISDIR(st.st_mode) ? gather_folder(from, g)
-                                   : gather_regular(g, folder_fd, from->name, false);
+                                   : gather_regular(g, folder_fd, from->name);
     }
     return gather_special(g, folder_fd, from->name, &st);
 }
 
 static int gather_encode(struct gathered *g)
 {
-    if (g->skip || g->again)
+    if (g->skip)
         return 0;
     int r = pax_encode(&g->member, &g->header);
     if (r < 0 && r != -ENOMEM)
@@ -573,14 +569,6 @@ int gather_nothing(char *path, int err, struct gathered *g)
 {
     *g = (struct gathered){.fd = -1, .path = path};
     return gather_leave_out(g, err, "its folder can't be opened");
-}
-
-int gather_data(const struct gather_from *from, struct gathered *g)
-{
-    g->again = false;
-    int r = from->input ? gather_from_input(from, g, true)
-                        : gather_regular(g, from->folder_fd, from->name, true);
-    return r < 0 ? r : gather_encode(g);
 }
 
 void gather_free(struct gathered *g)
@@ -605,7 +593,7 @@ void gather_free(struct gathered *g)
 
 bool stream_next(struct stream *s, uint64_t *ret_offset, size_t *ret_len, bool *ret_last)
 {
-    if (s->extent == s->extents.count)
+    if (s->dropped || s->extent == s->extents.count)
         return false;
     const struct pax_extent *e = &s->extents.at[s->extent];
     size_t len = (size_t)min_u64(e->length - s->done, GATHER_PIECE_BYTES);

@@ -43,6 +43,7 @@ struct stream {
     uint64_t size_bytes;
     unsigned refs; /* for the caller */
     bool reported; /* for the caller: a problem with it was reported */
+    bool dropped;  /* by the caller, under the lock of stream_next: no more pieces come */
 
     /* The sum of all pieces that the source archive has; the caller checks it. */
     struct checksum *checksum; /* NULL: it has none */
@@ -64,7 +65,7 @@ struct gather_from {
 struct gathered {
     bool skip;                /* there is no member: a socket, or a failure */
     struct pax_member member; /* points into the fields below */
-    struct pax_buffer header; /* encoded; empty if `again` is set */
+    struct pax_buffer header; /* encoded */
     uint8_t *data;            /* the whole data, or NULL */
     uint64_t sum;             /* the XXH3-64 of `data` */
     struct stream *stream;    /* if the data comes in pieces */
@@ -76,8 +77,6 @@ struct gathered {
 
     struct file_id id;
     uint64_t nlink;
-    bool again; /* has several names and is not read yet: call gather_data if this is the first
-                 */
 
     struct fault *problem; /* skipped or changed: makes the exit status 1 */
     struct fault *note;    /* for information */
@@ -98,9 +97,6 @@ int gather_member(const struct gather_from *from, char *path, size_t path_len,
 /* Stands in for a member that can't be reached; `err` is the reason. Takes `path`. -ENOMEM. */
 int gather_nothing(char *path, int err, struct gathered *ret);
 
-/* Reads the data that gather_member left out because the inode has several names. -ENOMEM. */
-int gather_data(const struct gather_from *from, struct gathered *g);
-
 /* The fault for a stream whose sum differs from that in its archive. */
 void gather_sum_fault(const char *path, struct fault *fault);
 
@@ -116,5 +112,24 @@ bool stream_next(struct stream *stream, uint64_t *ret_offset, size_t *ret_len, b
 int stream_read(const struct stream *stream, uint64_t offset, size_t len, bool last,
                 uint8_t *bytes, struct fault **ret_problem);
 void stream_free(struct stream *stream); /* NULL is fine */
+
+/* ---- between gather.c and gather_input.c ---- */
+
+/* Leaves the member out. `err` is the system's answer. -ENOMEM. */
+int gather_leave_out(struct gathered *g, int err, const char *what);
+
+/* Copies name and value. Afterwards gather_end_xattrs sorts them, as filesystems don't. */
+int gather_add_xattr(struct gathered *g, const char *name, size_t name_len, const void *value,
+                     size_t value_len);
+void gather_end_xattrs(struct gathered *g);
+
+/*
+ * Reads a regular file's data, or makes a stream for it, which takes file->fd. Extents come
+ * from a sparse member; they are taken. -ENOMEM.
+ */
+int gather_content(struct gathered *g, struct gather_file *file, gather_extents *extents);
+
+/* As gather_member, from from->input. */
+int gather_from_input(const struct gather_from *from, struct gathered *g);
 
 #endif

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "gather_private.h"
+#include "gather.h"
 
 static int input_xattrs(const struct index *index, uint32_t position, struct gathered *g)
 {
@@ -127,16 +127,13 @@ static int input_regular(const struct gather_from *from, const struct node *n,
     return r < 0 ? r : gather_content(g, &file, &list);
 }
 
-static int input_node(const struct gather_from *from, struct gathered *g, bool has_turn)
+static int input_node(const struct gather_from *from, struct gathered *g)
 {
     struct node n;
     int r = index_node(from->input->index, from->number, &n);
     if (r < 0)
         return r;
     input_attributes(g, from->input, &n);
-    g->again = S_ISREG(n.mode) && n.nlink > 1 && !has_turn;
-    if (g->again)
-        return 0;
     if (n.has_xattrs)
         r = input_xattrs(from->input->index, n.position, g);
     if (r == 0 && S_ISDIR(n.mode))
@@ -148,9 +145,9 @@ static int input_node(const struct gather_from *from, struct gathered *g, bool h
     return r;
 }
 
-int gather_from_input(const struct gather_from *from, struct gathered *g, bool has_turn)
+int gather_from_input(const struct gather_from *from, struct gathered *g)
 {
-    int r = input_node(from, g, has_turn);
+    int r = input_node(from, g);
     if (r == 0 || r == -ENOMEM)
         return r;
     g->is_folder = false;

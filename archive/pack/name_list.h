@@ -27,7 +27,7 @@ typedef int name_list_report(void *ctx, const struct fault *what);
  * Reads the list from a descriptor until its end. `nul`: NUL bytes separate the names.
  * Otherwise that is detected: if the list contains a NUL, NULs separate the names; if not, each
  * line is a name. `root` is the absolute path of the directory, or NULL. Errors: of text_read,
- * -E2BIG (over 4,294,967,000 names), and those that `report` returns.
+ * -E2BIG (over 4,294,967,000 names), and `report`'s.
  */
 int name_list_read(int fd, bool nul, const char *root, name_list_report *report, void *ctx,
                    struct name_list **ret_list);
@@ -42,8 +42,8 @@ uint64_t name_list_count(const struct name_list *list);
 const char *name_list_name(const struct name_list *list, size_t number, bool *ret_whole);
 
 /*
- * The listed names in a directory. `number` is the number of its own name in a listing (0 for
- * the root), and `path_len` the length of its path. A name with listed names below it is
+ * The listed names in a directory. `number` is the number of the directory's name in a listing
+ * (0 for the root), and `path_len` the length of its path. A name with listed names below it is
  * DT_DIR, others are DT_UNKNOWN. Returns 1 and no listing if everything in the directory is
  * packed. -ENOMEM.
  */

@@ -22,10 +22,14 @@
 #include "numbers.h"
 #include "path.h"
 #include "compress.h"
+#include "count.h"
 #include "folder.h"
 #include "output.h"
 #include "pipeline.h"
 #include "shard_exchange.h"
+
+#define SURVEY_THREADS 16u     /* they wait for the storage of files' attributes */
+#define SURVEY_INDEX_BYTES 72u /* of the index for a member, about */
 
 /* Everything that a run needs, from its options. */
 struct run {
@@ -297,7 +301,7 @@ static void pack_remove_leftovers(struct run *run)
     output_clean(shard ? shard : run->options->output, &how);
 }
 
-/* Shards that this rank had ready must not be mistaken for those that it is about to write. */
+/* Do not mistake this rank's finished shards for the ones it is about to write. */
 static int pack_clear_shards(struct run *run, const char *letters, struct fault *fault)
 {
     struct shard_exchange x;
@@ -334,7 +338,7 @@ static int pack_write_archive(struct run *run, struct fault *fault)
     return r;
 }
 
-/* ---- what is selected ---- */
+/* ---- selection ---- */
 
 static int pack_report_name(void *ctx, const struct fault *what)
 {
@@ -442,24 +446,73 @@ static void pack_close_run(struct run *run)
     shard_names_free(&run->shard_names);
 }
 
+/* Open the sources, and find which of their files are wanted. pack_close_run, in any case. */
+static int pack_begin_run(struct run *run, const struct pack_options *options,
+                          struct fault *fault)
+{
+    *run = (struct run){.options = options};
+    if (options->source_count == 0)
+        return -EINVAL;
+    run->sources = calloc(options->source_count, sizeof(*run->sources));
+    if (!run->sources)
+        return -ENOMEM;
+    for (size_t i = 0; i < options->source_count; i++)
+        run->sources[i].fd = -1;
+    int r = pack_open_sources(options, run->sources, fault);
+    return r < 0 ? r : pack_select_files(run, fault);
+}
+
 int pack_run(const struct pack_options *options, struct fault *fault,
              struct pack_result *ret_result)
 {
-    struct run run = {.options = options};
-    if (options->source_count == 0)
-        return -EINVAL;
-    run.sources = calloc(options->source_count, sizeof(*run.sources));
-    if (!run.sources)
-        return -ENOMEM;
-    for (size_t i = 0; i < options->source_count; i++)
-        run.sources[i].fd = -1;
-    int r = pack_open_sources(options, run.sources, fault);
-    if (r == 0)
-        r = pack_select_files(&run, fault);
+    struct run run;
+    int r = pack_begin_run(&run, options, fault);
     if (r == 0 && !pack_has_no_share(options))
         r = pack_write_archive(&run, fault);
     if (r == 0)
         *ret_result = run.result;
     pack_close_run(&run);
     return r;
+}
+
+/* ---- a survey ---- */
+
+static int pack_count(struct run *run, struct pack_survey *survey)
+{
+    struct folder_set set = {.most = pack_descriptors() / 4};
+    struct pipeline_sources sources = {.at = run->sources};
+    struct count count = {.sources = &sources,
+                          .selection = &run->selection,
+                          .survey = survey,
+                          .options = run->options};
+    int r = pack_make_root(run, &set, &sources.root);
+    if (r < 0)
+        return r;
+    r = count_all(&count, min_u32(SURVEY_THREADS, pack_max_threads()));
+    count_stop(&count);
+    folder_unref(&set, sources.root);
+    survey->archive_bytes += survey->members * SURVEY_INDEX_BYTES;
+    return r;
+}
+
+int pack_survey(const struct pack_options *options, struct fault *fault,
+                struct pack_survey *ret_survey)
+{
+    struct run run;
+    *ret_survey = (struct pack_survey){0};
+    for (size_t i = 0; options->inputs && i < options->source_count; i++)
+        if (options->inputs[i])
+            return -EINVAL;
+    int r = pack_begin_run(&run, options, fault);
+    if (r == 0)
+        r = pack_count(&run, ret_survey);
+    pack_close_run(&run);
+    return r;
+}
+
+void pack_survey_free(struct pack_survey *survey)
+{
+    for (size_t i = 0; i < survey->shares.count; i++)
+        free(survey->shares.at[i].name);
+    vector_free(&survey->shares);
 }

@@ -27,6 +27,7 @@
 #include "backend.h"
 #include "fault.h"
 #include "input.h"
+#include "vector.h"
 #include "writer.h"
 
 #define PACK_THREADS_MAX 256u
@@ -94,6 +95,32 @@ struct pack_result {
  */
 int pack_run(const struct pack_options *options, struct fault *fault,
              struct pack_result *ret_result);
+
+/* The share of a source, or of a folder in it with all below. */
+struct pack_share {
+    char *name; /* one of several sources, or the path of a folder in the only one */
+    uint64_t files;
+    uint64_t bytes;  /* of files' data */
+    uint64_t inodes; /* files and folders; a file of several names is one */
+};
+
+struct pack_survey {
+    struct pack_share all;
+    VECTOR(struct pack_share) shares;
+    uint64_t members;
+    uint64_t archive_bytes; /* of an archive that is not compressed, about */
+    uint64_t problems;
+};
+
+/*
+ * Finds what there is to pack, and how large the archive will be, without reading a file or
+ * writing anything. Sources are directories (-EINVAL: one is an archive), without a list of
+ * names. Files that can't be looked at are reported and counted. The caller frees the survey,
+ * also on failure.
+ */
+int pack_survey(const struct pack_options *options, struct fault *fault,
+                struct pack_survey *ret_survey);
+void pack_survey_free(struct pack_survey *survey);
 
 /*
  * "NAME.onepot.tar" in the current directory, for a directory NAME or an archive NAME.tar.gz.

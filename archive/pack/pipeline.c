@@ -33,12 +33,13 @@
 #include "checksum.h"
 #include "cleanup.h"
 #include "clock.h"
+#include "count.h"
 #include "gather.h"
 #include "map.h"
 #include "numbers.h"
 #include "thread.h"
 
-/* Limits on what is in flight: enough that no thread waits for one slow file. */
+/* Limits on work in flight: enough that no thread waits for one slow file. */
 #define FLIGHT_ITEMS_PER_THREAD 128u
 #define FLIGHT_BYTES_PER_THREAD ((size_t)GATHER_PIECE_BYTES)
 #define FLIGHT_BYTES_MIN ((size_t)8 << 20)
@@ -78,7 +79,7 @@ struct item {
     struct gather_from from; /* MEMBER: `folder_fd` is pinned, or -errno */
     struct gathered gathered;
 
-    struct stream *stream; /* PIECE, CURSOR_STREAM */
+    struct stream *stream; /* PIECE, CURSOR_STREAM; MEMBER whose data come in pieces */
     uint64_t offset;
     size_t len;
     bool last;
@@ -197,19 +198,15 @@ static int pipeline_add_folder_cursor(struct pipeline *p, struct folder *folder,
     return 0;
 }
 
-/* Takes the stream. */
-static int pipeline_add_stream_cursor(struct pipeline *p, struct stream *stream, uint32_t shard,
-                                      struct item *place)
+static int pipeline_add_stream_cursor(struct pipeline *p, struct item *member)
 {
     struct item *cursor = pipeline_new_item(CURSOR_STREAM);
-    if (!cursor) {
-        stream_free(stream);
+    if (!cursor)
         return -ENOMEM;
-    }
-    stream->refs = 1;
-    cursor->stream = stream;
-    cursor->shard = shard;
-    pipeline_insert_cursor(p, cursor, place);
+    member->stream = cursor->stream = steal_ptr(&member->gathered.stream);
+    cursor->stream->refs = 2;
+    cursor->shard = member->shard;
+    pipeline_insert_cursor(p, cursor, member->after);
     return 0;
 }
 
@@ -348,7 +345,6 @@ static int pipeline_open_below(struct pipeline *p, struct item *item)
 static int pipeline_leave_out_output(struct gathered *g)
 {
     g->skip = true;
-    g->again = false;
     stream_free(g->stream);
     free(g->problem);
     g->stream = NULL;
@@ -372,7 +368,7 @@ static int pipeline_queue_rest(struct pipeline *p, struct item *item)
     if (r == 0 && g->is_folder && !g->skip)
         r = pipeline_open_below(p, item);
     if (r == 0 && g->stream && !g->skip)
-        r = pipeline_add_stream_cursor(p, steal_ptr(&g->stream), item->shard, item->after);
+        r = pipeline_add_stream_cursor(p, item);
     return r;
 }
 
@@ -426,14 +422,26 @@ static int pipeline_report_gathered(struct pipeline *p, const struct gathered *g
 }
 
 /* Another name of a file that is in the archive: becomes a hard link, whatever was read. */
-static int pipeline_make_link(struct gathered *g, const char *first)
+static int pipeline_make_link(struct pipeline *p, struct item *item, const char *first)
 {
+    struct gathered *g = &item->gathered;
+    struct pax_member *m = &g->member;
+    if (item->stream) {
+        pthread_mutex_lock(&p->lock);
+        item->stream->dropped = true;
+        pthread_mutex_unlock(&p->lock);
+    }
+    free(g->data);
+    free(g->problem); /* with what was read */
+    g->data = NULL;
+    g->problem = NULL;
     pax_buffer_free(&g->header);
-    g->member.hardlink = true;
-    g->member.link = first;
-    g->member.link_len = strlen(first);
-    g->member.sparse = false;
-    return pax_encode(&g->member, &g->header);
+    m->hardlink = true;
+    m->link = first;
+    m->link_len = strlen(first);
+    m->sparse = false;
+    m->extent_count = m->xattr_count = 0;
+    return pax_encode(m, &g->header);
 }
 
 /* Later names of the file, in the same shard, will be links to this one. */
@@ -449,57 +457,28 @@ static int pipeline_keep_first(struct pipeline *p, struct map *links, const stru
     return r == -EEXIST ? 0 : r;
 }
 
-/* The first name of a file with several names: its data is read now. */
-static int pipeline_read_first(struct pipeline *p, struct item *item)
-{
-    struct gathered *g = &item->gathered;
-    struct gather_from from = item->from;
-    int r = 0;
-    pthread_mutex_lock(&p->lock);
-    if (!from.input)
-        r = folder_pin(p->set, item->folder, &from.folder_fd);
-    pthread_mutex_unlock(&p->lock);
-    if (r < 0) {
-        char *path = steal_ptr(&g->path);
-        gather_free(g);
-        return gather_nothing(path, r, g);
-    }
-    r = gather_data(&from, g);
-
-    pthread_mutex_lock(&p->lock);
-    if (!from.input)
-        folder_unpin(p->set, item->folder);
-    if (r == 0)
-        r = pipeline_queue_rest(p, item);
-    pthread_mutex_unlock(&p->lock);
-    return r;
-}
-
 /*
- * A file with several names: the first in a shard has the data, the others are links. Names in
- * different shards become separate files, because two processes would have to consult each
- * other to link them.
+ * A file with several names: the first in a shard has the data, the others are links. Which one
+ * is the first is known only here, so all were read: most files with several names have the
+ * others outside the tree, as a package manager leaves them. Names in different shards become
+ * separate files, because two processes would have to consult each other to link them.
  */
-static int pipeline_settle_links(struct pipeline *p, struct item *item, bool *ret_is_link)
+static int pipeline_settle_links(struct pipeline *p, struct item *item)
 {
     struct gathered *g = &item->gathered;
     struct map *links = &p->links[item->shard];
     uint64_t first;
     if (g->skip || g->nlink <= 1 || S_ISDIR(g->member.mode))
         return 0;
-    if (map_get(links, (struct map_key){g->id.dev, g->id.ino}, &first) == 0) {
-        *ret_is_link = true;
-        return pipeline_make_link(g, p->first_names.at[first]);
-    }
-    int r = g->again ? pipeline_read_first(p, item) : 0;
-    return r == 0 && !g->skip ? pipeline_keep_first(p, links, g) : r;
+    if (map_get(links, (struct map_key){g->id.dev, g->id.ino}, &first) == 0)
+        return pipeline_make_link(p, item, p->first_names.at[first]);
+    return pipeline_keep_first(p, links, g);
 }
 
 static int pipeline_write_member(struct pipeline *p, struct item *item)
 {
     struct gathered *g = &item->gathered;
-    bool is_link = false;
-    int r = pipeline_settle_links(p, item, &is_link);
+    int r = pipeline_settle_links(p, item);
     if (r == 0)
         r = pipeline_report_gathered(p, g);
     if (r < 0 || g->skip)
@@ -508,7 +487,7 @@ static int pipeline_write_member(struct pipeline *p, struct item *item)
         return shard_set_add_folder(p->shards, item->folder, item->below, g, p->fault);
     r = shard_set_add(p->shards, item->shard, item->folder, &g->member, &g->header,
                       g->data ? &g->sum : NULL, p->fault);
-    if (r == 0 && g->data && !is_link) {
+    if (r == 0 && g->data) {
         p->read_bytes += g->member.size_bytes;
         r = shard_set_data(p->shards, item->shard, steal_ptr(&g->data),
                            (size_t)g->member.size_bytes, p->fault);
@@ -533,6 +512,8 @@ static int pipeline_check_sum(struct pipeline *p, const struct item *item)
 static int pipeline_write_piece(struct pipeline *p, struct item *item)
 {
     int r = 0;
+    if (item->stream->dropped)
+        return 0;
     if (!item->stream->reported) /* a file that shrank by a terabyte is one problem */
         r = pipeline_report(p, PACK_PROBLEM, item->problem);
     if (item->problem)
@@ -744,7 +725,12 @@ int pipeline_run(const struct pack_options *options, const struct pipeline_sourc
     unsigned first = options->threads ? options->threads : THREADS_FIRST;
     unsigned last = options->threads ? options->threads : THREADS_LAST;
     p.most_threads = min_u32(last, max_threads);
+    struct count counted = {
+        .sources = sources, .selection = selection, .progress = &p.progress};
+    if (options->progress && !sources->total_members && !selection->names)
+        count_start(&counted);
     pipeline_run_threads(&p, min_u32(first, max_threads));
+    count_stop(&counted);
     pipeline_free(&p, count);
     return p.error;
 }

@@ -20,7 +20,7 @@ struct pack_source {
 };
 
 struct pipeline_sources {
-    struct folder *root;    /* has no descriptor; its names are those of the sources */
+    struct folder *root;    /* has no descriptor; its names are the sources' */
     struct pack_source *at; /* in the same order */
     uint64_t total_bytes;   /* of files' data, if known; else 0 */
     uint64_t total_members; /* number of members, if known; else 0 */
@@ -29,8 +29,7 @@ struct pipeline_sources {
 /*
  * Writes everything that is selected from the sources. Counts problems and sockets in *result.
  * Runs no more than `max_threads` threads (1 to PACK_THREADS_MAX), whatever the options ask
- * for. Errors: those of the writers, -EINTR, -ENOMEM, and with `strict` that of the first
- * problem.
+ * for. Errors: the writers', -EINTR, -ENOMEM, and with `strict` the first problem's.
  */
 int pipeline_run(const struct pack_options *options, const struct pipeline_sources *sources,
                  const struct selection *selection, struct shard_set *shards,

@@ -86,7 +86,7 @@ static int selection_start_path(struct selection_path *p, const char *folder, si
 
 /*
  * Finds out whether the entry is a directory, if a decision depends on it. For listed names it
- * does not: a directory without listed names below it goes to the shard of its own name.
+ * does not: a directory without listed names below it goes to the shard of its name.
  */
 static void selection_find_type(const struct selection *s, int folder_fd, struct folder_name *n)
 {

@@ -29,7 +29,7 @@ struct selection {
 };
 
 /*
- * Does the pattern match a path within the source? Patterns are those of fnmatch(3). A pattern
+ * Does the pattern match a path within the source? Patterns work as in fnmatch(3). A pattern
  * without a slash is matched with the last component. A pattern with a slash, not counting a
  * leading one, is matched with the whole path, and '*' also matches slashes. A slash at the end
  * restricts the pattern to directories.

@@ -1,8 +1,8 @@
 /*
  * The archives that a run of the packer writes: one, or this process's part of the shards. A
  * shard has the files that the hash of their paths puts there, and the directories that lead to
- * them. A directory is also in the shard of its own path, so that an empty one is somewhere.
- * The root is in every shard.
+ * them. A directory is also in the shard of its path, so that an empty one is somewhere. The
+ * root is in every shard.
  *
  * Threads: one at a time.
  */
@@ -47,9 +47,9 @@ int shard_set_add_folder(struct shard_set *shards, const struct folder *folder,
 uint64_t shard_set_offset(const struct shard_set *shards);
 
 /*
- * Completes the archives and gives all of them their names, together with those of other
- * processes. The last process to come here does that and gets 1; 0: other processes are still
- * to come. On failure, or when `stop` (may be NULL) is set meanwhile (-EINTR), none of this
+ * Completes the archives and gives all of them their names, together with other processes'
+ * archives. The last process to come here does that and gets 1; 0: other processes are still to
+ * come. On failure, or when `stop` (may be NULL) is set meanwhile (-EINTR), none of this
  * process's archives is left. But once the exchange has begun the new set is there; archives
  * that an error kept from being renamed are renamed by the next run. *ret_totals is the sum
  * over the archives. Frees the set in any case.

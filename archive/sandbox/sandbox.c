@@ -373,9 +373,9 @@ static int sandbox_outcome(const struct run *run, struct fault *fault)
 }
 
 /*
- * Choose the signals that don't end the wait: all that the caller handles, except those that
- * ask it to end. A program with a profiler's timer, or whose batch system sends SIGUSR1, wants
- * to go on; it gets those signals after the wait. Unhandled signals act at once, as usual.
+ * Choose the signals that don't end the wait: all that the caller handles, except requests to
+ * end. A program with a profiler's timer, or whose batch system sends SIGUSR1, wants to go on;
+ * it gets those signals after the wait. Unhandled signals act at once, as usual.
  */
 void sandbox_waiting_signals(const sigset_t *before, sigset_t *ret_blocked)
 {

@@ -63,8 +63,8 @@ int sandbox_run(int (*fn)(void *arg, struct progress *progress, struct fault *fa
 
 /*
  * The signals that sandbox_run has blocked while it waits, for somebody who waits for threads
- * that call it: those that `before` blocks, and those that the program handles and that don't
- * ask it to end.
+ * that call it: the ones that `before` blocks, and the ones that the program handles, except
+ * requests to end.
  */
 void sandbox_waiting_signals(const sigset_t *before, sigset_t *ret_blocked);
 

@@ -2,7 +2,7 @@
  * The system calls that the sandbox's child may make. Calls not on the list return EPERM
  * instead of killing, because libraries look for things (a locale, a configuration file) that
  * they can do without. No call on it takes a path, so fstat(3) of newer versions of glibc
- * fails. None sets limits or reveals those of other processes. A sanitizer's runtime makes
+ * fails. No call here sets limits or reveals another process's. A sanitizer's runtime makes
  * calls that no list foresees, so such a build has no filter.
  */
 #include "sandbox_private.h"

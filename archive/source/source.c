@@ -1,6 +1,6 @@
 /*
  * The part that all sources share. Each call goes to the outermost source of a chain that has
- * this operation.
+ * this operation; on the way, slices add where they begin.
  */
 #include "source.h"
 
@@ -17,11 +17,19 @@
 #include "numbers.h"
 #include "source_ops.h"
 
+/* Go on to the outermost source with this operation, and to the same byte there. */
+#define DESCEND(source, op, offset)                                                            \
+    while (!(source)->ops->op) {                                                               \
+        *(offset) += (source)->begin;                                                          \
+        (source) = (source)->wrapped;                                                          \
+    }
+
 void source_wrap(struct source *wrapper, const struct source_ops *ops, struct source **source)
 {
     *wrapper = **source;
     wrapper->ops = ops;
     wrapper->wrapped = *source;
+    wrapper->begin = 0;
     *source = wrapper;
 }
 
@@ -227,8 +235,7 @@ bool source_is_whole(struct source *source)
 bool source_range_is_whole(struct source *source, uint64_t offset, uint64_t len)
 {
     const struct source *s = source;
-    while (!s->ops->range_is_whole && !s->ops->is_whole && !s->ops->map)
-        s = s->wrapped;
+    DESCEND(s, is_whole, &offset);
     return s->ops->range_is_whole && s->ops->range_is_whole(s, offset, len)
                ? true
                : source_is_whole(source);
@@ -237,10 +244,10 @@ bool source_range_is_whole(struct source *source, uint64_t offset, uint64_t len)
 void source_advise(const struct source *source, enum source_advice advice, uint64_t offset,
                    uint64_t len)
 {
-    while (!source->ops->advise)
-        source = source->wrapped;
-    if (source_in_range(source, len, offset))
-        source->ops->advise(source, advice, offset, len);
+    if (!source_in_range(source, len, offset))
+        return;
+    DESCEND(source, advise, &offset);
+    source->ops->advise(source, advice, offset, len);
 }
 
 /* ---- bytes ---- */
@@ -258,9 +265,12 @@ void source_cursor_step(struct source_cursor *cursor, size_t n)
 
 int source_read_on(const struct source *source, struct source_cursor *cursor)
 {
-    while (!source->ops->read)
-        source = source->wrapped;
-    return source->ops->read(source, cursor);
+    uint64_t offset = cursor->offset;
+    DESCEND(source, read, &cursor->offset);
+    uint64_t skipped = cursor->offset - offset;
+    int r = source->ops->read(source, cursor);
+    cursor->offset -= skipped;
+    return r;
 }
 
 int source_readv(const struct source *source, struct iovec *iov, int count, uint64_t offset)
@@ -289,30 +299,33 @@ int source_read_cached(const struct source *source, void *buf, size_t len, uint6
 {
     if (!source_in_range(source, len, offset))
         return -ENODATA;
-    while (!source->ops->read_cached)
-        source = source->wrapped;
+    DESCEND(source, read_cached, &offset);
     return source->ops->read_cached(source, buf, len, offset);
 }
 
-const uint8_t *source_map(const struct source *source)
+const uint8_t *source_map_at(const struct source *source, uint64_t offset, uint64_t len)
 {
-    while (!source->ops->map)
-        source = source->wrapped;
-    return source->ops->map(source);
+    if (len == 0 || !source_in_range(source, len, offset))
+        return NULL;
+    DESCEND(source, map, &offset);
+    return source->ops->map(source, offset, len);
 }
 
-int source_place(const struct source *source, uint64_t offset, uint64_t len, uint8_t *address)
+bool source_can_map(const struct source *source)
 {
-    while (!source->ops->place && !source->ops->map)
-        source = source->wrapped;
-    return source->ops->place ? source->ops->place(source, offset, len, address) : -ENOTSUP;
+    const struct source *several = several_in(source);
+    struct source_state state;
+    if (!several)
+        return source_map(source) != NULL;
+    state = source_state_of(several);
+    return several->size_bytes > 0 && state.is_local && !state.keeps &&
+           source_may_map(several->size_bytes);
 }
 
 static int source_call_bring(const struct source *source, uint64_t offset, uint64_t len,
                              bool may_wait)
 {
-    while (!source->ops->bring)
-        source = source->wrapped;
+    DESCEND(source, bring, &offset);
     return source->ops->bring(source, offset, len, may_wait);
 }
 

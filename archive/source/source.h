@@ -28,10 +28,10 @@ struct source_identity {
     uint64_t size_bytes;
     int64_t mtime_sec;
     uint32_t mtime_nsec;
-    /* Of the last change of the file or its attributes. Not compared with others. */
+    /* When the file or its attributes last changed. Not compared with others. */
     int64_t ctime_sec;
     uint32_t ctime_nsec;
-    /* Of a part of the file (source_slice.h): its place. 0, 0: all of the file. */
+    /* The place of a part of the file (source_slice.h). 0, 0: all of the file. */
     uint64_t slice_start, slice_bytes;
 };
 
@@ -126,12 +126,22 @@ bool source_is_memory(const struct source *source);
 bool source_is_ours(const struct source *source);
 
 /*
- * The whole file, mapped read-only and shared, or NULL when it is empty, not local or could
- * not be mapped; the caller then uses source_read. Mapped at the first call; valid until
- * source_close. What is read there was first brought (source_bring), unless the source is known
- * to be a single file.
+ * A range, mapped read-only and shared, or NULL when it is empty, not local or could not be
+ * mapped; the caller then uses source_read. A file is mapped as a whole at the first call;
+ * valid until source_close. If there are several files, each is mapped when bytes of it are
+ * asked for, and a range that does not lie in one of them is not mapped. Bytes that are read
+ * there were first brought (source_bring), unless the source is known to keep nothing.
  */
-const uint8_t *source_map(const struct source *source);
+const uint8_t *source_map_at(const struct source *source, uint64_t offset, uint64_t len);
+
+/* All of it. */
+static inline const uint8_t *source_map(const struct source *source)
+{
+    return source_map_at(source, 0, source_size(source));
+}
+
+/* Can ranges of it be mapped? Of several files, none is mapped by this. */
+bool source_can_map(const struct source *source);
 
 /*
  * Is the source as long as it was, and did everything read through the mapping so far come from
@@ -171,9 +181,16 @@ int source_read_cached(const struct source *source, void *buf, size_t len, uint6
 int source_readv(const struct source *source, struct iovec *iov, int count, uint64_t offset);
 
 /*
+ * How many tries to read storage have failed in this process, also if a later one succeeded.
+ * Where it grew during a read, the bytes that came are in doubt: storage that fails may return
+ * wrong bytes, too.
+ */
+uint64_t source_failed_tries(void);
+
+/*
  * A source may bring its bytes from far away as they are wanted, and keep them here. What was
- * not brought yet reads as zeros in its mapping; of several files, it can't be read there. A
- * plain file has all of its mapping, and keeps nothing.
+ * not brought yet reads as zeros in its mapping. A plain file has all of its mapping, and keeps
+ * nothing.
  */
 
 /* Is the whole range in the mapping? Never waits. */
@@ -190,8 +207,7 @@ bool source_keeps(const struct source *source);
 
 /*
  * The regular file of this node with all bytes of the source, which begin at *ret_start: its
- * own file, or what it keeps. Owned by the source. -1: there is none, or some bytes are
- * missing yet.
+ * own file, or its copy. Owned by the source. -1: there is none, or some bytes are missing yet.
  */
 int source_local_fd(const struct source *source, uint64_t *ret_start);
 
@@ -201,12 +217,20 @@ int source_local_fd(const struct source *source, uint64_t *ret_start);
  */
 uint64_t source_progress_ns(const struct source *source);
 
-/* The future use of a range. Without effect on memory, and on a source that keeps a copy. */
+/*
+ * The future use of a range. Without effect on memory and, but for SOURCE_WRONG, on a source
+ * that keeps a copy.
+ */
 enum source_advice {
     /* All of the file is read at random: no read-ahead. Without effect on a mapped source. */
     SOURCE_AT_RANDOM,
     SOURCE_DROP, /* the caller keeps the data: the page cache may drop each page in it */
     SOURCE_SOON, /* it will be read soon: let the page cache fetch it meanwhile */
+    /*
+     * Bytes that were read of it do not have its sum: none may stay in the page cache, and
+     * a source that keeps a copy reads it from storage again, which may take long.
+     */
+    SOURCE_WRONG,
 };
 void source_advise(const struct source *source, enum source_advice advice, uint64_t offset,
                    uint64_t len);

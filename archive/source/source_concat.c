@@ -3,23 +3,19 @@
  * reaches beyond the member goes on in the next. Nearly all lie in one member, since no file of
  * an archive lies in two.
  *
- * The mapping is one range of addresses, which is only reserved at first: to map a thousand
- * members takes longer than all else in opening them, and each is one more to copy in a fork,
- * while small files are never read so. A member takes its place when bytes of it are to be
- * brought. One guard watches the whole range for lost pages.
+ * Each member has its own mapping, made when bytes of it are asked for: to map a thousand takes
+ * longer than all else in opening them, and each is one more to copy in a fork, while small
+ * files are never read so.
  */
 #include "source_concat.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <xxhash.h>
 
 #include "cleanup.h"
-#include "lost_pages.h"
 #include "numbers.h"
 #include "source_ops.h"
 
@@ -29,13 +25,10 @@ struct concat_member {
     struct source *source;
     uint64_t base, bytes;
     _Atomic bool is_distrusted;
-    _Atomic bool is_placed; /* in the mapping */
 };
 
 struct source_concat {
     struct source source;
-    _Atomic bool map_failed;
-    struct lost_pages *_Atomic map;
     size_t count;
     struct concat_member members[];
 };
@@ -162,98 +155,26 @@ static void concat_advise(const struct source *source, enum source_advice advice
 
 /* ---- the mapping ---- */
 
-static const uint8_t *concat_start_of(const struct lost_pages *map)
+static const uint8_t *concat_map(const struct source *source, uint64_t offset, uint64_t len)
 {
-    return (const uint8_t *)atomic_load_explicit(&map->start, memory_order_relaxed);
-}
-
-static void concat_unmap(struct lost_pages *map, uint64_t bytes)
-{
-    const uint8_t *start = concat_start_of(map);
-    lost_pages_release(map);
-    munmap((void *)(uintptr_t)start, bytes);
-}
-
-static bool concat_can_map(const struct source_concat *c)
-{
-    const struct source *source = &c->source;
-    bool can =
-        source->size_bytes > 0 && source_is_local(source) && source_may_map(source->size_bytes);
-    for (size_t i = 0; can && i < c->count; i++)
-        can = source_place(c->members[i].source, 0, 0, NULL) == 0;
-    return can;
-}
-
-/* A guarded range of addresses for everything, or NULL. */
-static struct lost_pages *concat_reserve(const struct source_concat *c)
-{
-    uint64_t bytes = c->source.size_bytes;
-    if (!concat_can_map(c))
-        return NULL;
-    uint8_t *start =
-        mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (start == MAP_FAILED)
-        return NULL;
-    struct lost_pages *guard = lost_pages_guard(start, bytes);
-    if (!guard)
-        munmap(start, bytes);
-    return guard;
-}
-
-static const uint8_t *concat_map(const struct source *source)
-{
-    struct source_concat *c = concat_of(source);
-    struct lost_pages *map = atomic_load_explicit(&c->map, memory_order_acquire);
-    if (map)
-        return concat_start_of(map);
-    if (atomic_load(&c->map_failed))
-        return NULL;
-    struct lost_pages *guard = concat_reserve(c); /* no lock, as in source_file.c */
-    if (!guard) {
-        atomic_store(&c->map_failed, true);
-        return NULL;
-    }
-    if (atomic_compare_exchange_strong(&c->map, &map, guard))
-        return concat_start_of(guard);
-    concat_unmap(guard, source->size_bytes);
-    return concat_start_of(map);
-}
-
-/* Make the gap behind a member readable: zeros. */
-static int concat_open_gap(const struct source_concat *c, size_t i, uint8_t *start)
-{
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-    uint64_t end = c->members[i].base + c->members[i].bytes;
-    uint64_t next = i + 1 < c->count ? c->members[i + 1].base : end;
-    uint64_t gap = (end + page - 1) / page * page;
-    return gap < next && mprotect(start + gap, next - gap, PROT_READ) < 0 ? -errno : 0;
-}
-
-/* Put the member into the mapping. If two threads do so at once, both put the same there. */
-static int concat_place(struct source_concat *c, size_t i)
-{
-    struct concat_member *member = &c->members[i];
-    uint8_t *start = (uint8_t *)(uintptr_t)concat_map(&c->source);
-    if (!start)
-        return -ENOTSUP;
-    int r = concat_open_gap(c, i, start);
-    if (r == 0)
-        r = source_place(member->source, 0, member->bytes, start + member->base);
-    if (r == 0)
-        atomic_store_explicit(&member->is_placed, true, memory_order_release);
-    return r;
+    struct concat_place place = concat_find(concat_of(source), offset, len);
+    return place.is_gap || place.length < len || place.member->is_distrusted
+               ? NULL
+               : source_map_at(place.member->source, place.within, len);
 }
 
 static int concat_bring(const struct source *source, uint64_t offset, uint64_t len,
                         bool may_wait)
 {
-    struct source_concat *c = concat_of(source);
+    const struct source_concat *c = concat_of(source);
     int r = 0;
     while (r == 0 && len > 0) {
         struct concat_place place = concat_find(c, offset, len);
-        size_t i = (size_t)(place.member - c->members);
-        if (!atomic_load_explicit(&place.member->is_placed, memory_order_acquire))
-            r = may_wait ? concat_place(c, i) : -EAGAIN;
+        const struct source *member = place.member->source;
+        if (!place.is_gap && may_wait)
+            r = source_bring(member, place.within, place.length);
+        else if (!place.is_gap && !source_has(member, place.within, place.length))
+            r = -EAGAIN;
         offset += place.length;
         len -= place.length;
     }
@@ -263,7 +184,7 @@ static int concat_bring(const struct source *source, uint64_t offset, uint64_t l
 static bool concat_is_whole(const struct source *source)
 {
     const struct source_concat *c = concat_of(source);
-    bool whole = !lost_pages_any(atomic_load(&c->map));
+    bool whole = true;
     for (size_t i = 0; i < c->count; i++) /* all, since each of them remembers */
         whole &= source_is_whole(c->members[i].source);
     return whole;
@@ -301,9 +222,6 @@ static const struct source *concat_at(const struct source *source, uint64_t *off
 static bool concat_close(struct source *source)
 {
     struct source_concat *c = concat_of(source);
-    struct lost_pages *map = atomic_load(&c->map);
-    if (map)
-        concat_unmap(map, source->size_bytes);
     for (size_t i = 0; i < c->count; i++)
         source_close(c->members[i].source);
     return true;

@@ -1,13 +1,13 @@
 /*
- * Several sources as one: the bytes of each lie behind those of the one before it. A tree of
- * many archives has such a source, so that whatever reads one archive reads many.
+ * Several sources as one: the bytes of each lie behind the previous one's. A tree of many
+ * archives has such a source, so that whatever reads one archive reads many.
  *
  *     source_concat(members, count, "train-*.tar", &source);
  *     source_concat_base(source, 7)       where the bytes of members[7] begin
  *     source_at(source, &offset)          the member with that byte, for a message
  *
- * A member begins at a multiple of SOURCE_CONCAT_ALIGN, so that its mapping can take its place
- * in one mapping of all. The gaps between members read as zeros.
+ * A member begins at a multiple of SOURCE_CONCAT_ALIGN, so that reads which are aligned in the
+ * whole are aligned in its file. The gaps between members read as zeros.
  *
  * An error of one member is an error of the reads that touch it, and of no others. Retries,
  * stale handles and lost pages are each member's own. The concatenation is local, in memory,
@@ -21,7 +21,7 @@
 
 #include "source.h"
 
-#define SOURCE_CONCAT_ALIGN UINT64_C(65536) /* the largest page of any Linux */
+#define SOURCE_CONCAT_ALIGN UINT64_C(65536) /* of pages, stripes and cached blocks */
 
 /* Where a member begins that follows one that ends at `end`; UINT64_MAX: too far to count. */
 static inline uint64_t source_concat_next(uint64_t end)
@@ -43,8 +43,8 @@ int source_concat(struct source *const *members, size_t count, const char *name,
 uint64_t source_concat_base(const struct source *concat, size_t i);
 
 /*
- * From now on fail reads of member `i`, since its bytes are not those that it was opened with.
- * Any thread.
+ * From now on fail reads of member `i`, since its bytes have changed since it was opened. Any
+ * thread.
  */
 void source_concat_distrust(const struct source *concat, size_t i);
 

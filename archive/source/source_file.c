@@ -121,7 +121,7 @@ static void file_unmap(struct lost_pages *map, uint64_t bytes)
     munmap((void *)(uintptr_t)start, bytes);
 }
 
-static const uint8_t *file_map(const struct source *source)
+static const uint8_t *file_map_whole(const struct source *source)
 {
     struct source_file *file = file_of(source);
     uint64_t bytes = source->size_bytes;
@@ -147,16 +147,11 @@ static const uint8_t *file_map(const struct source *source)
     return file_start_of(map);
 }
 
-static int file_place(const struct source *source, uint64_t offset, uint64_t len,
-                      uint8_t *address)
+static const uint8_t *file_map(const struct source *source, uint64_t offset, uint64_t len)
 {
-    if (!file_of(source)->is_local || offset % (uint64_t)sysconf(_SC_PAGESIZE))
-        return -ENOTSUP;
-    return address && len > 0 &&
-                   mmap(address, len, PROT_READ, MAP_SHARED | MAP_FIXED, source->fd,
-                        (off_t)offset) == MAP_FAILED
-               ? -errno
-               : 0;
+    const uint8_t *map = file_map_whole(source);
+    (void)len;
+    return map ? map + offset : NULL;
 }
 
 /* Also checks the length, as the last page reads as zeros past the file's end. */
@@ -251,10 +246,12 @@ static void file_advise(const struct source *source, enum source_advice advice, 
 {
     static const int advices[] = {[SOURCE_AT_RANDOM] = POSIX_FADV_RANDOM,
                                   [SOURCE_DROP] = POSIX_FADV_DONTNEED,
-                                  [SOURCE_SOON] = POSIX_FADV_WILLNEED};
-    if (file_of(source)->is_memory || (advice == SOURCE_AT_RANDOM && file_map(source)))
+                                  [SOURCE_SOON] = POSIX_FADV_WILLNEED,
+                                  [SOURCE_WRONG] = POSIX_FADV_DONTNEED};
+    if (file_of(source)->is_memory || (advice == SOURCE_AT_RANDOM && file_map_whole(source)))
         return;
-    if (advice == SOURCE_DROP) { /* the kernel would leave pages that lie partly in the range */
+    if (advices[advice] ==
+        POSIX_FADV_DONTNEED) { /* the kernel would leave pages that lie partly in the range */
         uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), first = offset / page * page;
         len = (offset + len + page - 1) / page * page - first;
         offset = first;
@@ -275,7 +272,6 @@ static const struct source_ops file_ops = {
     .read = file_read,
     .read_cached = file_read_cached,
     .map = file_map,
-    .place = file_place,
     .bring = file_bring,
     .is_whole = file_is_whole,
     .range_is_whole = file_range_is_whole,

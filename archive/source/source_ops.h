@@ -1,12 +1,12 @@
 /*
  * For those who make sources. A source does what its table says; an operation that it leaves
- * out is that of the source it wraps. So a source that retries, or one that keeps a copy, is a
+ * out goes to the source it wraps. So a source that retries, or one that keeps a copy, is a
  * wrapper that has only its own operations:
  *
  *     staged (cache/stage)  ->  retrying (source_retry.c)  ->  file (source_file.c)
  *
  * The innermost source has all operations; it is a file, or several sources behind each other
- * (source_concat.c), each with wrappers of its own. Ranges lie within the source; what an
+ * (source_concat.c), each with its own wrappers. Ranges lie within the source; what an
  * operation changes in it must be safe for any number of threads.
  */
 #ifndef ONEPOT_SOURCE_OPS_H
@@ -39,12 +39,7 @@ struct source_ops {
     int (*read)(const struct source *source, struct source_cursor *cursor);
     /* The same of one buffer, without waiting: -EAGAIN if it would have to. */
     int (*read_cached)(const struct source *source, void *buf, size_t len, uint64_t offset);
-    const uint8_t *(*map)(const struct source *source);
-    /*
-     * Map this range at `address`, where room is reserved; NULL: say whether that can be done.
-     * -ENOTSUP: it can't. One that has a `map` of its own and no `place` can't.
-     */
-    int (*place)(const struct source *source, uint64_t offset, uint64_t len, uint8_t *address);
+    const uint8_t *(*map)(const struct source *source, uint64_t offset, uint64_t len);
     /* Bring the range into the mapping. Unless `may_wait`, -EAGAIN if it is not there yet. */
     int (*bring)(const struct source *source, uint64_t offset, uint64_t len, bool may_wait);
     bool (*is_whole)(const struct source *source);
@@ -53,12 +48,12 @@ struct source_ops {
     void (*state)(const struct source *source, struct source_state *ret_state);
     void (*advise)(const struct source *source, enum source_advice advice, uint64_t offset,
                    uint64_t len);
-    /* Of a source that is made of several: source_member and source_at. No other has them. */
+    /* Only a source that is made of several has these: source_member and source_at. */
     const struct source *(*member)(const struct source *source, size_t i);
     const struct source *(*at)(const struct source *source, uint64_t *offset);
     /*
-     * Release what is this source's own, but neither the structure nor what it wraps. False: a
-     * thread is stuck in a read, so all of them must stay.
+     * Release this source's resources. Frees neither the structure nor the wrapped source.
+     * False: a thread is stuck in a read, so all of them must stay.
      */
     bool (*close)(struct source *source);
 };
@@ -67,6 +62,7 @@ struct source_ops {
 struct source {
     const struct source_ops *ops;
     struct source *wrapped; /* closed with it; NULL: none */
+    uint64_t begin;         /* this source's first byte in `wrapped`: 0, but for a slice */
     char *name;             /* of the innermost source, which owns it */
     uint64_t size_bytes;
     uint64_t start; /* in the file behind `fd` */
@@ -79,13 +75,10 @@ struct source {
 /* Begin a wrapper (all zero) around *source, and put it in its place. */
 void source_wrap(struct source *wrapper, const struct source_ops *ops, struct source **source);
 
-/* Map a range of the source at `address`, as `place` does. */
-int source_place(const struct source *source, uint64_t offset, uint64_t len, uint8_t *address);
-
 /* May so much be mapped? Under a limit on addresses (ulimit -v), others need them more. */
 bool source_may_map(uint64_t bytes);
 
-/* Read the rest of what the cursor asks for. */
+/* Read the rest of the cursor's request. */
 int source_read_on(const struct source *source, struct source_cursor *cursor);
 
 #endif

@@ -10,9 +10,9 @@
  * soon.
  *
  * A stale handle (ESTALE, or a connection that ended) stays stale: the file has to be opened
- * again by its path. Inode, size and time must match, or the bytes would not be those that the
- * index describes. The new open file replaces the old one behind the same descriptor (dup3),
- * so that readers need not know.
+ * again by its path. Inode, size and time must match, or the bytes would not be the ones that
+ * the index describes. The new open file replaces the old one behind the same descriptor
+ * (dup3), so that readers need not know.
  */
 #include "source_retry.h"
 
@@ -37,6 +37,8 @@
 #define PAUSE_MAX_NS UINT64_C(2000000000)
 #define LIMIT_NS UINT64_C(30000000000) /* no try begins later after the first failure */
 #define HOPELESS 3u                    /* reads in a row that failed for good */
+
+static _Atomic uint64_t failed_tries;
 
 struct source_retry {
     struct source source;
@@ -86,6 +88,11 @@ bool source_error_may_pass(int err)
         if (err == -passing[i])
             return true;
     return is_stale(err);
+}
+
+uint64_t source_failed_tries(void)
+{
+    return atomic_load_explicit(&failed_tries, memory_order_relaxed);
 }
 
 /* ---- stale handles ---- */
@@ -183,6 +190,7 @@ static bool try_again(struct source_retry *retry, struct attempt *attempt, int e
 
     if (!source_error_may_pass(err))
         return false;
+    atomic_fetch_add_explicit(&failed_tries, 1, memory_order_relaxed);
     if (attempt->made++ == 0)
         attempt->since = pause_now_ns(&retry->pause);
     if (!may_try(retry, attempt, hopeless))

@@ -1,8 +1,9 @@
 /*
- * A source that retries what fails: which errors are worth a retry, how long to wait before it,
- * and how to replace a stale handle. It wraps a file; source_open and source_from_fd make one.
+ * A source that retries failed reads: which errors are worth a retry, how long to wait before
+ * it, and how to replace a stale handle. It wraps a file; source_open and source_from_fd make
+ * one.
  *
- * The settings below are those of the retrying source within `source`, or within each of its
+ * The settings below belong to the retrying source within `source`, or within each of its
  * members; without one they have no effect. Any number of threads may call them at once.
  */
 #ifndef ONEPOT_SOURCE_RETRY_H

@@ -2,8 +2,8 @@
  * A slice is a part of another source, such as an image within a container's file. All readers
  * see its bytes alone, from offset 0; so the index of a slice never knows what lies around it.
  *
- * Its identity is that of the file, with its place. Its descriptor is the file's, in which it
- * begins at source_start.
+ * Its identity is the file's, with its place. Its descriptor is the file's, in which it begins
+ * at source_start.
  */
 #ifndef ONEPOT_SOURCE_SLICE_H
 #define ONEPOT_SOURCE_SLICE_H
@@ -16,7 +16,8 @@
  */
 int source_slice(struct source **source, uint64_t offset, uint64_t length);
 
-/* Take the slice off, and put what it is of in its place again: for one that is not its owner.
+/* Take the slice off, and put the wrapped source in its place again: for one that is not its
+ *owner.
  */
 void source_unslice(struct source **source);
 

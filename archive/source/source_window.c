@@ -30,7 +30,7 @@ static int window_fill(struct source_window *w, uint64_t offset, size_t len)
     uint64_t left = source_size(w->source) - offset;
     size_t fill = (size_t)min_u64(max_u64(w->ahead_bytes, len), left);
     w->len = 0;
-    if (fill > w->capacity) { /* what is in it is not wanted any more */
+    if (fill > w->capacity) { /* its bytes are not wanted any more */
         free(w->buf);
         w->buf = malloc(fill);
         w->capacity = w->buf ? fill : 0;

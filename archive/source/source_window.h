@@ -25,7 +25,7 @@ int source_window_open(struct source_window *window, struct source *source, size
 void source_window_close(struct source_window *window); /* one that is all zero is fine */
 
 /*
- * `len` bytes at `offset`, or what is left of the source there: *ret_len may be less. Valid
+ * `len` bytes at `offset`, or the rest of the source from there: *ret_len may be less. Valid
  * until the next call, and not set where *ret_len is 0. Errors of source_read; -ENOMEM.
  */
 int source_window_get(struct source_window *window, uint64_t offset, size_t len,

@@ -45,12 +45,7 @@ struct super {
 struct level {
     sqfs_dir dir;
     uint64_t inode_offset; /* of its inode, for messages */
-    size_t path_len;       /* of its own path */
-};
-
-/* A run of a file's bytes that is stored uncompressed in the image. */
-struct run {
-    uint64_t logical, length, source_offset;
+    size_t path_len;       /* of its path */
 };
 
 struct walk {
@@ -60,13 +55,14 @@ struct walk {
     struct fault *fault;
     struct super super;
     sqfs fs;
-    uint32_t *ids;                      /* the table of user and group numbers */
-    struct builder_block *fragments;    /* the fragment table */
-    struct map links;                   /* inodes with several names */
-    struct map directories;             /* directories that were entered */
-    uint64_t entries_left, blocks_left; /* upper limits from the size of the image */
-    bool is_open;                       /* fs must be destroyed */
-    bool has_packed;                    /* some block is compressed */
+    uint32_t *ids;                       /* the table of user and group numbers */
+    struct builder_piece *fragments;     /* the fragment table */
+    struct map links;                    /* inodes with several names */
+    struct map directories;              /* directories that were entered */
+    uint64_t entries_left, blocks_left;  /* upper limits from the size of the image */
+    bool is_open;                        /* fs must be destroyed */
+    bool has_packed;                     /* some block is compressed */
+    VECTOR(struct builder_piece) pieces; /* of a file */
 
     VECTOR(struct level) levels;   /* a stack */
     char path[INDEX_PATH_MAX + 2]; /* of the current entry, terminated */
@@ -219,39 +215,33 @@ static int squashfs_load_ids(struct walk *w)
     return 0;
 }
 
-/* Checks a block's place and size on disk. `size_word` includes the stored bit. */
-static int squashfs_make_block(struct walk *w, uint64_t source_offset, uint32_t size_word,
-                               uint32_t block_bytes, struct builder_block *ret_block)
+/*
+ * Checks a block's place and size on disk, and fills in where its `bytes` bytes are: stored
+ * there, or in a block of the builder. `size_word` includes the stored bit. Length 0: a hole.
+ */
+static int squashfs_find_block(struct walk *w, uint64_t source_offset, uint32_t size_word,
+                               uint32_t bytes, struct builder_piece *ret_piece)
 {
     bool packed;
-    uint32_t size;
+    uint32_t size, number = BUILDER_NO_BLOCK;
     sqfs_data_header(size_word, &packed, &size);
-    if (size > w->super.block_bytes || (!packed && size > 0 && size < block_bytes) ||
+    if (size > w->super.block_bytes || (!packed && size > 0 && size < bytes) ||
         source_offset > w->super.bytes_used || size > w->super.bytes_used - source_offset ||
         (size > 0 && source_offset < SUPER_BYTES))
         return fault_set(w->fault, -EUCLEAN, w->path, source_offset,
                          "a block of %u bytes is impossible there", size);
-    *ret_block = (struct builder_block){
-        .source_offset = source_offset,
-        .packed_bytes = size,
-        .block_bytes = block_bytes,
-        .stored = !packed,
-    };
-    w->has_packed |= packed && size > 0;
+    if (packed && size > 0) {
+        const struct builder_block block = {
+            .source_offset = source_offset, .packed_bytes = size, .block_bytes = bytes};
+        int r = builder_add_block(w->builder, &block, &number);
+        if (r < 0)
+            return fault_set(w->fault, r, w->path, source_offset,
+                             "a block of %u bytes is impossible there", size);
+        w->has_packed = true;
+    }
+    *ret_piece = (struct builder_piece){
+        .length = size ? bytes : 0, .source_offset = source_offset, .block = number};
     return 0;
-}
-
-/* A stored fragment has any size; a compressed one holds at most a block. */
-static int squashfs_make_fragment(struct walk *w, const struct squashfs_fragment_entry *entry,
-                                  struct builder_block *ret_block)
-{
-    bool packed;
-    uint32_t size;
-    sqfs_data_header(entry->size, &packed, &size);
-    if (size == 0)
-        return fault_set(w->fault, -EUCLEAN, NULL, entry->start_block, "a fragment is empty");
-    return squashfs_make_block(w, entry->start_block, entry->size,
-                               packed ? w->super.block_bytes : size, ret_block);
 }
 
 static int squashfs_load_fragments(struct walk *w)
@@ -267,16 +257,20 @@ static int squashfs_load_fragments(struct walk *w)
         return squashfs_no_memory(w);
     for (uint32_t i = 0; i < count; i++) {
         struct squashfs_fragment_entry entry;
-        uint32_t number;
+        bool packed;
+        uint32_t size;
         if (sqfs_frag_entry(&w->fs, &entry, i))
             return fault_set(w->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
                              "the table of fragments is damaged");
-        int r = squashfs_make_fragment(w, &entry, &w->fragments[i]);
-        if (r == 0)
-            r = builder_add_fragment(w->builder, &w->fragments[i], &number);
+        sqfs_data_header(entry.size, &packed, &size);
+        if (size == 0)
+            return fault_set(w->fault, -EUCLEAN, NULL, entry.start_block,
+                             "a fragment is empty");
+        /* A stored fragment has any size; a compressed one holds at most a block. */
+        int r = squashfs_find_block(w, entry.start_block, entry.size,
+                                    packed ? w->super.block_bytes : size, &w->fragments[i]);
         if (r < 0)
-            return fault_set(w->fault, r, NULL, FAULT_NO_OFFSET, "fragment %u is impossible",
-                             i);
+            return r;
     }
     return 0;
 }
@@ -297,131 +291,69 @@ static int squashfs_open_image(struct walk *w)
 
 /* Data of a file. */
 
-/* Reads the list of a file's blocks, without its tail, into w->blocks. */
+/* Reads the list of a file's blocks, without its tail, into w->pieces. */
 static int squashfs_read_blocks(struct walk *w, sqfs_inode *inode)
 {
-    uint64_t left = inode->xtra.reg.file_size;
+    uint64_t size = inode->xtra.reg.file_size, at = 0;
     sqfs_blocklist list;
     sqfs_blocklist_init(&w->fs, inode, &list);
-    w->blocks.count = 0;
+    w->pieces.count = 0;
     if (list.remain > w->blocks_left || list.remain >= UINT32_MAX)
         return fault_set(w->fault, -EUCLEAN, w->path, FAULT_NO_OFFSET,
                          "size %llu is more than its list of blocks can describe",
-                         (unsigned long long)left);
+                         (unsigned long long)size);
     w->blocks_left -= list.remain;
     while (list.remain > 0) {
         if (sqfs_blocklist_next(&list))
             return fault_set(w->fault, -EUCLEAN, w->path, FAULT_NO_OFFSET,
                              "its list of blocks is damaged");
         uint32_t bytes = w->super.block_bytes;
-        bytes = left < bytes ? (uint32_t)left : bytes;
-        struct builder_block block;
-        int r = squashfs_make_block(w, list.block, list.header, bytes, &block);
+        bytes = size - at < bytes ? (uint32_t)(size - at) : bytes;
+        struct builder_piece piece;
+        int r = squashfs_find_block(w, list.block, list.header, bytes, &piece);
         if (r < 0)
             return r;
-        if (vector_push(&w->blocks, block) < 0)
+        piece.offset = at;
+        if (piece.length > 0 && vector_push(&w->pieces, piece) < 0)
             return squashfs_no_memory(w);
-        left -= bytes;
+        at += bytes;
     }
     return 0;
 }
 
-/*
- * Finds the rest of a file behind its blocks, which is in a fragment; 0 bytes if there is none.
- */
-static int squashfs_find_tail(struct walk *w, const sqfs_inode *inode, uint32_t *ret_bytes)
+/* Finds the rest of a file behind its blocks, which is in a fragment, if there is one. */
+static int squashfs_find_tail(struct walk *w, const sqfs_inode *inode)
 {
     uint32_t number = inode->xtra.reg.frag_idx, offset = inode->xtra.reg.frag_off;
-    *ret_bytes = 0;
+    uint32_t bytes = (uint32_t)(inode->xtra.reg.file_size % w->super.block_bytes);
     if (number == SQUASHFS_INVALID_FRAG)
         return 0;
-    uint32_t bytes = (uint32_t)(inode->xtra.reg.file_size % w->super.block_bytes);
     if (number >= w->super.fragments)
         return fault_set(w->fault, -EUCLEAN, w->path, FAULT_NO_OFFSET,
                          "lies in fragment %u of %u", number, w->super.fragments);
-    const struct builder_block *fragment = &w->fragments[number];
-    if (offset > fragment->block_bytes || bytes > fragment->block_bytes - offset)
-        return fault_set(w->fault, -EUCLEAN, w->path, fragment->source_offset,
+    struct builder_piece piece = w->fragments[number];
+    if (offset > piece.length || bytes > piece.length - offset)
+        return fault_set(w->fault, -EUCLEAN, w->path, piece.source_offset,
                          "lies past the end of its fragment");
-    *ret_bytes = bytes;
-    return 0;
+    piece.offset = inode->xtra.reg.file_size - bytes;
+    piece.length = bytes;
+    if (piece.block == BUILDER_NO_BLOCK)
+        piece.source_offset += offset;
+    else
+        piece.block_offset = offset;
+    return bytes > 0 && vector_push(&w->pieces, piece) < 0 ? squashfs_no_memory(w) : 0;
 }
 
-/* Are all blocks, and the tail's fragment, stored uncompressed (or holes)? */
-static bool squashfs_all_stored(const struct walk *w, const sqfs_inode *inode,
-                                uint32_t tail_bytes)
+static int squashfs_add_data(struct walk *w, sqfs_inode *inode, uint32_t number)
 {
-    for (size_t i = 0; i < w->blocks.count; i++)
-        if (!w->blocks.at[i].stored && w->blocks.at[i].packed_bytes > 0)
-            return false;
-    return tail_bytes == 0 || w->fragments[inode->xtra.reg.frag_idx].stored;
-}
-
-/* The stored run from block *i on, which is not a hole. Moves *i behind it. */
-static struct run squashfs_take_run(const struct walk *w, size_t *i)
-{
-    struct run run = {(uint64_t)*i * w->super.block_bytes, 0, w->blocks.at[*i].source_offset};
-    for (; *i < w->blocks.count; ++*i) {
-        const struct builder_block *block = &w->blocks.at[*i];
-        if (block->packed_bytes == 0 || block->source_offset != run.source_offset + run.length)
-            break;
-        run.length += block->block_bytes;
-    }
-    return run;
-}
-
-static int squashfs_add_runs(struct walk *w, uint32_t number)
-{
-    int r = 0;
-    for (size_t i = 0; i < w->blocks.count && r == 0;) {
-        if (w->blocks.at[i].packed_bytes == 0) {
-            i++;
-            continue;
-        }
-        struct run run = squashfs_take_run(w, &i);
-        r = builder_add_extent(w->builder, number, run.logical, run.length, run.source_offset);
-    }
-    return r;
-}
-
-/* Decides how the builder gets the places of a file's bytes. `tail_bytes` is from find_tail. */
-static int squashfs_plan_data(struct walk *w, const sqfs_inode *inode, uint32_t tail_bytes,
-                              struct builder_member *member)
-{
-    if (!squashfs_all_stored(w, inode, tail_bytes)) {
-        member->data = DATA_BLOCKS;
-        return 0;
-    }
-    if (tail_bytes > 0) {
-        /* Treated as one more block. */
-        struct builder_block tail = w->fragments[inode->xtra.reg.frag_idx];
-        tail.source_offset += inode->xtra.reg.frag_off;
-        tail.packed_bytes = tail.block_bytes = tail_bytes;
-        if (vector_push(&w->blocks, tail) < 0)
-            return squashfs_no_memory(w);
-    }
-    size_t i = 0;
-    struct run first = {0};
-    if (w->blocks.count > 0 && w->blocks.at[0].packed_bytes > 0)
-        first = squashfs_take_run(w, &i);
-    member->data = i == w->blocks.count ? DATA_STORED : DATA_EXTENTS;
-    member->data_offset = first.source_offset;
-    return 0;
-}
-
-static int squashfs_add_data(struct walk *w, const sqfs_inode *inode, uint32_t tail_bytes,
-                             enum builder_data data, uint32_t number)
-{
-    int r = 0;
-    if (data == DATA_EXTENTS)
-        r = squashfs_add_runs(w, number);
-    else if (data == DATA_BLOCKS)
-        r = builder_set_blocks(w->builder, number, w->blocks.at, (uint32_t)w->blocks.count,
-                               tail_bytes > 0 ? inode->xtra.reg.frag_idx : BUILDER_NO_FRAGMENT,
-                               inode->xtra.reg.frag_off);
+    int r = squashfs_read_blocks(w, inode);
+    if (r == 0)
+        r = squashfs_find_tail(w, inode);
     if (r < 0)
-        return fault_set(w->fault, r, w->path, FAULT_NO_OFFSET, "its blocks are impossible");
-    return 0;
+        return r;
+    r = builder_set_pieces(w->builder, number, w->pieces.at, w->pieces.count);
+    return r < 0 ? fault_set(w->fault, r, w->path, FAULT_NO_OFFSET, "its blocks are impossible")
+                 : 0;
 }
 
 /* Extended attributes. */
@@ -515,21 +447,15 @@ static int squashfs_read_inode(struct walk *w, sqfs_inode_id id, sqfs_inode *ino
     return 0;
 }
 
-/* Fills in what the inode's type determines. *ret_tail_bytes: see find_tail. */
+/* Fills in the fields that the inode's type determines. */
 static int squashfs_read_type(struct walk *w, sqfs_inode *inode, char *target,
-                              size_t target_size, struct builder_member *member,
-                              uint32_t *ret_tail_bytes)
+                              size_t target_size, struct builder_member *member)
 {
-    int r = 0;
     switch (member->mode & S_IFMT) {
     case S_IFREG:
         member->size_bytes = inode->xtra.reg.file_size;
-        r = squashfs_read_blocks(w, inode);
-        if (r == 0)
-            r = squashfs_find_tail(w, inode, ret_tail_bytes);
-        if (r == 0)
-            r = squashfs_plan_data(w, inode, *ret_tail_bytes, member);
-        return r;
+        member->data = DATA_PIECES;
+        return 0;
     case S_IFLNK:
         return squashfs_read_symlink(w, inode, target, target_size, member);
     case S_IFCHR:
@@ -547,12 +473,11 @@ static int squashfs_add_inode(struct walk *w, sqfs_inode *inode, struct builder_
                               uint32_t *ret_number)
 {
     char target[INDEX_SYMLINK_MAX + 1];
-    uint32_t tail_bytes = 0;
-    int r = squashfs_read_type(w, inode, target, sizeof(target), member, &tail_bytes);
+    int r = squashfs_read_type(w, inode, target, sizeof(target), member);
     if (r == 0)
         r = builder_add(w->builder, w->path, w->path_len, member, w->fault, ret_number);
     if (r == 0 && S_ISREG(member->mode))
-        r = squashfs_add_data(w, inode, tail_bytes, member->data, *ret_number);
+        r = squashfs_add_data(w, inode, *ret_number);
     if (r == 0)
         r = squashfs_add_xattrs(w, inode, *ret_number);
     return r;
@@ -572,7 +497,7 @@ static int squashfs_enter_directory(struct walk *w, sqfs_inode_id id, sqfs_inode
     struct level *level = &w->levels.at[w->levels.count];
     level->path_len = w->path_len;
     level->inode_offset = inode_offset;
-    /* The size is three more than that of the entries: 3 means empty. */
+    /* The size is three more than the entries': 3 means empty. */
     if (inode->xtra.dir.dir_size <= 3)
         inode->xtra.dir.dir_size = 3;
     if (sqfs_dir_open(&w->fs, inode, &level->dir, 0) ||
@@ -712,7 +637,7 @@ static void squashfs_free(struct walk *w)
     free(w->ids);
     free(w->fragments);
     vector_free(&w->levels);
-    vector_free(&w->blocks);
+    vector_free(&w->pieces);
     free(w);
 }
 
@@ -749,7 +674,7 @@ const struct backend backend_squashfs = {
     .name = "SquashFS",
     .file = "a SquashFS image",
     .endings = endings,
-    .format = FORMAT_SQUASHFS,
+    .number = 2,
     .least_memory_bytes = UINT64_C(4)
                           << 30, /* metadata is compressed: many inodes in few bytes */
     .probe = squashfs_probe,

@@ -76,7 +76,7 @@ static bool enter_block(struct block_inflate *b, const uint8_t **next_in, uint32
     return true;
 }
 
-/* Copies what is in its buffer. True: that was all. */
+/* Copies the buffered bytes. True: there were no more. */
 static bool take_content(struct block_inflate *b, uint8_t **out, size_t *room)
 {
     struct inflate_state *s = &b->state;
@@ -88,7 +88,7 @@ static bool take_content(struct block_inflate *b, uint8_t **out, size_t *room)
     return b->taken == (size_t)s->tmp_out_valid;
 }
 
-/* Of its buffer, keeps the window alone. */
+/* Keeps the window of its buffer alone. */
 static void move_window(struct block_inflate *b)
 {
     struct inflate_state *s = &b->state;

@@ -37,7 +37,7 @@ void block_inflate_free(struct block_inflate *inflate); /* NULL is fine */
 /* A stream begins with the next byte of input. */
 void block_inflate_begin(struct block_inflate *inflate);
 
-/* Goes on in a block, or into the next one, at most to its end. Both may be what is missing. */
+/* Goes on in a block, or into the next one, at most to its end. Both may be missing. */
 enum block_inflate_result block_inflate_step(struct block_inflate *inflate,
                                              const uint8_t **next_in, uint32_t *avail_in,
                                              uint8_t *out, size_t room, size_t *ret_len);

@@ -1,11 +1,11 @@
 /*
  * bzip2 has no table of its blocks. Each begins with a mark of 48 bits, at any bit, and so does
- * the end of a stream. Marks are looked for, and what lies between two of them is decompressed
- * as a block. Bits that look like a mark may also occur in a block: then what comes before them
- * has a wrong sum or no end, and is tried again up to the next mark, a few times.
+ * the end of a stream. Marks are looked for, and the bits between two of them are decompressed
+ * as a block. Bits that look like a mark may also occur in a block: then the bits before them
+ * have a wrong sum or no end, and are tried again up to the next mark, a few times.
  *
- * No guess remains: the first mark is behind the header of the first stream, a block's sum
- * says that it ended where the next mark is, and the stream's sum covers those of its blocks.
+ * No guess remains: the first mark is behind the header of the first stream, a block's sum says
+ * that it ended where the next mark is, and the stream's sum covers its blocks' sums.
  *
  *     "BZh", level | block | block | ... | end mark, sum | padding to a byte | next stream
  */
@@ -237,7 +237,7 @@ static void bzip2_forget(struct block_scan *s)
     }
 }
 
-/* Is the second mark that of a sound block? Then the first block is damaged. */
+/* Does the second mark begin a sound block? Then the first block is damaged. */
 static bool bzip2_next_is_sound(struct block_scan *s)
 {
     struct scan_job *next = scan_job_at(s, 1);

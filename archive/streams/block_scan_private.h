@@ -32,7 +32,7 @@ struct scan_kind {
     /* As block_scan_next. At the end: no block, and is_last. */
     int (*next)(struct block_scan *scan, struct stream_buffer *buffer, struct fault *fault,
                 struct stream_part *ret_part);
-    void (*end)(struct block_scan *scan); /* frees what the state has */
+    void (*end)(struct block_scan *scan); /* frees the state's members */
 };
 extern const struct scan_kind scan_kind_bzip2, scan_kind_xz;
 

@@ -31,7 +31,7 @@ static void bits_put(uint8_t *bytes, size_t bit, uint64_t value, unsigned count)
     }
 }
 
-/* Makes a stream of the block's `bits`, and returns its length. Its sum is that of the block.
+/* Makes a stream of the block's `bits`, and returns its length. Its sum is the block's.
  */
 static size_t make_stream(const uint8_t *packed, size_t packed_len, unsigned first_bit,
                           size_t bits, uint8_t *stream)

@@ -1,7 +1,7 @@
 /*
  * One block of a bzip2 stream, decompressed alone, or a whole stream. Blocks do not refer to
  * each other; each has its own sum, and begins and ends at any bit. libbz2 knows only streams.
- * So the block's bits are moved to where those of a stream with one block are.
+ * So the block's bits are moved to where a stream with one block has them.
  *
  * Threads: none is needed, any may call. Without libbz2: -ENOTSUP.
  */

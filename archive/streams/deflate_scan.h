@@ -34,7 +34,7 @@
 
 struct deflate_scan;
 
-/* `name` is that of the format, for messages: "gzip". -ENOMEM; -ENOTSUP: no zlib here. */
+/* `name` is the format's, for messages: "gzip". -ENOMEM; -ENOTSUP: no zlib here. */
 int deflate_scan_new(struct source *source, const char *name, struct deflate_scan **ret_scan);
 void deflate_scan_free(struct deflate_scan *scan); /* NULL is fine */
 
@@ -60,7 +60,7 @@ void deflate_scan_with_zlib(struct deflate_scan *scan);
 /* How far the source was used: after the last part, where the stream ends. */
 uint64_t deflate_scan_offset(const struct deflate_scan *scan);
 
-/* Of the stream's content so far: its CRC-32 and its length. */
+/* The CRC-32 and the length of the stream's content so far. */
 uint32_t deflate_scan_crc(const struct deflate_scan *scan);
 uint64_t deflate_scan_bytes(const struct deflate_scan *scan);
 

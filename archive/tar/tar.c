@@ -38,6 +38,7 @@
 
 #include "cleanup.h"
 #include "source.h"
+#include "vector.h"
 
 enum {
     RECORD_BYTES = 20 * TAR_BLOCK_BYTES, /* tar's default */
@@ -61,6 +62,7 @@ struct walk {
     bool is_cut; /* the last member's data continues in another volume */
     bool is_odd; /* libarchive can't read all that the member's headers say */
     char last[sizeof((struct fault){0}.member)]; /* the last member read, for messages */
+    VECTOR(struct builder_piece) pieces;         /* of a file with holes */
     struct tar_oddities odd;
     struct tar_globals globals;
 };
@@ -107,7 +109,7 @@ static int tar_walk_member_fault(struct walk *w, int err, const char *what)
                      "%s", what);
 }
 
-/* libarchive could not go on; `status` is what it returned. */
+/* libarchive could not go on; `status` is its result. */
 static int tar_walk_read_fault(struct walk *w, int status)
 {
     if (w->framed && tar_framed_error(w->framed) < 0) {
@@ -136,7 +138,7 @@ static int tar_walk_read_fault(struct walk *w, int status)
 
 static uint64_t tar_walk_stored_bytes(struct walk *w, const struct builder_member *member)
 {
-    if (member->data != DATA_EXTENTS)
+    if (member->data != DATA_PIECES)
         return member->size_bytes;
     uint64_t stored = 0;
     la_int64_t offset, length;
@@ -172,31 +174,29 @@ static int tar_walk_find_data_end(struct walk *w, const struct builder_member *m
     return 0;
 }
 
-/* Adds a range of a file's data in the form that the builder needs. */
-static int tar_walk_add_range(struct walk *w, uint32_t inode, uint64_t offset, uint64_t length,
-                              uint64_t source_offset)
-{
-    return w->framed ? tar_framed_add(w->framed, inode, source_offset, length, offset)
-                     : builder_add_extent(w->builder, inode, offset, length, source_offset);
-}
-
 static int tar_walk_add_extents(struct walk *w, const struct builder_member *member,
                                 uint32_t inode)
 {
-    uint64_t source_offset = member->data_offset;
+    struct builder_piece piece = {.source_offset = member->data_offset,
+                                  .block = BUILDER_NO_BLOCK};
     la_int64_t offset, length;
+    int r = 0;
+    w->pieces.count = 0;
     archive_entry_sparse_reset(w->entry);
-    while (archive_entry_sparse_next(w->entry, &offset, &length) == ARCHIVE_OK) {
+    while (r == 0 && archive_entry_sparse_next(w->entry, &offset, &length) == ARCHIVE_OK) {
         if (length == 0)
             continue; /* GNU tar marks the file's size with an empty range */
-        int r = tar_walk_add_range(w, inode, (uint64_t)offset, (uint64_t)length, source_offset);
-        if (r == -EUCLEAN)
-            return tar_walk_member_fault(w, r, "its map of holes makes no sense");
-        if (r < 0)
-            return r;
-        source_offset += (uint64_t)length;
+        piece.offset = (uint64_t)offset;
+        piece.length = (uint64_t)length;
+        r = w->framed ? tar_framed_add(w->framed, inode, piece.source_offset, piece.length,
+                                       piece.offset)
+                      : vector_push(&w->pieces, piece);
+        piece.source_offset += piece.length;
     }
-    return 0;
+    /* Frames know the places of what they get later. */
+    if (r == 0 && (!w->framed || piece.source_offset == member->data_offset))
+        r = builder_set_pieces(w->builder, inode, w->pieces.at, w->pieces.count);
+    return r == -EUCLEAN ? tar_walk_member_fault(w, r, "its map of holes makes no sense") : r;
 }
 
 /* ---- members ---- */
@@ -204,15 +204,15 @@ static int tar_walk_add_extents(struct walk *w, const struct builder_member *mem
 static int tar_walk_add_named(struct walk *w, const char *path, struct builder_member *member)
 {
     uint32_t inode;
-    bool has_map = member->data == DATA_EXTENTS;
+    bool has_map = member->data == DATA_PIECES;
     if (w->framed && tar_walk_stored_bytes(w, member) > 0)
-        member->data = DATA_BLOCKS;
+        member->data = DATA_PIECES;
     else if (w->framed)
         member->data_offset = 0; /* an offset in the tar is not one in the file */
     int r = builder_add(w->builder, path, strlen(path), member, w->fault, &inode);
     if (r == 0 && has_map)
         r = tar_walk_add_extents(w, member, inode);
-    else if (r == 0 && member->data == DATA_BLOCKS)
+    else if (r == 0 && member->data == DATA_PIECES)
         r = tar_framed_add(w->framed, inode, member->data_offset, member->size_bytes, 0);
     if (r == 0)
         r = tar_add_attributes(w->entry, w->builder, inode, &w->odd);
@@ -296,7 +296,7 @@ static int tar_walk_add_by_type(struct walk *w, const char *path, struct builder
         if (!member->symlink || !member->symlink[0])
             return tar_walk_member_fault(w, -EINVAL, "is a symbolic link without a target");
         member->symlink_len = strlen(member->symlink);
-        member->mode = S_IFLNK | 0777; /* what the system shows, whatever was stored */
+        member->mode = S_IFLNK | 0777; /* as the system shows it, whatever was stored */
         break;
     default:
         return tar_walk_add_other(w, member);
@@ -375,7 +375,7 @@ static int tar_walk_read_member(struct walk *w)
         .uid = tar_owner(archive_entry_uid(w->entry), &w->odd),
         .gid = tar_owner(archive_entry_gid(w->entry), &w->odd),
         .size_bytes = (uint64_t)archive_entry_size(w->entry),
-        .data = archive_entry_sparse_count(w->entry) > 0 ? DATA_EXTENTS : DATA_STORED,
+        .data = archive_entry_sparse_count(w->entry) > 0 ? DATA_PIECES : DATA_STORED,
         .data_offset = (uint64_t)archive_filter_bytes(w->archive, 0),
         .header_offset = (uint64_t)archive_read_header_position(w->archive),
     };
@@ -387,7 +387,7 @@ static int tar_walk_read_member(struct walk *w)
         return tar_walk_member_fault(w, -EIO, "its extended header can't be read again");
     if (archive_entry_size(w->entry) < 0)
         return tar_walk_member_fault(w, -EUCLEAN, "its size is negative");
-    if (member.data == DATA_EXTENTS && tar_walk_fill_holes(w, &member) < 0)
+    if (member.data == DATA_PIECES && tar_walk_fill_holes(w, &member) < 0)
         return tar_walk_member_fault(w, -EIO, "its extended header can't be read again");
 
     if (archive_entry_filetype(w->entry) == AE_IFDIR && member.size_bytes > 0)
@@ -616,8 +616,6 @@ static void tar_walk_note_oddities(struct walk *w)
 {
     if (w->odd.owners)
         tar_walk_remark(w, "owners that do not fit are shown as %d", TAR_NOBODY);
-    if (w->odd.xattrs)
-        tar_walk_remark(w, "attributes that exceed the system's limits are not shown");
     if (w->odd.acls)
         tar_walk_remark(w, "access lists with users without a number are not shown");
     if (w->odd.members)
@@ -675,6 +673,7 @@ static int tar_walk_source(struct source *source, struct tar_framed *framed,
     if (c_locale)
         freelocale(c_locale);
     archive_entry_free(w->entry);
+    vector_free(&w->pieces);
     if (w->archive)
         archive_read_free(w->archive);
     tar_feed_close(&w->feed);
@@ -695,15 +694,15 @@ static int tar_index(struct source *source, struct builder *builder,
 }
 
 static int tar_index_packed(struct source *source, const char *compression,
-                            struct helpers *helpers, struct builder *builder,
-                            struct builder_header *header, struct progress *progress,
-                            struct fault *fault)
+                            struct helpers *helpers, uint64_t *left_bytes,
+                            struct builder *builder, struct builder_header *header,
+                            struct progress *progress, struct fault *fault)
 {
     struct tar_framed *framed;
-    int r = tar_framed_new(source, compression, helpers, builder, progress, fault, &framed);
+    int r = tar_framed_new(source, compression, helpers, left_bytes, builder, progress, fault,
+                           &framed);
     if (r < 0)
         return r;
-    builder_use_ranges(builder);
     r = tar_walk_source(source, framed, builder, progress, fault);
     if (r == 0)
         r = tar_framed_finish(framed, header);
@@ -713,16 +712,22 @@ static int tar_index_packed(struct source *source, const char *compression,
 
 static const char *const endings[] = {".tar", ".tgz", ".tbz2", ".txz", NULL};
 
+static const struct backend_stream tar_stream = {
+    .is_packed = tar_is_packed,
+    .unpack = tar_unpack,
+    .index_packed = tar_index_packed,
+};
+
+static const struct backend_trailer tar_trailer = {.check_end = tar_check_end};
+
 const struct backend backend_tar = {
     .name = "tar",
     .file = "a tar",
     .endings = endings,
-    .format = FORMAT_TAR,
+    .number = 1,
     .probe = tar_probe,
     .find_behind = tar_find_behind,
-    .is_packed = tar_is_packed,
-    .unpack = tar_unpack,
     .index = tar_index,
-    .index_packed = tar_index_packed,
-    .check_end = tar_check_end,
+    .stream = &tar_stream,
+    .trailer = &tar_trailer,
 };

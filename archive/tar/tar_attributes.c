@@ -109,7 +109,7 @@ static int attributes_read(struct archive_entry *entry, size_t count,
  * the header's last one first, and the last one counts.
  */
 static int attributes_add_xattrs(struct archive_entry *entry, struct builder *builder,
-                                 uint32_t inode, struct tar_oddities *odd)
+                                 uint32_t inode)
 {
     size_t count = (size_t)archive_entry_xattr_reset(entry);
     if (count == 0)
@@ -121,17 +121,8 @@ static int attributes_add_xattrs(struct archive_entry *entry, struct builder *bu
     for (size_t i = 0; r == 0 && i < count; i++) {
         if (i > 0 && strcmp(list[i].name, list[i - 1].name) == 0)
             continue;
-        size_t name_len = strlen(list[i].name);
-        if (name_len == 0 || name_len > XATTR_NAME_MAX || list[i].value_len > XATTR_SIZE_MAX)
-            odd->xattrs = true;
-        else
-            r = builder_add_xattr(builder, inode, list[i].name, name_len, list[i].value,
-                                  list[i].value_len);
-        if (r == -E2BIG) { /* their names no longer fit in one list */
-            odd->xattrs = true;
-            r = 0;
-            break;
-        }
+        r = builder_add_xattr(builder, inode, list[i].name, strlen(list[i].name), list[i].value,
+                              list[i].value_len);
     }
     attributes_free(list, count);
     return r;
@@ -236,12 +227,7 @@ static int attributes_add_acl(struct archive_entry *entry, struct builder *build
         memcpy(p + 2, &permissions, 2);
         memcpy(p + 4, &id, 4);
     }
-    int r = builder_add_xattr(builder, inode, name, strlen(name), value, (size_t)(p - value));
-    if (r == -E2BIG) { /* the other attributes took all the room */
-        odd->xattrs = true;
-        r = 0;
-    }
-    return r;
+    return builder_add_xattr(builder, inode, name, strlen(name), value, (size_t)(p - value));
 }
 
 static int attributes_add_acls(struct archive_entry *entry, struct builder *builder,
@@ -260,7 +246,7 @@ static int attributes_add_acls(struct archive_entry *entry, struct builder *buil
 
 /*
  * The permission bits. libarchive overwrites them from an access list: the group's bits become
- * those of the owning group, where stat(2) shows the mask.
+ * the owning group's, where stat(2) shows the mask.
  */
 uint32_t tar_permissions(struct archive_entry *entry)
 {
@@ -280,6 +266,6 @@ uint32_t tar_permissions(struct archive_entry *entry)
 int tar_add_attributes(struct archive_entry *entry, struct builder *builder, uint32_t inode,
                        struct tar_oddities *odd)
 {
-    int r = attributes_add_xattrs(entry, builder, inode, odd);
+    int r = attributes_add_xattrs(entry, builder, inode);
     return r < 0 ? r : attributes_add_acls(entry, builder, inode, odd);
 }

@@ -56,7 +56,7 @@ static la_int64_t feed_skip(struct archive *a, void *ctx, la_int64_t request)
         return 0;
     uint64_t len = (uint64_t)request < left ? (uint64_t)request : left;
     feed->offset += len;
-    /* A short skip stays within what the filesystem reads ahead anyway. */
+    /* A short skip stays within the filesystem's own read-ahead. */
     if (len >= LAST_READ_BYTES)
         feed->next_bytes = FIRST_READ_BYTES;
     return (la_int64_t)len;

@@ -56,7 +56,7 @@
 struct frame {
     uint64_t start; /* in the tar */
     uint32_t bytes;
-    uint32_t fragment; /* its number in the builder */
+    uint32_t block; /* its number in the builder */
 };
 
 struct tar_range {
@@ -78,9 +78,10 @@ struct tar_framed {
     struct fault *fault;
     int err; /* of the frame that could not be read */
     enum codec codec;
-    uint64_t size_bytes; /* of the file */
-    uint64_t offset;     /* of the next frame */
-    uint64_t bytes;      /* of the tar so far */
+    uint64_t size_bytes;  /* of the file */
+    uint64_t offset;      /* of the next frame */
+    uint64_t bytes;       /* of the tar so far */
+    uint64_t *left_bytes; /* that may still be decompressed; NULL: no limit */
     uint32_t largest;
     bool has_frames; /* not only parts of streams */
 
@@ -149,13 +150,14 @@ static int frames_begin_blocks(struct tar_framed *f)
 }
 
 int tar_framed_new(struct source *source, const char *compression, struct helpers *helpers,
-                   struct builder *builder, struct progress *progress, struct fault *fault,
-                   struct tar_framed **ret_framed)
+                   uint64_t *left_bytes, struct builder *builder, struct progress *progress,
+                   struct fault *fault, struct tar_framed **ret_framed)
 {
     struct tar_framed *f = calloc(1, sizeof(*f));
     if (!f)
         return -ENOMEM;
     f->source = source;
+    f->left_bytes = left_bytes;
     f->builder = builder;
     f->progress = progress;
     f->fault = fault;
@@ -358,7 +360,7 @@ enum {
     GZIP_FLAGS = 31,
 };
 
-/* The length of a member's header. 0: it is none, or longer than what is given. */
+/* The length of a member's header. 0: it is none, or longer than the given bytes. */
 static size_t gzip_header_bytes(const uint8_t *head, size_t len)
 {
     if (len < GZIP_HEAD_BYTES || head[2] != 8 || head[GZIP_FLAGS_AT] & ~GZIP_FLAGS)
@@ -497,6 +499,20 @@ static int frames_find_next(struct tar_framed *f, struct found *ret_found)
     return frames_find_zstd(f, ret_found);
 }
 
+/* Find the next frame, and subtract its bytes from the ones that may be decompressed. */
+static int frames_find_within(struct tar_framed *f, struct found *ret_found)
+{
+    if (f->left_bytes && *f->left_bytes == 0)
+        return -E2BIG;
+    int r = frames_find_next(f, ret_found);
+    /* A failure may come after all that a frame may have, tried with twice the room each time.
+     */
+    uint64_t used = r < 0 ? 2 * TAR_FRAME_BYTES_MAX : ret_found->bytes;
+    if (f->left_bytes)
+        *f->left_bytes -= min_u64(used, *f->left_bytes);
+    return r;
+}
+
 /* ---- the table ---- */
 
 static int frames_add(struct tar_framed *f, const struct found *found)
@@ -508,7 +524,7 @@ static int frames_add(struct tar_framed *f, const struct found *found)
     };
     const struct builder_block block = found->is_part ? found->part.block : whole;
     struct frame frame = {.start = f->bytes, .bytes = block.block_bytes};
-    int r = builder_add_fragment(f->builder, &block, &frame.fragment);
+    int r = builder_add_block(f->builder, &block, &frame.block);
     if (r == 0)
         r = vector_push(&f->list, frame);
     f->bytes += found->bytes;
@@ -537,8 +553,9 @@ static bool frames_is_fit(const struct tar_framed *f, const struct found *found)
 
 /*
  * The next frame's bytes, valid until the next call; 0 bytes at the end. -ENOTSUP: a frame is
- * too large, or the whole file is one frame, so that it has to be unpacked instead. -EUCLEAN:
- * the frame is damaged, and the fault names its offset. Also errors of reading.
+ * too large, or the whole file is one frame, so that it has to be unpacked instead. -E2BIG: no
+ * more may be decompressed. -EUCLEAN: the frame is damaged, and the fault names its offset.
+ * Also errors of reading.
  */
 static int frames_next(struct tar_framed *f, const void **ret_bytes, size_t *ret_len)
 {
@@ -550,7 +567,7 @@ static int frames_next(struct tar_framed *f, const void **ret_bytes, size_t *ret
     *ret_len = 0;
     while (f->offset < f->size_bytes) {
         struct found found = {0};
-        int r = frames_find_next(f, &found);
+        int r = frames_find_within(f, &found);
         /* Unpacking reports more about this. But for gzip it checks only the last sum. */
         if (r == -EUCLEAN && f->list.count == 0 && f->codec != CODEC_GZIP)
             return -ENOTSUP;
@@ -616,8 +633,8 @@ static int frames_locate(struct tar_framed *f, const struct tar_range *range)
         uint64_t at = offset - frame->start, n = min_u64(frame->bytes - at, length);
         struct builder_piece piece = {.offset = file_offset,
                                       .length = n,
-                                      .fragment = frame->fragment,
-                                      .fragment_offset = (uint32_t)at};
+                                      .block = frame->block,
+                                      .block_offset = (uint32_t)at};
         if (vector_push(&f->pieces, piece) < 0)
             return -ENOMEM;
         offset += n;

@@ -4,7 +4,7 @@
  *   tar_probe.c                        recognizes a tar by its bytes
  *   tar_feed.c                         hands a source to libarchive
  *   tar_attributes.c, tar_records.c    attributes of a member
- *   tar_unpack.c, tar_gunzip.c         unpack a compressed tar
+ *   tar_unpack.c                       unpacks a compressed tar
  *   tar_frames.c                       reads a compressed tar by its frames
  *   tar.c                              reads members
  *
@@ -43,8 +43,8 @@ int tar_is_packed(const struct source *source, const uint8_t *head, size_t head_
                   const char **ret_compression);
 
 /*
- * check_end of struct backend: without an end-of-archive marker a tar may have been cut off
- * between two members, which tar programs take for its end.
+ * check_end of struct backend_trailer: without an end-of-archive marker a tar may have been cut
+ * off between two members, which tar programs take for its end.
  */
 int tar_check_end(const struct archive_end *end);
 
@@ -111,7 +111,7 @@ struct archive_entry;
 
 /* Kinds of things found that can't be shown as they are; for a remark at the end. */
 struct tar_oddities {
-    bool owners, xattrs, acls, members;
+    bool owners, acls, members;
 };
 
 /* Values from global headers, for all members without their own. Starts as zeros. */
@@ -147,11 +147,11 @@ struct tar_framed;
 /*
  * `compression` is the file's: "zstd", "gzip", "bzip2" or "xz". The helpers, which may be NULL,
  * helps with the last two. -ENOTSUP: frames of other formats can't be found, or the library is
- * not built in.
+ * not built in. `left_bytes` as in backend.h.
  */
 int tar_framed_new(struct source *source, const char *compression, struct helpers *helpers,
-                   struct builder *builder, struct progress *progress, struct fault *fault,
-                   struct tar_framed **ret_framed);
+                   uint64_t *left_bytes, struct builder *builder, struct progress *progress,
+                   struct fault *fault, struct tar_framed **ret_framed);
 void tar_framed_free(struct tar_framed *framed); /* NULL is fine */
 /* Connects to `a`, like tar_feed_open. */
 int tar_framed_open(struct tar_framed *framed, struct archive *a);
@@ -163,7 +163,7 @@ uint64_t tar_framed_bytes(const struct tar_framed *framed); /* of the tar, so fa
  */
 int tar_framed_read(const struct tar_framed *framed, void *buf, size_t len, uint64_t offset);
 /*
- * Adds [offset, offset + length) of the tar as bytes of this file (DATA_BLOCKS), in ascending
+ * Adds [offset, offset + length) of the tar as bytes of this file (DATA_PIECES), in ascending
  * order.
  */
 int tar_framed_add(struct tar_framed *framed, uint32_t inode, uint64_t offset, uint64_t length,
@@ -172,20 +172,6 @@ int tar_framed_add(struct tar_framed *framed, uint32_t inode, uint64_t offset, u
 int tar_framed_settle(struct tar_framed *framed);
 /* Call after the last member. -ENOTSUP: the file can't be read by frames after all. */
 int tar_framed_finish(struct tar_framed *framed, struct builder_header *header);
-
-/* ---- tar_gunzip.c ---- */
-
-/*
- * Takes the next unpacked bytes. `offset`: how far the archive was read. Returns 0 or -errno.
- */
-typedef int tar_take(void *ctx, const void *bytes, size_t len, uint64_t offset);
-
-/*
- * Unpacks a gzip file, one piece after the other, and checks all sums. -EUCLEAN with a fault;
- * -ENOSYS: not in this build.
- */
-int tar_gunzip(struct source *source, struct progress *progress, tar_take *take, void *ctx,
-               struct fault *fault);
 
 /* ---- tar_unpack.c ---- */
 

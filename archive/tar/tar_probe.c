@@ -62,11 +62,8 @@ bool tar_is_header(const uint8_t *block)
 {
     uint32_t expected;
     size_t end = probe_read_octal(block + SUM_AT, SUM_BYTES, &expected);
-    if (!end)
-        return false;
-    for (; end < SUM_BYTES; end++)
-        if (!probe_is_blank(block[SUM_AT + end]))
-            return false;
+    if (!end || (end < SUM_BYTES && !probe_is_blank(block[SUM_AT + end])))
+        return false; /* behind the blank, the field may hold anything */
 
     /* The sum counts its own field as spaces. Some old programs added signed bytes. */
     uint32_t sum = 0, signed_sum = 0;
@@ -87,7 +84,7 @@ bool tar_probe_head(const uint8_t *head, size_t head_len)
     return head_len >= TAR_BLOCK_BYTES && (tar_is_header(head) || tar_is_zero(head, head_len));
 }
 
-/* A file without bytes has nothing but its name to say what it is. */
+/* A file without bytes has nothing but its name to tell its format. */
 static bool probe_is_named_tar(const struct source *source)
 {
     const char *name = source_name(source);
@@ -202,7 +199,7 @@ static int probe_has_end_marker(const struct archive_end *end, bool *ret_has)
 int tar_check_end(const struct archive_end *end)
 {
     bool has_marker;
-    if (end->backend != &backend_tar || end->compression || end->info->block_bytes > 0)
+    if (end->compression || end->info->block_bytes > 0)
         return 0;
     int r = probe_has_end_marker(end, &has_marker);
     if (r < 0 || has_marker)

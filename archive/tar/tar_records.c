@@ -6,10 +6,10 @@
  * the time of any real file.
  *
  * Records of a global header ('g') apply to all later members without their own. libarchive
- * skips them; GNU tar and Python's tarfile apply them. This file applies those that archives
+ * skips them; GNU tar and Python's tarfile apply them. This file applies the ones that archives
  * are made with: times and owners (`tar --pax-option=mtime=...`, `git archive` of a commit from
  * after 2242). One path or one size for all members makes no sense, so such records get a
- * remark. Comments, such as those of git archive, do not matter.
+ * remark. Comments, such as git archive's, do not matter.
  */
 #include "tar_private.h"
 

@@ -2,6 +2,9 @@
  * Unpacks a tar that is compressed as a whole, with libarchive's own filters, none of which
  * starts a program.
  *
+ * A gzip file comes here only if its parts are too long or hold mostly zeros: libarchive does
+ * not check its sums.
+ *
  * Only the filter that the magic calls for is enabled: a tar is compressed once. After the
  * first 64 KB it is clear whether the content is a tar, so that a compressed database dump is
  * not unpacked to its end to find out that it is not. Runs of zeros become holes, which cost no
@@ -17,6 +20,7 @@
 #include <archive_entry.h>
 
 #include "bytes.h"
+#include "codec.h"
 #include "source.h"
 #include "write_at.h"
 
@@ -24,6 +28,8 @@ enum {
     HEAD_BYTES = 64 << 10,
     FEED_BYTES = 256 << 10, /* per call of libarchive: the step of progress */
     HOLE_BYTES = 4096,
+    NOTHING_BYTES = 4096, /* of a file that unpacks to nothing */
+    ZEROS_MORE = 10, /* zeros take time, but no room: there may be so many times more bytes */
 };
 
 struct unpacking {
@@ -90,15 +96,48 @@ static int tar_unpack_complain(struct unpacking *u)
                      u->compression, tar_complaint(u->archive));
 }
 
+/* Does the file really unpack to nothing? libarchive takes some damage for an end. */
+static bool tar_unpack_is_nothing(struct unpacking *u)
+{
+    static const struct {
+        const char *name;
+        enum codec codec;
+    } codecs[] = {{"gzip", CODEC_GZIP},
+                  {"bzip2", CODEC_BZIP2_FILE},
+                  {"xz", CODEC_XZ},
+                  {"zstd", CODEC_ZSTD}};
+    uint8_t packed[NOTHING_BYTES], byte;
+    uint64_t size = source_size(u->source);
+    struct codec_context *context = NULL;
+    size_t len = 1;
+    for (size_t i = 0; i < sizeof(codecs) / sizeof(codecs[0]); i++)
+        if (strcmp(u->compression, codecs[i].name) == 0 && size <= sizeof(packed) &&
+            source_read(u->source, packed, size, 0) == 0 && codec_context_new(&context) == 0 &&
+            codec_unpack(context, codecs[i].codec, packed, size, &byte, 1, &len) < 0)
+            len = 1;
+    codec_context_free(context);
+    return len == 0;
+}
+
+/* As a tar of nothing, it has nothing but its name to tell its format. */
+static int tar_unpack_take_nothing(struct unpacking *u)
+{
+    const char *name = source_name(u->source);
+    if (!tar_unpack_is_nothing(u))
+        return fault_set(u->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
+                         "damaged %s data: it unpacks to nothing", u->compression);
+    u->is_tar = backend_stem(name, strlen(name)) < strlen(name);
+    return 0;
+}
+
 /* Is this a tar? Checked once enough is unpacked to decide, or everything. */
 static int tar_unpack_check_head(struct unpacking *u, bool at_end)
 {
     if (u->is_tar || (u->bytes < HEAD_BYTES && !at_end))
         return 0;
-    /* libarchive does not always report damage. For gzip every sum was checked. */
-    if (u->bytes == 0 && strcmp(u->compression, "gzip") != 0)
-        return fault_set(u->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
-                         "damaged %s data: it unpacks to nothing", u->compression);
+    int r = u->bytes == 0 ? tar_unpack_take_nothing(u) : 0;
+    if (r < 0 || u->is_tar)
+        return r;
     uint8_t head[HEAD_BYTES];
     ssize_t len = pread(u->fd, head, sizeof(head), 0);
     if (len < 0)
@@ -119,19 +158,23 @@ static int tar_unpack_check_head(struct unpacking *u, bool at_end)
     return 0;
 }
 
+static int tar_unpack_too_much(struct unpacking *u, uint64_t most)
+{
+    uint64_t packed = source_size(u->source);
+    fault_set(u->fault, -E2BIG, NULL, FAULT_NO_OFFSET,
+              "unpacks to more than %llu MiB, %llu times its size",
+              (unsigned long long)(most >> 20), (unsigned long long)(most / packed));
+    fault_advise(u->fault, "if you trust it, allow more: --max-ratio=N or off "
+                           "(ONEPOT_MAX_RATIO for the loader)");
+    return -E2BIG;
+}
+
 static int tar_unpack_write_data(struct unpacking *u, const uint8_t *bytes, size_t len,
                                  uint64_t offset)
 {
     u->data += len;
-    if (u->data <= u->most)
-        return write_at(u->fd, bytes, len, offset);
-    uint64_t packed = source_size(u->source);
-    fault_set(u->fault, -E2BIG, NULL, FAULT_NO_OFFSET,
-              "unpacks to more than %llu MiB, %llu times its size",
-              (unsigned long long)(u->most >> 20), (unsigned long long)(u->most / packed));
-    fault_advise(u->fault, "if you trust it, allow more: --max-ratio=N or off "
-                           "(ONEPOT_MAX_RATIO for the loader)");
-    return -E2BIG;
+    return u->data <= u->most ? write_at(u->fd, bytes, len, offset)
+                              : tar_unpack_too_much(u, u->most);
 }
 
 /* Writes data that is neither zeros nor in the file already. */
@@ -153,17 +196,15 @@ static int tar_unpack_write_sparse(struct unpacking *u, const uint8_t *bytes, si
     if (r < 0)
         return r;
     u->bytes += len;
-    return 0;
+    return u->bytes / ZEROS_MORE < u->most ? 0 : tar_unpack_too_much(u, u->most * ZEROS_MORE);
 }
 
-/* tar_take */
-static int tar_unpack_take_block(void *ctx, const void *bytes, size_t len, uint64_t offset)
+static int tar_unpack_take_block(struct unpacking *u, const void *bytes, size_t len)
 {
-    struct unpacking *u = ctx;
     int r = tar_unpack_write_sparse(u, bytes, len);
     if (r < 0)
         return r;
-    u->progress->bytes_done = offset;
+    u->progress->bytes_done = u->feed.offset;
     u->progress->bytes_out = u->bytes;
     u->progress->beats++;
     return tar_unpack_check_head(u, false);
@@ -188,7 +229,7 @@ static int tar_unpack_all(struct unpacking *u)
         r = archive_read_data_block(u->archive, &bytes, &len, &ignored);
         if (r != ARCHIVE_OK && r != ARCHIVE_WARN)
             break;
-        int err = tar_unpack_take_block(u, bytes, len, u->feed.offset);
+        int err = tar_unpack_take_block(u, bytes, len);
         if (err < 0)
             return err;
     }
@@ -243,11 +284,6 @@ int tar_unpack(struct source *source, int fd, uint64_t kept, uint64_t most,
     if (tar_is_packed(source, head, sizeof(head), &u.compression) != 1)
         return -ENOMSG;
     progress->bytes_total = size;
-    if (strcmp(u.compression, "gzip") == 0) {
-        r = tar_gunzip(source, progress, tar_unpack_take_block, &u, fault);
-        if (r != -ENOSYS)
-            return r < 0 ? r : tar_unpack_finish(&u);
-    }
     u.archive = archive_read_new();
     if (!u.archive)
         return -ENOMEM;

@@ -3,15 +3,15 @@
  *
  *     each record:  u64 length | u32 sum of the length | data | u32 sum of the data
  *
- * A record is a sample, and its number the beginning of the names of its files. Of a
- * tf.train.Example each feature is a file, as in a tar for WebDataset:
+ * A record is a sample, and its number the beginning of the names of its files. Each feature of
+ * a tf.train.Example is a file, as in a tar for WebDataset:
  *
  *     00000000.image.encoded.jpg    bytes; a slash in a feature's name is shown as a dot
  *     00000000.label.cls            integers, in decimal, one a line
  *     00000000.box.f32              floats, as they lie there: little-endian
  *     00000000.frames.0             bytes of several values: a file each
  *
- * The ending of bytes tells what their first bytes show (JPEG, PNG). Endings that a name has
+ * The ending of bytes follows from their first ones (JPEG, PNG). Endings that a name has
  * already are not put there twice. A feature without values has no file. Any other record is
  * one file, 00000000.bin.
  *
@@ -34,6 +34,7 @@
 #include "example.h"
 #include "numbers.h"
 #include "source_window.h"
+#include "vector.h"
 
 #define HEAD_BYTES 12u /* a length and its sum */
 #define TAIL_BYTES 4u  /* the data's sum */
@@ -52,7 +53,8 @@ struct tfrecord {
     uint64_t number; /* of the record */
     uint64_t at;     /* of its data */
     uint32_t largest_block;
-    char stem[16 + INDEX_NAME_MAX]; /* NUMBER.FEATURE */
+    VECTOR(struct builder_piece) pieces; /* of a file */
+    char stem[16 + INDEX_NAME_MAX];      /* NUMBER.FEATURE */
 };
 
 static bool tfrecord_is_head(const uint8_t *head)
@@ -184,21 +186,26 @@ static int tfrecord_add_floats(struct tfrecord *t, const struct feature *f,
 {
     char name[sizeof(t->stem) + 32];
     struct cursor list = f->list, row;
-    struct builder_member member = {.size_bytes = f->values * 4, .data = DATA_EXTENTS};
+    struct builder_member member = {.size_bytes = f->values * 4, .data = DATA_PIECES};
     uint32_t inode;
     tfrecord_name(t, ".f32", name);
     int r = tfrecord_add(t, name, &member, &inode);
-    for (uint64_t offset = 0; r == 0 && feature_next(&list, &row); offset += row.left)
-        r = builder_add_extent(t->builder, inode, offset, row.left,
-                               t->at + (uint64_t)(row.at - record));
-    return r;
+    t->pieces.count = 0;
+    for (uint64_t offset = 0; r == 0 && feature_next(&list, &row); offset += row.left) {
+        struct builder_piece piece = {.offset = offset,
+                                      .length = row.left,
+                                      .source_offset = t->at + (uint64_t)(row.at - record),
+                                      .block = BUILDER_NO_BLOCK};
+        r = piece.length > 0 ? vector_push(&t->pieces, piece) : 0;
+    }
+    return r < 0 ? r : builder_set_pieces(t->builder, inode, t->pieces.at, t->pieces.count);
 }
 
 static int tfrecord_add_integers(struct tfrecord *t, const struct feature *f,
                                  const uint8_t *record)
 {
     char name[sizeof(t->stem) + 32];
-    struct builder_member member = {.size_bytes = f->text_bytes, .data = DATA_BLOCKS};
+    struct builder_member member = {.size_bytes = f->text_bytes, .data = DATA_PIECES};
     struct builder_piece piece = {.length = f->text_bytes};
     uint64_t most = max_u64(f->text_bytes, f->list.left);
     uint32_t inode;
@@ -214,7 +221,7 @@ static int tfrecord_add_integers(struct tfrecord *t, const struct feature *f,
     };
     int r = tfrecord_add(t, name, &member, &inode);
     if (r == 0)
-        r = builder_add_fragment(t->builder, &block, &piece.fragment);
+        r = builder_add_block(t->builder, &block, &piece.block);
     if (r == 0)
         r = builder_set_pieces(t->builder, inode, &piece, 1);
     t->largest_block = max_u32(t->largest_block, block.block_bytes);
@@ -328,6 +335,7 @@ static int tfrecord_index(struct source *source, struct builder *builder,
     if (r == 0)
         r = tfrecord_add_records(&t);
     source_window_close(&t.window);
+    vector_free(&t.pieces);
     if (r == 0 && source_size(source) == 0)
         snprintf(progress->note, sizeof(progress->note),
                  "it is empty: a file of no records, or its writer did not finish");
@@ -336,9 +344,9 @@ static int tfrecord_index(struct source *source, struct builder *builder,
     return r;
 }
 
-/* ---- what is known without an index ---- */
+/* ---- questions that need no index ---- */
 
-/* A file of no records has no bytes: only its name says what it is. */
+/* A file of no records has no bytes: only its name tells the format. */
 static int tfrecord_probe(const struct source *source, const uint8_t *head, size_t head_len)
 {
     const char *ending = strrchr(source_name(source), '.');
@@ -401,8 +409,6 @@ static void tfrecord_check_part(const struct archive_end *end, uint64_t offset, 
 
 static int tfrecord_check_end(const struct archive_end *end)
 {
-    if (end->backend != &backend_tfrecord)
-        return 0;
     uint64_t size = source_size(end->source), number = 0, length;
     for (uint64_t at = 0; at < size && !archive_end_stopped(end); number++) {
         struct fault fault = {0};
@@ -422,15 +428,19 @@ static int tfrecord_check_end(const struct archive_end *end)
 
 static const char *const endings[] = {".tfrecord", ".tfrecords", NULL};
 
+static const struct backend_trailer tfrecord_trailer = {
+    .check_end = tfrecord_check_end,
+    .check_part = tfrecord_check_part,
+};
+
 const struct backend backend_tfrecord = {
     .name = "TFRecord",
     .file = "a TFRecord file",
     .endings = endings,
     .checked = "every record has the sum that it was written with",
-    .format = FORMAT_TFRECORD,
-    .least_memory_bytes = UINT64_MAX, /* features of few bytes: what is available */
+    .number = 5,
+    .least_memory_bytes = UINT64_MAX, /* features of few bytes: all available ones */
     .probe = tfrecord_probe,
     .index = tfrecord_index,
-    .check_end = tfrecord_check_end,
-    .check_part = tfrecord_check_part,
+    .trailer = &tfrecord_trailer,
 };

@@ -2,13 +2,13 @@
  * The zip back end: reads the central directory, and of each member the local header, whose
  * length says where the data begins.
  *
- * A parser of its own rather than a library's: libarchive does not tell where the data of a
- * compressed member lies, and minizip trusts the directory. What programs disagree about is
- * refused, since an archive that shows one thing here and another there is an attack or
- * damage: a member whose local header says something else than the directory, and members
- * that share bytes (the bombs that expand without nesting are made of these).
+ * Our own parser rather than a library's: libarchive does not tell where the data of a
+ * compressed member lies, and minizip trusts the directory. The directory counts: a member
+ * whose local header says something else is shown if its data agrees with the directory, and
+ * the archive is said to disagree with itself. Members that share bytes are refused (bombs that
+ * expand without nesting consist of them), but for one that is listed twice.
  *
- * A stored member is a range of the archive, a compressed one a block of its own. A deflated
+ * A stored member is a range of the archive, a compressed one a separate block. A deflated
  * member that is longer than a block may be is decompressed once, here, and cut into parts. A
  * member that can't be shown (encrypted, compressed by a method that nobody here knows, or too
  * long for its method) is left out, and the index says why.
@@ -17,21 +17,18 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
-#ifdef HAVE_LIBDEFLATE
-#include <libdeflate.h>
-#endif
-
 #include "bytes.h"
-#include "checksum.h"
 #include "cleanup.h"
 #include "deflate_scan.h"
 #include "numbers.h"
 #include "source_window.h"
 #include "vector.h"
+#include "zip_content.h"
 #include "zip_end.h"
 #include "zip_records.h"
 
@@ -44,9 +41,12 @@
 /* The bytes of the archive that a member occupies. */
 struct zip_range {
     uint64_t start, end;
+    uint64_t record; /* its entry in the directory */
 };
 
 struct zip {
+    /* Each entry of the directory, which lies at `record`. */
+    int (*take)(struct zip *z, const struct zip_entry *e, uint64_t record);
     struct source *source;
     struct builder *builder;
     struct progress *progress;
@@ -55,6 +55,10 @@ struct zip {
     struct source_window entries, headers;
     VECTOR(struct zip_range) ranges;
     uint32_t largest_block;
+    const struct archive_end *end; /* while verifying: no builder is there */
+    struct zip_content content;
+    uint64_t odd; /* members whose header differs, and the first of them: */
+    char odd_what[160];
     struct deflate_scan *scan; /* NULL before the first long member */
     struct stream_buffer part;
     VECTOR(struct builder_piece) pieces; /* of the long member */
@@ -62,6 +66,8 @@ struct zip {
     char name[512];                      /* of the member that is read, for messages */
     uint8_t slashed[UINT16_MAX];         /* its name, if that has backslashes */
 };
+
+static const char directory_counts[] = "; the central directory counts";
 
 static int zip_damaged(struct zip *z, uint64_t offset, const char *what)
 {
@@ -73,17 +79,31 @@ static int zip_read_fault(struct zip *z, int err, uint64_t offset)
     return fault_set_read(z->fault, err, z->name, offset);
 }
 
+/*
+ * A zip is known by its beginning. Its end alone may be the end of another archive's last
+ * member.
+ */
 static int zip_probe(const struct source *source, const uint8_t *head, size_t head_len)
 {
-    if (head_len >= ZIP_END_BYTES &&
-        (memcmp(head, ZIP_LOCAL_MAGIC, 4) == 0 || memcmp(head, ZIP_END_MAGIC, 4) == 0 ||
-         memcmp(head, ZIP_SPANNED_MAGIC, 4) == 0))
-        return 1;
-    struct zip_place place;
-    int r = zip_find_directory(source, &place, NULL);
-    if (r == -EUCLEAN || r == -EINVAL)
-        return 0;
-    return r < 0 ? r : place.entries > 0; /* the end of an empty zip could be anything's */
+    static const char *const magics[] = {ZIP_LOCAL_MAGIC, ZIP_END_MAGIC, ZIP_SPANNED_MAGIC,
+                                         ZIP_WHOLE_MAGIC};
+    (void)source;
+    for (size_t i = 0; head_len >= ZIP_END_BYTES && i < sizeof(magics) / sizeof(*magics); i++)
+        if (memcmp(head, magics[i], 4) == 0)
+            return 1;
+    return 0;
+}
+
+/* A script's text leads to it. How long a program is its headers do not always tell. */
+static int zip_find_behind(const struct front *front, uint64_t *ret_offset)
+{
+    struct front_place place;
+    for (size_t cursor = 0; front->is_script && front_next(front, &cursor, &place);)
+        if (zip_probe(front->source, place.bytes, place.len)) {
+            *ret_offset = place.offset;
+            return 1;
+        }
+    return front->is_script ? 0 : zip_find_begin(front->source, ret_offset);
 }
 
 /* ---- members ---- */
@@ -96,6 +116,12 @@ static int leave_out(struct zip *z, int err)
     int r = builder_leave_out(z->builder, z->fault);
     *z->fault = (struct fault){0};
     return r;
+}
+
+/* The member's data disagrees with the directory: only this member is left out. */
+static int member_is_damaged(struct zip *z, uint64_t offset, const char *what)
+{
+    return fault_set(z->fault, -ENOTSUP, z->name, offset, "%s", what);
 }
 
 /* A method whose members are blocks. */
@@ -135,7 +161,7 @@ static bool is_long_deflated(const struct zip_entry *e)
            (e->size_bytes > DEFLATE_PART_MAX || e->packed_bytes >= 1u << 31);
 }
 
-/* Can its content be shown? 0, -ENOTSUP with a fault, or -EUCLEAN for what can't be. */
+/* Can its content be shown? 0, or -ENOTSUP with a fault. */
 static int check_content(struct zip *z, const struct zip_entry *e, uint64_t at)
 {
     const struct zip_codec *codec = zip_codec_of(e->method);
@@ -146,15 +172,15 @@ static int check_content(struct zip *z, const struct zip_entry *e, uint64_t at)
     if (e->method == ZIP_STORED)
         return e->packed_bytes == e->size_bytes
                    ? 0
-                   : zip_damaged(z, at, "is stored, and has two sizes");
+                   : member_is_damaged(z, at, "is stored, and has two sizes");
     if (!codec)
         return fault_set(z->fault, -ENOTSUP, z->name, at,
                          "is compressed by method %u of zip, which onepot lacks", e->method);
     if (e->packed_bytes == 0 && e->size_bytes > 0)
-        return zip_damaged(z, at, "has no data, and claims some");
+        return member_is_damaged(z, at, "has no data, and claims some");
     if (codec->codec == CODEC_DEFLATE &&
         e->size_bytes / DEFLATE_RATIO > e->packed_bytes + RATIO_SLACK)
-        return zip_damaged(z, at, "claims more bytes than its data can hold");
+        return member_is_damaged(z, at, "claims more bytes than its data can hold");
     if (is_long_deflated(e))
         return 0;
     if (e->size_bytes > MEMBER_MAX)
@@ -166,67 +192,77 @@ static int check_content(struct zip *z, const struct zip_entry *e, uint64_t at)
     return 0;
 }
 
-/* Where the member's data begins. */
-static int find_data(struct zip *z, const struct zip_entry *e, uint64_t at, uint64_t *ret_data)
+/* The member's own header. */
+static int read_local(struct zip *z, const struct zip_entry *e, uint64_t at,
+                      struct zip_local *ret_local)
 {
     const uint8_t *bytes;
     size_t len;
-    uint64_t header_bytes, end;
     int r = source_window_get(&z->headers, at, ZIP_LOCAL_BYTES + e->raw_name_len, &bytes, &len);
     if (r < 0)
         return zip_read_fault(z, r, at);
-    const char *wrong = len < ZIP_LOCAL_BYTES ? "has its header outside the archive"
-                                              : zip_check_local(bytes, len, e, &header_bytes);
-    if (wrong)
-        return zip_damaged(z, at, wrong);
-    if (__builtin_add_overflow(at + header_bytes, e->packed_bytes, &end) ||
-        end > z->place.directory)
-        return zip_damaged(z, at, "has data that lies outside the archive");
-    *ret_data = at + header_bytes;
-    return vector_push(&z->ranges, (struct zip_range){at, end});
+    const char *wrong = zip_read_local(len ? bytes : NULL, len, e, ret_local);
+    return wrong ? zip_damaged(z, at, wrong) : 0;
 }
 
-static int check_target(struct zip *z, const struct zip_entry *e, uint64_t data,
-                        const char *target)
+/* Where the member's data begins. */
+static int find_data(struct zip *z, const struct zip_entry *e, uint64_t at, uint64_t record,
+                     struct zip_local *ret_local, uint64_t *ret_data)
 {
-    return checksum_available(SUM_CRC32) &&
-                   checksum_of(SUM_CRC32, target, e->size_bytes) != e->crc32
-               ? zip_damaged(z, data, "is a symbolic link whose sum is wrong")
-               : 0;
+    uint64_t end;
+    int r = read_local(z, e, at, ret_local);
+    if (r < 0)
+        return r;
+    if (__builtin_add_overflow(at + ret_local->header_bytes, e->packed_bytes, &end) ||
+        end > z->place.directory)
+        return zip_damaged(z, at, "has data that lies outside the archive");
+    *ret_data = at + ret_local->header_bytes;
+    return vector_push(&z->ranges, (struct zip_range){at, end, record});
+}
+
+/* The bytes behind the member tell that its data lies where the directory says. */
+static bool is_followed(const struct zip *z, const struct zip_entry *e, uint64_t end)
+{
+    uint8_t bytes[ZIP_BEHIND_BYTES];
+    return source_read(z->source, bytes, sizeof(bytes), end) == 0 && zip_is_behind(bytes, e);
+}
+
+/* The member's header disagrees with its entry: its data decides whether that is right. */
+static int prove_content(struct zip *z, const struct zip_entry *e,
+                         const struct zip_local *local, uint64_t data)
+{
+    const struct zip_codec *codec = zip_codec_of(e->method);
+    bool is_right = local->only_in_name && is_followed(z, e, data + e->packed_bytes);
+    int r = is_right || is_long_deflated(e) /* which is read anyway */
+                ? 0
+                : zip_content_prove(&z->content, e, codec ? codec->codec : CODEC_NONE, data);
+    z->progress->beats++;
+    if (r == -EUCLEAN || r == -E2BIG)
+        return fault_set(z->fault, -ENOTSUP, z->name, data, "%s, and %s", local->differs,
+                         r == -E2BIG ? "there is more of this than can be compared"
+                                     : "its data is not what the central directory says");
+    if (r < 0)
+        return zip_read_fault(z, r, data);
+    if (z->odd++ == 0)
+        snprintf(z->odd_what, sizeof(z->odd_what), "%.90s: %s", z->name, local->differs);
+    return 0;
 }
 
 /* The target of a symbolic link is its content. */
 static int read_target(struct zip *z, const struct zip_entry *e, uint64_t data, char *target)
 {
+    const struct zip_codec *codec = zip_codec_of(e->method);
+    auto_free uint8_t *bytes = NULL;
     if (e->size_bytes == 0 || e->size_bytes > INDEX_SYMLINK_MAX)
         return fault_set(z->fault, -EINVAL, z->name, data,
                          "is a symbolic link of %" PRIu64 " bytes", e->size_bytes);
-    if (e->method == ZIP_STORED) {
-        int r = source_read(z->source, target, e->size_bytes, data);
-        return r < 0 ? zip_read_fault(z, r, data) : check_target(z, e, data, target);
-    }
-#ifdef HAVE_LIBDEFLATE
-    uint8_t packed[2 * INDEX_SYMLINK_MAX];
-    if (e->method == ZIP_DEFLATED && e->packed_bytes <= sizeof(packed)) {
-        int r = source_read(z->source, packed, e->packed_bytes, data);
-        struct libdeflate_decompressor *d = r == 0 ? libdeflate_alloc_decompressor() : NULL;
-        if (!d)
-            return r < 0 ? r : -ENOMEM;
-        enum libdeflate_result result = libdeflate_deflate_decompress(
-            d, packed, e->packed_bytes, target, e->size_bytes, NULL);
-        libdeflate_free_decompressor(d);
-        return result == LIBDEFLATE_SUCCESS ? check_target(z, e, data, target)
-                                            : zip_damaged(z, data, "is damaged");
-    }
-#endif
-    return fault_set(z->fault, -ENOTSUP, z->name, data,
-                     "is a symbolic link that is compressed");
-}
-
-/* The member's data is not what the directory says: only this member is left out. */
-static int long_is_damaged(struct zip *z, uint64_t offset, const char *what)
-{
-    return fault_set(z->fault, -ENOTSUP, z->name, offset, "%s", what);
+    int r = zip_content_read(&z->content, e, codec ? codec->codec : CODEC_NONE, data, &bytes);
+    if (r == -EUCLEAN)
+        return member_is_damaged(z, data, "is a symbolic link whose sum is wrong");
+    if (r < 0)
+        return zip_read_fault(z, r, data);
+    memcpy(target, bytes, e->size_bytes);
+    return 0;
 }
 
 static int add_part(struct zip *z, const struct stream_part *part, uint64_t at)
@@ -235,7 +271,7 @@ static int add_part(struct zip *z, const struct stream_part *part, uint64_t at)
     if (piece.length == 0)
         return 0;
     z->largest_block = max_u32(z->largest_block, part->block.block_bytes);
-    int r = builder_add_fragment(z->builder, &part->block, &piece.fragment);
+    int r = builder_add_block(z->builder, &part->block, &piece.block);
     return r < 0 ? r : vector_push(&z->pieces, piece);
 }
 
@@ -248,16 +284,16 @@ static int scan_part(struct zip *z, const struct zip_entry *e, uint64_t at,
     int r = deflate_scan_next(z->scan, &z->part, &fault, part);
     z->progress->beats++;
     if (r == -EUCLEAN)
-        return long_is_damaged(z, fault.offset, fault.what);
+        return member_is_damaged(z, fault.offset, fault.what);
     if (r == -ENOTSUP)
-        return long_is_damaged(z, offset,
-                               "is longer than 64 MiB, and can't be entered in the middle");
+        return member_is_damaged(z, offset,
+                                 "is longer than 64 MiB, and can't be entered in the middle");
     if (r < 0)
         return fault_set(z->fault, r, z->name, offset, "%s", fault_errno(r));
     if (part->block.block_bytes > e->size_bytes - at)
-        return long_is_damaged(z, offset, "has more bytes than the directory says");
+        return member_is_damaged(z, offset, "has more bytes than the directory says");
     if (part->block.packed_bytes > codec_packed_max(part->block.block_bytes))
-        return long_is_damaged(z, offset, too_long_packed);
+        return member_is_damaged(z, offset, too_long_packed);
     return add_part(z, part, at);
 }
 
@@ -281,9 +317,10 @@ static int scan_long(struct zip *z, const struct zip_entry *e, uint64_t data)
     if (r < 0)
         return r;
     if (at != e->size_bytes || deflate_scan_offset(z->scan) != data + e->packed_bytes)
-        return long_is_damaged(z, data, "has fewer bytes than the directory says");
-    return deflate_scan_crc(z->scan) == e->crc32 ? 0
-                                                 : long_is_damaged(z, data, "has a wrong sum");
+        return member_is_damaged(z, data, "has fewer bytes than the directory says");
+    return deflate_scan_crc(z->scan) == e->crc32
+               ? 0
+               : member_is_damaged(z, data, "has a wrong sum");
 }
 
 /* Add a compressed file: one block, which nobody else shares. */
@@ -299,31 +336,35 @@ static int add_block(struct zip *z, const struct zip_entry *e, uint32_t inode, u
         return builder_set_pieces(z->builder, inode, z->pieces.at, z->pieces.count);
     struct builder_piece piece = {.length = e->size_bytes};
     z->largest_block = max_u32(z->largest_block, block.block_bytes);
-    int r = builder_add_fragment(z->builder, &block, &piece.fragment);
+    int r = builder_add_block(z->builder, &block, &piece.block);
     if (r == 0)
         r = builder_set_pieces(z->builder, inode, &piece, 1);
     return r;
 }
 
-static int add_typed(struct zip *z, const struct zip_entry *e, struct builder_member *member)
+static int add_typed(struct zip *z, const struct zip_entry *e, uint64_t record,
+                     struct builder_member *member)
 {
     uint64_t data = 0;
     uint32_t inode;
+    struct zip_local local;
     char target[INDEX_SYMLINK_MAX];
-    int r =
-        S_ISREG(e->mode) || S_ISLNK(e->mode) ? check_content(z, e, member->header_offset) : 0;
+    bool has_content = S_ISREG(e->mode) || S_ISLNK(e->mode);
+    int r = has_content ? check_content(z, e, member->header_offset) : 0;
     if (r == 0)
-        r = find_data(z, e, member->header_offset, &data);
+        r = find_data(z, e, member->header_offset, record, &local, &data);
+    if (r == 0 && has_content && local.differs)
+        r = prove_content(z, e, &local, data);
     if (r == 0 && S_ISREG(e->mode) && is_long_deflated(e))
         r = scan_long(z, e, data);
     if (r == 0 && S_ISLNK(e->mode)) {
         r = read_target(z, e, data, target);
         member->symlink = target;
         member->symlink_len = e->size_bytes;
-        member->mode = S_IFLNK | 0777; /* what the system shows, whatever was stored */
+        member->mode = S_IFLNK | 0777; /* as the system shows it, whatever was stored */
     } else if (S_ISREG(e->mode)) {
         member->size_bytes = e->size_bytes;
-        member->data = e->method == ZIP_STORED || !e->size_bytes ? DATA_STORED : DATA_BLOCKS;
+        member->data = e->method == ZIP_STORED || !e->size_bytes ? DATA_STORED : DATA_PIECES;
         member->data_offset = data;
     } else if (!S_ISDIR(e->mode) && !S_ISFIFO(e->mode) && !S_ISSOCK(e->mode)) {
         r = r < 0 ? r
@@ -333,7 +374,7 @@ static int add_typed(struct zip *z, const struct zip_entry *e, struct builder_me
     if (r == 0)
         r = builder_add(z->builder, (const char *)e->name, e->name_len, member, z->fault,
                         &inode);
-    if (r == 0 && member->data == DATA_BLOCKS)
+    if (r == 0 && member->data == DATA_PIECES)
         r = add_block(z, e, inode, data);
     if (r == 0 && S_ISREG(e->mode))
         r = builder_set_sum(z->builder, inode, e->crc32);
@@ -365,13 +406,13 @@ static int add_entry(struct zip *z, const struct zip_entry *e, uint64_t record)
         .mtime_nsec = e->mtime_nsec,
         .data = DATA_STORED,
     };
-    if (__builtin_add_overflow(z->place.prefix, e->local_offset, &member.header_offset))
+    if (__builtin_add_overflow(z->place.shift, e->local_offset, &member.header_offset))
         return zip_damaged(z, record, "has its header outside the archive");
     if (memchr(e->name, '\0', e->name_len) || e->name_len == 0)
         return leave_out(
             z, fault_set(z->fault, -EINVAL, z->name, record,
                          e->name_len ? "has a name with a zero byte" : "has no name"));
-    int r = add_typed(z, e, &member);
+    int r = add_typed(z, e, record, &member);
     if (r < 0)
         r = leave_out(z, r);
     return r;
@@ -401,7 +442,7 @@ static int read_directory(struct zip *z)
         zip_set_name(z, &entry);
         if (wrong)
             return zip_damaged(z, at, wrong);
-        r = add_entry(z, &entry, at);
+        r = z->take(z, &entry, at);
         if (r < 0)
             return r;
         at += record_bytes;
@@ -425,6 +466,29 @@ static int compare_ranges(const void *a, const void *b)
     return (x->start > y->start) - (x->start < y->start);
 }
 
+/* Is one member listed twice? By another name, the same bytes would count twice. */
+static int is_same_member(const struct zip *z, const struct zip_range *a,
+                          const struct zip_range *b, bool *ret_is_same)
+{
+    uint8_t entries[2][ZIP_ENTRY_BYTES];
+    auto_free uint8_t *names = malloc(2 * (size_t)UINT16_MAX);
+    const struct zip_range *ranges[] = {a, b};
+    size_t len[2];
+    int r = names ? 0 : -ENOMEM;
+    for (size_t i = 0; r == 0 && i < 2; i++) {
+        r = source_read(z->source, entries[i], ZIP_ENTRY_BYTES, ranges[i]->record);
+        len[i] = r == 0 ? bytes_le16(entries[i] + 28) : 0;
+        if (r == 0)
+            r = source_read(z->source, names + i * UINT16_MAX, len[i],
+                            ranges[i]->record + ZIP_ENTRY_BYTES);
+    }
+    if (r < 0)
+        return r;
+    *ret_is_same = a->start == b->start && a->end == b->end && len[0] == len[1] &&
+                   memcmp(names, names + UINT16_MAX, len[0]) == 0;
+    return 0;
+}
+
 static int check_overlaps(struct zip *z)
 {
     bool is_sorted = true;
@@ -432,49 +496,118 @@ static int check_overlaps(struct zip *z)
         is_sorted = z->ranges.at[i - 1].start <= z->ranges.at[i].start;
     if (!is_sorted)
         qsort(z->ranges.at, z->ranges.count, sizeof(struct zip_range), compare_ranges);
-    for (size_t i = 1; i < z->ranges.count; i++)
-        if (z->ranges.at[i].start < z->ranges.at[i - 1].end)
-            return zip_damaged(z, z->ranges.at[i].start, "two members overlap here");
+    for (size_t i = 1; i < z->ranges.count; i++) {
+        const struct zip_range *range = &z->ranges.at[i];
+        bool is_same = false;
+        int r =
+            range->start < range[-1].end ? is_same_member(z, &range[-1], range, &is_same) : 0;
+        if (r < 0)
+            return zip_read_fault(z, r, range->record);
+        if (range->start < range[-1].end && !is_same)
+            return zip_damaged(z, range->start, "two members overlap here");
+    }
     return 0;
+}
+
+static void note_odd(struct zip *z)
+{
+    char others[40] = "";
+    if (z->odd > 1)
+        snprintf(others, sizeof(others), ", and so %s %" PRIu64 " more",
+                 z->odd == 2 ? "is" : "are", z->odd - 1);
+    if (z->odd)
+        snprintf(z->progress->note, sizeof(z->progress->note), "%s%s%s", z->odd_what, others,
+                 directory_counts);
+}
+
+static int zip_open(struct zip *z, struct source *source, struct progress *progress,
+                    struct fault *fault)
+{
+    z->source = source;
+    z->content.source = source;
+    z->progress = progress;
+    z->fault = fault;
+    int r = zip_find_directory(source, &z->place, fault);
+    if (r == 0)
+        r = source_window_open(&z->entries, source, WINDOW_BYTES);
+    return r < 0 ? r : source_window_open(&z->headers, source, LOCAL_WINDOW_BYTES);
+}
+
+static void zip_close(struct zip *z)
+{
+    zip_content_end(&z->content);
+    deflate_scan_free(z->scan);
+    free(z->part.at);
+    vector_free(&z->pieces);
+    source_window_close(&z->entries);
+    source_window_close(&z->headers);
+    vector_free(&z->ranges);
 }
 
 static int zip_index(struct source *source, struct builder *builder,
                      struct builder_header *header, struct progress *progress,
                      struct fault *fault)
 {
-    struct zip z = {.source = source, .builder = builder, .progress = progress, .fault = fault};
-    builder_use_ranges(builder); /* parts have several sizes */
-    int r = zip_find_directory(source, &z.place, fault);
-    if (r == 0)
-        r = source_window_open(&z.entries, source, WINDOW_BYTES);
-    if (r == 0)
-        r = source_window_open(&z.headers, source, LOCAL_WINDOW_BYTES);
+    struct zip z = {.take = add_entry, .builder = builder};
+    int r = zip_open(&z, source, progress, fault);
     progress->members_total = z.place.entries;
     progress->bytes_total = z.place.directory_bytes;
     if (r == 0)
         r = read_directory(&z);
     if (r == 0)
         r = check_overlaps(&z);
+    if (r == 0)
+        note_odd(&z);
     progress->members = z.place.entries;
     header->sum_kind = SUM_CRC32;
     header->block_bytes = z.largest_block;
-    deflate_scan_free(z.scan);
-    free(z.part.at);
-    vector_free(&z.pieces);
-    source_window_close(&z.entries);
-    source_window_close(&z.headers);
-    vector_free(&z.ranges);
+    zip_close(&z);
     return r;
 }
 
+/* ---- verification ---- */
+
+/* -EINTR: give up. */
+static int report_odd(struct zip *z, const struct zip_entry *e, uint64_t record)
+{
+    struct zip_local local = {0};
+    struct fault fault = {0};
+    uint64_t at;
+    (void)record;
+    if (archive_end_stopped(z->end))
+        return -EINTR;
+    if (__builtin_add_overflow(z->place.shift, e->local_offset, &at) ||
+        read_local(z, e, at, &local) < 0 || !local.differs)
+        return 0; /* told when the zip was opened */
+    fault_set(&fault, -EUCLEAN, z->name, at, "%s%s", local.differs, directory_counts);
+    z->end->report(z->end->ctx, &fault);
+    return 0;
+}
+
+static int zip_check_end(const struct archive_end *end)
+{
+    struct zip z = {.take = report_odd, .end = end};
+    struct progress progress = {0};
+    struct fault ignored = {0};
+    int r = zip_open(&z, end->source, &progress, &ignored);
+    if (r == 0)
+        r = read_directory(&z);
+    zip_close(&z);
+    return r == -EINTR ? 0 : r;
+}
+
 static const char *const endings[] = {".zip", NULL};
+
+static const struct backend_trailer zip_trailer = {.check_end = zip_check_end};
 
 const struct backend backend_zip = {
     .name = "zip",
     .file = "a zip",
     .endings = endings,
-    .format = FORMAT_ZIP,
+    .number = 4,
     .least_memory_bytes = UINT64_C(4) << 30, /* members may be smaller than a tar's blocks */
     .probe = zip_probe,
+    .find_behind = zip_find_behind,
     .index = zip_index,
+    .trailer = &zip_trailer,
 };

@@ -1,7 +1,8 @@
 /*
  * The end of central directory holds offsets from the start of the zip. Where something was put
  * in front (a program that unpacks itself), the directory lies further behind than it says,
- * and so does everything else, by the same distance.
+ * and so does everything else, by the same distance; or the offsets count from the start of
+ * the file, of which the source has only the zip.
  *
  * Behind the end lies its comment, which may be cut off or followed by more, and may hold
  * anything, another zip's end as well. So each end that there is counts only if it leads to a
@@ -33,11 +34,23 @@ static int end_damaged(struct fault *fault, uint64_t offset, const char *what)
     return zip_fault_damaged(fault, NULL, offset, what);
 }
 
-/* The zip64 end, if there is one. It lies right before its locator, or where that says. */
+/* Values that fit are in both ends. What only looks like a zip64 end has others. */
+static bool is_same_end(const struct zip_end *end, const struct zip_end *end64)
+{
+    return end->has_64 || ((end->entries == UINT16_MAX || end->entries == end64->entries) &&
+                           end->directory_bytes == end64->directory_bytes &&
+                           end->directory_offset == end64->directory_offset);
+}
+
+/*
+ * The zip64 end, if there is one. It lies right before its locator, or where that says. The
+ * bytes before an end that needs none may belong to the last member's name.
+ */
 static int read_end64(const struct source *source, uint64_t end_at, struct zip_end *end,
                       uint64_t *ret_directory_end, struct fault *fault)
 {
     uint8_t locator[ZIP_LOCATOR_BYTES], bytes[ZIP_END64_BYTES];
+    struct zip_end end64;
     uint64_t recorded;
     if (end_at < sizeof(locator) + sizeof(bytes))
         return 0;
@@ -56,12 +69,15 @@ static int read_end64(const struct source *source, uint64_t end_at, struct zip_e
         r = source_read_fault(source, bytes, sizeof(bytes), places[i], fault);
         if (r < 0)
             return r;
-        if (zip_read_end64(bytes, end)) {
+        if (zip_read_end64(bytes, &end64) && is_same_end(end, &end64)) {
+            *end = end64;
             *ret_directory_end = places[i];
             return 0;
         }
     }
-    return end_damaged(fault, recorded, "the zip64 end of its directory is missing");
+    return end->has_64
+               ? end_damaged(fault, recorded, "the zip64 end of its directory is missing")
+               : 0;
 }
 
 static const char not_its_own[] =
@@ -87,11 +103,11 @@ static int check_start(const struct source *source, const struct zip_end *end, u
 
 /* A file that begins like a zip has a member at its start, so nothing was put in front of it.
  */
-static int check_front(const struct source *source, uint64_t prefix, struct fault *fault)
+static int check_front(const struct source *source, int64_t shift, struct fault *fault)
 {
     uint8_t magic[4];
-    int r = prefix == 0 ? 0 : source_read_fault(source, magic, sizeof(magic), 0, fault);
-    if (r < 0 || prefix == 0)
+    int r = shift <= 0 ? 0 : source_read_fault(source, magic, sizeof(magic), 0, fault);
+    if (r < 0 || shift <= 0)
         return r;
     return memcmp(magic, ZIP_LOCAL_MAGIC, 4) != 0 ? 0 : end_damaged(fault, 0, not_its_own);
 }
@@ -101,15 +117,15 @@ static int place_directory(const struct source *source, const struct zip_end *en
                            uint64_t directory_end, struct zip_place *place, struct fault *fault)
 {
     place->directory = directory_end - end->directory_bytes;
-    place->prefix = place->directory - end->directory_offset;
+    place->shift = (int64_t)(place->directory - end->directory_offset);
     int r = check_start(source, end, place->directory, fault);
     if (r == 0)
-        r = check_front(source, place->prefix, fault);
-    if (r != -EUCLEAN || place->prefix == 0)
+        r = check_front(source, place->shift, fault);
+    if (r != -EUCLEAN || place->shift <= 0)
         return r;
     /* Something may lie between the directory and its end instead. */
     place->directory = end->directory_offset;
-    place->prefix = 0;
+    place->shift = 0;
     return check_start(source, end, place->directory, NULL) == 0 ? 0 : r;
 }
 
@@ -127,8 +143,8 @@ static int read_end(const struct source *source, const uint8_t bytes[ZIP_END_BYT
         fault_advise(fault, "join them first: zip -s 0 FIRST.zip --out WHOLE.zip");
         return -EINVAL;
     }
-    if (end.directory_bytes > directory_end ||
-        end.directory_offset > directory_end - end.directory_bytes)
+    if (end.directory_bytes > directory_end || end.directory_offset > INT64_MAX ||
+        end.directory_offset > directory_end - end.directory_bytes + source_start(source))
         return end_damaged(fault, end_at,
                            "its directory lies outside the archive: bytes are missing");
     if (end.entries > end.directory_bytes / ZIP_ENTRY_BYTES)
@@ -179,4 +195,45 @@ int zip_find_directory(const struct source *source, struct zip_place *ret_place,
     int r =
         tail ? source_read_fault(source, tail, len, source_size(source) - len, fault) : -ENOMEM;
     return r < 0 ? r : try_ends(source, tail, len, ret_place, fault);
+}
+
+/*
+ * The lowest offset of a member's header, as the directory records it. Entries that need zip64
+ * for that are passed over: they are not the first. False: there is none.
+ */
+static int find_lowest(const struct source *source, const struct zip_place *place,
+                       uint64_t *ret_lowest)
+{
+    uint8_t bytes[ZIP_ENTRY_BYTES];
+    uint64_t end = place->directory + place->directory_bytes;
+    *ret_lowest = UINT32_MAX;
+    for (uint64_t at = place->directory; end - at >= sizeof(bytes);) {
+        int r = source_read(source, bytes, sizeof(bytes), at);
+        if (r < 0)
+            return r;
+        size_t len = zip_entry_bytes(bytes);
+        if (len == 0 || len > end - at)
+            break;
+        *ret_lowest = min_u64(*ret_lowest, bytes_le32(bytes + 42));
+        at += len;
+    }
+    return 0;
+}
+
+int zip_find_begin(const struct source *source, uint64_t *ret_begin)
+{
+    struct zip_place place;
+    uint64_t lowest = UINT32_MAX, begin;
+    uint8_t magic[4] = ZIP_LOCAL_MAGIC;
+    int r = zip_find_directory(source, &place, NULL);
+    if (r == 0)
+        r = find_lowest(source, &place, &lowest);
+    if (r < 0)
+        return r == -EUCLEAN || r == -EINVAL ? 0 : r;
+    if (lowest == UINT32_MAX || __builtin_add_overflow(place.shift, lowest, &begin) ||
+        begin >= place.directory)
+        return 0;
+    r = begin == 0 ? 0 : source_read(source, magic, sizeof(magic), begin);
+    *ret_begin = begin;
+    return r < 0 ? r : memcmp(magic, ZIP_LOCAL_MAGIC, sizeof(magic)) == 0;
 }

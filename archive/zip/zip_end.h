@@ -16,8 +16,8 @@ struct zip_place {
     uint64_t directory; /* where it begins */
     uint64_t directory_bytes;
     uint64_t entries;
-    uint64_t prefix; /* bytes in front of the zip: what it calls 0 is here */
-    bool has_64;     /* so that `entries` is the whole number, not its last 16 bits */
+    int64_t shift; /* where the zip's 0 is; below 0: in front of the source */
+    bool has_64;   /* so that `entries` is the whole number, not its last 16 bits */
 };
 
 /*
@@ -29,6 +29,12 @@ struct zip_place {
  */
 int zip_find_directory(const struct source *source, struct zip_place *ret_place,
                        struct fault *fault);
+
+/*
+ * Find where a zip with members begins that ends with the source: 1, 0 (there is none), or
+ * -errno. Bytes at 0 are not looked at, so they may be damaged.
+ */
+int zip_find_begin(const struct source *source, uint64_t *ret_begin);
 
 /* -EUCLEAN, with what to do about a damaged zip. */
 int zip_fault_damaged(struct fault *fault, const char *member, uint64_t offset,

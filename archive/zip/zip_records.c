@@ -21,6 +21,7 @@ enum { /* ids of extra fields */
 
 enum { HOST_FAT = 0, HOST_UNIX = 3, HOST_NTFS = 10, HOST_VFAT = 14, HOST_DARWIN = 19 };
 
+#define DOS_SLACK_SEC (2 * 86400)         /* a DOS time is of any time zone */
 #define NTFS_TO_UNIX INT64_C(11644473600) /* seconds from 1601 to 1970 */
 
 /* ---- the end ---- */
@@ -104,6 +105,15 @@ static int64_t zip_dos_time(uint16_t date, uint16_t time)
            (time >> 5 & 63) * 60 + (time & 31) * 2;
 }
 
+/*
+ * Seconds of 32 bits. They are signed, but for a time from 2038 on, by the DOS time beside
+ * them: so Info-ZIP reads them, too.
+ */
+static int64_t zip_unix_time(uint32_t seconds, int64_t dos_time)
+{
+    return dos_time >= INT32_MAX - DOS_SLACK_SEC ? (int64_t)seconds : (int32_t)seconds;
+}
+
 /* Values of 32 bits that did not fit are in this field, those alone and in this order. */
 static const char *zip_extra64(struct cursor c, struct zip_entry *e, bool is_split)
 {
@@ -174,6 +184,7 @@ static const char *zip_read_extra(const uint8_t *bytes, size_t len, struct zip_e
     struct cursor c = {bytes, len};
     const uint8_t *value;
     uint16_t id, value_len;
+    const int64_t dos_time = e->mtime_sec;
     bool needs_64 = e->size_bytes == UINT32_MAX || e->packed_bytes == UINT32_MAX ||
                     e->local_offset == UINT32_MAX;
     while (cursor_le16(&c, &id) && cursor_le16(&c, &value_len) &&
@@ -184,9 +195,9 @@ static const char *zip_read_extra(const uint8_t *bytes, size_t len, struct zip_e
             wrong = zip_extra64(field, e, is_split);
             needs_64 = false;
         } else if (id == EXTRA_TIME && value_len >= 5 && value[0] & 1) {
-            e->mtime_sec = (int32_t)bytes_le32(value + 1);
+            e->mtime_sec = zip_unix_time(bytes_le32(value + 1), dos_time);
         } else if (id == EXTRA_OLD_UNIX && value_len >= 8) {
-            e->mtime_sec = (int32_t)bytes_le32(value + 4);
+            e->mtime_sec = zip_unix_time(bytes_le32(value + 4), dos_time);
         } else if (id == EXTRA_NTFS) {
             zip_extra_ntfs(field, e);
         } else if (id == EXTRA_OWNER) {
@@ -234,7 +245,6 @@ const char *zip_read_entry(const uint8_t *bytes, struct zip_entry *ret_entry)
         .name_len = name_len,
         .raw_name = bytes + ZIP_ENTRY_BYTES,
         .raw_name_len = name_len,
-        .has_backslashes = zip_has_backslashes(host, bytes + ZIP_ENTRY_BYTES, name_len),
         .flags = bytes_le16(bytes + 8),
         .method = bytes_le16(bytes + 10),
         .mtime_sec = zip_dos_time(bytes_le16(bytes + 14), bytes_le16(bytes + 12)),
@@ -246,42 +256,56 @@ const char *zip_read_entry(const uint8_t *bytes, struct zip_entry *ret_entry)
     };
     if (volume != 0 && volume != UINT16_MAX)
         return "lies in another volume";
-    ret_entry->mode = zip_mode(host, bytes_le32(bytes + 38), ret_entry);
     const char *wrong = zip_read_extra(bytes + ZIP_ENTRY_BYTES + name_len, extra_len, ret_entry,
                                        volume == UINT16_MAX);
+    ret_entry->has_backslashes =
+        zip_has_backslashes(host, ret_entry->name, ret_entry->name_len);
+    ret_entry->mode = zip_mode(host, bytes_le32(bytes + 38), ret_entry);
     /* Data that zip read from a pipe has the pipe's type; unzip makes a file of it, too. */
     if (ret_entry->packed_bytes > 0 && !S_ISDIR(ret_entry->mode) && !S_ISLNK(ret_entry->mode))
         ret_entry->mode = S_IFREG | (ret_entry->mode & 07777);
     return wrong;
 }
 
-/*
- * Method and name must be the same in both. Sizes and sum, too, unless they follow the data or
- * are 0, as some writers leave them;
- * where they were too large for 32 bits, the local header has them in a field of its own, which
- * nobody reads, since the directory counts.
- */
-const char *zip_check_local(const uint8_t *bytes, size_t len, const struct zip_entry *entry,
-                            uint64_t *ret_header_bytes)
+/* Sizes and sum may follow the data, or be 0, as some writers leave them; where they were too
+ * large for 32 bits, the local header has them in a field that nobody reads. */
+static bool zip_sizes_differ(const uint8_t *bytes, const struct zip_entry *entry)
 {
+    uint32_t crc32 = bytes_le32(bytes + 14), packed = bytes_le32(bytes + 18),
+             size = bytes_le32(bytes + 22);
+    return !((bytes_le16(bytes + 6) | entry->flags) & ZIP_HAS_DESCRIPTOR) &&
+           ((packed && packed != UINT32_MAX && packed != entry->packed_bytes) ||
+            (size && size != UINT32_MAX && size != entry->size_bytes) ||
+            (crc32 && crc32 != entry->crc32));
+}
+
+const char *zip_read_local(const uint8_t *bytes, size_t len, const struct zip_entry *entry,
+                           struct zip_local *ret_local)
+{
+    if (len < ZIP_LOCAL_BYTES)
+        return "has its header outside the archive";
     if (memcmp(bytes, ZIP_LOCAL_MAGIC, 4) != 0)
         return "has no header where the central directory says";
     size_t name_len = bytes_le16(bytes + 26);
-    uint16_t flags = bytes_le16(bytes + 6);
-    uint32_t crc32 = bytes_le32(bytes + 14), packed = bytes_le32(bytes + 18),
-             size = bytes_le32(bytes + 22);
+    const uint16_t flags = ZIP_ENCRYPTED | ZIP_PATCH | ZIP_HIDDEN;
+    *ret_local = (struct zip_local){.header_bytes = (uint64_t)ZIP_LOCAL_BYTES + name_len +
+                                                    bytes_le16(bytes + 28)};
     if (bytes_le16(bytes + 8) != entry->method)
-        return "is compressed in one way by its header and in another by the central directory";
-    if (len < ZIP_LOCAL_BYTES + entry->raw_name_len)
-        return "has a header that the archive's end cuts off";
-    if (name_len != entry->raw_name_len ||
-        memcmp(bytes + ZIP_LOCAL_BYTES, entry->raw_name, name_len) != 0)
-        return "has another name in its header than in the central directory";
-    if (!((flags | entry->flags) & ZIP_HAS_DESCRIPTOR) &&
-        ((packed && packed != UINT32_MAX && packed != entry->packed_bytes) ||
-         (size && size != UINT32_MAX && size != entry->size_bytes) ||
-         (crc32 && crc32 != entry->crc32)))
-        return "has another size or sum in its header than in the central directory";
-    *ret_header_bytes = (uint64_t)ZIP_LOCAL_BYTES + name_len + bytes_le16(bytes + 28);
+        ret_local->differs = "is compressed in another way by its header";
+    else if ((bytes_le16(bytes + 6) ^ entry->flags) & flags)
+        ret_local->differs = "is encrypted, or is not, by its header";
+    else if (zip_sizes_differ(bytes, entry))
+        ret_local->differs = "has another size or sum in its header";
+    else if (name_len != entry->raw_name_len || len < ZIP_LOCAL_BYTES + name_len ||
+             memcmp(bytes + ZIP_LOCAL_BYTES, entry->raw_name, name_len) != 0)
+        *ret_local = (struct zip_local){ret_local->header_bytes,
+                                        "has another name in its header", .only_in_name = true};
     return NULL;
+}
+
+bool zip_is_behind(const uint8_t bytes[ZIP_BEHIND_BYTES], const struct zip_entry *entry)
+{
+    if (memcmp(bytes, "PK\7\10", 4) == 0)
+        return bytes_le32(bytes + 4) == entry->crc32;
+    return !(entry->flags & ZIP_HAS_DESCRIPTOR) && bytes[0] == 'P' && bytes[1] == 'K';
 }

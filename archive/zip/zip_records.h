@@ -23,7 +23,8 @@
 #define ZIP_LOCAL_MAGIC "PK\3\4"
 #define ZIP_ENTRY_MAGIC "PK\1\2"
 #define ZIP_END_MAGIC "PK\5\6"
-#define ZIP_SPANNED_MAGIC "PK\7\10" /* before the first member of what was to be split */
+#define ZIP_SPANNED_MAGIC "PK\7\10" /* before the first member of a split zip */
+#define ZIP_WHOLE_MAGIC "PK00"      /* the same, of what was to be split and fits one file */
 
 enum zip_method {
     ZIP_STORED = 0,
@@ -82,14 +83,25 @@ size_t zip_entry_bytes(const uint8_t *bytes);
 /* Is this a digital signature of the directory, which ends it? */
 bool zip_is_signature(const uint8_t *bytes, size_t len);
 
-/* Read an entry of record_bytes bytes. NULL, or what is wrong with it. */
+/* Read an entry of record_bytes bytes. NULL, or its fault. */
 const char *zip_read_entry(const uint8_t *bytes, struct zip_entry *ret_entry);
+
+/* A member's own header, beside its entry in the directory. */
+struct zip_local {
+    uint64_t header_bytes; /* up to the data */
+    const char *differs;   /* NULL, or how it disagrees with the entry */
+    bool only_in_name;     /* it has the same sizes and sum, or none */
+};
 
 /*
  * Compare a local header (ZIP_LOCAL_BYTES, followed by its name as far as `len` goes) with its
- * entry: NULL and the number of bytes up to the data, or how the two disagree.
+ * entry. NULL, or why it is none.
  */
-const char *zip_check_local(const uint8_t *bytes, size_t len, const struct zip_entry *entry,
-                            uint64_t *ret_header_bytes);
+const char *zip_read_local(const uint8_t *bytes, size_t len, const struct zip_entry *entry,
+                           struct zip_local *ret_local);
+
+/* Do these bytes, which follow a member's data, begin another record, or tell the same sum? */
+#define ZIP_BEHIND_BYTES 8u
+bool zip_is_behind(const uint8_t bytes[ZIP_BEHIND_BYTES], const struct zip_entry *entry);
 
 #endif

@@ -14,7 +14,6 @@
 
 #include "gpu.h"
 #include "locked.h"
-#include "measure.h"
 
 #define EPOCHS 3 /* the first is not counted: pages, slabs */
 
@@ -94,7 +93,7 @@ static void row(struct job *j, const char *name, enum onepot_gather gather, doub
     onepot_loader_free(j->loader);
 }
 
-/* How many threads it takes, and how much of the device. */
+/* How many threads it takes. */
 static void rows_by_threads(struct job *j)
 {
     uint32_t all = j->threads;
@@ -107,24 +106,14 @@ static void rows_by_threads(struct job *j)
     j->threads = all;
 }
 
-/* False: it can't gather. */
-static bool rows_by_widths(struct job *j)
+static bool can_gather(const struct job *j)
 {
-    struct measure_result found;
     struct locked *locked = NULL;
-    int r = locked_new(j->device, j->archive, UINT64_MAX, NULL, &error, &locked);
-    if (r == 0)
-        r = measure_gathering(j->device, locked_bases(locked), j->archive, &error, &found);
+    int r = locked_new(j->device, j->archive, UINT64_MAX, &error, &locked);
     locked_free(locked);
-    if (r < 0) {
+    if (r < 0)
         printf("gathered by the device\tleft out: %s\t\t\n", error.text);
-        return false;
-    }
-    for (unsigned i = 0; i < MEASURE_WIDTHS; i++)
-        printf("gathered by %u blocks of the device\t%.2f GB/s\t%.2f of the peak\t\n",
-               measure_widths[i], (double)found.rates[i] / 1e9,
-               (double)found.rates[i] / j->peak);
-    return true;
+    return r == 0;
 }
 
 /* With kernels that take as long as the copies: alone, the one and the other, and both. */
@@ -180,7 +169,7 @@ static void rows(struct job *j)
     row(j, "slabs", ONEPOT_GATHER_HOST, link ? j->peak : j->bound,
         link ? "the peak" : "what the threads copy");
     rows_by_threads(j);
-    bool gathers = rows_by_widths(j);
+    bool gathers = can_gather(j);
     if (gathers)
         row(j, "gathered by the device", ONEPOT_GATHER_DEVICE, j->peak, "the peak");
     struct work *work = work_new(j);

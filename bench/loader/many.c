@@ -91,7 +91,7 @@ static int make_index(const char *path, const struct source *source, struct buil
 {
     struct source_identity identity;
     source_identity(source, &identity);
-    struct builder_header header = {.format = FORMAT_TAR,
+    struct builder_header header = {.format = 1,
                                     .archive_bytes = source_size(source),
                                     .archive_mtime_sec = identity.mtime_sec,
                                     .archive_mtime_nsec = identity.mtime_nsec};

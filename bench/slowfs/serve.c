@@ -33,6 +33,7 @@ enum {
     XATTR_MAX = 64 << 10,
     BATCH = 64,
     HELD_MIN = 1 << 20, /* smaller files are read at once */
+    FLIP_EVERY = 4096,
 };
 
 static const char stats_xattr[] = "user.slowfs.stats";
@@ -46,7 +47,8 @@ struct serve {
     struct handle *handles; /* all that are open */
     bool toggled;           /* by SIGUSR2, */
     uint64_t toggles;       /* and how often */
-    struct job *stalled;    /* reads that get no answer */
+    struct job *stalled;    /* reads that get no answer, */
+    uint64_t stalls;        /* and how many there were */
     bool greeted;           /* INIT was answered */
     bool ended;             /* a signal came */
 };
@@ -238,6 +240,17 @@ static int injected(const struct serve *s, const struct job *j)
     return c->fail_every > 0 && s->reads % c->fail_every == 0 ? error : 0;
 }
 
+/* What storage does when its memory or its link fails: wrong bytes, and no error. */
+static void flip_bits(const struct serve *s, const struct job *j, size_t len)
+{
+    size_t skip = (size_t)(-(uint64_t)j->at % FLIP_EVERY);
+
+    if (!s->toggled || s->config.toggle != TOGGLE_FLIP || !is_in_reach(s, j))
+        return;
+    for (size_t i = skip; i < len; i += FLIP_EVERY)
+        s->buffer[i] ^= 1;
+}
+
 static void do_read(struct serve *s, struct job *j)
 {
     size_t size = j->size < READ_MAX ? j->size : READ_MAX;
@@ -248,6 +261,8 @@ static void do_read(struct serve *s, struct job *j)
     if (n == 0)
         n = s->tree.ops->read(s->tree.self, handle_of(j->handle), s->buffer, size,
                               (uint64_t)j->at);
+    if (n > 0)
+        flip_bits(s, j, (size_t)n);
     if (n < 0)
         fuse_reply_err(j->request, (int)-n);
     else
@@ -269,6 +284,7 @@ static void carry_out(struct serve *s, struct job *j)
     if (j->op.kind == OP_READ && s->toggled && stalls && is_in_reach(s, j)) {
         j->next = s->stalled;
         s->stalled = j;
+        s->stalls++;
         return;
     }
     table[j->op.kind](s, j);
@@ -395,8 +411,9 @@ static size_t print_stats(const struct serve *s, char *text, size_t room)
     n = snprintf(text, room,
                  "{\"requests\": %" PRIu64 ", \"bytes\": %" PRIu64 ", \"in_flight\": %" PRIu64
                  ", \"peak_in_flight\": %" PRIu64 ", \"waited\": %" PRIu64
-                 ", \"toggles\": %" PRIu64,
-                 requests, c->bytes, c->in_flight, c->peak_in_flight, c->waited, s->toggles);
+                 ", \"toggles\": %" PRIu64 ", \"stalls\": %" PRIu64,
+                 requests, c->bytes, c->in_flight, c->peak_in_flight, c->waited, s->toggles,
+                 s->stalls);
     for (int i = 0; i < OP_KINDS; i++)
         n += snprintf(text + n, room - (size_t)n, ", \"%s\": %" PRIu64, op_names[i], c->ops[i]);
     n += snprintf(text + n, room - (size_t)n, "}\n");

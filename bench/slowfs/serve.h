@@ -27,6 +27,7 @@ enum toggle {
     TOGGLE_LOSE,  /* the same, but those that wait then never are */
     TOGGLE_STALE, /* files that are open at the moment answer ESTALE for good; no end (with
                      `hold`, reads stall until then) */
+    TOGGLE_FLIP,  /* a bit of each 4 KiB that are read is wrong */
 };
 
 struct serve_config {

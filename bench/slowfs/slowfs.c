@@ -66,7 +66,7 @@ static const char usage_text[] =
     "      --toggle=WHAT       SIGUSR2 begins it and ends it: fail, each read does (default);\n"
     "                          stall, none is answered until then; lose, those of that time\n"
     "                          never are; stale, files that are open answer ESTALE for good\n"
-    "                          (every signal)\n"
+    "                          (every signal); flip, a bit of each 4 KiB is wrong\n"
     "      --hold              the toggle is on from the start, for the reads of one stretch\n"
     "                          a quarter into each file of 1 MiB and more; before 'stale',\n"
     "                          these stall\n"
@@ -219,12 +219,12 @@ static int error_of(const char *word)
 
 static enum toggle toggle_of(const char *word)
 {
-    static const char *const names[] = {"fail", "stall", "lose", "stale"};
+    static const char *const names[] = {"fail", "stall", "lose", "stale", "flip"};
 
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
         if (strcmp(word, names[i]) == 0)
             return (enum toggle)i;
-    refuse("--toggle is fail, stall, lose or stale", word);
+    refuse("--toggle is fail, stall, lose, stale or flip", word);
 }
 
 static enum page_cache pages_of(const char *word)

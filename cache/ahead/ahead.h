@@ -1,29 +1,24 @@
 /*
- * Reading ahead: what readers were seen to read goes in, what they will read next comes out,
- * and a fetcher brings it in.
+ * Reading ahead: observed reads go in, the next reads come out, and a fetcher brings them in.
  *
  *     observe (observer.h)  ->  plan (plan.h)  ->  fetch (struct fetcher)
  *
- * A thread that answers readers notes an *observation* of each read. One thread takes these and
- * gives them to the plan. The plan answers with *wants*: parts of files, and the order in which
- * they are *due* where that is known. Fetchers bring them in. Data that was fetched and not
- * read yet *waits*; no more than a *window* of bytes waits at a time. When its reader comes it
- * is *used*, or *late* if the fetch has not ended. When all readers have *passed* it, it stays
- * *unused*.
+ * A thread that answers readers notes an *observation* of each read and listing. One thread
+ * takes these and gives them to the plan, whose choosers (chooser.h) answer with *wants*: parts
+ * of files or of directories, and the order in which they are *due* where that is known. Two
+ * fetchers bring them in: one into the block cache, and one, on this node's storage, through
+ * the mount itself into the kernel's cache of it, where they cost a reader no request. Data
+ * that was fetched and not read yet *waits*; no more than a *window* of bytes waits at a time.
+ * When its reader comes it is *used*, or *late* if the fetch has not ended. When all readers
+ * have *passed* it, it stays *unused*.
  *
  * The plan follows a known order (follow.h), which was given or recognised (recognise.h). Reads
- * outside of it may be sequences (scan.h, streams.h). The values of `onepot stat` are those of
- * struct ahead_stats: "foreseen" is what was planned, "prefetched" what the block cache got.
- *
- * On this node's storage without a known order nothing is planned here. There files and names
- * are fetched through the mount itself, into the kernel's cache of it, by processes that share
- * their plans with the daemon (mount_fetcher.h). These have a table of their own, since such a
- * process may neither lock nor allocate, and fetches directories as well as bytes. Their part
- * in the vocabulary is the same: a reader was *seen*, a plan is *run* with a fetcher.
+ * outside of it may be sequences (scan.h, streams.h). The values of `onepot stat` come from
+ * struct ahead_stats: "foreseen" counts planned bytes, "prefetched" the block cache's.
  *
  *     ahead_new(&options, &ahead);
  *     ahead_observer(ahead, &observer);        once in each thread that answers readers
- *     observer_note(observer, &observation);   there, before a read is answered
+ *     observer_note(observer, &observation);   there, before the answer
  *     ahead_end(ahead);                        begins no more fetches
  *     ahead_join(ahead, until, &recorded);     if it returns 0:
  *     ahead_free(ahead);
@@ -42,6 +37,7 @@
 struct ahead;
 
 #define AHEAD_FETCHERS_MAX 32u
+#define AHEAD_MOUNT_FETCHERS_MAX 2u
 
 /* Kinds of reading ahead. The values appear in the counters of a mount. */
 enum ahead_kind {
@@ -61,13 +57,16 @@ struct fetcher {
     int (*begin)(void *ctx, void **ret_scratch);
     /*
      * Bring in wants that lie close together, in the order of the archive. -ENOBUFS: there is
-     * no room, so those with a known place in the order come again later.
+     * no room, so those with a known place in the order come again later. Through a mount, a
+     * want's position may be a directory, `offset` its first entry that is to be listed, and
+     * `len` how many; and the call may return while its wants are still being fetched, with the
+     * result of the call before. -ENOTCONN: there is nothing more to be had.
      */
     int (*fetch)(void *ctx, void *scratch, const struct reader_want *wants, size_t count);
     void (*end)(void *scratch);
     /*
      * Wants that are due before `due` are of no use any more. `is_new_order`: places that
-     * earlier wants were due at mean nothing now.
+     * earlier wants were due at mean nothing now. NULL: it does not need to know.
      */
     void (*passed)(void *ctx, uint64_t due, bool is_new_order);
 };
@@ -79,7 +78,7 @@ struct ahead_options {
     const struct index *index;
     uint32_t root;
     uint64_t seed;             /* of shuffles */
-    uint64_t window_bytes;     /* 0: fetch nothing */
+    uint64_t window_bytes;     /* 0: nothing comes into the block cache */
     uint64_t most_bytes;       /* of memory for each known order */
     struct known_reads *given; /* shared; NULL: none */
     /* Receives a line when an order was recognised or lost. May be NULL. */
@@ -87,8 +86,18 @@ struct ahead_options {
     void *log_ctx;
 
     const struct fetcher *fetcher;
-    void *fetcher_ctx;         /* outlives it */
-    unsigned fetchers;         /* threads that fetch, at most AHEAD_FETCHERS_MAX */
+    void *fetcher_ctx; /* outlives it */
+    unsigned fetchers; /* threads that fetch, at most AHEAD_FETCHERS_MAX */
+    /* The way through the mount. NULL: there is none. */
+    const struct fetcher *mount;
+    void *mount_ctx;
+    unsigned mount_fetchers; /* at most AHEAD_MOUNT_FETCHERS_MAX */
+    bool walks;              /* directories of walks through the tree are fetched */
+    uint64_t nearby_bytes;   /* of files near the ones that are read; 0: none */
+    /* The memory that is free for that; 0: nothing may be fetched now. */
+    uint64_t (*room_bytes)(void *ctx);
+    void *room_ctx;
+
     struct recorder *recorder; /* taken over; NULL: nothing is recorded */
     /* A thread that spends longer on one fetch counts as stuck and is replaced. 0: never. */
     uint32_t stuck_ms;
@@ -108,7 +117,7 @@ struct ahead_stats {
     uint64_t in_order, found;                /* reads in a known order; of these in time */
     uint64_t waiting_bytes;                  /* of a known order */
     uint64_t orders_recognised, orders_lost; /* how many times */
-    /* Of the order that is followed; 0: there is none. */
+    /* The order that is followed; 0: there is none. */
     uint64_t order_files, order_epoch, order_reads; /* reads until it was recognised */
     uint32_t order_directory;
     uint32_t world, local;      /* ranks of the job and of this node; 0: not known */

@@ -1,6 +1,6 @@
 /*
- * Two legs make one sequence of places: the order of this epoch and, once known, that of the
- * next. A byte for each place says whether it was fetched and read. `head` is the furthest
+ * Two legs make one sequence of places: the order of this epoch and, once known, the next
+ * epoch's. A byte for each place says whether it was fetched and read. `head` is the furthest
  * place that was read. `lag` is how far behind it recent reads were. The readers are between
  * head and head - lag. `at` is where fetching goes on.
  *

@@ -1,14 +1,16 @@
 /*
  * Choice of files. The index is cut into chunks of 256 entries; neighbours in a directory are
  * neighbours there. A chunk is wanted if a reader read from it, or from one of the few before
- * it. Work begins only after a part of all files was read cold. A job that reads at random what
- * it will not read again pays for at most FILES_A_READ files per read, at half of the price of
+ * it. Work begins only after a part of all files was read cold. A job that reads files at
+ * random and only once pays for at most FILES_A_READ files per read, at half of the price of
  * reading one, and only until the allowance, a part of the free memory, is used up.
+ *
+ * Each fetcher works on a separate chunk, and so lists names before it opens the files.
  */
 #include "nearby.h"
 
 #include <errno.h>
-#include <string.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 
 #include "bits.h"
@@ -16,6 +18,7 @@
 
 #define CHUNK_ENTRIES (1u << NEARBY_CHUNK_BITS)
 #define CHUNKS_AHEAD 4u /* chunks after one that is read from, for readers that go in order */
+#define LANES AHEAD_MOUNT_FETCHERS_MAX
 
 #define READS_SHARE 32u  /* it begins after this part of all files, if that is more */
 #define FILES_A_READ 16u /* at most, for each cold read */
@@ -23,163 +26,120 @@
 #define QUIET_NS 20000000u
 
 /* Work under way at once: a reader's own request queues up behind it. */
-#define BATCH_FILES 32u /* of each process */
+#define BATCH_FILES 32u /* of each fetcher */
 #define BATCH_BYTES (1u << 20)
-#define LIST_BYTES (16u << 10)
 
 #define INODE_BYTES 1200u /* of kernel memory for an inode and its name */
 #define ROOM_SHARE 2u     /* the part of the free memory that may be used */
 #define ROOM_LEAST (UINT64_C(32) << 20)
 
-static size_t chunks_of(const struct index *index)
-{
-    return (index_info(index)->entries >> NEARBY_CHUNK_BITS) + 1;
-}
-
-size_t nearby_bytes(const struct index *index)
-{
-    return sizeof(struct nearby_totals) + 3 * ((chunks_of(index) + 63) / 64) * sizeof(uint64_t);
-}
-
-void nearby_init(struct nearby *n, const struct index *index, void *shared)
-{
-    size_t words = (chunks_of(index) + 63) / 64;
-
-    *n = (struct nearby){.index = index, .at = shared, .chunks = chunks_of(index)};
-    n->touched = (void *)(n->at + 1);
-    n->listed = n->touched + words;
-    n->taken = n->listed + words;
-}
-
-uint64_t nearby_reads_needed(const struct nearby *n)
-{
-    return max_u64(index_info(n->index)->files / READS_SHARE, NEARBY_READS_FIRST);
-}
-
-uint64_t nearby_allowance(const struct nearby *n, uint64_t most_bytes, uint64_t free_bytes)
-{
-    uint64_t used = atomic_load(&n->at->bytes), room = free_bytes / ROOM_SHARE;
-
-    return room < ROOM_LEAST || used > most_bytes ? 0 : min_u64(most_bytes - used, room);
-}
-
-void nearby_saw_read(const struct nearby *n, uint32_t position)
-{
-    bit_take(n->touched, position >> NEARBY_CHUNK_BITS);
-}
-
-void nearby_saw_listing(const struct nearby *n, uint32_t from, uint32_t to)
-{
-    for (uint32_t i = from | (CHUNK_ENTRIES - 1); i < to; i += CHUNK_ENTRIES)
-        bit_take(n->listed, i >> NEARBY_CHUNK_BITS);
-}
-
-/* ---- the process that fetches ---- */
-
-struct nearby_turn {
-    const struct nearby *nearby;
-    const struct mount_fetcher *fetcher;
-    void *ctx;
-    uint64_t allowance, used; /* bytes */
-    unsigned batch_files;
-    uint64_t batch_bytes;
-    uint64_t reads, grown_ns; /* the readers' reads as last seen, and when they last grew */
-    enum mount_fetch outcome; /* 0: it goes on */
+/* A chunk in work. */
+struct nearby_lane {
+    uint32_t at, end;    /* entries that are left of it */
+    uint32_t named;      /* names of entries before this one are there or were asked for */
+    uint32_t first_want; /* of the present fetches */
+    bool busy;
 };
 
-/* Have readers paused, or is too much fetched for what they read? */
-static bool nearby_is_lost(struct nearby_turn *t)
-{
-    struct mount_readers readers = t->fetcher->readers(t->ctx);
+struct nearby {
+    const struct ahead_options *options;
+    size_t chunks, next;       /* where the search for a chunk goes on */
+    bool searched;             /* since then no chunk was touched, and none is left */
+    _Atomic uint64_t *touched; /* bitmaps, by chunk: a reader read from it */
+    _Atomic uint64_t *listed;  /* the kernel received all of its names */
+    _Atomic uint64_t *taken;   /* it is or was in work */
+    struct nearby_lane lanes[LANES];
+    uint64_t reads, wanted;   /* cold reads so far, and when it begins */
+    uint64_t files, bytes;    /* fetched */
+    uint64_t used, allowance; /* of memory, since it began */
+    uint64_t grown_ns;        /* when `reads` last grew */
+    bool runs;
+    bool over; /* the mount has ended */
+};
 
-    if (readers.cold_reads != t->reads) {
-        t->reads = readers.cold_reads;
-        t->grown_ns = readers.now_ns;
+void nearby_free(struct nearby *n)
+{
+    if (n)
+        free(n->touched);
+    free(n);
+}
+
+int nearby_new(const struct ahead_options *options, struct nearby **ret_nearby)
+{
+    const struct index_info *info = index_info(options->index);
+    struct nearby *n = calloc(1, sizeof(*n));
+
+    if (!n)
+        return -ENOMEM;
+    n->options = options;
+    n->chunks = (info->entries >> NEARBY_CHUNK_BITS) + 1;
+    n->wanted = max_u64(info->files / READS_SHARE, NEARBY_READS_FIRST);
+    size_t words = (n->chunks + 63) / 64;
+    n->touched = calloc(3 * words, sizeof(*n->touched));
+    if (!n->touched) {
+        free(n);
+        return -ENOMEM;
     }
-    return readers.now_ns - t->grown_ns > QUIET_NS ||
-           atomic_load(&t->nearby->at->files) > t->reads * FILES_A_READ;
+    n->listed = n->touched + words;
+    n->taken = n->listed + words;
+    *ret_nearby = n;
+    return 0;
 }
 
-/* Fetch a file, and wait once in a while until the kernel has all of them. */
-static void nearby_fetch(struct nearby_turn *t, const char *name, uint64_t size)
-{
-    bool full = t->batch_files + 1 >= BATCH_FILES || t->batch_bytes + size >= BATCH_BYTES;
-    int r = t->fetcher->read(t->ctx, name, size, full);
+/* ---- when ---- */
 
-    if (r == -ENOTCONN || r == -ECONNABORTED)
-        t->outcome = MOUNT_FETCH_DONE;
-    if (r < 0)
-        return; /* a reader will get the error itself */
-    atomic_fetch_add_explicit(&t->nearby->at->files, 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&t->nearby->at->bytes, size, memory_order_relaxed);
-    t->used += size + INODE_BYTES;
-    t->batch_files = full ? 0 : t->batch_files + 1;
-    t->batch_bytes = full ? 0 : t->batch_bytes + size;
-    if (full && t->used > t->allowance)
-        t->outcome = MOUNT_FETCH_FULL;
-    else if (full && nearby_is_lost(t))
-        t->outcome = MOUNT_FETCH_PAUSED;
+static bool nearby_observe(void *chooser, const struct observation *o, bool expected)
+{
+    struct nearby *n = chooser;
+
+    if (o->kind == OBSERVED_LISTING && !o->names_only) {
+        uint32_t from = (uint32_t)o->offset;
+        for (uint32_t i = from | (CHUNK_ENTRIES - 1); i - from < o->len; i += CHUNK_ENTRIES)
+            bit_take(n->listed, i >> NEARBY_CHUNK_BITS);
+    } else if (o->kind == OBSERVED_READ && o->offset == 0) {
+        n->reads++;
+        n->grown_ns = o->time_ns;
+        if (bit_take(n->touched, o->position >> NEARBY_CHUNK_BITS))
+            n->searched = false;
+    }
+    return expected;
 }
 
-/* Worth fetching: a regular file with bytes, by its first name. */
-static bool nearby_wants_file(const struct index *index, uint32_t position, uint64_t *ret_size,
-                              char name[INDEX_NAME_MAX + 1])
+static void nearby_rest(struct nearby *n, unsigned reads)
 {
-    const char *chars;
-    struct node node;
-    size_t len;
-
-    if (index_node(index, position, &node) < 0 || !S_ISREG(node.mode) ||
-        node.position != position || node.data_bytes == 0 || node.size_bytes > FILE_MOST ||
-        index_name(index, position, &chars, &len) < 0 || len > INDEX_NAME_MAX)
-        return false;
-    memcpy(name, chars, len);
-    name[len] = '\0';
-    *ret_size = node.size_bytes;
-    return true;
+    n->runs = false;
+    n->wanted = n->reads + reads;
 }
 
-/* Entries [from, to) of a directory whose children begin at `first`. */
-static void nearby_fetch_range(struct nearby_turn *t, uint32_t directory, uint32_t first,
-                               uint32_t from, uint32_t to)
+static void nearby_begin(struct nearby *n, uint64_t now_ns)
 {
-    const struct nearby *n = t->nearby;
-    char name[INDEX_NAME_MAX + 1];
-    uint32_t listed = bit_get(n->listed, from >> NEARBY_CHUNK_BITS) ? to : from, count;
-    uint64_t size;
+    uint64_t most = n->options->nearby_bytes;
+    uint64_t room = n->options->room_bytes(n->options->room_ctx) / ROOM_SHARE;
 
-    if (!t->fetcher->open(t->ctx, directory, from - first))
+    if (room < ROOM_LEAST || n->bytes >= most) {
+        nearby_rest(n, NEARBY_READS_FIRST);
         return;
-    while (listed < to && (count = t->fetcher->list(t->ctx, LIST_BYTES)) > 0)
-        listed += min_u32(count, to - listed);
-    for (uint32_t i = from; i < to && !t->outcome; i++)
-        if (nearby_wants_file(n->index, i, &size, name))
-            nearby_fetch(t, name, size);
-    t->fetcher->close(t->ctx);
-}
-
-static void nearby_fetch_chunk(struct nearby_turn *t, size_t chunk)
-{
-    const struct index *index = t->nearby->index;
-    uint32_t entries = index_info(index)->entries, i = (uint32_t)(chunk << NEARBY_CHUNK_BITS);
-    uint32_t end = entries - i > CHUNK_ENTRIES ? i + CHUNK_ENTRIES : entries;
-
-    while (i < end && !t->outcome) {
-        uint32_t directory, first, count, to;
-
-        if (index_parent(index, i, &directory) < 0 ||
-            index_children(index, directory, &first, &count) < 0 || i < first ||
-            i - first >= count) {
-            i++; /* the root, or damage */
-            continue;
-        }
-        to = count - (i - first) > end - i ? end : first + count;
-        nearby_fetch_range(t, directory, first, i, to);
-        i = to;
     }
-    if (t->outcome)
-        bit_clear(t->nearby->taken, chunk);
+    n->runs = true;
+    n->used = 0;
+    n->allowance = min_u64(most - n->bytes, room);
+    n->grown_ns = now_ns;
 }
+
+/* Have readers paused, or is enough fetched for what they read? */
+static bool nearby_is_lost(void *chooser, uint64_t now_ns)
+{
+    struct nearby *n = chooser;
+
+    if (n->runs && (now_ns > n->grown_ns + QUIET_NS || n->files > n->reads * FILES_A_READ ||
+                    n->used > n->allowance))
+        nearby_rest(n, NEARBY_READS_AGAIN);
+    if (!n->runs && !n->over && n->reads >= n->wanted)
+        nearby_begin(n, now_ns);
+    return !n->runs;
+}
+
+/* ---- which ---- */
 
 /* Did readers read from it or shortly before it, and nobody fetches it? */
 static bool nearby_wants_chunk(const struct nearby *n, size_t chunk)
@@ -192,43 +152,125 @@ static bool nearby_wants_chunk(const struct nearby *n, size_t chunk)
     return false;
 }
 
-/* One pass over all chunks. True if there was anything to do. */
-static bool nearby_pass(struct nearby_turn *t)
+/* Give the lane another chunk. False: none is wanted. */
+static bool nearby_next_chunk(struct nearby *n, struct nearby_lane *lane)
 {
-    const struct nearby *n = t->nearby;
-    bool any = false;
+    uint32_t entries = index_info(n->options->index)->entries;
 
-    for (size_t i = 0; i < n->chunks && !t->outcome; i++) {
-        if (!nearby_wants_chunk(n, i) || !bit_take(n->taken, i))
+    for (size_t i = 0; i < n->chunks && !n->searched; i++) {
+        size_t chunk = n->next++;
+        if (n->next == n->chunks)
+            n->next = 0;
+        if (!nearby_wants_chunk(n, chunk) || !bit_take(n->taken, chunk))
             continue;
-        any = true;
-        nearby_fetch_chunk(t, i);
+        lane->at = lane->named = (uint32_t)(chunk << NEARBY_CHUNK_BITS);
+        lane->end = entries - lane->at > CHUNK_ENTRIES ? lane->at + CHUNK_ENTRIES : entries;
+        return true;
     }
-    return any;
+    n->searched = true;
+    return false;
 }
 
-static bool nearby_is_complete(const struct nearby *n)
+/* The directory with this entry, and its own entries. False: the root, or damage. */
+static bool nearby_directory(const struct index *index, uint32_t position,
+                             uint32_t *ret_directory, uint32_t *ret_first, uint32_t *ret_count)
 {
-    for (size_t i = 0; i < n->chunks; i++)
-        if (!bit_get(n->taken, i))
-            return false;
-    return true;
+    return index_parent(index, position, ret_directory) == 0 &&
+           index_children(index, *ret_directory, ret_first, ret_count) == 0 &&
+           position >= *ret_first && position - *ret_first < *ret_count;
 }
 
-enum mount_fetch nearby_run(const struct nearby *n, uint64_t allowance_bytes,
-                            const struct mount_fetcher *fetcher, void *ctx)
+/* Worth fetching: a regular file with bytes, by its first name. 0: it is not. */
+static uint64_t nearby_file_bytes(const struct index *index, uint32_t position)
 {
-    struct mount_readers readers = fetcher->readers(ctx);
-    struct nearby_turn t = {.nearby = n,
-                            .fetcher = fetcher,
-                            .ctx = ctx,
-                            .allowance = allowance_bytes,
-                            .reads = readers.cold_reads,
-                            .grown_ns = readers.now_ns};
+    struct node node;
 
-    while (!t.outcome && nearby_pass(&t))
-        ;
-    if (t.outcome)
-        return t.outcome;
-    return nearby_is_complete(n) ? MOUNT_FETCH_DONE : MOUNT_FETCH_PAUSED;
+    return index_node(index, position, &node) == 0 && S_ISREG(node.mode) &&
+                   node.position == position && node.data_bytes > 0 &&
+                   node.size_bytes <= FILE_MOST
+               ? node.size_bytes
+               : 0;
 }
+
+/* Names of the lane's next directory, as far as its entries are in the lane. False: none. */
+static bool nearby_take_names(const struct nearby *n, struct nearby_lane *lane,
+                              struct reader_want *ret_want)
+{
+    uint32_t directory, first, count, at = lane->at;
+
+    if (at < lane->named)
+        return false;
+    lane->named = at + 1;
+    if (!nearby_directory(n->options->index, at, &directory, &first, &count))
+        return false;
+    lane->named = count - (at - first) > lane->end - at ? lane->end : first + count;
+    *ret_want =
+        (struct reader_want){directory, at - first, lane->named - at, BLOCK_DUE_UNKNOWN};
+    return !bit_get(n->listed, at >> NEARBY_CHUNK_BITS);
+}
+
+/* The lane's next batch: directories, each before files in it. */
+static size_t nearby_fill(struct nearby *n, struct nearby_lane *lane, struct reader_want *wants,
+                          size_t max)
+{
+    unsigned files = 0;
+    uint64_t bytes = 0;
+    size_t count = 0;
+
+    while (lane->at < lane->end && count + 2 <= max && files < BATCH_FILES &&
+           bytes < BATCH_BYTES) {
+        count += nearby_take_names(n, lane, &wants[count]);
+        uint64_t size = nearby_file_bytes(n->options->index, lane->at);
+        if (size > 0) {
+            wants[count++] = (struct reader_want){lane->at, 0, size, BLOCK_DUE_UNKNOWN};
+            files++;
+            bytes += size;
+        }
+        lane->at++;
+    }
+    n->files += files;
+    n->bytes += bytes;
+    n->used += bytes + files * (uint64_t)INODE_BYTES;
+    return count;
+}
+
+static size_t nearby_take(void *chooser, struct reader_want *wants, size_t max)
+{
+    struct nearby *n = chooser;
+    size_t count = 0;
+
+    for (unsigned i = 0; i < LANES && count == 0; i++) {
+        struct nearby_lane *lane = &n->lanes[i];
+        while (!lane->busy && count == 0 &&
+               (lane->at < lane->end || nearby_next_chunk(n, lane)))
+            count = nearby_fill(n, lane, wants, max);
+        if (count > 0) {
+            lane->busy = true;
+            lane->first_want = wants[0].position;
+            break;
+        }
+    }
+    return count;
+}
+
+static void nearby_finished(void *chooser, const struct reader_want *wants, size_t count,
+                            int result)
+{
+    struct nearby *n = chooser;
+
+    (void)count;
+    for (unsigned i = 0; i < LANES; i++)
+        if (n->lanes[i].busy && n->lanes[i].first_want == wants[0].position) {
+            n->lanes[i].busy = false;
+            break;
+        }
+    if (result == -ENOTCONN)
+        n->over = true, n->runs = false;
+}
+
+const struct chooser nearby_chooser = {
+    .observe = nearby_observe,
+    .is_lost = nearby_is_lost,
+    .take = nearby_take,
+    .finished = nearby_finished,
+};

@@ -1,12 +1,12 @@
 /*
- * Reports what readers ask for, from the threads that answer them to one thread that plans
- * ahead. Each answering thread has an observer of its own, a ring that it alone writes. So a
- * report costs a few stores and no lock. If the planner is slow and a ring is full,
- * observations are lost and counted.
+ * Reports readers' requests, from the threads that answer them to one thread that plans ahead.
+ * Each answering thread has its own observer, a ring that it alone writes. So a report costs a
+ * few stores and no lock. If the planner is slow and a ring is full, observations are lost and
+ * counted.
  *
  *     observers_new(&all);
  *     observer_new(all, &mine);                      once for each thread that answers
- *     observer_note(mine, &observation);             there, for each read
+ *     observer_note(mine, &observation);             there, for each read and listing
  *     n = observers_take(all, batch, max);           the planner; sorted by time
  *     observers_wait(all, timeout)                   until there is an observation
  */
@@ -19,12 +19,18 @@
 struct observers;
 struct observer;
 
+enum observed { OBSERVED_READ, OBSERVED_LISTING };
+
+/* Bytes of a file that a reader asked for, or names of a directory that the kernel received. */
 struct observation {
     uint64_t time_ns; /* first, as they are sorted by it */
-    uint64_t offset;  /* in the file */
+    uint64_t offset;  /* in the file; or the first entry, a position */
     uint32_t position;
     uint32_t len;
-    uint32_t task; /* the thread that reads */
+    uint32_t task;   /* the thread that reads */
+    uint8_t kind;    /* enum observed */
+    bool own;        /* a process that reads ahead asked for it */
+    bool names_only; /* they came without attributes */
 };
 
 #define OBSERVERS_MAX 512u

@@ -18,10 +18,13 @@
 #include <string.h>
 #include <time.h>
 
+#include "chooser.h"
 #include "follow.h"
+#include "nearby.h"
 #include "numbers.h"
 #include "recognise.h"
 #include "scan.h"
+#include "tree_walk.h"
 
 #define READS_KEPT 8192u                 /* until an order is recognised */
 #define GAP_NS UINT64_C(2000000000)      /* between epochs */
@@ -46,10 +49,20 @@ struct plan_job {
     int result;
 };
 
+#define CHOOSERS_MAX 4u
+
 struct plan {
     struct ahead_options options;
     struct ahead_stats stats;
+    struct plan_chooser {
+        const struct chooser *table;
+        void *chooser;
+        enum fetch_way way;
+    } choosers[CHOOSERS_MAX];
+    unsigned chooser_count;
     struct scan *scan;
+    struct nearby *nearby;
+    struct tree_walk *walk;
     bool busy; /* a job is at work */
 
     struct follow *follow;
@@ -130,25 +143,62 @@ static void plan_drop_order(struct plan *p)
     p->stats.order_directory = p->stats.world = p->stats.local = 0;
 }
 
+static void plan_add(struct plan *p, const struct chooser *table, void *chooser,
+                     enum fetch_way way)
+{
+    p->choosers[p->chooser_count++] = (struct plan_chooser){table, chooser, way};
+}
+
+static const struct chooser plan_order_chooser;
+
+static int plan_add_cache(struct plan *p, const _Atomic bool *stop)
+{
+    const struct recogniser_options recogniser = {
+        .seed = p->options.seed, .most_bytes = p->options.most_bytes, .stop = stop};
+    int r;
+
+    p->seen = calloc(index_info(p->options.index)->entries / 64 + 1, sizeof(*p->seen));
+    if (!p->seen)
+        return -ENOMEM;
+    plan_drop_anchor(p);
+    plan_add(p, &plan_order_chooser, p, WAY_CACHE);
+    r = scan_new(&p->options, &p->stats, &p->scan);
+    if (r == 0)
+        plan_add(p, &scan_chooser, p->scan, WAY_CACHE);
+    if (r == 0)
+        r = recogniser_new(p->options.index, p->options.root, &recogniser, &p->recogniser);
+    if (r == 0 && p->options.given)
+        r = plan_follow(p, p->options.given, true, 0);
+    return r;
+}
+
+static int plan_add_mount(struct plan *p)
+{
+    int r = p->options.walks ? tree_walk_new(&p->options, &p->walk) : 0;
+
+    if (p->walk)
+        plan_add(p, &tree_walk_chooser, p->walk, WAY_MOUNT);
+    if (r == 0 && p->options.nearby_bytes)
+        r = nearby_new(&p->options, &p->nearby);
+    if (p->nearby)
+        plan_add(p, &nearby_chooser, p->nearby, WAY_MOUNT);
+    return r;
+}
+
 int plan_new(const struct ahead_options *options, const _Atomic bool *stop,
              struct plan **ret_plan)
 {
-    const struct recogniser_options recogniser = {
-        .seed = options->seed, .most_bytes = options->most_bytes, .stop = stop};
     struct plan *p = calloc(1, sizeof(*p));
+    int r = 0;
 
     if (!p)
         return -ENOMEM;
     p->options = *options;
     p->first_ns = options->now_ns();
-    p->seen = calloc(index_info(options->index)->entries / 64 + 1, sizeof(*p->seen));
-    int r = p->seen ? scan_new(&p->options, &p->stats, &p->scan) : -ENOMEM;
-    if (r == 0)
-        plan_drop_anchor(p);
-    if (r == 0 && options->window_bytes)
-        r = recogniser_new(options->index, options->root, &recogniser, &p->recogniser);
-    if (r == 0 && options->window_bytes && options->given)
-        r = plan_follow(p, options->given, true, 0);
+    if (options->window_bytes)
+        r = plan_add_cache(p, stop);
+    if (r == 0 && options->mount)
+        r = plan_add_mount(p);
     if (r < 0) {
         plan_free(p);
         return r;
@@ -164,6 +214,8 @@ void plan_free(struct plan *p)
     plan_drop_order(p);
     recogniser_free(p->recogniser);
     scan_free(p->scan);
+    nearby_free(p->nearby);
+    tree_walk_free(p->walk);
     free(p->seen);
     free(p);
 }
@@ -215,6 +267,8 @@ static void plan_lose_order(struct plan *p)
     plan_drop_anchor(p);
 }
 
+/* ---- a known order, as a chooser ---- */
+
 /* True: the read was in the known order, and due. */
 static bool plan_order_read(struct plan *p, const struct observation *o)
 {
@@ -232,49 +286,95 @@ static bool plan_order_read(struct plan *p, const struct observation *o)
     return verdict != FOLLOW_FOREIGN && verdict != FOLLOW_UNEXPECTED;
 }
 
-void plan_observe(struct plan *p, const struct observation *o)
+static bool plan_order_observe(void *chooser, const struct observation *o, bool expected)
 {
-    bool expected = false;
+    struct plan *p = chooser;
 
-    if (!p->options.window_bytes || o->position >= index_info(p->options.index)->entries)
-        return;
-    if (o->offset == 0) {
-        expected = p->follow && plan_order_read(p, o);
-        if (!p->follow || p->paused)
-            plan_keep(p, o);
-        p->last_ns = o->time_ns;
-    }
-    scan_observe(p->scan, o, expected);
+    if (o->kind != OBSERVED_READ || o->offset != 0)
+        return expected;
+    expected = p->follow && plan_order_read(p, o);
+    if (!p->follow || p->paused)
+        plan_keep(p, o);
+    p->last_ns = o->time_ns;
+    return expected;
 }
 
-size_t plan_take(struct plan *p, struct reader_want *wants, size_t max)
+static bool plan_order_is_lost(void *chooser, uint64_t now_ns)
 {
-    size_t count = 0;
+    const struct plan *p = chooser;
 
-    if (!p->options.window_bytes || max == 0)
+    (void)now_ns;
+    return !p->follow || p->paused;
+}
+
+static size_t plan_order_take(void *chooser, struct reader_want *wants, size_t max)
+{
+    struct plan *p = chooser;
+
+    if (max == 0 || !follow_next(p->follow, &wants[0]))
         return 0;
-    if (p->follow && !p->paused && follow_next(p->follow, &wants[0])) {
-        p->stats.kind = p->given ? AHEAD_GIVEN : AHEAD_RECOGNISED;
-        count = 1;
-    } else {
-        count = scan_take(p->scan, wants, max);
-    }
-    p->stats.requests += count;
-    for (size_t i = 0; i < count; i++)
-        p->stats.bytes += wants[i].len;
-    return count;
+    p->stats.kind = p->given ? AHEAD_GIVEN : AHEAD_RECOGNISED;
+    return 1;
 }
 
-void plan_finished(struct plan *p, const struct reader_want *wants, size_t count, int result)
+static void plan_order_finished(void *chooser, const struct reader_want *wants, size_t count,
+                                int result)
 {
-    for (size_t i = 0; p->follow && i < count; i++) {
-        if (wants[i].due == BLOCK_DUE_UNKNOWN)
-            continue;
+    struct plan *p = chooser;
+
+    for (size_t i = 0; p->follow && i < count; i++)
         if (result == -ENOBUFS)
             follow_refused(p->follow, wants[i].due);
         else
             follow_done(p->follow, wants[i].due);
+}
+
+static const struct chooser plan_order_chooser = {
+    .observe = plan_order_observe,
+    .is_lost = plan_order_is_lost,
+    .take = plan_order_take,
+    .finished = plan_order_finished,
+};
+
+/* ---- all choosers ---- */
+
+void plan_observe(struct plan *p, const struct observation *o)
+{
+    bool expected = false;
+
+    if (o->position >= index_info(p->options.index)->entries)
+        return;
+    for (unsigned i = 0; i < p->chooser_count; i++) {
+        const struct plan_chooser *c = &p->choosers[i];
+        expected = c->table->observe(c->chooser, o, expected);
     }
+}
+
+bool plan_take(struct plan *p, enum fetch_way way, struct plan_batch *batch)
+{
+    uint64_t now_ns = way == WAY_MOUNT ? p->options.now_ns() : 0;
+
+    batch->count = 0;
+    for (unsigned i = 0; i < p->chooser_count && batch->count == 0; i++) {
+        const struct plan_chooser *c = &p->choosers[i];
+        if (c->way != way || (c->table->is_lost && c->table->is_lost(c->chooser, now_ns)))
+            continue;
+        batch->chooser = i;
+        batch->count = c->table->take(c->chooser, batch->wants, PLAN_BATCH_MAX);
+    }
+    for (size_t i = 0; i < batch->count && way == WAY_CACHE; i++) {
+        p->stats.requests++;
+        p->stats.bytes += batch->wants[i].len;
+    }
+    return batch->count > 0;
+}
+
+void plan_finished(struct plan *p, const struct plan_batch *batch, int result)
+{
+    const struct plan_chooser *c = &p->choosers[batch->chooser];
+
+    if (c->table->finished)
+        c->table->finished(c->chooser, batch->wants, batch->count, result);
 }
 
 bool plan_order_changed(struct plan *p)
@@ -359,7 +459,7 @@ bool plan_job(struct plan *p, struct plan_job **ret_job)
         job = plan_new_next_order(p);
     else if (plan_wants_try(p))
         job = plan_new_try(p);
-    else if (scan_wants_archive(p->scan))
+    else if (p->scan && scan_wants_archive(p->scan))
         job = plan_new_job(p, JOB_ARCHIVE);
     p->busy = job != NULL;
     *ret_job = job;

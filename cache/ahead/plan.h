@@ -1,14 +1,14 @@
 /*
- * Decides from observations what to fetch. It has no threads and fetches nothing: threads.c
- * does, and tests drive it by hand.
+ * Plans fetches from observations. It has no threads and fetches nothing: threads.c does, and
+ * tests drive it by hand.
  *
- *     plan_observe(plan, &observation)             a read
- *     n = plan_take(plan, wants, max)              what one thread is to fetch now
- *     plan_finished(plan, wants, n, result)        it was fetched, or could not be
+ *     plan_observe(plan, &observation)             a read or a listing
+ *     if (plan_take(plan, way, &batch))            what one thread is to fetch now
+ *         plan_finished(plan, &batch, result)      it was fetched, or could not be
  *     if (plan_job(plan, &job)) { plan_work(job); plan_job_done(plan, job); }
  *
- * A known order, given or recognised, goes first. Files outside of it, or all files without
- * one, are looked at for sequences (scan.h).
+ * Its choosers are listed in chooser.h. A known order, given or recognised, goes first. Files
+ * outside of it, or all files without one, are looked at for sequences.
  *
  * A job is long work (up to seconds) that needs nothing of the plan, so plan_work may run in
  * another thread meanwhile. There is at most one job at a time.
@@ -24,6 +24,10 @@
 
 struct plan;
 
+#define PLAN_BATCH_MAX 64u
+
+enum fetch_way { WAY_CACHE, WAY_MOUNT, WAYS };
+
 /* `stop`: true ends long work at once; NULL: never. */
 int plan_new(const struct ahead_options *options, const _Atomic bool *stop,
              struct plan **ret_plan);
@@ -34,10 +38,15 @@ void plan_set_window(struct plan *plan, uint64_t window_bytes);
 
 void plan_observe(struct plan *plan, const struct observation *observation);
 
-/* Returns how many; 0: nothing for now. See struct fetcher for which come together. */
-size_t plan_take(struct plan *plan, struct reader_want *wants, size_t max);
-void plan_finished(struct plan *plan, const struct reader_want *wants, size_t count,
-                   int result);
+/* See struct fetcher for which wants come together. */
+struct plan_batch {
+    unsigned chooser; /* the plan's own */
+    size_t count;     /* 0: none */
+    struct reader_want wants[PLAN_BATCH_MAX];
+};
+/* False: nothing for now. */
+bool plan_take(struct plan *plan, enum fetch_way way, struct plan_batch *ret_batch);
+void plan_finished(struct plan *plan, const struct plan_batch *batch, int result);
 
 /* The order changed since the last call, so earlier values of `due` mean nothing any more. */
 bool plan_order_changed(struct plan *plan);

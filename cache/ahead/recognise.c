@@ -36,9 +36,9 @@
  * above it up to the root of the mount (FOLDER_CLASSES) if three quarters of the reads lie
  * below it. Each is tried with images alone and, where that differs, with all files.
  *
- * RandomSampler is the case W = 1. With a generator of its own, seeded with S, its first epoch
- * is randperm(n) of that seed and is recognised as epoch 0. The generator then goes on, so
- * later epochs are not recognised.
+ * RandomSampler is the case W = 1. With its own generator, seeded with S, its first epoch is
+ * randperm(n) of that seed and is recognised as epoch 0. The generator then goes on, so later
+ * epochs are not recognised.
  */
 #include "recognise.h"
 

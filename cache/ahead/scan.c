@@ -1,8 +1,8 @@
 /*
  * A name's place in the index is its place in the order of names: the children of a directory
- * follow one another there, and then come those of the next directory. The order of the archive
- * has to be sorted first. That is done when reads lie close together in the archive and not in
- * the index.
+ * follow one another there, and then come the next directory's. The order of the archive has to
+ * be sorted first. That is done when reads lie close together in the archive and not in the
+ * index.
  */
 #include "scan.h"
 
@@ -250,23 +250,30 @@ static void scan_watch_offsets(struct scan *s, uint32_t position)
     s->offset_reads = s->close_reads = 0;
 }
 
-void scan_observe(struct scan *s, const struct observation *o, bool expected)
+static void scan_observe_file(struct scan *s, uint32_t position, bool expected)
 {
     uint32_t place;
 
-    if (o->position >= index_info(s->options->index)->entries)
-        return;
-    scan_observe_piece(s, o);
-    if (o->offset != 0)
-        return;
     s->reads++;
-    scan_settle(s, o->position);
-    if (expected || s->reads < s->goes_on || streams_read(&s->names, o->position))
+    scan_settle(s, position);
+    if (expected || s->reads < s->goes_on || streams_read(&s->names, position))
         return;
     if (!s->archive)
-        scan_watch_offsets(s, o->position);
-    else if (archive_files_place(s->archive, o->position, &place) == 0)
+        scan_watch_offsets(s, position);
+    else if (archive_files_place(s->archive, position, &place) == 0)
         streams_read(&s->places, place);
+}
+
+static bool scan_observe(void *chooser, const struct observation *o, bool expected)
+{
+    struct scan *s = chooser;
+
+    if (o->kind != OBSERVED_READ)
+        return expected;
+    scan_observe_piece(s, o);
+    if (o->offset == 0)
+        scan_observe_file(s, o->position, expected);
+    return expected;
 }
 
 /* Fetch a file that a stream hands out, if that makes sense. */
@@ -302,8 +309,9 @@ static bool scan_take_file(struct scan *s, struct reader_want *ret_want)
     return false;
 }
 
-size_t scan_take(struct scan *s, struct reader_want *wants, size_t max)
+static size_t scan_take(void *chooser, struct reader_want *wants, size_t max)
 {
+    struct scan *s = chooser;
     uint64_t bytes = 0;
     size_t count = 0;
 
@@ -314,3 +322,8 @@ size_t scan_take(struct scan *s, struct reader_want *wants, size_t max)
         bytes += wants[count++].len;
     return count;
 }
+
+const struct chooser scan_chooser = {
+    .observe = scan_observe,
+    .take = scan_take,
+};

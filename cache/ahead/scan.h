@@ -12,6 +12,7 @@
 
 #include "ahead.h"
 #include "archive_files.h"
+#include "chooser.h"
 
 struct scan;
 
@@ -20,11 +21,11 @@ int scan_new(const struct ahead_options *options, struct ahead_stats *stats,
              struct scan **ret_scan);
 void scan_free(struct scan *scan); /* NULL is fine */
 
-/* `expected`: the read was due in a known order. */
-void scan_observe(struct scan *scan, const struct observation *o, bool expected);
-
-/* Returns how many: pieces of one file, or files that lie close together. */
-size_t scan_take(struct scan *scan, struct reader_want *wants, size_t max);
+/*
+ * Of a struct scan. A read is `expected` if it was due in a known order. One `take` gives
+ * pieces of one file, or files that lie close together.
+ */
+extern const struct chooser scan_chooser;
 
 /* Readers seem to follow the archive: its files should be sorted. True until they are set. */
 bool scan_wants_archive(const struct scan *scan);

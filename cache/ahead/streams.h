@@ -1,16 +1,16 @@
 /*
  * Detects readers that go through numbered things in ascending order: the files of a directory
  * or of an archive, or the pieces of a file. Several may do so at once, interleaved; each is a
- * stream of its own.
+ * separate stream.
  *
  * A read belongs to a stream if it comes soon after the furthest read of that stream, or a
  * little before it (two workers, or a kernel that asks for the next piece early). A stream is
- * believed after STREAM_CONFIDENT reads if these cover at least a quarter of what it passes, in
- * its own steps: a rank that reads every eighth file has steps of 8. Then things ahead of it
- * are handed out, twice as many each time it comes near the end of them.
+ * believed after STREAM_CONFIDENT reads if these cover at least a quarter of the things that it
+ * passes, in its own steps: a rank that reads every eighth file has steps of 8. Then things
+ * ahead of it are handed out, twice as many each time it comes near the end of them.
  *
- * A reader in random order does no harm. Of n things, 16 streams with 64 places each are hit by
- * chance once in n/1024 reads. But to be believed a stream would have to be hit time after
+ * A reader in random order does no harm. Among n things, 16 streams with 64 places each are hit
+ * by chance once in n/1024 reads. But to be believed a stream would have to be hit time after
  * time while it is one of the last 16, and densely.
  */
 #ifndef ONEPOT_STREAMS_H

@@ -23,6 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "numbers.h"
 #include "plan.h"
 #include "thread.h"
@@ -30,20 +31,36 @@
 #define TICK_US 2000u   /* between two looks while there are reads */
 #define CALM_US 500000u /* without a read, after which it sleeps until the next */
 #define BATCH 1024u     /* observations at a time */
-#define WANTS_MAX 64u   /* of one fetch */
+#define REST_MS 300u    /* without work, after which a thread with a process ends */
 #define STACK_BYTES (256u << 10)
 #define NICE_WORK 10 /* of the thread for long work: readers need the processor first */
 #define HUNG_MAX 32u /* fetch threads that are replaced at the same time */
 #define THREADS_MAX (AHEAD_FETCHERS_MAX + HUNG_MAX)
-#define LOOK_NS UINT64_C(100000000) /* between two looks for those that hang */
+#define LOOK_NS UINT64_C(100000000) /* between two looks for hung ones */
 
-enum fetch_state { FETCH_NONE, FETCH_RUNS, FETCH_HANGS, FETCH_ENDED };
+enum fetch_state { FETCH_NONE, FETCH_RUNS, FETCH_HANGS, FETCH_LEAVES, FETCH_ENDED };
 
 struct fetch_thread {
-    struct ahead *ahead;
+    struct fetch_pool *pool;
     pthread_t thread;
     enum fetch_state state;
     uint64_t began_ns; /* when its present fetch began; 0: it has none */
+};
+
+/* The threads that fetch in one way. */
+struct fetch_pool {
+    struct ahead *ahead;
+    const struct fetcher *fetcher;
+    void *ctx;
+    unsigned most;
+    uint32_t stuck_ms;
+    long rest_ms; /* a thread ends after so long without work; 0: never */
+    pthread_cond_t called;
+    unsigned idle;          /* threads that wait for work */
+    unsigned running;       /* all of them except hung ones */
+    bool no_threads;        /* no more threads can be started */
+    struct plan_batch held; /* for the thread that was called */
+    struct fetch_thread threads[THREADS_MAX];
 };
 
 struct ahead {
@@ -52,19 +69,14 @@ struct ahead {
     _Atomic bool ended;
 
     pthread_mutex_t lock; /* for the plan and all that follows */
-    pthread_cond_t fetch, work;
+    pthread_cond_t work;
     struct plan *plan;
-    struct plan_job *job;               /* waits for the thread for long work */
-    unsigned idle;                      /* fetch threads that wait for work */
-    unsigned running;                   /* all of them except those that hang */
-    uint64_t looked_ns;                 /* when it last looked for hung ones */
-    bool working;                       /* the thread for long work was started */
-    bool no_threads;                    /* no more threads can be started */
-    struct reader_want held[WANTS_MAX]; /* for the fetch thread that was called */
-    size_t held_count;
+    struct plan_job *job; /* waits for the thread for long work */
+    uint64_t looked_ns;   /* when it last looked for hung threads */
+    bool working;         /* the thread for long work was started */
 
     pthread_t planner, worker;
-    struct fetch_thread threads[THREADS_MAX];
+    struct fetch_pool pools[WAYS];
     struct observation batch[BATCH];
 };
 
@@ -104,10 +116,10 @@ const struct fetcher ahead_reader_fetcher = {
 
 static void *fetch_thread_main(void *arg);
 
-static struct fetch_thread *fetch_thread_find_free(struct ahead *a)
+static struct fetch_thread *fetch_thread_find_free(struct fetch_pool *p)
 {
     for (unsigned i = 0; i < THREADS_MAX; i++) {
-        struct fetch_thread *t = &a->threads[i];
+        struct fetch_thread *t = &p->threads[i];
         if (t->state == FETCH_ENDED)
             pthread_join(t->thread, NULL); /* it no longer needs the lock */
         if (t->state == FETCH_NONE || t->state == FETCH_ENDED)
@@ -116,98 +128,115 @@ static struct fetch_thread *fetch_thread_find_free(struct ahead *a)
     return NULL; /* all of them hang */
 }
 
-static void fetch_thread_start(struct ahead *a)
+static void fetch_thread_start(struct fetch_pool *p)
 {
-    struct fetch_thread *t = fetch_thread_find_free(a);
+    struct fetch_thread *t = fetch_thread_find_free(p);
 
     if (!t)
         return;
-    *t = (struct fetch_thread){.ahead = a, .state = FETCH_RUNS};
-    a->no_threads = thread_start(&t->thread, STACK_BYTES, fetch_thread_main, t) < 0;
-    if (a->no_threads)
+    *t = (struct fetch_thread){.pool = p, .state = FETCH_RUNS};
+    p->no_threads = thread_start(&t->thread, STACK_BYTES, fetch_thread_main, t) < 0;
+    if (p->no_threads)
         t->state = FETCH_NONE;
     else
-        a->running++;
+        p->running++;
 }
 
 /* Have one more thread look for work. */
-static void fetch_thread_call(struct ahead *a)
+static void fetch_pool_call(struct fetch_pool *p)
 {
-    if (atomic_load(&a->ended)) /* ahead_join may be done with all but the hung ones */
+    if (atomic_load(&p->ahead->ended)) /* ahead_join may be done with all but the hung ones */
         return;
-    if (a->idle > 0)
-        pthread_cond_signal(&a->fetch);
-    else if (a->running < a->options.fetchers && !a->no_threads)
-        fetch_thread_start(a);
+    if (p->idle > 0)
+        pthread_cond_signal(&p->called);
+    else if (p->running < p->most && !p->no_threads)
+        fetch_thread_start(p);
 }
 
 /* Now and then. */
-static void fetch_threads_look_for_hung(struct ahead *a)
+static void fetch_pool_look_for_hung(struct fetch_pool *p, uint64_t now)
 {
-    uint64_t now = a->options.now_ns(), stuck_ns = a->options.stuck_ms * UINT64_C(1000000);
+    const struct ahead *a = p->ahead;
+    uint64_t stuck_ns = p->stuck_ms * UINT64_C(1000000);
     unsigned hanging = 0;
 
-    if (!stuck_ns || now - a->looked_ns < LOOK_NS)
-        return;
-    a->looked_ns = now;
     for (unsigned i = 0; i < THREADS_MAX; i++)
-        hanging += a->threads[i].state == FETCH_HANGS;
-    for (unsigned i = 0; i < THREADS_MAX && hanging < HUNG_MAX; i++) {
-        struct fetch_thread *t = &a->threads[i];
+        hanging += p->threads[i].state == FETCH_HANGS;
+    for (unsigned i = 0; stuck_ns && i < THREADS_MAX && hanging < HUNG_MAX; i++) {
+        struct fetch_thread *t = &p->threads[i];
         if (t->state != FETCH_RUNS || !t->began_ns || now < t->began_ns + stuck_ns)
             continue;
         t->state = FETCH_HANGS;
         hanging++;
-        a->running--;
+        p->running--;
         if (a->options.replaced)
             atomic_fetch_add(a->options.replaced, 1);
     }
 }
 
 /* A thread is back from its work. False: it is one too many. */
-static bool fetch_thread_comes_back(struct ahead *a, struct fetch_thread *t)
+static bool fetch_thread_comes_back(struct fetch_thread *t)
 {
+    struct fetch_pool *p = t->pool;
+
     t->began_ns = 0;
     if (t->state != FETCH_HANGS)
         return true;
-    if (a->running >= a->options.fetchers)
+    if (p->running >= p->most)
         return false;
     t->state = FETCH_RUNS;
-    a->running++;
+    p->running++;
     return true;
 }
 
-static size_t ahead_take(struct ahead *a, struct reader_want *wants)
+static bool fetch_pool_take(struct fetch_pool *p, struct plan_batch *batch)
 {
-    size_t count = a->held_count;
+    if (p->held.count == 0)
+        return plan_take(p->ahead->plan, (enum fetch_way)(p - p->ahead->pools), batch);
+    *batch = p->held;
+    p->held.count = 0;
+    return true;
+}
 
-    if (count == 0)
-        return plan_take(a->plan, wants, WANTS_MAX);
-    memcpy(wants, a->held, count * sizeof(*wants));
-    a->held_count = 0;
-    return count;
+/* Wait until there may be work. False: for too long. */
+static bool fetch_pool_wait(struct fetch_pool *p)
+{
+    struct timespec until;
+    int r;
+
+    p->idle++;
+    if (p->rest_ms) {
+        until = clock_in_ms(CLOCK_MONOTONIC, p->rest_ms);
+        r = pthread_cond_timedwait(&p->called, &p->ahead->lock, &until);
+    } else {
+        r = pthread_cond_wait(&p->called, &p->ahead->lock);
+    }
+    p->idle--;
+    return r == 0;
 }
 
 static void fetch_thread_work(struct fetch_thread *t, void *scratch)
 {
-    struct reader_want wants[WANTS_MAX];
-    struct ahead *a = t->ahead;
+    struct fetch_pool *p = t->pool;
+    struct ahead *a = p->ahead;
+    struct plan_batch batch;
+    bool may_wait = true;
 
     while (!atomic_load(&a->ended)) {
-        size_t count = ahead_take(a, wants);
-        if (count == 0) {
-            a->idle++;
-            pthread_cond_wait(&a->fetch, &a->lock);
-            a->idle--;
+        if (!fetch_pool_take(p, &batch)) {
+            if (!may_wait)
+                return;
+            may_wait = fetch_pool_wait(p);
             continue;
         }
-        fetch_thread_call(a);
+        may_wait = true;
+        fetch_pool_call(p);
         t->began_ns = a->options.now_ns();
         pthread_mutex_unlock(&a->lock);
-        int r = a->options.fetcher->fetch(a->options.fetcher_ctx, scratch, wants, count);
+        int r = p->fetcher->fetch(p->ctx, scratch, batch.wants, batch.count);
         pthread_mutex_lock(&a->lock);
-        plan_finished(a->plan, wants, count, r);
-        if (!fetch_thread_comes_back(a, t))
+        plan_finished(a->plan, &batch, r);
+        if (!fetch_thread_comes_back(t))
             return;
     }
 }
@@ -215,21 +244,26 @@ static void fetch_thread_work(struct fetch_thread *t, void *scratch)
 static void *fetch_thread_main(void *arg)
 {
     struct fetch_thread *t = arg;
-    struct ahead *a = t->ahead;
+    struct fetch_pool *p = t->pool;
+    struct ahead *a = p->ahead;
     void *scratch = NULL;
 
     prctl(PR_SET_NAME, "onepot-fetch");
-    int r = a->options.fetcher->begin(a->options.fetcher_ctx, &scratch);
+    int r = p->fetcher->begin(p->ctx, &scratch);
     pthread_mutex_lock(&a->lock);
     if (r == 0)
         fetch_thread_work(t, scratch);
     else
-        a->no_threads = true;
-    a->running -= t->state == FETCH_RUNS;
-    t->state = FETCH_ENDED;
+        p->no_threads = true;
+    unsigned counted = t->state == FETCH_RUNS;
+    t->state = FETCH_LEAVES;
     pthread_mutex_unlock(&a->lock);
     if (r == 0)
-        a->options.fetcher->end(scratch);
+        p->fetcher->end(scratch);
+    pthread_mutex_lock(&a->lock);
+    p->running -= counted;
+    t->state = FETCH_ENDED;
+    pthread_mutex_unlock(&a->lock);
     return NULL;
 }
 
@@ -281,25 +315,37 @@ static void worker_call(struct ahead *a)
 static void ahead_record(struct ahead *a, unsigned count)
 {
     for (unsigned i = 0; a->options.recorder && i < count; i++)
-        if (a->batch[i].offset == 0)
+        if (a->batch[i].kind == OBSERVED_READ && a->batch[i].offset == 0)
             recorder_note(a->options.recorder, a->batch[i].position);
+}
+
+static void planner_call(struct ahead *a, enum fetch_way way)
+{
+    struct fetch_pool *p = &a->pools[way];
+
+    if (p->held.count > 0 || plan_take(a->plan, way, &p->held))
+        fetch_pool_call(p);
 }
 
 static void planner_plan(struct ahead *a, unsigned count)
 {
-    if (!a->options.window_bytes)
-        return;
+    uint64_t now = a->options.now_ns();
+
     pthread_mutex_lock(&a->lock);
     for (unsigned i = 0; i < count; i++)
         plan_observe(a->plan, &a->batch[i]);
-    bool is_new_order = plan_order_changed(a->plan);
-    a->options.fetcher->passed(a->options.fetcher_ctx, plan_passed(a->plan), is_new_order);
-    worker_call(a);
-    fetch_threads_look_for_hung(a);
-    if (a->held_count == 0)
-        a->held_count = plan_take(a->plan, a->held, WANTS_MAX);
-    if (a->held_count > 0)
-        fetch_thread_call(a);
+    if (a->options.window_bytes) {
+        bool is_new_order = plan_order_changed(a->plan);
+        a->options.fetcher->passed(a->options.fetcher_ctx, plan_passed(a->plan), is_new_order);
+        worker_call(a);
+        planner_call(a, WAY_CACHE);
+    }
+    if (a->options.mount)
+        planner_call(a, WAY_MOUNT);
+    if (now - a->looked_ns >= LOOK_NS) {
+        a->looked_ns = now;
+        fetch_pool_look_for_hung(&a->pools[WAY_CACHE], now);
+    }
     pthread_mutex_unlock(&a->lock);
 }
 
@@ -325,6 +371,29 @@ static void *planner_main(void *arg)
 
 /* ---- start and end ---- */
 
+static void ahead_set_pools(struct ahead *a)
+{
+    const struct ahead_options *o = &a->options;
+    struct fetch_pool *cache = &a->pools[WAY_CACHE], *mount = &a->pools[WAY_MOUNT];
+    pthread_condattr_t attr;
+
+    *cache = (struct fetch_pool){.fetcher = o->fetcher,
+                                 .ctx = o->fetcher_ctx,
+                                 .most = min_u32(o->fetchers, AHEAD_FETCHERS_MAX),
+                                 .stuck_ms = o->stuck_ms};
+    *mount = (struct fetch_pool){.fetcher = o->mount,
+                                 .ctx = o->mount_ctx,
+                                 .most = min_u32(o->mount_fetchers, AHEAD_MOUNT_FETCHERS_MAX),
+                                 .rest_ms = REST_MS};
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    for (unsigned i = 0; i < WAYS; i++) {
+        a->pools[i].ahead = a;
+        pthread_cond_init(&a->pools[i].called, &attr);
+    }
+    pthread_condattr_destroy(&attr);
+}
+
 int ahead_new(const struct ahead_options *options, struct ahead **ret_ahead)
 {
     struct ahead *a = calloc(1, sizeof(*a));
@@ -332,10 +401,9 @@ int ahead_new(const struct ahead_options *options, struct ahead **ret_ahead)
     if (!a)
         return -ENOMEM;
     a->options = *options;
-    a->options.fetchers = min_u32(options->fetchers, AHEAD_FETCHERS_MAX);
     pthread_mutex_init(&a->lock, NULL);
-    pthread_cond_init(&a->fetch, NULL);
     pthread_cond_init(&a->work, NULL);
+    ahead_set_pools(a);
     int r = observers_new(&a->observers);
     if (r == 0)
         r = plan_new(&a->options, &a->ended, &a->plan);
@@ -375,12 +443,13 @@ void ahead_end(struct ahead *a)
     atomic_store(&a->ended, true);
     observers_wake(a->observers);
     pthread_mutex_lock(&a->lock);
-    pthread_cond_broadcast(&a->fetch);
+    for (unsigned i = 0; i < WAYS; i++)
+        pthread_cond_broadcast(&a->pools[i].called);
     pthread_cond_broadcast(&a->work);
     pthread_mutex_unlock(&a->lock);
 }
 
-/* Record what is left. The planner has ended. */
+/* Record the rest. The planner has ended. */
 static int ahead_finish_record(struct ahead *a)
 {
     struct recorder *recorder = a->options.recorder;
@@ -400,6 +469,16 @@ static bool fetch_thread_was_started(struct ahead *a, const struct fetch_thread 
     return started;
 }
 
+static int fetch_pool_join(struct fetch_pool *p, const struct timespec *until)
+{
+    int r = 0;
+
+    for (unsigned i = 0; i < THREADS_MAX; i++)
+        if (fetch_thread_was_started(p->ahead, &p->threads[i]))
+            r |= thread_join_until(p->threads[i].thread, until);
+    return r;
+}
+
 int ahead_join(struct ahead *a, const struct timespec *until, int *ret_recorded)
 {
     int r = thread_join_until(a->planner, until);
@@ -407,9 +486,8 @@ int ahead_join(struct ahead *a, const struct timespec *until, int *ret_recorded)
     *ret_recorded = 0;
     if (r == 0 && a->options.recorder)
         *ret_recorded = ahead_finish_record(a);
-    for (unsigned i = 0; i < THREADS_MAX; i++)
-        if (fetch_thread_was_started(a, &a->threads[i]))
-            r |= thread_join_until(a->threads[i].thread, until);
+    for (unsigned i = 0; i < WAYS; i++)
+        r |= fetch_pool_join(&a->pools[i], until);
     if (a->working)
         r |= thread_join_until(a->worker, until);
     return r ? -EBUSY : 0;
@@ -423,7 +501,8 @@ void ahead_free(struct ahead *a)
         plan_job_done(a->plan, a->job);
     plan_free(a->plan);
     observers_free(a->observers);
-    pthread_cond_destroy(&a->fetch);
+    for (unsigned i = 0; i < WAYS; i++)
+        pthread_cond_destroy(&a->pools[i].called);
     pthread_cond_destroy(&a->work);
     pthread_mutex_destroy(&a->lock);
     free(a);

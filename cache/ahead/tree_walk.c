@@ -5,24 +5,62 @@
  *
  * A reader's hits in the kernel's cache are not seen here. So one directory in four is left for
  * the reader to list: that shows where it is and that it continues, and is about the part that
- * it has time for. The process stays at most AHEAD_DIRECTORIES in front of the reader and waits
- * for it there. It ends when the reader leaves the path or rests; after that, a walk must be
- * twice as long to be recognised.
+ * it has time for. Listing stays at most AHEAD_DIRECTORIES in front of the reader. It ends when
+ * the reader leaves the path or rests; after that, a walk must be twice as long to be
+ * recognised.
  */
 #include "tree_walk.h"
 
+#include <errno.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 
-#include "futex.h"
+#include "numbers.h"
 
 #define STEPS_FIRST 4u        /* directories in walk order before it counts as a walk */
 #define STEPS_MOST 1024u      /* the same, after walks that proved false */
 #define LEFT_FOR_READER 4u    /* one directory in so many is left */
 #define AHEAD_DIRECTORIES 32u /* a power of two */
 #define AHEAD_ENTRIES (16u << 10)
+#define BATCH_ENTRIES 1024u /* to list at once; the reader may overtake meanwhile */
+#define BATCH_DIRECTORIES 4u
 #define DEPTH_MOST 64u
 #define GAP_MOST 64u /* entries from a directory to the next one beside it */
 #define REST_NS UINT64_C(300000000)
+
+struct tree_walk {
+    const struct ahead_options *options;
+    uint32_t at;               /* the directory that a reader listed last */
+    uint64_t stepped_ns;       /* when it did */
+    uint64_t last_ns;          /* of a reader's request that was seen */
+    uint32_t in_order, wanted; /* steps: seen in a row, and needed to begin */
+    bool runs, moved;          /* moved: `at` has changed since it was looked for on the path */
+    bool busy;                 /* something is being listed */
+    bool full;                 /* listings carry no more attributes, which is not worth it */
+    /* The path: its directory n is at n modulo the size. The reader is at `reader`. */
+    uint32_t way[AHEAD_DIRECTORIES], entries[AHEAD_DIRECTORIES];
+    uint32_t reader, end;
+    uint32_t ahead;      /* entries listed in front of the reader */
+    uint32_t from, left; /* entries to list yet of the path's last directory */
+};
+
+int tree_walk_new(const struct ahead_options *options, struct tree_walk **ret_walk)
+{
+    struct tree_walk *w = calloc(1, sizeof(*w));
+
+    if (!w)
+        return -ENOMEM;
+    w->options = options;
+    w->at = options->root;
+    w->wanted = STEPS_FIRST;
+    *ret_walk = w;
+    return 0;
+}
+
+void tree_walk_free(struct tree_walk *w)
+{
+    free(w);
+}
 
 /* ---- the order of a walk ---- */
 
@@ -48,14 +86,14 @@ static bool tree_walk_next(const struct tree_walk *w, uint32_t directory, uint32
 {
     uint32_t first, count, parent;
 
-    if (index_children(w->index, directory, &first, &count) == 0 &&
-        first_directory(w->index, first, first + count, ret_next))
+    if (index_children(w->options->index, directory, &first, &count) == 0 &&
+        first_directory(w->options->index, first, first + count, ret_next))
         return true;
-    for (unsigned i = 0; i < DEPTH_MOST && directory != w->root; i++) {
-        if (index_parent(w->index, directory, &parent) < 0 ||
-            index_children(w->index, parent, &first, &count) < 0 || directory < first)
+    for (unsigned i = 0; i < DEPTH_MOST && directory != w->options->root; i++) {
+        if (index_parent(w->options->index, directory, &parent) < 0 ||
+            index_children(w->options->index, parent, &first, &count) < 0 || directory < first)
             return false;
-        if (first_directory(w->index, directory + 1, first + count, ret_next))
+        if (first_directory(w->options->index, directory + 1, first + count, ret_next))
             return true;
         directory = parent;
     }
@@ -70,174 +108,167 @@ static bool tree_walk_is_on_the_way(const struct tree_walk *w, uint32_t from, ui
 {
     uint32_t parent, below = 0;
 
-    if (index_parent(w->index, to, &parent) < 0)
+    if (index_parent(w->options->index, to, &parent) < 0)
         return false;
     for (unsigned i = 0; i < DEPTH_MOST; i++) {
         if (from == parent)
             return to > below && (below == 0 || to - below <= GAP_MOST);
         below = from;
-        if (from == w->root || index_parent(w->index, from, &from) < 0)
+        if (from == w->options->root || index_parent(w->options->index, from, &from) < 0)
             return false;
     }
     return false;
 }
 
-/* ---- the daemon ---- */
+/* ---- where the reader is ---- */
 
-void tree_walk_init(struct tree_walk *w, const struct index *index, uint32_t root,
-                    struct tree_walk_trail *trail)
+static void tree_walk_begin_way(struct tree_walk *w)
 {
-    *w = (struct tree_walk){index, root, trail, 0, STEPS_FIRST};
+    w->way[0] = w->at;
+    w->entries[0] = 0;
+    w->reader = w->ahead = w->left = 0;
+    w->end = 1;
+    w->moved = false;
 }
 
-bool tree_walk_saw_listing(struct tree_walk *w, uint32_t directory)
+static void tree_walk_end(struct tree_walk *w, bool was_false)
 {
-    struct tree_walk_trail *trail = w->trail;
-    uint32_t before = atomic_exchange(&trail->at, directory);
-
-    atomic_fetch_add(&trail->steps, 1);
-    if (atomic_load(&trail->waits))
-        futex_wake(&trail->steps, 1, FUTEX_OF_NODE);
-    uint32_t steps = tree_walk_is_on_the_way(w, before, directory) ? w->in_order + 1 : 0;
-    w->in_order = steps;
-    return steps >= w->wanted && !atomic_load(&trail->full);
-}
-
-void tree_walk_saw_names_only(const struct tree_walk *w)
-{
-    atomic_store(&w->trail->full, true);
-}
-
-void tree_walk_ended(struct tree_walk *w, enum mount_fetch outcome)
-{
-    if (outcome == MOUNT_FETCH_PAUSED && w->wanted < STEPS_MOST)
+    if (was_false && w->wanted < STEPS_MOST)
         w->wanted *= 2;
     w->in_order = 0;
+    w->runs = false;
 }
 
-/* ---- the process that lists ---- */
-
-struct tree_walk_turn {
-    const struct tree_walk *walk;
-    const struct mount_fetcher *fetcher;
-    void *ctx;
-    uint32_t steps, at; /* the reader's, as last seen */
-    /* The path: its directory n is at n modulo the size. The reader is at `reader`. */
-    uint32_t way[AHEAD_DIRECTORIES], entries[AHEAD_DIRECTORIES];
-    uint32_t reader, end;
-    uint32_t ahead; /* entries listed in front of the reader */
-};
-
-static void tree_walk_begin_way(struct tree_walk_turn *t)
+static bool tree_walk_observe(void *chooser, const struct observation *o, bool expected)
 {
-    t->way[0] = t->at;
-    t->entries[0] = 0;
-    t->reader = t->ahead = 0;
-    t->end = 1;
+    struct tree_walk *w = chooser;
+    uint32_t first, count;
+
+    if (o->own)
+        return expected;
+    w->last_ns = o->time_ns;
+    if (o->kind != OBSERVED_LISTING)
+        return expected;
+    if (o->names_only)
+        w->full = true;
+    if (index_children(w->options->index, o->position, &first, &count) < 0 ||
+        o->offset != first)
+        return expected; /* it goes on with a directory */
+    w->in_order = tree_walk_is_on_the_way(w, w->at, o->position) ? w->in_order + 1 : 0;
+    w->at = o->position;
+    w->moved = true;
+    w->stepped_ns = o->time_ns;
+    if (!w->runs && w->in_order >= w->wanted) {
+        w->runs = true;
+        tree_walk_begin_way(w);
+    }
+    return expected;
 }
 
-static uint32_t tree_walk_last(const struct tree_walk_turn *t)
+static uint32_t tree_walk_last(const struct tree_walk *w)
 {
-    return t->way[(t->end - 1) % AHEAD_DIRECTORIES];
+    return w->way[(w->end - 1) % AHEAD_DIRECTORIES];
 }
 
 /* Find where the reader is now. False: it has left the path. */
-static bool tree_walk_find_reader(struct tree_walk_turn *t)
+static bool tree_walk_find_reader(struct tree_walk *w)
 {
-    uint32_t steps = atomic_load(&t->walk->trail->steps), i = t->reader;
+    uint32_t i = w->reader;
 
-    if (steps == t->steps)
+    if (!w->moved)
         return true;
-    t->steps = steps;
-    t->at = atomic_load(&t->walk->trail->at);
-    while (i != t->end && t->way[i % AHEAD_DIRECTORIES] != t->at)
+    w->moved = false;
+    while (i != w->end && w->way[i % AHEAD_DIRECTORIES] != w->at)
         i++;
-    if (i != t->end) {
-        for (; t->reader != i; t->reader++)
-            t->ahead -= t->entries[(t->reader + 1) % AHEAD_DIRECTORIES];
+    if (i != w->end) {
+        for (; w->reader != i; w->reader++)
+            w->ahead -= w->entries[(w->reader + 1) % AHEAD_DIRECTORIES];
         return true;
     }
-    if (!tree_walk_is_on_the_way(t->walk, tree_walk_last(t), t->at))
+    if (!tree_walk_is_on_the_way(w, tree_walk_last(w), w->at))
         return false;
-    tree_walk_begin_way(t); /* the reader has overtaken us */
+    tree_walk_begin_way(w); /* the reader has overtaken us */
     return true;
 }
 
-static bool tree_walk_is_far(const struct tree_walk_turn *t)
+static bool tree_walk_is_far(const struct tree_walk *w)
 {
-    return t->end - t->reader >= AHEAD_DIRECTORIES - 1 || t->ahead > AHEAD_ENTRIES;
-}
-
-/* Wait until the reader comes nearer. False: it rests, or leaves the path. */
-static bool tree_walk_await_reader(struct tree_walk_turn *t)
-{
-    struct tree_walk_trail *trail = t->walk->trail;
-    uint32_t before = t->steps;
-    bool found = tree_walk_find_reader(t);
-
-    if (!found || !tree_walk_is_far(t))
-        return found;
-    atomic_store(&trail->waits, 1);
-    t->fetcher->wait(t->ctx, &trail->steps, t->steps, REST_NS);
-    atomic_store(&trail->waits, 0);
-    return tree_walk_find_reader(t) && t->steps != before;
+    return w->end - w->reader >= AHEAD_DIRECTORIES - 1 || w->ahead > AHEAD_ENTRIES;
 }
 
 /*
- * A directory may have millions of entries. While this process lists them the mount does not
- * end, though nobody sees it any more.
+ * A directory may have millions of entries. While these are listed the mount does not end,
+ * though nobody sees it any more: so not for long after the last request of a reader.
  */
-static bool tree_walk_is_worth_it(const struct tree_walk_turn *t)
+static bool tree_walk_is_lost(void *chooser, uint64_t now_ns)
 {
-    struct mount_readers readers = t->fetcher->readers(t->ctx);
+    struct tree_walk *w = chooser;
 
-    return !atomic_load(&t->walk->trail->full) &&
-           readers.now_ns < readers.last_request_ns + REST_NS;
+    if (w->runs && (w->full || !tree_walk_find_reader(w) ||
+                    (tree_walk_is_far(w) && now_ns > w->stepped_ns + REST_NS) ||
+                    now_ns > w->last_ns + REST_NS))
+        tree_walk_end(w, !w->full);
+    return !w->runs;
 }
 
-static void tree_walk_list(const struct tree_walk_turn *t, uint32_t directory)
-{
-    if (!t->fetcher->open(t->ctx, directory, 0))
-        return;
-    while (tree_walk_is_worth_it(t) && t->fetcher->list(t->ctx, MOUNT_FETCHER_LIST_BYTES) > 0)
-        ;
-    t->fetcher->close(t->ctx);
-}
+/* ---- listings ---- */
 
-/* List one more directory. False at the end of the path. */
-static bool tree_walk_go_on(struct tree_walk_turn *t)
+/* Go on by one directory. False at the end of the path. */
+static bool tree_walk_go_on(struct tree_walk *w)
 {
     uint32_t next, first, count = 0;
-    bool lists = t->end % LEFT_FOR_READER != 0 && t->end > t->reader + 1;
+    bool lists = w->end % LEFT_FOR_READER != 0 && w->end > w->reader + 1;
 
-    if (!tree_walk_next(t->walk, tree_walk_last(t), &next))
+    if (!tree_walk_next(w, tree_walk_last(w), &next) ||
+        (lists && index_children(w->options->index, next, &first, &count) < 0)) {
+        tree_walk_end(w, false);
         return false;
-    if (lists && index_children(t->walk->index, next, &first, &count) < 0)
-        return false;
-    t->way[t->end % AHEAD_DIRECTORIES] = next;
-    t->entries[t->end % AHEAD_DIRECTORIES] = count;
-    t->end++;
-    t->ahead += count;
-    if (lists)
-        tree_walk_list(t, next);
+    }
+    w->way[w->end % AHEAD_DIRECTORIES] = next;
+    w->entries[w->end % AHEAD_DIRECTORIES] = count;
+    w->end++;
+    w->ahead += count;
+    w->from = 0;
+    w->left = count;
     return true;
 }
 
-enum mount_fetch tree_walk_run(const struct tree_walk *w, const struct mount_fetcher *fetcher,
-                               void *ctx)
+static size_t tree_walk_take(void *chooser, struct reader_want *wants, size_t max)
 {
-    struct tree_walk_turn t = {.walk = w,
-                               .fetcher = fetcher,
-                               .ctx = ctx,
-                               .steps = atomic_load(&w->trail->steps),
-                               .at = atomic_load(&w->trail->at)};
+    struct tree_walk *w = chooser;
+    uint32_t entries = 0;
+    size_t count = 0;
 
-    tree_walk_begin_way(&t);
-    while (!atomic_load(&w->trail->full)) {
-        if (!tree_walk_await_reader(&t))
-            return MOUNT_FETCH_PAUSED;
-        if (!tree_walk_is_far(&t) && !tree_walk_go_on(&t))
-            return MOUNT_FETCH_DONE;
+    while (!w->busy && count < max && count < BATCH_DIRECTORIES && entries < BATCH_ENTRIES) {
+        if (w->left == 0 && (tree_walk_is_far(w) || !tree_walk_go_on(w)))
+            break;
+        if (w->left == 0)
+            continue; /* it is left for the reader, or empty */
+        uint32_t some = min_u32(w->left, BATCH_ENTRIES - entries);
+        wants[count++] =
+            (struct reader_want){tree_walk_last(w), w->from, some, BLOCK_DUE_UNKNOWN};
+        entries += some;
+        w->from += some;
+        w->left -= some;
     }
-    return MOUNT_FETCH_FULL;
+    w->busy |= count > 0;
+    return count;
 }
+
+static void tree_walk_finished(void *chooser, const struct reader_want *wants, size_t count,
+                               int result)
+{
+    struct tree_walk *w = chooser;
+
+    (void)wants;
+    (void)count;
+    w->busy = false;
+    w->full |= result == -ENOTCONN;
+}
+
+const struct chooser tree_walk_chooser = {
+    .observe = tree_walk_observe,
+    .is_lost = tree_walk_is_lost,
+    .take = tree_walk_take,
+    .finished = tree_walk_finished,
+};

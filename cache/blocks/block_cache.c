@@ -333,8 +333,8 @@ static void wait_loaded(const struct block_cache *cache, struct shard *shard,
 }
 
 /*
- * Memory or addresses (ulimit -v) ran out: unmaps what is not in use. If that was done already,
- * the budget is too large for this process, so it is cut to keep three quarters of the blocks.
+ * Memory or addresses (ulimit -v) ran out: unmaps unused memory. If that was done already, the
+ * budget is too large for this process, so it is cut to keep three quarters of the blocks.
  * False: nothing is left to give back.
  */
 static bool give_back(struct block_cache *cache, unsigned tried)

@@ -102,7 +102,7 @@ bool block_cache_has(struct block_cache *cache, uint64_t key);
 
 /*
  * Gets the block called `key` (unique within the cache, never UINT64_MAX) of at most `size`
- * bytes, and fills it if it is not there. Errors: those of the fill, or -ENOMEM.
+ * bytes, and fills it if it is not there. Errors: the fill's, or -ENOMEM.
  */
 int block_cache_get(struct block_cache *cache, uint64_t key, size_t size, block_fill *fill,
                     block_wait *wait, void *ctx, struct block **ret_block);
@@ -113,6 +113,12 @@ void block_cache_put(struct block_cache *cache, struct block *block);
  * it the next block takes over its memory, which is still in the CPU's caches.
  */
 void block_cache_let_go(struct block_cache *cache, struct block *block);
+
+/*
+ * The block called `key` may be wrong: the next thread that wants it fills it anew, also if a
+ * thread fills it at the moment. Threads that have it, or wait for it already, are not told.
+ */
+void block_cache_forget(struct block_cache *cache, uint64_t key);
 
 /* Returns a block and a value of enum block_begun (>= 0), or -ENOMEM. */
 int block_cache_begin(struct block_cache *cache, uint64_t key, size_t size,

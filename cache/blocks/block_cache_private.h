@@ -85,6 +85,17 @@ struct block_cache {
     struct shard shards[SHARDS];
 };
 
+/* The cost of a block: its buffer, its entry, its place in a bucket and in lists. */
+static inline uint64_t keep_cost_of(size_t capacity)
+{
+    return capacity + sizeof(struct entry) + 4 * sizeof(void *);
+}
+
+static inline uint64_t keep_cost(const struct entry *entry)
+{
+    return keep_cost_of(entry->capacity);
+}
+
 /* ---- block_cache.c ---- */
 
 struct shard *block_shard_of(struct block_cache *cache, uint64_t key);

@@ -53,18 +53,7 @@ static uint64_t keep_most(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
-/* The cost of a block: its buffer, its entry, its place in a bucket and in lists. */
-static uint64_t keep_cost_of(size_t capacity)
-{
-    return capacity + sizeof(struct entry) + 4 * sizeof(void *);
-}
-
-static uint64_t keep_cost(const struct entry *entry)
-{
-    return keep_cost_of(entry->capacity);
-}
-
-/* Takes `bytes` from what is left below the limit. */
+/* Takes `bytes` from the room below the limit. */
 static bool keep_reserve_bytes(_Atomic uint64_t *used, const _Atomic uint64_t *limit_now,
                                uint64_t bytes)
 {
@@ -226,6 +215,20 @@ void block_cache_let_go(struct block_cache *cache, struct block *block)
     pthread_mutex_unlock(&shard->lock);
 }
 
+void block_cache_forget(struct block_cache *cache, uint64_t key)
+{
+    struct shard *shard = block_shard_of(cache, key);
+    struct entry *gone = NULL;
+    pthread_mutex_lock(&shard->lock);
+    struct entry *entry = block_table_find(shard, key);
+    if (entry && entry->place != PLACE_NOWHERE)
+        gone = keep_evict(cache, shard, entry);
+    else if (entry)
+        block_table_unlink(shard, entry); /* and so it gets no place: see set_place */
+    pthread_mutex_unlock(&shard->lock);
+    block_entry_free(cache, gone);
+}
+
 /* ---- the ring ---- */
 
 static void ring_write(struct block_cache *cache, uint64_t key);
@@ -355,11 +358,11 @@ static bool drop_held(struct block_cache *cache, struct shard *shard)
     return false;
 }
 
-/* Drops the block that is due last, if that is later than number `due` of the order. */
-static bool drop_due_after(struct block_cache *cache, uint64_t due)
+/* Drops the block that is due last, if that is number `first` of the order or later. */
+static bool drop_due_from(struct block_cache *cache, uint64_t first)
 {
     struct shard *shard = NULL;
-    uint64_t last = due + 1;
+    uint64_t last = first;
     for (unsigned i = 0; i < SHARDS; i++) {
         uint64_t here = atomic_load_explicit(&cache->shards[i].last_due, memory_order_relaxed);
         if (here > last) {
@@ -372,7 +375,7 @@ static bool drop_due_after(struct block_cache *cache, uint64_t due)
     struct entry *gone = NULL;
     pthread_mutex_lock(&shard->lock);
     struct entry *top = shard->ahead.count ? shard->ahead.items[0] : NULL;
-    if (top && top->due > due)
+    if (top && top->due >= first)
         gone = keep_evict(cache, shard, top);
     pthread_mutex_unlock(&shard->lock);
     block_entry_free(cache, gone);
@@ -388,7 +391,7 @@ static bool make_room(struct block_cache *cache, struct shard *shard, uint64_t b
     for (unsigned i = 0; i < ROOM_TRIES; i++) {
         if (keep_reserve_bytes(&cache->held_bytes, &cache->held_limit, bytes))
             return true;
-        if (!drop_held(cache, shard) && !drop_due_after(cache, due))
+        if (!drop_held(cache, shard) && !drop_due_from(cache, due + 1))
             return false;
     }
     return false;
@@ -407,7 +410,7 @@ static bool replace_held(struct block_cache *cache, uint64_t key, uint64_t bytes
     struct shard *shard = block_shard_of(cache, key);
     for (unsigned i = 0; i < REPLACE_TRIES; i++) {
         bool none_held = atomic_load_explicit(&shard->held_count, memory_order_relaxed) == 0;
-        if (!drop_held_of(cache, shard, true) && !(none_held && drop_due_after(cache, 0)))
+        if (!drop_held_of(cache, shard, true) && !(none_held && drop_due_from(cache, 0)))
             return false;
         if (keep_reserve_bytes(&cache->held_bytes, &cache->held_limit, bytes))
             return true;
@@ -420,7 +423,7 @@ static void keep_within(struct block_cache *cache)
 {
     while (atomic_load_explicit(&cache->held_bytes, memory_order_relaxed) >
            atomic_load_explicit(&cache->held_limit, memory_order_relaxed))
-        if (!drop_held(cache, cache->shards) && !drop_due_after(cache, 0))
+        if (!drop_held(cache, cache->shards) && !drop_due_from(cache, 0))
             return;
     while (atomic_load_explicit(&cache->recent_bytes, memory_order_relaxed) >
            atomic_load_explicit(&cache->recent_limit, memory_order_relaxed))
@@ -447,7 +450,7 @@ static uint64_t ring_part(uint64_t usable, uint64_t block_bytes)
     return keep_least(usable, keep_least(wanted, keep_most(usable / 2, 2 * block)));
 }
 
-/* Memory that huge pages take beyond what is in use. */
+/* Memory that huge pages take beyond the bytes in use. */
 static uint64_t huge_part(const struct block_cache_options *o)
 {
     if (!o->huge_pages || o->budget_bytes < HUGE_BUDGET)
@@ -488,18 +491,23 @@ void keep_used(struct block_cache *cache, struct shard *shard, struct entry *ent
     entry->used_at = shard->clock;
 }
 
-/* Gives the entry a place for which it has room. */
+static _Atomic uint64_t *account_of(struct block_cache *cache, enum entry_place place)
+{
+    return place == PLACE_RECENT ? &cache->recent_bytes : &cache->held_bytes;
+}
+
+/* Gives the entry a place for which it has room, unless it was forgotten meanwhile. */
 static void set_place(struct block_cache *cache, struct entry *entry, enum entry_place place)
 {
     struct shard *shard = block_shard_of(cache, entry->key);
-    bool placed = true;
     pthread_mutex_lock(&shard->lock);
+    bool placed = entry->linked;
     shard->ahead_filled += entry->reserved != PLACE_NOWHERE;
     if (place == PLACE_AHEAD && !entry->unused)
         place = PLACE_HELD; /* it was wanted meanwhile */
-    if (place == PLACE_AHEAD)
+    if (placed && place == PLACE_AHEAD)
         placed = heap_add(shard, entry);
-    else if (place == PLACE_HELD)
+    else if (placed && place == PLACE_HELD)
         placed = held_add(shard, entry);
     if (placed) {
         entry->place = place;
@@ -508,11 +516,11 @@ static void set_place(struct block_cache *cache, struct entry *entry, enum entry
             keep_add(&cache->ahead_bytes, keep_cost(entry));
         keep_show(shard);
     } else {
-        keep_subtract(&cache->held_bytes, keep_cost(entry));
+        keep_subtract(account_of(cache, place), keep_cost(entry));
     }
     pthread_mutex_unlock(&shard->lock);
     /* Set its place first: the thread that takes the key out of the ring must find it so. */
-    if (place == PLACE_RECENT)
+    if (placed && place == PLACE_RECENT)
         ring_write(cache, entry->key);
 }
 
@@ -546,11 +554,6 @@ int keep_reserve(struct block_cache *cache, struct entry *entry)
         return -ENOBUFS;
     entry->reserved = PLACE_AHEAD;
     return 0;
-}
-
-static _Atomic uint64_t *account_of(struct block_cache *cache, enum entry_place place)
-{
-    return place == PLACE_RECENT ? &cache->recent_bytes : &cache->held_bytes;
 }
 
 void keep_unreserve(struct block_cache *cache, struct entry *entry)

@@ -20,8 +20,8 @@ struct buffer_pool;
 /*
  * `spare_bytes`: how much freed memory may stay resident. Buffers of `huge_min` to `huge_max`
  * bytes lie on huge pages, if the system has them and 4 MiB of that size are in use already.
- * That takes up to 2 MiB for each such size beyond what is in use, but filling them first takes
- * a tenth of the time. `huge_max` 0: no huge pages. -ENOMEM.
+ * That takes up to 2 MiB for each such size beyond the bytes in use, but filling them first
+ * takes a tenth of the time. `huge_max` 0: no huge pages. -ENOMEM.
  */
 int buffer_pool_new(uint64_t spare_bytes, size_t huge_min, size_t huge_max,
                     struct buffer_pool **ret_pool);

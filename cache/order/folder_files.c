@@ -108,7 +108,7 @@ static int folder_visit_class(struct folder_walk *w, uint32_t entry, const struc
     (void)entry;
     if (!S_ISDIR(node->mode))
         return 0;
-    char *own = strdup(""); /* it sorts before what is below it */
+    char *own = strdup(""); /* it sorts before everything below it */
     int r = own ? vector_push(&w->places, (struct place){node->position, own}) : -ENOMEM;
     if (r < 0)
         free(own);

@@ -23,7 +23,7 @@ struct folder_files;
 
 enum folder_kind { FOLDER_FLAT, FOLDER_CLASSES };
 
-/* In place of a position: a symbolic link, which has a number but no bytes of its own. */
+/* In place of a position: a symbolic link, which has a number but no bytes. */
 #define FOLDER_NO_FILE UINT32_MAX
 
 /*

@@ -43,7 +43,7 @@ static int known_reads_new(uint32_t *files, uint64_t count, struct known_reads *
 static int known_reads_fill_shuffle(struct known_reads *o, uint64_t seed)
 {
     struct permutation *p;
-    int r = permutation_new(o->count, seed, &p);
+    int r = permutation_new(o->count, seed, NULL, &p);
 
     if (r < 0)
         return r;

@@ -173,7 +173,7 @@ static void list_paths_try(struct search *s, const struct list_paths *way)
     *s->best = *way;
 }
 
-/* Try as a prefix what the first line starts with, up to each of its directories. */
+/* Try the first line's directories as prefixes, one after the other. */
 static void list_paths_try_prefixes(struct search *s, struct list_paths way)
 {
     struct list_text text = *s->text;

@@ -14,7 +14,8 @@
 
 #define TWISTER_STATE 624
 #define TWISTER_SHIFT 397
-#define AHEAD 208 /* draws at a time: a third of the state */
+#define AHEAD 208                /* draws at a time: a third of the state */
+#define PACE (UINT64_C(1) << 22) /* elements between two questions whether to stop */
 
 struct permutation {
     uint64_t size;
@@ -32,6 +33,25 @@ struct twister {
     uint32_t drawn[TWISTER_STATE];
     unsigned used;
 };
+
+/* ---- stopping ---- */
+
+struct pace {
+    const struct permutation_stop *stop;
+    uint64_t done; /* elements since the last question */
+    bool stopped;
+};
+
+/* So many elements are about to be made. True: stop. */
+static inline bool pace_stops(struct pace *pace, uint64_t elements)
+{
+    pace->done += elements;
+    if (pace->done < PACE || !pace->stop)
+        return false;
+    pace->done = 0;
+    pace->stopped = !pace->stop->is_wanted(pace->stop->ctx);
+    return pace->stopped;
+}
 
 /* ---- MT19937 ---- */
 
@@ -87,11 +107,13 @@ static inline uint64_t twister_draw_64(struct twister *t)
 /* Written once for both types of element. */
 /* NOLINTBEGIN(bugprone-macro-parentheses): a type can't be in parentheses */
 #define DEFINE_SHUFFLES(name, type)                                                            \
-    static void swap_down_##name(type *a, uint64_t n, struct twister *t)                       \
+    static void swap_down_##name(type *a, uint64_t n, struct twister *t, struct pace *pace)    \
     {                                                                                          \
         uint64_t places[AHEAD];                                                                \
         for (uint64_t i = 0; i + 1 < n;) {                                                     \
             unsigned count = n - 1 - i < AHEAD ? (unsigned)(n - 1 - i) : AHEAD;                \
+            if (pace_stops(pace, count))                                                       \
+                return;                                                                        \
             for (unsigned j = 0; j < count; j++) {                                             \
                 uint64_t left = n - i - j;                                                     \
                 uint32_t r = twister_draw(t);                                                  \
@@ -106,11 +128,13 @@ static inline uint64_t twister_draw_64(struct twister *t)
         }                                                                                      \
     }                                                                                          \
                                                                                                \
-    static void insert_up_##name(type *a, uint64_t n, struct twister *t)                       \
+    static void insert_up_##name(type *a, uint64_t n, struct twister *t, struct pace *pace)    \
     {                                                                                          \
         uint64_t places[AHEAD];                                                                \
         for (uint64_t i = 0; i < n;) {                                                         \
             unsigned count = n - i < AHEAD ? (unsigned)(n - i) : AHEAD;                        \
+            if (pace_stops(pace, count))                                                       \
+                return;                                                                        \
             for (unsigned j = 0; j < count; j++) {                                             \
                 places[j] = twister_draw_64(t) % (i + j + 1);                                  \
                 __builtin_prefetch(&a[places[j]], 1);                                          \
@@ -183,45 +207,65 @@ uint64_t permutation_at(const struct permutation *permutation, uint64_t i)
 
 /* ---- three ways to make a permutation ---- */
 
-static void elements_identity(struct permutation *p)
+static void elements_identity(struct permutation *p, struct pace *pace)
 {
-    for (uint64_t i = 0; i < p->size; i++)
-        element_set(p, i, i);
+    for (uint64_t i = 0; i < p->size;) {
+        uint64_t end = p->size - i < PACE ? p->size : i + PACE;
+        if (pace_stops(pace, end - i))
+            return;
+        for (; i < end; i++)
+            element_set(p, i, i);
+    }
 }
 
 static void elements_shuffle(struct permutation *p, uint64_t first, uint64_t count,
-                             struct twister *t)
+                             struct twister *t, struct pace *pace)
 {
     if (p->wide)
-        swap_down_wide(p->wide_at + first, count, t);
+        swap_down_wide(p->wide_at + first, count, t, pace);
     else
-        swap_down_narrow(p->narrow_at + first, count, t);
+        swap_down_narrow(p->narrow_at + first, count, t, pace);
 }
 
-int permutation_new_as(uint64_t n, uint64_t seed, bool draw_64_bits,
-                       struct permutation **ret_permutation)
+/* Hand over what was made, unless that was stopped. */
+static int elements_finish(struct permutation *p, const struct pace *pace,
+                           struct permutation **ret_permutation)
 {
-    struct permutation *p;
-    struct twister twister;
-    int r = elements_new(n, &p);
-    if (r < 0)
-        return r;
-    twister_seed(&twister, seed);
-    if (!draw_64_bits) {
-        elements_identity(p);
-        elements_shuffle(p, 0, n, &twister);
-    } else if (p->wide) {
-        insert_up_wide(p->wide_at, n, &twister);
-    } else {
-        insert_up_narrow(p->narrow_at, n, &twister);
+    if (pace->stopped) {
+        permutation_free(p);
+        return -ECANCELED;
     }
     *ret_permutation = p;
     return 0;
 }
 
-int permutation_new(uint64_t n, uint64_t seed, struct permutation **ret_permutation)
+int permutation_new_as(uint64_t n, uint64_t seed, bool draw_64_bits,
+                       const struct permutation_stop *stop,
+                       struct permutation **ret_permutation)
 {
-    return permutation_new_as(n, seed, n >= PERMUTATION_NARROW_MAX, ret_permutation);
+    struct permutation *p;
+    struct twister twister;
+    struct pace pace = {.stop = stop};
+    int r = elements_new(n, &p);
+    if (r < 0)
+        return r;
+    twister_seed(&twister, seed);
+    if (!draw_64_bits) {
+        elements_identity(p, &pace);
+        if (!pace.stopped)
+            elements_shuffle(p, 0, n, &twister, &pace);
+    } else if (p->wide) {
+        insert_up_wide(p->wide_at, n, &twister, &pace);
+    } else {
+        insert_up_narrow(p->narrow_at, n, &twister, &pace);
+    }
+    return elements_finish(p, &pace, ret_permutation);
+}
+
+int permutation_new(uint64_t n, uint64_t seed, const struct permutation_stop *stop,
+                    struct permutation **ret_permutation)
+{
+    return permutation_new_as(n, seed, n >= PERMUTATION_NARROW_MAX, stop, ret_permutation);
 }
 
 /*
@@ -274,14 +318,16 @@ int permutation_front(uint64_t n, uint64_t seed, uint32_t count, uint32_t *ret_e
 }
 
 int permutation_new_blocks(uint64_t n, uint64_t seed, uint64_t block, uint64_t window,
+                           const struct permutation_stop *stop,
                            struct permutation **ret_permutation)
 {
     struct permutation *p, *blocks;
     struct twister twister;
+    struct pace pace = {.stop = stop};
     if (block == 0 || window == 0)
         return -EINVAL;
     uint64_t count = n / block + (n % block != 0);
-    int r = permutation_new(count, seed, &blocks);
+    int r = permutation_new(count, seed, stop, &blocks);
     if (r < 0)
         return r;
     r = elements_new(n, &p);
@@ -292,33 +338,37 @@ int permutation_new_blocks(uint64_t n, uint64_t seed, uint64_t block, uint64_t w
     /* Not the stream of numbers that shuffled the blocks. */
     twister_seed(&twister, seed ^ 0x9e3779b9u);
     uint64_t filled = 0, window_start = 0;
-    for (uint64_t i = 0; i < count; i++) {
+    for (uint64_t i = 0; i < count && !pace.stopped; i++) {
         uint64_t first = permutation_at(blocks, i) * block;
-        for (uint64_t j = 0; j < block && j < n - first; j++)
-            element_set(p, filled++, first + j);
+        uint64_t end = block < n - first ? first + block : n;
+        for (uint64_t j = first; j < end && !pace_stops(&pace, 1); j++)
+            element_set(p, filled++, j);
         if ((i + 1) % window == 0 || i + 1 == count) {
-            elements_shuffle(p, window_start, filled - window_start, &twister);
+            elements_shuffle(p, window_start, filled - window_start, &twister, &pace);
             window_start = filled;
         }
     }
     permutation_free(blocks);
-    *ret_permutation = p;
-    return 0;
+    return elements_finish(p, &pace, ret_permutation);
 }
 
 int permutation_take(struct permutation *permutation, uint64_t first, uint64_t step,
-                     uint64_t count)
+                     uint64_t count, const struct permutation_stop *stop)
 {
+    struct pace pace = {.stop = stop};
     struct permutation taken = {.size = count, .wide = permutation->wide};
     taken.memory = elements_map(count, taken.wide, &taken.bytes);
     if (!taken.memory)
         return -ENOMEM;
     uint64_t n = permutation->size, at = n ? first % n : 0, stride = n ? step % n : 0;
-    for (uint64_t i = 0; i < count; i++) {
+    for (uint64_t i = 0; i < count && !pace_stops(&pace, 1); i++) {
         element_set(&taken, i, permutation_at(permutation, at));
         at = at >= n - stride ? at - (n - stride) : at + stride;
     }
-    munmap(permutation->memory, permutation->bytes);
+    struct permutation *gone = pace.stopped ? &taken : permutation;
+    munmap(gone->memory, gone->bytes);
+    if (pace.stopped)
+        return -ECANCELED;
     *permutation = taken;
     return 0;
 }

@@ -30,11 +30,22 @@ struct permutation;
 /* From this many elements on torch draws 64-bit numbers: UINT32_MAX / 20. */
 #define PERMUTATION_NARROW_MAX UINT64_C(214748364)
 
-/* An element takes 4 bytes if there are up to 2^32 of them, else 8. -ENOMEM. */
-int permutation_new(uint64_t n, uint64_t seed, struct permutation **ret_permutation);
+/*
+ * Asked every few million elements, in the thread that makes a permutation: is it no longer
+ * wanted? The function then returns -ECANCELED. NULL in place of the struct: nobody is asked.
+ */
+struct permutation_stop {
+    bool (*is_wanted)(void *ctx);
+    void *ctx;
+};
+
+/* An element takes 4 bytes if there are up to 2^32 of them, else 8. -ENOMEM, -ECANCELED. */
+int permutation_new(uint64_t n, uint64_t seed, const struct permutation_stop *stop,
+                    struct permutation **ret_permutation);
 
 /* The same, but the caller chooses how numbers are drawn. */
 int permutation_new_as(uint64_t n, uint64_t seed, bool draw_64_bits,
+                       const struct permutation_stop *stop,
                        struct permutation **ret_permutation);
 
 /*
@@ -44,6 +55,7 @@ int permutation_new_as(uint64_t n, uint64_t seed, bool draw_64_bits,
  * or a window of 0.
  */
 int permutation_new_blocks(uint64_t n, uint64_t seed, uint64_t block, uint64_t window,
+                           const struct permutation_stop *stop,
                            struct permutation **ret_permutation);
 
 void permutation_free(struct permutation *permutation); /* NULL is fine */
@@ -60,9 +72,9 @@ int permutation_front(uint64_t n, uint64_t seed, uint32_t count, uint32_t *ret_e
 /*
  * Keep `count` elements, every `step`-th from `first` on, and free the memory of the others.
  * Afterwards element i is what first + i * step was, modulo the size; they may wrap around.
- * -ENOMEM, and nothing has changed.
+ * -ENOMEM or -ECANCELED, and nothing has changed.
  */
 int permutation_take(struct permutation *permutation, uint64_t first, uint64_t step,
-                     uint64_t count);
+                     uint64_t count, const struct permutation_stop *stop);
 
 #endif

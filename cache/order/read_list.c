@@ -34,7 +34,7 @@ static bool is_number(const char *line, size_t len)
     return len > 0 && len <= 10;
 }
 
-/* Note what the line says, fit for a message, and what is wrong with it. */
+/* Note the line, fit for a message, and its fault. */
 static int list_leave_out(struct list_parse *p, const char *line, size_t len, const char *what)
 {
     char shown[96];

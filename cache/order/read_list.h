@@ -10,7 +10,7 @@
 
 struct read_list_lines {
     uint64_t used, left_out;
-    struct fault first; /* what is wrong with the first line that was left out */
+    struct fault first; /* why the first such line was left out */
 };
 
 /*

@@ -11,8 +11,8 @@
  * (Batches of one sample make the result W times the number of workers. Then each worker counts
  * as a rank, and the places are the same.)
  *
- * Local residues are those of places that were read here at least twice, so that one stray
- * read adds none. A rank that starts late is added when it reads.
+ * A residue is local if its places were read here at least twice, so that one stray read adds
+ * none. A rank that starts late is added when it reads.
  *
  * Too few distances prove nothing: a single rank whose workers have each begun a batch reads
  * the same places as the ranks of one node among many.

@@ -1,10 +1,10 @@
 /*
- * Puts a read together. The index names extents; those that adjoin in the archive are joined to
- * runs. A short stored run is copied. A long run of a mapped source is answered by its place in
- * the mapping, if the page cache has it. If it has not, or nothing is mapped, the run is read
- * into the scratch buffer: a read distinguishes EIO from a truncated file and does not fault
- * its pages in one by one. Bytes of the mapping are handed out, but never touched here: a
- * missing page is an EFAULT for writev(2), but a SIGBUS for memcpy.
+ * Puts a read together. The index names extents; neighbours in the archive are joined to runs.
+ * A short stored run is copied. A long run of a mapped source is answered by its place in the
+ * mapping, if the page cache has it. If it has not, or nothing is mapped, the run is read into
+ * the scratch buffer: a read distinguishes EIO from a truncated file and does not fault its
+ * pages in one by one. Bytes of the mapping are handed out, but never touched here: a missing
+ * page is an EFAULT for writev(2), but a SIGBUS for memcpy.
  *
  * To find out whether the page cache has a run, only its first and last pages are probed. The
  * last one also shows whether the file is as long as it was.
@@ -149,11 +149,11 @@ static void add_iov(struct span *span, const void *bytes, size_t len)
     span->bytes += len;
 }
 
-/* Is the page with this byte of the mapping in memory? */
-static bool page_cached(const struct reader *reader, uint64_t offset)
+/* Is the page with this byte of a mapping in memory? */
+static bool page_cached(const struct reader *reader, const uint8_t *byte)
 {
     unsigned char state = 0;
-    uintptr_t at = (uintptr_t)(reader->map + offset);
+    uintptr_t at = (uintptr_t)byte;
     return mincore((void *)(at - at % reader->page), 1, &state) == 0 && state & 1;
 }
 
@@ -161,33 +161,36 @@ static bool page_cached(const struct reader *reader, uint64_t offset)
  * Does the page cache have the range? For filesystems that don't answer cached reads. Also
  * checks the length of the file, because its last page reads as zeros behind its end.
  */
-static bool range_cached(const struct reader *reader, uint64_t offset, uint64_t last)
+static bool range_cached(const struct reader *reader, const uint8_t *bytes, uint64_t offset,
+                         uint64_t len)
 {
     struct stat st;
-    uint64_t end = last;
+    uint64_t end = offset + len - 1;
     const struct source *file = source_at(reader->source, &end);
-    return page_cached(reader, offset) && page_cached(reader, last) &&
+    return page_cached(reader, bytes) && page_cached(reader, bytes + len - 1) &&
            fstat(source_fd(file), &st) == 0 &&
            (!S_ISREG(st.st_mode) || source_start(file) + end < (uint64_t)st.st_size);
 }
 
 /*
- * Can this range be handed out as it lies in the mapping? 0; -EAGAIN if that would have to
- * wait; -ENODATA if the file ends before.
+ * The range as it lies in a mapping, if it can be handed out so: 0; -EAGAIN if that would have
+ * to wait, or can't be; -ENODATA if the file ends before.
  */
-static int check_mapped(const struct reader *reader, uint64_t offset, uint64_t len)
+static int answer_mapped(const struct reader *reader, uint64_t offset, uint64_t len,
+                         const uint8_t **ret_bytes)
 {
     char byte;
-    uint64_t last = offset + len - 1;
+    const uint8_t *bytes = source_map_at(reader->source, offset, len);
+    if (!bytes)
+        return -EAGAIN;
+    *ret_bytes = bytes;
     if (reader->is_kept) /* it may have holes anywhere, and is never cut short */
         return source_has(reader->source, offset, len) ? 0 : -EAGAIN;
-    if (source_bring(reader->source, offset, len) < 0)
-        return -EAGAIN; /* it can't be mapped now, and is read */
-    int r = source_read_cached(reader->source, &byte, 1, last);
-    uintptr_t map = (uintptr_t)reader->map;
-    if (r == 0 && (map + last) / reader->page != (map + offset) / reader->page)
+    int r = source_read_cached(reader->source, &byte, 1, offset + len - 1);
+    if (r == 0 &&
+        ((uintptr_t)bytes + len - 1) / reader->page != (uintptr_t)bytes / reader->page)
         r = source_read_cached(reader->source, &byte, 1, offset);
-    if (r == -EAGAIN && reader->ask_mincore && range_cached(reader, offset, last))
+    if (r == -EAGAIN && reader->ask_mincore && range_cached(reader, bytes, offset, len))
         r = 0;
     return r == -EAGAIN ? r : reader_source_error(r);
 }
@@ -203,11 +206,12 @@ static uint8_t *answer_take_scratch(struct reader_scratch *scratch, size_t len)
 static int add_stored(struct reader *reader, struct reader_scratch *scratch,
                       const struct extent *run, struct span *span)
 {
-    if (reader->map && (run->length > COPY_BYTES_MAX || reader->ask_mincore)) {
-        int r = check_mapped(reader, run->source_offset, run->length);
+    if (reader->answers_mapped && (run->length > COPY_BYTES_MAX || reader->ask_mincore)) {
+        const uint8_t *mapped = NULL;
+        int r = answer_mapped(reader, run->source_offset, run->length, &mapped);
         if (r == 0) {
             reader_came_from(scratch, reader->is_kept ? READER_FROM_COPY : READER_FROM_PAGES);
-            add_iov(span, reader->map + run->source_offset, run->length);
+            add_iov(span, mapped, run->length);
             reader_count_read(reader, run->length, run->source_offset);
         }
         if (r != -EAGAIN)
@@ -313,6 +317,25 @@ int reader_get(struct reader *reader, struct reader_scratch *scratch, uint32_t p
         }
     }
     return 0;
+}
+
+void reader_cut(struct span *span, size_t skip, size_t len)
+{
+    int kept = 0;
+    span->bytes = 0;
+    for (int i = 0; i < span->iov_count && span->bytes < len; i++) {
+        struct iovec part = span->iov[i];
+        size_t past = skip < part.iov_len ? skip : part.iov_len;
+        skip -= past;
+        part.iov_base = (uint8_t *)part.iov_base + past;
+        part.iov_len -= past;
+        if (part.iov_len > len - span->bytes)
+            part.iov_len = len - span->bytes;
+        if (part.iov_len > 0)
+            span->iov[kept++] = part;
+        span->bytes += part.iov_len;
+    }
+    span->iov_count = kept;
 }
 
 void reader_put(struct reader *reader, struct span *span)

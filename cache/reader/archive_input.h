@@ -16,8 +16,7 @@
 struct archive_input;
 
 /*
- * The pot must outlive it. `cache_bytes`: budget for decompressed blocks. Errors: those of
- * reader_new.
+ * The pot must outlive it. `cache_bytes`: budget for decompressed blocks. Errors: reader_new's.
  */
 int archive_input_new(struct pot *pot, uint64_t cache_bytes, struct fault *fault,
                       struct archive_input **ret_input);

@@ -8,14 +8,15 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "own_blocks.h"
+#include "reader_private.h"
+#include "thread_blocks.h"
 
 struct content {
     struct pot *pot;
     struct reader *reader;
     struct reader_scratch *scratch;
     enum content_blocks blocks;
-    struct own_blocks own;
+    struct thread_blocks own;
     uint64_t near_end;
     uint64_t window_start;
     size_t window_len;
@@ -47,7 +48,7 @@ int content_new(struct pot *pot, struct reader *reader, enum content_blocks bloc
         free(s);
         return r;
     }
-    own_blocks_init(&s->own, reader, s->scratch);
+    thread_blocks_init(&s->own, reader, s->scratch);
     *ret_content = s;
     return 0;
 }
@@ -56,7 +57,7 @@ void content_free(struct content *s)
 {
     if (!s)
         return;
-    own_blocks_free(&s->own);
+    thread_blocks_free(&s->own);
     reader_scratch_free(s->scratch);
     free(s);
 }
@@ -74,7 +75,7 @@ void content_expect(struct content *s, uint64_t end)
 static int content_failed(const struct reading *r, int err, uint64_t where)
 {
     *r->where = where;
-    return err == -ENODATA || err == -EUCLEAN || err == -ENOMEM ? err : -EIO;
+    return err;
 }
 
 /* Fills the window from `offset` on: `len` bytes, and expected bytes behind them. */
@@ -90,7 +91,7 @@ static int fill_window(struct content *s, uint64_t offset, size_t len)
         end = offset + CONTENT_NEAR_BYTES;
     int r = source_read(s->pot->source, s->window, (size_t)(end - offset), offset);
     if (r < 0)
-        return r;
+        return reader_source_error(r);
     s->window_start = offset;
     s->window_len = (size_t)(end - offset);
     return 0;
@@ -117,10 +118,10 @@ static int read_stored(const struct reading *r, const struct extent *extent, uin
     return 0;
 }
 
-static int read_own_block(const struct reading *r, const struct extent *extent, uint64_t len)
+static int read_thread_block(const struct reading *r, const struct extent *extent, uint64_t len)
 {
     const uint8_t *bytes;
-    int err = own_blocks_get(&r->content->own, extent, &bytes);
+    int err = thread_blocks_get(&r->content->own, extent, &bytes);
     if (err < 0)
         return content_failed(r, err, extent->source_offset);
     return r->sink(r->ctx, bytes, (size_t)len, extent->offset);
@@ -164,8 +165,8 @@ int content_read(struct content *s, uint32_t position, uint64_t from, uint64_t t
         uint64_t len = extent.length < to - from ? extent.length : to - from;
         if (extent.kind == EXTENT_STORED)
             r = read_stored(&reading, &extent, len);
-        else if (extent.kind == EXTENT_BLOCK && s->blocks == CONTENT_OWN_BLOCKS)
-            r = read_own_block(&reading, &extent, len);
+        else if (extent.kind == EXTENT_BLOCK && s->blocks == CONTENT_THREAD_BLOCKS)
+            r = read_thread_block(&reading, &extent, len);
         else if (extent.kind == EXTENT_BLOCK)
             r = read_shared_block(&reading, &extent, len);
         if (r)

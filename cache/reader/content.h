@@ -1,10 +1,10 @@
 /*
  * All bytes of a member, in order, for callers that must see each of them once: an extraction,
  * or a check of sums. Unlike reader_get it hands out memory that does not change (a copy, or a
- * pinned block, never a mapping). So a hash of the memory holds for what is written from it. If
- * small members lie close together, one read of the archive serves several.
+ * pinned block, never a mapping). So a hash of the memory holds for the bytes written from it.
+ * If small members lie close together, one read of the archive serves several.
  *
- *     content_new(pot, reader, CONTENT_OWN_BLOCKS, &content);
+ *     content_new(pot, reader, CONTENT_THREAD_BLOCKS, &content);
  *     content_read(content, position, 0, node.size_bytes, sink, ctx, &where);
  *
  * Threads: a content belongs to one thread.
@@ -25,7 +25,7 @@ struct content;
 /* Where to decompress blocks. */
 enum content_blocks {
     CONTENT_SHARED_BLOCKS, /* in the reader's cache: if others read at random */
-    CONTENT_OWN_BLOCKS,    /* in memory of the content: to go through the whole archive */
+    CONTENT_THREAD_BLOCKS, /* in memory of the content: to go through the whole archive */
 };
 
 /* Pot and reader must outlive it. -ENOMEM. */
@@ -34,7 +34,8 @@ int content_new(struct pot *pot, struct reader *reader, enum content_blocks bloc
 void content_free(struct content *content); /* NULL is fine */
 
 /*
- * See reader_scratch_skip_sums. With CONTENT_OWN_BLOCKS, call it before the first content_read.
+ * See reader_scratch_skip_sums. With CONTENT_THREAD_BLOCKS, call it before the first
+ * content_read.
  */
 void content_skip_sums(struct content *content);
 

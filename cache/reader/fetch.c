@@ -17,7 +17,7 @@
 /* Bytes between two pieces that are read along with them: less than the ends of the pages. */
 #define GAP_BYTES 4096u
 #define READ_BYTES_MAX (1u << 20)
-/* From here on, blocks are unpacked in turns. */
+/* From here on, unpacking a block takes a permit. */
 #define LARGE_BLOCK_BYTES (1u << 20)
 /* Below this a part of a stream is always decompressed as a whole. */
 #define START_BLOCK_BYTES (256u << 10)
@@ -74,6 +74,16 @@ int reader_read_source(struct reader *reader, struct reader_scratch *scratch, vo
     }
     reader_count_read(reader, len, offset);
     return reader_source_error(r);
+}
+
+/*
+ * A block is in doubt if it came while a read of the storage failed (source_failed_tries):
+ * readers who wait for it get it, and nobody else does.
+ */
+static void keep_unless_doubtful(struct reader *reader, struct block *block, uint64_t tries)
+{
+    if (source_failed_tries() != tries)
+        block_cache_let_go(reader->cache, block);
 }
 
 /* ---- compressed blocks ---- */
@@ -143,21 +153,52 @@ static int unpack_block(const struct block_request *request, void *buf, size_t s
 static int unpack_large(const struct block_request *request, struct block *block, void *buf,
                         size_t size, size_t *ret_len)
 {
-    struct turns *turns = &request->reader->turns;
+    struct permits *permits = &request->reader->permits;
     reader_unpacks(request->scratch, true);
     if (block)
         block_cache_unpacks(request->reader->cache, block);
-    if (!turns_try(turns)) {
+    if (!permits_try(permits)) {
         reader_may_wait(request->scratch);
-        turns_take(turns);
+        permits_take(permits);
     }
     int r = unpack_block(request, buf, size, ret_len);
-    turns_end(turns);
+    permits_end(permits);
     reader_unpacks(request->scratch, false);
     return r;
 }
 
-/* Reads and decompresses to `buf`, that of `block` (NULL: nobody waits for it). */
+/* Does a block hold the bytes that the extent claims? */
+static bool has_extent(const struct extent *extent, size_t len)
+{
+    return extent->block_offset <= len && extent->length <= len - extent->block_offset;
+}
+
+static int read_packed(const struct block_request *request, struct block *block, void *buf,
+                       size_t size, size_t *ret_len)
+{
+    const struct extent *extent = request->extent;
+    struct reader *reader = request->reader;
+    struct reader_scratch *scratch = request->scratch;
+    int r = reader_read_source(reader, scratch, scratch->packed, extent->packed_bytes,
+                               extent->source_offset);
+    if (r < 0)
+        return r;
+    r = extent->block_bytes > LARGE_BLOCK_BYTES
+            ? unpack_large(request, block, buf, size, ret_len)
+            : unpack_block(request, buf, size, ret_len);
+    if (r == 0 && !has_extent(extent, *ret_len))
+        r = -EUCLEAN;
+    if (r == -EUCLEAN)
+        source_advise(reader->source, SOURCE_WRONG, extent->source_offset,
+                      extent->packed_bytes);
+    return r;
+}
+
+/*
+ * Reads and decompresses to `buf`, which is `block`'s (NULL: nobody waits for it). If
+ * decompressing fails, reads once more, as storage may have been wrong for a moment; except a
+ * large block, for which others wait no longer as for storage.
+ */
 static int read_block(const struct block_request *request, struct block *block, void *buf,
                       size_t size, size_t *ret_len)
 {
@@ -167,17 +208,11 @@ static int read_block(const struct block_request *request, struct block *block, 
     int r = packed_room(scratch, extent->packed_bytes);
     if (r == 0 && !scratch->codec)
         r = new_codec(scratch);
-    if (r == 0)
-        r = reader_read_source(request->reader, scratch, scratch->packed, extent->packed_bytes,
-                               extent->source_offset);
     if (r < 0)
         return r;
-    r = extent->block_bytes > LARGE_BLOCK_BYTES
-            ? unpack_large(request, block, buf, size, ret_len)
-            : unpack_block(request, buf, size, ret_len);
-    if (r == 0 && request->reader->unpacked && !request->start_bytes)
-        request->reader->unpacked(request->reader->unpacked_ctx, extent, scratch->packed, buf,
-                                  *ret_len);
+    r = read_packed(request, block, buf, size, ret_len);
+    if (r == -EUCLEAN && extent->block_bytes <= LARGE_BLOCK_BYTES)
+        r = read_packed(request, block, buf, size, ret_len);
     return r;
 }
 
@@ -242,7 +277,7 @@ static int get_start(struct reader *reader, struct reader_scratch *scratch,
                      const struct extent *extent, struct block **ret_block)
 {
     struct block_request request = {reader, scratch, extent, start_worth(extent)};
-    const uint64_t key = extent->source_offset | START_KEY;
+    const uint64_t key = extent->source_offset | START_KEY, tries = source_failed_tries();
     struct block *block;
     if (!request.start_bytes || !index_has_pieces(reader->index) ||
         block_cache_has(reader->cache, extent->source_offset))
@@ -250,12 +285,14 @@ static int get_start(struct reader *reader, struct reader_scratch *scratch,
     int r = block_cache_get(reader->cache, key, request.start_bytes, fill_block, wait_for_block,
                             &request, &block);
     reader_unpacks(scratch, false);
+    if (r == 0)
+        keep_unless_doubtful(reader, block, tries);
     if (r == 0 && block->len < (size_t)extent->block_offset + extent->length) {
         block_cache_put(reader->cache, block);
         return -EAGAIN;
     }
     *ret_block = block;
-    return r < 0 ? -EAGAIN : 0; /* all of the block tells what is wrong */
+    return r < 0 ? -EAGAIN : 0; /* the whole block shows the reason */
 }
 
 int reader_get_block(struct reader *reader, struct reader_scratch *scratch,
@@ -270,14 +307,17 @@ int reader_get_block(struct reader *reader, struct reader_scratch *scratch,
         if (get_start(reader, scratch, extent, ret_block) == 0)
             return 0;
         struct block_request request = {reader, scratch, extent, 0};
+        const uint64_t tries = source_failed_tries();
         r = block_cache_get(reader->cache, extent->source_offset, extent->block_bytes,
                             fill_block, wait_for_block, &request, &block);
         reader_unpacks(scratch, false);
+        if (r == 0)
+            keep_unless_doubtful(reader, block, tries);
     }
     if (r < 0)
         return r;
-    if (extent->block_offset > block->len ||
-        extent->length > block->len - extent->block_offset) {
+    if (!has_extent(extent, block->len)) {
+        block_cache_forget(reader->cache, extent->source_offset);
         block_cache_put(reader->cache, block);
         return -EUCLEAN;
     }
@@ -299,10 +339,13 @@ int reader_prefetch_block(struct reader *reader, struct reader_scratch *scratch,
     if (r < 0)
         return r;
     struct block_request request = {reader, scratch, extent, 0};
+    const uint64_t tries = source_failed_tries();
     r = read_block(&request, block, block_buffer(block), extent->block_bytes, &len);
     r = block_cache_end(reader->cache, block, r, len);
-    if (r == 0)
+    if (r == 0) {
+        keep_unless_doubtful(reader, block, tries);
         block_cache_put(reader->cache, block);
+    }
     return r;
 }
 
@@ -379,11 +422,14 @@ static int read_joined(struct reader *reader, struct reader_scratch *scratch,
     return reader_source_error(r);
 }
 
-static void fetch_end_piece(struct reader *reader, struct piece *piece, int result)
+static void fetch_end_piece(struct reader *reader, struct piece *piece, int result,
+                            uint64_t tries)
 {
     piece->begun = block_cache_end(reader->cache, piece->block, result, piece->block_bytes);
     if (piece->begun < 0)
         piece->block = NULL;
+    else
+        keep_unless_doubtful(reader, piece->block, tries);
 }
 
 void reader_read_pieces(struct reader *reader, struct reader_scratch *scratch,
@@ -395,9 +441,10 @@ void reader_read_pieces(struct reader *reader, struct reader_scratch *scratch,
         if (pieces[i].begun != BLOCK_MINE)
             continue;
         n = fetch_joined(&pieces[i], count - i, &bytes);
+        const uint64_t tries = source_failed_tries();
         int r = read_joined(reader, scratch, &pieces[i], n, bytes);
         for (unsigned k = i; k < i + n; k++)
-            fetch_end_piece(reader, &pieces[k], r);
+            fetch_end_piece(reader, &pieces[k], r, tries);
     }
 }
 
@@ -478,4 +525,29 @@ int reader_get_pieces(struct reader *reader, struct reader_scratch *scratch, uin
     r = err < 0 ? err : r;
     *ret_count = r < 0 ? 0 : count;
     return r;
+}
+
+void reader_forget(struct reader *reader, uint32_t position, uint64_t offset, uint64_t len)
+{
+    for (uint64_t done = 0, n; done < len; done += n) {
+        struct extent extent;
+        struct piece piece;
+        if (index_extent(reader->index, position, offset + done, &extent) < 0)
+            return;
+        n = extent.length < len - done ? extent.length : len - done;
+        if (extent.kind == EXTENT_BLOCK) {
+            block_cache_forget(reader->cache, extent.source_offset);
+            block_cache_forget(reader->cache, extent.source_offset | START_KEY);
+            source_advise(reader->source, SOURCE_WRONG, extent.source_offset,
+                          extent.packed_bytes);
+        } else if (extent.kind == EXTENT_STORED) {
+            if (reader_find_piece(reader, &extent, n, &piece) < 0)
+                return;
+            n = piece.length;
+            block_cache_forget(reader->cache, reader_piece_key(&piece));
+            source_advise(reader->source, SOURCE_WRONG, piece.source_offset, piece.block_bytes);
+        }
+        if (n == 0)
+            return;
+    }
 }

@@ -31,7 +31,7 @@ static int check_codec(enum codec codec, struct fault *fault)
 static int check_blocks(const struct index_info *info, struct fault *fault)
 {
     int r = check_codec(info->codec, fault);
-    for (unsigned codec = 0; r == 0 && codec < 16; codec++) /* those of a later onepot, too */
+    for (unsigned codec = 0; r == 0 && codec < 16; codec++) /* also a later onepot's */
         if (info->codecs & 1u << codec)
             r = check_codec((enum codec)codec, fault);
     uint32_t most = info->codecs ? CODEC_BLOCK_MAX : codec_block_max(info->codec);
@@ -73,22 +73,22 @@ int reader_new(struct pot *pot, const struct reader_options *options, struct fau
     if (!reader)
         return -ENOMEM;
     memset(reader, 0, sizeof(*reader));
-    turns_init(&reader->turns);
+    permits_init(&reader->permits);
     reader->index = pot->index;
     reader->source = pot->source;
     reader->source_bytes = source_size(pot->source);
-    reader->map = source_map(pot->source);
+    reader->is_mapped = source_can_map(pot->source);
+    reader->answers_mapped = reader->is_mapped && !options->copies;
     reader->page = (size_t)sysconf(_SC_PAGESIZE);
     reader->is_kept = source_keeps(pot->source);
-    reader->ask_mincore = reader->map && !reader->is_kept && !can_tell_cached(pot->source);
+    reader->ask_mincore =
+        reader->is_mapped && !reader->is_kept && !can_tell_cached(pot->source);
     reader->block_bytes = info->block_bytes;
     reader->zeros = map_zeros(READER_SPAN_MAX, PROT_READ);
     r = reader->zeros ? 0 : -ENOMEM;
-    reader->cache_stored = options->cache_stored && !reader->map && !reader->is_kept;
+    reader->cache_stored = options->cache_stored && !reader->is_mapped && !reader->is_kept;
     reader->keep_pages = options->keep_pages;
-    reader->unpacked = options->unpacked;
-    reader->unpacked_ctx = options->unpacked_ctx;
-    reader->lets_go = options->is_kept_above && reader->map;
+    reader->lets_go = options->is_kept_above && reader->is_mapped;
     if (reader->cache_stored)
         source_advise(pot->source, SOURCE_AT_RANDOM, 0, 0);
     const struct block_cache_options cache = {
@@ -113,7 +113,7 @@ void reader_free(struct reader *reader)
     if (!reader)
         return;
     block_cache_free(reader->cache);
-    turns_free(&reader->turns);
+    permits_free(&reader->permits);
     if (reader->zeros)
         munmap(reader->zeros, READER_SPAN_MAX);
     free(reader);
@@ -164,7 +164,7 @@ void reader_scratch_on_unpack(struct reader_scratch *scratch,
 
 void reader_limit_unpacking(struct reader *reader, unsigned threads)
 {
-    turns_limit(&reader->turns, threads);
+    permits_limit(&reader->permits, threads);
 }
 
 enum reader_origin reader_scratch_origin(const struct reader_scratch *scratch)

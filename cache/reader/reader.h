@@ -52,18 +52,16 @@ struct reader_options {
     bool cache_stored;     /* stored bytes of a source that is not mapped use the cache, too */
     bool keep_pages;       /* leaves them in the page cache as well: others read the source */
     /*
-     * The caller keeps the bytes, as the kernel does those of a mounted file. A block that one
+     * The caller keeps the bytes, as the kernel keeps a mounted file's. A block that one
      * request took whole is not kept a second time, if the archive is mapped here: to
      * decompress it again costs less than fresh memory for each block.
      */
     bool is_kept_above;
     /*
-     * Called with each block that was decompressed as a whole, in the thread that did it: as it
-     * was packed (extent->packed_bytes), and what it holds. NULL: nobody minds.
+     * Answers are copies or pinned blocks, never places in the mapping, whose bytes storage may
+     * bring anew: the caller sends the bytes that it hashed.
      */
-    void (*unpacked)(void *ctx, const struct extent *extent, const void *packed,
-                     const void *bytes, size_t len);
-    void *unpacked_ctx;
+    bool copies;
 };
 
 /*
@@ -90,9 +88,8 @@ int reader_scratch_new(struct reader *reader, struct reader_scratch **ret_scratc
 void reader_scratch_free(struct reader_scratch *scratch);
 
 /*
- * From now on, does not compare the sums inside compressed blocks, for callers that compare
- * those of the files. It saves time, and a damaged block does not make its undamaged files
- * unreadable.
+ * From now on, does not compare the sums inside compressed blocks, for callers that compare the
+ * files' sums. It saves time, and a damaged block does not make its undamaged files unreadable.
  */
 void reader_scratch_skip_sums(struct reader_scratch *scratch);
 
@@ -123,6 +120,16 @@ int reader_get(struct reader *reader, struct reader_scratch *scratch, uint32_t p
                uint64_t offset, size_t len, struct span *ret_span);
 void reader_put(struct reader *reader, struct span *span);
 
+/* Leaves of an answer the `len` bytes behind the first `skip`, or as many as it has of them. */
+void reader_cut(struct span *span, size_t skip, size_t len);
+
+/*
+ * These bytes of a file do not have their sum: keeps them in no cache, no copy and no page of
+ * the archive, so that the next reader gets them from storage. A copy on this node reads them
+ * at once.
+ */
+void reader_forget(struct reader *reader, uint32_t position, uint64_t offset, uint64_t len);
+
 /* Origin of this scratch's last answer. */
 enum reader_origin reader_scratch_origin(const struct reader_scratch *scratch);
 
@@ -138,12 +145,12 @@ struct reader_want {
 };
 
 /*
- * Brings to memory what is not there, decompressed, with as few reads of the archive as
- * possible: one read gets parts that lie close together, so order them as they lie in the
- * archive. For stored bytes of a mapped archive, asks the kernel to do so. Does not wait for
- * bytes that another thread is bringing. The first error ends it. -ENOBUFS: no room, see
- * block_cache_begin_ahead; some of the bytes may have come. Other errors: those of reader_get.
- * The calling thread waits for the device, so it must not be one that answers readers.
+ * Brings missing bytes to memory, decompressed, with as few reads of the archive as possible:
+ * one read gets parts that lie close together, so order them as they lie in the archive. For
+ * stored bytes of a mapped archive, asks the kernel to do so. Does not wait for bytes that
+ * another thread is bringing. The first error ends it. -ENOBUFS: no room, see
+ * block_cache_begin_ahead; some of the bytes may have come. Other errors: reader_get's. The
+ * calling thread waits for the device, so it must not be one that answers readers.
  */
 int reader_prefetch(struct reader *reader, struct reader_scratch *scratch,
                     const struct reader_want *wants, size_t count);
@@ -169,7 +176,7 @@ void reader_set_budget(struct reader *reader, uint64_t cache_bytes);
 
 /*
  * Decompresses the block of an extent of kind BLOCK into the caller's buffer of
- * reader_block_bytes, without the block cache. Errors: those of reader_get.
+ * reader_block_bytes, without the block cache. Errors: reader_get's.
  */
 int reader_unpack(struct reader *reader, struct reader_scratch *scratch,
                   const struct extent *extent, void *buf, size_t *ret_len);

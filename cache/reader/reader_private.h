@@ -10,13 +10,14 @@
 
 #include "codec.h"
 #include "reader.h"
-#include "turns.h"
+#include "permits.h"
 
 struct reader {
     const struct index *index;
     struct source *source;
     uint64_t source_bytes;
-    const uint8_t *map; /* NULL: not mapped */
+    bool is_mapped;      /* by ranges: source_map_at */
+    bool answers_mapped; /* with places in the mapping */
     size_t page;
     bool is_kept;         /* the source keeps what was read of it (source_keeps) */
     bool ask_mincore;     /* the filesystem does not report whether a read is cached */
@@ -25,11 +26,8 @@ struct reader {
     bool lets_go;         /* of compressed blocks that were read whole */
     uint32_t block_bytes; /* of the largest */
     struct block_cache *cache;
-    struct turns turns; /* at unpacking large blocks */
-    void (*unpacked)(void *ctx, const struct extent *extent, const void *packed,
-                     const void *bytes, size_t len); /* see struct reader_options */
-    void *unpacked_ctx;
-    void *zeros; /* READER_SPAN_MAX bytes, for every hole */
+    struct permits permits; /* for unpacking large blocks */
+    void *zeros;            /* READER_SPAN_MAX bytes, for every hole */
     _Alignas(64) _Atomic uint64_t source_reads, source_read_bytes;
 };
 
@@ -83,7 +81,8 @@ int reader_read_source(struct reader *reader, struct reader_scratch *scratch, vo
                        size_t len, uint64_t offset);
 
 /*
- * Gets the compressed block of an extent, pinned, and checked to hold what the extent claims.
+ * Gets the compressed block of an extent, pinned, and checked to hold the bytes that the extent
+ * claims.
  */
 int reader_get_block(struct reader *reader, struct reader_scratch *scratch,
                      const struct extent *extent, struct block **ret_block);

@@ -27,6 +27,9 @@
 
 #include "cleanup.h"
 #include "clock.h"
+#include "path.h"
+#include "process.h"
+#include "registry.h"
 #include "runtime.h"
 
 #define JOB_MAX 100
@@ -42,15 +45,16 @@ struct claim_record {
 };
 
 struct claim {
-    char folder[PATH_MAX], prefix[JOB_MAX + 16], name[RUNTIME_NAME_MAX];
+    char prefix[JOB_MAX + 16], name[RUNTIME_NAME_MAX];
+    int folder_fd;
     int fd;
     int watch_fd; /* inotify; -1: not available */
     ino_t ino;
     uint64_t total_bytes;
     struct claim_record record;
-    struct claim_record said; /* what the file holds now */
+    struct claim_record said; /* as the file has it now */
     bool has_said;
-    uint64_t part_bytes; /* what it may use */
+    uint64_t part_bytes; /* its limit */
     uint64_t set_bytes;  /* the same, or more if more is still used */
     unsigned processes;
 };
@@ -82,16 +86,10 @@ static int write_record(struct claim *claim)
     return 0;
 }
 
-static uint64_t claim_pid_namespace(void)
-{
-    struct stat st;
-    return stat("/proc/self/ns/pid", &st) == 0 ? (uint64_t)st.st_ino : 0;
-}
-
 /* Has the process that made the claim ended? A forked child may still hold the lock. */
 static bool is_dead(const struct claim_record *record)
 {
-    return record->namespace != 0 && record->namespace == claim_pid_namespace() &&
+    return record->namespace != 0 && record->namespace == process_namespace() &&
            kill((pid_t)record->pid, 0) < 0 && errno == ESRCH;
 }
 
@@ -114,8 +112,9 @@ static int claims_look_at(int dir, const char *name, ino_t own, struct seen *see
 {
     struct claim_record record;
     struct stat st;
-    auto_close int fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0 || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) || st.st_ino == own)
+    auto_close int fd = -1;
+    if (registry_open(dir, name, "", O_RDONLY, &fd) < 0 || fstat(fd, &st) < 0 ||
+        st.st_ino == own)
         return 0;
     if (flock(fd, LOCK_SH | LOCK_NB) == 0) {
         unlinkat(dir, name, 0);
@@ -135,22 +134,16 @@ static int claims_look_at(int dir, const char *name, ino_t own, struct seen *see
 }
 
 /* The caller frees the records, also on failure. */
-static int claims_look(const char *folder, const char *prefix, ino_t own, struct seen *ret_seen)
+static int claims_look(int folder_fd, const char *prefix, ino_t own, struct seen *ret_seen)
 {
-    int fd;
+    int r = 0;
     *ret_seen = (struct seen){0};
-    int r = runtime_open(folder, false, &fd);
-    if (r < 0)
-        return r;
-    DIR *dir = fdopendir(fd);
-    if (!dir) {
-        close(fd);
-        return -ENOMEM;
-    }
+    auto_closedir DIR *dir = path_list(folder_fd);
+    if (!dir)
+        return -errno;
     for (struct dirent *e; r == 0 && (e = readdir(dir));)
         if (strncmp(e->d_name, prefix, strlen(prefix)) == 0)
             r = claims_look_at(dirfd(dir), e->d_name, own, ret_seen);
-    closedir(dir);
     return r;
 }
 
@@ -184,33 +177,29 @@ static bool is_removed(int dir)
 }
 
 /* -ESTALE: the last process in the folder removed it between our steps. */
-static int make_file_in(struct claim *claim)
+static int make_file_in(struct claim *claim, const char *folder)
 {
     auto_close int dir = -1;
-    int r = runtime_open(claim->folder, true, &dir);
+    int r = runtime_open(folder, true, &dir);
     if (r < 0)
         return r;
     r = claim_make_file(claim, dir);
     if (r < 0 && claim->fd >= 0)
         close(steal_fd(&claim->fd));
     claim->has_said = claim->has_said && r == 0; /* false if the file was closed again */
-    if (r < 0 && is_removed(dir))
-        return -ESTALE;
     if (r < 0)
-        rmdir(claim->folder); /* succeeds if it is empty */
-    return r;
+        return is_removed(dir) ? -ESTALE : r;
+    claim->folder_fd = steal_fd(&dir);
+    return 0;
 }
 
-/*
- * Several processes that come and go without a pause may remove the folder any number of times
- * before a slow process gets in, so retry for FOLDER_NS.
- */
-static int claim_try_folder(struct claim *claim)
+/* `onepot clean` may remove the folder before the file is in it. */
+static int claim_try_folder(struct claim *claim, const char *folder)
 {
     uint64_t end = now_ns() + FOLDER_NS;
     int r;
     do {
-        r = make_file_in(claim);
+        r = make_file_in(claim, folder);
     } while (r == -ESTALE && now_ns() < end);
     return r;
 }
@@ -219,8 +208,10 @@ static int claim_try_folder(struct claim *claim)
 static void watch_others(struct claim *claim)
 {
     uint32_t events = IN_CREATE | IN_DELETE | IN_MODIFY | IN_CLOSE_WRITE;
+    char folder[64];
+    snprintf(folder, sizeof(folder), "/proc/self/fd/%d", claim->folder_fd);
     claim->watch_fd = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
-    if (claim->watch_fd >= 0 && inotify_add_watch(claim->watch_fd, claim->folder, events) < 0)
+    if (claim->watch_fd >= 0 && inotify_add_watch(claim->watch_fd, folder, events) < 0)
         close(steal_fd(&claim->watch_fd));
 }
 
@@ -246,20 +237,18 @@ int claim_new(const struct claim_options *options, struct claim **ret_claim)
     if (!claim)
         return -ENOMEM;
     prefix_of(options->job, claim->prefix);
-    claim->fd = -1;
+    claim->fd = claim->folder_fd = -1;
     claim->total_bytes = options->total_bytes;
     claim->record = (struct claim_record){
         .using_bytes = options->fixed_bytes,
         .fixed_bytes = options->fixed_bytes,
         .most_bytes = options->most_bytes ? options->most_bytes : UINT64_MAX,
         .pid = (uint64_t)getpid(),
-        .namespace = claim_pid_namespace(),
+        .namespace = process_namespace(),
         .cpus_key = options->cpus_key,
     };
-    for (size_t i = 0; i < count && r < 0; i++) {
-        memcpy(claim->folder, folders[i], sizeof(claim->folder));
-        r = claim_try_folder(claim);
-    }
+    for (size_t i = 0; i < count && r < 0; i++)
+        r = claim_try_folder(claim, folders[i]);
     if (r < 0) {
         free(claim);
         return r;
@@ -273,12 +262,10 @@ int claim_new(const struct claim_options *options, struct claim **ret_claim)
 
 void claim_free(struct claim *claim)
 {
-    char path[PATH_MAX + RUNTIME_NAME_MAX];
     if (!claim)
         return;
-    snprintf(path, sizeof(path), "%s/%s", claim->folder, claim->name);
-    unlink(path);
-    rmdir(claim->folder); /* succeeds if the folder is empty */
+    unlinkat(claim->folder_fd, claim->name, 0);
+    close(claim->folder_fd);
     if (claim->watch_fd >= 0)
         close(claim->watch_fd);
     close(claim->fd);
@@ -360,7 +347,7 @@ static int find_part(struct claim *claim, uint64_t *ret_bytes)
     struct claim_record *record = &claim->record;
     uint64_t before = claim->part_bytes, wanted = record->fixed_bytes;
     struct seen seen;
-    int r = claims_look(claim->folder, claim->prefix, claim->ino, &seen);
+    int r = claims_look(claim->folder_fd, claim->prefix, claim->ino, &seen);
     if (r == 0) {
         claim->processes = count_processes(record, &seen);
         if (record->fixed_bytes == 0)
@@ -376,7 +363,7 @@ static int find_part(struct claim *claim, uint64_t *ret_bytes)
         record->using_bytes = wanted;
         r = write_record(claim);
         if (r == 0)
-            r = claims_look(claim->folder, claim->prefix, claim->ino, &seen);
+            r = claims_look(claim->folder_fd, claim->prefix, claim->ino, &seen);
         if (r == 0)
             wanted = part_of(claim, &seen);
         free(seen.records);
@@ -413,8 +400,9 @@ int claims_of_job(const char *job, struct claim_others *ret_others)
     *ret_others = (struct claim_others){0};
     prefix_of(job, prefix);
     for (size_t i = 0; i < count && ret_others->count == 0; i++) {
-        struct seen seen;
-        if (claims_look(folders[i], prefix, 0, &seen) == 0)
+        auto_close int fd = -1;
+        struct seen seen = {0};
+        if (runtime_open(folders[i], false, &fd) == 0 && claims_look(fd, prefix, 0, &seen) == 0)
             *ret_others = seen.others;
         free(seen.records);
     }

@@ -1,7 +1,7 @@
 /*
- * Lets the caches of several processes of one job on one node (mounts, loaders) share what the
- * job was given. Each cache has a claim: a small file in the user's private folder, locked as
- * long as the process lives. So a file that nobody locks belongs to a killed process.
+ * Lets the caches of several processes of one job on one node (mounts, loaders) share the job's
+ * memory. Each cache has a claim: a small file in the user's private folder, locked as long as
+ * the process lives. So a file that nobody locks belongs to a killed process.
  *
  *     claim_new(&options, &claim);
  *     when claim_watch_fd(claim) is readable: claim_update(claim, set_budget, cache);
@@ -10,12 +10,12 @@
  * The claims of a job never add up to more than their total, with three exceptions. Each claim
  * may have CLAIM_LEAST_BYTES. A size that the user set (`fixed_bytes`) is taken as it is.
  * Memory that is lent out can't be taken back (`set` returns how much is still used). A
- * newcomer begins with what is left, and gets its part when the others have looked again. A
- * claim that wants less than a fair part leaves the rest of that part to the others.
+ * newcomer begins with the rest, and gets its part when the others have looked again. A claim
+ * that wants less than a fair part leaves the rest of that part to the others.
  *
  * Threads: a claim belongs to one thread at a time. After a fork it is the parent's; a child
- * makes one of its own. (A file that a child inherits does not keep the claim alive, because it
- * names its process.)
+ * makes another. (A file that a child inherits does not keep the claim alive, because it names
+ * its process.)
  */
 #ifndef ONEPOT_CLAIMS_H
 #define ONEPOT_CLAIMS_H

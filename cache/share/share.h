@@ -29,7 +29,7 @@ struct share_options {
     const char *job;      /* NULL: from the environment */
     uint64_t total_bytes; /* for the whole job */
     uint64_t fixed_bytes; /* the size that the user set; 0: a fair part */
-    uint64_t most_bytes;  /* limit on what is wanted, for now; 0: as much as there is */
+    uint64_t most_bytes;  /* limit on the request, for now; 0: as much as there is */
     bool works;           /* has threads that keep CPUs busy, as many as there are */
     /*
      * For processes that come and go often: the thread looks twice a second instead of sleeping
@@ -55,7 +55,7 @@ void share_free(struct share *share); /* NULL is fine */
 /* Changes how much is wanted. `told` is called soon, even if the part does not change. */
 void share_want(struct share *share, uint64_t most_bytes);
 
-/* Call when what is used has changed: `told` is called soon. */
+/* Call when the used bytes have changed: `told` is called soon. */
 void share_look(struct share *share);
 
 #endif

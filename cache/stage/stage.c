@@ -40,8 +40,8 @@ void stage_fail(struct stage *stage, int err)
     if (!atomic_compare_exchange_strong(&stage->state->failure, &none, err))
         return;
     if (err == ESTALE)
-        stage_say(stage, "the archive was changed while it was staged: the copy is not used "
-                         "by other mounts");
+        stage_say(stage, "the archive was changed while it was staged: the copy may have bytes "
+                         "of both, and is not used by other mounts; mount it anew");
     else
         stage_say(stage,
                   "staging to %s has ended early (%s): what is there is used, the rest is read "
@@ -54,6 +54,7 @@ void stage_fail(struct stage *stage, int err)
 /* Why no place will do, for the fault. */
 struct reasons {
     int err;
+    bool has_other; /* a copy that is in use, but not by this version of the program */
     char text[300];
 };
 
@@ -72,7 +73,7 @@ __attribute__((format(printf, 3, 4))) static int reasons_add(struct reasons *rea
 }
 
 /* Is there room for the whole copy? Under the folder's lock. */
-static int stage_check_room(const struct stage *stage, const struct stage_folder *folder,
+static int stage_check_room(const struct stage *stage, const struct registry *folder,
                             struct reasons *reasons)
 {
     uint64_t need = stage->bytes + stage_state_size(stage->bytes);
@@ -90,27 +91,43 @@ static int stage_check_room(const struct stage *stage, const struct stage_folder
     return 0;
 }
 
+/* Returns 1 for a copy of an archive of that name that this version can't read. */
+static int stage_is_other(void *ctx, const struct registry *folder, const char *name)
+{
+    const struct stage *stage = ctx;
+    struct stage_state *state;
+    auto_close int fd = -1;
+    size_t len = (size_t)(strrchr(stage->name, '-') + 1 - stage->name);
+    if (strncmp(name, stage->name, len) != 0 || strchr(name + len, '-') ||
+        registry_open(folder->fd, name, ".state", O_RDWR, &fd) < 0)
+        return 0;
+    if (stage_state_map(fd, &state) < 0)
+        return 1;
+    stage_state_unmap(state);
+    return 0;
+}
+
 /* In one place: find the copy, or make it if `create`. */
 static int stage_try_place(struct stage *stage, const char *place, const char *archive,
                            bool create, struct reasons *reasons)
 {
-    struct stage_folder folder;
+    struct registry folder;
     snprintf(stage->place, sizeof(stage->place), "%s", place);
     int r = stage_folder_lock(place, create, &folder);
     if (r == -ENOENT && !create)
         return r;
-    if (r == -EPERM)
-        return reasons_add(reasons, r,
-                           "the folder for copies in %s belongs to somebody else, or is "
-                           "open to others",
-                           place);
-    if (r < 0)
-        return reasons_add(reasons, r, "%s: %s", place, fault_errno(r));
+    if (r < 0) {
+        char text[PATH_MAX + 256];
+        stage_folder_explain(place, r, text, sizeof(text));
+        return reasons_add(reasons, r, "%s", text);
+    }
     strcpy(stage->folder, folder.path);
     stage_sweep_folder(&folder);
     r = stage_use(stage, &folder);
     if (r == -ENOENT && create) {
         r = stage_check_room(stage, &folder, reasons);
+        if (r == -ENOSPC && stage_folder_each(&folder, stage_is_other, stage) == 1)
+            reasons->has_other = true;
         if (r == 0) {
             r = stage_create(stage, &folder, archive);
             if (r < 0)
@@ -118,14 +135,19 @@ static int stage_try_place(struct stage *stage, const char *place, const char *a
         }
     } else if (r < 0 && r != -ENOENT) {
         reasons_add(reasons, r, "%s: %s", place, fault_errno(r));
+        reasons->has_other |= r == -EUCLEAN;
     }
-    stage_folder_unlock(&folder);
+    registry_remove(&folder);
     return r;
 }
 
 static int reasons_fault(const struct stage *stage, const struct reasons *reasons,
                          struct fault *fault)
 {
+    if (reasons->has_other)
+        return fault_set(fault, -EEXIST, NULL, FAULT_NO_OFFSET,
+                         "gets no copy beside that of another version of the program: %s",
+                         reasons->text);
     fault_set(fault, reasons->err, NULL, FAULT_NO_OFFSET, "%" PRIu64 " MiB can't be staged: %s",
               (stage->bytes >> 20) + 1, reasons->text);
     fault_advise(fault,
@@ -140,11 +162,11 @@ static int reasons_fault(const struct stage *stage, const struct reasons *reason
 int stage_find_or_make(struct stage *stage, const char *archive, const char *given,
                        struct fault *fault)
 {
-    struct reasons reasons = {-ENOENT, ""};
+    struct reasons reasons = {.err = -ENOENT};
     const struct stage_places places = stage_places(given);
     int r = -ENOENT;
     for (size_t i = 0; r < 0 && i < places.count; i++)
-        r = stage_try_place(stage, places.path[i], archive, false, &(struct reasons){0, ""});
+        r = stage_try_place(stage, places.path[i], archive, false, &(struct reasons){0});
     for (size_t i = 0; r < 0 && i < places.count; i++)
         r = stage_try_place(stage, places.path[i], archive, true, &reasons);
     if (r < 0 && places.count == 0)
@@ -210,15 +232,15 @@ void stage_set_note(struct stage *stage, void (*note)(void *ctx, const char *lin
 
 void stage_abandon(struct stage *stage)
 {
-    struct stage_folder folder;
+    struct registry folder;
     auto_close int fd = -1;
     if (stage->state_fd < 0 || stage_folder_lock(stage->place, false, &folder) < 0)
         return;
     close(steal_fd(&stage->state_fd));
-    if (stage_folder_open(&folder, stage->name, ".state", false, &fd) == 0 &&
-        stage_is_unused(fd) && !stage_stays(stage->state))
+    if (registry_open(folder.fd, stage->name, ".state", O_RDWR, &fd) == 0 &&
+        registry_take(fd) && !stage_stays(stage->state))
         stage_folder_remove(&folder, stage->name);
-    stage_folder_unlock(&folder);
+    registry_remove(&folder);
 }
 
 void stage_forget(struct stage *stage)
@@ -278,7 +300,7 @@ static void stage_report_of(const struct stage_state *state, struct stage_report
 void stage_get_report(const struct stage *stage, struct stage_report *ret_report)
 {
     ret_report->folder = stage->folder;
-    ret_report->is_private = stage->state_fd < 0;
+    ret_report->is_private = stage->is_private;
     stage_report_of(stage->state, ret_report);
 }
 
@@ -287,18 +309,18 @@ struct stage_each {
     void *ctx;
 };
 
-static int stage_each_copy(void *ctx, const struct stage_folder *folder, const char *name)
+static int stage_each_copy(void *ctx, const struct registry *folder, const char *name)
 {
     const struct stage_each *each = ctx;
     struct stage_state *state;
     auto_close int fd = -1;
-    if (stage_folder_open(folder, name, ".state", false, &fd) < 0 ||
+    if (registry_open(folder->fd, name, ".state", O_RDWR, &fd) < 0 ||
         stage_state_map(fd, &state) < 0)
         return 0;
     struct stage_copy_info info = {.archive = state->archive,
                                    .folder = folder->path,
                                    .identity = &state->identity,
-                                   .used = !stage_is_unused(fd),
+                                   .used = !registry_take(fd),
                                    .owner = state->owner_pid};
     info.report.folder = folder->path;
     stage_report_of(state, &info.report);
@@ -319,7 +341,7 @@ int stage_each(const char *place, int (*fn)(void *ctx, const struct stage_copy_i
     const struct stage_places places = stage_places(place);
     int r = 0, foreign = 0;
     for (size_t i = 0; r == 0 && i < places.count; i++) {
-        struct stage_folder folder;
+        struct registry folder;
         int locked = stage_folder_lock(places.path[i], false, &folder);
         foreign += locked == -EPERM;
         if (locked < 0) {
@@ -328,7 +350,7 @@ int stage_each(const char *place, int (*fn)(void *ctx, const struct stage_copy_i
         }
         stage_sweep_folder(&folder);
         r = stage_folder_each(&folder, stage_each_copy, &each);
-        stage_folder_unlock(&folder);
+        registry_remove(&folder);
     }
     return r < 0 ? r : foreign;
 }

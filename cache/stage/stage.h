@@ -48,8 +48,9 @@ struct stage_options {
  * Find the copy of this source, or make one with room for all of it. The source must outlive
  * the stage's threads. Copies that nobody uses any more are removed meanwhile. Errors come with
  * a fault: -ENOSPC (it does not fit: the figures, and what to do), -EPERM (the folder is not
- * ours), -EEXIST (the source is in memory already), -ENOTSUP (the place is not on this node),
- * and errors of files.
+ * ours), -EEXIST (it is to be read without a copy: it is in memory already, or another version
+ * of the program has one, and there is no room for two), -ENOTSUP (the place is not on this
+ * node), and errors of files.
  */
 int stage_open(struct source *source, const struct stage_options *options, struct fault *fault,
                struct stage **ret_stage);
@@ -63,7 +64,7 @@ int stage_open_unpacked(const struct source *packed, const struct stage_options 
                         const struct pot_unpacker *unpacker, struct fault *fault,
                         struct stage **ret_stage);
 
-/* A whole copy as a source of its own, which the stage holds. */
+/* A whole copy as a separate source, which the stage holds. */
 int stage_source(const struct stage *stage, const char *name, struct source **ret_source);
 
 /*
@@ -170,7 +171,10 @@ struct stage_copy_info {
 int stage_each(const char *place, int (*fn)(void *ctx, const struct stage_copy_info *info),
                void *ctx);
 
-/* Remove the remains of killed processes. Cheap where there are none. */
-void stage_sweep(const char *place);
+/*
+ * Remove the remains of killed processes. Cheap where there are none. -ETIMEDOUT: a process has
+ * held a folder's lock for ten seconds; the others are swept.
+ */
+int stage_sweep(const char *place);
 
 #endif

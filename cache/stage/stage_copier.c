@@ -13,7 +13,6 @@
 #include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/file.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -139,7 +138,7 @@ static bool copier_is_needed(const struct stage *stage)
     return !atomic_load(&stage->state->whole) && !atomic_load(&stage->state->failure);
 }
 
-/* The lock belongs to an open file, so it needs one of its own. */
+/* The lock belongs to an open file, so it needs another one. */
 static int copier_open_copy(const struct stage *stage)
 {
     char path[64];
@@ -164,14 +163,14 @@ static void *copier_run(void *arg)
 {
     struct copier *c = arg;
     auto_close int fd = copier_open_copy(c->stage);
-    int r = fd < 0 ? -1 : flock(fd, LOCK_EX | LOCK_NB);
-    while (fd >= 0 && r < 0 && copier_is_needed(c->stage)) {
+    bool is_mine = fd >= 0 && registry_take(fd);
+    while (fd >= 0 && !is_mine && copier_is_needed(c->stage)) {
         sem_post(&c->begun);
         if (!pause_for(&c->stage->pause, LOOK_NS))
             break;
-        r = flock(fd, LOCK_EX | LOCK_NB);
+        is_mine = registry_take(fd);
     }
-    if (r == 0)
+    if (is_mine)
         copier_work(c);
     sem_post(&c->begun);
     return NULL;
@@ -211,8 +210,7 @@ int stage_stop(struct stage *stage)
         return 0;
     }
     pause_end(&stage->pause);
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += STOP_LIMIT_S;
+    until = clock_in_ms(CLOCK_MONOTONIC, STOP_LIMIT_S * 1000L);
     if (thread_join_until(c->thread, &until) != 0)
         return -EBUSY;
     stage->copier = NULL;

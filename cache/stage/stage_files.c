@@ -19,81 +19,59 @@
 
 #include "cleanup.h"
 #include "numbers.h"
+#include "process.h"
 #include "stage_private.h"
 
 #define SPARE_SHARE 16u /* of the room stays free, in memory and in a filesystem */
-#define NAME_PART 80    /* of the archive's name that goes into the copy's name */
+/*
+ * Memory of the job that no copy may take: the copier's streams have a chunk each, and the
+ * daemon, its readers and the command need some, too. Without it they would be killed.
+ */
+#define RESERVE_BYTES ((STAGE_STREAMS + 20u) * (uint64_t)STAGE_CHUNK_BYTES)
+#define NAME_PART 80 /* of the archive's name that goes into the copy's name */
 
 /* ---- owners of copies that stay ---- */
-
-static uint64_t owner_own_namespace(void)
-{
-    struct stat st;
-    return stat("/proc/self/ns/pid", &st) == 0 ? st.st_ino : 0;
-}
-
-/* When a process started, in ticks; 0: there is none, or only its zombie. */
-static uint64_t owner_start_ticks(pid_t pid)
-{
-    char path[64], line[1024];
-    uint64_t ticks = 0;
-    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
-    FILE *f = fopen(path, "re");
-    if (!f)
-        return 0;
-    const char *p = fgets(line, sizeof(line), f) ? strrchr(line, ')') : NULL;
-    fclose(f);
-    if (p && (strncmp(p, ") Z", 3) == 0 || strncmp(p, ") X", 3) == 0))
-        return 0;
-    for (int field = 2; p && field < 22; field++)
-        p = strchr(p + 1, ' ');
-    return p && sscanf(p, "%" SCNu64, &ticks) == 1 ? ticks : 0;
-}
 
 bool stage_stays(const struct stage_state *state)
 {
     if (!atomic_load(&state->pinned))
         return false;
-    if (state->owner_pid == 0 || state->owner_namespace != owner_own_namespace())
+    if (state->owner_pid == 0 || state->owner_namespace != process_namespace())
         return true; /* in another namespace nobody can tell */
-    uint64_t ticks = owner_start_ticks(state->owner_pid);
-    return ticks != 0 && ticks == state->owner_start_ticks;
+    return state->owner_start_ticks != 0 &&
+           process_lives(state->owner_pid, state->owner_start_ticks);
 }
 
 void stage_pin(struct stage *stage, pid_t owner)
 {
     struct stage_state *state = stage->state;
+    struct process_facts facts = {0};
+    bool lives = process_look(owner, &facts) == 0 && !facts.is_dead;
     state->owner_pid = owner;
-    state->owner_start_ticks = owner ? owner_start_ticks(owner) : 0;
-    state->owner_namespace = owner_own_namespace();
+    state->owner_start_ticks = lives ? facts.start_ticks : 0;
+    state->owner_namespace = process_namespace();
     atomic_store(&state->pinned, 1);
 }
 
-/* ---- what is in a folder ---- */
-
-/* True: nobody uses the copy, and this process holds it until the descriptor is closed. */
-bool stage_is_unused(int state_fd)
-{
-    return flock(state_fd, LOCK_EX | LOCK_NB) == 0;
-}
+/* ---- the files of a folder ---- */
 
 /* A copy without a state: a process unpacks into it, or was killed. */
-static void stage_sweep_half(const struct stage_folder *folder, const char *name)
+static void stage_sweep_half(const struct registry *folder, const char *name)
 {
     auto_close int fd = -1;
-    if (stage_folder_open(folder, name, ".copy", false, &fd) < 0 || stage_is_unused(fd))
+    if (registry_open(folder->fd, name, ".copy", O_RDWR, &fd) < 0 || registry_take(fd))
         stage_folder_remove(folder, name);
 }
 
-static int stage_sweep_one(void *ctx, const struct stage_folder *folder, const char *name)
+static int stage_sweep_one(void *ctx, const struct registry *folder, const char *name)
 {
     struct stage_state *state;
     auto_close int fd = -1;
     (void)ctx;
-    int r = stage_folder_open(folder, name, ".state", false, &fd);
+    int r = registry_open(folder->fd, name, ".state", O_RDWR, &fd);
     if (r == -ENOENT)
         stage_sweep_half(folder, name);
-    if (r < 0 || !stage_is_unused(fd))
+    if (r < 0 || !registry_take(fd))
         return 0;
     r = stage_state_map(fd, &state);
     if (r < 0 || !stage_stays(state))
@@ -103,42 +81,47 @@ static int stage_sweep_one(void *ctx, const struct stage_folder *folder, const c
     return 0;
 }
 
-void stage_sweep_folder(const struct stage_folder *folder)
+void stage_sweep_folder(const struct registry *folder)
 {
     stage_folder_each(folder, stage_sweep_one, NULL);
 }
 
-void stage_sweep(const char *place)
+int stage_sweep(const char *place)
 {
     const struct stage_places places = stage_places(place);
+    int r = 0;
     for (size_t i = 0; i < places.count; i++) {
-        struct stage_folder folder;
-        if (stage_folder_lock(places.path[i], false, &folder) < 0)
+        struct registry folder;
+        int locked = stage_folder_lock(places.path[i], false, &folder);
+        if (locked < 0) {
+            r = locked == -ETIMEDOUT ? locked : r;
             continue;
+        }
         stage_sweep_folder(&folder);
-        stage_folder_unlock(&folder);
+        registry_remove(&folder);
     }
+    return r;
 }
 
-/* Room that a copy takes: that of its bytes, or of all that was reserved. */
-static uint64_t stage_bytes_taken(const struct stage_folder *folder, const char *name,
+/* Room that a copy takes: its bytes, or all that was reserved. */
+static uint64_t stage_bytes_taken(const struct registry *folder, const char *name,
                                   const struct stage_state *state)
 {
     uint64_t bytes = stage_bytes_here(state);
     struct stat st;
     auto_close int fd = -1;
-    if (stage_folder_open(folder, name, ".copy", false, &fd) == 0 && fstat(fd, &st) == 0 &&
+    if (registry_open(folder->fd, name, ".copy", O_RDWR, &fd) == 0 && fstat(fd, &st) == 0 &&
         (uint64_t)st.st_blocks * 512 > bytes)
         bytes = (uint64_t)st.st_blocks * 512;
     return min_u64(bytes, state->bytes);
 }
 
-static int stage_add_pending(void *ctx, const struct stage_folder *folder, const char *name)
+static int stage_add_pending(void *ctx, const struct registry *folder, const char *name)
 {
     uint64_t *pending = ctx;
     struct stage_state *state;
     auto_close int fd = -1;
-    if (stage_folder_open(folder, name, ".state", false, &fd) < 0 ||
+    if (registry_open(folder->fd, name, ".state", O_RDWR, &fd) < 0 ||
         stage_state_map(fd, &state) < 0)
         return 0;
     if (!atomic_load(&state->failure))
@@ -147,9 +130,12 @@ static int stage_add_pending(void *ctx, const struct stage_folder *folder, const
     return 0;
 }
 
-uint64_t stage_room_left(const struct stage_room *room, const struct stage_folder *folder)
+uint64_t stage_room_left(const struct stage_room *room, const struct registry *folder)
 {
-    uint64_t pending = 0, has = min_u64(room->memory_bytes, room->free_bytes);
+    uint64_t pending = 0, memory = room->memory_bytes;
+    if (memory != UINT64_MAX)
+        memory -= min_u64(memory, RESERVE_BYTES);
+    uint64_t has = min_u64(memory, room->free_bytes);
     stage_folder_each(folder, stage_add_pending, &pending);
     has -= has / SPARE_SHARE;
     return has > pending ? has - pending : 0;
@@ -166,8 +152,16 @@ void stage_name_for(struct stage *stage, const char *archive, bool unpacked)
     const struct source *first = source_member(stage->source, 0);
     if (first != stage->source) /* several, which may be named in many ways */
         archive = source_name(first);
-    const uint64_t parts[] = {id.dev,        id.ino,   id.size_bytes,  (uint64_t)id.mtime_sec,
-                              id.mtime_nsec, unpacked, id.slice_start, id.slice_bytes};
+    const uint64_t parts[] = {id.dev,
+                              id.ino,
+                              id.size_bytes,
+                              (uint64_t)id.mtime_sec,
+                              id.mtime_nsec,
+                              unpacked,
+                              id.slice_start,
+                              id.slice_bytes,
+                              STAGE_STATE_VERSION,
+                              sizeof(struct stage_state)};
     const char *base = strrchr(archive, '/');
     base = base ? base + 1 : archive;
     size_t n = 0;
@@ -207,20 +201,20 @@ void stage_release(struct stage *stage)
             close(steal_fd(fds[i]));
 }
 
-/* With a descriptor of its own, since a mapping would keep another one's lock alive. */
-static int stage_map_state(struct stage *stage, const struct stage_folder *folder)
+/* Opens a new descriptor: mapping a shared one would keep its lock alive. */
+static int stage_map_state(struct stage *stage, const struct registry *folder)
 {
     auto_close int fd = -1;
-    int r = stage_folder_open(folder, stage->name, ".state", false, &fd);
+    int r = registry_open(folder->fd, stage->name, ".state", O_RDWR, &fd);
     return r < 0 ? r : stage_state_map(fd, &stage->state);
 }
 
 /* -ENOENT: there is none; -EUCLEAN: there is one, in use, but not of this archive. */
-int stage_use(struct stage *stage, const struct stage_folder *folder)
+int stage_use(struct stage *stage, const struct registry *folder)
 {
     struct source_identity id;
     source_identity(stage->source, &id);
-    int r = stage_folder_open(folder, stage->name, ".state", false, &stage->state_fd);
+    int r = registry_open(folder->fd, stage->name, ".state", O_RDWR, &stage->state_fd);
     if (r == 0)
         r = flock(stage->state_fd, LOCK_SH | LOCK_NB) < 0 ? -EUCLEAN : 0;
     if (r == 0)
@@ -230,7 +224,7 @@ int stage_use(struct stage *stage, const struct stage_folder *folder)
     if (r == 0 && stage->expands && stage->state->bytes != stage->bytes)
         r = -EUCLEAN;
     if (r == 0)
-        r = stage_folder_open(folder, stage->name, ".copy", false, &stage->copy_fd);
+        r = registry_open(folder->fd, stage->name, ".copy", O_RDWR, &stage->copy_fd);
     if (r == 0)
         r = stage_map_copy(stage);
     if (r < 0) {
@@ -244,10 +238,11 @@ int stage_use(struct stage *stage, const struct stage_folder *folder)
 /* ---- a new one ---- */
 
 /* A disk's space is reserved at once. On a tmpfs, a write fails when it is full. */
-static int stage_make_copy(struct stage *stage, const struct stage_folder *folder)
+static int stage_make_copy(struct stage *stage, const struct registry *folder)
 {
     uint64_t bytes = stage->bytes;
-    int r = stage_folder_open(folder, stage->name, ".copy", true, &stage->copy_fd);
+    int r = registry_open(folder->fd, stage->name, ".copy", O_RDWR | O_CREAT | O_EXCL,
+                          &stage->copy_fd);
     if (r == 0 && ftruncate(stage->copy_fd, (off_t)bytes) < 0)
         r = -errno;
     if (r == 0 && !storage_of(stage->copy_fd).is_memory &&
@@ -257,11 +252,12 @@ static int stage_make_copy(struct stage *stage, const struct stage_folder *folde
 }
 
 /* Its pages are reserved at once, since it is written through a mapping. */
-static int stage_make_state(struct stage *stage, const struct stage_folder *folder,
+static int stage_make_state(struct stage *stage, const struct registry *folder,
                             const char *archive, uint64_t bytes)
 {
     size_t size = stage_state_size(bytes);
-    int r = stage_folder_open(folder, stage->name, ".state", true, &stage->state_fd);
+    int r = registry_open(folder->fd, stage->name, ".state", O_RDWR | O_CREAT | O_EXCL,
+                          &stage->state_fd);
     if (r == 0 && posix_fallocate(stage->state_fd, 0, (off_t)size) != 0)
         r = -ENOSPC;
     if (r == 0 && flock(stage->state_fd, LOCK_SH | LOCK_NB) < 0)
@@ -269,7 +265,7 @@ static int stage_make_state(struct stage *stage, const struct stage_folder *fold
     if (r < 0)
         return r;
     auto_close int fd = -1;
-    r = stage_folder_open(folder, stage->name, ".state", false, &fd);
+    r = registry_open(folder->fd, stage->name, ".state", O_RDWR, &fd);
     if (r < 0)
         return r;
     struct stage_state *state = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -280,7 +276,7 @@ static int stage_make_state(struct stage *stage, const struct stage_folder *fold
     return stage_map_state(stage, folder);
 }
 
-int stage_create(struct stage *stage, const struct stage_folder *folder, const char *archive)
+int stage_create(struct stage *stage, const struct registry *folder, const char *archive)
 {
     int r = stage_make_copy(stage, folder);
     bool is_other = r == -EEXIST; /* a process unpacks into it: see stage_store.c */
@@ -295,7 +291,7 @@ int stage_create(struct stage *stage, const struct stage_folder *folder, const c
     return r;
 }
 
-int stage_adopt(struct stage *stage, const struct stage_folder *folder, const char *archive)
+int stage_adopt(struct stage *stage, const struct registry *folder, const char *archive)
 {
     struct stat st;
     if (fstat(stage->copy_fd, &st) < 0)

@@ -26,7 +26,7 @@ struct stage_places stage_places(const char *given)
     struct stage_places places;
     struct stat st;
     if (!given)
-        places.count = runtime_places(places.path);
+        places.count = runtime_places(RUNTIME_COPIES, places.path);
     else
         places.count = realpath(given, places.path[0]) && stat(places.path[0], &st) == 0 &&
                        S_ISDIR(st.st_mode);
@@ -35,99 +35,50 @@ struct stage_places stage_places(const char *given)
 
 /* ---- the folder and its lock ---- */
 
-int stage_folder_lock(const char *place, bool create, struct stage_folder *ret_folder)
+static int folder_path(const char *place, char ret_path[PATH_MAX])
 {
-    struct stage_folder folder = {.fd = -1, .lock_fd = -1};
-    int n = snprintf(folder.path, sizeof(folder.path), "%s/onepot-stage-%u",
-                     strcmp(place, "/") ? place : "", runtime_uid());
-    if (n < 0 || (size_t)n >= sizeof(folder.path))
-        return -ENAMETOOLONG;
-    int r = runtime_lock(folder.path, create, &folder.fd, &folder.lock_fd);
-    if (r == 0)
-        *ret_folder = folder;
-    return r;
+    int n = snprintf(ret_path, PATH_MAX, "%s/onepot-stage-%u", strcmp(place, "/") ? place : "",
+                     runtime_uid());
+    return n < 0 || n >= PATH_MAX ? -ENAMETOOLONG : 0;
 }
 
-/* A stream of the folder's entries with a descriptor of its own. */
-static DIR *folder_list(const struct stage_folder *folder)
+void stage_folder_explain(const char *place, int err, char *buf, size_t size)
 {
-    int fd = openat(folder->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-    if (!dir && fd >= 0)
-        close(fd);
-    return dir;
+    char path[PATH_MAX];
+    if (folder_path(place, path) == 0)
+        runtime_explain(path, err, buf, size);
+    else
+        snprintf(buf, size, "%s: %s", place, fault_errno(err));
 }
 
-static bool folder_is_empty(const struct stage_folder *folder)
+int stage_folder_lock(const char *place, bool create, struct registry *ret_folder)
 {
-    DIR *dir = folder_list(folder);
-    bool empty = dir != NULL;
-    for (struct dirent *e; empty && (e = readdir(dir));)
-        empty = path_is_dots(e->d_name) || strcmp(e->d_name, "lock") == 0;
-    if (dir)
-        closedir(dir);
-    return empty;
-}
-
-void stage_folder_unlock(struct stage_folder *folder)
-{
-    if (folder->lock_fd < 0)
-        return;
-    runtime_unlock(folder->path, &folder->lock_fd, folder_is_empty(folder));
-    close(steal_fd(&folder->fd));
+    char path[PATH_MAX];
+    int r = folder_path(place, path);
+    return r < 0 ? r : registry_lock(path, create, ret_folder);
 }
 
 /* ---- files ---- */
 
-int stage_folder_open(const struct stage_folder *folder, const char *name, const char *suffix,
-                      bool create, int *ret_fd)
+void stage_folder_remove(const struct registry *folder, const char *name)
 {
-    char file[STAGE_NAME_MAX + 16];
-    struct stat st;
-    snprintf(file, sizeof(file), "%s%s", name, suffix);
-    int flags = O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | (create ? O_CREAT | O_EXCL : 0);
-    auto_close int fd = openat(folder->fd, file, flags, 0600);
-    if (fd < 0)
-        return errno == ELOOP ? -EPERM : -errno;
-    if (fstat(fd, &st) < 0)
-        return -errno;
-    if (!S_ISREG(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & 077) != 0)
-        return -EPERM;
-    *ret_fd = steal_fd(&fd);
-    return 0;
+    registry_unlink(folder->fd, name, ".copy");
+    registry_unlink(folder->fd, name, ".state");
 }
 
-void stage_folder_remove(const struct stage_folder *folder, const char *name)
-{
-    char file[STAGE_NAME_MAX + 16];
-    static const char *const suffixes[] = {".copy", ".state"};
-    for (size_t i = 0; i < sizeof(suffixes) / sizeof(suffixes[0]); i++) {
-        snprintf(file, sizeof(file), "%s%s", name, suffixes[i]);
-        unlinkat(folder->fd, file, 0);
-    }
-}
-
-static bool folder_has_state(const struct stage_folder *folder, const char *name)
-{
-    char file[STAGE_NAME_MAX + 16];
-    struct stat st;
-    snprintf(file, sizeof(file), "%s.state", name);
-    return fstatat(folder->fd, file, &st, AT_SYMLINK_NOFOLLOW) == 0;
-}
-
-int stage_folder_each(const struct stage_folder *folder,
-                      int (*fn)(void *ctx, const struct stage_folder *folder, const char *name),
+int stage_folder_each(const struct registry *folder,
+                      int (*fn)(void *ctx, const struct registry *folder, const char *name),
                       void *ctx)
 {
     char name[STAGE_NAME_MAX];
-    DIR *dir = folder_list(folder);
+    DIR *dir = path_list(folder->fd);
     int r = 0;
     if (!dir)
         return -errno;
     for (struct dirent *e; r == 0 && (e = readdir(dir));)
-        if (runtime_cut_suffix(e->d_name, ".state", name, sizeof(name)) ||
-            (runtime_cut_suffix(e->d_name, ".copy", name, sizeof(name)) &&
-             !folder_has_state(folder, name)))
+        if (registry_name(e->d_name, ".state", name, sizeof(name)) ||
+            (registry_name(e->d_name, ".copy", name, sizeof(name)) &&
+             !registry_has(folder->fd, name, ".state")))
             r = fn(ctx, folder, name);
     closedir(dir);
     return r;
@@ -148,7 +99,7 @@ int stage_room_of(const char *place, struct stage_room *ret_room)
         room.free_bytes = INT64_MAX;
     if (storage.is_memory) {
         room.memory_bytes = budget_free_bytes("");
-        if (space.f_blocks == 0) /* the filesystem has no limit of its own */
+        if (space.f_blocks == 0) /* the filesystem has no limit */
             room.free_bytes = room.memory_bytes;
     }
     *ret_room = room;

@@ -1,6 +1,7 @@
 /*
  * Where copies lie: in a folder `onepot-stage-UID` (0700, the user's own) in /dev/shm, $TMPDIR
- * or /tmp, or where the user says. $ONEPOT_RUNTIME_DIR, if set, replaces these places. A copy
+ * or /tmp, or where the user says. $ONEPOT_RUNTIME_DIR, if set, replaces these places. Each is
+ * judged (place.h). A copy
  * is two files there (0600), beside a lock:
  *
  *   NAME.copy   the bytes. The process that makes the copy holds a lock (flock) on it.
@@ -20,6 +21,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "registry.h"
 #include "runtime.h"
 #include "fault.h"
 
@@ -32,31 +34,24 @@ struct stage_places {
 };
 struct stage_places stage_places(const char *given);
 
-struct stage_folder {
-    char path[PATH_MAX]; /* "/dev/shm/onepot-stage-1000" */
-    int fd;
-    int lock_fd;
-};
-
 /*
  * Open and lock the folder in `place`; with `create`, make it if need be. -ENOENT: there is
  * none; -EPERM: it is not ours alone; -ETIMEDOUT: its lock was taken for ten seconds.
+ *
+ * It ends by registry_remove: no process reads by a path in an empty folder, so whoever takes
+ * the name then only has copies made elsewhere.
  */
-int stage_folder_lock(const char *place, bool create, struct stage_folder *ret_folder);
+int stage_folder_lock(const char *place, bool create, struct registry *ret_folder);
 
-/* Unlock. An empty folder is removed. */
-void stage_folder_unlock(struct stage_folder *folder);
-
-/* A regular file of ours in the folder. -EPERM when it is something else. */
-int stage_folder_open(const struct stage_folder *folder, const char *name, const char *suffix,
-                      bool create, int *ret_fd);
+/* One line on why it can't be locked, after the error `err`: see runtime_explain. */
+void stage_folder_explain(const char *place, int err, char *buf, size_t size);
 
 /* Remove both files. */
-void stage_folder_remove(const struct stage_folder *folder, const char *name);
+void stage_folder_remove(const struct registry *folder, const char *name);
 
 /* Call `fn` for each NAME.state, and each NAME.copy without one, until it returns not 0. */
-int stage_folder_each(const struct stage_folder *folder,
-                      int (*fn)(void *ctx, const struct stage_folder *folder, const char *name),
+int stage_folder_each(const struct registry *folder,
+                      int (*fn)(void *ctx, const struct registry *folder, const char *name),
                       void *ctx);
 
 struct stage_room {

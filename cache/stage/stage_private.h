@@ -37,6 +37,7 @@ struct stage {
     const uint8_t *map; /* of the copy */
     bool in_memory;     /* reading the copy never waits */
     bool unpacked;      /* the copy is the unpacked content of the source */
+    bool is_private;    /* the copy has no name */
     uint64_t bytes;     /* of the copy */
     bool expands;       /* the copy is unpacked while it is read: */
     struct pot_stream stream;
@@ -62,28 +63,26 @@ void stage_say(const struct stage *stage, const char *format, ...)
 /* Name the copy of stage->source, or of its unpacked content. */
 void stage_name_for(struct stage *stage, const char *archive, bool unpacked);
 
-/* True: nobody uses the copy, and this process holds it until the descriptor is closed. */
-bool stage_is_unused(int state_fd);
 bool stage_stays(const struct stage_state *state);
-void stage_sweep_folder(const struct stage_folder *folder);
+void stage_sweep_folder(const struct registry *folder);
 
 /*
- * How many more bytes may be put there: without a spare share, and without what the copies in
- * this folder will still take.
+ * How many more bytes may be put there: without a spare share and the job's reserve, and
+ * without the bytes that the copies in this folder will still take.
  */
-uint64_t stage_room_left(const struct stage_room *room, const struct stage_folder *folder);
+uint64_t stage_room_left(const struct stage_room *room, const struct registry *folder);
 
 /* Use the copy that is there. -ENOENT: none; -EUCLEAN: one in use, but not of this archive. */
-int stage_use(struct stage *stage, const struct stage_folder *folder);
+int stage_use(struct stage *stage, const struct registry *folder);
 
 /* Make both files. */
-int stage_create(struct stage *stage, const struct stage_folder *folder, const char *archive);
+int stage_create(struct stage *stage, const struct registry *folder, const char *archive);
 
 /* Map the opened copy. -EUCLEAN: its length is wrong. */
 int stage_map_copy(struct stage *stage);
 
 /* Make the state of a copy (stage->copy_fd) that is whole already. */
-int stage_adopt(struct stage *stage, const struct stage_folder *folder, const char *archive);
+int stage_adopt(struct stage *stage, const struct registry *folder, const char *archive);
 
 /* Close and unmap. */
 void stage_release(struct stage *stage);
@@ -100,7 +99,7 @@ int stage_fetch(struct stage *stage, uint64_t chunk, void *buf);
 /* Nobody works on the copy any more. Reported once. */
 void stage_fail(struct stage *stage, int err);
 
-/* Copy what is missing until the copy is whole, has failed, or pauses are ended. */
+/* Copy missing chunks until the copy is whole, has failed, or pauses are ended. */
 void stage_copy(struct stage *stage);
 
 /*

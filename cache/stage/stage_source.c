@@ -27,8 +27,12 @@ int stage_fetch(struct stage *stage, uint64_t chunk, void *buf)
 {
     uint64_t offset = chunk * STAGE_CHUNK_BYTES;
     size_t len = stage_chunk_len(stage->state, chunk);
-    uint64_t begun_ms = now_ms();
+    uint64_t begun_ms = now_ms(), tries = source_failed_tries();
     int r = source_read(stage->source, buf, len, offset);
+    if (r == 0 && source_failed_tries() != tries) { /* bytes in doubt stay in no copy */
+        source_advise(stage->source, SOURCE_WRONG, offset, len);
+        r = source_read(stage->source, buf, len, offset);
+    }
     if (r < 0) {
         stage_settle(stage->state, chunk, CHUNK_ABSENT);
         return r;
@@ -198,9 +202,11 @@ static int staged_bring(const struct source *source, uint64_t offset, uint64_t l
     return 0;
 }
 
-static const uint8_t *staged_map(const struct source *source)
+static const uint8_t *staged_map(const struct source *source, uint64_t offset, uint64_t len)
 {
-    return stage_of(source)->map;
+    const uint8_t *map = stage_of(source)->map;
+    (void)len;
+    return map ? map + offset : NULL;
 }
 
 /* The archive may be cut short while it is copied; then only its copier notices. */
@@ -222,10 +228,34 @@ static void staged_state(const struct source *source, struct source_state *ret_s
         .progress_ns = stage->expands ? atomic_load(&stage->state->progress_ns) : 0};
 }
 
+/*
+ * Reads a chunk of the copy from storage again. It is written over the old bytes, and its mark
+ * stays: other processes may rely on a whole copy having all its chunks.
+ */
+static void staged_renew(const struct stage *stage, uint64_t chunk, void *buf)
+{
+    uint64_t offset = chunk * STAGE_CHUNK_BYTES;
+    size_t len = stage_chunk_len(stage->state, chunk);
+    if (!stage_chunk_here(stage->state, chunk) || source_was_changed(stage->source) != 0)
+        return;
+    source_advise(stage->source, SOURCE_WRONG, offset, len);
+    if (source_read(stage->source, buf, len, offset) < 0 ||
+        source_was_changed(stage->source) != 0)
+        return;
+    write_at(stage->copy_fd, buf, len, offset); /* if that fails, its sum tells again */
+    source_advise(stage->source, SOURCE_DROP, offset, len);
+}
+
 static void staged_advise(const struct source *source, enum source_advice advice,
                           uint64_t offset, uint64_t len)
 {
-    (void)source, (void)advice, (void)offset, (void)len;
+    const struct stage *stage = stage_of(source);
+    if (advice != SOURCE_WRONG || stage->unpacked || stage->expands || len == 0)
+        return;
+    auto_free uint8_t *buf = malloc(STAGE_CHUNK_BYTES);
+    for (uint64_t i = offset / STAGE_CHUNK_BYTES;
+         buf && i <= (offset + len - 1) / STAGE_CHUNK_BYTES; i++)
+        staged_renew(stage, i, buf);
 }
 
 static bool staged_close(struct source *source)

@@ -19,7 +19,6 @@
 #include "numbers.h"
 
 #define MAGIC "onepotS"
-#define VERSION 4u
 #define CLAIM_STREAM (UINT32_C(1) << 31)
 #define CLAIM_FIRST 16u /* smaller words have meanings of their own */
 #define DEMAND_OLD_MS (STAGE_CLAIM_OLD_S * 1000u)
@@ -43,7 +42,7 @@ size_t stage_state_size(uint64_t bytes)
 void stage_state_init(struct stage_state *state, const struct source *source, uint64_t bytes,
                       const char *archive, const char *place)
 {
-    state->version = VERSION;
+    state->version = STAGE_STATE_VERSION;
     state->chunk_bytes = STAGE_CHUNK_BYTES;
     state_boot_id(state->boot_id);
     source_identity(source, &state->identity);
@@ -60,8 +59,8 @@ static bool state_is_sane(const struct stage_state *state, uint64_t file_bytes)
 {
     char boot_id[40];
     state_boot_id(boot_id);
-    return memcmp(state->magic, MAGIC, sizeof(MAGIC)) == 0 && state->version == VERSION &&
-           state->chunk_bytes == STAGE_CHUNK_BYTES &&
+    return memcmp(state->magic, MAGIC, sizeof(MAGIC)) == 0 &&
+           state->version == STAGE_STATE_VERSION && state->chunk_bytes == STAGE_CHUNK_BYTES &&
            memcmp(state->boot_id, boot_id, sizeof(boot_id)) == 0 &&
            state->bytes <= (uint64_t)INT64_MAX &&
            stage_state_size(state->bytes) == file_bytes &&
@@ -123,7 +122,7 @@ bool stage_claim_stream(struct stage_state *state, uint64_t chunk, uint32_t gene
 {
     uint32_t claim = CLAIM_STREAM | generation;
     uint32_t seen = atomic_load_explicit(&state->chunk[chunk], memory_order_relaxed);
-    if (seen == CHUNK_HERE || seen == claim)
+    if (seen == CHUNK_HERE)
         return false;
     if (seen >= CLAIM_FIRST && !(seen & CLAIM_STREAM) && !claim_is_old(seen))
         return false;

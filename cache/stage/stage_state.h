@@ -21,6 +21,14 @@
 
 #include "source.h"
 
+/*
+ * The layout below has this number. It is part of a copy's name, so that two versions of the
+ * program make copies of their own.
+ */
+#ifndef STAGE_STATE_VERSION
+#define STAGE_STATE_VERSION 5u
+#endif
+
 /* A chunk that was claimed this long ago may be taken over. */
 #define STAGE_CLAIM_OLD_S 10
 

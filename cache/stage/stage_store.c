@@ -7,9 +7,9 @@
  *
  * With an index, the length is known. So it is known beforehand whether there is room for it,
  * each byte has its place before it comes, and the copy is read while it is unpacked
- * (stage_stream.c). A shared one is found and made as those of plain archives are. A private
- * one is for users that did not ask for staging: a file without a name, with its state in
- * memory that forked processes share.
+ * (stage_stream.c). A shared one is found and created in the same way as a plain archive's. A
+ * private one is for users that did not ask for staging: a file without a name, with its state
+ * in memory that forked processes share.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -27,7 +27,7 @@
 
 enum {
     GUESSED_RATIO = 3, /* how much smaller compression usually makes a tar */
-    MEMORY_SHARE = 2,  /* half of what the job has left; readers of the data need some, too */
+    MEMORY_SHARE = 2,  /* half of the job's free memory; readers need some, too */
 };
 
 struct unpacking {
@@ -42,10 +42,10 @@ struct unpacking {
  * Leave alone a copy that others read while it is unpacked. -EAGAIN with *ret_fd: a process
  * unpacks it; -EBUSY: none does, so it is of no use to us.
  */
-static int unpack_leave(struct stage *stage, const struct stage_folder *folder, int *ret_fd)
+static int unpack_leave(struct stage *stage, const struct registry *folder, int *ret_fd)
 {
     stage_release(stage);
-    int r = stage_folder_open(folder, stage->name, ".copy", false, ret_fd);
+    int r = registry_open(folder->fd, stage->name, ".copy", O_RDWR, ret_fd);
     if (r < 0)
         return r;
     if (flock(*ret_fd, LOCK_SH | LOCK_NB) < 0)
@@ -55,20 +55,20 @@ static int unpack_leave(struct stage *stage, const struct stage_folder *folder, 
 }
 
 /* 0: the whole copy; -ENOENT: there is none; -EAGAIN with *ret_fd: a process makes it. */
-static int unpack_look_in(struct stage *stage, const struct stage_folder *folder, int *ret_fd)
+static int unpack_look_in(struct stage *stage, const struct registry *folder, int *ret_fd)
 {
     int r = stage_use(stage, folder);
     if (r == 0 && !atomic_load(&stage->state->whole))
         return unpack_leave(stage, folder, ret_fd);
     if (r != -ENOENT)
         return r;
-    r = stage_folder_open(folder, stage->name, ".copy", false, ret_fd);
+    r = registry_open(folder->fd, stage->name, ".copy", O_RDWR, ret_fd);
     return r == 0 ? -EAGAIN : r;
 }
 
 static int unpack_find_in(struct stage *stage, const char *place, int *ret_fd)
 {
-    struct stage_folder folder;
+    struct registry folder;
     int r = stage_folder_lock(place, false, &folder);
     if (r < 0)
         return -ENOENT;
@@ -76,7 +76,7 @@ static int unpack_find_in(struct stage *stage, const char *place, int *ret_fd)
     strcpy(stage->folder, folder.path);
     stage_sweep_folder(&folder);
     r = unpack_look_in(stage, &folder, ret_fd);
-    stage_folder_unlock(&folder);
+    registry_remove(&folder);
     return r;
 }
 
@@ -101,7 +101,7 @@ static int unpack_find(struct stage *stage, const struct stage_places *places)
 }
 
 /* How much may be written in a place. 0: nothing, or it would probably be in vain. */
-static uint64_t unpack_room(const struct unpacking *u, const struct stage_folder *folder)
+static uint64_t unpack_room(const struct unpacking *u, const struct registry *folder)
 {
     struct stage_room room;
     if (stage_room_of(u->stage->place, &room) < 0 || !room.is_local)
@@ -115,7 +115,7 @@ static uint64_t unpack_room(const struct unpacking *u, const struct stage_folder
 static int unpack_begin(struct unpacking *u, const char *place, uint64_t *ret_room)
 {
     struct stage *stage = u->stage;
-    struct stage_folder folder;
+    struct registry folder;
     int fd = -1, r = stage_folder_lock(place, true, &folder);
     if (r < 0)
         return r;
@@ -127,13 +127,14 @@ static int unpack_begin(struct unpacking *u, const char *place, uint64_t *ret_ro
     *ret_room = r == -ENOENT ? unpack_room(u, &folder) : 0;
     u->most = max_u64(*ret_room, u->most);
     if (r == -ENOENT)
-        r = *ret_room ? stage_folder_open(&folder, stage->name, ".copy", true, &stage->copy_fd)
+        r = *ret_room ? registry_open(folder.fd, stage->name, ".copy",
+                                      O_RDWR | O_CREAT | O_EXCL, &stage->copy_fd)
                       : -ENOSPC;
     else if (r == 0)
         r = -EEXIST;
     if (r == 0 && flock(stage->copy_fd, LOCK_EX | LOCK_NB) < 0)
         r = -errno;
-    stage_folder_unlock(&folder);
+    registry_remove(&folder);
     return r;
 }
 
@@ -141,7 +142,7 @@ static int unpack_begin(struct unpacking *u, const char *place, uint64_t *ret_ro
 static int unpack_end(struct unpacking *u, int err)
 {
     struct stage *stage = u->stage;
-    struct stage_folder folder;
+    struct registry folder;
     int r = stage_folder_lock(stage->place, false, &folder);
     if (r < 0) {
         stage_release(stage);
@@ -154,7 +155,7 @@ static int unpack_end(struct unpacking *u, int err)
     } else {
         flock(stage->copy_fd, LOCK_UN);
     }
-    stage_folder_unlock(&folder);
+    registry_remove(&folder);
     return r;
 }
 
@@ -253,6 +254,7 @@ static int private_make_in(struct stage *stage, const char *place, const char *a
     if (fd < 0)
         return fd;
     stage->copy_fd = fd;
+    stage->is_private = true;
     snprintf(stage->place, sizeof(stage->place), "%s", place);
     snprintf(stage->folder, sizeof(stage->folder), "%s", place);
     int r = ftruncate(fd, (off_t)stage->bytes) < 0 ? -errno : 0;

@@ -1,8 +1,8 @@
 /*
  * Unpacks into a copy that is read meanwhile. One process at a time does it, in a thread that
  * watches a child (archive/sandbox/sandbox.h). The child reports how far it is. The thread
- * compares what the child wrote with the sums of the index, a chunk at a time, and only then
- * marks the chunk as there. So readers never see other bytes than those in which the names were
+ * compares the child's bytes with the sums of the index, a chunk at a time, and only then marks
+ * the chunk as there. So readers never see other bytes than those in which the names were
  * found, whatever became of the archive since. And a stream that is damaged in the middle is
  * right up to there.
  *
@@ -13,7 +13,7 @@
  * To unpack from the beginning once more is too dear to try blindly. So a small child
  * (pot_probe_storage) reads where the last one stopped until storage answers, with pauses that
  * grow to a quarter of a minute. Three things end a stream, since no patience helps: the
- * archive was changed; the error is not one of storage; or storage answers whenever it is
+ * archive was changed; the error is not a storage error; or storage answers whenever it is
  * asked, but unpacking never gets past the same place.
  */
 #include <errno.h>
@@ -119,7 +119,7 @@ static int expand_check_chunk(struct expanding *e, uint64_t chunk)
     int r = read_at(e->stage->copy_fd, e->buf, len, offset);
     if (r < 0)
         return fault_set(&e->fault, r, NULL, FAULT_NO_OFFSET, "its copy can't be read");
-    r = index_window_sum(e->stage->stream.index, WINDOWS_EXPANDED, chunk, &sum);
+    r = index_window_sum(e->stage->stream.index, chunk, &sum);
     if (r < 0)
         return fault_set(&e->fault, r, NULL, FAULT_NO_OFFSET, "its saved index is damaged");
     if (XXH3_64bits(e->buf, len) != sum)

@@ -6,8 +6,12 @@ from spack.package import *
 class Onepot(MesonPackage):
     """Mounts archives of millions of small files as directories, for training jobs."""
 
+    homepage = "https://example.org/onepot"
     manual_download = True
-    version("0.1.0")
+
+    maintainers("onepot-developers")
+
+    version("0.1.0", sha256="@SHA256@")
 
     license("Apache-2.0")
 
@@ -36,4 +40,4 @@ class Onepot(MesonPackage):
 
     def meson_args(self):
         python = "enabled" if self.spec.satisfies("+python") else "disabled"
-        return ["-Dtests=disabled", "-Dbench=false", "-Dcuda=disabled", f"-Dpython={python}"]
+        return ["-Dauto_features=enabled", "-Dtests=disabled", "-Dbench=false", "-Dcuda-home=none", f"-Dpython={python}"]

@@ -23,10 +23,10 @@
  *         if (cli_open_pot(argv[optind], NULL, CLI_PROGRESS_AUTO, &pot) < 0)
  *             return CLI_FAILED;
  *
- * Messages go to standard error, one line each: `onepot: FILE: what is wrong (offset N); what
- * to do`. A message stays one line whatever bytes a name in it has: control bytes and invalid
- * UTF-8 are printed as \xNN. After the command has returned, main() checks that all output
- * reached standard output, so commands use stdio without checking.
+ * Messages go to standard error, one line each: `onepot: FILE: reason (offset N); remedy`. A
+ * message stays one line whatever bytes a name in it has: control bytes and invalid UTF-8 are
+ * printed as \xNN. After the command has returned, main() checks that all output reached
+ * standard output, so commands use stdio without checking.
  *
  * Threads: only cli_note may be called from several threads at once.
  */
@@ -48,7 +48,7 @@ enum cli_status {
     CLI_OK = 0,
     CLI_FAILED = 1,
     CLI_USAGE = 2,
-    CLI_RUN_FAILED = 125, /* CLI_FAILED for 'run', whose command has exit statuses of its own */
+    CLI_RUN_FAILED = 125, /* CLI_FAILED for 'run', since its command also exits with 1 */
 };
 
 /* ---- messages ---- */
@@ -70,7 +70,7 @@ struct cli_usage {
     const char *text;     /* its purpose, without options; ends with a newline */
 };
 
-/* One option. The pointers say what is stored, and where; several may be set. */
+/* One option. The pointers say where its value is stored; several may be set. */
 struct cli_option {
     const char *spelling; /* "-f, --force", "-j, --jobs=N", "--zstd[=LEVEL]", "-o WORD" */
     const char *help;     /* broken into lines when printed; NULL: not printed */
@@ -103,6 +103,14 @@ struct cli_option {
         "--offset=BYTES", "where the archive begins in its file, if that is not found out",    \
             .take = cli_take_offset                                                            \
     }
+/* For storage_watch_begin: the command is watched from the first archive to its end. */
+#define CLI_IO_TIMEOUT                                                                         \
+    {                                                                                          \
+        "--io-timeout=SEC",                                                                    \
+            "give up when storage has not answered for so long; 0: never (default 60)",        \
+            .count = &cli_io_timeout_s, .max = 1000000                                         \
+    }
+extern unsigned cli_io_timeout_s;
 #define CLI_NESTED                                                                             \
     {                                                                                          \
         "--nested[=GLOB]",                                                                     \
@@ -161,7 +169,8 @@ int cli_take_view(const struct cli_usage *usage, void *ctx, const char *text);
 
 /* Options of all commands that open archives by cli_open_pot; `mode` is for CLI_PROGRESS. */
 #define CLI_ARCHIVES(mode)                                                                     \
-    CLI_TOGETHER, CLI_PROGRESS(mode), CLI_VIEW, CLI_MAX_RATIO, CLI_NESTED, CLI_OFFSET
+    CLI_TOGETHER, CLI_PROGRESS(mode), CLI_VIEW, CLI_MAX_RATIO, CLI_NESTED, CLI_OFFSET,         \
+        CLI_IO_TIMEOUT
 
 /*
  * The wishes of those options and --nested, for struct pot_options; NULL: none was given. Reads
@@ -201,12 +210,6 @@ int cli_usage_error(const struct cli_usage *usage, const char *format, ...)
 /* The candidate (NULL-terminated list) that `word` most likely stands for, or NULL. */
 const char *cli_nearest(const char *word, const char *const *candidates);
 
-/*
- * Parse bytes: a number, alone or followed by K, M, G or T (powers of 1024; "4K", "4KiB").
- * -EINVAL, or -ERANGE when it exceeds 64 bits.
- */
-int cli_parse_size(const char *text, uint64_t *ret_bytes);
-
 /* Parse a decimal number within [min, max]. -EINVAL, -ERANGE. */
 int cli_parse_number(const char *text, uint64_t min, uint64_t max, uint64_t *ret_number);
 
@@ -225,6 +228,33 @@ void cli_raise_file_limit(void);
 
 /* Threads for CPU-bound work: as many as the CPUs that this process may use, at most 64. */
 unsigned cli_default_jobs(void);
+
+/*
+ * The words of commands that take ARCHIVE... [[--] PATH...]. A path begins at the first word
+ * behind an archive that is no file here, and behind "--" whatever is there.
+ */
+struct cli_paths {
+    char **archives;
+    size_t archive_count;
+    const char **paths; /* in the archives; the names of --path first */
+    size_t path_count;
+    size_t option_count; /* of these, by --path */
+    bool guessed;        /* there was no "--": a path may have been taken for an archive */
+};
+#define CLI_PATH(words)                                                                        \
+    {                                                                                          \
+        "--path=PATH", "the same as PATH behind '--'; may be repeated", .take = cli_take_path, \
+                                                                        .ctx = (words)         \
+    }
+int cli_take_path(const struct cli_usage *usage, void *ctx, const char *text);
+
+/* cli_parse, and then the words. Whatever it returns, `words` is freed by cli_paths_free. */
+int cli_parse_paths(const struct cli_usage *usage, const struct cli_option *options, int argc,
+                    char **argv, struct cli_paths *words);
+void cli_paths_free(struct cli_paths *words);
+
+/* "ARCHIVE: PATH: no such file ...": no archive has path number `i`. Returns CLI_FAILED. */
+int cli_no_path(const struct cli_paths *words, size_t i);
 
 /* ---- text ---- */
 
@@ -275,7 +305,7 @@ void cli_progress_end(struct cli_progress *progress);
 /* ---- archives ---- */
 
 /*
- * Open what a word stands for: one archive, or all those of a folder, a pattern or a list as
+ * Open what a word stands for: one archive, or all archives of a folder, a pattern or a list as
  * one tree (archive_list.h), by the options of CLI_TOGETHER. Notes and progress go to standard
  * error, and also to the callbacks of `options` (NULL: the defaults), if it has any. 0, or
  * -errno after the error was printed.
@@ -284,12 +314,31 @@ int cli_open_pot(const char *word, const struct pot_options *options,
                  enum cli_progress_mode mode, struct pot **ret_pot);
 
 /*
- * The same of archives that were listed. Messages call them `name`. `folder` (or NULL) holds
- * some of them, and may have been meant for the directory to mount at: then a message says so.
+ * The same of all the archives that several words stand for: one tree. If one that is no
+ * archive was perhaps meant as a path, the message says how to write that.
  */
-int cli_open_list(const struct archive_list *list, const char *name, const char *folder,
-                  const struct pot_options *options, enum cli_progress_mode mode,
-                  struct pot **ret_pot);
+int cli_open_words(const struct cli_paths *words, size_t first, size_t count,
+                   const struct pot_options *options, enum cli_progress_mode mode,
+                   struct pot **ret_pot);
+
+/* Add the words' archives to a list. -errno after the error was printed. */
+int cli_list_archives(char *const *words, size_t count, struct archive_list *list);
+
+/* Words that were taken for archives, and may have been meant for something else. */
+struct cli_doubt {
+    char *const *words;
+    size_t count;
+    int err; /* of such a word itself; 0: of any file in such a folder */
+    const char *advice;
+};
+
+/* Advise so, if the fault of `file` is one that raises the doubt. */
+void cli_advise(const struct cli_doubt *doubt, const char *file, struct fault *fault);
+
+/* The same of archives that were listed. Messages call them `name`. `doubt` may be NULL. */
+int cli_open_list(const struct archive_list *list, const char *name,
+                  const struct cli_doubt *doubt, const struct pot_options *options,
+                  enum cli_progress_mode mode, struct pot **ret_pot);
 
 /*
  * Make room for so many archives. cli_open_list does that, too, but it is done sooner in a

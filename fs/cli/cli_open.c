@@ -2,8 +2,12 @@
  * Open an archive with the terminal connected: notes stay as lines, long steps show progress, a
  * failure becomes the error line.
  */
+#include <errno.h>
+#include <string.h>
+
 #include "budget.h"
 #include "cli.h"
+#include "storage_watch.h"
 
 struct opening {
     struct cli_progress line;
@@ -26,6 +30,8 @@ static void opening_show(void *ctx, const char *doing, const struct progress *pr
         o->given->progress(o->given->ctx, doing, progress);
 }
 
+unsigned cli_io_timeout_s = 60;
+
 /* So many archives may be open in the limit that most systems begin with. */
 #define FEW_ARCHIVES 100
 
@@ -37,18 +43,19 @@ void cli_expect_archives(size_t count)
     source_expect(count);
 }
 
-/* Advise how to mount, if it is a file of a folder that was meant for something else. */
-static void advise_of_folder(const char *folder, struct fault *fault)
+void cli_advise(const struct cli_doubt *doubt, const char *file, struct fault *fault)
 {
-    if (strncmp(fault->file, folder, strlen(folder)) != 0)
-        return;
-    fault_advise(fault, "the folder is taken for one of archives, as it holds files; if it is "
-                        "where to mount, empty it, or add -o nonempty");
+    for (size_t i = 0; doubt && i < doubt->count; i++) {
+        const char *word = doubt->words[i];
+        if (doubt->err ? fault->err == -doubt->err && strcmp(file, word) == 0
+                       : strncmp(file, word, strlen(word)) == 0)
+            fault_advise(fault, "%s", doubt->advice);
+    }
 }
 
-int cli_open_list(const struct archive_list *list, const char *name, const char *folder,
-                  const struct pot_options *options, enum cli_progress_mode mode,
-                  struct pot **ret_pot)
+int cli_open_list(const struct archive_list *list, const char *name,
+                  const struct cli_doubt *doubt, const struct pot_options *options,
+                  enum cli_progress_mode mode, struct pot **ret_pot)
 {
     struct opening opening = {.given = options};
     struct pot_options all = options ? *options : (struct pot_options){0};
@@ -68,23 +75,56 @@ int cli_open_list(const struct archive_list *list, const char *name, const char 
     cli_expect_archives(list->count);
     r = pot_open_many((const char *const *)list->at, list->count, name, &all, &fault, ret_pot);
     cli_progress_end(&opening.line);
-    if (r < 0 && folder)
-        advise_of_folder(folder, &fault);
+    if (r < 0)
+        cli_advise(doubt, fault.file[0] ? fault.file : name, &fault);
     if (r < 0)
         cli_fail(list->count == 1 ? list->at[0] : name, r, &fault);
+    return r;
+}
+
+int cli_list_archives(char *const *words, size_t count, struct archive_list *list)
+{
+    for (size_t i = 0; i < count; i++) {
+        struct fault fault = {0};
+        int r = archive_list_add(list, words[i], &fault);
+        if (r < 0) {
+            cli_fail(words[i], r, &fault);
+            return r;
+        }
+    }
+    return 0;
+}
+
+static int open_words(char *const *words, size_t count, const struct cli_doubt *doubt,
+                      const struct pot_options *options, enum cli_progress_mode mode,
+                      struct pot **ret_pot)
+{
+    struct archive_list list = {0};
+    char name[CLI_NAME_LEN];
+    storage_watch_begin(words, count, cli_io_timeout_s, CLI_FAILED);
+    int r = cli_list_archives(words, count, &list);
+    if (r == 0)
+        r = cli_open_list(&list, cli_name_of(words, count, name), doubt, options, mode,
+                          ret_pot);
+    archive_list_free(&list);
     return r;
 }
 
 int cli_open_pot(const char *word, const struct pot_options *options,
                  enum cli_progress_mode mode, struct pot **ret_pot)
 {
-    struct archive_list list = {0};
-    struct fault fault = {0};
-    int r = archive_list_add(&list, word, &fault);
-    if (r < 0)
-        cli_fail(word, r, &fault);
-    else
-        r = cli_open_list(&list, word, NULL, options, mode, ret_pot);
-    archive_list_free(&list);
-    return r;
+    char *words[] = {(char *)word};
+    return open_words(words, 1, NULL, options, mode, ret_pot);
+}
+
+int cli_open_words(const struct cli_paths *words, size_t first, size_t count,
+                   const struct pot_options *options, enum cli_progress_mode mode,
+                   struct pot **ret_pot)
+{
+    const struct cli_doubt is_path = {
+        .words = words->archives + 1,
+        .count = words->guessed ? words->archive_count - 1 : 0,
+        .err = -ENOMSG,
+        .advice = "if it is a path in the archive before it, write it behind '--'"};
+    return open_words(words->archives + first, count, &is_path, options, mode, ret_pot);
 }

@@ -11,6 +11,7 @@
 #include "cleanup.h"
 #include "cli.h"
 #include "cpus.h"
+#include "numbers.h"
 
 int cli_usage_error(const struct cli_usage *usage, const char *format, ...)
 {
@@ -51,7 +52,24 @@ static int unknown_long(const struct cli_usage *usage, const char *given,
     return cli_usage_error(usage, "there is no option '%.*s'", (int)len + 2, given);
 }
 
-/* getopt returned '?' or ':': print what is wrong. */
+/* An error about an unknown letter, with the long option that it may stand for. */
+static int unknown_letter(const struct cli_usage *usage, char letter,
+                          const struct option *longs)
+{
+    const struct option *found = NULL;
+    unsigned count = 0;
+    for (; longs->name; longs++)
+        if (longs->name[0] == letter && longs->name[1]) {
+            found = longs;
+            count++;
+        }
+    if (count == 1)
+        return cli_usage_error(usage, "there is no option '-%c', did you mean '--%s'?", letter,
+                               found->name);
+    return cli_usage_error(usage, "there is no option '-%c'", letter);
+}
+
+/* getopt returned '?' or ':': print the error. */
 static int bad_option(const struct cli_usage *usage, int opt, char **argv,
                       const struct option *longs)
 {
@@ -65,7 +83,7 @@ static int bad_option(const struct cli_usage *usage, int opt, char **argv,
         return cli_usage_error(usage, "option '%.*s' takes no argument",
                                (int)strcspn(given, "="), given);
     if (optopt)
-        return cli_usage_error(usage, "there is no option '-%c'", optopt);
+        return unknown_letter(usage, (char)optopt, longs);
     return unknown_long(usage, given, longs);
 }
 
@@ -171,48 +189,11 @@ const char *cli_nearest(const char *word, const char *const *candidates)
     return best;
 }
 
-/* Digits at the start of `text`; *ret_rest is what follows them. */
-static int parse_digits(const char *text, uint64_t *ret_number, const char **ret_rest)
-{
-    uint64_t number = 0;
-    const char *c = text;
-    for (; *c >= '0' && *c <= '9'; c++)
-        if (__builtin_mul_overflow(number, 10u, &number) ||
-            __builtin_add_overflow(number, (uint64_t)(*c - '0'), &number))
-            return -ERANGE;
-    if (c == text)
-        return -EINVAL;
-    *ret_number = number;
-    *ret_rest = c;
-    return 0;
-}
-
-int cli_parse_size(const char *text, uint64_t *ret_bytes)
-{
-    uint64_t number;
-    const char *rest;
-    int r = parse_digits(text, &number, &rest);
-    if (r < 0)
-        return r;
-    unsigned shift = 0;
-    if (*rest) {
-        static const char units[] = "KMGTkmgt";
-        const char *unit = strchr(units, *rest);
-        if (!unit || (rest[1] && strcmp(rest + 1, "iB") != 0))
-            return -EINVAL;
-        shift = 10 * ((unsigned)(unit - units) % 4 + 1);
-    }
-    if (__builtin_mul_overflow(number, UINT64_C(1) << shift, &number))
-        return -ERANGE;
-    *ret_bytes = number;
-    return 0;
-}
-
 int cli_parse_number(const char *text, uint64_t min, uint64_t max, uint64_t *ret_number)
 {
     uint64_t number;
     const char *rest;
-    int r = parse_digits(text, &number, &rest);
+    int r = digits_parse(text, &number, &rest);
     if (r < 0)
         return r;
     if (*rest)
@@ -226,7 +207,7 @@ int cli_parse_number(const char *text, uint64_t min, uint64_t max, uint64_t *ret
 int cli_size_option(const struct cli_usage *usage, const char *option, const char *text,
                     uint64_t *ret_bytes)
 {
-    int r = cli_parse_size(text, ret_bytes);
+    int r = size_parse(text, ret_bytes);
     if (r == -ERANGE)
         return cli_usage_error(usage, "%s: '%s' is too large", option, text);
     if (r < 0)
@@ -396,7 +377,7 @@ static int store_number(const struct cli_usage *usage, const struct cli_option *
     return r;
 }
 
-/* Store what the command line says: 0 or the exit status. */
+/* Store the command line's values: 0 or the exit status. */
 static int cli_store(const struct cli_usage *usage, const struct cli_option *o)
 {
     char name[NAME_BYTES];

@@ -50,6 +50,12 @@ static uint64_t time_left_ns(double left, double done, double seconds)
     return (uint64_t)(left / done * seconds * 1e9);
 }
 
+/* The work may turn out to be more than was counted. */
+static double share(uint64_t done, uint64_t total)
+{
+    return done < total ? 100.0 * (double)done / (double)total : 100.0;
+}
+
 static void describe_progress(const struct cli_progress *p, uint64_t now,
                               const struct snapshot *s, char line[LINE_MAX_BYTES])
 {
@@ -57,10 +63,12 @@ static void describe_progress(const struct cli_progress *p, uint64_t now,
     snprintf(line, LINE_MAX_BYTES, "%s: %s", p->doing, cli_format_bytes(s->done, a));
     if (s->total)
         append(line, " of %s (%.0f %%)", cli_format_bytes(s->total, a),
-               100.0 * (double)s->done / (double)s->total);
+               share(s->done, s->total));
     if (s->members && s->members_total)
         append(line, ", %s of %s files", cli_format_count(s->members, a),
                cli_format_count(s->members_total, b));
+    if (s->members && s->members_total && !s->total)
+        append(line, " (%.0f %%)", share(s->members, s->members_total));
     else if (s->members)
         append(line, ", %s files", cli_format_count(s->members, b));
 

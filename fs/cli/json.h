@@ -20,7 +20,7 @@
 
 struct json {
     FILE *out;
-    unsigned lines; /* down to this depth each item has a line of its own */
+    unsigned lines; /* down to this depth each item has its own line */
     unsigned depth; /* objects and arrays that are open */
     bool has_items; /* the innermost of them does */
 };

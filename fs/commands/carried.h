@@ -11,8 +11,8 @@ struct carried {
 };
 
 /*
- * The manual pages of man/ as text: "mount" for onepot-mount.1, "onepot" for onepot.1. The last
- * one has no name. None, if the build had no mandoc.
+ * The manual pages of man/ as text: "mount" for onepot-mount.1, "onepot" for onepot.1. They
+ * have no text if the build had no mandoc. The last one has no name.
  */
 extern const struct carried carried_pages[];
 

@@ -86,15 +86,15 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("out")
     parser.add_argument("pages", nargs="*")
-    parser.add_argument("--mandoc", help="without it, no pages")
+    parser.add_argument("--mandoc", help="without it, the pages have no text")
     parser.add_argument("--licence", required=True, help="onepot's own")
     parser.add_argument("--static", action="store_true", help="the libraries are in the program")
     parser.add_argument("--library", action="append", default=[])
     parser.add_argument("--root", default="", help="of the system that it is built for, if not this one")
     given = parser.parse_args()
 
-    pages = {page_name(page): page_text(given.mandoc, page)
-             for page in given.pages} if given.mandoc else {}
+    pages = {page_name(page): page_text(given.mandoc, page) if given.mandoc else None
+             for page in given.pages}
     with open(given.licence, encoding="utf-8") as f:
         licences = {"onepot": f.read()}
     licences.update(licences_of(given.library, given.root) if given.static

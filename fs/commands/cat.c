@@ -104,7 +104,7 @@ static const char *cat_describe(int err)
     }
 }
 
-/* Of a union, the archive that has the file. */
+/* The archive of a union that has the file. */
 static void name_part(const struct output *o, const char *path, struct fault *fault)
 {
     uint32_t position;

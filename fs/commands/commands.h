@@ -2,13 +2,14 @@
  * The subcommands, one file each. argv[0] is the command's own name, and getopt is ready to
  * start (optind 1). Each returns the program's exit status.
  *
- * Without FUSE (HAVE_FUSE) mount, umount, run and clean are not built; main.c then answers for
- * them.
+ * fs/meson.build may leave some out: without FUSE there are no mounts, and without the loader
+ * there is no order. main.c then answers for them.
  */
 #ifndef ONEPOT_COMMANDS_H
 #define ONEPOT_COMMANDS_H
 
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 
 struct command {
@@ -20,7 +21,7 @@ struct command {
 /* In the order in which a person needs them. The last one has no name. */
 extern const struct command command_list[];
 
-/* Run the command argv[0]: its exit status, or that of an error about the name. */
+/* Run the command argv[0]: its exit status, or CLI_USAGE after an error about the name. */
 int command_run_named(int argc, char **argv);
 
 /* The list, for a person. */
@@ -51,5 +52,11 @@ int command_top(int argc, char **argv);
 int command_umount(int argc, char **argv);
 int command_unstage(int argc, char **argv);
 int command_verify(int argc, char **argv);
+
+/*
+ * Print what --gpu of info prints. Returns the largest batch for the GPU with the least room;
+ * 0: there is no GPU.
+ */
+uint64_t command_info_gpus(void);
 
 #endif

@@ -1,496 +1,495 @@
 /*
- * onepot completions: print a script that completes command lines in a shell.
+ * onepot completions: complete command lines in a shell.
  *
- * Every command shows its own table of options (cli_show_options), so that the scripts know
- * what the program knows. What an option's argument or a command's arguments may be is told by
- * the words that stand for them in the help: DIR, FILE, ARCHIVE, MOUNTPOINT.
+ * The scripts know no command and no option. At each press of the tab key they call `onepot
+ * completions SHELL -- WORD...` with the words up to the cursor. The first line of the answer
+ * is a kind, the following ones are words that fit, and a shell that shows descriptions finds
+ * one behind a tab:
+ *
+ *   words        options, their values, commands
+ *   names        members of an archive, mount points: zsh and fish have to quote them
+ *   files, directories, programs
+ *                no words follow, the shell finds them itself
+ *
+ * Options come from each command's own table (cli_show_options), and the words that stand for
+ * arguments in the help (DIR, FILE, ARCHIVE, PATH) tell what these may be.
+ *
+ * Members come only from an index that is ready. Their names are untrusted: names with control
+ * characters or invalid UTF-8 are left out, and names that would be taken for options.
  */
+#include <errno.h>
+#include <limits.h>
+#include <mntent.h>
+#include <signal.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "cleanup.h"
 #include "cli.h"
 #include "commands.h"
+#include "resolve.h"
+#include "utf8.h"
 
 static const struct cli_usage usage = {
-    "completions", "bash|zsh|fish",
+    "completions", "bash|zsh|fish [-- WORD...]",
     "Print a script that completes command lines of onepot in a shell. In a start-up file:\n"
     "'source <(onepot completions bash)', the same for zsh, 'onepot completions fish | "
-    "source'.\n"};
+    "source'.\n"
+    "With WORDs: what the last one may become, for that script.\n"};
 
-enum kind {
-    KIND_NOTHING, /* nothing is known of it */
-    KIND_FILES,
-    KIND_DIRECTORIES,
-    KIND_WORDS,
-    KIND_MOUNTS,
-    KIND_COMMANDS, /* of onepot */
+enum {
+    MEMBERS_SHOWN = 1000,
+    MEMBERS_SECONDS = 2, /* to open the archive and list them */
 };
 
 struct shell {
     const char *name;
-    void (*begin)(void);
-    /* A command; its options follow, each by `option`. */
-    void (*command)(const struct cli_usage *usage, const struct cli_option *options);
-    void (*end)(void);
+    const char *script;
+    /*
+     * The text before the last of these characters stays on the line; NULL: the shell passes
+     * the line, not its words, and the end that it replaces.
+     */
+    const char *kept;
+    bool shows_descriptions;
 };
 
-/* ---- what a word may be ---- */
+/*
+ * bash gets names with the quotes that they need: its own (compopt -o filenames) leave out '$'
+ * in a name that is no file here. It replaces its $2.
+ */
+static const char bash_script[] =
+    "# Completion of onepot for bash, made by 'onepot completions bash'.\n"
+    "_onepot() {\n"
+    "    local lines\n"
+    "    mapfile -t lines < <(onepot completions bash -- \"${COMP_LINE:0:COMP_POINT}\" "
+    "\"$2\" 2>/dev/null)\n"
+    "    COMPREPLY=(\"${lines[@]:1}\")\n"
+    "    case ${lines[0]} in\n"
+    "    files) compopt -o default ;;\n"
+    "    directories) compopt -o dirnames ;;\n"
+    "    programs) compopt -o filenames; mapfile -t COMPREPLY < <(compgen -c -f -- \"$2\") ;;\n"
+    "    esac\n"
+    "    if [[ ${#COMPREPLY[@]} -eq 1 && ${COMPREPLY[0]} == *[=/] ]]; then compopt -o nospace; "
+    "fi\n"
+    "}\n"
+    "complete -F _onepot onepot\n";
+
+static const char zsh_script[] =
+    "#compdef onepot\n"
+    "# Completion of onepot for zsh, made by 'onepot completions zsh'.\n"
+    "_onepot() {\n"
+    "    local -a lines open\n"
+    "    lines=(\"${(@f)$(onepot completions zsh -- \"${(@Q)words[2,CURRENT-1]}\" "
+    "\"${(Q)PREFIX}\" 2>/dev/null)}\")\n"
+    "    case $lines[1] in\n"
+    "    files) compset -P 1 '--*='; _files ;;\n"
+    "    directories) compset -P 1 '--*='; _files -/ ;;\n"
+    "    programs)\n"
+    "        (( CURRENT -= ${words[(i)--]} ))\n"
+    "        shift ${words[(i)--]} words\n"
+    "        _normal\n"
+    "        ;;\n"
+    "    names)\n"
+    "        compset -P '*[=/]'\n"
+    "        shift lines\n"
+    "        compadd -qS / -- ${${(M)lines:#*/}%/}\n"
+    "        compadd -- ${lines:#*/}\n"
+    "        ;;\n"
+    "    words)\n"
+    "        compset -P '*='\n"
+    "        lines=(${lines[2,-1]/$'\\t'/:}) open=(${(M)lines:#*=:*}) lines=(${lines:|open})\n"
+    "        _describe word lines -- open -S ''\n"
+    "        ;;\n"
+    "    esac\n"
+    "    (( compstate[nmatches] ))\n"
+    "}\n"
+    "if [[ $funcstack[1] == _onepot ]]; then _onepot \"$@\"; else compdef _onepot onepot; fi\n";
+
+static const char fish_script[] =
+    "# Completion of onepot for fish, made by 'onepot completions fish'.\n"
+    "function __onepot\n"
+    "    set -l words (commandline -opc)[2..-1]\n"
+    "    set -l word (commandline -ct)\n"
+    "    set -l lines (onepot completions fish -- $words (string unescape -- $word) "
+    "2>/dev/null)\n"
+    "    set -l option (string match -r -- '^--[^=]*=|^' $word)\n"
+    "    set -l value (string replace -r -- '^--[^=]*=' '' $word)\n"
+    "    switch \"$lines[1]\"\n"
+    "        case files\n"
+    "            printf '%s\\n' $option(complete -C \"'' $value\")\n"
+    "        case directories\n"
+    "            printf '%s\\n' $option(complete -C \"'' $value\" | string match '*/')\n"
+    "        case programs\n"
+    "            set -e words[1..(contains -i -- -- $words)]\n"
+    "            complete -C (string join ' ' -- (string escape -- $words) $word)\n"
+    "        case '*'\n"
+    "            printf '%s\\n' $lines[2..-1]\n"
+    "    end\n"
+    "end\n"
+    "complete -c onepot -f -a '(__onepot)'\n";
+
+static const struct shell shells[] = {
+    {"bash", bash_script, NULL, false},
+    {"zsh", zsh_script, "=/", true},
+    {"fish", fish_script, "", true},
+    {NULL, NULL, NULL, false},
+};
+
+/* The word to complete, and its context. */
+struct completion {
+    const struct shell *shell;
+    const char *const *words; /* behind "onepot"; it is the last one */
+    size_t count;
+    const char *word;
+    size_t skip;         /* so much of it stays on the line */
+    size_t value;        /* where in it the value of --option=value begins */
+    bool is_glob;        /* that value is a pattern */
+    bool behind_dashes;  /* it follows "--" */
+    size_t arguments;    /* before it */
+    const char *archive; /* the first of these; NULL: there is none */
+    const char *escaped; /* what needs a backslash where the word stands, */
+    const char *refused; /* and what can't be there */
+    const char *kind;    /* of the answer; NULL: it is printed already */
+};
 
 static bool starts_with(const char *text, const char *start)
 {
     return strncmp(text, start, strlen(start)) == 0;
 }
 
-static enum kind kind_of_option(const struct cli_option *o)
+static void put_escaped(const struct completion *c, const char *text, size_t len)
+{
+    for (size_t i = 0; i < len; i++)
+        printf(strchr(c->escaped, text[i]) ? "\\%c" : "%c", text[i]);
+}
+
+/* A word that fits: the first `kept` bytes of the one to complete, and then `rest`. */
+static void put(struct completion *c, size_t kept, const char *rest, size_t len,
+                const char *end, const char *description)
+{
+    size_t known = c->skip < kept ? c->skip : kept, skip = c->skip - known;
+    if (c->kind)
+        puts(c->kind);
+    c->kind = NULL;
+    put_escaped(c, c->word + known, kept - known);
+    put_escaped(c, rest + skip, len - skip);
+    fputs(end, stdout);
+    if (c->shell->shows_descriptions && description)
+        printf("\t%s", description);
+    putchar('\n');
+}
+
+/* The same, if it fits. */
+static void offer(struct completion *c, const char *word, const char *description)
+{
+    if (starts_with(word, c->word + c->value))
+        put(c, c->value, word, strlen(word), "", description);
+}
+
+static void offer_commands(struct completion *c)
+{
+    for (const struct command *known = command_list; known->name; known++)
+        if (known->run)
+            offer(c, known->name, known->summary);
+}
+
+static void offer_options(struct completion *c, const struct cli_option *options)
+{
+    char word[64];
+    for (const struct cli_option *o = options; o->spelling; o++) {
+        struct cli_spelling s = cli_spelling_of(o);
+        snprintf(word, sizeof(word), "-%c", s.letter);
+        if (o->help && s.letter)
+            offer(c, word, o->help);
+        snprintf(word, sizeof(word), "--%.*s%s", (int)s.name_len, s.name ? s.name : "",
+                 s.argument == required_argument ? "=" : "");
+        if (o->help && s.name)
+            offer(c, word, o->help);
+    }
+    offer(c, "-h", "print help");
+    offer(c, "--help", "print help");
+    offer(c, "--version", "print the version");
+}
+
+/* May the name stand in a command line, and on a terminal? */
+static bool is_safe(const struct completion *c, const char *name, size_t len)
+{
+    size_t n = 1;
+    for (size_t i = 0; i < len && n > 0; i += n)
+        n = strchr(c->refused, name[i]) || (c->is_glob && strchr("*?[\\", name[i]))
+                ? 0
+                : utf8_printable_length(name + i, len - i);
+    return n > 0;
+}
+
+static void offer_mounts(struct completion *c)
+{
+    c->kind = "names";
+    FILE *table = setmntent("/proc/self/mounts", "r");
+    for (struct mntent *m; table && (m = getmntent(table));)
+        if (strcmp(m->mnt_type, "fuse.onepot") == 0 &&
+            is_safe(c, m->mnt_dir, strlen(m->mnt_dir)))
+            offer(c, m->mnt_dir, NULL);
+    if (table)
+        endmntent(table);
+}
+
+/* ---- members ---- */
+
+/* Does it fit? Then it is printed, if `is_shown`. */
+static bool fits_member(struct completion *c, const struct index *index, uint32_t position,
+                        size_t kept, bool is_shown)
+{
+    const char *name, *start = c->word + kept;
+    size_t len;
+    struct node node;
+    if (index_name(index, position, &name, &len) < 0 || len < strlen(start) ||
+        memcmp(name, start, strlen(start)) != 0 || !is_safe(c, name, len) ||
+        (kept == 0 && name[0] == '-' && !c->behind_dashes) ||
+        index_node(index, position, &node) < 0)
+        return false;
+    if (is_shown)
+        put(c, kept, name, len, S_ISDIR(node.mode) ? "/" : "", NULL);
+    return true;
+}
+
+/*
+ * If there are too many, the last one is shown, too: names are sorted, so that its common start
+ * with the first one is the common start of all.
+ */
+static void offer_children(struct completion *c, const struct index *index)
+{
+    const char *path = c->word + c->value, *slash = strrchr(path, '/');
+    size_t kept = slash ? (size_t)(slash + 1 - c->word) : c->value, found = 0;
+    auto_free char *folder = strndup(path, kept - c->value);
+    uint32_t position, first, count, last = 0;
+    if (!folder || resolve_path(index, folder, &position) < 0 ||
+        index_children(index, position, &first, &count) < 0)
+        return;
+    for (uint32_t i = first; i < first + count; i++)
+        if (fits_member(c, index, i, kept, found < MEMBERS_SHOWN) && ++found)
+            last = i;
+    if (found > MEMBERS_SHOWN)
+        fits_member(c, index, last, kept, true);
+}
+
+/* Expand '~' or a variable at the start of a word, as the shell will. */
+static void expand(const char *word, char *path, size_t size)
+{
+    size_t len = strcspn(word, "/");
+    snprintf(path, size, "%.*s", (int)len, word);
+    const char *value = strcmp(path, "~") == 0 ? getenv("HOME")
+                        : path[0] == '$'       ? getenv(path + 1)
+                                               : NULL;
+    snprintf(path, size, "%s%s", value ? value : "", value ? word + len : word);
+}
+
+/* None, unless the archive has an index that is ready. */
+static void offer_members(struct completion *c)
+{
+    const struct pot_options options = {.names_only = true, .only_ready = true};
+    char archive[PATH_MAX];
+    struct stat st;
+    struct pot *pot;
+    if (!c->archive)
+        return;
+    expand(c->archive, archive, sizeof(archive));
+    signal(SIGALRM, SIG_DFL);
+    alarm(MEMBERS_SECONDS);
+    if (stat(archive, &st) < 0 || !S_ISREG(st.st_mode) ||
+        pot_open(archive, &options, NULL, &pot) < 0)
+        return;
+    c->kind = "names";
+    offer_children(c, pot->index);
+    pot_close(pot);
+}
+
+/* ---- kinds of words ---- */
+
+static const struct cli_option *option_named(const struct cli_option *o, const char *name,
+                                             size_t len)
+{
+    for (; o->spelling; o++) {
+        struct cli_spelling s = cli_spelling_of(o);
+        if (s.name && s.name_len == len && strncmp(s.name, name, len) == 0)
+            return o;
+    }
+    return NULL;
+}
+
+/* The option whose value is the word behind this one, or NULL. */
+static const struct cli_option *option_before_value(const struct cli_option *options,
+                                                    const char *word)
+{
+    if (starts_with(word, "--")) {
+        const struct cli_option *o = option_named(options, word + 2, strlen(word + 2));
+        return o && cli_spelling_of(o).argument == required_argument ? o : NULL;
+    }
+    for (const char *letter = word + 1; *letter; letter++)
+        for (const struct cli_option *o = options; o->spelling; o++)
+            if (cli_spelling_of(o).letter == *letter && cli_spelling_of(o).argument)
+                return letter[1] ? NULL : o;
+    return NULL;
+}
+
+static void complete_value(struct completion *c, const struct cli_option *o)
 {
     const char *value = cli_spelling_of(o).value;
-    if (o->words)
-        return KIND_WORDS;
-    if (starts_with(value, "DIR"))
-        return KIND_DIRECTORIES;
-    return starts_with(value, "FILE") || starts_with(value, "LIST") || starts_with(value, "OUT")
-               ? KIND_FILES
-               : KIND_NOTHING;
+    c->is_glob = starts_with(value, "GLOB");
+    for (size_t i = 0; o->words && o->words[i]; i++)
+        offer(c, o->words[i], NULL);
+    if (c->is_glob || starts_with(value, "PATH"))
+        offer_members(c);
+    else if (starts_with(value, "DIR"))
+        c->kind = "directories";
+    else if (starts_with(value, "FILE") || starts_with(value, "LIST") ||
+             starts_with(value, "OUT"))
+        c->kind = "files";
 }
 
-static enum kind kind_of_arguments(const struct cli_usage *u)
+static void complete_argument(struct completion *c, const char *synopsis)
 {
-    if (strstr(u->synopsis, "MOUNTPOINT"))
-        return KIND_MOUNTS;
-    if (strstr(u->synopsis, "ARCHIVE") || strstr(u->synopsis, "SRC"))
-        return KIND_FILES;
-    if (strchr(u->synopsis, '|') && u->synopsis[0] != '[')
-        return KIND_WORDS;
-    return starts_with(u->synopsis, "[COMMAND]") ? KIND_COMMANDS : KIND_NOTHING;
-}
-
-/* "a|b|c" with blanks. */
-static void print_choices(const char *synopsis)
-{
-    for (; *synopsis; synopsis++)
-        putchar(*synopsis == '|' ? ' ' : *synopsis);
-}
-
-static void print_words(const char *const *words)
-{
-    for (size_t i = 0; words[i]; i++)
-        printf("%s%s", i ? " " : "", words[i]);
-}
-
-static void print_commands(void)
-{
-    for (const struct command *c = command_list; c->name; c++)
-        if (c->run)
-            printf("%s%s", c == command_list ? "" : " ", c->name);
-}
-
-/* Within single quotes: `special` characters behind a backslash, and a quote as `quote`. */
-static void print_quoted(const char *text, const char *special, const char *quote)
-{
-    for (; *text; text++) {
-        if (*text == '\'') {
-            fputs(quote, stdout);
-            continue;
-        }
-        if (strchr(special, *text))
-            putchar('\\');
-        putchar(*text);
+    bool has_paths = c->archive && strstr(synopsis, "PATH...");
+    bool has_files = has_paths ? strstr(synopsis, "ARCHIVE...") && !c->behind_dashes
+                               : strstr(synopsis, "ARCHIVE") || strstr(synopsis, "SRC") ||
+                                     strstr(synopsis, "MOUNTPOINT");
+    if (c->behind_dashes && strstr(synopsis, "-- COMMAND")) {
+        c->kind = "programs";
+        return;
     }
+    if (has_paths)
+        offer_members(c);
+    else if (strstr(synopsis, "MOUNTPOINT"))
+        offer_mounts(c);
+    else if (c->arguments == 0 && starts_with(synopsis, "[COMMAND]"))
+        offer_commands(c);
+    else if (c->arguments == 0 && starts_with(synopsis, "bash|"))
+        for (const struct shell *shell = shells; shell->name; shell++)
+            offer(c, shell->name, NULL);
+    if (c->kind && has_files)
+        c->kind = "files";
 }
 
-/* ---- bash ---- */
-
-static void bash_begin(void)
-{
-    printf("# Completion of onepot %s for bash, made by 'onepot completions bash'.\n",
-           ONEPOT_VERSION);
-    fputs("_onepot_mounts() {\n"
-          "    local path type\n"
-          "    while read -r _ path type _; do\n"
-          "        if [ \"$type\" = fuse.onepot ]; then printf '%b\\n' \"$path\"; fi\n"
-          "    done </proc/self/mounts\n"
-          "}\n"
-          "\n"
-          "_onepot() {\n"
-          "    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]}\n"
-          "    local command=${COMP_WORDS[1]} options='-h --help --version' words kind i\n"
-          "    COMPREPLY=()\n"
-          "    # bash makes three words of --option=value.\n"
-          "    if [ \"$word\" = = ]; then\n"
-          "        word='' before+='='\n"
-          "    elif [ \"$before\" = = ]; then\n"
-          "        before=${COMP_WORDS[COMP_CWORD - 2]}=\n"
-          "    fi\n"
-          "    # A name that is quoted while it is typed; readline quotes what it becomes.\n"
-          "    case $word in\n"
-          "    \\\"* | \\'*) word=${word:1} ;;\n"
-          "    *) word=${word//\\\\/} ;;\n"
-          "    esac\n"
-          "    if [ \"$COMP_CWORD\" -eq 1 ]; then command='' kind=commands; fi\n"
-          "    case $command in\n",
-          stdout);
-}
-
-static const char *const bash_kinds[] = {
-    [KIND_NOTHING] = "nothing", [KIND_FILES] = "files",   [KIND_DIRECTORIES] = "directories",
-    [KIND_WORDS] = "words",     [KIND_MOUNTS] = "mounts", [KIND_COMMANDS] = "commands",
-};
-
-/* The pattern of the word before an argument: "--output | --output= | -o". */
-static void bash_print_before(const struct cli_spelling *s)
-{
-    const char *bar = "";
-    if (s->argument == required_argument && s->letter) {
-        printf("-%c", s->letter);
-        bar = " | ";
-    }
-    if (s->name && s->argument == required_argument) {
-        printf("%s--%.*s", bar, (int)s->name_len, s->name);
-        bar = " | ";
-    }
-    if (s->name)
-        printf("%s--%.*s=", bar, (int)s->name_len, s->name);
-}
-
-static void bash_print_argument(const struct cli_option *o)
-{
-    struct cli_spelling s = cli_spelling_of(o);
-    printf("        ");
-    bash_print_before(&s);
-    printf(") kind=%s", bash_kinds[kind_of_option(o)]);
-    if (o->words) {
-        printf(" words='");
-        print_words(o->words);
-        putchar('\'');
-    }
-    printf(" options='' ;;\n");
-}
-
-static void bash_command(const struct cli_usage *u, const struct cli_option *options)
-{
-    printf("    %s)\n        kind=%s", u->name, bash_kinds[kind_of_arguments(u)]);
-    if (kind_of_arguments(u) == KIND_WORDS) {
-        printf(" words='");
-        print_choices(u->synopsis);
-        putchar('\'');
-    }
-    printf("\n        options+='");
-    for (const struct cli_option *o = options; o->spelling; o++) {
-        struct cli_spelling s = cli_spelling_of(o);
-        if (o->help && s.letter)
-            printf(" -%c", s.letter);
-        if (o->help && s.name)
-            printf(" --%.*s%s", (int)s.name_len, s.name,
-                   s.argument == required_argument ? "=" : "");
-    }
-    printf("'\n        case $before in\n");
-    for (const struct cli_option *o = options; o->spelling; o++)
-        if (o->help && cli_spelling_of(o).argument != no_argument)
-            bash_print_argument(o);
-    printf("        esac\n        ;;\n");
-}
-
-static void bash_end(void)
-{
-    fputs("    esac\n"
-          "    # Behind '--' there is a command of one's own.\n"
-          "    for ((i = 2; i < COMP_CWORD; i++)); do\n"
-          "        if [ \"${COMP_WORDS[i]}\" = -- ]; then kind=programs options=''; fi\n"
-          "    done\n"
-          "    if [[ $word == -* && $options ]]; then kind=words words=$options; fi\n"
-          "    case $kind in\n"
-          "    words) mapfile -t COMPREPLY < <(compgen -W \"$words\" -- \"$word\") ;;\n"
-          "    files) mapfile -t COMPREPLY < <(compgen -f -- \"$word\") ;;\n"
-          "    directories) mapfile -t COMPREPLY < <(compgen -d -- \"$word\") ;;\n"
-          "    programs) mapfile -t COMPREPLY < <(compgen -c -f -- \"$word\") ;;\n"
-          "    mounts)\n"
-          "        mapfile -t COMPREPLY < <(compgen -f -- \"$word\")\n"
-          "        while IFS= read -r i; do\n"
-          "            if [[ $i == \"$word\"* ]]; then COMPREPLY+=(\"$i\"); fi\n"
-          "        done < <(_onepot_mounts)\n"
-          "        ;;\n"
-          "    commands) mapfile -t COMPREPLY < <(compgen -W '",
-          stdout);
-    print_commands();
-    fputs("' -- \"$word\") ;;\n"
-          "    esac\n"
-          "    case $kind in files | directories | mounts) compopt -o filenames ;; esac\n"
-          "    if [[ ${#COMPREPLY[@]} -eq 1 && ${COMPREPLY[0]} == --*= ]]; then compopt -o "
-          "nospace; fi\n"
-          "}\n"
-          "complete -F _onepot onepot\n",
-          stdout);
-}
-
-/* ---- zsh ---- */
-
-static void zsh_begin(void)
-{
-    printf("#compdef onepot\n"
-           "# Completion of onepot %s for zsh, made by 'onepot completions zsh'.\n",
-           ONEPOT_VERSION);
-    fputs("_onepot_mounts() {\n"
-          "    local -a mounts\n"
-          "    mounts=(${(f)\"$(while read -r _ path type _; do\n"
-          "        [[ $type == fuse.onepot ]] && printf '%b\\n' $path\n"
-          "    done </proc/self/mounts)\"})\n"
-          "    (( $#mounts )) && compadd -- $mounts\n"
-          "    _files\n"
-          "}\n"
-          "\n"
-          "_onepot() {\n"
-          "    local -a names # 'commands' would hide zsh's own\n"
-          "    names=(\n",
-          stdout);
-    for (const struct command *c = command_list; c->name; c++) {
-        if (!c->run)
-            continue;
-        printf("        '%s:", c->name);
-        print_quoted(c->summary, "\\", "'\\''");
-        puts("'");
-    }
-    fputs("    )\n"
-          "    if (( CURRENT == 2 )); then\n"
-          "        _describe command names\n"
-          "        return\n"
-          "    fi\n"
-          "    shift words\n"
-          "    (( CURRENT-- ))\n"
-          "    case $words[1] in\n",
-          stdout);
-}
-
-static void zsh_print_action(enum kind kind, const char *const *words)
-{
-    switch (kind) {
-    case KIND_FILES:
-        printf("_files");
-        break;
-    case KIND_DIRECTORIES:
-        printf("_files -/");
-        break;
-    case KIND_MOUNTS:
-        printf("_onepot_mounts");
-        break;
-    case KIND_COMMANDS:
-        printf("(");
-        print_commands();
-        printf(")");
-        break;
-    case KIND_WORDS:
-        printf("(");
-        print_words(words);
-        printf(")");
-        break;
-    case KIND_NOTHING:
-        printf(" ");
-        break;
-    }
-}
-
-/* '*'{-o+,--output=}'[help]:OUT:_files' */
-static void zsh_print_option(const struct cli_option *o)
-{
-    struct cli_spelling s = cli_spelling_of(o);
-    const char *long_mark = s.argument == required_argument   ? "="
-                            : s.argument == optional_argument ? "=-"
-                                                              : "";
-    const char *letter_mark = s.argument == required_argument ? "+" : "";
-    printf(" \\\n            '*'");
-    if (s.letter && s.name)
-        printf("{-%c%s,--%.*s%s}", s.letter, letter_mark, (int)s.name_len, s.name, long_mark);
-    else if (s.name)
-        printf("--%.*s%s", (int)s.name_len, s.name, long_mark);
-    else
-        printf("-%c%s", s.letter, letter_mark);
-    printf("'[");
-    print_quoted(o->help, "[]:\\", "'\\''");
-    putchar(']');
-    if (s.argument != no_argument) {
-        printf(s.argument == optional_argument ? "::" : ":");
-        printf("%.*s:", (int)strcspn(s.value, "[]:"), s.value);
-        zsh_print_action(kind_of_option(o), o->words);
-    }
-    putchar('\'');
-}
-
-static void zsh_command(const struct cli_usage *u, const struct cli_option *options)
-{
-    printf("    %s)\n", u->name);
-    if (strstr(u->synopsis, "-- COMMAND"))
-        fputs("        local -i dashes=${words[(ie)--]}\n"
-              "        if (( dashes < CURRENT )); then\n"
-              "            shift $dashes words\n"
-              "            (( CURRENT -= dashes ))\n"
-              "            _normal\n"
-              "            return\n"
-              "        fi\n",
-              stdout);
-    fputs("        _arguments -s \\\n            '(-)'{-h,--help}'[print help]' "
-          "'(-)--version[print the version]'",
-          stdout);
-    for (const struct cli_option *o = options; o->spelling; o++)
-        if (o->help)
-            zsh_print_option(o);
-    if (kind_of_arguments(u) == KIND_WORDS) {
-        printf(" \\\n            ':argument:(");
-        print_choices(u->synopsis);
-        printf(")'");
-    } else if (kind_of_arguments(u) != KIND_NOTHING) {
-        printf(" \\\n            '*:argument:");
-        zsh_print_action(kind_of_arguments(u), NULL);
-        putchar('\'');
-    }
-    printf("\n        ;;\n");
-}
-
-static void zsh_end(void)
-{
-    fputs("    esac\n"
-          "}\n"
-          "\n"
-          "if [[ $funcstack[1] == _onepot ]]; then _onepot \"$@\"; else compdef _onepot "
-          "onepot; fi\n",
-          stdout);
-}
-
-/* ---- fish ---- */
-
-static void fish_begin(void)
-{
-    printf(
-        "# Completion of onepot %s for fish, made by 'onepot completions fish'.\n"
-        "function __onepot_command\n"
-        "    set -l words (commandline -opc)\n"
-        "    test (count $words) -gt 1; and test $words[2] = $argv[1]; and not contains -- -- "
-        "$words\n"
-        "end\n"
-        "function __onepot_behind_dashes\n"
-        "    contains -- -- (commandline -opc)\n"
-        "end\n"
-        "function __onepot_rest\n"
-        "    set -l words (commandline -opc)\n"
-        "    set -l rest $words[(math (contains -i -- -- $words) + 1)..-1]\n"
-        "    complete -C (string trim -l -- (string join ' ' -- (string escape -- $rest) "
-        "(commandline -ct | string collect -a)))\n"
-        "end\n"
-        "complete -c onepot -f\n"
-        "complete -c onepot -n __onepot_behind_dashes -x -a '(__onepot_rest)'\n",
-        ONEPOT_VERSION);
-    for (const struct command *c = command_list; c->name; c++) {
-        if (!c->run)
-            continue;
-        printf("complete -c onepot -n __fish_use_subcommand -a %s -d '", c->name);
-        print_quoted(c->summary, "\\", "\\'");
-        puts("'");
-    }
-}
-
-/* The end of a line `complete ...`, for an argument. */
-static void fish_print_kind(enum kind kind, const char *const *words)
-{
-    switch (kind) {
-    case KIND_FILES:
-        printf(" -F");
-        break;
-    case KIND_MOUNTS:
-        printf(
-            " -F -a '(string match -rg \"^\\S+ (\\S+) fuse\\.onepot \" </proc/self/mounts)'");
-        break;
-    case KIND_DIRECTORIES:
-        printf(" -f -a '(__fish_complete_directories)'");
-        break;
-    case KIND_WORDS:
-        printf(" -f -a '");
-        print_words(words);
-        putchar('\'');
-        break;
-    case KIND_COMMANDS:
-        printf(" -f -a '");
-        print_commands();
-        putchar('\'');
-        break;
-    case KIND_NOTHING:
-        break;
-    }
-}
-
-static void fish_command(const struct cli_usage *u, const struct cli_option *options)
-{
-    enum kind arguments = kind_of_arguments(u);
-    char when[96];
-    snprintf(when, sizeof(when), "complete -c onepot -n '__onepot_command %s'", u->name);
-    printf("%s -s h -l help -d 'print help'\n", when);
-    for (const struct cli_option *o = options; o->spelling; o++) {
-        struct cli_spelling s = cli_spelling_of(o);
-        if (!o->help)
-            continue;
-        fputs(when, stdout);
-        if (s.letter)
-            printf(" -s %c", s.letter);
-        if (s.name)
-            printf(" -l %.*s", (int)s.name_len, s.name);
-        if (s.argument == required_argument)
-            printf(" -r");
-        if (s.argument != no_argument)
-            fish_print_kind(kind_of_option(o), o->words);
-        printf(" -d '");
-        print_quoted(o->help, "\\", "\\'");
-        puts("'");
-    }
-    if (arguments == KIND_WORDS) {
-        printf("%s -a '", when);
-        print_choices(u->synopsis);
-        puts("'");
-    } else if (arguments != KIND_NOTHING) {
-        fputs(when, stdout);
-        fish_print_kind(arguments, NULL);
-        putchar('\n');
-    }
-}
-
-static void fish_end(void) {}
-
-static const struct shell shells[] = {
-    {"bash", bash_begin, bash_command, bash_end},
-    {"zsh", zsh_begin, zsh_command, zsh_end},
-    {"fish", fish_begin, fish_command, fish_end},
-};
-#define SHELL_COUNT (sizeof shells / sizeof shells[0])
-
-/* ---- the command ---- */
-
+/* The command's table tells what its words are. */
 static void completions_see(void *ctx, const struct cli_usage *u,
                             const struct cli_option *options)
 {
-    const struct shell *shell = ctx;
-    shell->command(u, options);
+    struct completion *c = ctx;
+    const struct cli_option *o = NULL; /* whose value follows */
+    for (size_t i = 1; i + 1 < c->count; i++) {
+        const char *word = c->words[i];
+        if (o)
+            o = NULL;
+        else if (!c->behind_dashes && strcmp(word, "--") == 0)
+            c->behind_dashes = true;
+        else if (!c->behind_dashes && word[0] == '-' && word[1])
+            o = option_before_value(options, word);
+        else if (c->arguments++ == 0)
+            c->archive = word;
+    }
+    bool is_option = !o && !c->behind_dashes && c->word[0] == '-';
+    size_t len = strcspn(c->word, "=");
+    if (is_option && c->word[1] == '-' && c->word[len] == '=') {
+        o = option_named(options, c->word + 2, len - 2);
+        c->value = o ? len + 1 : 0;
+    }
+    if (o)
+        complete_value(c, o);
+    else if (is_option)
+        offer_options(c, options);
+    else
+        complete_argument(c, u->synopsis);
 }
 
-static void completions_print(const struct shell *shell)
+static void completions_answer(struct completion *c)
 {
-    shell->begin();
-    cli_show_options(completions_see, (void *)shell);
-    for (const struct command *c = command_list; c->name; c++) {
-        char *argv[] = {(char *)c->name, NULL};
-        if (c->run)
-            c->run(1, argv);
-    }
+    c->word = c->words[c->count - 1];
+    c->kind = "words";
+    if (c->count == 1 && c->word[0] == '-')
+        offer_options(c, &(struct cli_option){NULL});
+    else if (c->count == 1)
+        offer_commands(c);
+    cli_show_options(completions_see, c);
+    for (const struct command *known = command_list; known->name; known++)
+        if (c->count > 1 && known->run && strcmp(known->name, c->words[0]) == 0)
+            known->run(1, (char *[]){(char *)known->name, NULL});
     cli_show_options(NULL, NULL);
-    shell->end();
+    if (c->kind)
+        puts(c->kind);
+}
+
+/* ---- the words ---- */
+
+/*
+ * Copy a word without its quotes, up to one of `ends` outside of them. Returns its end. *quote:
+ * the one that is open, or 0.
+ */
+static const char *bare_word(const char *from, const char *ends, char *to, char *quote)
+{
+    for (; *from && (*quote || !strchr(ends, *from)); from++)
+        if (*from == *quote || (!*quote && strchr("'\"", *from)))
+            *quote = *quote ? '\0' : *from;
+        else if (*from != '\\' || *quote == '\'')
+            *to++ = *from;
+        else if (from[1])
+            *to++ = *++from;
+    *to = '\0';
+    return from;
+}
+
+static int complete_line(struct completion *c, const char *line, char *replaced)
+{
+    char quote = '\0';
+    auto_free const char **words = calloc(strlen(line) + 2, sizeof(*words));
+    auto_free char *bare = malloc(strlen(line) + 2);
+    c->count = 0;
+    if (!words || !bare)
+        return cli_fail(NULL, -ENOMEM, NULL);
+    for (char *to = bare; *line || c->count < 2; to += strlen(to) + 1) {
+        line += strspn(line, " \t\n");
+        words[c->count++] = to;
+        line = bare_word(line, " \t\n", to, &quote);
+    }
+    c->escaped = quote ? "" : " !\"#$&'()*;<>?[\\]^`{|}~";
+    c->refused = quote == '"' ? "!\"$\\`" : quote ? "'" : "";
+    quote = '\0';
+    bare_word(replaced, "", replaced, &quote);
+    size_t len = strlen(words[c->count - 1]), end = strlen(replaced);
+    c->skip = len > end ? len - end : 0;
+    c->words = words + 1;
+    c->count--;
+    completions_answer(c);
+    return CLI_OK;
 }
 
 int command_completions(int argc, char **argv)
 {
     const struct cli_option options[] = {{NULL}};
+    struct completion c = {.shell = shells, .escaped = "", .refused = ""};
     int status = cli_parse(&usage, options, argc, argv);
     if (status != CLI_GO_ON)
         return status;
-    if (argc - optind != 1)
-        return cli_usage_error(&usage, "name one shell: bash, zsh or fish");
-    for (size_t i = 0; i < SHELL_COUNT; i++)
-        if (strcmp(shells[i].name, argv[optind]) == 0) {
-            completions_print(&shells[i]);
-            return CLI_OK;
-        }
-    return cli_usage_error(&usage, "'%s' is not one of bash, zsh and fish", argv[optind]);
+    if (argc == optind)
+        return cli_usage_error(&usage, "name a shell: bash, zsh or fish");
+    while (c.shell->name && strcmp(c.shell->name, argv[optind]) != 0)
+        c.shell++;
+    if (!c.shell->name)
+        return cli_usage_error(&usage, "'%s' is not one of bash, zsh and fish", argv[optind]);
+
+    c.words = (const char *const *)argv + optind + 1;
+    c.count = (size_t)(argc - optind - 1);
+    if (c.count == 0) {
+        fputs(c.shell->script, stdout);
+        return CLI_OK;
+    }
+
+    if (!c.shell->kept)
+        return complete_line(&c, argv[optind + 1], argv[argc - 1]);
+    const char *word = argv[argc - 1];
+    for (const char *p = word; *p; p++)
+        if (strchr(c.shell->kept, *p))
+            c.skip = (size_t)(p + 1 - word);
+    completions_answer(&c);
+    return CLI_OK;
 }

@@ -10,7 +10,7 @@
 
 static const struct cli_usage usage = {
     "doctor", "[--json] [ARCHIVE|MOUNTPOINT]",
-    "Show what this node allows and what is wrong: ways to mount, memory and CPUs of the\n"
+    "Show what this node allows and what to mend: ways to mount, memory and CPUs of the\n"
     "job, places for copies, dead mounts; and how an archive would be read, or whether a\n"
     "mount answers. Exits with 0 if nothing is wrong.\n"};
 
@@ -118,6 +118,9 @@ int command_doctor(int argc, char **argv)
     doctor_limits(&f, archive_bytes);
     doctor_storage(&f, archive_bytes);
     doctor_copies(&f);
+#ifdef HAVE_PYTHON
+    doctor_python(&f);
+#endif
     doctor_leftovers(&f);
     bool good = !has_wrong(&f);
     if (json)

@@ -5,32 +5,33 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cleanup.h"
 #include "cli.h"
 #include "clock.h"
 #include "commands.h"
-#include "crew.h"
+#include "storage_watch.h"
+#include "workers.h"
 #include "format.h"
 #include "extract.h"
 #include "interrupt.h"
 
-static const struct cli_usage usage = {
-    "extract", "[-f] [-j N] [-C DIR] ARCHIVE... [[--] PATH...]",
-    "Extract archives: everything, or only the files and directories PATH... in them. Behind\n"
-    "the first archive, the first word that names no file here is a PATH, and so are all\n"
-    "words after it, or after '--'.\n"};
+static const struct cli_usage usage = {"extract",
+                                       "[-f] [-j N] [-C DIR] ARCHIVE... [[--] PATH...]",
+                                       "Extract an archive, or several as one tree: "
+                                       "everything, or only the files and directories\n"
+                                       "PATH... in it. Behind the first archive, the first "
+                                       "word that names no file here is a PATH,\n"
+                                       "and so are all words after it, or after '--'.\n"};
 
 struct arguments {
     struct extract_options options;
     enum cli_progress_mode progress;
     bool quiet, no_same_owner;
-    const char *archive; /* the current one */
-    char **archives;
-    int archive_count;
-    const char **paths;
+    const char *archive; /* in messages: the archive, or the first of several */
+    char archive_name[CLI_NAME_LEN];
+    struct cli_paths words;
     struct cli_progress line;
 };
 
@@ -47,7 +48,7 @@ static void command_extract_show(void *ctx, const char *doing, const struct prog
     cli_progress_show(&a->line, doing, progress);
 }
 
-/* Is one of the requested paths in an archive processed so far? */
+/* Is one of the requested paths in the archive? */
 static bool found_any(const struct extract_options *o)
 {
     for (size_t i = 0; i < o->path_count; i++)
@@ -93,7 +94,8 @@ static int command_extract_fail(const struct arguments *a, int err, const struct
 
 static int extract_pot(struct arguments *a, struct pot *pot)
 {
-    struct reader_options options = {.cache_bytes = crew_cache_bytes(pot, a->options.threads)};
+    struct reader_options options = {.cache_bytes =
+                                         workers_cache_bytes(pot, a->options.threads)};
     struct extract_result result = {0};
     struct fault fault = {0};
     struct reader *reader;
@@ -105,7 +107,6 @@ static int extract_pot(struct arguments *a, struct pot *pot)
     r = extract_run(pot, reader, &a->options, &fault, &result);
     cli_progress_end(&a->line);
     reader_free(reader);
-    a->options.directory_is_ours |= result.made_directory;
     if (r < 0)
         return command_extract_fail(a, r, &fault, &result);
     if (a->options.path_count == 0)
@@ -115,84 +116,43 @@ static int extract_pot(struct arguments *a, struct pot *pot)
     return result.problems ? CLI_FAILED : CLI_OK;
 }
 
-static int extract_archive(struct arguments *a, const char *archive)
-{
-    struct pot *pot;
-    a->archive = archive;
-    if (cli_open_pot(archive, NULL, a->progress, &pot) < 0)
-        return CLI_FAILED;
-    int status = extract_pot(a, pot);
-    pot_close(pot);
-    return status;
-}
-
 static int extract_archives(struct arguments *a)
 {
-    int status = CLI_OK;
-    a->options.path_found = calloc(a->options.path_count + 1, sizeof(bool));
-    if (!a->options.path_found)
+    struct pot *pot;
+    size_t count = a->words.archive_count;
+    auto_free bool *found = calloc(a->options.path_count + 1, sizeof(bool));
+    if (!found)
         return cli_failf(NULL, "out of memory");
+    a->options.path_found = found;
+    a->archive = cli_name_of(a->words.archives, count, a->archive_name);
     cli_raise_file_limit(); /* files of several pieces are open until their last one */
     interrupt_catch();
-    signal(SIGXFSZ, SIG_IGN); /* makes a file-size limit an error, EFBIG */
-    int done = 0;
-    for (; done < a->archive_count && !atomic_load(interrupt_flag()); done++)
-        if (extract_archive(a, a->archives[done]) != CLI_OK)
-            status = CLI_FAILED;
-    if (atomic_load(interrupt_flag()) && (status != CLI_OK || done < a->archive_count))
+    if (!storage_is_here(a->options.directory))
+        storage_watch_begin(a->words.archives, 0, cli_io_timeout_s, CLI_FAILED);
+    int status = CLI_FAILED;
+    if (cli_open_words(&a->words, 0, count, NULL, a->progress, &pot) == 0) {
+        status = extract_pot(a, pot);
+        pot_close(pot);
+    }
+    if (atomic_load(interrupt_flag()) && status != CLI_OK)
         interrupt_die();
     for (size_t i = 0; i < a->options.path_count && status == CLI_OK; i++)
-        if (!a->options.path_found[i])
-            status =
-                cli_failf(a->archive_count == 1 ? a->archive : NULL,
-                          "%s: no such file or directory in the %s, and no archive here",
-                          a->options.paths[i], a->archive_count == 1 ? "archive" : "archives");
-    free(a->options.path_found);
+        if (!found[i])
+            status = cli_no_path(&a->words, i);
     return status;
 }
 
 /* ---- arguments ---- */
 
-static int take_path(const struct cli_usage *u, void *ctx, const char *text)
-{
-    (void)u;
-    struct arguments *a = ctx;
-    a->paths[a->options.path_count++] = text;
-    return 0;
-}
-
-/* How many of the last arguments follow "--"; -1: there is no "--". */
-static int count_paths(int argc, char **argv)
-{
-    for (int i = 1; i < argc; i++)
-        if (strcmp(argv[i], "--") == 0)
-            return argc - i - 1;
-    return -1;
-}
-
-/*
- * The same without "--": paths begin at the first argument, after an archive, that is no file.
- */
-static int guess_paths(int argc, char **argv)
-{
-    struct stat st;
-    int i = optind + 1;
-    while (i < argc && stat(argv[i], &st) == 0 && !S_ISDIR(st.st_mode))
-        i++;
-    return i < argc ? argc - i : 0;
-}
-
 static int command_extract_parse(struct arguments *a, int argc, char **argv)
 {
-    int paths = count_paths(argc, argv);
     const struct cli_option options[] = {
         {"-C, --directory=DIR", "into DIR, made if it is not there (default: here)",
          .text = &a->options.directory},
         {"-f, --force", "replace files that exist", .flag = &a->options.overwrite},
         {"-j, --jobs=N", "with N threads (default: the CPUs of this process)",
          .count = &a->options.threads, .min = 1, .max = EXTRACT_THREADS_MAX},
-        {"--path=PATH", "the same as PATH behind '--'; may be repeated", .take = take_path,
-         .ctx = a},
+        CLI_PATH(&a->words),
         {"-p, --preserve-permissions",
          "the modes of the archive, whatever the umask (root's default)",
          .flag = &a->options.exact_modes},
@@ -207,17 +167,11 @@ static int command_extract_parse(struct arguments *a, int argc, char **argv)
         CLI_ARCHIVES(&a->progress),
         {NULL},
     };
-    int status = cli_parse(&usage, options, argc, argv);
+    int status = cli_parse_paths(&usage, options, argc, argv, &a->words);
     if (status != CLI_GO_ON)
         return status;
-    if (paths < 0)
-        paths = guess_paths(argc, argv);
-    a->archives = argv + optind;
-    a->archive_count = argc - optind - paths;
-    if (a->archive_count <= 0)
-        return cli_usage_error(&usage, "no archive was named");
-    for (int i = argc - paths; i < argc; i++)
-        a->paths[a->options.path_count++] = argv[i];
+    a->options.paths = a->words.paths;
+    a->options.path_count = a->words.path_count;
     a->options.exact_modes |= a->options.privileged;
     a->options.owners = geteuid() == 0 && !a->no_same_owner;
     return CLI_GO_ON;
@@ -234,10 +188,9 @@ int command_extract(int argc, char **argv)
                     .stop = interrupt_flag(),
                     .exact_modes = geteuid() == 0},
     };
-    auto_free const char **paths = calloc((size_t)argc + 1, sizeof(*paths));
-    if (!paths)
-        return cli_failf(NULL, "out of memory");
-    a.options.paths = a.paths = paths;
     int status = command_extract_parse(&a, argc, argv);
-    return status == CLI_GO_ON ? extract_archives(&a) : status;
+    if (status == CLI_GO_ON)
+        status = extract_archives(&a);
+    cli_paths_free(&a.words);
+    return status;
 }

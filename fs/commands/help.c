@@ -20,13 +20,27 @@ static const struct cli_usage usage = {
     "Print the manual page of COMMAND, or of all of onepot ('onepot'); without COMMAND, the\n"
     "list of commands.\n"};
 
-/* Without a page, what the command itself says. */
+/* Print the text of the command itself. */
 static int help_of_command(char *name)
 {
     char option[] = "--help";
     char *argv[] = {name, option, NULL};
     optind = 0;
     return command_run_named(2, argv);
+}
+
+/* A page that is no command's ("onepot") has the list of commands in its place. */
+static int help_without_page(char *name)
+{
+    const struct command *command = command_list;
+    cli_note("this program has no manual pages, because mandoc was missing where it was built; "
+             "it has this:");
+    while (command->name && strcmp(command->name, name) != 0)
+        command++;
+    if (command->name)
+        return help_of_command(name);
+    command_print_list(stdout);
+    return CLI_OK;
 }
 
 int command_help(int argc, char **argv)
@@ -46,6 +60,8 @@ int command_help(int argc, char **argv)
         page++;
     if (!page->name)
         return help_of_command(argv[optind]);
+    if (!page->text)
+        return help_without_page(argv[optind]);
     fputs(page->text, stdout);
     return CLI_OK;
 }

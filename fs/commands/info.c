@@ -14,11 +14,10 @@
 #include "commands.h"
 #include "format.h"
 #include "json.h"
-#include "onepot_device.h"
 #include "survey.h"
 
 static const struct cli_usage usage = {
-    "info", "[--json] [--gpu] [--batch-for SIZE] ARCHIVE...",
+    "info", "[--json] [--batch-for SIZE] ARCHIVE...",
     "Print format, members, bytes, sizes of files, compression, index, checksums and\n"
     "digest of archives.\n"};
 
@@ -77,7 +76,7 @@ static void print_format(const struct pot *pot)
     putchar('\n');
 }
 
-/* The archive's size compared with that of its contents. */
+/* The archive's size compared with its contents'. */
 static void print_ratio(const struct pot *pot, const struct index_info *info)
 {
     double packed =
@@ -180,6 +179,10 @@ static void print_left_out(const struct pot *pot)
     if (left_out)
         printf("  %-12s %s that can't be shown; 'onepot verify' lists them\n", "left out",
                cli_count(left_out));
+    uint64_t xattrs = index_xattrs_left_out(pot->index);
+    if (xattrs)
+        printf("  %-12s %s extended attributes that Linux has no place for\n",
+               left_out ? "" : "left out", cli_count(xattrs));
 }
 
 static void print_index(const struct pot *pot, const struct index_info *info)
@@ -259,8 +262,20 @@ static void print_parts(const struct pot *pot)
     putchar('\n');
 }
 
+static void print_sums(const struct pot *pot, const struct pot_sums *sums)
+{
+    char text[POT_SUMS_TEXT_LEN];
+    bool has_some = sums->some || sums->every;
+    printf("  %-12s %s%s%s\n", "checksums",
+           has_some ? "" : "none: ", pot_sums_text(pot, sums, text),
+           !has_some && pot_is_packed(pot)
+               ? "; 'onepot verify' compares those of its compression"
+               : "");
+}
+
 static void command_info_text(const struct pot *pot, const struct index_info *info,
-                              const struct survey *survey, const struct batch *batch)
+                              const struct pot_sums *sums, const struct survey *survey,
+                              const struct batch *batch)
 {
     cli_print_name(stdout, pot->path, strlen(pot->path));
     fputs(":\n", stdout);
@@ -277,12 +292,7 @@ static void command_info_text(const struct pot *pot, const struct index_info *in
         print_batch(batch);
     print_compression(pot, info);
     print_index(pot, info);
-    if (info->has_some_sums)
-        printf("  %-12s of %s (%s)\n", "checksums",
-               info->has_sums ? "every file" : "files that had one",
-               checksum_name(info->sum_kind));
-    else
-        printf("  %-12s none\n", "checksums");
+    print_sums(pot, sums);
     print_features(info);
     print_origin(pot, info);
 }
@@ -322,8 +332,8 @@ static void json_origin(struct json *j, const struct pot *pot, const struct inde
 }
 
 static void command_info_json(struct json *j, const struct pot *pot,
-                              const struct index_info *info, const struct survey *survey,
-                              const struct batch *batch)
+                              const struct index_info *info, const struct pot_sums *sums,
+                              const struct survey *survey, const struct batch *batch)
 {
     uint64_t known = info->files + info->directories;
     char codecs[CODEC_LIST_BYTES];
@@ -353,8 +363,8 @@ static void command_info_json(struct json *j, const struct pot *pot,
     json_text(j, "index_origin", origin_name(pot->origin), SIZE_MAX);
     json_text(j, "index_path", pot->index_path, SIZE_MAX);
     json_number(j, "index_bytes", info->image_bytes);
-    json_bool(j, "has_sums", info->has_sums);
-    json_bool(j, "has_some_sums", info->has_some_sums);
+    json_bool(j, "has_sums", sums->every);
+    json_bool(j, "has_some_sums", sums->some);
     json_bool(j, "has_hardlinks", info->has_hardlinks);
     json_bool(j, "has_holes", info->has_holes);
     json_bool(j, "has_xattrs", info->has_xattrs);
@@ -362,6 +372,7 @@ static void command_info_json(struct json *j, const struct pot *pot,
     json_number(j, "hardlinks", survey->hardlinks);
     json_number(j, "specials", survey->specials);
     json_number(j, "left_out", index_left_out(pot->index));
+    json_number(j, "xattrs_left_out", index_xattrs_left_out(pot->index));
     json_number(j, "smallest_bytes", survey->smallest_bytes);
     json_number(j, "largest_bytes", survey->largest_bytes);
     if (batch->bytes) {
@@ -376,10 +387,13 @@ static void command_info_json(struct json *j, const struct pot *pot,
 
 /* ---- archives ---- */
 
-/* Count what is in the archive: CLI_OK, or CLI_FAILED after an error was printed. */
-static int count_contents(const struct pot *pot, struct survey *survey, struct batch *batch)
+/* Count the archive's members. Returns CLI_OK, or CLI_FAILED after printing an error. */
+static int count_contents(const struct pot *pot, struct pot_sums *sums, struct survey *survey,
+                          struct batch *batch)
 {
     int r = survey_index(pot->index, survey);
+    if (r == 0)
+        r = pot_sums(pot, sums);
     if (r == 0 && batch->bytes)
         r = batch_fit_index(pot->index, batch->bytes, &batch->mean, &batch->worst);
     if (r == -ENOMEM)
@@ -395,16 +409,17 @@ static int show_archive(const char *archive, struct json *json, uint64_t batch_b
 {
     const struct pot_options options = {.names_only = true};
     struct survey survey;
+    struct pot_sums sums;
     struct batch batch = {.bytes = batch_bytes};
     struct pot *pot;
     if (cli_open_pot(archive, &options, progress, &pot) < 0)
         return CLI_FAILED;
-    int status = count_contents(pot, &survey, &batch);
+    int status = count_contents(pot, &sums, &survey, &batch);
     if (status == CLI_OK && json)
-        command_info_json(json, pot, index_info(pot->index), &survey, &batch);
+        command_info_json(json, pot, index_info(pot->index), &sums, &survey, &batch);
     if (status == CLI_OK && !json) {
         fputs(first ? "" : "\n", stdout);
-        command_info_text(pot, index_info(pot->index), &survey, &batch);
+        command_info_text(pot, index_info(pot->index), &sums, &survey, &batch);
     }
     pot_close(pot);
     return status;
@@ -431,49 +446,8 @@ static int show_archives(char **archives, int count, bool as_json, uint64_t batc
     return status;
 }
 
-/* ---- GPUs ---- */
-
-/* Print a GPU's line; return its free memory. */
-static int print_gpu(uint32_t index, struct onepot_error *error, uint64_t *ret_free)
-{
-    struct onepot_device_info gpu = {.size = sizeof(gpu)};
-    struct onepot_device *device = NULL;
-    char name[32];
-    snprintf(name, sizeof(name), "cuda:%" PRIu32, index);
-    int r = onepot_device_open(name, error, &device);
-    if (r < 0)
-        return r;
-    r = onepot_device_info(device, error, &gpu);
-    onepot_device_close(device);
-    if (r < 0)
-        return r;
-    printf("%s: %s, %s free of %s", name, gpu.name, cli_bytes(gpu.free_bytes),
-           cli_bytes(gpu.total_bytes));
-    if (gpu.numa_node >= 0)
-        printf(", NUMA node %" PRId32, gpu.numa_node);
-    putchar('\n');
-    *ret_free = gpu.free_bytes;
-    return 0;
-}
-
-/* The largest batch for the GPU with the least room; 0: there is no GPU. */
-static uint64_t print_gpus(void)
-{
-    struct onepot_error error = {0};
-    uint64_t least = UINT64_MAX, free_bytes = 0;
-    uint32_t count = 0;
-    int r = onepot_device_count("cuda", &error, &count);
-    for (uint32_t i = 0; i < count && r == 0; i++) {
-        r = print_gpu(i, &error, &free_bytes);
-        if (r == 0 && free_bytes < least)
-            least = free_bytes;
-    }
-    if (r < 0)
-        printf("no GPU: %s\n", error.text);
-    else if (count == 0)
-        puts("no GPU: this process sees none");
-    return r < 0 || count == 0 ? 0 : least / ONEPOT_DEVICE_BATCHES;
-}
+/* NULL where there are no devices. */
+#pragma weak command_info_gpus
 
 int command_info(int argc, char **argv)
 {
@@ -483,10 +457,10 @@ int command_info(int argc, char **argv)
     const struct cli_option options[] = {
         {"--batch-for=SIZE", "how many samples a batch of so many bytes has room for",
          .size = &batch_bytes},
-        {"--gpu", "GPUs and their free memory, and the batch that it has room for",
-         .flag = &gpu},
         {"--json", "print one array of objects", .flag = &json},
         CLI_ARCHIVES(&progress),
+        {command_info_gpus ? "--gpu" : NULL,
+         "GPUs and their free memory, and the batch that it has room for", .flag = &gpu},
         {NULL},
     };
     int status = cli_parse(&usage, options, argc, argv);
@@ -495,7 +469,7 @@ int command_info(int argc, char **argv)
     if (gpu && json)
         return cli_usage_error(&usage, "--gpu and --json exclude each other");
     if (gpu)
-        room = print_gpus();
+        room = command_info_gpus();
     if (optind == argc)
         return gpu ? CLI_OK : cli_usage_error(&usage, "no archive was named");
     if (!batch_bytes)

@@ -19,13 +19,19 @@
 #include "vector.h"
 #include "resolve.h"
 
-static const struct cli_usage usage = {"ls", "[-l] [-R] [-0] [--json] [--path PATH] ARCHIVE...",
-                                       "List the contents of archives.\n"};
+static const struct cli_usage usage = {
+    "ls", "[-l] [-R] [-0] [--json] ARCHIVE... [[--] PATH...]",
+    "List the contents of archives: their top directories, or the files and directories "
+    "PATH...\n"
+    "in them. Behind the first archive, the first word that names no file here is a PATH, and\n"
+    "so are all words after it, or after '--'.\n"};
 
 struct listing {
     bool is_long, recursive, ends_with_nul, as_json;
-    const char *path;
     enum cli_progress_mode progress;
+    struct cli_paths words;
+    bool *found; /* which paths an archive has */
+    bool printed;
     struct json json;
     /* About the archive being listed: */
     const char *archive;
@@ -143,6 +149,7 @@ static int print_entry(struct listing *l, const char *path, size_t len, uint32_t
     if (l->is_long)
         print_long(node);
     cli_print_name(stdout, path, len);
+    l->printed = true;
     if (l->is_long && S_ISLNK(node->mode)) {
         fputs(" -> ", stdout);
         cli_print_name(stdout, target, target_len);
@@ -216,79 +223,110 @@ static int list_directory(struct listing *l, uint32_t directory)
 
 /* ---- archives ---- */
 
-static int list_path(struct listing *l)
+static void print_heading(struct listing *l, const char *name)
+{
+    if (l->as_json || l->ends_with_nul)
+        return;
+    if (l->printed)
+        putchar('\n');
+    l->printed = true;
+    cli_print_name(stdout, name, strlen(name));
+    fputs(":\n", stdout);
+}
+
+static int list_entry(struct listing *l, const char *path)
 {
     uint32_t position;
     struct node node;
-    int r = resolve_path(l->index, l->path, &position);
+    int r = resolve_path(l->index, path, &position);
     if (r == 0)
         r = index_node(l->index, position, &node);
+    if (r < 0)
+        return r;
+    if (!S_ISDIR(node.mode))
+        return print_entry(l, path, strlen(path), position, &node);
+    if (l->words.path_count > 1)
+        print_heading(l, path);
+    return list_directory(l, position);
+}
+
+/* List path number `i` of the words. Another archive may have one that this archive lacks. */
+static int list_path(struct listing *l, size_t i)
+{
+    const char *path = l->words.paths[i];
+    int r = list_entry(l, path);
     if (r == 0)
-        r = S_ISDIR(node.mode) ? list_directory(l, position)
-                               : print_entry(l, l->path, strlen(l->path), position, &node);
-    if (r == 0)
+        l->found[i] = true;
+    if (r == 0 || r == -ENOENT)
         return CLI_OK;
 
     struct fault fault = {0};
     const char *why = resolve_error(r);
+    l->found[i] = true; /* its fault is told here */
     if (why)
-        fault_set(&fault, r, l->path, FAULT_NO_OFFSET, "%s", why);
+        fault_set(&fault, r, path, FAULT_NO_OFFSET, "%s", why);
     return cli_fail(l->archive, r, &fault);
 }
 
-static int list_archive(struct listing *l, const char *archive, bool heading)
+static int list_archive(struct listing *l, size_t number)
 {
     const struct pot_options options = {.names_only = true};
+    int status = CLI_OK;
     struct pot *pot;
-    if (cli_open_pot(archive, &options, l->progress, &pot) < 0)
+    if (cli_open_words(&l->words, number, 1, &options, l->progress, &pot) < 0)
         return CLI_FAILED;
-    l->archive = archive;
+    l->archive = l->words.archives[number];
     l->index = pot->index;
-    if (heading) {
-        cli_print_name(stdout, archive, strlen(archive));
-        fputs(":\n", stdout);
+    if (l->words.archive_count > 1)
+        print_heading(l, l->archive);
+    if (l->words.path_count == 0) {
+        int r = list_directory(l, INDEX_ROOT);
+        status = r < 0 ? cli_fail(l->archive, r, NULL) : CLI_OK;
     }
-    int status = list_path(l);
+    for (size_t i = 0; i < l->words.path_count; i++)
+        if (list_path(l, i) != CLI_OK)
+            status = CLI_FAILED;
     pot_close(pot);
     return status;
 }
 
-static int list_archives(struct listing *l, char **archives, int count)
+static int list_archives(struct listing *l)
 {
     int status = CLI_OK;
-    bool headings = count > 1 && !l->as_json && !l->ends_with_nul;
+    auto_free bool *found = l->found = calloc(l->words.path_count + 1, sizeof(*found));
+    if (!found)
+        return cli_fail(NULL, -ENOMEM, NULL);
     if (l->as_json)
         json_open(&l->json, NULL, '[');
-    for (int i = 0; i < count; i++) {
-        if (headings && i > 0)
-            fputc('\n', stdout);
-        if (list_archive(l, archives[i], headings) != CLI_OK)
+    for (size_t i = 0; i < l->words.archive_count; i++)
+        if (list_archive(l, i) != CLI_OK)
             status = CLI_FAILED;
-    }
     if (l->as_json) {
         json_close(&l->json, ']');
         putchar('\n');
     }
+    for (size_t i = 0; i < l->words.path_count && status == CLI_OK; i++)
+        if (!found[i])
+            status = cli_no_path(&l->words, i);
     return status;
 }
 
 int command_ls(int argc, char **argv)
 {
-    struct listing l = {.path = "", .json = {.out = stdout, .lines = 1}};
+    struct listing l = {.json = {.out = stdout, .lines = 1}};
     const struct cli_option options[] = {
         {"-l, --long", "also type, mode, links, owner, size and time", .flag = &l.is_long},
         {"-R, --recursive", "everything below, one path a line", .flag = &l.recursive},
         {"-0, --null", "end each name with a NUL byte, not a newline",
          .flag = &l.ends_with_nul},
         {"--json", "print one array of objects", .flag = &l.as_json},
-        {"--path=PATH", "only the directory or file PATH of the archive", .text = &l.path},
+        CLI_PATH(&l.words),
         CLI_ARCHIVES(&l.progress),
         {NULL},
     };
-    int status = cli_parse(&usage, options, argc, argv);
-    if (status != CLI_GO_ON)
-        return status;
-    if (optind == argc)
-        return cli_usage_error(&usage, "no archive was named");
-    return list_archives(&l, argv + optind, argc - optind);
+    int status = cli_parse_paths(&usage, options, argc, argv, &l.words);
+    if (status == CLI_GO_ON)
+        status = list_archives(&l);
+    cli_paths_free(&l.words);
+    return status;
 }

@@ -3,9 +3,12 @@
  * answers. And onepot squashfuse: the same with the command line of squashfuse.
  */
 #include <fcntl.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cleanup.h"
@@ -14,6 +17,10 @@
 #include "interrupt.h"
 #include "launcher.h"
 #include "mounter.h"
+#include "process.h"
+#include "syscalls.h"
+
+enum { NOTIFY_LIMIT_S = 60 };
 
 static const struct cli_usage usage = {
     "mount", "[OPTION...] ARCHIVE... [--at DIR | DIR]",
@@ -21,7 +28,7 @@ static const struct cli_usage usage = {
     "archives, a pattern ('train-*.tar') or @LIST, a file with a name a line. Returns when it\n"
     "is ready, and prints its path.\n"};
 
-/* Starters look for "-o uid=" in what is printed, to know that it may be given. */
+/* Starters look for "-o uid=" in the help, to know that it may be given. */
 static const struct cli_usage squashfuse_usage = {
     "squashfuse", "[-f] [-o OPTION[,...]] IMAGE MOUNTPOINT",
     "Show an image as a directory, as squashfuse and squashfuse_ll do. A link to onepot by "
@@ -48,16 +55,32 @@ static void print_quoted(const char *text)
     putchar('\'');
 }
 
+/* The variables by which the shell's commands read without the mount. */
+static int print_preload(const struct mounter *m)
+{
+    struct mounter_variable variables[MOUNTER_VARIABLES];
+    int r = mounter_preload(m, NULL, variables);
+
+    for (size_t i = 0; i < MOUNTER_VARIABLES && variables[i].name && r == 0; i++) {
+        const char *now = getenv(variables[i].name), *value = variables[i].value;
+        if (value && (!now || strcmp(value, now) != 0)) {
+            printf("export %s=", variables[i].name);
+            print_quoted(value);
+            putchar('\n');
+        } else if (!value && now) {
+            printf("unset %s\n", variables[i].name);
+        }
+        free(variables[i].value);
+    }
+    return r;
+}
+
 /* For `eval "$(onepot mount --export ARCHIVE)"`: what a job script does with a mount. */
 static int print_commands(const struct mounter *m)
 {
     char program[PATH_MAX] = "onepot";
-    auto_free char *preload = NULL;
-    int r = mounter_preload(m, &preload);
-
-    if (r < 0)
-        return r;
     ssize_t n = readlink("/proc/self/exe", program, sizeof(program) - 1);
+
     if (n > 0)
         program[n] = '\0';
     fputs("data=", stdout);
@@ -65,13 +88,8 @@ static int print_commands(const struct mounter *m)
     fputs("\nonepot=", stdout);
     print_quoted(program);
     puts("\nexport ONEPOT_MOUNT=\"$data\"");
-    if (preload) {
-        fputs("export LD_PRELOAD=", stdout);
-        print_quoted(preload);
-        putchar('\n');
-    }
-    /* The library goes with the mount. */
-    return puts("trap 'unset LD_PRELOAD; \"$onepot\" umount \"$data\"' EXIT");
+    int r = print_preload(m);
+    return r < 0 ? r : puts("trap '\"$onepot\" umount \"$data\"' EXIT");
 }
 
 /* Print the mount's path for the caller; without that nobody would own the mount. */
@@ -100,6 +118,33 @@ static int print_failure(int argc, char **argv, int status)
     return status;
 }
 
+/*
+ * Write a byte to the FIFO of a starter that waits for it, as squashfuse does. Opening a FIFO
+ * waits for its reader, so a process of nobody does it, for a while.
+ */
+static void notify_starter(const char *path, char byte)
+{
+    struct stat st;
+    if (!path)
+        return;
+    if (stat(path, &st) < 0 || !S_ISFIFO(st.st_mode)) {
+        cli_failf(path, "is not a pipe: nobody is told of the mount");
+        return;
+    }
+    pid_t pid = fork();
+    if (pid == 0 && fork() == 0) {
+        syscall_close_range(0, ~0u);
+        signal(SIGALRM, SIG_DFL);
+        alarm(NOTIFY_LIMIT_S);
+        int fd = open(path, O_WRONLY);
+        _exit(fd < 0 || write(fd, &byte, 1) != 1);
+    }
+    if (pid == 0)
+        _exit(0);
+    if (pid > 0)
+        process_reap(pid, NULL);
+}
+
 static int make_mount(const struct mount_options *options)
 {
     struct mounter m;
@@ -108,6 +153,7 @@ static int make_mount(const struct mount_options *options)
     if (r < 0)
         return cli_fail(NULL, r, NULL);
     int status = mounter_start(&m);
+    notify_starter(options->notify_pipe, status == CLI_GO_ON ? 's' : 'f');
     if (status == CLI_GO_ON)
         status = announce_mount(&m);
     if (status == 0 && !options->foreground && options->owner != MOUNT_NO_OWNER &&

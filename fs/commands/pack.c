@@ -19,6 +19,8 @@
 #include "interrupt.h"
 #include "launcher.h"
 #include "pack.h"
+#include "path.h"
+#include "storage_watch.h"
 
 static const struct cli_usage usage = {
     "pack", "[-f] [-o OUT] [-j N] [--exclude GLOB]... [--files-from LIST] [--shards N] SRC...",
@@ -29,6 +31,9 @@ static const struct cli_usage usage = {
 
 /* For decompressed blocks of a source that is a compressed archive. */
 #define INPUT_CACHE_BYTES (UINT64_C(64) << 20)
+
+#define DRY_RUN "--dry-run"
+#define SHARES_SHOWN 10u
 
 /* More files than this would be unmanageable. */
 #define SHARDS_MAX 1000000u
@@ -51,6 +56,7 @@ struct arguments {
     struct pack_options options;
     enum cli_progress_mode progress;
     bool quiet;
+    bool is_dry;
     bool has_rank, has_world;
     bool has_block, has_align;
     bool has_view; /* --include, --map or --nested: for archives alone */
@@ -103,13 +109,26 @@ static void command_pack_summarize(const struct arguments *a, const struct pack_
                  cli_count(result->problems), result->problems == 1 ? "problem" : "problems");
 }
 
+/* Tells of a partial file that is left, or, after an interruption, that none is. */
+static void say_what_is_left(const struct arguments *a, bool interrupted)
+{
+    const char *left = output_left();
+    if (left)
+        cli_note("%s: %sits partial file '%s' could not be removed; remove it",
+                 a->options.output, interrupted ? "interrupted; " : "", left);
+    else if (interrupted)
+        cli_note("%s: interrupted; nothing is left of it", a->options.output);
+}
+
 /* Report a run's error; after a signal, die of it, so that the shell sees it. */
 static int command_pack_fail(const struct arguments *a, int err, const struct fault *fault)
 {
-    if (err != -EINTR || !atomic_load(interrupt_flag()))
-        return cli_fail(fault->member[0] ? NULL : a->options.output, err, fault);
-    cli_note("%s: interrupted; nothing is left of it", a->options.output);
-    interrupt_die();
+    bool interrupted = err == -EINTR && atomic_load(interrupt_flag());
+    if (!interrupted)
+        cli_fail(fault->member[0] ? NULL : a->options.output, err, fault);
+    say_what_is_left(a, interrupted);
+    if (interrupted)
+        interrupt_die();
     return CLI_FAILED;
 }
 
@@ -183,7 +202,8 @@ static int command_pack_run(struct arguments *a)
     uint64_t start = now_ns();
     cli_progress_start(&progress, a->progress);
     a->options.report = command_pack_report;
-    a->options.progress = cli_progress_show;
+    if (progress.shown) /* else nothing is counted */
+        a->options.progress = cli_progress_show;
     a->options.ctx = &progress;
     a->options.stop = interrupt_flag();
     int r = pack_run(&a->options, &fault, &result);
@@ -199,7 +219,6 @@ static int pack_sources(struct arguments *a)
 {
     keep_memory();
     interrupt_catch();
-    signal(SIGXFSZ, SIG_IGN); /* makes a file-size limit an error, EFBIG */
     if (a->options.shards)
         cli_raise_file_limit(); /* each shard being written takes two descriptors */
     int r = open_archives(a);
@@ -210,9 +229,91 @@ static int pack_sources(struct arguments *a)
     return status;
 }
 
+/* ---- --dry-run ---- */
+
+static int by_inodes(const void *a, const void *b)
+{
+    const struct pack_share *x = a, *y = b;
+    return x->inodes != y->inodes ? (x->inodes < y->inodes ? 1 : -1) : strcmp(x->name, y->name);
+}
+
+static void print_shares(struct pack_survey *s)
+{
+    char inodes[CLI_TEXT_LEN], files[CLI_TEXT_LEN], bytes[CLI_TEXT_LEN];
+    if (s->shares.count == 0)
+        return;
+    qsort(s->shares.at, s->shares.count, sizeof(s->shares.at[0]), by_inodes);
+    printf("%15s %15s %12s  folder\n", "inodes", "files", "bytes");
+    for (size_t i = 0; i < s->shares.count && i < SHARES_SHOWN; i++) {
+        const struct pack_share *share = &s->shares.at[i];
+        printf("%15s %15s %12s  ", cli_format_count(share->inodes, inodes),
+               cli_format_count(share->files, files), cli_format_bytes(share->bytes, bytes));
+        cli_print_name(stdout, share->name, strlen(share->name));
+        putchar('\n');
+    }
+    if (s->shares.count > SHARES_SHOWN)
+        printf("and %s more\n", cli_format_count(s->shares.count - SHARES_SHOWN, inodes));
+}
+
+/* A word of a command, as a shell takes it. */
+static void print_word(const char *word)
+{
+    static const char plain[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-";
+    if (*word && word[strspn(word, plain)] == '\0') {
+        printf(" %s", word);
+        return;
+    }
+    printf(" '");
+    for (; *word; word++)
+        if (*word == '\'')
+            printf("'\\''");
+        else
+            putchar(*word);
+    putchar('\'');
+}
+
+static void print_survey(const struct arguments *a, struct pack_survey *s, char **argv)
+{
+    char files[CLI_TEXT_LEN], inodes[CLI_TEXT_LEN], bytes[CLI_TEXT_LEN], output[128];
+    printf("%s %s, %s, %s inodes\n", cli_format_count(s->all.files, files),
+           s->all.files == 1 ? "file" : "files", cli_format_bytes(s->all.bytes, bytes),
+           cli_format_count(s->all.inodes, inodes));
+    print_shares(s);
+    describe_output(a, output, sizeof(output));
+    printf("packed: about %s in %s%s\n", cli_format_bytes(s->archive_bytes, bytes), output,
+           a->options.zstd_level ? ", less what compression saves" : "");
+    printf("next: onepot pack");
+    for (size_t i = 1; argv[i]; i++)
+        if (strcmp(argv[i], DRY_RUN) != 0)
+            print_word(argv[i]);
+    putchar('\n');
+}
+
+static int survey_sources(struct arguments *a, char **argv)
+{
+    struct pack_survey survey;
+    struct fault fault = {0};
+    struct cli_progress progress;
+    interrupt_catch();
+    cli_progress_start(&progress, CLI_PROGRESS_NEVER);
+    a->options.report = command_pack_report;
+    a->options.ctx = &progress;
+    a->options.stop = interrupt_flag();
+    int r = pack_survey(&a->options, &fault, &survey);
+    cli_progress_end(&progress);
+    int status = survey.problems ? CLI_FAILED : CLI_OK;
+    if (r == 0)
+        print_survey(a, &survey, argv);
+    pack_survey_free(&survey);
+    if (r == -EINTR)
+        interrupt_die();
+    return r < 0 ? cli_fail(NULL, r, &fault) : status;
+}
+
 /* ---- options ---- */
 
-/* Of an archive the view leaves it out, in the order of the patterns. */
+/* The view leaves it out of an archive, in the order of the patterns. */
 static int take_exclude(const struct cli_usage *u, void *ctx, const char *text)
 {
     struct arguments *a = ctx;
@@ -340,9 +441,14 @@ static int command_pack_parse(struct arguments *a, int argc, char **argv)
          .count = &o->threads, .min = 1, .max = PACK_THREADS_MAX},
         {"--strict", "give up at the first file that can't be packed", .flag = &o->strict},
         {"--no-sync", "don't wait until the archive is on the disk", .flag = &o->no_sync},
+        {DRY_RUN,
+         "write nothing; print files, bytes and inodes of the largest folders, and how large "
+         "the archive will be",
+         .flag = &a->is_dry},
         {"-q, --quiet", "no summary", .flag = &a->quiet},
         CLI_TOGETHER,
         CLI_PROGRESS(&a->progress),
+        CLI_IO_TIMEOUT,
         {NULL},
     };
     return cli_parse(&usage, options, argc, argv);
@@ -416,6 +522,20 @@ static int check_sets(const struct pack_options *o)
     return 0;
 }
 
+static int check_dry(const struct arguments *a)
+{
+    const struct pack_options *o = &a->options;
+    if (a->is_dry && o->files_from)
+        return cli_usage_error(&usage, DRY_RUN " and --files-from exclude each other");
+    for (size_t i = 0; a->is_dry && i < o->source_count; i++)
+        if (is_archive(o->sources[i]))
+            return cli_usage_error(&usage,
+                                   DRY_RUN " is for directories; 'onepot info %s' tells what "
+                                           "the archive has",
+                                   o->sources[i]);
+    return 0;
+}
+
 static int check_sources(struct arguments *a)
 {
     static const char *const here[] = {"."};
@@ -430,7 +550,9 @@ static int check_sources(struct arguments *a)
         return cli_usage_error(&usage, "--null needs --files-from");
     if (o->files_from && o->source_count > 1)
         return cli_usage_error(&usage, "--files-from takes one directory or archive");
-    int r = check_sets(o);
+    int r = check_dry(a);
+    if (r == 0)
+        r = check_sets(o);
     if (r == 0)
         r = check_view(a);
     if (r == 0)
@@ -463,6 +585,18 @@ static int check_output(struct arguments *a, char **ret_default)
     return 0;
 }
 
+/* Unless all that is read and written is on this node. */
+static void watch_storage(const struct pack_options *o)
+{
+    auto_free char *folder = path_folder(o->output ? o->output : "here");
+    bool is_here = folder && storage_is_here(folder);
+
+    for (size_t i = 0; is_here && i < o->source_count; i++)
+        is_here = storage_is_here(o->sources[i]);
+    if (!is_here && o->source_count)
+        storage_watch_begin((char *const *)o->sources, 0, cli_io_timeout_s, CLI_FAILED);
+}
+
 int command_pack(int argc, char **argv)
 {
     struct arguments a = {.progress = CLI_PROGRESS_AUTO};
@@ -476,10 +610,13 @@ int command_pack(int argc, char **argv)
         return status;
     a.options.sources = (const char *const *)argv + optind;
     a.options.source_count = (size_t)(argc - optind);
+    watch_storage(&a.options);
 
     auto_free char *own = NULL;
     status = check_sources(&a);
     if (status == 0)
         status = check_output(&a, &own);
-    return status == 0 ? pack_sources(&a) : status;
+    if (status == 0)
+        status = a.is_dry ? survey_sources(&a, argv) : pack_sources(&a);
+    return status;
 }

@@ -1,12 +1,20 @@
 /*
  * onepot run: mount, run a command, and unmount, whatever happens to the command.
  *
- * The command is a child. Signals from a batch system to this process are passed on. Those from
- * a terminal reach the command by themselves, since it is in the same process group. Signals
- * are read by sigwaitinfo, which shows their source, and leaves no race between a signal and
- * the wait for a child.
+ * The command is a child, since somebody has to unmount after it has ended and before this
+ * process does: a batch system kills the rest of a step at once. (If this process became the
+ * command by exec, nobody would have to pass on a signal, but its end would be the step's, a
+ * mount would be left, and no exit status could say that the daemon died.)
+ *
+ * A signal that only this process gets is passed on. One that is sent to the process group, as
+ * a terminal does, or to every process of a step, as a batch system does, reaches the command
+ * by itself. Two witnesses tell these apart (witness.h). A batch system sends to one process
+ * after the other, so the witness is given a moment.
+ *
+ * sigtimedwait leaves no race between a signal and the wait for a child.
  */
 #include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,15 +24,23 @@
 #include <unistd.h>
 
 #include "cli.h"
+#include "clock.h"
 #include "commands.h"
 #include "interrupt.h"
 #include "mounter.h"
+#include "storage_watch.h"
+#include "summary.h"
+#include "witness.h"
 
 enum {
     RUN_FAILED = CLI_RUN_FAILED,
     RUN_NOT_EXECUTABLE = 126,
     RUN_NOT_FOUND = 127,
     RUN_SIGNALLED = 128, /* plus the signal's number */
+
+    ALL_GET_IT_MS = 250, /* within which all processes of a job get a signal that is for all */
+    WITNESS_STEP_MS = 5,
+    ARGUMENTS_MAX = 4 << 20,
 };
 
 static const struct cli_usage usage = {
@@ -40,6 +56,11 @@ struct run {
     char **command; /* NULL-terminated */
     sigset_t mask;  /* as this process found them; the command gets them: */
     struct rlimit files;
+    bool has_told;  /* why reads fail */
+    siginfo_t last; /* signal that was looked at, and when: */
+    uint64_t last_ns;
+    struct witness beside; /* in the group of this process */
+    struct witness apart;  /* in no group that the command is in */
 };
 
 /* ---- the command ---- */
@@ -97,11 +118,23 @@ static void uncatch_signals(void)
             signal(number, SIG_DFL);
 }
 
+static int set_environment(const struct run *run)
+{
+    struct mounter_variable variables[MOUNTER_VARIABLES];
+    int r = setenv("ONEPOT_MOUNT", run->m.path, 1);
+
+    if (r < 0 || mounter_preload(&run->m, run->command[0], variables) < 0)
+        return -ENOMEM;
+    for (size_t i = 0; i < MOUNTER_VARIABLES && variables[i].name && r == 0; i++)
+        r = variables[i].value ? setenv(variables[i].name, variables[i].value, 1)
+                               : unsetenv(variables[i].name);
+    return r < 0 ? -ENOMEM : 0;
+}
+
 /* In the child: become the command. */
 static void execute_command(void *ctx)
 {
     struct run *run = ctx;
-    char *preload;
 
     for (char **arg = run->command; *arg; arg++) {
         char *filled = fill_in(*arg, run->m.path);
@@ -109,8 +142,7 @@ static void execute_command(void *ctx)
             _exit(RUN_FAILED);
         *arg = filled;
     }
-    if (setenv("ONEPOT_MOUNT", run->m.path, 1) < 0 || mounter_preload(&run->m, &preload) < 0 ||
-        (preload && setenv("LD_PRELOAD", preload, 1) < 0))
+    if (set_environment(run) < 0)
         _exit(RUN_FAILED);
     uncatch_signals();
     sigprocmask(SIG_SETMASK, &run->mask, NULL);
@@ -145,22 +177,12 @@ static pid_t start_command(struct run *run)
 /* Signals that are waited for. */
 static const struct {
     int number;
-    bool is_passed_on; /* whoever sent it; else only if a process did */
-    bool is_early;     /* may come before the command that it is for, and waits for it */
+    bool is_early; /* may come before the command that it is for, and waits for it */
 } signals[] = {
-    {SIGTERM, true, false},  {SIGHUP, true, false},   {SIGUSR1, true, true},
-    {SIGUSR2, true, true},   {SIGINT, false, false},  {SIGQUIT, false, false},
-    {SIGCHLD, false, false}, {SIGTSTP, false, false}, {SIGCONT, false, false},
+    {SIGTERM, false}, {SIGHUP, false},  {SIGUSR1, true},  {SIGUSR2, true},  {SIGINT, false},
+    {SIGQUIT, false}, {SIGCHLD, false}, {SIGTSTP, false}, {SIGCONT, false},
 };
 #define SIGNAL_COUNT (sizeof(signals) / sizeof(signals[0]))
-
-static bool is_passed_on(int number)
-{
-    for (size_t i = 0; i < SIGNAL_COUNT; i++)
-        if (signals[i].number == number)
-            return signals[i].is_passed_on;
-    return false;
-}
 
 /* Block all of them, or the early ones; *ret_before is the mask as it was. */
 static void block_signals(bool early_only, sigset_t *ret_set, sigset_t *ret_before)
@@ -183,13 +205,60 @@ static void stop_here(void)
     sigprocmask(SIG_SETMASK, &old, NULL);
 }
 
-static void command_run_pass_on(pid_t command, const siginfo_t *info)
+/*
+ * Start the witnesses, after the command: a signal to all that comes before that is passed on
+ * once too often. In the other order it would be lost.
+ */
+static void start_witnesses(struct run *run)
 {
-    bool by_process = info->si_code <= 0;
+    char *first = program_invocation_name, *behind = run->command[0];
+    if (first < behind && behind - first < ARGUMENTS_MAX)
+        run->beside.hidden = run->apart.hidden = first;
+    run->beside.hidden_len = run->apart.hidden_len = (size_t)(behind - first);
+    run->beside.in_group = true;
+    witness_start(&run->beside);
+    witness_start(&run->apart);
+}
 
-    if (is_passed_on(info->si_signo) || by_process)
-        kill(command, info->si_signo);
-    if (info->si_signo == SIGTSTP)
+/* Does the command have this signal already? */
+static bool has_signal(struct run *run, pid_t command, int number)
+{
+    const struct witness *w = getpgid(command) == getpgrp() ? &run->beside : &run->apart;
+    bool saw = witness_saw(w, number);
+
+    for (int waited = 0; !saw && waited < ALL_GET_IT_MS; waited += WITNESS_STEP_MS) {
+        poll(NULL, 0, WITNESS_STEP_MS);
+        saw = witness_saw(w, number);
+    }
+    witness_forget(&run->beside, number);
+    witness_forget(&run->apart, number);
+    return saw;
+}
+
+/*
+ * Where this process is a child for its storage's sake, the parent passes on its signals. A
+ * signal for all comes from there and from its sender.
+ */
+static bool is_second_copy(struct run *run, const siginfo_t *info)
+{
+    const bool is_same = info->si_signo == run->last.si_signo &&
+                         now_ns() - run->last_ns < 2 * ALL_GET_IT_MS * UINT64_C(1000000);
+    const bool other_way = (info->si_pid == getppid()) != (run->last.si_pid == getppid());
+
+    if (storage_watch_is_apart() && is_same && other_way)
+        return true;
+    run->last = *info;
+    return false;
+}
+
+static void command_run_pass_on(struct run *run, pid_t command, const siginfo_t *info)
+{
+    const int number = info->si_signo;
+
+    if (!is_second_copy(run, info) && !has_signal(run, command, number))
+        kill(command, number);
+    run->last_ns = now_ns();
+    if (number == SIGTSTP)
         stop_here();
 }
 
@@ -205,6 +274,16 @@ static void report_daemon(struct run *run, int status)
                   WTERMSIG(status));
     else
         cli_failf(run->m.path, "the mount was ended while the command ran");
+}
+
+/* Say once, while the command runs, why its reads fail. */
+static void report_trouble(struct run *run)
+{
+    const char *trouble = summary_trouble(run->m.slot->counters);
+    if (!trouble || run->has_told)
+        return;
+    run->has_told = true;
+    cli_failf(NULL, "%s", trouble);
 }
 
 /* True when the command has ended. */
@@ -227,14 +306,17 @@ static bool reap_children(struct run *run, pid_t command, int *ret_status)
 
 static int wait_command(struct run *run, pid_t command, const sigset_t *set)
 {
+    const struct timespec look_again = {.tv_sec = 1};
     siginfo_t info;
     int status = 0;
 
     for (;;) {
-        if (sigwaitinfo(set, &info) < 0)
-            continue; /* EINTR: an unrelated signal */
+        if (sigtimedwait(set, &info, &look_again) < 0) {
+            report_trouble(run); /* or an unrelated signal came (EINTR) */
+            continue;
+        }
         if (info.si_signo != SIGCHLD)
-            command_run_pass_on(command, &info);
+            command_run_pass_on(run, command, &info);
         else if (reap_children(run, command, &status))
             break;
     }
@@ -256,8 +338,14 @@ static int command_run_run(struct run *run)
         return RUN_FAILED;
     }
     signal(SIGTTOU, SIG_IGN); /* the last line may come from the background */
+    start_witnesses(run);
     int status = wait_command(run, command, &set);
-    if (mounter_release(&run->m) == MOUNTER_DIED && status == 0) {
+    witness_end(&run->beside);
+    witness_end(&run->apart);
+    enum mounter_end end = mounter_release(&run->m);
+    if (end != MOUNTER_ENDED) /* else the closing line says it */
+        report_trouble(run);
+    if (end == MOUNTER_DIED && status == 0) {
         cli_failf(run->m.path, "the mount ended before the command did, which may have missed "
                                "some of it");
         status = RUN_FAILED;

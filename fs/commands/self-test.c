@@ -41,7 +41,8 @@ enum {
 
 struct self_test {
     char dir[PATH_MAX - 64]; /* private; room for the names in it */
-    char why[512];           /* what is wrong with the present step */
+    char why[512];           /* the present step's fault */
+    char told[512];          /* the reason that was printed last, without a file's name */
     unsigned tried, failed;
     long nanoseconds; /* of the files' times, as their filesystem keeps them */
 };
@@ -222,7 +223,7 @@ static void last_line(const struct self_test *t, const char *name, char *line, s
     snprintf(line, size, "%s", before ? before + 1 : text);
 }
 
-/* onepot ARGV[0] ...; false if it failed, with what it said. */
+/* onepot ARGV[0] ...; false if it failed, with its message. */
 static bool run_onepot(struct self_test *t, char *const *argv)
 {
     int argc = 0, status;
@@ -345,6 +346,14 @@ static bool can_mount(void)
     return c->run != NULL;
 }
 
+/* "onepot: FILE: reason" without what comes before the reason. */
+static const char *reason_of(const char *why)
+{
+    const char *text = strncmp(why, "onepot: ", 8) == 0 ? why + 8 : why;
+    const char *end = *text == '/' ? strstr(text, ": ") : NULL;
+    return end ? end + 2 : text;
+}
+
 static void run_step(struct self_test *t, const struct step *step)
 {
     char took[CLI_TEXT_LEN];
@@ -359,6 +368,12 @@ static void run_step(struct self_test *t, const struct step *step)
         return;
     }
     t->failed++;
+    const char *reason = reason_of(t->why);
+    if (strcmp(reason, t->told) == 0) {
+        printf("  FAILED %s, for the same reason\n", step->what);
+        return;
+    }
+    snprintf(t->told, sizeof(t->told), "%.*s", (int)sizeof(t->told) - 1, reason);
     printf("  FAILED %s\n         ", step->what);
     cli_print_safe(stdout, t->why, strlen(t->why));
     putchar('\n');

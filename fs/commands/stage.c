@@ -30,6 +30,7 @@
 #include "process.h"
 #include "source_retry.h"
 #include "stage.h"
+#include "storage_watch.h"
 #include "verify.h"
 #ifdef HAVE_FUSE
 #include "unmounter.h"
@@ -107,7 +108,7 @@ static int verify_copy(const struct arguments *a, const char *archive, struct po
         return cli_fail(archive, r, &fault);
     if (result.problems)
         return cli_failf(archive, "the copy does not agree with its sums: see 'onepot verify'");
-    if (!result.has_some_sums && !a->quiet)
+    if (!result.sums.some && !a->quiet)
         cli_note("%s: it has no sums of its files, so --verify compared nothing", archive);
     return CLI_OK;
 }
@@ -347,7 +348,7 @@ static int stage_archives(struct arguments *a, char **archives, int count)
 {
     int status = CLI_OK, staged = 0;
     interrupt_catch();
-    signal(SIGXFSZ, SIG_IGN); /* makes a file-size limit an error, EFBIG */
+    storage_watch_begin(archives, (size_t)count, cli_io_timeout_s, CLI_FAILED);
 #ifdef HAVE_FUSE
     unmounter_sweep_all();
 #endif
@@ -362,6 +363,7 @@ static int stage_archives(struct arguments *a, char **archives, int count)
         json_close(&a->json, ']');
         putchar('\n');
     }
+    storage_watch_end();
     if (staged && a->owner)
         leave_keeper(a);
     if (atomic_load(interrupt_flag()))
@@ -409,6 +411,7 @@ static int command_stage_parse(struct arguments *a, int argc, char **argv)
         CLI_PROGRESS(&a->progress),
         CLI_MAX_RATIO,
         CLI_OFFSET,
+        CLI_IO_TIMEOUT,
         {"--nested[=GLOB]", .take = refuse_view},
         {"--include=GLOB", .take = refuse_view},
         {"--exclude=GLOB", .take = refuse_view},

@@ -24,7 +24,7 @@
 static const struct cli_usage usage = {
     "top", "[-n COUNT] [-d SECONDS] [MOUNTPOINT]...",
     "Show continually what mounts do; without MOUNTPOINT, all of yours on this node. q ends\n"
-    "it, the space bar updates it at once. If standard output is no terminal, pictures are\n"
+    "it, h shows the keys. If standard output is no terminal, pictures are\n"
     "printed one after another.\n"};
 
 #define WAIT_MOST_NS UINT64_C(300000000)
@@ -36,6 +36,7 @@ struct top {
     uint64_t pictures; /* 0: no end */
     uint64_t delay_ns;
     struct screen screen;
+    bool shows_keys;
     struct top_sample *samples; /* from the last picture */
     size_t sample_count;
 };
@@ -77,7 +78,13 @@ static void print_heading(FILE *out, const struct top *t, size_t mounts)
     if (localtime_r(&now, &tm))
         strftime(clock, sizeof(clock), "%H:%M:%S", &tm);
     fprintf(out, "onepot top, %s: %zu mount%s, every %g s%s\n", clock, mounts,
-            mounts == 1 ? "" : "s", (double)t->delay_ns / 1e9, t->screen.on ? " (q: end)" : "");
+            mounts == 1 ? "" : "s", (double)t->delay_ns / 1e9,
+            t->screen.on ? " (h: keys)" : "");
+    if (t->shows_keys)
+        fputs("  q            end\n"
+              "  space        a picture at once\n"
+              "  h or ?       show or hide the keys\n",
+              out);
 }
 
 /* Print all, and remember their samples. */
@@ -134,7 +141,7 @@ static int wait_key(const struct top *t, uint64_t wait_ns)
 }
 
 /* True: the user wants to quit. */
-static bool wait_for_next(const struct top *t)
+static bool wait_for_next(struct top *t)
 {
     uint64_t until = now_ns() + t->delay_ns, now;
     while ((now = now_ns()) < until && !atomic_load(interrupt_flag())) {
@@ -142,7 +149,9 @@ static bool wait_for_next(const struct top *t)
         int key = wait_key(t, until - now < WAIT_MOST_NS ? until - now : WAIT_MOST_NS);
         if (key == 'q' || key == 'Q' || key < 0)
             return true;
-        if (key == ' ' || key == '\n')
+        if (key == 'h' || key == '?')
+            t->shows_keys = !t->shows_keys;
+        if (key == ' ' || key == '\n' || key == 'h' || key == '?')
             break;
     }
     return atomic_load(interrupt_flag()) != 0;

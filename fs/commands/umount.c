@@ -17,6 +17,7 @@
 #include "cli.h"
 #include "clock.h"
 #include "commands.h"
+#include "holders.h"
 #include "job.h"
 #include "mountinfo.h"
 #include "mountpoint.h"
@@ -63,7 +64,7 @@ static int judge_held(struct slot *slot, const struct request *rq)
     for (size_t i = 0; i < count && len < sizeof(text) - 16; i++)
         len += (size_t)snprintf(text + len, sizeof(text) - len, "%s%d", i ? ", " : "", pids[i]);
     if (atomic_load(&c->holders) > 0 && !rq->lazy) {
-        atomic_store(&c->holders, 0);
+        holders_end(c);
         cli_note("%s: it stays until 'onepot run' (process %s) has ended", c->mountpoint, text);
         return CLI_OK;
     }
@@ -76,12 +77,36 @@ static int judge_held(struct slot *slot, const struct request *rq)
     return VERDICT_FORCE;
 }
 
+/* Give back the share of who asks. VERDICT_GO: it was the last. */
+static int judge_share(struct counters *c, const struct request *rq)
+{
+    uint32_t holders = atomic_load(&c->holders);
+    char name[PROCESS_NAME_MAX];
+    int number, pid;
+
+    if (holders == 0 || rq->all || rq->lazy)
+        return VERDICT_GO;
+    number = holders_find(c);
+    pid = holders_process(c);
+    if (number < 0)
+        return cli_failf(c->mountpoint,
+                         "it stays, for %s (process %d); this script did not mount it, or gave "
+                         "it back; --lazy takes it away",
+                         process_name(pid, name), pid);
+    if (holders == 1)
+        return VERDICT_GO;
+    holders_give_back(c, number);
+    cli_note("%s: it stays, for %u other mount command%s", c->mountpoint, holders - 1,
+             holders == 2 ? "" : "s");
+    return CLI_OK;
+}
+
 /* A daemon lives: decide whether we may end its mount. */
 static int judge_alive(struct slot *slot, const struct request *rq)
 {
     struct counters *c = slot->counters;
-    uint32_t holders = atomic_load(&c->holders);
     bool here = slot_is_mounted(slot);
+    int r;
 
     if (atomic_load(&c->state) == MOUNT_ENDED && !here)
         return VERDICT_GONE;
@@ -93,12 +118,9 @@ static int judge_alive(struct slot *slot, const struct request *rq)
                          "it is mounted inside of a container or another namespace, by "
                          "process %d, and can only be unmounted there",
                          c->daemon_pid);
-    if (holders > 1 && !rq->all && !rq->lazy) {
-        atomic_store(&c->holders, holders - 1);
-        cli_note("%s: it stays, for %u other mount command%s", c->mountpoint, holders - 1,
-                 holders == 2 ? "" : "s");
-        return CLI_OK;
-    }
+    r = judge_share(c, rq);
+    if (r != VERDICT_GO)
+        return r;
     if (slot_lock(slot, true, false) == 0)
         return VERDICT_GO;
     if (slot_lock(slot, false, false) < 0)
@@ -126,7 +148,7 @@ static int umount_judge_slot(struct slot *slot, const struct request *rq)
 static int judge_locked(struct slot *slot, const struct request *rq)
 {
     auto_registry registry = REGISTRY_NONE;
-    int r = registry_lock(slot->folder, false, &registry);
+    int r = slots_lock_of(slot, &registry);
 
     if (r == 0)
         return umount_judge_slot(slot, rq);
@@ -172,7 +194,8 @@ static int report_detached(struct slot *slot)
 }
 
 /*
- * Unmounted here, but its daemon lives: a container started meanwhile has a copy of the mount.
+ * Unmounted here, which is what was asked for, but its daemon lives: a container started
+ * meanwhile has a copy of the mount.
  */
 static int report_lingering(const struct counters *c)
 {
@@ -187,17 +210,21 @@ static int report_lingering(const struct counters *c)
             "unmounted, but its daemon (process %d) does not end: it is stuck in a "
             "read, or serves an overlay or another user's container",
             c->daemon_pid);
-    return cli_failf(
-        c->mountpoint,
-        "unmounted, but still seen by %s, in a container or another mount namespace, "
-        "and served until that ends",
-        users_describe(users, count, text, sizeof(text)));
+    cli_note(
+        "%s: unmounted here; %s, in a container or another mount namespace, still sees it, "
+        "and is served until that ends",
+        c->mountpoint, users_describe(users, count, text, sizeof(text)));
+    return CLI_OK;
 }
 
 static int end_slot(struct slot *slot, const struct request *rq)
 {
     const struct counters *c = slot->counters;
-    char line[256], other[PATH_MAX];
+    char line[SUMMARY_MAX], other[PATH_MAX];
+    /* Looked for before, as the kernel may give the number to another mount at once. */
+    bool is_bound = c->mount_dev_minor &&
+                    mountinfo_device_in("/proc/self/mountinfo", c->mount_dev_major,
+                                        c->mount_dev_minor, c->mountpoint, other) == 0;
     int r = unmounter_unmount(slot, (int)rq->wait_s * 1000, rq->lazy, NULL);
 
     if (r == -EBUSY)
@@ -206,8 +233,7 @@ static int end_slot(struct slot *slot, const struct request *rq)
         return report_detached(slot);
     if (r < 0)
         return cli_failf(c->mountpoint, "it can't be unmounted: %s", fault_errno(r));
-    if (c->mount_dev_minor && mountinfo_device_in("/proc/self/mountinfo", c->mount_dev_major,
-                                                  c->mount_dev_minor, other) == 0)
+    if (is_bound && mountinfo_has(other, c->mount_dev_major, c->mount_dev_minor))
         return cli_failf(c->mountpoint,
                          "unmounted, but it is mounted at %s, too (a bind mount), and served "
                          "until that is unmounted",
@@ -316,7 +342,7 @@ static int umount_unknown(const struct mount_entry *entry, const struct request 
     if (r < 0)
         return cli_failf(path, "it can't be unmounted: %s", fault_errno(r));
     /* If its daemon is dead nothing else removes its state, and the copy of its archive. */
-    return geteuid() == 0 ? cleaner_user(entry->uid, NULL) : CLI_OK;
+    return geteuid() == 0 ? cleaner_user(entry->uid, NULL, false) : CLI_OK;
 }
 
 /* Is ".." the first component after a mount point? */
@@ -423,7 +449,8 @@ int command_umount(int argc, char **argv)
         {"--all", "all that this user's job mounted on this node", .flag = &rq.all},
         {"--wait=SECONDS", "how long to wait for a mount that is in use (default 5)",
          .count = &rq.wait_s, .max = 86400},
-        {"--lazy", "then take it out of the tree; processes that use it may finish",
+        {"--lazy",
+         "then take it out of the tree, for all who share it; processes that use it may finish",
          .flag = &rq.lazy},
         {NULL},
     };

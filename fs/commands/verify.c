@@ -8,9 +8,10 @@
 #include "budget.h"
 #include "cli.h"
 #include "commands.h"
-#include "crew.h"
+#include "workers.h"
 #include "format.h"
 #include "interrupt.h"
+#include "storage_watch.h"
 #include "json.h"
 #include "verify.h"
 
@@ -26,13 +27,13 @@ struct arguments {
     struct json json;
     const char *archive; /* the current one */
     const struct pot_compose *compose;
-    bool is_tree; /* check what the options show, as one tree */
+    bool is_tree; /* check the options' view, as one tree */
     struct cli_progress line;
     uint64_t problems; /* of this archive, so far */
     bool is_plain;     /* its trailer was reported as worthless */
 };
 
-/* ---- what is wrong ---- */
+/* ---- problems ---- */
 
 static void json_problem(struct json *j, const struct fault *what)
 {
@@ -73,28 +74,34 @@ static void command_verify_note(void *ctx, const char *line)
 
 /* ---- what was found ---- */
 
-static const char *coverage_text(const struct arguments *a, const struct pot *pot,
-                                 const struct verify_result *result)
+/* The work done on an archive whose files have no sums. */
+static const char *work_text(const struct arguments *a, const struct pot *pot)
 {
     if (a->is_tree)
-        return result->has_sums        ? "every file shown has the sum that it should have"
-               : result->has_some_sums ? "every file shown was read, and has the sum that it "
-                                         "should have, if there is one"
-                                       : "every file shown was read; there are no sums of them";
-    if (result->has_sums && result->whole)
-        return "every byte of the archive has the sum that it should have";
-    if (result->has_sums)
-        return "every file has the sum that it should have";
-    if (pot->backend->checked)
-        return pot->backend->checked;
-    if (pot->compression)
-        return "unpacked and read; a tar has no sums of its files";
-    if (index_points(pot->index) > 0)
-        return "every block was decompressed and compared; a tar has no sums of its files";
+        return "every file shown was read";
+    if (pot_is_packed(pot))
+        return "all of it was decompressed, and has the sums that its compression names";
     if (index_info(pot->index)->codec != CODEC_NONE)
-        return "every block was decompressed; there are no sums to compare with";
-    return "headers are sound and every file lies within the archive; a tar has no sums of "
-           "its files";
+        return "every block was decompressed";
+    return "headers are sound and every file lies within the archive";
+}
+
+static void print_coverage(const struct arguments *a, const struct pot *pot,
+                           const struct verify_result *result)
+{
+    char text[POT_SUMS_TEXT_LEN];
+    if (result->sums.every && result->whole && !a->is_tree)
+        puts("every byte of the archive has the sum that it should have");
+    else if (result->sums.every)
+        printf("every file%s has the sum that it should have\n", a->is_tree ? " shown" : "");
+    else if (pot->backend->checked && !a->is_tree)
+        puts(pot->backend->checked);
+    else if (result->sums.some)
+        printf(
+            "every file shown was read, and compared where it has a sum: there are sums %s\n",
+            pot_sums_text(pot, &result->sums, text));
+    else
+        printf("%s; %s\n", work_text(a, pot), pot_sums_text(pot, &result->sums, text));
 }
 
 static void print_summary(const struct arguments *a, const struct pot *pot,
@@ -108,9 +115,9 @@ static void print_summary(const struct arguments *a, const struct pot *pot,
     if (a->quiet)
         return;
     cli_print_name(stdout, a->archive, strlen(a->archive));
-    printf(": good: %s %s, %s: %s\n", cli_count(result->files),
-           result->files == 1 ? "file" : "files", cli_bytes(result->bytes),
-           coverage_text(a, pot, result));
+    printf(": good: %s %s, %s: ", cli_count(result->files),
+           result->files == 1 ? "file" : "files", cli_bytes(result->bytes));
+    print_coverage(a, pot, result);
 }
 
 static void command_verify_json(struct arguments *a, const struct pot *pot,
@@ -122,8 +129,8 @@ static void command_verify_json(struct arguments *a, const struct pot *pot,
     json_text(j, "format", pot ? pot->backend->name : NULL, SIZE_MAX);
     json_number(j, "files", result->files);
     json_number(j, "bytes", result->bytes);
-    json_bool(j, "has_sums", result->has_sums);
-    json_bool(j, "has_some_sums", result->has_some_sums);
+    json_bool(j, "has_sums", result->sums.every);
+    json_bool(j, "has_some_sums", result->sums.some);
     json_bool(j, "whole", result->whole);
     json_close(j, '}');
 }
@@ -146,16 +153,19 @@ static int open_pot(struct arguments *a, char **paths, size_t count, struct pot 
         .progress = command_verify_show,
         .ctx = a,
     };
-    int r = a->is_tree ? 0 : verify_trailer(a->archive, cli_offset(), &fault);
-    a->is_plain = r < 0;
-    a->options.trailer_is_good = r == 0 && !a->is_tree;
-    if (r < 0)
+    int trailer = a->is_tree ? 0 : verify_trailer(a->archive, cli_offset(), &fault);
+    a->is_plain = trailer < 0;
+    struct fault why = {0};
+    int r =
+        pot_open_many((const char *const *)paths, count, a->archive, &options, &why, ret_pot);
+    if (r == 0 && trailer == -ESTALE && (*ret_pot)->was_reindexed)
+        trailer = 0;
+    a->options.trailer_is_good = trailer == 0 && !a->is_tree;
+    if (trailer < 0)
         command_verify_report(a, &fault);
-    fault = (struct fault){0};
-    r = pot_open_many((const char *const *)paths, count, a->archive, &options, &fault, ret_pot);
     if (r < 0) {
-        fault_set(&fault, r, NULL, FAULT_NO_OFFSET, "can't be opened: %s", fault_errno(r));
-        command_verify_report(a, &fault);
+        fault_set(&why, r, NULL, FAULT_NO_OFFSET, "can't be opened: %s", fault_errno(r));
+        command_verify_report(a, &why);
     }
     return r;
 }
@@ -164,7 +174,8 @@ static int verify_pot(struct arguments *a, struct pot *pot, struct verify_result
 {
     struct fault fault = {0};
     struct reader *reader;
-    struct reader_options options = {.cache_bytes = crew_cache_bytes(pot, a->options.threads)};
+    struct reader_options options = {.cache_bytes =
+                                         workers_cache_bytes(pot, a->options.threads)};
     int r = reader_new(pot, &options, &fault, &reader);
     if (r == 0) {
         r = verify_run(pot, reader, &a->options, &fault, ret_result);
@@ -204,15 +215,9 @@ static int verify_archive(struct arguments *a, const char *name, char **paths, s
 static int verify_tree(struct arguments *a, char **words, size_t count)
 {
     struct archive_list list = {0};
-    struct fault fault = {0};
     char name[CLI_NAME_LEN];
-    int status = CLI_OK;
-    for (size_t i = 0; i < count && status == CLI_OK; i++) {
-        int r = archive_list_add(&list, words[i], &fault);
-        if (r < 0)
-            status = cli_fail(words[i], r, &fault);
-    }
-    if (status == CLI_OK)
+    int status = CLI_FAILED;
+    if (cli_list_archives(words, count, &list) == 0)
         status = verify_archive(a, cli_name_of(words, count, name), list.at, list.count);
     a->archive = words[0];
     archive_list_free(&list);
@@ -244,6 +249,7 @@ static int verify_archives(struct arguments *a, char **archives, int count)
     a->is_tree = a->compose || cli_together.each || cli_together.skip_damaged ||
                  cli_together.on_conflict != POT_CONFLICT_ERROR;
     interrupt_catch();
+    storage_watch_begin(archives, (size_t)count, cli_io_timeout_s, CLI_FAILED);
     if (a->as_json)
         json_open(&a->json, NULL, '[');
     if (a->is_tree)
@@ -281,6 +287,7 @@ int command_verify(int argc, char **argv)
         CLI_MAX_RATIO,
         CLI_NESTED,
         CLI_OFFSET,
+        CLI_IO_TIMEOUT,
         {NULL},
     };
     int status = cli_parse(&usage, options, argc, argv);

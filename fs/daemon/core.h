@@ -100,6 +100,7 @@ struct session {
     struct loop loop;
     struct log log;
     struct features features;
+    _Atomic uint32_t *file_marks;  /* shared with readers (file_marks.h); NULL: they are not */
     pthread_mutex_t counters_lock; /* guards the counters that are rarely written */
     _Atomic bool ended;
     _Atomic bool distrusted; /* see session_distrust */
@@ -138,6 +139,9 @@ void log_read_error(struct session *session, uint32_t position, uint64_t offset,
 
 /* ops.c: answer one request. */
 void ops_dispatch(struct request *rq);
+
+/* May a file or folder of this mode be accessed so (access(2))? 0 or -errno. */
+int ops_may_access(uint32_t mode, uint32_t mask);
 
 /* A listing being filled with entries in the wire format, plain or with attributes. */
 struct listing {

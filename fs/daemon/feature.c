@@ -75,26 +75,24 @@ void features_after_read(const struct features *features, struct read *read)
         calls->at[i - 1].feature->after_read(calls->at[i - 1].state, read);
 }
 
-bool features_before_listing(const struct features *features, const struct request *rq,
-                             uint32_t directory, bool begins)
+bool features_before_listing(const struct features *features)
 {
     const struct feature_calls *all = &features->all;
     bool attributes = true;
 
     for (unsigned i = 0; i < all->count; i++)
         if (all->at[i].feature->before_listing)
-            all->at[i].feature->before_listing(all->at[i].state, rq, directory, begins,
-                                               &attributes);
+            all->at[i].feature->before_listing(all->at[i].state, &attributes);
     return attributes;
 }
 
-void features_after_listing(const struct features *features, uint32_t from, uint32_t to)
+void features_after_listing(const struct features *features, const struct listed *listed)
 {
     const struct feature_calls *all = &features->all;
 
     for (unsigned i = 0; i < all->count; i++)
         if (all->at[i].feature->after_listing)
-            all->at[i].feature->after_listing(all->at[i].state, from, to);
+            all->at[i].feature->after_listing(all->at[i].state, listed);
 }
 
 bool features_answer(const struct features *features, struct request *rq)

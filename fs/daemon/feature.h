@@ -1,8 +1,8 @@
 /*
  * A feature is something that a mount does beside answering requests from the index: one file
- * with one const table and a state of its own that nobody else sees. The session calls the
- * tables of its list (session_config.features) and knows nothing else of them. To add a
- * feature, write such a file in fs/features and name it in the list, feature_list.c.
+ * with one const table and a private state. The session calls the tables of its list
+ * (session_config.features) and knows nothing else of them. To add a feature, write such a file
+ * in fs/features and name it in the list, feature_list.c.
  *
  * Order. Features start in the order of the list, before there are workers. A read passes
  * through them in that order, and its answer in reverse; join and free also go in reverse.
@@ -31,7 +31,21 @@ struct read {
     uint32_t size;
     struct span *span; /* the answer, once `result` is 0 after the read */
     int result;        /* 0 or -errno */
-    bool sum_is_due;   /* used by sums.c */
+    /* Used by sums.c: what was asked for, while `offset` and `size` are whole windows. */
+    struct {
+        bool is_due;
+        uint64_t offset;
+        uint32_t size;
+        uint32_t inode;
+        const uint64_t *hashes;
+    } asked;
+};
+
+/* The entries [from, to) of a directory. `attributes`: these are sent, too. */
+struct listed {
+    const struct request *rq;
+    uint32_t directory, from, to;
+    bool attributes;
 };
 
 struct feature {
@@ -48,11 +62,10 @@ struct feature {
     int (*before_read)(void *state, struct read *read);
     /* Before the answer is sent, whatever the result; may turn it into an error. */
     void (*after_read)(void *state, struct read *read);
-    /* A directory is about to be listed, from its beginning or further on. */
-    void (*before_listing)(void *state, const struct request *rq, uint32_t directory,
-                           bool begins, bool *attributes);
-    /* The kernel receives names and attributes of the entries [from, to). */
-    void (*after_listing)(void *state, uint32_t from, uint32_t to);
+    /* A directory is about to be listed: may the names come with attributes? */
+    void (*before_listing)(void *state, bool *attributes);
+    /* The kernel receives the names of the entries [from, to). */
+    void (*after_listing)(void *state, const struct listed *listed);
     /*
      * Answer a request for which the archive has no answer: a look-up in the root of a name
      * that does not exist, an ioctl, or a node id beyond the entries. True: it is answered.
@@ -60,7 +73,7 @@ struct feature {
     bool (*answer)(void *state, struct request *rq);
     /* Under the session's counters_lock. */
     void (*update_counters)(void *state);
-    /* The mount has ended: leave what it shares with others. May be called twice. */
+    /* The mount has ended: leave everything shared. May be called twice. */
     void (*leave)(void *state);
     /* End threads and waits, without waiting for them. From any thread, once. */
     void (*end)(void *state);
@@ -83,7 +96,7 @@ struct feature_calls {
 
 struct features {
     struct feature_calls all;
-    struct feature_calls on_request, before_read, after_read; /* those that have the member */
+    struct feature_calls on_request, before_read, after_read; /* with the member */
 };
 
 int features_start(struct session *session);
@@ -92,9 +105,8 @@ void features_on_request(const struct features *features);
 int features_before_read(const struct features *features, struct read *read);
 void features_after_read(const struct features *features, struct read *read);
 /* May the listing carry attributes? */
-bool features_before_listing(const struct features *features, const struct request *rq,
-                             uint32_t directory, bool begins);
-void features_after_listing(const struct features *features, uint32_t from, uint32_t to);
+bool features_before_listing(const struct features *features);
+void features_after_listing(const struct features *features, const struct listed *listed);
 bool features_answer(const struct features *features, struct request *rq);
 void features_update_counters(const struct features *features);
 void features_leave(const struct features *features);

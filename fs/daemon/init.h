@@ -1,10 +1,10 @@
 /*
  * INIT, the first request of a FUSE connection: kernel and daemon agree on what both can do.
  *
- * The answer is filled in here and not by libfuse, which would be linked for this one request:
- * its versions ask for different things (3.16 and older ones forget FUSE_PARALLEL_DIROPS, with
- * which the kernel looks names up in parallel), and only versions from 3.14 on let a daemon
- * that reads the device itself use it without tricks.
+ * The daemon answers it, as it answers all requests, without libfuse. That would save no line,
+ * and versions before 3.17.1 forget FUSE_PARALLEL_DIROPS, with which the kernel looks names up
+ * in parallel. ARCHITECTURE.md has the figures. libfuse's helper, fusermount3, does mount
+ * (mountpoint/fusermount.h).
  */
 #ifndef ONEPOT_INIT_H
 #define ONEPOT_INIT_H

@@ -68,18 +68,45 @@ void session_note(struct session *s, const char *line)
     pthread_mutex_unlock(&s->log.lock);
 }
 
+#define LINE_BYTES sizeof((struct counters){0}.last_error)
+_Static_assert(sizeof((struct counters){0}.trouble[0]) == LINE_BYTES,
+               "they hold the same line");
+
+/* Under the lock. */
+static void log_error(struct session *s, const char line[LINE_BYTES])
+{
+    memcpy(s->config.counters->last_error, line, LINE_BYTES);
+    log_write(s, line);
+}
+
 void session_log(struct session *s, const char *format, ...)
 {
-    struct counters *c = s->config.counters;
-    char line[sizeof(c->last_error)] = "";
+    char line[LINE_BYTES] = "";
     va_list ap;
 
     va_start(ap, format);
     vsnprintf(line, sizeof(line), format, ap);
     va_end(ap);
     pthread_mutex_lock(&s->log.lock);
-    memcpy(c->last_error, line, sizeof(line));
-    log_write(s, line);
+    log_error(s, line);
+    pthread_mutex_unlock(&s->log.lock);
+}
+
+void session_trouble(struct session *s, enum counter_trouble kind, const char *format, ...)
+{
+    struct counters *c = s->config.counters;
+    char line[LINE_BYTES] = "";
+    va_list ap;
+
+    va_start(ap, format);
+    vsnprintf(line, sizeof(line), format, ap);
+    va_end(ap);
+    pthread_mutex_lock(&s->log.lock);
+    if (!atomic_load(&c->has_trouble[kind])) {
+        memcpy(c->trouble[kind], line, LINE_BYTES);
+        atomic_store(&c->has_trouble[kind], true);
+    }
+    log_error(s, line);
     pthread_mutex_unlock(&s->log.lock);
 }
 
@@ -107,9 +134,14 @@ void log_read_error(struct session *s, uint32_t position, uint64_t offset, int e
 {
     char path[LOG_PATH_MAX];
 
-    session_log(s, "%s: %s: can't be read (offset %llu): %s", log_archive(s, position),
-                log_path(s, position, path), (unsigned long long)offset,
-                err == -ENODATA   ? "the archive ends before it"
-                : err == -ENOTSUP ? CODEC_UNSUPPORTED
-                                  : fault_errno(err));
+    session_trouble(s, TROUBLE_READ, "%s: %s: can't be read (offset %llu): %s; %s",
+                    log_archive(s, position), log_path(s, position, path),
+                    (unsigned long long)offset,
+                    err == -ENODATA   ? "the archive ends before it"
+                    : err == -ENOTSUP ? CODEC_UNSUPPORTED
+                                      : fault_errno(err),
+                    err == -ENOTSUP  ? CODEC_UNSUPPORTED_ADVICE
+                    : err == -ENOMEM ? "give the job more memory"
+                                     : "'onepot verify' tells what else can't be read; copy "
+                                       "the archive again, and mount it anew");
 }

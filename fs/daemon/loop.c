@@ -48,7 +48,7 @@ static void *map_private(size_t bytes)
     return p == MAP_FAILED ? NULL : p;
 }
 
-/* A descriptor of its own spares a worker contention on the device's lock. */
+/* A separate descriptor spares a worker contention on the device's lock. */
 static void clone_device(struct worker *w)
 {
     uint32_t source = (uint32_t)w->session->fd;

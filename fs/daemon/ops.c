@@ -1,7 +1,7 @@
 /*
  * One short function for each request that a read-only, immutable tree can get. After an answer
  * of ENOSYS the kernel does not ask again, but does the work itself without a round trip: OPEN,
- * OPENDIR, FLUSH, ACCESS, GETXATTR where the archive has no attributes, LSEEK where it has no
+ * OPENDIR, FLUSH, GETXATTR where the archive has no attributes, LSEEK where it has no
  * holes.
  */
 #include <errno.h>
@@ -138,6 +138,32 @@ static void op_read(struct request *rq)
         reply_error(rq, -EIO);
     if (has_span)
         reader_put(s->config.reader, &span);
+}
+
+int ops_may_access(uint32_t mode, uint32_t mask)
+{
+    if (mask & W_OK && (S_ISREG(mode) || S_ISDIR(mode) || S_ISLNK(mode)))
+        return -EROFS;
+    return mask & X_OK && !S_ISDIR(mode) && !(mode & 0111) ? -EACCES : 0;
+}
+
+/*
+ * Asked only by access(2), chdir(2) and their like, where the kernel does not check permissions
+ * itself. All may be read; what a program takes for executable goes by the mode. ENOSYS would
+ * say yes to that, for ever.
+ */
+static void op_access(struct request *rq)
+{
+    const struct fuse_access_in *in = rq->arg;
+    struct fuse_attr attr;
+    uint32_t position;
+    int r = request_position(rq, &position);
+
+    if (r == 0)
+        r = reply_fill_attr(rq->worker->session, position, &attr);
+    if (r == 0)
+        r = ops_may_access(attr.mode, in->mask);
+    reply_error(rq, r);
 }
 
 static void op_statfs(struct request *rq)
@@ -318,23 +344,25 @@ static void op_readdir(struct request *rq)
     if (r == 0)
         r = index_children(s->index, directory, &first, &n);
     if (r == 0)
-        l.attributes = features_before_listing(&s->features, rq, directory, off == 0) && l.plus;
+        l.attributes = features_before_listing(&s->features) && l.plus;
     if (r == 0)
         r = list_dots(s, &l, directory, &off);
     for (; r == 0 && off - 2 < n; off++)
         r = list_child(s, &l, directory, first + (uint32_t)(off - 2), off + 1);
     if (r == -ENOSPC)
         r = l.len ? 0 : -EINVAL; /* an empty answer would end the listing early */
-    if (r == 0 && l.attributes && off > 2)
-        features_after_listing(&s->features,
-                               first + (uint32_t)(in->offset > 2 ? in->offset - 2 : 0),
-                               first + (uint32_t)(off - 2));
+    if (r == 0 && l.len > 0 && off >= 2) {
+        const struct listed listed = {rq, directory,
+                                      first + (uint32_t)(in->offset > 2 ? in->offset - 2 : 0),
+                                      first + (uint32_t)(off - 2), l.attributes};
+        features_after_listing(&s->features, &listed);
+    }
     reply_result(rq, r, l.buf, l.len);
 }
 
 /*
  * By opcode: the function that answers it, and the least length of its argument. The others,
- * among them FLUSH, ACCESS and INTERRUPT, get ENOSYS.
+ * among them FLUSH and INTERRUPT, get ENOSYS.
  */
 static const struct op {
     void (*answer)(struct request *rq);
@@ -348,6 +376,7 @@ static const struct op {
     [FUSE_OPEN] = {op_open, 0},
     [FUSE_READ] = {op_read, sizeof(struct fuse_read_in)},
     [FUSE_STATFS] = {op_statfs, 0},
+    [FUSE_ACCESS] = {op_access, sizeof(struct fuse_access_in)},
     [FUSE_RELEASE] = {op_done, 0},
     [FUSE_FSYNC] = {op_done, 0},
     [FUSE_GETXATTR] = {op_getxattr, sizeof(struct fuse_getxattr_in) + 1},

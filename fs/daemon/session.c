@@ -9,6 +9,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "core.h"
 #include "init.h"
 #include "numbers.h"
@@ -160,8 +161,7 @@ int session_stop(struct session *s, bool connected)
     struct timespec until;
 
     loop_end(s);
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += STOP_WAIT_S;
+    until = clock_in_ms(CLOCK_MONOTONIC, STOP_WAIT_S * 1000L);
     bool all = !connected && loop_join(s, &until);
     all &= features_join(&s->features, &until);
     session_update_counters(s);

@@ -88,6 +88,13 @@ void session_give_back(struct session *session);
 void session_log(struct session *session, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
+/*
+ * The same of one that makes reads fail: "ARCHIVE: what happened; what to do". The first of
+ * each kind is kept for the user's eyes: `run`, the closing line, stat, doctor.
+ */
+void session_trouble(struct session *session, enum counter_trouble kind, const char *format,
+                     ...) __attribute__((format(printf, 3, 4)));
+
 /* Log one line that is not an error. */
 void session_note(struct session *session, const char *line);
 

@@ -29,7 +29,7 @@ struct finding {
 struct findings { /* a vector */
     struct finding *at;
     size_t count, capacity;
-    const char *section; /* of those that are added now */
+    const char *section; /* of the findings that are added now */
     bool failed;         /* out of memory: some findings are missing */
 };
 
@@ -43,6 +43,9 @@ void finding_advise(struct findings *findings, const char *format, ...)
 
 /* Can this user mount on this node? Tries it for a moment in a private folder. */
 void doctor_mounting(struct findings *findings);
+
+/* Can programs under `run` read without the mount? */
+void doctor_preload(struct findings *findings);
 
 /* Memory, CPUs, limits. */
 void doctor_memory(struct findings *findings);
@@ -59,6 +62,9 @@ void doctor_limits(struct findings *findings, uint64_t archive_bytes);
 
 /* Copies of archives that this user has on this node. */
 void doctor_copies(struct findings *findings);
+
+/* Does `import onepot` find this project's module? Says nothing where it finds none. */
+void doctor_python(struct findings *findings);
 
 /* Type of the filesystem with this device number, such as "tmpfs". */
 void doctor_filesystem(unsigned dev_major, unsigned dev_minor, char type[32]);

@@ -76,7 +76,7 @@ static void see_index(struct findings *f, const char *path, struct source *sourc
     struct fault fault = {0};
     struct embedded_index where;
     auto_free char *beside = NULL, *cached = NULL;
-    if (!compression && backend->find && backend->find(source, &fault, &where) == 0) {
+    if (!compression && backend_find_index(backend, source, &fault, &where) == 0) {
         finding_add(f, FINDING_GOOD, "index", "in the archive");
         return;
     }

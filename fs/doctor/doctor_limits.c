@@ -1,6 +1,6 @@
 /*
- * Findings about limits that a mount meets, set by a job script or a node's administrator:
- * those of the process (ulimit), and those of the kernel's FUSE.
+ * Findings about limits that a mount meets, set by a job script or a node's administrator: the
+ * process's (ulimit) and the kernel's for FUSE.
  */
 #include <inttypes.h>
 #include <stdio.h>

@@ -27,7 +27,6 @@
 #include "fusermount.h"
 #include "mountinfo.h"
 #include "mountpoint.h"
-#include "preload.h"
 #include "process.h"
 #include "runtime.h"
 
@@ -245,7 +244,7 @@ static int trial_make_folder(char folder[64])
 }
 
 /*
- * The same in a folder of its own, which is removed with it, whatever signal comes meanwhile.
+ * The same in a new folder, which is removed with it, whatever signal comes meanwhile.
  */
 static int try_in_folder(unsigned methods, struct trial *trial)
 {
@@ -266,28 +265,6 @@ static int try_in_folder(unsigned methods, struct trial *trial)
     return r;
 }
 
-/* Can programs under `run` read without the mount? Which ones never do, nobody else says. */
-static void see_intercept(struct findings *f)
-{
-    static const char subject[] = "libonepot-io.so";
-    char folders[RUNTIME_FOLDERS_MAX][PATH_MAX];
-    struct statvfs fs;
-
-    if (preload_library_bytes == 0 || runtime_places(folders) == 0) {
-        finding_add(f, FINDING_FACT, subject, "readers under 'onepot run' use the mount alone");
-    } else if (statvfs(folders[0], &fs) == 0 && fs.f_flag & ST_NOEXEC) {
-        finding_add(f, FINDING_WARNING, subject,
-                    "can't be loaded from %s (noexec): readers under 'onepot run' use the "
-                    "mount alone",
-                    folders[0]);
-        finding_advise(f, "set ONEPOT_RUNTIME_DIR to a folder of this node without noexec");
-    } else {
-        finding_add(f, FINDING_GOOD, subject,
-                    "programs under 'onepot run' read without the mount, but for those that "
-                    "are linked statically, are set-user-ID, or use another C library");
-    }
-}
-
 void doctor_mounting(struct findings *f)
 {
     f->section = "mounting";
@@ -298,7 +275,9 @@ void doctor_mounting(struct findings *f)
     bool device = see_device(f);
     see_helper(f);
     see_allow_other(f);
-    see_intercept(f);
+#ifdef HAVE_PRELOAD
+    doctor_preload(f);
+#endif
     bool namespaces = see_namespaces(f);
     if (mount_methods(&methods) < 0) {
         finding_add(f, FINDING_WRONG, "trial", "ONEPOT_MOUNT_METHODS names an unknown way");

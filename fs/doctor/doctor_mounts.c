@@ -10,12 +10,34 @@
 #include "mountinfo.h"
 #include "mountpoint.h"
 #include "state.h"
+#include "summary.h"
 
 #define ANSWER_MS 2000
+
+/* False: reads of it fail, which is reported. */
+static bool see_trouble(struct findings *f, enum finding_kind kind, const struct counters *c)
+{
+    const char *trouble = summary_trouble(c);
+    if (trouble)
+        finding_add(f, kind, c->mountpoint, "reads of it fail: %.*s",
+                    (int)sizeof(c->trouble[0]), trouble);
+    return !trouble;
+}
+
+/* It is the mount that was asked about. */
+static bool is_seen(const struct findings *f, const struct counters *c)
+{
+    for (size_t i = 0; i < f->count; i++)
+        if (strncmp(f->at[i].subject, c->mountpoint, sizeof(f->at[i].subject) - 1) == 0)
+            return true;
+    return false;
+}
 
 static void see_dead(struct findings *f, const struct slot *slot)
 {
     const struct counters *c = slot->counters;
+    if (slot_daemon_lives(slot) && !is_seen(f, c))
+        see_trouble(f, FINDING_WARNING, c);
     if (slot_daemon_lives(slot) || !slot_is_mounted(slot))
         return;
     finding_add(f, FINDING_WARNING, c->mountpoint,
@@ -36,17 +58,17 @@ void doctor_leftovers(struct findings *f)
     for (size_t i = 0; i < list.count; i++)
         see_dead(f, list.at[i]);
     if (f->count == before)
-        finding_add(f, FINDING_GOOD, "of this user", "%zu, none of them dead", list.count);
+        finding_add(f, FINDING_GOOD, "of this user", "%zu, all can be read", list.count);
 }
 
 static void see_mount(struct findings *f, const struct slot *slot)
 {
     const struct counters *c = slot->counters;
     int r = slot_daemon_lives(slot) ? mountpoint_answers(c->mountpoint, ANSWER_MS) : -ENOTCONN;
-    if (r == 0) {
+    if (r == 0 && see_trouble(f, FINDING_WRONG, c)) {
         finding_add(f, FINDING_GOOD, c->mountpoint, "answers; daemon %d, of %s",
                     (int)c->daemon_pid, c->archive);
-    } else {
+    } else if (r < 0) {
         finding_add(f, FINDING_WRONG, c->mountpoint, "%s",
                     r == -ENOTCONN    ? "its daemon is dead"
                     : r == -ETIMEDOUT ? "does not answer: the storage of its archive may hang"
@@ -56,7 +78,7 @@ static void see_mount(struct findings *f, const struct slot *slot)
                                       : "'onepot umount --lazy %s' takes it away",
                        c->mountpoint);
     }
-    if (c->last_error[0])
+    if (c->last_error[0] && !summary_trouble(c))
         finding_add(f, FINDING_WARNING, "last error", "%.*s", (int)sizeof(c->last_error),
                     c->last_error);
 }

@@ -1,6 +1,6 @@
 /*
- * Findings about this node's places for state, mount points and copies of archives. The room in
- * a place is what the filesystem, quotas and, in memory, the job's limit leave free.
+ * Findings about this node's places for state, mount points and copies of archives. Room is the
+ * space that the filesystem, quotas and, in memory, the job's limit leave free.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -18,6 +18,7 @@
 #include "cleanup.h"
 #include "cli.h"
 #include "doctor.h"
+#include "place.h"
 #include "source.h"
 #include "stage.h"
 #include "syscalls.h"
@@ -107,11 +108,29 @@ static void see_fit(struct findings *f, const char *path, uint64_t bytes, uint64
         finding_advise(f, "there is room on the filesystem, but not in the job's memory");
 }
 
+/* Could another user replace what would lie there? Then it is not used. */
+static bool see_refusal(struct findings *f, const char *path)
+{
+    char text[PATH_MAX + 256];
+    struct place_refusal refusal;
+    struct place place;
+    int r = place_open(path, PLACE_SHARED, &place, &refusal);
+    if (r == 0)
+        close(place.fd);
+    if (r != -EPERM)
+        return false;
+    finding_add(f, FINDING_WARNING, path, "is not used: %s",
+                place_explain(&refusal, text, sizeof(text)));
+    return true;
+}
+
 static void see_place(struct findings *f, const char *path, uint64_t archive_bytes)
 {
     char type[32], have[CLI_TEXT_LEN];
     struct statvfs fs;
     struct stat st;
+    if (see_refusal(f, path))
+        return;
     auto_close int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0 || fstatvfs(fd, &fs) < 0 || fstat(fd, &st) < 0) {
         finding_add(f, FINDING_WARNING, path, "can't be used: %s", fault_errno(errno));

@@ -93,8 +93,13 @@ int extract_problem(struct extraction *x, uint32_t position, int err, uint64_t o
     if (index_path(x->index, position, path, sizeof(path), &len) < 0)
         snprintf(path, sizeof(path), "entry %" PRIu32, position);
     const char *why = extract_describe(x, err);
+    const char *part = NULL; /* the archive of several that the offset is in */
+    if (x->pot->parts && offset != FAULT_NO_OFFSET)
+        part = source_name(source_at(x->pot->source, &offset));
     fault_set(&fault, err, path, offset, "%s%s%s", doing, *doing && *why ? ": " : "",
               why ? why : "");
+    if (part)
+        fault_set_file(&fault, part);
     if (*extract_advice(x, err))
         fault_advise(&fault, "%s", extract_advice(x, err));
 
@@ -171,7 +176,7 @@ static bool is_large(const struct node *node)
            node->size_bytes / PIECE_BYTES < UINT32_MAX - 1;
 }
 
-/* `key` is that of the previous entry: a file without bytes is handled with its neighbours. */
+/* `key` is the previous entry's: a file without bytes is handled with its neighbours. */
 static int add_work(struct extraction *x, const struct node *node, uint32_t position,
                     uint64_t *key)
 {
@@ -267,8 +272,6 @@ static int visit_all(struct extraction *x, struct folders *folders)
     uint64_t key = 0;
     if (x->root_made)
         x->flags[INDEX_ROOT] |= ENTRY_MADE | ENTRY_NEW;
-    else if (x->options->directory_is_ours)
-        x->flags[INDEX_ROOT] |= ENTRY_MADE;
     int r = tree_add_folder(x, INDEX_ROOT);
     while (r == 0 && x->unvisited) {
         x->visited = x->unvisited - 1;
@@ -288,7 +291,7 @@ static int visit_all(struct extraction *x, struct folders *folders)
 
 static void extract_do_item(struct worker *w, const struct work_item *item)
 {
-    struct extraction *x = w->crew->job;
+    struct extraction *x = w->workers->job;
     struct extractor *e = &x->extractors[w->number];
     if (item->piece)
         member_extract_piece(e, item->position, item->piece - 1);
@@ -318,13 +321,13 @@ static void extract_links(struct extraction *x, struct extractor *e)
     }
 }
 
-static int extract_all(struct extraction *x, struct crew *crew)
+static int extract_all(struct extraction *x, struct workers *workers)
 {
     int r = find_wanted(x);
     if (r == 0)
         r = visit_all(x, &x->extractors[0].folders);
     if (r == 0)
-        r = crew_run(crew);
+        r = workers_run(workers);
     if (r == 0)
         extract_links(x, &x->extractors[0]);
     member_discard_large(x, &x->extractors[0].folders);
@@ -339,33 +342,33 @@ static bool extract_is_stopped(const void *job)
 static int with_crew(struct extraction *x)
 {
     const struct extract_options *o = x->options;
-    struct crew crew = {.pot = x->pot,
-                        .reader = x->reader,
-                        .list = x->list,
-                        .threads = o->threads,
-                        .buffer_bytes = READ_BACK_BYTES,
-                        .job = x,
-                        .work = extract_do_item,
-                        .is_stopped = extract_is_stopped,
-                        .lock = &x->lock,
-                        .doing = "extracting",
-                        .show = o->progress,
-                        .ctx = o->ctx,
-                        .progress = &x->progress};
+    struct workers workers = {.pot = x->pot,
+                              .reader = x->reader,
+                              .list = x->list,
+                              .threads = o->threads,
+                              .buffer_bytes = READ_BACK_BYTES,
+                              .job = x,
+                              .work = extract_do_item,
+                              .is_stopped = extract_is_stopped,
+                              .lock = &x->lock,
+                              .doing = "extracting",
+                              .show = o->progress,
+                              .ctx = o->ctx,
+                              .progress = &x->progress};
     x->extractors = calloc(o->threads, sizeof(*x->extractors));
-    int r = x->extractors ? crew_init(&crew) : -ENOMEM;
+    int r = x->extractors ? workers_init(&workers) : -ENOMEM;
     for (unsigned i = 0; r == 0 && i < o->threads; i++) {
-        x->extractors[i] = (struct extractor){.x = x, .worker = &crew.workers[i]};
+        x->extractors[i] = (struct extractor){.x = x, .worker = &workers.at[i]};
         folders_init(&x->extractors[i].folders, folder_slots(o->threads));
         if (index_info(x->index)->has_sums)
-            content_skip_sums(crew.workers[i].content);
+            content_skip_sums(workers.at[i].content);
     }
     if (r == 0)
-        r = extract_all(x, &crew);
+        r = extract_all(x, &workers);
     for (unsigned i = 0; x->extractors && i < o->threads; i++)
         folders_free(&x->extractors[i].folders);
     free(x->extractors);
-    crew_free(&crew);
+    workers_free(&workers);
     return r;
 }
 
@@ -396,7 +399,6 @@ int extract_run(struct pot *pot, struct reader *reader, const struct extract_opt
         .pot = pot,
         .index = pot->index,
         .reader = reader,
-        .archive = {pot->identity.dev, pot->identity.ino},
         .has_some_sums = index_info(pot->index)->has_some_sums,
         .root_fd = -1,
         .uid = geteuid(),
@@ -420,7 +422,6 @@ int extract_run(struct pot *pot, struct reader *reader, const struct extract_opt
         .others = x.others,
         .bytes = x.progress.bytes_done,
         .problems = x.problems,
-        .made_directory = x.root_made,
         .lost_xattrs = x.lost_xattrs,
         .unprivileged = x.unprivileged,
     };

@@ -37,12 +37,11 @@ struct extract_options {
     const char *directory;    /* made if missing; a symbolic link to it is followed */
     const char *const *paths; /* in the archive; symbolic links are not followed */
     size_t path_count;        /* 0: everything */
-    bool *path_found;         /* set for each path that is in this archive */
+    bool *path_found;         /* set for each path that is in the archive */
     bool overwrite;           /* replace existing entries other than folders */
     bool exact_modes;         /* sticky bits too, whatever the umask */
     bool privileged;          /* set-id bits, devices, security attributes: what gives rights */
     bool owners;              /* restore the archive's uid and gid */
-    bool directory_is_ours;   /* made by an earlier run: gets the archive's attributes */
     unsigned threads;
 
     /*
@@ -64,7 +63,6 @@ struct extract_result {
     uint64_t others; /* symbolic links, fifos, devices, sockets */
     uint64_t bytes;  /* written */
     uint64_t problems;
-    bool made_directory;   /* made the directory of the options */
     uint64_t lost_xattrs;  /* files whose attributes the filesystem rejects */
     uint64_t unprivileged; /* members that lack what only `privileged` restores */
 };

@@ -100,7 +100,7 @@ static int set_xattrs(struct extraction *x, int fd, const char *path, uint32_t p
     return r == -ENOENT ? 0 : r;
 }
 
-/* Times as futimens takes them: that of the last access stays. */
+/* Times as futimens takes them: the time of the last access stays. */
 struct times {
     struct timespec at[2];
 };

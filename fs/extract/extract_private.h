@@ -14,7 +14,7 @@
 #include <time.h>
 
 #include "checksum.h"
-#include "crew.h"
+#include "workers.h"
 #include "extract.h"
 #include "file_id.h"
 #include "vector.h"
@@ -75,7 +75,6 @@ struct extraction {
     struct pot *pot;
     const struct index *index;
     struct reader *reader;
-    struct file_id archive; /* the archive's file, which is never replaced */
     bool has_some_sums;
 
     int root_fd;

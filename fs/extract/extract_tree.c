@@ -133,20 +133,10 @@ static bool hands_down(int fd, const struct stat *st)
     return st->st_mode & S_ISGID || fgetxattr(fd, ACL_DEFAULT, NULL, 0) > 0;
 }
 
-/* A directory made by an earlier run may have a mode that keeps us out. */
-static void reopen_own(const char *path)
-{
-    struct stat st;
-    if (stat(path, &st) == 0 && (st.st_mode & 0700) != 0700 && st.st_uid == geteuid())
-        chmod(path, (st.st_mode & 07777) | 0700);
-}
-
 int tree_open_root(struct extraction *x, struct fault *fault)
 {
     const char *path = x->options->directory;
     struct stat st;
-    if (x->options->directory_is_ours)
-        reopen_own(path);
     x->root_made = mkdir(path, 0700) == 0;
     if (!x->root_made && errno != EEXIST)
         return fault_set(fault, -errno, path, FAULT_NO_OFFSET, "can't be made: %s",
@@ -161,6 +151,29 @@ int tree_open_root(struct extraction *x, struct fault *fault)
 
 /* ---- making folders ---- */
 
+/* Is it the source's file, or one of its files? */
+static bool source_is_of(const struct source *source, struct file_id file)
+{
+    struct source_identity identity;
+    const struct source *member = source_member(source, 0);
+    source_identity(source, &identity);
+    bool is_of = file_id_equal(file, (struct file_id){identity.dev, identity.ino});
+    for (size_t i = 0; !is_of && member && member != source;
+         member = source_member(source, ++i))
+        is_of = source_is_of(member, file);
+    return is_of;
+}
+
+/* Is it a file that is being extracted? A source may be what an archive was unpacked into. */
+static bool is_of_archive(const struct pot *pot, struct file_id file)
+{
+    bool is_of = file_id_equal(file, (struct file_id){pot->identity.dev, pot->identity.ino}) ||
+                 source_is_of(pot->source, file);
+    for (size_t i = 0; !is_of && i < pot->part_count; i++)
+        is_of = file_id_equal(file, pot->parts[i].file);
+    return is_of;
+}
+
 int tree_clear_the_way(const struct extraction *x, int folder_fd, const char *name)
 {
     struct stat st;
@@ -170,7 +183,7 @@ int tree_clear_the_way(const struct extraction *x, int folder_fd, const char *na
         return errno == ENOENT ? 0 : -errno;
     if (S_ISDIR(st.st_mode))
         return -EISDIR;
-    if (x->archive.ino && file_id_equal(file_id_of(&st), x->archive))
+    if (is_of_archive(x->pot, file_id_of(&st)))
         return -ETXTBSY;
     return unlinkat(folder_fd, name, 0) < 0 && errno != ENOENT ? -errno : 0;
 }

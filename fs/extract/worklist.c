@@ -103,7 +103,7 @@ static bool worklist_steal(struct worklist *list, struct range *mine)
     if (left == 0)
         return false;
     size_t middle = next_border(list, longest->next + left / 2, longest->end);
-    if (middle == longest->end || left == 1)
+    if (middle == longest->end)
         middle = longest->next;
     *mine = (struct range){middle, longest->end};
     longest->end = middle;

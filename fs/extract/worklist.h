@@ -1,8 +1,8 @@
 /*
  * Hands the members of an archive, in the order of their bytes, to several threads. Each thread
- * has a range of its own, so it reads forwards and works in folders of its own. A thread that
- * has finished takes half of the longest range that is left. Members in one compressed block
- * stay together, so that the block is decompressed once.
+ * has its own range, so it reads forwards and works in its own folders. A thread that has
+ * finished takes half of the longest range that is left. Members in one compressed block stay
+ * together, so that the block is decompressed once.
  *
  *     worklist_new(&list);
  *     worklist_add(list, (struct work_item){key, position, 0}); for each member

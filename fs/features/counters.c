@@ -1,8 +1,8 @@
 /*
- * Counters of a mount beside those of its answers, which reply.c keeps: files, the block cache,
- * reads of the archive, and the copy on this node.
+ * Counters of a mount beside its answers', which reply.c keeps: files, the block cache, reads
+ * of the archive, and the copy on this node.
  */
-#include <string.h>
+#include <stdio.h>
 
 #include "core.h"
 
@@ -17,9 +17,8 @@ static void counters_after_read(void *state, struct read *read)
     struct counter_slot *slot = read->rq->worker->slot;
 
     (void)state;
-    if (read->result == 0 && read->offset == 0)
-        atomic_fetch_add_explicit(read->rq->own ? &slot->ahead_files : &slot->read_files, 1,
-                                  memory_order_relaxed);
+    if (read->result == 0 && read->offset == 0 && !read->rq->own)
+        atomic_fetch_add_explicit(&slot->read_starts, 1, memory_order_relaxed);
 }
 
 static void update_stage(struct session *s)
@@ -29,11 +28,12 @@ static void update_stage(struct session *s)
 
     stage_get_report(s->config.stage, &report);
     if (report.failure && report.reason[0] && !c->stage_reason[0]) {
-        memcpy(c->stage_reason, report.reason, sizeof(c->stage_reason));
-        session_log(s,
-                    "%s: unpacking it has ended early: %s; what has arrived is served, reads "
-                    "of the rest fail",
-                    s->config.pot->path, report.reason);
+        snprintf(c->stage_reason, sizeof(c->stage_reason), "%s", report.reason);
+        session_trouble(
+            s, TROUBLE_LOST,
+            "%s: unpacking it has ended early: %s; what has arrived is served, reads "
+            "of the rest fail; mount it anew",
+            s->config.pot->path, report.reason);
     }
     atomic_store(&c->stage_here_bytes, report.bytes_here);
     atomic_store(&c->stage_stream_bytes, report.stream_bytes);

@@ -1,11 +1,18 @@
 /*
- * The features of a mount, in order (feature.h says what the order means). Reads meet the
- * watchdog first, which refuses those that have just stalled, and sums last, which may take
- * long. An answer meets sums first: what they refuse is neither counted nor populated.
+ * The features of a mount, in order (see feature.h). Reads meet the
+ * watchdog first, which refuses reads that have just stalled, and sums last, which may take
+ * long. An answer meets sums first: an answer that they refuse is neither counted nor
+ * populated. intercept comes before files_read, which counts in marks that are shared there.
  */
 #include "feature_list.h"
 
 #include <stddef.h>
+
+#ifdef HAVE_PRELOAD
+#define PRELOAD(ONE) ONE(intercept)
+#else
+#define PRELOAD(ONE)
+#endif
 
 #define FEATURES(ONE)                                                                          \
     ONE(watchdog)                                                                              \
@@ -13,11 +20,10 @@
     ONE(listing_budget)                                                                        \
     ONE(memory_share)                                                                          \
     ONE(stat_files)                                                                            \
-    ONE(populate)                                                                              \
-    ONE(walk)                                                                                  \
     ONE(counters)                                                                              \
-    ONE(intercept)                                                                             \
-    ONE(foresight)                                                                             \
+    PRELOAD(ONE)                                                                               \
+    ONE(files_read)                                                                            \
+    ONE(ahead)                                                                                 \
     ONE(sums)
 
 #define DECLARED(name) extern const struct feature name##_feature;

@@ -1,10 +1,10 @@
 /*
  * The short circuit: processes with the preloaded library read files of the archive by
- * themselves (intercept.h). Here the mount tells them how, and counts what they read.
+ * themselves (intercept.h). Here the mount tells them how.
  *
  * Not where sums are compared as files are read, nor from network filesystems, nor from a copy
- * until all of it is there: what the daemon does there, a process can't do for itself. Nor
- * where the daemon has to see all reads, to write them down or to follow an order.
+ * until all of it is there: a process can't do the daemon's work there for itself. Nor where
+ * the daemon has to see all reads, to write them down or to follow an order.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 
 struct intercept {
     struct session *session;
-    struct intercept_server *server; /* NULL: none could be started */
+    struct intercept_server *server; /* NULL: there is none */
 };
 
 static void update_session(void *session)
@@ -22,8 +22,10 @@ static void update_session(void *session)
     session_update_counters(session);
 }
 
-static int intercept_start(struct session *s, void **ret_state)
+/* Processes may read for themselves, at least once a copy is complete. */
+static void start_server(struct intercept *in)
 {
+    struct session *s = in->session;
     const struct session_config *config = &s->config;
     const struct intercept_server_config server = {
         .index = s->index,
@@ -32,19 +34,26 @@ static int intercept_start(struct session *s, void **ret_state)
         .has_news = update_session,
         .ctx = s,
     };
-    struct intercept *in;
 
     if (config->verify || config->recorder || config->order ||
         !(config->stage || source_is_local(config->pot->source)))
-        return 0;
-    in = calloc(1, sizeof(*in));
+        return;
+    if (intercept_server_new(&server, &in->server) < 0)
+        in->server = NULL; /* the mount works without */
+    atomic_store(&config->counters->direct_is_offered, in->server != NULL);
+}
+
+static int intercept_start(struct session *s, void **ret_state)
+{
+    struct intercept *in = calloc(1, sizeof(*in));
+
     if (!in)
         return -ENOMEM;
     *ret_state = in;
     in->session = s;
-    if (intercept_server_new(&server, &in->server) < 0)
-        in->server = NULL; /* the mount works without */
-    atomic_store(&config->counters->direct_is_offered, in->server != NULL);
+    start_server(in);
+    if (in->server)
+        s->file_marks = intercept_server_marks(in->server);
     return 0;
 }
 
@@ -59,6 +68,7 @@ static bool intercept_answer(void *state, struct request *rq)
 
     if (!in->server || rq->header->opcode != FUSE_IOCTL || rq->arg_len < sizeof(*arg) ||
         arg->cmd != INTERCEPT_IOCTL || arg->out_size < sizeof(answer.id) ||
+        !intercept_server_tells(rq->header->uid) ||
         !source_is_local(in->session->config.pot->source) ||
         atomic_load_explicit(&in->session->distrusted, memory_order_relaxed))
         return false;
@@ -76,7 +86,9 @@ static void intercept_update(void *state)
     if (!in->server)
         return;
     intercept_server_sum(in->server, &sums);
+    atomic_store(&c->direct_starts, sums.starts);
     atomic_store(&c->direct_files, sums.files);
+    atomic_store(&c->direct_foreseen, sums.foreseen);
     atomic_store(&c->direct_reads, sums.reads);
     atomic_store(&c->direct_bytes, sums.bytes);
     atomic_store(&c->direct_ns, sums.waited_ns);

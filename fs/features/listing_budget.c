@@ -50,18 +50,15 @@ static int listing_budget_start(struct session *s, void **ret_state)
                               (struct listing_budget **)ret_state);
 }
 
-static void listing_budget_before_listing(void *state, const struct request *rq,
-                                          uint32_t directory, bool begins, bool *attributes)
+static void listing_budget_before_listing(void *state, bool *attributes)
 {
-    (void)rq;
-    (void)directory;
-    (void)begins;
     *attributes = listing_budget_is_left(state);
 }
 
-static void listing_budget_after_listing(void *state, uint32_t from, uint32_t to)
+static void listing_budget_after_listing(void *state, const struct listed *listed)
 {
-    listing_budget_spend(state, from, to);
+    if (listed->attributes)
+        listing_budget_spend(state, listed->from, listed->to);
 }
 
 const struct feature listing_budget_feature = {

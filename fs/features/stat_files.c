@@ -249,6 +249,14 @@ static void answer_lseek(struct stat_files *files, struct request *rq)
     reply_result(rq, r == -EISDIR ? -EINVAL : r, &out, sizeof(out));
 }
 
+static void answer_access(struct stat_files *files, struct request *rq)
+{
+    const struct fuse_access_in *in = rq->arg;
+
+    (void)files;
+    reply_error(rq, ops_may_access(is_text(rq->header->nodeid) ? S_IFREG : S_IFDIR, in->mask));
+}
+
 static void answer_getxattr(struct stat_files *files, struct request *rq)
 {
     reply_error(rq, index_info(files->session->index)->has_xattrs ? -ENODATA : -ENOSYS);
@@ -269,6 +277,7 @@ static void (*const answers[])(struct stat_files *files, struct request *rq) = {
     [FUSE_READ] = answer_read,           [FUSE_GETXATTR] = answer_getxattr,
     [FUSE_LISTXATTR] = answer_listxattr, [FUSE_READDIR] = answer_readdir,
     [FUSE_READDIRPLUS] = answer_readdir, [FUSE_LSEEK] = answer_lseek,
+    [FUSE_ACCESS] = answer_access,
 };
 
 static bool stat_files_answer(void *state, struct request *rq)

@@ -64,10 +64,11 @@ static void on_source_error(void *ctx, const char *name, enum source_error what,
                     fault_errno(err));
         break;
     case SOURCE_REPLACED:
-        session_log(e->session,
-                    "%s: its handle is not valid any more (%s), and its path leads to another "
-                    "file now; mount it anew",
-                    name, fault_errno(err));
+        session_trouble(
+            e->session, TROUBLE_CHANGED,
+            "%s: its handle is not valid any more (%s), and its path leads to another "
+            "file now; mount it anew",
+            name, fault_errno(err));
         break;
     }
 }

@@ -21,10 +21,10 @@ struct viewpoint {
 size_t viewpoint_list(struct viewpoint *ret_views, size_t most);
 
 /*
- * In a process of its own, without locks or allocations: a descriptor of the directory there,
- * or -1. The process gets a namespace in which that is a copy of its own, so that others may
- * unmount theirs meanwhile. Where it may not have one, it sees a foreign place as that process
- * does, and keeps it busy.
+ * In a separate process, without locks or allocations: a descriptor of the directory there, or
+ * -1. The process gets a namespace in which that is a private copy, so that others may unmount
+ * theirs meanwhile. Where it may not have one, it sees a foreign place as that process does,
+ * and keeps it busy.
  */
 int viewpoint_enter(const struct viewpoint *view);
 

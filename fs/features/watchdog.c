@@ -2,7 +2,8 @@
  * Keeps readers from hanging. A read of the archive that stalls can't be cancelled: its thread
  * sits in the kernel until the filesystem answers. So this thread looks at the requests in hand
  * several times a second. It answers one that is older than --io-timeout with EIO in place of
- * its worker. Time that unpacking takes does not count. The worker is dismissed and another
+ * its worker. Time that unpacking takes does not count, nor does time for which this process
+ * was stopped. The worker is dismissed and another
  * takes its turn; when the read ends after all, the worker comes back (loop.c).
  *
  * It also finds a worker that is held up without having said so (by a page fault in the middle
@@ -32,17 +33,31 @@ struct watchdog {
     struct session *session;
     pthread_t thread;
     bool started;
+    struct watch_clock clock;
+    struct watched_wait waits[SESSION_WORKERS_MAX]; /* by worker */
     _Atomic uint32_t armed;       /* futex: 0 while it sleeps for want of work */
     struct stalled_reads stalled; /* under the loop's lock */
     _Atomic uint64_t stalled_ns;  /* when the last one was added; 0: never */
 };
 
-bool watchdog_has_stalled(uint64_t since_ns, uint64_t progress_ns, uint64_t now,
+void watch_clock_tick(struct watch_clock *clock, uint64_t now)
+{
+    clock->ns += min_u64(now - clock->looked_ns, WATCH_STEP_NS);
+    clock->looked_ns = now;
+}
+
+bool watchdog_has_stalled(struct watched_wait *wait, uint64_t turn, uint64_t since_ns,
+                          uint64_t progress_ns, const struct watch_clock *clock,
                           uint64_t timeout_ns)
 {
-    uint64_t from = max_u64(since_ns, progress_ns);
+    uint64_t from = max_u64(since_ns, progress_ns), now = clock->looked_ns;
 
-    return timeout_ns && now > from && now - from > timeout_ns;
+    if (!timeout_ns || from >= now)
+        return false;
+    if (wait->turn != turn || wait->from_ns != from)
+        *wait =
+            (struct watched_wait){turn, from, clock->ns - min_u64(now - from, WATCH_STEP_NS)};
+    return clock->ns - wait->clock_ns > timeout_ns;
 }
 
 struct stalled_read *stalled_reads_add(struct stalled_reads *reads, uint32_t position,
@@ -135,10 +150,11 @@ static void answer_for(struct watchdog *d, struct worker *w, uint64_t turn, uint
         return;
     atomic_fetch_add(&s->config.counters->stalls, 1);
     atomic_fetch_add(&s->config.counters->replacements, 1);
-    session_log(s,
-                "%s: %s: a read has been waiting for %.1f s; answered with an input/output "
-                "error (see --io-timeout)",
-                log_archive(s, position), log_path(s, position, path), (double)age_ns / 1e9);
+    session_trouble(s, TROUBLE_READ,
+                    "%s: %s: a read has been waiting for %.1f s; answered with an input/output "
+                    "error (see --io-timeout): does the archive's storage hang?",
+                    log_archive(s, position), log_path(s, position, path),
+                    (double)age_ns / 1e9);
 }
 
 static unsigned count_workers(struct loop *loop)
@@ -153,10 +169,11 @@ static unsigned count_workers(struct loop *loop)
 static bool look_at_workers(struct watchdog *d)
 {
     struct session *s = d->session;
-    uint64_t now = now_ns(), timeout_ns = s->config.io_timeout_s * UINT64_C(1000000000);
+    const uint64_t now = now_ns(), timeout_ns = s->config.io_timeout_s * UINT64_C(1000000000);
     uint64_t progress_ns = source_progress_ns(s->config.pot->source);
     unsigned count = count_workers(&s->loop), busy = 0, held_up = 0;
 
+    watch_clock_tick(&d->clock, now);
     for (unsigned i = 0; i < count; i++) {
         struct worker *w = s->loop.workers[i];
         uint64_t turn = atomic_load(&w->turn);
@@ -165,9 +182,10 @@ static bool look_at_workers(struct watchdog *d)
         if (turn % 2 == 0)
             continue;
         busy++;
-        held_up += watchdog_has_stalled(since, 0, now, HELD_UP_NS);
+        held_up += now > since && now - since > HELD_UP_NS;
         uint64_t unpacked_ns = atomic_load(&w->unpacked_ns);
-        if (watchdog_has_stalled(since, max_u64(progress_ns, unpacked_ns), now, timeout_ns))
+        if (watchdog_has_stalled(&d->waits[i], turn, since, max_u64(progress_ns, unpacked_ns),
+                                 &d->clock, timeout_ns))
             answer_for(d, w, turn, unique, now - since);
     }
     if (held_up) {

@@ -8,11 +8,29 @@
 #include <stdint.h>
 
 /*
- * Has a request received at `since_ns` waited for too long? It may wait for unpacking, and does
- * not count as stalled while that makes progress (last at `progress_ns`; UINT64_MAX: it does).
- * `timeout_ns` 0: never.
+ * The clock of stalls goes by the watchdog's own ticks. While the process is stopped (a batch
+ * system's suspend) there are none, and no read could have been answered. All zero at first.
  */
-bool watchdog_has_stalled(uint64_t since_ns, uint64_t progress_ns, uint64_t now,
+struct watch_clock {
+    uint64_t looked_ns; /* the last tick */
+    uint64_t ns;
+};
+#define WATCH_STEP_NS UINT64_C(200000000) /* how much a tick counts at most */
+void watch_clock_tick(struct watch_clock *clock, uint64_t now);
+
+/* A worker's wait, as the watchdog saw it last. */
+struct watched_wait {
+    uint64_t turn, from_ns;
+    uint64_t clock_ns; /* of the watch clock when it began */
+};
+
+/*
+ * Has the request of `turn`, received at `since_ns`, waited for too long? It may wait for
+ * unpacking, and does not count as stalled while that makes progress (last at `progress_ns`;
+ * UINT64_MAX: it does). `timeout_ns` 0: never. Call it at each tick, with the same `wait`.
+ */
+bool watchdog_has_stalled(struct watched_wait *wait, uint64_t turn, uint64_t since_ns,
+                          uint64_t progress_ns, const struct watch_clock *clock,
                           uint64_t timeout_ns);
 
 /*

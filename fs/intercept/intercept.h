@@ -2,15 +2,19 @@
  * Short circuit: a preloaded library (libonepot-io.so) answers read() in the reader's process,
  * from the archive, where the mount would need a round trip to its daemon. open() goes to the
  * mount, so descriptor, position and attributes are the kernel's own, and whatever the library
- * does not know is right without it. This header is what library and daemon agree on.
+ * does not know is right without it. Library and daemon agree on this header.
  *
  *   interpose.c   the functions of the C library that are replaced
  *   reading.c     which bytes a call gets; when the mount has to answer
  *   links.c       the mounts that this process reads from: how they are found and checked
  *   listing.c     lists directories in which opens are slow
+ *   exec.c        hides the library from the environment, and gives it to children
+ *   image.c       whether a program that is about to be started can load it
+ *   filters.c     whether the process may be ended for system calls of the library
+ *   preload.c     the program's side: where the library lies, and how it is named
  *   server.c      the daemon's side: hands out where files lie
  *
- * A descriptor is known by what fstat says, at each call: device, inode and time of access. A
+ * A descriptor is known by fstat's answer, at each call: device, inode and time of access. A
  * mount gives all of its files the time at which it was made, so that another mount that got
  * the same device number is no match. No path is compared and no descriptor is remembered as
  * trusted, so it does not matter who opened, duplicated or inherited it, or closed it unseen.
@@ -39,8 +43,13 @@
  * - Compressed blocks: 110 in the daemon, nearly all of it decompression, and 36 in the reader;
  *   then 14, as the kernel has the content. Each process would decompress them in each epoch.
  *
- * The table is a memory file, filled in once the first process asks. Its first part has
- * counters, which each process may write; the words behind it are mapped read-only.
+ * The table is a memory file, filled in once the first process asks. Its first parts have
+ * counters and marks, which each process may write; the words behind them are mapped read-only.
+ *
+ * Marks. A file counts once for a mount, whoever reads how much of it how often, so each has a
+ * mark. Processes mark the files that they read themselves and the ones that they leave to the
+ * mount, since the kernel may answer from its cache without a word to the daemon. The daemon
+ * marks the others, and the ones that it reads ahead.
  */
 #ifndef ONEPOT_INTERCEPT_H
 #define ONEPOT_INTERCEPT_H
@@ -49,7 +58,9 @@
 #include <stdint.h>
 #include <sys/ioctl.h>
 
-#define INTERCEPT_MAGIC UINT64_C(0x32306f69746f706f) /* "opotio02": also the version */
+#include "file_marks.h"
+
+#define INTERCEPT_MAGIC UINT64_C(0x33306f69746f706f) /* "opotio03": also the version */
 #define INTERCEPT_NAME_BYTES 48
 
 /* When the mount was made (CLOCK_REALTIME): st_atim of all of its files. */
@@ -91,7 +102,8 @@ struct intercept_offer {
 /* Counters of some threads of some processes, so that few write to the same one. */
 #define INTERCEPT_SLOTS 64u
 struct intercept_slot {
-    _Alignas(64) _Atomic uint64_t files; /* reads that began at offset 0 */
+    _Alignas(64) _Atomic uint64_t starts; /* reads that began at offset 0 */
+    _Atomic uint64_t files, foreseen;     /* marked as read; of these, read ahead before */
     _Atomic uint64_t reads, bytes;
     _Atomic uint64_t waited_ns;    /* in the reads of the archive */
     _Atomic uint64_t last_read_ns; /* CLOCK_MONOTONIC */
@@ -115,10 +127,16 @@ struct intercept_head {
 #define INTERCEPT_HEAD_BYTES (64u << 10) /* whole pages of any size */
 _Static_assert(sizeof(struct intercept_head) <= INTERCEPT_HEAD_BYTES, "the head has room");
 
+/* Then the marks of each inode, by st_ino - 1, in whole pages (file_marks.h). */
+static inline uint64_t intercept_marks_bytes(uint64_t entries)
+{
+    return (entries / 4 + INTERCEPT_HEAD_BYTES) / INTERCEPT_HEAD_BYTES * INTERCEPT_HEAD_BYTES;
+}
+
 /*
  * Then a word for each inode, by st_ino - 1. 0: ask the mount. Else where the file begins: bit
  * 63 is set, bits 48 to 62 are the number of the file of the archive, and the others the offset
- * in it. The size is that of fstat.
+ * in it. fstat tells the size.
  */
 #define INTERCEPT_IS_KNOWN (UINT64_C(1) << 63)
 #define INTERCEPT_FILE_SHIFT 48

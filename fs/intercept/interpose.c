@@ -13,6 +13,7 @@
 #include <sys/prctl.h>
 #include <termios.h>
 
+#include "filters.h"
 #include "io_private.h"
 
 /* It moved in 2.34; systems from 2.28 on have it under its old version. */
@@ -22,8 +23,6 @@ __asm__(".symver dlsym, dlsym@GLIBC_2.2.5");
 __asm__(".symver dlsym, dlsym@GLIBC_2.17");
 #endif
 
-/* An exported function that the header calls otherwise, or declares with tricks. */
-#define EXPORT(name) __asm__(#name) __attribute__((visibility("default")))
 #define ALSO(name, of) __attribute__((visibility("default"), alias(of)))
 
 static struct {
@@ -47,7 +46,7 @@ static struct {
 } next;
 static _Atomic bool has_next;
 
-static void *next_of(const char *name)
+void *io_next(const char *name)
 {
     return dlsym(RTLD_NEXT, name);
 }
@@ -55,38 +54,31 @@ static void *next_of(const char *name)
 /* musl from 1.2.4 on links programs by names with 64, but dlsym finds none of them. */
 static void *next_of_64(const char *name_64, const char *name)
 {
-    void *next_one = next_of(name_64);
-    return next_one ? next_one : next_of(name);
+    void *next_one = io_next(name_64);
+    return next_one ? next_one : io_next(name);
 }
 
 static void find_next(void)
 {
-    next.open = next_of("open");
+    next.open = io_next("open");
     next.open64 = next_of_64("open64", "open");
-    next.openat = next_of("openat");
+    next.openat = io_next("openat");
     next.openat64 = next_of_64("openat64", "openat");
-    next.read = next_of("read");
+    next.read = io_next("read");
     next.pread = next_of_64("pread64", "pread");
-    next.close = next_of("close");
-    next.dup = next_of("dup");
-    next.fcntl = next_of("fcntl");
+    next.close = io_next("close");
+    next.dup = io_next("dup");
+    next.fcntl = io_next("fcntl");
     next.fcntl64 = next_of_64("fcntl64", "fcntl");
-    next.dup2 = next_of("dup2");
-    next.dup3 = next_of("dup3");
-    next.isatty = next_of("isatty");
-    next.tcgetattr = next_of("tcgetattr");
-    next.ioctl = next_of("ioctl");
-    next.prctl = next_of("prctl");
-    next.pthread_testcancel = next_of("pthread_testcancel");
+    next.dup2 = io_next("dup2");
+    next.dup3 = io_next("dup3");
+    next.isatty = io_next("isatty");
+    next.tcgetattr = io_next("tcgetattr");
+    next.ioctl = io_next("ioctl");
+    next.prctl = io_next("prctl");
+    next.pthread_testcancel = io_next("pthread_testcancel");
     atomic_store(&has_next, true);
 }
-
-/* Constructors of other libraries may come before ours. */
-#define NEXT(name)                                                                             \
-    ((__builtin_expect(!atomic_load_explicit(&has_next, memory_order_acquire), 0)              \
-          ? find_next()                                                                        \
-          : (void)0),                                                                          \
-     next.name)
 
 /* In a child of fork there is only the thread that called it. */
 static void forked(void)
@@ -103,8 +95,11 @@ extern void *__dso_handle;
 
 __attribute__((constructor)) static void begin(void)
 {
+    bool is_filtered = filters_are_strange();
+
     find_next();
-    if (io_atfork)
+    exec_begin(!is_filtered);
+    if (io_atfork && !is_filtered)
         atomic_store(&reading_is_on, io_atfork(NULL, NULL, forked, __dso_handle) == 0);
 }
 
@@ -335,8 +330,9 @@ int io_ioctl(int fd, unsigned long request, ...)
 
 /*
  * A process that is about to forbid itself system calls can't know of ours, and a filter may
- * end it for one. From here on it reads through the mount. (Filters are mostly loaded by a
- * system call of their own, after this promise never to gain rights.)
+ * end it for one (filters.h has the ones from before its start). From here on it reads through
+ * the mount. (Filters are mostly loaded by another system call, after this promise never to
+ * gain rights.)
  */
 int io_prctl(int option, ...) EXPORT(prctl);
 int io_prctl(int option, ...)

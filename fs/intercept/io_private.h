@@ -13,6 +13,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
@@ -45,10 +46,61 @@ static inline long io_system_call(long number, long a, long b, long c, long d, l
                      : "memory");
     return x0;
 }
+#else /* there is no library for this kind of CPU, but image.c is built */
+static inline long io_system_call(long number, long a, long b, long c, long d, long e, long f)
+{
+    (void)number, (void)a, (void)b, (void)c, (void)d, (void)e, (void)f;
+    return -ENOSYS;
+}
 #endif
 #define io_call(...) IO_CALL(__VA_ARGS__, 0, 0, 0, 0, 0, 0)
 #define IO_CALL(number, a, b, c, d, e, f, ...)                                                 \
     io_system_call(number, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f))
+
+/* An exported function that the header calls otherwise, or declares with tricks. */
+#define EXPORT(name) __asm__(#name) __attribute__((visibility("default")))
+
+/* The path of a descriptor. */
+static inline void io_fd_path(int fd, char ret_path[32])
+{
+    char digits[12];
+    int n = 0;
+
+    do
+        digits[n++] = (char)('0' + fd % 10);
+    while (fd /= 10);
+    char *to = (char *)memcpy(ret_path, "/proc/self/fd/", 14) + 14;
+    while (n > 0)
+        *to++ = digits[--n];
+    *to = '\0';
+}
+
+/* A file of /proc as text, as much of it as there is room for; empty: it can't be read. */
+static inline void io_read_text(const char *path, char *ret_text, size_t size)
+{
+    size_t len = 0;
+    int fd = (int)io_call(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
+
+    for (long n = 1; fd >= 0 && n > 0 && len<size - 1; len += n> 0 ? (size_t)n : 0)
+        n = io_call(SYS_read, fd, ret_text + len, size - 1 - len);
+    if (fd >= 0)
+        io_call(SYS_close, fd);
+    ret_text[len] = '\0';
+}
+
+/*
+ * A number, behind blanks; *ret_end is behind it. strtol would bind the library to the C
+ * library that it was built with.
+ */
+static inline uint64_t io_number(const char *text, const char **ret_end)
+{
+    uint64_t value = 0;
+    for (text += strspn(text, " \t\n"); *text >= '0' && *text <= '9'; text++)
+        value = value * 10 + (uint64_t)(*text - '0');
+    if (ret_end)
+        *ret_end = text;
+    return value;
+}
 
 static inline uint64_t io_now_ns(void)
 {
@@ -62,7 +114,7 @@ static inline uint64_t io_now_ns(void)
 struct link_file {
     struct intercept_file is;
     _Atomic int fd;        /* -1: none; checked at each use */
-    _Atomic bool may_wait; /* its filesystem can't tell what is in memory */
+    _Atomic bool may_wait; /* its filesystem can't tell which pages are in memory */
 };
 
 /* A mount that this process reads from. It stays for the life of the process. */
@@ -73,6 +125,7 @@ struct link {
     _Atomic bool is_left; /* its mount has ended, and its descriptors are closed */
     const _Atomic uint64_t *words;
     struct intercept_head *head;
+    _Atomic uint32_t *marks; /* behind the head */
     struct link_file file[INTERCEPT_FILES_MAX];
 };
 
@@ -167,6 +220,24 @@ static inline void reading_closed(int fd)
     known_set(fd, KNOWN_NOTHING);
 }
 void reading_forked(void); /* in the child */
+
+/* ---- exec.c ---- */
+
+/* The next function of this name, behind this library. */
+void *io_next(const char *name);
+
+/*
+ * The next function, from the file's own table `next`. Constructors of other libraries may come
+ * before ours, so the first call fills the table (find_next, which sets has_next).
+ */
+#define NEXT(name)                                                                             \
+    ((__builtin_expect(!atomic_load_explicit(&has_next, memory_order_acquire), 0)              \
+          ? find_next()                                                                        \
+          : (void)0),                                                                          \
+     next.name)
+
+/* Once, before main: take this library out of the environment; each exec may put it back. */
+void exec_begin(bool puts_back);
 
 /* ---- listing.c ---- */
 

@@ -20,11 +20,12 @@
 #define FUSE_SUPER_MAGIC 0x65735546
 #endif
 
+#define OVERFLOW_UID 65534 /* unless the system says another */
 #define LINKS 8u
 #define REFUSED 8u
 #define ASK_AGAIN_NS UINT64_C(2000000000)
 #define ANSWER_S 2   /* a daemon that is stopped does not stop its readers for longer */
-#define FD_LEAST 900 /* ours are out of the way of those that programs count on */
+#define FD_LEAST 900 /* above the numbers that programs count on */
 #define FD_LEFT 32
 
 static struct link links[LINKS];
@@ -32,7 +33,14 @@ static _Atomic uint32_t link_count;
 static _Atomic bool is_making; /* somebody makes a link or renews one */
 static _Atomic uint32_t slot_number;
 
-/* Devices whose files are not of mounts, or of mounts that offer nothing now. */
+/*
+ * Devices, by their minor number, that are no FUSE filesystems. They are asked once, as that
+ * may be a request to a server. If such a number becomes a mount's later, the mount answers.
+ */
+#define DEVICES 65536u
+static _Atomic uint32_t foreign[DEVICES / 32];
+
+/* FUSE filesystems that are no mounts of ours, or offer nothing now. */
 static struct refused {
     _Atomic uint64_t dev;
     _Atomic uint64_t until_ns;
@@ -57,6 +65,26 @@ static void answer_close(struct answer *answer)
         close_fd(answer->fds[i]);
 }
 
+/*
+ * Is it this process's user? In a user namespace all users who have no number there show as the
+ * same one, unless the namespace has a number for everybody.
+ */
+static bool is_this_user(uid_t uid)
+{
+    char text[64];
+    const char *at = text;
+
+    if (uid != (uid_t)io_call(SYS_geteuid))
+        return false;
+    io_read_text("/proc/sys/kernel/overflowuid", text, sizeof(text));
+    if (uid != (text[0] ? io_number(text, NULL) : OVERFLOW_UID))
+        return true;
+    io_read_text("/proc/self/uid_map", text, sizeof(text));
+    io_number(at, &at);
+    io_number(at, &at);
+    return io_number(at, NULL) == UINT32_MAX;
+}
+
 /* A socket to the daemon that the mount names; it must be this user's. */
 static int link_connect(const struct intercept_id *id)
 {
@@ -75,7 +103,7 @@ static int link_connect(const struct intercept_id *id)
         io_call(SYS_setsockopt, fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit)) < 0 ||
         io_call(SYS_connect, fd, &address, bytes) < 0 ||
         io_call(SYS_getsockopt, fd, SOL_SOCKET, SO_PEERCRED, &who, &who_len) < 0 ||
-        who.uid != (uid_t)io_call(SYS_geteuid)) {
+        !is_this_user(who.uid)) {
         close_fd(fd);
         return -ECONNREFUSED;
     }
@@ -116,11 +144,9 @@ static bool link_receive(int sock, uint64_t key, struct answer *answer)
 static bool link_ask(int fd, const struct stat *st, struct answer *ret_answer)
 {
     struct intercept_id id = {0};
-    struct statfs fs;
 
     memset(ret_answer->fds, 0xff, sizeof(ret_answer->fds));
-    if (io_call(SYS_fstatfs, fd, &fs) < 0 || fs.f_type != FUSE_SUPER_MAGIC ||
-        io_call(SYS_ioctl, fd, INTERCEPT_IOCTL, &id) < 0 || id.magic != INTERCEPT_MAGIC ||
+    if (io_call(SYS_ioctl, fd, INTERCEPT_IOCTL, &id) < 0 || id.magic != INTERCEPT_MAGIC ||
         id.made.sec != st->st_atim.tv_sec || (long)id.made.nsec != st->st_atim.tv_nsec)
         return false;
     int sock = link_connect(&id);
@@ -134,21 +160,6 @@ static bool link_ask(int fd, const struct stat *st, struct answer *ret_answer)
 }
 
 /* ---- descriptors of the archive ---- */
-
-/* A small number for `fd` as text. */
-static void fd_path(int fd, char ret_path[32])
-{
-    char digits[12];
-    int n = 0;
-
-    do
-        digits[n++] = (char)('0' + fd % 10);
-    while (fd /= 10);
-    char *to = mempcpy(ret_path, "/proc/self/fd/", 14);
-    while (n > 0)
-        *to++ = digits[--n];
-    *to = '\0';
-}
 
 /* Move it to where no program looks for its own. Closes `fd`. */
 static int fd_set_aside(int fd)
@@ -171,7 +182,7 @@ static int fd_of_our_own(int fd)
 {
     char path[32];
 
-    fd_path(fd, path);
+    io_fd_path(fd, path);
     int own = (int)io_call(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
     if (own < 0)
         return fd_set_aside(fd);
@@ -207,20 +218,20 @@ static void link_take_fds(struct link *link, struct answer *answer)
 
 /* ---- making a link ---- */
 
-/* The counters may be written, the words only read: a stray write must not reach others. */
+/* Counters and marks may be written, words only read: a stray write must not reach others. */
 static bool link_map(struct link *link, int fd)
 {
     struct stat st;
-    size_t bytes = link->entries * sizeof(uint64_t), head_bytes = INTERCEPT_HEAD_BYTES;
+    size_t bytes = link->entries * sizeof(uint64_t);
+    size_t head_bytes = INTERCEPT_HEAD_BYTES + intercept_marks_bytes(link->entries);
 
+    long seals = io_call(SYS_fcntl, fd, F_GET_SEALS); /* < 0: a file that can't be sealed */
     if (io_call(SYS_fstat, fd, &st) < 0 || link->entries > UINT32_MAX ||
-        (uint64_t)st.st_size < INTERCEPT_HEAD_BYTES + bytes ||
-        !(io_call(SYS_fcntl, fd, F_GET_SEALS) & F_SEAL_SHRINK))
+        (uint64_t)st.st_size < head_bytes + bytes || seals < 0 || !(seals & F_SEAL_SHRINK))
         return false;
     long head =
         io_call(SYS_mmap, NULL, head_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)0);
-    long words =
-        io_call(SYS_mmap, NULL, bytes, PROT_READ, MAP_SHARED, fd, (off_t)INTERCEPT_HEAD_BYTES);
+    long words = io_call(SYS_mmap, NULL, bytes, PROT_READ, MAP_SHARED, fd, (off_t)head_bytes);
     if (head < 0 && head > -4096)
         return false;
     if (words < 0 && words > -4096) {
@@ -229,6 +240,7 @@ static bool link_map(struct link *link, int fd)
     }
     io_call(SYS_madvise, words, bytes, MADV_DONTDUMP);
     link->head = (struct intercept_head *)head;
+    link->marks = (_Atomic uint32_t *)(head + INTERCEPT_HEAD_BYTES);
     link->words = (const _Atomic uint64_t *)words;
     return true;
 }
@@ -277,6 +289,25 @@ static struct link *link_known(const struct stat *st)
     return NULL;
 }
 
+static bool is_foreign(uint64_t dev)
+{
+    unsigned number = minor(dev);
+    return major(dev) != 0 || number >= DEVICES ||
+           atomic_load_explicit(&foreign[number / 32], memory_order_relaxed) >> number % 32 & 1;
+}
+
+/* Filesystems without a device of their own, as FUSE, have major number 0. */
+static bool ask_foreign(int fd, uint64_t dev)
+{
+    unsigned number = minor(dev);
+    struct statfs fs;
+
+    if (io_call(SYS_fstatfs, fd, &fs) >= 0 && fs.f_type == FUSE_SUPER_MAGIC)
+        return false;
+    atomic_fetch_or(&foreign[number / 32], UINT32_C(1) << number % 32);
+    return true;
+}
+
 static bool is_refused(uint64_t dev)
 {
     for (unsigned i = 0; i < REFUSED; i++)
@@ -303,15 +334,15 @@ struct link *link_find(int fd, const struct stat *st)
     bool nobody = false;
     struct link *link = link_known(st);
 
-    /* Filesystems without a device of their own, as FUSE, have major number 0. */
-    if (link || major(st->st_dev) != 0 || is_refused(st->st_dev) ||
+    if (link || is_foreign(st->st_dev) || is_refused(st->st_dev) ||
         !atomic_compare_exchange_strong(&is_making, &nobody, true))
         return link;
     link = link_known(st);
-    if (!link)
+    if (!link && !ask_foreign(fd, st->st_dev)) {
         link = link_make(fd, st);
-    if (!link)
-        refuse(st->st_dev);
+        if (!link)
+            refuse(st->st_dev);
+    }
     atomic_store(&is_making, false);
     return link;
 }
@@ -352,8 +383,8 @@ static void link_close_fds(struct link *link)
 }
 
 /*
- * They would keep the space of a copy that was deleted with its mount. A child of vfork has
- * descriptors of its own, and its parent's memory: it leaves them to the parent.
+ * They would keep the space of a copy that was deleted with its mount. A child of vfork has its
+ * own descriptors but its parent's memory: it leaves them to the parent.
  */
 static bool link_leave(struct link *link)
 {

@@ -1,83 +1,251 @@
 #include "preload.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdbool.h>
+#include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "path.h"
+#include "fault.h"
+#include "image.h"
+#include "place.h"
 #include "write_at.h"
 
-/* Is it the very library that belongs to this program? */
-static bool preload_is_same(const char *path)
-{
-    auto_close int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
-    auto_free unsigned char *bytes = malloc(preload_library_bytes);
-    struct stat st;
+#define DAY_S 86400
+#define KEPT_DAYS 90
 
-    return fd >= 0 && bytes && fstat(fd, &st) == 0 && S_ISREG(st.st_mode) &&
-           (size_t)st.st_size == preload_library_bytes &&
+/* Tells why one place is not fit. */
+struct refused {
+    char *why;
+    size_t size;
+};
+
+static int refuse(const struct refused *refused, const char *path, int r, const char *reason)
+{
+    snprintf(refused->why, refused->size, "%s: %s", path, reason ? reason : fault_errno(r));
+    return r;
+}
+
+static int open_closed(const char *path, struct place *ret_place, const struct refused *refused)
+{
+    struct place_refusal refusal;
+    int r = place_open(path, PLACE_CLOSED, ret_place, &refusal);
+    if (r < 0)
+        place_explain(&refusal, refused->why, refused->size);
+    return r;
+}
+
+/* ---- the library itself ---- */
+
+/* Has it the bytes of the library that belongs to this program? */
+static bool preload_is_same(const struct place *place)
+{
+    auto_close int fd = open(place->path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    auto_free unsigned char *bytes = malloc(preload_library_bytes);
+
+    return fd >= 0 && bytes && S_ISREG(place->st.st_mode) &&
+           (size_t)place->st.st_size == preload_library_bytes &&
            read_at(fd, bytes, preload_library_bytes, 0) == 0 &&
            memcmp(bytes, preload_library, preload_library_bytes) == 0;
 }
 
-/* Whole or not at all under its name, as several processes may write it at once. */
-static int preload_write(const char *path)
+/*
+ * Is it there, the same, and can it be loaded and named? ld.so splits LD_PRELOAD at spaces and
+ * colons, and replaces what follows a dollar sign.
+ */
+static int preload_check(const char *path, char ret_path[PATH_MAX],
+                         const struct refused *refused)
 {
-    char temporary[PATH_MAX];
-    int n = snprintf(temporary, sizeof(temporary), "%s.%d", path, (int)getpid());
+    struct place place;
+    struct statvfs fs;
+    int r = open_closed(path, &place, refused);
+
+    if (r < 0)
+        return r;
+    auto_close int fd = place.fd;
+    if (!preload_is_same(&place))
+        return refuse(refused, path, -ESTALE, "it is of another version");
+    if (fstatvfs(fd, &fs) < 0 || fs.f_flag & ST_NOEXEC)
+        return refuse(refused, path, -ENOEXEC, "programs can't be run from its filesystem");
+    if (strpbrk(place.path, " :$") || strlen(place.path) >= PRELOAD_PATH_BYTES)
+        return refuse(refused, path, -EINVAL, "LD_PRELOAD can't name such a path");
+    strcpy(ret_path, place.path);
+    return 0;
+}
+
+/* ---- copies ---- */
+
+/* Remove copies of other versions that nobody has used for long. */
+static void remove_old(int folder)
+{
+    struct stat st;
+    time_t now = time(NULL);
+    auto_closedir DIR *dir = path_list(folder);
+
+    for (const struct dirent *e; dir && (e = readdir(dir));)
+        if (fnmatch("libonepot-io-*.so*", e->d_name, 0) == 0 &&
+            fstatat(folder, e->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+            now - st.st_mtime > KEPT_DAYS * DAY_S)
+            unlinkat(folder, e->d_name, 0);
+}
+
+/*
+ * Whole or not at all under its name, as several processes may write it at once. A user to whom
+ * root changes may read root's.
+ */
+static int write_copy(int folder)
+{
+    char temporary[80];
+    snprintf(temporary, sizeof(temporary), "%s.%d", preload_library_name, (int)getpid());
+    unlinkat(folder, temporary, 0); /* of a process that was killed */
     auto_close int fd =
-        n < PATH_MAX ? open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600) : -1;
+        openat(folder, temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (fd < 0)
-        return n < PATH_MAX ? -errno : -ENAMETOOLONG;
+        return -errno;
     int r = write_at(fd, preload_library, preload_library_bytes, 0);
-    if (r == 0 && rename(temporary, path) < 0)
+    if (r == 0 && (fchmod(fd, geteuid() == 0 ? 0644 : 0600) < 0 ||
+                   renameat(folder, temporary, folder, preload_library_name) < 0))
         r = -errno;
     if (r < 0)
-        unlink(temporary);
+        unlinkat(folder, temporary, 0);
     return r;
 }
 
-static bool preload_may_run(const char *path)
+/* Its time says when it was last used, to a day. */
+static void touch_copy(const char *path)
 {
-    struct statvfs fs;
-    return statvfs(path, &fs) == 0 && !(fs.f_flag & ST_NOEXEC);
+    struct stat st;
+    if (lstat(path, &st) == 0 && time(NULL) - st.st_mtime > DAY_S)
+        utimensat(AT_FDCWD, path, NULL, AT_SYMLINK_NOFOLLOW);
 }
 
-int preload_find(const char *path, char ret_path[PATH_MAX])
+/* A copy in `base`/onepot, each folder of which is judged before anything is made in it. */
+static int find_copy(const char *base, char ret_path[PATH_MAX], const struct refused *refused)
 {
-    static const char installed[] = PRELOAD_FOLDER "/libonepot-io.so";
-    int r = 0;
+    char folder[PATH_MAX], path[PATH_MAX + 64];
+    struct place place;
 
-    if (preload_library_bytes > 0 && !strpbrk(installed, " :") && preload_is_same(installed) &&
-        preload_may_run(installed)) {
-        strcpy(ret_path, installed);
+    if (snprintf(folder, sizeof(folder), "%s/onepot", base) >= PATH_MAX)
+        return refuse(refused, base, -ENAMETOOLONG, NULL);
+    snprintf(path, sizeof(path), "%s/%s", folder, preload_library_name);
+    if (preload_check(path, ret_path, refused) == 0) {
+        touch_copy(ret_path);
         return 0;
     }
-    if (preload_library_bytes == 0 || strpbrk(path, " :") || strlen(path) >= PATH_MAX)
-        return -ENOTSUP;
-    if (!preload_is_same(path))
-        r = preload_write(path);
-    if (r == 0 && !preload_may_run(path)) {
-        unlink(path);
-        r = -ENOEXEC;
-    }
+    int r = open_closed(base, &place, refused);
+    if (r < 0)
+        return r;
+    r = mkdirat(place.fd, "onepot", 0700) < 0 ? -errno : 1;
+    if (r == 1 && geteuid() == 0)
+        r = fchmodat(place.fd, "onepot", 0755, 0) < 0 ? -errno : 0;
+    close(place.fd);
+    if (r < 0 && r != -EEXIST)
+        return refuse(refused, folder, r, NULL);
+    r = open_closed(folder, &place, refused);
+    if (r < 0)
+        return r;
+    r = write_copy(place.fd);
     if (r == 0)
-        strcpy(ret_path, path);
-    return r;
+        remove_old(place.fd);
+    close(place.fd);
+    return r < 0 ? refuse(refused, path, r, NULL) : preload_check(path, ret_path, refused);
 }
 
-int preload_value(const char *library, const char *now, char **ret_value)
+static int find_users_copy(char ret_path[PATH_MAX], const struct refused *refused)
 {
-    const char *before = now ? now : "";
-    if (strstr(before, library))
-        library = "";
-    return asprintf(ret_value, "%s%s%s", before, *before && *library ? ":" : "", library) < 0
-               ? -ENOMEM
-               : 0;
+    char base[PATH_MAX];
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    bool has_cache = cache && *cache == '/';
+
+    if (!has_cache && (!home || *home != '/'))
+        return refuse(refused, "HOME", -ENOENT, "it names no folder");
+    if (snprintf(base, sizeof(base), "%s%s", has_cache ? cache : home,
+                 has_cache ? "" : "/.cache") >= PATH_MAX)
+        return refuse(refused, "HOME", -ENAMETOOLONG, NULL);
+    struct place parent;
+    if (!has_cache && access(base, F_OK) < 0 && open_closed(home, &parent, refused) == 0) {
+        mkdirat(parent.fd, ".cache", 0700);
+        close(parent.fd);
+    }
+    return find_copy(base, ret_path, refused);
+}
+
+int preload_find(char ret_path[PATH_MAX], char *ret_why, size_t why_size)
+{
+    const struct refused refused = {ret_why, why_size};
+
+    if (preload_check(PRELOAD_FOLDER "/libonepot-io.so", ret_path, &refused) == 0 ||
+        (geteuid() == 0 && find_copy("/var/cache", ret_path, &refused) == 0))
+        return 0;
+    return find_users_copy(ret_path, &refused);
+}
+
+/* ---- LD_PRELOAD ---- */
+
+/* Is it a library of ours, of any version? The first ones lay beside the state of mounts. */
+static bool is_ours(const char *path)
+{
+    const char *name = strrchr(path, '/'), *folder = name;
+
+    while (folder > path && folder[-1] != '/')
+        folder--;
+    return fnmatch("libonepot-io*.so", name ? name + 1 : path, 0) == 0 ||
+           (folder && strncmp(folder, "onepot-", 7) == 0 &&
+            folder + 7 + strspn(folder + 7, "0123456789") == name);
+}
+
+/* Could nobody else put a file there? What is missing is judged by the folder that is not. */
+static bool is_safe(const char *path)
+{
+    char upper[PATH_MAX];
+    struct place place;
+    int r = -ENAMETOOLONG;
+
+    if (strlen(path) < sizeof(upper))
+        r = place_open(strcpy(upper, path), PLACE_CLOSED, &place, NULL);
+    for (char *slash; r == -ENOENT && (slash = strrchr(upper, '/'));) {
+        slash[slash == upper] = '\0';
+        r = place_open(upper, PLACE_CLOSED, &place, NULL);
+    }
+    if (r == 0)
+        close(place.fd);
+    return r == 0;
+}
+
+int preload_value(const char *library, const char *now, char **ret_value, char **ret_unsafe)
+{
+    auto_free char *before = strdup(now ? now : "");
+    auto_free char *value =
+        malloc((now ? strlen(now) : 0) + (library ? strlen(library) : 0) + 3);
+    auto_free char *unsafe = NULL;
+    char *to = value, *at = before;
+
+    if (!before || !value)
+        return -ENOMEM;
+    for (const char *entry; (entry = strsep(&at, ": "));) {
+        if (*entry && !is_ours(entry))
+            to = stpcpy(stpcpy(to, to == value ? "" : ":"), entry);
+        else if (*entry && !unsafe && (!library || strcmp(entry, library) != 0) &&
+                 !is_safe(entry) && !(unsafe = strdup(entry)))
+            return -ENOMEM;
+    }
+    if (library)
+        to = stpcpy(stpcpy(to, to == value ? "" : ":"), library);
+    *to = '\0';
+    *ret_value = steal_ptr(&value);
+    *ret_unsafe = steal_ptr(&unsafe);
+    return 0;
+}
+
+bool preload_fits(const char *file)
+{
+    return image_found_takes_library(file, false);
 }

@@ -1,30 +1,49 @@
 /*
- * How a program gets the short circuit: by the name of libonepot-io.so in LD_PRELOAD. The
+ * How a program gets the short circuit: by the path of libonepot-io.so in LD_PRELOAD. The
  * program carries the library, so that it is complete without any other file, and always has
- * the one that belongs to it. The installed one is named if it is the same; else a copy is
- * written beside the state of a mount, and removed with it (state.h).
+ * the one that belongs to it.
+ *
+ * An environment outlives the mount, and goes to other users and nodes. So the path lies where
+ * nobody but root or this user can ever put a file (place.h): the installed library, if it has
+ * the same bytes; else a copy with the hash of its bytes in its name, in /var/cache/onepot for
+ * root, else in the user's cache folder. A copy stays when the mount ends. One that was not
+ * used for ninety days goes when another version writes its own.
+ *
+ * ONEPOT_PRELOAD has the same path. The library takes itself out of the LD_PRELOAD of a process
+ * that has it, and puts itself back at each exec where the new program can load it (exec.c). A
+ * process without ONEPOT_PRELOAD is left as it is.
  */
 #ifndef ONEPOT_PRELOAD_H
 #define ONEPOT_PRELOAD_H
 
 #include <limits.h>
+#include <stdbool.h>
 #include <stddef.h>
 
-/* The library's bytes. */
+#define PRELOAD_VARIABLE "ONEPOT_PRELOAD"
+#define PRELOAD_PATH_BYTES 512 /* a longer one is refused */
+
+/* The library's bytes, and the name that a copy has. */
 extern const unsigned char preload_library[];
 extern const size_t preload_library_bytes;
+extern const char preload_library_name[];
 
 /*
- * The path of the library: the installed one, or a copy made at `path`. -ENOTSUP: there is
- * none for this kind of CPU, or a path with spaces or colons can't be named there; -ENOEXEC:
- * its filesystem allows no programs; or what writing says.
+ * The path of the library: the installed one, or a copy, written if need be. Errors: no folder
+ * is fit for it, and `ret_why` says why the last one is not, as one line.
  */
-int preload_find(const char *path, char ret_path[PATH_MAX]);
+int preload_find(char ret_path[PATH_MAX], char *ret_why, size_t why_size);
 
 /*
- * The value that LD_PRELOAD should have, for free(3): behind what it has now, so that other
- * libraries of this kind see all calls. -ENOMEM.
+ * The value that LD_PRELOAD should have, for free(3): behind its present libraries, so that
+ * other libraries of this kind see all calls. Libraries of ours in `now` are left out. NULL as
+ * library: none. `ret_unsafe` is the first library left out because another user could put a
+ * file there, for free(3), or NULL. -ENOMEM.
  */
-int preload_value(const char *library, const char *now, char **ret_value);
+int preload_value(const char *library, const char *now, char **ret_value, char **ret_unsafe);
+
+/* Would an exec of `file`, found in $PATH as execvp does it, start what can load the library?
+ */
+bool preload_fits(const char *file);
 
 #endif

@@ -5,16 +5,16 @@
  * looks at it, copies the bytes that lie there, and only then moves it on, by as much as was
  * copied. If it ends up elsewhere, somebody else moved it meanwhile. Then the bytes that this
  * read has moved it across are its own, and it copies those instead, or has the mount read
- * them. So of several readers each gets bytes of its own, as from the kernel.
+ * them. Concurrent readers therefore get separate bytes, as from the kernel.
  *
  * Whatever is unusual is left to the mount: the end of the file, errors, descriptors that are
  * not plainly open for reading.
  *
- * Closing. What is known of a descriptor is a hint that saves asking for those of other files.
- * Each read asks fstat. But between that and the last step a descriptor must not become another
+ * Closing. The table of known descriptors is a hint that saves asking for other files. Each
+ * read asks fstat. But between that and the last step a descriptor must not become another
  * file's, whose position would be moved. So a read in progress is noted as a flight; close()
- * and dup2() mark the descriptor and then wait for its flights to end, within a bound. (If they
- * come in a signal's handler, the flight can't end; and it then finds the mark gone.)
+ * and dup2() mark the descriptor and then wait for its flights to end, within a bound. In a
+ * signal's handler they end the flight that it interrupted; the mount answers that read.
  */
 #include <sched.h>
 #include <sys/uio.h>
@@ -35,31 +35,73 @@ _Atomic bool reading_is_on;
 static _Atomic uint16_t flying[KNOWN_MAX];
 static _Atomic int flying_most; /* no descriptor above this one has had any */
 
-/* How many there are of the archive's files, by threads: each has a cache line of its own. */
+/* Reads of the archive's files, by threads: one cache line for each. */
 static struct lane {
     _Alignas(64) _Atomic uint32_t flights;
 } lanes[LANES];
 
-static struct lane *flight_begin(int fd)
+/*
+ * The flight of this thread. A handler's own comes before the one that it interrupted, which it
+ * keeps meanwhile. The lane is written last and taken away first, as a handler may look at any
+ * moment.
+ */
+struct flight {
+    struct lane *lane; /* NULL: none, or a handler has closed its descriptor */
+    int fd;
+};
+static _Thread_local struct flight mine __attribute__((tls_model("initial-exec")));
+
+static void mine_set(struct flight flight)
+{
+    mine.lane = NULL;
+    atomic_signal_fence(memory_order_seq_cst);
+    mine.fd = flight.fd;
+    atomic_signal_fence(memory_order_seq_cst);
+    mine.lane = flight.lane;
+    atomic_signal_fence(memory_order_seq_cst);
+}
+
+/* Returns the flight that it interrupts. */
+static struct flight flight_begin(int fd)
 {
     struct lane *lane = &lanes[io_thread() % LANES];
-
+    struct flight outer = mine;
     int most = atomic_load_explicit(&flying_most, memory_order_relaxed);
 
     while (fd > most && !atomic_compare_exchange_weak(&flying_most, &most, fd))
         ;
     atomic_fetch_add(&flying[fd], 1);
     atomic_fetch_add(&lane->flights, 1);
-    return lane;
+    mine_set((struct flight){lane, fd});
+    return outer;
 }
 
-static void flight_end(int fd, struct lane *lane)
+/* End this thread's, unless a handler has. */
+static void flight_end(void)
 {
+    struct lane *lane = mine.lane;
+    int fd = mine.fd;
+
+    mine_set((struct flight){NULL, -1});
+    if (!lane)
+        return;
     /* Not if it was forgotten meanwhile, in a child that a signal's handler forked. */
     if (atomic_load_explicit(&lane->flights, memory_order_relaxed) > 0)
         atomic_fetch_sub_explicit(&lane->flights, 1, memory_order_release);
     if (atomic_load_explicit(&flying[fd], memory_order_relaxed) > 0)
         atomic_fetch_sub_explicit(&flying[fd], 1, memory_order_release);
+}
+
+static void read_end(struct flight outer)
+{
+    flight_end();
+    mine_set(outer);
+}
+
+/* Was its descriptor closed by a handler? It may be another file's by now. */
+static bool flight_is_lost(void)
+{
+    return !mine.lane;
 }
 
 static bool is_closing(int fd)
@@ -85,6 +127,8 @@ void reading_closing(int fd)
     if ((unsigned)fd >= KNOWN_MAX)
         return;
     bool is_own = atomic_exchange(&known_fds[fd], KNOWN_CLOSING) == KNOWN_OWN;
+    if (mine.fd == fd || is_own)
+        flight_end();
     int i = 0;
     while (i++ < CLOSE_YIELDS + CLOSE_NAPS && has_flight(fd, is_own))
         if (i < CLOSE_YIELDS)
@@ -101,6 +145,7 @@ void reading_forked(void)
         atomic_store_explicit(&flying[fd], 0, memory_order_relaxed);
     for (unsigned i = 0; i < LANES; i++)
         atomic_store_explicit(&lanes[i].flights, 0, memory_order_relaxed);
+    mine_set((struct flight){NULL, -1});
 }
 
 /* ---- where the bytes lie ---- */
@@ -118,6 +163,7 @@ struct place {
     int fd;          /* of it */
     uint64_t offset; /* in it, of the file's first byte */
     uint64_t size_bytes;
+    uint64_t entry; /* of the mount's table */
 };
 
 /* The mount with the file, if it is a regular one. */
@@ -146,6 +192,7 @@ static bool place_find(int fd, struct place *ret_place)
         .file = (unsigned)((word & ~INTERCEPT_IS_KNOWN) >> INTERCEPT_FILE_SHIFT),
         .offset = word & INTERCEPT_OFFSET_MAX,
         .size_bytes = (uint64_t)st.st_size,
+        .entry = st.st_ino - 1,
     };
     if (!(word & INTERCEPT_IS_KNOWN) || ret_place->file >= link->files) {
         known_learn(fd, KNOWN_ASKING);
@@ -160,6 +207,19 @@ static bool place_find(int fd, struct place *ret_place)
 static bool place_is_good(const struct place *place)
 {
     return link_fd_is_good(place->link, place->file, place->fd);
+}
+
+/* A byte of the file is read. Each file is counted once. */
+static void count_file(const struct place *place)
+{
+    struct intercept_slot *slot = link_slot(place->link);
+    unsigned had = file_mark(place->link->marks, place->entry, FILE_READ);
+
+    if (had & FILE_READ)
+        return;
+    atomic_fetch_add_explicit(&slot->files, 1, memory_order_relaxed);
+    if (had & FILE_AHEAD)
+        atomic_fetch_add_explicit(&slot->foreseen, 1, memory_order_relaxed);
 }
 
 /* So many of the bytes from `at` on, if they are in memory; or -errno. */
@@ -204,6 +264,9 @@ static ssize_t copy_bytes(struct place *place, int fd, void *buf, size_t len, ui
 
     if (n == -ESTALE && link_renew(place->link, fd))
         n = copy_checked(place, buf, wanted, at);
+    if (n >= 0 ||
+        n == -EAGAIN) /* the kernel's cache of the mount may have those not in memory */
+        count_file(place);
     return n == (ssize_t)wanted ? n : -1;
 }
 
@@ -222,7 +285,7 @@ static void count_read(const struct place *place, uint64_t at, size_t bytes, uin
     struct intercept_slot *slot = link_slot(place->link);
 
     if (at == 0)
-        atomic_fetch_add_explicit(&slot->files, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&slot->starts, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&slot->reads, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&slot->bytes, bytes, memory_order_relaxed);
     if (!begun_ns)
@@ -239,13 +302,16 @@ static void count_read(const struct place *place, uint64_t at, size_t bytes, uin
  * gives them, as others may have moved the position on. Beyond the end of the file there are
  * none; give that part back.
  */
-static ssize_t copy_claimed(struct place *place, int fd, void *buf, uint64_t got, uint64_t end)
+static ssize_t copy_claimed(struct place *place, int fd, void *buf, uint64_t got, uint64_t end,
+                            uint64_t begun_ns)
 {
     uint64_t at = end - got, left = at < place->size_bytes ? place->size_bytes - at : 0;
     uint64_t wanted = got < left ? got : left;
     ssize_t n = wanted > 0 ? copy_bytes(place, fd, buf, wanted, at) : 0;
 
-    if (n < 0)
+    if (n > 0)
+        count_read(place, at, (size_t)n, begun_ns);
+    if (n < 0) /* the mount counts it */
         n = io_call(SYS_pread64, fd, buf, wanted, (off_t)at);
     if (n < 0)
         n = 0;
@@ -262,13 +328,13 @@ static ssize_t read_place(struct place *place, int fd, void *buf, size_t len)
     if (at < 0 || (uint64_t)at >= place->size_bytes)
         return -1;
     ssize_t got = copy_bytes(place, fd, buf, len, (uint64_t)at);
-    if (got <= 0 || is_closing(fd))
+    if (got <= 0 || is_closing(fd) || flight_is_lost())
         return -1;
     off_t end = io_call(SYS_lseek, fd, got, SEEK_CUR);
     if (end < 0)
         return -1;
     if (end != at + got)
-        return copy_claimed(place, fd, buf, (uint64_t)got, (uint64_t)end);
+        return copy_claimed(place, fd, buf, (uint64_t)got, (uint64_t)end, begun_ns);
     if ((uint64_t)end == place->size_bytes && (size_t)got < len)
         known_change(fd, KNOWN_PLAIN, KNOWN_ENDED);
     count_read(place, (uint64_t)at, (size_t)got, begun_ns);
@@ -288,19 +354,22 @@ static ssize_t pread_place(struct place *place, int fd, void *buf, size_t len, o
     return got;
 }
 
-/* Begin a read, if the descriptor may be a mount's. NULL: the mount answers, or what it is. */
-static struct lane *read_begin(int fd, size_t len)
+/*
+ * Begin a read, if the descriptor may be a mount's; read_end ends it. False: the mount answers,
+ * or whatever else is open there.
+ */
+static bool read_begin(int fd, size_t len, struct flight *ret_outer)
 {
     enum known known = known_fd(fd);
     if (known == KNOWN_ENDED) /* the next read only asks for a zero, which the mount has */
         known_change(fd, KNOWN_ENDED, KNOWN_PLAIN);
     if ((known != KNOWN_NOTHING && known != KNOWN_PLAIN) || len == 0 || len > READ_BYTES_MAX)
-        return NULL;
-    struct lane *lane = flight_begin(fd);
+        return false;
+    *ret_outer = flight_begin(fd);
     if (!is_closing(fd))
-        return lane;
-    flight_end(fd, lane);
-    return NULL;
+        return true;
+    read_end(*ret_outer);
+    return false;
 }
 
 static bool has_plain_flags(int fd)
@@ -322,29 +391,29 @@ static bool read_is_plain(int fd)
 ssize_t reading_read(int fd, void *buf, size_t len)
 {
     struct place place;
+    struct flight outer;
     ssize_t n = -1;
-    struct lane *lane = read_begin(fd, len);
 
-    if (!lane)
+    if (!read_begin(fd, len, &outer))
         return -1;
     if (place_find(fd, &place) && read_is_plain(fd))
         n = read_place(&place, fd, buf, len);
-    flight_end(fd, lane);
+    read_end(outer);
     return n;
 }
 
 ssize_t reading_pread(int fd, void *buf, size_t len, off_t at)
 {
     struct place place;
+    struct flight outer;
     ssize_t n = -1;
-    struct lane *lane = at >= 0 ? read_begin(fd, len) : NULL;
 
-    if (!lane)
+    if (at < 0 || !read_begin(fd, len, &outer))
         return -1;
     /* No lseek fails here, as in reading_read, if it is another one of O_PATH by now. */
     if (place_find(fd, &place) && has_plain_flags(fd))
         n = pread_place(&place, fd, buf, len, at);
-    flight_end(fd, lane);
+    read_end(outer);
     return n;
 }
 

@@ -1,6 +1,6 @@
 /*
- * The table costs 8 bytes an entry, so it is made when the first process asks. It is filled in
- * by the thread that hands it out, between the questions of processes; a word that is not there
+ * The words cost 8 bytes an entry, so they are written once the first process asks: by the
+ * thread that hands out the table, between the questions of processes. A word that is not there
  * yet costs its reader a question to the mount.
  */
 #include "server.h"
@@ -15,6 +15,7 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -22,6 +23,7 @@
 
 #include "cleanup.h"
 #include "numbers.h"
+#include "place.h"
 #include "source_concat.h"
 #include "thread.h"
 
@@ -45,9 +47,10 @@ struct intercept_server {
     int fds[1 + INTERCEPT_FILES_MAX];      /* of the offer; the first is the server's own */
     int socket, stop_fd;
     pthread_t thread;
-    _Atomic(uint8_t *) table;
-    uint64_t table_bytes;
-    uint32_t filled; /* entries */
+    uint8_t *table;
+    uint64_t table_bytes, words_at; /* where its words begin */
+    bool is_asked;                  /* a process has asked */
+    uint32_t filled;                /* entries */
 };
 
 /* ---- the files of the archive ---- */
@@ -121,16 +124,17 @@ static uint64_t server_word(const struct intercept_server *server,
 
 static struct intercept_head *server_head(const struct intercept_server *server)
 {
-    return (struct intercept_head *)(void *)atomic_load_explicit(&server->table,
-                                                                 memory_order_acquire);
+    return (struct intercept_head *)(void *)server->table;
 }
 
 static int server_make_table(struct intercept_server *server)
 {
-    if (server_add_files(server) < 0)
-        return -ENOTSUP;
+    struct rlimit limit = {.rlim_cur = RLIM_INFINITY};
     auto_close int fd = memfd_create("onepot-io", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
+    getrlimit(RLIMIT_FSIZE, &limit); /* beyond it there is a signal */
+    if (server->table_bytes > limit.rlim_cur)
+        return -EFBIG;
     if (fd < 0 || ftruncate(fd, (off_t)server->table_bytes) < 0 ||
         fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
         return -errno;
@@ -138,21 +142,20 @@ static int server_make_table(struct intercept_server *server)
     if (table == MAP_FAILED)
         return -errno;
     server->fds[0] = steal_fd(&fd);
-    atomic_store_explicit(&server->table, table, memory_order_release);
+    server->table = table;
     return 0;
 }
 
 /* Fill in some more words. False: all are there. */
 static bool server_fill(struct intercept_server *server)
 {
-    uint8_t *table = atomic_load_explicit(&server->table, memory_order_relaxed);
     struct index_file files[FILL_ENTRIES];
     uint64_t left = server->offer.entries - server->filled;
 
-    if (!table || left == 0)
+    if (!server->is_asked || left == 0)
         return false;
     uint32_t count = (uint32_t)min_u64(left, FILL_ENTRIES);
-    _Atomic uint64_t *words = (void *)(table + INTERCEPT_HEAD_BYTES);
+    _Atomic uint64_t *words = (void *)(server->table + server->words_at);
     if (index_files(server->index, server->filled, count, files) < 0)
         return false;
     for (uint32_t i = 0; i < count; i++)
@@ -164,11 +167,22 @@ static bool server_fill(struct intercept_server *server)
 
 /* ---- processes that ask ---- */
 
+/* Is it this user? All users without a number here share one, so that number proves nothing. */
+static bool is_this_user(uid_t uid)
+{
+    return place_is_ours(&(const struct stat){.st_uid = uid});
+}
+
 static bool server_knows(int fd)
 {
     struct ucred who;
     socklen_t len = sizeof(who);
-    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &len) == 0 && who.uid == geteuid();
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &len) == 0 && is_this_user(who.uid);
+}
+
+bool intercept_server_tells(uint32_t uid)
+{
+    return uid == 0 || is_this_user(uid);
 }
 
 static void server_send(const struct intercept_server *server, int fd)
@@ -195,7 +209,8 @@ static void server_answer(struct intercept_server *server)
 
     if (fd < 0 || !server_knows(fd))
         return;
-    if (server->fds[0] >= 0 || server_make_table(server) == 0)
+    server->is_asked = server->is_asked || server_add_files(server) == 0;
+    if (server->is_asked)
         server_send(server, fd);
 }
 
@@ -207,7 +222,7 @@ static int server_look(struct intercept_server *server, int last_ms)
 {
     struct intercept_sums sums;
 
-    if (!server_head(server))
+    if (!server->is_asked)
         return -1;
     intercept_server_sum(server, &sums);
     if (sums.reads == server->told_reads)
@@ -221,13 +236,9 @@ static int server_look(struct intercept_server *server, int last_ms)
 /* Readers have the table mapped for as long as they live, and descriptors of the archive. */
 static void server_take_leave(struct intercept_server *server)
 {
-    struct intercept_head *head = server_head(server);
-
-    if (!head)
-        return;
-    fallocate(server->fds[0], FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, INTERCEPT_HEAD_BYTES,
-              (off_t)(server->table_bytes - INTERCEPT_HEAD_BYTES));
-    atomic_store(&head->has_ended, 1);
+    fallocate(server->fds[0], FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+              (off_t)server->words_at, (off_t)(server->table_bytes - server->words_at));
+    atomic_store(&server_head(server)->has_ended, 1);
 }
 
 static void *server_run(void *arg)
@@ -299,8 +310,11 @@ int intercept_server_new(const struct intercept_server_config *config,
     server->fds[0] = server->socket = server->stop_fd = -1;
     server->id = (struct intercept_id){.magic = INTERCEPT_MAGIC, .made = config->made};
     server->offer = (struct intercept_offer){.magic = INTERCEPT_MAGIC, .entries = entries};
-    server->table_bytes = INTERCEPT_HEAD_BYTES + entries * sizeof(uint64_t);
-    int r = server_start(server);
+    server->words_at = INTERCEPT_HEAD_BYTES + intercept_marks_bytes(entries);
+    server->table_bytes = server->words_at + entries * sizeof(uint64_t);
+    int r = server_make_table(server);
+    if (r == 0)
+        r = server_start(server);
     if (r < 0)
         intercept_server_free(server);
     else
@@ -319,9 +333,11 @@ void intercept_server_sum(const struct intercept_server *server,
     const struct intercept_head *head = server_head(server);
     struct intercept_sums sums = {0};
 
-    for (unsigned i = 0; head && i < INTERCEPT_SLOTS; i++) {
+    for (unsigned i = 0; i < INTERCEPT_SLOTS; i++) {
         const struct intercept_slot *slot = &head->slots[i];
+        sums.starts += atomic_load_explicit(&slot->starts, memory_order_relaxed);
         sums.files += atomic_load_explicit(&slot->files, memory_order_relaxed);
+        sums.foreseen += atomic_load_explicit(&slot->foreseen, memory_order_relaxed);
         sums.reads += atomic_load_explicit(&slot->reads, memory_order_relaxed);
         sums.bytes += atomic_load_explicit(&slot->bytes, memory_order_relaxed);
         sums.waited_ns += atomic_load_explicit(&slot->waited_ns, memory_order_relaxed);
@@ -329,6 +345,11 @@ void intercept_server_sum(const struct intercept_server *server,
         sums.last_read_ns = max_u64(sums.last_read_ns, last);
     }
     *ret_sums = sums;
+}
+
+_Atomic uint32_t *intercept_server_marks(const struct intercept_server *server)
+{
+    return (void *)(server->table + INTERCEPT_HEAD_BYTES);
 }
 
 void intercept_server_end(struct intercept_server *server)
@@ -343,11 +364,10 @@ int intercept_server_join(struct intercept_server *server, const struct timespec
 
 void intercept_server_free(struct intercept_server *server)
 {
-    uint8_t *table = atomic_load(&server->table);
     const int fds[] = {server->fds[0], server->socket, server->stop_fd};
 
-    if (table)
-        munmap(table, server->table_bytes);
+    if (server->table)
+        munmap(server->table, server->table_bytes);
     for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
         if (fds[i] >= 0)
             close(fds[i]);

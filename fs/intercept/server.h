@@ -3,14 +3,16 @@
  * bytes of files lie. See intercept.h.
  *
  *     intercept_server_new(&config, &server);
- *     intercept_server_id(server)            what the mount answers to INTERCEPT_IOCTL
+ *     intercept_server_id(server) the mount's answer to INTERCEPT_IOCTL
  *     intercept_server_sum(server, &sums)    what processes have read that way
+ *     intercept_server_marks(server) which files were read, for the daemon to mark others
  *     intercept_server_end(server); intercept_server_join(server, &until);
  *     intercept_server_free(server);
  */
 #ifndef ONEPOT_SERVER_H
 #define ONEPOT_SERVER_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <time.h>
 
@@ -35,12 +37,22 @@ int intercept_server_new(const struct intercept_server_config *config,
 
 const struct intercept_id *intercept_server_id(const struct intercept_server *server);
 
+/*
+ * May this user have the answer to INTERCEPT_IOCTL? Its key is a secret of the mount's own
+ * user, also where all may read. `uid` comes from a request. The kernel gives it as the one who
+ * mounted numbers users: root of a container's own user namespace, too, is 0.
+ */
+bool intercept_server_tells(uint32_t uid);
+
 struct intercept_sums {
-    uint64_t files, reads, bytes, waited_ns, last_read_ns;
+    uint64_t starts, files, foreseen, reads, bytes, waited_ns, last_read_ns;
 };
 /* Any thread. */
 void intercept_server_sum(const struct intercept_server *server,
                           struct intercept_sums *ret_sums);
+
+/* As long as the server. */
+_Atomic uint32_t *intercept_server_marks(const struct intercept_server *server);
 
 /* End the thread, without waiting for it; then wait; then free. */
 void intercept_server_end(struct intercept_server *server);

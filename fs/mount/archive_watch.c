@@ -14,11 +14,13 @@
 #include <unistd.h>
 
 #include "archive_watch.h"
+#include "clock.h"
 #include "source_concat.h"
 #include "summary.h"
 #include "thread.h"
 
 #define LOOK_EVERY_MS 2000
+#define COPY_EVERY_MS 100 /* is the copy whole? */
 #define LAST_LOOK_LIMIT_MS 300
 #define LOOK_AT_ONCE 32u /* archives of a union on a distant filesystem */
 #define STACK_BYTES (128u << 10)
@@ -38,7 +40,8 @@ struct archive_watch {
     int stop_fd, news_fd;
     struct fault unsaved; /* the thread's, until has_unsaved is set */
     _Atomic bool has_unsaved;
-    size_t next; /* archive of a union */
+    bool has_left; /* everything is read from a copy */
+    size_t next;   /* archive of a union */
     size_t count;
     struct watched archives[];
 };
@@ -102,11 +105,29 @@ static void watch_look_at(struct archive_watch *w, size_t i)
     eventfd_write(w->news_fd, 1);
 }
 
+static bool watch_has_copy(const struct archive_watch *w)
+{
+    return source_keeps(w->pot->source) && source_is_local(w->pot->source);
+}
+
+/*
+ * The copy is whole. An index that is mapped from the archive itself, on local storage, is in
+ * the copy, too: from there no change of the archive reaches it.
+ */
+static void watch_leave(struct archive_watch *w)
+{
+    const struct pot *pot = w->pot;
+    uint64_t start;
+    int fd = source_local_fd(pot->source, &start);
+    if (fd >= 0 && !pot->parts && pot->origin == POT_INDEX_EMBEDDED)
+        index_move(pot->index, fd, start + index_offset(pot->index));
+    w->has_left = true;
+}
+
 static void archive_watch_look(struct archive_watch *w)
 {
-    const struct source *source = w->pot->source;
-    bool is_local = source_is_local(source);
-    if (source_keeps(source) && is_local)
+    bool is_local = source_is_local(w->pot->source);
+    if (watch_has_copy(w))
         return; /* nothing is read from the archives any more */
     for (size_t i = 0; i < w->count && (is_local || i < LOOK_AT_ONCE); i++)
         watch_look_at(w, w->next++ % w->count);
@@ -121,12 +142,20 @@ static void *archive_watch_run(void *arg)
 {
     struct archive_watch *w = arg;
     struct pollfd p = {.fd = w->stop_fd, .events = POLLIN};
+    int pause_ms = source_keeps(w->pot->source) ? COPY_EVERY_MS : LOOK_EVERY_MS;
+    int since_ms = 0;
 
     if (pot_save(w->pot, &w->unsaved) < 0 && w->unsaved.err) {
         atomic_store(&w->has_unsaved, true);
         eventfd_write(w->news_fd, 1);
     }
-    while (watch_is_needed(w) && poll(&p, 1, LOOK_EVERY_MS) <= 0) {
+    while (watch_is_needed(w) && poll(&p, 1, w->has_left ? -1 : pause_ms) <= 0) {
+        since_ms += pause_ms;
+        if (watch_has_copy(w))
+            watch_leave(w);
+        if (w->has_left || since_ms < LOOK_EVERY_MS)
+            continue;
+        since_ms = 0;
         /* Without requests nobody gets wrong bytes, and the file's server is spared. */
         uint64_t used_ns = summary_last_use_ns(w->counters);
         if (used_ns != w->used_ns)
@@ -229,9 +258,6 @@ int archive_watch_stop(struct archive_watch *w)
     if (!w->is_started)
         return 0;
     eventfd_write(w->stop_fd, 1);
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += LAST_LOOK_LIMIT_MS * 1000000L;
-    until.tv_sec += until.tv_nsec / 1000000000L;
-    until.tv_nsec %= 1000000000L;
+    until = clock_in_ms(CLOCK_MONOTONIC, LAST_LOOK_LIMIT_MS);
     return thread_join_until(w->thread, &until) != 0 ? -EBUSY : 0;
 }

@@ -2,10 +2,10 @@
  * Notices when the archive is written to while it is mounted. A reader can't notice that a
  * file's bytes were replaced underneath; it would then get a piece of something else. So while
  * the mount is used, a thread looks at size and times now and then, and where they have changed
- * compares samples of the content (source_fingerprint). Of a union on a distant filesystem,
+ * compares samples of the content (source_fingerprint). With a union on a distant filesystem,
  * each look takes some archives in turn.
  *
- * It is a thread of its own, because a filesystem that hangs may block it for ever.
+ * It is a separate thread, because a filesystem that hangs may block it for ever.
  */
 #ifndef ONEPOT_ARCHIVE_WATCH_H
 #define ONEPOT_ARCHIVE_WATCH_H

@@ -10,21 +10,25 @@
 #ifndef ONEPOT_CLEANER_H
 #define ONEPOT_CLEANER_H
 
+#include <stdbool.h>
 #include <sys/types.h>
 
 #include "state.h"
 
 /*
  * Clean up as this user. With `job`, also end the mounts of that job that still serve: the job
- * has ended, so any remaining user is no part of it. CLI_OK, or CLI_FAILED after an error was
- * printed.
+ * has ended, so any remaining user is no part of it. With `remove`, remove the user's private
+ * folder too, if nothing is left in it. CLI_OK, or CLI_FAILED after an error was printed.
  */
-int cleaner_own(const char *job);
+int cleaner_own(const char *job, bool remove);
 
 /* The same as another user, which only root may do; for a minute at most. */
-int cleaner_user(uid_t uid, const char *job);
+int cleaner_user(uid_t uid, const char *job, bool remove);
 
-/* The same as each user who has a folder here. */
+/*
+ * The same as each user who has a folder here, with `remove`: side by side, for a minute at
+ * most for all of them. One line for each user who could not be cleaned up after.
+ */
 int cleaner_all(const char *job);
 
 /*

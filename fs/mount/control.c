@@ -175,7 +175,7 @@ static bool claim_slot(const struct control *c)
 /* If the folder is gone, there is nobody to lock out. False: not now. */
 static bool lock_registry(const struct control *c, struct registry *ret_registry)
 {
-    int r = registry_lock(c->config->slot->folder, false, ret_registry);
+    int r = slots_lock_of(c->config->slot, ret_registry);
     return r == 0 || r == -ENOENT;
 }
 
@@ -253,6 +253,23 @@ static uint64_t grace_ns(const struct control *c)
     return c->config->grace_s ? c->config->grace_s * SECOND_NS : otherwise;
 }
 
+/*
+ * Leave the tree at once, and serve processes that have a file open until they are done, or the
+ * next signal comes: as squashfuse does.
+ */
+static void leave_tree(struct control *c)
+{
+    if (c->config->can_leave || c->ending.phase == ENDING_UNMOUNTED) {
+        c->stop = true;
+        return;
+    }
+    try_unmount(c);
+    if (c->ending.phase != ENDING_UNMOUNTED)
+        detach_mount(c);
+    if (is_still_mounted(c))
+        c->stop = true;
+}
+
 /* ---- reasons to end ---- */
 
 static void control_on_signal(struct control *c)
@@ -262,7 +279,7 @@ static void control_on_signal(struct control *c)
     if (read(c->signal_fd, &info, sizeof(info)) != sizeof(info))
         return;
     if (c->config->ends_at_once) {
-        c->stop = true; /* a starter kills what does not end within a second */
+        leave_tree(c);
         return;
     }
     if (info.ssi_signo != SIGINT || !c->config->foreground) {
@@ -343,24 +360,27 @@ static void on_starter(struct control *c)
 
 static void on_lost_page(struct control *c)
 {
-    session_log(c->session,
-                "%s: a mapped file was cut short or can't be read: %u pages are lost so far",
-                c->config->archive, lost_pages_count());
+    session_trouble(
+        c->session, TROUBLE_LOST,
+        "%s: a part of it is gone: it was cut short, or its storage fails, so reads "
+        "of that part fail; copy it again, and mount it anew",
+        c->config->archive);
 }
 
 static void note_archive(struct control *c, enum archive_state state, const char *one_of_many)
 {
     if (state == ARCHIVE_CHANGED && one_of_many) {
-        session_log(c->session,
-                    "%s: it was changed while it is mounted: reads of its files fail from now "
-                    "on, and what was read of them just before may be wrong; mount it anew",
-                    one_of_many);
+        session_trouble(c->session, TROUBLE_CHANGED,
+                        "%s: it was changed while it is mounted: reads of its files fail from "
+                        "now on, and what was read of them just before may be wrong; mount it "
+                        "anew",
+                        one_of_many);
     } else if (state == ARCHIVE_CHANGED) {
+        session_trouble(c->session, TROUBLE_CHANGED,
+                        "%s: it was changed while it is mounted: reads fail from now on, and "
+                        "what was read just before may be wrong; mount it anew",
+                        c->config->archive);
         session_distrust(c->session);
-        session_log(c->session,
-                    "%s: it was changed while it is mounted: reads fail from now on, and what "
-                    "was read just before may be wrong; mount it anew",
-                    c->config->archive);
     } else {
         session_log(
             c->session,
@@ -471,7 +491,7 @@ static void remove_slot(const struct slot *slot, bool stays_mounted)
 {
     auto_registry registry = REGISTRY_NONE;
 
-    if (registry_lock(slot->folder, false, &registry) < 0)
+    if (slots_lock_of(slot, &registry) < 0)
         return;
     if (stays_mounted)
         unmounter_forget(slot);

@@ -41,7 +41,7 @@ struct control_config {
     bool foreground;
     bool can_unmount;             /* false: mounted by a parent or in a private namespace */
     bool can_leave;               /* mounted by a parent: ends when this process ends */
-    bool ends_at_once;            /* after a signal, in use or not */
+    bool ends_at_once;            /* leaves the tree after a signal, in use or not */
     bool quiet;                   /* only errors go to standard error */
     unsigned grace_s;             /* after a signal; 0: 5 s if can_leave, else no limit */
     unsigned idle_s;              /* 0: for ever */

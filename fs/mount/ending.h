@@ -26,7 +26,7 @@ struct ending {
 };
 
 /*
- * It is asked to end, within `limit_ns` (0: no limit). Of several limits the first one counts.
+ * It is asked to end, within `limit_ns` (0: no limit). The first of several limits counts.
  * True: it was not ending yet.
  */
 bool ending_begin(struct ending *ending, uint64_t now_ns, uint64_t limit_ns);

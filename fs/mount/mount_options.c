@@ -14,6 +14,7 @@
 #include "mount_options.h"
 #include "mountinfo.h"
 #include "mountpoint.h"
+#include "numbers.h"
 #include "source_retry.h"
 #include "storage_watch.h"
 
@@ -158,7 +159,7 @@ static int take_readahead(const struct cli_usage *usage, void *ctx, const char *
         o->readahead_bytes = 0;
     else if (strcmp(text, "auto") == 0)
         o->readahead_bytes = UINT64_MAX;
-    else if (cli_parse_size(text, &o->readahead_bytes) < 0)
+    else if (size_parse(text, &o->readahead_bytes) < 0)
         return cli_usage_error(usage,
                                "--readahead: '%s' is neither auto nor off nor a size (a number "
                                "with K, M, G or T)",
@@ -198,10 +199,11 @@ static int parse_table(const struct cli_usage *usage, bool for_run, int argc, ch
              : NULL,
          .word = &o->private_mode, .words = private_words},
         {"--intercept=WHEN",
-         for_run ? "auto, on, off: COMMAND reads by a preloaded library, without the mount "
-                   "(default auto)"
-                 : "auto, on, off: --export preloads a library that reads without the mount "
-                   "(default auto)",
+         !mounter_has_library ? NULL
+         : for_run ? "auto, on, off: COMMAND reads by a preloaded library, without the mount "
+                     "(default auto)"
+                   : "auto, on, off: --export preloads a library that reads without the mount "
+                     "(default auto)",
          .word = &o->intercept, .words = intercept_words},
         {"--export",
          for_run ? NULL
@@ -296,18 +298,39 @@ static bool is_mountpoint(const char *word, bool nonempty)
     return nonempty || is_empty;
 }
 
-static void take_mountpoint(struct mount_options *o)
+/* The last word is no mount point. Was it meant as one? */
+static struct cli_doubt doubt_about(char *const *last)
 {
     struct stat st;
+    if (stat(*last, &st) < 0 && errno == ENOENT)
+        return (struct cli_doubt){last, 1, -ENOENT,
+                                  "if it is the directory to mount at, make it first, or write "
+                                  "--at before it: then onepot makes it"};
+    if (stat(*last, &st) == 0 && S_ISDIR(st.st_mode))
+        return (struct cli_doubt){last, 1, 0,
+                                  "the folder is taken for one of archives, as it holds files; "
+                                  "if it is where to mount, empty it, or add -o nonempty"};
+    return (struct cli_doubt){NULL};
+}
 
+/* The last of several words may be a folder to mount at. */
+static void watch_words(const struct mount_options *o, bool for_run)
+{
+    const size_t count = o->archive_count;
+    bool may_be_at = !for_run && count > 1 && storage_is_here(o->archives[count - 1]);
+
+    storage_watch_begin(o->archives, count - may_be_at, o->io_timeout_s,
+                        for_run ? CLI_RUN_FAILED : CLI_FAILED);
+}
+
+static void take_mountpoint(struct mount_options *o)
+{
     if (o->at || o->archive_count < 2)
         return;
     const char *last = o->archives[o->archive_count - 1];
-    storage_watch_begin(last, o->io_timeout_s, CLI_FAILED);
     o->at_is_last = is_mountpoint(last, o->nonempty);
-    if (!o->at_is_last && stat(last, &st) == 0 && S_ISDIR(st.st_mode))
-        o->folder_is_last = last;
-    storage_watch_end();
+    if (!o->at_is_last)
+        o->doubt = doubt_about(&o->archives[o->archive_count - 1]);
     if (o->at_is_last)
         o->at = o->archives[--o->archive_count];
 }
@@ -345,7 +368,7 @@ static int check_together(const struct cli_usage *usage, bool for_run,
     return CLI_GO_ON;
 }
 
-/* Read what the view's options name now, before a daemon has another standard input. */
+/* Read the view's files now, before a daemon has another standard input. */
 static int read_view(char ret_view[RECIPE_NAME_LEN + 1])
 {
     const struct pot_compose *compose;
@@ -367,12 +390,15 @@ int mount_options_parse(const struct cli_usage *usage, bool for_run, int argc, c
     int status = parse_table(usage, for_run, argc, argv, &o);
 
     take_words(&o, argc, argv);
+    if (status == CLI_GO_ON && o.archive_count)
+        watch_words(&o, for_run);
     if (status == CLI_GO_ON && !for_run)
         take_mountpoint(&o);
     if (status == CLI_GO_ON)
         status = check_together(usage, for_run, &o);
     if (status == CLI_GO_ON)
         status = read_view(o.view);
+    storage_watch_end();
     if (status != CLI_GO_ON)
         return status;
     o.default_permissions |= o.allow_other;
@@ -417,7 +443,9 @@ static int take_squashfuse_words(const struct cli_usage *usage, void *ctx, const
     for (char *word; r == 0 && (word = strsep(&list, ","));) {
         if (!*word || is_for_libfuse(word))
             continue;
-        if (strncmp(word, "timeout=", 8) == 0) {
+        if (strncmp(word, "notify_pipe=", 12) == 0) {
+            o->notify_pipe = word + 12;
+        } else if (strncmp(word, "timeout=", 8) == 0) {
             r = cli_number_option(usage, "-o timeout", word + 8, 0, SECONDS_MAX, &seconds);
             o->idle_s = r == 0 ? (unsigned)seconds : 0;
         } else {
@@ -439,9 +467,8 @@ int mount_options_squashfuse(const struct cli_usage *usage, int argc, char **arg
          .flag = &ignored},
         {"-d", "the same as -f", .flag = &o.foreground},
         {"-o OPTION[,...]",
-         "uid=ID, gid=ID, offset=BYTES, subdir=PATH, timeout=SECONDS, allow_other, ro, and "
-         "what "
-         "'onepot mount' takes",
+         "uid=ID, gid=ID, offset=BYTES, subdir=PATH, timeout=SECONDS, notify_pipe=FIFO, "
+         "allow_other, ro, and what 'onepot mount' takes",
          .take = take_squashfuse_words, .ctx = &o},
         {NULL},
     };
@@ -454,7 +481,7 @@ int mount_options_squashfuse(const struct cli_usage *usage, int argc, char **arg
         return cli_usage_error(usage, "an image and a mount point are needed");
     o.at = o.archives[--o.archive_count];
     o.at_is_last = o.nonempty = true;
-    o.ends_at_once = o.foreground;
+    o.ends_at_once = true;
     o.owner = MOUNT_NO_OWNER;
     status = check_together(usage, false, &o);
     if (status == CLI_GO_ON)

@@ -13,13 +13,14 @@
 
 #define MOUNT_NO_OWNER (-1)
 
-/* run: may it mount in a namespace of its own? */
+/* run: may it mount in a private namespace? */
 enum private_mode {
     PRIVATE_AUTO, /* where --at is occupied, or no other way to mount works */
     PRIVATE_ON,
     PRIVATE_OFF,
 };
 
+extern const bool mounter_has_library; /* may be left out (-Dpreload) */
 /* run: do readers get the library that reads without the mount (preload.h)? */
 enum intercept_mode {
     INTERCEPT_AUTO, /* where it can be */
@@ -32,11 +33,12 @@ struct mount_options {
     size_t archive_count;
     const char *archive; /* for messages: the one, or "the first and 3 more" */
     char archive_name[CLI_NAME_LEN];
-    const char *at;             /* NULL: a private directory is chosen */
-    bool at_is_last;            /* given as FUSE programs get it, and so not printed */
-    const char *folder_is_last; /* taken for archives, since it is not empty; or NULL */
-    bool ends_at_once;          /* after a signal, as squashfuse does, in use or not */
-    const char *subdir;         /* NULL: the whole archive */
+    const char *at;          /* NULL: a private directory is chosen */
+    bool at_is_last;         /* given as FUSE programs get it, and so not printed */
+    struct cli_doubt doubt;  /* was the last word meant as the directory to mount at? */
+    bool ends_at_once;       /* after a signal, as squashfuse does, in use or not */
+    const char *notify_pipe; /* a FIFO that gets 's' when it is mounted, or 'f'; NULL: none */
+    const char *subdir;      /* NULL: the whole archive */
     const char *log;
     const char *fsname; /* -o fsname=; NULL: the archive's path */
     enum private_mode private_mode;
@@ -58,7 +60,7 @@ struct mount_options {
     pid_t owner;                    /* 0: owner_find; MOUNT_NO_OWNER: nobody */
     const char *order;              /* a file, or "-"; NULL: no order is given */
     const char *record;             /* NULL: nothing is written down */
-    char view[RECIPE_NAME_LEN + 1]; /* that of cli_view; "": none */
+    char view[RECIPE_NAME_LEN + 1]; /* cli_view's; "": none */
     uint64_t seed;                  /* of shuffles to recognise */
     bool stage;                     /* copy the archive to this node */
     const char *stage_place;        /* to this place; NULL: where there is room */
@@ -67,7 +69,7 @@ struct mount_options {
 
 /*
  * Read options and archives from argv[1..argc-1]. CLI_GO_ON, or the exit status after help or
- * an error was printed. Of several words for `mount`, without --at, the last one is the mount
+ * an error was printed. If `mount` gets several words without --at, the last one is the mount
  * point if it is /dev/fd/N, or a directory that can't be meant as archives: an empty one, a
  * mount, or any with -o nonempty.
  */

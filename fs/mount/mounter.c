@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "holders.h"
 #include "mounter_private.h"
 #include "mountinfo.h"
 #include "storage_watch.h"
@@ -69,6 +70,17 @@ static int clear_stale(struct mounter *m)
                  : 0;
 }
 
+int mounter_refused(const struct mounter *m, const char *at, int err)
+{
+    return cli_failf(at,
+                     "you may not make this directory: %s; ask an administrator for one there "
+                     "that is yours (mkdir -p %s; chown %u %s), or %s",
+                     fault_errno(err), at, (unsigned)geteuid(), at,
+                     m->for_run
+                         ? "leave out --at: {} and $ONEPOT_MOUNT name the mount then"
+                         : "use another --at, none, or 'onepot run ARCHIVE -- COMMAND {}'");
+}
+
 /* The directory at --at, made if need be. */
 static int prepare_directory(struct mounter *m)
 {
@@ -76,19 +88,33 @@ static int prepare_directory(struct mounter *m)
 
     if (r != 0 || covers_a_mount(m))
         return r;
-    if (mkdir(m->at, 0700) == 0) {
+    bool is_made = !m->options->at_is_last; /* a last argument is a directory that is there */
+    if (is_made && mkdir(m->at, 0700) == 0) {
         m->slot->counters->owns_mountpoint = 1;
         return 0;
     }
-    if (errno != EEXIST)
+    if (is_made && (errno == EACCES || errno == EPERM || errno == EROFS))
+        return mounter_refused(m, m->at, errno);
+    if (is_made && errno != EEXIST)
         return cli_fail(m->at, -errno, NULL);
     r = check_empty(m->at);
+    if (r == -ENOENT)
+        return cli_failf(m->at, "no such directory; make it first");
     if (r == -ENOTEMPTY && !m->options->nonempty)
         return cli_failf(m->at, "the directory is not empty, and a mount would hide what it "
                                 "holds; take another one, or -o nonempty");
     if (r == -ENOTDIR)
         return cli_failf(m->at, "is not a directory; name one, or a new path, with --at");
     return r < 0 && r != -ENOTEMPTY ? cli_fail(m->at, r, NULL) : 0;
+}
+
+/*
+ * The slot's own directory. Older versions of the program removed it when they cleaned up while
+ * the archive was opened.
+ */
+static int restore_directory(const struct mounter *m)
+{
+    return mkdir(m->path, 0700) < 0 && errno != EEXIST ? cli_fail(m->path, -errno, NULL) : 0;
 }
 
 /* Others find the mount by its device. */
@@ -135,10 +161,11 @@ static int mount_archive(struct mounter *m)
     };
     /* Locked, so that no daemon that ends removes the directory meanwhile. */
     if (m->parent_fd < 0)
-        r = registry_lock(m->slot->folder, false, &registry);
+        r = slots_lock_of(m->slot, &registry);
     if (r < 0)
         return cannot_lock(m, r);
-    r = m->at[0] && m->parent_fd < 0 ? prepare_directory(m) : 0;
+    if (m->parent_fd < 0)
+        r = m->at[0] ? prepare_directory(m) : restore_directory(m);
     if (r != 0)
         return r;
     /* prepare_directory may have found that it must be private. */
@@ -161,7 +188,7 @@ static int mount_archive(struct mounter *m)
  */
 static int check_answers(struct mounter *m)
 {
-    if (m->options->ends_at_once)
+    if (m->options->ends_at_once && m->options->foreground)
         return 0;
     int r = mounted_answers(&m->mounted, m->path, ANSWER_LIMIT_MS);
 
@@ -183,7 +210,7 @@ void mounter_offer_namespace(const struct mounter *m, struct counters *c)
 static int open_to_others(struct mounter *m)
 {
     auto_registry registry = REGISTRY_NONE;
-    int r = registry_lock(m->slot->folder, false, &registry);
+    int r = slots_lock_of(m->slot, &registry);
 
     if (r < 0)
         return cannot_lock(m, r);
@@ -191,7 +218,7 @@ static int open_to_others(struct mounter *m)
     if (m->for_run) {
         r = slot_lock(m->slot, false, true);
     } else {
-        atomic_store(&m->slot->counters->holders, 1);
+        m->holder = holders_add(m->slot->counters);
         slot_unlock(m->slot);
     }
     return r < 0 ? cannot_lock(m, r) : 0;
@@ -205,7 +232,7 @@ static int open_to_others(struct mounter *m)
  */
 static bool mounts_first(const struct mounter *m)
 {
-    return m->options->ends_at_once && m->parent_fd < 0;
+    return m->options->ends_at_once && m->options->foreground && m->parent_fd < 0;
 }
 
 int mounter_start(struct mounter *m)
@@ -265,7 +292,7 @@ static void undo_mount(struct mounter *m)
      * Better without the registry's lock (no descriptor is left, for example) than not at all.
      */
     if (slot_is_current(m->slot))
-        registry_lock(m->slot->folder, false, &registry);
+        slots_lock_of(m->slot, &registry);
     if (!unmounter_forget(m->slot))
         cli_failf(m->path,
                   "it is still mounted, but does not answer: %s; 'onepot umount' ends it",
@@ -290,7 +317,7 @@ static bool is_last(struct mounter *m)
 {
     auto_registry registry = REGISTRY_NONE;
 
-    if (registry_lock(m->slot->folder, false, &registry) < 0)
+    if (slots_lock_of(m->slot, &registry) < 0)
         return false;
     bool last = slot_is_current(m->slot) && slot_lock(m->slot, true, false) == 0 &&
                 atomic_load(&m->slot->counters->holders) == 0;
@@ -327,9 +354,10 @@ enum mounter_end mounter_release(struct mounter *m)
     bool died =
         !slot_daemon_lives(m->slot) || atomic_load(&m->slot->counters->state) == MOUNT_ENDED;
 
-    if (is_last(m))
+    bool last = is_last(m);
+    if (last)
         end_mount(m, died);
-    return died ? MOUNTER_DIED : MOUNTER_ENDED;
+    return died ? MOUNTER_DIED : last ? MOUNTER_ENDED : MOUNTER_STAYS;
 }
 
 void mounter_free(struct mounter *m)

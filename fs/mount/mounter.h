@@ -64,6 +64,7 @@ struct mounter {
     struct mount_request request;
     struct control_log log;
     struct process_watch owner;
+    int holder; /* mount: this command's number (holders.h) */
     struct pot *pot;
     struct stage *stage;         /* --stage; NULL: none */
     struct archive_watch *watch; /* NULL: none */
@@ -88,10 +89,18 @@ int mounter_init(struct mounter *m, const struct mount_options *options, bool fo
 int mounter_start(struct mounter *m);
 
 /*
- * The value of LD_PRELOAD by which readers of the mount read without it (preload.h), for
- * free(3); NULL: leave it as it is, since the options or the archive say so. -ENOMEM.
+ * The variables by which readers of the mount read without it (preload.h), or, where the
+ * options or the archive say so, do not. Values are for free(3); NULL: the variable is unset.
+ * Prints a note if there is no place for the library. `command` is about to be started; NULL: a
+ * shell will start several. -ENOMEM.
  */
-int mounter_preload(const struct mounter *m, char **ret_value);
+struct mounter_variable {
+    const char *name; /* NULL: there is none */
+    char *value;
+};
+#define MOUNTER_VARIABLES 4
+int mounter_preload(const struct mounter *m, const char *command,
+                    struct mounter_variable ret[MOUNTER_VARIABLES]);
 
 /* The signal that asked this process to end since mounter_init; 0: none. */
 int mounter_caught(void);
@@ -104,7 +113,8 @@ int mounter_serve(struct mounter *m);
 
 /* How the mount that a `run` used ended. */
 enum mounter_end {
-    MOUNTER_ENDED, /* unmounted, or others keep using it */
+    MOUNTER_ENDED, /* unmounted */
+    MOUNTER_STAYS, /* others keep using it */
     MOUNTER_DIED,  /* its daemon was already gone */
 };
 enum mounter_end mounter_release(struct mounter *m);

@@ -42,7 +42,7 @@ static int find_root(struct mounter *m)
     return index_inode_position(m->pot->index, m->root, &m->root) < 0 ? CLI_FAILED : 0;
 }
 
-/* Of the archives of a union, most lie in one folder, whose links are followed once. */
+/* Most archives of a union lie in one folder, whose links are followed once. */
 struct named_folder {
     char given[PATH_MAX];
     char real[PATH_MAX];
@@ -109,8 +109,8 @@ static void describe_archive(const struct mounter *m)
 }
 
 /*
- * Find the archive's copy or make room for one, unless a stream is unpacked to one. An archive
- * that lies in memory needs none.
+ * Find the archive's copy or make room for one, unless a stream is unpacked to one, or it is to
+ * be read without a copy.
  */
 static int stage_archive(struct mounter *m)
 {
@@ -300,7 +300,8 @@ static int mounter_open_pot(struct mounter *m)
         .not_for_children = true,
         /* This leaves a waiting reader half of its time. */
         .stuck_ms = o->io_timeout_s < STUCK_MAX_S ? o->io_timeout_s * 500u : 0,
-        .cache_stored = true};
+        .cache_stored = true,
+        .copies = o->verify};
     struct fault fault = {0};
 
     struct stage_store store = {
@@ -315,8 +316,7 @@ static int mounter_open_pot(struct mounter *m)
                                         .note = log_note,
                                         .progress = log_progress,
                                         .ctx = &log};
-    int r = cli_open_list(&m->archives, o->archive, o->folder_is_last, &options, o->progress,
-                          &m->pot);
+    int r = cli_open_list(&m->archives, o->archive, &o->doubt, &options, o->progress, &m->pot);
     m->stage = store.stage;
     if (r < 0)
         return CLI_FAILED;
@@ -352,8 +352,10 @@ static int mounter_open_pot(struct mounter *m)
 
 int mounter_open_archive(struct mounter *m)
 {
-    storage_watch_begin(m->options->archive, m->options->io_timeout_s,
-                        mounter_status_of_failure(m));
+    const struct mount_options *o = m->options;
+    if (storage_watch_is_apart()) /* else it holds locks by now, which no child gets */
+        storage_watch_begin(o->archives, o->archive_count, o->io_timeout_s,
+                            mounter_status_of_failure(m));
     int r = mounter_open_pot(m);
     storage_watch_end();
     storage_watch_stop();

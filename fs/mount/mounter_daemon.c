@@ -154,7 +154,7 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
 static int own_slot(struct mounter *m, struct slot **ret_slot)
 {
     struct slot *slot;
-    int fd, r = slot_open(m->slot->folder, m->slot->name, &slot);
+    int fd, r = slot_open(m->slot->folder, m->slot->folder_fd, m->slot->name, &slot);
 
     if (r < 0)
         return r;

@@ -2,7 +2,7 @@
  * Shared by the files of the mounter.
  *
  *   mounter.c         the order of steps, the mount itself, undoing
- *   mounter_request.c what the options name, resolved; signals meanwhile
+ *   mounter_request.c the options' paths, resolved; signals meanwhile
  *   mounter_slot.c    a mount to share, or a new slot
  *   mounter_archive.c the archive, its reader and its copy; --order and --record
  *   mounter_daemon.c  the daemon: forked, or this process
@@ -22,6 +22,9 @@ int mounter_prepare(struct mounter *m);
  * in the counters. 0, or CLI_FAILED.
  */
 int mounter_open_archive(struct mounter *m);
+
+/* The error that --at may not be made, and who can help. Returns CLI_FAILED. */
+int mounter_refused(const struct mounter *m, const char *at, int err);
 
 /* The exit status of this command if it can't mount. */
 int mounter_status_of_failure(const struct mounter *m);
@@ -44,7 +47,7 @@ static inline bool mounter_is_union(const struct mounter *m)
     return m->archives.count > 1 || cli_together.each;
 }
 
-/* May a `run` mount in a namespace of its own? */
+/* May a `run` mount in a private namespace? */
 bool mounter_may_be_private(const struct mounter *m);
 
 /* Let other `run`s join this one's namespace, through its slot. Under the registry's lock. */

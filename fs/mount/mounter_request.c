@@ -1,6 +1,6 @@
 /*
- * The request: what the options name, resolved before anything is opened or mounted; and the
- * signals that may end the command meanwhile.
+ * The request: the options' paths and names, resolved before anything is opened or mounted; and
+ * the signals that may end the command meanwhile.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -14,6 +14,9 @@
 #include "cleanup.h"
 #include "interrupt.h"
 #include "mounter_private.h"
+#include "mountinfo.h"
+#include "path.h"
+#include "place.h"
 #include "storage_watch.h"
 
 /* ---- signals while it works ---- */
@@ -30,22 +33,10 @@ int mounter_caught(void)
     return caught;
 }
 
-/*
- * Makes a file-size limit the error EFBIG. Caught, not ignored: the command that is run gets
- * the default.
- */
-static void on_limit(int number)
-{
-    (void)number;
-}
-
 /* Blocking calls return on a signal, and the command cleans up. */
 static void catch_signals(void)
 {
-    struct sigaction limit;
     interrupt_handle(mounter_on_signal);
-    if (sigaction(SIGXFSZ, NULL, &limit) == 0 && limit.sa_handler == SIG_DFL)
-        signal(SIGXFSZ, on_limit);
     signal(SIGCHLD, SIG_DFL); /* if ignored, our children's exit status would be lost */
 }
 
@@ -72,24 +63,16 @@ int mounter_status_of_failure(const struct mounter *m)
     return m->for_run ? CLI_RUN_FAILED : CLI_FAILED;
 }
 
-static int list_archives(struct mounter *m)
-{
-    const struct mount_options *o = m->options;
-    for (size_t i = 0; i < o->archive_count; i++) {
-        struct fault fault = {0};
-        int r = archive_list_add(&m->archives, o->archives[i], &fault);
-        if (r < 0)
-            return cli_fail(o->archives[i], r, &fault);
-    }
-    return 0;
-}
-
-static int identify_file(const char *path, struct source_identity *ret_identity)
+static int identify_file(const struct mounter *m, const char *path,
+                         struct source_identity *ret_identity)
 {
     struct fault fault = {0};
     struct stat st;
-    if (stat(path, &st) < 0)
-        return cli_fail(path, source_open_fault(path, &fault, -errno), &fault);
+    if (stat(path, &st) < 0) {
+        int r = source_open_fault(path, &fault, -errno);
+        cli_advise(&m->options->doubt, path, &fault);
+        return cli_fail(path, r, &fault);
+    }
     *ret_identity = source_identity_of(&st);
     return 0;
 }
@@ -104,7 +87,7 @@ static int identify_files(struct mounter *m)
         return cli_fail(NULL, -ENOMEM, NULL);
     for (size_t i = 0; r == 0 && i < list->count; i++)
         if (!cli_together.skip_damaged || stat(list->at[i], &st) == 0)
-            r = identify_file(list->at[i], &all[i]);
+            r = identify_file(m, list->at[i], &all[i]);
     source_identity_join(all, list->count, &m->identity);
     snprintf(m->archive, sizeof(m->archive), "%s", m->options->archive);
     return r;
@@ -118,7 +101,7 @@ static int identify_archive(struct mounter *m)
 {
     const char *given = m->archives.at[0];
     struct stat st;
-    int r = identify_file(given, &m->identity);
+    int r = identify_file(m, given, &m->identity);
 
     if (r == 0 && (!realpath(given, m->archive) || stat(m->archive, &st) < 0 ||
                    st.st_dev != m->identity.dev || st.st_ino != m->identity.ino))
@@ -128,9 +111,10 @@ static int identify_archive(struct mounter *m)
 
 static int identify_archives(struct mounter *m)
 {
-    storage_watch_begin(m->options->archive, m->options->io_timeout_s,
+    const struct mount_options *o = m->options;
+    storage_watch_begin(o->archives, o->archive_count, o->io_timeout_s,
                         mounter_status_of_failure(m));
-    int r = list_archives(m);
+    int r = cli_list_archives(o->archives, o->archive_count, &m->archives) < 0 ? CLI_FAILED : 0;
     if (r == 0 && mounter_is_union(m))
         r = identify_files(m);
     else if (r == 0)
@@ -140,6 +124,51 @@ static int identify_archives(struct mounter *m)
         storage_watch_stop(); /* more descriptors are dear while there is another thread */
     cli_expect_archives(m->archives.count);
     return r;
+}
+
+/* May this user make the directory, with all parents that it lacks? */
+static bool may_be_made(const char *at)
+{
+    char folder[PATH_MAX];
+    snprintf(folder, sizeof(folder), "%s", at);
+    while (access(folder, F_OK) < 0 && errno == ENOENT) {
+        char *slash = strrchr(folder, '/');
+        if (!slash)
+            strcpy(folder, ".");
+        else
+            slash[slash == folder] = '\0';
+    }
+    return access(folder, W_OK) == 0;
+}
+
+/*
+ * Could another user put something else at --at? In a sticky folder it has to be ours, or
+ * root's. A mount of onepot there is not asked for its owner: it may be dead, and is cleared.
+ */
+static int check_at(const char *at)
+{
+    char above[PATH_MAX], text[PATH_MAX + 256];
+    const char *name = path_base(at);
+    struct place_refusal refusal;
+    struct mount_entry entry;
+    struct place place;
+    struct stat st;
+
+    snprintf(above, sizeof(above), "%.*s", (int)(name - at), at);
+    int r = place_open(above, PLACE_SHARED, &place, &refusal);
+    if (r < 0 && r != -EPERM)
+        return cli_fail(at, r, NULL);
+    if (r < 0)
+        return cli_failf(at, "another user could replace it: %s",
+                         place_explain(&refusal, text, sizeof(text)));
+    bool is_sticky = place.st.st_mode & (S_IWGRP | S_IWOTH);
+    bool is_there = is_sticky && *name && mountinfo_find(at, &entry) < 0 &&
+                    fstatat(place.fd, name, &st, AT_SYMLINK_NOFOLLOW) == 0;
+    close(place.fd);
+    if (is_there && st.st_uid != 0 && !place_is_ours(&st))
+        return cli_failf(at, "another user could replace it: it belongs to user %u",
+                         (unsigned)st.st_uid);
+    return 0;
 }
 
 /* --at: a directory, or the device of a parent that has mounted. */
@@ -159,9 +188,11 @@ static int resolve_at(struct mounter *m)
         return 0;
     }
     int r = mountpoint_resolve(at, m->at);
+    if (r == -EACCES || (r == -ENOENT && !may_be_made(at)))
+        return mounter_refused(m, at, -EACCES);
     if (r == -ENOENT)
         return cli_failf(at, "its parent directory does not exist; make that first");
-    return r < 0 ? cli_fail(at, r, NULL) : 0;
+    return r < 0 ? cli_fail(at, r, NULL) : check_at(m->at);
 }
 
 static int watch_owner(struct mounter *m)

@@ -15,9 +15,11 @@
 
 #include "cleanup.h"
 #include "clock.h"
+#include "holders.h"
 #include "mounter_private.h"
 #include "mountinfo.h"
 #include "owner.h"
+#include "process.h"
 #include "unmounter.h"
 
 #define SHARE_TRIES 100       /* of a mount whose daemon seems about to die */
@@ -60,7 +62,7 @@ static bool is_shareable(const struct mounter *m)
     return !m->options->foreground && m->methods != MOUNT_BY_PARENT;
 }
 
-/* A mount of `mount` belongs to its job; those of `run` and -f end with their process. */
+/* A mount of `mount` belongs to its job; one of `run` or -f ends with its process. */
 static void note_owner(const struct mounter *m, struct counters *counters)
 {
     if (!m->for_run && !m->options->foreground && !m->options->owner)
@@ -104,7 +106,7 @@ static enum look join_slot(struct mounter *m, struct slot *slot)
     atomic_store(&c->shared_ns, now_ns());
     if (!m->for_run) {
         note_owner(m, c);
-        atomic_fetch_add(&c->holders, 1);
+        m->holder = holders_add(c);
         slot_unlock(slot);
     }
     return LOOK_SHARED;
@@ -135,6 +137,25 @@ static enum look place_taken(struct mounter *m, const struct counters *c)
     return LOOK_NOTHING;
 }
 
+/*
+ * Was its daemon killed? It holds its lock, and its mount does not answer, until the last of
+ * its threads is gone, which may be long after its first.
+ */
+static bool is_killed(const struct counters *c)
+{
+    return c->daemon_pid > 0 && c->pid_namespace == process_namespace() &&
+           process_is_killed(c->daemon_pid, c->daemon_start_ticks);
+}
+
+/* Has it the name that a slot of ours would have first? */
+static bool has_our_name(const struct mounter *m, const struct slot *slot)
+{
+    char name[STATE_NAME_MAX];
+
+    slot_name_for(m->job.id, m->job.step, m->options->archive, name);
+    return strcmp(slot->name, name) == 0;
+}
+
 /* How this one slot concerns us. */
 static enum look mounter_judge_slot(struct mounter *m, struct slot *slot)
 {
@@ -149,6 +170,8 @@ static enum look mounter_judge_slot(struct mounter *m, struct slot *slot)
         unmounter_heal(slot);
         return LOOK_NOTHING;
     }
+    if (!same_place && (same || has_our_name(m, slot)) && is_killed(c))
+        return LOOK_ENDING; /* and its path is the next one's, whatever the options */
     if (!same && !same_place)
         return LOOK_NOTHING;
     if (state == MOUNT_ENDED)
@@ -171,8 +194,8 @@ static enum look look_through(struct mounter *m, const struct registry *registry
     enum look found = LOOK_NOTHING;
     size_t chosen = 0;
 
-    registry_sweep(registry);
-    if (registry_list(registry, &list) < 0)
+    slots_sweep(registry);
+    if (slots_list(registry, &list) < 0)
         return LOOK_NOTHING;
     for (size_t i = 0; i < list.count && (found == LOOK_NOTHING || found == LOOK_ENDING); i++) {
         enum look here = mounter_judge_slot(m, list.at[i]);
@@ -184,6 +207,43 @@ static enum look look_through(struct mounter *m, const struct registry *registry
     if (found != LOOK_NOTHING)
         *ret_slot = steal_ptr(&list.at[chosen]);
     return found;
+}
+
+/*
+ * A mount by this name has ended here, and is only seen elsewhere, by a container for example.
+ * Is its directory free for the next? Programs know data by their path.
+ */
+static bool directory_is_left(const struct registry *registry, const char *name,
+                              char ret_path[PATH_MAX])
+{
+    auto_slots struct slot_list list = {0};
+    struct mount_entry entry;
+    bool is_left = false;
+
+    snprintf(ret_path, PATH_MAX, "%.*s/%s", PATH_MAX - STATE_FILE_MAX, registry->path, name);
+    if (slots_list(registry, &list) < 0 || mountinfo_find(ret_path, &entry) == 0)
+        return false;
+    for (size_t i = 0; i < list.count; i++) {
+        const struct counters *c = list.at[i]->counters;
+        if (strcmp(c->mountpoint, ret_path) != 0)
+            continue;
+        if (atomic_load(&c->state) != MOUNT_ENDED)
+            return false;
+        is_left = true;
+    }
+    return is_left;
+}
+
+/* Where to mount: --at, or a directory of the slot. */
+static void choose_path(struct mounter *m, const struct registry *registry, const char *name)
+{
+    if (m->at[0]) {
+        strcpy(m->path, m->at);
+    } else if (strcmp(m->slot->name, name) != 0 && directory_is_left(registry, name, m->path)) {
+        m->slot->counters->owns_mountpoint = 1;
+    } else {
+        slot_directory(m->slot, m->path);
+    }
 }
 
 /* Create a slot of our own, as others may find it before it serves. */
@@ -207,10 +267,7 @@ static int make_slot(struct mounter *m, const struct registry *registry)
     snprintf(c->step, sizeof(c->step), "%s", m->job.step);
     snprintf(c->archive, sizeof(c->archive), "%s", m->archive);
     snprintf(c->version_text, sizeof(c->version_text), "%s", ONEPOT_VERSION);
-    if (m->at[0])
-        strcpy(m->path, m->at);
-    else
-        slot_directory(m->slot, m->path);
+    choose_path(m, registry, name);
     strcpy(c->mountpoint, m->path);
     c->mount_namespace = namespace_of_path(m);
     note_owner(m, c);
@@ -234,16 +291,10 @@ static int wait_for_slot(enum look found, struct slot *slot, uint64_t *patience_
     return mounter_caught() ? -EINTR : 0;
 }
 
-/*
- * Was the daemon of the mount in the way killed? It holds its lock until the last of its
- * threads is gone, which may be long after its first. Its mount does not answer until its
- * connection is closed; then it reports that. (The PID alone proves nothing: a daemon in
- * another PID namespace also seems to be gone, but lives and will not go.)
- */
+/* Was the daemon of the mount in the way killed? In another PID namespace the mount tells. */
 static bool is_dying(const struct mounter *m, const struct counters *c)
 {
-    return !process_lives(c->daemon_pid, c->daemon_start_ticks) ||
-           mountpoint_answers(m->at, STOPPED_LIMIT_MS) == -ENOTCONN;
+    return is_killed(c) || mountpoint_answers(m->at, STOPPED_LIMIT_MS) == -ENOTCONN;
 }
 
 static int report_conflict(const struct mounter *m, const struct counters *c)
@@ -288,7 +339,7 @@ static int mounter_try_folder(struct mounter *m, const char *folder, uint64_t *p
         found = LOOK_NOTHING; /* detached but in use: it occupies no place in the tree */
     if (found == LOOK_NOTHING)
         r = make_slot(m, &registry);
-    registry_unlock(&registry);
+    slots_unlock(&registry);
     if (found == LOOK_NOTHING)
         return r;
     if (found == LOOK_SHARED) {
@@ -309,7 +360,7 @@ void mounter_unshare(struct mounter *m)
 {
     namespace_close(&m->mounted.ns); /* its child has a copy of the lock */
     if (!m->for_run)
-        atomic_fetch_sub(&m->slot->counters->holders, 1);
+        holders_remove(m->slot->counters, m->holder);
     slot_close(m->slot);
     m->slot = NULL;
     m->shared = false;
@@ -332,11 +383,21 @@ static int check_shared(struct mounter *m, unsigned *tries)
     return -EAGAIN;
 }
 
+/* Add a folder's fault to a list of such lines. */
+static void add_reason(const char *folder, int r, char *said, size_t size)
+{
+    size_t len = strlen(said);
+    if (len > 0 && len + 2 < size)
+        len += (size_t)snprintf(said + len, size - len, "; ");
+    runtime_explain(folder, r, said + len, size - len);
+}
+
 int mounter_find_slot(struct mounter *m)
 {
     char folders[RUNTIME_FOLDERS_MAX][PATH_MAX];
     size_t count = runtime_folders(folders), i = 0;
     uint64_t patience_ns = 0;
+    char said[2048] = "";
     unsigned tries = 0;
     int r = -ENOENT;
 
@@ -347,14 +408,13 @@ int mounter_find_slot(struct mounter *m)
         if (r >= 0)
             break;
         if (r != -EAGAIN)
-            i++;
+            add_reason(folders[i++], r, said, sizeof(said));
     }
     if (r < 0)
-        r = cli_failf(
-            count ? folders[count - 1] : NULL,
-            "no folder can be used for the state of the mount (tried $ONEPOT_RUNTIME_DIR, or "
-            "else /dev/shm, $TMPDIR, /tmp): %s",
-            fault_errno(r));
+        r = cli_failf(NULL,
+                      "no folder can be used for the state of the mount: %s; set "
+                      "ONEPOT_RUNTIME_DIR to a folder of your own on this node",
+                      said[0] ? said : "there is neither /dev/shm nor /tmp");
     while (r == 0 && ++i < count) /* leftovers of jobs in folders that are not searched */
         unmounter_sweep(folders[i]);
     return r;

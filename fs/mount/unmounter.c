@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cleanup.h"
@@ -30,14 +31,27 @@ static bool is_its_device(const struct counters *c, const struct mount_entry *en
     return entry->dev_major == c->mount_dev_major && entry->dev_minor == c->mount_dev_minor;
 }
 
-/* Somebody else's mount is on top at its path: -EBUSY if ours lies below, -EINVAL if not. */
+/*
+ * The counters are a file's word; the kernel's counts. Is the mount there one of onepot by this
+ * user, and on the device of this slot, if that is known?
+ */
+static bool is_its_mount(const struct counters *c, const struct mount_entry *entry)
+{
+    bool known = c->mount_dev_major || c->mount_dev_minor;
+    return entry->is_onepot && (entry->uid == geteuid() || entry->uid == runtime_uid()) &&
+           (!known || is_its_device(c, entry));
+}
+
+/* 0: the mount on top at its path is ours. -EBUSY: it lies below another; -EINVAL: it is gone.
+ */
 static int unmounter_covered(const struct slot *slot)
 {
-    const struct counters *c = slot->counters;
     struct mount_entry top;
+    int r = mountinfo_find(slot->counters->mountpoint, &top);
 
-    if ((!c->mount_dev_major && !c->mount_dev_minor) ||
-        mountinfo_find(c->mountpoint, &top) < 0 || is_its_device(c, &top))
+    if (r < 0)
+        return r == -ENOENT ? -EINVAL : r;
+    if (is_its_mount(slot->counters, &top))
         return 0;
     return slot_is_mounted(slot) ? -EBUSY : -EINVAL;
 }
@@ -81,14 +95,18 @@ static void abort_connection(const struct counters *counters)
     snprintf(path, sizeof(path), "/sys/fs/fuse/connections/%u/abort",
              counters->mount_dev_minor);
     auto_close int fd = open(path, O_WRONLY | O_CLOEXEC);
-    if (fd >= 0 && write(fd, "1", 1) < 0)
+    struct stat st; /* its owner is who mounted it */
+    if (fd < 0 || fstat(fd, &st) < 0 || st.st_uid != geteuid())
+        return;
+    if (write(fd, "1", 1) < 0)
         return; /* killing the daemon has to suffice */
 }
 
 static void kill_daemon(const struct slot *slot)
 {
     const struct counters *c = slot->counters;
-    if (c->daemon_pid > 0 && process_lives(c->daemon_pid, c->daemon_start_ticks))
+    if (c->daemon_pid > 0 && process_lives(c->daemon_pid, c->daemon_start_ticks) &&
+        process_is_ours(c->daemon_pid) && slot_may_be_held_by(slot, c->daemon_pid))
         kill(c->daemon_pid, SIGKILL);
 }
 
@@ -115,7 +133,7 @@ int unmounter_finish(struct slot *slot, int wait_ms, bool kill)
     }
     if (r < 0)
         return -EBUSY;
-    if (slot_is_current(slot) && registry_lock(slot->folder, false, &registry) == 0)
+    if (slot_is_current(slot) && slots_lock_of(slot, &registry) == 0)
         unmounter_forget(slot);
     return 0;
 }
@@ -128,13 +146,12 @@ bool unmounter_is_dead(const struct slot *slot)
 int unmounter_heal(const struct slot *slot)
 {
     const struct counters *c = slot->counters;
-    bool known = c->mount_dev_major || c->mount_dev_minor;
     struct mount_entry entry;
     int r = 0;
 
     if (!c->private_namespace && c->mountpoint[0] == '/' &&
-        mountinfo_find(c->mountpoint, &entry) == 0 && entry.is_onepot &&
-        (!known || is_its_device(c, &entry)) && unmounter_is_dead(slot))
+        mountinfo_find(c->mountpoint, &entry) == 0 && is_its_mount(c, &entry) &&
+        unmounter_is_dead(slot))
         r = mountpoint_unmount(c->mountpoint, true);
     if (r < 0 && r != -EINVAL)
         return r;
@@ -162,8 +179,8 @@ void unmounter_sweep(const char *folder)
 
     if (registry_lock(folder, false, &registry) < 0)
         return;
-    registry_sweep(&registry);
-    registry_list(&registry, &list);
+    slots_sweep(&registry);
+    slots_list(&registry, &list);
     for (size_t i = 0; i < list.count; i++)
         if (slot_condition(list.at[i]) == SLOT_DEAD)
             unmounter_heal(list.at[i]);

@@ -39,7 +39,7 @@ bool unmounter_forget(const struct slot *slot);
  */
 int unmounter_finish(struct slot *slot, int wait_ms, bool kill);
 
-/* Does what is mounted at its place say that it has lost its daemon? Within a second. */
+/* Does the mount at its place report a dead daemon? Answers within a second. */
 bool unmounter_is_dead(const struct slot *slot);
 
 /*

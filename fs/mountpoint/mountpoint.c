@@ -321,6 +321,33 @@ int mountpoint_resolve(const char *path, char ret_path[PATH_MAX])
 
 /* ---- unmount ---- */
 
+/*
+ * By the folder above and the name in it, where nobody can put a link in between: root must not
+ * unmount /home for a user who moves his folders. The mount itself is not opened, as that would
+ * keep it busy. -ELOOP: the path leads elsewhere by now.
+ */
+static int unmount_named(const char *path, int flags)
+{
+    char folder[PATH_MAX], base[PATH_MAX], real[PATH_MAX], at[PATH_MAX + 64];
+
+    if (!split_path(path, folder, base))
+        return umount2(path, flags) < 0 ? -errno : 0;
+    for (size_t len = strlen(folder); len > 1 && folder[len - 1] == '/'; len--)
+        folder[len - 1] = '\0';
+    auto_close int fd = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    snprintf(at, sizeof(at), "/proc/self/fd/%d", fd);
+    ssize_t n = readlink(at, real, sizeof(real) - 1);
+    if (n < 0)
+        return -errno;
+    real[n] = '\0';
+    if (strcmp(real, folder) != 0)
+        return -ELOOP;
+    snprintf(at, sizeof(at), "/proc/self/fd/%d/%s", fd, base);
+    return umount2(at, flags) < 0 ? -errno : 0;
+}
+
 int mountpoint_unmount(const char *path, bool lazy)
 {
     char helper[PATH_MAX], said[FUSERMOUNT_SAID_MAX];
@@ -329,7 +356,7 @@ int mountpoint_unmount(const char *path, bool lazy)
     int r = -EPERM;
 
     if (mount_methods(&methods) < 0 || (methods & MOUNT_BY_SYSCALL))
-        r = umount2(path, UMOUNT_NOFOLLOW | (lazy ? MNT_DETACH : 0)) < 0 ? -errno : 0;
+        r = unmount_named(path, UMOUNT_NOFOLLOW | (lazy ? MNT_DETACH : 0));
     for (size_t i = 0; i < WAY_COUNT && r == -EPERM; i++)
         if (ways[i].is_helper && fusermount_find(ways[i].name, helper) == 0)
             r = fusermount_unmount(helper, path, lazy, said);

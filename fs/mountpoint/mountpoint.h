@@ -106,8 +106,9 @@ int mountpoint_resolve(const char *path, char ret_path[PATH_MAX]);
 
 /*
  * Unmount the topmost mount at `path`. Not lazy: -EBUSY if something in it is open. Lazy: it
- * leaves the tree at once, and ends with its last user. -EINVAL: nothing is mounted there.
- * -EPERM and the like: not allowed. Does not ask the daemon.
+ * leaves the tree at once, and ends with its last user. The path is canonical. -EINVAL: nothing
+ * is mounted there; -ELOOP: a link is in it by now; -EPERM and the like: not allowed. Does not
+ * ask the daemon.
  */
 int mountpoint_unmount(const char *path, bool lazy);
 

@@ -105,7 +105,7 @@ static int set_namespaces(const struct namespace *ns)
     return 0;
 }
 
-/* Set the root and the working directory to those of the namespace. */
+/* Enter the namespace's root and working directory. */
 static int enter_other(const struct namespace *ns)
 {
     struct stat before, after;

@@ -42,7 +42,7 @@ static int find_mount_rank(const struct slot *slot)
     return 2 * slot_daemon_lives(slot) + slot_is_mounted(slot);
 }
 
-/* Of several mounts that had this mount point, the best guess; else the newest. */
+/* The best guess among mounts that had this mount point; else the newest. */
 static const struct slot *best_of(const struct slot_list *list, const char *path)
 {
     const struct slot *best = NULL;

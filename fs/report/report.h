@@ -5,7 +5,7 @@
  *     report_take(counters, "serving", &report);
  *     report_text(stdout, &report);
  *
- * Threads: any, each with a report of its own.
+ * Threads: any, each with its own report.
  */
 #ifndef ONEPOT_REPORT_H
 #define ONEPOT_REPORT_H

@@ -4,7 +4,7 @@
 #include "json.h"
 #include "report.h"
 
-/* Of a union as many names as the counters have; of one archive its own. */
+/* A union has as many names as the counters hold; one archive has its own. */
 static void json_archives(struct json *j, const struct counters *c)
 {
     json_open(j, "archives", '[');
@@ -78,6 +78,10 @@ static void json_work(struct json *j, const struct report *v)
     json_number(j, "source_failures", counter_get(&c->source_failures));
     json_number(j, "source_reopened", counter_get(&c->source_reopened));
     json_text(j, "last_error", c->last_error, sizeof(c->last_error));
+    if (summary_trouble(c))
+        json_text(j, "reads_fail", summary_trouble(c), sizeof(c->trouble[0]));
+    else
+        json_null(j, "reads_fail");
     if (v->idle_ns == UINT64_MAX)
         json_null(j, "last_request_ns_ago");
     else

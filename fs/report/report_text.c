@@ -2,6 +2,7 @@
  * A report for people: one line for each subject, with its name in front for grep. Lines
  * without information are left out.
  */
+#include <errno.h>
 #include <inttypes.h>
 #include <string.h>
 
@@ -56,10 +57,10 @@ static void print_work(FILE *out, const struct report *v)
 {
     fprintf(out, "  %-12s %s file%s, %s (%s files/s, %s/s since the start)\n", "read",
             cli_count(v->sum.read_files), v->sum.read_files == 1 ? "" : "s",
-            cli_bytes(v->sum.read_bytes), cli_count(per_uptime(v, v->sum.read_files)),
+            cli_bytes(v->sum.read_bytes), cli_count(per_uptime(v, v->sum.starts)),
             cli_bytes(per_uptime(v, v->sum.read_bytes)));
     if (v->sum.ahead_requests)
-        fprintf(out, "  %-12s %s files, %s of these, by %s requests of its own\n", "read ahead",
+        fprintf(out, "  %-12s %s files, %s, by %s requests of its own\n", "read ahead",
                 cli_count(v->sum.ahead_files), cli_bytes(v->sum.ahead_bytes),
                 cli_count(v->sum.ahead_requests));
 }
@@ -71,7 +72,7 @@ static void print_direct(FILE *out, const struct report *v)
                 "by readers", cli_count(v->sum.direct_files), cli_bytes(v->sum.direct_bytes));
 }
 
-/* Of READs: how many had to wait, and for how long. */
+/* How many READs had to wait, and for how long. */
 static void report_print_waits(FILE *out, const struct report *v)
 {
     uint64_t reads = v->sum.requests[COUNTERS_READ];
@@ -87,7 +88,7 @@ static void report_print_waits(FILE *out, const struct report *v)
                 100.0 - percent(v->sum.reads_waited, reads), cli_count(v->sum.reads_waited));
 }
 
-/* Of READs: where their bytes came from. */
+/* Where the bytes of READs came from. */
 static void print_origins(FILE *out, const struct summary *sum)
 {
     static const char *const names[COUNTERS_ORIGINS] = {
@@ -207,7 +208,13 @@ static void print_stage(FILE *out, const struct counters *c)
                 cli_count(counter_get(&c->stage_demands)),
                 cli_bytes(counter_get(&c->stage_past_bytes)));
     snprintf(reason, sizeof(reason), "%.*s", (int)sizeof(reason) - 1, c->stage_reason);
-    if (failure)
+    if (failure == ESTALE && !c->stage_unpacks)
+        fprintf(
+            out,
+            "  %-12s the archive was changed while it was copied, so the copy may have bytes "
+            "of both: mount it anew\n",
+            "");
+    else if (failure)
         fprintf(out, "  %-12s %s has ended early: %s\n", "",
                 c->stage_unpacks ? "it" : "the copy",
                 reason[0] ? reason : fault_errno((int)failure));
@@ -227,6 +234,8 @@ static void print_trouble(FILE *out, const struct report *v)
     if (retries || failures || reopened)
         fprintf(out, "  %-12s %s failed reads tried again, %s given up, opened anew %s times\n",
                 "storage", cli_count(retries), cli_count(failures), cli_count(reopened));
+    if (summary_trouble(c))
+        report_print_text(out, "reads fail", summary_trouble(c), sizeof(c->trouble[0]));
     if (c->last_error[0])
         report_print_text(out, "last error", c->last_error, sizeof(c->last_error));
     if (v->idle_ns != UINT64_MAX)

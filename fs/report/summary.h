@@ -20,8 +20,10 @@ struct summary {
     uint64_t requests[COUNTERS_OPCODES];
     uint64_t requests_all;
     uint64_t errors;
-    uint64_t reads_waited;                             /* for storage, or for another thread */
-    uint64_t read_bytes, read_files;                   /* for readers and helpers alike */
+    uint64_t reads_waited;           /* for storage, or for another thread */
+    uint64_t read_bytes, read_files; /* each file once, see summary_read */
+    uint64_t starts;                 /* reads of files from their beginning, as far as seen */
+    uint64_t sent_bytes;             /* by the daemon */
     uint64_t ahead_requests, ahead_bytes, ahead_files; /* before a reader asked */
     uint64_t direct_bytes, direct_files;               /* read without the daemon */
     uint64_t service_ns, read_service_ns;
@@ -30,7 +32,13 @@ struct summary {
     uint64_t origins[COUNTERS_ORIGINS]; /* successful READs */
 };
 
-/* Add up all slots of a mount, which may be running. */
+/*
+ * Add up all slots of a mount, which may be running.
+ *
+ * A file that was read ahead is read from the kernel's cache, and the daemon does not see that.
+ * So it counts as read, once, and so do the bytes, unless most files were read by processes
+ * that say which ones those were (intercept.h).
+ */
 void summary_read(const struct counters *counters, struct summary *ret_summary);
 
 /*
@@ -45,11 +53,13 @@ double summary_fetched_per_byte(const struct counters *counters, const struct su
 /* Time of the last use: a request, or a command that began to share the mount. */
 uint64_t summary_last_use_ns(const struct counters *counters);
 
+/* Why reads failed: "ARCHIVE: what happened; what to do". NULL: none did. */
+const char *summary_trouble(const struct counters *counters);
+
 /*
- * "1,234 files, 20.3 GiB read in 10.0 min (34.6 MiB/s); readers waited 12.3 s, 99% of reads
- * within 2.0 ms; reads from the block cache 98%, storage 2%; 1.04 bytes fetched for each one
- * read". Parts without information are left out. Cut to `size`, for which SUMMARY_MAX is
- * enough. Returns buf.
+ * "1,234 files, 20.3 GiB read in 10.0 min (34.6 MiB/s); readers waited 12.3 s", or "nothing was
+ * read, only listed"; and what summary_trouble says, but for the name of a mount's only
+ * archive. Cut to `size`, for which SUMMARY_MAX is enough. Returns buf.
  */
 #define SUMMARY_MAX 768
 const char *summary_line(const struct counters *counters, char *buf, size_t size);

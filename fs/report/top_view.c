@@ -46,7 +46,7 @@ static void print_now(FILE *out, const struct rates *r)
     const struct summary *was = &r->was->sum, *is = &r->is->sum;
     fprintf(out, "  %-12s %s files/s, %s/s, %s requests/s\n",
             r->was->at_ns ? "now" : "on average",
-            cli_count(top_rate(r, was->read_files, is->read_files)),
+            cli_count(top_rate(r, was->starts, is->starts)),
             cli_bytes(top_rate(r, was->read_bytes, is->read_bytes)),
             cli_count(top_rate(r, was->requests_all, is->requests_all)));
 }
@@ -121,6 +121,13 @@ void top_print(FILE *out, const struct counters *c, const char *state,
     cli_print_safe(out, c->mountpoint, strnlen(c->mountpoint, sizeof(c->mountpoint)));
     fprintf(out, ": %s\n  %-12s ", state, "archive");
     cli_print_safe(out, c->archive, strnlen(c->archive, sizeof(c->archive)));
+    fprintf(out, "\n  %-12s ", "job");
+    cli_print_safe(out, c->job[0] ? c->job : "none",
+                   strnlen(c->job[0] ? c->job : "none", sizeof(c->job)));
+    if (c->step[0]) {
+        fputs(", step ", out);
+        cli_print_safe(out, c->step, strnlen(c->step, sizeof(c->step)));
+    }
     fputc('\n', out);
     print_now(out, &r);
     top_print_waits(out, &r);

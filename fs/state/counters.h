@@ -4,22 +4,28 @@
  *
  * Layout: one struct counters. It is private to the user and the node, and read by the same
  * version of the program that wrote it (`version`, `size`); other readers use `onepot stat
- * --json`. Each worker thread writes a slot of its own; readers add the slots up. All times are
+ * --json`. Each worker thread writes its own slot; readers add the slots up. All times are
  * CLOCK_MONOTONIC nanoseconds.
  */
 #ifndef ONEPOT_COUNTERS_H
 #define ONEPOT_COUNTERS_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #define COUNTERS_MAGIC "onepotc"
-#define COUNTERS_VERSION 10u
+#define COUNTERS_VERSION 14u
 #define COUNTERS_SLOTS 64
-#define COUNTERS_AHEAD 3 /* helper processes: two that read, one that lists */
+#define COUNTERS_AHEAD 2 /* processes that read ahead */
 #define COUNTERS_OWNERS 16
+#define COUNTERS_HOLDERS 64
 #define COUNTERS_OPCODES 64 /* FUSE opcodes; larger ones count as 0 */
-#define COUNTERS_READ 15    /* FUSE_READ */
+/* Of these, by the kernel's numbers: */
+#define COUNTERS_LOOKUP 1
+#define COUNTERS_READ 15
+#define COUNTERS_READDIR 28
+#define COUNTERS_READDIRPLUS 44
 #define COUNTERS_ORIGINS 7  /* enum reader_origin (reader.h) */
 #define COUNTERS_BUCKETS 32 /* bucket i: service times of 2^i to 2^(i+1) microseconds */
 
@@ -35,19 +41,36 @@ struct counter_slot {
     _Atomic uint64_t errors; /* replies that were errors other than ENOENT, ENOSYS, ENODATA */
     _Atomic uint64_t read_bytes;      /* sent to readers */
     _Atomic uint64_t reads_waited;    /* READs that had to wait for storage or another thread */
-    _Atomic uint64_t read_files;      /* READs that started at offset 0 */
+    _Atomic uint64_t read_starts;     /* READs that started at offset 0 */
+    _Atomic uint64_t read_files;      /* that nobody had read from before */
     _Atomic uint64_t service_ns;      /* receipt to reply, all requests */
     _Atomic uint64_t read_service_ns; /* READs only: the time that readers waited for input */
     _Atomic uint64_t last_request_ns;
     /* Brought in before readers asked; not counted above. */
     _Atomic uint64_t ahead_requests, ahead_files, ahead_bytes;
+    _Atomic uint64_t foreseen_files;              /* counted both there and in read_files */
     _Atomic uint64_t histogram[COUNTERS_BUCKETS]; /* service time of READs */
     _Atomic uint64_t origins[COUNTERS_ORIGINS];   /* READs by where their bytes came from */
+};
+
+/* Why reads fail, the more general reason last: it explains those before it. */
+enum counter_trouble {
+    TROUBLE_READ,    /* one of them did */
+    TROUBLE_LOST,    /* a part of the archive is gone */
+    TROUBLE_CHANGED, /* another archive is in its place */
+    TROUBLE_KINDS,
 };
 
 struct counter_owner {
     int32_t pid;
     uint64_t start_ticks;
+};
+
+/* A program that has run `onepot mount`; pid 0: none. */
+struct counter_holder {
+    struct counter_owner program, owner;
+    uint64_t since_ticks; /* as start_ticks */
+    uint32_t is_given_back;
 };
 
 struct counters {
@@ -76,15 +99,18 @@ struct counters {
     uint32_t threads;
     uint32_t private_namespace;                /* 1: visible only to the command of `run` */
     uint32_t mount_dev_major, mount_dev_minor; /* st_dev of the mount */
-    /* Of a private mount: descriptors that a `run` holds and others enter through. */
+    /* Descriptors of a private mount that a `run` holds and others enter through. */
     int32_t namespace_pid, user_namespace_fd, mount_namespace_fd;
     uint32_t owns_mountpoint; /* 1: the directory was made for the mount and goes with it */
     uint32_t made_by_run;     /* 1: it ends with the `run`s that use it */
 
+    uint64_t pid_namespace; /* in which the processes below have their numbers */
     /* The processes that own the mount; only owner.h uses them. */
     uint32_t owners; /* beyond the room: an unknown owner, so the mount stays */
     struct counter_owner owner[COUNTERS_OWNERS];
-    uint64_t owner_namespace;
+    /* Only holders.h uses them. */
+    struct counter_holder holder[COUNTERS_HOLDERS];
+    uint32_t holders_beyond;  /* the room, or not known */
     uint64_t mount_namespace; /* in which its mount point is a path; 0: it is none */
 
     _Atomic uint32_t state;                     /* enum mount_state */
@@ -100,15 +126,20 @@ struct counters {
     _Atomic uint64_t source_reads, source_bytes; /* of the archive or its mapping */
     /* Blocks that were fetched before readers asked: see struct block_cache_stats. */
     _Atomic uint64_t prefetched, prefetched_used, prefetched_dropped;
-    /* Of the archive's storage: see struct source_error_counts. */
+    /* Errors of the archive's storage: see struct source_error_counts. */
     _Atomic uint64_t source_retries, source_failures, source_reopened;
     char last_error[512]; /* the log's newest error line */
+    /* The first of each kind: "ARCHIVE: what happened; what to do". Written once, before has_.
+     */
+    char trouble[TROUBLE_KINDS][512];
+    _Atomic bool has_trouble[TROUBLE_KINDS];
     /* Read by processes themselves, without the daemon: see intercept.h. */
     _Atomic uint32_t direct_is_offered;
-    _Atomic uint64_t direct_files, direct_reads, direct_bytes, direct_ns;
+    _Atomic uint64_t direct_starts, direct_files, direct_foreseen; /* struct intercept_slot */
+    _Atomic uint64_t direct_reads, direct_bytes, direct_ns;
     _Atomic uint64_t direct_last_ns; /* when the last one was */
 
-    /* Read ahead by foresight.c: see struct ahead_stats. */
+    /* Read ahead by features/ahead.c: see struct ahead_stats. */
     _Atomic uint64_t foreseen_kind; /* 0: nothing; report_text.c has the words */
     _Atomic uint64_t foreseen_requests, foreseen_bytes;
     _Atomic uint64_t foreseen_used, foreseen_late, foreseen_unused; /* files */

@@ -25,9 +25,9 @@ int detach_note_inherited(struct inherited *ret_inherited);
 int detach_open_null(void);
 
 /*
- * Call this in the process that becomes the daemon. It then has a session of its own, "/" as
- * its directory, umask 077, standard streams on /dev/null (errors on `log_fd`, unless that is
- * -1), and nothing inherited.
+ * Call this in the process that becomes the daemon. It then has a new session, "/" as its
+ * directory, umask 077, standard streams on /dev/null (errors on `log_fd`, unless that is -1),
+ * and nothing inherited.
  */
 int detach_here(const struct inherited *inherited, int log_fd);
 

@@ -43,7 +43,7 @@ static bool owner_is_of_job(pid_t pid, const struct job *job)
 static pid_t owner_of_job(const struct job *job)
 {
     struct process_facts facts;
-    pid_t owner = 0, pid = getppid();
+    pid_t owner = 0, pid = process_program(getpid(), &facts) == 0 ? facts.parent : 0;
 
     for (int i = 0; i < ANCESTORS_MAX && pid > 0 && process_look(pid, &facts) == 0; i++) {
         if (owner_is_of_job(pid, job))
@@ -74,7 +74,7 @@ static bool is_for_a_command(const struct process_facts *leader)
 
 static pid_t owner_of_session(void)
 {
-    struct process_facts leader, program;
+    struct process_facts leader, program, self;
     pid_t owner = getsid(0);
 
     if (owner <= 0 || process_look(owner, &leader) < 0)
@@ -85,7 +85,7 @@ static pid_t owner_of_session(void)
             break;
         owner = leader.pid;
     }
-    return owner == getpid() ? 0 : owner;
+    return process_program(getpid(), &self) == 0 && self.pid == owner ? 0 : owner;
 }
 
 pid_t owner_find(void)
@@ -98,12 +98,6 @@ pid_t owner_find(void)
 
 /* ---- the owners of a mount ---- */
 
-static uint64_t owner_pid_namespace(void)
-{
-    struct stat st;
-    return stat("/proc/self/ns/pid", &st) == 0 ? st.st_ino : 0;
-}
-
 void owner_add(struct counters *counters, pid_t pid)
 {
     struct process_facts facts;
@@ -111,9 +105,7 @@ void owner_add(struct counters *counters, pid_t pid)
 
     if (count > COUNTERS_OWNERS)
         return;
-    if (count == 0)
-        counters->owner_namespace = owner_pid_namespace();
-    if (pid == 0 || counters->owner_namespace != owner_pid_namespace() ||
+    if (pid == 0 || counters->pid_namespace != process_namespace() ||
         process_look(pid, &facts) < 0) {
         counters->owners = COUNTERS_OWNERS + 1;
         return;
@@ -145,8 +137,9 @@ static pid_t member_of(pid_t session)
 bool owner_watch(const struct counters *counters, struct process_watch *ret_watch)
 {
     *ret_watch = PROCESS_WATCH_NONE;
-    if (counters->owners > COUNTERS_OWNERS ||
-        counters->owner_namespace != owner_pid_namespace())
+    /* None: it was mounted with --owner. */
+    if (counters->owners == 0 || counters->owners > COUNTERS_OWNERS ||
+        counters->pid_namespace != process_namespace())
         return true;
     for (uint32_t i = 0; i < counters->owners; i++) {
         const struct counter_owner *owner = &counters->owner[i];

@@ -8,10 +8,10 @@
  *     login, cron, make   the leader of the session: the shell of the terminal or of ssh, the
  *                         command of cron
  *     Jupyter's "!", sudo, script, expect
- *                         these run a command in a terminal of its own; the owner is the leader
+ *                         these run a command in a new terminal; the owner is the leader
  *                         of the program's session, which Jupyter's kernel is itself
  *     a service of systemd, `setsid onepot mount`, `ssh node onepot mount`
- *                         nobody: the command is all that there is of its session
+ *                         nobody: the command is its whole session
  *
  * It is never the subshell of `data=$(onepot mount x)`, nor a script that a shell runs.
  */

@@ -21,10 +21,19 @@
 #include "cleanup.h"
 #include "file_id.h"
 #include "mountinfo.h"
+#include "process.h"
 #include "state.h"
 
 #define DAEMON_POLL_MS 2
 #define SLOT_NUMBER_MAX 10000
+#define HOLDERS_MAX 8
+#define NEW_FILE (O_RDWR | O_CREAT | O_EXCL)
+
+static void slot_file(const struct slot *slot, const char *suffix,
+                      char ret_file[STATE_FILE_MAX])
+{
+    snprintf(ret_file, STATE_FILE_MAX, "%s%s", slot->name, suffix);
+}
 
 static void slot_path(const struct slot *slot, const char *suffix, char ret_path[PATH_MAX])
 {
@@ -37,20 +46,19 @@ void slot_directory(const struct slot *slot, char ret_path[PATH_MAX])
     slot_path(slot, "", ret_path);
 }
 
-void slot_library(const struct slot *slot, char ret_path[PATH_MAX])
+static int slot_new(const char *folder, int folder_fd, const char *name, struct slot **ret_slot)
 {
-    slot_path(slot, ".so", ret_path);
-}
-
-static struct slot *slot_new(const char *folder, const char *name)
-{
-    struct slot *slot = calloc(1, sizeof(*slot));
+    auto_slot struct slot *slot = calloc(1, sizeof(*slot));
     if (!slot)
-        return NULL;
+        return -ENOMEM;
     slot->stat_fd = slot->lock_fd = -1;
+    slot->folder_fd = fcntl(folder_fd, F_DUPFD_CLOEXEC, 3);
+    if (slot->folder_fd < 0)
+        return -errno;
     snprintf(slot->folder, sizeof(slot->folder), "%s", folder);
     snprintf(slot->name, sizeof(slot->name), "%s", name);
-    return slot;
+    *ret_slot = steal_ptr(&slot);
+    return 0;
 }
 
 void slot_close(struct slot *slot)
@@ -63,22 +71,9 @@ void slot_close(struct slot *slot)
         close(slot->stat_fd);
     if (slot->lock_fd >= 0)
         close(slot->lock_fd);
+    if (slot->folder_fd >= 0)
+        close(slot->folder_fd);
     free(slot);
-}
-
-static int open_in_slot(const struct slot *slot, const char *suffix, int flags)
-{
-    char path[PATH_MAX];
-    slot_path(slot, suffix, path);
-    int fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC | flags, 0600);
-    return fd < 0 ? -errno : fd;
-}
-
-static void remove_file(const struct slot *slot, const char *suffix)
-{
-    char path[PATH_MAX];
-    slot_path(slot, suffix, path);
-    unlink(path);
 }
 
 static int map_counters(struct slot *slot)
@@ -97,23 +92,48 @@ static bool is_of_this_version(const struct counters *c)
            c->version == COUNTERS_VERSION && c->size == sizeof(struct counters);
 }
 
-int slot_open(const char *folder, const char *name, struct slot **ret_slot)
+/* Does each text end within its room? Readers take them as strings. */
+static bool has_texts(const struct counters *c)
 {
-    auto_slot struct slot *slot = slot_new(folder, name);
+    const struct {
+        const char *at;
+        size_t size;
+    } texts[] = {
+        {c->job, sizeof(c->job)},
+        {c->step, sizeof(c->step)},
+        {c->mountpoint, sizeof(c->mountpoint)},
+        {c->archive, sizeof(c->archive)},
+        {c->archive_names, sizeof(c->archive_names)},
+        {c->format, sizeof(c->format)},
+        {c->version_text, sizeof(c->version_text)},
+        {c->last_error, sizeof(c->last_error)},
+        {c->order_folder, sizeof(c->order_folder)},
+        {c->stage_folder, sizeof(c->stage_folder)},
+        {c->stage_reason, sizeof(c->stage_reason)},
+    };
+    bool all = c->archive_names_bytes <= sizeof(c->archive_names);
+    for (size_t i = 0; all && i < sizeof(texts) / sizeof(texts[0]); i++)
+        all = texts[i].at[texts[i].size - 1] == '\0';
+    return all;
+}
+
+int slot_open(const char *folder, int folder_fd, const char *name, struct slot **ret_slot)
+{
+    auto_slot struct slot *slot = NULL;
     struct stat st;
-    int r = slot ? 0 : -ENOMEM;
+    int r = slot_new(folder, folder_fd, name, &slot);
 
     if (r == 0)
-        slot->stat_fd = r = open_in_slot(slot, ".stat", 0);
-    if (r >= 0)
-        slot->lock_fd = r = open_in_slot(slot, ".lock", 0);
-    if (r >= 0)
+        r = registry_open(slot->folder_fd, name, ".stat", O_RDWR, &slot->stat_fd);
+    if (r == 0)
+        r = registry_open(slot->folder_fd, name, ".lock", O_RDWR, &slot->lock_fd);
+    if (r == 0)
         r = fstat(slot->stat_fd, &st) < 0 ? -errno : 0;
-    if (r == 0 && (!S_ISREG(st.st_mode) || st.st_size != sizeof(struct counters)))
+    if (r == 0 && st.st_size != sizeof(struct counters))
         r = -EPROTO;
     if (r == 0)
         r = map_counters(slot);
-    if (r == 0 && !is_of_this_version(slot->counters))
+    if (r == 0 && (!is_of_this_version(slot->counters) || !has_texts(slot->counters)))
         r = -EPROTO;
     if (r == 0)
         *ret_slot = steal_ptr(&slot);
@@ -123,29 +143,28 @@ int slot_open(const char *folder, const char *name, struct slot **ret_slot)
 /* Create all files of a new slot, or none. -EEXIST: the name is taken. */
 static int create_files(struct slot *slot)
 {
-    char path[PATH_MAX];
     int r;
 
-    slot->lock_fd = r = open_in_slot(slot, ".lock", O_CREAT | O_EXCL);
+    r = registry_open(slot->folder_fd, slot->name, ".lock", NEW_FILE, &slot->lock_fd);
     if (r < 0)
         return r;
-    if (flock(slot->lock_fd, LOCK_EX | LOCK_NB) < 0)
-        r = -errno;
-    if (r >= 0)
-        slot->stat_fd = r = open_in_slot(slot, ".stat", O_CREAT | O_EXCL);
+    if (!registry_take(slot->lock_fd))
+        r = -EWOULDBLOCK;
+    if (r == 0)
+        r = registry_open(slot->folder_fd, slot->name, ".stat", NEW_FILE, &slot->stat_fd);
     /* Allocated now, since a full filesystem is an error here but SIGBUS later. */
-    if (r >= 0)
+    if (r == 0)
         r = -posix_fallocate(slot->stat_fd, 0, sizeof(struct counters));
     if (r == 0)
         r = map_counters(slot);
-    slot_directory(slot, path);
-    if (r == 0 && (mkdir(path, 0700) < 0 || chmod(path, 0700) < 0))
+    if (r == 0 && (mkdirat(slot->folder_fd, slot->name, 0700) < 0 ||
+                   fchmodat(slot->folder_fd, slot->name, 0700, 0) < 0))
         r = -errno;
     if (r == 0)
         return 0;
     if (slot->stat_fd >= 0)
-        remove_file(slot, ".stat");
-    remove_file(slot, ".lock");
+        registry_unlink(slot->folder_fd, slot->name, ".stat");
+    registry_unlink(slot->folder_fd, slot->name, ".lock");
     return r;
 }
 
@@ -157,11 +176,14 @@ int slot_create(const struct registry *registry, const char *name, struct slot *
     for (int i = 1; i < SLOT_NUMBER_MAX && r == -EEXIST; i++) {
         snprintf(numbered, sizeof(numbered), i == 1 ? "%.*s" : "%.*s-%d", STATE_NAME_MAX - 8,
                  name, i);
-        auto_slot struct slot *slot = slot_new(registry->folder, numbered);
-        r = slot ? create_files(slot) : -ENOMEM;
+        auto_slot struct slot *slot = NULL;
+        r = slot_new(registry->path, registry->fd, numbered, &slot);
+        if (r == 0)
+            r = create_files(slot);
         if (r < 0)
             continue;
         slot->counters->version = COUNTERS_VERSION;
+        slot->counters->pid_namespace = process_namespace();
         slot->counters->size = sizeof(struct counters);
         memcpy(slot->counters->magic, COUNTERS_MAGIC, sizeof(COUNTERS_MAGIC));
         *ret_slot = steal_ptr(&slot);
@@ -240,22 +262,23 @@ enum slot_condition slot_condition(const struct slot *slot)
 
 bool slot_is_current(const struct slot *slot)
 {
-    char path[PATH_MAX];
-    slot_path(slot, ".lock", path);
-    return file_is_named(AT_FDCWD, path, slot->lock_fd, NULL) == 1;
+    char file[STATE_FILE_MAX];
+    slot_file(slot, ".lock", file);
+    return file_is_named(slot->folder_fd, file, slot->lock_fd, NULL) == 1;
 }
 
 /*
- * Another mount is at the same place, for one command only. Removing the directory would remove
- * that mount too, whatever namespace it is in. So that mount takes over the directory.
+ * Another mount is at the same place: for one command only, or as one that has ended here and
+ * is seen elsewhere. Removing the directory would remove that mount too, whatever namespace it
+ * is in. So that mount takes over the directory.
  */
 static bool hand_over_mountpoint(const struct slot *slot)
 {
-    struct registry registry = REGISTRY_NONE;
+    struct registry registry = {.fd = slot->folder_fd, .lock_fd = -1};
     auto_slots struct slot_list list = {0};
 
-    snprintf(registry.folder, sizeof(registry.folder), "%s", slot->folder);
-    if (registry_list(&registry, &list) < 0)
+    snprintf(registry.path, sizeof(registry.path), "%s", slot->folder);
+    if (slots_list(&registry, &list) < 0)
         return true;
     for (size_t i = 0; i < list.count; i++) {
         struct counters *c = list.at[i]->counters;
@@ -270,16 +293,19 @@ static bool hand_over_mountpoint(const struct slot *slot)
 
 void slot_remove(const struct slot *slot)
 {
-    char path[PATH_MAX];
     if (!slot_is_current(slot))
         return;
-    if (slot->counters->owns_mountpoint && !hand_over_mountpoint(slot))
+    char directory[PATH_MAX];
+    slot_directory(slot, directory);
+    bool is_there = strcmp(directory, slot->counters->mountpoint) == 0;
+    bool owns = slot->counters->owns_mountpoint;
+    bool is_handed = (owns || is_there) && hand_over_mountpoint(slot);
+    if (owns && !is_handed)
         rmdir(slot->counters->mountpoint);
-    slot_directory(slot, path);
-    rmdir(path);
-    remove_file(slot, ".so");
-    remove_file(slot, ".stat");
-    remove_file(slot, ".lock");
+    if (!is_there || !is_handed)
+        unlinkat(slot->folder_fd, slot->name, AT_REMOVEDIR);
+    registry_unlink(slot->folder_fd, slot->name, ".stat");
+    registry_unlink(slot->folder_fd, slot->name, ".lock");
 }
 
 int slot_lock(const struct slot *slot, bool exclusive, bool wait)
@@ -295,9 +321,10 @@ void slot_unlock(const struct slot *slot)
 
 int slot_claim_daemon(const struct slot *slot, int *ret_fd)
 {
-    auto_close int fd = open_in_slot(slot, ".stat", 0);
-    if (fd < 0)
-        return fd;
+    auto_close int fd = -1;
+    int r = registry_open(slot->folder_fd, slot->name, ".stat", O_RDWR, &fd);
+    if (r < 0)
+        return r;
     while (flock(fd, LOCK_EX) < 0)
         if (errno != EINTR)
             return -errno;
@@ -305,14 +332,15 @@ int slot_claim_daemon(const struct slot *slot, int *ret_fd)
     return 0;
 }
 
-size_t slot_lock_holders(const struct slot *slot, int pids[], size_t max)
+/* PIDs that hold or await a lock of the file, from /proc/locks. */
+static size_t lock_holders(int fd, int pids[], size_t max)
 {
     size_t count = 0;
     char line[256], want[64];
     struct stat st;
     auto_fclose FILE *f = fopen("/proc/locks", "re");
 
-    if (!f || fstat(slot->lock_fd, &st) < 0)
+    if (!f || fstat(fd, &st) < 0)
         return 0;
     snprintf(want, sizeof(want), " %02x:%02x:%llu ", major(st.st_dev), minor(st.st_dev),
              (unsigned long long)st.st_ino);
@@ -323,4 +351,19 @@ size_t slot_lock_holders(const struct slot *slot, int pids[], size_t max)
             pids[count++] = pid;
     }
     return count;
+}
+
+size_t slot_lock_holders(const struct slot *slot, int pids[], size_t max)
+{
+    return lock_holders(slot->lock_fd, pids, max);
+}
+
+bool slot_may_be_held_by(const struct slot *slot, int pid)
+{
+    int pids[HOLDERS_MAX];
+    size_t count = lock_holders(slot->stat_fd, pids, HOLDERS_MAX);
+    for (size_t i = 0; i < count; i++)
+        if (pids[i] == pid)
+            return true;
+    return count == 0;
 }

@@ -11,8 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cleanup.h"
@@ -21,117 +19,125 @@
 #include "state.h"
 #include "vector.h"
 
-/* ---- the registry's lock ---- */
-
-int registry_lock(const char *folder, bool create, struct registry *ret_registry)
+int slots_lock_of(const struct slot *slot, struct registry *ret_registry)
 {
-    auto_close int folder_fd = -1;
-    int fd, r;
-
-    if (strlen(folder) >= sizeof(ret_registry->folder))
-        return -ENAMETOOLONG;
-    r = runtime_lock(folder, create, &folder_fd, &fd);
-    if (r < 0)
-        return r;
-    strcpy(ret_registry->folder, folder);
-    ret_registry->lock_fd = fd;
-    return 0;
+    return registry_lock_open(slot->folder, slot->folder_fd, ret_registry);
 }
 
 /* ---- leftovers ---- */
 
-static bool unlink_unlocked(const char *path)
+/* A lock on the file, if nobody holds it, or -1. */
+static int take_file(int folder_fd, const char *name, const char *suffix)
 {
-    auto_close int fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
-    return fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0 && unlink(path) == 0;
+    auto_close int fd = -1;
+    bool is_free =
+        registry_open(folder_fd, name, suffix, O_RDWR, &fd) == 0 && registry_take(fd);
+    return is_free ? steal_fd(&fd) : -1;
 }
 
-/* Remove a slot that another version of the program made, if nobody holds it. */
-static void sweep_foreign(const char *folder, const char *name)
+static void unlink_unlocked(int folder_fd, const char *name, const char *suffix)
 {
-    char path[PATH_MAX];
+    auto_close int fd = take_file(folder_fd, name, suffix);
+    if (fd >= 0)
+        registry_unlink(folder_fd, name, suffix);
+}
+
+/*
+ * Remove a slot that another version of the program made, if nobody holds it: neither a process
+ * that starts or uses the mount, nor a daemon.
+ */
+static void sweep_foreign(const struct registry *registry, const char *name)
+{
     auto_slot struct slot *slot = NULL;
 
-    if (slot_open(folder, name, &slot) != -EPROTO)
+    if (slot_open(registry->path, registry->fd, name, &slot) != -EPROTO)
         return;
-    snprintf(path, sizeof(path), "%s/%s.stat", folder, name);
-    auto_close int fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
-    if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB) < 0)
+    auto_close int lock = take_file(registry->fd, name, ".lock");
+    auto_close int daemon = lock < 0 ? -1 : take_file(registry->fd, name, ".stat");
+    if (daemon < 0 || (unlinkat(registry->fd, name, AT_REMOVEDIR) < 0 && errno != ENOENT))
         return;
-    snprintf(path, sizeof(path), "%s/%s", folder, name);
-    if (rmdir(path) < 0 && errno != ENOENT)
-        return;
-    snprintf(path, sizeof(path), "%s/%s.lock", folder, name);
-    if (unlink_unlocked(path)) {
-        snprintf(path, sizeof(path), "%s/%s.stat", folder, name);
-        unlink(path);
-    }
+    registry_unlink(registry->fd, name, ".lock");
+    registry_unlink(registry->fd, name, ".stat");
 }
 
-static bool has_file(int folder_fd, const char *name, const char *suffix)
+/*
+ * Is it a directory of no slot, and none that a mount took over (slot_remove)? Removing it
+ * would end that mount, if this process is in another namespace.
+ */
+static bool is_leftover_directory(const struct registry *registry, const struct dirent *e)
 {
-    char file[STATE_FILE_MAX];
-    struct stat st;
-    snprintf(file, sizeof(file), "%s%s", name, suffix);
-    return fstatat(folder_fd, file, &st, AT_SYMLINK_NOFOLLOW) == 0;
+    auto_slots struct slot_list list = {0};
+    char path[PATH_MAX];
+    if ((e->d_type != DT_DIR && e->d_type != DT_UNKNOWN) ||
+        registry_has(registry->fd, e->d_name, ".stat") || slots_list(registry, &list) < 0)
+        return false;
+    snprintf(path, sizeof(path), "%.*s/%.*s", PATH_MAX - STATE_FILE_MAX - 2, registry->path,
+             STATE_FILE_MAX, e->d_name);
+    for (size_t i = 0; i < list.count; i++)
+        if (strcmp(list.at[i]->counters->mountpoint, path) == 0)
+            return false;
+    return true;
 }
 
-static void sweep_entry(const char *folder, int folder_fd, const char *file)
+static void sweep_entry(const struct registry *registry, const struct dirent *e)
 {
-    char path[PATH_MAX], name[STATE_NAME_MAX];
+    const char *file = e->d_name;
+    int folder_fd = registry->fd;
+    char name[STATE_NAME_MAX];
 
     if (strlen(file) >= STATE_FILE_MAX || strcmp(file, "lock") == 0)
         return;
-    snprintf(path, sizeof(path), "%s/%s", folder, file);
-    if (!has_file(folder_fd, file, ".stat") && rmdir(path) == 0)
+    if (is_leftover_directory(registry, e) && unlinkat(folder_fd, file, AT_REMOVEDIR) == 0)
         return;
-    if (runtime_cut_suffix(file, ".so", name, sizeof(name))) {
-        if (!has_file(folder_fd, name, ".stat"))
-            unlink(path);
-    } else if (runtime_cut_suffix(file, ".lock", name, sizeof(name))) {
-        if (!has_file(folder_fd, name, ".stat"))
-            unlink_unlocked(path);
-    } else if (runtime_cut_suffix(file, ".stat", name, sizeof(name))) {
-        if (has_file(folder_fd, name, ".lock"))
-            sweep_foreign(folder, name);
+    if (registry_name(file, ".lock", name, sizeof(name))) {
+        if (!registry_has(folder_fd, name, ".stat"))
+            unlink_unlocked(folder_fd, name, ".lock");
+    } else if (registry_name(file, ".stat", name, sizeof(name))) {
+        if (registry_has(folder_fd, name, ".lock"))
+            sweep_foreign(registry, name);
         else
-            unlink_unlocked(path);
+            unlink_unlocked(folder_fd, name, ".stat");
     }
 }
 
-void registry_sweep(const struct registry *registry)
+void slots_sweep(const struct registry *registry)
 {
-    auto_closedir DIR *dir = opendir(registry->folder);
+    auto_closedir DIR *dir = path_list(registry->fd);
 
     for (struct dirent *e; dir && (e = readdir(dir));)
         if (!path_is_dots(e->d_name))
-            sweep_entry(registry->folder, dirfd(dir), e->d_name);
+            sweep_entry(registry, e);
 }
 
-/* Find out what a folder holds besides its lock. If it can't be read it counts as in use. */
-static void look_into(const char *folder, bool *ret_slots, bool *ret_others)
+/* If it can't be read it counts as in use. */
+static bool has_slots(const struct registry *registry)
 {
     char name[STATE_NAME_MAX];
-    auto_closedir DIR *dir = opendir(folder);
+    auto_closedir DIR *dir = path_list(registry->fd);
+    bool found = !dir;
 
-    *ret_slots = *ret_others = !dir;
-    for (struct dirent *e; dir && (e = readdir(dir));) {
-        *ret_slots |= runtime_cut_suffix(e->d_name, ".stat", name, sizeof(name));
-        *ret_others |= !path_is_dots(e->d_name) && strcmp(e->d_name, "lock") != 0;
-    }
+    for (struct dirent *e; !found && (e = readdir(dir));)
+        found = registry_name(e->d_name, ".stat", name, sizeof(name));
+    return found;
 }
 
-void registry_unlock(struct registry *registry)
+/* Killed processes left the files that belong to no slot. */
+static void sweep_if_last(const struct registry *registry)
 {
-    bool slots, others;
-    if (registry->lock_fd < 0)
-        return;
-    look_into(registry->folder, &slots, &others);
-    if (!slots && others) {
-        registry_sweep(registry); /* only leftovers of killed processes remain */
-        look_into(registry->folder, &slots, &others);
-    }
-    runtime_unlock(registry->folder, &registry->lock_fd, !others);
+    if (registry->lock_fd >= 0 && !has_slots(registry))
+        slots_sweep(registry);
+}
+
+void slots_unlock(struct registry *registry)
+{
+    sweep_if_last(registry);
+    registry_unlock(registry);
+}
+
+void slots_remove(struct registry *registry)
+{
+    sweep_if_last(registry);
+    registry_remove(registry);
 }
 
 /* ---- lists ---- */
@@ -144,14 +150,15 @@ void slot_list_free(struct slot_list *list)
 }
 
 /* Add the slot that a file named X.stat represents, if it is one. */
-static int list_file(struct slot_list *list, const char *folder, const char *file)
+static int list_file(struct slot_list *list, const char *folder, int folder_fd,
+                     const char *file)
 {
     char name[STATE_NAME_MAX];
     auto_slot struct slot *slot = NULL;
 
-    if (!runtime_cut_suffix(file, ".stat", name, sizeof(name)))
+    if (!registry_name(file, ".stat", name, sizeof(name)))
         return 0;
-    int r = slot_open(folder, name, &slot);
+    int r = slot_open(folder, folder_fd, name, &slot);
     if (r == 0)
         r = vector_push(list, slot);
     if (r == 0)
@@ -159,18 +166,12 @@ static int list_file(struct slot_list *list, const char *folder, const char *fil
     return r == -ENOMEM ? r : 0;
 }
 
-static int list_folder(struct slot_list *list, const char *folder)
+static int list_folder(struct slot_list *list, const char *folder, int folder_fd)
 {
-    auto_close int fd = -1;
-    int r = runtime_open(folder, false, &fd);
-    if (r < 0)
-        return r == -ENOMEM ? r : 0; /* missing, or not ours */
-    auto_closedir DIR *dir = fdopendir(fd);
-    if (!dir)
-        return -errno;
-    steal_fd(&fd);
+    auto_closedir DIR *dir = path_list(folder_fd);
+    int r = dir ? 0 : -errno;
     for (struct dirent *e; r == 0 && (e = readdir(dir));)
-        r = list_file(list, folder, e->d_name);
+        r = list_file(list, folder, folder_fd, e->d_name);
     return r;
 }
 
@@ -189,10 +190,10 @@ static int list_done(struct slot_list *list, int r, struct slot_list *ret_list)
     return r;
 }
 
-int registry_list(const struct registry *registry, struct slot_list *ret_list)
+int slots_list(const struct registry *registry, struct slot_list *ret_list)
 {
     struct slot_list list = {0};
-    int r = list_folder(&list, registry->folder);
+    int r = list_folder(&list, registry->path, registry->fd);
     return list_done(&list, r, ret_list);
 }
 
@@ -203,7 +204,10 @@ int state_list(struct slot_list *ret_list)
     size_t count = runtime_folders(folders);
     int r = 0;
 
-    for (size_t i = 0; i < count && r == 0; i++)
-        r = list_folder(&list, folders[i]);
+    for (size_t i = 0; i < count && r == 0; i++) {
+        auto_close int fd = -1;
+        if (runtime_open(folders[i], false, &fd) == 0) /* else missing, or not ours */
+            r = list_folder(&list, folders[i], fd);
+    }
     return list_done(&list, r, ret_list);
 }

@@ -1,18 +1,20 @@
 /*
- * State that outlives a process: the mounts on this node. It is kept in a folder `onepot-UID`
- * (0700, owned by the user) in /dev/shm, else $TMPDIR, else /tmp; $ONEPOT_RUNTIME_DIR, if set,
- * comes before these. Each mount is a slot there:
+ * State that outlives a process: the mounts on this node. It is kept in the user's private
+ * folder (runtime.h). Each mount is a slot there:
  *
  *   NAME.stat  struct counters: identity and figures. The daemon holds a lock (flock) on it
  *              as long as it lives, so that its life can be checked without PIDs.
  *   NAME.lock  exclusive: a process starts or ends the mount. Shared: a `run` uses it.
- *   NAME.so    libonepot-io.so, if a reader was started with it (preload.h).
  *   NAME/      the mount point, unless --at named another.
  *   lock       of the folder ("registry"): slots are created, judged and removed only under
  *              it. It is held for moments, never while an archive is opened.
  *
- * All this is removed with the mount, and the folder with its last slot. Leftovers of a killed
- * process are recognised by locks that nobody holds.
+ * All this is removed with the mount. Leftovers of a killed process are recognised by locks
+ * that nobody holds. The folder stays, empty but for its lock: a process that was told a path
+ * in it may read there for as long as it lives, and without the folder another user could make
+ * it. `onepot clean` removes it.
+ *
+ * Files are opened by the folder's descriptor, and each must be a regular file of ours.
  *
  * To look at mounts (`stat`): state_list, slot_daemon_lives, slot->counters.
  */
@@ -25,6 +27,7 @@
 #include <stdint.h>
 
 #include "counters.h"
+#include "registry.h"
 #include "runtime.h"
 
 #define STATE_NAME_MAX 192
@@ -32,6 +35,7 @@
 
 struct slot {
     char folder[PATH_MAX]; /* "/dev/shm/onepot-1000" */
+    int folder_fd;
     char name[STATE_NAME_MAX];
     struct counters *counters; /* mapped shared; valid even after the files are removed */
     int stat_fd;
@@ -73,32 +77,21 @@ void slot_list_free(struct slot_list *list); /* closes all slots left in it */
 
 /* ---- the folder and its lock: for processes that make and end mounts ---- */
 
-struct registry {
-    char folder[PATH_MAX];
-    int lock_fd;
-};
-
-/*
- * Lock a folder; with `create`, make it first if needed. -ENOENT: there is none; -EPERM: it is
- * not ours alone (a symbolic link, another owner, open to others); -ETIMEDOUT: another process
- * has held the lock for ten seconds (was it stopped?).
- */
-int registry_lock(const char *folder, bool create, struct registry *ret_registry);
-/* Unlock, unless lock_fd is -1; removes the folder if it is empty. */
-void registry_unlock(struct registry *registry);
+/* Lock the folder that the slot is in, by the descriptor that it has. -ENOENT: it is gone. */
+int slots_lock_of(const struct slot *slot, struct registry *ret_registry);
+/* Unlock the folder, unless it is not locked. Without slots it keeps nothing but its lock. */
+void slots_unlock(struct registry *registry);
+/* The same, and remove the folder if nothing is left in it. */
+void slots_remove(struct registry *registry);
 
 /* A variable that is unlocked at the end of its scope: auto_registry r = REGISTRY_NONE; */
-#define auto_registry __attribute__((cleanup(registry_unlock))) struct registry
-#define REGISTRY_NONE                                                                          \
-    {                                                                                          \
-        .lock_fd = -1                                                                          \
-    }
+#define auto_registry __attribute__((cleanup(slots_unlock))) struct registry
 
 /* Remove what killed processes left half made: files that belong to no slot. */
-void registry_sweep(const struct registry *registry);
+void slots_sweep(const struct registry *registry);
 
 /* List the slots of the locked folder. */
-int registry_list(const struct registry *registry, struct slot_list *ret_list);
+int slots_list(const struct registry *registry, struct slot_list *ret_list);
 
 /*
  * Create a slot with its files and its directory, named `name` or `name-2`, `name-3`... The
@@ -108,10 +101,11 @@ int registry_list(const struct registry *registry, struct slot_list *ret_list);
 int slot_create(const struct registry *registry, const char *name, struct slot **ret_slot);
 
 /*
- * Open a slot by its name, with descriptors of its own. -ENOENT: gone, or half made or removed;
- * -EPROTO: made by another version.
+ * Open a slot by its name, with new descriptors; `folder` is the path of `folder_fd`. -ENOENT:
+ * gone, or half made or removed; -EPROTO: made by another version, or damaged; -EPERM: a file
+ * of it is not a regular file of ours.
  */
-int slot_open(const char *folder, const char *name, struct slot **ret_slot);
+int slot_open(const char *folder, int folder_fd, const char *name, struct slot **ret_slot);
 
 /* "JOB.STEP-BASENAME", with every byte replaced that could surprise a shell. */
 void slot_name_for(const char *job, const char *step, const char *archive,
@@ -137,9 +131,6 @@ void slot_remove(const struct slot *slot);
 /* The private mount point: FOLDER/NAME. */
 void slot_directory(const struct slot *slot, char ret_path[PATH_MAX]);
 
-/* The path of the library that readers preload: FOLDER/NAME.so. */
-void slot_library(const struct slot *slot, char ret_path[PATH_MAX]);
-
 /*
  * Lock NAME.lock, `exclusive` or shared; -EWOULDBLOCK unless `wait`. Replaces a lock held
  * before, which is lost if the new one can't be had.
@@ -147,10 +138,16 @@ void slot_library(const struct slot *slot, char ret_path[PATH_MAX]);
 int slot_lock(const struct slot *slot, bool exclusive, bool wait);
 void slot_unlock(const struct slot *slot);
 
-/* Take the daemon's lock, on a descriptor of its own; the daemon keeps it until it ends. */
+/* Take the daemon's lock, on a new descriptor; the daemon keeps it until it ends. */
 int slot_claim_daemon(const struct slot *slot, int *ret_fd);
 
 /* List PIDs that hold or await NAME.lock, from /proc/locks; returns how many, at most `max`. */
 size_t slot_lock_holders(const struct slot *slot, int pids[], size_t max);
+
+/*
+ * Does that process hold the daemon's lock, by the kernel's list? True also where the list
+ * knows the file by another device (overlayfs).
+ */
+bool slot_may_be_held_by(const struct slot *slot, int pid);
 
 #endif

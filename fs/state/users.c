@@ -1,7 +1,7 @@
 /*
  * The search runs in a child, because one file it reads can block: /proc/PID/maps waits for a
  * process's memory lock, which that process may hold in a page fault on the very mount that
- * hangs. After two seconds the child is left alone, and what it has found so far counts.
+ * hangs. After two seconds the child is left alone, and its findings so far count.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -83,7 +83,7 @@ static bool user_sees_it(int pid, const struct mount_entry *entry)
     char path[64], where[PATH_MAX];
 
     snprintf(path, sizeof(path), "/proc/%d/mountinfo", pid);
-    return mountinfo_device_in(path, entry->dev_major, entry->dev_minor, where) == 0;
+    return mountinfo_device_in(path, entry->dev_major, entry->dev_minor, NULL, where) == 0;
 }
 
 /* Is one of its threads in a FUSE request, by the name of the kernel function? */

@@ -17,11 +17,13 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include <xxhash.h>
+
 #include "backend.h"
 #include "codec.h"
 #include "content.h"
-#include "coverage.h"
-#include "crew.h"
+#include "numbers.h"
+#include "workers.h"
 #include "onepot_format.h"
 
 static_assert(INDEX_WINDOW_BYTES >= ARCHIVE_PART_BYTES, "workers have one buffer for both");
@@ -128,7 +130,7 @@ static int verify_compare_names(const struct index *index, uint32_t a, uint32_t 
     return order ? order : (x_len > y_len) - (x_len < y_len);
 }
 
-/* A directory's children follow those of the directories before it, sorted. */
+/* A directory's children follow the children of the directories before it, sorted. */
 static int check_directory(const struct index *index, uint32_t position, uint32_t *next)
 {
     uint32_t first, count;
@@ -190,7 +192,7 @@ static int check_tree(struct verification *v)
 static int take_bytes(void *ctx, const void *bytes, size_t len, uint64_t offset)
 {
     struct worker *w = ctx;
-    struct verification *v = w->crew->job;
+    struct verification *v = w->workers->job;
     (void)offset;
     if (verify_stopped(v))
         return -EINTR;
@@ -224,9 +226,24 @@ static bool has_its_sum(const struct verification *v, const struct checksum *has
     return r == -ENODATA || (r == 0 && checksum_is(hash, sum));
 }
 
+/* The windows in which a member's data lie tell nothing new if the member is reported. */
+static void mark_windows(struct verification *v, uint32_t position)
+{
+    struct extent e;
+    for (uint64_t offset = 0; v->marks && index_extent(v->index, position, offset, &e) == 0;
+         offset += e.length) {
+        uint64_t bytes = e.kind == EXTENT_HOLE     ? 0
+                         : e.kind == EXTENT_STORED ? e.length
+                                                   : e.packed_bytes;
+        for (uint64_t i = e.source_offset / INDEX_WINDOW_BYTES;
+             i < v->windows && i * INDEX_WINDOW_BYTES < e.source_offset + bytes; i++)
+            atomic_fetch_or(&v->marks[i], VERIFY_TOLD);
+    }
+}
+
 static void check_member(struct worker *w, uint32_t position)
 {
-    struct verification *v = w->crew->job;
+    struct verification *v = w->workers->job;
     struct node node;
     uint64_t where = FAULT_NO_OFFSET;
     if (w->hash)
@@ -237,9 +254,11 @@ static void check_member(struct worker *w, uint32_t position)
     if (r == -EINTR)
         return;
     if (r < 0) {
+        mark_windows(v, position);
         report_member(v, position, r, where, verify_describe(r));
     } else if (!has_its_sum(v, w->hash, position)) {
         where = worklist_key(v->index, position, 0, FAULT_NO_OFFSET);
+        mark_windows(v, position);
         report_member(v, position, -EBADMSG, where,
                       "its bytes do not have the sum that they were packed with");
     }
@@ -247,43 +266,37 @@ static void check_member(struct worker *w, uint32_t position)
     atomic_fetch_add_explicit(&v->progress.members, 1, memory_order_relaxed);
 }
 
-/* ---- the rest ---- */
+/* ---- windows ---- */
 
-/*
- * A window is damaged outside of any member's data, mostly in headers. These belong to the
- * member whose data comes next, unless that begins only in a later window.
- */
-static void report_window(struct verification *v, uint64_t window, const struct fault *fault)
+static uint64_t window_end(const struct verification *v, uint64_t window)
 {
-    const struct coverage_range *ranges;
-    uint64_t from = window * INDEX_WINDOW_BYTES, to = from + INDEX_WINDOW_BYTES;
-    uint64_t n = coverage_between(v->coverage, from, to, &ranges);
-    char first[300] = "", last[300] = "";
-    struct fault told = {0};
-    if (n > 0) {
-        member_path(v->index, ranges[0].position, first, sizeof(first));
-        member_path(v->index, ranges[n - 1].position, last, sizeof(last));
-    }
-    if (n == 0 || fault->err != EUCLEAN)
-        told = *fault;
-    else if (n == 1)
-        fault_set(&told, -EUCLEAN, first, from,
-                  "headers or padding beside its data are damaged");
-    else
-        fault_set(&told, -EUCLEAN, first, from,
-                  "headers or padding between this and %.200s are damaged", last);
-    verify_report(v, &told);
+    return min_u64((window + 1) * INDEX_WINDOW_BYTES, index_info(v->index)->archive_bytes);
 }
 
 static void check_window(struct worker *w, uint64_t window)
 {
-    struct verification *v = w->crew->job;
-    struct fault fault = {0};
-    int r = coverage_check_window(v->coverage, v->pot->source, window, w->buffer, &fault);
-    if (r < 0) {
-        fault_set(&fault, r, NULL, window * INDEX_WINDOW_BYTES, "can't be read: %s",
-                  fault_errno(r));
-        report_window(v, window, &fault);
+    struct verification *v = w->workers->job;
+    uint64_t sum, from = window * INDEX_WINDOW_BYTES;
+    size_t len = (size_t)(window_end(v, window) - from);
+    if (source_read(v->pot->source, w->buffer, len, from) < 0)
+        atomic_fetch_or(&v->marks[window], VERIFY_UNREADABLE);
+    else if (index_window_sum(v->index, window, &sum) < 0 || XXH3_64bits(w->buffer, len) != sum)
+        atomic_fetch_or(&v->marks[window], VERIFY_DIFFERS);
+}
+
+/* Report the damage that no member has shown. */
+static void report_windows(struct verification *v)
+{
+    for (uint64_t i = 0; i < v->windows; i++) {
+        struct fault fault = {0};
+        uint8_t marks = atomic_load(&v->marks[i]);
+        if (!marks || (marks & VERIFY_TOLD))
+            continue;
+        fault_set(
+            &fault, marks & VERIFY_DIFFERS ? -EUCLEAN : -EIO, NULL, i * INDEX_WINDOW_BYTES,
+            "headers, padding or data between here and %" PRIu64 " %s", window_end(v, i),
+            marks & VERIFY_DIFFERS ? "do not have the sum they should have" : "can't be read");
+        verify_report(v, &fault);
     }
 }
 
@@ -294,7 +307,7 @@ static void verify_do_item(struct worker *w, const struct work_item *item)
     if (item->position == VERIFY_A_WINDOW)
         check_window(w, item->piece);
     else if (item->position == VERIFY_A_PART)
-        verify_part(w->crew->job, item->key, item->piece, w->buffer);
+        verify_part(w->workers->job, item->key, item->piece, w->buffer);
     else
         check_member(w, item->position);
 }
@@ -307,23 +320,23 @@ static bool verify_is_stopped(const void *job)
 static int check_data(struct verification *v)
 {
     const struct verify_options *o = v->options;
-    struct crew crew = {.pot = v->pot,
-                        .reader = v->reader,
-                        .list = v->list,
-                        .threads = o->threads,
-                        .buffer_bytes = INDEX_WINDOW_BYTES,
-                        .job = v,
-                        .work = verify_do_item,
-                        .is_stopped = verify_is_stopped,
-                        .lock = &v->lock,
-                        .doing = "verifying",
-                        .show = o->progress,
-                        .ctx = o->ctx,
-                        .progress = &v->progress};
-    int r = crew_init(&crew);
+    struct workers workers = {.pot = v->pot,
+                              .reader = v->reader,
+                              .list = v->list,
+                              .threads = o->threads,
+                              .buffer_bytes = INDEX_WINDOW_BYTES,
+                              .job = v,
+                              .work = verify_do_item,
+                              .is_stopped = verify_is_stopped,
+                              .lock = &v->lock,
+                              .doing = "verifying",
+                              .show = o->progress,
+                              .ctx = o->ctx,
+                              .progress = &v->progress};
+    int r = workers_init(&workers);
     if (r == 0)
-        r = crew_run(&crew);
-    crew_free(&crew);
+        r = workers_run(&workers);
+    workers_free(&workers);
     return r;
 }
 
@@ -357,18 +370,23 @@ static int check_whole(struct verification *v)
     }
     if (!index_info(v->index)->has_sums)
         return 0;
-    fault = (struct fault){0};
-    r = coverage_new(v->index, &fault, &v->coverage);
-    if (r == -EUCLEAN)
+    v->windows = index_windows(v->index);
+    if (v->windows != index_windows_of(index_info(v->index)->archive_bytes)) {
+        v->windows = 0;
+        fault = (struct fault){0};
+        fault_set(&fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
+                  "the index lacks sums of the archive's bytes");
         verify_report(v, &fault);
-    return r == -EUCLEAN ? check_digest(v) : r < 0 ? r : check_digest(v);
+    }
+    return check_digest(v);
 }
 
 static int add_windows(struct verification *v)
 {
-    uint64_t n = v->coverage ? coverage_windows(v->coverage) : 0;
-    int r = n < UINT32_MAX ? 0 : -EFBIG;
-    for (uint64_t i = 0; r == 0 && i < n; i++)
+    int r = v->windows < UINT32_MAX ? 0 : -EFBIG;
+    if (r == 0 && v->windows > 0 && !(v->marks = calloc(v->windows, sizeof(*v->marks))))
+        r = -ENOMEM;
+    for (uint64_t i = 0; r == 0 && i < v->windows; i++)
         r = worklist_add(v->list, (struct work_item){(i + 1) * INDEX_WINDOW_BYTES - 1,
                                                      VERIFY_A_WINDOW, (uint32_t)i});
     return r;
@@ -385,6 +403,8 @@ static int verify_check_all(struct verification *v)
         r = add_windows(v);
     if (r == 0)
         r = check_data(v);
+    if (r == 0 && !verify_stopped(v))
+        report_windows(v);
     return r == 0 && verify_stopped(v) ? -EINTR : r;
 }
 
@@ -403,16 +423,18 @@ int verify_run(struct pot *pot, struct reader *reader, const struct verify_optio
         r = verify_check_all(&v);
     if (r < 0)
         fault_set(fault, r, NULL, FAULT_NO_OFFSET, "can't be verified: %s", fault_errno(r));
+    struct pot_sums sums = {0};
+    if (r == 0)
+        r = pot_sums(pot, &sums);
     *ret_result = (struct verify_result){
+        .sums = sums,
         .entries = index_info(pot->index)->entries,
         .files = v.files,
         .bytes = v.file_bytes,
-        .has_sums = index_info(pot->index)->has_sums,
-        .has_some_sums = index_info(pot->index)->has_some_sums,
-        .whole = v.coverage != NULL,
+        .whole = v.windows > 0,
         .problems = v.problems,
     };
-    coverage_free(v.coverage);
+    free(v.marks);
     worklist_free(v.list);
     pthread_mutex_destroy(&v.lock);
     return r;

@@ -24,8 +24,8 @@
 
 struct verify_options {
     unsigned threads;
-    bool trailer_is_good; /* verify_trailer found nothing; it reports its own findings. Without
-                             this, the archive's end is not looked at. */
+    bool trailer_is_good; /* verify_trailer found nothing, or pot->was_reindexed makes up for
+                             what it found. Without this, the archive's end is not looked at. */
     /* Called once for each problem, never twice at a time. May be NULL. */
     void (*report)(void *ctx, const struct fault *what);
     /* Called now and then, by the caller's thread, never while `report` runs. May be NULL. */
@@ -38,9 +38,8 @@ struct verify_result {
     uint64_t entries;
     uint64_t files; /* files read, each inode once */
     uint64_t bytes; /* bytes of these files */
-    bool has_sums;  /* every file has a sum */
-    bool whole;     /* and so have all bytes outside of files */
-    bool has_some_sums;
+    struct pot_sums sums;
+    bool whole; /* every file has a sum, and so have all bytes outside of files */
     uint64_t problems;
 };
 
@@ -53,7 +52,7 @@ int verify_run(struct pot *pot, struct reader *reader, const struct verify_optio
 /*
  * Does this file end in a worthless trailer? Call it before pot_open, which would then take the
  * archive for the plain format without it. 0: there is no trailer, or it is good enough to find
- * the index. Else an error with a fault.
+ * the index. -ESTALE: it is older than the archive's bytes. Other errors. Each has a fault.
  */
 int verify_trailer(const char *path, uint64_t offset, struct fault *fault);
 

@@ -7,7 +7,6 @@
 #include <errno.h>
 
 #include "backend.h"
-#include "onepot_format.h"
 
 static void verify_end_report(void *ctx, const struct fault *fault)
 {
@@ -23,13 +22,12 @@ static int verify_end_add_part(void *ctx, uint64_t offset, uint32_t number, uint
 
 void verify_part(struct verification *v, uint64_t offset, uint32_t number, uint8_t *buf)
 {
-    v->pot->backend->check_part(&v->end, offset, number, buf, &v->progress.bytes_done);
+    v->pot->backend->trailer->check_part(&v->end, offset, number, buf, &v->progress.bytes_done);
 }
 
 int verify_lost_end(struct verification *v)
 {
     v->end = (struct archive_end){
-        .backend = v->pot->backend,
         .source = v->pot->source,
         .path = v->pot->path,
         .compression = v->pot->compression,
@@ -41,9 +39,26 @@ int verify_lost_end(struct verification *v)
         .ctx = v,
     };
     int r = 0;
-    for (size_t i = 0; r == 0 && v->options->trailer_is_good && backend_registry[i]; i++)
-        if (backend_registry[i]->check_end)
-            r = backend_registry[i]->check_end(&v->end);
+    for (size_t i = 0; r == 0 && v->options->trailer_is_good && backend_registry[i]; i++) {
+        const struct backend_trailer *trailer = backend_registry[i]->trailer;
+        const struct backend *counts_as = backend_registry[i];
+        if (trailer && trailer->without_index)
+            counts_as = trailer->without_index;
+        if (trailer && trailer->check_end && counts_as == v->pot->backend)
+            r = trailer->check_end(&v->end);
+    }
+    return r;
+}
+
+/* Does any format recognize the remains of an index that it no longer finds? */
+static int verify_lost_index(const struct source *source, struct fault *fault)
+{
+    int r = 0;
+    for (size_t i = 0; r == 0 && backend_registry[i]; i++) {
+        const struct backend_trailer *trailer = backend_registry[i]->trailer;
+        if (trailer && trailer->check_lost)
+            r = trailer->check_lost(source, fault);
+    }
     return r;
 }
 
@@ -59,12 +74,12 @@ int verify_trailer(const char *path, uint64_t offset, struct fault *fault)
     struct index *index = NULL;
     r = backend_find(source, NULL, &backend, NULL);
     if (r == 0)
-        r = backend->find ? backend->find(source, fault, &where) : -ENOENT;
+        r = backend_find_index(backend, source, fault, &where);
     if (r == 0)
         r = index_open(source, where.offset, where.length, fault, &index);
     index_close(index);
     if (r == -ENOENT)
-        r = onepot_check_lost_footer(source, fault);
+        r = verify_lost_index(source, fault);
     if (r == -ENOMSG)
         r = 0;
     source_close(source);

@@ -10,7 +10,6 @@
 #include <pthread.h>
 
 #include "backend.h"
-#include "coverage.h"
 #include "verify.h"
 #include "worklist.h"
 
@@ -20,17 +19,23 @@
     (UINT32_MAX - 1) /* a part that the back end knows, `piece` its number                     \
                       */
 
+/* Marks of a window. */
+#define VERIFY_DIFFERS 1u    /* its sum does */
+#define VERIFY_UNREADABLE 2u /* it can't be read */
+#define VERIFY_TOLD 4u       /* a member in it was reported */
+
 struct verification {
     const struct verify_options *options;
     struct pot *pot;
     const struct index *index;
     struct reader *reader;
     struct worklist *list;
-    uint64_t data_end;         /* end of the last stored data, or block */
-    struct archive_end end;    /* set by verify_lost_end */
-    struct coverage *coverage; /* NULL: the archive has no sums of the bytes outside of files */
+    uint64_t data_end;      /* end of the last stored data, or block */
+    struct archive_end end; /* set by verify_lost_end */
+    uint64_t windows;       /* of the archive, that have a sum; 0: none has */
+    _Atomic uint8_t *marks; /* [windows]: VERIFY_DIFFERS and the like */
 
-    pthread_mutex_t lock; /* for reports, and the crew's */
+    pthread_mutex_t lock; /* for reports, and the workers' */
     struct progress progress;
     _Atomic uint64_t files, file_bytes, problems;
 };

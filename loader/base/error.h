@@ -15,7 +15,7 @@ int error_set(struct onepot_error *error, int err, const char *format, ...)
 /* Fill `error` with "FILE: the name of err". Returns `err`. */
 int error_errno(struct onepot_error *error, int err, const char *file);
 
-/* Fill `error` with "FILE: MEMBER: what is wrong (offset N); advice". Returns `err`. */
+/* Fill `error` with "FILE: MEMBER: reason (offset N); advice". Returns `err`. */
 int error_from_fault(struct onepot_error *error, int err, const struct fault *fault,
                      const char *file);
 

@@ -91,8 +91,8 @@ ONEPOT_API int onepot_launcher_rank(uint64_t *ret_rank, uint64_t *ret_world_size
 
 /*
  * While it shuffles, this takes 4 bytes for each sample (8 from 2^32 samples on). Afterwards
- * the sampler keeps those of the rank's own elements. -EINVAL: rank or worker out of range, or
- * an environment that makes no sense. -ENOMEM.
+ * the sampler keeps the rank's own elements alone. -EINVAL: rank or worker out of range, or an
+ * environment that makes no sense. -ENOMEM.
  */
 ONEPOT_API int onepot_sampler_new(const struct onepot_sampler_options *options,
                                   struct onepot_error *error,
@@ -134,7 +134,7 @@ enum onepot_group {
     /*
      * Files of one directory whose names agree up to the first dot, as in WebDataset: the
      * sample "a/x" has the parts "jpg" and "cls" if a/x.jpg and a/x.cls exist. A file without a
-     * dot is a sample of its own. Files that begin with a dot are left out.
+     * dot is a separate sample. Files that begin with a dot are left out.
      */
     ONEPOT_GROUP_BASE_NAME = 1,
     ONEPOT_GROUP_DIRECTORY = 2, /* all files of one directory */
@@ -153,7 +153,7 @@ struct onepot_archive_options {
     size_t extension_count;
     const char *root; /* only files below this directory; its children are the classes */
     enum onepot_group group;
-    uint64_t memory_bytes; /* for unpacking and indexing; 0: what the node has */
+    uint64_t memory_bytes; /* for unpacking and indexing; 0: the node's */
     /*
      * Cache of each process that reads: for decompressed blocks, and for samples of archives on
      * network filesystems. 0: as much as the data needs, up to what others of the job leave of
@@ -194,22 +194,22 @@ struct onepot_archive_options {
     const char *files_from;
     const char *map;
     /*
-     * Archives in the archives are directories: those that match this glob; "": those with the
-     * ending of one, as 'onepot mount --nested' does. NULL: they are files.
+     * Archives in the archives are directories: if they match this glob; "": if they have an
+     * archive's ending, as 'onepot mount --nested' does. NULL: they are files.
      */
     const char *nested;
     /*
      * The part of each sample that has its label, an integer as text: "cls" of WebDataset's
-     * x.jpg and x.cls; the name of an integer feature of TFRecords ("image/class/label"). Of
-     * samples that are single files it is the file whose name agrees with theirs up to the
-     * first dot, even where a filter leaves that out. A sample without the part has the label
-     * -1. There are no classes then. NULL: classes are the labels.
+     * x.jpg and x.cls; the name of an integer feature of TFRecords ("image/class/label"). For
+     * samples of a single file it is the file whose name agrees with theirs up to the first
+     * dot, even where a filter leaves that out. A sample without the part has the label -1.
+     * There are no classes then. NULL: classes are the labels.
      */
     const char *label_part;
     const char *list_name; /* what messages call files_from or map; NULL: by its path */
     /*
      * Called a few times a second, by the thread that opens and with signals blocked, while an
-     * archive without an index is read for the first time or unpacked: which one, what is done
+     * archive without an index is read for the first time or unpacked: which one, the step
      * ("indexing"), and how many bytes of how many (0: unknown) were read. It returns 0;
      * anything else ends the opening with -ECANCELED. NULL: it is silent.
      */
@@ -221,8 +221,8 @@ struct onepot_archive_options {
 /*
  * Each path is an archive, a directory whose files are archives (shards), or a shell pattern
  * ("train-*.tar"). Saved indexes and names that begin with a dot are not taken for archives.
- * Errors name the file: those of open(2), -EUCLEAN (damaged), -ENOENT (nothing matches),
- * -ENOTSUP, -ENOMEM, -EOVERFLOW (2^32 files or more).
+ * Errors name the file: open(2)'s, -EUCLEAN (damaged), -ENOENT (nothing matches), -ENOTSUP,
+ * -ENOMEM, -EOVERFLOW (2^32 files or more).
  */
 ONEPOT_API int onepot_archive_open(const char *const *paths, size_t path_count,
                                    const struct onepot_archive_options *options,
@@ -289,7 +289,7 @@ ONEPOT_API int onepot_archive_find(const struct onepot_archive *archive, const c
  * archive is open. -ENOTSUP: the sample does not lie there in one piece (compressed, with
  * holes, in parts, on a network filesystem, or staged and not arrived yet), and has to be read.
  * If the archive is cut short meanwhile, or its storage fails, lost bytes become zeros (NOTES
- * in onepot(3)); a later call then returns -ENOTSUP, and reading tells what is wrong.
+ * in onepot(3)); a later call then returns -ENOTSUP, and the read itself reports the reason.
  */
 ONEPOT_API int onepot_archive_bytes(const struct onepot_archive *archive, uint64_t sample,
                                     const void **ret_bytes, uint64_t *ret_len);
@@ -390,8 +390,8 @@ ONEPOT_API int onepot_archive_digest(const struct onepot_archive *archive,
  * Samples lie in the archive in the order in which they were added. Directories need not be
  * added.
  *
- * Threads: a writer belongs to one thread at a time; it compresses with threads of its own. A
- * child process can't use its parent's writer.
+ * Threads: a writer belongs to one thread at a time; it starts threads that compress. A child
+ * process can't use its parent's writer.
  */
 struct onepot_writer;
 
@@ -441,7 +441,7 @@ ONEPOT_API void onepot_writer_discard(struct onepot_writer *writer); /* NULL is 
 
 /*
  * Samples are JPEG or PNG files, .npy arrays of bytes [height][width] or
- * [height][width][channels], or bytes as they are (raw_*). Of a sample of several parts, the
+ * [height][width][channels], or bytes as they are (raw_*). In a sample of several parts, the
  * first part that is one of these counts. Grey pictures become three equal channels; an alpha
  * channel is left out; CMYK is converted as PIL does it; of 16 bits the upper eight are taken.
  * Orientation by EXIF is not applied, as in torchvision's ImageFolder.
@@ -480,18 +480,6 @@ enum onepot_on_error {
     ONEPOT_ERROR_GREY = 2,  /* a grey picture; counted in stats.skipped */
 };
 
-/*
- * Which decoder: a GPU can decode JPEG where nvJPEG is (version 12 or 13: libnvjpeg.so.12). It
- * has not been run on a GPU yet, hence it has to be asked for. Files that are not of the common
- * kind (baseline, three components, whole), and those that it refuses, the host decodes. So the
- * images are those of `exact`, but for what decoders differ in.
- */
-enum onepot_decoder {
-    ONEPOT_DECODER_HOST = 0,
-    ONEPOT_DECODER_AUTO = 1, /* a GPU if it can, and onepot_loader_decoder says why not */
-    ONEPOT_DECODER_GPU = 2,  /* else onepot_loader_new fails */
-};
-
 struct onepot_images {
     size_t size;
     uint32_t height, width; /* of the result; 0: 224 */
@@ -511,7 +499,6 @@ struct onepot_images {
     enum onepot_on_error on_error;
     uint32_t raw_height, raw_width,
         raw_channels; /* of samples that are mere bytes; 1, 3 or 4 */
-    enum onepot_decoder decoder;
 };
 
 /* The bytes of one image. -EINVAL: an option makes no sense. */
@@ -552,8 +539,8 @@ ONEPOT_API int onepot_archive_images(const struct onepot_archive *archive,
  * of the job start and want their part.
  *
  * Threads: all functions on a loader may run at once, except free. If several threads go to
- * another place, the last one counts. After a fork the child's loader goes on from the same
- * place with threads of its own.
+ * another place, the last one counts. After a fork the child's loader starts its own threads
+ * and goes on from the same place.
  */
 struct onepot_loader;
 
@@ -573,27 +560,9 @@ struct onepot_images;
 
 /* Which side puts the samples of a batch together, if the batch is for a device. */
 enum onepot_gather {
-    /* A GPU that gathers nearly as fast as it copies, else the host. */
-    ONEPOT_GATHER_AUTO = 0,
+    ONEPOT_GATHER_AUTO = 0, /* the host */
     ONEPOT_GATHER_HOST = 1,
     ONEPOT_GATHER_DEVICE = 2, /* fail where a device can't */
-};
-
-/*
- * Which side decompresses blocks of zstd (an archive that onepot packed with them, a .tar.zst,
- * a SquashFS image), if the batch is for a device: a GPU can where nvCOMP is (version 5 or 6:
- * libnvcomp.so.6). It has not been run on a GPU yet, hence it has to be asked for. nvCOMP minds
- * nothing: what it does with damaged blocks is undefined. So the host decompresses each block
- * the first time. A GPU gets the same bytes again, from the second epoch on, and its results
- * are compared with a sum of what the host made of them. Ask for it with archives that you
- * trust, all the same: a block may be made such that libzstd takes it and nvCOMP does not.
- */
-enum onepot_decompress {
-    ONEPOT_DECOMPRESS_HOST = 0,
-    /* A GPU if it can, and onepot_loader_decompressor says why not; for batches whose blocks
-     * are no more bytes than their samples (large samples, or neighbours). */
-    ONEPOT_DECOMPRESS_AUTO = 1,
-    ONEPOT_DECOMPRESS_GPU = 2, /* for all batches; else onepot_loader_new fails */
 };
 
 struct onepot_loader_options {
@@ -630,9 +599,8 @@ struct onepot_loader_options {
     /*
      * If the device gathers, the archives are page-locked, as they are mapped or as a copy, and
      * no CPU touches a sample. This needs samples that are stored in one piece each, without
-     * npy, decode or verify, and archives of at most half of the job's memory (an eighth with
-     * ONEPOT_GATHER_AUTO). `data` of batches is then NULL. With ONEPOT_GATHER_AUTO the host
-     * gathers until the archives are locked, in a thread of its own.
+     * npy, decode or verify, and archives of at most half of the job's memory. `data` of
+     * batches is then NULL.
      */
     enum onepot_gather gather;
     /*
@@ -651,11 +619,6 @@ struct onepot_loader_options {
      */
     struct onepot_device *const *devices;
     uint32_t device_count; /* at most ONEPOT_DEVICES_MAX */
-    /*
-     * Not with npy, decode, images or verify. `data` of batches is then NULL. A quarter of each
-     * device's part of memory_bytes is for blocks, 256 MiB at most.
-     */
-    enum onepot_decompress decompress;
 };
 
 /*
@@ -757,8 +720,8 @@ ONEPOT_API int onepot_loader_restore(struct onepot_loader *loader,
 
 /*
  * Samples delivered in the present epoch (or since it was entered), without padding: their
- * number, and sums of hashes that don't depend on order. Added up over all ranks they equal
- * those of the archive if each sample came exactly once.
+ * number, and sums of hashes that don't depend on order. Added up over all ranks they equal the
+ * archive's if each sample came exactly once.
  */
 struct onepot_delivered {
     uint64_t samples, sum_a, sum_b;
@@ -777,7 +740,7 @@ struct onepot_stats {
     uint64_t gather_ns;               /* time that the threads worked, added up */
     uint64_t skipped;                 /* of those delivered, samples that could not be read */
     uint64_t slab_bytes;              /* in use now, at most memory_bytes */
-    uint32_t threads, prefetch; /* threads: those that may work now, beside others of the job */
+    uint32_t threads, prefetch; /* threads: as many as may work now, beside the job's others */
     uint64_t memory_bytes;
     uint64_t part_bytes; /* of memory_bytes, for slabs now, beside others of the job */
     /*
@@ -787,20 +750,9 @@ struct onepot_stats {
      */
     uint64_t cache_hits, cache_misses, cache_bytes, cache_part_bytes;
     uint64_t reads, read_bytes;
-    uint64_t gpu_decoded;      /* pictures, for all batches so far, also those ahead */
-    uint64_t gpu_decompressed; /* samples, likewise */
 };
 ONEPOT_API void onepot_loader_stats(struct onepot_loader *loader,
                                     struct onepot_stats *ret_stats);
-
-/*
- * The decoder of the pictures: "host", "host: " and why it isn't the GPU that was asked for, or
- * the name and version of the GPU's decoder. The text lives as long as the loader.
- */
-ONEPOT_API const char *onepot_loader_decoder(const struct onepot_loader *loader);
-
-/* The same for what decompresses blocks. */
-ONEPOT_API const char *onepot_loader_decompressor(const struct onepot_loader *loader);
 
 #ifdef __cplusplus
 }

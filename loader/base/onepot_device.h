@@ -19,8 +19,8 @@
  * A loader may have several devices (`devices` in its options): one gathering, and each batch
  * to one of them in turn. onepot_batch_on_device tells to which.
  *
- * The host device offers all of this but decoding, with threads as streams, so that programs
- * and tests run without a GPU.
+ * The host device offers all of this, with threads as streams, so that programs and tests run
+ * without a GPU.
  *
  * CUDA support is a shared object, libonepot-cuda.so, which needs the driver only. It is loaded
  * when a "cuda" device is opened: from the path in the environment variable ONEPOT_CUDA, else
@@ -44,7 +44,8 @@ struct onepot_device;
 /*
  * Open a device by name: "cuda:1"; "cuda", which takes the launcher's local rank modulo the
  * number of visible devices; or "host" ("host:1": another one). -EINVAL: no such name. -ENODEV:
- * no such device, no driver, or no libonepot-cuda.so. -ENOMEM. -EIO: CUDA's own errors.
+ * no such device, no driver, no libonepot-cuda.so, or a library that was built without devices
+ * (-Dgpu=disabled). -ENOMEM. -EIO: CUDA's own errors.
  */
 ONEPOT_API int onepot_device_open(const char *name, struct onepot_error *error,
                                   struct onepot_device **ret_device);
@@ -95,7 +96,7 @@ struct onepot_device_batch {
     const uint64_t *offsets, *sizes, *indices; /* [samples] each */
     const int64_t *labels;
     const uint8_t *valid;
-    void *images; /* what the loader's `convert` option made of data, or NULL */
+    void *images; /* data as converted by the loader's `convert` option, or NULL */
     uint64_t image_bytes;
     uint32_t device; /* which of the loader's `devices` it is on; 0 of one */
     uint32_t index;  /* and that one's number among the visible devices */
@@ -113,7 +114,8 @@ ONEPOT_API int onepot_batch_on_device(const struct onepot_batch *batch,
  *
  * -EBUSY: the stream captures a CUDA graph. Nothing is recorded on it, and the capture goes on.
  * If it captures at the last release, the memory is used again after the capture; a batch that
- * has waited for its end for ten seconds fails with -EBUSY. -EINVAL: the stream is another
+ * has waited for its end for ten seconds fails with -EBUSY. The stream is asked again for that,
+ * so it must live until the loader and its batches are gone. -EINVAL: the stream is another
  * device's.
  */
 ONEPOT_API int onepot_batch_use(const struct onepot_batch *batch, void *stream,
@@ -125,7 +127,8 @@ ONEPOT_API int onepot_batch_use(const struct onepot_batch *batch, void *stream,
  * anybody gave it until the last release. The device waits for that where the driver can record
  * such an event (CUDA 12.5 and later), else a thread of the loader does. The batch counts as
  * the loader's memory until its last release. If onepot_batch_use was called with this stream
- * before, only that stream is waited for. ONEPOT_NO_STREAM makes no stream wait for the copy.
+ * before, only that stream is waited for; otherwise the stream is not touched again, and may be
+ * destroyed. ONEPOT_NO_STREAM makes no stream wait for the copy.
  *
  * While a stream of the device that was not named captures a graph, don't end such a batch: as
  * CUDA has it, an event behind all streams breaks the capture.
@@ -144,6 +147,22 @@ ONEPOT_API int onepot_batch_lend(const struct onepot_batch *batch, void *stream,
 ONEPOT_API int onepot_batch_copy(const struct onepot_batch *batch, void *stream, void *to,
                                  size_t room, const void *from, size_t bytes,
                                  struct onepot_error *error);
+
+/*
+ * New memory with a copy of `bytes` of the batch, in the order of the stream, which is not
+ * touched again after the call; `from` is as for onepot_batch_copy. The memory is the device's,
+ * or the host's, and outlives batch and loader. ONEPOT_NO_STREAM, or the host's memory: the
+ * copy is done at the return. -EBUSY: the stream captures a CUDA graph. -ENOTSUP: the batch is
+ * in host memory.
+ */
+struct onepot_duplicate;
+ONEPOT_API int onepot_batch_duplicate(const struct onepot_batch *batch, bool on_host,
+                                      void *stream, const void *from, size_t bytes,
+                                      struct onepot_error *error,
+                                      struct onepot_duplicate **ret_duplicate,
+                                      void **ret_memory);
+/* May wait for everything that the device was given. NULL is fine. */
+ONEPOT_API void onepot_duplicate_free(struct onepot_duplicate *duplicate);
 
 /* Wait on the host until the batch has arrived. */
 ONEPOT_API int onepot_batch_wait(const struct onepot_batch *batch, struct onepot_error *error);
@@ -175,7 +194,7 @@ ONEPOT_API int onepot_device_convert(struct onepot_device *device, void *stream,
 
 /* ---- measurements ---- */
 
-/* The copies of a loader in one epoch, so far. Of several devices: sums. */
+/* The copies of a loader in one epoch, so far. Sums over several devices. */
 struct onepot_transfer {
     size_t size;
     uint64_t epoch;

@@ -441,8 +441,7 @@ static int map_archives(struct dataset *d)
     d->maps = calloc(d->pot_count + 1, sizeof(*d->maps));
     d->brings = calloc(d->pot_count + 1, sizeof(*d->brings));
     d->sources = calloc(d->pot_count + 1, sizeof(struct source *));
-    d->proofs = calloc(d->pot_count + 1, sizeof(*d->proofs));
-    if (!d->maps || !d->brings || !d->sources || !d->proofs)
+    if (!d->maps || !d->brings || !d->sources)
         return -ENOMEM;
     for (size_t i = 0; i < d->pot_count; i++) {
         struct source *source = d->sources[i] = d->pots[i]->source;
@@ -513,13 +512,9 @@ void dataset_free(struct dataset *dataset)
     if (!dataset || atomic_fetch_sub(&dataset->users, 1) > 1)
         return;
     dataset_free_readers(dataset);
-    for (size_t i = 0; i < dataset->pot_count; i++) {
+    for (size_t i = 0; i < dataset->pot_count; i++)
         pot_close(dataset->pots[i]);
-        if (dataset->proofs)
-            proofs_free(&dataset->proofs[i]);
-    }
     free(dataset->pots);
-    free(dataset->proofs);
     free(dataset->maps);
     free(dataset->brings);
     free(dataset->sources);

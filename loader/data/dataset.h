@@ -20,7 +20,6 @@
 #include "index.h"
 #include "onepot.h"
 #include "pot.h"
-#include "proofs.h"
 #include "reader.h"
 
 #define RECORD_OFFSET_BITS 48
@@ -55,17 +54,16 @@ struct dataset {
     _Atomic unsigned users;
     struct pot **pots;
     const uint8_t **maps;    /* one for each archive; NULL: that archive is read, not mapped */
-    bool *brings;            /* what is read there has to be brought first */
+    bool *brings;            /* reads there have to be brought first */
     struct source **sources; /* of the archives, close together */
     size_t pot_count;
-    struct proofs *proofs; /* of each archive: its blocks that the host has decompressed */
     struct record *records;
     size_t record_bytes; /* length of the mapping that holds the records */
     uint64_t record_count;
     uint64_t group_count; /* samples */
     /* first record of each sample, and the end; NULL: each file is a sample */
     uint32_t *group_starts;
-    enum onepot_group group; /* what the samples are */
+    enum onepot_group group; /* the kind of samples */
     char *label_part;        /* that has the label; NULL: classes are labels. See label.h */
     char **classes;
     uint32_t class_count;
@@ -124,7 +122,7 @@ bool dataset_is_mapped(const struct dataset *dataset);
 int dataset_path(const struct dataset *dataset, const struct record *record, char *buf,
                  size_t size, size_t *ret_len);
 
-/* Put "FILE: MEMBER: what is wrong" into *error. Returns err. */
+/* Put "FILE: MEMBER: reason" into *error. Returns err. */
 int dataset_error(struct onepot_error *error, int err, const struct dataset *dataset,
                   const struct record *record);
 
@@ -150,7 +148,7 @@ int cursor_read(struct dataset *dataset, struct cursor *cursor, const struct rec
 
 /*
  * Tell the cache after how many samples of this loader the file just read will be read again.
- * The cache decides by that what it keeps (readers.c).
+ * The cache decides by that which files it keeps (readers.c).
  */
 void cursor_again(struct dataset *dataset, struct cursor *cursor, const struct record *record,
                   uint64_t distance);

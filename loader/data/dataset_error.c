@@ -1,5 +1,5 @@
 /*
- * Describes what is wrong with a file in an archive, naming both.
+ * Describes a file's fault, naming the file and its archive.
  */
 #include <errno.h>
 #include <stdio.h>

@@ -29,7 +29,7 @@ int label_find(const struct dataset *dataset, const struct record *first,
 /* An integer in decimal, with nothing but blanks around it. -EDOM. */
 int label_parse(const void *text, size_t len, int64_t *ret_label);
 
-/* Read a sample's label; -1: it has none. Errors as those of label_find and of reads. */
+/* Read a sample's label; -1: it has none. Errors as in label_find and reads. */
 int label_read(struct dataset *dataset, const struct record *first, struct onepot_error *error,
                int64_t *ret_label);
 

@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define HEADER_MAX 65536u
 #define DIMENSIONS_MAX 32u
 
 struct text {
@@ -132,15 +131,21 @@ static uint64_t item_bytes(const char *type)
     return type[1] == 'U' ? 4 * n : n;
 }
 
+/*
+ * A length of 0 makes the array empty, but not the other lengths small: as in numpy, the
+ * product of all others must be a size that exists, since consumers multiply them in any order.
+ */
 static bool count_bytes(struct onepot_npy *npy)
 {
-    npy->bytes = item_bytes(npy->type);
-    if (npy->bytes == 0)
-        return false;
-    for (uint32_t i = 0; i < npy->dimensions; i++)
-        if (__builtin_mul_overflow(npy->bytes, npy->shape[i], &npy->bytes))
+    uint64_t bytes = item_bytes(npy->type);
+    bool is_empty = false;
+    for (uint32_t i = 0; i < npy->dimensions; i++) {
+        is_empty |= npy->shape[i] == 0;
+        if (npy->shape[i] && __builtin_mul_overflow(bytes, npy->shape[i], &bytes))
             return false;
-    return true;
+    }
+    npy->bytes = is_empty ? 0 : bytes;
+    return bytes > 0 && bytes <= INT64_MAX;
 }
 
 int npy_parse(const void *bytes, size_t len, struct onepot_npy *ret_npy, size_t *ret_data)
@@ -154,7 +159,7 @@ int npy_parse(const void *bytes, size_t len, struct onepot_npy *ret_npy, size_t 
     size_t header = b[8] | (size_t)b[9] << 8;
     if (b[6] > 1)
         header |= (size_t)b[10] << 16 | (size_t)b[11] << 24;
-    if (header > HEADER_MAX)
+    if (start + header > NPY_HEADER_MAX)
         return -EUCLEAN;
     if (len < start + header)
         return -EAGAIN;

@@ -10,6 +10,9 @@
 
 #include "onepot.h"
 
+/* Bytes of a header at most, with what goes before it. */
+#define NPY_HEADER_MAX (12u + 65536u)
+
 /*
  * Read the header in the first `len` bytes of a file: type, shape and size in bytes of its
  * array, and where the data begins. -EAGAIN: the header is longer than `len`. -EUCLEAN: there

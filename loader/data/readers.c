@@ -20,12 +20,12 @@
 #include "budget.h"
 #include "dataset.h"
 #include "error.h"
-#include "portion.h"
+#include "rank_share.h"
 #include "share.h"
 
 /* A cache for a smaller share of the data is not worth a second copy of each sample. */
 #define KEEP_LEAST 16u
-#define ROOM_BYTES (UINT64_C(4) << 20) /* what the cache needs for itself */
+#define ROOM_BYTES (UINT64_C(4) << 20) /* the cache's minimum */
 #define STUCK_MS                                                                               \
     30000u /* after this time nobody waits for another thread's read of a block                \
             */
@@ -118,7 +118,7 @@ static void readers_share_memory(struct readers *readers, const struct dataset *
         return;
     readers->share = NULL;
     if (!alone.bytes)
-        alone.bytes = options.total_bytes / portion_ranks();
+        alone.bytes = options.total_bytes / rank_share_ranks();
     readers_told_part(readers, &alone);
 }
 
@@ -149,12 +149,6 @@ static bool readers_keep(const struct readers *readers)
 
 /* ---- making readers ---- */
 
-static void note_proof(void *ctx, const struct extent *extent, const void *packed,
-                       const void *bytes, size_t len)
-{
-    proofs_add(ctx, extent, packed, bytes, len);
-}
-
 /*
  * With one rank the kernel need not keep what our cache holds, so pages are dropped after a
  * read. Several ranks of a node that read the same archive share the kernel's cache, so there
@@ -162,13 +156,10 @@ static void note_proof(void *ctx, const struct extent *extent, const void *packe
  */
 static int readers_make(struct dataset *d, struct onepot_error *error, struct readers *readers)
 {
-    struct reader_options options = {.cache_stored = true,
-                                     .keep_pages = portion_ranks() > 1,
-                                     .stuck_ms = STUCK_MS,
-                                     .unpacked = note_proof};
+    struct reader_options options = {
+        .cache_stored = true, .keep_pages = rank_share_ranks() > 1, .stuck_ms = STUCK_MS};
     for (size_t i = 0; i < readers->count; i++) {
         struct fault fault = {0};
-        options.unpacked_ctx = &d->proofs[i];
         int r = reader_new(d->pots[i], &options, &fault, &readers->reader[i]);
         if (r < 0)
             return error_from_fault(error, r, &fault, d->pots[i]->path);

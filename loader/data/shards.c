@@ -15,8 +15,10 @@
 #include "stage.h"
 #include "vector.h"
 
-/* From so many archives on, a list is looked for in all at once, and what it shows of each is
- * not saved; of fewer, a large one's may be. */
+/*
+ * From so many archives on, a list is looked for in all at once, and the view of each is not
+ * saved; with fewer, a large one's may be.
+ */
 #define PICK_ARCHIVES 8u
 
 struct shards {
@@ -55,7 +57,7 @@ static int shards_give_stage(struct pot *pot, struct stage *stage)
     return stage_start(stage);
 }
 
-/* An archive in memory needs no copy. */
+/* -EEXIST: it is to be read without a copy. */
 static int shards_stage(const struct shards *list, struct pot *pot)
 {
     const struct stage_options options = {.archive = pot->path, .place = shards_place(list)};
@@ -132,7 +134,7 @@ static int shards_list(const char *const *words, size_t count, struct onepot_err
     return r;
 }
 
-/* Show what the view picks of each archive, which were opened without it. */
+/* Apply the view to each archive; they were opened without it. */
 static int shards_show(struct shards *list, const struct view *view)
 {
     struct view_picker *picker;
@@ -175,7 +177,7 @@ static bool shards_are_one_file(const char *const *paths, size_t count)
     return count == 1 && stat(paths[0], &st) == 0 && !S_ISDIR(st.st_mode);
 }
 
-/* Read what the options want to be seen of the archives. */
+/* Read the options that choose members of the archives. */
 static int shards_read_view(const char *const *paths, size_t count,
                             const struct onepot_archive_options *o, struct onepot_error *error,
                             struct view **ret_view)

@@ -1,6 +1,6 @@
 /*
  * Splits, folds and subsets: lists of samples over a shared dataset. A hash of each sample's
- * own name decides what is in a split or fold, so that adding or removing a file changes
+ * own name decides whether it is in a split or fold, so that adding or removing a file changes
  * nothing for the others.
  */
 #include <endian.h>

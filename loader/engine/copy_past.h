@@ -1,6 +1,6 @@
 /*
  * A copy that leaves no copy in the CPU's caches: for slabs that nobody reads here, only a
- * device. A store past the caches does not first read what it overwrites. Below 8 KB memcpy is
+ * device. A store past the caches does not first read the old bytes. Below 8 KB memcpy is
  * faster all the same; from 16 KB on it is slower (row `past` of bench/loader).
  */
 #ifndef ONEPOT_COPY_PAST_H

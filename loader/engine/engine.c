@@ -25,7 +25,7 @@
 
 static void close_memory(const struct engine_options *o)
 {
-    for (uint32_t i = 0; i < o->devices && o->memory->close; i++)
+    for (uint32_t i = 0; i < o->devices; i++)
         o->memory->close(o->memory_ctx[i]);
 }
 
@@ -47,7 +47,6 @@ void engine_destroy(struct engine *e)
     free(e->indices);
     free(e->offsets);
     free(e->sizes);
-    vector_free(&e->frames.parts);
     free(e->workers);
     dataset_free(e->dataset);
     free(e);
@@ -68,6 +67,8 @@ static void engine_turn_epoch(struct engine *e)
     free(e->places);
     e->places = NULL;
     e->next_failed = false;
+    for (uint32_t i = 0; i < e->options.devices; i++)
+        e->devices[i].most_bytes = 0;
 }
 
 /* How many elements after sample i of the planned batch the same sample is read once more. */
@@ -93,90 +94,71 @@ static void engine_label_samples(struct engine *e, struct slab *slab, uint64_t c
     memcpy(slab->sizes, e->sizes, count * sizeof(*slab->sizes));
 }
 
-/* Of files beside a batch. 0: as many slabs as it takes to move have no room for them, and the
- * host decodes this batch. */
-static size_t engine_offers_bytes(const struct engine *e, uint64_t count, size_t plain)
+/* The next batch, before it has a slab. */
+struct planned {
+    uint64_t count, bytes; /* samples, and their data */
+    size_t need;           /* bytes of a slab; 0: too many */
+    uint32_t device;       /* by its place in the epoch alone: the same after a resume */
+};
+
+static void engine_choose_samples(struct engine *e, struct planned *p)
 {
-    size_t bytes = offers_bytes(&e->options.fill, e->indices, count);
-    return engine_can_move(e, plain + bytes) ? bytes : 0;
+    const struct engine_options *o = &e->options;
+    bool valid;
+    p->count = min_u64(o->length - e->plan.done, o->batch_size);
+    for (uint64_t i = 0; i < p->count; i++)
+        e->indices[i] = order_at(e->order, e->plan.done + i, &valid);
+    p->need = fill_places(&o->fill, e->indices, p->count, e->offsets, e->sizes, &p->bytes)
+                  ? slab_bytes(p->count, p->bytes)
+                  : 0;
+    p->device = (uint32_t)(e->plan.done / o->batch_size % o->devices);
 }
 
-/* Of blocks beside a batch; 0 likewise. */
-static size_t engine_frames_bytes(struct engine *e, uint64_t count, size_t plain)
+/* NULL: there is none now, and the engine notes the lack. */
+static struct slab *engine_slab_for(struct engine *e, const struct planned *p)
 {
-    size_t bytes = frames_plan(&e->options.fill, e->indices, e->offsets, count, &e->frames);
-    return engine_can_move(e, plain + bytes) ? bytes : 0;
-}
-
-/* By its place in the epoch alone: the same after a resume. */
-static uint32_t next_device(const struct engine *e)
-{
-    return (uint32_t)(e->plan.done / e->options.batch_size % e->options.devices);
+    struct slab *slab;
+    int r = p->need ? engine_get_slab(e, p->device, p->need, &slab) : -ENOBUFS;
+    if (r == 0 && !e->seeking) {
+        e->starved = 0;
+        return slab;
+    }
+    if (r == 0) { /* a seek began while this thread waited for memory */
+        engine_push_free(e, slab);
+    } else if (r == -EAGAIN || r == -EINPROGRESS) {
+        e->wants_settled = r == -EAGAIN;
+        e->wanted_device = p->device;
+    } else {
+        e->starved = r == -ENOMEM ? UINT64_MAX : p->need ? p->need : UINT64_MAX - 1;
+        e->starved_device = p->device;
+        pthread_cond_broadcast(&e->ready);
+    }
+    return NULL;
 }
 
 /* Plan the next batch into the ring. False: there is no room for it, or no order yet. */
 static bool engine_plan_one(struct engine *e)
 {
-    uint64_t bytes, left;
-    bool valid;
+    struct planned p;
+    struct slab *slab;
     e->wants_settled = false;
     if (e->seeking || e->tail - e->head == e->options.ahead || e->options.length == 0)
         return false;
     engine_turn_epoch(e);
     if (!e->order)
         return false;
-    left = e->options.length - e->plan.done;
-    uint64_t count = left < e->options.batch_size ? left : e->options.batch_size;
-    for (uint64_t i = 0; i < count; i++)
-        e->indices[i] = order_at(e->order, e->plan.done + i, &valid);
-    size_t need = fill_places(&e->options.fill, e->indices, count, e->offsets, e->sizes, &bytes)
-                      ? slab_bytes(count, bytes)
-                      : 0;
-    size_t plain = need; /* without files that a device decodes, or blocks */
-    if (need && e->options.fill.offers)
-        need += engine_offers_bytes(e, count, need);
-    else if (need && e->options.fill.decompress)
-        need += engine_frames_bytes(e, count, need);
-    struct slab *slab;
-    uint32_t device = next_device(e);
-    int r = need ? engine_get_slab(e, device, need, &slab) : -ENOBUFS;
-    if (r == -EAGAIN || r == -EINPROGRESS) {
-        e->wants_settled = r == -EAGAIN;
-        e->wanted_device = device;
+    engine_choose_samples(e, &p);
+    slab = engine_slab_for(e, &p);
+    if (!slab)
         return false;
-    }
-    if (r < 0) {
-        e->starved = r == -ENOMEM ? UINT64_MAX : need ? need : UINT64_MAX - 1;
-        e->starved_device = device;
-        pthread_cond_broadcast(&e->ready);
-        return false;
-    }
-    if (e->seeking) { /* since this thread waited for memory */
-        engine_push_free(e, slab);
-        return false;
-    }
-    e->starved = 0;
+    slab_begin(slab, p.count, p.bytes);
     slab->engine = e;
-    slab->bases =
-        e->options.memory->bases ? e->options.memory->bases(engine_memory_ctx(e, slab)) : NULL;
     slab->seed = e->options.order.seed;
-    slab_lay_out(slab, count, bytes);
     slab->batch.epoch = e->plan.epoch;
     slab->batch.first = e->plan.done;
     slab->batch.stride = e->options.fill.stride;
-    slab->pictures = NULL;
-    slab->frames = NULL;
-    engine_label_samples(e, slab, count);
-    if (need > plain && e->options.fill.offers)
-        offers_lay_out(&e->options.fill, slab, plain);
-    else if (need > plain)
-        frames_lay_out(slab, &e->frames, plain);
-    if (e->options.fill.offers || e->options.fill.decompress)
-        slab->batch.data = NULL; /* the host has a part of it at most */
-    slab->claimed = slab->gathered = slab->skipped = 0;
-    slab->whole = slab->lost = slab->abandoned = slab->released = false;
-    slab->err = 0;
-    e->plan.done += count;
+    engine_label_samples(e, slab, p.count);
+    e->plan.done += p.count;
     slab->end = e->plan.done;
     e->ring[e->tail++ % ENGINE_AHEAD_MAX] = slab;
     e->open = slab;
@@ -200,17 +182,17 @@ static bool engine_plan_batch(struct engine *e)
     return planned;
 }
 
-/* Of a device's memory: see engine_shed. */
+/* A device's memory: see engine_shed. */
 static void engine_shed_now(struct engine *e)
 {
-    if (!e->options.memory->settle || e->planning)
+    if (!e->options.memory->may_wait || e->planning)
         return;
     e->planning = true;
     engine_give_up_surplus(e);
     e->planning = false;
 }
 
-/* Is an order wanted? That of the epoch being planned, or in good time that of the next. */
+/* Is an order needed? The current epoch's, or the next one's shortly before it begins. */
 static bool engine_wants_order(const struct engine *e, bool idle, bool *ret_next)
 {
     if (e->seeking || e->making || e->options.length == 0 || e->order_err)
@@ -269,47 +251,14 @@ static void engine_make_order(struct engine *e, bool is_next)
     pthread_cond_broadcast(&e->ready);
 }
 
-static void engine_note_bad(struct slab *slab, const struct filler *filler, int err,
-                            uint64_t bad)
-{
-    if (err >= 0 || slab->err < 0)
-        return;
-    slab->err = err;
-    slab->bad_record = bad;
-    memcpy(slab->why, filler->why, sizeof(slab->why));
-}
-
-/* The device decodes or decompresses what it can, this thread what it refuses. */
-static void engine_decode_slab(struct engine *e, struct worker *worker, struct slab *slab)
-{
-    const struct slab_memory *memory = e->options.memory;
-    uint64_t done = 0, skipped = 0, bad = 0;
-    pthread_mutex_unlock(&e->lock);
-    int r = 0, lost = (slab->frames ? memory->decompress
-                                    : memory->decode)(slab, engine_memory_ctx(e, slab));
-    if (lost == 0)
-        r = (slab->frames ? frames_rest : offers_rest)(&e->options.fill, &worker->filler, slab,
-                                                       &done, &skipped, &bad);
-    pthread_mutex_lock(&e->lock);
-    *(slab->frames ? &e->stats.gpu_decompressed : &e->stats.gpu_decoded) += done;
-    slab->skipped += skipped;
-    engine_note_bad(slab, &worker->filler, r, bad);
-    slab->lost = lost < 0;
-    slab->err = lost < 0 ? lost : slab->err;
-}
-
 /* All samples of the slab are there. */
-static void engine_finish_slab(struct engine *e, struct worker *worker, struct slab *slab)
+static void engine_finish_slab(struct engine *e, struct slab *slab)
 {
-    const struct slab_memory *memory = e->options.memory;
-    if ((slab->pictures || slab->frames) && slab->err == 0)
-        engine_decode_slab(e, worker, slab);
-    if (memory->send && slab->err == 0) {
-        pthread_mutex_unlock(&e->lock);
-        int r = memory->send(slab, engine_memory_ctx(e, slab));
-        pthread_mutex_lock(&e->lock);
-        slab->err = r;
-        slab->lost = r < 0;
+    if (slab->err == 0) {
+        engine_leave(e);
+        slab->err = e->options.memory->send(slab, engine_memory_ctx(e, slab));
+        engine_come_back(e);
+        slab->lost = slab->err < 0;
     }
     slab->whole = true;
 }
@@ -324,11 +273,9 @@ static bool engine_settle_one(struct engine *e)
     slab = *oldest;
     *oldest = slab->next;
     device->settling = true;
-    e->busy++;
-    pthread_mutex_unlock(&e->lock);
+    engine_leave(e);
     e->options.memory->settle(slab, engine_memory_ctx(e, slab));
-    pthread_mutex_lock(&e->lock);
-    e->busy--;
+    engine_come_back(e);
     device->settling = false;
     engine_push_free(e, slab);
     pthread_cond_broadcast(&e->work);
@@ -349,23 +296,24 @@ static void engine_gather_run(struct engine *e, struct worker *worker)
     pthread_mutex_unlock(&e->lock);
 
     uint64_t start = now_ns();
-    int r = slab->frames
-                ? frames_bring(&e->options.fill, &worker->filler, slab, first, end, &bad)
-                : 0;
-    if (r == 0)
-        r = fill_samples(&e->options.fill, &worker->filler, slab, first, end, &skipped, &bad);
+    e->options.memory->gather(slab, first, end, engine_memory_ctx(e, slab));
+    int r = fill_samples(&e->options.fill, &worker->filler, slab, first, end, &skipped, &bad);
     uint64_t took = now_ns() - start;
 
     pthread_mutex_lock(&e->lock);
     e->stats.gather_ns += took;
     slab->skipped += skipped;
     worker->slab = NULL;
-    engine_note_bad(slab, &worker->filler, r, bad);
+    if (r < 0 && slab->err == 0) {
+        slab->err = r;
+        slab->bad_record = bad;
+        memcpy(slab->why, worker->filler.why, sizeof(slab->why));
+    }
     slab->gathered += end - first;
     if (slab->abandoned || worker->lost)
         engine_came_back(e, worker, slab);
     else if (slab->gathered == slab->batch.samples)
-        engine_finish_slab(e, worker, slab);
+        engine_finish_slab(e, slab);
     e->busy--;
     if (slab->whole || (e->seeking && e->busy == 0))
         pthread_cond_broadcast(&e->ready);
@@ -391,7 +339,7 @@ void engine_work(struct engine *e, struct worker *worker)
         } else if (e->open) {
             engine_gather_run(e, worker);
         } else if (engine_plan_batch(e)) {
-            if (e->options.memory->settle || e->open->batch.samples > e->options.run)
+            if (e->options.memory->may_wait || e->open->batch.samples > e->options.run)
                 pthread_cond_broadcast(&e->work);
         } else if (engine_wants_order(e, true, &next)) {
             engine_make_order(e, next);
@@ -436,9 +384,6 @@ int engine_new(const struct engine_options *options, const struct place *place,
     }
     e->options = *options;
     e->options.devices += !options->devices;
-    for (uint32_t i = 0; i < e->options.devices; i++)
-        e->devices[i].beside_bytes = options->workspace_bytes;
-    e->beside_bytes = e->options.devices * options->workspace_bytes;
     e->pid = getpid();
     e->users = 1;
     e->dataset = options->fill.archive->dataset;
@@ -548,6 +493,13 @@ void engine_place(const struct engine *engine, struct place *ret_place)
 
 /* ---- the consumer's side ---- */
 
+/* A slab that came back while a batch found no memory. It is used, or given up for a larger
+ * one. */
+static bool engine_has_free(struct engine *e, uint32_t device)
+{
+    return e->devices[device].settling || engine_first_free(e, device);
+}
+
 /* 1: the next batch is there; 0: the end of an epoch; -EAGAIN: wait. Another consumer may take
  * batches meanwhile, so every look starts anew. */
 static int engine_look(struct engine *e, uint64_t epoch, struct engine_need *ret_need)
@@ -575,7 +527,7 @@ static int engine_look(struct engine *e, uint64_t epoch, struct engine_need *ret
         ret_need->device = e->starved_device;
         e->starved = 0;
         pthread_cond_broadcast(&e->work);
-        return r;
+        return engine_has_free(e, e->starved_device) ? -EAGAIN : r;
     }
     return -EAGAIN;
 }
@@ -643,8 +595,7 @@ void engine_release(struct slab *slab)
     struct engine *e = slab->engine;
     if (!engine_is_own(e))
         return; /* a child's copy of what its parent had: it goes with the child */
-    if (e->options.memory->retire)
-        e->options.memory->retire(slab, engine_memory_ctx(e, slab));
+    e->options.memory->retire(slab, engine_memory_ctx(e, slab));
     pthread_mutex_lock(&e->lock);
     if (slab->gathered < slab->claimed) {
         slab->released = true;
@@ -672,8 +623,6 @@ void engine_stats(struct engine *engine, struct onepot_stats *stats)
     stats->wait_ns = now->wait_ns;
     stats->gather_ns = now->gather_ns;
     stats->skipped = now->skipped;
-    stats->gpu_decoded = now->gpu_decoded;
-    stats->gpu_decompressed = now->gpu_decompressed;
     stats->slab_bytes = engine->slab_bytes + engine->beside_bytes;
     stats->part_bytes = engine->options.memory_bytes;
     if (engine->share)

@@ -23,7 +23,7 @@
 #define ENGINE_DEVICES_MAX ONEPOT_DEVICES_MAX
 
 struct engine_options {
-    struct order_options order; /* its seed is that of epoch 0 */
+    struct order_options order; /* its seed is epoch 0's */
     struct fill_plan fill;
     uint64_t batch_size;
     uint64_t length; /* elements of an epoch that are delivered */
@@ -50,8 +50,7 @@ struct engine_options {
      * have the same part of memory_bytes.
      */
     void *memory_ctx[ENGINE_DEVICES_MAX];
-    uint32_t devices;         /* 0: one */
-    uint64_t workspace_bytes; /* that each device has beside slabs, of memory_bytes */
+    uint32_t devices; /* 0: one */
 };
 
 /* A place in the stream of all epochs. */

@@ -24,9 +24,11 @@ struct worker {
 /* The slabs with the memory of one device. */
 struct engine_device {
     uint64_t slab_bytes;   /* of all, */
-    uint64_t beside_bytes; /* and of what the device makes of them */
+    uint64_t beside_bytes; /* and of the device's results */
     uint64_t slab_count;
-    bool settling; /* a thread waits for one of them, which is not in the list of free ones */
+    uint64_t
+        most_bytes; /* of slabs: beyond that an allocation failed in this epoch; 0: none did */
+    bool settling;  /* a thread waits for one of them, which is not in the list of free ones */
 };
 
 struct engine {
@@ -64,7 +66,6 @@ struct engine {
     uint32_t starved_device;
     uint64_t *indices; /* scratch for planning: batch_size elements each */
     uint64_t *offsets, *sizes;
-    struct frames_list frames; /* of the batch that is planned */
 
     struct slab *free_slabs;
     bool planning;          /* a thread plans or sheds, at times without the lock, */
@@ -79,7 +80,7 @@ struct engine {
     uint64_t asked_bytes;      /* the share was asked for so much, */
     bool asking;               /* and has not answered yet */
     bool joining;              /* not known yet whether anything is shared */
-    struct onepot_stats stats; /* what is counted of it */
+    struct onepot_stats stats; /* its counts */
 };
 
 /* ---- memory; under the lock ---- */
@@ -92,9 +93,6 @@ struct engine {
 int engine_get_slab(struct engine *engine, uint32_t device, size_t bytes,
                     struct slab **ret_slab);
 
-/* Has the budget room for slabs of so many bytes, as many as it takes to move? */
-bool engine_can_move(const struct engine *engine, size_t bytes);
-
 /*
  * The list of free slabs, of all devices, and giving up the memory of one of them. The first of
  * a device is used next. On the host that is the latest, which caches may still have; where a
@@ -104,6 +102,11 @@ void engine_push_free(struct engine *engine, struct slab *slab);
 void engine_drop_free(struct engine *engine, struct slab **at);
 /* Where the first one of the device is in the list, or NULL. */
 struct slab **engine_first_free(struct engine *engine, uint32_t device);
+
+/* Around calls of the slabs' memory that may wait for a device: the lock is let go if they may.
+ * Nobody else can see or use the slab meanwhile. */
+void engine_leave(struct engine *engine);
+void engine_come_back(struct engine *engine);
 
 /* The context for `options.memory`. */
 static inline void *engine_memory_ctx(const struct engine *engine, const struct slab *slab)

@@ -3,7 +3,7 @@
  *
  * An engine always gets the few slabs without which nothing moves. It asks for more in steps,
  * and the share's thread grants them or not (engine_told_part). Slabs that the consumer has are
- * never taken away, but those that come back while there are too many are given up. Threads are
+ * never taken away, but slabs that come back while there are too many are given up. Threads are
  * parked if others leave too few CPUs for them.
  */
 #include <errno.h>
@@ -21,9 +21,7 @@
 /* The share of memory_bytes that a slab of this capacity takes. */
 static uint64_t slab_takes(const struct engine *e, uint32_t device, size_t capacity)
 {
-    const struct slab_memory *memory = e->options.memory;
-    void *ctx = e->options.memory_ctx[device];
-    return capacity + (memory->beside ? memory->beside(capacity, ctx) : 0);
+    return capacity + e->options.memory->beside(capacity, e->options.memory_ctx[device]);
 }
 
 /* The rest of the device's part. */
@@ -33,17 +31,16 @@ static uint64_t engine_room(const struct engine *e, uint32_t device)
     return e->options.memory_bytes / e->options.devices - d->slab_bytes - d->beside_bytes;
 }
 
-/* Around calls that may wait for a device. Nobody can see the slab meanwhile. */
-static void engine_leave(struct engine *e)
+void engine_leave(struct engine *e)
 {
     e->busy++;
-    if (e->options.memory->settle)
+    if (e->options.memory->may_wait)
         pthread_mutex_unlock(&e->lock);
 }
 
-static void engine_come_back(struct engine *e)
+void engine_come_back(struct engine *e)
 {
-    if (e->options.memory->settle)
+    if (e->options.memory->may_wait)
         pthread_mutex_lock(&e->lock);
     e->busy--;
     if (e->seeking && e->busy == 0)
@@ -88,7 +85,7 @@ static void give_memory_back(struct engine *e, struct slab *slab)
 void engine_push_free(struct engine *e, struct slab *slab)
 {
     struct slab **at = &e->free_slabs;
-    while (*at && e->options.memory->settle)
+    while (*at && e->options.memory->may_wait)
         at = &(*at)->next;
     slab->next = *at;
     *at = slab;
@@ -112,8 +109,7 @@ void engine_drop_free(struct engine *e, struct slab **at)
 
 static bool slab_is_settled(const struct engine *e, struct slab *slab)
 {
-    const struct slab_memory *memory = e->options.memory;
-    return !memory->is_settled || memory->is_settled(slab, engine_memory_ctx(e, slab));
+    return e->options.memory->is_settled(slab, engine_memory_ctx(e, slab));
 }
 
 /*
@@ -177,20 +173,11 @@ static int engine_within_part(struct engine *e, uint64_t bytes)
     return -EINPROGRESS;
 }
 
-/* Of each device. */
+/* For each device. */
 static uint64_t slabs_least(const struct engine *e)
 {
     uint32_t least = e->options.devices > 1 ? SLABS_LEAST_OF_EACH : SLABS_LEAST;
     return e->options.ahead + 2 < least ? e->options.ahead + 2 : least;
-}
-
-bool engine_can_move(const struct engine *e, size_t bytes)
-{
-    uint64_t part = e->options.memory_bytes / e->options.devices - e->options.workspace_bytes;
-    for (uint32_t i = 0; i < e->options.devices; i++)
-        if (slab_takes(e, i, bytes) > part / slabs_least(e))
-            return false;
-    return true;
 }
 
 /*
@@ -203,6 +190,8 @@ static int engine_may_grow(struct engine *e, uint32_t device, size_t capacity)
     const struct engine_device *d = &e->devices[device];
     if (d->slab_bytes / capacity < slabs_least(e) || d->slab_count < slabs_least(e))
         return 0;
+    if (d->most_bytes && d->slab_bytes + capacity > d->most_bytes)
+        return -ENOBUFS;
     int r = engine_within_part(e, e->slab_bytes + capacity);
     if (r < 0 || !e->options.free_bytes || e->slab_bytes / capacity < e->options.ahead + 2)
         return r;
@@ -251,7 +240,7 @@ void engine_give_up_surplus(struct engine *e)
 
 void engine_shed(struct engine *e)
 {
-    if (e->options.memory->settle)
+    if (e->options.memory->may_wait)
         pthread_cond_broadcast(&e->work);
     else
         engine_give_up_surplus(e);
@@ -278,7 +267,7 @@ static uint64_t engine_told_part(void *ctx, const struct share_part *part)
     return used;
 }
 
-/* Report to others what is used without asking. */
+/* Report to others the memory that is used without asking. */
 static void engine_report_use(struct engine *e)
 {
     if (!e->share || e->slab_bytes <= e->part_bytes)
@@ -306,8 +295,12 @@ static int engine_give_memory(struct engine *e, struct slab *slab, size_t bytes)
     r = e->options.memory->allocate(slab, capacity, engine_memory_ctx(e, slab));
     engine_come_back(e);
     if (r < 0) {
+        struct engine_device *d = &e->devices[device];
         discount_slab(e, device, capacity);
-        return -ENOMEM;
+        if (d->slab_count < slabs_least(e))
+            return -ENOMEM;
+        d->most_bytes = d->slab_bytes;
+        return -ENOBUFS;
     }
     slab->capacity = capacity;
     engine_report_use(e);

@@ -11,10 +11,8 @@
 
 #include "checksum.h"
 #include "copy_past.h"
-#include "device_type.h"
 #include "engine.h"
 #include "error.h"
-#include "frames.h"
 #include "label.h"
 #include "loader_clock.h"
 #include "npy.h"
@@ -25,6 +23,8 @@
 #define READ_BYTES (UINT64_C(8) << 20)
 
 #define ALIGN_MAX (1u << 20)
+
+#define BUFFER_KEPT (8u << 20) /* from one picture to the next */
 
 /* ---- places ---- */
 
@@ -50,7 +50,7 @@ bool fill_places(const struct fill_plan *plan, const uint64_t *indices, uint64_t
                  uint64_t *ret_offsets, uint64_t *ret_sizes, uint64_t *ret_bytes)
 {
     uint64_t at = 0;
-    if (plan->stride) {
+    if (plan->stride || plan->npy) { /* arrays without elements have one size, too */
         for (uint64_t i = 0; i < count; i++) {
             ret_offsets[i] = i * plan->stride;
             ret_sizes[i] = plan->stride;
@@ -109,15 +109,6 @@ static int end_read(struct filler *filler, int result)
     return atomic_load(&filler->given_up) ? -ECANCELED : result;
 }
 
-int fill_read_archive(struct filler *filler, struct dataset *d, uint64_t record,
-                      uint64_t offset, uint8_t *to, size_t len)
-{
-    filler->present = record;
-    begin_read(filler, d);
-    int r = source_read(d->sources[record_archive(&d->records[record])], to, len, offset);
-    return end_read(filler, r);
-}
-
 static int fill_read_file(struct filler *filler, struct dataset *d, const struct record *record,
                           uint8_t *to)
 {
@@ -161,6 +152,13 @@ static int mapped_bytes(struct filler *filler, const struct dataset *d,
     *ret_bytes = map + record_offset(record);
     use_mapping(filler, source, record_offset(record), record->size_bytes);
     return 0;
+}
+
+static void filler_free_buffer(struct filler *filler)
+{
+    free(filler->buffer);
+    filler->buffer = NULL;
+    filler->room = 0;
 }
 
 static int get_cursor(struct filler *filler, struct dataset *d)
@@ -233,6 +231,14 @@ static int copy_sample(const struct fill_plan *plan, struct filler *filler, uint
     return 0;
 }
 
+/* May a sample of this length be read into memory? */
+static int check_length(const struct fill_plan *plan, struct filler *filler, uint64_t len)
+{
+    if (plan->npy && plan->kind.size && len > plan->kind.bytes + NPY_HEADER_MAX)
+        return -EUCLEAN;
+    return plan->images ? images_check_file(plan->budget, len, filler->why) : 0;
+}
+
 /* The bytes of a sample wherever they are, for callers that only look at them. */
 static int fill_sample_bytes(const struct fill_plan *plan, struct filler *filler,
                              uint64_t sample, const uint8_t **ret_bytes, uint64_t *ret_len,
@@ -247,9 +253,11 @@ static int fill_sample_bytes(const struct fill_plan *plan, struct filler *filler
     if (end - first == 1 && !plan->verify)
         r = mapped_bytes(filler, d, &d->records[first], &bytes);
     if (r == 0 && !bytes) {
+        r = check_length(plan, filler, len);
+        if (r < 0)
+            return r;
         if (len > filler->room) {
-            free(filler->buffer);
-            filler->room = 0;
+            filler_free_buffer(filler);
             filler->buffer = malloc(len);
             if (!filler->buffer)
                 return -ENOMEM;
@@ -305,10 +313,12 @@ static int decode_picture(const struct fill_plan *plan, struct filler *filler,
 {
     const struct images_place place = {slab->seed, slab->batch.epoch, slab->indices[i]};
     find_picture(plan, place.index, &bytes, &len, bad);
-    if (slab->pictures && offers_take(plan, slab, i, &place, bytes, len, *bad))
-        return 0;
-    return images_decode(plan->images, &filler->scratch, &place, bytes, len,
-                         slab->memory + slab->offsets[i], filler->why);
+    filler->scratch.budget = plan->budget;
+    int r = images_decode(plan->images, &filler->scratch, &place, bytes, len,
+                          slab->memory + slab->offsets[i], filler->why);
+    if (filler->room > BUFFER_KEPT)
+        filler_free_buffer(filler);
+    return r;
 }
 
 static int decode_sample(const struct fill_plan *plan, struct filler *filler, struct slab *slab,
@@ -413,29 +423,16 @@ static int fill_one(const struct fill_plan *plan, struct filler *filler, struct 
 {
     int r = archive_check(plan->archive, slab->indices[i], bad);
     filler->why[0] = '\0';
-    if (slab->pictures)
-        slab->pictures[i].len = 0; /* a run may be done again */
     if (r < 0)
         return r;
-    if (slab->frames && frames_has(slab->frames, i))
-        return 0;
     filler->again = plan->foresee ? slab->again[i] : SLAB_NOT_AGAIN;
     if (plan->npy || plan->decode || plan->images)
         return decode_sample(plan, filler, slab, i, bad);
     return copy_sample(plan, filler, slab->indices[i], slab->memory + slab->offsets[i], bad);
 }
 
-/* For a device: not the bytes, but where it finds them. */
-static void name_sources(const struct fill_plan *plan, struct slab *slab, uint64_t first,
-                         uint64_t end)
-{
-    for (uint64_t i = first; i < end; i++) {
-        const struct record *record = archive_first(plan->archive, slab->indices[i]);
-        slab->sources[i] = slab->bases[record_archive(record)] + record_offset(record);
-    }
-}
-
-bool fill_replace(const struct fill_plan *plan, struct slab *slab, uint64_t i, int err)
+/* Replaces a picture that can't be decoded, if the plan says so. False: its error counts. */
+static bool fill_replace(const struct fill_plan *plan, struct slab *slab, uint64_t i, int err)
 {
     if (!plan->images || err != -EILSEQ || plan->images->o.on_error == ONEPOT_ERROR_RAISE)
         return false;
@@ -453,11 +450,12 @@ static int fill_run(const struct fill_plan *plan, struct filler *filler, struct 
                     uint64_t first, uint64_t end, uint64_t *skipped, uint64_t *bad)
 {
     bool has_labels = plan->archive->dataset->label_part && slab->labels;
+    bool has_data = !slab->tables_only;
     for (uint64_t i = first; i < end; i++) {
         *bad = 0;
-        if (i + 1 < end && !slab->bases)
+        if (i + 1 < end && has_data)
             fill_prefetch(plan, slab->indices[i + 1]);
-        int r = slab->bases ? 0 : fill_one(plan, filler, slab, i, bad);
+        int r = has_data ? fill_one(plan, filler, slab, i, bad) : 0;
         if (r < 0 && fill_replace(plan, slab, i, r)) {
             ++*skipped;
             r = 0;
@@ -473,13 +471,9 @@ static int fill_run(const struct fill_plan *plan, struct filler *filler, struct 
         if (r < 0) {
             slab->sizes[i] = 0;
             slab->valid[i] = 0;
-            if (slab->pictures)
-                slab->pictures[i].len = 0;
-            if (slab->frames)
-                slab->frames->samples[i] = FRAMES_HOST;
             ++*skipped;
         }
-        if (!slab->bases && (!plan->stride || r < 0))
+        if (has_data && (!plan->stride || r < 0))
             clear_gap(slab, i);
     }
     return 0;
@@ -490,9 +484,7 @@ int fill_samples(const struct fill_plan *plan, struct filler *filler, struct sla
 {
     uint64_t before = *skipped;
     int r;
-    if (slab->bases)
-        name_sources(plan, slab, first, end);
-    if (slab->bases && !plan->archive->dataset->label_part)
+    if (slab->tables_only && !plan->archive->dataset->label_part)
         return 0;
     do {
         *skipped = before;
@@ -519,5 +511,5 @@ void filler_free(struct filler *filler)
     if (filler->cursor)
         cursor_put(filler->cursor);
     images_scratch_free(&filler->scratch);
-    free(filler->buffer);
+    filler_free_buffer(filler);
 }

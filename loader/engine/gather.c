@@ -13,6 +13,7 @@
 #include "error.h"
 #include "fill.h"
 #include "numbers.h"
+#include "rank_share.h"
 #include "thread.h"
 #include "view.h"
 
@@ -123,6 +124,16 @@ int onepot_archive_gather(const struct onepot_archive *archive, const uint64_t *
 
 /* ---- images ---- */
 
+/* For pictures that are decoded without a loader; the job's limits are looked up once. */
+static uint64_t picture_bytes(void)
+{
+    static _Atomic uint64_t known;
+    uint64_t bytes = atomic_load(&known);
+    if (!bytes)
+        atomic_store(&known, bytes = rank_share_bytes());
+    return bytes;
+}
+
 int onepot_archive_images(const struct onepot_archive *archive, const uint64_t *samples,
                           uint64_t count, const struct onepot_images *images, uint64_t seed,
                           uint64_t epoch, void *buf, uint64_t size, uint8_t *ret_valid,
@@ -136,12 +147,13 @@ int onepot_archive_images(const struct onepot_archive *archive, const uint64_t *
     if (!pictures || !places || !(ret_valid || valid))
         return error_set(error, -ENOMEM, "out of memory");
     int r = images_plan(images, error, pictures);
-    if (r == 0 && pictures->o.decoder == ONEPOT_DECODER_GPU)
-        r = error_set(error, -EINVAL, "images: a GPU decodes for a loader with a device");
     if (r == 0)
         r = make_plan(archive, samples, count, 1, error, &plan);
     if (r < 0)
         return r;
+    struct images_budget budget;
+    images_budget_init(&budget, picture_bytes(), THREADS_MAX);
+    plan.budget = &budget;
     plan.images = pictures;
     plan.stride = pictures->bytes;
     if (!fill_places(&plan, samples, count, places, places + count, &bytes) || bytes > size)

@@ -10,21 +10,24 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "accelerator.h"
 #include "budget.h"
 #include "epoch.h"
 #include "error.h"
 #include "loader_clock.h"
 #include "loader_private.h"
-#include "device.h"
-#include "upload.h"
 #include "view.h"
 
 static int loader_start(struct onepot_loader *loader, const struct place *place,
                         struct onepot_error *error)
 {
-    int r = loader->device_count ? loader_start_uploads(loader, error) : 0;
+    int r = loader->devices
+                ? loader_accelerator->start(loader->devices, &loader->options, error)
+                : 0;
     if (r < 0)
         return r;
+    images_budget_init(&loader->budget, loader->options.memory_bytes, loader->options.threads);
+    loader->options.fill.budget = &loader->budget;
     struct engine *engine;
     r = engine_new(&loader->options, place, &engine);
     if (r == -EAGAIN)
@@ -48,6 +51,21 @@ static int loader_plan_images(struct onepot_loader *loader,
     return images_plan(given->images, error, loader->images);
 }
 
+static int loader_plan_devices(struct onepot_loader *loader,
+                               const struct onepot_loader_options *given,
+                               struct onepot_error *error)
+{
+    if (!given->device && !given->devices && !given->device_count) {
+        if (given->convert || given->gather == ONEPOT_GATHER_DEVICE)
+            return error_set(error, -EINVAL, "images and gathering need a device");
+        return 0;
+    }
+    if (!loader_accelerator)
+        return error_set(error, -ENODEV, "this onepot was built without devices");
+    return loader_accelerator->plan(given, &loader->options, loader->images, error,
+                                    &loader->devices);
+}
+
 int onepot_loader_new(const struct onepot_archive *archive,
                       const struct onepot_loader_options *options, struct onepot_error *error,
                       struct onepot_loader **ret_loader)
@@ -65,13 +83,11 @@ int onepot_loader_new(const struct onepot_archive *archive,
     atomic_init(&loader->owner, (int)getpid());
     loader->options.fill.archive = loader->archive;
     loader->seed = given.seed;
-    error_set(&loader->decoder, 0, "host");
-    error_set(&loader->decompressor, 0, "host");
     r = loader_plan_images(loader, &given, error);
     if (r == 0)
         r = loader_plan(&given, &loader->options, error);
     if (r == 0)
-        r = loader_plan_device(loader, &given, error);
+        r = loader_plan_devices(loader, &given, error);
     if (r == 0)
         r = loader_start(loader, &(struct place){.epoch = given.epoch}, error);
     if (r < 0) {
@@ -88,15 +104,11 @@ void onepot_loader_free(struct onepot_loader *loader)
         return;
     struct engine *engine = loader->engine;
     bool own = engine && engine_is_own(engine);
-    if (own || !engine)
-        loader_end_locking(loader);
     engine_free(engine);
-    if (own || !engine)
-        loader_close_uploads(loader);
+    if (loader->devices)
+        loader_accelerator->close(loader->devices, own || !engine);
     if (loader->owner == (int)getpid())
         pthread_mutex_destroy(&loader->lock);
-    for (uint32_t i = 0; i < loader->device_count; i++)
-        onepot_device_close(loader->devices[i]);
     onepot_archive_close(loader->archive);
     free(loader->images);
     free(loader);
@@ -107,7 +119,6 @@ static int loader_start_as_child(struct onepot_loader *loader, struct onepot_err
 {
     struct place place;
     pthread_mutex_init(&loader->lock, NULL);
-    loader->locks = false; /* that thread is the parent's */
     engine_place(loader->engine, &place);
     int r = loader_start(loader, &place, error);
     if (r < 0)
@@ -115,7 +126,7 @@ static int loader_start_as_child(struct onepot_loader *loader, struct onepot_err
     return r;
 }
 
-/* In a child, the first thread makes an engine of its own, where the parent's was. */
+/* In a child, the first thread makes a new engine, where the parent's was. */
 int loader_own_engine(struct onepot_loader *loader, struct onepot_error *error)
 {
     int pid = (int)getpid();
@@ -135,14 +146,14 @@ static int loader_say_full(const struct onepot_loader *loader, const struct engi
 {
     struct onepot_stats stats = {0};
     engine_stats(loader->engine, &stats);
-    if (loader->device_count > 1)
+    if (loader->options.devices > 1)
         return error_set(error, -ENOBUFS,
                          "the next batch needs %" PRIu64 " bytes on %s, but batches that are "
                          "kept have %" PRIu64 " of %" PRIu64
                          ", of which each of %u devices may have the same part, or the job has "
                          "no more for this process; release some, or allow more (memory_bytes)",
-                         need->bytes, loader->devices[need->device]->name, stats.slab_bytes,
-                         stats.part_bytes, loader->device_count);
+                         need->bytes, loader_accelerator->name(loader->devices, need->device),
+                         stats.slab_bytes, stats.part_bytes, loader->options.devices);
     return error_set(error, -ENOBUFS,
                      "the next batch needs %" PRIu64 " bytes, but batches that are kept have "
                      "%" PRIu64 " of %" PRIu64
@@ -158,7 +169,7 @@ static int loader_fail_batch(struct onepot_loader *loader, struct slab *slab,
     const struct dataset *d = loader->archive->dataset;
     int r = slab->err;
     if (slab->lost)
-        upload_error(loader->uploads[slab->device], error);
+        loader_accelerator->error(loader->devices, slab->device, error);
     else if (slab->abandoned)
         dataset_stalled(error, d, &d->records[slab->bad_record], slab->stalled_ns);
     else
@@ -179,15 +190,13 @@ int loader_next_of(struct onepot_loader *loader, uint64_t epoch, int timeout_ms,
     if (timeout_ms >= 0)
         deadline = loader_now_ns(loader->archive->dataset) + (uint64_t)timeout_ms * 1000000u;
     uint64_t start_ns = loader_now_ns(loader->archive->dataset);
-    const struct device_type *type = loader->device_count ? loader->devices[0]->type : NULL;
-    if (type)
-        type->range("onepot wait");
+    if (loader->devices)
+        loader_accelerator->wait(loader->devices);
     r = engine_take(loader->engine, epoch, deadline, &need, &slab);
-    if (type)
-        type->range(NULL);
-    if (type && (r == 1 || r == -ETIMEDOUT))
-        loader_waited(loader, onepot_loader_epoch(loader, NULL),
-                      loader_now_ns(loader->archive->dataset) - start_ns);
+    if (loader->devices)
+        loader_accelerator->waited(loader->devices, r == 1 || r == -ETIMEDOUT,
+                                   onepot_loader_epoch(loader, NULL),
+                                   loader_now_ns(loader->archive->dataset) - start_ns);
     if (r == -ENOBUFS)
         return loader_say_full(loader, &need, error);
     if (r == -ETIME)
@@ -197,7 +206,9 @@ int loader_next_of(struct onepot_loader *loader, uint64_t epoch, int timeout_ms,
     if (r == -ETIMEDOUT)
         return error_set(error, r, "no batch was ready in time");
     if (r < 0) { /* the device may have failed, which is more than a lack of memory */
-        int why = type ? upload_error(loader->uploads[need.device], error) : 0;
+        int why = loader->devices
+                      ? loader_accelerator->error(loader->devices, need.device, error)
+                      : 0;
         return why < 0 ? why : error_set(error, r, "no memory for the next batch");
     }
     if (r == 0)
@@ -276,12 +287,10 @@ void onepot_loader_stats(struct onepot_loader *loader, struct onepot_stats *ret_
     result_write(ret_stats, &stats, sizeof(stats));
 }
 
-const char *onepot_loader_decoder(const struct onepot_loader *loader)
+int onepot_loader_transfer(struct onepot_loader *loader, bool previous,
+                           struct onepot_error *error, struct onepot_transfer *ret_transfer)
 {
-    return loader->decoder.text;
-}
-
-const char *onepot_loader_decompressor(const struct onepot_loader *loader)
-{
-    return loader->decompressor.text;
+    if (!loader->devices || !engine_is_own(loader->engine))
+        return error_set(error, -ENOTSUP, "the loader has no device");
+    return loader_accelerator->transfer(loader->devices, previous, error, ret_transfer);
 }

@@ -1,6 +1,6 @@
 /*
  * The time that loaders of a dataset go by, and how their consumers wait. A test gives the
- * dataset a clock of its own, so that a read may hang for a minute that takes no time.
+ * dataset another clock, so that a read may hang for a minute that takes no time.
  */
 #ifndef ONEPOT_LOADER_CLOCK_H
 #define ONEPOT_LOADER_CLOCK_H

@@ -10,7 +10,7 @@
 #include "error.h"
 #include "loader_private.h"
 #include "numbers.h"
-#include "portion.h"
+#include "rank_share.h"
 #include "view.h"
 
 #define RUN_MAPPED 64u   /* samples that a thread takes at a time, */
@@ -37,7 +37,7 @@ static uint32_t ahead_for(const struct engine_options *o)
 static void choose_threads(const struct onepot_loader_options *given, struct engine_options *o)
 {
     bool mapped = dataset_is_mapped(o->fill.archive->dataset);
-    o->threads = given->threads ? given->threads : portion_cpus();
+    o->threads = given->threads ? given->threads : rank_share_cpus();
     if (!given->threads && !mapped && o->threads < THREADS_READ)
         o->threads = THREADS_READ;
     o->cpus = given->threads || !mapped ? 0 : cpus_allowed();
@@ -58,8 +58,6 @@ static int loader_check_options(const struct onepot_loader_options *o,
         return error_set(error, -EINVAL, "more than %u batches ahead", ENGINE_AHEAD_MAX);
     if ((o->npy != 0) + (o->decode != NULL) + (o->images != NULL) > 1)
         return error_set(error, -EINVAL, "npy, images and a decoder exclude each other");
-    if (o->decompress < ONEPOT_DECOMPRESS_HOST || o->decompress > ONEPOT_DECOMPRESS_GPU)
-        return error_set(error, -EINVAL, "decompress: %d is no side", (int)o->decompress);
     if (o->decode && o->decoded_bytes == 0)
         return error_set(error, -EINVAL,
                          "the room for what is decoded is missing (decoded_bytes)");
@@ -133,7 +131,7 @@ int loader_plan(struct onepot_loader_options *given, struct engine_options *o,
     o->job_bytes = budget_cache_bytes();
     o->is_fixed = given->memory_bytes > 0;
     if (!given->memory_bytes) {
-        o->memory_bytes = portion_bytes();
+        o->memory_bytes = rank_share_bytes();
         o->free_bytes = free_bytes;
         o->left_bytes = budget_memory_bytes("") / 8;
     }

@@ -110,8 +110,8 @@ static void plan_random(const struct onepot_images *o, const struct images_place
 }
 
 /*
- * Of `size` pixels, resized in the proportion resize / shorter, the `count` in the middle. The
- * rounding is that of torchvision's Resize and CenterCrop.
+ * Of `size` pixels, resized in the proportion resize / shorter, the `count` in the middle.
+ * Rounds as torchvision's Resize and CenterCrop do.
  */
 static struct axis central_axis(uint32_t size, uint32_t shorter, uint32_t resize,
                                 uint32_t count)

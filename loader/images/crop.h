@@ -17,11 +17,11 @@ void crop_plan(const struct onepot_images *o, const struct images_place *place, 
                uint32_t height, struct crop *ret_crop);
 
 /*
- * How far a decoder may shrink the picture, 1, 2, 4 or 8 times, so that what is left of the
- * crop is `spare` times the result's size, or more. A decoder averages blocks of pixels, whose
- * borders show in a result that is only a little smaller. A random crop varies anyway: 1. Where
- * the image is to be that of an exact decoder it is 3, for a mean difference below 2 of 255
- * (bench/RESULTS.md, Pictures).
+ * How far a decoder may shrink the picture, 1, 2, 4 or 8 times, so that the crop stays `spare`
+ * times the result's size, or more. A decoder averages blocks of pixels, whose borders show in
+ * a result that is only a little smaller. A random crop varies anyway: 1. Where the image is to
+ * equal an exact decoder's it is 3, for a mean difference below 2 of 255 (bench/RESULTS.md,
+ * Pictures).
  */
 unsigned crop_shrinks(const struct crop *crop);
 

@@ -5,6 +5,7 @@
 #include "images.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,12 +13,16 @@
 
 #include "convert_round.h"
 #include "error.h"
+#include "numbers.h"
 #include "picture.h"
 
 #define SIDE_MAX 16384u          /* of the result */
 #define SOURCE_SIDE_MAX 65535u   /* of a picture, which is JPEG's limit, too */
 #define SOURCE_PIXELS 178956970u /* PIL's limit against decompression bombs */
 #define ROOM_MAX (UINT64_C(1) << 30)
+#define EACH_LEAST (UINT64_C(4) << 20)   /* of a thread, however little memory there is */
+#define SCRATCH_KEPT (UINT64_C(4) << 20) /* from one picture to the next */
+#define FILE_ALWAYS (UINT64_C(32) << 20) /* files that are read with any budget */
 #define GREY 128
 
 /* The last one takes what no other knows. */
@@ -58,10 +63,8 @@ static int plan_check(const struct onepot_images *o, struct onepot_error *error)
     if (longer > SIDE_MAX)
         return error_set(error, -EINVAL, "images of %u by %u pixels", o->height, o->width);
     if (o->crop > ONEPOT_CROP_NONE || o->interpolation > ONEPOT_BICUBIC ||
-        o->type > ONEPOT_BFLOAT16 || o->on_error > ONEPOT_ERROR_GREY ||
-        o->decoder > ONEPOT_DECODER_GPU)
-        return error_set(error, -EINVAL,
-                         "images: no such crop, interpolation, type or decoder");
+        o->type > ONEPOT_BFLOAT16 || o->on_error > ONEPOT_ERROR_GREY)
+        return error_set(error, -EINVAL, "images: no such crop, interpolation or type");
     if (o->crop == ONEPOT_CROP_CENTRE && (o->resize < longer || o->resize > SOURCE_SIDE_MAX))
         return error_set(error, -EINVAL, "images: resize is %u, and %u pixels are cut out",
                          o->resize, longer);
@@ -196,23 +199,68 @@ int picture_fail(struct picture *p, int err, const char *format, ...)
     return err;
 }
 
+void images_budget_init(struct images_budget *budget, uint64_t bytes, uint32_t threads)
+{
+    pthread_mutex_init(&budget->large, NULL);
+    budget->each = max_u64(bytes / 2 / max_u64(threads, 1), EACH_LEAST);
+    budget->most = max_u64(bytes / 2, budget->each);
+}
+
+int images_check_file(const struct images_budget *budget, uint64_t len, char *why)
+{
+    if (!budget || len <= max_u64(budget->each, FILE_ALWAYS))
+        return 0;
+    snprintf(why, IMAGES_WHY_MAX,
+             "its file has %" PRIu64 " MiB, and %" PRIu64 " MiB of memory are for it; "
+             "give the loader more memory",
+             (len >> 20) + 1, max_u64(budget->each, FILE_ALWAYS) >> 20);
+    return -EILSEQ;
+}
+
+/* The picture takes so many bytes: is that within the budget? Waits for its turn. */
+static int budget_take(struct picture *p, uint64_t bytes)
+{
+    struct images_budget *budget = p->scratch->budget;
+    if (!budget || bytes <= budget->each)
+        return 0;
+    if (bytes > budget->most)
+        return picture_fail(p, -EILSEQ,
+                            "decoding it takes %" PRIu64 " MiB of memory, and %" PRIu64
+                            " MiB are for it; give the loader more memory",
+                            (bytes >> 20) + 1, budget->most >> 20);
+    pthread_mutex_lock(&budget->large);
+    p->is_large = true;
+    return 0;
+}
+
+/* Memory that grew for this picture is given back before the next large one may begin. */
+static void budget_give_back(struct picture *p)
+{
+    if (p->scratch->size > SCRATCH_KEPT)
+        images_scratch_free(p->scratch);
+    if (p->is_large)
+        pthread_mutex_unlock(&p->scratch->budget->large);
+}
+
 static int scratch_take(struct picture *p, uint64_t bytes)
 {
     struct images_scratch *s = p->scratch;
     if (bytes <= s->size)
         return 0;
     images_scratch_free(s);
-    s->memory = malloc(bytes + bytes / 4);
+    uint64_t generous = bytes <= SCRATCH_KEPT / 2 ? bytes + bytes / 4 : bytes;
+    s->memory = malloc(generous);
     if (!s->memory)
         return picture_fail(p, -ENOMEM, "no memory to decode it");
-    s->size = bytes + bytes / 4;
+    s->size = generous;
     return 0;
 }
 
 void images_scratch_free(struct images_scratch *scratch)
 {
     free(scratch->memory);
-    *scratch = (struct images_scratch){0};
+    scratch->memory = NULL;
+    scratch->size = 0;
 }
 
 static uint64_t rounded(uint64_t bytes)
@@ -227,7 +275,7 @@ bool picture_has_size(uint32_t width, uint32_t height)
 }
 
 int picture_begin(struct picture *p, uint32_t width, uint32_t height, bool can_shrink,
-                  uint64_t rooms, struct picture_part *ret_part)
+                  uint64_t rooms, uint64_t own_bytes, struct picture_part *ret_part)
 {
     const struct onepot_images *o = &p->plan->o;
     struct crop crop;
@@ -242,14 +290,16 @@ int picture_begin(struct picture *p, uint32_t width, uint32_t height, bool can_s
         crop_shrink(&crop, shrinks, width, height);
     uint64_t room = rounded(rooms * rounded((uint64_t)width * 4) + PICTURE_SLACK);
     uint64_t bytes = resample_bytes(&crop.x, &crop.y, o->interpolation);
-    if (!bytes || room > ROOM_MAX)
+    if (!bytes || room > ROOM_MAX || own_bytes > ROOM_MAX)
         return picture_fail(p, -EILSEQ, "it has too many pixels for one pixel of the result");
-    int r = scratch_take(p, room + bytes);
+    int r = budget_take(p, room + bytes + own_bytes);
+    if (r == 0)
+        r = scratch_take(p, room + bytes);
     if (r < 0)
         return r;
     p->room = p->scratch->memory;
     resample_begin(&p->resample, &crop.x, &crop.y, o->interpolation, p->room + room);
-    const struct taps *x = &p->resample.x, *y = &p->resample.y;
+    const struct filter *x = &p->resample.x, *y = &p->resample.y;
     *ret_part = (struct picture_part){.shrinks = shrinks,
                                       .x = x->begin,
                                       .y = y->begin,
@@ -290,5 +340,7 @@ int images_decode(const struct images_plan *plan, struct images_scratch *scratch
     const struct picture_decoder *const *d = decoders;
     while ((*d)->knows && !(*d)->knows(bytes, len))
         d++;
-    return (*d)->decode(&p);
+    int r = (*d)->decode(&p);
+    budget_give_back(&p);
+    return r;
 }

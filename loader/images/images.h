@@ -13,12 +13,12 @@
 #ifndef ONEPOT_LOADER_IMAGES_H
 #define ONEPOT_LOADER_IMAGES_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "onepot.h"
-#include "taps.h"
 
 #define IMAGES_WHY_MAX 160u
 
@@ -53,37 +53,41 @@ struct images_place {
     uint64_t seed, epoch, index;
 };
 
-/* Memory of one thread. Zeros are a new one. */
+/*
+ * Memory for the pictures of several threads while they are decoded. All threads at once
+ * decode pictures that take up to `each` bytes; larger ones, of up to `most`, are decoded one
+ * at a time. Together they stay within `bytes`, unless `each` would be below 4 MiB.
+ */
+struct images_budget {
+    pthread_mutex_t large; /* held while a large one is decoded */
+    uint64_t each, most;
+};
+/* Also in a forked child, where a thread of the parent may have held the lock. */
+void images_budget_init(struct images_budget *budget, uint64_t bytes, uint32_t threads);
+
+/* Memory of one thread. Zeros are a new one, without a budget. */
 struct images_scratch {
     uint8_t *memory;
     size_t size;
+    struct images_budget *budget;
 };
 void images_scratch_free(struct images_scratch *scratch);
+
+/* May a thread read a file of this length into memory? -EILSEQ, and `why` says so. */
+int images_check_file(const struct images_budget *budget, uint64_t len, char *why);
 
 /* Do these bytes begin as a file of a format that is known by its beginning? */
 bool images_knows(const uint8_t *bytes, size_t len);
 
 /*
- * Decode one picture to `to`, which has plan->bytes. -EILSEQ: no picture, or a damaged one.
+ * Decode one picture to `to`, which has plan->bytes. -EILSEQ: no picture, a damaged one, or one
+ * that takes more than the budget, which its header tells before anything is allocated.
  * -ENOTSUP: this library can't decode the format. -ENOMEM. `why` (IMAGES_WHY_MAX bytes) then
- * says what is wrong.
+ * gives the reason.
  */
 int images_decode(const struct images_plan *plan, struct images_scratch *scratch,
                   const struct images_place *place, const uint8_t *bytes, size_t len, void *to,
                   char *why);
-
-/*
- * A JPEG file that a device may decode, too: its size, and which part of it becomes the image.
- * Nothing is shrunk meanwhile, so that the image is the one that `exact` asks for. False: the
- * file is of no kind that all decoders take alike, and images_decode decodes it, or says why
- * not.
- */
-struct images_offer {
-    uint32_t width, height;
-    struct axis x, y;
-};
-bool images_offer(const struct images_plan *plan, const struct images_place *place,
-                  const uint8_t *bytes, size_t len, struct images_offer *ret_offer);
 
 /* A grey picture. */
 void images_grey(const struct images_plan *plan, void *to);

@@ -21,6 +21,7 @@
 #include "numbers.h"
 
 #define MEMORY_MAX (1L << 30)
+#define OWN_BYTES (128u << 10) /* of libjpeg, whatever the picture's size */
 #define SCANS_MAX 500 /* of a progressive file: each costs a pass over the whole picture */
 #define ROWS 4u       /* decoded at a time */
 #define MARGIN 2u     /* columns beside the crop that smooth its outermost colours */
@@ -81,7 +82,7 @@ static void source_nothing(j_decompress_ptr jpeg)
     (void)jpeg;
 }
 
-/* After the last byte comes an end marker, so that what is there can be decoded. */
+/* After the last byte comes an end marker, so that the bytes before it can be decoded. */
 static boolean source_fill(j_decompress_ptr jpeg)
 {
     static const JOCTET end[] = {0xff, JPEG_EOI};
@@ -164,13 +165,38 @@ static void decode_rows(struct decoder *d, const struct picture_part *part, uint
     }
 }
 
+static uint64_t rounded_up(uint64_t n, int to)
+{
+    return (n + (uint64_t)to - 1) / (uint64_t)to * (uint64_t)to;
+}
+
+/*
+ * The most that libjpeg allocates, by the header: the coefficients of all blocks if there are
+ * several scans; and for each component rows of blocks with their neighbours above and below,
+ * and rows of the picture's width for smooth colours.
+ */
+static uint64_t decoder_bytes(struct jpeg_decompress_struct *jpeg)
+{
+    uint64_t bytes = OWN_BYTES;
+    for (int i = 0; i < jpeg->num_components; i++) {
+        const jpeg_component_info *c = &jpeg->comp_info[i];
+        uint64_t wide = rounded_up(c->width_in_blocks, c->h_samp_factor) + 8;
+        uint64_t high = rounded_up(c->height_in_blocks, c->v_samp_factor);
+        if (jpeg_has_multiple_scans(jpeg))
+            bytes += wide * high * sizeof(JBLOCK);
+        bytes += wide * DCTSIZE * (uint64_t)c->v_samp_factor * (DCTSIZE + 4);
+        bytes += rounded_up(jpeg->image_width, 64) * (uint64_t)jpeg->max_v_samp_factor * 2;
+    }
+    return bytes;
+}
+
 static int decode_picture(struct decoder *d)
 {
     struct jpeg_decompress_struct *jpeg = &d->jpeg;
     struct picture_part part;
     jpeg_read_header(jpeg, TRUE);
     int r = picture_begin(d->picture, jpeg->image_width, jpeg->image_height, !is_cmyk(jpeg),
-                          ROWS, &part);
+                          ROWS, decoder_bytes(jpeg), &part);
     if (r < 0)
         return r;
     jpeg->out_color_space = is_cmyk(jpeg) ? JCS_CMYK : JCS_EXT_RGBX;

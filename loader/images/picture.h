@@ -19,7 +19,8 @@ struct picture {
     char *why; /* IMAGES_WHY_MAX bytes */
     uint8_t *to;
     struct images_scratch *scratch;
-    uint8_t *room; /* what the decoder asked for in picture_begin */
+    uint8_t *room; /* as the decoder asked in picture_begin */
+    bool is_large; /* it has its turn, see struct images_budget */
     struct resample resample;
 };
 
@@ -33,11 +34,12 @@ struct picture_part {
  * The picture has this size. A decoder that can shrink, to sizes that are rounded up, gets to
  * know by how much. It also gets room for `rooms` rows in p->room, of as many pixels as the
  * picture has after shrinking, each rounded up to PICTURE_SLACK bytes, and as many bytes more.
- * -EILSEQ: no such size. -ENOMEM.
+ * The decoder itself is about to allocate `own_bytes` at most. -EILSEQ: no such size, or more
+ * than the budget. -ENOMEM.
  */
 #define PICTURE_SLACK UINT64_C(64)
 int picture_begin(struct picture *p, uint32_t width, uint32_t height, bool can_shrink,
-                  uint64_t rooms, struct picture_part *ret_part);
+                  uint64_t rooms, uint64_t own_bytes, struct picture_part *ret_part);
 
 /* Is it a size that is decoded? */
 bool picture_has_size(uint32_t width, uint32_t height);

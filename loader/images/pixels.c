@@ -21,7 +21,7 @@ static int decode_pixels(struct picture *p, const uint8_t *pixels, uint32_t widt
                          uint32_t height, uint32_t channels)
 {
     struct picture_part part;
-    int r = picture_begin(p, width, height, false, 1, &part);
+    int r = picture_begin(p, width, height, false, 1, 0, &part);
     if (r < 0)
         return r;
     for (uint32_t y = part.y; y < part.y + part.height; y++) {

@@ -2,6 +2,10 @@
  * PNG by libpng, which makes red, green and blue of eight bits of every kind. Rows above the
  * crop are unpacked and left out, those below it not even read. The passes of an interlaced
  * file need the whole picture in memory.
+ *
+ * Chunks that change no pixel (texts, profiles, scales) are passed over unread, since libpng
+ * allocates as many bytes as such a chunk claims to have, before it finds that they are not
+ * there. What is left needs a row at a time, and allocations have a bound.
  */
 #include "picture.h"
 
@@ -18,9 +22,11 @@ static bool png_knows(const uint8_t *bytes, size_t len)
 
 #include <png.h>
 #include <setjmp.h>
+#include <stdlib.h>
 
-#define CHUNK_MAX (8u << 20)
-#define ANCILLARY_MAX 1000u
+/* Of libpng: a row of 65,535 pixels has 8 bytes each, of which it keeps two, and zlib. */
+#define ALLOCATION_MAX (1u << 20)
+#define OWN_BYTES (128u << 10)
 
 struct decoder {
     struct picture *picture;
@@ -52,6 +58,18 @@ static void on_read(png_structp png, png_bytep to, size_t len)
     d->at += len;
 }
 
+static png_voidp on_allocate(png_structp png, png_alloc_size_t bytes)
+{
+    (void)png;
+    return bytes <= ALLOCATION_MAX ? malloc(bytes) : NULL;
+}
+
+static void on_free(png_structp png, png_voidp memory)
+{
+    (void)png;
+    free(memory);
+}
+
 /* Ask for four bytes a pixel, the last one of no use. Returns the number of passes. */
 static int choose_pixels(struct decoder *d)
 {
@@ -71,15 +89,15 @@ static int decode_picture(struct decoder *d)
     struct picture *p = d->picture;
     struct picture_part part;
     png_set_user_limits(d->png, 65535, 65535);
-    png_set_chunk_malloc_max(d->png, CHUNK_MAX);
-    png_set_chunk_cache_max(d->png, ANCILLARY_MAX);
+    png_set_keep_unknown_chunks(d->png, PNG_HANDLE_CHUNK_NEVER, NULL, -1);
     png_set_read_fn(d->png, d, on_read);
     png_read_info(d->png, d->info);
     uint32_t width = png_get_image_width(d->png, d->info);
     uint32_t height = png_get_image_height(d->png, d->info);
     int passes = choose_pixels(d);
     bool whole = passes > 1;
-    int r = picture_begin(p, width, height, false, whole ? height : 1, &part);
+    int r = picture_begin(p, width, height, false, whole ? height : 1,
+                          OWN_BYTES + UINT64_C(24) * width, &part);
     if (r < 0)
         return r;
     size_t stride = (size_t)width * 4;
@@ -103,7 +121,8 @@ static int png_decode(struct picture *p)
 {
     struct decoder d = {.picture = p};
     int r;
-    d.png = png_create_read_struct(PNG_LIBPNG_VER_STRING, &d, on_error, on_warning);
+    d.png = png_create_read_struct_2(PNG_LIBPNG_VER_STRING, &d, on_error, on_warning, NULL,
+                                     on_allocate, on_free);
     d.info = d.png ? png_create_info_struct(d.png) : NULL;
     if (!d.info)
         r = picture_fail(p, -ENOMEM, "no memory to decode it");

@@ -5,8 +5,8 @@
  * take a third of the time that they took with floats). Where very many pixels make one, these
  * roundings would add up; there the sums have 32 bits.
  *
- * The loops are there twice: for any CPU, and for those of x86 with AVX2. All make the same
- * sums. Compilers don't find these vectors by themselves, as the loops within them are short.
+ * The loops are there twice: for any CPU, and for x86 with AVX2. All make the same sums.
+ * Compilers don't find these vectors by themselves, as the loops within them are short.
  */
 #include "resample.h"
 
@@ -24,21 +24,21 @@
 
 /* ---- weights ---- */
 
-/* In memory for count spans and count * most weights. Returns what is left of it. */
-static void *taps_make(struct taps *t, const struct axis *a,
-                       enum onepot_interpolation interpolation, void *memory)
+/* In memory for count spans and count * most weights. Returns the rest of it. */
+static void *filter_make(struct filter *t, const struct axis *a,
+                         enum onepot_interpolation interpolation, void *memory)
 {
-    uint64_t most = taps_most(a, interpolation);
-    struct taps_span *spans = memory;
+    uint64_t most = filter_most(a, interpolation);
+    struct filter_span *spans = memory;
     int16_t *weights = (int16_t *)(spans + a->count);
-    *t = (struct taps){.count = a->count,
-                       .most = (uint32_t)most,
-                       .begin = UINT32_MAX,
-                       .spans = spans,
-                       .weights = weights};
+    *t = (struct filter){.count = a->count,
+                         .most = (uint32_t)most,
+                         .begin = UINT32_MAX,
+                         .spans = spans,
+                         .weights = weights};
     for (uint32_t i = 0; i < a->count; i++) {
         uint32_t to = a->reversed ? a->count - 1 - i : i;
-        spans[to] = taps_one(a, i, interpolation, most, weights + to * most);
+        spans[to] = filter_one(a, i, interpolation, most, weights + to * most);
         t->begin = min_u32(t->begin, spans[to].first);
         t->end = max_u32(t->end, spans[to].first + spans[to].number);
         t->widest = max_u32(t->widest, (spans[to].number + 1) & ~1u);
@@ -54,9 +54,9 @@ static uint64_t line_values(uint64_t pixels, uint64_t most)
     return ((pixels + most) * 4 + LANES - 1) / LANES * LANES;
 }
 
-static uint64_t taps_bytes(uint64_t count, uint64_t most)
+static uint64_t filter_bytes(uint64_t count, uint64_t most)
 {
-    return count * (most * sizeof(int16_t) + sizeof(struct taps_span));
+    return count * (most * sizeof(int16_t) + sizeof(struct filter_span));
 }
 
 static uint64_t fours(uint64_t count)
@@ -67,21 +67,22 @@ static uint64_t fours(uint64_t count)
 size_t resample_bytes(const struct axis *x, const struct axis *y,
                       enum onepot_interpolation interpolation)
 {
-    uint64_t most_x = taps_most(x, interpolation), most_y = taps_most(y, interpolation);
+    uint64_t most_x = filter_most(x, interpolation), most_y = filter_most(y, interpolation);
     uint64_t bytes = (most_y + 1) * line_values(x->high - x->low, most_x) * sizeof(int16_t) +
-                     taps_bytes(x->count, most_x) + taps_bytes(fours(x->count), 4 * most_x) +
-                     taps_bytes(y->count, most_y) + fours(x->count) * 4 + LANES;
+                     filter_bytes(x->count, most_x) +
+                     filter_bytes(fours(x->count), 4 * most_x) +
+                     filter_bytes(y->count, most_y) + fours(x->count) * 4 + LANES;
     return bytes <= MEMORY_MAX ? bytes : 0;
 }
 
 /*
- * Arrange the taps of x for four results at a time, of which some may be one too many. Returns
- * what is left of the memory.
+ * Arrange the filter of x for four results at a time, of which some may be one too many.
+ * Returns the rest of the memory.
  */
-static void *taps_arrange(struct taps *t, void *memory)
+static void *filter_arrange(struct filter *t, void *memory)
 {
     uint32_t count = (uint32_t)fours(t->count);
-    struct taps_span *spans = memory;
+    struct filter_span *spans = memory;
     int16_t *weights = (int16_t *)(spans + count), *to = weights;
     for (uint32_t i = 0; i < count; i++)
         spans[i] = t->spans[min_u32(i, t->count - 1)];
@@ -103,9 +104,9 @@ void resample_begin(struct resample *r, const struct axis *x, const struct axis 
                     enum onepot_interpolation interpolation, void *memory)
 {
     *r = (struct resample){0};
-    void *left = taps_make(&r->x, x, interpolation, memory);
-    left = taps_arrange(&r->x, left);
-    left = taps_make(&r->y, y, interpolation, left);
+    void *left = filter_make(&r->x, x, interpolation, memory);
+    left = filter_arrange(&r->x, left);
+    left = filter_make(&r->y, y, interpolation, left);
     r->loops = loops_for(max_u32(r->x.widest, r->y.widest));
     r->row = left;
     r->rows = (int16_t *)(void *)(((uintptr_t)(r->row + fours(x->count) * 4) + LANES - 1) &
@@ -123,8 +124,8 @@ void resample_begin(struct resample *r, const struct axis *x, const struct axis 
 struct resample_loops {
     /* Sum the rows of a span, in a ring of `rows` rows. */
     void (*vertical)(int16_t *to, const int16_t *ring, size_t values, uint32_t rows,
-                     struct taps_span span, const int16_t *weights);
-    void (*horizontal)(uint8_t *to, const int16_t *line, const struct taps *taps);
+                     struct filter_span span, const int16_t *weights);
+    void (*horizontal)(uint8_t *to, const int16_t *line, const struct filter *filter);
     void (*widen)(int16_t *to, const uint8_t *from, size_t count);
 };
 
@@ -133,7 +134,7 @@ struct resample_loops {
 LOOP void loop_widen(int16_t *restrict to, const uint8_t *restrict from, size_t count)
 {
     for (size_t i = 0; i < count; i++)
-        to[i] = (int16_t)(from[i] << TAPS_IN_BITS);
+        to[i] = (int16_t)(from[i] << FILTER_IN_BITS);
 }
 
 typedef int16_t eight __attribute__((vector_size(16)));
@@ -151,21 +152,21 @@ LOOP eight weighed(eight values, eight weights)
 #if defined(__x86_64__)
     __m128i high = _mm_mulhi_epi16((__m128i)values, (__m128i)weights);
     __m128i low = _mm_mullo_epi16((__m128i)values, (__m128i)weights);
-    __m128i up = _mm_avg_epu16(_mm_srli_epi16(low, TAPS_BITS), _mm_setzero_si128());
+    __m128i up = _mm_avg_epu16(_mm_srli_epi16(low, FILTER_BITS), _mm_setzero_si128());
     return (eight)_mm_add_epi16(_mm_add_epi16(high, high), up);
 #elif defined(__aarch64__)
     return (eight)vqrdmulhq_s16((int16x8_t)values, (int16x8_t)weights);
 #else
     for (unsigned lane = 0; lane < 8; lane++)
         values[lane] =
-            (int16_t)((((int32_t)values[lane] * weights[lane] >> TAPS_BITS) + 1) >> 1);
+            (int16_t)((((int32_t)values[lane] * weights[lane] >> FILTER_BITS) + 1) >> 1);
     return values;
 #endif
 }
 
 LOOP uint8_t narrowed(int32_t value)
 {
-    value = (value + (1 << (TAPS_OUT_BITS - 1))) >> TAPS_OUT_BITS;
+    value = (value + (1 << (FILTER_OUT_BITS - 1))) >> FILTER_OUT_BITS;
     return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
 }
 
@@ -181,7 +182,7 @@ LOOP const int16_t *ring_row(const int16_t *ring, size_t values, uint32_t rows, 
 }
 
 static void any_vertical(int16_t *to, const int16_t *ring, size_t values, uint32_t rows,
-                         struct taps_span span, const int16_t *weights)
+                         struct filter_span span, const int16_t *weights)
 {
     for (size_t at = 0; at < values; at += 32) {
         eight sum[4] = {{0}};
@@ -195,13 +196,14 @@ static void any_vertical(int16_t *to, const int16_t *ring, size_t values, uint32
     }
 }
 
-static void any_horizontal(uint8_t *to, const int16_t *line, const struct taps *taps)
+static void any_horizontal(uint8_t *to, const int16_t *line, const struct filter *filter)
 {
-    for (uint32_t i = 0; i < taps->count; i++) {
-        const int16_t *pixel = line + (size_t)(taps->spans[i].first - taps->begin) * 4;
-        const int16_t *weights = taps->weights + (size_t)(i / 2) * taps->widest * 8 + i % 2 * 8;
+    for (uint32_t i = 0; i < filter->count; i++) {
+        const int16_t *pixel = line + (size_t)(filter->spans[i].first - filter->begin) * 4;
+        const int16_t *weights =
+            filter->weights + (size_t)(i / 2) * filter->widest * 8 + i % 2 * 8;
         eight sum = {0};
-        for (uint32_t t = 0; t < taps->widest; t += 2, pixel += 8, weights += 16)
+        for (uint32_t t = 0; t < filter->widest; t += 2, pixel += 8, weights += 16)
             sum += weighed(eight_at(pixel), eight_at(weights));
         for (unsigned c = 0; c < 4; c++)
             to[4 * (size_t)i + c] = narrowed(sum[c] + sum[4 + c]);
@@ -214,11 +216,12 @@ static const struct resample_loops loops_any = {any_vertical, any_horizontal, an
 
 static int16_t many_rounded(int32_t sum)
 {
-    return (int16_t)((sum + (1 << TAPS_BITS)) >> (TAPS_BITS + 1));
+    return (int16_t)((sum + (1 << FILTER_BITS)) >> (FILTER_BITS + 1));
 }
 
 static void many_vertical(int16_t *restrict to, const int16_t *restrict ring, size_t values,
-                          uint32_t rows, struct taps_span span, const int16_t *restrict weights)
+                          uint32_t rows, struct filter_span span,
+                          const int16_t *restrict weights)
 {
     for (size_t at = 0; at < values; at += LANES) {
         int32_t sum[LANES] = {0};
@@ -232,13 +235,14 @@ static void many_vertical(int16_t *restrict to, const int16_t *restrict ring, si
     }
 }
 
-static void many_horizontal(uint8_t *to, const int16_t *line, const struct taps *taps)
+static void many_horizontal(uint8_t *to, const int16_t *line, const struct filter *filter)
 {
-    for (uint32_t i = 0; i < taps->count; i++) {
-        const int16_t *pixel = line + (size_t)(taps->spans[i].first - taps->begin) * 4;
-        const int16_t *weights = taps->weights + (size_t)(i / 2) * taps->widest * 8 + i % 2 * 8;
+    for (uint32_t i = 0; i < filter->count; i++) {
+        const int16_t *pixel = line + (size_t)(filter->spans[i].first - filter->begin) * 4;
+        const int16_t *weights =
+            filter->weights + (size_t)(i / 2) * filter->widest * 8 + i % 2 * 8;
         int32_t sum[8] = {0};
-        for (uint32_t t = 0; t < taps->widest; t += 2, pixel += 8, weights += 16)
+        for (uint32_t t = 0; t < filter->widest; t += 2, pixel += 8, weights += 16)
             for (unsigned lane = 0; lane < 8; lane++)
                 sum[lane] += pixel[lane] * weights[lane];
         for (unsigned c = 0; c < 4; c++)
@@ -267,9 +271,9 @@ AVX2 LOOP __m256i avx2_weighed(const int16_t *row, unsigned quarter, __m256i by)
 }
 
 AVX2 static void avx2_vertical(int16_t *to, const int16_t *ring, size_t values, uint32_t rows,
-                               struct taps_span span, const int16_t *weights)
+                               struct filter_span span, const int16_t *weights)
 {
-    const int16_t *from[TAPS_FEW];
+    const int16_t *from[FILTER_FEW];
     for (uint32_t t = 0; t < span.number; t++)
         from[t] = ring_row(ring, values, rows, span.first + t);
     for (size_t at = 0; at < values; at += LANES) {
@@ -303,14 +307,14 @@ AVX2 LOOP __m256i avx2_two(const int16_t *one, const int16_t *other, const int16
 }
 
 AVX2 LOOP void avx2_results(uint8_t *restrict to, const int16_t *restrict line,
-                            const struct taps *restrict taps, uint32_t number)
+                            const struct filter *restrict filter, uint32_t number)
 {
-    const int16_t *restrict weights = taps->weights;
-    const struct taps_span *restrict s = taps->spans;
-    const __m256i half = _mm256_set1_epi16(1 << (TAPS_OUT_BITS - 1));
+    const int16_t *restrict weights = filter->weights;
+    const struct filter_span *restrict s = filter->spans;
+    const __m256i half = _mm256_set1_epi16(1 << (FILTER_OUT_BITS - 1));
     const size_t step = (size_t)number * 8;
-    line -= (size_t)taps->begin * 4;
-    for (uint32_t left = (taps->count + 3) / 4; left; left--, s += 4, to += 16) {
+    line -= (size_t)filter->begin * 4;
+    for (uint32_t left = (filter->count + 3) / 4; left; left--, s += 4, to += 16) {
         const int16_t *from[4];
         for (unsigned k = 0; k < 4; k++)
             from[k] = line + (size_t)s[k].first * 4;
@@ -319,7 +323,7 @@ AVX2 LOOP void avx2_results(uint8_t *restrict to, const int16_t *restrict line,
         /* results 0 and 2 in the lower half, 1 and 3 in the upper one */
         __m256i sum =
             _mm256_add_epi16(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
-        sum = _mm256_srai_epi16(_mm256_add_epi16(sum, half), TAPS_OUT_BITS);
+        sum = _mm256_srai_epi16(_mm256_add_epi16(sum, half), FILTER_OUT_BITS);
         __m256i bytes = _mm256_packus_epi16(sum, sum);
         _mm_storeu_si128((__m128i *)(void *)to,
                          _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes),
@@ -329,16 +333,16 @@ AVX2 LOOP void avx2_results(uint8_t *restrict to, const int16_t *restrict line,
 }
 
 /* Loops of a known length become straight code. */
-AVX2 static void avx2_horizontal(uint8_t *to, const int16_t *line, const struct taps *taps)
+AVX2 static void avx2_horizontal(uint8_t *to, const int16_t *line, const struct filter *filter)
 {
-    if (taps->widest == 2)
-        avx2_results(to, line, taps, 2);
-    else if (taps->widest == 4)
-        avx2_results(to, line, taps, 4);
-    else if (taps->widest == 6)
-        avx2_results(to, line, taps, 6);
+    if (filter->widest == 2)
+        avx2_results(to, line, filter, 2);
+    else if (filter->widest == 4)
+        avx2_results(to, line, filter, 4);
+    else if (filter->widest == 6)
+        avx2_results(to, line, filter, 6);
     else
-        avx2_results(to, line, taps, taps->widest);
+        avx2_results(to, line, filter, filter->widest);
 }
 
 static const struct resample_loops loops_avx2 = {avx2_vertical, avx2_horizontal, avx2_widen};
@@ -346,7 +350,7 @@ static const struct resample_loops loops_avx2 = {avx2_vertical, avx2_horizontal,
 
 static const struct resample_loops *loops_for(uint32_t most)
 {
-    if (most > TAPS_FEW)
+    if (most > FILTER_FEW)
         return &loops_many;
 #ifdef __x86_64__
     if (__builtin_cpu_supports("avx2"))
@@ -366,10 +370,10 @@ void resample_give(struct resample *r, const uint8_t *pixels)
 
 bool resample_take(struct resample *r)
 {
-    const struct taps *y = &r->y;
+    const struct filter *y = &r->y;
     if (r->made == y->count)
         return false;
-    struct taps_span span = y->spans[r->made];
+    struct filter_span span = y->spans[r->made];
     if (y->begin + r->given < span.first + span.number)
         return false;
     r->loops->vertical(r->line, r->rows, r->line_values, y->most, span,

@@ -11,22 +11,22 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "taps.h"
+#include "resample_filter.h"
 
 /* The weights of each result of an axis, parts of 2^14, which is their sum. */
-struct taps {
+struct filter {
     uint32_t count;
     uint32_t most;       /* places for the weights of each; beyond `number` they are 0 */
     uint32_t widest;     /* the largest `number`, and one more if that is odd */
     uint32_t begin, end; /* pixels of the source that take part: [begin, end) */
-    const struct taps_span *spans; /* [count]; of x four at a time */
+    const struct filter_span *spans; /* [count]; of x four at a time */
     /* [count][most]. Of x for two results at a time, [count / 2][most / 2][2][2][4]: two
      * weights of one result, for four channels, and two of the other. */
     const int16_t *weights;
 };
 
 struct resample {
-    struct taps x, y;
+    struct filter x, y;
     const struct resample_loops *loops;
     /* [y.most] rows of the source, four channels: x.end - x.begin pixels each. */
     int16_t *rows;

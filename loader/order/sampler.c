@@ -9,10 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "budget.h"
 #include "error.h"
 #include "launcher.h"
 #include "onepot.h"
-#include "permutation.h"
 
 /* ---- the order of an epoch ---- */
 
@@ -22,6 +22,14 @@ struct order {
     uint64_t first, step;      /* place of element i in the epoch: first + i * step */
     struct permutation *taken; /* this order's own elements; NULL: not shuffled */
 };
+
+#define LITTLE_BYTES (UINT64_C(64) << 20) /* that any job has */
+
+/* Bytes of each element of a shuffle. */
+static uint64_t order_item_bytes(const struct order_options *o)
+{
+    return o->samples > UINT64_C(1) << 32 ? 8 : 4;
+}
 
 /* Elements of a rank, all of its workers together. */
 static uint64_t rank_length(const struct order_options *options)
@@ -50,14 +58,24 @@ static int order_check_options(const struct order_options *o)
     return 0;
 }
 
+/* Memory is promised freely, and taken away from the whole job once it is used up. */
+static bool order_fits(const struct order_options *o)
+{
+    uint64_t bytes;
+    return !__builtin_mul_overflow(o->samples, order_item_bytes(o), &bytes) &&
+           (bytes < LITTLE_BYTES || bytes < budget_memory_bytes(""));
+}
+
 static int order_shuffle(struct order *order)
 {
     const struct order_options *o = &order->options;
-    int r = o->block ? permutation_new_blocks(o->samples, o->seed, o->block, o->window,
+    if (!order_fits(o))
+        return -ENOMEM;
+    int r = o->block ? permutation_new_blocks(o->samples, o->seed, o->block, o->window, o->stop,
                                               &order->taken)
-                     : permutation_new(o->samples, o->seed, &order->taken);
+                     : permutation_new(o->samples, o->seed, o->stop, &order->taken);
     if (r == 0 && (order->step > 1 || order->first > 0))
-        r = permutation_take(order->taken, order->first, order->step, order->length);
+        r = permutation_take(order->taken, order->first, order->step, order->length, o->stop);
     return r;
 }
 
@@ -133,9 +151,10 @@ int order_error(struct onepot_error *error, int err, const struct order_options 
     if (err == -ENOMEM)
         return error_set(error, err,
                          "no memory for an order of %" PRIu64
-                         " samples: a shuffle takes %d bytes "
-                         "for each",
-                         o->samples, o->samples > UINT32_MAX ? 8 : 4);
+                         " samples: a shuffle takes %" PRIu64 " bytes for each",
+                         o->samples, order_item_bytes(o));
+    if (err == -ECANCELED)
+        return error_set(error, err, "interrupted");
     if (o->rank >= o->world_size)
         return error_set(error, err, "rank %" PRIu64 " is not below the world size %" PRIu64,
                          o->rank, o->world_size);
@@ -163,8 +182,9 @@ static void order_options_from(const struct onepot_sampler_options *o,
     };
 }
 
-int onepot_sampler_new(const struct onepot_sampler_options *options, struct onepot_error *error,
-                       struct onepot_sampler **ret_sampler)
+int sampler_new(const struct onepot_sampler_options *options,
+                const struct permutation_stop *stop, struct onepot_error *error,
+                struct onepot_sampler **ret_sampler)
 {
     struct onepot_sampler_options o = {0};
     int r = options_read(&o, sizeof(o), options, error);
@@ -178,7 +198,9 @@ int onepot_sampler_new(const struct onepot_sampler_options *options, struct onep
     sampler->seed = o.seed;
     sampler->epoch = o.epoch;
     order_options_from(&o, &sampler->options);
+    sampler->options.stop = stop;
     r = order_new(&sampler->options, &sampler->order);
+    sampler->options.stop = NULL;
     if (r < 0) {
         order_error(error, r, &sampler->options);
         free(sampler);
@@ -186,6 +208,12 @@ int onepot_sampler_new(const struct onepot_sampler_options *options, struct onep
     }
     *ret_sampler = sampler;
     return 0;
+}
+
+int onepot_sampler_new(const struct onepot_sampler_options *options, struct onepot_error *error,
+                       struct onepot_sampler **ret_sampler)
+{
+    return sampler_new(options, NULL, error, ret_sampler);
 }
 
 void onepot_sampler_free(struct onepot_sampler *sampler)
@@ -216,23 +244,31 @@ uint64_t onepot_sampler_epoch(const struct onepot_sampler *sampler)
     return sampler->epoch;
 }
 
+void sampler_options_of(const struct onepot_sampler *sampler, uint64_t epoch,
+                        struct order_options *ret_options)
+{
+    *ret_options = sampler->options;
+    ret_options->seed = sampler->seed + epoch;
+}
+
+void sampler_switch(struct onepot_sampler *sampler, uint64_t epoch, struct order *order)
+{
+    order_free(sampler->order);
+    sampler->order = order;
+    sampler->epoch = epoch;
+}
+
 int onepot_sampler_set_epoch(struct onepot_sampler *sampler, uint64_t epoch)
 {
-    struct order_options options = sampler->options;
+    struct order_options options;
     struct order *order;
     if (epoch == sampler->epoch)
         return 0;
-    if (options.shuffle) {
-        options.seed = sampler->seed + epoch;
-        int r = order_new(&options, &order);
-        if (r < 0)
-            return r;
-        order_free(sampler->order);
-        sampler->order = order;
-        sampler->options = options;
-    }
-    sampler->epoch = epoch;
-    return 0;
+    sampler_options_of(sampler, epoch, &options);
+    int r = order_new(&options, &order);
+    if (r == 0)
+        sampler_switch(sampler, epoch, order);
+    return r;
 }
 
 int onepot_sampler_get(const struct onepot_sampler *sampler, uint64_t first, uint64_t count,

@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "onepot.h"
+#include "permutation.h"
 
 #define ORDER_DEFAULT_WINDOW 64
 
@@ -19,11 +20,13 @@ struct order_options {
     uint64_t rank, world_size; /* rank < world_size */
     uint64_t seed;             /* of this epoch: the seed plus the epoch's number */
     bool shuffle, drop_last;
-    uint64_t worker, workers; /* worker < workers */
-    uint64_t block, window;   /* block 0: a true shuffle */
+    uint64_t worker, workers;            /* worker < workers */
+    uint64_t block, window;              /* block 0: a true shuffle */
+    const struct permutation_stop *stop; /* NULL: a shuffle is not stopped */
 };
 
-/* -EINVAL: an option is out of range. -ENOMEM. */
+/* -EINVAL: an option is out of range. -ENOMEM, also for more than the job's memory. -ECANCELED.
+ */
 int order_new(const struct order_options *options, struct order **ret_order);
 void order_free(struct order *order); /* NULL is fine */
 
@@ -35,6 +38,20 @@ uint64_t order_at(const struct order *order, uint64_t i, bool *ret_valid);
 
 /* Put an error of order_new into words. Returns `err`. */
 int order_error(struct onepot_error *error, int err, const struct order_options *options);
+
+/* ---- the public sampler, in steps: for callers that can be interrupted ---- */
+
+/* Like onepot_sampler_new. -ECANCELED: it was stopped. */
+int sampler_new(const struct onepot_sampler_options *options,
+                const struct permutation_stop *stop, struct onepot_error *error,
+                struct onepot_sampler **ret_sampler);
+
+/* The options of another epoch's order. */
+void sampler_options_of(const struct onepot_sampler *sampler, uint64_t epoch,
+                        struct order_options *ret_options);
+
+/* Go to that epoch with its order, which is taken over. */
+void sampler_switch(struct onepot_sampler *sampler, uint64_t epoch, struct order *order);
 
 /* If *world_size is 0, take rank and world size from the environment of the launcher. */
 int rank_find(uint64_t *rank, uint64_t *world_size, struct onepot_error *error);

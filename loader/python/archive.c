@@ -8,6 +8,8 @@
 #include <string.h>
 #include <time.h>
 
+#define NUMBERS_PACE 4096u /* labels that are read between looks at signals */
+
 PyObject *archive_lease(PyObject *self)
 {
     return lease_take(self, &((struct py_archive *)self)->lease, "archive");
@@ -37,7 +39,8 @@ static char **take_texts(PyObject *tuple, size_t *ret_count)
 static void archive_free(PyObject *capsule)
 {
     struct onepot_archive *archive = leased(capsule);
-    Py_BEGIN_ALLOW_THREADS onepot_archive_close(archive);
+    Py_BEGIN_ALLOW_THREADS
+    onepot_archive_close(archive);
     Py_END_ALLOW_THREADS
 }
 
@@ -50,7 +53,7 @@ static int archive_become(PyObject *self, struct onepot_archive *archive)
 
 /* How the opening goes on, for a function of Python. */
 struct report {
-    PyObject *function, *type, *value, *trace; /* what it raised */
+    PyObject *function, *type, *value, *trace; /* its exception */
     uint64_t last_ns;
 };
 
@@ -87,8 +90,8 @@ static int archive_open(PyObject *self, char **paths, size_t path_count,
     struct onepot_archive *archive = NULL;
     int r;
     do {
-        Py_BEGIN_ALLOW_THREADS r =
-            onepot_archive_open((const char *const *)paths, path_count, o, &error, &archive);
+        Py_BEGIN_ALLOW_THREADS
+        r = onepot_archive_open((const char *const *)paths, path_count, o, &error, &archive);
         Py_END_ALLOW_THREADS
     } while (r == -EINTR && PyErr_CheckSignals() == 0); /* as PEP 475 has it */
     const struct report *report = o->progress_ctx;
@@ -192,9 +195,11 @@ static PyObject *archive_take_split(PyObject *self, PyObject *args)
     struct onepot_archive *archive = leased(lease);
     if (!archive)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = onepot_archive_split(archive, low, high, seed, &part);
-    Py_END_ALLOW_THREADS if (r < 0) return raise_invalid(r,
-                                                         "fractions are 0 <= low <= high <= 1");
+    Py_BEGIN_ALLOW_THREADS
+    r = onepot_archive_split(archive, low, high, seed, &part);
+    Py_END_ALLOW_THREADS
+    if (r < 0)
+        return raise_invalid(r, "fractions are 0 <= low <= high <= 1");
     return archive_become(self, part) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
@@ -212,9 +217,11 @@ static PyObject *archive_take_fold(PyObject *self, PyObject *args)
     struct onepot_archive *archive = leased(lease);
     if (!archive)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = onepot_archive_fold(archive, folds, fold, held_out, seed, &part);
-    Py_END_ALLOW_THREADS if (r < 0) return raise_invalid(
-        r, "there are at least 2 folds, counted from 0");
+    Py_BEGIN_ALLOW_THREADS
+    r = onepot_archive_fold(archive, folds, fold, held_out, seed, &part);
+    Py_END_ALLOW_THREADS
+    if (r < 0)
+        return raise_invalid(r, "there are at least 2 folds, counted from 0");
     return archive_become(self, part) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
@@ -267,8 +274,10 @@ static PyObject *archive_find(PyObject *self, PyObject *name)
     struct onepot_archive *archive = leased(lease);
     if (!archive || !PyUnicode_FSConverter(name, &bytes))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = onepot_archive_find(archive, PyBytes_AsString(bytes), &found);
-    Py_END_ALLOW_THREADS Py_DECREF(bytes);
+    Py_BEGIN_ALLOW_THREADS
+    r = onepot_archive_find(archive, PyBytes_AsString(bytes), &found);
+    Py_END_ALLOW_THREADS
+    Py_DECREF(bytes);
     if (r == -ENOENT) {
         PyErr_SetObject(PyExc_KeyError, name);
         return NULL;
@@ -324,8 +333,11 @@ static PyObject *archive_batch_for(PyObject *self, PyObject *args)
     int r;
     if (!archive || !PyArg_ParseTuple(args, "O&", take_count, &bytes))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = onepot_archive_batch_for(archive, bytes, 0, &mean, &worst);
-    Py_END_ALLOW_THREADS if (r < 0) return raise_error(r, NULL);
+    Py_BEGIN_ALLOW_THREADS
+    r = onepot_archive_batch_for(archive, bytes, 0, &mean, &worst);
+    Py_END_ALLOW_THREADS
+    if (r < 0)
+        return raise_error(r, NULL);
     return Py_BuildValue("(KK)", (unsigned long long)mean, (unsigned long long)worst);
 }
 
@@ -364,12 +376,18 @@ static PyObject *archive_numbers(PyObject *self, void *labels)
     int64_t *numbers = (int64_t *)(void *)PyByteArray_AsString(memory);
     struct onepot_error error = {0};
     int r = 0;
-    Py_BEGIN_ALLOW_THREADS for (uint64_t i = 0; r == 0 && i < n; i++) r =
-        labels ? onepot_archive_label(archive, i, &error, &numbers[i])
-               : onepot_archive_size(archive, i, (uint64_t *)&numbers[i]);
-    Py_END_ALLOW_THREADS PyObject *result =
-        r < 0 ? raise_error(r, &error)
-              : (PyObject *)buffer_new(memory, numbers, (Py_ssize_t)(8 * n), 0, ITEM_INT64);
+    for (uint64_t i = 0, end; r == 0 && i < n && PyErr_CheckSignals() == 0; i = end) {
+        end = n - i < NUMBERS_PACE ? n : i + NUMBERS_PACE;
+        Py_BEGIN_ALLOW_THREADS
+        for (uint64_t at = i; r == 0 && at < end; at++)
+            r = labels ? onepot_archive_label(archive, at, &error, &numbers[at])
+                       : onepot_archive_size(archive, at, (uint64_t *)&numbers[at]);
+        Py_END_ALLOW_THREADS
+    }
+    PyObject *result =
+        PyErr_Occurred() ? NULL
+        : r < 0          ? raise_error(r, &error)
+                : (PyObject *)buffer_of_bytes(memory, numbers, 8 * (uint64_t)n, 0, ITEM_INT64);
     Py_DECREF(memory);
     return result;
 }
@@ -384,8 +402,11 @@ static PyObject *archive_digest(PyObject *self, void *unused)
     (void)unused;
     if (!archive)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = onepot_archive_digest(archive, digest);
-    Py_END_ALLOW_THREADS if (r < 0) return raise_error(r, NULL);
+    Py_BEGIN_ALLOW_THREADS
+    r = onepot_archive_digest(archive, digest);
+    Py_END_ALLOW_THREADS
+    if (r < 0)
+        return raise_error(r, NULL);
     for (unsigned i = 0; i < ONEPOT_DIGEST_BYTES; i++)
         snprintf(hex + 2 * i, 3, "%02x", digest[i]);
     return PyUnicode_FromString(hex);
@@ -399,8 +420,10 @@ static PyObject *archive_common_size(PyObject *self, void *unused)
     (void)unused;
     if (!archive)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS size = onepot_archive_common_size(archive);
-    Py_END_ALLOW_THREADS return PyLong_FromUnsignedLongLong(size);
+    Py_BEGIN_ALLOW_THREADS
+    size = onepot_archive_common_size(archive);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromUnsignedLongLong(size);
 }
 
 static PyObject *archive_left_out(PyObject *self, void *unused)

@@ -4,26 +4,60 @@
  */
 #include "module.h"
 
+#include <dlfcn.h>
 #include <errno.h>
+#include <stdatomic.h>
 #include <string.h>
 
 struct py_batch {
     PyObject_HEAD const struct onepot_batch *batch;
     struct batch_kind kind;
     struct onepot_device_batch there; /* where it is, on a device or here */
-    PyObject *streams; /* a list of those that record_stream was given, or NULL */
+    PyObject *streams; /* a list, see batch_streams; NULL: it is in the host's memory */
 };
+
+/*
+ * PyGILState_Check, which the stable ABI lacks. A thread of a subinterpreter is not recognised,
+ * and keeps its references.
+ */
+static bool holds_interpreter(void)
+{
+    static _Atomic(void *) found;
+    PyThreadState *(*current)(void), *own = PyGILState_GetThisThreadState();
+    void *function = atomic_load(&found);
+    if (!function) {
+        function = dlsym(RTLD_DEFAULT, "PyThreadState_GetUnchecked"); /* from 3.13 on */
+        if (!function)
+            function = dlsym(RTLD_DEFAULT, "_PyThreadState_UncheckedGet");
+        atomic_store(&found, function);
+    }
+    memcpy(&current, &function, sizeof(current));
+    return own && current && current() == own;
+}
+
+void batch_let_go(const struct onepot_batch *batch, struct onepot_duplicate *copy)
+{
+    PyThreadState *state = (batch || copy) && holds_interpreter() ? PyEval_SaveThread() : NULL;
+    onepot_batch_release(batch);
+    onepot_duplicate_free(copy);
+    if (state)
+        PyEval_RestoreThread(state);
+}
 
 PyObject *batch_new(const struct batch_kind *kind, const struct onepot_batch *batch)
 {
-    struct py_batch *b = PyObject_New(struct py_batch, batch_type);
+    PyObject *streams = kind->where == BUFFER_HOST ? NULL : PyList_New(0);
+    struct py_batch *b = streams || kind->where == BUFFER_HOST
+                             ? PyObject_New(struct py_batch, batch_type)
+                             : NULL;
     if (!b) {
-        onepot_batch_release(batch);
+        Py_XDECREF(streams);
+        batch_let_go(batch, NULL);
         return NULL;
     }
     b->batch = batch;
     b->kind = *kind;
-    b->streams = NULL;
+    b->streams = streams;
     b->there = (struct onepot_device_batch){.size = sizeof(b->there)};
     if (onepot_batch_on_device(batch, &b->there) < 0)
         b->there = (struct onepot_device_batch){.size = sizeof(b->there),
@@ -37,11 +71,12 @@ PyObject *batch_new(const struct batch_kind *kind, const struct onepot_batch *ba
     return (PyObject *)b;
 }
 
-/* A view of the batch's memory. */
-static struct py_buffer *batch_view_new(struct py_batch *self, const void *bytes,
-                                        Py_ssize_t len, enum item item)
+/* A view in `room` bytes of the batch's memory. */
+static struct py_buffer *batch_view_new(struct py_batch *self, const void *bytes, uint64_t room,
+                                        const struct shape *shape)
 {
-    struct py_buffer *b = buffer_new((PyObject *)self, (void *)(uintptr_t)bytes, len, 0, item);
+    struct py_buffer *b =
+        buffer_new((PyObject *)self, (void *)(uintptr_t)bytes, room, 0, shape);
     if (!b)
         return NULL;
     b->batch = self->batch;
@@ -52,7 +87,7 @@ static struct py_buffer *batch_view_new(struct py_batch *self, const void *bytes
 
 static void batch_dealloc(PyObject *self)
 {
-    onepot_batch_release(((struct py_batch *)self)->batch);
+    batch_let_go(((struct py_batch *)self)->batch, NULL);
     Py_XDECREF(((struct py_batch *)self)->streams);
     object_free(self);
 }
@@ -62,51 +97,42 @@ static Py_ssize_t batch_length(PyObject *self)
     return (Py_ssize_t)((struct py_batch *)self)->batch->samples;
 }
 
-/* Set the dimensions from number `first` on to `shape`, in C order. */
-static void view_shape(struct py_buffer *b, int first, int count, const uint64_t *shape,
-                       bool fortran_order)
+/* The shape of one sample, as dimensions from number `first` on of one of these `bytes`. */
+static void shape_sample(const struct py_batch *self, int first, uint64_t bytes,
+                         struct shape *shape)
 {
-    Py_ssize_t step = item_types[b->item].bytes;
-    b->dimensions = first + count;
-    for (int i = 0; i < count; i++) {
-        int at = fortran_order ? i : count - 1 - i;
-        b->shape[first + at] = (Py_ssize_t)shape[at];
-        b->strides[first + at] = step;
-        step *= (Py_ssize_t)shape[at];
-    }
+    const struct onepot_npy *npy = &self->kind.npy;
+    if (self->kind.item >= 0)
+        shape_set(shape, first, (int)npy->dimensions, npy->shape, npy->fortran_order);
+    else
+        shape_set(shape, first, 1, &bytes, false);
 }
 
-/* One sample; .npy samples have the shape of their array. */
+/*
+ * One sample; .npy samples have the shape of their array, also a skipped one, whose place holds
+ * zeros. Anybody may have written to the tables, so the place is checked against the data.
+ */
 static PyObject *batch_view_one(struct py_batch *self, uint64_t i)
 {
     const struct onepot_batch *batch = self->batch;
-    const struct onepot_npy *npy = &self->kind.npy;
-    int is_array = self->kind.item >= 0;
-    struct py_buffer *b =
-        batch_view_new(self, self->there.data + batch->offsets[i], (Py_ssize_t)batch->sizes[i],
-                       is_array ? (enum item)self->kind.item : ITEM_UINT8);
-    if (b && is_array && batch->stride)
-        view_shape(b, 0, (int)npy->dimensions, npy->shape, npy->fortran_order);
-    return (PyObject *)b;
+    uint64_t at = batch->offsets[i] < batch->bytes ? batch->offsets[i] : batch->bytes;
+    struct shape shape;
+    shape.item = self->kind.item >= 0 ? (enum item)self->kind.item : ITEM_UINT8;
+    shape_sample(self, 0, batch->sizes[i], &shape);
+    return (PyObject *)batch_view_new(self, self->there.data + at, batch->bytes - at, &shape);
 }
 
 /* All samples; if they have one size, they are rows. */
 static PyObject *batch_view_all(struct py_batch *self)
 {
     const struct onepot_batch *batch = self->batch;
-    const struct onepot_npy *npy = &self->kind.npy;
-    int is_array = self->kind.item >= 0;
-    struct py_buffer *b = batch_view_new(self, self->there.data, (Py_ssize_t)batch->bytes,
-                                         is_array ? (enum item)self->kind.item : ITEM_UINT8);
-    if (!b || !batch->stride)
-        return (PyObject *)b;
-    b->shape[0] = (Py_ssize_t)batch->samples;
-    b->strides[0] = (Py_ssize_t)batch->stride;
-    if (is_array)
-        view_shape(b, 1, (int)npy->dimensions, npy->shape, npy->fortran_order);
-    else
-        view_shape(b, 1, 1, &batch->stride, false);
-    return (PyObject *)b;
+    bool is_array = self->kind.item >= 0, has_rows = is_array || batch->stride;
+    struct shape shape;
+    shape.item = is_array ? (enum item)self->kind.item : ITEM_UINT8;
+    shape.lengths[0] = (Py_ssize_t)batch->samples;
+    shape.strides[0] = (Py_ssize_t)batch->stride;
+    shape_sample(self, has_rows, has_rows ? batch->stride : batch->bytes, &shape);
+    return (PyObject *)batch_view_new(self, self->there.data, batch->bytes, &shape);
 }
 
 static PyObject *batch_data(PyObject *self, void *unused)
@@ -140,8 +166,11 @@ static PyObject *batch_table(PyObject *self, void *table)
     struct py_batch *b = (struct py_batch *)self;
     const struct table *t = table;
     const void *numbers = *(void *const *)(const void *)((const char *)&b->there + t->offset);
-    Py_ssize_t bytes = (Py_ssize_t)b->batch->samples * item_types[t->item].bytes;
-    return (PyObject *)batch_view_new(b, numbers, bytes, t->item);
+    struct shape shape;
+    shape.item = t->item;
+    shape_set(&shape, 0, 1, &b->batch->samples, false);
+    return (PyObject *)batch_view_new(
+        b, numbers, b->batch->samples * (uint64_t)item_types[t->item].bytes, &shape);
 }
 
 /* A number in struct onepot_batch, at this offset. */
@@ -172,15 +201,16 @@ static PyObject *batch_images(PyObject *self, void *unused)
     (void)unused;
     if (!s->kind.has_images)
         Py_RETURN_NONE;
-    Py_ssize_t bytes = item_types[s->kind.image_item].bytes;
+    uint64_t bytes = (uint64_t)item_types[s->kind.image_item].bytes;
     for (unsigned i = 0; i < 4; i++)
-        bytes *= (Py_ssize_t)shape[i];
+        bytes *= shape[i];
+    struct shape view;
+    view.item = s->kind.image_item;
+    shape_set(&view, 0, 4, shape, false);
     /* A device made them of the data, or they were decoded and are the data. */
-    struct py_buffer *b = batch_view_new(s, s->there.images ? s->there.images : s->there.data,
-                                         bytes, s->kind.image_item);
-    if (b)
-        view_shape(b, 0, 4, shape, false);
-    return (PyObject *)b;
+    return (PyObject *)(s->there.images
+                            ? batch_view_new(s, s->there.images, bytes, &view)
+                            : batch_view_new(s, s->there.data, s->batch->bytes, &view));
 }
 
 /* NULL without an exception: there is none. */
@@ -192,7 +222,7 @@ static PyObject *attribute_of(PyObject *object, const char *name)
     return value;
 }
 
-/* Of (version, handle), which a method returns, or an attribute is. */
+/* A pair (version, handle), which a method returns, or an attribute is. */
 static PyObject *protocol_number(PyObject *shown)
 {
     PyObject *pair =
@@ -243,18 +273,19 @@ int take_stream(PyObject *stream, void **ret_handle)
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* A stream that is an object must not be destroyed while the batch may still name it. */
-static int keep_stream(struct py_batch *b, PyObject *stream)
+PyObject *batch_streams(const struct py_buffer *view)
 {
-    int r = 0;
-    if (PyLong_Check(stream))
-        return 0;
-    Py_BEGIN_CRITICAL_SECTION(b);
-    if (!b->streams)
-        b->streams = PyList_New(0);
-    r = b->streams ? PyList_Append(b->streams, stream) : -1;
-    Py_END_CRITICAL_SECTION();
-    return r;
+    PyObject *owner = view->owner;
+    while (Py_TYPE(owner) == buffer_type)
+        owner = ((struct py_buffer *)owner)->owner;
+    return ((struct py_batch *)owner)->streams;
+}
+
+int keep_stream(PyObject *streams, PyObject *stream)
+{
+    return !streams || stream == Py_None || PyLong_Check(stream)
+               ? 0
+               : PyList_Append(streams, stream);
 }
 
 static PyObject *batch_record_stream(PyObject *self, PyObject *stream)
@@ -263,10 +294,13 @@ static PyObject *batch_record_stream(PyObject *self, PyObject *stream)
     struct onepot_error error = {0};
     void *handle;
     int r;
-    if (take_stream(stream, &handle) < 0 || keep_stream(b, stream) < 0)
+    if (take_stream(stream, &handle) < 0 || keep_stream(b->streams, stream) < 0)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = onepot_batch_use(b->batch, handle, &error);
-    Py_END_ALLOW_THREADS if (r < 0) return raise_error(r, &error);
+    Py_BEGIN_ALLOW_THREADS
+    r = onepot_batch_use(b->batch, handle, &error);
+    Py_END_ALLOW_THREADS
+    if (r < 0)
+        return raise_error(r, &error);
     Py_RETURN_NONE;
 }
 
@@ -276,8 +310,11 @@ static PyObject *batch_wait(PyObject *self, PyObject *unused)
     struct onepot_error error = {0};
     int r;
     (void)unused;
-    Py_BEGIN_ALLOW_THREADS r = onepot_batch_wait(b->batch, &error);
-    Py_END_ALLOW_THREADS if (r < 0) return raise_error(r, &error);
+    Py_BEGIN_ALLOW_THREADS
+    r = onepot_batch_wait(b->batch, &error);
+    Py_END_ALLOW_THREADS
+    if (r < 0)
+        return raise_error(r, &error);
     Py_RETURN_NONE;
 }
 

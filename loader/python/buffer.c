@@ -44,9 +44,55 @@ enum item item_of_images(enum onepot_float type)
 
 /* ---- making buffers ---- */
 
-struct py_buffer *buffer_new(PyObject *owner, void *bytes, Py_ssize_t len, int read_only,
-                             enum item item)
+/* Unsigned, as a shape that is too large may wrap here: shape_measure refuses it. */
+void shape_set(struct shape *shape, int first, int count, const uint64_t *lengths,
+               bool fortran_order)
 {
+    uint64_t step = (uint64_t)item_types[shape->item].bytes;
+    shape->dimensions = first + count;
+    for (int i = 0; i < count; i++) {
+        int at = fortran_order ? i : count - 1 - i;
+        shape->lengths[first + at] = (Py_ssize_t)lengths[at];
+        shape->strides[first + at] = (Py_ssize_t)step;
+        step *= lengths[at];
+    }
+}
+
+/*
+ * The bytes of all elements, and the bytes from the first element's to the last one's end. With
+ * a length of 0 the other lengths must still make a size that exists: consumers multiply them.
+ */
+static bool shape_measure(const struct shape *shape, Py_ssize_t *ret_len, Py_ssize_t *ret_reach)
+{
+    Py_ssize_t len = item_types[shape->item].bytes, reach = len, step;
+    bool is_empty = false;
+    for (int d = 0; d < shape->dimensions; d++) {
+        Py_ssize_t length = shape->lengths[d];
+        if (length < 0 || shape->strides[d] < 0)
+            return false;
+        if (length == 0)
+            is_empty = true;
+        else if (__builtin_mul_overflow(len, length, &len) ||
+                 __builtin_mul_overflow(length - 1, shape->strides[d], &step) ||
+                 __builtin_add_overflow(reach, step, &reach))
+            return false;
+    }
+    *ret_len = is_empty ? 0 : len;
+    *ret_reach = is_empty ? 0 : reach;
+    return true;
+}
+
+struct py_buffer *buffer_new(PyObject *owner, void *bytes, uint64_t room, int read_only,
+                             const struct shape *shape)
+{
+    size_t dimensions = (size_t)shape->dimensions;
+    Py_ssize_t len, reach;
+    if (room > PY_SSIZE_T_MAX || !shape_measure(shape, &len, &reach) ||
+        (uint64_t)reach > room) {
+        PyErr_SetString(PyExc_BufferError,
+                        "the array's shape does not fit into the memory that holds it");
+        return NULL;
+    }
     struct py_buffer *b = PyObject_New(struct py_buffer, buffer_type);
     if (!b)
         return NULL;
@@ -54,29 +100,94 @@ struct py_buffer *buffer_new(PyObject *owner, void *bytes, Py_ssize_t len, int r
     Py_XINCREF(owner);
     b->bytes = bytes;
     b->len = len;
+    b->room = (Py_ssize_t)room;
     b->read_only = read_only;
-    b->item = item;
-    b->dimensions = 1;
-    b->shape[0] = len / item_types[item].bytes;
-    b->strides[0] = item_types[item].bytes;
+    b->item = shape->item;
+    b->dimensions = shape->dimensions;
+    memcpy(b->shape, shape->lengths, dimensions * sizeof(*b->shape));
+    memcpy(b->strides, shape->strides, dimensions * sizeof(*b->strides));
     b->batch = NULL;
     b->where = BUFFER_HOST;
     b->device_index = 0;
     return b;
 }
 
+struct py_buffer *buffer_of_bytes(PyObject *owner, void *bytes, uint64_t len, int read_only,
+                                  enum item item)
+{
+    const uint64_t count = len / (uint64_t)item_types[item].bytes;
+    struct shape shape;
+    shape.item = item;
+    shape_set(&shape, 0, 1, &count, false);
+    return buffer_new(owner, bytes, len, read_only, &shape);
+}
+
+struct py_buffer *buffer_part(const struct py_buffer *whole, uint64_t offset, uint64_t len)
+{
+    uint64_t all = (uint64_t)whole->len;
+    if (offset > all || len > all - offset) {
+        PyErr_SetString(PyExc_BufferError, "a part that lies outside of its sample");
+        return NULL;
+    }
+    return buffer_of_bytes(whole->owner, (char *)whole->bytes + offset, len, whole->read_only,
+                           ITEM_UINT8);
+}
+
+size_t buffer_reach(const struct py_buffer *b)
+{
+    Py_ssize_t reach = item_types[b->item].bytes;
+    for (int d = 0; d < b->dimensions; d++)
+        reach += (b->shape[d] - 1) * b->strides[d];
+    return b->len ? (size_t)reach : 0;
+}
+
+bool buffer_is_dense(const struct py_buffer *b)
+{
+    Py_ssize_t step = item_types[b->item].bytes;
+    for (int d = b->dimensions - 1; d >= 0 && b->len; d--) {
+        if (b->shape[d] > 1 && b->strides[d] != step)
+            return false;
+        step *= b->shape[d];
+    }
+    return true;
+}
+
+/* The elements from dimension `d` on. Returns where the next ones are written. */
+static char *write_elements(const struct py_buffer *b, int d, const char *from, char *to)
+{
+    size_t item = (size_t)item_types[b->item].bytes;
+    if (d == b->dimensions) {
+        memcpy(to, from, item);
+        return to + item;
+    }
+    for (Py_ssize_t i = 0; i < b->shape[d]; i++)
+        to = write_elements(b, d + 1, from + i * b->strides[d], to);
+    return to;
+}
+
+void buffer_write(const struct py_buffer *b, void *to)
+{
+    if (b->len && buffer_is_dense(b))
+        memcpy(to, b->bytes, (size_t)b->len);
+    else if (b->len)
+        write_elements(b, 0, b->bytes, to);
+}
+
 struct py_buffer *buffer_copy(const struct py_buffer *buffer)
 {
-    PyObject *memory = PyByteArray_FromStringAndSize(buffer->bytes, buffer->len);
+    uint64_t lengths[BUFFER_DIMENSIONS];
+    struct shape shape;
+    PyObject *memory = PyByteArray_FromStringAndSize(NULL, buffer->len);
+    if (!memory)
+        return NULL;
+    for (int d = 0; d < buffer->dimensions; d++)
+        lengths[d] = (uint64_t)buffer->shape[d];
+    shape.item = buffer->item;
+    shape_set(&shape, 0, buffer->dimensions, lengths, false);
+    buffer_write(buffer, PyByteArray_AsString(memory));
     struct py_buffer *b =
-        memory ? buffer_new(memory, PyByteArray_AsString(memory), buffer->len, 0, buffer->item)
-               : NULL;
-    if (b) {
-        b->dimensions = buffer->dimensions;
-        memcpy(b->shape, buffer->shape, sizeof(b->shape));
-        memcpy(b->strides, buffer->strides, sizeof(b->strides));
-    }
-    Py_XDECREF(memory);
+        buffer_new(memory, PyByteArray_AsString(memory), (uint64_t)buffer->len, 0, &shape);
+    Py_DECREF(memory);
     return b;
 }
 
@@ -100,8 +211,11 @@ static int buffer_check_readable(const struct py_buffer *b)
     if (PyErr_Occurred())
         return -1;
     if (b->where == BUFFER_HOST_DEVICE) {
-        Py_BEGIN_ALLOW_THREADS r = onepot_batch_wait(b->batch, &error);
-        Py_END_ALLOW_THREADS if (r < 0) raise_error(r, &error);
+        Py_BEGIN_ALLOW_THREADS
+        r = onepot_batch_wait(b->batch, &error);
+        Py_END_ALLOW_THREADS
+        if (r < 0)
+            raise_error(r, &error);
     }
     return r;
 }
@@ -164,16 +278,16 @@ static Py_ssize_t buffer_length(PyObject *self)
 static PyObject *buffer_row(PyObject *self, Py_ssize_t i)
 {
     struct py_buffer *b = (struct py_buffer *)self;
-    Py_ssize_t len = item_types[b->item].bytes;
-    for (int d = 1; d < b->dimensions; d++)
-        len *= b->shape[d];
+    Py_ssize_t at = b->len ? i * b->strides[0] : 0; /* else strides say nothing */
+    struct shape shape;
+    shape.item = b->item;
+    shape.dimensions = b->dimensions - 1;
+    memcpy(shape.lengths, b->shape + 1, (size_t)shape.dimensions * sizeof(*shape.lengths));
+    memcpy(shape.strides, b->strides + 1, (size_t)shape.dimensions * sizeof(*shape.strides));
     struct py_buffer *row =
-        buffer_new(self, (char *)b->bytes + i * b->strides[0], len, b->read_only, b->item);
+        buffer_new(self, (char *)b->bytes + at, (uint64_t)(b->room - at), b->read_only, &shape);
     if (!row)
         return NULL;
-    row->dimensions = b->dimensions - 1;
-    memcpy(row->shape, b->shape + 1, (size_t)row->dimensions * sizeof(*row->shape));
-    memcpy(row->strides, b->strides + 1, (size_t)row->dimensions * sizeof(*row->strides));
     row->batch = b->batch;
     row->where = b->where;
     row->device_index = b->device_index;
@@ -311,10 +425,12 @@ static PyObject *buffer_cuda_interface(PyObject *self, void *unused)
     (void)unused;
     if (b->where != BUFFER_CUDA || b->item == ITEM_BFLOAT16)
         return buffer_refuse_interface(b);
-    Py_BEGIN_ALLOW_THREADS r = onepot_batch_lend(b->batch, ONEPOT_NO_STREAM, &error);
+    Py_BEGIN_ALLOW_THREADS
+    r = onepot_batch_lend(b->batch, ONEPOT_NO_STREAM, &error);
     if (r == 0)
         r = onepot_batch_wait(b->batch, &error);
-    Py_END_ALLOW_THREADS return r < 0 ? raise_error(r, &error) : buffer_interface(b, Py_None);
+    Py_END_ALLOW_THREADS
+    return r < 0 ? raise_error(r, &error) : buffer_interface(b, Py_None);
 }
 
 static PyGetSetDef buffer_fields[] = {

@@ -13,12 +13,13 @@ static int copy_on_host(const struct py_buffer *b, void *to, unsigned long long 
 {
     int r = 0;
     if (b->where == BUFFER_HOST_DEVICE) {
-        Py_BEGIN_ALLOW_THREADS r = onepot_batch_wait(b->batch, error);
+        Py_BEGIN_ALLOW_THREADS
+        r = onepot_batch_wait(b->batch, error);
         Py_END_ALLOW_THREADS
     }
     if (r < 0 || (unsigned long long)b->len > room)
         return r < 0 ? r : -EINVAL;
-    memcpy(to, b->bytes, (size_t)b->len);
+    buffer_write(b, to);
     memset((char *)to + b->len, 0, room - (size_t)b->len);
     return 0;
 }
@@ -28,11 +29,17 @@ static int copy_there(const struct py_buffer *b, PyObject *stream, void *to,
 {
     void *handle = NULL;
     int r;
-    if (take_stream(stream, &handle) < 0)
+    if (take_stream(stream, &handle) < 0 || keep_stream(batch_streams(b), stream) < 0)
         return -EINVAL;
-    Py_BEGIN_ALLOW_THREADS r =
-        onepot_batch_copy(b->batch, handle, to, room, b->bytes, (size_t)b->len, error);
-    Py_END_ALLOW_THREADS return r;
+    if (!buffer_is_dense(b)) {
+        PyErr_SetString(PyExc_BufferError,
+                        "a GPU copies arrays in C order; this view has gaps or another order");
+        return -EINVAL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    r = onepot_batch_copy(b->batch, handle, to, room, b->bytes, (size_t)b->len, error);
+    Py_END_ALLOW_THREADS
+    return r;
 }
 
 /* (memory, bytes, stream) */

@@ -1,13 +1,13 @@
 /*
- * DLPack shows a Buffer to torch, numpy and cupy without a copy. The structs are those of
- * DLPack's header. All consumers take version 0.8 (a capsule "dltensor"). Version 1
- * ("versioned") is for consumers that ask for it; it can tell that memory is read-only.
+ * DLPack shows a Buffer to torch, numpy and cupy without a copy. The structs are as in DLPack's
+ * header. All consumers take version 0.8 (a capsule "dltensor"). Version 1 ("versioned") is for
+ * consumers that ask for it; it can tell that memory is read-only.
  *
  * The parts of a batch that a consumer holds are counted in C. So any thread can give the batch
  * back, without the interpreter, even while that is ending.
  *
  * On a device the consumer's stream waits for the batch. DLPack does not tell whether the
- * consumer also reads in that stream: it may have streams of its own. So the batch is lent
+ * consumer also reads in that stream: it may have other streams. So the batch is lent
  * (onepot_batch_lend), except to a default stream, which is shared by all.
  */
 #include "module.h"
@@ -62,13 +62,14 @@ struct export
         struct dl_versioned versioned;
     };
     const struct onepot_batch *batch; /* or */
-    PyObject *owner;                  /* or, beside the batch, the consumer's stream */
-    int64_t shape[34], strides[34];
+    struct onepot_duplicate *copy;    /* or */
+    PyObject *owner;                  /* or, beside the batch, the list of its streams */
+    int64_t shape[BUFFER_DIMENSIONS], strides[BUFFER_DIMENSIONS];
 };
 
 static void export_free(struct export *e)
 {
-    onepot_batch_release(e->batch);
+    batch_let_go(e->batch, e->copy);
     if (e->owner && Py_IsInitialized()) {
         PyGILState_STATE state = PyGILState_Ensure();
         Py_DECREF(e->owner);
@@ -123,6 +124,7 @@ static void fill_tensor(const struct py_buffer *b, struct export *e, struct dl_t
 struct request {
     PyObject *stream; /* or None */
     int versioned, never_copy, copies;
+    bool to_host; /* from a GPU */
 };
 
 /* A pair of numbers. */
@@ -146,15 +148,18 @@ static int parse_request(const struct py_buffer *b, PyObject *args, PyObject *ke
         (version != Py_None && parse_pair(version, names[1], &major, &minor) < 0) ||
         (device != Py_None && parse_pair(device, names[2], &wanted.type, &wanted.id) < 0))
         return -1;
-    if (wanted.type != own.type || wanted.id != own.id)
-        PyErr_SetString(PyExc_BufferError, "the memory is on another device");
+    bool is_there = wanted.type == own.type && wanted.id == own.id;
     int copies = copy != Py_None ? PyObject_IsTrue(copy) : 0;
-    if (copies > 0 && b->where == BUFFER_CUDA && !PyErr_Occurred())
-        PyErr_SetString(PyExc_BufferError, "copies in a GPU's memory are not made here");
     *ret = (struct request){.stream = stream,
                             .versioned = major >= 1,
                             .never_copy = copy == Py_False,
-                            .copies = copies};
+                            .copies = copies > 0 || !is_there,
+                            .to_host = !is_there};
+    if (copies >= 0 && !is_there &&
+        (own.type != DL_CUDA || wanted.type != DL_CPU || ret->never_copy))
+        PyErr_SetString(PyExc_BufferError, "the memory is on another device");
+    else if (copies >= 0 && !is_there && stream != Py_None)
+        PyErr_SetString(PyExc_BufferError, "the host's memory has no streams");
     return PyErr_Occurred() ? -1 : 0;
 }
 
@@ -192,26 +197,25 @@ static int buffer_synchronise(const struct py_buffer *b, PyObject *given)
     int r;
     if (b->where == BUFFER_HOST)
         return 0;
-    if (parse_stream(given, &n) < 0)
+    if (parse_stream(given, &n) < 0 || keep_stream(batch_streams(b), given) < 0)
         return -1;
     void *stream = n == STREAM_NONE ? ONEPOT_NO_STREAM : (void *)(intptr_t)n;
-    Py_BEGIN_ALLOW_THREADS if (given == Py_None && b->where == BUFFER_HOST_DEVICE) r =
-        onepot_batch_wait(b->batch, &error);
-    else if (given != Py_None && (n == STREAM_LEGACY || n == STREAM_PER_THREAD)) r =
-        onepot_batch_use(b->batch, stream, &error);
-    else r = onepot_batch_lend(b->batch, stream, &error);
-    Py_END_ALLOW_THREADS if (r < 0) raise_error(r, &error);
+    Py_BEGIN_ALLOW_THREADS
+    if (given == Py_None && b->where == BUFFER_HOST_DEVICE)
+        r = onepot_batch_wait(b->batch, &error);
+    else if (given != Py_None && (n == STREAM_LEGACY || n == STREAM_PER_THREAD))
+        r = onepot_batch_use(b->batch, stream, &error);
+    else
+        r = onepot_batch_lend(b->batch, stream, &error);
+    Py_END_ALLOW_THREADS
+    if (r < 0)
+        raise_error(r, &error);
     return r;
 }
 
-/* `stream`: the consumer's, which must live as long as the batch may name it. */
-static PyObject *buffer_export(struct py_buffer *b, int versioned, uint64_t flags,
-                               PyObject *stream)
+/* e: with what keeps the memory; freed if that fails. */
+static PyObject *export_capsule(struct export *e, int versioned, uint64_t flags)
 {
-    struct export *e = calloc(1, sizeof(*e));
-    if (!e)
-        return PyErr_NoMemory();
-    fill_tensor(b, e, versioned ? &e->versioned.tensor : &e->managed.tensor);
     if (versioned) {
         e->versioned.version.major = 1;
         e->versioned.context = e;
@@ -221,17 +225,50 @@ static PyObject *buffer_export(struct py_buffer *b, int versioned, uint64_t flag
         e->managed.context = e;
         e->managed.deleter = delete_managed;
     }
-    if (b->batch)
-        onepot_batch_keep(e->batch = b->batch);
-    if (b->batch && stream && stream != Py_None && !PyLong_Check(stream))
-        e->owner = Py_NewRef(stream);
-    else if (!b->batch)
-        e->owner = Py_NewRef(b);
     PyObject *capsule =
         PyCapsule_New(e, versioned ? "dltensor_versioned" : "dltensor", capsule_free);
     if (!capsule)
         export_free(e);
     return capsule;
+}
+
+static PyObject *buffer_export(struct py_buffer *b, int versioned, uint64_t flags)
+{
+    struct export *e = calloc(1, sizeof(*e));
+    if (!e)
+        return PyErr_NoMemory();
+    fill_tensor(b, e, versioned ? &e->versioned.tensor : &e->managed.tensor);
+    if (b->batch)
+        onepot_batch_keep(e->batch = b->batch);
+    PyObject *owner = b->batch ? batch_streams(b) : (PyObject *)b;
+    e->owner = owner ? Py_NewRef(owner) : NULL;
+    return export_capsule(e, versioned, flags);
+}
+
+/* A copy of a GPU's memory, gaps between elements included, on the consumer's stream. */
+static PyObject *buffer_export_duplicate(const struct py_buffer *b,
+                                         const struct request *request)
+{
+    struct onepot_error error = {0};
+    long long n;
+    if (parse_stream(request->stream, &n) < 0)
+        return NULL;
+    struct export *e = calloc(1, sizeof(*e));
+    if (!e)
+        return PyErr_NoMemory();
+    struct dl_tensor *tensor = request->versioned ? &e->versioned.tensor : &e->managed.tensor;
+    fill_tensor(b, e, tensor);
+    if (request->to_host)
+        tensor->device = (struct dl_device){DL_CPU, 0};
+    void *stream = n == STREAM_NONE ? ONEPOT_NO_STREAM : (void *)(intptr_t)n;
+    PyThreadState *state = PyEval_SaveThread();
+    int r = onepot_batch_duplicate(b->batch, request->to_host, stream, b->bytes,
+                                   buffer_reach(b), &error, &e->copy, &tensor->data);
+    PyEval_RestoreThread(state);
+    if (r == 0)
+        return export_capsule(e, request->versioned, DL_FLAG_IS_COPIED);
+    export_free(e);
+    return raise_error(r, &error);
 }
 
 /* A capsule of a copy, in memory of the host. */
@@ -240,11 +277,14 @@ static PyObject *buffer_export_copy(const struct py_buffer *b, int versioned)
     struct onepot_error error = {0};
     int r = 0;
     if (b->where == BUFFER_HOST_DEVICE) {
-        Py_BEGIN_ALLOW_THREADS r = onepot_batch_wait(b->batch, &error);
-        Py_END_ALLOW_THREADS if (r < 0) return raise_error(r, &error);
+        Py_BEGIN_ALLOW_THREADS
+        r = onepot_batch_wait(b->batch, &error);
+        Py_END_ALLOW_THREADS
+        if (r < 0)
+            return raise_error(r, &error);
     }
     struct py_buffer *copy = buffer_copy(b);
-    PyObject *capsule = copy ? buffer_export(copy, versioned, DL_FLAG_IS_COPIED, NULL) : NULL;
+    PyObject *capsule = copy ? buffer_export(copy, versioned, DL_FLAG_IS_COPIED) : NULL;
     Py_XDECREF((PyObject *)copy);
     return capsule;
 }
@@ -255,6 +295,8 @@ PyObject *buffer_dlpack(PyObject *self, PyObject *args, PyObject *keywords)
     struct request request;
     if (parse_request(b, args, keywords, &request) < 0)
         return NULL;
+    if (request.copies && b->where == BUFFER_CUDA)
+        return buffer_export_duplicate(b, &request);
     /* A consumer that can't learn that the memory is read-only gets a copy. */
     if (request.copies || (b->read_only && !request.versioned)) {
         if (!request.never_copy)
@@ -265,8 +307,7 @@ PyObject *buffer_dlpack(PyObject *self, PyObject *args, PyObject *keywords)
     }
     if (buffer_synchronise(b, request.stream) < 0)
         return NULL;
-    return buffer_export(b, request.versioned, b->read_only ? DL_FLAG_READ_ONLY : 0,
-                         request.stream);
+    return buffer_export(b, request.versioned, b->read_only ? DL_FLAG_READ_ONLY : 0);
 }
 
 PyObject *buffer_dlpack_device(PyObject *self, PyObject *unused)

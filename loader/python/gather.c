@@ -1,7 +1,7 @@
 /*
  * Batches in memory that the caller provides: torch tensors in shared memory, or a bytearray.
- * The layout is that of a loader's slab: data, then five tables, each at a multiple of 64
- * bytes: offsets, sizes, labels, indices (8 bytes a sample), valid (1 byte).
+ * The layout is a loader's slab: data, then five tables, each at a multiple of 64 bytes:
+ * offsets, sizes, labels, indices (8 bytes a sample), valid (1 byte).
  */
 #include "module.h"
 
@@ -9,6 +9,7 @@
 #include <string.h>
 
 #define TABLE_ALIGN 64u
+#define SIGNALS_PACE 65536u /* indices between looks at signals */
 
 struct layout {
     uint64_t count, data_bytes, table; /* table: bytes from one table to the next */
@@ -30,29 +31,61 @@ static struct layout lay_out(uint64_t count, uint64_t data_bytes)
     return l;
 }
 
+/* One index. -1 with an exception. */
+static int take_index(PyObject *given, uint64_t samples, int from_end, uint64_t *ret)
+{
+    PyObject *number = PyNumber_Index(given);
+    int64_t index = number ? PyLong_AsLongLong(number) : -1;
+    Py_XDECREF(number);
+    if (PyErr_Occurred()) {
+        if (!PyErr_ExceptionMatches(PyExc_OverflowError))
+            return -1;
+        PyErr_Clear();
+        index = INT64_MIN; /* there is no such sample, either */
+    }
+    *ret = (uint64_t)(index < 0 && from_end ? index + (int64_t)samples : index);
+    if (*ret < samples)
+        return 0;
+    PyErr_SetString(PyExc_IndexError, "there is no such sample");
+    return -1;
+}
+
+static int grow_indices(uint64_t **indices, size_t *room)
+{
+    size_t more = *room ? 2 * *room : 64;
+    uint64_t *moved = more > PY_SSIZE_T_MAX / sizeof(**indices)
+                          ? NULL
+                          : PyMem_Realloc(*indices, more * sizeof(**indices));
+    if (!moved) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    *indices = moved;
+    *room = more;
+    return 0;
+}
+
+/* One by one, so that the first one that is wrong ends it, however many follow. */
 uint64_t *take_indices(PyObject *given, uint64_t samples, int from_end, Py_ssize_t *ret_count)
 {
-    PyObject *list = PySequence_Tuple(given);
-    if (!list)
-        return NULL;
-    Py_ssize_t n = PyTuple_Size(list);
-    uint64_t *indices = PyMem_Calloc((size_t)n + 1, sizeof(*indices));
-    if (!indices)
-        PyErr_NoMemory();
-    for (Py_ssize_t i = 0; indices && i < n; i++) {
-        PyObject *number = PyNumber_Index(PyTuple_GetItem(list, i));
-        int64_t index = number ? PyLong_AsLongLong(number) : -1;
-        Py_XDECREF(number);
-        indices[i] = (uint64_t)(index < 0 && from_end ? index + (int64_t)samples : index);
-        if (indices[i] >= samples && !PyErr_Occurred())
-            PyErr_SetString(PyExc_IndexError, "there is no such sample");
-        if (PyErr_Occurred()) {
-            PyMem_Free(indices);
-            indices = NULL;
-        }
+    PyObject *items = PyObject_GetIter(given), *item;
+    uint64_t *indices = NULL;
+    size_t count = 0, room = 0;
+    int r = items ? grow_indices(&indices, &room) : -1;
+    while (r == 0 && (item = PyIter_Next(items))) {
+        r = count == room ? grow_indices(&indices, &room) : 0;
+        if (r == 0)
+            r = take_index(item, samples, from_end, &indices[count++]);
+        Py_DECREF(item);
+        if (r == 0 && count % SIGNALS_PACE == 0)
+            r = PyErr_CheckSignals();
     }
-    Py_DECREF(list);
-    *ret_count = n;
+    Py_XDECREF(items);
+    if (PyErr_Occurred()) {
+        PyMem_Free(indices);
+        return NULL;
+    }
+    *ret_count = (Py_ssize_t)count;
     return indices;
 }
 
@@ -164,11 +197,14 @@ static int fill_memory(struct onepot_archive *archive, const struct request *q, 
         PyErr_SetString(PyExc_ValueError, "the memory is too small for the batch");
         return -1;
     }
-    Py_BEGIN_ALLOW_THREADS r = onepot_archive_gather(archive, q->indices, q->layout.count,
-                                                     q->align, memory, size, &error);
+    Py_BEGIN_ALLOW_THREADS
+    r = onepot_archive_gather(archive, q->indices, q->layout.count, q->align, memory, size,
+                              &error);
     if (r == 0)
         r = write_tables(archive, q, memory, &error);
-    Py_END_ALLOW_THREADS if (r < 0) raise_error(r, &error);
+    Py_END_ALLOW_THREADS
+    if (r < 0)
+        raise_error(r, &error);
     return r;
 }
 

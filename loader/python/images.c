@@ -8,15 +8,15 @@
 
 int take_images(PyObject *given, struct onepot_images *o)
 {
-    int crop, interpolation, type, on_error, flip, last, exact, decoder;
+    int crop, interpolation, type, on_error, flip, last, exact;
     *o = (struct onepot_images){.size = sizeof(*o)};
-    if (!PyArg_ParseTuple(given, "O&O&i(ff)(ff)pO&ii(fff)(fff)ppiO&O&O&i", take_small,
+    if (!PyArg_ParseTuple(given, "O&O&i(ff)(ff)pO&ii(fff)(fff)ppiO&O&O&", take_small,
                           &o->height, take_small, &o->width, &crop, &o->scale[0], &o->scale[1],
                           &o->ratio[0], &o->ratio[1], &flip, take_small, &o->resize,
                           &interpolation, &type, &o->mean[0], &o->mean[1], &o->mean[2],
                           &o->std[0], &o->std[1], &o->std[2], &last, &exact, &on_error,
                           take_small, &o->raw_height, take_small, &o->raw_width, take_small,
-                          &o->raw_channels, &decoder))
+                          &o->raw_channels))
         return -1;
     o->crop = (enum onepot_crop)crop;
     o->no_flip = !flip;
@@ -25,7 +25,6 @@ int take_images(PyObject *given, struct onepot_images *o)
     o->channels_last = last;
     o->exact = exact;
     o->on_error = (enum onepot_on_error)on_error;
-    o->decoder = (enum onepot_decoder)decoder;
     return 0;
 }
 
@@ -73,8 +72,10 @@ static int decode_into(const struct onepot_archive *archive, const struct pictur
     uint64_t *indices = take_indices(given, onepot_archive_samples(archive), 1, &count);
     if (!indices)
         return -1;
-    Py_BEGIN_ALLOW_THREADS r = write_all(archive, p, indices, (uint64_t)count, &error);
-    Py_END_ALLOW_THREADS PyMem_Free(indices);
+    Py_BEGIN_ALLOW_THREADS
+    r = write_all(archive, p, indices, (uint64_t)count, &error);
+    Py_END_ALLOW_THREADS
+    PyMem_Free(indices);
     if (r < 0)
         raise_error(r, &error);
     return r;

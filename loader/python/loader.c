@@ -57,7 +57,8 @@ static int loader_find_kind(const struct onepot_loader *loader,
 static void loader_free(PyObject *capsule)
 {
     struct onepot_loader *loader = leased(capsule);
-    Py_BEGIN_ALLOW_THREADS onepot_loader_free(loader);
+    Py_BEGIN_ALLOW_THREADS
+    onepot_loader_free(loader);
     Py_END_ALLOW_THREADS
 }
 
@@ -110,11 +111,12 @@ static int loader_open(struct py_loader *l, PyObject *archive, struct named *nam
         return -1;
     o->devices = named->count ? named->devices : NULL;
     o->device_count = named->count;
-    Py_BEGIN_ALLOW_THREADS r = named_open(named, &error);
+    Py_BEGIN_ALLOW_THREADS
+    r = named_open(named, &error);
     if (r == 0)
         r = onepot_loader_new(handle, o, &error, &loader);
-    Py_END_ALLOW_THREADS if (r < 0)
-    {
+    Py_END_ALLOW_THREADS
+    if (r < 0) {
         named_close(named);
         raise_error(r, &error);
         return -1;
@@ -122,8 +124,10 @@ static int loader_open(struct py_loader *l, PyObject *archive, struct named *nam
     r = loader_find_kind(loader, o, &kind);
     named_close(named); /* the loader has its own references */
     if (r < 0) {
-        Py_BEGIN_ALLOW_THREADS onepot_loader_free(loader);
-        Py_END_ALLOW_THREADS return -1;
+        Py_BEGIN_ALLOW_THREADS
+        onepot_loader_free(loader);
+        Py_END_ALLOW_THREADS
+        return -1;
     }
     Py_BEGIN_CRITICAL_SECTION(l);
     r = lease_begin((PyObject *)l, &l->lease, loader, loader_free, "loader");
@@ -152,7 +156,7 @@ static int loader_take_decode(PyObject *decode, struct onepot_loader_options *o)
     return 0;
 }
 
-/* The loader's options for what it makes of samples, kept by the caller. */
+/* The loader's options that convert samples, kept by the caller. */
 struct made {
     struct onepot_images images;
     struct onepot_conversion conversion;
@@ -208,7 +212,6 @@ static int loader_init(PyObject *self, PyObject *args, PyObject *unused)
         {"npy", FIELD_FLAG, offsetof(struct onepot_loader_options, npy)},
         {"decoded_bytes", FIELD_COUNT, offsetof(struct onepot_loader_options, decoded_bytes)},
         {"gather", FIELD_SMALL, offsetof(struct onepot_loader_options, gather)},
-        {"decompress", FIELD_SMALL, offsetof(struct onepot_loader_options, decompress)},
         {"io_timeout", FIELD_SMALL, offsetof(struct onepot_loader_options, io_timeout_ms)},
         {0}};
     PyObject *given, *open, *names, *decode, *shape, *rank, *world, *options;
@@ -276,8 +279,11 @@ static Py_ssize_t loader_length(PyObject *self)
 static int loader_go_to(struct onepot_loader *loader, uint64_t epoch)
 {
     int r;
-    Py_BEGIN_ALLOW_THREADS r = onepot_loader_set_epoch(loader, epoch);
-    Py_END_ALLOW_THREADS if (r < 0) raise_error(r, NULL);
+    Py_BEGIN_ALLOW_THREADS
+    r = onepot_loader_set_epoch(loader, epoch);
+    Py_END_ALLOW_THREADS
+    if (r < 0)
+        raise_error(r, NULL);
     return r;
 }
 
@@ -292,7 +298,8 @@ static PyObject *loader_take_next(PyObject *self, uint64_t epoch)
     if (!loader)
         return NULL;
     do {
-        Py_BEGIN_ALLOW_THREADS r = loader_next_of(loader, epoch, POLL_MS, &error, &batch);
+        Py_BEGIN_ALLOW_THREADS
+        r = loader_next_of(loader, epoch, POLL_MS, &error, &batch);
         Py_END_ALLOW_THREADS
     } while (r == -ETIMEDOUT && PyErr_CheckSignals() == 0 && !l->lease.is_closed);
     if (r == -ETIMEDOUT && !PyErr_Occurred())
@@ -472,8 +479,10 @@ static PyObject *loader_state_dict(PyObject *self, PyObject *unused)
     (void)unused;
     if (!loader)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = onepot_loader_state(loader, &error, &s);
-    Py_END_ALLOW_THREADS return r < 0 ? raise_error(r, &error) : fields_dict(state_fields, &s);
+    Py_BEGIN_ALLOW_THREADS
+    r = onepot_loader_state(loader, &error, &s);
+    Py_END_ALLOW_THREADS
+    return r < 0 ? raise_error(r, &error) : fields_dict(state_fields, &s);
 }
 
 static PyObject *loader_load_state_dict(PyObject *self, PyObject *state)
@@ -485,8 +494,11 @@ static PyObject *loader_load_state_dict(PyObject *self, PyObject *state)
     int r;
     if (!loader || fields_take(state_fields, state, &s) < 0)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = onepot_loader_restore(loader, &s, &error);
-    Py_END_ALLOW_THREADS if (r < 0) return raise_error(r, &error);
+    Py_BEGIN_ALLOW_THREADS
+    r = onepot_loader_restore(loader, &s, &error);
+    Py_END_ALLOW_THREADS
+    if (r < 0)
+        return raise_error(r, &error);
     ((struct py_loader *)self)->resumes = 1;
     Py_RETURN_NONE;
 }
@@ -513,8 +525,6 @@ static PyObject *loader_stats(PyObject *self, void *unused)
         {"cache_part", FIELD_COUNT, offsetof(struct onepot_stats, cache_part_bytes)},
         {"reads", FIELD_COUNT, offsetof(struct onepot_stats, reads)},
         {"read_bytes", FIELD_COUNT, offsetof(struct onepot_stats, read_bytes)},
-        {"gpu_decoded", FIELD_COUNT, offsetof(struct onepot_stats, gpu_decoded)},
-        {"gpu_decompressed", FIELD_COUNT, offsetof(struct onepot_stats, gpu_decompressed)},
         {0}};
     struct onepot_stats s = {.size = sizeof(s)};
     (void)unused;
@@ -542,8 +552,10 @@ static PyObject *loader_transfer(PyObject *self, PyObject *previous)
     int r, is_previous = PyObject_IsTrue(previous);
     if (is_previous < 0 || !loader)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = onepot_loader_transfer(loader, is_previous, &error, &t);
-    Py_END_ALLOW_THREADS return r < 0 ? raise_error(r, &error) : fields_dict(fields, &t);
+    Py_BEGIN_ALLOW_THREADS
+    r = onepot_loader_transfer(loader, is_previous, &error, &t);
+    Py_END_ALLOW_THREADS
+    return r < 0 ? raise_error(r, &error) : fields_dict(fields, &t);
 }
 
 static PyObject *loader_delivered(PyObject *self, void *unused)
@@ -557,22 +569,6 @@ static PyObject *loader_delivered(PyObject *self, void *unused)
     onepot_loader_delivered(loader, &d);
     return Py_BuildValue("(KKK)", (unsigned long long)d.samples, (unsigned long long)d.sum_a,
                          (unsigned long long)d.sum_b);
-}
-
-static PyObject *loader_decoder(PyObject *self, void *unused)
-{
-    auto_lease lease = loader_lease(self);
-    const struct onepot_loader *loader = leased(lease);
-    (void)unused;
-    return loader ? PyUnicode_FromString(onepot_loader_decoder(loader)) : NULL;
-}
-
-static PyObject *loader_decompressor(PyObject *self, void *unused)
-{
-    auto_lease lease = loader_lease(self);
-    const struct onepot_loader *loader = leased(lease);
-    (void)unused;
-    return loader ? PyUnicode_FromString(onepot_loader_decompressor(loader)) : NULL;
 }
 
 static PyMethodDef loader_methods[] = {
@@ -595,13 +591,6 @@ static PyGetSetDef loader_fields[] = {
     {"sampler", loader_sampler, NULL,
      "The loader itself, for loops that call loader.sampler.set_epoch().", NULL},
     {"stats", loader_stats, NULL, "Counts, bytes and seconds of this loader: dict.", NULL},
-    {"decoder", loader_decoder, NULL,
-     "What decodes the pictures: 'host', 'host: ' and why it isn't the GPU that was asked "
-     "for,\n"
-     "or the name and version of the GPU's decoder.",
-     NULL},
-    {"decompressor", loader_decompressor, NULL,
-     "What decompresses blocks, as decoder has it for pictures.", NULL},
     {"delivered", loader_delivered, NULL,
      "(samples, sum, sum) of what was delivered in this epoch, padding left out. Added over\n"
      "all ranks modulo 2**64 they are the same for any order with each sample once.",

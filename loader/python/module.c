@@ -298,8 +298,8 @@ static PyObject *module_view(PyObject *self, PyObject *args)
     (void)self;
     if (!PyArg_ParseTuple(args, "OKnp", &owner, &address, &size, &is_kept))
         return NULL;
-    return (PyObject *)buffer_new(is_kept ? owner : NULL, (void *)(uintptr_t)address, size, 0,
-                                  ITEM_UINT8);
+    return (PyObject *)buffer_of_bytes(is_kept ? owner : NULL, (void *)(uintptr_t)address,
+                                       (uint64_t)size, 0, ITEM_UINT8);
 }
 
 static PyMethodDef functions[] = {

@@ -21,7 +21,7 @@
 #include "onepot.h"
 #include "onepot_device.h"
 
-/* The types, and what the module makes them of when it is first imported. */
+/* The types, and the specifications that the first import makes them from. */
 extern PyTypeObject *archive_type, *sample_type, *sampler_type, *sampler_iterator_type,
     *loader_type, *loader_iterator_type, *batch_type, *buffer_type, *writer_type;
 extern PyType_Spec archive_spec, sample_spec, sampler_spec, sampler_iterator_spec, loader_spec,
@@ -117,6 +117,9 @@ enum item item_of_images(enum onepot_float type);
 /* "uint8 (16, 3072)" */
 PyObject *type_and_shape(enum item item, const Py_ssize_t *shape, int dimensions);
 
+/* numpy's 32, the samples of a batch, and one to spare. */
+#define BUFFER_DIMENSIONS 34
+
 enum buffer_where {
     BUFFER_HOST,
     BUFFER_HOST_DEVICE, /* memory of the host device; it may still be on its way */
@@ -130,23 +133,55 @@ enum buffer_where {
 struct py_buffer {
     PyObject_HEAD PyObject *owner;
     void *bytes;
-    Py_ssize_t len;
+    Py_ssize_t len;  /* of the elements: it follows from the shape */
+    Py_ssize_t room; /* of the owner's bytes from `bytes` on; at least as far as elements lie */
     int read_only;
     enum item item;
     int dimensions;
-    Py_ssize_t shape[34], strides[34];
+    Py_ssize_t shape[BUFFER_DIMENSIONS], strides[BUFFER_DIMENSIONS];
     /* the batch it belongs to, which the owner keeps; or NULL */
     const struct onepot_batch *batch;
     enum buffer_where where;
     int device_index;
 };
 
-/* A buffer of one dimension. Takes a reference to `owner`. */
-struct py_buffer *buffer_new(PyObject *owner, void *bytes, Py_ssize_t len, int read_only,
-                             enum item item);
+/*
+ * The shape of a view: lengths in elements, and strides in bytes from one to the next. Only the
+ * first `dimensions` of each are set.
+ */
+struct shape {
+    enum item item;
+    int dimensions;
+    Py_ssize_t lengths[BUFFER_DIMENSIONS], strides[BUFFER_DIMENSIONS];
+};
 
-/* A writable copy of the same bytes. */
+/* Set the dimensions from number `first` on to these lengths, without gaps. */
+void shape_set(struct shape *shape, int first, int count, const uint64_t *lengths,
+               bool fortran_order);
+
+/*
+ * A view of the `room` bytes at `bytes`. All Buffers are made here, so a Buffer's length and
+ * shape agree. BufferError: some of the elements are not within these bytes. Takes a reference
+ * to `owner`.
+ */
+struct py_buffer *buffer_new(PyObject *owner, void *bytes, uint64_t room, int read_only,
+                             const struct shape *shape);
+
+/* `len` bytes, or the elements that they hold, in one dimension. */
+struct py_buffer *buffer_of_bytes(PyObject *owner, void *bytes, uint64_t len, int read_only,
+                                  enum item item);
+
+/* Bytes [offset, offset + len) of a Buffer of bytes; shares its owner. */
+struct py_buffer *buffer_part(const struct py_buffer *whole, uint64_t offset, uint64_t len);
+
+/* A writable copy of the elements, in C order. */
 struct py_buffer *buffer_copy(const struct py_buffer *buffer);
+
+/* Write the elements, buffer->len bytes, in C order. */
+void buffer_write(const struct py_buffer *buffer, void *to);
+bool buffer_is_dense(const struct py_buffer *buffer);
+/* The bytes from the first element to the end of the last one. */
+size_t buffer_reach(const struct py_buffer *buffer);
 
 /*
  * copy_into(to, stream=None) of a Buffer and, of its images or data, of a Batch. Where that is,
@@ -156,6 +191,20 @@ PyObject *buffer_copy_into(PyObject *self, PyObject *args, PyObject *keywords);
 /* The handle in a number, or in an object with __cuda_stream__, of torch or of cupy. -1 with an
  * exception. */
 int take_stream(PyObject *stream, void **ret_handle);
+/*
+ * A stream that is an object must not be destroyed while its batch may still name it: the batch
+ * and each consumer of its memory hold one list of such objects. NULL: the batch of this view
+ * is in the host's memory. keep_stream adds a stream, unless that is a number. -1 with an
+ * exception.
+ */
+PyObject *batch_streams(const struct py_buffer *view);
+int keep_stream(PyObject *streams, PyObject *stream);
+/*
+ * Give a batch back, and a copy of one. Either may wait for streams, which may wait for a
+ * function that wants the interpreter: a thread that holds the interpreter lets go of it
+ * meanwhile. Any thread may call this, also while the interpreter ends.
+ */
+void batch_let_go(const struct onepot_batch *batch, struct onepot_duplicate *copy);
 
 /* DLPack. */
 PyObject *buffer_dlpack(PyObject *self, PyObject *args, PyObject *keywords);

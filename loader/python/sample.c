@@ -65,9 +65,10 @@ static PyObject *sample_label(PyObject *self, void *unused)
     (void)unused;
     if (!archive)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r =
-        onepot_archive_label(archive, ((struct py_sample *)self)->index, &error, &label);
-    Py_END_ALLOW_THREADS return r < 0 ? raise_error(r, &error) : PyLong_FromLongLong(label);
+    Py_BEGIN_ALLOW_THREADS
+    r = onepot_archive_label(archive, ((struct py_sample *)self)->index, &error, &label);
+    Py_END_ALLOW_THREADS
+    return r < 0 ? raise_error(r, &error) : PyLong_FromLongLong(label);
 }
 
 static PyObject *sample_index(PyObject *self, void *unused)
@@ -110,14 +111,17 @@ static int sample_read_range(PyObject *self, uint64_t offset, char *to, Py_ssize
     int r;
     if (!archive)
         return -1;
-    Py_BEGIN_ALLOW_THREADS r = onepot_archive_bytes(archive, index, &bytes, &len);
+    Py_BEGIN_ALLOW_THREADS
+    r = onepot_archive_bytes(archive, index, &bytes, &len);
     if (r == 0) {
         memcpy(to, (const char *)bytes + offset, (size_t)size);
         r = onepot_archive_bytes(archive, index, &bytes, &len);
     }
     if (r < 0)
         r = onepot_archive_read(archive, index, offset, to, (size_t)size, &error, &got);
-    Py_END_ALLOW_THREADS if (r < 0) raise_error(r, &error);
+    Py_END_ALLOW_THREADS
+    if (r < 0)
+        raise_error(r, &error);
     return r;
 }
 
@@ -127,7 +131,8 @@ static struct py_buffer *sample_read_buffer(PyObject *self, uint64_t offset, Py_
     PyObject *memory = PyByteArray_FromStringAndSize(NULL, size);
     struct py_buffer *b = NULL;
     if (memory && sample_read_range(self, offset, PyByteArray_AsString(memory), size) == 0)
-        b = buffer_new(memory, PyByteArray_AsString(memory), size, 0, ITEM_UINT8);
+        b = buffer_of_bytes(memory, PyByteArray_AsString(memory), (uint64_t)size, 0,
+                            ITEM_UINT8);
     Py_XDECREF(memory);
     return b;
 }
@@ -172,9 +177,11 @@ static PyObject *sample_data(PyObject *self, void *unused)
     (void)unused;
     if (!archive)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS r = onepot_archive_bytes(archive, s->index, &bytes, &len);
-    Py_END_ALLOW_THREADS if (r == 0) return (PyObject *)buffer_new(
-        lease, (void *)(uintptr_t)bytes, (Py_ssize_t)len, 1, ITEM_UINT8);
+    Py_BEGIN_ALLOW_THREADS
+    r = onepot_archive_bytes(archive, s->index, &bytes, &len);
+    Py_END_ALLOW_THREADS
+    if (r == 0)
+        return (PyObject *)buffer_of_bytes(lease, (void *)(uintptr_t)bytes, len, 1, ITEM_UINT8);
     if (sample_is_refused(self))
         return NULL;
     struct py_buffer *b = sample_read_buffer(self, 0, sample_length(self));
@@ -203,8 +210,7 @@ static PyObject *sample_parts(PyObject *self, void *unused)
             break;
         }
         PyObject *name = PyUnicode_DecodeFSDefaultAndSize(part.name, (Py_ssize_t)part.name_len);
-        struct py_buffer *b = buffer_new(whole->owner, (char *)whole->bytes + part.offset,
-                                         (Py_ssize_t)part.bytes, whole->read_only, ITEM_UINT8);
+        struct py_buffer *b = buffer_part(whole, part.offset, part.bytes);
         if (!name || !b || PyDict_SetItem(parts, name, (PyObject *)b) < 0)
             Py_CLEAR(parts);
         Py_XDECREF(name);

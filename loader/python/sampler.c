@@ -5,12 +5,30 @@
 
 #include <errno.h>
 
+#include "sampler.h"
+
+#define PACE                                                                                   \
+    (UINT64_C(1) << 20) /* elements that an iterator gives between looks at signals            \
+                         */
+
 struct py_sampler {
     PyObject_HEAD struct onepot_sampler *sampler;
     PyObject *keeps;   /* of an iterator: its sampler; else NULL */
     uint64_t at, skip; /* iterator: next element; sampler: where the next iterator begins */
     uint64_t length;
 };
+
+/* A shuffle goes on as long as no signal's handler raises an exception. */
+static bool sampler_is_wanted(void *unused)
+{
+    PyGILState_STATE state = PyGILState_Ensure();
+    int r = PyErr_CheckSignals();
+    (void)unused;
+    PyGILState_Release(state);
+    return r == 0;
+}
+
+static const struct permutation_stop sampler_stop = {.is_wanted = sampler_is_wanted};
 
 /* Sampler(samples, rank, world_size, options): options is a dict. */
 static int sampler_init(PyObject *self, PyObject *args, PyObject *unused)
@@ -42,10 +60,12 @@ static int sampler_init(PyObject *self, PyObject *args, PyObject *unused)
     if (take_rank(rank, world, "num_replicas", &o.rank, &o.world_size) < 0)
         return -1;
     int r;
-    Py_BEGIN_ALLOW_THREADS r = onepot_sampler_new(&o, &error, &sampler);
-    Py_END_ALLOW_THREADS if (r < 0)
-    {
-        raise_error(r, &error);
+    Py_BEGIN_ALLOW_THREADS
+    r = sampler_new(&o, &sampler_stop, &error, &sampler);
+    Py_END_ALLOW_THREADS
+    if (r < 0) {
+        if (!PyErr_Occurred())
+            raise_error(r, &error);
         return -1;
     }
     int is_first;
@@ -111,6 +131,8 @@ static PyObject *sampler_iterator_next(PyObject *self)
     struct py_sampler *s = (struct py_sampler *)i->keeps;
     uint64_t index;
     int got;
+    if (i->at % PACE == PACE - 1 && PyErr_CheckSignals() < 0)
+        return NULL;
     Py_BEGIN_CRITICAL_SECTION2(self, i->keeps);
     got = i->at < i->length && onepot_sampler_get(s->sampler, i->at, 1, &index, NULL) == 0;
     i->at += (uint64_t)got;
@@ -137,19 +159,35 @@ PyType_Spec sampler_iterator_spec = {
 static PyObject *sampler_go_to(PyObject *self, uint64_t epoch, const uint64_t *skip)
 {
     struct onepot_sampler *sampler = sampler_of(self);
-    int r;
+    struct onepot_error error = {0};
+    struct order_options options;
+    struct order *order = NULL;
+    bool is_same;
+    int r = 0;
     if (!sampler)
         return NULL;
-    /*
-     * The interpreter's lock is kept, because an iterator may be reading the order that goes
-     * away.
-     */
     Py_BEGIN_CRITICAL_SECTION(self);
-    r = onepot_sampler_set_epoch(sampler, epoch);
-    if (r == 0 && skip)
+    is_same = onepot_sampler_epoch(sampler) == epoch;
+    sampler_options_of(sampler, epoch, &options);
+    Py_END_CRITICAL_SECTION();
+    options.stop = &sampler_stop;
+    if (!is_same) {
+        Py_BEGIN_ALLOW_THREADS
+        r = order_new(&options, &order);
+        Py_END_ALLOW_THREADS
+    }
+    if (r < 0 && !PyErr_Occurred())
+        order_error(&error, r, &options);
+    if (r < 0)
+        return PyErr_Occurred() ? NULL : raise_error(r, &error);
+    /* Under the lock, because an iterator may be reading the order that goes away. */
+    Py_BEGIN_CRITICAL_SECTION(self);
+    if (!is_same)
+        sampler_switch(sampler, epoch, order);
+    if (skip)
         ((struct py_sampler *)self)->skip = *skip;
     Py_END_CRITICAL_SECTION();
-    return r < 0 ? raise_error(r, NULL) : Py_NewRef(Py_None);
+    Py_RETURN_NONE;
 }
 
 static PyObject *sampler_set_epoch(PyObject *self, PyObject *epoch)

@@ -1,6 +1,6 @@
 /*
  * Python's stable ABI: one extension serves all versions from 3.9 on. An interpreter without a
- * global lock has none (before 3.15), and gets an extension of its own version.
+ * global lock has none (before 3.15), and gets an extension built for its version.
  *
  * The stable ABI names the buffer protocol only from 3.11 on. All versions before have it in
  * the same shape, and PyType_FromSpec takes its slots from 3.9 on; so it is declared here.

@@ -1,8 +1,8 @@
 /*
  * For an extension with its libraries inside (-Dprefer_static=true). Distributions compile
  * static libraries for programs, where the address of a standard stream is known to the linker.
- * In a shared object it is that only if the object has one of its own, as here; the value is
- * that of the C library. Only libbz2 uses them, for the last words before it aborts.
+ * In a shared object this holds only if the object defines one, as here; the value is the C
+ * library's. Only libbz2 uses them, for the last words before it aborts.
  */
 #include <dlfcn.h>
 #include <stddef.h>

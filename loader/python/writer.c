@@ -33,9 +33,10 @@ static int writer_init(PyObject *self, PyObject *args, PyObject *unused)
     if (!PyArg_ParseTuple(args, "yO!", &path, &PyDict_Type, &options) ||
         fields_take(fields, options, &o) < 0)
         return -1;
-    Py_BEGIN_ALLOW_THREADS r = onepot_writer_new(path, &o, &error, &writer);
-    Py_END_ALLOW_THREADS if (r < 0)
-    {
+    Py_BEGIN_ALLOW_THREADS
+    r = onepot_writer_new(path, &o, &error, &writer);
+    Py_END_ALLOW_THREADS
+    if (r < 0) {
         raise_error(r, &error);
         return -1;
     }
@@ -117,9 +118,11 @@ static PyObject *writer_add(PyObject *self, PyObject *args, PyObject *keywords)
     else
         set_time(&file, mtime);
     if (!PyErr_Occurred() && (writer = writer_enter(w))) {
-        Py_BEGIN_ALLOW_THREADS r = onepot_writer_add(writer, PyBytes_AsString(name), data.buf,
-                                                     (size_t)data.len, &file, &error);
-        Py_END_ALLOW_THREADS writer_leave(w, 0);
+        Py_BEGIN_ALLOW_THREADS
+        r = onepot_writer_add(writer, PyBytes_AsString(name), data.buf, (size_t)data.len, &file,
+                              &error);
+        Py_END_ALLOW_THREADS
+        writer_leave(w, 0);
         if (r < 0)
             raise_error(r, &error);
     }
@@ -146,9 +149,14 @@ static PyObject *writer_end(PyObject *self, int keep)
     if (!writer)
         return NULL;
     writer_leave(w, 1);
-    Py_BEGIN_ALLOW_THREADS if (keep) r = onepot_writer_finish(writer, &error);
-    else onepot_writer_discard(writer);
-    Py_END_ALLOW_THREADS if (r < 0) return raise_error(r, &error);
+    Py_BEGIN_ALLOW_THREADS
+    if (keep)
+        r = onepot_writer_finish(writer, &error);
+    else
+        onepot_writer_discard(writer);
+    Py_END_ALLOW_THREADS
+    if (r < 0)
+        return raise_error(r, &error);
     Py_RETURN_NONE;
 }
 

@@ -12,8 +12,8 @@
 
 static struct played state;
 static pid_t begun;
-static bool ends;                 /* the process, and the driver with it */
-static int contexts[DEVICES_MAX]; /* their addresses are what a context is */
+static bool ends;                                      /* the process, and the driver with it */
+static int contexts[DEVICES_MAX], greens[DEVICES_MAX]; /* a context is such an address */
 
 static _Thread_local void *stack[DEPTH];
 static _Thread_local unsigned depth;
@@ -119,14 +119,16 @@ CUresult cuDeviceGet(CUdevice *ret_device, int index)
 
 CUresult cuDriverGetVersion(int *ret_version)
 {
-    *ret_version = state.old ? 11040 : state.version ? state.version : 99090;
+    *ret_version = state.old ? 11040 : 99090;
     return CUDA_SUCCESS;
 }
 
 CUresult cuDeviceGetAttribute(int *ret_value, CUdevice_attribute which, CUdevice device)
 {
     (void)device;
-    if (which == CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED)
+    if (which == CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED)
+        *ret_value = !state.no_registering;
+    else if (which == CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED)
         *ret_value = !state.no_read_only;
     else if (which == CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES)
         *ret_value = state.host_tables;
@@ -173,7 +175,7 @@ CUresult cuCtxPushCurrent(CUcontext context)
     if (!is_begun())
         return CUDA_ERROR_NOT_INITIALIZED;
     if ((int *)(void *)context < contexts || (int *)(void *)context >= contexts + DEVICES_MAX)
-        return CUDA_ERROR_INVALID_CONTEXT;
+        forbid("a context that is none");
     if (depth == DEPTH)
         forbid("contexts are pushed and not popped");
     stack[depth++] = context;
@@ -201,10 +203,24 @@ CUresult cuCtxRecordEvent(CUcontext context, CUevent event)
                                                 : CUDA_SUCCESS;
 }
 
+typedef struct CUgreenCtx_st *CUgreenCtx; /* older headers have none */
+
+CUresult cuStreamGetCtx_v2(CUstream stream, CUcontext *ret_context, CUgreenCtx *ret_green)
+{
+    bool is_green;
+    *ret_context = state.context_of(stream, &is_green);
+    *ret_green = is_green ? (void *)&greens[(int *)(void *)*ret_context - contexts] : NULL;
+    return CUDA_SUCCESS;
+}
+
+/* Of a green context: what it was converted to, which is not the primary one's handle. */
 CUresult cuStreamGetCtx(CUstream stream, CUcontext *ret_context)
 {
-    *ret_context = state.context_of(stream);
-    return *ret_context ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    CUgreenCtx green;
+    cuStreamGetCtx_v2(stream, ret_context, &green);
+    if (green)
+        *ret_context = (void *)green;
+    return CUDA_SUCCESS;
 }
 
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *other)

@@ -17,19 +17,22 @@
 #include <string.h>
 
 /* What a test may ask for, before or meanwhile; one in a process. As many devices as the
- * environment says in PLAYED_DEVICES, else one. */
+ * environment says in PLAYED_DEVICES, else one; and a fault if it says so in PLAYED_FAULT:
+ * "follows nothing" (no stream waits for an event) or "copies too little". */
 struct played {
     int devices;
     size_t memory_bytes; /* of each device */
+    bool no_registering; /* memory that is there is locked by nobody; */
     bool no_read_only;   /* there is no flag for memory that must not be written to; */
     bool host_tables;    /* nor is there need of one */
     unsigned long read_only_locks; /* of such memory, until now */
+    bool apart;             /* the device sees no two pieces of locked memory side by side */
     bool no_locking;        /* nor any other but what is allocated for it; see locked_bytes */
     size_t locked_bytes;    /* at most, of all that is locked */
     bool lost;              /* every call fails from now on, */
     unsigned lost_devices;  /* or those on these: a bit each */
     bool old;               /* the driver is older than the runtime */
-    int version;            /* of its CUDA; 0: new */
+    const char *module;     /* a file with the version of the kernel's part; NULL: new */
     bool no_context_events; /* the driver is older than they are */
     bool no_image;          /* no kernel was compiled for this device */
     unsigned long context_events; /* recorded, */
@@ -38,25 +41,6 @@ struct played {
     unsigned long kernels;        /* launched */
     unsigned long urgent_streams; /* made */
 
-    /* Of nvJPEG's calls, until now; 0 for its major version: 12. */
-    int nvjpeg_major;
-    bool nvjpeg_no_engines;   /* no backend but kernels */
-    bool nvjpeg_no_start;     /* nor these */
-    int nvjpeg_fails;         /* the status of each call that decodes */
-    unsigned nvjpeg_refuses;  /* files of this width are not supported, */
-    unsigned nvjpeg_misreads; /* and of this one it sees another size */
-    unsigned long nvjpeg_calls, nvjpeg_files, nvjpeg_handles;
-
-    /* Of nvCOMP's calls, until now; 0 for its version: 5.3. Statuses are those of calls, or of
-     * a frame (1 more than its number in the call; 0: of none). */
-    int nvcomp_version;
-    int nvcomp_fails;         /* the status of each call that decompresses */
-    unsigned nvcomp_refuses;  /* this frame is refused, */
-    unsigned nvcomp_spoils;   /* this one becomes other bytes, and nothing says so, */
-    unsigned nvcomp_shortens; /* and this one fewer bytes */
-    size_t nvcomp_temp;       /* it needs so many bytes for a call */
-    unsigned long nvcomp_calls, nvcomp_frames;
-
     /* The driver's, for the runtime. */
     void *(*current)(void);       /* the context of this thread, NULL: none */
     void *(*primary)(int device); /* its context */
@@ -64,23 +48,19 @@ struct played {
     bool (*is_lost)(const void *context);
     /* The runtime's, for the driver. */
     int (*record_all)(void *context, void *event);
-    void *(*context_of)(void *stream);
-
-    /* The runtime's, for nvJPEG and nvCOMP: a kernel of its, and where memory of the device
-     * lies. */
-    int (*launch)(void *stream, void (*function)(void *ctx), void *ctx);
-    void *(*at)(const void *memory, size_t bytes);
+    void *(*context_of)(void *stream, bool *ret_green);
 
     /*
      * The runtime's, once a device was opened. stream: one of another library, on the first
-     * device; stream_on: on any. device_of: whose memory that is; -1: no device's. spin queues
-     * a kernel that ends when `release` is called. hold_kernels: those that are launched begin
-     * when it is called with false. quiet returns when nothing moves any more: each stream is
-     * done, or waits for another, or is held back. waiting: threads of the host that wait for
-     * an event.
+     * device; stream_on: on any; green_stream: of a green context, on the first. device_of:
+     * whose memory that is; -1: no device's. spin queues a kernel that ends when `release` is
+     * called. hold_kernels: those that are launched begin when it is called with false. quiet
+     * returns when nothing moves any more: each stream is done, or waits for another, or is
+     * held back. waiting: threads of the host that wait for an event.
      */
     void *(*stream)(bool is_blocking);
     void *(*stream_on)(int device, bool is_blocking);
+    void *(*green_stream)(void);
     int (*device_of)(const void *memory);
     void (*spin)(void *stream);
     void (*release)(void);

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
 """Batches in the memory of a GPU, from Python; the GPU is played by the host (played.h)."""
-import base64
 import ctypes
 import itertools
 import os
@@ -14,20 +13,9 @@ import weakref
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 
 import onepot
-from dlpack_consumer import DLVersioned, take
+from dlpack_consumer import DLVersioned, elements, take
 
 FILES = 60
-
-# 40 by 30 pixels in colour, baseline.
-JPEG = (
-    "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAA0JCgsKCA0LCgsODg0PEyAVExISEyccHhcgLikxMC4pLSwzOko+MzZGNy"
-    "wtQFdBRkxOUlNSMj5aYVpQYEpRUk//2wBDAQ4ODhMREyYVFSZPNS01T09PT09PT09PT09PT09PT09PT09PT09PT09P"
-    "T09PT09PT09PT09PT09PT09PT09PT0//wAARCAAeACgDASIAAhEBAxEB/8QAGAABAAMBAAAAAAAAAAAAAAAABQACBg"
-    "T/xAApEAABAwMCBAYDAAAAAAAAAAABAAIEAwURBhIhc7GyExQVMUNjIjJB/8QAFgEBAQEAAAAAAAAAAAAAAAAABAUG"
-    "/8QAHxEAAQQCAgMAAAAAAAAAAAAAAAECAwQFIREjExQk/9oADAMBAAIRAxEAPwCum5Gy41jn4D3NXbOn4J4oKxPInV"
-    "uSeoVbpXcMpV2TvUbkJVWwp2epfl+yShT8kcVgPPO8fbkrQWuu52EZz9BHyaEtSSN9xonPwDucouC+PJnUuSOpUVyp"
-    "IvhaaOjKvrtL2GmXT63JPUKXOKXE8EjpmgHXKsPoPc1IzYbST7Kbdj4nUkZCLiypgfTj4ucJy2xS0jgkvIs3fxIQ4b"
-    "QR7I7maCPj0Zy/Uy2fR5I6lRJamoBtyoj6B3OUVypH0tNJRh+dp//Z")
 
 
 def setUpModule():
@@ -64,19 +52,6 @@ def on_device(managed):
 
 
 class Played(unittest.TestCase):
-    def jpegs(self):
-        """An archive of six JPEG files, which are cropped in six ways."""
-        if not os.path.exists(os.path.join(os.path.dirname(os.environ["ONEPOT_CUDA"]),
-                                           "libnvjpeg.so.12")):
-            self.skipTest("built without libjpeg-turbo")
-        tree = os.path.join(WORK, "jpegs")
-        os.makedirs(tree, exist_ok=True)
-        for i in range(6):
-            with open(os.path.join(tree, "%d.jpg" % i), "wb") as f:
-                f.write(base64.b64decode(JPEG))
-        subprocess.run([os.environ["ONEPOT"], "pack", "-o", tree + ".tar", tree], check=True)
-        return onepot.Archive(tree + ".tar")
-
     def loader(self, **options):
         return onepot.Loader(onepot.Archive(TAR), 16, 0, 1, seed=5, **options)
 
@@ -155,6 +130,60 @@ class Played(unittest.TestCase):
         self.assertEqual(on_device(managed), want)
         managed.contents.deleter(managed)
 
+    def test_a_copy_is_the_consumers_own(self):
+        """It outlives batch and loader, and the stream of it need not live on."""
+        plain = [bytes(a.data) for a in self.loader()]
+        loader, copies = self.loader(device="cuda:0"), []
+        batches = itertools.chain(loader)
+        for given in {}, {"stream": 1}, {"stream": -1}, {"stream": CUDA.played_stream()}:
+            batch = next(batches)
+            capsule = batch.__dlpack__(copy=True, max_version=(1, 0), **given)
+            if given.get("stream", 0) > 1:
+                CUDA.played_stream_free(ctypes.c_void_p(given["stream"]))
+            copies.append(take(capsule, DLVersioned))
+            self.assertEqual(copies[-1].contents.flags, 2)  # a copy, and not read-only
+            if given.get("stream") == -1:
+                self.assertEqual(on_device(copies[-1]), plain[2])
+            self.assertNotEqual(batch.data.__cuda_array_interface__["data"][0],
+                                copies[-1].contents.tensor.data)
+            was = CUDA.played_context_events()
+        del batch, batches
+        self.assertEqual(CUDA.played_context_events(), was + 1)  # the array interface lent it
+        self.assertEqual(len(list(loader)), 4)
+        del loader
+        CUDA.played_quiet()
+        for managed, want in zip(copies, plain):
+            self.assertEqual(list(managed.contents.tensor.device), [2, 0])
+            self.assertEqual(on_device(managed), want)
+            managed.contents.deleter(managed)
+
+    def test_a_copy_may_be_in_the_hosts_memory(self):
+        for b, a in zip(self.loader(device="cuda:0"), self.loader()):
+            for there, here in (b.data, a.data), (b.labels, a.labels), (b[1], a[1]):
+                managed = take(there.__dlpack__(dl_device=(1, 0)))
+                self.assertEqual(list(managed.contents.tensor.device), [1, 0])
+                self.assertEqual(elements(managed.contents.tensor), memoryview(here).tobytes())
+                managed.contents.deleter(managed)
+            for wrong in ({"dl_device": (1, 0), "copy": False}, {"dl_device": (2, 1)},
+                          {"dl_device": (1, 0), "stream": 1}, {"dl_device": (3, 0)}):
+                self.assertRaises(BufferError, b.__dlpack__, **wrong)
+
+    def test_a_copy_has_the_order_of_the_array(self):
+        folder = os.path.join(WORK, "arrays")
+        os.makedirs(folder)
+        head = b"{'descr': '<i2', 'fortran_order': True, 'shape': (2, 3), }\n"
+        for i in range(16):
+            with open(os.path.join(folder, "%d.npy" % i), "wb") as f:
+                f.write(b"\x93NUMPY\1\0" + bytes([len(head), 0]) + head + bytes(range(i, i + 12)))
+        tar = os.path.join(WORK, "arrays.tar")
+        subprocess.run([os.environ["ONEPOT"], "pack", "-q", "-o", tar, folder], check=True)
+        b, a = (next(iter(onepot.Loader(tar, 16, 0, 1, shuffle=False, npy=True, **given)))
+                for given in ({"device": "cuda:0"}, {}))
+        managed = take(b.__dlpack__(dl_device=(1, 0)))
+        self.assertEqual([managed.contents.tensor.strides[i] for i in range(3)], [6, 1, 2])
+        self.assertEqual(elements(managed.contents.tensor), memoryview(a.data).tobytes())
+        managed.contents.deleter(managed)
+
     def test_the_array_interface_shows_what_has_arrived(self):
         for b, a in zip(self.loader(device="cuda:0"), self.loader()):
             shown = b.labels.__cuda_array_interface__
@@ -185,86 +214,6 @@ class Played(unittest.TestCase):
             self.assertEqual(on_device(managed), bytes(memoryview(a.images).cast("B")))
             managed.contents.deleter(managed)
 
-    def test_jpeg_is_decoded_there(self):
-        with self.jpegs() as archive:
-            options = dict(size=20, exact=True, dtype="float32", std=0.5)
-            there = onepot.Loader(archive, 4, 0, 1, device="cuda:0",
-                                  images=onepot.Images(decoder="gpu", **options))
-            here = onepot.Loader(archive, 4, 0, 1, images=onepot.Images(**options))
-            for b, a in itertools.zip_longest(there, here):
-                managed = take(b.images.__dlpack__(stream=1))
-                b.wait()
-                self.assertEqual(on_device(managed), bytes(memoryview(a.images).cast("B")))
-                managed.contents.deleter(managed)
-            self.assertEqual(there.decoder, "nvJPEG 12.4 (hardware)")
-            self.assertGreaterEqual(there.stats["gpu_decoded"], 6)
-            self.assertEqual(here.decoder, "host")
-            there.close()
-            here.close()
-
-    def test_a_decoder_that_is_missing_is_told(self):
-        code = ("import sys, onepot\n"
-                "options = dict(batch_size=4, rank=0, world_size=1, device='cuda:0')\n"
-                "auto = onepot.Loader(sys.argv[1], images=onepot.Images(decoder='auto',"
-                " raw=(2, 2, 3)), **options)\n"
-                "assert auto.decoder.startswith('host: nvJPEG is not there: /nowhere'),"
-                " auto.decoder\n"
-                "try:\n"
-                "    onepot.Loader(sys.argv[1], images=onepot.Images(decoder='gpu'), **options)\n"
-                "except OSError as e:\n"
-                "    assert 'ONEPOT_NVJPEG' in str(e), e\n"
-                "else:\n"
-                "    raise AssertionError('no error')\n")
-        subprocess.run([sys.executable, "-c", code, TAR], check=True, timeout=240,
-                       env=dict(os.environ, ONEPOT_NVJPEG="/nowhere"))
-        with self.assertRaisesRegex(ValueError, "decoder is one of 'host', 'auto', 'gpu'"):
-            onepot.Images(decoder="cuda")
-
-    def zstd(self):
-        """An archive of the same files many times, in blocks of zstd."""
-        path = os.path.join(WORK, "zstd.tar")
-        with onepot.Writer(path, zstd=3, block=4096, overwrite=True) as writer:
-            for i in range(FILES):
-                writer.add("%02d.txt" % i, b"words %d " % i * (100 + 9 * i))
-        return onepot.Archive(path)
-
-    def test_blocks_are_decompressed_there(self):
-        with self.zstd() as archive:
-            there = onepot.Loader(archive, 8, 0, 1, device="cuda:0", decompress="gpu")
-            here = onepot.Loader(archive, 8, 0, 1)
-            for _ in range(2):
-                for b, a in itertools.zip_longest(there, here):
-                    managed = take(b.__dlpack__(stream=1))
-                    b.wait()
-                    self.assertEqual(on_device(managed), bytes(a.data))
-                    managed.contents.deleter(managed)
-            self.assertEqual(there.decompressor, "nvCOMP 5.3")
-            self.assertGreaterEqual(there.stats["gpu_decompressed"], FILES)
-            self.assertEqual(here.decompressor, "host")
-            self.assertEqual(here.stats["gpu_decompressed"], 0)
-            there.close()
-            here.close()
-            with self.assertRaisesRegex(ValueError, "decompress: there is no device"):
-                onepot.Loader(archive, 8, 0, 1, decompress="gpu")
-        with self.assertRaisesRegex(ValueError, "decompress is 'host', 'auto' or 'gpu'"):
-            self.loader(device="cuda:0", decompress="device")
-
-    def test_a_decompressor_that_is_missing_is_told(self):
-        code = ("import sys, onepot\n"
-                "options = dict(batch_size=4, rank=0, world_size=1, device='cuda:0')\n"
-                "auto = onepot.Loader(sys.argv[1], decompress='auto', **options)\n"
-                "assert auto.decompressor.startswith('host: nvCOMP is not there: /nowhere'),"
-                " auto.decompressor\n"
-                "try:\n"
-                "    onepot.Loader(sys.argv[1], decompress='gpu', **options)\n"
-                "except OSError as e:\n"
-                "    assert 'ONEPOT_NVCOMP' in str(e), e\n"
-                "else:\n"
-                "    raise AssertionError('no error')\n")
-        self.zstd().close()
-        subprocess.run([sys.executable, "-c", code, os.path.join(WORK, "zstd.tar")], check=True,
-                       timeout=240, env=dict(os.environ, ONEPOT_NVCOMP="/nowhere"))
-
     def test_a_batch_is_copied_into_memory_that_stays(self):
         """The last one is smaller: zeros follow it."""
         loader, plain = self.loader(device="cuda:0"), [bytes(a.data) for a in self.loader()]
@@ -292,7 +241,8 @@ class Played(unittest.TestCase):
         CUDA.played_begin_capture(ctypes.c_void_p(stream))
         for call in (lambda: batches[1].copy_into(batches[0].data, stream),
                      lambda: batches[1].record_stream(stream),
-                     lambda: batches[1].__dlpack__(stream=stream)):
+                     lambda: batches[1].__dlpack__(stream=stream),
+                     lambda: batches[1].__dlpack__(stream=stream, copy=True)):
             with self.assertRaisesRegex(OSError, "captures a graph"):
                 call()
         self.assertEqual(CUDA.played_end_capture(ctypes.c_void_p(stream)), 0)
@@ -307,6 +257,68 @@ class Played(unittest.TestCase):
         self.assertIsNotNone(seen())
         del batch
         self.assertIsNone(seen())
+
+    def in_a_process(self, code):
+        """What goes wrong there ends the process, or never ends."""
+        whole = ("import ctypes, gc, os, sys, onepot\n"
+                 "sys.path.insert(0, %r)\n"
+                 "from dlpack_consumer import take\n"
+                 "cuda = ctypes.CDLL(os.environ['ONEPOT_CUDA'])\n"
+                 "for name in 'played_stream', 'played_at':\n"
+                 "    getattr(cuda, name).restype = ctypes.c_void_p\n"
+                 "loader = onepot.Loader(sys.argv[1], 16, 0, 1, device='cuda:0')\n"
+                 "batches = iter(loader)\n"
+                 "batch = next(batches)\n" % os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        subprocess.run([sys.executable, "-c", whole + code, TAR], check=True, timeout=60)
+
+    STREAM = ("class Stream:\n"
+              "    def __init__(self):\n"
+              "        self.ptr = cuda.played_stream()\n"
+              "    def __del__(self):\n"
+              "        cuda.played_stream_free(ctypes.c_void_p(self.ptr))\n")
+
+    def test_a_tensor_keeps_the_streams_that_its_batch_names(self):
+        self.in_a_process(self.STREAM +
+                          "managed = take(batch.__dlpack__(stream=1))\n"
+                          "batch.record_stream(Stream())\n"
+                          "del batch\n"
+                          "gc.collect()\n"
+                          "managed.contents.deleter(managed)\n")
+
+    def test_a_batch_keeps_the_streams_that_it_was_copied_in(self):
+        self.in_a_process(self.STREAM +
+                          "to = next(batches)\n"
+                          "batch.copy_into(to.data, Stream())\n"
+                          "gc.collect()\n"
+                          "del batch\n"
+                          "gc.collect()\n")
+
+    def test_a_stream_that_a_consumer_named_may_be_gone(self):
+        self.in_a_process("stream = cuda.played_stream()\n"
+                          "managed = take(batch.__dlpack__(stream=stream))\n"
+                          "cuda.played_stream_free(ctypes.c_void_p(stream))\n"
+                          "del batch\n"
+                          "managed.contents.deleter(managed)\n")
+
+    def test_a_release_lets_others_have_the_interpreter(self):
+        """The last one waits for a stream, which waits for a function of Python."""
+        begin = ("sys.setswitchinterval(1000)\n"
+                 "loader.close()\n"
+                 "del loader, batches\n"
+                 "done = []\n"
+                 "@ctypes.CFUNCTYPE(None, ctypes.c_void_p)\n"
+                 "def function(unused):\n"
+                 "    done.append(1)\n"
+                 "stream = cuda.played_stream()\n"
+                 "batch.record_stream(stream)\n"
+                 "managed = take(batch.__dlpack__(stream=1))\n")
+        call = ("ctypes.PyDLL(os.environ['ONEPOT_CUDA']).played_call(ctypes.c_void_p(stream), function)\n")
+        self.in_a_process(begin + "managed.contents.deleter(managed)\n" + call +
+                          "del batch\n" + "assert done\n")
+        self.in_a_process(begin + "del batch\n"
+                          "free = ctypes.cast(managed.contents.deleter,"
+                          " ctypes.PYFUNCTYPE(None, ctypes.c_void_p))\n" + call +
+                          "free(managed)\n" + "assert done\n")
 
     def test_an_object_shows_its_stream(self):
         """By the protocol of cuda.core and numba: a method, or an attribute."""

@@ -32,6 +32,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct range *ranges;
 static uint8_t *space, *window; /* addresses of the device's memory, and of locked memory */
 static size_t used, used_window, locked_bytes;
+static const uint8_t *last_seen; /* of locked memory */
 
 static uint8_t *reserve(void)
 {
@@ -107,17 +108,28 @@ void *played_at(const void *memory, size_t bytes)
     return there;
 }
 
-const void *played_locked_at(const void *address, size_t bytes)
+/* Under the lock. */
+static const struct range *seen_at(const uint8_t *p)
 {
-    const uint8_t *p = address;
-    pthread_mutex_lock(&lock);
     const struct range *r = ranges;
     while (r && !(r->seen && p >= r->seen && p < r->seen + r->bytes))
         r = r->next;
-    if (bytes &&
-        (!r || bytes > r->bytes - (size_t)(p - r->seen) || !is_for(r, streams_task_context())))
-        played_forbid("a kernel reads memory of the host that is not locked for it", address);
+    return r;
+}
+
+const void *played_locked_at(const void *address, size_t bytes)
+{
+    const uint8_t *p = address, *end = p + bytes;
+    pthread_mutex_lock(&lock);
+    const struct range *r = seen_at(p);
     const void *there = r ? r->from + (p - r->seen) : NULL;
+    while (p < end) {
+        if (!r || !is_for(r, streams_task_context()))
+            played_forbid("a kernel reads memory of the host that is not locked for it",
+                          address);
+        p = r->seen + r->bytes;
+        r = seen_at(p); /* the next part, if there is one */
+    }
     pthread_mutex_unlock(&lock);
     return there;
 }
@@ -252,7 +264,7 @@ cudaError_t ranges_lock(void *context, void *memory, size_t bytes, unsigned flag
     if (!bytes || is_of_device(memory))
         return cudaErrorInvalidValue;
     pthread_mutex_lock(&lock);
-    if (read_only && driver->no_read_only)
+    if (driver->no_registering || (read_only && driver->no_read_only))
         played_forbid("memory is locked in a way that the device does not have", memory);
     else if (driver->no_locking || bytes > driver->locked_bytes - locked_bytes)
         e = cudaErrorMemoryAllocation;
@@ -261,11 +273,15 @@ cudaError_t ranges_lock(void *context, void *memory, size_t bytes, unsigned flag
     else if (overlapping(memory, bytes))
         e = cudaErrorHostMemoryAlreadyRegistered;
     else {
+        const struct range *before = *find((uint8_t *)memory - 1);
+        if (before && before->seen == last_seen && !driver->apart) /* beside that */
+            used_window = (size_t)(before->seen - window) + before->bytes;
+        last_seen = window + used_window;
         add(&(struct range){.from = memory,
                             .bytes = bytes,
-                            .seen = window + used_window,
+                            .seen = last_seen,
                             .context = flags & cudaHostRegisterPortable ? NULL : context});
-        used_window += (bytes + 2 * PAGE - 1) & ~(PAGE - 1);
+        used_window = (used_window + bytes + 2 * PAGE - 1) & ~(PAGE - 1);
         locked_bytes += bytes;
         driver->read_only_locks += !writable;
     }

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "module.h"
 #include "played.h"
 #include "streams.h"
 
@@ -38,6 +39,13 @@ void played_forbid(const char *what, const void *memory)
     abort();
 }
 
+/* The one fault that the GPU is to have (PLAYED_FAULT), so that a check can be seen to fail. */
+static bool has_fault(const char *name)
+{
+    const char *fault = getenv("PLAYED_FAULT");
+    return fault && strcmp(fault, name) == 0;
+}
+
 /* ---- for the driver, and for tests ---- */
 
 static int record_all(void *context, void *handle)
@@ -55,11 +63,17 @@ static int record_all(void *context, void *handle)
 
 static struct stream *stream_of(cudaStream_t handle);
 
-/* NULL: there is no such stream. */
-static void *context_of(void *handle)
+static void *context_of(void *handle, bool *ret_green)
 {
-    const struct stream *s = stream_of(handle);
-    return s ? s->context : NULL;
+    *ret_green = stream_of(handle)->is_green;
+    return stream_of(handle)->context;
+}
+
+static void *green_stream(void)
+{
+    struct stream *s = stream_make(played_driver->primary(0), false);
+    s->is_green = true;
+    return s;
 }
 
 static void spin(void *stream)
@@ -121,6 +135,17 @@ void *played_stream(void)
     return stream_for_test(false);
 }
 
+void played_stream_free(void *stream)
+{
+    stream_of(stream);
+    stream_drop(stream);
+}
+
+void played_call(void *stream, void (*function)(void *ctx))
+{
+    stream_queue(stream_of(stream), &(struct task){.kind = TASK_WORK, .function = function});
+}
+
 void *played_stream_on(int device)
 {
     return stream_on(device, false);
@@ -136,9 +161,9 @@ unsigned long played_context_events(void)
     return __atomic_load_n(&played_driver->context_events, __ATOMIC_ACQUIRE);
 }
 
-static int launch_for_library(void *stream, void (*function)(void *ctx), void *ctx)
+const char *played_module(void)
 {
-    return (int)played_launch(stream, (dim3){1, 1, 1}, 1, function, ctx);
+    return played_find()->module ? played_find()->module : PLAYED_MODULE;
 }
 
 static void unload(void)
@@ -155,11 +180,10 @@ static void begin(void)
         played_forbid("this libcuda.so.1 is not the tests'", NULL);
     ranges_begin();
     played_driver->record_all = record_all;
-    played_driver->launch = launch_for_library;
-    played_driver->at = played_at;
     played_driver->context_of = context_of;
     played_driver->stream = stream_for_test;
     played_driver->stream_on = stream_on;
+    played_driver->green_stream = green_stream;
     played_driver->device_of = device_of;
     played_driver->spin = spin;
     played_driver->release = streams_release;
@@ -221,21 +245,24 @@ static cudaError_t be_safe(void)
     return cudaErrorStreamCaptureUnsupported;
 }
 
-/* NULL: it was destroyed, or never was. */
+/* What a call does with a stream that was destroyed is undefined. */
 static struct stream *stream_of(cudaStream_t handle)
 {
     void *context = played_driver->current();
     if (!handle || handle == cudaStreamLegacy)
         return stream_legacy(context);
-    return handle == cudaStreamPerThread ? stream_of_thread(context) : stream_known(handle);
+    if (handle == cudaStreamPerThread)
+        return stream_of_thread(context);
+    struct stream *s = stream_known(handle);
+    if (!s)
+        played_forbid("a stream that was destroyed, or never was", handle);
+    return s;
 }
 
 /* The stream of a call that queues something. */
 static cudaError_t take_stream(cudaStream_t handle, struct stream **ret_stream)
 {
     struct stream *s = *ret_stream = stream_of(handle);
-    if (!s)
-        return cudaErrorInvalidResourceHandle;
     if (s->capture == CAPTURE_BROKEN)
         return cudaErrorStreamCaptureInvalidated;
     if (s->capture == CAPTURE_ON)
@@ -345,8 +372,6 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t handle, enum cudaStreamCaptureSta
 {
     TRY(enter());
     const struct stream *s = stream_of(handle);
-    if (!s)
-        return done(cudaErrorInvalidResourceHandle);
     if (s->is_legacy && streams_capture(s->context, true))
         return done(cudaErrorStreamCaptureImplicit);
     *ret_status = s->capture == CAPTURE_ON       ? cudaStreamCaptureStatusActive
@@ -398,7 +423,7 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t stream)
     if (stream == cudaStreamPerThread && !has_own_stream)
         played_forbid("the stream of another thread is meant, this is not it", stream);
     TRY(take_stream(stream, &s));
-    if (event->context != s->context)
+    if (event->context != s->context || s->is_green)
         return done(cudaErrorInvalidResourceHandle);
     event->captured = s->capture == CAPTURE_ON;
     if (!event->captured)
@@ -425,7 +450,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t e, unsigned fla
         s->capture = CAPTURE_BROKEN;
         return done(cudaErrorStreamCaptureIsolation);
     }
-    if (s->capture == CAPTURE_NOT)
+    if (s->capture == CAPTURE_NOT && !has_fault("follows nothing"))
         stream_queue(s, &(struct task){.kind = TASK_FOLLOW, .event = event});
     return cudaSuccess;
 }
@@ -490,10 +515,11 @@ static void work_run(void *ctx)
         undone = w;
         w = NULL;
     } else {
+        size_t bytes = w->bytes - (w->bytes > 0 && has_fault("copies too little"));
         if (w->function)
             w->function(w->ctx);
         else
-            memcpy(played_either(w->to, w->bytes), played_either(w->from, w->bytes), w->bytes);
+            memcpy(played_either(w->to, bytes), played_either(w->from, bytes), bytes);
     }
     pthread_mutex_unlock(&moving);
     free(w);

@@ -50,6 +50,9 @@ void ranges_begin(void);
 /* A stream that somebody else has. */
 __attribute__((visibility("default"))) void *played_stream(void);
 __attribute__((visibility("default"))) void *played_stream_on(int device);
+__attribute__((visibility("default"))) void played_stream_free(void *stream);
+__attribute__((visibility("default"))) void played_call(void *stream,
+                                                        void (*function)(void *ctx));
 /* Whose memory that is; -1: no device's. */
 __attribute__((visibility("default"))) int played_device_of(const void *memory);
 

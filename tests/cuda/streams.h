@@ -25,7 +25,8 @@ struct stream {
     bool dead;
     bool is_blocking; /* it and the legacy stream wait for each other */
     bool is_legacy;
-    bool is_all; /* its tasks are behind all that was queued before, in any stream */
+    bool is_green; /* of a green context on the same device */
+    bool is_all;   /* its tasks are behind all that was queued before, in any stream */
     enum capture capture;
     unsigned captured; /* tasks */
     struct task *first, **last;

@@ -407,6 +407,11 @@ def bad():
              pad(b"2\n1024\n512\n1024\n512\n") + bytes(1024)), END, extracted=False)
 
 def packed():
+    member = tarfile.TarInfo("zeros")
+    member.size = 2 << 20
+    with open(f"{OUT}/zeros.tar.gz", "wb") as f:
+        f.write(subprocess.run(["gzip", "-c"], input=member.tobuf() + bytes(member.size + 1024),
+                               capture_output=True, check=True).stdout)
     with open(f"{OUT}/gnu_gnu.tar", "rb") as f:
         data = f.read()
     for suffix, argv in {"gz": ["gzip", "-c"], "bz2": ["bzip2", "-c"], "xz": ["xz", "-c"],

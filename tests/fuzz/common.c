@@ -15,6 +15,7 @@
 
 #include "backend.h"
 #include "builder.h"
+#include "format_numbers.h"
 #include "fuzz.h"
 #include "index.h"
 #include "index_format.h"
@@ -160,7 +161,7 @@ void fuzz_walk_built(struct builder *builder, const struct builder_header *heade
 void fuzz_index(const struct backend *backend, const uint8_t *data, size_t size)
 {
     struct source *source = fuzz_source(data, size);
-    struct builder_header header = {.format = backend->format, .archive_bytes = size};
+    struct builder_header header = {.format = backend->number, .archive_bytes = size};
     struct progress progress = {0};
     struct fault fault = {0};
     struct builder *builder;
@@ -235,33 +236,42 @@ uint8_t *fuzz_make_tar(const char *format, size_t *ret_size)
 
 static void add_blocks(struct builder *b)
 {
-    struct builder_block blocks[3] = {
+    const struct builder_block blocks[2] = {
         {.source_offset = 100, .packed_bytes = 50, .block_bytes = 4096},
-        {.packed_bytes = 0, .block_bytes = 4096},
-        {.source_offset = 200, .packed_bytes = 100, .block_bytes = 100, .stored = true},
+        {.source_offset = 200, .packed_bytes = 60, .block_bytes = 4096},
     };
-    struct builder_member m = {.mode = S_IFREG | 0600, .data = DATA_BLOCKS};
-    uint32_t fragment, inode;
-    require(builder_add_fragment(b, &blocks[0], &fragment) == 0);
-    m.size_bytes = 2 * 4096 + 100;
+    struct builder_member m = {.mode = S_IFREG | 0600, .data = DATA_PIECES};
+    uint32_t first, second, inode;
+    require(builder_add_block(b, &blocks[0], &first) == 0 &&
+            builder_add_block(b, &blocks[1], &second) == 0);
+    const struct builder_piece pieces[3] = {
+        {.length = 4096, .block = first},
+        {.offset = 2 * 4096, .length = 100, .source_offset = 200, .block = BUILDER_NO_BLOCK},
+        {.offset = 3 * 4096, .length = 70, .block = second, .block_offset = 5}};
+    const struct builder_piece run[2] = {{.length = 4090, .block = first, .block_offset = 6},
+                                         {.offset = 4090, .length = 70, .block = second}};
+    const struct builder_piece small = {.length = 60, .block = second, .block_offset = 80};
+    m.size_bytes = 3 * 4096 + 100;
     require(builder_add(b, "blocks", 6, &m, NULL, &inode) == 0 &&
-            builder_set_blocks(b, inode, blocks, 3, BUILDER_NO_FRAGMENT, 0) == 0);
-    m.size_bytes = 4096 + 70;
-    require(builder_add(b, "tail", 4, &m, NULL, &inode) == 0 &&
-            builder_set_blocks(b, inode, blocks, 1, fragment, 5) == 0);
+            builder_set_pieces(b, inode, pieces, 3) == 0);
+    m.size_bytes = 4090 + 70;
+    require(builder_add(b, "run", 3, &m, NULL, &inode) == 0 &&
+            builder_set_pieces(b, inode, run, 2) == 0);
     m.size_bytes = 60;
-    require(builder_add(b, "fragment", 8, &m, NULL, &inode) == 0 &&
-            builder_set_blocks(b, inode, blocks, 0, fragment, 80) == 0);
+    require(builder_add(b, "small", 5, &m, NULL, &inode) == 0 &&
+            builder_set_pieces(b, inode, &small, 1) == 0);
 }
 
 static void add_others(struct builder *b)
 {
     struct builder_member m = {.mode = S_IFREG | 0644, .size_bytes = 5000, .mtime_sec = 99};
     uint32_t inode;
-    m.data = DATA_EXTENTS;
+    m.data = DATA_PIECES;
+    const struct builder_piece ranges[2] = {
+        {.length = 1000, .source_offset = 500, .block = BUILDER_NO_BLOCK},
+        {.offset = 3000, .length = 2000, .source_offset = 1500, .block = BUILDER_NO_BLOCK}};
     require(builder_add(b, "d/e/sparse", 10, &m, NULL, &inode) == 0 &&
-            builder_add_extent(b, inode, 0, 1000, 500) == 0 &&
-            builder_add_extent(b, inode, 3000, 2000, 1500) == 0 &&
+            builder_set_pieces(b, inode, ranges, 2) == 0 &&
             builder_add_xattr(b, inode, "user.a", 6, "1", 1) == 0 &&
             builder_add_xattr(b, inode, "user.b", 6, "", 0) == 0 &&
             builder_link(b, "link", 4, "d/e/sparse", 10, 0, NULL, &inode) == 0);

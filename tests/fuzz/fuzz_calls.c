@@ -111,8 +111,14 @@ static void make_link(const uint8_t *bytes)
     archive = memory_file("archive", bytes, ARCHIVE_BYTES);
     require(fstat(archive, &own) == 0);
     _Atomic uint64_t *words = make_words(last);
-    mount_link = (struct link){
-        .dev = st[0].st_dev, .entries = last, .files = 1, .words = words, .head = &head};
+    _Atomic uint32_t *marks = calloc(1, intercept_marks_bytes(last));
+    require(marks != NULL);
+    mount_link = (struct link){.dev = st[0].st_dev,
+                               .entries = last,
+                               .files = 1,
+                               .words = words,
+                               .head = &head,
+                               .marks = marks};
     for (unsigned i = 0; i < FILES; i++)
         words[st[i].st_ino - 1] = about[i].is_known ? INTERCEPT_IS_KNOWN | about[i].offset
                                                     : 1 /* a word, but not of a known place */;

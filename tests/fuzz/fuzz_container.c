@@ -7,6 +7,7 @@
 #include "bytes.h"
 #include "container.h"
 #include "fuzz.h"
+#include "zip_helper.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
@@ -62,6 +63,16 @@ static void put_program(uint8_t *seed)
     put_squashfs(seed + 1000 + 192);
 }
 
+/* A zip behind a script; behind a program; the same, with offsets in the whole file. */
+static void put_zip_behind(uint8_t *seed, unsigned kind, size_t *ret_size)
+{
+    static const char *const fronts[] = {"#!/bin/sh\nexit\n", "\177ELF", "MZ, a program"};
+    size_t at = strlen(fronts[kind]);
+    struct zip_member members[] = {{.name = "one", .data = "1"}, {.name = "two", .data = "22"}};
+    memcpy(seed, fronts[kind], at);
+    *ret_size = at + zip_put(seed + at, members, 2, kind == 2 ? (uint32_t)at : 0);
+}
+
 uint8_t *fuzz_seed(unsigned number, size_t *ret_size)
 {
     static const char script[] = "#!/bin/sh\nexit\n\n";
@@ -69,17 +80,19 @@ uint8_t *fuzz_seed(unsigned number, size_t *ret_size)
                                         "\3757zXZ\0\0\4", "hsqs\0\0\0\0\0\0"};
     size_t tar_size = 0, room = 2000, at = strlen(script);
     uint8_t *tar = number == 2 ? fuzz_make_tar("ustar", &tar_size) : NULL;
-    uint8_t *seed = number < 7 ? calloc(1, room + tar_size) : NULL;
+    uint8_t *seed = number < 10 ? calloc(1, room + tar_size) : NULL;
     *ret_size = room + tar_size;
     if (number == 0)
         put_sif(seed);
     else if (number == 1)
         put_program(seed);
+    else if (number >= 7 && seed)
+        put_zip_behind(seed, number - 7, ret_size);
     else if (seed)
         memcpy(seed, script, at);
     if (number == 2)
         memcpy(seed + at + 7, tar, tar_size);
-    else if (number >= 3 && seed)
+    else if (number >= 3 && number < 7)
         memcpy(seed + at, payloads[number - 3], 10);
     if (number == 6)
         put_squashfs(seed + at);

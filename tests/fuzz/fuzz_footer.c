@@ -41,7 +41,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct source *source = fuzz_source(bytes, size);
     backend_onepot.probe(source, bytes, size < HEAD_BYTES ? size : HEAD_BYTES);
     free(bytes);
-    if (backend_onepot.find(source, &fault, &where) == 0) {
+    if (backend_onepot.trailer->find(source, &fault, &where) == 0) {
         if (where.offset > size || where.length > size - where.offset)
             abort();
         if (index_open(source, where.offset, where.length, &fault, &index) == 0) {

@@ -15,6 +15,7 @@
 #endif
 
 #include "backend.h"
+#include "format_numbers.h"
 #include "fuzz.h"
 
 #define FRAMES 3u
@@ -34,8 +35,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (builder_new(&builder) < 0)
         abort();
     builder_set_archive_size(builder, size - 1);
-    int r = backend_tar.index_packed(source, compression, NULL, builder, &header, &progress,
-                                     &fault);
+    int r = backend_tar.stream->index_packed(source, compression, NULL, NULL, builder, &header,
+                                             &progress, &fault);
     if (r == 0)
         fuzz_walk_built(builder, &header);
     else

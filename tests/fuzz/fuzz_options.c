@@ -11,6 +11,7 @@
 #include "fuzz.h"
 #include "json.h"
 #include "mount_options.h"
+#include "numbers.h"
 #include "utf8.h"
 
 #define ARGUMENTS_MAX 32
@@ -43,7 +44,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     cli_print_safe(null, text, size);
     json_string(null, text, size);
     for (char *line; argc <= ARGUMENTS_MAX && (line = strsep(&rest, "\n"));) {
-        cli_parse_size(line, &number);
+        size_parse(line, &number);
         cli_parse_number(line, 1, 100, &number);
         argv[argc++] = line;
     }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "backend.h"
+#include "format_numbers.h"
 #include "fuzz.h"
 
 #define HEAD_BYTES 65536u
@@ -43,7 +44,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct builder_header header = {.format = FORMAT_TAR, .archive_bytes = size};
 
     backend_tar.probe(source, tar, head);
-    backend_tar.is_packed(NULL, tar, head, &compression);
+    backend_tar.stream->is_packed(NULL, tar, head, &compression);
     free(tar);
     if (builder_new(&builder) < 0)
         abort();

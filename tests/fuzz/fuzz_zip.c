@@ -8,6 +8,7 @@
 
 #include "backend.h"
 #include "fuzz.h"
+#include "zip_helper.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
@@ -32,8 +33,44 @@ static void add_member(struct archive *a, const char *path, unsigned type, size_
     archive_entry_free(entry);
 }
 
+/* Headers that differ from the directory, a member listed twice, links, fields. */
+static uint8_t *make_odd(size_t *ret_size)
+{
+    static const char deflated[] = "\x4b\x4c\x84\0"; /* of aaaaaaaa */
+    static const char time[] = "UT\5\0\1\0\xca\x9a\xf4";
+    struct zip_member members[] = {
+        {.name = "d\\name", .data = "1", .local_name = "d/name", .host = 10},
+        {.name = "size", .data = "22", .local_size = 5},
+        {.name = "method", .data = "333", .local_method = 9},
+        {.name = "packed",
+         .data = deflated,
+         .packed = 5,
+         .method = 8,
+         .size = 8,
+         .crc = 0xbf848046,
+         .local_crc = 1,
+         .extra = time,
+         .extra_len = 9},
+        {.name = "link",
+         .data = deflated,
+         .packed = 5,
+         .method = 8,
+         .size = 8,
+         .crc = 0xbf848046,
+         .mode = 0120777},
+        {.name = "size", .data = "22", .same_as = &members[1]},
+    };
+    uint8_t *seed = malloc(4000);
+    if (seed)
+        *ret_size = zip_put(seed, members, 6, 0);
+    return seed;
+}
+
 uint8_t *fuzz_seed(unsigned number, size_t *ret_size)
 {
+    if (number == 3)
+        return make_odd(ret_size);
+
     static const char *const options[] = {"zip:compression=store", "zip:compression=deflate",
                                           "zip:compression=deflate,zip:zip64"};
     size_t room = 1u << 16, used = 0;

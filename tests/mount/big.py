@@ -12,7 +12,7 @@ import threading
 import harness
 import tree
 from harness import Skip, check, check_equal, need_program, run
-from duplicates import member, write_tar
+from tars import member, write_tar
 
 GIB = 1 << 30
 

@@ -5,7 +5,7 @@ import subprocess
 
 import harness
 import tree
-from duplicates import member, write_tar
+from tars import member, write_tar
 from harness import Skip, check, check_equal, wait_for
 from round_trips import Counter
 

@@ -4,12 +4,13 @@ import ctypes
 import json
 import os
 import resource
+import shutil
 import signal
 import tempfile
 
 import harness
-from duplicates import member, write_tar
-from harness import check, check_equal, onepot, wait_for
+from tars import member, write_tar
+from harness import Skip, check, check_equal, onepot, wait_for
 
 
 def doctor(*arguments, status=0, **options):
@@ -162,6 +163,29 @@ def test_a_mount_is_asked_and_a_dead_one_is_named(work):
         mount.end()
         (found,) = of(doctor(), "mounts")
         check_equal(found["kind"], "good", "nothing is left")
+
+
+def test_another_project_of_the_same_name_is_named(work):
+    python = shutil.which("python3")
+    if not python:
+        raise Skip("no python3 on the PATH")
+    if onepot("help", "convert", status=None).returncode != 0:
+        raise Skip("this onepot was built without the Python module")
+    package = os.path.join(work / "site", "onepot")
+    os.makedirs(package)
+    os.makedirs(work / "importlib")
+    for trap in (os.path.join(package, "__init__.py"), os.path.join(work / "importlib", "__init__.py")):
+        with open(trap, "w", encoding="ascii") as f:
+            f.write(f"open('{work / 'was_run'}', 'w')\n")
+    environment = dict(os.environ, PYTHONPATH=work / "site")
+    (found,) = of(doctor(env=environment, cwd=work.path), "Python")
+    check_equal(found["kind"], "warning", "a stranger's package")
+    check(package in found["text"] and "onepot-fs" in found["advice"], found)
+    check(not os.path.exists(work / "was_run"), "doctor ran code of the package or of the current directory")
+    with open(os.path.join(package, "__init__.py"), "w", encoding="ascii") as f:
+        f.write("from onepot._core import __version__\n")
+    (found,) = of(doctor(env=environment), "Python")
+    check_equal(found["kind"], "good", "our package")
 
 
 def test_wrong_use_is_refused(_work):

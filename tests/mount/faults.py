@@ -3,6 +3,7 @@ stalls. Readers get EIO, in bounded time, for what can't be read, and all else g
 
 import contextlib
 import ctypes
+import json
 import mmap
 import os
 import signal
@@ -13,7 +14,7 @@ from errno import EIO
 import harness
 import life
 import tree
-from duplicates import member, write_tar
+from tars import member, write_tar
 from harness import check, check_equal, environment, run
 
 FILES = 64
@@ -162,9 +163,58 @@ def test_archive_is_overwritten(work):
                 check_equal(read(mount / "d/000") == contents(0), True, f"{what}: a cached file")
             check_serving(mount)
         with open(log, encoding="utf-8") as f:
-            check_equal(f.read().count("changed while it is mounted"), 1, f"{what}: lines of log")
+            # When it is seen, and in the closing line.
+            check_equal(f.read().count("changed while it is mounted"), 2, f"{what}: lines of log")
 
     each_kind(work, one)
+
+
+CHANGED = "it was changed while it is mounted: reads fail from now on"
+
+
+def test_run_says_once_why_reads_fail_and_so_does_the_closing_line(work):
+    archive = make_archive(work)
+    said = work / "said"
+    script = f"""
+import os, time
+def until(seen):
+    while not seen():
+        os.path.exists("{{}}/no file %f" % time.monotonic())  # the watch looks if it is used
+        time.sleep(0.01)
+with open("{archive}", "r+b") as f:
+    f.write(os.urandom(os.path.getsize("{archive}")))
+until(lambda: "changed while" in open("{said}").read())
+try:
+    open("{{}}/d/001", "rb").read()
+except OSError as error:
+    print(error.errno)
+"""
+    with open(said, "w", encoding="utf-8") as err:
+        done = harness.onepot("run", archive, "--", harness.sys.executable, "-c", script, stderr=err)
+    check_equal(done.stdout.decode(), f"{EIO}\n", "what the reader got")
+    with open(said, encoding="utf-8") as err:
+        first, closing = err.read().splitlines()
+    check(first.startswith(f"onepot: {archive}: {CHANGED}"), first)
+    check(first.endswith("; mount it anew"), first)
+    check(closing.startswith(f"onepot: {archive}: ") and closing.endswith("; reads failed: " + first.split(": ", 2)[2]),
+          closing)
+
+
+def test_doctor_and_umount_say_why_reads_fail(work):
+    archive = make_archive(work)
+    with work.mount(archive) as mount:
+        os.truncate(archive, 100_000)
+        check_equal(read(mount / "d/020"), EIO, "a file that is gone")
+        stat = mount.stat()
+        check(stat["reads_fail"].startswith(f"{archive}: "), stat["reads_fail"])
+        for arguments, kind in (([mount.path], "wrong"), ([], "warning")):
+            done = harness.onepot("doctor", "--json", *arguments, status=None)
+            findings = [f for f in json.loads(done.stdout)["findings"] if f["subject"] == mount.path]
+            check_equal([f["kind"] for f in findings], [kind], f"doctor {arguments}: {findings}")
+            check(f"reads of it fail: {archive}: " in findings[0]["text"], findings)
+        note = harness.onepot("umount", mount.path).stderr.decode()
+        mount.mounted = False
+        check("; reads failed: " in note and note.count(archive) == 1, note)
 
 
 def test_archive_is_touched(work):

@@ -8,6 +8,7 @@ mount must be consistent in itself, too: listings with attributes, inode numbers
 import dataclasses
 import errno
 import io
+import json
 import os
 import pathlib
 import random
@@ -16,7 +17,7 @@ import tarfile
 
 import harness
 import tree
-from harness import Failure, Skip, check, check_equal, need_program, run
+from harness import Failure, Skip, check, check_equal, need_program, onepot, run
 
 SYMLINK = stat.S_IFLNK
 
@@ -422,6 +423,42 @@ def check_refusals(mounted):
         check_equal(error.errno, errno.ENODATA, "errno of an attribute that is not there")
 
 
+def test_what_is_executable_goes_by_the_modes(work):
+    """Any of the three bits, as nothing else is checked; and only access(2) costs a request."""
+    modes = {0o644: False, 0o755: True, 0o100: True, 0o010: True, 0o001: True, 0o000: False,
+             0o4644: False}
+    archive, content = work / "programs.tar", b"#!/bin/sh\necho ran\n"
+    with tarfile.open(archive, "w") as programs:  # whose files not everybody could open
+        for mode in modes:
+            member = tarfile.TarInfo(oct(mode))
+            member.mode, member.size = mode, len(content)
+            programs.addfile(member, io.BytesIO(content))
+
+    def asked(mount):
+        with open(mount / ".onepot/stat.json", encoding="utf-8") as f:
+            return json.load(f)["requests"].get("ACCESS", 0)
+
+    with work.mount(archive) as mount:
+        for _ in range(2):
+            for mode in modes:
+                os.stat(mount / oct(mode))
+                with open(mount / oct(mode), "rb") as f:
+                    f.read()
+        check_equal(run(mount / "0o755").stdout, b"ran\n", "a program of the mount")
+        check_equal(asked(mount), 0, "requests of stat, open, read and exec")
+        for path in mount.path, mount / ".onepot":
+            check(os.access(path, os.X_OK | os.R_OK), f"{path} can't be entered")
+        check(not os.access(mount / ".onepot/stat", os.X_OK), "the report is a program")
+        for mode, expected in modes.items():
+            path = mount / oct(mode)
+            check_equal([os.access(path, how) for how in (os.F_OK, os.R_OK, os.W_OK, os.X_OK)],
+                        [True, True, False, expected], f"access of {oct(mode)}")
+        check_equal(run("find", mount.path, "-type", "f", "-executable", "-printf", "%f ").stdout.split(),
+                    run("find", mount.path, "-type", "f", "-perm", "/111", "-printf", "%f ").stdout.split(),
+                    "find -executable")
+        check(asked(mount) > 0, "access(2) was not asked for")
+
+
 def test_changed_times_show(work):
     """Reading changes nothing: atime, as everything else, stays."""
     source = make_tree(work, tree.USTAR)
@@ -434,6 +471,35 @@ def test_changed_times_show(work):
         for path, atime in atimes.items():
             found = os.lstat(os.path.join(os.fsencode(mount.path), path)).st_atime_ns
             check_equal(found, atime, f"{path!r}: atime after reading")
+
+
+def test_attributes_of_other_systems_are_left_out_and_counted(work):
+    need_program("cp")
+    archives = []
+    for name in ("one", "two"):
+        archives.append(work / f"{name}.tar")
+        with tarfile.open(archives[-1], "w", format=tarfile.PAX_FORMAT) as t:
+            member = tarfile.TarInfo(name)
+            member.pax_headers = {"SCHILY.xattr.com.apple.provenance": "1",
+                                  "LIBARCHIVE.xattr.com.apple.quarantine": "Mg"}
+            t.addfile(member)
+
+    def left_out(*words):
+        return json.loads(onepot("info", "--json", *words).stdout)[0]["xattrs_left_out"]
+
+    check_equal(left_out(archives[0]), 2, "info")
+    check(b"2 extended attributes that Linux has no place for" in onepot("info", archives[0]).stdout,
+          "info, for people")
+    onepot("verify", archives[0])
+    with work.mount(*archives) as mount:
+        run("cp", "--preserve=all", mount / "one", mount / "two", work.make("copies"))
+        check_equal(mount.notes, "", "what it said")
+    os.mkdir(work / "set")
+    for archive in archives:
+        os.rename(archive, work / f"set/{os.path.basename(archive)}")
+    check_equal(left_out(work / "set"), 4, "a union")
+    onepot("pack", "-o", work / "packed.tar", work / "set/one.tar")
+    check_equal(left_out(work / "packed.tar"), 0, "packed anew")
 
 
 if __name__ == "__main__":

@@ -4,9 +4,11 @@ also where nothing but the mount is seen; and reads are counted by where their b
 import json
 import os
 import re
+import subprocess
+import sys
 
 import harness
-from duplicates import member, write_tar
+from tars import write_folder
 from harness import check, check_equal, environment, need_program, onepot, run, wait_for
 
 FILES, BYTES = 40, 5000
@@ -14,9 +16,7 @@ PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../man/onepo
 
 
 def make_archive(work):
-    write_tar(work / "data.tar", [member("d", directory=True)] +
-              [member(f"d/{i:02d}", bytes([i]) * BYTES) for i in range(FILES)])
-    return work / "data.tar"
+    return write_folder(work / "data.tar", ((f"{i:02d}", bytes([i]) * BYTES) for i in range(FILES)))
 
 
 def distant():
@@ -93,6 +93,49 @@ def test_the_file_in_the_mount_says_what_the_command_says(work):
                  settled_lines(inside(mount, "stat")), "the same lines")
 
 
+RANK = """
+import os, subprocess, sys, time
+top, rank, world, meeting = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+open(f"{meeting}/{rank}", "w").close()
+while len(os.listdir(meeting)) < world:  # so that all of them share one mount
+    time.sleep(0.01)
+mine = sorted(os.listdir(f"{top}/d"))[rank::world]
+
+def read(name, *pieces):
+    fd = os.open(f"{top}/d/{name}", os.O_RDONLY)
+    for at, size in pieces:
+        os.pread(fd, size, at) if at else os.read(fd, size)
+    os.close(fd)
+
+for name in mine[::3]:
+    read(name, (0, 10), (0, 10000))
+    read(name, (0, 10000))  # a file counts once
+pid = os.fork()
+if pid == 0:  # reads whatever it likes to, and is killed
+    for name in mine[1::3]:
+        read(name, (2000, 100), (0, 10000))
+    os.kill(os.getpid(), 9)
+os.waitpid(pid, 0)
+subprocess.run(["cat"] + [f"{top}/d/{name}" for name in mine[2::3]], stdout=subprocess.DEVNULL, check=True)
+"""
+
+
+def test_each_file_counts_once_whoever_reads_it(work):
+    """Four ranks share a mount; each has a part of the files, and processes that are killed."""
+    archive = make_archive(work)
+    for mode in "on", "off":
+        for world in 1, 4:
+            meeting = work.make(f"{mode}{world}")
+            env = environment(SLURM_JOB_ID="1", SLURM_STEP_ID=str(world))
+            ranks = [subprocess.Popen(
+                [harness.onepot_program(), "run", f"--intercept={mode}", archive, "--", sys.executable,
+                 "-c", RANK, "{}", str(rank), str(world), meeting],
+                env=env, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) for rank in range(world)]
+            said = b"".join(rank.communicate()[1] for rank in ranks)
+            check_equal([rank.returncode for rank in ranks], [0] * world, f"statuses, with {said!r}")
+            check_equal(re.findall(rb"([\d,]+) files?, ", said), [b"%d" % FILES], f"{mode}, {world}: files in {said!r}")
+
+
 def inside(mount, name):
     with open(mount / f".onepot/{name}", encoding="utf-8") as f:
         return f.read()
@@ -151,8 +194,17 @@ def test_reads_of_a_distant_archive_come_from_storage_and_then_from_the_cache(wo
         check(f"reads from   the block cache {cached}, storage 10\n" in text, text)
         note = onepot("umount", mount.path).stderr.decode()
         mount.mounted = False
-        check(re.search(r"reads from the block cache \d\d%, storage \d\d%", note), note)
-        check("99% of reads within" in note, note)
+        # The rest is in `stat`.
+        check(re.fullmatch(r"onepot: \S+: \d+ files, [^;]+ read in [^;]+/s\); readers waited [^;]+\n",
+                           note), note)
+
+
+def test_the_closing_line_says_that_a_mount_was_only_listed(work):
+    with work.mount(make_archive(work)) as mount:
+        os.listdir(mount / "d")
+        note = onepot("umount", mount.path).stderr.decode()
+        mount.mounted = False
+        check(note.endswith(": nothing was read, only listed\n"), note)
 
 
 def test_what_was_read_ahead_is_told_from_what_was_read_before(work):

@@ -84,6 +84,37 @@ def onepot_program():
     return os.path.abspath(program)
 
 
+def is_reachable(path):
+    """May every user run it?"""
+    if os.stat(path).st_mode & 0o005 != 0o005:
+        return False
+    folder = os.path.dirname(os.path.realpath(path))
+    while os.stat(folder).st_mode & 0o001 and folder != "/":
+        folder = os.path.dirname(folder)
+    return folder == "/"
+
+
+@contextlib.contextmanager
+def program_for_others():
+    """While it lasts, $ONEPOT is a program that root's tests can also run as another user: a copy,
+    if others can't reach the original, for the clone may lie in root's home."""
+    original = onepot_program()
+    if os.geteuid() != 0 or is_reachable(original):
+        yield original
+        return
+    folder = tempfile.mkdtemp(prefix=PREFIX)
+    held = lock(folder)
+    os.chmod(folder, 0o755)
+    os.environ["ONEPOT"] = shutil.copy(original, folder)
+    os.chmod(os.environ["ONEPOT"], 0o755)
+    try:
+        yield os.environ["ONEPOT"]
+    finally:
+        os.environ["ONEPOT"] = original
+        shutil.rmtree(folder)
+        os.close(held)
+
+
 def need_command(*names):
     """Skip where the program was built without a command (no FUSE, say)."""
     for name in names:
@@ -127,6 +158,18 @@ def run(*command, status=0, timeout=240, env=None, **options):
 
 def onepot(*arguments, **options):
     return run(onepot_program(), *arguments, **options)
+
+
+def counting(work, *command):
+    """A command under `run` that also leaves the mount's report, for directly_read."""
+    return ["sh", "-c", '"$@"; status=$?; cat "$ONEPOT_MOUNT/.onepot/stat.json" >"$0" 2>/dev/null; exit $status',
+            work / "stat.json", *command]
+
+
+def directly_read(work, what="files"):
+    """How many files the last of these read without the mount's daemon, or "bytes"."""
+    with open(work / "stat.json", encoding="utf-8") as f:
+        return json.load(f)[f"direct_{what}"]
 
 
 def said_of_each(work, archives, *command, at_once=40):
@@ -199,6 +242,25 @@ def in_thread(function, *arguments, seconds=60):
         return results[0]
 
     return result
+
+
+def in_threads(jobs):
+    """Run each in a thread; the first failure is raised when all have ended."""
+    failed = []
+
+    def guard(job):
+        try:
+            job()
+        except BaseException as error:  # pylint: disable=broad-except
+            failed.append(error)
+
+    threads = [threading.Thread(target=guard, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
 
 
 class Mount:
@@ -365,9 +427,19 @@ def lock(directory):
     return fd
 
 
+def place():
+    """Where private directories lie. The library of an ordinary user is a copy that no other user
+    could replace, so not below /tmp; root's has a folder of the system."""
+    if os.geteuid() == 0:
+        return tempfile.gettempdir()
+    folder = os.path.expanduser("~/.cache/onepot-tests")
+    os.makedirs(folder, exist_ok=True)
+    return folder
+
+
 def clean_up_after_the_killed():
     """Directories of parents that are no more; a new one may not be locked yet."""
-    for directory in glob.glob(os.path.join(tempfile.gettempdir(), PREFIX + "*")):
+    for directory in glob.glob(os.path.join(place(), PREFIX + "*")):
         with contextlib.suppress(OSError):
             info = os.lstat(directory)
             if info.st_uid != os.geteuid() or time.time() - info.st_ctime < 10:
@@ -417,7 +489,7 @@ def wait_child(pid, seconds):
 
 
 def run_test(name, function, seconds):
-    directory = tempfile.mkdtemp(prefix=PREFIX)
+    directory = tempfile.mkdtemp(prefix=PREFIX, dir=place())
     held = lock(directory)
     os.environ[MARK] = directory
     print(f"{name} ...", flush=True)
@@ -474,8 +546,6 @@ def isolate():
 def main(scope, seconds=300, in_memory=False):
     """Run the tests of a script; does not return. in_memory: they need no disk, and run faster
     where run_build gives them a folder in memory."""
-    if in_memory:
-        tempfile.tempdir = os.environ.get("ONEPOT_TESTS_MEMORY")
     onepot_program()
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         print("skipped: /dev/fuse can't be opened, so nothing can be mounted")
@@ -496,8 +566,11 @@ def main(scope, seconds=300, in_memory=False):
     for name in wanted:
         if name not in tests:
             sys.exit(f"there is no test '{name}'; there are: {' '.join(tests)}")
-    results = [run_test(name, tests[name], getattr(tests[name], "seconds", seconds))
-               for name in wanted]
+    with program_for_others():
+        if in_memory:
+            tempfile.tempdir = os.environ.get("ONEPOT_TESTS_MEMORY")
+        results = [run_test(name, tests[name], getattr(tests[name], "seconds", seconds))
+                   for name in wanted]
     if any(r not in (0, SKIPPED) for r in results):
         sys.exit(1)
     sys.exit(SKIPPED if all(r == SKIPPED for r in results) else 0)

@@ -6,7 +6,7 @@ import os
 import shutil
 
 import harness
-from duplicates import member, write_tar
+from tars import member, write_tar
 from harness import check, check_equal, environment, need_program, run, wait_for
 
 FILES = 8

@@ -55,27 +55,36 @@ def folder(uid=None):
 
 
 def slots():
-    """What is left in the folder of slots; none, if that is gone too. Not the claims to the
+    """What is left in the folder of slots, which itself stays with its lock. Not the claims to the
     job's memory, one of each process that is there."""
     try:
-        return sorted(name for name in os.listdir(folder()) if ".cache-" not in name)
+        return sorted(name for name in os.listdir(folder())
+                      if ".cache-" not in name and name != "lock")
     except FileNotFoundError:
         return []
 
 
 def check_nothing_left(what="the end", seconds=60):
-    wait_for(lambda: slots() == [] and not os.path.exists(folder()),
-             f"the state to go after {what}", seconds)
+    wait_for(lambda: slots() == [], f"the state to go after {what}", seconds)
     check_equal(harness.mountpoints(os.environ[harness.MARK]), [], f"mounts after {what}")
 
 
 def check_no_state_of(uid):
-    wait_for(lambda: not os.path.exists(folder(uid)), "the user's state to go")
+    """The folder stays, so that nobody else has its name; `onepot clean` removes it."""
+    wait_for(lambda: os.listdir(folder(uid)) == ["lock"], "the user's state to go")
+
+
+def check_no_folder_of(uid):
+    check(not os.path.lexists(folder(uid)), f"the folder is left: {os.listdir(os.path.dirname(folder(uid)))}")
 
 
 def mount(*arguments, **options):
     """onepot mount; its path."""
     return os.fsdecode(onepot("mount", *arguments, **options).stdout).rstrip("\n")
+
+
+def umount(*arguments, **options):
+    return onepot("umount", *arguments, **options)
 
 
 def said(done):

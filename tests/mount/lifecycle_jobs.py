@@ -239,6 +239,7 @@ def test_each_start_removes_what_dead_daemons_left_in_any_folder(work):
         check_equal(mountpoints(work.path), [], f"mounts after {command}")
         check_equal(life.slots(), [], f"state after {command}")
         onepot(undo, archive, env=env)
+    onepot("clean", env=env)  # the folder in /dev/shm
 
 
 # ---- onepot clean ----
@@ -332,7 +333,7 @@ def clean_up_after_nobody(work, archive):
         check_equal(len(copies()), 1, "copies")
         onepot("clean", *words)
         check_equal([mountpoints(work.path), copies()], [[], []], f"what is left by {words}")
-        life.check_no_state_of(NOBODY)
+        life.check_no_folder_of(NOBODY)
     path = mount(archive, "--stage", **as_nobody())
     kill_daemon(path, **as_nobody())
     onepot("umount", path)

@@ -1,5 +1,6 @@
 """onepot mount: ready when it returns, nothing kept, nothing left by a failure; who shares."""
 
+import fcntl
 import os
 import signal
 import socket
@@ -11,13 +12,9 @@ import zlib
 
 import harness
 import life
-from harness import (Skip, check, check_equal, environment, mountpoints, need_root,
+from harness import (Skip, check, check_equal, environment, mountpoints,
                      onepot, onepot_program, run, wait_for)
-from life import check_nothing_left, fails, make_archive, mount, mounted, read, said, slots
-
-
-def umount(*arguments, **options):
-    return onepot("umount", *arguments, **options)
+from life import check_nothing_left, fails, make_archive, mount, mounted, read, said, slots, umount
 
 
 # ---- ready, and nothing kept ----
@@ -88,7 +85,7 @@ def test_signals_that_were_ignored_or_blocked_before_do_no_harm(work):
 
 def test_a_mount_is_what_it_should_be(work):
     path = mount(make_archive(work))
-    with open("/proc/self/mountinfo", encoding="utf-8") as f:
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as f:
         line = next(l.split() for l in f if f" {path} " in l)
     check_equal(set("ro nosuid nodev noatime".split()) - set(line[5].split(",")), set(), "options")
     separator = line.index("-")
@@ -118,6 +115,10 @@ def test_failures_are_one_line_and_leave_nothing(work):
             ([archive, "--subdir", "readme"], ["--subdir"]),
             ([archive, "--at", "noise"], ["noise", "directory"]),
             ([archive, "--at", "no/such/dir"], ["no/such/dir", "parent directory", "make that"]),
+            ([archive, "no-such-dir"], ["no-such-dir", "make it first", "--at"]),
+            ([archive, "absent.tar", archive], ["absent.tar", "check the path"]),
+            # Closed to everybody, root included: no directory can be made in /sys.
+            ([archive, "--at", "/sys/closed"], ["/sys/closed", "administrator", "onepot run"]),
             ([archive, "--at", "full"], ["not empty", "nonempty"]),
             ([archive, "--owner", str(dead.pid)], ["--owner", str(dead.pid)]),
             ([archive, "--log", "no/such/log"], ["no/such/log"]),
@@ -228,14 +229,16 @@ def test_a_start_that_was_killed_is_healed_by_the_next(work):
         run("rm", "-f", f"{slow}.onepot-index")
     check("slow.tar.gz.stat" in slots(), "nothing is left to heal, or five times it was mounted before")
     path = mount(archive)
-    check_equal(slots(), ["data.tar", "data.tar.lock", "data.tar.stat", "lock"], "slots")
+    check_equal(slots(), ["data.tar", "data.tar.lock", "data.tar.stat"], "slots")
     umount(path)
     check_nothing_left()
 
 
 def waits_for_a_lock(pid):
-    return any("->" in line and f" {pid} " in line
-               for line in read("/proc/locks").decode().splitlines())
+    """Does the process, or one that it has started?"""
+    pids = [pid, *life.children_of(pid)]
+    return any("->" in line and f" {p} " in line
+               for line in read("/proc/locks").decode().splitlines() for p in pids)
 
 
 def test_who_wants_the_place_of_a_mount_that_starts_waits_for_it(work):
@@ -254,6 +257,20 @@ def test_who_wants_the_place_of_a_mount_that_starts_waits_for_it(work):
     check_equal(status, 1, "the second")
     check("is mounted there already, with other options" in errors, f"the second says {errors!r}")
     umount(at)
+    check_nothing_left()
+
+
+def test_a_directory_that_goes_before_the_mount_is_made_again(work):
+    """Other versions of the program took it for a leftover while the archive was opened."""
+    with life.background("mount", "--order", "-", make_archive(work), stdin=subprocess.PIPE) as starter:
+        wait_for(lambda: "data.tar" in slots(), "the slot")
+        with open(os.path.join(life.folder(), "lock"), "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # which its maker holds until it is whole
+            os.rmdir(os.path.join(life.folder(), "data.tar"))
+        starter.stdin.write(b"readme\n")
+        status, path, errors = life.ended(starter)
+    check_equal((status, errors), (0, ""), "the mount")
+    umount(path.decode().rstrip("\n"))
     check_nothing_left()
 
 
@@ -430,7 +447,9 @@ def test_without_a_runtime_directory_it_is_shared_memory(work):
         check_equal(read(f"{path}/readme"), b"hello\n", "a file")
     finally:
         umount(path, env=env)
-    check(not os.path.exists(path), "the directory is left")
+        folder = os.path.dirname(path)
+        check(os.path.isdir(folder) and not os.path.exists(path), "the folder goes with the mount, or not all in it")
+        onepot("clean", env=env)
 
 
 if __name__ == "__main__":

@@ -124,6 +124,100 @@ def test_signals_are_passed_on(work):
     check_nothing_left()
 
 
+# Counts signals, and tells of each. A handler that ran inside itself would have lost its work.
+# The interpreter runs handlers only between its own steps: a signal just before a blocking read
+# would wait for that read, so it waits for the descriptor to which the interpreter writes each.
+COUNT_EACH = """
+import os, select, signal, sys
+if sys.argv[1] == "apart":
+    os.setpgrp()
+came, writes = os.pipe()
+os.set_blocking(writes, False)
+signal.set_wakeup_fd(writes)
+inside = set()
+def take(n, frame):
+    assert n not in inside, "reentrant"
+    inside.add(n)
+    with open(sys.argv[2], "w") as f:  # a checkpoint
+        f.write("x" * 100_000)
+    inside.remove(n)
+    os.write(1, b"got %d\\n" % n)
+for n in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGQUIT,
+          signal.SIGCONT):
+    signal.signal(n, take)
+os.write(1, b"ready\\n")
+while 0 not in select.select([0, came], [], [])[0]:
+    os.read(came, 4096)
+"""
+
+
+def all_of(pid):
+    """A process and those below it, in the order in which they were started."""
+    return [pid] + [p for child in life.children_of(pid) for p in all_of(child)]
+
+
+def cmdline(pid):
+    return read(f"/proc/{pid}/cmdline").replace(b"\0", b" ")
+
+
+def send_to_each(pids, number):
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+# Whom a signal is sent to. A group that the command has left does not reach it.
+WAYS = {
+    "onepot alone": lambda wrapper, number: os.kill(wrapper, number),
+    "its group": lambda wrapper, number: os.killpg(wrapper, number),
+    "each process of a job": lambda wrapper, number: send_to_each(all_of(wrapper), number),
+    "each, the last one first": lambda wrapper, number: send_to_each(all_of(wrapper)[::-1], number),
+    "those with the script's name": lambda wrapper, number: send_to_each(
+        [p for p in all_of(wrapper) if b"count.py" in cmdline(p)], number),
+    "those with the archive's name": lambda wrapper, number: send_to_each(
+        [p for p in all_of(wrapper) if b"data.tar --" in cmdline(p)], number),
+}
+
+
+def test_a_signal_comes_once_whoever_sends_it_to_whom(work):
+    archive = make_archive(work)
+    life.write(work / "count.py", COUNT_EACH.encode())
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+    for where in "beside", "apart":
+        with life.background("run", archive, "--", PYTHON, work / "count.py", where, work / "saved",
+                             stdin=subprocess.PIPE, preexec_fn=os.setpgrp) as wrapper:
+            check_equal(life.first_line(wrapper), "ready", "what the command says")
+            for way, send in WAYS.items():
+                for number in numbers + numbers[:1]:
+                    send(wrapper.pid, number)
+                    check_equal(life.first_line(wrapper), f"got {int(number)}",
+                                f"{number!r} to {way}, the command {where}")
+                    # Signals to onepot alone are passed on one after the other, the lowest first.
+                    wrapper.send_signal(signal.SIGCONT)
+                    check_equal(life.first_line(wrapper), f"got {int(signal.SIGCONT)}",
+                                f"what comes after {number!r} to {way}, the command {where}")
+            _, errors = wrapper.communicate(timeout=90)
+            check_equal(wrapper.returncode, 0, f"the status: {errors!r}")
+        check_nothing_left(where)
+
+
+def test_nobody_stays_to_watch_for_signals(work):
+    archive = make_archive(work)
+    with holder(archive) as wrapper:
+        daemon = life.daemon_of(life.first_line(wrapper))
+        def witnesses_of(wrapper):
+            return [p for p in all_of(wrapper.pid)
+                    if read(f"/proc/{p}/comm") == b"signal-witness\n"]
+        wait_for(lambda: len(witnesses_of(wrapper)) == 2, "the witnesses")
+        witnesses = witnesses_of(wrapper)
+        wrapper.kill()
+        wrapper.wait()
+        for pid in witnesses:
+            life.wait_gone(pid)
+        life.wait_gone(daemon)
+    check_nothing_left()
+
+
 def test_a_signal_ends_the_command_and_then_the_mount(work):
     archive = make_archive(work)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
@@ -192,7 +286,7 @@ def test_job_control_stops_the_command_and_not_the_daemon(work):
         wrapper = life.children_of(terminal.pid)[0]
         path = mountpoints(work.path)[0]
         daemon = life.daemon_of(path)
-        command = next(p for p in life.children_of(wrapper) if p != daemon)
+        command = next(p for p in life.children_of(wrapper) if cmdline(p).startswith(b"sh "))
         terminal.type("\x1a")
         wait_for(lambda: life.process_state(wrapper) == "T" and life.process_state(command) == "T",
                  "both to stop")

@@ -1,20 +1,19 @@
 """onepot umount: nobody loses a mount that is in use, nothing hangs, nothing stays."""
 
+import contextlib
 import mmap
 import os
 import shutil
 import signal
+import subprocess
 import threading
 import time
 
 import harness
 import life
-from harness import check, check_equal, mountpoints, need_root, onepot, run, wait_for
-from life import Clock, check_nothing_left, fails, make_archive, mount, read, said, slots
-
-
-def umount(*arguments, **options):
-    return onepot("umount", *arguments, **options)
+from harness import (check, check_equal, mountpoints, need_program, need_root, onepot, onepot_program,
+                     run, wait_for)
+from life import Clock, check_nothing_left, fails, make_archive, mount, read, said, slots, umount
 
 
 # ---- in use ----
@@ -235,6 +234,143 @@ def test_a_mount_in_another_namespace_is_neither_shared_nor_ended(work):
         umount(other)
         container.terminate()
         life.ended(container)
+    check_nothing_left()
+
+
+def sees(container, path):
+    """Does a process in another namespace still read the mount?"""
+    done = harness.run("nsenter", "-t", str(container), "-m", "cat", f"{path}/readme", status=None)
+    return done.stdout == b"hello\n"
+
+
+def test_what_only_another_namespace_sees_is_unmounted_and_leaves_the_path(work):
+    need_root("make a mount namespace")
+    need_program("nsenter")
+    archive = make_archive(work)
+    copied = ["unshare", "-m", "--propagation", "private", "sh", "-c", "echo; read x"]
+    path, daemons = mount(archive), []
+    # A container after the other copies the mount that is there; what it copied stays, whatever
+    # comes and goes at the path here.
+    with life.process(*copied, stdin=subprocess.PIPE) as first:
+        life.first_line(first)
+        daemons.append(life.daemon_of(path))
+        done = umount(path)
+        check("still sees it" in said(done) and str(first.pid) in said(done), f"{said(done)!r}")
+        check_equal(mountpoints(work.path), [], "mounts here")
+        check(sees(first.pid, path), "the first container has lost it")
+        check_equal(mount(archive, "--cache", "17M"), path, "the path of the next")
+        onepot("stat", path)
+        check(mount(archive, "--cache", "18M") != path, "two mounts are at one path")
+        umount(archive)
+        check(sees(first.pid, path), "the first container has lost it with the next mount")
+        check_equal(mount(archive), path, "the path of one more")
+        daemons.append(life.daemon_of(path))
+        with life.process(*copied, stdin=subprocess.PIPE) as second:
+            life.first_line(second)
+            first.communicate(b"\n", timeout=60)
+            life.wait_gone(daemons[0])
+            check_equal(read(f"{path}/readme"), b"hello\n", "a file here, when the first has ended")
+            # Whoever sweeps in another namespace does not take the directory away.
+            harness.run("unshare", "-m", "sh", "-c", f"umount -l {path}; exec \"$@\"", "-",
+                        onepot_program(), "clean")
+            check_equal(read(f"{path}/readme"), b"hello\n", "a file here, after a clean elsewhere")
+            umount(path)
+            check(sees(second.pid, path), "the second container has lost it")
+            second.communicate(b"\n", timeout=60)
+        life.wait_gone(daemons[1])
+    check_nothing_left()
+
+
+SCRIPT = """
+while read -r command; do eval "$command"; echo "done"; done
+"""
+
+
+@contextlib.contextmanager
+def script(work):
+    """A shell that runs the lines that it gets: tell(line) returns what it printed."""
+    with life.process("bash", "-c", SCRIPT, stdin=subprocess.PIPE, stderr=subprocess.STDOUT) as shell:
+        def tell(line):
+            shell.stdin.write(line.encode() + b"\n")
+            shell.stdin.flush()
+            said_lines = []
+            while (said_line := life.first_line(shell)) != "done":
+                said_lines.append(said_line)
+            return "\n".join(said_lines)
+        yield tell
+        shell.communicate(timeout=60)
+
+
+def kill_daemon(path):
+    daemon = life.daemon_of(path)
+    os.kill(daemon, signal.SIGKILL)
+    life.wait_gone(daemon)
+
+
+def commands(archive):
+    """To mount, and to unmount, in a script."""
+    program = onepot_program()
+    return f"m=$({program} mount --owner=none {archive})", f"{program} umount $m; echo status $?"
+
+
+def test_a_script_ends_no_other_script_s_mount(work):
+    need_program("bash")
+    mounting, ending = commands(make_archive(work))
+    with script(work) as other, script(work) as one:
+        # Its mount has died, and another script's has taken the path.
+        one(mounting)
+        path = one("echo $m")
+        kill_daemon(path)
+        other(mounting)
+        check_equal(other("echo $m"), path, "the path")
+        refused = one(ending)
+        check("it stays, for bash (process" in refused and "status 1" in refused, refused)
+        # Each ends its share once.
+        one(mounting)
+        check("it stays, for 1" in one(ending), "the share of two")
+        check("status 1" in one(ending), "a share was given back twice")
+        with script(work) as late:
+            late(f"m={path}; trap '{ending}' EXIT")
+        umount(path, status=1)  # nor one that has nothing to do with it
+        check_equal(read(f"{path}/readme"), b"hello\n", "a file")
+        check("status 0" in other(ending), "its own")
+        check_equal(mountpoints(work.path), [], "mounts")
+        # But --lazy and --all do.
+        for how in [path, "--lazy"], ["--all"]:
+            other(mounting)
+            umount(*how)
+            check_equal(mountpoints(work.path), [], f"mounts after umount {how}")
+    check_nothing_left()
+
+
+def ticks():
+    """The time in the unit in which the kernel tells when a process started."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+
+
+def test_a_script_s_mount_is_its_helpers_too(work):
+    need_program("bash")
+    mounting, ending = commands(make_archive(work))
+    with script(work) as one:
+        # A subshell is the script; what the script starts may have its path from it.
+        one(f"m=$(true; {mounting}; echo $m)")
+        check("status 0" in one(f"(true; {ending})"), "its subshell")
+        one(mounting)
+        one("export m")
+        check("status 0" in one(f"bash -c '{ending}'"), "its child")
+        # But not what was there before the mount, or has given back its own share.
+        one("coproc early { exec bash -c 'echo; read -r m; " + ending + "' 2>&1; }")
+        one("read -r <&${early[0]}")
+        ready = ticks()
+        wait_for(lambda: ticks() > ready, "time to go on")
+        one(mounting)
+        check("status 1" in one('echo "$m" >&${early[1]}; cat <&${early[0]}'), "a child from before")
+        check("status 1" in one(f"bash -c '{mounting}; {ending}; {ending}'"), "a child's second time")
+        check("status 0" in one(ending), "its own")
+        # A helper that mounts and ends leaves the mount to all of the session.
+        one(f"m=$(bash -c '{mounting}; echo $m')")
+        check("status 0" in one(f"bash -c '{ending}'"), "another helper")
+        check_equal(mountpoints(work.path), [], "mounts")
     check_nothing_left()
 
 

@@ -1,12 +1,11 @@
 """A job with a memory limit: epochs over more data than its cache has room for, and no kill."""
 
 import os
-import random
 import uuid
 
 import harness
 import tree
-from duplicates import member, write_tar
+from tars import write_folder
 from harness import Skip, check, check_equal
 
 FILES, FILE_BYTES = 2000, 40_000
@@ -80,8 +79,7 @@ for epoch in range(epochs):
 def test_epochs_under_a_memory_limit(work):
     """The archive is read like one on a network; a quarter of what is asked for is kept."""
     archive = work / "data.tar"
-    write_tar(archive, [member("d", directory=True)] +
-              [member(f"d/{i:05d}", tree.content(FILE_BYTES, i)) for i in range(FILES)])
+    write_folder(archive, ((f"{i:05d}", tree.content(FILE_BYTES, i)) for i in range(FILES)))
     env = harness.environment(ONEPOT_ASSUME_REMOTE="1")
     where = work.make("at")
     with Limited() as group:

@@ -169,6 +169,40 @@ def test_what_stays_a_file(work):
     check(b"can't be read in place" in said, said)
 
 
+def test_what_unpacks_to_too_much_stays_a_file(work):
+    member = tarfile.TarInfo("zeros")
+    member.size = 100 << 20
+    bomb = gzip.compress(member.tobuf() + bytes(member.size + 1024), 9)
+    outer = write(work, "outer.tar", tar_of({f"{i}.tar.gz": bomb for i in range(4)}))
+    said = onepot("ls", "--nested", outer)  # all may unpack to 256 MiB
+    check_equal(said.stdout, b"0\n1\n2.tar.gz\n3.tar.gz\n", "what was left out")
+    check(b"2 archives in it stay files; the first is 2.tar.gz: compressed archives unpack to too "
+          b"much (more: --max-ratio=N or off)\n" in said.stderr, said.stderr)
+    for ratio in "off", "3000":
+        said = onepot("ls", "--nested", "--max-ratio=" + ratio, outer)
+        check_equal((said.stdout, said.stderr), (b"0\n1\n2\n3\n", b""), ratio)
+    # The work for archives that stay files all the same counts, too.
+    def block(size, kind, data, last=0):  # of a frame of zstd: 0 as it is, 1 one byte over and over
+        return (last | kind << 1 | size << 3).to_bytes(3, "little") + data
+    frame = (bytes.fromhex("28b52ffd0068") + block(512, 0, member.tobuf())
+             + block(1 << 17, 1, b"\0") * 800 + block(10240, 1, b"\0", last=1))
+    outer = write(work, "frames.tar", tar_of({"a.tar.zst": frame, "b.tar.zst": frame,
+                                              "c.tar.gz": gzip.compress(tar_of(files("c")))}))
+    said = onepot("ls", "--nested", outer)
+    check_equal(said.stdout, b"a.tar.zst\nb.tar.zst\nc.tar.gz\n", "after two large frames")
+    check(b"3 archives in it stay files" in said.stderr, said.stderr)
+
+
+def test_limit_on_the_size_of_files(work):
+    inner = tar_of(files("a"))
+    outer = write(work, "outer.tar", tar_of({"a.tar": inner, "b.tar.gz": gzip.compress(inner)}))
+    for limit in 0, 1:
+        done = run("bash", "-c", f'ulimit -f {limit}; "$@" 2>&1 | cat; exit ${{PIPESTATUS[0]}}', "-",
+                   harness.onepot_program(), "ls", "--nested", outer, status=1)
+        check(done.stdout.count(b"\n") == 1 and b"File too large; a limit on the size of files "
+              b"('ulimit -f')" in done.stdout and b"copy it" not in done.stdout, done.stdout)
+
+
 def test_a_damaged_one_is_named(work):
     inner = tar_of(files("a"))[:512 * 5]  # in the data of a member
     outer = write(work, "outer.tar", tar_of({"good.tar": tar_of(files("g")),

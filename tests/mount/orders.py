@@ -10,7 +10,7 @@ import threading
 
 import harness
 import life
-from duplicates import member, write_tar
+from tars import member, write_tar
 from harness import check, check_equal, environment, onepot
 
 CLASSES, FILES, FILE_BYTES = 12, 3000, 6000
@@ -51,6 +51,7 @@ def read_file(mount, path):
 
 
 def torchs_order(epoch, rank=0, world=1, seed=0):
+    harness.need_command("order")
     done = onepot("order", "--size", str(FILES), "--epoch", str(epoch), "--rank", str(rank),
                   "--world", str(world), "--seed", str(seed))
     return [int(line) for line in done.stdout.split()]
@@ -65,24 +66,6 @@ def settled(mount, condition, what):
     """Counters are a moment behind the reads."""
     harness.wait_for(lambda: condition(mount.stat()["foreseen"]), what)
     return mount.stat()
-
-
-def in_threads(jobs):
-    failed = []
-
-    def guard(job):
-        try:
-            job()
-        except BaseException as error:  # pylint: disable=broad-except
-            failed.append(error)
-
-    threads = [threading.Thread(target=guard, args=(job,)) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
 
 
 def reader(mount, numbers):
@@ -102,7 +85,7 @@ def ranks_in_step(mount, orders, batch=16):
         except BaseException:
             step.abort()
             raise
-    in_threads([lambda numbers=numbers: rank(numbers) for numbers in orders])
+    harness.in_threads([lambda numbers=numbers: rank(numbers) for numbers in orders])
 
 
 def test_an_order_of_torch_is_recognised_and_its_reads_are_served_from_memory(work):

@@ -11,7 +11,7 @@ import time
 
 import harness
 import tree
-from duplicates import member, write_tar
+from tars import member, write_tar
 from harness import Failure, Skip, check, check_equal
 
 COUNT = 50

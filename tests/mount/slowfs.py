@@ -162,19 +162,11 @@ def test_extended_attributes_are_asked_for(work):
         check(got["listxattr"] >= 1 and got["getxattr"] >= 1, f"counted: {got}")
 
 
-def in_threads(count, do):
-    threads = [threading.Thread(target=do, args=(i,)) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
 # Long latency makes sure that requests are in flight together; it is not measured.
 
 def test_many_requests_wait_at_once(work):
     with Slow(work, "--latency=open=500ms", "--limit=4", make_files(work)) as slow:
-        in_threads(20, lambda i: os.close(os.open(slow / f"file{i:02}", os.O_RDONLY)))
+        harness.in_threads([lambda i=i: os.close(os.open(slow / f"file{i:02}", os.O_RDONLY)) for i in range(20)])
         counts = slow.counts()
         check(counts["peak_in_flight"] > 4, f"in flight: {counts['peak_in_flight']}")
         check(counts["waited"] > 0, "nobody waited for a place")
@@ -183,7 +175,7 @@ def test_many_requests_wait_at_once(work):
 
 def test_names_of_one_directory_are_asked_for_at_once(work):
     with Slow(work, "--latency=lookup=500ms", make_files(work)) as slow:
-        in_threads(20, lambda i: os.lstat(slow / f"file{i:02}"))
+        harness.in_threads([lambda i=i: os.lstat(slow / f"file{i:02}") for i in range(20)])
         counts = slow.counts()
         check(counts["peak_in_flight"] > 4, f"in flight: {counts['peak_in_flight']}")
         check_equal(counts["lookup"], 20, "lookups")

@@ -11,6 +11,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 
 import harness
@@ -77,6 +79,11 @@ def copies(work):
     return glob.glob(os.path.join(work / ".home", "run", "onepot-stage-*", "*.*"))
 
 
+def overwrite(path):
+    with open(path, "r+b") as f:
+        f.write(os.urandom(os.path.getsize(path)))
+
+
 def kill_daemon(mount):
     pid = mount.stat()["daemon_pid"]
     os.kill(pid, signal.SIGKILL)
@@ -87,7 +94,7 @@ def kill_daemon(mount):
 def kill_all(mount):
     """The daemon, and what watches it, as the end of a job's control group does."""
     for pid in harness.marked_processes(os.environ[harness.MARK]):
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", encoding="utf-8") as f:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as f:
             if f.read() == "onepot-watch\n":
                 os.kill(pid, signal.SIGKILL)
     kill_daemon(mount)
@@ -214,6 +221,66 @@ def test_what_does_not_fit_is_refused(work):
     check_equal(mountpoints(work.path), [], "mounts")
     onepot("mount", "--stage=", archive, status=2)
     onepot("mount", f"--stage={work / 'nowhere'}", archive, status=1)
+
+
+def test_two_versions_of_the_program_stage_one_archive(work):
+    """A job may still run the old one: each has a copy that it understands."""
+    archive = os.path.join(make_archive(work)[0], "a.tar")
+    other = os.environ.get("ONEPOT_OTHER")
+    if not other:
+        raise harness.Skip("ONEPOT_OTHER does not name another version; 'meson test' sets it")
+    with work.mount("--stage", archive) as mount:
+        await_whole(mount)
+        done = run(other, "run", "--stage", archive, "--at", work.make("at"), "--", "cat",
+                   "{}/d3/f3")
+        check_equal(done.stdout, content(3), "what the other version reads")
+        await_whole(mount)
+        read_all(mount.path)
+    check_equal(copies(work), [], "copies left")
+    with work.kernel_mount("tmpfs", "small", "small", "-o", "size=40m") as small:
+        with work.mount(f"--stage={small}", archive) as mount:
+            await_whole(mount)
+            done = run(other, "run", f"--stage={small}", archive, "--", "cat", "{}/d3/f3")
+        wait_for(lambda: run("umount", small, status=None).returncode == 0, "its end to be complete")
+        check_equal(done.stdout, content(3), "what the other version reads without room for a copy")
+        lines = [line for line in done.stderr.decode().splitlines() if "another version" in line]
+        check_equal(len(lines), 1, f"lines that tell of it in {done.stderr!r}")
+
+
+def test_a_copy_is_all_that_is_read_once_it_is_whole(work):
+    """The archive's index as well, which is mapped from where it lies on local storage."""
+    archive = os.path.join(make_archive(work)[0], "a.tar")
+    with work.mount("--stage", archive) as mount:
+        pid = mount.stat()["daemon_pid"]
+
+        def maps():
+            with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as f:
+                return f.read()
+        wait_for(lambda: archive + "\n" not in maps(), "the index to be mapped from the copy")
+        overwrite(archive)
+        read_all(mount.path)
+        check_equal(mount.stat()["errors"], 0, "errors")
+
+
+def test_an_archive_that_is_changed_while_it_is_copied_is_told_of(work):
+    source, _ = make_archive(work)
+    job = ("import os, sys\nprint(1, flush=True)\nsys.stdin.readline()\nfor i in range(50):\n"
+           "    try: open(f'{sys.argv[1]}/d{i % 10}/f{i}', 'rb').read()\n"
+           "    except OSError: pass")
+    with Slow(work, "--bandwidth=20M", "--pages=none", "--attr-timeout=0", source) as slow:
+        command = [harness.onepot_program(), "run", "--stage", slow / "a.tar", "--",
+                   sys.executable, "-c", job, "{}"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, env=harness.environment()) as process:
+            process.stdout.readline()
+            overwrite(os.path.join(source, "a.tar"))
+
+            def stat():
+                return onepot("stat", status=None).stdout.decode()
+            wait_for(lambda: "was changed while it was copied" in stat(), "stat to say so")
+            wait_for(lambda: "was changed while it is mounted" in stat(), "the watch")
+            said = process.communicate(b"\n", timeout=60)[1].decode()
+        check("reads failed: " in said and "it was changed" in said, f"run said {said!r}")
 
 
 def test_staged_ahead_of_time(work):

@@ -12,7 +12,7 @@ import faults
 import harness
 import life
 import tree
-from duplicates import member, write_tar
+from tars import write_folder
 from faults import read
 from harness import check, check_equal, environment, wait_for
 from slowfs import Slow
@@ -29,9 +29,7 @@ def contents(number):
 def make_archive(work, name="data.tar"):
     source = work / "source"
     os.makedirs(source, exist_ok=True)
-    write_tar(os.path.join(source, name),
-              [member("d", directory=True)] +
-              [member(f"d/{i:03d}", contents(i)) for i in range(FILES)])
+    write_folder(os.path.join(source, name), ((f"{i:03d}", contents(i)) for i in range(FILES)))
     return source
 
 
@@ -78,6 +76,24 @@ def test_reads_that_fail_once_reach_nobody(work):
         check("failed reads tried again" in shown, f"stat shows no retries: {shown}")
 
 
+def test_bytes_that_came_while_a_read_failed_are_not_kept(work):
+    """Storage that fails may also return wrong bytes: they answer who waits, and no more."""
+    with served(work, "--toggle=fail", mount_options=("--retries", "20")) as (mount, slow, _):
+        def reads_of(number):
+            before = slow.counts()["read"]
+            check_files(mount, (number,), "a file")
+            faults.forget(mount / f"d/{number:03d}")
+            return slow.counts()["read"] - before
+
+        check_equal((reads_of(1), reads_of(1)), (1, 0), "reads of one that came in peace")
+        slow.toggle()
+        reader = harness.in_thread(reads_of, 2)
+        wait_for_counts(mount, lambda s: s["source_retries"] >= 1, "a retry")
+        slow.toggle()
+        check(reader() >= 2, "the read did not fail")
+        check_equal((reads_of(2), reads_of(2)), (1, 0), "reads of one that came meanwhile")
+
+
 def test_no_retries_if_so_wanted(work):
     with served(work, "--toggle=fail", mount_options=("--retries", "0")) as (mount, slow, _):
         check_files(mount, range(3), "before")
@@ -119,9 +135,8 @@ def test_stale_handle_of_an_archive_that_was_replaced(work):
     with served(work, "--toggle=stale", "--entry-timeout=0", "--attr-timeout=0",
                 mount_options=("--retries", "1")) as (mount, slow, source):
         check_files(mount, range(3), "before")
-        write_tar(os.path.join(source, "new"),
-                  [member("d", directory=True)] +
-                  [member(f"d/{i:03d}", contents(i)[::-1]) for i in range(FILES)])
+        write_folder(os.path.join(source, "new"),
+                     ((f"{i:03d}", contents(i)[::-1]) for i in range(FILES)))
         os.rename(os.path.join(source, "new"), os.path.join(source, "data.tar"))
         slow.toggle()
         check_equal(errors_of(mount, range(20, 30)), {EIO}, "what readers get")
@@ -164,6 +179,24 @@ def test_a_reader_waits_once_for_what_fails(work):
             if given_up[-1] == 1:
                 return
     check(False, f"reads of the archive for one of a file: {given_up}")
+
+
+def test_time_for_which_the_daemon_is_stopped_is_no_stall(work):
+    with served(work, "--toggle=stall", mount_options=("--io-timeout", "4")) as (mount, slow, _):
+        check_files(mount, range(2), "before")
+        pid = mount.stat()["daemon_pid"]
+        asked = slow.counts()["read"]
+        slow.toggle()
+        reader = harness.in_thread(read, mount / "d/050")
+        wait_for(lambda: slow.counts()["read"] > asked, "the read")
+        os.kill(pid, signal.SIGSTOP)  # the thread that reads stays where it is
+        wait_for(lambda: life.thread_state(pid, pid) == "T", "the daemon to stop")
+        time.sleep(5)
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.5)  # a few looks of the watchdog
+        slow.toggle()
+        check_equal(reader() == contents(50), True, "what the reader got")
+        check_equal(mount.stat()["stalls"], 0, "stalls")
 
 
 def test_threads_come_back_from_a_stall(work):
@@ -266,6 +299,47 @@ def test_a_start_on_storage_that_stalls_ends(work):
         slow.toggle()
         with work.mount(slow / "data.tar", env=environment()) as mount:
             check_files(mount, range(3), "when the storage is back")
+
+
+@contextlib.contextmanager
+def stuck(slow, *command):
+    """A command that waits for a read which slowfs has taken; then slowfs is stopped, so that not
+    even a signal that kills ends the wait."""
+    slow.toggle()
+    before = slow.counts()["read"]
+    pid = slow.pid()
+    with life.background(*command) as started:
+        try:
+            wait_for(lambda: slow.counts()["read"] > before or started.poll() is not None, "a read")
+            os.kill(pid, signal.SIGSTOP)
+            yield started
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    slow.toggle()
+
+
+def test_storage_that_never_answers_holds_no_command(work):
+    source = make_archive(work)
+    with Slow(work, "--toggle=stall", "--pages=none", source) as slow:
+        archive = slow / "data.tar"
+        for status, command in ((1, ["mount", archive]), (125, ["run", archive, "--", "true"]),
+                                (1, ["mount", "-f", archive])):
+            with stuck(slow, command[0], "--io-timeout", "3", *command[1:]) as started:
+                code, _, errors = life.ended(started, 60)
+            check_equal(code, status, f"the status of {command}")
+            check("has not answered for 3 s" in errors, f"{command} said {errors!r}")
+        for command in ("ls", "info", "cat", "verify"):
+            with stuck(slow, command, archive, *(["d/000"] if command == "cat" else [])) as started:
+                line = started.stderr.readline().decode()
+                check("has not answered for 5 s; this waits" in line, f"{command} said {line!r}")
+                started.terminate()
+                code, _, _ = life.ended(started, 60)
+            check_equal(code, -signal.SIGTERM, f"the end of {command}")
+        with work.mount(archive) as mount:
+            check_files(mount, range(3), "when the storage is back")
+        wait_for(lambda: harness.marked_processes(os.environ[harness.MARK]) == [slow.pid()],
+                 "what was left behind to end")
+    life.check_nothing_left()
 
 
 if __name__ == "__main__":

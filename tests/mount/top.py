@@ -12,16 +12,14 @@ import termios
 import time
 
 import harness
-from duplicates import member, write_tar
+from tars import write_folder
 from harness import check, check_equal, environment, run
 
 FILES = 30
 
 
 def make_archive(work, name="data.tar"):
-    write_tar(work / name, [member("d", directory=True)] +
-              [member(f"d/{i:02d}", b"x" * 100_000) for i in range(FILES)])
-    return work / name
+    return write_folder(work / name, ((f"{i:02d}", b"x" * 100_000) for i in range(FILES)))
 
 
 class Terminal:
@@ -115,6 +113,26 @@ def test_space_looks_at_once(work):
             terminal.expect("in all")
             terminal.press(" ")
             check_equal(terminal.wait(), 0, "exit status after three pictures")
+
+
+def test_h_shows_and_hides_the_keys(work):
+    with work.mount(make_archive(work), env=environment()):
+        with Terminal(harness.onepot_program(), "top", "-d", "3600") as terminal:
+            terminal.expect("h: keys")
+            for key in "h?":
+                terminal.press(key)
+                terminal.expect("show or hide the keys" if key == "h" else "in all")
+            terminal.press("q")
+            check_equal(terminal.wait(), 0, "exit status after q")
+
+
+def test_it_says_whose_job_a_mount_is(work):
+    with work.mount(make_archive(work), env=environment(SLURM_JOB_ID="4711", SLURM_STEP_ID="3")):
+        text = harness.onepot("top", "-n", "1").stdout.decode()
+        check(re.search(r"^  job +\S*4711, step \S*3$", text, re.M), text)
+    with work.mount(make_archive(work, "other.tar"), env=environment()):
+        text = harness.onepot("top", "-n", "1").stdout.decode()
+        check(re.search(r"^  job +none$", text, re.M), text)
 
 
 def test_a_pipe_gets_one_picture_after_the_other(work):

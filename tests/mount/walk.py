@@ -10,7 +10,7 @@ import time
 
 import harness
 import life
-from duplicates import member, write_tar
+from tars import member, write_tar
 from harness import Skip, check, check_equal
 from populate import helpers_of, settled
 

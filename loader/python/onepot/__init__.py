@@ -15,6 +15,7 @@ Samples are found by number and by name:
 To keep the training loop, use onepot.ImageFolder in place of torchvision's, or onepot.Dataset
 with torch's own DataLoader. To change nothing but a path, use onepot.mount().
 
+The distribution is called onepot-fs (`pip show onepot-fs`); PyPI's onepot is another project.
 The package uses torch if the program has imported it, and never imports torch itself. Only
 collate() needs it.
 """

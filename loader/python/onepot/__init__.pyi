@@ -5,7 +5,6 @@
 # the text names both), ValueError for arguments that make no sense, IndexError for a sample that
 # does not exist. Threads: any number may use an Archive, Sample, Loader, Batch or Dataset; one
 # at a time may use a sampler, writer or iterator.
-from contextlib import AbstractContextManager
 from os import PathLike
 from types import TracebackType
 from typing import (
@@ -254,7 +253,6 @@ class Images:
         exact: bool = False,
         on_error: str = "raise",  # or "skip", "grey"
         raw: "Optional[tuple[int, int, int]]" = None,  # height, width, channels
-        decoder: str = "host",  # or "auto", "gpu"
     ) -> None: ...
     @property
     def shape(self) -> "tuple[int, int, int]": ...
@@ -293,7 +291,6 @@ class Loader:
         io_timeout: Optional[float] = None,  # seconds for a read; None: 60; 0: no limit
         # of one kind, in place of device: each batch to one of them in turn
         devices: "Optional[Sequence[Union[str, int, torch.device]]]" = None,
-        decompress: str = "host",  # or "auto", "gpu"
     ) -> None: ...
     def __len__(self) -> int: ...
     # Begins the next epoch, unless this one has not begun. Ends if the loader goes to another.
@@ -306,10 +303,6 @@ class Loader:
     def epoch(self) -> int: ...
     @property
     def sampler(self) -> "Loader": ...
-    @property
-    def decoder(self) -> str: ...  # "host: why", or the GPU's
-    @property
-    def decompressor(self) -> str: ...  # likewise
     @property
     def stats(self) -> "dict[str, Any]": ...
     @property
@@ -455,6 +448,17 @@ class Writer:
 
 class MountPath(str):
     environment: Dict[str, str]  # for child processes: LD_PRELOAD, or nothing
+    @property
+    def closed(self) -> bool: ...
+    def close(self) -> None: ...  # OSError: it is in use
+    def __fspath__(self) -> str: ...
+    def __enter__(self) -> "MountPath": ...
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None: ...
 
 def mount(
     archive: Union[Path, Sequence[Path]],
@@ -462,4 +466,4 @@ def mount(
     options: Sequence[str] = (),
     *,
     nested: Union[None, bool, str] = None,
-) -> "AbstractContextManager[MountPath]": ...
+) -> MountPath: ...

@@ -1,6 +1,7 @@
 """Archive: the samples of archives, and selections of them."""
 import os
 from collections.abc import Sequence
+from itertools import islice
 from operator import index
 
 from onepot import _core
@@ -37,6 +38,18 @@ def nested_glob(given):
     if given == "":
         raise ValueError("nested is True, or a pattern")
     return given or None
+
+
+def _taken(indices, samples):
+    """Indices as a tuple. The first one that is wrong ends it, however many follow."""
+    taken, items = [], iter(indices)
+    while True:
+        part = [index(item) for item in islice(items, 1 << 16)]
+        if not part:
+            return tuple(taken)
+        if min(part) < 0 or max(part) >= samples:
+            raise IndexError("there is no such sample")
+        taken += part
 
 
 def _list_text(names):
@@ -188,7 +201,7 @@ class Archive(_core.Archive):
     def subset(self, indices):
         """subset(indices): an Archive of these samples, in this order. IndexError: no such
         sample."""
-        return self._part("subset", tuple(indices))
+        return self._part("subset", _taken(indices, len(self)))
 
     def _slice(self, key):
         return Archive.subset(self, range(*key.indices(len(self))))

@@ -7,7 +7,6 @@ _CROPS = {"random": 0, "centre": 1, "center": 1, None: 2}
 _TYPES = {"uint8": 0, "float32": 1, "float16": 2, "bfloat16": 3}
 _LAYOUTS = {"NCHW": False, "NHWC": True}
 _FILTERS = {"bilinear": 0, "bicubic": 1}
-_DECODERS = {"host": 0, "auto": 1, "gpu": 2}
 _ERRORS = {"raise": 0, "skip": 1, "grey": 2}
 
 
@@ -30,7 +29,7 @@ def _three(given, usual):
 class Images:
     """Images(size=224, crop='random', scale=(0.08, 1), ratio=(3/4, 4/3), flip=True, resize=None,
            mean=None, std=None, dtype='uint8', layout='NCHW', interpolation='bilinear', *,
-           exact=False, on_error='raise', raw=None, decoder='host')
+           exact=False, on_error='raise', raw=None)
 
     What a Loader or a Dataset makes of samples that are JPEG or PNG files, or .npy arrays of
     bytes: pixels of one size. Grey pictures get three channels, alpha is left out, CMYK is
@@ -58,10 +57,6 @@ class Images:
     on_error       with a file that is no picture or a damaged one: 'raise', 'skip' (zeros, and not
                    valid), or 'grey' (a grey picture). Both count in stats['skipped']
     raw            (height, width, channels) of samples that are mere pixels
-    decoder        'host'; or 'auto' or 'gpu', which let the Loader's GPU decode JPEG by nvJPEG, 12
-                   or 13, as with exact. Files that are not of the common kind, and what it
-                   refuses, the host decodes; so it does all if there is no nvJPEG ('auto':
-                   Loader.decoder says why; 'gpu': OSError). Not run on a GPU so far
 
     Crops and flips depend on the seed, the epoch and the sample's number alone: they are the same
     on any number of ranks and threads, and after a resume. Orientation by EXIF is not applied, as
@@ -73,8 +68,7 @@ class Images:
 
     def __init__(self, size=224, crop="random", scale=(0.08, 1), ratio=(3 / 4, 4 / 3), flip=True,
                  resize=None, mean=None, std=None, dtype="uint8", layout="NCHW",
-                 interpolation="bilinear", *, exact=False, on_error="raise", raw=None,
-                 decoder="host"):
+                 interpolation="bilinear", *, exact=False, on_error="raise", raw=None):
         height, width = size if hasattr(size, "__len__") else (size, size)
         if index(height) < 1 or index(width) < 1:
             raise ValueError("images of %d by %d pixels" % (height, width))
@@ -90,8 +84,7 @@ class Images:
                        _choice("dtype", dtype, _TYPES), _three(mean, 0),
                        _three(std, 1) if has_values else (0, 0, 0),
                        _choice("layout", layout, _LAYOUTS), exact,
-                       _choice("on_error", on_error, _ERRORS), *raw,
-                       _choice("decoder", decoder, _DECODERS))
+                       _choice("on_error", on_error, _ERRORS), *raw)
         self._bytes = _core._images_bytes(self._given)
         self.dtype, self.layout, self.crop = dtype, layout, crop
         self.height, self.width = index(height), index(width)

@@ -8,7 +8,6 @@ from onepot._torch import torch
 
 _FLOATS = {"float32": 1, "float16": 2, "bfloat16": 3}
 _GATHERS = {"auto": 0, "host": 1, "device": 2}
-_DECOMPRESS = {"host": 0, "auto": 1, "gpu": 2}
 
 
 def _current_device():
@@ -92,8 +91,7 @@ class Loader(_core.Loader):
            drop_last=False, threads=None, prefetch=None, decode=None, *, epoch=0,
            memory=0, align=0, skip_errors=False, verify=False, npy=False, block=0,
            window=0, decoded_bytes=0, device=None, images=None, dtype=None,
-           mean=None, scale=None, gather='auto', io_timeout=None, devices=None,
-           decompress='host')
+           mean=None, scale=None, gather='auto', io_timeout=None, devices=None)
 
     Batches of an archive's samples in the order of DistributedSampler. Threads that need no
     interpreter gather them ahead. Each iteration is one epoch, the next after the one before.
@@ -118,9 +116,11 @@ class Loader(_core.Loader):
     prefetch       batches ahead; None: a few, more for slow storage
     epoch          the first epoch
     memory         bytes for all batches, kept ones included (0: this rank's part of a quarter of
-                   the job's memory); BufferError beyond that
+                   the job's memory); BufferError beyond that. Pictures being decoded take at most
+                   as much again, one picture half of it
     align          samples begin at multiples of this many bytes (0: 64)
-    skip_errors    leave an unreadable sample empty and not valid
+    skip_errors    leave an unreadable sample empty and not valid; of .npy samples batch[i] is
+                   then zeros
     verify         compare with the archive's sums, if it has any
     decode         'npy', the same as npy=True: samples are .npy files, batches dense arrays; or
                    a capsule 'onepot.decode' of an onepot_decode function (onepot.h), which the
@@ -133,17 +133,11 @@ class Loader(_core.Loader):
                    samples are bytes by rows, and the device makes (byte - mean) * scale of them,
                    channels first, in dtype ('float32')
     gather         which side collects the samples for a device: 'device', from the page-locked
-                   archive, or 'host'; 'auto' measures
+                   archive, or 'host'; 'auto' is the host
     io_timeout     seconds after which a read of the storage is given up (None: 60; 0: never)
     devices        ['cuda:0', 'cuda:1'], in place of device: batch i of each epoch goes to device
                    i % len(devices), also after a resume; batch.device tells it. batch_size is
                    each batch's, memory all devices' together
-    decompress     'host'; or 'auto' or 'gpu', which let the device decompress blocks of zstd by
-                   nvCOMP, 5 or 6 (libnvcomp.so.6; ONEPOT_NVCOMP may name it), from the second
-                   epoch on: the host sees each block first. 'auto' does so for batches whose
-                   blocks have no more bytes than their samples, and if it can't, the host does
-                   and loader.decompressor says why; 'gpu': OSError. Only for archives that you
-                   trust. Not run on a GPU so far
 
     OSError or ValueError names a sample that can't be read; next() of the same iterator then
     goes on with the next batch. Any thread may take batches. In a forked child the loader goes
@@ -157,19 +151,16 @@ class Loader(_core.Loader):
                  drop_last=False, threads=None, prefetch=None, decode=None, *, epoch=0, memory=0,
                  align=0, skip_errors=False, verify=False, npy=False, block=0, window=0,
                  decoded_bytes=0, device=None, images=None, dtype=None, mean=None, scale=None,
-                 gather="auto", io_timeout=None, devices=None, decompress="host"):
+                 gather="auto", io_timeout=None, devices=None):
         if gather not in _GATHERS:
             raise ValueError("gather is 'auto', 'host' or 'device', not '%s'" % gather)
-        if decompress not in _DECOMPRESS:
-            raise ValueError("decompress is 'host', 'auto' or 'gpu', not '%s'" % decompress)
         is_npy = isinstance(decode, str) and decode == "npy"
         options = dict(batch_size=batch_size, seed=seed, shuffle=shuffle, drop_last=drop_last,
                        threads=0 if threads is None else threads,
                        prefetch=0 if prefetch is None else prefetch, epoch=epoch, memory=memory,
                        align=align, skip_errors=skip_errors, verify=verify, npy=npy or is_npy,
                        block=block, window=window, decoded_bytes=decoded_bytes,
-                       gather=_GATHERS[gather], io_timeout=_milliseconds(io_timeout),
-                       decompress=_DECOMPRESS[decompress])
+                       gather=_GATHERS[gather], io_timeout=_milliseconds(io_timeout))
         super().__init__(archive, as_archive, _device_names(device, devices),
                          None if is_npy else decode, _images(images, dtype, mean, scale), rank,
                          world_size, options)

@@ -1,7 +1,10 @@
-"""python -m onepot.convert IN OUT: datasets of other libraries as archives, and back.
+"""python -m onepot.convert IN... OUT: datasets of other libraries as archives, and back.
 
 IN    HDF5 (.h5, .hdf5), Parquet, Arrow (.arrow, .feather), LMDB (a directory with data.mdb, or
-      .lmdb, .mdb), or anything that onepot reads (a tar, a zip, an image, TFRecord, ...)
+      .lmdb, .mdb), or anything that onepot reads (a tar, a zip, an image, TFRecord, ...); several
+      files of one format, a pattern ('train-*.parquet'), a directory of them, also one that
+      names columns (split=train/year=2024/part-0.parquet), or a dataset that the hub's library
+      saved with save_to_disk
 OUT   a .tar: an archive of onepot, which WebDataset reads, too; with a number in its name
       (train-%06d.tar): shards; .tfrecord: a tf.train.Example for each sample
 
@@ -10,6 +13,7 @@ called. h5py, pyarrow and lmdb are imported where they are needed. They trust th
 read: a file that somebody made for the purpose can crash this process or do worse.
 """
 import argparse
+import errno
 import glob
 import json
 import os
@@ -18,6 +22,8 @@ import stat
 import struct
 import sys
 import time
+import urllib.parse
+from itertools import chain
 
 from onepot import Archive, Writer
 
@@ -199,7 +205,14 @@ class Files(dict):
 
 
 def open_archive(path):
-    archive = Archive(path, group="basename")
+    try:
+        archive = Archive(path, group="basename")
+    except OSError as e:
+        if e.errno != errno.ENOMSG:
+            raise
+        raise Refused("%s: is none of the formats that are converted: HDF5, Parquet, Arrow (feather), "
+                      "LMDB, TFRecord, tar, zip, SquashFS"
+                      % (path if isinstance(path, str) else ", ".join(path))) from None
 
     def rows():
         for sample in archive:
@@ -207,21 +220,129 @@ def open_archive(path):
     return len(archive), None, rows()
 
 
-def open_source(path):
-    """By the name's ending, or by the first bytes."""
-    name = os.fspath(path).lower()
-    kinds = ((open_hdf5, (".h5", ".hdf5"), b"\x89HDF\r\n\x1a\n"), (open_parquet, (".parquet",), b"PAR1"),
-             (open_arrow, (".arrow", ".feather"), b"ARROW1"), (open_lmdb, (".lmdb", ".mdb"), None))
+# By a name's ending, or by the first bytes.
+KINDS = ((open_hdf5, (".h5", ".hdf5"), b"\x89HDF\r\n\x1a\n"), (open_parquet, (".parquet",), b"PAR1"),
+         (open_arrow, (".arrow", ".feather"), b"ARROW1"), (open_lmdb, (".lmdb", ".mdb"), None))
+TABLES = tuple(name for opener, names, _ in KINDS for name in names if opener is not open_lmdb)
+
+
+def is_pattern(path):
+    return any(c in path for c in "*?[") and not os.path.exists(path)
+
+
+def in_order(paths):
+    """part-2 before part-10."""
+    return sorted(paths, key=lambda path: [(0, int(t), "") if t.isdigit() else (1, 0, t)
+                                           for t in re.split(r"([0-9]+)", path) if t])
+
+
+def opener_of(path):
     if os.path.isdir(path):
-        is_lmdb = os.path.exists(os.path.join(path, "data.mdb"))
-        return open_lmdb(path) if is_lmdb else open_archive(path)
-    if not any(c in name for c in "*?["):
-        with open(path, "rb") as f:
-            head = f.read(16)
-        for opener, endings, magic in kinds:
-            if name.endswith(endings) or (magic and head.startswith(magic)):
-                return opener(path)
-    return open_archive(path)
+        return open_lmdb if os.path.exists(os.path.join(path, "data.mdb")) else open_archive
+    with open(path, "rb") as f:
+        head = f.read(16)
+    return next((opener for opener, endings, magic in KINDS
+                 if path.lower().endswith(endings) or (magic and head.startswith(magic))), open_archive)
+
+
+def saved_files(root, name, key):
+    """The names that a file of save_to_disk lists, or None. They lie in the directory itself."""
+    try:
+        with open(os.path.join(root, name), encoding="utf-8") as f:
+            listed = json.load(f)[key]
+        listed = [one["filename"] if isinstance(one, dict) else one for one in listed]
+    except FileNotFoundError:
+        return None
+    except (KeyError, TypeError, ValueError):
+        raise Refused("%s: is not as save_to_disk writes it" % os.path.join(root, name)) from None
+    for one in listed:
+        if not isinstance(one, str) or one in ("", ".", "..") or "/" in one or "\0" in one:
+            raise Refused("%s: names a file outside of its directory: %r"
+                          % (os.path.join(root, name), one))
+    return [os.path.join(root, one) for one in listed]
+
+
+def tables_in(root):
+    """The tables below a directory, and the directory of samples that each belongs to ("": none).
+    Names that begin with a dot or _ are of those who wrote them."""
+    splits = saved_files(root, "dataset_dict.json", "splits")
+    if splits is not None:
+        return [(path, os.path.basename(split)) for split in splits
+                for path in saved_files(split, "state.json", "_data_files") or []]
+    saved = saved_files(root, "state.json", "_data_files")
+    if saved is not None:
+        return [(path, "") for path in saved]
+    found = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name[0] not in "._"]
+        found += [os.path.join(folder, name) for name in names
+                  if name[0] not in "._" and name.lower().endswith(TABLES)]
+    return [(path, "") for path in in_order(found)]
+
+
+def columns_of(path, root):
+    """What the directories below root say: year=2024/kind=cat -> {"year": "2024", "kind": "cat"}."""
+    pairs = (part.partition("=") for part in os.path.relpath(path, root).split(os.sep)[:-1])
+    return {name: urllib.parse.unquote(value) for name, equals, value in pairs if equals and name}
+
+
+def with_numbers(columns):
+    """Columns that have only integers, over all files, are integers."""
+    texts = {}
+    for one in columns:
+        for name, value in one.items():
+            texts.setdefault(name, set()).add(value)
+    whole = {name for name, values in texts.items()
+             if all(re.fullmatch(r"-?[0-9]{1,18}", value) for value in values - {NOTHING})}
+    return [{name: None if value == NOTHING else int(value) if name in whole else value
+             for name, value in one.items()} for one in columns]
+
+
+NOTHING = "__HIVE_DEFAULT_PARTITION__"
+
+
+def expand(source):
+    """[(file, directory of its samples, columns by its directories)] of one argument."""
+    if is_pattern(source):
+        root = os.path.dirname(re.split(r"[*?[]", source)[0]) or "."
+        found = [(path, "") for path in in_order(glob.glob(source, recursive=True))]
+        if not found or any(opener_of(path) is open_archive for path, _ in found):
+            return [(source, "", {})]
+    elif os.path.isdir(source) and opener_of(source) is not open_lmdb:
+        root, found = source, tables_in(source)
+    else:
+        return [(source, "", {})]
+    return [(path, folder, columns_of(path, root)) for path, folder in found] or [(source, "", {})]
+
+
+def open_many(found, opener):
+    """Files of one format, one after another; each is opened when its turn comes."""
+    names = {}
+
+    def rows():
+        for (path, folder, _), columns in zip(found, with_numbers([more for _, _, more in found])):
+            _, own, of_file = opener(path)
+            for name, classes in (own or {}).items():
+                if names.setdefault(name, classes) != classes:
+                    raise Refused("%s: the classes of %s are others than in %s"
+                                  % (path, name, found[0][0]))
+            for key, row in of_file:
+                yield key, folder, row if isinstance(row, Files) else {**columns, **row}
+    return None, names, rows()
+
+
+def open_source(sources):
+    """Number of samples or None, names of classes, (key, directory, columns) of each, and files."""
+    found = list(chain.from_iterable(map(expand, sources)))
+    openers = [open_archive if is_pattern(path) else opener_of(path) for path, _, _ in found]
+    for (path, _, _), opener in zip(found, openers):
+        if opener is not openers[0]:
+            raise Refused("%s: has another format than %s" % (path, found[0][0]))
+    paths = [path for path, _, _ in found]
+    if openers[0] is open_archive or found == [(paths[0], "", {})]:
+        count, names, rows = openers[0](paths[0] if len(paths) == 1 else paths)
+        return count, names, ((key, "", columns) for key, columns in rows), paths
+    return (*open_many(found, openers[0]), paths)
 
 
 # ---- samples: (name, parts) ----
@@ -267,13 +388,13 @@ def files_of(columns):
 
 def samples(rows, names, options):
     """(name, {part: bytes}) of each row."""
-    for number, (key, columns) in enumerate(rows):
-        folder = ""
+    for number, (key, above, columns) in enumerate(rows):
+        folder = part_name(above) + "/" if above else ""
         if options.classes:
             label = pick(columns, options.label, LABEL_NAMES)
             if label is None:
                 raise Refused("which column has the label? --label=NAME; there are %s" % ", ".join(columns))
-            folder = label_text(columns.pop(label), (names or {}).get(label)) + "/"
+            folder += label_text(columns.pop(label), (names or {}).get(label)) + "/"
         name = safe_key(key, number) if key is not None else "%08d" % number
         yield folder + name, columns if isinstance(columns, Files) else files_of(columns)
 
@@ -479,14 +600,14 @@ def source_files(source):
     return [source] if os.path.exists(source) else glob.glob(source)
 
 
-def convert(source, out, options):
+def convert(sources, out, options):
     """Returns the numbers of samples and bytes. Nothing is left of OUT if it fails."""
-    total, names, rows = open_source(source)
+    total, names, rows, paths = open_source(sources)
     is_records = out.endswith((".tfrecord", ".tfrecords"))
     if is_records and re.search(r"%0?\d*d", out):
         raise Refused("%s: TFRecords are one file: only archives (.tar) are made in shards" % out)
     target = (Records if is_records else Tars)(out, options)
-    for path in [] if is_records else source_files(source):
+    for path in [] if is_records else chain.from_iterable(map(source_files, paths)):
         if target.makes(path):
             raise Refused("%s: is read, and has the name of a shard of %s" % (path, out))
     progress = Progress(total)
@@ -518,7 +639,7 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(
         prog="python -m onepot.convert", formatter_class=argparse.RawDescriptionHelpFormatter,
         description=__doc__.partition("\n\n")[2], allow_abbrev=False)
-    parser.add_argument("source", metavar="IN")
+    parser.add_argument("sources", metavar="IN", nargs="+")
     parser.add_argument("out", metavar="OUT")
     parser.add_argument("--classes", action="store_true",
                         help="a directory for each class, in place of a file NAME.cls beside each sample")
@@ -529,7 +650,7 @@ def main(arguments=None):
     parser.add_argument("--force", action="store_true", help="replace OUT, and remove shards of an earlier run that it does not have")
     options = parser.parse_args(arguments)
     try:
-        count, written = convert(options.source, options.out, options)
+        count, written = convert(options.sources, options.out, options)
     except KeyboardInterrupt:
         print("convert: interrupted", file=sys.stderr)
         return 130

@@ -1,4 +1,5 @@
 /* Grafting: what an index says of a tree, the new index says of it as well. */
+#include "format_numbers.h"
 #include "graft.h"
 #include "graft_helper.h"
 #include "suite.h"
@@ -109,22 +110,17 @@ START_TEST(a_composition_of_a_composition_is_the_same)
 }
 END_TEST
 
-START_TEST(a_fragment_of_many_files_is_in_the_index_once)
+START_TEST(a_block_of_many_files_is_in_the_index_once)
 {
     struct builder *b = new_builder();
     const struct builder_header header = {
         .codec = CODEC_ZSTD, .block_bytes = 1u << 20, .archive_bytes = ARCHIVE_BYTES};
-    const struct builder_block block = {
-        .source_offset = 1000, .packed_bytes = 500, .block_bytes = 1u << 20};
-    uint32_t fragment;
-    ck_assert_int_eq(builder_add_fragment(b, &block, &fragment), 0);
+    uint32_t block = add_block(b, 1000, 500, 1u << 20);
     for (uint32_t i = 0; i < 10000; i++) {
+        const struct builder_piece piece = packed_at(0, 40, block, i * 40);
         char path[32];
         snprintf(path, sizeof(path), "%u", i);
-        uint32_t inode = add(
-            b, path,
-            &(struct builder_member){.mode = S_IFREG, .size_bytes = 40, .data = DATA_BLOCKS});
-        ck_assert_int_eq(builder_set_blocks(b, inode, NULL, 0, fragment, i * 40), 0);
+        add_pieces(b, path, 40, &piece, 1);
     }
     struct index *old = build(b, &header);
     struct composition c = begin();
@@ -498,14 +494,13 @@ static void share_data(uint8_t *image, unsigned files)
 START_TEST(entries_that_share_a_list_of_ranges_do_not_multiply_it)
 {
     struct builder *b = new_builder();
+    static struct builder_piece pieces[20000];
     char path[16];
+    for (unsigned j = 0; j < 20000; j++)
+        pieces[j] = stored_at(j * 2, 1, j * 4);
     for (unsigned i = 0; i < 5000; i++) {
         snprintf(path, sizeof(path), "%04u", i);
-        uint32_t inode = add(b, path,
-                             &(struct builder_member){
-                                 .mode = S_IFREG, .size_bytes = 100000, .data = DATA_EXTENTS});
-        for (unsigned j = 0; j < (i ? 2 : 20000); j++)
-            ck_assert_int_eq(builder_add_extent(b, inode, j * 2, 1, j * 4), 0);
+        add_pieces(b, path, 100000, pieces, i ? 2 : 20000);
     }
     size_t len;
     uint8_t *image = build_image(b, &tar_header, &len);
@@ -563,7 +558,7 @@ int main(void)
     tcase_add_test(tc, a_tree_comes_along_whole);
     tcase_add_test(tc, trees_lie_side_by_side_at_their_offsets);
     tcase_add_test(tc, a_composition_of_a_composition_is_the_same);
-    tcase_add_test(tc, a_fragment_of_many_files_is_in_the_index_once);
+    tcase_add_test(tc, a_block_of_many_files_is_in_the_index_once);
     tcase_add_test(tc, sums_come_along);
     tcase_add_test(tc, directories_come_along_if_they_are_needed);
     tcase_add_test(tc, links_that_are_taken_share_their_inode);

@@ -1,4 +1,5 @@
 /* Merging: it says no, or the new index is as that of grafting. */
+#include "format_numbers.h"
 #include "graft.h"
 #include "graft_helper.h"
 #include "merge.h"
@@ -126,13 +127,34 @@ START_TEST(all_kinds_of_members_come_along)
 }
 END_TEST
 
+/* In each order of those with sums of pieces, those without, and those without points. */
+START_TEST(parts_of_streams_keep_their_points)
+{
+    for (unsigned order = 0; order < 8; order++) {
+        struct parts p = {0};
+        for (unsigned i = 0; i < 3; i++) {
+            char folder[8];
+            snprintf(folder, sizeof(folder), "%u", i);
+            add_part(&p, point_index(folder, order >> i & 1), NULL);
+            if (i == 0)
+                add_part(&p, block_index(CODEC_ZSTD, 8192), NULL);
+        }
+        check_merged(&p);
+        struct index *index = merge(&p);
+        ck_assert_uint_eq(index_points(index), 12);
+        index_close(index);
+        close_parts(&p);
+    }
+}
+END_TEST
+
 START_TEST(each_may_have_a_directory)
 {
     struct parts p = {0};
     add_part(&p, rich_index(), "one");
     check_merged(&p);
     add_part(&p, block_index(CODEC_ZSTD, 4096), "b");
-    add_part(&p, block_index(CODEC_ZLIB, 4096), "a");
+    add_part(&p, block_index(CODEC_ZLIB, 8192), "a");
     check_merged(&p);
     add_part(&p, file_index("more", 4096), "one");
     check_merged(&p);
@@ -245,13 +267,8 @@ START_TEST(what_must_be_decided_is_left_to_grafting)
         ck_assert_int_eq(try_merge(&p, &index), -ENOTSUP);
         close_parts(&p);
     }
-    /* A file of blocks counts in blocks of one size. */
     struct index *index = NULL;
     struct parts p = {0};
-    add_part(&p, block_index(CODEC_ZSTD, 4096), "a");
-    add_part(&p, block_index(CODEC_ZSTD, 8192), "b");
-    ck_assert_int_eq(try_merge(&p, &index), -ENOTSUP);
-    close_parts(&p);
     /* Names that the directories can't have. */
     static const char *const bad[] = {"", ".", "..", "a/b"};
     for (size_t i = 0; i < 4; i++) {
@@ -349,6 +366,60 @@ static struct disk_section section_of(const uint8_t *image, enum disk_section_id
     ck_abort_msg("the image has no section %d", (int)id);
 }
 
+/* Open an image in which a number of 8 bytes is another, and merge it with a sound part. */
+static int merge_changed(uint8_t *image, size_t len, enum disk_section_id id, uint64_t at,
+                         uint64_t value)
+{
+    struct index *index = NULL, *merged = NULL;
+    struct parts p = {0};
+    struct disk_section s = section_of(image, id);
+    memcpy(image + s.offset + at, &value, sizeof(value));
+    reseal(image, len);
+    ck_assert_int_eq(open_image(image, len, &index), 0);
+    add_part(&p, index, "a");
+    add_part(&p, point_index("f", true), "b"); /* whose blocks and windows come next */
+    int r = try_merge(&p, &merged);
+    index_close(merged);
+    close_parts(&p);
+    return r;
+}
+
+START_TEST(packed_data_end_with_their_archives_blocks)
+{
+    static const struct {
+        uint64_t size;
+        int expected;
+    } cases[] = {{2 * 4096 - 5, 0}, {2 * 4096 - 4, -ENOTSUP}, {UINT64_MAX, -ENOTSUP}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct builder *b = new_builder();
+        const struct builder_header header = {
+            .codec = CODEC_ZSTD, .block_bytes = 4096, .archive_bytes = UINT64_C(1) << 40};
+        const struct builder_piece run[] = {packed_at(0, 4091, add_block(b, 0, 9, 4096), 5),
+                                            packed_at(4091, 9, add_block(b, 0, 9, 4096), 0)};
+        add_pieces(b, "f", 4100, run, 2);
+        size_t len, field = sizeof(struct disk_entry) + offsetof(struct disk_entry, size);
+        uint8_t *image = build_image(b, &header, &len);
+        ck_assert_int_eq(merge_changed(image, len, SECTION_ENTRIES, field, cases[i].size),
+                         cases[i].expected);
+        free(image);
+    }
+}
+END_TEST
+
+START_TEST(windows_end_with_their_archives)
+{
+    for (uint64_t more = 0; more < 2; more++) {
+        size_t len, field = 3 * sizeof(struct disk_point) + offsetof(struct disk_point, window);
+        struct builder_header header;
+        uint8_t *image = build_image(point_builder("f", true, &header), &header, &len);
+        uint64_t bytes = section_of(image, SECTION_WINDOWS).length;
+        int r = merge_changed(image, len, SECTION_POINTS, field, bytes - 300 + more);
+        ck_assert_int_eq(r, more ? -ENOTSUP : 0);
+        free(image);
+    }
+}
+END_TEST
+
 /* The digest is made of all entries while they are checked: none may mislead it. */
 START_TEST(directories_that_are_none_are_left_to_grafting)
 {
@@ -403,6 +474,7 @@ int main(void)
     TCase *tc = tcase_create("merge");
     tcase_set_timeout(tc, 120);
     tcase_add_test(tc, all_kinds_of_members_come_along);
+    tcase_add_test(tc, parts_of_streams_keep_their_points);
     tcase_add_test(tc, each_may_have_a_directory);
     tcase_add_test(tc, sums_and_digest_come_along);
     tcase_add_test(tc, shuffled_trees_are_merged_as_by_grafting);
@@ -410,6 +482,8 @@ int main(void)
     tcase_add_test(tc, what_must_be_decided_is_left_to_grafting);
     tcase_add_test(tc, left_out_members_are_told_again);
     tcase_add_test(tc, damaged_indexes_are_refused_or_hurt_no_other);
+    tcase_add_test(tc, packed_data_end_with_their_archives_blocks);
+    tcase_add_test(tc, windows_end_with_their_archives);
     tcase_add_test(tc, directories_that_are_none_are_left_to_grafting);
     tcase_add_test(tc, a_page_without_its_sum_is_left_to_grafting);
     suite_add_tcase(suite, tc);

@@ -1,4 +1,5 @@
 /* Views: which entries of an index they show, and under which names. */
+#include "format_numbers.h"
 #include "graft_helper.h"
 #include "suite.h"
 #include "tree_view.h"
@@ -139,6 +140,8 @@ START_TEST(maps_give_names)
 {
     check_view(new_view(NULL, NULL, "a/b\tx/y\nc\tx/c\nc\tz\n"),
                "x x/c x/y x/y/3.jpg x/y/link z ");
+    check_view(new_view(NULL, NULL, "c\t.c\na/b\t./.d//e\n"),
+               ".c .d .d/e .d/e/3.jpg .d/e/link ");
     check_view(new_view(PATTERNS("-3.jpg"), NULL, "a/b\tx/y\nc\tx/c\n"), "x x/c x/y x/y/link ");
     check_view(new_view(PATTERNS("-a"), NULL, "a/b\tx/y\nc\tx/c\n"), "x x/c ");
     struct index *old = base(), *new = NULL;
@@ -317,7 +320,7 @@ END_TEST
 
 /* ---- copies ---- */
 
-/* Without hard links; big enough for runs and gaps of all kinds. */
+/* Big enough for runs and gaps of all kinds, also among the names of an inode. */
 static struct index *large_index(void)
 {
     struct builder *b = new_builder();
@@ -333,6 +336,13 @@ static struct index *large_index(void)
         }
         if (i % 10 == 7) {
             add_dir(b, path, 0700);
+            continue;
+        }
+        if (i % 10 == 9) {
+            uint32_t other = i / 2 - i / 2 % 10 + i % 3; /* a file, mostly of another folder */
+            char target[64];
+            snprintf(target, sizeof(target), "d%u/e%u/f%04u", other % 7, other % 31, other);
+            add_link(b, path, target);
             continue;
         }
         uint32_t inode = add_file(b, path, i * 4096, i);
@@ -368,6 +378,7 @@ static void check_copy(const struct index *old, struct view *view)
     ck_assert_uint_eq(a->total_bytes, b->total_bytes);
     ck_assert_uint_eq(a->name_bytes, b->name_bytes);
     ck_assert_int_eq(a->has_xattrs, b->has_xattrs);
+    ck_assert_int_eq(a->has_hardlinks, b->has_hardlinks);
     if (a->has_sums) /* some file is shown */
         ck_assert_mem_eq(a->digest, b->digest, sizeof(a->digest));
     index_close(grafted);
@@ -407,6 +418,10 @@ START_TEST(copies_are_as_grafts)
     check_copy(old, read_view(NULL, "nothing\nd1/nothing\nd2/e2\n", NULL, true));
     check_copy(old, new_view(NULL, "/\n", NULL));
     index_close(old);
+    old = base();
+    check_copy(old, new_view(NULL, "a/1.jpg\na/b/link\n", NULL));
+    check_copy(old, new_view(NULL, "a/b/link\n", NULL));
+    index_close(old);
 }
 END_TEST
 
@@ -437,8 +452,7 @@ START_TEST(what_can_not_be_copied_is_left_to_grafting)
 {
     struct builder_header header = tar_header;
     struct index *old = base();
-    struct view *views[] = {new_view(NULL, "a/1.jpg\na/b/link\n", NULL), /* a hard link */
-                            new_view(NULL, "c\nnothing\n", NULL),
+    struct view *views[] = {new_view(NULL, "c\nnothing\n", NULL),
                             new_view(NULL, NULL, "c\td\n"),
                             new_view((const char *const[]){"+nothing", NULL}, NULL, NULL)};
     for (size_t i = 0; i < sizeof(views) / sizeof(views[0]); i++) {

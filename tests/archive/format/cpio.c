@@ -1,10 +1,8 @@
 /*
- * How to add a format: cpio archives ("newc"), whole, in one file. It is for tests alone. A
- * test program has it in its registry (see archive/format/registry.c); onepot itself has not.
- *
- * A cpio archive is a sequence of members: a header of 110 bytes in ASCII, the name, the data,
- * each padded to a multiple of 4; the last member is called TRAILER!!!. Of the names of one
- * inode only the last has the data, so the others wait until it comes.
+ * cpio archives ("newc"), for tests alone, like ar.c. A cpio archive is a sequence of members:
+ * a header of 110 bytes in ASCII, the name, the data, each padded to a multiple of 4; the last
+ * member is called TRAILER!!!. Of the names of one inode only the last has the data, so the
+ * others wait until it comes.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -188,7 +186,7 @@ const struct backend backend_cpio = {
     .name = "cpio",
     .file = "a cpio archive",
     .endings = endings,
-    .format = (enum format)1000,
+    .number = 1000,
     .probe = cpio_probe,
     .index = cpio_index,
 };

@@ -14,15 +14,19 @@ static const struct builder_header header = {.format = FORMAT_SQUASHFS,
 static uint8_t *small_image(size_t *ret_len)
 {
     struct builder *b = new_builder();
-    const struct builder_block blocks[] = {
-        {.source_offset = 1000, .packed_bytes = 100, .block_bytes = 4096},
-        {.packed_bytes = 0, .block_bytes = 4096},
-        {.source_offset = 2000, .packed_bytes = 4096, .block_bytes = 4096, .stored = true},
-        {.source_offset = 6096, .packed_bytes = 4096, .block_bytes = 4096, .stored = true},
-        {.source_offset = 9000, .packed_bytes = 5, .block_bytes = 4096},
-    };
-    uint32_t fragment, inode, inodes[7];
-    ck_assert_int_eq(builder_add_fragment(b, &blocks[0], &fragment), 0);
+    uint32_t inode, inodes[8], shared = add_block(b, 1000, 100, 4096);
+    uint32_t first = add_block(b, 1000, 100, 4096), second = add_block(b, 9000, 5, 4096);
+    ck_assert_uint_eq(second, first + 1);
+    const struct builder_piece sparse[] = {stored_at(100, 100, 1000),
+                                           stored_at(5000, 100, 5000)};
+    const struct builder_piece blocks[] = {packed_at(0, 4096, first, 0),
+                                           stored_at(2 * 4096, 2 * 4096, 2000),
+                                           packed_at(4 * 4096, 100, second, 0)};
+    const struct builder_piece run[] = {packed_at(0, 4096 - 50, first, 50),
+                                        packed_at(4096 - 50, 4096, second, 0)};
+    const struct builder_piece tail[] = {packed_at(0, 4096, second, 0),
+                                         packed_at(4096, 100, shared, 50)};
+    const struct builder_piece small = packed_at(0, 100, shared, 500);
     inodes[0] = inode = add_file(b, "dir/file", 512, 100);
     ck_assert_int_eq(builder_add_xattr(b, inode, "user.x", 6, "value", 5), 0);
     ck_assert_int_eq(builder_add_xattr(b, inode, "user.empty", 10, "", 0), 0);
@@ -33,21 +37,11 @@ static uint8_t *small_image(size_t *ret_len)
     add(b, "fifo", &(struct builder_member){.mode = S_IFIFO | 0600, .mtime_sec = INT64_MIN});
     add(b, "device",
         &(struct builder_member){.mode = S_IFCHR, .rdev_major = 1, .rdev_minor = 3});
-    struct builder_member m = {
-        .mode = S_IFREG | 0600, .uid = 1000, .data = DATA_EXTENTS, .size_bytes = 9999};
-    inodes[2] = inode = add(b, "dir/sub/sparse", &m);
-    ck_assert_int_eq(builder_add_extent(b, inode, 100, 100, 1000), 0);
-    ck_assert_int_eq(builder_add_extent(b, inode, 5000, 100, 5000), 0);
-    m.data = DATA_BLOCKS;
-    m.size_bytes = 4 * 4096 + 100;
-    inodes[3] = inode = add(b, "dir/blocks", &m);
-    ck_assert_int_eq(builder_set_blocks(b, inode, blocks, 5, BUILDER_NO_FRAGMENT, 0), 0);
-    m.size_bytes = 2 * 4096 + 100;
-    inodes[4] = inode = add(b, "dir/tail", &m);
-    ck_assert_int_eq(builder_set_blocks(b, inode, blocks, 2, fragment, 50), 0);
-    m.size_bytes = 100;
-    inodes[5] = inode = add(b, "dir/sub/fragment", &m);
-    ck_assert_int_eq(builder_set_blocks(b, inode, NULL, 0, fragment, 500), 0);
+    inodes[2] = add_pieces(b, "dir/sub/sparse", 9999, sparse, 2);
+    inodes[3] = add_pieces(b, "dir/blocks", 4 * 4096 + 100, blocks, 3);
+    inodes[4] = add_pieces(b, "dir/tail", 4096 + 100, tail, 2);
+    inodes[5] = add_pieces(b, "dir/sub/small", 100, &small, 1);
+    inodes[7] = add_pieces(b, "dir/run", 2 * 4096 - 50, run, 2);
     inodes[6] = add_file(b, "dir2/file", 5000, 100);
     add_dir(b, "dir3/nothing", 0700);
     for (size_t i = 0; i < sizeof(inodes) / sizeof(inodes[0]); i++)
@@ -261,6 +255,8 @@ END_TEST
 
 START_TEST(unknown_sections_and_a_longer_header_are_no_obstacle)
 {
+    /* Among them the first one that a later version may have, and two that none has. */
+    static const uint32_t ids[] = {SECTION_IDS, 4711, 0, SECTION_WINDOW_SUMS + 1};
     size_t len;
     struct index *index = NULL;
     uint8_t *image = small_image(&len);
@@ -268,7 +264,7 @@ START_TEST(unknown_sections_and_a_longer_header_are_no_obstacle)
     struct disk_section *s = (struct disk_section *)(void *)(image + h->sections_offset);
     for (uint32_t i = 0; i < h->sections; i++)
         if (s[i].id == SECTION_SUMS)
-            s[i].id = 4711;
+            s[i] = (struct disk_section){ids[_i], _i < 2 ? 8 : 0, s[i].offset, s[i].length};
     ck_assert_int_eq(open_changed(image, len, &index), 0);
     ck_assert(!index_info(index)->has_sums);
     ck_assert_uint_eq(walk_all(index).errors, 0);
@@ -329,6 +325,45 @@ START_TEST(a_flipped_bit_is_noticed_or_does_not_matter)
     }
     /* Padding between the parts, no more. */
     ck_assert_uint_lt(unnoticed, 64);
+    free(image);
+}
+END_TEST
+
+/* Also numbers that no version uses, and whatever is said of them. */
+START_TEST(unknown_sections_are_passed_over)
+{
+    size_t len;
+    struct index *index = NULL;
+    uint8_t *image = small_image(&len);
+    struct disk_header *h = (struct disk_header *)(void *)image;
+    struct disk_section *s = (struct disk_section *)(void *)(image + h->sections_offset);
+    while (s->id != SECTION_SUMS)
+        s++;
+    s->record_bytes = 0;
+    for (uint32_t id = 0; id <= SECTION_IDS + 1; id++) {
+        if (id < SECTION_IDS && disk_record_bytes(id) > 0)
+            continue;
+        s->id = id;
+        ck_assert_int_eq(open_changed(image, len, &index), 0);
+        ck_assert(!index_info(index)->has_sums);
+        index_close(index);
+    }
+    free(image);
+}
+END_TEST
+
+/* Bytes behind the image are not its own, whatever they say. */
+START_TEST(page_sums_lie_within_the_image)
+{
+    size_t len;
+    struct index *index = NULL;
+    uint8_t *image = small_image(&len);
+    struct disk_header *h = (struct disk_header *)(void *)image;
+    for (uint64_t left = 0; left <= 8; left += 8) { /* bytes of one page's sum */
+        h->image_bytes = h->sums_offset + left;
+        ck_assert_int_eq(open_changed(image, len, &index), left == 8 ? 0 : -EUCLEAN);
+    }
+    index_close(index);
     free(image);
 }
 END_TEST
@@ -686,20 +721,108 @@ START_TEST(a_size_is_no_more_than_archive_and_index_can_hold)
 {
     static const struct {
         const char *path;
-        uint64_t sound, most; /* blocks: six more from there on are in the image */
-    } files[] = {{"dir/blocks", 4 * 4096 + 100, 6 * 4096},
-                 {"dir/sub/fragment", 4096, 4096},
+        uint64_t sound, most; /* blocks: so many from there on are in the image */
+    } files[] = {{"dir/run", 2 * 4096, 2 * 4096},
+                 {"dir/sub/small", 3 * 4096, 3 * 4096},
                  {"dir2/file", UINT64_C(1) << 40, UINT64_C(1) << 40}};
     size_t len, field = offsetof(struct disk_entry, size);
     uint8_t *image = small_image(&len);
     int of_many;
     for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
-        int r = node_with(image, len, files[i].path, field, files[i].most + 4096 * 4, &of_many);
+        int r = node_with(image, len, files[i].path, field, files[i].most + 1, &of_many);
         ck_assert_msg(r == -EUCLEAN && of_many == -EUCLEAN, "%s: %d", files[i].path, r);
         r = node_with(image, len, files[i].path, field, files[i].sound, &of_many);
         ck_assert_msg(r == 0 && of_many == 0, "%s: %d", files[i].path, r);
     }
     free(image);
+}
+END_TEST
+
+/* Bytes of a file: all in one, in ranges, or in a block. */
+static void add_at(struct builder *b, const char *name, uint32_t kind, uint64_t offset,
+                   uint32_t size)
+{
+    if (kind == DATA_KIND_STORED) {
+        add_file(b, name, offset, size);
+        return;
+    }
+    const struct builder_piece ranges[] = {stored_at(0, size, offset), stored_at(size, 1, 0)};
+    const struct builder_piece packed = packed_at(0, size, add_block(b, offset, size, 4096), 0);
+    if (kind == DATA_KIND_EXTENTS)
+        add_pieces(b, name, size + 1, ranges, 2);
+    else
+        add_pieces(b, name, size, &packed, 1);
+}
+
+START_TEST(data_end_where_the_archive_ends)
+{
+    static const uint32_t kinds[] = {DATA_KIND_STORED, DATA_KIND_EXTENTS, DATA_KIND_PACKED};
+    for (size_t i = 0; i < 3; i++) {
+        struct builder_header small = header;
+        struct extent extent;
+        struct builder *b = new_builder(); /* which does not know the archive's size */
+        add_at(b, "last", kinds[i], 900, 100);
+        add_at(b, "past", kinds[i], 901, 100);
+        add_at(b, "away", kinds[i], 1000, 1);
+        small.archive_bytes = 1000;
+        struct index *index = build(b, &small);
+        ck_assert_int_eq(index_extent(index, position_of(index, "last"), 0, &extent), 0);
+        ck_assert_int_eq(index_extent(index, position_of(index, "past"), 0, &extent), -EUCLEAN);
+        ck_assert_int_eq(index_extent(index, position_of(index, "away"), 0, &extent), -EUCLEAN);
+        struct index_file files[3]; /* those after the first are read another way */
+        ck_assert_int_eq(index_files(index, position_of(index, "away"), 3, files), 0);
+        ck_assert_uint_eq(files[0].offset, INDEX_FILE_IN_PIECES); /* a read of it is refused */
+        ck_assert_uint_eq(files[1].offset, i < 1 ? 900 : INDEX_FILE_IN_PIECES);
+        ck_assert_uint_eq(files[2].offset, INDEX_FILE_IN_PIECES);
+        index_close(index);
+    }
+}
+END_TEST
+
+/* The last block of a file has what the file takes of it, and no other block has less than all.
+ */
+START_TEST(packed_data_end_where_its_blocks_end)
+{
+    static const struct {
+        uint64_t place, size, at;
+        int expected;
+    } cases[] = {
+        {0, 2 * 4096 + 100, 2 * 4096, 0},
+        {0, 2 * 4096 + 101, 2 * 4096, -EUCLEAN}, /* the last one has 100 */
+        {UINT64_C(96) << 32, 2 * 4096 + 4, 2 * 4096, 0},
+        {UINT64_C(96) << 32, 2 * 4096 + 5, 2 * 4096, -EUCLEAN},
+        {2, 100, 0, 0},
+        {2, 101, 100, -EUCLEAN},
+        {UINT64_C(100) << 32 | 2, 1, 0, -EUCLEAN}, /* goes on in no block */
+        {UINT64_C(0x7fffffff) << 32, 1, 0, -EUCLEAN},
+        {3, 1, 0, -EUCLEAN},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct builder *b = new_builder();
+        const struct builder_piece pieces[] = {
+            packed_at(0, 4096, add_block(b, 0, 9, 4096), 0),
+            packed_at(4096, 4096, add_block(b, 0, 9, 4096), 0),
+            packed_at(2 * 4096, 100, add_block(b, 0, 9, 100), 0)};
+        add_pieces(b, "file", 2 * 4096 + 100, pieces, 3);
+        size_t len;
+        uint8_t *image = build_image(b, &header, &len);
+        struct index *index = NULL;
+        struct extent extent;
+        struct disk_section section;
+        memcpy(&section, image + sizeof(struct disk_header), sizeof(section));
+        struct disk_entry *file = (struct disk_entry *)(void *)(image + section.offset) + 1;
+        ck_assert_uint_eq(file->data, 0);
+        file->data = cases[i].place;
+        file->size = cases[i].size;
+        reseal(image, len);
+        ck_assert_int_eq(open_image(image, len, &index), 0);
+        int r = index_extent(index, 1, cases[i].at, &extent);
+        ck_assert_msg(r == cases[i].expected, "case %zu: %d", i, r);
+        if (r == 0)
+            ck_assert_uint_eq(extent.length, cases[i].size - cases[i].at);
+        index_close(index);
+        free(image);
+    }
 }
 END_TEST
 
@@ -761,13 +884,9 @@ static struct builder *builder_of_parts(void)
         block.codec = i == 1 ? CODEC_DEFLATE : CODEC_DEFLATE_POINT;
         block.point = i == 1 ? NULL : &sound_points[i - (i > 1)];
         pieces[i] = (struct builder_piece){.offset = i * 4096, .length = 4096};
-        ck_assert_int_eq(builder_add_fragment(b, &block, &pieces[i].fragment), 0);
+        ck_assert_int_eq(builder_add_block(b, &block, &pieces[i].block), 0);
     }
-    builder_use_ranges(b);
-    uint32_t inode = add(b, "file",
-                         &(struct builder_member){
-                             .mode = S_IFREG | 0600, .data = DATA_BLOCKS, .size_bytes = 16384});
-    ck_assert_int_eq(builder_set_pieces(b, inode, pieces, 4), 0);
+    add_pieces(b, "file", 16384, pieces, 4);
     return b;
 }
 
@@ -984,9 +1103,11 @@ int main(void)
     tcase_add_test(tc, a_path_of_500_directories);
     tcase_add_test(tc, empty_directories_do_not_disturb_the_search_for_parents);
     tcase_add_test(tc, a_later_version_is_told_from_damage);
-    tcase_add_test(tc, unknown_sections_and_a_longer_header_are_no_obstacle);
+    tcase_add_loop_test(tc, unknown_sections_and_a_longer_header_are_no_obstacle, 0, 4);
     tcase_add_test(tc, a_truncated_image_is_refused);
     tcase_add_test(tc, a_flipped_bit_is_noticed_or_does_not_matter);
+    tcase_add_test(tc, unknown_sections_are_passed_over);
+    tcase_add_test(tc, page_sums_lie_within_the_image);
     tcase_add_test(tc, hostile_bytes_with_right_sums_do_no_harm);
     tcase_add_test(tc, hostile_words_with_right_sums_do_no_harm);
     tcase_add_test(tc, many_hostile_changes_at_once_do_no_harm);
@@ -997,6 +1118,8 @@ int main(void)
     tcase_add_test(tc, zeros_from_anywhere_on_never_pass_for_answers);
     tcase_add_test(tc, a_size_is_no_more_than_archive_and_index_can_hold);
     tcase_add_test(tc, what_others_may_change_is_read_once);
+    tcase_add_test(tc, data_end_where_the_archive_ends);
+    tcase_add_test(tc, packed_data_end_where_its_blocks_end);
     tcase_add_test(tc, children_end_where_the_index_ends_whenever_they_are_asked_for);
     tcase_add_test(tc, a_part_of_a_stream_has_its_point);
     tcase_add_test(tc, each_field_of_a_point_is_checked);

@@ -68,6 +68,8 @@ START_TEST(names_of_every_length_come_back)
         check_path(path);
         make_path(path, len, 0, '\xfe'); /* no UTF-8 */
         check_path(path);
+        make_path(path, len, 0, '\x80'); /* the first that is no ASCII */
+        check_path(path);
         for (size_t slash = 1; slash + 1 < len && len<270; slash += len> 90 ? 1 : 7) {
             make_path(path, len, slash, 'b');
             check_path(path);
@@ -134,6 +136,15 @@ END_TEST
 
 /* ---- numbers ---- */
 
+/* The block of "f" itself, behind its extension. */
+static const uint8_t *header_of_f(const struct pax_buffer *buffer)
+{
+    const uint8_t *block = (const uint8_t *)buffer->bytes;
+    while (strcmp((const char *)block, "f") != 0)
+        block += PAX_BLOCK_BYTES;
+    return block;
+}
+
 START_TEST(owners_of_32_bits_come_back)
 {
     static const uint32_t ids[] = {0, 1000, 2097151, 2097152, 4294967294u};
@@ -147,6 +158,8 @@ START_TEST(owners_of_32_bits_come_back)
         ck_assert_int_eq(archive_entry_uid(entry), m.uid);
         ck_assert_int_eq(archive_entry_gid(entry), m.gid);
         ck_assert(has_extension(&buffer) == (m.uid > 2097151 || m.gid > 2097151));
+        if (m.uid > 2097151) /* for readers without extensions: no other user's number */
+            ck_assert_mem_eq(header_of_f(&buffer) + 108, "7777777", 8);
         archive_read_free(a);
         pax_buffer_free(&buffer);
     }

@@ -175,7 +175,7 @@ static void open_archive(const char *path)
 {
     struct embedded_index where;
     ck_assert_int_eq(source_open(path, &fault, &source), 0);
-    int r = backend_onepot.find(source, &fault, &where);
+    int r = backend_onepot.trailer->find(source, &fault, &where);
     ck_assert_msg(r == 0, "%d %s", r, fault.what);
     r = index_open(source, where.offset, where.length, &fault, &trailer);
     ck_assert_msg(r == 0, "%d %s", r, fault.what);
@@ -407,7 +407,8 @@ START_TEST(read_as_a_plain_tar_it_has_the_same_index)
     struct builder *builder = new_builder();
     struct builder_header header = {.format = FORMAT_TAR, .archive_bytes = source_size(source)};
     struct progress progress = {0};
-    int r = backend_onepot.without_index->index(source, builder, &header, &progress, &fault);
+    int r = backend_onepot.trailer->without_index->index(source, builder, &header, &progress,
+                                                         &fault);
     ck_assert_msg(r == 0, "%d %s", r, fault.what);
     struct index *again = build(builder, &header);
     compare_entries(trailer, INDEX_ROOT, again, INDEX_ROOT);

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "builder.h"
+#include "format_numbers.h"
 #include "index.h"
 #include "source_retry.h"
 #include "source_slice.h"

@@ -24,6 +24,7 @@
 
 #include "backend.h"
 #include "cleanup.h"
+#include "format_numbers.h"
 #include "suite.h"
 
 static char folder[PATH_MAX]; /* of the archives */
@@ -399,14 +400,14 @@ START_TEST(more_attributes_than_a_list_of_names_holds_are_left_out)
     struct opened o = {0};
     must_open("many_xattrs", &o);
     check_xattr(&o, "f", "user.00000", "0", 1);
-    check_xattr(&o, "f", "user.09361", "9361", 4);
+    check_xattr(&o, "f", "user.05956", "5956", 4);
     check_xattr(&o, "g", "user.x", "1", 1);
     uint32_t position;
     struct node node;
     struct xattr x;
     lookup(&o, "f", &position, &node);
-    ck_assert_int_eq(index_xattr_get(o.index, position, "user.09362", 10, &x), -ENODATA);
-    ck_assert_ptr_nonnull(strstr(o.progress.note, "attributes that exceed"));
+    ck_assert_int_eq(index_xattr_get(o.index, position, "user.05957", 10, &x), -ENODATA);
+    ck_assert_uint_gt(index_xattrs_left_out(o.index), 0);
     close_opened(&o);
 }
 END_TEST
@@ -529,7 +530,8 @@ START_TEST(tars_are_known_and_others_are_not)
         head[i] ^= 0x15;
         struct source *source = NULL;
         ck_assert_int_eq(source_from_memory(head, sizeof(head), "flipped", &source), 0);
-        ck_assert_int_eq(backend_tar.probe(source, head, sizeof(head)), 0);
+        ck_assert_int_eq(backend_tar.probe(source, head, sizeof(head)),
+                         i == 155); /* behind the sum */
         source_close(source);
         head[i] ^= 0x15;
     }
@@ -826,6 +828,7 @@ START_TEST(truncation_names_the_last_member_and_the_offset)
     ck_assert_uint_eq(fault.offset, 612);
     ck_assert_int_eq(try_bytes(bytes, 1024 + 3, &fault, note), -EUCLEAN);
     ck_assert_str_eq(fault.member, "d/f");
+    ck_assert_ptr_nonnull(strstr(fault.what, "and 3 are left"));
     ck_assert_int_eq(try_bytes(bytes, 2048 + 5, &fault, note), -EUCLEAN); /* in the padding */
     ck_assert_str_eq(fault.member, "g");
     ck_assert_ptr_nonnull(strstr(fault.what, "truncated"));
@@ -922,9 +925,28 @@ static int unpack(const char *name, int fd, struct fault *fault)
     if (access(path, F_OK) < 0)
         return -ENOENT;
     ck_assert_int_eq(source_open(path, fault, &source), 0);
-    int r = backend_tar.unpack(source, fd, 0, UINT64_MAX, &progress, fault);
+    int r = backend_tar.stream->unpack(source, fd, 0, UINT64_MAX, &progress, fault);
     if (r == 0)
         ck_assert_uint_eq(progress.bytes_done, progress.bytes_total);
+    source_close(source);
+    return r;
+}
+
+/* Reads a gzip file as opening does first: unpacking it would not check its sums. */
+static int index_gzip(const char *name, struct fault *fault)
+{
+    char path[PATH_MAX + 300];
+    struct source *source = NULL;
+    struct builder *builder = NULL;
+    struct builder_header header = {.format = FORMAT_TAR};
+    struct progress progress = {0};
+    snprintf(path, sizeof(path), "%s/%s", folder, name);
+    ck_assert_int_eq(source_open(path, fault, &source), 0);
+    ck_assert_int_eq(builder_new(&builder), 0);
+    builder_set_archive_size(builder, source_size(source));
+    int r = backend_tar.stream->index_packed(source, "gzip", NULL, NULL, builder, &header,
+                                             &progress, fault);
+    builder_free(builder);
     source_close(source);
     return r;
 }
@@ -973,7 +995,11 @@ END_TEST
 
 START_TEST(compressed_files_without_a_tar_are_refused)
 {
-    static const char *const names[] = {"not_tar.gz", "not_tar.zst", "nothing.gz"};
+    static const char *const names[] = {
+#ifdef HAVE_LIBDEFLATE /* else nothing tells it from damage */
+        "nothing.gz",
+#endif
+        "not_tar.gz", "not_tar.zst"};
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         struct fault fault = {0};
         auto_close int fd = memfd_create("unpacked", MFD_CLOEXEC);
@@ -986,29 +1012,45 @@ START_TEST(compressed_files_without_a_tar_are_refused)
 }
 END_TEST
 
+/* Zeros take no room, but time: there may be ten times as many. */
 START_TEST(no_more_is_unpacked_than_is_allowed)
 {
-    char path[PATH_MAX + 300];
-    struct fault fault = {0};
-    struct progress progress = {0};
-    struct source *source = NULL;
-    snprintf(path, sizeof(path), "%s/packed.tar.gz", folder);
-    ck_assert_int_eq(source_open(path, &fault, &source), 0);
-    auto_close int fd = memfd_create("unpacked", MFD_CLOEXEC);
-    ck_assert_int_eq(backend_tar.unpack(source, fd, 0, 100000, &progress, &fault), -E2BIG);
-    ck_assert_ptr_nonnull(strstr(fault.what, "unpacks to more than"));
-    ck_assert_ptr_nonnull(strstr(fault.advice, "--max-ratio"));
-    struct stat st;
-    ck_assert_int_eq(fstat(fd, &st), 0);
-    ck_assert_int_le(st.st_size, 100000);
-    source_close(source);
+    static const struct {
+        const char *name;
+        uint64_t most;
+        int expected;
+    } cases[] = {
+        {"packed.tar.gz", 100000, -E2BIG},
+        {"zeros.tar.gz", 300000, 0},
+        {"zeros.tar.gz", 100000, -E2BIG},
+        {"zeros.tar.gz", UINT64_MAX, 0},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char path[PATH_MAX + 300];
+        struct fault fault = {0};
+        struct progress progress = {0};
+        struct source *source = NULL;
+        snprintf(path, sizeof(path), "%s/%s", folder, cases[i].name);
+        ck_assert_int_eq(source_open(path, &fault, &source), 0);
+        auto_close int fd = memfd_create("unpacked", MFD_CLOEXEC);
+        int r = backend_tar.stream->unpack(source, fd, 0, cases[i].most, &progress, &fault);
+        ck_assert_int_eq(r, cases[i].expected);
+        if (r < 0) {
+            ck_assert_ptr_nonnull(strstr(fault.what, "unpacks to more than"));
+            ck_assert_ptr_nonnull(strstr(fault.advice, "--max-ratio"));
+            struct stat st;
+            ck_assert_int_eq(fstat(fd, &st), 0);
+            ck_assert_int_le(st.st_size, (off_t)cases[i].most);
+        }
+        source_close(source);
+    }
 }
 END_TEST
 
 START_TEST(damaged_compression_is_an_error)
 {
     static const char *const names[] = {
-#ifdef HAVE_ZLIB /* the sum of gzip is checked by libdeflate */
+#ifdef HAVE_LIBDEFLATE /* else gzip is unpacked, and its sums are not checked */
         "packed.tar.gz",
 #endif
         "packed.tar.xz", "packed.tar.zst", "packed.tar.bz2", "packed.tar.lz4"};
@@ -1040,7 +1082,7 @@ START_TEST(damaged_compression_is_an_error)
             char name[64];
             snprintf(name, sizeof(name), "damaged.%s", names[i]);
             memset(&fault, 0, sizeof(fault));
-            int r = unpack(name, fd, &fault);
+            int r = is_gzip ? index_gzip(name, &fault) : unpack(name, fd, &fault);
             /* bzip2's blocks are known to be damaged only after their data was used. */
             bool is_late = strstr(name, ".bz2") != NULL && r == -ENOMSG;
             ck_assert_msg(r == -EUCLEAN || is_late, "%s kind %d: %d %s", name, kind, r,

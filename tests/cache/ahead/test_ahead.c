@@ -106,6 +106,7 @@ static void fake_end(void *scratch)
 
     pthread_mutex_lock(&f->lock);
     f->ended++;
+    pthread_cond_broadcast(&f->changed);
     pthread_mutex_unlock(&f->lock);
 }
 
@@ -176,7 +177,8 @@ static void start_with_order(struct fixture *f)
 
 static void read_file(struct fixture *f, uint32_t position)
 {
-    const struct observation o = {the_time(), 0, position, 4096, 1};
+    const struct observation o = {
+        .time_ns = the_time(), .position = position, .len = 4096, .task = 1};
 
     observer_note(f->observer, &o);
 }
@@ -384,6 +386,36 @@ START_TEST(a_window_can_shrink)
 }
 END_TEST
 
+static uint64_t much(void *ctx)
+{
+    (void)ctx;
+    return UINT64_C(1) << 40;
+}
+
+/* Those that fetch through the mount; each has a process, which should not stay for nothing. */
+START_TEST(a_thread_that_has_nothing_to_fetch_ends)
+{
+    struct fixture f;
+    unsigned files = 0;
+
+    begin(&f, 0, 0);
+    f.options.mount = &fake_fetcher;
+    f.options.mount_ctx = &f.fake;
+    f.options.mount_fetchers = 2;
+    f.options.nearby_bytes = UINT64_C(1) << 30;
+    f.options.room_bytes = much;
+    start(&f);
+    for (unsigned i = 0; i < 2048; i++)
+        read_file(&f, positions[i % FILES]);
+    AWAIT(&f.fake, f.fake.ended > 0 && f.fake.ended == f.fake.begun);
+    for (unsigned i = 0; i < f.fake.logged; i++)
+        files += f.fake.log[i].len == FILE_BYTES;
+    ck_assert_uint_eq(files, FILES);
+    ck_assert_uint_le(f.fake.most_fetching, 2);
+    ck_assert_int_eq(stop(&f), 0);
+}
+END_TEST
+
 /* All that was noted before the end is in it, whenever the planner came to take it. */
 START_TEST(a_record_is_whole_when_all_threads_have_ended)
 {
@@ -424,6 +456,7 @@ int main(void)
     tcase_add_test(c, the_fetcher_learns_what_readers_have_passed);
     tcase_add_test(c, a_fetcher_that_cannot_begin_fetches_nothing);
     tcase_add_test(c, a_window_can_shrink);
+    tcase_add_test(c, a_thread_that_has_nothing_to_fetch_ends);
     tcase_add_test(c, a_record_is_whole_when_all_threads_have_ended);
     suite_add_tcase(s, c);
     return run_suite(s);

@@ -1,4 +1,6 @@
 /* Which files near those that are read are fetched, and until when. */
+#include <errno.h>
+
 #include "index_helper.h"
 #include "nearby.h"
 #include "suite.h"
@@ -6,83 +8,97 @@
 #define MS UINT64_C(1000000)
 #define CHUNK (1u << NEARBY_CHUNK_BITS)
 #define FILES (100u * CHUNK)
+#define MANY (150u * CHUNK)
 #define FIRST_FILE 2u /* after the root and the directory */
-#define PLENTY UINT64_MAX
 
 static struct index *index_of_files;
-static struct nearby nearby;
+static struct ahead_options options;
+static struct nearby *nearby;
+static uint64_t now_ns, room;
+static unsigned rooms; /* how often it was asked for */
 
 /* A mount that only notes what is fetched. */
 static struct {
-    struct mount_readers readers;
     uint64_t file_ns, file_reads; /* go by with each file */
-    int error;                    /* of each file */
-    bool fetched[FILES];
-    unsigned files, waits, lists;
+    int error;                    /* of each batch */
+    bool fetched[MANY];
+    unsigned files, batches, lists;
     uint32_t listed; /* entries up to here */
 } mount;
 
-static bool mount_open(void *ctx, uint32_t directory, uint32_t skip)
+static uint64_t free_room(void *ctx)
 {
     (void)ctx;
-    ck_assert_uint_le(directory, 1);
-    mount.listed = skip;
-    return true;
+    rooms++;
+    return room;
 }
 
-static uint32_t mount_list(void *ctx, size_t buffer_bytes)
+static void saw_read(uint32_t position)
 {
-    (void)ctx;
-    ck_assert_uint_le(buffer_bytes, MOUNT_FETCHER_LIST_BYTES);
-    mount.lists++;
-    mount.listed += 100;
-    return 100;
+    const struct observation o = {.time_ns = now_ns, .position = position, .len = 4096};
+
+    ck_assert(!nearby_chooser.observe(nearby, &o, false));
 }
 
-static int mount_read(void *ctx, const char *name, uint64_t size_bytes, bool wait)
+/* So many more that tell nothing new. */
+static void saw_reads(uint64_t count, uint32_t position)
 {
-    unsigned number = (unsigned)strtoul(name, NULL, 10);
+    while (count-- > 0)
+        saw_read(position);
+}
 
-    (void)ctx;
-    if (mount.error)
-        return mount.error;
+static void saw_listing(uint32_t from, uint32_t to, bool names_only)
+{
+    const struct observation o = {.time_ns = now_ns,
+                                  .kind = OBSERVED_LISTING,
+                                  .position = 1,
+                                  .offset = from,
+                                  .len = to - from,
+                                  .names_only = names_only};
+
+    ck_assert(nearby_chooser.observe(nearby, &o, true));
+}
+
+static void fetch(const struct reader_want *want, uint32_t *position)
+{
+    if (want->position <= 1) {
+        mount.lists++;
+        mount.listed = (uint32_t)(want->offset + want->len);
+        return;
+    }
+    unsigned number = want->position - FIRST_FILE;
     ck_assert(!mount.fetched[number]);
-    ck_assert_uint_gt(size_bytes, 0);
+    ck_assert_uint_gt(want->len, 0);
     mount.fetched[number] = true;
     mount.files++;
-    mount.waits += wait;
-    mount.readers.now_ns += mount.file_ns;
-    mount.readers.cold_reads += mount.file_reads;
-    return 0;
+    now_ns += mount.file_ns;
+    saw_reads(mount.file_reads, *position = want->position);
 }
 
-static void mount_close(void *ctx)
+/* All that is wanted for now. */
+static void run(void)
 {
-    (void)ctx;
-}
+    struct reader_want wants[64];
+    uint32_t position = 0;
+    size_t n;
 
-static struct mount_readers mount_look(void *ctx)
-{
-    (void)ctx;
-    return mount.readers;
+    while (!nearby_chooser.is_lost(nearby, now_ns) &&
+           (n = nearby_chooser.take(nearby, wants, 64)) > 0) {
+        mount.batches++;
+        for (size_t i = 0; i < n; i++)
+            fetch(&wants[i], &position);
+        nearby_chooser.finished(nearby, wants, n, mount.error);
+    }
 }
-
-static const struct mount_fetcher fetcher = {
-    .open = mount_open,
-    .list = mount_list,
-    .read = mount_read,
-    .close = mount_close,
-    .readers = mount_look,
-};
 
 /* Files of a directory; `size` of each. */
-static struct index *make_index(uint64_t size)
+static struct index *make_index(unsigned files, uint64_t size)
 {
     struct builder *b = new_builder();
     char path[16];
 
     add_dir(b, "d", 0755);
-    for (unsigned i = 0; i < FILES; i++) {
+    for (unsigned i = 0; i < files; i++) {
         snprintf(path, sizeof(path), "d/%05u", i);
         add_file(b, path, 512, size);
     }
@@ -91,17 +107,18 @@ static struct index *make_index(uint64_t size)
 
 static void cover(struct index *index)
 {
-    void *shared = calloc(1, nearby_bytes(index));
-
-    ck_assert_ptr_nonnull(shared);
-    nearby_init(&nearby, index, shared);
+    options = (struct ahead_options){
+        .index = index, .nearby_bytes = UINT64_MAX, .room_bytes = free_room};
+    now_ns = 1000 * MS;
+    room = UINT64_MAX;
+    rooms = 0;
     memset(&mount, 0, sizeof(mount));
-    mount.readers.cold_reads = 1u << 20;
+    ck_assert_int_eq(nearby_new(&options, &nearby), 0);
 }
 
 static void make_files(void)
 {
-    index_of_files = make_index(1000);
+    index_of_files = make_index(FILES, 1000);
 }
 
 static void free_files(void)
@@ -116,12 +133,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    free(nearby.at);
-}
-
-static enum mount_fetch run(uint64_t allowance)
-{
-    return nearby_run(&nearby, allowance, &fetcher, NULL);
+    nearby_free(nearby);
 }
 
 /* Exactly the files of the chunks [from, to) were fetched. */
@@ -133,134 +145,178 @@ static void check_fetched(size_t from, size_t to)
     }
 }
 
-START_TEST(at_first_nothing_is_wanted)
+START_TEST(a_job_that_reads_little_pays_nothing)
 {
-    ck_assert_uint_eq(nearby.chunks, 101);
-    ck_assert_int_eq(run(PLENTY), MOUNT_FETCH_PAUSED);
-    check_fetched(0, 0);
+    saw_reads(NEARBY_READS_FIRST - 1, 60 * CHUNK);
+    run();
+    ck_assert_uint_eq(mount.batches, 0);
+    ck_assert_uint_eq(rooms, 0);
+    saw_read(60 * CHUNK + 7);
+    run();
+    check_fetched(60, 65);
 }
 END_TEST
 
 START_TEST(a_read_wants_its_chunk_and_the_next_four)
 {
-    nearby_saw_read(&nearby, 60 * CHUNK + 7);
-    ck_assert_int_eq(run(PLENTY), MOUNT_FETCH_PAUSED);
+    saw_reads(NEARBY_READS_FIRST, 60 * CHUNK + 7);
+    run();
     check_fetched(60, 65);
-    ck_assert_int_eq(run(PLENTY), MOUNT_FETCH_PAUSED); /* once */
+    run(); /* once */
     ck_assert_uint_eq(mount.files, 5 * CHUNK);
+    saw_read(20 * CHUNK);
+    run();
+    ck_assert_uint_eq(mount.files, 10 * CHUNK);
 }
 END_TEST
 
 START_TEST(the_last_chunk_has_none_behind_it)
 {
-    nearby_saw_read(&nearby, 100 * CHUNK);
-    ck_assert_int_eq(run(PLENTY), MOUNT_FETCH_PAUSED);
+    saw_reads(NEARBY_READS_FIRST, 100 * CHUNK);
+    run();
     check_fetched(100, 101);
     ck_assert_uint_eq(mount.files, FIRST_FILE);
 }
 END_TEST
 
-START_TEST(what_another_process_has_taken_is_not_wanted)
+START_TEST(fetchers_work_on_a_chunk_each)
 {
-    nearby_saw_read(&nearby, 60 * CHUNK);
-    nearby.taken[0] |= UINT64_C(1) << 60;
-    ck_assert_int_eq(run(PLENTY), MOUNT_FETCH_PAUSED);
-    check_fetched(61, 65);
+    struct reader_want one[64], two[64], none[64];
+    size_t n, m;
+
+    saw_reads(NEARBY_READS_FIRST, 60 * CHUNK);
+    ck_assert(!nearby_chooser.is_lost(nearby, now_ns));
+    n = nearby_chooser.take(nearby, one, 64);
+    m = nearby_chooser.take(nearby, two, 64);
+    ck_assert_uint_eq(n, 33); /* names of its chunk, and files */
+    ck_assert_uint_eq(m, 33);
+    ck_assert_uint_eq(one[0].offset + FIRST_FILE, 60 * CHUNK);
+    ck_assert_uint_eq(two[0].offset + FIRST_FILE, 61 * CHUNK);
+    ck_assert_uint_eq(two[0].len, CHUNK);
+    ck_assert_uint_eq(nearby_chooser.take(nearby, none, 64), 0);
+    nearby_chooser.finished(nearby, two, m, 0);
+    ck_assert_uint_eq(nearby_chooser.take(nearby, two, 64), 32);
 }
 END_TEST
 
-START_TEST(when_all_is_fetched_it_is_done)
+START_TEST(all_is_fetched_once)
 {
-    for (uint32_t i = 0; i < nearby.chunks; i++)
-        nearby_saw_read(&nearby, i * CHUNK);
-    ck_assert_uint_eq(nearby.listed[0], 0);
-    ck_assert_uint_eq(nearby.taken[0], 0);
-    ck_assert_int_eq(run(PLENTY), MOUNT_FETCH_DONE);
+    saw_reads(NEARBY_READS_FIRST, 0);
+    for (uint32_t i = 0; i <= 100; i++)
+        saw_read(i * CHUNK);
+    run();
     check_fetched(0, 101);
+    run();
+    ck_assert_uint_eq(mount.files, FILES);
 }
 END_TEST
 
 START_TEST(what_the_kernel_has_is_not_listed_again)
 {
-    nearby_saw_read(&nearby, 10 * CHUNK);
-    nearby_saw_listing(&nearby, 10 * CHUNK, 12 * CHUNK - 1); /* the second one not to its end */
-    ck_assert_int_eq(run(PLENTY), MOUNT_FETCH_PAUSED);
+    saw_reads(NEARBY_READS_FIRST, 10 * CHUNK);
+    saw_listing(10 * CHUNK, 12 * CHUNK - 1, false); /* the second one not to its end */
+    saw_listing(12 * CHUNK, 13 * CHUNK, true);      /* names do not tell what a look-up does */
+    run();
     check_fetched(10, 15);
-    ck_assert_uint_eq(mount.lists, 4 * 3);
-    ck_assert_uint_ge(mount.listed + FIRST_FILE, 15 * CHUNK);
+    ck_assert_uint_eq(mount.lists, 4);
+    ck_assert_uint_eq(mount.listed + FIRST_FILE, 15 * CHUNK);
 }
 END_TEST
 
 START_TEST(it_pauses_when_readers_do)
 {
-    nearby_saw_read(&nearby, 0);
+    saw_reads(NEARBY_READS_FIRST, 2 * CHUNK);
     mount.file_ns = 20 * MS / 32;
-    ck_assert_int_eq(run(PLENTY), MOUNT_FETCH_PAUSED);
+    run();
     ck_assert_uint_eq(mount.files, 64); /* after 20 ms it went on, after 40 no more */
-    ck_assert_uint_eq(mount.waits, 2);
+    mount.file_ns = 0;
+    saw_reads(NEARBY_READS_AGAIN - 1, 2 * CHUNK);
+    run();
+    ck_assert_uint_eq(mount.files, 64);
+    saw_read(2 * CHUNK);
+    run();
+    check_fetched(2, 7);
 }
 END_TEST
 
 START_TEST(while_they_read_it_goes_on)
 {
-    nearby_saw_read(&nearby, 0);
+    saw_reads(NEARBY_READS_FIRST, 2 * CHUNK);
     mount.file_ns = 20 * MS / 32;
     mount.file_reads = 1;
-    ck_assert_int_eq(run(PLENTY), MOUNT_FETCH_PAUSED);
-    check_fetched(0, 5);
+    run();
+    ck_assert_uint_gt(mount.files, 5 * CHUNK);
 }
 END_TEST
 
 START_TEST(it_fetches_sixteen_files_a_read_at_most)
 {
-    nearby_saw_read(&nearby, 0);
-    mount.readers.cold_reads = 8;
-    ck_assert_int_eq(run(PLENTY), MOUNT_FETCH_PAUSED);
-    ck_assert_uint_eq(mount.files, 128 + 32); /* looked at after each 32 */
+    struct index *index = make_index(MANY, 1000);
+
+    teardown();
+    cover(index);
+    saw_reads(NEARBY_READS_FIRST - MANY / CHUNK, 0);
+    for (uint32_t i = 0; i < MANY / CHUNK; i++)
+        saw_read(i * CHUNK);
+    run();
+    ck_assert_uint_eq(mount.files, 16 * NEARBY_READS_FIRST + 30); /* looked at after each 32 */
+    index_close(index);
 }
 END_TEST
 
-START_TEST(at_the_end_of_its_allowance_a_chunk_is_given_back)
+START_TEST(its_allowance_is_a_part_of_the_free_memory)
 {
-    nearby_saw_read(&nearby, 60 * CHUNK);
-    ck_assert_int_eq(run(100000), MOUNT_FETCH_FULL);
-    ck_assert_uint_eq(mount.files, 64); /* at 2,200 bytes each, looked at after each 32 */
-    ck_assert_uint_eq(nearby.at->bytes, 64000);
-    memset(mount.fetched, 0, sizeof(mount.fetched));
-    ck_assert_int_eq(run(PLENTY), MOUNT_FETCH_PAUSED);
+    room = 64u << 20;
+    options.nearby_bytes = 64000;
+    saw_reads(NEARBY_READS_FIRST, 60 * CHUNK);
+    run();
+    ck_assert_uint_eq(mount.files, 32); /* at 2,200 bytes each, looked at after each 32 */
+    options.nearby_bytes = UINT64_MAX;
+    saw_reads(NEARBY_READS_AGAIN, 60 * CHUNK);
+    run();
+    check_fetched(60, 65); /* it went on where it was */
+    ck_assert_uint_eq(rooms, 2);
+}
+END_TEST
+
+START_TEST(where_too_little_memory_is_free_it_waits_for_long)
+{
+    room = (64u << 20) - 2;
+    saw_reads(NEARBY_READS_FIRST, 60 * CHUNK);
+    run();
+    room = UINT64_MAX;
+    saw_reads(NEARBY_READS_FIRST - 1, 60 * CHUNK);
+    run();
+    ck_assert_uint_eq(mount.files, 0);
+    ck_assert_uint_eq(rooms, 1);
+    saw_read(60 * CHUNK);
+    run();
     check_fetched(60, 65);
 }
 END_TEST
 
 START_TEST(at_the_end_of_the_mount_it_is_done)
 {
-    nearby_saw_read(&nearby, 60 * CHUNK);
+    saw_reads(NEARBY_READS_FIRST, 60 * CHUNK);
     mount.error = -ENOTCONN;
-    ck_assert_int_eq(run(PLENTY), MOUNT_FETCH_DONE);
-    ck_assert_uint_eq(nearby.at->files, 0);
+    run();
+    ck_assert_uint_eq(mount.batches, 1);
+    saw_reads(NEARBY_READS_FIRST, 70 * CHUNK);
+    run();
+    ck_assert_uint_eq(mount.batches, 1);
 }
 END_TEST
 
-START_TEST(a_file_that_cannot_be_opened_is_left_to_its_reader)
+START_TEST(a_megabyte_is_a_batch)
 {
-    nearby_saw_read(&nearby, 60 * CHUNK);
-    mount.error = -EACCES;
-    ck_assert_int_eq(run(PLENTY), MOUNT_FETCH_PAUSED);
-    ck_assert_uint_eq(nearby.at->files, 0);
-}
-END_TEST
-
-START_TEST(a_megabyte_is_waited_for)
-{
-    struct index *index = make_index(400000);
+    struct index *index = make_index(FILES, 400000);
 
     teardown();
     cover(index);
-    nearby_saw_read(&nearby, 100 * CHUNK);
-    nearby_saw_read(&nearby, 99 * CHUNK);
-    run(PLENTY);
+    saw_reads(NEARBY_READS_FIRST, 99 * CHUNK);
+    run();
     ck_assert_uint_eq(mount.files, CHUNK + FIRST_FILE);
-    ck_assert_uint_eq(mount.waits, (CHUNK + FIRST_FILE) / 3);
+    ck_assert_uint_eq(mount.batches, (CHUNK + 2) / 3 + 1);
     index_close(index);
 }
 END_TEST
@@ -270,29 +326,14 @@ START_TEST(large_and_empty_files_are_not_wanted)
     static const uint64_t sizes[] = {0, (4u << 20) + 1};
 
     for (unsigned i = 0; i < 2; i++) {
-        struct index *index = make_index(sizes[i]);
+        struct index *index = make_index(FILES, sizes[i]);
         teardown();
         cover(index);
-        nearby_saw_read(&nearby, 60 * CHUNK);
-        ck_assert_int_eq(run(PLENTY), MOUNT_FETCH_PAUSED);
+        saw_reads(NEARBY_READS_FIRST, 60 * CHUNK);
+        run();
         ck_assert_uint_eq(mount.files, 0);
         index_close(index);
     }
-}
-END_TEST
-
-START_TEST(the_allowance_is_a_part_of_the_free_memory)
-{
-    const uint64_t mib = 1u << 20;
-
-    ck_assert_uint_eq(nearby_allowance(&nearby, 1000 * mib, 400 * mib), 200 * mib);
-    ck_assert_uint_eq(nearby_allowance(&nearby, 100 * mib, 400 * mib), 100 * mib);
-    ck_assert_uint_eq(nearby_allowance(&nearby, 1000 * mib, 64 * mib - 2), 0);
-    nearby.at->bytes = 90 * mib;
-    ck_assert_uint_eq(nearby_allowance(&nearby, 100 * mib, 400 * mib), 10 * mib);
-    nearby.at->bytes = 101 * mib;
-    ck_assert_uint_eq(nearby_allowance(&nearby, 100 * mib, 400 * mib), 0);
-    ck_assert_uint_eq(nearby_reads_needed(&nearby), NEARBY_READS_FIRST);
 }
 END_TEST
 
@@ -302,21 +343,20 @@ int main(void)
     TCase *tc = tcase_create("nearby");
     tcase_add_unchecked_fixture(tc, make_files, free_files);
     tcase_add_checked_fixture(tc, setup, teardown);
-    tcase_add_test(tc, at_first_nothing_is_wanted);
+    tcase_add_test(tc, a_job_that_reads_little_pays_nothing);
     tcase_add_test(tc, a_read_wants_its_chunk_and_the_next_four);
     tcase_add_test(tc, the_last_chunk_has_none_behind_it);
-    tcase_add_test(tc, what_another_process_has_taken_is_not_wanted);
-    tcase_add_test(tc, when_all_is_fetched_it_is_done);
+    tcase_add_test(tc, fetchers_work_on_a_chunk_each);
+    tcase_add_test(tc, all_is_fetched_once);
     tcase_add_test(tc, what_the_kernel_has_is_not_listed_again);
     tcase_add_test(tc, it_pauses_when_readers_do);
     tcase_add_test(tc, while_they_read_it_goes_on);
     tcase_add_test(tc, it_fetches_sixteen_files_a_read_at_most);
-    tcase_add_test(tc, at_the_end_of_its_allowance_a_chunk_is_given_back);
+    tcase_add_test(tc, its_allowance_is_a_part_of_the_free_memory);
+    tcase_add_test(tc, where_too_little_memory_is_free_it_waits_for_long);
     tcase_add_test(tc, at_the_end_of_the_mount_it_is_done);
-    tcase_add_test(tc, a_file_that_cannot_be_opened_is_left_to_its_reader);
-    tcase_add_test(tc, a_megabyte_is_waited_for);
+    tcase_add_test(tc, a_megabyte_is_a_batch);
     tcase_add_test(tc, large_and_empty_files_are_not_wanted);
-    tcase_add_test(tc, the_allowance_is_a_part_of_the_free_memory);
     suite_add_tcase(suite, tc);
     return run_suite(suite);
 }

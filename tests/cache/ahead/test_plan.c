@@ -88,26 +88,29 @@ static void begin(struct fixture *f, uint64_t window_bytes, struct known_reads *
 
 static void work(struct fixture *f)
 {
-    struct reader_want wants[16];
+    struct plan_batch batch;
     struct plan_job *job;
-    size_t n;
 
     while (f->works && plan_job(f->plan, &job)) {
         plan_work(job);
         plan_job_done(f->plan, job);
     }
-    while ((n = plan_take(f->plan, wants, 16)) > 0) {
-        f->fetched += n;
-        for (size_t i = 0; i < n; i++)
-            f->fetched_bytes += wants[i].len;
-        plan_finished(f->plan, wants, n, 0);
+    while (plan_take(f->plan, WAY_CACHE, &batch)) {
+        f->fetched += batch.count;
+        for (size_t i = 0; i < batch.count; i++)
+            f->fetched_bytes += batch.wants[i].len;
+        plan_finished(f->plan, &batch, 0);
     }
 }
 
 static void read_part(struct fixture *f, uint32_t position, uint64_t offset, uint32_t len,
                       uint32_t task)
 {
-    const struct observation o = {f->now_ns += 1000, offset, position, len, task};
+    const struct observation o = {.time_ns = f->now_ns += 1000,
+                                  .offset = offset,
+                                  .position = position,
+                                  .len = len,
+                                  .task = task};
 
     plan_observe(f->plan, &o);
     work(f);

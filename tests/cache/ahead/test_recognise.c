@@ -158,7 +158,7 @@ START_TEST(all_files_of_a_flat_directory)
     uint32_t positions[64];
     struct recognised found;
 
-    ck_assert_int_eq(permutation_new(600, 9, &p), 0);
+    ck_assert_int_eq(permutation_new(600, 9, NULL, &p), 0);
     for (unsigned i = 0; i < 64; i++) {
         char path[64];
         snprintf(path, sizeof(path), "data/flat/%05u.bin", (unsigned)permutation_at(p, i));

@@ -122,6 +122,23 @@ START_TEST(several_readers_have_a_stream_each)
 }
 END_TEST
 
+START_TEST(a_stray_read_takes_the_place_of_what_was_idle_longest)
+{
+    struct streams s = {0};
+    uint64_t furthest;
+    unsigned handed = 0;
+
+    for (uint64_t i = 0; i < 1000; i++) {
+        for (uint64_t reader = 0; reader < STREAMS - 1; reader++) {
+            streams_read(&s, reader * 1000000 + i);
+            handed += take_all(&s, &furthest);
+        }
+        streams_read(&s, (STREAMS + i) * 1000000);
+    }
+    ck_assert_uint_ge(handed, (STREAMS - 1) * 990);
+}
+END_TEST
+
 START_TEST(random_reads_are_no_stream)
 {
     struct streams s = {0};
@@ -158,6 +175,7 @@ int main(void)
     tcase_add_test(c, steps_are_kept);
     tcase_add_test(c, reads_a_little_out_of_order_are_one_stream);
     tcase_add_test(c, several_readers_have_a_stream_each);
+    tcase_add_test(c, a_stray_read_takes_the_place_of_what_was_idle_longest);
     tcase_add_test(c, random_reads_are_no_stream);
     tcase_add_test(c, the_same_place_again_is_no_progress);
     suite_add_tcase(s, c);

@@ -3,91 +3,96 @@
 #include "suite.h"
 #include "tree_walk.h"
 
+#define MS UINT64_C(1000000)
+
 static struct index *index_of_tree;
-static struct tree_walk walk;
-static struct tree_walk_trail trail;
+static struct ahead_options options;
+static struct tree_walk *walk;
+static uint64_t now_ns;
 
 static uint32_t at(const char *path)
 {
     return position_of(index_of_tree, path);
 }
 
-/* A mount that only notes what is listed, and a reader that comes when it is waited for. */
+/* What was listed, in order, and in how many batches. */
 static struct {
-    struct mount_readers readers;
-    uint32_t listed[256];
-    unsigned count;
-    const uint32_t *reader; /* what it lists next, one a wait; 0: it rests */
-    unsigned waits;
-    bool names_only; /* from the first listing on */
-    unsigned pieces; /* that a directory's listing comes in */
-    unsigned left;   /* of the open one */
+    struct {
+        uint32_t directory;
+        uint64_t from, count;
+    } listed[256];
+    unsigned count, batches;
 } mount;
 
-static bool mount_open(void *ctx, uint32_t directory, uint32_t skip)
+/* Names of a directory from its entry `skip` on. */
+static void see(uint32_t directory, uint32_t skip, bool names_only, bool own)
 {
-    (void)ctx;
-    ck_assert_uint_eq(skip, 0);
-    ck_assert_uint_lt(mount.count, 256);
-    mount.listed[mount.count++] = directory;
-    mount.left = mount.pieces;
-    return true;
+    uint32_t first, count;
+
+    ck_assert_int_eq(index_children(index_of_tree, directory, &first, &count), 0);
+    const struct observation o = {.time_ns = now_ns,
+                                  .kind = OBSERVED_LISTING,
+                                  .position = directory,
+                                  .offset = first + skip,
+                                  .len = count - skip,
+                                  .names_only = names_only,
+                                  .own = own};
+    ck_assert(!tree_walk_chooser.observe(walk, &o, false));
 }
 
-static uint32_t mount_list(void *ctx, size_t buffer_bytes)
+static void saw(uint32_t directory)
 {
-    (void)ctx;
-    ck_assert_uint_le(buffer_bytes, MOUNT_FETCHER_LIST_BYTES);
-    if (mount.names_only)
-        tree_walk_saw_names_only(&walk);
-    mount.readers.now_ns += 100000000; /* without a request of a reader */
-    return mount.left ? mount.left-- : 0;
+    see(directory, 0, false, false);
 }
 
-static void mount_close(void *ctx)
+static bool runs(void)
 {
-    (void)ctx;
+    return !tree_walk_chooser.is_lost(walk, now_ns);
 }
 
-static struct mount_readers mount_look(void *ctx)
+/* One batch. False: nothing is wanted for now. */
+static bool list_some(void)
 {
-    (void)ctx;
-    return mount.readers;
-}
+    struct reader_want wants[64];
+    size_t n = runs() ? tree_walk_chooser.take(walk, wants, 64) : 0;
 
-static void mount_wait(void *ctx, _Atomic uint32_t *word, uint32_t value, uint64_t most_ns)
-{
-    (void)ctx;
-    mount.waits++;
-    ck_assert_ptr_eq(word, &trail.steps);
-    ck_assert_uint_eq(*word, value);
-    ck_assert_uint_gt(most_ns, 0);
-    if (mount.reader && *mount.reader) {
-        tree_walk_saw_listing(&walk, *mount.reader++);
-        mount.readers.last_request_ns = mount.readers.now_ns;
+    for (size_t i = 0; i < n; i++) {
+        ck_assert_uint_lt(mount.count, 256);
+        mount.listed[mount.count].directory = wants[i].position;
+        mount.listed[mount.count].from = wants[i].offset;
+        mount.listed[mount.count++].count = wants[i].len;
     }
+    mount.batches += n > 0;
+    if (n > 0)
+        tree_walk_chooser.finished(walk, wants, n, 0);
+    return n > 0;
 }
 
-static const struct mount_fetcher fetcher = {
-    .open = mount_open,
-    .list = mount_list,
-    .close = mount_close,
-    .readers = mount_look,
-    .wait = mount_wait,
-};
-
-static enum mount_fetch run(void)
+static void list_all(void)
 {
-    mount.readers.last_request_ns = mount.readers.now_ns;
-    return tree_walk_run(&walk, &fetcher, NULL);
+    while (list_some())
+        ;
+}
+
+static void check_last(const char *path)
+{
+    ck_assert_uint_gt(mount.count, 0);
+    ck_assert_uint_eq(mount.listed[mount.count - 1].directory, at(path));
+}
+
+static void end(void)
+{
+    tree_walk_free(walk);
+    walk = NULL;
 }
 
 static void begin(const char *root)
 {
+    end();
     memset(&mount, 0, sizeof(mount));
-    memset(&trail, 0, sizeof(trail));
-    tree_walk_init(&walk, index_of_tree, at(root), &trail);
-    trail.at = at(root);
+    now_ns = 1000 * MS;
+    options = (struct ahead_options){.index = index_of_tree, .root = at(root)};
+    ck_assert_int_eq(tree_walk_new(&options, &walk), 0);
 }
 
 static void use(struct builder *b)
@@ -97,72 +102,105 @@ static void use(struct builder *b)
     begin("");
 }
 
-static void setup(void)
+/* With a file in each of its directories, as empty ones are not listed. */
+static void make_tree(const char *const *folders)
 {
     struct builder *b = new_builder();
+    char path[32];
 
-    for (const char *const *path =
-             (const char *const[]){"a", "a/x", "a/x/deep", "a/y", "b", "c", "c/last", NULL};
-         *path; path++)
-        add_dir(b, *path, 0755);
-    add_file(b, "a/x/deep/file", 1024, 10);
-    add_file(b, "b/file", 2048, 10);
+    for (; *folders; folders++) {
+        add_dir(b, *folders, 0755);
+        snprintf(path, sizeof(path), "%s/file", *folders);
+        add_file(b, path, 1024, 10);
+    }
     add_file(b, "ahead", 4096, 10);
     use(b);
 }
 
+static void setup(void)
+{
+    make_tree((const char *const[]){"A0", "A1", "A2", "A3", "a", "a/x", "a/x/deep", "a/y", "b",
+                                    "c", "c/last", "z0", "z1", "z2", NULL});
+}
+
 static void teardown(void)
 {
+    end();
     index_close(index_of_tree);
     index_of_tree = NULL;
 }
 
-/* Directories d000, d001 and so on beside one another. */
+/* Directories d000, d001 and so on beside one another, and three behind them. */
 static void make_row(unsigned count, unsigned files)
 {
     struct builder *b = new_builder();
     char path[32];
 
-    for (unsigned i = 0; i < count; i++) {
-        snprintf(path, sizeof(path), "d%03u", i);
+    for (unsigned i = 0; i < count + 3; i++) {
+        snprintf(path, sizeof(path), i < count ? "d%03u" : "z%u", i < count ? i : i - count);
         add_dir(b, path, 0755);
         for (unsigned k = 0; k < files; k++) {
-            snprintf(path, sizeof(path), "d%03u/%05u", i, k);
+            snprintf(path, sizeof(path), i < count ? "d%03u/%05u" : "z%u/%05u",
+                     i < count ? i : i - count, k);
             add_file(b, path, 512, 1);
         }
     }
     use(b);
 }
 
-static bool follows(const char *from, const char *to)
+/* The reader has listed d000 to d003. */
+static void walk_row(void)
 {
-    tree_walk_saw_listing(&walk, at(from));
-    walk.in_order = 0;
-    tree_walk_saw_listing(&walk, at(to));
-    return walk.in_order == 1;
+    saw(INDEX_ROOT);
+    for (uint32_t i = 0; i < 4; i++)
+        saw(at("d000") + i);
+    ck_assert(runs());
 }
 
-/* What it lists ahead of a reader that begins at `root`. */
-static void check_listed(const char *root, const char *const *paths)
+/* Does the step count? Then it is a walk with three that do. */
+static bool follows(const char *from, const char *to)
 {
-    begin(root);
-    ck_assert_int_eq(run(), MOUNT_FETCH_DONE);
+    begin("");
+    saw(at(from));
+    saw(at(from));
+    saw(at(to));
+    saw(at("z0"));
+    saw(at("z1"));
+    ck_assert(!runs());
+    saw(at("z2"));
+    return runs();
+}
+
+/* Exactly these were listed. */
+static void check_listed(const char *const *paths)
+{
     for (unsigned i = 0; i < mount.count; i++, paths++)
-        ck_assert_msg(*paths && mount.listed[i] == at(*paths), "place %u", i);
+        ck_assert_msg(*paths && mount.listed[i].directory == at(*paths), "place %u", i);
     ck_assert_ptr_null(*paths);
 }
 
 START_TEST(each_directory_comes_before_what_is_in_it)
 {
-    /* The reader is about to list "a"; "a/y" is left for it. */
-    check_listed("", (const char *const[]){"a/x", "a/x/deep", "b", "c", "c/last", NULL});
+    saw(INDEX_ROOT);
+    for (uint32_t i = 0; i < 4; i++)
+        saw(at("A0") + i);
+    list_all();
+    /* The reader is about to list "a"; "a/y" and "z1" are left for it. */
+    check_listed(
+        (const char *const[]){"a/x", "a/x/deep", "b", "c", "c/last", "z1", "z2", NULL});
+    ck_assert(!runs());
 }
 END_TEST
 
 START_TEST(a_walk_ends_with_its_root)
 {
-    check_listed("a", (const char *const[]){"a/x/deep", "a/y", NULL});
-    check_listed("b", (const char *const[]){NULL});
+    make_tree((const char *const[]){"r", "r/0", "r/1", "r/2", "r/3", "r/4", "r/5", "s", NULL});
+    begin("r");
+    saw(at("r"));
+    for (uint32_t i = 0; i < 4; i++)
+        saw(at("r/0") + i);
+    list_all();
+    check_listed((const char *const[]){"r/5", NULL});
 }
 END_TEST
 
@@ -189,131 +227,168 @@ END_TEST
 START_TEST(a_far_one_of_the_same_directory_is_not)
 {
     make_row(100, 0);
-    ck_assert(follows("d000", "d001"));
-    ck_assert(follows("d000", "d064"));
-    ck_assert(!follows("d000", "d065"));
+    for (uint32_t distance = 64; distance <= 65; distance++) {
+        begin("");
+        saw(at("d000"));
+        saw(at("d000"));
+        for (uint32_t i = 0; i < 4; i++)
+            saw(at("d000") + distance + i);
+        ck_assert(runs() == (distance == 64));
+    }
 }
 END_TEST
 
 START_TEST(four_directories_in_order_are_a_walk)
 {
-    make_row(20, 0);
-    tree_walk_saw_listing(&walk, at("d010"));
-    walk.in_order = 0;
-    for (uint32_t i = 1; i <= 3; i++)
-        ck_assert(!tree_walk_saw_listing(&walk, at("d010") + i));
-    ck_assert(tree_walk_saw_listing(&walk, at("d014")));
-    ck_assert(!tree_walk_saw_listing(&walk, at("d003")));
-    ck_assert(!tree_walk_saw_listing(&walk, at("d004")));
+    make_row(20, 1);
+    saw(at("d010"));
+    saw(at("d010"));
+    for (uint32_t i = 1; i <= 3; i++) {
+        saw(at("d010") + i);
+        ck_assert(!runs());
+    }
+    saw(at("d014"));
+    ck_assert(runs());
+    saw(at("d003"));
+    ck_assert(!runs());
 }
 END_TEST
 
 START_TEST(after_a_false_one_it_takes_twice_as_many)
 {
-    make_row(20, 0);
-    tree_walk_ended(&walk, MOUNT_FETCH_PAUSED);
-    tree_walk_saw_listing(&walk, at("d000"));
-    walk.in_order = 0;
-    for (uint32_t i = 1; i <= 7; i++)
-        ck_assert(!tree_walk_saw_listing(&walk, at("d000") + i));
-    ck_assert(tree_walk_saw_listing(&walk, at("d008")));
-    tree_walk_ended(&walk, MOUNT_FETCH_DONE);
-    ck_assert_uint_eq(walk.wanted, 8);
-    for (unsigned i = 0; i < 20; i++)
-        tree_walk_ended(&walk, MOUNT_FETCH_PAUSED);
-    ck_assert_uint_eq(walk.wanted, 1024);
+    make_row(20, 1);
+    walk_row();
+    saw(at("d000"));
+    for (uint32_t i = 1; i <= 8; i++) {
+        ck_assert(!runs());
+        saw(at("d000") + i);
+    }
+    ck_assert(runs());
 }
 END_TEST
 
-START_TEST(without_attributes_there_is_no_walk)
+START_TEST(after_a_whole_one_it_takes_as_many)
 {
-    make_row(20, 0);
-    tree_walk_saw_names_only(&walk);
-    for (uint32_t i = 0; i < 20; i++)
-        ck_assert(!tree_walk_saw_listing(&walk, at("d000") + i));
-    ck_assert_int_eq(run(), MOUNT_FETCH_FULL);
-    ck_assert_uint_eq(mount.count, 0);
+    make_row(8, 1);
+    walk_row();
+    list_all();
+    ck_assert(!runs());
+    saw(at("d000"));
+    walk_row();
+}
+END_TEST
+
+START_TEST(names_alone_are_no_walk)
+{
+    make_row(20, 1);
+    for (uint32_t i = 0; i < 20; i++) {
+        see(at("d000") + i, 0, i == 0, false);
+        ck_assert(!runs());
+    }
+}
+END_TEST
+
+START_TEST(listings_of_our_own_and_their_rests_are_no_steps)
+{
+    make_row(20, 5);
+    for (uint32_t i = 0; i < 20; i++) {
+        see(at("d000") + i, 0, false, true);
+        see(at("d000") + i, 2, false, false);
+        ck_assert(!runs());
+    }
 }
 END_TEST
 
 START_TEST(it_waits_in_front_of_a_reader_that_rests)
 {
-    make_row(100, 0);
-    ck_assert_int_eq(run(), MOUNT_FETCH_PAUSED);
-    ck_assert_uint_eq(mount.waits, 1);
+    make_row(100, 1);
+    walk_row();
+    list_all();
     /* Places 1 to 30 of the way: all but the first and one in four. */
     ck_assert_uint_eq(mount.count, 30 - 1 - 7);
-    ck_assert_uint_eq(mount.listed[mount.count - 1], at("d029"));
+    check_last("d033");
+    now_ns += 299 * MS;
+    ck_assert(runs());
+    now_ns += 2 * MS;
+    ck_assert(!runs());
 }
 END_TEST
 
 START_TEST(it_goes_on_as_the_reader_does)
 {
-    uint32_t reader[8];
-
-    make_row(100, 0);
-    for (uint32_t i = 0; i < 7; i++) /* it lists what was left for it */
-        reader[i] = at("d000") + 3 + 4 * i;
-    reader[7] = 0;
-    mount.reader = reader;
-    ck_assert_int_eq(run(), MOUNT_FETCH_PAUSED);
-    ck_assert_uint_eq(mount.waits, 8);
-    ck_assert_uint_eq(mount.listed[mount.count - 1], at("d057"));
+    make_row(100, 1);
+    walk_row();
+    list_all();
+    for (uint32_t i = 1; i <= 7; i++) { /* it lists what was left for it */
+        saw(at("d003") + 4 * i);
+        list_all();
+    }
+    check_last("d061");
 }
 END_TEST
 
 START_TEST(a_reader_that_overtakes_is_followed)
 {
-    uint32_t jump[2] = {0};
-
-    make_row(100, 0);
-    jump[0] = at("d060");
-    mount.reader = jump;
-    ck_assert_int_eq(run(), MOUNT_FETCH_PAUSED);
-    ck_assert_uint_eq(mount.waits, 2);
-    ck_assert_uint_eq(mount.listed[22], at("d062"));
-}
-END_TEST
-
-START_TEST(it_ends_when_the_reader_leaves_the_path)
-{
-    uint32_t jump[2] = {0};
-
-    make_row(100, 0);
-    begin("");
-    trail.at = at("d050");
-    jump[0] = at("d001");
-    mount.reader = jump;
-    ck_assert_int_eq(run(), MOUNT_FETCH_PAUSED);
-    ck_assert_uint_eq(mount.waits, 1);
+    make_row(100, 1);
+    walk_row();
+    list_all();
+    saw(at("d060"));
+    list_all();
+    ck_assert_uint_eq(mount.listed[22].directory, at("d062"));
 }
 END_TEST
 
 START_TEST(full_directories_count_by_their_entries)
 {
     make_row(20, 5000);
-    ck_assert_int_eq(run(), MOUNT_FETCH_PAUSED);
-    ck_assert_uint_eq(mount.count, 4); /* d001, d002, d004, d005: 20,000 entries */
-    ck_assert_uint_eq(mount.listed[3], at("d005"));
+    walk_row();
+    list_all();
+    check_last("d009"); /* d005, d006, d008, d009: 20,000 entries */
+    uint64_t next = 0, sum = 0;
+    for (unsigned i = 0; i < mount.count; i++) {
+        if (next == 5000)
+            next = 0;
+        ck_assert_uint_eq(mount.listed[i].from, next);
+        ck_assert_uint_le(mount.listed[i].count, 1024);
+        next += mount.listed[i].count;
+        sum += mount.listed[i].count;
+    }
+    ck_assert_uint_eq(sum, 20000);
 }
 END_TEST
 
 START_TEST(a_listing_ends_when_readers_rest)
 {
-    make_row(10, 0);
-    mount.pieces = 1000;
-    ck_assert_int_eq(run(), MOUNT_FETCH_DONE);
-    ck_assert_uint_eq(mount.left, 1000); /* of the last one not even the first piece */
-    ck_assert_uint_eq(mount.readers.now_ns, 300000000);
+    make_row(20, 5000);
+    walk_row();
+    ck_assert(list_some());
+    now_ns += 301 * MS;
+    ck_assert(!list_some());
+}
+END_TEST
+
+START_TEST(one_batch_is_listed_at_a_time)
+{
+    struct reader_want wants[64];
+
+    make_row(100, 1);
+    walk_row();
+    size_t n = tree_walk_chooser.take(walk, wants, 64);
+    ck_assert_uint_gt(n, 0);
+    ck_assert_uint_eq(tree_walk_chooser.take(walk, wants, 64), 0);
+    tree_walk_chooser.finished(walk, wants, n, 0);
+    ck_assert_uint_gt(tree_walk_chooser.take(walk, wants, 64), 0);
 }
 END_TEST
 
 START_TEST(it_ends_when_listings_carry_no_more_attributes)
 {
-    make_row(100, 0);
-    mount.names_only = true;
-    ck_assert_int_eq(run(), MOUNT_FETCH_FULL);
-    ck_assert_uint_eq(mount.count, 1);
+    make_row(100, 1);
+    walk_row();
+    ck_assert(list_some());
+    see(at("d005"), 0, true, true);
+    see(at("d004"), 0, true, false);
+    ck_assert(!list_some());
 }
 END_TEST
 
@@ -329,13 +404,15 @@ int main(void)
     tcase_add_test(tc, a_far_one_of_the_same_directory_is_not);
     tcase_add_test(tc, four_directories_in_order_are_a_walk);
     tcase_add_test(tc, after_a_false_one_it_takes_twice_as_many);
-    tcase_add_test(tc, without_attributes_there_is_no_walk);
+    tcase_add_test(tc, after_a_whole_one_it_takes_as_many);
+    tcase_add_test(tc, names_alone_are_no_walk);
+    tcase_add_test(tc, listings_of_our_own_and_their_rests_are_no_steps);
     tcase_add_test(tc, it_waits_in_front_of_a_reader_that_rests);
     tcase_add_test(tc, it_goes_on_as_the_reader_does);
     tcase_add_test(tc, a_reader_that_overtakes_is_followed);
-    tcase_add_test(tc, it_ends_when_the_reader_leaves_the_path);
     tcase_add_test(tc, full_directories_count_by_their_entries);
     tcase_add_test(tc, a_listing_ends_when_readers_rest);
+    tcase_add_test(tc, one_batch_is_listed_at_a_time);
     tcase_add_test(tc, it_ends_when_listings_carry_no_more_attributes);
     suite_add_tcase(suite, tc);
     return run_suite(suite);

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "block_cache.h"
+#include "block_cache_check.h"
 #include "sanitizer.h"
 #include "suite.h"
 
@@ -104,7 +105,7 @@ START_TEST(second_get_is_a_hit)
     ck_assert_uint_eq(stats.misses, 2);
     ck_assert_uint_eq(stats.blocks, 2);
     ck_assert_uint_ge(stats.bytes, 2 * BLOCK);
-    block_cache_free(cache);
+    block_cache_check_and_free(cache);
 }
 END_TEST
 
@@ -120,7 +121,7 @@ START_TEST(try_never_fills)
     ck_assert_int_eq(block_cache_try(cache, 42, &block), 0);
     ck_assert(right(block, 42));
     block_cache_put(cache, block);
-    block_cache_free(cache);
+    block_cache_check_and_free(cache);
 }
 END_TEST
 
@@ -140,7 +141,7 @@ START_TEST(without_a_budget_nothing_stays)
     ck_assert(!touch(cache, &filler, 1, BLOCK));
     ck_assert_uint_eq(stats_of(cache).bytes, 0);
     ck_assert_uint_eq(stats_of(cache).blocks, 0);
-    block_cache_free(cache);
+    block_cache_check_and_free(cache);
 }
 END_TEST
 
@@ -158,7 +159,7 @@ START_TEST(budget_is_never_exceeded)
             if (stats_of(cache).bytes > budgets[b])
                 ck_abort_msg("over the budget");
         }
-        block_cache_free(cache);
+        block_cache_check_and_free(cache);
     }
 }
 END_TEST
@@ -174,7 +175,7 @@ START_TEST(small_content_of_a_large_block_costs_little)
     ck_assert_uint_lt(stats_of(cache).bytes, 100 * 70000);
     for (uint64_t key = 0; key < 100; key++)
         ck_assert(touch(cache, &filler, key, 1u << 20));
-    block_cache_free(cache);
+    block_cache_check_and_free(cache);
 }
 END_TEST
 
@@ -208,7 +209,7 @@ START_TEST(epochs_hit_in_the_share_that_fits)
         if (epoch > 0)
             ck_assert_uint_gt(hits, BLOCKS * 40 / 100);
     }
-    block_cache_free(cache);
+    block_cache_check_and_free(cache);
 }
 END_TEST
 
@@ -236,7 +237,7 @@ START_TEST(four_times_the_budget_hits_in_nine_tenths_of_what_fits)
         if (epoch > 0)
             ck_assert_uint_ge(hits, BLOCKS / 4 * 9 / 10);
     }
-    block_cache_free(cache);
+    block_cache_check_and_free(cache);
 }
 END_TEST
 
@@ -271,8 +272,9 @@ START_TEST(what_is_due_last_goes_first)
     ck_assert_int_eq(new_cache(16u << 20, BLOCK, &cache), 0);
     unsigned n = fill_ahead(cache, &filler);
     ck_assert_uint_gt(n, 100);
-    /* Later than all of them: no room. Earlier than the last: in its place. */
+    /* Not earlier than the last of them: no room. Earlier: in its place. */
     ck_assert_int_eq(ahead(cache, &filler, 5000, n + 5), -ENOBUFS);
+    ck_assert_int_eq(ahead(cache, &filler, 5000, n - 1), -ENOBUFS);
     ck_assert_int_eq(ahead(cache, &filler, 6000, 7), 0);
     ck_assert(!block_cache_has(cache, n - 1));
     ck_assert(block_cache_has(cache, n - 2));
@@ -287,7 +289,7 @@ START_TEST(what_is_due_last_goes_first)
     ck_assert_uint_eq(stats.ahead, n + 2);
     ck_assert_uint_eq(stats.ahead_used, n - 1);
     ck_assert_uint_eq(stats.ahead_dropped, 1);
-    block_cache_free(cache);
+    block_cache_check_and_free(cache);
 }
 END_TEST
 
@@ -311,7 +313,7 @@ START_TEST(blocks_ahead_take_the_room_of_used_ones)
         hits += touch(cache, &filler, i, BLOCK);
     ck_assert_uint_ge(hits, n - 3);
     ck_assert_uint_le(stats_of(cache).bytes, 16u << 20);
-    block_cache_free(cache);
+    block_cache_check_and_free(cache);
 }
 END_TEST
 
@@ -327,7 +329,7 @@ START_TEST(an_order_that_is_forgotten_holds_nothing)
     for (uint64_t i = 0; i < n; i++)
         ck_assert_int_eq(ahead(cache, &filler, 10000 + i, n + i), 0);
     ck_assert_uint_eq(stats_of(cache).ahead_dropped, n);
-    block_cache_free(cache);
+    block_cache_check_and_free(cache);
 }
 END_TEST
 
@@ -355,7 +357,7 @@ START_TEST(what_readers_have_passed_makes_room)
     /* Readers that went back have passed nothing. */
     block_cache_passed(cache, 0);
     ck_assert_uint_gt(stats_of(cache).ahead_bytes, 0);
-    block_cache_free(cache);
+    block_cache_check_and_free(cache);
 }
 END_TEST
 
@@ -373,7 +375,95 @@ START_TEST(a_block_that_is_there_takes_its_place_in_the_order)
     ck_assert_int_eq(ahead(cache, &filler, 77, 1000000), -EEXIST);
     ck_assert_int_eq(ahead(cache, &filler, 5, 0), 0);
     ck_assert(!block_cache_has(cache, 77));
-    block_cache_free(cache);
+    block_cache_check_and_free(cache);
+}
+END_TEST
+
+/* Keys of one shard, so that its heap and its lists are long. */
+static uint64_t key_of_one_shard(struct block_cache *cache, unsigned n)
+{
+    uint64_t key = 0;
+    for (unsigned found = 0; found <= n; key++)
+        found += block_shard_of(cache, key) == cache->shards;
+    return key - 1;
+}
+
+static unsigned next_number(uint64_t *state)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (unsigned)(*state >> 33);
+}
+
+/* One call of any kind, on any of the keys. */
+static void do_anything(struct block_cache *cache, struct filler *filler, const uint64_t *keys,
+                        unsigned key_count, uint64_t *state)
+{
+    uint64_t key = keys[next_number(state) % key_count], due = next_number(state) % 1000;
+    size_t size = 1 + next_number(state) % 8192;
+    struct block *block;
+    atomic_store(&filler->error, next_number(state) % 8 == 0 ? -EIO : 0);
+    filler->len = 1 + next_number(state) % size; /* often much less: trimmed */
+    switch (next_number(state) % 16) {
+    case 0:
+        block_cache_forget_order(cache);
+        break;
+    case 1:
+        block_cache_passed(cache, due);
+        break;
+    case 2:
+        block_cache_set_budget(cache, next_number(state) % (256u << 10));
+        break;
+    case 3 ... 6:
+        block_cache_note_due(cache, key, due);
+        break;
+    case 7 ... 10:
+        if (block_cache_begin_ahead(cache, key, size, due % 10 ? due : BLOCK_DUE_UNKNOWN,
+                                    &block) == BLOCK_MINE) {
+            size_t len = 0;
+            int r = fill(filler, key, block, size, &len);
+            block_cache_check(cache); /* its room is reserved */
+            if (block_cache_end(cache, block, r, len) == 0)
+                block_cache_put(cache, block);
+        }
+        break;
+    default:
+        if (block_cache_get(cache, key, size, fill, NULL, filler, &block) < 0)
+            break;
+        if (next_number(state) % 8 == 0)
+            block_cache_let_go(cache, block);
+        block_cache_put(cache, block);
+    }
+}
+
+START_TEST(accounts_and_heaps_are_right_whatever_is_called)
+{
+    struct block_cache *cache;
+    struct filler filler = {.open = 1};
+    uint64_t keys[96], state = (uint64_t)_i + 1;
+    ck_assert_int_eq(new_cache(256u << 10, 4096, &cache), 0);
+    for (unsigned i = 0; i < 96; i++)
+        keys[i] = key_of_one_shard(cache, i);
+    for (unsigned i = 0; i < 1500; i++) {
+        do_anything(cache, &filler, keys, 96, &state);
+        block_cache_check(cache);
+    }
+    block_cache_check_and_free(cache);
+}
+END_TEST
+
+/* Also the one that is read first of all. */
+START_TEST(budget_that_shrinks_drops_blocks_that_are_due)
+{
+    struct block_cache *cache;
+    struct filler filler = {.open = 1};
+    ck_assert_int_eq(new_cache(16u << 20, BLOCK, &cache), 0);
+    for (unsigned i = 0; i < 8; i++)
+        ck_assert_int_eq(ahead(cache, &filler, i, i), 0);
+    block_cache_set_budget(cache, 0);
+    ck_assert_uint_eq(stats_of(cache).blocks, 0);
+    ck_assert_uint_eq(stats_of(cache).ahead_bytes, 0);
+    ck_assert_uint_eq(stats_of(cache).ahead_dropped, 8);
+    block_cache_check_and_free(cache);
 }
 END_TEST
 
@@ -396,7 +486,7 @@ START_TEST(budget_that_shrinks_is_kept_at_once)
     block_cache_set_budget(cache, 32u << 20);
     ck_assert(!touch(cache, &filler, 1, BLOCK));
     ck_assert(touch(cache, &filler, 1, BLOCK));
-    block_cache_free(cache);
+    block_cache_check_and_free(cache);
 }
 END_TEST
 
@@ -423,7 +513,7 @@ START_TEST(reader_who_comes_while_it_is_brought_in_waits_for_it)
     uint64_t bytes = stats_of(cache).bytes;
     ck_assert(!touch(cache, &filler, 10, BLOCK));
     ck_assert_uint_gt(stats_of(cache).bytes, bytes);
-    block_cache_free(cache);
+    block_cache_check_and_free(cache);
 }
 END_TEST
 
@@ -441,7 +531,7 @@ START_TEST(full_cache_still_bridges_the_reads_of_one_block)
             for (uint64_t k = key; k < key + 3; k++)
                 touch(cache, &filler, k, 1u << 20);
     ck_assert_uint_eq(atomic_load(&filler.calls), 30);
-    block_cache_free(cache);
+    block_cache_check_and_free(cache);
 }
 END_TEST
 
@@ -461,7 +551,7 @@ START_TEST(cache_follows_a_job_that_turns_to_other_data)
     }
     /* One miss in 32 moved in: after 60 epochs 1 - exp(-60/32) less what they displaced. */
     ck_assert_uint_gt(hits, BLOCKS / 2);
-    block_cache_free(cache);
+    block_cache_check_and_free(cache);
 }
 END_TEST
 
@@ -481,7 +571,7 @@ START_TEST(block_in_use_outlives_its_eviction)
     ck_assert_uint_le(stats_of(cache).bytes, 1u << 20);
     for (uint64_t key = 0; key < 8; key++)
         block_cache_put(cache, pinned[key]);
-    block_cache_free(cache);
+    block_cache_check_and_free(cache);
 }
 END_TEST
 
@@ -509,7 +599,38 @@ START_TEST(block_let_go_serves_its_users_and_leaves_its_memory_to_the_next)
     block_cache_put(cache, next);
     ck_assert(!touch(cache, &filler, 1, BLOCK));
     ck_assert(touch(cache, &filler, 2, BLOCK));
-    block_cache_free(cache);
+    block_cache_check_and_free(cache);
+}
+END_TEST
+
+START_TEST(block_that_is_forgotten_is_filled_anew)
+{
+    struct block_cache *cache;
+    struct filler filler = {.open = 1};
+    struct block *old, *next;
+    ck_assert_int_eq(new_cache(1u << 20, BLOCK, &cache), 0);
+    ck_assert_int_eq(block_cache_get(cache, 1, BLOCK, fill, NULL, &filler, &old), 0);
+    block_cache_forget(cache, 1);
+    ck_assert(right(old, 1));
+    ck_assert_int_eq(block_cache_begin(cache, 1, BLOCK, &next), BLOCK_MINE);
+    ck_assert_ptr_ne(old->bytes, next->bytes);
+    block_cache_put(cache, old);
+    block_cache_forget(cache, 1); /* while it is filled */
+    ck_assert(!block_cache_has(cache, 1));
+    ck_assert_int_eq(block_cache_end(cache, next, 0, BLOCK), 0);
+    ck_assert(!block_cache_has(cache, 1));
+    block_cache_put(cache, next);
+    ck_assert_int_eq(block_cache_begin_ahead(cache, 1, BLOCK, 7, &next), BLOCK_MINE);
+    block_cache_forget(cache, 1);
+    ck_assert_int_eq(block_cache_end(cache, next, 0, BLOCK), 0);
+    block_cache_put(cache, next);
+    block_cache_forget(cache, 2);
+    ck_assert_uint_eq(stats_of(cache).blocks, 0);
+    ck_assert_uint_eq(stats_of(cache).bytes, 0);
+    ck_assert_uint_eq(stats_of(cache).ahead_bytes, 0);
+    ck_assert(touch(cache, &filler, 1, BLOCK) == false);
+    ck_assert(touch(cache, &filler, 1, BLOCK));
+    block_cache_check_and_free(cache);
 }
 END_TEST
 
@@ -525,7 +646,7 @@ START_TEST(failure_is_returned_and_not_kept)
     atomic_store(&filler.error, 0);
     ck_assert(!touch(cache, &filler, 1, BLOCK));
     ck_assert(touch(cache, &filler, 1, BLOCK));
-    block_cache_free(cache);
+    block_cache_check_and_free(cache);
 }
 END_TEST
 
@@ -536,7 +657,7 @@ START_TEST(fill_that_claims_too_much_is_refused)
     struct block *block;
     ck_assert_int_eq(new_cache(1u << 20, BLOCK, &cache), 0);
     ck_assert_int_eq(block_cache_get(cache, 1, 100, fill, NULL, &filler, &block), -EUCLEAN);
-    block_cache_free(cache);
+    block_cache_check_and_free(cache);
 }
 END_TEST
 
@@ -548,7 +669,7 @@ START_TEST(size_that_cannot_be_had_is_an_error)
     ck_assert_int_eq(new_cache(1u << 20, BLOCK, &cache), 0);
     ck_assert_int_eq(block_cache_get(cache, 1, SIZE_MAX, fill, NULL, &filler, &block), -ENOMEM);
     ck_assert(!touch(cache, &filler, 1, BLOCK));
-    block_cache_free(cache);
+    block_cache_check_and_free(cache);
 }
 END_TEST
 
@@ -603,10 +724,10 @@ START_TEST(threads_that_want_one_block_fill_it_once)
     struct block_cache *cache;
     ck_assert_int_eq(new_cache(1u << 20, BLOCK, &cache), 0);
     ck_assert_uint_eq(fly_together(cache, 0, 0), 1);
-    block_cache_free(cache);
+    block_cache_check_and_free(cache);
     ck_assert_int_eq(new_cache(0, BLOCK, &cache), 0);
     ck_assert_uint_eq(fly_together(cache, 0, 0), 1);
-    block_cache_free(cache);
+    block_cache_check_and_free(cache);
 }
 END_TEST
 
@@ -617,7 +738,7 @@ START_TEST(failed_fill_wakes_everyone_who_waits)
     ck_assert_uint_eq(fly_together(cache, -EUCLEAN, -EUCLEAN), 1);
     ck_assert_uint_eq(stats_of(cache).blocks, 0);
     ck_assert_uint_eq(fly_together(cache, 0, 0), 1);
-    block_cache_free(cache);
+    block_cache_check_and_free(cache);
 }
 END_TEST
 
@@ -647,7 +768,7 @@ START_TEST(stuck_fill_is_waited_for_no_more)
     ck_assert(flight.result == 0 && flight.right);
     ck_assert_uint_eq(stats_of(flight.cache).bytes, bytes);
     ck_assert(touch(flight.cache, &other, 5, BLOCK));
-    block_cache_free(flight.cache);
+    block_cache_check_and_free(flight.cache);
 }
 END_TEST
 
@@ -675,7 +796,7 @@ START_TEST(fill_that_only_unpacks_is_not_stuck)
     }
     ck_assert_uint_eq(atomic_load(&filler.calls), 1);
     ck_assert_uint_eq(atomic_load(&filler.unpack_waits), 1);
-    block_cache_free(filler.unpacks);
+    block_cache_check_and_free(filler.unpacks);
 }
 END_TEST
 
@@ -690,7 +811,7 @@ START_TEST(stuck_fill_that_fails_at_last_fails_alone)
     pthread_join(thread, NULL);
     ck_assert_int_eq(flight.result, -EIO);
     ck_assert(touch(flight.cache, &other, 5, BLOCK));
-    block_cache_free(flight.cache);
+    block_cache_check_and_free(flight.cache);
 }
 END_TEST
 
@@ -709,7 +830,7 @@ START_TEST(stuck_fill_ahead_gives_its_room_back)
     ck_assert(touch(cache, &other, 5, BLOCK));
     ck_assert_uint_eq(stats_of(cache).blocks, 1);
     ck_assert_uint_lt(stats_of(cache).bytes, 2 * BLOCK);
-    block_cache_free(cache);
+    block_cache_check_and_free(cache);
 }
 END_TEST
 
@@ -798,7 +919,7 @@ START_TEST(many_threads_turn_over_a_small_cache)
         ck_assert_uint_eq(stats.hits + stats.misses + stats.waits, 8 * 6000);
         if (budgets[b] == 0)
             ck_assert_uint_eq(stats.blocks, 0);
-        block_cache_free(cache);
+        block_cache_check_and_free(cache);
     }
 }
 END_TEST
@@ -843,7 +964,7 @@ START_TEST(cache_that_gets_no_memory_gives_some_back)
     struct block_cache_stats stats = stats_of(cache);
     ck_assert_uint_lt(stats.budget_bytes, 128u << 20);
     ck_assert_uint_ge(stats.bytes, 16u << 20);
-    block_cache_free(cache);
+    block_cache_check_and_free(cache);
 }
 END_TEST
 #endif
@@ -866,11 +987,14 @@ int main(void)
     tcase_add_test(tests, what_readers_have_passed_makes_room);
     tcase_add_test(tests, a_block_that_is_there_takes_its_place_in_the_order);
     tcase_add_test(tests, budget_that_shrinks_is_kept_at_once);
+    tcase_add_test(tests, budget_that_shrinks_drops_blocks_that_are_due);
+    tcase_add_loop_test(tests, accounts_and_heaps_are_right_whatever_is_called, 0, 8);
     tcase_add_test(tests, reader_who_comes_while_it_is_brought_in_waits_for_it);
     tcase_add_test(tests, full_cache_still_bridges_the_reads_of_one_block);
     tcase_add_test(tests, cache_follows_a_job_that_turns_to_other_data);
     tcase_add_test(tests, block_in_use_outlives_its_eviction);
     tcase_add_test(tests, block_let_go_serves_its_users_and_leaves_its_memory_to_the_next);
+    tcase_add_test(tests, block_that_is_forgotten_is_filled_anew);
     tcase_add_test(tests, failure_is_returned_and_not_kept);
     tcase_add_test(tests, fill_that_claims_too_much_is_refused);
     tcase_add_test(tests, size_that_cannot_be_had_is_an_error);

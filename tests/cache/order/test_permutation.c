@@ -12,7 +12,7 @@
 static void expect(uint64_t n, uint64_t seed, const uint64_t *golden, unsigned count)
 {
     struct permutation *p;
-    ck_assert_int_eq(permutation_new(n, seed, &p), 0);
+    ck_assert_int_eq(permutation_new(n, seed, NULL, &p), 0);
     for (unsigned i = 0; i < count; i++)
         ck_assert_uint_eq(permutation_at(p, i), golden[i]);
     permutation_free(p);
@@ -39,7 +39,7 @@ START_TEST(the_front_is_that_of_the_whole)
             struct permutation *p;
             uint32_t count = (uint32_t)(seed % 2 ? sizes[s] : sizes[s] / 3);
             uint32_t *front = malloc((count + 1) * sizeof(*front));
-            ck_assert_int_eq(permutation_new(sizes[s], seed, &p), 0);
+            ck_assert_int_eq(permutation_new(sizes[s], seed, NULL, &p), 0);
             ck_assert_int_eq(permutation_front(sizes[s], seed, count, front), 0);
             for (uint32_t i = 0; i < count; i++)
                 ck_assert_uint_eq(front[i], permutation_at(p, i));
@@ -114,7 +114,7 @@ START_TEST(both_ways_of_drawing_follow_their_formula)
         for (uint32_t seed = 0; seed < 3; seed++) {
             struct permutation *p;
             plain_permutation(plain, n, seed, _i);
-            ck_assert_int_eq(permutation_new_as(n, seed, _i, &p), 0);
+            ck_assert_int_eq(permutation_new_as(n, seed, _i, NULL, &p), 0);
             for (uint64_t j = 0; j < n; j++)
                 ck_assert_uint_eq(permutation_at(p, j), plain[j]);
             permutation_free(p);
@@ -127,10 +127,10 @@ END_TEST
 START_TEST(taking_every_kth_element_wraps_around)
 {
     struct permutation *all, *some;
-    ck_assert_int_eq(permutation_new(11, 3, &all), 0);
+    ck_assert_int_eq(permutation_new(11, 3, NULL, &all), 0);
     for (uint64_t step = 1; step < 30; step++) {
-        ck_assert_int_eq(permutation_new(11, 3, &some), 0);
-        ck_assert_int_eq(permutation_take(some, 13, step, 25), 0);
+        ck_assert_int_eq(permutation_new(11, 3, NULL, &some), 0);
+        ck_assert_int_eq(permutation_take(some, 13, step, 25, NULL), 0);
         for (uint64_t i = 0; i < 25; i++)
             ck_assert_uint_eq(permutation_at(some, i),
                               permutation_at(all, (13 + i * step) % 11));
@@ -161,7 +161,7 @@ START_TEST(blocks_hold_each_element_once)
     for (unsigned b = 0; b < 5; b++) {
         for (uint64_t window = 1; window < 40; window += 13) {
             struct permutation *p;
-            ck_assert_int_eq(permutation_new_blocks(1000, 9, blocks[b], window, &p), 0);
+            ck_assert_int_eq(permutation_new_blocks(1000, 9, blocks[b], window, NULL, &p), 0);
             memset(seen, 0, 1000);
             for (uint64_t i = 0; i < 1000; i++)
                 seen[permutation_at(p, i)]++;
@@ -172,8 +172,8 @@ START_TEST(blocks_hold_each_element_once)
     }
     free(seen);
     struct permutation *none;
-    ck_assert_int_eq(permutation_new_blocks(5, 0, 0, 1, &none), -EINVAL);
-    ck_assert_int_eq(permutation_new_blocks(5, 0, 1, 0, &none), -EINVAL);
+    ck_assert_int_eq(permutation_new_blocks(5, 0, 0, 1, NULL, &none), -EINVAL);
+    ck_assert_int_eq(permutation_new_blocks(5, 0, 1, 0, NULL, &none), -EINVAL);
 }
 END_TEST
 
@@ -182,9 +182,9 @@ START_TEST(blocks_in_a_window_mix_nearly_as_well_as_a_true_shuffle)
     /* 92.4 classes of 100 are expected among 256 that are drawn at random; and of 64
      * blocks drawn among those of 100 classes about 47 classes, of 1000 nearly all. */
     struct permutation *shuffle, *window, *blocks;
-    ck_assert_int_eq(permutation_new(1000000, 1, &shuffle), 0);
-    ck_assert_int_eq(permutation_new_blocks(1000000, 1, 100, 1000, &window), 0);
-    ck_assert_int_eq(permutation_new_blocks(1000000, 1, 100, 64, &blocks), 0);
+    ck_assert_int_eq(permutation_new(1000000, 1, NULL, &shuffle), 0);
+    ck_assert_int_eq(permutation_new_blocks(1000000, 1, 100, 1000, NULL, &window), 0);
+    ck_assert_int_eq(permutation_new_blocks(1000000, 1, 100, 64, NULL, &blocks), 0);
     ck_assert_double_gt(mean_classes(shuffle, 1000000), 92);
     ck_assert_double_gt(mean_classes(window, 1000000), 89.5);
     ck_assert_double_gt(mean_classes(blocks, 1000000), 44);
@@ -197,7 +197,7 @@ END_TEST
 START_TEST(what_is_read_in_a_window_lies_in_few_places)
 {
     struct permutation *p;
-    ck_assert_int_eq(permutation_new_blocks(100000, 1, 100, 10, &p), 0);
+    ck_assert_int_eq(permutation_new_blocks(100000, 1, 100, 10, NULL, &p), 0);
     for (uint64_t w = 0; w < 100; w++) {
         bool seen[1000] = {false};
         unsigned places = 0;

@@ -77,11 +77,47 @@ START_TEST(a_record_is_an_order)
 }
 END_TEST
 
+/* A line that does not fit into the 64 KiB of memory goes behind what is written then. */
+START_TEST(lines_are_written_before_the_next_does_not_fit)
+{
+    enum { LINES = 257, LINE = 255 }; /* one byte less than fits */
+    char directory[64], path[72], part[80], name[LINE];
+    struct recorder *recorder;
+    struct stat st;
+    struct builder *b = new_builder();
+
+    for (int i = 0; i <= LINES / (int)RECORDER_TIMES; i++) {
+        snprintf(name, sizeof(name), "%0*d", LINE - 1, i);
+        add_file(b, name, 512, 100);
+    }
+    add_file(b, "a", 512, 100);
+    struct index *tree = build(b, &tar_header);
+    suite_make_folder("record", directory, sizeof(directory));
+    snprintf(path, sizeof(path), "%s/record", directory);
+    snprintf(part, sizeof(part), "%s.part", path);
+    ck_assert_int_eq(recorder_new(path, tree, INDEX_ROOT, &recorder), 0);
+    for (int i = 0; i < LINES; i++) {
+        snprintf(name, sizeof(name), "%0*d", LINE - 1, i / (int)RECORDER_TIMES);
+        recorder_note(recorder, position_of(tree, name));
+    }
+    ck_assert_int_eq(stat(part, &st), 0);
+    ck_assert_int_eq(st.st_size, 0);
+    recorder_note(recorder, position_of(tree, "a"));
+    ck_assert_int_eq(stat(part, &st), 0);
+    ck_assert_int_eq(st.st_size, LINES * LINE);
+    ck_assert_int_eq(recorder_finish(recorder), 0);
+    ck_assert_int_eq(stat(path, &st), 0);
+    ck_assert_int_eq(st.st_size, LINES * LINE + 2);
+    index_close(tree);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("recorder");
     TCase *c = tcase_create("recorder");
     tcase_add_test(c, a_record_is_an_order);
+    tcase_add_test(c, lines_are_written_before_the_next_does_not_fit);
     suite_add_tcase(s, c);
     return run_suite(s);
 }

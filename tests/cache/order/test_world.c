@@ -120,6 +120,10 @@ START_TEST(too_few_reads_of_a_thread_say_nothing_of_the_world)
         reads[i] = (struct world_read){i * 64, i};
     ck_assert_int_eq(world_infer(reads, 64, &world), -EAGAIN);
     ck_assert_int_eq(world_infer(reads, 0, &world), -EAGAIN);
+    for (unsigned i = 0; i < 64; i++)
+        reads[i].task = 1;
+    ck_assert_int_eq(world_infer(reads, WORLD_DISTANCES_MIN, &world), -EAGAIN);
+    ck_assert_int_eq(world_infer(reads, WORLD_DISTANCES_MIN + 1, &world), 0);
 }
 END_TEST
 

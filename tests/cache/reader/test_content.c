@@ -134,7 +134,8 @@ START_TEST(every_byte_comes_once)
     open_it(&f);
     struct content *content;
     ck_assert_int_eq(content_new(f.pot, f.reader,
-                                 _i & 2 ? CONTENT_OWN_BLOCKS : CONTENT_SHARED_BLOCKS, &content),
+                                 _i & 2 ? CONTENT_THREAD_BLOCKS : CONTENT_SHARED_BLOCKS,
+                                 &content),
                      0);
     for (unsigned i = 0; i < FILES; i++)
         read_and_check(&f, content, i, 0, size_of(i));
@@ -145,14 +146,14 @@ START_TEST(every_byte_comes_once)
 }
 END_TEST
 
-START_TEST(own_blocks_leave_the_cache_alone)
+START_TEST(thread_blocks_leave_the_cache_alone)
 {
     struct fixture f;
     begin(&f, 3);
     open_it(&f);
     struct content *content;
     struct block_cache_stats stats;
-    ck_assert_int_eq(content_new(f.pot, f.reader, CONTENT_OWN_BLOCKS, &content), 0);
+    ck_assert_int_eq(content_new(f.pot, f.reader, CONTENT_THREAD_BLOCKS, &content), 0);
     for (unsigned i = 0; i < FILES; i++)
         read_and_check(&f, content, i, 0, size_of(i));
     reader_cache_stats(f.reader, &stats);
@@ -185,9 +186,9 @@ START_TEST(a_damaged_block_is_an_error_for_its_files_alone)
     ck_assert_int_eq(index_extent(f.pot->index, find(&f, 39), 0, &extent), 0);
     ck_assert_int_eq(extent.kind, EXTENT_BLOCK);
     damage(&f, extent.source_offset + extent.packed_bytes / 2);
-    ck_assert_int_eq(
-        content_new(f.pot, f.reader, _i ? CONTENT_OWN_BLOCKS : CONTENT_SHARED_BLOCKS, &content),
-        0);
+    ck_assert_int_eq(content_new(f.pot, f.reader,
+                                 _i ? CONTENT_THREAD_BLOCKS : CONTENT_SHARED_BLOCKS, &content),
+                     0);
     for (unsigned i = 0; i < 2; i++) { /* what failed is not taken for good later */
         ck_assert_int_eq(
             content_read(content, find(&f, 39), 0, size_of(39), see, &seen, &where), -EUCLEAN);
@@ -221,7 +222,7 @@ START_TEST(files_before_the_damage_of_a_block_come_without_its_sum)
     ck_assert_uint_eq(extent.source_offset, first.source_offset);
     damage(&f, extent.source_offset + extent.packed_bytes - 2); /* the block's own sum */
     for (int skip = 0; skip < 2; skip++) {
-        ck_assert_int_eq(content_new(f.pot, f.reader, CONTENT_OWN_BLOCKS, &content), 0);
+        ck_assert_int_eq(content_new(f.pot, f.reader, CONTENT_THREAD_BLOCKS, &content), 0);
         if (skip)
             content_skip_sums(content);
         int r = content_read(content, find(&f, 1), 0, size_of(1), ignore, NULL, &where);
@@ -234,14 +235,67 @@ START_TEST(files_before_the_damage_of_a_block_come_without_its_sum)
 }
 END_TEST
 
+/* Bytes behind the window are read when they are wanted. */
+START_TEST(what_is_expected_comes_with_the_first_read_as_far_as_the_window_goes)
+{
+    struct fixture f;
+    struct content *content;
+    struct extent extent;
+    begin(&f, 0);
+    open_it(&f);
+    ck_assert_int_eq(content_new(f.pot, f.reader, CONTENT_SHARED_BLOCKS, &content), 0);
+    ck_assert_int_eq(index_extent(f.pot->index, find(&f, 6), 0, &extent), 0);
+    content_expect(content, extent.source_offset + 2 * (uint64_t)CONTENT_NEAR_BYTES);
+    read_and_check(&f, content, 6, 0, size_of(6));
+
+    int fd = open(f.archive, O_RDWR | O_CLOEXEC);
+    const uint64_t ends = extent.source_offset + CONTENT_NEAR_BYTES;
+    for (uint64_t at = extent.source_offset; at < ends + CONTENT_NEAR_BYTES; at++)
+        if (at == extent.source_offset || at >= ends)
+            ck_assert_int_eq(pwrite(fd, "\xff", 1, (off_t)at), 1);
+    close(fd);
+    read_and_check(&f, content, 6, 0, size_of(6)); /* not read anew */
+    read_and_check(&f, content, 7, 0, size_of(7));
+    struct seen seen = {15, 0, true};
+    uint64_t where;
+    ck_assert_int_eq(content_read(content, find(&f, 15), 0, size_of(15), see, &seen, &where),
+                     0);
+    ck_assert(!seen.right);
+    content_free(content);
+    end(&f);
+}
+END_TEST
+
+START_TEST(what_the_source_says_of_itself_is_an_io_error)
+{
+    struct fixture f;
+    struct content *content;
+    struct seen seen = {7, 0, true};
+    uint64_t where = FAULT_NO_OFFSET;
+    begin(&f, 0);
+    open_it(&f);
+    ck_assert_int_eq(content_new(f.pot, f.reader, CONTENT_SHARED_BLOCKS, &content), 0);
+    int folder = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    ck_assert_int_ge(dup2(folder, source_fd(f.pot->source)), 0);
+    close(folder);
+    ck_assert_int_eq(content_read(content, find(&f, 7), 0, size_of(7), see, &seen, &where),
+                     -EIO);
+    ck_assert_uint_ne(where, FAULT_NO_OFFSET);
+    content_free(content);
+    end(&f);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("content");
     TCase *tests = tcase_create("content");
     tcase_add_loop_test(tests, every_byte_comes_once, 0, 4);
-    tcase_add_test(tests, own_blocks_leave_the_cache_alone);
+    tcase_add_test(tests, thread_blocks_leave_the_cache_alone);
     tcase_add_loop_test(tests, a_damaged_block_is_an_error_for_its_files_alone, 0, 2);
     tcase_add_test(tests, files_before_the_damage_of_a_block_come_without_its_sum);
+    tcase_add_test(tests, what_is_expected_comes_with_the_first_read_as_far_as_the_window_goes);
+    tcase_add_test(tests, what_the_source_says_of_itself_is_an_io_error);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
 }

@@ -1,6 +1,6 @@
 /*
  * The read path, over archives made in memory: stored ranges, holes, blocks and
- * fragments; each read both as a span and as a copy, and compared with what was put in.
+ * shared blocks; each read both as a span and as a copy, and compared with what was put in.
  */
 #include <check.h>
 #include <errno.h>
@@ -19,10 +19,11 @@
 #include "block_packers.h"
 #include "builder.h"
 #include "codec.h"
+#include "format_numbers.h"
 #include "reader.h"
 #include "source_ops.h"
 #include "suite.h"
-#include "turns.h"
+#include "permits.h"
 
 #define BLOCK 131072u
 #define ARCHIVE_MAX (32u << 20)
@@ -44,7 +45,8 @@ struct fixture {
     enum codec codec;
     uint32_t block_bytes; /* 0: BLOCK */
     bool cache_stored, is_kept_above;
-    char path[64];                  /* of the archive, if it lies in a file */
+    size_t missing; /* bytes of the archive that the index knows and the source lacks */
+    char path[64];  /* of the archive, if it lies in a file */
     const struct source_ops *pages; /* NULL: as the system has them */
     struct pot pot;
     struct reader *reader;
@@ -105,31 +107,34 @@ static void add_sparse(struct fixture *f, const char *name, unsigned count, size
     size_t size = count * (len + gap) + gap;
     uint8_t *content = make_content(f, size);
     memset(content, 0, gap);
-    uint32_t inode = add_file(f, name, content, size, DATA_EXTENTS, 0);
+    uint32_t inode = add_file(f, name, content, size, DATA_PIECES, 0);
+    struct builder_piece *pieces = calloc(count + 1, sizeof(*pieces));
     for (unsigned i = 0; i < count; i++) {
         size_t at = i * (len + gap) + gap;
         append(f, "between", 7); /* so that ranges are not neighbours */
         uint64_t offset = append(f, content + at, len);
         memset(content + at + len, 0, gap);
-        ck_assert_int_eq(builder_add_extent(f->builder, inode, at, len, offset), 0);
+        pieces[i] = (struct builder_piece){at, len, offset, BUILDER_NO_BLOCK};
     }
+    ck_assert_int_eq(builder_set_pieces(f->builder, inode, pieces, count), 0);
+    free(pieces);
 }
 
-static struct builder_block add_block(struct fixture *f, const uint8_t *bytes, size_t len,
-                                      bool stored)
+/* Store the bytes, or compress them as a block, which holds at most `most`. */
+static struct builder_piece add_block(struct fixture *f, const uint8_t *bytes, size_t len,
+                                      uint32_t most, bool stored)
 {
-    struct builder_block block = {.block_bytes = (uint32_t)len, .stored = stored};
-    if (stored) {
-        block.source_offset = append(f, bytes, len);
-        block.packed_bytes = (uint32_t)len;
-        return block;
-    }
+    if (stored)
+        return (struct builder_piece){0, len, append(f, bytes, len), BUILDER_NO_BLOCK};
     size_t size = ZSTD_compressBound(len);
     uint8_t *packed = malloc(size);
+    struct builder_block block = {.block_bytes = most};
+    struct builder_piece piece = {.length = len};
     block.packed_bytes = (uint32_t)ZSTD_compress(packed, size, bytes, len, 1);
     block.source_offset = append(f, packed, block.packed_bytes);
     free(packed);
-    return block;
+    ck_assert_int_eq(builder_add_block(f->builder, &block, &piece.block), 0);
+    return piece;
 }
 
 static uint32_t block_bytes(const struct fixture *f)
@@ -138,45 +143,45 @@ static uint32_t block_bytes(const struct fixture *f)
 }
 
 /*
- * A file in blocks: every fifth is a hole, every seventh is stored. Its tail lies in
- * the fragment, if one is given, or in a short last block.
+ * A file in blocks: every fifth is a hole, every seventh is stored. Its tail, if `tail` is
+ * given, lies at `tail_offset` of what that piece is of; else in a short last block.
  */
-static void add_blocks(struct fixture *f, const char *name, size_t size, uint32_t fragment,
-                       uint32_t fragment_offset, uint8_t *tail)
+static void add_blocks(struct fixture *f, const char *name, size_t size,
+                       const struct builder_piece *shared, uint32_t tail_offset, uint8_t *tail)
 {
     uint8_t *content = make_content(f, size);
-    struct builder_block blocks[64];
-    uint32_t count = 0;
-    bool has_tail = fragment != BUILDER_NO_FRAGMENT;
-    for (size_t at = 0; at < size; at += block_bytes(f), count++) {
+    struct builder_piece pieces[64];
+    uint32_t count = 0, number = 0;
+    for (size_t at = 0; at < size; at += block_bytes(f), number++) {
         size_t len = size - at < block_bytes(f) ? size - at : block_bytes(f);
-        if (has_tail && len < block_bytes(f)) {
+        if (shared && len < block_bytes(f)) {
             memcpy(content + at, tail, len);
-            break;
-        }
-        if (count % 5 == 4) {
+            pieces[count] = *shared;
+            pieces[count].length = len;
+            pieces[count].source_offset += tail_offset;
+            pieces[count].block_offset = shared->block == BUILDER_NO_BLOCK ? 0 : tail_offset;
+            pieces[count++].offset = at;
+        } else if (number % 5 == 4) {
             memset(content + at, 0, len);
-            blocks[count] = (struct builder_block){.block_bytes = (uint32_t)len};
         } else {
-            blocks[count] = add_block(f, content + at, len, count % 7 == 6);
+            pieces[count] = add_block(f, content + at, len, (uint32_t)len, number % 7 == 6);
+            pieces[count++].offset = at;
         }
     }
-    uint32_t inode = add_file(f, name, content, size, DATA_BLOCKS, 0);
-    ck_assert_int_eq(
-        builder_set_blocks(f->builder, inode, blocks, count, fragment, fragment_offset), 0);
+    uint32_t inode = add_file(f, name, content, size, DATA_PIECES, 0);
+    ck_assert_int_eq(builder_set_pieces(f->builder, inode, pieces, count), 0);
 }
 
 /* One file of each kind. */
 static void add_everything(struct fixture *f)
 {
-    static uint8_t fragments[2][BLOCK];
-    uint32_t numbers[2];
+    static uint8_t bytes[2][BLOCK];
+    struct builder_piece shared[2];
     for (unsigned i = 0; i < 2; i++) {
-        uint8_t *bytes = make_content(f, BLOCK);
-        memcpy(fragments[i], bytes, BLOCK);
-        free(bytes);
-        struct builder_block block = add_block(f, fragments[i], BLOCK, i == 1);
-        ck_assert_int_eq(builder_add_fragment(f->builder, &block, &numbers[i]), 0);
+        uint8_t *content = make_content(f, BLOCK);
+        memcpy(bytes[i], content, BLOCK);
+        free(content);
+        shared[i] = add_block(f, bytes[i], BLOCK, BLOCK, i == 1);
     }
     add_stored(f, "stored", 300000);
     add_stored(f, "small", 20000);
@@ -184,10 +189,10 @@ static void add_everything(struct fixture *f)
     add_sparse(f, "sparse", 20, 5000, 70000);
     add_sparse(f, "ranges", 300, 1000, 0);
     add_sparse(f, "hole", 0, 0, 3000000);
-    add_blocks(f, "blocks", 20 * BLOCK + 777, BUILDER_NO_FRAGMENT, 0, NULL);
-    add_blocks(f, "tail", 8 * BLOCK + 5000, numbers[0], 100, fragments[0] + 100);
-    add_blocks(f, "fragment", 30000, numbers[0], 6000, fragments[0] + 6000);
-    add_blocks(f, "stored tail", 2 * BLOCK + 99, numbers[1], 50000, fragments[1] + 50000);
+    add_blocks(f, "blocks", 20 * BLOCK + 777, NULL, 0, NULL);
+    add_blocks(f, "tail", 8 * BLOCK + 5000, &shared[0], 100, bytes[0] + 100);
+    add_blocks(f, "small tail", 30000, &shared[0], 6000, bytes[0] + 6000);
+    add_blocks(f, "stored tail", 2 * BLOCK + 99, &shared[1], 50000, bytes[1] + 50000);
 }
 
 /* Write the archive to a file in /tmp, or keep it in memory. */
@@ -226,6 +231,7 @@ static void finish_in(struct fixture *f, bool in_file, uint64_t cache_bytes)
     for (unsigned i = 0; i < f->file_count; i++)
         ck_assert_int_eq(index_resolve(f->pot.index, f->files[i].name, &f->files[i].position),
                          0);
+    f->archive_bytes -= f->missing;
     open_source(f, in_file);
     if (f->pages) {
         struct source *wrapper = calloc(1, sizeof(*wrapper));
@@ -478,12 +484,42 @@ START_TEST(stored_bytes_are_handed_out_where_they_lie)
 }
 END_TEST
 
+START_TEST(answers_are_copies_if_so_wanted_and_can_be_cut)
+{
+    const struct reader_options options = {.copies = true};
+    struct fixture f;
+    struct fault fault = {0};
+    struct span span;
+    begin(&f);
+    add_stored(&f, "file", 300000);
+    finish(&f);
+    reader_scratch_free(f.scratch);
+    reader_free(f.reader);
+    ck_assert_int_eq(reader_new(&f.pot, &options, &fault, &f.reader), 0);
+    ck_assert_int_eq(reader_scratch_new(f.reader, &f.scratch), 0);
+    ck_assert_int_eq(reader_get(f.reader, f.scratch, f.files[0].position, 1000, BLOCK, &span),
+                     0);
+    const uint8_t *map = source_map(f.pot.source), *at = span.iov[0].iov_base;
+    ck_assert(at < map || at >= map + source_size(f.pot.source));
+    ck_assert_mem_eq(at, map + 512 + 1000, BLOCK);
+    reader_cut(&span, 5000, 300);
+    ck_assert_int_eq(span.iov_count, 1);
+    ck_assert_uint_eq(span.bytes, 300);
+    ck_assert_ptr_eq(span.iov[0].iov_base, at + 5000);
+    reader_cut(&span, 300, 1);
+    ck_assert_int_eq(span.iov_count, 0);
+    ck_assert_uint_eq(span.bytes, 0);
+    reader_put(f.reader, &span);
+    end(&f);
+}
+END_TEST
+
 START_TEST(blocks_are_decompressed_once)
 {
     struct fixture f;
     struct block_cache_stats stats;
     begin(&f);
-    add_blocks(&f, "file", 4 * BLOCK, BUILDER_NO_FRAGMENT, 0, NULL);
+    add_blocks(&f, "file", 4 * BLOCK, NULL, 0, NULL);
     finish(&f);
     for (unsigned i = 0; i < 3; i++)
         for (size_t at = 0; at < 4 * BLOCK; at += 10000)
@@ -501,7 +537,7 @@ START_TEST(block_read_whole_is_not_kept_twice)
     struct block_cache_stats stats;
     begin(&f);
     f.is_kept_above = true;
-    add_blocks(&f, "file", 2 * BLOCK, BUILDER_NO_FRAGMENT, 0, NULL);
+    add_blocks(&f, "file", 2 * BLOCK, NULL, 0, NULL);
     finish_in(&f, true, 8u << 20);
     ck_assert(read_is_right(&f, f.scratch, 0, 0, 2 * BLOCK));
     reader_cache_stats(f.reader, &stats);
@@ -520,7 +556,7 @@ START_TEST(span_keeps_its_blocks)
     struct span span;
     struct reader_scratch *other;
     begin(&f);
-    add_blocks(&f, "file", 20 * BLOCK, BUILDER_NO_FRAGMENT, 0, NULL);
+    add_blocks(&f, "file", 20 * BLOCK, NULL, 0, NULL);
     finish_in(&f, false, 0);
     ck_assert_int_eq(reader_scratch_new(f.reader, &other), 0);
     ck_assert_int_eq(reader_get(f.reader, f.scratch, f.files[0].position, 5, 300000, &span), 0);
@@ -604,7 +640,7 @@ START_TEST(truncated_archive_is_an_error_and_no_signal)
     begin(&f);
     add_stored(&f, "first", 20000);
     add_stored(&f, "last", 300000);
-    add_blocks(&f, "blocks", BLOCK, BUILDER_NO_FRAGMENT, 0, NULL);
+    add_blocks(&f, "blocks", BLOCK, NULL, 0, NULL);
     finish_in(&f, true, 0);
     ck_assert_uint_eq(count_wrong(&f, f.scratch, 1, 0), 0);
     ck_assert_int_eq(truncate(f.path, 100000), 0);
@@ -620,14 +656,58 @@ START_TEST(truncated_archive_is_an_error_and_no_signal)
 }
 END_TEST
 
+/* A copy that is whole: nothing asks the file, which may be mapped beyond its end. */
+static void kept_state(const struct source *s, struct source_state *ret_state)
+{
+    (void)s;
+    *ret_state = (struct source_state){.is_local = true, .keeps = true, .kept_fd = -1};
+}
+
+static int kept_bring(const struct source *s, uint64_t offset, uint64_t len, bool may_wait)
+{
+    (void)s, (void)offset, (void)len, (void)may_wait;
+    return 0;
+}
+
+static bool kept_close(struct source *s)
+{
+    (void)s;
+    return true;
+}
+
+static const struct source_ops kept_source = {
+    .state = kept_state, .bring = kept_bring, .close = kept_close};
+
+START_TEST(index_of_a_larger_archive_leads_to_no_byte_behind_this_one)
+{
+    struct fixture f;
+    struct span span;
+    if (_i == 2)
+        setenv("ONEPOT_ASSUME_REMOTE", "1", 1);
+    begin(&f);
+    add_stored(&f, "first", 20000);
+    add_stored(&f, "last", 300000);
+    f.missing = 1;
+    if (_i == 3)
+        f.pages = &kept_source;
+    finish_in(&f, _i > 0, 8u << 20);
+    ck_assert(read_is_right(&f, f.scratch, 0, 0, 20000));
+    ck_assert(read_is_right(&f, f.scratch, 1, 0, 100000));
+    ck_assert_int_eq(
+        reader_get(f.reader, f.scratch, f.files[1].position, 100000, 200000, &span), -ENODATA);
+    end(&f);
+    unsetenv("ONEPOT_ASSUME_REMOTE");
+}
+END_TEST
+
 START_TEST(damaged_block_is_an_error_for_itself_alone)
 {
     struct fixture f;
     struct span span;
     begin(&f);
-    add_blocks(&f, "good", BLOCK, BUILDER_NO_FRAGMENT, 0, NULL);
+    add_blocks(&f, "good", BLOCK, NULL, 0, NULL);
     size_t at = f.archive_bytes;
-    add_blocks(&f, "bad", 2 * BLOCK, BUILDER_NO_FRAGMENT, 0, NULL);
+    add_blocks(&f, "bad", 2 * BLOCK, NULL, 0, NULL);
     f.archive[at] ^= 1;
     finish(&f);
     uint32_t position = f.files[1].position;
@@ -646,11 +726,10 @@ START_TEST(block_that_holds_less_than_its_file_is_an_error)
     struct span span;
     begin(&f);
     uint8_t *content = make_content(&f, BLOCK);
-    struct builder_block block = add_block(&f, content, 5000, false);
-    block.block_bytes = BLOCK;
-    uint32_t inode = add_file(&f, "short", content, BLOCK, DATA_BLOCKS, 0);
-    ck_assert_int_eq(builder_set_blocks(f.builder, inode, &block, 1, BUILDER_NO_FRAGMENT, 0),
-                     0);
+    struct builder_piece piece = add_block(&f, content, 5000, BLOCK, false);
+    piece.length = BLOCK;
+    uint32_t inode = add_file(&f, "short", content, BLOCK, DATA_PIECES, 0);
+    ck_assert_int_eq(builder_set_pieces(f.builder, inode, &piece, 1), 0);
     finish(&f);
     uint32_t position = f.files[0].position;
     ck_assert_int_eq(reader_get(f.reader, f.scratch, position, 0, BLOCK, &span), -EUCLEAN);
@@ -705,9 +784,9 @@ START_TEST(each_block_may_have_its_own_codec)
         block.packed_bytes = (uint32_t)packers[i].pack(content, BLOCK, packed);
         block.source_offset = append(&f, packed, block.packed_bytes);
         uint32_t number, inode;
-        ck_assert_int_eq(builder_add_fragment(f.builder, &block, &number), 0);
-        inode = add_file(&f, names[i], content, BLOCK, DATA_BLOCKS, 0);
-        struct builder_piece piece = {.length = BLOCK, .fragment = number};
+        ck_assert_int_eq(builder_add_block(f.builder, &block, &number), 0);
+        inode = add_file(&f, names[i], content, BLOCK, DATA_PIECES, 0);
+        struct builder_piece piece = {.length = BLOCK, .block = number};
         ck_assert_int_eq(builder_set_pieces(f.builder, inode, &piece, 1), 0);
     }
     free(packed);
@@ -748,7 +827,7 @@ START_TEST(hook_is_not_called_for_what_keeps_a_cpu_busy)
     struct span span;
     unsigned calls = 0;
     begin(&f);
-    add_blocks(&f, "blocks", 4 * BLOCK, BUILDER_NO_FRAGMENT, 0, NULL);
+    add_blocks(&f, "blocks", 4 * BLOCK, NULL, 0, NULL);
     add_stored(&f, "stored", 50000);
     finish(&f);
     reader_scratch_on_wait(f.scratch, count_call, &calls);
@@ -780,7 +859,7 @@ START_TEST(large_blocks_are_said_to_unpack_and_small_ones_are_not)
     unsigned said = 0;
     begin(&f);
     f.block_bytes = _i ? 2u << 20 : BLOCK;
-    add_blocks(&f, "blocks", 2 * (size_t)block_bytes(&f), BUILDER_NO_FRAGMENT, 0, NULL);
+    add_blocks(&f, "blocks", 2 * (size_t)block_bytes(&f), NULL, 0, NULL);
     finish(&f);
     reader_limit_unpacking(f.reader, 1);
     reader_scratch_on_unpack(f.scratch, note_unpacking, &said);
@@ -793,27 +872,27 @@ START_TEST(large_blocks_are_said_to_unpack_and_small_ones_are_not)
 }
 END_TEST
 
-static void *take_turn(void *turns)
+static void *take_permit(void *permits)
 {
-    turns_take(turns);
+    permits_take(permits);
     return NULL;
 }
 
-START_TEST(no_more_turns_than_allowed_are_taken_at_once)
+START_TEST(no_more_permits_than_allowed_are_taken_at_once)
 {
-    struct turns turns;
+    struct permits permits;
     pthread_t thread;
-    turns_init(&turns);
-    ck_assert(turns_try(&turns) && turns_try(&turns)); /* no limit yet */
-    turns_limit(&turns, 2);
-    ck_assert(!turns_try(&turns));
-    pthread_create(&thread, NULL, take_turn, &turns);
-    turns_end(&turns);
+    permits_init(&permits);
+    ck_assert(permits_try(&permits) && permits_try(&permits)); /* no limit yet */
+    permits_limit(&permits, 2);
+    ck_assert(!permits_try(&permits));
+    pthread_create(&thread, NULL, take_permit, &permits);
+    permits_end(&permits);
     pthread_join(thread, NULL);
-    ck_assert(!turns_try(&turns));
-    turns_limit(&turns, 3);
-    ck_assert(turns_try(&turns) && !turns_try(&turns));
-    turns_free(&turns);
+    ck_assert(!permits_try(&permits));
+    permits_limit(&permits, 3);
+    ck_assert(permits_try(&permits) && !permits_try(&permits));
+    permits_free(&permits);
 }
 END_TEST
 
@@ -965,6 +1044,7 @@ int main(void)
     tcase_add_test(tests, prefetched_files_are_read_without_the_source);
     tcase_add_test(tests, files_that_lie_together_are_prefetched_by_one_read);
     tcase_add_test(tests, stored_bytes_are_handed_out_where_they_lie);
+    tcase_add_test(tests, answers_are_copies_if_so_wanted_and_can_be_cut);
     tcase_add_test(tests, blocks_are_decompressed_once);
     tcase_add_test(tests, block_read_whole_is_not_kept_twice);
     tcase_add_test(tests, span_keeps_its_blocks);
@@ -972,6 +1052,8 @@ int main(void)
     tcase_add_test(tests, reads_past_the_end_are_empty);
     tcase_add_test(tests, what_is_no_file_is_refused);
     tcase_add_loop_test(tests, truncated_archive_is_an_error_and_no_signal, 0, 2);
+    tcase_add_loop_test(tests, index_of_a_larger_archive_leads_to_no_byte_behind_this_one, 0,
+                        4);
     tcase_add_test(tests, damaged_block_is_an_error_for_itself_alone);
     tcase_add_test(tests, block_that_holds_less_than_its_file_is_an_error);
     tcase_add_test(tests, each_block_may_have_its_own_codec);
@@ -979,7 +1061,7 @@ int main(void)
     tcase_add_test(tests, blocks_that_take_too_long_are_refused);
     tcase_add_test(tests, hook_is_not_called_for_what_keeps_a_cpu_busy);
     tcase_add_loop_test(tests, large_blocks_are_said_to_unpack_and_small_ones_are_not, 0, 2);
-    tcase_add_test(tests, no_more_turns_than_allowed_are_taken_at_once);
+    tcase_add_test(tests, no_more_permits_than_allowed_are_taken_at_once);
     tcase_add_loop_test(tests, hook_is_called_before_a_read_that_is_not_cached, 0, 2);
     tcase_add_loop_test(tests, many_threads_read_at_once, 0, 3);
     tcase_add_loop_test(tests, threads_read_while_others_bring_in, 0, 2);

@@ -19,11 +19,13 @@
 
 #include "cleanup.h"
 #include "forks.h"
-#include "onepot.h"
 #include "pot.h"
 #include "source.h"
 #include "stage_private.h"
 #include "suite.h"
+#ifdef ONEPOT_LOADER
+#include "onepot.h"
+#endif
 
 #define FILE_BYTES ((5u << 20) + 12345u)
 #define LIMIT_MS 100000u
@@ -328,6 +330,7 @@ START_TEST(who_waits_does_not_do_so_for_ever)
 }
 END_TEST
 
+#ifdef ONEPOT_LOADER
 START_TEST(a_loader_reads_it_too)
 {
     const char *path = "a.tar.zst";
@@ -347,6 +350,7 @@ START_TEST(a_loader_reads_it_too)
     check_nothing_left();
 }
 END_TEST
+#endif
 
 int main(void)
 {
@@ -365,7 +369,9 @@ int main(void)
     tcase_add_test(tests, a_copy_that_others_unpack_stays_theirs);
     tcase_add_test(tests, its_end_is_at_any_time);
     tcase_add_test(tests, who_waits_does_not_do_so_for_ever);
+#ifdef ONEPOT_LOADER
     tcase_add_test(tests, a_loader_reads_it_too);
+#endif
     Suite *suite = suite_create("stream");
     suite_add_tcase(suite, tests);
     return run_suite(suite);

@@ -14,6 +14,7 @@
 
 #include "cli.h"
 #include "json.h"
+#include "numbers.h"
 #include "suite.h"
 
 static const struct cli_usage usage = {"test", "[-l] [--path PATH] ARCHIVE...", "Tests.\n"};
@@ -80,7 +81,7 @@ START_TEST(sizes_take_binary_units)
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         uint64_t bytes = 1;
-        ck_assert_msg(cli_parse_size(cases[i].text, &bytes) == 0, "%s", cases[i].text);
+        ck_assert_msg(size_parse(cases[i].text, &bytes) == 0, "%s", cases[i].text);
         ck_assert_uint_eq(bytes, cases[i].bytes);
     }
 }
@@ -94,9 +95,9 @@ START_TEST(sizes_that_are_none_or_overflow_are_refused)
                                         "18014398509481984K", "99999999999999999999999999"};
     uint64_t bytes = 77;
     for (size_t i = 0; i < sizeof(none) / sizeof(none[0]); i++)
-        ck_assert_msg(cli_parse_size(none[i], &bytes) == -EINVAL, "%s", none[i]);
+        ck_assert_msg(size_parse(none[i], &bytes) == -EINVAL, "%s", none[i]);
     for (size_t i = 0; i < sizeof(large) / sizeof(large[0]); i++)
-        ck_assert_msg(cli_parse_size(large[i], &bytes) == -ERANGE, "%s", large[i]);
+        ck_assert_msg(size_parse(large[i], &bytes) == -ERANGE, "%s", large[i]);
     ck_assert_uint_eq(bytes, 77);
 }
 END_TEST
@@ -155,6 +156,7 @@ START_TEST(json_strings_lose_no_byte)
 {
     ck_assert_str_eq(printed(json_string, "a\"b\\c", 5), "\"a\\\"b\\\\c\"");
     ck_assert_str_eq(printed(json_string, "a\nb\x01", 4), "\"a\\u000ab\\u0001\"");
+    ck_assert_str_eq(printed(json_string, "\x7f", 1), "\"\\u007f\"");
     ck_assert_str_eq(printed(json_string, "\xc3\xa4", 2), "\"\xc3\xa4\"");
     ck_assert_str_eq(printed(json_string, "\xff\xfe.jpg", 6), "\"\\udcff\\udcfe.jpg\"");
     /* Cut, overlong and surrogate sequences are bytes, not characters. */

@@ -93,6 +93,26 @@ START_TEST(paths_that_lead_nowhere_say_why)
 }
 END_TEST
 
+/* As many as the kernel follows, and one more. */
+START_TEST(forty_links_are_followed)
+{
+    struct builder *b = new_builder();
+    char name[16], target[16] = "file";
+    uint32_t position;
+    add_file(b, "file", 512, 5);
+    for (unsigned i = 1; i <= 41; i++) {
+        snprintf(name, sizeof(name), "link%u", i);
+        add_symlink(b, name, target);
+        strcpy(target, name);
+    }
+    struct index *index = build(b, &tar_header);
+    ck_assert_int_eq(resolve_path(index, "link40", &position), 0);
+    ck_assert_uint_eq(position, position_of(index, "file"));
+    ck_assert_int_eq(resolve_path(index, "link41", &position), -ELOOP);
+    index_close(index);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("resolve");
@@ -101,6 +121,7 @@ int main(void)
     tcase_add_test(c, dot_dot_is_the_parent_of_where_the_walk_is);
     tcase_add_test(c, no_path_leads_out_of_the_archive);
     tcase_add_test(c, paths_that_lead_nowhere_say_why);
+    tcase_add_test(c, forty_links_are_followed);
     suite_add_tcase(s, c);
     return run_suite(s);
 }

@@ -54,7 +54,9 @@ static void *take_all(void *arg)
             if (before && before != t->number + 1)
                 t->backwards++;
             atomic_fetch_add(&t->taken[items[i].position], 1);
-            if (i > 0 && items[i].key < items[i - 1].key)
+            if (i > 0 && (items[i].key < items[i - 1].key ||
+                          (items[i].key == items[i - 1].key &&
+                           items[i].position < items[i - 1].position)))
                 t->backwards++;
         }
     }

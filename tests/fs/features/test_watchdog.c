@@ -7,30 +7,69 @@
 #define MS UINT64_C(1000000)
 #define SECOND (1000 * MS)
 
+/* Ticks of 100 ms from one time to another. Has the request stalled at the last one? */
+static bool stalls(struct watch_clock *clock, struct watched_wait *wait, uint64_t turn,
+                   uint64_t since, uint64_t progress, uint64_t until)
+{
+    bool stalled = false;
+
+    for (uint64_t now = clock->looked_ns; now <= until; now += 100 * MS) {
+        watch_clock_tick(clock, now);
+        stalled = watchdog_has_stalled(wait, turn, since, progress, clock, 5 * SECOND);
+    }
+    return stalled;
+}
+
 START_TEST(a_request_stalls_after_the_timeout)
 {
-    uint64_t since = 100 * SECOND;
+    struct watch_clock clock = {.looked_ns = 100 * SECOND};
+    struct watched_wait wait = {0};
 
-    ck_assert(!watchdog_has_stalled(since, 0, since + 5 * SECOND, 5 * SECOND));
-    ck_assert(watchdog_has_stalled(since, 0, since + 5 * SECOND + 1, 5 * SECOND));
-    ck_assert(!watchdog_has_stalled(since, 0, since - MS, 5 * SECOND)); /* just received */
+    ck_assert(!stalls(&clock, &wait, 1, 100 * SECOND, 0, 105 * SECOND));
+    ck_assert(stalls(&clock, &wait, 1, 100 * SECOND, 0, 105 * SECOND + 100 * MS));
+    ck_assert(!stalls(&clock, &wait, 3, 105 * SECOND, 0, 110 * SECOND)); /* the next one */
+    ck_assert(!stalls(&clock, &wait, 5, 111 * SECOND, 0, 110 * SECOND)); /* just received */
+}
+END_TEST
+
+START_TEST(time_for_which_the_process_is_stopped_does_not_count)
+{
+    struct watch_clock clock = {.looked_ns = 100 * SECOND};
+    struct watched_wait wait = {0}, late = {0};
+
+    ck_assert(!stalls(&clock, &wait, 1, 100 * SECOND, 0, 103 * SECOND));
+    clock.looked_ns = 103 * SECOND;
+    for (uint64_t hour = 1; hour < 4; hour++) { /* stopped after each tick */
+        uint64_t now = (103 + hour * 3600) * SECOND;
+        watch_clock_tick(&clock, now);
+        ck_assert(!watchdog_has_stalled(&wait, 1, 100 * SECOND, 0, &clock, 5 * SECOND));
+        ck_assert(!watchdog_has_stalled(&late, 1, now - SECOND, 0, &clock, 5 * SECOND));
+    }
+    uint64_t resumed = clock.looked_ns;
+    ck_assert(!stalls(&clock, &wait, 1, 100 * SECOND, 0, resumed + SECOND));
+    ck_assert(stalls(&clock, &wait, 1, 100 * SECOND, 0, resumed + 3 * SECOND));
 }
 END_TEST
 
 START_TEST(without_a_timeout_nothing_stalls)
 {
-    ck_assert(!watchdog_has_stalled(1, 0, 1000 * SECOND, 0));
+    const struct watch_clock clock = {1000 * SECOND, 1000 * SECOND};
+    struct watched_wait wait = {1, 1, 1};
+
+    ck_assert(!watchdog_has_stalled(&wait, 1, 1, 0, &clock, 0));
+    ck_assert(watchdog_has_stalled(&wait, 1, 1, 0, &clock, 1));
 }
 END_TEST
 
 START_TEST(while_unpacking_makes_progress_nothing_stalls)
 {
-    uint64_t since = 100 * SECOND, progress = 150 * SECOND;
+    struct watch_clock clock = {.looked_ns = 100 * SECOND};
+    struct watched_wait wait = {0};
 
-    ck_assert(!watchdog_has_stalled(since, progress, 154 * SECOND, 5 * SECOND));
-    ck_assert(watchdog_has_stalled(since, progress, 156 * SECOND, 5 * SECOND));
-    ck_assert(watchdog_has_stalled(since, 50 * SECOND, 106 * SECOND, 5 * SECOND));
-    ck_assert(!watchdog_has_stalled(since, UINT64_MAX, 999 * SECOND, 5 * SECOND));
+    ck_assert(!stalls(&clock, &wait, 1, 100 * SECOND, 0, 104 * SECOND));
+    ck_assert(!stalls(&clock, &wait, 1, 100 * SECOND, 104 * SECOND, 108 * SECOND));
+    ck_assert(stalls(&clock, &wait, 1, 100 * SECOND, 104 * SECOND, 110 * SECOND));
+    ck_assert(!stalls(&clock, &wait, 1, 100 * SECOND, UINT64_MAX, 199 * SECOND));
 }
 END_TEST
 
@@ -85,6 +124,7 @@ int main(void)
     Suite *suite = suite_create("watchdog");
     TCase *tc = tcase_create("watchdog");
     tcase_add_test(tc, a_request_stalls_after_the_timeout);
+    tcase_add_test(tc, time_for_which_the_process_is_stopped_does_not_count);
     tcase_add_test(tc, without_a_timeout_nothing_stalls);
     tcase_add_test(tc, while_unpacking_makes_progress_nothing_stalls);
     tcase_add_test(tc, a_read_that_stalled_is_refused_once_more);

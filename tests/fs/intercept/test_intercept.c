@@ -1,8 +1,10 @@
 /* The daemon's side of the short circuit, and what a program has to preload. */
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 
 #include "index_helper.h"
 #include "preload.h"
@@ -63,10 +65,9 @@ static void stop(struct intercept_server *server)
 }
 
 /* As a reader does it. Returns how many descriptors came; 0: no answer. */
-static size_t ask(const struct intercept_server *server, struct intercept_offer *ret_offer,
-                  int fds[1 + INTERCEPT_FILES_MAX])
+static size_t ask_named(const char *name, struct intercept_offer *ret_offer,
+                        int fds[1 + INTERCEPT_FILES_MAX])
 {
-    const struct intercept_id *id = intercept_server_id(server);
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     char control[CMSG_SPACE(sizeof(int) * (1 + INTERCEPT_FILES_MAX))];
     struct iovec iov = {ret_offer, sizeof(*ret_offer)};
@@ -75,11 +76,11 @@ static size_t ask(const struct intercept_server *server, struct intercept_offer 
                              .msg_control = control,
                              .msg_controllen = sizeof(control)};
 
-    memcpy(address.sun_path + 1, id->name, strlen(id->name));
+    memcpy(address.sun_path + 1, name, strlen(name));
     int fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
     ck_assert_int_eq(
         connect(fd, (struct sockaddr *)&address,
-                (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(id->name))),
+                (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(name))),
         0);
     ssize_t n = recvmsg(fd, &message, 0);
     close(fd);
@@ -92,13 +93,19 @@ static size_t ask(const struct intercept_server *server, struct intercept_offer 
     return bytes / sizeof(int);
 }
 
+static size_t ask(const struct intercept_server *server, struct intercept_offer *ret_offer,
+                  int fds[1 + INTERCEPT_FILES_MAX])
+{
+    return ask_named(intercept_server_id(server)->name, ret_offer, fds);
+}
+
 /* The words of the table, once the last one that is known is there. */
 static const _Atomic uint64_t *words_of(int fd, uint64_t entries, uint32_t last)
 {
-    uint8_t *table =
-        mmap(NULL, INTERCEPT_HEAD_BYTES + entries * 8, PROT_READ, MAP_SHARED, fd, 0);
+    size_t words_at = INTERCEPT_HEAD_BYTES + intercept_marks_bytes(entries);
+    uint8_t *table = mmap(NULL, words_at + entries * 8, PROT_READ, MAP_SHARED, fd, 0);
     ck_assert_ptr_ne(table, MAP_FAILED);
-    const _Atomic uint64_t *words = (const void *)(table + INTERCEPT_HEAD_BYTES);
+    const _Atomic uint64_t *words = (const void *)(table + words_at);
     while (!atomic_load(&words[last]))
         usleep(1000); /* the suite's limit ends it */
     return words;
@@ -212,11 +219,17 @@ START_TEST(what_readers_count_is_added_up)
         mmap(NULL, INTERCEPT_HEAD_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
     ck_assert_ptr_ne(head, MAP_FAILED);
     for (unsigned i = 0; i < INTERCEPT_SLOTS; i++) {
+        head->slots[i].starts = 3;
+        head->slots[i].files = 4;
+        head->slots[i].foreseen = 1;
         head->slots[i].reads = 2;
         head->slots[i].bytes = 10;
         head->slots[i].last_read_ns = i;
     }
     intercept_server_sum(server, &sums);
+    ck_assert_uint_eq(sums.starts, 3 * INTERCEPT_SLOTS);
+    ck_assert_uint_eq(sums.files, 4 * INTERCEPT_SLOTS);
+    ck_assert_uint_eq(sums.foreseen, INTERCEPT_SLOTS);
     ck_assert_uint_eq(sums.reads, 2 * INTERCEPT_SLOTS);
     ck_assert_uint_eq(sums.bytes, 10 * INTERCEPT_SLOTS);
     ck_assert_uint_eq(sums.last_read_ns, INTERCEPT_SLOTS - 1);
@@ -226,38 +239,63 @@ START_TEST(what_readers_count_is_added_up)
 }
 END_TEST
 
-/* ---- preloading ---- */
-
-START_TEST(the_library_is_written_once_as_a_whole)
+/* In a user namespace without numbers all users have the same one. */
+START_TEST(users_without_a_number_get_no_answer)
 {
-    char path[96], found[PATH_MAX];
-    struct stat first, second;
+    char path[64];
+    struct source *source = make_source(path);
+    struct index *index = make_index(0);
+    struct intercept_offer offer;
+    struct intercept_id id;
+    int fds[1 + INTERCEPT_FILES_MAX], ends[2], over[2];
 
-    if (preload_library_bytes == 0)
-        return; /* none for this kind of CPU */
-    snprintf(path, sizeof(path), "%s/io.so", getenv(SUITE_FOLDER));
-    ck_assert_int_eq(preload_find(path, found), 0);
-    if (strcmp(found, path) != 0)
-        return; /* it is installed here */
-    ck_assert_int_eq(stat(path, &first), 0);
-    ck_assert_uint_eq((size_t)first.st_size, preload_library_bytes);
-    ck_assert_int_eq(preload_find(path, found), 0);
-    ck_assert_int_eq(stat(path, &second), 0);
-    ck_assert_uint_eq(first.st_ino, second.st_ino);
-    FILE *file = fopen(path, "r+");
-    fputc('x', file);
-    fclose(file);
-    ck_assert_int_eq(preload_find(path, found), 0);
-    ck_assert_int_eq(stat(path, &second), 0);
-    ck_assert_uint_ne(first.st_ino, second.st_ino);
+    ck_assert_int_eq(pipe(ends), 0);
+    ck_assert_int_eq(pipe(over), 0);
+    pid_t daemon = fork();
+    if (daemon == 0) {
+        close(over[1]);
+        if (unshare(CLONE_NEWUSER) == 0) {
+            struct intercept_server *server = start(index, source);
+            ck_assert(write(ends[1], intercept_server_id(server), sizeof(id)) == sizeof(id));
+            ck_assert(read(over[0], fds, 1) == 0);
+            ck_assert(!intercept_server_tells(geteuid()));
+            stop(server);
+        }
+        _exit(0);
+    }
+    close(ends[1]);
+    if (read(ends[0], &id, sizeof(id)) == sizeof(id)) /* else there are no such namespaces */
+        ck_assert_uint_eq(ask_named(id.name, &offer, fds), 0);
+    close(over[1]);
+    int status;
+    ck_assert_int_eq(waitpid(daemon, &status, 0), daemon);
+    ck_assert_int_eq(status, 0);
+    close(ends[0]);
+    close(over[0]);
+    index_close(index);
+    source_close(source);
 }
 END_TEST
 
-START_TEST(a_path_that_cannot_be_named_is_refused)
+START_TEST(the_key_is_for_the_mounts_own_user)
 {
-    char found[PATH_MAX];
-    int r = preload_find("/tmp/with space/io.so", found);
-    ck_assert(r == -ENOTSUP || (r == 0 && !strchr(found, ' ')));
+    ck_assert(intercept_server_tells(geteuid()));
+    ck_assert(intercept_server_tells(0));
+    ck_assert(!intercept_server_tells(geteuid() + 1));
+}
+END_TEST
+
+/* ---- preloading ---- */
+
+/* Root has a folder of its own beside (mount_ preload); a test's folder is below /tmp. */
+START_TEST(a_folder_below_one_of_all_users_is_refused)
+{
+    char found[PATH_MAX] = "", why[PATH_MAX + 256] = "";
+
+    ck_assert_int_eq(setenv("XDG_CACHE_HOME", getenv(SUITE_FOLDER), 1), 0);
+    int r = preload_find(found, why, sizeof(why));
+    ck_assert_ptr_null(strstr(found, getenv(SUITE_FOLDER)));
+    ck_assert(r == 0 ? found[0] == '/' : why[0] != '\0');
 }
 END_TEST
 
@@ -266,12 +304,35 @@ START_TEST(it_comes_behind_what_is_preloaded_already)
     const char *const cases[][2] = {{NULL, "/a/io.so"},
                                     {"", "/a/io.so"},
                                     {"libx.so", "libx.so:/a/io.so"},
-                                    {"x:/a/io.so", "x:/a/io.so"}};
+                                    {" x:/b.so ", "x:/b.so:/a/io.so"}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        char *value;
-        ck_assert_int_eq(preload_value("/a/io.so", cases[i][0], &value), 0);
+        char *value, *unsafe;
+        ck_assert_int_eq(preload_value("/a/io.so", cases[i][0], &value, &unsafe), 0);
         ck_assert_str_eq(value, cases[i][1]);
+        ck_assert_ptr_null(unsafe);
         free(value);
+    }
+}
+END_TEST
+
+START_TEST(a_library_of_ours_takes_the_place_of_another)
+{
+    /* What LD_PRELOAD has; what remains of it; what is said. */
+    const char *const cases[][3] = {
+        {"/usr/lib/onepot/libonepot-io.so:x", "x", NULL},
+        {"/usr/none/libonepot-io-0123.so", "", NULL},
+        {"x /tmp/onepot-7/data.tar.so", "x", "/tmp/onepot-7/data.tar.so"},
+        {"/tmp/none/libonepot-io.so:/tmp/libonepot-io-1.so", "", "/tmp/none/libonepot-io.so"},
+        {"libonepot-io.so", "", "libonepot-io.so"}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char *value, *unsafe;
+        ck_assert_int_eq(preload_value(NULL, cases[i][0], &value, &unsafe), 0);
+        ck_assert_str_eq(value, cases[i][1]);
+        ck_assert_msg((unsafe == NULL) == (cases[i][2] == NULL), "%s", cases[i][0]);
+        if (unsafe)
+            ck_assert_str_eq(unsafe, cases[i][2]);
+        free(value);
+        free(unsafe);
     }
 }
 END_TEST
@@ -286,10 +347,12 @@ int main(void)
     tcase_add_test(server, a_file_beyond_the_archive_is_left_to_the_mount);
     tcase_add_test(server, a_changed_archive_is_not_offered);
     tcase_add_test(server, what_readers_count_is_added_up);
+    tcase_add_test(server, users_without_a_number_get_no_answer);
+    tcase_add_test(server, the_key_is_for_the_mounts_own_user);
     suite_add_tcase(suite, server);
-    tcase_add_test(preload, the_library_is_written_once_as_a_whole);
-    tcase_add_test(preload, a_path_that_cannot_be_named_is_refused);
+    tcase_add_test(preload, a_folder_below_one_of_all_users_is_refused);
     tcase_add_test(preload, it_comes_behind_what_is_preloaded_already);
+    tcase_add_test(preload, a_library_of_ours_takes_the_place_of_another);
     suite_add_tcase(suite, preload);
     return run_suite(suite);
 }

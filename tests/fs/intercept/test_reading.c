@@ -1,6 +1,9 @@
 /* The short circuit's reads beside an archive that is changed in their midst. */
+#include <setjmp.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include "io_private.h"
 #include "suite.h"
@@ -26,12 +29,20 @@ bool link_is(const struct link *link, const struct stat *st)
     return link->dev == st->st_dev;
 }
 
+/* In the midst of a read; a signal comes then. */
+static bool is_signalled;
+
 bool link_fd_is_good(const struct link *link, unsigned file, int fd)
 {
     static const uint8_t other[BYTES];
     bool is_good = !is_changed;
 
     (void)link, (void)file, (void)fd;
+    if (is_signalled) {
+        raise(SIGUSR1);
+        is_signalled = false;
+        return true;
+    }
     is_changed = true;
     ck_assert_int_eq(pwrite(archive, other, BYTES, 0), BYTES);
     return is_good;
@@ -76,6 +87,9 @@ static void setup(void)
     ck_assert(words != MAP_FAILED);
     atomic_store(&words[st.st_ino - 1], INTERCEPT_IS_KNOWN);
     mount_link.words = words;
+    mount_link.marks = mmap(NULL, st.st_ino + 4, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    ck_assert((void *)mount_link.marks != MAP_FAILED);
     mount_link.file[0].is = (struct intercept_file){.size_bytes = BYTES, .is_memory = 1};
     atomic_store(&mount_link.file[0].fd, archive);
     atomic_store(&reading_is_on, true);
@@ -114,6 +128,91 @@ START_TEST(a_changed_archive_is_left_to_the_mount)
 }
 END_TEST
 
+/* Closes the member, and opens another file that gets its number. */
+static void close_member(int number)
+{
+    int fd = member;
+
+    (void)number;
+    reading_closing(fd);
+    close(fd);
+    reading_closed(fd);
+    ck_assert_int_eq(dup(archive), fd);
+}
+
+static long pauses(void)
+{
+    struct rusage usage;
+    getrusage(RUSAGE_THREAD, &usage);
+    return usage.ru_nvcsw;
+}
+
+START_TEST(a_handler_closes_what_its_thread_reads)
+{
+    signal(SIGUSR1, close_member);
+    ck_assert_int_eq(lseek(archive, 7, SEEK_SET), 7);
+    long before = pauses();
+    is_signalled = true;
+    ck_assert_int_eq(reading_read(member, buf, 100), -1);
+    ck_assert_int_lt(pauses() - before, 20);         /* it does not wait for itself */
+    ck_assert_int_eq(lseek(member, 0, SEEK_CUR), 7); /* the other file's */
+    known_set(member, KNOWN_PLAIN);
+    reading_closing(member); /* no read is left over */
+    ck_assert_int_lt(pauses() - before, 20);
+    reading_closed(member);
+    signal(SIGUSR1, SIG_DFL);
+}
+END_TEST
+
+static sigjmp_buf back;
+
+static void jump(int number)
+{
+    (void)number;
+    siglongjmp(back, 1);
+}
+
+START_TEST(a_handler_jumps_out_of_a_read)
+{
+    signal(SIGUSR1, jump);
+    is_signalled = true;
+    long before = pauses();
+    if (sigsetjmp(back, 1) == 0)
+        reading_read(member, buf, 100);
+    is_signalled = false;
+    ck_assert_int_eq(reading_pread(member, buf, 100, 0), 100);
+    reading_closing(member);
+    reading_closed(member);
+    ck_assert_int_lt(pauses() - before, 20);
+    signal(SIGUSR1, SIG_DFL);
+}
+END_TEST
+
+static void handler_rewinds(int number)
+{
+    (void)number;
+    ck_assert_int_eq(lseek(member, 0, SEEK_SET), 0);
+}
+
+/* Another reader of the descriptor has moved its position back: the file begins with this read.
+ */
+START_TEST(bytes_of_a_position_that_was_moved_meanwhile_are_counted)
+{
+    const struct intercept_slot *slot = &head.slots[0];
+    uint64_t files = slot->files, reads = slot->reads, bytes = slot->bytes;
+
+    signal(SIGUSR1, handler_rewinds);
+    is_signalled = true;
+    ck_assert_int_eq(lseek(member, 100, SEEK_SET), 100);
+    ck_assert_int_eq(reading_read(member, buf, 50), 50);
+    ck_assert_mem_eq(buf, old, 50);
+    ck_assert_int_eq(lseek(member, 0, SEEK_CUR), 50);
+    ck_assert_uint_eq(slot->files - files, 1);
+    ck_assert_uint_eq(slot->reads - reads, 1);
+    ck_assert_uint_eq(slot->bytes - bytes, 50);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("reading");
@@ -123,6 +222,9 @@ int main(void)
     tcase_add_test(changes, bytes_are_those_of_the_archive_as_mounted);
     tcase_add_test(changes, bytes_at_an_offset_are_so_too);
     tcase_add_test(changes, a_changed_archive_is_left_to_the_mount);
+    tcase_add_test(changes, a_handler_closes_what_its_thread_reads);
+    tcase_add_test(changes, a_handler_jumps_out_of_a_read);
+    tcase_add_test(changes, bytes_of_a_position_that_was_moved_meanwhile_are_counted);
     suite_add_tcase(suite, changes);
     return run_suite(suite);
 }

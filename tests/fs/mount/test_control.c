@@ -64,6 +64,16 @@ void session_log(struct session *s, const char *format, ...)
     va_end(args);
 }
 
+void session_trouble(struct session *s, enum counter_trouble kind, const char *format, ...)
+{
+    va_list args;
+    (void)s;
+    (void)kind;
+    va_start(args, format);
+    vdprintf(log_fds[1], format, args);
+    va_end(args);
+}
+
 void session_distrust(struct session *s)
 {
     s->is_distrusted = true;

@@ -74,6 +74,20 @@ START_TEST(links_are_followed_to_where_the_mount_would_be)
 }
 END_TEST
 
+/* A user moves a folder away and puts a link there: root must not unmount what it leads to. */
+START_TEST(what_a_link_in_the_path_leads_to_is_not_unmounted)
+{
+    char path[PATH_MAX + 16];
+    ck_assert_int_eq(mkdir("real", 0700) | mkdir("real/at", 0700), 0);
+    ck_assert_int_eq(symlink("real", "link"), 0);
+    snprintf(path, sizeof(path), "%s/link/at", base);
+    ck_assert_int_eq(mountpoint_unmount(path, false), -ELOOP);
+    ck_assert_int_eq(mountpoint_unmount(path, true), -ELOOP);
+    snprintf(path, sizeof(path), "%s/real/at", base);
+    ck_assert_int_eq(mountpoint_unmount(path, false), -EINVAL);
+}
+END_TEST
+
 START_TEST(paths_that_can_not_be_are_errors)
 {
     char path[PATH_MAX], longest[PATH_MAX + 10];
@@ -194,6 +208,23 @@ START_TEST(a_helper_is_told_mount_point_options_and_socket_and_gets_the_c_locale
 }
 END_TEST
 
+START_TEST(a_helper_is_told_a_name_with_commas_as_one_option)
+{
+    struct mount_report report = {""};
+    struct mounted mounted;
+    struct mount_request rq = {.methods = MOUNT_BY_FUSERMOUNT3,
+                               .mountpoint = base,
+                               .fsname = "a,b\\c.tar",
+                               .noexec = true};
+    char said[FUSERMOUNT_SAID_MAX];
+    mount_with_helper("printf %s \"$2\"; exit 1", said);
+    ck_assert_int_eq(rename("helper", "fusermount3"), 0);
+    setenv("PATH", base, 1);
+    ck_assert_int_eq(mountpoint_mount(&rq, &report, &mounted), -EPERM);
+    ck_assert_ptr_nonnull(strstr(report.tried, ",noexec,fsname=a\\,b\\\\c.tar"));
+}
+END_TEST
+
 START_TEST(busy_is_known_from_other_failures)
 {
     char path[PATH_MAX + 64], said[FUSERMOUNT_SAID_MAX];
@@ -233,6 +264,7 @@ int main(void)
     tcase_add_checked_fixture(c, setup, teardown);
     tcase_add_test(c, paths_are_made_canonical_without_the_last_component);
     tcase_add_test(c, links_are_followed_to_where_the_mount_would_be);
+    tcase_add_test(c, what_a_link_in_the_path_leads_to_is_not_unmounted);
     tcase_add_test(c, paths_that_can_not_be_are_errors);
     tcase_add_test(c, the_kernel_s_table_is_read);
     tcase_add_test(c, ways_to_mount_can_be_left_out);
@@ -240,6 +272,7 @@ int main(void)
     tcase_add_test(c, a_helper_is_looked_for_in_the_path_first);
     tcase_add_test(c, a_helper_that_fails_is_quoted);
     tcase_add_test(c, a_helper_is_told_mount_point_options_and_socket_and_gets_the_c_locale);
+    tcase_add_test(c, a_helper_is_told_a_name_with_commas_as_one_option);
     tcase_add_test(c, busy_is_known_from_other_failures);
     tcase_add_test(c, what_answers_is_told_from_what_does_not);
     tcase_add_test(c, unmounting_what_is_not_mounted_says_so);

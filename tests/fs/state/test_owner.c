@@ -16,7 +16,7 @@ static pid_t leader, member;
 
 static void setup(void)
 {
-    counters = (struct counters){0};
+    counters = (struct counters){.pid_namespace = process_namespace()};
 }
 
 static _Noreturn void sleep_on(void)
@@ -114,7 +114,7 @@ END_TEST
 START_TEST(a_process_of_another_namespace_can_not_be_known)
 {
     owner_add(&counters, getppid());
-    counters.owner_namespace++;
+    counters.pid_namespace++;
     ck_assert_int_eq(watched(), 0);
     owner_add(&counters, getpid());
     ck_assert_uint_gt(counters.owners, COUNTERS_OWNERS);

@@ -125,7 +125,7 @@ START_TEST(a_slot_that_took_the_name_of_a_removed_one_is_left_alone)
     make_file("keep", ""); /* or the folder would go */
     slot_remove(old);
     ck_assert(!slot_is_current(old));
-    registry_unlock(&registry);
+    slots_unlock(&registry);
     struct slot *young = create("a");
     ck_assert(slot_is_current(young));
     ck_assert(!slot_is_current(old));
@@ -146,7 +146,7 @@ START_TEST(a_directory_that_was_made_for_a_mount_goes_with_it)
     slot->counters->owns_mountpoint = 1;
     slot_remove(slot);
     ck_assert_int_eq(lstat(slot->counters->mountpoint, &st), -1);
-    registry_unlock(&registry);
+    slots_unlock(&registry);
     slot_close(slot);
 }
 END_TEST
@@ -167,7 +167,7 @@ START_TEST(a_directory_that_another_mount_still_has_is_that_one_s)
     ck_assert_uint_eq(second->counters->owns_mountpoint, 1);
     slot_remove(second);
     ck_assert_int_eq(lstat(at, &st), -1);
-    registry_unlock(&registry);
+    slots_unlock(&registry);
     slot_close(first);
     slot_close(second);
 }
@@ -185,7 +185,7 @@ START_TEST(a_slot_that_can_not_be_made_whole_leaves_nothing)
     ck_assert(!exists("a.lock") && !exists("a"));
     slot_remove(slot);
     ck_assert_int_eq(rmdir(path), 0);
-    registry_unlock(&registry);
+    slots_unlock(&registry);
     slot_close(slot);
 }
 END_TEST
@@ -201,25 +201,65 @@ START_TEST(only_what_the_kernel_lists_is_mounted)
 }
 END_TEST
 
+static int open_again(const struct slot *slot)
+{
+    auto_slot struct slot *other = NULL;
+    return slot_open(slot->folder, slot->folder_fd, slot->name, &other);
+}
+
 START_TEST(what_is_gone_can_not_be_opened)
 {
     struct slot *slot = create("a"), *other;
     struct registry registry = lock_registry();
-    ck_assert_int_eq(slot_open(folder, "b", &other), -ENOENT);
+    ck_assert_int_eq(slot_open(folder, registry.fd, "b", &other), -ENOENT);
     slot_remove(slot);
-    ck_assert_int_eq(slot_open(folder, "a", &other), -ENOENT);
-    registry_unlock(&registry);
+    ck_assert_int_eq(slot_open(folder, registry.fd, "a", &other), -ENOENT);
+    slots_unlock(&registry);
     slot_close(slot);
 }
 END_TEST
 
 START_TEST(a_truncated_slot_is_no_trap)
 {
-    struct slot *slot = create("a"), *other;
+    struct slot *slot = create("a");
     ck_assert_int_eq(ftruncate(slot->stat_fd, 100), 0);
-    ck_assert_int_eq(slot_open(slot->folder, slot->name, &other), -EPROTO);
+    ck_assert_int_eq(open_again(slot), -EPROTO);
     ck_assert_int_eq(ftruncate(slot->stat_fd, 0), 0);
-    ck_assert_int_eq(slot_open(slot->folder, slot->name, &other), -EPROTO);
+    ck_assert_int_eq(open_again(slot), -EPROTO);
+    slot_close(slot);
+}
+END_TEST
+
+/* Readers take the texts as strings. */
+START_TEST(a_slot_whose_texts_do_not_end_is_no_trap)
+{
+    struct slot *slot = create("a");
+    struct counters *c = slot->counters;
+    ck_assert_int_eq(open_again(slot), 0);
+    memset(c->mountpoint, '/', sizeof(c->mountpoint));
+    ck_assert_int_eq(open_again(slot), -EPROTO);
+    c->mountpoint[sizeof(c->mountpoint) - 1] = '\0';
+    ck_assert_int_eq(open_again(slot), 0);
+    c->archive_names_bytes = sizeof(c->archive_names) + 1;
+    ck_assert_int_eq(open_again(slot), -EPROTO);
+    slot_close(slot);
+}
+END_TEST
+
+START_TEST(a_slot_is_found_in_the_folder_that_was_opened_whatever_has_its_path_now)
+{
+    struct slot *slot = create("a");
+    char away[PATH_MAX + 16];
+    snprintf(away, sizeof(away), "%s/away", base);
+    ck_assert_int_eq(rename(folder, away), 0);
+    ck_assert_int_eq(mkdir(folder, 0700), 0);
+    make_file("a.stat", "another's");
+    make_file("a.lock", "");
+    ck_assert_int_eq(open_again(slot), 0);
+    ck_assert(slot_is_current(slot));
+    slot_remove(slot);
+    ck_assert(exists("a.stat") && exists("a.lock"));
+    ck_assert_int_eq(open_again(slot), -ENOENT);
     slot_close(slot);
 }
 END_TEST
@@ -243,6 +283,8 @@ int main(void)
     tcase_add_test(c, only_what_the_kernel_lists_is_mounted);
     tcase_add_test(c, what_is_gone_can_not_be_opened);
     tcase_add_test(c, a_truncated_slot_is_no_trap);
+    tcase_add_test(c, a_slot_whose_texts_do_not_end_is_no_trap);
+    tcase_add_test(c, a_slot_is_found_in_the_folder_that_was_opened_whatever_has_its_path_now);
     suite_add_tcase(s, c);
     return run_suite(s);
 }

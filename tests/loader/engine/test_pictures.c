@@ -196,6 +196,7 @@ START_TEST(the_part_that_is_a_picture_is_decoded)
 }
 END_TEST
 
+#ifdef ONEPOT_GPU
 START_TEST(batches_of_pictures_go_to_a_device)
 {
     struct onepot_device *device = NULL;
@@ -229,6 +230,7 @@ START_TEST(batches_of_pictures_go_to_a_device)
     onepot_device_close(device);
 }
 END_TEST
+#endif
 
 START_TEST(arguments_that_make_no_sense_are_refused)
 {
@@ -259,7 +261,9 @@ static Suite *suite(void)
     tcase_add_test(batches, crops_are_the_same_after_a_resume);
     tcase_add_loop_test(batches, a_damaged_picture_is_named_or_skipped_or_grey, 0, 3);
     tcase_add_test(batches, the_part_that_is_a_picture_is_decoded);
+#ifdef ONEPOT_GPU
     tcase_add_loop_test(batches, batches_of_pictures_go_to_a_device, 0, 4);
+#endif
     tcase_add_test(batches, arguments_that_make_no_sense_are_refused);
     suite_add_tcase(s, batches);
     return s;

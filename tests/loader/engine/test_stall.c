@@ -87,9 +87,11 @@ static int slow_read(const struct source *source, struct source_cursor *cursor)
     return r;
 }
 
-static const uint8_t *slow_map(const struct source *source)
+static const uint8_t *slow_map(const struct source *source, uint64_t offset, uint64_t len)
 {
     (void)source;
+    (void)offset;
+    (void)len;
     return NULL;
 }
 

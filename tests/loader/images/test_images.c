@@ -6,7 +6,9 @@
 #include "pictures.h"
 
 #include <inttypes.h>
+#include <malloc.h>
 #include <math.h>
+#include <sys/resource.h>
 
 #include "crop.h"
 #include "images.h"
@@ -544,124 +546,6 @@ START_TEST(a_jpeg_without_its_end_marker_is_whole)
 }
 END_TEST
 
-/* ---- what a device may decode ---- */
-
-static bool is_offered(const uint8_t *bytes, size_t len)
-{
-    struct images_plan plan = plain(90, 70);
-    struct images_offer offer;
-    /* Memory of just this length, so that sanitizers see what is read beyond it. */
-    uint8_t *exact = malloc(len ? len : 1);
-    memcpy(exact, bytes, len);
-    bool yes = images_offer(&plan, &(struct images_place){3, 4, 5}, exact, len, &offer);
-    if (yes) {
-        ck_assert_uint_eq(offer.width, 90);
-        ck_assert_uint_eq(offer.height, 70);
-        ck_assert_uint_eq(offer.x.high, 90);
-        ck_assert_uint_eq(offer.y.count, 70);
-    }
-    free(exact);
-    return yes;
-}
-
-/* Where a marker is. */
-static size_t marker_at(struct bytes file, uint8_t marker)
-{
-    size_t at = 2;
-    while (at + 4 < file.len && file.data[at + 1] != marker)
-        at += 2 + (size_t)(file.data[at + 2] << 8 | file.data[at + 3]);
-    ck_assert_uint_lt(at + 4, file.len);
-    return at;
-}
-
-/* With that segment put in behind the first marker. */
-static bool is_offered_with(struct bytes file, const void *segment, size_t len)
-{
-    uint8_t *bytes = malloc(file.len + len);
-    memcpy(bytes, file.data, 2);
-    memcpy(bytes + 2, segment, len);
-    memcpy(bytes + 2 + len, file.data + 2, file.len - 2);
-    bool yes = is_offered(bytes, file.len + len);
-    free(bytes);
-    return yes;
-}
-
-START_TEST(common_jpeg_is_offered_to_a_device)
-{
-    for (int restart = 0; restart < 2; restart++) {
-        struct bytes file = picture_jpeg(90, 70, (struct jpeg_kind){JCS_RGB, 90, 0, restart});
-        ck_assert(is_offered(file.data, file.len));
-        ck_assert(is_offered_with(file, "\xff\xfe\0\4hi", 6));
-        ck_assert(is_offered_with(file,
-                                  "\xff\xee\0\x0e"
-                                  "Adobe\0\0\0\0\0\0\1",
-                                  16));
-        free(file.data);
-    }
-}
-END_TEST
-
-START_TEST(other_jpeg_is_not)
-{
-    const struct jpeg_kind kinds[] = {
-        {JCS_GRAYSCALE, 90, 0, 0}, {JCS_RGB, 90, 1, 0}, {JCS_CMYK, 90, 0, 0}};
-    for (unsigned i = 0; i < 3; i++) {
-        struct bytes other = picture_jpeg(90, 70, kinds[i]);
-        ck_assert(!is_offered(other.data, other.len));
-        free(other.data);
-    }
-    struct bytes file = picture_jpeg(90, 70, (struct jpeg_kind){JCS_RGB, 90, 0, 0});
-    size_t frame = marker_at(file, 0xc0) + 4, scan = marker_at(file, 0xda) + 4;
-    const struct {
-        size_t at;
-        uint8_t byte;
-    } changes[] = {{frame, 12},        /* bits */
-                   {frame + 2, 0},     /* no height that is known */
-                   {frame + 7, 0x31},  /* more samples than any decoder knows */
-                   {frame + 10, 0x22}, /* of a colour, too */
-                   {scan, 1},          /* colours one after another */
-                   {file.len - 1, 0},  /* no end */
-                   {frame - 3, 0xc1},  {frame - 3, 0xc9} /* other kinds of frames */};
-    for (unsigned i = 0; i < sizeof(changes) / sizeof(changes[0]); i++) {
-        uint8_t *at = file.data + changes[i].at, was = *at;
-        if (changes[i].at == frame + 2)
-            file.data[frame + 1] = 0;
-        *at = changes[i].byte;
-        ck_assert_msg(!is_offered(file.data, file.len), "change %u", i);
-        *at = was;
-    }
-    for (unsigned i = 0; i < 3; i++)
-        file.data[frame + 6 + 3 * i] = (uint8_t) "RGB"[i];
-    ck_assert(!is_offered(file.data, file.len));
-    free(file.data);
-}
-END_TEST
-
-START_TEST(nor_is_jpeg_with_odd_segments_or_cut_short)
-{
-    struct bytes file = picture_jpeg(90, 70, (struct jpeg_kind){JCS_RGB, 90, 0, 0});
-    size_t frame = marker_at(file, 0xc0);
-    for (size_t len = 0; len < file.len; len++)
-        ck_assert_msg(!is_offered(file.data, len), "%zu bytes of %zu", len, file.len);
-    ck_assert(!is_offered_with(file,
-                               "\xff\xee\0\x0e"
-                               "Adobe\0\0\0\0\0\0\0",
-                               16)); /* RGB */
-    ck_assert(!is_offered_with(file,
-                               "\xff\xee\0\x0e"
-                               "Adobe\0\0\0\0\0\0\2",
-                               16));
-    ck_assert(!is_offered_with(file, file.data + frame, 19)); /* two frames */
-    ck_assert(!is_offered_with(file, "\xff\xdc\0\4\0\1", 6));
-    ck_assert(!is_offered_with(file, "\xff\xfe\0\1", 4));
-    ck_assert(!is_offered_with(file, "\xff\xfe\xff\xff", 4));
-    ck_assert(!is_offered_with(file, "\xff\xd9", 2));
-    ck_assert(!is_offered_with(file, "hi", 2));
-    free(file.data);
-    ck_assert(!is_offered((const uint8_t *)"\x93NUMPY\1", 7));
-}
-END_TEST
-
 #endif
 
 #ifdef ONEPOT_PNG
@@ -738,19 +622,285 @@ START_TEST(a_png_that_is_cut_short_is_an_error)
 }
 END_TEST
 
+/* Give a PNG file another size, and the sum of its header. */
+static void png_resize(struct bytes png, uint32_t width, uint32_t height)
+{
+    uint32_t sum = UINT32_MAX;
+    for (unsigned i = 0; i < 4; i++) {
+        png.data[16 + i] = (uint8_t)(width >> (24 - 8 * i));
+        png.data[20 + i] = (uint8_t)(height >> (24 - 8 * i));
+    }
+    for (unsigned i = 12; i < 29; i++) {
+        sum ^= png.data[i];
+        for (unsigned bit = 0; bit < 8; bit++)
+            sum = sum >> 1 ^ (sum & 1 ? UINT32_C(0xedb88320) : 0);
+    }
+    for (unsigned i = 0; i < 4; i++)
+        png.data[29 + i] = (uint8_t)(~sum >> (24 - 8 * i));
+}
+
 START_TEST(a_picture_of_too_many_pixels_is_refused)
 {
     struct bytes file = picture_png(61, 43, (struct png_kind){PNG_COLOR_TYPE_RGB, 8, 1});
     struct images_plan plan = plain(61, 43);
-    memcpy(file.data + 16, "\0\0\xff\xff\0\0\xff\xff", 8); /* 65535 by 65535 */
+    png_resize(file, 65535, 65535);
     struct image image = decoded(&plan, file, 0);
     ck_assert_int_eq(image.result, -EILSEQ);
+    ck_assert_msg(strstr(image.why, "at most"), "%s", image.why);
     free(image.pixels);
     free(file.data);
 }
 END_TEST
 
 #endif
+
+/* ---- memory ---- */
+
+#define MIB (UINT64_C(1) << 20)
+
+#if defined(ONEPOT_JPEG) || defined(ONEPOT_PNG)
+/*
+ * Allow this process `bytes` of addresses more than it has. Sanitizers have their own, and
+ * count nothing.
+ */
+static struct rlimit limit_addresses(uint64_t bytes)
+{
+    struct rlimit was;
+    unsigned long pages;
+    getrlimit(RLIMIT_AS, &was);
+    mallopt(M_MMAP_THRESHOLD, 64 << 10); /* what is freed is given back */
+    malloc_trim(0);
+    FILE *f = fopen("/proc/self/statm", "r");
+    ck_assert_int_eq(fscanf(f, "%lu", &pages), 1);
+    fclose(f);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    const struct rlimit now = {pages * (rlim_t)sysconf(_SC_PAGESIZE) + bytes, was.rlim_max};
+    setrlimit(RLIMIT_AS, &now);
+#else
+    (void)bytes;
+#endif
+    return was;
+}
+
+/* Decode with this budget and so many addresses to spare. `why` says what happened. */
+static int decoded_within(struct bytes file, struct images_budget *budget, uint64_t addresses,
+                          char *why)
+{
+    struct images_plan plan = plain(8, 8);
+    struct images_scratch scratch = {.budget = budget};
+    uint8_t *to = malloc(plan.bytes);
+    struct rlimit was = limit_addresses(addresses);
+    int r = images_decode(&plan, &scratch, &(struct images_place){3, 4, 0}, file.data, file.len,
+                          to, why);
+    setrlimit(RLIMIT_AS, &was);
+    ck_assert_uint_le(scratch.size, 4 * MIB);
+    if (budget) { /* no thread has its turn any more */
+        ck_assert_int_eq(pthread_mutex_trylock(&budget->large), 0);
+        pthread_mutex_unlock(&budget->large);
+    }
+    images_scratch_free(&scratch);
+    free(to);
+    return r;
+}
+
+/* The MiB that a picture takes, by the message about too small a budget; 4: at most that. */
+static uint64_t taken_by_header(struct bytes file)
+{
+    struct images_budget budget;
+    char why[IMAGES_WHY_MAX] = "";
+    uint64_t takes = 4;
+    images_budget_init(&budget, 0, 1);
+    if (decoded_within(file, &budget, 6 * MIB, why) == -EILSEQ)
+        ck_assert_msg(sscanf(why, "decoding it takes %" SCNu64 " MiB", &takes) == 1, "%s", why);
+    return takes;
+}
+
+/* As little as its header says is enough, and not far more than that is asked for. */
+static void check_takes(struct bytes file, const char *name, unsigned kind)
+{
+    struct images_budget budget;
+    char why[IMAGES_WHY_MAX] = "";
+    uint64_t takes = taken_by_header(file);
+    images_budget_init(&budget, 2 * takes * MIB, 1);
+    int r = decoded_within(file, &budget, takes * MIB + MIB / 2, why);
+    ck_assert_msg(r == 0, "%s %u, %" PRIu64 " MiB: %s", name, kind, takes, why);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    if (takes > 4)
+        ck_assert_msg(decoded_within(file, &budget, takes * MIB / 3, why) < 0,
+                      "%s %u takes far less than %" PRIu64 " MiB", name, kind, takes);
+#endif
+    free(file.data);
+}
+
+/* It is refused for what it says, not for want of memory. */
+static void check_bomb(struct bytes bomb, const char *expected)
+{
+    struct images_budget budget;
+    char why[IMAGES_WHY_MAX] = "";
+    images_budget_init(&budget, 64 * MIB, 2);
+    int r = decoded_within(bomb, &budget, MIB, why);
+    ck_assert_msg(r == -EILSEQ && strstr(why, expected), "%d: %s, not: %s", r, why, expected);
+}
+#endif
+
+START_TEST(a_picture_takes_no_more_than_its_header_says)
+{
+#ifdef ONEPOT_JPEG
+    static const struct jpeg_kind jpeg[] = {{JCS_RGB, 90, 0, 0},
+                                            {JCS_RGB, 60, 1, 0},
+                                            {JCS_GRAYSCALE, 80, 1, 0},
+                                            {JCS_CMYK, 50, 0, 0},
+                                            {JCS_CMYK, 50, 1, 0}};
+    for (unsigned i = 0; i < sizeof(jpeg) / sizeof(*jpeg); i++) {
+        check_takes(picture_jpeg(3001, 2003, jpeg[i]), "JPEG", i);
+        check_takes(picture_jpeg(65500, 40, jpeg[i]), "wide JPEG", i);
+    }
+#endif
+#ifdef ONEPOT_PNG
+    static const struct png_kind png[] = {{PNG_COLOR_TYPE_RGB, 8, 0},
+                                          {PNG_COLOR_TYPE_RGB_ALPHA, 16, 0},
+                                          {PNG_COLOR_TYPE_RGB_ALPHA, 16, 1},
+                                          {PNG_COLOR_TYPE_PALETTE, 4, 1},
+                                          {PNG_COLOR_TYPE_GRAY, 1, 1}};
+    for (unsigned i = 0; i < sizeof(png) / sizeof(*png); i++) {
+        check_takes(picture_png(3001, 1003, png[i]), "PNG", i);
+        check_takes(picture_png(65500, 10, png[i]), "wide PNG", i);
+    }
+#endif
+}
+END_TEST
+
+#ifdef ONEPOT_JPEG
+/* Where a marker is. */
+static size_t marker_at(struct bytes file, uint8_t marker)
+{
+    size_t at = 2;
+    while (at + 4 < file.len && file.data[at + 1] != marker)
+        at += 2 + (size_t)(file.data[at + 2] << 8 | file.data[at + 3]);
+    ck_assert_uint_lt(at + 4, file.len);
+    return at;
+}
+
+START_TEST(a_jpeg_of_a_few_bytes_takes_no_memory)
+{
+    static const struct {
+        struct jpeg_kind kind;
+        unsigned width, height;
+        const char *expected;
+    } cases[] = {{{JCS_RGB, 90, 1, 0}, 13377, 13377, "decoding it takes"},
+                 {{JCS_RGB, 90, 1, 0}, 8000, 8000, "decoding it takes"},
+                 {{JCS_GRAYSCALE, 90, 1, 0}, 65500, 2700, "decoding it takes"},
+                 {{JCS_CMYK, 90, 1, 0}, 9000, 9000, "decoding it takes"},
+                 {{JCS_CMYK, 90, 0, 0}, 65500, 65500, "at most"},
+                 {{JCS_RGB, 90, 0, 0}, 65500, 65500, "at most"}};
+    for (unsigned i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        struct bytes file = picture_jpeg(16, 16, cases[i].kind);
+        size_t frame = marker_at(file, cases[i].kind.progressive ? 0xc2 : 0xc0) + 5;
+        file.data[frame] = (uint8_t)(cases[i].height >> 8);
+        file.data[frame + 1] = (uint8_t)cases[i].height;
+        file.data[frame + 2] = (uint8_t)(cases[i].width >> 8);
+        file.data[frame + 3] = (uint8_t)cases[i].width;
+        check_bomb(file, cases[i].expected);
+        free(file.data);
+    }
+}
+END_TEST
+#endif
+
+#ifdef ONEPOT_PNG
+/* Put a chunk in behind the header of a PNG file, whose length is not checked. */
+static struct bytes with_chunk(struct bytes png, const char *kind, uint32_t length,
+                               const char *begin, size_t begin_len)
+{
+    const uint8_t head[] = {(uint8_t)(length >> 24), (uint8_t)(length >> 16),
+                            (uint8_t)(length >> 8), (uint8_t)length};
+    struct bytes file = {malloc(png.len + 12 + begin_len), png.len + 12 + begin_len};
+    uint8_t *at = file.data;
+    memcpy(at, png.data, 33);
+    memcpy(at + 33, head, 4);
+    memcpy(at + 37, kind, 4);
+    memcpy(at + 41, begin, begin_len);
+    memset(at + 41 + begin_len, 0, 4);
+    memcpy(at + 45 + begin_len, png.data + 33, png.len - 33);
+    return file;
+}
+
+static long resident_peak(void)
+{
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_maxrss;
+}
+
+/* libpng goes on without what it could not allocate, so its memory tells, not its words. */
+START_TEST(a_png_chunk_is_no_longer_than_its_file)
+{
+    static const char *const kinds[] = {"sCAL", "iCCP", "zTXt", "iTXt", "tEXt", "eXIf", "sPLT",
+                                        "pCAL", "hIST", "tRNS", "PLTE", "IDAT", "teSt", "TEsT",
+                                        "gAMA", "cHRM", "sBIT", "bKGD", "pHYs", "tIME", "cICP"};
+    static const uint32_t lengths[] = {0x7fffffff, 0x7ffffff0, 0x20000000, 9u << 20, 7u << 20};
+    struct bytes png = picture_png(8, 8, (struct png_kind){PNG_COLOR_TYPE_PALETTE, 8, 0});
+    struct images_plan plan = plain(8, 8);
+    free(decoded(&plan, png, 0).pixels);
+    long before = resident_peak();
+    for (unsigned i = 0; i < sizeof(kinds) / sizeof(*kinds); i++)
+        for (unsigned k = 0; k < sizeof(lengths) / sizeof(*lengths); k++) {
+            struct bytes bomb = with_chunk(png, kinds[i], lengths[k], "a\0\0\1", 4);
+            struct image image = decoded(&plan, bomb, 0);
+            ck_assert_msg(image.result == -EILSEQ, "%s: %d", kinds[i], image.result);
+            ck_assert_msg(resident_peak() - before < 4096, "%s of %u bytes took %ld KiB",
+                          kinds[i], lengths[k], resident_peak() - before);
+            free(image.pixels);
+            free(bomb.data);
+        }
+    free(png.data);
+}
+END_TEST
+
+START_TEST(texts_and_profiles_of_a_png_are_passed_over)
+{
+    struct bytes png = picture_png(8, 8, (struct png_kind){PNG_COLOR_TYPE_RGB, 8, 0});
+    static const char *const kinds[] = {"sCAL", "iCCP", "zTXt", "iTXt", "tEXt", "sPLT", "pCAL"};
+    for (unsigned i = 0; i < sizeof(kinds) / sizeof(*kinds); i++) {
+        struct bytes odd =
+            with_chunk(png, kinds[i], 4, "a\0\0\1", 4); /* its sum is wrong, too */
+        char why[IMAGES_WHY_MAX] = "";
+        ck_assert_msg(decoded_within(odd, NULL, MIB, why) == 0, "%s: %s", kinds[i], why);
+        free(odd.data);
+    }
+    free(png.data);
+}
+END_TEST
+
+START_TEST(an_interlaced_png_of_a_few_bytes_takes_no_memory)
+{
+    static const uint32_t sizes[][2] = {{13377, 13377}, {4000, 4000}, {65500, 512}};
+    struct bytes png = picture_png(8, 8, (struct png_kind){PNG_COLOR_TYPE_RGB_ALPHA, 16, 1});
+    for (unsigned i = 0; i < 3; i++) {
+        png_resize(png, sizes[i][0], sizes[i][1]);
+        check_bomb(png, "decoding it takes");
+    }
+    free(png.data);
+}
+END_TEST
+#endif
+
+START_TEST(a_budget_is_divided_among_threads)
+{
+    struct images_budget budget;
+    char why[IMAGES_WHY_MAX] = "";
+    images_budget_init(&budget, 256 * MIB, 4);
+    ck_assert_uint_eq(budget.each, 32 * MIB);
+    ck_assert_uint_eq(budget.most, 128 * MIB);
+    images_budget_init(&budget, 1, 128);
+    ck_assert_uint_eq(budget.each, 4 * MIB);
+    ck_assert_uint_eq(budget.most, 4 * MIB);
+    ck_assert_int_eq(images_check_file(&budget, 32 * MIB, why), 0);
+    ck_assert_int_eq(images_check_file(&budget, 32 * MIB + 1, why), -EILSEQ);
+    ck_assert_msg(strstr(why, "its file has 33 MiB, and 32 MiB"), "%s", why);
+    ck_assert_int_eq(images_check_file(NULL, UINT64_MAX, why), 0);
+}
+END_TEST
 
 static Suite *suite(void)
 {
@@ -770,6 +920,8 @@ static Suite *suite(void)
     tcase_add_test(files, arrays_are_pictures);
     tcase_add_test(files, types_and_layouts);
     tcase_add_loop_test(files, options_that_make_no_sense_are_named, 0, 10);
+    tcase_add_test(files, a_budget_is_divided_among_threads);
+    tcase_add_test(files, a_picture_takes_no_more_than_its_header_says);
     tcase_add_test(files, other_files_are_no_pictures);
 #ifdef ONEPOT_JPEG
     tcase_add_loop_test(files, jpeg_is_what_libjpeg_makes_of_it, 0, 4);
@@ -781,14 +933,15 @@ static Suite *suite(void)
     tcase_add_test(files, cmyk_is_converted_as_pil_does_it);
     tcase_add_loop_test(files, a_jpeg_that_is_cut_short_is_an_error, 0, 4);
     tcase_add_test(files, a_jpeg_without_its_end_marker_is_whole);
-    tcase_add_test(files, common_jpeg_is_offered_to_a_device);
-    tcase_add_test(files, other_jpeg_is_not);
-    tcase_add_test(files, nor_is_jpeg_with_odd_segments_or_cut_short);
+    tcase_add_test(files, a_jpeg_of_a_few_bytes_takes_no_memory);
 #else
     puts("JPEG left out: this onepot was built without it");
 #endif
 #ifdef ONEPOT_PNG
     tcase_add_test(files, png_of_every_kind);
+    tcase_add_test(files, a_png_chunk_is_no_longer_than_its_file);
+    tcase_add_test(files, texts_and_profiles_of_a_png_are_passed_over);
+    tcase_add_test(files, an_interlaced_png_of_a_few_bytes_takes_no_memory);
     tcase_add_loop_test(files, a_part_of_a_png_is_the_same_as_in_the_whole, 0, 2);
     tcase_add_loop_test(files, a_png_that_is_cut_short_is_an_error, 0, 2);
     tcase_add_test(files, a_picture_of_too_many_pixels_is_refused);

@@ -1,0 +1,263 @@
+/*
+ * The path is resolved as text first (realpath) and then walked without following links. A link
+ * that appears in between ends the walk, so the open file is the one that was judged.
+ */
+#include "place.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <inttypes.h>
+#include <pwd.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/vfs.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "fault.h"
+#include "mountinfo.h"
+#include "runtime.h"
+
+#define USERS_ALL UINT64_C(4294967295) /* all that a namespace can give a number to */
+#define MAGIC_FUSE 0x65735546
+
+struct place_walk {
+    enum place_rule rule;
+    struct place at;
+};
+
+/* ---- users ---- */
+
+/* The number that users without one show as: one for the node, in every namespace. */
+static uid_t overflow_user(void)
+{
+    static _Atomic unsigned number; /* 0: not read yet */
+    unsigned n = atomic_load(&number);
+    if (n == 0) {
+        auto_fclose FILE *file = fopen("/proc/sys/kernel/overflowuid", "re");
+        if (!file || fscanf(file, "%u", &n) != 1 || n == 0)
+            n = 65534;
+        atomic_store(&number, n);
+    }
+    return n;
+}
+
+/* Does every user have a number in our namespace? */
+static bool all_have_numbers(void)
+{
+    uint64_t count, sum = 0;
+    auto_fclose FILE *map = fopen("/proc/self/uid_map", "re");
+    while (map && fscanf(map, "%*u %*u %" SCNu64, &count) == 1)
+        sum += count;
+    return sum == USERS_ALL;
+}
+
+/* May this number stand for a user without one? */
+static bool is_unknown(uid_t uid)
+{
+    return uid == overflow_user() && !all_have_numbers();
+}
+
+bool place_is_ours(const struct stat *st)
+{
+    return st->st_uid == geteuid() && !is_unknown(st->st_uid);
+}
+
+/* Does only root make this folder, whatever the system? The path is real. */
+static bool is_of_root_by_name(const char *path)
+{
+    static const char *const names[] = {"/dev/shm", "/run/user", "/var/tmp"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (strcmp(path, names[i]) == 0)
+            return true;
+    return !strchr(path + 1, '/') || strncmp(path, "/usr/", 5) == 0;
+}
+
+static bool is_owner_trusted(const struct place_walk *walk)
+{
+    uid_t uid = walk->at.st.st_uid;
+    if (is_unknown(uid))
+        return is_of_root_by_name(walk->at.path);
+    return uid == 0 || uid == geteuid();
+}
+
+/*
+ * May its filesystem say who owns what? A user's FUSE program says anything. The question is
+ * new only where a mount begins. The type decides where the mount is not listed: a kernel may
+ * list no numbers, and a root that chroot made need be no mount.
+ */
+static bool is_filesystem_trusted(int fd, int above_fd)
+{
+    struct statfs fs;
+    struct mount_entry mount;
+    if (above_fd >= 0 && mountinfo_is_same(fd, above_fd))
+        return true;
+    int r = mountinfo_of(fd, &mount);
+    if (r == -ENOTSUP || (r == -ENOENT && above_fd < 0))
+        return fstatfs(fd, &fs) == 0 && fs.f_type != MAGIC_FUSE;
+    return r == 0 && (mount.uid == 0 || mount.uid == geteuid() || mount.uid == runtime_uid());
+}
+
+int place_open_entry(int folder_fd, const char *name, int *ret_fd)
+{
+    auto_close int fd = openat(folder_fd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    if (!is_filesystem_trusted(fd, folder_fd))
+        return -EXDEV;
+    *ret_fd = steal_fd(&fd);
+    return 0;
+}
+
+/* ---- groups ---- */
+
+/* Does nobody but this user have the group, as far as this node's own files say? */
+static bool group_has_no_others(gid_t gid, uid_t uid)
+{
+    bool none = true;
+    const struct passwd *user;
+    const struct group *group;
+    auto_fclose FILE *users = fopen("/etc/passwd", "re");
+    auto_fclose FILE *groups = fopen("/etc/group", "re");
+    while (none && users && (user = fgetpwent(users)))
+        none = user->pw_gid != gid || user->pw_uid == uid;
+    while (none && groups && (group = fgetgrent(groups)))
+        none = group->gr_gid != gid || !group->gr_mem[0];
+    return none;
+}
+
+/* The mode's group bits are also the mask of an access control list. */
+static bool has_access_list(int fd)
+{
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    return getxattr(path, "system.posix_acl_access", NULL, 0) >= 0 ||
+           (errno != ENODATA && errno != EOPNOTSUPP);
+}
+
+static bool is_group_private(const struct place_walk *walk)
+{
+    const struct stat *st = &walk->at.st;
+    return st->st_gid == st->st_uid && !is_unknown(st->st_uid) &&
+           !has_access_list(walk->at.fd) && group_has_no_others(st->st_gid, st->st_uid);
+}
+
+static bool is_mode_trusted(const struct place_walk *walk)
+{
+    const struct stat *st = &walk->at.st;
+    bool is_sticky = S_ISDIR(st->st_mode) && (st->st_mode & S_ISVTX);
+    if (is_sticky && walk->rule == PLACE_SHARED)
+        return true;
+    return !(st->st_mode & S_IWOTH) && (!(st->st_mode & S_IWGRP) || is_group_private(walk));
+}
+
+/* ---- the walk ---- */
+
+/* Take the next folder, whose path is the first `len` bytes of `real`. */
+static int place_step(struct place_walk *walk, const char *real, size_t len, const char *name)
+{
+    int fd = -1;
+    int r = place_open_entry(walk->at.fd, name, &fd);
+    if (r < 0 && r != -EXDEV)
+        return r;
+    memcpy(walk->at.path, real, len);
+    walk->at.path[len] = '\0';
+    if (r < 0)
+        return r;
+    if (walk->at.fd >= 0)
+        close(walk->at.fd);
+    walk->at.fd = fd;
+    if (fstat(fd, &walk->at.st) < 0)
+        return -errno;
+    if (S_ISLNK(walk->at.st.st_mode)) /* it was none a moment ago */
+        return -ELOOP;
+    return is_owner_trusted(walk) && is_mode_trusted(walk) ? 0 : -EPERM;
+}
+
+static int place_walk_to(struct place_walk *walk, const char *real)
+{
+    char name[NAME_MAX + 1];
+    const char *end = real;
+    int r = place_step(walk, "/", 1, "/");
+
+    while (r == 0 && end[0] == '/' && end[1]) {
+        const char *from = end + 1;
+        end = strchrnul(from, '/');
+        if ((size_t)(end - from) >= sizeof(name))
+            return -ENAMETOOLONG;
+        memcpy(name, from, (size_t)(end - from));
+        name[end - from] = '\0';
+        r = place_step(walk, real, (size_t)(end - real), name);
+    }
+    return r;
+}
+
+/* Mount what an automounter has at the place itself: O_PATH alone does not. */
+static void place_touch(const char *path)
+{
+    char inside[PATH_MAX + 4];
+    struct stat st;
+    snprintf(inside, sizeof(inside), "%s/.", path);
+    if (stat(inside, &st) < 0)
+        return; /* a file, or an error that the walk finds as well */
+}
+
+int place_open(const char *path, enum place_rule rule, struct place *ret_place,
+               struct place_refusal *ret_refusal)
+{
+    struct place_walk walk = {.rule = rule, .at.fd = -1};
+    char real[PATH_MAX];
+    int r = -EINVAL;
+
+    if (path[0] == '/') {
+        place_touch(path);
+        r = realpath(path, real) ? place_walk_to(&walk, real) : -errno;
+    }
+    if (r == 0) {
+        *ret_place = walk.at;
+        return 0;
+    }
+    if (ret_refusal) {
+        ret_refusal->err = -r;
+        ret_refusal->st = walk.at.st;
+        snprintf(ret_refusal->path, sizeof(ret_refusal->path), "%s",
+                 r == -EPERM || r == -EXDEV ? walk.at.path : path);
+    }
+    if (walk.at.fd >= 0)
+        close(walk.at.fd);
+    return r == -EXDEV ? -EPERM : r;
+}
+
+const char *place_explain(const struct place_refusal *refusal, char *buf, size_t size)
+{
+    const struct stat *st = &refusal->st;
+    unsigned mode = st->st_mode & 07777, uid = st->st_uid;
+
+    if (refusal->err == EXDEV)
+        snprintf(buf, size, "%s: another user's FUSE program is mounted there", refusal->path);
+    else if (refusal->err != EPERM)
+        snprintf(buf, size, "%s: %s", refusal->path, fault_errno(refusal->err));
+    else if (is_unknown(uid))
+        snprintf(buf, size,
+                 "%s: it belongs to a user without a number in this user namespace (mode %04o)",
+                 refusal->path, mode);
+    else if (uid != 0 && uid != geteuid())
+        snprintf(buf, size, "%s: it belongs to user %u, who could replace what lies in it",
+                 refusal->path, uid);
+    else if (S_ISLNK(st->st_mode))
+        snprintf(buf, size, "%s: it is a link", refusal->path);
+    else if (mode & (S_IWGRP | S_IWOTH))
+        snprintf(buf, size,
+                 "%s: users other than its owner %u may write to it (mode %04o, group %u)%s",
+                 refusal->path, uid, mode, (unsigned)st->st_gid,
+                 mode & S_ISVTX ? "" : " and it is not sticky");
+    else
+        snprintf(buf, size, "%s: it is no folder that is closed to others (mode %04o)",
+                 refusal->path, mode);
+    return buf;
+}

@@ -1,0 +1,96 @@
+/*
+ * Other processes, identified by PID and start time together, since a PID may be reused. All of
+ * it reads /proc or waits on a descriptor; nothing can block.
+ */
+#ifndef ONEPOT_PROCESS_H
+#define ONEPOT_PROCESS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#define PROCESS_NAME_MAX 64
+
+/* Read the whole of a small file of /proc, terminated: 0 or -errno. Allocates nothing. */
+int proc_text(const char *path, char *buf, size_t size);
+
+/* The number in a file of /proc, or `otherwise`. */
+long proc_number(const char *path, long otherwise);
+
+struct process_facts {
+    pid_t pid, parent, session;
+    bool has_terminal;
+    bool is_dead; /* a zombie: its parent has not asked for its status yet */
+    bool is_stopped;
+    bool is_asleep; /* in a wait that a signal interrupts; a thread's, if `pid` is one */
+    bool is_stuck;  /* in a wait that no signal interrupts */
+    bool is_exiting;
+    bool is_fork;         /* runs its parent's program: a shell's subshell, say */
+    uint64_t start_ticks; /* field 22 of /proc/PID/stat */
+};
+
+/* Errors: -ESRCH. */
+int process_look(pid_t pid, struct process_facts *ret_facts);
+
+/*
+ * Read a number of /proc/PID/status, after "\nName:"; a thread's number is a PID as well.
+ * False: there is none. Allocates nothing.
+ */
+bool process_status_number(pid_t pid, const char *name, int base, uint64_t *ret_number);
+
+/* Does it run as our user? False also if that is unknown. */
+bool process_is_ours(pid_t pid);
+
+/* Is it a shell with job control, as on a terminal? It ignores SIGTSTP, as no command does. */
+bool process_controls_jobs(pid_t pid);
+
+/*
+ * The program that this process is of: itself or, above processes that were forked and called
+ * no exec, as subshells are, the one that did. And the program on whose behalf that was
+ * started. -ESRCH: not to be seen.
+ */
+int process_program(pid_t pid, struct process_facts *ret_program);
+int process_above(pid_t pid, struct process_facts *ret_program);
+
+/* The PID namespace of this process, in which its numbers of processes mean something. */
+uint64_t process_namespace(void);
+
+/* Is it still the process that started at `start_ticks`, and no zombie? */
+bool process_lives(pid_t pid, uint64_t start_ticks);
+
+/* Has that process been killed, whether or not all of its threads have ended? */
+bool process_is_killed(pid_t pid, uint64_t start_ticks);
+
+/* Is it that process, and stopped, by a signal or a debugger? */
+bool process_is_stopped(pid_t pid, uint64_t start_ticks);
+
+/* The name that ps shows, safe to print; "?" if the process is gone. Returns buf. */
+const char *process_name(pid_t pid, char buf[PROCESS_NAME_MAX]);
+
+/* A process whose end is awaited. */
+struct process_watch {
+    pid_t pid; /* 0: nobody */
+    uint64_t start_ticks;
+    int fd; /* pidfd, readable at its end; -1: the kernel has none (before Linux 5.3) */
+};
+#define PROCESS_WATCH_NONE ((struct process_watch){.fd = -1})
+
+/* -ESRCH if there is no such process, or only its zombie. */
+int process_watch_open(pid_t pid, struct process_watch *ret_watch);
+bool process_watch_ended(const struct process_watch *watch);
+void process_watch_close(struct process_watch *watch);
+
+/* Wait for a child's end, whatever signals come: 0 and its status, or -errno. */
+int process_reap(pid_t pid, int *ret_status);
+
+/* Kill a child. One that hangs in the kernel for longer than a second is left as a zombie. */
+void process_discard(pid_t pid);
+
+/*
+ * Do something that may hang, or that changes the process, in a child: what `work` returns, 0
+ * or -errno. -ETIMEDOUT: the child has been killed, and goes when the kernel permits. Without
+ * a limit (-1) signals don't end the wait, with one they do: -EINTR.
+ */
+int process_try(int (*work)(void *ctx), void *ctx, int timeout_ms);
+
+#endif

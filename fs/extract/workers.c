@@ -1,0 +1,107 @@
+/*
+ * If some of the threads can't be started, the others do their work.
+ */
+#include "workers.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "budget.h"
+#include "clock.h"
+#include "numbers.h"
+#include "thread.h"
+
+#define PROGRESS_PERIOD_MS 100
+#define STACK_BYTES (1u << 20)
+#define CACHE_BYTES_MIN (UINT64_C(32) << 20)
+
+static int worker_init(struct workers *workers, struct worker *w, unsigned number)
+{
+    const struct index_info *info = index_info(workers->pot->index);
+    w->workers = workers;
+    w->number = number;
+    w->buffer = malloc(workers->buffer_bytes);
+    int r = w->buffer ? 0 : -ENOMEM;
+    if (r == 0 && info->has_some_sums)
+        r = checksum_new(info->sum_kind, &w->hash);
+    if (r == 0)
+        r = content_new(workers->pot, workers->reader, CONTENT_THREAD_BLOCKS, &w->content);
+    return r;
+}
+
+int workers_init(struct workers *workers)
+{
+    pthread_cond_init(&workers->done, NULL);
+    workers->at = calloc(workers->threads, sizeof(*workers->at));
+    int r = workers->at ? 0 : -ENOMEM;
+    for (unsigned i = 0; r == 0 && i < workers->threads; i++)
+        r = worker_init(workers, &workers->at[i], i);
+    return r;
+}
+
+void workers_free(struct workers *workers)
+{
+    for (unsigned i = 0; workers->at && i < workers->threads; i++) {
+        content_free(workers->at[i].content);
+        checksum_free(workers->at[i].hash);
+        free(workers->at[i].buffer);
+    }
+    free(workers->at);
+    pthread_cond_destroy(&workers->done);
+}
+
+static void *worker_main(void *arg)
+{
+    struct worker *w = arg;
+    struct workers *workers = w->workers;
+    const struct work_item *items;
+    size_t n;
+    while (!workers->is_stopped(workers->job) &&
+           (n = worklist_take(workers->list, w->number, &items)) > 0)
+        for (size_t i = 0; i < n && !workers->is_stopped(workers->job); i++) {
+            content_expect(w->content, worklist_near_end(items, n, i, CONTENT_NEAR_BYTES / 4));
+            workers->work(w, &items[i]);
+        }
+    pthread_mutex_lock(workers->lock);
+    workers->running--;
+    pthread_cond_signal(&workers->done);
+    pthread_mutex_unlock(workers->lock);
+    return NULL;
+}
+
+/* Show progress until all threads have ended. Called under the lock. */
+static void wait_for_workers(struct workers *workers)
+{
+    while (workers->running > 0) {
+        struct timespec until = clock_in_ms(CLOCK_REALTIME, PROGRESS_PERIOD_MS);
+        pthread_cond_timedwait(&workers->done, workers->lock, &until);
+        if (workers->show)
+            workers->show(workers->ctx, workers->doing, workers->progress);
+    }
+}
+
+int workers_run(struct workers *workers)
+{
+    unsigned started = 0;
+    int r = worklist_begin(workers->list, workers->threads);
+    if (r < 0)
+        return r;
+    workers->running = workers->threads;
+    for (; started < workers->threads && r == 0; started += r == 0)
+        r = thread_start(&workers->at[started].thread, STACK_BYTES, worker_main,
+                         &workers->at[started]);
+    pthread_mutex_lock(workers->lock);
+    workers->running -= workers->threads - started;
+    wait_for_workers(workers);
+    pthread_mutex_unlock(workers->lock);
+    for (unsigned i = 0; i < started; i++)
+        pthread_join(workers->at[i].thread, NULL);
+    return started > 0 ? 0 : r;
+}
+
+uint64_t workers_cache_bytes(const struct pot *pot, unsigned threads)
+{
+    uint64_t bytes = (uint64_t)index_info(pot->index)->block_bytes * threads * 8;
+    return min_u64(max_u64(bytes, CACHE_BYTES_MIN), budget_cache_bytes());
+}

@@ -1,0 +1,483 @@
+/*
+ * Events are made with their slab and used again with it. A stream that uses a batch is known
+ * only by its address. Its event is recorded when the batch is retired, so that one event
+ * covers all that the stream was given.
+ *
+ * The thread that gathered the last sample of a batch queues its copy. One lock keeps the tasks
+ * of a batch together on the stream.
+ */
+#include "upload.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "error.h"
+#include "upload_private.h"
+
+/* The end of a capture is waited for in ten pauses of which each is twice as long as the one
+ * before, ten seconds in all: a wait for the whole device breaks each capture that goes on. */
+#define CAPTURE_PAUSES 10u
+#define CAPTURE_PAUSE_NS UINT64_C(10000000)
+
+/* ---- errors and times; under the lock ---- */
+
+int upload_note(struct upload *u, int r, const struct onepot_error *error)
+{
+    if (r < 0)
+        error_set(&u->error, r, "%s: %.*s", u->shared->name,
+                  (int)sizeof(error->text) - NAME_ROOM, error->text);
+    return r;
+}
+
+/* NULL: that epoch is too long ago. */
+static struct onepot_transfer *transfer_of(struct upload *u, uint64_t epoch)
+{
+    struct onepot_transfer *t = &u->epochs[epoch % EPOCHS];
+    if (t->epoch < epoch)
+        *t = (struct onepot_transfer){.epoch = epoch};
+    return t->epoch == epoch ? t : NULL;
+}
+
+void *upload_arrival(const struct device_slab *t)
+{
+    return t->images ? t->converted : t->sent;
+}
+
+/*
+ * Take the time of the copy, if it is done by now. Where epochs are short, many batches belong
+ * to later epochs. Their times are taken when the consumer gets there, which is before their
+ * slab is used again.
+ */
+static void upload_measure(struct upload *u, struct device_slab *t)
+{
+    uint64_t ns;
+    if (!t->unmeasured || t->epoch > u->epoch + 1 ||
+        u->type->elapsed(u->device, t->begun, t->sent, NULL, &ns))
+        return;
+    t->unmeasured = false;
+    struct onepot_transfer *to = transfer_of(u, t->epoch);
+    if (!to)
+        return;
+    to->copy_bytes += t->bytes;
+    to->copy_ns += ns;
+    to->batches++;
+}
+
+/* ---- users of a batch that is over ---- */
+
+/*
+ * Record their events. False: a stream captures a graph, and nothing may be recorded on it. A
+ * stream that has no event counts as unknown: CUDA may refuse our event on the stream of a
+ * green context.
+ */
+static bool record_uses(struct upload *u, struct device_slab *t)
+{
+    struct onepot_error error;
+    bool recorded = true;
+    for (size_t i = 0; i < t->use_count; i++) {
+        const struct use *use = &t->uses.at[i];
+        int r =
+            use->is_recorded ? 0 : u->type->record(u->device, use->event, use->stream, &error);
+        recorded = recorded && r != -EBUSY;
+        t->lent = t->lent || (r < 0 && r != -EBUSY);
+        if (r != -EBUSY && r != -EINVAL)
+            upload_note(u, r, &error);
+    }
+    return recorded;
+}
+
+/*
+ * Under the lock. A batch that was not sent has no users; the previous batch's stay.
+ *
+ * While a stream captures, an event behind everything would break the capture, too; the batch's
+ * own streams are asked first.
+ */
+static void note_users(struct upload *u, struct device_slab *t)
+{
+    if (!t->lent && !t->use_count)
+        return;
+    t->guard = GUARD_LATER;
+    if (!record_uses(u, t))
+        return;
+    t->guard = !t->lent                                           ? GUARD_NONE
+               : u->type->record_all(u->device, t->all, NULL) < 0 ? GUARD_WAIT
+                                                                  : GUARD_EVENT;
+    t->retired = t->guard == GUARD_NONE ? t->use_count : 0;
+    t->use_count = 0;
+    t->lent = false;
+}
+
+/* Settles what no event stands for. If a capture is in the way, its end is waited for: -EBUSY,
+ * if that does not come. */
+static int await_users(struct upload *u, struct device_slab *t, struct onepot_error *error)
+{
+    int r;
+    for (unsigned i = 0;; i++) {
+        pthread_mutex_lock(&u->lock);
+        if (t->guard == GUARD_LATER)
+            note_users(u, t);
+        pthread_mutex_unlock(&u->lock);
+        r = t->guard == GUARD_LATER  ? error_set(error, -EBUSY,
+                                                 "a stream that used the memory of this batch "
+                                                  "has long been capturing a graph")
+            : t->guard == GUARD_WAIT ? u->type->wait_all(u->device, error)
+                                     : 0;
+        if (r != -EBUSY || i == CAPTURE_PAUSES)
+            return r;
+        pause_for(&u->pause, CAPTURE_PAUSE_NS << i);
+    }
+}
+
+/* ---- memory ---- */
+
+static void free_device_slab(struct upload *u, struct device_slab *t)
+{
+    for (size_t i = 0; i < t->uses.count; i++)
+        if (t->uses.at[i].event)
+            u->type->event_free(u->device, t->uses.at[i].event);
+    void *const events[] = {t->begun, t->sent, t->converted, t->all};
+    for (unsigned i = 0; i < sizeof(events) / sizeof(events[0]); i++)
+        if (events[i])
+            u->type->event_free(u->device, events[i]);
+    if (t->images)
+        u->type->release(u->device, DEVICE_MEMORY_OWN, t->images, t->image_bytes);
+    vector_free(&t->uses);
+    free(t);
+}
+
+size_t upload_image_room(const struct upload *u, size_t bytes)
+{
+    if (!u->images.channels)
+        return 0;
+    uint64_t images = bytes / convert_bytes_of_one(&u->images);
+    return images * convert_bytes_of_floats(&u->images);
+}
+
+static int make_device_slab(struct upload *u, size_t bytes, struct onepot_error *error,
+                            struct device_slab **ret_device_slab)
+{
+    void *memory = NULL;
+    struct device_slab *t = calloc(1, sizeof(*t));
+    if (!t)
+        return error_set(error, -ENOMEM, "no memory for a batch");
+    t->upload = u;
+    t->image_bytes = upload_image_room(u, bytes);
+    void **const events[] = {&t->begun, &t->sent, &t->all,
+                             t->image_bytes ? &t->converted : NULL};
+    int r = 0;
+    for (unsigned i = 0; i < sizeof(events) / sizeof(events[0]) && r == 0; i++)
+        if (events[i])
+            r = u->type->event_new(u->device, i < 2, error, events[i]);
+    if (r == 0 && t->image_bytes)
+        r = u->type->allocate(u->device, DEVICE_MEMORY_OWN, t->image_bytes, error, &t->images);
+    if (r == 0)
+        r = u->type->allocate(u->device, DEVICE_MEMORY_OWN, bytes, error, &memory);
+    if (r < 0) {
+        free_device_slab(u, t);
+        return r;
+    }
+    t->memory = memory;
+    *ret_device_slab = t;
+    return 0;
+}
+
+static int upload_allocate(struct slab *slab, size_t bytes, void *ctx)
+{
+    struct upload *u = ctx;
+    struct onepot_error error;
+    void *memory;
+    size_t host_bytes = u->locked ? slab_tables_bytes(u->batch_size) : bytes;
+    int r = u->type->allocate(u->device, DEVICE_MEMORY_LOCKED, host_bytes, &error, &memory);
+    if (r == 0) {
+        r = make_device_slab(u, bytes, &error, &slab->device_slab);
+        if (r < 0)
+            u->type->release(u->device, DEVICE_MEMORY_LOCKED, memory, host_bytes);
+    }
+    pthread_mutex_lock(&u->lock);
+    if (r == 0) {
+        slab->memory = memory;
+        slab->tables_only = u->locked != NULL;
+        slab->device_slab->host_bytes = host_bytes;
+        slab->device_slab->next = u->device_slabs;
+        u->device_slabs = slab->device_slab;
+    }
+    upload_note(u, r, &error);
+    pthread_mutex_unlock(&u->lock);
+    return r;
+}
+
+/* Waits for everything that may still read or write the memory. */
+static void upload_release(struct slab *slab, void *ctx)
+{
+    struct upload *u = ctx;
+    struct device_slab *t = slab->device_slab, **at = &u->device_slabs;
+    pthread_mutex_lock(&u->lock);
+    if (t->guard == GUARD_LATER)
+        note_users(u, t);
+    pthread_mutex_unlock(&u->lock);
+    u->type->event_wait(u->device, upload_arrival(t), NULL);
+    for (size_t i = 0; i < t->retired; i++)
+        u->type->event_wait(u->device, t->uses.at[i].event, NULL);
+    if (t->guard == GUARD_EVENT)
+        u->type->event_wait(u->device, t->all, NULL);
+    else if (t->guard == GUARD_WAIT)
+        u->type->wait_all(u->device, NULL);
+    pthread_mutex_lock(&u->lock);
+    upload_measure(u, t);
+    while (*at != t)
+        at = &(*at)->next;
+    *at = t->next;
+    pthread_mutex_unlock(&u->lock);
+    u->type->release(u->device, DEVICE_MEMORY_OWN, t->memory, slab->capacity);
+    u->type->release(u->device, DEVICE_MEMORY_LOCKED, slab->memory, t->host_bytes);
+    free_device_slab(u, t);
+    slab->device_slab = NULL;
+}
+
+/* ---- sending; under the lock ---- */
+
+static void upload_gather_places(struct slab *slab, uint64_t first, uint64_t end, void *ctx)
+{
+    const struct upload *u = ctx;
+    if (slab->tables_only)
+        locked_find(u->locked, slab->indices + first, end - first, slab->sources + first);
+}
+
+const void *upload_on_device(const struct slab *slab, const void *host)
+{
+    size_t tables = slab->tables_only ? slab_tables_at(slab->batch.bytes) : 0;
+    return slab->device_slab->memory + tables + ((const uint8_t *)host - slab->memory);
+}
+
+static int queue_gather(struct upload *u, struct slab *slab, struct onepot_error *error)
+{
+    const struct onepot_batch *batch = &slab->batch;
+    const uint8_t *end = (const uint8_t *)(slab->sources + batch->samples);
+    struct device_gather gather = {.to = slab->device_slab->memory,
+                                   .bytes = batch->bytes,
+                                   .count = batch->samples,
+                                   .from = upload_on_device(slab, slab->sources),
+                                   .offsets = upload_on_device(slab, slab->offsets),
+                                   .sizes = upload_on_device(slab, slab->sizes)};
+    int r = u->type->copy(u->device, u->stream,
+                          slab->device_slab->memory + slab_tables_at(batch->bytes),
+                          slab->memory, (size_t)(end - slab->memory), error);
+    return r < 0 ? r : u->type->gather(u->device, u->stream, &gather, error);
+}
+
+/* The data and the tables behind it, in one copy. */
+static int queue_copy(struct upload *u, struct slab *slab, struct onepot_error *error)
+{
+    size_t bytes = (size_t)(slab->valid + slab->batch.samples - slab->memory);
+    return u->type->copy(u->device, u->stream, slab->device_slab->memory, slab->memory, bytes,
+                         error);
+}
+
+static int queue_batch(struct upload *u, struct slab *slab, struct onepot_error *error)
+{
+    struct device_slab *t = slab->device_slab;
+    int r = slab->tables_only ? queue_gather(u, slab, error) : queue_copy(u, slab, error);
+    if (r == 0)
+        r = u->type->record(u->device, t->sent, u->stream, error);
+    if (r < 0 || !t->images)
+        return r;
+    r = u->type->follow(u->device, u->converting, t->sent, error);
+    if (r == 0)
+        r = u->type->convert(u->device, u->converting, &u->images, slab->batch.samples,
+                             t->memory, t->images, error);
+    return r < 0 ? r : u->type->record(u->device, t->converted, u->converting, error);
+}
+
+/* The users of the batch before, the conversion of its images among them. */
+static int follow_users(struct upload *u, struct device_slab *t, struct onepot_error *error)
+{
+    int r = t->images ? u->type->follow(u->device, u->stream, t->converted, error) : 0;
+    for (size_t i = 0; i < t->retired && r == 0; i++)
+        r = u->type->follow(u->device, u->stream, t->uses.at[i].event, error);
+    if (r == 0 && t->guard == GUARD_EVENT)
+        r = u->type->follow(u->device, u->stream, t->all, error);
+    if (r == 0) {
+        t->retired = 0;
+        t->guard = GUARD_NONE;
+    }
+    return r;
+}
+
+static int upload_send(struct slab *slab, void *ctx)
+{
+    struct upload *u = ctx;
+    struct device_slab *t = slab->device_slab;
+    struct onepot_error error;
+    u->type->range("onepot upload");
+    int r = await_users(u, t, &error);
+    pthread_mutex_lock(&u->lock);
+    upload_measure(u, t);
+    if (r == 0)
+        r = follow_users(u, t, &error);
+    if (r == 0)
+        r = u->type->record(u->device, t->begun, u->stream, &error);
+    t->bytes = slab->batch.bytes;
+    if (r == 0)
+        r = queue_batch(u, slab, &error);
+    t->settled = false;
+    t->unmeasured = r == 0;
+    t->epoch = slab->batch.epoch;
+    upload_note(u, r, &error);
+    pthread_mutex_unlock(&u->lock);
+    u->type->range(NULL);
+    return r;
+}
+
+/* ---- the rest of a slab's life ---- */
+
+/* On an error the copy may still run, so the answer is no. */
+static bool upload_is_settled(struct slab *slab, void *ctx)
+{
+    struct upload *u = ctx;
+    return slab->device_slab->settled ||
+           u->type->is_done(u->device, slab->device_slab->sent, NULL) > 0;
+}
+
+/* On an error the device is lost, and to wait once more would not help. */
+static void upload_settle(struct slab *slab, void *ctx)
+{
+    struct upload *u = ctx;
+    struct onepot_error error;
+    int r = u->type->event_wait(u->device, slab->device_slab->sent, &error);
+    pthread_mutex_lock(&u->lock);
+    upload_note(u, r, &error);
+    slab->device_slab->settled = true;
+    upload_measure(u, slab->device_slab);
+    pthread_mutex_unlock(&u->lock);
+}
+
+static void upload_retire(struct slab *slab, void *ctx)
+{
+    struct upload *u = ctx;
+    pthread_mutex_lock(&u->lock);
+    note_users(u, slab->device_slab);
+    pthread_mutex_unlock(&u->lock);
+}
+
+static void close_upload(void *ctx)
+{
+    upload_close(ctx);
+}
+
+static size_t upload_beside(size_t capacity, void *ctx)
+{
+    return upload_image_room(ctx, capacity);
+}
+
+const struct slab_memory upload_memory = {
+    .may_wait = true,
+    .beside = upload_beside,
+    .gather = upload_gather_places,
+    .allocate = upload_allocate,
+    .release = upload_release,
+    .send = upload_send,
+    .retire = upload_retire,
+    .is_settled = upload_is_settled,
+    .settle = upload_settle,
+    .close = close_upload,
+};
+
+/* ---- figures ---- */
+
+int upload_error(struct upload *upload, struct onepot_error *error)
+{
+    pthread_mutex_lock(&upload->lock);
+    int r = upload->error.code;
+    if (r < 0 && error)
+        *error = upload->error;
+    pthread_mutex_unlock(&upload->lock);
+    return r;
+}
+
+void upload_waited(struct upload *upload, uint64_t epoch, uint64_t ns)
+{
+    pthread_mutex_lock(&upload->lock);
+    struct onepot_transfer *t = transfer_of(upload, epoch);
+    upload->epoch = epoch;
+    if (t)
+        t->wait_ns += ns;
+    pthread_mutex_unlock(&upload->lock);
+}
+
+void upload_transfer(struct upload *upload, bool previous, struct onepot_transfer *ret)
+{
+    pthread_mutex_lock(&upload->lock);
+    for (struct device_slab *t = upload->device_slabs; t; t = t->next)
+        upload_measure(upload, t);
+    uint64_t epoch = upload->epoch - (previous && upload->epoch > 0);
+    const struct onepot_transfer *t = transfer_of(upload, epoch);
+    *ret = t ? *t : (struct onepot_transfer){.epoch = epoch};
+    ret->gathers = upload->locked != NULL;
+    pthread_mutex_unlock(&upload->lock);
+}
+
+/* ---- life ---- */
+
+int upload_new(const struct upload_options *options, struct onepot_error *error,
+               struct upload **ret_upload)
+{
+    struct upload *u = calloc(1, sizeof(*u));
+    if (!u)
+        return error_set(error, -ENOMEM, "no memory for a loader");
+    if (options->images)
+        u->images = *options->images;
+    u->users = 1;
+    u->batch_size = options->batch_size;
+    int r = device_share(options->device, error, &u->shared);
+    if (r == 0) {
+        u->type = u->shared->type;
+        u->device = u->shared->device;
+        r = u->type->stream_new(u->device, true, error, &u->stream);
+    }
+    if (r == 0 && options->images)
+        r = u->type->stream_new(u->device, true, error, &u->converting);
+    if (r < 0) {
+        if (u->converting)
+            u->type->stream_free(u->device, u->converting);
+        if (u->stream)
+            u->type->stream_free(u->device, u->stream);
+        onepot_device_close(u->shared);
+        free(u);
+        return r;
+    }
+    pthread_mutex_init(&u->lock, NULL);
+    pause_init(&u->pause);
+    *ret_upload = u;
+    return 0;
+}
+
+void upload_gather(struct upload *upload, struct locked *locked)
+{
+    upload->locked = locked;
+}
+
+void upload_keep(struct upload *upload)
+{
+    atomic_fetch_add(&upload->users, 1);
+}
+
+static void end_stream(struct upload *u, void *stream)
+{
+    u->type->stream_wait(u->device, stream, NULL);
+    u->type->stream_free(u->device, stream);
+}
+
+void upload_close(struct upload *upload)
+{
+    if (!upload || atomic_fetch_sub(&upload->users, 1) > 1)
+        return;
+    end_stream(upload, upload->stream);
+    if (upload->converting)
+        end_stream(upload, upload->converting);
+    locked_free(upload->locked);
+    onepot_device_close(upload->shared);
+    pthread_mutex_destroy(&upload->lock);
+    free(upload);
+}

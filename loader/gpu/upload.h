@@ -1,0 +1,56 @@
+/*
+ * Slabs with a copy on a device: page-locked memory of the host, and as much memory of the
+ * device. One copy moves each batch to the device, on a stream that belongs to the upload.
+ *
+ * The life of a slab's memory, and the waits in it:
+ *
+ *     gathered   by threads, into host memory that no copy reads any more (settled)
+ *     sent       the copying stream first follows the streams that used the last batch, and the
+ *                conversion of its images
+ *     converted  on another stream, so that the next batch's copy goes on meanwhile
+ *     used       a consumer's stream follows the copy, or the conversion behind it
+ *     retired    an event is recorded on each stream that used the batch, or, if some of these
+ *                are unknown, behind everything that the device was given
+ *
+ * Where the device collects samples from page-locked archives, the host's part of a slab is
+ * only its tables.
+ *
+ * Only `settle` makes a thread wait, and it is a thread of the engine. So does `send` if some
+ * streams are unknown and the device has no event behind all of them.
+ */
+#ifndef ONEPOT_UPLOAD_H
+#define ONEPOT_UPLOAD_H
+
+#include "dataset.h"
+#include "device.h"
+#include "locked.h"
+#include "slab.h"
+
+struct upload;
+
+struct upload_options {
+    struct onepot_device *device;           /* shared, or opened again after a fork */
+    const struct onepot_conversion *images; /* to make of all batches, or NULL */
+    uint64_t batch_size;
+};
+
+int upload_new(const struct upload_options *options, struct onepot_error *error,
+               struct upload **ret_upload);
+void upload_keep(struct upload *upload);
+/* The device collects the samples, from here. Taken over. Before the first batch. */
+void upload_gather(struct upload *upload, struct locked *locked);
+void upload_close(struct upload *upload); /* ends one use; NULL is fine */
+
+/* The memory of an engine. Its context is the upload; the engine ends one use of it. */
+extern const struct slab_memory upload_memory;
+
+/* The last error: fills *error and returns its code. 0: there was none. */
+int upload_error(struct upload *upload, struct onepot_error *error);
+
+/* The consumer waited so long for a batch of this epoch. */
+void upload_waited(struct upload *upload, uint64_t epoch, uint64_t ns);
+
+/* Fills in everything but the peak. */
+void upload_transfer(struct upload *upload, bool previous, struct onepot_transfer *ret);
+
+#endif
