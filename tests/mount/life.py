@@ -121,13 +121,18 @@ def daemon_of(path, **options):
 
 
 def thread_state(pid, thread):
-    with open(f"/proc/{pid}/task/{thread}/stat", encoding="utf-8", errors="replace") as f:
-        return f.read().rpartition(")")[2].split()[0]
+    """As in ps: R, S, T, Z...; None if it is gone."""
+    status = thread_status(pid, thread)
+    return status["State"][0] if status else None
 
 
 def thread_status(pid, thread):
-    with open(f"/proc/{pid}/task/{thread}/status", encoding="utf-8", errors="replace") as f:
-        return {name: value.strip() for name, _, value in (line.partition(":") for line in f)}
+    """The fields of its status; None if it is gone."""
+    try:
+        lines = read(f"/proc/{pid}/task/{thread}/status").decode(errors="replace").splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 def process_state(pid):

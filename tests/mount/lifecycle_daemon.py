@@ -581,9 +581,8 @@ def cpu_and_switches(pid):
     fields = read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     switches = 0
     for task in os.listdir(f"/proc/{pid}/task"):
-        for line in read(f"/proc/{pid}/task/{task}/status").decode().splitlines():
-            if line.startswith("voluntary_ctxt_switches"):
-                switches += int(line.split()[1])
+        status = life.thread_status(pid, task)
+        switches += int(status["voluntary_ctxt_switches"]) if status else 0
     return int(fields[11]) + int(fields[12]), switches
 
 

@@ -81,11 +81,12 @@ def counted(mount, reads):
 
 
 def threads_at_rest(pid):
-    """Each thread that sleeps with the number of times that it went to sleep; None if one runs."""
+    """Each thread that sleeps with the number of times that it went to sleep; None if one runs or
+    has just ended."""
     found = {}
     for thread in os.listdir(f"/proc/{pid}/task"):
         fields = life.thread_status(pid, thread)
-        if not fields["State"].startswith("S"):
+        if fields is None or not fields["State"].startswith("S"):
             return None
         found[thread] = fields["voluntary_ctxt_switches"]
     return found
