@@ -144,8 +144,11 @@ def process_state(pid):
 
 
 def children_of(pid):
-    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as f:
-        return [int(p) for p in f.read().split()]
+    """Those that its first thread has started; none if it is gone."""
+    try:
+        return [int(child) for child in read(f"/proc/{pid}/task/{pid}/children").split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def waits_for_a_daemon(pid):
