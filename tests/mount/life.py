@@ -181,12 +181,20 @@ def kill(pid):
         os.kill(pid, signal.SIGKILL)
 
 
-def kill_left_behind(name):
-    """Processes of the test by their name; others of it may end meanwhile."""
+def processes_named(name):
+    """Processes of the test; others of it may end meanwhile."""
+    found = []
     for pid in harness.marked_processes(os.environ[harness.MARK]):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if read(f"/proc/{pid}/comm") == name.encode() + b"\n":
-                kill(pid)
+            found += [pid] if read(f"/proc/{pid}/comm") == name.encode() + b"\n" else []
+    return found
+
+
+def kill_left_behind(name, at_least=0):
+    """By its name, which a process may give itself only a moment after its starter goes on."""
+    wait_for(lambda: len(processes_named(name)) >= at_least, f"{at_least} processes '{name}'")
+    for pid in processes_named(name):
+        kill(pid)
 
 
 @contextlib.contextmanager

@@ -254,8 +254,9 @@ def as_nobody(**variables):
 
 
 def kill_daemon(path, **options):
+    """And what would remove the copy of each staged mount."""
     pid = life.daemon_of(path, **options)
-    life.kill_left_behind("onepot-watch")
+    life.kill_left_behind("onepot-watch", len(copies()))
     os.kill(pid, signal.SIGKILL)
     life.wait_gone(pid)
 

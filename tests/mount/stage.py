@@ -16,6 +16,7 @@ import sys
 import threading
 
 import harness
+import life
 from harness import Failure, check, check_equal, mountpoints, onepot, run, wait_for
 from slowfs import Slow
 
@@ -93,10 +94,7 @@ def kill_daemon(mount):
 
 def kill_all(mount):
     """The daemon, and what watches it, as the end of a job's control group does."""
-    for pid in harness.marked_processes(os.environ[harness.MARK]):
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as f:
-            if f.read() == "onepot-watch\n":
-                os.kill(pid, signal.SIGKILL)
+    life.kill_left_behind("onepot-watch", 1)
     kill_daemon(mount)
 
 
