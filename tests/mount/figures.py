@@ -161,14 +161,15 @@ def test_it_can_be_read_where_only_the_mount_is_seen(work):
 
 def reads_from(mount, count):
     """Where the answers to so many READs came from; who reads may be a moment ahead of them."""
-    def counted():
-        return sum(mount.stat()["reads_from"].values()) >= count
+    looks = []
 
-    wait_for(counted, f"{count} READs to be counted")
-    numbers = mount.stat()
-    origins = numbers["reads_from"]
-    check_equal(sum(origins.values()), numbers["requests"].get("READ", 0), "reads by origin")
-    return {k: v for k, v in origins.items() if v}
+    def counted():
+        looks.append(mount.stat())
+        by_origin = sum(looks[-1]["reads_from"].values())
+        return by_origin >= count and by_origin == looks[-1]["requests"].get("READ", 0)
+
+    wait_for(counted, f"{count} READs to be counted, all of them by origin")
+    return {k: v for k, v in looks[-1]["reads_from"].items() if v}
 
 
 def test_reads_of_an_archive_on_this_node_come_from_the_page_cache(work):
@@ -176,8 +177,8 @@ def test_reads_of_an_archive_on_this_node_come_from_the_page_cache(work):
         for i in range(10):
             read_file(mount, i)
         found = reads_from(mount, 10)
-        # The kernel may drop a page of the archive at any time.
-        check_equal(found.get("page_cache", 0) + found.get("storage", 0), 10, f"{found}")
+        # The kernel may drop a page of the archive at any time, or one of the mount, and ask again.
+        check(set(found) <= {"page_cache", "storage"}, f"{found}")
         check(found.get("page_cache", 0) > 0, f"{found}")
 
 
@@ -243,7 +244,7 @@ def test_holes_come_from_nothing(work):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         check_equal(os.pread(fd, 4096, 0), bytes(4096), "the hole")
         os.close(fd)
-        check_equal(reads_from(mount, 1), {"nothing": 1}, "origins")
+        check_equal(set(reads_from(mount, 1)), {"nothing"}, "origins")
 
 
 if __name__ == "__main__":

@@ -156,8 +156,11 @@ def all_of(pid):
     return [pid] + [p for child in life.children_of(pid) for p in all_of(child)]
 
 
-def cmdline(pid):
-    return read(f"/proc/{pid}/cmdline").replace(b"\0", b" ")
+def cmdline(pid, what="cmdline"):
+    """Nothing if it has gone."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return read(f"/proc/{pid}/{what}").replace(b"\0", b" ")
+    return b""
 
 
 def send_to_each(pids, number):
@@ -206,8 +209,7 @@ def test_nobody_stays_to_watch_for_signals(work):
     with holder(archive) as wrapper:
         daemon = life.daemon_of(life.first_line(wrapper))
         def witnesses_of(wrapper):
-            return [p for p in all_of(wrapper.pid)
-                    if read(f"/proc/{p}/comm") == b"signal-witness\n"]
+            return [p for p in all_of(wrapper.pid) if cmdline(p, "comm") == b"signal-witness\n"]
         wait_for(lambda: len(witnesses_of(wrapper)) == 2, "the witnesses")
         witnesses = witnesses_of(wrapper)
         wrapper.kill()
