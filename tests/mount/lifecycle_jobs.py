@@ -224,22 +224,21 @@ def test_each_start_removes_what_dead_daemons_left_in_any_folder(work):
     """Also one of a job that found its first folder full, or has no mount of this archive."""
     archive = make_archive(work)
     env = environment(ONEPOT_RUNTIME_DIR=None)
-    if not os.access("/dev/shm", os.W_OK):
-        raise Skip("/dev/shm can't be written to")
     temporary = os.path.join(work / ".home", "tmp")
     os.rename(work / ".home/run", work / "elsewhere")
     os.symlink(temporary, work / ".home/run")
-    for command, undo in ((["stage", "--owner", str(os.getpid())], "unstage"),
-                          (["mount"], "umount")):
-        path = mount(archive)
-        pid = life.daemon_of(path)
-        os.kill(pid, signal.SIGKILL)
-        life.wait_gone(pid)
-        onepot(*command, archive, env=env)
-        check_equal(mountpoints(work.path), [], f"mounts after {command}")
-        check_equal(life.slots(), [], f"state after {command}")
-        onepot(undo, archive, env=env)
-    onepot("clean", env=env)  # the folder in /dev/shm
+    with harness.shared_memory():
+        for command, undo in ((["stage", "--owner", str(os.getpid())], "unstage"),
+                              (["mount"], "umount")):
+            path = mount(archive)
+            pid = life.daemon_of(path)
+            os.kill(pid, signal.SIGKILL)
+            life.wait_gone(pid)
+            onepot(*command, archive, env=env)
+            check_equal(mountpoints(work.path), [], f"mounts after {command}")
+            check_equal(life.slots(), [], f"state after {command}")
+            onepot(undo, archive, env=env)
+        onepot("clean", env=env)  # the folder in /dev/shm
 
 
 # ---- onepot clean ----

@@ -377,15 +377,13 @@ def test_another_user_s_folder_keeps_no_copy_of_one_s_own(work):
     user = {"user": 65534, "group": 65534, "extra_groups": [],
             "env": harness.environment(ONEPOT_RUNTIME_DIR=None, TMPDIR=places[1],
                                        XDG_CACHE_HOME=places[1])}
-    os.mkdir("/dev/shm/onepot-stage-65534", 0o700)  # root's, and in the first place
-    try:
+    with harness.shared_memory():
+        os.mkdir("/dev/shm/onepot-stage-65534", 0o700)  # root's, and in the first place
         onepot("stage", "--keep", os.path.join(source, "a.tar"), **user)
         check(os.listdir(places[1]), "there is no copy")
         done = onepot("unstage", "--all", **user)
         check(b"skipped" in done.stderr, f"it says {done.stderr!r}")
         check_equal(glob.glob(places[1] + "/onepot-stage*"), [], "folders of copies")
-    finally:
-        os.rmdir("/dev/shm/onepot-stage-65534")
 
 
 def test_run_stages_too(work):
