@@ -181,20 +181,26 @@ def test_a_reader_waits_once_for_what_fails(work):
     check(False, f"reads of the archive for one of a file: {given_up}")
 
 
+@life.not_starved
 def test_time_for_which_the_daemon_is_stopped_is_no_stall(work):
-    with served(work, "--toggle=stall", mount_options=("--io-timeout", "4")) as (mount, slow, _):
+    limit = 4
+    with served(work, "--toggle=stall", mount_options=("--io-timeout", str(limit))) as (mount, slow, _):
         check_files(mount, range(2), "before")
         pid = mount.stat()["daemon_pid"]
         asked = slow.counts()["read"]
         slow.toggle()
-        reader = harness.in_thread(read, mount / "d/050")
-        wait_for(lambda: slow.counts()["read"] > asked, "the read")
-        os.kill(pid, signal.SIGSTOP)  # the thread that reads stays where it is
-        wait_for(lambda: life.thread_state(pid, pid) == "T", "the daemon to stop")
-        time.sleep(5)
-        os.kill(pid, signal.SIGCONT)
-        time.sleep(0.5)  # a few looks of the watchdog
-        slow.toggle()
+        with life.Clock() as before:
+            reader = harness.in_thread(read, mount / "d/050")
+            wait_for(lambda: slow.counts()["read"] > asked, "the read")
+            os.kill(pid, signal.SIGSTOP)  # the thread that reads stays where it is
+            wait_for(lambda: life.thread_state(pid, pid) == "T", "the daemon to stop")
+        time.sleep(limit + 1)
+        with life.Clock() as after:
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(0.5)  # a few looks of the watchdog
+            slow.toggle()
+        if before.seconds + after.seconds > limit - life.STARVED_SECONDS:
+            raise life.Starved("the read waited for too long while the daemon was not stopped")
         check_equal(reader() == contents(50), True, "what the reader got")
         check_equal(mount.stat()["stalls"], 0, "stalls")
 
