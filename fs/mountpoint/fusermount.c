@@ -152,7 +152,8 @@ static int helper_run(char *const argv[], const char *commfd, char said[FUSERMOU
     write_end = pipe_fds[1];
     int r = helper_spawn(argv, commfd, write_end, &pid);
     if (r < 0) {
-        snprintf(said, FUSERMOUNT_SAID_MAX, "%s: %s", argv[0], fault_errno(r));
+        snprintf(said, FUSERMOUNT_SAID_MAX, "%s: %s%s", argv[0], fault_errno(r),
+                 fault_limit(r));
         return r;
     }
     close(steal_fd(&write_end));
