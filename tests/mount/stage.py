@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import harness
 import life
@@ -262,18 +263,21 @@ def test_a_copy_is_all_that_is_read_once_it_is_whole(work):
 
 def test_an_archive_that_is_changed_while_it_is_copied_is_told_of(work):
     source, _ = make_archive(work)
-    job = ("import os, sys\nprint(1, flush=True)\nsys.stdin.readline()\nfor i in range(50):\n"
+    job = ("import os, sys\nprint(sys.argv[1], flush=True)\nsys.stdin.readline()\nfor i in range(50):\n"
            "    try: open(f'{sys.argv[1]}/d{i % 10}/f{i}', 'rb').read()\n"
            "    except OSError: pass")
-    with Slow(work, "--bandwidth=20M", "--pages=none", "--attr-timeout=0", source) as slow:
+    # The copy stands still after a quarter of it until then.
+    with Slow(work, "--hold", "--toggle=stall", "--pages=none", "--attr-timeout=0", source) as slow:
         command = [harness.onepot_program(), "run", "--stage", slow / "a.tar", "--",
                    sys.executable, "-c", job, "{}"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, env=harness.environment()) as process:
-            process.stdout.readline()
+            path = os.fsdecode(process.stdout.readline()[:-1])
             overwrite(os.path.join(source, "a.tar"))
+            slow.toggle()
 
             def stat():
+                os.path.exists(f"{path}/no file {time.monotonic()}")  # the watch looks while somebody asks
                 return onepot("stat", status=None).stdout.decode()
             wait_for(lambda: "was changed while it was copied" in stat(), "stat to say so")
             wait_for(lambda: "was changed while it is mounted" in stat(), "the watch")
