@@ -36,7 +36,7 @@ def end(p):
 
 
 def watched(daemon):
-    """Processes whose end a daemon waits for."""
+    """Processes whose end a daemon waits for, once it serves: `mount` may return a moment before."""
     found = []
     for path in glob.glob(f"/proc/{daemon}/fdinfo/*"):
         with contextlib.suppress(OSError):
@@ -84,7 +84,7 @@ def test_the_shell_of_an_allocation_is_the_job_and_not_the_login_around_it(work)
     with session(inner, archive) as login:
         shell = int(life.first_line(login))
         pid = life.daemon_of(start(login))
-        check_equal(watched(pid), [shell], "what the daemon waits for")
+        wait_for(lambda: watched(pid) == [shell], "the daemon to wait for the shell")
         login.stdin.write(b"\n")
         login.stdin.flush()
         life.wait_gone(pid)
@@ -112,6 +112,7 @@ def test_a_mount_of_two_sessions_goes_with_the_last(work):
     with session(FORGETS, archive) as one, session(FORGETS, archive) as two:
         path = start(one)
         pid = life.daemon_of(path)
+        wait_for(lambda: watched(pid) in ([one.pid], [two.pid]), "the daemon to wait for one of them")
         first, last = (one, two) if watched(pid) == [one.pid] else (two, one)
         check_equal(start(two), path, "the path of the second")
         end(first)
@@ -199,7 +200,7 @@ def test_a_program_that_ends_with_the_command_in_its_terminal_leaves_it_to_its_s
     with session(script, archive, sys.executable, spawn) as login:
         life.first_line(login)
         pid = life.daemon_of(mountpoints(work.path)[0])
-        check_equal(watched(pid), [login.pid], "what the daemon waits for")
+        wait_for(lambda: watched(pid) == [login.pid], "the daemon to wait for the session")
         end(login)
         life.wait_gone(pid)
     check_nothing_left()
