@@ -34,7 +34,7 @@ fail() {
 # be a moment ahead of the count of what he read.
 is() {
     local turn
-    for turn in $(seq 100); do
+    for turn in $(seq 600); do
         timeout 60 "$onepot" stat --json "$mount" >stat.json || fail "stat ended with $?"
         if "$python" -c "import json, sys; s = json.load(open('stat.json')); sys.exit(not ($1))"; then
             return
