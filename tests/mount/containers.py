@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 
 import faults
@@ -71,10 +70,7 @@ def test_in_the_foreground_the_flag_may_stand_last(work):
     with life.background("mount", archive, at, "-f", "-o", "ro") as server:
         wait_for(lambda: mountpoints(at), "the mount")
         check_equal(read(f"{at}/readme"), b"hello\n", "a file")
-        command = ("umount", at) if os.geteuid() == 0 else ("fusermount3", "-u", at)
-        # Whoever looks at all processes' files may have it open for a moment.
-        wait_for(lambda: subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode == 0,
-                 "the unmount")
+        harness.unmount(at)
         status, out, _ = life.ended(server)
         check_equal((status, out), (0, b""), "status and output")
     check_nothing_left()
@@ -177,7 +173,7 @@ def test_a_starter_is_told_by_a_fifo(work):
         with life.process(link(work), *options, "-o", f"notify_pipe={fifo}", image, at) as server:
             check_equal(byte_of_fifo(fifo), b"s", f"what {options} says of a mount")
             check_equal(read(f"{at}/readme"), b"hello\n", "a file")
-            run("umount" if os.geteuid() == 0 else "fusermount3", *(() if os.geteuid() == 0 else ("-u",)), at)
+            harness.unmount(at)
             check_equal(life.ended(server)[0], 0, "its status")
         for what, words in ((work / "noise", at), "is not an archive"), ((image, work / "absent"), "make it first"):
             with life.process(link(work), *options, "-o", f"notify_pipe={fifo}", *what) as server:
@@ -255,7 +251,7 @@ def test_the_image_driver_of_a_user(work):
         line = mount_line(at)
         check("allow_other" in line[-1] and "default_permissions" not in line[-1],
               f"options of the mount: {line[-1]}")
-        run("umount", at)
+        harness.unmount(at)
         status, out, errors = life.ended(driver)
         check_equal((status, out), (0, b""), f"status and output: {errors}")
     check_nothing_left()
@@ -275,7 +271,7 @@ def test_the_image_driver_of_a_setuid_starter(work):
             driver.terminate()
             check_equal(life.ended(driver)[0], 0, "its status")
     finally:
-        run("umount", at)
+        harness.unmount(at)
     check_nothing_left()
 
 
@@ -291,7 +287,7 @@ def test_fusemount_from_the_host(work):
             status, out, _ = life.ended(driver)
             check_equal((status, out), (0, b""), "status and output, which is the container's")
     finally:
-        run("umount", at)
+        harness.unmount(at)
     check_nothing_left()
 
 
@@ -306,7 +302,7 @@ def test_fusemount_as_a_daemon_of_the_container(work):
             check_equal((status, out), (0, b""), f"status and output: {errors}")
         check_equal(read(f"{at}/readme"), b"hello\n", "a file")
     finally:
-        run("umount", at)
+        harness.unmount(at)
     check_nothing_left()
 
 

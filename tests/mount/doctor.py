@@ -44,8 +44,8 @@ def test_a_node_that_can_mount_is_well(work):
 
 def test_what_a_killed_trial_left_goes_with_the_next(_work):
     harness.need_root("mount")
-    folder = tempfile.mkdtemp(prefix="onepot-doctor-", dir="/dev/shm")
-    try:
+    with harness.shared_memory():
+        folder = tempfile.mkdtemp(prefix="onepot-doctor-", dir="/dev/shm")
         device = os.open("/dev/fuse", os.O_RDWR)
         libc = ctypes.CDLL(None, use_errno=True)
         options = f"fd={device},rootmode=40000,user_id=0,group_id=0"
@@ -56,11 +56,6 @@ def test_what_a_killed_trial_left_goes_with_the_next(_work):
         doctor()
         check_equal(harness.mountpoints(folder), [], "mounts of the trial")
         check(not os.path.exists(folder), "its folder is still there")
-    finally:
-        if harness.mountpoints(folder):
-            harness.detach(folder)
-        if os.path.exists(folder):
-            os.rmdir(folder)
 
 
 def test_where_no_mount_is_possible_it_says_why(work):

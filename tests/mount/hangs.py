@@ -284,13 +284,13 @@ def a_disk(work):
         yield at
     finally:
         subprocess.run(["fsfreeze", "-u", at], check=False, stderr=subprocess.DEVNULL)
-        harness.run("umount", at)
+        harness.unmount(at)
 
 
 def test_names_that_the_kernel_has_forgotten_are_looked_up_on_this_node(work):
     with a_disk(work) as disk:
         shutil.copytree(make_source(work), os.path.join(disk, "deep", "folder"))
-        harness.run("umount", disk)
+        harness.unmount(disk)
         mount_disk(work / "disk", disk)
         check_not_watched(os.path.join(disk, "deep", "folder", "packed.tar"))
 

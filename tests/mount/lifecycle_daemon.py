@@ -83,7 +83,7 @@ def served_for_a_container(work, *options):
             life.first_line(server)
             yield server, at
     finally:
-        harness.run("umount", at)
+        harness.unmount(at)
     check_nothing_left()
 
 

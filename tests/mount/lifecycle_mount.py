@@ -417,7 +417,7 @@ def test_a_device_that_a_parent_mounted_is_served(work):
         check_equal(life.first_line(server), f"/dev/fd/{fd}", "what it prints")
         check_equal(read(f"{at}/readme"), b"hello\n", "a file")
         fails("umount", archive, words=["ends with it"])
-        run("umount", at)
+        harness.unmount(at)
         check_equal(life.ended(server)[0], 0, "its status")
     check_nothing_left()
 

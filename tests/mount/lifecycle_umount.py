@@ -160,7 +160,7 @@ def test_a_bind_mount_of_it_is_named(work):
         check_equal(mountpoints(work.path), [bound], "mounts")
         check_equal(read(f"{bound}/0001"), b"0001" * 500, "a file")
     finally:
-        harness.run("umount", bound)
+        harness.unmount(bound)
     life.wait_gone(pid)
     check_nothing_left()
 
@@ -177,7 +177,7 @@ def test_what_lies_over_it_stays(work):
         time.sleep(1)  # it tries, and must not
         check_equal(mountpoints(work.path), [path, path], "mounts")
     finally:
-        harness.run("umount", path)
+        harness.unmount(path)
     umount(path, status=None)
     life.wait_gone(pid)
     check_nothing_left()
@@ -479,7 +479,7 @@ def test_a_mount_that_was_ended_by_other_means_leaves_nothing(work):
     need_root("call umount(8)")
     path = mount(work / "data.tar", "--at", work / "at")
     pid = life.daemon_of(path)
-    run("umount", path)
+    harness.unmount(path)
     life.wait_gone(pid)
     check_nothing_left("umount(8)")
 

@@ -33,7 +33,7 @@ def overlay(work, *lower):
     try:
         yield merged
     finally:
-        run("umount", merged)
+        harness.unmount(merged)
 
 
 # An overlay has inode numbers and link counts of its own.

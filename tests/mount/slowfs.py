@@ -75,7 +75,7 @@ class Slow:
         wait_for(lambda: self.counts()["toggles"] > before, "slowfs to take the signal")
 
     def umount(self):
-        run(*(["umount"] if os.geteuid() == 0 else ["fusermount3", "-u"]), self.at)
+        harness.unmount(self.at)
         return self.last_counts()
 
 

@@ -151,8 +151,7 @@ def test_mounts_share_a_copy_and_outlive_each_other(work):
                 wait_for(lambda: staged(first)["here_bytes"] > 0, "a beginning")
                 kill_daemon(first)
                 first.mounted = False
-                run("umount" if os.geteuid() == 0 else "fusermount3",
-                    *([] if os.geteuid() == 0 else ["-u"]), first.path)
+                harness.unmount(first.path)
             read_all(second.path)
             await_whole(second)
             fetched = slow.counts()["bytes"]

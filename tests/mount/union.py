@@ -362,7 +362,8 @@ def test_a_shard_that_is_cut_while_mounted_fails_alone(work):
             check_equal(e.errno, 5, "errno")
         check_equal({k: pathlib.Path(mount / k).read_bytes() for k in rest}, rest, "the others")
         log = pathlib.Path(work / "log")
-        check("train-0.tar: big: can't be read" in log.read_text(), log.read_text())
+        # It is told of when it was answered: its reader may be a moment ahead.
+        wait_for(lambda: "train-0.tar: big: can't be read" in log.read_text(), "a line in the log")
 
         def is_noticed():
             check_equal(pathlib.Path(mount / "own1").is_dir(), True, "in use")
