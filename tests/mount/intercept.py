@@ -766,7 +766,7 @@ def test_a_filesystem_that_pretends_to_be_a_mount(work):
     try:
         library = library_of(work)
         daemon = json.loads(onepot("stat", "--json", at, env=environment()).stdout)["daemon_pid"]
-        with open("/proc/net/unix", encoding="ascii") as f:
+        with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as f:
             name = next(line.split("@")[1].strip() for line in f if f"@onepot-io-{daemon}-" in line)
         st = os.stat(f"{at}/in/big")
         impostor = subprocess.Popen(
