@@ -114,38 +114,6 @@ int builder_link_inode(struct builder *builder, const char *path, size_t len, ui
                        uint64_t header_offset, struct fault *fault);
 
 /*
- * ---- by name in a directory ----
- *
- * For trees that exist already, which archive/compose takes over: no path is resolved and no
- * symbolic link followed. `directory` is BUILDER_ROOT or the number of an entry that is a
- * directory.
- */
-#define BUILDER_ROOT 0u
-
-struct builder_entry {
-    uint32_t number;
-    uint32_t inode;
-    uint32_t mode; /* as st_mode */
-};
-
-/* Is the name taken? 1: by *ret_entry; 0; -EINVAL, -ENAMETOOLONG: it can't be. */
-int builder_find_child(const struct builder *builder, uint32_t directory, const char *name,
-                       size_t len, struct builder_entry *ret_entry);
-
-/*
- * 0: the member is added. 1: nothing is, as the name is taken, and *ret_entry has it. Errors
- * are builder_add's; its fault names the last part of the path alone.
- */
-int builder_add_child(struct builder *builder, uint32_t directory, const char *name, size_t len,
-                      const struct builder_member *member, struct fault *fault,
-                      struct builder_entry *ret_entry);
-
-/* The same for one more name of an inode. */
-int builder_link_child(struct builder *builder, uint32_t directory, const char *name,
-                       size_t len, uint32_t inode, struct fault *fault,
-                       struct builder_entry *ret_entry);
-
-/*
  * Add an extended attribute. The name includes its namespace ("user.x"). An empty value is
  * valid. The last of two attributes with one name counts. One that Linux has no place for is
  * left out and counted: of another namespace, of a user on an inode that is neither a regular
@@ -157,9 +125,6 @@ int builder_add_xattr(struct builder *builder, uint32_t inode, const char *name,
 
 /* Count attributes that were left out elsewhere. */
 void builder_leave_out_xattrs(struct builder *builder, uint64_t count);
-
-/* Copy another inode's attributes to an inode that has none. -ENOMEM, -E2BIG. */
-int builder_share_xattrs(struct builder *builder, uint32_t inode, uint32_t other);
 
 /* A compressed block of the archive, which files may share. */
 struct builder_block {
@@ -203,11 +168,6 @@ int builder_set_pieces(struct builder *builder, uint32_t inode,
  * by checksum_mixed, and not all inodes need one.
  */
 int builder_set_sum(struct builder *builder, uint32_t inode, uint64_t sum);
-
-/* Inodes from `first` up to `end` have sums of this kind: from now on, as SUM_MIXED has them.
- */
-void builder_mix_sums(struct builder *builder, uint32_t first, uint32_t end,
-                      enum sum_kind kind);
 
 uint32_t builder_entries(const struct builder *builder);
 

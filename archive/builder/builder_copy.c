@@ -7,7 +7,10 @@
  * image to the new one while that is written, run by run.
  *
  * The values of an entry are checked when it is written, which is when they are read anyway. So
- * what can't be copied may turn up only then.
+ * damage may turn up only then.
+ *
+ * The names of an inode are counted anew, since some may not be copied, and others twice. The
+ * first one has the inode; the others become aliases of it, whatever they were.
  */
 #include "builder_copy.h"
 
@@ -27,8 +30,6 @@
 enum {
     BATCH = 256, /* entries that are written at once */
     DIGEST_STACK_BYTES = 128 << 10,
-    PARTIAL_BYTES = 256, /* of an entry that is copied, at most: else most is not needed; */
-    PARTIAL_FREE = 4096, /* and of so many more, as that costs little */
 };
 
 /* How the `data` of an entry becomes the new entry's. */
@@ -43,15 +44,17 @@ enum copy_kind {
     COPY_ALIAS,
 };
 
-/* The new form of a part's record of attributes. */
+/* What an entry with these attributes becomes. */
+enum copy_form { FORM_SINGLE, FORM_LINKED, FORM_ALIAS, FORMS };
+
+/* A part's record of attributes, in host order. */
 struct copy_attr {
-    uint32_t number;
-    uint32_t single; /* the same of an inode with one name in the new index */
-    uint32_t mode, flags;
+    struct disk_attr attr;
+    uint32_t numbers[FORMS]; /* in the new index; 0: not there yet */
     enum copy_kind kind;
 };
 
-/* An inode that had several names: as many as are copied. */
+/* The names of an inode that are copied. */
 struct copy_link {
     uint32_t position; /* new, of the first */
     uint32_t names;
@@ -60,8 +63,7 @@ struct copy_link {
 struct copy_source {
     const struct index *index;
     uint64_t base;
-    const char *name;
-    uint64_t archive_bytes;
+    uint64_t archive_bytes; /* as many of them as the new archive has */
     uint32_t entries;
     size_t attrs; /* its first of `attrs` */
     uint32_t attr_count;
@@ -70,7 +72,8 @@ struct copy_source {
     /* and the number of its first block. */
     uint32_t first_block, blocks;
     uint32_t block_bytes;
-    bool has_links;
+    bool repeats;
+    struct copy_link *links; /* by position of the inode; NULL: each has one name */
 };
 
 struct builder_copying {
@@ -79,11 +82,9 @@ struct builder_copying {
     VECTOR(struct copy_attr) attrs;
     uint32_t root_attr; /* of a root of no part */
     uint32_t entries;
-    uint64_t name_bytes;
     bool has_sums, mixes_sums;
-    uint32_t flags;          /* of all entries */
-    struct map link_numbers; /* by part and position of the inode */
-    VECTOR(struct copy_link) links;
+    uint32_t flags; /* of all entries */
+    uint32_t damaged_part, damaged_position;
     pthread_t thread;
     bool has_thread;
     int digest_error;
@@ -121,34 +122,36 @@ static enum copy_kind copy_kind_of(uint32_t mode, uint32_t flags)
     }
 }
 
-static int copy_attrs(struct builder *b, struct builder_copying *c, struct copy_source *s)
+static int copy_attrs(struct builder_copying *c, struct copy_source *s)
 {
     uint64_t bytes = index_section_bytes(s->index, SECTION_ATTRS);
     const struct disk_attr *from = index_records(s->index, SECTION_ATTRS, 0, bytes);
     s->attrs = c->attrs.count;
     s->attr_count = (uint32_t)(bytes / sizeof(*from));
     if (!from)
-        return -ENOTSUP;
+        return -EUCLEAN;
     if (vector_reserve(&c->attrs, s->attr_count) < 0)
         return -ENOMEM;
     for (uint32_t i = 0; i < s->attr_count; i++) {
         const struct disk_attr attr = {le32toh(from[i].mode), le32toh(from[i].uid),
                                        le32toh(from[i].gid), le32toh(from[i].flags)};
-        struct copy_attr *to = &c->attrs.at[c->attrs.count++];
-        *to = (struct copy_attr){.mode = attr.mode,
-                                 .flags = attr.flags,
-                                 .kind = copy_kind_of(attr.mode, attr.flags)};
-        int r = to->kind ? builder_intern_attr(b, &attr, &to->number) : 0;
-        to->single = to->number;
-        if (r == 0 && attr.flags & ATTR_NLINK && to->kind != COPY_ALIAS) {
-            const struct disk_attr single = {attr.mode, attr.uid, attr.gid,
-                                             attr.flags & ~ATTR_NLINK};
-            r = to->kind ? builder_intern_attr(b, &single, &to->single) : 0;
-        }
-        if (r < 0)
-            return r == -EOVERFLOW ? -ENOTSUP : r;
+        c->attrs.at[c->attrs.count++] =
+            (struct copy_attr){.attr = attr, .kind = copy_kind_of(attr.mode, attr.flags)};
     }
     return 0;
+}
+
+/* The new number of attributes; only used ones get one. */
+static int copy_attr_number(struct builder *b, struct copy_attr *attr, enum copy_form form,
+                            uint32_t *ret_number)
+{
+    struct disk_attr new = attr->attr;
+    new.flags = form == FORM_ALIAS    ? DATA_KIND_ALIAS
+                : form == FORM_LINKED ? new.flags | ATTR_NLINK
+                                      : new.flags & ~ATTR_NLINK;
+    int r = attr->numbers[form] ? 0 : builder_intern_attr(b, &new, &attr->numbers[form]);
+    *ret_number = attr->numbers[form];
+    return r;
 }
 
 static bool copy_in_archive(const struct copy_source *s, uint64_t offset, uint64_t len)
@@ -167,7 +170,7 @@ static int copy_packed(const struct copy_source *s, uint64_t length, uint64_t *p
     if (!block || block->block_bytes == 0 || length == 0 ||
         __builtin_add_overflow((*place & ~RANGE_PACKED) >> 32, length - 1, &end) ||
         end / le32toh(block->block_bytes) >= s->blocks - first)
-        return -ENOTSUP;
+        return -EUCLEAN;
     *place += s->first_block;
     return 0;
 }
@@ -181,7 +184,7 @@ static int copy_range(const struct copy_source *s, uint64_t *range)
         return r;
     }
     if (length == 0 || !copy_in_archive(s, source, length))
-        return -ENOTSUP;
+        return -EUCLEAN;
     range[0] = htole64(source + s->base);
     return 0;
 }
@@ -204,10 +207,10 @@ static int copy_ranges(const struct copy_source *s, uint64_t *list, uint64_t cou
         if (copy_begins_list(range[0]) || copy_begins_list(range[1]) ||
             copy_begins_list(range[2]) || logical < end ||
             __builtin_add_overflow(logical, length, &end) || copy_range(s, range) < 0)
-            return -ENOTSUP;
+            return -EUCLEAN;
         bytes += length;
     }
-    return bytes == le64toh(list[1]) && !copy_begins_list(list[1]) ? 0 : -ENOTSUP;
+    return bytes == le64toh(list[1]) && !copy_begins_list(list[1]) ? 0 : -EUCLEAN;
 }
 
 static int copy_extents(struct builder *b, struct copy_source *s)
@@ -219,7 +222,7 @@ static int copy_extents(struct builder *b, struct copy_source *s)
     if (words == 0)
         return 0;
     if (!from)
-        return -ENOTSUP;
+        return -EUCLEAN;
     if (vector_append(&b->extents, from, words) < 0)
         return -ENOMEM;
     for (uint64_t at = 0; at < words;) {
@@ -227,7 +230,7 @@ static int copy_extents(struct builder *b, struct copy_source *s)
         uint64_t count = left < 2 ? 0 : (uint32_t)le64toh(list[0]);
         if (left < 2 || !copy_begins_list(list[0]) || count > (left - 2) / 3 ||
             copy_ranges(s, list, count) < 0)
-            return -ENOTSUP;
+            return -EUCLEAN;
         at += 2 + 3 * count;
     }
     return 0;
@@ -238,12 +241,12 @@ static int copy_codec(struct builder *b, const struct index_info *info, uint32_t
                       uint64_t *ret_codec)
 {
     if (codec && (codec >= CODEC_COUNT || !(info->codecs & 1u << codec)))
-        return -ENOTSUP;
+        return -EUCLEAN;
     bool is_own = codec != CODEC_NONE;
     codec = is_own ? codec : info->codec;
     if (codec == CODEC_NONE || codec >= CODEC_COUNT ||
         (codec_has_point((enum codec)codec) && !is_own))
-        return -ENOTSUP;
+        return -EUCLEAN;
     b->codecs |= 1u << codec;
     *ret_codec = codec;
     return 0;
@@ -256,7 +259,7 @@ static int copy_block(struct builder *b, const struct copy_source *s, struct dis
     place &= (UINT64_C(1) << BLOCK_CODEC_SHIFT) - 1;
     if (block_bytes == 0 || block_bytes > s->block_bytes || packed_bytes == 0 ||
         !copy_in_archive(s, place, packed_bytes) || (place + s->base) >> BLOCK_CODEC_SHIFT)
-        return -ENOTSUP;
+        return -EUCLEAN;
     int r = copy_codec(b, index_info(s->index), (uint32_t)codec, &codec);
     block->source_offset = htole64((place + s->base) | codec << BLOCK_CODEC_SHIFT);
     return r;
@@ -270,13 +273,15 @@ static int copy_blocks(struct builder *b, struct copy_source *s)
     s->first_block = (uint32_t)start;
     if (s->blocks == 0)
         return 0;
-    if (!records || start + s->blocks > UINT32_MAX)
-        return -ENOTSUP;
+    if (!records)
+        return -EUCLEAN;
+    if (start + s->blocks > UINT32_MAX)
+        return -EOVERFLOW;
     if (vector_append(&b->blocks, records, s->blocks) < 0)
         return -ENOMEM;
     for (uint32_t i = 0; i < s->blocks; i++)
         if (copy_block(b, s, &b->blocks.at[start + i]) < 0)
-            return -ENOTSUP;
+            return -EUCLEAN;
     return 0;
 }
 
@@ -294,7 +299,7 @@ static int copy_points(struct builder *b, const struct copy_source *s)
     if (count == 0)
         return 0;
     if (!points || (!windows && bytes > 0) || (!pieces && has_pieces))
-        return -ENOTSUP;
+        return -EUCLEAN;
     if (vector_append(&b->points, points, count) < 0 ||
         vector_append(&b->windows, windows, bytes) < 0)
         return -ENOMEM;
@@ -304,7 +309,7 @@ static int copy_points(struct builder *b, const struct copy_source *s)
         uint64_t window = le64toh(point->window), len = le32toh(point->window_packed);
         if (block < next || block >= s->blocks ||
             (len > 0 && (window > bytes || len > bytes - window)))
-            return -ENOTSUP;
+            return -EUCLEAN;
         next = (uint64_t)block + 1;
         point->block = htole32(block + s->first_block);
         point->window = htole64(len ? window + base : 0);
@@ -323,7 +328,7 @@ static int copy_find_bytes(const struct copy_source *s, enum disk_section_id id,
 {
     *ret_len = index_section_bytes(s->index, id);
     *ret_bytes = index_records(s->index, id, 0, *ret_len);
-    return *ret_bytes || *ret_len == 0 ? 0 : -ENOTSUP;
+    return *ret_bytes || *ret_len == 0 ? 0 : -EUCLEAN;
 }
 
 static int copy_sections(struct builder *b, struct copy_source *s)
@@ -348,36 +353,24 @@ static int copy_sections(struct builder *b, struct copy_source *s)
     return r;
 }
 
-/* Would most of the copied bytes belong to entries that are not copied? */
-static bool copy_is_wasteful(const struct builder_copying *c, const struct index *index)
-{
-    static const enum disk_section_id whole[] = {
-        SECTION_BLOCKS, SECTION_EXTENTS, SECTION_STRINGS, SECTION_XATTRS,
-        SECTION_POINTS, SECTION_WINDOWS, SECTION_PIECES};
-    uint64_t bytes = 0;
-    for (size_t i = 0; i < sizeof(whole) / sizeof(whole[0]); i++)
-        bytes += index_section_bytes(index, whole[i]);
-    return c->copy.is_partial && bytes / PARTIAL_BYTES > (uint64_t)c->entries + PARTIAL_FREE;
-}
-
-static int copy_begin_source(struct builder_copying *c, const struct builder_copy_part *part,
+static int copy_begin_source(const struct builder_copy_part *part, uint64_t archive_bytes,
                              struct copy_source *s)
 {
     const struct index_info *info = index_info(part->index);
     *s = (struct copy_source){
         .index = part->index,
         .base = part->base,
-        .name = part->name,
-        .archive_bytes = info->archive_bytes,
         .entries = info->entries,
         .blocks = (uint32_t)index_blocks(part->index),
         .block_bytes = info->block_bytes,
-        .has_links = info->has_hardlinks,
+        .repeats = part->repeats,
     };
-    return part->base > INT64_MAX || info->archive_bytes > INT64_MAX - part->base ||
-                   copy_is_wasteful(c, part->index)
-               ? -ENOTSUP
-               : 0;
+    if (part->base > archive_bytes || archive_bytes > INT64_MAX)
+        return -EUCLEAN;
+    s->archive_bytes = min_u64(info->archive_bytes, archive_bytes - part->base);
+    if (info->has_hardlinks || part->repeats)
+        s->links = calloc(s->entries, sizeof(*s->links));
+    return s->links || !(info->has_hardlinks || part->repeats) ? 0 : -ENOMEM;
 }
 
 /* Fill in the header's part that depends on all. */
@@ -396,50 +389,48 @@ static void copy_describe(struct builder_copying *c, struct builder_header *head
     c->mixes_sums = header->sum_kind == SUM_MIXED;
 }
 
-static int copy_begin(struct builder *b, struct builder_copying *c)
+static int copy_begin(struct builder *b, struct builder_copying *c, uint64_t archive_bytes)
 {
     uint64_t entries = 0;
     for (size_t i = 0; i < c->copy.run_count; i++)
         entries += c->copy.runs[i].count;
-    if (entries == 0 || entries > ENTRIES_MAX || c->copy.part_count == 0 ||
-        c->copy.dir_count == 0)
-        return -ENOTSUP;
+    if (entries > ENTRIES_MAX)
+        return -EOVERFLOW;
     c->entries = (uint32_t)entries;
     c->sources = calloc(c->copy.part_count, sizeof(*c->sources));
     if (!c->sources)
         return -ENOMEM;
     int r = builder_intern_attr(b, &builder_directory, &c->root_attr);
     for (size_t i = 0; r == 0 && i < c->copy.part_count; i++) {
-        r = copy_begin_source(c, &c->copy.parts[i], &c->sources[i]);
+        c->damaged_part = (uint32_t)i;
+        r = copy_begin_source(&c->copy.parts[i], archive_bytes, &c->sources[i]);
         if (r == 0)
-            r = copy_attrs(b, c, &c->sources[i]);
+            r = copy_attrs(c, &c->sources[i]);
         if (r == 0)
             r = copy_sections(b, &c->sources[i]);
     }
     return r;
 }
 
-int builder_copy(struct builder *b, const struct builder_copy *copy,
-                 struct builder_header *header)
+int copying_damaged(const struct builder_copying *c, struct fault *fault)
 {
-    struct builder_copying *c = calloc(1, sizeof(*c));
-    if (!c)
-        return -ENOMEM;
-    b->copying = c;
-    c->copy = *copy;
-    int r = copy_begin(b, c);
-    if (r == 0)
-        copy_describe(c, header);
-    return r;
+    const struct builder_copy_part *part = &c->copy.parts[c->damaged_part];
+    char path[INDEX_PATH_MAX + 1] = ""; /* the fault keeps its beginning */
+    size_t len;
+    (void)index_path(part->index, c->damaged_position, path, sizeof(path), &len);
+    fault_set(fault, -EUCLEAN, path, FAULT_NO_OFFSET, "its entry in the index is damaged");
+    if (part->name)
+        fault_set_file(fault, part->name);
+    return -EUCLEAN;
 }
 
 void copying_free(struct builder_copying *c)
 {
     if (!c)
         return;
+    for (size_t i = 0; c->sources && i < c->copy.part_count; i++)
+        free(c->sources[i].links);
     free(c->sources);
-    map_free(&c->link_numbers);
-    vector_free(&c->links);
     vector_free(&c->attrs);
     free(c);
 }
@@ -456,40 +447,50 @@ static uint64_t copy_name_offset(const struct disk_entry *e)
     return le64toh(e->name_attr) & (DISK_NAME_LIMIT - 1);
 }
 
-/* Entries of a run, and where the name of the last one ends. NULL: damaged. */
-static const struct disk_entry *copy_entries(const struct copy_source *s,
-                                             const struct builder_copy_run *run,
-                                             uint64_t *ret_name_end)
+/* A run of a part. */
+struct copy_span {
+    const struct copy_source *s;
+    const struct disk_entry *e;
+    uint32_t count;
+    const char *names; /* of all, one behind the other */
+    uint64_t name_bytes;
+};
+
+static int copy_open_run(const struct builder_copying *c, size_t number,
+                         struct copy_span *ret_span)
 {
-    bool is_last = run->first + run->count == s->entries;
+    const struct builder_copy_run *run = &c->copy.runs[number];
+    const struct copy_source *s = &c->sources[run->part];
+    bool is_last = run->first + (uint64_t)run->count == s->entries;
     if (run->first >= s->entries || run->count == 0 || run->count > s->entries - run->first)
-        return NULL;
+        return -EUCLEAN;
     const struct disk_entry *e =
         index_records(s->index, SECTION_ENTRIES, (uint64_t)run->first * sizeof(*e),
                       ((uint64_t)run->count + !is_last) * sizeof(*e));
     if (!e)
-        return NULL;
-    *ret_name_end = is_last ? index_section_bytes(s->index, SECTION_NAMES)
-                            : copy_name_offset(&e[run->count]);
-    return e;
+        return -EUCLEAN;
+    *ret_span = (struct copy_span){.s = s, .e = e, .count = run->count, .names = ""};
+    if (run->name) {
+        const struct builder_copy_name *name = &c->copy.names[run->name - 1];
+        ret_span->names = name->at;
+        ret_span->name_bytes = name->len;
+    } else if (number > 0) {
+        uint64_t start = copy_name_offset(e),
+                 end = is_last ? index_section_bytes(s->index, SECTION_NAMES)
+                               : copy_name_offset(&e[run->count]);
+        ret_span->name_bytes = end - start;
+        ret_span->names =
+            end > start ? index_records(s->index, SECTION_NAMES, start, end - start) : NULL;
+    }
+    return ret_span->names ? 0 : -EUCLEAN;
 }
 
-/* The names of a run. 0 bytes: the new root's. -ENOTSUP. */
-static int copy_names(const struct copy_source *s, const struct builder_copy_run *run,
-                      const struct disk_entry *e, uint64_t end, bool is_root,
-                      const char **ret_names, uint64_t *ret_len)
+/* The length of the name of a run's entry; above INDEX_NAME_MAX if it is damaged. */
+static uint64_t copy_name_len(const struct copy_span *span, uint32_t i)
 {
-    uint64_t start = copy_name_offset(e);
-    if (run->first == INDEX_ROOT) {
-        *ret_names = is_root || !s->name ? "" : s->name;
-        *ret_len = strlen(*ret_names);
-        return run->count == 1 && (*ret_len > 0 || is_root) ? 0 : -ENOTSUP;
-    }
-    if (end <= start)
-        return -ENOTSUP;
-    *ret_len = end - start;
-    *ret_names = index_records(s->index, SECTION_NAMES, start, *ret_len);
-    return *ret_names ? 0 : -ENOTSUP;
+    uint64_t start = copy_name_offset(&span->e[i]);
+    return i + 1 < span->count ? copy_name_offset(&span->e[i + 1]) - start
+                               : copy_name_offset(span->e) + span->name_bytes - start;
 }
 
 int copying_put_names(struct image *image)
@@ -497,50 +498,30 @@ int copying_put_names(struct image *image)
     const struct builder_copying *c = image->b->copying;
     int r = image_begin_section(image, SECTION_NAMES);
     for (size_t i = 0; r == 0 && i < c->copy.run_count; i++) {
-        const struct builder_copy_run *run = &c->copy.runs[i];
-        uint64_t end, len = 0;
-        const char *names = NULL;
-        if (run->part == BUILDER_COPY_NO_PART)
+        struct copy_span span;
+        if (c->copy.runs[i].part == BUILDER_COPY_NO_PART)
             continue;
-        const struct copy_source *s = &c->sources[run->part];
-        const struct disk_entry *e = copy_entries(s, run, &end);
-        r = e ? copy_names(s, run, e, end, i == 0, &names, &len) : -ENOTSUP;
+        r = copy_open_run(c, i, &span);
         if (r == 0)
-            r = image_put(image, names, len);
+            r = image_put(image, span.names, span.name_bytes);
     }
     image_end_section(image);
-    const struct disk_section *section = &image->sections.at[image->sections.count - 1];
-    return r == 0 && le64toh(section->length) != c->name_bytes ? -ENOTSUP : r;
+    return r;
 }
 
 /* ---- inodes with several names ---- */
 
-static const struct copy_attr *copy_attr_of(const struct builder_copying *c,
-                                            const struct copy_source *s,
-                                            const struct disk_entry *e)
+static struct copy_attr *copy_attr_of(const struct builder_copying *c,
+                                      const struct copy_source *s, const struct disk_entry *e)
 {
     uint64_t number = le64toh(e->name_attr) >> DISK_NAME_BITS;
     return number < s->attr_count ? &c->attrs.at[s->attrs + number] : NULL;
 }
 
-/* Count one more name of an inode of a part. */
-static int copy_count_name(struct builder_copying *c, uint32_t part, uint64_t inode,
-                           uint32_t position)
-{
-    uint64_t number;
-    struct map_key key = {part, inode};
-    if (map_get(&c->link_numbers, key, &number) == 0) {
-        c->links.at[number].names++;
-        return 0;
-    }
-    int r = map_put(&c->link_numbers, key, c->links.count);
-    return r < 0 ? r : vector_push(&c->links, (struct copy_link){position, 1});
-}
-
 /* The entry of an alias's inode, and its attributes. NULL: it is none. */
 static const struct disk_entry *copy_inode_of(const struct builder_copying *c,
                                               const struct copy_source *s, uint64_t inode,
-                                              const struct copy_attr **ret_attr)
+                                              struct copy_attr **ret_attr)
 {
     const struct disk_entry *e =
         inode < s->entries
@@ -548,33 +529,62 @@ static const struct disk_entry *copy_inode_of(const struct builder_copying *c,
             : NULL;
     *ret_attr = e ? copy_attr_of(c, s, e) : NULL;
     return *ret_attr && (*ret_attr)->kind != COPY_ALIAS &&
-                   (*ret_attr)->kind != COPY_DIRECTORY && (*ret_attr)->flags & ATTR_NLINK
+                   (*ret_attr)->kind != COPY_DIRECTORY && (*ret_attr)->attr.flags & ATTR_NLINK
                ? e
                : NULL;
+}
+
+/* The names of a run's inodes; its first entry has this new position. */
+static int copy_count_run(struct builder_copying *c, size_t number, uint32_t position)
+{
+    const struct builder_copy_run *run = &c->copy.runs[number];
+    struct copy_span span;
+    c->damaged_part = run->part;
+    int r = copy_open_run(c, number, &span);
+    for (uint32_t i = 0; r == 0 && i < run->count; i++) {
+        const struct copy_attr *attr = copy_attr_of(c, span.s, &span.e[i]);
+        bool is_alias = attr && attr->kind == COPY_ALIAS;
+        uint64_t inode = is_alias ? le64toh(span.e[i].data) : run->first + (uint64_t)i;
+        c->damaged_position = run->first + i;
+        if (!attr || inode >= span.s->entries)
+            return -EUCLEAN;
+        if (attr->kind == COPY_DIRECTORY ||
+            !(is_alias || span.s->repeats || attr->attr.flags & ATTR_NLINK))
+            continue;
+        struct copy_link *link = &span.s->links[inode];
+        if (link->names++ == 0)
+            link->position = position + i;
+    }
+    return r;
 }
 
 static int copy_count_links(struct builder_copying *c)
 {
     uint32_t position = 0;
-    for (size_t i = 0; i < c->copy.run_count; i++) {
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < c->copy.run_count; i++) {
         const struct builder_copy_run *run = &c->copy.runs[i];
-        const struct copy_source *s =
-            run->part == BUILDER_COPY_NO_PART ? NULL : &c->sources[run->part];
-        uint64_t ignored;
-        const struct disk_entry *e = s && s->has_links ? copy_entries(s, run, &ignored) : NULL;
-        for (uint32_t j = 0; e && j < run->count; j++) {
-            const struct copy_attr *attr = copy_attr_of(c, s, &e[j]);
-            uint64_t inode = attr && attr->kind == COPY_ALIAS ? le64toh(e[j].data)
-                                                              : run->first + (uint64_t)j;
-            int r = attr && (attr->kind == COPY_ALIAS || attr->flags & ATTR_NLINK)
-                        ? copy_count_name(c, run->part, inode, position + j)
-                        : 0;
-            if (r < 0)
-                return r;
-        }
+        if (run->part != BUILDER_COPY_NO_PART && c->sources[run->part].links)
+            r = copy_count_run(c, i, position);
         position += run->count;
     }
-    return 0;
+    return r;
+}
+
+int builder_copy(struct builder *b, const struct builder_copy *copy,
+                 struct builder_header *header, struct fault *fault)
+{
+    struct builder_copying *c = calloc(1, sizeof(*c));
+    if (!c)
+        return -ENOMEM;
+    b->copying = c;
+    c->copy = *copy;
+    int r = copy_begin(b, c, header->archive_bytes);
+    if (r == 0)
+        r = copy_count_links(c);
+    if (r == 0)
+        copy_describe(c, header);
+    return r == -EUCLEAN ? copying_damaged(c, fault) : r;
 }
 
 /* ---- entries ---- */
@@ -593,7 +603,7 @@ static int copy_directory(struct copy_walk *w, struct disk_entry *to)
 {
     const struct builder_copy *copy = &w->c->copy;
     if (w->dir == copy->dir_count)
-        return -ENOTSUP;
+        return -EUCLEAN;
     const struct builder_copy_dir *dir = &copy->dirs[w->dir++];
     to->size = htole64(dir->directories);
     to->data = htole64(w->child | (uint64_t)dir->children << 32);
@@ -606,15 +616,15 @@ static int copy_file_extents(const struct copy_source *s, uint64_t size, uint64_
 {
     const uint64_t *list = index_records(s->index, SECTION_EXTENTS, *data, 16), *last;
     if (!list || *data % 8 || !copy_begins_list(list[0])) /* copy_extents checked the list */
-        return -ENOTSUP;
+        return -EUCLEAN;
     uint64_t count = (uint32_t)le64toh(list[0]), end;
     last = index_records(s->index, SECTION_EXTENTS, *data + 16 + count * 24 - 24, 24);
     if (count && (!last || __builtin_add_overflow(le64toh(last[1]), le64toh(last[2]), &end) ||
                   end > size))
-        return -ENOTSUP;
+        return -EUCLEAN;
     *ret_bytes = le64toh(list[1]);
     *data += s->extents;
-    return *ret_bytes <= size ? 0 : -ENOTSUP;
+    return *ret_bytes <= size ? 0 : -EUCLEAN;
 }
 
 static int copy_file(struct copy_walk *w, const struct copy_source *s, enum copy_kind kind,
@@ -623,14 +633,14 @@ static int copy_file(struct copy_walk *w, const struct copy_source *s, enum copy
     uint64_t bytes = size;
     int r = 0;
     if (size > INT64_MAX)
-        return -ENOTSUP;
+        return -EUCLEAN;
     if (kind == COPY_STORED) {
-        r = copy_in_archive(s, *data, size) || size == 0 ? 0 : -ENOTSUP;
+        r = copy_in_archive(s, *data, size) || size == 0 ? 0 : -EUCLEAN;
         *data = size ? *data + s->base : 0;
     } else if (kind == COPY_EXTENTS) {
         r = copy_file_extents(s, size, data, &bytes);
     } else {
-        r = *data & RANGE_PACKED ? -ENOTSUP : copy_packed(s, size, data);
+        r = *data & RANGE_PACKED ? -EUCLEAN : copy_packed(s, size, data);
     }
     image_add_saturated(&w->total_bytes, size);
     image_add_saturated(&w->data_bytes, bytes);
@@ -643,7 +653,7 @@ static int copy_symlink(const struct copy_source *s, uint64_t size, uint64_t *da
                              ? index_records(s->index, SECTION_STRINGS, *data, size)
                              : NULL;
     if (!target || memchr(target, '\0', size))
-        return -ENOTSUP;
+        return -EUCLEAN;
     *data += s->strings;
     return 0;
 }
@@ -665,123 +675,120 @@ static int copy_extras(struct copy_walk *w, const struct copy_source *s, uint64_
         const uint8_t *head = r == 0 ? index_records(s->index, SECTION_XATTRS, value, 8) : NULL;
         if (!head ||
             !index_records(s->index, SECTION_XATTRS, value, 8 + (uint64_t)bytes_le32(head + 4)))
-            return -ENOTSUP;
+            return -EUCLEAN;
         r = copy_put_extra(w, EXTRA_XATTRS, value + s->xattrs);
     }
     if (r == 0 && flags & ATTR_WIDE_MTIME) {
         r = index_extra(s->index, (uint32_t)inode, EXTRA_MTIME, &value);
-        r = r == 0 ? copy_put_extra(w, EXTRA_MTIME, value) : -ENOTSUP;
+        r = r == 0 ? copy_put_extra(w, EXTRA_MTIME, value) : -EUCLEAN;
     }
     return r;
 }
 
 /*
- * The first copied name of an inode becomes its entry: *to, an alias's, gets the inode's
- * fields. 1: it stays an alias.
+ * Give *to, if it is an alias, its inode's fields. 1: the inode has a name before this one, of
+ * which *to is an alias now.
  */
-static int copy_link(struct copy_walk *w, uint32_t part, struct disk_entry *to,
-                     const struct copy_attr **attr, uint64_t *inode, uint32_t *ret_names)
+static int copy_link(const struct copy_walk *w, const struct copy_source *s,
+                     struct disk_entry *to, struct copy_attr **attr, uint64_t *inode,
+                     uint32_t *ret_names)
 {
-    struct builder_copying *c = w->c;
-    const struct copy_source *s = &c->sources[part];
-    const struct disk_entry *e;
-    uint64_t number;
-    const struct copy_attr *own = *attr;
-    if (own->kind == COPY_ALIAS) {
+    if ((*attr)->kind == COPY_ALIAS) {
         *inode = le64toh(to->data);
-        e = copy_inode_of(c, s, *inode, attr);
+        const struct disk_entry *e = s->links ? copy_inode_of(w->c, s, *inode, attr) : NULL;
         if (!e)
-            return -ENOTSUP;
+            return -EUCLEAN;
         to->size = e->size;
         to->data = e->data;
         to->mtime = e->mtime;
     }
-    if (map_get(&c->link_numbers, (struct map_key){part, *inode}, &number) < 0)
-        return -ENOTSUP;
-    const struct copy_link *link = &c->links.at[number];
-    *ret_names = link->names;
-    if (link->position == w->position)
+    const struct copy_link *link =
+        s->links && (*attr)->kind != COPY_DIRECTORY ? &s->links[*inode] : NULL;
+    *ret_names = link ? link->names : 1;
+    if (*ret_names < 2 || link->position == w->position)
         return 0;
-    if (own->kind != COPY_ALIAS)
-        return -ENOTSUP;
-    *attr = own;
     to->size = 0;
     to->data = htole64(link->position);
     return 1;
 }
 
-/* An entry, whose name has `name_len` bytes. `to` is a copy of it. */
-static int copy_entry(struct copy_walk *w, uint32_t part, uint64_t position, uint64_t name_len,
-                      struct disk_entry *to)
+/* The data of an inode that has its entry here. */
+static int copy_data(struct copy_walk *w, const struct copy_source *s, enum copy_kind kind,
+                     struct disk_entry *to)
 {
-    struct builder_copying *c = w->c;
-    const struct copy_source *s = &c->sources[part];
-    const struct copy_attr *attr = copy_attr_of(c, s, to);
-    uint32_t names = 1;
-    if (!attr || name_len > INDEX_NAME_MAX)
-        return -ENOTSUP;
-    bool may_be_linked = attr->kind == COPY_ALIAS || attr->flags & ATTR_NLINK;
-    int r = may_be_linked ? copy_link(w, part, to, &attr, &position, &names) : 0;
-    bool is_alias = r == 1;
-    if (r < 0 || to->mtime == 0 ||
-        (le64toh(to->mtime) & ((1u << DISK_NSEC_BITS) - 1)) > 999999999)
-        return r < 0 ? r : -ENOTSUP;
     uint64_t size = le64toh(to->size), data = le64toh(to->data);
-    switch (is_alias ? COPY_ALIAS : attr->kind) {
+    int r = 0;
+    switch (kind) {
     case COPY_REFUSED:
-        return -ENOTSUP;
-    case COPY_PLAIN:
     case COPY_ALIAS:
-        r = 0;
+        return -EUCLEAN;
+    case COPY_PLAIN:
         break;
     case COPY_DIRECTORY:
-        r = copy_directory(w, to);
-        break;
+        return copy_directory(w, to);
     case COPY_SYMLINK:
         r = copy_symlink(s, size, &data);
         break;
     default:
-        r = copy_file(w, s, attr->kind, size, &data);
+        r = copy_file(w, s, kind, size, &data);
     }
-    if (attr->kind != COPY_DIRECTORY)
-        to->data = htole64(data);
-    if (r == 0 && !is_alias && names > 1)
+    to->data = htole64(data);
+    return r;
+}
+
+/* An entry, whose name has `name_len` bytes. `to` is a copy of it. */
+static int copy_entry(struct copy_walk *w, const struct copy_source *s, uint64_t position,
+                      uint64_t name_len, struct disk_entry *to)
+{
+    struct builder_copying *c = w->c;
+    struct copy_attr *attr = copy_attr_of(c, s, to);
+    uint32_t names = 1, number = 0;
+    if (!attr || name_len > INDEX_NAME_MAX || (name_len == 0 && w->position > 0))
+        return -EUCLEAN;
+    int r = copy_link(w, s, to, &attr, &position, &names);
+    bool is_alias = r == 1;
+    if (r < 0 || to->mtime == 0 ||
+        (le64toh(to->mtime) & ((1u << DISK_NSEC_BITS) - 1)) > 999999999)
+        return -EUCLEAN;
+    r = is_alias ? 0 : copy_data(w, s, attr->kind, to);
+    if (r == 0 && names > 1 && !is_alias)
         r = copy_put_extra(w, EXTRA_NLINK, names);
     if (r == 0 && !is_alias)
-        r = copy_extras(w, s, position, attr->flags);
-    uint32_t number = names > 1 || is_alias ? attr->number : attr->single;
+        r = copy_extras(w, s, position, attr->attr.flags);
+    if (r == 0)
+        r = copy_attr_number(w->image->b, attr,
+                             is_alias    ? FORM_ALIAS
+                             : names > 1 ? FORM_LINKED
+                                         : FORM_SINGLE,
+                             &number);
     to->name_attr = htole64(w->name_offset | (uint64_t)number << DISK_NAME_BITS);
     w->name_offset += name_len;
-    w->files += S_ISREG(attr->mode);
+    w->files += S_ISREG(attr->attr.mode);
     w->inodes += !is_alias;
-    c->flags |= is_alias || names > 1 ? ATTR_NLINK : 0;
-    c->flags |= is_alias ? 0 : attr->flags & ~ATTR_NLINK;
+    c->flags |= names > 1 ? ATTR_NLINK : 0;
+    c->flags |= is_alias ? 0 : attr->attr.flags & ~ATTR_NLINK;
     w->position++;
     return r;
 }
 
-static int copy_run(struct copy_walk *w, const struct builder_copy_run *run)
+static int copy_run(struct copy_walk *w, size_t number)
 {
-    const struct copy_source *s = &w->c->sources[run->part];
+    const struct builder_copy_run *run = &w->c->copy.runs[number];
     struct disk_entry batch[BATCH];
-    uint64_t end, len;
-    const char *names;
-    const struct disk_entry *e = copy_entries(s, run, &end);
-    int r = e ? copy_names(s, run, e, end, w->position == 0, &names, &len) : -ENOTSUP;
-    if (r == 0 && run->first == INDEX_ROOT)
-        end = copy_name_offset(e) + len;
+    struct copy_span span;
+    int r = copy_open_run(w->c, number, &span);
+    w->c->damaged_part = run->part;
+    w->c->damaged_position = run->first;
     for (uint32_t i = 0, n; r == 0 && i < run->count; i += n) {
         n = min_u32(run->count - i, BATCH);
-        memcpy(batch, e + i, n * sizeof(*e));
+        memcpy(batch, span.e + i, n * sizeof(*batch));
         for (uint32_t j = 0; r == 0 && j < n; j++) {
-            uint64_t start = copy_name_offset(&e[i + j]);
-            uint64_t next = i + j + 1 < run->count ? copy_name_offset(&e[i + j + 1]) : end;
-            bool has_name = next > start || w->position == 0;
-            r = has_name ? copy_entry(w, run->part, run->first + i + j, next - start, &batch[j])
-                         : -ENOTSUP;
+            w->c->damaged_position = run->first + i + j;
+            r = copy_entry(w, span.s, run->first + (uint64_t)i + j, copy_name_len(&span, i + j),
+                           &batch[j]);
         }
         if (r == 0)
-            r = image_put(w->image, batch, n * sizeof(*e));
+            r = image_put(w->image, batch, n * sizeof(*batch));
     }
     return r;
 }
@@ -816,66 +823,57 @@ int copying_put_entries(struct image *image)
 {
     struct builder_copying *c = image->b->copying;
     struct copy_walk w = {.image = image, .c = c, .child = 1};
-    int r = copy_count_links(c);
-    if (r == 0)
-        r = image_begin_section(image, SECTION_ENTRIES);
+    int r = image_begin_section(image, SECTION_ENTRIES);
     for (size_t i = 0; r == 0 && i < c->copy.run_count; i++) {
-        const struct builder_copy_run *run = &c->copy.runs[i];
-        r = run->part != BUILDER_COPY_NO_PART ? copy_run(&w, run)
-            : i == 0                          ? copy_plain_root(&w)
-                                              : -ENOTSUP;
+        r = c->copy.runs[i].part == BUILDER_COPY_NO_PART ? copy_plain_root(&w)
+                                                         : copy_run(&w, i);
     }
     image_end_section(image);
-    if (r == 0 && (w.dir != c->copy.dir_count || w.child != c->entries ||
-                   w.name_offset >= DISK_NAME_LIMIT))
-        r = -ENOTSUP;
-    c->name_bytes = w.name_offset;
+    if (r == 0 && w.name_offset >= DISK_NAME_LIMIT)
+        r = -EOVERFLOW;
+    if (r == 0 && (w.dir != c->copy.dir_count || w.child != c->entries))
+        r = -EUCLEAN;
     copy_count(&w, &image->header);
     return r;
 }
 
 /* ---- sums ---- */
 
-/* The inode whose sum belongs to an entry: another one's if this is the first name copied. */
-static uint64_t copy_summed_inode(const struct builder_copying *c, uint32_t part,
-                                  uint64_t inode, const struct disk_entry *e, uint32_t position)
+/* The sum of an entry: its inode's, if the inode has its entry there. */
+static uint64_t copy_sum(const struct builder_copying *c, const struct copy_span *span,
+                         const uint64_t *sums, uint64_t inode, uint32_t i, uint32_t position)
 {
-    const struct copy_attr *attr = copy_attr_of(c, &c->sources[part], e);
-    uint64_t number;
-    return attr->kind == COPY_ALIAS &&
-                   map_get(&c->link_numbers, (struct map_key){part, le64toh(e->data)},
-                           &number) == 0 &&
-                   c->links.at[number].position == position
-               ? le64toh(e->data)
-               : inode;
+    const struct copy_source *s = span->s;
+    if (s->links) { /* copying_put_entries checked all this */
+        if (copy_attr_of(c, s, &span->e[i])->kind == COPY_ALIAS)
+            inode = le64toh(span->e[i].data);
+        if (s->links[inode].names > 1 && s->links[inode].position != position)
+            return 0;
+    }
+    return c->mixes_sums ? checksum_mixed(index_info(s->index)->sum_kind, le64toh(sums[inode]))
+                         : le64toh(sums[inode]);
 }
 
 /* The sums of a run's entries, of which the first has this position in the new index. */
-static int copy_put_run_sums(struct image *image, const struct builder_copy_run *run,
-                             uint32_t position)
+static int copy_put_run_sums(struct image *image, size_t number, uint32_t position)
 {
     const struct builder_copying *c = image->b->copying;
+    const struct builder_copy_run *run = &c->copy.runs[number];
     bool has_part = run->part != BUILDER_COPY_NO_PART;
     const struct copy_source *s = has_part ? &c->sources[run->part] : NULL;
-    const struct index_info *info = has_part ? index_info(s->index) : NULL;
     const uint64_t *sums = NULL;
-    const struct disk_entry *e = NULL;
-    uint64_t end, all = has_part && info->has_some_sums ? s->entries : 0;
-    if (all)
-        sums = index_records(s->index, SECTION_SUMS, 0, all * sizeof(*sums));
-    if (all && s->has_links)
-        e = copy_entries(s, run, &end); /* checked when the entries were put */
-    if (all && (!sums || (s->has_links && !e)))
-        return -ENOTSUP;
-    if (sums && !c->mixes_sums && !e)
-        return image_put(image, sums + run->first, run->count * sizeof(*sums));
+    struct copy_span span = {0};
     int r = 0;
+    if (s && index_info(s->index)->has_some_sums) {
+        sums = index_records(s->index, SECTION_SUMS, 0, s->entries * sizeof(*sums));
+        r = sums ? copy_open_run(c, number, &span) : -EUCLEAN;
+    }
+    if (sums && !c->mixes_sums && !s->links)
+        return image_put(image, sums + run->first, run->count * sizeof(*sums));
     for (uint32_t i = 0; r == 0 && i < run->count; i++) {
-        uint64_t inode = run->first + (uint64_t)i;
-        if (e)
-            inode = copy_summed_inode(c, run->part, inode, &e[i], position + i);
-        uint64_t sum = sums ? le64toh(sums[inode]) : 0;
-        sum = htole64(sums && c->mixes_sums ? checksum_mixed(info->sum_kind, sum) : sum);
+        uint64_t sum = 0;
+        if (sums)
+            sum = htole64(copy_sum(c, &span, sums, run->first + (uint64_t)i, i, position + i));
         r = image_put(image, &sum, sizeof(sum));
     }
     return r;
@@ -890,7 +888,7 @@ int copying_put_sums(struct image *image)
     uint32_t position = 0;
     int r = image_begin_section(image, SECTION_SUMS);
     for (size_t i = 0; r == 0 && i < c->copy.run_count; i++) {
-        r = copy_put_run_sums(image, &c->copy.runs[i], position);
+        r = copy_put_run_sums(image, i, position);
         position += c->copy.runs[i].count;
     }
     image_end_section(image);
@@ -900,38 +898,31 @@ int copying_put_sums(struct image *image)
 /* ---- digest ---- */
 
 static int copy_digest_entry(const struct builder_copying *c, const struct copy_source *s,
-                             uint32_t position, const struct disk_entry *e, size_t *dir,
+                             uint64_t position, const struct disk_entry *e, size_t *dir,
                              struct digest *digest, struct digest_entry *to)
 {
-    uint64_t number = le64toh(e->name_attr) >> DISK_NAME_BITS;
-    const struct copy_attr *attr =
-        number < s->attr_count ? &c->attrs.at[s->attrs + number] : NULL;
-    uint64_t data = le64toh(e->data);
-    if (!attr || attr->kind == COPY_REFUSED || to->name_len > INDEX_NAME_MAX ||
-        (attr->kind == COPY_DIRECTORY && *dir == c->copy.dir_count))
-        return -ENOTSUP;
-    if (attr->kind == COPY_ALIAS) {
-        if (data >= position)
-            return -ENOTSUP;
-        position = (uint32_t)data;
-        e = index_records(s->index, SECTION_ENTRIES, data * sizeof(*e), sizeof(*e));
-        if (!e)
-            return -ENOTSUP;
-        data = le64toh(e->data);
+    struct copy_attr *attr = copy_attr_of(c, s, e);
+    if (attr && attr->kind == COPY_ALIAS) {
+        position = le64toh(e->data);
+        e = copy_inode_of(c, s, position, &attr);
     }
-    to->mode = attr->mode;
-    to->first = S_ISDIR(attr->mode)   ? c->copy.dirs[(*dir)++].children
-                : S_ISREG(attr->mode) ? le64toh(e->size)
-                                      : (uint32_t)data;
+    if (!e || !attr || attr->kind == COPY_REFUSED || to->name_len > INDEX_NAME_MAX ||
+        (attr->kind == COPY_DIRECTORY && *dir == c->copy.dir_count))
+        return -EUCLEAN;
+    uint64_t data = le64toh(e->data);
+    to->mode = attr->attr.mode;
+    to->first = S_ISDIR(to->mode)   ? c->copy.dirs[(*dir)++].children
+                : S_ISREG(to->mode) ? le64toh(e->size)
+                                    : (uint32_t)data;
     to->second = data >> 32;
-    if (S_ISREG(attr->mode)) {
-        const uint64_t *sum = index_records(s->index, SECTION_SUMS, (uint64_t)position * 8, 8);
+    if (S_ISREG(to->mode)) {
+        const uint64_t *sum = index_records(s->index, SECTION_SUMS, position * 8, 8);
         to->second = sum ? le64toh(*sum) : 0;
     }
     to->target_len = le64toh(e->size);
-    if (S_ISLNK(attr->mode) &&
+    if (S_ISLNK(to->mode) &&
         !(to->target = index_records(s->index, SECTION_STRINGS, data, to->target_len)))
-        return -ENOTSUP;
+        return -EUCLEAN;
     digest_add(digest, to);
     return 0;
 }
@@ -946,20 +937,16 @@ static int copy_digest_run(const struct builder_copying *c, size_t number, size_
         digest_add(digest, &root);
         return 0;
     }
-    const struct copy_source *s = &c->sources[run->part];
-    uint64_t end, len;
-    const char *name;
-    const struct disk_entry *e = copy_entries(s, run, &end);
-    int r = e ? copy_names(s, run, e, end, number == 0, &name, &len) : -ENOTSUP;
+    struct copy_span span;
+    uint64_t at = 0;
+    int r = copy_open_run(c, number, &span);
     for (uint32_t i = 0; r == 0 && i < run->count; i++) {
-        struct digest_entry to = {.name = name, .name_len = len};
-        if (i + 1 < run->count)
-            to.name_len = copy_name_offset(&e[i + 1]) - copy_name_offset(&e[i]);
-        if (to.name_len > len)
-            return -ENOTSUP;
-        r = copy_digest_entry(c, s, run->first + i, &e[i], dir, digest, &to);
-        name += to.name_len;
-        len -= to.name_len;
+        struct digest_entry to = {.name = span.names + at, .name_len = copy_name_len(&span, i)};
+        if (to.name_len > span.name_bytes - at)
+            return -EUCLEAN;
+        at += to.name_len;
+        r = copy_digest_entry(c, span.s, run->first + (uint64_t)i, &span.e[i], dir, digest,
+                              &to);
     }
     return r;
 }

@@ -1,6 +1,6 @@
 /*
  * Copied entries, when the image is written: see builder_copy.c. For the builder's own files
- * only. All return 0, -ENOTSUP, -ENOMEM or errors of writing.
+ * only. All return 0, -EUCLEAN, -EOVERFLOW, -ENOMEM or errors of writing.
  */
 #ifndef ONEPOT_BUILDER_COPY_PRIVATE_H
 #define ONEPOT_BUILDER_COPY_PRIVATE_H
@@ -17,6 +17,9 @@ int copying_put_sums(struct image *image);
 /* Another thread makes the digest meanwhile. */
 int copying_begin_digest(struct image *image);
 int copying_end_digest(struct image *image);
+
+/* Record that the entry at hand is damaged. -EUCLEAN. */
+int copying_damaged(const struct builder_copying *copying, struct fault *fault);
 
 void copying_free(struct builder_copying *copying); /* NULL is fine */
 

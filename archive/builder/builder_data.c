@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "builder_private.h"
-#include "checksum.h"
 #include "numbers.h"
 
 static bool builder_in_archive(const struct builder *b, uint64_t offset, uint64_t len)
@@ -205,11 +204,4 @@ int builder_set_sum(struct builder *b, uint32_t inode, uint64_t sum)
     b->sums.at[inode] = sum;
     b->has_sum.at[inode] = 1;
     return 0;
-}
-
-void builder_mix_sums(struct builder *b, uint32_t first, uint32_t end, enum sum_kind kind)
-{
-    for (size_t i = first; i < end && i < b->sums.count; i++)
-        if (b->has_sum.at[i])
-            b->sums.at[i] = checksum_mixed(kind, b->sums.at[i]);
 }

@@ -356,20 +356,3 @@ int builder_locate(struct builder *b, const struct place *place, bool create,
         path_find_name(b, ret_spot);
     return r;
 }
-
-int builder_locate_child(const struct builder *b, const struct place *place, uint32_t directory,
-                         struct spot *ret_spot)
-{
-    const char *name = place->path;
-    size_t len = place->len;
-    if (len == 0 || memchr(name, '/', len) || memchr(name, '\0', len) ||
-        (len == 1 && name[0] == '.') || directory >= b->names.count ||
-        !is_directory_inode(b, b->names.at[directory].inode))
-        return builder_refuse(place, -EINVAL, "is not a name in a directory");
-    int r = path_check_part(place, name, len);
-    if (r < 0)
-        return r;
-    *ret_spot = (struct spot){.dir = directory, .name = name, .len = len};
-    path_find_name(b, ret_spot);
-    return 0;
-}

@@ -42,11 +42,6 @@ int builder_refuse(const struct place *place, int err, const char *format, ...)
 int builder_locate(struct builder *b, const struct place *place, bool create,
                    struct spot *ret_spot);
 
-/* The place's path as one name in a directory. -EINVAL: it is none, or no directory is meant.
- */
-int builder_locate_child(const struct builder *b, const struct place *place, uint32_t directory,
-                         struct spot *ret_spot);
-
 /* Length of the spot's path from the root. */
 uint64_t builder_path_bytes(const struct builder *b, const struct spot *spot);
 

@@ -472,5 +472,7 @@ int builder_write(struct builder *b, const struct builder_header *header, int fd
     free(image.buf);
     vector_free(&image.page_sums);
     vector_free(&image.sections);
+    if (r == -EUCLEAN && b->copying)
+        return copying_damaged(b->copying, fault);
     return r < 0 ? builder_write_fault(fault, r) : 0;
 }

@@ -191,14 +191,3 @@ int builder_add_xattr(struct builder *b, uint32_t inode, const char *name, size_
     }
     return builder_append_pending(b, name, name_len, value, value_len);
 }
-
-int builder_share_xattrs(struct builder *b, uint32_t inode, uint32_t other)
-{
-    int r = builder_flush_xattrs(b);
-    if (r < 0 || other >= b->xattr_of.count || !b->xattr_of.at[other])
-        return r;
-    if (vector_extend(&b->xattr_of, (size_t)inode + 1) < 0)
-        return -ENOMEM;
-    b->xattr_of.at[inode] = b->xattr_of.at[other];
-    return 0;
-}

@@ -1,7 +1,6 @@
 /*
- * Each archive is grafted without the members that may be archives themselves; these follow one
- * by one. Members that turn out to be none that can be read in place are added as files in a
- * second pass over the same index.
+ * A member that turns out to be an archive that can be read in place is hidden, and the root of
+ * its tree put beside it. All indexes stay open until the tree is written.
  *
  * The index of an inner archive that has none of its own is made as any other, written to the
  * scratch file and read back into memory. So there is one file for any number of archives,
@@ -29,6 +28,7 @@
 #include "source_slice.h"
 #include "vector.h"
 
+#define SMALL_BYTES (64u << 10)
 #define SHARING_MOST 8u /* equal members may share their bytes, as mksquashfs makes them */
 
 /* An archive whose tree is being added. */
@@ -37,13 +37,13 @@ struct nested_level {
     uint64_t base;     /* of its bytes in the outermost archive */
     const char *under; /* its directory in the new tree */
     unsigned depth;
-    struct map meant; /* members that may be archives, by position; 1: it stays a file */
-    VECTOR(uint32_t) members;
+    uint32_t part;            /* of the tree */
+    VECTOR(uint32_t) members; /* that may be archives */
 };
 
 struct nested_walk {
     const struct nested *nested;
-    struct grafter *grafter;
+    struct tree *tree;
     struct fault *fault;
     struct nested_result *result;
     uint64_t left_bytes[NESTED_DEPTH + 1]; /* that archives of this depth may still have */
@@ -161,8 +161,6 @@ static int nested_consider(struct nested_walk *w, struct nested_level *level, st
         nested_leave(w, level, position, "the name of its directory is taken");
         return 0;
     }
-    if (r == 0)
-        r = map_put(&level->meant, map_key_of(position), 0);
     return r < 0 ? r : vector_push(&level->members, position);
 }
 
@@ -188,7 +186,22 @@ static int nested_find(struct nested_walk *w, struct nested_level *level)
 
 /* ---- the index of one ---- */
 
-/* Write an index to the scratch file, and open it in private memory. */
+/*
+ * Open an index in private memory. There may be a hundred thousand, more than a process can
+ * have mappings: small ones lie on the heap.
+ */
+static int nested_read_index(struct source *source, uint64_t offset, uint64_t length,
+                             struct fault *fault, struct index **ret_index)
+{
+    struct source *slice = source;
+    if (length > SMALL_BYTES || source_slice(&slice, offset, length) < 0)
+        return index_open(source, offset, length, fault, ret_index);
+    int r = index_open_small(slice, fault, ret_index);
+    source_unslice(&slice);
+    return r;
+}
+
+/* Write an index to the scratch file, and open it. */
 static int nested_scratch_index(struct source *scratch, struct builder *builder,
                                 const struct builder_header *header, struct fault *fault,
                                 struct index **ret_index)
@@ -201,7 +214,7 @@ static int nested_scratch_index(struct source *scratch, struct builder *builder,
     if (r < 0)
         return r;
     scratch->size_bytes = bytes; /* the sandbox can't open it anew */
-    return index_open(scratch, 0, bytes, fault, ret_index);
+    return nested_read_index(scratch, 0, bytes, fault, ret_index);
 }
 
 static int nested_make_index(struct nested_walk *w, const struct backend *backend,
@@ -246,7 +259,7 @@ static int nested_open_index(struct nested_walk *w, struct source *source, struc
         struct fault ignored = {0};
         r = backend->trailer->find(source, &ignored, &where);
         if (r == 0)
-            r = index_open(source, where.offset, where.length, &ignored, ret_index);
+            r = nested_read_index(source, where.offset, where.length, &ignored, ret_index);
         if (r == 0 && index_info(*ret_index)->archive_bytes <= source_size(source))
             return 0;
         if (r == 0)
@@ -261,28 +274,6 @@ static int nested_open_index(struct nested_walk *w, struct source *source, struc
 }
 
 /* ---- the tree ---- */
-
-static int nested_place(void *ctx, const char *path, size_t len, uint32_t position,
-                        uint32_t mode)
-{
-    const struct nested_level *level = ctx;
-    uint64_t ignored;
-    (void)path, (void)len, (void)mode;
-    return map_get(&level->meant, map_key_of(position), &ignored) == 0 ? GRAFT_LEAVE_OUT
-                                                                       : GRAFT_TAKE;
-}
-
-/* The second pass: members that stay files after all. */
-static int nested_place_left(void *ctx, const char *path, size_t len, uint32_t position,
-                             uint32_t mode)
-{
-    const struct map *left = ctx;
-    uint64_t ignored;
-    (void)path, (void)len;
-    if (S_ISDIR(mode))
-        return GRAFT_IF_NEEDED;
-    return map_get(left, map_key_of(position), &ignored) == 0 ? GRAFT_TAKE : GRAFT_LEAVE_OUT;
-}
 
 static int nested_add_tree(struct nested_walk *w, struct nested_level *level);
 
@@ -299,6 +290,21 @@ static int nested_fail(struct nested_walk *w, const char *path, uint64_t base, i
               why->member[0] ? ": " : "", why->err ? why->what : fault_errno(err));
     fault_advise(w->fault, "copy it again, or name the others: --nested=GLOB");
     return err;
+}
+
+/* Put an archive's root in the place of the member that it is. */
+static int nested_replace(struct nested_walk *w, const struct nested_level *level,
+                          uint32_t position, uint32_t part)
+{
+    struct tree_place directory = {.part = level->part}, root = {part, INDEX_ROOT};
+    const char *name;
+    size_t len;
+    int r = index_name(level->index, position, &name, &len);
+    if (r == 0)
+        r = index_parent(level->index, position, &directory.position);
+    return r < 0
+               ? r
+               : tree_put(w->tree, directory, name, backend_stem(name, len), root, 0, w->fault);
 }
 
 /* 0; 1: it stays a file. */
@@ -339,61 +345,47 @@ static int nested_add_member(struct nested_walk *w, struct nested_level *level,
         return 1;
     if (r < 0)
         return nested_fail(w, path, base, r, &why);
+    r = tree_own(w->tree, index);
     const char *name = path_base(path);
     path[(size_t)(name - path) + backend_stem(name, strlen(name))] = '\0';
     struct nested_level inner = {
         .index = index, .base = base, .under = path, .depth = level->depth + 1};
     w->result->opened++;
-    r = nested_add_tree(w, &inner);
-    index_close(index);
-    return r;
-}
-
-static int nested_add_members(struct nested_walk *w, struct nested_level *level,
-                              const struct graft *graft)
-{
-    struct map files = {0};
-    int r = 0;
-    for (size_t i = 0; r >= 0 && i < level->members.count; i++) {
-        r = nested_add_member(w, level, level->members.at[i]);
-        if (r == 1)
-            r = map_put(&files, map_key_of(level->members.at[i]), 0);
-    }
-    struct graft again = *graft;
-    again.place = nested_place_left;
-    again.ctx = &files;
-    again.on_conflict = GRAFT_KEEP;
-    again.is_again = true;
-    if (r == 0 && files.count > 0)
-        r = graft_add(w->grafter, &again, w->fault);
-    map_free(&files);
-    return r;
+    if (r == 0)
+        r = nested_add_tree(w, &inner);
+    return r < 0 ? r : nested_replace(w, level, position, inner.part);
 }
 
 static int nested_add_tree(struct nested_walk *w, struct nested_level *level)
 {
-    const struct graft graft = {.index = level->index,
-                                .name = w->nested->name,
-                                .base = level->base,
-                                .under = level->under,
-                                .place = nested_place,
-                                .ctx = level};
+    const struct tree_part part = {level->index, w->nested->name, level->base, false};
+    size_t bytes = index_info(level->index)->entries / 8 + 1;
     int r = nested_find(w, level);
     if (r == 0)
-        r = graft_add(w->grafter, &graft, w->fault);
-    if (r == 0)
-        r = nested_add_members(w, level, &graft);
-    map_free(&level->meant);
+        r = tree_add(w->tree, &part, &level->part);
+    uint8_t *shown = r == 0 && level->members.count ? malloc(bytes) : NULL;
+    if (shown) {
+        memset(shown, 0xff, bytes);
+        tree_show(w->tree, level->part, shown);
+    } else if (r == 0 && level->members.count) {
+        r = -ENOMEM;
+    }
+    for (size_t i = 0; r >= 0 && i < level->members.count; i++) {
+        uint32_t position = level->members.at[i];
+        r = nested_add_member(w, level, position);
+        if (r == 0)
+            shown[position / 8] &= (uint8_t) ~(1u << position % 8);
+    }
     vector_free(&level->members);
-    return r;
+    return r < 0 ? r : 0;
 }
 
-int nested_graft(const struct nested *nested, struct grafter *grafter, struct fault *fault,
-                 struct nested_result *ret_result)
+int nested_add(const struct nested *nested, struct tree *tree, struct fault *fault,
+               struct nested_result *ret_result)
 {
     struct nested_level outer = {.index = nested->index, .under = ""};
     struct nested_walk w = {.nested = nested,
-                            .grafter = grafter,
+                            .tree = tree,
                             .fault = fault,
                             .result = ret_result,
                             .unpacked_left = nested->most_bytes};
@@ -404,5 +396,5 @@ int nested_graft(const struct nested *nested, struct grafter *grafter, struct fa
     int r = nested_add_tree(&w, &outer);
     if (r == -EUCLEAN && fault && !fault->err)
         fault_set(fault, r, NULL, FAULT_NO_OFFSET, "its index is damaged");
-    return r;
+    return r < 0 ? r : tree_merge_root(tree, outer.part);
 }

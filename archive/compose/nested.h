@@ -1,5 +1,5 @@
 /*
- * Archives inside an archive become directories: the tree of each is grafted in place of the
+ * Archives inside an archive become directories: the tree of each takes the place of the
  * member that it is, under the member's name without the ending. Nothing is copied. An inner
  * archive must lie in one stored range of the outer one; its own parts are ranges of the outer
  * archive then, too.
@@ -23,9 +23,9 @@
 
 #include "backend.h"
 #include "fault.h"
-#include "graft.h"
 #include "index.h"
 #include "source.h"
+#include "tree.h"
 
 #define NESTED_DEPTH 4u
 
@@ -51,10 +51,11 @@ struct nested_result {
 int nested_scratch_new(struct source **ret_source);
 
 /*
- * Add the tree. Errors: -EUCLEAN for a damaged inner archive, with a fault that names it; those
- * of back ends, graft_add, reads; -ENOMEM.
+ * Merge the archive's root, with the trees of archives in it, into the tree's. Errors: -EUCLEAN
+ * for a damaged inner archive, with a fault that names it; errors of back ends and of reading;
+ * -ENOMEM.
  */
-int nested_graft(const struct nested *nested, struct grafter *grafter, struct fault *fault,
-                 struct nested_result *ret_result);
+int nested_add(const struct nested *nested, struct tree *tree, struct fault *fault,
+               struct nested_result *ret_result);
 
 #endif

@@ -94,22 +94,20 @@ static bool view_reaches(const char *glob, const char *folder, size_t len)
     return memcmp(glob, folder, len) == 0 && glob[len] == '/';
 }
 
-int view_place(void *ctx, const char *path, size_t len, uint32_t position, uint32_t mode)
+int view_choose(struct view_filter *f, const char *path, size_t len, uint32_t mode)
 {
-    struct view_filter *f = ctx;
     const struct view *view = f->view;
     int verdict = view_filter_verdict(f, path, len, S_ISDIR(mode));
-    (void)position;
     if (verdict < 0)
         return verdict;
     if (verdict == VIEW_SHOWN || (verdict == VIEW_NOTHING && view->shows_rest))
-        return GRAFT_TAKE;
+        return VIEW_TAKE;
     if (verdict == VIEW_HIDDEN || !S_ISDIR(mode))
-        return GRAFT_LEAVE_OUT;
+        return VIEW_LEAVE_OUT;
     for (size_t i = 0; i < view->pattern_count; i++)
         if (view->patterns[i].includes && view_reaches(view->patterns[i].glob, path, len))
-            return GRAFT_IF_NEEDED;
-    return GRAFT_LEAVE_OUT;
+            return VIEW_IF_NEEDED;
+    return VIEW_LEAVE_OUT;
 }
 
 /* ---- reading ---- */
@@ -279,35 +277,6 @@ int view_found_nothing(const struct view *view, const char *where, struct fault 
     return -ENOENT;
 }
 
-static int view_graft_here(const struct view *view, struct grafter *grafter,
-                           const struct graft *given, struct fault *fault)
-{
-    struct view_filter filter = {.view = view};
-    struct graft graft = *given;
-    struct grafting *s;
-    int r;
-    graft.under = "";
-    graft.on_conflict = GRAFT_REFUSE;
-    graft.place = view->pattern_count ? view_place : NULL;
-    graft.ctx = &filter;
-    if (!view->names && !view->has_map) {
-        r = graft_add(grafter, &graft, fault);
-        if (r == 0 && !view->shows_rest && !view->is_of_several &&
-            grafter_entries(grafter) == 1)
-            r = view_found_nothing(view, "it", fault);
-    } else {
-        r = grafting_begin(grafter, &graft, fault, &s);
-        if (r < 0)
-            return r;
-        r = grafting_put_root(s);
-        if (r == 0)
-            r = view_graft_names(view, s, graft.index, &filter, fault);
-        grafting_end(s);
-    }
-    vector_free(&filter.folder);
-    return r;
-}
-
 int view_bytes_begin(struct view_bytes *bytes)
 {
     bytes->bytes = newlocale(LC_ALL_MASK, "C", (locale_t)0);
@@ -323,14 +292,78 @@ void view_bytes_end(struct view_bytes *bytes)
     freelocale(bytes->bytes);
 }
 
-int view_graft(const struct view *view, struct grafter *grafter, const struct graft *graft,
-               struct fault *fault)
+/* ---- the tree that it shows ---- */
+
+/* Mark what is shown of the index. Of a map, below what it names; NULL: all. */
+static int view_mark(const struct view *view, const struct index *index, uint8_t **ret_marks,
+                     struct fault *fault)
 {
-    struct view_bytes bytes;
-    int r = view_bytes_begin(&bytes);
+    size_t bytes = index_info(index)->entries / 8 + 1;
+    auto_free uint8_t *matched = view->pattern_count ? calloc(bytes, 1) : NULL;
+    *ret_marks = NULL;
+    if (view->pattern_count) {
+        int r = matched ? view_mark_matches(view, index, matched) : -ENOMEM;
+        if (r < 0)
+            return r;
+    }
+    if (!view->names) {
+        *ret_marks = steal_ptr(&matched);
+        return 0;
+    }
+    *ret_marks = calloc(bytes, 1);
+    return *ret_marks ? view_mark_names(view, index, matched, *ret_marks, fault) : -ENOMEM;
+}
+
+static bool view_shows_nothing(const struct index *index, const uint8_t *marks)
+{
+    size_t bytes = index_info(index)->entries / 8 + 1;
+    for (size_t i = 1; i < bytes; i++)
+        if (marks[i])
+            return false;
+    return marks[0] == 1;
+}
+
+static int view_compose(const struct view *view, const struct index *index, struct tree *tree,
+                        struct fault *fault)
+{
+    const struct tree_part whole = {.index = index,
+                                    .forgets_left_out = view->names || view->has_map};
+    uint8_t *marks;
+    uint32_t part;
+    int r = tree_add(tree, &whole, &part);
     if (r < 0)
         return r;
-    r = view_graft_here(view, grafter, graft, fault);
-    view_bytes_end(&bytes);
+    r = view_mark(view, index, &marks, fault);
+    tree_show(tree, part, marks);
+    if (r < 0)
+        return r;
+    if (!view->names && !view->has_map && !view->shows_rest && !view->is_of_several &&
+        view_shows_nothing(index, marks))
+        return view_found_nothing(view, "it", fault);
+    if (!view->has_map)
+        return tree_merge_root(tree, part);
+    tree_root_as(tree, part);
+    return view_put_names(view, index, tree, part, fault);
+}
+
+int view_write(const struct view *view, const struct index *index,
+               struct builder_header *header, int fd, struct fault *fault)
+{
+    struct view_bytes bytes;
+    struct tree *tree;
+    int r = tree_new(&tree);
+    if (r == 0)
+        r = view_bytes_begin(&bytes);
+    if (r == 0) {
+        r = view_compose(view, index, tree, fault);
+        view_bytes_end(&bytes);
+        if (r == 0)
+            r = tree_write(tree, header, fd, fault);
+        if (r == -EUCLEAN)
+            fault_set(fault, r, NULL, FAULT_NO_OFFSET, "its index is damaged");
+        if (r < 0 && tree_label(tree))
+            view_tell_line(view, tree_label(tree) - 1, fault);
+    }
+    tree_free(tree);
     return r;
 }

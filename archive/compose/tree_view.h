@@ -23,7 +23,7 @@
 #include <stddef.h>
 
 #include "fault.h"
-#include "graft.h"
+#include "builder.h"
 #include "recipe.h"
 
 struct view_pattern {
@@ -55,25 +55,16 @@ void view_free(struct view *view); /* NULL is fine */
 void view_describe(const struct view *view, struct recipe *recipe);
 
 /*
- * Add what the view shows of an archive; graft->place, ctx, under and on_conflict do not count.
- * -ENOENT: the archive lacks names of the list or map, or a pattern that includes matches
- * nothing; -EEXIST: two members would be shown under one name.
- */
-int view_graft(const struct view *view, struct grafter *grafter, const struct graft *graft,
-               struct fault *fault);
-
-/*
- * The same as an image in `fd`, several times as fast: entries are copied from the index
- * (builder_copy.h). Fills in the header's codec, block_bytes and sum_kind. -ENOTSUP: that can't
- * be done, for a map, a name that the archive lacks, or hard links, for instance. view_graft
- * can, or tells what is wrong; what was written to `fd` means nothing. Other errors: as
- * builder_write.
+ * Write an index of what the view shows of an archive (tree.h). Fills in the header's codec,
+ * block_bytes and sum_kind. -ENOENT: the archive lacks names of the list or map, or a pattern
+ * that includes matches nothing; -EEXIST: two members would be shown under one name; else as
+ * tree_write.
  */
 int view_write(const struct view *view, const struct index *index,
                struct builder_header *header, int fd, struct fault *fault);
 
 /*
- * Of several archives, from the indexes that view_graft made of each: -ENOENT if all of them
+ * Of several archives, from the indexes that view_write made of each: -ENOENT if all of them
  * lack a name, or if a pattern that includes matches nothing in any. A name that patterns hide
  * is not missed; nor is a line of a map, if another one shows a member under the same name.
  */

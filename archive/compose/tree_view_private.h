@@ -1,7 +1,7 @@
 /*
- * Shared by the files of the view: tree_view.c reads it and decides by patterns, view_names.c
- * grafts the names of lists and maps, view_mark.c and view_copy.c do without grafting,
- * view_check.c finds what several archives all lack.
+ * Shared by the files of the view: tree_view.c reads it and decides by patterns, view_mark.c
+ * asks it about all entries, view_names.c finds the names of lists and maps, view_check.c finds
+ * what several archives all lack.
  */
 #ifndef ONEPOT_TREE_VIEW_PRIVATE_H
 #define ONEPOT_TREE_VIEW_PRIVATE_H
@@ -9,6 +9,7 @@
 #include <locale.h>
 
 #include "name_list.h"
+#include "tree.h"
 #include "tree_view.h"
 #include "view_map.h"
 
@@ -40,8 +41,14 @@ struct view_filter {
     enum view_verdict folder_verdict;
 };
 
-/* `place` of a graft, with a struct view_filter as ctx. */
-int view_place(void *ctx, const char *path, size_t len, uint32_t position, uint32_t mode);
+enum view_choice {
+    VIEW_LEAVE_OUT, /* with all below it */
+    VIEW_TAKE,
+    VIEW_IF_NEEDED, /* a directory: only if something below it is shown */
+};
+
+/* An enum view_choice for an entry, or -ENOMEM. `path` ends with a NUL. */
+int view_choose(struct view_filter *filter, const char *path, size_t len, uint32_t mode);
 
 /*
  * Is an entry shown that a list or map names? 1, 0, -ENOMEM. Of a directory: is it not
@@ -68,21 +75,26 @@ int view_found_nothing(const struct view *view, const char *where, struct fault 
 int view_report_lacking(const struct view *view, size_t first, uint64_t lacking,
                         const char *what, struct fault *fault);
 
-/* Add what list or map name; see view_graft. */
-int view_graft_names(const struct view *view, struct grafting *s, const struct index *index,
-                     struct view_filter *filter, struct fault *fault);
-
-/* Mark what a list names, a bit for each entry. -ENOTSUP: only view_graft can do that. */
-int view_mark_names(const struct view *view, const struct index *index,
-                    struct view_filter *filter, uint8_t *marks);
+/*
+ * Mark what a list names, a bit for each entry; below a whole directory, what is `matched`
+ * (NULL: all). -ENOENT: see view_write.
+ */
+int view_mark_names(const struct view *view, const struct index *index, const uint8_t *matched,
+                    uint8_t *marks, struct fault *fault);
 void view_mark_entry(uint8_t *marks, uint32_t position);
-bool view_is_marked(const uint8_t *marks, uint32_t position);
 
-/* Mark what patterns show, and the root. It starts threads. -ENOTSUP: only view_graft can. */
+/* Put what a map names into a tree, in which the index is this part. Errors as view_write. */
+int view_put_names(const struct view *view, const struct index *index, struct tree *tree,
+                   uint32_t part, struct fault *fault);
+
+/* Add the number of a map's line to an error about it. */
+void view_tell_line(const struct view *view, size_t number, struct fault *fault);
+
+/* Mark what patterns show, and the root. It starts threads. -EUCLEAN, -ENOMEM. */
 int view_mark_matches(const struct view *view, const struct index *index, uint8_t *marks);
 
-/* All below a directory. -ENOTSUP: there are patterns. */
-int view_mark_tree(const struct index *index, struct view_filter *filter, uint32_t position,
+/* All below a directory, of what is `matched` (NULL: all). */
+int view_mark_tree(const struct index *index, const uint8_t *matched, uint32_t position,
                    uint8_t *marks);
 
 #endif

@@ -55,27 +55,29 @@ void view_mark_entry(uint8_t *marks, uint32_t position)
     marks[position / 8] |= (uint8_t)(1u << position % 8);
 }
 
-bool view_is_marked(const uint8_t *marks, uint32_t position)
+static bool is_marked(const uint8_t *marks, uint32_t position)
 {
-    return marks[position / 8] & 1u << position % 8;
+    return !marks || marks[position / 8] & 1u << position % 8;
 }
 
 /* ---- all below a directory ---- */
 
-int view_mark_tree(const struct index *index, struct view_filter *filter, uint32_t position,
+int view_mark_tree(const struct index *index, const uint8_t *matched, uint32_t position,
                    uint8_t *marks)
 {
     VECTOR(uint32_t) dirs = {0};
-    int r = filter->view->pattern_count ? -ENOTSUP : vector_push(&dirs, position);
+    int r = vector_push(&dirs, position);
     while (r == 0 && dirs.count > 0) {
         uint32_t first, count;
         struct node node;
         r = index_children(index, dirs.at[--dirs.count], &first, &count);
-        for (uint32_t i = 0; r == 0 && i < count; i++) {
-            view_mark_entry(marks, first + i);
-            r = index_node(index, first + i, &node);
+        for (uint32_t i = first; r == 0 && i < first + count; i++) {
+            if (!is_marked(matched, i))
+                continue;
+            view_mark_entry(marks, i);
+            r = index_node(index, i, &node);
             if (r == 0 && S_ISDIR(node.mode))
-                r = vector_push(&dirs, first + i);
+                r = vector_push(&dirs, i);
         }
     }
     vector_free(&dirs);
@@ -84,7 +86,7 @@ int view_mark_tree(const struct index *index, struct view_filter *filter, uint32
 
 /* ---- one entry ---- */
 
-/* Its place in the view, an enum graft_place: w->path has `folder_len` bytes of its folder. */
+/* Its place in the view, an enum view_choice: w->path has `folder_len` bytes of its folder. */
 static int marker_ask(struct marker *w, size_t folder_len, uint32_t position, uint32_t mode)
 {
     const char *name;
@@ -93,11 +95,11 @@ static int marker_ask(struct marker *w, size_t folder_len, uint32_t position, ui
     if (r < 0)
         return r;
     if (folder_len + len > INDEX_PATH_MAX)
-        return GRAFT_LEAVE_OUT;
+        return VIEW_LEAVE_OUT;
     w->path.count = folder_len;
     if (vector_append(&w->path, name, len) < 0 || vector_push(&w->path, '\0') < 0)
         return -ENOMEM;
-    return view_place(&w->filter, w->path.at, folder_len + len, position, mode);
+    return view_choose(&w->filter, w->path.at, folder_len + len, mode);
 }
 
 /* Makes w->path that of a directory, with a slash behind it unless it is the root. */
@@ -117,7 +119,7 @@ static int marker_enter(struct marker *w, const struct mark_dir *dir, size_t *re
 
 /* ---- 1. directories ---- */
 
-/* Lists the directories. -ENOTSUP: they are not in the order that a sound index has. */
+/* Lists the directories. -EUCLEAN: they are not in the order that a sound index has. */
 static int marking_list_dirs(struct marking *m)
 {
     uint64_t bytes = index_section_bytes(m->index, SECTION_DIRS);
@@ -126,7 +128,7 @@ static int marking_list_dirs(struct marking *m)
     m->count = (uint32_t)(bytes / sizeof(*positions));
     m->dirs = positions && m->count ? calloc(m->count, sizeof(*m->dirs)) : NULL;
     if (!m->dirs)
-        return positions && m->count ? -ENOMEM : -ENOTSUP;
+        return positions && m->count ? -ENOMEM : -EUCLEAN;
     for (uint32_t i = 0; i < m->count; i++) {
         struct mark_dir *dir = &m->dirs[i];
         dir->position = le32toh(positions[i]);
@@ -134,7 +136,7 @@ static int marking_list_dirs(struct marking *m)
             (i ? dir->position <= dir[-1].position : dir->position != INDEX_ROOT) ||
             index_children(m->index, dir->position, &dir->first, &dir->count) < 0 ||
             (dir->count && dir->first < end))
-            return -ENOTSUP;
+            return -EUCLEAN;
         dir->first = dir->count ? dir->first : end;
         end = dir->first + dir->count;
     }
@@ -144,10 +146,10 @@ static int marking_list_dirs(struct marking *m)
 static int marking_ask_dir(struct marker *w, uint32_t number, size_t folder_len)
 {
     struct mark_dir *dir = &w->m->dirs[number];
-    int place = marker_ask(w, folder_len, dir->position, S_IFDIR);
-    dir->is_entered = place > GRAFT_LEAVE_OUT;
-    atomic_store_explicit(&dir->is_shown, place == GRAFT_TAKE, memory_order_relaxed);
-    return place < 0 ? place : 0;
+    int choice = marker_ask(w, folder_len, dir->position, S_IFDIR);
+    dir->is_entered = choice > VIEW_LEAVE_OUT;
+    atomic_store_explicit(&dir->is_shown, choice == VIEW_TAKE, memory_order_relaxed);
+    return choice < 0 ? choice : 0;
 }
 
 static int marking_ask_dirs(struct marker *w)
@@ -163,7 +165,7 @@ static int marking_ask_dirs(struct marker *w)
         for (; next < m->count && m->dirs[next].position < dir->first + dir->count; next++) {
             m->dirs[next].parent = i;
             if (m->dirs[next].position < dir->first)
-                return -ENOTSUP;
+                return -EUCLEAN;
             int r = !dir->is_entered         ? 0
                     : next == dir->first_dir ? marker_enter(w, dir, &folder_len)
                                              : 0;
@@ -173,7 +175,7 @@ static int marking_ask_dirs(struct marker *w)
                 return r;
         }
     }
-    return next == m->count ? 0 : -ENOTSUP;
+    return next == m->count ? 0 : -EUCLEAN;
 }
 
 /* ---- 2. all others ---- */
@@ -203,13 +205,13 @@ static int marker_take(struct marker *w, struct mark_dir *dir, uint32_t from, ui
             next++;
             continue;
         }
-        int place = marker_ask(w, folder_len, i, S_IFREG);
-        if (place == GRAFT_TAKE) {
+        int choice = marker_ask(w, folder_len, i, S_IFREG);
+        if (choice == VIEW_TAKE) {
             atomic_fetch_or_explicit(&m->marks[i / 8], (uint8_t)(1u << i % 8),
                                      memory_order_relaxed);
             atomic_store_explicit(&dir->is_shown, true, memory_order_relaxed);
         }
-        r = place < 0 ? place : 0;
+        r = choice < 0 ? choice : 0;
     }
     return r;
 }

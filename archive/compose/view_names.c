@@ -10,17 +10,18 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "bytes.h"
-#include "tree_view_private.h"
+#include <xxhash.h>
 
-#define NOT_YET UINT32_MAX /* a directory that is put when something in it is */
+#include "bytes.h"
+#include "map.h"
+#include "tree_view_private.h"
 
 /* A directory on the way to the last name. */
 struct names_level {
     size_t len;                  /* of its path */
     uint32_t position;           /* in the archive */
     uint32_t first, count, near; /* its children; the one found last */
-    uint32_t directory;          /* in the new tree, of a list; or NOT_YET */
+    bool is_marked;              /* of a list */
 };
 
 struct names_way {
@@ -28,31 +29,26 @@ struct names_way {
     VECTOR(struct names_level) levels;
 };
 
-/* The way to the directory last used in the new tree, of a map. */
-struct names_target {
-    VECTOR(char) path;
-    uint32_t directory;
-};
-
 struct names_walk {
     const struct view *view;
     const struct index *index;
-    struct grafting *s;
-    struct view_filter *filter;
+    struct view_filter filter;
     struct fault *fault;
     struct names_way way;
-    struct names_target target;
-    uint8_t *marks;   /* to be set in place of grafting; or NULL */
+    const uint8_t *matched; /* of a list: see view_mark_names */
+    uint8_t *marks;
+    struct tree *tree; /* of a map */
+    uint32_t part;
+    struct map made;  /* directories that were made, by a hash of their paths */
     uint64_t lacking; /* names that the archive lacks */
     size_t first_lacking;
 };
 
 /* ---- finding ---- */
 
-static int names_push_level(struct names_walk *w, size_t len, uint32_t position,
-                            uint32_t directory)
+static int names_push_level(struct names_walk *w, size_t len, uint32_t position)
 {
-    struct names_level level = {.len = len, .position = position, .directory = directory};
+    struct names_level level = {.len = len, .position = position};
     int r = index_children(w->index, position, &level.first, &level.count);
     return r < 0 ? r : vector_push(&w->way.levels, level);
 }
@@ -143,7 +139,7 @@ static int names_enter(struct names_walk *w, const char *path, size_t len)
         size_t end = slash ? (size_t)(slash - path) : len;
         int r = names_look_up(w, path + at, end - at, &position);
         if (r == 0)
-            r = names_push_level(w, end, position, NOT_YET);
+            r = names_push_level(w, end, position);
         if (r < 0)
             return r;
         at = end;
@@ -194,105 +190,71 @@ static int names_choose(struct names_walk *w, const char *path, size_t number,
         return fault_set(w->fault, r, path, FAULT_NO_OFFSET,
                          "its entry in the index is damaged");
     return w->view->pattern_count && len
-               ? view_filter_shows_named(w->filter, path, len, S_ISDIR(ret_node->mode))
+               ? view_filter_shows_named(&w->filter, path, len, S_ISDIR(ret_node->mode))
                : 1;
 }
 
 /* ---- lists ---- */
 
-/* Put the directories on the way that are not there yet. */
-static int names_make_way(struct names_walk *w, uint32_t *ret_directory)
-{
-    struct names_level *levels = w->way.levels.at;
-    size_t i = w->way.levels.count;
-    while (levels[i - 1].directory == NOT_YET)
-        i--;
-    for (; i < w->way.levels.count; i++) {
-        struct builder_entry entry;
-        size_t at = levels[i - 1].len + (levels[i - 1].len > 0);
-        int r = grafting_put(w->s, levels[i].position, levels[i - 1].directory,
-                             w->way.path.at + at, levels[i].len - at, &entry);
-        if (r < 0)
-            return r;
-        levels[i].directory = entry.number;
-    }
-    *ret_directory = levels[i - 1].directory;
-    return 0;
-}
-
 /* Mark an entry, and the directories on the way to it, which is the last way. */
-static int names_mark_listed(struct names_walk *w, uint32_t position, bool whole)
-{
-    view_mark_entry(w->marks, position);
-    size_t levels = position == INDEX_ROOT ? 0 : w->way.levels.count;
-    for (size_t i = levels; i > 1 && w->way.levels.at[i - 1].directory == NOT_YET; i--) {
-        view_mark_entry(w->marks, w->way.levels.at[i - 1].position);
-        w->way.levels.at[i - 1].directory = BUILDER_ROOT; /* it is marked */
-    }
-    return whole ? view_mark_tree(w->index, w->filter, position, w->marks) : 0;
-}
-
-static int names_put_listed(struct names_walk *w, size_t number)
+static int names_mark_listed(struct names_walk *w, size_t number)
 {
     bool whole;
     const char *path = name_list_name(w->view->names, number, &whole);
-    struct builder_entry entry = {.number = BUILDER_ROOT};
-    uint32_t position, directory;
+    uint32_t position;
     struct node node;
-    size_t len = strlen(path), folder_len, at = names_split(path, len, &folder_len);
     int r = names_choose(w, path, number, &position, &node);
     if (r <= 0)
         return r;
-    if (w->marks)
-        return names_mark_listed(w, position, whole && S_ISDIR(node.mode));
-    if (len) {
-        r = names_make_way(w, &directory);
-        if (r == 0)
-            r = grafting_put(w->s, position, directory, path + at, len - at, &entry);
+    view_mark_entry(w->marks, position);
+    size_t levels = position == INDEX_ROOT ? 0 : w->way.levels.count;
+    for (size_t i = levels; i > 1 && !w->way.levels.at[i - 1].is_marked; i--) {
+        view_mark_entry(w->marks, w->way.levels.at[i - 1].position);
+        w->way.levels.at[i - 1].is_marked = true;
     }
-    if (r < 0 || !whole || !S_ISDIR(node.mode))
-        return r;
-    return grafting_put_tree(w->s, position, entry.number);
-}
-
-static int names_put_list(struct names_walk *w)
-{
-    const struct view *view = w->view;
-    size_t count = view->is_picked ? view->picked_count : name_list_count(view->names);
-    int r = 0;
-    for (size_t i = 0; r >= 0 && i < count; i++)
-        r = names_put_listed(w, view->is_picked ? view->picked[i] : i);
-    return r;
+    return whole && S_ISDIR(node.mode)
+               ? view_mark_tree(w->index, w->matched, position, w->marks)
+               : 0;
 }
 
 /* ---- maps ---- */
 
-/* The directory of the new tree at the first `len` bytes of a path; what lacks is made. */
-static int names_find_target(struct names_walk *w, const char *path, size_t len,
-                             uint32_t *ret_directory)
+void view_tell_line(const struct view *view, size_t number, struct fault *fault)
 {
-    struct names_target *t = &w->target;
-    struct builder_entry entry = {.number = BUILDER_ROOT};
-    if (len == 0) {
-        *ret_directory = BUILDER_ROOT;
-        return 0;
-    }
-    if (t->path.count == len && memcmp(t->path.at, path, len) == 0) {
-        *ret_directory = t->directory;
-        return 0;
-    }
-    for (size_t at = 0; at < len; at++) {
+    const struct view_map_line *line = &view->map.lines.at[number];
+    if (!fault || !fault->err)
+        return;
+    if (!fault->member[0]) /* a directory that only the map names */
+        snprintf(fault->member, sizeof(fault->member), "%s", view->map.text.at + line->from);
+    size_t used = strlen(fault->what);
+    snprintf(fault->what + used, sizeof(fault->what) - used, " (line %llu of %.60s)",
+             (unsigned long long)line->number, view->file);
+}
+
+/* The directory of the new tree at the first `len` bytes of a path; what lacks is made. */
+static int names_find_target(struct names_walk *w, const char *path, size_t len, uint32_t label,
+                             struct tree_place *ret_directory)
+{
+    *ret_directory = TREE_TOP;
+    for (size_t at = 0, end; at < len; at = end + 1) {
         const char *slash = memchr(path + at, '/', len - at);
-        size_t end = slash ? (size_t)(slash - path) : len;
-        int r = grafting_put(w->s, INDEX_ROOT, entry.number, path + at, end - at, &entry);
+        end = slash ? (size_t)(slash - path) : len;
+        XXH128_hash_t hash = XXH3_128bits(path, end);
+        struct map_key key = {hash.high64, hash.low64};
+        struct tree_place above = *ret_directory;
+        uint64_t number = 0;
+        int r = map_get(&w->made, key, &number);
+        *ret_directory = (struct tree_place){TREE_MADE, (uint32_t)number};
+        if (r < 0)
+            r = tree_make(w->tree, above, path + at, end - at, w->part, label, w->fault,
+                          ret_directory);
+        else
+            continue;
+        if (r == 0)
+            r = map_put(&w->made, key, ret_directory->position);
         if (r < 0)
             return r;
-        at = end;
     }
-    t->path.count = 0;
-    if (vector_append(&t->path, path, len) < 0)
-        return -ENOMEM;
-    t->directory = *ret_directory = entry.number;
     return 0;
 }
 
@@ -300,35 +262,22 @@ static int names_put_mapped(struct names_walk *w, size_t number)
 {
     const struct view_map_line *line = &w->view->map.lines.at[number];
     const char *from = w->view->map.text.at + line->from, *to = w->view->map.text.at + line->to;
-    struct builder_entry entry;
-    uint32_t position, directory;
+    struct tree_place directory, target = {w->part, INDEX_ROOT};
     struct node node;
     size_t len = strlen(to), folder_len, at = names_split(to, len, &folder_len);
-    int r = names_choose(w, from, number, &position, &node);
+    int r = names_choose(w, from, number, &target.position, &node);
     if (r <= 0)
         return r;
-    r = names_find_target(w, to, folder_len, &directory);
+    if (len > INDEX_PATH_MAX)
+        r = fault_set(w->fault, -ENAMETOOLONG, from, FAULT_NO_OFFSET,
+                      "would have a path of more than %u bytes", INDEX_PATH_MAX);
+    else
+        r = names_find_target(w, to, folder_len, (uint32_t)number + 1, &directory);
     if (r == 0)
-        r = grafting_put(w->s, position, directory, to + at, len - at, &entry);
-    if (r >= 0 && S_ISDIR(node.mode))
-        r = grafting_put_tree(w->s, position, entry.number);
-    if (r < 0 && w->fault && w->fault->err) {
-        if (!w->fault->member[0]) /* a directory that only the map names */
-            snprintf(w->fault->member, sizeof(w->fault->member), "%s", from);
-        size_t used = strlen(w->fault->what);
-        snprintf(w->fault->what + used, sizeof(w->fault->what) - used, " (line %llu of %.60s)",
-                 (unsigned long long)line->number, w->view->file);
-    }
-    return r;
-}
-
-static int names_put_map(struct names_walk *w)
-{
-    const struct view *view = w->view;
-    size_t count = view->is_picked ? view->picked_count : view->map.lines.count;
-    int r = 0;
-    for (size_t i = 0; r >= 0 && i < count; i++)
-        r = names_put_mapped(w, view->is_picked ? view->picked[i] : i);
+        r = tree_put(w->tree, directory, to + at, len - at, target, (uint32_t)number + 1,
+                     w->fault);
+    if (r < 0)
+        view_tell_line(w->view, number, w->fault);
     return r;
 }
 
@@ -353,33 +302,43 @@ int view_report_lacking(const struct view *view, size_t first, uint64_t lacking,
     return -ENOENT;
 }
 
-int view_graft_names(const struct view *view, struct grafting *s, const struct index *index,
-                     struct view_filter *filter, struct fault *fault)
+/* Take all names of the list or map, by their numbers. */
+static int names_take_all(struct names_walk *w,
+                          int (*take)(struct names_walk *w, size_t number))
 {
-    struct names_walk w = {
-        .view = view, .index = index, .s = s, .filter = filter, .fault = fault};
-    int r = names_push_level(&w, 0, INDEX_ROOT, BUILDER_ROOT);
-    if (r == 0)
-        r = view->has_map ? names_put_map(&w) : names_put_list(&w);
+    const struct view *view = w->view;
+    size_t count = view->is_picked ? view->picked_count
+                   : view->has_map ? view->map.lines.count
+                                   : name_list_count(view->names);
+    w->filter.view = view;
+    int r = count < UINT32_MAX ? names_push_level(w, 0, INDEX_ROOT) : -EOVERFLOW;
+    for (size_t i = 0; r >= 0 && i < count; i++)
+        r = take(w, view->is_picked ? view->picked[i] : i);
     if (r >= 0)
-        r = w.lacking && !view->is_of_several
-                ? view_report_lacking(view, w.first_lacking, w.lacking,
-                                      "the archive does not have it", fault)
+        r = w->lacking && !view->is_of_several
+                ? view_report_lacking(view, w->first_lacking, w->lacking,
+                                      "the archive does not have it", w->fault)
                 : 0;
-    vector_free(&w.way.path);
-    vector_free(&w.way.levels);
-    vector_free(&w.target.path);
+    vector_free(&w->filter.folder);
+    vector_free(&w->way.path);
+    vector_free(&w->way.levels);
+    map_free(&w->made);
     return r;
 }
 
-int view_mark_names(const struct view *view, const struct index *index,
-                    struct view_filter *filter, uint8_t *marks)
+int view_mark_names(const struct view *view, const struct index *index, const uint8_t *matched,
+                    uint8_t *marks, struct fault *fault)
 {
-    struct names_walk w = {.view = view, .index = index, .filter = filter, .marks = marks};
-    int r = names_push_level(&w, 0, INDEX_ROOT, BUILDER_ROOT);
-    if (r == 0)
-        r = names_put_list(&w);
-    vector_free(&w.way.path);
-    vector_free(&w.way.levels);
-    return r >= 0 && w.lacking && !view->is_of_several ? -ENOTSUP : r < 0 ? r : 0;
+    struct names_walk w = {
+        .view = view, .index = index, .fault = fault, .matched = matched, .marks = marks};
+    view_mark_entry(marks, INDEX_ROOT);
+    return names_take_all(&w, names_mark_listed);
+}
+
+int view_put_names(const struct view *view, const struct index *index, struct tree *tree,
+                   uint32_t part, struct fault *fault)
+{
+    struct names_walk w = {
+        .view = view, .index = index, .fault = fault, .tree = tree, .part = part};
+    return names_take_all(&w, names_put_mapped);
 }

@@ -15,7 +15,6 @@
 
 #include "cleanup.h"
 #include "clock.h"
-#include "graft.h"
 #include "nested.h"
 #include "path.h"
 #include "pot_private.h"
@@ -74,17 +73,15 @@ int composed_find(const struct composed *what, char **ret_path, struct index **r
 int composed_write_image(const struct composed *what, composer *compose, void *arg, int fd,
                          struct fault *fault)
 {
-    struct builder *builder;
+    struct tree *tree;
     struct builder_header header = {.recipe = what->recipe->bytes.at,
                                     .recipe_len = what->recipe->bytes.count};
-    uint64_t ignored;
-    int r = builder_new(&builder);
-    if (r < 0)
-        return r;
-    r = compose(arg, builder, &header, fault);
+    int r = tree_new(&tree);
     if (r == 0)
-        r = builder_write(builder, &header, fd, 0, fault, &ignored);
-    builder_free(builder);
+        r = compose(arg, tree, &header, fault);
+    if (r == 0)
+        r = tree_write(tree, &header, fd, fault);
+    tree_free(tree);
     return r;
 }
 
@@ -327,48 +324,19 @@ static void composed_copy_header(const struct index *index, struct builder_heade
     header->archive_fingerprint = info->archive_fingerprint;
 }
 
-static void composed_begin(const struct index *index, struct builder *builder,
-                           struct builder_header *header)
-{
-    composed_copy_header(index, header);
-    builder_set_archive_size(builder, header->archive_bytes);
-}
-
 struct composed_view {
     const struct view *view;
     const struct pot *pot;
     const struct composed *what;
 };
 
-static int composed_add_view(void *arg, struct builder *builder, struct builder_header *header,
-                             struct fault *fault)
-{
-    const struct composed_view *v = arg;
-    const struct graft graft = {.index = v->pot->index, .name = v->pot->path};
-    struct grafter *grafter;
-    composed_begin(v->pot->index, builder, header);
-    int r = grafter_new(builder, &grafter);
-    if (r < 0)
-        return r;
-    r = view_graft(v->view, grafter, &graft, fault);
-    grafter_finish(grafter, header);
-    grafter_free(grafter);
-    return r;
-}
-
-/* Copy the view's entries, or graft them, which takes longer and can do more. */
 static int composed_write_view(void *arg, int fd, struct fault *fault)
 {
-    struct composed_view *v = arg;
+    const struct composed_view *v = arg;
     struct builder_header header = {.recipe = v->what->recipe->bytes.at,
                                     .recipe_len = v->what->recipe->bytes.count};
     composed_copy_header(v->pot->index, &header);
-    int r = view_write(v->view, v->pot->index, &header, fd, fault);
-    if (r != -ENOTSUP)
-        return r;
-    return ftruncate(fd, 0) < 0
-               ? -errno
-               : composed_write_image(v->what, composed_add_view, v, fd, fault);
+    return view_write(v->view, v->pot->index, &header, fd, fault);
 }
 
 int composed_view(const struct composed *what, const struct view *view, struct pot *pot,
@@ -417,8 +385,8 @@ static void composed_tell_left(struct progress *progress, const struct nested_re
                  result->first, result->why);
 }
 
-static int composed_add_nested(void *arg, struct builder *builder,
-                               struct builder_header *header, struct fault *fault)
+static int composed_add_nested(void *arg, struct tree *tree, struct builder_header *header,
+                               struct fault *fault)
 {
     const struct composed_nested *n = arg;
     const struct pot *pot = n->o->pot;
@@ -430,14 +398,8 @@ static int composed_add_nested(void *arg, struct builder *builder,
                                   .scratch = n->scratch,
                                   .progress = n->progress};
     struct nested_result result;
-    struct grafter *grafter;
-    composed_begin(pot->index, builder, header);
-    int r = grafter_new(builder, &grafter);
-    if (r < 0)
-        return r;
-    r = nested_graft(&nested, grafter, fault, &result);
-    grafter_finish(grafter, header);
-    grafter_free(grafter);
+    composed_copy_header(pot->index, header);
+    int r = nested_add(&nested, tree, fault, &result);
     if (r == 0)
         composed_tell_left(n->progress, &result);
     return r;

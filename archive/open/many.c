@@ -1,6 +1,6 @@
 /*
  * Several archives as one: their sources one behind the other (source_concat.h), and an index
- * composed of theirs (graft.h).
+ * composed of theirs (tree.h).
  *
  *   1. Open every file. Their sizes and times, their order and the policies are the recipe of
  *      the index; samples of their content are its proof.
@@ -8,7 +8,7 @@
  *      since are read, for their samples, and archives that are compressed as a whole are
  *      opened for their bytes.
  *   3. Else look at all archives and open them, each with the archives in it (--nested), and
- *      graft their trees into a new index.
+ *      join their trees in a new index.
  *   4. A view is made of that index, and has its own recipe and saved index.
  *
  * Several threads do what waits for storage: looking, opening what has an index already, and
@@ -28,8 +28,6 @@
 #include "cleanup.h"
 #include "clock.h"
 #include "cpus.h"
-#include "graft.h"
-#include "merge.h"
 #include "numbers.h"
 #include "opening_team.h"
 #include "path.h"
@@ -588,32 +586,21 @@ struct composing {
     struct composed what;
 };
 
-static int many_graft(const struct composing *c, size_t i, struct grafter *grafter,
-                      struct fault *fault)
+static int many_add(const struct composing *c, size_t i, struct tree *tree, struct fault *fault)
 {
-    const struct part *part = &c->many->parts[i];
-    const struct pot_together *together = &c->many->options->together;
-    const struct graft graft = {
-        .index = part->pot->index,
-        .name = part->path,
-        .base = source_concat_base(c->pot->source, i),
-        .under = together->each ? part->directory : "",
-        .on_conflict = together->on_conflict == POT_CONFLICT_ERROR ? GRAFT_REFUSE : GRAFT_KEEP};
-    int r = graft_add(grafter, &graft, fault);
-    if (r == -EEXIST)
-        fault_advise(fault, "choose one with --on-conflict=first or last, or give each archive "
-                            "a directory with --each");
+    const struct part *from = &c->many->parts[i];
+    const struct tree_part part = {.index = from->pot->index,
+                                   .name = from->path,
+                                   .base = source_concat_base(c->pot->source, i)};
+    uint32_t number;
+    int r = tree_add(tree, &part, &number);
+    if (r < 0 || !c->many->options->together.each)
+        return r < 0 ? r : tree_merge_root(tree, number);
+    r = tree_put(tree, TREE_TOP, from->directory, strlen(from->directory),
+                 (struct tree_place){number, INDEX_ROOT}, 0, fault);
     if (r < 0)
-        fault_set_file(fault, part->path);
+        fault_set_file(fault, from->path);
     return r;
-}
-
-static void many_describe_archive(const struct composing *c, struct builder_header *header)
-{
-    header->format = c->many->parts[0].found.backend->number;
-    header->archive_bytes = source_size(c->pot->source);
-    header->archive_mtime_sec = c->pot->identity.mtime_sec;
-    header->archive_mtime_nsec = c->pot->identity.mtime_nsec;
 }
 
 /* The number of the part that is the i-th to be added: where the last one wins, it is the
@@ -623,51 +610,30 @@ static size_t many_turn(const struct many *many, size_t i)
     return many->options->together.on_conflict == POT_CONFLICT_LAST ? many->count - 1 - i : i;
 }
 
-static int many_compose(void *arg, struct builder *builder, struct builder_header *header,
+static int many_compose(void *arg, struct tree *tree, struct builder_header *header,
                         struct fault *fault)
 {
     const struct composing *c = arg;
-    struct grafter *grafter;
-    many_describe_archive(c, header);
-    builder_set_archive_size(builder, header->archive_bytes);
-    int r = grafter_new(builder, &grafter);
-    if (r < 0)
-        return r;
+    int r = 0;
+    header->format = c->many->parts[0].found.backend->number;
+    header->archive_bytes = source_size(c->pot->source);
+    header->archive_mtime_sec = c->pot->identity.mtime_sec;
+    header->archive_mtime_nsec = c->pot->identity.mtime_nsec;
+    if (c->many->options->together.on_conflict != POT_CONFLICT_ERROR)
+        tree_keep_first(tree);
     for (size_t i = 0; r == 0 && i < c->many->count; i++)
-        r = many_graft(c, many_turn(c->many, i), grafter, fault);
-    grafter_finish(grafter, header);
-    grafter_free(grafter);
+        r = many_add(c, many_turn(c->many, i), tree, fault);
     return r;
 }
 
-static int many_merge(const struct composing *c, int fd, struct fault *fault)
-{
-    const struct many *many = c->many;
-    struct builder_header header = {.recipe = c->what.recipe->bytes.at,
-                                    .recipe_len = c->what.recipe->bytes.count};
-    auto_free struct merge_part *parts = calloc(many->count, sizeof(*parts));
-    if (!parts)
-        return -ENOMEM;
-    for (size_t i = 0; i < many->count; i++) {
-        size_t number = many_turn(many, i);
-        const struct part *part = &many->parts[number];
-        parts[i] =
-            (struct merge_part){part->pot->index, source_concat_base(c->pot->source, number),
-                                many->options->together.each ? part->directory : NULL};
-    }
-    many_describe_archive(c, &header);
-    return merge_write(parts, many->count, &header, fd, fault);
-}
-
-/* Merge them, or do what takes longer, and decides about names that several have. */
 static int many_write(void *arg, int fd, struct fault *fault)
 {
     struct composing *c = arg;
-    int r = many_merge(c, fd, fault);
-    if (r != -ENOTSUP)
-        return r;
-    return ftruncate(fd, 0) < 0 ? -errno
-                                : composed_write_image(&c->what, many_compose, c, fd, fault);
+    int r = composed_write_image(&c->what, many_compose, c, fd, fault);
+    if (r == -EEXIST)
+        fault_advise(fault, "choose one with --on-conflict=first or last, or give each archive "
+                            "a directory with --each");
+    return r;
 }
 
 static int many_make(struct many *many, struct pot *pot, enum many_found found,

@@ -233,7 +233,7 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
 int pot_open_many(const char *const *paths, size_t count, const char *name,
                   const struct pot_options *options, struct fault *fault, struct pot **ret_pot);
 
-/* Show only a view of the pot's present tree; it is not saved. Errors of view_graft. */
+/* Show only a view of the pot's present tree; it is not saved. Errors of view_write. */
 int pot_show(struct pot *pot, const struct view *view, struct fault *fault);
 
 /*

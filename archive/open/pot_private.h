@@ -9,6 +9,7 @@
 #include "builder.h"
 #include "pot.h"
 #include "recipe.h"
+#include "tree.h"
 
 /* ---- pot_notes.c ---- */
 
@@ -236,8 +237,8 @@ enum { COMPOSED_VERSION = 3 };
 /* A saved index with this recipe; *ret_path is its file. -ENOENT, -ENOMEM. */
 int composed_find(const struct composed *what, char **ret_path, struct index **ret_index);
 
-/* Add all members to the builder, and describe the archive in the header. */
-typedef int composer(void *arg, struct builder *builder, struct builder_header *header,
+/* Add all parts to the tree, and describe the archive in the header. */
+typedef int composer(void *arg, struct tree *tree, struct builder_header *header,
                      struct fault *fault);
 
 /* Writes the image of an index to `fd`, an empty file. */

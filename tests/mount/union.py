@@ -129,9 +129,11 @@ def test_what_names_nothing_is_an_error(work):
 def test_conflicts_have_a_policy(work):
     a = make_tar(work / "a.tar", {"d/same": b"of a", "d/a": b"a", "was": b"file", "dir/x": b"x"})
     b = make_tar(work / "b.tar", {"d/same": b"of b!", "d/b": b"b", "was/y": b"y", "dir": b"file"})
-    said = refused(a, b)
-    check(a in said and b in said and "d/same" in said and "--on-conflict" in said,
+    said = refused(a, make_tar(work / "c.tar", {"d/same": b"of c"}))
+    check(a in said and "c.tar" in said and "d/same" in said and "--on-conflict" in said,
           f"both are to be named: {said}")
+    said = refused(a, b)
+    check(a in said and f"{b}: dir: is in" in said, f"the one nearest to the root is named: {said}")
     check_equal(refused("--on-conflict", "error", a, b), said, "the same, said explicitly")
     with work.mount("--on-conflict", "first", a, b) as mount:
         check_equal(tree(mount), {"d/same": b"of a", "d/a": b"a", "d/b": b"b", "was": b"file",

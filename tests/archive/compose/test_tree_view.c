@@ -1,7 +1,7 @@
 /* Views: which entries of an index they show, and under which names. */
 #include "format_numbers.h"
-#include "graft_helper.h"
 #include "suite.h"
+#include "tree_helper.h"
 #include "tree_view.h"
 #include "tree_view_private.h"
 
@@ -39,17 +39,16 @@ static int try_view(const struct view *view, const struct index *old, struct fau
                     struct index **ret_index)
 {
     struct builder_header header = {.format = FORMAT_TAR, .archive_bytes = UINT64_C(1) << 40};
-    struct builder *b = new_builder();
-    struct grafter *grafter;
-    const struct graft graft = {.index = old, .name = "a.tar"};
-    ck_assert_int_eq(grafter_new(b, &grafter), 0);
-    int r = view_graft(view, grafter, &graft, fault);
-    grafter_finish(grafter, &header);
-    grafter_free(grafter);
-    if (r == 0)
-        *ret_index = build(b, &header);
-    else
-        builder_free(b);
+    struct source *source;
+    int fd = memfd_create("view", MFD_CLOEXEC);
+    int r = view_write(view, old, &header, fd, fault);
+    ck_assert_int_eq(fchmod(fd, 0600), 0);
+    ck_assert_int_eq(source_from_fd(fd, "view", &source), 0);
+    if (r == 0) {
+        ck_assert_int_eq(index_open(source, 0, source_size(source), fault, ret_index), 0);
+        ck_assert_int_eq(index_check(*ret_index, NULL), 0);
+    }
+    source_close(source);
     return r;
 }
 
@@ -318,7 +317,7 @@ START_TEST(views_that_differ_have_recipes_that_differ)
 }
 END_TEST
 
-/* ---- copies ---- */
+/* ---- all that is shown ---- */
 
 /* Big enough for runs and gaps of all kinds, also among the names of an inode. */
 static struct index *large_index(void)
@@ -353,36 +352,126 @@ static struct index *large_index(void)
     return build(b, &header);
 }
 
+/* ---- which entries are to be shown, found one by one ---- */
+
+struct expected {
+    const struct view *view;
+    const struct index *old;
+    struct view_filter filter;
+    bool *is_shown; /* by position */
+};
+
+static uint32_t path_in(const struct expected *e, uint32_t position, char path[256])
+{
+    size_t len;
+    ck_assert_int_eq(index_path(e->old, position, path, 256, &len), 0);
+    return (uint32_t)len;
+}
+
+/* Show what the patterns choose below a directory. Is anything shown there? */
+static bool expect_below(struct expected *e, uint32_t directory)
+{
+    uint32_t first, count;
+    bool any = false;
+    ck_assert_int_eq(index_children(e->old, directory, &first, &count), 0);
+    for (uint32_t i = first; i < first + count; i++) {
+        char path[256];
+        struct node node;
+        uint32_t len = path_in(e, i, path);
+        ck_assert_int_eq(index_node(e->old, i, &node), 0);
+        int choice =
+            e->view->pattern_count ? view_choose(&e->filter, path, len, node.mode) : VIEW_TAKE;
+        bool is_shown = choice == VIEW_TAKE;
+        if (S_ISDIR(node.mode) && choice != VIEW_LEAVE_OUT && expect_below(e, i))
+            is_shown = true;
+        e->is_shown[i] |= is_shown;
+        any |= is_shown;
+    }
+    return any;
+}
+
+static void expect_listed(struct expected *e, const char *path, bool whole)
+{
+    uint32_t position;
+    struct node node;
+    if (index_resolve(e->old, path, &position) < 0)
+        return;
+    ck_assert_int_eq(index_node(e->old, position, &node), 0);
+    if (e->view->pattern_count && *path &&
+        view_filter_shows_named(&e->filter, path, strlen(path), S_ISDIR(node.mode)) != 1)
+        return;
+    if (whole && S_ISDIR(node.mode))
+        expect_below(e, position);
+    while (position != INDEX_ROOT) {
+        e->is_shown[position] = true;
+        ck_assert_int_eq(index_parent(e->old, position, &position), 0);
+    }
+}
+
+static void expect(struct expected *e)
+{
+    size_t count = e->view->names ? name_list_count(e->view->names) : 0;
+    e->is_shown = calloc(index_info(e->old)->entries, sizeof(bool));
+    e->is_shown[INDEX_ROOT] = true;
+    for (size_t i = 0; i < count; i++) {
+        bool whole;
+        const char *path = name_list_name(e->view->names, i, &whole);
+        expect_listed(e, path, whole);
+    }
+    if (!e->view->names)
+        expect_below(e, INDEX_ROOT);
+    vector_free(&e->filter.folder);
+}
+
+/* An entry is as it was, but for an inode's number of names, of which some may not be shown. */
+static void check_shown(const struct expected *e, const struct index *new, uint32_t position,
+                        const uint32_t *names)
+{
+    struct pair pair = {e->old, new, 0, 0};
+    struct node a, b;
+    char path[256];
+    path_in(e, position, path);
+    uint32_t there = position_of(new, path);
+    ck_assert_int_eq(index_node(e->old, position, &a), 0);
+    ck_assert_int_eq(index_node(new, there, &b), 0);
+    if (!S_ISDIR(a.mode))
+        ck_assert_uint_eq(b.nlink, names[a.position]);
+    a.position = b.position = a.nlink = b.nlink = 0;
+    ck_assert_mem_eq(&a, &b, sizeof(a));
+    compare_xattrs(&pair, position, there);
+    if (S_ISREG(a.mode))
+        compare_data(&pair, position, there, a.size_bytes);
+}
+
 static void check_copy(const struct index *old, struct view *view)
 {
-    struct builder_header header = {.format = FORMAT_TAR, .archive_bytes = UINT64_C(1) << 40};
-    struct index *grafted = NULL, *copied = NULL;
-    struct source *source;
+    struct expected e = {.view = view, .old = old, .filter = {.view = view}};
+    uint32_t entries = index_info(old)->entries, shown = 0, position;
+    uint32_t *names = calloc(entries, sizeof(*names));
+    uint8_t digest[INDEX_DIGEST_BYTES];
+    enum digest_kind kind;
+    struct index *new = NULL;
     struct fault fault = {0};
-    int r = try_view(view, old, &fault, &grafted);
+    int r = try_view(view, old, &fault, &new);
     ck_assert_msg(r == 0, "%s: %s", fault.member, fault.what);
-    int fd = memfd_create("copy", MFD_CLOEXEC);
-    ck_assert_int_eq(view_write(view, old, &header, fd, &fault), 0);
-    ck_assert_int_eq(fchmod(fd, 0600), 0);
-    ck_assert_int_eq(source_from_fd(fd, "copy", &source), 0);
-    ck_assert_int_eq(index_open(source, 0, source_size(source), &fault, &copied), 0);
-    source_close(source);
-    const struct index_info *a = index_info(grafted), *b = index_info(copied);
-    compare_trees(grafted, copied, "", 0);
-    ck_assert_uint_eq(walk_all(copied).errors, 0);
-    ck_assert_int_eq(index_check(copied, NULL), 0);
-    ck_assert_uint_eq(a->entries, b->entries);
-    ck_assert_uint_eq(a->files, b->files);
-    ck_assert_uint_eq(a->directories, b->directories);
-    ck_assert_uint_eq(a->inodes, b->inodes);
-    ck_assert_uint_eq(a->total_bytes, b->total_bytes);
-    ck_assert_uint_eq(a->name_bytes, b->name_bytes);
-    ck_assert_int_eq(a->has_xattrs, b->has_xattrs);
-    ck_assert_int_eq(a->has_hardlinks, b->has_hardlinks);
-    if (a->has_sums) /* some file is shown */
-        ck_assert_mem_eq(a->digest, b->digest, sizeof(a->digest));
-    index_close(grafted);
-    index_close(copied);
+    expect(&e);
+    for (uint32_t i = 0; i < entries; i++) {
+        ck_assert_int_eq(index_inode_position(old, i, &position), 0);
+        names[position] += e.is_shown[i];
+        shown += e.is_shown[i];
+    }
+    ck_assert_uint_eq(index_info(new)->entries, shown);
+    for (uint32_t i = 0; i < entries; i++)
+        if (e.is_shown[i])
+            check_shown(&e, new, i, names);
+    ck_assert_uint_eq(walk_all(new).errors, 0);
+    if (index_info(new)->digest_kind != DIGEST_NONE) {
+        ck_assert_int_eq(index_digest(new, digest, &kind), 0);
+        ck_assert_mem_eq(index_info(new)->digest, digest, sizeof(digest));
+    }
+    free(names);
+    free(e.is_shown);
+    index_close(new);
     view_free(view);
 }
 
@@ -401,7 +490,7 @@ static char *list_some(const struct index *index, uint32_t step, bool backwards)
     return text;
 }
 
-START_TEST(copies_are_as_grafts)
+START_TEST(views_show_what_they_name)
 {
     static const char *const patterns[][4] = {
         {"+f*1"}, {"-d3"}, {"+d2/**", "-e1"}, {"-*5", "+/d1"}, {"+d0/e*/f*"}};
@@ -448,19 +537,40 @@ START_TEST(patterns_are_matched_by_threads)
 }
 END_TEST
 
-START_TEST(what_can_not_be_copied_is_left_to_grafting)
+/* Among the names of a map, the line is told of the later one, also of what lies below it. */
+START_TEST(conflicts_of_a_map_are_told_by_line)
 {
-    struct builder_header header = tar_header;
-    struct index *old = base();
-    struct view *views[] = {new_view(NULL, "c\nnothing\n", NULL),
-                            new_view(NULL, NULL, "c\td\n"),
-                            new_view((const char *const[]){"+nothing", NULL}, NULL, NULL)};
-    for (size_t i = 0; i < sizeof(views) / sizeof(views[0]); i++) {
-        int fd = memfd_create("copy", MFD_CLOEXEC);
-        ck_assert_int_eq(view_write(views[i], old, &header, fd, NULL), -ENOTSUP);
-        close(fd);
-        view_free(views[i]);
+    static const struct {
+        const char *map, *member, *what;
+    } cases[] = {
+        {"c\tx\na/1.jpg\tx\n", "a/1.jpg", "would have the name that 'c' has (line 2 of"},
+        {"c\tx\na/1.jpg\tx/y\n", "a/1.jpg", "would have the name that 'c' has (line 2 of"},
+        {"a/1.jpg\tx/y\nc\tx\n", "c", "would have the name of a directory that other"},
+        {"a\tx\n\nc\tx/b/3.jpg\n", "c", "would have the name that 'a/b/3.jpg' has (line 3 of"},
+        {"c\tx/b/3.jpg\na\tx\n", "a/b/3.jpg", "would have the name that 'c' has (line 2 of"},
+        {"a\tx\na/b\tx\nempty\tx\nc\tx/link\n", "c", "'a/b/link' has (line 4 of"},
+    };
+    struct index *old = base(), *new = NULL;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct fault fault = {0};
+        struct view *view = new_view(NULL, NULL, cases[i].map);
+        ck_assert_int_eq(try_view(view, old, &fault, &new), -EEXIST);
+        ck_assert_str_eq(fault.member, cases[i].member);
+        ck_assert_msg(strstr(fault.what, cases[i].what) != NULL, "%s", fault.what);
+        view_free(view);
     }
+    index_close(old);
+}
+END_TEST
+
+START_TEST(a_pattern_that_finds_nothing_is_an_error)
+{
+    struct index *old = base(), *new = NULL;
+    struct fault fault = {0};
+    struct view *view = new_view(PATTERNS("+nothing"), NULL, NULL);
+    ck_assert_int_eq(try_view(view, old, &fault, &new), -ENOENT);
+    ck_assert_str_eq(fault.what, "nothing in it matches --include 'nothing'");
+    view_free(view);
     index_close(old);
 }
 END_TEST
@@ -476,9 +586,10 @@ int main(void)
     tcase_add_test(tc, what_all_of_several_lack_is_counted);
     tcase_add_test(tc, names_are_found_in_any_order);
     tcase_add_test(tc, views_that_differ_have_recipes_that_differ);
-    tcase_add_test(tc, copies_are_as_grafts);
+    tcase_add_test(tc, views_show_what_they_name);
     tcase_add_test(tc, patterns_are_matched_by_threads);
-    tcase_add_test(tc, what_can_not_be_copied_is_left_to_grafting);
+    tcase_add_test(tc, conflicts_of_a_map_are_told_by_line);
+    tcase_add_test(tc, a_pattern_that_finds_nothing_is_an_error);
     suite_add_tcase(suite, tc);
     return run_suite(suite);
 }

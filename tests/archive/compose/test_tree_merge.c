@@ -1,21 +1,25 @@
-/* Merging: it says no, or the new index is as that of grafting. */
+/* Several trees in one: each entry is as in its index, or the name in two is an error. */
 #include "format_numbers.h"
-#include "graft.h"
-#include "graft_helper.h"
-#include "merge.h"
 #include "suite.h"
+#include "tree_helper.h"
+
+struct part {
+    const struct index *index;
+    uint64_t base;
+    const char *under; /* NULL: the root */
+};
 
 enum { PARTS_MAX = 40 };
 
 struct parts {
-    struct merge_part at[PARTS_MAX];
+    struct part at[PARTS_MAX];
     size_t count;
 };
 
 static void add_part(struct parts *p, struct index *index, const char *under)
 {
     ck_assert_uint_lt(p->count, PARTS_MAX);
-    p->at[p->count] = (struct merge_part){index, (uint64_t)p->count << 41, under};
+    p->at[p->count] = (struct part){index, (uint64_t)p->count << 41, under};
     p->count++;
 }
 
@@ -36,16 +40,20 @@ static int try_merge(const struct parts *p, struct index **ret_index)
 {
     struct builder_header header = header_of_parts(p);
     struct fault fault = {0};
-    struct source *source;
-    int fd = memfd_create("merged", MFD_CLOEXEC);
-    int r = merge_write(p->at, p->count, &header, fd, &fault);
-    ck_assert_int_eq(fchmod(fd, 0600), 0);
-    ck_assert_int_eq(source_from_fd(fd, "merged", &source), 0);
+    struct tree *tree;
+    int r = tree_new(&tree);
+    for (size_t i = 0; r == 0 && i < p->count; i++) {
+        const char *under = p->at[i].under;
+        const struct tree_part part = {.index = p->at[i].index, .base = p->at[i].base};
+        struct tree_place root = {.position = INDEX_ROOT};
+        r = tree_add(tree, &part, &root.part);
+        if (r == 0)
+            r = under ? tree_put(tree, TREE_TOP, under, strlen(under), root, 0, &fault)
+                      : tree_merge_root(tree, root.part);
+    }
     if (r == 0)
-        r = index_open(source, 0, source_size(source), &fault, ret_index);
-    if (r == 0)
-        ck_assert_int_eq(index_check(*ret_index, NULL), 0);
-    source_close(source);
+        return write_tree(tree, &header, &fault, ret_index);
+    tree_free(tree);
     return r;
 }
 
@@ -57,61 +65,114 @@ static struct index *merge(const struct parts *p)
     return index;
 }
 
-/* NULL: a name is in two of them. */
-static struct index *graft_parts(const struct parts *p)
+/* The path that an entry of a part has in the new tree. */
+static void new_path(const struct part *part, uint32_t position, char path[512])
 {
-    struct builder_header header = header_of_parts(p);
-    struct builder *builder = new_builder();
-    struct grafter *grafter;
-    struct fault fault = {0};
-    int r = grafter_new(builder, &grafter);
-    for (size_t i = 0; r == 0 && i < p->count; i++) {
-        const struct graft graft = {.index = p->at[i].index,
-                                    .base = p->at[i].base,
-                                    .under = p->at[i].under ? p->at[i].under : ""};
-        r = graft_add(grafter, &graft, &fault);
-    }
-    grafter_finish(grafter, &header);
-    grafter_free(grafter);
-    ck_assert(r == 0 || r == -EEXIST);
-    if (r == 0)
-        return build(builder, &header);
-    builder_free(builder);
-    return NULL;
+    size_t len = 0;
+    path[0] = '\0';
+    if (part->under)
+        len = (size_t)sprintf(path, "%s/", part->under);
+    ck_assert_int_eq(index_path(part->index, position, path + len, 512 - len, &len), 0);
 }
 
-/* The merged index is that of grafting. */
-static void check_merged(const struct parts *p)
+/* The entry of a part that would have this path in the new tree. */
+static bool has_path(const struct part *part, const char *path, uint32_t *ret_position)
 {
-    struct index *grafted = graft_parts(p), *merged = NULL;
-    int r = try_merge(p, &merged);
-    ck_assert_int_eq(r, grafted ? 0 : -ENOTSUP);
-    if (!grafted)
+    size_t len = part->under ? strlen(part->under) : 0;
+    if (strncmp(path, part->under ? part->under : "", len) != 0 ||
+        (len && path[len] && path[len] != '/'))
+        return false;
+    return index_resolve(part->index, path + len, ret_position) == 0;
+}
+
+/* Is there a name that an earlier part has as well? 1, or 2 if the trees can't be merged. */
+static int is_taken(const struct parts *p, size_t number, const char *path, bool is_directory)
+{
+    uint32_t position;
+    struct node node;
+    for (size_t i = 0; i < number; i++)
+        if (has_path(&p->at[i], path, &position)) {
+            ck_assert_int_eq(index_node(p->at[i].index, position, &node), 0);
+            return S_ISDIR(node.mode) && is_directory ? 1 : 2;
+        }
+    return 0;
+}
+
+struct totals {
+    uint64_t entries, files, directories, inodes, total_bytes, data_bytes;
+};
+
+/* Compare a part's entries with the new index; NULL: look for conflicts alone. */
+static bool check_part(const struct parts *p, size_t number, const struct index *new,
+                       struct totals *t)
+{
+    const struct part *part = &p->at[number];
+    struct pair pair = {part->index, new, part->base, 0};
+    for (uint32_t i = 0; i < index_info(part->index)->entries; i++) {
+        char path[512];
+        struct node node;
+        new_path(part, i, path);
+        ck_assert_int_eq(index_node(part->index, i, &node), 0);
+        int taken = is_taken(p, number, path, S_ISDIR(node.mode));
+        if (taken == 2)
+            return false;
+        t->entries += taken == 0;
+        t->directories += taken == 0 && S_ISDIR(node.mode);
+        t->inodes += taken == 0 && node.position == i;
+        t->files += S_ISREG(node.mode);
+        if (new && !S_ISDIR(node.mode))
+            compare_entry(&pair, i, position_of(new, path));
+        if (new &&S_ISDIR(node.mode) && taken == 0) {
+            struct node there = node_of(new, path);
+            ck_assert_uint_eq(node.mode, there.mode);
+            ck_assert_int_eq(node.mtime_sec, there.mtime_sec);
+            compare_xattrs(&pair, i, position_of(new, path));
+        }
+    }
+    t->total_bytes += index_info(part->index)->total_bytes;
+    t->data_bytes += index_info(part->index)->data_bytes;
+    return true;
+}
+
+static void check_info(const struct parts *p, const struct index *new, const struct totals *t)
+{
+    const struct index_info *info = index_info(new);
+    uint8_t digest[INDEX_DIGEST_BYTES];
+    enum digest_kind kind;
+    uint64_t left_out = 0;
+    for (size_t i = 0; i < p->count; i++)
+        left_out += index_left_out(p->at[i].index);
+    ck_assert_uint_eq(info->entries, t->entries + (p->at[0].under != NULL));
+    ck_assert_uint_eq(info->directories, t->directories + (p->at[0].under != NULL));
+    ck_assert_uint_eq(info->inodes, t->inodes + (p->at[0].under != NULL));
+    ck_assert_uint_eq(info->files, t->files);
+    ck_assert_uint_eq(info->total_bytes, t->total_bytes);
+    ck_assert_uint_eq(info->data_bytes, t->data_bytes);
+    ck_assert_uint_eq(index_left_out(new), left_out);
+    ck_assert_uint_eq(walk_all(new).errors, 0);
+    if (info->digest_kind == DIGEST_NONE)
         return;
-    const struct index_info *a = index_info(grafted), *b = index_info(merged);
-    compare_trees(grafted, merged, "", 0);
-    ck_assert_uint_eq(walk_all(merged).errors, 0);
-    ck_assert_uint_eq(a->entries, b->entries);
-    ck_assert_uint_eq(a->files, b->files);
-    ck_assert_uint_eq(a->directories, b->directories);
-    ck_assert_uint_eq(a->inodes, b->inodes);
-    ck_assert_uint_eq(a->total_bytes, b->total_bytes);
-    ck_assert_uint_eq(a->data_bytes, b->data_bytes);
-    ck_assert_uint_eq(a->name_bytes, b->name_bytes);
-    ck_assert_uint_eq(a->archive_bytes, b->archive_bytes);
-    ck_assert_uint_eq(a->block_bytes, b->block_bytes);
-    ck_assert_uint_eq(a->codecs, b->codecs);
-    ck_assert_int_eq(a->sum_kind, b->sum_kind);
-    ck_assert_int_eq(a->has_sums, b->has_sums);
-    ck_assert_int_eq(a->has_some_sums, b->has_some_sums);
-    ck_assert_int_eq(a->has_holes, b->has_holes);
-    ck_assert_int_eq(a->has_xattrs, b->has_xattrs);
-    ck_assert_int_eq(a->has_hardlinks, b->has_hardlinks);
-    ck_assert_int_eq(a->digest_kind, b->digest_kind);
-    ck_assert_mem_eq(a->digest, b->digest, sizeof(a->digest));
-    ck_assert_uint_eq(index_left_out(grafted), index_left_out(merged));
-    index_close(grafted);
+    ck_assert_int_eq(index_digest(new, digest, &kind), 0);
+    ck_assert_int_eq(info->digest_kind, kind);
+    ck_assert_mem_eq(info->digest, digest, sizeof(digest));
+}
+
+/* The new index has each entry as it was; or a name is in two parts, and that is an error. */
+static bool check_merged(const struct parts *p)
+{
+    struct index *merged = NULL;
+    struct totals ignored = {0}, totals = {0};
+    bool is_good = true;
+    for (size_t i = 0; i < p->count; i++)
+        is_good = check_part(p, i, NULL, &ignored) && is_good;
+    ck_assert_int_eq(try_merge(p, &merged), is_good ? 0 : -EEXIST);
+    if (!is_good)
+        return false;
+    for (size_t i = 0; i < p->count; i++)
+        check_part(p, i, merged, &totals);
+    check_info(p, merged, &totals);
     index_close(merged);
+    return true;
 }
 
 START_TEST(all_kinds_of_members_come_along)
@@ -218,7 +279,7 @@ static struct index *shuffled_index(unsigned *seed, unsigned number, bool clashe
     return build(b, &tar_header);
 }
 
-START_TEST(shuffled_trees_are_merged_as_by_grafting)
+START_TEST(shuffled_trees_are_merged)
 {
     unsigned seed = 1, refused = 0;
     for (unsigned round = 0; round < 80; round++) {
@@ -226,10 +287,7 @@ START_TEST(shuffled_trees_are_merged_as_by_grafting)
         unsigned count = 1 + (unsigned)rand_r(&seed) % 12;
         for (unsigned i = 0; i < count; i++)
             add_part(&p, shuffled_index(&seed, i, round % 2), NULL);
-        struct index *grafted = graft_parts(&p);
-        refused += !grafted;
-        index_close(grafted);
-        check_merged(&p);
+        refused += !check_merged(&p);
         close_parts(&p);
     }
     ck_assert_uint_gt(refused, 3);
@@ -254,26 +312,24 @@ START_TEST(many_entries_take_several_threads)
 }
 END_TEST
 
-START_TEST(what_must_be_decided_is_left_to_grafting)
+START_TEST(a_name_in_two_parts_is_an_error)
 {
     static const struct {
         const char *a, *b;
     } pairs[] = {{"f", "f"}, {"d/f", "d/f"}, {"d/f", "d"}, {"d", "d/f"}};
-    for (size_t i = 0; i < sizeof(pairs) / sizeof(pairs[0]); i++) {
-        struct index *index = NULL;
-        struct parts p = {0};
-        add_part(&p, file_index(pairs[i].a, 0), NULL);
-        add_part(&p, file_index(pairs[i].b, 0), NULL);
-        ck_assert_int_eq(try_merge(&p, &index), -ENOTSUP);
-        close_parts(&p);
-    }
     struct index *index = NULL;
     struct parts p = {0};
+    for (size_t i = 0; i < sizeof(pairs) / sizeof(pairs[0]); i++) {
+        add_part(&p, file_index(pairs[i].a, 0), NULL);
+        add_part(&p, file_index(pairs[i].b, 0), NULL);
+        ck_assert(!check_merged(&p));
+        close_parts(&p);
+    }
     /* Names that the directories can't have. */
     static const char *const bad[] = {"", ".", "..", "a/b"};
     for (size_t i = 0; i < 4; i++) {
         add_part(&p, file_index("f", 0), bad[i]);
-        ck_assert_int_eq(try_merge(&p, &index), -ENOTSUP);
+        ck_assert_int_eq(try_merge(&p, &index), -EINVAL);
         close_parts(&p);
     }
 }
@@ -304,11 +360,11 @@ static bool merge_hostile(const uint8_t *image, size_t len, const struct index *
     struct index *hostile = NULL, *merged = NULL;
     if (open_image(image, len, &hostile) < 0)
         return false;
-    p.at[0] = (struct merge_part){hostile, 0, "hostile"};
-    p.at[1] = (struct merge_part){good, UINT64_C(1) << 41, "good"};
+    p.at[0] = (struct part){hostile, 0, "hostile"};
+    p.at[1] = (struct part){good, UINT64_C(1) << 41, "good"};
     p.count = 2;
     int r = try_merge(&p, &merged);
-    ck_assert_msg(r == 0 || r == -ENOTSUP, "%d", r);
+    ck_assert_msg(r == 0 || r == -EUCLEAN, "%d", r);
     if (r == 0) {
         (void)walk_all(merged);
         compare_trees(good, merged, "good", p.at[1].base);
@@ -389,7 +445,7 @@ START_TEST(packed_data_end_with_their_archives_blocks)
     static const struct {
         uint64_t size;
         int expected;
-    } cases[] = {{2 * 4096 - 5, 0}, {2 * 4096 - 4, -ENOTSUP}, {UINT64_MAX, -ENOTSUP}};
+    } cases[] = {{2 * 4096 - 5, 0}, {2 * 4096 - 4, -EUCLEAN}, {UINT64_MAX, -EUCLEAN}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct builder *b = new_builder();
         const struct builder_header header = {
@@ -414,14 +470,14 @@ START_TEST(windows_end_with_their_archives)
         uint8_t *image = build_image(point_builder("f", true, &header), &header, &len);
         uint64_t bytes = section_of(image, SECTION_WINDOWS).length;
         int r = merge_changed(image, len, SECTION_POINTS, field, bytes - 300 + more);
-        ck_assert_int_eq(r, more ? -ENOTSUP : 0);
+        ck_assert_int_eq(r, more ? -EUCLEAN : 0);
         free(image);
     }
 }
 END_TEST
 
 /* The digest is made of all entries while they are checked: none may mislead it. */
-START_TEST(directories_that_are_none_are_left_to_grafting)
+START_TEST(directories_that_are_none_are_refused)
 {
     size_t len;
     struct index *index = NULL, *merged = NULL;
@@ -444,13 +500,13 @@ START_TEST(directories_that_are_none_are_left_to_grafting)
     reseal(image, len);
     ck_assert_int_eq(open_image(image, len, &index), 0);
     add_part(&p, index, NULL);
-    ck_assert_int_eq(try_merge(&p, &merged), -ENOTSUP);
+    ck_assert_int_eq(try_merge(&p, &merged), -EUCLEAN);
     close_parts(&p);
     free(image);
 }
 END_TEST
 
-START_TEST(a_page_without_its_sum_is_left_to_grafting)
+START_TEST(a_page_without_its_sum_is_refused)
 {
     size_t len;
     struct index *index = NULL, *merged = NULL;
@@ -461,7 +517,7 @@ START_TEST(a_page_without_its_sum_is_left_to_grafting)
     if (open_image(image, len, &index) == 0) { /* its first entry was not looked at */
         struct parts p = {0};
         add_part(&p, index, NULL);
-        ck_assert_int_eq(try_merge(&p, &merged), -ENOTSUP);
+        ck_assert_int_eq(try_merge(&p, &merged), -EUCLEAN);
         close_parts(&p);
     }
     free(image);
@@ -470,22 +526,22 @@ END_TEST
 
 int main(void)
 {
-    Suite *suite = suite_create("merge");
-    TCase *tc = tcase_create("merge");
+    Suite *suite = suite_create("tree_merge");
+    TCase *tc = tcase_create("tree_merge");
     tcase_set_timeout(tc, 120);
     tcase_add_test(tc, all_kinds_of_members_come_along);
     tcase_add_test(tc, parts_of_streams_keep_their_points);
     tcase_add_test(tc, each_may_have_a_directory);
     tcase_add_test(tc, sums_and_digest_come_along);
-    tcase_add_test(tc, shuffled_trees_are_merged_as_by_grafting);
+    tcase_add_test(tc, shuffled_trees_are_merged);
     tcase_add_test(tc, many_entries_take_several_threads);
-    tcase_add_test(tc, what_must_be_decided_is_left_to_grafting);
+    tcase_add_test(tc, a_name_in_two_parts_is_an_error);
     tcase_add_test(tc, left_out_members_are_told_again);
     tcase_add_test(tc, damaged_indexes_are_refused_or_hurt_no_other);
     tcase_add_test(tc, packed_data_end_with_their_archives_blocks);
     tcase_add_test(tc, windows_end_with_their_archives);
-    tcase_add_test(tc, directories_that_are_none_are_left_to_grafting);
-    tcase_add_test(tc, a_page_without_its_sum_is_left_to_grafting);
+    tcase_add_test(tc, directories_that_are_none_are_refused);
+    tcase_add_test(tc, a_page_without_its_sum_is_refused);
     suite_add_tcase(suite, tc);
     return run_suite(suite);
 }

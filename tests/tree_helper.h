@@ -1,12 +1,13 @@
 /*
- * What the suites of graft and merge share: indexes with one of each kind of member, and a
- * comparison of a tree with what became of it.
+ * What the suites of trees share: indexes with one of each kind of member, and a comparison of
+ * a tree with what became of it.
  */
-#ifndef ONEPOT_GRAFT_HELPER_H
-#define ONEPOT_GRAFT_HELPER_H
+#ifndef ONEPOT_TREE_HELPER_H
+#define ONEPOT_TREE_HELPER_H
 
 #include "checksum.h"
 #include "index_helper.h"
+#include "tree.h"
 
 /* ---- the same tree in two indexes ---- */
 
@@ -128,6 +129,26 @@ static inline void compare_trees(const struct index *old, const struct index *ne
     struct pair p = {old, new, base, 0};
     compare_entry(&p, INDEX_ROOT, position_of(new, under));
     ck_assert_uint_eq(p.entries, index_info(old)->entries);
+}
+
+/* ---- composing ---- */
+
+/* Write a tree, which is freed, and open the index. */
+static inline int write_tree(struct tree *tree, struct builder_header *header,
+                             struct fault *fault, struct index **ret_index)
+{
+    struct source *source;
+    int fd = memfd_create("tree", MFD_CLOEXEC);
+    int r = tree_write(tree, header, fd, fault);
+    tree_free(tree);
+    ck_assert_int_eq(fchmod(fd, 0600), 0);
+    ck_assert_int_eq(source_from_fd(fd, "tree", &source), 0);
+    if (r == 0) {
+        ck_assert_int_eq(index_open(source, 0, source_size(source), fault, ret_index), 0);
+        ck_assert_int_eq(index_check(*ret_index, NULL), 0);
+    }
+    source_close(source);
+    return r;
 }
 
 /* ---- indexes ---- */

@@ -1,0 +1,109 @@
+/*
+ * One new tree of the trees of several indexes, without touching data.
+ *
+ *     tree_new(&tree);
+ *     for each archive: tree_add(tree, &part, &number);
+ *                       tree_merge_root(tree, number);     or
+ *                       tree_put(tree, TREE_TOP, name, len, (struct tree_place){number, ..},
+ * ..); tree_write(tree, &header, fd, &fault); tree_free(tree);
+ *
+ * A directory of the new tree is a list of places, which are directories of the parts, and of
+ * names that were put there. It has the entries of all of them. Where several have one name,
+ * directories become one directory, with the attributes of the first; anything else is an
+ * error, or the first one stays (tree_keep_first). To let the last of several archives win, add
+ * them in the opposite order.
+ *
+ * An entry brings everything along that its index has: attributes, extended attributes, hard
+ * links, the place of its bytes (by their offset plus the archive's), its sum. An entry other
+ * than a directory that has several names in the new tree is one inode with several links.
+ *
+ * A member that the new tree can't hold (its path is too long there) is left out, and the new
+ * index says so, as it does of members that were left out of the archives.
+ *
+ * Indexes are checked readers, so this needs no sandbox. A part costs memory in proportion to
+ * its index, whatever the index says, and a directory that is put costs as much each time. A
+ * million entries take about 50 ms.
+ *
+ * Threads: tree_write uses several; one thread calls it.
+ */
+#ifndef ONEPOT_TREE_H
+#define ONEPOT_TREE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "builder.h"
+#include "fault.h"
+#include "index.h"
+
+struct tree;
+
+struct tree_part {
+    const struct index *index; /* lives as long as the tree */
+    const char *name;          /* of the archive, for messages; so does this; NULL: none */
+    uint64_t base;             /* where the archive's bytes begin in the new one's */
+    bool forgets_left_out;     /* its left-out members are not told */
+};
+
+/* An entry of a part, or a directory that was made here. */
+struct tree_place {
+    uint32_t part, position;
+};
+
+#define TREE_MADE UINT32_MAX /* in place of a part */
+#define TREE_TOP ((struct tree_place){TREE_MADE, 0})
+
+int tree_new(struct tree **ret_tree); /* -ENOMEM */
+void tree_free(struct tree *tree);    /* NULL is fine */
+
+/* Of equal names, keep the first. */
+void tree_keep_first(struct tree *tree);
+
+/* Parts are numbered from 0. -ENOMEM. */
+int tree_add(struct tree *tree, const struct tree_part *part, uint32_t *ret_part);
+
+/* Close the index at the end. -ENOMEM, and it is closed. */
+int tree_own(struct tree *tree, struct index *index);
+
+/*
+ * Show of a part only the entries whose bits are set; a directory whose bit is not set goes
+ * with all below it. The root and what is put by name are shown in any case. The tree frees the
+ * bits.
+ */
+void tree_show(struct tree *tree, uint32_t part, uint8_t *bits);
+
+/*
+ * The root of the new tree has everything that is in the part's root. The first one gives the
+ * new root its attributes; else these are as in an empty builder.
+ */
+int tree_merge_root(struct tree *tree, uint32_t part);
+
+/* The root of the new tree has the attributes of the part's. */
+void tree_root_as(struct tree *tree, uint32_t part);
+
+/*
+ * Put an entry, with all that is below it, into a directory under a name, which lives as long
+ * as the tree. `label` is the caller's. -EINVAL, -ENAMETOOLONG: that is no name.
+ */
+int tree_put(struct tree *tree, struct tree_place directory, const char *name, size_t len,
+             struct tree_place target, uint32_t label, struct fault *fault);
+
+/* Put a new directory, with the attributes of the part's root. */
+int tree_make(struct tree *tree, struct tree_place directory, const char *name, size_t len,
+              uint32_t part, uint32_t label, struct fault *fault, struct tree_place *ret_made);
+
+/*
+ * Write the index. The header's archive_bytes bound the parts; its codec, block_bytes and
+ * sum_kind are filled in. -EEXIST: a name is in two places, of which the fault names the later
+ * one's entry, and both archives, or both entries of one; where there are several such names,
+ * one nearest to the root. -EUCLEAN: an index is damaged; -EOVERFLOW: an index can't hold so
+ * much. Other errors: as builder_write.
+ */
+int tree_write(struct tree *tree, struct builder_header *header, int fd, struct fault *fault);
+
+/* The label with which the entry was put that tree_write's fault is about, or a directory above
+ * it; else 0. */
+uint32_t tree_label(const struct tree *tree);
+
+#endif
