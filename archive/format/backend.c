@@ -147,6 +147,16 @@ int backend_find(const struct source *source, struct fault *fault,
     return 0;
 }
 
+bool backend_begins(const struct source *source, const struct backend **ret_backend,
+                    const char **ret_compression)
+{
+    auto_free uint8_t *head = NULL;
+    size_t len;
+    return backend_read_head(source, SHORT_HEAD_BYTES, &head, &len) == 0 &&
+           !backend_is_blank(head, len) &&
+           backend_ask(source, head, len, ret_backend, ret_compression) > 0;
+}
+
 const struct backend *backend_of_head(const struct source *source, const uint8_t *head,
                                       size_t head_len)
 {

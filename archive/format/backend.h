@@ -219,6 +219,13 @@ size_t backend_stem(const char *name, size_t len);
 int backend_find(const struct source *source, struct fault *fault,
                  const struct backend **ret_backend, const char **ret_compression);
 
+/*
+ * Does the source begin like an archive? A quick look, for many files: at 4 KB, and not at what
+ * they may lie behind.
+ */
+bool backend_begins(const struct source *source, const struct backend **ret_backend,
+                    const char **ret_compression);
+
 /* The format that begins with these bytes, as far as they tell; NULL: none that is known. */
 const struct backend *backend_of_head(const struct source *source, const uint8_t *head,
                                       size_t head_len);

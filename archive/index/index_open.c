@@ -74,13 +74,16 @@ static int image_map(struct index *index, struct source *source,
                      const struct image_place *place, const uint8_t **ret_image)
 {
     size_t skip = 0, page = (size_t)sysconf(_SC_PAGESIZE);
-    bool is_aligned = (source_start(source) + place->offset) % sizeof(uint64_t) == 0;
+    uint64_t at = place->offset;
+    const struct source *file = source_at(source, &at);
+    bool is_in_one = place->len <= source_size(file) - at; /* of several */
+    at += source_start(file);
     void *map = MAP_FAILED;
-    if (is_aligned && source_is_local(source) && source_is_ours(source) &&
-        page <= DISK_PAGE_BYTES) {
-        skip = (size_t)((source_start(source) + place->offset) & (page - 1));
-        map = mmap(NULL, place->len + skip, PROT_READ, MAP_SHARED, source_fd(source),
-                   (off_t)(source_start(source) + place->offset - skip));
+    if (is_in_one && at % sizeof(uint64_t) == 0 && source_is_local(source) &&
+        source_is_ours(source) && page <= DISK_PAGE_BYTES) {
+        skip = (size_t)(at & (page - 1));
+        map = mmap(NULL, place->len + skip, PROT_READ, MAP_SHARED, source_fd(file),
+                   (off_t)(at - skip));
         if (map != MAP_FAILED && !(index->guard = lost_pages_guard(map, place->len + skip))) {
             munmap(map, place->len + skip);
             map = MAP_FAILED;

@@ -20,6 +20,7 @@
 #include "shard_exchange.h"
 #include "text.h"
 #include "vector.h"
+#include "volumes.h"
 
 #define INDEX_SUFFIX ".onepot-index"
 #define LIST_BYTES_MAX (64u << 20)
@@ -224,6 +225,43 @@ static int list_settle_from(const struct archive_list *list, size_t first, struc
     return r < 0 ? r : 0;
 }
 
+/* ---- volumes ---- */
+
+/* Keep the first of those that are parts of one archive. */
+static void list_drop_parts(struct archive_list *list, size_t keep, const volume_paths *parts)
+{
+    size_t kept = keep + 1;
+    for (size_t i = keep + 1; i < list->count; i++) {
+        bool is_part = false;
+        for (size_t k = 0; !is_part && k < parts->count; k++)
+            is_part = strcmp(list->at[i], parts->at[k]) == 0;
+        if (is_part)
+            free(list->at[i]);
+        else
+            list->at[kept++] = list->at[i];
+    }
+    list->count = kept;
+}
+
+/* Several parts of one archive are one archive. Of shards in a row, one is looked at. */
+static int list_join_parts(struct archive_list *list)
+{
+    const char *alone = NULL;
+    int r = 0;
+    for (size_t i = 0; r == 0 && list->count > 1 && i < list->count; i++) {
+        volume_paths parts;
+        if (!volumes_may_be(list->at[i]) ||
+            (alone && volumes_are_named_alike(alone, list->at[i])))
+            continue;
+        r = volumes_find(list->at[i], &parts);
+        alone = parts.count ? NULL : list->at[i];
+        if (r == 0 && parts.count)
+            list_drop_parts(list, i, &parts);
+        volumes_free(&parts);
+    }
+    return r;
+}
+
 int archive_list_add(struct archive_list *list, const char *word, struct fault *fault)
 {
     struct fault own = {0};
@@ -245,6 +283,8 @@ int archive_list_add(struct archive_list *list, const char *word, struct fault *
             list_cut(list, before);
         break;
     }
+    if (r == 0)
+        r = list_join_parts(list);
     if (r < 0) {
         list_cut(list, before);
         if (fault && !fault->err)

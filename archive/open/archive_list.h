@@ -10,7 +10,8 @@
  *                         NUL byte, NULs separate them; @-: standard input
  *
  * A path is never taken for a pattern or a list if there is a file of that name. If a set of
- * shards is just being exchanged by a pack, the new ones are listed.
+ * shards is just being exchanged by a pack, the new ones are listed. Parts of one archive
+ * (volumes.h) are listed once.
  */
 #ifndef ONEPOT_ARCHIVE_LIST_H
 #define ONEPOT_ARCHIVE_LIST_H

@@ -120,15 +120,6 @@ struct sandbox_limits built_index_limits(const struct opening *o, bool in_frames
     };
 }
 
-static bool built_is_unchanged(const struct pot *pot)
-{
-    struct stat st;
-    const struct source_identity *id = &pot->identity;
-    return fstat(source_fd(pot_file(pot)), &st) == 0 &&
-           (!S_ISREG(st.st_mode) || (uint64_t)st.st_size == id->size_bytes) &&
-           st.st_mtim.tv_sec == id->mtime_sec && st.st_mtim.tv_nsec == (long)id->mtime_nsec;
-}
-
 /* Run the child; *ret_fd is the image that it wrote, sealed. */
 static int built_make_image(struct opening *o, const char *frames_of, struct fault *fault,
                             int *ret_fd)
@@ -156,13 +147,13 @@ static int built_make_image(struct opening *o, const char *frames_of, struct fau
     build.threads = frames_of ? built_threads(limits.memory_bytes) : 0;
     limits.prepare = built_start_helpers;
     limits.threads = build.threads;
-    int keep[] = {source_fd(pot->source), fd};
-    limits.keep_fds = keep;
-    limits.keep_fd_count = 2;
+    limits.keep_source = pot->source;
+    limits.keep_fds = &fd;
+    limits.keep_fd_count = 1;
     r = pot_run(o->options, pot->path, "indexing", built_in_child, &build, &limits, fault);
     if (r < 0)
         return r;
-    if (!built_is_unchanged(pot)) {
+    if (source_was_changed(pot_file(pot)) != 0) {
         fault_set(fault, -ESTALE, NULL, FAULT_NO_OFFSET, "was changed while it was indexed");
         fault_advise(fault, "wait until it is written");
         return -ESTALE;

@@ -427,10 +427,11 @@ static int composed_write_nested(void *arg, int fd, struct fault *fault)
     int r = nested_scratch_new(&n.scratch);
     if (r < 0)
         return r;
-    int keep[] = {source_fd(o->pot->source), fd, source_fd(n.scratch)};
+    int keep[] = {fd, source_fd(n.scratch)};
     struct sandbox_limits limits = built_index_limits(o, true);
+    limits.keep_source = o->pot->source;
     limits.keep_fds = keep;
-    limits.keep_fd_count = 3;
+    limits.keep_fd_count = 2;
     r = pot_run(o->options, o->pot->path, "indexing archives in it", composed_in_child, &n,
                 &limits, fault);
     source_close(n.scratch);

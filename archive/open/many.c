@@ -36,6 +36,7 @@
 #include "source_concat.h"
 #include "source_ops.h"
 #include "thread.h"
+#include "volumes.h"
 
 enum {
     MANY_VERSION = 2,     /* raise it when the same recipe makes another index */
@@ -125,7 +126,7 @@ static void many_each_from(struct many *many, size_t first,
 static void part_open_file(struct many *many, struct part *part)
 {
     (void)many;
-    part->err = source_open(part->path, &part->fault, &part->found.source);
+    part->err = volumes_open(part->path, &part->fault, &part->found.source);
     if (part->err == 0)
         source_identity(part->found.source, &part->identity);
 }
@@ -392,8 +393,7 @@ static int many_find(struct many *many, struct pot *pot, enum many_found *ret_fo
 static int part_open(struct part *part, const struct pot_options *options, bool may_take_time)
 {
     part->fault = (struct fault){0};
-    int r = pot_open_found(part->path, &part->found, options, may_take_time, &part->fault,
-                           &part->pot);
+    int r = pot_open_found(&part->found, options, may_take_time, &part->fault, &part->pot);
     if (r != -EAGAIN || may_take_time) /* where -EAGAIN is an error, as of fork */
         part->found.source = NULL;     /* it is the pot's, or closed */
     return r;

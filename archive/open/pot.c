@@ -14,6 +14,7 @@
 #include "pot_private.h"
 #include "shard_exchange.h"
 #include "source_slice.h"
+#include "volumes.h"
 
 int pot_check_index(const struct pot *pot, struct fault *fault)
 {
@@ -102,7 +103,7 @@ int pot_open_source(const char *path, uint64_t offset, struct fault *fault,
                     struct container *ret_container, struct source **ret_source)
 {
     struct source *source = NULL;
-    int r = source_open(path, fault, &source);
+    int r = volumes_open(path, fault, &source);
     if (r == 0)
         r = pot_slice(&source, offset, fault, ret_container);
     if (r < 0)
@@ -140,9 +141,8 @@ static void pot_begin(struct opening *o, const struct pot_found *found)
     pot->identity.slice_start = pot->identity.slice_bytes = 0; /* of the file */
 }
 
-int pot_open_found(const char *path, const struct pot_found *found,
-                   const struct pot_options *options, bool may_take_time, struct fault *fault,
-                   struct pot **ret_pot)
+int pot_open_found(const struct pot_found *found, const struct pot_options *options,
+                   bool may_take_time, struct fault *fault, struct pot **ret_pot)
 {
     static const struct pot_options defaults = {0};
     struct pot *pot = calloc(1, sizeof(*pot));
@@ -152,7 +152,7 @@ int pot_open_found(const char *path, const struct pot_found *found,
     }
     struct opening o = {.pot = pot, .options = options ? options : &defaults};
     pot_begin(&o, found);
-    pot->path = strdup(path);
+    pot->path = strdup(source_name(found->source));
     int r = pot->path ? pot_open_index(&o, may_take_time, fault) : -ENOMEM;
     if (r == 0)
         r = composed_apply(&o, may_take_time, fault);
@@ -181,24 +181,24 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
     bool may_take_time = !options || !options->only_ready;
     int r = may_take_time ? shard_exchange_settle(path, fault) : 0;
     if (r >= 0)
-        r = source_open(path, fault, &source);
+        r = volumes_open(path, fault, &source);
     if (r == 0)
         r = pot_look(source, options ? options->offset : 0, fault, &found);
     if (r < 0)
         return r;
-    r = pot_open_found(path, &found, options, may_take_time, fault, ret_pot);
+    r = pot_open_found(&found, options, may_take_time, fault, ret_pot);
     if (r == -EAGAIN && !may_take_time)
         source_close(found.source);
     return r;
 }
 
-/* Which archive of a union was cut short. */
+/* Which of several files was cut short. */
 static void pot_name_cut(const struct pot *pot, struct fault *fault)
 {
-    const struct source *member;
-    for (size_t i = 0; pot->parts && (member = source_member(pot->source, i)); i++)
-        if (source_was_cut(member) || source_was_changed(member) > 0) {
-            fault_set_file(fault, source_name(member));
+    const struct source *file;
+    for (size_t at[2] = {0}; pot_is_several(pot) && (file = source_file_next(pot->source, at));)
+        if (source_was_cut(file) || source_was_changed(file) > 0) {
+            fault_set_file(fault, source_name(file));
             return;
         }
 }

@@ -244,6 +244,12 @@ int pot_show(struct pot *pot, const struct view *view, struct fault *fault);
  */
 int pot_save(struct pot *pot, struct fault *fault);
 
+/* Is it more files than one: several archives, or one in volumes? */
+static inline bool pot_is_several(const struct pot *pot)
+{
+    return pot->parts || source_member(pot->source, 0) != pot->source;
+}
+
 void pot_close(struct pot *pot); /* NULL is fine */
 
 /* The sums that the files of an archive or a tree have to be compared with. */

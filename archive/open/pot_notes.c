@@ -32,8 +32,12 @@ void pot_note(const struct pot_options *options, const char *path, const char *f
 
 void pot_place_fault(const struct source *source, struct fault *fault)
 {
-    if (fault && fault->err && fault->offset != FAULT_NO_OFFSET)
-        fault->offset += source_start(source);
+    if (!fault || !fault->err || fault->offset == FAULT_NO_OFFSET)
+        return;
+    const struct source *file = source_at(source, &fault->offset);
+    fault->offset += source_start(file);
+    if (source_member(source, 0) != source)
+        fault_set_file(fault, source_name(file));
 }
 
 void pot_note_left_out(const struct pot_options *options, const struct pot *pot)
@@ -44,7 +48,7 @@ void pot_note_left_out(const struct pot_options *options, const struct pot *pot)
         return;
     if (index_left_out_next(pot->index, &cursor, &first) < 0)
         snprintf(first.what, sizeof(first.what), "a member can't be shown");
-    if (!pot->packed)
+    if (!pot->packed && !pot->parts)
         pot_place_fault(pot->source, &first);
     if (count == 1)
         fault_advise(&first, "it is left out");

@@ -72,9 +72,8 @@ struct pot_found {
  * indexed or unpacked; then the source stays the caller's. Otherwise it is taken over, also if
  * this fails.
  */
-int pot_open_found(const char *path, const struct pot_found *found,
-                   const struct pot_options *options, bool may_take_time, struct fault *fault,
-                   struct pot **ret_pot);
+int pot_open_found(const struct pot_found *found, const struct pot_options *options,
+                   bool may_take_time, struct fault *fault, struct pot **ret_pot);
 
 /* Look at the archive in an open file, or in a part of it. Takes the source over. */
 int pot_look(struct source *source, uint64_t offset, struct fault *fault,

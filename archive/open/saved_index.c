@@ -112,7 +112,7 @@ int saved_index_open_file(const char *path, const struct pot_options *options,
         return -ENOENT;
     index_cache_lock(source_fd(file));
     const char *why = "can't be examined";
-    if (fstat(source_fd(file), &ours) == 0 && fstat(source_fd(archive), &theirs) == 0)
+    if (fstat(source_fd(file), &ours) == 0 && source_stat(archive, &theirs) == 0)
         why = saved_mistrust(&ours, &theirs);
     int r = why ? -EPERM
             : source_size(file) <= SMALL_INDEX_BYTES
@@ -253,10 +253,10 @@ static void saved_hand_over(int fd, const struct saved_access *access)
 int saved_index_access(const struct source *archive, struct saved_access *ret_access)
 {
     struct stat st = {.st_mode = 0600, .st_uid = geteuid(), .st_gid = getegid()};
-    if (archive && fstat(source_fd(archive), &st) < 0)
-        return -errno;
-    *ret_access = (struct saved_access){st.st_mode, st.st_uid, st.st_gid};
-    return 0;
+    int r = archive ? source_stat(archive, &st) : 0;
+    if (r == 0)
+        *ret_access = (struct saved_access){st.st_mode, st.st_uid, st.st_gid};
+    return r;
 }
 
 /* *ret_fd is the file, which then has its name. */

@@ -90,12 +90,12 @@ static int unpacked_into(void *arg, int fd, const char *folder, uint64_t room,
     snprintf(doing, sizeof(doing), "unpacking to %.100s", folder);
     u->fd = fd;
     u->folder = folder;
-    int keep[] = {source_fd(u->packed), fd};
     struct sandbox_limits limits = {
         .memory_bytes = UNPACK_MEMORY_BYTES,
         .file_bytes = room,
-        .keep_fds = keep,
-        .keep_fd_count = 2,
+        .keep_source = u->packed,
+        .keep_fds = &fd,
+        .keep_fd_count = 1,
     };
     int r = pot_run(u->options, source_name(u->packed), doing, unpacked_in_child, u, &limits,
                     fault);
@@ -169,12 +169,12 @@ int pot_expand(const struct pot_stream *stream, int fd, uint64_t kept,
         .fd = fd,
         .kept = kept,
     };
-    int keep[] = {source_fd(stream->packed), fd};
     struct sandbox_limits limits = {
         .memory_bytes = UNPACK_MEMORY_BYTES,
         .file_bytes = stream->bytes,
-        .keep_fds = keep,
-        .keep_fd_count = 2,
+        .keep_source = stream->packed,
+        .keep_fds = &fd,
+        .keep_fd_count = 1,
         .idle_seconds = patience->idle_seconds,
         .watch_ms = EXPAND_WATCH_MS,
         .watch_at_once = true,
@@ -205,10 +205,8 @@ int pot_probe_storage(const struct pot_stream *stream, uint64_t offset,
 {
     uint64_t size = source_size(stream->packed);
     struct storage_probe probe = {stream->packed, offset < size ? offset : 0};
-    int keep[] = {source_fd(stream->packed)};
     struct sandbox_limits limits = {
-        .keep_fds = keep,
-        .keep_fd_count = 1,
+        .keep_source = stream->packed,
         .idle_seconds = patience->idle_seconds,
         .watch_ms = EXPAND_WATCH_MS,
         .stop = patience->stop,

@@ -36,6 +36,7 @@
 #include "sandbox_private.h"
 #include "sanitizer.h"
 #include "syscalls.h"
+#include "vector.h"
 
 enum {
     DEFAULT_STALL_SECONDS = 60,
@@ -150,38 +151,35 @@ static int sandbox_compare_fds(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static bool sandbox_is_kept(const struct sandbox_limits *limits, int fd)
-{
-    for (size_t i = 0; i < limits->keep_fd_count; i++)
-        if (limits->keep_fds[i] == fd)
-            return true;
-    return false;
-}
-
 /* Close all descriptors but those to keep; redirect 0, 1 and 2 to /dev/null. */
 static void sandbox_drop_descriptors(const struct sandbox_limits *limits)
 {
-    enum { KEEP_MAX = 16 };
-    int keep[KEEP_MAX];
-    size_t count = 0;
-    for (size_t i = 0; i < limits->keep_fd_count && count < KEEP_MAX; i++)
-        if (limits->keep_fds[i] > STDERR_FILENO)
-            keep[count++] = limits->keep_fds[i];
-    qsort(keep, count, sizeof(keep[0]), sandbox_compare_fds);
+    VECTOR(int) keep = {0};
+    const struct source *file;
+    vector_append(&keep, limits->keep_fds, limits->keep_fd_count);
+    for (size_t at[2] = {0};
+         limits->keep_source && (file = source_file_next(limits->keep_source, at));)
+        vector_push(&keep, source_fd(file));
+    if (keep.count > 0)
+        qsort(keep.at, keep.count, sizeof(keep.at[0]), sandbox_compare_fds);
 
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
-        if (sandbox_is_kept(limits, fd))
+        if (keep.count > 0 &&
+            bsearch(&fd, keep.at, keep.count, sizeof(fd), sandbox_compare_fds))
             continue;
         if (null < 0 || (fd != null && dup2(null, fd) < 0))
             close(fd);
     }
     unsigned next = STDERR_FILENO + 1;
-    for (size_t i = 0; i < count; i++) {
-        syscall_close_range(next, (unsigned)keep[i] - 1);
-        next = (unsigned)keep[i] + 1;
+    for (size_t i = 0; i < keep.count; i++) {
+        if (keep.at[i] < (int)next)
+            continue; /* of the first three, or kept twice */
+        syscall_close_range(next, (unsigned)keep.at[i] - 1);
+        next = (unsigned)keep.at[i] + 1;
     }
     syscall_close_range(next, UINT_MAX);
+    vector_free(&keep);
 }
 
 /*

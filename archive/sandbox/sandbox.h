@@ -21,8 +21,9 @@ struct sandbox_limits {
     uint64_t file_bytes;    /* of a file that it writes; beyond that EFBIG; 0: no limit */
     uint32_t stall_seconds; /* CPU time without progress before it is killed; 0: 60 s */
     uint32_t idle_seconds;  /* the same, while it waits and does nothing; 0: five times that */
-    const int *keep_fds;    /* descriptors that stay open, at most 16 */
+    const int *keep_fds;    /* descriptors that stay open */
     size_t keep_fd_count;
+    const struct source *keep_source; /* and the descriptors of its files; NULL: none */
     /*
      * Called in the child with `arg` of sandbox_run before the limits are set: the only chance
      * to start threads, which come under the same limits. (Not called where the filter would

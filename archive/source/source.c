@@ -15,6 +15,7 @@
 
 #include "cleanup.h"
 #include "numbers.h"
+#include "source_concat.h"
 #include "source_ops.h"
 
 /* Go on to the outermost source with this operation, and to the same byte there. */
@@ -98,6 +99,11 @@ void source_identity_join(const struct source_identity *all, size_t count,
             joined.mtime_sec = one->mtime_sec;
             joined.mtime_nsec = one->mtime_nsec;
         }
+        if (i == 0 || one->ctime_sec > joined.ctime_sec ||
+            (one->ctime_sec == joined.ctime_sec && one->ctime_nsec > joined.ctime_nsec)) {
+            joined.ctime_sec = one->ctime_sec;
+            joined.ctime_nsec = one->ctime_nsec;
+        }
     }
     joined.dev = hash.high64;
     joined.ino = hash.low64;
@@ -124,27 +130,93 @@ const struct source *source_member(const struct source *source, size_t i)
 
 const struct source *source_at(const struct source *source, uint64_t *offset)
 {
-    const struct source *several = several_in(source);
-    return several ? several->ops->at(several, offset) : source;
+    const struct source *several = source;
+    if (!several_in(source))
+        return source;
+    DESCEND(several, at, offset);
+    return several->ops->at(several, offset);
 }
 
-static int file_was_changed(const struct source *source)
+const struct source *source_file_next(const struct source *source, size_t at[2])
 {
-    const struct source_identity *id = &source->identity;
+    const struct source *member, *file = NULL;
+    while (!file && (member = source_member(source, at[0]))) {
+        file = source_member(member, at[1]++);
+        if (!file) {
+            at[0]++;
+            at[1] = 0;
+        }
+    }
+    return file;
+}
+
+static int file_identity_now(const struct source *file, struct source_identity *ret_identity)
+{
     struct stat st;
-    if (fstat(source->fd, &st) < 0)
+    if (fstat(file->fd, &st) < 0)
         return -errno;
-    return (S_ISREG(st.st_mode) && (uint64_t)st.st_size != id->size_bytes) ||
-           st.st_mtim.tv_sec != id->mtime_sec || st.st_mtim.tv_nsec != (long)id->mtime_nsec;
+    *ret_identity = source_identity_of(&st);
+    if (!S_ISREG(st.st_mode))
+        ret_identity->size_bytes = file->identity.size_bytes;
+    return 0;
+}
+
+int source_identity_now(const struct source *source, struct source_identity *ret_identity)
+{
+    const struct source *file;
+    size_t count = 0;
+    int r = 0;
+    if (source_member(source, 0) == source)
+        return file_identity_now(source, ret_identity);
+    for (size_t at[2] = {0}; source_file_next(source, at);)
+        count++;
+    auto_free struct source_identity *all = calloc(count, sizeof(*all));
+    if (!all)
+        return -ENOMEM;
+    count = 0;
+    for (size_t at[2] = {0}; r == 0 && (file = source_file_next(source, at));)
+        r = file_identity_now(file, &all[count++]);
+    if (r == 0)
+        source_identity_join(all, count, ret_identity);
+    return r;
 }
 
 int source_was_changed(const struct source *source)
 {
-    const struct source *member;
+    const struct source *file;
+    struct source_identity now;
     int r = 0;
-    for (size_t i = 0; r == 0 && (member = source_member(source, i)); i++)
-        r = file_was_changed(member);
+    for (size_t at[2] = {0}; r == 0 && (file = source_file_next(source, at));) {
+        const struct source_identity *id = &file->identity;
+        r = file_identity_now(file, &now);
+        if (r == 0)
+            r = now.size_bytes != id->size_bytes || now.mtime_sec != id->mtime_sec ||
+                now.mtime_nsec != id->mtime_nsec;
+    }
     return r;
+}
+
+int source_stat(const struct source *source, struct stat *ret_st)
+{
+    const struct source *file;
+    struct stat all = {0}, st;
+    size_t at[2] = {0};
+    for (bool is_first = true; (file = source_file_next(source, at)); is_first = false) {
+        if (fstat(file->fd, &st) < 0)
+            return -errno;
+        if (is_first)
+            all = st;
+        if (all.st_uid != st.st_uid || all.st_gid != st.st_gid) {
+            all.st_uid = geteuid();
+            all.st_mode &= ~(mode_t)0077;
+        }
+        all.st_mode &= st.st_mode | S_IFMT;
+        all.st_dev = all.st_dev == st.st_dev ? st.st_dev : 0;
+        if (st.st_ctim.tv_sec > all.st_ctim.tv_sec)
+            all.st_ctim = st.st_ctim;
+    }
+    *ret_st = all;
+    return 0;
 }
 
 static bool file_is_ours(const struct source *source)
@@ -160,10 +232,10 @@ static bool file_is_ours(const struct source *source)
 
 bool source_is_ours(const struct source *source)
 {
-    const struct source *member;
+    const struct source *file;
     bool ours = true;
-    for (size_t i = 0; ours && (member = source_member(source, i)); i++)
-        ours = file_is_ours(member);
+    for (size_t at[2] = {0}; ours && (file = source_file_next(source, at));)
+        ours = file_is_ours(file);
     return ours;
 }
 
@@ -393,14 +465,14 @@ int source_fingerprint(const struct source *source, uint64_t *ret_fingerprint)
     uint64_t all = 0;
     if (member == source)
         return file_fingerprint(source, ret_fingerprint);
-    for (size_t i = 0; (member = source_member(source, i)); i++) {
-        uint64_t parts[2] = {htole64(all)};
-        int r = file_fingerprint(member, &parts[1]);
-        if (r < 0)
-            return r;
-        parts[1] = htole64(parts[1]);
+    int r = file_fingerprint(source, &all);
+    for (size_t i = 0; r == 0 && (member = source_member(source, i)); i++) {
+        uint64_t parts[3] = {htole64(all), htole64(source_size(member))};
+        r = source_concat_sample(member, &parts[2]);
+        parts[2] = htole64(parts[2]);
         all = XXH3_64bits(parts, sizeof(parts));
     }
-    *ret_fingerprint = all;
-    return 0;
+    if (r == 0)
+        *ret_fingerprint = all;
+    return r;
 }

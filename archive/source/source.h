@@ -101,7 +101,23 @@ void source_identity_join(const struct source_identity *all, size_t count,
  */
 const struct source *source_member(const struct source *source, size_t i);
 
-/* The member with the byte at *offset, which becomes the offset in that member. */
+/*
+ * The next of all files in the source, also where members have members. Begin with `at` all
+ * zero; NULL: no more.
+ */
+const struct source *source_file_next(const struct source *source, size_t at[2]);
+
+/*
+ * Who may read and write all of its files, and when one of them last changed: fstat of a file.
+ * Of several, the mode is what all grant; where they differ in owner or group, only this user
+ * counts as the owner, and nobody else has rights. st_dev is 0 where they differ in that.
+ */
+int source_stat(const struct source *source, struct stat *ret_st);
+
+/* The identity that the source's files have by now: 0 or -errno. */
+int source_identity_now(const struct source *source, struct source_identity *ret_identity);
+
+/* The file with the byte at *offset, which becomes the offset in that file. */
 const struct source *source_at(const struct source *source, uint64_t *offset);
 
 /*
@@ -247,7 +263,8 @@ struct storage storage_of(int fd);
 
 /*
  * XXH3-64 of the size and of samples of the content (first and last 64 KB and 16 more places
- * of 4 KB), by which a saved index recognizes its archive.
+ * of 4 KB), by which a saved index recognizes its archive. Of several files, also a sample of
+ * each.
  */
 int source_fingerprint(const struct source *source, uint64_t *ret_fingerprint);
 

@@ -1,7 +1,7 @@
 /*
  * A request goes to the member with its first byte, which is found by bisection; one that
- * reaches beyond the member goes on in the next. Nearly all lie in one member, since no file of
- * an archive lies in two.
+ * reaches beyond the member goes on in the next. Nearly all lie in one member: no file of an
+ * archive lies in two, and few lie in two pieces of one.
  *
  * Each member has its own mapping, made when bytes of it are asked for: to map a thousand takes
  * longer than all else in opening them, and each is one more to copy in a fork, while small
@@ -192,6 +192,13 @@ static bool concat_is_whole(const struct source *source)
 
 /* ---- the rest ---- */
 
+static bool concat_range_is_whole(const struct source *source, uint64_t offset, uint64_t len)
+{
+    struct concat_place place = concat_find(concat_of(source), offset, len);
+    return place.length == len &&
+           (place.is_gap || source_range_is_whole(place.member->source, place.within, len));
+}
+
 static void concat_state(const struct source *source, struct source_state *ret_state)
 {
     const struct source_concat *c = concat_of(source);
@@ -216,7 +223,7 @@ static const struct source *concat_at(const struct source *source, uint64_t *off
 {
     struct concat_place place = concat_find(concat_of(source), *offset, 1);
     *offset = place.within;
-    return place.member->source;
+    return source_at(place.member->source, offset);
 }
 
 static bool concat_close(struct source *source)
@@ -233,6 +240,7 @@ static const struct source_ops concat_ops = {
     .map = concat_map,
     .bring = concat_bring,
     .is_whole = concat_is_whole,
+    .range_is_whole = concat_range_is_whole,
     .state = concat_state,
     .advise = concat_advise,
     .member = concat_member,
@@ -251,8 +259,8 @@ static int concat_identify(struct source_concat *c)
     return 0;
 }
 
-int source_concat(struct source *const *members, size_t count, const char *name,
-                  struct source **ret_source)
+static int concat_new(struct source *const *members, size_t count, bool has_gaps,
+                      const char *name, struct source **ret_source)
 {
     struct source_concat *c = calloc(1, sizeof(*c) + count * sizeof(c->members[0]));
     if (!c)
@@ -263,7 +271,7 @@ int source_concat(struct source *const *members, size_t count, const char *name,
     uint64_t end = 0;
     int r = 0;
     for (size_t i = 0; r == 0 && i < count; i++) {
-        uint64_t base = source_concat_next(end);
+        uint64_t base = has_gaps ? source_concat_next(end) : end;
         c->members[i].source = members[i];
         c->members[i].base = base;
         c->members[i].bytes = source_size(members[i]);
@@ -282,6 +290,18 @@ int source_concat(struct source *const *members, size_t count, const char *name,
     }
     *ret_source = &c->source;
     return 0;
+}
+
+int source_concat(struct source *const *members, size_t count, const char *name,
+                  struct source **ret_source)
+{
+    return concat_new(members, count, true, name, ret_source);
+}
+
+int source_join(struct source *const *members, size_t count, const char *name,
+                struct source **ret_source)
+{
+    return concat_new(members, count, false, name, ret_source);
 }
 
 static struct source_concat *concat_in(const struct source *source)

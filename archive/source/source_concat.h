@@ -11,7 +11,8 @@
  *
  * An error of one member is an error of the reads that touch it, and of no others. Retries,
  * stale handles and lost pages are each member's own. The concatenation is local, in memory,
- * whole or unchanged if all of its members are. Its identity is made of all of theirs.
+ * whole or unchanged if all of its members are. Its identity is made of all of theirs. A member
+ * may have members itself.
  */
 #ifndef ONEPOT_SOURCE_CONCAT_H
 #define ONEPOT_SOURCE_CONCAT_H
@@ -38,6 +39,10 @@ static inline uint64_t source_concat_next(uint64_t end)
  */
 int source_concat(struct source *const *members, size_t count, const char *name,
                   struct source **ret_source);
+
+/* The same without gaps: the members are one file that was cut into pieces. */
+int source_join(struct source *const *members, size_t count, const char *name,
+                struct source **ret_source);
 
 /* Where the bytes of member `i`, which exists, begin. */
 uint64_t source_concat_base(const struct source *concat, size_t i);

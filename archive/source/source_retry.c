@@ -278,37 +278,34 @@ const char *source_real_path(const struct source *source)
     return retry ? retry->path : NULL;
 }
 
-/* The next retrying source of a source, which may have several members. NULL: no more. */
-static struct source_retry *retry_next(const struct source *source, size_t *member)
+/* The next retrying source of a source, which may be several files. NULL: no more. */
+static struct source_retry *retry_next(const struct source *source, size_t at[2])
 {
-    const struct source *one;
-    while ((one = source_member(source, *member))) {
-        struct source_retry *retry = retry_in(one);
-        ++*member;
-        if (retry)
-            return retry;
-    }
-    return NULL;
+    const struct source *file;
+    struct source_retry *retry = NULL;
+    while (!retry && (file = source_file_next(source, at)))
+        retry = retry_in(file);
+    return retry;
 }
 
 void source_set_retries(struct source *source, unsigned retries)
 {
     struct source_retry *retry;
-    for (size_t i = 0; (retry = retry_next(source, &i));)
+    for (size_t at[2] = {0}; (retry = retry_next(source, at));)
         atomic_store(&retry->retries, retries);
 }
 
 void source_cancel_retries(struct source *source)
 {
     struct source_retry *retry;
-    for (size_t i = 0; (retry = retry_next(source, &i));)
+    for (size_t at[2] = {0}; (retry = retry_next(source, at));)
         pause_end(&retry->pause);
 }
 
 void source_on_error(struct source *source, source_error_hook *hook, void *ctx)
 {
     struct source_retry *retry;
-    for (size_t i = 0; (retry = retry_next(source, &i));) {
+    for (size_t at[2] = {0}; (retry = retry_next(source, at));) {
         if (hook) /* when the hook is removed, a call about to be made keeps its ctx */
             atomic_store(&retry->hook_ctx, ctx);
         atomic_store(&retry->hook, hook);
@@ -319,7 +316,7 @@ struct source_error_counts source_error_counts(const struct source *source)
 {
     struct source_error_counts sum = {0};
     const struct source_retry *retry;
-    for (size_t i = 0; (retry = retry_next(source, &i));) {
+    for (size_t at[2] = {0}; (retry = retry_next(source, at));) {
         sum.retried += atomic_load(&retry->retried);
         sum.failed += atomic_load(&retry->failed);
         sum.reopened += atomic_load(&retry->reopened);

@@ -277,6 +277,11 @@ static int squashfs_load_fragments(struct walk *w)
 
 static int squashfs_open_image(struct walk *w)
 {
+    if (source_fd(w->source) < 0) { /* squashfuse reads one file */
+        fault_set(w->fault, -ENOTSUP, NULL, FAULT_NO_OFFSET, "is a SquashFS image in parts");
+        fault_advise(w->fault, "join them first, with cat");
+        return -ENOTSUP;
+    }
     if (sqfs_init(&w->fs, source_fd(w->source), (size_t)source_start(w->source)))
         return fault_set(w->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
                          "the tables at its end are damaged");

@@ -396,6 +396,19 @@ static void replace_backslashes(struct zip *z, struct zip_entry *e)
     e->name = z->slashed;
 }
 
+/* Where the member's header lies. */
+static int find_header(struct zip *z, const struct zip_entry *e, uint64_t record,
+                       uint64_t *ret_at)
+{
+    uint64_t base;
+    if (!zip_volume_base(z->source, e->volume, &base))
+        return zip_damaged(z, record, "lies in a volume that is not there");
+    return __builtin_add_overflow(e->local_offset, base, &base) ||
+                   __builtin_add_overflow(z->place.shift, base, ret_at)
+               ? zip_damaged(z, record, "has its header outside the archive")
+               : 0;
+}
+
 static int add_entry(struct zip *z, const struct zip_entry *e, uint64_t record)
 {
     struct builder_member member = {
@@ -406,13 +419,14 @@ static int add_entry(struct zip *z, const struct zip_entry *e, uint64_t record)
         .mtime_nsec = e->mtime_nsec,
         .data = DATA_STORED,
     };
-    if (__builtin_add_overflow(z->place.shift, e->local_offset, &member.header_offset))
-        return zip_damaged(z, record, "has its header outside the archive");
+    int r = find_header(z, e, record, &member.header_offset);
+    if (r < 0)
+        return r;
     if (memchr(e->name, '\0', e->name_len) || e->name_len == 0)
         return leave_out(
             z, fault_set(z->fault, -EINVAL, z->name, record,
                          e->name_len ? "has a name with a zero byte" : "has no name"));
-    int r = add_typed(z, e, record, &member);
+    r = add_typed(z, e, record, &member);
     if (r < 0)
         r = leave_out(z, r);
     return r;
@@ -573,11 +587,10 @@ static int report_odd(struct zip *z, const struct zip_entry *e, uint64_t record)
     struct zip_local local = {0};
     struct fault fault = {0};
     uint64_t at;
-    (void)record;
     if (archive_end_stopped(z->end))
         return -EINTR;
-    if (__builtin_add_overflow(z->place.shift, e->local_offset, &at) ||
-        read_local(z, e, at, &local) < 0 || !local.differs)
+    if (find_header(z, e, record, &at) < 0 || read_local(z, e, at, &local) < 0 ||
+        !local.differs)
         return 0; /* told when the zip was opened */
     fault_set(&fault, -EUCLEAN, z->name, at, "%s%s", local.differs, directory_counts);
     z->end->report(z->end->ctx, &fault);

@@ -12,6 +12,7 @@
 #include "zip_end.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +20,7 @@
 #include "bytes.h"
 #include "cleanup.h"
 #include "numbers.h"
+#include "source_concat.h"
 #include "zip_records.h"
 
 int zip_fault_damaged(struct fault *fault, const char *member, uint64_t offset,
@@ -129,6 +131,35 @@ static int place_directory(const struct source *source, const struct zip_end *en
     return check_start(source, end, place->directory, NULL) == 0 ? 0 : r;
 }
 
+bool zip_volume_base(const struct source *source, uint32_t number, uint64_t *ret_base)
+{
+    bool has_several = source_member(source, 0) != source && source_start(source) == 0;
+    if (number > 0 && !(has_several && source_member(source, number)))
+        return false;
+    *ret_base = number > 0 ? source_concat_base(source, number) : 0;
+    return true;
+}
+
+/* The directory of a zip of several volumes: its offset becomes one in all of them. */
+static int find_in_volumes(const struct source *source, uint64_t end_at, struct zip_end *end,
+                           struct fault *fault)
+{
+    uint64_t base;
+    uint32_t here = 0;
+    while (zip_volume_base(source, here, &base))
+        here++;
+    if (end->volume >= UINT16_MAX || here != end->volume + 1) {
+        fault_set(fault, -EINVAL, NULL, end_at, "is one volume of a zip of %" PRIu32,
+                  end->volume + 1);
+        fault_advise(fault, "copy all of them into one directory: NAME.z01 .. NAME.zip");
+        return -EINVAL;
+    }
+    if (!zip_volume_base(source, end->directory_volume, &base) ||
+        __builtin_add_overflow(end->directory_offset, base, &end->directory_offset))
+        return end_damaged(fault, end_at, "its directory lies in a volume that it lacks");
+    return 0;
+}
+
 static int read_end(const struct source *source, const uint8_t bytes[ZIP_END_BYTES],
                     uint64_t end_at, struct zip_place *place, struct fault *fault)
 {
@@ -138,11 +169,9 @@ static int read_end(const struct source *source, const uint8_t bytes[ZIP_END_BYT
     int r = read_end64(source, end_at, &end, &directory_end, fault);
     if (r < 0)
         return r;
-    if (end.is_split) {
-        fault_set(fault, -EINVAL, NULL, end_at, "is one volume of a zip of several");
-        fault_advise(fault, "join them first: zip -s 0 FIRST.zip --out WHOLE.zip");
-        return -EINVAL;
-    }
+    r = end.is_split ? find_in_volumes(source, end_at, &end, fault) : 0;
+    if (r < 0)
+        return r;
     if (end.directory_bytes > directory_end || end.directory_offset > INT64_MAX ||
         end.directory_offset > directory_end - end.directory_bytes + source_start(source))
         return end_damaged(fault, end_at,
@@ -154,7 +183,11 @@ static int read_end(const struct source *source, const uint8_t bytes[ZIP_END_BYT
         .entries = end.entries,
         .has_64 = end.has_64,
     };
-    return place_directory(source, &end, directory_end, place, fault);
+    r = place_directory(source, &end, directory_end, place, fault);
+    return r == 0 && end.is_split && place->shift != 0
+               ? end_damaged(fault, end_at,
+                             "its volumes are longer or shorter than they were, or of two zips")
+               : r;
 }
 
 /* Is an end at `at`, and does its comment reach the end of `tail` exactly, or not? */
@@ -195,6 +228,24 @@ int zip_find_directory(const struct source *source, struct zip_place *ret_place,
     int r =
         tail ? source_read_fault(source, tail, len, source_size(source) - len, fault) : -ENOMEM;
     return r < 0 ? r : try_ends(source, tail, len, ret_place, fault);
+}
+
+int zip_count_volumes(const struct source *source, uint32_t *ret_count)
+{
+    size_t len = (size_t)min_u64(source_size(source), ZIP_END_BYTES + ZIP_COMMENT_MAX);
+    auto_free uint8_t *tail = malloc(len ? len : 1);
+    int r = tail ? source_read(source, tail, len, source_size(source) - len) : -ENOMEM;
+    *ret_count = 0;
+    for (size_t at = len - min_u64(len, ZIP_END_BYTES) + 1; r == 0 && at-- > 0;)
+        if (len - at >= ZIP_END_BYTES && is_end(tail, len, at, true)) {
+            struct zip_end end;
+            uint64_t ignored;
+            zip_read_end(tail + at, &end);
+            r = read_end64(source, source_size(source) - len + at, &end, &ignored, NULL);
+            *ret_count = r == 0 ? end.volume + 1 : 0;
+            break;
+        }
+    return r == -EUCLEAN ? 0 : r;
 }
 
 /*

@@ -40,6 +40,8 @@ void zip_read_end(const uint8_t bytes[ZIP_END_BYTES], struct zip_end *ret_end)
                  volume == UINT16_MAX;
     end.is_split =
         !end.has_64 && (volume != 0 || first != 0 || bytes_le16(bytes + 8) != entries);
+    end.volume = volume;
+    end.directory_volume = first;
     *ret_end = end;
 }
 
@@ -59,6 +61,8 @@ bool zip_read_end64(const uint8_t bytes[ZIP_END64_BYTES], struct zip_end *ret_en
         .entries = bytes_le64(bytes + 32),
         .directory_bytes = bytes_le64(bytes + 40),
         .directory_offset = bytes_le64(bytes + 48),
+        .volume = bytes_le32(bytes + 16),
+        .directory_volume = bytes_le32(bytes + 20),
         .is_split = bytes_le32(bytes + 16) != 0 || bytes_le32(bytes + 20) != 0 ||
                     bytes_le64(bytes + 24) != bytes_le64(bytes + 32),
         .has_64 = true,
@@ -121,10 +125,8 @@ static const char *zip_extra64(struct cursor c, struct zip_entry *e, bool is_spl
     for (size_t i = 0; i < 3; i++)
         if (*wanted[i] == UINT32_MAX && !cursor_le64(&c, wanted[i]))
             return "has a zip64 field that is too short";
-    uint32_t volume = 0;
-    if (is_split && (!cursor_le32(&c, &volume) || volume != 0))
-        return "lies in another volume";
-    return NULL;
+    return is_split && !cursor_le32(&c, &e->volume) ? "has a zip64 field without its volume"
+                                                    : NULL;
 }
 
 static void zip_extra_ntfs(struct cursor c, struct zip_entry *e)
@@ -252,10 +254,9 @@ const char *zip_read_entry(const uint8_t *bytes, struct zip_entry *ret_entry)
         .packed_bytes = bytes_le32(bytes + 20),
         .size_bytes = bytes_le32(bytes + 24),
         .local_offset = bytes_le32(bytes + 42),
+        .volume = volume == UINT16_MAX ? 0 : volume,
         .record_bytes = zip_entry_bytes(bytes),
     };
-    if (volume != 0 && volume != UINT16_MAX)
-        return "lies in another volume";
     const char *wrong = zip_read_extra(bytes + ZIP_ENTRY_BYTES + name_len, extra_len, ret_entry,
                                        volume == UINT16_MAX);
     ret_entry->has_backslashes =

@@ -46,9 +46,10 @@ enum zip_flag {
 struct zip_end {
     uint64_t entries;
     uint64_t directory_bytes;
-    uint64_t directory_offset; /* as recorded: from the first byte of the first volume */
-    bool is_split;             /* one of several volumes */
-    bool has_64;               /* some values are in the zip64 end */
+    uint64_t directory_offset;         /* as recorded: from the first byte of its volume */
+    uint32_t volume, directory_volume; /* where the end lies, and the directory begins */
+    bool is_split;                     /* one of several volumes */
+    bool has_64;                       /* some values are in the zip64 end */
 };
 
 void zip_read_end(const uint8_t bytes[ZIP_END_BYTES], struct zip_end *ret_end);
@@ -69,9 +70,10 @@ struct zip_entry {
     uint16_t method, flags;
     uint32_t crc32;
     uint64_t packed_bytes, size_bytes;
-    uint64_t local_offset; /* as recorded */
-    uint32_t mode;         /* with type; from the DOS attributes where Unix' are not there */
-    uint32_t uid, gid;     /* 0 where they are not recorded */
+    uint64_t local_offset; /* as recorded: from the first byte of its volume */
+    uint32_t volume;
+    uint32_t mode;     /* with type; from the DOS attributes where Unix' are not there */
+    uint32_t uid, gid; /* 0 where they are not recorded */
     int64_t mtime_sec;
     uint32_t mtime_nsec;
     size_t record_bytes; /* of the whole entry */

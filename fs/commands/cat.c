@@ -109,7 +109,7 @@ static void name_part(const struct output *o, const char *path, struct fault *fa
 {
     uint32_t position;
     struct extent extent;
-    if (o->pot->parts && resolve_path(o->pot->index, path, &position) == 0 &&
+    if (pot_is_several(o->pot) && resolve_path(o->pot->index, path, &position) == 0 &&
         index_extent(o->pot->index, position, 0, &extent) == 0 && extent.kind != EXTENT_HOLE)
         fault_set_file(fault, source_name(source_at(o->pot->source, &extent.source_offset)));
 }

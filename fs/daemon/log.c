@@ -124,7 +124,7 @@ const char *log_archive(const struct session *s, uint32_t position)
     const struct pot *pot = s->config.pot;
     struct extent extent;
 
-    if (!pot->parts || index_extent(s->index, position, 0, &extent) < 0 ||
+    if (!pot_is_several(pot) || index_extent(s->index, position, 0, &extent) < 0 ||
         extent.kind == EXTENT_HOLE)
         return pot->path;
     return source_name(source_at(pot->source, &extent.source_offset));

@@ -122,6 +122,6 @@ void doctor_archive(struct findings *f, const char *path, uint64_t *ret_bytes)
     else
         finding_add(f, FINDING_GOOD, path, "%s", backend->name);
     see_place_of(f, source);
-    see_index(f, path, source, backend, compression);
+    see_index(f, source_name(source), source, backend, compression);
     source_close(source);
 }

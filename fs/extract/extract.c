@@ -94,7 +94,7 @@ int extract_problem(struct extraction *x, uint32_t position, int err, uint64_t o
         snprintf(path, sizeof(path), "entry %" PRIu32, position);
     const char *why = extract_describe(x, err);
     const char *part = NULL; /* the archive of several that the offset is in */
-    if (x->pot->parts && offset != FAULT_NO_OFFSET)
+    if (pot_is_several(x->pot) && offset != FAULT_NO_OFFSET)
         part = source_name(source_at(x->pot->source, &offset));
     fault_set(&fault, err, path, offset, "%s%s%s", doing, *doing && *why ? ": " : "",
               why ? why : "");

@@ -94,6 +94,8 @@ static int server_add_files(struct intercept_server *server)
     server->offer.files = 0; /* an earlier attempt may have had no memory */
     bool is_one = source_member(source, 1) == NULL;
 
+    if (!is_one && source_start(source) > 0)
+        return -ENOTSUP; /* an archive inside a file in pieces */
     for (size_t i = 0; i < INTERCEPT_FILES_MAX && (member = source_member(source, i)); i++)
         if (!server_add_file(server, member, is_one ? 0 : source_concat_base(source, i)))
             break;

@@ -63,17 +63,12 @@ static bool is_as_opened(const struct archive_sight *a, const struct source_iden
 
 enum archive_state archive_look(struct archive_sight *a)
 {
-    struct stat st;
+    struct source_identity now;
     uint64_t fingerprint;
 
     if (source_keeps(a->source) && source_is_local(a->source))
         return ARCHIVE_SAME; /* nothing is read from the archive any more */
-    if (fstat(source_fd(a->source), &st) < 0)
-        return ARCHIVE_SAME;
-    struct source_identity now = source_identity_of(&st);
-    if (!S_ISREG(st.st_mode))
-        now.size_bytes = a->opened.size_bytes;
-    if (is_seen(a, &now))
+    if (source_identity_now(a->source, &now) < 0 || is_seen(a, &now))
         return ARCHIVE_SAME;
     bool is_cut = now.size_bytes < a->opened.size_bytes;
     int r = is_cut              ? -ENODATA

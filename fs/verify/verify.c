@@ -33,7 +33,7 @@ static_assert(INDEX_WINDOW_BYTES >= ARCHIVE_PART_BYTES, "workers have one buffer
 void verify_report(struct verification *v, const struct fault *fault)
 {
     struct fault own = *fault;
-    if (v->pot->parts && own.offset != FAULT_NO_OFFSET)
+    if (pot_is_several(v->pot) && own.offset != FAULT_NO_OFFSET)
         fault_set_file(&own, source_name(source_at(v->pot->source, &own.offset)));
     pthread_mutex_lock(&v->lock);
     atomic_fetch_add(&v->problems, 1);

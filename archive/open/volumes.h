@@ -1,0 +1,46 @@
+/*
+ * An archive in several files: pieces of one file (split, 7-Zip), or the volumes of a zip
+ * (Info-ZIP, WinRAR). Any of them names the set.
+ *
+ *     train.tar.partaa, train.tar.partab ..    letters, as split makes them, also with more of
+ * them from partyz on train.tar.000, x.zip.001, part1, part2   numbers from 0 or 1, padded or
+ * not train.z01, train.z02 .. train.zip        a zip's own volumes
+ *
+ * Names alone decide nothing, since shards are numbered as well. A file with such a name is an
+ * archive by itself if it and its neighbour begin in the same format, and it is whole: a tar up
+ * to its end marker, a zip with its directory; of another format, or compressed, the beginning
+ * is enough. A file without neighbours is by itself, too. A name with an archive's ending
+ * (.tar) is never a piece's.
+ */
+#ifndef ONEPOT_VOLUMES_H
+#define ONEPOT_VOLUMES_H
+
+#include <stddef.h>
+
+#include "fault.h"
+#include "source.h"
+#include "vector.h"
+
+/*
+ * source_open, of the whole archive that the file at `path` is a part of. The source is called
+ * by the path of the first piece, or of a zip's last volume. Errors of a set come with a fault
+ * that names the file: -ENOENT (one is missing), -EUCLEAN (one is longer or shorter than the
+ * others, or the first does not begin like an archive, and another does).
+ */
+int volumes_open(const char *path, struct fault *fault, struct source **ret_source);
+
+/*
+ * The paths of all parts in order, for callers who have several paths; none if `path` is by
+ * itself, can't be opened, or its set is not complete. -ENOMEM. Free with volumes_free.
+ */
+typedef VECTOR(char *) volume_paths;
+int volumes_find(const char *path, volume_paths *ret_paths);
+void volumes_free(volume_paths *paths);
+
+/* Could a file of this name be a part, and more than the last one of a zip? Asks no storage. */
+bool volumes_may_be(const char *path);
+
+/* Would two such files be parts of one set, or shards of one? */
+bool volumes_are_named_alike(const char *a, const char *b);
+
+#endif

@@ -1,0 +1,216 @@
+"""Archives in several files: pieces of split, and volumes of a zip."""
+
+import io
+import json
+import os
+import pathlib
+import random
+import shutil
+import struct
+import tarfile
+import zipfile
+
+import harness
+from harness import check, check_equal, onepot
+
+SIZES = [0, 1, 511, 4000, 70_000, 300_000]
+FILES = {"d/%03d.bin" % i: random.Random(i).randbytes(SIZES[i % len(SIZES)]) for i in range(60)}
+
+
+def make_tar(path, mode="w", files=None):
+    with tarfile.open(path, mode) as tar:
+        for name, data in (files or FILES).items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def cut(path, names, piece=None):
+    """Cut a file into equal pieces of these names, as split does."""
+    data = pathlib.Path(path).read_bytes()
+    piece = piece or -(-len(data) // len(names))
+    paths = [pathlib.Path(path).parent / name for name in names]
+    for i, to in enumerate(paths):
+        to.write_bytes(data[i * piece:(i + 1) * piece])
+    os.unlink(path)
+    return paths
+
+
+def make_volumes(work, name, volume=700_000):
+    """A zip in volumes, whose records are not cut, as Info-ZIP's are not."""
+    volumes = [b"PK\7\10"]
+    directory = b""
+
+    def put(record):
+        if len(volumes[-1]) + len(record) > volume:
+            volumes.append(b"")
+        at = len(volumes) - 1, len(volumes[-1])
+        volumes[-1] += record
+        return at
+
+    for path, data in FILES.items():
+        crc = zipfile.crc32(data)
+        common = struct.pack("<HHHHIII", 0, 0, 0, 33, crc, len(data), len(data)) + struct.pack("<HH", len(path), 0)
+        disk, at = put(b"PK\3\4" + struct.pack("<H", 20) + common + path.encode())
+        while data:
+            if len(volumes[-1]) == volume:
+                volumes.append(b"")
+            room = volume - len(volumes[-1])
+            volumes[-1] += data[:room]
+            data = data[room:]
+        directory += (b"PK\1\2" + struct.pack("<HH", 3 << 8 | 20, 20) + common +
+                      struct.pack("<HHHII", 0, disk, 0, 0o100644 << 16, at) + path.encode())
+    disk, at = put(directory)
+    put(b"PK\5\6" + struct.pack("<HHHHIIH", len(volumes) - 1, disk, len(FILES), len(FILES),
+                                len(directory), at, 0))
+    names = ["%s.z%02d" % (name, i + 1) for i in range(len(volumes) - 1)] + [name + ".zip"]
+    paths = [pathlib.Path(work) / to for to in names]
+    for path, data in zip(paths, volumes):
+        path.write_bytes(data)
+    check(len(paths) > 3, "a zip of several volumes")
+    return paths
+
+
+def check_tree(root):
+    found = {str(p.relative_to(root)): p.read_bytes() for p in pathlib.Path(root).rglob("*") if p.is_file()}
+    check_equal(sorted(found), sorted(FILES), "names")
+    for name, data in FILES.items():
+        check(found[name] == data, name)
+
+
+def letters(stem, count):
+    return [stem + chr(97 + i // 26) + chr(97 + i % 26) for i in range(count)]
+
+
+def info(path):
+    return json.loads(onepot("info", "--json", path).stdout)[0]
+
+
+def complaint(*arguments):
+    run = onepot(*arguments, status=1)
+    lines = run.stderr.decode().strip().splitlines()
+    check_equal(len(lines), 1, "lines of %s" % lines)
+    return lines[0]
+
+
+def test_any_part_names_the_set(work):
+    sets = [
+        cut(make_tar(work / "a"), letters("t.tar.part", 30)),
+        cut(make_tar(work / "a"), ["s.tar.%03d" % i for i in range(1, 8)]),
+        cut(make_tar(work / "a"), ["n.part%d" % i for i in range(1, 13)]),
+        # split's names, when they become longer
+        cut(make_tar(work / "a"), ["w.%02d" % i for i in range(90)] + ["w.9000", "w.9001"]),
+        cut(make_tar(work / "a", "w:gz"), ["g.tar.gz.part-%02d" % i for i in range(5)]),
+        make_volumes(work.path, "z"),
+    ]
+    for paths in sets:
+        for path in paths[0], paths[1], paths[-1]:
+            listed = info(path)
+            check_equal(listed["files"], len(FILES), path)
+        onepot("verify", "-q", paths[-1])
+        shutil.rmtree(work / "out", ignore_errors=True)
+        onepot("extract", "-q", paths[1], "-C", work / "out")
+        check_tree(work / "out")
+        with work.mount(paths[2]) as mount:
+            check_tree(mount.path)
+    for pattern in "t.tar.part*", "w.*":
+        with work.mount(work / pattern) as mount:
+            check_tree(mount.path)
+
+
+def test_a_folder_of_parts_is_one_archive(work):
+    folder = work.make("folder")
+    cut(make_tar(pathlib.Path(folder) / "a"), letters("t.tar.", 9))
+    with work.mount(folder) as mount:
+        check_tree(mount.path)
+
+
+def test_readers_get_their_bytes_across_parts(work):
+    paths = cut(make_tar(work / "a"), ["t.%03d" % i for i in range(40)])
+    for options in [], ["--stage"]:
+        with work.mount(*options, paths[7]) as mount:
+            harness.in_threads([lambda: check_tree(mount.path) for _ in range(32)])
+    code = "import sys, pathlib; p = pathlib.Path(sys.argv[1]); print(sum(len(f.read_bytes()) for f in p.iterdir()))"
+    run = onepot("run", "--at", work / "at", paths[3], "--", "python3", "-c", code, work / "at/d")
+    check_equal(int(run.stdout), sum(map(len, FILES.values())), "bytes read by a command")
+
+
+def test_a_saved_index_serves_the_set_until_a_part_changes(work):
+    paths = cut(make_tar(work / "a"), letters("t.tar.part", 6))
+    onepot("index", paths[3])
+    saved = pathlib.Path(str(paths[0]) + ".onepot-index")
+    check(saved.exists(), "an index beside the first part")
+    check_equal(info(paths[5])["index_origin"], "saved", "the index")
+    data = bytearray(paths[2].read_bytes())
+    times = paths[2].stat()
+    data[0] ^= 1
+    paths[2].write_bytes(data)
+    os.utime(paths[2], ns=(times.st_atime_ns, times.st_mtime_ns))
+    check_equal(info(paths[5])["index_origin"], "built",
+                "the index after a change")
+
+
+def test_a_part_that_is_amiss_is_named(work):
+    names = ["t.tar.%03d" % i for i in range(1, 9)]
+    paths = cut(make_tar(work / "a"), names)
+    kept = {path: path.read_bytes() for path in paths}
+
+    def restore():
+        for path, data in kept.items():
+            path.write_bytes(data)
+
+    for missing, given in (3, 0), (3, 7), (0, 2):
+        paths[missing].unlink()
+        line = complaint("ls", paths[given])
+        check(names[missing] in line and "missing" in line, line)
+        restore()
+    paths[4].write_bytes(kept[paths[4]][:1000])
+    line = complaint("ls", paths[1])
+    check(names[4] in line and "1000 bytes" in line, line)
+    restore()
+    paths[0].write_bytes(kept[paths[1]])
+    paths[1].write_bytes(kept[paths[0]])
+    line = complaint("ls", paths[0])
+    check(names[1] in line and "wrong order" in line, line)
+
+
+def test_a_volume_that_is_amiss_is_named(work):
+    paths = make_volumes(work.path, "z")
+    data = paths[1].read_bytes()
+    paths[1].unlink()
+    for given in paths[0], paths[-1]:
+        line = complaint("ls", given)
+        check("z.z02" in line and "missing" in line, line)
+    paths[1].write_bytes(data[:1000])
+    line = complaint("ls", paths[0])
+    check("z.z02" in line and "1000 bytes" in line, line)
+
+
+def test_whole_archives_with_such_names_stay_archives(work):
+    shards = [make_tar(work / ("s.%03d" % i), files={"%d/%s" % (i, n): b"x" * 512 for n in "abc"}) for i in range(4)]
+    check_equal(len({p.stat().st_size for p in map(pathlib.Path, shards)}), 1, "lengths of the shards")
+    for i, shard in enumerate(shards):
+        check_equal(onepot("ls", shard).stdout.decode().split(), [str(i)], shard)
+    with work.mount(work / "s.*") as mount:
+        check_equal(sorted(os.listdir(mount.path)), ["0", "1", "2", "3"], "shards as a tree")
+    with zipfile.ZipFile(work / "w.zip", "w") as z:
+        z.writestr("f", "1")
+    pathlib.Path(work / "w.z01").write_bytes(b"left over")
+    check_equal(onepot("ls", work / "w.zip").stdout.split(), [b"f"], "a whole zip")
+
+
+def test_links_lead_to_parts_and_loops_do_not(work):
+    paths = cut(make_tar(work / "a"), letters("t.tar.", 4))
+    links = pathlib.Path(work.make("links"))
+    for path in paths:
+        os.symlink(path, links / path.name)
+    check_equal(info(links / paths[1].name)["files"], len(FILES), "links")
+    os.unlink(links / paths[2].name)
+    os.symlink(links / paths[2].name, links / paths[2].name)
+    line = complaint("ls", links / paths[0].name)
+    check(paths[2].name in line, line)
+
+
+if __name__ == "__main__":
+    harness.main(globals())
