@@ -212,7 +212,10 @@ static bool is_whole(const struct source *source, const struct backend *backend,
            zip_find_directory(source, &place, NULL) == 0;
 }
 
-/* Is it an archive by itself, as its neighbour is? */
+/*
+ * Is it an archive by itself, as its neighbour is? A cut hardly ever meets a member of a zip,
+ * which is not aligned, so a zip of another length is a shard, and may be damaged.
+ */
 static bool is_shard(const struct source *source, const char *neighbour)
 {
     const struct backend *backend, *other;
@@ -221,7 +224,9 @@ static bool is_shard(const struct source *source, const char *neighbour)
     bool is = backend_begins(source, &backend, &compression) &&
               source_open(neighbour, NULL, &file) == 0 &&
               backend_begins(file, &other, &other_compression) && backend == other &&
-              compression == other_compression && is_whole(source, backend, compression);
+              compression == other_compression &&
+              ((backend == &backend_zip && source_size(source) != source_size(file)) ||
+               is_whole(source, backend, compression));
     source_close(file);
     return is;
 }

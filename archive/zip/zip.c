@@ -402,7 +402,7 @@ static int find_header(struct zip *z, const struct zip_entry *e, uint64_t record
 {
     uint64_t base;
     if (!zip_volume_base(z->source, e->volume, &base))
-        return zip_damaged(z, record, "lies in a volume that is not there");
+        return zip_damaged(z, record, "lies in another volume");
     return __builtin_add_overflow(e->local_offset, base, &base) ||
                    __builtin_add_overflow(z->place.shift, base, ret_at)
                ? zip_damaged(z, record, "has its header outside the archive")

@@ -177,7 +177,7 @@ def said_of_each(work, archives, *command, at_once=40):
     Several at a time are given to the command, as to start it for each takes long."""
     archives = list(archives)
     for i in range(0, len(archives), at_once):
-        some = {os.fsencode(work / f"refused-{i + k}"): data
+        some = {os.fsencode(work / f"refused-{i + k}.archive"): data
                 for k, (_, data) in enumerate(archives[i:i + at_once])}
         for path, data in some.items():
             with open(path, "wb") as f:
