@@ -340,7 +340,8 @@ class Work:
         try:
             yield path
         finally:
-            unmount(path)
+            if mountpoints(path):  # a test may have unmounted it
+                unmount(path)
 
 
 # ---- the parent: one child a test, and nothing left behind ----
