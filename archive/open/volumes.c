@@ -395,24 +395,30 @@ static bool names_descriptor(const char *path)
     return folder && statfs(folder, &s) == 0 && s.f_type == PROC_SUPER_MAGIC;
 }
 
-static int pieces_find(const char *path, const struct source *given, struct fault *fault,
-                       volume_paths *paths)
+/* The path of a file that may be the next piece or the one before; NULL: there is none, or no
+ * memory. Opens nothing. */
+static char *neighbour_of(const char *path)
+{
+    const char *name = path_base(path);
+    const struct listing l = {.path = path, .prefix = (int)(name - path)};
+    for (int up = 1; up >= 0; up--) {
+        struct neighbours n = {.count = 0};
+        (up ? neighbours_after : neighbours_before)(name, &n);
+        for (size_t i = 0; i < n.count; i++) {
+            auto_free char *neighbour = listing_path(&l, n.at[i]);
+            if (neighbour && access(neighbour, R_OK) == 0)
+                return steal_ptr(&neighbour);
+        }
+    }
+    return NULL;
+}
+
+static int pieces_find(const char *path, const struct source *given, const char *neighbour,
+                       struct fault *fault, volume_paths *paths)
 {
     const char *name = path_base(path);
     struct listing l = {.path = path, .given = name, .prefix = (int)(name - path)};
-    auto_free char *neighbour = NULL;
-    for (int up = 1; up >= 0 && !neighbour; up--) {
-        struct neighbours n = {.count = 0};
-        (up ? neighbours_after : neighbours_before)(name, &n);
-        for (size_t i = 0; i < n.count && !neighbour; i++) {
-            neighbour = listing_path(&l, n.at[i]);
-            if (neighbour && access(neighbour, R_OK) < 0) {
-                free(neighbour);
-                neighbour = NULL;
-            }
-        }
-    }
-    if (!neighbour || names_descriptor(path) || is_shard(given, neighbour))
+    if (is_shard(given, neighbour))
         return 0;
     int r = pieces_in(&l, given, fault, paths);
     volumes_free(&l.names);
@@ -553,9 +559,11 @@ static int volumes_resolve(const char *path, struct fault *fault, volume_paths *
     *ret_given = NULL;
     if (naming == NAMING_ZIP)
         return zip_volumes_find(path, fault, paths);
-    if (naming != NAMING_NONE) {
+    auto_free char *neighbour =
+        naming != NAMING_NONE && !names_descriptor(path) ? neighbour_of(path) : NULL;
+    if (neighbour) {
         r = source_open(path, fault, ret_given);
-        r = r == 0 ? pieces_find(path, *ret_given, fault, paths) : r;
+        r = r == 0 ? pieces_find(path, *ret_given, neighbour, fault, paths) : r;
     }
     if (r < 0) {
         source_close(*ret_given);
