@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Recipes for other package managers leave nothing out by accident: each enables all features, and
-# disables only those that are named here; each names the libraries of the others.
+# disables only those that are named here; each names the libraries of the others, and a CUDA.
 #
 # Usage: recipes.sh ONEPOT SOURCE_ROOT
 set -euo pipefail
 cd "$2/examples/packaging"
 
 recipes=(meta.yaml package.py onepot.spec onepot-*.eb debian/rules)
-may_be_off='tests|bench|python|isal'
+may_be_off='tests|bench|python|isal' # Spack's variants: python
 failed=0
 
 complain() {
@@ -25,6 +25,7 @@ for recipe in "${recipes[@]}"; do
     for library in archive squashfuse zstd xxhash deflate lzo lz4 'xz\b|lzma' 'bzip2|bz2' jpeg png zlib; do
         grep -qiE -- "$library" "$text" || complain "$text: does not name $library"
     done
+    grep -q -- '-Dcuda-home=[^n]' "$recipe" || complain "$recipe: leaves the part for GPUs out"
     version=$(sed -n "s/^ *version: '\(.*\)',/\1/p" ../../meson.build | head -n 1)
     [ "$recipe" = debian/rules ] || grep -qF -- "$version" "$recipe" || complain "$recipe: is not of version $version"
 done

@@ -15,7 +15,8 @@ class Onepot(MesonPackage):
 
     license("Apache-2.0")
 
-    variant("python", default=False, description="the Python module")
+    variant("cuda", default=True, description="batches in the memory of GPUs")
+    variant("python", default=True, description="the Python module")
 
     depends_on("c", type="build")
     depends_on("meson@1.0:", type="build")
@@ -33,11 +34,19 @@ class Onepot(MesonPackage):
     depends_on("lz4")
     depends_on("xz")
     depends_on("bzip2")
+    depends_on("cuda@11.8:", when="+cuda", type=("build", "link"))
     depends_on("python@3.9:", when="+python", type=("build", "link", "run"))
+
+    extends("python", when="+python")
 
     def url_for_version(self, version):
         return f"file://{self.package_dir}/onepot-{version}.tar.gz"
 
     def meson_args(self):
-        python = "enabled" if self.spec.satisfies("+python") else "disabled"
-        return ["-Dauto_features=enabled", "-Dtests=disabled", "-Dbench=false", "-Dcuda-home=none", f"-Dpython={python}"]
+        args = ["-Dauto_features=enabled", "-Dtests=disabled", "-Dbench=false"]
+        if self.spec.satisfies("+python"):
+            args.append(f"-Dpython-dir={python_platlib}")
+        else:
+            args.append("-Dpython=disabled")
+        cuda = self.spec["cuda"].prefix if self.spec.satisfies("+cuda") else "none"
+        return args + [f"-Dcuda-home={cuda}"]
