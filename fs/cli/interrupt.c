@@ -43,6 +43,11 @@ void interrupt_catch(void)
     interrupt_handle(interrupt_on_signal);
 }
 
+void interrupt_note(int number)
+{
+    atomic_store(&flag, number);
+}
+
 const _Atomic int *interrupt_flag(void)
 {
     return &flag;

@@ -24,6 +24,9 @@ void interrupt_catch(void);
 /* The number of the signal received, or 0. */
 const _Atomic int *interrupt_flag(void);
 
+/* For another handler: set the flag. Safe in one. */
+void interrupt_note(int number);
+
 /* Flush buffered output and die of the signal received. */
 void interrupt_die(void);
 

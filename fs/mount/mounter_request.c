@@ -27,6 +27,7 @@ static volatile sig_atomic_t caught;
 static void mounter_on_signal(int number)
 {
     caught = number;
+    interrupt_note(number); /* the watch of the storage asks, too */
 }
 
 int mounter_caught(void)
