@@ -24,7 +24,7 @@ void interrupt_catch(void);
 /* The number of the signal received, or 0. */
 const _Atomic int *interrupt_flag(void);
 
-/* For another handler: set the flag. Safe in one. */
+/* A handler that sets the flag, and no more. */
 void interrupt_note(int number);
 
 /* Flush buffered output and die of the signal received. */

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,23 +23,15 @@
 
 /* ---- signals while it works ---- */
 
-static volatile sig_atomic_t caught;
-
-static void mounter_on_signal(int number)
-{
-    caught = number;
-    interrupt_note(number); /* the watch of the storage asks, too */
-}
-
 int mounter_caught(void)
 {
-    return caught;
+    return atomic_load(interrupt_flag());
 }
 
 /* Blocking calls return on a signal, and the command cleans up. */
 static void catch_signals(void)
 {
-    interrupt_handle(mounter_on_signal);
+    interrupt_handle(interrupt_note);
     signal(SIGCHLD, SIG_DFL); /* if ignored, our children's exit status would be lost */
 }
 
