@@ -1,5 +1,5 @@
 /*
- * What the suites of trees share: indexes with one of each kind of member, and a comparison of
+ * Shared by the suites of trees: indexes with one of each kind of member, and a comparison of
  * a tree with what became of it.
  */
 #ifndef ONEPOT_TREE_HELPER_H

@@ -13,9 +13,21 @@
 #include <unistd.h>
 
 /* "." or "..", as in a folder's list. */
+static inline bool path_are_dots(const char *name, size_t len)
+{
+    return len > 0 && len <= 2 && name[0] == '.' && name[len - 1] == '.';
+}
+
 static inline bool path_is_dots(const char *name)
 {
-    return strcmp(name, ".") == 0 || strcmp(name, "..") == 0;
+    return path_are_dots(name, strlen(name));
+}
+
+/* Can an entry of a directory have this name, whose length is another matter? */
+static inline bool path_is_name(const char *name, size_t len)
+{
+    return len > 0 && !path_are_dots(name, len) && !memchr(name, '/', len) &&
+           !memchr(name, '\0', len);
 }
 
 /*

@@ -44,7 +44,7 @@ enum copy_kind {
     COPY_ALIAS,
 };
 
-/* What an entry with these attributes becomes. */
+/* The forms that an entry with these attributes may take. */
 enum copy_form { FORM_SINGLE, FORM_LINKED, FORM_ALIAS, FORMS };
 
 /* A part's record of attributes, in host order. */

@@ -10,9 +10,9 @@
  *      one all lie before the names of the next, as in shards that were packed in order.
  *   3. Have the builder copy the runs (builder_copy.h).
  *
- * What is to come of each place waits in a heap. Heads are compared by the eight bytes behind
- * what all names of the directory have in common, as a number. Names that were put are sorted
- * by directory and name, and then are heads as well.
+ * The rest of each place's entries waits in a heap. Heads are compared by the eight bytes
+ * behind what all names of the directory have in common, as a number. Names that were put are
+ * sorted by directory and name, and then are heads as well.
  */
 #include "tree.h"
 
@@ -29,6 +29,7 @@
 #include "cpus.h"
 #include "index_records.h"
 #include "numbers.h"
+#include "path.h"
 #include "thread.h"
 #include "vector.h"
 
@@ -191,8 +192,7 @@ int tree_put(struct tree *t, struct tree_place directory, const char *name, size
     if (len > INDEX_NAME_MAX)
         return fault_set(fault, -ENAMETOOLONG, name, FAULT_NO_OFFSET,
                          "has a name of more than %u bytes", INDEX_NAME_MAX);
-    if (len == 0 || memchr(name, '/', len) || memchr(name, '\0', len) ||
-        (name[0] == '.' && (len == 1 || (len == 2 && name[1] == '.'))))
+    if (!path_is_name(name, len))
         return fault_set(fault, -EINVAL, name, FAULT_NO_OFFSET, "is no name in a directory");
     if (t->names.count == UINT32_MAX - 1)
         return -EOVERFLOW;
@@ -268,7 +268,7 @@ static bool part_check_names(const struct tree_source *s, uint32_t first, uint32
     size_t last_len = 0, len;
     for (uint32_t i = first; i < end; i++) {
         const char *name = part_name(s, i, &len);
-        if (len == 0 || (name[0] == '.' && (len == 1 || (len == 2 && name[1] == '.'))) ||
+        if (len == 0 || path_are_dots(name, len) ||
             (last && bytes_compare(last, last_len, name, len) >= 0))
             return false;
         last = name;

@@ -2,10 +2,11 @@
  * One new tree of the trees of several indexes, without touching data.
  *
  *     tree_new(&tree);
- *     for each archive: tree_add(tree, &part, &number);
- *                       tree_merge_root(tree, number);     or
- *                       tree_put(tree, TREE_TOP, name, len, (struct tree_place){number, ..},
- * ..); tree_write(tree, &header, fd, &fault); tree_free(tree);
+ *     for each archive:
+ *         tree_add(tree, &part, &number);
+ *         tree_merge_root(tree, number);  or  tree_put(tree, TREE_TOP, name, len, place, ..);
+ *     tree_write(tree, &header, fd, &fault);
+ *     tree_free(tree);
  *
  * A directory of the new tree is a list of places, which are directories of the parts, and of
  * names that were put there. It has the entries of all of them. Where several have one name,

@@ -11,6 +11,7 @@
 
 #include "cleanup.h"
 #include "numbers.h"
+#include "path.h"
 #include "unknown_format.h"
 
 enum {
@@ -237,6 +238,5 @@ size_t backend_stem(const char *name, size_t len)
         stem = (size_t)(dot - name);
     if (stem < len)
         stem = backend_cut(name, stem, ".onepot");
-    bool is_dots = stem > 0 && stem <= 2 && name[0] == '.' && name[stem - 1] == '.';
-    return is_dots ? len : stem; /* "..tar" */
+    return path_are_dots(name, stem) ? len : stem; /* "..tar" */
 }

@@ -23,6 +23,7 @@
 #include "index_private.h"
 #include "index_records.h"
 #include "numbers.h"
+#include "path.h"
 
 #define DIRECTORY_SIZE 4096u
 
@@ -294,14 +295,6 @@ static int index_raw_name(const struct index *index, uint32_t position, const ch
     return 0;
 }
 
-/* The length was checked already. */
-static bool index_name_valid(const char *name, size_t len)
-{
-    if (name[0] == '.' && (len == 1 || (len == 2 && name[1] == '.')))
-        return false;
-    return !memchr(name, '/', len) && !memchr(name, '\0', len);
-}
-
 int index_name(const struct index *index, uint32_t position, const char **ret_name,
                size_t *ret_len)
 {
@@ -313,7 +306,7 @@ int index_name(const struct index *index, uint32_t position, const char **ret_na
         return 0;
     }
     int r = index_raw_name(index, position, ret_name, ret_len);
-    return r == 0 && !index_name_valid(*ret_name, *ret_len) ? -EUCLEAN : r;
+    return r == 0 && !path_is_name(*ret_name, *ret_len) ? -EUCLEAN : r;
 }
 
 /* The directory at a given place of DIRS. */
@@ -409,7 +402,7 @@ int index_lookup(const struct index *index, uint32_t directory, const char *name
             return r;
         int order = bytes_compare(name, len, other, other_len);
         if (order == 0) {
-            if (!index_name_valid(other, other_len))
+            if (!path_is_name(other, other_len))
                 return -EUCLEAN;
             *ret_position = low + half;
             return 0;

@@ -2,9 +2,9 @@
  * An archive in several files: pieces of one file (split, 7-Zip), or the volumes of a zip
  * (Info-ZIP, WinRAR). Any of them names the set.
  *
- *     train.tar.partaa, train.tar.partab ..    letters, as split makes them, also with more of
- * them from partyz on train.tar.000, x.zip.001, part1, part2   numbers from 0 or 1, padded or
- * not train.z01, train.z02 .. train.zip        a zip's own volumes
+ *     train.tar.partaa, train.tar.partab ..  letters of split, more of them from partyz on
+ *     train.tar.000, x.zip.001, part1 ..     numbers from 0 or 1, padded or not
+ *     train.z01, train.z02 .. train.zip      a zip's own volumes
  *
  * Names alone decide nothing, since shards are numbered as well. A file with such a name is an
  * archive by itself if it and its neighbour begin in the same format, and it is whole: a tar up

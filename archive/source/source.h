@@ -108,7 +108,7 @@ const struct source *source_member(const struct source *source, size_t i);
 const struct source *source_file_next(const struct source *source, size_t at[2]);
 
 /*
- * Who may read and write all of its files, and when one of them last changed: fstat of a file.
+ * As fstat of one file, with the time of the last change to any of them.
  * Of several, the mode is what all grant; where they differ in owner or group, only this user
  * counts as the owner, and nobody else has rights. st_dev is 0 where they differ in that.
  */
