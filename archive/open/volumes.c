@@ -108,7 +108,7 @@ static bool name_step(char *name, bool up)
     return false;
 }
 
-/* A name's neighbour may have one of these names. */
+/* A name's neighbour may have one of these names: two bytes longer at most, see naming_of(). */
 struct neighbours {
     char at[3][NAME_MAX_BYTES + 1];
     size_t count;
@@ -121,7 +121,7 @@ static void neighbours_after(const char *name, struct neighbours *n)
     bool digits = is_digit(name[len - 1]);
     strcpy(next, name);
     if (name_step(next, true)) {
-        snprintf(n->at[1], sizeof(n->at[1]), "%s%s", next, digits ? "00" : "aa");
+        strcpy(stpcpy(n->at[1], next), digits ? "00" : "aa");
         n->count = 2;
     } else if (digits) { /* all of the run is zeros now */
         snprintf(n->at[1], sizeof(n->at[1]), "%.*s1%s", (int)(len - run), name,

@@ -586,7 +586,7 @@ static int report_odd(struct zip *z, const struct zip_entry *e, uint64_t record)
 {
     struct zip_local local = {0};
     struct fault fault = {0};
-    uint64_t at;
+    uint64_t at = 0;
     if (archive_end_stopped(z->end))
         return -EINTR;
     if (find_header(z, e, record, &at) < 0 || read_local(z, e, at, &local) < 0 ||
