@@ -1,10 +1,12 @@
 /*
  * The builder, copied entries.
  *
- * builder_copy takes over what entries refer to: sections of attributes, ranges, blocks, link
+ * builder_copy takes over what entries refer to: tables of attributes, ranges, blocks, link
  * targets and extended attributes are put behind each other, with the numbers in them shifted
- * to their new places. The entries themselves, their names and sums go straight from the old
- * image to the new one while that is written, run by run.
+ * to their new places. Of a part some of whose files are not copied, only the words are taken
+ * that the others refer to, which costs one look at each copied entry more. The entries
+ * themselves, their names and sums go straight from the old image to the new one while that is
+ * written, run by run.
  *
  * The values of an entry are checked when it is written, which is when they are read anyway. So
  * damage may turn up only then.
@@ -60,6 +62,29 @@ struct copy_link {
     uint32_t names;
 };
 
+/* 64 words of a table, of 8 bytes each. */
+struct copy_words {
+    uint64_t kept;   /* a bit for each */
+    uint64_t before; /* how many are kept before these */
+};
+
+/* A section of a part, of which the words are copied that copied entries refer to. */
+struct copy_table {
+    const struct index *index;
+    enum disk_section_id id;
+    uint64_t bytes;
+    struct copy_words *words; /* NULL: all are kept; one more than needed */
+    uint64_t work;            /* of keeping, in 64 words at a time */
+    uint64_t start;           /* in the new section, in bytes */
+};
+
+enum copy_table_name { BLOCKS, WINDOWS, EXTENTS, STRINGS, XATTRS, TABLES };
+
+static const enum disk_section_id table_sections[TABLES] = {
+    [BLOCKS] = SECTION_BLOCKS,   [WINDOWS] = SECTION_WINDOWS, [EXTENTS] = SECTION_EXTENTS,
+    [STRINGS] = SECTION_STRINGS, [XATTRS] = SECTION_XATTRS,
+};
+
 struct copy_source {
     const struct index *index;
     uint64_t base;
@@ -67,10 +92,9 @@ struct copy_source {
     uint32_t entries;
     size_t attrs; /* its first of `attrs` */
     uint32_t attr_count;
-    /* Where its own begin in the new sections: bytes of these, */
-    uint64_t strings, extents, xattrs;
-    /* and the number of its first block. */
-    uint32_t first_block, blocks;
+    uint64_t copied; /* entries */
+    bool is_whole;   /* all its files are copied */
+    struct copy_table tables[TABLES];
     uint32_t block_bytes;
     bool repeats;
     struct copy_link *links; /* by position of the inode; NULL: each has one name */
@@ -90,6 +114,106 @@ struct builder_copying {
     int digest_error;
     uint8_t digest[INDEX_DIGEST_BYTES];
 };
+
+/* ---- tables ---- */
+
+static void table_keep_all(struct copy_table *t)
+{
+    free(t->words);
+    t->words = NULL;
+}
+
+/* Keep bytes, which must be the table's. */
+static int table_keep(struct copy_table *t, uint64_t offset, uint64_t len)
+{
+    if (len > t->bytes || offset > t->bytes - len)
+        return -EUCLEAN;
+    if (!t->words)
+        return 0;
+    for (uint64_t at = offset / 8, end = (offset + len + 7) / 8, n; at < end; at += n) {
+        n = min_u64(64 - at % 64, end - at);
+        t->words[at / 64].kept |= UINT64_MAX >> (64 - n) << at % 64;
+    }
+    /* Entries of a good index share little; where all lead to the same long piece, the whole
+     * table costs less than looking at the piece each time. */
+    t->work += len / 512;
+    if (t->work > t->bytes / 8)
+        table_keep_all(t);
+    return 0;
+}
+
+/* After the last table_keep. */
+static void table_settle(struct copy_table *t, uint64_t start)
+{
+    uint64_t kept = 0;
+    t->start = start;
+    for (uint64_t i = 0; t->words && i < t->bytes / 512 + 2; i++) {
+        t->words[i].before = kept;
+        kept += (uint64_t)__builtin_popcountll(t->words[i].kept);
+    }
+}
+
+static uint64_t table_before(const struct copy_table *t, uint64_t word)
+{
+    if (!t->words)
+        return word;
+    const struct copy_words *w = &t->words[word / 64];
+    uint64_t below = w->kept & ((UINT64_C(1) << word % 64) - 1);
+    return w->before + (uint64_t)__builtin_popcountll(below);
+}
+
+/* The new place of bytes, which must all be kept. */
+static int table_place(const struct copy_table *t, uint64_t offset, uint64_t len,
+                       uint64_t *ret_offset)
+{
+    if (len > t->bytes || offset > t->bytes - len)
+        return -EUCLEAN;
+    uint64_t first = offset / 8, end = (offset + len + 7) / 8, before = table_before(t, first);
+    if (table_before(t, end) - before != end - first)
+        return -EUCLEAN;
+    *ret_offset = t->start + before * 8 + offset % 8;
+    return 0;
+}
+
+/*
+ * Find kept bytes from *at on, as many as lie in a row, and move *at behind them. 0: there are
+ * none, or they are damaged (*ret_bytes is then NULL).
+ */
+static uint64_t table_next(const struct copy_table *t, uint64_t *at, const void **ret_bytes)
+{
+    uint64_t word = (*at + 7) / 8, words = (t->bytes + 7) / 8, end = words;
+    *ret_bytes = "";
+    if (t->words) {
+        while (word < words && !(t->words[word / 64].kept >> word % 64 & 1))
+            word = t->words[word / 64].kept >> word % 64 ? word + 1 : (word | 63) + 1;
+        for (end = word; end < words && t->words[end / 64].kept >> end % 64 & 1;)
+            end = end % 64 == 0 && t->words[end / 64].kept == UINT64_MAX ? end + 64 : end + 1;
+    }
+    if (word >= words)
+        return 0;
+    *at = min_u64(end * 8, t->bytes);
+    *ret_bytes = index_records(t->index, t->id, word * 8, *at - word * 8);
+    return *ret_bytes ? *at - word * 8 : 0;
+}
+
+/* Append what is kept to a vector. */
+static int table_copy(struct copy_table *t, void *at, size_t *count, size_t *capacity,
+                      size_t item_bytes)
+{
+    const void *bytes;
+    uint64_t next = 0, len;
+    table_settle(t, *count * item_bytes);
+    while ((len = table_next(t, &next, &bytes)) > 0) {
+        if (vector_grow(at, *count, len / item_bytes, capacity, item_bytes) < 0)
+            return -ENOMEM;
+        memcpy(*(char **)at + *count * item_bytes, bytes, len);
+        *count += len / item_bytes;
+    }
+    return bytes ? 0 : -EUCLEAN;
+}
+
+#define TABLE_COPY(t, v)                                                                       \
+    table_copy((t), &(v)->at, &(v)->count, &(v)->capacity, sizeof(*(v)->at))
 
 /* ---- what entries refer to ---- */
 
@@ -159,23 +283,48 @@ static bool copy_in_archive(const struct copy_source *s, uint64_t offset, uint64
     return len <= s->archive_bytes && offset <= s->archive_bytes - len;
 }
 
-/* The new place of packed data, whose blocks must all be the source's. */
-static int copy_packed(const struct copy_source *s, uint64_t length, uint64_t *place)
+/* The blocks of packed data, as bytes of their table, which must all be the source's. */
+static int copy_find_blocks(const struct copy_source *s, uint64_t place, uint64_t length,
+                            uint64_t *ret_offset, uint64_t *ret_len)
 {
-    uint64_t first = (uint32_t)*place, end;
+    uint64_t end, offset = (uint32_t)place * sizeof(struct disk_block);
     const struct disk_block *block =
-        first < s->blocks
-            ? index_records(s->index, SECTION_BLOCKS, first * sizeof(*block), sizeof(*block))
-            : NULL;
+        index_records(s->index, SECTION_BLOCKS, offset, sizeof(*block));
     if (!block || block->block_bytes == 0 || length == 0 ||
-        __builtin_add_overflow((*place & ~RANGE_PACKED) >> 32, length - 1, &end) ||
-        end / le32toh(block->block_bytes) >= s->blocks - first)
+        __builtin_add_overflow((place & ~RANGE_PACKED) >> 32, length - 1, &end))
         return -EUCLEAN;
-    *place += s->first_block;
-    return 0;
+    uint64_t last = end / le32toh(block->block_bytes);
+    *ret_offset = offset;
+    *ret_len = (last + 1) * sizeof(*block);
+    return last < UINT32_MAX ? 0 : -EUCLEAN;
 }
 
-static int copy_range(const struct copy_source *s, uint64_t *range)
+static int copy_keep_packed(struct copy_source *s, uint64_t place, uint64_t length)
+{
+    uint64_t offset, len;
+    int r = copy_find_blocks(s, place, length, &offset, &len);
+    return r < 0 ? r : table_keep(&s->tables[BLOCKS], offset, len);
+}
+
+/* The new place of packed data. */
+static int copy_packed(const struct copy_source *s, uint64_t length, uint64_t *place)
+{
+    uint64_t offset, len, new;
+    int r = copy_find_blocks(s, *place, length, &offset, &len);
+    if (r == 0)
+        r = table_place(&s->tables[BLOCKS], offset, len, &new);
+    if (r == 0)
+        *place += new / sizeof(struct disk_block) - (uint32_t)*place;
+    return r;
+}
+
+static int copy_keep_range(struct copy_source *s, uint64_t *range)
+{
+    uint64_t source = le64toh(range[0]);
+    return source & RANGE_PACKED ? copy_keep_packed(s, source, le64toh(range[2])) : 0;
+}
+
+static int copy_range(struct copy_source *s, uint64_t *range)
 {
     uint64_t source = le64toh(range[0]), length = le64toh(range[2]);
     if (source & RANGE_PACKED) {
@@ -198,40 +347,36 @@ static bool copy_begins_list(uint64_t word)
     return le64toh(word) >> 32 == DISK_RANGES;
 }
 
+typedef int copy_range_fn(struct copy_source *s, uint64_t *range);
+
 /* The ranges of a list: ascending, without overlap, as many bytes as it says. */
-static int copy_ranges(const struct copy_source *s, uint64_t *list, uint64_t count)
+static int copy_ranges(struct copy_source *s, uint64_t *list, uint64_t count,
+                       copy_range_fn *each)
 {
     uint64_t end = 0, bytes = 0;
     for (uint64_t *range = list + 2; count > 0; range += 3, count--) {
         uint64_t logical = le64toh(range[1]), length = le64toh(range[2]);
         if (copy_begins_list(range[0]) || copy_begins_list(range[1]) ||
             copy_begins_list(range[2]) || logical < end ||
-            __builtin_add_overflow(logical, length, &end) || copy_range(s, range) < 0)
+            __builtin_add_overflow(logical, length, &end) || each(s, range) < 0)
             return -EUCLEAN;
         bytes += length;
     }
     return bytes == le64toh(list[1]) && !copy_begins_list(list[1]) ? 0 : -EUCLEAN;
 }
 
-static int copy_extents(struct builder *b, struct copy_source *s)
+/* The lists of a source, from `start` on. */
+static int copy_lists(struct builder *b, struct copy_source *s, size_t start,
+                      copy_range_fn *each)
 {
-    uint64_t words = index_section_bytes(s->index, SECTION_EXTENTS) / 8;
-    const uint64_t *from = index_records(s->index, SECTION_EXTENTS, 0, words * 8);
-    size_t start = b->extents.count;
-    s->extents = start * 8;
-    if (words == 0)
-        return 0;
-    if (!from)
-        return -EUCLEAN;
-    if (vector_append(&b->extents, from, words) < 0)
-        return -ENOMEM;
-    for (uint64_t at = 0; at < words;) {
-        uint64_t *list = b->extents.at + start + at, left = words - at;
+    uint64_t *list = b->extents.at + start, left = b->extents.count - start;
+    while (left > 0) {
         uint64_t count = left < 2 ? 0 : (uint32_t)le64toh(list[0]);
         if (left < 2 || !copy_begins_list(list[0]) || count > (left - 2) / 3 ||
-            copy_ranges(s, list, count) < 0)
+            copy_ranges(s, list, count, each) < 0)
             return -EUCLEAN;
-        at += 2 + 3 * count;
+        list += 2 + 3 * count;
+        left -= 2 + 3 * count;
     }
     return 0;
 }
@@ -267,90 +412,87 @@ static int copy_block(struct builder *b, const struct copy_source *s, struct dis
 
 static int copy_blocks(struct builder *b, struct copy_source *s)
 {
-    const struct disk_block *records =
-        index_records(s->index, SECTION_BLOCKS, 0, (uint64_t)s->blocks * sizeof(*records));
     size_t start = b->blocks.count;
-    s->first_block = (uint32_t)start;
-    if (s->blocks == 0)
-        return 0;
-    if (!records)
-        return -EUCLEAN;
-    if (start + s->blocks > UINT32_MAX)
+    int r = TABLE_COPY(&s->tables[BLOCKS], &b->blocks);
+    if (r == 0 && b->blocks.count > UINT32_MAX)
         return -EOVERFLOW;
-    if (vector_append(&b->blocks, records, s->blocks) < 0)
-        return -ENOMEM;
-    for (uint32_t i = 0; i < s->blocks; i++)
-        if (copy_block(b, s, &b->blocks.at[start + i]) < 0)
-            return -EUCLEAN;
-    return 0;
+    for (size_t i = start; r == 0 && i < b->blocks.count; i++)
+        r = copy_block(b, s, &b->blocks.at[i]);
+    return r;
+}
+
+/* Add the point of a block, if that is kept, as it is, with the sums of the block's pieces. */
+static int copy_point(struct builder *b, struct copy_source *s, const struct disk_point *point,
+                      const char *pieces)
+{
+    uint64_t place, offset = (uint64_t)le32toh(point->block) * sizeof(struct disk_block);
+    if (table_place(&s->tables[BLOCKS], offset, sizeof(struct disk_block), &place) < 0)
+        return offset < s->tables[BLOCKS].bytes ? 0 : -EUCLEAN;
+    int r = table_keep(&s->tables[WINDOWS], point->window_packed ? le64toh(point->window) : 0,
+                       le32toh(point->window_packed));
+    if (r == 0)
+        r = vector_push(&b->points, *point);
+    if (r == 0 && (pieces || b->pieces.count > 0))
+        r = vector_extend(&b->pieces, b->points.count * POINT_PIECES_BYTES);
+    if (r == 0 && pieces)
+        memcpy(b->pieces.at + b->pieces.count - POINT_PIECES_BYTES, pieces, POINT_PIECES_BYTES);
+    return r;
+}
+
+/* Shift the numbers in a point that was added. */
+static int copy_shift_point(const struct copy_source *s, struct disk_point *point)
+{
+    uint64_t place = 0, window = 0;
+    int r = table_place(&s->tables[BLOCKS],
+                        (uint64_t)le32toh(point->block) * sizeof(struct disk_block),
+                        sizeof(struct disk_block), &place);
+    if (r == 0 && point->window_packed)
+        r = table_place(&s->tables[WINDOWS], le64toh(point->window),
+                        le32toh(point->window_packed), &window);
+    point->block = htole32((uint32_t)(place / sizeof(struct disk_block)));
+    point->window = htole64(window);
+    return r;
 }
 
 /* The points of blocks that are parts of streams, their windows, the sums of their pieces. */
-static int copy_points(struct builder *b, const struct copy_source *s)
+static int copy_points(struct builder *b, struct copy_source *s)
 {
-    uint64_t count = index_points(s->index), before = b->points.count, next = 0;
-    uint64_t bytes = index_section_bytes(s->index, SECTION_WINDOWS), base = b->windows.count;
-    uint64_t piece_bytes = count * POINT_PIECES_BYTES;
+    uint64_t count = index_points(s->index), start = b->points.count, next = 0;
     bool has_pieces = index_has_pieces(s->index);
     const struct disk_point *points =
         index_records(s->index, SECTION_POINTS, 0, count * sizeof(*points));
-    const char *windows = index_records(s->index, SECTION_WINDOWS, 0, bytes);
-    const char *pieces = index_records(s->index, SECTION_PIECES, 0, piece_bytes);
-    if (count == 0)
-        return 0;
-    if (!points || (!windows && bytes > 0) || (!pieces && has_pieces))
-        return -EUCLEAN;
-    if (vector_append(&b->points, points, count) < 0 ||
-        vector_append(&b->windows, windows, bytes) < 0)
-        return -ENOMEM;
-    for (uint64_t i = before; i < before + count; i++) {
-        struct disk_point *point = &b->points.at[i];
-        uint32_t block = le32toh(point->block);
-        uint64_t window = le64toh(point->window), len = le32toh(point->window_packed);
-        if (block < next || block >= s->blocks ||
-            (len > 0 && (window > bytes || len > bytes - window)))
-            return -EUCLEAN;
-        next = (uint64_t)block + 1;
-        point->block = htole32(block + s->first_block);
-        point->window = htole64(len ? window + base : 0);
+    const char *pieces = index_records(s->index, SECTION_PIECES, 0, count * POINT_PIECES_BYTES);
+    int r = count > 0 && (!points || (!pieces && has_pieces)) ? -EUCLEAN : 0;
+    for (uint64_t i = 0; r == 0 && i < count; i++) {
+        r = le32toh(points[i].block) < next ? -EUCLEAN : 0;
+        next = (uint64_t)le32toh(points[i].block) + 1;
+        if (r == 0)
+            r = copy_point(b, s, &points[i],
+                           has_pieces ? pieces + i * POINT_PIECES_BYTES : NULL);
     }
-    if (!has_pieces && b->pieces.count == 0)
-        return 0;
-    int r = vector_extend(&b->pieces, before * POINT_PIECES_BYTES);
-    if (r == 0 && has_pieces)
-        r = vector_append(&b->pieces, pieces, piece_bytes);
-    return r < 0 ? r : vector_extend(&b->pieces, b->points.count * POINT_PIECES_BYTES);
+    if (r == 0)
+        r = TABLE_COPY(&s->tables[WINDOWS], &b->windows);
+    for (uint64_t i = start; r == 0 && i < b->points.count; i++)
+        r = copy_shift_point(s, &b->points.at[i]);
+    return r;
 }
 
-/* A section of bytes without numbers. */
-static int copy_find_bytes(const struct copy_source *s, enum disk_section_id id,
-                           const char **ret_bytes, uint64_t *ret_len)
+/* Lists of ranges say which blocks are kept, and later where these are now. */
+static int copy_tables(struct builder *b, struct copy_source *s)
 {
-    *ret_len = index_section_bytes(s->index, id);
-    *ret_bytes = index_records(s->index, id, 0, *ret_len);
-    return *ret_bytes || *ret_len == 0 ? 0 : -EUCLEAN;
-}
-
-static int copy_sections(struct builder *b, struct copy_source *s)
-{
-    const char *bytes;
-    uint64_t len;
-    int r = copy_blocks(b, s);
+    size_t lists = b->extents.count;
+    int r = TABLE_COPY(&s->tables[EXTENTS], &b->extents);
+    if (r == 0 && s->tables[BLOCKS].words)
+        r = copy_lists(b, s, lists, copy_keep_range);
+    if (r == 0)
+        r = copy_blocks(b, s);
     if (r == 0)
         r = copy_points(b, s);
     if (r == 0)
-        r = copy_extents(b, s);
-    s->strings = b->strings.count;
-    s->xattrs = b->xattrs.count;
+        r = copy_lists(b, s, lists, copy_range);
     if (r == 0)
-        r = copy_find_bytes(s, SECTION_STRINGS, &bytes, &len);
-    if (r == 0)
-        r = vector_append(&b->strings, bytes, len);
-    if (r == 0)
-        r = copy_find_bytes(s, SECTION_XATTRS, &bytes, &len);
-    if (r == 0)
-        r = vector_append(&b->xattrs, bytes, len);
-    return r;
+        r = TABLE_COPY(&s->tables[STRINGS], &b->strings);
+    return r < 0 ? r : TABLE_COPY(&s->tables[XATTRS], &b->xattrs);
 }
 
 static int copy_begin_source(const struct builder_copy_part *part, uint64_t archive_bytes,
@@ -361,7 +503,7 @@ static int copy_begin_source(const struct builder_copy_part *part, uint64_t arch
         .index = part->index,
         .base = part->base,
         .entries = info->entries,
-        .blocks = (uint32_t)index_blocks(part->index),
+        .copied = s->copied,
         .block_bytes = info->block_bytes,
         .repeats = part->repeats,
     };
@@ -371,6 +513,22 @@ static int copy_begin_source(const struct builder_copy_part *part, uint64_t arch
     if (info->has_hardlinks || part->repeats)
         s->links = calloc(s->entries, sizeof(*s->links));
     return s->links || !(info->has_hardlinks || part->repeats) ? 0 : -ENOMEM;
+}
+
+static int copy_begin_tables(struct copy_source *s)
+{
+    /* Directories that merged with others' are not copied. */
+    s->is_whole = s->copied + index_info(s->index)->directories >= s->entries;
+    for (int i = 0; i < TABLES; i++) {
+        uint64_t bytes = index_section_bytes(s->index, table_sections[i]);
+        struct copy_words *words =
+            s->is_whole || !bytes ? NULL : calloc(bytes / 512 + 2, sizeof(*words));
+        s->tables[i] = (struct copy_table){
+            .index = s->index, .id = table_sections[i], .bytes = bytes, .words = words};
+        if (!s->is_whole && bytes && !words)
+            return -ENOMEM;
+    }
+    return 0;
 }
 
 /* Fill in the header's part that depends on all. */
@@ -392,14 +550,18 @@ static void copy_describe(struct builder_copying *c, struct builder_header *head
 static int copy_begin(struct builder *b, struct builder_copying *c, uint64_t archive_bytes)
 {
     uint64_t entries = 0;
-    for (size_t i = 0; i < c->copy.run_count; i++)
-        entries += c->copy.runs[i].count;
-    if (entries > ENTRIES_MAX)
-        return -EOVERFLOW;
-    c->entries = (uint32_t)entries;
     c->sources = calloc(c->copy.part_count, sizeof(*c->sources));
     if (!c->sources)
         return -ENOMEM;
+    for (size_t i = 0; i < c->copy.run_count; i++) {
+        const struct builder_copy_run *run = &c->copy.runs[i];
+        entries += run->count;
+        if (run->part != BUILDER_COPY_NO_PART)
+            c->sources[run->part].copied += run->count;
+    }
+    if (entries > ENTRIES_MAX)
+        return -EOVERFLOW;
+    c->entries = (uint32_t)entries;
     int r = builder_intern_attr(b, &builder_directory, &c->root_attr);
     for (size_t i = 0; r == 0 && i < c->copy.part_count; i++) {
         c->damaged_part = (uint32_t)i;
@@ -407,7 +569,7 @@ static int copy_begin(struct builder *b, struct builder_copying *c, uint64_t arc
         if (r == 0)
             r = copy_attrs(c, &c->sources[i]);
         if (r == 0)
-            r = copy_sections(b, &c->sources[i]);
+            r = copy_begin_tables(&c->sources[i]);
     }
     return r;
 }
@@ -428,8 +590,12 @@ void copying_free(struct builder_copying *c)
 {
     if (!c)
         return;
-    for (size_t i = 0; c->sources && i < c->copy.part_count; i++)
-        free(c->sources[i].links);
+    for (size_t i = 0; c->sources && i < c->copy.part_count; i++) {
+        struct copy_source *s = &c->sources[i];
+        free(s->links);
+        for (int j = 0; j < TABLES; j++)
+            table_keep_all(&s->tables[j]);
+    }
     free(c->sources);
     vector_free(&c->attrs);
     free(c);
@@ -534,39 +700,104 @@ static const struct disk_entry *copy_inode_of(const struct builder_copying *c,
                : NULL;
 }
 
-/* The names of a run's inodes; its first entry has this new position. */
-static int copy_count_run(struct builder_copying *c, size_t number, uint32_t position)
+/* An inode's set of extended attributes. */
+static int copy_find_xattrs(const struct copy_source *s, uint64_t inode, uint64_t *ret_offset,
+                            uint64_t *ret_len)
 {
-    const struct builder_copy_run *run = &c->copy.runs[number];
-    struct copy_span span;
-    c->damaged_part = run->part;
-    int r = copy_open_run(c, number, &span);
-    for (uint32_t i = 0; r == 0 && i < run->count; i++) {
-        const struct copy_attr *attr = copy_attr_of(c, span.s, &span.e[i]);
-        bool is_alias = attr && attr->kind == COPY_ALIAS;
-        uint64_t inode = is_alias ? le64toh(span.e[i].data) : run->first + (uint64_t)i;
-        c->damaged_position = run->first + i;
-        if (!attr || inode >= span.s->entries)
-            return -EUCLEAN;
-        if (attr->kind == COPY_DIRECTORY ||
-            !(is_alias || span.s->repeats || attr->attr.flags & ATTR_NLINK))
-            continue;
-        struct copy_link *link = &span.s->links[inode];
-        if (link->names++ == 0)
-            link->position = position + i;
+    int r = index_extra(s->index, (uint32_t)inode, EXTRA_XATTRS, ret_offset);
+    const uint8_t *head =
+        r == 0 ? index_records(s->index, SECTION_XATTRS, *ret_offset, 8) : NULL;
+    *ret_len = head ? 8 + (uint64_t)bytes_le32(head + 4) : 0;
+    return head ? 0 : -EUCLEAN;
+}
+
+static int copy_find_list(const struct copy_source *s, uint64_t offset,
+                          const uint64_t **ret_list, uint64_t *ret_len)
+{
+    const uint64_t *list = index_records(s->index, SECTION_EXTENTS, offset, 16);
+    if (!list || offset % 8 || !copy_begins_list(list[0]))
+        return -EUCLEAN;
+    *ret_list = list;
+    *ret_len = 16 + (uint64_t)(uint32_t)le64toh(list[0]) * 24;
+    return 0;
+}
+
+/* Keep what an inode refers to. */
+static int copy_keep(struct copy_source *s, uint64_t inode, const struct copy_attr *attr,
+                     const struct disk_entry *e)
+{
+    uint64_t size = le64toh(e->size), data = le64toh(e->data), len;
+    const uint64_t *list;
+    int r = 0;
+    if (attr->kind == COPY_SYMLINK)
+        r = table_keep(&s->tables[STRINGS], data, size);
+    else if (attr->kind == COPY_PACKED)
+        r = copy_keep_packed(s, data, size);
+    else if (attr->kind == COPY_EXTENTS && (r = copy_find_list(s, data, &list, &len)) == 0)
+        r = table_keep(&s->tables[EXTENTS], data, len);
+    if (r == 0 && attr->attr.flags & ATTR_XATTRS) {
+        r = copy_find_xattrs(s, inode, &data, &len);
+        r = r < 0 ? r : table_keep(&s->tables[XATTRS], data, len);
     }
     return r;
 }
 
-static int copy_count_links(struct builder_copying *c)
+/* Note an inode's name, which has this new position, and what it refers to. */
+static int copy_note(struct builder_copying *c, struct copy_source *s, uint64_t inode,
+                     const struct disk_entry *e, uint32_t position)
+{
+    struct copy_attr *attr = copy_attr_of(c, s, e);
+    bool is_alias = attr && attr->kind == COPY_ALIAS;
+    if (is_alias) {
+        inode = le64toh(e->data);
+        e = copy_inode_of(c, s, inode, &attr);
+    }
+    if (!e || !attr)
+        return -EUCLEAN;
+    if (s->links && attr->kind != COPY_DIRECTORY &&
+        (s->repeats || attr->attr.flags & ATTR_NLINK) && s->links[inode].names++ == 0)
+        s->links[inode].position = position;
+    return s->is_whole ? 0 : copy_keep(s, inode, attr, e);
+}
+
+/* The same for a run, whose first entry has this new position. */
+static int copy_note_run(struct builder_copying *c, size_t number, uint32_t position)
+{
+    const struct builder_copy_run *run = &c->copy.runs[number];
+    struct copy_source *s = &c->sources[run->part];
+    struct copy_span span;
+    c->damaged_part = run->part;
+    int r = copy_open_run(c, number, &span);
+    for (uint32_t i = 0; r == 0 && i < run->count; i++) {
+        c->damaged_position = run->first + i;
+        r = copy_note(c, s, run->first + (uint64_t)i, &span.e[i], position + i);
+    }
+    return r;
+}
+
+/* The names of inodes, and what they refer to, where that is not simply all. */
+static int copy_note_all(struct builder_copying *c)
 {
     uint32_t position = 0;
     int r = 0;
     for (size_t i = 0; r == 0 && i < c->copy.run_count; i++) {
         const struct builder_copy_run *run = &c->copy.runs[i];
-        if (run->part != BUILDER_COPY_NO_PART && c->sources[run->part].links)
-            r = copy_count_run(c, i, position);
+        const struct copy_source *s =
+            run->part != BUILDER_COPY_NO_PART ? &c->sources[run->part] : NULL;
+        if (s && (s->links || !s->is_whole))
+            r = copy_note_run(c, i, position);
         position += run->count;
+    }
+    return r;
+}
+
+static int copy_all_tables(struct builder *b, struct builder_copying *c)
+{
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < c->copy.part_count; i++) {
+        c->damaged_part = (uint32_t)i;
+        c->damaged_position = INDEX_ROOT;
+        r = copy_tables(b, &c->sources[i]);
     }
     return r;
 }
@@ -581,7 +812,9 @@ int builder_copy(struct builder *b, const struct builder_copy *copy,
     c->copy = *copy;
     int r = copy_begin(b, c, header->archive_bytes);
     if (r == 0)
-        r = copy_count_links(c);
+        r = copy_note_all(c);
+    if (r == 0)
+        r = copy_all_tables(b, c);
     if (r == 0)
         copy_describe(c, header);
     return r == -EUCLEAN ? copying_damaged(c, fault) : r;
@@ -614,17 +847,17 @@ static int copy_directory(struct copy_walk *w, struct disk_entry *to)
 static int copy_file_extents(const struct copy_source *s, uint64_t size, uint64_t *data,
                              uint64_t *ret_bytes)
 {
-    const uint64_t *list = index_records(s->index, SECTION_EXTENTS, *data, 16), *last;
-    if (!list || *data % 8 || !copy_begins_list(list[0])) /* copy_extents checked the list */
+    const uint64_t *list, *last;
+    uint64_t len, end;
+    if (copy_find_list(s, *data, &list, &len) < 0) /* copy_lists checked the list */
         return -EUCLEAN;
-    uint64_t count = (uint32_t)le64toh(list[0]), end;
-    last = index_records(s->index, SECTION_EXTENTS, *data + 16 + count * 24 - 24, 24);
-    if (count && (!last || __builtin_add_overflow(le64toh(last[1]), le64toh(last[2]), &end) ||
-                  end > size))
+    last = index_records(s->index, SECTION_EXTENTS, *data + len - 24, 24);
+    if (len > 16 &&
+        (!last || __builtin_add_overflow(le64toh(last[1]), le64toh(last[2]), &end) ||
+         end > size))
         return -EUCLEAN;
     *ret_bytes = le64toh(list[1]);
-    *data += s->extents;
-    return *ret_bytes <= size ? 0 : -EUCLEAN;
+    return *ret_bytes <= size ? table_place(&s->tables[EXTENTS], *data, len, data) : -EUCLEAN;
 }
 
 static int copy_file(struct copy_walk *w, const struct copy_source *s, enum copy_kind kind,
@@ -654,8 +887,7 @@ static int copy_symlink(const struct copy_source *s, uint64_t size, uint64_t *da
                              : NULL;
     if (!target || memchr(target, '\0', size))
         return -EUCLEAN;
-    *data += s->strings;
-    return 0;
+    return table_place(&s->tables[STRINGS], *data, size, data);
 }
 
 static int copy_put_extra(struct copy_walk *w, uint32_t kind, uint64_t value)
@@ -668,15 +900,14 @@ static int copy_put_extra(struct copy_walk *w, uint32_t kind, uint64_t value)
 static int copy_extras(struct copy_walk *w, const struct copy_source *s, uint64_t inode,
                        uint32_t flags)
 {
-    uint64_t value;
+    uint64_t value, len;
     int r = 0;
     if (flags & ATTR_XATTRS) {
-        r = index_extra(s->index, (uint32_t)inode, EXTRA_XATTRS, &value);
-        const uint8_t *head = r == 0 ? index_records(s->index, SECTION_XATTRS, value, 8) : NULL;
-        if (!head ||
-            !index_records(s->index, SECTION_XATTRS, value, 8 + (uint64_t)bytes_le32(head + 4)))
-            return -EUCLEAN;
-        r = copy_put_extra(w, EXTRA_XATTRS, value + s->xattrs);
+        r = copy_find_xattrs(s, inode, &value, &len);
+        if (r == 0)
+            r = table_place(&s->tables[XATTRS], value, len, &value);
+        if (r == 0)
+            r = copy_put_extra(w, EXTRA_XATTRS, value);
     }
     if (r == 0 && flags & ATTR_WIDE_MTIME) {
         r = index_extra(s->index, (uint32_t)inode, EXTRA_MTIME, &value);

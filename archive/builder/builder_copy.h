@@ -8,7 +8,7 @@
  * The caller knows the order of the new tree, and describes it by runs: entries that follow
  * each other both in their index and in the new one. No name is hashed and nothing is sorted,
  * so an entry costs a twentieth of one that is added by itself. What the entries of a part
- * refer to (link targets, blocks and such) is copied whole, also for few entries.
+ * refer to (link targets, blocks and such) comes along, and no more of it than they need.
  *
  * Checks values as strictly as the index's own accessors do: a range lies within its archive, a
  * link's target within its index, and so on. The order is not.

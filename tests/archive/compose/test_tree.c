@@ -232,6 +232,88 @@ START_TEST(links_that_are_taken_share_their_inode)
 }
 END_TEST
 
+/* Compare the files that both indexes have; how many links they have may differ. */
+static unsigned compare_files(const struct index *old, const struct index *new)
+{
+    struct pair p = {old, new, 0, 0};
+    for (uint32_t i = 0, there; i < index_info(old)->entries; i++) {
+        char path[512];
+        size_t len;
+        struct node a, b;
+        ck_assert_int_eq(index_path(old, i, path, sizeof(path), &len), 0);
+        ck_assert_int_eq(index_node(old, i, &a), 0);
+        if (S_ISDIR(a.mode) || index_resolve(new, path, &there) < 0)
+            continue;
+        ck_assert_int_eq(index_node(new, there, &b), 0);
+        if (a.nlink == b.nlink)
+            compare_entry(&p, i, there);
+        compare_xattrs(&p, i, there);
+        if (S_ISREG(a.mode) && a.nlink != b.nlink)
+            compare_data(&p, i, there, a.size_bytes);
+    }
+    return p.entries;
+}
+
+/* Of every file, let chance decide whether it is shown. */
+static struct index *show_some(const struct index *old, unsigned *seed, unsigned one_in)
+{
+    struct composition c = begin();
+    uint32_t part = add_part(&c, old, NULL, 0);
+    uint8_t *bits = calloc(index_info(old)->entries / 8 + 1, 1);
+    for (uint32_t i = 0; i < index_info(old)->entries; i++) {
+        struct node node;
+        ck_assert_int_eq(index_node(old, i, &node), 0);
+        if (S_ISDIR(node.mode) || (unsigned)rand_r(seed) % one_in == 0)
+            bits[i / 8] |= (uint8_t)(1u << i % 8);
+    }
+    tree_show(c.tree, part, bits);
+    ck_assert_int_eq(tree_merge_root(c.tree, part), 0);
+    return finish(&c);
+}
+
+START_TEST(shown_files_keep_what_they_refer_to)
+{
+    struct index *all[] = {rich_index(), block_index(CODEC_ZSTD, 4096), point_index("f", true),
+                           point_index("f", false)};
+    unsigned seed = 1, compared = 0;
+    for (size_t i = 0; i < 4; i++) {
+        for (unsigned j = 0; j < 200; j++) {
+            struct index *new = show_some(all[i], &seed, j % 5 + 1);
+            compared += compare_files(all[i], new);
+            index_close(new);
+        }
+        index_close(all[i]);
+    }
+    ck_assert_uint_gt(compared, 10000);
+}
+END_TEST
+
+START_TEST(what_nothing_shown_refers_to_is_not_copied)
+{
+    static const struct {
+        const char *path;
+        unsigned blocks;
+    } cases[] = {
+        {"small/7", 1}, {"large/1-0", 1}, {"large/1-1", 2}, {"large/5-1", 3}, {"large/run", 3}};
+    struct index *old = block_index(CODEC_ZSTD, 4096), *new;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const char *const paths[] = {cases[i].path[0] == 's' ? "small" : "large", cases[i].path,
+                                     NULL};
+        new = show(old, paths);
+        ck_assert_uint_eq(index_blocks(new), cases[i].blocks);
+        ck_assert_uint_eq(compare_files(old, new), 1);
+        index_close(new);
+    }
+    index_close(old);
+    old = point_index("f", true);
+    new = show(old, (const char *const[]){"f", "f/2", NULL});
+    ck_assert_uint_eq(index_points(new), 1);
+    ck_assert_uint_lt(index_info(new)->image_bytes + 300, index_info(old)->image_bytes);
+    index_close(new);
+    index_close(old);
+}
+END_TEST
+
 static int put(struct composition *c, uint32_t part, uint32_t position,
                struct tree_place directory, const char *name)
 {
@@ -433,14 +515,20 @@ END_TEST
 
 /* ---- hostile indexes ---- */
 
-/* Compose an image that may say anything: what comes of it is an index or an error. */
-static int compose_image(const uint8_t *image, size_t len, uint64_t *ret_bytes)
+/* Compose an image that may say anything: what comes of it is an index or an error. Of a view,
+ * every eighth entry is hidden. */
+static int compose_image(const uint8_t *image, size_t len, bool is_view, uint64_t *ret_bytes)
 {
     struct index *old = NULL, *new = NULL;
     if (open_image(image, len, &old) < 0)
         return -EUCLEAN;
     struct composition c = begin();
     put_tree(&c, old, "x", 1u << 21);
+    if (is_view) {
+        uint8_t *bits = calloc(index_info(old)->entries / 8 + 1, 1);
+        memset(bits, 0xfd, index_info(old)->entries / 8 + 1);
+        tree_show(c.tree, 0, bits);
+    }
     int r = try_finish(&c, &new);
     if (r == 0) {
         *ret_bytes = index_info(new)->image_bytes;
@@ -466,7 +554,7 @@ START_TEST(damaged_indexes_are_refused_or_make_good_ones)
         for (unsigned j = 0; j <= i % 3; j++)
             copy[(unsigned)rand_r(&seed) % len] = (uint8_t)rand_r(&seed);
         reseal(copy, len);
-        if (compose_image(copy, len, &bytes) == 0)
+        if (compose_image(copy, len, i % 2, &bytes) == 0)
             good++;
         else
             bad++;
@@ -512,11 +600,12 @@ START_TEST(entries_that_share_a_list_of_ranges_do_not_multiply_it)
     size_t len;
     uint64_t before, after;
     uint8_t *image = build_image(b, &tar_header, &len);
-    ck_assert_int_eq(compose_image(image, len, &before), 0);
+    ck_assert_int_eq(compose_image(image, len, false, &before), 0);
     share_data(image, 5000);
     reseal(image, len);
-    if (compose_image(image, len, &after) == 0)
-        ck_assert_uint_le(after, before);
+    for (int is_view = 0; is_view < 2; is_view++)
+        if (compose_image(image, len, is_view, &after) == 0)
+            ck_assert_uint_le(after, before);
     free(image);
 }
 END_TEST
@@ -534,11 +623,12 @@ START_TEST(links_that_share_a_target_do_not_multiply_it)
     size_t len;
     uint64_t before, after;
     uint8_t *image = build_image(b, &tar_header, &len);
-    ck_assert_int_eq(compose_image(image, len, &before), 0);
+    ck_assert_int_eq(compose_image(image, len, false, &before), 0);
     share_data(image, 5000);
     reseal(image, len);
-    if (compose_image(image, len, &after) == 0)
-        ck_assert_uint_le(after, before);
+    for (int is_view = 0; is_view < 2; is_view++)
+        if (compose_image(image, len, is_view, &after) == 0)
+            ck_assert_uint_le(after, before);
     free(image);
 }
 END_TEST
@@ -574,6 +664,8 @@ int main(void)
     tcase_add_test(tc, a_block_of_many_files_is_in_the_index_once);
     tcase_add_test(tc, sums_come_along);
     tcase_add_test(tc, only_shown_entries_come_along);
+    tcase_add_test(tc, shown_files_keep_what_they_refer_to);
+    tcase_add_test(tc, what_nothing_shown_refers_to_is_not_copied);
     tcase_add_test(tc, links_that_are_taken_share_their_inode);
     tcase_add_test(tc, one_entry_may_have_several_names);
     tcase_add_test(tc, a_directory_may_be_in_several_places);

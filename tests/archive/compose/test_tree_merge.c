@@ -7,6 +7,7 @@ struct part {
     const struct index *index;
     uint64_t base;
     const char *under; /* NULL: the root */
+    bool hides_some;   /* every eighth entry */
 };
 
 enum { PARTS_MAX = 40 };
@@ -19,7 +20,7 @@ struct parts {
 static void add_part(struct parts *p, struct index *index, const char *under)
 {
     ck_assert_uint_lt(p->count, PARTS_MAX);
-    p->at[p->count] = (struct part){index, (uint64_t)p->count << 41, under};
+    p->at[p->count] = (struct part){index, (uint64_t)p->count << 41, under, false};
     p->count++;
 }
 
@@ -47,6 +48,10 @@ static int try_merge(const struct parts *p, struct index **ret_index)
         const struct tree_part part = {.index = p->at[i].index, .base = p->at[i].base};
         struct tree_place root = {.position = INDEX_ROOT};
         r = tree_add(tree, &part, &root.part);
+        if (r == 0 && p->at[i].hides_some) {
+            size_t bytes = index_info(part.index)->entries / 8 + 1;
+            tree_show(tree, root.part, memset(malloc(bytes), 0xbf, bytes));
+        }
         if (r == 0)
             r = under ? tree_put(tree, TREE_TOP, under, strlen(under), root, 0, &fault)
                       : tree_merge_root(tree, root.part);
@@ -354,14 +359,15 @@ START_TEST(left_out_members_are_told_again)
 END_TEST
 
 /* Whatever an image says, the other archive's tree is as it should be. */
-static bool merge_hostile(const uint8_t *image, size_t len, const struct index *good)
+static bool merge_hostile(const uint8_t *image, size_t len, bool hides_some,
+                          const struct index *good)
 {
     struct parts p = {0};
     struct index *hostile = NULL, *merged = NULL;
     if (open_image(image, len, &hostile) < 0)
         return false;
-    p.at[0] = (struct part){hostile, 0, "hostile"};
-    p.at[1] = (struct part){good, UINT64_C(1) << 41, "good"};
+    p.at[0] = (struct part){hostile, 0, "hostile", hides_some};
+    p.at[1] = (struct part){good, UINT64_C(1) << 41, "good", false};
     p.count = 2;
     int r = try_merge(&p, &merged);
     ck_assert_msg(r == 0 || r == -EUCLEAN, "%d", r);
@@ -386,7 +392,7 @@ static void try_hostile(struct builder *b, const struct builder_header *header,
         for (unsigned j = 0; j <= i % 3; j++)
             copy[(unsigned)rand_r(&seed) % len] = (uint8_t)rand_r(&seed);
         reseal(copy, len);
-        if (merge_hostile(copy, len, good))
+        if (merge_hostile(copy, len, i % 2, good))
             (*merged)++;
         else
             (*refused)++;
@@ -402,6 +408,8 @@ START_TEST(damaged_indexes_are_refused_or_hurt_no_other)
     try_hostile(rich_builder(), &tar_header, good, &merged, &refused);
     struct builder_header header;
     struct builder *b = block_builder(CODEC_ZSTD, 4096, &header);
+    try_hostile(b, &header, good, &merged, &refused);
+    b = point_builder("f", true, &header);
     try_hostile(b, &header, good, &merged, &refused);
     ck_assert_uint_gt(merged, 40);
     ck_assert_uint_gt(refused, 200);
@@ -443,16 +451,22 @@ static int merge_changed(uint8_t *image, size_t len, enum disk_section_id id, ui
 START_TEST(packed_data_end_with_their_archives_blocks)
 {
     static const struct {
+        uint32_t bytes; /* of a block */
         uint64_t size;
         int expected;
-    } cases[] = {{2 * 4096 - 5, 0}, {2 * 4096 - 4, -EUCLEAN}, {UINT64_MAX, -EUCLEAN}};
+    } cases[] = {{4096, 2 * 4096 - 1, 0},
+                 {4096, 2 * 4096, -EUCLEAN},
+                 {4096, UINT64_MAX, -EUCLEAN},
+                 {4, UINT64_C(1) << 62, -EUCLEAN}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct builder *b = new_builder();
+        uint32_t bytes = cases[i].bytes;
         const struct builder_header header = {
-            .codec = CODEC_ZSTD, .block_bytes = 4096, .archive_bytes = UINT64_C(1) << 40};
-        const struct builder_piece run[] = {packed_at(0, 4091, add_block(b, 0, 9, 4096), 5),
-                                            packed_at(4091, 9, add_block(b, 0, 9, 4096), 0)};
-        add_pieces(b, "f", 4100, run, 2);
+            .codec = CODEC_ZSTD, .block_bytes = bytes, .archive_bytes = UINT64_C(1) << 40};
+        const struct builder_piece run[] = {
+            packed_at(0, bytes - 1, add_block(b, 0, 9, bytes), 1),
+            packed_at(bytes - 1, bytes, add_block(b, 0, 9, bytes), 0)};
+        add_pieces(b, "f", 2 * bytes - 1, run, 2);
         size_t len, field = sizeof(struct disk_entry) + offsetof(struct disk_entry, size);
         uint8_t *image = build_image(b, &header, &len);
         ck_assert_int_eq(merge_changed(image, len, SECTION_ENTRIES, field, cases[i].size),
