@@ -183,6 +183,12 @@ struct backend {
     int (*probe)(const struct source *source, const uint8_t *head, size_t head_len);
 
     /*
+     * Does an archive that begins in this source end there, or is it the first piece of one?
+     * NULL: its beginning is enough.
+     */
+    bool (*is_whole)(const struct source *source);
+
+    /*
      * Find an archive of this format behind a script or a program: 1 and where in the file it
      * begins, 0, or -errno. `probe` must know it there. NULL: it is not found so.
      */

@@ -20,11 +20,9 @@
 #include <unistd.h>
 
 #include "backend.h"
-#include "bytes.h"
 #include "cleanup.h"
 #include "path.h"
 #include "source_concat.h"
-#include "unknown_format.h"
 #include "zip_end.h"
 
 enum {
@@ -162,56 +160,6 @@ static bool name_is_first(const char *name)
 
 /* ---- is a file an archive by itself? ---- */
 
-static uint64_t tar_size_of(const uint8_t header[UNKNOWN_TAR_BYTES])
-{
-    uint64_t size = 0;
-    const uint8_t *field = header + 124;
-    if (field[0] & 0x80) { /* a number of base 256 */
-        for (size_t i = 4; i < 12; i++)
-            size = size << 8 | field[i];
-        return size;
-    }
-    for (size_t i = 0; i < 12; i++)
-        if (field[i] >= '0' && field[i] <= '7')
-            size = size << 3 | (field[i] - '0');
-    return size;
-}
-
-/*
- * Does a tar reach its end marker in this file? Where a piece ends in zeros, and the next
- * begins with a member, only a walk can tell.
- */
-static bool tar_is_whole(const struct source *source)
-{
-    static const uint8_t zeros[2 * UNKNOWN_TAR_BYTES];
-    uint8_t bytes[sizeof(zeros)];
-    uint64_t size = source_size(source), at = 0, length;
-    if (size < sizeof(bytes) ||
-        source_read(source, bytes, sizeof(bytes), size - sizeof(bytes)) < 0 ||
-        memcmp(bytes, zeros, sizeof(bytes)) != 0)
-        return false;
-    while (at <= size - UNKNOWN_TAR_BYTES &&
-           source_read(source, bytes, UNKNOWN_TAR_BYTES, at) == 0 &&
-           unknown_format_is_tar_header(bytes)) {
-        length = tar_size_of(bytes);
-        if (length > size - at)
-            return false;
-        at += UNKNOWN_TAR_BYTES +
-              (length + UNKNOWN_TAR_BYTES - 1) / UNKNOWN_TAR_BYTES * UNKNOWN_TAR_BYTES;
-    }
-    return at <= size - UNKNOWN_TAR_BYTES && memcmp(bytes, zeros, UNKNOWN_TAR_BYTES) == 0;
-}
-
-static bool is_whole(const struct source *source, const struct backend *backend,
-                     const char *compression)
-{
-    struct zip_place place;
-    if (!compression && backend == &backend_tar)
-        return tar_is_whole(source);
-    return compression || backend != &backend_zip ||
-           zip_find_directory(source, &place, NULL) == 0;
-}
-
 /*
  * Is it an archive by itself, as its neighbour is? A cut hardly ever meets a member of a zip,
  * which is not aligned, so a zip of another length is a shard, and may be damaged.
@@ -226,7 +174,7 @@ static bool is_shard(const struct source *source, const char *neighbour)
               backend_begins(file, &other, &other_compression) && backend == other &&
               compression == other_compression &&
               ((backend == &backend_zip && source_size(source) != source_size(file)) ||
-               is_whole(source, backend, compression));
+               compression || !backend->is_whole || backend->is_whole(source));
     source_close(file);
     return is;
 }

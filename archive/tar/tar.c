@@ -726,6 +726,7 @@ const struct backend backend_tar = {
     .endings = endings,
     .number = 1,
     .probe = tar_probe,
+    .is_whole = tar_is_whole,
     .find_behind = tar_find_behind,
     .index = tar_index,
     .stream = &tar_stream,

@@ -27,6 +27,16 @@
 /* Does a member's header start here? `block` is TAR_BLOCK_BYTES long. */
 bool tar_is_header(const uint8_t *block);
 
+/* How many bytes belong to this header. Less than 2^62. */
+uint64_t tar_size(const uint8_t *header);
+
+/* Where the next header lies behind this one, which is at `at`. */
+static inline uint64_t tar_next(const uint8_t *header, uint64_t at)
+{
+    return at + TAR_BLOCK_BYTES +
+           ((tar_size(header) + TAR_BLOCK_BYTES - 1) & ~(uint64_t)(TAR_BLOCK_BYTES - 1));
+}
+
 /* Are all bytes zero? */
 bool tar_is_zero(const uint8_t *bytes, size_t len);
 
@@ -39,6 +49,7 @@ bool tar_probe_head(const uint8_t *head, size_t head_len);
 
 int tar_probe(const struct source *source, const uint8_t *head, size_t head_len);
 int tar_find_behind(const struct front *front, uint64_t *ret_offset);
+bool tar_is_whole(const struct source *source);
 int tar_is_packed(const struct source *source, const uint8_t *head, size_t head_len,
                   const char **ret_compression);
 

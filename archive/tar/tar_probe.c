@@ -25,21 +25,23 @@ enum {
     SUM_BYTES = 8,
 };
 
+#define SIZE_LIMIT (UINT64_C(1) << 62)
+
 static bool probe_is_blank(uint8_t byte)
 {
     return byte == ' ' || byte == 0;
 }
 
 /* Reads octal digits, maybe behind blanks. Returns where they end; 0: there are none. */
-static size_t probe_read_octal(const uint8_t *field, size_t len, uint32_t *ret_value)
+static size_t probe_read_octal(const uint8_t *field, size_t len, uint64_t *ret_value)
 {
     size_t i = 0;
-    uint32_t value = 0;
+    uint64_t value = 0;
     while (i < len && probe_is_blank(field[i]))
         i++;
     size_t first = i;
     for (; i < len && field[i] >= '0' && field[i] <= '7'; i++)
-        value = value << 3 | (uint32_t)(field[i] - '0');
+        value = value << 3 | (uint64_t)(field[i] - '0');
     *ret_value = value;
     return i > first ? i : 0;
 }
@@ -47,7 +49,7 @@ static size_t probe_read_octal(const uint8_t *field, size_t len, uint32_t *ret_v
 /* Octal, with anything behind its end; binary (GNU, star); or empty. */
 static bool probe_is_number(const uint8_t *field, size_t len)
 {
-    uint32_t ignored;
+    uint64_t ignored;
     size_t end = probe_read_octal(field, len, &ignored);
     return (end && (end == len || probe_is_blank(field[end]))) || (field[0] & 0x80) ||
            tar_is_zero(field, len) || memcmp(field, "            ", len) == 0;
@@ -60,7 +62,7 @@ bool tar_is_zero(const uint8_t *bytes, size_t len)
 
 bool tar_is_header(const uint8_t *block)
 {
-    uint32_t expected;
+    uint64_t expected;
     size_t end = probe_read_octal(block + SUM_AT, SUM_BYTES, &expected);
     if (!end || (end < SUM_BYTES && !probe_is_blank(block[SUM_AT + end])))
         return false; /* behind the blank, the field may hold anything */
@@ -77,6 +79,18 @@ bool tar_is_header(const uint8_t *block)
 
     return probe_is_number(block + MODE_AT, MODE_BYTES) &&
            probe_is_number(block + SIZE_AT, SIZE_BYTES);
+}
+
+uint64_t tar_size(const uint8_t *header)
+{
+    const uint8_t *field = header + SIZE_AT;
+    uint64_t size = 0;
+    if (field[0] & 0x80)
+        for (size_t i = SIZE_BYTES - sizeof(size); i < SIZE_BYTES; i++)
+            size = size << 8 | field[i];
+    else
+        (void)probe_read_octal(field, SIZE_BYTES, &size);
+    return min_u64(size, SIZE_LIMIT - 1);
 }
 
 bool tar_probe_head(const uint8_t *head, size_t head_len)
@@ -174,6 +188,24 @@ int tar_find_behind(const struct front *front, uint64_t *ret_offset)
         return 1;
     }
     return 0;
+}
+
+/*
+ * Does it reach its end marker? Where a piece ends in zeros, and the next begins with a member,
+ * only a walk can tell.
+ */
+bool tar_is_whole(const struct source *source)
+{
+    uint8_t bytes[2 * TAR_BLOCK_BYTES];
+    uint64_t size = source_size(source), at = 0;
+    if (size < sizeof(bytes) ||
+        source_read(source, bytes, sizeof(bytes), size - sizeof(bytes)) < 0 ||
+        !tar_is_zero(bytes, sizeof(bytes)))
+        return false;
+    while (at <= size - TAR_BLOCK_BYTES &&
+           source_read(source, bytes, TAR_BLOCK_BYTES, at) == 0 && tar_is_header(bytes))
+        at = tar_next(bytes, at);
+    return at <= size - TAR_BLOCK_BYTES && tar_is_zero(bytes, TAR_BLOCK_BYTES);
 }
 
 /* Is there a block of zeros after the last data? */

@@ -19,22 +19,12 @@
 
 #include "cleanup.h"
 
-#define SIZE_AT 124
-#define SIZE_LEN 12
 #define RECORDS_MAX (1u << 20) /* libarchive rejects longer extended headers */
 
 /*
  * Called for each extended header of type `type`: once without a record, then for each record.
  */
 typedef void take_record(void *ctx, char type, const char *key, const char *value);
-
-static uint64_t records_octal(const uint8_t *field, size_t len)
-{
-    uint64_t value = 0;
-    for (size_t i = 0; i < len && field[i] >= '0' && field[i] <= '7'; i++)
-        value = value * 8 + (uint64_t)(field[i] - '0');
-    return value;
-}
 
 /*
  * Reads records "LENGTH KEY=VALUE\n", one behind the other, and terminates key and value in
@@ -88,7 +78,7 @@ static int records_walk(tar_read *read, const void *ctx, uint64_t from, uint64_t
         int r = read(ctx, header, sizeof(header), from);
         if (r < 0)
             return r;
-        uint64_t len = records_octal(header + SIZE_AT, SIZE_LEN);
+        uint64_t len = tar_size(header);
         char type = (char)header[TAR_TYPE_AT];
         from += TAR_BLOCK_BYTES;
         if (!memchr("xXgLK", type, 5) || len > to - from)
@@ -157,10 +147,7 @@ int tar_find_empty_end(tar_read *read, const void *ctx, uint64_t size_bytes, uin
             return r;
         if (!memchr("VxXgLK", header[TAR_TYPE_AT], 6) || !tar_is_header(header))
             break;
-        uint64_t blocks = records_octal(header + SIZE_AT, SIZE_LEN) / TAR_BLOCK_BYTES + 2;
-        if (records_octal(header + SIZE_AT, SIZE_LEN) % TAR_BLOCK_BYTES == 0)
-            blocks--;
-        at += blocks * TAR_BLOCK_BYTES; /* at most 2^36 more */
+        at = tar_next(header, at);
         *ret_end = at;
     }
     return 0;

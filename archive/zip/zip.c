@@ -609,6 +609,12 @@ static int zip_check_end(const struct archive_end *end)
     return r == -EINTR ? 0 : r;
 }
 
+static bool zip_is_whole(const struct source *source)
+{
+    struct zip_place place;
+    return zip_find_directory(source, &place, NULL) == 0;
+}
+
 static const char *const endings[] = {".zip", NULL};
 
 static const struct backend_trailer zip_trailer = {.check_end = zip_check_end};
@@ -620,6 +626,7 @@ const struct backend backend_zip = {
     .number = 4,
     .least_memory_bytes = UINT64_C(4) << 30, /* members may be smaller than a tar's blocks */
     .probe = zip_probe,
+    .is_whole = zip_is_whole,
     .find_behind = zip_find_behind,
     .index = zip_index,
     .trailer = &zip_trailer,
