@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "numbers.h"
 
@@ -29,20 +30,22 @@ static int window_fill(struct source_window *w, uint64_t offset, size_t len)
 {
     uint64_t left = source_size(w->source) - offset;
     size_t fill = (size_t)min_u64(max_u64(w->ahead_bytes, len), left);
-    w->len = 0;
-    if (fill > w->capacity) { /* its bytes are not wanted any more */
-        free(w->buf);
-        w->buf = malloc(fill);
-        w->capacity = w->buf ? fill : 0;
-        if (!w->buf)
-            return -ENOMEM;
-    }
-    int r = source_read(w->source, w->buf, fill, offset);
-    if (r < 0)
-        return r;
+    bool goes_on = offset >= w->offset && offset - w->offset < w->len;
+    size_t skip = goes_on ? (size_t)(offset - w->offset) : w->len, kept = w->len - skip;
+    memmove(w->buf, w->buf + skip, kept);
     w->offset = offset;
-    w->len = fill;
-    return 0;
+    w->len = kept;
+    if (fill > w->capacity) {
+        uint8_t *larger = realloc(w->buf, fill);
+        if (!larger)
+            return -ENOMEM;
+        w->buf = larger;
+        w->capacity = fill;
+    }
+    int r = fill > kept ? source_read(w->source, w->buf + kept, fill - kept, offset + kept) : 0;
+    if (r == 0)
+        w->len = fill;
+    return r;
 }
 
 int source_window_get(struct source_window *w, uint64_t offset, size_t len,

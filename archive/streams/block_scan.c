@@ -97,6 +97,9 @@ static const struct scan_kind *scan_kind_of(const char *compression)
 #ifdef HAVE_BZ2
         &scan_kind_bzip2,
 #endif
+#ifdef HAVE_LIBDEFLATE
+        &scan_kind_gzip,
+#endif
 #ifdef HAVE_XZ
         &scan_kind_xz,
 #endif

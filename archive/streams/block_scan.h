@@ -1,7 +1,8 @@
 /*
- * Reads files of blocks that were compressed one by one, and tells where each lies: bzip2, and
- * xz as `xz -T` writes it. Each block is a part that can be decompressed alone (codecs
- * CODEC_BZIP2, CODEC_XZ_BLOCK). A file may be several streams, one behind the other.
+ * Reads files of blocks that were compressed one by one, and tells where each lies: bzip2, xz
+ * as `xz -T` writes it, gzip. Each block is a part that can be decompressed alone (codecs
+ * CODEC_BZIP2, CODEC_XZ_BLOCK; CODEC_GZIP of a whole member, CODEC_DEFLATE_POINT of a part of a
+ * longer one). A file may be several streams, one behind the other.
  *
  *     block_scan_new(source, "bzip2", helpers, &scan);
  *     block_scan_begin(scan, offset, end, &fault);
@@ -40,11 +41,11 @@ void block_scan_free(struct block_scan *scan); /* NULL is fine */
 int block_scan_begin(struct block_scan *scan, uint64_t offset, uint64_t end,
                      struct fault *fault);
 
-/* How many blocks there are; 0: none, or only the scan finds out (bzip2). */
+/* How many blocks there are; 0: none, or only the scan finds out (bzip2, gzip). */
 size_t block_scan_count(const struct block_scan *scan);
 
 /*
- * Decompresses the next block into the buffer, whose memory is exchanged for another. -ENOTSUP:
+ * Decompresses the next block into the buffer, whose memory may be exchanged. -ENOTSUP:
  * it is too long, or its end can't be found; -EUCLEAN; errors of reading.
  */
 int block_scan_next(struct block_scan *scan, struct stream_buffer *buffer, struct fault *fault,

@@ -34,7 +34,7 @@ struct scan_kind {
                 struct stream_part *ret_part);
     void (*end)(struct block_scan *scan); /* frees the state's members */
 };
-extern const struct scan_kind scan_kind_bzip2, scan_kind_xz;
+extern const struct scan_kind scan_kind_bzip2, scan_kind_gzip, scan_kind_xz;
 
 struct block_scan {
     const struct scan_kind *kind;

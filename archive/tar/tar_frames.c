@@ -25,18 +25,12 @@
 
 #include <archive.h>
 #include <zstd.h>
-#ifdef HAVE_LIBDEFLATE
-#include <libdeflate.h>
-#endif
 
 #include "block_scan.h"
-#include "bytes.h"
-#include "deflate_scan.h"
 #include "numbers.h"
+#include "source_window.h"
 #include "vector.h"
 
-/* Larger members of a gzip file are cut at points. */
-#define GZIP_MEMBER_BYTES_MAX (1u << 20)
 /* Larger frames are not worth supporting: each read of a file decompresses a whole frame. */
 #define TAR_FRAME_BYTES_MAX (64u << 20)
 /* Frames larger than this are worth a remark. */
@@ -45,7 +39,8 @@
 #define DRAIN_BYTES (64u << 20)
 /* No codec makes a frame much larger than its content; the reader rejects such frames. */
 #define PACKED_BYTES_MAX (TAR_FRAME_BYTES_MAX + TAR_FRAME_BYTES_MAX / 8)
-#define WINDOW_FIRST_BYTES (4u << 20)
+#define WINDOW_BYTES (4u << 20)
+#define FRAME_FIRST_BYTES (256u << 10) /* that a frame is looked for in */
 #define OUT_FIRST_BYTES (256u << 10)
 /*
  * Data that expands more than this is mostly zeros, and better unpacked to a file with holes.
@@ -85,31 +80,15 @@ struct tar_framed {
     uint32_t largest;
     bool has_frames; /* not only parts of streams */
 
-    const uint8_t *map; /* NULL: the window is in memory */
-    uint8_t *window;
-    size_t window_room, window_len;
-    uint64_t window_offset; /* in the file */
-
     struct buffer out, before; /* the last frame, and the one before it */
     VECTOR(struct frame) list;
     uint32_t inode;
     VECTOR(struct tar_range) ranges; /* of that inode: where its data lie in the tar */
     VECTOR(struct builder_piece) pieces;
     ZSTD_DCtx *zstd;
-    struct block_scan *blocks; /* bzip2, xz */
+    struct source_window window; /* of zstd */
+    struct block_scan *blocks;   /* of all others */
     bool blocks_ended;
-#ifdef HAVE_LIBDEFLATE
-    struct libdeflate_decompressor *deflate;
-    struct deflate_scan *scan; /* for members that are cut at points */
-    bool is_in_member, last_was_long;
-#endif
-};
-
-/* The part of the file that is visible from the current offset on. */
-struct view {
-    const uint8_t *bytes;
-    size_t len;
-    bool is_all; /* no more can be seen: the file ends, or a frame would be too large */
 };
 
 /* ---- making one ---- */
@@ -120,25 +99,17 @@ static int frames_set_codec(struct tar_framed *f, const char *compression,
     static const struct {
         const char *compression;
         enum codec codec;
-    } of_blocks[] = {{"bzip2", CODEC_BZIP2}, {"xz", CODEC_XZ_BLOCK}};
-    for (size_t i = 0; i < 2; i++)
+    } of_blocks[] = {{"bzip2", CODEC_BZIP2}, {"gzip", CODEC_GZIP}, {"xz", CODEC_XZ_BLOCK}};
+    for (size_t i = 0; i < 3; i++)
         if (strcmp(compression, of_blocks[i].compression) == 0) {
             f->codec = of_blocks[i].codec;
             return block_scan_new(f->source, compression, helpers, &f->blocks);
         }
-    if (strcmp(compression, "zstd") == 0) {
-        f->codec = CODEC_ZSTD;
-        f->zstd = ZSTD_createDCtx();
-        return f->zstd ? 0 : -ENOMEM;
-    }
-#ifdef HAVE_LIBDEFLATE
-    if (strcmp(compression, "gzip") == 0) {
-        f->codec = CODEC_GZIP;
-        f->deflate = libdeflate_alloc_decompressor();
-        return f->deflate ? deflate_scan_new(f->source, "gzip", &f->scan) : -ENOMEM;
-    }
-#endif
-    return -ENOTSUP;
+    if (strcmp(compression, "zstd") != 0)
+        return -ENOTSUP;
+    f->codec = CODEC_ZSTD;
+    f->zstd = ZSTD_createDCtx();
+    return f->zstd ? source_window_open(&f->window, f->source, WINDOW_BYTES) : -ENOMEM;
 }
 
 /* A bzip2 file may be one block, which is short; one of xz may be as long as the tar. */
@@ -162,7 +133,6 @@ int tar_framed_new(struct source *source, const char *compression, struct helper
     f->progress = progress;
     f->fault = fault;
     f->size_bytes = source_size(source);
-    f->map = source_map(source);
     int r = frames_set_codec(f, compression, helpers);
     if (r == 0 && f->blocks)
         r = frames_begin_blocks(f);
@@ -180,75 +150,13 @@ void tar_framed_free(struct tar_framed *f)
         return;
     ZSTD_freeDCtx(f->zstd);
     block_scan_free(f->blocks);
-#ifdef HAVE_LIBDEFLATE
-    if (f->deflate)
-        libdeflate_free_decompressor(f->deflate);
-    deflate_scan_free(f->scan);
-#endif
-    free(f->window);
+    source_window_close(&f->window);
     free(f->out.memory.at);
     free(f->before.memory.at);
     vector_free(&f->list);
     vector_free(&f->ranges);
     vector_free(&f->pieces);
     free(f);
-}
-
-/* ---- the window ---- */
-
-/*
- * Makes at least `len` bytes from the current offset visible, or all up to the end of the file.
- */
-static int frames_fill_window(struct tar_framed *f, size_t len)
-{
-    size_t skip = (size_t)(f->offset - f->window_offset), left;
-    if (skip > f->window_len)
-        skip = f->window_len;
-    left = f->window_len - skip;
-    if (len > f->window_room) {
-        uint8_t *larger = malloc(len);
-        if (!larger)
-            return -ENOMEM;
-        if (left)
-            memcpy(larger, f->window + skip, left);
-        free(f->window);
-        f->window = larger;
-        f->window_room = len;
-    } else if (left) {
-        memmove(f->window, f->window + skip, left);
-    }
-    f->window_offset = f->offset;
-    f->window_len = left;
-    uint64_t end = f->size_bytes - f->offset;
-    size_t want = end < f->window_room ? (size_t)end : f->window_room;
-    if (want <= left)
-        return 0;
-    int r = source_read(f->source, f->window + left, want - left, f->offset + left);
-    if (r == 0)
-        f->window_len = want;
-    return r;
-}
-
-static int frames_view(struct tar_framed *f, size_t len, struct view *ret_view)
-{
-    uint64_t left = f->size_bytes - f->offset;
-    size_t most = left < PACKED_BYTES_MAX ? (size_t)left : PACKED_BYTES_MAX;
-    if (len > most)
-        len = most;
-    if (f->map) {
-        *ret_view = (struct view){f->map + f->offset, most, true};
-        return 0;
-    }
-    uint64_t seen = f->window_offset + f->window_len;
-    if (f->offset < f->window_offset || f->offset > seen || seen - f->offset < len) {
-        int r = frames_fill_window(f, len);
-        if (r < 0)
-            return r;
-    }
-    size_t skip = (size_t)(f->offset - f->window_offset);
-    size_t here = f->window_len - skip < most ? f->window_len - skip : most;
-    *ret_view = (struct view){f->window + skip, here, here == most};
-    return 0;
 }
 
 /* ---- one frame ---- */
@@ -266,8 +174,7 @@ struct found {
 
 static int frames_damaged(struct tar_framed *f, const char *what)
 {
-    return fault_set(f->fault, -EUCLEAN, NULL, f->offset, "damaged %s data: %s",
-                     f->codec == CODEC_ZSTD ? "zstd" : "gzip", what);
+    return fault_set(f->fault, -EUCLEAN, NULL, f->offset, "damaged zstd data: %s", what);
 }
 
 /*
@@ -289,25 +196,25 @@ static int frames_more_room(struct tar_framed *f)
     return frames_out_room(f, len < TAR_FRAME_BYTES_MAX ? len : TAR_FRAME_BYTES_MAX);
 }
 
-static int frames_unpack_zstd(struct tar_framed *f, const struct view *v,
+static int frames_unpack_zstd(struct tar_framed *f, const uint8_t *from, size_t len,
                               struct found *ret_found)
 {
-    size_t packed = ZSTD_findFrameCompressedSize(v->bytes, v->len);
+    size_t packed = ZSTD_findFrameCompressedSize(from, len);
     if (ZSTD_isError(packed)) {
-        if (!v->is_all)
-            return NEED_MORE;
-        if (v->len == PACKED_BYTES_MAX)
+        if (len == PACKED_BYTES_MAX)
             return -ENOTSUP;
-        return frames_damaged(f, v->len < 4 || memcmp(v->bytes, "\x28\xb5\x2f\xfd", 4) == 0
+        if (len < f->size_bytes - f->offset)
+            return NEED_MORE;
+        return frames_damaged(f, len < 4 || memcmp(from, "\x28\xb5\x2f\xfd", 4) == 0
                                      ? "it is cut off"
                                      : "no frame begins here");
     }
-    unsigned long long bytes = ZSTD_getFrameContentSize(v->bytes, packed);
+    unsigned long long bytes = ZSTD_getFrameContentSize(from, packed);
     bool known = bytes != ZSTD_CONTENTSIZE_UNKNOWN && bytes != ZSTD_CONTENTSIZE_ERROR;
     int r = frames_out_room(f, known && bytes > OUT_FIRST_BYTES ? bytes : OUT_FIRST_BYTES);
     while (r == 0) {
-        size_t n = ZSTD_decompressDCtx(f->zstd, f->out.memory.at, f->out.memory.room, v->bytes,
-                                       packed);
+        size_t n =
+            ZSTD_decompressDCtx(f->zstd, f->out.memory.at, f->out.memory.room, from, packed);
         if (!ZSTD_isError(n)) {
             *ret_found = (struct found){.packed = packed, .bytes = n};
             return 0;
@@ -323,180 +230,51 @@ static int frames_unpack_zstd(struct tar_framed *f, const struct view *v,
 /* Finds the zstd frame at the current offset, using as much of the file as it needs. */
 static int frames_find_zstd(struct tar_framed *f, struct found *ret_found)
 {
-    size_t len = WINDOW_FIRST_BYTES;
-    for (;;) {
-        struct view view;
-        int r = frames_view(f, len, &view);
+    for (size_t most = FRAME_FIRST_BYTES;; most *= 2) {
+        const uint8_t *bytes = NULL;
+        size_t len;
+        int r = source_window_get(&f->window, f->offset, min_u64(most, PACKED_BYTES_MAX),
+                                  &bytes, &len);
         if (r == 0)
-            r = frames_unpack_zstd(f, &view, ret_found);
+            r = frames_unpack_zstd(f, bytes, len, ret_found);
         if (r != NEED_MORE)
             return r;
-        len = view.len < len ? len * 2 : view.len * 2;
     }
 }
 
-/* ---- members of a gzip file ---- */
+/* ---- blocks of bzip2 and xz, members of gzip ---- */
 
 /* Like gzip and bzip2, ignore bytes behind the end of the data; but note them. */
-static void frames_note_rest(struct tar_framed *f, const struct view *v, const char *name)
+static int frames_note_rest(struct tar_framed *f)
 {
-    size_t len = (size_t)min_u64(v->len, TAR_BLOCK_BYTES);
-    if (!tar_is_zero(v->bytes, len) && !f->progress->note[0])
+    uint8_t bytes[TAR_BLOCK_BYTES];
+    size_t len = (size_t)min_u64(f->size_bytes - f->offset, sizeof(bytes));
+    int r = source_read(f->source, bytes, len, f->offset);
+    if (r == 0 && !tar_is_zero(bytes, len) && !f->progress->note[0])
         snprintf(f->progress->note, sizeof(f->progress->note),
                  "%llu bytes behind the end of its %s data (offset %llu) are ignored",
-                 (unsigned long long)(f->size_bytes - f->offset), name,
-                 (unsigned long long)f->offset);
-}
-
-#ifdef HAVE_LIBDEFLATE
-enum {
-    GZIP_HEAD_BYTES = 10,
-    GZIP_TRAILER_BYTES = 8,
-    GZIP_FLAGS_AT = 3,
-    GZIP_HAS_SUM = 2, /* flags */
-    GZIP_HAS_EXTRA = 4,
-    GZIP_HAS_NAME = 8,
-    GZIP_HAS_COMMENT = 16,
-    GZIP_FLAGS = 31,
-};
-
-/* The length of a member's header. 0: it is none, or longer than the given bytes. */
-static size_t gzip_header_bytes(const uint8_t *head, size_t len)
-{
-    if (len < GZIP_HEAD_BYTES || head[2] != 8 || head[GZIP_FLAGS_AT] & ~GZIP_FLAGS)
-        return 0;
-    unsigned flags = head[GZIP_FLAGS_AT];
-    size_t at = GZIP_HEAD_BYTES;
-    if (flags & GZIP_HAS_EXTRA)
-        at += len - at < 2 ? len : 2u + bytes_le16(head + at);
-    for (unsigned text = GZIP_HAS_NAME; text <= GZIP_HAS_COMMENT; text *= 2) {
-        const uint8_t *end = flags & text && at < len ? memchr(head + at, 0, len - at) : NULL;
-        if (flags & text)
-            at = end ? (size_t)(end - head) + 1 : len;
-    }
-    if (flags & GZIP_HAS_SUM)
-        at += 2;
-    return at < len ? at : 0;
-}
-
-/*
- * Decompresses a whole short member. 0: it is not there, or not short, or damaged, and the scan
- * finds out. 1: found.
- */
-static int gzip_find_short(struct tar_framed *f, const struct view *v, struct found *ret_found)
-{
-    size_t packed = 0, bytes = 0;
-    int r = frames_out_room(f, GZIP_MEMBER_BYTES_MAX);
-    if (r < 0)
-        return r;
-    if (libdeflate_gzip_decompress_ex(f->deflate, v->bytes, v->len, f->out.memory.at,
-                                      GZIP_MEMBER_BYTES_MAX, &packed,
-                                      &bytes) != LIBDEFLATE_SUCCESS)
-        return 0;
-    *ret_found = (struct found){.packed = packed, .bytes = bytes};
-    return 1;
-}
-
-/*
- * Begins the member at the current offset: 1 if it is a short one, which is found already, 0 if
- * the scan has to go on in it or (ret_found->packed is 0) no member follows.
- */
-static int gzip_begin_member(struct tar_framed *f, struct found *ret_found)
-{
-    struct view v;
-    int r = frames_view(f, WINDOW_FIRST_BYTES, &v);
-    if (r < 0)
-        return r;
-    if (v.len < 2 || memcmp(v.bytes, "\x1f\x8b", 2) != 0) {
-        frames_note_rest(f, &v, "gzip");
-        return f->offset > 0 ? 1 : frames_damaged(f, "no member begins here");
-    }
-    r = f->last_was_long ? 0 : gzip_find_short(f, &v, ret_found);
-    if (r != 0)
-        return r;
-    size_t header = gzip_header_bytes(v.bytes, v.len);
-    if (header == 0)
-        return frames_damaged(f, "it has no sound header");
-    f->is_in_member = true;
-    return deflate_scan_begin(f->scan, f->offset + header, f->size_bytes);
-}
-
-static int gzip_end_member(struct tar_framed *f)
-{
-    uint8_t trailer[GZIP_TRAILER_BYTES];
-    uint64_t bytes = deflate_scan_bytes(f->scan);
-    f->is_in_member = false;
-    f->last_was_long = bytes > GZIP_MEMBER_BYTES_MAX;
-    f->offset = deflate_scan_offset(f->scan);
-    if (f->size_bytes - f->offset < sizeof(trailer)) {
-        f->offset = f->size_bytes;
-        return frames_damaged(f, "it ends too early");
-    }
-    int r = source_read(f->source, trailer, sizeof(trailer), f->offset);
-    if (r < 0)
-        return r;
-    if (bytes_le32(trailer) != deflate_scan_crc(f->scan))
-        return frames_damaged(f, "its checksum does not fit");
-    if (bytes_le32(trailer + 4) != (uint32_t)bytes)
-        return frames_damaged(f, "its length does not fit");
-    return 0;
-}
-
-/* Finds the next member, or the next part of one. */
-static int frames_find_gzip(struct tar_framed *f, struct found *ret_found)
-{
-    uint64_t offset = f->offset;
-    if (!f->is_in_member) {
-        int r = gzip_begin_member(f, ret_found);
-        if (r != 0)
-            return r < 0 ? r : 0;
-    }
-    int r = deflate_scan_next(f->scan, &f->out.memory, f->fault, &ret_found->part);
-    if (r < 0)
-        return r;
-    ret_found->is_part = true;
-    ret_found->bytes = ret_found->part.block.block_bytes;
-    uint64_t end = deflate_scan_offset(f->scan);
-    if (ret_found->part.is_last) {
-        r = gzip_end_member(f);
-        f->offset = offset;
-        end += GZIP_TRAILER_BYTES;
-    }
-    ret_found->packed = end - offset;
+                 (unsigned long long)(f->size_bytes - f->offset),
+                 f->codec == CODEC_GZIP ? "gzip" : "bzip2", (unsigned long long)f->offset);
     return r;
 }
-#endif
-
-/* ---- blocks of bzip2 and xz ---- */
 
 static int frames_find_block(struct tar_framed *f, struct found *ret_found)
 {
-    if (f->blocks_ended) {
-        struct view v;
-        int r = frames_view(f, TAR_BLOCK_BYTES, &v);
-        if (r == 0)
-            frames_note_rest(f, &v, "bzip2");
-        return r;
+    if (!f->blocks_ended) {
+        int r = block_scan_next(f->blocks, &f->out.memory, f->fault, &ret_found->part);
+        if (r < 0)
+            return r;
+        f->blocks_ended = ret_found->part.is_last;
+        ret_found->is_part = codec_has_point(ret_found->part.block.codec);
+        ret_found->bytes = ret_found->part.block.block_bytes;
+        ret_found->packed = block_scan_offset(f->blocks) - f->offset;
     }
-    int r = block_scan_next(f->blocks, &f->out.memory, f->fault, &ret_found->part);
-    if (r < 0)
-        return r;
-    f->blocks_ended = ret_found->part.is_last;
-    ret_found->is_part = true;
-    ret_found->bytes = ret_found->part.block.block_bytes;
-    ret_found->packed = block_scan_offset(f->blocks) - f->offset;
-    return 0;
+    return ret_found->packed > 0 ? 0 : frames_note_rest(f);
 }
 
 static int frames_find_next(struct tar_framed *f, struct found *ret_found)
 {
-    if (f->blocks)
-        return frames_find_block(f, ret_found);
-#ifdef HAVE_LIBDEFLATE
-    if (f->codec == CODEC_GZIP)
-        return frames_find_gzip(f, ret_found);
-#endif
-    return frames_find_zstd(f, ret_found);
+    return f->blocks ? frames_find_block(f, ret_found) : frames_find_zstd(f, ret_found);
 }
 
 /* Find the next frame, and subtract its bytes from the ones that may be decompressed. */
