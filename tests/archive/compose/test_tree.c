@@ -366,6 +366,32 @@ START_TEST(one_entry_may_have_several_names)
 }
 END_TEST
 
+START_TEST(names_of_one_file_are_links)
+{
+    struct index *old = file_index("f", 0);
+    for (int merges = 0; merges < 2; merges++) {
+        struct composition c = begin();
+        uint32_t part = add_part(&c, old, "it", 0), f = position_of(old, "f");
+        if (merges)
+            ck_assert_int_eq(tree_merge_root(c.tree, part), 0);
+        else
+            ck_assert_int_eq(put(&c, part, f, TREE_TOP, "f"), 0);
+        ck_assert_int_eq(put(&c, part, f, TREE_TOP, "g"), 0);
+        char name[INDEX_NAME_MAX + 2];
+        memset(name, 'n', sizeof(name));
+        name[INDEX_NAME_MAX + 1] = '\0';
+        ck_assert_int_eq(put(&c, part, f, TREE_TOP, name), -ENAMETOOLONG);
+        ck_assert_int_eq(put(&c, part, f, TREE_TOP, name + 1), 0);
+        struct index *new = finish(&c);
+        ck_assert_uint_eq(index_info(new)->entries, 4);
+        ck_assert_uint_eq(node_of(new, "f").nlink, 3);
+        ck_assert_uint_eq(node_of(new, "g").position, node_of(new, "f").position);
+        index_close(new);
+    }
+    index_close(old);
+}
+END_TEST
+
 START_TEST(a_directory_may_be_in_several_places)
 {
     struct index *old = rich_index();
@@ -668,6 +694,7 @@ int main(void)
     tcase_add_test(tc, what_nothing_shown_refers_to_is_not_copied);
     tcase_add_test(tc, links_that_are_taken_share_their_inode);
     tcase_add_test(tc, one_entry_may_have_several_names);
+    tcase_add_test(tc, names_of_one_file_are_links);
     tcase_add_test(tc, a_directory_may_be_in_several_places);
     tcase_add_test(tc, directories_merge_and_the_first_gives_the_attributes);
     tcase_add_test(tc, a_name_in_two_archives_is_an_error_that_names_both);

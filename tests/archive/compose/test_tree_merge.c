@@ -491,6 +491,27 @@ START_TEST(windows_end_with_their_archives)
 END_TEST
 
 /* The digest is made of all entries while they are checked: none may mislead it. */
+START_TEST(names_that_are_none_are_refused)
+{
+    static const struct {
+        const char *names; /* of one byte each */
+        int expected;
+    } cases[] = {{"abcdefgh", 0},        {"aacdefgh", -EUCLEAN}, {"bacdefgh", -EUCLEAN},
+                 {".bcdefgh", -EUCLEAN}, {"/bcdefgh", -EUCLEAN}, {"\0bcdefgh", -EUCLEAN}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct builder *b = new_builder();
+        for (char name[] = "a"; name[0] <= 'h'; name[0]++)
+            add_file(b, name, 0, 10);
+        size_t len;
+        uint64_t names;
+        uint8_t *image = build_image(b, &tar_header, &len);
+        memcpy(&names, cases[i].names, sizeof(names));
+        ck_assert_int_eq(merge_changed(image, len, SECTION_NAMES, 0, names), cases[i].expected);
+        free(image);
+    }
+}
+END_TEST
+
 START_TEST(directories_that_are_none_are_refused)
 {
     size_t len;
@@ -554,6 +575,7 @@ int main(void)
     tcase_add_test(tc, damaged_indexes_are_refused_or_hurt_no_other);
     tcase_add_test(tc, packed_data_end_with_their_archives_blocks);
     tcase_add_test(tc, windows_end_with_their_archives);
+    tcase_add_test(tc, names_that_are_none_are_refused);
     tcase_add_test(tc, directories_that_are_none_are_refused);
     tcase_add_test(tc, a_page_without_its_sum_is_refused);
     suite_add_tcase(suite, tc);
