@@ -47,8 +47,7 @@ static uid_t overflow_user(void)
     return n;
 }
 
-/* Does every user have a number in our namespace? */
-static bool all_have_numbers(void)
+bool place_knows_all_users(void)
 {
     uint64_t count, sum = 0;
     auto_fclose FILE *map = fopen("/proc/self/uid_map", "re");
@@ -60,7 +59,7 @@ static bool all_have_numbers(void)
 /* May this number stand for a user without one? */
 static bool is_unknown(uid_t uid)
 {
-    return uid == overflow_user() && !all_have_numbers();
+    return uid == overflow_user() && !place_knows_all_users();
 }
 
 bool place_is_ours(const struct stat *st)

@@ -68,6 +68,9 @@ int place_open(const char *path, enum place_rule rule, struct place *ret_place,
  */
 int place_open_entry(int folder_fd, const char *name, int *ret_fd);
 
+/* Does every user have a number in our user namespace? */
+bool place_knows_all_users(void);
+
 /* Does a file or folder belong to us, and not to users without a number here? */
 bool place_is_ours(const struct stat *st);
 

@@ -3,10 +3,12 @@
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <linux/capability.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 #include "archive_list.h"
@@ -15,6 +17,8 @@
 #include "mountinfo.h"
 #include "mountpoint.h"
 #include "numbers.h"
+#include "place.h"
+#include "process.h"
 #include "source_retry.h"
 #include "storage_watch.h"
 
@@ -177,6 +181,16 @@ static int take_stage(const struct cli_usage *usage, void *ctx, const char *text
     return 0;
 }
 
+static int take_writable(const struct cli_usage *usage, void *ctx, const char *text)
+{
+    struct mount_options *o = ctx;
+    if (text && !*text)
+        return cli_usage_error(usage, "--writable= needs a directory");
+    o->writable = true;
+    o->writable_dir = text;
+    return 0;
+}
+
 static const char *const private_words[] = {
     [PRIVATE_AUTO] = "auto", [PRIVATE_ON] = "on", [PRIVATE_OFF] = "off", NULL};
 static const char *const intercept_words[] = {
@@ -198,6 +212,12 @@ static int parse_table(const struct cli_usage *usage, bool for_run, int argc, ch
                "where something else is mounted at DIR)"
              : NULL,
          .word = &o->private_mode, .words = private_words},
+        {"--writable[=DIR]",
+         for_run
+             ? "let COMMAND write: to memory, which is gone at its end, or to DIR, where the "
+               "next run finds it"
+             : NULL,
+         .take = take_writable, .ctx = o},
         {"--intercept=WHEN",
          !mounter_has_library ? NULL
          : for_run ? "auto, on, off: COMMAND reads by a preloaded library, without the mount "
@@ -342,6 +362,24 @@ static void give(const struct mount_options *o, struct mount_options *ret_option
         cli_name_of(o->archives, o->archive_count, ret_options->archive_name);
 }
 
+/* Is it root, and of the node? */
+static bool has_all_rights(void)
+{
+    uint64_t rights = 0;
+    process_status_number(getpid(), "\nCapEff:", 16, &rights);
+    return geteuid() == 0 && rights >> CAP_SYS_ADMIN & 1 && place_knows_all_users();
+}
+
+/* In a user namespace only files of its user can be changed, so all files are. */
+static void own_all_files(struct mount_options *o)
+{
+    if (!o->writable || has_all_rights())
+        return;
+    o->override_uid = o->override_gid = true;
+    o->uid = geteuid();
+    o->gid = getegid();
+}
+
 /* Checks that involve more than one option. */
 static int check_together(const struct cli_usage *usage, bool for_run,
                           const struct mount_options *o)
@@ -360,6 +398,17 @@ static int check_together(const struct cli_usage *usage, bool for_run,
     if (!for_run && o->private_mode == PRIVATE_ON)
         return cli_usage_error(usage, "--private=on needs a command to be private to: 'onepot "
                                       "run' has one");
+    if (!for_run && o->writable)
+        return cli_usage_error(usage,
+                               "--writable needs a command that sees it: 'onepot run' has "
+                               "one");
+    if (o->writable && o->private_mode == PRIVATE_OFF)
+        return cli_usage_error(usage,
+                               "--writable needs a namespace, which --private=off forbids");
+    if (o->writable && (o->override_uid || o->override_gid) && !has_all_rights())
+        return cli_usage_error(usage,
+                               "--uid and --gid go with --writable for root alone: nobody "
+                               "else may change another user's file");
     if (o->export && o->foreground)
         return cli_usage_error(usage, "--export and -f don't go together: the shell waits");
     if (o->allow_other && !o->at)
@@ -402,6 +451,7 @@ int mount_options_parse(const struct cli_usage *usage, bool for_run, int argc, c
     if (status != CLI_GO_ON)
         return status;
     o.default_permissions |= o.allow_other;
+    own_all_files(&o);
     give(&o, ret_options);
     return CLI_GO_ON;
 }
@@ -497,14 +547,15 @@ uint64_t mount_options_hash(const struct mount_options *o, const char *at, int64
     bool nested = cli_nested(&glob);
     int n = asprintf(
         &text,
-        "%s\n%s\n%s\n%s\n%s\n%s\n%s\n%" PRIu64 " %d%s\n%d%d%d%d%d%d%d%d %d%d%d %" PRIu32
+        "%s\n%s\n%s\n%s\n%s\n%s\n%s\n%" PRIu64 " %d%s\n%d%s\n%d%d%d%d%d%d%d%d %d%d%d %" PRIu32
         " %" PRIu32 " %u %u %u %u %u %" PRIu64 " %" PRIu64 " %d %" PRIu64 " %" PRIi64
         " %ld %" PRIu64 " %d%s",
         at ? at : "", o->subdir ? o->subdir : "", o->log ? o->log : "",
         o->fsname ? o->fsname : "", o->order ? o->order : "", o->record ? o->record : "",
-        o->view, o->seed, o->stage, o->stage_place ? o->stage_place : "", o->foreground,
-        o->allow_other, o->default_permissions, o->noexec, o->override_uid, o->override_gid,
-        o->cache_given, o->nonempty, cli_together.each, (int)cli_together.on_conflict,
+        o->view, o->seed, o->stage, o->stage_place ? o->stage_place : "", o->writable,
+        o->writable_dir ? o->writable_dir : "", o->foreground, o->allow_other,
+        o->default_permissions, o->noexec, o->override_uid, o->override_gid, o->cache_given,
+        o->nonempty, cli_together.each, (int)cli_together.on_conflict,
         cli_together.skip_damaged, o->uid, o->gid, o->threads, o->idle_s, o->grace_s,
         o->io_timeout_s, o->retries, o->cache_bytes, o->readahead_bytes, (int)o->owner,
         owner_start_ticks, mtime_sec, mtime_nsec, cli_offset(), nested, glob ? glob : "");

@@ -64,6 +64,8 @@ struct mount_options {
     uint64_t seed;                  /* of shuffles to recognise */
     bool stage;                     /* copy the archive to this node */
     const char *stage_place;        /* to this place; NULL: where there is room */
+    bool writable;                  /* run: what is written goes to a layer (layer.h), */
+    const char *writable_dir;       /* in this folder; NULL: in memory */
     enum cli_progress_mode progress;
 };
 

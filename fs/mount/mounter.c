@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "format.h"
 #include "holders.h"
 #include "mounter_private.h"
 #include "mountinfo.h"
@@ -131,6 +132,12 @@ static int mount_failed(const struct mounter *m, struct mount_report *report)
 {
     if (!report->tried[0])
         mount_report_add(report, "ONEPOT_MOUNT_METHODS", "it leaves no way");
+    if (m->options->writable)
+        return cli_failf(
+            m->path,
+            "--writable needs a namespace for the command, which is not possible here "
+            "(%s); %s",
+            report->tried, mount_advice(MOUNT_BY_NAMESPACE));
     if (m->taken[0])
         return cli_failf(m->path,
                          "%s, and a namespace in which this command alone would see its own is "
@@ -155,6 +162,7 @@ static int mount_archive(struct mounter *m)
         .allow_other = o->allow_other,
         .default_permissions = o->default_permissions,
         .noexec = o->noexec,
+        .layer = o->writable ? &m->layer : NULL,
         .launch = m->launch,
         .launch_ctx = m->launch_ctx,
         .parent_fd = m->parent_fd,
@@ -199,6 +207,36 @@ static int check_answers(struct mounter *m)
                  : 0;
 }
 
+/* Before anything is mounted: one `run` at a time writes to a folder. */
+static int take_layer(struct mounter *m)
+{
+    char why[LAYER_WHY_MAX];
+
+    if (m->options->writable && layer_take(&m->layer, why) < 0)
+        return cli_failf(m->layer.dir, "%s", why);
+    return 0;
+}
+
+static int add_layer(struct mounter *m)
+{
+    if (!m->options->writable)
+        return 0;
+    int r = namespace_cover(&m->mounted.ns, ANSWER_LIMIT_MS);
+    if (r == 0 || (r == -EINTR && mounter_caught()))
+        return r == 0 ? 0 : CLI_FAILED;
+    if (m->layer.dir[0])
+        return cli_failf(
+            m->layer.dir,
+            "overlayfs does not take it: %s; name a folder on a disk of this node, or "
+            "none: then what is written lies in memory",
+            fault_errno(r));
+    return cli_failf(
+        m->path,
+        "overlayfs can't be mounted: %s; for an ordinary user it needs Linux 5.11, "
+        "and for root the module 'overlay'",
+        fault_errno(r));
+}
+
 void mounter_offer_namespace(const struct mounter *m, struct counters *c)
 {
     c->namespace_pid = getpid();
@@ -239,10 +277,12 @@ int mounter_start(struct mounter *m)
 {
     const bool early = mounts_first(m);
     int (*const steps[])(struct mounter * m) = {
+        take_layer,
         early ? mount_archive : mounter_open_archive,
         early ? mounter_open_archive : mount_archive,
         mounter_start_daemon,
         check_answers,
+        add_layer,
         open_to_others,
     };
     int r = mounter_prepare(m);
@@ -326,11 +366,28 @@ static bool is_last(struct mounter *m)
     return last;
 }
 
+/* What of --writable stays. */
+static void tell_written(const struct mounter *m, uint64_t memory_bytes)
+{
+    uint64_t bytes;
+
+    if (m->layer.dir[0]) {
+        bool is_more = layer_measure(&m->layer, &bytes);
+        cli_note("%s: %s%s of changes lie there, for the next --writable=%s", m->layer.dir,
+                 is_more ? "more than " : "", cli_bytes(bytes), m->options->writable_dir);
+    } else if (memory_bytes) {
+        cli_note("%s: %s of changes lay in memory, and are gone (--writable=DIR keeps them)",
+                 m->options->archive, cli_bytes(memory_bytes));
+    }
+}
+
 /* End a mount that nobody else uses; bounded, even if the command left processes in it. */
 static void end_mount(struct mounter *m, bool died)
 {
     const struct namespace *ns = m->mounted.ns.mnt_ns >= 0 ? &m->mounted.ns : NULL;
     char line[SUMMARY_MAX], users[512];
+    const bool is_in_memory = m->options->writable && !m->layer.dir[0];
+    uint64_t written = is_in_memory && ns ? namespace_written_bytes(ns) : 0;
     int r = unmounter_unmount(m->slot, RELEASE_WAIT_MS, false, ns);
 
     if (r == -EBUSY) {
@@ -339,6 +396,7 @@ static void end_mount(struct mounter *m, bool died)
         r = unmounter_unmount(m->slot, 0, true, ns);
     }
     namespace_close(&m->mounted.ns); /* or it would keep the mount alive */
+    layer_release(&m->layer);
     if (r < 0 && r != -ECHILD && !died)
         cli_failf(m->path, "it can't be unmounted: %s", fault_errno(r));
     if (unmounter_finish(m->slot, DAEMON_END_MS, true) < 0)
@@ -347,6 +405,8 @@ static void end_mount(struct mounter *m, bool died)
     else if (!died)
         cli_note("%s: %s", m->options->archive,
                  summary_line(m->slot->counters, line, sizeof(line)));
+    if (m->options->writable)
+        tell_written(m, written);
 }
 
 enum mounter_end mounter_release(struct mounter *m)
@@ -371,6 +431,7 @@ void mounter_free(struct mounter *m)
     if (!stuck) /* a thread is stuck in a read of it */
         pot_close(m->pot);
     stage_close(m->stage);
+    layer_release(&m->layer);
     slot_close(m->slot);
     process_watch_close(&m->owner);
     vector_free(&m->inherited);

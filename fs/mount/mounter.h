@@ -25,6 +25,7 @@
 #include "control.h"
 #include "detach.h"
 #include "job.h"
+#include "layer.h"
 #include "mount_options.h"
 #include "mountpoint.h"
 #include "namespace.h"
@@ -55,7 +56,8 @@ struct mounter {
     /* ---- of mounter*.c ---- */
     struct inherited inherited;
     struct job job;
-    char at[PATH_MAX]; /* canonical --at, or "" */
+    char at[PATH_MAX];  /* canonical --at, or "" */
+    struct layer layer; /* --writable */
     struct archive_list archives;
     char archive[PATH_MAX]; /* canonical; of several, as mount_options.archive */
     struct source_identity identity;

@@ -196,7 +196,7 @@ static _Noreturn void watch_daemon(const struct counters *c, const struct inheri
     _exit(0);
 }
 
-static void start_watcher(const struct mounter *m, const struct slot *slot)
+static void start_watcher(struct mounter *m, const struct slot *slot)
 {
     struct process_watch self = PROCESS_WATCH_NONE;
     struct inherited inherited;
@@ -211,6 +211,7 @@ static void start_watcher(const struct mounter *m, const struct slot *slot)
     if (pid == 0) {
         if (fork() != 0) /* so that it is nobody's child */
             _exit(0);
+        layer_release(&m->layer);
         watch_daemon(slot->counters, &inherited, self);
     }
     if (pid > 0)

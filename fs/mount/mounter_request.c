@@ -45,6 +45,7 @@ int mounter_init(struct mounter *m, const struct mount_options *options, bool fo
         .mounted = MOUNTED_NONE,
         .owner = PROCESS_WATCH_NONE,
         .log = {.fd = -1, .stderr_too = options->foreground},
+        .layer = LAYER_NONE,
         .parent_fd = -1,
         .daemon_sock = -1,
         .daemon_lock_fd = -1,
@@ -209,6 +210,26 @@ static int resolve_at(struct mounter *m)
     return r < 0 ? cli_fail(at, r, NULL) : check_at(m->at);
 }
 
+/* --writable: where its changes go. */
+static int resolve_layer(struct mounter *m)
+{
+    const struct mount_options *o = m->options;
+    char why[LAYER_WHY_MAX];
+
+    if (!o->writable)
+        return 0;
+    if (m->parent_fd >= 0)
+        return cli_failf(m->at, "--writable needs a mount in a namespace; name another --at");
+    m->is_private = true;
+    if (layer_resolve(o->writable_dir, &m->layer, why) < 0)
+        return cli_failf(o->writable_dir, "what is written can't lie there: %s", why);
+    size_t len = strlen(m->at);
+    if (len && strncmp(m->layer.dir, m->at, len) == 0 && m->layer.dir[len] == '/')
+        return cli_failf(m->layer.dir, "the mount would hide it; name a folder outside of %s",
+                         m->at);
+    return 0;
+}
+
 static int watch_owner(struct mounter *m)
 {
     if (m->options->owner <= 0)
@@ -245,6 +266,8 @@ int mounter_prepare(struct mounter *m)
     int r = identify_archives(m);
     if (r == 0)
         r = resolve_at(m);
+    if (r == 0)
+        r = resolve_layer(m);
     if (r == 0)
         r = watch_owner(m);
     if (r == 0)

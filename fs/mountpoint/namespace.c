@@ -14,9 +14,11 @@
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -27,6 +29,7 @@
 #include "cleanup.h"
 #include "fault.h"
 #include "file_id.h"
+#include "layer.h"
 #include "message.h"
 #include "mountinfo.h"
 #include "mountpoint.h"
@@ -36,7 +39,7 @@
 
 /* The child's report: the step it reached, and the result. */
 struct word {
-    enum { ENTERED, MOUNTED, ANSWERED } about;
+    enum { ENTERED, MOUNTED, ANSWERED, COVERED } about;
     int err;                       /* 0 or -errno */
     unsigned dev_major, dev_minor; /* MOUNTED */
 };
@@ -126,8 +129,17 @@ struct launch {
     void *ctx;
 };
 
-/* Serve the parent's requests: '?' asks whether the mount answers, '!' launches. */
-static _Noreturn void serve_wishes(int sock, const char *mountpoint, struct launch launch)
+static int cover_mount(const struct mount_request *rq)
+{
+    return rq && rq->layer ? layer_mount(rq->layer, rq->mountpoint, rq->noexec) : -EINVAL;
+}
+
+/*
+ * Serve the parent's requests: '?' asks whether the mount answers, '+' puts the layer over it,
+ * '!' launches.
+ */
+static _Noreturn void serve_wishes(int sock, const char *mountpoint,
+                                   const struct mount_request *rq, struct launch launch)
 {
     char wish;
     while (read(sock, &wish, 1) == 1) {
@@ -137,8 +149,12 @@ static _Noreturn void serve_wishes(int sock, const char *mountpoint, struct laun
             launch.run(launch.ctx);
             break;
         }
-        int err = statfs(mountpoint, &st) < 0 ? -errno : 0;
-        send_word(sock, (struct word){.about = ANSWERED, .err = err}, -1);
+        struct word word = {.about = wish == '+' ? COVERED : ANSWERED};
+        if (wish == '+')
+            word.err = cover_mount(rq);
+        else
+            word.err = statfs(mountpoint, &st) < 0 ? -errno : 0;
+        send_word(sock, word, -1);
     }
     _exit(125);
 }
@@ -188,7 +204,7 @@ static _Noreturn void namespace_child(int sock, const struct namespace *ns,
     if (r == 0 && rq)
         r = mount_there(sock, rq);
     if (r == 0)
-        serve_wishes(sock, ns->mountpoint, launch);
+        serve_wishes(sock, ns->mountpoint, rq, launch);
     _exit(125);
 }
 
@@ -292,15 +308,25 @@ int namespace_join(pid_t pid, int user_fd, int mount_fd, const char *mountpoint,
     return r;
 }
 
-int namespace_answers(const struct namespace *ns, int timeout_ms)
+static int ask_child(const struct namespace *ns, const char *wish, int timeout_ms)
 {
     struct word word;
     int fd;
 
-    if (send(ns->sock, "?", 1, MSG_NOSIGNAL) < 0)
+    if (send(ns->sock, wish, 1, MSG_NOSIGNAL) < 0)
         return -errno;
     int r = receive_word(ns->sock, timeout_ms, &word, &fd);
     return r < 0 ? r : word.err;
+}
+
+int namespace_answers(const struct namespace *ns, int timeout_ms)
+{
+    return ask_child(ns, "?", timeout_ms);
+}
+
+int namespace_cover(const struct namespace *ns, int timeout_ms)
+{
+    return ask_child(ns, "+", timeout_ms);
 }
 
 int namespace_go(struct namespace *ns)
@@ -318,10 +344,46 @@ struct unmounting {
 static int unmount_inside(void *ctx)
 {
     const struct unmounting *u = ctx;
-    int r = set_namespaces(u->ns);
-    if (r == 0 && umount2(u->ns->mountpoint, u->flags) < 0)
-        r = -errno;
+    const struct namespace *ns = u->ns;
+    int r = set_namespaces(ns);
+
+    /* A layer lies over it. */
+    do
+        if (r == 0 && umount2(ns->mountpoint, u->flags) < 0)
+            r = -errno;
+    while (r == 0 && mountinfo_has(ns->mountpoint, ns->dev_major, ns->dev_minor));
     return r;
+}
+
+struct measuring {
+    const struct namespace *ns;
+    _Atomic uint64_t *bytes; /* shared with the child that asks */
+};
+
+/* An overlay answers for its upper layer. */
+static int measure_inside(void *ctx)
+{
+    const struct measuring *m = ctx;
+    struct statfs st;
+    int r = set_namespaces(m->ns);
+
+    if (r < 0 || statfs(m->ns->mountpoint, &st) < 0)
+        return r < 0 ? r : -errno;
+    atomic_store(m->bytes, (uint64_t)(st.f_blocks - st.f_bfree) * (uint64_t)st.f_bsize);
+    return 0;
+}
+
+uint64_t namespace_written_bytes(const struct namespace *ns)
+{
+    void *page =
+        mmap(NULL, sizeof(uint64_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED)
+        return 0;
+    struct measuring m = {ns, page};
+    uint64_t bytes =
+        process_try(measure_inside, &m, ENTER_LIMIT_MS) < 0 ? 0 : atomic_load(m.bytes);
+    munmap(page, sizeof(uint64_t));
+    return bytes;
 }
 
 int namespace_unmount(const struct namespace *ns, bool lazy)

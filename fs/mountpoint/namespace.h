@@ -8,6 +8,7 @@
  *         a child enters the namespaces, mounts, hands back the descriptor, waits
  *     ... a daemon serves the descriptor, outside of the namespaces ...
  *     namespace_answers(&ns, timeout)    the child sees its mount
+ *     namespace_cover(&ns, timeout)      the child mounts a layer over it, if there is one
  *     namespace_go(&ns)                  the child calls launch(ctx), which execs
  *     namespace_unmount(&ns, lazy)       when the command has ended
  *
@@ -18,6 +19,7 @@
 #define ONEPOT_NAMESPACE_H
 
 #include <stdbool.h>
+#include <stdint.h>
 #include <sys/types.h>
 
 struct mount_request;
@@ -50,10 +52,17 @@ int namespace_join(pid_t pid, int user_fd, int mount_fd, const char *mountpoint,
 /* As mountpoint_answers, from inside. */
 int namespace_answers(const struct namespace *ns, int timeout_ms);
 
+/* Mount the request's layer (layer.h) over the mount, which answers by now. 0 or -errno. */
+int namespace_cover(const struct namespace *ns, int timeout_ms);
+
+/* The bytes that a layer in memory holds, from inside; 0 if nothing tells. */
+uint64_t namespace_written_bytes(const struct namespace *ns);
+
 int namespace_go(struct namespace *ns);
 
 /*
- * As mountpoint_unmount, from inside; processes that the command left may still use the mount.
+ * As mountpoint_unmount, from inside, with what lies over the mount; processes that the command
+ * left may still use it.
  */
 int namespace_unmount(const struct namespace *ns, bool lazy);
 

@@ -1,0 +1,387 @@
+/*
+ * Overlayfs gets its folders as /proc/self/fd/N, since a colon, a comma or a backslash in a
+ * path means something else in its options. The descriptors are opened in the namespace, as the
+ * kernel takes no folder of a mount outside of it.
+ *
+ * Options. An ordinary user's namespace has no trusted attributes, so DIR gets user attributes,
+ * whoever mounts it; a tmpfs has these from Linux 6.6 on, and root does without. A file below
+ * keeps its inode number and has a device number of its own until it is copied up: the
+ * preloaded library knows by these that it may read it. So there must be neither xino, which
+ * changes the one, nor file handles, by which a copy would keep both. These need
+ * CAP_DAC_READ_SEARCH.
+ */
+#include "layer.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <inttypes.h>
+#include <linux/capability.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "budget.h"
+#include "cleanup.h"
+#include "fault.h"
+#include "job.h"
+#include "numbers.h"
+#include "path.h"
+#include "place.h"
+
+#define MEMORY_LEAST (UINT64_C(16) << 20)
+#define ENTRIES_MOST 200000u /* that are counted */
+#define WALK_FDS 32
+#define TAKE_LIMIT_MS 1000 /* for a daemon that is about to end */
+#define TAKE_STEP_MS 10
+#define HOLDER_MAX 512
+#define DEVICE_NAME_MAX 64
+
+/* ---- the folder ---- */
+
+static int layer_refuse(char why[LAYER_WHY_MAX], int r, const char *text)
+{
+    snprintf(why, LAYER_WHY_MAX, "%s", text ? text : fault_errno(r));
+    return r;
+}
+
+/* Open DIR; it must be ours. */
+static int open_folder(const struct layer *layer, struct stat *ret_st, int *ret_fd)
+{
+    auto_close int fd = open(layer->dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, ret_st) < 0)
+        return -errno;
+    *ret_fd = steal_fd(&fd);
+    return 0;
+}
+
+/* Is it empty, or one that has been used before? */
+static bool is_for_layers(int fd)
+{
+    auto_close int copy = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    auto_closedir DIR *dir = copy < 0 ? NULL : fdopendir(copy);
+    struct stat st;
+
+    if (!dir)
+        return false;
+    steal_fd(&copy);
+    if (fstatat(fd, "lock", &st, AT_SYMLINK_NOFOLLOW) == 0)
+        return true;
+    for (const struct dirent *entry; (entry = readdir(dir));)
+        if (!path_is_dots(entry->d_name))
+            return false;
+    return true;
+}
+
+int layer_resolve(const char *dir, struct layer *ret_layer, char why[LAYER_WHY_MAX])
+{
+    struct layer layer = LAYER_NONE;
+    auto_close int fd = -1;
+    struct stat st;
+
+    if (!dir) {
+        *ret_layer = layer;
+        return 0;
+    }
+    if (mkdir(dir, 0700) < 0 && errno != EEXIST)
+        return layer_refuse(why, -errno, NULL);
+    if (!realpath(dir, layer.dir))
+        return layer_refuse(why, -errno, NULL);
+    int r = open_folder(&layer, &st, &fd);
+    if (r < 0)
+        return layer_refuse(why, r, NULL);
+    if (!place_is_ours(&st)) {
+        snprintf(why, LAYER_WHY_MAX, "it belongs to user %u; name a folder of your own",
+                 (unsigned)st.st_uid);
+        return -EPERM;
+    }
+    if (!is_for_layers(fd))
+        return layer_refuse(why, -ENOTEMPTY,
+                            "it holds other files; name a new folder, or one that --writable "
+                            "has made");
+    layer.id = file_id_of(&st);
+    *ret_layer = layer;
+    return 0;
+}
+
+/* ---- the lock ---- */
+
+/* Who has it, for messages: written when it is mounted, and left there. */
+struct layer_holder {
+    int pid;
+    char host[HOST_NAME_MAX + 1], job[JOB_ID_MAX];
+};
+
+static bool holder_read(int fd, struct layer_holder *ret_holder)
+{
+    char text[HOLDER_MAX];
+    ssize_t n = pread(fd, text, sizeof(text) - 1, 0);
+
+    if (n <= 0)
+        return false;
+    text[n] = '\0';
+    *ret_holder = (struct layer_holder){0};
+    return sscanf(text, "%d %64s %63s", &ret_holder->pid, ret_holder->host, ret_holder->job) >=
+           2;
+}
+
+static int holder_write(int fd)
+{
+    char text[HOLDER_MAX], host[HOST_NAME_MAX + 1] = "";
+    struct job job;
+
+    job_detect(&job);
+    if (gethostname(host, sizeof(host) - 1) < 0)
+        return -errno;
+    int n = snprintf(text, sizeof(text), "%d %s %s\n", (int)getppid(), host, job.id);
+    if (ftruncate(fd, 0) < 0 || pwrite(fd, text, (size_t)n, 0) != n)
+        return -errno;
+    return 0;
+}
+
+/* What mountinfo shows as the device: DIR by numbers, as its name may have any bytes. */
+static void device_name(const struct layer *layer, char ret_name[DEVICE_NAME_MAX])
+{
+    snprintf(ret_name, DEVICE_NAME_MAX, "onepot-%" PRIx64 "-%" PRIx64, layer->id.dev,
+             layer->id.ino);
+}
+
+/* Does the process see the layer? */
+static bool has_mounted(int pid, const struct layer *layer)
+{
+    char path[64], device[DEVICE_NAME_MAX], wanted[DEVICE_NAME_MAX + 16];
+    auto_free char *line = NULL;
+    size_t capacity = 0;
+    bool is_there = false;
+
+    snprintf(path, sizeof(path), "/proc/%d/mountinfo", pid);
+    auto_fclose FILE *f = fopen(path, "re");
+    device_name(layer, device);
+    snprintf(wanted, sizeof(wanted), " - overlay %s ", device);
+    while (f && !is_there && getline(&line, &capacity, f) > 0)
+        is_there = strstr(line, wanted);
+    return is_there;
+}
+
+/* A process on this node that sees the layer; 0: none. */
+static int process_that_sees(const struct layer *layer)
+{
+    auto_closedir DIR *proc = opendir("/proc");
+    struct stat own, its;
+    int pid, n;
+
+    if (!proc || stat("/proc/self/ns/mnt", &own) < 0)
+        return 0;
+    for (const struct dirent *entry; (entry = readdir(proc));) {
+        char path[64];
+        if (sscanf(entry->d_name, "%d%n", &pid, &n) != 1 || entry->d_name[n])
+            continue;
+        snprintf(path, sizeof(path), "/proc/%d/ns/mnt", pid);
+        if (stat(path, &its) == 0 && its.st_ino != own.st_ino && has_mounted(pid, layer))
+            return pid;
+    }
+    return 0;
+}
+
+/* Processes of a run that was killed may live on, and write. */
+static int check_left_behind(const struct layer *layer, char why[LAYER_WHY_MAX])
+{
+    int pid = process_that_sees(layer);
+    if (pid == 0)
+        return 0;
+    snprintf(why, LAYER_WHY_MAX,
+             "process %d, of a 'run' that was killed, still writes there; end it first", pid);
+    return -EBUSY;
+}
+
+static int is_taken(int fd, char why[LAYER_WHY_MAX])
+{
+    struct layer_holder holder;
+
+    if (holder_read(fd, &holder))
+        snprintf(why, LAYER_WHY_MAX,
+                 "another 'run' writes there (process %d on %s%s%s); wait for its end, or name "
+                 "another folder",
+                 holder.pid, holder.host, holder.job[0] ? ", job " : "", holder.job);
+    else
+        layer_refuse(why, -EBUSY, "another 'run' writes there");
+    return -EBUSY;
+}
+
+int layer_take(struct layer *layer, char why[LAYER_WHY_MAX])
+{
+    auto_close int dir = -1;
+    struct stat st;
+
+    if (!layer->dir[0])
+        return 0;
+    int r = open_folder(layer, &st, &dir);
+    if (r < 0)
+        return layer_refuse(why, r, NULL);
+    auto_close int fd =
+        openat(dir, "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NOCTTY, 0600);
+    if (fd < 0 || fstat(fd, &st) < 0)
+        return layer_refuse(why, -errno, NULL);
+    if (!S_ISREG(st.st_mode) || !place_is_ours(&st))
+        return layer_refuse(why, -EPERM, "its file 'lock' is no file of yours");
+    for (int waited = 0; flock(fd, LOCK_EX | LOCK_NB) < 0; waited += TAKE_STEP_MS) {
+        if (errno != EWOULDBLOCK)
+            return layer_refuse(why, -errno, NULL);
+        if (waited >= TAKE_LIMIT_MS)
+            return is_taken(fd, why);
+        poll(NULL, 0, TAKE_STEP_MS);
+    }
+    r = check_left_behind(layer, why);
+    if (r == 0)
+        layer->lock_fd = steal_fd(&fd);
+    return r;
+}
+
+void layer_release(struct layer *layer)
+{
+    if (layer->lock_fd >= 0)
+        close(steal_fd(&layer->lock_fd));
+}
+
+/* ---- the mount ---- */
+
+/* One of the two folders; like the archive's own if it is new. */
+static int open_part(int dir, const char *name, const struct stat *like, int *ret_fd)
+{
+    bool is_new = mkdirat(dir, name, 0700) == 0;
+    struct stat st;
+
+    if (!is_new && errno != EEXIST)
+        return -errno;
+    auto_close int fd = openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &st) < 0)
+        return -errno;
+    if (!place_is_ours(&st) && !(like && st.st_uid == like->st_uid))
+        return -EPERM;
+    if (is_new && like &&
+        ((geteuid() == 0 && fchown(fd, like->st_uid, like->st_gid) < 0 && errno != EINVAL) ||
+         fchmod(fd, (like->st_mode & 07777) | S_IRWXU) < 0))
+        return -errno;
+    *ret_fd = steal_fd(&fd);
+    return 0;
+}
+
+/* Give up, or get back, the right that file handles need; only root has it for good. */
+static void set_search_right(bool is_on)
+{
+    struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3];
+    const uint32_t bit = CAP_TO_MASK(CAP_DAC_READ_SEARCH);
+
+    if (syscall(SYS_capget, &head, data) < 0)
+        return;
+    data[0].effective =
+        is_on ? data[0].effective | (data[0].permitted & bit) : data[0].effective & ~bit;
+    syscall(SYS_capset, &head, data);
+}
+
+static int mount_overlay(const struct layer *layer, const int fds[3], const char *mountpoint,
+                         bool noexec, const char *attributes)
+{
+    char options[256], device[DEVICE_NAME_MAX];
+    const unsigned long flags =
+        MS_NOSUID | MS_NODEV | MS_NOATIME | (noexec ? (unsigned long)MS_NOEXEC : 0);
+
+    snprintf(options, sizeof(options),
+             "lowerdir=/proc/self/fd/%d,upperdir=/proc/self/fd/%d,workdir=/proc/self/fd/%d,"
+             "xino=off,metacopy=off%s",
+             fds[0], fds[1], fds[2], attributes);
+    device_name(layer, device);
+    set_search_right(false);
+    int r = mount(device, mountpoint, "overlay", flags, options) < 0 ? -errno : 0;
+    set_search_right(true);
+    return r;
+}
+
+/* Mount `lower` with the layer in the folder `dir` over it. */
+static int cover(const struct layer *layer, int lower, int dir, const char *mountpoint,
+                 bool noexec)
+{
+    auto_close int changes = -1, work = -1;
+    struct stat st;
+
+    int r = fstat(lower, &st) < 0 ? -errno : open_part(dir, "changes", &st, &changes);
+    if (r == 0)
+        r = open_part(dir, "work", NULL, &work);
+    if (r < 0)
+        return r;
+    const int fds[] = {lower, changes, work};
+    /* Root of the node has had overlayfs for longer than user attributes. */
+    if (layer->dir[0] || geteuid() != 0)
+        r = mount_overlay(layer, fds, mountpoint, noexec, ",userxattr");
+    if ((!layer->dir[0] && geteuid() == 0) || (r == -EINVAL && geteuid() == 0))
+        r = mount_overlay(layer, fds, mountpoint, noexec, "");
+    return r;
+}
+
+static int mount_memory(const char *mountpoint)
+{
+    uint64_t bytes = max_u64(budget_free_bytes("") / 2, MEMORY_LEAST);
+    char options[64];
+
+    snprintf(options, sizeof(options), "mode=0700,size=%" PRIu64, min_u64(bytes, INT64_MAX));
+    return mount("onepot", mountpoint, "tmpfs", MS_NOSUID | MS_NODEV, options) < 0 ? -errno : 0;
+}
+
+static int mount_in_memory(const struct layer *layer, int lower, const char *mountpoint,
+                           bool noexec)
+{
+    int r = mount_memory(mountpoint);
+    if (r < 0)
+        return r;
+    auto_close int dir = open(mountpoint, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return dir < 0 ? -errno : cover(layer, lower, dir, mountpoint, noexec);
+}
+
+int layer_mount(const struct layer *layer, const char *mountpoint, bool noexec)
+{
+    auto_close int lower = open(mountpoint, O_RDONLY | O_DIRECTORY | O_CLOEXEC), dir = -1;
+    struct stat st;
+
+    if (lower < 0)
+        return -errno;
+    if (!layer->dir[0])
+        return mount_in_memory(layer, lower, mountpoint, noexec);
+    int r = open_folder(layer, &st, &dir);
+    if (r == 0 && !file_id_equal(file_id_of(&st), layer->id))
+        r = -EXDEV;
+    if (r == 0)
+        r = holder_write(layer->lock_fd);
+    return r < 0 ? r : cover(layer, lower, dir, mountpoint, noexec);
+}
+
+/* ---- how much was written ---- */
+
+/* nftw passes nothing on; only one thread measures. */
+static uint64_t measured_bytes, measured_entries;
+
+static int measure_entry(const char *path, const struct stat *st, int kind, struct FTW *at)
+{
+    (void)path;
+    (void)at;
+    if (kind == FTW_F && S_ISREG(st->st_mode))
+        measured_bytes += (uint64_t)st->st_size;
+    return ++measured_entries > ENTRIES_MOST;
+}
+
+bool layer_measure(const struct layer *layer, uint64_t *ret_bytes)
+{
+    char changes[PATH_MAX + 16];
+
+    measured_bytes = measured_entries = 0;
+    snprintf(changes, sizeof(changes), "%s/changes", layer->dir);
+    bool is_cut = nftw(changes, measure_entry, WALK_FDS, FTW_PHYS | FTW_MOUNT) > 0;
+    *ret_bytes = measured_bytes;
+    return is_cut;
+}

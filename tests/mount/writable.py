@@ -1,0 +1,275 @@
+"""run --writable: what a command writes is seen by it, is gone or kept at its end, and never in the
+archive."""
+
+import os
+import random
+import signal
+import stat
+import sys
+import time
+
+import harness
+import life
+from harness import Skip, check, check_equal, need_program, need_root, run
+from life import check_nothing_left, ended, fails, make_archive, read, said, write
+
+PYTHON = sys.executable
+ODD_NAME = 'a:b,c\\d "e\nf'
+
+CHANGE = """
+import os, sys
+os.chdir(sys.argv[1])
+with open("sub/0000", "ab") as f:
+    f.write(b"appended")
+with open("sub/0001", "r+b") as f:
+    f.write(b"HEAD")
+os.unlink("sub/0002")
+os.rename("sub/0003", "sub/renamed")
+os.mkdir("new")
+with open("new/file", "w") as f:
+    f.write("new")
+os.chmod("sub/0004", 0o600)
+os.unlink("readme")
+os.mkdir("readme")
+"""
+
+
+def need_overlay():
+    with open("/proc/filesystems", encoding="ascii") as f:
+        if "overlay" not in f.read():
+            raise Skip("this kernel has no overlayfs")
+
+
+def writable(archive, *command, where=None, **options):
+    """`onepot run --writable -- COMMAND`."""
+    need_overlay()
+    option = "--writable" if where is None else f"--writable={where}"
+    return harness.onepot("run", option, archive, "--", *command, **options)
+
+
+def python(script):
+    return [PYTHON, "-c", script, "{}"]
+
+
+def check_changed(path):
+    """What CHANGE has made of the files."""
+    sub = os.path.join(path, "sub")
+    check_equal(read(f"{sub}/0000"), b"0000" * 500 + b"appended", "appended")
+    check_equal(read(f"{sub}/0001"), b"HEAD" + b"0001" * 499, "changed in the middle")
+    check(not os.path.exists(f"{sub}/0002"), "what was removed is there")
+    check_equal(read(f"{sub}/renamed"), b"0003" * 500, "renamed")
+    check("0003" not in os.listdir(sub), "it is listed by its old name")
+    check_equal(read(f"{path}/new/file"), b"new", "a new file")
+    check_equal(stat.S_IMODE(os.stat(f"{sub}/0004").st_mode), 0o600, "a mode")
+    check_equal(os.listdir(f"{path}/readme"), [], "a directory in the place of a file")
+
+
+def check_extracted(work, name):
+    """A copy of the view that a command has made."""
+    check_changed(work / name)
+    harness.shutil.rmtree(work / name)
+
+
+def test_memory_is_gone_at_the_end(work):
+    archive = make_archive(work)
+    before = read(archive)
+    done = writable(archive, "sh", "-c", '"$0" -c "$1" "$2" && cp -r "$2" "$3"', PYTHON, CHANGE, "{}", work / "seen")
+    check_extracted(work, "seen")
+    check("of changes lay in memory, and are gone" in said(done), f"the last line: {said(done)!r}")
+    check_nothing_left()
+    check_equal(read(archive) == before, True, "the archive is the same")
+    done = writable(archive, "cat", "{}/readme")
+    check_equal(done.stdout, b"hello\n", "what the next one sees")
+    check("of changes" not in said(done), f"nothing was written: {said(done)!r}")
+    check_nothing_left()
+
+
+def test_a_folder_keeps_it_for_the_next(work):
+    archive = make_archive(work)
+    for where in work / "kept", work / ODD_NAME:
+        done = writable(archive, *python(CHANGE), where=where)
+        check("of changes lie there" in said(done), f"the last line: {said(done)!r}")
+        check_nothing_left()
+        writable(archive, "cp", "-r", "{}", work / "seen", where=where)
+        check_extracted(work, "seen")
+        check_equal(sorted(os.listdir(where)), ["changes", "lock", "work"], "what lies there")
+    os.symlink("kept", work / "link")
+    writable(archive, "cp", "-r", "{}", work / "seen", where="link", cwd=work.path)
+    check_extracted(work, "seen")
+    check_nothing_left()
+
+
+def test_packing_the_view_keeps_the_changes(work):
+    archive = make_archive(work)
+    writable(archive, "sh", "-c", '"$0" -c "$1" "$2" && "$3" pack -o "$4" "$2"', PYTHON, CHANGE, "{}",
+             harness.onepot_program(), work / "new.tar")
+    with work.mount(work / "new.tar") as mount:
+        check_changed(mount.path)
+
+
+def test_an_ordinary_user_may_change_the_files_of_any_owner(work):
+    """In a user namespace, where nobody else has a number."""
+    need_root("give files away")
+    need_program("unshare", "tar")
+    user = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
+    if run(*user, "true", status=None).returncode:
+        raise Skip("there are no user namespaces by numbers here")
+    need_overlay()
+    archive = make_archive(work)
+    run("tar", "--owner=1234", "--group=1234", "-cf", archive, "-C", work / "source", ".")
+    for option in "--writable", f"--writable={work.path}/kept":
+        run(*user, harness.onepot_program(), "run", "--intercept=off", option, archive, "--", "sh", "-c",
+            'id -u; "$0" -c "$1" "$2" && rm -r "$2/new" && mkdir "$2/new" && echo -n new >"$2/new/file" && '
+            'cp -r "$2" "$3"', PYTHON, CHANGE, "{}", work / "seen")
+        check_extracted(work, "seen")
+        check_nothing_left(option)
+
+
+# ---- whose it is ----
+
+def test_what_can_t_be_a_folder_for_it_is_refused_in_a_line(work):
+    archive = make_archive(work)
+    need_overlay()
+    write(work / "file", b"")
+    work.make("full")
+    write(work / "full/mine", b"")
+    for where, words in ((work / "file", ["ot a directory"]), (work / "full", ["holds other files"]),
+                         (work / "absent/dir", ["No such file"]), (work / "at/dir", ["No such file"])):
+        fails("run", f"--writable={where}", archive, "--at", work / "at", "--", "true", status=125, words=words)
+    fails("run", "--writable=", archive, "--", "true", status=2)
+    fails("run", "--writable", "--private=off", archive, "--", "true", status=2, words=["--private=off"])
+    fails("mount", "--writable", archive, status=2, words=["onepot run"])
+    check_equal(os.listdir(work / "full"), ["mine"], "what lies there")
+    work.make("at")
+    fails("run", f"--writable={work.path}/at/dir", "-o", "nonempty", archive, "--at", work / "at", "--", "true", status=125,
+          words=["would hide it"])
+    if os.geteuid() == 0:
+        os.chown(work.make("theirs"), 1234, 1234)
+        fails("run", f"--writable={work.path}/theirs", archive, "--", "true", status=125, words=["belongs to user 1234"])
+    check_nothing_left()
+
+
+def test_overlayfs_has_the_last_word(work):
+    """It takes no folder of another overlay, nor of the mount itself."""
+    archive = make_archive(work)
+    done = writable(archive, harness.onepot_program(), "run", "--writable={}/dir", archive, "--", "true", status=125)
+    check("overlayfs does not take it" in said(done), f"what it says: {said(done)!r}")
+    check_nothing_left()
+
+
+def test_one_job_at_a_time_and_all_its_ranks_write_to_a_folder(work):
+    archive, kept = make_archive(work), work / "kept"
+    need_overlay()
+    command = ["run", f"--writable={kept}", archive, "--"]
+    with life.background(*command, "sh", "-c", "echo first >{}/one; echo; cat; cat {}/two",
+                         stdin=harness.subprocess.PIPE) as first:
+        life.first_line(first)
+        done = harness.onepot(*command, "sh", "-c", "cat {}/one; echo second >{}/two")
+        check_equal(done.stdout, b"first\n", "what a rank of the same step sees")
+        fails(*command, "true", status=125, words=["another 'run' writes there", str(first.pid)],
+              env=harness.environment(SLURM_JOB_ID="77"))
+        status, out, errors = ended_after_input(first)
+        check_equal((status, out), (0, b"second\n"), f"what the first one sees: {errors}")
+    check_nothing_left()
+    harness.onepot(*command, "true", env=harness.environment(SLURM_JOB_ID="77"))
+    check_nothing_left()
+
+
+def ended_after_input(p):
+    p.stdin.close()
+    p.stdin = None
+    return ended(p)
+
+
+def test_a_run_in_a_run_has_a_layer_of_its_own(work):
+    archive = make_archive(work)
+    done = writable(archive, "sh", "-c", 'echo outer >"$0/one"; "$1" run --writable "$2" -- ls "{}"; ls "$0"', "{}",
+                    harness.onepot_program(), archive)
+    check(b"one" in done.stdout, f"what they see: {done.stdout}")
+    check_nothing_left()
+
+
+# ---- ends ----
+
+def test_status_and_signals_pass(work):
+    archive = make_archive(work)
+    writable(archive, "sh", "-c", "touch {}/x; exit 77", status=77)
+    writable(archive, "no-such-command", status=127)
+    with life.background("run", "--writable", archive, "--", "sh", "-c", "touch {}/x; echo; exec sleep 60") as p:
+        life.first_line(p)
+        p.send_signal(signal.SIGTERM)
+        check_equal(ended(p)[0], 128 + signal.SIGTERM, "the status after a signal")
+    check_nothing_left()
+
+
+SCRIBBLE = """
+import os, sys
+os.chdir(sys.argv[1])
+i = 0
+os.write(1, b"%d\\n" % os.getpid())
+while True:
+    i += 1
+    with open("new%d" % (i % 50), "w") as f:
+        f.write("x" * 1000)
+    with open("sub/0001", "a") as f:
+        f.write("y")
+    if i % 50 == 49:
+        os.replace("new1", "sub/moved%d" % (i % 7))
+"""
+
+
+def test_a_killed_command_leaves_a_whole_folder(work):
+    archive, kept = make_archive(work), work / "kept"
+    need_overlay()
+    for i in range(12):
+        with life.background("run", f"--writable={kept}", archive, "--", *python(SCRIBBLE)) as p:
+            command = int(life.first_line(p))
+            time.sleep(random.random() * 0.1)
+            if i % 2:
+                p.kill()
+                p.wait()
+            life.kill(command)
+            p.wait()
+        check_nothing_left(f"kill {i}")
+    done = writable(archive, "sh", "-c", "cat {}/sub/0000; head -c 8 {}/sub/0001", where=kept)
+    check_equal(done.stdout, b"0000" * 500 + b"00010001", "what the next one sees")
+
+
+def test_a_full_layer_stops_the_writer_alone(work):
+    archive = make_archive(work)
+    script = ("import os, sys\nos.chdir(sys.argv[1])\nf = open('big', 'wb', 0)\ntry:\n    while True:\n"
+              "        f.write(bytes(65536))\nexcept OSError as e:\n    print(e.errno)\nprint(open('sub/0007').read(8))")
+    with work.kernel_mount("tmpfs", "none", "small", "-o", "size=1m") as small:
+        done = writable(archive, *python(script), where=os.path.join(small, "kept"))
+        check_equal(done.stdout, b"28\n00070007\n", "ENOSPC, and a file")
+    check_nothing_left()
+
+
+def test_a_file_that_is_open_shows_what_others_write_to_it(work):
+    archive = make_archive(work)
+    script = """
+import os, sys
+os.chdir(sys.argv[1])
+files = [open(f"sub/{i:04}", "rb", 0) for i in range(20)]
+for i, f in enumerate(files):
+    assert f.read(4) == b"%04d" % i
+if os.fork() == 0:
+    for i, f in enumerate(files):
+        with open(f"sub/{i:04}", "r+b") as w:
+            w.write(b"%08x" % i)
+    os._exit(0)
+os.wait()
+for i, f in enumerate(files):
+    f.seek(0)
+    assert f.read(8) == b"%08x" % i, i
+    assert os.pread(f.fileno(), 8, 0) == b"%08x" % i, i
+    with open(f"sub/{i:04}", "rb") as again:
+        assert again.read() == b"%08x" % i + b"%04d" % i * 498, i
+"""
+    for where in None, work / "kept":
+        writable(archive, *python(script), where=where)
+    check_nothing_left()
+
+
+if __name__ == "__main__":
+    harness.main(globals())
