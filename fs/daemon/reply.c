@@ -233,6 +233,10 @@ int reply_fill_attr(const struct session *s, uint32_t position, struct fuse_attr
     ret->mtimensec = ret->ctimensec = n.mtime_nsec;
     ret->atime = (uint64_t)s->made.tv_sec;
     ret->atimensec = (uint32_t)s->made.tv_nsec;
+    if (s->config.is_covered) {
+        ret->ctime = ret->atime;
+        ret->ctimensec = ret->atimensec;
+    }
     ret->mode = n.mode;
     ret->nlink = n.nlink;
     ret->uid = s->config.override_uid ? s->config.uid : n.uid;

@@ -53,6 +53,7 @@ struct session_config {
     bool access_lists; /* the kernel checks permissions, including the archive's ACLs */
     bool override_uid, override_gid;
     uint32_t uid, gid; /* shown as owner of every entry: --uid, --gid */
+    bool is_covered;   /* a layer lies over it (layer.h): see "Layers" in intercept.h */
     /* Called with one line for the log, from any thread. May be NULL. */
     void (*log)(void *ctx, const char *line);
     void *log_ctx;

@@ -40,6 +40,9 @@ static void start_server(struct intercept *in)
         return;
     if (intercept_server_new(&server, &in->server) < 0)
         in->server = NULL; /* the mount works without */
+    if (in->server)
+        intercept_id_text(intercept_server_id(in->server), config->counters->direct_id,
+                          sizeof(config->counters->direct_id));
     atomic_store(&config->counters->direct_is_offered, in->server != NULL);
 }
 

@@ -19,6 +19,12 @@
  * the same device number is no match. No path is compared and no descriptor is remembered as
  * trusted, so it does not matter who opened, duplicated or inherited it, or closed it unseen.
  *
+ * Layers. `run --writable` mounts an overlay over the mount, which answers no ioctl of ours, so
+ * ONEPOT_LAYER has the answer. The files of such a mount have the time at which it was made as
+ * their time of change, too. A file that was looked up keeps inode, device and time of access
+ * when the overlay copies it to the upper layer, but nobody can set a time of change: by that a
+ * file is known to be unchanged, at each call.
+ *
  * Finding. An ioctl on any file of the mount answers with a struct intercept_id. Behind its
  * name listens the daemon (an abstract socket, for this user alone). It sends a struct
  * intercept_offer with the same key: names of sockets are no secret, and another user's

@@ -99,6 +99,7 @@ __attribute__((constructor)) static void begin(void)
 
     find_next();
     exec_begin(!is_filtered);
+    link_begin();
     if (io_atfork && !is_filtered)
         atomic_store(&reading_is_on, io_atfork(NULL, NULL, forked, __dso_handle) == 0);
 }

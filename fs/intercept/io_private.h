@@ -121,6 +121,7 @@ struct link_file {
 struct link {
     uint64_t dev;
     struct intercept_made made;
+    bool is_covered; /* by a layer (LAYER_VARIABLE) */
     uint64_t entries, files;
     _Atomic bool is_left; /* its mount has ended, and its descriptors are closed */
     const _Atomic uint64_t *words;
@@ -154,7 +155,10 @@ static inline unsigned io_thread(void)
 
 void link_forked(void); /* in the child */
 
-/* Is `st` of this mount? */
+/* Before main: look for LAYER_VARIABLE. */
+void link_begin(void);
+
+/* Is `st` of this mount, and not of a copy in the layer above it? */
 bool link_is(const struct link *link, const struct stat *st);
 
 /* ---- reading.c ---- */

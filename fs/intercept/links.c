@@ -5,6 +5,7 @@
  */
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -15,6 +16,7 @@
 #include <sys/un.h>
 
 #include "io_private.h"
+#include "preload.h"
 
 #ifndef FUSE_SUPER_MAGIC /* headers before Linux 5.9 */
 #define FUSE_SUPER_MAGIC 0x65735546
@@ -27,6 +29,10 @@
 #define ANSWER_S 2   /* a daemon that is stopped does not stop its readers for longer */
 #define FD_LEAST 900 /* above the numbers that programs count on */
 #define FD_LEFT 32
+
+#ifndef OVERLAYFS_SUPER_MAGIC /* headers before Linux 5.8 */
+#define OVERLAYFS_SUPER_MAGIC 0x794c7630
+#endif
 
 static struct link links[LINKS];
 static _Atomic uint32_t link_count;
@@ -45,6 +51,44 @@ static struct refused {
     _Atomic uint64_t dev;
     _Atomic uint64_t until_ns;
 } refused[REFUSED];
+
+/* The mount below a layer; magic 0: there is none. */
+static struct intercept_id covered;
+
+/* ---- times ---- */
+
+static bool is_made(const struct timespec *t, const struct intercept_made *made)
+{
+    return made->sec == t->tv_sec && (long)made->nsec == t->tv_nsec;
+}
+
+/* ---- the mount below a layer ---- */
+
+void link_begin(void)
+{
+    const char *text = getenv(LAYER_VARIABLE);
+    struct intercept_id id = {.magic = INTERCEPT_MAGIC};
+
+    if (!text)
+        return;
+    id.made.sec = (int64_t)io_number(text, &text);
+    id.made.nsec = io_number(text, &text);
+    id.key = io_number(text, &text);
+    size_t len = strlen(text += *text == ' ');
+    if (len == 0 || len >= sizeof(id.name))
+        return;
+    memcpy(id.name, text, len);
+    covered = id;
+}
+
+/* Does the layer show a file of the mount below, and no copy? */
+static bool is_below_layer(int fd, const struct stat *st)
+{
+    struct statfs fs;
+    return covered.magic && is_made(&st->st_atim, &covered.made) &&
+           is_made(&st->st_ctim, &covered.made) && io_call(SYS_fstatfs, fd, &fs) >= 0 &&
+           fs.f_type == OVERLAYFS_SUPER_MAGIC;
+}
 
 /* ---- the protocol ---- */
 
@@ -146,8 +190,11 @@ static bool link_ask(int fd, const struct stat *st, struct answer *ret_answer)
     struct intercept_id id = {0};
 
     memset(ret_answer->fds, 0xff, sizeof(ret_answer->fds));
-    if (io_call(SYS_ioctl, fd, INTERCEPT_IOCTL, &id) < 0 || id.magic != INTERCEPT_MAGIC ||
-        id.made.sec != st->st_atim.tv_sec || (long)id.made.nsec != st->st_atim.tv_nsec)
+    if (is_below_layer(fd, st))
+        id = covered;
+    else if (io_call(SYS_ioctl, fd, INTERCEPT_IOCTL, &id) < 0)
+        return false;
+    if (id.magic != INTERCEPT_MAGIC || !is_made(&st->st_atim, &id.made))
         return false;
     int sock = link_connect(&id);
     if (sock < 0)
@@ -254,6 +301,7 @@ static struct link *link_make(int fd, const struct stat *st)
         return NULL;
     struct link *link = &links[count];
     link->dev = st->st_dev;
+    link->is_covered = is_below_layer(fd, st);
     link->made = (struct intercept_made){st->st_atim.tv_sec, (uint64_t)st->st_atim.tv_nsec};
     link->entries = answer.offer.entries;
     link->files = answer.offer.files;
@@ -275,8 +323,11 @@ static struct link *link_make(int fd, const struct stat *st)
 
 bool link_is(const struct link *link, const struct stat *st)
 {
-    return link->dev == st->st_dev && link->made.sec == st->st_atim.tv_sec &&
-           (long)link->made.nsec == st->st_atim.tv_nsec;
+    /* An overlay shows its directories by a device of its own. */
+    bool is_there = link->dev == st->st_dev || (link->is_covered && S_ISDIR(st->st_mode));
+
+    return is_there && is_made(&st->st_atim, &link->made) &&
+           (!link->is_covered || is_made(&st->st_ctim, &link->made));
 }
 
 static struct link *link_known(const struct stat *st)
@@ -302,7 +353,9 @@ static bool ask_foreign(int fd, uint64_t dev)
     unsigned number = minor(dev);
     struct statfs fs;
 
-    if (io_call(SYS_fstatfs, fd, &fs) >= 0 && fs.f_type == FUSE_SUPER_MAGIC)
+    if (io_call(SYS_fstatfs, fd, &fs) >= 0 &&
+        (fs.f_type == FUSE_SUPER_MAGIC ||
+         (covered.magic && fs.f_type == OVERLAYFS_SUPER_MAGIC)))
         return false;
     atomic_fetch_or(&foreign[number / 32], UINT32_C(1) << number % 32);
     return true;

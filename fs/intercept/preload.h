@@ -21,6 +21,8 @@
 #include <stddef.h>
 
 #define PRELOAD_VARIABLE "ONEPOT_PRELOAD"
+/* The mount below a layer: struct intercept_id as seconds, nanoseconds, key and name. */
+#define LAYER_VARIABLE "ONEPOT_LAYER"
 #define PRELOAD_PATH_BYTES 512 /* a longer one is refused */
 
 /* The library's bytes, and the name that a copy has. */

@@ -332,6 +332,12 @@ const struct intercept_id *intercept_server_id(const struct intercept_server *se
     return &server->id;
 }
 
+void intercept_id_text(const struct intercept_id *id, char *text, size_t size)
+{
+    snprintf(text, size, "%" PRIi64 " %" PRIu64 " %" PRIu64 " %s", id->made.sec, id->made.nsec,
+             id->key, id->name);
+}
+
 void intercept_server_sum(const struct intercept_server *server,
                           struct intercept_sums *ret_sums)
 {

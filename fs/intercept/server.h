@@ -37,6 +37,9 @@ int intercept_server_new(const struct intercept_server_config *config,
 
 const struct intercept_id *intercept_server_id(const struct intercept_server *server);
 
+/* As in LAYER_VARIABLE (preload.h). */
+void intercept_id_text(const struct intercept_id *id, char *text, size_t size);
+
 /*
  * May this user have the answer to INTERCEPT_IOCTL? Its key is a secret of the mount's own
  * user, also where all may read. `uid` comes from a request. The kernel gives it as the one who

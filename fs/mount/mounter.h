@@ -100,7 +100,7 @@ struct mounter_variable {
     const char *name; /* NULL: there is none */
     char *value;
 };
-#define MOUNTER_VARIABLES 4
+#define MOUNTER_VARIABLES 5
 int mounter_preload(const struct mounter *m, const char *command,
                     struct mounter_variable ret[MOUNTER_VARIABLES]);
 

@@ -118,6 +118,7 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
         .override_gid = o->override_gid,
         .uid = o->uid,
         .gid = o->gid,
+        .is_covered = o->writable,
         .log = control_log,
         .log_ctx = &m->log,
         .report = report_of_mount,

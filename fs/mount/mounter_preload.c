@@ -70,7 +70,7 @@ int mounter_preload(const struct mounter *m, const char *command,
                     struct mounter_variable ret[MOUNTER_VARIABLES])
 {
     char library[PATH_MAX];
-    auto_free char *unsafe = NULL, *preload = NULL, *path = NULL;
+    auto_free char *unsafe = NULL, *preload = NULL, *path = NULL, *layer = NULL;
     const char *now = getenv("LD_PRELOAD");
     bool has_library = find_library(m, library);
     /* A command that can't load it may start others that can. */
@@ -78,6 +78,9 @@ int mounter_preload(const struct mounter *m, const char *command,
     int r = preload_value(is_named ? library : NULL, now, &preload, &unsafe);
 
     if (r == 0 && has_library && !(path = strdup(library)))
+        r = -ENOMEM;
+    if (r == 0 && has_library && m->options->writable &&
+        !(layer = strdup(m->slot->counters->direct_id)))
         r = -ENOMEM;
     if (r == 0)
         r = filters_value(&ret[2].value);
@@ -91,5 +94,7 @@ int mounter_preload(const struct mounter *m, const char *command,
     ret[1] = (struct mounter_variable){PRELOAD_VARIABLE, steal_ptr(&path)};
     ret[2].name = FILTERS_VARIABLE;
     ret[3].name = "ASAN_OPTIONS";
+    ret[4].value = steal_ptr(&layer);
+    ret[4].name = ret[4].value ? LAYER_VARIABLE : NULL;
     return 0;
 }

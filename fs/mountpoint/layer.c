@@ -4,11 +4,10 @@
  * kernel takes no folder of a mount outside of it.
  *
  * Options. An ordinary user's namespace has no trusted attributes, so DIR gets user attributes,
- * whoever mounts it; a tmpfs has these from Linux 6.6 on, and root does without. A file below
- * keeps its inode number and has a device number of its own until it is copied up: the
- * preloaded library knows by these that it may read it. So there must be neither xino, which
- * changes the one, nor file handles, by which a copy would keep both. These need
- * CAP_DAC_READ_SEARCH.
+ * whoever mounts it; a tmpfs has these from Linux 6.6 on, and root does without. With xino a
+ * file would have another inode number than in the mount, by which the preloaded library knows
+ * it. And DIR must hold no file handles, as the same handle is another file's once the archive
+ * was packed anew; they need CAP_DAC_READ_SEARCH, which an ordinary user's namespace lacks.
  */
 #include "layer.h"
 
@@ -272,7 +271,7 @@ static int open_part(int dir, const char *name, const struct stat *like, int *re
     return 0;
 }
 
-/* Give up, or get back, the right that file handles need; only root has it for good. */
+/* Give up, or get back, the right that file handles need; only root of the node has it. */
 static void set_search_right(bool is_on)
 {
     struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};

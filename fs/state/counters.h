@@ -15,7 +15,7 @@
 #include <stdint.h>
 
 #define COUNTERS_MAGIC "onepotc"
-#define COUNTERS_VERSION 14u
+#define COUNTERS_VERSION 15u
 #define COUNTERS_SLOTS 64
 #define COUNTERS_AHEAD 2 /* processes that read ahead */
 #define COUNTERS_OWNERS 16
@@ -135,6 +135,7 @@ struct counters {
     _Atomic bool has_trouble[TROUBLE_KINDS];
     /* Read by processes themselves, without the daemon: see intercept.h. */
     _Atomic uint32_t direct_is_offered;
+    char direct_id[128]; /* its struct intercept_id as a text, if so */
     _Atomic uint64_t direct_starts, direct_files, direct_foreseen; /* struct intercept_slot */
     _Atomic uint64_t direct_reads, direct_bytes, direct_ns;
     _Atomic uint64_t direct_last_ns; /* when the last one was */

@@ -271,5 +271,41 @@ for i, f in enumerate(files):
     check_nothing_left()
 
 
+def test_unchanged_files_are_read_without_the_daemon(work):
+    """And a file that was changed never is, though it keeps inode and device."""
+    archive = make_archive(work)
+    script = """
+import os, sys
+os.chdir(sys.argv[1] + "/sub")
+names = [f"{i:04}" for i in range(50)]
+held = [open(name, "rb", 0) for name in names]
+for name, f in zip(names, held):
+    assert f.read(4) == name.encode()
+    assert open(name, "rb").read() == name.encode() * 500
+before = [os.fstat(f.fileno()) for f in held]
+for name in names[:10]:
+    with open(name, "r+b") as f:
+        f.write(b"HEAD")
+for i in range(10, 20):
+    os.chmod(names[i], 0o600)
+os.rename("0020", "moved")
+os.unlink("0021")
+os.replace("0022", "0023")
+for i, (name, f, st) in enumerate(zip(names, held, before)):
+    assert os.fstat(f.fileno()).st_ino == st.st_ino
+    assert os.pread(f.fileno(), 4, 0) == (b"HEAD" if i < 10 else name.encode()), name
+assert open("moved", "rb").read(4) == b"0020"
+assert open("0023", "rb").read(4) == b"0022"
+"""
+    need_overlay()
+    harness.onepot("run", archive, "--", *harness.counting(work, "cat", "{}/sub/0000"))
+    if harness.directly_read(work) == 0:
+        raise Skip("there is no preloaded library here")
+    for option in "--writable", f"--writable={work.path}/new":
+        harness.onepot("run", option, archive, "--", *harness.counting(work, PYTHON, "-c", script, "{}"))
+        check(harness.directly_read(work) >= 50, f"{harness.directly_read(work)} files were read directly")
+    check_nothing_left()
+
+
 if __name__ == "__main__":
     harness.main(globals())
