@@ -211,6 +211,19 @@ static void op_getxattr(struct request *rq)
         reply_sized(rq, x.value, x.value_len, in->size);
 }
 
+/* An overlay copies each attribute that is listed, or none of the file. */
+static bool is_hidden(const struct session *s, const struct xattr *x)
+{
+    static const char *const prefixes[] = {"trusted.", "security."};
+
+    for (size_t i = 0; s->config.hides_roots_attributes && i < 2; i++) {
+        size_t len = strlen(prefixes[i]);
+        if (x->name_len > len && memcmp(x->name, prefixes[i], len) == 0)
+            return true;
+    }
+    return false;
+}
+
 static void op_listxattr(struct request *rq)
 {
     const struct session *s = rq->worker->session;
@@ -225,6 +238,8 @@ static void op_listxattr(struct request *rq)
     if (!index_info(s->index)->has_xattrs)
         r = -ENOSYS;
     while (r == 0 && (r = index_xattr_next(s->index, position, &cursor, &x)) == 0) {
+        if (is_hidden(s, &x))
+            continue;
         if (x.name_len + 1 > LISTING_BYTES - len) {
             r = -E2BIG;
             break;

@@ -119,6 +119,7 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
         .uid = o->uid,
         .gid = o->gid,
         .is_covered = o->writable,
+        .hides_roots_attributes = o->writable && o->override_uid,
         .log = control_log,
         .log_ctx = &m->log,
         .report = report_of_mount,
