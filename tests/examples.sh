@@ -36,7 +36,13 @@ status=0
 for pid in "${pids[@]}"; do wait "$pid" || status=$?; done
 exit "$status"
 SRUN
-chmod +x "$work/bin/srun"
+cat >"$work/bin/sbcast" <<'SBCAST'
+#!/usr/bin/env bash
+# sbcast -p ARCHIVE COPY, of which a part arrives if BREAK is set.
+if [ "${BREAK:-}" ]; then head -c 1000 "$2" >"$3"; exit 1; fi
+exec cp -p "$2" "$3"
+SBCAST
+chmod +x "$work/bin/srun" "$work/bin/sbcast"
 
 fail() {
     echo "FAILED: $*"
@@ -74,6 +80,24 @@ for script in one-node-mount one-node-run one-node-stage multi-node; do
     done
     echo "$script: ok"
 done
+
+# Several nodes, to which sbcast copies the archive.
+for broken in '' yes; do
+    rm -f "$work"/out.*
+    BREAK=$broken bash "$examples/multi-node.sbatch" --stage "$work/data.tar" reader \
+        "$work/out" 0 >"$work/log" 2>&1 || fail "multi-node --stage: $(cat "$work/log")"
+    for rank in 0 1 2 3; do
+        cat "$work"/data/* | cmp - "$work/out.$rank" || fail "multi-node --stage, rank $rank read other bytes"
+    done
+    if [ "$broken" ]; then
+        grep -q 'another size than the archive' "$work/log" || fail "a broken copy: $(cat "$work/log")"
+    elif grep -v -e 'nothing to save$' -e ' bytes read in ' "$work/log"; then
+        fail "multi-node --stage said: $(cat "$work/log")"
+    fi
+    if [ -e /dev/shm/onepot-4711.copy ]; then fail 'multi-node --stage left its copy'; fi
+    no_mount_left 'multi-node --stage'
+done
+echo 'multi-node --stage: ok'
 
 # TERM: the command gets it, may still read, and the mount goes only then.
 cat >"$work/bin/trainer" <<'TRAINER'

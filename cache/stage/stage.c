@@ -159,14 +159,23 @@ static int reasons_fault(const struct stage *stage, const struct reasons *reason
     return reasons->err;
 }
 
+static int stage_find(struct stage *stage, const char *archive,
+                      const struct stage_places *places)
+{
+    int r = -ENOENT;
+    for (size_t i = 0; r < 0 && i < places->count; i++)
+        r = stage_try_place(stage, places->path[i], archive, false, &(struct reasons){0});
+    return r;
+}
+
 int stage_find_or_make(struct stage *stage, const char *archive, const char *given,
                        struct fault *fault)
 {
     struct reasons reasons = {.err = -ENOENT};
     const struct stage_places places = stage_places(given);
-    int r = -ENOENT;
-    for (size_t i = 0; r < 0 && i < places.count; i++)
-        r = stage_try_place(stage, places.path[i], archive, false, &(struct reasons){0});
+    int r = stage_find(stage, archive, &places);
+    if (r < 0 && stage->given)
+        r = stage_given_take(stage, &places, archive);
     for (size_t i = 0; r < 0 && i < places.count; i++)
         r = stage_try_place(stage, places.path[i], archive, true, &reasons);
     if (r < 0 && places.count == 0)
@@ -202,6 +211,22 @@ struct stage *stage_new(const struct source *source, const struct stage_options 
     return stage;
 }
 
+/* Find or make the copy of a named stage, or free the stage. */
+static int stage_open_named(struct stage *stage, const char *archive, const char *place,
+                            struct fault *fault, struct stage **ret_stage)
+{
+    int r = stage_find_or_make(stage, archive, place, fault);
+    if (r < 0) {
+        stage_given_free(stage->given);
+        free(stage);
+        return r;
+    }
+    if (!source_is_local(stage->source)) /* each byte is read once, by any reader */
+        source_advise(stage->source, SOURCE_AT_RANDOM, 0, 0);
+    *ret_stage = stage;
+    return 0;
+}
+
 int stage_open(struct source *source, const struct stage_options *options, struct fault *fault,
                struct stage **ret_stage)
 {
@@ -213,15 +238,43 @@ int stage_open(struct source *source, const struct stage_options *options, struc
         return -ENOMEM;
     const char *archive = options->archive ? options->archive : source_name(source);
     stage_name_for(stage, archive, false);
-    r = stage_find_or_make(stage, archive, options->place, fault);
+    return stage_open_named(stage, archive, options->place, fault, ret_stage);
+}
+
+/* Of several processes that adopt one file, the first moves it away. */
+static bool stage_is_whole_somewhere(struct stage *stage, const char *archive,
+                                     const char *place)
+{
+    const struct stage_places places = stage_places(place);
+    if (stage_find(stage, archive, &places) < 0)
+        return false;
+    bool is_whole = atomic_load(&stage->state->whole) != 0;
+    stage_release(stage);
+    return is_whole;
+}
+
+int stage_open_adopting(struct source *source, const struct stage_options *options,
+                        const char *path, struct fault *fault, struct stage **ret_stage)
+{
+    struct fault refused = {0};
+    int r = stage_check_source(source, fault);
+    if (r < 0)
+        return r;
+    struct stage *stage = stage_new(source, options);
+    if (!stage)
+        return -ENOMEM;
+    const char *archive = options->archive ? options->archive : source_name(source);
+    stage_name_for(stage, archive, false);
+    r = stage_given_new(path, source, &refused, &stage->given);
+    if (r == -ENOENT && stage_is_whole_somewhere(stage, archive, options->place))
+        r = 0;
     if (r < 0) {
         free(stage);
+        if (fault)
+            *fault = refused;
         return r;
     }
-    if (!source_is_local(source)) /* each byte is read once, by any reader */
-        source_advise(source, SOURCE_AT_RANDOM, 0, 0);
-    *ret_stage = stage;
-    return 0;
+    return stage_open_named(stage, archive, options->place, fault, ret_stage);
 }
 
 void stage_set_note(struct stage *stage, void (*note)(void *ctx, const char *line), void *ctx)
@@ -248,6 +301,7 @@ void stage_forget(struct stage *stage)
     if (!stage)
         return;
     stage_release(stage);
+    stage_given_free(stage->given);
     free(stage);
 }
 
@@ -301,6 +355,7 @@ void stage_get_report(const struct stage *stage, struct stage_report *ret_report
 {
     ret_report->folder = stage->folder;
     ret_report->is_private = stage->is_private;
+    ret_report->was_moved = stage->was_moved;
     stage_report_of(stage->state, ret_report);
 }
 

@@ -56,6 +56,19 @@ int stage_open(struct source *source, const struct stage_options *options, struc
                struct stage **ret_stage);
 
 /*
+ * The same where the file at `path`, on this node, is a copy of the source that another program
+ * made. It must agree with the source in size, in time to the second and in samples of its
+ * content. It must be this user's or root's, and nobody else may write to it or has it open for
+ * writing. Otherwise it is refused, with a fault that names it.
+ *
+ * If no other copy is in use, it is moved to the stage, and whole at once. Where it can't be
+ * moved (it lies on another filesystem, has more names, or is root's), stage_start copies it.
+ * A stage that is there already is completed from it. One that is whole needs no `path`.
+ */
+int stage_open_adopting(struct source *source, const struct stage_options *options,
+                        const char *path, struct fault *fault, struct stage **ret_stage);
+
+/*
  * A copy of the content of an archive that is compressed in one piece. It is found whole, or
  * `unpacker` makes it before this returns; others who want it meanwhile wait. Read it by
  * stage_source; there is nothing to start. -EINTR when a signal came that the caller handles.
@@ -140,6 +153,7 @@ struct stage_report {
     bool whole;
     bool pinned;
     bool is_private;    /* the copy has no name, and goes with its processes */
+    bool was_moved;     /* an adopted file has become the copy */
     int failure;        /* 0, or the errno for which nobody works on it any more */
     int away;           /* 0, or the errno that holds a stream up at present */
     char reason[256];   /* the failure of a stream in words; else "" */

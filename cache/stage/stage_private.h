@@ -4,6 +4,7 @@
  *   stage.c         finds or makes a copy, and chooses the place; the end; reports
  *   stage_store.c   the same for archives that are compressed in one piece
  *   stage_files.c   the files of a copy
+ *   stage_adopt.c   a copy that another program made
  *   stage_copier.c  the threads that make it
  *   stage_stream.c  unpacks a stream into it, and waits for that
  *   stage_source.c  reads through it
@@ -23,7 +24,8 @@
 
 #define STAGE_STREAMS 28u
 
-struct copier; /* of stage_copier.c */
+struct copier;      /* of stage_copier.c */
+struct stage_given; /* of stage_adopt.c */
 
 struct stage {
     const struct source *source;
@@ -45,7 +47,9 @@ struct stage {
     struct pause pause; /* of the copier, and of readers that wait for a stream */
     void (*note)(void *ctx, const char *line);
     void *note_ctx;
-    struct copier *copier; /* NULL: not started */
+    struct copier *copier;     /* NULL: not started */
+    struct stage_given *given; /* a copy to adopt; NULL: none */
+    bool was_moved;            /* and it has become the copy */
 };
 
 /* A stage without files. NULL: out of memory. */
@@ -83,6 +87,20 @@ int stage_map_copy(struct stage *stage);
 
 /* Make the state of a copy (stage->copy_fd) that is whole already. */
 int stage_adopt(struct stage *stage, const struct registry *folder, const char *archive);
+
+/* ---- stage_adopt.c ---- */
+
+/* Open and judge the file at `path`. Errors come with a fault. */
+int stage_given_new(const char *path, const struct source *source, struct fault *fault,
+                    struct stage_given **ret_given);
+void stage_given_free(struct stage_given *given); /* NULL is fine */
+
+/* Make it the copy, or use one that is there by now. An error: it has to be copied. */
+int stage_given_take(struct stage *stage, const struct stage_places *places,
+                     const char *archive);
+
+/* Read it. An error: there is none, or it is not to be trusted any more. */
+int stage_given_read(struct stage *stage, void *buf, size_t len, uint64_t offset);
 
 /* Close and unmap. */
 void stage_release(struct stage *stage);

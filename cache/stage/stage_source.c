@@ -28,7 +28,9 @@ int stage_fetch(struct stage *stage, uint64_t chunk, void *buf)
     uint64_t offset = chunk * STAGE_CHUNK_BYTES;
     size_t len = stage_chunk_len(stage->state, chunk);
     uint64_t begun_ms = now_ms(), tries = source_failed_tries();
-    int r = source_read(stage->source, buf, len, offset);
+    int r = stage_given_read(stage, buf, len, offset);
+    if (r < 0)
+        r = source_read(stage->source, buf, len, offset);
     if (r == 0 && source_failed_tries() != tries) { /* bytes in doubt stay in no copy */
         source_advise(stage->source, SOURCE_WRONG, offset, len);
         r = source_read(stage->source, buf, len, offset);

@@ -37,12 +37,12 @@
 #endif
 
 static const struct cli_usage usage = {
-    "stage", "[--dir DIR] [--owner PID|none] ARCHIVE...",
+    "stage", "[--dir DIR] [--owner PID|none] [--adopt PATH] ARCHIVE...",
     "Copy archives to this node, where 'onepot mount --stage' finds the copies. They are\n"
     "removed when this job or session (a login) ends, or by 'onepot unstage'.\n"};
 
 struct arguments {
-    const char *place;
+    const char *place, *adopt;
     pid_t owner; /* 0: the copies stay */
     bool keep, verify, as_json, quiet;
     struct json json;
@@ -132,7 +132,9 @@ static void print_result(const struct arguments *a, const char *archive,
     char name[PROCESS_NAME_MAX], owner[PROCESS_NAME_MAX + 32] = "'onepot unstage'";
     if (a->quiet || a->as_json)
         return;
-    if (!was_whole && report->stream_ns)
+    if (report->was_moved)
+        snprintf(how, sizeof(how), "by moving the adopted file there");
+    else if (!was_whole && report->stream_ns)
         snprintf(how, sizeof(how), "in %s (%s/s)", cli_time(report->stream_ns),
                  cli_bytes((uint64_t)((double)report->stream_bytes * 1e9 /
                                       (double)report->stream_ns)));
@@ -182,6 +184,11 @@ static int is_packed(const struct source *source, struct fault *fault)
     return r < 0 ? r : compression != NULL;
 }
 
+static int not_adopted(const char *archive, const char *why)
+{
+    return cli_failf(archive, "--adopt takes a copy of one file, and this is %s", why);
+}
+
 /* Open with the index if it is needed (an unpacked copy's is saved), else only the bytes. */
 static int open_source(const struct arguments *a, const char *archive,
                        struct stage_store *store, struct pot **ret_pot,
@@ -194,6 +201,8 @@ static int open_source(const struct arguments *a, const char *archive,
     int r = archive_list_is_set(archive)
                 ? -EISDIR
                 : pot_open_source(archive, cli_offset(), &fault, &ignored, ret_source);
+    if (r == -EISDIR && a->adopt)
+        return not_adopted(archive, "a set of archives");
     if (r == -EISDIR) { /* several, of which the copy has all, whatever their names are */
         cli_together.on_conflict = POT_CONFLICT_FIRST;
         if (cli_open_pot(archive, &options, a->progress, ret_pot) < 0)
@@ -205,6 +214,8 @@ static int open_source(const struct arguments *a, const char *archive,
         r = is_packed(*ret_source, &fault);
     if (r < 0)
         return cli_fail(archive, r, &fault);
+    if (r > 0 && a->adopt)
+        return not_adopted(archive, "compressed in one piece, which is unpacked to its stage");
     if (r == 0 && !a->verify)
         return CLI_OK;
     source_close(*ret_source);
@@ -234,7 +245,8 @@ static int stage_one(struct arguments *a, const char *archive)
     int status = open_source(a, archive, &store, &pot, &source);
     struct stage *stage = store.stage;
     if (status == CLI_OK && !stage) {
-        int r = stage_open(source, &options, &fault, &stage);
+        int r = a->adopt ? stage_open_adopting(source, &options, a->adopt, &fault, &stage)
+                         : stage_open(source, &options, &fault, &stage);
         if (r == 0)
             r = stage_attach(stage, pot ? &pot->source : &source);
         status = r < 0 ? cli_fail(archive, r, &fault) : CLI_OK;
@@ -404,6 +416,7 @@ static int command_stage_parse(struct arguments *a, int argc, char **argv)
         {"--dir=DIR", "copy to DIR, not to memory, $TMPDIR or /tmp", .text = &a->place},
         {"--owner=PID", "remove the copies when this process has ended; 'none': never",
          .take = command_stage_owner, .ctx = a},
+        {"--adopt=PATH", "make PATH, a copy on this node, the stage's", .text = &a->adopt},
         {"--keep", "the same as --owner=none", .flag = &a->keep},
         {"--verify", "compare the copy with the archive's sums", .flag = &a->verify},
         {"--json", "print what was copied where", .flag = &a->as_json},
@@ -426,6 +439,8 @@ static int command_stage_parse(struct arguments *a, int argc, char **argv)
         return cli_usage_error(&usage, "--keep and --owner exclude each other");
     if (optind == argc)
         return cli_usage_error(&usage, "no archive was named");
+    if (a->adopt && argc - optind > 1)
+        return cli_usage_error(&usage, "--adopt is of one archive");
     return CLI_GO_ON;
 }
 

@@ -304,6 +304,48 @@ def test_staged_ahead_of_time(work):
         onepot("unstage", "--all")
 
 
+def test_a_copy_by_another_program_is_adopted(work):
+    source, size = make_archive(work)
+    place = work.make("place")
+    copy = os.path.join(place, "the copy.tar")
+    with Slow(work, source) as slow:
+        archive = slow / "a.tar"
+        run("cp", os.path.join(source, "a.tar"), copy)
+        os.utime(copy, (1, 1))
+        done = onepot("stage", "--keep", "--dir", place, "--adopt", copy, archive, status=1)
+        check(b"another time" in done.stderr and b"sbcast -p" in done.stderr, done.stderr)
+        run("cp", "-p", os.path.join(source, "a.tar"), copy)
+        told = json.loads(onepot("stage", "--keep", "--verify", "--json", "--dir", place,
+                                 "--adopt", copy, archive).stdout)
+        check_equal([(t["bytes"], t["copied_bytes"]) for t in told], [(size, 0)], "told")
+        check(not os.path.exists(copy), "the copy has its old name")
+        again = onepot("stage", "--keep", "--dir", place, "--adopt", copy, archive)
+        check(b"already" in again.stderr, f"it said: {again.stderr}")
+        fetched = slow.counts()["bytes"]
+        with work.mount("--stage=" + place, archive) as mount:
+            read_all(mount.path)
+            check(slow.counts()["bytes"] - fetched < SLACK, "it was fetched again")
+        onepot("unstage", "--dir", place, archive)
+        check_equal(os.listdir(place), [], "files afterwards")
+
+
+def test_what_can_t_be_adopted_is_refused(work):
+    source, _ = make_archive(work)
+    archive, copy = os.path.join(source, "a.tar"), work / "copy"
+    run("cp", "-p", archive, copy)
+    for arguments, why in ((["--adopt", archive, archive], b"the archive itself"),
+                           (["--adopt", source, archive], b"not a regular file"),
+                           (["--adopt", copy, source], b"a set of archives")):
+        done = onepot("stage", "--keep", *arguments, status=1)
+        check(why in done.stderr, f"{arguments}: {done.stderr}")
+    onepot("stage", "--adopt", copy, archive, archive, status=2)
+    packed = os.path.join(source, "b.tar.zst")
+    run("tar", "--zstd", "-cf", packed, "-C", work / "tree", ".")
+    done = onepot("stage", "--adopt", copy, packed, status=1)
+    check(b"compressed in one piece" in done.stderr, done.stderr)
+    check_equal(copies(work), [], "files of copies")
+
+
 def test_a_compressed_tar_is_unpacked_once(work):
     source, _ = make_archive(work)
     archive = os.path.join(source, "a.tar.zst")
