@@ -349,6 +349,7 @@ static void stage_report_of(const struct stage_state *state, struct stage_report
     report->demand_bytes = atomic_load(&state->demand_bytes);
     report->demands = atomic_load(&state->demands);
     report->past_bytes = atomic_load(&state->past_bytes);
+    report->job_bytes = atomic_load(&state->job_bytes);
 }
 
 void stage_get_report(const struct stage *stage, struct stage_report *ret_report)

@@ -160,6 +160,7 @@ struct stage_report {
     int32_t copier_pid; /* 0: no process copies */
     uint64_t stream_ns; /* time spent copying */
     uint64_t stream_bytes, demand_bytes, demands, past_bytes;
+    uint64_t job_bytes; /* that other nodes of a job had read: stage_job.h */
 };
 void stage_get_report(const struct stage *stage, struct stage_report *ret_report);
 

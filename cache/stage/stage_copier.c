@@ -18,9 +18,11 @@
 
 #include "cleanup.h"
 #include "clock.h"
+#include "stage_job.h"
 #include "stage_private.h"
 #include "thread.h"
 
+#define SECOND_NS UINT64_C(1000000000)
 #define LOOK_NS UINT64_C(100000000)   /* between two looks for a copier that died */
 #define PASSES 4u                     /* over chunks that could not be read */
 #define FAILURES_IN_A_ROW 64          /* of chunks: then the source is gone */
@@ -39,6 +41,13 @@ struct copying {
     _Atomic int failures;  /* in a row */
     _Atomic int last_error;
 };
+
+/* Other nodes bring what is missing, and did so a moment ago. */
+static bool copying_yields(const struct stage *stage)
+{
+    uint64_t since_ns = atomic_load(&stage->state->job_ns);
+    return since_ns && pause_now_ns(&stage->pause) - since_ns < STAGE_JOB_SILENT_S * SECOND_NS;
+}
 
 static bool copying_goes_on(const struct copying *c)
 {
@@ -75,7 +84,7 @@ static void *copying_stream(void *arg)
 {
     struct copying *c = arg;
     auto_free void *buf = malloc(STAGE_CHUNK_BYTES);
-    while (buf && copying_goes_on(c)) {
+    while (buf && copying_goes_on(c) && !copying_yields(c->stage)) {
         uint64_t chunk = atomic_fetch_add(&c->next, 1);
         if (chunk >= c->stage->state->chunks)
             break;
@@ -98,6 +107,16 @@ static void copying_pass(struct copying *c)
     atomic_fetch_add(&state->stream_ns, now_ns() - start_ns);
 }
 
+void stage_finish(struct stage *stage)
+{
+    if (!stage_is_complete(stage->state))
+        return;
+    if (source_was_changed(stage->source) > 0)
+        stage_fail(stage, ESTALE);
+    else
+        atomic_store_explicit(&stage->state->whole, 1, memory_order_release);
+}
+
 /* Chunks that still can't be read are left to readers, which may have more luck. */
 void stage_copy(struct stage *stage)
 {
@@ -107,6 +126,10 @@ void stage_copy(struct stage *stage)
                             (atomic_fetch_add(&state->generation, 1) + 1) & 0x7fffffff};
     unsigned fruitless = 0;
     while (copying_goes_on(&c)) {
+        if (copying_yields(stage) && !stage_is_complete(state)) {
+            pause_for(&stage->pause, LOOK_NS);
+            continue;
+        }
         copying_pass(&c);
         int err = atomic_load(&c.last_error);
         if (stage_is_complete(state))
@@ -116,12 +139,7 @@ void stage_copy(struct stage *stage)
         if (copying_goes_on(&c))
             pause_for(&stage->pause, err ? FAILED_NS : MISSED_NS);
     }
-    if (!stage_is_complete(state))
-        return;
-    if (source_was_changed(stage->source) > 0)
-        stage_fail(stage, ESTALE);
-    else
-        atomic_store_explicit(&state->whole, 1, memory_order_release);
+    stage_finish(stage);
 }
 
 /* ---- whose turn it is ---- */

@@ -6,6 +6,7 @@
  *   stage_files.c   the files of a copy
  *   stage_adopt.c   a copy that another program made
  *   stage_copier.c  the threads that make it
+ *   stage_job.c     makes it together with other nodes
  *   stage_stream.c  unpacks a stream into it, and waits for that
  *   stage_source.c  reads through it
  *   stage_folder.c  where it lies
@@ -113,6 +114,18 @@ void stage_release(struct stage *stage);
  * bytes in `buf`, the positive errno that kept them out of the copy.
  */
 int stage_fetch(struct stage *stage, uint64_t chunk, void *buf);
+
+/* The two halves. Read consecutive chunks, from the adopted copy or the source. */
+int stage_read_chunks(struct stage *stage, uint64_t chunk, unsigned count, void *buf);
+
+/* Write a chunk that was claimed at `begun_ms` (now_ms) to the copy, and settle it. */
+int stage_keep_chunk(struct stage *stage, uint64_t chunk, const void *buf, uint64_t begun_ms);
+
+/* Is there room in the copy, as far as is known? */
+bool stage_may_keep(const struct stage *stage);
+
+/* If the copy has all chunks, it is whole; or it has failed, if the archive was changed. */
+void stage_finish(struct stage *stage);
 
 /* Nobody works on the copy any more. Reported once. */
 void stage_fail(struct stage *stage, int err);

@@ -23,11 +23,12 @@
 #define WAIT_MS 200u
 #define WAITS 10 /* two seconds in all */
 
-int stage_fetch(struct stage *stage, uint64_t chunk, void *buf)
+int stage_read_chunks(struct stage *stage, uint64_t chunk, unsigned count, void *buf)
 {
     uint64_t offset = chunk * STAGE_CHUNK_BYTES;
-    size_t len = stage_chunk_len(stage->state, chunk);
-    uint64_t begun_ms = now_ms(), tries = source_failed_tries();
+    size_t len = (count - 1) * (size_t)STAGE_CHUNK_BYTES +
+                 stage_chunk_len(stage->state, chunk + count - 1);
+    uint64_t tries = source_failed_tries();
     int r = stage_given_read(stage, buf, len, offset);
     if (r < 0)
         r = source_read(stage->source, buf, len, offset);
@@ -35,12 +36,16 @@ int stage_fetch(struct stage *stage, uint64_t chunk, void *buf)
         source_advise(stage->source, SOURCE_WRONG, offset, len);
         r = source_read(stage->source, buf, len, offset);
     }
-    if (r < 0) {
-        stage_settle(stage->state, chunk, CHUNK_ABSENT);
-        return r;
-    }
-    source_advise(stage->source, SOURCE_DROP, offset, len); /* the copy keeps them */
-    r = write_at(stage->copy_fd, buf, len, offset);
+    if (r == 0)
+        source_advise(stage->source, SOURCE_DROP, offset, len); /* the copy keeps them */
+    return r;
+}
+
+int stage_keep_chunk(struct stage *stage, uint64_t chunk, const void *buf, uint64_t begun_ms)
+{
+    uint64_t offset = chunk * STAGE_CHUNK_BYTES;
+    size_t len = stage_chunk_len(stage->state, chunk);
+    int r = write_at(stage->copy_fd, buf, len, offset);
     /*
      * The part that was written helps nobody, and others may want the room. But after a while
      * another process may have the claim, and have written the same bytes.
@@ -52,6 +57,17 @@ int stage_fetch(struct stage *stage, uint64_t chunk, void *buf)
     if (r < 0)
         stage_fail(stage, -r);
     return -r;
+}
+
+int stage_fetch(struct stage *stage, uint64_t chunk, void *buf)
+{
+    uint64_t begun_ms = now_ms();
+    int r = stage_read_chunks(stage, chunk, 1, buf);
+    if (r < 0) {
+        stage_settle(stage->state, chunk, CHUNK_ABSENT);
+        return r;
+    }
+    return stage_keep_chunk(stage, chunk, buf, begun_ms);
 }
 
 /* Fetch a chunk for a reader. 0: it is in `buf`; else -errno. */
@@ -66,7 +82,7 @@ static int staged_fetch(struct stage *stage, uint64_t chunk, uint8_t *buf)
     return 0;
 }
 
-static bool staged_may_keep(const struct stage *stage)
+bool stage_may_keep(const struct stage *stage)
 {
     int failure = atomic_load_explicit(&stage->state->failure, memory_order_relaxed);
     return failure != ENOSPC && failure != EDQUOT;
@@ -80,7 +96,7 @@ static bool staged_await(struct stage *stage, uint64_t chunk, uint8_t **buf, boo
     if (stage->expands)
         return stage_await_stream(stage, chunk);
     for (int tries = 0; !stage_chunk_here(state, chunk); tries++) {
-        if (staged_may_keep(stage) && stage_claim_demand(state, chunk)) {
+        if (stage_may_keep(stage) && stage_claim_demand(state, chunk)) {
             if (!*buf)
                 *buf = malloc(STAGE_CHUNK_BYTES);
             if (!*buf)
@@ -200,7 +216,7 @@ static int staged_bring(const struct source *source, uint64_t offset, uint64_t l
     for (uint64_t i = offset / STAGE_CHUNK_BYTES; i <= (offset + len - 1) / STAGE_CHUNK_BYTES;
          i++)
         if (!staged_await(stage, i, &buf, &ignored) || !stage_chunk_here(stage->state, i))
-            return staged_may_keep(stage) ? -EIO : -ENOSPC;
+            return stage_may_keep(stage) ? -EIO : -ENOSPC;
     return 0;
 }
 

@@ -26,7 +26,7 @@
  * program make copies of their own.
  */
 #ifndef STAGE_STATE_VERSION
-#define STAGE_STATE_VERSION 5u
+#define STAGE_STATE_VERSION 6u
 #endif
 
 /* A chunk that was claimed this long ago may be taken over. */
@@ -61,6 +61,8 @@ struct stage_state {
     _Atomic uint64_t demand_bytes;    /* fetched because a reader needed them */
     _Atomic uint64_t demands;         /* chunks fetched for readers */
     _Atomic uint64_t past_bytes;      /* read from the archive and not kept */
+    _Atomic uint64_t job_bytes;       /* that other nodes of a job had read */
+    _Atomic uint64_t job_ns; /* when a job's nodes last made progress; 0: none copies */
 
     _Atomic uint64_t progress_ns; /* when copying or unpacking last made progress */
     char reason[256];             /* why a stream failed; written before `failure` */

@@ -1,0 +1,350 @@
+/*
+ * A node's part in a job that copies together (stage_job.h). A block is
+ *
+ *     head   what it is of, and the sum of each chunk
+ *     run    chunks of STAGE_CHUNK_BYTES
+ *     head   once more, since a node that could read neither might leave at another group
+ *            than the others
+ */
+#include "stage_job.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <xxhash.h>
+
+#include "clock.h"
+#include "numbers.h"
+#include "stage_private.h"
+#include "write_at.h"
+
+#define MAGIC "onepotJ1"
+#define LOOK_NS UINT64_C(10000000000) /* between looks at whether the archive was changed */
+#define WAIT_MS 200u
+#define WAITS 10 /* for another process that makes a chunk */
+
+enum { JOB_GOES_ON, JOB_LEAVES };
+
+/* Nodes of a job are machines of one kind: it is sent as it lies in memory. */
+struct job_head {
+    char magic[8];
+    uint32_t rank, size, run, status;
+    uint64_t group;
+    uint64_t bytes; /* of the archive, and its time: */
+    int64_t mtime_sec;
+    uint32_t mtime_nsec;
+    uint32_t has;                    /* bit i: chunk i of the run is there */
+    char node[64];                   /* its name, for messages */
+    uint64_t sum[STAGE_JOB_RUN_MAX]; /* XXH3 of chunks that are there */
+    uint64_t head_sum;               /* of all of the above */
+};
+
+_Static_assert(sizeof(struct job_head) == 256,
+               "it has no gaps, whose bytes would be in its sum");
+
+struct stage_job {
+    struct stage *stage;
+    struct job_head mine;
+    unsigned taken;     /* blocks of this group */
+    bool leaves;        /* this node, or one whose head was read */
+    bool storage_fails; /* no further time is lost with it while others wait */
+    bool told_damage;
+    uint64_t looked_ns;
+    char others[160]; /* nodes with another archive */
+};
+
+/* ---- the shape of a group ---- */
+
+size_t stage_job_block_bytes(unsigned run)
+{
+    return 2 * sizeof(struct job_head) + (size_t)run * STAGE_CHUNK_BYTES;
+}
+
+unsigned stage_job_run(unsigned size, uint64_t memory_bytes)
+{
+    unsigned run = STAGE_JOB_RUN_MAX;
+    while (run > 0 && 2 * (size + UINT64_C(1)) * stage_job_block_bytes(run) > memory_bytes)
+        run--;
+    return run;
+}
+
+uint64_t stage_job_groups(uint64_t bytes, unsigned size, unsigned run)
+{
+    uint64_t group_bytes = (uint64_t)size * run * STAGE_CHUNK_BYTES;
+    return bytes / group_bytes + (bytes % group_bytes != 0);
+}
+
+static uint64_t job_first_chunk(const struct stage_job *job, uint64_t group, unsigned rank)
+{
+    return (group * job->mine.size + rank) * job->mine.run;
+}
+
+/* Chunks of a run, of which the last ones of an archive may have fewer. */
+static unsigned job_chunks(const struct stage_job *job, uint64_t first)
+{
+    uint64_t all = job->stage->state->chunks;
+    return first < all ? (unsigned)min_u64(job->mine.run, all - first) : 0;
+}
+
+static uint8_t *block_chunk(void *block, unsigned i)
+{
+    return (uint8_t *)block + sizeof(struct job_head) + (size_t)i * STAGE_CHUNK_BYTES;
+}
+
+static const uint8_t *block_chunk_in(const void *block, unsigned i)
+{
+    return (const uint8_t *)block + sizeof(struct job_head) + (size_t)i * STAGE_CHUNK_BYTES;
+}
+
+/* The stage's copier goes on when this is long ago. */
+static void job_beat(const struct stage_job *job)
+{
+    atomic_store(&job->stage->state->job_ns, pause_now_ns(&job->stage->pause));
+}
+
+/* ---- what this node owes ---- */
+
+/* Read chunks that this thread has claimed, in one read, and keep them. */
+static bool job_fetch(struct stage_job *job, uint64_t chunk, unsigned count, uint8_t *to)
+{
+    struct stage *stage = job->stage;
+    uint64_t begun_ms = now_ms();
+    int r = stage_read_chunks(stage, chunk, count, to);
+    for (unsigned i = 0; i < count; i++)
+        if (r < 0)
+            stage_settle(stage->state, chunk + i, CHUNK_ABSENT);
+        else
+            stage_keep_chunk(stage, chunk + i, to + (size_t)i * STAGE_CHUNK_BYTES, begun_ms);
+    if (r < 0) {
+        job->storage_fails = true;
+        stage_say(stage,
+                  "its storage fails (%s): this node no longer reads for the job's others",
+                  fault_errno(r));
+        return false;
+    }
+    for (unsigned i = 0; i < count; i++)
+        atomic_fetch_add(&stage->state->stream_bytes, stage_chunk_len(stage->state, chunk + i));
+    return true;
+}
+
+static bool job_read_here(const struct stage *stage, uint64_t chunk, uint8_t *to)
+{
+    return stage_chunk_here(stage->state, chunk) &&
+           read_at(stage->copy_fd, to, stage_chunk_len(stage->state, chunk),
+                   chunk * STAGE_CHUNK_BYTES) == 0;
+}
+
+/* A chunk that another process is making, or that no copy has room for. */
+static bool job_read_other(struct stage_job *job, uint64_t chunk, uint8_t *to)
+{
+    struct stage *stage = job->stage;
+    for (int tries = 0; tries < WAITS && atomic_load(&stage->state->chunk[chunk]) > CHUNK_HERE;
+         tries++)
+        stage_wait(stage->state, chunk, WAIT_MS);
+    if (job_read_here(stage, chunk, to))
+        return true;
+    if (job->storage_fails || stage_read_chunks(stage, chunk, 1, to) < 0)
+        return false;
+    atomic_fetch_add(&stage->state->past_bytes, stage_chunk_len(stage->state, chunk));
+    return true;
+}
+
+static bool job_claim(const struct stage_job *job, uint64_t chunk)
+{
+    return !job->storage_fails && stage_may_keep(job->stage) &&
+           stage_claim_demand(job->stage->state, chunk);
+}
+
+/* Fill the chunks of a run: those that are here from here, and the gaps in one read each. */
+static uint32_t job_fill(struct stage_job *job, uint64_t first, unsigned count, void *block)
+{
+    uint32_t has = 0, gap = 0;
+    for (unsigned i = 0; i <= count; i++) {
+        if (i < count && job_claim(job, first + i)) {
+            gap++;
+            continue;
+        }
+        if (gap > 0 && job_fetch(job, first + i - gap, gap, block_chunk(block, i - gap)))
+            has |= ((UINT32_C(1) << gap) - 1) << (i - gap);
+        gap = 0;
+        if (i < count && (job_read_here(job->stage, first + i, block_chunk(block, i)) ||
+                          job_read_other(job, first + i, block_chunk(block, i))))
+            has |= UINT32_C(1) << i;
+    }
+    return has;
+}
+
+/* Bytes of two states of the archive must not come together. */
+static void job_look(struct stage_job *job)
+{
+    struct stage *stage = job->stage;
+    uint64_t now = pause_now_ns(&stage->pause);
+    if (now - job->looked_ns > LOOK_NS) {
+        job->looked_ns = now;
+        if (source_was_changed(stage->source) > 0)
+            stage_fail(stage, ESTALE);
+    }
+    if (atomic_load(&stage->state->failure) == ESTALE)
+        job->mine.status = JOB_LEAVES;
+}
+
+static uint64_t head_sum(const struct job_head *head)
+{
+    return XXH3_64bits(head, offsetof(struct job_head, head_sum));
+}
+
+void stage_job_read(struct stage_job *job, uint64_t group, void *block)
+{
+    struct job_head *head = &job->mine;
+    uint64_t first = job_first_chunk(job, group, head->rank);
+    unsigned count = job_chunks(job, first);
+    job_beat(job);
+    job_look(job);
+    job->taken = 0;
+    head->group = group;
+    head->has = head->status == JOB_GOES_ON ? job_fill(job, first, count, block) : 0;
+    for (unsigned i = 0; i < head->run; i++) {
+        bool has = head->has >> i & 1;
+        size_t len = has ? stage_chunk_len(job->stage->state, first + i) : 0;
+        head->sum[i] = has ? XXH3_64bits(block_chunk(block, i), len) : 0;
+        memset(block_chunk(block, i) + len, 0, STAGE_CHUNK_BYTES - len);
+    }
+    head->head_sum = head_sum(head);
+    memcpy(block, head, sizeof(*head));
+    memcpy(block_chunk(block, head->run), head, sizeof(*head));
+    job_beat(job);
+}
+
+/* ---- what the others read ---- */
+
+/* A copy of the head that is whole. */
+static bool head_read(const struct stage_job *job, const void *block, struct job_head *ret_head)
+{
+    for (unsigned i = 0; i < 2; i++) {
+        memcpy(ret_head, i == 0 ? block : block_chunk_in(block, job->mine.run),
+               sizeof(*ret_head));
+        if (memcmp(ret_head->magic, MAGIC, sizeof(ret_head->magic)) == 0 &&
+            ret_head->head_sum == head_sum(ret_head) &&
+            memchr(ret_head->node, 0, sizeof(ret_head->node)))
+            return true;
+    }
+    return false;
+}
+
+static void job_say_damage(struct stage_job *job, unsigned rank, const char *node)
+{
+    if (!job->told_damage)
+        stage_say(job->stage,
+                  "bytes from node %s (rank %u) arrived damaged; they are read from storage",
+                  node, rank);
+    job->told_damage = true;
+}
+
+static void job_keep(struct stage_job *job, const struct job_head *head, uint64_t first,
+                     const void *block)
+{
+    struct stage *stage = job->stage;
+    struct stage_state *state = stage->state;
+    unsigned count = job_chunks(job, first);
+    for (unsigned i = 0; i < count; i++) {
+        size_t len = stage_chunk_len(state, first + i);
+        if (!(head->has >> i & 1) || stage_chunk_here(state, first + i))
+            continue;
+        if (XXH3_64bits(block_chunk_in(block, i), len) != head->sum[i])
+            job_say_damage(job, head->rank, head->node);
+        else if (stage_may_keep(stage) && stage_claim_demand(state, first + i) &&
+                 stage_keep_chunk(stage, first + i, block_chunk_in(block, i), now_ms()) == 0)
+            atomic_fetch_add(&state->job_bytes, len);
+    }
+}
+
+static bool is_same_archive(const struct job_head *a, const struct job_head *b)
+{
+    return a->bytes == b->bytes && a->mtime_sec == b->mtime_sec &&
+           a->mtime_nsec == b->mtime_nsec;
+}
+
+static void job_add_other(struct stage_job *job, const char *node)
+{
+    size_t n = strlen(job->others);
+    snprintf(job->others + n, sizeof(job->others) - n, "%s%s", n ? ", " : "", node);
+    job->leaves = true;
+}
+
+/* Does the head belong where the engine says that the block is of? */
+static bool head_fits(const struct stage_job *job, const struct job_head *head, uint64_t group,
+                      unsigned rank)
+{
+    return head->group == group && head->rank == rank && head->size == job->mine.size &&
+           head->run == job->mine.run;
+}
+
+bool stage_job_take(struct stage_job *job, uint64_t group, unsigned rank, const void *block)
+{
+    struct job_head head;
+    job_beat(job);
+    job->taken++;
+    if (!head_read(job, block, &head)) {
+        job_say_damage(job, rank, "?");
+        job->leaves = true;
+    } else if (!is_same_archive(&head, &job->mine)) {
+        job_add_other(job, head.node);
+    } else if (!head_fits(job, &head, group, rank)) {
+        job_say_damage(job, rank, head.node);
+        job->leaves = true;
+    } else {
+        job->leaves |= head.status != JOB_GOES_ON;
+        if (rank != job->mine.rank)
+            job_keep(job, &head, job_first_chunk(job, group, rank), block);
+    }
+    job_beat(job);
+    return job->taken == job->mine.size &&
+           (job->leaves || job_first_chunk(job, group + 1, 0) >= job->stage->state->chunks);
+}
+
+/* ---- beginning and end ---- */
+
+int stage_job_begin(struct stage *stage, unsigned rank, unsigned size, unsigned run,
+                    struct stage_job **ret_job)
+{
+    if (size == 0 || rank >= size || run == 0 || run > STAGE_JOB_RUN_MAX)
+        return -EINVAL;
+    if (stage->unpacked || stage->expands)
+        return -ENOTSUP;
+    struct stage_job *job = calloc(1, sizeof(*job));
+    if (!job)
+        return -ENOMEM;
+    struct source_identity id;
+    source_identity(stage->source, &id);
+    job->stage = stage;
+    job->looked_ns = pause_now_ns(&stage->pause);
+    job->mine = (struct job_head){.rank = rank,
+                                  .size = size,
+                                  .run = run,
+                                  .bytes = stage->bytes,
+                                  .mtime_sec = id.mtime_sec,
+                                  .mtime_nsec = id.mtime_nsec};
+    memcpy(job->mine.magic, MAGIC, sizeof(job->mine.magic));
+    if (gethostname(job->mine.node, sizeof(job->mine.node) - 1) < 0)
+        snprintf(job->mine.node, sizeof(job->mine.node), "?");
+    job_beat(job);
+    *ret_job = job;
+    return 0;
+}
+
+int stage_job_end(struct stage_job *job, struct fault *fault)
+{
+    int r = 0;
+    if (!job)
+        return 0;
+    stage_finish(job->stage);
+    atomic_store(&job->stage->state->job_ns, 0);
+    if (job->others[0])
+        r = fault_set(fault, -ESTALE, NULL, FAULT_NO_OFFSET,
+                      "is another archive (in size or time) on %s", job->others);
+    free(job);
+    return r;
+}
