@@ -30,7 +30,7 @@ struct compress_pool {
 
     pthread_mutex_t own_lock;
     ZSTD_CCtx *own; /* for callers that help */
-    unsigned threads, workers;
+    unsigned threads, workers, running;
     pthread_t thread[];
 };
 
@@ -110,6 +110,8 @@ static void *compress_run_worker(void *arg)
     struct compress_pool *p = arg;
     ZSTD_CCtx *context = compress_new_context(p->level);
     pthread_mutex_lock(&p->lock);
+    p->running++;
+    pthread_cond_broadcast(&p->done);
     while (!p->ending) {
         if (p->todo)
             compress_work(p, context);
@@ -139,6 +141,10 @@ int compress_pool_new(unsigned threads, int level, struct compress_pool **ret_po
            thread_start(&p->thread[p->workers], WORKER_STACK_BYTES, compress_run_worker, p) ==
                0)
         p->workers++;
+    pthread_mutex_lock(&p->lock);
+    while (p->running < p->workers)
+        pthread_cond_wait(&p->done, &p->lock);
+    pthread_mutex_unlock(&p->lock);
     if (!p->own) {
         compress_pool_free(p);
         return -ENOMEM;

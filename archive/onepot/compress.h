@@ -48,7 +48,10 @@ struct compressor {
     size_t flight_bytes;
 };
 
-/* `threads` 0: as many as this process has CPUs. `level` is zstd's. -ENOMEM. */
+/*
+ * `threads` 0: as many as this process has CPUs. `level` is zstd's. Returns when all threads
+ * run, as helpers_new does. -ENOMEM.
+ */
 int compress_pool_new(unsigned threads, int level, struct compress_pool **ret_pool);
 void compress_pool_free(struct compress_pool *pool); /* NULL is fine */
 

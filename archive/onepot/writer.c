@@ -63,8 +63,8 @@ static bool writer_is_sane(const struct writer_options *o)
            writer_is_power_within(o->align_bytes, PAX_BLOCK_BYTES, WRITER_ALIGN_MAX);
 }
 
-int writer_open(const char *path, const struct writer_options *options, struct fault *fault,
-                struct writer **ret_writer)
+int writer_begin(struct output *output, const struct writer_options *options,
+                 struct writer **ret_writer)
 {
     if (!writer_is_sane(options))
         return -EINVAL;
@@ -82,16 +82,30 @@ int writer_open(const char *path, const struct writer_options *options, struct f
         r = builder_new(&w->builder);
     if (r == 0 && options->zstd_level)
         r = framer_new(w, options, &w->framer);
-    if (r == 0)
-        r = output_open(path, options->overwrite, fault, &w->output);
     if (r < 0) {
         writer_free(w);
         return r;
     }
+    w->output = output;
     XXH3_128bits_reset(w->identifier_state);
     XXH3_64bits_reset(w->window_state);
     *ret_writer = w;
     return 0;
+}
+
+int writer_open(const char *path, const struct writer_options *options, struct fault *fault,
+                struct writer **ret_writer)
+{
+    struct output *output;
+    if (!writer_is_sane(options))
+        return -EINVAL;
+    int r = output_open(path, options->overwrite, fault, &output);
+    if (r < 0)
+        return r;
+    r = writer_begin(output, options, ret_writer);
+    if (r < 0)
+        output_discard(output);
+    return r;
 }
 
 void writer_discard(struct writer *w)
@@ -346,10 +360,13 @@ int writer_add(struct writer *w, const struct pax_member *m, struct pax_buffer *
                                               : 0;
     if (r == 0)
         r = writer_add_to_index(w, m, header->len, fault);
+    bool is_refused = builder_may_leave_out(r); /* nothing of it was written */
     if (r == 0)
         r = writer_check_index_room(w, fault);
+    if (is_refused)
+        w->missing_bytes = 0;
     if (r < 0)
-        return w->error = r;
+        return is_refused ? r : (w->error = r);
     writer_count_member(w, m);
     XXH3_128bits_update(w->identifier_state, header->bytes, header->len);
     XXH3_64bits_reset(w->sum_state);

@@ -67,6 +67,13 @@ struct writer_totals {
 int writer_open(const char *path, const struct writer_options *options, struct fault *fault,
                 struct writer **ret_writer);
 
+/*
+ * The same for an output that is open already, which writer_finish gives back and
+ * writer_discard discards. On failure it is still the caller's.
+ */
+int writer_begin(struct output *output, const struct writer_options *options,
+                 struct writer **ret_writer);
+
 /* Is this file the archive being written, or the one that it will replace? */
 bool writer_is_output(const struct writer *writer, struct file_id id);
 
@@ -74,7 +81,8 @@ bool writer_is_output(const struct writer *writer, struct file_id id);
  * Adds a member. `header` is pax_encode's result; the writer takes its bytes and leaves it
  * empty. `sum` is the XXH3-64 of the data if the caller knows it; the data must then come in
  * one piece. NULL: the writer computes it. Errors: builder_add's and writev(2)'s; -EINVAL while
- * data of the previous member is missing.
+ * data of the previous member is missing. After one that builder_may_leave_out, the archive is
+ * as before.
  */
 int writer_add(struct writer *writer, const struct pax_member *member,
                struct pax_buffer *header, const uint64_t *sum, struct fault *fault);

@@ -26,6 +26,7 @@
 #include "folder.h"
 #include "output.h"
 #include "pipeline.h"
+#include "pour.h"
 #include "shard_exchange.h"
 
 #define SURVEY_THREADS 16u     /* they wait for the storage of files' attributes */
@@ -316,15 +317,21 @@ static int pack_clear_shards(struct run *run, const char *letters, struct fault 
     return 0;
 }
 
+static struct writer_options pack_writer_options(const struct pack_options *o)
+{
+    return (struct writer_options){.overwrite = o->overwrite,
+                                   .no_sync = o->no_sync,
+                                   .zstd_level = o->zstd_level,
+                                   .block_bytes = o->block_bytes,
+                                   .threads = o->threads,
+                                   .align_bytes = o->align_bytes};
+}
+
 static int pack_write_archive(struct run *run, struct fault *fault)
 {
     char letters[PARTIAL_LETTER_COUNT + 1];
     const struct pack_options *o = run->options;
-    struct writer_options how = {.overwrite = o->overwrite,
-                                 .no_sync = o->no_sync,
-                                 .zstd_level = o->zstd_level,
-                                 .block_bytes = o->block_bytes,
-                                 .align_bytes = o->align_bytes};
+    struct writer_options how = pack_writer_options(o);
     int r = pack_find_letters(run, letters);
     if (r == 0 && run->selection.outputs)
         r = pack_clear_shards(run, letters, fault);
@@ -462,10 +469,61 @@ static int pack_begin_run(struct run *run, const struct pack_options *options,
     return r < 0 ? r : pack_select_files(run, fault);
 }
 
+/* ---- a stream ---- */
+
+static bool pack_stream_excludes(const void *ctx, const char *path, bool is_folder)
+{
+    return selection_excludes(ctx, path, is_folder);
+}
+
+static void pack_stream_report(void *ctx, bool is_note, const struct fault *what)
+{
+    const struct pack_options *o = ctx;
+    o->report(o->ctx, is_note ? PACK_NOTE : PACK_PROBLEM, what);
+}
+
+static void pack_stream_progress(void *ctx, const char *doing, const struct progress *progress)
+{
+    const struct pack_options *o = ctx;
+    o->progress(o->ctx, doing, progress);
+}
+
+static int pack_run_stream(const struct pack_options *o, struct fault *fault,
+                           struct pack_result *ret_result)
+{
+    struct run run = {
+        .options = o,
+        .selection = {.excludes = o->excludes, .exclude_count = o->exclude_count}};
+    struct pour_options pour = {
+        .fd = o->stream->fd,
+        .is_stream = !o->stream->is_file,
+        .name = o->sources[0],
+        .output = o->output,
+        .writer = pack_writer_options(o),
+        .strict = o->strict,
+        .excludes = o->exclude_count ? pack_stream_excludes : NULL,
+        .excludes_ctx = &run.selection,
+        .report = o->report ? pack_stream_report : NULL,
+        .progress = o->progress ? pack_stream_progress : NULL,
+        .ctx = (void *)o,
+    };
+    struct pour_result result;
+    if (o->source_count != 1 || o->shards || o->files_from)
+        return -EINVAL;
+    pack_remove_leftovers(&run);
+    int r = pour_run(&pour, fault, &result);
+    if (r == 0)
+        *ret_result =
+            (struct pack_result){.totals = result.totals, .problems = result.problems};
+    return r;
+}
+
 int pack_run(const struct pack_options *options, struct fault *fault,
              struct pack_result *ret_result)
 {
     struct run run;
+    if (options->stream)
+        return pack_run_stream(options, fault, ret_result);
     int r = pack_begin_run(&run, options, fault);
     if (r == 0 && !pack_has_no_share(options))
         r = pack_write_archive(&run, fault);

@@ -37,10 +37,21 @@ enum pack_report {
     PACK_PROBLEM, /* the archive lacks something from the source */
 };
 
+struct pack_stream {
+    int fd;
+    bool is_file; /* not a pipe or the like */
+};
+
 struct pack_options {
     const char *const *sources; /* paths of directories; a symbolic link is followed */
     size_t source_count;
     const struct input *const *inputs; /* NULL; or for each source its archive, or NULL */
+
+    /*
+     * The only source can be read front to back alone (pour.h): its members come in its order.
+     * Without a list of names and shards. NULL: it is none.
+     */
+    const struct pack_stream *stream;
 
     /*
      * Files to leave out: see selection.h. Files to pack: names in a file ("-": standard

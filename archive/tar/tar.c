@@ -54,18 +54,27 @@ struct walk {
     struct archive_entry *entry;
     struct tar_feed feed;
     struct tar_framed *framed; /* NULL: the source is the tar itself, and `feed` feeds it */
+    const struct tar_stream *stream; /* NULL: there is a source */
+    const struct tar_taker *taker;   /* who gets the members of a stream, not the builder */
     struct builder *builder;
     struct progress *progress;
     struct fault *fault;
     uint64_t expected; /* where the next header must start */
     uint64_t members;
-    bool is_cut; /* the last member's data continues in another volume */
-    bool is_odd; /* libarchive can't read all that the member's headers say */
+    uint32_t inode; /* of the current member */
+    bool is_cut;    /* the last member's data continues in another volume */
+    bool is_odd;    /* libarchive can't read all that the member's headers say */
     char last[sizeof((struct fault){0}.member)]; /* the last member read, for messages */
     VECTOR(struct builder_piece) pieces;         /* of a file with holes */
     struct tar_oddities odd;
     struct tar_globals globals;
 };
+
+/* What was read can't be read again, but for its end. */
+static bool tar_walk_is_forward(const struct walk *w)
+{
+    return w->framed || w->stream;
+}
 
 /* ---- messages ---- */
 
@@ -119,6 +128,10 @@ static int tar_walk_read_fault(struct walk *w, int status)
     }
     if (w->framed)
         w->size_bytes = tar_framed_bytes(w->framed);
+    if (w->stream)
+        w->size_bytes = *w->stream->given;
+    if (w->stream && *w->stream->error < 0)
+        return *w->stream->error;
     if (w->feed.err < 0)
         return fault_set_read(w->fault, w->feed.err, w->last, w->feed.offset);
     if (archive_errno(w->archive) == ENOMEM)
@@ -158,7 +171,8 @@ static int tar_walk_find_data_end(struct walk *w, const struct builder_member *m
     uint64_t stored = tar_walk_stored_bytes(w, member), end;
     if (__builtin_add_overflow(member->data_offset, stored, &end))
         end = UINT64_MAX;
-    w->is_cut = end > w->size_bytes && w->size_bytes % RECORD_BYTES == 0 && !w->framed;
+    w->is_cut =
+        end > w->size_bytes && w->size_bytes % RECORD_BYTES == 0 && !tar_walk_is_forward(w);
     if (w->is_cut)
         return fault_set(w->fault, -EINVAL, w->last, member->header_offset,
                          "is cut off by the end of the archive, which has %" PRIu64
@@ -201,21 +215,28 @@ static int tar_walk_add_extents(struct walk *w, const struct builder_member *mem
 
 /* ---- members ---- */
 
+static int tar_walk_take_attribute(void *ctx, const char *name, const void *value, size_t len)
+{
+    const struct walk *w = ctx;
+    return builder_add_xattr(w->builder, w->inode, name, strlen(name), value, len);
+}
+
 static int tar_walk_add_named(struct walk *w, const char *path, struct builder_member *member)
 {
-    uint32_t inode;
+    if (w->taker)
+        return w->taker->add(w->taker->ctx, path, member, w->archive, w->entry, w->fault);
     bool has_map = member->data == DATA_PIECES;
     if (w->framed && tar_walk_stored_bytes(w, member) > 0)
         member->data = DATA_PIECES;
     else if (w->framed)
         member->data_offset = 0; /* an offset in the tar is not one in the file */
-    int r = builder_add(w->builder, path, strlen(path), member, w->fault, &inode);
+    int r = builder_add(w->builder, path, strlen(path), member, w->fault, &w->inode);
     if (r == 0 && has_map)
-        r = tar_walk_add_extents(w, member, inode);
+        r = tar_walk_add_extents(w, member, w->inode);
     else if (r == 0 && member->data == DATA_PIECES)
-        r = tar_framed_add(w->framed, inode, member->data_offset, member->size_bytes, 0);
+        r = tar_framed_add(w->framed, w->inode, member->data_offset, member->size_bytes, 0);
     if (r == 0)
-        r = tar_add_attributes(w->entry, w->builder, inode, &w->odd);
+        r = tar_take_attributes(w->entry, tar_walk_take_attribute, w, &w->odd);
     return r;
 }
 
@@ -226,12 +247,11 @@ static int tar_walk_add_named(struct walk *w, const char *path, struct builder_m
 static int tar_walk_add_link(struct walk *w, const char *path, const char *target,
                              struct builder_member *member)
 {
-    uint32_t inode;
-    int r = builder_link(w->builder, path, strlen(path), target, strlen(target),
-                         member->header_offset, w->fault, &inode);
+    int r = w->taker ? w->taker->link(w->taker->ctx, path, target, member, w->fault)
+                     : builder_link(w->builder, path, strlen(path), target, strlen(target),
+                                    member->header_offset, w->fault, &w->inode);
     if (r == -ENOENT && member->size_bytes > 0) {
         *w->fault = (struct fault){0};
-        member->mode = S_IFREG | tar_permissions(w->entry);
         return tar_walk_add_named(w, path, member);
     }
     return r;
@@ -245,8 +265,9 @@ static int tar_walk_read_tar(const void *ctx, void *buf, size_t len, uint64_t of
         memcpy(buf, w->feed.map + offset, len);
         return 0;
     }
-    return w->framed ? tar_framed_read(w->framed, buf, len, offset)
-                     : source_read(w->source, buf, len, offset);
+    return w->stream   ? w->stream->again(w->stream->ctx, buf, len, offset)
+           : w->framed ? tar_framed_read(w->framed, buf, len, offset)
+                       : source_read(w->source, buf, len, offset);
 }
 
 /* The type in the member's own header; 0: it can't be read again. */
@@ -276,6 +297,7 @@ static int tar_walk_add_other(struct walk *w, const struct builder_member *membe
 static int tar_walk_add_by_type(struct walk *w, const char *path, struct builder_member *member)
 {
     const char *target = archive_entry_hardlink(w->entry);
+    member->mode = S_IFREG | tar_permissions(w->entry);
     if (target)
         return tar_walk_add_link(w, path, target, member);
 
@@ -313,7 +335,7 @@ static int tar_walk_restore_minus(struct walk *w, struct builder_member *member)
     bool negative;
     int r = tar_time_is_negative(tar_walk_read_tar, w, member->header_offset,
                                  member->data_offset, &negative);
-    if (r == -ENODATA && w->framed) /* the headers fill whole frames */
+    if (r == -ENODATA && tar_walk_is_forward(w)) /* the headers fill whole frames */
         return 0;
     if (r == 0 && negative) {
         member->mtime_sec = -1;
@@ -326,7 +348,7 @@ static int tar_walk_apply_globals(struct walk *w, struct builder_member *member)
 {
     int r = tar_apply_globals(&w->globals, tar_walk_read_tar, w, member->header_offset,
                               member->data_offset, member, &w->odd);
-    return r == -ENODATA && w->framed ? 0 : r; /* the headers fill whole frames */
+    return r == -ENODATA && tar_walk_is_forward(w) ? 0 : r; /* the headers fill whole frames */
 }
 
 /*
@@ -355,9 +377,11 @@ static int tar_walk_fill_holes(struct walk *w, struct builder_member *member)
     int r = tar_has_record(tar_walk_read_tar, w, member->header_offset, member->data_offset,
                            "SUN.holesdata", &has);
     if (r < 0 || !has)
-        return r == -ENODATA && w->framed ? 0 : r; /* the headers fill whole frames */
+        return r == -ENODATA && tar_walk_is_forward(w) ? 0
+                                                       : r; /* the headers fill whole frames */
     member->data = DATA_STORED;
-    while (archive_read_data_block(w->archive, &block, &len, &offset) == ARCHIVE_OK)
+    while (!w->taker &&
+           archive_read_data_block(w->archive, &block, &len, &offset) == ARCHIVE_OK)
         w->progress->beats++;
     return 0;
 }
@@ -414,7 +438,8 @@ static int tar_walk_add_member(struct walk *w)
     int r = tar_walk_read_member(w);
     w->fault = fault;
     if (builder_may_leave_out(r) && own.err)
-        return builder_leave_out(w->builder, &own);
+        return w->taker ? w->taker->leave_out(w->taker->ctx, &own)
+                        : builder_leave_out(w->builder, &own);
     if (r < 0 && fault && !fault->err)
         *fault = own;
     return r;
@@ -506,7 +531,7 @@ static int tar_walk_next_member(struct walk *w)
 static void tar_walk_tell_progress(struct walk *w)
 {
     w->progress->members = w->members;
-    if (!w->framed)
+    if (!tar_walk_is_forward(w)) /* else who reads the file tells it */
         w->progress->bytes_done = w->expected;
 }
 
@@ -644,6 +669,27 @@ static int tar_walk_archive(struct walk *w)
     return r;
 }
 
+/* Calls `read` with libarchive's objects, in the C locale. */
+static int tar_walk_run(struct walk *w, int (*read)(struct walk *w))
+{
+    int r = -ENOMEM;
+    w->archive = archive_read_new();
+    w->entry = w->archive ? archive_entry_new2(w->archive) : NULL;
+    locale_t c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    if (w->entry && c_locale) {
+        locale_t before = uselocale(c_locale);
+        r = read(w);
+        uselocale(before);
+    }
+    if (c_locale)
+        freelocale(c_locale);
+    archive_entry_free(w->entry);
+    vector_free(&w->pieces);
+    if (w->archive)
+        archive_read_free(w->archive);
+    return r;
+}
+
 /* Walks through the tar in the source: the source itself, or the content of its frames. */
 static int tar_walk_source(struct source *source, struct tar_framed *framed,
                            struct builder *builder, struct progress *progress,
@@ -658,30 +704,107 @@ static int tar_walk_source(struct source *source, struct tar_framed *framed,
     w->builder = builder;
     w->progress = progress;
     w->fault = fault;
-    w->archive = archive_read_new();
-    w->entry = w->archive ? archive_entry_new2(w->archive) : NULL;
 
     progress->bytes_total = source_size(source);
 
-    int r = -ENOMEM;
-    locale_t c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
-    if (w->entry && c_locale) {
-        locale_t before = uselocale(c_locale);
-        r = tar_walk_archive(w);
-        uselocale(before);
-    }
-    if (c_locale)
-        freelocale(c_locale);
-    archive_entry_free(w->entry);
-    vector_free(&w->pieces);
-    if (w->archive)
-        archive_read_free(w->archive);
+    int r = tar_walk_run(w, tar_walk_archive);
     tar_feed_close(&w->feed);
     /*
      * Not a tar: unpacking finds better words for that. But a damaged frame is reported here.
      */
     bool is_none = framed && tar_framed_error(framed) != -EUCLEAN && w->members == 0;
     return r == -EUCLEAN && is_none ? -ENOTSUP : r;
+}
+
+/* ---- a stream ---- */
+
+/*
+ * libarchive ends at a block of zeros, or where there is nothing more. Without members, no more
+ * than a label and extended headers may come before that.
+ */
+static int tar_walk_check_stream_end(struct walk *w)
+{
+    uint64_t begin = w->expected, given = *w->stream->given;
+    int r = w->members ? 0 : tar_find_empty_end(tar_walk_read_tar, w, given, &begin);
+    if (r == -ENODATA) /* so much came before */
+        return 0;
+    if (r == 0 && given < begin + TAR_BLOCK_BYTES) {
+        fault_set(w->fault, -EUCLEAN, w->last, given, "%s",
+                  w->members ? "is followed by the end of the stream, without an "
+                               "end-of-archive marker: the stream was cut off"
+                             : "has no end-of-archive marker: the stream was cut off");
+        fault_advise(w->fault, "send it again; if it was made so, pack it from a file");
+        return -EUCLEAN;
+    }
+    return r;
+}
+
+/* Looks at a block behind the end marker; true: at no more of them. */
+static bool tar_walk_inspect_rest(struct walk *w, const uint8_t *block, uint64_t offset,
+                                  int *ret_error)
+{
+    if (tar_is_zero(block, TAR_BLOCK_BYTES))
+        return false;
+    if (!w->members && !w->last[0])
+        *ret_error = fault_set(w->fault, -EUCLEAN, NULL, offset,
+                               "begins with zeros, as an empty tar does, but is none: other "
+                               "bytes follow");
+    else if (tar_is_header(block))
+        tar_walk_remark(w,
+                        "its end-of-archive marker is followed by more members at %" PRIu64
+                        ": they are ignored, as by tar",
+                        offset);
+    return true;
+}
+
+/* Reads the rest of the stream. */
+static int tar_walk_drain(struct walk *w)
+{
+    const struct tar_stream *stream = w->stream;
+    uint64_t at = (uint64_t)archive_filter_bytes(w->archive, 0);
+    uint8_t block[TAR_BLOCK_BYTES];
+    const void *ignored;
+    bool is_done = false;
+    int r = 0;
+    do {
+        for (; r == 0 && !is_done && at + TAR_BLOCK_BYTES <= *stream->given;
+             at += TAR_BLOCK_BYTES)
+            is_done = stream->again(stream->ctx, block, sizeof(block), at) < 0 ||
+                      tar_walk_inspect_rest(w, block, at, &r);
+        w->progress->beats++;
+    } while (r == 0 && stream->next(w->archive, stream->ctx, &ignored) > 0);
+    return r < 0 ? r : *stream->error;
+}
+
+static int tar_walk_stream(struct walk *w)
+{
+    tar_set_format(w->archive);
+    archive_read_set_read_callback(w->archive, w->stream->next);
+    archive_read_set_callback_data(w->archive, w->stream->ctx);
+    if (archive_read_open1(w->archive) != ARCHIVE_OK)
+        return tar_walk_read_fault(w, ARCHIVE_FATAL);
+    int r = tar_walk_read_members(w);
+    if (r == 0)
+        r = tar_walk_check_stream_end(w);
+    if (r == 0)
+        r = tar_walk_drain(w);
+    if (r == 0)
+        tar_walk_note_oddities(w);
+    return r;
+}
+
+int tar_take_members(const struct tar_stream *stream, const struct tar_taker *taker,
+                     struct progress *progress, struct fault *fault)
+{
+    auto_free struct walk *w = calloc(1, sizeof(*w));
+    if (!w)
+        return -ENOMEM;
+    w->stream = stream;
+    w->taker = taker;
+    w->size_bytes = UINT64_MAX;
+    w->progress = progress;
+    w->fault = fault;
+    return tar_walk_run(w, tar_walk_stream);
 }
 
 static int tar_index(struct source *source, struct builder *builder,

@@ -105,11 +105,11 @@ static int attributes_read(struct archive_entry *entry, size_t count,
 }
 
 /*
- * Adds attributes, each name once: bsdtar writes every attribute in two forms. libarchive lists
- * the header's last one first, and the last one counts.
+ * Passes on attributes, each name once: bsdtar writes every attribute in two forms. libarchive
+ * lists the header's last one first, and the last one counts.
  */
-static int attributes_add_xattrs(struct archive_entry *entry, struct builder *builder,
-                                 uint32_t inode)
+static int attributes_take_xattrs(struct archive_entry *entry, tar_take_attribute *take,
+                                  void *ctx)
 {
     size_t count = (size_t)archive_entry_xattr_reset(entry);
     if (count == 0)
@@ -121,8 +121,7 @@ static int attributes_add_xattrs(struct archive_entry *entry, struct builder *bu
     for (size_t i = 0; r == 0 && i < count; i++) {
         if (i > 0 && strcmp(list[i].name, list[i - 1].name) == 0)
             continue;
-        r = builder_add_xattr(builder, inode, list[i].name, strlen(list[i].name), list[i].value,
-                              list[i].value_len);
+        r = take(ctx, list[i].name, list[i].value, list[i].value_len);
     }
     attributes_free(list, count);
     return r;
@@ -204,9 +203,8 @@ static size_t attributes_read_acl(struct archive_entry *entry, int type, struct 
     return n;
 }
 
-static int attributes_add_acl(struct archive_entry *entry, struct builder *builder,
-                              uint32_t inode, int type, const char *name,
-                              struct tar_oddities *odd)
+static int attributes_take_acl(struct archive_entry *entry, tar_take_attribute *take, void *ctx,
+                               int type, const char *name, struct tar_oddities *odd)
 {
     int count = archive_entry_acl_reset(entry, type);
     if (count <= 0 || (size_t)count > XATTR_SIZE_MAX / sizeof(struct acl_entry) - 1)
@@ -227,20 +225,20 @@ static int attributes_add_acl(struct archive_entry *entry, struct builder *build
         memcpy(p + 2, &permissions, 2);
         memcpy(p + 4, &id, 4);
     }
-    return builder_add_xattr(builder, inode, name, strlen(name), value, (size_t)(p - value));
+    return take(ctx, name, value, (size_t)(p - value));
 }
 
-static int attributes_add_acls(struct archive_entry *entry, struct builder *builder,
-                               uint32_t inode, struct tar_oddities *odd)
+static int attributes_take_acls(struct archive_entry *entry, tar_take_attribute *take,
+                                void *ctx, struct tar_oddities *odd)
 {
     int types = archive_entry_acl_types(entry);
     int r = 0;
     if (types & ARCHIVE_ENTRY_ACL_TYPE_ACCESS)
-        r = attributes_add_acl(entry, builder, inode, ARCHIVE_ENTRY_ACL_TYPE_ACCESS,
-                               "system.posix_acl_access", odd);
+        r = attributes_take_acl(entry, take, ctx, ARCHIVE_ENTRY_ACL_TYPE_ACCESS,
+                                "system.posix_acl_access", odd);
     if (r == 0 && types & ARCHIVE_ENTRY_ACL_TYPE_DEFAULT)
-        r = attributes_add_acl(entry, builder, inode, ARCHIVE_ENTRY_ACL_TYPE_DEFAULT,
-                               "system.posix_acl_default", odd);
+        r = attributes_take_acl(entry, take, ctx, ARCHIVE_ENTRY_ACL_TYPE_DEFAULT,
+                                "system.posix_acl_default", odd);
     return r;
 }
 
@@ -263,9 +261,9 @@ uint32_t tar_permissions(struct archive_entry *entry)
     return mode;
 }
 
-int tar_add_attributes(struct archive_entry *entry, struct builder *builder, uint32_t inode,
-                       struct tar_oddities *odd)
+int tar_take_attributes(struct archive_entry *entry, tar_take_attribute *take, void *ctx,
+                        struct tar_oddities *odd)
 {
-    int r = attributes_add_xattrs(entry, builder, inode);
-    return r < 0 ? r : attributes_add_acls(entry, builder, inode, odd);
+    int r = attributes_take_xattrs(entry, take, ctx);
+    return r < 0 ? r : attributes_take_acls(entry, take, ctx, odd);
 }

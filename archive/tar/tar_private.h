@@ -18,6 +18,7 @@
 #include <stdint.h>
 
 #include "backend.h"
+#include "tar_members.h"
 
 #define TAR_BLOCK_BYTES 512u
 #define TAR_TYPE_AT 156u /* in a header */
@@ -40,13 +41,6 @@ static inline uint64_t tar_next(const uint8_t *header, uint64_t at)
 /* Are all bytes zero? */
 bool tar_is_zero(const uint8_t *bytes, size_t len);
 
-/*
- * Are these the first bytes of a tar? `head_len` is 64 KB, or the whole file's length if that
- * is less. Zeros alone may be a tar without members; indexing then finds out whether only zeros
- * follow.
- */
-bool tar_probe_head(const uint8_t *head, size_t head_len);
-
 int tar_probe(const struct source *source, const uint8_t *head, size_t head_len);
 int tar_find_behind(const struct front *front, uint64_t *ret_offset);
 bool tar_is_whole(const struct source *source);
@@ -60,9 +54,6 @@ int tar_is_packed(const struct source *source, const uint8_t *head, size_t head_
 int tar_check_end(const struct archive_end *end);
 
 /* ---- tar_records.c ---- */
-
-/* Reads `len` bytes of the tar at `offset`: 0 or -errno. */
-typedef int tar_read(const void *ctx, void *buf, size_t len, uint64_t offset);
 
 /* Does the extended header of the member whose headers lie in [from, to) say "mtime=-..."? */
 int tar_time_is_negative(tar_read *read, const void *ctx, uint64_t from, uint64_t to,
@@ -111,19 +102,7 @@ int tar_feed_open(struct tar_feed *feed, struct source *source, uint64_t offset,
                   size_t block_bytes, struct archive *a);
 void tar_feed_close(struct tar_feed *feed);
 
-/* libarchive's last complaint, for a fault; never NULL. */
-const char *tar_complaint(struct archive *a);
-
 /* ---- tar_attributes.c ---- */
-
-struct archive_entry;
-
-#define TAR_NOBODY 65534 /* for owners that do not fit in 32 bits */
-
-/* Kinds of things found that can't be shown as they are; for a remark at the end. */
-struct tar_oddities {
-    bool owners, acls, members;
-};
 
 /* Values from global headers, for all members without their own. Starts as zeros. */
 struct tar_globals {
@@ -143,13 +122,6 @@ struct tar_globals {
 int tar_apply_globals(struct tar_globals *globals, tar_read *read, const void *ctx,
                       uint64_t from, uint64_t to, struct builder_member *member,
                       struct tar_oddities *odd);
-
-uint32_t tar_owner(int64_t id, struct tar_oddities *odd);
-uint32_t tar_permissions(struct archive_entry *entry);
-void tar_mtime(struct archive_entry *entry, struct builder_member *member);
-/* Adds extended attributes and access lists. -ENOMEM, -EUCLEAN. */
-int tar_add_attributes(struct archive_entry *entry, struct builder *builder, uint32_t inode,
-                       struct tar_oddities *odd);
 
 /* ---- tar_frames.c ---- */
 

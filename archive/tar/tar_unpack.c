@@ -47,7 +47,7 @@ struct unpacking {
     struct fault *fault;
 };
 
-static int tar_unpack_enable_filter(struct archive *a, const char *compression)
+int tar_enable_filter(struct archive *a, const char *compression)
 {
     static const struct {
         const char *name;
@@ -243,7 +243,7 @@ static int tar_unpack_stream(struct unpacking *u)
     if (strcmp(u->compression, "zstd") == 0)
         r = tar_unpack_skip_zstd_frames(u->source, &offset);
     if (r == 0)
-        r = tar_unpack_enable_filter(u->archive, u->compression);
+        r = tar_enable_filter(u->archive, u->compression);
     if (r == -ENOTSUP)
         return fault_set(u->fault, r, NULL, FAULT_NO_OFFSET,
                          "is %s data, which this libarchive can't unpack", u->compression);

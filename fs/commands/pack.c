@@ -2,6 +2,7 @@
  * onepot pack: packs directories and archives into one archive, or several shards.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <malloc.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -24,10 +25,12 @@
 
 static const struct cli_usage usage = {
     "pack", "[-f] [-o OUT] [-j N] [--exclude GLOB]... [--files-from LIST] [--shards N] SRC...",
-    "Pack directories, or archives of any format that onepot reads, into an archive that\n"
-    "mounts at once, and that every tar program extracts. The content of a single SRC is the\n"
-    "root of the archive; several become folders in it. The archive gets its name when it is\n"
-    "complete.\n"};
+    "Pack directories, archives of any format that onepot reads, or a tar from a stream (-),\n"
+    "into an archive that mounts at once, and that every tar program extracts. The content of "
+    "a\n"
+    "single SRC is the root of the archive; several become folders in it. The archive gets "
+    "its\n"
+    "name when it is complete.\n"};
 
 /* For decompressed blocks of a source that is a compressed archive. */
 #define INPUT_CACHE_BYTES (UINT64_C(64) << 20)
@@ -61,7 +64,8 @@ struct arguments {
     bool has_block, has_align;
     bool has_view; /* --include, --map or --nested: for archives alone */
     uint64_t block_bytes, align_bytes;
-    const char *launcher; /* that set the rank; NULL: none */
+    const char *launcher;      /* that set the rank; NULL: none */
+    struct pack_stream stream; /* options.stream, if the source is one */
     const char **excludes;
     struct opened *opened; /* one for each source */
     const struct input **inputs;
@@ -133,6 +137,15 @@ static int command_pack_fail(const struct arguments *a, int err, const struct fa
 }
 
 /* ---- sources ---- */
+
+/* Can it be read front to back alone? "-" is standard input, whatever that is. */
+static bool is_stream(const char *path)
+{
+    struct stat st;
+    return strcmp(path, "-") == 0 ||
+           (stat(path, &st) == 0 &&
+            (S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode) || S_ISCHR(st.st_mode)));
+}
 
 /*
  * Any path that is not a directory is taken for an archive; a missing one fails as a directory,
@@ -215,10 +228,28 @@ static int command_pack_run(struct arguments *a)
     return result.problems ? CLI_FAILED : CLI_OK;
 }
 
+static int command_pack_run_stream(struct arguments *a)
+{
+    static const char *const standard_input[] = {"standard input"};
+    const char *path = a->options.sources[0];
+    auto_close int own = -1;
+    if (strcmp(path, "-") == 0) {
+        a->options.sources = standard_input;
+    } else {
+        own = open(path, O_RDONLY | O_CLOEXEC);
+        if (own < 0)
+            return cli_fail(path, -errno, NULL);
+        a->stream.fd = own;
+    }
+    return command_pack_run(a);
+}
+
 static int pack_sources(struct arguments *a)
 {
     keep_memory();
     interrupt_catch();
+    if (a->options.stream)
+        return command_pack_run_stream(a);
     if (a->options.shards)
         cli_raise_file_limit(); /* each shard being written takes two descriptors */
     int r = open_archives(a);
@@ -522,6 +553,41 @@ static int check_sets(const struct pack_options *o)
     return 0;
 }
 
+/* What needs to know all names before the first is packed. */
+static int check_stream(struct arguments *a)
+{
+    const struct pack_options *o = &a->options;
+    const struct {
+        bool is_given;
+        const char *option;
+    } others[] = {
+        {a->is_dry, DRY_RUN},
+        {o->shards, "--shards"},
+        {o->files_from, "--files-from"},
+        {a->has_view, "--include, --map and --nested"},
+        {cli_together.each || cli_together.skip_damaged ||
+             cli_together.on_conflict != POT_CONFLICT_ERROR,
+         "--each, --on-conflict and --skip-damaged"},
+    };
+    size_t streams = 0;
+    for (size_t i = 0; i < o->source_count; i++)
+        streams += is_stream(o->sources[i]);
+    if (!streams)
+        return 0;
+    const char *name = strcmp(o->sources[0], "-") == 0 ? "standard input" : o->sources[0];
+    if (o->source_count > 1)
+        return cli_usage_error(&usage, "a stream is packed alone");
+    if (!o->output)
+        return cli_usage_error(&usage, "%s has no name: name the archive with -o", name);
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
+        if (others[i].is_given)
+            return cli_usage_error(&usage,
+                                   "%s can't be had of a stream: pack it, and then the archive",
+                                   others[i].option);
+    a->options.stream = &a->stream;
+    return 0;
+}
+
 static int check_dry(const struct arguments *a)
 {
     const struct pack_options *o = &a->options;
@@ -550,7 +616,11 @@ static int check_sources(struct arguments *a)
         return cli_usage_error(&usage, "--null needs --files-from");
     if (o->files_from && o->source_count > 1)
         return cli_usage_error(&usage, "--files-from takes one directory or archive");
-    int r = check_dry(a);
+    int r = check_stream(a);
+    if (r == 0 && o->stream)
+        return check_format(a);
+    if (r == 0)
+        r = check_dry(a);
     if (r == 0)
         r = check_sets(o);
     if (r == 0)
@@ -592,7 +662,7 @@ static void watch_storage(const struct pack_options *o)
     bool is_here = folder && storage_is_here(folder);
 
     for (size_t i = 0; is_here && i < o->source_count; i++)
-        is_here = storage_is_here(o->sources[i]);
+        is_here = is_stream(o->sources[i]) || storage_is_here(o->sources[i]);
     if (!is_here && o->source_count)
         storage_watch_begin((char *const *)o->sources, 0, cli_io_timeout_s, CLI_FAILED);
 }

@@ -1,0 +1,251 @@
+/*
+ * The parent opens the output and waits; the child does the rest.
+ *
+ * The child's threads compress. It reads and writes with one: a pipe, the sums and the page
+ * cache share the time.
+ */
+#include "pour.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "compress.h"
+#include "numbers.h"
+#include "output.h"
+#include "pour_private.h"
+#include "sandbox.h"
+#include "write_at.h"
+
+/* The table of members takes 100 bytes and a name for each; xz may want a large dictionary. */
+#define POUR_MEMORY_BYTES (UINT64_C(8) << 30)
+#define PIPE_BYTES (1 << 20)
+
+struct pour_run {
+    const struct pour_options *options;
+    struct output *output;
+    struct compress_pool *pool;
+    int report_fd;
+    uint64_t reported; /* faults that the caller has got */
+    char note[sizeof((struct progress){0}.note)];
+};
+
+/* ---- the child ---- */
+
+static void pour_prepare(void *arg)
+{
+    struct pour_run *run = arg;
+    const struct writer_options *w = &run->options->writer;
+    if (w->zstd_level && compress_pool_new(w->threads, w->zstd_level, &run->pool) < 0)
+        run->pool = NULL; /* the writer tries again, and reports it */
+}
+
+static int pour_tar(struct pour *p, struct pour_stream *s)
+{
+    const struct tar_stream stream = {
+        .next = pour_stream_next,
+        .again = pour_stream_again,
+        .given = &s->given,
+        .error = &s->error,
+        .ctx = s,
+    };
+    const struct tar_taker taker = {
+        .add = pour_add,
+        .link = pour_link,
+        .leave_out = pour_leave_out,
+        .ctx = p,
+    };
+    return tar_take_members(&stream, &taker, p->progress, p->fault);
+}
+
+static int pour_unknown(struct pour *p, const struct pour_stream *s, const uint8_t *head,
+                        size_t len)
+{
+    if (p->progress->bytes_done == 0)
+        fault_set(p->fault, -ENOMSG, NULL, FAULT_NO_OFFSET,
+                  "is empty: what was to write it wrote nothing");
+    else if (s->compression && len == 0)
+        fault_set(p->fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "is %s data of nothing",
+                  s->compression);
+    else if (s->compression)
+        fault_set(p->fault, -ENOMSG, NULL, FAULT_NO_OFFSET,
+                  "is %s data, but of nothing that can be packed from a stream",
+                  s->compression);
+    else if (len >= 4 && memcmp(head, "PK\3\4", 4) == 0)
+        fault_set(p->fault, -ENOMSG, NULL, FAULT_NO_OFFSET,
+                  "is a zip, whose directory is at its end");
+    else if (len >= 4 && memcmp(head, "hsqs", 4) == 0)
+        fault_set(p->fault, -ENOMSG, NULL, FAULT_NO_OFFSET,
+                  "is a SquashFS image, which can't be read from front to back");
+    else
+        fault_set(p->fault, -ENOMSG, NULL, FAULT_NO_OFFSET,
+                  "is nothing that can be packed from a stream");
+    fault_advise(p->fault, "give a tar, or save it in a file and pack that");
+    return -ENOMSG;
+}
+
+static int pour_read(struct pour *p)
+{
+    struct pour_stream s;
+    const uint8_t *head;
+    size_t len;
+    int r = pour_stream_open(&s, p->options->fd, p->progress, p->fault, &head, &len);
+    if (r == 0)
+        r = len && tar_probe_head(head, len) ? pour_tar(p, &s) : pour_unknown(p, &s, head, len);
+    pour_stream_close(&s);
+    return r;
+}
+
+/* Ends the archive, and tells the parent what it has. */
+static int pour_end(struct pour *p)
+{
+    struct writer *writer = p->writer;
+    struct output *output;
+    p->writer = NULL;
+    int r = writer_finish(writer, p->fault, &p->result.totals, &output);
+    p->output_error = r;
+    if (r == 0)
+        r = write_at(p->report_fd, &p->result, sizeof(p->result),
+                     offsetof(struct pour_report, result));
+    return r;
+}
+
+static int pour_in_child(void *arg, struct progress *progress, struct fault *fault)
+{
+    struct pour_run *run = arg;
+    const struct pour_options *o = run->options;
+    struct writer_options how = o->writer;
+    struct pour p = {
+        .options = o, .progress = progress, .fault = fault, .report_fd = run->report_fd};
+    how.pool = run->pool;
+    int r = writer_begin(run->output, &how, &p.writer);
+    p.output_error = r;
+    if (r == 0)
+        r = pour_read(&p);
+    if (r == 0)
+        r = pour_end(&p);
+    if (r < 0)
+        fault_set_file(fault, p.output_error ? o->output : o->name);
+    pour_free(&p);
+    return r; /* the writer goes with the process */
+}
+
+/* ---- the parent ---- */
+
+/* A file of fixed size: the child can't make it grow. */
+static int pour_open_report(int *ret_fd)
+{
+    auto_close int fd = memfd_create("onepot-report", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0 || ftruncate(fd, (off_t)sizeof(struct pour_report)) < 0 ||
+        fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) < 0)
+        return -errno;
+    *ret_fd = steal_fd(&fd);
+    return 0;
+}
+
+/* Passes on what was left out since the last time. */
+static void pour_pass_reports(struct pour_run *run)
+{
+    const struct pour_options *o = run->options;
+    uint64_t count = 0;
+    if (!o->report ||
+        read_at(run->report_fd, &count, sizeof(count), offsetof(struct pour_report, count)) < 0)
+        return;
+    for (; run->reported < min_u64(count, POUR_REPORTS); run->reported++) {
+        struct fault fault;
+        if (read_at(run->report_fd, &fault, sizeof(fault),
+                    offsetof(struct pour_report, faults) + run->reported * sizeof(fault)) < 0)
+            return;
+        fault.member[sizeof(fault.member) - 1] = '\0';
+        fault.what[sizeof(fault.what) - 1] = '\0';
+        fault.advice[sizeof(fault.advice) - 1] = '\0';
+        fault.file[0] = '\0';
+        fault_set_file(&fault, o->name);
+        o->report(o->ctx, false, &fault);
+    }
+}
+
+static bool pour_watch(void *ctx, const struct progress *progress)
+{
+    struct pour_run *run = ctx;
+    const struct pour_options *o = run->options;
+    pour_pass_reports(run);
+    memcpy(run->note, progress->note, sizeof(run->note) - 1);
+    if (o->progress)
+        o->progress(o->ctx, "packing", progress);
+    return true;
+}
+
+static int pour_run_child(struct pour_run *run, struct fault *fault)
+{
+    const struct pour_options *o = run->options;
+    const int keep[] = {o->fd, run->output->fd, run->report_fd};
+    struct sandbox_limits limits = {
+        .memory_bytes = POUR_MEMORY_BYTES,
+        .file_bytes = INT64_MAX, /* no signal at a limit of the caller */
+        .keep_fds = keep,
+        .keep_fd_count = sizeof(keep) / sizeof(keep[0]),
+        .idle_seconds = o->is_stream ? UINT32_MAX : 0, /* who writes it may take any time */
+        .prepare = pour_prepare,
+        .threads = o->writer.zstd_level ? 1 + o->writer.threads : 0,
+    };
+    if (o->is_stream)
+        fcntl(o->fd, F_SETPIPE_SZ, PIPE_BYTES); /* if it is a pipe, and that is allowed */
+    int r = sandbox_run(pour_in_child, run, &limits, pour_watch, run, fault);
+    if (r < 0)
+        fault_set_file(fault, o->name);
+    return r;
+}
+
+static void pour_report_parent(const struct pour_run *run, bool is_note, const char *what)
+{
+    const struct pour_options *o = run->options;
+    struct fault fault = {0};
+    if (!o->report)
+        return;
+    fault_set(&fault, -EINVAL, NULL, FAULT_NO_OFFSET, "%s", what);
+    fault_set_file(&fault, o->name);
+    o->report(o->ctx, is_note, &fault);
+}
+
+static int pour_take_result(struct pour_run *run, struct pour_result *ret_result)
+{
+    int r = read_at(run->report_fd, ret_result, sizeof(*ret_result),
+                    offsetof(struct pour_report, result));
+    char more[64];
+    if (r < 0)
+        return r;
+    snprintf(more, sizeof(more), "%" PRIu64 " more members were left out",
+             ret_result->problems - run->reported);
+    if (ret_result->problems > run->reported)
+        pour_report_parent(run, false, more);
+    if (run->note[0])
+        pour_report_parent(run, true, run->note);
+    return 0;
+}
+
+int pour_run(const struct pour_options *options, struct fault *fault,
+             struct pour_result *ret_result)
+{
+    struct pour_run run = {.options = options, .report_fd = -1};
+    int r = output_open(options->output, options->writer.overwrite, fault, &run.output);
+    if (r < 0)
+        return r;
+    r = pour_open_report(&run.report_fd);
+    if (r == 0)
+        r = pour_run_child(&run, fault);
+    if (r == 0)
+        r = pour_take_result(&run, ret_result);
+    if (run.report_fd >= 0)
+        close(run.report_fd);
+    if (r == 0)
+        return output_commit(run.output, !options->writer.no_sync, fault);
+    output_discard(run.output);
+    return r;
+}

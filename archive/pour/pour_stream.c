@@ -1,0 +1,416 @@
+/*
+ * Reads the input and decompresses it.
+ *
+ * libarchive's filters decompress all but gzip: its filter for that does not compare the sums
+ * at the end, and a stream is the one chance to find damage. zlib does that here.
+ *
+ * What is not compressed is read into the very block that libarchive gets.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <archive.h>
+#include <archive_entry.h>
+
+#include "bytes.h"
+#include "numbers.h"
+#include "pour_private.h"
+
+#ifdef HAVE_ZLIB
+#include <zlib.h>
+#endif
+
+enum {
+    READ_BYTES = 512 << 10,
+    HEAD_LEAST =
+        64 << 10, /* enough to tell what it is: an image of ISO 9660 says so at 32 KB */
+};
+
+/* What is between the input and the blocks. */
+struct pour_unpacker {
+    uint8_t *packed; /* READ_BYTES */
+    size_t at, len;  /* what is left of it */
+    bool is_first;   /* the bytes are still those that told the compression */
+    uint64_t packed_bytes;
+    uint64_t skip_bytes; /* of frames of zstd that hold nothing */
+    struct archive *archive;
+#ifdef HAVE_ZLIB
+    z_stream gzip;
+#endif
+    bool is_gzip;
+    bool is_between; /* a gzip member has ended */
+};
+
+static int stream_read_some(struct pour_stream *s, uint8_t *bytes, size_t len, size_t *ret_len)
+{
+    ssize_t n;
+    do {
+        n = read(s->fd, bytes, len);
+    } while (n < 0 && errno == EINTR);
+    if (n < 0)
+        return fault_set_read(s->fault, -errno, NULL, s->progress->bytes_done);
+    s->progress->bytes_done += (uint64_t)n;
+    *ret_len = (size_t)n;
+    return 0;
+}
+
+/* Reads until `len` bytes are there, or the input ends. */
+static int stream_read_full(struct pour_stream *s, uint8_t *bytes, size_t len, size_t *ret_len)
+{
+    size_t n = 1;
+    int r = 0;
+    *ret_len = 0;
+    while (r == 0 && n > 0 && *ret_len < len) {
+        r = stream_read_some(s, bytes + *ret_len, len - *ret_len, &n);
+        *ret_len += r == 0 ? n : 0;
+    }
+    return r;
+}
+
+static int stream_damaged(struct pour_stream *s, const char *how)
+{
+    return fault_set(s->fault, -EUCLEAN, NULL, s->unpacker->packed_bytes - s->unpacker->len,
+                     "damaged %s data: %s", s->compression, how);
+}
+
+/* ---- packed bytes ---- */
+
+/* Gets more packed bytes if none are left; none then: the end. */
+static int stream_fill(struct pour_stream *s)
+{
+    struct pour_unpacker *u = s->unpacker;
+    if (u->len)
+        return 0;
+    u->at = 0;
+    int r = stream_read_some(s, u->packed, READ_BYTES, &u->len);
+    u->packed_bytes += u->len;
+    return r;
+}
+
+/* libarchive 3.6 can't begin with frames of zstd that are to be skipped, as pzstd's are. */
+static int stream_skip_frames(struct pour_stream *s)
+{
+    struct pour_unpacker *u = s->unpacker;
+    for (;;) {
+        const uint8_t *head = u->packed + u->at;
+        if (u->len < 8 || (head[0] & 0xf0) != 0x50 || memcmp(head + 1, "\x2a\x4d\x18", 3) != 0)
+            return 0;
+        uint64_t skip = 8 + (uint64_t)bytes_le32(head + 4);
+        while (skip > 0) {
+            int r = stream_fill(s);
+            if (r < 0)
+                return r;
+            size_t n = (size_t)min_u64(skip, u->len);
+            if (n == 0)
+                return stream_damaged(s, "it ends too early");
+            u->at += n;
+            u->len -= n;
+            skip -= n;
+        }
+        size_t more;
+        memmove(u->packed, u->packed + u->at, u->len);
+        u->at = 0;
+        int r = stream_read_full(s, u->packed + u->len, READ_BYTES - u->len, &more);
+        if (r < 0)
+            return r;
+        u->len += more;
+        u->packed_bytes += more;
+    }
+}
+
+static ssize_t stream_feed_filter(struct archive *a, void *ctx, const void **ret_bytes)
+{
+    struct pour_stream *s = ctx;
+    struct pour_unpacker *u = s->unpacker;
+    s->error = stream_fill(s);
+    if (s->error < 0) {
+        archive_set_error(a, -s->error, "read error");
+        return ARCHIVE_FATAL;
+    }
+    size_t len = u->len;
+    *ret_bytes = u->packed + u->at;
+    u->len = 0;
+    return (ssize_t)len;
+}
+
+/* ---- libarchive's filters ---- */
+
+static int stream_complain(struct pour_stream *s)
+{
+    if (s->error < 0)
+        return s->error;
+    if (archive_errno(s->unpacker->archive) == ENOMEM)
+        return -ENOMEM;
+    return stream_damaged(s, tar_complaint(s->unpacker->archive));
+}
+
+static int stream_open_filter(struct pour_stream *s)
+{
+    struct pour_unpacker *u = s->unpacker;
+    struct archive_entry *entry;
+    int r = strcmp(s->compression, "zstd") == 0 ? stream_skip_frames(s) : 0;
+    if (r < 0)
+        return r;
+    u->archive = archive_read_new();
+    if (!u->archive)
+        return -ENOMEM;
+    if (tar_enable_filter(u->archive, s->compression) < 0)
+        return fault_set(s->fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
+                         "is %s data, which this libarchive can't unpack", s->compression);
+    archive_read_support_format_raw(u->archive);
+    archive_read_set_read_callback(u->archive, stream_feed_filter);
+    archive_read_set_callback_data(u->archive, s);
+    if (archive_read_open1(u->archive) != ARCHIVE_OK)
+        return stream_complain(s);
+    if (archive_filter_count(u->archive) < 2)
+        return fault_set(s->fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
+                         "is %s data that libarchive does not unpack: its dictionary is too "
+                         "large (64 MiB are read)",
+                         s->compression);
+    return archive_read_next_header(u->archive, &entry) == ARCHIVE_OK ? 0 : stream_complain(s);
+}
+
+static int stream_grow(struct pour_block *b, size_t len)
+{
+    if (len <= b->capacity)
+        return 0;
+    free(b->bytes);
+    b->bytes = malloc(len);
+    b->capacity = b->bytes ? len : 0;
+    return b->bytes ? 0 : -ENOMEM;
+}
+
+static int stream_unfilter(struct pour_stream *s, struct pour_block *b)
+{
+    const void *bytes;
+    size_t len = 0;
+    la_int64_t offset;
+    b->len = 0;
+    int status = archive_read_data_block(s->unpacker->archive, &bytes, &len, &offset);
+    if (status == ARCHIVE_EOF)
+        return 0;
+    if (status != ARCHIVE_OK)
+        return stream_complain(s);
+    int r = stream_grow(b, len);
+    if (r < 0)
+        return r;
+    memcpy(b->bytes, bytes, len);
+    b->len = len;
+    return 0;
+}
+
+/* ---- gzip ---- */
+
+#ifdef HAVE_ZLIB
+static int stream_open_gzip(struct pour_stream *s)
+{
+    s->unpacker->is_gzip = true;
+    return inflateInit2(&s->unpacker->gzip, 16 + MAX_WBITS) == Z_OK ? 0 : -ENOMEM;
+}
+
+static void stream_close_gzip(struct pour_unpacker *u)
+{
+    if (u->is_gzip)
+        inflateEnd(&u->gzip);
+}
+
+/* Behind a gzip member another one may begin. Anything else is ignored, as gzip does. */
+static int stream_next_member(struct pour_stream *s)
+{
+    struct pour_unpacker *u = s->unpacker;
+    u->is_between = false;
+    if (u->packed[u->at] != 0x1f) {
+        s->is_at_end = true;
+        return 0;
+    }
+    return inflateReset(&u->gzip) == Z_OK ? 0 : -ENOMEM;
+}
+
+static int stream_inflate(struct pour_stream *s, struct pour_block *b)
+{
+    struct pour_unpacker *u = s->unpacker;
+    int r = stream_grow(b, READ_BYTES);
+    b->len = 0;
+    while (r == 0 && b->len < READ_BYTES && !s->is_at_end) {
+        r = stream_fill(s);
+        if (r == 0 && u->len == 0) {
+            if (!u->is_between)
+                return stream_damaged(s, "it ends too early");
+            return 0;
+        }
+        if (r == 0 && u->is_between)
+            r = stream_next_member(s);
+        if (r < 0 || s->is_at_end)
+            break;
+        u->gzip.next_in = u->packed + u->at;
+        u->gzip.avail_in = (uInt)u->len;
+        u->gzip.next_out = b->bytes + b->len;
+        u->gzip.avail_out = (uInt)(READ_BYTES - b->len);
+        int status = inflate(&u->gzip, Z_NO_FLUSH);
+        u->at += u->len - u->gzip.avail_in;
+        u->len = u->gzip.avail_in;
+        b->len = READ_BYTES - u->gzip.avail_out;
+        u->is_between = status == Z_STREAM_END;
+        s->progress->beats++;
+        if (status == Z_MEM_ERROR)
+            return -ENOMEM;
+        if (status != Z_OK && status != Z_STREAM_END)
+            return stream_damaged(s, u->gzip.msg ? u->gzip.msg : "it makes no sense");
+    }
+    return r;
+}
+#else
+static int stream_open_gzip(struct pour_stream *s)
+{
+    fault_set(s->fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
+              "is gzip data, and zlib was not built in");
+    fault_advise(s->fault, "decompress it on the way: gzip -dc");
+    return -ENOTSUP;
+}
+
+static void stream_close_gzip(struct pour_unpacker *u)
+{
+    (void)u;
+}
+
+static int stream_inflate(struct pour_stream *s, struct pour_block *b)
+{
+    (void)s, (void)b;
+    return -ENOTSUP;
+}
+#endif
+
+/* ---- blocks ---- */
+
+static int stream_read_block(struct pour_stream *s, struct pour_block *b)
+{
+    struct pour_unpacker *u = s->unpacker;
+    if (u && u->is_gzip)
+        return stream_inflate(s, b);
+    if (u)
+        return stream_unfilter(s, b);
+    int r = stream_grow(b, READ_BYTES);
+    return r < 0 ? r : stream_read_some(s, b->bytes, READ_BYTES, &b->len);
+}
+
+/* Gets the next block into s->blocks[s->last]. */
+static int stream_advance(struct pour_stream *s)
+{
+    if (s->error < 0)
+        return s->error;
+    if (s->is_waiting) {
+        s->is_waiting = false;
+    } else {
+        s->last = !s->last;
+        struct pour_block *b = &s->blocks[s->last];
+        b->len = 0;
+        if (!s->is_at_end)
+            s->error = stream_read_block(s, b);
+        if (s->error < 0)
+            b->len = 0;
+    }
+    struct pour_block *b = &s->blocks[s->last];
+    b->offset = s->given;
+    s->given += b->len;
+    s->is_at_end |= b->len == 0;
+    return s->error;
+}
+
+ssize_t pour_stream_next(struct archive *a, void *ctx, const void **ret_bytes)
+{
+    struct pour_stream *s = ctx;
+    int r = stream_advance(s);
+    if (r < 0) {
+        archive_set_error(a, -r, "read error");
+        return ARCHIVE_FATAL;
+    }
+    *ret_bytes = s->blocks[s->last].bytes;
+    return (ssize_t)s->blocks[s->last].len;
+}
+
+int pour_stream_again(const void *ctx, void *buf, size_t len, uint64_t offset)
+{
+    const struct pour_stream *s = ctx;
+    uint8_t *to = buf;
+    for (int i = 0; i < 2 && len > 0; i++) {
+        const struct pour_block *b = &s->blocks[i == 0 ? !s->last : s->last];
+        if (offset < b->offset || offset - b->offset >= b->len)
+            continue;
+        size_t n = (size_t)min_u64(len, b->len - (offset - b->offset));
+        memcpy(to, b->bytes + (offset - b->offset), n);
+        to += n;
+        len -= n;
+        offset += n;
+    }
+    return len ? -ENODATA : 0;
+}
+
+int pour_stream_drain(struct pour_stream *s)
+{
+    int r = s->error;
+    while (r == 0 && !s->is_at_end)
+        r = stream_advance(s);
+    return r;
+}
+
+/* ---- the beginning ---- */
+
+/* Makes the first bytes the packed ones, and the first block what is unpacked of them. */
+static int stream_begin_unpacking(struct pour_stream *s)
+{
+    struct pour_block *b = &s->blocks[0];
+    struct pour_unpacker *u = s->unpacker = calloc(1, sizeof(*u));
+    if (!u)
+        return -ENOMEM;
+    u->packed = b->bytes;
+    u->len = u->packed_bytes = b->len;
+    *b = (struct pour_block){0};
+    int r = strcmp(s->compression, "gzip") == 0 ? stream_open_gzip(s) : stream_open_filter(s);
+    while (r == 0 && b->len < HEAD_LEAST) {
+        struct pour_block more = {0};
+        r = stream_read_block(s, &more);
+        uint8_t *bytes = r == 0 && more.len ? realloc(b->bytes, b->len + more.len) : NULL;
+        if (bytes) {
+            memcpy(bytes + b->len, more.bytes, more.len);
+            b->bytes = bytes;
+            b->capacity = b->len += more.len;
+        } else if (r == 0 && more.len) {
+            r = -ENOMEM;
+        }
+        free(more.bytes);
+        if (r < 0 || !more.len)
+            break;
+    }
+    return r;
+}
+
+int pour_stream_open(struct pour_stream *s, int fd, struct progress *progress,
+                     struct fault *fault, const uint8_t **ret_head, size_t *ret_len)
+{
+    *s = (struct pour_stream){.fd = fd, .progress = progress, .fault = fault};
+    struct pour_block *b = &s->blocks[0];
+    int r = stream_grow(b, READ_BYTES);
+    if (r == 0)
+        r = stream_read_full(s, b->bytes, HEAD_LEAST, &b->len);
+    if (r == 0 && tar_is_packed(NULL, b->bytes, b->len, &s->compression) == 1)
+        r = stream_begin_unpacking(s);
+    s->is_waiting = true;
+    *ret_head = b->bytes;
+    *ret_len = b->len;
+    return r;
+}
+
+void pour_stream_close(struct pour_stream *s)
+{
+    if (s->unpacker) {
+        stream_close_gzip(s->unpacker);
+        if (s->unpacker->archive)
+            archive_read_free(s->unpacker->archive);
+        free(s->unpacker->packed);
+        free(s->unpacker);
+    }
+    free(s->blocks[0].bytes);
+    free(s->blocks[1].bytes);
+}

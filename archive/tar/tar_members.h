@@ -1,0 +1,89 @@
+/*
+ * Members of a tar that is read once, front to back, with their data; and what other rooms that
+ * use libarchive share with this one.
+ *
+ * What is checked and left out, and how attributes are understood, is as for a tar that is
+ * indexed (tar.c). A stream has no size, so a missing end-of-archive marker is an error:
+ * nothing else tells that it is complete.
+ */
+#ifndef ONEPOT_TAR_MEMBERS_H
+#define ONEPOT_TAR_MEMBERS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "backend.h"
+#include "builder.h"
+#include "fault.h"
+
+struct archive;
+struct archive_entry;
+
+/* Kinds of things found that can't be shown as they are; for a remark at the end. */
+struct tar_oddities {
+    bool owners, acls, members;
+};
+
+/* Reads `len` bytes of the tar at `offset`: 0 or -errno. */
+typedef int tar_read(const void *ctx, void *buf, size_t len, uint64_t offset);
+
+/* The bytes of the tar, one block after another. */
+struct tar_stream {
+    ssize_t (*next)(struct archive *a, void *ctx, const void **ret_bytes);
+    tar_read *again;       /* bytes near the end of what `next` gave; -ENODATA: others */
+    const uint64_t *given; /* number of bytes so far */
+    const int *error;      /* -errno of `next`, whose fault is set; or 0 */
+    void *ctx;
+};
+
+/* Who gets the members. An error that builder_may_leave_out leaves the member out. */
+struct tar_taker {
+    /* The data can be read from `a`, and need not be. */
+    int (*add)(void *ctx, const char *path, const struct builder_member *member,
+               struct archive *a, struct archive_entry *entry, struct fault *fault);
+    int (*link)(void *ctx, const char *path, const char *target,
+                const struct builder_member *member, struct fault *fault);
+    int (*leave_out)(void *ctx, const struct fault *why);
+    void *ctx;
+};
+
+/*
+ * Passes on all members, and reads the stream to its end, so that who writes it is not cut off.
+ * -EUCLEAN: damaged, or cut off; errors of the stream and the taker.
+ */
+int tar_take_members(const struct tar_stream *stream, const struct tar_taker *taker,
+                     struct progress *progress, struct fault *fault);
+
+/*
+ * Are these the first bytes of a tar? `head_len` is 64 KB, or the whole file's length if that
+ * is less. Zeros alone may be a tar without members; indexing then finds out whether only zeros
+ * follow.
+ */
+bool tar_probe_head(const uint8_t *head, size_t head_len);
+
+/* "gzip", "xz" and so on, if the first bytes are of such a stream: 1 or 0. */
+int tar_is_packed(const struct source *source, const uint8_t *head, size_t head_len,
+                  const char **ret_compression);
+
+/* Have libarchive decompress this. -ENOTSUP: it can't without starting a program. */
+int tar_enable_filter(struct archive *a, const char *compression);
+
+/* libarchive's last complaint, for a fault; never NULL. */
+const char *tar_complaint(struct archive *a);
+
+/* ---- attributes of a member ---- */
+
+#define TAR_NOBODY 65534 /* for owners that do not fit in 32 bits */
+
+uint32_t tar_owner(int64_t id, struct tar_oddities *odd);
+uint32_t tar_permissions(struct archive_entry *entry);
+void tar_mtime(struct archive_entry *entry, struct builder_member *member);
+
+/* Passes on extended attributes, by name, then access lists. -ENOMEM, -EUCLEAN, `take`'s. */
+typedef int tar_take_attribute(void *ctx, const char *name, const void *value, size_t len);
+int tar_take_attributes(struct archive_entry *entry, tar_take_attribute *take, void *ctx,
+                        struct tar_oddities *odd);
+
+#endif
