@@ -131,7 +131,7 @@ refused cut.between 'without an end-of-archive marker: the stream was cut off .o
 refused cut.unended 'without an end-of-archive marker'
 refused damaged.header 'standard input: .*is followed by something other than a tar header'
 for how in $hows; do
-    [ "$how" != lzip ] && [ "$how" != lz4 ] || continue
+    case $how in lz*) continue ;; esac
     $how -c plain.tar >packed
     size=$(stat -c %s packed)
     for part in $((size / 2)) $((size - 3)); do
@@ -239,10 +239,10 @@ says 'interrupted; nothing is left of it'
 run 2 "$onepot" pack -
 says 'standard input has no name: name the archive with -o'
 run 2 "$onepot" pack -o there.onepot.tar - tree
-says 'a stream is packed alone'
+says 'standard input is packed alone'
 for option in --shards=2 --dry-run --files-from=list --include=x --nested; do
     run 2 "$onepot" pack -o there.onepot.tar $option -
-    says "${option%%=*}.* can.t be had of a stream"
+    says "${option%%=*}.* can.t be had of standard input"
 done
 nothing_there=$(find . -maxdepth 1 -name 'there.*')
 [ -z "$nothing_there" ] || fail "left: $nothing_there"

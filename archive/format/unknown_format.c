@@ -20,12 +20,32 @@ static const struct {
 } formats[] = {
     {1024, "\xe2\xe1\xf5\xe0", 4, "is an EROFS image", "copy its files out and pack them"},
     {1080, "\x53\xef", 2, "is an image of ext2, ext3 or ext4", "copy its files out and pack them"},
-    {32769, "CD001", 5, "is an ISO 9660 image", "make it a tar: bsdtar -cf FILE.tar @FILE.iso"},
     {0, "\x89HDF\r\n\x1a\n", 8, "is an HDF5 file", NULL},
     {0, "#!", 2, "is a script, without an archive that could be found behind it",
      "where one is, say where it begins: --offset=BYTES"},
     {0, "\177ELF", 4, "is a program, without an archive that could be found behind it",
      "where one is, say where it begins: --offset=BYTES"},
+};
+
+/* What `onepot pack` alone takes. */
+static const struct {
+    size_t at;
+    const char *magic;
+    size_t len;
+    const char *name, *what;
+} containers[] = {
+    {0, "7z\xbc\xaf\x27\x1c", 6, "7z", "is a 7z archive"},
+    {0, "Rar!\x1a\x07", 6, "rar", "is a RAR archive"},
+    {32769, "CD001", 5, "iso9660", "is an ISO 9660 image"},
+    {0, "070701", 6, "cpio", "is a cpio archive"},
+    {0, "070702", 6, "cpio", "is a cpio archive"},
+    {0, "070707", 6, "cpio", "is a cpio archive"},
+    {0, "\xc7\x71", 2, "cpio", "is a cpio archive"},
+    {0, "!<arch>\n", 8, "ar", "is an ar archive"},
+    {0, "MSCF\0\0\0\0", 8, "cab", "is a cabinet file"},
+    {0, "WARC/", 5, "warc", "is a WARC file"},
+    {0, "xar!", 4, "xar", "is a xar archive"},
+    {0, NULL, 0, "lha", "is an LHA archive"}, /* unknown_is_lha */
 };
 /* clang-format on */
 
@@ -84,6 +104,41 @@ static bool unknown_describe_tar(const uint8_t *head, size_t head_len, struct fa
     return true;
 }
 
+/* "-lh5-" behind the length and the sum of the header, and its level. */
+static bool unknown_is_lha(const uint8_t *head, size_t head_len)
+{
+    return head_len > 20 && memcmp(head + 2, "-l", 2) == 0 && memchr("hz", head[4], 2) &&
+           head[6] == '-' && head[20] <= 3;
+}
+
+/* The row of `containers`; -1: none. */
+static int unknown_find_container(const uint8_t *head, size_t head_len)
+{
+    for (int i = 0; i < (int)(sizeof(containers) / sizeof(*containers)); i++)
+        if (containers[i].magic ? unknown_has_magic(head, head_len, containers[i].at,
+                                                    containers[i].magic, containers[i].len)
+                                : unknown_is_lha(head, head_len))
+            return i;
+    return -1;
+}
+
+const char *unknown_format_container(const uint8_t *head, size_t head_len)
+{
+    int i = unknown_find_container(head, head_len);
+    return i < 0 ? NULL : containers[i].name;
+}
+
+static bool unknown_describe_container(const uint8_t *head, size_t head_len,
+                                       struct fault *fault)
+{
+    int i = unknown_find_container(head, head_len);
+    if (i < 0)
+        return false;
+    fault_set(fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "%s", containers[i].what);
+    fault_advise(fault, "make an archive of it: onepot pack -o NEW.tar FILE");
+    return true;
+}
+
 bool unknown_format_describe(const uint8_t *head, size_t head_len, struct fault *fault)
 {
     if (unknown_describe_squashfs(head, head_len, fault))
@@ -98,5 +153,6 @@ bool unknown_format_describe(const uint8_t *head, size_t head_len, struct fault 
             unknown_format_advise(fault);
         return true;
     }
-    return unknown_describe_tar(head, head_len, fault);
+    return unknown_describe_container(head, head_len, fault) ||
+           unknown_describe_tar(head, head_len, fault);
 }

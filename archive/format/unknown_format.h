@@ -18,6 +18,12 @@
  */
 bool unknown_format_describe(const uint8_t *head, size_t head_len, struct fault *fault);
 
+/*
+ * A format that `onepot pack` makes an archive of (pour.h), and nothing else reads: "7z",
+ * "rar", "iso9660", "cpio", "ar", "cab", "warc", "xar", "lha"; or NULL.
+ */
+const char *unknown_format_container(const uint8_t *head, size_t head_len);
+
 #define UNKNOWN_TAR_BYTES 512u /* of a tar's header */
 
 /* Is this a tar's header? Zeros are none. */

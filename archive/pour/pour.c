@@ -31,6 +31,7 @@ struct pour_run {
     const struct pour_options *options;
     struct output *output;
     struct compress_pool *pool;
+    locale_t locale;
     int report_fd;
     uint64_t reported; /* faults that the caller has got */
     char note[sizeof((struct progress){0}.note)];
@@ -90,6 +91,12 @@ static int pour_unknown(struct pour *p, const struct pour_stream *s, const uint8
     return -ENOMSG;
 }
 
+static int pour_other(struct pour *p, struct pour_stream *s, const uint8_t *head, size_t len)
+{
+    const struct pour_format *format = pour_find_format(head, len);
+    return format ? pour_container(p, s, format) : pour_unknown(p, s, head, len);
+}
+
 static int pour_read(struct pour *p)
 {
     struct pour_stream s;
@@ -97,7 +104,7 @@ static int pour_read(struct pour *p)
     size_t len;
     int r = pour_stream_open(&s, p->options->fd, p->progress, p->fault, &head, &len);
     if (r == 0)
-        r = len && tar_probe_head(head, len) ? pour_tar(p, &s) : pour_unknown(p, &s, head, len);
+        r = len && tar_probe_head(head, len) ? pour_tar(p, &s) : pour_other(p, &s, head, len);
     pour_stream_close(&s);
     return r;
 }
@@ -121,8 +128,11 @@ static int pour_in_child(void *arg, struct progress *progress, struct fault *fau
     struct pour_run *run = arg;
     const struct pour_options *o = run->options;
     struct writer_options how = o->writer;
-    struct pour p = {
-        .options = o, .progress = progress, .fault = fault, .report_fd = run->report_fd};
+    struct pour p = {.options = o,
+                     .progress = progress,
+                     .fault = fault,
+                     .locale = run->locale,
+                     .report_fd = run->report_fd};
     how.pool = run->pool;
     int r = writer_begin(run->output, &how, &p.writer);
     p.output_error = r;
@@ -237,6 +247,7 @@ int pour_run(const struct pour_options *options, struct fault *fault,
     int r = output_open(options->output, options->writer.overwrite, fault, &run.output);
     if (r < 0)
         return r;
+    run.locale = newlocale(LC_ALL_MASK, "C.UTF-8", (locale_t)0);
     r = pour_open_report(&run.report_fd);
     if (r == 0)
         r = pour_run_child(&run, fault);
@@ -244,6 +255,8 @@ int pour_run(const struct pour_options *options, struct fault *fault,
         r = pour_take_result(&run, ret_result);
     if (run.report_fd >= 0)
         close(run.report_fd);
+    if (run.locale)
+        freelocale(run.locale);
     if (r == 0)
         return output_commit(run.output, !options->writer.no_sync, fault);
     output_discard(run.output);

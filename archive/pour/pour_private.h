@@ -14,6 +14,7 @@
 
 #include "pour.h"
 #include "tar_members.h"
+#include "unknown_format.h"
 #include "vector.h"
 
 struct archive;
@@ -67,6 +68,7 @@ struct pour {
     struct writer *writer;
     struct progress *progress;
     struct fault *fault;
+    locale_t locale; /* of UTF-8; 0: this system has none */
     int report_fd;
     struct pour_result result;
     uint64_t reported;
@@ -87,12 +89,12 @@ void pour_free(struct pour *p);
 
 /* ---- pour_container.c ---- */
 
-/* What libarchive calls this: a function of its. NULL: nothing that is packed. */
 struct pour_format {
     const char *name;
     int (*enable)(struct archive *a);
     bool seeks; /* its directory is at its end */
 };
+/* NULL: nothing that is packed. */
 const struct pour_format *pour_find_format(const uint8_t *head, size_t len);
 
 int pour_container(struct pour *p, struct pour_stream *stream,

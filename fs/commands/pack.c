@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "archive_input.h"
 #include "cleanup.h"
@@ -22,6 +23,7 @@
 #include "pack.h"
 #include "path.h"
 #include "storage_watch.h"
+#include "unknown_format.h"
 
 static const struct cli_usage usage = {
     "pack", "[-f] [-o OUT] [-j N] [--exclude GLOB]... [--files-from LIST] [--shards N] SRC...",
@@ -145,6 +147,20 @@ static bool is_stream(const char *path)
     return strcmp(path, "-") == 0 ||
            (stat(path, &st) == 0 &&
             (S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode) || S_ISCHR(st.st_mode)));
+}
+
+/* Is it a file that nothing but pack reads, from its first bytes on? */
+static bool is_container(const char *path)
+{
+    enum { HEAD_BYTES = 33 << 10 };
+    auto_close int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    auto_free uint8_t *head = malloc(HEAD_BYTES);
+    struct stat st;
+    if (fd < 0 || !head || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode))
+        return false;
+    ssize_t len = pread(fd, head, HEAD_BYTES, 0);
+    return len >= (ssize_t)UNKNOWN_TAR_BYTES && !unknown_format_is_tar_header(head) &&
+           unknown_format_container(head, (size_t)len);
 }
 
 /*
@@ -569,21 +585,23 @@ static int check_stream(struct arguments *a)
              cli_together.on_conflict != POT_CONFLICT_ERROR,
          "--each, --on-conflict and --skip-damaged"},
     };
-    size_t streams = 0;
-    for (size_t i = 0; i < o->source_count; i++)
-        streams += is_stream(o->sources[i]);
-    if (!streams)
+    const char *name = NULL;
+    for (size_t i = 0; !name && i < o->source_count; i++) {
+        a->stream.is_file = !is_stream(o->sources[i]);
+        if (!a->stream.is_file || is_container(o->sources[i]))
+            name = strcmp(o->sources[i], "-") == 0 ? "standard input" : o->sources[i];
+    }
+    if (!name)
         return 0;
-    const char *name = strcmp(o->sources[0], "-") == 0 ? "standard input" : o->sources[0];
     if (o->source_count > 1)
-        return cli_usage_error(&usage, "a stream is packed alone");
-    if (!o->output)
+        return cli_usage_error(&usage, "%s is packed alone", name);
+    if (!o->output && !a->stream.is_file)
         return cli_usage_error(&usage, "%s has no name: name the archive with -o", name);
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
         if (others[i].is_given)
             return cli_usage_error(&usage,
-                                   "%s can't be had of a stream: pack it, and then the archive",
-                                   others[i].option);
+                                   "%s can't be had of %s: pack it, and then the archive",
+                                   others[i].option, name);
     a->options.stream = &a->stream;
     return 0;
 }

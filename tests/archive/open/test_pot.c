@@ -1047,6 +1047,13 @@ START_TEST(files_of_other_formats_are_called_by_their_name)
         {32769, "CD001", 5, "ISO 9660"},
         {1080, "\x53\xef", 2, "ext4"},
         {1024, "\xe2\xe1\xf5\xe0", 4, "EROFS"},
+        {1024, "none", 4, "ext4"},
+        {1080, "\0\0", 2, "ISO 9660"},
+        {0, "7z\xbc\xaf\x27\x1c", 6, "7z"},
+        {0, "Rar!\x1a\7\1", 7, "RAR"},
+        {32769, "none", 4, "RAR"},
+        {0, "070701", 6, "cpio"},
+        {0, "!<arch>\n", 8, "ar archive"},
     };
     auto_close int fd = open("foreign", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     ck_assert_int_eq(ftruncate(fd, 100000), 0);

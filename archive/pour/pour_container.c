@@ -1,0 +1,398 @@
+/*
+ * Members of what is no tar, by libarchive.
+ *
+ * Names are wanted as UTF-8, which most of these formats have in other forms; the parent has
+ * opened such a locale, since the sandbox opens no file.
+ *
+ * A cpio may hold the data of a file of several names with its last name. The earlier ones wait
+ * for it.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <archive.h>
+#include <archive_entry.h>
+
+#include "map.h"
+#include "numbers.h"
+#include "pour_private.h"
+
+#define READ_BYTES ((size_t)256 << 10)
+
+/* A file of several names in a cpio. */
+struct links {
+    char *first;                 /* its name in the archive; NULL: its data has not come */
+    struct archive_entry *entry; /* of the first that waits */
+    VECTOR(char *) waiting;
+};
+
+struct container {
+    struct pour *p;
+    struct pour_stream *stream; /* NULL: a file that can be sought */
+    const struct pour_format *format;
+    struct archive *archive;
+    uint8_t *bytes; /* READ_BYTES of the file */
+    int error;      /* of reading it */
+    VECTOR(struct links) files;
+    struct map numbers; /* of `files`, by device and inode */
+};
+
+/* ---- formats ---- */
+
+static int container_enable_rar(struct archive *a)
+{
+    int r = archive_read_support_format_rar5(a);
+    return r == ARCHIVE_OK ? archive_read_support_format_rar(a) : r;
+}
+
+static const struct pour_format formats[] = {
+    {"7z", archive_read_support_format_7zip, true},
+    {"rar", container_enable_rar, false},
+    {"iso9660", archive_read_support_format_iso9660, false},
+    {"cpio", archive_read_support_format_cpio, false},
+    {"ar", archive_read_support_format_ar, false},
+    {"cab", archive_read_support_format_cab, false},
+    {"warc", archive_read_support_format_warc, false},
+    {"xar", archive_read_support_format_xar, false},
+    {"lha", archive_read_support_format_lha, false},
+};
+
+const struct pour_format *pour_find_format(const uint8_t *head, size_t len)
+{
+    const char *name = unknown_format_container(head, len);
+    for (size_t i = 0; name && i < sizeof(formats) / sizeof(formats[0]); i++)
+        if (strcmp(formats[i].name, name) == 0)
+            return &formats[i];
+    return NULL;
+}
+
+/* ---- a file ---- */
+
+static ssize_t file_read(struct archive *a, void *ctx, const void **ret_bytes)
+{
+    struct container *c = ctx;
+    ssize_t n;
+    do {
+        n = read(c->p->options->fd, c->bytes, READ_BYTES);
+    } while (n < 0 && errno == EINTR);
+    if (n < 0) {
+        c->error = -errno;
+        archive_set_error(a, errno, "read error");
+        return ARCHIVE_FATAL;
+    }
+    c->p->progress->bytes_done += (uint64_t)n;
+    *ret_bytes = c->bytes;
+    return n;
+}
+
+static la_int64_t file_seek(struct archive *a, void *ctx, la_int64_t offset, int whence)
+{
+    const struct container *c = ctx;
+    off_t at = lseek(c->p->options->fd, offset, whence);
+    (void)a;
+    return at < 0 ? ARCHIVE_FATAL : at;
+}
+
+static la_int64_t file_skip(struct archive *a, void *ctx, la_int64_t bytes)
+{
+    const struct container *c = ctx;
+    off_t from = lseek(c->p->options->fd, 0, SEEK_CUR), end, to;
+    (void)a;
+    if (from < 0 || (end = lseek(c->p->options->fd, 0, SEEK_END)) < 0)
+        return 0;
+    to = bytes < end - from ? from + bytes : end;
+    return lseek(c->p->options->fd, to, SEEK_SET) < 0 ? ARCHIVE_FATAL : to - from;
+}
+
+static int container_open(struct container *c)
+{
+    struct archive *a = c->archive;
+    if (c->format->enable(a) != ARCHIVE_OK)
+        return fault_set(c->p->fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
+                         "is a %s archive, which this build does not read", c->format->name);
+    if (!c->stream) {
+        c->bytes = malloc(READ_BYTES);
+        if (!c->bytes)
+            return -ENOMEM;
+        archive_read_set_seek_callback(a, file_seek);
+        archive_read_set_skip_callback(a, file_skip);
+    }
+    archive_read_set_read_callback(a, c->stream ? pour_stream_next : file_read);
+    archive_read_set_callback_data(a, c->stream ? (void *)c->stream : (void *)c);
+    return archive_read_open1(a) == ARCHIVE_OK ? 0 : -EUCLEAN;
+}
+
+/* ---- errors ---- */
+
+static int container_encrypted(struct container *c, const char *path)
+{
+    fault_set(c->p->fault, -EACCES, path, FAULT_NO_OFFSET, "is encrypted");
+    fault_advise(c->p->fault, "extract it with its password, and pack the directory");
+    return -EACCES;
+}
+
+static int container_failed(struct container *c, const char *last)
+{
+    uint64_t at = c->stream ? c->stream->given : c->p->progress->bytes_done;
+    if (c->stream && c->stream->error < 0)
+        return c->stream->error;
+    if (c->error < 0)
+        return fault_set_read(c->p->fault, c->error, last, at);
+    if (archive_errno(c->archive) == ENOMEM)
+        return -ENOMEM;
+    if (archive_read_has_encrypted_entries(c->archive) == 1)
+        return container_encrypted(c, NULL);
+    return fault_set(c->p->fault, -EUCLEAN, last, at, "%s%s: %s",
+                     last && last[0] ? "is followed by a damaged part of the "
+                                     : "is a damaged ",
+                     c->format->name, tar_complaint(c->archive));
+}
+
+/* ---- members ---- */
+
+static int container_is_nameless(struct fault *fault, uint64_t offset)
+{
+    return fault_set(fault, -EINVAL, NULL, offset, "a member has no name that can be shown");
+}
+
+static int container_describe(struct container *c, struct archive_entry *entry,
+                              const char *path, struct fault *fault,
+                              struct builder_member *ret_member)
+{
+    struct pour *p = c->p;
+    uint64_t offset = (uint64_t)archive_read_header_position(c->archive);
+    mode_t type = archive_entry_filetype(entry);
+    struct builder_member m = {
+        .mode = type | tar_permissions(entry),
+        .uid = tar_owner(archive_entry_uid(entry), &p->odd),
+        .gid = tar_owner(archive_entry_gid(entry), &p->odd),
+        .data = archive_entry_sparse_count(entry) > 0 ? DATA_PIECES : DATA_STORED,
+        .header_offset = offset,
+    };
+    tar_mtime(entry, &m);
+    if (type == AE_IFREG) {
+        if (!archive_entry_size_is_set(entry) || archive_entry_size(entry) < 0)
+            return fault_set(fault, -EINVAL, path, offset,
+                             "has no size that is known before its end");
+        m.size_bytes = (uint64_t)archive_entry_size(entry);
+    } else if (type == AE_IFCHR || type == AE_IFBLK) {
+        m.rdev_major = (uint32_t)archive_entry_rdevmajor(entry);
+        m.rdev_minor = (uint32_t)archive_entry_rdevminor(entry);
+    } else if (type == AE_IFLNK) {
+        m.symlink = archive_entry_symlink(entry);
+        if (!m.symlink || !m.symlink[0])
+            return fault_set(fault, -EINVAL, path, offset,
+                             "is a symbolic link without a target");
+        m.symlink_len = strlen(m.symlink);
+        m.mode = S_IFLNK | 0777; /* as the system shows it */
+    } else if (type != AE_IFDIR && type != AE_IFIFO) {
+        return fault_set(fault, -EINVAL, path, offset, "is of a type that no directory has");
+    }
+    *ret_member = m;
+    return 0;
+}
+
+static int container_add(struct container *c, struct archive_entry *entry, const char *path,
+                         struct fault *fault)
+{
+    struct builder_member m;
+    int r = container_describe(c, entry, path, fault, &m);
+    return r < 0 ? r : pour_add(c->p, path, &m, c->archive, entry, fault);
+}
+
+static int container_link(struct container *c, const char *path, const char *target,
+                          struct archive_entry *entry, struct fault *fault)
+{
+    struct builder_member m = {
+        .mode = S_IFREG | tar_permissions(entry),
+        .uid = tar_owner(archive_entry_uid(entry), &c->p->odd),
+        .gid = tar_owner(archive_entry_gid(entry), &c->p->odd),
+        .header_offset = (uint64_t)archive_read_header_position(c->archive),
+    };
+    tar_mtime(entry, &m);
+    return pour_link(c->p, path, target, &m, fault);
+}
+
+/* Leaves the member out, if `r` allows that. */
+static int container_settle(struct container *c, int r, const struct fault *own)
+{
+    if (builder_may_leave_out(r) && own->err)
+        return pour_leave_out(c->p, own);
+    if (r < 0 && !c->p->fault->err)
+        *c->p->fault = *own;
+    return r;
+}
+
+/* ---- files of several names ---- */
+
+/* The names that waited become links to the one that is there. */
+static int links_release(struct container *c, struct links *l)
+{
+    int r = 0;
+    for (size_t i = 0; i < l->waiting.count; i++) {
+        struct fault own = {0};
+        if (r == 0)
+            r = container_settle(
+                c, container_link(c, l->waiting.at[i], l->first, l->entry, &own), &own);
+        free(l->waiting.at[i]);
+    }
+    l->waiting.count = 0;
+    return r;
+}
+
+static int links_find(struct container *c, struct archive_entry *entry,
+                      struct links **ret_links)
+{
+    struct map_key key = {(uint64_t)archive_entry_dev(entry),
+                          (uint64_t)archive_entry_ino64(entry)};
+    uint64_t number = c->files.count;
+    if (map_get(&c->numbers, key, &number) < 0) {
+        if (vector_push(&c->files, (struct links){0}) < 0)
+            return -ENOMEM;
+        int r = map_put(&c->numbers, key, number);
+        if (r < 0)
+            return r;
+    }
+    *ret_links = &c->files.at[number];
+    return 0;
+}
+
+static int links_wait(struct links *l, struct archive_entry *entry, const char *path)
+{
+    char *copy = strdup(path);
+    if (!l->entry)
+        l->entry = archive_entry_clone(entry);
+    if (copy && l->entry && vector_push(&l->waiting, copy) == 0)
+        return 0;
+    free(copy);
+    return -ENOMEM;
+}
+
+static int container_add_named(struct container *c, struct archive_entry *entry,
+                               const char *path, struct fault *fault)
+{
+    struct links *l;
+    int r = links_find(c, entry, &l);
+    if (r < 0)
+        return r;
+    if (l->first)
+        return container_link(c, path, l->first, entry, fault);
+    if (archive_entry_size(entry) == 0)
+        return links_wait(l, entry, path);
+    r = container_add(c, entry, path, fault);
+    if (r == 0 && !(l->first = strdup(path)))
+        r = -ENOMEM;
+    return r == 0 ? links_release(c, l) : r;
+}
+
+/* Those without data are empty files. */
+static int links_end(struct container *c)
+{
+    int r = 0;
+    for (size_t i = 0; i < c->files.count; i++) {
+        struct links *l = &c->files.at[i];
+        struct fault own = {0};
+        if (r == 0 && l->waiting.count) {
+            r = container_settle(c, container_add(c, l->entry, l->waiting.at[0], &own), &own);
+            l->first = strdup(l->waiting.at[0]);
+            if (r == 0)
+                r = l->first ? links_release(c, l) : -ENOMEM;
+        }
+    }
+    return r;
+}
+
+static void links_free(struct container *c)
+{
+    for (size_t i = 0; i < c->files.count; i++) {
+        struct links *l = &c->files.at[i];
+        for (size_t k = 0; k < l->waiting.count; k++)
+            free(l->waiting.at[k]);
+        vector_free(&l->waiting);
+        archive_entry_free(l->entry);
+        free(l->first);
+    }
+    vector_free(&c->files);
+    map_free(&c->numbers);
+}
+
+/* ---- the walk ---- */
+
+/* The tables of an ar are no members. */
+static bool container_is_table(const struct container *c, const char *path)
+{
+    return strcmp(c->format->name, "ar") == 0 &&
+           (path[0] == '/' || strncmp(path, "__.SYMDEF", 9) == 0);
+}
+
+static int container_take(struct container *c, struct archive_entry *entry)
+{
+    struct fault own = {0};
+    const char *path = archive_entry_pathname(entry);
+    const char *target = archive_entry_hardlink(entry);
+    int r;
+    if (archive_entry_is_encrypted(entry))
+        return container_encrypted(c, path);
+    if (!path || !path[0])
+        r = container_is_nameless(&own, (uint64_t)archive_read_header_position(c->archive));
+    else if (container_is_table(c, path))
+        r = 0;
+    else if (strcmp(c->format->name, "cpio") == 0 && archive_entry_nlink(entry) > 1 &&
+             (target || archive_entry_filetype(entry) == AE_IFREG))
+        r = container_add_named(c, entry, path, &own);
+    else if (target)
+        r = container_link(c, path, target, entry, &own);
+    else
+        r = container_add(c, entry, path, &own);
+    return container_settle(c, r, &own);
+}
+
+static int container_walk(struct container *c)
+{
+    struct archive_entry *entry;
+    char last[sizeof(c->p->fault->member)] = "";
+    for (;;) {
+        int status = archive_read_next_header(c->archive, &entry);
+        if (status == ARCHIVE_EOF)
+            break;
+        if (status != ARCHIVE_OK && status != ARCHIVE_WARN)
+            return container_failed(c, last);
+        const char *path = archive_entry_pathname(entry);
+        snprintf(last, sizeof(last), "%s", path ? path : "");
+        int r = container_take(c, entry);
+        if (r < 0)
+            return r;
+        c->p->progress->members++;
+    }
+    return links_end(c);
+}
+
+int pour_container(struct pour *p, struct pour_stream *stream, const struct pour_format *format)
+{
+    bool is_file = !p->options->is_stream && !stream->compression;
+    struct container c = {.p = p, .stream = is_file ? NULL : stream, .format = format};
+    if (format->seeks && !is_file) {
+        fault_set(p->fault, -ENOMSG, NULL, FAULT_NO_OFFSET,
+                  "is a %s archive, whose directory is at its end", format->name);
+        fault_advise(p->fault, "save it in a file and pack that");
+        return -ENOMSG;
+    }
+    if (is_file && lseek(p->options->fd, 0, SEEK_SET) < 0)
+        return -errno;
+    c.archive = archive_read_new();
+    if (!c.archive)
+        return -ENOMEM;
+    locale_t before = uselocale(p->locale ? p->locale : LC_GLOBAL_LOCALE);
+    int r = container_open(&c);
+    r = r == -EUCLEAN ? container_failed(&c, NULL) : r < 0 ? r : container_walk(&c);
+    if (r == 0 && c.stream)
+        r = pour_stream_drain(c.stream);
+    uselocale(before);
+    archive_read_free(c.archive);
+    links_free(&c);
+    free(c.bytes);
+    return r;
+}
