@@ -259,6 +259,8 @@ def use(answer):
         answer.close()
     if isinstance(answer, onepot.Writer):
         answer.discard()
+    if hasattr(answer, "takes_part"):  # onepot.stage()
+        answer.close()
 
 
 def attempt(call, what):

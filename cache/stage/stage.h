@@ -126,7 +126,10 @@ int stage_give(struct stage *stage, struct source **source);
 /* Report problems to `note` instead of options.note from now on. Call it before stage_start. */
 void stage_set_note(struct stage *stage, void (*note)(void *ctx, const char *line), void *ctx);
 
-/* Make the copy, or watch the process that makes it and take over if it dies. -EAGAIN, etc. */
+/*
+ * Make the copy, or watch the process that makes it and take over if it dies. -EAGAIN, etc. A
+ * second call does nothing.
+ */
 int stage_start(struct stage *stage);
 
 /*
@@ -143,6 +146,15 @@ void stage_close(struct stage *stage);
 
 /* Free it without removing anything: another process goes on with it. NULL is fine. */
 void stage_forget(struct stage *stage);
+
+/*
+ * Make the copy together with the other nodes of a job (stage_job.h), whose engine is at the
+ * other end of two pipes, until the job is over or the engine is gone; both are closed then.
+ * Starts the copier (stage_start). *stop, if not 0, ends it early. -ESTALE: another node has
+ * another archive, and the fault names it. Otherwise, after 0, what is missing is being copied.
+ */
+int stage_job_serve(struct stage *stage, unsigned rank, unsigned size, int in_fd, int out_fd,
+                    const _Atomic int *stop, struct fault *fault);
 
 /* Wait until the copy is whole or nobody works on it any more. True: it is whole. */
 bool stage_wait_whole(struct stage *stage, unsigned timeout_ms);

@@ -196,7 +196,8 @@ static void *copier_run(void *arg)
 
 int stage_start(struct stage *stage)
 {
-    if (!copier_is_needed(stage))
+    bool is_started = stage->copier && stage->copier->process == getpid();
+    if (is_started || !copier_is_needed(stage))
         return 0;
     struct copier *c = calloc(1, sizeof(*c));
     if (!c)

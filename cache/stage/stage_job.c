@@ -48,7 +48,7 @@ _Static_assert(sizeof(struct job_head) == 256,
 struct stage_job {
     struct stage *stage;
     struct job_head mine;
-    unsigned taken;     /* blocks of this group */
+    unsigned taken;     /* blocks of this group; this and the next are the taking thread's */
     bool leaves;        /* this node, or one whose head was read */
     bool storage_fails; /* no further time is lost with it while others wait */
     bool told_damage;
@@ -203,7 +203,6 @@ void stage_job_read(struct stage_job *job, uint64_t group, void *block)
     unsigned count = job_chunks(job, first);
     job_beat(job);
     job_look(job);
-    job->taken = 0;
     head->group = group;
     head->has = head->status == JOB_GOES_ON ? job_fill(job, first, count, block) : 0;
     for (unsigned i = 0; i < head->run; i++) {
@@ -301,8 +300,10 @@ bool stage_job_take(struct stage_job *job, uint64_t group, unsigned rank, const 
             job_keep(job, &head, job_first_chunk(job, group, rank), block);
     }
     job_beat(job);
-    return job->taken == job->mine.size &&
-           (job->leaves || job_first_chunk(job, group + 1, 0) >= job->stage->state->chunks);
+    if (job->taken < job->mine.size)
+        return false;
+    job->taken = 0;
+    return job->leaves || job_first_chunk(job, group + 1, 0) >= job->stage->state->chunks;
 }
 
 /* ---- beginning and end ---- */

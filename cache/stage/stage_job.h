@@ -28,7 +28,7 @@
  * time to all (broadcast), with as many on their way as fit: stage_job_take takes them one by
  * one.
  *
- * Threads: one for each job.
+ * Threads: one may read while another takes.
  */
 #ifndef ONEPOT_STAGE_JOB_H
 #define ONEPOT_STAGE_JOB_H

@@ -7,6 +7,7 @@
  *   stage_adopt.c   a copy that another program made
  *   stage_copier.c  the threads that make it
  *   stage_job.c     makes it together with other nodes
+ *   stage_serve.c   the same, for an engine in another process
  *   stage_stream.c  unpacks a stream into it, and waits for that
  *   stage_source.c  reads through it
  *   stage_folder.c  where it lies

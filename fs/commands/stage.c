@@ -42,13 +42,16 @@ static const struct cli_usage usage = {
     "removed when this job or session (a login) ends, or by 'onepot unstage'.\n"};
 
 struct arguments {
-    const char *place, *adopt;
+    const char *place, *adopt, *job;
     pid_t owner; /* 0: the copies stay */
     bool keep, verify, as_json, quiet;
+    uint64_t rank, size; /* of a job's nodes; size 0: not together with others */
     struct json json;
     enum cli_progress_mode progress;
     struct inherited inherited;
 };
+
+#define JOB_NODES_MOST (1u << 20)
 
 /* After this long the failing storage of a stream is taken for gone. */
 #define AWAY_LIMIT_NS UINT64_C(300000000000)
@@ -160,7 +163,13 @@ static int command_stage_finish(struct arguments *a, const char *archive, struct
     struct stage_report report;
     stage_get_report(stage, &report);
     bool was_whole = report.whole;
-    int r = command_stage_copy(a, stage);
+    struct fault fault = {0};
+    int r = !a->size ? 0
+                     : stage_job_serve(stage, (unsigned)a->rank, (unsigned)a->size,
+                                       STDIN_FILENO, STDOUT_FILENO, interrupt_flag(), &fault);
+    if (r < 0)
+        return cli_fail(archive, r, &fault);
+    r = command_stage_copy(a, stage);
     if (r == -EINTR)
         return CLI_FAILED;
     if (r < 0)
@@ -216,6 +225,8 @@ static int open_source(const struct arguments *a, const char *archive,
         return cli_fail(archive, r, &fault);
     if (r > 0 && a->adopt)
         return not_adopted(archive, "compressed in one piece, which is unpacked to its stage");
+    if (r > 0 && a->job)
+        return cli_failf(archive, "it is compressed in one piece, which each node unpacks");
     if (r == 0 && !a->verify)
         return CLI_OK;
     source_close(*ret_source);
@@ -410,6 +421,19 @@ static int command_stage_owner(const struct cli_usage *u, void *ctx, const char 
     return 0;
 }
 
+static int command_stage_job(struct arguments *a)
+{
+    const char *slash = strchr(a->job, '/');
+    auto_free char *rank = slash ? strndup(a->job, (size_t)(slash - a->job)) : NULL;
+    if (!rank)
+        return cli_usage_error(&usage, "--job takes RANK/SIZE");
+    if (cli_number_option(&usage, "--job", slash + 1, 1, JOB_NODES_MOST, &a->size) != 0 ||
+        cli_number_option(&usage, "--job", rank, 0, a->size - 1, &a->rank) != 0)
+        return CLI_USAGE;
+    signal(SIGPIPE, SIG_IGN); /* the engine may end first */
+    return CLI_GO_ON;
+}
+
 static int command_stage_parse(struct arguments *a, int argc, char **argv)
 {
     const struct cli_option options[] = {
@@ -417,6 +441,7 @@ static int command_stage_parse(struct arguments *a, int argc, char **argv)
         {"--owner=PID", "remove the copies when this process has ended; 'none': never",
          .take = command_stage_owner, .ctx = a},
         {"--adopt=PATH", "make PATH, a copy on this node, the stage's", .text = &a->adopt},
+        {"--job=RANK/SIZE", "copy together with other nodes, by an engine", .text = &a->job},
         {"--keep", "the same as --owner=none", .flag = &a->keep},
         {"--verify", "compare the copy with the archive's sums", .flag = &a->verify},
         {"--json", "print what was copied where", .flag = &a->as_json},
@@ -439,8 +464,12 @@ static int command_stage_parse(struct arguments *a, int argc, char **argv)
         return cli_usage_error(&usage, "--keep and --owner exclude each other");
     if (optind == argc)
         return cli_usage_error(&usage, "no archive was named");
-    if (a->adopt && argc - optind > 1)
-        return cli_usage_error(&usage, "--adopt is of one archive");
+    if ((a->adopt || a->job) && argc - optind > 1)
+        return cli_usage_error(&usage, "--adopt and --job are of one archive");
+    if (a->job && (a->adopt || a->as_json))
+        return cli_usage_error(&usage, "--job excludes --adopt and --json");
+    if (a->job)
+        return command_stage_job(a);
     return CLI_GO_ON;
 }
 

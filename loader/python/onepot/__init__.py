@@ -28,6 +28,7 @@ from onepot._images import Images
 from onepot._loader import Loader
 from onepot._mount import MountPath, mount
 from onepot._sampler import DistributedSampler
+from onepot._stage import stage
 from onepot._writer import Writer
 
 Sampler = DistributedSampler
@@ -52,5 +53,6 @@ __all__ = [
     "Writer",
     "collate",
     "mount",
+    "stage",
     "__version__",
 ]

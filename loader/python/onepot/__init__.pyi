@@ -467,3 +467,21 @@ def mount(
     *,
     nested: Union[None, bool, str] = None,
 ) -> MountPath: ...
+
+class _Staged:
+    path: str
+    takes_part: bool  # this process copied for its node
+    def close(self) -> None: ...  # removes the copy once nobody uses it
+    def __enter__(self) -> "_Staged": ...
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None: ...
+
+def stage(
+    archive: Path,
+    group: Any = None,  # of torch.distributed, or a communicator of mpi4py
+    options: Sequence[str] = (),
+) -> _Staged: ...

@@ -450,6 +450,74 @@ START_TEST(wrong_shapes_are_refused)
 }
 END_TEST
 
+/* ---- an engine at the other end of pipes ---- */
+
+/* Of a job of one node. It ends after so many groups. */
+static void *play_engine(void *arg)
+{
+    const int *fds = arg; /* from the program, to it, and groups */
+    FILE *from = fdopen(fds[0], "r"), *to = fdopen(fds[1], "w");
+    size_t block_bytes = 0;
+    unsigned long groups = 0;
+    ck_assert_int_eq(fscanf(from, "onepot-job 1 %zu %lu", &block_bytes, &groups), 2);
+    ck_assert_int_eq(fgetc(from), '\n');
+    ck_assert_uint_eq(groups, stage_job_groups(BYTES, 1, STAGE_JOB_RUN_MAX));
+    uint8_t *block = malloc(block_bytes);
+    ck_assert_ptr_nonnull(block);
+    int next = 0;
+    for (int i = 0; i < fds[2] && (next = fgetc(from)) == 1; i++) {
+        ck_assert_uint_eq(fread(block, block_bytes, 1, from), 1);
+        ck_assert_uint_eq(fwrite(block, block_bytes, 1, to), 1);
+        fflush(to);
+    }
+    free(block);
+    fclose(from);
+    fclose(to);
+    return (void *)(intptr_t)next;
+}
+
+static int serve(int groups, intptr_t *ret_last)
+{
+    int from[2], to[2];
+    pthread_t engine;
+    void *last;
+    signal(SIGPIPE, SIG_IGN);
+    ck_assert_int_eq(pipe(from), 0);
+    ck_assert_int_eq(pipe(to), 0);
+    const int fds[] = {from[0], to[1], groups};
+    ck_assert_int_eq(pthread_create(&engine, NULL, play_engine, (void *)(uintptr_t)fds), 0);
+    int r = stage_job_serve(node[0].stage, 0, 1, to[0], from[1], NULL, &fault);
+    close(to[0]);
+    close(from[1]);
+    ck_assert_int_eq(pthread_join(engine, &last), 0);
+    *ret_last = (intptr_t)last;
+    return r;
+}
+
+START_TEST(engine_at_pipes_hands_blocks_round_and_is_told_the_end)
+{
+    intptr_t last = -1;
+    open_node(0, archive);
+    ck_assert_int_eq(serve(1000, &last), 0);
+    ck_assert_int_eq(last, 0);
+    ck_assert(report(0).whole);
+    ck_assert_uint_eq(atomic_load(storage_bytes), BYTES);
+    check_copy(0);
+    close_node(0);
+}
+END_TEST
+
+START_TEST(engine_that_ends_leaves_the_rest_to_storage)
+{
+    intptr_t last = -1;
+    open_node(0, archive);
+    ck_assert_int_eq(serve(0, &last), 0);
+    ck_assert_ptr_nonnull(strstr(notes, "the engine has ended"));
+    complete(0);
+    close_node(0);
+}
+END_TEST
+
 /* ---- nodes as processes ---- */
 
 static struct exchange {
@@ -600,6 +668,8 @@ int main(void)
     tcase_add_test(tc, copier_waits_as_long_as_the_job_makes_progress);
     tcase_add_test(tc, memory_bounds_the_run);
     tcase_add_test(tc, wrong_shapes_are_refused);
+    tcase_add_test(tc, engine_at_pipes_hands_blocks_round_and_is_told_the_end);
+    tcase_add_test(tc, engine_that_ends_leaves_the_rest_to_storage);
     tcase_add_loop_test(tc, nodes_go_on_when_one_is_killed, 0, 12);
     suite_add_tcase(suite, tc);
     return run_suite(suite);
