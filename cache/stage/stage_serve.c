@@ -8,8 +8,9 @@
  * the order of their ranks. When the job is over it writes a byte 0. An engine whose process
  * ends before that, or writes a byte 2, lets the others know by a block of zeros.
  *
- * One thread reads the next group from storage while another takes this one. Nothing here waits
- * without an end: neither for storage, nor for an engine that hangs or is gone.
+ * One thread reads the next group from storage while another takes this one. An engine that
+ * hangs or is gone is not waited for; a read of storage that hangs is, while the copier goes
+ * on.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -30,7 +31,6 @@
 #define LOOK_MS 200
 #define SILENT_NS (STAGE_JOB_SILENT_S * UINT64_C(1000000000))
 #define STACK_BYTES (128u << 10)
-#define STOP_LIMIT_MS 2000
 
 struct serving {
     struct stage *stage;
@@ -158,19 +158,18 @@ static int serve_run(struct serving *s, struct fault *fault)
 {
     pthread_t thread;
     int r = thread_start(&thread, STACK_BYTES, serve_owed, s);
-    if (r < 0)
+    if (r < 0) {
+        stage_job_end(s->job, NULL);
         return r;
+    }
     r = serve_groups(s);
     if (r < 0 && r != -ECANCELED)
         stage_say(s->stage, "the other nodes are gone (%s): the rest is read from storage",
                   r == -ENODATA ? "the engine has ended" : fault_errno(r));
     atomic_store(&s->ended, true);
     sem_post(&s->turn);
-    struct timespec until = clock_in_ms(CLOCK_MONOTONIC, STOP_LIMIT_MS);
-    if (thread_join_until(thread, &until) != 0) {
-        atomic_store(&s->stage->state->job_ns, 0);
-        return -EBUSY; /* it hangs in storage, and keeps the job */
-    }
+    atomic_store(&s->stage->state->job_ns, 0); /* the copier need not wait for this thread */
+    pthread_join(thread, NULL);
     return stage_job_end(s->job, fault);
 }
 
@@ -220,7 +219,6 @@ int stage_job_serve(struct stage *stage, unsigned rank, unsigned size, int in_fd
     else if (s->job)
         stage_job_end(s->job, NULL);
     serve_close(s, s->is_over);
-    if (r != -EBUSY)
-        serving_free(s);
-    return r == -EBUSY ? 0 : r;
+    serving_free(s);
+    return r;
 }
