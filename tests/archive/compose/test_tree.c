@@ -381,10 +381,11 @@ START_TEST(names_of_one_file_are_links)
         memset(name, 'n', sizeof(name));
         name[INDEX_NAME_MAX + 1] = '\0';
         ck_assert_int_eq(put(&c, part, f, TREE_TOP, name), -ENAMETOOLONG);
-        ck_assert_int_eq(put(&c, part, f, TREE_TOP, name + 1), 0);
+        if (!merges)
+            ck_assert_int_eq(put(&c, part, f, TREE_TOP, name + 1), 0);
         struct index *new = finish(&c);
-        ck_assert_uint_eq(index_info(new)->entries, 4);
-        ck_assert_uint_eq(node_of(new, "f").nlink, 3);
+        ck_assert_uint_eq(index_info(new)->entries, merges ? 3 : 4);
+        ck_assert_uint_eq(node_of(new, "f").nlink, merges ? 2 : 3);
         ck_assert_uint_eq(node_of(new, "g").position, node_of(new, "f").position);
         index_close(new);
     }
