@@ -100,6 +100,8 @@ int layer_resolve(const char *dir, struct layer *ret_layer, char why[LAYER_WHY_M
                  (unsigned)st.st_uid);
         return -EPERM;
     }
+    if (st.st_mode & S_IWOTH)
+        return layer_refuse(why, -EPERM, "anybody may write to it; 'chmod o-w' it");
     if (!is_for_layers(fd))
         return layer_refuse(why, -ENOTEMPTY,
                             "it holds other files; name a new folder, or one that --writable "
@@ -250,7 +252,7 @@ void layer_release(struct layer *layer)
 
 /* ---- the mount ---- */
 
-/* One of the two folders; like the archive's own if it is new. */
+/* One of the two folders; like the archive's own if it is new, but nobody else writes to it. */
 static int open_part(int dir, const char *name, const struct stat *like, int *ret_fd)
 {
     bool is_new = mkdirat(dir, name, 0700) == 0;
@@ -265,7 +267,7 @@ static int open_part(int dir, const char *name, const struct stat *like, int *re
         return -EPERM;
     if (is_new && like &&
         ((geteuid() == 0 && fchown(fd, like->st_uid, like->st_gid) < 0 && errno != EINVAL) ||
-         fchmod(fd, (like->st_mode & 07777) | S_IRWXU) < 0))
+         fchmod(fd, (like->st_mode & 0755) | S_IRWXU) < 0))
         return -errno;
     *ret_fd = steal_fd(&fd);
     return 0;

@@ -146,6 +146,8 @@ def test_what_can_t_be_a_folder_for_it_is_refused_in_a_line(work):
     fails("run", "--writable", "--private=off", archive, "--", "true", status=2, words=["--private=off"])
     fails("mount", "--writable", archive, status=2, words=["onepot run"])
     check_equal(os.listdir(work / "full"), ["mine"], "what lies there")
+    os.chmod(work.make("open"), 0o777)
+    fails("run", f"--writable={work.path}/open", archive, "--", "true", status=125, words=["anybody may write"])
     work.make("at")
     fails("run", f"--writable={work.path}/at/dir", "-o", "nonempty", archive, "--at", work / "at", "--", "true", status=125,
           words=["would hide it"])
