@@ -673,14 +673,22 @@ static int check_output(struct arguments *a, char **ret_default)
     return 0;
 }
 
-/* Unless all that is read and written is on this node. */
+/* An open file: for one, the pipe that a shell makes of "<(...)". */
+static bool is_descriptor(const char *path)
+{
+    return strcmp(path, "-") == 0 || strncmp(path, "/dev/fd/", 8) == 0 ||
+           strncmp(path, "/proc/self/fd/", 14) == 0;
+}
+
+/* Unless all that is read and written is on this node. Nothing is asked of other storage yet.
+ */
 static void watch_storage(const struct pack_options *o)
 {
     auto_free char *folder = path_folder(o->output ? o->output : "here");
     bool is_here = folder && storage_is_here(folder);
 
     for (size_t i = 0; is_here && i < o->source_count; i++)
-        is_here = is_stream(o->sources[i]) || storage_is_here(o->sources[i]);
+        is_here = is_descriptor(o->sources[i]) || storage_is_here(o->sources[i]);
     if (!is_here && o->source_count)
         storage_watch_begin((char *const *)o->sources, 0, cli_io_timeout_s, CLI_FAILED);
 }

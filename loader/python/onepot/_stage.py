@@ -28,8 +28,11 @@ class _Torch:
         for host, rank in names:
             first.setdefault(host, rank)
         self.ranks = sorted(first.values())
-        self.group = dist.new_group(self.ranks, backend="gloo")
         takes_part = dist.get_rank() in self.ranks
+        # All processes make a group together, unless some don't belong to the one that is given.
+        alone = {} if group is None else {"use_local_synchronization": True}
+        if takes_part or not alone:
+            self.group = dist.new_group(self.ranks, backend="gloo", **alone)
         self.rank = self.ranks.index(dist.get_rank()) if takes_part else None
         self.size = len(self.ranks)
 
