@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "archive_input.h"
+#include "backend.h"
 #include "cleanup.h"
 #include "cli.h"
 #include "clock.h"
@@ -22,6 +23,7 @@
 #include "launcher.h"
 #include "pack.h"
 #include "path.h"
+#include "source.h"
 #include "storage_watch.h"
 #include "unknown_format.h"
 
@@ -155,12 +157,18 @@ static bool is_container(const char *path)
     enum { HEAD_BYTES = 33 << 10 };
     auto_close int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     auto_free uint8_t *head = malloc(HEAD_BYTES);
+    struct source *source;
     struct stat st;
     if (fd < 0 || !head || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode))
         return false;
     ssize_t len = pread(fd, head, HEAD_BYTES, 0);
-    return len >= (ssize_t)UNKNOWN_TAR_BYTES && !unknown_format_is_tar_header(head) &&
-           unknown_format_container(head, (size_t)len);
+    if (len <= 0 || !unknown_format_container(head, (size_t)len))
+        return false;
+    if (source_from_fd(steal_fd(&fd), path, &source) < 0)
+        return false;
+    bool is_known = backend_of_head(source, head, (size_t)len) != NULL;
+    source_close(source);
+    return !is_known;
 }
 
 /*
