@@ -196,7 +196,7 @@ static uint64_t table_next(const struct copy_table *t, uint64_t *at, const void 
     return *ret_bytes ? *at - word * 8 : 0;
 }
 
-/* Append what is kept to a vector. */
+/* Append the kept words to a vector. */
 static int table_copy(struct copy_table *t, void *at, size_t *count, size_t *capacity,
                       size_t item_bytes)
 {
@@ -742,7 +742,7 @@ static int copy_keep(struct copy_source *s, uint64_t inode, const struct copy_at
     return r;
 }
 
-/* Note an inode's name, which has this new position, and what it refers to. */
+/* Note an inode's name, which has this new position, and its references. */
 static int copy_note(struct builder_copying *c, struct copy_source *s, uint64_t inode,
                      const struct disk_entry *e, uint32_t position)
 {

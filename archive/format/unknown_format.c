@@ -27,7 +27,7 @@ static const struct {
      "where one is, say where it begins: --offset=BYTES"},
 };
 
-/* What `onepot pack` alone takes. */
+/* Only `onepot pack` takes these. */
 static const struct {
     size_t at;
     const char *magic;

@@ -109,7 +109,7 @@ static int pour_read(struct pour *p)
     return r;
 }
 
-/* Ends the archive, and tells the parent what it has. */
+/* Ends the archive, and tells the parent of its size and contents. */
 static int pour_end(struct pour *p)
 {
     struct writer *writer = p->writer;

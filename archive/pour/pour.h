@@ -20,7 +20,7 @@
 #include "writer.h"
 
 struct pour_options {
-    int fd;           /* what is read, from where it stands */
+    int fd;           /* the input, from its position on */
     bool is_stream;   /* it can't be read elsewhere */
     const char *name; /* of it, for messages */
     const char *output;

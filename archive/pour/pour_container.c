@@ -1,5 +1,5 @@
 /*
- * Members of what is no tar, by libarchive.
+ * Members of archives other than tars, by libarchive.
  *
  * Names are wanted as UTF-8, which most of these formats have in other forms; the parent has
  * opened such a locale, since the sandbox opens no file.

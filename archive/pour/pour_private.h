@@ -1,10 +1,10 @@
 /*
  * Shared by the files of this room:
  *
- *   pour.c            the parent: sandbox, report, output; and what the input is
+ *   pour.c            the parent: sandbox, report, output; and the kind of input
  *   pour_stream.c     the bytes of the input, decompressed
  *   pour_member.c     members to the writer
- *   pour_container.c  members of what is no tar
+ *   pour_container.c  members of other archives than tars
  */
 #ifndef ONEPOT_POUR_PRIVATE_H
 #define ONEPOT_POUR_PRIVATE_H
@@ -40,7 +40,7 @@ struct pour_stream {
         uint64_t offset;
     } blocks[2];
     int last;        /* the block that was read last */
-    bool is_waiting; /* it is to be given again: it was read to see what it is */
+    bool is_waiting; /* it was read to recognize the format, and is to be given again */
     bool is_at_end;
 };
 
@@ -102,7 +102,7 @@ int pour_container(struct pour *p, struct pour_stream *stream,
 
 /* ---- pour.c ---- */
 
-/* What the child tells the parent, in a file of just this size. */
+/* The child's report to the parent, in a file of just this size. */
 #define POUR_REPORTS 200u
 
 struct pour_report {

@@ -4,7 +4,7 @@
  * libarchive's filters decompress all but gzip: its filter for that does not compare the sums
  * at the end, and a stream is the one chance to find damage. zlib does that here.
  *
- * What is not compressed is read into the very block that libarchive gets.
+ * Uncompressed input is read into the very block that libarchive gets.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -24,14 +24,13 @@
 
 enum {
     READ_BYTES = 512 << 10,
-    HEAD_LEAST =
-        64 << 10, /* enough to tell what it is: an image of ISO 9660 says so at 32 KB */
+    HEAD_LEAST = 64 << 10, /* enough to recognize it: an ISO 9660 image says so at 32 KB */
 };
 
-/* What is between the input and the blocks. */
+/* Between the input and the blocks. */
 struct pour_unpacker {
     uint8_t *packed; /* READ_BYTES */
-    size_t at, len;  /* what is left of it */
+    size_t at, len;  /* the rest of it */
     bool is_first;   /* the bytes are still those that told the compression */
     uint64_t packed_bytes;
     uint64_t skip_bytes; /* of frames of zstd that hold nothing */
@@ -357,7 +356,7 @@ int pour_stream_drain(struct pour_stream *s)
 
 /* ---- the beginning ---- */
 
-/* Makes the first bytes the packed ones, and the first block what is unpacked of them. */
+/* Makes the first bytes the packed ones, and the first block their unpacked form. */
 static int stream_begin_unpacking(struct pour_stream *s)
 {
     struct pour_block *b = &s->blocks[0];

@@ -70,7 +70,7 @@ struct walk {
     struct tar_globals globals;
 };
 
-/* What was read can't be read again, but for its end. */
+/* Bytes can't be read again, but for the last ones. */
 static bool tar_walk_is_forward(const struct walk *w)
 {
     return w->framed || w->stream;

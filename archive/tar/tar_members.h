@@ -2,9 +2,8 @@
  * Members of a tar that is read once, front to back, with their data; and what other rooms that
  * use libarchive share with this one.
  *
- * What is checked and left out, and how attributes are understood, is as for a tar that is
- * indexed (tar.c). A stream has no size, so a missing end-of-archive marker is an error:
- * nothing else tells that it is complete.
+ * Checks, omissions and attributes are as for a tar that is indexed (tar.c). A stream has no
+ * size, so a missing end-of-archive marker is an error: nothing else tells that it is complete.
  */
 #ifndef ONEPOT_TAR_MEMBERS_H
 #define ONEPOT_TAR_MEMBERS_H
@@ -38,7 +37,7 @@ struct tar_stream {
     void *ctx;
 };
 
-/* Who gets the members. An error that builder_may_leave_out leaves the member out. */
+/* Gets the members. An error that builder_may_leave_out leaves the member out. */
 struct tar_taker {
     /* The data can be read from `a`, and need not be. */
     int (*add)(void *ctx, const char *path, const struct builder_member *member,

@@ -151,7 +151,7 @@ void stage_forget(struct stage *stage);
  * Make the copy together with the other nodes of a job (stage_job.h), whose engine is at the
  * other end of two pipes, until the job is over or the engine is gone; both are closed then.
  * Starts the copier (stage_start). *stop, if not 0, ends it early. -ESTALE: another node has
- * another archive, and the fault names it. Otherwise, after 0, what is missing is being copied.
+ * another archive, and the fault names it. Otherwise, after 0, the copier brings the rest.
  */
 int stage_job_serve(struct stage *stage, unsigned rank, unsigned size, int in_fd, int out_fd,
                     const _Atomic int *stop, struct fault *fault);

@@ -42,7 +42,7 @@ struct copying {
     _Atomic int last_error;
 };
 
-/* Other nodes bring what is missing, and did so a moment ago. */
+/* Other nodes bring missing chunks, and did so a moment ago. */
 static bool copying_yields(const struct stage *stage)
 {
     uint64_t since_ns = atomic_load(&stage->state->job_ns);

@@ -1,7 +1,7 @@
 /*
  * A node's part in a job that copies together (stage_job.h). A block is
  *
- *     head   what it is of, and the sum of each chunk
+ *     head   archive and group, and the sum of each chunk
  *     run    chunks of STAGE_CHUNK_BYTES
  *     head   once more, since a node that could read neither might leave at another group
  *            than the others
@@ -158,7 +158,7 @@ static bool job_claim(const struct stage_job *job, uint64_t chunk)
            stage_claim_demand(job->stage->state, chunk);
 }
 
-/* Fill the chunks of a run: those that are here from here, and the gaps in one read each. */
+/* Fill the chunks of a run: from the stage if they are here, and each gap in one read. */
 static uint32_t job_fill(struct stage_job *job, uint64_t first, unsigned count, void *block)
 {
     uint32_t has = 0, gap = 0;

@@ -13,9 +13,10 @@
  *     stage_job_end(job, &fault);
  *
  * A group is size times `run` consecutive chunks; node r owes the r-th run of it. A block holds
- * the run, the sum of each chunk, and a head that says what it is of. The nodes need not trust
- * the way of a block: a chunk with another sum is left to storage, as is one that its node
- * could not read. A chunk that a reader is fetching, or has fetched, is dropped on arrival.
+ * the run, the sum of each chunk, and a head that names archive and group. The nodes need not
+ * trust the way of a block: a chunk with another sum is left to storage, as is one that its
+ * node could not read. A chunk that a reader is fetching, or has fetched, is dropped on
+ * arrival.
  *
  * All nodes see the same heads, so that all stop at the same group: after the last one, or
  * after the first in which a node leaves or has another archive. Whatever is missing then, the
@@ -53,7 +54,7 @@ uint64_t stage_job_groups(uint64_t bytes, unsigned size, unsigned run);
 int stage_job_begin(struct stage *stage, unsigned rank, unsigned size, unsigned run,
                     struct stage_job **ret_job);
 
-/* Fill this node's block of a group. Never fails: the head says what is not in it. */
+/* Fill this node's block of a group. Never fails: the head says which chunks are missing. */
 void stage_job_read(struct stage_job *job, uint64_t group, void *block);
 
 /* Keep the chunks of a node's block. True, at the last block of a group: the job is over. */
@@ -61,7 +62,7 @@ bool stage_job_take(struct stage_job *job, uint64_t group, unsigned rank, const 
 
 /*
  * End and free the job, whether it is over or not. -ESTALE: nodes have other archives, and the
- * fault names them. Otherwise 0: what is missing comes from storage.
+ * fault names them. Otherwise 0: missing chunks come from storage.
  */
 int stage_job_end(struct stage_job *job, struct fault *fault);
 

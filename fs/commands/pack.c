@@ -577,7 +577,7 @@ static int check_sets(const struct pack_options *o)
     return 0;
 }
 
-/* What needs to know all names before the first is packed. */
+/* Options that need to know all names before the first is packed. */
 static int check_stream(struct arguments *a)
 {
     const struct pack_options *o = &a->options;

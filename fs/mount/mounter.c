@@ -366,7 +366,7 @@ static bool is_last(struct mounter *m)
     return last;
 }
 
-/* What of --writable stays. */
+/* Say how much --writable leaves, and where. */
 static void tell_written(const struct mounter *m, uint64_t memory_bytes)
 {
     uint64_t bytes;

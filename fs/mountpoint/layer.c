@@ -113,7 +113,7 @@ int layer_resolve(const char *dir, struct layer *ret_layer, char why[LAYER_WHY_M
 
 /* ---- the lock ---- */
 
-/* Who has it, for messages: written when it is mounted, and left there. */
+/* The owner of the lock, for messages: written when it is mounted, and left there. */
 struct layer_holder {
     int pid;
     char host[HOST_NAME_MAX + 1], job[JOB_ID_MAX];
@@ -146,7 +146,7 @@ static int holder_write(int fd)
     return 0;
 }
 
-/* What mountinfo shows as the device: DIR by numbers, as its name may have any bytes. */
+/* The device in mountinfo: DIR by numbers, as its name may have any bytes. */
 static void device_name(const struct layer *layer, char ret_name[DEVICE_NAME_MAX])
 {
     snprintf(ret_name, DEVICE_NAME_MAX, "onepot-%" PRIx64 "-%" PRIx64, layer->id.dev,
