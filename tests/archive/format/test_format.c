@@ -136,21 +136,21 @@ END_TEST
 
 START_TEST(behind_anything_else_a_zip_is_not_the_file)
 {
-    static const char zip[] = "ends like a zip";
+    static const char ending[] = "ends like a zip";
     static const struct {
         const char *name, *front;
         size_t len;
         const char *words;
     } fronts[] = {
-        {"JPEG", "\xff\xd8\xff\xe0 and so on", 14, zip},
+        {"JPEG", "\xff\xd8\xff\xe0 and so on", 14, ending},
         {"cpio", "070701000000010000", 18, "is a cpio archive"},
         {"ar", "!<arch>\na.zip/          ", 24, "is an ar archive"},
         {"7z", "7z\xbc\xaf\x27\x1c\0\4", 8, "is a 7z archive"},
         {"rar", "Rar!\x1a\7\1\0", 8, "is a RAR archive"},
         {"warc", "WARC/1.0\r\n", 10, "is a WARC file"},
-        {"text", "text\n", 5, zip},
-        {"one byte", "x", 1, zip},
-        {"zeros", "\0\0\0\0\0\0\0\0", 8, zip},
+        {"text", "text\n", 5, ending},
+        {"one byte", "x", 1, ending},
+        {"zeros", "\0\0\0\0\0\0\0\0", 8, ending},
     };
     for (size_t i = 0; i < sizeof(fronts) / sizeof(*fronts); i++) {
         make_zip(0);
@@ -163,7 +163,7 @@ START_TEST(behind_anything_else_a_zip_is_not_the_file)
     for (size_t i = 0; i < 4; i++) {
         join("", 0);
         file[i] ^= 0xff;
-        check_refused("a damaged zip", len, zip);
+        check_refused("a damaged zip", len, ending);
     }
     check_refused("behind a script that is not text", join("#!\n\1\0\1\n", 7), "is a script");
 }
