@@ -24,8 +24,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "bytes.h"
 #include "cleanup.h"
-#include "vector.h"
 
 #define NAME_BYTES 100u
 #define PREFIX_BYTES 155u
@@ -42,6 +42,44 @@ static const struct field f_name = {0, 100}, f_mode = {100, 8}, f_uid = {108, 8}
                           f_sum = {148, 8}, f_type = {156, 1}, f_link = {157, 100},
                           f_magic = {257, 8}, f_major = {329, 8}, f_minor = {337, 8},
                           f_prefix = {345, 155};
+
+/* ---- attributes ---- */
+
+int pax_xattrs_add(pax_xattrs *list, const char *name, size_t name_len, const void *value,
+                   size_t value_len)
+{
+    char *bytes = malloc(name_len + value_len + 1);
+    if (!bytes)
+        return -ENOMEM;
+    memcpy(bytes, name, name_len);
+    memcpy(bytes + name_len, value, value_len);
+    int r =
+        vector_push(list, ((struct pax_xattr){bytes, name_len, bytes + name_len, value_len}));
+    if (r < 0)
+        free(bytes);
+    return r;
+}
+
+static int pax_compare_xattrs(const void *a, const void *b)
+{
+    const struct pax_xattr *x = a, *y = b;
+    return bytes_compare(x->name, x->name_len, y->name, y->name_len);
+}
+
+void pax_xattrs_sort(pax_xattrs *list)
+{
+    if (list->count)
+        qsort(list->at, list->count, sizeof(*list->at), pax_compare_xattrs);
+}
+
+void pax_xattrs_free(pax_xattrs *list)
+{
+    for (size_t i = 0; i < list->count; i++)
+        free((char *)list->at[i].name);
+    vector_free(list);
+}
+
+/* ---- buffers ---- */
 
 void pax_buffer_free(struct pax_buffer *buffer)
 {

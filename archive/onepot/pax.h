@@ -17,6 +17,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "vector.h"
+
 #define PAX_BLOCK_BYTES 512u
 
 struct pax_xattr {
@@ -25,6 +27,14 @@ struct pax_xattr {
     const void *value;
     size_t value_len;
 };
+
+/* Attributes, each with its name and value in one piece of memory. All zero: none. */
+typedef VECTOR(struct pax_xattr) pax_xattrs;
+
+int pax_xattrs_add(pax_xattrs *list, const char *name, size_t name_len, const void *value,
+                   size_t value_len);   /* -ENOMEM */
+void pax_xattrs_sort(pax_xattrs *list); /* by name */
+void pax_xattrs_free(pax_xattrs *list); /* may be used again */
 
 /* A range of a sparse file that holds data. */
 struct pax_extent {

@@ -20,7 +20,6 @@
 
 #include <xxhash.h>
 
-#include "bytes.h"
 #include "checksum.h"
 #include "cleanup.h"
 #include "numbers.h"
@@ -112,28 +111,12 @@ static ssize_t gather_get_xattr(int fd, const char *name, char **ret_bytes)
 int gather_add_xattr(struct gathered *g, const char *name, size_t name_len, const void *value,
                      size_t value_len)
 {
-    char *bytes = malloc(name_len + value_len + 1);
-    if (!bytes)
-        return -ENOMEM;
-    memcpy(bytes, name, name_len);
-    memcpy(bytes + name_len, value, value_len);
-    struct pax_xattr x = {bytes, name_len, bytes + name_len, value_len};
-    int r = vector_push(&g->xattrs, x);
-    if (r < 0)
-        free(bytes);
-    return r;
-}
-
-static int gather_compare_xattrs(const void *a, const void *b)
-{
-    const struct pax_xattr *x = a, *y = b;
-    return bytes_compare(x->name, x->name_len, y->name, y->name_len);
+    return pax_xattrs_add(&g->xattrs, name, name_len, value, value_len);
 }
 
 void gather_end_xattrs(struct gathered *g)
 {
-    if (g->xattrs.count)
-        qsort(g->xattrs.at, g->xattrs.count, sizeof(*g->xattrs.at), gather_compare_xattrs);
+    pax_xattrs_sort(&g->xattrs);
     g->member.xattrs = g->xattrs.at;
     g->member.xattr_count = g->xattrs.count;
 }
@@ -575,9 +558,7 @@ void gather_free(struct gathered *g)
 {
     if (g->fd >= 0)
         close(g->fd);
-    for (size_t i = 0; i < g->xattrs.count; i++)
-        free((char *)g->xattrs.at[i].name);
-    vector_free(&g->xattrs);
+    pax_xattrs_free(&g->xattrs);
     pax_buffer_free(&g->header);
     listing_free(&g->listing);
     stream_free(g->stream);

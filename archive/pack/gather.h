@@ -83,7 +83,7 @@ struct gathered {
 
     char *path;
     char *link;
-    VECTOR(struct pax_xattr) xattrs; /* each one's name and value are one piece of memory */
+    pax_xattrs xattrs;
 };
 
 /*

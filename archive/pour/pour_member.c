@@ -226,24 +226,7 @@ static int member_put_data(struct pour *p, const struct pax_member *m, struct ar
 static int member_take_attribute(void *ctx, const char *name, const void *value, size_t len)
 {
     struct pour *p = ctx;
-    size_t name_len = strlen(name);
-    char *both = malloc(name_len + len + 1);
-    if (!both)
-        return -ENOMEM;
-    memcpy(both, name, name_len);
-    memcpy(both + name_len, value, len);
-    struct pax_xattr x = {both, name_len, both + name_len, len};
-    if (vector_push(&p->xattrs, x) == 0)
-        return 0;
-    free(both);
-    return -ENOMEM;
-}
-
-static int member_compare_xattrs(const void *a, const void *b)
-{
-    const struct pax_xattr *x = a, *y = b;
-    int order = memcmp(x->name, y->name, min_u64(x->name_len, y->name_len));
-    return order ? order : (x->name_len > y->name_len) - (x->name_len < y->name_len);
+    return pax_xattrs_add(&p->xattrs, name, strlen(name), value, len);
 }
 
 static int member_take_extents(struct pour *p, struct archive_entry *entry)
@@ -276,13 +259,6 @@ static int member_put_header(struct pour *p, const struct pax_member *m, struct 
     }
     pax_buffer_free(&header);
     return r;
-}
-
-static void member_free_xattrs(struct pour *p)
-{
-    for (size_t i = 0; i < p->xattrs.count; i++)
-        free((char *)p->xattrs.at[i].name);
-    p->xattrs.count = 0;
 }
 
 /* ".." is the builder's to refuse, and the root can only be a directory. */
@@ -319,8 +295,7 @@ int pour_add(void *ctx, const char *path, const struct builder_member *b, struct
         .size_bytes = S_ISREG(b->mode) ? b->size_bytes : 0,
     };
     r = tar_take_attributes(entry, member_take_attribute, p, &p->odd);
-    if (r == 0 && p->xattrs.count)
-        qsort(p->xattrs.at, p->xattrs.count, sizeof(p->xattrs.at[0]), member_compare_xattrs);
+    pax_xattrs_sort(&p->xattrs);
     m.xattrs = p->xattrs.at;
     m.xattr_count = p->xattrs.count;
     if (r == 0 && m.sparse)
@@ -329,7 +304,7 @@ int pour_add(void *ctx, const char *path, const struct builder_member *b, struct
     m.extent_count = m.sparse ? p->extents.count : 0;
     if (r == 0)
         r = member_put_header(p, &m, fault);
-    member_free_xattrs(p);
+    pax_xattrs_free(&p->xattrs);
     if (r == 0 && pax_stored_bytes(&m) > 0)
         r = member_put_data(p, &m, a, fault);
     return r;
@@ -364,8 +339,7 @@ int pour_link(void *ctx, const char *path, const char *target, const struct buil
 
 void pour_free(struct pour *p)
 {
-    member_free_xattrs(p);
-    vector_free(&p->xattrs);
+    pax_xattrs_free(&p->xattrs);
     vector_free(&p->extents);
     vector_free(&p->path);
     vector_free(&p->target);

@@ -75,7 +75,7 @@ struct pour {
     int output_error; /* of the writer: the fault is not about the input */
     struct tar_oddities odd;
     pour_text path, target; /* of the current member, cleaned */
-    VECTOR(struct pax_xattr) xattrs;
+    pax_xattrs xattrs;
     VECTOR(struct pax_extent) extents;
 };
 
