@@ -227,8 +227,9 @@ static int stage_open_named(struct stage *stage, const char *archive, const char
     return 0;
 }
 
-int stage_open(struct source *source, const struct stage_options *options, struct fault *fault,
-               struct stage **ret_stage)
+/* A stage with the name that the source's has, but no copy yet. */
+static int stage_begin(struct source *source, const struct stage_options *options,
+                       struct fault *fault, struct stage **ret_stage, const char **ret_archive)
 {
     int r = stage_check_source(source, fault);
     if (r < 0)
@@ -236,8 +237,20 @@ int stage_open(struct source *source, const struct stage_options *options, struc
     struct stage *stage = stage_new(source, options);
     if (!stage)
         return -ENOMEM;
-    const char *archive = options->archive ? options->archive : source_name(source);
-    stage_name_for(stage, archive, false);
+    *ret_archive = options->archive ? options->archive : source_name(source);
+    stage_name_for(stage, *ret_archive, false);
+    *ret_stage = stage;
+    return 0;
+}
+
+int stage_open(struct source *source, const struct stage_options *options, struct fault *fault,
+               struct stage **ret_stage)
+{
+    struct stage *stage;
+    const char *archive;
+    int r = stage_begin(source, options, fault, &stage, &archive);
+    if (r < 0)
+        return r;
     return stage_open_named(stage, archive, options->place, fault, ret_stage);
 }
 
@@ -257,14 +270,11 @@ int stage_open_adopting(struct source *source, const struct stage_options *optio
                         const char *path, struct fault *fault, struct stage **ret_stage)
 {
     struct fault refused = {0};
-    int r = stage_check_source(source, fault);
+    struct stage *stage;
+    const char *archive;
+    int r = stage_begin(source, options, fault, &stage, &archive);
     if (r < 0)
         return r;
-    struct stage *stage = stage_new(source, options);
-    if (!stage)
-        return -ENOMEM;
-    const char *archive = options->archive ? options->archive : source_name(source);
-    stage_name_for(stage, archive, false);
     r = stage_given_new(path, source, &refused, &stage->given);
     if (r == -ENOENT && stage_is_whole_somewhere(stage, archive, options->place))
         r = 0;
