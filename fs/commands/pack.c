@@ -688,8 +688,7 @@ static bool is_descriptor(const char *path)
            strncmp(path, "/proc/self/fd/", 14) == 0;
 }
 
-/* Unless all that is read and written is on this node. Nothing is asked of other storage yet.
- */
+/* Unless all that is read and written is on this node. No other storage is asked yet. */
 static void watch_storage(const struct pack_options *o)
 {
     auto_free char *folder = path_folder(o->output ? o->output : "here");

@@ -211,10 +211,10 @@ static void server_answer(struct intercept_server *server)
 
     if (fd < 0 || !server_knows(fd))
         return;
-    bool is_first = !server->is_asked && server_add_files(server) == 0;
-    server->is_asked = server->is_asked || is_first;
-    if (is_first)
+    if (!server->is_asked && server_add_files(server) == 0) {
+        server->is_asked = true;
         server_fill(server); /* its reads may be over before the thread goes on */
+    }
     if (server->is_asked)
         server_send(server, fd);
 }
