@@ -31,6 +31,28 @@ static inline bool path_is_name(const char *name, size_t len)
 }
 
 /*
+ * The next name of a path in an archive, which is advanced past it. False at the end. Empty
+ * names and "." are none, so that "./a//b/" has the names of "a/b".
+ */
+static inline bool path_next_name(const char **path, size_t *len, const char **ret_name,
+                                  size_t *ret_len)
+{
+    while (*len > 0) {
+        const char *name = *path, *slash = (const char *)memchr(name, '/', *len);
+        size_t name_len = slash ? (size_t)(slash - name) : *len;
+        size_t step = slash ? name_len + 1 : name_len;
+        *path += step;
+        *len -= step;
+        if (name_len > 0 && !(name_len == 1 && name[0] == '.')) {
+            *ret_name = name;
+            *ret_len = name_len;
+            return true;
+        }
+    }
+    return false;
+}
+
+/*
  * A stream of the entries of an open folder, by a descriptor of the stream's. NULL: they can't
  * be read; errno tells why.
  */

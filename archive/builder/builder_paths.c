@@ -25,6 +25,7 @@
 
 #include "builder_paths.h"
 #include "builder_private.h"
+#include "path.h"
 
 #define LINKS_MAX 40        /* in one path, as in Linux */
 #define LINK_BYTES_MAX 4096 /* of all targets in one path */
@@ -153,32 +154,13 @@ static int path_check_part(const struct place *place, const char *part, size_t l
     return 0;
 }
 
-/* The next name of a path, which is advanced past it; false at the end. */
-static bool path_next_part(const char **path, size_t *len, const char **ret_part,
-                           size_t *ret_len)
-{
-    while (*len > 0) {
-        const char *part = *path, *slash = memchr(part, '/', *len);
-        size_t part_len = slash ? (size_t)(slash - part) : *len;
-        size_t step = slash ? part_len + 1 : part_len;
-        *path += step;
-        *len -= step;
-        if (part_len > 0 && !(part_len == 1 && part[0] == '.')) {
-            *ret_part = part;
-            *ret_len = part_len;
-            return true;
-        }
-    }
-    return false;
-}
-
 /* Check the names on the way to a member before any of their directories is created. */
 static int path_check_way(const struct place *place, size_t len)
 {
     const char *path = place->path, *part;
     size_t part_len, path_bytes = 0;
     int r = 0;
-    while (r == 0 && path_next_part(&path, &len, &part, &part_len)) {
+    while (r == 0 && path_next_name(&path, &len, &part, &part_len)) {
         path_bytes += part_len + 1;
         r = path_bytes < INDEX_PATH_MAX ? path_check_part(place, part, part_len)
                                         : path_refuse_long(place);
@@ -282,7 +264,7 @@ static int path_walk(struct builder *b, struct way *way, uint32_t dir, const cha
 {
     const char *part;
     size_t part_len;
-    while (path_next_part(&path, &len, &part, &part_len)) {
+    while (path_next_name(&path, &len, &part, &part_len)) {
         int r = path_enter(b, way, dir, part, part_len, &dir);
         if (r < 0)
             return r;

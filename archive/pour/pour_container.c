@@ -74,16 +74,12 @@ const struct pour_format *pour_find_format(const uint8_t *head, size_t len)
 static ssize_t file_read(struct archive *a, void *ctx, const void **ret_bytes)
 {
     struct container *c = ctx;
-    ssize_t n;
-    do {
-        n = read(c->p->options->fd, c->bytes, READ_BYTES);
-    } while (n < 0 && errno == EINTR);
+    ssize_t n = pour_read_input(c->p->options->fd, c->p->progress, c->bytes, READ_BYTES);
     if (n < 0) {
-        c->error = -errno;
-        archive_set_error(a, errno, "read error");
+        c->error = (int)n;
+        archive_set_error(a, (int)-n, "read error");
         return ARCHIVE_FATAL;
     }
-    c->p->progress->bytes_done += (uint64_t)n;
     *ret_bytes = c->bytes;
     return n;
 }
@@ -162,34 +158,19 @@ static int container_describe(struct container *c, struct archive_entry *entry,
                               const char *path, struct fault *fault,
                               struct builder_member *ret_member)
 {
-    struct pour *p = c->p;
     uint64_t offset = (uint64_t)archive_read_header_position(c->archive);
-    mode_t type = archive_entry_filetype(entry);
-    struct builder_member m = {
-        .mode = type | tar_permissions(entry),
-        .uid = tar_owner(archive_entry_uid(entry), &p->odd),
-        .gid = tar_owner(archive_entry_gid(entry), &p->odd),
-        .data = archive_entry_sparse_count(entry) > 0 ? DATA_PIECES : DATA_STORED,
-        .header_offset = offset,
-    };
-    tar_mtime(entry, &m);
-    if (type == AE_IFREG) {
+    struct builder_member m = {.header_offset = offset};
+    tar_describe(entry, &m, &c->p->odd);
+    int r = tar_describe_type(entry, &m);
+    if (r < 0)
+        return fault_set(fault, -EINVAL, path, offset,
+                         r == -EINVAL ? "is a symbolic link without a target"
+                                      : "is of a type that no directory has");
+    if (S_ISREG(m.mode)) {
         if (!archive_entry_size_is_set(entry) || archive_entry_size(entry) < 0)
             return fault_set(fault, -EINVAL, path, offset,
                              "has no size that is known before its end");
         m.size_bytes = (uint64_t)archive_entry_size(entry);
-    } else if (type == AE_IFCHR || type == AE_IFBLK) {
-        m.rdev_major = (uint32_t)archive_entry_rdevmajor(entry);
-        m.rdev_minor = (uint32_t)archive_entry_rdevminor(entry);
-    } else if (type == AE_IFLNK) {
-        m.symlink = archive_entry_symlink(entry);
-        if (!m.symlink || !m.symlink[0])
-            return fault_set(fault, -EINVAL, path, offset,
-                             "is a symbolic link without a target");
-        m.symlink_len = strlen(m.symlink);
-        m.mode = S_IFLNK | 0777; /* as the system shows it */
-    } else if (type != AE_IFDIR && type != AE_IFIFO) {
-        return fault_set(fault, -EINVAL, path, offset, "is of a type that no directory has");
     }
     *ret_member = m;
     return 0;
@@ -206,13 +187,9 @@ static int container_add(struct container *c, struct archive_entry *entry, const
 static int container_link(struct container *c, const char *path, const char *target,
                           struct archive_entry *entry, struct fault *fault)
 {
-    struct builder_member m = {
-        .mode = S_IFREG | tar_permissions(entry),
-        .uid = tar_owner(archive_entry_uid(entry), &c->p->odd),
-        .gid = tar_owner(archive_entry_gid(entry), &c->p->odd),
-        .header_offset = (uint64_t)archive_read_header_position(c->archive),
-    };
-    tar_mtime(entry, &m);
+    struct builder_member m = {.header_offset =
+                                   (uint64_t)archive_read_header_position(c->archive)};
+    tar_describe(entry, &m, &c->p->odd);
     return pour_link(c->p, path, target, &m, fault);
 }
 

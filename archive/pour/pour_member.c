@@ -1,7 +1,7 @@
 /*
  * Hands members to the writer.
  *
- * A name is cleaned here as the builder cleans it for the index, since the header has it too.
+ * A name is cleaned here as the builder does for the index, since the header has it too.
  * The builder is asked first: what it refuses is left out of both.
  */
 #include <errno.h>
@@ -16,6 +16,7 @@
 
 #include "cleanup.h"
 #include "numbers.h"
+#include "path.h"
 #include "pour_private.h"
 #include "write_at.h"
 
@@ -26,16 +27,12 @@
 /* Drops "./", doubled slashes and those at both ends. The root is "". */
 static int member_clean(const char *path, pour_text *to)
 {
+    size_t left = strlen(path), len;
+    const char *name;
     to->count = 0;
-    while (*path) {
-        size_t len = strcspn(path, "/");
-        bool is_dot = len == 1 && path[0] == '.';
-        if (len && !is_dot &&
-            ((to->count && vector_push(to, '/') < 0) || vector_append(to, path, len) < 0))
+    while (path_next_name(&path, &left, &name, &len))
+        if ((to->count && vector_push(to, '/') < 0) || vector_append(to, name, len) < 0)
             return -ENOMEM;
-        path += len;
-        path += strspn(path, "/");
-    }
     return vector_push(to, '\0');
 }
 
@@ -248,6 +245,20 @@ static int member_take_extents(struct pour *p, struct archive_entry *entry)
     return 0;
 }
 
+/* The current member, whose name is in p->path. */
+static struct pax_member member_begin(const struct pour *p, const struct builder_member *b)
+{
+    return (struct pax_member){
+        .path = p->path.at,
+        .path_len = p->path.count - 1,
+        .mode = b->mode,
+        .uid = b->uid,
+        .gid = b->gid,
+        .mtime_sec = b->mtime_sec,
+        .mtime_nsec = b->mtime_nsec,
+    };
+}
+
 /* Asks the builder, and puts the header. */
 static int member_put_header(struct pour *p, const struct pax_member *m, struct fault *fault)
 {
@@ -279,21 +290,13 @@ int pour_add(void *ctx, const char *path, const struct builder_member *b, struct
     int r = member_name(p, path, b, is_folder, fault);
     if (r < 0 || member_is_excluded(p, is_folder))
         return r;
-    struct pax_member m = {
-        .path = p->path.at,
-        .path_len = p->path.count - 1,
-        .link = b->symlink,
-        .link_len = b->symlink_len,
-        .sparse = b->data == DATA_PIECES && S_ISREG(b->mode),
-        .mode = b->mode,
-        .uid = b->uid,
-        .gid = b->gid,
-        .rdev_major = b->rdev_major,
-        .rdev_minor = b->rdev_minor,
-        .mtime_sec = b->mtime_sec,
-        .mtime_nsec = b->mtime_nsec,
-        .size_bytes = S_ISREG(b->mode) ? b->size_bytes : 0,
-    };
+    struct pax_member m = member_begin(p, b);
+    m.link = b->symlink;
+    m.link_len = b->symlink_len;
+    m.rdev_major = b->rdev_major;
+    m.rdev_minor = b->rdev_minor;
+    m.size_bytes = b->size_bytes;
+    m.sparse = b->data == DATA_PIECES;
     r = tar_take_attributes(entry, member_take_attribute, p, &p->odd);
     pax_xattrs_sort(&p->xattrs);
     m.xattrs = p->xattrs.at;
@@ -322,18 +325,10 @@ int pour_link(void *ctx, const char *path, const char *target, const struct buil
     if (strcmp(p->path.at, p->target.at) == 0 &&
         writer_has(p->writer, p->path.at, p->path.count - 1) == 1)
         return 0; /* to itself */
-    struct pax_member m = {
-        .path = p->path.at,
-        .path_len = p->path.count - 1,
-        .link = p->target.at,
-        .link_len = p->target.count - 1,
-        .hardlink = true,
-        .mode = b->mode,
-        .mtime_sec = b->mtime_sec,
-        .mtime_nsec = b->mtime_nsec,
-        .uid = b->uid,
-        .gid = b->gid,
-    };
+    struct pax_member m = member_begin(p, b);
+    m.link = p->target.at;
+    m.link_len = p->target.count - 1;
+    m.hardlink = true;
     return member_put_header(p, &m, fault);
 }
 

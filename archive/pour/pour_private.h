@@ -44,6 +44,9 @@ struct pour_stream {
     bool is_at_end;
 };
 
+/* The next bytes of the input, counted in progress->bytes_done. 0: its end; or -errno. */
+ssize_t pour_read_input(int fd, struct progress *progress, void *bytes, size_t len);
+
 /* Reads the first bytes, which *ret_head points to. Ends with pour_stream_close in any case. */
 int pour_stream_open(struct pour_stream *s, int fd, struct progress *progress,
                      struct fault *fault, const uint8_t **ret_head, size_t *ret_len);

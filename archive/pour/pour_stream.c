@@ -42,15 +42,23 @@ struct pour_unpacker {
     bool is_between; /* a gzip member has ended */
 };
 
-static int stream_read_some(struct pour_stream *s, uint8_t *bytes, size_t len, size_t *ret_len)
+ssize_t pour_read_input(int fd, struct progress *progress, void *bytes, size_t len)
 {
     ssize_t n;
     do {
-        n = read(s->fd, bytes, len);
+        n = read(fd, bytes, len);
     } while (n < 0 && errno == EINTR);
     if (n < 0)
-        return fault_set_read(s->fault, -errno, NULL, s->progress->bytes_done);
-    s->progress->bytes_done += (uint64_t)n;
+        return -errno;
+    progress->bytes_done += (uint64_t)n;
+    return n;
+}
+
+static int stream_read_some(struct pour_stream *s, uint8_t *bytes, size_t len, size_t *ret_len)
+{
+    ssize_t n = pour_read_input(s->fd, s->progress, bytes, len);
+    if (n < 0)
+        return fault_set_read(s->fault, (int)n, NULL, s->progress->bytes_done);
     *ret_len = (size_t)n;
     return 0;
 }
@@ -88,15 +96,13 @@ static int stream_fill(struct pour_stream *s)
     return r;
 }
 
-/* libarchive 3.6 can't begin with frames of zstd that are to be skipped, as pzstd's are. */
 static int stream_skip_frames(struct pour_stream *s)
 {
     struct pour_unpacker *u = s->unpacker;
     for (;;) {
-        const uint8_t *head = u->packed + u->at;
-        if (u->len < 8 || (head[0] & 0xf0) != 0x50 || memcmp(head + 1, "\x2a\x4d\x18", 3) != 0)
+        uint64_t skip = u->len < 8 ? 0 : tar_empty_frame_bytes(u->packed + u->at);
+        if (skip == 0)
             return 0;
-        uint64_t skip = 8 + (uint64_t)bytes_le32(head + 4);
         while (skip > 0) {
             int r = stream_fill(s);
             if (r < 0)
@@ -155,19 +161,17 @@ static int stream_open_filter(struct pour_stream *s)
     u->archive = archive_read_new();
     if (!u->archive)
         return -ENOMEM;
-    if (tar_enable_filter(u->archive, s->compression) < 0)
-        return fault_set(s->fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
-                         "is %s data, which this libarchive can't unpack", s->compression);
+    r = tar_enable_filter(u->archive, s->compression, s->fault);
+    if (r < 0)
+        return r;
     archive_read_support_format_raw(u->archive);
     archive_read_set_read_callback(u->archive, stream_feed_filter);
     archive_read_set_callback_data(u->archive, s);
     if (archive_read_open1(u->archive) != ARCHIVE_OK)
         return stream_complain(s);
-    if (archive_filter_count(u->archive) < 2)
-        return fault_set(s->fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
-                         "is %s data that libarchive does not unpack: its dictionary is too "
-                         "large (64 MiB are read)",
-                         s->compression);
+    r = tar_check_filter(u->archive, s->compression, s->fault);
+    if (r < 0)
+        return r;
     return archive_read_next_header(u->archive, &entry) == ARCHIVE_OK ? 0 : stream_complain(s);
 }
 

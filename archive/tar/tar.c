@@ -76,6 +76,12 @@ static bool tar_walk_is_forward(const struct walk *w)
     return w->framed || w->stream;
 }
 
+/* The result of looking at a member's headers, which may fill whole frames and be gone. */
+static int tar_walk_unless_gone(const struct walk *w, int r)
+{
+    return r == -ENODATA && tar_walk_is_forward(w) ? 0 : r;
+}
+
 /* ---- messages ---- */
 
 static void tar_walk_remark(struct walk *w, const char *format, ...)
@@ -297,37 +303,13 @@ static int tar_walk_add_other(struct walk *w, const struct builder_member *membe
 static int tar_walk_add_by_type(struct walk *w, const char *path, struct builder_member *member)
 {
     const char *target = archive_entry_hardlink(w->entry);
-    member->mode = S_IFREG | tar_permissions(w->entry);
     if (target)
         return tar_walk_add_link(w, path, target, member);
-
-    mode_t type = archive_entry_filetype(w->entry);
-    member->mode = type | tar_permissions(w->entry);
-    switch (type) {
-    case AE_IFREG:
-    case AE_IFDIR:
-    case AE_IFIFO:
-        break;
-    case AE_IFCHR:
-    case AE_IFBLK:
-        member->rdev_major = (uint32_t)archive_entry_rdevmajor(w->entry);
-        member->rdev_minor = (uint32_t)archive_entry_rdevminor(w->entry);
-        break;
-    case AE_IFLNK:
-        member->symlink = archive_entry_symlink(w->entry);
-        if (!member->symlink || !member->symlink[0])
-            return tar_walk_member_fault(w, -EINVAL, "is a symbolic link without a target");
-        member->symlink_len = strlen(member->symlink);
-        member->mode = S_IFLNK | 0777; /* as the system shows it, whatever was stored */
-        break;
-    default:
+    int r = tar_describe_type(w->entry, member);
+    if (r == -ENOTSUP)
         return tar_walk_add_other(w, member);
-    }
-    if (type != AE_IFREG) {
-        member->size_bytes = 0;
-        member->data = DATA_STORED;
-    }
-    return tar_walk_add_named(w, path, member);
+    return r < 0 ? tar_walk_member_fault(w, r, "is a symbolic link without a target")
+                 : tar_walk_add_named(w, path, member);
 }
 
 static int tar_walk_restore_minus(struct walk *w, struct builder_member *member)
@@ -335,20 +317,18 @@ static int tar_walk_restore_minus(struct walk *w, struct builder_member *member)
     bool negative;
     int r = tar_time_is_negative(tar_walk_read_tar, w, member->header_offset,
                                  member->data_offset, &negative);
-    if (r == -ENODATA && tar_walk_is_forward(w)) /* the headers fill whole frames */
-        return 0;
     if (r == 0 && negative) {
         member->mtime_sec = -1;
         member->mtime_nsec = 1000000000 - member->mtime_nsec;
     }
-    return r;
+    return tar_walk_unless_gone(w, r);
 }
 
 static int tar_walk_apply_globals(struct walk *w, struct builder_member *member)
 {
-    int r = tar_apply_globals(&w->globals, tar_walk_read_tar, w, member->header_offset,
-                              member->data_offset, member, &w->odd);
-    return r == -ENODATA && tar_walk_is_forward(w) ? 0 : r; /* the headers fill whole frames */
+    return tar_walk_unless_gone(w, tar_apply_globals(&w->globals, tar_walk_read_tar, w,
+                                                     member->header_offset, member->data_offset,
+                                                     member, &w->odd));
 }
 
 /*
@@ -377,8 +357,7 @@ static int tar_walk_fill_holes(struct walk *w, struct builder_member *member)
     int r = tar_has_record(tar_walk_read_tar, w, member->header_offset, member->data_offset,
                            "SUN.holesdata", &has);
     if (r < 0 || !has)
-        return r == -ENODATA && tar_walk_is_forward(w) ? 0
-                                                       : r; /* the headers fill whole frames */
+        return tar_walk_unless_gone(w, r);
     member->data = DATA_STORED;
     while (!w->taker &&
            archive_read_data_block(w->archive, &block, &len, &offset) == ARCHIVE_OK)
@@ -396,14 +375,11 @@ static int tar_walk_read_member(struct walk *w)
     w->last[keep] = '\0';
 
     struct builder_member member = {
-        .uid = tar_owner(archive_entry_uid(w->entry), &w->odd),
-        .gid = tar_owner(archive_entry_gid(w->entry), &w->odd),
         .size_bytes = (uint64_t)archive_entry_size(w->entry),
-        .data = archive_entry_sparse_count(w->entry) > 0 ? DATA_PIECES : DATA_STORED,
         .data_offset = (uint64_t)archive_filter_bytes(w->archive, 0),
         .header_offset = (uint64_t)archive_read_header_position(w->archive),
     };
-    tar_mtime(w->entry, &member);
+    tar_describe(w->entry, &member, &w->odd);
     if (member.mtime_sec == 0 && member.mtime_nsec > 0 &&
         tar_walk_restore_minus(w, &member) < 0)
         return tar_walk_member_fault(w, -EIO, "its extended header can't be read again");

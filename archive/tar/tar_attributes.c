@@ -31,7 +31,7 @@ uint32_t tar_owner(int64_t id, struct tar_oddities *odd)
  * Times. libarchive gives "-1.5" as second -1 and half a second, which would read as -0.5:
  * tar's decimal fraction counts away from zero, the system's always upwards.
  */
-void tar_mtime(struct archive_entry *entry, struct builder_member *member)
+static void attributes_mtime(struct archive_entry *entry, struct builder_member *member)
 {
     if (!archive_entry_mtime_is_set(entry))
         return;
@@ -42,6 +42,65 @@ void tar_mtime(struct archive_entry *entry, struct builder_member *member)
         nsec = 1000000000 - nsec;
     }
     member->mtime_nsec = (uint32_t)nsec;
+}
+
+/*
+ * The permission bits. libarchive overwrites them from an access list: the group's bits become
+ * the owning group's, where stat(2) shows the mask.
+ */
+static uint32_t attributes_permissions(struct archive_entry *entry)
+{
+    uint32_t mode = (uint32_t)archive_entry_perm(entry) & 07777;
+    if (!(archive_entry_acl_types(entry) & ARCHIVE_ENTRY_ACL_TYPE_ACCESS))
+        return mode;
+    int type, bits, tag, id;
+    const char *name;
+    archive_entry_acl_reset(entry, ARCHIVE_ENTRY_ACL_TYPE_ACCESS);
+    while (archive_entry_acl_next(entry, ARCHIVE_ENTRY_ACL_TYPE_ACCESS, &type, &bits, &tag, &id,
+                                  &name) == ARCHIVE_OK)
+        if (tag == ARCHIVE_ENTRY_ACL_MASK)
+            mode = (mode & ~070u) | (uint32_t)(bits & 7) << 3;
+    return mode;
+}
+
+void tar_describe(struct archive_entry *entry, struct builder_member *member,
+                  struct tar_oddities *odd)
+{
+    member->mode = S_IFREG | attributes_permissions(entry);
+    member->uid = tar_owner(archive_entry_uid(entry), odd);
+    member->gid = tar_owner(archive_entry_gid(entry), odd);
+    member->data = archive_entry_sparse_count(entry) > 0 ? DATA_PIECES : DATA_STORED;
+    attributes_mtime(entry, member);
+}
+
+int tar_describe_type(struct archive_entry *entry, struct builder_member *member)
+{
+    mode_t type = archive_entry_filetype(entry);
+    switch (type) {
+    case AE_IFREG:
+        return 0;
+    case AE_IFDIR:
+    case AE_IFIFO:
+        break;
+    case AE_IFCHR:
+    case AE_IFBLK:
+        member->rdev_major = (uint32_t)archive_entry_rdevmajor(entry);
+        member->rdev_minor = (uint32_t)archive_entry_rdevminor(entry);
+        break;
+    case AE_IFLNK:
+        member->symlink = archive_entry_symlink(entry);
+        if (!member->symlink || !member->symlink[0])
+            return -EINVAL;
+        member->symlink_len = strlen(member->symlink);
+        member->mode = 0777; /* as the system shows it, whatever was stored */
+        break;
+    default:
+        return -ENOTSUP;
+    }
+    member->mode = type | (member->mode & 07777);
+    member->size_bytes = 0;
+    member->data = DATA_STORED;
+    return 0;
 }
 
 struct attribute {
@@ -240,25 +299,6 @@ static int attributes_take_acls(struct archive_entry *entry, tar_take_attribute 
         r = attributes_take_acl(entry, take, ctx, ARCHIVE_ENTRY_ACL_TYPE_DEFAULT,
                                 "system.posix_acl_default", odd);
     return r;
-}
-
-/*
- * The permission bits. libarchive overwrites them from an access list: the group's bits become
- * the owning group's, where stat(2) shows the mask.
- */
-uint32_t tar_permissions(struct archive_entry *entry)
-{
-    uint32_t mode = (uint32_t)archive_entry_perm(entry) & 07777;
-    if (!(archive_entry_acl_types(entry) & ARCHIVE_ENTRY_ACL_TYPE_ACCESS))
-        return mode;
-    int type, bits, tag, id;
-    const char *name;
-    archive_entry_acl_reset(entry, ARCHIVE_ENTRY_ACL_TYPE_ACCESS);
-    while (archive_entry_acl_next(entry, ARCHIVE_ENTRY_ACL_TYPE_ACCESS, &type, &bits, &tag, &id,
-                                  &name) == ARCHIVE_OK)
-        if (tag == ARCHIVE_ENTRY_ACL_MASK)
-            mode = (mode & ~070u) | (uint32_t)(bits & 7) << 3;
-    return mode;
 }
 
 int tar_take_attributes(struct archive_entry *entry, tar_take_attribute *take, void *ctx,

@@ -67,18 +67,31 @@ int tar_is_packed(const struct source *source, const uint8_t *head, size_t head_
                   const char **ret_compression);
 
 /* Have libarchive decompress this. -ENOTSUP: it can't without starting a program. */
-int tar_enable_filter(struct archive *a, const char *compression);
+int tar_enable_filter(struct archive *a, const char *compression, struct fault *fault);
+
+/* After opening: does it decompress? -ENOTSUP: xz or zstd wants too much memory. */
+int tar_check_filter(struct archive *a, const char *compression, struct fault *fault);
+
+/*
+ * The length of a frame of zstd that holds nothing, which pzstd and others begin with, and
+ * which libarchive 3.6 can't. Less than 2^33; 0: it is another one.
+ */
+uint64_t tar_empty_frame_bytes(const uint8_t head[8]);
 
 /* libarchive's last complaint, for a fault; never NULL. */
 const char *tar_complaint(struct archive *a);
 
 /* ---- attributes of a member ---- */
 
-#define TAR_NOBODY 65534 /* for owners that do not fit in 32 bits */
+/* Fills in permissions (as of a regular file), owners, time, and whether there are holes. */
+void tar_describe(struct archive_entry *entry, struct builder_member *member,
+                  struct tar_oddities *odd);
 
-uint32_t tar_owner(int64_t id, struct tar_oddities *odd);
-uint32_t tar_permissions(struct archive_entry *entry);
-void tar_mtime(struct archive_entry *entry, struct builder_member *member);
+/*
+ * Fills in the type, device numbers and target. What is no regular file has no data. -EINVAL: a
+ * symbolic link without a target; -ENOTSUP: a type that no directory has.
+ */
+int tar_describe_type(struct archive_entry *entry, struct builder_member *member);
 
 /* Passes on extended attributes, by name, then access lists. -ENOMEM, -EUCLEAN, `take`'s. */
 typedef int tar_take_attribute(void *ctx, const char *name, const void *value, size_t len);

@@ -44,8 +44,6 @@ bool tar_is_zero(const uint8_t *bytes, size_t len);
 int tar_probe(const struct source *source, const uint8_t *head, size_t head_len);
 int tar_find_behind(const struct front *front, uint64_t *ret_offset);
 bool tar_is_whole(const struct source *source);
-int tar_is_packed(const struct source *source, const uint8_t *head, size_t head_len,
-                  const char **ret_compression);
 
 /*
  * check_end of struct backend_trailer: without an end-of-archive marker a tar may have been cut
@@ -103,6 +101,10 @@ int tar_feed_open(struct tar_feed *feed, struct source *source, uint64_t offset,
 void tar_feed_close(struct tar_feed *feed);
 
 /* ---- tar_attributes.c ---- */
+
+#define TAR_NOBODY 65534 /* for owners that do not fit in 32 bits */
+
+uint32_t tar_owner(int64_t id, struct tar_oddities *odd);
 
 /* Values from global headers, for all members without their own. Starts as zeros. */
 struct tar_globals {

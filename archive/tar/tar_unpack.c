@@ -47,7 +47,7 @@ struct unpacking {
     struct fault *fault;
 };
 
-int tar_enable_filter(struct archive *a, const char *compression)
+int tar_enable_filter(struct archive *a, const char *compression, struct fault *fault)
 {
     static const struct {
         const char *name;
@@ -63,25 +63,41 @@ int tar_enable_filter(struct archive *a, const char *compression)
         {"compress", archive_read_support_filter_compress},
     };
     for (size_t i = 0; i < sizeof(filters) / sizeof(filters[0]); i++)
-        if (strcmp(filters[i].name, compression) == 0)
-            /* ARCHIVE_WARN: this filter would start a program. */
-            return filters[i].enable(a) == ARCHIVE_OK ? 0 : -ENOTSUP;
-    return -ENOTSUP;
+        if (strcmp(filters[i].name, compression) == 0 &&
+            filters[i].enable(a) == ARCHIVE_OK) /* ARCHIVE_WARN: it would start a program */
+            return 0;
+    return fault_set(fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
+                     "is %s data, which this libarchive can't unpack", compression);
 }
 
-/* Skips the frames that pzstd and others begin with: libarchive 3.6 can't. */
+int tar_check_filter(struct archive *a, const char *compression, struct fault *fault)
+{
+    if (archive_filter_count(a) > 1) /* not only the end of the chain */
+        return 0;
+    return fault_set(fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
+                     "is %s data that libarchive does not unpack: its dictionary is too large "
+                     "(64 MiB are read)",
+                     compression);
+}
+
+uint64_t tar_empty_frame_bytes(const uint8_t head[8])
+{
+    return (head[0] & 0xf0) == 0x50 && memcmp(head + 1, "\x2a\x4d\x18", 3) == 0
+               ? 8 + (uint64_t)bytes_le32(head + 4)
+               : 0;
+}
+
 static int tar_unpack_skip_zstd_frames(const struct source *source, uint64_t *ret_offset)
 {
-    uint64_t offset = 0;
-    for (;;) {
+    uint64_t offset = 0, skip;
+    do {
         uint8_t head[8];
         int r = source_read(source, head, sizeof(head), offset);
         if (r < 0)
             return r;
-        if ((head[0] & 0xf0) != 0x50 || memcmp(head + 1, "\x2a\x4d\x18", 3) != 0)
-            break;
-        offset += sizeof(head) + (uint64_t)bytes_le32(head + 4); /* < 2^33: no overflow */
-    }
+        skip = tar_empty_frame_bytes(head);
+        offset += skip;
+    } while (skip > 0);
     *ret_offset = offset;
     return 0;
 }
@@ -243,10 +259,7 @@ static int tar_unpack_stream(struct unpacking *u)
     if (strcmp(u->compression, "zstd") == 0)
         r = tar_unpack_skip_zstd_frames(u->source, &offset);
     if (r == 0)
-        r = tar_enable_filter(u->archive, u->compression);
-    if (r == -ENOTSUP)
-        return fault_set(u->fault, r, NULL, FAULT_NO_OFFSET,
-                         "is %s data, which this libarchive can't unpack", u->compression);
+        r = tar_enable_filter(u->archive, u->compression, u->fault);
     if (r < 0)
         return r;
     archive_read_support_format_raw(u->archive);
@@ -257,12 +270,10 @@ static int tar_unpack_stream(struct unpacking *u)
      */
     if (r == -EUCLEAN || (r == 0 && archive_errno(u->archive) != 0))
         return tar_unpack_complain(u);
-    if (r == 0 && archive_filter_count(u->archive) < 2) { /* only the end of the chain */
-        r = fault_set(u->fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
-                      "is %s data that libarchive does not unpack: its dictionary is too large "
-                      "(64 MiB are read)",
-                      u->compression);
-        fault_advise(u->fault, "decompress it first: xz -dc FILE > FILE.tar");
+    if (r == 0) {
+        r = tar_check_filter(u->archive, u->compression, u->fault);
+        if (r < 0)
+            fault_advise(u->fault, "decompress it first: xz -dc FILE > FILE.tar");
     }
     return r < 0 ? r : tar_unpack_all(u);
 }
