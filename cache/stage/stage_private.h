@@ -90,6 +90,9 @@ int stage_map_copy(struct stage *stage);
 /* Make the state of a copy (stage->copy_fd) that is whole already. */
 int stage_adopt(struct stage *stage, const struct registry *folder, const char *archive);
 
+/* Close and unmap. */
+void stage_release(struct stage *stage);
+
 /* ---- stage_adopt.c ---- */
 
 /* Open and judge the file at `path`. Errors come with a fault. */
@@ -103,9 +106,6 @@ int stage_given_take(struct stage *stage, const struct stage_places *places,
 
 /* Read it. An error: there is none, or it is not to be trusted any more. */
 int stage_given_read(struct stage *stage, void *buf, size_t len, uint64_t offset);
-
-/* Close and unmap. */
-void stage_release(struct stage *stage);
 
 /* ---- the copier and readers ---- */
 

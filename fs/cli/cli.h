@@ -213,6 +213,10 @@ const char *cli_nearest(const char *word, const char *const *candidates);
 /* Parse a decimal number within [min, max]. -EINVAL, -ERANGE. */
 int cli_parse_number(const char *text, uint64_t min, uint64_t max, uint64_t *ret_number);
 
+/* Parse "K/N", the K-th (from 0) of N parts, of which there are at most `most`. -EINVAL,
+ * -ERANGE. */
+int cli_parse_part(const char *text, uint64_t most, uint64_t *ret_part, uint64_t *ret_parts);
+
 /* The same for an option's argument: 0, or CLI_USAGE after an error that names it. */
 int cli_size_option(const struct cli_usage *usage, const char *option, const char *text,
                     uint64_t *ret_bytes);

@@ -204,6 +204,20 @@ int cli_parse_number(const char *text, uint64_t min, uint64_t max, uint64_t *ret
     return 0;
 }
 
+int cli_parse_part(const char *text, uint64_t most, uint64_t *ret_part, uint64_t *ret_parts)
+{
+    uint64_t part, parts = 0;
+    const char *rest;
+    int r = digits_parse(text, &part, &rest);
+    if (r == 0)
+        r = *rest == '/' ? cli_parse_number(rest + 1, 1, most, &parts) : -EINVAL;
+    if (r < 0 || part >= parts)
+        return r < 0 ? r : -ERANGE;
+    *ret_part = part;
+    *ret_parts = parts;
+    return 0;
+}
+
 int cli_size_option(const struct cli_usage *usage, const char *option, const char *text,
                     uint64_t *ret_bytes)
 {

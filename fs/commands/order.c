@@ -56,15 +56,7 @@ static void command_order_print(const struct onepot_sampler *sampler, bool paddi
 static int take_worker(const struct cli_usage *u, void *ctx, const char *text)
 {
     struct onepot_sampler_options *options = ctx;
-    char first[DIGITS_MAX + 1] = "";
-    const char *slash = strchr(text, '/');
-    if (!slash || (size_t)(slash - text) >= sizeof(first))
-        return cli_usage_error(u, "--worker: '%s' is not K/N with K below N, such as 0/4",
-                               text);
-    memcpy(first, text, (size_t)(slash - text));
-    if (cli_parse_number(first, 0, UINT32_MAX, &options->worker) < 0 ||
-        cli_parse_number(slash + 1, 1, UINT32_MAX, &options->workers) < 0 ||
-        options->worker >= options->workers)
+    if (cli_parse_part(text, UINT32_MAX, &options->worker, &options->workers) < 0)
         return cli_usage_error(u, "--worker: '%s' is not K/N with K below N, such as 0/4",
                                text);
     return 0;

@@ -30,11 +30,9 @@
 static const struct cli_usage usage = {
     "pack", "[-f] [-o OUT] [-j N] [--exclude GLOB]... [--files-from LIST] [--shards N] SRC...",
     "Pack directories, archives of any format that onepot reads, or a tar from a stream (-),\n"
-    "into an archive that mounts at once, and that every tar program extracts. The content of "
-    "a\n"
-    "single SRC is the root of the archive; several become folders in it. The archive gets "
-    "its\n"
-    "name when it is complete.\n"};
+    "into an archive that mounts at once, and that every tar program extracts. The content\n"
+    "of a single SRC is the root of the archive; several become folders in it. The archive\n"
+    "gets its name when it is complete.\n"};
 
 /* For decompressed blocks of a source that is a compressed archive. */
 #define INPUT_CACHE_BYTES (UINT64_C(64) << 20)

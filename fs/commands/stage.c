@@ -423,13 +423,9 @@ static int command_stage_owner(const struct cli_usage *u, void *ctx, const char 
 
 static int command_stage_job(struct arguments *a)
 {
-    const char *slash = strchr(a->job, '/');
-    auto_free char *rank = slash ? strndup(a->job, (size_t)(slash - a->job)) : NULL;
-    if (!rank)
-        return cli_usage_error(&usage, "--job takes RANK/SIZE");
-    if (cli_number_option(&usage, "--job", slash + 1, 1, JOB_NODES_MOST, &a->size) != 0 ||
-        cli_number_option(&usage, "--job", rank, 0, a->size - 1, &a->rank) != 0)
-        return CLI_USAGE;
+    if (cli_parse_part(a->job, JOB_NODES_MOST, &a->rank, &a->size) < 0)
+        return cli_usage_error(
+            &usage, "--job: '%s' is not RANK/SIZE with RANK below SIZE, such as 0/4", a->job);
     signal(SIGPIPE, SIG_IGN); /* the engine may end first */
     return CLI_GO_ON;
 }

@@ -19,6 +19,7 @@
 #include <linux/capability.h>
 #include <poll.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mount.h>
@@ -50,7 +51,6 @@ static int layer_refuse(char why[LAYER_WHY_MAX], int r, const char *text)
     return r;
 }
 
-/* Open DIR; it must be ours. */
 static int open_folder(const struct layer *layer, struct stat *ret_st, int *ret_fd)
 {
     auto_close int fd = open(layer->dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -63,13 +63,11 @@ static int open_folder(const struct layer *layer, struct stat *ret_st, int *ret_
 /* Is it empty, or one that has been used before? */
 static bool is_for_layers(int fd)
 {
-    auto_close int copy = openat(fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    auto_closedir DIR *dir = copy < 0 ? NULL : fdopendir(copy);
+    auto_closedir DIR *dir = path_list(fd);
     struct stat st;
 
     if (!dir)
         return false;
-    steal_fd(&copy);
     if (fstatat(fd, "lock", &st, AT_SYMLINK_NOFOLLOW) == 0)
         return true;
     for (const struct dirent *entry; (entry = readdir(dir));)
@@ -175,16 +173,15 @@ static int process_that_sees(const struct layer *layer)
 {
     auto_closedir DIR *proc = opendir("/proc");
     struct stat own, its;
-    int pid, n;
 
     if (!proc || stat("/proc/self/ns/mnt", &own) < 0)
         return 0;
     for (const struct dirent *entry; (entry = readdir(proc));) {
         char path[64];
-        if (sscanf(entry->d_name, "%d%n", &pid, &n) != 1 || entry->d_name[n])
-            continue;
+        int pid = atoi(entry->d_name);
         snprintf(path, sizeof(path), "/proc/%d/ns/mnt", pid);
-        if (stat(path, &its) == 0 && its.st_ino != own.st_ino && has_mounted(pid, layer))
+        if (pid > 0 && stat(path, &its) == 0 && its.st_ino != own.st_ino &&
+            has_mounted(pid, layer))
             return pid;
     }
     return 0;
