@@ -22,17 +22,17 @@ stream() {
 refused() {
     local file=$1
     shift
-    stream 1 "$file" -o there.onepot.tar
+    stream 1 "$file" -o there/a.tar
     says "$@"
-    [ "$(wc -l <err)" -eq 1 ] || fail "$file gives more than one line: $(cat err)"
-    [ -z "$(find . -maxdepth 1 -name 'there.*')" ] || fail "$file left $(ls there.*)"
-    rm -f there.*
+    one_line "$file"
+    nothing there "$file"
 }
 
 verify() {
     "$onepot" verify "$1" >verify.out 2>&1 || fail "$1 is damaged: $(head -c 300 verify.out)"
 }
 
+mkdir there
 "$python" "$tests/pack_tree.py" make tree
 rm -f tree/socket
 
@@ -210,25 +210,24 @@ run 1 "$onepot" pack -q -f -o file.tar hostile.tar
 same file.ls b.ls 'the list of hostile members'
 run 0 tar -xOf b.tar last
 if [ -e ../up ] || [ -e up ]; then fail 'a name led out'; fi
-stream 1 hostile.tar -o there.onepot.tar --strict
+stream 1 hostile.tar -o there/a.tar --strict
 says '^onepot: standard input: \.\./up: '
-[ ! -e there.onepot.tar ] || fail '--strict made an archive'
+[ ! -e there/a.tar ] || fail '--strict made an archive'
 
 # ---- the output ----
 stream 1 gnu.tar -o b.tar
 says '^onepot: b.tar: already exists'
-(failed=0 && ulimit -f 2000 && stream 1 gnu.tar -o there.onepot.tar && says '^onepot: there.onepot.tar: .*written' &&
+(failed=0 && ulimit -f 2000 && stream 1 gnu.tar -o there/a.tar && says '^onepot: there/a.tar: .*written' &&
     exit "$failed") || fail 'a file that may not grow'
-nothing_there=$(find . -maxdepth 1 -name 'there.*')
-[ -z "$nothing_there" ] || fail "left: $nothing_there"
+nothing there 'a file that may not grow'
 SECONDS=0
 # A signal ends it, while the stream waits for its writer.
 mkfifo fifo
-"$onepot" pack -o there.onepot.tar fifo >out 2>err &
+"$onepot" pack -o there/a.tar fifo >out 2>err &
 background=$!
 exec 7>fifo
 head -c 300000 gnu.tar >&7
-until [ -n "$(find . -maxdepth 1 -name 'there.*.partial' -size +100k)" ] || [ $SECONDS -gt 100 ]; do
+until [ -n "$(find there -name '*.partial' -size +100k)" ] || [ $SECONDS -gt 100 ]; do
     kill -0 $background 2>/dev/null || break
 done
 kill -TERM $background
@@ -237,18 +236,17 @@ wait $background
 background=
 exec 7>&-
 says 'interrupted; nothing is left of it'
-[ -z "$(find . -maxdepth 1 -name 'there.*')" ] || fail "left: $(ls there.*)"
+nothing there SIGTERM
 
 # ---- what a stream can't have ----
 run 2 "$onepot" pack -
 says 'standard input has no name: name the archive with -o'
-run 2 "$onepot" pack -o there.onepot.tar - tree
+run 2 "$onepot" pack -o there/a.tar - tree
 says 'standard input is packed alone'
 for option in --shards=2 --dry-run --files-from=list --include=x --nested; do
-    run 2 "$onepot" pack -o there.onepot.tar $option -
+    run 2 "$onepot" pack -o there/a.tar $option -
     says "${option%%=*}.* can.t be had of standard input"
 done
-nothing_there=$(find . -maxdepth 1 -name 'there.*')
-[ -z "$nothing_there" ] || fail "left: $nothing_there"
+nothing there 'what a stream can not have'
 
 finish

@@ -64,6 +64,11 @@ silent() {
     fi
 }
 
+# one_line WHAT: the last run complained in one.
+one_line() {
+    [ "$(wc -l <"$work/err")" -eq 1 ] || fail "$1 says more than one line: $(head -c 500 "$work/err")"
+}
+
 # same A B WHAT
 same() {
     if ! cmp -s "$1" "$2"; then

@@ -3,6 +3,7 @@
 #define ONEPOT_TESTS_SUITE_H
 
 #include <check.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -41,6 +42,17 @@ static inline void suite_make_folder(const char *name, char *ret_path, size_t si
     int len = snprintf(ret_path, size, "%s/%s-XXXXXX", getenv(SUITE_FOLDER), name);
     ck_assert_int_lt(len, (int)size);
     ck_assert_ptr_nonnull(mkdtemp(ret_path));
+}
+
+/* The same bytes each time, without a pattern. */
+static inline void suite_fill_noise(void *bytes, size_t len)
+{
+    unsigned char *to = (unsigned char *)bytes;
+    uint32_t x = 1;
+    for (size_t i = 0; i < len; i++) {
+        x = x * 1664525u + 1013904223u;
+        to[i] = (unsigned char)(x >> 24);
+    }
 }
 
 static inline int run_suite(Suite *suite)

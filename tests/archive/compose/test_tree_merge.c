@@ -490,7 +490,6 @@ START_TEST(windows_end_with_their_archives)
 }
 END_TEST
 
-/* The digest is made of all entries while they are checked: none may mislead it. */
 START_TEST(names_that_are_none_are_refused)
 {
     static const struct {
@@ -512,6 +511,7 @@ START_TEST(names_that_are_none_are_refused)
 }
 END_TEST
 
+/* The digest is made of all entries while they are checked: none may mislead it. */
 START_TEST(directories_that_are_none_are_refused)
 {
     size_t len;

@@ -51,15 +51,6 @@ static const char *make_file(const void *bytes, size_t len)
     return path;
 }
 
-static void fill(uint8_t *bytes, size_t len)
-{
-    uint32_t x = 1;
-    for (size_t i = 0; i < len; i++) {
-        x = x * 1664525u + 1013904223u;
-        bytes[i] = (uint8_t)(x >> 24);
-    }
-}
-
 static struct source *open_file(const char *path)
 {
     struct source *source = NULL;
@@ -91,7 +82,7 @@ static void check_reads(struct source *source, const uint8_t *bytes, size_t len)
 START_TEST(file_and_memory_give_the_same_bytes)
 {
     static uint8_t bytes[300000];
-    fill(bytes, sizeof(bytes));
+    suite_fill_noise(bytes, sizeof(bytes));
     struct source *file = open_file(make_file(bytes, sizeof(bytes)));
     struct source *memory = NULL;
     ck_assert_int_eq(source_from_memory(bytes, sizeof(bytes), "memory", &memory), 0);
@@ -223,7 +214,7 @@ START_TEST(a_range_of_the_mapping_is_whole_unless_the_file_was_cut)
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct source *source;
-        fill(bytes, BYTES);
+        suite_fill_noise(bytes, BYTES);
         const char *path = make_file(bytes, BYTES);
         ck_assert_int_eq(source_open(path, NULL, &source), 0);
         const uint8_t *map = source_map(source);
@@ -259,7 +250,7 @@ START_TEST(the_fingerprint_sees_size_ends_and_samples)
 {
     static uint8_t bytes[1000000];
     uint64_t base = 0, other = 0;
-    fill(bytes, sizeof(bytes));
+    suite_fill_noise(bytes, sizeof(bytes));
     struct source *source = open_file(make_file(bytes, sizeof(bytes)));
     ck_assert_int_eq(source_fingerprint(source, &base), 0);
     source_close(source);

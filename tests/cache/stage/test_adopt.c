@@ -87,9 +87,7 @@ static void setup(void)
     ck_assert_int_eq(mkdir(place, 0755), 0);
     bytes = malloc(BYTES);
     ck_assert_ptr_nonnull(bytes);
-    uint32_t x = 1;
-    for (size_t i = 0; i < BYTES; i++)
-        bytes[i] = (uint8_t)((x = x * 1664525u + 1013904223u) >> 24);
+    suite_fill_noise(bytes, BYTES);
     setenv("ONEPOT_ASSUME_REMOTE", "1", 1);
     make_copy(archive);
     make_copy(copy);

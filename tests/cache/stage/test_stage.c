@@ -74,9 +74,7 @@ static void make_folder(void)
     setenv("ONEPOT_ASSUME_REMOTE", "1", 1);
     bytes = malloc(BYTES);
     ck_assert_ptr_nonnull(bytes);
-    uint32_t x = 1;
-    for (size_t i = 0; i < BYTES; i++)
-        bytes[i] = (uint8_t)((x = x * 1664525u + 1013904223u) >> 24);
+    suite_fill_noise(bytes, BYTES);
     write_file(archive, bytes, BYTES);
     notes[0] = '\0';
 }

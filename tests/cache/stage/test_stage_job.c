@@ -89,9 +89,7 @@ static void setup(void)
     snprintf(archive, sizeof(archive), "%s/a.tar", folder);
     bytes = malloc(BYTES);
     ck_assert_ptr_nonnull(bytes);
-    uint32_t x = 1;
-    for (size_t i = 0; i < BYTES; i++)
-        bytes[i] = (uint8_t)((x = x * 1664525u + 1013904223u) >> 24);
+    suite_fill_noise(bytes, BYTES);
     setenv("ONEPOT_ASSUME_REMOTE", "1", 1);
     write_archive(archive, 1000);
     storage_bytes = mmap(NULL, sizeof(*storage_bytes), PROT_READ | PROT_WRITE,
@@ -638,8 +636,7 @@ START_TEST(nodes_go_on_when_one_is_killed)
             ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %x", status);
         }
     }
-    for (unsigned i = 0; i < NODES;
-         i++) { /* what the killed one left goes with the next start */
+    for (unsigned i = 0; i < NODES; i++) { /* what is left of a killed one goes */
         char place[128], path[192];
         snprintf(place, sizeof(place), "%s/node%u", folder, i);
         snprintf(path, sizeof(path), "%s/onepot-stage-%u", place, (unsigned)geteuid());

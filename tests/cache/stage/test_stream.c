@@ -47,9 +47,7 @@ static void set_up(void)
     setenv("ONEPOT_RUNTIME_DIR", folder, 1);
     bytes = malloc(FILE_BYTES);
     ck_assert_ptr_nonnull(bytes);
-    uint32_t x = 1;
-    for (size_t i = 0; i < FILE_BYTES; i++)
-        bytes[i] = (uint8_t)((x = x * 1664525u + 1013904223u) >> 24);
+    suite_fill_noise(bytes, FILE_BYTES);
     FILE *f = fopen("data", "w");
     ck_assert_ptr_nonnull(f);
     ck_assert_uint_eq(fwrite(bytes, 1, FILE_BYTES, f), FILE_BYTES);
