@@ -148,12 +148,7 @@ class Archive:
     @property
     def closed(self) -> bool: ...
     def __enter__(self) -> "Archive": ...
-    def __exit__(
-        self,
-        kind: Optional[Type[BaseException]],
-        error: Optional[BaseException],
-        trace: Optional[TracebackType],
-    ) -> None: ...
+    def __exit__(self, *unused: object) -> None: ...
 
 class DistributedSampler:
     def __init__(
@@ -311,12 +306,7 @@ class Loader:
     @property
     def closed(self) -> bool: ...
     def __enter__(self) -> "Loader": ...
-    def __exit__(
-        self,
-        kind: Optional[Type[BaseException]],
-        error: Optional[BaseException],
-        trace: Optional[TracebackType],
-    ) -> None: ...
+    def __exit__(self, *unused: object) -> None: ...
     def transfer(self, previous: bool = False) -> "dict[str, Any]": ...  # of an epoch
 
 class TensorBatch:
@@ -453,12 +443,7 @@ class MountPath(str):
     def close(self) -> None: ...  # OSError: it is in use
     def __fspath__(self) -> str: ...
     def __enter__(self) -> "MountPath": ...
-    def __exit__(
-        self,
-        kind: Optional[Type[BaseException]],
-        error: Optional[BaseException],
-        trace: Optional[TracebackType],
-    ) -> None: ...
+    def __exit__(self, *unused: object) -> None: ...
 
 def mount(
     archive: Union[Path, Sequence[Path]],
@@ -473,12 +458,7 @@ class _Staged:
     takes_part: bool  # this process copied for its node
     def close(self) -> None: ...  # removes the copy once nobody uses it
     def __enter__(self) -> "_Staged": ...
-    def __exit__(
-        self,
-        kind: Optional[Type[BaseException]],
-        error: Optional[BaseException],
-        trace: Optional[TracebackType],
-    ) -> None: ...
+    def __exit__(self, *unused: object) -> None: ...
 
 def stage(
     archive: Path,

@@ -68,7 +68,7 @@ class MountPath(str):
     def __enter__(self):
         return self
 
-    def __exit__(self, kind, error, trace):
+    def __exit__(self, *unused):
         self.close()
 
 

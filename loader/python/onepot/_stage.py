@@ -192,7 +192,7 @@ class _Staged:
     def __enter__(self):
         return self
 
-    def __exit__(self, kind, error, trace):
+    def __exit__(self, *unused):
         self.close()
 
     def __repr__(self):
