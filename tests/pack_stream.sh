@@ -232,7 +232,8 @@ until [ -n "$(find there -name '*.partial' -size +100k)" ] || [ $SECONDS -gt 100
 done
 kill -TERM $background
 wait $background
-[ $? -eq 143 ] || fail "the signal ended it with $?"
+status=$?
+[ $status -eq 143 ] || fail "the signal ended it with $status"
 background=
 exec 7>&-
 says 'interrupted; nothing is left of it'
