@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cleanup.h"
 #include "pot_private.h"
 #include "shard_exchange.h"
 #include "source_slice.h"
@@ -110,6 +111,35 @@ int pot_open_source(const char *path, uint64_t offset, struct fault *fault,
         source_close(source);
     else
         *ret_source = source;
+    return r;
+}
+
+static int file_identify(const char *path, struct fault *fault,
+                         struct source_identity *ret_identity)
+{
+    struct stat st;
+    if (stat(path, &st) < 0) {
+        int r = source_open_fault(path, fault, -errno);
+        fault_set_file(fault, path);
+        return r;
+    }
+    *ret_identity = source_identity_of(&st);
+    return 0;
+}
+
+int pot_identify(const char *path, struct fault *fault, struct source_identity *ret_identity)
+{
+    volume_paths parts;
+    int r = volumes_find(path, &parts);
+    if (r < 0 || parts.count == 0)
+        return r < 0 ? r : file_identify(path, fault, ret_identity);
+    auto_free struct source_identity *all = calloc(parts.count, sizeof(*all));
+    r = all ? 0 : -ENOMEM;
+    for (size_t i = 0; r == 0 && i < parts.count; i++)
+        r = file_identify(parts.at[i], fault, &all[i]);
+    if (r == 0)
+        source_identity_join(all, parts.count, ret_identity);
+    volumes_free(&parts);
     return r;
 }
 

@@ -278,6 +278,12 @@ int pot_open_source(const char *path, uint64_t offset, struct fault *fault,
                     struct container *ret_container, struct source **ret_source);
 
 /*
+ * The pot->identity that pot_open would find, without opening the archive; looks for its parts
+ * (volumes.h). Errors of stat(2), with a fault that names the file.
+ */
+int pot_identify(const char *path, struct fault *fault, struct source_identity *ret_identity);
+
+/*
  * Call after reading the whole archive: was all of it still there? -ENODATA (cut short) or
  * -EIO, with a fault: then anything may be missing from the result.
  */

@@ -19,7 +19,6 @@
 #include "path.h"
 #include "place.h"
 #include "storage_watch.h"
-#include "volumes.h"
 
 /* ---- signals while it works ---- */
 
@@ -59,37 +58,15 @@ int mounter_status_of_failure(const struct mounter *m)
     return m->for_run ? CLI_RUN_FAILED : CLI_FAILED;
 }
 
-static int identify_file(const struct mounter *m, const char *path,
-                         struct source_identity *ret_identity)
+static int identify(const struct mounter *m, const char *path,
+                    struct source_identity *ret_identity)
 {
     struct fault fault = {0};
-    struct stat st;
-    if (stat(path, &st) < 0) {
-        int r = source_open_fault(path, &fault, -errno);
-        cli_advise(&m->options->doubt, path, &fault);
-        return cli_fail(path, r, &fault);
-    }
-    *ret_identity = source_identity_of(&st);
-    return 0;
-}
-
-/* One archive, which may be several files (volumes.h). */
-static int identify_volumes(const struct mounter *m, const char *path,
-                            struct source_identity *ret_identity)
-{
-    volume_paths parts;
-    if (volumes_find(path, &parts) < 0)
-        return cli_fail(path, -ENOMEM, NULL);
-    if (parts.count == 0)
-        return identify_file(m, path, ret_identity);
-    auto_free struct source_identity *all = calloc(parts.count, sizeof(*all));
-    int r = all ? 0 : cli_fail(path, -ENOMEM, NULL);
-    for (size_t i = 0; r == 0 && i < parts.count; i++)
-        r = identify_file(m, parts.at[i], &all[i]);
+    int r = pot_identify(path, &fault, ret_identity);
     if (r == 0)
-        source_identity_join(all, parts.count, ret_identity);
-    volumes_free(&parts);
-    return r;
+        return 0;
+    cli_advise(&m->options->doubt, path, &fault);
+    return cli_fail(path, r, &fault);
 }
 
 static int identify_files(struct mounter *m)
@@ -102,7 +79,7 @@ static int identify_files(struct mounter *m)
         return cli_fail(NULL, -ENOMEM, NULL);
     for (size_t i = 0; r == 0 && i < list->count; i++)
         if (!cli_together.skip_damaged || stat(list->at[i], &st) == 0)
-            r = identify_volumes(m, list->at[i], &all[i]);
+            r = identify(m, list->at[i], &all[i]);
     source_identity_join(all, list->count, &m->identity);
     snprintf(m->archive, sizeof(m->archive), "%s", m->options->archive);
     return r;
@@ -116,7 +93,7 @@ static int identify_archive(struct mounter *m)
 {
     const char *given = m->archives.at[0];
     struct stat st, own;
-    int r = identify_volumes(m, given, &m->identity);
+    int r = identify(m, given, &m->identity);
 
     if (r == 0 && (!realpath(given, m->archive) || stat(m->archive, &st) < 0 ||
                    stat(given, &own) < 0 || st.st_dev != own.st_dev || st.st_ino != own.st_ino))
