@@ -47,7 +47,8 @@ static int composed_path(const struct composed *what, char **ret_path)
     return index_cache_path(path_base(what->file), key, ret_path);
 }
 
-int composed_find(const struct composed *what, char **ret_path, struct index **ret_index)
+/* A saved index with this recipe; *ret_path is its file. -ENOENT, -ENOMEM. */
+static int composed_find(const struct composed *what, char **ret_path, struct index **ret_index)
 {
     auto_free char *path = NULL;
     struct index *index = NULL;
@@ -66,6 +67,55 @@ int composed_find(const struct composed *what, char **ret_path, struct index **r
     *ret_path = steal_ptr(&path);
     *ret_index = index;
     return 0;
+}
+
+/* Take over the index and its path, in place of the pot's own. */
+static void composed_take(struct pot *pot, struct index *index, char *path,
+                          enum pot_index_origin origin)
+{
+    free(pot->index_path);
+    pot->index_path = path;
+    if (pot->packed) /* it may be unpacked by what its own index says */
+        pot->stream_index = pot->index;
+    else
+        index_close(pot->index);
+    pot->index = index;
+    pot->origin = origin;
+}
+
+/* The next step to make, or to find. */
+static struct composed composed_step(const struct composed *what,
+                                     const struct composition *steps, size_t i)
+{
+    struct composed step = *what;
+    bool is_last = i + 1 == steps->count;
+    step.recipe = &steps->recipes[i];
+    step.worth_ms = is_last && steps->view ? COMPOSED_VIEW_WORTH_MS : COMPOSED_WORTH_MS;
+    step.later = is_last ? what->later : NULL;
+    step.start_ms = i == 0 ? what->start_ms : 0;
+    return step;
+}
+
+int composed_recall(const struct composed *what, struct composition *steps, struct pot *pot)
+{
+    int r = -ENOENT;
+    for (size_t i = steps->count; r == -ENOENT && i-- > 0;) {
+        const struct composed step = composed_step(what, steps, i);
+        struct index *index;
+        char *path;
+        r = composed_find(&step, &path, &index);
+        if (r < 0)
+            continue;
+        composed_take(pot, index, path, POT_INDEX_SAVED);
+        steps->done = i + 1;
+    }
+    return r;
+}
+
+void composition_free(struct composition *steps)
+{
+    for (size_t i = 0; i < steps->count; i++)
+        recipe_free(&steps->recipes[i]);
 }
 
 /* ---- making ---- */
@@ -181,15 +231,18 @@ static int composed_save(const struct composed *what, int fd, uint64_t bytes,
     return 0;
 }
 
-int composed_make_by(const struct composed *what, composed_writer *write, void *arg,
-                     struct fault *fault, char **ret_path, struct index **ret_index)
+/*
+ * Make the index, and save it if that took long. *ret_path is its file; NULL: it is not saved.
+ */
+static int composed_make(const struct composed *what, composed_writer *write, void *arg,
+                         struct fault *fault, char **ret_path, struct index **ret_index)
 {
     uint64_t start_ms = what->start_ms ? what->start_ms : now_ms(), bytes = 0;
     struct index *index = NULL;
     struct fault why = {0};
     enum pot_save save = what->options->save;
     auto_close int fd = memfd_create("onepot-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    int r = fd < 0 ? -errno : write(arg, fd, fault);
+    int r = fd < 0 ? -errno : write(arg, what, fd, fault);
     if (r == 0)
         r = built_index_open_image(fd, what->name, fault, &bytes, &index);
     if (r < 0)
@@ -226,13 +279,11 @@ void composed_describe_nested(const struct pot_options *options, struct recipe *
     recipe_number(recipe, "ratio", options->max_ratio);
 }
 
-/* The recipe of the archive's tree, of nested archives if they are wanted, or of its view. */
-static int composed_describe(struct opening *o, const struct view *view, struct recipe *recipe)
+/* A step of one archive's tree. */
+static int composed_describe(struct opening *o, const struct view *view)
 {
     const struct source_identity *id = &o->pot->identity;
-    int r = opening_fingerprint(o);
-    if (r < 0)
-        return r;
+    struct recipe *recipe = &o->steps.recipes[o->steps.count++];
     recipe_number(recipe, "version", COMPOSED_VERSION);
     recipe_number(recipe, "format", o->pot->backend->number);
     recipe_number(recipe, "size", id->size_bytes);
@@ -246,54 +297,14 @@ static int composed_describe(struct opening *o, const struct view *view, struct 
     return recipe->err;
 }
 
-static struct composed composed_of(const struct opening *o, const struct recipe *recipe)
+static struct composed composed_of(const struct opening *o)
 {
-    bool is_last = recipe == &o->recipe;
-    bool is_view = is_last && o->options->compose->view;
-    bool is_later = is_last && o->options->saves_later && !o->pot->compression;
+    bool is_later = o->options->saves_later && !o->pot->compression;
     return (struct composed){.options = o->options,
-                             .recipe = recipe,
                              .archive = pot_file(o->pot),
                              .name = o->pot->path,
                              .file = o->pot->path,
-                             .worth_ms = is_view ? COMPOSED_VIEW_WORTH_MS : COMPOSED_WORTH_MS,
                              .later = is_later ? &o->pot->unsaved : NULL};
-}
-
-void composed_take(struct pot *pot, struct index *index, char *path,
-                   enum pot_index_origin origin)
-{
-    free(pot->index_path);
-    pot->index_path = path;
-    if (pot->packed) /* it may be unpacked by what its own index says */
-        pot->stream_index = pot->index;
-    else
-        index_close(pot->index);
-    pot->index = index;
-    pot->origin = origin;
-}
-
-static int composed_use(struct opening *o, const struct recipe *recipe, bool *ret_is_used)
-{
-    const struct composed what = composed_of(o, recipe);
-    struct index *index;
-    char *path;
-    int r = composed_find(&what, &path, &index);
-    if (r < 0)
-        return r;
-    composed_take(o->pot, index, path, POT_INDEX_SAVED);
-    *ret_is_used = true;
-    return 0;
-}
-
-/* The wanted tree, or the tree of nested archives of which it is a view. */
-static int composed_use_saved(struct opening *o)
-{
-    const struct pot_compose *compose = o->options->compose;
-    int r = composed_use(o, &o->recipe, &o->is_composed);
-    return r == -ENOENT && compose->nested && compose->view
-               ? composed_use(o, &o->nested_recipe, &o->is_nested)
-               : r;
 }
 
 int composed_open_saved(struct opening *o, struct fault *fault)
@@ -301,13 +312,18 @@ int composed_open_saved(struct opening *o, struct fault *fault)
     const struct pot_compose *compose = o->options->compose;
     if (!compose)
         return OPENER_NOT_MINE;
-    int r = composed_describe(o, compose->view, &o->recipe);
-    if (r == 0 && compose->nested && compose->view)
-        r = composed_describe(o, NULL, &o->nested_recipe);
-    if (r == 0 && !o->compression) /* whose bytes are there without another index */
-        r = composed_use_saved(o);
-    else if (r == 0)
+    int r = opening_fingerprint(o);
+    o->steps.view = compose->view;
+    if (r == 0 && compose->nested)
+        r = composed_describe(o, NULL);
+    if (r == 0 && compose->view)
+        r = composed_describe(o, compose->view);
+    if (r == 0 && !o->compression) { /* whose bytes are there without another index */
+        const struct composed what = composed_of(o);
+        r = composed_recall(&what, &o->steps, o->pot);
+    } else if (r == 0) {
         r = -ENOENT;
+    }
     if (r == -ENOENT)
         return OPENER_NOT_MINE;
     return r < 0 ? r : pot_check_index(o->pot, fault);
@@ -327,48 +343,50 @@ static void composed_copy_header(const struct index *index, struct builder_heade
 struct composed_view {
     const struct view *view;
     const struct pot *pot;
-    const struct composed *what;
 };
 
-static int composed_write_view(void *arg, int fd, struct fault *fault)
+static int composed_write_view(void *arg, const struct composed *what, int fd,
+                               struct fault *fault)
 {
     const struct composed_view *v = arg;
-    struct builder_header header = {.recipe = v->what->recipe->bytes.at,
-                                    .recipe_len = v->what->recipe->bytes.count};
+    struct builder_header header = {.recipe = what->recipe->bytes.at,
+                                    .recipe_len = what->recipe->bytes.count};
     composed_copy_header(v->pot->index, &header);
     return view_write(v->view, v->pot->index, &header, fd, fault);
 }
 
-int composed_view(const struct composed *what, const struct view *view, struct pot *pot,
-                  struct fault *fault)
+int composed_finish(const struct composed *what, struct composition *steps,
+                    composed_writer *first, void *arg, struct pot *pot, struct fault *fault)
 {
-    struct composed_view v = {view, pot, what};
-    struct index *index;
-    char *path;
-    int r = composed_make_by(what, composed_write_view, &v, fault, &path, &index);
-    if (r < 0)
-        return r;
-    composed_take(pot, index, path, POT_INDEX_BUILT);
+    struct composed_view view = {steps->view, pot};
+    for (; steps->done < steps->count; steps->done++) {
+        const struct composed step = composed_step(what, steps, steps->done);
+        bool is_view = steps->view && steps->done + 1 == steps->count;
+        struct index *index;
+        char *path;
+        int r = composed_make(&step, is_view ? composed_write_view : first,
+                              is_view ? &view : arg, fault, &path, &index);
+        if (r < 0)
+            return r;
+        composed_take(pot, index, path, POT_INDEX_BUILT);
+    }
     return 0;
 }
 
 int pot_show(struct pot *pot, const struct view *view, struct fault *fault)
 {
     static const struct pot_options options = {.save = POT_SAVE_NEVER};
-    const struct recipe recipe = {0};
-    const struct composed what = {.options = &options,
-                                  .recipe = &recipe,
-                                  .archive = pot_file(pot),
-                                  .name = pot->path,
-                                  .file = pot->path};
-    return composed_view(&what, view, pot, fault);
+    struct composition steps = {.count = 1, .view = view};
+    const struct composed what = {
+        .options = &options, .archive = pot_file(pot), .name = pot->path, .file = pot->path};
+    return composed_finish(&what, &steps, NULL, NULL, pot, fault);
 }
 
 /* ---- archives in the archive ---- */
 
 struct composed_nested {
     struct opening *o;
-    struct composed what;
+    const struct composed *what;
     struct source *scratch;
     struct progress *progress;
     int fd;
@@ -410,14 +428,14 @@ static int composed_in_child(void *arg, struct progress *progress, struct fault 
 {
     struct composed_nested *n = arg;
     n->progress = progress;
-    return composed_write_image(&n->what, composed_add_nested, n, n->fd, fault);
+    return composed_write_image(n->what, composed_add_nested, n, n->fd, fault);
 }
 
-static int composed_write_nested(void *arg, int fd, struct fault *fault)
+static int composed_write_nested(void *arg, const struct composed *what, int fd,
+                                 struct fault *fault)
 {
-    struct composed_nested n = *(const struct composed_nested *)arg;
-    struct opening *o = n.o;
-    n.fd = fd;
+    struct opening *o = arg;
+    struct composed_nested n = {.o = o, .what = what, .fd = fd};
     if (o->pot->compression) {
         fault_set(fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
                   "is one compressed stream: archives in it can't be read in place");
@@ -438,29 +456,16 @@ static int composed_write_nested(void *arg, int fd, struct fault *fault)
     return r;
 }
 
-/* Make the whole tree, also for a view, so that other views of it are made of its index. */
-static int composed_nest(struct opening *o, struct fault *fault)
-{
-    const struct recipe *recipe = o->options->compose->view ? &o->nested_recipe : &o->recipe;
-    struct composed_nested n = {.o = o, .what = composed_of(o, recipe)};
-    struct index *index;
-    char *path;
-    int r = composed_make_by(&n.what, composed_write_nested, &n, fault, &path, &index);
-    if (r == 0)
-        composed_take(o->pot, index, path, POT_INDEX_BUILT);
-    return r;
-}
-
 int composed_apply(struct opening *o, bool may_take_time, struct fault *fault)
 {
     const struct pot_compose *compose = o->options->compose;
-    if (!compose || o->is_composed)
+    const struct composed what = composed_of(o);
+    if (!compose)
         return 0;
-    int r = o->is_nested ? 0 : composed_use_saved(o);
-    if (r == -ENOENT && compose->nested)
-        r = may_take_time ? composed_nest(o, fault) : -EAGAIN;
-    if ((r < 0 && r != -ENOENT) || o->is_composed || !compose->view)
+    int r = o->steps.done ? 0 : composed_recall(&what, &o->steps, o->pot);
+    if (r < 0 && r != -ENOENT)
         return r;
-    const struct composed what = composed_of(o, &o->recipe);
-    return composed_view(&what, compose->view, o->pot, fault);
+    if (o->steps.done == 0 && compose->nested && !may_take_time)
+        return -EAGAIN;
+    return composed_finish(&what, &o->steps, composed_write_nested, o, o->pot, fault);
 }

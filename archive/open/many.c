@@ -74,21 +74,17 @@ struct part {
     struct fault fault;
 };
 
-/* There are two steps, the union and its view; a saved index may spare the first, or both. */
-enum many_found { FOUND_NOTHING, FOUND_UNION, FOUND_ALL };
-
 struct many {
     const char *name;
     const struct pot_options *options;
     struct pot_options part_options;
     struct pot_compose part_compose;
-    const struct view *view; /* of the union; NULL: all of it is shown */
     struct part *parts;
     size_t count;
     _Atomic size_t next; /* part that a thread takes */
     void (*step)(struct many *many, struct part *part);
-    struct recipe union_recipe, view_recipe;
-    uint64_t start_ms; /* when the work for the union's index began */
+    struct composition steps; /* the union, and maybe a view of it */
+    uint64_t start_ms;        /* when the work for the union's index began */
 };
 
 /* ---- all parts, by several threads ---- */
@@ -311,7 +307,7 @@ static int many_prove(const struct many *many, struct recipe *recipe)
     return recipe->err;
 }
 
-static int many_describe(const struct many *many, struct recipe *recipe)
+static int many_describe_step(const struct many *many, struct recipe *recipe)
 {
     const struct pot_together *together = &many->options->together;
     recipe_free(recipe);
@@ -333,25 +329,22 @@ static int many_describe(const struct many *many, struct recipe *recipe)
     return recipe->err;
 }
 
-/* Do the archives differ in who may read them? Then nobody else may read names of all. */
-static bool many_is_private(const struct pot *pot, size_t count)
+static int many_describe(struct many *many)
 {
-    struct stat first, st;
-    for (size_t i = 0; i < count; i++) {
-        if (fstat(source_fd(source_member(pot->source, i)), i ? &st : &first) < 0)
-            return true;
-        if (i && (st.st_uid != first.st_uid || st.st_gid != first.st_gid ||
-                  (st.st_mode ^ first.st_mode) & 0044))
-            return true;
+    struct composition *steps = &many->steps;
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < steps->count; i++)
+        r = many_describe_step(many, &steps->recipes[i]);
+    if (r == 0 && steps->view) {
+        view_describe(steps->view, &steps->recipes[1]);
+        r = steps->recipes[1].err;
     }
-    return false;
+    return r;
 }
 
-static struct composed many_composed(struct many *many, const struct recipe *recipe,
-                                     const struct source *first)
+static struct composed many_composed(struct many *many, const struct source *first)
 {
     return (struct composed){.options = many->options,
-                             .recipe = recipe,
                              .archive = first,
                              .name = many->name,
                              .file = many->parts[0].path,
@@ -359,32 +352,14 @@ static struct composed many_composed(struct many *many, const struct recipe *rec
                              .arg = many};
 }
 
-static int many_find_saved(struct many *many, const struct recipe *recipe, struct pot *pot)
+static int many_find(struct many *many, struct pot *pot)
 {
     const struct part *first = &many->parts[0];
-    struct composed what = many_composed(
-        many, recipe, first->found.source ? first->found.source : pot_file(first->pot));
-    return composed_find(&what, &pot->index_path, &pot->index);
-}
-
-static int many_find(struct many *many, struct pot *pot, enum many_found *ret_found)
-{
-    int r = many_describe(many, &many->union_recipe);
-    *ret_found = FOUND_NOTHING;
-    if (r == 0 && many->view) {
-        r = many_describe(many, &many->view_recipe);
-        view_describe(many->view, &many->view_recipe);
-        if (r == 0)
-            r = many->view_recipe.err;
-        if (r == 0)
-            r = many_find_saved(many, &many->view_recipe, pot);
-        *ret_found = r == 0 ? FOUND_ALL : FOUND_NOTHING;
-    }
-    if (*ret_found == FOUND_NOTHING && (r == 0 || r == -ENOENT)) {
-        r = many_find_saved(many, &many->union_recipe, pot);
-        *ret_found = r < 0 ? FOUND_NOTHING : many->view ? FOUND_UNION : FOUND_ALL;
-    }
-    pot->origin = *ret_found == FOUND_ALL ? POT_INDEX_SAVED : POT_INDEX_BUILT;
+    int r = many_describe(many);
+    const struct composed what =
+        many_composed(many, first->found.source ? first->found.source : pot_file(first->pot));
+    if (r == 0)
+        r = composed_recall(&what, &many->steps, pot);
     return r == -ENOENT ? 0 : r;
 }
 
@@ -583,7 +558,6 @@ static int many_join(struct many *many, struct pot *pot)
 struct composing {
     const struct many *many;
     const struct pot *pot;
-    struct composed what;
 };
 
 static int many_add(const struct composing *c, size_t i, struct tree *tree, struct fault *fault)
@@ -626,40 +600,41 @@ static int many_compose(void *arg, struct tree *tree, struct builder_header *hea
     return r;
 }
 
-static int many_write(void *arg, int fd, struct fault *fault)
+static int many_write(void *arg, const struct composed *what, int fd, struct fault *fault)
 {
-    struct composing *c = arg;
-    int r = composed_write_image(&c->what, many_compose, c, fd, fault);
+    int r = composed_write_image(what, many_compose, arg, fd, fault);
     if (r == -EEXIST)
         fault_advise(fault, "choose one with --on-conflict=first or last, or give each archive "
                             "a directory with --each");
     return r;
 }
 
-static int many_make(struct many *many, struct pot *pot, enum many_found found,
-                     struct fault *fault)
+/* Do the archives differ in who may read them? Then nobody else may read names of all. */
+static bool many_is_private(const struct pot *pot, size_t count)
 {
-    struct composed what =
-        many_composed(many, &many->union_recipe, source_member(pot->source, 0));
+    struct stat first, st;
+    for (size_t i = 0; i < count; i++) {
+        if (fstat(source_fd(source_member(pot->source, i)), i ? &st : &first) < 0)
+            return true;
+        if (i && (st.st_uid != first.st_uid || st.st_gid != first.st_gid ||
+                  (st.st_mode ^ first.st_mode) & 0044))
+            return true;
+    }
+    return false;
+}
+
+static int many_make(struct many *many, struct pot *pot, struct fault *fault)
+{
+    struct composing composing = {many, pot};
+    struct composed what = many_composed(many, source_member(pot->source, 0));
     what.is_private = many_is_private(pot, many->count);
     what.start_ms = many->start_ms;
-    what.worth_ms = COMPOSED_WORTH_MS;
-    if (many->options->saves_later && !many->view)
-        what.later = &pot->unsaved;
-    struct composing composing = {many, pot, what};
-    int r = many_prove(many, &many->union_recipe);
-    if (r == 0 && many->view)
-        r = many_prove(many, &many->view_recipe);
-    if (r == 0 && found == FOUND_NOTHING)
-        r = composed_make_by(&what, many_write, &composing, fault, &pot->index_path,
-                             &pot->index);
-    what.recipe = &many->view_recipe;
-    what.start_ms = 0;
-    what.worth_ms = COMPOSED_VIEW_WORTH_MS;
-    if (many->options->saves_later)
-        what.later = &pot->unsaved;
-    if (r == 0 && many->view)
-        r = composed_view(&what, many->view, pot, fault);
+    what.later = many->options->saves_later ? &pot->unsaved : NULL;
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < many->steps.count; i++)
+        r = many_prove(many, &many->steps.recipes[i]);
+    if (r == 0)
+        r = composed_finish(&what, &many->steps, many_write, &composing, pot, fault);
     malloc_trim(0); /* a daemon lives on with the rest */
     return r;
 }
@@ -692,20 +667,19 @@ static int many_list(const struct many *many, struct pot *pot)
  * Look at the archives, and open them for their indexes. There may be a saved one without the
  * archives that are skipped.
  */
-static int many_open_for_indexes(struct many *many, struct pot *pot, struct fault *fault,
-                                 enum many_found *found)
+static int many_open_for_indexes(struct many *many, struct pot *pot, struct fault *fault)
 {
     size_t all = many->count;
     many->start_ms = now_ms();
     many_each_from(many, 0, part_look);
     int r = many_check(many, fault);
     if (r == 0 && many->count < all)
-        r = many_find(many, pot, found);
-    if (r < 0 || *found != FOUND_NOTHING)
+        r = many_find(many, pot);
+    if (r < 0 || many->steps.done)
         return r < 0 ? r : many_open_packed(many, fault);
     all = many->count;
     r = many_open(many, fault);
-    return r < 0 || many->count == all ? r : many_find(many, pot, found);
+    return r < 0 || many->count == all ? r : many_find(many, pot);
 }
 
 static int many_open_all(struct many *many, struct pot *pot, struct fault *fault)
@@ -716,20 +690,19 @@ static int many_open_all(struct many *many, struct pot *pot, struct fault *fault
         r = many_check_directories(many, fault);
     if (r < 0)
         return r;
-    enum many_found found;
-    r = many_find(many, pot, &found);
-    if (r == 0 && found != FOUND_NOTHING)
+    r = many_find(many, pot);
+    if (r == 0 && many->steps.done)
         r = many_open_packed(many, fault);
     else if (r == 0)
-        r = many_open_for_indexes(many, pot, fault, &found);
+        r = many_open_for_indexes(many, pot, fault);
     if (r == 0)
         r = many_list(many, pot);
     if (r == 0)
         r = many_join(many, pot);
-    if (r == 0 && found == FOUND_UNION)
+    if (r == 0 && many->steps.done)
         r = pot_check_index(pot, fault);
-    if (r == 0 && found != FOUND_ALL)
-        r = many_make(many, pot, found, fault);
+    if (r == 0 && many->steps.done < many->steps.count)
+        r = many_make(many, pot, fault);
     return r < 0 ? r : pot_check_index(pot, fault);
 }
 
@@ -764,7 +737,8 @@ int pot_open_many(const char *const *paths, size_t count, const char *name,
         many.part_compose.view = NULL;
         many.part_options.compose = &many.part_compose;
     }
-    many.view = compose ? compose->view : NULL;
+    many.steps.view = compose ? compose->view : NULL;
+    many.steps.count = many.steps.view ? 2 : 1;
     many.part_options.store = NULL;
     many.part_options.names_only = false;
     many.part_options.saves_later = false;
@@ -782,8 +756,7 @@ int pot_open_many(const char *const *paths, size_t count, const char *name,
     for (size_t i = 0; i < many.count; i++)
         part_free(&many.parts[i]);
     free(many.parts);
-    recipe_free(&many.union_recipe);
-    recipe_free(&many.view_recipe);
+    composition_free(&many.steps);
     if (r < 0) {
         pot_close(pot);
         return r;

@@ -187,8 +187,7 @@ int pot_open_found(const struct pot_found *found, const struct pot_options *opti
     if (r == 0)
         r = composed_apply(&o, may_take_time, fault);
     index_close(o.stream_index);
-    recipe_free(&o.recipe);
-    recipe_free(&o.nested_recipe);
+    composition_free(&o.steps);
     if (r < 0) {
         if (!pot->packed)
             pot_place_fault(pot->source, fault);

@@ -32,6 +32,20 @@ int pot_run(const struct pot_options *options, const char *path, const char *doi
             int (*fn)(void *arg, struct progress *progress, struct fault *fault), void *arg,
             const struct sandbox_limits *limits, struct fault *fault);
 
+/*
+ * How the tree that is shown is made of archives' own: at most two steps, each with a recipe.
+ * First several trees become one (a union, or archives in the archive), then a view is made of
+ * that, so that another view needs the second step alone. A saved index spares its step and
+ * those before it.
+ */
+struct composition {
+    struct recipe recipes[2];
+    size_t count, done;      /* steps in all, and those that pot->index has */
+    const struct view *view; /* the last step; NULL: there is no view */
+};
+
+void composition_free(struct composition *steps);
+
 /* ---- pot.c ---- */
 
 /* The pot while it is being opened: what its openers know and leave for one another. */
@@ -45,10 +59,7 @@ struct opening {
     struct fault stale;         /* if set, the archive's own index is older than its bytes */
     bool has_fingerprint;       /* of the archive file: it is computed only when needed */
     uint64_t fingerprint;
-    struct recipe recipe;        /* of options->compose and the archive */
-    struct recipe nested_recipe; /* without the view of nested archives */
-    bool is_composed;            /* pot->index is what `recipe` describes */
-    bool is_nested;              /* it is what `nested_recipe` describes */
+    struct composition steps; /* that options->compose asks for */
 };
 
 /*
@@ -208,18 +219,19 @@ void index_cache_saved(const char *path);
 /* An index composed of others: its recipe, and its owner. */
 struct composed {
     const struct pot_options *options; /* whether to use and to save it */
-    const struct recipe *recipe;
-    const struct source *archive; /* its owner and readers may read a saved one */
-    const char *name;             /* for messages */
+    const struct source *archive;      /* its owner and readers may read a saved one */
+    const char *name;                  /* for messages */
     const char
         *file;       /* a saved index is named after it: the archive, or the first of several */
     bool is_private; /* only this user may read a saved one */
     /* Does the proof behind the recipe's name hold? NULL: there is none. */
     bool (*proves)(void *arg, const void *proof, size_t len);
     void *arg;
-    uint64_t start_ms;          /* when the work for it began (now_ms); 0: now */
-    uint64_t worth_ms;          /* POT_SAVE_AUTO: what takes longer is saved */
+    uint64_t start_ms;          /* when the work for the first step began (now_ms); 0: now */
     struct pot_unsaved **later; /* options->saves_later: where to leave it; NULL: save it now */
+    /* Of a step, set by its maker: */
+    const struct recipe *recipe;
+    uint64_t worth_ms; /* POT_SAVE_AUTO: what takes longer is saved */
 };
 
 /* A tree that takes longer to compose is saved. There may be many lists and patterns. */
@@ -233,33 +245,30 @@ void pot_unsaved_free(struct pot_unsaved *unsaved); /* NULL is fine */
 /* Of nested archives and views; raise it when the same recipe makes another index. */
 enum { COMPOSED_VERSION = 3 };
 
-/* A saved index with this recipe; *ret_path is its file. -ENOENT, -ENOMEM. */
-int composed_find(const struct composed *what, char **ret_path, struct index **ret_index);
+/*
+ * Look for a saved index of the last step, else of the one before. 0: pot->index is that, and
+ * steps->done counts it; -ENOENT: there is none; -ENOMEM.
+ */
+int composed_recall(const struct composed *what, struct composition *steps, struct pot *pot);
 
 /* Add all parts to the tree, and describe the archive in the header. */
 typedef int composer(void *arg, struct tree *tree, struct builder_header *header,
                      struct fault *fault);
 
 /* Writes the image of an index to `fd`, an empty file. */
-typedef int composed_writer(void *arg, int fd, struct fault *fault);
+typedef int composed_writer(void *arg, const struct composed *what, int fd,
+                            struct fault *fault);
 
 /* The way of `composer`s. */
 int composed_write_image(const struct composed *what, composer *compose, void *arg, int fd,
                          struct fault *fault);
 
 /*
- * Make the index, and save it if that took long. *ret_path is its file; NULL: it is not saved.
+ * Make the steps that are left: `first` (with `arg`) writes the index of the first, if that is
+ * no view. Each is saved if it took long, and takes the place of pot->index.
  */
-int composed_make_by(const struct composed *what, composed_writer *write, void *arg,
-                     struct fault *fault, char **ret_path, struct index **ret_index);
-
-/* Put the view of pot->index in its place. */
-int composed_view(const struct composed *what, const struct view *view, struct pot *pot,
-                  struct fault *fault);
-
-/* Take over the index and its path, in place of the pot's own. */
-void composed_take(struct pot *pot, struct index *index, char *path,
-                   enum pot_index_origin origin);
+int composed_finish(const struct composed *what, struct composition *steps,
+                    composed_writer *first, void *arg, struct pot *pot, struct fault *fault);
 
 /* Add to a recipe that archives in archives are shown, if they are. */
 void composed_describe_nested(const struct pot_options *options, struct recipe *recipe);
