@@ -3,8 +3,8 @@
  *
  * builder_copy takes over what entries refer to: tables of attributes, ranges, blocks, link
  * targets and extended attributes are put behind each other, with the numbers in them shifted
- * to their new places. Of a part some of whose files are not copied, only the words are taken
- * that the others refer to, which costs one look at each copied entry more. The entries
+ * to their new places. Where some files of a part are not copied, only the words are taken that
+ * the others refer to, which costs one look at each copied entry more. The entries
  * themselves, their names and sums go straight from the old image to the new one while that is
  * written, run by run.
  *

@@ -2,7 +2,7 @@
  * A member that turns out to be an archive that can be read in place is hidden, and the root of
  * its tree put beside it. All indexes stay open until the tree is written.
  *
- * The index of an inner archive that has none of its own is made as any other, written to the
+ * The index of an inner archive that carries none is made as any other, written to the
  * scratch file and read back into memory. So there is one file for any number of archives,
  * since the sandbox can open no other.
  */

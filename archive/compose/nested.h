@@ -13,10 +13,10 @@
  * silently lacks a class is worse than none.
  *
  * The archives of one level lie beside each other, or share bytes because they are equal. So
- * those of a level can't have many more bytes than the archive that holds them all, and one
+ * one level's archives can't have many more bytes than the archive that holds them all, and one
  * that makes them overlap, in order to be read again and again, is refused.
  *
- * Back ends parse what is found: call this in the sandbox.
+ * Back ends parse the members: call this in the sandbox.
  */
 #ifndef ONEPOT_NESTED_H
 #define ONEPOT_NESTED_H

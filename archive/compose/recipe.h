@@ -31,8 +31,8 @@ void recipe_add(struct recipe *recipe, const char *item, const void *bytes, size
 void recipe_number(struct recipe *recipe, const char *item, uint64_t number);
 
 /*
- * Add, as the last, what the named things were like when the index was made. It is not part of
- * the name: somebody who finds the index by that compares it with what they are like now.
+ * Add, as the last, the state in which the named things were when the index was made. It is not
+ * part of the name: whoever finds the index by its name compares it with their present state.
  */
 void recipe_prove(struct recipe *recipe, const void *proof, size_t len);
 

@@ -489,7 +489,7 @@ static int tree_take_deep(struct tree *t, const struct tree_head *head, uint32_t
     return r;
 }
 
-/* Take what is shown of the head's entries before `end`. */
+/* Take the head's entries before `end` that are shown. */
 static int tree_take(struct tree *t, struct tree_head *head, uint32_t end, uint64_t above)
 {
     const struct tree_source *s = &t->sources.at[head->part];
@@ -712,7 +712,7 @@ static int tree_take_one(struct tree *t, const struct tree_target *target, const
     return tree_add_run(t, &run);
 }
 
-/* Move what the head has under this name to the targets. */
+/* Move the head's entries of this name to the targets. */
 static int tree_collect(struct tree *t, struct tree_head *head, const char *name, size_t len)
 {
     if (head->part != PART_NAMES) {

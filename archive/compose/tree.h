@@ -69,7 +69,7 @@ int tree_own(struct tree *tree, struct index *index);
 
 /*
  * Show of a part only the entries whose bits are set; a directory whose bit is not set goes
- * with all below it. The root and what is put by name are shown in any case. The tree frees the
+ * with all below it. The root and entries put by name are shown in any case. The tree frees the
  * bits.
  */
 void tree_show(struct tree *tree, uint32_t part, uint8_t *bits);

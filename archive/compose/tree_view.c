@@ -3,7 +3,7 @@
  *
  * A pattern with a slash can match only below the directories that its beginning names, up to
  * the first character that is not literal. So a walk leaves out other directories whole: of ten
- * million files, `--include 'train/n01*'` looks at those of train/n01* alone.
+ * million files, `--include 'train/n01*'` looks at the ones in train/n01* alone.
  */
 #include "tree_view.h"
 
@@ -51,7 +51,7 @@ static enum view_verdict view_folder_verdict(struct view_filter *f, size_t len)
     return verdict;
 }
 
-/* The verdict on a path and so on what it inherits. -ENOMEM. */
+/* The verdict on a path, which all below it inherits. -ENOMEM. */
 static int view_filter_verdict(struct view_filter *f, const char *path, size_t len,
                                bool is_folder)
 {
@@ -294,7 +294,7 @@ void view_bytes_end(struct view_bytes *bytes)
 
 /* ---- the tree that it shows ---- */
 
-/* Mark what is shown of the index. Of a map, below what it names; NULL: all. */
+/* Mark the entries shown; a map shows the ones below its names. *ret_marks NULL: all. */
 static int view_mark(const struct view *view, const struct index *index, uint8_t **ret_marks,
                      struct fault *fault)
 {

@@ -12,7 +12,7 @@
  * the archive that these two have. A name that the archive lacks is an error.
  *
  * A directory is shown, with its attributes, if it is named, matched, or has something in it
- * that is shown. Hard links among what is shown are hard links in the view.
+ * that is shown. Hard links among the entries shown are hard links in the view.
  *
  * Threads: a view never changes; any number may use it.
  */
@@ -55,10 +55,10 @@ void view_free(struct view *view); /* NULL is fine */
 void view_describe(const struct view *view, struct recipe *recipe);
 
 /*
- * Write an index of what the view shows of an archive (tree.h). Fills in the header's codec,
- * block_bytes and sum_kind. -ENOENT: the archive lacks names of the list or map, or a pattern
- * that includes matches nothing; -EEXIST: two members would be shown under one name; else as
- * tree_write.
+ * Write an index of the entries that the view shows of an archive (tree.h). Fills in the
+ * header's codec, block_bytes and sum_kind. -ENOENT: the archive lacks names of the list or
+ * map, or a pattern that includes matches nothing; -EEXIST: two members would be shown under
+ * one name; else as tree_write.
  */
 int view_write(const struct view *view, const struct index *index,
                struct builder_header *header, int fd, struct fault *fault);

@@ -51,16 +51,16 @@ enum view_choice {
 int view_choose(struct view_filter *filter, const char *path, size_t len, uint32_t mode);
 
 /*
- * Is an entry shown that a list or map names? 1, 0, -ENOMEM. Of a directory: is it not
- * excluded, so that something in it may be shown? `path` ends with a NUL.
+ * Is an entry shown that a list or map names? 1, 0, -ENOMEM. A directory is if it is not
+ * excluded, so that something in it may be shown. `path` ends with a NUL.
  */
 int view_filter_shows_named(struct view_filter *filter, const char *path, size_t len,
                             bool is_folder);
 
 /*
  * While patterns match, they match bytes, whatever the locale of the program that the library
- * is in: '?' is one byte in Python, too, and a view that Python saved is that of 'onepot
- * mount'.
+ * is in: '?' is one byte in Python, too, and 'onepot mount' shows the view that Python
+ * saved.
  */
 struct view_bytes {
     locale_t bytes, before;
@@ -76,7 +76,7 @@ int view_report_lacking(const struct view *view, size_t first, uint64_t lacking,
                         const char *what, struct fault *fault);
 
 /*
- * Mark what a list names, a bit for each entry; below a whole directory, what is `matched`
+ * Mark what a list names, a bit for each entry; below a whole directory, the entries `matched`
  * (NULL: all). -ENOENT: see view_write.
  */
 int view_mark_names(const struct view *view, const struct index *index, const uint8_t *matched,
@@ -93,7 +93,7 @@ void view_tell_line(const struct view *view, size_t number, struct fault *fault)
 /* Mark what patterns show, and the root. It starts threads. -EUCLEAN, -ENOMEM. */
 int view_mark_matches(const struct view *view, const struct index *index, uint8_t *marks);
 
-/* All below a directory, of what is `matched` (NULL: all). */
+/* All below a directory, among the entries `matched` (NULL: all). */
 int view_mark_tree(const struct index *index, const uint8_t *matched, uint32_t position,
                    uint8_t *marks);
 

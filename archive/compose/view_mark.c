@@ -3,8 +3,8 @@
  *
  * Patterns decide about directories first, from the root down, then about all other entries,
  * with several threads: millions of names are matched, and each alone. The entries of a
- * directory lie together, and so do those of the directories after it, so that a thread takes
- * a range of positions. At last a directory in which something is shown is shown, too.
+ * directory lie together, followed by the entries of the directories after it, so that a thread
+ * takes a range of positions. At last a directory in which something is shown is shown, too.
  */
 #include <endian.h>
 #include <errno.h>
@@ -102,7 +102,7 @@ static int marker_ask(struct marker *w, size_t folder_len, uint32_t position, ui
     return view_choose(&w->filter, w->path.at, folder_len + len, mode);
 }
 
-/* Makes w->path that of a directory, with a slash behind it unless it is the root. */
+/* Makes w->path a directory's path, with a slash behind it unless it is the root. */
 static int marker_enter(struct marker *w, const struct mark_dir *dir, size_t *ret_len)
 {
     char path[INDEX_PATH_MAX + 1];
@@ -255,7 +255,7 @@ static void *marking_run(void *arg)
 {
     struct marking *m = arg;
     struct marker w = {.m = m, .filter = {.view = m->view}};
-    struct view_bytes bytes; /* a locale is that of a thread */
+    struct view_bytes bytes; /* each thread has a locale */
     int r = view_bytes_begin(&bytes);
     uint64_t at;
     if (r == 0) {

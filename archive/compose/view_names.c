@@ -124,7 +124,7 @@ static void names_go_up(struct names_way *way, const char *path, size_t len)
     }
 }
 
-/* Make the last level that of the directory at the first `len` bytes of the path. */
+/* The last level becomes the directory at the first `len` bytes of the path. */
 static int names_enter(struct names_walk *w, const char *path, size_t len)
 {
     names_go_up(&w->way, path, len);
@@ -171,7 +171,7 @@ static int names_find(struct names_walk *w, const char *path, size_t len,
 }
 
 /*
- * The entry at a path, which is that of name `number`, and whether it is to be shown: 1, 0, or
+ * The entry at the path of name `number`, and whether it is to be shown: 1, 0, or
  * an error. A lacking one is counted.
  */
 static int names_choose(struct names_walk *w, const char *path, size_t number,

@@ -152,7 +152,7 @@ struct backend_trailer {
     /*
      * Report signs that the end of an archive was lost or changed, for `onepot verify`, and
      * differing sums that are not of files. Called for archives of `without_index` if that is
-     * not NULL (an archive whose end is lost counts as one), else for those of this format.
+     * not NULL (an archive whose end is lost counts as one), else for archives of this format.
      * -errno: it can't be read.
      */
     int (*check_end)(const struct archive_end *end);

@@ -1,6 +1,6 @@
 /*
- * The writer puts headers, data and padding in one stream, and collects what the trailer will
- * need: the index and sums. In a compressed archive the stream passes through the framer, which
+ * The writer puts headers, data and padding in one stream, and collects the trailer's
+ * index and sums. In a compressed archive the stream passes through the framer, which
  * cuts it into frames.
  *
  * Output is queued as it lies in memory and written by writev(2), so that no byte is copied on

@@ -227,7 +227,7 @@ static int list_settle_from(const struct archive_list *list, size_t first, struc
 
 /* ---- volumes ---- */
 
-/* Keep the first of those that are parts of one archive. */
+/* Keep the first of several parts of one archive. */
 static void list_drop_parts(struct archive_list *list, size_t keep, const volume_paths *parts)
 {
     size_t kept = keep + 1;
@@ -243,7 +243,7 @@ static void list_drop_parts(struct archive_list *list, size_t keep, const volume
     list->count = kept;
 }
 
-/* Several parts of one archive are one archive. Of shards in a row, one is looked at. */
+/* Several parts of one archive are one archive. One of several shards in a row is looked at. */
 static int list_join_parts(struct archive_list *list)
 {
     const char *alone = NULL;

@@ -40,7 +40,7 @@ int pot_run(const struct pot_options *options, const char *path, const char *doi
  */
 struct composition {
     struct recipe recipes[2];
-    size_t count, done;      /* steps in all, and those that pot->index has */
+    size_t count, done;      /* steps in all, and steps that pot->index has */
     const struct view *view; /* the last step; NULL: there is no view */
 };
 

@@ -108,9 +108,9 @@ const struct source *source_member(const struct source *source, size_t i);
 const struct source *source_file_next(const struct source *source, size_t at[2]);
 
 /*
- * As fstat of one file, with the time of the last change to any of them.
- * Of several, the mode is what all grant; where they differ in owner or group, only this user
- * counts as the owner, and nobody else has rights. st_dev is 0 where they differ in that.
+ * As fstat of one file. Several files have the last of their times of change, and a mode that
+ * grants what each grants; where their owners or groups differ, only this user counts as the
+ * owner, and nobody else has rights. st_dev is 0 where their devices differ.
  */
 int source_stat(const struct source *source, struct stat *ret_st);
 
@@ -263,7 +263,7 @@ struct storage storage_of(int fd);
 
 /*
  * XXH3-64 of the size and of samples of the content (first and last 64 KB and 16 more places
- * of 4 KB), by which a saved index recognizes its archive. Of several files, also a sample of
+ * of 4 KB), by which a saved index recognizes its archive. Several files add a sample
  * each.
  */
 int source_fingerprint(const struct source *source, uint64_t *ret_fingerprint);

@@ -323,7 +323,7 @@ static struct link *link_make(int fd, const struct stat *st)
 
 bool link_is(const struct link *link, const struct stat *st)
 {
-    /* An overlay shows its directories by a device of its own. */
+    /* An overlay shows its directories by its own device. */
     bool is_there = link->dev == st->st_dev || (link->is_covered && S_ISDIR(st->st_mode));
 
     return is_there && is_made(&st->st_atim, &link->made) &&

@@ -1,7 +1,7 @@
 /*
  * Finds the owner of whatever outlives the command that made it: a mount, a copy of an archive.
  * It is removed when the owning process and its session have ended. So a job that forgets to
- * clean up leaves nothing, even where no control group ends what it started.
+ * clean up leaves nothing, even where no control group ends its processes.
  *
  *     batch job           its outermost process: the script, salloc's shell, a task of srun; or
  *                         the batch system's leader of their session (slurmstepd)

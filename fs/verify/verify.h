@@ -25,7 +25,7 @@
 struct verify_options {
     unsigned threads;
     bool trailer_is_good; /* verify_trailer found nothing, or pot->was_reindexed makes up for
-                             what it found. Without this, the archive's end is not looked at. */
+                             its findings. Without this, the archive's end is not looked at. */
     /* Called once for each problem, never twice at a time. May be NULL. */
     void (*report)(void *ctx, const struct fault *what);
     /* Called now and then, by the caller's thread, never while `report` runs. May be NULL. */

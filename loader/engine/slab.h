@@ -18,8 +18,8 @@ struct slab;
 struct device_slab;
 
 struct slab_memory {
-    /* allocate, release, send and settle may wait for a device, which may first finish what it
-     * was given: an engine calls them without its lock. */
+    /* allocate, release, send and settle may wait for a device, which may first finish its
+     * work: an engine calls them without its lock. */
     bool may_wait;
     /* Set `memory`, page-aligned, with any content, and `tables_only`. -ENOMEM, -EIO */
     int (*allocate)(struct slab *slab, size_t bytes, void *ctx);

@@ -20,7 +20,7 @@ struct filter {
     uint32_t widest;     /* the largest `number`, and one more if that is odd */
     uint32_t begin, end; /* pixels of the source that take part: [begin, end) */
     const struct filter_span *spans; /* [count]; of x four at a time */
-    /* [count][most]. Of x for two results at a time, [count / 2][most / 2][2][2][4]: two
+    /* [count][most]; x has two results at a time, [count / 2][most / 2][2][2][4]: two
      * weights of one result, for four channels, and two of the other. */
     const int16_t *weights;
 };
