@@ -77,8 +77,7 @@ void source_identity(const struct source *source, struct source_identity *ret_id
 
 bool source_identity_equal(const struct source_identity *a, const struct source_identity *b)
 {
-    return a->dev == b->dev && a->ino == b->ino && a->size_bytes == b->size_bytes &&
-           a->mtime_sec == b->mtime_sec && a->mtime_nsec == b->mtime_nsec &&
+    return a->dev == b->dev && a->ino == b->ino && source_identity_same(a, b) &&
            a->slice_start == b->slice_start && a->slice_bytes == b->slice_bytes;
 }
 
@@ -187,11 +186,9 @@ int source_was_changed(const struct source *source)
     struct source_identity now;
     int r = 0;
     for (size_t at[2] = {0}; r == 0 && (file = source_file_next(source, at));) {
-        const struct source_identity *id = &file->identity;
         r = file_identity_now(file, &now);
         if (r == 0)
-            r = now.size_bytes != id->size_bytes || now.mtime_sec != id->mtime_sec ||
-                now.mtime_nsec != id->mtime_nsec;
+            r = !source_identity_same(&now, &file->identity);
     }
     return r;
 }

@@ -48,6 +48,14 @@ static inline struct source_identity source_identity_of(const struct stat *st)
     };
 }
 
+/* Has the file the length and the time that it had, so that its bytes count as the same? */
+static inline bool source_identity_same(const struct source_identity *a,
+                                        const struct source_identity *b)
+{
+    return a->size_bytes == b->size_bytes && a->mtime_sec == b->mtime_sec &&
+           a->mtime_nsec == b->mtime_nsec;
+}
+
 /*
  * Record in `fault` why opening the file at `path` failed with `err` (-errno), and what a
  * person can do about it. Returns `err`.

@@ -113,9 +113,10 @@ static char *path_of(int fd)
 static bool is_same_file(const struct source_identity *old, int fd)
 {
     struct stat st;
-    return fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_ino == old->ino &&
-           (uint64_t)st.st_size == old->size_bytes && st.st_mtim.tv_sec == old->mtime_sec &&
-           (uint32_t)st.st_mtim.tv_nsec == old->mtime_nsec;
+    if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) || st.st_ino != old->ino)
+        return false;
+    const struct source_identity now = source_identity_of(&st);
+    return source_identity_same(&now, old);
 }
 
 /* The caller holds open_lock. */

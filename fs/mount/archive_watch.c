@@ -50,15 +50,8 @@ struct archive_watch {
 static bool is_seen(const struct archive_sight *a, const struct source_identity *now)
 {
     const struct source_identity *seen = &a->seen;
-    return a->has_fingerprint && now->size_bytes == seen->size_bytes &&
-           now->mtime_sec == seen->mtime_sec && now->mtime_nsec == seen->mtime_nsec &&
+    return a->has_fingerprint && source_identity_same(now, seen) &&
            now->ctime_sec == seen->ctime_sec && now->ctime_nsec == seen->ctime_nsec;
-}
-
-static bool is_as_opened(const struct archive_sight *a, const struct source_identity *now)
-{
-    return now->mtime_sec == a->opened.mtime_sec && now->mtime_nsec == a->opened.mtime_nsec &&
-           now->size_bytes == a->opened.size_bytes;
 }
 
 enum archive_state archive_look(struct archive_sight *a)
@@ -81,7 +74,7 @@ enum archive_state archive_look(struct archive_sight *a)
     a->fingerprint = fingerprint;
     a->has_fingerprint = true;
     a->seen = now;
-    return is_as_opened(a, &now) ? ARCHIVE_SAME : ARCHIVE_TOUCHED;
+    return source_identity_same(&now, &a->opened) ? ARCHIVE_SAME : ARCHIVE_TOUCHED;
 }
 
 /* ---- the thread ---- */
