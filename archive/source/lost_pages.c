@@ -18,7 +18,6 @@ static struct lost_pages *_Atomic guards;
 static _Atomic int free_guards; /* about so many of them are of no mapping */
 static struct sigaction before; /* the handler installed before ours */
 static _Atomic bool catches_all;
-static _Atomic unsigned lost;
 static int event_fd = -1;
 static uintptr_t page_bytes;
 
@@ -57,7 +56,6 @@ static bool replace_page(uintptr_t address)
         atomic_store(&guard->has_lost, true);
     if (!put_zeros(address & ~(page_bytes - 1)))
         return false;
-    atomic_fetch_add(&lost, 1);
     if (event_fd >= 0 && write(event_fd, &one, sizeof(one)) < 0)
         return true; /* the counter is full, so the descriptor is readable already */
     return true;
@@ -166,10 +164,8 @@ int lost_pages_fd(void)
     return event_fd;
 }
 
-unsigned lost_pages_count(void)
+void lost_pages_seen(void)
 {
     uint64_t count;
-    if (event_fd >= 0 && read(event_fd, &count, sizeof(count)) < 0)
-        return atomic_load(&lost); /* nothing new */
-    return atomic_load(&lost);
+    (void)!read(event_fd, &count, sizeof(count)); /* it fails if there is nothing new */
 }

@@ -9,7 +9,7 @@
  * installs later must do the same, or the guard fails. Where a file ends within its last page,
  * the rest of that page reads as zeros without any signal; only the file's length shows that.
  *
- * Threads: any thread may call any function except lost_pages_fd and lost_pages_count.
+ * Threads: any thread may call any function except lost_pages_fd and lost_pages_seen.
  */
 #ifndef ONEPOT_LOST_PAGES_H
 #define ONEPOT_LOST_PAGES_H
@@ -41,10 +41,8 @@ static inline bool lost_pages_any(const struct lost_pages *guard)
 /* From now on, replace any lost page of the process by zeros. Call once. */
 void lost_pages_catch_all(void);
 
-/* Readable when pages were lost since the last lost_pages_count; -1: no descriptor. */
+/* Readable when pages were lost since the last lost_pages_seen; -1: no descriptor. */
 int lost_pages_fd(void);
-
-/* Pages lost so far. */
-unsigned lost_pages_count(void);
+void lost_pages_seen(void);
 
 #endif

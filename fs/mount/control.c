@@ -360,6 +360,7 @@ static void on_starter(struct control *c)
 
 static void on_lost_page(struct control *c)
 {
+    lost_pages_seen();
     session_trouble(
         c->session, TROUBLE_LOST,
         "%s: a part of it is gone: it was cut short, or its storage fails, so reads "

@@ -489,6 +489,7 @@ def test_an_index_that_is_cut_short_does_not_kill_the_daemon(work):
     path = mount(archive, "--log", work / "log")
     pid = life.daemon_of(path)
     check_equal(read(f"{path}/readme"), b"hello\n", "a file")
+    before = events_of(pid)
     os.truncate(index, 0)
     errors = 0
     for i in range(3000):
@@ -500,6 +501,7 @@ def test_an_index_that_is_cut_short_does_not_kill_the_daemon(work):
     check(not life.is_gone(pid), "the daemon has died")
     wait_for(lambda: b"cut short" in read(work / "log"), "a line in the log")
     check(life.mounted(path)["last_error"], "stat shows no error")
+    wait_for(lambda: events_of(pid) <= before, "the daemon to rest: an event is still there")
     umount(path)
     check_nothing_left()
 
@@ -579,6 +581,18 @@ def test_an_idle_mount_takes_no_time(work):
         raise harness.Failure(f"{ticks} ticks in three seconds without use, it woke {woke} times")
     umount(path)
     check_nothing_left()
+
+
+def events_of(pid):
+    """Of how many events the process was told that it has not taken."""
+    folder = f"/proc/{pid}/fdinfo"
+    texts = []
+    for fd in os.listdir(folder):
+        with contextlib.suppress(FileNotFoundError):
+            texts.append(read(f"{folder}/{fd}").decode())
+    counts = [line.split()[1] for text in texts for line in text.splitlines()
+              if line.startswith("eventfd-count:")]
+    return sum(int(count, 16) > 0 for count in counts)
 
 
 def cpu_and_switches(pid):
