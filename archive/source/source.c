@@ -183,7 +183,7 @@ int source_identity_now(const struct source *source, struct source_identity *ret
 int source_was_changed(const struct source *source)
 {
     const struct source *file;
-    struct source_identity now;
+    struct source_identity now = {0};
     int r = 0;
     for (size_t at[2] = {0}; r == 0 && (file = source_file_next(source, at));) {
         r = file_identity_now(file, &now);
