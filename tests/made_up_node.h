@@ -19,13 +19,6 @@ static void setup(void)
     suite_make_folder("node", root, sizeof(root));
 }
 
-static void teardown(void)
-{
-    char command[128];
-    snprintf(command, sizeof(command), "/bin/rm -rf '%s'", root);
-    ck_assert_int_eq(system(command), 0);
-}
-
 static void put(const char *path, const char *content)
 {
     char full[512];

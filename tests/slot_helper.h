@@ -30,13 +30,6 @@ static inline void slots_setup(void)
     setenv("ONEPOT_RUNTIME_DIR", base, 1);
 }
 
-static inline void slots_teardown(void)
-{
-    char command[128];
-    snprintf(command, sizeof(command), "/bin/rm -rf '%s'", base);
-    ck_assert_int_eq(system(command), 0);
-}
-
 static inline bool exists(const char *name)
 {
     char path[PATH_MAX + 256];

@@ -92,7 +92,7 @@ int main(void)
 {
     Suite *s = suite_create("budget");
     TCase *c = tcase_create("budget");
-    tcase_add_checked_fixture(c, setup, teardown);
+    tcase_add_checked_fixture(c, setup, NULL);
     tcase_add_test(c, without_limits_it_is_what_the_node_has_left);
     tcase_add_test(c, version_2_the_least_limit_of_all_levels_counts);
     tcase_add_test(c, version_1_is_found_by_its_controller);

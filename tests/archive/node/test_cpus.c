@@ -108,7 +108,7 @@ int main(void)
 {
     Suite *s = suite_create("cpus");
     TCase *c = tcase_create("cpus");
-    tcase_add_checked_fixture(c, setup, teardown);
+    tcase_add_checked_fixture(c, setup, NULL);
     tcase_add_test(c, without_limits_there_is_the_mask);
     tcase_add_test(c, version_2_the_least_quota_of_all_levels_counts_rounded_up);
     tcase_add_test(c, version_1_has_quota_and_set_in_hierarchies_of_their_own);

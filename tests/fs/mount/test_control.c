@@ -189,7 +189,6 @@ static void teardown(void)
     close(session.ended_fd);
     close(log_fds[0]);
     close(log_fds[1]);
-    slots_teardown();
 }
 
 static void read_log(void)

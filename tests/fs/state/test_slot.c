@@ -268,7 +268,7 @@ int main(void)
 {
     Suite *s = suite_create("slot");
     TCase *c = tcase_create("slot");
-    tcase_add_checked_fixture(c, slots_setup, slots_teardown);
+    tcase_add_checked_fixture(c, slots_setup, NULL);
     tcase_add_test(c, names_that_are_taken_get_numbers);
     tcase_add_test(c, a_slot_s_name_surprises_no_shell);
     tcase_add_test(c, counters_are_shared_by_all_who_open_the_slot);

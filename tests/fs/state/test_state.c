@@ -102,7 +102,7 @@ int main(void)
 {
     Suite *s = suite_create("state");
     TCase *c = tcase_create("state");
-    tcase_add_checked_fixture(c, slots_setup, slots_teardown);
+    tcase_add_checked_fixture(c, slots_setup, NULL);
     tcase_add_test(c, the_folder_is_private_and_stays_empty_until_it_is_removed);
     tcase_add_test(c, a_umask_that_takes_everything_does_not_hurt);
     tcase_add_test(c, where_there_is_no_folder_none_is_made_to_look);
