@@ -17,12 +17,12 @@
 #include "cleanup.h"
 #include "leftovers.h"
 #include "path.h"
+#include "pot_private.h"
 #include "shard_exchange.h"
 #include "text.h"
 #include "vector.h"
 #include "volumes.h"
 
-#define INDEX_SUFFIX ".onepot-index"
 #define LIST_BYTES_MAX (64u << 20)
 
 enum word_kind { WORD_PATH, WORD_FOLDER, WORD_PATTERN, WORD_LIST };

@@ -17,6 +17,7 @@
 #include <stdlib.h>
 
 #include "block_cache_private.h"
+#include "numbers.h"
 
 #define RING_BLOCKS 4u /* at least, so that the ring bridges the reads of one block */
 #define RING_ENOUGH (64u << 20)
@@ -42,16 +43,6 @@
  */
 #define PASSED_STEP 128u
 #define PASSED_PART 16u
-
-static uint64_t keep_least(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
-static uint64_t keep_most(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
 
 /* Takes `bytes` from the room below the limit. */
 static bool keep_reserve_bytes(_Atomic uint64_t *used, const _Atomic uint64_t *limit_now,
@@ -435,7 +426,7 @@ static void keep_within(struct block_cache *cache)
 
 uint64_t keep_spare_bytes(uint64_t budget_bytes)
 {
-    return keep_least(budget_bytes / SPARE_PART, SPARE_MAX);
+    return min_u64(budget_bytes / SPARE_PART, SPARE_MAX);
 }
 
 /*
@@ -445,9 +436,8 @@ uint64_t keep_spare_bytes(uint64_t budget_bytes)
 static uint64_t ring_part(uint64_t usable, uint64_t block_bytes)
 {
     uint64_t block = keep_cost_of(block_bytes + block_bytes / 8);
-    uint64_t wanted =
-        keep_most(keep_least(usable / RING_PART, RING_ENOUGH), RING_BLOCKS * block);
-    return keep_least(usable, keep_least(wanted, keep_most(usable / 2, 2 * block)));
+    uint64_t wanted = max_u64(min_u64(usable / RING_PART, RING_ENOUGH), RING_BLOCKS * block);
+    return min_u64(usable, min_u64(wanted, max_u64(usable / 2, 2 * block)));
 }
 
 /* Memory that huge pages take beyond the bytes in use. */
@@ -467,7 +457,7 @@ void keep_set_budget(struct block_cache *cache, uint64_t budget_bytes)
 {
     uint64_t taken = keep_spare_bytes(budget_bytes) + huge_part(&cache->options);
     uint64_t usable = budget_bytes > taken ? budget_bytes - taken : 0;
-    uint64_t recent = ring_part(usable, keep_least(cache->options.block_bytes, BLOCK_MAX));
+    uint64_t recent = ring_part(usable, min_u64(cache->options.block_bytes, BLOCK_MAX));
     atomic_store(&cache->budget, budget_bytes);
     atomic_store(&cache->recent_limit, recent);
     atomic_store(&cache->held_limit, usable - recent);
