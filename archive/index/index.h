@@ -115,7 +115,7 @@ struct index_info {
     uint32_t entries;     /* names, the root included */
     uint64_t files;       /* regular files (names) */
     uint64_t directories; /* the root included */
-    uint64_t inodes;      /* st_files of statfs */
+    uint64_t inodes;      /* f_files of statvfs(3) */
     uint64_t total_bytes; /* sum of st_size over regular inodes */
     uint64_t data_bytes;  /* the same, without holes */
     uint64_t name_bytes;

@@ -115,7 +115,7 @@ struct request {
     const void *arg;
     size_t arg_len;
     uint64_t received_ns;
-    bool own;    /* from a helper process of ours, not from a reader */
+    bool own;    /* from a process of ours (mount_fetcher.h), not from a reader */
     bool unseen; /* it is not counted */
 };
 

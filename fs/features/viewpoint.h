@@ -1,9 +1,9 @@
 /*
- * Where processes of ours see the mount, to read through it (helper.h). A mount that the daemon
- * made itself is at its mount point. One that a parent has made (a container runtime), or that
- * is private to the command of a `run`, lies in other namespaces; processes of the same user
- * that live there show the way. Which of the places that they have is this mount is proved by
- * asking there for a name that only this daemon knows.
+ * Where processes of ours see the mount, to read through it (mount_fetcher.h). A mount that the
+ * daemon made itself is at its mount point. One that a parent has made (a container runtime),
+ * or that is private to the command of a `run`, lies in other namespaces; processes of the same
+ * user that live there show the way. Which of the places that they have is this mount is proved
+ * by asking there for a name that only this daemon knows.
  */
 #ifndef ONEPOT_VIEWPOINT_H
 #define ONEPOT_VIEWPOINT_H
