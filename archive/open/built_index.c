@@ -12,7 +12,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "budget.h"
 #include "cleanup.h"
 #include "clock.h"
 #include "cpus.h"
@@ -35,12 +34,6 @@ enum {
     SAVE_AFTER_MS = 1000,     /* POT_SAVE_AUTO: indexing that took longer is worth saving, */
                               /* and points, which take reading a whole stream */
 };
-
-uint64_t pot_memory_bytes(const struct pot_options *options)
-{
-    uint64_t available = budget_memory_bytes("");
-    return options->memory_bytes ? min_u64(options->memory_bytes, available) : available;
-}
 
 struct build {
     struct source *source;

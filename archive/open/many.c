@@ -161,7 +161,7 @@ static void part_look(struct many *many, struct part *part)
         return;
     part->is_looked_at = true;
     source_identity(part->found.source, &part->identity);
-    int r = source_concat_sample(part->found.source, &part->samples);
+    int r = source_sample(part->found.source, &part->samples);
     if (r < 0)
         fault_set_read(fault, r, NULL, FAULT_NO_OFFSET);
     part->err = r;

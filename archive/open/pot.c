@@ -17,17 +17,6 @@
 #include "source_slice.h"
 #include "volumes.h"
 
-int pot_check_index(const struct pot *pot, struct fault *fault)
-{
-    uint64_t size = source_size(pot->source);
-    uint64_t described = index_info(pot->index)->archive_bytes;
-    if (described <= size)
-        return 0;
-    return fault_set(fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
-                     "its index is of a file of %" PRIu64 " bytes, the file has %" PRIu64,
-                     described, size);
-}
-
 /* The index in the archive. Without a good one, the archive counts as one of a plainer format.
  */
 static int pot_open_embedded(struct opening *o, struct fault *fault)

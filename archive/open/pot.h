@@ -57,7 +57,7 @@ struct pot_part {
     const struct backend *backend;
     struct file_id file;
     bool has_samples; /* of the file that is read, and not of one that it was unpacked from */
-    uint64_t samples; /* source_concat_sample, when it was opened */
+    uint64_t samples; /* source_sample, when it was opened */
 };
 
 struct pot {

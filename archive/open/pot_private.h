@@ -96,12 +96,6 @@ static inline struct source *pot_file(const struct pot *pot)
     return pot->packed ? pot->packed : pot->source;
 }
 
-/*
- * Check that the archive size in the index is not more than the file's, as the index's ranges
- * are checked against it.
- */
-int pot_check_index(const struct pot *pot, struct fault *fault);
-
 /* ---- built_index.c ---- */
 
 /* Make an index of the frames of a compressed file. */
@@ -130,10 +124,10 @@ int built_index_open_file(int fd, const char *path, struct index **ret_index);
 /* The same for an open index, whose bytes the file has: it uses them from now on. */
 int built_index_move(int fd, const char *path, struct index *index);
 
+/* ---- unpacked.c ---- */
+
 /* Memory that may be used now: as much as the job has available and the caller allows. */
 uint64_t pot_memory_bytes(const struct pot_options *options);
-
-/* ---- unpacked.c ---- */
 
 /*
  * Unpack a file that is compressed as a whole, and put its content in place of the source, for
@@ -155,6 +149,12 @@ int unpacked_sums(struct source *source, struct builder_header *header,
                   struct progress *progress);
 
 /* ---- saved_index.c ---- */
+
+/*
+ * Check that the archive size in the index is not more than the file's, as the index's ranges
+ * are checked against it.
+ */
+int pot_check_index(const struct pot *pot, struct fault *fault);
 
 /* Compute the fingerprint, unless that was done already. */
 int opening_fingerprint(struct opening *o);

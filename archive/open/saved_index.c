@@ -57,6 +57,17 @@ static bool saved_may_be_stream(const struct opening *o)
                            : options->names_only || options->save == POT_SAVE_ALWAYS);
 }
 
+int pot_check_index(const struct pot *pot, struct fault *fault)
+{
+    uint64_t size = source_size(pot->source);
+    uint64_t described = index_info(pot->index)->archive_bytes;
+    if (described <= size)
+        return 0;
+    return fault_set(fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
+                     "its index is of a file of %" PRIu64 " bytes, the file has %" PRIu64,
+                     described, size);
+}
+
 /* Does the index describe the expected number of bytes? */
 static bool saved_has_size(const struct index *index, const struct opening *o)
 {

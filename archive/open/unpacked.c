@@ -23,8 +23,10 @@
 
 #include <xxhash.h>
 
+#include "budget.h"
 #include "cleanup.h"
 #include "clock.h"
+#include "numbers.h"
 #include "output.h"
 #include "pot_private.h"
 #include "source_retry.h"
@@ -55,6 +57,12 @@ uint64_t unpacked_most(const struct source *packed, const struct pot_options *op
     if (ratio == POT_RATIO_OFF || __builtin_mul_overflow(source_size(packed), ratio, &most))
         return UINT64_MAX;
     return most > POT_RATIO_FLOOR_BYTES ? most : POT_RATIO_FLOOR_BYTES;
+}
+
+uint64_t pot_memory_bytes(const struct pot_options *options)
+{
+    uint64_t available = budget_memory_bytes("");
+    return options->memory_bytes ? min_u64(options->memory_bytes, available) : available;
 }
 
 static int unpacked_in_child(void *arg, struct progress *progress, struct fault *fault)

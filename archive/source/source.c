@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -380,6 +381,13 @@ const uint8_t *source_map_at(const struct source *source, uint64_t offset, uint6
     return source->ops->map(source, offset, len);
 }
 
+bool source_may_map(uint64_t bytes)
+{
+    struct rlimit limit;
+    return getrlimit(RLIMIT_AS, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY ||
+           bytes <= limit.rlim_cur / 8;
+}
+
 bool source_can_map(const struct source *source)
 {
     const struct source *several = several_in(source);
@@ -415,6 +423,7 @@ enum {
     FINGERPRINT_END_BYTES = 65536,
     FINGERPRINT_PLACE_BYTES = 4096,
     FINGERPRINT_PLACES = 16,
+    SAMPLE_BYTES = 4096,
 };
 
 /* The source itself, or the one that it keeps a copy of. */
@@ -456,6 +465,21 @@ static int file_fingerprint(const struct source *source, uint64_t *ret_fingerpri
     return r;
 }
 
+int source_sample(const struct source *file, uint64_t *ret_sample)
+{
+    uint64_t size = source_size(file), sums[2];
+    uint8_t bytes[SAMPLE_BYTES];
+    size_t len = min_u64(size, SAMPLE_BYTES);
+    int r = source_read(file, bytes, len, 0);
+    sums[0] = XXH3_64bits(bytes, r == 0 ? len : 0);
+    if (r == 0)
+        r = source_read(file, bytes, len, size - len);
+    sums[1] = XXH3_64bits(bytes, r == 0 ? len : 0);
+    if (r == 0)
+        *ret_sample = XXH3_64bits(sums, sizeof(sums));
+    return r;
+}
+
 int source_fingerprint(const struct source *source, uint64_t *ret_fingerprint)
 {
     const struct source *member = source_member(source, 0);
@@ -465,7 +489,7 @@ int source_fingerprint(const struct source *source, uint64_t *ret_fingerprint)
     int r = file_fingerprint(source, &all);
     for (size_t i = 0; r == 0 && (member = source_member(source, i)); i++) {
         uint64_t parts[3] = {htole64(all), htole64(source_size(member))};
-        r = source_concat_sample(member, &parts[2]);
+        r = source_sample(member, &parts[2]);
         parts[2] = htole64(parts[2]);
         all = XXH3_64bits(parts, sizeof(parts));
     }

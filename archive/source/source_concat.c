@@ -13,13 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <xxhash.h>
-
 #include "cleanup.h"
 #include "numbers.h"
 #include "source_ops.h"
-
-#define SAMPLE_BYTES 4096
 
 struct concat_member {
     struct source *source;
@@ -319,19 +315,4 @@ uint64_t source_concat_base(const struct source *concat, size_t i)
 void source_concat_distrust(const struct source *concat, size_t i)
 {
     atomic_store(&concat_in(concat)->members[i].is_distrusted, true);
-}
-
-int source_concat_sample(const struct source *file, uint64_t *ret_sample)
-{
-    uint64_t size = source_size(file), sums[2];
-    uint8_t bytes[SAMPLE_BYTES];
-    size_t len = min_u64(size, SAMPLE_BYTES);
-    int r = source_read(file, bytes, len, 0);
-    sums[0] = XXH3_64bits(bytes, r == 0 ? len : 0);
-    if (r == 0)
-        r = source_read(file, bytes, len, size - len);
-    sums[1] = XXH3_64bits(bytes, r == 0 ? len : 0);
-    if (r == 0)
-        *ret_sample = XXH3_64bits(sums, sizeof(sums));
-    return r;
 }

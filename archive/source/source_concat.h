@@ -53,10 +53,4 @@ uint64_t source_concat_base(const struct source *concat, size_t i);
  */
 void source_concat_distrust(const struct source *concat, size_t i);
 
-/*
- * XXH3-64 of the first and the last bytes of a file, which differ between any two archives that
- * were packed. source_fingerprint would read twenty times as much of each of a thousand files.
- */
-int source_concat_sample(const struct source *file, uint64_t *ret_sample);
-
 #endif

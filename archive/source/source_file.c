@@ -12,7 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -101,13 +100,6 @@ struct storage storage_of(int fd)
 }
 
 /* ---- the mapping ---- */
-
-bool source_may_map(uint64_t bytes)
-{
-    struct rlimit limit;
-    return getrlimit(RLIMIT_AS, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY ||
-           bytes <= limit.rlim_cur / 8;
-}
 
 static const uint8_t *file_start_of(const struct lost_pages *map)
 {

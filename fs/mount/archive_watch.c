@@ -65,7 +65,7 @@ enum archive_state archive_look(struct archive_sight *a)
         return ARCHIVE_SAME;
     bool is_cut = now.size_bytes < a->opened.size_bytes;
     int r = is_cut              ? -ENODATA
-            : a->is_one_of_many ? source_concat_sample(a->source, &fingerprint)
+            : a->is_one_of_many ? source_sample(a->source, &fingerprint)
                                 : source_fingerprint(a->source, &fingerprint);
     if (r == -ENODATA || (r == 0 && a->has_fingerprint && fingerprint != a->fingerprint))
         return ARCHIVE_CHANGED;

@@ -27,7 +27,7 @@ enum archive_state {
 struct archive_sight {
     const struct source *source;
     struct source_identity opened; /* as it was when its index was read */
-    bool is_one_of_many;           /* few samples are taken: source_concat_sample */
+    bool is_one_of_many;           /* few samples are taken: source_sample */
     bool has_fingerprint;          /* at the last look: */
     uint64_t fingerprint;
     struct source_identity seen;

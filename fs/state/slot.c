@@ -267,47 +267,6 @@ bool slot_is_current(const struct slot *slot)
     return file_is_named(slot->folder_fd, file, slot->lock_fd, NULL) == 1;
 }
 
-/*
- * Another mount is at the same place: for one command only, or as one that has ended here and
- * is seen elsewhere. Removing the directory would remove that mount too, whatever namespace it
- * is in. So that mount takes over the directory.
- */
-static bool hand_over_mountpoint(const struct slot *slot)
-{
-    struct registry registry = {.fd = slot->folder_fd, .lock_fd = -1};
-    auto_slots struct slot_list list = {0};
-
-    snprintf(registry.path, sizeof(registry.path), "%s", slot->folder);
-    if (slots_list(&registry, &list) < 0)
-        return true;
-    for (size_t i = 0; i < list.count; i++) {
-        struct counters *c = list.at[i]->counters;
-        if (strcmp(list.at[i]->name, slot->name) == 0 ||
-            strcmp(c->mountpoint, slot->counters->mountpoint) != 0)
-            continue;
-        c->owns_mountpoint = 1;
-        return true;
-    }
-    return false;
-}
-
-void slot_remove(const struct slot *slot)
-{
-    if (!slot_is_current(slot))
-        return;
-    char directory[PATH_MAX];
-    slot_directory(slot, directory);
-    bool is_there = strcmp(directory, slot->counters->mountpoint) == 0;
-    bool owns = slot->counters->owns_mountpoint;
-    bool is_handed = (owns || is_there) && hand_over_mountpoint(slot);
-    if (owns && !is_handed)
-        rmdir(slot->counters->mountpoint);
-    if (!is_there || !is_handed)
-        unlinkat(slot->folder_fd, slot->name, AT_REMOVEDIR);
-    registry_unlink(slot->folder_fd, slot->name, ".stat");
-    registry_unlink(slot->folder_fd, slot->name, ".lock");
-}
-
 int slot_lock(const struct slot *slot, bool exclusive, bool wait)
 {
     int how = (exclusive ? LOCK_EX : LOCK_SH) | (wait ? 0 : LOCK_NB);
