@@ -243,3 +243,22 @@ int process_try(int (*work)(void *ctx), void *ctx, int timeout_ms)
         return r;
     return WIFEXITED(status) ? -WEXITSTATUS(status) : -EIO;
 }
+
+int process_find_program(const char *program, char ret_path[PATH_MAX])
+{
+    static const char usual[] = "/usr/bin:/bin:/usr/local/bin:/usr/sbin:/sbin:/usr/local/sbin";
+    const char *path = getenv("PATH");
+    auto_free char *all = NULL;
+    char *save = NULL;
+
+    if (asprintf(&all, "%s:%s", path ? path : "", usual) < 0) {
+        all = NULL;
+        return -ENOMEM;
+    }
+    for (char *dir = strtok_r(all, ":", &save); dir; dir = strtok_r(NULL, ":", &save)) {
+        int n = snprintf(ret_path, PATH_MAX, "%s/%s", dir, program);
+        if (dir[0] == '/' && n < PATH_MAX && access(ret_path, X_OK) == 0)
+            return 0;
+    }
+    return -ENOENT;
+}

@@ -5,6 +5,7 @@
 #ifndef ONEPOT_PROCESS_H
 #define ONEPOT_PROCESS_H
 
+#include <limits.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -92,5 +93,11 @@ void process_discard(pid_t pid);
  * a limit (-1) signals don't end the wait, with one they do: -EINTR.
  */
 int process_try(int (*work)(void *ctx), void *ctx, int timeout_ms);
+
+/*
+ * Where a program lies: in an absolute folder of $PATH, or in a usual one of a system. 0, or
+ * -ENOENT.
+ */
+int process_find_program(const char *program, char ret_path[PATH_MAX]);
 
 #endif

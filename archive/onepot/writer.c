@@ -99,7 +99,7 @@ int writer_open(const char *path, const struct writer_options *options, struct f
     struct output *output;
     if (!writer_is_sane(options))
         return -EINVAL;
-    int r = output_open(path, options->overwrite, fault, &output);
+    int r = output_open(path, options->overwrite, options->stripes, fault, &output);
     if (r < 0)
         return r;
     r = writer_begin(output, options, ret_writer);

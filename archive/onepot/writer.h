@@ -27,8 +27,9 @@
 struct writer;
 
 struct writer_options {
-    bool overwrite; /* replace a file of that name */
-    bool no_sync;   /* don't wait until the archive is on the disk */
+    bool overwrite;   /* replace a file of that name */
+    bool no_sync;     /* don't wait until the archive is on the disk */
+    unsigned stripes; /* as of output_open */
 
     int zstd_level;       /* 1 to WRITER_LEVEL_MAX; 0: not compressed */
     uint32_t block_bytes; /* most bytes of the tar in one zstd frame; 0: WRITER_BLOCK_BYTES */

@@ -21,6 +21,8 @@
 
 #include "cleanup.h"
 #include "path.h"
+#include "process.h"
+#include "stripes.h"
 
 void output_release(struct output *output)
 {
@@ -108,8 +110,45 @@ static int output_name_partial(struct output *output)
     return -ENOMEM;
 }
 
+/* Lustre's program has made the file: is it this user's, and empty? */
+static int output_open_striped(struct output *output)
+{
+    uint64_t mask;
+    struct stat st;
+    output->fd =
+        openat(output->folder_fd, output->partial_name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    if (output->fd < 0 || fstat(output->fd, &st) < 0)
+        return -errno;
+    bool is_own = S_ISREG(st.st_mode) && st.st_uid == geteuid() && st.st_size == 0;
+    if (!is_own || leftovers_claim(output->fd) < 0)
+        return -EIO;
+    /* That program lets no group write, whatever the umask. */
+    bool has_mask = process_status_number(getpid(), "\nUmask:", 8, &mask);
+    return has_mask && fchmod(output->fd, output->mode & ~(mode_t)mask) < 0 ? -errno : 0;
+}
+
+static int output_create_striped(struct output *output, struct fault *fault)
+{
+    char said[STRIPES_SAID_MAX];
+    struct stat st;
+    int r = output_name_partial(output);
+    if (r == 0)
+        r = stripes_make(output->folder_fd, output->partial_name, output->stripes, said);
+    if (r < 0)
+        return fault_set(fault, r, NULL, FAULT_NO_OFFSET, "its stripes can't be set: %s", said);
+    r = output_open_striped(output);
+    if (r == 0 && fstat(output->fd, &st) == 0) {
+        output->id = file_id_of(&st);
+        return 0;
+    }
+    unlinkat(output->folder_fd, output->partial_name, 0);
+    return fault_set(fault, r, NULL, FAULT_NO_OFFSET, "can't be created: %s", fault_errno(r));
+}
+
 static int output_create_partial(struct output *output, struct fault *fault)
 {
+    if (output->stripes)
+        return output_create_striped(output, fault);
     for (int attempt = 0; attempt < 100; attempt++) {
         int r = output_name_partial(output);
         if (r < 0)
@@ -170,7 +209,7 @@ static int output_new(bool overwrite, mode_t mode, struct output **ret_output)
     return 0;
 }
 
-int output_open(const char *path, bool overwrite, struct fault *fault,
+int output_open(const char *path, bool overwrite, unsigned stripes, struct fault *fault,
                 struct output **ret_output)
 {
     struct output *output;
@@ -178,6 +217,7 @@ int output_open(const char *path, bool overwrite, struct fault *fault,
     int r = output_new(overwrite, 0666, &output);
     if (r < 0)
         return r;
+    output->stripes = stripes;
     r = output_follow(path, fault, &followed);
     if (r == 0)
         r = output_open_folder(output, followed, fault);

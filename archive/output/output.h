@@ -3,7 +3,7 @@
  * NAME.XXXXXX.partial, in the same folder, and locked. output_discard removes it. A killed
  * process leaves only this partial file behind, for output_clean to remove.
  *
- *     output_open("train.onepot.tar", false, &fault, &out);
+ *     output_open("train.onepot.tar", false, 0, &fault, &out);
  *     write to out->fd ...
  *     output_commit(out, true, &fault)  or  output_discard(out)
  */
@@ -22,8 +22,9 @@ struct output {
     int fd;        /* open for reading and writing; owned by the output */
     int folder_fd; /* O_PATH */
     bool overwrite;
-    mode_t mode; /* for creating it, less the umask */
-    char *name;  /* final name, in that folder */
+    mode_t mode;      /* for creating it, less the umask */
+    unsigned stripes; /* 0: as its folder has them */
+    char *name;       /* final name, in that folder */
     char *partial_name;
     struct file_id id;       /* of the new file */
     struct file_id replaced; /* of the file to be replaced; all zero: none */
@@ -36,10 +37,11 @@ struct output {
 void output_clean(const char *path, const struct leftovers *how);
 
 /*
- * Create the partial file. An existing final name is -EEXIST without `overwrite`, and always
- * refused if it is not a regular file. A symbolic link is followed.
+ * Create the partial file, on so many storage targets (stripes.h; 0: its folder's layout). An
+ * existing final name is -EEXIST without `overwrite`, and always refused if it is not a regular
+ * file. A symbolic link is followed.
  */
-int output_open(const char *path, bool overwrite, struct fault *fault,
+int output_open(const char *path, bool overwrite, unsigned stripes, struct fault *fault,
                 struct output **ret_output);
 
 /*

@@ -321,6 +321,7 @@ static struct writer_options pack_writer_options(const struct pack_options *o)
 {
     return (struct writer_options){.overwrite = o->overwrite,
                                    .no_sync = o->no_sync,
+                                   .stripes = o->stripes,
                                    .zstd_level = o->zstd_level,
                                    .block_bytes = o->block_bytes,
                                    .threads = o->threads,

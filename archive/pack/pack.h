@@ -74,6 +74,7 @@ struct pack_options {
     bool overwrite;
     bool no_sync;     /* don't wait until the archive is on the disk */
     bool strict;      /* the first problem is an error */
+    unsigned stripes; /* of each archive, see output_open; 0: as its folder has them */
     unsigned threads; /* for reading; 0: a few, and more if reads are slow */
 
     /* See struct writer_options. `threads` compress; if that is 0, one a CPU. */

@@ -244,7 +244,8 @@ int pour_run(const struct pour_options *options, struct fault *fault,
              struct pour_result *ret_result)
 {
     struct pour_run run = {.options = options, .report_fd = -1};
-    int r = output_open(options->output, options->writer.overwrite, fault, &run.output);
+    int r = output_open(options->output, options->writer.overwrite, options->writer.stripes,
+                        fault, &run.output);
     if (r < 0)
         return r;
     run.locale = newlocale(LC_ALL_MASK, "C.UTF-8", (locale_t)0);

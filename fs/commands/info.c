@@ -14,6 +14,7 @@
 #include "commands.h"
 #include "format.h"
 #include "json.h"
+#include "stripes.h"
 #include "survey.h"
 
 static const struct cli_usage usage = {
@@ -273,6 +274,14 @@ static void print_sums(const struct pot *pot, const struct pot_sums *sums)
                : "");
 }
 
+static void print_stripes(const struct pot *pot)
+{
+    unsigned stripes;
+    if (!pot->parts && stripes_of(pot->path, &stripes) == 0)
+        printf("  %-12s %s storage %s\n", "stripes", cli_count(stripes),
+               stripes == 1 ? "target" : "targets");
+}
+
 static void command_info_text(const struct pot *pot, const struct index_info *info,
                               const struct pot_sums *sums, const struct survey *survey,
                               const struct batch *batch)
@@ -283,6 +292,7 @@ static void command_info_text(const struct pot *pot, const struct index_info *in
     if (pot->parts)
         print_parts(pot);
     print_size("size", pot->identity.size_bytes);
+    print_stripes(pot);
     print_members(survey);
     print_left_out(pot);
     print_size("contents", info->total_bytes);
@@ -337,6 +347,7 @@ static void command_info_json(struct json *j, const struct pot *pot,
 {
     uint64_t known = info->files + info->directories;
     char codecs[CODEC_LIST_BYTES];
+    unsigned stripes;
     json_open(j, NULL, '{');
     json_text(j, "archive", pot->path, SIZE_MAX);
     json_text(j, "format", pot->backend->name, SIZE_MAX);
@@ -348,6 +359,8 @@ static void command_info_json(struct json *j, const struct pot *pot,
         json_text(j, NULL, pot->path, SIZE_MAX);
     json_close(j, ']');
     json_number(j, "size_bytes", pot->identity.size_bytes);
+    if (!pot->parts && stripes_of(pot->path, &stripes) == 0)
+        json_number(j, "stripes", stripes);
     json_text(j, "container", pot->container.name, SIZE_MAX);
     json_number(j, "offset", pot->container.offset);
     json_text(j, "compression", pot->compression, SIZE_MAX);

@@ -25,6 +25,7 @@
 #include "path.h"
 #include "source.h"
 #include "storage_watch.h"
+#include "stripes.h"
 #include "unknown_format.h"
 
 static const struct cli_usage usage = {
@@ -97,6 +98,19 @@ static void describe_output(const struct arguments *a, char *text, size_t size)
                  o->rank < o->shards ? (o->shards + o->world - 1 - o->rank) / o->world : 0,
                  o->shards, o->rank, o->world, a->launcher ? " by " : "",
                  a->launcher ? a->launcher : "");
+}
+
+static void advise_stripes(const struct arguments *a, const struct pack_result *result)
+{
+    unsigned stripes;
+    if (a->options.shards || a->options.stripes ||
+        stripes_of(a->options.output, &stripes) < 0 ||
+        !stripes_are_few(stripes, result->totals.file_bytes))
+        return;
+    cli_note("%s: all of it lies on one storage target; 'lfs migrate -c %u %s%s' spreads it, "
+             "as --stripe does from the start",
+             a->options.output, STRIPES_ADVISED, a->options.output[0] == '-' ? "./" : "",
+             a->options.output);
 }
 
 static void command_pack_summarize(const struct arguments *a, const struct pack_result *result,
@@ -247,6 +261,7 @@ static int command_pack_run(struct arguments *a)
         return command_pack_fail(a, r, &fault);
     result.problems += a->left_out;
     command_pack_summarize(a, &result, now_ns() - start);
+    advise_stripes(a, &result);
     return result.problems ? CLI_FAILED : CLI_OK;
 }
 
@@ -326,6 +341,15 @@ static void print_word(const char *word)
     putchar('\'');
 }
 
+/* Would the archive lie on one storage target? */
+static bool needs_stripes(const struct arguments *a, const struct pack_survey *s)
+{
+    unsigned stripes;
+    return !a->options.shards && !a->options.stripes &&
+           stripes_of_new(a->options.output, &stripes) == 0 &&
+           stripes_are_few(stripes, s->archive_bytes);
+}
+
 static void print_survey(const struct arguments *a, struct pack_survey *s, char **argv)
 {
     char files[CLI_TEXT_LEN], inodes[CLI_TEXT_LEN], bytes[CLI_TEXT_LEN], output[128];
@@ -337,6 +361,8 @@ static void print_survey(const struct arguments *a, struct pack_survey *s, char 
     printf("packed: about %s in %s%s\n", cli_format_bytes(s->archive_bytes, bytes), output,
            a->options.zstd_level ? ", less what compression saves" : "");
     printf("next: onepot pack");
+    if (needs_stripes(a, s))
+        printf(" --stripe=%u", STRIPES_ADVISED);
     for (size_t i = 1; argv[i]; i++)
         if (strcmp(argv[i], DRY_RUN) != 0)
             print_word(argv[i]);
@@ -488,6 +514,8 @@ static int command_pack_parse(struct arguments *a, int argc, char **argv)
          .flag = &a->has_block, .size = &a->block_bytes},
         {"--align=BYTES", "begin the data of each file at a multiple of BYTES",
          .flag = &a->has_align, .size = &a->align_bytes},
+        {"--stripe=N", "on Lustre, spread each archive over N storage targets",
+         .count = &o->stripes, .min = 1, .max = STRIPES_MAX},
         {"-j, --jobs=N",
          "read and compress with N threads; the archive is the same (default: 4, and up to 128 "
          "where reading is slow; one for each CPU to compress)",

@@ -14,6 +14,7 @@
 #include "index.h"
 #include "pot.h"
 #include "source.h"
+#include "stripes.h"
 
 static void see_fault(struct findings *f, const char *path, const struct fault *fault)
 {
@@ -36,6 +37,21 @@ static void see_place_of(struct findings *f, const struct source *source)
                         "and the mount caches it");
     if (!local)
         finding_advise(f, "--stage copies it to this node while it is read");
+}
+
+/* On one storage target of Lustre no number of nodes reads it faster. */
+static void see_stripes(struct findings *f, const struct source *source)
+{
+    const char *path = source_name(source);
+    unsigned stripes;
+    if (stripes_of(path, &stripes) < 0)
+        return;
+    bool is_few = stripes_are_few(stripes, source_size(source));
+    finding_add(f, is_few ? FINDING_WARNING : FINDING_FACT, "stripes",
+                "it lies on %u storage %s of Lustre", stripes,
+                stripes == 1 ? "target" : "targets");
+    if (is_few)
+        finding_advise(f, "'lfs migrate -c %u %s' spreads it", STRIPES_ADVISED, path);
 }
 
 /*
@@ -122,6 +138,7 @@ void doctor_archive(struct findings *f, const char *path, uint64_t *ret_bytes)
     else
         finding_add(f, FINDING_GOOD, path, "%s", backend->name);
     see_place_of(f, source);
+    see_stripes(f, source);
     see_index(f, source_name(source), source, backend, compression);
     source_close(source);
 }

@@ -24,7 +24,6 @@
 #include "cleanup.h"
 #include "doctor.h"
 #include "fault.h"
-#include "fusermount.h"
 #include "mountinfo.h"
 #include "mountpoint.h"
 #include "process.h"
@@ -77,7 +76,8 @@ static void see_helper(struct findings *f)
     struct stat st;
     if (geteuid() == 0)
         return;
-    if (fusermount_find("fusermount3", path) < 0 && fusermount_find("fusermount", path) < 0) {
+    if (process_find_program("fusermount3", path) < 0 &&
+        process_find_program("fusermount", path) < 0) {
         finding_add(f, FINDING_FACT, "fusermount3", "is not there; it is in the package fuse3");
         return;
     }

@@ -33,25 +33,6 @@ struct helper_environment {
     size_t count, capacity;
 };
 
-int fusermount_find(const char *program, char ret_path[PATH_MAX])
-{
-    static const char usual[] = "/usr/bin:/bin:/usr/local/bin:/usr/sbin:/sbin:/usr/local/sbin";
-    const char *path = getenv("PATH");
-    auto_free char *all = NULL;
-    char *save = NULL;
-
-    if (asprintf(&all, "%s:%s", path ? path : "", usual) < 0) {
-        all = NULL;
-        return -ENOMEM;
-    }
-    for (char *dir = strtok_r(all, ":", &save); dir; dir = strtok_r(NULL, ":", &save)) {
-        int n = snprintf(ret_path, PATH_MAX, "%s/%s", dir, program);
-        if (dir[0] == '/' && n < PATH_MAX && access(ret_path, X_OK) == 0)
-            return 0;
-    }
-    return -ENOENT;
-}
-
 /* Our environment, with the C locale and the socket. */
 static int helper_environment(const char *commfd, struct helper_environment *env)
 {

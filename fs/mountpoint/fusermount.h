@@ -6,17 +6,13 @@
 #ifndef ONEPOT_FUSERMOUNT_H
 #define ONEPOT_FUSERMOUNT_H
 
-#include <limits.h>
 #include <stdbool.h>
 
 #define FUSERMOUNT_SAID_MAX 256
 
-/* Look for "fusermount3" or "fusermount" in $PATH, then in its usual places. -ENOENT. */
-int fusermount_find(const char *program, char ret_path[PATH_MAX]);
-
 /*
- * Mount, and return the descriptor of /dev/fuse. `path` is from fusermount_find, `options` a
- * list as after -o. On failure `said` has the helper's first line. The process must have only
+ * Mount, and return the descriptor of /dev/fuse. `path` is from process_find_program, `options`
+ * a list as after -o. On failure `said` has the helper's first line. The process must have only
  * one thread.
  */
 int fusermount_mount(const char *path, const char *mountpoint, const char *options,

@@ -90,7 +90,7 @@ static int mount_by_helper(const char *program, const struct mount_request *rq,
 {
     char path[PATH_MAX], said[FUSERMOUNT_SAID_MAX] = "";
 
-    if (fusermount_find(program, path) < 0) {
+    if (process_find_program(program, path) < 0) {
         mount_report_add(report, program, "not found");
         return -ENOENT;
     }
@@ -242,7 +242,8 @@ const char *mount_advice(unsigned methods)
     if (access("/proc/self/mountinfo", R_OK) < 0)
         return "there is no /proc here; mount it first, or run outside of this chroot or "
                "container";
-    if (fusermount_find("fusermount3", path) < 0 && fusermount_find("fusermount", path) < 0)
+    if (process_find_program("fusermount3", path) < 0 &&
+        process_find_program("fusermount", path) < 0)
         return "ask for the package fuse3 (fusermount3) on this node";
     if (prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1)
         return "no_new_privs is set for this process, so that fusermount3, which is setuid, "
@@ -358,7 +359,7 @@ int mountpoint_unmount(const char *path, bool lazy)
     if (mount_methods(&methods) < 0 || (methods & MOUNT_BY_SYSCALL))
         r = unmount_named(path, UMOUNT_NOFOLLOW | (lazy ? MNT_DETACH : 0));
     for (size_t i = 0; i < WAY_COUNT && r == -EPERM; i++)
-        if (ways[i].is_helper && fusermount_find(ways[i].name, helper) == 0)
+        if (ways[i].is_helper && process_find_program(ways[i].name, helper) == 0)
             r = fusermount_unmount(helper, path, lazy, said);
     if (r == -EPERM && mountinfo_find(path, &entry) == -ENOENT)
         return -EINVAL;

@@ -13,6 +13,7 @@
 #include "fusermount.h"
 #include "mountinfo.h"
 #include "mountpoint.h"
+#include "process.h"
 #include "suite.h"
 
 static char base[PATH_MAX];
@@ -143,15 +144,15 @@ START_TEST(a_helper_is_looked_for_in_the_path_first)
     ck_assert_ptr_nonnull(f);
     fclose(f);
     setenv("PATH", base, 1);
-    if (fusermount_find("fusermount3", found) == 0)
+    if (process_find_program("fusermount3", found) == 0)
         ck_assert_str_ne(found, expected); /* it can't be executed */
     chmod(expected, 0700);
-    ck_assert_int_eq(fusermount_find("fusermount3", found), 0);
+    ck_assert_int_eq(process_find_program("fusermount3", found), 0);
     ck_assert_str_eq(found, expected);
     setenv("PATH", ".:relative", 1); /* not from wherever we happen to be */
-    if (fusermount_find("fusermount3", found) == 0)
+    if (process_find_program("fusermount3", found) == 0)
         ck_assert_str_ne(found, expected);
-    ck_assert_int_eq(fusermount_find("fusermount-of-nobody", found), -ENOENT);
+    ck_assert_int_eq(process_find_program("fusermount-of-nobody", found), -ENOENT);
 }
 END_TEST
 
