@@ -103,7 +103,8 @@ struct session {
     _Atomic uint32_t *file_marks;  /* shared with readers (file_marks.h); NULL: they are not */
     pthread_mutex_t counters_lock; /* guards the counters that are rarely written */
     _Atomic bool ended;
-    _Atomic bool distrusted; /* see session_distrust */
+    _Atomic bool distrusted;       /* see session_distrust */
+    _Atomic unsigned shown_xattrs; /* has_xattrs in ops.c */
     /* Helpers are outside of the mount's PID namespace, and so have no process ID there. */
     _Atomic bool nobody_is_helper;
 };

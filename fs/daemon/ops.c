@@ -191,26 +191,6 @@ static void reply_sized(struct request *rq, const void *bytes, size_t len, uint3
         reply_bytes(rq, bytes, len);
 }
 
-static void op_getxattr(struct request *rq)
-{
-    const struct session *s = rq->worker->session;
-    const struct fuse_getxattr_in *in = rq->arg;
-    const char *name = (const char *)rq->arg + sizeof(*in);
-    struct xattr x;
-    uint32_t position;
-    int r = request_position(rq, &position);
-
-    if (!index_info(s->index)->has_xattrs)
-        r = -ENOSYS;
-    if (r == 0)
-        r = index_xattr_get(s->index, position, name, strnlen(name, rq->arg_len - sizeof(*in)),
-                            &x);
-    if (r < 0)
-        reply_error(rq, r);
-    else
-        reply_sized(rq, x.value, x.value_len, in->size);
-}
-
 /* An overlay copies each attribute that is listed, or none of the file. */
 static bool is_hidden(const struct session *s, const struct xattr *x)
 {
@@ -222,6 +202,52 @@ static bool is_hidden(const struct session *s, const struct xattr *x)
             return true;
     }
     return false;
+}
+
+/*
+ * Does any file have attributes that are shown? Without, the kernel is told once that there are
+ * none. An overlay asks for one at each file that it meets, which takes most of a first epoch,
+ * and where SELinux labels all files, archives are full of attributes that it must not see.
+ */
+static bool has_xattrs(struct session *s)
+{
+    enum { UNKNOWN, NONE, SOME };
+    const struct index_info *info = index_info(s->index);
+    struct xattr x;
+    int r = -ENOENT;
+
+    if (!info->has_xattrs || !s->config.hides_roots_attributes)
+        return info->has_xattrs;
+    unsigned known = atomic_load(&s->shown_xattrs);
+    for (uint32_t i = 0; known == UNKNOWN && r == -ENOENT && i < info->entries; i++) {
+        uint64_t cursor = 0;
+        while ((r = index_xattr_next(s->index, i, &cursor, &x)) == 0 && is_hidden(s, &x))
+            ;
+    }
+    if (known == UNKNOWN) /* one that can't be read is reported when it is asked for */
+        known = r == -ENOENT ? NONE : SOME;
+    atomic_store(&s->shown_xattrs, known);
+    return known == SOME;
+}
+
+static void op_getxattr(struct request *rq)
+{
+    struct session *s = rq->worker->session;
+    const struct fuse_getxattr_in *in = rq->arg;
+    const char *name = (const char *)rq->arg + sizeof(*in);
+    struct xattr x;
+    uint32_t position;
+    int r = request_position(rq, &position);
+
+    if (!has_xattrs(s))
+        r = -ENOSYS;
+    if (r == 0)
+        r = index_xattr_get(s->index, position, name, strnlen(name, rq->arg_len - sizeof(*in)),
+                            &x);
+    if (r < 0)
+        reply_error(rq, r);
+    else
+        reply_sized(rq, x.value, x.value_len, in->size);
 }
 
 static void op_listxattr(struct request *rq)

@@ -1,11 +1,14 @@
 """run --writable: what a command writes is seen by it, is gone or kept at its end, and never in the
 archive."""
 
+import io
+import json
 import os
 import random
 import signal
 import stat
 import sys
+import tarfile
 import time
 
 import harness
@@ -129,6 +132,44 @@ def test_an_ordinary_user_may_change_the_files_of_any_owner(work):
             'cp -r "$2" "$3"', PYTHON, CHANGE, "{}", work / "seen")
         check_extracted(work, "seen")
         check_nothing_left(option)
+
+
+def labelled(path, names):
+    """A tar of 300 files, each with these attributes."""
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        for i in range(300):
+            member = tarfile.TarInfo(f"sub/{i:04}")
+            member.size, member.uid = 4, os.geteuid()
+            member.pax_headers = {f"SCHILY.xattr.{name}": "value" for name in names}
+            tar.addfile(member, io.BytesIO(b"%04d" % i))
+
+
+def test_attributes_that_nobody_sees_cost_an_ordinary_user_nothing(work):
+    """SELinux labels all files, and an overlay asks each file that it meets for an attribute."""
+    need_overlay()
+    user = []
+    if os.geteuid() == 0:
+        need_program("unshare")
+        user = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
+        if run(*user, "true", status=None).returncode:
+            raise Skip("there are no user namespaces by numbers here")
+    script = """
+import json, os, sys
+os.chdir(sys.argv[1] + "/sub")
+for name in sorted(os.listdir(".")):
+    assert open(name, "rb").read() == name.encode()
+print(json.dumps(os.listxattr("0007")))
+print(open(sys.argv[1] + "/.onepot/stat.json").read())
+"""
+    for names, shown, few in ((["security.selinux", "trusted.x"], [], True), (["security.selinux", "user.x"], ["user.x"], False)):
+        labelled(work / "a.tar", names)
+        done = run(*user, harness.onepot_program(), "run", "--intercept=off", "--writable", work / "a.tar", "--", PYTHON, "-c",
+                   script, "{}")
+        seen, text = done.stdout.decode().split("\n", 1)
+        check_equal(json.loads(seen), shown, "the attributes that are listed")
+        asked = json.loads(text)["requests"].get("GETXATTR", 0)
+        check((asked <= 2) == few, f"{asked} requests for attributes, with {names}")
+    check_nothing_left()
 
 
 # ---- whose it is ----
