@@ -96,6 +96,7 @@ static void intercept_update(void *state)
     atomic_store(&c->direct_bytes, sums.bytes);
     atomic_store(&c->direct_ns, sums.waited_ns);
     atomic_store(&c->direct_last_ns, sums.last_read_ns);
+    atomic_store(&c->direct_refused, sums.has_refused);
 }
 
 static void intercept_end(void *state)

@@ -129,6 +129,7 @@ struct intercept_head {
     struct intercept_listed
         listed[INTERCEPT_LISTED];            /* by inode, the last that had the place */
     _Alignas(64) _Atomic uint32_t has_ended; /* the mount: readers close the archive's files */
+    _Atomic uint32_t has_refused;            /* EROFS, to a program that wanted to write */
 };
 #define INTERCEPT_HEAD_BYTES (64u << 10) /* whole pages of any size */
 _Static_assert(sizeof(struct intercept_head) <= INTERCEPT_HEAD_BYTES, "the head has room");

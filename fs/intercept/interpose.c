@@ -30,6 +30,7 @@ static struct {
     int (*open64)(const char *path, int flags, ...);
     int (*openat)(int dir, const char *path, int flags, ...);
     int (*openat64)(int dir, const char *path, int flags, ...);
+    int (*mkdir)(const char *path, mode_t mode);
     ssize_t (*read)(int fd, void *buf, size_t len);
     ssize_t (*pread)(int fd, void *buf, size_t len, off_t offset);
     int (*close)(int fd);
@@ -64,6 +65,7 @@ static void find_next(void)
     next.open64 = next_of_64("open64", "open");
     next.openat = io_next("openat");
     next.openat64 = next_of_64("openat64", "openat");
+    next.mkdir = io_next("mkdir");
     next.read = io_next("read");
     next.pread = next_of_64("pread64", "pread");
     next.close = io_next("close");
@@ -137,6 +139,8 @@ static uint64_t open_begin(void)
 static int opened(int dir, const char *path, int flags, int fd, uint64_t begun_ns)
 {
     known_set(fd, reading_is_plain(flags) ? KNOWN_PLAIN : KNOWN_FOREIGN);
+    if (fd < 0 && errno == EROFS && begun_ns)
+        link_saw_refusal(dir, path);
     if (fd < 0 || !begun_ns || !atomic_load_explicit(&reading_is_on, memory_order_relaxed))
         return fd;
     listing_saw_open(dir, path, fd, io_now_ns() - begun_ns);
@@ -174,6 +178,16 @@ int io_openat64(int dir, const char *path, int flags, ...)
     TAKE_MODE(flags, mode);
     uint64_t begun_ns = open_begin();
     return opened(dir, path, flags, NEXT(openat64)(dir, path, flags, mode), begun_ns);
+}
+
+/* Of all that makes something, as the first that a program does where it wants to write. */
+int io_mkdir(const char *path, mode_t mode) EXPORT(mkdir);
+int io_mkdir(const char *path, mode_t mode)
+{
+    int r = NEXT(mkdir)(path, mode);
+    if (r < 0 && errno == EROFS && atomic_load(&reading_is_on))
+        link_saw_refusal(AT_FDCWD, path);
+    return r;
 }
 
 /* ---- read ---- */

@@ -139,6 +139,11 @@ struct link *link_find(int fd, const struct stat *st);
  * be. False: there are none to be had. `fd` is a file of the mount.
  */
 bool link_renew(struct link *link, int fd);
+/*
+ * Nothing could be made at `path` (EROFS). If that was a mount's answer, note it there: the
+ * kernel gives it without asking the daemon. Keeps errno.
+ */
+void link_saw_refusal(int dir, const char *path);
 /* Close the descriptors of mounts that have ended. */
 void link_leave_ended(void);
 /* Is it the file, as it was when the mount was made? */

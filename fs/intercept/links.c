@@ -419,6 +419,26 @@ bool link_renew(struct link *link, int fd)
     return is_new;
 }
 
+void link_saw_refusal(int dir, const char *path)
+{
+    char folder[PATH_MAX] = ".";
+    const char *slash = strrchr(path, '/');
+    size_t len = slash ? (size_t)(slash - path) + 1 : 0;
+    struct stat st;
+
+    if (len >= sizeof(folder))
+        return;
+    if (slash) {
+        memcpy(folder, path, len);
+        folder[len] = '\0';
+    }
+    int fd = (int)io_call(SYS_openat, dir, folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    struct link *link = fd >= 0 && io_call(SYS_fstat, fd, &st) >= 0 ? link_find(fd, &st) : NULL;
+    if (link)
+        atomic_store_explicit(&link->head->has_refused, 1, memory_order_relaxed);
+    close_fd(fd);
+}
+
 /* One that any code has closed unseen, and whose number is another file's, is left alone. */
 static void link_close_fds(struct link *link)
 {

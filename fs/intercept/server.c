@@ -355,6 +355,7 @@ void intercept_server_sum(const struct intercept_server *server,
         uint64_t last = atomic_load_explicit(&slot->last_read_ns, memory_order_relaxed);
         sums.last_read_ns = max_u64(sums.last_read_ns, last);
     }
+    sums.has_refused = atomic_load_explicit(&head->has_refused, memory_order_relaxed);
     *ret_sums = sums;
 }
 

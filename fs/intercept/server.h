@@ -49,6 +49,7 @@ bool intercept_server_tells(uint32_t uid);
 
 struct intercept_sums {
     uint64_t starts, files, foreseen, reads, bytes, waited_ns, last_read_ns;
+    bool has_refused; /* struct intercept_head */
 };
 /* Any thread. */
 void intercept_server_sum(const struct intercept_server *server,

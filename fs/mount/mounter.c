@@ -407,6 +407,10 @@ static void end_mount(struct mounter *m, bool died)
                  summary_line(m->slot->counters, line, sizeof(line)));
     if (m->options->writable)
         tell_written(m, written);
+    else if (atomic_load(&m->slot->counters->direct_refused))
+        cli_note("%s: the command wanted to write there, and could not (EROFS); with "
+                 "--writable, or --writable=DIR, it can",
+                 m->options->archive);
 }
 
 enum mounter_end mounter_release(struct mounter *m)

@@ -139,6 +139,7 @@ struct counters {
     _Atomic uint64_t direct_starts, direct_files, direct_foreseen; /* struct intercept_slot */
     _Atomic uint64_t direct_reads, direct_bytes, direct_ns;
     _Atomic uint64_t direct_last_ns; /* when the last one was */
+    _Atomic uint32_t direct_refused; /* 1: a program wanted to write */
 
     /* Read ahead by features/ahead.c: see struct ahead_stats. */
     _Atomic uint64_t foreseen_kind; /* 0: nothing; report_text.c has the words */

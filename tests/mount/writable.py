@@ -356,5 +356,27 @@ assert open("0023", "rb").read(4) == b"0022"
     check_nothing_left()
 
 
+def test_who_can_t_write_hears_of_the_option_once(work):
+    archive = make_archive(work)
+    harness.onepot("run", archive, "--", *harness.counting(work, "cat", "{}/sub/0000"))
+    if harness.directly_read(work) == 0:
+        raise Skip("there is no preloaded library here")
+    for script in ("open('new', 'w')", "os.mkdir('new')", "os.makedirs('sub/new/newer')", "open('sub/0001', 'r+b')",
+                   "os.open(os.path.abspath('sub/new'), os.O_CREAT | os.O_WRONLY)"):
+        attempt = ("import os, sys\nos.chdir(sys.argv[1])\nfor i in range(3):\n    try:\n"
+                   f"        {script}\n    except OSError as e:\n        print(e.errno)")
+        done = harness.onepot("run", archive, "--", *python(attempt))
+        check_equal(done.stdout, b"30\n" * 3, f"errno of {script}")
+        check_equal(said(done).count("--writable,"), 1, f"it is said once after {script}: {said(done)!r}")
+    done = writable(archive, *python("import sys\nopen(sys.argv[1] + '/new', 'w')"))
+    check("--writable," not in said(done), f"with it: {said(done)!r}")
+    need_root("mount read-only")
+    with work.kernel_mount("tmpfs", "none", "sealed", "-o", "ro") as sealed:
+        done = harness.onepot("run", archive, "--", "sh", "-c", 'cat {}/sub/0000 >/dev/null; echo >"$0/x" || mkdir "$0/y"', sealed,
+                              status=1)
+        check("--writable," not in said(done), f"of another filesystem: {said(done)!r}")
+    check_nothing_left()
+
+
 if __name__ == "__main__":
     harness.main(globals())
