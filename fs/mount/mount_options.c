@@ -399,9 +399,8 @@ static int check_together(const struct cli_usage *usage, bool for_run,
         return cli_usage_error(usage, "--private=on needs a command to be private to: 'onepot "
                                       "run' has one");
     if (!for_run && o->writable)
-        return cli_usage_error(usage,
-                               "--writable needs a command that sees it: 'onepot run' has "
-                               "one");
+        return cli_usage_error(usage, "--writable needs a command that sees it: 'onepot run "
+                                      "--writable' has one");
     if (o->writable && o->private_mode == PRIVATE_OFF)
         return cli_usage_error(usage,
                                "--writable needs a namespace, which --private=off forbids");

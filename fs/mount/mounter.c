@@ -233,7 +233,7 @@ static int add_layer(struct mounter *m)
     return cli_failf(
         m->path,
         "overlayfs can't be mounted: %s; for an ordinary user it needs Linux 5.11, "
-        "and for root the module 'overlay'",
+        "and for root the module 'overlay'; or install fuse-overlayfs",
         fault_errno(r));
 }
 

@@ -31,6 +31,7 @@
 #include "cleanup.h"
 #include "fault.h"
 #include "job.h"
+#include "layer_program.h"
 #include "numbers.h"
 #include "path.h"
 #include "place.h"
@@ -295,6 +296,8 @@ static int mount_overlay(const struct layer *layer, const int fds[3], const char
              "lowerdir=/proc/self/fd/%d,upperdir=/proc/self/fd/%d,workdir=/proc/self/fd/%d,"
              "xino=off,metacopy=off%s",
              fds[0], fds[1], fds[2], attributes);
+    if (getenv("ONEPOT_WITHOUT_OVERLAYFS")) /* for tests */
+        return -ENODEV;
     device_name(layer, device);
     set_search_right(false);
     int r = mount(device, mountpoint, "overlay", flags, options) < 0 ? -errno : 0;
@@ -339,7 +342,13 @@ static int mount_in_memory(const struct layer *layer, int lower, const char *mou
     if (r < 0)
         return r;
     auto_close int dir = open(mountpoint, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    return dir < 0 ? -errno : cover(layer, lower, dir, mountpoint, noexec);
+    if (dir < 0)
+        return -errno;
+    r = cover(layer, lower, dir, mountpoint, noexec);
+    if (r != -EPERM && r != -ENODEV)
+        return r;
+    int other = layer_program_mount(dir, lower, mountpoint, noexec);
+    return other == -ENOENT ? r : other;
 }
 
 int layer_mount(const struct layer *layer, const char *mountpoint, bool noexec)

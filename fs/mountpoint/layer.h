@@ -1,7 +1,8 @@
 /*
  * A layer over a mount that takes what is written, for `run --writable`: the kernel's
- * overlayfs, in the mount namespace of one command. What is written lies in memory, on a tmpfs
- * of that namespace, which goes with it; or in a folder, for one job after the other:
+ * overlayfs, or else fuse-overlayfs (layer_program.h), in the mount namespace of one command.
+ * What is written lies in memory, on a tmpfs of that namespace, which goes with it; or in a
+ * folder, for one job after the other:
  *
  *     DIR/lock     held while a job uses DIR; says which one does
  *     DIR/changes  the upper layer

@@ -356,6 +356,73 @@ assert open("0023", "rb").read(4) == b"0022"
     check_nothing_left()
 
 
+# ---- without overlayfs ----
+
+def need_program_layer():
+    need_program("fuse-overlayfs")
+    return harness.environment(ONEPOT_WITHOUT_OVERLAYFS="1")
+
+
+def fuse_overlays(env):
+    """The programs of this test: by the state folder in their environment."""
+    mine = f"ONEPOT_RUNTIME_DIR={env['ONEPOT_RUNTIME_DIR']}".encode()
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if b"fuse-overlayfs" in read(f"/proc/{pid}/cmdline") and mine in read(f"/proc/{pid}/environ").split(b"\0"):
+                found.append(int(pid))
+        except OSError:
+            pass
+    return [pid for pid in found if not life.is_gone(pid)]
+
+
+def check_program_ended(env, what):
+    check_nothing_left(what)
+    life.wait_for(lambda: not fuse_overlays(env), f"fuse-overlayfs to end after {what}")
+
+
+def test_without_overlayfs_a_program_takes_its_place_in_memory(work):
+    env = need_program_layer()
+    archive = make_archive(work)
+    user = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
+    for prefix in ([], user) if os.geteuid() == 0 and run(*user, "true", status=None).returncode == 0 else ([],):
+        done = run(*prefix, harness.onepot_program(), "run", "--writable", archive, "--", "sh", "-c",
+                   '"$0" -c "$1" "$2" && cp -r "$2" "$3"', PYTHON, CHANGE, "{}", work / "seen", env=env)
+        check_extracted(work, "seen")
+        check("of changes lay in memory" in said(done), f"the last line: {said(done)!r}")
+        check_program_ended(env, "a run")
+    fails("run", f"--writable={work.path}/kept", archive, "--", "true", status=125, words=["overlayfs"], env=env)
+    check_program_ended(env, "a folder")
+
+
+def test_ranks_share_the_program_and_signals_pass_it_by(work):
+    env = need_program_layer()
+    command = ["run", "--writable", make_archive(work), "--"]
+    script = "trap 'echo told' TERM; echo first >{}/one; echo; read word; read word; cat {}/two; cat {}/sub/0001 | head -c 4"
+    with life.background(*command, "sh", "-c", script, stdin=harness.subprocess.PIPE, env=env) as first:
+        life.first_line(first)
+        done = harness.onepot(*command, "sh", "-c", "cat {}/one; echo second >{}/two", env=env)
+        check_equal(done.stdout, b"first\n", "what another rank sees")
+        for pid in fuse_overlays(env):
+            os.kill(pid, signal.SIGTERM)
+        first.stdin.write(b"\n\n")
+        status, out, errors = ended_after_input(first)
+        check_equal((status, out), (0, b"second\n0001"), f"what the first one sees: {errors}")
+    check_program_ended(env, "both")
+
+
+def test_the_program_ends_when_all_else_was_killed(work):
+    env = need_program_layer()
+    archive = make_archive(work)
+    for i in range(6):
+        with life.background("run", "--writable", archive, "--", *python(SCRIBBLE), env=env) as p:
+            command = int(life.first_line(p))
+            for pid in (p.pid, command) if i % 2 else (command, p.pid):
+                life.kill(pid)
+            p.wait()
+        check_program_ended(env, f"kill {i}")
+
+
 def test_who_can_t_write_hears_of_the_option_once(work):
     archive = make_archive(work)
     harness.onepot("run", archive, "--", *harness.counting(work, "cat", "{}/sub/0000"))
