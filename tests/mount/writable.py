@@ -206,6 +206,21 @@ def test_overlayfs_has_the_last_word(work):
     check_nothing_left()
 
 
+def test_a_folder_of_another_node_is_refused(work):
+    """As NFS and Lustre are: by a filesystem that has to be asked whether a name is still good."""
+    need_overlay()
+    need_program("fuse-overlayfs", "fusermount3")
+    archive, net = make_archive(work), work.make("net")
+    parts = ",".join(f"{part}dir={work.make(part)}" for part in ("lower", "upper", "work"))
+    run("fuse-overlayfs", "-o", parts, net)
+    try:
+        fails("run", f"--writable={net}/kept", archive, "--", "true", status=125,
+              words=["overlayfs does not take it", "a disk of this node"])
+    finally:
+        run("fusermount3", "-u", net)
+    check_nothing_left()
+
+
 def test_one_job_at_a_time_and_all_its_ranks_write_to_a_folder(work):
     archive, kept = make_archive(work), work / "kept"
     need_overlay()
