@@ -53,7 +53,8 @@ enum {
 struct shared {
     struct progress progress;
     struct fault fault;
-    _Atomic int done; /* the function returned, so result is valid */
+    struct source_requests requests;
+    _Atomic int done; /* the function returned, so requests and result are valid */
     int result;
 };
 
@@ -206,7 +207,11 @@ static void sandbox_reset_signals(bool in_background)
 static int sandbox_run_function(int (*fn)(void *, struct progress *, struct fault *), void *arg,
                                 struct shared *shared)
 {
+    const struct source_requests before = source_requests();
     int r = fn(arg, &shared->progress, &shared->fault);
+    const struct source_requests after = source_requests();
+    shared->requests =
+        (struct source_requests){after.count - before.count, after.bytes - before.bytes};
     shared->result = r;
     atomic_store(&shared->done, 1);
     return r;
@@ -350,6 +355,7 @@ static int sandbox_outcome(const struct run *run, struct fault *fault)
         return fault_set(fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
                          "the archive made its parser give up: damaged archive");
     int result = run->shared->result;
+    source_add_requests(run->shared->requests);
     if (result > 0 || result < -4095)
         return fault_set(fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
                          "the archive confused its parser: damaged archive");

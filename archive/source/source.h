@@ -212,6 +212,19 @@ int source_readv(const struct source *source, struct iovec *iov, int count, uint
 uint64_t source_failed_tries(void);
 
 /*
+ * Requests that this process sent to storage of other nodes: openings of files, and reads that
+ * the page cache could not answer; and the bytes that came. The storage's client may cut a long
+ * read into several requests, or read ahead.
+ */
+struct source_requests {
+    uint64_t count, bytes;
+};
+struct source_requests source_requests(void);
+
+/* Add the requests of a child that has ended. */
+void source_add_requests(struct source_requests of_child);
+
+/*
  * A source may bring its bytes from far away as they are wanted, and keep them here. What was
  * not brought yet reads as zeros in its mapping. A plain file has all of its mapping, and keeps
  * nothing.

@@ -38,6 +38,30 @@ static struct source_file *file_of(const struct source *source)
     return (struct source_file *)(uintptr_t)source;
 }
 
+/* ---- requests ---- */
+
+static _Atomic uint64_t requests_count, requests_bytes;
+
+struct source_requests source_requests(void)
+{
+    return (struct source_requests){
+        atomic_load_explicit(&requests_count, memory_order_relaxed),
+        atomic_load_explicit(&requests_bytes, memory_order_relaxed),
+    };
+}
+
+void source_add_requests(struct source_requests of_child)
+{
+    atomic_fetch_add_explicit(&requests_count, of_child.count, memory_order_relaxed);
+    atomic_fetch_add_explicit(&requests_bytes, of_child.bytes, memory_order_relaxed);
+}
+
+static void file_count(const struct source_file *file, ssize_t bytes)
+{
+    if (!file->is_local)
+        source_add_requests((struct source_requests){1, bytes > 0 ? (uint64_t)bytes : 0});
+}
+
 /* ---- the filesystem ---- */
 
 /* Magic numbers missing from <linux/magic.h> of older systems. */
@@ -191,6 +215,7 @@ static int file_read(const struct source *source, struct source_cursor *cursor)
         ssize_t n = preadv(source->fd, cursor->iov, cursor->count, (off_t)cursor->offset);
         if (n < 0 && errno == EINTR)
             continue;
+        file_count(file_of(source), n);
         if (n <= 0)
             return n < 0 ? -errno : -ENODATA;
         source_cursor_step(cursor, (size_t)n);
@@ -324,6 +349,7 @@ int source_from_fd(int fd, const char *name, struct source **ret_source)
         file->is_local = storage.is_local;
         file->is_memory = storage.is_memory;
     }
+    file_count(file, 0);
     struct source *source = &file->source;
     r = source_retry(&source);
     if (r < 0) {

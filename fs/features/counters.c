@@ -51,6 +51,7 @@ static void counters_update(void *state)
     struct counters *c = s->config.counters;
     struct block_cache_stats stats;
     struct reader_source_stats source;
+    const struct source_requests storage = source_requests();
 
     reader_cache_stats(s->config.reader, &stats);
     reader_source_stats(s->config.reader, &source);
@@ -64,6 +65,8 @@ static void counters_update(void *state)
     atomic_store(&c->prefetched_dropped, stats.ahead_dropped);
     atomic_store(&c->source_reads, source.reads);
     atomic_store(&c->source_bytes, source.bytes);
+    atomic_store(&c->storage_requests, storage.count);
+    atomic_store(&c->storage_bytes, storage.bytes);
     if (s->config.stage)
         update_stage(s);
 }

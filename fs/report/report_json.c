@@ -71,6 +71,8 @@ static void json_work(struct json *j, const struct report *v)
     json_number(j, "reads_waited", v->sum.reads_waited);
     json_number(j, "source_reads", counter_get(&c->source_reads));
     json_number(j, "source_bytes", counter_get(&c->source_bytes));
+    json_number(j, "storage_requests", counter_get(&c->storage_requests));
+    json_number(j, "storage_bytes", counter_get(&c->storage_bytes));
     json_number(j, "prefetched", counter_get(&c->prefetched));
     json_number(j, "prefetched_used", counter_get(&c->prefetched_used));
     json_number(j, "prefetched_dropped", counter_get(&c->prefetched_dropped));

@@ -184,6 +184,14 @@ static void print_fetched(FILE *out, const struct report *v)
     fputc('\n', out);
 }
 
+static void print_storage(FILE *out, const struct counters *c)
+{
+    if (counter_get(&c->storage_requests))
+        fprintf(out, "  %-12s %s requests, %s\n", "to storage",
+                cli_count(counter_get(&c->storage_requests)),
+                cli_bytes(counter_get(&c->storage_bytes)));
+}
+
 static void print_stage(FILE *out, const struct counters *c)
 {
     uint64_t here = counter_get(&c->stage_here_bytes), ns = counter_get(&c->stage_stream_ns);
@@ -284,6 +292,7 @@ void report_text(FILE *out, const struct report *v)
     report_print_order(out, v->counters);
     print_fetched(out, v);
     print_stage(out, v->counters);
+    print_storage(out, v->counters);
     print_trouble(out, v);
     print_requests(out, &v->sum);
     report_print_histogram(out, &v->sum);

@@ -140,7 +140,7 @@ static const char *trouble_alone(const struct counters *counters, const char *tr
 const char *summary_line(const struct counters *counters, char *buf, size_t size)
 {
     struct summary sum;
-    uint64_t ns = busy_ns(counters);
+    uint64_t ns = busy_ns(counters), storage = counter_get(&counters->storage_requests);
     const char *trouble = summary_trouble(counters);
 
     summary_read(counters, &sum);
@@ -152,6 +152,9 @@ const char *summary_line(const struct counters *counters, char *buf, size_t size
     else
         snprintf(buf, size, "nothing was read%s",
                  was_listed(&sum) && !trouble ? ", only listed" : "");
+    if (storage && strlen(buf) < size)
+        snprintf(buf + strlen(buf), size - strlen(buf), "; %s request%s to storage",
+                 cli_count(storage), storage == 1 ? "" : "s");
     if (trouble && strlen(buf) < size)
         snprintf(buf + strlen(buf), size - strlen(buf), "; reads failed: %s",
                  trouble_alone(counters, trouble));

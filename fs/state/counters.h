@@ -15,7 +15,7 @@
 #include <stdint.h>
 
 #define COUNTERS_MAGIC "onepotc"
-#define COUNTERS_VERSION 15u
+#define COUNTERS_VERSION 16u
 #define COUNTERS_SLOTS 64
 #define COUNTERS_AHEAD 2 /* processes that read ahead */
 #define COUNTERS_OWNERS 16
@@ -124,6 +124,7 @@ struct counters {
     _Atomic uint64_t stalls;                     /* reads answered with EIO by the watchdog */
     _Atomic uint64_t replacements;               /* threads started in place of stalled ones */
     _Atomic uint64_t source_reads, source_bytes; /* of the archive or its mapping */
+    _Atomic uint64_t storage_requests, storage_bytes; /* see struct source_requests */
     /* Blocks that were fetched before readers asked: see struct block_cache_stats. */
     _Atomic uint64_t prefetched, prefetched_used, prefetched_dropped;
     /* Errors of the archive's storage: see struct source_error_counts. */

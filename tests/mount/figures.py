@@ -196,7 +196,7 @@ def test_reads_of_a_distant_archive_come_from_storage_and_then_from_the_cache(wo
         note = onepot("umount", mount.path).stderr.decode()
         mount.mounted = False
         # The rest is in `stat`.
-        check(re.fullmatch(r"onepot: \S+: \d+ files, [^;]+ read in [^;]+/s\); readers waited [^;]+\n",
+        check(re.fullmatch(r"onepot: \S+: \d+ files, [^;]+ read in [^;]+/s\); readers waited [^;]+; \d+ requests to storage\n",
                            note), note)
 
 

@@ -64,6 +64,21 @@ def errors_of(mount, numbers):
     return {read(mount / f"d/{i:03d}") for i in numbers}
 
 
+def test_requests_are_counted_as_the_storage_counts_them(work):
+    with served(work) as (mount, slow, _):
+        for _ in range(2):
+            check_files(mount, range(FILES), "an epoch")
+        asked = slow.counts()
+        state = wait_for_counts(mount, lambda s: s["storage_bytes"] >= asked["bytes"], "bytes")
+        # The kernel cuts the long reads of indexing.
+        cut = asked["open"] + asked["read"] - state["storage_requests"]
+        check(0 <= cut <= asked["bytes"] >> 20, f"{state['storage_requests']} of {asked}")
+        check_equal(state["storage_bytes"], asked["bytes"], "bytes")
+        check(FILES < asked["read"] < 2 * FILES, f"a second epoch asked again: {asked}")
+        text = harness.onepot("stat", mount.path).stdout.decode()
+        check(f"  to storage   {state['storage_requests']} requests, " in text, text)
+
+
 def test_reads_that_fail_once_reach_nobody(work):
     with served(work, "--fail-every=7") as (mount, slow, _):
         check_files(mount, range(FILES), "every 7th read fails")

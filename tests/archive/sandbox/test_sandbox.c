@@ -77,6 +77,23 @@ START_TEST(result_and_final_progress_come_back)
 }
 END_TEST
 
+static int fn_asks_storage(void *arg, struct progress *progress, struct fault *fault)
+{
+    (void)arg, (void)progress, (void)fault;
+    source_add_requests((struct source_requests){3, 500});
+    return 0;
+}
+
+START_TEST(requests_of_the_child_are_counted_with_its_parents)
+{
+    struct fault fault;
+    const struct source_requests before = source_requests();
+    ck_assert_int_eq(run(fn_asks_storage, NULL, &fault), 0);
+    ck_assert_uint_eq(source_requests().count - before.count, 3);
+    ck_assert_uint_eq(source_requests().bytes - before.bytes, 500);
+}
+END_TEST
+
 static int fn_fault(void *arg, struct progress *progress, struct fault *fault)
 {
     (void)arg, (void)progress;
@@ -675,6 +692,7 @@ int main(void)
     TCase *tests = tcase_create("sandbox");
     tcase_set_timeout(tests, 120);
     tcase_add_test(tests, result_and_final_progress_come_back);
+    tcase_add_test(tests, requests_of_the_child_are_counted_with_its_parents);
     tcase_add_test(tests, fault_of_the_child_comes_back);
     tcase_add_test(tests, fault_without_an_end_is_ended);
     tcase_add_test(tests, result_that_is_no_errno_means_damaged);

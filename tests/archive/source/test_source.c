@@ -235,6 +235,7 @@ START_TEST(a_remote_file_is_read_but_not_mapped)
 {
     uint8_t buf[3];
     const char *path = make_file("abc", 3);
+    const struct source_requests before = source_requests();
     setenv("ONEPOT_ASSUME_REMOTE", "1", 1);
     struct source *source = open_file(path);
     unsetenv("ONEPOT_ASSUME_REMOTE");
@@ -243,6 +244,12 @@ START_TEST(a_remote_file_is_read_but_not_mapped)
     ck_assert_int_eq(source_read(source, buf, 3, 0), 0);
     ck_assert_mem_eq(buf, "abc", 3);
     source_close(source);
+    ck_assert_uint_eq(source_requests().count - before.count, 2); /* opened, read */
+    ck_assert_uint_eq(source_requests().bytes - before.bytes, 3);
+    source = open_file(path); /* of this node: no requests */
+    ck_assert_int_eq(source_read(source, buf, 3, 0), 0);
+    source_close(source);
+    ck_assert_uint_eq(source_requests().count - before.count, 2);
 }
 END_TEST
 

@@ -87,6 +87,10 @@ START_TEST(the_line_tells_what_the_job_got)
     strcpy(counters->stage_folder, "/dev/shm/x");
     ck_assert_str_eq(summary_line(counters, line, sizeof(line)),
                      "1,234 files, 10.0 GiB read in 10.0 s (1.0 GiB/s); readers waited 2.5 s");
+    counters->storage_requests = 4321;
+    ck_assert_str_eq(summary_line(counters, line, sizeof(line)),
+                     "1,234 files, 10.0 GiB read in 10.0 s (1.0 GiB/s); readers waited 2.5 s; "
+                     "4,321 requests to storage");
 }
 END_TEST
 
