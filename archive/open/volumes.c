@@ -400,7 +400,23 @@ static int zip_volumes_of(const char *last, uint32_t count, const char *given,
     return r;
 }
 
-static int zip_volumes_find(const char *path, struct fault *fault, volume_paths *paths)
+/* A .zip without a .z01 beside it: by itself, or the last volume of a set without its first. */
+static int zip_open_alone(const char *path, const char *first, struct fault *fault,
+                          struct source **ret_given)
+{
+    const struct backend *backend;
+    const char *compression;
+    uint32_t count = 0;
+    if (source_open(path, NULL, ret_given) < 0) /* opening it again tells */
+        return 0;
+    if (!backend_begins(*ret_given, &backend, &compression) &&
+        zip_count_volumes(*ret_given, &count) == 0 && count > 1)
+        return fault_missing(fault, first, path);
+    return 0;
+}
+
+static int zip_volumes_find(const char *path, struct fault *fault, volume_paths *paths,
+                            struct source **ret_given)
 {
     auto_free char *first = zip_path(path, 1), *last = zip_path(path, 0);
     struct source *end = NULL;
@@ -408,7 +424,7 @@ static int zip_volumes_find(const char *path, struct fault *fault, volume_paths 
     if (!first || !last)
         return -ENOMEM;
     if (is_zip(path) && access(first, F_OK) < 0)
-        return 0;
+        return zip_open_alone(path, first, fault, ret_given);
     int r = source_open(last, NULL, &end);
     if (r == -ENOENT)
         return fault_missing(fault, last, path);
@@ -505,11 +521,13 @@ static int volumes_resolve(const char *path, struct fault *fault, volume_paths *
     enum naming naming = naming_of(path);
     int r = 0;
     *ret_given = NULL;
-    if (naming == NAMING_ZIP)
-        return zip_volumes_find(path, fault, paths);
     auto_free char *neighbour =
-        naming != NAMING_NONE && !names_descriptor(path) ? neighbour_of(path) : NULL;
-    if (neighbour) {
+        naming > NAMING_NONE && naming < NAMING_ZIP && !names_descriptor(path)
+            ? neighbour_of(path)
+            : NULL;
+    if (naming == NAMING_ZIP) {
+        r = zip_volumes_find(path, fault, paths, ret_given);
+    } else if (neighbour) {
         r = source_open(path, fault, ret_given);
         r = r == 0 ? pieces_find(path, *ret_given, neighbour, fault, paths) : r;
     }

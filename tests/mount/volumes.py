@@ -185,6 +185,10 @@ def test_a_volume_that_is_amiss_is_named(work):
     paths[1].write_bytes(data[:1000])
     line = complaint("ls", paths[0])
     check("z.z02" in line and "1000 bytes" in line, line)
+    paths[0].unlink()
+    for given in paths[1], paths[-1]:
+        line = complaint("ls", given)
+        check("z.z01" in line and "missing" in line, line)
 
 
 def test_whole_archives_with_such_names_stay_archives(work):
