@@ -96,8 +96,8 @@ def vint(n):
 def block(body):
     body = vint(len(body)) + body
     return struct.pack("<I", zlib.crc32(body)) + body
-def rar(files):
-    out = b"Rar!\x1a\x07\x01\0" + block(vint(1) + vint(0) + vint(0))
+def rar(files, flags=0):
+    out = b"Rar!\x1a\x07\x01\0" + block(vint(1) + vint(0) + vint(flags))
     for name, data in files:
         head = vint(2) + vint(2) + vint(len(data)) + vint(4) + vint(len(data)) + vint(0o100644) + \
             struct.pack("<I", zlib.crc32(data)) + vint(0) + vint(1) + vint(len(name)) + name
@@ -105,6 +105,11 @@ def rar(files):
     return out + block(vint(5) + vint(0) + vint(0))
 files = [("a\u00e9".encode(), b"hello"), (b"d/b", b"x" * 5000)]
 open("s.rar", "wb").write(rar(files))
+open("s.part1.rar", "wb").write(rar(files, 1))
+main = struct.pack("<BHH", 0x73, 0x111, 13) + bytes(6)
+open("old.part1.rar", "wb").write(b"Rar!\x1a\x07\0" + struct.pack("<H", zlib.crc32(main) & 0xffff) + main)
+for number in range(3):
+    open("s.7z.%03d" % (number + 1), "wb").write((b"7z\xbc\xaf\x27\x1c" + bytes(300))[number * 100:][:100])
 END
 run 0 "$onepot" pack -q -o links.tar links.cpio
 "$onepot" verify links.tar >/dev/null || fail 'links.tar is damaged'
@@ -143,6 +148,17 @@ done
 refused '^onepot: broken.lha: b: .*can.t be read' "$onepot" pack -o there/a.tar broken.lha
 refused '^onepot: s.rar: is a RAR archive; make an archive of it: onepot pack -o NEW.tar FILE' \
     "$onepot" ls s.rar
+for name in s old; do
+    refused "^onepot: $name.part1.rar: is one of several volumes of a RAR archive, which are not read together; extract" \
+        "$onepot" pack -o there/a.tar $name.part1.rar
+done
+for number in 001 003; do
+    refused "^onepot: s.7z.$number: is a 7z archive; join its parts first (cat PARTS >FILE), and make" \
+        "$onepot" pack -o there/a.tar s.7z.$number
+done
+gzip -k s.lha
+refused '^onepot: s.lha.gz: is gzip data of a lha archive; make an archive of it: onepot pack -o NEW.tar - <FILE' \
+    "$onepot" ls s.lha.gz
 run 0 "$onepot" pack -q links.cpio
 [ -e links.cpio.onepot.tar ] || fail 'a file of a container gives its archive no name'
 run 2 "$onepot" pack -o there/a.tar links.cpio s.rar

@@ -163,6 +163,14 @@ head -c 5000 /dev/urandom >noise
 refused noise 'is nothing that can be packed from a stream'
 gzip -c noise >packed
 [[ $hows != *gzip* ]] || refused packed 'is gzip data, but of nothing that can be packed'
+for how in $hows; do
+    case $how in
+    bzip2 | xz | lz4)
+        $how -c </dev/null >packed
+        refused packed "is $how data of nothing"
+        ;;
+    esac
+done
 cat gnu.tar gnu.tar >twice
 stream 0 twice -f -o b.tar
 says 'standard input: its end-of-archive marker is followed by more members at [0-9]*: they are'

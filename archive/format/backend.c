@@ -85,8 +85,12 @@ static int backend_unknown(const struct source *source, const uint8_t *head, siz
     if (len == 0) {
         fault_set(fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "is empty");
         fault_advise(fault, "its writer did not finish: make it again");
-    } else if (!unknown_format_describe(head, len, fault) &&
-               !backend_describe_end(source, fault)) {
+    } else if (unknown_format_describe(head, len, fault)) {
+        if (source_member(source, 1) && unknown_format_container(head, len))
+            fault_advise(fault,
+                         "join its parts first (cat PARTS >FILE), and make an archive of "
+                         "that: onepot pack -o NEW.tar FILE");
+    } else if (!backend_describe_end(source, fault)) {
         fault_set(fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "is not an archive of a known format");
         unknown_format_advise(fault);
     }

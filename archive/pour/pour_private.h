@@ -100,6 +100,10 @@ struct pour_format {
 /* NULL: nothing that is packed. */
 const struct pour_format *pour_find_format(const uint8_t *head, size_t len);
 
+/* Does a RAR archive say that it is one of several volumes? libarchive reads the first alone.
+ */
+bool pour_is_rar_volume(const uint8_t *head, size_t len);
+
 int pour_container(struct pour *p, struct pour_stream *stream,
                    const struct pour_format *format);
 

@@ -165,6 +165,7 @@ static int stream_open_filter(struct pour_stream *s)
     if (r < 0)
         return r;
     archive_read_support_format_raw(u->archive);
+    archive_read_support_format_empty(u->archive);
     archive_read_set_read_callback(u->archive, stream_feed_filter);
     archive_read_set_callback_data(u->archive, s);
     if (archive_read_open1(u->archive) != ARCHIVE_OK)
@@ -172,7 +173,9 @@ static int stream_open_filter(struct pour_stream *s)
     r = tar_check_filter(u->archive, s->compression, s->fault);
     if (r < 0)
         return r;
-    return archive_read_next_header(u->archive, &entry) == ARCHIVE_OK ? 0 : stream_complain(s);
+    int status = archive_read_next_header(u->archive, &entry);
+    s->is_at_end = status == ARCHIVE_EOF; /* data of nothing */
+    return status == ARCHIVE_OK || s->is_at_end ? 0 : stream_complain(s);
 }
 
 static int stream_grow(struct pour_block *b, size_t len)
@@ -191,6 +194,8 @@ static int stream_unfilter(struct pour_stream *s, struct pour_block *b)
     size_t len = 0;
     la_int64_t offset;
     b->len = 0;
+    if (s->is_at_end)
+        return 0;
     int status = archive_read_data_block(s->unpacker->archive, &bytes, &len, &offset);
     if (status == ARCHIVE_EOF)
         return 0;

@@ -22,6 +22,7 @@
 #include "bytes.h"
 #include "codec.h"
 #include "source.h"
+#include "unknown_format.h"
 #include "write_at.h"
 
 enum {
@@ -139,6 +140,10 @@ static bool tar_unpack_is_nothing(struct unpacking *u)
 static int tar_unpack_take_nothing(struct unpacking *u)
 {
     const char *name = source_name(u->source);
+    if (strcmp(u->compression, "lz4") == 0 || strcmp(u->compression, "lzma") == 0)
+        return fault_set(u->fault, -ENOMSG, NULL, FAULT_NO_OFFSET,
+                         "is %s data of nothing: its writer did not finish, or it is damaged",
+                         u->compression);
     if (!tar_unpack_is_nothing(u))
         return fault_set(u->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
                          "damaged %s data: it unpacks to nothing", u->compression);
@@ -166,6 +171,13 @@ static int tar_unpack_check_head(struct unpacking *u, bool at_end)
                   "is %s data of %s, which can't be read where it is compressed as a whole",
                   u->compression, other->file);
         fault_advise(u->fault, "decompress it first: %s -d FILE", u->compression);
+        return -ENOMSG;
+    }
+    const char *container = u->is_tar ? NULL : unknown_format_container(head, (size_t)len);
+    if (container) {
+        fault_set(u->fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "is %s data of a %s archive",
+                  u->compression, container);
+        fault_advise(u->fault, "make an archive of it: onepot pack -o NEW.tar - <FILE");
         return -ENOMSG;
     }
     if (!u->is_tar)

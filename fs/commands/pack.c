@@ -27,6 +27,7 @@
 #include "storage_watch.h"
 #include "stripes.h"
 #include "unknown_format.h"
+#include "volumes.h"
 
 static const struct cli_usage usage = {
     "pack", "[-f] [-o OUT] [-j N] [--exclude GLOB]... [--files-from LIST] [--shards N] SRC...",
@@ -176,9 +177,9 @@ static bool is_container(const char *path)
     ssize_t len = pread(fd, head, HEAD_BYTES, 0);
     if (len <= 0 || !unknown_format_container(head, (size_t)len))
         return false;
-    if (source_from_fd(steal_fd(&fd), path, &source) < 0)
+    if (volumes_open(path, NULL, &source) < 0)
         return false;
-    bool is_known = backend_of_head(source, head, (size_t)len) != NULL;
+    bool is_known = source_member(source, 1) || backend_of_head(source, head, (size_t)len);
     source_close(source);
     return !is_known;
 }
