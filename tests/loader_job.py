@@ -9,13 +9,16 @@ import ctypes
 import glob
 import io
 import os
+import pickle
 import random
 import signal
 import socket
 import struct
+import subprocess
 import tarfile
 import tempfile
 import threading
+import time
 import traceback
 import unittest
 
@@ -92,7 +95,9 @@ def setUpModule():
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-class Job(unittest.TestCase):
+class Nodes(unittest.TestCase):
+    maxDiff = None
+
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory(prefix="onepot-job-")
         self.addCleanup(self.folder.cleanup)
@@ -105,22 +110,30 @@ class Job(unittest.TestCase):
     def place(self, rank):
         return os.path.join(self.folder.name, "node%d" % rank)
 
+    def check_copy(self, node, archive):
+        copies = glob.glob(os.path.join(self.place(node), "onepot-stage-*", "*.copy"))
+        with open(copies[0], "rb") as copy, open(archive, "rb") as f:
+            assert copy.read() == f.read(), "other bytes"
+
+    def enter(self, node):
+        """Let this process be on a node."""
+        os.environ.update(ONEPOT_ASSUME_REMOTE="1", ONEPOT_RUNTIME_DIR=self.place(node))
+        os.makedirs(self.place(node), mode=0o700, exist_ok=True)
+        _stage._node = lambda: (node, "")
+
     def node(self, rank, sock, act, archives):
         """In a process of its own. Its exit status is what happened."""
-        os.environ.update(ONEPOT_ASSUME_REMOTE="1", ONEPOT_RUNTIME_DIR=self.place(rank))
-        os.makedirs(self.place(rank), mode=0o700)
+        self.enter(rank)
         group = Group(rank, sock)
         act(rank, group)
         archive = archives.get(rank, self.archive)
         with onepot.stage(archive, group, ["--keep"]):
-            copies = glob.glob(os.path.join(self.place(rank), "onepot-stage-*", "*.copy"))
-            with open(copies[0], "rb") as copy, open(archive, "rb") as f:
-                assert copy.read() == f.read(), "other bytes"
+            self.check_copy(rank, archive)
         left = glob.glob(os.path.join(self.place(rank), "*", "*"))
         assert not left, left
 
-    def play(self, act=lambda rank, group: None, damage=None, archives=()):
-        """Exit statuses of all nodes, and what they said."""
+    def play(self, act=lambda rank, group: None, damage=None, archives=(), wakes=None):
+        """Exit statuses of all nodes, and what they said. A node that stops goes on when the others have ended."""
         pairs = [socket.socketpair() for _ in range(NODES)]
         pids, said = [], []
         for rank in range(NODES):
@@ -147,6 +160,10 @@ class Job(unittest.TestCase):
             theirs.close()
         hub = Hub([ours for ours, _ in pairs], damage)
         hub.start()
+        for pid in [pid for rank, pid in enumerate(pids) if rank != wakes]:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        if wakes is not None:
+            os.kill(pids[wakes], signal.SIGCONT)
         statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
         hub.join()
         try:
@@ -161,6 +178,8 @@ class Job(unittest.TestCase):
             out.close()
         return statuses, texts, hub.exchanges
 
+
+class Job(Nodes):
     def test_all_nodes_have_the_archive(self):
         statuses, texts, exchanges = self.play()
         self.assertEqual((statuses, texts), ([0] * NODES, [""] * NODES))
@@ -205,6 +224,44 @@ class Job(unittest.TestCase):
         for text in texts:
             self.assertIn("NCCL said no", text)
 
+    def test_node_that_is_stopped_holds_up_the_others_for_as_long_as_they_may_wait(self):
+        def act(rank, group):
+            if rank == 1:
+                def stop(_mine):
+                    group.exchanges += 1
+                    if group.exchanges == 2:
+                        os.kill(os.getpid(), signal.SIGSTOP)
+                group.before = stop
+        began = time.monotonic()
+        statuses, texts, _ = self.play(act, wakes=1)
+        self.assertEqual(statuses, [0] * NODES, texts)
+        self.assertLess(time.monotonic() - began, SECONDS)
+        for text in texts:
+            self.assertIn("the other nodes are gone", text)
+
+    def test_program_that_is_missing_is_an_error_on_its_node_alone(self):
+        def act(rank, _group):
+            if rank == 1:
+                _stage._program = lambda: os.path.join(self.folder.name, "no-program")
+        statuses, texts, exchanges = self.play(act)
+        self.assertEqual(statuses, [0, 1, 0], texts)
+        self.assertIn("No such file or directory: '%s/no-program'" % self.folder.name, texts[1])
+        self.assertEqual(exchanges, 1)
+
+    def test_progress_is_told_and_what_it_raises_ends_the_copy(self):
+        def tell(path, doing, done, total):
+            told.append((os.path.basename(path), doing, done, total))
+        told = []
+        os.environ["ONEPOT_ASSUME_REMOTE"] = "1"
+        with onepot.stage(self.archive, None, ["--keep"], progress=tell):
+            self.assertEqual(told[-1], ("train.tar", "staging", *[os.path.getsize(self.archive)] * 2))
+
+        def fail(*_told):
+            raise KeyError("enough")
+        with self.assertRaisesRegex(KeyError, "enough"):
+            onepot.stage(self.archive, None, ["--keep"], progress=fail)
+        subprocess.run([_stage._program(), "unstage", "--all"], check=True, stderr=subprocess.DEVNULL)
+
     def test_other_archive_on_a_node_is_refused(self):
         other = os.path.join(self.folder.name, "other", "train.tar")
         os.makedirs(os.path.dirname(other))
@@ -237,16 +294,122 @@ class Job(unittest.TestCase):
         """A node whose program is gone takes part once more, with zeros, and the others leave."""
         def act(rank, group):
             if rank == 1:
-                real = _stage._hand_round
+                real = _stage._Copy._hand_round
 
-                def hand_round(engine, child):
+                def hand_round(copy, *queues):
                     group.before = lambda mine: group.exchanges == 0 and (
-                        child.kill(), child.wait(), setattr(group, "exchanges", 1))
-                    real(engine, child)
-                _stage._hand_round = hand_round
+                        copy.child.kill(), copy.child.wait(), setattr(group, "exchanges", 1))
+                    real(copy, *queues)
+                _stage._Copy._hand_round = hand_round
         statuses, texts, exchanges = self.play(act)
         self.assertEqual(statuses, [0, 1, 0], texts)
         self.assertLessEqual(exchanges, 2)
+
+
+class Torch(Nodes):
+    """The same over torch's process groups: ranks 0 and 1 are on one node, rank 2 on another."""
+
+    @classmethod
+    def setUpClass(cls):
+        try:
+            import torch.distributed  # once, and not in each process
+            cls.dist = torch.distributed
+        except ImportError:
+            print("left out: process groups of torch, which is not installed", flush=True)
+            raise unittest.SkipTest("torch is not installed")
+
+    def node(self, rank, sock, act, archives):
+        sock.close()
+        self.enter(rank // 2)
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        self.dist.init_process_group("gloo", init_method="file://%s/meeting" % self.folder.name, rank=rank,
+                                     world_size=NODES)
+        act(rank, self.archive)
+        if self.dist.is_initialized():
+            self.dist.destroy_process_group()
+
+    def check_sample(self, archive):
+        assert bytes(archive[0].read()) == random.Random(1).randbytes(SAMPLE_BYTES), "other bytes"
+
+    def wait_for_copy(self, rank):
+        """In the process that makes it: it goes with that."""
+        for thread in threading.enumerate():
+            if thread.name == "onepot.stage":
+                thread.join()
+                self.check_copy(rank // 2, self.archive)
+
+    def test_nodes_copy_together_before_and_while_it_is_read(self):
+        def act(rank, path):
+            exchanges = []
+            real = _stage._Torch.allgather_into
+            _stage._Torch.allgather_into = lambda *given: (exchanges.append(rank), real(*given))
+            with onepot.stage(path, None, ["--keep"]) as staged:
+                assert staged.takes_part == (rank != 1)
+                self.check_copy(rank // 2, path)
+                self.dist.barrier()
+            assert len(exchanges) == (0 if rank == 1 else 2), exchanges
+            self.dist.barrier()
+
+            some = self.dist.new_group([0, 2])
+            if rank != 1:
+                with onepot.stage(path, some, ["--keep"]):
+                    self.check_copy(rank // 2, path)
+                assert len(exchanges) == 4, exchanges
+            self.dist.barrier()
+
+            archive = onepot.Archive(path, stage="job")
+            self.check_sample(archive)
+            self.wait_for_copy(rank)
+            assert len(exchanges) == (0 if rank == 1 else 6), exchanges
+            if rank == 0:
+                self.check_sample(pickle.loads(pickle.dumps(archive)))
+            self.dist.barrier()
+            # There already: the nodes exchange what they have.
+            with onepot.Loader(path, 1, 0, 1, stage="job") as loader:
+                assert [len(batch) for batch in loader] == [1]
+            assert len(onepot.Dataset(path, stage="job")[0][0]) == SAMPLE_BYTES
+            self.wait_for_copy(rank)
+            self.dist.barrier()
+        statuses, texts, _ = self.play(act)
+        self.assertEqual((statuses, texts), ([0] * NODES, [""] * NODES))
+
+    def test_group_that_can_t_be_made_ends_in_reading_from_storage(self):
+        def act(rank, path):
+            def fail(*_given, **_options):
+                raise RuntimeError("gloo is missing")
+            self.dist.new_group = fail
+            os.environ["LOCAL_RANK"] = str(rank % 2)
+            with onepot.stage(path, None, ["--keep"]):
+                self.check_copy(rank // 2, path)
+                self.dist.barrier()
+            self.check_sample(onepot.Archive(path, stage="job"))
+            self.dist.barrier()
+        statuses, texts, _ = self.play(act)
+        self.assertEqual(statuses, [0] * NODES, texts)
+        for text in texts:
+            self.assertEqual(text.count("RuntimeWarning: onepot.stage: there is no group (gloo is missing)"), 2, text)
+
+    def test_killed_rank_holds_up_no_reader(self):
+        def act(rank, path):
+            if rank == 2:
+                _stage._Copy._hand_round = lambda *unused: os.kill(os.getpid(), signal.SIGKILL)
+            self.check_sample(onepot.Archive(path, stage="job"))
+            if rank == 2:
+                signal.pause()
+            self.wait_for_copy(rank)
+            os._exit(0)  # the job's group is broken
+        statuses, texts, _ = self.play(act)
+        self.assertEqual(statuses, [0, 0, -signal.SIGKILL], texts)
+        self.assertIn("the group failed", texts[0])
+
+    def test_group_that_is_destroyed_meanwhile_holds_up_no_reader(self):
+        def act(rank, path):
+            archive = onepot.Archive(path, stage="job")
+            self.dist.destroy_process_group()
+            self.check_sample(archive)
+            self.wait_for_copy(rank)
+        statuses, texts, _ = self.play(act)
+        self.assertEqual(statuses, [0] * NODES, texts)
 
 
 if __name__ == "__main__":

@@ -101,7 +101,8 @@ class Archive:
         root: Optional[str] = None,
         group: Optional[str] = None,
         cache: int = 0,  # bytes, for blocks and samples of slow storage; 0: the job's part
-        stage: str | None = None,  # a directory of this node; "": the first place with room
+        # a directory of this node; "": the first place with room; "job": with torch's group
+        stage: str | None = None,
         retries: Optional[int] = None,  # of a failed read; None: 4; 0: none
         hole_bytes: int = 0,  # most holes in a sample that is nearly all holes; 0: 64 MiB
         include: Union[None, str, Sequence[str]] = None,
@@ -286,6 +287,7 @@ class Loader:
         io_timeout: Optional[float] = None,  # seconds for a read; None: 60; 0: no limit
         # of one kind, in place of device: each batch to one of them in turn
         devices: "Optional[Sequence[Union[str, int, torch.device]]]" = None,
+        stage: Optional[str] = None,  # as Archive's
     ) -> None: ...
     def __len__(self) -> int: ...
     # Begins the next epoch, unless this one has not begun. Ends if the loader goes to another.
@@ -355,6 +357,7 @@ class Dataset(_TorchDataset[Any]):
         root: Union[None, Archive, Path, Sequence[Path]] = None,  # as archive
         images: Optional[Images] = None,
         seed: int = 0,  # of random crops
+        stage: Optional[str] = None,  # as Archive's
     ) -> None: ...
     def set_epoch(self, epoch: int) -> None: ...
     def __len__(self) -> int: ...
@@ -380,6 +383,7 @@ class IterableDataset(_TorchIterableDataset[Any]):
         target_transform: Optional[Callable[[int], Any]] = None,
         block: int = 0,
         window: int = 0,
+        stage: Optional[str] = None,  # as Archive's
     ) -> None: ...
     @property
     def archive(self) -> Archive: ...
@@ -464,4 +468,7 @@ def stage(
     archive: Path,
     group: Any = None,  # of torch.distributed, or a communicator of mpi4py
     options: Sequence[str] = (),
+    *,
+    # called with path, "staging", bytes, and bytes of all; None: a line on a terminal
+    progress: "Union[None, Literal[False], Callable[[str, str, int, int], object]]" = None,
 ) -> _Staged: ...

@@ -1,6 +1,7 @@
 """Archive: the samples of archives, and selections of them."""
 import os
 from collections.abc import Sequence
+from glob import has_magic
 from itertools import islice
 from operator import index
 
@@ -65,6 +66,15 @@ def _map_text(names):
                     for name, given in names.items() for shown in _texts(given))
 
 
+def _stage_in_job(paths):
+    """Start the copy of one archive. All processes of the job must decide alike, also if a node has no such file."""
+    from onepot._stage import start_in_job  # which needs this module
+    words = _texts(paths)
+    if len(words) == 1 and not (words[0].startswith(b"@") or has_magic(words[0]) or os.path.isdir(words[0])):
+        start_in_job(os.fsdecode(words[0]))
+    return ""
+
+
 class _Lists:
     """Names given in memory, as the files that the library reads."""
 
@@ -124,7 +134,10 @@ class Archive(_core.Archive):
     cache       bytes for decompressed blocks and for samples of slow storage; 0: this process's
                 part of the job's memory
     stage       copy the archives to this directory of the node while they are read; '' chooses
-                memory, $TMPDIR or /tmp, the first with enough room
+                memory, $TMPDIR or /tmp, the first with enough room. 'job': the same, and the nodes
+                of torch's process group, all of whose processes open the archive, read it from
+                storage once together (see onepot.stage), while it is read. Without a group, and
+                for several archives, 'job' is ''
     retries     how often a failed read of the storage is tried again; None: 4
     hole_bytes  most bytes of holes (0: 64 MiB) in a sample that is nearly all holes; a sample
                 with more is not read as a whole: OSError (EFBIG)
@@ -157,6 +170,8 @@ class Archive(_core.Archive):
                  files_from=None, map=None, nested=None, labels=None, progress=None):
         if group not in _GROUPS:
             raise ValueError("group is 'file', 'basename' or 'directory'")
+        if stage == "job":  # once, with this name: where it is pickled to, there is no group
+            stage = _stage_in_job(paths)
         if files_from is not None and not _is_path(files_from):
             files_from = list(files_from)  # an iterator gives its names once, and can't be pickled
         options = dict(filter=filter, extensions=extensions, root=root, group=group, cache=cache,
@@ -299,6 +314,10 @@ class Names(Sequence):
         return "<onepot.Names of %r>" % (self._archive,)
 
 
-def as_archive(archive):
+def as_archive(archive, stage=None):
     """Return an Archive as it is, and open anything else as paths."""
-    return archive if isinstance(archive, Archive) else Archive(archive)
+    if not isinstance(archive, Archive):
+        return Archive(archive, stage=stage)
+    if stage is not None:
+        raise ValueError("stage is for an archive that is opened here; give it to Archive()")
+    return archive

@@ -43,7 +43,8 @@ def _is_overridden(cls):
 
 
 class Dataset(TorchAware):
-    """Dataset(archive, transform=None, target_transform=None, *, root=None, images=None, seed=0)
+    """Dataset(archive, transform=None, target_transform=None, *, root=None, images=None, seed=0,
+            stage=None)
 
     A map-style dataset: dataset[i] is (data, label). data is a writable copy, uint8 [size]: a
     tensor if torch is loaded, else a Buffer. transform is called with data, target_transform
@@ -72,16 +73,17 @@ class Dataset(TorchAware):
     A subclass with a __getitem__ of its own and no __getitems__ is asked for one sample at a
     time.
 
-    archive: an Archive, or anything that Archive() takes; root: another name for this argument.
+    archive: an Archive, or anything that Archive() takes; root: another name for this argument;
+    stage: of an archive that is opened here (see Archive), 'job' in a job of several nodes.
     OSError names a sample that can't be read. Any number of threads and processes may use a
     dataset.
     """
 
     def __init__(self, archive=None, transform=None, target_transform=None, *, root=None,
-                 images=None, seed=0):
+                 images=None, seed=0, stage=None):
         if (archive is None) == (root is None):
             raise TypeError("give one of archive and root: an Archive, or the path of an archive")
-        self.archive = as_archive(root if archive is None else archive)
+        self.archive = as_archive(root if archive is None else archive, stage)
         self.transform = transform
         self.target_transform = target_transform
         self._stride = self.archive.common_size if images is None else 0
@@ -149,7 +151,7 @@ class Dataset(TorchAware):
 class IterableDataset(TorchAware):
     """IterableDataset(archive, batch_size=None, *, rank=None, world_size=None, shuffle=True,
                     seed=0, drop_last=False, transform=None, target_transform=None,
-                    block=0, window=0)
+                    block=0, window=0, stage=None)
 
     The samples of this rank, and of this worker of a DataLoader, in the order of
     DistributedSampler. All ranks have the same number of samples. If torch is loaded, this is a
@@ -166,7 +168,7 @@ class IterableDataset(TorchAware):
     [0, 0, 1, 1]
 
     rank and world_size: None asks the launcher's environment. block, window: see
-    DistributedSampler. set_epoch() chooses the epoch of the next iteration, also for persistent
+    DistributedSampler; stage: see Dataset. set_epoch() chooses the epoch of the next iteration, also for persistent
     workers; without it all iterations have the same order. ValueError: an argument makes no
     sense. OSError names a sample that can't be read. An iterator belongs to one thread.
     """
@@ -176,10 +178,10 @@ class IterableDataset(TorchAware):
 
     def __init__(self, archive, batch_size=None, *, rank=None, world_size=None, shuffle=True,
                  seed=0, drop_last=False, transform=None, target_transform=None, block=0,
-                 window=0):
+                 window=0, stage=None):
         if batch_size is not None and batch_size < 1:
             raise ValueError("a batch of %d samples" % batch_size)
-        self._dataset = Dataset(archive, transform, target_transform)
+        self._dataset = Dataset(archive, transform, target_transform, stage=stage)
         self.batch_size = batch_size
         self.drop_last = drop_last
         self._order = dict(shuffle=shuffle, seed=seed, drop_last=drop_last, block=block,

@@ -1,4 +1,5 @@
 """Loader: its arguments. The batches are made in C."""
+from functools import partial
 from operator import index
 
 from onepot import _core
@@ -91,7 +92,7 @@ class Loader(_core.Loader):
            drop_last=False, threads=None, prefetch=None, decode=None, *, epoch=0,
            memory=0, align=0, skip_errors=False, verify=False, npy=False, block=0,
            window=0, decoded_bytes=0, device=None, images=None, dtype=None,
-           mean=None, scale=None, gather='auto', io_timeout=None, devices=None)
+           mean=None, scale=None, gather='auto', io_timeout=None, devices=None, stage=None)
 
     Batches of an archive's samples in the order of DistributedSampler. Threads that need no
     interpreter gather them ahead. Each iteration is one epoch, the next after the one before.
@@ -138,6 +139,7 @@ class Loader(_core.Loader):
     devices        ['cuda:0', 'cuda:1'], in place of device: batch i of each epoch goes to device
                    i % len(devices), also after a resume; batch.device tells it. batch_size is
                    each batch's, memory all devices' together
+    stage          of an archive that is opened here: see Archive; 'job' in a job of several nodes
 
     OSError or ValueError names a sample that can't be read; next() of the same iterator then
     goes on with the next batch. Any thread may take batches. In a forked child the loader goes
@@ -151,7 +153,7 @@ class Loader(_core.Loader):
                  drop_last=False, threads=None, prefetch=None, decode=None, *, epoch=0, memory=0,
                  align=0, skip_errors=False, verify=False, npy=False, block=0, window=0,
                  decoded_bytes=0, device=None, images=None, dtype=None, mean=None, scale=None,
-                 gather="auto", io_timeout=None, devices=None):
+                 gather="auto", io_timeout=None, devices=None, stage=None):
         if gather not in _GATHERS:
             raise ValueError("gather is 'auto', 'host' or 'device', not '%s'" % gather)
         is_npy = isinstance(decode, str) and decode == "npy"
@@ -161,7 +163,7 @@ class Loader(_core.Loader):
                        align=align, skip_errors=skip_errors, verify=verify, npy=npy or is_npy,
                        block=block, window=window, decoded_bytes=decoded_bytes,
                        gather=_GATHERS[gather], io_timeout=_milliseconds(io_timeout))
-        super().__init__(archive, as_archive, _device_names(device, devices),
+        super().__init__(archive, partial(as_archive, stage=stage), _device_names(device, devices),
                          None if is_npy else decode, _images(images, dtype, mean, scale), rank,
                          world_size, options)
 
