@@ -1,7 +1,12 @@
 #!/usr/bin/env python3
-"""Data-parallel training by torch on an archive, each rank its share of every epoch.
+r"""Data-parallel training by torch on an archive, each rank its share of every epoch.
 
     torchrun --nproc_per_node 2 torch_ddp.py train.tar [EPOCHS]
+    srun --ntasks-per-node=1 torchrun --nnodes "$SLURM_NNODES" --nproc_per_node 4 \
+        --rdzv_backend c10d --rdzv_endpoint "$SLURMD_NODENAME:29500" torch_ddp.py train.tar
+
+With stage="job" the nodes copy the archive together while they train, so that storage gives it
+once. (onepot.stage(path) does that before anything is read; one node copies it by itself.)
 
 The loader finds rank and world size by itself, gives every rank equally many steps, and marks
 padding in batch.valid, so that it does not count. The model is a toy: it learns the class of a
@@ -33,7 +38,7 @@ def main():
     path, epochs = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 2
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    archive = onepot.Archive(path)
+    archive = onepot.Archive(path, stage="job")
     loader = onepot.Loader(archive, batch_size=32, threads=1)
     model = DistributedDataParallel(torch.nn.Linear(BYTES, len(archive.classes)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)

@@ -11,6 +11,8 @@
 
 #include "job.h"
 
+#define JOB_NODES_MAX 100000000u /* more than there are, yet too few to overflow anything */
+
 /* The first id variable that is set decides; `step` may be part of the job's name. */
 static const struct batch_system {
     const char *id, *step;
@@ -57,4 +59,40 @@ void job_detect(struct job *ret_job)
         job_copy_safe(ret_job->step, job_variable(s->step));
         return;
     }
+}
+
+static unsigned long job_number(const char *name)
+{
+    const char *text = job_variable(name);
+    char *end = NULL;
+    unsigned long number = text && isdigit((unsigned char)*text) ? strtoul(text, &end, 10) : 0;
+    return end && !*end && number <= JOB_NODES_MAX ? number : 0;
+}
+
+unsigned job_nodes(const char **ret_variable)
+{
+    /* From the batch system's, which counts whatever is started in it, to processes by node. */
+    static const struct {
+        const char *count, *for_each_node;
+    } counts[] = {
+        {"SLURM_JOB_NUM_NODES", NULL},
+        {"SLURM_NNODES", NULL},
+        {"FLUX_JOB_NNODES", NULL},
+        {"PBS_NUM_NODES", NULL},
+        {"GROUP_WORLD_SIZE", NULL}, /* torchrun's agents */
+        {"WORLD_SIZE", "LOCAL_WORLD_SIZE"},
+        {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+        {"MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"},
+        {"PMI_SIZE", "MPI_LOCALNRANKS"},
+    };
+    for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
+        unsigned long count = job_number(counts[i].count);
+        unsigned long each = counts[i].for_each_node ? job_number(counts[i].for_each_node) : 1;
+        if (!count || !each)
+            continue;
+        *ret_variable = counts[i].count;
+        return (unsigned)((count + each - 1) / each);
+    }
+    *ret_variable = NULL;
+    return 1;
 }

@@ -21,4 +21,10 @@ struct job {
  */
 void job_detect(struct job *ret_job);
 
+/*
+ * The number of nodes of the job, as its batch system or launcher sets it; 1 if neither does.
+ * *ret_variable names what told it ("SLURM_JOB_NUM_NODES"), or is NULL.
+ */
+unsigned job_nodes(const char **ret_variable);
+
 #endif

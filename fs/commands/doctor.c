@@ -107,16 +107,17 @@ int command_doctor(int argc, char **argv)
         return cli_usage_error(&usage, "one archive or mount point at a time");
 
     struct findings f = {0};
-    uint64_t archive_bytes = 0;
+    struct doctor_archive archive = {0};
     const char *path = optind < argc ? argv[optind] : NULL;
     doctor_mounting(&f);
     bool works = !has_wrong(&f);
     if (path && !doctor_mount(&f, path))
-        doctor_archive(&f, path, &archive_bytes);
+        doctor_archive(&f, path, &archive);
     doctor_memory(&f);
     doctor_cpus(&f);
-    doctor_limits(&f, archive_bytes);
-    doctor_storage(&f, archive_bytes);
+    doctor_limits(&f, archive.bytes);
+    const char *place = doctor_storage(&f, archive.bytes);
+    doctor_job(&f, path, &archive, place);
     doctor_copies(&f);
 #ifdef HAVE_PYTHON
     doctor_python(&f);

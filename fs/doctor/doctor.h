@@ -53,9 +53,9 @@ void doctor_cpus(struct findings *findings);
 
 /*
  * Places of this node for copies and mount points. `archive_bytes`: size of an archive that
- * should fit; 0: none.
+ * should fit; 0: none. Returns the place where --stage would copy it; NULL: it fits in none.
  */
-void doctor_storage(struct findings *findings, uint64_t archive_bytes);
+const char *doctor_storage(struct findings *findings, uint64_t archive_bytes);
 
 /* Limits of the process and of the kernel's FUSE. `archive_bytes`: as above. */
 void doctor_limits(struct findings *findings, uint64_t archive_bytes);
@@ -72,8 +72,22 @@ void doctor_filesystem(unsigned dev_major, unsigned dev_minor, char type[32]);
 /* Dead mounts of this user. */
 void doctor_leftovers(struct findings *findings);
 
+struct doctor_archive {
+    uint64_t bytes; /* 0: it is none that could be read */
+    bool is_local;  /* on this node */
+    bool is_packed; /* compressed in one piece */
+};
+
+/*
+ * In a job of several nodes: how they best come by the archive. `place`: what doctor_storage
+ * returned.
+ */
+void doctor_job(struct findings *findings, const char *path,
+                const struct doctor_archive *archive, const char *place);
+
 /* An archive, or a mount point of this user's. */
-void doctor_archive(struct findings *findings, const char *path, uint64_t *ret_bytes);
+void doctor_archive(struct findings *findings, const char *path,
+                    struct doctor_archive *ret_archive);
 bool doctor_mount(struct findings *findings, const char *path);
 
 #endif

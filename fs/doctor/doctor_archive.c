@@ -23,7 +23,7 @@ static void see_fault(struct findings *f, const char *path, const struct fault *
     finding_advise(f, "%s", fault->advice);
 }
 
-static void see_place_of(struct findings *f, const struct source *source)
+static bool see_place_of(struct findings *f, const struct source *source)
 {
     char type[32], text[CLI_TEXT_LEN];
     struct source_identity id;
@@ -37,6 +37,7 @@ static void see_place_of(struct findings *f, const struct source *source)
                         "and the mount caches it");
     if (!local)
         finding_advise(f, "--stage copies it to this node while it is read");
+    return local;
 }
 
 /* On one storage target of Lustre no number of nodes reads it faster. */
@@ -115,14 +116,14 @@ static void see_index(struct findings *f, const char *path, struct source *sourc
     finding_advise(f, "'onepot index %s' does that ahead of time", path);
 }
 
-void doctor_archive(struct findings *f, const char *path, uint64_t *ret_bytes)
+void doctor_archive(struct findings *f, const char *path, struct doctor_archive *ret_archive)
 {
     f->section = "archive";
     struct fault fault = {0};
     struct source *source = NULL;
     const struct backend *backend;
     const char *compression;
-    *ret_bytes = 0;
+    *ret_archive = (struct doctor_archive){0};
     struct container container = {0};
     int r = pot_open_source(path, 0, &fault, &container, &source);
     if (r == 0)
@@ -132,12 +133,13 @@ void doctor_archive(struct findings *f, const char *path, uint64_t *ret_bytes)
         source_close(source);
         return;
     }
-    *ret_bytes = source_size(source);
+    ret_archive->bytes = source_size(source);
+    ret_archive->is_packed = compression != NULL;
     if (container.name)
         finding_add(f, FINDING_GOOD, path, "%s in %s", backend->name, container.name);
     else
         finding_add(f, FINDING_GOOD, path, "%s", backend->name);
-    see_place_of(f, source);
+    ret_archive->is_local = see_place_of(f, source);
     see_stripes(f, source);
     see_index(f, source_name(source), source, backend, compression);
     source_close(source);

@@ -91,7 +91,7 @@ static uint64_t see_quotas(struct findings *f, const char *path, int fd, bool is
 /* ---- places ---- */
 
 /* Would a copy of the archive fit? In memory it counts against the job's limit. */
-static void see_fit(struct findings *f, const char *path, uint64_t bytes, uint64_t free_bytes,
+static bool see_fit(struct findings *f, const char *path, uint64_t bytes, uint64_t free_bytes,
                     bool is_memory)
 {
     char need[CLI_TEXT_LEN], have[CLI_TEXT_LEN];
@@ -106,6 +106,7 @@ static void see_fit(struct findings *f, const char *path, uint64_t bytes, uint64
                 bytes <= room ? path : cli_format_bytes(room, have));
     if (is_memory && bytes > room && bytes <= free_bytes)
         finding_advise(f, "there is room on the filesystem, but not in the job's memory");
+    return bytes <= room;
 }
 
 /* Could another user replace what would lie there? Then it is not used. */
@@ -124,17 +125,18 @@ static bool see_refusal(struct findings *f, const char *path)
     return true;
 }
 
-static void see_place(struct findings *f, const char *path, uint64_t archive_bytes)
+/* True: the archive would be staged there. */
+static bool see_place(struct findings *f, const char *path, uint64_t archive_bytes)
 {
     char type[32], have[CLI_TEXT_LEN];
     struct statvfs fs;
     struct stat st;
     if (see_refusal(f, path))
-        return;
+        return false;
     auto_close int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0 || fstatvfs(fd, &fs) < 0 || fstat(fd, &st) < 0) {
         finding_add(f, FINDING_WARNING, path, "can't be used: %s", fault_errno(errno));
-        return;
+        return false;
     }
     uint64_t free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
     struct storage storage = storage_of(fd);
@@ -146,25 +148,28 @@ static void see_place(struct findings *f, const char *path, uint64_t archive_byt
                                    : " (not known to be on this node)",
                 cli_format_bytes(free_bytes, have), writable ? "" : ", not writable for you",
                 fs.f_flag & ST_NOEXEC ? ", noexec (programs in a mount there still run)" : "");
-    uint64_t left = see_quotas(f, path, fd, storage.is_local || storage.is_memory);
+    bool is_here = storage.is_local || storage.is_memory;
+    uint64_t left = see_quotas(f, path, fd, is_here);
     if (left < free_bytes)
         free_bytes = left;
-    if (archive_bytes && writable)
-        see_fit(f, path, archive_bytes, free_bytes, storage.is_memory);
+    return archive_bytes && writable &&
+           see_fit(f, path, archive_bytes, free_bytes, storage.is_memory) && is_here;
 }
 
-void doctor_storage(struct findings *f, uint64_t archive_bytes)
+const char *doctor_storage(struct findings *f, uint64_t archive_bytes)
 {
     f->section = "places";
     const char *tmpdir = getenv("TMPDIR"), *own = getenv("ONEPOT_RUNTIME_DIR");
+    const char *place = NULL;
     if (own && *own)
         see_place(f, own, 0);
-    see_place(f, "/dev/shm", archive_bytes);
-    if (tmpdir && *tmpdir && strcmp(tmpdir, "/tmp") != 0)
-        see_place(f, tmpdir, archive_bytes);
-    else if (!tmpdir || !*tmpdir)
+    if (see_place(f, "/dev/shm", archive_bytes))
+        place = "/dev/shm";
+    if (!tmpdir || !*tmpdir)
         finding_add(f, FINDING_FACT, "$TMPDIR", "not set");
-    see_place(f, "/tmp", archive_bytes);
+    else if (strcmp(tmpdir, "/tmp") != 0 && see_place(f, tmpdir, archive_bytes) && !place)
+        place = tmpdir;
+    return see_place(f, "/tmp", archive_bytes) && !place ? "/tmp" : place;
 }
 
 /* ---- copies ---- */

@@ -89,6 +89,15 @@ def test_an_archive_is_looked_at(work):
     check_equal(index["text"], "in the archive", "of an onepot archive")
 
 
+def test_nodes_of_a_job_are_told_to_copy_together(work):
+    archive = make_archive(work)
+    env = harness.environment(ONEPOT_ASSUME_REMOTE="1", SLURM_JOB_NUM_NODES="4")
+    nodes, way = of(doctor(archive, env=env), "job")
+    check_equal(nodes["text"], "4, by SLURM_JOB_NUM_NODES", "the nodes")
+    check("together to /dev/shm" in way["text"] and "onepot-mpi" in way["advice"], f"{way}")
+    check_equal(of(doctor(archive), "job"), [], "of one node")
+
+
 def test_an_index_that_could_not_lie_beside_the_archive_is_found(work):
     folder = work.make("closed")
     archive = os.path.join(folder, "one.tar")

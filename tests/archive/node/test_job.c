@@ -35,6 +35,42 @@ START_TEST(outside_a_job_both_are_empty)
 }
 END_TEST
 
+START_TEST(nodes_are_counted_from_their_number_or_from_processes_by_node)
+{
+    static const struct {
+        const char *name, *value, *each_name, *each;
+        unsigned nodes;
+    } cases[] = {
+        {"SLURM_JOB_NUM_NODES", "64", NULL, NULL, 64},
+        {"SLURM_NNODES", "2", NULL, NULL, 2},
+        {"FLUX_JOB_NNODES", "3", NULL, NULL, 3},
+        {"PBS_NUM_NODES", "5", NULL, NULL, 5},
+        {"GROUP_WORLD_SIZE", "4", NULL, NULL, 4},
+        {"WORLD_SIZE", "16", "LOCAL_WORLD_SIZE", "8", 2},
+        {"OMPI_COMM_WORLD_SIZE", "9", "OMPI_COMM_WORLD_LOCAL_SIZE", "4", 3},
+        {"MV2_COMM_WORLD_SIZE", "8", "MV2_COMM_WORLD_LOCAL_SIZE", "4", 2},
+        {"PMI_SIZE", "4", "MPI_LOCALNRANKS", "2", 2},
+        {"WORLD_SIZE", "16", "LOCAL_WORLD_SIZE", "0", 1},
+        {"WORLD_SIZE", "16", NULL, NULL, 1},
+        {"SLURM_JOB_NUM_NODES", "-3", NULL, NULL, 1},
+        {"SLURM_JOB_NUM_NODES", "3 ", NULL, NULL, 1},
+        {"SLURM_JOB_NUM_NODES", "99999999999999999999", NULL, NULL, 1},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const char *variable = "";
+        clearenv();
+        setenv(cases[i].name, cases[i].value, 1);
+        if (cases[i].each_name)
+            setenv(cases[i].each_name, cases[i].each, 1);
+        ck_assert_uint_eq(job_nodes(&variable), cases[i].nodes);
+        if (cases[i].nodes > 1)
+            ck_assert_str_eq(variable, cases[i].name);
+        else
+            ck_assert_ptr_null(variable);
+    }
+}
+END_TEST
+
 START_TEST(each_batch_system_is_known)
 {
     static const struct {
@@ -103,6 +139,7 @@ int main(void)
     TCase *c = tcase_create("job");
     tcase_add_test(c, outside_a_job_both_are_empty);
     tcase_add_test(c, each_batch_system_is_known);
+    tcase_add_test(c, nodes_are_counted_from_their_number_or_from_processes_by_node);
     tcase_add_test(c, slurm_and_lsf_have_steps);
     tcase_add_test(c, a_plain_job_id_is_grid_engine_s_only_with_a_witness);
     tcase_add_test(c, an_identity_is_safe_and_fits_whatever_was_set);

@@ -111,24 +111,61 @@ END_TEST
 
 START_TEST(an_archive_is_named_with_where_its_index_is)
 {
-    uint64_t bytes = 1;
-    doctor_archive(&found, "none.tar", &bytes);
-    ck_assert_uint_eq(bytes, 0);
+    struct doctor_archive archive = {.bytes = 1};
+    doctor_archive(&found, "none.tar", &archive);
+    ck_assert_uint_eq(archive.bytes, 0);
     ck_assert_uint_eq(found.count, 1);
     ck_assert_int_eq(found.at[0].kind, FINDING_WRONG);
     ck_assert_int_eq(system("echo x > x && tar -cf a.tar x && seq 1000 > numbers"), 0);
     struct stat st;
     ck_assert_int_eq(stat("a.tar", &st), 0);
-    doctor_archive(&found, "a.tar", &bytes);
-    ck_assert_uint_eq(bytes, (uint64_t)st.st_size);
+    doctor_archive(&found, "a.tar", &archive);
+    ck_assert_uint_eq(archive.bytes, (uint64_t)st.st_size);
+    ck_assert(!archive.is_packed);
     ck_assert_int_eq(find("a.tar")->kind, FINDING_GOOD);
     ck_assert_str_eq(find("a.tar")->text, "tar");
     ck_assert_str_eq(find("a.tar")->section, "archive");
     ck_assert_int_eq(find("index")->kind, FINDING_FACT);
     ck_assert_ptr_nonnull(strstr(find("index")->advice, "onepot index a.tar"));
-    doctor_archive(&found, "numbers", &bytes);
-    ck_assert_uint_eq(bytes, 0);
+    doctor_archive(&found, "numbers", &archive);
+    ck_assert_uint_eq(archive.bytes, 0);
     ck_assert_int_eq(find("numbers")->kind, FINDING_WRONG);
+}
+END_TEST
+
+/* What is found of an archive in a job of so many nodes. */
+static const struct finding *in_a_job(const char *nodes, struct doctor_archive archive,
+                                      const char *place)
+{
+    setenv("SLURM_JOB_NUM_NODES", nodes, 1);
+    findings_free(&found);
+    found = (struct findings){0};
+    doctor_job(&found, "a.tar", &archive, place);
+    unsetenv("SLURM_JOB_NUM_NODES");
+    return find("a.tar");
+}
+
+START_TEST(nodes_of_a_job_are_told_how_they_come_by_an_archive)
+{
+    const struct doctor_archive archive = {.bytes = (uint64_t)150 << 30};
+    const struct finding *f = in_a_job("64", archive, "/dev/shm");
+    ck_assert_str_eq(find("nodes")->text, "64, by SLURM_JOB_NUM_NODES");
+    ck_assert_int_eq(f->kind, FINDING_GOOD);
+    ck_assert_ptr_nonnull(strstr(f->text, "together to /dev/shm"));
+    ck_assert_ptr_nonnull(strstr(f->text, "gives 150.0 GiB, and not 9.4 TiB"));
+    ck_assert_ptr_nonnull(strstr(f->advice, "onepot-mpi stage a.tar"));
+    f = in_a_job("64", archive, NULL);
+    ck_assert_int_eq(f->kind, FINDING_WARNING);
+    ck_assert_ptr_nonnull(strstr(f->advice, "$TMPDIR"));
+    ck_assert_ptr_nonnull(strstr(f->advice, "--order"));
+    f = in_a_job("2", (struct doctor_archive){.bytes = 5, .is_packed = true}, "/tmp");
+    ck_assert_int_eq(f->kind, FINDING_WARNING);
+    ck_assert_ptr_nonnull(strstr(f->advice, "onepot pack"));
+    f = in_a_job("2", (struct doctor_archive){.bytes = 5, .is_local = true}, "/tmp");
+    ck_assert_int_eq(f->kind, FINDING_FACT);
+    ck_assert_ptr_null(in_a_job("1", archive, "/tmp"));
+    ck_assert_ptr_null(in_a_job("2", (struct doctor_archive){0}, "/tmp"));
+    ck_assert_uint_eq(found.count, 0);
 }
 END_TEST
 
@@ -171,6 +208,7 @@ int main(void)
 #endif
     tcase_add_test(tests, what_is_too_long_is_cut);
     tcase_add_test(tests, an_archive_is_named_with_where_its_index_is);
+    tcase_add_test(tests, nodes_of_a_job_are_told_how_they_come_by_an_archive);
     tcase_add_test(tests, memory_cpus_and_places_are_found_anywhere);
     tcase_add_test(tests, a_filesystem_has_its_type);
     suite_add_tcase(suite, tests);
