@@ -427,6 +427,7 @@ static int command_stage_job(struct arguments *a)
         return cli_usage_error(
             &usage, "--job: '%s' is not RANK/SIZE with RANK below SIZE, such as 0/4", a->job);
     signal(SIGPIPE, SIG_IGN); /* the engine may end first */
+    setpgid(0, 0);            /* mpirun kills the groups of all ranks when one has died */
     return CLI_GO_ON;
 }
 

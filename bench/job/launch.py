@@ -1,0 +1,111 @@
+"""Starts a job: its archive behind slowfs, and the processes of its nodes by one of the engines."""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import zlib
+from importlib.util import find_spec
+from pathlib import Path
+
+from slow import Slow
+
+STORAGE = ("--read=2ms", "--bandwidth=100M", "--limit=32", "--pages=none")
+SAMPLE_BYTES = 128 << 10
+NODE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "node.py")
+
+
+def make_store(onepot, folder, size_bytes, seed=1):
+    """An archive of samples and, beside it, the samples."""
+    files, slow = folder / "files", folder / "archives"
+    files.mkdir()
+    slow.mkdir()
+    rng = random.Random(seed)
+    for i in range(max(1, size_bytes // SAMPLE_BYTES)):
+        (files / f"{i:06}").write_bytes(rng.randbytes(SAMPLE_BYTES))
+    archive = slow / "train.tar"
+    subprocess.run([onepot, "pack", "--quiet", "--no-sync", "-o", archive, files], check=True)
+    return files, archive
+
+
+def crc_of(path):
+    with open(path, "rb") as f:
+        return zlib.crc32(f.read())
+
+
+def engines(build):
+    """What can hand blocks round here: name -> why it is absent, or None."""
+    mpi = None if find_spec("mpi4py") and mpirun() else "no mpi4py in this Python, or no mpirun"
+    return {"ring": None, "mpi4py": mpi,
+            "onepot-mpi": None if mpirun() and program(build) else "it was not built, or there is no mpirun"}
+
+
+def mpirun():
+    beside = os.path.join(os.path.dirname(sys.executable), "mpirun")
+    return beside if os.access(beside, os.X_OK) else shutil.which("mpirun")
+
+
+def program(build):
+    """onepot-mpi of this build."""
+    return next((str(path) for path in Path(build).rglob("onepot-mpi") if os.access(path, os.X_OK)
+                 and path.is_file()), None)
+
+
+def environment(build, folder):
+    paths = [os.path.join(build, "loader", "python"), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONDONTWRITEBYTECODE": "1",
+            "JOB_FOLDER": str(folder),
+            "PATH": os.path.join(build, "fs") + os.pathsep + os.environ["PATH"],
+            # Processes of MPI on one machine that are nodes of their own: no shared memory between them.
+            "MPIR_CVAR_NOLOCAL": "1", "OMPI_MCA_btl": "tcp,self", "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def by_mpi(nodes, command, options=()):
+    """One command of mpirun: command(node) on each of them."""
+    argv = [mpirun(), *options]
+    for node in nodes:
+        settings = [f"{name}={value}" for name, value in node.environment().items()]
+        argv += [":"] * (node.rank > 0) + ["-n", "1", *node.command("env", *settings, *command(node))]
+    return argv
+
+
+def start(build, nodes, spec, folder, options=()):
+    """The processes of a job: one for each node, or mpirun's. SPEC is completed."""
+    spec = {"size": len(nodes), "out": str(folder), "paces": [0] * len(nodes), "flips": 0, "faulty": False,
+            "memory": None, **spec}
+    path, env = os.path.join(folder, "spec"), environment(build, folder)
+    log = open(os.path.join(folder, "log"), "ab")
+    ring = spec["engine"] == "ring"
+    listeners = [node.listen() for node in nodes] if ring else []
+    spec["listeners"] = [end.fileno() for end in listeners]
+    spec["addresses"] = [end.getsockname() for end in listeners]
+    with open(path, "w", encoding="utf-8") as out:
+        json.dump(spec, out)
+
+    def command(node):
+        if spec["engine"] == "onepot-mpi":
+            return [program(build), "stage", "--owner", str(node.owner.pid), spec["archives"][node.rank]]
+        return [sys.executable, NODE, path]
+    keep = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "start_new_session": True}
+    try:
+        if not ring:
+            return [subprocess.Popen(by_mpi(nodes, command, options), env=env, **keep)]
+        return [subprocess.Popen(node.command(*command(node)), env={**env, **node.environment()},
+                                 pass_fds=[listeners[node.rank].fileno()], **keep) for node in nodes]
+    finally:
+        log.close()
+        for end in listeners:
+            end.close()
+
+
+def log_of(folder):
+    with open(os.path.join(folder, "log"), encoding="utf-8", errors="replace") as f:
+        return f.read().strip()
+
+
+def storage(slowfs, folder, source, *more):
+    """slowfs over the archives, as all nodes see it."""
+    return Slow(slowfs, folder, *STORAGE, *more, source)

@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""How long the nodes of a job take until all have an archive, by three ways. Prints a table.
+
+alone     each reads all of it:            bytes / min(node, storage / nodes)
+pipeline  one reads, each hands on:        bytes / min(node, storage, network, own) + nodes pieces of 1 MiB
+together  each reads a part (scatter), and all exchange their parts (allgather): the slowest of
+          reading     bytes / min(nodes * node, storage)
+          exchange    bytes * (nodes - 1) / nodes / network
+          taking      bytes / own
+          and, as the first group is read before it can be exchanged, one group's reading and exchange
+
+storage: bytes/s of all together; node: of one node's reads; network: into one node, which sends as
+much meanwhile, without others in between; own: what a node can pass through its engine, compare
+with its sum and write to memory. Nobody else uses storage or network.
+"""
+
+import argparse
+import sys
+from dataclasses import dataclass
+
+MIB = 1 << 20
+MEMORY_MIB, RUN_MOST = 64, 16  # of the stage: blocks in flight, and the longest run of chunks
+
+
+@dataclass
+class Site:
+    storage: float
+    node: float
+    network: float = float("inf")
+    own: float = float("inf")
+
+
+def alone(site, nodes, size):
+    return size / min(site.node, site.storage / nodes)
+
+
+def pipeline(site, nodes, size):
+    rate = min(site.node, site.storage, site.network, site.own)
+    return size / rate + nodes * MIB / rate
+
+
+def group_bytes(nodes):
+    return nodes * MIB * max(1, min(RUN_MOST, MEMORY_MIB // (2 * (nodes + 1))))
+
+
+def together(site, nodes, size):
+    reads, part = min(nodes * site.node, site.storage), (nodes - 1) / nodes
+    group = min(size, group_bytes(nodes))
+    return (max(size / reads, size * part / site.network, size / site.own)
+            + min(group / reads, group * part / site.network + group / site.own))
+
+
+WAYS = {"alone": alone, "pipeline": pipeline, "together": together}
+
+
+def numbers(text):
+    return [float(word) for word in text.split(",")]
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--nodes", type=numbers, default=[8, 64, 512, 4096])
+    parser.add_argument("--gb", type=numbers, default=[150, 1500], help="of the archive")
+    parser.add_argument("--storage", type=numbers, default=[100, 400], help="GB/s in all")
+    parser.add_argument("--node", type=float, default=2, help="GB/s that one node reads")
+    parser.add_argument("--network", type=numbers, default=[25, 200], help="Gb/s of a node")
+    parser.add_argument("--own", type=float, default=float("inf"), help="GB/s that one node takes (default: no limit)")
+    return parser.parse_args()
+
+
+def main():
+    args = parse()
+    print(f"{'GB':>6}{'GB/s':>6}{'Gb/s':>6}{'nodes':>7}" + "".join(f"{way + ' s':>12}" for way in WAYS))
+    for size in args.gb:
+        for storage in args.storage:
+            for network in args.network:
+                site = Site(storage * 1e9, args.node * 1e9, network / 8 * 1e9, args.own * 1e9)
+                for nodes in map(int, args.nodes):
+                    cells = "".join(f"{way(site, nodes, size * 1e9):12.0f}" for way in WAYS.values())
+                    print(f"{size:6g}{storage:6g}{network:6g}{nodes:7}{cells}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
