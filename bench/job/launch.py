@@ -18,16 +18,17 @@ NODE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "node.py")
 
 
 def make_store(onepot, folder, size_bytes, seed=1):
-    """An archive of samples and, beside it, the samples."""
-    files, slow = folder / "files", folder / "archives"
-    files.mkdir()
-    slow.mkdir()
+    """An archive of samples and one of a single sample, and beside them the samples."""
+    store, archives = folder / "train", folder / "archives"
     rng = random.Random(seed)
-    for i in range(max(1, size_bytes // SAMPLE_BYTES)):
-        (files / f"{i:06}").write_bytes(rng.randbytes(SAMPLE_BYTES))
-    archive = slow / "train.tar"
-    subprocess.run([onepot, "pack", "--quiet", "--no-sync", "-o", archive, files], check=True)
-    return files, archive
+    for name, count in ((store, max(1, size_bytes // SAMPLE_BYTES)), (folder / "small", 1), (archives, 0)):
+        name.mkdir()
+        for i in range(count):
+            (name / f"{i:06}").write_bytes(rng.randbytes(SAMPLE_BYTES))
+    for name in ("train", "small"):
+        subprocess.run([onepot, "pack", "--quiet", "--no-sync", "-o", archives / f"{name}.tar", folder / name],
+                       check=True)
+    return store, archives / "train.tar"
 
 
 def crc_of(path):
@@ -37,14 +38,22 @@ def crc_of(path):
 
 def engines(build):
     """What can hand blocks round here: name -> why it is absent, or None."""
-    mpi = None if find_spec("mpi4py") and mpirun() else "no mpi4py in this Python, or no mpirun"
-    return {"ring": None, "mpi4py": mpi,
-            "onepot-mpi": None if mpirun() and program(build) else "it was not built, or there is no mpirun"}
+    own = program(build)
+    return {"ring": None,
+            "mpi4py": None if find_spec("mpi4py") and mpirun(None) else "no mpi4py in this Python, or no mpirun",
+            "onepot-mpi": None if own and mpirun(own) else "it was not built, or there is no mpirun of its MPI"}
 
 
-def mpirun():
-    beside = os.path.join(os.path.dirname(sys.executable), "mpirun")
-    return beside if os.access(beside, os.X_OK) else shutil.which("mpirun")
+def is_open_mpi(mpi_program):
+    libraries = subprocess.run(["ldd", mpi_program], stdout=subprocess.PIPE, text=True, check=True).stdout
+    return "libmpi.so.40" in libraries
+
+
+def mpirun(mpi_program):
+    """The one of this program's MPI, or of mpi4py's."""
+    beside = os.path.join(os.path.dirname(mpi_program or sys.executable), "mpirun")
+    names = ("mpirun.openmpi" if mpi_program and is_open_mpi(mpi_program) else "mpirun.mpich", "mpirun")
+    return beside if os.access(beside, os.X_OK) else next(filter(None, map(shutil.which, names)), None)
 
 
 def program(build):
@@ -59,23 +68,25 @@ def environment(build, folder):
             "JOB_FOLDER": str(folder),
             "PATH": os.path.join(build, "fs") + os.pathsep + os.environ["PATH"],
             # Processes of MPI on one machine that are nodes of their own: no shared memory between them.
-            "MPIR_CVAR_NOLOCAL": "1", "OMPI_MCA_btl": "tcp,self", "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "MPIR_CVAR_NOLOCAL": "1", "ONEPOT_MPI_RANKS_ARE_NODES": "1", "OMPI_MCA_btl": "tcp,self", "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
-def by_mpi(nodes, command, options=()):
-    """One command of mpirun: command(node) on each of them."""
-    argv = [mpirun(), *options]
+def by_mpi(nodes, mpi_program, command):
+    """One command of mpirun: `command` on each of them. Ranks of Open MPI have to reach their launcher."""
+    argv, open_mpi = [mpirun(mpi_program)], mpi_program and is_open_mpi(mpi_program)
+    if open_mpi:
+        argv += ["--oversubscribe", "--bind-to", "none"]
     for node in nodes:
         settings = [f"{name}={value}" for name, value in node.environment().items()]
-        argv += [":"] * (node.rank > 0) + ["-n", "1", *node.command("env", *settings, *command(node))]
+        argv += [":"] * (node.rank > 0) + ["-n", "1"] + node.command("env", *settings, *command, net=not open_mpi)
     return argv
 
 
-def start(build, nodes, spec, folder, options=()):
+def start(build, nodes, spec, folder):
     """The processes of a job: one for each node, or mpirun's. SPEC is completed."""
     spec = {"size": len(nodes), "out": str(folder), "paces": [0] * len(nodes), "flips": 0, "faulty": False,
-            "memory": None, **spec}
+            "memory": None, "onepot-mpi": program(build) if spec["engine"] == "onepot-mpi" else None, **spec}
     path, env = os.path.join(folder, "spec"), environment(build, folder)
     log = open(os.path.join(folder, "log"), "ab")
     ring = spec["engine"] == "ring"
@@ -85,15 +96,12 @@ def start(build, nodes, spec, folder, options=()):
     with open(path, "w", encoding="utf-8") as out:
         json.dump(spec, out)
 
-    def command(node):
-        if spec["engine"] == "onepot-mpi":
-            return [program(build), "stage", "--owner", str(node.owner.pid), spec["archives"][node.rank]]
-        return [sys.executable, NODE, path]
+    command = [sys.executable, NODE, path]
     keep = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "start_new_session": True}
     try:
         if not ring:
-            return [subprocess.Popen(by_mpi(nodes, command, options), env=env, **keep)]
-        return [subprocess.Popen(node.command(*command(node)), env={**env, **node.environment()},
+            return [subprocess.Popen(by_mpi(nodes, spec["onepot-mpi"], command), env=env, **keep)]
+        return [subprocess.Popen(node.command(*command), env={**env, **node.environment()},
                                  pass_fds=[listeners[node.rank].fileno()], **keep) for node in nodes]
     finally:
         log.close()

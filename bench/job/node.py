@@ -51,7 +51,9 @@ class Sleepy:
 
 
 def engine_of(spec, rank):
-    """(what onepot.stage() gets, what the bare exchange uses)."""
+    """(what onepot.stage() gets, what the bare exchange uses); None: a program has its own."""
+    if spec["engine"] == "onepot-mpi":
+        return None, None
     if spec["engine"] == "mpi4py":
         from mpi4py import MPI
         return MPI.COMM_WORLD, Sleepy(MPI.COMM_WORLD)
@@ -60,10 +62,15 @@ def engine_of(spec, rank):
     return ring, ring
 
 
-def meet(engine):
+def meet(spec, rank, engine):
     """All nodes have come here."""
-    for _ in range(2):
-        engine.allgather_into(bytearray(8), bytearray(8 * engine.size))
+    if engine:
+        for _ in range(2):
+            engine.allgather_into(bytearray(8), bytearray(8 * engine.size))
+        return
+    note(os.path.join(spec["out"], f"ready{rank}.json"), True)
+    while not all(read_note(os.path.join(spec["out"], f"ready{other}.json")) for other in range(spec["size"])):
+        time.sleep(0.005)
 
 
 class Flips:
@@ -96,6 +103,18 @@ def stage_job(spec, group):
     return [str(line.message) for line in said]
 
 
+def stage_mpi(spec, _group):
+    """As a rank: it has what mpirun gave this process."""
+    done = subprocess.run([spec["onepot-mpi"], "stage", "--quiet", "--owner", os.environ["JOB_OWNER"],
+                           spec["archive"]], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                          close_fds=False, check=False)
+    if done.returncode < 0:
+        os.kill(os.getpid(), -done.returncode)  # mpirun knows this process
+    if done.returncode:
+        raise OSError(done.stderr)
+    return done.stderr.splitlines()
+
+
 def stage_alone(spec, _group):
     subprocess.run([spec["onepot"], "stage", "--quiet", "--owner", os.environ["JOB_OWNER"], spec["archive"]],
                    check=True, stdin=subprocess.DEVNULL)
@@ -114,7 +133,7 @@ def bare(spec, engine):
 
 
 def timed(spec, group, engine):
-    act = {"stage": stage_job, "alone": stage_alone, "bare": bare}[spec["what"]]
+    act = {"stage": stage_job if group else stage_mpi, "alone": stage_alone, "bare": bare}[spec["what"]]
     begun, cpu = time.monotonic(), cpu_seconds()
     said = act(spec, engine if spec["what"] == "bare" else group)
     return {"begun": begun, "ended": time.monotonic(), "cpu": cpu_seconds() - cpu, "said": said}
@@ -163,11 +182,11 @@ def main():
     # Readers are started before MPI, which dislikes forks.
     reader = start_reader(spec, rank) if spec["paces"][rank] else None
     group, engine = engine_of(spec, rank)
-    meet(engine)
+    meet(spec, rank, engine)
     if reader:
         reader.stdin.write(b"g")
         reader.stdin.flush()
-    if spec["flips"]:
+    if spec["flips"] and engine:
         group = Flips(engine, spec["flips"], random.Random(rank))
     note(os.path.join(spec["out"], f"begun{rank}.json"), os.getpid())
     try:

@@ -68,10 +68,10 @@ class Node:
     def pid(self):
         return self.holder.pid
 
-    def command(self, *argv):
+    def command(self, *argv, net=True):
         if not self.separate:
             return list(argv)
-        return ["nsenter", f"--target={self.pid}", "--mount", "--uts", "--net", *argv]
+        return ["nsenter", f"--target={self.pid}", "--mount", "--uts", *["--net"] * net, *argv]
 
     def path(self, *names):
         """The node's file, as this process sees it."""
