@@ -32,6 +32,7 @@ const struct command command_list[] = {
     {"run", command_run, "mount, run a command on it, unmount"},
     {"stage", command_stage, "copy archives to this node ahead of time"},
     {"unstage", command_unstage, "remove such copies"},
+    {"mpi", command_mpi, "print onepot-mpi, by which nodes stage together, to compile it"},
     {"clean", command_clean, "remove what ended jobs left on this node"},
     {"stat", command_stat, "show what a mount has done so far"},
     {"top", command_top, "show what mounts do, live"},
@@ -170,7 +171,7 @@ static const char *command_of_name(const char *program)
     const char *name = slash ? slash + 1 : program;
     if (name && (strcmp(name, "squashfuse") == 0 || strcmp(name, "squashfuse_ll") == 0))
         return "squashfuse";
-    return NULL;
+    return name && strcmp(name, "onepot-mpi") == 0 ? "mpi" : NULL;
 }
 
 static bool is_version(const char *word)

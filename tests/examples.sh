@@ -27,8 +27,13 @@ for i in 1 2 3; do echo "sample $i" >"$work/data/$i"; done
 export SLURM_JOB_ID=4711 SLURM_NTASKS=4 SLURM_JOB_NUM_NODES=1
 cat >"$work/bin/srun" <<'SRUN'
 #!/usr/bin/env bash
-pids=()
-for ((rank = 0; rank < SLURM_NTASKS; rank++)); do
+pids=() tasks=$SLURM_NTASKS
+while [[ $1 == --* ]]; do
+    if [ "$1" = --ntasks-per-node=1 ]; then tasks=1; fi
+    shift
+done
+trap 'kill "${pids[@]}"' TERM
+for ((rank = 0; rank < tasks; rank++)); do
     SLURM_STEP_ID=0 SLURM_PROCID=$rank SLURM_LOCALID=$rank "$@" &
     pids+=($!)
 done
@@ -100,6 +105,25 @@ for broken in '' yes; do
     no_mount_left 'multi-node --stage'
 done
 echo 'multi-node --stage: ok'
+
+# Several nodes that copy together, of which there is one. MPI itself is tried in mpi.sh.
+cat >"$work/bin/onepot-mpi" <<'MPI'
+#!/usr/bin/env bash
+exec onepot "$@"
+MPI
+chmod +x "$work/bin/onepot-mpi"
+for wanted in 0 3; do
+    status=0
+    rm -f "$work"/out.*
+    bash "$examples/multi-node.sbatch" --stage=mpi "$work/data.tar" reader "$work/out" "$wanted" \
+        >"$work/log" 2>&1 || status=$?
+    [ "$status" -eq "$wanted" ] || fail "multi-node --stage=mpi: $status, $(cat "$work/log")"
+    for rank in 0 1 2 3; do
+        cat "$work"/data/* | cmp - "$work/out.$rank" || fail "multi-node --stage=mpi, rank $rank read other bytes"
+    done
+    no_mount_left 'multi-node --stage=mpi'
+done
+echo 'multi-node --stage=mpi: ok'
 
 # TERM: the command gets it, may still read, and the mount goes only then.
 cat >"$work/bin/trainer" <<'TRAINER'

@@ -183,7 +183,7 @@ class Job(Nodes):
     def test_all_nodes_have_the_archive(self):
         statuses, texts, exchanges = self.play()
         self.assertEqual((statuses, texts), ([0] * NODES, [""] * NODES))
-        self.assertEqual(exchanges, 2)  # of shapes, and of one group of runs of 7 chunks
+        self.assertEqual(exchanges, 2)  # of shapes, and of one group of runs of 6 chunks
 
     def test_broadcasts_serve_where_gathering_takes_too_much(self):
         def little(_rank, _group):

@@ -67,6 +67,15 @@ build_helps='
 command:ccache ccache
 '
 
+# MPIs, for onepot-mpi and its tests.
+# shellcheck disable=SC2034
+mpi_helps='
+command:mpicc.mpich libmpich-dev
+command:mpirun.mpich mpich
+command:mpicc.openmpi libopenmpi-dev
+command:mpirun.openmpi openmpi-bin
+'
+
 # shellcheck disable=SC2034
 check_needs='
 command:clang clang

@@ -150,11 +150,12 @@ void stage_forget(struct stage *stage);
 /*
  * Make the copy together with the other nodes of a job (stage_job.h), whose engine is at the
  * other end of two pipes, until the job is over or the engine is gone; both are closed then.
+ * ring_fd: a file in memory, in which blocks lie, or -1: they pass through the pipes.
  * Starts the copier (stage_start). *stop, if not 0, ends it early. -ESTALE: another node has
  * another archive, and the fault names it. Otherwise, after 0, the copier brings the rest.
  */
 int stage_job_serve(struct stage *stage, unsigned rank, unsigned size, int in_fd, int out_fd,
-                    const _Atomic int *stop, struct fault *fault);
+                    int ring_fd, const _Atomic int *stop, struct fault *fault);
 
 /* Wait until the copy is whole or nobody works on it any more. True: it is whole. */
 bool stage_wait_whole(struct stage *stage, unsigned timeout_ms);

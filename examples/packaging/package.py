@@ -43,7 +43,7 @@ class Onepot(MesonPackage):
         return f"file://{self.package_dir}/onepot-{version}.tar.gz"
 
     def meson_args(self):
-        args = ["-Dauto_features=enabled", "-Dtests=disabled", "-Dbench=false"]
+        args = ["-Dauto_features=enabled", "-Dtests=disabled", "-Dbench=false", "-Dmpi=disabled"]
         if self.spec.satisfies("+python"):
             args.append(f"-Dpython-dir={python_platlib}")
         else:

@@ -22,4 +22,7 @@ extern const struct carried carried_pages[];
  */
 extern const struct carried carried_licences[];
 
+/* The source of onepot-mpi. */
+extern const char carried_mpi[];
+
 #endif

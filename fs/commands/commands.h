@@ -41,6 +41,7 @@ int command_info(int argc, char **argv);
 int command_licences(int argc, char **argv);
 int command_ls(int argc, char **argv);
 int command_mount(int argc, char **argv);
+int command_mpi(int argc, char **argv);
 int command_order(int argc, char **argv);
 int command_pack(int argc, char **argv);
 int command_run(int argc, char **argv);

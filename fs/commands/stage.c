@@ -42,10 +42,11 @@ static const struct cli_usage usage = {
     "removed when this job or session (a login) ends, or by 'onepot unstage'.\n"};
 
 struct arguments {
-    const char *place, *adopt, *job;
+    const char *place, *adopt, *node;
     pid_t owner; /* 0: the copies stay */
     bool keep, verify, as_json, quiet;
     uint64_t rank, size; /* of a job's nodes; size 0: not together with others */
+    uint64_t ring;       /* the descriptor of its engine's ring; 0: none */
     struct json json;
     enum cli_progress_mode progress;
     struct inherited inherited;
@@ -137,6 +138,8 @@ static void print_result(const struct arguments *a, const char *archive,
         return;
     if (report->was_moved)
         snprintf(how, sizeof(how), "by moving the adopted file there");
+    else if (!was_whole && a->size)
+        snprintf(how, sizeof(how), "together with the job's other nodes");
     else if (!was_whole && report->stream_ns)
         snprintf(how, sizeof(how), "in %s (%s/s)", cli_time(report->stream_ns),
                  cli_bytes((uint64_t)((double)report->stream_bytes * 1e9 /
@@ -166,7 +169,8 @@ static int command_stage_finish(struct arguments *a, const char *archive, struct
     struct fault fault = {0};
     int r = !a->size ? 0
                      : stage_job_serve(stage, (unsigned)a->rank, (unsigned)a->size,
-                                       STDIN_FILENO, STDOUT_FILENO, interrupt_flag(), &fault);
+                                       STDIN_FILENO, STDOUT_FILENO, a->ring ? (int)a->ring : -1,
+                                       interrupt_flag(), &fault);
     if (r < 0)
         return cli_fail(archive, r, &fault);
     r = command_stage_copy(a, stage);
@@ -225,7 +229,7 @@ static int open_source(const struct arguments *a, const char *archive,
         return cli_fail(archive, r, &fault);
     if (r > 0 && a->adopt)
         return not_adopted(archive, "compressed in one piece, which is unpacked to its stage");
-    if (r > 0 && a->job)
+    if (r > 0 && a->node)
         return cli_failf(archive, "it is compressed in one piece, which each node unpacks");
     if (r == 0 && !a->verify)
         return CLI_OK;
@@ -421,14 +425,20 @@ static int command_stage_owner(const struct cli_usage *u, void *ctx, const char 
     return 0;
 }
 
-static int command_stage_job(struct arguments *a)
+static int command_stage_node(struct arguments *a)
 {
-    if (cli_parse_part(a->job, JOB_NODES_MOST, &a->rank, &a->size) < 0)
+    if (cli_parse_part(a->node, JOB_NODES_MOST, &a->rank, &a->size) < 0)
         return cli_usage_error(
-            &usage, "--job: '%s' is not RANK/SIZE with RANK below SIZE, such as 0/4", a->job);
+            &usage, "--node: '%s' is not RANK/SIZE with RANK below SIZE, such as 0/4", a->node);
     signal(SIGPIPE, SIG_IGN); /* the engine may end first */
     setpgid(0, 0);            /* mpirun kills the groups of all ranks when one has died */
     return CLI_GO_ON;
+}
+
+static int command_stage_ring(const struct cli_usage *u, void *ctx, const char *text)
+{
+    struct arguments *a = ctx;
+    return cli_number_option(u, "--ring", text, STDERR_FILENO + 1, INT_MAX, &a->ring);
 }
 
 static int command_stage_parse(struct arguments *a, int argc, char **argv)
@@ -438,7 +448,9 @@ static int command_stage_parse(struct arguments *a, int argc, char **argv)
         {"--owner=PID", "remove the copies when this process has ended; 'none': never",
          .take = command_stage_owner, .ctx = a},
         {"--adopt=PATH", "make PATH, a copy on this node, the stage's", .text = &a->adopt},
-        {"--job=RANK/SIZE", "copy together with other nodes, by an engine", .text = &a->job},
+        {"--node=RANK/SIZE", "copy together with other nodes, by an engine", .text = &a->node},
+        {"--ring=FD", "with --node: blocks lie in the memory of descriptor FD",
+         .take = command_stage_ring, .ctx = a},
         {"--keep", "the same as --owner=none", .flag = &a->keep},
         {"--verify", "compare the copy with the archive's sums", .flag = &a->verify},
         {"--json", "print what was copied where", .flag = &a->as_json},
@@ -461,12 +473,14 @@ static int command_stage_parse(struct arguments *a, int argc, char **argv)
         return cli_usage_error(&usage, "--keep and --owner exclude each other");
     if (optind == argc)
         return cli_usage_error(&usage, "no archive was named");
-    if ((a->adopt || a->job) && argc - optind > 1)
-        return cli_usage_error(&usage, "--adopt and --job are of one archive");
-    if (a->job && (a->adopt || a->as_json))
-        return cli_usage_error(&usage, "--job excludes --adopt and --json");
-    if (a->job)
-        return command_stage_job(a);
+    if ((a->adopt || a->node) && argc - optind > 1)
+        return cli_usage_error(&usage, "--adopt and --node are of one archive");
+    if (a->node && (a->adopt || a->as_json))
+        return cli_usage_error(&usage, "--node excludes --adopt and --json");
+    if (a->ring && !a->node)
+        return cli_usage_error(&usage, "--ring is of use only with --node");
+    if (a->node)
+        return command_stage_node(a);
     return CLI_GO_ON;
 }
 

@@ -1,6 +1,6 @@
 """stage(): the nodes of a job copy an archive together, by what the job has: torch.distributed or MPI.
 
-The program `onepot stage --job` reads this node's part from storage and keeps what the others read.
+The program `onepot stage --node` reads this node's part from storage and keeps what the others read.
 Here its blocks are handed round (cache/stage/stage_serve.c says what passes the pipes): one thread takes
 this node's block and exchanges it, while another gives the program what came before.
 """
@@ -150,7 +150,7 @@ class _Copy:
     def __init__(self, path, engine, options):
         self.path, self.engine, self.error = path, engine, None
         self.failures, self.said, self.shape, self.done_bytes = [], "", (0, 0), 0
-        node = ["--job", "%d/%d" % (engine.rank, engine.size)] if engine else []
+        node = ["--node", "%d/%d" % (engine.rank, engine.size)] if engine else []
         end = subprocess.PIPE if engine else subprocess.DEVNULL
         self.child, self.threads = None, []
         try:
@@ -199,7 +199,7 @@ class _Copy:
         return self.shape[0] != 0 and all_ == mine * engine.size
 
     def _hand_round(self, full, free):
-        """All groups. A node whose program is gone sends zeros once, from which the others know."""
+        """All groups. A node whose program is gone sends zeros twice, from which the others know."""
         if not self._agrees():
             return
         engine, (block_bytes, groups) = self.engine, self.shape
@@ -207,8 +207,9 @@ class _Copy:
         gathers = 2 * (engine.size + 1) * block_bytes <= _MEMORY_BYTES
         for _ in range(2):
             free.put(bytearray(block_bytes * (engine.size if gathers else 1)))
+        left = 0
         for _ in range(groups):
-            more = self.child.stdout.read(1)
+            more = b"\2" if left else self.child.stdout.read(1)
             if more == b"\0":
                 return
             goes_on = more == b"\1" and _read(self.child.stdout, mine)
@@ -216,7 +217,8 @@ class _Copy:
                 mine[:] = bytes(block_bytes)
             for root in [None] if gathers else range(engine.size):
                 self._exchange(mine, free.get(), root, full)
-            if not goes_on:
+            left += not goes_on
+            if left == 2:
                 return
             self.done_bytes += engine.size * (block_bytes >> 20 << 20)  # without its heads
 

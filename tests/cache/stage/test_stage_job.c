@@ -459,7 +459,7 @@ static void *play_engine(void *arg)
     unsigned long groups = 0;
     ck_assert_int_eq(fscanf(from, "onepot-job 1 %zu %lu", &block_bytes, &groups), 2);
     ck_assert_int_eq(fgetc(from), '\n');
-    ck_assert_uint_eq(groups, stage_job_groups(BYTES, 1, STAGE_JOB_RUN_MAX));
+    ck_assert_uint_eq(groups, stage_job_groups(BYTES, 1, stage_job_run(2, 64u << 20)));
     uint8_t *block = malloc(block_bytes);
     ck_assert_ptr_nonnull(block);
     int next = 0;
@@ -484,7 +484,7 @@ static int serve(int groups, intptr_t *ret_last)
     ck_assert_int_eq(pipe(to), 0);
     const int fds[] = {from[0], to[1], groups};
     ck_assert_int_eq(pthread_create(&engine, NULL, play_engine, (void *)(uintptr_t)fds), 0);
-    int r = stage_job_serve(node[0].stage, 0, 1, to[0], from[1], NULL, &fault);
+    int r = stage_job_serve(node[0].stage, 0, 1, to[0], from[1], -1, NULL, &fault);
     close(to[0]);
     close(from[1]);
     ck_assert_int_eq(pthread_join(engine, &last), 0);
@@ -511,6 +511,83 @@ START_TEST(engine_that_ends_leaves_the_rest_to_storage)
     open_node(0, archive);
     ck_assert_int_eq(serve(0, &last), 0);
     ck_assert_ptr_nonnull(strstr(notes, "the engine has ended"));
+    complete(0);
+    close_node(0);
+}
+END_TEST
+
+/* The same with a ring of two blocks. */
+static void *play_ring_engine(void *arg)
+{
+    const int *fds = arg; /* from the program, to it, and the ring */
+    FILE *from = fdopen(fds[0], "r");
+    size_t block_bytes = 0;
+    unsigned long groups = 0;
+    ck_assert_int_eq(fscanf(from, "onepot-job 1 %zu %lu", &block_bytes, &groups), 2);
+    ck_assert_int_eq(fgetc(from), '\n');
+    ck_assert_int_eq(ftruncate(fds[2], (off_t)(2 * block_bytes)), 0);
+    for (unsigned long group = 0; group < groups; group++) {
+        uint64_t place = group % 2 * block_bytes, own = place | UINT64_C(1) << 63;
+        ck_assert_int_eq(write(fds[1], &own, sizeof(own)), sizeof(own));
+        ck_assert_int_eq(fgetc(from), 1);
+        ck_assert_int_eq(write(fds[1], &place, sizeof(place)), sizeof(place));
+        ck_assert_int_eq(fgetc(from), 3);
+    }
+    int last = fgetc(from);
+    fclose(from);
+    close(fds[1]);
+    return (void *)(intptr_t)last;
+}
+
+/* Refers to a place outside of the ring. */
+static void *play_wrong_engine(void *arg)
+{
+    const int *fds = arg;
+    uint64_t place = (UINT64_C(64) << 20) - 1;
+    ck_assert_int_eq(ftruncate(fds[2], 64 << 20), 0);
+    ck_assert_int_eq(write(fds[1], &place, sizeof(place)), sizeof(place));
+    char line[128];
+    ck_assert_int_gt(read(fds[0], line, sizeof(line)), 0);
+    ck_assert_int_eq(read(fds[0], line, 1), 1);
+    close(fds[0]);
+    close(fds[1]);
+    return (void *)(intptr_t)line[0];
+}
+
+static intptr_t serve_by_ring(void *(*engine)(void *))
+{
+    int from[2], to[2], ring = memfd_create("ring", MFD_CLOEXEC);
+    pthread_t thread;
+    void *last;
+    signal(SIGPIPE, SIG_IGN);
+    ck_assert_int_eq(pipe(from), 0);
+    ck_assert_int_eq(pipe(to), 0);
+    const int fds[] = {from[0], to[1], ring};
+    ck_assert_int_eq(pthread_create(&thread, NULL, engine, (void *)(uintptr_t)fds), 0);
+    ck_assert_int_eq(stage_job_serve(node[0].stage, 0, 1, to[0], from[1], ring, NULL, &fault),
+                     0);
+    close(to[0]);
+    close(from[1]);
+    ck_assert_int_eq(pthread_join(thread, &last), 0);
+    close(ring);
+    return (intptr_t)last;
+}
+
+START_TEST(engine_with_a_ring_exchanges_places)
+{
+    open_node(0, archive);
+    ck_assert_int_eq(serve_by_ring(play_ring_engine), 0);
+    ck_assert(report(0).whole);
+    ck_assert_uint_eq(atomic_load(storage_bytes), BYTES);
+    check_copy(0);
+    close_node(0);
+}
+END_TEST
+
+START_TEST(place_outside_of_the_ring_ends_the_job)
+{
+    open_node(0, archive);
+    ck_assert_int_eq(serve_by_ring(play_wrong_engine), 2);
     complete(0);
     close_node(0);
 }
@@ -667,6 +744,8 @@ int main(void)
     tcase_add_test(tc, wrong_shapes_are_refused);
     tcase_add_test(tc, engine_at_pipes_hands_blocks_round_and_is_told_the_end);
     tcase_add_test(tc, engine_that_ends_leaves_the_rest_to_storage);
+    tcase_add_test(tc, engine_with_a_ring_exchanges_places);
+    tcase_add_test(tc, place_outside_of_the_ring_ends_the_job);
     tcase_add_loop_test(tc, nodes_go_on_when_one_is_killed, 0, 12);
     suite_add_tcase(suite, tc);
     return run_suite(suite);

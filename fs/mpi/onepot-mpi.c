@@ -1,0 +1,491 @@
+/*
+ * onepot-mpi stage ARCHIVE: the nodes of an MPI job copy an archive together, reading storage
+ * once. This file knows MPI, two pipes and a ring in shared memory, nothing else of onepot, so
+ * that it compiles with any MPI 3:
+ *
+ *     mpicc -O2 -o onepot-mpi onepot-mpi.c
+ *
+ * One process of each node takes part. It starts `onepot stage --node`, which reads this
+ * node's share of every group of chunks from storage, and keeps what the other nodes read
+ * (onepot-stage(1) has the protocol). That process is no process of MPI, and leads its own
+ * session: it outlives an abort of the job where the system lets it, and goes on with storage.
+ *
+ * Blocks are exchanged in steps: a step gathers all blocks of a group, or, where two groups
+ * do not fit into memory, broadcasts one block. Each step has a slot of the ring:
+ *
+ *     onepot makes this node's block -> the step begins -> it is done -> onepot takes its
+ * blocks
+ *
+ * A step begins as soon as its slot is free, so that one passes the network while onepot takes
+ * another. All nodes begin the same steps, because each begins a group only when its onepot has
+ * made a block of it, and they all end at the same group. If a node's onepot ends early, zeros
+ * take the place of its block in two groups, since other nodes may have begun the second before
+ * they know of the first.
+ *
+ * MPI waits by spinning. Here one thread tests, and sleeps between tests in steps that grow.
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE 1
+#endif
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <mpi.h>
+
+#ifndef RING_BYTES
+#define RING_BYTES (UINT64_C(64) << 20)
+#endif
+#define RING_FD 3               /* in the node's onepot */
+#define OWN (UINT64_C(1) << 63) /* a word that asks for a block */
+#define SLOTS_MAX 16            /* broadcasts on their way */
+#define SLEEP_LEAST_NS 50000
+#define SLEEP_MOST_NS 20000000
+#define MOVED_NS 5000 /* a test that takes longer has moved bytes */
+#define PATIENCE_S 20
+
+struct engine {
+    MPI_Comm nodes, node; /* a process of each node; all processes of this one */
+    int rank, size;       /* of the nodes */
+    uint64_t block_bytes, groups;
+
+    int from, to, ring_fd; /* this node's onepot */
+    uint8_t *ring;
+    bool has_left; /* it neither makes nor takes blocks */
+
+    uint64_t steps_per_group; /* 1: a gather; or a broadcast by each node */
+    uint64_t slots;
+    MPI_Request request[SLOTS_MAX];
+
+    uint64_t group;             /* whose own block comes next */
+    bool is_asked, is_there;    /* that block */
+    unsigned zeros;             /* groups with zeros in its place */
+    uint64_t begun, done, told; /* steps */
+    uint64_t taken;             /* blocks of all steps */
+    bool is_over, is_broken;    /* no more groups; MPI has failed, or the others hang */
+
+    uint64_t moved_ns; /* when something last went on */
+    long sleep_ns;
+};
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+/* ---- the node's onepot ---- */
+
+/* onepot beside this program, or else the one in PATH. */
+static void become_onepot(char **argv)
+{
+    char path[4096];
+    ssize_t n = readlink("/proc/self/exe", path, sizeof(path) - sizeof("onepot"));
+    path[n > 0 ? n : 0] = 0;
+    char *slash = strrchr(path, '/');
+    if (slash) {
+        strcpy(slash + 1, "onepot");
+        execv(path, argv);
+    }
+    execvp("onepot", argv);
+    fprintf(stderr, "onepot-mpi: onepot is neither beside this program nor in PATH: %s\n",
+            strerror(errno));
+    _exit(1);
+}
+
+/* It waits to be told "RANK/SIZE", and ends if it is not. */
+static void wait_and_stage(int from, int to, int ring, int argc, char **argv)
+{
+    char part[64] = "", *own[] = {"onepot", "stage", "--node", part, "--ring=3"};
+    const size_t own_count = sizeof(own) / sizeof(own[0]);
+    char **words = calloc(own_count + (size_t)argc, sizeof(*words));
+    setsid();
+    if (read(from, part, sizeof(part)) != sizeof(part))
+        _exit(0);
+    if (!words || dup2(from, STDIN_FILENO) < 0 || dup2(to, STDOUT_FILENO) < 0 ||
+        dup2(ring, RING_FD) < 0)
+        _exit(1);
+    fcntl(RING_FD, F_SETFD, 0);
+    for (int fd = RING_FD + 1; fd < 4096; fd++) /* what the launcher has left open */
+        close(fd);
+    memcpy(words, own, sizeof(own));
+    memcpy(words + own_count, argv + 2, (size_t)(argc - 1) * sizeof(*argv)); /* with the NULL */
+    become_onepot(words);
+}
+
+/* Started before MPI is, whose libraries do not survive a fork on every network. */
+static pid_t start_child(struct engine *e, int argc, char **argv)
+{
+    int in[2], out[2];
+    e->ring_fd = memfd_create("onepot-mpi", MFD_CLOEXEC);
+    if (e->ring_fd < 0 || pipe2(in, O_CLOEXEC) < 0 || pipe2(out, O_CLOEXEC) < 0)
+        return -1;
+    pid_t pid = fork();
+    if (pid == 0) {
+        close(in[1]); /* or it would never see the end */
+        wait_and_stage(in[0], out[1], e->ring_fd, argc, argv);
+    }
+    close(in[0]);
+    close(out[1]);
+    e->to = in[1];
+    e->from = out[0];
+    fcntl(e->to, F_SETFL, O_NONBLOCK);
+    fcntl(e->from, F_SETFL, O_NONBLOCK);
+    return pid;
+}
+
+/* What is written never fills a pipe: a word for each block that fits into the ring. */
+static void tell(struct engine *e, const void *bytes, size_t len)
+{
+    if (!e->has_left && write(e->to, bytes, len) != (ssize_t)len)
+        e->has_left = true;
+}
+
+static void tell_word(struct engine *e, uint64_t word)
+{
+    tell(e, &word, sizeof(word));
+}
+
+static bool hear(struct engine *e)
+{
+    uint8_t answer[64];
+    if (e->has_left || e->from < 0)
+        return false;
+    ssize_t n = read(e->from, answer, sizeof(answer));
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return false;
+    for (ssize_t i = 0; i < n; i++) {
+        e->is_there |= answer[i] == 1;
+        e->taken += answer[i] == 3;
+        e->is_over |= answer[i] == 0;
+        e->has_left |= answer[i] == 0 || answer[i] == 2;
+    }
+    e->has_left |= n <= 0;
+    return true;
+}
+
+static int wait_for_child(pid_t pid)
+{
+    int status;
+    while (waitpid(pid, &status, 0) < 0)
+        if (errno != EINTR)
+            return 1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+/* ---- waiting ---- */
+
+/*
+ * Until onepot has something to say, or until the next test if there is a request to test.
+ * False: onepot has left, and the other nodes do not answer.
+ */
+static bool rest(struct engine *e, bool tests)
+{
+    struct pollfd p = {.fd = e->has_left ? -1 : e->from, .events = POLLIN};
+    struct timespec t = {.tv_sec = !tests, .tv_nsec = tests ? e->sleep_ns : 0};
+    ppoll(&p, 1, &t, NULL);
+    e->sleep_ns = e->sleep_ns < SLEEP_MOST_NS / 2 ? e->sleep_ns * 2 : SLEEP_MOST_NS;
+    return !e->has_left || now_ns() - e->moved_ns < PATIENCE_S * UINT64_C(1000000000);
+}
+
+/* 1: complete; 0: not yet, and *moved tells whether bytes have moved; -1: it failed. */
+static int test(MPI_Request *request, bool *moved)
+{
+    int complete = 0;
+    uint64_t begun_ns = now_ns();
+    if (MPI_Test(request, &complete, MPI_STATUS_IGNORE) != MPI_SUCCESS)
+        return -1;
+    *moved |= complete || now_ns() - begun_ns > MOVED_NS;
+    return complete;
+}
+
+/* Wait for a request outside of the exchange, which began with the result r. */
+static void finish(struct engine *e, int r, MPI_Request *request)
+{
+    bool moved;
+    int complete = r == MPI_SUCCESS ? 0 : -1;
+    e->moved_ns = now_ns();
+    while (complete == 0 && (complete = test(request, &moved)) == 0 && rest(e, true))
+        hear(e); /* it may have left */
+    e->is_broken |= complete <= 0;
+}
+
+/* ---- the exchange ---- */
+
+static uint64_t blocks_of_step(const struct engine *e)
+{
+    return e->steps_per_group == 1 ? (uint64_t)e->size : 1;
+}
+
+static uint64_t handed(const struct engine *e)
+{
+    return e->taken / blocks_of_step(e);
+}
+
+/* Places are offsets in the ring. An own block lies in the gather's slot, or beside all slots.
+ */
+static uint64_t own_place(const struct engine *e, uint64_t group)
+{
+    return (e->steps_per_group == 1 ? group % e->slots * e->size + e->rank
+                                    : e->slots + group % 2) *
+           e->block_bytes;
+}
+
+static uint64_t step_place(const struct engine *e, uint64_t step)
+{
+    bool is_own = e->steps_per_group > 1 && step % e->steps_per_group == (uint64_t)e->rank;
+    return is_own ? own_place(e, step / e->steps_per_group)
+                  : step % e->slots * blocks_of_step(e) * e->block_bytes;
+}
+
+/* Ask for the own block as soon as its place is free. */
+static bool ask(struct engine *e)
+{
+    bool is_free = e->group < 2 || handed(e) >= (e->group - 1) * e->steps_per_group;
+    if (e->is_there || e->is_over || e->group == e->groups || !is_free)
+        return false;
+    if (e->has_left) {
+        memset(e->ring + own_place(e, e->group), 0, e->block_bytes);
+        e->zeros++;
+        return e->is_there = true;
+    }
+    if (e->is_asked)
+        return false;
+    tell_word(e, OWN | own_place(e, e->group));
+    return e->is_asked = true;
+}
+
+static int begin_step(struct engine *e)
+{
+    MPI_Request *request = &e->request[e->begun % e->slots];
+    uint8_t *bytes = e->ring + step_place(e, e->begun);
+    int count = (int)e->block_bytes;
+    if (e->steps_per_group == 1)
+        return MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, bytes, count, MPI_BYTE,
+                              e->nodes, request);
+    return MPI_Ibcast(bytes, count, MPI_BYTE, (int)(e->begun % e->steps_per_group), e->nodes,
+                      request);
+}
+
+static bool begin_steps(struct engine *e)
+{
+    uint64_t before = e->begun;
+    while (e->is_there && e->begun < handed(e) + e->slots) {
+        e->is_broken = begin_step(e) != MPI_SUCCESS;
+        if (e->is_broken)
+            break;
+        if (++e->begun % e->steps_per_group == 0) {
+            e->group++;
+            e->is_asked = e->is_there = false;
+            e->is_over |= e->zeros == 2;
+        }
+    }
+    return e->begun > before;
+}
+
+static bool test_step(struct engine *e)
+{
+    bool moved = false;
+    if (e->done == e->begun)
+        return false;
+    int complete = test(&e->request[e->done % e->slots], &moved);
+    e->is_broken |= complete < 0;
+    e->done += complete > 0;
+    return moved;
+}
+
+static bool tell_step(struct engine *e)
+{
+    if (e->has_left)
+        e->taken = e->done * blocks_of_step(e);
+    if (e->told == e->done)
+        return false;
+    for (uint64_t i = 0; i < blocks_of_step(e); i++)
+        tell_word(e, step_place(e, e->told) + i * e->block_bytes);
+    e->told++;
+    return true;
+}
+
+static void exchange(struct engine *e)
+{
+    while (!e->is_broken && !(e->is_over && e->done == e->begun) &&
+           !(e->group == e->groups && handed(e) == e->begun)) {
+        bool moved = ask(e);
+        moved |= begin_steps(e);
+        moved |= test_step(e);
+        moved |= tell_step(e);
+        moved |= hear(e);
+        if (moved) {
+            e->moved_ns = now_ns();
+            e->sleep_ns = SLEEP_LEAST_NS;
+        } else {
+            e->is_broken |= !rest(e, e->done < e->begun);
+        }
+    }
+}
+
+/* "onepot-job 1 BLOCK_BYTES GROUPS"; blocks of no bytes: there is no archive to copy. */
+static void read_hello(struct engine *e)
+{
+    char line[97] = "";
+    for (size_t n = 0; n < sizeof(line) - 1 && !strchr(line, '\n');) {
+        struct pollfd p = {.fd = e->from, .events = POLLIN};
+        poll(&p, 1, -1);
+        ssize_t got = read(e->from, line + n, 1);
+        if (got == 0)
+            break;
+        n += got > 0;
+    }
+    if (sscanf(line, "onepot-job 1 %" SCNu64 " %" SCNu64, &e->block_bytes, &e->groups) != 2)
+        e->block_bytes = 0;
+}
+
+static bool make_ring(struct engine *e)
+{
+    uint64_t blocks = 2 * (uint64_t)e->size;
+    e->steps_per_group = 1;
+    e->slots = 2;
+    if (blocks * e->block_bytes > RING_BYTES) {
+        e->steps_per_group = (uint64_t)e->size;
+        e->slots = SLOTS_MAX;
+        blocks = SLOTS_MAX + 2;
+    }
+    size_t len = blocks * e->block_bytes;
+    if (len == 0 || ftruncate(e->ring_fd, (off_t)len) < 0)
+        return false;
+    e->ring = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, e->ring_fd, 0);
+    return e->ring != MAP_FAILED;
+}
+
+/* True: all nodes have blocks of one size. Archives that differ end in the first group. */
+static bool agree(struct engine *e)
+{
+    uint64_t mine[2] = {make_ring(e) ? e->block_bytes : 0, e->groups};
+    uint64_t *all = calloc((size_t)e->size, sizeof(mine));
+    MPI_Request request;
+    bool same = all && mine[0] > 0;
+    int r = MPI_Iallgather(mine, 2, MPI_UINT64_T, all, 2, MPI_UINT64_T, e->nodes, &request);
+    finish(e, r, &request);
+    for (int i = 0; i < e->size && !e->is_broken; i++) {
+        same &= all[2 * i] == mine[0];
+        e->groups = all[2 * i + 1] == mine[1] ? e->groups : 1;
+    }
+    free(all);
+    return same && !e->is_broken;
+}
+
+static void stage(struct engine *e)
+{
+    char part[64] = "";
+    snprintf(part, sizeof(part), "%d/%d", e->rank, e->size);
+    tell(e, part, sizeof(part));
+    read_hello(e);
+    if (agree(e))
+        exchange(e);
+    if (e->is_broken)
+        fprintf(stderr, "onepot-mpi: node %d of %d lost the others, and goes on with storage\n",
+                e->rank, e->size);
+}
+
+/* ---- the program ---- */
+
+/* One process of each node takes part; in tests each process can be a node. */
+static void find_nodes(struct engine *e)
+{
+    int rank;
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    if (getenv("ONEPOT_MPI_RANKS_ARE_NODES"))
+        MPI_Comm_dup(MPI_COMM_SELF, &e->node);
+    else
+        MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &e->node);
+    MPI_Comm_set_errhandler(e->node, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(e->node, &rank);
+    MPI_Comm_split(MPI_COMM_WORLD, rank == 0 ? 0 : MPI_UNDEFINED, 0, &e->nodes);
+    if (e->nodes == MPI_COMM_NULL)
+        return;
+    MPI_Comm_set_errhandler(e->nodes, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(e->nodes, &e->rank);
+    MPI_Comm_size(e->nodes, &e->size);
+}
+
+static int status = EXIT_FAILURE; /* of this node's onepot */
+
+static void end_now(int number)
+{
+    (void)number;
+    _exit(status);
+}
+
+/*
+ * MPI_Finalize spins until all processes call it, so that they wait for each other before: on
+ * each node for the one that takes part, then for other nodes. If one hangs, it is left out.
+ */
+static void end_mpi(struct engine *e)
+{
+    MPI_Request request;
+    int broken = e->is_broken;
+    finish(e, MPI_Ibcast(&broken, 1, MPI_INT, 0, e->node, &request), &request);
+    e->is_broken |= broken;
+    if (e->is_broken)
+        return;
+    e->has_left = true;
+    finish(e, MPI_Ibarrier(MPI_COMM_WORLD, &request), &request);
+    if (e->is_broken)
+        return;
+    signal(SIGALRM, end_now);
+    alarm(PATIENCE_S);
+    MPI_Finalize();
+    alarm(0);
+}
+
+static pid_t child;
+
+static void pass_on(int number)
+{
+    kill(child, number);
+}
+
+int main(int argc, char **argv)
+{
+    struct engine e = {.sleep_ns = SLEEP_LEAST_NS};
+    if (argc < 3 || strcmp(argv[1], "stage") != 0) {
+        fputs("Usage: onepot-mpi stage [OPTION...] ARCHIVE\n"
+              "Copy an archive to all nodes of an MPI job, reading storage once; options are "
+              "those of\n"
+              "'onepot stage'. In a job script: srun --ntasks-per-node=1 onepot-mpi stage "
+              "train.tar\n",
+              stderr);
+        return 2;
+    }
+    child = start_child(&e, argc, argv);
+    if (child < 0) {
+        perror("onepot-mpi");
+        return 1;
+    }
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGINT, pass_on);
+    MPI_Init(NULL, NULL);
+    find_nodes(&e);
+    if (e.nodes != MPI_COMM_NULL)
+        stage(&e);
+    close(e.to);
+    close(e.from);
+    e.from = -1;
+    end_mpi(&e);
+    status = wait_for_child(child);
+    if (e.is_broken)
+        _exit(status);
+    return status;
+}
