@@ -159,7 +159,7 @@ class Nodes:
                     shutil.rmtree(folder)
 
     def test_damaged_bytes_come_from_storage(self):
-        said = self.play("gathers", "damage:1:3")
+        said = self.play("gathers", "damage:1:2")
         self.assertEqual(self.statuses, ["0"] * NODES, self.said_by_mpi)
         self.check_copies(NODES)
         self.assertRegex(said[0], "bytes from node .* \\(rank 1\\) arrived damaged")
