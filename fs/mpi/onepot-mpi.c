@@ -52,7 +52,7 @@
 #define SLOTS_MAX 16            /* broadcasts on their way */
 #define SLEEP_LEAST_NS 50000
 #define SLEEP_MOST_NS 20000000
-#define MOVED_NS 5000 /* a test that takes longer has moved bytes */
+#define FLOW_NS 10000 /* a test that moves bytes takes longer */
 #define PATIENCE_S 20
 
 struct engine {
@@ -200,24 +200,30 @@ static bool rest(struct engine *e, bool tests)
     return !e->has_left || now_ns() - e->moved_ns < PATIENCE_S * UINT64_C(1000000000);
 }
 
-/* 1: complete; 0: not yet, and *moved tells whether bytes have moved; -1: it failed. */
-static int test(MPI_Request *request, bool *moved)
+/*
+ * 1: complete; 0: not yet; -1: it failed. While bytes flow, which takes a test its time, sleep
+ * is short. A first test may be long after sleep alone.
+ */
+static int test(struct engine *e, MPI_Request *request)
 {
     int complete = 0;
-    uint64_t begun_ns = now_ns();
-    if (MPI_Test(request, &complete, MPI_STATUS_IGNORE) != MPI_SUCCESS)
-        return -1;
-    *moved |= complete || now_ns() - begun_ns > MOVED_NS;
-    return complete;
+    for (int i = 0; i < 2; i++) {
+        uint64_t begun_ns = now_ns();
+        if (MPI_Test(request, &complete, MPI_STATUS_IGNORE) != MPI_SUCCESS)
+            return -1;
+        if (complete || now_ns() - begun_ns < FLOW_NS)
+            return complete;
+    }
+    e->sleep_ns = SLEEP_LEAST_NS;
+    return 0;
 }
 
 /* Wait for a request outside of the exchange, which began with the result r. */
 static void finish(struct engine *e, int r, MPI_Request *request)
 {
-    bool moved;
     int complete = r == MPI_SUCCESS ? 0 : -1;
     e->moved_ns = now_ns();
-    while (complete == 0 && (complete = test(request, &moved)) == 0 && rest(e, true))
+    while (complete == 0 && (complete = test(e, request)) == 0 && rest(e, true))
         hear(e); /* it may have left */
     e->is_broken |= complete <= 0;
 }
@@ -297,13 +303,12 @@ static bool begin_steps(struct engine *e)
 
 static bool test_step(struct engine *e)
 {
-    bool moved = false;
     if (e->done == e->begun)
         return false;
-    int complete = test(&e->request[e->done % e->slots], &moved);
+    int complete = test(e, &e->request[e->done % e->slots]);
     e->is_broken |= complete < 0;
     e->done += complete > 0;
-    return moved;
+    return complete > 0;
 }
 
 static bool tell_step(struct engine *e)
