@@ -39,7 +39,7 @@ class Contender:
         path = programs.get(self.program) or shutil.which(self.program)
         if not path:
             raise Unavailable(f"{self.program} is not installed")
-        places = {"src": str(src), "out": str(out)}
+        places = {"src": str(src), "out": str(out), "onepot": programs.get("onepot")}
         words = [word.format(**places) for word in self.command]
         return words if self.command[:1] == PIPE[:1] else [path, *words]
 
@@ -62,6 +62,12 @@ PACK_ZSTD = (
     Contender("tar | zstd -3", "zstd",
               (*PIPE, 'tar -C "$1" -c . | zstd -q -3 -c >"$2"', "-", "{src}", "{out}"),
               ".tar.zst"),
+)
+PACK_PIPE = (
+    Contender("onepot", "onepot", (*ONEPOT_PACK, "-o", "{out}", "{src}")),
+    Contender("onepot, a pipe", "onepot",
+              (*PIPE, 'cat "$1" | "${{@:2}}"', "-", "{src}", "{onepot}", *ONEPOT_PACK, "-o", "{out}",
+               "-")),
 )
 EXTRACT = (
     Contender("onepot extract", "onepot", ("extract", "-q", "-C", "{out}", "{src}"), ""),

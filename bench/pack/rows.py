@@ -12,8 +12,8 @@ from pathlib import Path
 
 from archives import BuildError, HERE as MOUNT_BENCH, run_quiet, warm
 from calm import calmly
-from commands import (EXTRACT, PACK_STORED, PACK_ZSTD, Unavailable, WrongBytes, check,
-                      timed)
+from commands import (EXTRACT, PACK_PIPE, PACK_STORED, PACK_ZSTD, Unavailable, WrongBytes,
+                      check, timed)
 from slow import Slow
 
 STREAM_BYTES_S, STREAM_READERS = 10**9, (1, 4)
@@ -98,6 +98,15 @@ class Rows:
                 self.say(str(why))
                 self.failed = True
         return self.rounds(row, {c.name: lambda c=c: self.pack(c, src) for c in contenders})
+
+    def pipe(self, src):
+        """A tar in the page cache, as a file and as a stream."""
+        tar = self.folder / "pipe.tar"
+        check(["tar", "-C", str(src), "-cf", str(tar), "."], "tar")
+        try:
+            return self.rounds("pipe", {c.name: lambda c=c: self.pack(c, tar) for c in PACK_PIPE})
+        finally:
+            tar.unlink()
 
     def from_slow(self, src):
         """From slowfs, with the requests that each contender needed."""

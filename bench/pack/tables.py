@@ -41,6 +41,10 @@ def print_local(which, what, samples):
         times_table(f"{title}: {kind}", part, contenders[0].name)
 
 
+def print_pipe(samples):
+    times_table("a tar in the page cache, as a file and from a pipe", samples, "onepot")
+
+
 def print_extract(kind, samples):
     times_table(f"extract into /dev/shm, {kind}", samples, "onepot extract")
 
@@ -144,6 +148,10 @@ class Targets:
         self.line(f"extract {kind}: tar's time by onepot's",
                   ratio(samples, "tar xf", "onepot extract", "seconds") if ours else None,
                   2 if kind.startswith("zstd") else 1)
+
+    def pipe(self, samples):
+        self.line("a pipe: the file's time by the pipe's",
+                  ratio(samples, "onepot", "onepot, a pipe", "seconds"), 0.9)
 
     def synthetic(self, samples, files):
         rss = med(samples, "onepot", "rss")
