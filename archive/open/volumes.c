@@ -423,8 +423,8 @@ static int zip_volumes_find(const char *path, struct fault *fault, volume_paths 
     uint32_t count = 0;
     if (!first || !last)
         return -ENOMEM;
-    if (is_zip(path) && access(first, F_OK) < 0)
-        return zip_open_alone(path, first, fault, ret_given);
+    if (is_zip(path) && access(first, F_OK) < 0) /* opened only if somebody is to be told */
+        return fault ? zip_open_alone(path, first, fault, ret_given) : 0;
     int r = source_open(last, NULL, &end);
     if (r == -ENOENT)
         return fault_missing(fault, last, path);
