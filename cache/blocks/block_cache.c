@@ -1,8 +1,8 @@
 /*
- * Finds and fills blocks. An entry is found through the hash table of its shard. It is there
- * already while its block is being filled, so that others find it and wait. Only the shard's
- * lock guards an entry. A block that is dropped while in use leaves the table and the accounts
- * at once, and its last user frees it. block_keep.c decides which blocks stay.
+ * Finds and fills blocks. An entry is in the table (block_table.c) already while its block is
+ * being filled, so that others find it and wait. Only the shard's lock guards an entry. A block
+ * that is dropped while in use leaves the table and the accounts at once, and its last user
+ * frees it. block_keep.c decides which blocks stay.
  */
 #include "block_cache.h"
 
@@ -20,19 +20,6 @@
  */
 #define HUGE_BUDGET (64u << 20)
 #define HUGE_ALL_BUDGET (1024u << 20)
-
-/* Keys are offsets, which share their low bits: mix them (the finaliser of MurmurHash3). */
-static uint64_t block_hash(uint64_t key)
-{
-    key = (key ^ (key >> 33)) * 0xff51afd7ed558ccdu;
-    key = (key ^ (key >> 33)) * 0xc4ceb9fe1a85ec53u;
-    return key ^ (key >> 33);
-}
-
-struct shard *block_shard_of(struct block_cache *cache, uint64_t key)
-{
-    return &cache->shards[block_hash(key) >> 58]; /* 6 bits: SHARDS */
-}
 
 static int pool_new(const struct block_cache_options *o, struct buffer_pool **ret_pool)
 {
@@ -107,76 +94,7 @@ void block_cache_set_budget(struct block_cache *cache, uint64_t budget_bytes)
     keep_set_budget(cache, budget_bytes);
 }
 
-/* The hash table of a shard; all functions need its lock. */
-
-static struct entry **block_table_bucket_of(struct shard *shard, uint64_t key)
-{
-    return &shard->buckets[block_hash(key) & shard->bucket_mask];
-}
-
-struct entry *block_table_find(struct shard *shard, uint64_t key)
-{
-    struct entry *entry = *block_table_bucket_of(shard, key);
-    while (entry && entry->key != key)
-        entry = entry->next;
-    return entry;
-}
-
-/* Doubles the buckets. Without memory for that, only the chains get longer. */
-static void block_table_grow(struct shard *shard)
-{
-    size_t old_count = shard->bucket_mask + 1;
-    struct entry **old = shard->buckets;
-    struct entry **buckets = calloc(old_count * 2, sizeof(struct entry *));
-    if (!buckets)
-        return;
-    shard->buckets = buckets;
-    shard->bucket_mask = old_count * 2 - 1;
-    for (size_t b = 0; b < old_count; b++) {
-        struct entry *next;
-        for (struct entry *entry = old[b]; entry; entry = next) {
-            next = entry->next;
-            struct entry **bucket = block_table_bucket_of(shard, entry->key);
-            entry->next = *bucket;
-            *bucket = entry;
-        }
-    }
-    free(old);
-}
-
-static void table_link(struct shard *shard, struct entry *entry)
-{
-    if (shard->entries > shard->bucket_mask)
-        block_table_grow(shard);
-    struct entry **bucket = block_table_bucket_of(shard, entry->key);
-    entry->next = *bucket;
-    *bucket = entry;
-    entry->linked = true;
-    shard->entries++;
-}
-
-void block_table_unlink(struct shard *shard, struct entry *entry)
-{
-    if (!entry->linked)
-        return;
-    struct entry **link = block_table_bucket_of(shard, entry->key);
-    while (*link != entry)
-        link = &(*link)->next;
-    *link = entry->next;
-    entry->linked = false;
-    shard->entries--;
-}
-
 /* ---- entries ---- */
-
-void block_entry_free(struct block_cache *cache, struct entry *entry)
-{
-    if (!entry)
-        return;
-    if (entry->block.bytes)
-        buffer_pool_put(cache->pool, (void *)(uintptr_t)entry->block.bytes, entry->capacity);
-    free(entry);
-}
 
 /* A new entry, LOADING, with one user. */
 static struct entry *block_entry_new(struct block_cache *cache, uint64_t key, size_t size)
@@ -210,7 +128,7 @@ static struct entry *block_entry_link(struct shard *shard, struct entry *fresh)
 {
     struct entry *entry = block_table_find(shard, fresh->key);
     if (!entry)
-        table_link(shard, fresh);
+        block_table_link(shard, fresh);
     return entry;
 }
 

@@ -96,10 +96,19 @@ static inline uint64_t keep_cost(const struct entry *entry)
     return keep_cost_of(entry->capacity);
 }
 
-/* ---- block_cache.c ---- */
+/* Keys are offsets, which share their low bits: mix them (the finaliser of MurmurHash3). */
+static inline uint64_t block_hash(uint64_t key)
+{
+    key = (key ^ (key >> 33)) * 0xff51afd7ed558ccdu;
+    key = (key ^ (key >> 33)) * 0xc4ceb9fe1a85ec53u;
+    return key ^ (key >> 33);
+}
+
+/* ---- block_table.c ---- */
 
 struct shard *block_shard_of(struct block_cache *cache, uint64_t key);
 struct entry *block_table_find(struct shard *shard, uint64_t key);
+void block_table_link(struct shard *shard, struct entry *entry);
 void block_table_unlink(struct shard *shard, struct entry *entry);
 void block_entry_free(struct block_cache *cache, struct entry *entry); /* NULL is fine */
 
