@@ -15,9 +15,9 @@ static void see_together(struct findings *f, const char *path, uint64_t bytes, u
                 place, cli_format_bytes(bytes, once), cli_format_bytes(bytes * nodes, each));
     finding_advise(
         f,
-        "'srun --ntasks-per-node=1 onepot-mpi stage %s', stage=\"job\" in Python, or "
+        "'srun -N %u -n %u onepot-mpi stage %s', stage=\"job\" in Python, or "
         "sbcast and 'onepot stage --adopt'; then 'onepot run --stage'",
-        path);
+        nodes, nodes, path);
 }
 
 void doctor_job(struct findings *f, const char *path, const struct doctor_archive *archive,

@@ -469,7 +469,7 @@ int main(int argc, char **argv)
         fputs("Usage: onepot-mpi stage [OPTION...] ARCHIVE\n"
               "Copy an archive to all nodes of an MPI job, reading storage once; options are "
               "those of\n"
-              "'onepot stage'. In a job script: srun --ntasks-per-node=1 onepot-mpi stage "
+              "'onepot stage'. In a job script of 4 nodes: srun -N 4 -n 4 onepot-mpi stage "
               "train.tar\n",
               stderr);
         return 2;
