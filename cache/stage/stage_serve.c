@@ -12,11 +12,11 @@
  * gather it meanwhile. Therefore a job that ends early ends one group later: its blocks are
  * dropped, and an engine hands round zeros for two groups.
  *
- * Copies through pipes took as much time of the CPU as all else. An engine that can share
- * memory gives a ring, in which blocks are made and taken where they lie. It then writes words
- * of eight bytes: SERVE_OWN with an offset asks for the own block of the next group, which is
- * answered by a byte 1; another offset is where the next block lies, which is answered by a
- * byte 3 when it was taken.
+ * Copies through pipes add half to the time of the CPU. An engine that can share memory gives a
+ * ring, in which blocks are made and taken where they lie. It then writes words of eight bytes:
+ * SERVE_OWN with an offset asks for the own block of the next group, which is answered by a
+ * byte 1; another offset is where the next block lies, which is answered by a byte 3 when it
+ * was taken.
  *
  * One thread reads the next group from storage while another takes this one. An engine that
  * hangs or is gone is not waited for; a read of storage that hangs is, while the copier goes

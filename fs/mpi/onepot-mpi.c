@@ -380,7 +380,11 @@ static bool agree(struct engine *e)
     uint64_t mine[2] = {make_ring(e) ? e->block_bytes : 0, e->groups};
     uint64_t *all = calloc((size_t)e->size, sizeof(mine));
     MPI_Request request;
-    bool same = all && mine[0] > 0;
+    bool same = mine[0] > 0;
+    if (!all) {
+        e->is_broken = true;
+        return false;
+    }
     int r = MPI_Iallgather(mine, 2, MPI_UINT64_T, all, 2, MPI_UINT64_T, e->nodes, &request);
     finish(e, r, &request);
     for (int i = 0; i < e->size && !e->is_broken; i++) {
