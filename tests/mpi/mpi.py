@@ -94,7 +94,7 @@ class Nodes:
 
     def play(self, program, shim="", nodes=NODES, ranks_are_nodes=True):
         """Until the last process has ended: what each node said. The exit statuses are in self.statuses."""
-        environment = dict(os.environ, PLACE=self.folder.name, SHIM=shim, **self.environment)
+        environment = dict(os.environ, PLACE=self.folder.name, TMPDIR=self.folder.name, SHIM=shim, **self.environment)
         if ranks_are_nodes:
             environment["ONEPOT_MPI_RANKS_ARE_NODES"] = "1"
         command = ["mpirun." + self.name, *self.options, "-n", str(nodes), self.rank,
