@@ -1,22 +1,20 @@
 /*
  * The part of a job (stage_job.h) of a process that has its engine at the other end of two
- * pipes. It first writes a line,
+ * pipes, and shares a ring with it, in which blocks are made and taken where they lie: copies
+ * through pipes would add half to the time of the CPU. The process first writes a line,
  *
  *     onepot-job 1 BLOCK_BYTES GROUPS
  *
- * and then, for each group, a byte 1 and its own block, and reads the blocks of all nodes in
- * the order of their ranks. When the job is over it writes a byte 0. An engine whose process
- * ends before that, or writes a byte 2, lets the others know by blocks of zeros.
+ * The engine then writes words of eight bytes: SERVE_OWN with an offset asks for the own block
+ * of the next group, which is answered by a byte 1; another offset is where the next block
+ * lies, in the order of groups and ranks, which is answered by a byte 3 when it was taken. A
+ * byte 0 instead says that the job is over. An engine whose process ends before that, or writes
+ * a byte 2, lets the others know by blocks of zeros.
  *
- * A block is written while the group before it is still being taken, so that an engine can
- * gather it meanwhile. Therefore a job that ends early ends one group later: its blocks are
- * dropped, and an engine hands round zeros for two groups.
- *
- * Copies through pipes add half to the time of the CPU. An engine that can share memory gives a
- * ring, in which blocks are made and taken where they lie. It then writes words of eight bytes:
- * SERVE_OWN with an offset asks for the own block of the next group, which is answered by a
- * byte 1; another offset is where the next block lies, which is answered by a byte 3 when it
- * was taken.
+ * A block is made while the group before it is still being taken, so that an engine can gather
+ * it meanwhile. Therefore a job that ends early ends one group later: its blocks are dropped,
+ * and an engine hands round zeros for two groups. The own block of a group is asked for when
+ * the one before was made, and the group two before was taken.
  *
  * One thread reads the next group from storage while another takes this one. An engine that
  * hangs or is gone is not waited for; a read of storage that hangs is, while the copier goes
@@ -53,10 +51,10 @@ struct serving {
     size_t block_bytes;
     uint64_t groups;
     bool is_over;
-    void *owed, *taken; /* blocks; owed: in the ring, if there is one */
-    sem_t turn;         /* a block may be written */
-    int ring_fd;        /* -1: blocks pass the pipes */
-    uint8_t *ring;      /* mapped when the engine first refers to it */
+    void *owed; /* in the ring */
+    sem_t turn; /* it may be made */
+    int ring_fd;
+    uint8_t *ring; /* mapped when the engine first refers to it */
     uint64_t ring_bytes;
     uint64_t asked, limit; /* groups of which the own block was asked for; will be made */
     _Atomic bool ended;
@@ -136,18 +134,12 @@ static void serve_close(const struct serving *s, bool is_over)
 
 static int serve_own_block(struct serving *s, uint64_t group)
 {
-    if (s->ring_fd < 0) /* read ahead */
-        stage_job_read(s->job, group, s->owed);
     while (sem_wait(&s->turn) < 0)
         ;
     if (!serving_goes_on(s))
         return -ECANCELED;
-    if (s->ring_fd >= 0) {
-        stage_job_read(s->job, group, s->owed);
-        return serve_write(s, "\1", 1);
-    }
-    int r = serve_write(s, "\1", 1);
-    return r < 0 ? r : serve_write(s, s->owed, s->block_bytes);
+    stage_job_read(s->job, group, s->owed);
+    return serve_write(s, "\1", 1);
 }
 
 static void *serve_owed(void *arg)
@@ -197,26 +189,20 @@ static int serve_find(struct serving *s, uint64_t group, const void **ret_block)
     }
 }
 
-static int serve_next(struct serving *s, uint64_t group, const void **ret_block)
-{
-    *ret_block = s->taken;
-    return s->ring_fd >= 0 ? serve_find(s, group, ret_block)
-                           : serve_read(s, group, s->taken, s->block_bytes);
-}
-
 /* 1: the job is over. */
 static int serve_take(struct serving *s, uint64_t group)
 {
     bool over = false;
     for (unsigned rank = 0; rank < s->size; rank++) {
         const void *block;
-        int r = serve_next(s, group, &block);
+        int r = serve_find(s, group, &block);
         if (r < 0)
             return r;
         over = stage_job_take(s->job, group, rank, block);
         if (over)
             s->limit = group + 2; /* before the engine asks for more */
-        if (s->ring_fd >= 0 && (r = serve_write(s, "\3", 1)) < 0)
+        r = serve_write(s, "\3", 1);
+        if (r < 0)
             return r;
     }
     return over;
@@ -228,7 +214,7 @@ static void serve_drop(struct serving *s, uint64_t group)
 {
     const void *block;
     for (unsigned rank = 0; group < s->groups && rank < s->size; rank++)
-        if (serve_next(s, group, &block) < 0)
+        if (serve_find(s, group, &block) < 0)
             return;
 }
 
@@ -236,11 +222,8 @@ static int serve_groups(struct serving *s)
 {
     int r = 0;
     uint64_t group = 0;
-    for (; r == 0; group++) {
-        if (s->ring_fd < 0)
-            sem_post(&s->turn);
+    for (; r == 0; group++)
         r = serve_take(s, group);
-    }
     if (r > 0)
         serve_drop(s, group);
     s->is_over = r > 0;
@@ -276,23 +259,17 @@ static int serve_hello(const struct serving *s)
 
 static void serving_free(struct serving *s)
 {
-    if (s->ring_fd < 0)
-        free(s->owed);
     if (s->ring)
         munmap(s->ring, s->ring_bytes);
-    free(s->taken);
     free(s);
 }
 
 static int serve_begin(struct serving *s, unsigned rank)
 {
-    unsigned run = stage_job_run(s->size + 1, SERVE_MEMORY_BYTES); /* two blocks are here */
+    unsigned run = stage_job_run(s->size, SERVE_MEMORY_BYTES);
     run = run ? run : 1;
     s->block_bytes = stage_job_block_bytes(run);
     s->groups = stage_job_groups(s->stage->bytes, s->size, run);
-    if (s->ring_fd < 0 &&
-        (!(s->owed = malloc(s->block_bytes)) || !(s->taken = malloc(s->block_bytes))))
-        return -ENOMEM;
     return stage_job_begin(s->stage, rank, s->size, run, &s->job);
 }
 
@@ -309,7 +286,7 @@ int stage_job_serve(struct stage *stage, unsigned rank, unsigned size, int in_fd
                           .size = size,
                           .limit = UINT64_MAX,
                           .stop = stop};
-    sem_init(&s->turn, 0, ring_fd < 0); /* through pipes a block more than is being taken */
+    sem_init(&s->turn, 0, 0);
     fcntl(in_fd, F_SETFL, fcntl(in_fd, F_GETFL) | O_NONBLOCK);
     fcntl(out_fd, F_SETFL, fcntl(out_fd, F_GETFL) | O_NONBLOCK);
     int r = size ? serve_begin(s, rank) : -EINVAL;

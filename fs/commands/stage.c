@@ -46,7 +46,7 @@ struct arguments {
     pid_t owner; /* 0: the copies stay */
     bool keep, verify, as_json, quiet;
     uint64_t rank, size; /* of a job's nodes; size 0: not together with others */
-    uint64_t ring;       /* the descriptor of its engine's ring; 0: none */
+    uint64_t ring;       /* the descriptor of its engine's ring */
     struct json json;
     enum cli_progress_mode progress;
     struct inherited inherited;
@@ -167,10 +167,10 @@ static int command_stage_finish(struct arguments *a, const char *archive, struct
     stage_get_report(stage, &report);
     bool was_whole = report.whole;
     struct fault fault = {0};
-    int r = !a->size ? 0
-                     : stage_job_serve(stage, (unsigned)a->rank, (unsigned)a->size,
-                                       STDIN_FILENO, STDOUT_FILENO, a->ring ? (int)a->ring : -1,
-                                       interrupt_flag(), &fault);
+    int r = !a->size
+                ? 0
+                : stage_job_serve(stage, (unsigned)a->rank, (unsigned)a->size, STDIN_FILENO,
+                                  STDOUT_FILENO, (int)a->ring, interrupt_flag(), &fault);
     if (r < 0)
         return cli_fail(archive, r, &fault);
     r = command_stage_copy(a, stage);
@@ -477,8 +477,8 @@ static int command_stage_parse(struct arguments *a, int argc, char **argv)
         return cli_usage_error(&usage, "--adopt and --node are of one archive");
     if (a->node && (a->adopt || a->as_json))
         return cli_usage_error(&usage, "--node excludes --adopt and --json");
-    if (a->ring && !a->node)
-        return cli_usage_error(&usage, "--ring is of use only with --node");
+    if (!a->ring != !a->node)
+        return cli_usage_error(&usage, "--node and --ring are given together, by an engine");
     if (a->node)
         return command_stage_node(a);
     return CLI_GO_ON;

@@ -21,7 +21,7 @@ import unittest
 
 PR_SET_CHILD_SUBREAPER = 36
 NODES = 3
-BYTES = (20 << 20) + 12345  # two groups of three nodes
+BYTES = (28 << 20) + 12345  # two groups of three nodes
 SECONDS = 120  # for all to end, whatever happens
 ONEPOT, SHIM = [os.path.abspath(path) for path in sys.argv[1:3]]
 

@@ -1,17 +1,17 @@
 """stage(): the nodes of a job copy an archive together, by what the job has: torch.distributed or MPI.
 
 The program `onepot stage --node` reads this node's part from storage and keeps what the others read.
-Here its blocks are handed round (cache/stage/stage_serve.c says what passes the pipes): one thread takes
-this node's block and exchanges it, while another gives the program what came before.
+Here its blocks are handed round, from a memory that both share (cache/stage/stage_serve.c says how).
 """
 import atexit
 import datetime
+import mmap
 import os
-import queue
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -21,6 +21,8 @@ from onepot._progress import Line, _is_first, of_argument
 
 _MEMORY_BYTES = 64 << 20
 _PATIENCE_S = 60  # of the group for a node that is silent; the program's ends before that
+_BROADCASTS = 16  # blocks on their way, if there are too many nodes to gather all
+_WORD, _OWN = struct.Struct("=Q"), 1 << 63  # what the engine writes (cache/stage/stage_serve.c)
 _HELLO = struct.Struct("<QQQ")  # does this node take part, the bytes of a block, how many groups
 
 
@@ -120,28 +122,50 @@ def _engine(group):
     return None
 
 
-def _read(pipe, memory):
-    """Fill the memory. False: the pipe has ended."""
-    view = memoryview(memory)
-    while view:
-        count = pipe.readinto(view)
-        if not count:
-            return False
-        view = view[count:]
-    return True
+def _shared_memory():
+    """A file in memory, to be shared with the program."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("onepot-ring")
+    with tempfile.TemporaryFile(dir="/dev/shm") as f:
+        return os.dup(f.fileno())
 
 
-def _write_all(pipe, full, free):
-    """The thread that gives the program what came. One that has ended is missed at the next read."""
-    with pipe:
-        for memory in iter(full.get, None):
-            view = memoryview(memory)
-            try:
-                while view:
-                    view = view[pipe.write(view):]
-            except OSError:
-                pass
-            free.put(memory)
+class _Ring:
+    """The blocks that the program makes and takes: two of its own, in turn, and others."""
+
+    def __init__(self, child, fd, block_bytes, others):
+        self.child, self.block_bytes = child, block_bytes
+        os.posix_fallocate(fd, 0, (2 + others) * block_bytes)
+        self.memory = memoryview(mmap.mmap(fd, (2 + others) * block_bytes))
+        self.made = self.taken = 0
+        self.is_over = self.has_left = False
+
+    def blocks(self, place, count=1):
+        return self.memory[place * self.block_bytes:(place + count) * self.block_bytes]
+
+    def tell(self, *places):
+        """Where the next blocks lie. A program that has ended is missed at the next answer."""
+        try:
+            self.child.stdin.write(b"".join(_WORD.pack(place * self.block_bytes) for place in places))
+        except OSError:
+            pass
+
+    def ask(self, group):
+        """For the own block of a group. The one before was made."""
+        try:
+            self.child.stdin.write(_WORD.pack(_OWN | group % 2 * self.block_bytes))
+        except OSError:
+            pass
+
+    def goes_on(self, made, taken):
+        """Wait until so many own blocks were made, and all nodes' blocks taken. False: that will not be."""
+        while not (self.is_over or self.has_left) and (self.made < made or self.taken < taken):
+            answer = self.child.stdout.read(1)
+            self.made += answer == b"\1"
+            self.taken += answer == b"\3"
+            self.is_over = answer == b"\0"
+            self.has_left = answer in (b"\2", b"")
+        return not (self.is_over or self.has_left)
 
 
 class _Copy:
@@ -150,12 +174,15 @@ class _Copy:
     def __init__(self, path, engine, options):
         self.path, self.engine, self.error = path, engine, None
         self.failures, self.said, self.shape, self.done_bytes = [], "", (0, 0), 0
-        node = ["--node", "%d/%d" % (engine.rank, engine.size)] if engine else []
+        self.gathers = True
+        self.ring_fd = _shared_memory() if engine else -1
+        node = ["--node=%d/%d" % (engine.rank, engine.size), "--ring=%d" % self.ring_fd] if engine else []
         end = subprocess.PIPE if engine else subprocess.DEVNULL
         self.child, self.threads = None, []
         try:
             self.child = subprocess.Popen([_program(), "stage", "--quiet", *node, *options, path], stdin=end,
-                                          stdout=end, stderr=subprocess.PIPE, bufsize=0)
+                                          stdout=end, stderr=subprocess.PIPE, bufsize=0,
+                                          pass_fds=[self.ring_fd] if engine else [])
         except OSError as error:
             self.error = error
         if self.child:
@@ -174,21 +201,19 @@ class _Copy:
             self.said = os.fsdecode(pipe.read()).strip()
 
     def exchange(self):
-        """Start the threads of the engine."""
-        full, free = queue.SimpleQueue(), queue.SimpleQueue()
-        if self.child:
-            self._start(_write_all, self.child.stdin, full, free)
-        self._start(self._serve, full, free)
+        """Start the thread of the engine."""
+        self._start(self._serve)
 
-    def _serve(self, full, free):
+    def _serve(self):
         """Whatever it meets, the program goes on with storage when its pipes end."""
         try:
-            self._hand_round(full, free)
+            self._hand_round()
         except Exception as error:  # of the group's making: any
             self.failures.append("onepot.stage: the group failed (%s): the rest was read from storage" % error)
         finally:
-            full.put(None)
+            os.close(self.ring_fd)
             if self.child:
+                self.child.stdin.close()
                 self.child.stdout.close()
 
     def _agrees(self):
@@ -198,39 +223,49 @@ class _Copy:
         engine.allgather_into(bytearray(mine), all_)
         return self.shape[0] != 0 and all_ == mine * engine.size
 
-    def _hand_round(self, full, free):
+    def _make_ring(self):
+        """It gathers the blocks of all nodes if the memory is enough, which is so on all or on none."""
+        self.gathers = 2 * (self.engine.size + 1) * self.shape[0] <= _MEMORY_BYTES
+        others = self.engine.size if self.gathers else _BROADCASTS
+        try:
+            return _Ring(self.child, self.ring_fd, self.shape[0], others)
+        except (OSError, ValueError):  # no memory; no program, and so no blocks
+            self.shape = 0, 0
+            return None
+
+    def _hand_round(self):
         """All groups. A node whose program is gone sends zeros twice, from which the others know."""
+        ring = self._make_ring()
         if not self._agrees():
             return
         engine, (block_bytes, groups) = self.engine, self.shape
-        mine = bytearray(block_bytes)
-        gathers = 2 * (engine.size + 1) * block_bytes <= _MEMORY_BYTES
-        for _ in range(2):
-            free.put(bytearray(block_bytes * (engine.size if gathers else 1)))
-        left = 0
-        for _ in range(groups):
-            more = b"\2" if left else self.child.stdout.read(1)
-            if more == b"\0":
+        zeros = 0
+        ring.ask(0)
+        for group in range(groups):
+            if ring.goes_on(group + 1, group * engine.size) and group + 1 < groups:
+                ring.ask(group + 1)
+            if ring.is_over:
                 return
-            goes_on = more == b"\1" and _read(self.child.stdout, mine)
-            if not goes_on:
-                mine[:] = bytes(block_bytes)
-            for root in [None] if gathers else range(engine.size):
-                self._exchange(mine, free.get(), root, full)
-            left += not goes_on
-            if left == 2:
+            if ring.has_left:
+                ring.blocks(group % 2)[:] = bytes(block_bytes)
+                zeros += 1
+            if self.gathers:
+                engine.allgather_into(ring.blocks(group % 2), ring.blocks(2, engine.size))
+                ring.tell(*range(2, 2 + engine.size))
+            else:
+                self._broadcast(ring, group)
+            if zeros == 2:
                 return
             self.done_bytes += engine.size * (block_bytes >> 20 << 20)  # without its heads
+        ring.goes_on(groups, groups * engine.size)
 
-    def _exchange(self, mine, memory, root, full):
-        """The blocks of all nodes, or one's."""
-        if root is None:
-            self.engine.allgather_into(mine, memory)
-        else:
-            if root == self.engine.rank:
-                memory[:] = mine
-            self.engine.broadcast(memory, root)
-        full.put(memory)
+    def _broadcast(self, ring, group):
+        engine = self.engine
+        for root in range(engine.size):
+            ring.goes_on(0, group * engine.size + root + 1 - _BROADCASTS)  # its place was taken
+            place = group % 2 if root == engine.rank else 2 + root % _BROADCASTS
+            engine.broadcast(ring.blocks(place), root)
+            ring.tell(place)
 
     def stop(self):
         if self.child:
