@@ -131,7 +131,7 @@ static int built_make_image(struct opening *o, const char *frames_of, struct fau
                    .archive_bytes = source_size(pot->source),
                    .archive_mtime_sec = pot->identity.mtime_sec,
                    .archive_mtime_nsec = pot->identity.mtime_nsec,
-                   .archive_fingerprint = o->fingerprint},
+                   .archive_fingerprint = pot->fingerprint},
         .compression = frames_of,
         .is_unpacked = pot->packed != NULL,
         .fd = fd,

@@ -289,7 +289,7 @@ static int composed_describe(struct opening *o, const struct view *view)
     recipe_number(recipe, "size", id->size_bytes);
     recipe_number(recipe, "seconds", (uint64_t)id->mtime_sec);
     recipe_number(recipe, "nanoseconds", id->mtime_nsec);
-    recipe_number(recipe, "fingerprint", o->fingerprint);
+    recipe_number(recipe, "fingerprint", o->pot->fingerprint);
     recipe_number(recipe, "offset", o->pot->container.offset);
     composed_describe_nested(o->options, recipe);
     if (view)

@@ -73,7 +73,9 @@ struct pot {
     struct container container;      /* around the archive; offset 0: there is none */
     char *index_path;                /* of the saved index that was used or written, or NULL */
     struct source_identity identity; /* of the archive file, even if it was unpacked */
-    struct pot_part *parts;          /* of a union (pot_open_many), in order; else NULL */
+    bool has_fingerprint;            /* of that file: it is read only when needed */
+    uint64_t fingerprint;
+    struct pot_part *parts; /* of a union (pot_open_many), in order; else NULL */
     size_t part_count;
     struct pot_unsaved *unsaved; /* what pot_save saves, or NULL */
 };

@@ -57,9 +57,7 @@ struct opening {
     bool is_of_later_version;   /* the saved index, which stays as it is */
     uint64_t unpack_ms;         /* that unpacking took */
     struct fault stale;         /* if set, the archive's own index is older than its bytes */
-    bool has_fingerprint;       /* of the archive file: it is computed only when needed */
-    uint64_t fingerprint;
-    struct composition steps; /* that options->compose asks for */
+    struct composition steps;   /* that options->compose asks for */
 };
 
 /*
@@ -156,7 +154,7 @@ int unpacked_sums(struct source *source, struct builder_header *header,
  */
 int pot_check_index(const struct pot *pot, struct fault *fault);
 
-/* Compute the fingerprint, unless that was done already. */
+/* Compute pot->fingerprint, unless it is known already. */
 int opening_fingerprint(struct opening *o);
 
 /*

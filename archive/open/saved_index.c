@@ -41,10 +41,10 @@ int pot_index_path(const char *archive, uint64_t offset, char **ret_path)
 
 int opening_fingerprint(struct opening *o)
 {
-    if (o->has_fingerprint)
+    if (o->pot->has_fingerprint)
         return 0;
-    int r = source_fingerprint(pot_file(o->pot), &o->fingerprint);
-    o->has_fingerprint = r == 0;
+    int r = source_fingerprint(pot_file(o->pot), &o->pot->fingerprint);
+    o->pot->has_fingerprint = r == 0;
     return r;
 }
 
@@ -80,7 +80,7 @@ static bool saved_has_size(const struct index *index, const struct opening *o)
 static bool saved_has_fingerprint(const struct index *index, struct opening *o)
 {
     return opening_fingerprint(o) == 0 &&
-           index_info(index)->archive_fingerprint == o->fingerprint;
+           index_info(index)->archive_fingerprint == o->pot->fingerprint;
 }
 
 static bool saved_describes(const struct index *index, struct opening *o)
@@ -167,6 +167,8 @@ static int saved_try_path(const char *path, struct opening *o, struct index **re
         index_close(index);
         return -ENOENT;
     }
+    o->pot->has_fingerprint = true; /* nothing has changed since */
+    o->pot->fingerprint = index_info(index)->archive_fingerprint;
     *ret_index = index;
     return 0;
 }

@@ -170,11 +170,10 @@ static void watch_begin(struct archive_watch *w, size_t i)
     sight->source = pot->parts ? source_member(pot->source, i) : pot->source;
     sight->opened = pot->identity;
     sight->is_one_of_many = pot->parts != NULL;
-    if (!pot->parts)
-        return;
-    source_identity(sight->source, &sight->opened);
-    sight->fingerprint = pot->parts[i].samples;
-    sight->has_fingerprint = pot->parts[i].has_samples;
+    if (pot->parts)
+        source_identity(sight->source, &sight->opened);
+    sight->fingerprint = pot->parts ? pot->parts[i].samples : pot->fingerprint;
+    sight->has_fingerprint = pot->parts ? pot->parts[i].has_samples : pot->has_fingerprint;
     sight->seen = sight->opened;
 }
 

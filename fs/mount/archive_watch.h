@@ -28,14 +28,15 @@ struct archive_sight {
     const struct source *source;
     struct source_identity opened; /* as it was when its index was read */
     bool is_one_of_many;           /* few samples are taken: source_sample */
-    bool has_fingerprint;          /* at the last look: */
+    bool has_fingerprint;          /* known, or of the last look: */
     uint64_t fingerprint;
     struct source_identity seen;
 };
 
 /*
- * Look at the archive. The first look records samples of its content. Returns what has changed;
- * ARCHIVE_SAME also if its storage fails, which readers notice themselves.
+ * Look at the archive. The first look records samples of its content, unless they are known
+ * (from a saved index). Returns what has changed; ARCHIVE_SAME also if its storage fails, which
+ * readers notice themselves.
  */
 enum archive_state archive_look(struct archive_sight *sight);
 

@@ -12,7 +12,6 @@ import zipfile
 
 import harness
 from harness import check, check_equal, onepot, run
-from slowfs import Slow
 
 
 def tar_of(members, **options):
@@ -283,28 +282,6 @@ def test_many(work):
             check_equal(pathlib.Path(mount / f"n{i:04}/f7").read_bytes(), b"%d 7" % i, "a file")
     with work.mount(outer, name="plain") as mount:
         check_equal(len(tree(mount.path)), 1000, "without --nested it is another mount")
-
-
-def test_a_view_is_made_of_the_index_of_all(work):
-    """And neither of the archive's own, nor by another walk through the archives in it."""
-    os.mkdir(work / "source")
-    members = {f"n{i:03}.tar": tar_of(files(f"f{i}-")) for i in range(100)}
-    write(work, "source/outer.tar", tar_of(members))
-    with Slow(work, "--pages=none", work / "source") as slow:
-        def listed(path, view, expected):
-            shown = onepot("ls", "-R", "--nested", *view, path).stdout.decode().split("\n")
-            check_equal(sum(line.endswith(".txt") for line in shown), expected, f"{view}")
-
-        def reads(view, expected):
-            before = slow.counts()["read"]
-            listed(slow / "outer.tar", view, expected)
-            return slow.counts()["read"] - before
-        check(reads(["--include", "n00*"], 50) > 100, "the first view walks through all")
-        onepot("index", "--nested", "--force", "--include", "n01*", slow / "outer.tar")
-        one, two = reads(["--include", "n00*"], 50), reads(["--exclude", "n00*"], 450)
-        check(max(one, two) < 50, f"views of the saved tree: {one} and {two} reads")
-    changed = write(work, "source/outer.tar", tar_of({**members, "n999.tar": members["n000.tar"]}))
-    listed(changed, ["--exclude", "n00*"], 455)
 
 
 if __name__ == "__main__":
