@@ -78,6 +78,8 @@ def try_mount(work, archive, what):
         os.statvfs(target)
     finally:
         harness.onepot("umount", target)
+        # The namespace of a command of another test may see the mount, which is served until that ends.
+        harness.wait_for(lambda: life.slots() == [], f"{what}: the state to go", 90)
     return contents
 
 
