@@ -13,11 +13,10 @@ static void see_together(struct findings *f, const char *path, uint64_t bytes, u
     finding_add(f, FINDING_GOOD, path,
                 "the nodes can copy it together to %s: storage then gives %s, and not %s",
                 place, cli_format_bytes(bytes, once), cli_format_bytes(bytes * nodes, each));
-    finding_advise(
-        f,
-        "'srun -N %u -n %u onepot-mpi stage %s', stage=\"job\" in Python, or "
-        "sbcast and 'onepot stage --adopt'; then 'onepot run --stage'",
-        nodes, nodes, path);
+    finding_advise(f,
+                   "'srun -N %u -n %u onepot-mpi stage %s', stage=\"job\" in Python, or "
+                   "sbcast and 'onepot stage --adopt'; then 'onepot run --stage'",
+                   nodes, nodes, path);
 }
 
 void doctor_job(struct findings *f, const char *path, const struct doctor_archive *archive,
