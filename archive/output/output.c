@@ -124,23 +124,23 @@ static int output_open_striped(struct output *output)
         return -EIO;
     /* That program lets no group write, whatever the umask. */
     bool has_mask = process_status_number(getpid(), "\nUmask:", 8, &mask);
-    return has_mask && fchmod(output->fd, output->mode & ~(mode_t)mask) < 0 ? -errno : 0;
+    if (has_mask && fchmod(output->fd, output->mode & ~(mode_t)mask) < 0)
+        return -errno;
+    output->id = file_id_of(&st);
+    return 0;
 }
 
 static int output_create_striped(struct output *output, struct fault *fault)
 {
     char said[STRIPES_SAID_MAX];
-    struct stat st;
     int r = output_name_partial(output);
     if (r == 0)
         r = stripes_make(output->folder_fd, output->partial_name, output->stripes, said);
     if (r < 0)
         return fault_set(fault, r, NULL, FAULT_NO_OFFSET, "its stripes can't be set: %s", said);
     r = output_open_striped(output);
-    if (r == 0 && fstat(output->fd, &st) == 0) {
-        output->id = file_id_of(&st);
+    if (r == 0)
         return 0;
-    }
     unlinkat(output->folder_fd, output->partial_name, 0);
     return fault_set(fault, r, NULL, FAULT_NO_OFFSET, "can't be created: %s", fault_errno(r));
 }

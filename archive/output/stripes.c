@@ -33,13 +33,13 @@ static const char *assumed_bytes(void)
     return getenv("ONEPOT_ASSUME_LUSTRE");
 }
 
-bool stripes_are_there(int fd)
+/* The program, if the descriptor's file is on Lustre. */
+static bool find_lfs(int fd, char ret_path[PATH_MAX])
 {
-    char lfs[PATH_MAX];
     struct statfs fs;
     bool is_lustre =
         assumed_bytes() || (fstatfs(fd, &fs) == 0 && (uint32_t)fs.f_type == LUSTRE_MAGIC);
-    return is_lustre && process_find_program("lfs", lfs) == 0;
+    return is_lustre && process_find_program("lfs", ret_path) == 0;
 }
 
 bool stripes_are_few(unsigned count, uint64_t bytes)
@@ -141,7 +141,7 @@ static int count_stripes(int folder_fd, char *how, const char *name, long *ret_c
 
     if (!here)
         return -ENOMEM;
-    if (!stripes_are_there(folder_fd) || process_find_program("lfs", lfs) < 0)
+    if (!find_lfs(folder_fd, lfs))
         return -ENOTSUP;
     int r = lfs_run(folder_fd, argv, text);
     return r < 0 ? r : last_number(text, ret_count);
@@ -183,7 +183,7 @@ int stripes_make(int folder_fd, const char *name, unsigned count, char said[STRI
     char *argv[] = {lfs, "setstripe", "-c", number, here, NULL};
 
     snprintf(number, sizeof(number), "%u", count);
-    if (!here || !stripes_are_there(folder_fd) || process_find_program("lfs", lfs) < 0) {
+    if (!here || !find_lfs(folder_fd, lfs)) {
         snprintf(said, STRIPES_SAID_MAX, "its folder is not on Lustre, or there is no lfs");
         return here ? -ENOTSUP : -ENOMEM;
     }

@@ -4,7 +4,6 @@
  * lfs, reads and sets them. It is run without a shell, in the file's folder, within ten
  * seconds.
  *
- *     stripes_are_there(fd)                   on Lustre, where lfs is to be had
  *     stripes_of(path, &count)                of a file
  *     stripes_make(folder, name, 8, said)     a new, empty file
  */
@@ -17,8 +16,6 @@
 #define STRIPES_MAX 2000u    /* of a file, says Lustre */
 #define STRIPES_ADVISED 8u   /* enough for a node's network on most systems */
 #define STRIPES_SAID_MAX 256 /* the first line that lfs wrote */
-
-bool stripes_are_there(int fd);
 
 /* Is a file of so many bytes worth more stripes: on one, and larger than 1 GiB? */
 bool stripes_are_few(unsigned count, uint64_t bytes);
