@@ -179,6 +179,18 @@ class Nodes(unittest.TestCase):
         return statuses, texts, hub.exchanges
 
 
+def signalled(number):
+    """Node 1 sends itself the signal before the second exchange."""
+    def act(rank, group):
+        def before(_mine):
+            group.exchanges += 1
+            if group.exchanges == 2:
+                os.kill(os.getpid(), number)
+        if rank == 1:
+            group.before = before
+    return act
+
+
 class Job(Nodes):
     def test_all_nodes_have_the_archive(self):
         statuses, texts, exchanges = self.play()
@@ -203,14 +215,7 @@ class Job(Nodes):
         self.assertEqual(texts[1:], [""] * (NODES - 1))
 
     def test_node_that_is_killed_holds_up_nobody(self):
-        def act(rank, group):
-            if rank == 1:
-                def kill(_mine):
-                    group.exchanges += 1
-                    if group.exchanges == 2:
-                        os.kill(os.getpid(), signal.SIGKILL)
-                group.before = kill
-        statuses, texts, _ = self.play(act)
+        statuses, texts, _ = self.play(signalled(signal.SIGKILL))
         self.assertEqual(statuses, [0, -signal.SIGKILL, 0], texts)
         self.assertIn("the group failed", texts[0])
 
@@ -225,15 +230,8 @@ class Job(Nodes):
             self.assertIn("NCCL said no", text)
 
     def test_node_that_is_stopped_holds_up_the_others_for_as_long_as_they_may_wait(self):
-        def act(rank, group):
-            if rank == 1:
-                def stop(_mine):
-                    group.exchanges += 1
-                    if group.exchanges == 2:
-                        os.kill(os.getpid(), signal.SIGSTOP)
-                group.before = stop
         began = time.monotonic()
-        statuses, texts, _ = self.play(act, wakes=1)
+        statuses, texts, _ = self.play(signalled(signal.SIGSTOP), wakes=1)
         self.assertEqual(statuses, [0] * NODES, texts)
         self.assertLess(time.monotonic() - began, SECONDS)
         for text in texts:

@@ -143,19 +143,20 @@ class _Ring:
     def blocks(self, place, count=1):
         return self.memory[place * self.block_bytes:(place + count) * self.block_bytes]
 
-    def tell(self, *places):
-        """Where the next blocks lie. A program that has ended is missed at the next answer."""
+    def _write(self, *words):
+        """A program that has ended is missed at the next answer."""
         try:
-            self.child.stdin.write(b"".join(_WORD.pack(place * self.block_bytes) for place in places))
+            self.child.stdin.write(b"".join(map(_WORD.pack, words)))
         except OSError:
             pass
 
+    def tell(self, *places):
+        """Where the next blocks lie."""
+        self._write(*(place * self.block_bytes for place in places))
+
     def ask(self, group):
         """For the own block of a group. The one before was made."""
-        try:
-            self.child.stdin.write(_WORD.pack(_OWN | group % 2 * self.block_bytes))
-        except OSError:
-            pass
+        self._write(_OWN | group % 2 * self.block_bytes)
 
     def goes_on(self, made, taken):
         """Wait until so many own blocks were made, and all nodes' blocks taken. False: that will not be."""
