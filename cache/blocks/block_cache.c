@@ -453,8 +453,8 @@ void block_cache_stats(const struct block_cache *cache, struct block_cache_stats
         stats.ahead_dropped += shard->ahead_dropped;
         pthread_mutex_unlock(&shard->lock);
     }
-    stats.bytes = atomic_load_explicit(&cache->held_bytes, memory_order_relaxed) +
-                  atomic_load_explicit(&cache->recent_bytes, memory_order_relaxed);
+    stats.bytes = atomic_load_explicit(&cache->held.used, memory_order_relaxed) +
+                  atomic_load_explicit(&cache->recent.used, memory_order_relaxed);
     stats.ahead_bytes = atomic_load_explicit(&cache->ahead_bytes, memory_order_relaxed);
     stats.blocks = atomic_load_explicit(&cache->blocks, memory_order_relaxed);
     *ret_stats = stats;

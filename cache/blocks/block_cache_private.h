@@ -71,12 +71,18 @@ struct shard {
     _Atomic uint64_t last_due; /* the last `due` in `ahead`, plus one; 0: none */
 };
 
+/* Bytes of blocks and their bookkeeping. */
+struct account {
+    _Atomic uint64_t used, limit;
+};
+
 struct block_cache {
     struct block_cache_options options;
     struct buffer_pool *pool;
-    _Atomic uint64_t budget, held_limit, recent_limit;
-    _Alignas(128) _Atomic uint64_t held_bytes; /* of HELD and AHEAD */
-    _Atomic uint64_t ahead_bytes, recent_bytes;
+    _Atomic uint64_t budget;
+    _Alignas(128) struct account held; /* HELD and AHEAD */
+    struct account recent;
+    _Atomic uint64_t ahead_bytes;
     _Atomic uint64_t blocks; /* held, ahead and recent */
     _Atomic uint64_t newcomers;
     _Atomic uint64_t passed; /* number in the order at the last look for unused blocks */

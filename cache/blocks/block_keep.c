@@ -44,18 +44,23 @@
 #define PASSED_STEP 128u
 #define PASSED_PART 16u
 
+#define keep_peek(counter) atomic_load_explicit(counter, memory_order_relaxed)
+
 /* Takes `bytes` from the room below the limit. */
-static bool keep_reserve_bytes(_Atomic uint64_t *used, const _Atomic uint64_t *limit_now,
-                               uint64_t bytes)
+static bool account_take(struct account *account, uint64_t bytes)
 {
-    uint64_t limit = atomic_load_explicit(limit_now, memory_order_relaxed);
-    uint64_t now = atomic_load_explicit(used, memory_order_relaxed);
+    uint64_t limit = keep_peek(&account->limit), now = keep_peek(&account->used);
     do {
         if (bytes > limit || now > limit - bytes)
             return false;
     } while (!atomic_compare_exchange_weak_explicit(
-        used, &now, now + bytes, memory_order_relaxed, memory_order_relaxed));
+        &account->used, &now, now + bytes, memory_order_relaxed, memory_order_relaxed));
     return true;
+}
+
+static struct account *account_of(struct block_cache *cache, enum entry_place place)
+{
+    return place == PLACE_RECENT ? &cache->recent : &cache->held;
 }
 
 static void keep_add(_Atomic uint64_t *counter, uint64_t n)
@@ -171,11 +176,9 @@ static void ahead_to_held(struct block_cache *cache, struct shard *shard, struct
 /* Takes its place from an entry, which leaves the table, too. Its last user frees it. */
 static void displace(struct block_cache *cache, struct shard *shard, struct entry *entry)
 {
-    if (entry->place == PLACE_RECENT) {
-        keep_subtract(&cache->recent_bytes, keep_cost(entry));
-    } else {
+    keep_subtract(&account_of(cache, entry->place)->used, keep_cost(entry));
+    if (entry->place != PLACE_RECENT) {
         list_remove(shard, entry);
-        keep_subtract(&cache->held_bytes, keep_cost(entry));
         if (entry->place == PLACE_AHEAD)
             keep_subtract(&cache->ahead_bytes, keep_cost(entry));
         keep_show(shard);
@@ -272,9 +275,9 @@ static bool ring_evict(struct block_cache *cache)
 
 static bool ring_reserve(struct block_cache *cache, uint64_t bytes)
 {
-    if (bytes > atomic_load_explicit(&cache->recent_limit, memory_order_relaxed))
+    if (bytes > keep_peek(&cache->recent.limit))
         return false;
-    while (!keep_reserve_bytes(&cache->recent_bytes, &cache->recent_limit, bytes))
+    while (!account_take(&cache->recent, bytes))
         if (!ring_evict(cache))
             return false;
     return true;
@@ -342,8 +345,7 @@ static bool drop_held(struct block_cache *cache, struct shard *shard)
     size_t first = (size_t)(shard - cache->shards);
     for (size_t i = 0; i < SHARDS; i++) {
         struct shard *next = &cache->shards[(first + i) % SHARDS];
-        if (atomic_load_explicit(&next->held_count, memory_order_relaxed) > 0 &&
-            drop_held_of(cache, next, false))
+        if (keep_peek(&next->held_count) > 0 && drop_held_of(cache, next, false))
             return true;
     }
     return false;
@@ -355,7 +357,7 @@ static bool drop_due_from(struct block_cache *cache, uint64_t first)
     struct shard *shard = NULL;
     uint64_t last = first;
     for (unsigned i = 0; i < SHARDS; i++) {
-        uint64_t here = atomic_load_explicit(&cache->shards[i].last_due, memory_order_relaxed);
+        uint64_t here = keep_peek(&cache->shards[i].last_due);
         if (here > last) {
             last = here;
             shard = &cache->shards[i];
@@ -377,10 +379,10 @@ static bool drop_due_from(struct block_cache *cache, uint64_t first)
 static bool make_room(struct block_cache *cache, struct shard *shard, uint64_t bytes,
                       uint64_t due)
 {
-    if (bytes > atomic_load_explicit(&cache->held_limit, memory_order_relaxed))
+    if (bytes > keep_peek(&cache->held.limit))
         return false;
     for (unsigned i = 0; i < ROOM_TRIES; i++) {
-        if (keep_reserve_bytes(&cache->held_bytes, &cache->held_limit, bytes))
+        if (account_take(&cache->held, bytes))
             return true;
         if (!drop_held(cache, shard) && !drop_due_from(cache, due + 1))
             return false;
@@ -395,15 +397,14 @@ static bool make_room(struct block_cache *cache, struct shard *shard, uint64_t b
 static bool replace_held(struct block_cache *cache, uint64_t key, uint64_t bytes)
 {
     uint64_t turn = atomic_fetch_add_explicit(&cache->newcomers, 1, memory_order_relaxed);
-    if (turn % REPLACE_ONE_IN != REPLACE_ONE_IN - 1 ||
-        bytes > atomic_load_explicit(&cache->held_limit, memory_order_relaxed))
+    if (turn % REPLACE_ONE_IN != REPLACE_ONE_IN - 1 || bytes > keep_peek(&cache->held.limit))
         return false;
     struct shard *shard = block_shard_of(cache, key);
     for (unsigned i = 0; i < REPLACE_TRIES; i++) {
-        bool none_held = atomic_load_explicit(&shard->held_count, memory_order_relaxed) == 0;
+        bool none_held = keep_peek(&shard->held_count) == 0;
         if (!drop_held_of(cache, shard, true) && !(none_held && drop_due_from(cache, 0)))
             return false;
-        if (keep_reserve_bytes(&cache->held_bytes, &cache->held_limit, bytes))
+        if (account_take(&cache->held, bytes))
             return true;
     }
     return false;
@@ -412,12 +413,10 @@ static bool replace_held(struct block_cache *cache, uint64_t key, uint64_t bytes
 /* Drops what exceeds a budget that shrank. */
 static void keep_within(struct block_cache *cache)
 {
-    while (atomic_load_explicit(&cache->held_bytes, memory_order_relaxed) >
-           atomic_load_explicit(&cache->held_limit, memory_order_relaxed))
+    while (keep_peek(&cache->held.used) > keep_peek(&cache->held.limit))
         if (!drop_held(cache, cache->shards) && !drop_due_from(cache, 0))
             return;
-    while (atomic_load_explicit(&cache->recent_bytes, memory_order_relaxed) >
-           atomic_load_explicit(&cache->recent_limit, memory_order_relaxed))
+    while (keep_peek(&cache->recent.used) > keep_peek(&cache->recent.limit))
         if (!ring_evict(cache))
             return;
 }
@@ -459,8 +458,8 @@ void keep_set_budget(struct block_cache *cache, uint64_t budget_bytes)
     uint64_t usable = budget_bytes > taken ? budget_bytes - taken : 0;
     uint64_t recent = ring_part(usable, min_u64(cache->options.block_bytes, BLOCK_MAX));
     atomic_store(&cache->budget, budget_bytes);
-    atomic_store(&cache->recent_limit, recent);
-    atomic_store(&cache->held_limit, usable - recent);
+    atomic_store(&cache->recent.limit, recent);
+    atomic_store(&cache->held.limit, usable - recent);
     keep_within(cache);
 }
 
@@ -479,11 +478,6 @@ void keep_used(struct block_cache *cache, struct shard *shard, struct entry *ent
             shard->longest_interval -= shard->longest_interval / 1024; /* slowly forgotten */
     }
     entry->used_at = shard->clock;
-}
-
-static _Atomic uint64_t *account_of(struct block_cache *cache, enum entry_place place)
-{
-    return place == PLACE_RECENT ? &cache->recent_bytes : &cache->held_bytes;
 }
 
 /* Gives the entry a place for which it has room, unless it was forgotten meanwhile. */
@@ -506,7 +500,7 @@ static void set_place(struct block_cache *cache, struct entry *entry, enum entry
             keep_add(&cache->ahead_bytes, keep_cost(entry));
         keep_show(shard);
     } else {
-        keep_subtract(account_of(cache, place), keep_cost(entry));
+        keep_subtract(&account_of(cache, place)->used, keep_cost(entry));
     }
     pthread_mutex_unlock(&shard->lock);
     /* Set its place first: the thread that takes the key out of the ring must find it so. */
@@ -519,8 +513,7 @@ void keep_place(struct block_cache *cache, struct entry *entry)
     uint64_t bytes = keep_cost(entry);
     if (entry->reserved != PLACE_NOWHERE)
         set_place(cache, entry, entry->reserved);
-    else if (keep_reserve_bytes(&cache->held_bytes, &cache->held_limit, bytes) ||
-             replace_held(cache, entry->key, bytes))
+    else if (account_take(&cache->held, bytes) || replace_held(cache, entry->key, bytes))
         set_place(cache, entry, PLACE_HELD);
     else if (ring_reserve(cache, bytes))
         set_place(cache, entry, PLACE_RECENT);
@@ -529,7 +522,7 @@ void keep_place(struct block_cache *cache, struct entry *entry)
 
 static bool reserve_recent_or_held(struct block_cache *cache, struct entry *entry)
 {
-    if (keep_reserve_bytes(&cache->held_bytes, &cache->held_limit, keep_cost(entry)))
+    if (account_take(&cache->held, keep_cost(entry)))
         entry->reserved = PLACE_HELD;
     else if (ring_reserve(cache, keep_cost(entry)))
         entry->reserved = PLACE_RECENT;
@@ -549,14 +542,14 @@ int keep_reserve(struct block_cache *cache, struct entry *entry)
 void keep_unreserve(struct block_cache *cache, struct entry *entry)
 {
     if (entry->reserved != PLACE_NOWHERE)
-        keep_subtract(account_of(cache, entry->reserved), keep_cost(entry));
+        keep_subtract(&account_of(cache, entry->reserved)->used, keep_cost(entry));
     entry->reserved = PLACE_NOWHERE;
 }
 
 void keep_shrink_reserved(struct block_cache *cache, struct entry *entry, size_t capacity)
 {
     if (entry->reserved != PLACE_NOWHERE)
-        keep_subtract(account_of(cache, entry->reserved),
+        keep_subtract(&account_of(cache, entry->reserved)->used,
                       keep_cost_of(capacity) - keep_cost(entry));
 }
 
@@ -589,7 +582,7 @@ static void keep_promote(struct block_cache *cache, uint64_t key, uint64_t due, 
     bool moved = entry && entry->place == PLACE_RECENT && keep_cost(entry) == bytes &&
                  to_ahead(cache, shard, entry, due);
     pthread_mutex_unlock(&shard->lock);
-    keep_subtract(moved ? &cache->recent_bytes : &cache->held_bytes, bytes);
+    keep_subtract(moved ? &cache->recent.used : &cache->held.used, bytes);
 }
 
 void block_cache_note_due(struct block_cache *cache, uint64_t key, uint64_t due)
@@ -655,8 +648,8 @@ static void release_passed(struct block_cache *cache, struct shard *shard, uint6
 
 void block_cache_passed(struct block_cache *cache, uint64_t due)
 {
-    uint64_t last = atomic_load_explicit(&cache->passed, memory_order_relaxed);
-    uint64_t blocks = atomic_load_explicit(&cache->blocks, memory_order_relaxed);
+    uint64_t last = keep_peek(&cache->passed);
+    uint64_t blocks = keep_peek(&cache->blocks);
     if (due >= last && due - last < PASSED_STEP + blocks / PASSED_PART)
         return;
     atomic_store_explicit(&cache->passed, due, memory_order_relaxed);

@@ -85,12 +85,12 @@ static void block_cache_check(struct block_cache *cache)
         check_lists(shard);
         pthread_mutex_unlock(&shard->lock);
     }
-    ck_assert_uint_eq(atomic_load(&cache->held_bytes), sums.held_bytes);
+    ck_assert_uint_eq(atomic_load(&cache->held.used), sums.held_bytes);
     ck_assert_uint_eq(atomic_load(&cache->ahead_bytes), sums.ahead_bytes);
-    ck_assert_uint_eq(atomic_load(&cache->recent_bytes), sums.recent_bytes);
+    ck_assert_uint_eq(atomic_load(&cache->recent.used), sums.recent_bytes);
     ck_assert_uint_eq(atomic_load(&cache->blocks), sums.blocks);
-    ck_assert_uint_le(sums.held_bytes, atomic_load(&cache->held_limit));
-    ck_assert_uint_le(sums.recent_bytes, atomic_load(&cache->recent_limit));
+    ck_assert_uint_le(sums.held_bytes, atomic_load(&cache->held.limit));
+    ck_assert_uint_le(sums.recent_bytes, atomic_load(&cache->recent.limit));
     ck_assert_uint_le(sums.held_bytes + sums.recent_bytes, atomic_load(&cache->budget));
 }
 
