@@ -20,6 +20,7 @@
 
 #include "cleanup.h"
 #include "clock.h"
+#include "numbers.h"
 #include "stage_private.h"
 
 void stage_say(const struct stage *stage, const char *format, ...)
@@ -51,6 +52,8 @@ void stage_fail(struct stage *stage, int err)
 
 /* ---- which place ---- */
 
+#define GUESSED_RATIO 3 /* how much smaller compression usually makes a tar */
+
 /* Why no place will do, for the fault. */
 struct reasons {
     int err;
@@ -72,19 +75,28 @@ __attribute__((format(printf, 3, 4))) static int reasons_add(struct reasons *rea
     return err;
 }
 
+/* If the length is not known, a guess avoids hopeless attempts; on a disk it is tried. */
+static uint64_t stage_bytes_needed(const struct stage *stage, const struct stage_room *room)
+{
+    if (!stage->unpacker)
+        return stage->bytes + stage_state_size(stage->bytes);
+    return room->memory_bytes == UINT64_MAX
+               ? 1
+               : min_u64(stage->bytes, UINT64_MAX / GUESSED_RATIO) * GUESSED_RATIO;
+}
+
 /* Is there room for the whole copy? Under the folder's lock. */
-static int stage_check_room(const struct stage *stage, const struct registry *folder,
+static int stage_check_room(struct stage *stage, const struct registry *folder,
                             struct reasons *reasons)
 {
-    uint64_t need = stage->bytes + stage_state_size(stage->bytes);
     struct stage_room room;
     int r = stage_room_of(stage->place, &room);
     if (r < 0)
         return reasons_add(reasons, r, "%s: %s", stage->place, fault_errno(r));
     if (!room.is_local)
         return reasons_add(reasons, -ENOTSUP, "%s is on a network filesystem", stage->place);
-    uint64_t has = stage_room_left(&room, folder);
-    if (need > has)
+    uint64_t has = stage->room = stage_room_left(&room, folder);
+    if (stage_bytes_needed(stage, &room) > has)
         return reasons_add(
             reasons, -ENOSPC, "%s has %" PRIu64 " MiB for it%s", stage->place, has >> 20,
             room.memory_bytes < room.free_bytes ? " (memory that this job has left)" : "");
@@ -108,8 +120,8 @@ static int stage_is_other(void *ctx, const struct registry *folder, const char *
 }
 
 /* In one place: find the copy, or make it if `create`. */
-static int stage_try_place(struct stage *stage, const char *place, const char *archive,
-                           bool create, struct reasons *reasons)
+static int stage_try_place(struct stage *stage, const char *place, bool create,
+                           struct reasons *reasons, struct fault *fault)
 {
     struct registry folder;
     snprintf(stage->place, sizeof(stage->place), "%s", place);
@@ -124,12 +136,14 @@ static int stage_try_place(struct stage *stage, const char *place, const char *a
     strcpy(stage->folder, folder.path);
     stage_sweep_folder(&folder);
     r = stage_use(stage, &folder);
+    if (stage->unpacker)
+        r = stage_look_unpacked(stage, &folder, r);
     if (r == -ENOENT && create) {
         r = stage_check_room(stage, &folder, reasons);
         if (r == -ENOSPC && stage_folder_each(&folder, stage_is_other, stage) == 1)
             reasons->has_other = true;
         if (r == 0) {
-            r = stage_create(stage, &folder, archive);
+            r = stage_create(stage, &folder);
             if (r < 0)
                 reasons_add(reasons, r, "%s: %s", place, fault_errno(r));
         }
@@ -138,6 +152,12 @@ static int stage_try_place(struct stage *stage, const char *place, const char *a
         reasons->has_other |= r == -EUCLEAN;
     }
     registry_remove(&folder);
+    if (r == 0 && !stage->state) {
+        r = stage_unpack(stage, fault);
+        if (r == -ENOSPC)
+            reasons_add(reasons, r, "%s has %" PRIu64 " MiB, which are not enough", place,
+                        stage->room >> 20);
+    }
     return r;
 }
 
@@ -148,10 +168,18 @@ static int reasons_fault(const struct stage *stage, const struct reasons *reason
         return fault_set(fault, -EEXIST, NULL, FAULT_NO_OFFSET,
                          "gets no copy beside that of another version of the program: %s",
                          reasons->text);
-    fault_set(fault, reasons->err, NULL, FAULT_NO_OFFSET, "%" PRIu64 " MiB can't be staged: %s",
-              (stage->bytes >> 20) + 1, reasons->text);
+    if (stage->unpacker)
+        fault_set(fault, reasons->err, NULL, FAULT_NO_OFFSET,
+                  "has to be unpacked, but there is no room: %s", reasons->text);
+    else
+        fault_set(fault, reasons->err, NULL, FAULT_NO_OFFSET,
+                  "%" PRIu64 " MiB can't be staged: %s", (stage->bytes >> 20) + 1,
+                  reasons->text);
     fault_advise(fault,
-                 reasons->err == -ENOSPC
+                 stage->unpacker
+                     ? "name a folder of this node with more room (--stage=DIR), or make an "
+                       "onepot archive of it with 'onepot pack' elsewhere"
+                 : reasons->err == -ENOSPC
                      ? "name a folder of this node with more room (--stage=DIR), ask for "
                        "more memory, or go without --stage"
                      : "name a folder of your own on this node's memory or disk "
@@ -159,29 +187,33 @@ static int reasons_fault(const struct stage *stage, const struct reasons *reason
     return reasons->err;
 }
 
-static int stage_find(struct stage *stage, const char *archive,
-                      const struct stage_places *places)
+/* Not if copy_fd is open: another process unpacks to it, or this one has failed to. */
+static bool stage_seeks(const struct stage *stage, int r)
+{
+    return r < 0 && stage->copy_fd < 0;
+}
+
+static int stage_find(struct stage *stage, const struct stage_places *places)
 {
     int r = -ENOENT;
-    for (size_t i = 0; r < 0 && i < places->count; i++)
-        r = stage_try_place(stage, places->path[i], archive, false, &(struct reasons){0});
+    for (size_t i = 0; stage_seeks(stage, r) && i < places->count; i++)
+        r = stage_try_place(stage, places->path[i], false, &(struct reasons){0}, NULL);
     return r;
 }
 
-int stage_find_or_make(struct stage *stage, const char *archive, const char *given,
-                       struct fault *fault)
+int stage_find_or_make(struct stage *stage, struct fault *fault)
 {
     struct reasons reasons = {.err = -ENOENT};
-    const struct stage_places places = stage_places(given);
-    int r = stage_find(stage, archive, &places);
+    const struct stage_places places = stage_places(stage->wanted);
+    int r = stage_find(stage, &places);
     if (r < 0 && stage->given)
-        r = stage_given_take(stage, &places, archive);
-    for (size_t i = 0; r < 0 && i < places.count; i++)
-        r = stage_try_place(stage, places.path[i], archive, true, &reasons);
+        r = stage_given_take(stage, &places);
+    for (size_t i = 0; stage_seeks(stage, r) && i < places.count; i++)
+        r = stage_try_place(stage, places.path[i], true, &reasons, fault);
     if (r < 0 && places.count == 0)
         reasons_add(&reasons, -ENOENT, "there is no directory %s",
-                    given ? given : "/dev/shm or /tmp");
-    return r < 0 ? reasons_fault(stage, &reasons, fault) : 0;
+                    stage->wanted ? stage->wanted : "/dev/shm or /tmp");
+    return stage_seeks(stage, r) ? reasons_fault(stage, &reasons, fault) : r;
 }
 
 /* ---- opening and closing ---- */
@@ -196,7 +228,8 @@ static int stage_check_source(const struct source *source, struct fault *fault)
     return 0;
 }
 
-struct stage *stage_new(const struct source *source, const struct stage_options *options)
+struct stage *stage_new(const struct source *source, const struct stage_options *options,
+                        bool unpacked)
 {
     struct stage *stage = calloc(1, sizeof(*stage));
     if (!stage)
@@ -207,15 +240,18 @@ struct stage *stage_new(const struct source *source, const struct stage_options 
     stage->streams = options->streams ? options->streams : STAGE_STREAMS;
     stage->note = options->note;
     stage->note_ctx = options->ctx;
+    stage->archive = options->archive ? options->archive : source_name(source);
+    stage->wanted = options->place;
+    stage->unpacked = unpacked;
+    stage_name_for(stage);
     pause_init(&stage->pause);
     return stage;
 }
 
 /* Find or make the copy of a named stage, or free the stage. */
-static int stage_open_named(struct stage *stage, const char *archive, const char *place,
-                            struct fault *fault, struct stage **ret_stage)
+static int stage_open_named(struct stage *stage, struct fault *fault, struct stage **ret_stage)
 {
-    int r = stage_find_or_make(stage, archive, place, fault);
+    int r = stage_find_or_make(stage, fault);
     if (r < 0) {
         stage_given_free(stage->given);
         free(stage);
@@ -227,39 +263,29 @@ static int stage_open_named(struct stage *stage, const char *archive, const char
     return 0;
 }
 
-/* A stage with the name that the source's has, but no copy yet. */
-static int stage_begin(struct source *source, const struct stage_options *options,
-                       struct fault *fault, struct stage **ret_stage, const char **ret_archive)
+static int stage_begin(const struct source *source, const struct stage_options *options,
+                       struct fault *fault, struct stage **ret_stage)
 {
     int r = stage_check_source(source, fault);
     if (r < 0)
         return r;
-    struct stage *stage = stage_new(source, options);
-    if (!stage)
-        return -ENOMEM;
-    *ret_archive = options->archive ? options->archive : source_name(source);
-    stage_name_for(stage, *ret_archive, false);
-    *ret_stage = stage;
-    return 0;
+    *ret_stage = stage_new(source, options, false);
+    return *ret_stage ? 0 : -ENOMEM;
 }
 
 int stage_open(struct source *source, const struct stage_options *options, struct fault *fault,
                struct stage **ret_stage)
 {
     struct stage *stage;
-    const char *archive;
-    int r = stage_begin(source, options, fault, &stage, &archive);
-    if (r < 0)
-        return r;
-    return stage_open_named(stage, archive, options->place, fault, ret_stage);
+    int r = stage_begin(source, options, fault, &stage);
+    return r < 0 ? r : stage_open_named(stage, fault, ret_stage);
 }
 
 /* Of several processes that adopt one file, the first moves it away. */
-static bool stage_is_whole_somewhere(struct stage *stage, const char *archive,
-                                     const char *place)
+static bool stage_is_whole_somewhere(struct stage *stage)
 {
-    const struct stage_places places = stage_places(place);
-    if (stage_find(stage, archive, &places) < 0)
+    const struct stage_places places = stage_places(stage->wanted);
+    if (stage_find(stage, &places) < 0)
         return false;
     bool is_whole = atomic_load(&stage->state->whole) != 0;
     stage_release(stage);
@@ -271,12 +297,11 @@ int stage_open_adopting(struct source *source, const struct stage_options *optio
 {
     struct fault refused = {0};
     struct stage *stage;
-    const char *archive;
-    int r = stage_begin(source, options, fault, &stage, &archive);
+    int r = stage_begin(source, options, fault, &stage);
     if (r < 0)
         return r;
     r = stage_given_new(path, source, &refused, &stage->given);
-    if (r == -ENOENT && stage_is_whole_somewhere(stage, archive, options->place))
+    if (r == -ENOENT && stage_is_whole_somewhere(stage))
         r = 0;
     if (r < 0) {
         free(stage);
@@ -284,7 +309,7 @@ int stage_open_adopting(struct source *source, const struct stage_options *optio
             *fault = refused;
         return r;
     }
-    return stage_open_named(stage, archive, options->place, fault, ret_stage);
+    return stage_open_named(stage, fault, ret_stage);
 }
 
 void stage_set_note(struct stage *stage, void (*note)(void *ctx, const char *line), void *ctx)

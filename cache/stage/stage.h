@@ -69,41 +69,25 @@ int stage_open_adopting(struct source *source, const struct stage_options *optio
                         const char *path, struct fault *fault, struct stage **ret_stage);
 
 /*
- * A copy of the content of an archive that is compressed in one piece. It is found whole, or
- * `unpacker` makes it before this returns; others who want it meanwhile wait. Read it by
- * stage_source; there is nothing to start. -EINTR when a signal came that the caller handles.
- */
-int stage_open_unpacked(const struct source *packed, const struct stage_options *options,
-                        const struct pot_unpacker *unpacker, struct fault *fault,
-                        struct stage **ret_stage);
-
-/* A whole copy as a separate source, which the stage holds. */
-int stage_source(const struct stage *stage, const char *name, struct source **ret_source);
-
-/*
- * The same where the index is known, so that the copy can be read while it is unpacked.
- * stage_start begins to unpack it. A read waits for its bytes as long as there is progress. It
- * gives up after options.idle_s without any, or after five seconds if no process is left that
- * unpacks. Each megabyte is compared with its sum before anybody sees it.
+ * Copies of the content of archives that are compressed in one piece, for pot_options.store:
+ * stage_pot_store(&(struct stage_store){options}). If `stage` is not NULL after pot_open,
+ * whatever that returned, the caller has to close it.
+ *
+ * Without an index, the copy is found whole, or the unpacker makes it before pot_open returns;
+ * others who want it meanwhile wait. There is nothing to start then. A private store keeps no
+ * such copy.
+ *
+ * With an index, stage_start begins to unpack it, and it can be read meanwhile. A read waits
+ * for its bytes as long as there is progress. It gives up after options.idle_s without any, or
+ * after five seconds if no process is left that unpacks. Each megabyte is compared with its sum
+ * before anybody sees it. A private copy has no name and belongs to this process and its
+ * children alone.
  *
  * Storage that fails, or is silent for idle_s, is asked now and then whether it answers, and
  * unpacking goes on when it does. Until then report.away says why it does not, and reads of
  * missing bytes fail with -EIO half a minute after the last progress. Where unpacking ends
  * early, report.failure and report.reason say why. Bytes that have arrived are served then, and
  * the rest is -EIO.
- *
- * With `is_private` the copy has no name and belongs to this process and its children alone.
- */
-int stage_open_stream(const struct pot_stream *stream, const struct stage_options *options,
-                      bool is_private, struct fault *fault, struct stage **ret_stage);
-
-/* When the unpacking of a stream last made progress (CLOCK_MONOTONIC); 0: none is under way. */
-uint64_t stage_stream_progress_ns(const struct stage *stage);
-
-/*
- * All of these, for pot_options.store: stage_pot_store(&(struct stage_store){options}). If
- * `stage` is not NULL after pot_open, whatever that returned, the caller has to close it. A
- * private store keeps only data that is unpacked while it is read.
  */
 struct stage_store {
     struct stage_options options;
@@ -111,8 +95,9 @@ struct stage_store {
     bool is_private;
 };
 struct pot_store stage_pot_store(struct stage_store *store);
-int stage_store_open(void *store, struct source *packed, const struct pot_unpacker *unpacker,
-                     struct fault *fault, struct source **ret_source);
+
+/* When the unpacking of a stream last made progress (CLOCK_MONOTONIC); 0: none is under way. */
+uint64_t stage_stream_progress_ns(const struct stage *stage);
 
 /*
  * Put a source that reads through the stage around *source, in its place, before anybody else

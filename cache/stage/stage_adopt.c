@@ -236,7 +236,7 @@ static int given_reopen(struct stage *stage, const struct registry *folder)
 }
 
 /* Under the folder's lock. If it fails, the file has its name and mode again. */
-static int given_move(struct stage *stage, const struct registry *folder, const char *archive)
+static int given_move(struct stage *stage, const struct registry *folder)
 {
     struct stage_given *given = stage->given;
     char file[STAGE_NAME_MAX + 8];
@@ -246,7 +246,7 @@ static int given_move(struct stage *stage, const struct registry *folder, const 
         return r;
     r = given_reopen(stage, folder);
     if (r == 0)
-        r = stage_adopt(stage, folder, archive);
+        r = stage_adopt(stage, folder);
     if (r == 0) {
         stage->was_moved = true;
         return 0;
@@ -259,7 +259,7 @@ static int given_move(struct stage *stage, const struct registry *folder, const 
     return r;
 }
 
-static int given_move_to(struct stage *stage, const char *place, const char *archive)
+static int given_move_to(struct stage *stage, const char *place)
 {
     struct registry folder;
     struct stat st;
@@ -273,17 +273,16 @@ static int given_move_to(struct stage *stage, const char *place, const char *arc
     stage_sweep_folder(&folder);
     r = stage_use(stage, &folder);
     if (r == -ENOENT)
-        r = given_move(stage, &folder, archive);
+        r = given_move(stage, &folder);
     registry_remove(&folder);
     return r;
 }
 
-int stage_given_take(struct stage *stage, const struct stage_places *places,
-                     const char *archive)
+int stage_given_take(struct stage *stage, const struct stage_places *places)
 {
     int r = -ENOENT;
     for (size_t i = 0; r < 0 && stage->given->is_movable && i < places->count; i++)
-        r = given_move_to(stage, places->path[i], archive);
+        r = given_move_to(stage, places->path[i]);
     return r;
 }
 

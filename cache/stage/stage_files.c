@@ -143,21 +143,20 @@ uint64_t stage_room_left(const struct stage_room *room, const struct registry *f
 
 /* ---- a copy that is there ---- */
 
-void stage_name_for(struct stage *stage, const char *archive, bool unpacked)
+void stage_name_for(struct stage *stage)
 {
     struct source_identity id;
     char *ret_name = stage->name;
-    stage->unpacked = unpacked;
     source_identity(stage->source, &id);
     const struct source *first = source_member(stage->source, 0);
-    if (first != stage->source) /* several, which may be named in many ways */
-        archive = source_name(first);
+    /* Several may be named in many ways. */
+    const char *archive = first == stage->source ? stage->archive : source_name(first);
     const uint64_t parts[] = {id.dev,
                               id.ino,
                               id.size_bytes,
                               (uint64_t)id.mtime_sec,
                               id.mtime_nsec,
-                              unpacked,
+                              stage->unpacked,
                               id.slice_start,
                               id.slice_bytes,
                               STAGE_STATE_VERSION,
@@ -237,23 +236,18 @@ int stage_use(struct stage *stage, const struct registry *folder)
 
 /* ---- a new one ---- */
 
-/* A disk's space is reserved at once. On a tmpfs, a write fails when it is full. */
-static int stage_make_copy(struct stage *stage, const struct registry *folder)
+int stage_reserve(const struct stage *stage)
 {
-    uint64_t bytes = stage->bytes;
-    int r = registry_open(folder->fd, stage->name, ".copy", O_RDWR | O_CREAT | O_EXCL,
-                          &stage->copy_fd);
-    if (r == 0 && ftruncate(stage->copy_fd, (off_t)bytes) < 0)
-        r = -errno;
-    if (r == 0 && !storage_of(stage->copy_fd).is_memory &&
-        fallocate(stage->copy_fd, 0, 0, (off_t)bytes) < 0 && errno != EOPNOTSUPP)
-        r = -errno;
-    return r;
+    off_t bytes = (off_t)stage->bytes;
+    if (ftruncate(stage->copy_fd, bytes) < 0 ||
+        (!storage_of(stage->copy_fd).is_memory && fallocate(stage->copy_fd, 0, 0, bytes) < 0 &&
+         errno != EOPNOTSUPP))
+        return -errno;
+    return 0;
 }
 
 /* Its pages are reserved at once, since it is written through a mapping. */
-static int stage_make_state(struct stage *stage, const struct registry *folder,
-                            const char *archive, uint64_t bytes)
+static int stage_make_state(struct stage *stage, const struct registry *folder, uint64_t bytes)
 {
     size_t size = stage_state_size(bytes);
     int r = registry_open(folder->fd, stage->name, ".state", O_RDWR | O_CREAT | O_EXCL,
@@ -271,19 +265,25 @@ static int stage_make_state(struct stage *stage, const struct registry *folder,
     struct stage_state *state = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (state == MAP_FAILED)
         return -errno;
-    stage_state_init(state, stage->source, bytes, archive, stage->place);
+    stage_state_init(state, stage->source, bytes, stage->archive, stage->place);
     munmap(state, size);
     return stage_map_state(stage, folder);
 }
 
-int stage_create(struct stage *stage, const struct registry *folder, const char *archive)
+int stage_create(struct stage *stage, const struct registry *folder)
 {
-    int r = stage_make_copy(stage, folder);
+    int r = registry_open(folder->fd, stage->name, ".copy", O_RDWR | O_CREAT | O_EXCL,
+                          &stage->copy_fd);
     bool is_other = r == -EEXIST; /* a process unpacks into it: see stage_store.c */
-    if (r == 0)
-        r = stage_make_state(stage, folder, archive, stage->bytes);
-    if (r == 0)
-        r = stage_map_copy(stage);
+    if (r == 0 && stage->unpacker) {
+        r = flock(stage->copy_fd, LOCK_EX | LOCK_NB) < 0 ? -errno : 0;
+    } else if (r == 0) {
+        r = stage_reserve(stage);
+        if (r == 0)
+            r = stage_make_state(stage, folder, stage->bytes);
+        if (r == 0)
+            r = stage_map_copy(stage);
+    }
     if (r < 0)
         stage_release(stage);
     if (r < 0 && !is_other)
@@ -291,12 +291,12 @@ int stage_create(struct stage *stage, const struct registry *folder, const char 
     return r;
 }
 
-int stage_adopt(struct stage *stage, const struct registry *folder, const char *archive)
+int stage_adopt(struct stage *stage, const struct registry *folder)
 {
     struct stat st;
     if (fstat(stage->copy_fd, &st) < 0)
         return -errno;
-    int r = stage_make_state(stage, folder, archive, (uint64_t)st.st_size);
+    int r = stage_make_state(stage, folder, (uint64_t)st.st_size);
     if (r < 0)
         return r;
     struct stage_state *state = stage->state;

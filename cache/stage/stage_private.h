@@ -31,6 +31,7 @@ struct stage_given; /* of stage_adopt.c */
 
 struct stage {
     const struct source *source;
+    const char *archive, *wanted; /* its path, and a place; valid until the stage is open */
     struct stage_state *state;
     char place[PATH_MAX];
     char folder[PATH_MAX];
@@ -43,7 +44,10 @@ struct stage {
     bool unpacked;      /* the copy is the unpacked content of the source */
     bool is_private;    /* the copy has no name */
     uint64_t bytes;     /* of the copy */
-    bool expands;       /* the copy is unpacked while it is read: */
+    /* The copy is unpacked, before anybody reads it: */
+    const struct pot_unpacker *unpacker;
+    uint64_t room; /* for it */
+    bool expands;  /* or while it is read: */
     struct pot_stream stream;
     uint32_t idle_s;    /* how long its storage may be silent; 0: five minutes */
     struct pause pause; /* of the copier, and of readers that wait for a stream */
@@ -55,11 +59,15 @@ struct stage {
 };
 
 /* A stage without files. NULL: out of memory. */
-struct stage *stage_new(const struct source *source, const struct stage_options *options);
+struct stage *stage_new(const struct source *source, const struct stage_options *options,
+                        bool unpacked);
 
-/* Use the copy wherever it is already; else make it in the first place with room for it. */
-int stage_find_or_make(struct stage *stage, const char *archive, const char *given,
-                       struct fault *fault);
+/*
+ * Use the copy wherever it is already; else make it in the first place with room for it. With
+ * an unpacker, unpack it there. -EINPROGRESS: another process unpacks it to stage->copy_fd, and
+ * has that locked. After this and other errors, release the stage.
+ */
+int stage_find_or_make(struct stage *stage, struct fault *fault);
 
 void stage_say(const struct stage *stage, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
@@ -67,7 +75,7 @@ void stage_say(const struct stage *stage, const char *format, ...)
 /* ---- stage_files.c: under the lock of the folder ---- */
 
 /* Name the copy of stage->source, or of its unpacked content. */
-void stage_name_for(struct stage *stage, const char *archive, bool unpacked);
+void stage_name_for(struct stage *stage);
 
 bool stage_stays(const struct stage_state *state);
 void stage_sweep_folder(const struct registry *folder);
@@ -81,14 +89,18 @@ uint64_t stage_room_left(const struct stage_room *room, const struct registry *f
 /* Use the copy that is there. -ENOENT: none; -EUCLEAN: one in use, but not of this archive. */
 int stage_use(struct stage *stage, const struct registry *folder);
 
-/* Make both files. */
-int stage_create(struct stage *stage, const struct registry *folder, const char *archive);
+/* Make both files. With an unpacker, only the copy: empty, and locked. */
+int stage_create(struct stage *stage, const struct registry *folder);
+
+/* Give the copy its length. A disk's space is reserved; on a tmpfs, writes fail once it is
+ * full. */
+int stage_reserve(const struct stage *stage);
 
 /* Map the opened copy. -EUCLEAN: its length is wrong. */
 int stage_map_copy(struct stage *stage);
 
 /* Make the state of a copy (stage->copy_fd) that is whole already. */
-int stage_adopt(struct stage *stage, const struct registry *folder, const char *archive);
+int stage_adopt(struct stage *stage, const struct registry *folder);
 
 /* Close and unmap. */
 void stage_release(struct stage *stage);
@@ -101,11 +113,24 @@ int stage_given_new(const char *path, const struct source *source, struct fault 
 void stage_given_free(struct stage_given *given); /* NULL is fine */
 
 /* Make it the copy, or use one that is there by now. An error: it has to be copied. */
-int stage_given_take(struct stage *stage, const struct stage_places *places,
-                     const char *archive);
+int stage_given_take(struct stage *stage, const struct stage_places *places);
 
 /* Read it. An error: there is none, or it is not to be trusted any more. */
 int stage_given_read(struct stage *stage, void *buf, size_t len, uint64_t offset);
+
+/* ---- stage_store.c: copies that stage->unpacker makes ---- */
+
+/*
+ * What stage_use has found, or not. 0: the whole copy; -ENOENT: none; -EINPROGRESS with
+ * copy_fd: a process makes it; -EBUSY: it is not whole, but others read it.
+ */
+int stage_look_unpacked(struct stage *stage, const struct registry *folder, int used);
+
+/*
+ * Unpack into the new, locked copy, and publish it; or remove it. -ENOSPC: another place may
+ * have the room. Other errors of the unpacker come with a fault, and leave copy_fd open.
+ */
+int stage_unpack(struct stage *stage, struct fault *fault);
 
 /* ---- the copier and readers ---- */
 

@@ -613,7 +613,7 @@ static int open_unpacked(int err, struct fault *fault, struct staged *s)
     const struct pot_unpacker unpacker = {unpack, &err};
     memset(fault, 0, sizeof(*fault));
     ck_assert_int_eq(source_open(archive, NULL, &packed), 0);
-    int r = stage_store_open(&store, packed, &unpacker, fault, &s->source);
+    int r = stage_pot_store(&store).open(&store, packed, &unpacker, fault, &s->source);
     s->stage = store.stage;
     source_close(packed);
     return r;
@@ -675,6 +675,8 @@ START_TEST(unpacking_that_fails_leaves_nothing)
     ck_assert_int_eq(open_unpacked(-EUCLEAN, &fault, &s), -EUCLEAN);
     ck_assert_ptr_null(s.stage);
     ck_assert_str_eq(fault.what, "is damaged");
+    ck_assert_uint_eq(files_left(), 0);
+    ck_assert_int_eq(open_unpacked(-EAGAIN, &fault, &s), -EAGAIN); /* no process can be had */
     ck_assert_uint_eq(files_left(), 0);
     ck_assert_int_eq(open_unpacked(-ENOSPC, &fault, &s), -ENOSPC);
     ck_assert_ptr_nonnull(strstr(fault.what, "no room"));

@@ -257,11 +257,10 @@ END_TEST
 static int unpack(void *arg, int fd, const char *place, uint64_t room, struct fault *fault)
 {
     const struct pot_stream *stream = arg;
-    struct stage *stage = NULL;
+    struct stage_store other = {.options = {.place = folder}};
+    struct source *source;
     (void)room, (void)fault;
-    int r = stage_open_stream(stream, &(struct stage_options){.place = folder}, false, NULL,
-                              &stage);
-    ck_assert_int_lt(r, 0);
+    ck_assert_int_lt(stage_pot_store(&other).expand(&other, stream, NULL, &source), 0);
     ck_assert_int_eq(command("test -n \"$(find . -name '*.copy')\""), 0);
     ck_assert_ptr_nonnull(place);
     return ftruncate(fd, (off_t)stream->bytes) < 0 ? -errno : 0;
@@ -270,8 +269,8 @@ static int unpack(void *arg, int fd, const char *place, uint64_t room, struct fa
 START_TEST(a_copy_that_others_unpack_stays_theirs)
 {
     struct pot *pot = NULL;
-    struct stage *stage = NULL;
-    struct source *packed = NULL;
+    struct stage_store store = {.options = {.place = folder}};
+    struct source *packed = NULL, *source = NULL;
     ck_assert_int_eq(
         pot_open("a.tar.zst", &(struct pot_options){.save = POT_SAVE_ALWAYS}, NULL, &pot), 0);
     ck_assert_int_eq(source_open("a.tar.zst", NULL, &packed), 0);
@@ -280,10 +279,9 @@ START_TEST(a_copy_that_others_unpack_stays_theirs)
                                       .index = pot->index,
                                       .bytes = index_info(pot->index)->archive_bytes};
     const struct pot_unpacker unpacker = {unpack, (void *)(uintptr_t)&stream};
-    ck_assert_int_eq(stage_open_unpacked(packed, &(struct stage_options){.place = folder},
-                                         &unpacker, NULL, &stage),
-                     0);
-    stage_close(stage);
+    ck_assert_int_eq(stage_pot_store(&store).open(&store, packed, &unpacker, NULL, &source), 0);
+    source_close(source);
+    stage_close(store.stage);
     source_close(packed);
     pot_close(pot);
     check_nothing_left();
