@@ -104,19 +104,12 @@ static int stage_check_room(struct stage *stage, const struct registry *folder,
 }
 
 /* Returns 1 for a copy of an archive of that name that this version can't read. */
-static int stage_is_other(void *ctx, const struct registry *folder, const char *name)
+static int stage_is_other(void *ctx, const struct stage_file *file)
 {
     const struct stage *stage = ctx;
-    struct stage_state *state;
-    auto_close int fd = -1;
     size_t len = (size_t)(strrchr(stage->name, '-') + 1 - stage->name);
-    if (strncmp(name, stage->name, len) != 0 || strchr(name + len, '-') ||
-        registry_open(folder->fd, name, ".state", O_RDWR, &fd) < 0)
-        return 0;
-    if (stage_state_map(fd, &state) < 0)
-        return 1;
-    stage_state_unmap(state);
-    return 0;
+    return file->fd >= 0 && !file->state && strncmp(file->name, stage->name, len) == 0 &&
+           !strchr(file->name + len, '-');
 }
 
 /* In one place: find the copy, or make it if `create`. */
@@ -400,28 +393,25 @@ struct stage_each {
     void *ctx;
 };
 
-static int stage_each_copy(void *ctx, const struct registry *folder, const char *name)
+static int stage_each_copy(void *ctx, const struct stage_file *file)
 {
     const struct stage_each *each = ctx;
-    struct stage_state *state;
-    auto_close int fd = -1;
-    if (registry_open(folder->fd, name, ".state", O_RDWR, &fd) < 0 ||
-        stage_state_map(fd, &state) < 0)
+    struct stage_state *state = file->state;
+    if (!state)
         return 0;
     struct stage_copy_info info = {.archive = state->archive,
-                                   .folder = folder->path,
+                                   .folder = file->folder->path,
                                    .identity = &state->identity,
-                                   .used = !registry_take(fd),
+                                   .used = !registry_take(file->fd),
                                    .owner = state->owner_pid};
-    info.report.folder = folder->path;
+    info.report.folder = info.folder;
     stage_report_of(state, &info.report);
     int r = each->fn(each->ctx, &info);
     if (r > 0) {
         atomic_store(&state->pinned, 0);
         if (!info.used)
-            stage_folder_remove(folder, name);
+            stage_folder_remove(file->folder, file->name);
     }
-    stage_state_unmap(state);
     return r < 0 ? r : 0;
 }
 
@@ -431,17 +421,24 @@ int stage_each(const char *place, int (*fn)(void *ctx, const struct stage_copy_i
     struct stage_each each = {fn, ctx};
     const struct stage_places places = stage_places(place);
     int r = 0, foreign = 0;
-    for (size_t i = 0; r == 0 && i < places.count; i++) {
+    for (size_t i = 0; i < places.count; i++) {
         struct registry folder;
-        int locked = stage_folder_lock(places.path[i], false, &folder);
-        foreign += locked == -EPERM;
-        if (locked < 0) {
-            r = locked == -ENOENT || locked == -EPERM ? 0 : locked;
-            continue;
+        int here = stage_folder_lock(places.path[i], false, &folder);
+        foreign += here == -EPERM;
+        if (here == 0) {
+            stage_sweep_folder(&folder);
+            here = fn ? stage_folder_each(&folder, stage_each_copy, &each) : 0;
+            registry_remove(&folder);
+        } else if (here == -ENOENT || here == -EPERM) {
+            here = 0;
         }
-        stage_sweep_folder(&folder);
-        r = stage_folder_each(&folder, stage_each_copy, &each);
-        registry_remove(&folder);
+        r = here < 0 ? here : r;
     }
     return r < 0 ? r : foreign;
+}
+
+int stage_sweep(const char *place)
+{
+    int r = stage_each(place, NULL, NULL);
+    return r == -ETIMEDOUT ? r : 0;
 }

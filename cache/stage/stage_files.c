@@ -63,21 +63,14 @@ static void stage_sweep_half(const struct registry *folder, const char *name)
         stage_folder_remove(folder, name);
 }
 
-static int stage_sweep_one(void *ctx, const struct registry *folder, const char *name)
+static int stage_sweep_one(void *ctx, const struct stage_file *file)
 {
-    struct stage_state *state;
-    auto_close int fd = -1;
     (void)ctx;
-    int r = registry_open(folder->fd, name, ".state", O_RDWR, &fd);
-    if (r == -ENOENT)
-        stage_sweep_half(folder, name);
-    if (r < 0 || !registry_take(fd))
-        return 0;
-    r = stage_state_map(fd, &state);
-    if (r < 0 || !stage_stays(state))
-        stage_folder_remove(folder, name);
-    if (r == 0)
-        stage_state_unmap(state);
+    if (file->fd == -ENOENT)
+        stage_sweep_half(file->folder, file->name);
+    else if (file->fd >= 0 && registry_take(file->fd) &&
+             (!file->state || !stage_stays(file->state)))
+        stage_folder_remove(file->folder, file->name);
     return 0;
 }
 
@@ -86,47 +79,23 @@ void stage_sweep_folder(const struct registry *folder)
     stage_folder_each(folder, stage_sweep_one, NULL);
 }
 
-int stage_sweep(const char *place)
-{
-    const struct stage_places places = stage_places(place);
-    int r = 0;
-    for (size_t i = 0; i < places.count; i++) {
-        struct registry folder;
-        int locked = stage_folder_lock(places.path[i], false, &folder);
-        if (locked < 0) {
-            r = locked == -ETIMEDOUT ? locked : r;
-            continue;
-        }
-        stage_sweep_folder(&folder);
-        registry_remove(&folder);
-    }
-    return r;
-}
-
 /* Room that a copy takes: its bytes, or all that was reserved. */
-static uint64_t stage_bytes_taken(const struct registry *folder, const char *name,
-                                  const struct stage_state *state)
+static uint64_t stage_bytes_taken(const struct stage_file *file)
 {
-    uint64_t bytes = stage_bytes_here(state);
+    uint64_t bytes = stage_bytes_here(file->state);
     struct stat st;
     auto_close int fd = -1;
-    if (registry_open(folder->fd, name, ".copy", O_RDWR, &fd) == 0 && fstat(fd, &st) == 0 &&
-        (uint64_t)st.st_blocks * 512 > bytes)
-        bytes = (uint64_t)st.st_blocks * 512;
-    return min_u64(bytes, state->bytes);
+    if (registry_open(file->folder->fd, file->name, ".copy", O_RDWR, &fd) == 0 &&
+        fstat(fd, &st) == 0)
+        bytes = max_u64(bytes, (uint64_t)st.st_blocks * 512);
+    return min_u64(bytes, file->state->bytes);
 }
 
-static int stage_add_pending(void *ctx, const struct registry *folder, const char *name)
+static int stage_add_pending(void *ctx, const struct stage_file *file)
 {
     uint64_t *pending = ctx;
-    struct stage_state *state;
-    auto_close int fd = -1;
-    if (registry_open(folder->fd, name, ".state", O_RDWR, &fd) < 0 ||
-        stage_state_map(fd, &state) < 0)
-        return 0;
-    if (!atomic_load(&state->failure))
-        *pending += state->bytes - stage_bytes_taken(folder, name, state);
-    stage_state_unmap(state);
+    if (file->state && !atomic_load(&file->state->failure))
+        *pending += file->state->bytes - stage_bytes_taken(file);
     return 0;
 }
 

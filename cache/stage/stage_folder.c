@@ -66,9 +66,22 @@ void stage_folder_remove(const struct registry *folder, const char *name)
     registry_unlink(folder->fd, name, ".state");
 }
 
+static int folder_call(const struct registry *folder, const char *name,
+                       int (*fn)(void *ctx, const struct stage_file *file), void *ctx)
+{
+    struct stage_file file = {.folder = folder, .name = name};
+    auto_close int fd = -1;
+    int r = registry_open(folder->fd, name, ".state", O_RDWR, &fd);
+    if (r == 0)
+        stage_state_map(fd, &file.state);
+    file.fd = r < 0 ? r : fd;
+    r = fn(ctx, &file);
+    stage_state_unmap(file.state);
+    return r;
+}
+
 int stage_folder_each(const struct registry *folder,
-                      int (*fn)(void *ctx, const struct registry *folder, const char *name),
-                      void *ctx)
+                      int (*fn)(void *ctx, const struct stage_file *file), void *ctx)
 {
     char name[STAGE_NAME_MAX];
     DIR *dir = path_list(folder->fd);
@@ -79,7 +92,7 @@ int stage_folder_each(const struct registry *folder,
         if (registry_name(e->d_name, ".state", name, sizeof(name)) ||
             (registry_name(e->d_name, ".copy", name, sizeof(name)) &&
              !registry_has(folder->fd, name, ".state")))
-            r = fn(ctx, folder, name);
+            r = folder_call(folder, name, fn, ctx);
     closedir(dir);
     return r;
 }

@@ -24,6 +24,7 @@
 #include "registry.h"
 #include "runtime.h"
 #include "fault.h"
+#include "stage_state.h"
 
 #define STAGE_NAME_MAX 160
 
@@ -49,10 +50,17 @@ void stage_folder_explain(const char *place, int err, char *buf, size_t size);
 /* Remove both files. */
 void stage_folder_remove(const struct registry *folder, const char *name);
 
+/* One copy of a folder. */
+struct stage_file {
+    const struct registry *folder;
+    const char *name;
+    int fd;                    /* of its state; -ENOENT: it has none; or another error */
+    struct stage_state *state; /* NULL: it can't be read */
+};
+
 /* Call `fn` for each NAME.state, and each NAME.copy without one, until it returns not 0. */
 int stage_folder_each(const struct registry *folder,
-                      int (*fn)(void *ctx, const struct registry *folder, const char *name),
-                      void *ctx);
+                      int (*fn)(void *ctx, const struct stage_file *file), void *ctx);
 
 struct stage_room {
     uint64_t free_bytes;   /* of the filesystem */
