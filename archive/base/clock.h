@@ -8,11 +8,22 @@
 #include <stdint.h>
 #include <time.h>
 
-static inline uint64_t now_ns(void)
+static inline uint64_t clock_now_ns(clockid_t clock)
 {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(clock, &t);
     return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
+}
+
+static inline struct timespec clock_timespec(uint64_t ns)
+{
+    return (struct timespec){.tv_sec = (time_t)(ns / UINT64_C(1000000000)),
+                             .tv_nsec = (long)(ns % UINT64_C(1000000000))};
+}
+
+static inline uint64_t now_ns(void)
+{
+    return clock_now_ns(CLOCK_MONOTONIC);
 }
 
 static inline uint64_t now_ms(void)
@@ -23,11 +34,7 @@ static inline uint64_t now_ms(void)
 /* The time of a clock in so many milliseconds, for functions that wait until then. */
 static inline struct timespec clock_in_ms(clockid_t clock, long ms)
 {
-    struct timespec t;
-    clock_gettime(clock, &t);
-    t.tv_sec += (t.tv_nsec + ms * 1000000L) / 1000000000L;
-    t.tv_nsec = (t.tv_nsec + ms * 1000000L) % 1000000000L;
-    return t;
+    return clock_timespec(clock_now_ns(clock) + (uint64_t)ms * UINT64_C(1000000));
 }
 
 #endif

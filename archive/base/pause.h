@@ -62,9 +62,7 @@ static inline bool pause_for(struct pause *p, uint64_t ns)
         atomic_fetch_add(p->test_ns, ns);
         return !pause_ended(p);
     }
-    uint64_t until_ns = now_ns() + ns;
-    struct timespec until = {.tv_sec = (time_t)(until_ns / UINT64_C(1000000000)),
-                             .tv_nsec = (long)(until_ns % UINT64_C(1000000000))};
+    struct timespec until = clock_timespec(now_ns() + ns);
     pthread_mutex_lock(&p->lock);
     while (!pause_ended(p) && pthread_cond_timedwait(&p->end, &p->lock, &until) != ETIMEDOUT)
         ;

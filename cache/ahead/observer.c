@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "clock.h"
 #include "futex.h"
 #include "numbers.h"
 
@@ -144,8 +145,7 @@ static bool observers_is_empty(struct observers *all)
 void observers_wait(struct observers *all, uint64_t pause_us)
 {
     uint32_t how = pause_us ? PAUSED : IDLE;
-    struct timespec limit = {.tv_sec = (time_t)(pause_us / 1000000u),
-                             .tv_nsec = (long)(pause_us % 1000000u) * 1000};
+    struct timespec limit = clock_timespec(pause_us * 1000);
 
     atomic_store(&all->sleep, how);
     if (!atomic_load(&all->woken) && (pause_us || observers_is_empty(all)))

@@ -19,6 +19,7 @@
 #include <time.h>
 
 #include "chooser.h"
+#include "clock.h"
 #include "follow.h"
 #include "nearby.h"
 #include "numbers.h"
@@ -466,18 +467,10 @@ bool plan_job(struct plan *p, struct plan_job **ret_job)
     return p->busy;
 }
 
-/* Processor time of this thread: on a busy node it may have to wait for long. */
-static uint64_t processor_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
-}
-
 void plan_work(struct plan_job *job)
 {
-    uint64_t begun = processor_ns();
+    /* Processor time of this thread: on a busy node it may have to wait for long. */
+    uint64_t begun = clock_now_ns(CLOCK_THREAD_CPUTIME_ID);
 
     switch (job->kind) {
     case JOB_RECOGNISE:
@@ -492,7 +485,7 @@ void plan_work(struct plan_job *job)
             archive_files_new(job->options.index, job->options.most_bytes, &job->archive);
         break;
     }
-    job->took_ns = processor_ns() - begun;
+    job->took_ns = clock_now_ns(CLOCK_THREAD_CPUTIME_ID) - begun;
 }
 
 static void plan_log_recognised(struct plan *p, const struct recognised *found)

@@ -79,8 +79,8 @@ void block_cache_free(struct block_cache *cache)
             }
         }
         free(shard->buckets);
-        free(shard->held.items);
-        free(shard->ahead.items);
+        vector_free(&shard->held);
+        vector_free(&shard->ahead);
         pthread_cond_destroy(&shard->loaded);
         pthread_mutex_destroy(&shard->lock);
     }
@@ -205,9 +205,8 @@ void block_cache_unpacks(struct block_cache *cache, struct block *block)
 static void wait_for_bytes(const struct block_cache *cache, struct shard *shard,
                            struct entry *entry)
 {
-    uint64_t until_ns = entry->began_ns + cache->options.stuck_ms * UINT64_C(1000000);
-    struct timespec until = {.tv_sec = (time_t)(until_ns / UINT64_C(1000000000)),
-                             .tv_nsec = (long)(until_ns % UINT64_C(1000000000))};
+    struct timespec until =
+        clock_timespec(entry->began_ns + cache->options.stuck_ms * UINT64_C(1000000));
     int r = 0;
 
     while (entry->state == LOADING && !entry->unpacks && r != ETIMEDOUT) {

@@ -14,6 +14,7 @@
 
 #include "block_cache.h"
 #include "buffer_pool.h"
+#include "vector.h"
 
 #define SHARDS 64u
 #define RING_SLOTS 4096u
@@ -50,8 +51,8 @@ struct entry {
 
 /* Entries in an array: HELD ones in no order, AHEAD ones as a heap with the last due on top. */
 struct entry_list {
-    struct entry **items;
-    uint32_t count, room;
+    struct entry **at;
+    size_t count, capacity;
 };
 
 struct shard {

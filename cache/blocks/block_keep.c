@@ -75,38 +75,26 @@ static void keep_subtract(_Atomic uint64_t *counter, uint64_t n)
 
 /* ---- lists of a shard; all need its lock ---- */
 
-static bool list_room(struct entry_list *list, uint32_t count)
+static void list_set(struct entry_list *list, size_t slot, struct entry *entry)
 {
-    if (count <= list->room)
-        return true;
-    uint32_t room = list->room ? list->room * 2 : 16;
-    struct entry **items = reallocarray(list->items, room, sizeof(struct entry *));
-    if (!items)
-        return false;
-    list->items = items;
-    list->room = room;
-    return true;
-}
-
-static void list_set(struct entry_list *list, uint32_t slot, struct entry *entry)
-{
-    list->items[slot] = entry;
-    entry->slot = slot;
+    list->at[slot] = entry;
+    entry->slot = (uint32_t)slot;
 }
 
 static void keep_show(struct shard *shard)
 {
     const struct entry_list *ahead = &shard->ahead;
-    atomic_store_explicit(&shard->held_count, shard->held.count, memory_order_relaxed);
-    atomic_store_explicit(&shard->last_due, ahead->count ? ahead->items[0]->due + 1 : 0,
+    atomic_store_explicit(&shard->held_count, (uint32_t)shard->held.count,
+                          memory_order_relaxed);
+    atomic_store_explicit(&shard->last_due, ahead->count ? ahead->at[0]->due + 1 : 0,
                           memory_order_relaxed);
 }
 
 static void heap_up(struct entry_list *heap, struct entry *entry)
 {
     uint32_t slot = entry->slot;
-    for (; slot > 0 && heap->items[(slot - 1) / 2]->due < entry->due; slot = (slot - 1) / 2)
-        list_set(heap, slot, heap->items[(slot - 1) / 2]);
+    for (; slot > 0 && heap->at[(slot - 1) / 2]->due < entry->due; slot = (slot - 1) / 2)
+        list_set(heap, slot, heap->at[(slot - 1) / 2]);
     list_set(heap, slot, entry);
 }
 
@@ -117,11 +105,11 @@ static void heap_down(struct entry_list *heap, struct entry *entry)
         uint32_t child = 2 * slot + 1;
         if (child >= heap->count)
             break;
-        if (child + 1 < heap->count && heap->items[child + 1]->due > heap->items[child]->due)
+        if (child + 1 < heap->count && heap->at[child + 1]->due > heap->at[child]->due)
             child++;
-        if (heap->items[child]->due <= entry->due)
+        if (heap->at[child]->due <= entry->due)
             break;
-        list_set(heap, slot, heap->items[child]);
+        list_set(heap, slot, heap->at[child]);
         slot = child;
     }
     list_set(heap, slot, entry);
@@ -130,8 +118,8 @@ static void heap_down(struct entry_list *heap, struct entry *entry)
 /* Adds to the heap, and makes sure that the entry can move to `held` later. */
 static bool heap_add(struct shard *shard, struct entry *entry)
 {
-    if (!list_room(&shard->ahead, shard->ahead.count + 1) ||
-        !list_room(&shard->held, shard->held.count + shard->ahead.count + 1))
+    if (vector_reserve(&shard->ahead, 1) < 0 ||
+        vector_reserve(&shard->held, shard->ahead.count + 1) < 0)
         return false;
     list_set(&shard->ahead, shard->ahead.count++, entry);
     heap_up(&shard->ahead, entry);
@@ -147,7 +135,7 @@ static void heap_moved(struct entry_list *heap, struct entry *entry)
 static void list_remove(struct shard *shard, struct entry *entry)
 {
     struct entry_list *list = entry->place == PLACE_AHEAD ? &shard->ahead : &shard->held;
-    struct entry *last = list->items[--list->count];
+    struct entry *last = list->at[--list->count];
     if (last == entry)
         return;
     list_set(list, entry->slot, last);
@@ -158,7 +146,7 @@ static void list_remove(struct shard *shard, struct entry *entry)
 static bool held_add(struct shard *shard, struct entry *entry)
 {
     /* Entries in `ahead` will move here later. */
-    if (!list_room(&shard->held, shard->held.count + shard->ahead.count + 1))
+    if (vector_reserve(&shard->held, shard->ahead.count + 1) < 0)
         return false;
     list_set(&shard->held, shard->held.count++, entry);
     return true;
@@ -305,7 +293,7 @@ static struct entry *choose_held(struct shard *shard, bool only_disused)
     struct entry *oldest = NULL, *newest = NULL, *any = NULL;
     uint32_t longest = 0, shortest = UINT32_MAX;
     for (unsigned i = 0; i < SAMPLE && list->count > 0; i++) {
-        struct entry *entry = list->items[next_random(shard) % list->count];
+        struct entry *entry = list->at[next_random(shard) % list->count];
         uint32_t age = shard->clock - entry->used_at;
         any = entry;
         if (entry->users > 0 || (entry->unused && age < LEAVE_UNUSED))
@@ -367,7 +355,7 @@ static bool drop_due_from(struct block_cache *cache, uint64_t first)
         return false;
     struct entry *gone = NULL;
     pthread_mutex_lock(&shard->lock);
-    struct entry *top = shard->ahead.count ? shard->ahead.items[0] : NULL;
+    struct entry *top = shard->ahead.count ? shard->ahead.at[0] : NULL;
     if (top && top->due >= first)
         gone = keep_evict(cache, shard, top);
     pthread_mutex_unlock(&shard->lock);
@@ -613,7 +601,7 @@ void block_cache_forget_order(struct block_cache *cache)
         struct shard *shard = &cache->shards[i];
         pthread_mutex_lock(&shard->lock);
         while (shard->ahead.count > 0) {
-            struct entry *entry = shard->ahead.items[shard->ahead.count - 1];
+            struct entry *entry = shard->ahead.at[shard->ahead.count - 1];
             ahead_to_held(cache, shard, entry);
             entry->used_at = shard->clock - LEAVE_UNUSED;
         }
@@ -628,9 +616,9 @@ void block_cache_forget_order(struct block_cache *cache)
 static void release_passed(struct block_cache *cache, struct shard *shard, uint64_t due)
 {
     struct entry_list *ahead = &shard->ahead;
-    uint32_t kept = 0;
-    for (uint32_t i = 0; i < ahead->count; i++) {
-        struct entry *entry = ahead->items[i];
+    size_t kept = 0;
+    for (size_t i = 0; i < ahead->count; i++) {
+        struct entry *entry = ahead->at[i];
         if (entry->due >= due) {
             list_set(ahead, kept++, entry);
             continue;
@@ -641,8 +629,8 @@ static void release_passed(struct block_cache *cache, struct shard *shard, uint6
         keep_subtract(&cache->ahead_bytes, keep_cost(entry));
     }
     ahead->count = kept;
-    for (uint32_t i = kept / 2; i-- > 0;)
-        heap_down(ahead, ahead->items[i]);
+    for (size_t i = kept / 2; i-- > 0;)
+        heap_down(ahead, ahead->at[i]);
     keep_show(shard);
 }
 

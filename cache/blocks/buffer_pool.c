@@ -16,6 +16,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "vector.h"
+
 #define STEPS 16u /* classes between two powers of two */
 #define STEPS_LOG 4u
 #define CLASS_COUNT 512u /* enough for SIZE_LIMIT in pages of 4 KiB */
@@ -25,8 +27,8 @@
 #define CARVE_SCARCE_BYTES (64u << 10) /* if addresses are scarce */
 
 struct stack {
-    void **items;
-    size_t count;
+    void **at;
+    size_t count, capacity;
 };
 
 struct size_class {
@@ -127,21 +129,11 @@ void buffer_pool_free(struct buffer_pool *pool)
             munmap(mapping->start, mapping->len);
             free(mapping);
         }
-        free(class->warm.items);
-        free(class->cold.items);
+        vector_free(&class->warm);
+        vector_free(&class->cold);
         pthread_mutex_destroy(&class->lock);
     }
     free(pool);
-}
-
-/* Makes room for `count` items, so that giving a buffer back can't fail. */
-static int stack_grow(struct stack *stack, size_t count)
-{
-    void **items = reallocarray(stack->items, count, sizeof(*items));
-    if (!items)
-        return -ENOMEM;
-    stack->items = items;
-    return 0;
 }
 
 /* May a class of which all buffers are in use get huge pages for the next ones? */
@@ -178,8 +170,9 @@ static int pool_carve(const struct buffer_pool *pool, struct size_class *class, 
 {
     size_t bytes = pool->scarce ? CARVE_SCARCE_BYTES : CARVE_BYTES;
     size_t count = bytes / capacity + (capacity > bytes);
-    if (stack_grow(&class->warm, class->total + count) < 0 ||
-        stack_grow(&class->cold, class->total + count) < 0)
+    /* Room for all, so that giving a buffer back can't fail. */
+    if (vector_reserve(&class->warm, class->total + count - class->warm.count) < 0 ||
+        vector_reserve(&class->cold, class->total + count - class->cold.count) < 0)
         return -ENOMEM;
     struct mapping *mapping = malloc(sizeof(*mapping));
     if (!mapping)
@@ -196,7 +189,7 @@ static int pool_carve(const struct buffer_pool *pool, struct size_class *class, 
     class->total += count;
     class->capacity = capacity;
     for (size_t i = count; i-- > 0;)
-        class->cold.items[class->cold.count++] = start + i * capacity;
+        class->cold.at[class->cold.count++] = start + i * capacity;
     return 0;
 }
 
@@ -209,13 +202,13 @@ int buffer_pool_get(struct buffer_pool *pool, size_t size, void **ret_buffer)
     int r = 0;
     pthread_mutex_lock(&class->lock);
     if (class->warm.count > 0) {
-        *ret_buffer = class->warm.items[--class->warm.count];
+        *ret_buffer = class->warm.at[--class->warm.count];
         atomic_fetch_sub_explicit(&pool->spare, capacity, memory_order_relaxed);
     } else {
         if (class->cold.count == 0)
             r = pool_carve(pool, class, capacity);
         if (r == 0)
-            *ret_buffer = class->cold.items[--class->cold.count];
+            *ret_buffer = class->cold.at[--class->cold.count];
     }
     pthread_mutex_unlock(&class->lock);
     return r;
@@ -243,7 +236,7 @@ void buffer_pool_put(struct buffer_pool *pool, void *buffer, size_t size)
         madvise(buffer, capacity, MADV_DONTNEED);
     pthread_mutex_lock(&class->lock);
     struct stack *stack = warm ? &class->warm : &class->cold;
-    stack->items[stack->count++] = buffer;
+    stack->at[stack->count++] = buffer;
     pthread_mutex_unlock(&class->lock);
 }
 
@@ -253,10 +246,10 @@ static void pool_cool(struct buffer_pool *pool, struct size_class *class)
     pthread_mutex_lock(&class->lock);
     while (class->warm.count > 0 &&
            atomic_load(&pool->spare) > atomic_load(&pool->spare_limit)) {
-        void *buffer = class->warm.items[--class->warm.count];
+        void *buffer = class->warm.at[--class->warm.count];
         madvise(buffer, class->capacity, MADV_DONTNEED);
         atomic_fetch_sub_explicit(&pool->spare, class->capacity, memory_order_relaxed);
-        class->cold.items[class->cold.count++] = buffer;
+        class->cold.at[class->cold.count++] = buffer;
     }
     pthread_mutex_unlock(&class->lock);
 }
@@ -270,7 +263,7 @@ static size_t count_in(const struct stack *stack, const struct mapping *mapping)
 {
     size_t count = 0;
     for (size_t i = 0; i < stack->count; i++)
-        count += is_in(mapping, stack->items[i]);
+        count += is_in(mapping, stack->at[i]);
     return count;
 }
 
@@ -279,8 +272,8 @@ static size_t remove_from(struct stack *stack, const struct mapping *mapping)
 {
     size_t left = 0, before = stack->count;
     for (size_t i = 0; i < before; i++)
-        if (!is_in(mapping, stack->items[i]))
-            stack->items[left++] = stack->items[i];
+        if (!is_in(mapping, stack->at[i]))
+            stack->at[left++] = stack->at[i];
     stack->count = left;
     return before - left;
 }

@@ -27,10 +27,12 @@
 
 #include "cleanup.h"
 #include "clock.h"
+#include "numbers.h"
 #include "path.h"
 #include "process.h"
 #include "registry.h"
 #include "runtime.h"
+#include "vector.h"
 
 #define JOB_MAX 100
 #define FOLDER_NS UINT64_C(5000000000) /* how long to retry while others remove the folder */
@@ -62,8 +64,7 @@ struct claim {
 /* The content of the others' files. */
 struct seen {
     struct claim_others others;
-    struct claim_record *records;
-    size_t count, room;
+    VECTOR(struct claim_record) records;
 };
 
 static void prefix_of(const char *job, char prefix[JOB_MAX + 16])
@@ -93,20 +94,6 @@ static bool is_dead(const struct claim_record *record)
            kill((pid_t)record->pid, 0) < 0 && errno == ESRCH;
 }
 
-static int claims_remember(struct seen *seen, const struct claim_record *record)
-{
-    if (seen->count == seen->room) {
-        size_t room = seen->room ? 2 * seen->room : 16;
-        struct claim_record *more = reallocarray(seen->records, room, sizeof(*more));
-        if (!more)
-            return -ENOMEM;
-        seen->records = more;
-        seen->room = room;
-    }
-    seen->records[seen->count++] = *record;
-    return 0;
-}
-
 /* Adds a file's record if its process lives; else removes the file. */
 static int claims_look_at(int dir, const char *name, ino_t own, struct seen *seen)
 {
@@ -116,13 +103,10 @@ static int claims_look_at(int dir, const char *name, ino_t own, struct seen *see
     if (registry_open(dir, name, "", O_RDONLY, &fd) < 0 || fstat(fd, &st) < 0 ||
         st.st_ino == own)
         return 0;
-    if (flock(fd, LOCK_SH | LOCK_NB) == 0) {
-        unlinkat(dir, name, 0);
+    bool is_left = flock(fd, LOCK_SH | LOCK_NB) == 0;
+    if (!is_left && pread(fd, &record, sizeof(record), 0) != (ssize_t)sizeof(record))
         return 0;
-    }
-    if (pread(fd, &record, sizeof(record), 0) != (ssize_t)sizeof(record))
-        return 0;
-    if (is_dead(&record)) {
+    if (is_left || is_dead(&record)) {
         unlinkat(dir, name, 0);
         return 0;
     }
@@ -130,7 +114,7 @@ static int claims_look_at(int dir, const char *name, ino_t own, struct seen *see
     seen->others.using_bytes += record.using_bytes;
     seen->others.fixed_bytes += record.fixed_bytes;
     seen->others.sharing += record.fixed_bytes == 0;
-    return claims_remember(seen, &record);
+    return vector_push(&seen->records, record);
 }
 
 /* The caller frees the records, also on failure. */
@@ -272,11 +256,6 @@ void claim_free(struct claim *claim)
     free(claim);
 }
 
-static uint64_t at_least(uint64_t bytes)
-{
-    return bytes > CLAIM_LEAST_BYTES ? bytes : CLAIM_LEAST_BYTES;
-}
-
 static uint64_t claims_minus(uint64_t a, uint64_t b)
 {
     return a > b ? a - b : 0;
@@ -296,10 +275,10 @@ static uint64_t fair_part(const struct claim *claim, struct seen *seen)
 {
     uint64_t rest = claims_minus(claim->total_bytes, seen->others.fixed_bytes);
     uint64_t own = claim->record.most_bytes, sharing = seen->others.sharing + 1;
-    if (seen->count > 1)
-        qsort(seen->records, seen->count, sizeof(*seen->records), by_most);
-    for (size_t i = 0; i < seen->count && seen->records[i].most_bytes < own; i++) {
-        const struct claim_record *other = &seen->records[i];
+    if (seen->records.count > 1)
+        qsort(seen->records.at, seen->records.count, sizeof(*seen->records.at), by_most);
+    for (size_t i = 0; i < seen->records.count && seen->records.at[i].most_bytes < own; i++) {
+        const struct claim_record *other = &seen->records.at[i];
         if (other->fixed_bytes > 0)
             continue;
         if (other->most_bytes >= rest / sharing)
@@ -307,7 +286,7 @@ static uint64_t fair_part(const struct claim *claim, struct seen *seen)
         rest -= other->most_bytes;
         sharing--;
     }
-    return own < rest / sharing ? own : rest / sharing;
+    return min_u64(own, rest / sharing);
 }
 
 /* A fair part, limited to what nobody uses yet. */
@@ -315,21 +294,21 @@ static uint64_t part_of(const struct claim *claim, struct seen *seen)
 {
     uint64_t part = fair_part(claim, seen);
     uint64_t left = claims_minus(claim->total_bytes, seen->others.using_bytes);
-    return at_least(part < left ? part : left);
+    return max_u64(min_u64(part, left), CLAIM_LEAST_BYTES);
 }
 
 /* Several claims of one process count once, and our own process not at all. */
 static unsigned count_processes(const struct claim_record *own, const struct seen *seen)
 {
     unsigned count = 0;
-    for (size_t i = 0; i < seen->count; i++) {
-        const struct claim_record *r = &seen->records[i];
+    for (size_t i = 0; i < seen->records.count; i++) {
+        const struct claim_record *r = &seen->records.at[i];
         bool known = own->cpus_key == 0 || r->cpus_key != own->cpus_key ||
                      (r->pid == own->pid && r->namespace == own->namespace);
         for (size_t k = 0; k < i && !known; k++)
-            known = seen->records[k].cpus_key == r->cpus_key &&
-                    seen->records[k].pid == r->pid &&
-                    seen->records[k].namespace == r->namespace;
+            known = seen->records.at[k].cpus_key == r->cpus_key &&
+                    seen->records.at[k].pid == r->pid &&
+                    seen->records.at[k].namespace == r->namespace;
         count += !known;
     }
     return count;
@@ -356,8 +335,7 @@ static int find_part(struct claim *claim, uint64_t *ret_bytes)
             seen.others.using_bytes + before <= claim->total_bytes)
             wanted = before;
     }
-    free(seen.records);
-    seen.records = NULL;
+    vector_free(&seen.records);
     if (r == 0 && record->fixed_bytes == 0 && wanted > claim->set_bytes) {
         /* Write first, then look: of two that grow at once, at least one sees the other. */
         record->using_bytes = wanted;
@@ -366,7 +344,7 @@ static int find_part(struct claim *claim, uint64_t *ret_bytes)
             r = claims_look(claim->folder_fd, claim->prefix, claim->ino, &seen);
         if (r == 0)
             wanted = part_of(claim, &seen);
-        free(seen.records);
+        vector_free(&seen.records);
     }
     if (r == 0)
         *ret_bytes = wanted;
@@ -404,7 +382,7 @@ int claims_of_job(const char *job, struct claim_others *ret_others)
         struct seen seen = {0};
         if (runtime_open(folders[i], false, &fd) == 0 && claims_look(fd, prefix, 0, &seen) == 0)
             *ret_others = seen.others;
-        free(seen.records);
+        vector_free(&seen.records);
     }
     return 0;
 }

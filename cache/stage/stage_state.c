@@ -159,8 +159,7 @@ void stage_settle(struct stage_state *state, uint64_t chunk, uint32_t outcome)
 
 void stage_wait(struct stage_state *state, uint64_t chunk, unsigned timeout_ms)
 {
-    struct timespec timeout = {.tv_sec = timeout_ms / 1000,
-                               .tv_nsec = (long)(timeout_ms % 1000) * 1000000};
+    struct timespec timeout = clock_timespec(timeout_ms * UINT64_C(1000000));
     uint32_t seen = atomic_load(&state->chunk[chunk]);
     if (seen >= CLAIM_FIRST)
         futex_wait(&state->chunk[chunk], seen, FUTEX_OF_NODE, &timeout);

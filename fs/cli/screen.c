@@ -13,6 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "clock.h"
+
 #define LINES_UNKNOWN 24
 
 void screen_start(struct screen *screen)
@@ -73,8 +75,7 @@ void screen_draw(const char *text, size_t len)
 int screen_wait_key(const struct screen *screen, uint64_t wait_ns)
 {
     struct pollfd p = {.fd = screen->has_keys ? STDIN_FILENO : -1, .events = POLLIN};
-    struct timespec t = {.tv_sec = (time_t)(wait_ns / UINT64_C(1000000000)),
-                         .tv_nsec = (long)(wait_ns % UINT64_C(1000000000))};
+    struct timespec t = clock_timespec(wait_ns);
     unsigned char key;
 
     if (ppoll(&p, 1, &t, NULL) <= 0)

@@ -47,26 +47,16 @@ void engine_come_back(struct engine *e)
         pthread_cond_broadcast(&e->ready);
 }
 
-static void count_slab(struct engine *e, uint32_t device, size_t capacity)
+/* `more`: 1 or, in unsigned arithmetic, -1. */
+static void count_slabs(struct engine *e, uint32_t device, size_t capacity, uint64_t more)
 {
     struct engine_device *d = &e->devices[device];
     uint64_t beside = slab_takes(e, device, capacity) - capacity;
-    e->slab_bytes += capacity;
-    e->beside_bytes += beside;
-    d->slab_bytes += capacity;
-    d->beside_bytes += beside;
-    d->slab_count++;
-}
-
-static void discount_slab(struct engine *e, uint32_t device, size_t capacity)
-{
-    struct engine_device *d = &e->devices[device];
-    uint64_t beside = slab_takes(e, device, capacity) - capacity;
-    e->slab_bytes -= capacity;
-    e->beside_bytes -= beside;
-    d->slab_bytes -= capacity;
-    d->beside_bytes -= beside;
-    d->slab_count--;
+    e->slab_bytes += more * capacity;
+    e->beside_bytes += more * beside;
+    d->slab_bytes += more * capacity;
+    d->beside_bytes += more * beside;
+    d->slab_count += more;
 }
 
 static void give_memory_back(struct engine *e, struct slab *slab)
@@ -79,7 +69,7 @@ static void give_memory_back(struct engine *e, struct slab *slab)
     engine_come_back(e);
     slab->memory = NULL;
     slab->capacity = 0;
-    discount_slab(e, slab->device, capacity);
+    count_slabs(e, slab->device, capacity, -UINT64_C(1));
 }
 
 void engine_push_free(struct engine *e, struct slab *slab)
@@ -290,13 +280,13 @@ static int engine_give_memory(struct engine *e, struct slab *slab, size_t bytes)
                 : engine_make_room(e, device, capacity);
     if (r < 0)
         return e->devices[device].settling ? -EAGAIN : r; /* what settles may be dropped then */
-    count_slab(e, device, capacity);
+    count_slabs(e, device, capacity, 1);
     engine_leave(e);
     r = e->options.memory->allocate(slab, capacity, engine_memory_ctx(e, slab));
     engine_come_back(e);
     if (r < 0) {
         struct engine_device *d = &e->devices[device];
-        discount_slab(e, device, capacity);
+        count_slabs(e, device, capacity, -UINT64_C(1));
         if (d->slab_count < slabs_least(e))
             return -ENOMEM;
         d->most_bytes = d->slab_bytes;

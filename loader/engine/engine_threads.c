@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <time.h>
 
+#include "clock.h"
 #include "engine_private.h"
 #include "loader_clock.h"
 #include "thread.h"
@@ -84,8 +85,7 @@ static bool is_awaited(struct engine *e, bool had_its_time)
 bool engine_wait_ready(struct engine *e, uint64_t until_ns)
 {
     const struct loader_clock *clock = e->dataset->clock;
-    struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u),
-                             .tv_nsec = (long)(until_ns % 1000000000u)};
+    struct timespec until = clock_timespec(until_ns);
     if (clock)
         return clock->wait(clock->ctx, &e->ready, &e->lock, until_ns);
     if (until_ns == UINT64_MAX)

@@ -9,6 +9,8 @@
 #include "error.h"
 #include "onepot_device.h"
 
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+
 const struct accelerator *const loader_accelerator = NULL;
 
 static int no_devices(struct onepot_error *error)
@@ -19,58 +21,45 @@ static int no_devices(struct onepot_error *error)
 int onepot_device_open(const char *name, struct onepot_error *error,
                        struct onepot_device **ret_device)
 {
-    (void)name, (void)ret_device;
     return no_devices(error);
 }
 
-void onepot_device_close(struct onepot_device *device)
-{
-    (void)device;
-}
+void onepot_device_close(struct onepot_device *device) {}
 
 int onepot_device_info(struct onepot_device *device, struct onepot_error *error,
                        struct onepot_device_info *ret_info)
 {
-    (void)device, (void)ret_info;
     return no_devices(error);
 }
 
 int onepot_device_count(const char *kind, struct onepot_error *error, uint32_t *ret_count)
 {
-    (void)kind, (void)ret_count;
     return no_devices(error);
 }
 
 int onepot_device_stream_new(struct onepot_device *device, struct onepot_error *error,
                              void **ret_stream)
 {
-    (void)device, (void)ret_stream;
     return no_devices(error);
 }
 
-void onepot_device_stream_free(struct onepot_device *device, void *stream)
-{
-    (void)device, (void)stream;
-}
+void onepot_device_stream_free(struct onepot_device *device, void *stream) {}
 
 int onepot_device_stream_wait(struct onepot_device *device, void *stream,
                               struct onepot_error *error)
 {
-    (void)device, (void)stream;
     return no_devices(error);
 }
 
 int onepot_device_copy(struct onepot_device *device, void *stream, void *to, const void *from,
                        size_t bytes, struct onepot_error *error)
 {
-    (void)device, (void)stream, (void)to, (void)from, (void)bytes;
     return no_devices(error);
 }
 
 int onepot_device_call(struct onepot_device *device, void *stream, void (*function)(void *ctx),
                        void *ctx, struct onepot_error *error)
 {
-    (void)device, (void)stream, (void)function, (void)ctx;
     return no_devices(error);
 }
 
@@ -78,21 +67,18 @@ int onepot_device_convert(struct onepot_device *device, void *stream,
                           const struct onepot_conversion *conversion, uint64_t count,
                           const uint8_t *from, void *to, struct onepot_error *error)
 {
-    (void)device, (void)stream, (void)conversion, (void)count, (void)from, (void)to;
     return no_devices(error);
 }
 
 int onepot_device_peak(struct onepot_device *device, struct onepot_error *error,
                        uint64_t *ret_bytes_per_second)
 {
-    (void)device, (void)ret_bytes_per_second;
     return no_devices(error);
 }
 
 int onepot_device_batch_size(struct onepot_device *device, const struct onepot_archive *archive,
                              struct onepot_error *error, uint64_t *ret_samples)
 {
-    (void)device, (void)archive, (void)ret_samples;
     return no_devices(error);
 }
 
@@ -101,27 +87,23 @@ int onepot_device_batch_size(struct onepot_device *device, const struct onepot_a
 int onepot_batch_on_device(const struct onepot_batch *batch,
                            struct onepot_device_batch *ret_where)
 {
-    (void)batch, (void)ret_where;
     return -ENOTSUP;
 }
 
 int onepot_batch_use(const struct onepot_batch *batch, void *stream, struct onepot_error *error)
 {
-    (void)batch, (void)stream, (void)error;
     return 0;
 }
 
 int onepot_batch_lend(const struct onepot_batch *batch, void *stream,
                       struct onepot_error *error)
 {
-    (void)batch, (void)stream, (void)error;
     return 0;
 }
 
 int onepot_batch_copy(const struct onepot_batch *batch, void *stream, void *to, size_t room,
                       const void *from, size_t bytes, struct onepot_error *error)
 {
-    (void)batch, (void)stream;
     if (bytes > room)
         return error_set(error, -EINVAL, "%zu bytes for %zu that are copied", room, bytes);
     memcpy(to, from, bytes);
@@ -133,18 +115,12 @@ int onepot_batch_duplicate(const struct onepot_batch *batch, bool on_host, void 
                            const void *from, size_t bytes, struct onepot_error *error,
                            struct onepot_duplicate **ret_duplicate, void **ret_memory)
 {
-    (void)batch, (void)on_host, (void)stream, (void)from, (void)bytes;
-    (void)ret_duplicate, (void)ret_memory;
     return error_set(error, -ENOTSUP, "the batch is in host memory");
 }
 
-void onepot_duplicate_free(struct onepot_duplicate *duplicate)
-{
-    (void)duplicate;
-}
+void onepot_duplicate_free(struct onepot_duplicate *duplicate) {}
 
 int onepot_batch_wait(const struct onepot_batch *batch, struct onepot_error *error)
 {
-    (void)batch, (void)error;
     return 0;
 }

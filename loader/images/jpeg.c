@@ -9,6 +9,11 @@
 
 #include <errno.h>
 
+static bool jpeg_knows(const uint8_t *bytes, size_t len)
+{
+    return len > 3 && bytes[0] == 0xff && bytes[1] == 0xd8 && bytes[2] == 0xff;
+}
+
 #ifdef ONEPOT_JPEG
 
 #include <setjmp.h>
@@ -214,11 +219,6 @@ static int decode_picture(struct decoder *d)
     return 0;
 }
 
-static bool jpeg_knows(const uint8_t *bytes, size_t len)
-{
-    return len > 3 && bytes[0] == 0xff && bytes[1] == 0xd8 && bytes[2] == 0xff;
-}
-
 static int jpeg_decode(struct picture *p)
 {
     struct decoder d = {.picture = p};
@@ -238,11 +238,6 @@ static int jpeg_decode(struct picture *p)
 }
 
 #else
-
-static bool jpeg_knows(const uint8_t *bytes, size_t len)
-{
-    return len > 3 && bytes[0] == 0xff && bytes[1] == 0xd8 && bytes[2] == 0xff;
-}
 
 static int jpeg_decode(struct picture *p)
 {

@@ -33,9 +33,9 @@ static void check_place(struct block_cache *cache, struct shard *shard, struct e
     sums->held_bytes += counts == PLACE_HELD || counts == PLACE_AHEAD ? cost : 0;
     sums->recent_bytes += counts == PLACE_RECENT ? cost : 0;
     if (entry->place == PLACE_HELD)
-        ck_assert_ptr_eq(shard->held.items[entry->slot], entry);
+        ck_assert_ptr_eq(shard->held.at[entry->slot], entry);
     else if (entry->place == PLACE_AHEAD)
-        ck_assert_ptr_eq(shard->ahead.items[entry->slot], entry);
+        ck_assert_ptr_eq(shard->ahead.at[entry->slot], entry);
     else if (entry->place == PLACE_RECENT)
         ck_assert(is_in_ring(cache, entry->key));
     else
@@ -67,12 +67,12 @@ static void check_lists(struct shard *shard)
 {
     const struct entry_list *heap = &shard->ahead;
     for (uint32_t i = 1; i < heap->count; i++)
-        ck_assert_uint_ge(heap->items[(i - 1) / 2]->due, heap->items[i]->due);
-    ck_assert_uint_le(heap->count, heap->room);
+        ck_assert_uint_ge(heap->at[(i - 1) / 2]->due, heap->at[i]->due);
+    ck_assert_uint_le(heap->count, heap->capacity);
     /* The others move there when they are used, which must not fail. */
-    ck_assert_uint_le(shard->held.count + heap->count, shard->held.room);
+    ck_assert_uint_le(shard->held.count + heap->count, shard->held.capacity);
     ck_assert_uint_eq(atomic_load(&shard->held_count), shard->held.count);
-    ck_assert_uint_eq(atomic_load(&shard->last_due), heap->count ? heap->items[0]->due + 1 : 0);
+    ck_assert_uint_eq(atomic_load(&shard->last_due), heap->count ? heap->at[0]->due + 1 : 0);
 }
 
 static void block_cache_check(struct block_cache *cache)
