@@ -352,20 +352,6 @@ void mounter_abandon(struct mounter *m)
     m->daemon = 0;
 }
 
-/* If nobody else uses the mount, this process now holds its lock exclusively. */
-static bool is_last(struct mounter *m)
-{
-    auto_registry registry = REGISTRY_NONE;
-
-    if (slots_lock_of(m->slot, &registry) < 0)
-        return false;
-    bool last = slot_is_current(m->slot) && slot_lock(m->slot, true, false) == 0 &&
-                atomic_load(&m->slot->counters->holders) == 0;
-    if (!last)
-        slot_unlock(m->slot);
-    return last;
-}
-
 /* Say how much --writable leaves, and where. */
 static void tell_written(const struct mounter *m, uint64_t memory_bytes)
 {
@@ -418,7 +404,7 @@ enum mounter_end mounter_release(struct mounter *m)
     bool died =
         !slot_daemon_lives(m->slot) || atomic_load(&m->slot->counters->state) == MOUNT_ENDED;
 
-    bool last = is_last(m);
+    bool last = slot_claim_unused(m->slot) && slot_is_current(m->slot);
     if (last)
         end_mount(m, died);
     return died ? MOUNTER_DIED : last ? MOUNTER_ENDED : MOUNTER_STAYS;

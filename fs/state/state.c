@@ -212,6 +212,18 @@ int state_list(struct slot_list *ret_list)
     return list_done(&list, r, ret_list);
 }
 
+bool slot_claim_unused(const struct slot *slot)
+{
+    auto_registry registry = REGISTRY_NONE;
+    int r = slots_lock_of(slot, &registry); /* -ENOENT: there is nobody to lock out */
+    bool is_unused = (r == 0 || r == -ENOENT) && slot_lock(slot, true, false) == 0 &&
+                     atomic_load(&slot->counters->holders) == 0;
+
+    if (!is_unused)
+        slot_unlock(slot);
+    return is_unused;
+}
+
 /*
  * Another mount is at the same place: for one command only, or as one that has ended here and
  * is seen elsewhere. Removing the directory would remove that mount too, whatever namespace it

@@ -138,6 +138,12 @@ void slot_directory(const struct slot *slot, char ret_path[PATH_MAX]);
 int slot_lock(const struct slot *slot, bool exclusive, bool wait);
 void slot_unlock(const struct slot *slot);
 
+/*
+ * Does no `run` and no mount command use it? Then this process now holds NAME.lock exclusively;
+ * else not at all. Takes the registry's lock meanwhile; false if that can't be had.
+ */
+bool slot_claim_unused(const struct slot *slot);
+
 /* Take the daemon's lock, on a new descriptor; the daemon keeps it until it ends. */
 int slot_claim_daemon(const struct slot *slot, int *ret_fd);
 

@@ -118,6 +118,29 @@ START_TEST(a_shared_lock_keeps_the_last_one_from_going_and_names_its_holder)
 }
 END_TEST
 
+/* _i 0: a `run` uses it; 1: a mount command does; 2: neither, and there is no folder any more.
+ */
+START_TEST(an_unused_slot_is_claimed_and_one_in_use_is_let_go)
+{
+    struct slot *slot = create("a"), *other = reopen(slot);
+    slot_unlock(slot);
+    pid_t pid = _i == 0 ? child(be_run, slot) : 0;
+    atomic_store(&slot->counters->holders, _i == 1);
+    if (_i == 2) {
+        slot_remove(slot);
+        struct registry registry = lock_registry();
+        slots_remove(&registry);
+        ck_assert(!exists(""));
+    }
+    ck_assert_int_eq(slot_claim_unused(other), _i == 2);
+    ck_assert_int_eq(slot_lock(slot, true, false), _i == 1 ? 0 : -EWOULDBLOCK);
+    if (pid)
+        kill_child(pid);
+    slot_close(other);
+    slot_close(slot);
+}
+END_TEST
+
 START_TEST(a_slot_that_took_the_name_of_a_removed_one_is_left_alone)
 {
     struct slot *old = create("a");
@@ -276,6 +299,7 @@ int main(void)
     tcase_add_test(c, a_slot_lives_as_long_as_its_daemon);
     tcase_add_test(c, a_daemon_that_is_dead_is_so_for_runs_that_still_hold_it);
     tcase_add_test(c, a_shared_lock_keeps_the_last_one_from_going_and_names_its_holder);
+    tcase_add_loop_test(c, an_unused_slot_is_claimed_and_one_in_use_is_let_go, 0, 3);
     tcase_add_test(c, a_slot_that_took_the_name_of_a_removed_one_is_left_alone);
     tcase_add_test(c, a_directory_that_was_made_for_a_mount_goes_with_it);
     tcase_add_test(c, a_directory_that_another_mount_still_has_is_that_one_s);
