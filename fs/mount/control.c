@@ -84,7 +84,7 @@ static void say(const struct control *c, const struct control_log *log, const ch
                 va_list args)
 {
     char line[1024];
-    int n = snprintf(line, sizeof(line), "%s: ", c->config->archive);
+    int n = snprintf(line, sizeof(line), "%s: ", c->config->options->archive);
 
     if (n < 0 || n >= (int)sizeof(line))
         n = 0;
@@ -110,7 +110,7 @@ static void control_note(const struct control *c, const char *format, ...)
 {
     struct control_log log = *c->config->log;
     va_list args;
-    log.stderr_too &= !c->config->quiet;
+    log.stderr_too &= !c->config->options->at_is_last;
     va_start(args, format);
     say(c, &log, format, args);
     va_end(args);
@@ -122,6 +122,11 @@ static bool signal_is_ignored(int number)
 {
     struct sigaction old;
     return sigaction(number, NULL, &old) == 0 && old.sa_handler == SIG_IGN;
+}
+
+static bool is_in_foreground(const struct control_config *config)
+{
+    return config->options->foreground || config->can_leave;
 }
 
 static void wanted_signals(bool foreground, sigset_t *ret_set)
@@ -243,8 +248,8 @@ static void begin_draining(struct control *c, uint64_t limit_ns, const char *why
 /* How long users of the mount have after a signal; 0: no limit. */
 static uint64_t grace_ns(const struct control *c)
 {
-    uint64_t otherwise = c->config->can_leave ? LEAVE_LIMIT_NS : 0;
-    return c->config->grace_s ? c->config->grace_s * SECOND_NS : otherwise;
+    unsigned given_s = c->config->options->grace_s;
+    return given_s ? given_s * SECOND_NS : c->config->can_leave ? LEAVE_LIMIT_NS : 0;
 }
 
 /*
@@ -272,11 +277,11 @@ static void control_on_signal(struct control *c)
 
     if (read(c->signal_fd, &info, sizeof(info)) != sizeof(info))
         return;
-    if (c->config->ends_at_once) {
+    if (c->config->options->ends_at_once) {
         leave_tree(c);
         return;
     }
-    if (info.ssi_signo != SIGINT || !c->config->foreground) {
+    if (info.ssi_signo != SIGINT || !is_in_foreground(c->config)) {
         begin_draining(c, grace_ns(c), info.ssi_signo == SIGHUP ? "hangup" : "asked to end");
         return;
     }
@@ -354,7 +359,7 @@ static void on_lost_page(struct control *c)
         c->session, TROUBLE_LOST,
         "%s: a part of it is gone: it was cut short, or its storage fails, so reads "
         "of that part fail; copy it again, and mount it anew",
-        c->config->archive);
+        c->config->options->archive);
 }
 
 static void note_archive(struct control *c, enum archive_state state, const char *one_of_many)
@@ -369,14 +374,14 @@ static void note_archive(struct control *c, enum archive_state state, const char
         session_trouble(c->session, TROUBLE_CHANGED,
                         "%s: it was changed while it is mounted: reads fail from now on, and "
                         "what was read just before may be wrong; mount it anew",
-                        c->config->archive);
+                        c->config->options->archive);
         session_distrust(c->session);
     } else {
         session_log(
             c->session,
             "%s: its time was changed while it is mounted: if its bytes were, too, what "
             "is read may be wrong; mount it anew then",
-            one_of_many ? one_of_many : c->config->archive);
+            one_of_many ? one_of_many : c->config->options->archive);
     }
 }
 
@@ -388,7 +393,7 @@ static void note_archives(struct control *c)
         note_archive(c, state, name);
     const struct fault *unsaved = archive_watch_unsaved(c->archive);
     if (unsaved)
-        session_log(c->session, "%s: %s; %s", c->config->archive, unsaved->what,
+        session_log(c->session, "%s: %s; %s", c->config->options->archive, unsaved->what,
                     unsaved->advice);
 }
 
@@ -545,10 +550,10 @@ int control_serve(const struct control_config *config, struct session *session)
                         .owner = config->owner,
                         .wrapper = config->wrapper,
                         .starter_fd = config->starter_fd,
-                        .ending = {.idle_ns = config->idle_s * SECOND_NS}};
+                        .ending = {.idle_ns = config->options->idle_s * SECOND_NS}};
     sigset_t wanted;
 
-    wanted_signals(config->foreground, &wanted);
+    wanted_signals(is_in_foreground(config), &wanted);
     c.signal_fd = signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK);
     if (c.signal_fd < 0)
         control_say(&c, "signals can't be read: %s", fault_errno(errno));

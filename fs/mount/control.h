@@ -19,6 +19,7 @@
 
 #include <stdbool.h>
 
+#include "mount_options.h"
 #include "process.h"
 #include "session.h"
 #include "state.h"
@@ -32,19 +33,13 @@ struct control_log {
 void control_log(void *log, const char *line);
 
 struct control_config {
+    const struct mount_options *options;
     struct slot *slot;           /* with the daemon's own descriptors */
-    struct pot *pot;             /* lives as long as the process */
     struct stage *stage;         /* NULL: none; ends with the mount, threads, files and all */
     struct archive_watch *watch; /* NULL: none; started and freed here */
-    const char *archive;
     struct control_log *log;
-    bool foreground;
     bool can_unmount;             /* false: mounted by a parent or in a private namespace */
     bool can_leave;               /* mounted by a parent: ends when this process ends */
-    bool ends_at_once;            /* leaves the tree after a signal, in use or not */
-    bool quiet;                   /* only errors go to standard error */
-    unsigned grace_s;             /* after a signal; 0: 5 s if can_leave, else no limit */
-    unsigned idle_s;              /* 0: for ever */
     struct process_watch owner;   /* --owner, or nobody */
     struct process_watch wrapper; /* the `run` that started it, or nobody */
     int starter_fd; /* closed without a byte: nobody will learn of the mount; or -1 */

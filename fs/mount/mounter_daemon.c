@@ -46,19 +46,13 @@ static bool is_parents(const struct mounter *m)
 static struct control_config control_config(struct mounter *m, struct slot *slot, int sock)
 {
     return (struct control_config){
+        .options = m->options,
         .slot = slot,
-        .pot = m->pot,
         .stage = m->stage,
         .watch = m->watch,
-        .archive = m->options->archive,
         .log = &m->log,
-        .foreground = m->options->foreground || is_parents(m),
         .can_unmount = mounted_is_visible(&m->mounted),
         .can_leave = is_parents(m),
-        .ends_at_once = m->options->ends_at_once,
-        .quiet = m->options->at_is_last,
-        .grace_s = m->options->grace_s,
-        .idle_s = m->options->idle_s,
         .owner = m->owner,
         .wrapper = PROCESS_WATCH_NONE,
         .starter_fd = sock,

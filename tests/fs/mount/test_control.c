@@ -163,6 +163,7 @@ void archive_watch_free(struct archive_watch *watch)
 /* ---- a daemon ---- */
 
 static struct control_log control_lines = {.fd = -1};
+static struct mount_options options;
 static struct control_config config;
 
 static void setup(void)
@@ -173,9 +174,10 @@ static void setup(void)
     session = (struct session){.ended_fd = eventfd(0, EFD_CLOEXEC), .can_unmount = true};
     ck_assert_int_eq(pipe2(log_fds, O_CLOEXEC | O_NONBLOCK), 0);
     control_lines.fd = log_fds[1];
-    config = (struct control_config){.slot = slot,
+    options = (struct mount_options){.archive = "the archive"};
+    config = (struct control_config){.options = &options,
+                                     .slot = slot,
                                      .watch = &archive_watch,
-                                     .archive = "the archive",
                                      .log = &control_lines,
                                      .can_unmount = true,
                                      .owner = PROCESS_WATCH_NONE,
@@ -200,7 +202,7 @@ static void read_log(void)
 /* Serve, until what the test has prepared ends it. */
 static void serve(void)
 {
-    control_prepare(config.foreground);
+    control_prepare(options.foreground);
     ck_assert_int_eq(control_serve(&config, &session), 0);
     ck_assert(session.is_stopped);
     ck_assert_uint_eq(atomic_load(&slot->counters->state), MOUNT_ENDED);
@@ -211,7 +213,7 @@ static void serve(void)
 /* Blocked, so that it waits until the daemon reads it. */
 static void send_signal(int number)
 {
-    control_prepare(config.foreground);
+    control_prepare(options.foreground);
     ck_assert_int_eq(kill(getpid(), number), 0);
 }
 
@@ -270,7 +272,7 @@ END_TEST
 START_TEST(a_hangup_ends_it_in_the_foreground_alone)
 {
     signal(SIGHUP, _i == 1 ? SIG_IGN : SIG_DFL);
-    config.foreground = _i < 2;
+    options.foreground = _i < 2;
     send_signal(SIGHUP);
     if (_i == 0) {
         serve();
@@ -311,7 +313,7 @@ START_TEST(the_third_interrupt_ends_it_whoever_uses_it)
 {
     pthread_t person;
     session.can_unmount = false;
-    config.foreground = true;
+    options.foreground = true;
     pid_t pid = _i == 1 ? child(be_run, slot) : 0;
     control_prepare(true);
     ck_assert_int_eq(pthread_create(&person, NULL, interrupt, NULL), 0);
