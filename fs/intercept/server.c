@@ -55,17 +55,10 @@ struct intercept_server {
 
 /* ---- the files of the archive ---- */
 
-/* Is the archive as it was when its index was read? A copy is nobody else's to change. */
-static bool server_may_offer(const struct source *member, const struct stat *st)
-{
-    struct source_identity identity;
-    source_identity(member, &identity);
-    return source_keeps(member) || (st->st_dev == identity.dev && st->st_ino == identity.ino &&
-                                    st->st_mtim.tv_sec == identity.mtime_sec &&
-                                    (uint64_t)st->st_mtim.tv_nsec == identity.mtime_nsec);
-}
-
-/* Regular files get a number; the mount answers for what lies elsewhere. */
+/*
+ * Regular files get a number; the mount answers for what lies elsewhere, and for an archive
+ * that is not as it was when its index was read. A copy is nobody else's to change.
+ */
 static bool server_add_file(struct intercept_server *server, const struct source *member,
                             uint64_t start)
 {
@@ -73,7 +66,8 @@ static bool server_add_file(struct intercept_server *server, const struct source
     struct stat st;
     int fd = source_local_fd(member, &server->offsets[offer->files]);
 
-    if (fd < 0 || fstat(fd, &st) < 0 || !server_may_offer(member, &st))
+    if (fd < 0 || fstat(fd, &st) < 0 ||
+        !(source_keeps(member) || source_was_changed(member) == 0))
         return false;
     server->starts[offer->files] = start;
     server->fds[1 + offer->files] = fd;
