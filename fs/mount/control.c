@@ -171,6 +171,12 @@ static void set_unmounted(struct control *c)
     atomic_store(&c->config->slot->counters->state, MOUNT_ENDED);
 }
 
+/* May we end it: does no `run` use it? Under the registry's lock; takes NAME.lock. */
+static bool claim_slot(const struct control *c)
+{
+    return slot_lock(c->config->slot, true, false) == 0;
+}
+
 /* If the folder is gone, there is nobody to lock out. False: not now. */
 static bool lock_registry(const struct control *c, struct registry *ret_registry)
 {
@@ -206,8 +212,8 @@ static void try_unmount(struct control *c)
     if (c->config->can_leave && c->ending.phase == ENDING_DRAINING)
         c->stop = true;
     if (!c->config->can_unmount || !session_is_connected(c->session) ||
-        !lock_registry(c, &registry) || slot_lock(slot, true, false) < 0)
-        return; /* the lock: a `run` uses it */
+        !lock_registry(c, &registry) || !claim_slot(c))
+        return;
     int r = unmounter_try(slot, false);
     slot_unlock(slot);
     if (r == 0 || r == -EINVAL) /* or somebody else did */
