@@ -48,8 +48,7 @@ struct request {
 
 /* The verdict on a mount: an exit status of the command, or one of these. */
 enum verdict {
-    VERDICT_GO = CLI_USAGE + 1, /* we may end it: this process holds its lock */
-    VERDICT_FORCE,              /* --lazy: without the lock, which a `run` holds */
+    VERDICT_GO = CLI_USAGE + 1, /* we may end it: we hold its lock, or --lazy needs none */
     VERDICT_GONE,               /* already detached; its daemon still runs */
     VERDICT_WAIT,               /* a process is starting or ending it right now */
 };
@@ -74,7 +73,7 @@ static int judge_held(struct slot *slot, const struct request *rq)
                          "--lazy takes it away",
                          text);
     atomic_store(&c->state, MOUNT_DRAINING); /* nobody shares it any more */
-    return VERDICT_FORCE;
+    return VERDICT_GO;
 }
 
 /* Give back the share of who asks. VERDICT_GO: it was the last. */
@@ -254,10 +253,10 @@ static int umount_slot(struct slot *slot, const struct request *rq)
     if (verdict == VERDICT_WAIT)
         return cli_failf(slot->counters->mountpoint,
                          "another process is mounting or unmounting it");
-    if (verdict < VERDICT_GO)
-        return verdict;
     if (verdict == VERDICT_GONE)
         return report_detached(slot);
+    if (verdict != VERDICT_GO)
+        return verdict;
     int status = end_slot(slot, rq);
     slot_unlock(slot);
     return status;
