@@ -343,6 +343,13 @@ if "$onepot" run --help >out 2>err && ! grep -q -e --intercept out; then
         if "$onepot" help $page | grep -iE 'preload|intercept' >out; then fail "the page '$page' names the library that is left out"; fi
     done
 fi
+if ! "$onepot" version --json | grep -qE 'from points|(bzip2|xz) blocks'; then
+    for page in onepot mount index verify; do
+        if "$onepot" help $page | grep -E 'in bzip2|xz of several|has points|of a gzip file' >out; then
+            fail "the page '$page' tells of streams that this build can't enter"
+        fi
+    done
+fi
 run 0 "$onepot" help onepot
 run 0 "$onepot" help
 equal out all_help 'help'

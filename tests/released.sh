@@ -34,7 +34,7 @@ can_read() {
     case $1 in
     *.zip) word='"deflate"' ;;
     *.sqsh) word=SquashFS ;;
-    *.gz) word='"deflate from points"' ;;
+    *.gz) word='"gzip members"' ;;
     *.bz2) word='"bzip2 blocks"' ;;
     *) word='"tar"' ;;
     esac
@@ -78,6 +78,15 @@ later() {
 cp "$data"/newer/* "$work/"
 for archive in footer.tar index.tar; do later "$work/$archive"; done
 if can_read "$work/index.tar.zst"; then later "$work/index.tar.zst"; fi
+
+# What leads to places in streams that this build can't enter is for others, too.
+for archive in "$data"/0.1/*.bz2; do
+    if can_read "$archive" >"$work/said"; then continue; fi
+    cp "$archive" "$archive.onepot-index" "$work/"
+    touch -d @1000000000 "$work/${archive##*/}"
+    later "$work/${archive##*/}"
+    cmp "$work/${archive##*/}.onepot-index" "$archive.onepot-index" || fail 'an index of points was replaced'
+done
 
 # A saved index is left to those who use that version, until somebody asks for another.
 cp "$data/0.1/foreign.tar" "$work/"

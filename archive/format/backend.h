@@ -8,9 +8,9 @@
  *
  * An index (builder.h) can describe the same for all formats: data stored in ranges, or in
  * blocks of up to CODEC_BLOCK_MAX bytes that may each have their own codec; sums of one of
- * several kinds. A longer stream of deflate is cut into parts (deflate_scan.h), one of bzip2 or
- * xz has parts (block_scan.h). One of another kind does not fit in. For a file with such
- * members `is_packed` says 1, and `unpack` writes a tar of it.
+ * several kinds. A longer stream of deflate is cut into parts, one of bzip2 or xz has parts
+ * (stream.h). One of another kind does not fit in. For a file with such members `is_packed`
+ * says 1, and `unpack` writes a tar of it.
  *
  * `index`, `index_packed` and `unpack` run in a child process with limits (sandbox.h), because
  * they pass untrusted bytes to libraries: they may crash, and nothing of theirs survives but

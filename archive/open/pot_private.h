@@ -175,7 +175,7 @@ int saved_index_write(const char *archive, uint64_t offset, const struct source 
 
 /*
  * The index in a file, if it can be trusted to describe the archive. -ENOENT, -ENOMEM,
- * -ENOTSUP: a later version made it.
+ * -ENOTSUP: a later version made it, or a build that reads more.
  * *ret_is_later (may be NULL): it was written after the last change of the archive.
  */
 int saved_index_open_file(const char *path, const struct pot_options *options,

@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "codec.h"
 #include "output.h"
 #include "path.h"
 #include "pot_private.h"
@@ -113,6 +114,16 @@ static bool saved_is_later(const struct stat *ours, const struct stat *theirs)
            ours->st_mtim.tv_sec > theirs->st_ctim.tv_sec + SURELY_SEC;
 }
 
+/* Does it lead to parts of streams that this build can't enter? */
+static bool saved_needs_more(const struct index *index)
+{
+    uint32_t lacking = 0;
+    for (enum codec codec = 0; codec < CODEC_COUNT; codec++)
+        if (codec_has_point(codec) && !codec_available(codec))
+            lacking |= 1u << codec;
+    return index_info(index)->codecs & lacking;
+}
+
 int saved_index_open_file(const char *path, const struct pot_options *options,
                           const struct source *archive, bool *ret_is_later,
                           struct index **ret_index)
@@ -135,20 +146,28 @@ int saved_index_open_file(const char *path, const struct pot_options *options,
         *ret_is_later = saved_is_later(&ours, &theirs);
     if (r == -EUCLEAN)
         pot_note(options, path, "this saved index is damaged: it is made anew");
+    if (r == 0 && saved_needs_more(*ret_index)) {
+        index_close(*ret_index);
+        r = -ENOTSUP;
+    }
     source_close(file);
     return r < 0 && r != -ENOMEM && r != -ENOTSUP ? -ENOENT : r;
 }
 
-/* Those of one version are not replaced by another's, unless somebody asks for that. */
+/* Indexes of one version are not replaced by another's, unless somebody asks for that. */
 static void saved_note_version(const char *path, struct opening *o)
 {
     o->is_of_later_version = true;
     if (o->options->save == POT_SAVE_ALWAYS)
-        pot_note(o->options, path, "was made by a later version of onepot: it is made anew");
+        pot_note(
+            o->options, path,
+            "was made by a later version of onepot, or a build that reads more: it is made "
+            "anew");
     else
         pot_note(o->options, path,
-                 "was made by a later version of onepot, and this one indexes the archive anew "
-                 "each time; use that version, or replace the file by 'onepot index'");
+                 "was made by a later version of onepot, or a build that reads more, and this "
+                 "one indexes the archive anew each time; use that one, or replace the file by "
+                 "'onepot index'");
 }
 
 /* -ENOENT: no usable index here. */

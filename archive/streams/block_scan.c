@@ -2,23 +2,22 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include <xxhash.h>
 
-#include "block_scan_private.h"
 #include "numbers.h"
 
 int scan_damaged(const struct block_scan *s, struct fault *fault, uint64_t offset,
                  const char *what)
 {
-    return fault_set(fault, -EUCLEAN, NULL, offset, "damaged %s data: %s", s->kind->name, what);
+    return fault_set(fault, -EUCLEAN, NULL, offset, "damaged %s data: %s", s->scan.stream->name,
+                     what);
 }
 
 int scan_read(const struct block_scan *s, void *buf, size_t len, uint64_t offset,
               struct fault *fault)
 {
-    return source_read_fault(s->source, buf, len, offset, fault);
+    return source_read_fault(s->scan.source, buf, len, offset, fault);
 }
 
 /* ---- jobs ---- */
@@ -73,7 +72,7 @@ void scan_job_give(struct block_scan *s, struct stream_buffer *buffer,
         .block = {.source_offset = job->offset,
                   .packed_bytes = job->packed_len,
                   .block_bytes = (uint32_t)job->len,
-                  .codec = s->kind->codec,
+                  .codec = s->scan.stream->codec,
                   .point = &ret_part->point},
         .point = {.sum = job->sum, .first_bit = job->first_bit, .last_bits = job->last_bits},
     };
@@ -91,54 +90,35 @@ void scan_job_drop(struct block_scan *s)
 
 /* ---- the scan ---- */
 
-static const struct scan_kind *scan_kind_of(const char *compression)
+int block_scan_new(const struct stream *stream, struct source *source, struct helpers *helpers,
+                   struct stream_scan **ret_scan)
 {
-    const struct scan_kind *const kinds[] = {
-#ifdef HAVE_BZ2
-        &scan_kind_bzip2,
-#endif
-#ifdef HAVE_LIBDEFLATE
-        &scan_kind_gzip,
-#endif
-#ifdef HAVE_XZ
-        &scan_kind_xz,
-#endif
-        NULL,
-    };
-    for (size_t i = 0; kinds[i]; i++)
-        if (strcmp(kinds[i]->name, compression) == 0)
-            return kinds[i];
-    return NULL;
-}
-
-int block_scan_new(struct source *source, const char *compression, struct helpers *helpers,
-                   struct block_scan **ret_scan)
-{
-    const struct scan_kind *kind = scan_kind_of(compression);
-    if (!kind)
-        return -ENOTSUP;
     struct block_scan *s = calloc(1, sizeof(*s));
     if (!s)
         return -ENOMEM;
-    s->kind = kind;
-    s->source = source;
+    s->scan = (struct stream_scan){.stream = stream, .source = source};
+    s->kind = stream->kind;
     s->map = source_map(source);
     s->helpers = helpers;
     /* One for each thread and for the caller, and one that waits. */
     s->jobs_most = helpers ? (unsigned)min_u64(helpers_threads(helpers) + 2, SCAN_JOBS_MAX) : 1;
-    s->state = calloc(1, kind->state_bytes);
+    s->state = calloc(1, s->kind->state_bytes);
     if (!s->state) {
         free(s);
         return -ENOMEM;
     }
-    *ret_scan = s;
+    *ret_scan = &s->scan;
     return 0;
 }
 
-void block_scan_free(struct block_scan *s)
+static struct block_scan *block_scan_of(struct stream_scan *scan)
 {
-    if (!s)
-        return;
+    return (struct block_scan *)scan;
+}
+
+void block_scan_free(struct stream_scan *scan)
+{
+    struct block_scan *s = block_scan_of(scan);
     while (s->jobs_count > 0)
         scan_job_drop(s);
     for (size_t i = 0; i < SCAN_JOBS_MAX; i++) {
@@ -151,28 +131,21 @@ void block_scan_free(struct block_scan *s)
     free(s);
 }
 
-int block_scan_begin(struct block_scan *s, uint64_t offset, uint64_t end, struct fault *fault)
+int block_scan_begin(struct stream_scan *scan, uint64_t offset, uint64_t end,
+                     struct fault *fault)
 {
+    struct block_scan *s = block_scan_of(scan);
     while (s->jobs_count > 0)
         scan_job_drop(s);
-    s->start = s->offset = offset;
-    s->end = min_u64(end, source_size(s->source));
-    return offset <= s->end ? s->kind->begin(s, fault) : -EUCLEAN;
+    scan->start = scan->offset = offset;
+    scan->end = min_u64(end, source_size(scan->source));
+    return offset <= scan->end ? s->kind->begin(s, fault) : -EUCLEAN;
 }
 
-size_t block_scan_count(const struct block_scan *s)
-{
-    return s->blocks;
-}
-
-int block_scan_next(struct block_scan *s, struct stream_buffer *buffer, struct fault *fault,
+int block_scan_next(struct stream_scan *scan, struct stream_buffer *buffer, struct fault *fault,
                     struct stream_part *ret_part)
 {
+    struct block_scan *s = block_scan_of(scan);
     *ret_part = (struct stream_part){0};
     return s->kind->next(s, buffer, fault, ret_part);
-}
-
-uint64_t block_scan_offset(const struct block_scan *s)
-{
-    return s->offset;
 }

@@ -1,60 +1,93 @@
 /*
  * Reads files of blocks that were compressed one by one, and tells where each lies: bzip2, xz
- * as `xz -T` writes it, gzip. Each block is a part that can be decompressed alone (codecs
- * CODEC_BZIP2, CODEC_XZ_BLOCK; CODEC_GZIP of a whole member, CODEC_DEFLATE_POINT of a part of a
- * longer one). A file may be several streams, one behind the other.
- *
- *     block_scan_new(source, "bzip2", helpers, &scan);
- *     block_scan_begin(scan, offset, end, &fault);
- *     do block_scan_next(scan, &buffer, &fault, &part); while (!part.is_last);
- *     behind = block_scan_offset(scan);
- *     block_scan_free(scan);
+ * as `xz -T` writes it, gzip. Each block is a part (CODEC_BZIP2, CODEC_XZ_BLOCK; CODEC_GZIP of
+ * a whole member, CODEC_DEFLATE_POINT of a part of a longer one). A file may be several
+ * streams, one behind the other.
  *
  * Blocks are decompressed ahead by the helpers; all their sums are compared.
- *
- * Threads: one at a time. It calls libraries with bytes of unknown origin: in a sandbox only.
  */
 #ifndef ONEPOT_BLOCK_SCAN_H
 #define ONEPOT_BLOCK_SCAN_H
 
-#include <stdint.h>
-
-#include "helpers.h"
-#include "fault.h"
-#include "source.h"
-#include "stream_part.h"
+#include "stream.h"
 
 #define BLOCK_SCAN_MAX (64u << 20) /* a block that is longer can't be used */
 
 struct block_scan;
 
-/* `helpers` may be NULL. -ENOTSUP: this compression has no blocks, or its library is not here.
- */
-int block_scan_new(struct source *source, const char *compression, struct helpers *helpers,
-                   struct block_scan **ret_scan);
-void block_scan_free(struct block_scan *scan); /* NULL is fine */
+/* A block that is decompressed, now or soon. */
+struct scan_job {
+    struct helper_task task;
+    int (*unpack)(struct scan_job *job); /* sets len; in any thread */
+    uint64_t offset;                     /* of its first byte in the source */
+    uint32_t packed_len;
+    unsigned first_bit, last_bits;
+    size_t expected_len; /* of its content. bzip2: a guess */
+    unsigned check;      /* xz: the kind of its sum */
 
-/*
- * The first stream begins at `offset`; all is read up to `end`. -ENOTSUP: its blocks are too
- * long, or can't be found; -EUCLEAN; errors of reading. The fault names no member.
- */
-int block_scan_begin(struct block_scan *scan, uint64_t offset, uint64_t end,
+    const uint8_t *packed;
+    struct stream_buffer in; /* the packed bytes, without a map */
+    struct stream_buffer work, out;
+    size_t len; /* of the content, in `out` */
+    uint64_t sum;
+    int err;
+};
+
+#define SCAN_JOBS_MAX 18u
+
+/* `kind` of struct stream. */
+struct scan_kind {
+    size_t state_bytes;
+    int (*begin)(struct block_scan *scan, struct fault *fault);
+    /* At the end: no block, and is_last. */
+    int (*next)(struct block_scan *scan, struct stream_buffer *buffer, struct fault *fault,
+                struct stream_part *ret_part);
+    void (*end)(struct block_scan *scan); /* frees the state's members */
+};
+
+/* What a stream of blocks has in its table. */
+int block_scan_new(const struct stream *stream, struct source *source, struct helpers *helpers,
+                   struct stream_scan **ret_scan);
+void block_scan_free(struct stream_scan *scan);
+int block_scan_begin(struct stream_scan *scan, uint64_t offset, uint64_t end,
                      struct fault *fault);
-
-/* How many blocks there are; 0: none, or only the scan finds out (bzip2, gzip). */
-size_t block_scan_count(const struct block_scan *scan);
-
-/*
- * Decompresses the next block into the buffer, whose memory may be exchanged. -ENOTSUP:
- * it is too long, or its end can't be found; -EUCLEAN; errors of reading.
- */
-int block_scan_next(struct block_scan *scan, struct stream_buffer *buffer, struct fault *fault,
+int block_scan_next(struct stream_scan *scan, struct stream_buffer *buffer, struct fault *fault,
                     struct stream_part *ret_part);
+#define BLOCK_SCAN                                                                             \
+    .scan_new = block_scan_new, .scan_free = block_scan_free, .begin = block_scan_begin,       \
+    .next = block_scan_next
 
-/*
- * How far the source was used. After the last part: where the last stream ends, or what follows
- * is no stream.
- */
-uint64_t block_scan_offset(const struct block_scan *scan);
+struct block_scan {
+    struct stream_scan scan;
+    const struct scan_kind *kind;
+    void *state;        /* of the kind */
+    const uint8_t *map; /* NULL: it is read */
+    struct helpers *helpers;
+    /* The jobs that were begun, in the order of the source. */
+    struct scan_job jobs[SCAN_JOBS_MAX];
+    unsigned first_job, jobs_count, jobs_most;
+};
+
+int scan_damaged(const struct block_scan *scan, struct fault *fault, uint64_t offset,
+                 const char *what);
+int scan_read(const struct block_scan *scan, void *buf, size_t len, uint64_t offset,
+              struct fault *fault);
+
+static inline struct scan_job *scan_job_at(struct block_scan *scan, unsigned i)
+{
+    return &scan->jobs[(scan->first_job + i) % SCAN_JOBS_MAX];
+}
+
+/* A job of which all but its own fields is set by the caller. NULL: enough were begun. */
+struct scan_job *scan_job_new(struct block_scan *scan);
+/* Begins it: reads its bytes, and leaves the rest to the helpers. */
+int scan_job_begin(struct block_scan *scan, struct scan_job *job, struct fault *fault);
+/* Waits for the first job, and returns its error. */
+int scan_job_finish(struct block_scan *scan);
+/* Gives the first job's content away, and forgets the job. */
+void scan_job_give(struct block_scan *scan, struct stream_buffer *buffer,
+                   struct stream_part *ret_part);
+/* Forgets the first job. */
+void scan_job_drop(struct block_scan *scan);
 
 #endif

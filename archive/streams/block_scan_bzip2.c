@@ -9,14 +9,14 @@
  *
  *     "BZh", level | block | block | ... | end mark, sum | padding to a byte | next stream
  */
-#include "block_scan_private.h"
+#include "block_scan.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#ifdef HAVE_BZ2
 #include "bzip2_block.h"
+#include "codec_parts.h"
 #include "numbers.h"
 
 #define HEAD_BYTES 4u
@@ -84,7 +84,7 @@ static int bzip2_look(struct block_scan *s, uint64_t offset, struct fault *fault
                       const uint8_t **ret_bytes, size_t *ret_len)
 {
     struct bzip2_state *b = s->state;
-    size_t len = (size_t)min_u64(s->end - offset, CHUNK_BYTES);
+    size_t len = (size_t)min_u64(s->scan.end - offset, CHUNK_BYTES);
     if (s->map) {
         *ret_bytes = s->map + offset;
         *ret_len = len;
@@ -92,7 +92,7 @@ static int bzip2_look(struct block_scan *s, uint64_t offset, struct fault *fault
     }
     if (!b->chunk && !(b->chunk = malloc(CHUNK_BYTES)))
         return -ENOMEM;
-    if (!bzip2_has_read(b, offset, s->end)) {
+    if (!bzip2_has_read(b, offset, s->scan.end)) {
         b->chunk_len = 0;
         int r = scan_read(s, b->chunk, len, offset, fault);
         if (r < 0)
@@ -157,7 +157,7 @@ static int bzip2_next_mark(struct block_scan *s, struct fault *fault)
             b->searched = byte * 8 + bit + 1;
             return 0;
         }
-        b->found_all = byte + len == s->end;
+        b->found_all = byte + len == s->scan.end;
         b->searched = (byte + len - min_u64(len, MARK_BYTES)) * 8;
     }
     return 0;
@@ -286,7 +286,7 @@ static int bzip2_take_block(struct block_scan *s, struct stream_buffer *buffer,
     unsigned end = 1;
     uint8_t head[(7 + BZIP2_MARK_BITS + SUM_BITS + 7) / 8];
     if (b->count < 2)
-        return scan_damaged(s, fault, s->end, "it ends too early");
+        return scan_damaged(s, fault, s->scan.end, "it ends too early");
     if (s->jobs_count == 0 || bzip2_job_bit(scan_job_at(s, 0)) != b->bit)
         return scan_damaged(s, fault, b->bit / 8, "a block is too long");
     int r = scan_job_finish(s);
@@ -312,12 +312,12 @@ static int bzip2_read_header(struct block_scan *s, uint64_t offset, struct fault
                              bool *ret_is_one)
 {
     uint8_t head[HEAD_BYTES] = {0};
-    size_t len = (size_t)min_u64(s->end - offset, sizeof(head));
+    size_t len = (size_t)min_u64(s->scan.end - offset, sizeof(head));
     int r = scan_read(s, head, len, offset, fault);
     bool begins = len > 0 && memcmp(head, "BZh", min_u64(len, 3)) == 0;
     *ret_is_one = begins && head[3] >= '1' && head[3] <= '9';
     if (r == 0 && begins && len < sizeof(head))
-        return scan_damaged(s, fault, s->end, "it ends too early");
+        return scan_damaged(s, fault, s->scan.end, "it ends too early");
     return r;
 }
 
@@ -327,8 +327,8 @@ static int bzip2_take_end(struct block_scan *s, struct fault *fault)
     struct bzip2_state *b = s->state;
     uint8_t sum[SUM_BITS / 8 + 1] = {0};
     uint64_t bit = b->bit + BZIP2_MARK_BITS, end = (bit + SUM_BITS + 7) / 8;
-    if (end > s->end)
-        return scan_damaged(s, fault, s->end, "it ends too early");
+    if (end > s->scan.end)
+        return scan_damaged(s, fault, s->scan.end, "it ends too early");
     int r = scan_read(s, sum, end - bit / 8, bit / 8, fault);
     if (r < 0)
         return r;
@@ -336,7 +336,7 @@ static int bzip2_take_end(struct block_scan *s, struct fault *fault)
         return scan_damaged(s, fault, bit / 8, "its checksum does not fit");
     bool is_one;
     r = bzip2_read_header(s, end, fault, &is_one);
-    s->offset = end;
+    s->scan.offset = end;
     b->sum = 0;
     b->is_done = !is_one;
     b->bit = (end + HEAD_BYTES) * 8;
@@ -353,13 +353,13 @@ static int bzip2_next(struct block_scan *s, struct stream_buffer *buffer, struct
         if (r < 0)
             return r;
         if (b->count == 0 || bzip2_mark(b, 0)->bit != b->bit) {
-            bool is_cut = b->bit / 8 + BZIP2_MARK_BITS / 8 >= s->end;
-            return scan_damaged(s, fault, is_cut ? s->end : b->bit / 8,
+            bool is_cut = b->bit / 8 + BZIP2_MARK_BITS / 8 >= s->scan.end;
+            return scan_damaged(s, fault, is_cut ? s->scan.end : b->bit / 8,
                                 is_cut ? "it ends too early" : "no block begins here");
         }
         if (!bzip2_mark(b, 0)->is_end) {
             r = bzip2_take_block(s, buffer, fault, ret_part);
-            s->offset = b->bit / 8;
+            s->scan.offset = b->bit / 8;
             return r;
         }
         r = bzip2_take_end(s, fault);
@@ -374,14 +374,14 @@ static int bzip2_begin(struct block_scan *s, struct fault *fault)
 {
     struct bzip2_state *b = s->state;
     bool is_one;
-    int r = bzip2_read_header(s, s->start, fault, &is_one);
+    int r = bzip2_read_header(s, s->scan.start, fault, &is_one);
     if (r < 0)
         return r;
     if (!is_one)
-        return scan_damaged(s, fault, s->start, "it has no sound header");
+        return scan_damaged(s, fault, s->scan.start, "it has no sound header");
     uint8_t *chunk = b->chunk;
-    *b = (struct bzip2_state){.bit = (s->start + HEAD_BYTES) * 8,
-                              .searched = (s->start + HEAD_BYTES) * 8,
+    *b = (struct bzip2_state){.bit = (s->scan.start + HEAD_BYTES) * 8,
+                              .searched = (s->scan.start + HEAD_BYTES) * 8,
                               .usual = OUT_FIRST_BYTES,
                               .chunk = chunk};
     bzip2_learn_pairs(b);
@@ -394,12 +394,17 @@ static void bzip2_end(struct block_scan *s)
     free(b->chunk);
 }
 
-const struct scan_kind scan_kind_bzip2 = {
-    .name = "bzip2",
-    .codec = CODEC_BZIP2,
+static const struct scan_kind bzip2_kind = {
     .state_bytes = sizeof(struct bzip2_state),
     .begin = bzip2_begin,
     .next = bzip2_next,
     .end = bzip2_end,
 };
-#endif
+
+const struct stream stream_bzip2 = {
+    .name = "bzip2",
+    .codec = CODEC_BZIP2,
+    BLOCK_SCAN,
+    .unpack = codec_parts_bzip2,
+    .kind = &bzip2_kind,
+};

@@ -1,17 +1,17 @@
 /*
  * Members of a gzip file. A short one is a block by itself (bgzip makes such files); a longer
  * one is cut into parts (deflate_scan.h). Behind a long member another long one is expected,
- * and not tried as a short one.
+ * and not tried as a short one. Deflate without members is what zips have.
  */
-#include "block_scan_private.h"
+#include "block_scan.h"
 
 #include <errno.h>
 #include <string.h>
 
-#ifdef HAVE_LIBDEFLATE
 #include <libdeflate.h>
 
 #include "bytes.h"
+#include "codec_parts.h"
 #include "deflate_scan.h"
 #include "numbers.h"
 #include "source_window.h"
@@ -49,8 +49,8 @@ static int gzip_begin(struct block_scan *s, struct fault *fault)
         return 0;
     if (!g->deflate)
         g->deflate = libdeflate_alloc_decompressor();
-    int r = g->deflate ? source_window_open(&g->window, s->source, WINDOW_BYTES) : -ENOMEM;
-    return r < 0 ? r : deflate_scan_new(s->source, "gzip", &g->scan);
+    int r = g->deflate ? source_window_open(&g->window, s->scan.source, WINDOW_BYTES) : -ENOMEM;
+    return r < 0 ? r : deflate_scan_new(s->scan.source, "gzip", &g->scan);
 }
 
 static void gzip_end(struct block_scan *s)
@@ -96,11 +96,11 @@ static int gzip_find_short(struct block_scan *s, const uint8_t *bytes, size_t le
     if (libdeflate_gzip_decompress_ex(g->deflate, bytes, len, buffer->at, MEMBER_BYTES_MAX,
                                       &packed, &unpacked) != LIBDEFLATE_SUCCESS)
         return 0;
-    ret_part->block = (struct builder_block){.source_offset = s->offset,
+    ret_part->block = (struct builder_block){.source_offset = s->scan.offset,
                                              .packed_bytes = (uint32_t)packed,
                                              .block_bytes = (uint32_t)unpacked,
                                              .codec = CODEC_GZIP};
-    s->offset += packed;
+    s->scan.offset += packed;
     return 1;
 }
 
@@ -113,35 +113,35 @@ static int gzip_begin_member(struct block_scan *s, struct stream_buffer *buffer,
 {
     struct gzip *g = s->state;
     const uint8_t *bytes = NULL;
-    size_t most = (size_t)min_u64(s->end - s->offset, PACKED_BYTES_MAX), len;
-    int r = source_window_get(&g->window, s->offset, most, &bytes, &len);
+    size_t most = (size_t)min_u64(s->scan.end - s->scan.offset, PACKED_BYTES_MAX), len;
+    int r = source_window_get(&g->window, s->scan.offset, most, &bytes, &len);
     if (r < 0)
         return r;
     if (len < 2 || memcmp(bytes, "\x1f\x8b", 2) != 0) {
         ret_part->is_last = true;
-        return s->offset > s->start
+        return s->scan.offset > s->scan.start
                    ? 1
-                   : scan_damaged(s, fault, s->offset, "no member begins here");
+                   : scan_damaged(s, fault, s->scan.offset, "no member begins here");
     }
     r = g->last_was_long ? 0 : gzip_find_short(s, bytes, len, buffer, ret_part);
     if (r != 0)
         return r;
     size_t header = gzip_header_bytes(bytes, len);
     if (header == 0)
-        return scan_damaged(s, fault, s->offset, "it has no sound header");
+        return scan_damaged(s, fault, s->scan.offset, "it has no sound header");
     g->is_in_member = true;
-    return deflate_scan_begin(g->scan, s->offset + header, s->end);
+    return deflate_scan_begin(g->scan, s->scan.offset + header, s->scan.end);
 }
 
 static int gzip_end_member(struct block_scan *s, struct fault *fault)
 {
     struct gzip *g = s->state;
     uint8_t trailer[TRAILER_BYTES];
-    uint64_t bytes = deflate_scan_bytes(g->scan), at = s->offset;
+    uint64_t bytes = deflate_scan_bytes(g->scan), at = s->scan.offset;
     g->is_in_member = false;
     g->last_was_long = bytes > MEMBER_BYTES_MAX;
-    if (s->end - at < sizeof(trailer))
-        return scan_damaged(s, fault, s->end, "it ends too early");
+    if (s->scan.end - at < sizeof(trailer))
+        return scan_damaged(s, fault, s->scan.end, "it ends too early");
     int r = scan_read(s, trailer, sizeof(trailer), at, fault);
     if (r < 0)
         return r;
@@ -149,7 +149,7 @@ static int gzip_end_member(struct block_scan *s, struct fault *fault)
         return scan_damaged(s, fault, at, "its checksum does not fit");
     if (bytes_le32(trailer + 4) != (uint32_t)bytes)
         return scan_damaged(s, fault, at, "its length does not fit");
-    s->offset += sizeof(trailer);
+    s->scan.offset += sizeof(trailer);
     return 0;
 }
 
@@ -163,17 +163,59 @@ static int gzip_next(struct block_scan *s, struct stream_buffer *buffer, struct 
     r = deflate_scan_next(g->scan, buffer, fault, ret_part);
     if (r < 0)
         return r;
-    s->offset = deflate_scan_offset(g->scan);
+    s->scan.offset = deflate_scan_offset(g->scan);
     if (ret_part->is_last)
         r = gzip_end_member(s, fault);
     ret_part->is_last = false; /* of its member, not of the file */
     return r;
 }
 
-const struct scan_kind scan_kind_gzip = {.name = "gzip",
-                                         .codec = CODEC_GZIP,
-                                         .state_bytes = sizeof(struct gzip),
-                                         .begin = gzip_begin,
-                                         .next = gzip_next,
-                                         .end = gzip_end};
-#endif
+static const struct scan_kind gzip_kind = {
+    .state_bytes = sizeof(struct gzip),
+    .begin = gzip_begin,
+    .next = gzip_next,
+    .end = gzip_end,
+};
+
+const struct stream stream_gzip = {
+    .name = "gzip",
+    .codec = CODEC_GZIP,
+    BLOCK_SCAN,
+    .kind = &gzip_kind,
+};
+
+/* ---- deflate ---- */
+
+static int deflate_begin(struct block_scan *s, struct fault *fault)
+{
+    struct gzip *g = s->state;
+    (void)fault;
+    int r = g->scan ? 0 : deflate_scan_new(s->scan.source, "deflate", &g->scan);
+    return r < 0 ? r : deflate_scan_begin(g->scan, s->scan.start, s->scan.end);
+}
+
+static int deflate_next(struct block_scan *s, struct stream_buffer *buffer, struct fault *fault,
+                        struct stream_part *ret_part)
+{
+    struct gzip *g = s->state;
+    int r = deflate_scan_next(g->scan, buffer, fault, ret_part);
+    s->scan.offset = deflate_scan_offset(g->scan);
+    s->scan.crc = deflate_scan_crc(g->scan);
+    return r;
+}
+
+static const struct scan_kind deflate_kind = {
+    .state_bytes = sizeof(struct gzip),
+    .begin = deflate_begin,
+    .next = deflate_next,
+    .end = gzip_end,
+};
+
+const struct stream stream_deflate = {
+    .name = "deflate",
+    .codec = CODEC_DEFLATE_POINT,
+    BLOCK_SCAN,
+    .unpack = codec_parts_deflate,
+    .unpack_start = codec_parts_deflate_start,
+    .kind = &deflate_kind,
+};

@@ -6,12 +6,11 @@
  *
  *     header | block | block | ... | index | footer | zeros | next stream
  */
-#include "block_scan_private.h"
+#include "block_scan.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-#ifdef HAVE_XZ
 #include <lzma.h>
 
 #include "cleanup.h"
@@ -83,7 +82,7 @@ static int xz_add_blocks(struct block_scan *s, const lzma_index *index,
     uint8_t head[LZMA_STREAM_HEADER_SIZE];
     lzma_stream_flags flags;
     uint64_t bytes = lzma_index_total_size(index) + sizeof(head);
-    if (bytes > stream->index_at - s->start)
+    if (bytes > stream->index_at - s->scan.start)
         return -EUCLEAN;
     uint64_t at = stream->index_at - bytes;
     int r = scan_read(s, head, sizeof(head), at, fault);
@@ -108,7 +107,7 @@ static int xz_read_index(struct block_scan *s, uint64_t end, struct fault *fault
                          struct xz_stream *ret_stream, lzma_index **ret_index)
 {
     uint8_t footer[LZMA_STREAM_HEADER_SIZE];
-    uint64_t room = end - s->start, memory = INDEX_MEMORY_BYTES;
+    uint64_t room = end - s->scan.start, memory = INDEX_MEMORY_BYTES;
     size_t used = 0;
     if (room < 2 * sizeof(footer))
         return -EUCLEAN;
@@ -147,7 +146,7 @@ static int xz_skip_padding(struct block_scan *s, uint64_t *end, struct fault *fa
     uint8_t bytes[4096];
     uint64_t before = *end;
     for (;;) {
-        size_t len = (size_t)min_u64(*end - s->start, sizeof(bytes)), zeros = 0;
+        size_t len = (size_t)min_u64(*end - s->scan.start, sizeof(bytes)), zeros = 0;
         int r = scan_read(s, bytes, len, *end - len, fault);
         if (r < 0)
             return r;
@@ -177,19 +176,19 @@ static int xz_find_stream(struct block_scan *s, struct fault *fault, uint64_t *e
 static int xz_begin(struct block_scan *s, struct fault *fault)
 {
     struct xz_state *x = s->state;
-    uint64_t end = s->end;
+    uint64_t end = s->scan.end;
     int r = 0;
     x->blocks.count = x->begun = 0;
-    for (unsigned streams = 0; r == 0 && end > s->start; streams++)
+    for (unsigned streams = 0; r == 0 && end > s->scan.start; streams++)
         r = streams < STREAMS_MAX ? xz_find_stream(s, fault, &end) : -ENOTSUP;
     if (r == -EUCLEAN)
         return scan_damaged(s, fault, end,
-                            end == s->end
+                            end == s->scan.end
                                 ? "it is cut off, or what ends it is not the end of xz data"
                                 : "the index of its blocks is missing or makes no sense");
     if (r == 0)
         xz_reverse(x->blocks.at, x->blocks.count);
-    s->blocks = x->blocks.count;
+    s->scan.count = x->blocks.count;
     return r;
 }
 
@@ -240,11 +239,11 @@ static int xz_next(struct block_scan *s, struct stream_buffer *buffer, struct fa
         scan_job_give(s, buffer, ret_part);
         /* The point has a better sum, so the kind of this one need not be known later. */
         ret_part->block.packed_bytes -= x->blocks.at[number].sum_len;
-        s->offset = offset + ret_part->block.packed_bytes;
+        s->scan.offset = offset + ret_part->block.packed_bytes;
     }
     ret_part->is_last = s->jobs_count == 0 && x->begun == x->blocks.count;
     if (ret_part->is_last)
-        s->offset = s->end;
+        s->scan.offset = s->scan.end;
     return 0;
 }
 
@@ -254,12 +253,24 @@ static void xz_end(struct block_scan *s)
     vector_free(&x->blocks);
 }
 
-const struct scan_kind scan_kind_xz = {
-    .name = "xz",
-    .codec = CODEC_XZ_BLOCK,
+static int xz_unpack_part(struct stream_memory **memory, const struct block_point *point,
+                          const void *packed, size_t packed_len, void *block, size_t size)
+{
+    (void)memory, (void)point;
+    return xz_block_unpack(packed, packed_len, XZ_NO_CHECK, block, size);
+}
+
+static const struct scan_kind xz_kind = {
     .state_bytes = sizeof(struct xz_state),
     .begin = xz_begin,
     .next = xz_next,
     .end = xz_end,
 };
-#endif
+
+const struct stream stream_xz = {
+    .name = "xz",
+    .codec = CODEC_XZ_BLOCK,
+    BLOCK_SCAN,
+    .unpack = xz_unpack_part,
+    .kind = &xz_kind,
+};

@@ -1,12 +1,9 @@
 #include "bzip2_block.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <string.h>
 
-#ifdef HAVE_BZ2
-#include <bzlib.h>
-#endif
+#include "codec.h"
 
 uint64_t bzip2_bits(const uint8_t *bytes, size_t bit, unsigned count)
 {
@@ -18,7 +15,6 @@ uint64_t bzip2_bits(const uint8_t *bytes, size_t bit, unsigned count)
     return value >> (have - skip - count) & ((UINT64_C(1) << count) - 1);
 }
 
-#ifdef HAVE_BZ2
 #define HEAD_BYTES 4u
 #define LEAST_BITS (BZIP2_MARK_BITS + 32) /* the mark and the sum */
 
@@ -51,26 +47,6 @@ static size_t make_stream(const uint8_t *packed, size_t packed_len, unsigned fir
     return HEAD_BYTES + (bits + BZIP2_MARK_BITS + 32 + 7) / 8;
 }
 
-int bzip2_file_unpack(const uint8_t *packed, size_t packed_len, uint8_t *out, size_t room,
-                      size_t *ret_len)
-{
-    unsigned len = room < UINT_MAX ? (unsigned)room : UINT_MAX;
-    if (packed_len > UINT_MAX)
-        return -EUCLEAN;
-    switch (BZ2_bzBuffToBuffDecompress((char *)out, &len, (char *)(uintptr_t)packed,
-                                       (unsigned)packed_len, 0, 0)) {
-    case BZ_OK:
-        *ret_len = len;
-        return 0;
-    case BZ_MEM_ERROR:
-        return -ENOMEM;
-    case BZ_OUTBUFF_FULL:
-        return -ENOSPC;
-    default:
-        return -EUCLEAN;
-    }
-}
-
 int bzip2_block_unpack(const uint8_t *packed, size_t packed_len, unsigned first_bit,
                        unsigned last_bits, uint8_t *stream, uint8_t *out, size_t room,
                        size_t *ret_len)
@@ -83,20 +59,3 @@ int bzip2_block_unpack(const uint8_t *packed, size_t packed_len, unsigned first_
         room = BZIP2_BLOCK_BYTES_MAX;
     return bzip2_file_unpack(stream, stream_len, out, room, ret_len);
 }
-#else
-int bzip2_file_unpack(const uint8_t *packed, size_t packed_len, uint8_t *out, size_t room,
-                      size_t *ret_len)
-{
-    (void)packed, (void)packed_len, (void)out, (void)room, (void)ret_len;
-    return -ENOTSUP;
-}
-
-int bzip2_block_unpack(const uint8_t *packed, size_t packed_len, unsigned first_bit,
-                       unsigned last_bits, uint8_t *stream, uint8_t *out, size_t room,
-                       size_t *ret_len)
-{
-    (void)packed, (void)packed_len, (void)first_bit, (void)last_bits, (void)stream, (void)out,
-        (void)room, (void)ret_len;
-    return -ENOTSUP;
-}
-#endif

@@ -1,9 +1,9 @@
 /*
- * One block of a bzip2 stream, decompressed alone, or a whole stream. Blocks do not refer to
+ * One block of a bzip2 stream, decompressed alone. Blocks do not refer to
  * each other; each has its own sum, and begins and ends at any bit. libbz2 knows only streams.
  * So the block's bits are moved to where a stream with one block has them.
  *
- * Threads: none is needed, any may call. Without libbz2: -ENOTSUP.
+ * Threads: none is needed, any may call.
  */
 #ifndef ONEPOT_BZIP2_BLOCK_H
 #define ONEPOT_BZIP2_BLOCK_H
@@ -33,9 +33,5 @@ uint64_t bzip2_bits(const uint8_t *bytes, size_t bit, unsigned count);
 int bzip2_block_unpack(const uint8_t *packed, size_t packed_len, unsigned first_bit,
                        unsigned last_bits, uint8_t *stream, uint8_t *out, size_t room,
                        size_t *ret_len);
-
-/* Decompresses a stream. -ENOSPC: it is longer than `room`; -EUCLEAN, -ENOMEM. */
-int bzip2_file_unpack(const uint8_t *packed, size_t packed_len, uint8_t *out, size_t room,
-                      size_t *ret_len);
 
 #endif

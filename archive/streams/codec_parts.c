@@ -23,8 +23,6 @@
 #endif
 
 #include "bzip2_block.h"
-#include "stream_part.h"
-#include "xz_block.h"
 
 #define STORED_HEAD_BYTES 5u
 #define FILLER_BYTES 20u /* 99 bits, three times 10, and the part's first byte */
@@ -33,6 +31,7 @@
 #define KEPT_BYTES (8u << 20)
 
 struct codec_parts {
+    struct stream_memory memory;
     ZSTD_DCtx *zstd; /* for windows */
     struct stream_buffer in, out;
 #ifdef HAVE_ZLIB
@@ -40,29 +39,9 @@ struct codec_parts {
 #endif
 };
 
-int codec_parts_new(struct codec_parts **ret_parts)
+static void parts_free(struct stream_memory *memory)
 {
-    struct codec_parts *parts = calloc(1, sizeof(*parts));
-    if (!parts)
-        return -ENOMEM;
-    parts->zstd = ZSTD_createDCtx();
-    bool is_made = parts->zstd != NULL;
-#ifdef HAVE_ZLIB
-    parts->deflate = libdeflate_alloc_decompressor();
-    is_made = is_made && parts->deflate;
-#endif
-    if (!is_made) {
-        codec_parts_free(parts);
-        return -ENOMEM;
-    }
-    *ret_parts = parts;
-    return 0;
-}
-
-void codec_parts_free(struct codec_parts *parts)
-{
-    if (!parts)
-        return;
+    struct codec_parts *parts = (struct codec_parts *)memory;
     ZSTD_freeDCtx(parts->zstd);
 #ifdef HAVE_ZLIB
     if (parts->deflate)
@@ -73,12 +52,42 @@ void codec_parts_free(struct codec_parts *parts)
     free(parts);
 }
 
+/* The parts that the memory belongs to, which are made at first. NULL: -ENOMEM. */
+static struct codec_parts *parts_of(struct stream_memory **memory)
+{
+    if (*memory)
+        return (struct codec_parts *)*memory;
+    struct codec_parts *parts = calloc(1, sizeof(*parts));
+    if (!parts)
+        return NULL;
+    parts->memory.free = parts_free;
+    parts->zstd = ZSTD_createDCtx();
+    bool is_made = parts->zstd != NULL;
+#ifdef HAVE_ZLIB
+    parts->deflate = libdeflate_alloc_decompressor();
+    is_made = is_made && parts->deflate;
+#endif
+    if (!is_made) {
+        parts_free(&parts->memory);
+        return NULL;
+    }
+    *memory = &parts->memory;
+    return parts;
+}
+
 static void parts_give_back(struct stream_buffer *buffer)
 {
     if (buffer->room <= KEPT_BYTES)
         return;
     free(buffer->at);
     *buffer = (struct stream_buffer){0};
+}
+
+static int parts_end(struct codec_parts *parts, int result)
+{
+    parts_give_back(&parts->in);
+    parts_give_back(&parts->out);
+    return result;
 }
 
 #ifdef HAVE_ZLIB
@@ -218,13 +227,33 @@ static int unpack_deflate_start(struct codec_parts *parts, const struct block_po
     memcpy(block, parts->out.at + point->window_bytes, len);
     return 0;
 }
+
+int codec_parts_deflate(struct stream_memory **memory, const struct block_point *point,
+                        const void *packed, size_t packed_len, void *block, size_t size)
+{
+    struct codec_parts *parts = parts_of(memory);
+    return parts ? parts_end(parts,
+                             unpack_deflate_part(parts, point, packed, packed_len, block, size))
+                 : -ENOMEM;
+}
+
+int codec_parts_deflate_start(struct stream_memory **memory, const struct block_point *point,
+                              const void *packed, size_t packed_len, void *block, size_t len)
+{
+    struct codec_parts *parts = parts_of(memory);
+    return parts ? parts_end(parts,
+                             unpack_deflate_start(parts, point, packed, packed_len, block, len))
+                 : -ENOMEM;
+}
 #endif
 
-static int unpack_bzip2_part(struct codec_parts *parts, const struct block_point *point,
-                             const void *packed, size_t packed_len, void *block, size_t size)
+#ifdef HAVE_BZ2
+int codec_parts_bzip2(struct stream_memory **memory, const struct block_point *point,
+                      const void *packed, size_t packed_len, void *block, size_t size)
 {
+    struct codec_parts *parts = parts_of(memory);
     size_t len;
-    int r = packed_len <= BZIP2_PACKED_MAX ? 0 : -EUCLEAN;
+    int r = !parts ? -ENOMEM : packed_len <= BZIP2_PACKED_MAX ? 0 : -EUCLEAN;
     if (r == 0)
         r = stream_buffer_room(&parts->in, packed_len + BZIP2_STREAM_EXTRA);
     if (r == 0)
@@ -232,45 +261,4 @@ static int unpack_bzip2_part(struct codec_parts *parts, const struct block_point
                                parts->in.at, block, size, &len);
     return r == -ENOSPC || (r == 0 && len != size) ? -EUCLEAN : r;
 }
-
-static int parts_unpack(struct codec_parts *parts, enum codec codec,
-                        const struct block_point *point, const void *packed, size_t packed_len,
-                        void *block, size_t size)
-{
-    switch (codec) {
-#ifdef HAVE_ZLIB
-    case CODEC_DEFLATE_POINT:
-        return unpack_deflate_part(parts, point, packed, packed_len, block, size);
 #endif
-    case CODEC_BZIP2:
-        return unpack_bzip2_part(parts, point, packed, packed_len, block, size);
-    case CODEC_XZ_BLOCK:
-        return xz_block_unpack(packed, packed_len, XZ_NO_CHECK, block, size);
-    default:
-        return -ENOTSUP;
-    }
-}
-
-int codec_parts_unpack(struct codec_parts *parts, enum codec codec,
-                       const struct block_point *point, const void *packed, size_t packed_len,
-                       void *block, size_t size)
-{
-    int r = parts_unpack(parts, codec, point, packed, packed_len, block, size);
-    parts_give_back(&parts->in);
-    parts_give_back(&parts->out);
-    return r;
-}
-
-int codec_parts_unpack_start(struct codec_parts *parts, const struct block_point *point,
-                             const void *packed, size_t packed_len, void *block, size_t len)
-{
-#ifdef HAVE_ZLIB
-    int r = unpack_deflate_start(parts, point, packed, packed_len, block, len);
-    parts_give_back(&parts->in);
-    parts_give_back(&parts->out);
-    return r;
-#else
-    (void)parts, (void)point, (void)packed, (void)packed_len, (void)block, (void)len;
-    return -ENOTSUP;
-#endif
-}

@@ -12,8 +12,6 @@
 #include "deflate_scan.h"
 
 #include <errno.h>
-
-#ifdef HAVE_ZLIB
 #include <stdlib.h>
 #include <string.h>
 
@@ -501,59 +499,3 @@ int deflate_scan_next(struct deflate_scan *s, struct stream_buffer *buffer, stru
     s->first_bit = (8 - unused) % 8;
     return 0;
 }
-
-#else
-
-int deflate_scan_new(struct source *source, const char *name, struct deflate_scan **ret_scan)
-{
-    (void)source, (void)name, (void)ret_scan;
-    return -ENOTSUP;
-}
-
-void deflate_scan_free(struct deflate_scan *scan)
-{
-    (void)scan;
-}
-
-int deflate_scan_begin(struct deflate_scan *scan, uint64_t offset, uint64_t end)
-{
-    (void)scan, (void)offset, (void)end;
-    return -ENOTSUP;
-}
-
-int deflate_scan_next(struct deflate_scan *scan, struct stream_buffer *buffer,
-                      struct fault *fault, struct stream_part *ret_part)
-{
-    (void)scan, (void)buffer, (void)fault, (void)ret_part;
-    return -ENOTSUP;
-}
-
-void deflate_scan_cut_often(struct deflate_scan *scan)
-{
-    (void)scan;
-}
-
-void deflate_scan_with_zlib(struct deflate_scan *scan)
-{
-    (void)scan;
-}
-
-uint64_t deflate_scan_offset(const struct deflate_scan *scan)
-{
-    (void)scan;
-    return 0;
-}
-
-uint32_t deflate_scan_crc(const struct deflate_scan *scan)
-{
-    (void)scan;
-    return 0;
-}
-
-uint64_t deflate_scan_bytes(const struct deflate_scan *scan)
-{
-    (void)scan;
-    return 0;
-}
-
-#endif

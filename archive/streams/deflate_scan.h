@@ -26,7 +26,7 @@
 
 #include "fault.h"
 #include "source.h"
-#include "stream_part.h"
+#include "stream.h"
 
 #define DEFLATE_PART_LEAST (512u << 10)
 #define DEFLATE_PART_LARGE (8u << 20) /* a part that is longer ends where it can */
@@ -34,7 +34,7 @@
 
 struct deflate_scan;
 
-/* `name` is the format's, for messages: "gzip". -ENOMEM; -ENOTSUP: no zlib here. */
+/* `name` is the format's, for messages: "gzip". -ENOMEM. */
 int deflate_scan_new(struct source *source, const char *name, struct deflate_scan **ret_scan);
 void deflate_scan_free(struct deflate_scan *scan); /* NULL is fine */
 

@@ -5,8 +5,6 @@
 #include "xz_block.h"
 
 #include <errno.h>
-
-#ifdef HAVE_XZ
 #include <stdlib.h>
 
 #include <lzma.h>
@@ -59,11 +57,3 @@ int xz_block_unpack(const uint8_t *packed, size_t packed_len, unsigned check, ui
         free(filters[i].options);
     return err;
 }
-#else
-int xz_block_unpack(const uint8_t *packed, size_t packed_len, unsigned check, uint8_t *out,
-                    size_t len)
-{
-    (void)packed, (void)packed_len, (void)check, (void)out, (void)len;
-    return -ENOTSUP;
-}
-#endif

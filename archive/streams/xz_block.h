@@ -2,7 +2,7 @@
  * One block of an xz file, decompressed alone. It begins with a header that names its filters;
  * the sum behind it is of the kind that the stream's header names.
  *
- * Threads: none is needed, any may call. Without liblzma: -ENOTSUP.
+ * Threads: none is needed, any may call.
  */
 #ifndef ONEPOT_XZ_BLOCK_H
 #define ONEPOT_XZ_BLOCK_H

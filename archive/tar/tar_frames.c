@@ -26,9 +26,9 @@
 #include <archive.h>
 #include <zstd.h>
 
-#include "block_scan.h"
 #include "numbers.h"
 #include "source_window.h"
+#include "stream.h"
 #include "vector.h"
 
 /* Larger frames are not worth supporting: each read of a file decompresses a whole frame. */
@@ -87,7 +87,7 @@ struct tar_framed {
     VECTOR(struct builder_piece) pieces;
     ZSTD_DCtx *zstd;
     struct source_window window; /* of zstd */
-    struct block_scan *blocks;   /* of all others */
+    struct stream_scan *blocks;  /* of all others */
     bool blocks_ended;
 };
 
@@ -96,17 +96,11 @@ struct tar_framed {
 static int frames_set_codec(struct tar_framed *f, const char *compression,
                             struct helpers *helpers)
 {
-    static const struct {
-        const char *compression;
-        enum codec codec;
-    } of_blocks[] = {{"bzip2", CODEC_BZIP2}, {"gzip", CODEC_GZIP}, {"xz", CODEC_XZ_BLOCK}};
-    for (size_t i = 0; i < 3; i++)
-        if (strcmp(compression, of_blocks[i].compression) == 0) {
-            f->codec = of_blocks[i].codec;
-            return block_scan_new(f->source, compression, helpers, &f->blocks);
-        }
-    if (strcmp(compression, "zstd") != 0)
-        return -ENOTSUP;
+    if (strcmp(compression, "zstd") != 0) {
+        int r = stream_scan_new(f->source, compression, helpers, &f->blocks);
+        f->codec = r < 0 ? CODEC_NONE : f->blocks->stream->codec;
+        return r;
+    }
     f->codec = CODEC_ZSTD;
     f->zstd = ZSTD_createDCtx();
     return f->zstd ? source_window_open(&f->window, f->source, WINDOW_BYTES) : -ENOMEM;
@@ -115,9 +109,8 @@ static int frames_set_codec(struct tar_framed *f, const char *compression,
 /* A bzip2 file may be one block, which is short; one of xz may be as long as the tar. */
 static int frames_begin_blocks(struct tar_framed *f)
 {
-    int r = block_scan_begin(f->blocks, 0, f->size_bytes, f->fault);
-    return r == 0 && f->codec == CODEC_XZ_BLOCK && block_scan_count(f->blocks) < 2 ? -ENOTSUP
-                                                                                   : r;
+    int r = f->blocks->stream->begin(f->blocks, 0, f->size_bytes, f->fault);
+    return r == 0 && f->codec == CODEC_XZ_BLOCK && f->blocks->count < 2 ? -ENOTSUP : r;
 }
 
 int tar_framed_new(struct source *source, const char *compression, struct helpers *helpers,
@@ -149,7 +142,7 @@ void tar_framed_free(struct tar_framed *f)
     if (!f)
         return;
     ZSTD_freeDCtx(f->zstd);
-    block_scan_free(f->blocks);
+    stream_scan_free(f->blocks);
     source_window_close(&f->window);
     free(f->out.memory.at);
     free(f->before.memory.at);
@@ -261,13 +254,13 @@ static int frames_note_rest(struct tar_framed *f)
 static int frames_find_block(struct tar_framed *f, struct found *ret_found)
 {
     if (!f->blocks_ended) {
-        int r = block_scan_next(f->blocks, &f->out.memory, f->fault, &ret_found->part);
+        int r = f->blocks->stream->next(f->blocks, &f->out.memory, f->fault, &ret_found->part);
         if (r < 0)
             return r;
         f->blocks_ended = ret_found->part.is_last;
         ret_found->is_part = codec_has_point(ret_found->part.block.codec);
         ret_found->bytes = ret_found->part.block.block_bytes;
-        ret_found->packed = block_scan_offset(f->blocks) - f->offset;
+        ret_found->packed = f->blocks->offset - f->offset;
     }
     return ret_found->packed > 0 ? 0 : frames_note_rest(f);
 }

@@ -24,9 +24,9 @@
 
 #include "bytes.h"
 #include "cleanup.h"
-#include "deflate_scan.h"
 #include "numbers.h"
 #include "source_window.h"
+#include "stream.h"
 #include "vector.h"
 #include "zip_content.h"
 #include "zip_end.h"
@@ -59,7 +59,7 @@ struct zip {
     struct zip_content content;
     uint64_t odd; /* members whose header differs, and the first of them: */
     char odd_what[160];
-    struct deflate_scan *scan; /* NULL before the first long member */
+    struct stream_scan *scan; /* NULL before the first long member */
     struct stream_buffer part;
     VECTOR(struct builder_piece) pieces; /* of the long member */
     uint64_t scanned;                    /* compressed bytes of long members so far */
@@ -152,13 +152,15 @@ static const struct zip_codec *zip_codec_of(uint16_t method)
     return NULL;
 }
 
+static const char cant_be_entered[] =
+    "is longer than 64 MiB, and can't be entered in the middle";
 static const char too_long_packed[] = "has much more compressed data than content";
 
 /* Is it deflated, and too long to be one block? */
 static bool is_long_deflated(const struct zip_entry *e)
 {
     return e->method == ZIP_DEFLATED && zip_codec_of(ZIP_DEFLATED) &&
-           (e->size_bytes > DEFLATE_PART_MAX || e->packed_bytes >= 1u << 31);
+           (e->size_bytes > MEMBER_MAX || e->packed_bytes >= 1u << 31);
 }
 
 /* Can its content be shown? 0, or -ENOTSUP with a fault. */
@@ -280,14 +282,13 @@ static int scan_part(struct zip *z, const struct zip_entry *e, uint64_t at,
                      struct stream_part *part)
 {
     struct fault fault = {0};
-    uint64_t offset = deflate_scan_offset(z->scan);
-    int r = deflate_scan_next(z->scan, &z->part, &fault, part);
+    uint64_t offset = z->scan->offset;
+    int r = z->scan->stream->next(z->scan, &z->part, &fault, part);
     z->progress->beats++;
     if (r == -EUCLEAN)
         return member_is_damaged(z, fault.offset, fault.what);
     if (r == -ENOTSUP)
-        return member_is_damaged(z, offset,
-                                 "is longer than 64 MiB, and can't be entered in the middle");
+        return member_is_damaged(z, offset, cant_be_entered);
     if (r < 0)
         return fault_set(z->fault, r, z->name, offset, "%s", fault_errno(r));
     if (part->block.block_bytes > e->size_bytes - at)
@@ -309,18 +310,18 @@ static int scan_long(struct zip *z, const struct zip_entry *e, uint64_t data)
         return zip_damaged(z, data, "shares its bytes with other members");
     z->scanned += e->packed_bytes;
     z->pieces.count = 0;
-    int r = z->scan ? 0 : deflate_scan_new(z->source, "deflate", &z->scan);
+    int r = z->scan ? 0 : stream_scan_new(z->source, "deflate", NULL, &z->scan);
+    if (r == -ENOTSUP)
+        return member_is_damaged(z, data, cant_be_entered);
     if (r == 0)
-        r = deflate_scan_begin(z->scan, data, data + e->packed_bytes);
+        r = z->scan->stream->begin(z->scan, data, data + e->packed_bytes, z->fault);
     for (; r == 0 && !part.is_last; at += part.block.block_bytes)
         r = scan_part(z, e, at, &part);
     if (r < 0)
         return r;
-    if (at != e->size_bytes || deflate_scan_offset(z->scan) != data + e->packed_bytes)
+    if (at != e->size_bytes || z->scan->offset != data + e->packed_bytes)
         return member_is_damaged(z, data, "has fewer bytes than the directory says");
-    return deflate_scan_crc(z->scan) == e->crc32
-               ? 0
-               : member_is_damaged(z, data, "has a wrong sum");
+    return z->scan->crc == e->crc32 ? 0 : member_is_damaged(z, data, "has a wrong sum");
 }
 
 /* Add a compressed file: one block, which nobody else shares. */
@@ -550,7 +551,7 @@ static int zip_open(struct zip *z, struct source *source, struct progress *progr
 static void zip_close(struct zip *z)
 {
     zip_content_end(&z->content);
-    deflate_scan_free(z->scan);
+    stream_scan_free(z->scan);
     free(z->part.at);
     vector_free(&z->pieces);
     source_window_close(&z->entries);

@@ -8,10 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "block_scan.h"
 #include "codec.h"
 #include "deflate_scan.h"
 #include "fuzz.h"
+#include "stream.h"
 
 #ifdef HAVE_ZLIB
 #include <zlib.h>
@@ -106,22 +106,22 @@ static void scan_blocks(struct codec_context *context, const char *compression,
                         const uint8_t *data, size_t size)
 {
     struct source *source = fuzz_source(data, size);
-    struct block_scan *scan = NULL;
+    struct stream_scan *scan = NULL;
     struct stream_buffer buffer = {0};
     struct stream_part part = {0};
     struct fault fault = {0};
-    int r = block_scan_new(source, compression, NULL, &scan);
+    int r = stream_scan_new(source, compression, NULL, &scan);
     if (r == 0)
-        r = block_scan_begin(scan, 0, size, &fault);
+        r = scan->stream->begin(scan, 0, size, &fault);
     for (unsigned i = 0; r == 0 && !part.is_last && i < PARTS_MAX; i++) {
-        r = block_scan_next(scan, &buffer, &fault, &part);
+        r = scan->stream->next(scan, &buffer, &fault, &part);
         require(r == 0 || r == -ENOTSUP || (r == -EUCLEAN && fault.err));
-        require(block_scan_offset(scan) <= size);
+        require(scan->offset <= size);
         if (r == 0 && part.block.block_bytes > 0)
             unpack_seen(context, data, &part, buffer.at);
     }
     free(buffer.at);
-    block_scan_free(scan);
+    stream_scan_free(scan);
     source_close(source);
 }
 

@@ -370,8 +370,15 @@ def long_member(folder):
                                    (entry("other"), b"short", DEFLATED)], compresslevel=1), data
 
 
+def can_enter_streams():
+    return "deflate from points" in json.loads(onepot("version", "--json").stdout)["codecs"]
+
+
 def test_long_deflated_members_are_read_in_parts(work):
     path, data = long_member(work)
+    if not can_enter_streams():
+        check_equal(onepot("ls", path).stdout, b"other\n", "what was not left out")
+        return
     onepot("verify", path)
     with work.mount(path) as mount, open(mount / "long", "rb") as f:
         check_equal(f.read(), data, "the content")
@@ -426,7 +433,8 @@ def test_streams_much_longer_than_their_content_are_left_out(work):
         stream += nothing * blocks + packer.compress(data[90_000:]) + packer.flush()
         with work.mount(with_stream(work / f"{name}.zip", stream, data)) as mount:
             check_equal(sorted(os.listdir(mount.path)), names, name)
-            check_equal("padded: has much more" in mount.notes, len(names) == 1, mount.notes)
+            says = "padded: " if name == "long" and not can_enter_streams() else "padded: has much more"
+            check_equal(says in mount.notes, len(names) == 1, mount.notes)
             for shown in names:
                 with open(mount / shown, "rb") as f:
                     check_equal(len(f.read()), len(data) if shown == "padded" else 5, shown)

@@ -208,14 +208,14 @@ struct parts {
 static int scan(const struct file *f, struct source *source, struct helpers *helpers,
                 struct fault *fault, struct parts *ret_parts)
 {
-    struct block_scan *scan;
+    struct stream_scan *scan;
     struct stream_buffer buffer = {0};
     struct stream_part part = {0};
     *ret_parts = (struct parts){0};
-    ck_assert_int_eq(block_scan_new(source, f->compression, helpers, &scan), 0);
-    int r = block_scan_begin(scan, FRONT, UINT64_MAX, fault);
+    ck_assert_int_eq(stream_scan_new(source, f->compression, helpers, &scan), 0);
+    int r = scan->stream->begin(scan, FRONT, UINT64_MAX, fault);
     while (r == 0 && !part.is_last) {
-        r = block_scan_next(scan, &buffer, fault, &part);
+        r = scan->stream->next(scan, &buffer, fault, &part);
         if (r < 0 || part.block.block_bytes == 0)
             continue;
         ck_assert_uint_le(part.block.block_bytes, f->plain_len - ret_parts->bytes);
@@ -225,10 +225,10 @@ static int scan(const struct file *f, struct source *source, struct helpers *hel
         ck_assert_uint_lt(ret_parts->count, 200);
         ret_parts->list[ret_parts->count++] = part;
     }
-    ret_parts->end = block_scan_offset(scan);
+    ret_parts->end = scan->offset;
     ck_assert_uint_le(ret_parts->end, source_size(source));
     free(buffer.at);
-    block_scan_free(scan);
+    stream_scan_free(scan);
     return r;
 }
 

@@ -20,7 +20,7 @@
 
 #define FRONT 3u /* bytes before the stream, and as many behind it */
 
-struct stream {
+struct deflated {
     uint8_t *plain, *packed; /* `packed` has FRONT bytes at both ends */
     size_t plain_len, packed_len;
 };
@@ -40,10 +40,10 @@ static uint8_t *make_plain(size_t len, unsigned seed)
     return plain;
 }
 
-static struct stream make_stream(size_t len, int level, int strategy, bool flushes)
+static struct deflated make_stream(size_t len, int level, int strategy, bool flushes)
 {
     static const int modes[] = {Z_SYNC_FLUSH, Z_PARTIAL_FLUSH, Z_BLOCK, Z_FULL_FLUSH};
-    struct stream s = {.plain = make_plain(len, (unsigned)len + 7), .plain_len = len};
+    struct deflated s = {.plain = make_plain(len, (unsigned)len + 7), .plain_len = len};
     size_t room = len + len / 4 + 10000;
     s.packed = calloc(1, room);
     ck_assert_ptr_nonnull(s.packed);
@@ -64,13 +64,13 @@ static struct stream make_stream(size_t len, int level, int strategy, bool flush
     return s;
 }
 
-static void free_stream(struct stream *s)
+static void free_stream(struct deflated *s)
 {
     free(s->plain);
     free(s->packed);
 }
 
-static struct source *source_of(const struct stream *s, size_t packed_len)
+static struct source *source_of(const struct deflated *s, size_t packed_len)
 {
     struct source *source = NULL;
     int fd = memfd_create("stream", MFD_CLOEXEC);
@@ -114,7 +114,7 @@ static void free_parts(struct parts *parts)
     free(parts);
 }
 
-static struct parts *scan_with(const struct stream *s, struct source *source, bool often,
+static struct parts *scan_with(const struct deflated *s, struct source *source, bool often,
                                bool with_zlib)
 {
     struct parts *parts = calloc(1, sizeof(*parts));
@@ -144,12 +144,12 @@ static struct parts *scan_with(const struct stream *s, struct source *source, bo
     return parts;
 }
 
-static struct parts *scan(const struct stream *s, struct source *source, bool often)
+static struct parts *scan(const struct deflated *s, struct source *source, bool often)
 {
     return scan_with(s, source, often, false);
 }
 
-static int unpack(struct codec_context *context, const struct stream *s,
+static int unpack(struct codec_context *context, const struct deflated *s,
                   const struct kept *kept, uint8_t *out)
 {
     return codec_unpack_part(context, kept->block.codec, &kept->point,
@@ -158,7 +158,7 @@ static int unpack(struct codec_context *context, const struct stream *s,
 }
 
 /* The beginning of a part, of one piece and of as many as are whole. */
-static void check_start(struct codec_context *context, const struct stream *s,
+static void check_start(struct codec_context *context, const struct deflated *s,
                         const struct kept *kept, uint8_t *out)
 {
     const size_t size = kept->block.block_bytes, piece = point_piece_bytes((uint32_t)size);
@@ -183,7 +183,7 @@ static void check_start(struct codec_context *context, const struct stream *s,
 }
 
 /* Each part alone, from the last one to the first. */
-static void check_parts(const struct stream *s, const struct parts *parts)
+static void check_parts(const struct deflated *s, const struct parts *parts)
 {
     struct codec_context *context;
     uint8_t *out = malloc(s->plain_len + 1);
@@ -216,7 +216,7 @@ START_TEST(parts_are_the_stream)
     for (int remote = 0; remote < 2; remote++)
         for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
             setenv("ONEPOT_ASSUME_REMOTE", remote ? "1" : "0", 1);
-            struct stream s =
+            struct deflated s =
                 make_stream(lengths[i], kinds[_i].level, kinds[_i].strategy, kinds[_i].flushes);
             struct source *source = source_of(&s, s.packed_len);
             struct parts *parts = scan(&s, source, true);
@@ -232,7 +232,7 @@ END_TEST
 
 START_TEST(points_take_a_hundredth_of_the_stream)
 {
-    struct stream s = make_stream(12000000, 1, Z_DEFAULT_STRATEGY, false);
+    struct deflated s = make_stream(12000000, 1, Z_DEFAULT_STRATEGY, false);
     struct source *source = source_of(&s, s.packed_len);
     struct parts *parts = scan(&s, source, false);
     ck_assert_uint_gt(parts->count, 3);
@@ -269,7 +269,7 @@ START_TEST(isal_makes_the_parts_that_zlib_makes)
     for (int remote = 0; remote < 2; remote++)
         for (int often = 0; often < 2; often++) {
             setenv("ONEPOT_ASSUME_REMOTE", remote ? "1" : "0", 1);
-            struct stream s =
+            struct deflated s =
                 make_stream(2000000, kinds[_i].level, kinds[_i].strategy, kinds[_i].flushes);
             struct source *source = source_of(&s, s.packed_len);
             struct parts *ours = scan_with(&s, source, often, false),
@@ -293,7 +293,7 @@ START_TEST(isal_stops_between_blocks)
         puts("not tested: blocks of ISA-L (onepot was built without)");
         return;
     }
-    struct stream s =
+    struct deflated s =
         make_stream(150000, kinds[_i].level, kinds[_i].strategy, kinds[_i].flushes);
     uint8_t *out = malloc(s.plain_len), *again = malloc(s.plain_len);
     for (size_t i = 0; i < 12; i++) {
@@ -335,7 +335,7 @@ START_TEST(isal_stops_between_blocks)
 END_TEST
 
 /* Scans to the end or the first error. */
-static int scan_all_with(const struct stream *s, struct source *source, uint64_t end,
+static int scan_all_with(const struct deflated *s, struct source *source, uint64_t end,
                          struct fault *fault, uint32_t *ret_crc, bool with_zlib)
 {
     struct deflate_scan *scan;
@@ -357,7 +357,7 @@ static int scan_all_with(const struct stream *s, struct source *source, uint64_t
 }
 
 /* As above, twice: it has to be the same. */
-static int scan_all(const struct stream *s, struct source *source, uint64_t end,
+static int scan_all(const struct deflated *s, struct source *source, uint64_t end,
                     struct fault *fault, uint32_t *ret_crc)
 {
     struct fault zlibs = {0};
@@ -374,7 +374,7 @@ static int scan_all(const struct stream *s, struct source *source, uint64_t end,
 
 START_TEST(a_stream_that_was_cut_off_is_damaged)
 {
-    struct stream s = make_stream(3000, 6, Z_DEFAULT_STRATEGY, false);
+    struct deflated s = make_stream(3000, 6, Z_DEFAULT_STRATEGY, false);
     struct source *source = source_of(&s, s.packed_len);
     uint32_t crc;
     for (size_t len = 0; len <= s.packed_len; len++) {
@@ -391,7 +391,7 @@ END_TEST
 
 START_TEST(a_damaged_stream_is_an_error_or_has_another_sum)
 {
-    struct stream s = make_stream(3000, 6, Z_DEFAULT_STRATEGY, false);
+    struct deflated s = make_stream(3000, 6, Z_DEFAULT_STRATEGY, false);
     uint32_t sound = (uint32_t)crc32(0, s.plain, 3000), crc;
     for (size_t at = FRONT; at < FRONT + s.packed_len; at++) {
         struct fault fault = {0};
@@ -414,7 +414,7 @@ START_TEST(isal_finds_the_damage_that_zlib_finds)
 {
     unsigned seed = 7, damaged = 0;
     setenv("ONEPOT_ASSUME_REMOTE", _i % 2 ? "1" : "0", 1);
-    struct stream s =
+    struct deflated s =
         make_stream(70000, kinds[_i / 2].level, kinds[_i / 2].strategy, kinds[_i / 2].flushes);
     uint8_t *sound = malloc(s.packed_len + 2 * FRONT);
     memcpy(sound, s.packed, s.packed_len + 2 * FRONT);
@@ -438,7 +438,7 @@ END_TEST
 
 START_TEST(a_part_with_another_point_is_damaged)
 {
-    struct stream s = make_stream(400000, 6, Z_DEFAULT_STRATEGY, true);
+    struct deflated s = make_stream(400000, 6, Z_DEFAULT_STRATEGY, true);
     struct source *source = source_of(&s, s.packed_len);
     struct parts *parts = scan(&s, source, true);
     struct codec_context *context;

@@ -1050,10 +1050,14 @@ END_TEST
 START_TEST(damaged_compression_is_an_error)
 {
     static const char *const names[] = {
-#ifdef HAVE_LIBDEFLATE /* else gzip is unpacked, and its sums are not checked */
+#if defined(HAVE_LIBDEFLATE) && defined(HAVE_STREAMS) /* else nobody checks its sums */
         "packed.tar.gz",
 #endif
-        "packed.tar.xz", "packed.tar.zst", "packed.tar.bz2", "packed.tar.lz4"};
+        "packed.tar.xz",
+        "packed.tar.zst",
+        "packed.tar.bz2",
+        "packed.tar.lz4"
+    };
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         char path[PATH_MAX + 300], damaged[PATH_MAX + 300];
         snprintf(path, sizeof(path), "%s/%s", folder, names[i]);

@@ -214,11 +214,15 @@ START_TEST(a_long_member_has_as_many_bytes_as_the_directory_says)
                                     .crc = sum_of(text)},
                                    {.name = "other", .data = "1"}};
     struct index *index = open_zip(members, 2);
+#ifdef HAVE_STREAMS
     ck_assert_uint_eq(node_of(index, "long").size_bytes, size);
     index_close(index);
     members[0].size++;
     index = open_zip(members, 2);
     check_left_out(index, "has fewer bytes than the directory says");
+#else
+    check_left_out(index, "can't be entered in the middle");
+#endif
     index_close(index);
     free(text);
     free(packed);

@@ -61,4 +61,8 @@ int codec_unpack_start(struct codec_context *context, enum codec codec,
 int codec_unpack(struct codec_context *context, enum codec codec, const void *packed,
                  size_t packed_len, void *block, size_t size, size_t *ret_len);
 
+/* CODEC_BZIP2_FILE, where libbz2 is built in. -ENOSPC: it is longer than `room`. */
+int bzip2_file_unpack(const uint8_t *packed, size_t packed_len, uint8_t *out, size_t room,
+                      size_t *ret_len);
+
 #endif

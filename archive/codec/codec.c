@@ -29,10 +29,12 @@
 #ifdef HAVE_XZ
 #include <lzma.h>
 #endif
+#ifdef HAVE_BZ2
+#include <bzlib.h>
+#endif
 
 #include "bytes.h"
-#include "bzip2_block.h"
-#include "codec_parts.h"
+#include "stream.h"
 
 /*
  * The largest dictionary that xz makes, and room for filters. Only addresses that content fills
@@ -50,7 +52,7 @@ typedef int unpack_fn(struct codec_context *context, const void *packed, size_t 
 struct codec_context {
     ZSTD_DCtx *zstd;
     bool skip_sums;
-    struct codec_parts *parts; /* NULL before the first part of a stream */
+    struct stream_memory *memory; /* NULL before the first part of a stream */
 #ifdef HAVE_ZLIB
     struct libdeflate_decompressor *deflate;
 #endif
@@ -245,6 +247,26 @@ static int unpack_zip_lzma(struct codec_context *context, const void *packed, si
 #endif
 
 #ifdef HAVE_BZ2
+int bzip2_file_unpack(const uint8_t *packed, size_t packed_len, uint8_t *out, size_t room,
+                      size_t *ret_len)
+{
+    unsigned len = room < UINT_MAX ? (unsigned)room : UINT_MAX;
+    if (packed_len > UINT_MAX)
+        return -EUCLEAN;
+    switch (BZ2_bzBuffToBuffDecompress((char *)out, &len, (char *)(uintptr_t)packed,
+                                       (unsigned)packed_len, 0, 0)) {
+    case BZ_OK:
+        *ret_len = len;
+        return 0;
+    case BZ_MEM_ERROR:
+        return -ENOMEM;
+    case BZ_OUTBUFF_FULL:
+        return -ENOSPC;
+    default:
+        return -EUCLEAN;
+    }
+}
+
 static int unpack_bzip2_file(struct codec_context *context, const void *packed,
                              size_t packed_len, void *block, size_t size, size_t *ret_len)
 {
@@ -254,32 +276,6 @@ static int unpack_bzip2_file(struct codec_context *context, const void *packed,
 }
 #else
 #define unpack_bzip2_file NULL
-#endif
-
-#if defined(HAVE_ZLIB) || defined(HAVE_BZ2) || defined(HAVE_XZ)
-/* A part of a stream, without its point: a damaged index. */
-static int unpack_no_point(struct codec_context *context, const void *packed, size_t packed_len,
-                           void *block, size_t size, size_t *ret_len)
-{
-    (void)context, (void)packed, (void)packed_len, (void)block, (void)size, (void)ret_len;
-    return -EUCLEAN;
-}
-#endif
-
-#ifdef HAVE_ZLIB
-#define unpack_deflate_point unpack_no_point
-#else
-#define unpack_deflate_point NULL
-#endif
-#ifdef HAVE_BZ2
-#define unpack_bzip2 unpack_no_point
-#else
-#define unpack_bzip2 NULL
-#endif
-#ifdef HAVE_XZ
-#define unpack_xz_block unpack_no_point
-#else
-#define unpack_xz_block NULL
 #endif
 
 /*
@@ -294,7 +290,7 @@ static int unpack_no_point(struct codec_context *context, const void *packed, si
 
 static const struct {
     const char *name;
-    unpack_fn *unpack; /* NULL: not built in */
+    unpack_fn *unpack; /* NULL: not built in, or it has points: stream.h */
     uint32_t block_max;
 } codecs[CODEC_COUNT] = {
     [CODEC_NONE] = {"none", unpack_none, LARGE},
@@ -307,16 +303,17 @@ static const struct {
     [CODEC_GZIP] = {"gzip members", unpack_gzip, LARGE},
     [CODEC_DEFLATE] = {"deflate", unpack_deflate, LARGE},
     [CODEC_INT64] = {"integers", unpack_int64, LARGE},
-    [CODEC_DEFLATE_POINT] = {"deflate from points", unpack_deflate_point, LARGE},
-    [CODEC_BZIP2] = {"bzip2 blocks", unpack_bzip2, LARGE},
-    [CODEC_XZ_BLOCK] = {"xz blocks", unpack_xz_block, LARGE},
+    [CODEC_DEFLATE_POINT] = {"deflate from points", NULL, LARGE},
+    [CODEC_BZIP2] = {"bzip2 blocks", NULL, LARGE},
+    [CODEC_XZ_BLOCK] = {"xz blocks", NULL, LARGE},
     [CODEC_BZIP2_FILE] = {"bzip2", unpack_bzip2_file, LARGE},
     [CODEC_ZIP_LZMA] = {"zip's lzma", unpack_zip_lzma, LARGE},
 };
 
 bool codec_available(enum codec codec)
 {
-    return (unsigned)codec < CODEC_COUNT && codecs[codec].unpack;
+    return (unsigned)codec < CODEC_COUNT &&
+           (codecs[codec].unpack || (codec_has_point(codec) && stream_of_codec(codec)));
 }
 
 const char *codec_name(enum codec codec)
@@ -346,7 +343,8 @@ void codec_context_free(struct codec_context *context)
     if (!context)
         return;
     ZSTD_freeDCtx(context->zstd);
-    codec_parts_free(context->parts);
+    if (context->memory)
+        context->memory->free(context->memory);
 #ifdef HAVE_ZLIB
     if (context->deflate)
         libdeflate_free_decompressor(context->deflate);
@@ -367,6 +365,8 @@ int codec_unpack(struct codec_context *context, enum codec codec, const void *pa
 {
     if (!codec_available(codec))
         return -ENOTSUP;
+    if (!codecs[codec].unpack) /* a part without its point: a damaged index */
+        return -EUCLEAN;
     int r = codecs[codec].unpack(context, packed, packed_len, block, size, ret_len);
 #ifdef HAVE_XZ
     /* A thread does not keep a large dictionary, outside of any budget. */
@@ -380,11 +380,9 @@ int codec_unpack_part(struct codec_context *context, enum codec codec,
                       const struct block_point *point, const void *packed, size_t packed_len,
                       void *block, size_t size)
 {
-    if (!codec_available(codec) || !codec_has_point(codec))
-        return -ENOTSUP;
-    int r = context->parts ? 0 : codec_parts_new(&context->parts);
-    if (r == 0)
-        r = codec_parts_unpack(context->parts, codec, point, packed, packed_len, block, size);
+    const struct stream *stream = codec_has_point(codec) ? stream_of_codec(codec) : NULL;
+    int r = stream ? stream->unpack(&context->memory, point, packed, packed_len, block, size)
+                   : -ENOTSUP;
     if (r == 0 && !context->skip_sums && XXH3_64bits(block, size) != point->sum)
         r = -EUCLEAN;
     return r;
@@ -406,10 +404,9 @@ int codec_unpack_start(struct codec_context *context, enum codec codec,
                        const struct block_point *point, const void *packed, size_t packed_len,
                        void *block, size_t len, size_t size)
 {
-    if (!codec_available(codec) || codec != CODEC_DEFLATE_POINT || !point->pieces)
+    const struct stream *stream = codec_has_point(codec) ? stream_of_codec(codec) : NULL;
+    if (!stream || !stream->unpack_start || !point->pieces)
         return -ENOTSUP;
-    int r = context->parts ? 0 : codec_parts_new(&context->parts);
-    if (r == 0)
-        r = codec_parts_unpack_start(context->parts, point, packed, packed_len, block, len);
+    int r = stream->unpack_start(&context->memory, point, packed, packed_len, block, len);
     return r == 0 && !start_is_sound(point, block, len, size) ? -EUCLEAN : r;
 }
