@@ -30,17 +30,10 @@ int builder_intern_attr(struct builder *b, const struct disk_attr *attr, uint32_
     return 0;
 }
 
-int builder_change_flags(struct builder *b, uint32_t inode, uint32_t clear, uint32_t set)
+int builder_add_wide_mtime(struct builder *b, uint32_t inode, int64_t seconds)
 {
-    struct disk_attr attr = *inode_attr(b, inode);
-    attr.flags = (attr.flags & ~clear) | set;
-    return builder_intern_attr(b, &attr, &b->inodes.at[inode].attr);
-}
-
-int builder_add_side(struct builder *b, uint32_t inode, uint32_t kind, uint64_t value)
-{
-    struct builder_side side = {inode, kind, b->sides.count, value};
-    return vector_push(&b->sides, side);
+    struct builder_wide wide = {inode, b->wide_mtimes.count, seconds};
+    return vector_push(&b->wide_mtimes, wide);
 }
 
 /*
@@ -138,7 +131,7 @@ void builder_free(struct builder *b)
     vector_free(&b->points);
     vector_free(&b->pieces);
     vector_free(&b->windows);
-    vector_free(&b->sides);
+    vector_free(&b->wide_mtimes);
     vector_free(&b->pending);
     vector_free(&b->pending_bytes);
     vector_free(&b->xattrs);

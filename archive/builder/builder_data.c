@@ -191,7 +191,9 @@ int builder_set_pieces(struct builder *b, uint32_t inode, const struct builder_p
     }
     b->has_pieces = true;
     b->inodes.at[inode].data = data;
-    return builder_change_flags(b, inode, DATA_KIND_MASK, kind);
+    struct disk_attr attr = *inode_attr(b, inode);
+    attr.flags = (attr.flags & ~DATA_KIND_MASK) | kind;
+    return builder_intern_attr(b, &attr, &b->inodes.at[inode].attr);
 }
 
 int builder_set_sum(struct builder *b, uint32_t inode, uint64_t sum)

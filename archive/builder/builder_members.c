@@ -187,7 +187,7 @@ static int member_add(struct builder *b, const struct place *place,
         b->inodes.at[number].mtime = inode.mtime;
     }
     if (r == 0 && is_wide)
-        r = builder_add_side(b, number, EXTRA_MTIME, (uint64_t)m->mtime_sec);
+        r = builder_add_wide_mtime(b, number, m->mtime_sec);
     if (r == 0 && is_new)
         r = member_bind(b, place, number);
     if (r < 0)

@@ -185,7 +185,7 @@ static int path_add_parent(struct builder *b, const struct place *place,
     r = builder_new_inode(b, &inode, &number);
     if (r < 0)
         return r;
-    if (is_wide && builder_add_side(b, number, EXTRA_MTIME, (uint64_t)place->mtime_sec) < 0)
+    if (is_wide && builder_add_wide_mtime(b, number, place->mtime_sec) < 0)
         return -ENOMEM;
     r = builder_new_name(b, place, spot, number);
     if (r < 0)

@@ -40,12 +40,11 @@ struct builder_inode {
 #define DATA_UNSET UINT64_MAX        /* pieces not set yet */
 #define DATA_HOLE (UINT64_MAX - 1)   /* no pieces */
 
-/* A value of EXTRA, by inode; the last of several counts. */
-struct builder_side {
+/* A time of EXTRA_MTIME, by inode; the last of several counts. */
+struct builder_wide {
     uint32_t inode;
-    uint32_t kind;
     uint64_t number; /* in the order of arrival */
-    uint64_t value;
+    int64_t seconds;
 };
 
 struct builder_xattr {
@@ -79,7 +78,7 @@ struct builder {
     VECTOR(struct disk_point) points; /* as on disk */
     VECTOR(char) windows;
     VECTOR(char) pieces; /* empty, or for all points so far */
-    VECTOR(struct builder_side) sides;
+    VECTOR(struct builder_wide) wide_mtimes;
 
     /* Attributes of one inode are collected, and become a set when another inode's come. */
     uint32_t pending_inode;
@@ -139,11 +138,7 @@ int builder_intern_attr(struct builder *b, const struct disk_attr *attr, uint32_
 /* Mode and owner of a directory that no member announced. */
 extern const struct disk_attr builder_directory;
 
-/* Clear and set flags of one inode. */
-int builder_change_flags(struct builder *b, uint32_t inode, uint32_t clear, uint32_t set);
-
-/* Store a value of EXTRA. */
-int builder_add_side(struct builder *b, uint32_t inode, uint32_t kind, uint64_t value);
+int builder_add_wide_mtime(struct builder *b, uint32_t inode, int64_t seconds);
 
 int builder_new_inode(struct builder *b, const struct builder_inode *inode,
                       uint32_t *ret_inode);

@@ -37,30 +37,27 @@ static void image_prefetch(const struct image *image, uint32_t position, bool te
 
 /* ---- entries ---- */
 
-static int builder_compare_sides(const void *a, const void *b)
+static int builder_compare_wide(const void *a, const void *b)
 {
-    const struct builder_side *x = a, *y = b;
+    const struct builder_wide *x = a, *y = b;
     if (x->inode != y->inode)
         return x->inode < y->inode ? -1 : 1;
-    if (x->kind != y->kind)
-        return x->kind < y->kind ? -1 : 1;
     return (x->number > y->number) - (x->number < y->number);
 }
 
-/* The last value set for an inode; there must be one. */
-static uint64_t image_find_side(const struct image *image, uint32_t inode, uint32_t kind)
+/* The last time set for an inode; there must be one. */
+static int64_t image_wide_mtime(const struct image *image, uint32_t inode)
 {
-    const struct builder_side *sides = image->b->sides.at;
-    size_t low = 0, high = image->b->sides.count;
+    const struct builder_wide *times = image->b->wide_mtimes.at;
+    size_t low = 0, high = image->b->wide_mtimes.count;
     while (low < high) {
         size_t mid = low + (high - low) / 2;
-        const struct builder_side *s = &sides[mid];
-        if (s->inode < inode || (s->inode == inode && s->kind <= kind))
+        if (times[mid].inode <= inode)
             low = mid + 1;
         else
             high = mid;
     }
-    return sides[low - 1].value;
+    return times[low - 1].seconds;
 }
 
 static int image_add_extra(struct image *image, uint32_t position, uint32_t kind,
@@ -89,7 +86,7 @@ static int image_add_extras(struct image *image, uint32_t position, uint32_t num
     }
     if (r == 0 && *flags & ATTR_WIDE_MTIME)
         r = image_add_extra(image, position, EXTRA_MTIME,
-                            image_find_side(image, number, EXTRA_MTIME));
+                            (uint64_t)image_wide_mtime(image, number));
     return r;
 }
 
@@ -395,8 +392,9 @@ static int builder_end_adding(struct builder *b)
     map_free(&b->sets);
     vector_free(&b->pending);
     vector_free(&b->pending_bytes);
-    if (b->sides.count > 0)
-        qsort(b->sides.at, b->sides.count, sizeof(*b->sides.at), builder_compare_sides);
+    if (b->wide_mtimes.count > 0)
+        qsort(b->wide_mtimes.at, b->wide_mtimes.count, sizeof(*b->wide_mtimes.at),
+              builder_compare_wide);
     return r;
 }
 
@@ -447,7 +445,7 @@ uint64_t builder_image_bytes_max(const struct builder *b)
 {
     const uint64_t links =
         b->names.count > b->inodes.count ? b->names.count - b->inodes.count : 0;
-    const uint64_t extras = links + b->sides.count + b->xattr_of.count;
+    const uint64_t extras = links + b->wide_mtimes.count + b->xattr_of.count;
     uint64_t bytes =
         b->names.count * (sizeof(struct disk_entry) + sizeof(uint32_t) + sizeof(uint64_t)) +
         b->text.count + b->attrs.count * sizeof(struct disk_attr) +
