@@ -24,6 +24,7 @@
 
 #include "bytes.h"
 #include "cleanup.h"
+#include "codec.h"
 #include "numbers.h"
 #include "source_window.h"
 #include "stream.h"
@@ -124,32 +125,23 @@ static int member_is_damaged(struct zip *z, uint64_t offset, const char *what)
     return fault_set(z->fault, -ENOTSUP, z->name, offset, "%s", what);
 }
 
-/* A method whose members are blocks. */
-struct zip_codec {
-    uint16_t method;
-    enum codec codec;
-};
-
 #define MEMBER_MAX (64u << 20) /* a compressed member is one block: codec_block_max */
 
-static const struct zip_codec *zip_codec_of(uint16_t method)
+/* A compressed member's codec; CODEC_NONE: it is stored, or by a method that is not here. */
+static enum codec zip_codec_of(const struct zip_entry *e)
 {
-    static const struct zip_codec codecs[] = {
-#ifdef HAVE_LIBDEFLATE
-        {ZIP_DEFLATED, CODEC_DEFLATE},
-#endif
-#ifdef HAVE_BZ2
-        {ZIP_BZIP2, CODEC_BZIP2_FILE},
-#endif
-#ifdef HAVE_XZ
-        {ZIP_LZMA, CODEC_ZIP_LZMA},    {ZIP_XZ, CODEC_XZ},
-#endif
-        {ZIP_ZSTD, CODEC_ZSTD},
-    };
+    static const struct {
+        uint16_t method;
+        enum codec codec;
+    } codecs[] = {{ZIP_DEFLATED, CODEC_DEFLATE},
+                  {ZIP_BZIP2, CODEC_BZIP2_FILE},
+                  {ZIP_LZMA, CODEC_ZIP_LZMA},
+                  {ZIP_XZ, CODEC_XZ},
+                  {ZIP_ZSTD, CODEC_ZSTD}};
     for (size_t i = 0; i < sizeof(codecs) / sizeof(codecs[0]); i++)
-        if (codecs[i].method == method)
-            return &codecs[i];
-    return NULL;
+        if (codecs[i].method == e->method && codec_available(codecs[i].codec))
+            return codecs[i].codec;
+    return CODEC_NONE;
 }
 
 static const char cant_be_entered[] =
@@ -159,14 +151,14 @@ static const char too_long_packed[] = "has much more compressed data than conten
 /* Is it deflated, and too long to be one block? */
 static bool is_long_deflated(const struct zip_entry *e)
 {
-    return e->method == ZIP_DEFLATED && zip_codec_of(ZIP_DEFLATED) &&
+    return zip_codec_of(e) == CODEC_DEFLATE &&
            (e->size_bytes > MEMBER_MAX || e->packed_bytes >= 1u << 31);
 }
 
 /* Can its content be shown? 0, or -ENOTSUP with a fault. */
 static int check_content(struct zip *z, const struct zip_entry *e, uint64_t at)
 {
-    const struct zip_codec *codec = zip_codec_of(e->method);
+    enum codec codec = zip_codec_of(e);
     if (e->flags & (ZIP_ENCRYPTED | ZIP_HIDDEN))
         return fault_set(z->fault, -ENOTSUP, z->name, at, "is encrypted");
     if (e->flags & ZIP_PATCH)
@@ -175,13 +167,12 @@ static int check_content(struct zip *z, const struct zip_entry *e, uint64_t at)
         return e->packed_bytes == e->size_bytes
                    ? 0
                    : member_is_damaged(z, at, "is stored, and has two sizes");
-    if (!codec)
+    if (codec == CODEC_NONE)
         return fault_set(z->fault, -ENOTSUP, z->name, at,
                          "is compressed by method %u of zip, which onepot lacks", e->method);
     if (e->packed_bytes == 0 && e->size_bytes > 0)
         return member_is_damaged(z, at, "has no data, and claims some");
-    if (codec->codec == CODEC_DEFLATE &&
-        e->size_bytes / DEFLATE_RATIO > e->packed_bytes + RATIO_SLACK)
+    if (codec == CODEC_DEFLATE && e->size_bytes / DEFLATE_RATIO > e->packed_bytes + RATIO_SLACK)
         return member_is_damaged(z, at, "claims more bytes than its data can hold");
     if (is_long_deflated(e))
         return 0;
@@ -233,11 +224,10 @@ static bool is_followed(const struct zip *z, const struct zip_entry *e, uint64_t
 static int prove_content(struct zip *z, const struct zip_entry *e,
                          const struct zip_local *local, uint64_t data)
 {
-    const struct zip_codec *codec = zip_codec_of(e->method);
     bool is_right = local->only_in_name && is_followed(z, e, data + e->packed_bytes);
     int r = is_right || is_long_deflated(e) /* which is read anyway */
                 ? 0
-                : zip_content_prove(&z->content, e, codec ? codec->codec : CODEC_NONE, data);
+                : zip_content_prove(&z->content, e, zip_codec_of(e), data);
     z->progress->beats++;
     if (r == -EUCLEAN || r == -E2BIG)
         return fault_set(z->fault, -ENOTSUP, z->name, data, "%s, and %s", local->differs,
@@ -253,12 +243,11 @@ static int prove_content(struct zip *z, const struct zip_entry *e,
 /* The target of a symbolic link is its content. */
 static int read_target(struct zip *z, const struct zip_entry *e, uint64_t data, char *target)
 {
-    const struct zip_codec *codec = zip_codec_of(e->method);
     auto_free uint8_t *bytes = NULL;
     if (e->size_bytes == 0 || e->size_bytes > INDEX_SYMLINK_MAX)
         return fault_set(z->fault, -EINVAL, z->name, data,
                          "is a symbolic link of %" PRIu64 " bytes", e->size_bytes);
-    int r = zip_content_read(&z->content, e, codec ? codec->codec : CODEC_NONE, data, &bytes);
+    int r = zip_content_read(&z->content, e, zip_codec_of(e), data, &bytes);
     if (r == -EUCLEAN)
         return member_is_damaged(z, data, "is a symbolic link whose sum is wrong");
     if (r < 0)
@@ -331,7 +320,7 @@ static int add_block(struct zip *z, const struct zip_entry *e, uint32_t inode, u
         .source_offset = data,
         .packed_bytes = (uint32_t)e->packed_bytes,
         .block_bytes = (uint32_t)e->size_bytes,
-        .codec = zip_codec_of(e->method)->codec,
+        .codec = zip_codec_of(e),
     };
     if (is_long_deflated(e))
         return builder_set_pieces(z->builder, inode, z->pieces.at, z->pieces.count);
