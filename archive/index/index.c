@@ -19,6 +19,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include <xxhash.h>
+
 #include "bytes.h"
 #include "index_private.h"
 #include "index_records.h"
@@ -38,6 +40,16 @@ const void *index_records(const struct index *index, enum disk_section_id id, ui
                           uint64_t len)
 {
     return index_bytes(index, id, offset, len);
+}
+
+bool index_check_page(const struct index *index, uint64_t page)
+{
+    uint64_t at = page << DISK_PAGE_BITS;
+    uint64_t len = min_u64(index->area_bytes - at, DISK_PAGE_BYTES);
+    if (XXH3_64bits(index->area + at, len) != le64toh(index->page_sums[page]))
+        return false;
+    atomic_store_explicit(&index->page_good[page], 1, memory_order_release);
+    return true;
 }
 
 /* ---- entries ---- */

@@ -378,16 +378,6 @@ bool index_is_lost(const struct index *index)
     return lost_pages_any(index->guard);
 }
 
-bool index_check_page(const struct index *index, uint64_t page)
-{
-    uint64_t at = page << DISK_PAGE_BITS;
-    uint64_t len = min_u64(index->area_bytes - at, DISK_PAGE_BYTES);
-    if (XXH3_64bits(index->area + at, len) != le64toh(index->page_sums[page]))
-        return false;
-    atomic_store_explicit(&index->page_good[page], 1, memory_order_release);
-    return true;
-}
-
 /* ---- the whole of it ---- */
 
 int index_check(const struct index *index, struct fault *fault)
