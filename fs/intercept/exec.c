@@ -15,6 +15,7 @@
  * Programs that exec by system calls of their own (Go) start children without the library.
  */
 #include <alloca.h>
+#include <dlfcn.h>
 #include <spawn.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -25,6 +26,13 @@
 #include "image.h"
 #include "io_private.h"
 #include "preload.h"
+
+/* It moved in 2.34; systems from 2.28 on have it under its old version. */
+#if defined(__x86_64__)
+__asm__(".symver dlsym, dlsym@GLIBC_2.2.5");
+#elif defined(__aarch64__)
+__asm__(".symver dlsym, dlsym@GLIBC_2.17");
+#endif
 
 #define PRELOAD "LD_PRELOAD="
 #define TEXT_BYTES 1024 /* longest LD_PRELOAD */
@@ -55,6 +63,11 @@ static struct {
     FILE *(*popen)(const char *command, const char *mode);
 } next;
 static _Atomic bool has_next;
+
+void *io_next(const char *name)
+{
+    return dlsym(RTLD_NEXT, name);
+}
 
 static void find_next(void)
 {

@@ -7,7 +7,6 @@
  * sendfile, fork and all others (intercept.h has figures). The C library's own calls (fread,
  * fclose) do not come through here.
  */
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <sys/prctl.h>
@@ -15,13 +14,6 @@
 
 #include "filters.h"
 #include "io_private.h"
-
-/* It moved in 2.34; systems from 2.28 on have it under its old version. */
-#if defined(__x86_64__)
-__asm__(".symver dlsym, dlsym@GLIBC_2.2.5");
-#elif defined(__aarch64__)
-__asm__(".symver dlsym, dlsym@GLIBC_2.17");
-#endif
 
 #define ALSO(name, of) __attribute__((visibility("default"), alias(of)))
 
@@ -46,11 +38,6 @@ static struct {
     void (*pthread_testcancel)(void); /* NULL: no threads, with a C library that has it apart */
 } next;
 static _Atomic bool has_next;
-
-void *io_next(const char *name)
-{
-    return dlsym(RTLD_NEXT, name);
-}
 
 /* musl from 1.2.4 on links programs by names with 64, but dlsym finds none of them. */
 static void *next_of_64(const char *name_64, const char *name)
