@@ -46,7 +46,4 @@ void report_json(struct json *json, const struct report *report);
 /* Either form in memory, as the daemon sees its mount; the caller frees it. -ENOMEM. */
 int report_render(const struct counters *counters, bool json, char **ret_text, size_t *ret_len);
 
-/* "LOOKUP" for a FUSE opcode; `buf` is used for opcodes without a name. */
-const char *report_opcode_name(unsigned opcode, char buf[CLI_TEXT_LEN]);
-
 #endif

@@ -156,7 +156,7 @@ static void json_requests(struct json *j, const struct summary *sum)
     json_open(j, "requests", '{');
     for (unsigned i = 0; i < COUNTERS_OPCODES; i++)
         if (sum->requests[i])
-            json_number(j, report_opcode_name(i, name), sum->requests[i]);
+            json_number(j, summary_opcode_name(i, name), sum->requests[i]);
     json_close(j, '}');
 }
 

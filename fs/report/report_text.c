@@ -256,7 +256,7 @@ static void print_requests(FILE *out, const struct summary *sum)
     fprintf(out, "  %-12s %s\n", "requests", cli_count(sum->requests_all));
     for (unsigned i = 0; i < COUNTERS_OPCODES; i++)
         if (sum->requests[i])
-            fprintf(out, "    %-16s %15s\n", report_opcode_name(i, name),
+            fprintf(out, "    %-16s %15s\n", summary_opcode_name(i, name),
                     cli_count(sum->requests[i]));
 }
 

@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "cli.h"
 #include "counters.h"
 
 static inline uint64_t counter_get(const _Atomic uint64_t *counter)
@@ -63,5 +64,8 @@ const char *summary_trouble(const struct counters *counters);
  */
 #define SUMMARY_MAX 768
 const char *summary_line(const struct counters *counters, char *buf, size_t size);
+
+/* "LOOKUP" for a FUSE opcode; `buf` is used for opcodes without a name. */
+const char *summary_opcode_name(unsigned opcode, char buf[CLI_TEXT_LEN]);
 
 #endif
