@@ -30,8 +30,10 @@ static_assert(INDEX_WINDOW_BYTES >= ARCHIVE_PART_BYTES, "workers have one buffer
 
 /* ---- problems ---- */
 
-void verify_report(struct verification *v, const struct fault *fault)
+/* Report and count a problem. */
+static void verify_report(void *ctx, const struct fault *fault)
 {
+    struct verification *v = ctx;
     struct fault own = *fault;
     if (pot_is_several(v->pot) && own.offset != FAULT_NO_OFFSET)
         fault_set_file(&own, source_name(source_at(v->pot->source, &own.offset)));
@@ -398,7 +400,7 @@ static int verify_check_all(struct verification *v)
     if (r == 0)
         r = check_tree(v);
     if (r == 0)
-        r = verify_lost_end(v);
+        r = verify_lost_end(v, verify_report);
     if (r == 0)
         r = add_windows(v);
     if (r == 0)

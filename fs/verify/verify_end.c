@@ -8,11 +8,6 @@
 
 #include "backend.h"
 
-static void verify_end_report(void *ctx, const struct fault *fault)
-{
-    verify_report(ctx, fault);
-}
-
 static int verify_end_add_part(void *ctx, uint64_t offset, uint32_t number, uint64_t bytes)
 {
     struct verification *v = ctx;
@@ -25,7 +20,8 @@ void verify_part(struct verification *v, uint64_t offset, uint32_t number, uint8
     v->pot->backend->trailer->check_part(&v->end, offset, number, buf, &v->progress.bytes_done);
 }
 
-int verify_lost_end(struct verification *v)
+int verify_lost_end(struct verification *v,
+                    void (*report)(void *ctx, const struct fault *fault))
 {
     v->end = (struct archive_end){
         .source = v->pot->source,
@@ -34,7 +30,7 @@ int verify_lost_end(struct verification *v)
         .info = index_info(v->index),
         .data_end = v->data_end,
         .stop = v->options->stop,
-        .report = verify_end_report,
+        .report = report,
         .add_part = verify_end_add_part,
         .ctx = v,
     };

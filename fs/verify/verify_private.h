@@ -45,14 +45,13 @@ static inline bool verify_stopped(const struct verification *v)
     return v->options->stop && atomic_load_explicit(v->options->stop, memory_order_relaxed);
 }
 
-/* Report and count a problem. */
-void verify_report(struct verification *v, const struct fault *fault);
-
 /*
  * Ask the back ends what shows losses at the archive's end, and what parts they want to check.
- * -errno: it can't be read.
+ * They report to `report`, whose ctx is `v`, in any thread until the end. -errno: it can't be
+ * read.
  */
-int verify_lost_end(struct verification *v);
+int verify_lost_end(struct verification *v,
+                    void (*report)(void *ctx, const struct fault *fault));
 
 /* Check a part that verify_lost_end put into the list. `buf` is as for check_part. Any thread.
  */
