@@ -1,29 +1,15 @@
 /*
- * The options, the table of decoders, and the last step: a row of pixels to its type and
- * layout.
+ * The options, and the table of decoders.
  */
 #include "images.h"
 
 #include <errno.h>
-#include <inttypes.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "convert_round.h"
 #include "error.h"
-#include "numbers.h"
 #include "picture.h"
 
-#define SIDE_MAX 16384u          /* of the result */
-#define SOURCE_SIDE_MAX 65535u   /* of a picture, which is JPEG's limit, too */
-#define SOURCE_PIXELS 178956970u /* PIL's limit against decompression bombs */
-#define ROOM_MAX (UINT64_C(1) << 30)
-#define EACH_LEAST (UINT64_C(4) << 20)   /* of a thread, however little memory there is */
-#define SCRATCH_KEPT (UINT64_C(4) << 20) /* from one picture to the next */
-#define FILE_ALWAYS (UINT64_C(32) << 20) /* files that are read with any budget */
-#define GREY 128
+#define SIDE_MAX 16384u /* of the result */
 
 /* The last one takes what no other knows. */
 static const struct picture_decoder *const decoders[] = {&picture_jpeg, &picture_png,
@@ -65,7 +51,7 @@ static int plan_check(const struct onepot_images *o, struct onepot_error *error)
     if (o->crop > ONEPOT_CROP_NONE || o->interpolation > ONEPOT_BICUBIC ||
         o->type > ONEPOT_BFLOAT16 || o->on_error > ONEPOT_ERROR_GREY)
         return error_set(error, -EINVAL, "images: no such crop, interpolation or type");
-    if (o->crop == ONEPOT_CROP_CENTRE && (o->resize < longer || o->resize > SOURCE_SIDE_MAX))
+    if (o->crop == ONEPOT_CROP_CENTRE && (o->resize < longer || o->resize > PICTURE_SIDE_MAX))
         return error_set(error, -EINVAL, "images: resize is %u, and %u pixels are cut out",
                          o->resize, longer);
     if (!is_range(o->scale, 1))
@@ -79,8 +65,8 @@ static int plan_check(const struct onepot_images *o, struct onepot_error *error)
                      o->mean[1] != 0 || o->mean[2] != 0))
         return error_set(error, -EINVAL,
                          "images: mean and std are for float types, not for bytes");
-    if (o->raw_channels > 4 || o->raw_channels == 2 || o->raw_height > SOURCE_SIDE_MAX ||
-        o->raw_width > SOURCE_SIDE_MAX)
+    if (o->raw_channels > 4 || o->raw_channels == 2 || o->raw_height > PICTURE_SIDE_MAX ||
+        o->raw_width > PICTURE_SIDE_MAX)
         return error_set(error, -EINVAL, "images: raw pixels of no such shape");
     return 0;
 }
@@ -100,11 +86,6 @@ static void plan_values(struct images_plan *plan)
         }
 }
 
-static uint64_t item_bytes(const struct onepot_images *o)
-{
-    return o->type == ONEPOT_FLOAT ? 4 : o->type ? 2 : 1;
-}
-
 int images_plan(const struct onepot_images *given, struct onepot_error *error,
                 struct images_plan *ret_plan)
 {
@@ -116,7 +97,7 @@ int images_plan(const struct onepot_images *given, struct onepot_error *error,
     r = plan_check(&plan.o, error);
     if (r < 0)
         return r;
-    plan.bytes = (uint64_t)plan.o.height * plan.o.width * 3 * item_bytes(&plan.o);
+    plan.bytes = (uint64_t)plan.o.height * plan.o.width * 3 * picture_item_bytes(&plan.o);
     plan_values(&plan);
     *ret_plan = plan;
     return 0;
@@ -130,190 +111,6 @@ int onepot_images_bytes(const struct onepot_images *images, struct onepot_error 
     if (r == 0)
         *ret_bytes = plan.bytes;
     return r;
-}
-
-/* ---- pixels ---- */
-
-/* A row of bytes to three channels, `step` apart, whose values are `stride` apart. */
-static void write_bytes(const uint8_t *restrict from, size_t count, uint8_t *restrict to,
-                        size_t step, size_t stride)
-{
-    if (stride == 1) {
-        for (unsigned c = 0; c < 3; c++)
-            for (size_t i = 0; i < count; i++)
-                to[c * step + i] = from[4 * i + c];
-        return;
-    }
-    for (size_t i = 0; i < count; i++)
-        memcpy(to + stride * i, from + 4 * i, 3);
-}
-
-static void write_values(const struct images_plan *plan, const uint8_t *from, size_t count,
-                         uint8_t *to, size_t step, size_t stride)
-{
-    for (unsigned c = 0; c < 3; c++) {
-        const union images_value *values = plan->values[c];
-        float *single = (float *)(void *)to + c * step;
-        uint16_t *half = (uint16_t *)(void *)to + c * step;
-        if (plan->o.type == ONEPOT_FLOAT)
-            for (size_t i = 0; i < count; i++)
-                single[i * stride] = values[from[4 * i + c]].single;
-        else
-            for (size_t i = 0; i < count; i++)
-                half[i * stride] = values[from[4 * i + c]].half;
-    }
-}
-
-/* `count` pixels to their places, from pixel `at` of the image on. */
-static void write_pixels(const struct images_plan *plan, const uint8_t *from, size_t count,
-                         void *image, size_t at)
-{
-    const struct onepot_images *o = &plan->o;
-    size_t step = o->channels_last ? 1 : (size_t)o->width * o->height;
-    size_t stride = o->channels_last ? 3 : 1;
-    uint8_t *to = (uint8_t *)image + at * stride * item_bytes(o);
-    if (o->type)
-        write_values(plan, from, count, to, step, stride);
-    else
-        write_bytes(from, count, to, step, stride);
-}
-
-void images_grey(const struct images_plan *plan, void *to)
-{
-    const struct onepot_images *o = &plan->o;
-    uint8_t row[4 * 64];
-    memset(row, GREY, sizeof(row));
-    size_t pixels = (size_t)o->height * o->width;
-    for (size_t at = 0; at < pixels; at += 64)
-        write_pixels(plan, row, pixels - at < 64 ? pixels - at : 64, to, at);
-}
-
-/* ---- a picture ---- */
-
-int picture_fail(struct picture *p, int err, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    vsnprintf(p->why, IMAGES_WHY_MAX, format, args);
-    va_end(args);
-    return err;
-}
-
-void images_budget_init(struct images_budget *budget, uint64_t bytes, uint32_t threads)
-{
-    pthread_mutex_init(&budget->large, NULL);
-    budget->each = max_u64(bytes / 2 / max_u64(threads, 1), EACH_LEAST);
-    budget->most = max_u64(bytes / 2, budget->each);
-}
-
-int images_check_file(const struct images_budget *budget, uint64_t len, char *why)
-{
-    if (!budget || len <= max_u64(budget->each, FILE_ALWAYS))
-        return 0;
-    snprintf(why, IMAGES_WHY_MAX,
-             "its file has %" PRIu64 " MiB, and %" PRIu64 " MiB of memory are for it; "
-             "give the loader more memory",
-             (len >> 20) + 1, max_u64(budget->each, FILE_ALWAYS) >> 20);
-    return -EILSEQ;
-}
-
-/* The picture takes so many bytes: is that within the budget? Waits for its turn. */
-static int budget_take(struct picture *p, uint64_t bytes)
-{
-    struct images_budget *budget = p->scratch->budget;
-    if (!budget || bytes <= budget->each)
-        return 0;
-    if (bytes > budget->most)
-        return picture_fail(p, -EILSEQ,
-                            "decoding it takes %" PRIu64 " MiB of memory, and %" PRIu64
-                            " MiB are for it; give the loader more memory",
-                            (bytes >> 20) + 1, budget->most >> 20);
-    pthread_mutex_lock(&budget->large);
-    p->is_large = true;
-    return 0;
-}
-
-/* Memory that grew for this picture is given back before the next large one may begin. */
-static void budget_give_back(struct picture *p)
-{
-    if (p->scratch->size > SCRATCH_KEPT)
-        images_scratch_free(p->scratch);
-    if (p->is_large)
-        pthread_mutex_unlock(&p->scratch->budget->large);
-}
-
-static int scratch_take(struct picture *p, uint64_t bytes)
-{
-    struct images_scratch *s = p->scratch;
-    if (bytes <= s->size)
-        return 0;
-    images_scratch_free(s);
-    uint64_t generous = bytes <= SCRATCH_KEPT / 2 ? bytes + bytes / 4 : bytes;
-    s->memory = malloc(generous);
-    if (!s->memory)
-        return picture_fail(p, -ENOMEM, "no memory to decode it");
-    s->size = generous;
-    return 0;
-}
-
-void images_scratch_free(struct images_scratch *scratch)
-{
-    free(scratch->memory);
-    scratch->memory = NULL;
-    scratch->size = 0;
-}
-
-static uint64_t rounded(uint64_t bytes)
-{
-    return (bytes + PICTURE_SLACK - 1) / PICTURE_SLACK * PICTURE_SLACK;
-}
-
-bool picture_has_size(uint32_t width, uint32_t height)
-{
-    return width >= 1 && height >= 1 && width <= SOURCE_SIDE_MAX && height <= SOURCE_SIDE_MAX &&
-           (uint64_t)width * height <= SOURCE_PIXELS;
-}
-
-int picture_begin(struct picture *p, uint32_t width, uint32_t height, bool can_shrink,
-                  uint64_t rooms, uint64_t own_bytes, struct picture_part *ret_part)
-{
-    const struct onepot_images *o = &p->plan->o;
-    struct crop crop;
-    if (!picture_has_size(width, height))
-        return picture_fail(p, -EILSEQ, "it has %u by %u pixels, and at most %u are decoded",
-                            width, height, SOURCE_PIXELS);
-    crop_plan(o, p->place, width, height, &crop);
-    unsigned shrinks = can_shrink && !o->exact ? crop_shrinks(&crop) : 1;
-    width = (width + shrinks - 1) / shrinks;
-    height = (height + shrinks - 1) / shrinks;
-    if (shrinks > 1)
-        crop_shrink(&crop, shrinks, width, height);
-    uint64_t room = rounded(rooms * rounded((uint64_t)width * 4) + PICTURE_SLACK);
-    uint64_t bytes = resample_bytes(&crop.x, &crop.y, o->interpolation);
-    if (!bytes || room > ROOM_MAX || own_bytes > ROOM_MAX)
-        return picture_fail(p, -EILSEQ, "it has too many pixels for one pixel of the result");
-    int r = budget_take(p, room + bytes + own_bytes);
-    if (r == 0)
-        r = scratch_take(p, room + bytes);
-    if (r < 0)
-        return r;
-    p->room = p->scratch->memory;
-    resample_begin(&p->resample, &crop.x, &crop.y, o->interpolation, p->room + room);
-    const struct filter *x = &p->resample.x, *y = &p->resample.y;
-    *ret_part = (struct picture_part){.shrinks = shrinks,
-                                      .x = x->begin,
-                                      .y = y->begin,
-                                      .width = x->end - x->begin,
-                                      .height = y->end - y->begin};
-    return 0;
-}
-
-void picture_row(struct picture *p, const uint8_t *pixels)
-{
-    struct resample *r = &p->resample;
-    resample_give(r, pixels);
-    while (resample_take(r))
-        write_pixels(p->plan, r->row, r->x.count, p->to, (size_t)(r->made - 1) * r->x.count);
 }
 
 /* ---- decoding ---- */
@@ -341,6 +138,6 @@ int images_decode(const struct images_plan *plan, struct images_scratch *scratch
     while ((*d)->knows && !(*d)->knows(bytes, len))
         d++;
     int r = (*d)->decode(&p);
-    budget_give_back(&p);
+    picture_end(&p);
     return r;
 }

@@ -11,6 +11,12 @@
 #include "images.h"
 #include "resample.h"
 
+/* Bytes of a value in the result. */
+static inline uint64_t picture_item_bytes(const struct onepot_images *o)
+{
+    return o->type == ONEPOT_FLOAT ? 4 : o->type ? 2 : 1;
+}
+
 struct picture {
     const struct images_plan *plan;
     const struct images_place *place;
@@ -41,6 +47,10 @@ struct picture_part {
 int picture_begin(struct picture *p, uint32_t width, uint32_t height, bool can_shrink,
                   uint64_t rooms, uint64_t own_bytes, struct picture_part *ret_part);
 
+/* Gives memory that grew for this picture back, before the next large one may begin. */
+void picture_end(struct picture *p);
+
+#define PICTURE_SIDE_MAX 65535u /* JPEG's limit, too */
 /* Is it a size that is decoded? */
 bool picture_has_size(uint32_t width, uint32_t height);
 
