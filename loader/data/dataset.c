@@ -499,14 +499,6 @@ bool dataset_is_mapped(const struct dataset *d)
     return true;
 }
 
-int dataset_path(const struct dataset *dataset, const struct record *record, char *buf,
-                 size_t size, size_t *ret_len)
-{
-    const struct index *index = dataset->pots[record_archive(record)]->index;
-    int r = index_path(index, record->entry, buf, size, ret_len);
-    return index_is_lost(index) ? -EIO : r;
-}
-
 void dataset_free(struct dataset *dataset)
 {
     if (!dataset || atomic_fetch_sub(&dataset->users, 1) > 1)

@@ -126,12 +126,8 @@ int dataset_path(const struct dataset *dataset, const struct record *record, cha
 int dataset_error(struct onepot_error *error, int err, const struct dataset *dataset,
                   const struct record *record);
 
-/* The same for the part with the label of a sample whose first record is `first`. */
-int dataset_label_error(struct onepot_error *error, int err, const struct dataset *dataset,
-                        const struct record *first);
-
-/* The same for a picture that can't be decoded, and why. */
-int dataset_picture_error(struct onepot_error *error, int err, const struct dataset *dataset,
+/* The same, with the caller's reason. */
+int dataset_error_because(struct onepot_error *error, int err, const struct dataset *dataset,
                           const struct record *record, const char *why);
 
 /* Say in *error how long a read of the record has been waiting. Returns -ETIME. */

@@ -10,7 +10,14 @@
 #include "codec.h"
 #include "dataset.h"
 #include "error.h"
-#include "label.h"
+
+int dataset_path(const struct dataset *dataset, const struct record *record, char *buf,
+                 size_t size, size_t *ret_len)
+{
+    const struct index *index = dataset->pots[record_archive(record)]->index;
+    int r = index_path(index, record->entry, buf, size, ret_len);
+    return index_is_lost(index) ? -EIO : r;
+}
 
 static const char *dataset_describe(int err, const struct record *record, char *buf,
                                     size_t size)
@@ -71,20 +78,7 @@ int dataset_error(struct onepot_error *error, int err, const struct dataset *dat
                       dataset_describe(err, record, words, sizeof(words)), advice);
 }
 
-int dataset_label_error(struct onepot_error *error, int err, const struct dataset *dataset,
-                        const struct record *first)
-{
-    struct record part;
-    int r = label_find(dataset, first, &part);
-    if (r < 0 && r != -EDOM)
-        return dataset_error(error, err, dataset, first);
-    if (err == -EDOM)
-        return file_error(error, err, dataset, &part, "it is to be a label, and is no integer",
-                          NULL);
-    return dataset_error(error, err, dataset, &part);
-}
-
-int dataset_picture_error(struct onepot_error *error, int err, const struct dataset *dataset,
+int dataset_error_because(struct onepot_error *error, int err, const struct dataset *dataset,
                           const struct record *record, const char *why)
 {
     const char *advice = err == -EILSEQ ? "leave it out, or have it replaced (on_error)" : NULL;

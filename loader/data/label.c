@@ -96,6 +96,19 @@ int label_parse(const void *text, size_t len, int64_t *ret_label)
     return 0;
 }
 
+int label_error(struct onepot_error *error, int err, const struct dataset *d,
+                const struct record *first)
+{
+    struct record part;
+    int r = label_find(d, first, &part);
+    if (r < 0 && r != -EDOM)
+        return dataset_error(error, err, d, first);
+    if (err == -EDOM)
+        return dataset_error_because(error, err, d, &part,
+                                     "it is to be a label, and is no integer");
+    return dataset_error(error, err, d, &part);
+}
+
 int label_read(struct dataset *d, const struct record *first, struct onepot_error *error,
                int64_t *ret_label)
 {
@@ -116,7 +129,7 @@ int label_read(struct dataset *d, const struct record *first, struct onepot_erro
     }
     if (r == 0)
         r = label_parse(text, part.size_bytes, ret_label);
-    return r < 0 ? dataset_label_error(error, r, d, first) : 0;
+    return r < 0 ? label_error(error, r, d, first) : 0;
 }
 
 int label_check(const struct dataset *d, struct onepot_error *error)

@@ -33,6 +33,10 @@ int label_parse(const void *text, size_t len, int64_t *ret_label);
 int label_read(struct dataset *dataset, const struct record *first, struct onepot_error *error,
                int64_t *ret_label);
 
+/* As dataset_error, about the part with the label of a sample. */
+int label_error(struct onepot_error *error, int err, const struct dataset *dataset,
+                const struct record *first);
+
 /* -ENOENT: there are samples, and none of them has the part. */
 int label_check(const struct dataset *dataset, struct onepot_error *error);
 

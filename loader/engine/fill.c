@@ -500,9 +500,9 @@ int fill_error(struct onepot_error *error, int err, const struct dataset *datase
 {
     const struct record *record = &dataset->records[bad & ~FILL_LABEL];
     if (bad & FILL_LABEL)
-        return dataset_label_error(error, err, dataset, record);
+        return label_error(error, err, dataset, record);
     if (*why)
-        return dataset_picture_error(error, err, dataset, record, why);
+        return dataset_error_because(error, err, dataset, record, why);
     return dataset_error(error, err, dataset, record);
 }
 
