@@ -1,7 +1,7 @@
 /*
- * The parts of an engine. engine.c plans, gathers and hands out batches. engine_slabs.c has the
- * slabs, and shares memory and CPUs with others of the job. engine_threads.c has the threads,
- * and gives up reads that don't end.
+ * The parts of an engine. engine.c begins and ends it, and hands out batches. engine_threads.c
+ * has the threads, and gives up reads that don't end. engine_work.c plans and gathers batches.
+ * engine_slabs.c has the slabs, and shares memory and CPUs with others of the job.
  */
 #ifndef ONEPOT_ENGINE_PRIVATE_H
 #define ONEPOT_ENGINE_PRIVATE_H
@@ -121,11 +121,15 @@ static inline void *engine_memory_ctx(const struct engine *engine, const struct 
 void engine_give_up_surplus(struct engine *engine);
 void engine_shed(struct engine *engine);
 
+/* Give up the memory that all slabs come from. */
+void engine_close_memory(const struct engine_options *options);
+
 /* ---- threads; engine_threads.c ---- */
 
-/* The work of a thread until the engine ends. In engine.c. */
+/* The work of a thread until the engine ends; engine_work.c. */
 void engine_work(struct engine *engine, struct worker *worker);
-/* Called for the last user, see users. In engine.c. */
+
+/* Called for the last user, see users. */
 void engine_destroy(struct engine *engine);
 
 /* Under the lock. Wait for `ready` until that time (CLOCK_MONOTONIC ns; UINT64_MAX: as long as
@@ -147,9 +151,6 @@ uint64_t engine_next_stall(const struct engine *engine);
 
 /* Is every possible thread in a read that was given up? One of them reads *ret_record. */
 bool engine_is_stuck(const struct engine *engine, uint64_t *ret_record);
-
-/* A thread is done with its run of a slab that was abandoned, or is no longer lost. */
-void engine_came_back(struct engine *engine, struct worker *worker, struct slab *slab);
 
 /* Without the lock. From now on the engine shares with other processes of the job, if it can
  * learn of them. */

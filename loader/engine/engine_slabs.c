@@ -345,3 +345,9 @@ void engine_join_others(struct engine *e)
     pthread_cond_broadcast(&e->work);
     pthread_mutex_unlock(&e->lock);
 }
+
+void engine_close_memory(const struct engine_options *o)
+{
+    for (uint32_t i = 0; i < o->devices; i++)
+        o->memory->close(o->memory_ctx[i]);
+}

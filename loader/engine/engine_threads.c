@@ -10,11 +10,14 @@
  * it.
  */
 #include <errno.h>
+#include <stdlib.h>
 #include <time.h>
 
 #include "clock.h"
 #include "engine_private.h"
+#include "epoch.h"
 #include "loader_clock.h"
+#include "share.h"
 #include "thread.h"
 
 #define STACK_BYTES (512u << 10)
@@ -22,6 +25,29 @@
 #define LOOK_NS UINT64_C(20000000)
 
 /* ---- threads ---- */
+
+void engine_destroy(struct engine *e)
+{
+    share_free(e->share);
+    pthread_mutex_lock(&e->lock);
+    while (e->free_slabs)
+        engine_drop_free(e, &e->free_slabs);
+    pthread_mutex_unlock(&e->lock);
+    engine_close_memory(&e->options);
+    order_free(e->order);
+    order_free(e->next);
+    free(e->places);
+    pthread_cond_destroy(&e->work);
+    pthread_cond_destroy(&e->ready);
+    pthread_cond_destroy(&e->parked);
+    pthread_mutex_destroy(&e->lock);
+    free(e->indices);
+    free(e->offsets);
+    free(e->sizes);
+    free(e->workers);
+    dataset_free(e->dataset);
+    free(e);
+}
 
 static void *thread_main(void *arg)
 {
@@ -181,18 +207,4 @@ bool engine_is_stuck(const struct engine *e, uint64_t *ret_record)
         return false;
     *ret_record = atomic_load(&e->workers[0].filler.record);
     return true;
-}
-
-void engine_came_back(struct engine *e, struct worker *worker, struct slab *slab)
-{
-    if (worker->lost) {
-        worker->lost = false;
-        e->lost--;
-        e->busy++; /* like the others, and the caller takes it off again */
-        atomic_store(&worker->filler.given_up, e->stop);
-    }
-    if (slab->gathered < slab->claimed || !slab->released)
-        return;
-    engine_push_free(e, slab);
-    pthread_cond_signal(&e->work);
 }

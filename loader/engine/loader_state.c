@@ -117,29 +117,6 @@ int onepot_loader_restore(struct onepot_loader *loader, const struct onepot_stat
 
 /* ---- what was delivered ---- */
 
-/* Two bijections of 64 bits with good mixing (Stafford's variants 13 and 4 of MurmurHash3's
- * finaliser). There are two sums, so that an exchange of samples can't go unnoticed. */
-static uint64_t mix_a(uint64_t x)
-{
-    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
-    return x ^ x >> 31;
-}
-
-static uint64_t mix_b(uint64_t x)
-{
-    x = (x ^ x >> 33) * UINT64_C(0x62a9d9ed799705f5);
-    x = (x ^ x >> 28) * UINT64_C(0xcb24d0a5c88c35b3);
-    return x ^ x >> 32;
-}
-
-void engine_delivered_count(struct onepot_delivered *delivered, uint64_t index)
-{
-    delivered->samples++;
-    delivered->sum_a += mix_a(index + 1);
-    delivered->sum_b += mix_b(index + 1);
-}
-
 void onepot_loader_delivered(struct onepot_loader *loader,
                              struct onepot_delivered *ret_delivered)
 {
