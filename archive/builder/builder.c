@@ -1,7 +1,7 @@
 /*
- * The builder: its tables of distinct attributes, left-out members, and its creation and end.
- * builder_members.c adds members and links, builder_data.c the places of their bytes,
- * builder_xattrs.c extended attributes; builder_write.c makes the image.
+ * The builder: left-out members, and its creation and end. builder_members.c adds members and
+ * links, builder_data.c the places of their bytes, builder_xattrs.c extended attributes, all to
+ * the tables of builder_tables.c; builder_write.c makes the image.
  */
 #include "builder.h"
 
@@ -10,31 +10,6 @@
 
 #include "builder_copy_private.h"
 #include "bytes.h"
-
-const struct disk_attr builder_directory = {.mode = S_IFDIR | 0755, .flags = DATA_KIND_NONE};
-
-/* ---- attributes ---- */
-
-int builder_intern_attr(struct builder *b, const struct disk_attr *attr, uint32_t *ret_attr)
-{
-    uint64_t number;
-    if (map_get(&b->attr_numbers, builder_attr_key(attr), &number) < 0) {
-        number = b->attrs.count;
-        if (number == DISK_ATTR_LIMIT)
-            return -EOVERFLOW;
-        if (vector_push(&b->attrs, *attr) < 0 ||
-            map_put(&b->attr_numbers, builder_attr_key(attr), number) < 0)
-            return -ENOMEM;
-    }
-    *ret_attr = (uint32_t)number;
-    return 0;
-}
-
-int builder_add_wide_mtime(struct builder *b, uint32_t inode, int64_t seconds)
-{
-    struct builder_wide wide = {inode, b->wide_mtimes.count, seconds};
-    return vector_push(&b->wide_mtimes, wide);
-}
 
 /*
  * ---- left-out members: no directory can show them ----

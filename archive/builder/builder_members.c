@@ -21,16 +21,6 @@ static int member_no_memory(const struct builder *b, struct fault *fault)
                      "not enough memory to index more than %zu members", b->names.count);
 }
 
-/* ---- inodes ---- */
-
-int builder_new_inode(struct builder *b, const struct builder_inode *inode, uint32_t *ret_inode)
-{
-    if (b->inodes.count >= ENTRIES_MAX)
-        return -EOVERFLOW;
-    *ret_inode = (uint32_t)b->inodes.count;
-    return vector_push(&b->inodes, *inode);
-}
-
 /* ---- members ---- */
 
 static int member_regular(struct builder *b, const struct place *place,
