@@ -1,7 +1,7 @@
 /*
- * Shared by the files of the view: tree_view.c reads it and decides by patterns, view_mark.c
- * asks it about all entries, view_names.c finds the names of lists and maps, view_check.c finds
- * what several archives all lack.
+ * Shared by the files of the view: tree_view.c reads it and makes its tree, view_patterns.c
+ * decides by patterns, view_mark.c asks that about all entries, view_names.c finds the names of
+ * lists and maps, view_check.c finds what several archives all lack.
  */
 #ifndef ONEPOT_TREE_VIEW_PRIVATE_H
 #define ONEPOT_TREE_VIEW_PRIVATE_H
