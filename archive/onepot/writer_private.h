@@ -1,6 +1,6 @@
 /*
  * Shared by the files of the writer: writer.c adds members and ends the archive; framer.c makes
- * zstd frames of a tar that is to be compressed.
+ * zstd frames of a tar that is to be compressed; writer_output.c writes the bytes of either.
  */
 #ifndef ONEPOT_WRITER_PRIVATE_H
 #define ONEPOT_WRITER_PRIVATE_H
@@ -44,11 +44,22 @@ struct writer {
     struct writer_totals totals;
 };
 
+/* ---- writer_output.c ---- */
+
 /*
  * Writes the next bytes of the file. `owned` (may be NULL) is freed when they were written,
  * also on failure.
  */
 int writer_put(struct writer *w, void *bytes, size_t len, void *owned, struct fault *fault);
+
+/* Writes the queue. */
+int writer_flush(struct writer *w, struct fault *fault);
+
+/* Ends a window, which may be the file's last and short. -ENOMEM. */
+int writer_end_window(struct writer *w);
+
+/* Notes and describes a failed write. Returns err. */
+int writer_write_failed(struct writer *w, int err, struct fault *fault);
 
 /* ---- framer.c ---- */
 
