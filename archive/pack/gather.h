@@ -113,14 +113,20 @@ int stream_read(const struct stream *stream, uint64_t offset, size_t len, bool l
                 uint8_t *bytes, struct fault **ret_problem);
 void stream_free(struct stream *stream); /* NULL is fine */
 
-/* ---- between gather.c and gather_input.c ---- */
+/* ---- gather_data.c, for gather.c and gather_input.c ---- */
 
-/* Leaves the member out. `err` is the system's answer. -ENOMEM. */
+/* Puts a fault about `path` in place of an earlier one. -ENOMEM. */
+int gather_fault(struct fault **fault, const char *path, int err, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+/* The same, with the system's words behind `what`. */
+int gather_system_fault(struct fault **fault, const char *path, int err, const char *what);
+
+/* Leaves the member out, for a reason in full. -ENOMEM. */
+int gather_skip(struct gathered *g, int err, const char *what);
+/* The same; `err` is the system's answer. */
 int gather_leave_out(struct gathered *g, int err, const char *what);
 
-/* Copies name and value. Afterwards gather_end_xattrs sorts them, as filesystems don't. */
-int gather_add_xattr(struct gathered *g, const char *name, size_t name_len, const void *value,
-                     size_t value_len);
+/* Sorts the attributes in g->xattrs, as filesystems don't, and gives them to the member. */
 void gather_end_xattrs(struct gathered *g);
 
 /*

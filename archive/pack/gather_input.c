@@ -19,7 +19,7 @@ static int input_xattrs(const struct index *index, uint32_t position, struct gat
     uint64_t cursor = 0;
     int r;
     while ((r = index_xattr_next(index, position, &cursor, &x)) == 0)
-        if (gather_add_xattr(g, x.name, x.name_len, x.value, x.value_len) < 0)
+        if (pax_xattrs_add(&g->xattrs, x.name, x.name_len, x.value, x.value_len) < 0)
             return -ENOMEM;
     gather_end_xattrs(g);
     return r == -ENOENT ? 0 : r;
