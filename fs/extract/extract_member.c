@@ -7,155 +7,15 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
-#include <sys/xattr.h>
 #include <unistd.h>
 
 #include "cleanup.h"
 #include "extract_private.h"
 #include "numbers.h"
-
-#define XATTR_VALUE_MAX 65536u /* Linux's limit */
-
-/* ---- attributes ---- */
-
-bool member_keeps_owner(const struct extraction *x, const struct node *node)
-{
-    return node->uid == x->uid && node->gid == x->gid;
-}
-
-mode_t member_mode(const struct extraction *x, const struct node *node)
-{
-    mode_t mode = node->mode & 07777;
-    if (!x->options->exact_modes)
-        return mode & 0777 & ~x->umask;
-    /* A set-id bit is only for files of the intended owner. */
-    if (!S_ISDIR(node->mode) &&
-        (!x->options->privileged || (!x->options->owners && !member_keeps_owner(x, node))))
-        mode &= ~(mode_t)(S_ISUID | S_ISGID);
-    return mode;
-}
-
-static bool is_in_namespace(const struct xattr *xattr, const char *namespace)
-{
-    size_t len = strlen(namespace);
-    return xattr->name_len > len && memcmp(xattr->name, namespace, len) == 0;
-}
-
-/* Attributes that give rights, or that programs obey: security, trusted. */
-static bool is_privileged(const struct xattr *xattr)
-{
-    return !is_in_namespace(xattr, "user.") && !is_in_namespace(xattr, "system.posix_acl_");
-}
-
-bool member_lacks_privileges(const struct extraction *x, const struct node *node)
-{
-    uint64_t cursor = 0;
-    struct xattr xattr;
-    if (x->options->privileged)
-        return false;
-    if (S_ISCHR(node->mode) || S_ISBLK(node->mode) ||
-        (node->mode & (S_ISUID | S_ISGID) && !S_ISDIR(node->mode)))
-        return true;
-    while (node->has_xattrs && index_xattr_next(x->index, node->position, &cursor, &xattr) == 0)
-        if (is_privileged(&xattr))
-            return true;
-    return false;
-}
-
-static bool may_restore(const struct extraction *x, const struct xattr *xattr)
-{
-    return x->options->exact_modes || is_in_namespace(xattr, "user.");
-}
-
-/* Set the attributes of the open file or, if `fd` is -1, of the file at `path` itself. */
-static int set_xattrs(struct extraction *x, int fd, const char *path, uint32_t position)
-{
-    uint64_t cursor = 0;
-    struct xattr xattr;
-    bool lost = false;
-    int r;
-    while ((r = index_xattr_next(x->index, position, &cursor, &xattr)) == 0) {
-        char name[INDEX_NAME_MAX + 1];
-        if (is_privileged(&xattr) && !x->options->privileged)
-            continue; /* already counted */
-        if (!may_restore(x, &xattr)) {
-            lost = true;
-            continue;
-        }
-        memcpy(name, xattr.name, xattr.name_len);
-        name[xattr.name_len] = '\0';
-        if (xattr.value_len <= XATTR_VALUE_MAX &&
-            (fd >= 0 ? fsetxattr(fd, name, xattr.value, xattr.value_len, 0)
-                     : lsetxattr(path, name, xattr.value, xattr.value_len, 0)) == 0)
-            continue;
-        lost = true;
-    }
-    if (lost)
-        atomic_fetch_add_explicit(&x->lost_xattrs, 1, memory_order_relaxed);
-    return r == -ENOENT ? 0 : r;
-}
-
-/* Times as futimens takes them: the time of the last access stays. */
-struct times {
-    struct timespec at[2];
-};
-
-static struct times node_times(const struct node *node)
-{
-    return (struct times){
-        {{.tv_nsec = UTIME_OMIT},
-         {.tv_sec = (time_t)node->mtime_sec, .tv_nsec = (long)node->mtime_nsec}}};
-}
-
-int member_set_time(int folder_fd, const char *name, const struct node *node)
-{
-    return utimensat(folder_fd, name, node_times(node).at, AT_SYMLINK_NOFOLLOW) < 0 ? -errno
-                                                                                    : 0;
-}
-
-static bool needs_chown(const struct extraction *x, const struct node *node)
-{
-    return x->options->owners && (!member_keeps_owner(x, node) || x->inherits);
-}
-
-int member_finish(struct extraction *x, int fd, const struct node *node, mode_t have_mode)
-{
-    mode_t mode = member_mode(x, node);
-    bool chown = needs_chown(x, node);
-    int r = 0;
-    if (chown && fchown(fd, node->uid, node->gid) < 0)
-        return -errno;
-    if (node->has_xattrs)
-        r = set_xattrs(x, fd, NULL, node->position);
-    if (r < 0)
-        return r;
-    if ((have_mode != mode || chown || x->inherits || mode & 07000) && fchmod(fd, mode) < 0)
-        return -errno;
-    return futimens(fd, node_times(node).at) < 0 ? -errno : 0;
-}
-
-/* The same by name, for entries without a descriptor. Links have no mode. */
-static int finish_name(struct extraction *x, int folder_fd, const char *name,
-                       const struct node *node)
-{
-    if (needs_chown(x, node) &&
-        fchownat(folder_fd, name, node->uid, node->gid, AT_SYMLINK_NOFOLLOW) < 0)
-        return -errno;
-    if (node->has_xattrs) {
-        /* The name is one component, so lsetxattr follows only the path to the open folder. */
-        char path[sizeof("/proc/self/fd/-2147483648/") + INDEX_NAME_MAX];
-        snprintf(path, sizeof(path), "/proc/self/fd/%d/%s", folder_fd, name);
-        int r = set_xattrs(x, -1, path, node->position);
-        if (r < 0)
-            return r;
-    }
-    return member_set_time(folder_fd, name, node);
-}
 
 /* ---- making ---- */
 
@@ -165,8 +25,8 @@ static int finish_name(struct extraction *x, int folder_fd, const char *name,
  */
 static mode_t first_mode(const struct extraction *x, const struct node *node)
 {
-    mode_t mode = member_mode(x, node) & 0777;
-    if (x->options->owners && !member_keeps_owner(x, node))
+    mode_t mode = attributes_mode(x, node) & 0777;
+    if (x->options->owners && !attributes_keep_owner(x, node))
         mode &= 0700;
     return node->has_xattrs ? mode | 0600 : mode;
 }
@@ -194,7 +54,7 @@ static int make_special(struct extraction *x, int folder_fd, const char *name,
     for (int attempt = 0; attempt < 3; attempt++) {
         int r = target ? symlinkat(target, folder_fd, name)
                        : mknodat(folder_fd, name,
-                                 (node->mode & S_IFMT) | (member_mode(x, node) & 0777),
+                                 (node->mode & S_IFMT) | (attributes_mode(x, node) & 0777),
                                  makedev(node->rdev_major, node->rdev_minor));
         if (r == 0)
             return 0;
@@ -235,8 +95,8 @@ static int extract_special(struct extractor *e, int folder_fd, const char *name,
         return r;
     }
     atomic_fetch_add_explicit(&x->others, 1, memory_order_relaxed);
-    r = finish_name(x, folder_fd, name, node);
-    mode_t mode = member_mode(x, node);
+    r = attributes_set_by_name(x, folder_fd, name, node);
+    mode_t mode = attributes_mode(x, node);
     if (r == 0 && !is_link && (mode & 07000 || x->inherits) &&
         fchmodat(folder_fd, name, mode, AT_SYMLINK_NOFOLLOW) < 0)
         r = -errno;
@@ -277,7 +137,7 @@ static int write_file(struct extractor *e, int fd, const struct node *node, mode
     if (node->data_bytes < node->size_bytes || node->has_holes)
         r = ftruncate(fd, (off_t)node->size_bytes) < 0 ? -errno : 0;
     if (r == 0)
-        r = member_finish(x, fd, node, mode);
+        r = attributes_set(x, fd, node, mode);
     if (r < 0)
         trouble->doing = "its attributes can't be set";
     return r;
@@ -383,7 +243,7 @@ static int finish_large(struct extractor *e, struct large *l, const struct node 
     trouble->doing = "its attributes can't be set";
     if (ftruncate(l->fd, (off_t)node->size_bytes) < 0)
         return -errno;
-    r = member_finish(e->x, l->fd, node, first_mode(e->x, node));
+    r = attributes_set(e->x, l->fd, node, first_mode(e->x, node));
     if (r < 0)
         return r;
     r = close(steal_fd(&l->fd)) < 0 ? -errno : 0;

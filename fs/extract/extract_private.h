@@ -1,10 +1,12 @@
 /*
  * Shared by the files of the extraction.
  *
- *   extract.c         the four steps, threads, problems
- *   extract_tree.c    folders: making them, descriptors of them, their attributes
- *   extract_member.c  one file, link or special file
- *   extract_bytes.c   the bytes of a file: from the archive into a descriptor
+ *   extract.c             the four steps, threads
+ *   extract_member.c      one file, link or special file
+ *   extract_tree.c        folders: making them, descriptors of them
+ *   extract_attributes.c  owner, mode, extended attributes, time
+ *   extract_problem.c     words for problems, and which ones end the run
+ *   extract_bytes.c       the bytes of a file: from the archive into a descriptor
  */
 #ifndef ONEPOT_EXTRACT_PRIVATE_H
 #define ONEPOT_EXTRACT_PRIVATE_H
@@ -124,6 +126,24 @@ static inline bool extract_stopped(const struct extraction *x)
 int extract_problem(struct extraction *x, uint32_t position, int err, uint64_t offset,
                     const char *doing);
 
+/* ---- extract_attributes.c ---- */
+
+/* Does an entry made here have the right owner from the start? */
+bool attributes_keep_owner(const struct extraction *x, const struct node *node);
+/*
+ * Because the run is not `privileged`, will it lack set-id bits or attributes, or be left out?
+ */
+bool attributes_lack_privileges(const struct extraction *x, const struct node *node);
+/* The mode that an inode gets here. */
+mode_t attributes_mode(const struct extraction *x, const struct node *node);
+/* Set the time of an entry by its name, without following it. */
+int attributes_set_time(int folder_fd, const char *name, const struct node *node);
+/* Set owner, extended attributes, mode, time; `have_mode` is the current mode. */
+int attributes_set(struct extraction *x, int fd, const struct node *node, mode_t have_mode);
+/* The same by name, for entries without a descriptor. Links have no mode. */
+int attributes_set_by_name(struct extraction *x, int folder_fd, const char *name,
+                           const struct node *node);
+
 /* ---- extract_tree.c ---- */
 
 void folders_init(struct folders *folders, unsigned slots);
@@ -153,19 +173,6 @@ int tree_finish_folders(struct extraction *x, struct folders *folders);
 int tree_clear_the_way(const struct extraction *x, int folder_fd, const char *name);
 
 /* ---- extract_member.c ---- */
-
-/* Does an entry made here have the right owner from the start? */
-bool member_keeps_owner(const struct extraction *x, const struct node *node);
-/*
- * Because the run is not `privileged`, will it lack set-id bits or attributes, or be left out?
- */
-bool member_lacks_privileges(const struct extraction *x, const struct node *node);
-/* The mode that an inode gets here. */
-mode_t member_mode(const struct extraction *x, const struct node *node);
-/* Set the time of an entry by its name, without following it. */
-int member_set_time(int folder_fd, const char *name, const struct node *node);
-/* Set owner, extended attributes, mode, time; `have_mode` is the current mode. */
-int member_finish(struct extraction *x, int fd, const struct node *node, mode_t have_mode);
 
 /* Extract an entry that is no directory; problems are reported. */
 void member_extract(struct extractor *e, uint32_t position);

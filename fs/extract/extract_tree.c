@@ -214,9 +214,9 @@ static int use_folder(struct extraction *x, int parent_fd, const char *name)
 static bool has_mode_at_once(const struct extraction *x, const struct node *node,
                              uint32_t parent)
 {
-    mode_t mode = member_mode(x, node);
+    mode_t mode = attributes_mode(x, node);
     return x->flags[parent] & ENTRY_NEW && !x->inherits && !node->has_xattrs &&
-           (mode & 07700) == 0700 && (!x->options->owners || member_keeps_owner(x, node));
+           (mode & 07700) == 0700 && (!x->options->owners || attributes_keep_owner(x, node));
 }
 
 static int tree_make_new_folder(struct extraction *x, int parent_fd, const char *name,
@@ -259,7 +259,8 @@ int tree_make_folder(struct extraction *x, struct folders *f, const struct node 
         r = folders_find(x, f, position, &fd, name);
     if (r == 0) {
         at_once = has_mode_at_once(x, node, f->directory);
-        r = tree_make_new_folder(x, fd, name, at_once ? member_mode(x, node) : 0700, &is_new);
+        r = tree_make_new_folder(x, fd, name, at_once ? attributes_mode(x, node) : 0700,
+                                 &is_new);
     }
     if (r < 0) {
         extract_problem(x, position, r, FAULT_NO_OFFSET, "the directory can't be made");
@@ -282,14 +283,14 @@ static int finish_folder(struct extraction *x, struct folders *f, uint32_t posit
     if (r < 0)
         return r;
     if (position == INDEX_ROOT)
-        return member_finish(x, fd, &node, (mode_t)-1);
+        return attributes_set(x, fd, &node, (mode_t)-1);
     r = folders_find(x, f, position, &fd, name);
     if (r < 0)
         return r;
     if (x->flags[position] & ENTRY_HAS_MODE)
-        return member_set_time(fd, name, &node);
+        return attributes_set_time(fd, name, &node);
     auto_close int own = openat(fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    return own < 0 ? -errno : member_finish(x, own, &node, (mode_t)-1);
+    return own < 0 ? -errno : attributes_set(x, own, &node, (mode_t)-1);
 }
 
 int tree_finish_folders(struct extraction *x, struct folders *f)
