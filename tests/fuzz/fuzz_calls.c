@@ -33,7 +33,7 @@ static struct link mount_link;
 static struct intercept_head head;
 static int archive, others[FILES];
 static struct pair {
-    int fd, twin;
+    int fd, reference;
 } pairs[FDS];
 static uint8_t buf[BUF_BYTES], expected[BUF_BYTES];
 
@@ -154,8 +154,8 @@ static void open_pair(struct pair *pair, unsigned file, unsigned how)
     unsigned which = how % 6;
 
     pair->fd = open_again(others[file % FILES], flags[which]);
-    pair->twin = open_again(others[file % FILES], flags[which]);
-    require(pair->fd >= 0 && pair->twin >= 0);
+    pair->reference = open_again(others[file % FILES], flags[which]);
+    require(pair->fd >= 0 && pair->reference >= 0);
     if (how < 128 || which > 2)
         known_set(pair->fd, reading_is_plain(flags[which]) ? KNOWN_PLAIN : KNOWN_FOREIGN);
 }
@@ -166,23 +166,23 @@ static void close_pair(struct pair *pair, bool is_seen)
         close_seen(pair->fd);
     else
         close(pair->fd);
-    close(pair->twin);
+    close(pair->reference);
 }
 
 static void dup_pair(struct pair *to, const struct pair *from, bool is_seen)
 {
-    struct pair made = {dup(from->fd), dup(from->twin)};
+    struct pair made = {dup(from->fd), dup(from->reference)};
 
     reading_closed(made.fd);
     close_pair(to, is_seen);
     *to = made;
 }
 
-static void check_same(const struct pair *pair, ssize_t n, int err, ssize_t twin_n)
+static void check_same(const struct pair *pair, ssize_t n, int err, ssize_t reference_n)
 {
-    require(n == twin_n && (n >= 0 || err == errno));
+    require(n == reference_n && (n >= 0 || err == errno));
     require(memcmp(buf, expected, sizeof(buf)) == 0);
-    require(lseek(pair->fd, 0, SEEK_CUR) == lseek(pair->twin, 0, SEEK_CUR));
+    require(lseek(pair->fd, 0, SEEK_CUR) == lseek(pair->reference, 0, SEEK_CUR));
 }
 
 static void read_pair(const struct pair *pair, size_t len)
@@ -191,7 +191,7 @@ static void read_pair(const struct pair *pair, size_t len)
     if (n <= 0)
         n = read(pair->fd, buf, len);
     int err = errno;
-    check_same(pair, n, err, read(pair->twin, expected, len));
+    check_same(pair, n, err, read(pair->reference, expected, len));
 }
 
 static void pread_pair(const struct pair *pair, size_t len, off_t at)
@@ -200,12 +200,12 @@ static void pread_pair(const struct pair *pair, size_t len, off_t at)
     if (n <= 0)
         n = pread(pair->fd, buf, len, at);
     int err = errno;
-    check_same(pair, n, err, pread(pair->twin, expected, len, at));
+    check_same(pair, n, err, pread(pair->reference, expected, len, at));
 }
 
 static void seek_pair(const struct pair *pair, off_t at, int whence)
 {
-    require(lseek(pair->fd, at, whence) == lseek(pair->twin, at, whence));
+    require(lseek(pair->fd, at, whence) == lseek(pair->reference, at, whence));
 }
 
 /* The library's own descriptor is closed, or another file's, by somebody who knows nothing. */
