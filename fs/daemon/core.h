@@ -105,8 +105,8 @@ struct session {
     _Atomic bool ended;
     _Atomic bool distrusted;       /* see session_distrust */
     _Atomic unsigned shown_xattrs; /* has_xattrs in ops.c */
-    /* Helpers are outside of the mount's PID namespace, and so have no process ID there. */
-    _Atomic bool nobody_is_helper;
+    /* Fetchers are outside of the mount's PID namespace, and so have no process ID there. */
+    _Atomic bool nobody_is_fetcher;
 };
 
 /* A request in a worker's hands. */

@@ -345,12 +345,12 @@ static void worker_come_back(struct worker *w)
     worker_park(w);
 }
 
-static bool is_helper(const struct session *s, uint32_t pid)
+static bool is_fetcher(const struct session *s, uint32_t pid)
 {
     bool is = false;
 
     if (!pid)
-        return atomic_load_explicit(&s->nobody_is_helper, memory_order_relaxed);
+        return atomic_load_explicit(&s->nobody_is_fetcher, memory_order_relaxed);
     for (unsigned i = 0; i < COUNTERS_AHEAD; i++)
         is |= (uint32_t)atomic_load_explicit(&s->config.counters->ahead_pids[i],
                                              memory_order_relaxed) == pid;
@@ -369,7 +369,7 @@ static int worker_serve_one(struct worker *w)
     if ((size_t)n < sizeof(*rq.header) || rq.header->len != (size_t)n)
         return 0;
     rq.received_ns = now_ns();
-    rq.own = is_helper(s, rq.header->pid);
+    rq.own = is_fetcher(s, rq.header->pid);
     rq.arg = rq.header + 1;
     rq.arg_len = (size_t)n - sizeof(*rq.header);
     atomic_store_explicit(&w->unique, rq.header->unique, memory_order_relaxed);

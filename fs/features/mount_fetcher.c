@@ -472,7 +472,7 @@ void mount_fetcher_look_up(struct mount_fetcher *f, struct request *rq)
         rq->unseen = true;
         atomic_store(&f->session->config.counters->ahead_pids[i], (int32_t)rq->header->pid);
         if (!rq->header->pid)
-            atomic_store(&f->session->nobody_is_helper, true);
+            atomic_store(&f->session->nobody_is_fetcher, true);
         atomic_store(&f->rings[i].seen, 1);
     }
     pthread_mutex_unlock(&f->lock);

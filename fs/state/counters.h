@@ -114,7 +114,7 @@ struct counters {
     uint64_t mount_namespace; /* in which its mount point is a path; 0: it is none */
 
     _Atomic uint32_t state;                     /* enum mount_state */
-    _Atomic int32_t ahead_pids[COUNTERS_AHEAD]; /* helpers that are reading ahead, or 0 */
+    _Atomic int32_t ahead_pids[COUNTERS_AHEAD]; /* fetchers that read ahead, or 0 */
     _Atomic uint32_t holders;                   /* mount commands that share this mount */
     _Atomic uint64_t shared_ns; /* when a command last shared it: counts as a request */
 

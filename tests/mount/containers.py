@@ -411,9 +411,9 @@ def test_a_mount_in_a_container_is_read_ahead(work):
                 stat = json.loads(out)
                 check_equal(life.ended(driver)[0], 0, "the driver's status")
         check(stat["ahead_files"] > 100, f"{stat['ahead_files']} files were read ahead")
-        # What a helper asked for right before it ended may be taken for a reader's.
+        # What a fetcher asked for right before it ended may be taken for a reader's.
         check(stat["requests"]["READ"] <= FILES + 100 - stat["ahead_files"] // 2,
-              f"helpers count as readers: {stat['requests']['READ']}")
+              f"fetchers count as readers: {stat['requests']['READ']}")
         check(stat["read_files"] <= FILES, f"{stat['read_files']} files were read")
         check_nothing_left()
 

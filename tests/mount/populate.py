@@ -71,7 +71,7 @@ def shuffled():
     return numbers
 
 
-def helpers_of(daemon):
+def fetchers_of(daemon):
     """The processes that read ahead for the mount of this daemon."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -111,7 +111,7 @@ def settled(mount):
 
     def rests():
         before = threads_at_rest(pid)
-        return before and not helpers_of(pid) and threads_at_rest(pid) == before
+        return before and not fetchers_of(pid) and threads_at_rest(pid) == before
 
     harness.wait_for(rests, "the end of reading ahead, and the daemon's threads to sleep")
     return mount.stat()
@@ -221,30 +221,30 @@ def test_a_killed_daemon_takes_it_along(work):
         with work.mount(archive) as mount:
             read_all(mount, shuffled()[:count])
             stat = mount.stat()
-            helpers = helpers_of(mount.stat()["daemon_pid"])
+            fetchers = fetchers_of(mount.stat()["daemon_pid"])
             os.kill(stat["daemon_pid"], signal.SIGKILL)
-            for pid in helpers:
+            for pid in fetchers:
                 life.wait_gone(pid)
             life.wait_gone(stat["daemon_pid"])
             mount.mounted = False
             harness.onepot("umount", mount.path)
 
 
-def test_a_killed_helper_is_no_loss(work):
+def test_a_killed_fetcher_is_no_loss(work):
     with work.mount(make_archive(work)) as mount:
         numbers = shuffled()
         read_all(mount, numbers[:2100])
-        for pid in helpers_of(mount.stat()["daemon_pid"]):
+        for pid in fetchers_of(mount.stat()["daemon_pid"]):
             life.kill(pid)
         read_all(mount, numbers)
 
 
-def test_a_stopped_helper_keeps_nobody_waiting(work):
+def test_a_stopped_fetcher_keeps_nobody_waiting(work):
     with work.mount(make_archive(work)) as mount:
         numbers = shuffled()
         read_all(mount, numbers[:2100])
         daemon = mount.stat()["daemon_pid"]
-        for pid in helpers_of(daemon):
+        for pid in fetchers_of(daemon):
             with contextlib.suppress(ProcessLookupError):  # it may have no more to do
                 os.kill(pid, signal.SIGSTOP)
         read_all(mount, numbers)

@@ -13,7 +13,7 @@ import harness
 import life
 from tars import member, write_tar
 from harness import Skip, check, check_equal
-from populate import helpers_of, settled
+from populate import fetchers_of, settled
 
 FOLDERS = 120
 FILES = 60  # of each
@@ -48,7 +48,7 @@ def walk(folder, rest=lambda: None):
 
 
 def until_helped(mount):
-    """Rests now and then until the helper has come, which is late where others use the machine."""
+    """Rests now and then until the fetcher has come, which is late where others use the machine."""
     directories = itertools.count()
 
     def rest():
@@ -141,9 +141,9 @@ def test_a_killed_daemon_takes_it_along(work):
             daemon = mount.stat()["daemon_pid"]
             for i in range(count):
                 os.listdir(mount / folder_of(i))
-            helpers = helpers_of(mount.stat()["daemon_pid"])
+            fetchers = fetchers_of(mount.stat()["daemon_pid"])
             os.kill(daemon, signal.SIGKILL)
-            for pid in [*helpers, daemon]:
+            for pid in [*fetchers, daemon]:
                 life.wait_gone(pid)
             mount.mounted = False
             harness.onepot("umount", mount.path)
