@@ -18,23 +18,23 @@
 #include <stdint.h>
 #include <string.h>
 
-#define BYTES_DEFINE(order, to_host, to_order, bits)                                           \
-    static inline uint##bits##_t bytes_##order##bits(const void *p)                            \
+#define BYTES_DEFINE(endian, to_host, to_endian, bits)                                         \
+    static inline uint##bits##_t bytes_##endian##bits(const void *p)                           \
     {                                                                                          \
         uint##bits##_t v;                                                                      \
         memcpy(&v, p, sizeof(v));                                                              \
         return to_host(v);                                                                     \
     }                                                                                          \
-    static inline void bytes_put_##order##bits(void *p, uint##bits##_t v)                      \
+    static inline void bytes_put_##endian##bits(void *p, uint##bits##_t v)                     \
     {                                                                                          \
-        v = to_order(v);                                                                       \
+        v = to_endian(v);                                                                      \
         memcpy(p, &v, sizeof(v));                                                              \
     }                                                                                          \
-    static inline bool cursor_##order##bits(struct cursor *c, uint##bits##_t *ret)             \
+    static inline bool cursor_##endian##bits(struct cursor *c, uint##bits##_t *ret)            \
     {                                                                                          \
         if (c->left < sizeof(*ret))                                                            \
             return false;                                                                      \
-        *ret = bytes_##order##bits(c->at);                                                     \
+        *ret = bytes_##endian##bits(c->at);                                                    \
         c->at += sizeof(*ret);                                                                 \
         c->left -= sizeof(*ret);                                                               \
         return true;                                                                           \
@@ -56,8 +56,8 @@ BYTES_DEFINE(be, be64toh, htobe64, 64)
 /* The order of two names, as by memcmp; of two that begin alike, the shorter is first. */
 static inline int bytes_compare(const void *a, size_t a_len, const void *b, size_t b_len)
 {
-    int order = memcmp(a, b, a_len < b_len ? a_len : b_len);
-    return order ? order : (a_len > b_len) - (a_len < b_len);
+    int compared = memcmp(a, b, a_len < b_len ? a_len : b_len);
+    return compared ? compared : (a_len > b_len) - (a_len < b_len);
 }
 
 /* Take `len` bytes, which stay in the buffer. */

@@ -19,7 +19,7 @@ struct image {
     struct builder *b;
     const struct builder_header *about;
     uint32_t entries;
-    uint32_t *order; /* the name at each position; not of a copy */
+    uint32_t *name_at; /* the name at each position; not of a copy */
     VECTOR(struct disk_extra) extras;
     struct disk_header header;
 

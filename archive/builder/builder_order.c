@@ -163,21 +163,21 @@ static struct sort_item *order_room(const struct builder *b, size_t *ret_largest
  */
 static void order_place_children(struct builder *b, struct builder_inode *dir,
                                  const uint32_t *children, struct sort_item *items,
-                                 struct sort_item *spare, uint32_t *order, uint32_t placed)
+                                 struct sort_item *spare, uint32_t *name_at, uint32_t placed)
 {
     uint32_t count = (uint32_t)dir->data;
     for (uint32_t i = 0; i < count; i++)
         items[i].name = children[i];
     order_sort(b, items, count, spare);
     for (uint32_t i = 0; i < count; i++)
-        order[placed + i] = (uint32_t)items[i].name;
+        name_at[placed + i] = (uint32_t)items[i].name;
     dir->data = placed | (uint64_t)count << 32;
     dir->size = 0;
     for (uint32_t i = placed; i < placed + count; i++)
-        dir->size += is_directory_inode(b, b->names.at[order[i]].inode);
+        dir->size += is_directory_inode(b, b->names.at[name_at[i]].inode);
 }
 
-int builder_number(struct builder *b, uint32_t *order)
+int builder_number(struct builder *b, uint32_t *name_at)
 {
     size_t count = b->names.count, largest;
     auto_free uint32_t *by_parent = calloc(count, sizeof(*by_parent));
@@ -188,16 +188,16 @@ int builder_number(struct builder *b, uint32_t *order)
     order_group_children(b, by_parent, ends);
 
     uint32_t placed = 1;
-    order[0] = 0;
+    name_at[0] = 0;
     for (uint32_t position = 0; position < placed; position++) {
-        uint32_t name = order[position];
+        uint32_t name = name_at[position];
         uint32_t inode = b->names.at[name].inode;
         if (!is_directory_inode(b, inode))
             continue;
         struct builder_inode *dir = &b->inodes.at[inode];
         uint32_t children = (uint32_t)dir->data;
         order_place_children(b, dir, by_parent + (ends[name] - children), items,
-                             items + largest, order, placed);
+                             items + largest, name_at, placed);
         placed += children;
         if (vector_push(&b->dirs, htole32(position)) < 0)
             return -ENOMEM;

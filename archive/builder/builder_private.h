@@ -150,10 +150,10 @@ int builder_grow_slots(struct builder *b);
 int builder_flush_xattrs(struct builder *b);
 
 /*
- * Number the tree. order[position] is the name at each position, `dirs` has the positions of
- * directories, and the inodes of directories have `data` and `size` as on disk. `order` has
+ * Number the tree. name_at[position] is the name at each position, `dirs` has the positions of
+ * directories, and the inodes of directories have `data` and `size` as on disk. `name_at` has
  * room for each name.
  */
-int builder_number(struct builder *b, uint32_t *order);
+int builder_number(struct builder *b, uint32_t *name_at);
 
 #endif

@@ -27,10 +27,10 @@ static void image_prefetch(const struct image *image, uint32_t position, bool te
 {
     const struct builder *b = image->b;
     if ((uint64_t)position + 2 * AHEAD < b->names.count)
-        __builtin_prefetch(&b->names.at[image->order[position + 2 * AHEAD]]);
+        __builtin_prefetch(&b->names.at[image->name_at[position + 2 * AHEAD]]);
     if ((uint64_t)position + AHEAD >= b->names.count)
         return;
-    uint32_t name = image->order[position + AHEAD];
+    uint32_t name = image->name_at[position + AHEAD];
     __builtin_prefetch(texts ? (const void *)name_text(b, name)
                              : &b->inodes.at[b->names.at[name].inode]);
 }
@@ -163,7 +163,7 @@ static int image_alias_attr(struct image *image, uint32_t number, uint32_t *ret_
 static int image_put_entry(struct image *image, uint32_t position, uint64_t name_offset)
 {
     struct builder *b = image->b;
-    uint32_t number = b->names.at[image->order[position]].inode;
+    uint32_t number = b->names.at[image->name_at[position]].inode;
     struct builder_inode *inode = &b->inodes.at[number];
     bool is_alias = inode->nlink == NLINK_PLACED;
     uint32_t attr;
@@ -197,7 +197,7 @@ static int image_put_entries(struct image *image)
     for (uint32_t i = 0; r == 0 && i < count; i++) {
         image_prefetch(image, i, false);
         r = image_put_entry(image, i, name_offset);
-        name_offset += name_length(b, image->order[i]);
+        name_offset += name_length(b, image->name_at[i]);
     }
     image_end_section(image);
     image->header.name_bytes = htole64(name_offset);
@@ -211,7 +211,8 @@ static int image_put_names(struct image *image)
     int r = image_begin_section(image, SECTION_NAMES);
     for (uint32_t i = 1; r == 0 && i < count; i++) {
         image_prefetch(image, i, true);
-        r = image_put(image, name_text(b, image->order[i]), name_length(b, image->order[i]));
+        r = image_put(image, name_text(b, image->name_at[i]),
+                      name_length(b, image->name_at[i]));
     }
     image_end_section(image);
     return r;
@@ -240,7 +241,7 @@ static int image_put_content_sums(struct image *image)
     image->header.features |= htole32(DISK_HAS_SUMS);
     int r = image_begin_section(image, SECTION_SUMS);
     for (uint32_t i = 0; r == 0 && i < b->names.count; i++) {
-        uint32_t number = b->names.at[image->order[i]].inode;
+        uint32_t number = b->names.at[image->name_at[i]].inode;
         const struct builder_inode *inode = &b->inodes.at[number];
         bool is_alias = inode->nlink == NLINK_PLACED && inode->data != i;
         bool has_sum = number < b->sums.count && S_ISREG(inode_attr(b, number)->mode);
@@ -293,7 +294,7 @@ static int image_make_digest(struct image *image)
     uint32_t count = (uint32_t)b->names.count;
     for (uint32_t i = 0; i < count; i++) {
         image_prefetch(image, i, false);
-        image_digest_name(b, image->order[i], &digest);
+        image_digest_name(b, image->name_at[i], &digest);
     }
     digest_end(&digest, image->header.digest);
     image->header.digest_kind = htole32(DIGEST_CONTENT);
@@ -407,8 +408,8 @@ static int builder_arrange(struct image *image)
         return 0;
     }
     image->entries = (uint32_t)b->names.count;
-    image->order = calloc(b->names.count, sizeof(*image->order));
-    int r = image->order ? builder_number(b, image->order) : -ENOMEM;
+    image->name_at = calloc(b->names.count, sizeof(*image->name_at));
+    int r = image->name_at ? builder_number(b, image->name_at) : -ENOMEM;
     return r == 0 && b->has_pieces ? builder_sort_attrs(b) : r;
 }
 
@@ -465,7 +466,7 @@ int builder_write(struct builder *b, const struct builder_header *header, int fd
     b->is_written = true;
     struct image image = {.b = b, .about = header, .fd = fd, .offset = offset};
     int r = builder_write_image(&image, ret_image_bytes);
-    free(image.order);
+    free(image.name_at);
     vector_free(&image.extras);
     free(image.buf);
     vector_free(&image.page_sums);

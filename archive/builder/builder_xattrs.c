@@ -33,8 +33,8 @@ static int xattrs_compare_names(const struct builder_xattr *x, const struct buil
 static int compare_xattrs(const void *a, const void *b, void *bytes)
 {
     const struct builder_xattr *x = a, *y = b;
-    int order = xattrs_compare_names(x, y, bytes);
-    return order ? order : (x->name > y->name) - (x->name < y->name);
+    int compared = xattrs_compare_names(x, y, bytes);
+    return compared ? compared : (x->name > y->name) - (x->name < y->name);
 }
 
 /* Append the pending attributes to `xattrs` as a set, not yet counted. */

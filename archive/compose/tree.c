@@ -223,10 +223,10 @@ static int tree_compare_places(struct tree_place a, struct tree_place b)
 static int tree_by_name(const void *a, const void *b)
 {
     const struct tree_name *x = a, *y = b;
-    int order = tree_compare_places(x->directory, y->directory);
-    if (order == 0)
-        order = bytes_compare(x->at, x->len, y->at, y->len);
-    return order ? order : (x->number > y->number) - (x->number < y->number);
+    int compared = tree_compare_places(x->directory, y->directory);
+    if (compared == 0)
+        compared = bytes_compare(x->at, x->len, y->at, y->len);
+    return compared ? compared : (x->number > y->number) - (x->number < y->number);
 }
 
 /* The first name that was put into a directory that is not before this one. */
@@ -539,8 +539,8 @@ static int head_compare(const struct tree *t, const struct tree_head *a,
 /* The same; of equal names, the earlier place's is first. */
 static bool head_is_before(const struct tree *t, uint32_t a, uint32_t b)
 {
-    int order = head_compare(t, &t->heads.at[a], &t->heads.at[b]);
-    return order < 0 || (order == 0 && a < b);
+    int compared = head_compare(t, &t->heads.at[a], &t->heads.at[b]);
+    return compared < 0 || (compared == 0 && a < b);
 }
 
 /* Put a head with its next entry into the heap, which has room. */

@@ -54,13 +54,13 @@ static int names_push_level(struct names_walk *w, size_t len, uint32_t position)
 }
 
 static int names_compare(const struct index *index, uint32_t position, const char *name,
-                         size_t len, int *ret_order)
+                         size_t len, int *ret_compared)
 {
     const char *other;
     size_t other_len;
     int r = index_name(index, position, &other, &other_len);
     if (r == 0)
-        *ret_order = bytes_compare(name, len, other, other_len);
+        *ret_compared = bytes_compare(name, len, other, other_len);
     return r;
 }
 
@@ -68,19 +68,19 @@ static int names_compare(const struct index *index, uint32_t position, const cha
 static int names_narrow(const struct index *index, const struct names_level *level,
                         const char *name, size_t len, uint32_t *low, uint32_t *high)
 {
-    int order = 0;
+    int compared = 0;
     *low = 0;
     *high = level->count;
     for (uint64_t at = level->near, step = 1; at < level->count; at += step, step *= 2) {
-        int r = names_compare(index, level->first + (uint32_t)at, name, len, &order);
+        int r = names_compare(index, level->first + (uint32_t)at, name, len, &compared);
         if (r < 0)
             return r;
-        if (order < 0) {
+        if (compared < 0) {
             *high = (uint32_t)at;
             return 0;
         }
         *low = (uint32_t)at;
-        if (order == 0) {
+        if (compared == 0) {
             *high = *low + 1;
             return 0;
         }
@@ -97,14 +97,14 @@ static int names_look_up(struct names_walk *w, const char *name, size_t len,
     int r = names_narrow(w->index, level, name, len, &low, &high);
     while (r == 0 && low < high) {
         uint32_t mid = low + (high - low) / 2;
-        int order = 0;
-        r = names_compare(w->index, level->first + mid, name, len, &order);
-        if (r == 0 && order == 0) {
+        int compared = 0;
+        r = names_compare(w->index, level->first + mid, name, len, &compared);
+        if (r == 0 && compared == 0) {
             level->near = mid;
             *ret_position = level->first + mid;
             return 0;
         }
-        if (order > 0)
+        if (compared > 0)
             low = mid + 1;
         else
             high = mid;

@@ -412,14 +412,14 @@ int index_lookup(const struct index *index, uint32_t directory, const char *name
         r = index_raw_name(index, low + half, &other, &other_len);
         if (r < 0)
             return r;
-        int order = bytes_compare(name, len, other, other_len);
-        if (order == 0) {
+        int compared = bytes_compare(name, len, other, other_len);
+        if (compared == 0) {
             if (!path_is_name(other, other_len))
                 return -EUCLEAN;
             *ret_position = low + half;
             return 0;
         }
-        if (order > 0) {
+        if (compared > 0) {
             low += half + 1;
             count -= half + 1;
         } else {

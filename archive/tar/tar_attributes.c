@@ -107,14 +107,14 @@ struct attribute {
     char *name;
     const void *value;
     size_t value_len;
-    size_t order;
+    size_t place;
 };
 
 static int attributes_compare(const void *a, const void *b)
 {
     const struct attribute *x = a, *y = b;
     int r = strcmp(x->name, y->name);
-    return r ? r : x->order < y->order ? -1 : x->order > y->order;
+    return r ? r : x->place < y->place ? -1 : x->place > y->place;
 }
 
 /* GNU tar writes "=" in a name as %3D, because "=" ends the name, and "%" as %25. */
@@ -144,7 +144,7 @@ static int attributes_read(struct archive_entry *entry, size_t count,
     int r = list ? 0 : -ENOMEM;
     for (size_t i = 0; r == 0 && i < count; i++) {
         const char *name;
-        list[i].order = i;
+        list[i].place = i;
         if (archive_entry_xattr_next(entry, &name, &list[i].value, &list[i].value_len) !=
             ARCHIVE_OK)
             r = -EUCLEAN;

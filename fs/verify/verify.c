@@ -20,6 +20,7 @@
 #include <xxhash.h>
 
 #include "backend.h"
+#include "bytes.h"
 #include "codec.h"
 #include "content.h"
 #include "numbers.h"
@@ -128,8 +129,7 @@ static int verify_compare_names(const struct index *index, uint32_t a, uint32_t 
     size_t x_len, y_len;
     if (index_name(index, a, &x, &x_len) < 0 || index_name(index, b, &y, &y_len) < 0)
         return -1; /* already reported */
-    int order = memcmp(x, y, x_len < y_len ? x_len : y_len);
-    return order ? order : (x_len > y_len) - (x_len < y_len);
+    return bytes_compare(x, x_len, y, y_len);
 }
 
 /* A directory's children follow the children of the directories before it, sorted. */

@@ -66,9 +66,9 @@ static int compare_folders(const void *a, const void *b)
     const struct folder *x = a, *y = b;
     if (x->label != y->label)
         return x->label < y->label ? -1 : 1;
-    int order = strcmp(x->path, y->path);
-    if (order != 0)
-        return order;
+    int compared = strcmp(x->path, y->path);
+    if (compared != 0)
+        return compared;
     return x->archive < y->archive ? -1 : x->archive > y->archive;
 }
 
