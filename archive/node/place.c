@@ -21,7 +21,6 @@
 #include "cleanup.h"
 #include "fault.h"
 #include "mountinfo.h"
-#include "runtime.h"
 
 #define USERS_ALL UINT64_C(4294967295) /* all that a namespace can give a number to */
 #define MAGIC_FUSE 0x65735546
@@ -67,6 +66,17 @@ bool place_is_ours(const struct stat *st)
     return st->st_uid == geteuid() && !is_unknown(st->st_uid);
 }
 
+unsigned place_uid(void)
+{
+    unsigned inside, outside, count, uid = (unsigned)geteuid();
+    auto_fclose FILE *f = fopen("/proc/self/uid_map", "re");
+
+    while (f && fscanf(f, "%u %u %u", &inside, &outside, &count) == 3)
+        if (uid >= inside && uid - inside < count)
+            return outside + (uid - inside);
+    return uid;
+}
+
 /* Does only root make this folder, whatever the system? The path is real. */
 static bool is_of_root_by_name(const char *path)
 {
@@ -99,7 +109,7 @@ static bool is_filesystem_trusted(int fd, int above_fd)
     int r = mountinfo_of(fd, &mount);
     if (r == -ENOTSUP || (r == -ENOENT && above_fd < 0))
         return fstatfs(fd, &fs) == 0 && fs.f_type != MAGIC_FUSE;
-    return r == 0 && (mount.uid == 0 || mount.uid == geteuid() || mount.uid == runtime_uid());
+    return r == 0 && (mount.uid == 0 || mount.uid == geteuid() || mount.uid == place_uid());
 }
 
 int place_open_entry(int folder_fd, const char *name, int *ret_fd)

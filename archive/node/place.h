@@ -71,6 +71,12 @@ int place_open_entry(int folder_fd, const char *name, int *ret_fd);
 /* Does every user have a number in our user namespace? */
 bool place_knows_all_users(void);
 
+/*
+ * Our user's number outside of our user namespace. There the roots of all users' containers
+ * differ, while in it each is 0.
+ */
+unsigned place_uid(void);
+
 /* Does a file or folder belong to us, and not to users without a number here? */
 bool place_is_ours(const struct stat *st);
 

@@ -53,26 +53,15 @@ size_t runtime_places(enum runtime_use use, char places[RUNTIME_FOLDERS_MAX][PAT
     count = runtime_add_place(places, count, "/tmp");
     if (use == RUNTIME_COPIES)
         return count;
-    snprintf(session, sizeof(session), "/run/user/%u", runtime_uid());
+    snprintf(session, sizeof(session), "/run/user/%u", place_uid());
     count = runtime_add_place(places, count, getenv("XDG_RUNTIME_DIR"));
     return runtime_add_place(places, count, session);
-}
-
-unsigned runtime_uid(void)
-{
-    unsigned inside, outside, count, uid = (unsigned)geteuid();
-    auto_fclose FILE *f = fopen("/proc/self/uid_map", "re");
-
-    while (f && fscanf(f, "%u %u %u", &inside, &outside, &count) == 3)
-        if (uid >= inside && uid - inside < count)
-            return outside + (uid - inside);
-    return uid;
 }
 
 size_t runtime_folders(char folders[RUNTIME_FOLDERS_MAX][PATH_MAX])
 {
     size_t places = runtime_places(RUNTIME_STATE, folders), count = 0;
-    unsigned uid = runtime_uid();
+    unsigned uid = place_uid();
 
     for (size_t i = 0; i < places; i++) {
         char folder[PATH_MAX];

@@ -1,8 +1,8 @@
 /*
  * The private folder of a user on this node, `onepot-UID` (0700), for what processes of one
- * user share. It lies in $ONEPOT_RUNTIME_DIR if that is set, else in /dev/shm, $TMPDIR, /tmp,
- * $XDG_RUNTIME_DIR or /run/user/UID. A place is used only if nobody else could replace the
- * folder (place.h).
+ * user share; UID is place_uid(). It lies in $ONEPOT_RUNTIME_DIR if that is set, else in
+ * /dev/shm, $TMPDIR, /tmp, $XDG_RUNTIME_DIR or /run/user/UID. A place is used only if nobody
+ * else could replace the folder (place.h).
  *
  * The folders of a session come last, since they go with it while a job stays, and since not
  * every step of a job is told of them. They are what other users can't take: with names taken
@@ -31,12 +31,6 @@ enum runtime_use {
  * separate world.
  */
 size_t runtime_places(enum runtime_use use, char places[RUNTIME_FOLDERS_MAX][PATH_MAX]);
-
-/*
- * The number in their names: our user as the outside of our user namespace knows it. There the
- * roots of all users' containers differ, while in it each is 0.
- */
-unsigned runtime_uid(void);
 
 /* The folders to try, best first. They need not exist. */
 size_t runtime_folders(char folders[RUNTIME_FOLDERS_MAX][PATH_MAX]);

@@ -18,6 +18,7 @@
 #include "budget.h"
 #include "cleanup.h"
 #include "path.h"
+#include "place.h"
 #include "runtime.h"
 #include "source.h"
 
@@ -38,7 +39,7 @@ struct stage_places stage_places(const char *given)
 static int folder_path(const char *place, char ret_path[PATH_MAX])
 {
     int n = snprintf(ret_path, PATH_MAX, "%s/onepot-stage-%u", strcmp(place, "/") ? place : "",
-                     runtime_uid());
+                     place_uid());
     return n < 0 || n >= PATH_MAX ? -ENAMETOOLONG : 0;
 }
 

@@ -13,7 +13,7 @@
 #include "commands.h"
 #include "format.h"
 #include "file_id.h"
-#include "runtime.h"
+#include "place.h"
 #include "stage.h"
 
 static const struct cli_usage usage = {
@@ -65,7 +65,7 @@ static int unstage_one(const char *archive, const char *place, bool quiet)
         return cli_fail(archive, r, NULL);
     if (r > 0)
         cli_note("%d folder%s of the name onepot-stage-%u %s not yours alone, and %s skipped",
-                 r, r == 1 ? "" : "s", runtime_uid(), r == 1 ? "is" : "are",
+                 r, r == 1 ? "" : "s", place_uid(), r == 1 ? "is" : "are",
                  r == 1 ? "was" : "were");
     return archive && !s.found ? cli_failf(archive, "there is no copy of it on this node")
                                : CLI_OK;

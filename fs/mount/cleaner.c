@@ -130,7 +130,7 @@ int cleaner_own(const char *job, bool remove)
         if (clean_folder(folders[i], job, remove) != CLI_OK)
             status = CLI_FAILED;
     int r = stage_sweep(NULL);
-    return r < 0 ? cli_failf(NULL, "copies of archives (onepot-stage-%u): %s", runtime_uid(),
+    return r < 0 ? cli_failf(NULL, "copies of archives (onepot-stage-%u): %s", place_uid(),
                              fault_errno(r))
                  : status;
 }

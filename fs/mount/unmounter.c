@@ -16,6 +16,7 @@
 #include "clock.h"
 #include "mountinfo.h"
 #include "mountpoint.h"
+#include "place.h"
 #include "process.h"
 #include "stage.h"
 #include "unmounter.h"
@@ -38,7 +39,7 @@ static bool is_its_device(const struct counters *c, const struct mount_entry *en
 static bool is_its_mount(const struct counters *c, const struct mount_entry *entry)
 {
     bool known = c->mount_dev_major || c->mount_dev_minor;
-    return entry->is_onepot && (entry->uid == geteuid() || entry->uid == runtime_uid()) &&
+    return entry->is_onepot && (entry->uid == geteuid() || entry->uid == place_uid()) &&
            (!known || is_its_device(c, entry));
 }
 
