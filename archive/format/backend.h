@@ -188,6 +188,10 @@ struct backend {
      */
     bool (*is_whole)(const struct source *source);
 
+    /* Could the bytes of `next` go on where an archive ends that is not whole? NULL: not told.
+     */
+    bool (*continues)(const struct source *source, const struct source *next);
+
     /*
      * Find an archive of this format behind a script or a program: 1 and where in the file it
      * begins, 0, or -errno. `probe` must know it there. NULL: it is not found so.

@@ -119,10 +119,12 @@ static void many_each_from(struct many *many, size_t first,
 
 /* ---- looking ---- */
 
+/* A file named like the one before it is a shard: parts of one archive are one in the list. */
 static void part_open_file(struct many *many, struct part *part)
 {
-    (void)many;
-    part->err = volumes_open(part->path, &part->fault, &part->found.source);
+    bool is_shard = part > many->parts && volumes_are_named_alike(part[-1].path, part->path);
+    part->err =
+        (is_shard ? source_open : volumes_open)(part->path, &part->fault, &part->found.source);
     if (part->err == 0)
         source_identity(part->found.source, &part->identity);
 }

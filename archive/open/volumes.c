@@ -1,10 +1,7 @@
 /*
  * From the name of one part to all of them. The neighbours of a name are names that follow from
  * it, so most files are known to be by themselves after a look for a neighbour; the folder is
- * listed only where there is one.
- *
- * split makes its names longer when it runs out of them, so that they stay sorted: after x89
- * comes x9000, and after xyz xzaaa. Numbers that are not padded go from 9 to 10.
+ * listed only where there is one, and both are not shards.
  */
 #include "volumes.h"
 
@@ -23,37 +20,15 @@
 #include "cleanup.h"
 #include "path.h"
 #include "source_concat.h"
+#include "volume_names.h"
 #include "zip_end.h"
 
 enum {
     HOLE_MAX = 16,         /* parts that may be missing in a row */
-    NAME_MAX_BYTES = 255,  /* of a file's name */
     ZIP_SLACK = 256 << 10, /* a record is never cut, so the volume before it is shorter */
 };
 
-enum naming { NAMING_NONE, NAMING_DIGITS, NAMING_LETTERS, NAMING_ZIP };
-
 /* ---- names ---- */
-
-static bool is_digit(char c)
-{
-    return c >= '0' && c <= '9';
-}
-
-static bool is_letter(char c)
-{
-    return c >= 'a' && c <= 'z';
-}
-
-/* How many characters at the end are of the same kind as the last one. */
-static size_t name_run(const char *name, size_t len)
-{
-    bool (*is_of)(char) = len && is_digit(name[len - 1]) ? is_digit : is_letter;
-    size_t run = 0;
-    while (run < len && is_of(name[len - 1 - run]))
-        run++;
-    return run;
-}
 
 static bool is_zip(const char *name)
 {
@@ -68,124 +43,83 @@ static bool is_zip_volume(const char *name)
            strspn(dot + 2, "0123456789") == strlen(dot + 2);
 }
 
-static enum naming naming_of(const char *path)
-{
-    const char *name = path_base(path);
-    size_t len = strlen(name), run = name_run(name, len);
-    if (is_zip(name) || is_zip_volume(name))
-        return NAMING_ZIP;
-    if (run == 0 || len + 4 > NAME_MAX_BYTES || backend_stem(name, len) < len)
-        return NAMING_NONE;
-    return is_digit(name[len - 1]) ? NAMING_DIGITS : run >= 2 ? NAMING_LETTERS : NAMING_NONE;
-}
-
 bool volumes_may_be(const char *path)
 {
-    return naming_of(path) != NAMING_NONE && !is_zip(path);
+    struct series ignored[SERIES_READINGS];
+    return is_zip_volume(path_base(path)) || series_of(path_base(path), ignored) > 0;
 }
 
 bool volumes_are_named_alike(const char *a, const char *b)
 {
-    size_t len = strlen(a);
-    return len == strlen(b) && strncmp(a, b, len - name_run(a, len)) == 0;
-}
-
-/* The next name or the one before, of the same length. False: there is none. */
-static bool name_step(char *name, bool up)
-{
-    size_t len = strlen(name), run = name_run(name, len);
-    char low = is_digit(name[len - 1]) ? '0' : 'a', high = is_digit(name[len - 1]) ? '9' : 'z';
-    for (char *c = name + len; c > name + len - run;) {
-        c--;
-        if (*c != (up ? high : low)) {
-            *c = (char)(*c + (up ? 1 : -1));
-            return true;
-        }
-        *c = up ? low : high;
-    }
-    return false;
-}
-
-/* A name's neighbour may have one of these names: two bytes longer at most, see naming_of(). */
-struct neighbours {
-    char at[3][NAME_MAX_BYTES + 1];
-    size_t count;
-};
-
-static void neighbours_after(const char *name, struct neighbours *n)
-{
-    char *next = n->at[0];
-    size_t len = strlen(name), run = name_run(name, len);
-    bool digits = is_digit(name[len - 1]);
-    strcpy(next, name);
-    if (name_step(next, true)) {
-        strcpy(stpcpy(n->at[1], next), digits ? "00" : "aa");
-        n->count = 2;
-    } else if (digits) { /* all of the run is zeros now */
-        snprintf(n->at[1], sizeof(n->at[1]), "%.*s1%s", (int)(len - run), name,
-                 next + len - run);
-        memcpy(next, n->at[1], sizeof(n->at[1]));
-        n->count = 1;
-    }
-}
-
-static void neighbours_before(const char *name, struct neighbours *n)
-{
-    size_t len = strlen(name), run = name_run(name, len);
-    const char *wide = is_digit(name[len - 1]) ? "00" : "aa";
-    strcpy(n->at[0], name);
-    if (!name_step(n->at[0], false))
-        return;
-    n->count = 1;
-    if (run > 1 && n->at[0][len - run] == '0') {
-        snprintf(n->at[1], sizeof(n->at[1]), "%.*s%s", (int)(len - run), name,
-                 n->at[0] + len - run + 1);
-        n->count = 2;
-    }
-    if (run > 3 && strcmp(name + len - 2, wide) == 0) {
-        snprintf(n->at[n->count], sizeof(n->at[0]), "%.*s", (int)len - 2, name);
-        n->count += name_step(n->at[n->count], false);
-    }
-}
-
-/* Does a set begin with this name? */
-static bool name_is_first(const char *name)
-{
-    size_t len = strlen(name), run = name_run(name, len);
-    if (!is_digit(name[len - 1]))
-        return strcmp(name + len - 2, "aa") == 0;
-    size_t zeros = strspn(name + len - run, "0");
-    return zeros == run || strcmp(name + len - run + zeros, "1") == 0;
+    return series_are_alike(a, b);
 }
 
 /* ---- is a file an archive by itself? ---- */
 
+enum verdict {
+    IS_ALONE,
+    MAY_BE_PART, /* if its set is faultless */
+    IS_PART,
+};
+
+/* Both begin in a format. Small members often begin where a tar is cut. */
+static enum verdict judge_beginnings(const struct source *first, const struct backend *backend,
+                                     const struct source *second, bool has_ending)
+{
+    if (!backend->is_whole || backend->is_whole(first))
+        return IS_ALONE;
+    if (source_size(first) == source_size(second))
+        return IS_PART;
+    return !backend->continues || !backend->continues(first, second) ? IS_ALONE
+           : has_ending                                              ? MAY_BE_PART
+                                                                     : IS_PART;
+}
+
 /*
- * Is it an archive by itself, as its neighbour is? A cut hardly ever meets a member of a zip,
- * which is not aligned, so a zip of another length is a shard, and may be damaged.
+ * Two neighbours of a series. A name with an archive's ending is a shard's rather than a
+ * piece's, so such a file is a part only if the first one surely ends in the middle.
  */
-static bool is_shard(const struct source *source, const char *neighbour)
+static enum verdict judge(const struct source *first, const struct source *second,
+                          bool second_is_given, bool has_ending)
 {
     const struct backend *backend, *other;
     const char *compression, *other_compression;
+    bool first_begins = backend_begins(first, &backend, &compression);
+    bool second_begins = backend_begins(second, &other, &other_compression);
+    if (!first_begins)
+        return has_ending && second_begins && second_is_given ? MAY_BE_PART : IS_PART;
+    if (second_begins && (compression || (backend == other && !other_compression)))
+        return compression ? IS_ALONE : judge_beginnings(first, backend, second, has_ending);
+    if (!has_ending)
+        return IS_PART;
+    if (source_size(second) == 0 ||
+        (!compression && backend->is_whole && backend->is_whole(first)))
+        return IS_ALONE;
+    return compression ? MAY_BE_PART : IS_PART;
+}
+
+/* `up`: the neighbour comes after the file that was given. */
+static enum verdict judge_neighbour(const struct source *given, const char *neighbour, bool up,
+                                    bool has_ending)
+{
     struct source *file = NULL;
-    bool is = backend_begins(source, &backend, &compression) &&
-              source_open(neighbour, NULL, &file) == 0 &&
-              backend_begins(file, &other, &other_compression) && backend == other &&
-              compression == other_compression &&
-              ((backend == &backend_zip && source_size(source) != source_size(file)) ||
-               compression || !backend->is_whole || backend->is_whole(source));
+    if (source_open(neighbour, NULL, &file) < 0)
+        return has_ending ? IS_ALONE : IS_PART;
+    enum verdict v =
+        up ? judge(given, file, false, has_ending) : judge(file, given, true, has_ending);
     source_close(file);
-    return is;
+    return v;
 }
 
 /* ---- the folder ---- */
 
 struct listing {
-    const char *path;  /* that was given */
-    const char *given; /* its name */
-    int prefix;        /* of the path: the folder, with the slash */
-    volume_paths names;
+    const char *path;       /* that was given */
+    char given[STEM_BYTES]; /* the stem of its name */
+    int prefix;             /* of the path: the folder, with the slash */
+    struct series series;
+    const char *suffix;
+    volume_paths names; /* stems */
 };
 
 static int by_name(const void *a, const void *b)
@@ -199,18 +133,39 @@ static bool listing_has(const struct listing *l, const char *name)
            bsearch(&name, l->names.at, l->names.count, sizeof(*l->names.at), by_name);
 }
 
-/* All names that differ in the run alone. */
+static void listing_begin(struct listing *l, const char *path, const struct series *series)
+{
+    const char *name = path_base(path);
+    *l = (struct listing){
+        .path = path,
+        .prefix = (int)(name - path),
+        .series = *series,
+        .suffix = name + series->stem,
+    };
+    memcpy(l->given, name, series->stem);
+}
+
+/* The length of the stem of a name that differs in the number alone; 0: another name. */
+static size_t listing_stem(const struct listing *l, const char *name)
+{
+    size_t len = strlen(name), suffix = strlen(l->suffix);
+    size_t stem = len > suffix && len < STEM_BYTES ? len - suffix : 0;
+    return stem && strcmp(name + stem, l->suffix) == 0 &&
+                   strncmp(name, l->given, l->series.same) == 0 &&
+                   series_has(&l->series, name, stem)
+               ? stem
+               : 0;
+}
+
 static int listing_read(struct listing *l)
 {
-    size_t same = strlen(l->given) - name_run(l->given, strlen(l->given));
     auto_free char *folder = path_folder(l->path);
     auto_closedir DIR *dir = folder ? opendir(folder) : NULL;
     for (const struct dirent *e; dir && (e = readdir(dir));) {
-        size_t len = strlen(e->d_name);
-        if (len <= same || strncmp(e->d_name, l->given, same) != 0 ||
-            name_run(e->d_name, len) != len - same)
+        size_t stem = listing_stem(l, e->d_name);
+        if (stem == 0)
             continue;
-        char *name = strdup(e->d_name);
+        char *name = strndup(e->d_name, stem);
         if (!name || vector_push(&l->names, name) < 0) {
             free(name);
             return -ENOMEM;
@@ -222,10 +177,10 @@ static int listing_read(struct listing *l)
 }
 
 /* Go from the name to its neighbour, if that is there. */
-static bool listing_step(const struct listing *l, char name[NAME_MAX_BYTES + 1], bool up)
+static bool listing_step(const struct listing *l, char name[STEM_BYTES], bool up)
 {
-    struct neighbours n = {.count = 0};
-    (up ? neighbours_after : neighbours_before)(name, &n);
+    struct neighbours n;
+    series_neighbours(&l->series, name, up, &n);
     for (size_t i = 0; i < n.count; i++)
         if (listing_has(l, n.at[i])) {
             strcpy(name, n.at[i]);
@@ -237,7 +192,7 @@ static bool listing_step(const struct listing *l, char name[NAME_MAX_BYTES + 1],
 static char *listing_path(const struct listing *l, const char *name)
 {
     char *path;
-    return asprintf(&path, "%.*s%s", l->prefix, l->path, name) < 0 ? NULL : path;
+    return asprintf(&path, "%.*s%s%s", l->prefix, l->path, name, l->suffix) < 0 ? NULL : path;
 }
 
 static int paths_add(volume_paths *paths, char *path)
@@ -267,10 +222,10 @@ static int fault_missing(struct fault *fault, const char *path, const char *give
 /* The first of a few names behind `last`, or before it, that is there although its neighbour is
  * not. */
 static bool listing_beyond(const struct listing *l, const char *last, bool up,
-                           char name[NAME_MAX_BYTES + 1])
+                           char name[STEM_BYTES])
 {
     strcpy(name, last);
-    for (int i = 0; i < HOLE_MAX && name_step(name, up); i++)
+    for (int i = 0; i < HOLE_MAX && series_step(&l->series, name, up); i++)
         if (i > 0 && listing_has(l, name))
             return true;
     return false;
@@ -282,15 +237,16 @@ static bool listing_beyond(const struct listing *l, const char *last, bool up,
 static int check_hole(const struct listing *l, const struct source *given, const char *end,
                       bool up, struct fault *fault)
 {
-    char beyond[NAME_MAX_BYTES + 1], missing[NAME_MAX_BYTES + 1];
+    char beyond[STEM_BYTES], missing[STEM_BYTES];
     strcpy(missing, end);
-    if (!name_step(missing, up) || !listing_beyond(l, end, up, beyond))
+    if (!series_step(&l->series, missing, up) || !listing_beyond(l, end, up, beyond))
         return 0;
     auto_free char *path = listing_path(l, missing);
     auto_free char *other = listing_path(l, beyond);
     if (!path || !other)
         return -ENOMEM;
-    return is_shard(given, other) ? 0 : fault_missing(fault, path, l->given);
+    bool is_alone = judge_neighbour(given, other, up, l->series.has_ending) == IS_ALONE;
+    return is_alone ? 0 : fault_missing(fault, path, l->path);
 }
 
 /* The set does not begin where sets do. */
@@ -299,16 +255,16 @@ static int check_first(const struct listing *l, const struct source *given, cons
 {
     const struct backend *backend;
     const char *compression;
-    char missing[NAME_MAX_BYTES + 1];
+    char missing[STEM_BYTES];
     bool may_be = count > 1 && !backend_begins(given, &backend, &compression);
     strcpy(missing, first);
-    for (int i = 0; may_be && i < HOLE_MAX && name_step(missing, false); i++) {
-        if (!name_is_first(missing))
+    for (int i = 0; may_be && i < HOLE_MAX && series_step(&l->series, missing, false); i++) {
+        if (!series_is_first(&l->series, missing))
             continue;
         strcpy(missing, first);
-        name_step(missing, false);
+        series_step(&l->series, missing, false);
         auto_free char *path = listing_path(l, missing);
-        return path ? fault_missing(fault, path, l->given) : -ENOMEM;
+        return path ? fault_missing(fault, path, l->path) : -ENOMEM;
     }
     return 0;
 }
@@ -316,7 +272,7 @@ static int check_first(const struct listing *l, const struct source *given, cons
 static int pieces_in(struct listing *l, const struct source *given, struct fault *fault,
                      volume_paths *paths)
 {
-    char name[NAME_MAX_BYTES + 1], first[NAME_MAX_BYTES + 1];
+    char name[STEM_BYTES], first[STEM_BYTES];
     bool has_given = false;
     int r = listing_read(l);
     strcpy(first, l->given);
@@ -328,9 +284,10 @@ static int pieces_in(struct listing *l, const struct source *given, struct fault
         r = r == 0 ? paths_add(paths, listing_path(l, name)) : r;
     } while (r == 0 && listing_step(l, name, true));
     if (r == 0)
-        r = name_is_first(first) ? check_hole(l, given, name, true, fault)
-                                 : check_first(l, given, first, paths->count, fault);
-    if (r < 0 || paths->count < 2 || !has_given || !name_is_first(first))
+        r = series_is_first(&l->series, first)
+                ? check_hole(l, given, name, true, fault)
+                : check_first(l, given, first, paths->count, fault);
+    if (r < 0 || paths->count < 2 || !has_given || !series_is_first(&l->series, first))
         volumes_free(paths);
     return r;
 }
@@ -341,36 +298,6 @@ static bool names_descriptor(const char *path)
     struct statfs s;
     auto_free char *folder = path_folder(path);
     return folder && statfs(folder, &s) == 0 && s.f_type == PROC_SUPER_MAGIC;
-}
-
-/* The path of a file that may be the next piece or the one before; NULL: there is none, or no
- * memory. Opens nothing. */
-static char *neighbour_of(const char *path)
-{
-    const char *name = path_base(path);
-    const struct listing l = {.path = path, .prefix = (int)(name - path)};
-    for (int up = 1; up >= 0; up--) {
-        struct neighbours n = {.count = 0};
-        (up ? neighbours_after : neighbours_before)(name, &n);
-        for (size_t i = 0; i < n.count; i++) {
-            auto_free char *neighbour = listing_path(&l, n.at[i]);
-            if (neighbour && access(neighbour, R_OK) == 0)
-                return steal_ptr(&neighbour);
-        }
-    }
-    return NULL;
-}
-
-static int pieces_find(const char *path, const struct source *given, const char *neighbour,
-                       struct fault *fault, volume_paths *paths)
-{
-    const char *name = path_base(path);
-    struct listing l = {.path = path, .given = name, .prefix = (int)(name - path)};
-    if (is_shard(given, neighbour))
-        return 0;
-    int r = pieces_in(&l, given, fault, paths);
-    volumes_free(&l.names);
-    return r;
 }
 
 /* ---- volumes of a zip ---- */
@@ -494,7 +421,7 @@ static int check_order(struct source *const *sources, size_t count, struct fault
 static int open_all(const volume_paths *paths, struct fault *fault, struct source **ret_source)
 {
     size_t count = paths->count, opened = 0;
-    bool of_zip = is_zip(paths->at[count - 1]);
+    bool of_zip = is_zip_volume(paths->at[0]);
     auto_free struct source **sources = calloc(count, sizeof(struct source *));
     int r = sources ? 0 : -ENOMEM;
     source_expect(count);
@@ -514,23 +441,92 @@ static int open_all(const volume_paths *paths, struct fault *fault, struct sourc
     return r;
 }
 
+/* The path of a file that may be the next piece or the one before; NULL: there is none, or no
+ * memory. Opens nothing. */
+static char *listing_neighbour(const struct listing *l, bool up)
+{
+    struct neighbours n;
+    series_neighbours(&l->series, l->given, up, &n);
+    for (size_t i = 0; i < n.count; i++) {
+        auto_free char *neighbour = listing_path(l, n.at[i]);
+        if (neighbour && access(neighbour, R_OK) == 0)
+            return steal_ptr(&neighbour);
+    }
+    return NULL;
+}
+
+/* Numbers to the base of 16 are known by a neighbour that has a letter. */
+static void listing_check_hex(struct listing *l)
+{
+    struct series hex;
+    char stem[STEM_BYTES];
+    auto_free char *path =
+        series_hex(&l->series, l->given, &hex, stem) ? listing_path(l, stem) : NULL;
+    if (path && access(path, F_OK) == 0)
+        l->series = hex;
+}
+
+/* Is a set that may be none one of pieces, by all that can be told? */
+static int check_set(struct listing *l, const struct source *given, volume_paths *paths)
+{
+    struct source *all = NULL;
+    int r = pieces_in(l, given, NULL, paths);
+    if (r == 0 && paths->count)
+        r = open_all(paths, NULL, &all);
+    bool is_first = paths->count && strcmp(paths->at[0], l->path) == 0;
+    if (r < 0 || (all && !is_first &&
+                  judge(source_member(all, 0), given, true, l->series.has_ending) == IS_ALONE))
+        volumes_free(paths);
+    source_close(all);
+    return r == -ENOMEM ? r : 0;
+}
+
+/* Opens the file at `path` only if it has a neighbour. */
+static int pieces_find(const char *path, const struct series *series, struct fault *fault,
+                       volume_paths *paths, struct source **given)
+{
+    struct listing l;
+    int r = 0;
+    listing_begin(&l, path, series);
+    auto_free char *neighbour = listing_neighbour(&l, false);
+    bool up = !neighbour;
+    if (up)
+        neighbour = listing_neighbour(&l, true);
+    if (!neighbour || names_descriptor(path))
+        return 0;
+    if (!*given)
+        r = source_open(path, fault, given);
+    if (r < 0)
+        return r;
+    listing_check_hex(&l);
+    switch (judge_neighbour(*given, neighbour, up, series->has_ending)) {
+    case IS_ALONE:
+        break;
+    case MAY_BE_PART:
+        r = check_set(&l, *given, paths);
+        break;
+    case IS_PART:
+        r = pieces_in(&l, *given, fault, paths);
+        break;
+    }
+    volumes_free(&l.names);
+    return r;
+}
+
 /* *ret_given is the open file at `path` (NULL: it is not open), unless there is an error. */
 static int volumes_resolve(const char *path, struct fault *fault, volume_paths *paths,
                            struct source **ret_given)
 {
-    enum naming naming = naming_of(path);
+    struct series readings[SERIES_READINGS];
+    const char *name = path_base(path);
+    bool of_zip = is_zip_volume(name);
+    size_t count = of_zip ? 0 : series_of(name, readings);
     int r = 0;
     *ret_given = NULL;
-    auto_free char *neighbour =
-        naming > NAMING_NONE && naming < NAMING_ZIP && !names_descriptor(path)
-            ? neighbour_of(path)
-            : NULL;
-    if (naming == NAMING_ZIP) {
+    if (of_zip || is_zip(name))
         r = zip_volumes_find(path, fault, paths, ret_given);
-    } else if (neighbour) {
-        r = source_open(path, fault, ret_given);
-        r = r == 0 ? pieces_find(path, *ret_given, neighbour, fault, paths) : r;
-    }
+    for (size_t i = 0; r == 0 && paths->count == 0 && i < count; i++)
+        r = pieces_find(path, &readings[i], fault, paths, ret_given);
     if (r < 0) {
         source_close(*ret_given);
         *ret_given = NULL;

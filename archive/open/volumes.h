@@ -1,16 +1,15 @@
 /*
- * An archive in several files: pieces of one file (split, 7-Zip), or the volumes of a zip
- * (Info-ZIP, WinRAR). Any of them names the set.
- *
- *     train.tar.partaa, train.tar.partab ..  letters of split, more of them from partyz on
- *     train.tar.000, x.zip.001, part1 ..     numbers from 0 or 1, padded or not
- *     train.z01, train.z02 .. train.zip      a zip's own volumes
+ * An archive in several files: pieces of one file (split, 7-Zip), by names as in
+ * volume_names.h, or the volumes of a zip (Info-ZIP, WinRAR): train.z01, train.z02 ..
+ * train.zip. Any of them names the set.
  *
  * Names alone decide nothing, since shards are numbered as well. A file with such a name is an
- * archive by itself if it and its neighbour begin in the same format, and it is whole: a tar up
- * to its end marker, a zip with its directory; of another format, or compressed, the beginning
- * is enough. A file without neighbours is by itself, too. A name with an archive's ending
- * (.tar) is never a piece's.
+ * archive by itself if it and its neighbour begin in the same format, and the first of them is
+ * whole: a tar up to its end marker, a zip with its directory; of another format, or
+ * compressed, the beginning is enough. Where small members begin just where the tar was cut,
+ * the member that is cut off must go on in the second one. A name with an archive's ending
+ * (train-001.tar) is a shard's unless the contents are surely those of pieces. A file without
+ * neighbours is by itself, too.
  */
 #ifndef ONEPOT_VOLUMES_H
 #define ONEPOT_VOLUMES_H

@@ -826,6 +826,7 @@ const struct backend backend_tar = {
     .number = 1,
     .probe = tar_probe,
     .is_whole = tar_is_whole,
+    .continues = tar_continues,
     .find_behind = tar_find_behind,
     .index = tar_index,
     .stream = &tar_stream,

@@ -190,6 +190,17 @@ int tar_find_behind(const struct front *front, uint64_t *ret_offset)
     return 0;
 }
 
+/* Where the headers lead that can be found one after the other: to no header, or past the end.
+ */
+static uint64_t probe_walk(const struct source *source, uint8_t block[TAR_BLOCK_BYTES])
+{
+    uint64_t size = source_size(source), at = 0;
+    while (size >= TAR_BLOCK_BYTES && at <= size - TAR_BLOCK_BYTES &&
+           source_read(source, block, TAR_BLOCK_BYTES, at) == 0 && tar_is_header(block))
+        at = tar_next(block, at);
+    return at;
+}
+
 /*
  * Does it reach its end marker? Where a piece ends in zeros, and the next begins with a member,
  * only a walk can tell.
@@ -197,15 +208,26 @@ int tar_find_behind(const struct front *front, uint64_t *ret_offset)
 bool tar_is_whole(const struct source *source)
 {
     uint8_t bytes[2 * TAR_BLOCK_BYTES];
-    uint64_t size = source_size(source), at = 0;
+    uint64_t size = source_size(source);
     if (size < sizeof(bytes) ||
         source_read(source, bytes, sizeof(bytes), size - sizeof(bytes)) < 0 ||
         !tar_is_zero(bytes, sizeof(bytes)))
         return false;
-    while (at <= size - TAR_BLOCK_BYTES &&
-           source_read(source, bytes, TAR_BLOCK_BYTES, at) == 0 && tar_is_header(bytes))
-        at = tar_next(bytes, at);
-    return at <= size - TAR_BLOCK_BYTES && tar_is_zero(bytes, TAR_BLOCK_BYTES);
+    return probe_walk(source, bytes) <= size - TAR_BLOCK_BYTES &&
+           tar_is_zero(bytes, TAR_BLOCK_BYTES);
+}
+
+/* The last member leads to a place in `next`, where another header lies, or the end marker. */
+bool tar_continues(const struct source *source, const struct source *next)
+{
+    uint8_t block[TAR_BLOCK_BYTES];
+    uint64_t size = source_size(source), at = probe_walk(source, block);
+    if (at < size) /* a header is cut as well: not here */
+        return size - at < TAR_BLOCK_BYTES;
+    at -= size;
+    return source_size(next) < TAR_BLOCK_BYTES || at > source_size(next) - TAR_BLOCK_BYTES ||
+           (source_read(next, block, sizeof(block), at) == 0 &&
+            (tar_is_header(block) || tar_is_zero(block, sizeof(block))));
 }
 
 /* Is there a block of zeros after the last data? */

@@ -602,7 +602,8 @@ static int zip_check_end(const struct archive_end *end)
 static bool zip_is_whole(const struct source *source)
 {
     struct zip_place place;
-    return zip_find_directory(source, &place, NULL) == 0;
+    return zip_find_directory(source, &place, NULL) == 0 &&
+           place.shift == 0; /* else: a member's */
 }
 
 static const char *const endings[] = {".zip", NULL};

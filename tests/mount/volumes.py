@@ -7,6 +7,7 @@ import pathlib
 import random
 import shutil
 import struct
+import subprocess
 import tarfile
 import zipfile
 
@@ -119,6 +120,53 @@ def test_any_part_names_the_set(work):
             check_tree(mount.path)
 
 
+def split(path, prefix, *options):
+    """Cut a file by split, and remove it."""
+    folder = path.parent
+    before = set(os.listdir(folder)) - {path.name}
+    subprocess.run(["split", *options, path.name, prefix], cwd=folder, check=True)
+    path.unlink()
+    return [folder / name for name in sorted(set(os.listdir(folder)) - before)]
+
+
+def test_names_that_split_can_make(work):
+    numbered = ["--numeric-suffixes=1", "-a", "3"]
+    for folder, mode, prefix, count, options in [
+            ("a", "", "train.tar.", 5, ["--additional-suffix=.part"]),
+            ("b", "", "train-", 30, ["--additional-suffix=.tar"]),
+            ("c", "", "x", 12, ["-d", "--additional-suffix=.tar"]),
+            ("d", "gz", "train_part_", 4, [*numbered, "--additional-suffix=.tar.gz"]),
+            ("e", "xz", "train", 4, [*numbered, "--additional-suffix=.bin"]),
+            ("f", "", "x", 40, ["-x", "--additional-suffix=.tar"]),
+            ("g", "", "data.tar.", 19, ["--hex-suffixes=1"]),
+            ("h", "", "x", 200, ["-x"]),
+            ("i", "bz2", "t.tar.bz2-", 7, ["-d", "-a", "1"])]:
+        made = make_tar(pathlib.Path(work.make(folder)) / "made", "w:" + mode)
+        paths = split(made, prefix, *options, "-b", str(-(-made.stat().st_size // count)))
+        check_equal(len(paths), count, "parts")
+        for path in paths[0], paths[-1], paths[count // 2]:
+            check_equal(info(path)["files"], len(FILES), path)
+        with work.mount(paths[0].parent) as mount:
+            check_tree(mount.path)
+    zipped = pathlib.Path(work.make("z")) / "made"
+    with zipfile.ZipFile(zipped, "w") as z:
+        for name, data in FILES.items():
+            z.writestr(name, data)
+    for path in split(zipped, "x", "-d", "--additional-suffix=.zip", "-n", "4"):
+        check_equal(info(path)["files"], len(FILES), path)
+
+
+def test_a_member_may_begin_where_a_part_does(work):
+    files = {"%03d" % i: b"x" * 512 for i in range(40)}
+    for name in "p.tar.%02d", "p-%02d.tar":
+        paths = cut(make_tar(work / "a", files=files), [name % i for i in range(7)], piece=8 * 1024)
+        for path in paths:
+            check_equal(info(path)["files"], len(files), path)
+    paths = cut(make_tar(work / "a", files=files), ["q-0.tar", "q-1.tar"], piece=30 * 1024)
+    for path in paths:
+        check_equal(info(path)["files"], len(files), path)
+
+
 def test_a_folder_of_parts_is_one_archive(work):
     folder = work.make("folder")
     cut(make_tar(pathlib.Path(folder) / "a"), letters("t.tar.", 9))
@@ -202,6 +250,31 @@ def test_whole_archives_with_such_names_stay_archives(work):
         z.writestr("f", "1")
     pathlib.Path(work / "w.z01").write_bytes(b"left over")
     check_equal(onepot("ls", work / "w.zip").stdout.split(), [b"f"], "a whole zip")
+
+
+def test_numbered_tars_are_never_joined(work):
+    for mode, ending in ("", "tar"), ("gz", "tar.gz"), ("", "tar.bin"):
+        shards = [make_tar(pathlib.Path(work / ("s-%03d.%s" % (i, ending))), "w:" + mode,
+                           {"%d/%s" % (i, n): b"x" * (900 + 700 * (i % 2) * len(mode)) for n in "abc"})
+                  for i in range(4)]
+
+        def check_alone(numbers):
+            for i in numbers:
+                names = onepot("ls", shards[i]).stdout.decode().split()
+                check_equal(names, [str(i)], shards[i])
+
+        check_alone(range(4))
+        with work.mount(work / ("s-*." + ending)) as mount:
+            check_equal(sorted(os.listdir(mount.path)), ["0", "1", "2", "3"], "shards as a tree")
+        whole = shards[1].read_bytes()
+        if ending == "tar":
+            for damaged in whole[:1536], whole[:5000], b"", b"\0" * len(whole), b"\xff" * len(whole):
+                shards[1].write_bytes(damaged)
+                check_alone([0, 2, 3])
+            shards[1].write_bytes(whole)
+            first = shards[0].read_bytes()
+            shards[0].write_bytes(first[:2048])
+            check_alone([1, 2, 3])
 
 
 def test_links_lead_to_parts_and_loops_do_not(work):

@@ -1,0 +1,63 @@
+/*
+ * The names of an archive's parts: what comes before and after a name.
+ *
+ *     train.tar.partaa, train.tar.partab ..  letters of split, more of them from partyz on
+ *     train.tar.000, x.zip.001, part1 ..     numbers from 0 or 1, padded or not
+ *     x08, x09, x0a ..                       numbers to the base of 16
+ *     train-aa.tar, train.tar.aa.part ..     any of these ahead of a suffix
+ *
+ * split makes its names longer when it runs out of them, so that they stay sorted: after x89
+ * comes x9000, and after xyz xzaaa. Numbers that are not padded go from 9 to 10.
+ *
+ * The functions take stems: names without the suffix, whose bytes behind `same` are of the
+ * series' alphabet. Nothing here asks storage.
+ */
+#ifndef ONEPOT_VOLUME_NAMES_H
+#define ONEPOT_VOLUME_NAMES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#define STEM_BYTES 256 /* a file's name and its end */
+
+enum numbering { NUMBERING_DIGITS, NUMBERING_HEX, NUMBERING_LETTERS };
+
+struct series {
+    enum numbering numbering;
+    size_t same;     /* bytes ahead of the number; letters may have more that are the same */
+    size_t stem;     /* bytes up to the suffix */
+    bool has_ending; /* the suffix is an archive's, such as .tar.gz */
+};
+
+/* How a file's name may be read, the likeliest first. */
+#define SERIES_READINGS 2u
+size_t series_of(const char *name, struct series ret_readings[SERIES_READINGS]);
+
+/* Is the stem's rest a number of this series? */
+bool series_has(const struct series *s, const char *stem, size_t len);
+
+/* Does a set begin with this stem? */
+bool series_is_first(const struct series *s, const char *stem);
+
+/* The next stem or the one before, of the same length. False: there is none. */
+bool series_step(const struct series *s, char *stem, bool up);
+
+/* The stems that may be the next one or the one before. */
+struct neighbours {
+    char at[3][STEM_BYTES];
+    size_t count;
+};
+void series_neighbours(const struct series *s, const char *stem, bool up,
+                       struct neighbours *ret_neighbours);
+
+/*
+ * The stem of a part that a set has if its numbers are to the base of 16: x0a. False: they
+ * can't be.
+ */
+bool series_hex(const struct series *s, const char *stem, struct series *ret_series,
+                char ret_stem[STEM_BYTES]);
+
+/* Would two files, by their paths, be parts of one set, or shards of one? */
+bool series_are_alike(const char *a, const char *b);
+
+#endif
