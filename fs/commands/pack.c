@@ -208,6 +208,12 @@ static int command_pack_open(struct arguments *a, size_t i)
                   "not everything in it can be packed; without --strict the rest is packed");
         return -EUCLEAN;
     }
+    if (index_left_out(o->pot->index) && index_info(o->pot->index)->files == 0) {
+        cli_failf(path,
+                  "none of its files can be packed; if they are encrypted, extract it with "
+                  "its password, and pack the directory");
+        return -EUCLEAN;
+    }
     r = archive_input_new(o->pot, INPUT_CACHE_BYTES, &fault, &o->input);
     if (r < 0)
         cli_fail(path, r, &fault);

@@ -339,6 +339,14 @@ def test_encrypted_and_unknown_methods_are_left_out_alone(work):
         check(onepot("verify", zipped, status=1), "it verifies")
 
 
+def test_no_archive_is_made_of_encrypted_files_alone(work):
+    path = make(work / "a.zip", [(entry("one"), b"1", STORED)])
+    zipped = patched(path, work / "locked.zip", 8, "<H", 1, 0)
+    done = onepot("pack", "-o", work / "new.tar", zipped, status=1)
+    check(b"one: is encrypted" in done.stderr and b"password" in done.stderr, f"it says {done.stderr!r}")
+    check(not os.path.exists(work / "new.tar"), "an archive is there")
+
+
 def test_members_of_bzip2_and_lzma(work):
     methods = zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA
     sizes = 0, 1, 70_000, 3_000_000
