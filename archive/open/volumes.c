@@ -559,3 +559,47 @@ int volumes_open(const char *path, struct fault *fault, struct source **ret_sour
     volumes_free(&paths);
     return r;
 }
+
+/* ---- advice ---- */
+
+/* The name behind `last`, which is of one set with `first`. */
+static bool name_after(const char *first, const char *last, char ret_name[2 * STEM_BYTES])
+{
+    struct series readings[SERIES_READINGS];
+    size_t count = series_of(last, readings);
+    for (size_t i = 0; i < count; i++) {
+        char stem[STEM_BYTES] = "";
+        const char *suffix = last + readings[i].stem;
+        struct neighbours n;
+        memcpy(stem, last, readings[i].stem);
+        series_neighbours(&readings[i], stem, true, &n);
+        if (strncmp(first, last, readings[i].same) != 0 || n.count == 0 ||
+            strlen(first) < strlen(suffix) ||
+            strcmp(first + strlen(first) - strlen(suffix), suffix) != 0)
+            continue;
+        strcpy(stpcpy(ret_name, n.at[0]), suffix);
+        return true;
+    }
+    return false;
+}
+
+void volumes_advise(const struct source *source, struct fault *fault)
+{
+    const struct source *first = source_member(source, 0), *last = first, *next;
+    char name[2 * STEM_BYTES];
+    struct series readings[SERIES_READINGS], *series = readings;
+    size_t count = 1;
+    if (!fault || fault->err != EUCLEAN)
+        return;
+    const char *first_name = path_base(source_name(first));
+    for (; (next = source_member(source, count)); count++, last = next)
+        if (source_size(next) != source_size(first) || is_zip_volume(first_name))
+            return;
+    if (count > 1 && name_after(first_name, path_base(source_name(last)), name))
+        fault_advise(fault, "all %zu parts have one length, so that %.100s may be missing",
+                     count, name);
+    else if (count == 1 && series_of(first_name, readings) && !series->has_ending &&
+             strlen(first_name) == series->stem && series_is_first(series, first_name) &&
+             first_name[series->stem - 1] != '1')
+        fault_advise(fault, "if it is the first of several parts, copy all into one directory");
+}

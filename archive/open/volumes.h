@@ -36,6 +36,13 @@ typedef VECTOR(char *) volume_paths;
 int volumes_find(const char *path, volume_paths *ret_paths);
 void volumes_free(volume_paths *paths);
 
+/*
+ * Give a fault of damaged data the advice that a part may be missing: all parts of a set have
+ * one length, which the last one hardly ever has, or a file by itself is called like a first
+ * part.
+ */
+void volumes_advise(const struct source *source, struct fault *fault);
+
 /* Could a file of this name be a part, and more than the last one of a zip? Asks no storage. */
 bool volumes_may_be(const char *path);
 

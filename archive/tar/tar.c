@@ -528,8 +528,8 @@ static int tar_walk_read_members(struct walk *w)
 
 /* ---- the end ---- */
 
-static const char no_end_marker[] =
-    "it has no end-of-archive marker: if its writer was interrupted, members are missing";
+static const char no_end_marker[] = "it has no end-of-archive marker: members are missing if "
+                                    "its writer was interrupted, or its last part is not there";
 
 /*
  * A tar without members is all zeros, but for a label and the like. Disk images and other files

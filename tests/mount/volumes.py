@@ -223,6 +223,25 @@ def test_a_part_that_is_amiss_is_named(work):
     check(names[1] in line and "wrong order" in line, line)
 
 
+def test_a_last_part_that_is_missing_is_named(work):
+    for mode, name in ("", "a.tar.%02d"), ("gz", "b-%02d.tar.gz"), ("xz", "c.%02d.part"):
+        paths = cut(make_tar(work / "a", "w:" + mode), [name % i for i in range(4)])
+        paths[3].unlink()
+        for path in paths[:3]:
+            line = complaint("ls", path)
+            check(name % 3 + " may be missing" in line, line)
+        paths[1].unlink()
+        paths[2].unlink()
+        line = complaint("ls", paths[0])
+        check(("first of several parts" in line) == (mode == ""), line)
+    # between two members
+    paths = cut(make_tar(work / "a", files={"%d" % i: b"x" * 512 for i in range(64)}),
+                ["m.%02d" % i for i in range(3)], piece=16 * 1024)
+    paths[2].unlink()
+    run = onepot("ls", paths[0])
+    check(b"last part is not there" in run.stderr, run.stderr)
+
+
 def test_a_volume_that_is_amiss_is_named(work):
     paths = make_volumes(work.path, "z")
     data = paths[1].read_bytes()
