@@ -178,9 +178,9 @@ int pot_open_found(const struct pot_found *found, const struct pot_options *opti
     index_close(o.stream_index);
     composition_free(&o.steps);
     if (r < 0) {
-        volumes_advise(pot->packed ? pot->packed : pot->source, fault);
         if (!pot->packed)
             pot_place_fault(pot->source, fault);
+        volumes_advise(pot->packed ? pot->packed : pot->source, fault);
         if (r == -EAGAIN && !may_take_time)
             pot->source = NULL;
         pot_close(pot);

@@ -589,15 +589,18 @@ void volumes_advise(const struct source *source, struct fault *fault)
     char name[2 * STEM_BYTES];
     struct series readings[SERIES_READINGS], *series = readings;
     size_t count = 1;
+    bool is_even = true;
     if (!fault || fault->err != EUCLEAN)
         return;
     const char *first_name = path_base(source_name(first));
     for (; (next = source_member(source, count)); count++, last = next)
-        if (source_size(next) != source_size(first) || is_zip_volume(first_name))
-            return;
-    if (count > 1 && name_after(first_name, path_base(source_name(last)), name))
-        fault_advise(fault, "all %zu parts have one length, so that %.100s may be missing",
-                     count, name);
+        is_even &= source_size(next) == source_size(first);
+    bool is_at_end = strcmp(fault->file, source_name(last)) == 0;
+    if (count > 1 && (!is_even || is_zip_volume(first_name)))
+        fault_advise(fault, "copy this part again, if it is one of this archive");
+    else if (count > 1 && name_after(first_name, path_base(source_name(last)), name))
+        fault_advise(fault, "%sall %zu parts have one length, so that %.100s may be missing",
+                     is_at_end ? "" : "copy this part again; ", count, name);
     else if (count == 1 && series_of(first_name, readings) && !series->has_ending &&
              strlen(first_name) == series->stem && series_is_first(series, first_name) &&
              first_name[series->stem - 1] != '1')

@@ -37,9 +37,9 @@ int volumes_find(const char *path, volume_paths *ret_paths);
 void volumes_free(volume_paths *paths);
 
 /*
- * Give a fault of damaged data the advice that a part may be missing: all parts of a set have
+ * Give a fault of damaged data the advice that a part may be missing (all parts of a set have
  * one length, which the last one hardly ever has, or a file by itself is called like a first
- * part.
+ * part), or another archive's.
  */
 void volumes_advise(const struct source *source, struct fault *fault);
 

@@ -223,8 +223,20 @@ def test_a_part_that_is_amiss_is_named(work):
     check(names[1] in line and "wrong order" in line, line)
 
 
+def test_a_part_of_another_archive_is_named(work):
+    sizes = random.Random(1)
+    others = {name: sizes.randbytes(sizes.randrange(200_000)) for name in FILES}
+    for mode in "", "gz":
+        foreign = pathlib.Path(make_tar(work / "b", "w:" + mode, others)).read_bytes()
+        paths = cut(make_tar(work / "a", "w:" + mode), ["%s.%02d" % (mode, i) for i in range(9)])
+        piece = paths[3].stat().st_size
+        paths[3].write_bytes(foreign[3 * piece:4 * piece])
+        line = complaint("ls", paths[0])
+        check(paths[3].name in line and ("of this archive" in line or "copy this" in line), line)
+
+
 def test_a_last_part_that_is_missing_is_named(work):
-    for mode, name in ("", "a.tar.%02d"), ("gz", "b-%02d.tar.gz"), ("xz", "c.%02d.part"):
+    for mode, name in ("", "a.tar.%02d"), ("gz", "b-%02d.tar.gz"), ("bz2", "c.%02d.part"):
         paths = cut(make_tar(work / "a", "w:" + mode), [name % i for i in range(4)])
         paths[3].unlink()
         for path in paths[:3]:
