@@ -103,7 +103,7 @@ static int pour_other(struct pour *p, struct pour_stream *s, const uint8_t *head
     return format ? pour_container(p, s, format) : pour_unknown(p, s, head, len);
 }
 
-static int pour_read(struct pour *p)
+int pour_read(struct pour *p)
 {
     struct pour_stream s;
     const uint8_t *head;

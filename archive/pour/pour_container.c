@@ -33,6 +33,7 @@ struct container {
     struct pour *p;
     struct pour_stream *stream; /* NULL: a file that can be sought */
     const struct pour_format *format;
+    bool is_open; /* libarchive knows the format */
     struct archive *archive;
     uint8_t *bytes; /* READ_BYTES of the file */
     int error;      /* of reading it */
@@ -144,7 +145,8 @@ static int container_open(struct container *c)
     }
     archive_read_set_read_callback(a, c->stream ? pour_stream_next : file_read);
     archive_read_set_callback_data(a, c->stream ? (void *)c->stream : (void *)c);
-    return archive_read_open1(a) == ARCHIVE_OK ? 0 : -EUCLEAN;
+    c->is_open = archive_read_open1(a) == ARCHIVE_OK;
+    return c->is_open ? 0 : -EUCLEAN;
 }
 
 /* ---- errors ---- */
@@ -165,7 +167,8 @@ static int container_failed(struct container *c, const char *last)
         return fault_set_read(c->p->fault, c->error, last, at);
     if (archive_errno(c->archive) == ENOMEM)
         return -ENOMEM;
-    if (archive_read_has_encrypted_entries(c->archive) == 1)
+    if (c->is_open &&
+        archive_read_has_encrypted_entries(c->archive) == 1) /* else it may crash */
         return container_encrypted(c, NULL);
     return fault_set(c->p->fault, -EUCLEAN, last, at, "%s%s: %s",
                      last && last[0] ? "is followed by a damaged part of the "

@@ -109,6 +109,9 @@ int pour_container(struct pour *p, struct pour_stream *stream,
 
 /* ---- pour.c ---- */
 
+/* Packs the whole input: what the child does. */
+int pour_read(struct pour *p);
+
 /* The child's report to the parent, in a file of just this size. */
 #define POUR_REPORTS 200u
 
