@@ -86,13 +86,14 @@ for how in gzip bzip2 xz zstd lz4 lzip; do
     command -v $how >/dev/null && $how -c zeros | "$onepot" pack -q -f -o c.tar - 2>/dev/null &&
         hows="$hows $how"
 done
+# At the fastest level: the level is a matter of the programs, and slow.
 for how in $hows; do
-    $how -c gnu.tar >packed
-    stream 0 packed -q -f -o c.tar
+    $how -1 -c gnu.tar >"gnu.$how"
+    stream 0 "gnu.$how" -q -f -o c.tar
     same b.tar c.tar "a stream of $how"
 done
 if [[ $hows == *gzip* ]]; then
-    cat <(head -c 1000000 gnu.tar | gzip) <(tail -c +1000001 gnu.tar | gzip) >packed
+    cat <(head -c 1000000 gnu.tar | gzip -1) <(tail -c +1000001 gnu.tar | gzip -1) >packed
     stream 0 packed -q -f -o c.tar
     same b.tar c.tar 'two gzip members'
 else
@@ -136,27 +137,27 @@ refused cut.unended 'without an end-of-archive marker'
 refused damaged.header 'standard input: .*is followed by something other than a tar header'
 for how in $hows; do
     case $how in lz*) continue ;; esac
-    $how -c plain.tar >packed
-    size=$(stat -c %s packed)
+    size=$(stat -c %s "gnu.$how")
     for part in $((size / 2)) $((size - 3)); do
-        head -c $part packed >short
+        head -c $part "gnu.$how" >short
         refused short "standard input: .*\($how\|can.t be read\|truncated\)"
     done
     "$python" - <<END
-data = bytearray(open("packed", "rb").read())
+data = bytearray(open("gnu.$how", "rb").read())
 data[len(data) // 2] ^= 4
 open("damaged", "wb").write(data)
 END
     refused damaged 'standard input: '
 done
 # The sum behind the last byte of a tar that is whole.
-gzip -c plain.tar >packed
-"$python" - <<'END'
-data = bytearray(open("packed", "rb").read())
+if [[ $hows == *gzip* ]]; then
+    "$python" - <<'END'
+data = bytearray(open("gnu.gzip", "rb").read())
 data[-6] ^= 1
 open("damaged", "wb").write(data)
 END
-[[ $hows != *gzip* ]] || refused damaged 'standard input: damaged gzip data: incorrect data check'
+    refused damaged 'standard input: damaged gzip data: incorrect data check'
+fi
 cat <(head -c 100000 /dev/zero) <(head -c 5000 /dev/urandom) >noise
 refused noise 'begins with zeros, as an empty tar does'
 head -c 5000 /dev/urandom >noise
