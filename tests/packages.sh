@@ -61,11 +61,12 @@ python:ensurepip python3-venv
 '
 
 # Nobody has to have it. With it (meson finds it by itself) the tests of pip and of the
-# installation take the objects of the build beside them, and compile none.
+# installation, which build in other folders, take the objects of the build beside them.
 # shellcheck disable=SC2034
 build_helps='
 command:ccache ccache
 '
+export CCACHE_NOHASHDIR=1
 
 # MPIs, for onepot-mpi and its tests.
 # shellcheck disable=SC2034
