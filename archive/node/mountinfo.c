@@ -18,7 +18,7 @@ struct mount_line {
     int id;
     unsigned dev_major, dev_minor;
     char *root, *path; /* escaped */
-    char *type, *super_options;
+    char *type, *source, *super_options;
 };
 
 /* The next field of the line that strtok_r is splitting. */
@@ -41,8 +41,8 @@ static bool mount_line_parse(char *text, struct mount_line *ret)
     while ((word = mount_line_field(&save)) && strcmp(word, "-") != 0)
         ;
     ret->type = word ? mount_line_field(&save) : NULL;
-    char *source = ret->type ? mount_line_field(&save) : NULL;
-    ret->super_options = source ? mount_line_field(&save) : NULL;
+    ret->source = ret->type ? mount_line_field(&save) : NULL;
+    ret->super_options = ret->source ? mount_line_field(&save) : NULL;
     return ret->type != NULL;
 }
 
@@ -109,6 +109,9 @@ static void mount_entry_take(const struct mount_line *line, struct mount_entry *
     ret_entry->dev_minor = line->dev_minor;
     ret_entry->is_onepot = strcmp(line->type, "fuse.onepot") == 0;
     ret_entry->is_of_node = is_type_of_node(line);
+    snprintf(ret_entry->type, sizeof(ret_entry->type), "%s", line->type);
+    snprintf(ret_entry->source, sizeof(ret_entry->source), "%s",
+             line->source ? line->source : "");
     ret_entry->uid = user ? (unsigned)strtoul(user + strlen("user_id="), NULL, 10) : 0;
 }
 

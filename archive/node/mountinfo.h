@@ -15,6 +15,7 @@ struct mount_entry {
     bool is_onepot;  /* by its type, fuse.onepot */
     bool is_of_node; /* on a block device or in memory, by its type: no network's, nor FUSE's */
     unsigned uid;    /* FUSE: the user who mounted it */
+    char type[32], source[96]; /* cut to the room, and escaped as in the file */
 };
 
 /* The topmost mount at exactly this (absolute, canonical) path. -ENOENT: none. */

@@ -19,6 +19,7 @@
 #include "commands.h"
 #include "holders.h"
 #include "job.h"
+#include "layer_cover.h"
 #include "mountinfo.h"
 #include "mountpoint.h"
 #include "process.h"
@@ -219,11 +220,12 @@ static int report_lingering(const struct counters *c)
 static int end_slot(struct slot *slot, const struct request *rq)
 {
     const struct counters *c = slot->counters;
-    char line[SUMMARY_MAX], other[PATH_MAX];
+    char line[SUMMARY_MAX], other[PATH_MAX], text[LAYER_TOLD_MAX];
+    const char *told;
     /* Looked for before, as the kernel may give the number to another mount at once. */
     bool is_bound = c->mount_dev_minor &&
                     mountinfo_device_in("/proc/self/mountinfo", c->mount_dev_major,
-                                        c->mount_dev_minor, c->mountpoint, other) == 0;
+                                        c->mount_dev_minor, slot_mount_path(slot), other) == 0;
     int r = unmounter_unmount(slot, (int)rq->wait_s * 1000, rq->lazy, NULL);
 
     if (r == -EBUSY)
@@ -240,6 +242,8 @@ static int end_slot(struct slot *slot, const struct request *rq)
     /* A stopped daemon does not notice its end. One that runs may be serving a container. */
     r = unmounter_finish(slot, umount_is_stopped(c) ? 0 : DAEMON_END_MS, umount_is_stopped(c));
     cli_note("%s: %s", c->archive, summary_line(c, line, sizeof(line)));
+    if ((told = layer_told(c, text)))
+        cli_note("%s: %s", c->archive, told);
     return r < 0 ? report_lingering(c) : CLI_OK;
 }
 

@@ -21,6 +21,7 @@
 #include "cleanup.h"
 #include "cli.h"
 #include "clock.h"
+#include "layer_cover.h"
 #include "path.h"
 #include "place.h"
 #include "process.h"
@@ -40,6 +41,8 @@
 static int end_mount_of_job(struct slot *slot)
 {
     const struct counters *c = slot->counters;
+    char text[LAYER_TOLD_MAX];
+    const char *told;
 
     if (slot_lock(slot, true, false) < 0) /* a `run` uses it */
         atomic_store(&slot->counters->state, MOUNT_DRAINING);
@@ -49,18 +52,23 @@ static int end_mount_of_job(struct slot *slot)
     if (unmounter_finish(slot, DAEMON_END_MS, true) < 0)
         return cli_failf(c->mountpoint, "its daemon (process %d) does not end", c->daemon_pid);
     cli_note("%s: the mount of job %s is ended", c->mountpoint, c->job);
+    if ((told = layer_told(c, text)))
+        cli_note("%s: %s", c->mountpoint, told);
     return CLI_OK;
 }
 
 int cleaner_heal(const struct slot *slot)
 {
-    const char *mountpoint = slot->counters->mountpoint;
+    const char *mountpoint = slot->counters->mountpoint, *told;
+    char text[LAYER_TOLD_MAX];
     int r = unmounter_heal(slot);
 
     if (r < 0)
         return cli_failf(mountpoint, "its daemon is dead, and it can't be unmounted: %s",
                          fault_errno(r));
     cli_note("%s: its daemon was dead; it is cleaned up", mountpoint);
+    if ((told = layer_told(slot->counters, text)))
+        cli_note("%s: %s", mountpoint, told);
     return CLI_OK;
 }
 

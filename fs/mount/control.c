@@ -21,6 +21,7 @@
 #include "clock.h"
 #include "control.h"
 #include "ending.h"
+#include "layer_cover.h"
 #include "lost_pages.h"
 #include "mountinfo.h"
 #include "owner.h"
@@ -41,7 +42,8 @@ struct control {
     int signal_fd;
     struct ending ending;
     bool orphaned; /* made by a `run` that has ended */
-    bool stop;     /* end at once, whatever its users lose */
+    bool has_lost_layer;
+    bool stop; /* end at once, whatever its users lose */
 };
 
 /* ---- the log ---- */
@@ -198,8 +200,8 @@ static bool is_still_mounted(const struct control *c)
 {
     const struct slot *slot = c->config->slot;
 
-    return slot_is_mounted(slot) &&
-           (session_is_connected(c->session) || unmounter_is_dead(slot));
+    return slot_is_mounted(slot) && (session_is_connected(c->session) ||
+                                     layer_is_on_top(slot) || unmounter_is_dead(slot));
 }
 
 /* Unmount unless somebody uses it. */
@@ -273,6 +275,25 @@ static void leave_tree(struct control *c)
         detach_mount(c);
     if (is_still_mounted(c))
         c->stop = true;
+}
+
+/*
+ * Somebody has unmounted the layer, and what lies below it goes, too. Another process may be
+ * about to do that: it has the locks then.
+ */
+static void look_at_layer(struct control *c)
+{
+    const struct slot *slot = c->config->slot;
+    auto_registry registry = REGISTRY_NONE;
+
+    c->has_lost_layer = c->ending.phase != ENDING_UNMOUNTED && layer_is_lost(slot);
+    if (!c->has_lost_layer || !lock_registry(c, &registry) || !claim_slot(c))
+        return;
+    int r = layer_is_lost(slot) ? unmounter_try(slot, true) : -EINVAL;
+    slot_unlock(slot);
+    if (r < 0 && r != -EINVAL)
+        say_kept(c, r);
+    set_unmounted(c);
 }
 
 /* ---- reasons to end ---- */
@@ -431,6 +452,8 @@ static uint64_t last_use_ns(const struct control *c)
 static void take_step(struct control *c)
 {
     control_look_at_others(c);
+    if (c->has_lost_layer)
+        look_at_layer(c);
     if (c->stop)
         return;
     switch (ending_next(&c->ending, now_ns(), last_use_ns(c))) {
@@ -452,13 +475,16 @@ static int patience_ms(const struct control *c)
 {
     bool blind = (c->owner.pid && c->owner.fd < 0) || (c->wrapper.pid && c->wrapper.fd < 0);
     bool orphaned = c->orphaned && c->ending.phase == ENDING_SERVING;
-    return ending_patience_ms(&c->ending, now_ns(), last_use_ns(c), blind || orphaned);
+    return ending_patience_ms(&c->ending, now_ns(), last_use_ns(c),
+                              blind || orphaned || c->has_lost_layer);
 }
 
 static void serve_until_ended(struct control *c)
 {
-    enum { ENDED, SIGNAL, STARTER, LOST_PAGE, ARCHIVE, OWNER, WRAPPER, COUNT };
+    enum { ENDED, SIGNAL, STARTER, LOST_PAGE, ARCHIVE, OWNER, WRAPPER, MOUNTS, COUNT };
     int archive_fd = c->archive ? archive_watch_fd(c->archive) : -1;
+    auto_close int mounts =
+        c->config->has_layer ? open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC) : -1;
 
     while (!c->stop) {
         struct pollfd p[COUNT] = {
@@ -469,6 +495,7 @@ static void serve_until_ended(struct control *c)
             [ARCHIVE] = {.fd = archive_fd, .events = POLLIN},
             [OWNER] = {.fd = c->owner.fd, .events = POLLIN},
             [WRAPPER] = {.fd = c->wrapper.fd, .events = POLLIN},
+            [MOUNTS] = {.fd = mounts, .events = POLLPRI},
         };
         if (poll(p, COUNT, patience_ms(c)) < 0 && errno != EINTR)
             poll(NULL, 0, RETRY_POLL_MS); /* no memory: go on, a little later */
@@ -482,6 +509,8 @@ static void serve_until_ended(struct control *c)
             on_lost_page(c);
         if (p[ARCHIVE].revents)
             note_archives(c);
+        if (p[MOUNTS].revents)
+            look_at_layer(c);
         take_step(c);
     }
 }
@@ -496,8 +525,10 @@ static void remove_slot(const struct slot *slot, bool stays_mounted)
         return;
     if (stays_mounted)
         unmounter_forget(slot);
-    else
+    else {
+        layer_forget(slot);
         slot_remove(slot);
+    }
 }
 
 static void on_alarm(int number)
@@ -524,7 +555,8 @@ void control_stop(struct session *session, bool connected)
 static void end_serving(struct control *c)
 {
     const struct counters *counters = c->config->slot->counters;
-    char line[SUMMARY_MAX];
+    char line[SUMMARY_MAX], text[LAYER_TOLD_MAX];
+    const char *told;
 
     session_update_counters(c->session);
     set_unmounted(c);
@@ -533,6 +565,9 @@ static void end_serving(struct control *c)
     if (stays_mounted && c->config->can_unmount)
         stays_mounted = unmounter_try(c->config->slot, true) < 0;
     control_note(c, "%s", summary_line(counters, line, sizeof(line)));
+    layer_uncover(c->config->slot, true); /* with the mount gone, only to count */
+    if ((told = layer_told(counters, text)))
+        control_note(c, "%s", told);
     session_give_back(c->session); /* its files lie in the folder that is to be removed */
     remove_slot(c->config->slot, stays_mounted);
 }

@@ -39,6 +39,7 @@ struct control_config {
     struct archive_watch *watch; /* NULL: none; started and freed here */
     struct control_log *log;
     bool can_unmount;             /* false: mounted by a parent or in a private namespace */
+    bool has_layer;               /* that all see: the mount ends when that is unmounted */
     bool can_leave;               /* mounted by a parent: ends when this process ends */
     struct process_watch owner;   /* --owner, or nobody */
     struct process_watch wrapper; /* the `run` that started it, or nobody */

@@ -216,7 +216,8 @@ static int parse_table(const struct cli_usage *usage, bool for_run, int argc, ch
          for_run
              ? "let COMMAND write: to memory, which is gone at its end, or to DIR, where the "
                "next run finds it"
-             : NULL,
+             : "let it be written to: to memory, which is gone at its end, or to DIR, where "
+               "the next mount finds it",
          .take = take_writable, .ctx = o},
         {"--intercept=WHEN",
          !mounter_has_library ? NULL
@@ -398,9 +399,6 @@ static int check_together(const struct cli_usage *usage, bool for_run,
     if (!for_run && o->private_mode == PRIVATE_ON)
         return cli_usage_error(usage, "--private=on needs a command to be private to: 'onepot "
                                       "run' has one");
-    if (!for_run && o->writable)
-        return cli_usage_error(usage, "--writable needs a command that sees it: 'onepot run "
-                                      "--writable' has one");
     if (o->writable && o->private_mode == PRIVATE_OFF)
         return cli_usage_error(usage,
                                "--writable needs a namespace, which --private=off forbids");

@@ -12,6 +12,7 @@
 #include "cleanup.h"
 #include "format.h"
 #include "holders.h"
+#include "layer_cover.h"
 #include "mounter_private.h"
 #include "mountinfo.h"
 #include "storage_watch.h"
@@ -132,7 +133,7 @@ static int mount_failed(const struct mounter *m, struct mount_report *report)
 {
     if (!report->tried[0])
         mount_report_add(report, "ONEPOT_MOUNT_METHODS", "it leaves no way");
-    if (m->options->writable)
+    if (m->options->writable && m->for_run)
         return cli_failf(
             m->path,
             "--writable needs a namespace for the command, which is not possible here "
@@ -147,6 +148,26 @@ static int mount_failed(const struct mounter *m, struct mount_report *report)
     return cli_failf(
         m->path, "it can't be mounted (%s); %s", report->tried,
         mount_advice(m->for_run ? m->methods : m->methods & ~(unsigned)MOUNT_BY_NAMESPACE));
+}
+
+/* At its place by mount(2), which can lay a layer over it, too; else where the layer leaves it.
+ */
+static int mount_below_layer(struct mounter *m, struct mount_report *report)
+{
+    unsigned methods = m->request.methods;
+
+    m->request.methods = methods & MOUNT_BY_SYSCALL;
+    int r = mountpoint_mount(&m->request, report, &m->mounted);
+    if (r == 0)
+        return 0;
+    r = layer_make_below(m->slot);
+    if (r < 0) {
+        mount_report_add(report, "a folder for the layer", fault_errno(r));
+        return r;
+    }
+    m->request.methods = methods & ~(unsigned)MOUNT_BY_SYSCALL;
+    m->request.mountpoint = m->slot->counters->layer_below;
+    return mountpoint_mount(&m->request, report, &m->mounted);
 }
 
 static int mount_archive(struct mounter *m)
@@ -182,7 +203,9 @@ static int mount_archive(struct mounter *m)
         m->request.methods &= ~(unsigned)MOUNT_BY_NAMESPACE;
     if (m->is_private && m->parent_fd < 0)
         m->request.methods &= MOUNT_BY_NAMESPACE;
-    r = mountpoint_mount(&m->request, &report, &m->mounted);
+    r = m->options->writable && !m->for_run
+            ? mount_below_layer(m, &report)
+            : mountpoint_mount(&m->request, &report, &m->mounted);
     if (r < 0)
         return mount_failed(m, &report);
     m->parent_fd = -1;
@@ -198,7 +221,7 @@ static int check_answers(struct mounter *m)
 {
     if (m->options->ends_at_once && m->options->foreground)
         return 0;
-    int r = mounted_answers(&m->mounted, m->path, ANSWER_LIMIT_MS);
+    int r = mounted_answers(&m->mounted, m->request.mountpoint, ANSWER_LIMIT_MS);
 
     if (r == -EINTR && mounter_caught())
         return CLI_FAILED;
@@ -207,23 +230,44 @@ static int check_answers(struct mounter *m)
                  : 0;
 }
 
-/* Before anything is mounted: one `run` at a time writes to a folder. */
+/* Before anything is mounted: one job at a time writes to a folder. */
 static int take_layer(struct mounter *m)
 {
     char why[LAYER_WHY_MAX];
 
+    m->layer.writer = getpid();
     if (m->options->writable && layer_take(&m->layer, why) < 0)
         return cli_failf(m->layer.dir, "%s", why);
     return 0;
+}
+
+/* One that all see. Its daemon serves it by now. */
+static int cover_for_all(struct mounter *m)
+{
+    char why[LAYER_WHY_MAX];
+
+    m->layer.writer = m->slot->counters->daemon_pid;
+    if (layer_cover(m->slot, &m->layer, &m->request, m->mounted.method == MOUNT_BY_SYSCALL,
+                    why) == 0)
+        return 0;
+    return mounter_caught() ? CLI_FAILED
+                            : cli_failf(m->layer.dir[0] ? m->layer.dir : m->path,
+                                        "--writable is not possible here: %s", why);
 }
 
 static int add_layer(struct mounter *m)
 {
     if (!m->options->writable)
         return 0;
+    if (mounted_is_visible(&m->mounted))
+        return cover_for_all(m);
     int r = namespace_cover(&m->mounted.ns, ANSWER_LIMIT_MS);
     if (r == 0 || (r == -EINTR && mounter_caught()))
         return r == 0 ? 0 : CLI_FAILED;
+    if (r == -EMEDIUMTYPE)
+        return cli_failf(m->layer.dir,
+                         "fuse-overlayfs wrote it ('onepot mount' of an ordinary user); take "
+                         "another folder");
     if (m->layer.dir[0])
         return cli_failf(
             m->layer.dir,
@@ -321,7 +365,7 @@ static void undo_mount(struct mounter *m)
 
     namespace_close(&m->mounted.ns);
     if (mounted_is_visible(&m->mounted))
-        unmounted = mountpoint_unmount(m->path, true);
+        unmounted = unmounter_try(m->slot, true);
     if (m->session)
         control_stop(steal_ptr(&m->session), false);
     if (m->mounted.fuse_fd >= 0)
@@ -355,16 +399,13 @@ void mounter_abandon(struct mounter *m)
 /* Say how much --writable leaves, and where. */
 static void tell_written(const struct mounter *m, uint64_t memory_bytes)
 {
-    uint64_t bytes;
+    uint64_t bytes = memory_bytes;
+    bool is_more = m->layer.dir[0] && layer_measure(&m->layer, &bytes);
+    char buf[LAYER_TOLD_MAX];
+    const char *told = layer_tell(m->layer.dir, bytes, is_more, buf);
 
-    if (m->layer.dir[0]) {
-        bool is_more = layer_measure(&m->layer, &bytes);
-        cli_note("%s: %s%s of changes lie there, for the next --writable=%s", m->layer.dir,
-                 is_more ? "more than " : "", cli_bytes(bytes), m->options->writable_dir);
-    } else if (memory_bytes) {
-        cli_note("%s: %s of changes lay in memory, and are gone (--writable=DIR keeps them)",
-                 m->options->archive, cli_bytes(memory_bytes));
-    }
+    if (told)
+        cli_note("%s: %s", m->options->archive, told);
 }
 
 /* End a mount that nobody else uses; bounded, even if the command left processes in it. */

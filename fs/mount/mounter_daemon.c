@@ -52,6 +52,7 @@ static struct control_config control_config(struct mounter *m, struct slot *slot
         .watch = m->watch,
         .log = &m->log,
         .can_unmount = mounted_is_visible(&m->mounted),
+        .has_layer = mounted_is_visible(&m->mounted) && m->options->writable,
         .can_leave = is_parents(m),
         .owner = m->owner,
         .wrapper = PROCESS_WATCH_NONE,
@@ -84,6 +85,7 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
     const struct mount_options *o = m->options;
     struct counters *c = slot->counters;
     struct process_facts self;
+    const bool is_in_view = mounted_is_visible(&m->mounted) && !o->writable;
     const struct session_config config = {
         .fuse_fd = m->mounted.fuse_fd,
         .pot = m->pot,
@@ -97,8 +99,8 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
         .threads = o->threads,
         .verify = o->verify,
         .io_timeout_s = o->io_timeout_s,
-        .mountpoint = mounted_is_visible(&m->mounted) ? c->mountpoint : NULL,
-        .is_elsewhere = !mounted_is_visible(&m->mounted),
+        .mountpoint = is_in_view ? c->mountpoint : NULL,
+        .is_elsewhere = !is_in_view,
         .readahead_bytes = o->readahead_bytes,
         .order = m->order,
         .recorder = m->recorder,

@@ -196,8 +196,8 @@ static int resolve_layer(struct mounter *m)
     if (!o->writable)
         return 0;
     if (m->parent_fd >= 0)
-        return cli_failf(m->at, "--writable needs a mount in a namespace; name another --at");
-    m->is_private = true;
+        return cli_failf(m->at, "--writable needs a mount of onepot's; name another --at");
+    m->is_private = m->for_run;
     if (layer_resolve(o->writable_dir, &m->layer, why) < 0)
         return cli_failf(o->writable_dir, "what is written can't lie there: %s", why);
     size_t len = strlen(m->at);

@@ -14,6 +14,7 @@
 
 #include "cleanup.h"
 #include "clock.h"
+#include "layer_cover.h"
 #include "mountinfo.h"
 #include "mountpoint.h"
 #include "place.h"
@@ -48,7 +49,7 @@ static bool is_its_mount(const struct counters *c, const struct mount_entry *ent
 static int unmounter_covered(const struct slot *slot)
 {
     struct mount_entry top;
-    int r = mountinfo_find(slot->counters->mountpoint, &top);
+    int r = mountinfo_find(slot_mount_path(slot), &top);
 
     if (r < 0)
         return r == -ENOENT ? -EINVAL : r;
@@ -59,8 +60,9 @@ static int unmounter_covered(const struct slot *slot)
 
 int unmounter_try(const struct slot *slot, bool lazy)
 {
-    int r = unmounter_covered(slot);
-    return r < 0 ? r : mountpoint_unmount(slot->counters->mountpoint, lazy);
+    int off = layer_uncover(slot, lazy), r = off < 0 ? off : unmounter_covered(slot);
+    /* Whatever still has the mount below a layer open is the layer's, and ends with it. */
+    return r < 0 ? r : mountpoint_unmount(slot_mount_path(slot), lazy || off > 0);
 }
 
 static int unmount_once(const struct slot *slot, bool lazy, const struct namespace *ns)
@@ -115,6 +117,7 @@ bool unmounter_forget(const struct slot *slot)
 {
     if (!slot->counters->private_namespace && slot_is_mounted(slot))
         return false;
+    layer_forget(slot);
     slot_remove(slot);
     return true;
 }
@@ -141,21 +144,25 @@ int unmounter_finish(struct slot *slot, int wait_ms, bool kill)
 
 bool unmounter_is_dead(const struct slot *slot)
 {
-    return mountpoint_answers(slot->counters->mountpoint, ANSWER_LIMIT_MS) == -ENOTCONN;
+    return mountpoint_answers(slot_mount_path(slot), ANSWER_LIMIT_MS) == -ENOTCONN;
 }
 
 int unmounter_heal(const struct slot *slot)
 {
     const struct counters *c = slot->counters;
     struct mount_entry entry;
-    int r = 0;
+    int r = layer_uncover(slot, true);
 
+    if (r < 0)
+        return r;
+    r = 0;
     if (!c->private_namespace && c->mountpoint[0] == '/' &&
-        mountinfo_find(c->mountpoint, &entry) == 0 && is_its_mount(c, &entry) &&
+        mountinfo_find(slot_mount_path(slot), &entry) == 0 && is_its_mount(c, &entry) &&
         unmounter_is_dead(slot))
-        r = mountpoint_unmount(c->mountpoint, true);
+        r = mountpoint_unmount(slot_mount_path(slot), true);
     if (r < 0 && r != -EINVAL)
         return r;
+    layer_forget(slot);
     slot_remove(slot);
     return 0;
 }
@@ -202,7 +209,7 @@ const char *unmounter_explain(const struct slot *slot, char *buf, size_t size)
     struct mount_entry entry;
     size_t count = 0;
 
-    if (unmounter_covered(slot) == -EBUSY) {
+    if (unmounter_covered(slot) == -EBUSY && !layer_is_on_top(slot)) {
         snprintf(buf, size, "covered: something else is mounted over it");
         return buf;
     }

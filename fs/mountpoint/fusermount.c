@@ -25,6 +25,7 @@
 
 #define HELPER_LIMIT_MS 10000
 #define REAP_STEP_US 200
+#define UNKNOWN "unknown argument ignored"
 
 extern char **environ;
 
@@ -98,6 +99,10 @@ static void helper_listen(int fd, uint64_t end_ms, char said[FUSERMOUNT_SAID_MAX
         len += room ? (size_t)n : 0;
     }
     said[len] = '\0';
+    /* fuse-overlayfs begins with options that its libfuse does not know, and goes on. */
+    for (char *next;
+         strncmp(said, UNKNOWN, strlen(UNKNOWN)) == 0 && (next = strchr(said, '\n'));)
+        memmove(said, next + 1, strlen(next));
     said[strcspn(said, "\n")] = '\0';
 }
 
@@ -119,6 +124,19 @@ static int helper_reap(pid_t pid, uint64_t end_ms)
     return got == pid && WIFEXITED(status) ? WEXITSTATUS(status) : 255;
 }
 
+int fusermount_hear(int output, pid_t pid, uint64_t end_ms, const char *name,
+                    char said[FUSERMOUNT_SAID_MAX])
+{
+    helper_listen(output, end_ms, said);
+    int r = helper_reap(pid, end_ms);
+    if (r == -ETIMEDOUT)
+        snprintf(said, FUSERMOUNT_SAID_MAX, "%s: no answer within %d s", name,
+                 HELPER_LIMIT_MS / 1000);
+    else if (r != 0 && !said[0])
+        snprintf(said, FUSERMOUNT_SAID_MAX, "%s: exit status %d", name, r);
+    return r > 0 ? -EPERM : r;
+}
+
 static int helper_run(char *const argv[], const char *commfd, char said[FUSERMOUNT_SAID_MAX])
 {
     auto_close int read_end = -1, write_end = -1;
@@ -138,14 +156,7 @@ static int helper_run(char *const argv[], const char *commfd, char said[FUSERMOU
         return r;
     }
     close(steal_fd(&write_end));
-    helper_listen(read_end, end_ms, said);
-    r = helper_reap(pid, end_ms);
-    if (r == -ETIMEDOUT)
-        snprintf(said, FUSERMOUNT_SAID_MAX, "%s: no answer within %d s", argv[0],
-                 HELPER_LIMIT_MS / 1000);
-    else if (r != 0 && !said[0])
-        snprintf(said, FUSERMOUNT_SAID_MAX, "%s: exit status %d", argv[0], r);
-    return r > 0 ? -EPERM : r;
+    return fusermount_hear(read_end, pid, end_ms, argv[0], said);
 }
 
 int fusermount_mount(const char *path, const char *mountpoint, const char *options,

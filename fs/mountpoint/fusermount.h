@@ -7,6 +7,8 @@
 #define ONEPOT_FUSERMOUNT_H
 
 #include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
 
 #define FUSERMOUNT_SAID_MAX 256
 
@@ -21,5 +23,12 @@ int fusermount_mount(const char *path, const char *mountpoint, const char *optio
 /* -EBUSY, -ENOENT (no helper), -ETIMEDOUT, else -EPERM with the helper's words. */
 int fusermount_unmount(const char *path, const char *mountpoint, bool lazy,
                        char said[FUSERMOUNT_SAID_MAX]);
+
+/*
+ * Wait for a helper: until it has closed its `output` and ended. 0, or -errno, and its first
+ * line or what is wrong.
+ */
+int fusermount_hear(int output, pid_t pid, uint64_t end_ms, const char *name,
+                    char said[FUSERMOUNT_SAID_MAX]);
 
 #endif

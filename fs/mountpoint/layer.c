@@ -43,6 +43,7 @@
 #define TAKE_STEP_MS 10
 #define HOLDER_MAX 512
 #define DEVICE_NAME_MAX 64
+#define PROGRAM_MARK LAYER_PROGRAM
 
 /* ---- the folder ---- */
 
@@ -131,7 +132,7 @@ static bool holder_read(int fd, struct layer_holder *ret_holder)
            2;
 }
 
-static int holder_write(int fd)
+static int holder_write(const struct layer *layer)
 {
     char text[HOLDER_MAX], host[HOST_NAME_MAX + 1] = "";
     struct job job;
@@ -139,33 +140,43 @@ static int holder_write(int fd)
     job_detect(&job);
     if (gethostname(host, sizeof(host) - 1) < 0)
         return -errno;
-    int n = snprintf(text, sizeof(text), "%d %s %s\n", (int)getppid(), host, job.id);
-    if (ftruncate(fd, 0) < 0 || pwrite(fd, text, (size_t)n, 0) != n)
+    int n = snprintf(text, sizeof(text), "%d %s %s\n", layer->writer, host, job.id);
+    if (ftruncate(layer->lock_fd, 0) < 0 || pwrite(layer->lock_fd, text, (size_t)n, 0) != n)
         return -errno;
     return 0;
 }
 
-/* The device in mountinfo: DIR by numbers, as its name may have any bytes. */
+/*
+ * The device in mountinfo: the token, and DIR by numbers, as its name may have any bytes. Only
+ * root, or who owns the namespace, can give such a name.
+ */
 static void device_name(const struct layer *layer, char ret_name[DEVICE_NAME_MAX])
 {
-    snprintf(ret_name, DEVICE_NAME_MAX, "onepot-%" PRIx64 "-%" PRIx64, layer->id.dev,
-             layer->id.ino);
+    snprintf(ret_name, DEVICE_NAME_MAX, "onepot-%" PRIx64 "-%" PRIx64 "-%" PRIx64, layer->token,
+             layer->id.dev, layer->id.ino);
+}
+
+bool layer_is_named(const char *source, uint64_t token)
+{
+    uint64_t has;
+    return token && sscanf(source, "onepot-%" SCNx64 "-", &has) == 1 && has == token;
 }
 
 /* Does the process see the layer? */
 static bool has_mounted(int pid, const struct layer *layer)
 {
-    char path[64], device[DEVICE_NAME_MAX], wanted[DEVICE_NAME_MAX + 16];
+    char path[64], wanted[DEVICE_NAME_MAX];
     auto_free char *line = NULL;
     size_t capacity = 0;
     bool is_there = false;
 
     snprintf(path, sizeof(path), "/proc/%d/mountinfo", pid);
     auto_fclose FILE *f = fopen(path, "re");
-    device_name(layer, device);
-    snprintf(wanted, sizeof(wanted), " - overlay %s ", device);
-    while (f && !is_there && getline(&line, &capacity, f) > 0)
-        is_there = strstr(line, wanted);
+    snprintf(wanted, sizeof(wanted), "-%" PRIx64 "-%" PRIx64 " ", layer->id.dev, layer->id.ino);
+    while (f && !is_there && getline(&line, &capacity, f) > 0) {
+        const char *device = strstr(line, " - overlay onepot-");
+        is_there = device && strstr(device, wanted);
+    }
     return is_there;
 }
 
@@ -191,6 +202,11 @@ static int process_that_sees(const struct layer *layer)
 /* Processes of a run that was killed may live on, and write. */
 static int check_left_behind(const struct layer *layer, char why[LAYER_WHY_MAX])
 {
+    if (has_mounted(getpid(), layer))
+        return layer_refuse(
+            why, -EBUSY,
+            "a mount whose daemon was killed still lies over it; 'onepot clean' "
+            "takes that off");
     int pid = process_that_sees(layer);
     if (pid == 0)
         return 0;
@@ -205,11 +221,11 @@ static int is_taken(int fd, char why[LAYER_WHY_MAX])
 
     if (holder_read(fd, &holder))
         snprintf(why, LAYER_WHY_MAX,
-                 "another 'run' writes there (process %d on %s%s%s); wait for its end, or name "
+                 "another job writes there (process %d on %s%s%s); wait for its end, or name "
                  "another folder",
                  holder.pid, holder.host, holder.job[0] ? ", job " : "", holder.job);
     else
-        layer_refuse(why, -EBUSY, "another 'run' writes there");
+        layer_refuse(why, -EBUSY, "another job writes there");
     return -EBUSY;
 }
 
@@ -312,9 +328,14 @@ static int cover(const struct layer *layer, int lower, int dir, const char *moun
     auto_close int changes = -1, work = -1;
     struct stat st;
 
+    if (faccessat(dir, PROGRAM_MARK, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
+        return -EMEDIUMTYPE;
     int r = fstat(lower, &st) < 0 ? -errno : open_part(dir, "changes", &st, &changes);
     if (r == 0)
         r = open_part(dir, "work", NULL, &work);
+    /* The mount below keeps others out by itself, but not who comes through the layer. */
+    if (r == 0 && layer->is_closed && fchmod(changes, S_IRWXU) < 0)
+        r = -errno;
     if (r < 0)
         return r;
     const int fds[] = {lower, changes, work};
@@ -326,26 +347,27 @@ static int cover(const struct layer *layer, int lower, int dir, const char *moun
     return r;
 }
 
-static int mount_memory(const char *mountpoint)
+static int mount_memory(const struct layer *layer, const char *mountpoint)
 {
     uint64_t bytes = max_u64(budget_free_bytes("") / 2, MEMORY_LEAST);
-    char options[64];
+    char options[64], device[DEVICE_NAME_MAX];
 
     snprintf(options, sizeof(options), "mode=0700,size=%" PRIu64, min_u64(bytes, INT64_MAX));
-    return mount("onepot", mountpoint, "tmpfs", MS_NOSUID | MS_NODEV, options) < 0 ? -errno : 0;
+    device_name(layer, device);
+    return mount(device, mountpoint, "tmpfs", MS_NOSUID | MS_NODEV, options) < 0 ? -errno : 0;
 }
 
 static int mount_in_memory(const struct layer *layer, int lower, const char *mountpoint,
                            bool noexec)
 {
-    int r = mount_memory(mountpoint);
+    int r = mount_memory(layer, mountpoint);
     if (r < 0)
         return r;
     auto_close int dir = open(mountpoint, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (dir < 0)
         return -errno;
     r = cover(layer, lower, dir, mountpoint, noexec);
-    if (r != -EPERM && r != -ENODEV)
+    if (layer->token || (r != -EPERM && r != -ENODEV))
         return r;
     int other = layer_program_mount(dir, lower, mountpoint, noexec);
     return other == -ENOENT ? r : other;
@@ -356,16 +378,58 @@ int layer_mount(const struct layer *layer, const char *mountpoint, bool noexec)
     auto_close int lower = open(mountpoint, O_RDONLY | O_DIRECTORY | O_CLOEXEC), dir = -1;
     struct stat st;
 
-    if (lower < 0)
+    if (lower < 0 || fstat(lower, &st) < 0)
         return -errno;
+    if (layer->token && st.st_dev != layer->below)
+        return -EXDEV;
     if (!layer->dir[0])
         return mount_in_memory(layer, lower, mountpoint, noexec);
     int r = open_folder(layer, &st, &dir);
     if (r == 0 && !file_id_equal(file_id_of(&st), layer->id))
         r = -EXDEV;
     if (r == 0)
-        r = holder_write(layer->lock_fd);
+        r = holder_write(layer);
     return r < 0 ? r : cover(layer, lower, dir, mountpoint, noexec);
+}
+
+/* Changes that are there without the mark are the kernel's. */
+static int mark_for_program(int dir)
+{
+    auto_close int changes =
+        openat(dir, "changes", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    auto_closedir DIR *list = changes < 0 ? NULL : path_list(changes);
+
+    if (faccessat(dir, PROGRAM_MARK, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
+        return 0;
+    for (const struct dirent *entry; list && (entry = readdir(list));)
+        if (!path_is_dots(entry->d_name))
+            return -EMEDIUMTYPE;
+    auto_close int fd =
+        openat(dir, PROGRAM_MARK, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    return fd < 0 ? -errno : 0;
+}
+
+int layer_open_for_program(const struct layer *layer, const char *mountpoint, int ret_fds[2])
+{
+    auto_close int dir = -1, changes = -1;
+    struct stat st, like;
+    int r = open_folder(layer, &st, &dir);
+
+    if (r == 0 && !file_id_equal(file_id_of(&st), layer->id))
+        r = -EXDEV;
+    if (r == 0 && stat(mountpoint, &like) < 0)
+        r = -errno;
+    if (r == 0)
+        r = mark_for_program(dir);
+    if (r == 0 && layer->lock_fd >= 0)
+        r = holder_write(layer);
+    if (r == 0)
+        r = open_part(dir, "changes", &like, &changes);
+    if (r == 0)
+        r = open_part(dir, "work", NULL, &ret_fds[1]);
+    if (r == 0)
+        ret_fds[0] = steal_fd(&changes);
+    return r;
 }
 
 /* ---- how much was written ---- */

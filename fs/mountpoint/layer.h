@@ -1,12 +1,14 @@
 /*
- * A layer over a mount that takes what is written, for `run --writable`: the kernel's
- * overlayfs, or else fuse-overlayfs (layer_program.h), in the mount namespace of one command.
- * What is written lies in memory, on a tmpfs of that namespace, which goes with it; or in a
- * folder, for one job after the other:
+ * A layer over a mount that takes what is written, for --writable: the kernel's overlayfs, or
+ * else fuse-overlayfs (layer_program.h). That of `run` lies in the mount namespace of one
+ * command; that of `mount` is seen by all (layer_cover.h). What is written lies in memory, on a
+ * tmpfs that only the layer reaches, which goes with it; or in a folder, for one job after the
+ * other:
  *
  *     DIR/lock     held while a job uses DIR; says which one does
  *     DIR/changes  the upper layer
  *     DIR/work     overlayfs's own
+ *     DIR/fuse-overlayfs  if that program wrote the changes: the kernel can't read them
  *
  *     layer_resolve(dir, &layer, why)   what DIR is; made if need be
  *     layer_take(&layer, why)           the lock
@@ -19,6 +21,7 @@
 #include <limits.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "file_id.h"
 
@@ -28,6 +31,14 @@ struct layer {
     char dir[PATH_MAX]; /* canonical; "": in memory */
     struct file_id id;  /* of DIR */
     int lock_fd;        /* -1: not taken, or in memory */
+    int writer;         /* the process that is named to who finds DIR taken */
+    /*
+     * Of a layer that all see: tells it from any other since the node was started; 0: it lies
+     * in a namespace. `below` is the device of the mount, and others are kept out (is_closed).
+     */
+    uint64_t token;
+    dev_t below;
+    bool is_closed;
 };
 #define LAYER_NONE ((struct layer){.lock_fd = -1})
 
@@ -42,9 +53,19 @@ int layer_take(struct layer *layer, char why[LAYER_WHY_MAX]);
 
 /*
  * Mount it over `mountpoint`, where this process sees the mount below. The caller has one
- * thread. 0 or -errno of mount(2); -EXDEV: DIR's path leads elsewhere here.
+ * thread. 0 or -errno of mount(2); -EXDEV: DIR's path, or the mount's, leads elsewhere here;
+ * -EMEDIUMTYPE: the program wrote DIR.
  */
 int layer_mount(const struct layer *layer, const char *mountpoint, bool noexec);
+
+/* Is it the layer, or its tmpfs, that has this token? By its device's name in mountinfo. */
+bool layer_is_named(const char *source, uint64_t token);
+
+/*
+ * Open the folders of DIR for the program. -EMEDIUMTYPE: the kernel wrote it. The caller closes
+ * both.
+ */
+int layer_open_for_program(const struct layer *layer, const char *mountpoint, int ret_fds[2]);
 
 /* The bytes of all files in DIR/changes. True: there are too many to add them all up. */
 bool layer_measure(const struct layer *layer, uint64_t *ret_bytes);

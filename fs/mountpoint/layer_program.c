@@ -23,10 +23,14 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "clock.h"
+#include "fault.h"
+#include "fusermount.h"
 #include "process.h"
 #include "syscalls.h"
 
-#define PROGRAM "fuse-overlayfs"
+#define PROGRAM LAYER_PROGRAM
+#define START_LIMIT_MS 10000
 
 /* Where the program has its descriptors; the last tells it that it is mounted. */
 enum { FUSE_FD = 3, LOWER_FD, CHANGES_FD, WORK_FD, TALK_FD, FDS_END };
@@ -178,5 +182,53 @@ int layer_program_mount(int dir, int lower, const char *mountpoint, bool noexec)
         r = -errno;
     umount2(inside(dir, "view").path, MNT_DETACH);
     umount2(inside(dir, "lower").path, MNT_DETACH);
+    return r;
+}
+
+/* ---- for all to see ---- */
+
+static _Noreturn void start_child(const struct layer_program *order, int output)
+{
+    const int fds[] = {order->lower, order->changes, order->work};
+    char options[256];
+    int high[4];
+    bool is_good = (high[3] = fcntl(output, F_DUPFD, WORK_FD + 1)) >= 0;
+
+    for (int i = 0; i < 3; i++)
+        is_good = is_good && (high[i] = fcntl(fds[i], F_DUPFD, WORK_FD + 1)) >= 0;
+    for (int i = 0; is_good && i < 3; i++)
+        is_good = dup2(high[i], LOWER_FD + i) >= 0;
+    int null = is_good ? open("/dev/null", O_RDONLY) : -1;
+    if (!is_good || null < 0 || dup2(null, 0) < 0 || dup2(high[3], 1) < 0 ||
+        dup2(high[3], 2) < 0)
+        _exit(1);
+    close(FUSE_FD);
+    syscall_close_range(WORK_FD + 1, ~0u);
+    leave_signals();
+    snprintf(options, sizeof(options),
+             "static_nlink,nosuid,nodev,noatime%s%s,lowerdir=/proc/self/fd/%d,"
+             "upperdir=/proc/self/fd/%d,workdir=/proc/self/fd/%d",
+             order->noexec ? ",noexec" : "", order->allow_other ? ",allow_other" : "", LOWER_FD,
+             CHANGES_FD, WORK_FD);
+    execl(order->program, PROGRAM, "-o", options, order->mountpoint, NULL);
+    _exit(127);
+}
+
+int layer_program_start(const struct layer_program *order, char said[LAYER_PROGRAM_SAID_MAX])
+{
+    uint64_t end_ms = now_ms() + START_LIMIT_MS;
+    char text[FUSERMOUNT_SAID_MAX] = "";
+    int pair[2], r;
+
+    if (pipe2(pair, O_CLOEXEC) < 0)
+        return -errno;
+    auto_close int output = pair[0];
+    pid_t pid = fork();
+    if (pid == 0)
+        start_child(order, pair[1]);
+    close(pair[1]);
+    r = pid < 0 ? -errno : fusermount_hear(output, pid, end_ms, PROGRAM, text);
+    if (r < 0)
+        snprintf(said, LAYER_PROGRAM_SAID_MAX, "%s", text[0] ? text : fault_errno(r));
     return r;
 }

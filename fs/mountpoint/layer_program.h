@@ -8,6 +8,9 @@
 
 #include <stdbool.h>
 
+#define LAYER_PROGRAM "fuse-overlayfs"
+#define LAYER_PROGRAM_SAID_MAX 256
+
 /*
  * Mount it over `mountpoint`. `dir` is the tmpfs that lies there, which has the empty folders
  * changes and work; `lower` the mount below it. The program ends with the layer, when that is
@@ -15,5 +18,18 @@
  * -errno.
  */
 int layer_program_mount(int dir, int lower, const char *mountpoint, bool noexec);
+
+/* For all to see: the program mounts itself, by fusermount3 where it must. */
+struct layer_program {
+    const char *program, *mountpoint;
+    int lower, changes, work;
+    bool noexec, allow_other;
+};
+
+/*
+ * Returns when it is mounted. It goes on by itself then, and ends when it is unmounted. 0, or
+ * -errno and why, in its own words where it has any.
+ */
+int layer_program_start(const struct layer_program *order, char said[LAYER_PROGRAM_SAID_MAX]);
 
 #endif

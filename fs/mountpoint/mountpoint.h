@@ -52,7 +52,7 @@ struct mount_request {
     bool allow_other;
     bool default_permissions;
     bool noexec;
-    const struct layer *layer; /* MOUNT_BY_NAMESPACE: for namespace_cover; NULL: none */
+    const struct layer *layer; /* that will lie over it (namespace_cover); NULL: none */
     void (*launch)(void *ctx); /* MOUNT_BY_NAMESPACE: see namespace.h */
     void *launch_ctx;
     int parent_fd; /* MOUNT_BY_PARENT: the device; the result takes it over */

@@ -15,7 +15,7 @@
 #include <stdint.h>
 
 #define COUNTERS_MAGIC "onepotc"
-#define COUNTERS_VERSION 16u
+#define COUNTERS_VERSION 17u
 #define COUNTERS_SLOTS 64
 #define COUNTERS_AHEAD 2 /* processes that read ahead */
 #define COUNTERS_OWNERS 16
@@ -34,6 +34,14 @@ enum mount_state {
     MOUNT_SERVING = 1,
     MOUNT_DRAINING = 2, /* asked to end; waits for its users */
     MOUNT_ENDED = 3,
+};
+
+/* Of `mount --writable` (mountpoint/layer_cover.h). */
+enum layer_state {
+    LAYER_ABSENT = 0,
+    LAYER_COMES = 1, /* is being mounted */
+    LAYER_LIES = 2,
+    LAYER_GONE = 3,
 };
 
 struct counter_slot {
@@ -141,6 +149,17 @@ struct counters {
     _Atomic uint64_t direct_reads, direct_bytes, direct_ns;
     _Atomic uint64_t direct_last_ns; /* when the last one was */
     _Atomic uint32_t direct_refused; /* 1: a program wanted to write */
+
+    /* Only layer_cover.h uses them. */
+    _Atomic uint32_t layer;    /* enum layer_state */
+    uint32_t layer_by_program; /* fuse-overlayfs, not the kernel */
+    uint64_t layer_token;
+    uint32_t layer_dev_major, layer_dev_minor;
+    char layer_dir[4096];   /* "": in memory */
+    char layer_below[4096]; /* where the mount is, if not at its mount point */
+    uint32_t layer_has_folder;
+    _Atomic uint64_t layer_bytes;
+    uint32_t layer_is_more; /* than these */
 
     /* Read ahead by features/ahead.c: see struct ahead_stats. */
     _Atomic uint64_t foreseen_kind; /* 0: nothing; report_text.c has the words */

@@ -108,6 +108,8 @@ static bool has_texts(const struct counters *c)
         {c->version_text, sizeof(c->version_text)},
         {c->last_error, sizeof(c->last_error)},
         {c->order_folder, sizeof(c->order_folder)},
+        {c->layer_dir, sizeof(c->layer_dir)},
+        {c->layer_below, sizeof(c->layer_below)},
         {c->stage_folder, sizeof(c->stage_folder)},
         {c->stage_reason, sizeof(c->stage_reason)},
     };
@@ -233,11 +235,17 @@ bool slot_daemon_lives(const struct slot *slot)
     return false;
 }
 
+const char *slot_mount_path(const struct slot *slot)
+{
+    const struct counters *c = slot->counters;
+    return c->layer_below[0] ? c->layer_below : c->mountpoint;
+}
+
 bool slot_is_mounted(const struct slot *slot)
 {
     const struct counters *c = slot->counters;
     return (c->mount_dev_major || c->mount_dev_minor) &&
-           mountinfo_has(c->mountpoint, c->mount_dev_major, c->mount_dev_minor);
+           mountinfo_has(slot_mount_path(slot), c->mount_dev_major, c->mount_dev_minor);
 }
 
 int slot_wait_daemon(const struct slot *slot, int timeout_ms)

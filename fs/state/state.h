@@ -53,6 +53,9 @@ static inline void slot_closep(struct slot **slot)
 /* Does a daemon serve this slot? The caller needs no lock. */
 bool slot_daemon_lives(const struct slot *slot);
 
+/* The path of the mount: its mount point, unless a layer is there (layer_cover.h). */
+const char *slot_mount_path(const struct slot *slot);
+
 /*
  * Is it mounted where this process sees it, and not inside a container? Maybe something else is
  * mounted over it.
