@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
@@ -187,12 +188,14 @@ int layer_program_mount(int dir, int lower, const char *mountpoint, bool noexec)
 
 /* ---- for all to see ---- */
 
+/* It ends with its starter until it is mounted, when it becomes another process by itself. */
 static _Noreturn void start_child(const struct layer_program *order, int output)
 {
     const int fds[] = {order->lower, order->changes, order->work};
     char options[256];
     int high[4];
-    bool is_good = (high[3] = fcntl(output, F_DUPFD, WORK_FD + 1)) >= 0;
+    bool is_good = prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 &&
+                   (high[3] = fcntl(output, F_DUPFD, WORK_FD + 1)) >= 0;
 
     for (int i = 0; i < 3; i++)
         is_good = is_good && (high[i] = fcntl(fds[i], F_DUPFD, WORK_FD + 1)) >= 0;
