@@ -287,6 +287,12 @@ static int open_part(int dir, const char *name, const struct stat *like, int *re
     return 0;
 }
 
+/* Root's mount keeps others out by itself, but not who comes through the layer. */
+static int close_layer(const struct layer *layer, int changes)
+{
+    return layer->is_closed && fchmod(changes, S_IRWXU) < 0 ? -errno : 0;
+}
+
 /* Give up, or get back, the right that file handles need; only root of the node has it. */
 static void set_search_right(bool is_on)
 {
@@ -333,9 +339,8 @@ static int cover(const struct layer *layer, int lower, int dir, const char *moun
     int r = fstat(lower, &st) < 0 ? -errno : open_part(dir, "changes", &st, &changes);
     if (r == 0)
         r = open_part(dir, "work", NULL, &work);
-    /* The mount below keeps others out by itself, but not who comes through the layer. */
-    if (r == 0 && layer->is_closed && fchmod(changes, S_IRWXU) < 0)
-        r = -errno;
+    if (r == 0)
+        r = close_layer(layer, changes);
     if (r < 0)
         return r;
     const int fds[] = {lower, changes, work};
@@ -425,6 +430,8 @@ int layer_open_for_program(const struct layer *layer, const char *mountpoint, in
         r = holder_write(layer);
     if (r == 0)
         r = open_part(dir, "changes", &like, &changes);
+    if (r == 0)
+        r = close_layer(layer, changes);
     if (r == 0)
         r = open_part(dir, "work", NULL, &ret_fds[1]);
     if (r == 0)

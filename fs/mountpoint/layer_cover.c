@@ -232,7 +232,6 @@ static int cover_by_kernel(struct counters *c, struct layer *layer,
 {
     c->layer_token = layer->token = now_ns();
     layer->below = makedev(c->mount_dev_major, c->mount_dev_minor);
-    layer->is_closed = !rq->allow_other;
     atomic_store(&c->layer, LAYER_COMES);
     return layer_mount(layer, rq->mountpoint, rq->noexec);
 }
@@ -336,6 +335,7 @@ static int cover_by_program(struct slot *slot, struct layer *layer,
     c->layer_by_program = 1;
     atomic_store(&c->layer, LAYER_COMES);
     if (!layer->dir[0]) {
+        memory.is_closed = layer->is_closed;
         int r = find_memory(slot, &memory);
         if (r < 0)
             return cover_refuse(why, r, NULL);
@@ -365,6 +365,7 @@ int layer_cover(struct slot *slot, struct layer *layer, const struct mount_reque
     int r = -EPERM;
 
     snprintf(c->layer_dir, sizeof(c->layer_dir), "%s", layer->dir);
+    layer->is_closed = geteuid() == 0 && !rq->allow_other;
     if (by_kernel) {
         r = cover_by_kernel(c, layer, rq);
         if (r < 0)
