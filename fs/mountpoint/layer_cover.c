@@ -16,14 +16,14 @@
 
 #include "cleanup.h"
 #include "cli.h"
-#include "format.h"
 #include "clock.h"
 #include "fault.h"
+#include "format.h"
 #include "layer_program.h"
 #include "mountinfo.h"
 #include "mountpoint.h"
+#include "place.h"
 #include "process.h"
-#include "runtime.h"
 #include "state.h"
 
 #define FOLDER_PREFIX ".layer-" /* no slot's name begins with a dot */
@@ -50,7 +50,7 @@ static bool is_of_program(const struct counters *c, const struct mount_entry *en
         entry->dev_major == c->layer_dev_major && entry->dev_minor == c->layer_dev_minor;
 
     return strcmp(entry->type, "fuse." LAYER_PROGRAM) == 0 &&
-           (entry->uid == geteuid() || entry->uid == runtime_uid()) &&
+           (entry->uid == geteuid() || entry->uid == place_uid()) &&
            (is_device || atomic_load(&c->layer) == LAYER_COMES);
 }
 
