@@ -15,11 +15,6 @@
 #include "clock.h"
 
 #define FIRST_BUCKETS 16u
-/*
- * From these budgets on, blocks of the usual size lie on huge pages, and smaller ones as well.
- */
-#define HUGE_BUDGET (64u << 20)
-#define HUGE_ALL_BUDGET (1024u << 20)
 
 static int pool_new(const struct block_cache_options *o, struct buffer_pool **ret_pool)
 {

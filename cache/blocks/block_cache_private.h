@@ -19,6 +19,9 @@
 #define SHARDS 64u
 #define RING_SLOTS 4096u
 #define NO_KEY UINT64_MAX
+/* From these budgets on, blocks of the usual size lie on huge pages, and smaller ones, too. */
+#define HUGE_BUDGET (64u << 20)
+#define HUGE_ALL_BUDGET (1024u << 20)
 
 enum entry_state { LOADING, READY, FAILED };
 

@@ -25,8 +25,6 @@
 #define SPARE_PART 128u
 #define SPARE_MAX (8u << 20)
 #define BLOCK_MAX (1u << 30) /* keeps sums from overflowing */
-#define HUGE_BUDGET (64u << 20)
-#define HUGE_ALL_BUDGET (1024u << 20)
 #define REPLACE_ONE_IN 32u
 #define REPLACE_TRIES 4u
 #define ROOM_TRIES 4096u
