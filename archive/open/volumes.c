@@ -474,8 +474,11 @@ static int check_set(struct listing *l, const struct source *given, volume_paths
     if (r == 0 && paths->count)
         r = open_all(paths, NULL, &all);
     bool is_first = paths->count && strcmp(paths->at[0], l->path) == 0;
-    if (r < 0 || (all && !is_first &&
-                  judge(source_member(all, 0), given, true, l->series.has_ending) == IS_ALONE))
+    const struct backend *backend;
+    const char *compression;
+    if (r < 0 || (all && !backend_begins(source_member(all, 0), &backend, &compression)) ||
+        (all && !is_first &&
+         judge(source_member(all, 0), given, true, l->series.has_ending) == IS_ALONE))
         volumes_free(paths);
     source_close(all);
     return r == -ENOMEM ? r : 0;
@@ -486,6 +489,8 @@ static int pieces_find(const char *path, const struct series *series, struct fau
                        volume_paths *paths, struct source **given)
 {
     struct listing l;
+    const struct backend *backend;
+    const char *compression;
     int r = 0;
     listing_begin(&l, path, series);
     auto_free char *neighbour = listing_neighbour(&l, false);
@@ -499,7 +504,11 @@ static int pieces_find(const char *path, const struct series *series, struct fau
     if (r < 0)
         return r;
     listing_check_hex(&l);
-    switch (judge_neighbour(*given, neighbour, up, series->has_ending)) {
+    enum verdict verdict = judge_neighbour(*given, neighbour, up, series->has_ending);
+    if (verdict == IS_PART && *l.suffix && !series->has_ending &&
+        !backend_begins(*given, &backend, &compression))
+        verdict = MAY_BE_PART; /* img1.sif: what an archive may lie behind is not looked at */
+    switch (verdict) {
     case IS_ALONE:
         break;
     case MAY_BE_PART:

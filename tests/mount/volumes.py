@@ -308,6 +308,13 @@ def test_numbered_tars_are_never_joined(work):
             check_alone([1, 2, 3])
 
 
+def test_numbered_files_ahead_of_another_suffix_are_not_joined(work):
+    for i in range(3):
+        (pathlib.Path(work.path) / ("s%d.run" % i)).write_bytes(
+            b"#!/bin/sh\nexit\n" + pathlib.Path(make_tar(work / "a", files={str(i): b"x"})).read_bytes())
+        check_equal(onepot("ls", work / ("s%d.run" % i)).stdout.split(), [b"%d" % i], "behind a script")
+
+
 def test_links_lead_to_parts_and_loops_do_not(work):
     paths = cut(make_tar(work / "a"), letters("t.tar.", 4))
     links = pathlib.Path(work.make("links"))
