@@ -13,6 +13,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -29,16 +30,22 @@ def content(i):
     return (hashlib.sha256(str(i).encode()).digest() * (FILE_BYTES // 32 + 1))[:FILE_BYTES]
 
 
-def make_archive(work):
-    """An archive of some 25 MB, and the folder that it is alone in."""
-    tree, source = work.make("tree"), work.make("source")
+def make_tree(tree):
+    for i in range(10):
+        os.mkdir(os.path.join(tree, f"d{i}"))
     for i in range(FILES):
-        folder = os.path.join(tree, f"d{i % 10}")
-        os.makedirs(folder, exist_ok=True)
-        with open(os.path.join(folder, f"f{i}"), "wb") as f:
+        with open(os.path.join(tree, f"d{i % 10}", f"f{i}"), "wb") as f:
             f.write(content(i))
+    return tree
+
+
+def make_archive(work):
+    """An archive of some 25 MB, and the folder that it is alone in. It lies on a disk, as what is in
+    memory is not copied; what it is made of need not."""
+    source = work.make("source")
     archive = os.path.join(source, "a.tar")
-    onepot("pack", "-o", archive, tree)
+    with tempfile.TemporaryDirectory(dir=os.environ.get("ONEPOT_TESTS_MEMORY", work.path)) as tree:
+        onepot("pack", "-o", archive, make_tree(tree))
     return source, os.path.getsize(archive)
 
 
@@ -340,7 +347,7 @@ def test_what_can_t_be_adopted_is_refused(work):
         check(why in done.stderr, f"{arguments}: {done.stderr}")
     onepot("stage", "--adopt", copy, archive, archive, status=2)
     packed = os.path.join(source, "b.tar.zst")
-    run("tar", "--zstd", "-cf", packed, "-C", work / "tree", ".")
+    run("tar", "--zstd", "-cf", packed, "-C", make_tree(work.make("tree")), ".")
     done = onepot("stage", "--adopt", copy, packed, status=1)
     check(b"compressed in one piece" in done.stderr, done.stderr)
     check_equal(copies(work), [], "files of copies")
@@ -349,7 +356,7 @@ def test_what_can_t_be_adopted_is_refused(work):
 def test_a_compressed_tar_is_unpacked_once(work):
     source, _ = make_archive(work)
     archive = os.path.join(source, "a.tar.zst")
-    run("tar", "--zstd", "-cf", archive, "-C", work / "tree", ".")
+    run("tar", "--zstd", "-cf", archive, "-C", make_tree(work.make("tree")), ".")
     with work.mount("--stage", archive, name="one") as first:
         check("unpacked" in first.notes and "onepot pack" in first.notes, first.notes)
         with work.mount("--stage", "--idle=1000", archive, name="two") as second:
