@@ -5,9 +5,8 @@
 #ifndef ONEPOT_BLOCK_CACHE_CHECK_H
 #define ONEPOT_BLOCK_CACHE_CHECK_H
 
-#include <check.h>
-
 #include "block_cache_private.h"
+#include "suite.h"
 
 /* Counted anew, over all entries. */
 struct cache_sums {
