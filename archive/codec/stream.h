@@ -52,7 +52,7 @@ struct stream_part {
     bool is_last;             /* of its stream */
 };
 
-/* What a kind's scan begins with. */
+/* The head of each kind's scan. */
 struct stream_scan {
     const struct stream *stream;
     struct source *source;
@@ -66,7 +66,7 @@ struct stream_scan {
     uint32_t crc; /* deflate: the CRC-32 of the content so far */
 };
 
-/* What unpacking keeps between two parts; the kind's own. */
+/* State of unpacking between two parts; the kind's own. */
 struct stream_memory {
     void (*free)(struct stream_memory *memory);
 };

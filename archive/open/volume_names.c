@@ -1,5 +1,5 @@
 /*
- * A number's digits are those of its alphabet, and it counts as any number does.
+ * A number has the digits of its alphabet, and counts as any number does.
  */
 #include "volume_names.h"
 

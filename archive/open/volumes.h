@@ -8,7 +8,7 @@
  * whole: a tar up to its end marker, a zip with its directory; of another format, or
  * compressed, the beginning is enough. Where small members begin just where the tar was cut,
  * the member that is cut off must go on in the second one. A name with an archive's ending
- * (train-001.tar) is a shard's unless the contents are surely those of pieces. A file without
+ * (train-001.tar) is a shard's unless the contents are surely pieces. A file without
  * neighbours is by itself, too.
  */
 #ifndef ONEPOT_VOLUMES_H

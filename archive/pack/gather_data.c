@@ -1,5 +1,5 @@
 /*
- * What both ways of gathering share: words for problems, and the data of a file, whole or as a
+ * Shared by both ways of gathering: words for problems, and the data of a file, whole or as a
  * stream, whether it lies in a filesystem or in an archive.
  */
 #include <errno.h>

@@ -45,7 +45,7 @@ struct scan_kind {
     void (*end)(struct block_scan *scan); /* frees the state's members */
 };
 
-/* What a stream of blocks has in its table. */
+/* Functions for the table of a stream of blocks. */
 int block_scan_new(const struct stream *stream, struct source *source, struct helpers *helpers,
                    struct stream_scan **ret_scan);
 void block_scan_free(struct stream_scan *scan);

@@ -1,7 +1,7 @@
 /*
  * A layer over a mount that takes what is written, for --writable: the kernel's overlayfs, or
- * else fuse-overlayfs (layer_program.h). That of `run` lies in the mount namespace of one
- * command; that of `mount` is seen by all (layer_cover.h). What is written lies in memory, on a
+ * else fuse-overlayfs (layer_program.h). A layer of `run` lies in the mount namespace of one
+ * command; all see one of `mount` (layer_cover.h). What is written lies in memory, on a
  * tmpfs that only the layer reaches, which goes with it; or in a folder, for one job after the
  * other:
  *

@@ -146,7 +146,7 @@ static pid_t start_child(struct engine *e, int argc, char **argv)
     return pid;
 }
 
-/* What is written never fills a pipe: a word for each block that fits into the ring. */
+/* The words written never fill a pipe: a word for each block that fits into the ring. */
 static void tell(struct engine *e, const void *bytes, size_t len)
 {
     if (!e->has_left && write(e->to, bytes, len) != (ssize_t)len)
