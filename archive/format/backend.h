@@ -188,9 +188,11 @@ struct backend {
      */
     bool (*is_whole)(const struct source *source);
 
-    /* Could the bytes of `next` go on where an archive ends that is not whole? NULL: not told.
+    /*
+     * Could the bytes of `next` go on where an archive ends that is not whole? `is_split`: it
+     * must end within a member, too. NULL: not told.
      */
-    bool (*continues)(const struct source *source, const struct source *next);
+    bool (*continues)(const struct source *source, const struct source *next, bool is_split);
 
     /*
      * Find an archive of this format behind a script or a program: 1 and where in the file it

@@ -68,11 +68,11 @@ static enum verdict judge_beginnings(const struct source *first, const struct ba
 {
     if (!backend->is_whole || backend->is_whole(first))
         return IS_ALONE;
-    if (source_size(first) == source_size(second))
+    if (!has_ending && source_size(first) == source_size(second))
         return IS_PART;
-    return !backend->continues || !backend->continues(first, second) ? IS_ALONE
-           : has_ending                                              ? MAY_BE_PART
-                                                                     : IS_PART;
+    if (!backend->continues || !backend->continues(first, second, has_ending))
+        return IS_ALONE;
+    return has_ending ? MAY_BE_PART : IS_PART;
 }
 
 /*
@@ -473,12 +473,11 @@ static int check_set(struct listing *l, const struct source *given, volume_paths
     int r = pieces_in(l, given, NULL, paths);
     if (r == 0 && paths->count)
         r = open_all(paths, NULL, &all);
-    bool is_first = paths->count && strcmp(paths->at[0], l->path) == 0;
     const struct backend *backend;
     const char *compression;
     if (r < 0 || (all && !backend_begins(source_member(all, 0), &backend, &compression)) ||
-        (all && !is_first &&
-         judge(source_member(all, 0), given, true, l->series.has_ending) == IS_ALONE))
+        (all && judge(source_member(all, 0), source_member(all, 1), true,
+                      l->series.has_ending) == IS_ALONE))
         volumes_free(paths);
     source_close(all);
     return r == -ENOMEM ? r : 0;

@@ -44,7 +44,7 @@ bool tar_is_zero(const uint8_t *bytes, size_t len);
 int tar_probe(const struct source *source, const uint8_t *head, size_t head_len);
 int tar_find_behind(const struct front *front, uint64_t *ret_offset);
 bool tar_is_whole(const struct source *source);
-bool tar_continues(const struct source *source, const struct source *next);
+bool tar_continues(const struct source *source, const struct source *next, bool is_split);
 
 /*
  * check_end of struct backend_trailer: without an end-of-archive marker a tar may have been cut

@@ -218,13 +218,15 @@ bool tar_is_whole(const struct source *source)
 }
 
 /* The last member leads to a place in `next`, where another header lies, or the end marker. */
-bool tar_continues(const struct source *source, const struct source *next)
+bool tar_continues(const struct source *source, const struct source *next, bool is_split)
 {
     uint8_t block[TAR_BLOCK_BYTES];
     uint64_t size = source_size(source), at = probe_walk(source, block);
     if (at < size) /* a header is cut as well: not here */
         return size - at < TAR_BLOCK_BYTES;
     at -= size;
+    if (at == 0 && is_split)
+        return false;
     return source_size(next) < TAR_BLOCK_BYTES || at > source_size(next) - TAR_BLOCK_BYTES ||
            (source_read(next, block, sizeof(block), at) == 0 &&
             (tar_is_header(block) || tar_is_zero(block, sizeof(block))));

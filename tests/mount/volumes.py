@@ -158,11 +158,12 @@ def test_names_that_split_can_make(work):
 
 def test_a_member_may_begin_where_a_part_does(work):
     files = {"%03d" % i: b"x" * 512 for i in range(40)}
-    for name in "p.tar.%02d", "p-%02d.tar":
-        paths = cut(make_tar(work / "a", files=files), [name % i for i in range(7)], piece=8 * 1024)
+    for name, piece in ("p.tar.%02d", 8 * 1024), ("p-%02d.tar", 10 * 1024 + 512):
+        count = -(-50 * 1024 // piece)
+        paths = cut(make_tar(work / "a", files=files), [name % i for i in range(count)], piece=piece)
         for path in paths:
             check_equal(info(path)["files"], len(files), path)
-    paths = cut(make_tar(work / "a", files=files), ["q-0.tar", "q-1.tar"], piece=30 * 1024)
+    paths = cut(make_tar(work / "a", files=files), ["q-0.tar", "q-1.tar"], piece=30 * 1024 + 512)
     for path in paths:
         check_equal(info(path)["files"], len(files), path)
 
@@ -306,6 +307,13 @@ def test_numbered_tars_are_never_joined(work):
             first = shards[0].read_bytes()
             shards[0].write_bytes(first[:2048])
             check_alone([1, 2, 3])
+            for i, shard in enumerate(shards):  # no end marker, as some programs write
+                make_tar(shard, files={"%d/%s" % (i, n): b"x" * 512 for n in "abc"})
+                shard.write_bytes(shard.read_bytes()[:3 * 1024])
+            check_alone(range(4))
+            for shard in shards:
+                shard.write_bytes(shard.read_bytes()[:3 * 1024 - 100])
+            check("s-000.tar: 0/c: the archive is truncated" in complaint("ls", shards[0]), "each is cut")
 
 
 def test_numbered_files_ahead_of_another_suffix_are_not_joined(work):
