@@ -64,49 +64,51 @@ enum verdict {
 
 /* Both begin in a format. Small members often begin where a tar is cut. */
 static enum verdict judge_beginnings(const struct source *first, const struct backend *backend,
-                                     const struct source *second, bool has_ending)
+                                     const struct source *second, bool has_suffix)
 {
-    if (!backend->is_whole || backend->is_whole(first))
+    bool is_even = !has_suffix && source_size(first) == source_size(second);
+    if ((!is_even && !backend->continues) || !backend->is_whole || backend->is_whole(first))
         return IS_ALONE;
-    if (!has_ending && source_size(first) == source_size(second))
+    if (is_even)
         return IS_PART;
-    if (!backend->continues || !backend->continues(first, second, has_ending))
+    if (!backend->continues(first, second, has_suffix))
         return IS_ALONE;
-    return has_ending ? MAY_BE_PART : IS_PART;
+    return has_suffix ? MAY_BE_PART : IS_PART;
 }
 
 /*
- * Two neighbours of a series. A name with an archive's ending is a shard's rather than a
+ * Two neighbours of a series. A name with a suffix is a shard's or another file's rather than a
  * piece's, so such a file is a part only if the first one surely ends in the middle.
  */
 static enum verdict judge(const struct source *first, const struct source *second,
-                          bool second_is_given, bool has_ending)
+                          bool second_is_given, bool has_suffix)
 {
     const struct backend *backend, *other;
     const char *compression, *other_compression;
     bool first_begins = backend_begins(first, &backend, &compression);
     bool second_begins = backend_begins(second, &other, &other_compression);
     if (!first_begins)
-        return has_ending && second_begins && second_is_given ? MAY_BE_PART : IS_PART;
+        return has_suffix && second_begins && second_is_given ? MAY_BE_PART : IS_PART;
     if (second_begins && (compression || (backend == other && !other_compression)))
-        return compression ? IS_ALONE : judge_beginnings(first, backend, second, has_ending);
-    if (!has_ending)
-        return IS_PART;
-    if (source_size(second) == 0 ||
-        (!compression && backend->is_whole && backend->is_whole(first)))
+        return compression ? IS_ALONE : judge_beginnings(first, backend, second, has_suffix);
+    if (!compression && backend->is_whole && backend->is_whole(first))
         return IS_ALONE;
-    return compression ? MAY_BE_PART : IS_PART;
+    if (!has_suffix)
+        return IS_PART;
+    if (source_size(second) == 0)
+        return IS_ALONE;
+    return compression || second_begins ? MAY_BE_PART : IS_PART;
 }
 
 /* `up`: the neighbour comes after the file that was given. */
 static enum verdict judge_neighbour(const struct source *given, const char *neighbour, bool up,
-                                    bool has_ending)
+                                    bool has_suffix)
 {
     struct source *file = NULL;
     if (source_open(neighbour, NULL, &file) < 0)
-        return has_ending ? IS_ALONE : IS_PART;
+        return has_suffix ? IS_ALONE : IS_PART;
     enum verdict v =
-        up ? judge(given, file, false, has_ending) : judge(file, given, true, has_ending);
+        up ? judge(given, file, false, has_suffix) : judge(file, given, true, has_suffix);
     source_close(file);
     return v;
 }
@@ -245,7 +247,7 @@ static int check_hole(const struct listing *l, const struct source *given, const
     auto_free char *other = listing_path(l, beyond);
     if (!path || !other)
         return -ENOMEM;
-    bool is_alone = judge_neighbour(given, other, up, l->series.has_ending) == IS_ALONE;
+    bool is_alone = judge_neighbour(given, other, up, *l->suffix) == IS_ALONE;
     return is_alone ? 0 : fault_missing(fault, path, l->path);
 }
 
@@ -476,8 +478,8 @@ static int check_set(struct listing *l, const struct source *given, volume_paths
     const struct backend *backend;
     const char *compression;
     if (r < 0 || (all && !backend_begins(source_member(all, 0), &backend, &compression)) ||
-        (all && judge(source_member(all, 0), source_member(all, 1), true,
-                      l->series.has_ending) == IS_ALONE))
+        (all &&
+         judge(source_member(all, 0), source_member(all, 1), true, *l->suffix) == IS_ALONE))
         volumes_free(paths);
     source_close(all);
     return r == -ENOMEM ? r : 0;
@@ -503,7 +505,7 @@ static int pieces_find(const char *path, const struct series *series, struct fau
     if (r < 0)
         return r;
     listing_check_hex(&l);
-    enum verdict verdict = judge_neighbour(*given, neighbour, up, series->has_ending);
+    enum verdict verdict = judge_neighbour(*given, neighbour, up, *l.suffix);
     if (verdict == IS_PART && *l.suffix && !series->has_ending &&
         !backend_begins(*given, &backend, &compression))
         verdict = MAY_BE_PART; /* img1.sif: what an archive may lie behind is not looked at */

@@ -105,6 +105,16 @@ static int squashfs_probe(const struct source *source, const uint8_t *head, size
     return super.major == 4 && super.minor == 0;
 }
 
+static bool squashfs_is_whole(const struct source *source)
+{
+    uint8_t bytes[SUPER_BYTES];
+    struct super super;
+    if (source_size(source) < sizeof(bytes) || source_read(source, bytes, sizeof(bytes), 0) < 0)
+        return false;
+    squashfs_decode_super(bytes, &super);
+    return super.bytes_used <= source_size(source);
+}
+
 static int squashfs_find_behind(const struct front *front, uint64_t *ret_offset)
 {
     struct front_place place;
@@ -683,6 +693,7 @@ const struct backend backend_squashfs = {
     .least_memory_bytes = UINT64_C(4)
                           << 30, /* metadata is compressed: many inodes in few bytes */
     .probe = squashfs_probe,
+    .is_whole = squashfs_is_whole,
     .find_behind = squashfs_find_behind,
     .index = squashfs_index,
 };

@@ -321,6 +321,11 @@ def test_numbered_files_ahead_of_another_suffix_are_not_joined(work):
         (pathlib.Path(work.path) / ("s%d.run" % i)).write_bytes(
             b"#!/bin/sh\nexit\n" + pathlib.Path(make_tar(work / "a", files={str(i): b"x"})).read_bytes())
         check_equal(onepot("ls", work / ("s%d.run" % i)).stdout.split(), [b"%d" % i], "behind a script")
+    with zipfile.ZipFile(work / "d0.data", "w") as z:
+        z.writestr("f", "1")
+    for other in b"?" * 50, pathlib.Path(work / "s1.run").read_bytes():
+        pathlib.Path(work / "d1.data").write_bytes(other)
+        check_equal(onepot("ls", work / "d0.data").stdout.split(), [b"f"], "beside another file")
 
 
 def test_links_lead_to_parts_and_loops_do_not(work):
