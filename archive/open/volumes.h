@@ -7,8 +7,8 @@
  * archive by itself if it and its neighbour begin in the same format, and the first of them is
  * whole: a tar up to its end marker, a zip with its directory; of another format, or
  * compressed, the beginning is enough. Where small members begin just where the tar was cut,
- * the member that is cut off must go on in the second one. A name with an archive's ending
- * (train-001.tar) is a shard's unless the contents are surely pieces. A file without
+ * the member that is cut off must go on in the second one. A file numbered ahead of a suffix
+ * (train-001.tar) is a shard unless the contents are surely pieces. A file without
  * neighbours is by itself, too.
  */
 #ifndef ONEPOT_VOLUMES_H
