@@ -38,9 +38,11 @@ KINDS = {
     "zip-stored": ("zip", ["-0", "-q", "-r", "{out}", "."]),
     "zip": ("zip", ["-q", "-r", "{out}", "."]),
     "tar.gz": ("tar", ["--sort=name", "-C", "{src}", "-czf", "{out}", "."]),
-    # Of a tar for each directory: a folder of them, or a tar of them. Made by make_archive().
+    # Of a tar for each directory: a folder of them, or a tar of them. `parts`: one tar, cut into a
+    # hundred pieces. Made by make_archive().
     "union": ("tar", None),
     "nested": ("tar", None),
+    "parts": ("tar", None),
 }
 
 
@@ -68,9 +70,19 @@ def make_nested(program, source, out):
         run_quiet([program, "--sort=name", "-C", folder, "-cf", str(out), "."])
 
 
+def make_parts(program, source, out):
+    out.mkdir()
+    whole = out / "whole"
+    run_quiet([program, *(a.format(src=source, out=whole) for a in KINDS["tar"][1])])
+    run_quiet(["split", "-n", "100", "-a", "3", "-d", whole, out / "part.tar."])
+    whole.unlink()
+
+
 def make_archive(program, onepot, kind, source, out):
     if kind == "union":
         make_union(program, onepot, source, out)
+    elif kind == "parts":
+        make_parts(program, source, out)
     elif kind == "nested":
         make_nested(program, source, out)
     else:

@@ -52,6 +52,7 @@ CONTENDERS = (
               baseline="onepot archive", is_direct=True),
     Contender("onepot squashfs", NOISE, "squashfs", "onepot", ONEPOT),
     Contender("onepot union", NOISE, "union", "onepot", ONEPOT, baseline="onepot tar"),
+    Contender("onepot parts", NOISE, "parts", "onepot", ONEPOT, baseline="onepot tar"),
     Contender("onepot nested", NOISE, "nested", "onepot", (*ONEPOT, "--nested"),
               baseline="onepot tar"),
     Contender("onepot tar.gz", BOTH, "tar.gz", "onepot", ONEPOT, baseline="ratarmount tar.gz",

@@ -11,6 +11,7 @@ STORED, OWN_ZSTD = ("onepot archive", "onepot tar"), "onepot archive zstd"
 FORMS = (("onepot zip stored", "onepot tar", ("first", "listed", "second"), 0.95),
          ("onepot union", "onepot tar", ("first", "listed"), 0.95),
          ("onepot nested", "onepot tar", ("first", "listed"), 0.95),
+         ("onepot parts", "onepot tar", ("first", "listed", "second"), 0.97),
          ("onepot zip", "mount-zip", ("first", "listed"), 4),
          ("onepot zip", "ratarmount zip", ("first", "listed"), 8),
          ("onepot zip", "zipfile", ("first",), 8),
