@@ -457,8 +457,8 @@ START_TEST(others_of_the_job_know_of_copies_that_are_locked)
     struct locked *locked = NULL;
     struct onepot_error error = {0};
     struct claim_others others;
-    char folder[] = "/tmp/onepot-device.XXXXXX";
-    ck_assert_ptr_nonnull(mkdtemp(folder));
+    char folder[PATH_MAX];
+    suite_make_folder("claims", folder, sizeof(folder));
     setenv("ONEPOT_RUNTIME_DIR", folder, 1);
     setenv("SLURM_JOB_ID", "78", 1);
 
@@ -479,7 +479,6 @@ START_TEST(others_of_the_job_know_of_copies_that_are_locked)
     device->type = type;
     ck_assert_int_eq(claims_of_job("78", &others), 0);
     ck_assert_uint_eq(others.count, 0);
-    rmdir(folder);
 }
 END_TEST
 
