@@ -184,9 +184,9 @@ struct backend {
 
     /*
      * Does an archive that begins in this source end there, or is it the first piece of one?
-     * NULL: its beginning is enough.
+     * NULL: its beginning is enough. `by_end`: its last bytes tell, however long it is.
      */
-    bool (*is_whole)(const struct source *source);
+    bool (*is_whole)(const struct source *source, bool by_end);
 
     /*
      * Could the bytes of `next` go on where an archive ends that is not whole? `is_split`: it

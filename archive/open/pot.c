@@ -116,10 +116,12 @@ static int file_identify(const char *path, struct fault *fault,
     return 0;
 }
 
-int pot_identify(const char *path, struct fault *fault, struct source_identity *ret_identity)
+int pot_identify(const char *path, const char *before, struct fault *fault,
+                 struct source_identity *ret_identity)
 {
-    volume_paths parts;
-    int r = volumes_find(path, &parts);
+    volume_paths parts = {0};
+    bool is_shard = before && volumes_are_named_alike(before, path);
+    int r = is_shard ? 0 : volumes_find(path, &parts);
     if (r < 0 || parts.count == 0)
         return r < 0 ? r : file_identify(path, fault, ret_identity);
     auto_free struct source_identity *all = calloc(parts.count, sizeof(*all));

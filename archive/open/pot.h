@@ -281,9 +281,11 @@ int pot_open_source(const char *path, uint64_t offset, struct fault *fault,
 
 /*
  * The pot->identity that pot_open would find, without opening the archive; looks for its parts
- * (volumes.h). Errors of stat(2), with a fault that names the file.
+ * (volumes.h), but not where `before`, the archive ahead of it in a list, is a shard that is
+ * named like it. Errors of stat(2), with a fault that names the file.
  */
-int pot_identify(const char *path, struct fault *fault, struct source_identity *ret_identity);
+int pot_identify(const char *path, const char *before, struct fault *fault,
+                 struct source_identity *ret_identity);
 
 /*
  * Call after reading the whole archive: was all of it still there? -ENODATA (cut short) or

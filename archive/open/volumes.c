@@ -66,10 +66,13 @@ enum verdict {
 static enum verdict judge_beginnings(const struct source *first, const struct backend *backend,
                                      const struct source *second, bool has_suffix)
 {
-    bool is_even = !has_suffix && source_size(first) == source_size(second);
-    if ((!is_even && !backend->continues) || !backend->is_whole || backend->is_whole(first))
+    bool is_even = source_size(first) == source_size(second);
+    bool may_go_on = has_suffix
+                         ? source_size(second) <= source_size(first) && backend->continues
+                         : is_even || backend->continues;
+    if (!may_go_on || !backend->is_whole || backend->is_whole(first, has_suffix))
         return IS_ALONE;
-    if (is_even)
+    if (is_even && !has_suffix)
         return IS_PART;
     if (!backend->continues(first, second, has_suffix))
         return IS_ALONE;
@@ -91,7 +94,7 @@ static enum verdict judge(const struct source *first, const struct source *secon
         return has_suffix && second_begins && second_is_given ? MAY_BE_PART : IS_PART;
     if (second_begins && (compression || (backend == other && !other_compression)))
         return compression ? IS_ALONE : judge_beginnings(first, backend, second, has_suffix);
-    if (!compression && backend->is_whole && backend->is_whole(first))
+    if (!compression && backend->is_whole && backend->is_whole(first, has_suffix))
         return IS_ALONE;
     if (!has_suffix)
         return IS_PART;

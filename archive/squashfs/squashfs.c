@@ -105,8 +105,9 @@ static int squashfs_probe(const struct source *source, const uint8_t *head, size
     return super.major == 4 && super.minor == 0;
 }
 
-static bool squashfs_is_whole(const struct source *source)
+static bool squashfs_is_whole(const struct source *source, bool by_end)
 {
+    (void)by_end;
     uint8_t bytes[SUPER_BYTES];
     struct super super;
     if (source_size(source) < sizeof(bytes) || source_read(source, bytes, sizeof(bytes), 0) < 0)

@@ -43,7 +43,7 @@ bool tar_is_zero(const uint8_t *bytes, size_t len);
 
 int tar_probe(const struct source *source, const uint8_t *head, size_t head_len);
 int tar_find_behind(const struct front *front, uint64_t *ret_offset);
-bool tar_is_whole(const struct source *source);
+bool tar_is_whole(const struct source *source, bool by_end);
 bool tar_continues(const struct source *source, const struct source *next, bool is_split);
 
 /*

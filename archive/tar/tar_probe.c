@@ -205,7 +205,7 @@ static uint64_t probe_walk(const struct source *source, uint8_t block[TAR_BLOCK_
  * Does it reach its end marker? Where a piece ends in zeros, and the next begins with a member,
  * only a walk can tell.
  */
-bool tar_is_whole(const struct source *source)
+bool tar_is_whole(const struct source *source, bool by_end)
 {
     uint8_t bytes[2 * TAR_BLOCK_BYTES];
     uint64_t size = source_size(source);
@@ -213,8 +213,8 @@ bool tar_is_whole(const struct source *source)
         source_read(source, bytes, sizeof(bytes), size - sizeof(bytes)) < 0 ||
         !tar_is_zero(bytes, sizeof(bytes)))
         return false;
-    return probe_walk(source, bytes) <= size - TAR_BLOCK_BYTES &&
-           tar_is_zero(bytes, TAR_BLOCK_BYTES);
+    return by_end || (probe_walk(source, bytes) <= size - TAR_BLOCK_BYTES &&
+                      tar_is_zero(bytes, TAR_BLOCK_BYTES));
 }
 
 /* The last member leads to a place in `next`, where another header lies, or the end marker. */

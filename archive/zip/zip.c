@@ -599,8 +599,9 @@ static int zip_check_end(const struct archive_end *end)
     return r == -EINTR ? 0 : r;
 }
 
-static bool zip_is_whole(const struct source *source)
+static bool zip_is_whole(const struct source *source, bool by_end)
 {
+    (void)by_end;
     struct zip_place place;
     return zip_find_directory(source, &place, NULL) == 0 &&
            place.shift == 0; /* else: a member's */

@@ -58,11 +58,11 @@ int mounter_status_of_failure(const struct mounter *m)
     return m->for_run ? CLI_RUN_FAILED : CLI_FAILED;
 }
 
-static int identify(const struct mounter *m, const char *path,
-                    struct source_identity *ret_identity)
+static int identify(const struct mounter *m, size_t i, struct source_identity *ret_identity)
 {
+    const char *path = m->archives.at[i], *before = i ? m->archives.at[i - 1] : NULL;
     struct fault fault = {0};
-    int r = pot_identify(path, &fault, ret_identity);
+    int r = pot_identify(path, before, &fault, ret_identity);
     if (r == 0)
         return 0;
     cli_advise(&m->options->doubt, path, &fault);
@@ -79,7 +79,7 @@ static int identify_files(struct mounter *m)
         return cli_fail(NULL, -ENOMEM, NULL);
     for (size_t i = 0; r == 0 && i < list->count; i++)
         if (!cli_together.skip_damaged || stat(list->at[i], &st) == 0)
-            r = identify(m, list->at[i], &all[i]);
+            r = identify(m, i, &all[i]);
     source_identity_join(all, list->count, &m->identity);
     snprintf(m->archive, sizeof(m->archive), "%s", m->options->archive);
     return r;
@@ -93,7 +93,7 @@ static int identify_archive(struct mounter *m)
 {
     const char *given = m->archives.at[0];
     struct stat st, own;
-    int r = identify(m, given, &m->identity);
+    int r = identify(m, 0, &m->identity);
 
     if (r == 0 && (!realpath(given, m->archive) || stat(m->archive, &st) < 0 ||
                    stat(given, &own) < 0 || st.st_dev != own.st_dev || st.st_ino != own.st_ino))
