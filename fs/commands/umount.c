@@ -220,8 +220,7 @@ static int report_lingering(const struct counters *c)
 static int end_slot(struct slot *slot, const struct request *rq)
 {
     const struct counters *c = slot->counters;
-    char line[SUMMARY_MAX], other[PATH_MAX], text[LAYER_TOLD_MAX];
-    const char *told;
+    char line[SUMMARY_MAX], other[PATH_MAX];
     /* Looked for before, as the kernel may give the number to another mount at once. */
     bool is_bound = c->mount_dev_minor &&
                     mountinfo_device_in("/proc/self/mountinfo", c->mount_dev_major,
@@ -242,8 +241,7 @@ static int end_slot(struct slot *slot, const struct request *rq)
     /* A stopped daemon does not notice its end. One that runs may be serving a container. */
     r = unmounter_finish(slot, umount_is_stopped(c) ? 0 : DAEMON_END_MS, umount_is_stopped(c));
     cli_note("%s: %s", c->archive, summary_line(c, line, sizeof(line)));
-    if ((told = layer_told(c, text)))
-        cli_note("%s: %s", c->archive, told);
+    layer_note(c, c->archive);
     return r < 0 ? report_lingering(c) : CLI_OK;
 }
 

@@ -41,8 +41,6 @@
 static int end_mount_of_job(struct slot *slot)
 {
     const struct counters *c = slot->counters;
-    char text[LAYER_TOLD_MAX];
-    const char *told;
 
     if (slot_lock(slot, true, false) < 0) /* a `run` uses it */
         atomic_store(&slot->counters->state, MOUNT_DRAINING);
@@ -52,23 +50,20 @@ static int end_mount_of_job(struct slot *slot)
     if (unmounter_finish(slot, DAEMON_END_MS, true) < 0)
         return cli_failf(c->mountpoint, "its daemon (process %d) does not end", c->daemon_pid);
     cli_note("%s: the mount of job %s is ended", c->mountpoint, c->job);
-    if ((told = layer_told(c, text)))
-        cli_note("%s: %s", c->mountpoint, told);
+    layer_note(c, c->mountpoint);
     return CLI_OK;
 }
 
 int cleaner_heal(const struct slot *slot)
 {
-    const char *mountpoint = slot->counters->mountpoint, *told;
-    char text[LAYER_TOLD_MAX];
+    const char *mountpoint = slot->counters->mountpoint;
     int r = unmounter_heal(slot);
 
     if (r < 0)
         return cli_failf(mountpoint, "its daemon is dead, and it can't be unmounted: %s",
                          fault_errno(r));
     cli_note("%s: its daemon was dead; it is cleaned up", mountpoint);
-    if ((told = layer_told(slot->counters, text)))
-        cli_note("%s: %s", mountpoint, told);
+    layer_note(slot->counters, mountpoint);
     return CLI_OK;
 }
 

@@ -265,9 +265,7 @@ static int add_layer(struct mounter *m)
     if (r == 0 || (r == -EINTR && mounter_caught()))
         return r == 0 ? 0 : CLI_FAILED;
     if (r == -EMEDIUMTYPE)
-        return cli_failf(m->layer.dir,
-                         "fuse-overlayfs wrote it ('onepot mount' of an ordinary user); take "
-                         "another folder");
+        return cli_failf(m->layer.dir, LAYER_OF_PROGRAM);
     if (m->layer.dir[0])
         return cli_failf(
             m->layer.dir,

@@ -40,6 +40,8 @@ struct layer {
     dev_t below;
     bool is_closed;
 };
+#define LAYER_OF_PROGRAM /* DIR, for -EMEDIUMTYPE */                                           \
+    "fuse-overlayfs wrote it ('onepot mount' of an ordinary user); take another folder"
 #define LAYER_NONE ((struct layer){.lock_fd = -1})
 
 /* `dir` NULL: in memory. 0, or -errno and why DIR can't be it. */

@@ -163,6 +163,15 @@ const char *layer_told(const struct counters *c, char buf[LAYER_TOLD_MAX])
     return layer_tell(c->layer_dir, atomic_load(&c->layer_bytes), c->layer_is_more, buf);
 }
 
+void layer_note(const struct counters *c, const char *name)
+{
+    char text[LAYER_TOLD_MAX];
+    const char *told = layer_told(c, text);
+
+    if (told)
+        cli_note("%s: %s", name, told);
+}
+
 /* ---- off ---- */
 
 int layer_uncover(const struct slot *slot, bool lazy)
@@ -266,32 +275,42 @@ int layer_make_below(struct slot *slot)
     return r;
 }
 
-/* In the slot's folder. */
-static int find_memory(struct slot *slot, struct layer *ret_layer)
+/* The slot's folder, with the registry's lock until something lies in it. */
+static int find_memory(struct slot *slot, struct registry *registry, struct layer *ret_layer)
 {
-    auto_registry registry = REGISTRY_NONE;
+    bool is_new = !slot->counters->layer_has_folder;
     struct stat st;
-    int fds[2], r = slot->counters->layer_has_folder ? 0 : slots_lock_of(slot, &registry);
+    int r = is_new ? slots_lock_of(slot, registry) : 0;
 
-    if (r == 0 && !slot->counters->layer_has_folder)
+    if (r == 0 && is_new)
         r = make_folder(slot);
     if (r < 0)
         return r;
     if (!folder_path(slot, ret_layer->dir) || lstat(ret_layer->dir, &st) < 0)
         return -errno;
     ret_layer->id = file_id_of(&st);
-    r = layer_open_for_program(ret_layer, slot_mount_path(slot), fds);
-    if (r == 0) {
-        close(fds[0]);
-        close(fds[1]);
-    }
-    return r;
+    return 0;
 }
 
-static int run_program(const char *program, const struct layer *layer, struct counters *c,
+static int open_folders(struct slot *slot, const struct layer *layer, int ret_fds[2])
+{
+    auto_registry registry = REGISTRY_NONE;
+    struct layer memory = LAYER_NONE;
+    int r = 0;
+
+    memory.is_closed = layer->is_closed;
+    if (!layer->dir[0])
+        r = find_memory(slot, &registry, &memory);
+    return r < 0 ? r
+                 : layer_open_for_program(layer->dir[0] ? layer : &memory,
+                                          slot_mount_path(slot), ret_fds);
+}
+
+static int run_program(const char *program, const struct layer *layer, struct slot *slot,
                        const struct mount_request *rq, char why[LAYER_WHY_MAX])
 {
-    auto_close int lower = -1;
+    const struct counters *c = slot->counters;
+    auto_close int lower = -1, changes = -1, work = -1;
     struct stat st;
     int fds[2];
 
@@ -300,31 +319,29 @@ static int run_program(const char *program, const struct layer *layer, struct co
         return cover_refuse(why, -errno, NULL);
     if (st.st_dev != makedev(c->mount_dev_major, c->mount_dev_minor))
         return cover_refuse(why, -EXDEV, NULL);
-    int r = layer_open_for_program(layer, rq->mountpoint, fds);
+    int r = open_folders(slot, layer, fds);
     if (r < 0)
         return cover_refuse(why, r,
                             r == -EMEDIUMTYPE
                                 ? "the kernel's overlayfs wrote it ('onepot run', or "
                                   "root); take another folder"
                                 : NULL);
-    const struct layer_program order = {.program = program,
+    changes = fds[0];
+    work = fds[1];
+    const struct layer_program start = {.program = program,
                                         .mountpoint = c->mountpoint,
                                         .lower = lower,
-                                        .changes = fds[0],
-                                        .work = fds[1],
+                                        .changes = changes,
+                                        .work = work,
                                         .noexec = rq->noexec,
                                         .allow_other = rq->allow_other};
-    r = layer_program_start(&order, why);
-    close(fds[0]);
-    close(fds[1]);
-    return r;
+    return layer_program_start(&start, why);
 }
 
-static int cover_by_program(struct slot *slot, struct layer *layer,
+static int cover_by_program(struct slot *slot, const struct layer *layer,
                             const struct mount_request *rq, char why[LAYER_WHY_MAX])
 {
     struct counters *c = slot->counters;
-    struct layer memory = LAYER_NONE;
     char program[PATH_MAX];
 
     if (process_find_program(LAYER_PROGRAM, program) < 0)
@@ -334,13 +351,7 @@ static int cover_by_program(struct slot *slot, struct layer *layer,
                                           "without");
     c->layer_by_program = 1;
     atomic_store(&c->layer, LAYER_COMES);
-    if (!layer->dir[0]) {
-        memory.is_closed = layer->is_closed;
-        int r = find_memory(slot, &memory);
-        if (r < 0)
-            return cover_refuse(why, r, NULL);
-    }
-    return run_program(program, layer->dir[0] ? layer : &memory, c, rq, why);
+    return run_program(program, layer, slot, rq, why);
 }
 
 /* Note its device: the layer is on top, and answers. */
@@ -369,10 +380,7 @@ int layer_cover(struct slot *slot, struct layer *layer, const struct mount_reque
     if (by_kernel) {
         r = cover_by_kernel(c, layer, rq);
         if (r < 0)
-            cover_refuse(why, r,
-                         r == -EMEDIUMTYPE ? "fuse-overlayfs wrote it ('onepot mount' "
-                                             "of an ordinary user); take another folder"
-                                           : NULL);
+            cover_refuse(why, r, r == -EMEDIUMTYPE ? LAYER_OF_PROGRAM : NULL);
     }
     if (!by_kernel || r == -EPERM || r == -ENODEV) {
         layer_uncover(slot, true);

@@ -61,4 +61,7 @@ void layer_forget(const struct slot *slot);
 const char *layer_told(const struct counters *counters, char buf[LAYER_TOLD_MAX]);
 const char *layer_tell(const char *dir, uint64_t bytes, bool is_more, char buf[LAYER_TOLD_MAX]);
 
+/* Tell the user, of what is called `name`. */
+void layer_note(const struct counters *counters, const char *name);
+
 #endif

@@ -49,21 +49,21 @@ static struct inside inside(int dir, const char *name)
 
 /* ---- in the child ---- */
 
-/* Keep these descriptors, in their places, and no others: locks of the mount among them. */
-static bool take_places(const int fds[FDS_END - FUSE_FD])
+/* Keep these descriptors, each at its place (-1: none), and no others: locks of the mount among
+ * them. */
+static bool take_places(const int fds[FDS_END])
 {
-    int high[FDS_END - FUSE_FD];
-    int null = open("/dev/null", O_RDWR);
-    bool is_good = null >= 0;
+    int high[FDS_END];
+    bool is_good = true;
 
-    for (int i = 0; i < FDS_END - FUSE_FD; i++)
-        is_good = is_good && (high[i] = fcntl(fds[i], F_DUPFD, FDS_END)) >= 0;
-    for (int i = 0; is_good && i < FUSE_FD; i++)
-        is_good = dup2(null, i) >= 0;
-    for (int i = 0; is_good && i < FDS_END - FUSE_FD; i++)
-        is_good = dup2(high[i], FUSE_FD + i) >= 0;
+    for (int i = 0; i < FDS_END; i++) {
+        high[i] = fds[i] < 0 ? -1 : fcntl(fds[i], F_DUPFD, FDS_END);
+        is_good &= fds[i] < 0 || high[i] >= 0;
+    }
+    for (int i = 0; is_good && i < FDS_END; i++)
+        is_good = high[i] < 0 ? close(i) == 0 || errno == EBADF : dup2(high[i], i) >= 0;
     syscall_close_range(FDS_END, ~0u);
-    return is_good && chdir("/") == 0;
+    return is_good;
 }
 
 /* Signals to the command are not for it; libfuse leaves the ones alone that are ignored. */
@@ -80,13 +80,14 @@ static void leave_signals(void)
 }
 
 /* With link counts of directories it would list each of them as soon as it is looked at. */
+#define FOLDERS                                                                                \
+    "static_nlink,lowerdir=/proc/self/fd/%d,upperdir=/proc/self/fd/%d,workdir=/proc/self/fd/"  \
+    "%d"
+
 static _Noreturn void program_run(const char *program)
 {
     char options[128], device[32];
-    snprintf(options, sizeof(options),
-             "static_nlink,lowerdir=/proc/self/fd/%d,upperdir=/proc/self/fd/%d,"
-             "workdir=/proc/self/fd/%d",
-             LOWER_FD, CHANGES_FD, WORK_FD);
+    snprintf(options, sizeof(options), FOLDERS, LOWER_FD, CHANGES_FD, WORK_FD);
     snprintf(device, sizeof(device), "/dev/fd/%d", FUSE_FD);
     close(TALK_FD);
     execl(program, PROGRAM, "-f", "-o", options, device, NULL);
@@ -96,11 +97,13 @@ static _Noreturn void program_run(const char *program)
 /* Take a copy of the namespace, say so, and run the program once it is told to. */
 static _Noreturn void program_child(const char *program, const int fds[FDS_END - FUSE_FD])
 {
+    const int null = open("/dev/null", O_RDWR);
+    const int places[FDS_END] = {null, null, null, fds[0], fds[1], fds[2], fds[3], fds[4]};
     char word = 'c';
 
     leave_signals();
-    if (take_places(fds) && unshare(CLONE_NEWNS) == 0 && write(TALK_FD, &word, 1) == 1 &&
-        read(TALK_FD, &word, 1) == 1)
+    if (null >= 0 && take_places(places) && chdir("/") == 0 && unshare(CLONE_NEWNS) == 0 &&
+        write(TALK_FD, &word, 1) == 1 && read(TALK_FD, &word, 1) == 1)
         program_run(program);
     _exit(1);
 }
@@ -189,35 +192,24 @@ int layer_program_mount(int dir, int lower, const char *mountpoint, bool noexec)
 /* ---- for all to see ---- */
 
 /* It ends with its starter until it is mounted, when it becomes another process by itself. */
-static _Noreturn void start_child(const struct layer_program *order, int output)
+static _Noreturn void start_child(const struct layer_program *start, int output)
 {
-    const int fds[] = {order->lower, order->changes, order->work};
+    const int null = open("/dev/null", O_RDONLY);
+    const int places[FDS_END] = {null,         output,         output,      -1,
+                                 start->lower, start->changes, start->work, -1};
     char options[256];
-    int high[4];
-    bool is_good = prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 &&
-                   (high[3] = fcntl(output, F_DUPFD, WORK_FD + 1)) >= 0;
 
-    for (int i = 0; i < 3; i++)
-        is_good = is_good && (high[i] = fcntl(fds[i], F_DUPFD, WORK_FD + 1)) >= 0;
-    for (int i = 0; is_good && i < 3; i++)
-        is_good = dup2(high[i], LOWER_FD + i) >= 0;
-    int null = is_good ? open("/dev/null", O_RDONLY) : -1;
-    if (!is_good || null < 0 || dup2(null, 0) < 0 || dup2(high[3], 1) < 0 ||
-        dup2(high[3], 2) < 0)
+    if (null < 0 || prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 || !take_places(places))
         _exit(1);
-    close(FUSE_FD);
-    syscall_close_range(WORK_FD + 1, ~0u);
     leave_signals();
-    snprintf(options, sizeof(options),
-             "static_nlink,nosuid,nodev,noatime%s%s,lowerdir=/proc/self/fd/%d,"
-             "upperdir=/proc/self/fd/%d,workdir=/proc/self/fd/%d",
-             order->noexec ? ",noexec" : "", order->allow_other ? ",allow_other" : "", LOWER_FD,
-             CHANGES_FD, WORK_FD);
-    execl(order->program, PROGRAM, "-o", options, order->mountpoint, NULL);
+    snprintf(options, sizeof(options), FOLDERS ",nosuid,nodev,noatime%s%s", LOWER_FD,
+             CHANGES_FD, WORK_FD, start->noexec ? ",noexec" : "",
+             start->allow_other ? ",allow_other" : "");
+    execl(start->program, PROGRAM, "-o", options, start->mountpoint, NULL);
     _exit(127);
 }
 
-int layer_program_start(const struct layer_program *order, char said[LAYER_PROGRAM_SAID_MAX])
+int layer_program_start(const struct layer_program *start, char said[LAYER_PROGRAM_SAID_MAX])
 {
     uint64_t end_ms = now_ms() + START_LIMIT_MS;
     char text[FUSERMOUNT_SAID_MAX] = "";
@@ -228,7 +220,7 @@ int layer_program_start(const struct layer_program *order, char said[LAYER_PROGR
     auto_close int output = pair[0];
     pid_t pid = fork();
     if (pid == 0)
-        start_child(order, pair[1]);
+        start_child(start, pair[1]);
     close(pair[1]);
     r = pid < 0 ? -errno : fusermount_hear(output, pid, end_ms, PROGRAM, text);
     if (r < 0)

@@ -30,6 +30,6 @@ struct layer_program {
  * Returns when it is mounted. It goes on by itself then, and ends when it is unmounted. 0, or
  * -errno and why, in its own words where it has any.
  */
-int layer_program_start(const struct layer_program *order, char said[LAYER_PROGRAM_SAID_MAX]);
+int layer_program_start(const struct layer_program *start, char said[LAYER_PROGRAM_SAID_MAX]);
 
 #endif
