@@ -37,9 +37,8 @@ unsigned cli_io_timeout_s = 60;
 
 void cli_expect_archives(size_t count)
 {
-    if (count <= FEW_ARCHIVES)
-        return;
-    cli_raise_file_limit();
+    if (count > FEW_ARCHIVES)
+        cli_raise_file_limit();
     source_expect(count);
 }
 

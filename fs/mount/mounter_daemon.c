@@ -225,6 +225,7 @@ static _Noreturn void daemon_main(struct mounter *m, struct process_watch wrappe
     struct slot *slot = NULL;
 
     close(m->daemon_sock);
+    cli_expect_archives(m->archives.count); /* fork kept room for the open ones only */
     namespace_forget(&m->mounted.ns);
     control_prepare(is_parents(m));
     word.err = detach_here(&m->inherited, m->log.fd);
