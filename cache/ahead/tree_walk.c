@@ -5,9 +5,9 @@
  *
  * A reader's hits in the kernel's cache are not seen here. So one directory in four is left for
  * the reader to list: that shows where it is and that it continues, and is about the part that
- * it has time for. Listing stays at most AHEAD_DIRECTORIES in front of the reader. It ends when
- * the reader leaves the path or rests; after that, a walk must be twice as long to be
- * recognised.
+ * it has time for. A reader that overtakes us would list what we list as well, and gets one in
+ * three. Listing stays at most AHEAD_DIRECTORIES in front of the reader. It ends when the
+ * reader leaves the path or rests; after that, a walk must be twice as long to be recognised.
  */
 #include "tree_walk.h"
 
@@ -19,7 +19,8 @@
 
 #define STEPS_FIRST 4u        /* directories in walk order before it counts as a walk */
 #define STEPS_MOST 1024u      /* the same, after walks that proved false */
-#define LEFT_FOR_READER 4u    /* one directory in so many is left */
+#define LEFT_FOR_READER 4u    /* one directory in so many is left, */
+#define LEFT_FOR_FAST 3u      /* and for a reader that has overtaken us */
 #define AHEAD_DIRECTORIES 32u /* a power of two */
 #define AHEAD_ENTRIES (16u << 10)
 #define BATCH_ENTRIES 1024u /* to list at once; the reader may overtake meanwhile */
@@ -35,6 +36,7 @@ struct tree_walk {
     uint64_t last_ns;          /* of a reader's request that was seen */
     uint32_t in_order, wanted; /* steps: seen in a row, and needed to begin */
     bool runs, moved;          /* moved: `at` has changed since it was looked for on the path */
+    bool fast;                 /* the reader has overtaken us */
     bool busy;                 /* something is being listed */
     bool full;                 /* listings carry no more attributes, which is not worth it */
     /* The path: its directory n is at n modulo the size. The reader is at `reader`. */
@@ -136,7 +138,7 @@ static void tree_walk_end(struct tree_walk *w, bool was_false)
     if (was_false && w->wanted < STEPS_MOST)
         w->wanted *= 2;
     w->in_order = 0;
-    w->runs = false;
+    w->runs = w->fast = false;
 }
 
 static bool tree_walk_observe(void *chooser, const struct observation *o, bool expected)
@@ -187,7 +189,8 @@ static bool tree_walk_find_reader(struct tree_walk *w)
     }
     if (!tree_walk_is_on_the_way(w, tree_walk_last(w), w->at))
         return false;
-    tree_walk_begin_way(w); /* the reader has overtaken us */
+    tree_walk_begin_way(w);
+    w->fast = true;
     return true;
 }
 
@@ -217,7 +220,8 @@ static bool tree_walk_is_lost(void *chooser, uint64_t now_ns)
 static bool tree_walk_go_on(struct tree_walk *w)
 {
     uint32_t next, first, count = 0;
-    bool lists = w->end % LEFT_FOR_READER != 0 && w->end > w->reader + 1;
+    uint32_t left = w->fast ? LEFT_FOR_FAST : LEFT_FOR_READER;
+    bool lists = w->end % left != 0 && w->end > w->reader + 1;
 
     if (!tree_walk_next(w, tree_walk_last(w), &next) ||
         (lists && index_children(w->options->index, next, &first, &count) < 0)) {

@@ -327,7 +327,7 @@ START_TEST(it_goes_on_as_the_reader_does)
 }
 END_TEST
 
-START_TEST(a_reader_that_overtakes_is_followed)
+START_TEST(a_reader_that_overtakes_is_followed_and_gets_more)
 {
     make_row(100, 1);
     walk_row();
@@ -335,6 +335,9 @@ START_TEST(a_reader_that_overtakes_is_followed)
     saw(at("d060"));
     list_all();
     ck_assert_uint_eq(mount.listed[22].directory, at("d062"));
+    ck_assert_uint_eq(mount.listed[23].directory, at("d064"));
+    /* Places 1 to 30 of the way: all but the first and one in three. */
+    ck_assert_uint_eq(mount.count, 22 + 30 - 1 - 10);
 }
 END_TEST
 
@@ -409,7 +412,7 @@ int main(void)
     tcase_add_test(tc, listings_of_our_own_and_their_rests_are_no_steps);
     tcase_add_test(tc, it_waits_in_front_of_a_reader_that_rests);
     tcase_add_test(tc, it_goes_on_as_the_reader_does);
-    tcase_add_test(tc, a_reader_that_overtakes_is_followed);
+    tcase_add_test(tc, a_reader_that_overtakes_is_followed_and_gets_more);
     tcase_add_test(tc, full_directories_count_by_their_entries);
     tcase_add_test(tc, a_listing_ends_when_readers_rest);
     tcase_add_test(tc, one_batch_is_listed_at_a_time);
