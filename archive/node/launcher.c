@@ -18,6 +18,8 @@
 
 #include <xxhash.h>
 
+#include "numbers.h"
+
 /* More processes than any machine starts, yet too few to overflow anything. */
 #define WORLD_MAX 100000000u
 
@@ -60,36 +62,18 @@ static const struct names {
      true},
 };
 
-struct environment {
-    launcher_getenv *get;
-    void *ctx;
-};
-
-const char *launcher_environment(void *ctx, const char *name)
+/* NULL: it is not set, or empty. */
+static const char *launcher_value(const char *name)
 {
-    (void)ctx;
-    return getenv(name);
-}
-
-static const char *launcher_value(const struct environment *e, const char *name)
-{
-    const char *value = e->get(e->ctx, name);
+    const char *value = getenv(name);
     return value && *value ? value : NULL;
 }
 
 /* Decimal digits and nothing else, at most `max`. */
 static bool launcher_parse(const char *text, uint64_t max, uint64_t *ret_number)
 {
-    uint64_t number = 0;
-    for (const char *c = text; *c; c++) {
-        if (*c < '0' || *c > '9')
-            return false;
-        number = number * 10 + (uint64_t)(*c - '0');
-        if (number > max)
-            return false;
-    }
-    *ret_number = number;
-    return true;
+    const char *rest;
+    return digits_parse(text, ret_number, &rest) == 0 && !*rest && *ret_number <= max;
 }
 
 static int launcher_no_number(struct fault *fault, const char *name, const char *value)
@@ -101,11 +85,11 @@ static int launcher_no_number(struct fault *fault, const char *name, const char 
 }
 
 /* 1: *ret_number is the value of the first variable set, named *ret_name. 0: none is set. */
-static int launcher_number(const struct environment *e, const char *const names[ALTERNATIVES],
-                           struct fault *fault, const char **ret_name, uint64_t *ret_number)
+static int launcher_number(const char *const names[ALTERNATIVES], struct fault *fault,
+                           const char **ret_name, uint64_t *ret_number)
 {
     for (int i = 0; i < ALTERNATIVES && names[i]; i++) {
-        const char *value = launcher_value(e, names[i]);
+        const char *value = launcher_value(names[i]);
         if (!value)
             continue;
         if (!launcher_parse(value, WORLD_MAX, ret_number))
@@ -116,12 +100,11 @@ static int launcher_number(const struct environment *e, const char *const names[
     return 0;
 }
 
-bool launcher_in_slurm_step(launcher_getenv *get, void *ctx)
+bool launcher_in_slurm_step(void)
 {
-    const struct environment e = {get, ctx};
-    const char *step = launcher_value(&e, "SLURM_STEP_ID");
+    const char *step = launcher_value("SLURM_STEP_ID");
     if (!step)
-        step = launcher_value(&e, "SLURM_STEPID");
+        step = launcher_value("SLURM_STEPID");
     uint64_t number;
     return step && launcher_parse(step, SLURM_STEP_MAX, &number);
 }
@@ -133,12 +116,12 @@ static int launcher_no_world(const struct names *n, struct fault *fault)
     return -EINVAL;
 }
 
-static int launcher_read(const struct environment *e, const struct names *n, uint64_t rank,
-                         struct fault *fault, struct launcher *ret_launcher)
+static int launcher_read(const struct names *n, uint64_t rank, struct fault *fault,
+                         struct launcher *ret_launcher)
 {
     const char *name;
     uint64_t world, local;
-    int r = launcher_number(e, n->world, fault, &name, &world);
+    int r = launcher_number(n->world, fault, &name, &world);
     if (r <= 0)
         return r < 0 ? r : launcher_no_world(n, fault);
     if (rank >= world) {
@@ -148,7 +131,7 @@ static int launcher_read(const struct environment *e, const struct names *n, uin
         fault_advise(fault, "unset both, or give rank and world size by options");
         return -EINVAL;
     }
-    r = launcher_number(e, n->local, fault, &name, &local);
+    r = launcher_number(n->local, fault, &name, &local);
     if (r < 0)
         return r;
     *ret_launcher = (struct launcher){.name = n->launcher,
@@ -162,16 +145,15 @@ static int launcher_read(const struct environment *e, const struct names *n, uin
  * Does the rank belong to the step's own task, rather than come from an mpiexec within the
  * step?
  */
-static bool launcher_is_slurms(const struct environment *e, const struct names *n,
-                               const struct launcher *launcher)
+static bool launcher_is_slurms(const struct names *n, const struct launcher *launcher)
 {
-    const char *task = launcher_value(e, "SLURM_PROCID");
+    const char *task = launcher_value("SLURM_PROCID");
     uint64_t rank;
     if (n->slurm)
         return true;
     return (strcmp(n->launcher, "PMIx") == 0 || strcmp(n->launcher, "PMI") == 0) &&
-           launcher_in_slurm_step(e->get, e->ctx) && !launcher_value(e, "MPI_LOCALRANKID") &&
-           task && launcher_parse(task, WORLD_MAX, &rank) && rank == launcher->rank;
+           launcher_in_slurm_step() && !launcher_value("MPI_LOCALRANKID") && task &&
+           launcher_parse(task, WORLD_MAX, &rank) && rank == launcher->rank;
 }
 
 static bool launcher_has_terminal(void)
@@ -183,10 +165,9 @@ static bool launcher_has_terminal(void)
 }
 
 /* See launcher_find. */
-static void launcher_check_terminal(const struct environment *e, const struct names *n,
-                                    struct launcher *launcher)
+static void launcher_check_terminal(const struct names *n, struct launcher *launcher)
 {
-    if (launcher->world == 1 || !launcher_is_slurms(e, n, launcher) || !launcher_has_terminal())
+    if (launcher->world == 1 || !launcher_is_slurms(n, launcher) || !launcher_has_terminal())
         return;
     uint32_t rank = launcher->rank, world = launcher->world;
     if (getpgrp() == getsid(0)) {
@@ -204,29 +185,27 @@ static void launcher_check_terminal(const struct environment *e, const struct na
              rank, world);
 }
 
-int launcher_find(launcher_getenv *get, void *ctx, struct fault *fault,
-                  struct launcher *ret_launcher)
+int launcher_find(struct fault *fault, struct launcher *ret_launcher)
 {
-    const struct environment e = {get, ctx};
     for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
         const char *rank[ALTERNATIVES] = {table[i].rank}, *name;
         uint64_t number;
-        if (table[i].slurm && !launcher_in_slurm_step(get, ctx))
+        if (table[i].slurm && !launcher_in_slurm_step())
             continue;
-        int r = launcher_number(&e, rank, fault, &name, &number);
+        int r = launcher_number(rank, fault, &name, &number);
         if (r == 0)
             continue;
         if (r > 0)
-            r = launcher_read(&e, &table[i], number, fault, ret_launcher);
+            r = launcher_read(&table[i], number, fault, ret_launcher);
         if (r == 0)
-            launcher_check_terminal(&e, &table[i], ret_launcher);
+            launcher_check_terminal(&table[i], ret_launcher);
         return r;
     }
     *ret_launcher = (struct launcher){.world = 1, .local_rank = -1};
     return 0;
 }
 
-uint64_t launcher_start(launcher_getenv *get, void *ctx, const char *launcher)
+uint64_t launcher_start(const char *launcher)
 {
     static const struct {
         const char *launcher;
@@ -240,12 +219,10 @@ uint64_t launcher_start(launcher_getenv *get, void *ctx, const char *launcher)
         {"PALS", {"PALS_APID"}},
         {"Slurm", {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"}},
     };
-    const struct environment e = {get, ctx};
     uint64_t start = 0;
     for (size_t i = 0; launcher && i < sizeof(starts) / sizeof(starts[0]); i++)
         for (int k = 0; strcmp(starts[i].launcher, launcher) == 0 && k < ALTERNATIVES; k++) {
-            const char *name = starts[i].tells[k],
-                       *value = name ? launcher_value(&e, name) : NULL;
+            const char *name = starts[i].tells[k], *value = name ? launcher_value(name) : NULL;
             if (value)
                 start = XXH3_64bits_withSeed(value, strlen(value), start + 1);
         }

@@ -3,7 +3,7 @@
  * that a launcher of parallel jobs sets.
  *
  *     struct launcher l;
- *     r = launcher_find(launcher_environment, NULL, &fault, &l);
+ *     r = launcher_find(&fault, &l);
  *     ... write the shards with number % l.world == l.rank ...
  *
  * Known launchers are torchrun, Open MPI, PMIx, PMI, MVAPICH2, Horovod, Flux, PALS and Slurm.
@@ -30,17 +30,11 @@ struct launcher {
     char note[192];     /* a remark for the user, or "" */
 };
 
-/* The value of a variable, or NULL. A variable set to the empty string counts as not set. */
-typedef const char *launcher_getenv(void *ctx, const char *name);
-
-/* Reads the environment of this process; `ctx` is not used. */
-const char *launcher_environment(void *ctx, const char *name);
-
 /* Is this process a task of a step that srun started, and not in Slurm's batch script? */
-bool launcher_in_slurm_step(launcher_getenv *get, void *ctx);
+bool launcher_in_slurm_step(void);
 
 /*
- * Find the launcher.
+ * Find the launcher. A variable set to the empty string counts as not set.
  *
  * Slurm's rank is ignored in an interactive shell. Slurm gives the shell that `srun -n2 --pty
  * bash` starts, and every command called there, rank 0 of 2, but a person started that command
@@ -52,13 +46,12 @@ bool launcher_in_slurm_step(launcher_getenv *get, void *ctx);
  * 0, or -EINVAL with a fault whose member is the variable that makes no sense: not a number, a
  * rank not below the world size, or a rank without a world size.
  */
-int launcher_find(launcher_getenv *get, void *ctx, struct fault *fault,
-                  struct launcher *ret_launcher);
+int launcher_find(struct fault *fault, struct launcher *ret_launcher);
 
 /*
  * A number shared by all processes of one start, and most likely by no other start. 0: the
  * launcher (as named by launcher_find; may be NULL) provides none.
  */
-uint64_t launcher_start(launcher_getenv *get, void *ctx, const char *launcher);
+uint64_t launcher_start(const char *launcher);
 
 #endif

@@ -4,7 +4,6 @@
 
 #include "budget.h"
 #include "cpus.h"
-#include "launcher.h"
 
 uint32_t rank_share_ranks(void)
 {
@@ -13,7 +12,7 @@ uint32_t rank_share_ranks(void)
         "MV2_COMM_WORLD_LOCAL_SIZE", "HOROVOD_LOCAL_SIZE",
         "MPI_LOCALNRANKS",           "SLURM_STEP_TASKS_PER_NODE"}; /* "4(x2)": 4 */
     for (unsigned i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        const char *text = launcher_environment(NULL, names[i]);
+        const char *text = getenv(names[i]);
         unsigned long n = text ? strtoul(text, NULL, 10) : 0;
         if (n > 0 && n < 100000)
             return (uint32_t)n;

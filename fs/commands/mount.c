@@ -157,7 +157,7 @@ static int make_mount(const struct mount_options *options)
     if (status == CLI_GO_ON)
         status = announce_mount(&m);
     if (status == 0 && !options->foreground && options->owner != MOUNT_NO_OWNER &&
-        launcher_in_slurm_step(launcher_environment, NULL))
+        launcher_in_slurm_step())
         cli_note("%s: the mount ends with this step of srun; 'srun onepot run' is for one "
                  "command, and a mount in the batch script for all steps on its node",
                  options->archive);

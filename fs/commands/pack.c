@@ -556,11 +556,11 @@ static int find_rank(struct arguments *a)
         return cli_usage_error(&usage, "--rank=%u is not below --world=%u", o->rank, o->world);
     if (a->has_rank || !o->shards)
         return 0;
-    if (launcher_find(launcher_environment, NULL, &fault, &launcher) < 0)
+    if (launcher_find(&fault, &launcher) < 0)
         return cli_fail(NULL, -EINVAL, &fault);
     o->rank = launcher.rank;
     o->world = launcher.world;
-    o->start = launcher_start(launcher_environment, NULL, launcher.name);
+    o->start = launcher_start(launcher.name);
     a->launcher = launcher.name;
     if (launcher.note[0])
         cli_note("%s", launcher.note);

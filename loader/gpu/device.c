@@ -97,11 +97,11 @@ static int device_type_of(const char *kind, size_t len, struct onepot_error *err
 static int index_of(const char *number, uint32_t count, struct onepot_error *error,
                     uint32_t *ret_index)
 {
-    struct fault fault;
+    struct fault fault = {0};
     struct launcher l;
     char *end;
     if (!number) {
-        int r = launcher_find(launcher_environment, NULL, &fault, &l);
+        int r = launcher_find(&fault, &l);
         if (r < 0)
             return error_from_fault(error, r, &fault, "environment");
         *ret_index = l.local_rank < 0 ? 0 : (uint32_t)l.local_rank % count;

@@ -129,7 +129,7 @@ int onepot_launcher_rank(uint64_t *ret_rank, uint64_t *ret_world_size,
 {
     struct launcher launcher;
     struct fault fault = {0};
-    int r = launcher_find(launcher_environment, NULL, &fault, &launcher);
+    int r = launcher_find(&fault, &launcher);
     if (r < 0)
         return error_from_fault(note, r, &fault, "environment");
     *ret_rank = launcher.rank;

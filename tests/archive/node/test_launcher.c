@@ -13,14 +13,24 @@
 #include "launcher.h"
 #include "suite.h"
 
-/* An environment: name, value, name, value, ..., NULL. */
-static const char *look_up(void *ctx, const char *name)
+/* Have this environment, and nothing else: name, value, name, value, ..., NULL. */
+static void have(const char *const *words)
 {
-    const char *const *words = ctx;
+    clearenv();
     for (size_t i = 0; words[i]; i += 2)
-        if (strcmp(words[i], name) == 0)
-            return words[i + 1];
-    return NULL;
+        setenv(words[i], words[i + 1], 1);
+}
+
+static int found(const char *const *words, struct fault *fault, struct launcher *l)
+{
+    have(words);
+    return launcher_find(fault, l);
+}
+
+static bool is_in_step(const char *const *words)
+{
+    have(words);
+    return launcher_in_slurm_step();
 }
 
 static void check_found(const char *const *words, const char *name, unsigned rank,
@@ -28,7 +38,7 @@ static void check_found(const char *const *words, const char *name, unsigned ran
 {
     struct launcher l;
     struct fault fault = {0};
-    ck_assert_int_eq(launcher_find(look_up, (void *)words, &fault, &l), 0);
+    ck_assert_int_eq(found(words, &fault, &l), 0);
     if (name)
         ck_assert_str_eq(l.name, name);
     else
@@ -98,10 +108,9 @@ START_TEST(a_batch_script_is_not_rank_0)
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
         check_found(ENV("SLURM_PROCID", "0", "SLURM_NTASKS", "32", "SLURM_STEP_ID", others[i]),
                     NULL, 0, 1, -1);
-    ck_assert(!launcher_in_slurm_step(look_up, (void *)ENV("SLURM_STEP_ID", "4294967291")) &&
-              !launcher_in_slurm_step(look_up, (void *)ENV("SLURM_JOB_ID", "1")) &&
-              launcher_in_slurm_step(look_up,
-                                     (void *)ENV("SLURM_JOB_ID", "1", "SLURM_STEP_ID", "0")));
+    ck_assert(!is_in_step(ENV("SLURM_STEP_ID", "4294967291")) &&
+              !is_in_step(ENV("SLURM_JOB_ID", "1")) &&
+              is_in_step(ENV("SLURM_JOB_ID", "1", "SLURM_STEP_ID", "0")));
     check_found(ENV("SLURM_PROCID", "1", "SLURM_NPROCS", "2", "SLURM_STEPID", "3"), "Slurm", 1,
                 2, -1);
 }
@@ -130,7 +139,7 @@ static void check_at_terminal(bool counts)
     for (int i = 0; i < 2; i++) { /* with PMIx, and without */
         const char *words[9] = {NULL};
         memcpy(words, slurm, (i ? 8 : 6) * sizeof(*words));
-        ck_assert_int_eq(launcher_find(look_up, words, &fault, &l), 0);
+        ck_assert_int_eq(found((const char *const *)words, &fault, &l), 0);
         ck_assert_uint_eq(l.rank, counts ? 1 : 0);
         ck_assert_uint_eq(l.world, counts ? 2 : 1);
         ck_assert(strstr(l.note, "ank 1 of 2"));
@@ -140,11 +149,9 @@ static void check_at_terminal(bool counts)
     check_found(ENV("RANK", "1", "WORLD_SIZE", "2", "SLURM_PROCID", "1", "SLURM_NTASKS", "2",
                     "SLURM_STEP_ID", "0"),
                 "torchrun", 1, 2, -1);
-    ck_assert_int_eq(launcher_find(look_up,
-                                   (void *)ENV("SLURM_PROCID", "0", "SLURM_NTASKS", "1",
-                                               "SLURM_STEP_ID", "0"),
-                                   &fault, &l),
-                     0);
+    ck_assert_int_eq(
+        found(ENV("SLURM_PROCID", "0", "SLURM_NTASKS", "1", "SLURM_STEP_ID", "0"), &fault, &l),
+        0);
     ck_assert_str_eq(l.note, "");
 }
 
@@ -187,7 +194,7 @@ static void check_refused(const char *const *words, const char *variable)
 {
     struct launcher l = {.rank = 77};
     struct fault fault = {0};
-    ck_assert_int_eq(launcher_find(look_up, (void *)words, &fault, &l), -EINVAL);
+    ck_assert_int_eq(found(words, &fault, &l), -EINVAL);
     ck_assert_str_eq(fault.member, variable);
     ck_assert(fault.what[0] && fault.advice[0]);
     ck_assert_uint_eq(l.rank, 77);
@@ -210,15 +217,6 @@ START_TEST(nonsense_is_refused_by_the_name_of_the_variable)
 }
 END_TEST
 
-START_TEST(the_environment_of_the_process_is_read)
-{
-    setenv("ONEPOT_TEST_LAUNCHER", "x", 1);
-    ck_assert_str_eq(launcher_environment(NULL, "ONEPOT_TEST_LAUNCHER"), "x");
-    unsetenv("ONEPOT_TEST_LAUNCHER");
-    ck_assert_ptr_null(launcher_environment(NULL, "ONEPOT_TEST_LAUNCHER"));
-}
-END_TEST
-
 int main(void)
 {
     Suite *suite = suite_create("launcher");
@@ -230,7 +228,6 @@ int main(void)
     tcase_add_test(tcase, a_batch_script_is_not_rank_0);
     tcase_add_test(tcase, slurms_rank_does_not_count_in_a_shell_on_a_terminal);
     tcase_add_test(tcase, nonsense_is_refused_by_the_name_of_the_variable);
-    tcase_add_test(tcase, the_environment_of_the_process_is_read);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }
