@@ -155,7 +155,7 @@ static int built_make_image(struct opening *o, const char *frames_of, struct fau
     return 0;
 }
 
-int built_index_open_image(int fd, const char *name, struct fault *fault, uint64_t *ret_bytes,
+int built_index_open_image(int fd, const char *name, struct fault *fault,
                            struct index **ret_index)
 {
     struct source *image = NULL;
@@ -165,44 +165,15 @@ int built_index_open_image(int fd, const char *name, struct fault *fault, uint64
     int r = copy < 0 ? -errno : source_from_fd(copy, name, &image);
     if (r < 0)
         return r;
-    *ret_bytes = source_size(image);
-    r = index_open(image, 0, *ret_bytes, fault, ret_index);
+    r = index_open(image, 0, source_size(image), fault, ret_index);
     source_close(image);
-    return r;
-}
-
-int built_index_open_file(int fd, const char *path, struct index **ret_index)
-{
-    struct source *file = NULL;
-    int r = source_from_fd(fd, path, &file);
-    if (r < 0)
-        return r;
-    r = source_is_local(file) && source_is_ours(file)
-            ? index_open(file, 0, source_size(file), NULL, ret_index)
-            : -ENOTSUP;
-    source_close(file);
-    return r;
-}
-
-int built_index_move(int fd, const char *path, struct index *index)
-{
-    struct source *file = NULL;
-    int r = source_from_fd(fd, path, &file);
-    if (r < 0)
-        return r;
-    r = source_is_local(file) && source_is_ours(file) &&
-                source_size(file) == index_info(index)->image_bytes
-            ? index_move(index, source_fd(file), source_start(file))
-            : -ENOTSUP;
-    source_close(file);
     return r;
 }
 
 /*
  * Save the index if that was requested or is worth it. Failure is an error only if requested.
  */
-static int built_save(struct opening *o, int fd, uint64_t image_bytes, uint64_t took_ms,
-                      struct fault *fault)
+static int built_save(struct opening *o, int fd, uint64_t took_ms, struct fault *fault)
 {
     enum pot_save how = o->options->save;
     if (how == POT_SAVE_NEVER ||
@@ -210,13 +181,8 @@ static int built_save(struct opening *o, int fd, uint64_t image_bytes, uint64_t 
          (o->is_of_later_version || (o->pot->packed && !o->options->store) ||
           (took_ms + o->unpack_ms < SAVE_AFTER_MS && index_points(o->pot->index) == 0))))
         return 0;
-    struct index *saved = NULL;
-    int file, r = saved_index_write(o->pot->path, o->options->offset, pot_file(o->pot), fd,
-                                    image_bytes, fault, &o->pot->index_path, &file);
-    if (r == 0 && built_index_open_file(file, o->pot->index_path, &saved) == 0) {
-        index_close(o->pot->index);
-        o->pot->index = saved;
-    }
+    int r = saved_index_write(o->pot->path, o->options->offset, pot_file(o->pot), fd,
+                              o->pot->index, fault, &o->pot->index_path);
     if (r == 0 || how == POT_SAVE_ALWAYS)
         return r;
     fault_advise(fault, "it stays in memory, and is made anew for the next mount");
@@ -226,19 +192,19 @@ static int built_save(struct opening *o, int fd, uint64_t image_bytes, uint64_t 
 
 static int built_and_save(struct opening *o, const char *frames_of, struct fault *fault)
 {
-    uint64_t start_ms = now_ms(), image_bytes = 0;
+    uint64_t start_ms = now_ms();
     auto_close int fd = -1;
     int r = built_make_image(o, frames_of, fault, &fd);
     if (r < 0)
         return r;
     uint64_t took_ms = now_ms() - start_ms;
-    r = built_index_open_image(fd, o->pot->path, fault, &image_bytes, &o->pot->index);
+    r = built_index_open_image(fd, o->pot->path, fault, &o->pot->index);
     if (r == 0)
         r = pot_check_index(o->pot, fault);
     if (r < 0)
         return r;
     o->pot->origin = POT_INDEX_BUILT;
-    return built_save(o, fd, image_bytes, took_ms, fault);
+    return built_save(o, fd, took_ms, fault);
 }
 
 int built_index_of_frames(struct opening *o, struct fault *fault)

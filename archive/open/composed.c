@@ -23,9 +23,8 @@
 struct pot_unsaved {
     char *path;
     int image;
-    uint64_t bytes;
     bool is_noted; /* a failure is worth a line */
-    struct saved_access access;
+    struct stat access;
 };
 
 static bool composed_has_recipe(const struct composed *what, const struct index *index)
@@ -135,41 +134,17 @@ int composed_write_image(const struct composed *what, composer *compose, void *a
     return r;
 }
 
-static int composed_access(const struct composed *what, struct saved_access *ret_access)
-{
-    return saved_index_access(what->is_private ? NULL : what->archive, ret_access);
-}
-
-static int composed_save_now(const struct composed *what, const char *path, int fd,
-                             uint64_t bytes, struct index **index)
-{
-    struct saved_access access;
-    struct index *saved = NULL;
-    int file, r = composed_access(what, &access);
-    if (r == 0)
-        r = saved_index_write_file(path, &access, fd, bytes, &file);
-    if (r == 0 && built_index_open_file(file, path, &saved) == 0) {
-        index_close(*index);
-        *index = saved;
-    }
-    return r;
-}
-
 /* Leave it for pot_save, if that will find a folder for it. */
-static int composed_save_later(const struct composed *what, const char *path, int fd,
-                               uint64_t bytes)
+static int composed_save_later(const struct composed *what, const char *path,
+                               const struct stat *access, int fd)
 {
-    struct saved_access access;
-    int r = composed_access(what, &access);
-    if (r == 0)
-        r = saved_index_check_folder(path);
+    int r = saved_index_check_folder(path);
     if (r < 0)
         return r;
     struct pot_unsaved *unsaved = calloc(1, sizeof(*unsaved));
     if (!unsaved)
         return -ENOMEM;
-    unsaved->access = access;
-    unsaved->bytes = bytes;
+    unsaved->access = *access;
     unsaved->path = strdup(path);
     unsaved->image = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (!unsaved->path || unsaved->image < 0) {
@@ -203,28 +178,26 @@ static int composed_cannot_save(struct fault *fault, int err)
 int pot_save(struct pot *pot, struct fault *fault)
 {
     struct pot_unsaved *unsaved = steal_ptr(&pot->unsaved);
-    int file;
     if (!unsaved)
         return 0;
-    int r = saved_index_write_file(unsaved->path, &unsaved->access, unsaved->image,
-                                   unsaved->bytes, &file);
-    if (r == 0) /* else it stays in memory */
-        built_index_move(file, unsaved->path, pot->index);
-    else if (unsaved->is_noted)
+    int r = saved_index_write_file(unsaved->path, &unsaved->access, unsaved->image, pot->index);
+    if (r < 0 && unsaved->is_noted)
         composed_cannot_save(fault, r);
     pot_unsaved_free(unsaved);
     return r;
 }
 
-static int composed_save(const struct composed *what, int fd, uint64_t bytes,
-                         struct fault *fault, char **ret_path, struct index **index)
+static int composed_save(const struct composed *what, int fd, const struct index *index,
+                         struct fault *fault, char **ret_path)
 {
     auto_free char *path = NULL;
+    struct stat access;
     int r = composed_path(what, &path);
-    if (r == 0 && what->later)
-        r = composed_save_later(what, path, fd, bytes);
-    else if (r == 0)
-        r = composed_save_now(what, path, fd, bytes, index);
+    if (r == 0)
+        r = saved_index_access(what->is_private ? NULL : what->archive, &access);
+    if (r == 0)
+        r = what->later ? composed_save_later(what, path, &access, fd)
+                        : saved_index_write_file(path, &access, fd, index);
     if (r < 0)
         return composed_cannot_save(fault, r);
     *ret_path = steal_ptr(&path);
@@ -237,20 +210,20 @@ static int composed_save(const struct composed *what, int fd, uint64_t bytes,
 static int composed_make(const struct composed *what, composed_writer *write, void *arg,
                          struct fault *fault, char **ret_path, struct index **ret_index)
 {
-    uint64_t start_ms = what->start_ms ? what->start_ms : now_ms(), bytes = 0;
+    uint64_t start_ms = what->start_ms ? what->start_ms : now_ms();
     struct index *index = NULL;
     struct fault why = {0};
     enum pot_save save = what->options->save;
     auto_close int fd = memfd_create("onepot-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     int r = fd < 0 ? -errno : write(arg, what, fd, fault);
     if (r == 0)
-        r = built_index_open_image(fd, what->name, fault, &bytes, &index);
+        r = built_index_open_image(fd, what->name, fault, &index);
     if (r < 0)
         return r;
     *ret_path = NULL;
     if (save == POT_SAVE_ALWAYS ||
         (save == POT_SAVE_AUTO && now_ms() - start_ms >= what->worth_ms))
-        r = composed_save(what, fd, bytes, &why, ret_path, &index);
+        r = composed_save(what, fd, index, &why, ret_path);
     if (r < 0 && save == POT_SAVE_ALWAYS) {
         index_close(index);
         if (fault)

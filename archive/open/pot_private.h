@@ -109,18 +109,8 @@ opener built_index_open;
 struct sandbox_limits built_index_limits(const struct opening *o, bool in_frames);
 
 /* Seal the image in `fd`, so that it stays as it is checked, and open it. */
-int built_index_open_image(int fd, const char *name, struct fault *fault, uint64_t *ret_bytes,
+int built_index_open_image(int fd, const char *name, struct fault *fault,
                            struct index **ret_index);
-
-/*
- * The index in the saved file, if that serves as well as the memory it was made in: memory
- * backed by a file can be reclaimed and is shared by mounts. -ENOTSUP: it does not. Takes over
- * fd.
- */
-int built_index_open_file(int fd, const char *path, struct index **ret_index);
-
-/* The same for an open index, whose bytes the file has: it uses them from now on. */
-int built_index_move(int fd, const char *path, struct index *index);
 
 /* ---- unpacked.c ---- */
 
@@ -166,12 +156,12 @@ opener saved_index_open;
 #define INDEX_SUFFIX ".onepot-index"
 
 /*
- * Save the image in `fd` beside the archive, else in the cache folder. *ret_fd is the file
- * written, even if its path leads elsewhere by then. If both fail, the fault names both
+ * Save the image in `fd` beside the archive, else in the cache folder; the open index of it
+ * then uses the file in place of its memory, if that can be. If both fail, the fault names both
  * reasons.
  */
 int saved_index_write(const char *archive, uint64_t offset, const struct source *source, int fd,
-                      uint64_t image_bytes, struct fault *fault, char **ret_path, int *ret_fd);
+                      const struct index *index, struct fault *fault, char **ret_path);
 
 /*
  * The index in a file, if it can be trusted to describe the archive. -ENOENT, -ENOMEM,
@@ -182,17 +172,15 @@ int saved_index_open_file(const char *path, const struct pot_options *options,
                           const struct source *archive, bool *ret_is_later,
                           struct index **ret_index);
 
-/* Those who may read a saved index: those who may read its archive; NULL: only this user. */
-struct saved_access {
-    mode_t mode;
-    uid_t uid;
-    gid_t gid;
-};
-int saved_index_access(const struct source *archive, struct saved_access *ret_access);
+/*
+ * Those who may read a saved index, by its mode, owner and group: those who may read its
+ * archive; NULL: only this user.
+ */
+int saved_index_access(const struct source *archive, struct stat *ret_access);
 
-/* Save the image in `fd` under a path in the cache folder. *ret_fd is the file written. */
-int saved_index_write_file(const char *path, const struct saved_access *access, int fd,
-                           uint64_t image_bytes, int *ret_fd);
+/* saved_index_write under a path in the cache folder. */
+int saved_index_write_file(const char *path, const struct stat *access, int fd,
+                           const struct index *index);
 
 /* Could a file be written under this path in the cache folder? -errno: why not. */
 int saved_index_check_folder(const char *path);

@@ -22,9 +22,11 @@
 
 #include "cleanup.h"
 #include "codec.h"
+#include "numbers.h"
 #include "output.h"
 #include "path.h"
 #include "pot_private.h"
+#include "write_at.h"
 
 #define SMALL_INDEX_BYTES (16u << 10)
 
@@ -241,33 +243,30 @@ int saved_index_open(struct opening *o, struct fault *fault)
 
 /* ---- writing ---- */
 
-static int saved_copy_image(int from, int to, uint64_t len)
+static int saved_copy_image(int from, int to)
 {
     auto_free uint8_t *buf = malloc(COPY_BYTES);
+    struct stat st;
+    int r = 0;
     if (!buf)
         return -ENOMEM;
-    for (uint64_t at = 0; at < len;) {
-        ssize_t n = pread(from, buf, COPY_BYTES, (off_t)at);
-        if (n == 0)
-            return -ENODATA;
-        for (ssize_t done = 0; n > 0 && done < n;) {
-            ssize_t written = write(to, buf + done, (size_t)(n - done));
-            if (written < 0 && errno != EINTR)
-                return -errno;
-            done += written > 0 ? written : 0;
-        }
-        if (n < 0 && errno != EINTR)
-            return -errno;
-        at += n > 0 ? (uint64_t)n : 0;
+    if (fstat(from, &st) < 0)
+        return -errno;
+    uint64_t len = (uint64_t)st.st_size;
+    for (uint64_t at = 0, n; r == 0 && at < len; at += n) {
+        n = min_u64(len - at, COPY_BYTES);
+        r = read_at(from, buf, n, at);
+        if (r == 0)
+            r = write_at(to, buf, n, at);
     }
-    return 0;
+    return r;
 }
 
 /* Let those who may read the archive read its index, and nobody else. */
-static int saved_set_permissions(int fd, const struct saved_access *access)
+static int saved_set_permissions(int fd, const struct stat *access)
 {
-    mode_t mode = 0600 | (access->mode & 0044);
-    if (fchown(fd, (uid_t)-1, access->gid) < 0)
+    mode_t mode = 0600 | (access->st_mode & 0044);
+    if (fchown(fd, (uid_t)-1, access->st_gid) < 0)
         mode &= ~(mode_t)0040;
     return fchmod(fd, mode) < 0 ? -errno : 0;
 }
@@ -276,31 +275,42 @@ static int saved_set_permissions(int fd, const struct saved_access *access)
  * Give the file to the archive's owner, who must be able to read it: root can do that. Done
  * last, since only the owner removes the remains of an interrupted save.
  */
-static void saved_hand_over(int fd, const struct saved_access *access)
+static void saved_hand_over(int fd, const struct stat *access)
 {
-    if (access->uid != geteuid() && fchown(fd, access->uid, (gid_t)-1) < 0)
+    if (access->st_uid != geteuid() && fchown(fd, access->st_uid, (gid_t)-1) < 0)
         errno = 0; /* then the owner stays the same */
 }
 
-int saved_index_access(const struct source *archive, struct saved_access *ret_access)
+int saved_index_access(const struct source *archive, struct stat *ret_access)
 {
-    struct stat st = {.st_mode = 0600, .st_uid = geteuid(), .st_gid = getegid()};
-    int r = archive ? source_stat(archive, &st) : 0;
-    if (r == 0)
-        *ret_access = (struct saved_access){st.st_mode, st.st_uid, st.st_gid};
-    return r;
+    *ret_access = (struct stat){.st_mode = 0600, .st_uid = geteuid(), .st_gid = getegid()};
+    return archive ? source_stat(archive, ret_access) : 0;
 }
 
-/* *ret_fd is the file, which then has its name. */
-static int saved_write_to(const char *path, const struct saved_access *access, int image,
-                          uint64_t len, int *ret_fd)
+/*
+ * Have the index use the file with its bytes, if that serves as well as the memory it was made
+ * in: a file's memory can be reclaimed and is shared by mounts. Takes over fd.
+ */
+static void saved_use_file(int fd, const char *path, const struct index *index)
+{
+    struct source *file = NULL;
+    if (source_from_fd(fd, path, &file) < 0)
+        return;
+    if (source_is_local(file) && source_is_ours(file) &&
+        source_size(file) == index_info(index)->image_bytes)
+        index_move(index, source_fd(file), source_start(file));
+    source_close(file);
+}
+
+static int saved_write_to(const char *path, const struct stat *access, int image,
+                          const struct index *index)
 {
     struct output *output = NULL;
     auto_close int fd = -1;
     int r = output_open_own(path, &output);
     if (r < 0)
         return r;
-    r = saved_copy_image(image, output->fd, len);
+    r = saved_copy_image(image, output->fd);
     if (r == 0)
         r = saved_set_permissions(output->fd, access);
     if (r == 0 && (fd = fcntl(output->fd, F_DUPFD_CLOEXEC, 0)) < 0)
@@ -313,7 +323,7 @@ static int saved_write_to(const char *path, const struct saved_access *access, i
         return r;
     saved_hand_over(fd, access);
     index_cache_lock(fd); /* in place of the writer's */
-    *ret_fd = steal_fd(&fd);
+    saved_use_file(steal_fd(&fd), path, index);
     return 0;
 }
 
@@ -339,14 +349,14 @@ int saved_index_check_folder(const char *path)
     return access(folder, W_OK | X_OK) < 0 ? -errno : 0;
 }
 
-int saved_index_write_file(const char *path, const struct saved_access *access, int image,
-                           uint64_t image_bytes, int *ret_fd)
+int saved_index_write_file(const char *path, const struct stat *access, int image,
+                           const struct index *index)
 {
     auto_free char *folders = strdup(path);
     if (!folders)
         return -ENOMEM;
     saved_make_folders(folders);
-    int r = saved_write_to(path, access, image, image_bytes, ret_fd);
+    int r = saved_write_to(path, access, image, index);
     if (r == 0)
         index_cache_saved(path);
     return r;
@@ -366,16 +376,16 @@ static int saved_fault(int beside, const char *cached, int in_cache, struct faul
 }
 
 int saved_index_write(const char *archive, uint64_t offset, const struct source *source,
-                      int image, uint64_t image_bytes, struct fault *fault, char **ret_path,
-                      int *ret_fd)
+                      int image, const struct index *index, struct fault *fault,
+                      char **ret_path)
 {
     auto_free char *path = NULL, *cached = NULL;
-    struct saved_access access;
+    struct stat access;
     int beside = pot_index_path(archive, offset, &path);
     if (beside == 0)
         beside = saved_index_access(source, &access);
     if (beside == 0)
-        beside = saved_write_to(path, &access, image, image_bytes, ret_fd);
+        beside = saved_write_to(path, &access, image, index);
     if (beside == 0) {
         *ret_path = steal_ptr(&path);
         return 0;
@@ -384,7 +394,7 @@ int saved_index_write(const char *archive, uint64_t offset, const struct source 
     if (r == 0)
         r = saved_index_access(source, &access);
     if (r == 0)
-        r = saved_index_write_file(cached, &access, image, image_bytes, ret_fd);
+        r = saved_index_write_file(cached, &access, image, index);
     if (r < 0)
         return saved_fault(beside, cached, r, fault);
     *ret_path = steal_ptr(&cached);
