@@ -429,7 +429,7 @@ static int composed_write_nested(void *arg, const struct composed *what, int fd,
     return r;
 }
 
-int composed_apply(struct opening *o, bool may_take_time, struct fault *fault)
+int composed_apply(struct opening *o, struct fault *fault)
 {
     const struct pot_compose *compose = o->options->compose;
     const struct composed what = composed_of(o);
@@ -438,7 +438,7 @@ int composed_apply(struct opening *o, bool may_take_time, struct fault *fault)
     int r = o->steps.done ? 0 : composed_recall(&what, &o->steps, o->pot);
     if (r < 0 && r != -ENOENT)
         return r;
-    if (o->steps.done == 0 && compose->nested && !may_take_time)
+    if (o->steps.done == 0 && compose->nested && o->options->only_ready)
         return -EAGAIN;
     return composed_finish(&what, &o->steps, composed_write_nested, o, o->pot, fault);
 }

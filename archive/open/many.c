@@ -75,7 +75,7 @@ struct part {
 };
 
 struct many {
-    const char *name;
+    struct pot *pot; /* of all */
     const struct pot_options *options;
     struct pot_options part_options;
     struct pot_compose part_compose;
@@ -348,31 +348,31 @@ static struct composed many_composed(struct many *many, const struct source *fir
 {
     return (struct composed){.options = many->options,
                              .archive = first,
-                             .name = many->name,
+                             .name = many->pot->path,
                              .file = many->parts[0].path,
                              .proves = many_proves,
                              .arg = many};
 }
 
-static int many_find(struct many *many, struct pot *pot)
+static int many_find(struct many *many)
 {
     const struct part *first = &many->parts[0];
     int r = many_describe(many);
     const struct composed what =
         many_composed(many, first->found.source ? first->found.source : pot_file(first->pot));
     if (r == 0)
-        r = composed_recall(&what, &many->steps, pot);
+        r = composed_recall(&what, &many->steps, many->pot);
     return r == -ENOENT ? 0 : r;
 }
 
 /* ---- opening ---- */
 
-static int part_open(struct part *part, const struct pot_options *options, bool may_take_time)
+static int part_open(struct part *part, const struct pot_options *options)
 {
     part->fault = (struct fault){0};
-    int r = pot_open_found(&part->found, options, may_take_time, &part->fault, &part->pot);
-    if (r != -EAGAIN || may_take_time) /* where -EAGAIN is an error, as of fork */
-        part->found.source = NULL;     /* it is the pot's, or closed */
+    int r = pot_open_found(&part->found, options, &part->fault, &part->pot);
+    if (r != -EAGAIN || !options->only_ready) /* where -EAGAIN is an error, as of fork */
+        part->found.source = NULL;            /* it is the pot's, or closed */
     return r;
 }
 
@@ -380,10 +380,11 @@ static int part_open(struct part *part, const struct pot_options *options, bool 
 static void part_open_ready(struct many *many, struct part *part)
 {
     struct pot_options options = many->part_options;
+    options.only_ready = true;
     options.lists_left_out = true;
     options.note = NULL;
     options.progress = NULL;
-    int r = part_open(part, &options, false);
+    int r = part_open(part, &options);
     part->needs_time = r == -EAGAIN;
     part->err = part->needs_time ? 0 : r;
 }
@@ -399,7 +400,7 @@ static void part_open_alone(struct many *many, struct part *part)
             part_look(many, part);
     }
     if (part->err == 0)
-        part->err = part_open(part, &many->part_options, true);
+        part->err = part_open(part, &many->part_options);
 }
 
 /* Would the rest take its time in vain? */
@@ -428,7 +429,7 @@ static void many_index_some(void *arg, const struct pot_options *options)
         struct part *part = &many->parts[i];
         if (!part_is_for_team(part))
             continue;
-        part->err = part_open(part, &own, true);
+        part->err = part_open(part, &own);
         part->needs_time = part->err < 0 && part_is_well(part); /* alone it may do better */
         if (part->needs_time)
             part->err = 0;
@@ -491,7 +492,7 @@ static int many_open_packed(struct many *many, struct fault *fault)
     for (size_t i = 0; i < many->count; i++) {
         struct part *part = &many->parts[i];
         if (part->found.compression)
-            part->err = part_open(part, &many->part_options, true);
+            part->err = part_open(part, &many->part_options);
         if (part->err < 0)
             break;
     }
@@ -538,15 +539,16 @@ static int many_check_directories(const struct many *many, struct fault *fault)
 }
 
 /* Put the sources of all parts one behind the other. */
-static int many_join(struct many *many, struct pot *pot)
+static int many_join(struct many *many)
 {
+    struct pot *pot = many->pot;
     auto_free struct source **sources = calloc(many->count, sizeof(struct source *));
     if (!sources)
         return -ENOMEM;
     for (size_t i = 0; i < many->count; i++)
         sources[i] =
             many->parts[i].pot ? many->parts[i].pot->source : many->parts[i].found.source;
-    int r = source_concat(sources, many->count, many->name, &pot->source);
+    int r = source_concat(sources, many->count, pot->path, &pot->source);
     if (r == 0) /* the same each time, also if members were unpacked */
         pot->source->identity = pot->identity;
     for (size_t i = 0; r == 0 && i < many->count; i++) {
@@ -557,20 +559,15 @@ static int many_join(struct many *many, struct pot *pot)
     return r;
 }
 
-struct composing {
-    const struct many *many;
-    const struct pot *pot;
-};
-
-static int many_add(const struct composing *c, size_t i, struct tree *tree, struct fault *fault)
+static int many_add(const struct many *many, size_t i, struct tree *tree, struct fault *fault)
 {
-    const struct part *from = &c->many->parts[i];
+    const struct part *from = &many->parts[i];
     const struct tree_part part = {.index = from->pot->index,
                                    .name = from->path,
-                                   .base = source_concat_base(c->pot->source, i)};
+                                   .base = source_concat_base(many->pot->source, i)};
     uint32_t number;
     int r = tree_add(tree, &part, &number);
-    if (r < 0 || !c->many->options->together.each)
+    if (r < 0 || !many->options->together.each)
         return r < 0 ? r : tree_merge_root(tree, number);
     r = tree_put(tree, TREE_TOP, from->directory, strlen(from->directory),
                  (struct tree_place){number, INDEX_ROOT}, 0, fault);
@@ -579,26 +576,21 @@ static int many_add(const struct composing *c, size_t i, struct tree *tree, stru
     return r;
 }
 
-/* The number of the part that is the i-th to be added: where the last one wins, it is the
- * first. */
-static size_t many_turn(const struct many *many, size_t i)
-{
-    return many->options->together.on_conflict == POT_CONFLICT_LAST ? many->count - 1 - i : i;
-}
-
 static int many_compose(void *arg, struct tree *tree, struct builder_header *header,
                         struct fault *fault)
 {
-    const struct composing *c = arg;
+    const struct many *many = arg;
+    enum pot_conflict on_conflict = many->options->together.on_conflict;
     int r = 0;
-    header->format = c->many->parts[0].found.backend->number;
-    header->archive_bytes = source_size(c->pot->source);
-    header->archive_mtime_sec = c->pot->identity.mtime_sec;
-    header->archive_mtime_nsec = c->pot->identity.mtime_nsec;
-    if (c->many->options->together.on_conflict != POT_CONFLICT_ERROR)
+    header->format = many->parts[0].found.backend->number;
+    header->archive_bytes = source_size(many->pot->source);
+    header->archive_mtime_sec = many->pot->identity.mtime_sec;
+    header->archive_mtime_nsec = many->pot->identity.mtime_nsec;
+    if (on_conflict != POT_CONFLICT_ERROR)
         tree_keep_first(tree);
-    for (size_t i = 0; r == 0 && i < c->many->count; i++)
-        r = many_add(c, many_turn(c->many, i), tree, fault);
+    for (size_t i = 0; r == 0 && i < many->count; i++)
+        r = many_add(many, on_conflict == POT_CONFLICT_LAST ? many->count - 1 - i : i, tree,
+                     fault);
     return r;
 }
 
@@ -612,11 +604,11 @@ static int many_write(void *arg, const struct composed *what, int fd, struct fau
 }
 
 /* Do the archives differ in who may read them? Then nobody else may read names of all. */
-static bool many_is_private(const struct pot *pot, size_t count)
+static bool many_is_private(const struct many *many)
 {
     struct stat first, st;
-    for (size_t i = 0; i < count; i++) {
-        if (fstat(source_fd(source_member(pot->source, i)), i ? &st : &first) < 0)
+    for (size_t i = 0; i < many->count; i++) {
+        if (fstat(source_fd(source_member(many->pot->source, i)), i ? &st : &first) < 0)
             return true;
         if (i && (st.st_uid != first.st_uid || st.st_gid != first.st_gid ||
                   (st.st_mode ^ first.st_mode) & 0044))
@@ -625,26 +617,27 @@ static bool many_is_private(const struct pot *pot, size_t count)
     return false;
 }
 
-static int many_make(struct many *many, struct pot *pot, struct fault *fault)
+static int many_make(struct many *many, struct fault *fault)
 {
-    struct composing composing = {many, pot};
+    struct pot *pot = many->pot;
     struct composed what = many_composed(many, source_member(pot->source, 0));
-    what.is_private = many_is_private(pot, many->count);
+    what.is_private = many_is_private(many);
     what.start_ms = many->start_ms;
     what.later = many->options->saves_later ? &pot->unsaved : NULL;
     int r = 0;
     for (size_t i = 0; r == 0 && i < many->steps.count; i++)
         r = many_prove(many, &many->steps.recipes[i]);
     if (r == 0)
-        r = composed_finish(&what, &many->steps, many_write, &composing, pot, fault);
+        r = composed_finish(&what, &many->steps, many_write, many, pot, fault);
     malloc_trim(0); /* a daemon lives on with the rest */
     return r;
 }
 
 /* ---- all of it ---- */
 
-static int many_list(const struct many *many, struct pot *pot)
+static int many_list(const struct many *many)
 {
+    struct pot *pot = many->pot;
     auto_free struct source_identity *all = calloc(many->count, sizeof(*all));
     pot->parts = calloc(many->count, sizeof(*pot->parts));
     if (!all || !pot->parts)
@@ -669,22 +662,22 @@ static int many_list(const struct many *many, struct pot *pot)
  * Look at the archives, and open them for their indexes. There may be a saved one without the
  * archives that are skipped.
  */
-static int many_open_for_indexes(struct many *many, struct pot *pot, struct fault *fault)
+static int many_open_for_indexes(struct many *many, struct fault *fault)
 {
     size_t all = many->count;
     many->start_ms = now_ms();
     many_each_from(many, 0, part_look);
     int r = many_check(many, fault);
     if (r == 0 && many->count < all)
-        r = many_find(many, pot);
+        r = many_find(many);
     if (r < 0 || many->steps.done)
         return r < 0 ? r : many_open_packed(many, fault);
     all = many->count;
     r = many_open(many, fault);
-    return r < 0 || many->count == all ? r : many_find(many, pot);
+    return r < 0 || many->count == all ? r : many_find(many);
 }
 
-static int many_open_all(struct many *many, struct pot *pot, struct fault *fault)
+static int many_open_all(struct many *many, struct fault *fault)
 {
     many_open_files(many);
     int r = many_check(many, fault);
@@ -692,20 +685,20 @@ static int many_open_all(struct many *many, struct pot *pot, struct fault *fault
         r = many_check_directories(many, fault);
     if (r < 0)
         return r;
-    r = many_find(many, pot);
+    r = many_find(many);
     if (r == 0 && many->steps.done)
         r = many_open_packed(many, fault);
     else if (r == 0)
-        r = many_open_for_indexes(many, pot, fault);
+        r = many_open_for_indexes(many, fault);
     if (r == 0)
-        r = many_list(many, pot);
+        r = many_list(many);
     if (r == 0)
-        r = many_join(many, pot);
+        r = many_join(many);
     if (r == 0 && many->steps.done)
-        r = pot_check_index(pot, fault);
+        r = pot_check_index(many->pot, fault);
     if (r == 0 && many->steps.done < many->steps.count)
-        r = many_make(many, pot, fault);
-    return r < 0 ? r : pot_check_index(pot, fault);
+        r = many_make(many, fault);
+    return r < 0 ? r : pot_check_index(many->pot, fault);
 }
 
 static int many_begin(struct many *many, const char *const *paths, size_t count)
@@ -728,7 +721,7 @@ int pot_open_many(const char *const *paths, size_t count, const char *name,
                   const struct pot_options *options, struct fault *fault, struct pot **ret_pot)
 {
     static const struct pot_options defaults = {0};
-    struct many many = {.name = name, .options = options ? options : &defaults};
+    struct many many = {.options = options ? options : &defaults};
     if (count == 1 && !many.options->together.each)
         return pot_open(paths[0], options, fault, ret_pot);
     const struct pot_compose *compose = many.options->compose;
@@ -743,17 +736,18 @@ int pot_open_many(const char *const *paths, size_t count, const char *name,
     many.steps.count = many.steps.view ? 2 : 1;
     many.part_options.store = NULL;
     many.part_options.names_only = false;
+    many.part_options.only_ready = false;
     many.part_options.saves_later = false;
     /* POT_SAVE_ALWAYS alone would leave a stream packed whose index is saved. */
     static const struct pot_store keeps_nothing = {0};
     if (many.options->save == POT_SAVE_ALWAYS)
         many.part_options.store = &keeps_nothing;
-    struct pot *pot = calloc(1, sizeof(*pot));
+    struct pot *pot = many.pot = calloc(1, sizeof(*pot));
     int r = pot ? many_begin(&many, paths, count) : -ENOMEM;
     if (r == 0) {
         pot->backend = &backend_union;
         pot->path = strdup(name);
-        r = pot->path ? many_open_all(&many, pot, fault) : -ENOMEM;
+        r = pot->path ? many_open_all(&many, fault) : -ENOMEM;
     }
     for (size_t i = 0; i < many.count; i++)
         part_free(&many.parts[i]);

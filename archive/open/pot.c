@@ -55,15 +55,15 @@ static opener *const openers[] = {
     pot_open_embedded,     built_index_open,
 };
 
-/* -EAGAIN: it would take time, and must not. */
-static int pot_open_index(struct opening *o, bool may_take_time, struct fault *fault)
+static int pot_open_index(struct opening *o, struct fault *fault)
 {
     int r = OPENER_NOT_MINE;
     for (size_t i = 0; r == OPENER_NOT_MINE; i++) {
         struct fault own = {0};
-        if (!may_take_time && openers[i] == (o->options->names_only ? built_index_of_frames
-                                                                    : unpacked_open_stream))
-            return -EAGAIN;
+        if (o->options->only_ready &&
+            openers[i] ==
+                (o->options->names_only ? built_index_of_frames : unpacked_open_stream))
+            return -EAGAIN; /* it would take time */
         r = openers[i](o, &own);
         if (r < 0 && fault && !fault->err)
             *fault = own;
@@ -163,7 +163,7 @@ static void pot_begin(struct opening *o, const struct pot_found *found)
 }
 
 int pot_open_found(const struct pot_found *found, const struct pot_options *options,
-                   bool may_take_time, struct fault *fault, struct pot **ret_pot)
+                   struct fault *fault, struct pot **ret_pot)
 {
     static const struct pot_options defaults = {0};
     struct pot *pot = calloc(1, sizeof(*pot));
@@ -174,16 +174,16 @@ int pot_open_found(const struct pot_found *found, const struct pot_options *opti
     struct opening o = {.pot = pot, .options = options ? options : &defaults};
     pot_begin(&o, found);
     pot->path = strdup(source_name(found->source));
-    int r = pot->path ? pot_open_index(&o, may_take_time, fault) : -ENOMEM;
+    int r = pot->path ? pot_open_index(&o, fault) : -ENOMEM;
     if (r == 0)
-        r = composed_apply(&o, may_take_time, fault);
+        r = composed_apply(&o, fault);
     index_close(o.stream_index);
     composition_free(&o.steps);
     if (r < 0) {
         if (!pot->packed)
             pot_place_fault(pot->source, fault);
         volumes_advise(pot->packed ? pot->packed : pot->source, fault);
-        if (r == -EAGAIN && !may_take_time)
+        if (r == -EAGAIN && o.options->only_ready)
             pot->source = NULL;
         pot_close(pot);
         return r;
@@ -199,16 +199,16 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
 {
     struct pot_found found;
     struct source *source;
-    bool may_take_time = !options || !options->only_ready;
-    int r = may_take_time ? shard_exchange_settle(path, fault) : 0;
+    bool only_ready = options && options->only_ready;
+    int r = only_ready ? 0 : shard_exchange_settle(path, fault);
     if (r >= 0)
         r = volumes_open(path, fault, &source);
     if (r == 0)
         r = pot_look(source, options ? options->offset : 0, fault, &found);
     if (r < 0)
         return r;
-    r = pot_open_found(&found, options, may_take_time, fault, ret_pot);
-    if (r == -EAGAIN && !may_take_time)
+    r = pot_open_found(&found, options, fault, ret_pot);
+    if (r == -EAGAIN && only_ready)
         source_close(found.source);
     return r;
 }

@@ -224,8 +224,8 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
  * (source_concat.h), and its index is composed of theirs, and saved in the cache folder if that
  * took long: then the next call reads no index of an archive. options->compose's nested
  * archives are opened in each of them; its view is one of the whole tree. Archives that are one
- * compressed stream are unpacked into private files; options->store and names_only have no
- * effect.
+ * compressed stream are unpacked into private files; options->store, names_only and only_ready
+ * have no effect.
  *
  * Exchanges of shards must be finished (shard_exchange_settle), as archive_list_add does.
  *

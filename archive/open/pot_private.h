@@ -77,12 +77,11 @@ struct pot_found {
 };
 
 /*
- * pot_open of one that was looked at. Unless `may_take_time`, -EAGAIN if it would have to be
- * indexed or unpacked; then the source stays the caller's. Otherwise it is taken over, also if
- * this fails.
+ * pot_open of one that was looked at. After -EAGAIN by options->only_ready the source stays the
+ * caller's. Otherwise it is taken over, also if this fails.
  */
 int pot_open_found(const struct pot_found *found, const struct pot_options *options,
-                   bool may_take_time, struct fault *fault, struct pot **ret_pot);
+                   struct fault *fault, struct pot **ret_pot);
 
 /* Look at the archive in an open file, or in a part of it. Takes the source over. */
 int pot_look(struct source *source, uint64_t offset, struct fault *fault,
@@ -264,8 +263,8 @@ opener composed_open_saved;
 
 /*
  * Put what options->compose describes in the place of pot->index, unless that is it already.
- * -EAGAIN: archives in it would have to be indexed, and that may take no time.
+ * -EAGAIN: archives in it would have to be indexed, and only_ready forbids it.
  */
-int composed_apply(struct opening *o, bool may_take_time, struct fault *fault);
+int composed_apply(struct opening *o, struct fault *fault);
 
 #endif
