@@ -152,14 +152,17 @@ int backend_find(const struct source *source, struct fault *fault,
     return 0;
 }
 
-bool backend_begins(const struct source *source, const struct backend **ret_backend,
-                    const char **ret_compression)
+const struct backend *backend_begins(const struct source *source, const char **ret_compression)
 {
     auto_free uint8_t *head = NULL;
+    const struct backend *backend;
+    const char *ignored;
     size_t len;
-    return backend_read_head(source, SHORT_HEAD_BYTES, &head, &len) == 0 &&
-           !backend_is_blank(head, len) &&
-           backend_ask(source, head, len, ret_backend, ret_compression) > 0;
+    bool begins = backend_read_head(source, SHORT_HEAD_BYTES, &head, &len) == 0 &&
+                  !backend_is_blank(head, len) &&
+                  backend_ask(source, head, len, &backend,
+                              ret_compression ? ret_compression : &ignored) > 0;
+    return begins ? backend : NULL;
 }
 
 const struct backend *backend_of_head(const struct source *source, const uint8_t *head,

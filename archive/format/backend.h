@@ -232,11 +232,10 @@ int backend_find(const struct source *source, struct fault *fault,
                  const struct backend **ret_backend, const char **ret_compression);
 
 /*
- * Does the source begin like an archive? A quick look, for many files: at 4 KB, and not at what
- * they may lie behind.
+ * The format that the source begins like; NULL: none. A quick look, for many files: at 4 KB,
+ * and not at what they may lie behind. *ret_compression as of backend_find.
  */
-bool backend_begins(const struct source *source, const struct backend **ret_backend,
-                    const char **ret_compression);
+const struct backend *backend_begins(const struct source *source, const char **ret_compression);
 
 /* The format that begins with these bytes, as far as they tell; NULL: none that is known. */
 const struct backend *backend_of_head(const struct source *source, const uint8_t *head,

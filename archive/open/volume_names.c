@@ -24,7 +24,8 @@ static size_t series_run(const char *stem, size_t len, enum numbering numbering)
     return run;
 }
 
-static bool series_read(const char *name, size_t stem, struct series *ret_series)
+static bool series_read(const char *name, size_t stem, enum suffix suffix,
+                        struct series *ret_series)
 {
     size_t digits = series_run(name, stem, NUMBERING_DIGITS);
     size_t letters = series_run(name, stem, NUMBERING_LETTERS);
@@ -35,7 +36,7 @@ static bool series_read(const char *name, size_t stem, struct series *ret_series
     size_t run = digits ? digits : letters >= 2 ? letters : hex;
     if (run == 0 || (run == 1 && !digits) || strlen(name) + WIDER_BYTES > STEM_BYTES - 1)
         return false;
-    *ret_series = (struct series){.numbering = numbering, .same = stem - run, .stem = stem};
+    *ret_series = (struct series){numbering, suffix, .same = stem - run, .stem = stem};
     return true;
 }
 
@@ -43,10 +44,10 @@ size_t series_of(const char *name, struct series ret_readings[SERIES_READINGS])
 {
     size_t len = strlen(name), stem = backend_stem(name, len), count = 0;
     const char *dot = strrchr(name, '.');
-    if (series_read(name, stem, &ret_readings[count]))
-        ret_readings[count++].has_ending = stem < len;
-    if (stem == len && dot && series_read(name, (size_t)(dot - name), &ret_readings[count]))
-        count++;
+    count += series_read(name, stem, stem < len ? SUFFIX_OF_ARCHIVE : SUFFIX_NONE,
+                         &ret_readings[count]);
+    if (stem == len && dot)
+        count += series_read(name, (size_t)(dot - name), SUFFIX_OTHER, &ret_readings[count]);
     return count;
 }
 

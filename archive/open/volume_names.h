@@ -22,11 +22,13 @@
 
 enum numbering { NUMBERING_DIGITS, NUMBERING_HEX, NUMBERING_LETTERS };
 
+enum suffix { SUFFIX_NONE, SUFFIX_OF_ARCHIVE /* such as .tar.gz */, SUFFIX_OTHER };
+
 struct series {
     enum numbering numbering;
-    size_t same;     /* bytes ahead of the number; letters may have more that are the same */
-    size_t stem;     /* bytes up to the suffix */
-    bool has_ending; /* the suffix is an archive's, such as .tar.gz */
+    enum suffix suffix;
+    size_t same; /* bytes ahead of the number; letters may have more that are the same */
+    size_t stem; /* bytes up to the suffix */
 };
 
 /* How a file's name may be read, the likeliest first. */

@@ -81,18 +81,23 @@ static enum verdict judge_beginnings(const struct source *first, const struct ba
 
 /*
  * Two neighbours of a series. A name with a suffix is a shard's or another file's rather than a
- * piece's, so such a file is a part only if the first one surely ends in the middle.
+ * piece's, so such a file is a part only if the first one surely ends in the middle. With
+ * another suffix than an archive's it is doubtful unless it begins like one: of img1.sif nobody
+ * looks at what an archive may lie behind.
  */
 static enum verdict judge(const struct source *first, const struct source *second,
-                          bool second_is_given, bool has_suffix)
+                          bool second_is_given, enum suffix suffix)
 {
-    const struct backend *backend, *other;
     const char *compression, *other_compression;
-    bool first_begins = backend_begins(first, &backend, &compression);
-    bool second_begins = backend_begins(second, &other, &other_compression);
-    if (!first_begins)
-        return has_suffix && second_begins && second_is_given ? MAY_BE_PART : IS_PART;
-    if (second_begins && (compression || (backend == other && !other_compression)))
+    const struct backend *backend = backend_begins(first, &compression),
+                         *other = backend_begins(second, &other_compression);
+    bool has_suffix = suffix != SUFFIX_NONE;
+    if (!backend)
+        return suffix == SUFFIX_OTHER ||
+                       (suffix == SUFFIX_OF_ARCHIVE && other && second_is_given)
+                   ? MAY_BE_PART
+                   : IS_PART;
+    if (other && (compression || (backend == other && !other_compression)))
         return compression ? IS_ALONE : judge_beginnings(first, backend, second, has_suffix);
     if (!compression && backend->is_whole && backend->is_whole(first, has_suffix))
         return IS_ALONE;
@@ -100,18 +105,18 @@ static enum verdict judge(const struct source *first, const struct source *secon
         return IS_PART;
     if (source_size(second) == 0)
         return IS_ALONE;
-    return compression || second_begins ? MAY_BE_PART : IS_PART;
+    return compression || other || (suffix == SUFFIX_OTHER && second_is_given) ? MAY_BE_PART
+                                                                               : IS_PART;
 }
 
 /* `up`: the neighbour comes after the file that was given. */
 static enum verdict judge_neighbour(const struct source *given, const char *neighbour, bool up,
-                                    bool has_suffix)
+                                    enum suffix suffix)
 {
     struct source *file = NULL;
     if (source_open(neighbour, NULL, &file) < 0)
-        return has_suffix ? IS_ALONE : IS_PART;
-    enum verdict v =
-        up ? judge(given, file, false, has_suffix) : judge(file, given, true, has_suffix);
+        return suffix != SUFFIX_NONE ? IS_ALONE : IS_PART;
+    enum verdict v = up ? judge(given, file, false, suffix) : judge(file, given, true, suffix);
     source_close(file);
     return v;
 }
@@ -250,7 +255,7 @@ static int check_hole(const struct listing *l, const struct source *given, const
     auto_free char *other = listing_path(l, beyond);
     if (!path || !other)
         return -ENOMEM;
-    bool is_alone = judge_neighbour(given, other, up, *l->suffix) == IS_ALONE;
+    bool is_alone = judge_neighbour(given, other, up, l->series.suffix) == IS_ALONE;
     return is_alone ? 0 : fault_missing(fault, path, l->path);
 }
 
@@ -258,10 +263,8 @@ static int check_hole(const struct listing *l, const struct source *given, const
 static int check_first(const struct listing *l, const struct source *given, const char *first,
                        size_t count, struct fault *fault)
 {
-    const struct backend *backend;
-    const char *compression;
     char missing[STEM_BYTES];
-    bool may_be = count > 1 && !backend_begins(given, &backend, &compression);
+    bool may_be = count > 1 && !backend_begins(given, NULL);
     strcpy(missing, first);
     for (int i = 0; may_be && i < HOLE_MAX && series_step(&l->series, missing, false); i++) {
         if (!series_is_first(&l->series, missing))
@@ -336,13 +339,11 @@ static int zip_volumes_of(const char *last, uint32_t count, const char *given,
 static int zip_open_alone(const char *path, const char *first, struct fault *fault,
                           struct source **ret_given)
 {
-    const struct backend *backend;
-    const char *compression;
     uint32_t count = 0;
     if (source_open(path, NULL, ret_given) < 0) /* opening it again tells */
         return 0;
-    if (!backend_begins(*ret_given, &backend, &compression) &&
-        zip_count_volumes(*ret_given, &count) == 0 && count > 1)
+    if (!backend_begins(*ret_given, NULL) && zip_count_volumes(*ret_given, &count) == 0 &&
+        count > 1)
         return fault_missing(fault, first, path);
     return 0;
 }
@@ -405,12 +406,11 @@ static int check_sizes(struct source *const *sources, size_t count, uint64_t sla
 /* Does a part other than the first begin like an archive, and the first does not? */
 static int check_order(struct source *const *sources, size_t count, struct fault *fault)
 {
-    const struct backend *backend;
-    const char *compression;
-    if (backend_begins(sources[0], &backend, &compression))
+    if (backend_begins(sources[0], NULL))
         return 0;
     for (size_t i = 1; i < count; i++) {
-        if (!backend_begins(sources[i], &backend, &compression))
+        const struct backend *backend = backend_begins(sources[i], NULL);
+        if (!backend)
             continue;
         fault_set(fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
                   "this part begins like %s, and %.100s, the first, does not: they are in the "
@@ -478,11 +478,9 @@ static int check_set(struct listing *l, const struct source *given, volume_paths
     int r = pieces_in(l, given, NULL, paths);
     if (r == 0 && paths->count)
         r = open_all(paths, NULL, &all);
-    const struct backend *backend;
-    const char *compression;
-    if (r < 0 || (all && !backend_begins(source_member(all, 0), &backend, &compression)) ||
-        (all &&
-         judge(source_member(all, 0), source_member(all, 1), true, *l->suffix) == IS_ALONE))
+    if (r < 0 || (all && (!backend_begins(source_member(all, 0), NULL) ||
+                          judge(source_member(all, 0), source_member(all, 1), true,
+                                l->series.suffix) == IS_ALONE)))
         volumes_free(paths);
     source_close(all);
     return r == -ENOMEM ? r : 0;
@@ -493,8 +491,6 @@ static int pieces_find(const char *path, const struct series *series, struct fau
                        volume_paths *paths, struct source **given)
 {
     struct listing l;
-    const struct backend *backend;
-    const char *compression;
     int r = 0;
     listing_begin(&l, path, series);
     auto_free char *neighbour = listing_neighbour(&l, false);
@@ -508,20 +504,11 @@ static int pieces_find(const char *path, const struct series *series, struct fau
     if (r < 0)
         return r;
     listing_check_hex(&l);
-    enum verdict verdict = judge_neighbour(*given, neighbour, up, *l.suffix);
-    if (verdict == IS_PART && *l.suffix && !series->has_ending &&
-        !backend_begins(*given, &backend, &compression))
-        verdict = MAY_BE_PART; /* img1.sif: what an archive may lie behind is not looked at */
-    switch (verdict) {
-    case IS_ALONE:
-        break;
-    case MAY_BE_PART:
+    enum verdict verdict = judge_neighbour(*given, neighbour, up, series->suffix);
+    if (verdict == MAY_BE_PART)
         r = check_set(&l, *given, paths);
-        break;
-    case IS_PART:
+    else if (verdict == IS_PART)
         r = pieces_in(&l, *given, fault, paths);
-        break;
-    }
     volumes_free(&l.names);
     return r;
 }
@@ -614,8 +601,7 @@ void volumes_advise(const struct source *source, struct fault *fault)
     else if (count > 1 && name_after(first_name, path_base(source_name(last)), name))
         fault_advise(fault, "%sall %zu parts have one length, so that %.100s may be missing",
                      is_at_end ? "" : "copy this part again; ", count, name);
-    else if (count == 1 && series_of(first_name, readings) && !series->has_ending &&
-             strlen(first_name) == series->stem && series_is_first(series, first_name) &&
-             first_name[series->stem - 1] != '1')
+    else if (count == 1 && series_of(first_name, readings) && series->suffix == SUFFIX_NONE &&
+             series_is_first(series, first_name) && first_name[series->stem - 1] != '1')
         fault_advise(fault, "if it is the first of several parts, copy all into one directory");
 }
