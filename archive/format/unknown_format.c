@@ -11,41 +11,36 @@
 #define TAR_MAGIC_AT 257u
 #define SQUASHFS_VERSION_AT 28u /* two numbers of two bytes, in the image's byte order */
 
+#define PACK "make an archive of it: onepot pack -o NEW.tar FILE"
+#define COPY "copy its files out and pack them"
+#define OFFSET "where one is, say where it begins: --offset=BYTES"
+
 /* clang-format off */
-static const struct {
+static const struct unknown {
     size_t at;
     const char *magic;
     size_t len;
+    const char *container; /* only `onepot pack` takes it, by this name; NULL: nothing does */
     const char *what, *advice; /* advice NULL: which formats are known */
 } formats[] = {
-    {1024, "\xe2\xe1\xf5\xe0", 4, "is an EROFS image", "copy its files out and pack them"},
-    {1080, "\x53\xef", 2, "is an image of ext2, ext3 or ext4", "copy its files out and pack them"},
-    {0, "\x89HDF\r\n\x1a\n", 8, "is an HDF5 file", NULL},
-    {0, "#!", 2, "is a script, without an archive that could be found behind it",
-     "where one is, say where it begins: --offset=BYTES"},
-    {0, "\177ELF", 4, "is a program, without an archive that could be found behind it",
-     "where one is, say where it begins: --offset=BYTES"},
-};
-
-/* Only `onepot pack` takes these. */
-static const struct {
-    size_t at;
-    const char *magic;
-    size_t len;
-    const char *name, *what;
-} containers[] = {
-    {0, "7z\xbc\xaf\x27\x1c", 6, "7z", "is a 7z archive"},
-    {0, "Rar!\x1a\x07", 6, "rar", "is a RAR archive"},
-    {32769, "CD001", 5, "iso9660", "is an ISO 9660 image"},
-    {0, "070701", 6, "cpio", "is a cpio archive"},
-    {0, "070702", 6, "cpio", "is a cpio archive"},
-    {0, "070707", 6, "cpio", "is a cpio archive"},
-    {0, "\xc7\x71", 2, "cpio", "is a cpio archive"},
-    {0, "!<arch>\n", 8, "ar", "is an ar archive"},
-    {0, "MSCF\0\0\0\0", 8, "cab", "is a cabinet file"},
-    {0, "WARC/", 5, "warc", "is a WARC file"},
-    {0, "xar!", 4, "xar", "is a xar archive"},
-    {0, NULL, 0, "lha", "is an LHA archive"}, /* unknown_is_lha */
+    {1024, "\xe2\xe1\xf5\xe0", 4, NULL, "is an EROFS image", COPY},
+    {1080, "\x53\xef", 2, NULL, "is an image of ext2, ext3 or ext4", COPY},
+    {0, "7z\xbc\xaf\x27\x1c", 6, "7z", "is a 7z archive", PACK},
+    {0, "Rar!\x1a\x07", 6, "rar", "is a RAR archive", PACK},
+    {32769, "CD001", 5, "iso9660", "is an ISO 9660 image", PACK},
+    {0, "070701", 6, "cpio", "is a cpio archive", PACK},
+    {0, "070702", 6, "cpio", "is a cpio archive", PACK},
+    {0, "070707", 6, "cpio", "is a cpio archive", PACK},
+    {0, "\xc7\x71", 2, "cpio", "is a cpio archive", PACK},
+    {0, "!<arch>\n", 8, "ar", "is an ar archive", PACK},
+    {0, "MSCF\0\0\0\0", 8, "cab", "is a cabinet file", PACK},
+    {0, "WARC/", 5, "warc", "is a WARC file", PACK},
+    {0, "xar!", 4, "xar", "is a xar archive", PACK},
+    {0, NULL, 0, "lha", "is an LHA archive", PACK}, /* unknown_is_lha */
+    {0, "\x89HDF\r\n\x1a\n", 8, NULL, "is an HDF5 file", NULL},
+    {0, "#!", 2, NULL, "is a script, without an archive that could be found behind it", OFFSET},
+    {0, "\177ELF", 4, NULL, "is a program, without an archive that could be found behind it",
+     OFFSET},
 };
 /* clang-format on */
 
@@ -111,48 +106,34 @@ static bool unknown_is_lha(const uint8_t *head, size_t head_len)
            head[6] == '-' && head[20] <= 3;
 }
 
-/* The row of `containers`; -1: none. */
-static int unknown_find_container(const uint8_t *head, size_t head_len)
+static const struct unknown *unknown_find(const uint8_t *head, size_t head_len)
 {
-    for (int i = 0; i < (int)(sizeof(containers) / sizeof(*containers)); i++)
-        if (containers[i].magic ? unknown_has_magic(head, head_len, containers[i].at,
-                                                    containers[i].magic, containers[i].len)
-                                : unknown_is_lha(head, head_len))
-            return i;
-    return -1;
+    for (size_t i = 0; i < sizeof(formats) / sizeof(*formats); i++) {
+        const struct unknown *f = &formats[i];
+        if (f->magic ? unknown_has_magic(head, head_len, f->at, f->magic, f->len)
+                     : unknown_is_lha(head, head_len))
+            return f;
+    }
+    return NULL;
 }
 
 const char *unknown_format_container(const uint8_t *head, size_t head_len)
 {
-    int i = unknown_find_container(head, head_len);
-    return i < 0 ? NULL : containers[i].name;
-}
-
-static bool unknown_describe_container(const uint8_t *head, size_t head_len,
-                                       struct fault *fault)
-{
-    int i = unknown_find_container(head, head_len);
-    if (i < 0)
-        return false;
-    fault_set(fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "%s", containers[i].what);
-    fault_advise(fault, "make an archive of it: onepot pack -o NEW.tar FILE");
-    return true;
+    const struct unknown *found = unknown_find(head, head_len);
+    return found ? found->container : NULL;
 }
 
 bool unknown_format_describe(const uint8_t *head, size_t head_len, struct fault *fault)
 {
     if (unknown_describe_squashfs(head, head_len, fault))
         return true;
-    for (size_t i = 0; i < sizeof(formats) / sizeof(*formats); i++) {
-        if (!unknown_has_magic(head, head_len, formats[i].at, formats[i].magic, formats[i].len))
-            continue;
-        fault_set(fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "%s", formats[i].what);
-        if (formats[i].advice)
-            fault_advise(fault, "%s", formats[i].advice);
-        else
-            unknown_format_advise(fault);
-        return true;
-    }
-    return unknown_describe_container(head, head_len, fault) ||
-           unknown_describe_tar(head, head_len, fault);
+    const struct unknown *found = unknown_find(head, head_len);
+    if (!found)
+        return unknown_describe_tar(head, head_len, fault);
+    fault_set(fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "%s", found->what);
+    if (found->advice)
+        fault_advise(fault, "%s", found->advice);
+    else
+        unknown_format_advise(fault);
+    return true;
 }
