@@ -32,7 +32,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "cleanup.h"
+#include "clock.h"
+#include "numbers.h"
+#include "process.h"
 #include "sandbox_private.h"
 #include "sanitizer.h"
 #include "syscalls.h"
@@ -69,15 +71,14 @@ struct run {
     bool status_lost;
     uint64_t memory_bytes;
     uint32_t stall_seconds, idle_seconds;
-    double stall_cpu_s; /* stall_seconds of each thread */
-    long watch_ms;
+    uint64_t stall_cpu_ms; /* stall_seconds of each thread */
+    uint64_t watch_ms;
     const _Atomic bool *stop;
     /* Stall accounting: the progress last seen, and the time used since then. */
     uint64_t bytes_seen;
     uint64_t members_seen;
     uint64_t beats_seen;
-    double cpu_at_change_s;
-    double idle_s;
+    uint64_t cpu_at_change_ms, idle_ms;
 };
 
 /* ---- the child ---- */
@@ -97,16 +98,9 @@ static void sandbox_set_limit(int resource, uint64_t value)
 static uint64_t sandbox_inherited_data_bytes(void)
 {
     char text[256];
-    int fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return 0;
-    ssize_t n = read(fd, text, sizeof(text) - 1);
-    close(fd);
-    if (n <= 0)
-        return 0;
-    text[n] = '\0';
-    unsigned long long data_pages = 0;
-    if (sscanf(text, "%*u %*u %*u %*u %*u %llu", &data_pages) != 1)
+    uint64_t data_pages;
+    if (proc_text("/proc/self/statm", text, sizeof(text)) < 0 ||
+        sscanf(text, "%*u %*u %*u %*u %*u %" SCNu64, &data_pages) != 1)
         return 0;
     return data_pages * (uint64_t)sysconf(_SC_PAGESIZE);
 }
@@ -219,18 +213,12 @@ static int sandbox_run_function(int (*fn)(void *, struct progress *, struct faul
 
 /* ---- the parent ---- */
 
-static double sandbox_now_s(clockid_t clock)
-{
-    struct timespec t;
-    if (clock_gettime(clock, &t) < 0)
-        return 0;
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-static double sandbox_child_cpu_s(const struct run *run)
+static uint64_t sandbox_child_cpu_ms(const struct run *run)
 {
     clockid_t clock;
-    return clock_getcpuclockid(run->pid, &clock) == 0 ? sandbox_now_s(clock) : 0;
+    struct timespec t;
+    bool has_time = clock_getcpuclockid(run->pid, &clock) == 0 && clock_gettime(clock, &t) == 0;
+    return has_time ? (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000 : 0;
 }
 
 /* True when the child is gone. */
@@ -245,12 +233,12 @@ static bool sandbox_reap(struct run *run)
 }
 
 /* Wait at most `ms` for the child's end, with signals unblocked. -EINTR or 0. */
-static int sandbox_pause_for(const struct run *run, long ms, const sigset_t *signals)
+static int sandbox_pause_for(const struct run *run, uint64_t ms, const sigset_t *signals)
 {
     struct pollfd p = {.fd = run->pidfd, .events = POLLIN};
     if (run->pidfd < 0 && ms > TICK_MS)
         ms = TICK_MS;
-    struct timespec timeout = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+    struct timespec timeout = clock_timespec(ms * UINT64_C(1000000));
     return ppoll(&p, run->pidfd >= 0, &timeout, signals) < 0 && errno == EINTR ? -EINTR : 0;
 }
 
@@ -261,34 +249,34 @@ static int sandbox_pause_for(const struct run *run, long ms, const sigset_t *sig
 static void sandbox_end_child(struct run *run)
 {
     kill(run->pid, SIGKILL);
-    double end = sandbox_now_s(CLOCK_MONOTONIC) + REAP_MS * 1e-3;
-    while (!sandbox_reap(run) && sandbox_now_s(CLOCK_MONOTONIC) < end)
+    uint64_t end_ms = now_ms() + REAP_MS;
+    while (!sandbox_reap(run) && now_ms() < end_ms)
         sandbox_pause_for(run, WATCH_MS, NULL);
 }
 
-/* Account for `elapsed_s` in which the child did not end; an error if that was too long. */
-static int sandbox_check_stall(struct run *run, double elapsed_s, struct fault *fault)
+/* Account for `elapsed_ms` in which the child did not end; an error if that was too long. */
+static int sandbox_check_stall(struct run *run, uint64_t elapsed_ms, struct fault *fault)
 {
     const struct progress *progress = &run->shared->progress;
     uint64_t bytes = atomic_load(&progress->bytes_done);
     uint64_t members = atomic_load(&progress->members);
     uint64_t beats = atomic_load(&progress->beats);
-    double cpu_s = sandbox_child_cpu_s(run);
+    uint64_t cpu_ms = sandbox_child_cpu_ms(run);
     if (bytes != run->bytes_seen || members != run->members_seen || beats != run->beats_seen) {
         run->bytes_seen = bytes;
         run->members_seen = members;
         run->beats_seen = beats;
-        run->cpu_at_change_s = cpu_s;
-        run->idle_s = 0;
+        run->cpu_at_change_ms = cpu_ms;
+        run->idle_ms = 0;
         return 0;
     }
-    run->idle_s += elapsed_s < TICK_MAX_MS * 1e-3 ? elapsed_s : TICK_MAX_MS * 1e-3;
-    if (cpu_s - run->cpu_at_change_s >= run->stall_cpu_s)
+    run->idle_ms += min_u64(elapsed_ms, TICK_MAX_MS);
+    if (cpu_ms >= run->cpu_at_change_ms + run->stall_cpu_ms)
         return fault_set(fault, -EUCLEAN, NULL, bytes ? bytes : FAULT_NO_OFFSET,
                          "the archive kept its parser busy for %u seconds without "
                          "progress: damaged archive",
                          run->stall_seconds);
-    if (run->idle_s >= run->idle_seconds)
+    if (run->idle_ms >= run->idle_seconds * UINT64_C(1000))
         return fault_set(fault, -ETIMEDOUT, NULL, bytes ? bytes : FAULT_NO_OFFSET,
                          "could not be read: its storage did not answer for %u seconds",
                          run->idle_seconds);
@@ -299,19 +287,19 @@ static int sandbox_check_stall(struct run *run, double elapsed_s, struct fault *
 static int sandbox_supervise(struct run *run, sandbox_watch *watch, void *watch_ctx,
                              struct fault *fault)
 {
-    double looked_s = sandbox_now_s(CLOCK_MONOTONIC);
+    uint64_t looked_ms = now_ms();
     for (;;) {
         int r = sandbox_pause_for(run, run->watch_ms, &run->signals_waiting);
         if (sandbox_reap(run))
             return 0;
         if (r == -EINTR)
             fault_set(fault, r, NULL, FAULT_NO_OFFSET, "interrupted");
-        double now = sandbox_now_s(CLOCK_MONOTONIC);
-        if (r == 0 && now - looked_s >= (double)run->watch_ms * 0.9e-3) {
+        uint64_t elapsed_ms = now_ms() - looked_ms;
+        if (r == 0 && elapsed_ms >= run->watch_ms * 9 / 10) {
             r = watch && !watch(watch_ctx, &run->shared->progress)
                     ? -ECANCELED
-                    : sandbox_check_stall(run, now - looked_s, fault);
-            looked_s = now;
+                    : sandbox_check_stall(run, elapsed_ms, fault);
+            looked_ms += elapsed_ms;
         }
         if (r == 0 && run->stop && atomic_load(run->stop))
             r = -ECANCELED;
@@ -402,12 +390,12 @@ int sandbox_run(int (*fn)(void *arg, struct progress *progress, struct fault *fa
         .pidfd = -1,
         .memory_bytes = limits->memory_bytes ? limits->memory_bytes : DEFAULT_MEMORY_BYTES,
         .stall_seconds = limits->stall_seconds ? limits->stall_seconds : DEFAULT_STALL_SECONDS,
-        .watch_ms = limits->watch_ms ? (long)limits->watch_ms : WATCH_MS,
+        .watch_ms = limits->watch_ms ? limits->watch_ms : WATCH_MS,
         .stop = limits->stop,
     };
     run.idle_seconds =
         limits->idle_seconds ? limits->idle_seconds : run.stall_seconds * IDLE_FACTOR;
-    run.stall_cpu_s = (double)run.stall_seconds * (1.0 + limits->threads);
+    run.stall_cpu_ms = run.stall_seconds * UINT64_C(1000) * (1 + limits->threads);
     run.shared = mmap(NULL, sizeof(*run.shared), PROT_READ | PROT_WRITE,
                       MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (run.shared == MAP_FAILED)
