@@ -12,6 +12,7 @@
 #include <sys/resource.h>
 
 #include "cgroup.h"
+#include "cleanup.h"
 #include "numbers.h"
 
 #define CACHE_LEAST_BYTES (UINT64_C(16) << 20)
@@ -45,12 +46,10 @@ static void budget_see_available(const char *root, budget_see *see, void *ctx)
     uint64_t kb;
 
     snprintf(path, sizeof(path), "%s/proc/meminfo", root);
-    FILE *f = fopen(path, "re");
+    auto_fclose FILE *f = fopen(path, "re");
     while (f && fgets(line, sizeof(line), f))
         if (sscanf(line, "MemAvailable: %" SCNu64 " kB", &kb) == 1)
             see(ctx, path, kb << 10, UINT64_MAX);
-    if (f)
-        fclose(f);
 }
 
 void budget_explain(const char *root, budget_see *see, void *ctx)
@@ -102,12 +101,10 @@ static uint64_t budget_file_pages(const char *limit)
     const char *slash = strrchr(limit, '/');
 
     snprintf(path, sizeof(path), "%.*s/memory.stat", slash ? (int)(slash - limit) : 0, limit);
-    FILE *f = slash ? fopen(path, "re") : NULL;
+    auto_fclose FILE *f = slash ? fopen(path, "re") : NULL;
     while (f && fgets(line, sizeof(line), f))
         for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
             sscanf(line, names[i], &values[i]);
-    if (f)
-        fclose(f);
     /* Version 1 has both counts: of the group alone, and of the group and all below it. */
     return values[2] + values[3] ? values[2] + values[3] : values[0] + values[1];
 }

@@ -12,6 +12,7 @@
 
 #include "cleanup.h"
 #include "mountinfo.h"
+#include "process.h"
 
 uint64_t cgroup_value(const char *line)
 {
@@ -29,14 +30,10 @@ bool cgroup_line(const char *folder, const char *file, char *line, size_t size)
 {
     char path[4 * PATH_MAX];
     snprintf(path, sizeof(path), "%s/%s", folder, file);
-    FILE *f = fopen(path, "re");
-    if (!f)
+    if (proc_text(path, line, size) < 0 || !*line)
         return false;
-    bool got = fgets(line, (int)size, f) != NULL;
-    fclose(f);
-    if (got)
-        line[strcspn(line, "\n")] = '\0';
-    return got;
+    line[strcspn(line, "\n")] = '\0';
+    return true;
 }
 
 /* The controllers of version 1, as the kernel writes them; version 2 has no names. */

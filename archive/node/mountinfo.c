@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cleanup.h"
 #include "mountinfo.h"
+#include "process.h"
 
 struct mount_line {
     int id;
@@ -115,7 +115,9 @@ static void mount_entry_take(const struct mount_line *line, struct mount_entry *
     ret_entry->uid = user ? (unsigned)strtoul(user + strlen("user_id="), NULL, 10) : 0;
 }
 
-int mountinfo_find(const char *path, struct mount_entry *ret_entry)
+/* The mount at this path, or, where that is NULL, of this number: later mounts cover earlier
+ * ones. */
+static int mountinfo_look(const char *path, int id, struct mount_entry *ret_entry)
 {
     struct mount_list list;
     struct mount_line line;
@@ -124,8 +126,9 @@ int mountinfo_find(const char *path, struct mount_entry *ret_entry)
     if (r < 0)
         return r;
     r = -ENOENT;
-    while (mount_list_next(&list, &line)) { /* later mounts cover earlier ones */
-        if (!mount_unescape(line.path, at) || strcmp(at, path) != 0)
+    while (mount_list_next(&list, &line)) {
+        if ((!path && line.id != id) || !mount_unescape(line.path, at) ||
+            (path && strcmp(at, path) != 0))
             continue;
         mount_entry_take(&line, ret_entry);
         strcpy(ret_entry->path, at);
@@ -135,17 +138,19 @@ int mountinfo_find(const char *path, struct mount_entry *ret_entry)
     return r;
 }
 
+int mountinfo_find(const char *path, struct mount_entry *ret_entry)
+{
+    return mountinfo_look(path, -1, ret_entry);
+}
+
 /* The number by which the kernel lists the mount of a descriptor; -1: it does not tell. */
 static int mountinfo_id(int fd)
 {
-    char path[64], line[64];
-    int id = -1;
+    static const char word[] = "\nmnt_id:";
+    char path[64], text[512];
     snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", fd);
-    auto_fclose FILE *file = fopen(path, "re");
-    while (file && id < 0 && fgets(line, sizeof(line), file))
-        if (sscanf(line, "mnt_id: %d", &id) != 1)
-            id = -1;
-    return id;
+    const char *at = proc_text(path, text, sizeof(text)) == 0 ? strstr(text, word) : NULL;
+    return at ? atoi(at + strlen(word)) : -1;
 }
 
 bool mountinfo_is_same(int fd, int other)
@@ -156,19 +161,8 @@ bool mountinfo_is_same(int fd, int other)
 
 int mountinfo_of(int fd, struct mount_entry *ret_entry)
 {
-    struct mount_list list;
-    struct mount_line line;
-    int id = mountinfo_id(fd), r = -ENOENT;
-    if (id < 0 || mount_list_open("/proc/self/mountinfo", &list) < 0)
-        return -ENOTSUP;
-    while (r < 0 && mount_list_next(&list, &line)) {
-        if (line.id != id || !mount_unescape(line.path, ret_entry->path))
-            continue;
-        mount_entry_take(&line, ret_entry);
-        r = 0;
-    }
-    mount_list_close(&list);
-    return r;
+    int id = mountinfo_id(fd);
+    return id < 0 ? -ENOTSUP : mountinfo_look(NULL, id, ret_entry);
 }
 
 /* The first place of the device that is, or is not, this path; NULL: any. */

@@ -21,6 +21,7 @@
 #include "cleanup.h"
 #include "fault.h"
 #include "mountinfo.h"
+#include "process.h"
 
 #define USERS_ALL UINT64_C(4294967295) /* all that a namespace can give a number to */
 #define MAGIC_FUSE 0x65735546
@@ -38,9 +39,8 @@ static uid_t overflow_user(void)
     static _Atomic unsigned number; /* 0: not read yet */
     unsigned n = atomic_load(&number);
     if (n == 0) {
-        auto_fclose FILE *file = fopen("/proc/sys/kernel/overflowuid", "re");
-        if (!file || fscanf(file, "%u", &n) != 1 || n == 0)
-            n = 65534;
+        n = (unsigned)proc_number("/proc/sys/kernel/overflowuid", 0);
+        n = n ? n : 65534;
         atomic_store(&number, n);
     }
     return n;

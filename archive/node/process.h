@@ -12,7 +12,7 @@
 
 #define PROCESS_NAME_MAX 64
 
-/* Read the whole of a small file of /proc, terminated: 0 or -errno. Allocates nothing. */
+/* Read the whole of a small file of the kernel, terminated: 0 or -errno. Allocates nothing. */
 int proc_text(const char *path, char *buf, size_t size);
 
 /* The number in a file of /proc, or `otherwise`. */
