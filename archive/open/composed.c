@@ -27,38 +27,40 @@ struct pot_unsaved {
     struct stat access;
 };
 
-static bool composed_has_recipe(const struct composed *what, const struct index *index)
+static bool composed_has_recipe(const struct composition *c, const struct recipe *recipe,
+                                const struct index *index)
 {
-    const struct recipe *recipe = what->recipe;
     size_t named = recipe->name_bytes ? recipe->name_bytes : recipe->bytes.count, len;
     const void *bytes;
     if (index_recipe(index, &bytes, &len) < 0 || len < named ||
         memcmp(bytes, recipe->bytes.at, named) != 0)
         return false;
-    return what->proves ? what->proves(what->arg, (const char *)bytes + named, len - named)
-                        : len == named;
+    return c->proves ? c->proves(c->arg, (const char *)bytes + named, len - named)
+                     : len == named;
 }
 
-static int composed_path(const struct composed *what, char **ret_path)
+static int composed_path(const struct composition *c, const struct recipe *recipe,
+                         char **ret_path)
 {
     char key[RECIPE_NAME_LEN + 1];
-    recipe_name(what->recipe, key);
-    return index_cache_path(path_base(what->file), key, ret_path);
+    recipe_name(recipe, key);
+    return index_cache_path(path_base(c->file), key, ret_path);
 }
 
 /* A saved index with this recipe; *ret_path is its file. -ENOENT, -ENOMEM. */
-static int composed_find(const struct composed *what, char **ret_path, struct index **ret_index)
+static int composed_find(const struct composition *c, const struct recipe *recipe,
+                         char **ret_path, struct index **ret_index)
 {
     auto_free char *path = NULL;
     struct index *index = NULL;
-    if (what->options->rebuild)
+    if (c->options->rebuild)
         return -ENOENT;
-    int r = composed_path(what, &path);
+    int r = composed_path(c, recipe, &path);
     if (r == 0)
-        r = saved_index_open_file(path, what->options, what->archive, NULL, &index);
+        r = saved_index_open_file(path, c->options, c->archive, NULL, &index);
     if (r < 0)
         return r == -ENOTSUP ? -ENOENT : r;
-    if (!composed_has_recipe(what, index)) {
+    if (!composed_has_recipe(c, recipe, index)) {
         index_close(index);
         return -ENOENT;
     }
@@ -82,49 +84,51 @@ static void composed_take(struct pot *pot, struct index *index, char *path,
     pot->origin = origin;
 }
 
-/* The next step to make, or to find. */
-static struct composed composed_step(const struct composed *what,
-                                     const struct composition *steps, size_t i)
-{
-    struct composed step = *what;
-    bool is_last = i + 1 == steps->count;
-    step.recipe = &steps->recipes[i];
-    step.worth_ms = is_last && steps->view ? COMPOSED_VIEW_WORTH_MS : COMPOSED_WORTH_MS;
-    step.later = is_last ? what->later : NULL;
-    step.start_ms = i == 0 ? what->start_ms : 0;
-    return step;
-}
-
-int composed_recall(const struct composed *what, struct composition *steps, struct pot *pot)
+int composed_recall(struct composition *c)
 {
     int r = -ENOENT;
-    for (size_t i = steps->count; r == -ENOENT && i-- > 0;) {
-        const struct composed step = composed_step(what, steps, i);
+    for (size_t i = c->count; r == -ENOENT && i-- > 0;) {
         struct index *index;
         char *path;
-        r = composed_find(&step, &path, &index);
+        r = composed_find(c, &c->recipes[i], &path, &index);
         if (r < 0)
             continue;
-        composed_take(pot, index, path, POT_INDEX_SAVED);
-        steps->done = i + 1;
+        composed_take(c->pot, index, path, POT_INDEX_SAVED);
+        c->done = i + 1;
     }
     return r;
 }
 
-void composition_free(struct composition *steps)
+void composition_free(struct composition *c)
 {
-    for (size_t i = 0; i < steps->count; i++)
-        recipe_free(&steps->recipes[i]);
+    for (size_t i = 0; i < c->count; i++)
+        recipe_free(&c->recipes[i]);
 }
 
-/* ---- making ---- */
+/* ---- making the next step ---- */
 
-int composed_write_image(const struct composed *what, composer *compose, void *arg, int fd,
+static bool composed_is_last(const struct composition *c)
+{
+    return c->done + 1 == c->count;
+}
+
+static bool composed_is_view(const struct composition *c)
+{
+    return c->view && composed_is_last(c);
+}
+
+static struct builder_header composed_header(const struct composition *c)
+{
+    const struct recipe *recipe = &c->recipes[c->done];
+    return (struct builder_header){.recipe = recipe->bytes.at,
+                                   .recipe_len = recipe->bytes.count};
+}
+
+int composed_write_image(const struct composition *c, composer *compose, void *arg, int fd,
                          struct fault *fault)
 {
     struct tree *tree;
-    struct builder_header header = {.recipe = what->recipe->bytes.at,
-                                    .recipe_len = what->recipe->bytes.count};
+    struct builder_header header = composed_header(c);
     int r = tree_new(&tree);
     if (r == 0)
         r = compose(arg, tree, &header, fault);
@@ -135,8 +139,8 @@ int composed_write_image(const struct composed *what, composer *compose, void *a
 }
 
 /* Leave it for pot_save, if that will find a folder for it. */
-static int composed_save_later(const struct composed *what, const char *path,
-                               const struct stat *access, int fd)
+static int composed_save_later(struct pot *pot, const char *path, const struct stat *access,
+                               int fd)
 {
     int r = saved_index_check_folder(path);
     if (r < 0)
@@ -151,8 +155,7 @@ static int composed_save_later(const struct composed *what, const char *path,
         pot_unsaved_free(unsaved);
         return -ENOMEM;
     }
-    pot_unsaved_free(*what->later); /* the union's, of which this is a view */
-    *what->later = unsaved;
+    pot->unsaved = unsaved;
     return 0;
 }
 
@@ -187,17 +190,18 @@ int pot_save(struct pot *pot, struct fault *fault)
     return r;
 }
 
-static int composed_save(const struct composed *what, int fd, const struct index *index,
+static int composed_save(const struct composition *c, int fd, const struct index *index,
                          struct fault *fault, char **ret_path)
 {
     auto_free char *path = NULL;
     struct stat access;
-    int r = composed_path(what, &path);
+    int r = composed_path(c, &c->recipes[c->done], &path);
     if (r == 0)
-        r = saved_index_access(what->is_private ? NULL : what->archive, &access);
+        r = saved_index_access(c->is_private ? NULL : c->archive, &access);
     if (r == 0)
-        r = what->later ? composed_save_later(what, path, &access, fd)
-                        : saved_index_write_file(path, &access, fd, index);
+        r = c->saves_later && composed_is_last(c)
+                ? composed_save_later(c->pot, path, &access, fd)
+                : saved_index_write_file(path, &access, fd, index);
     if (r < 0)
         return composed_cannot_save(fault, r);
     *ret_path = steal_ptr(&path);
@@ -207,23 +211,23 @@ static int composed_save(const struct composed *what, int fd, const struct index
 /*
  * Make the index, and save it if that took long. *ret_path is its file; NULL: it is not saved.
  */
-static int composed_make(const struct composed *what, composed_writer *write, void *arg,
-                         struct fault *fault, char **ret_path, struct index **ret_index)
+static int composed_make(struct composition *c, composed_writer *write, struct fault *fault,
+                         char **ret_path, struct index **ret_index)
 {
-    uint64_t start_ms = what->start_ms ? what->start_ms : now_ms();
+    uint64_t start_ms = c->done == 0 && c->start_ms ? c->start_ms : now_ms();
+    uint64_t worth_ms = composed_is_view(c) ? COMPOSED_VIEW_WORTH_MS : COMPOSED_WORTH_MS;
     struct index *index = NULL;
     struct fault why = {0};
-    enum pot_save save = what->options->save;
+    enum pot_save save = c->options->save;
     auto_close int fd = memfd_create("onepot-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    int r = fd < 0 ? -errno : write(arg, what, fd, fault);
+    int r = fd < 0 ? -errno : write(c, fd, fault);
     if (r == 0)
-        r = built_index_open_image(fd, what->name, fault, &index);
+        r = built_index_open_image(fd, c->pot->path, fault, &index);
     if (r < 0)
         return r;
     *ret_path = NULL;
-    if (save == POT_SAVE_ALWAYS ||
-        (save == POT_SAVE_AUTO && now_ms() - start_ms >= what->worth_ms))
-        r = composed_save(what, fd, index, &why, ret_path);
+    if (save == POT_SAVE_ALWAYS || (save == POT_SAVE_AUTO && now_ms() - start_ms >= worth_ms))
+        r = composed_save(c, fd, index, &why, ret_path);
     if (r < 0 && save == POT_SAVE_ALWAYS) {
         index_close(index);
         if (fault)
@@ -231,10 +235,10 @@ static int composed_make(const struct composed *what, composed_writer *write, vo
         return r;
     }
     bool is_noted = save == POT_SAVE_ALWAYS || now_ms() - start_ms >= COMPOSED_NOTED_MS;
-    if (r == 0 && what->later && *what->later)
-        (*what->later)->is_noted = is_noted;
+    if (c->saves_later && c->pot->unsaved)
+        c->pot->unsaved->is_noted = is_noted;
     if (r < 0 && is_noted)
-        pot_note_fault(what->options, what->name, &why);
+        pot_note_fault(c->options, c->pot->path, &why);
     *ret_index = index;
     return 0;
 }
@@ -270,33 +274,24 @@ static int composed_describe(struct opening *o, const struct view *view)
     return recipe->err;
 }
 
-static struct composed composed_of(const struct opening *o)
-{
-    bool is_later = o->options->saves_later && !o->pot->compression;
-    return (struct composed){.options = o->options,
-                             .archive = pot_file(o->pot),
-                             .name = o->pot->path,
-                             .file = o->pot->path,
-                             .later = is_later ? &o->pot->unsaved : NULL};
-}
-
 int composed_open_saved(struct opening *o, struct fault *fault)
 {
     const struct pot_compose *compose = o->options->compose;
     if (!compose)
         return OPENER_NOT_MINE;
     int r = opening_fingerprint(o);
-    o->steps.view = compose->view;
+    o->steps = (struct composition){.pot = o->pot,
+                                    .options = o->options,
+                                    .archive = o->pot->source,
+                                    .file = o->pot->path,
+                                    .arg = o,
+                                    .view = compose->view};
     if (r == 0 && compose->nested)
         r = composed_describe(o, NULL);
     if (r == 0 && compose->view)
         r = composed_describe(o, compose->view);
-    if (r == 0 && !o->compression) { /* whose bytes are there without another index */
-        const struct composed what = composed_of(o);
-        r = composed_recall(&what, &o->steps, o->pot);
-    } else if (r == 0) {
-        r = -ENOENT;
-    }
+    if (r == 0) /* the bytes of a stream are not there without another index */
+        r = o->compression ? -ENOENT : composed_recall(&o->steps);
     if (r == -ENOENT)
         return OPENER_NOT_MINE;
     return r < 0 ? r : pot_check_index(o->pot, fault);
@@ -313,35 +308,23 @@ static void composed_copy_header(const struct index *index, struct builder_heade
     header->archive_fingerprint = info->archive_fingerprint;
 }
 
-struct composed_view {
-    const struct view *view;
-    const struct pot *pot;
-};
-
-static int composed_write_view(void *arg, const struct composed *what, int fd,
-                               struct fault *fault)
+static int composed_write_view(struct composition *c, int fd, struct fault *fault)
 {
-    const struct composed_view *v = arg;
-    struct builder_header header = {.recipe = what->recipe->bytes.at,
-                                    .recipe_len = what->recipe->bytes.count};
-    composed_copy_header(v->pot->index, &header);
-    return view_write(v->view, v->pot->index, &header, fd, fault);
+    struct builder_header header = composed_header(c);
+    composed_copy_header(c->pot->index, &header);
+    return view_write(c->view, c->pot->index, &header, fd, fault);
 }
 
-int composed_finish(const struct composed *what, struct composition *steps,
-                    composed_writer *first, void *arg, struct pot *pot, struct fault *fault)
+int composed_finish(struct composition *c, composed_writer *first, struct fault *fault)
 {
-    struct composed_view view = {steps->view, pot};
-    for (; steps->done < steps->count; steps->done++) {
-        const struct composed step = composed_step(what, steps, steps->done);
-        bool is_view = steps->view && steps->done + 1 == steps->count;
+    for (; c->done < c->count; c->done++) {
         struct index *index;
         char *path;
-        int r = composed_make(&step, is_view ? composed_write_view : first,
-                              is_view ? &view : arg, fault, &path, &index);
+        int r = composed_make(c, composed_is_view(c) ? composed_write_view : first, fault,
+                              &path, &index);
         if (r < 0)
             return r;
-        composed_take(pot, index, path, POT_INDEX_BUILT);
+        composed_take(c->pot, index, path, POT_INDEX_BUILT);
     }
     return 0;
 }
@@ -349,17 +332,14 @@ int composed_finish(const struct composed *what, struct composition *steps,
 int pot_show(struct pot *pot, const struct view *view, struct fault *fault)
 {
     static const struct pot_options options = {.save = POT_SAVE_NEVER};
-    struct composition steps = {.count = 1, .view = view};
-    const struct composed what = {
-        .options = &options, .archive = pot_file(pot), .name = pot->path, .file = pot->path};
-    return composed_finish(&what, &steps, NULL, NULL, pot, fault);
+    struct composition steps = {.pot = pot, .options = &options, .view = view, .count = 1};
+    return composed_finish(&steps, NULL, fault);
 }
 
 /* ---- archives in the archive ---- */
 
 struct composed_nested {
     struct opening *o;
-    const struct composed *what;
     struct source *scratch;
     struct progress *progress;
     int fd;
@@ -401,14 +381,13 @@ static int composed_in_child(void *arg, struct progress *progress, struct fault 
 {
     struct composed_nested *n = arg;
     n->progress = progress;
-    return composed_write_image(n->what, composed_add_nested, n, n->fd, fault);
+    return composed_write_image(&n->o->steps, composed_add_nested, n, n->fd, fault);
 }
 
-static int composed_write_nested(void *arg, const struct composed *what, int fd,
-                                 struct fault *fault)
+static int composed_write_nested(struct composition *c, int fd, struct fault *fault)
 {
-    struct opening *o = arg;
-    struct composed_nested n = {.o = o, .what = what, .fd = fd};
+    struct opening *o = c->arg;
+    struct composed_nested n = {.o = o, .fd = fd};
     if (o->pot->compression) {
         fault_set(fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
                   "is one compressed stream: archives in it can't be read in place");
@@ -432,13 +411,13 @@ static int composed_write_nested(void *arg, const struct composed *what, int fd,
 int composed_apply(struct opening *o, struct fault *fault)
 {
     const struct pot_compose *compose = o->options->compose;
-    const struct composed what = composed_of(o);
     if (!compose)
         return 0;
-    int r = o->steps.done ? 0 : composed_recall(&what, &o->steps, o->pot);
+    int r = o->steps.done ? 0 : composed_recall(&o->steps);
     if (r < 0 && r != -ENOENT)
         return r;
     if (o->steps.done == 0 && compose->nested && o->options->only_ready)
         return -EAGAIN;
-    return composed_finish(&what, &o->steps, composed_write_nested, o, o->pot, fault);
+    o->steps.saves_later = o->options->saves_later && !o->pot->compression;
+    return composed_finish(&o->steps, composed_write_nested, fault);
 }

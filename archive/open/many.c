@@ -84,7 +84,6 @@ struct many {
     _Atomic size_t next; /* part that a thread takes */
     void (*step)(struct many *many, struct part *part);
     struct composition steps; /* the union, and maybe a view of it */
-    uint64_t start_ms;        /* when the work for the union's index began */
 };
 
 /* ---- all parts, by several threads ---- */
@@ -344,24 +343,14 @@ static int many_describe(struct many *many)
     return r;
 }
 
-static struct composed many_composed(struct many *many, const struct source *first)
-{
-    return (struct composed){.options = many->options,
-                             .archive = first,
-                             .name = many->pot->path,
-                             .file = many->parts[0].path,
-                             .proves = many_proves,
-                             .arg = many};
-}
-
 static int many_find(struct many *many)
 {
     const struct part *first = &many->parts[0];
     int r = many_describe(many);
-    const struct composed what =
-        many_composed(many, first->found.source ? first->found.source : pot_file(first->pot));
+    many->steps.archive = first->found.source ? first->found.source : pot_file(first->pot);
+    many->steps.file = first->path;
     if (r == 0)
-        r = composed_recall(&what, &many->steps, many->pot);
+        r = composed_recall(&many->steps);
     return r == -ENOENT ? 0 : r;
 }
 
@@ -594,9 +583,9 @@ static int many_compose(void *arg, struct tree *tree, struct builder_header *hea
     return r;
 }
 
-static int many_write(void *arg, const struct composed *what, int fd, struct fault *fault)
+static int many_write(struct composition *steps, int fd, struct fault *fault)
 {
-    int r = composed_write_image(what, many_compose, arg, fd, fault);
+    int r = composed_write_image(steps, many_compose, steps->arg, fd, fault);
     if (r == -EEXIST)
         fault_advise(fault, "choose one with --on-conflict=first or last, or give each archive "
                             "a directory with --each");
@@ -619,16 +608,13 @@ static bool many_is_private(const struct many *many)
 
 static int many_make(struct many *many, struct fault *fault)
 {
-    struct pot *pot = many->pot;
-    struct composed what = many_composed(many, source_member(pot->source, 0));
-    what.is_private = many_is_private(many);
-    what.start_ms = many->start_ms;
-    what.later = many->options->saves_later ? &pot->unsaved : NULL;
     int r = 0;
+    many->steps.archive = source_member(many->pot->source, 0);
+    many->steps.is_private = many_is_private(many);
     for (size_t i = 0; r == 0 && i < many->steps.count; i++)
         r = many_prove(many, &many->steps.recipes[i]);
     if (r == 0)
-        r = composed_finish(&what, &many->steps, many_write, many, pot, fault);
+        r = composed_finish(&many->steps, many_write, fault);
     malloc_trim(0); /* a daemon lives on with the rest */
     return r;
 }
@@ -665,7 +651,7 @@ static int many_list(const struct many *many)
 static int many_open_for_indexes(struct many *many, struct fault *fault)
 {
     size_t all = many->count;
-    many->start_ms = now_ms();
+    many->steps.start_ms = now_ms();
     many_each_from(many, 0, part_look);
     int r = many_check(many, fault);
     if (r == 0 && many->count < all)
@@ -732,8 +718,6 @@ int pot_open_many(const char *const *paths, size_t count, const char *name,
         many.part_compose.view = NULL;
         many.part_options.compose = &many.part_compose;
     }
-    many.steps.view = compose ? compose->view : NULL;
-    many.steps.count = many.steps.view ? 2 : 1;
     many.part_options.store = NULL;
     many.part_options.names_only = false;
     many.part_options.only_ready = false;
@@ -743,6 +727,14 @@ int pot_open_many(const char *const *paths, size_t count, const char *name,
     if (many.options->save == POT_SAVE_ALWAYS)
         many.part_options.store = &keeps_nothing;
     struct pot *pot = many.pot = calloc(1, sizeof(*pot));
+    const struct view *view = compose ? compose->view : NULL;
+    many.steps = (struct composition){.pot = pot,
+                                      .options = many.options,
+                                      .saves_later = many.options->saves_later,
+                                      .proves = many_proves,
+                                      .arg = &many,
+                                      .view = view,
+                                      .count = view ? 2 : 1};
     int r = pot ? many_begin(&many, paths, count) : -ENOMEM;
     if (r == 0) {
         pot->backend = &backend_union;
@@ -757,7 +749,7 @@ int pot_open_many(const char *const *paths, size_t count, const char *name,
         pot_close(pot);
         return r;
     }
-    if (many.start_ms == 0 && !many.options->lists_left_out)
+    if (many.steps.start_ms == 0 && !many.options->lists_left_out)
         pot_note_left_out(many.options, pot); /* else each of them did that */
     *ret_pot = pot;
     return 0;

@@ -39,12 +39,22 @@ int pot_run(const struct pot_options *options, const char *path, const char *doi
  * those before it.
  */
 struct composition {
-    struct recipe recipes[2];
-    size_t count, done;      /* steps in all, and steps that pot->index has */
+    struct pot *pot;                   /* gets the index; its path is for messages */
+    const struct pot_options *options; /* whether to use and to save it */
+    const struct source *archive;      /* its owner and readers may read a saved one */
+    const char *file; /* a saved one is named after it: the archive, or the first of several */
+    bool is_private;  /* only this user may read a saved one */
+    bool saves_later; /* leave the last for pot_save */
+    /* Does the proof behind a recipe's name hold? NULL: there is none. */
+    bool (*proves)(void *arg, const void *proof, size_t len);
+    void *arg;
+    uint64_t start_ms;       /* when the work for the first step began (now_ms); 0: with it */
     const struct view *view; /* the last step; NULL: there is no view */
+    struct recipe recipes[2];
+    size_t count, done; /* steps in all, and steps that pot->index has */
 };
 
-void composition_free(struct composition *steps);
+void composition_free(struct composition *composition);
 
 /* ---- pot.c ---- */
 
@@ -201,24 +211,6 @@ void index_cache_saved(const char *path);
 
 /* ---- composed.c ---- */
 
-/* An index composed of others: its recipe, and its owner. */
-struct composed {
-    const struct pot_options *options; /* whether to use and to save it */
-    const struct source *archive;      /* its owner and readers may read a saved one */
-    const char *name;                  /* for messages */
-    const char
-        *file;       /* a saved index is named after it: the archive, or the first of several */
-    bool is_private; /* only this user may read a saved one */
-    /* Does the proof behind the recipe's name hold? NULL: there is none. */
-    bool (*proves)(void *arg, const void *proof, size_t len);
-    void *arg;
-    uint64_t start_ms;          /* when the work for the first step began (now_ms); 0: now */
-    struct pot_unsaved **later; /* options->saves_later: where to leave it; NULL: save it now */
-    /* Of a step, set by its maker: */
-    const struct recipe *recipe;
-    uint64_t worth_ms; /* POT_SAVE_AUTO: what takes longer is saved */
-};
-
 /* A tree that takes longer to compose is saved. There may be many lists and patterns. */
 enum { COMPOSED_WORTH_MS = 5, COMPOSED_VIEW_WORTH_MS = 200 };
 
@@ -232,28 +224,27 @@ enum { COMPOSED_VERSION = 3 };
 
 /*
  * Look for a saved index of the last step, else of the one before. 0: pot->index is that, and
- * steps->done counts it; -ENOENT: there is none; -ENOMEM.
+ * `done` counts it; -ENOENT: there is none; -ENOMEM.
  */
-int composed_recall(const struct composed *what, struct composition *steps, struct pot *pot);
+int composed_recall(struct composition *composition);
 
 /* Add all parts to the tree, and describe the archive in the header. */
 typedef int composer(void *arg, struct tree *tree, struct builder_header *header,
                      struct fault *fault);
 
-/* Writes the image of an index to `fd`, an empty file. */
-typedef int composed_writer(void *arg, const struct composed *what, int fd,
-                            struct fault *fault);
+/* Writes the image of the next step's index to `fd`, an empty file. */
+typedef int composed_writer(struct composition *composition, int fd, struct fault *fault);
 
 /* The way of `composer`s. */
-int composed_write_image(const struct composed *what, composer *compose, void *arg, int fd,
-                         struct fault *fault);
+int composed_write_image(const struct composition *composition, composer *compose, void *arg,
+                         int fd, struct fault *fault);
 
 /*
- * Make the steps that are left: `first` (with `arg`) writes the index of the first, if that is
- * no view. Each is saved if it took long, and takes the place of pot->index.
+ * Make the steps that are left: `first` writes the index of the first, if that is no view. Each
+ * is saved if it took long, and takes the place of pot->index.
  */
-int composed_finish(const struct composed *what, struct composition *steps,
-                    composed_writer *first, void *arg, struct pot *pot, struct fault *fault);
+int composed_finish(struct composition *composition, composed_writer *first,
+                    struct fault *fault);
 
 /* Add to a recipe that archives in archives are shown, if they are. */
 void composed_describe_nested(const struct pot_options *options, struct recipe *recipe);
