@@ -21,6 +21,7 @@
 #include "shard_exchange.h"
 #include "text.h"
 #include "vector.h"
+#include "volume_names.h"
 #include "volumes.h"
 
 #define LIST_BYTES_MAX (64u << 20)
@@ -243,23 +244,24 @@ static void list_drop_parts(struct archive_list *list, size_t keep, const volume
     list->count = kept;
 }
 
-/* Several parts of one archive are one archive. One of several shards in a row is looked at. */
-static int list_join_parts(struct archive_list *list)
+/* One of several shards in a row is looked at, and nothing where opening it does so. */
+int archive_list_join(struct archive_list *list)
 {
     const char *alone = NULL;
     int r = 0;
-    for (size_t i = 0; r == 0 && list->count > 1 && i < list->count; i++) {
+    list->is_whole = list->count > 1;
+    for (size_t i = 0; r >= 0 && list->count > 1 && i < list->count; i++) {
         volume_paths parts;
-        if (!volumes_may_be(list->at[i]) ||
-            (alone && volumes_are_named_alike(alone, list->at[i])))
+        if (alone && series_are_alike(alone, list->at[i]))
             continue;
         r = volumes_find(list->at[i], &parts);
         alone = parts.count ? NULL : list->at[i];
-        if (r == 0 && parts.count)
+        list->is_whole &= r > 0;
+        if (parts.count)
             list_drop_parts(list, i, &parts);
         volumes_free(&parts);
     }
-    return r;
+    return r < 0 ? r : 0;
 }
 
 int archive_list_add(struct archive_list *list, const char *word, struct fault *fault)
@@ -283,8 +285,6 @@ int archive_list_add(struct archive_list *list, const char *word, struct fault *
             list_cut(list, before);
         break;
     }
-    if (r == 0)
-        r = list_join_parts(list);
     if (r < 0) {
         list_cut(list, before);
         if (fault && !fault->err)

@@ -10,8 +10,11 @@
  *                         NUL byte, NULs separate them; @-: standard input
  *
  * A path is never taken for a pattern or a list if there is a file of that name. If a set of
- * shards is just being exchanged by a pack, the new ones are listed. Parts of one archive
- * (volumes.h) are listed once.
+ * shards is just being exchanged by a pack, the new ones are listed.
+ *
+ *     for (each word)
+ *         r = archive_list_add(&list, word, &fault);
+ *     r = archive_list_join(&list);
  */
 #ifndef ONEPOT_ARCHIVE_LIST_H
 #define ONEPOT_ARCHIVE_LIST_H
@@ -24,7 +27,8 @@
 struct archive_list { /* a vector; all zero is an empty list */
     char **at;
     size_t count, capacity;
-    bool is_set; /* a folder, a pattern or a list was among the words */
+    bool is_set;   /* a folder, a pattern or a list was among the words */
+    bool is_whole; /* by archive_list_join, for struct pot_options */
 };
 
 /*
@@ -34,6 +38,10 @@ struct archive_list { /* a vector; all zero is an empty list */
  * are finished first (shard_exchange_settle).
  */
 int archive_list_add(struct archive_list *list, const char *word, struct fault *fault);
+
+/* Keep the first of several parts of one archive (volumes.h). -ENOMEM. */
+int archive_list_join(struct archive_list *list);
+
 void archive_list_free(struct archive_list *list);
 
 /* Is it a folder, a pattern or a list? */

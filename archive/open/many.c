@@ -36,6 +36,7 @@
 #include "source_concat.h"
 #include "source_ops.h"
 #include "thread.h"
+#include "volume_names.h"
 #include "volumes.h"
 
 enum {
@@ -121,9 +122,10 @@ static void many_each_from(struct many *many, size_t first,
 /* A file named like the one before it is a shard: parts of one archive are one in the list. */
 static void part_open_file(struct many *many, struct part *part)
 {
-    bool is_shard = part > many->parts && volumes_are_named_alike(part[-1].path, part->path);
+    bool is_whole = many->options->is_whole ||
+                    (part > many->parts && series_are_alike(part[-1].path, part->path));
     part->err =
-        (is_shard ? source_open : volumes_open)(part->path, &part->fault, &part->found.source);
+        (is_whole ? source_open : volumes_open)(part->path, &part->fault, &part->found.source);
     if (part->err == 0)
         source_identity(part->found.source, &part->identity);
 }

@@ -116,12 +116,11 @@ static int file_identify(const char *path, struct fault *fault,
     return 0;
 }
 
-int pot_identify(const char *path, const char *before, struct fault *fault,
+int pot_identify(const char *path, bool is_whole, struct fault *fault,
                  struct source_identity *ret_identity)
 {
     volume_paths parts = {0};
-    bool is_shard = before && volumes_are_named_alike(before, path);
-    int r = is_shard ? 0 : volumes_find(path, &parts);
+    int r = is_whole ? 0 : volumes_find(path, &parts);
     if (r < 0 || parts.count == 0)
         return r < 0 ? r : file_identify(path, fault, ret_identity);
     auto_free struct source_identity *all = calloc(parts.count, sizeof(*all));
@@ -199,10 +198,10 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
 {
     struct pot_found found;
     struct source *source;
-    bool only_ready = options && options->only_ready;
+    bool only_ready = options && options->only_ready, is_whole = options && options->is_whole;
     int r = only_ready ? 0 : shard_exchange_settle(path, fault);
     if (r >= 0)
-        r = volumes_open(path, fault, &source);
+        r = (is_whole ? source_open : volumes_open)(path, fault, &source);
     if (r == 0)
         r = pot_look(source, options ? options->offset : 0, fault, &found);
     if (r < 0)

@@ -204,6 +204,7 @@ struct pot_options {
      */
     uint32_t max_ratio;
     uint64_t offset; /* where the archive begins in its file; 0: find out */
+    bool is_whole; /* no path is a part of an archive (archive_list_join): look for no others */
     /* NULL: unpack into a private file, and save its index only if that is requested. */
     const struct pot_store *store;
     /* Called with one line (no newline) for the user. May be NULL. */
@@ -280,11 +281,10 @@ int pot_open_source(const char *path, uint64_t offset, struct fault *fault,
                     struct container *ret_container, struct source **ret_source);
 
 /*
- * The pot->identity that pot_open would find, without opening the archive; looks for its parts
- * (volumes.h), but not where `before`, the archive ahead of it in a list, is a shard that is
- * named like it. Errors of stat(2), with a fault that names the file.
+ * The pot->identity that pot_open would find, without opening the archive; `is_whole` as in the
+ * options. Errors of stat(2), with a fault that names the file.
  */
-int pot_identify(const char *path, const char *before, struct fault *fault,
+int pot_identify(const char *path, bool is_whole, struct fault *fault,
                  struct source_identity *ret_identity);
 
 /*

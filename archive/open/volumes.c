@@ -43,17 +43,6 @@ static bool is_zip_volume(const char *name)
            strspn(dot + 2, "0123456789") == strlen(dot + 2);
 }
 
-bool volumes_may_be(const char *path)
-{
-    struct series ignored[SERIES_READINGS];
-    return is_zip_volume(path_base(path)) || series_of(path_base(path), ignored) > 0;
-}
-
-bool volumes_are_named_alike(const char *a, const char *b)
-{
-    return series_are_alike(a, b);
-}
-
 /* ---- is a file an archive by itself? ---- */
 
 enum verdict {
@@ -540,7 +529,7 @@ int volumes_find(const char *path, volume_paths *ret_paths)
     *ret_paths = (volume_paths){0};
     int r = volumes_resolve(path, NULL, ret_paths, &given);
     source_close(given);
-    return r == -ENOMEM ? r : 0;
+    return r < 0 ? (r == -ENOMEM ? r : 0) : ret_paths->count == 0 && !is_zip(path);
 }
 
 int volumes_open(const char *path, struct fault *fault, struct source **ret_source)

@@ -29,8 +29,9 @@
 int volumes_open(const char *path, struct fault *fault, struct source **ret_source);
 
 /*
- * The paths of all parts in order, for callers who have several paths; none if `path` is by
- * itself, can't be opened, or its set is not complete. -ENOMEM. Free with volumes_free.
+ * The paths of all parts in order, for callers who have several paths: 0; 1 if `path` is surely
+ * by itself. None if it can't be told or opened, or if the set is not complete, which
+ * volumes_open reports. -ENOMEM. Free with volumes_free.
  */
 typedef VECTOR(char *) volume_paths;
 int volumes_find(const char *path, volume_paths *ret_paths);
@@ -42,11 +43,5 @@ void volumes_free(volume_paths *paths);
  * part), or another archive's.
  */
 void volumes_advise(const struct source *source, struct fault *fault);
-
-/* Could a file of this name be a part, and more than the last one of a zip? Asks no storage. */
-bool volumes_may_be(const char *path);
-
-/* Would two such files be parts of one set, or shards of one? */
-bool volumes_are_named_alike(const char *a, const char *b);
 
 #endif

@@ -64,6 +64,7 @@ int cli_open_list(const struct archive_list *list, const char *name,
     all.ctx = &opening;
     all.max_ratio = cli_max_ratio();
     all.offset = cli_offset();
+    all.is_whole = list->is_whole;
     int r = cli_compose(&all.compose);
     if (r < 0)
         return r;
@@ -91,7 +92,10 @@ int cli_list_archives(char *const *words, size_t count, struct archive_list *lis
             return r;
         }
     }
-    return 0;
+    int r = archive_list_join(list);
+    if (r < 0)
+        cli_fail(NULL, r, NULL);
+    return r;
 }
 
 static int open_words(char *const *words, size_t count, const struct cli_doubt *doubt,

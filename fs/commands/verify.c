@@ -231,6 +231,8 @@ static int verify_word(struct arguments *a, const char *word)
     struct fault fault = {0};
     int status = CLI_OK;
     int r = archive_list_add(&list, word, &fault);
+    if (r == 0)
+        r = archive_list_join(&list);
     if (r < 0)
         status = cli_fail(word, r, &fault);
     for (size_t i = 0; i < list.count && !atomic_load(interrupt_flag()); i++)

@@ -60,9 +60,9 @@ int mounter_status_of_failure(const struct mounter *m)
 
 static int identify(const struct mounter *m, size_t i, struct source_identity *ret_identity)
 {
-    const char *path = m->archives.at[i], *before = i ? m->archives.at[i - 1] : NULL;
+    const char *path = m->archives.at[i];
     struct fault fault = {0};
-    int r = pot_identify(path, before, &fault, ret_identity);
+    int r = pot_identify(path, m->archives.is_whole, &fault, ret_identity);
     if (r == 0)
         return 0;
     cli_advise(&m->options->doubt, path, &fault);

@@ -26,7 +26,7 @@ struct shards {
     uint64_t memory_bytes;
     const char *stage;
     struct pot_compose compose; /* its view is ours */
-    bool composes;
+    bool composes, is_whole;    /* as in the list of names */
     const struct onepot_archive_options *given;
     const char *opening;    /* the archive that is opened now */
     _Atomic bool cancelled; /* by the caller's progress */
@@ -90,6 +90,7 @@ static int shards_open_one(struct shards *list, const char *path)
     struct pot_options options = {.compose = list->composes ? &list->compose : NULL,
                                   .memory_bytes = list->memory_bytes,
                                   .max_ratio = max_ratio(),
+                                  .is_whole = list->is_whole,
                                   .store = &pot_store,
                                   .progress = list->given->progress ? shards_progress : NULL,
                                   .cancelled = &list->cancelled,
@@ -131,6 +132,8 @@ static int shards_list(const char *const *words, size_t count, struct onepot_err
         if (r < 0)
             error_from_fault(error, r, &fault, words[i]);
     }
+    if (r == 0 && archive_list_join(names) < 0)
+        r = error_set(error, -ENOMEM, "out of memory");
     return r;
 }
 
@@ -166,6 +169,7 @@ static int shards_open_all(struct shards *list, const struct archive_list *names
     list->compose.nested = options->nested;
     list->compose.nested_glob = options->nested && *options->nested ? options->nested : NULL;
     list->composes = list->compose.view || options->nested;
+    list->is_whole = names->is_whole;
     for (size_t i = 0; i < names->count && r == 0; i++)
         r = shards_open_one(list, names->at[i]);
     return r == 0 && picks ? shards_show(list, view) : r;
