@@ -65,12 +65,11 @@ struct part {
     char *directory;        /* --each: its name without the ending */
     struct pot_found found; /* source NULL once it belongs to `pot` or to the concatenation */
     struct source_identity identity;
-    bool is_looked_at; /* all of `found` is there, and the samples are */
-    uint64_t samples;
-    bool has_ctime;  /* which tells of changes since then */
-    bool is_proven;  /* it need not be looked at */
-    struct pot *pot; /* NULL: not opened */
-    bool needs_time; /* to be indexed or unpacked */
+    bool is_looked_at;       /* all of `found` is there, and the proof is */
+    bool is_proven;          /* it need not be looked at: the proof is an earlier one */
+    struct part_proof proof; /* of its present state */
+    struct pot *pot;         /* NULL: not opened */
+    bool needs_time;         /* to be indexed or unpacked */
     int err;
     struct fault fault;
 };
@@ -155,19 +154,26 @@ static bool part_has_ctime(const struct part *part)
 static void part_look(struct many *many, struct part *part)
 {
     struct fault *fault = &part->fault;
+    struct pot_found *found = &part->found;
     if (part->is_looked_at)
         return;
-    part->has_ctime = part_has_ctime(part);
-    part->err =
-        pot_look(steal_ptr(&part->found.source), many->options->offset, fault, &part->found);
+    bool has_ctime = part_has_ctime(part);
+    part->err = pot_look(steal_ptr(&found->source), many->options->offset, fault, found);
     if (part->err < 0)
         return;
     part->is_looked_at = true;
-    source_identity(part->found.source, &part->identity);
-    int r = source_sample(part->found.source, &part->samples);
-    if (r < 0)
-        fault_set_read(fault, r, NULL, FAULT_NO_OFFSET);
-    part->err = r;
+    source_identity(found->source, &part->identity);
+    part->proof = (struct part_proof){.format = found->backend->number,
+                                      .offset = found->container.offset,
+                                      .length = found->container.length};
+    if (has_ctime && !found->container.name && !found->compression) {
+        part->proof.ino = part->identity.ino;
+        part->proof.ctime_sec = (uint64_t)part->identity.ctime_sec;
+        part->proof.ctime_nsec = part->identity.ctime_nsec;
+    }
+    part->err = source_sample(found->source, &part->proof.samples);
+    if (part->err < 0)
+        fault_set_read(fault, part->err, NULL, FAULT_NO_OFFSET);
 }
 
 static void part_free(struct part *part)
@@ -188,6 +194,17 @@ static bool part_is_well(const struct part *part)
            part->err == -EAGAIN; /* the limit of processes */
 }
 
+/* Its error, with a fault that names it. */
+static int part_fail(struct part *part, struct fault *fault)
+{
+    fault_set(&part->fault, part->err, NULL, FAULT_NO_OFFSET, "can't be opened: %s%s",
+              fault_errno(part->err), fault_limit(part->err));
+    fault_set_file(&part->fault, part->path);
+    if (fault && !fault->err)
+        *fault = part->fault;
+    return part->err;
+}
+
 /* The part because of which nothing can be opened, or NULL. */
 static struct part *many_failed(const struct many *many)
 {
@@ -197,10 +214,6 @@ static struct part *many_failed(const struct many *many)
         struct part *part = &many->parts[i];
         if (part->err == 0)
             continue;
-        if (!part->fault.err)
-            fault_set(&part->fault, part->err, NULL, FAULT_NO_OFFSET, "can't be opened: %s%s",
-                      fault_errno(part->err), fault_limit(part->err));
-        fault_set_file(&part->fault, part->path);
         if (part_is_well(part))
             return part;
         first = first ? first : part;
@@ -212,20 +225,18 @@ static struct part *many_failed(const struct many *many)
 /* Parts that failed: everything fails with them, or they are named and left out. */
 static int many_check(struct many *many, struct fault *fault)
 {
-    const struct part *failed = many_failed(many);
+    struct part *failed = many_failed(many);
     size_t kept = 0;
-    if (failed) {
-        if (fault && !fault->err)
-            *fault = failed->fault;
-        return failed->err;
-    }
+    if (failed)
+        return part_fail(failed, fault);
     for (size_t i = 0; i < many->count; i++) {
         struct part *part = &many->parts[i];
         if (part->err == 0) {
             many->parts[kept++] = *part;
             continue;
         }
-        snprintf(part->fault.advice, sizeof(part->fault.advice), "it is skipped");
+        part_fail(part, NULL);
+        fault_advise(&part->fault, "it is skipped");
         pot_note_fault(many->options, part->path, &part->fault);
         part_free(part);
     }
@@ -234,20 +245,6 @@ static int many_check(struct many *many, struct fault *fault)
 }
 
 /* ---- the recipe ---- */
-
-static struct part_proof part_proof(const struct part *part)
-{
-    bool has_ctime = part->has_ctime && !part->found.container.name && !part->found.compression;
-    return (struct part_proof){
-        .format = part->found.backend->number,
-        .offset = part->found.container.offset,
-        .length = part->found.container.length,
-        .samples = part->samples,
-        .ino = has_ctime ? part->identity.ino : 0,
-        .ctime_sec = has_ctime ? (uint64_t)part->identity.ctime_sec : 0,
-        .ctime_nsec = has_ctime ? part->identity.ctime_nsec : 0,
-    };
-}
 
 /* Has nothing happened to the file since? Then it need not be read. */
 static bool part_is_proven(struct part *part, const struct part_proof *proof)
@@ -259,8 +256,7 @@ static bool part_is_proven(struct part *part, const struct part_proof *proof)
         id->ctime_nsec != proof->ctime_nsec || id->ino != proof->ino)
         return false;
     part->found.backend = backend;
-    part->samples = proof->samples;
-    part->has_ctime = true;
+    part->proof = *proof;
     return true;
 }
 
@@ -272,9 +268,7 @@ static void part_look_unproven(struct many *many, struct part *part)
 
 static bool part_is_same(const struct part *part, const struct part_proof *proof)
 {
-    return part->err == 0 && part->found.backend->number == proof->format &&
-           part->found.container.offset == proof->offset &&
-           part->found.container.length == proof->length && part->samples == proof->samples;
+    return part->err == 0 && memcmp(&part->proof, proof, offsetof(struct part_proof, ino)) == 0;
 }
 
 /* Look at those archives that may have changed since an index was composed of them. */
@@ -305,7 +299,7 @@ static int many_prove(const struct many *many, struct recipe *recipe)
     if (!proofs)
         return -ENOMEM;
     for (size_t i = 0; i < many->count; i++)
-        proofs[i] = part_proof(&many->parts[i]);
+        proofs[i] = many->parts[i].proof;
     recipe_prove(recipe, proofs, many->count * sizeof(*proofs));
     return recipe->err;
 }
@@ -484,16 +478,10 @@ static int many_open_packed(struct many *many, struct fault *fault)
         struct part *part = &many->parts[i];
         if (part->found.compression)
             part->err = part_open(part, &many->part_options);
-        if (part->err < 0)
-            break;
+        if (part->err < 0) /* it can't be left out of the index that was found */
+            return part_fail(part, fault);
     }
-    /* Not many_check: one that fails now can't be left out of the index that was found. */
-    const struct part *failed = many_failed(many);
-    for (size_t i = 0; !failed && i < many->count; i++)
-        failed = many->parts[i].err ? &many->parts[i] : NULL;
-    if (failed && fault && !fault->err)
-        *fault = failed->fault;
-    return failed ? failed->err : 0;
+    return 0;
 }
 
 /* ---- the index ---- */
@@ -635,7 +623,7 @@ static int many_list(const struct many *many)
         struct pot_part *part = &pot->parts[pot->part_count];
         part->backend = from->pot ? from->pot->backend : from->found.backend;
         part->has_samples = !from->found.compression;
-        part->samples = from->samples;
+        part->samples = from->proof.samples;
         part->file = (struct file_id){from->identity.dev, from->identity.ino};
         all[pot->part_count] = from->identity;
         part->path = strdup(from->path);
