@@ -36,21 +36,13 @@ enum {
 };
 
 struct build {
-    struct source *source;
-    const struct backend *backend;
+    const struct pot *pot;
     struct builder_header header;
     const char *compression; /* index its frames; NULL: the source is plain */
     unsigned threads;        /* threads besides the one that indexes */
     struct helpers *helpers;
-    bool is_unpacked; /* the source is the content of a compressed stream */
     int fd;
 };
-
-/* The builder's errors about a member (no target, no directory) become "damaged archive". */
-static int built_as_archive_error(int err)
-{
-    return builder_may_leave_out(err) ? -EUCLEAN : err;
-}
 
 /* In the child, before its limits. Without threads, all is done by one. */
 static void built_start_helpers(void *arg)
@@ -74,22 +66,23 @@ static unsigned built_threads(uint64_t memory_bytes)
 static int built_in_child(void *arg, struct progress *progress, struct fault *fault)
 {
     struct build *build = arg;
+    struct source *source = build->pot->source;
+    const struct backend *backend = build->pot->backend;
     struct builder *builder;
     int r = builder_new(&builder);
     if (r < 0)
         return r;
-    builder_set_archive_size(builder, source_size(build->source));
+    builder_set_archive_size(builder, source_size(source));
     if (build->compression)
-        r = build->backend->stream->index_packed(build->source, build->compression,
-                                                 build->helpers, NULL, builder, &build->header,
-                                                 progress, fault);
+        r = backend->stream->index_packed(source, build->compression, build->helpers, NULL,
+                                          builder, &build->header, progress, fault);
     else
-        r = build->backend->index(build->source, builder, &build->header, progress, fault);
-    if (r < 0)
-        return built_as_archive_error(r);
+        r = backend->index(source, builder, &build->header, progress, fault);
+    if (r < 0) /* errors about a member (no target, no directory) are the archive's */
+        return builder_may_leave_out(r) ? -EUCLEAN : r;
     progress->beats++;
-    if (build->is_unpacked)
-        r = unpacked_sums(build->source, &build->header, progress);
+    if (build->pot->packed)
+        r = unpacked_sums(source, &build->header, progress);
     if (r < 0)
         return r;
     uint64_t ignored;
@@ -125,15 +118,13 @@ static int built_make_image(struct opening *o, const char *frames_of, struct fau
     if (fd < 0)
         return -errno;
     struct build build = {
-        .source = pot->source,
-        .backend = pot->backend,
+        .pot = pot,
         .header = {.format = pot->backend->number,
                    .archive_bytes = source_size(pot->source),
                    .archive_mtime_sec = pot->identity.mtime_sec,
                    .archive_mtime_nsec = pot->identity.mtime_nsec,
                    .archive_fingerprint = pot->fingerprint},
         .compression = frames_of,
-        .is_unpacked = pot->packed != NULL,
         .fd = fd,
     };
     struct sandbox_limits limits = built_index_limits(o, frames_of);

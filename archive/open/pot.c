@@ -150,17 +150,6 @@ int pot_look(struct source *source, uint64_t offset, struct fault *fault,
     return r;
 }
 
-static void pot_begin(struct opening *o, const struct pot_found *found)
-{
-    struct pot *pot = o->pot;
-    pot->source = found->source;
-    pot->container = found->container;
-    pot->backend = found->backend;
-    o->compression = found->compression;
-    source_identity(pot->source, &pot->identity);
-    pot->identity.slice_start = pot->identity.slice_bytes = 0; /* of the file */
-}
-
 int pot_open_found(const struct pot_found *found, const struct pot_options *options,
                    struct fault *fault, struct pot **ret_pot)
 {
@@ -170,8 +159,14 @@ int pot_open_found(const struct pot_found *found, const struct pot_options *opti
         source_close(found->source);
         return -ENOMEM;
     }
-    struct opening o = {.pot = pot, .options = options ? options : &defaults};
-    pot_begin(&o, found);
+    struct opening o = {.pot = pot,
+                        .options = options ? options : &defaults,
+                        .compression = found->compression};
+    pot->source = found->source;
+    pot->container = found->container;
+    pot->backend = found->backend;
+    source_identity(pot->source, &pot->identity);
+    pot->identity.slice_start = pot->identity.slice_bytes = 0; /* of the file */
     pot->path = strdup(source_name(found->source));
     int r = pot->path ? pot_open_index(&o, fault) : -ENOMEM;
     if (r == 0)

@@ -89,6 +89,16 @@ static uint64_t unpacked_room_in(const char *folder, const struct pot_options *o
     return room;
 }
 
+/* Limits for the child that unpacks. */
+static struct sandbox_limits unpacked_limits(const struct unpacking *u, uint64_t room)
+{
+    return (struct sandbox_limits){.memory_bytes = UNPACK_MEMORY_BYTES,
+                                   .file_bytes = room,
+                                   .keep_source = u->packed,
+                                   .keep_fds = &u->fd,
+                                   .keep_fd_count = 1};
+}
+
 /* struct pot_unpacker. -ENOSPC when it does not fit. */
 static int unpacked_into(void *arg, int fd, const char *folder, uint64_t room,
                          struct fault *fault)
@@ -98,13 +108,7 @@ static int unpacked_into(void *arg, int fd, const char *folder, uint64_t room,
     snprintf(doing, sizeof(doing), "unpacking to %.100s", folder);
     u->fd = fd;
     u->folder = folder;
-    struct sandbox_limits limits = {
-        .memory_bytes = UNPACK_MEMORY_BYTES,
-        .file_bytes = room,
-        .keep_source = u->packed,
-        .keep_fds = &fd,
-        .keep_fd_count = 1,
-    };
+    const struct sandbox_limits limits = unpacked_limits(u, room);
     int r = pot_run(u->options, source_name(u->packed), doing, unpacked_in_child, u, &limits,
                     fault);
     return r == -EFBIG || r == -EDQUOT ? -ENOSPC : r;
@@ -177,17 +181,11 @@ int pot_expand(const struct pot_stream *stream, int fd, uint64_t kept,
         .fd = fd,
         .kept = kept,
     };
-    struct sandbox_limits limits = {
-        .memory_bytes = UNPACK_MEMORY_BYTES,
-        .file_bytes = stream->bytes,
-        .keep_source = stream->packed,
-        .keep_fds = &fd,
-        .keep_fd_count = 1,
-        .idle_seconds = patience->idle_seconds,
-        .watch_ms = EXPAND_WATCH_MS,
-        .watch_at_once = true,
-        .stop = patience->stop,
-    };
+    struct sandbox_limits limits = unpacked_limits(&u, stream->bytes);
+    limits.idle_seconds = patience->idle_seconds;
+    limits.watch_ms = EXPAND_WATCH_MS;
+    limits.watch_at_once = true;
+    limits.stop = patience->stop;
     return sandbox_run(unpacked_in_child, &u, &limits, watch, ctx, fault);
 }
 

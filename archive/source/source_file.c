@@ -64,21 +64,6 @@ static void file_count(const struct source_file *file, ssize_t bytes)
 
 /* ---- the filesystem ---- */
 
-/* Magic numbers missing from <linux/magic.h> of older systems. */
-enum {
-    MAGIC_XFS = 0x58465342,
-    MAGIC_F2FS = (int)0xf2f52010,
-    MAGIC_ZFS = 0x2fc12fc1,
-    MAGIC_EROFS = (int)0xe0f5e1e2,
-    MAGIC_BCACHEFS = (int)0xca451a4e,
-    MAGIC_OVERLAY = 0x794c7630,
-    MAGIC_BTRFS = (int)0x9123683e,
-    MAGIC_NTFS3 = 0x7366746e,
-    MAGIC_EXFAT = 0x2011bab0,
-    MAGIC_UDF = 0x15013346,
-    MAGIC_JFS = 0x3153464a,
-};
-
 static bool is_memory_filesystem(uint32_t type)
 {
     return type == TMPFS_MAGIC || type == (uint32_t)RAMFS_MAGIC ||
@@ -88,24 +73,21 @@ static bool is_memory_filesystem(uint32_t type)
 static bool is_local_filesystem(uint32_t type)
 {
     static const uint32_t local[] = {
-        EXT4_SUPER_MAGIC /* also ext2, ext3 */,
-        (uint32_t)MAGIC_XFS,
-        (uint32_t)MAGIC_BTRFS,
-        (uint32_t)MAGIC_F2FS,
-        (uint32_t)MAGIC_ZFS,
-        (uint32_t)MAGIC_BCACHEFS,
-        (uint32_t)MAGIC_OVERLAY,
-        SQUASHFS_MAGIC,
-        (uint32_t)MAGIC_EROFS,
-        REISERFS_SUPER_MAGIC,
-        (uint32_t)MAGIC_JFS,
-        NILFS_SUPER_MAGIC,
-        MSDOS_SUPER_MAGIC,
-        (uint32_t)MAGIC_EXFAT,
-        (uint32_t)MAGIC_NTFS3,
-        ISOFS_SUPER_MAGIC,
-        (uint32_t)MAGIC_UDF,
-        CRAMFS_MAGIC,
+        EXT4_SUPER_MAGIC, /* also ext2, ext3 */
+        SQUASHFS_MAGIC, REISERFS_SUPER_MAGIC, NILFS_SUPER_MAGIC, MSDOS_SUPER_MAGIC,
+        ISOFS_SUPER_MAGIC, CRAMFS_MAGIC,
+        /* Missing from <linux/magic.h> of older systems: */
+        0x58465342, /* XFS */
+        0x9123683e, /* Btrfs */
+        0xf2f52010, /* F2FS */
+        0x2fc12fc1, /* ZFS */
+        0xca451a4e, /* bcachefs */
+        0x794c7630, /* overlayfs */
+        0xe0f5e1e2, /* EROFS */
+        0x3153464a, /* JFS */
+        0x2011bab0, /* exFAT */
+        0x7366746e, /* NTFS */
+        0x15013346, /* UDF */
     };
     for (size_t i = 0; i < sizeof(local) / sizeof(local[0]); i++)
         if (local[i] == type)
