@@ -72,9 +72,12 @@ static void put_string(struct out *o, const char *s)
     fault_put(o, s, strlen(s));
 }
 
-static void put_escaped(struct out *o, const char *text, size_t size)
+/* Put a text that may come from an archive between two of ours. */
+static void put_text(struct out *o, const char *before, const char *text, size_t size,
+                     const char *behind)
 {
     size_t len = strnlen(text, size);
+    put_string(o, before);
     for (size_t i = 0; i < len;) {
         size_t n = utf8_printable_length(text + i, len - i);
         if (n) {
@@ -86,6 +89,7 @@ static void put_escaped(struct out *o, const char *text, size_t size)
             put_string(o, hex);
         }
     }
+    put_string(o, behind);
 }
 
 void fault_set_file(struct fault *f, const char *file)
@@ -122,35 +126,27 @@ static void put_error(struct out *o, int err)
 int fault_describe(const struct fault *f, int err, const char *file, char *buf,
                    unsigned long size)
 {
+    static const struct fault none = {.offset = FAULT_NO_OFFSET};
     struct out o = {.buf = buf, .size = size};
-    if (f && f->err && f->file[0]) {
-        put_escaped(&o, f->file, sizeof(f->file));
-        put_string(&o, ": ");
-    } else if (file) {
-        put_escaped(&o, file, SIZE_MAX);
-        put_string(&o, ": ");
+    if (!f || !f->err)
+        f = &none;
+    if (f->file[0])
+        put_text(&o, "", f->file, sizeof(f->file), ": ");
+    else if (file)
+        put_text(&o, "", file, SIZE_MAX, ": ");
+    if (f->member[0])
+        put_text(&o, "", f->member, sizeof(f->member), ": ");
+    if (f->what[0])
+        put_text(&o, "", f->what, sizeof(f->what), "");
+    else
+        put_error(&o, f->err ? f->err : err);
+    if (f->offset != FAULT_NO_OFFSET) {
+        char number[40];
+        snprintf(number, sizeof(number), " (offset %" PRIu64 ")", f->offset);
+        put_string(&o, number);
     }
-    if (!f || !f->err) {
-        put_error(&o, err);
-    } else {
-        if (f->member[0]) {
-            put_escaped(&o, f->member, sizeof(f->member));
-            put_string(&o, ": ");
-        }
-        if (f->what[0])
-            put_escaped(&o, f->what, sizeof(f->what));
-        else
-            put_error(&o, f->err);
-        if (f->offset != FAULT_NO_OFFSET) {
-            char number[40];
-            snprintf(number, sizeof(number), " (offset %" PRIu64 ")", f->offset);
-            put_string(&o, number);
-        }
-        if (f->advice[0]) {
-            put_string(&o, "; ");
-            put_escaped(&o, f->advice, sizeof(f->advice));
-        }
-    }
+    if (f->advice[0])
+        put_text(&o, "; ", f->advice, sizeof(f->advice), "");
     if (size)
         buf[o.len < size ? o.len : size - 1] = '\0';
     return (int)o.len;

@@ -121,6 +121,22 @@ struct listing {
     volume_paths names; /* stems */
 };
 
+/* Takes over the path; NULL: it could not be allocated. */
+static int paths_add(volume_paths *paths, char *path)
+{
+    if (path && vector_push(paths, path) == 0)
+        return 0;
+    free(path);
+    return -ENOMEM;
+}
+
+void volumes_free(volume_paths *paths)
+{
+    for (size_t i = 0; i < paths->count; i++)
+        free(paths->at[i]);
+    vector_free(paths);
+}
+
 static int by_name(const void *a, const void *b)
 {
     return strcmp(*(char *const *)a, *(char *const *)b);
@@ -162,13 +178,8 @@ static int listing_read(struct listing *l)
     auto_closedir DIR *dir = folder ? opendir(folder) : NULL;
     for (const struct dirent *e; dir && (e = readdir(dir));) {
         size_t stem = listing_stem(l, e->d_name);
-        if (stem == 0)
-            continue;
-        char *name = strndup(e->d_name, stem);
-        if (!name || vector_push(&l->names, name) < 0) {
-            free(name);
+        if (stem && paths_add(&l->names, strndup(e->d_name, stem)) < 0)
             return -ENOMEM;
-        }
     }
     if (l->names.count > 0)
         qsort(l->names.at, l->names.count, sizeof(*l->names.at), by_name);
@@ -192,21 +203,6 @@ static char *listing_path(const struct listing *l, const char *name)
 {
     char *path;
     return asprintf(&path, "%.*s%s%s", l->prefix, l->path, name, l->suffix) < 0 ? NULL : path;
-}
-
-static int paths_add(volume_paths *paths, char *path)
-{
-    if (path && vector_push(paths, path) == 0)
-        return 0;
-    free(path);
-    return -ENOMEM;
-}
-
-void volumes_free(volume_paths *paths)
-{
-    for (size_t i = 0; i < paths->count; i++)
-        free(paths->at[i]);
-    vector_free(paths);
 }
 
 static int fault_missing(struct fault *fault, const char *path, const char *given)
