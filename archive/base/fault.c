@@ -126,7 +126,7 @@ static void put_error(struct out *o, int err)
 int fault_describe(const struct fault *f, int err, const char *file, char *buf,
                    unsigned long size)
 {
-    static const struct fault none = {.offset = FAULT_NO_OFFSET};
+    const struct fault none = {.offset = FAULT_NO_OFFSET};
     struct out o = {.buf = buf, .size = size};
     if (!f || !f->err)
         f = &none;

@@ -38,25 +38,16 @@ static int backend_read_head(const struct source *source, size_t most, uint8_t *
 }
 
 /*
- * Does the back end find the file compressed as a whole? The uncompressed format is checked
- * first, as a member's name may look like a compression's magic.
+ * Is it the back end's, maybe compressed as a whole? The uncompressed format is checked first,
+ * as a member's name may look like a compression's magic.
  */
-static int backend_fits_packed(const struct backend *backend, const struct source *source,
-                               const uint8_t *head, size_t len, const char **ret_compression)
-{
-    if (!backend->stream)
-        return 0;
-    int r = backend->probe(source, head, len);
-    return r < 0   ? r
-           : r > 0 ? 0
-                   : backend->stream->is_packed(source, head, len, ret_compression);
-}
-
 static int backend_fits(const struct backend *backend, const struct source *source,
                         const uint8_t *head, size_t len, const char **ret_compression)
 {
     int r = backend->probe(source, head, len);
-    return r ? r : backend_fits_packed(backend, source, head, len, ret_compression);
+    return r || !backend->stream
+               ? r
+               : backend->stream->is_packed(source, head, len, ret_compression);
 }
 
 /* Name an end that is an archive's, though the beginning is not. False: there is none. */
@@ -180,7 +171,7 @@ int backend_compression(const struct backend *backend, const struct source *sour
     auto_free uint8_t *head = NULL;
     size_t len = 0;
     int r = backend_read_head(source, HEAD_BYTES, &head, &len);
-    return r < 0 ? r : backend_fits_packed(backend, source, head, len, ret_compression);
+    return r < 0 ? r : backend_fits(backend, source, head, len, ret_compression);
 }
 
 int backend_find_index(const struct backend *backend, struct source *source,

@@ -242,9 +242,9 @@ const struct backend *backend_of_head(const struct source *source, const uint8_t
                                       size_t head_len);
 
 /*
- * Is the file compressed as a whole, so that it must be unpacked first? 1 and the name of the
- * compression, or 0, or -errno. For a back end that is not the one from backend_find, but its
- * `without_index`.
+ * Is the file compressed as a whole, so that it must be unpacked first? Then *ret_compression
+ * becomes the compression's name, else it stays. -errno: it can't be read. For a back end that
+ * is not the one from backend_find, but its `without_index`.
  */
 int backend_compression(const struct backend *backend, const struct source *source,
                         const char **ret_compression);
