@@ -18,6 +18,7 @@
 
 #include "backend.h"
 #include "cleanup.h"
+#include "numbers.h"
 #include "path.h"
 #include "source_concat.h"
 #include "volume_names.h"
@@ -358,23 +359,17 @@ static int zip_volumes_find(const char *path, struct fault *fault, volume_paths 
 
 /* ---- all of them ---- */
 
-static int by_size(const void *a, const void *b)
-{
-    uint64_t x = source_size(*(struct source *const *)a),
-             y = source_size(*(struct source *const *)b);
-    return (x > y) - (x < y);
-}
-
 /* All but the last have one length; split -n makes some a byte longer, or the last by a few. */
 static int check_sizes(struct source *const *sources, size_t count, uint64_t slack,
                        struct fault *fault)
 {
-    auto_free struct source **sorted = calloc(count, sizeof(struct source *));
-    if (!sorted)
+    auto_free uint64_t *sizes = calloc(count, sizeof(*sizes));
+    if (!sizes)
         return -ENOMEM;
-    memcpy(sorted, sources, (count - 1) * sizeof(*sorted));
-    qsort(sorted, count - 1, sizeof(*sorted), by_size);
-    uint64_t usual = source_size(sorted[(count - 1) / 2]);
+    for (size_t i = 0; i + 1 < count; i++)
+        sizes[i] = source_size(sources[i]);
+    qsort(sizes, count - 1, sizeof(*sizes), compare_u64);
+    uint64_t usual = sizes[(count - 1) / 2];
     for (size_t i = 0; i < count; i++) {
         uint64_t size = source_size(sources[i]), more = i + 1 < count ? slack : slack + count;
         if (size <= usual + more && (i + 1 == count || size + slack >= usual))
