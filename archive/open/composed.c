@@ -47,9 +47,22 @@ static int composed_path(const struct composition *c, const struct recipe *recip
     return index_cache_path(path_base(c->file), key, ret_path);
 }
 
-/* A saved index with this recipe; *ret_path is its file. -ENOENT, -ENOMEM. */
-static int composed_find(const struct composition *c, const struct recipe *recipe,
-                         char **ret_path, struct index **ret_index)
+/* Take over the index and its path, in place of the pot's own. */
+static void composed_take(struct pot *pot, struct index *index, char *path,
+                          enum pot_index_origin origin)
+{
+    free(pot->index_path);
+    pot->index_path = path;
+    if (pot->packed) /* it may be unpacked by what its own index says */
+        pot->stream_index = pot->index;
+    else
+        index_close(pot->index);
+    pot->index = index;
+    pot->origin = origin;
+}
+
+/* Use a saved index with this recipe. -ENOENT, -ENOMEM. */
+static int composed_find(const struct composition *c, const struct recipe *recipe)
 {
     auto_free char *path = NULL;
     struct index *index = NULL;
@@ -65,36 +78,16 @@ static int composed_find(const struct composition *c, const struct recipe *recip
         return -ENOENT;
     }
     index_cache_used(path);
-    *ret_path = steal_ptr(&path);
-    *ret_index = index;
+    composed_take(c->pot, index, steal_ptr(&path), POT_INDEX_SAVED);
     return 0;
-}
-
-/* Take over the index and its path, in place of the pot's own. */
-static void composed_take(struct pot *pot, struct index *index, char *path,
-                          enum pot_index_origin origin)
-{
-    free(pot->index_path);
-    pot->index_path = path;
-    if (pot->packed) /* it may be unpacked by what its own index says */
-        pot->stream_index = pot->index;
-    else
-        index_close(pot->index);
-    pot->index = index;
-    pot->origin = origin;
 }
 
 int composed_recall(struct composition *c)
 {
     int r = -ENOENT;
     for (size_t i = c->count; r == -ENOENT && i-- > 0;) {
-        struct index *index;
-        char *path;
-        r = composed_find(c, &c->recipes[i], &path, &index);
-        if (r < 0)
-            continue;
-        composed_take(c->pot, index, path, POT_INDEX_SAVED);
-        c->done = i + 1;
+        r = composed_find(c, &c->recipes[i]);
+        c->done = r == 0 ? i + 1 : 0;
     }
     return r;
 }
@@ -208,16 +201,14 @@ static int composed_save(const struct composition *c, int fd, const struct index
     return 0;
 }
 
-/*
- * Make the index, and save it if that took long. *ret_path is its file; NULL: it is not saved.
- */
-static int composed_make(struct composition *c, composed_writer *write, struct fault *fault,
-                         char **ret_path, struct index **ret_index)
+/* Make the index and use it, and save it if that took long. */
+static int composed_make(struct composition *c, composed_writer *write, struct fault *fault)
 {
     uint64_t start_ms = c->done == 0 && c->start_ms ? c->start_ms : now_ms();
     uint64_t worth_ms = composed_is_view(c) ? COMPOSED_VIEW_WORTH_MS : COMPOSED_WORTH_MS;
     struct index *index = NULL;
     struct fault why = {0};
+    char *path = NULL;
     enum pot_save save = c->options->save;
     auto_close int fd = memfd_create("onepot-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     int r = fd < 0 ? -errno : write(c, fd, fault);
@@ -225,9 +216,8 @@ static int composed_make(struct composition *c, composed_writer *write, struct f
         r = built_index_open_image(fd, c->pot->path, fault, &index);
     if (r < 0)
         return r;
-    *ret_path = NULL;
     if (save == POT_SAVE_ALWAYS || (save == POT_SAVE_AUTO && now_ms() - start_ms >= worth_ms))
-        r = composed_save(c, fd, index, &why, ret_path);
+        r = composed_save(c, fd, index, &why, &path);
     if (r < 0 && save == POT_SAVE_ALWAYS) {
         index_close(index);
         if (fault)
@@ -239,7 +229,7 @@ static int composed_make(struct composition *c, composed_writer *write, struct f
         c->pot->unsaved->is_noted = is_noted;
     if (r < 0 && is_noted)
         pot_note_fault(c->options, c->pot->path, &why);
-    *ret_index = index;
+    composed_take(c->pot, index, path, POT_INDEX_BUILT);
     return 0;
 }
 
@@ -318,13 +308,9 @@ static int composed_write_view(struct composition *c, int fd, struct fault *faul
 int composed_finish(struct composition *c, composed_writer *first, struct fault *fault)
 {
     for (; c->done < c->count; c->done++) {
-        struct index *index;
-        char *path;
-        int r = composed_make(c, composed_is_view(c) ? composed_write_view : first, fault,
-                              &path, &index);
+        int r = composed_make(c, composed_is_view(c) ? composed_write_view : first, fault);
         if (r < 0)
             return r;
-        composed_take(c->pot, index, path, POT_INDEX_BUILT);
     }
     return 0;
 }
