@@ -5,8 +5,8 @@
  * unpacked.
  *
  *     stream_scan_new(source, "gzip", helpers, &scan);
- *     scan->stream->begin(scan, offset, end, &fault);
- *     do scan->stream->next(scan, &buffer, &fault, &part); while (!part.is_last);
+ *     stream_scan_begin(scan, offset, end, &fault);
+ *     do stream_scan_next(scan, &buffer, &fault, &part); while (!part.is_last);
  *     behind = scan->offset;
  *     stream_scan_free(scan);
  *
@@ -55,15 +55,19 @@ struct stream_part {
 /* The head of each kind's scan. */
 struct stream_scan {
     const struct stream *stream;
+    const char *name; /* of the compression, for messages */
     struct source *source;
-    uint64_t start, end; /* what was asked for */
+    struct helpers *helpers; /* that decompress ahead; or NULL */
+    uint64_t start, end;     /* what was asked for */
     /*
      * How far the source was used. After the last part: where the last stream ends, or what
      * follows is no stream.
      */
     uint64_t offset;
     size_t count; /* of the parts; 0: none, or only the scan finds out (all but xz) */
-    uint32_t crc; /* deflate: the CRC-32 of the content so far */
+    /* deflate: the CRC-32 and the length of the content so far */
+    uint32_t crc;
+    uint64_t bytes;
 };
 
 /* State of unpacking between two parts; the kind's own. */
@@ -75,23 +79,15 @@ struct stream {
     const char *name; /* of the compression */
     enum codec codec; /* what an index says of it */
 
-    /* -ENOMEM. `helpers`, which may be NULL, decompress ahead. */
-    int (*scan_new)(const struct stream *stream, struct source *source, struct helpers *helpers,
-                    struct stream_scan **ret_scan);
-    void (*scan_free)(struct stream_scan *scan);
+    size_t scan_bytes; /* of its scan, which begins with the head; the rest is zero at first */
 
-    /*
-     * The first stream begins at `offset`; all is read up to `end`. -ENOTSUP: its blocks are
-     * too long, or can't be found; -EUCLEAN; errors of reading. The fault names no member.
-     */
-    int (*begin)(struct stream_scan *scan, uint64_t offset, uint64_t end, struct fault *fault);
-
-    /*
-     * Decompresses the next part into the buffer, whose memory may be exchanged. -ENOTSUP: it
-     * is too long, or its end can't be found; -EUCLEAN; errors of reading.
-     */
+    /* stream_scan_begin, after start, end and offset were set. */
+    int (*begin)(struct stream_scan *scan, struct fault *fault);
+    /* stream_scan_next; the part is all zero. */
     int (*next)(struct stream_scan *scan, struct stream_buffer *buffer, struct fault *fault,
                 struct stream_part *ret_part);
+    /* Frees what the scan has, but not itself. */
+    void (*end)(struct stream_scan *scan);
 
     /* codec_unpack_part, without comparing sums. *memory is NULL at first. NULL: the parts have
      * no points. */
@@ -100,16 +96,31 @@ struct stream {
     /* codec_unpack_start, likewise: damage need not be noticed. NULL: it can't do that. */
     int (*unpack_start)(struct stream_memory **memory, const struct block_point *point,
                         const void *packed, size_t packed_len, void *block, size_t len);
-
-    const void *kind; /* the room's own */
 };
 
 /* NULL: it is not here. */
 const struct stream *stream_of_codec(enum codec codec);
 
-/* -ENOTSUP: streams of this compression can't be entered, or this program can't. */
+/*
+ * -ENOTSUP: streams of this compression can't be entered, or this program can't. `helpers`,
+ * which may be NULL, decompress ahead. -ENOMEM.
+ */
 int stream_scan_new(struct source *source, const char *compression, struct helpers *helpers,
                     struct stream_scan **ret_scan);
+
+/*
+ * The first stream begins at `offset`; all is read up to `end`. -ENOTSUP: its blocks are too
+ * long, or can't be found; -EUCLEAN; errors of reading. The fault names no member.
+ */
+int stream_scan_begin(struct stream_scan *scan, uint64_t offset, uint64_t end,
+                      struct fault *fault);
+
+/*
+ * Decompresses the next part into the buffer, whose memory may be exchanged. -ENOTSUP: it is
+ * too long, or its end can't be found; -EUCLEAN; errors of reading.
+ */
+int stream_scan_next(struct stream_scan *scan, struct stream_buffer *buffer,
+                     struct fault *fault, struct stream_part *ret_part);
 void stream_scan_free(struct stream_scan *scan); /* NULL is fine */
 
 #endif

@@ -1,8 +1,7 @@
 /*
- * Reads files of blocks that were compressed one by one, and tells where each lies: bzip2, xz
- * as `xz -T` writes it, gzip. Each block is a part (CODEC_BZIP2, CODEC_XZ_BLOCK; CODEC_GZIP of
- * a whole member, CODEC_DEFLATE_POINT of a part of a longer one). A file may be several
- * streams, one behind the other.
+ * Reads files of blocks that were compressed one by one, and tells where each lies: bzip2, and
+ * xz as `xz -T` writes it. Each block is a part (CODEC_BZIP2, CODEC_XZ_BLOCK). A file may be
+ * several streams, one behind the other.
  *
  * Blocks are decompressed ahead by the helpers; all their sums are compared.
  */
@@ -12,8 +11,6 @@
 #include "stream.h"
 
 #define BLOCK_SCAN_MAX (64u << 20) /* a block that is longer can't be used */
-
-struct block_scan;
 
 /* A block that is decompressed, now or soon. */
 struct scan_job {
@@ -35,59 +32,40 @@ struct scan_job {
 
 #define SCAN_JOBS_MAX 18u
 
-/* `kind` of struct stream. */
-struct scan_kind {
-    size_t state_bytes;
-    int (*begin)(struct block_scan *scan, struct fault *fault);
-    /* At the end: no block, and is_last. */
-    int (*next)(struct block_scan *scan, struct stream_buffer *buffer, struct fault *fault,
-                struct stream_part *ret_part);
-    void (*end)(struct block_scan *scan); /* frees the state's members */
+/* The jobs of a scan that were begun, in the order of the source. */
+struct scan_jobs {
+    const struct stream_scan *scan;
+    const uint8_t *map; /* NULL: the source is read */
+    unsigned first, count, most;
+    struct scan_job at[SCAN_JOBS_MAX];
 };
 
-/* Functions for the table of a stream of blocks. */
-int block_scan_new(const struct stream *stream, struct source *source, struct helpers *helpers,
-                   struct stream_scan **ret_scan);
-void block_scan_free(struct stream_scan *scan);
-int block_scan_begin(struct stream_scan *scan, uint64_t offset, uint64_t end,
-                     struct fault *fault);
-int block_scan_next(struct stream_scan *scan, struct stream_buffer *buffer, struct fault *fault,
-                    struct stream_part *ret_part);
-#define BLOCK_SCAN                                                                             \
-    .scan_new = block_scan_new, .scan_free = block_scan_free, .begin = block_scan_begin,       \
-    .next = block_scan_next
+/* Drops what was begun before. */
+void scan_jobs_begin(struct scan_jobs *jobs, const struct stream_scan *scan);
+void scan_jobs_free(struct scan_jobs *jobs);
 
-struct block_scan {
-    struct stream_scan scan;
-    const struct scan_kind *kind;
-    void *state;        /* of the kind */
-    const uint8_t *map; /* NULL: it is read */
-    struct helpers *helpers;
-    /* The jobs that were begun, in the order of the source. */
-    struct scan_job jobs[SCAN_JOBS_MAX];
-    unsigned first_job, jobs_count, jobs_most;
-};
-
-int scan_damaged(const struct block_scan *scan, struct fault *fault, uint64_t offset,
-                 const char *what);
-int scan_read(const struct block_scan *scan, void *buf, size_t len, uint64_t offset,
-              struct fault *fault);
-
-static inline struct scan_job *scan_job_at(struct block_scan *scan, unsigned i)
+static inline struct scan_job *scan_job_at(struct scan_jobs *jobs, unsigned i)
 {
-    return &scan->jobs[(scan->first_job + i) % SCAN_JOBS_MAX];
+    return &jobs->at[(jobs->first + i) % SCAN_JOBS_MAX];
 }
 
 /* A job of which all but its own fields is set by the caller. NULL: enough were begun. */
-struct scan_job *scan_job_new(struct block_scan *scan);
+struct scan_job *scan_job_new(struct scan_jobs *jobs);
 /* Begins it: reads its bytes, and leaves the rest to the helpers. */
-int scan_job_begin(struct block_scan *scan, struct scan_job *job, struct fault *fault);
-/* Waits for the first job, and returns its error. */
-int scan_job_finish(struct block_scan *scan);
+int scan_job_begin(struct scan_jobs *jobs, struct scan_job *job, struct fault *fault);
+/* Waits for a job, and returns its error. */
+int scan_job_finish(struct scan_jobs *jobs, struct scan_job *job);
 /* Gives the first job's content away, and forgets the job. */
-void scan_job_give(struct block_scan *scan, struct stream_buffer *buffer,
+void scan_job_give(struct scan_jobs *jobs, struct stream_buffer *buffer,
                    struct stream_part *ret_part);
 /* Forgets the first job. */
-void scan_job_drop(struct block_scan *scan);
+void scan_job_drop(struct scan_jobs *jobs);
+
+/* ---- for all kinds ---- */
+
+int scan_damaged(const struct stream_scan *scan, struct fault *fault, uint64_t offset,
+                 const char *what);
+int scan_read(const struct stream_scan *scan, void *buf, size_t len, uint64_t offset,
+              struct fault *fault);
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * Members of a gzip file. A short one is a block by itself (bgzip makes such files); a longer
- * one is cut into parts (deflate_scan.h). Behind a long member another long one is expected,
- * and not tried as a short one. Deflate without members is what zips have.
+ * Members of a gzip file. A short one is a block by itself (CODEC_GZIP; bgzip makes such
+ * files); a longer one is cut into parts (deflate_scan.h). Behind a long member another long
+ * one is expected, and not tried as a short one.
  */
 #include "block_scan.h"
 
@@ -11,8 +11,6 @@
 #include <libdeflate.h>
 
 #include "bytes.h"
-#include "codec_parts.h"
-#include "deflate_scan.h"
 #include "numbers.h"
 #include "source_window.h"
 
@@ -33,33 +31,38 @@ enum {
     FLAGS = 31,
 };
 
-struct gzip {
+struct gzip_scan {
+    struct stream_scan scan; /* must be first */
     struct source_window window;
     struct libdeflate_decompressor *deflate;
-    struct deflate_scan *scan;
+    struct stream_scan *parts; /* of a long member */
     bool is_in_member, last_was_long;
 };
 
-static int gzip_begin(struct block_scan *s, struct fault *fault)
+static int gzip_begin(struct stream_scan *scan, struct fault *fault)
 {
-    struct gzip *g = s->state;
+    struct gzip_scan *s = (struct gzip_scan *)scan;
     (void)fault;
-    g->is_in_member = g->last_was_long = false;
-    if (g->scan)
+    s->is_in_member = s->last_was_long = false;
+    if (s->parts)
         return 0;
-    if (!g->deflate)
-        g->deflate = libdeflate_alloc_decompressor();
-    int r = g->deflate ? source_window_open(&g->window, s->scan.source, WINDOW_BYTES) : -ENOMEM;
-    return r < 0 ? r : deflate_scan_new(s->scan.source, "gzip", &g->scan);
+    if (!s->deflate)
+        s->deflate = libdeflate_alloc_decompressor();
+    int r = s->deflate ? source_window_open(&s->window, scan->source, WINDOW_BYTES) : -ENOMEM;
+    if (r == 0)
+        r = stream_scan_new(scan->source, "deflate", NULL, &s->parts);
+    if (r == 0)
+        s->parts->name = scan->name;
+    return r;
 }
 
-static void gzip_end(struct block_scan *s)
+static void gzip_end(struct stream_scan *scan)
 {
-    struct gzip *g = s->state;
-    if (g->deflate)
-        libdeflate_free_decompressor(g->deflate);
-    deflate_scan_free(g->scan);
-    source_window_close(&g->window);
+    struct gzip_scan *s = (struct gzip_scan *)scan;
+    if (s->deflate)
+        libdeflate_free_decompressor(s->deflate);
+    stream_scan_free(s->parts);
+    source_window_close(&s->window);
 }
 
 /* The length of a member's header. 0: it is none, or longer than the given bytes. */
@@ -85,15 +88,14 @@ static size_t gzip_header_bytes(const uint8_t *head, size_t len)
  * Decompress a whole short member. 0: it is not there, or not short, or damaged, and the scan
  * finds out. 1: found.
  */
-static int gzip_find_short(struct block_scan *s, const uint8_t *bytes, size_t len,
+static int gzip_find_short(struct gzip_scan *s, const uint8_t *bytes, size_t len,
                            struct stream_buffer *buffer, struct stream_part *ret_part)
 {
-    const struct gzip *g = s->state;
     size_t packed = 0, unpacked = 0;
     int r = stream_buffer_room(buffer, MEMBER_BYTES_MAX);
     if (r < 0)
         return r;
-    if (libdeflate_gzip_decompress_ex(g->deflate, bytes, len, buffer->at, MEMBER_BYTES_MAX,
+    if (libdeflate_gzip_decompress_ex(s->deflate, bytes, len, buffer->at, MEMBER_BYTES_MAX,
                                       &packed, &unpacked) != LIBDEFLATE_SUCCESS)
         return 0;
     ret_part->block = (struct builder_block){.source_offset = s->scan.offset,
@@ -108,114 +110,71 @@ static int gzip_find_short(struct block_scan *s, const uint8_t *bytes, size_t le
  * Begin the member at the current offset: 1 if it is a short one, which is found already, or
  * none, 0 if the scan has to go on in it.
  */
-static int gzip_begin_member(struct block_scan *s, struct stream_buffer *buffer,
+static int gzip_begin_member(struct gzip_scan *s, struct stream_buffer *buffer,
                              struct fault *fault, struct stream_part *ret_part)
 {
-    struct gzip *g = s->state;
     const uint8_t *bytes = NULL;
     size_t most = (size_t)min_u64(s->scan.end - s->scan.offset, PACKED_BYTES_MAX), len;
-    int r = source_window_get(&g->window, s->scan.offset, most, &bytes, &len);
+    int r = source_window_get(&s->window, s->scan.offset, most, &bytes, &len);
     if (r < 0)
         return r;
     if (len < 2 || memcmp(bytes, "\x1f\x8b", 2) != 0) {
         ret_part->is_last = true;
         return s->scan.offset > s->scan.start
                    ? 1
-                   : scan_damaged(s, fault, s->scan.offset, "no member begins here");
+                   : scan_damaged(&s->scan, fault, s->scan.offset, "no member begins here");
     }
-    r = g->last_was_long ? 0 : gzip_find_short(s, bytes, len, buffer, ret_part);
+    r = s->last_was_long ? 0 : gzip_find_short(s, bytes, len, buffer, ret_part);
     if (r != 0)
         return r;
     size_t header = gzip_header_bytes(bytes, len);
     if (header == 0)
-        return scan_damaged(s, fault, s->scan.offset, "it has no sound header");
-    g->is_in_member = true;
-    return deflate_scan_begin(g->scan, s->scan.offset + header, s->scan.end);
+        return scan_damaged(&s->scan, fault, s->scan.offset, "it has no sound header");
+    s->is_in_member = true;
+    return stream_scan_begin(s->parts, s->scan.offset + header, s->scan.end, fault);
 }
 
-static int gzip_end_member(struct block_scan *s, struct fault *fault)
+static int gzip_end_member(struct gzip_scan *s, struct fault *fault)
 {
-    struct gzip *g = s->state;
     uint8_t trailer[TRAILER_BYTES];
-    uint64_t bytes = deflate_scan_bytes(g->scan), at = s->scan.offset;
-    g->is_in_member = false;
-    g->last_was_long = bytes > MEMBER_BYTES_MAX;
+    uint64_t bytes = s->parts->bytes, at = s->scan.offset;
+    s->is_in_member = false;
+    s->last_was_long = bytes > MEMBER_BYTES_MAX;
     if (s->scan.end - at < sizeof(trailer))
-        return scan_damaged(s, fault, s->scan.end, "it ends too early");
-    int r = scan_read(s, trailer, sizeof(trailer), at, fault);
+        return scan_damaged(&s->scan, fault, s->scan.end, "it ends too early");
+    int r = scan_read(&s->scan, trailer, sizeof(trailer), at, fault);
     if (r < 0)
         return r;
-    if (bytes_le32(trailer) != deflate_scan_crc(g->scan))
-        return scan_damaged(s, fault, at, "its checksum does not fit");
+    if (bytes_le32(trailer) != s->parts->crc)
+        return scan_damaged(&s->scan, fault, at, "its checksum does not fit");
     if (bytes_le32(trailer + 4) != (uint32_t)bytes)
-        return scan_damaged(s, fault, at, "its length does not fit");
+        return scan_damaged(&s->scan, fault, at, "its length does not fit");
     s->scan.offset += sizeof(trailer);
     return 0;
 }
 
-static int gzip_next(struct block_scan *s, struct stream_buffer *buffer, struct fault *fault,
-                     struct stream_part *ret_part)
+static int gzip_next(struct stream_scan *scan, struct stream_buffer *buffer,
+                     struct fault *fault, struct stream_part *ret_part)
 {
-    struct gzip *g = s->state;
-    int r = g->is_in_member ? 0 : gzip_begin_member(s, buffer, fault, ret_part);
+    struct gzip_scan *s = (struct gzip_scan *)scan;
+    int r = s->is_in_member ? 0 : gzip_begin_member(s, buffer, fault, ret_part);
     if (r != 0)
         return r < 0 ? r : 0;
-    r = deflate_scan_next(g->scan, buffer, fault, ret_part);
+    r = stream_scan_next(s->parts, buffer, fault, ret_part);
     if (r < 0)
         return r;
-    s->scan.offset = deflate_scan_offset(g->scan);
+    scan->offset = s->parts->offset;
     if (ret_part->is_last)
         r = gzip_end_member(s, fault);
     ret_part->is_last = false; /* of its member, not of the file */
     return r;
 }
 
-static const struct scan_kind gzip_kind = {
-    .state_bytes = sizeof(struct gzip),
-    .begin = gzip_begin,
-    .next = gzip_next,
-    .end = gzip_end,
-};
-
 const struct stream stream_gzip = {
     .name = "gzip",
     .codec = CODEC_GZIP,
-    BLOCK_SCAN,
-    .kind = &gzip_kind,
-};
-
-/* ---- deflate ---- */
-
-static int deflate_begin(struct block_scan *s, struct fault *fault)
-{
-    struct gzip *g = s->state;
-    (void)fault;
-    int r = g->scan ? 0 : deflate_scan_new(s->scan.source, "deflate", &g->scan);
-    return r < 0 ? r : deflate_scan_begin(g->scan, s->scan.start, s->scan.end);
-}
-
-static int deflate_next(struct block_scan *s, struct stream_buffer *buffer, struct fault *fault,
-                        struct stream_part *ret_part)
-{
-    struct gzip *g = s->state;
-    int r = deflate_scan_next(g->scan, buffer, fault, ret_part);
-    s->scan.offset = deflate_scan_offset(g->scan);
-    s->scan.crc = deflate_scan_crc(g->scan);
-    return r;
-}
-
-static const struct scan_kind deflate_kind = {
-    .state_bytes = sizeof(struct gzip),
-    .begin = deflate_begin,
-    .next = deflate_next,
+    .scan_bytes = sizeof(struct gzip_scan),
+    .begin = gzip_begin,
+    .next = gzip_next,
     .end = gzip_end,
-};
-
-const struct stream stream_deflate = {
-    .name = "deflate",
-    .codec = CODEC_DEFLATE_POINT,
-    BLOCK_SCAN,
-    .unpack = codec_parts_deflate,
-    .unpack_start = codec_parts_deflate_start,
-    .kind = &deflate_kind,
 };

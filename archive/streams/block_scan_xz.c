@@ -15,8 +15,6 @@
 
 #include "cleanup.h"
 #include "numbers.h"
-#include "vector.h"
-#include "xz_block.h"
 
 #define INDEX_MEMORY_BYTES (64u << 20)
 #define BLOCKS_MAX (1u << 20)
@@ -24,99 +22,120 @@
 #define PADDING_MAX (64u << 20)
 #define PACKED_MAX (BLOCK_SCAN_MAX + BLOCK_SCAN_MAX / 8)
 
-struct xz_place {
-    uint64_t offset;
-    uint32_t packed_len; /* with its sum, */
-    uint32_t sum_len;    /* which is so long */
-    uint32_t len;
-    uint32_t check;
+struct xz_scan {
+    struct stream_scan scan; /* must be first */
+    struct scan_jobs jobs;
+    lzma_index *index;  /* of all streams */
+    lzma_index_iter at; /* the block that was begun last */
+    size_t left;        /* how many follow */
 };
 
-struct xz_state {
-    VECTOR(struct xz_place) blocks;
-    size_t begun;
-};
+/* ---- one block ---- */
 
-/* A stream, as its footer describes it. */
-struct xz_stream {
-    lzma_stream_flags flags;
-    uint64_t index_at;
-};
-
-/* ---- where the blocks are ---- */
-
-/* Blocks of the last stream come first: turns them around. */
-static void xz_reverse(struct xz_place *places, size_t count)
+static int xz_error(lzma_ret r)
 {
-    for (size_t i = 0; i < count / 2; i++) {
-        struct xz_place place = places[i];
-        places[i] = places[count - 1 - i];
-        places[count - 1 - i] = place;
+    return r == LZMA_MEM_ERROR ? -ENOMEM : r == LZMA_OPTIONS_ERROR ? -ENOTSUP : -EUCLEAN;
+}
+
+/*
+ * A dictionary larger than the content is of no use. So the header's claim is reduced to that,
+ * and no limit on memory is needed.
+ */
+static void xz_limit_dictionary(lzma_filter *filters, size_t len)
+{
+    for (lzma_filter *f = filters; f->id != LZMA_VLI_UNKNOWN; f++) {
+        lzma_options_lzma *options = f->options;
+        if (f->id == LZMA_FILTER_LZMA2 && options->dict_size > len)
+            options->dict_size = len > LZMA_DICT_SIZE_MIN ? (uint32_t)len : LZMA_DICT_SIZE_MIN;
     }
 }
 
-static int xz_add_block(struct xz_state *x, const lzma_index_iter *at, uint64_t stream_at,
-                        lzma_check check)
+/* Decodes what follows the header, which is read already. */
+static int xz_unpack_body(lzma_block *block, const uint8_t *packed, size_t packed_len,
+                          uint8_t *out, size_t len)
 {
-    uint32_t sum_len = lzma_check_size(check);
-    if (at->block.uncompressed_size == 0)
-        return 0;
-    if (at->block.uncompressed_size > BLOCK_SCAN_MAX || at->block.total_size > PACKED_MAX ||
-        x->blocks.count >= BLOCKS_MAX)
-        return -ENOTSUP;
-    return vector_push(&x->blocks, (struct xz_place){
-                                       .offset = stream_at + at->block.compressed_stream_offset,
-                                       .packed_len = (uint32_t)at->block.total_size,
-                                       .sum_len = sum_len,
-                                       .len = (uint32_t)at->block.uncompressed_size,
-                                       .check = check,
-                                   });
+    size_t in_at = block->header_size, out_at = 0;
+    if (block->uncompressed_size != LZMA_VLI_UNKNOWN && block->uncompressed_size != len)
+        return -EUCLEAN;
+    block->uncompressed_size = len;
+    xz_limit_dictionary(block->filters, len);
+    lzma_ret r =
+        lzma_block_buffer_decode(block, NULL, packed, &in_at, packed_len, out, &out_at, len);
+    if (r != LZMA_OK)
+        return xz_error(r);
+    return in_at == packed_len && out_at == len ? 0 : -EUCLEAN;
 }
 
-/* The blocks of a stream that ends at `end`: from the last to the first. */
-static int xz_add_blocks(struct block_scan *s, const lzma_index *index,
-                         const struct xz_stream *stream, struct fault *fault,
-                         uint64_t *ret_stream_at)
+/*
+ * Decompresses a block into exactly `len` bytes; it has to be exactly `packed_len` bytes long.
+ * It begins with a header that names its filters; the sum behind it is of the kind that the
+ * stream's header names, or left out with LZMA_CHECK_NONE. -EUCLEAN: it is damaged; -ENOTSUP:
+ * by a filter that this liblzma lacks; -ENOMEM.
+ */
+static int xz_unpack_block(const uint8_t *packed, size_t packed_len, lzma_check check,
+                           uint8_t *out, size_t len)
 {
-    struct xz_state *x = s->state;
+    lzma_filter filters[LZMA_FILTERS_MAX + 1];
+    lzma_block block = {.version = 0, .check = check, .filters = filters};
+    if (packed_len == 0 || packed[0] == 0)
+        return -EUCLEAN;
+    block.header_size = lzma_block_header_size_decode(packed[0]);
+    if (block.header_size > packed_len)
+        return -EUCLEAN;
+    lzma_ret r = lzma_block_header_decode(&block, NULL, packed);
+    if (r != LZMA_OK)
+        return xz_error(r);
+    int err = xz_unpack_body(&block, packed, packed_len, out, len);
+    for (size_t i = 0; i < LZMA_FILTERS_MAX && filters[i].id != LZMA_VLI_UNKNOWN; i++)
+        free(filters[i].options);
+    return err;
+}
+
+/* ---- where the blocks are ---- */
+
+/* Does the stream begin where its index, which lies at `index_at`, says? */
+static int xz_check_header(struct xz_scan *s, const lzma_index *index, uint64_t index_at,
+                           const lzma_stream_flags *footer, struct fault *fault,
+                           uint64_t *ret_stream_at)
+{
     uint8_t head[LZMA_STREAM_HEADER_SIZE];
     lzma_stream_flags flags;
     uint64_t bytes = lzma_index_total_size(index) + sizeof(head);
-    if (bytes > stream->index_at - s->scan.start)
+    if (bytes > index_at - s->scan.start)
         return -EUCLEAN;
-    uint64_t at = stream->index_at - bytes;
-    int r = scan_read(s, head, sizeof(head), at, fault);
+    int r = scan_read(&s->scan, head, sizeof(head), index_at - bytes, fault);
     if (r < 0)
         return r;
     if (lzma_stream_header_decode(&flags, head) != LZMA_OK ||
-        lzma_stream_flags_compare(&flags, &stream->flags) != LZMA_OK)
+        lzma_stream_flags_compare(&flags, footer) != LZMA_OK)
         return -EUCLEAN;
-
-    lzma_index_iter iter;
-    size_t first = x->blocks.count;
-    lzma_index_iter_init(&iter, index);
-    while (r == 0 && !lzma_index_iter_next(&iter, LZMA_INDEX_ITER_BLOCK))
-        r = xz_add_block(x, &iter, at, stream->flags.check);
-    if (r == 0)
-        xz_reverse(x->blocks.at + first, x->blocks.count - first);
-    *ret_stream_at = at;
-    return r;
+    *ret_stream_at = index_at - bytes;
+    return 0;
 }
 
-static int xz_read_index(struct block_scan *s, uint64_t end, struct fault *fault,
-                         struct xz_stream *ret_stream, lzma_index **ret_index)
+static int xz_index_error(lzma_ret r)
+{
+    return r == LZMA_OK               ? 0
+           : r == LZMA_MEM_ERROR      ? -ENOMEM
+           : r == LZMA_MEMLIMIT_ERROR ? -ENOTSUP
+                                      : -EUCLEAN;
+}
+
+/* The index of a stream that ends at `end`. */
+static int xz_read_index(struct xz_scan *s, uint64_t end, struct fault *fault,
+                         lzma_stream_flags *ret_flags, lzma_index **ret_index)
 {
     uint8_t footer[LZMA_STREAM_HEADER_SIZE];
     uint64_t room = end - s->scan.start, memory = INDEX_MEMORY_BYTES;
     size_t used = 0;
     if (room < 2 * sizeof(footer))
         return -EUCLEAN;
-    int r = scan_read(s, footer, sizeof(footer), end - sizeof(footer), fault);
+    int r = scan_read(&s->scan, footer, sizeof(footer), end - sizeof(footer), fault);
     if (r < 0)
         return r;
-    if (lzma_stream_footer_decode(&ret_stream->flags, footer) != LZMA_OK)
+    if (lzma_stream_footer_decode(ret_flags, footer) != LZMA_OK)
         return -EUCLEAN;
-    uint64_t len = ret_stream->flags.backward_size;
+    uint64_t len = ret_flags->backward_size;
     if (len > room - 2 * sizeof(footer))
         return -EUCLEAN;
     if (len > INDEX_MEMORY_BYTES)
@@ -124,30 +143,22 @@ static int xz_read_index(struct block_scan *s, uint64_t end, struct fault *fault
     auto_free uint8_t *bytes = malloc((size_t)len);
     if (!bytes)
         return -ENOMEM;
-    ret_stream->index_at = end - sizeof(footer) - len;
-    r = scan_read(s, bytes, (size_t)len, ret_stream->index_at, fault);
+    r = scan_read(&s->scan, bytes, (size_t)len, end - sizeof(footer) - len, fault);
     if (r < 0)
         return r;
-    switch (lzma_index_buffer_decode(ret_index, &memory, NULL, bytes, &used, (size_t)len)) {
-    case LZMA_OK: /* the footer has to say how long it is */
-        return used == len ? 0 : -EUCLEAN;
-    case LZMA_MEM_ERROR:
-        return -ENOMEM;
-    case LZMA_MEMLIMIT_ERROR:
-        return -ENOTSUP;
-    default:
-        return -EUCLEAN;
-    }
+    r = xz_index_error(
+        lzma_index_buffer_decode(ret_index, &memory, NULL, bytes, &used, (size_t)len));
+    return r == 0 && used != len ? -EUCLEAN : r; /* the footer has to say how long it is */
 }
 
 /* Where the zeros behind a stream begin: four at a time, as the format has them. */
-static int xz_skip_padding(struct block_scan *s, uint64_t *end, struct fault *fault)
+static int xz_skip_padding(struct xz_scan *s, uint64_t *end, struct fault *fault)
 {
     uint8_t bytes[4096];
     uint64_t before = *end;
     for (;;) {
         size_t len = (size_t)min_u64(*end - s->scan.start, sizeof(bytes)), zeros = 0;
-        int r = scan_read(s, bytes, len, *end - len, fault);
+        int r = scan_read(&s->scan, bytes, len, *end - len, fault);
         if (r < 0)
             return r;
         while (zeros < len && bytes[len - 1 - zeros] == 0)
@@ -160,35 +171,66 @@ static int xz_skip_padding(struct block_scan *s, uint64_t *end, struct fault *fa
     }
 }
 
-static int xz_find_stream(struct block_scan *s, struct fault *fault, uint64_t *end)
+/* Puts the index of the stream that ends at `end` before the ones that follow. */
+static int xz_find_stream(struct xz_scan *s, struct fault *fault, uint64_t *end)
 {
-    struct xz_stream stream;
+    lzma_stream_flags flags;
     lzma_index *index = NULL;
+    uint64_t behind = *end;
     int r = xz_skip_padding(s, end, fault);
+    uint64_t padding = behind - *end;
     if (r == 0)
-        r = xz_read_index(s, *end, fault, &stream, &index);
+        r = xz_read_index(s, *end, fault, &flags, &index);
     if (r == 0)
-        r = xz_add_blocks(s, index, &stream, fault, end);
-    lzma_index_end(index, NULL);
-    return r;
+        r = xz_check_header(s, index, *end - LZMA_STREAM_HEADER_SIZE - flags.backward_size,
+                            &flags, fault, end);
+    if (r == 0)
+        r = xz_index_error(lzma_index_stream_flags(index, &flags));
+    if (r == 0)
+        r = xz_index_error(lzma_index_stream_padding(index, padding));
+    if (r == 0 && s->index)
+        r = xz_index_error(lzma_index_cat(index, s->index, NULL));
+    if (r < 0) {
+        lzma_index_end(index, NULL);
+        return r;
+    }
+    s->index = index;
+    return lzma_index_block_count(index) > BLOCKS_MAX ? -ENOTSUP : 0;
 }
 
-static int xz_begin(struct block_scan *s, struct fault *fault)
+/* Counts the blocks, and makes sure that each can be used. */
+static int xz_check_blocks(struct xz_scan *s)
 {
-    struct xz_state *x = s->state;
-    uint64_t end = s->scan.end;
+    lzma_index_iter_init(&s->at, s->index);
+    while (!lzma_index_iter_next(&s->at, LZMA_INDEX_ITER_NONEMPTY_BLOCK)) {
+        if (s->at.block.uncompressed_size > BLOCK_SCAN_MAX ||
+            s->at.block.total_size > PACKED_MAX)
+            return -ENOTSUP;
+        s->left++;
+    }
+    lzma_index_iter_rewind(&s->at);
+    return 0;
+}
+
+static int xz_begin(struct stream_scan *scan, struct fault *fault)
+{
+    struct xz_scan *s = (struct xz_scan *)scan;
+    uint64_t end = scan->end;
     int r = 0;
-    x->blocks.count = x->begun = 0;
-    for (unsigned streams = 0; r == 0 && end > s->scan.start; streams++)
+    scan_jobs_begin(&s->jobs, scan);
+    lzma_index_end(s->index, NULL);
+    s->index = NULL;
+    s->left = 0;
+    for (unsigned streams = 0; r == 0 && end > scan->start; streams++)
         r = streams < STREAMS_MAX ? xz_find_stream(s, fault, &end) : -ENOTSUP;
     if (r == -EUCLEAN)
-        return scan_damaged(s, fault, end,
-                            end == s->scan.end
+        return scan_damaged(scan, fault, end,
+                            end == scan->end
                                 ? "it is cut off, or what ends it is not the end of xz data"
                                 : "the index of its blocks is missing or makes no sense");
-    if (r == 0)
-        xz_reverse(x->blocks.at, x->blocks.count);
-    s->scan.count = x->blocks.count;
+    if (r == 0 && s->index)
+        r = xz_check_blocks(s);
+    scan->count = s->left;
     return r;
 }
 
@@ -199,78 +241,76 @@ static int xz_unpack(struct scan_job *job)
     int r = stream_buffer_room(&job->out, job->expected_len);
     job->len = job->expected_len;
     return r < 0 ? r
-                 : xz_block_unpack(job->packed, job->packed_len, job->check, job->out.at,
+                 : xz_unpack_block(job->packed, job->packed_len, job->check, job->out.at,
                                    job->len);
 }
 
-static int xz_begin_jobs(struct block_scan *s, struct fault *fault)
+static int xz_begin_jobs(struct xz_scan *s, struct fault *fault)
 {
-    struct xz_state *x = s->state;
     struct scan_job *job;
     int r = 0;
-    while (r == 0 && x->begun < x->blocks.count && (job = scan_job_new(s))) {
-        const struct xz_place *place = &x->blocks.at[x->begun++];
+    while (r == 0 && s->left > 0 && (job = scan_job_new(&s->jobs)) &&
+           !lzma_index_iter_next(&s->at, LZMA_INDEX_ITER_NONEMPTY_BLOCK)) {
+        s->left--;
         job->unpack = xz_unpack;
-        job->offset = place->offset;
-        job->packed_len = place->packed_len;
+        job->offset = s->scan.start + s->at.block.compressed_file_offset;
+        job->packed_len = (uint32_t)s->at.block.total_size;
         job->last_bits = 8;
-        job->expected_len = place->len;
-        job->check = place->check;
-        r = scan_job_begin(s, job, fault);
+        job->expected_len = s->at.block.uncompressed_size;
+        job->check = s->at.stream.flags->check;
+        r = scan_job_begin(&s->jobs, job, fault);
     }
     return r;
 }
 
-static int xz_next(struct block_scan *s, struct stream_buffer *buffer, struct fault *fault,
+static int xz_next(struct stream_scan *scan, struct stream_buffer *buffer, struct fault *fault,
                    struct stream_part *ret_part)
 {
-    struct xz_state *x = s->state;
+    struct xz_scan *s = (struct xz_scan *)scan;
     int r = xz_begin_jobs(s, fault);
     if (r < 0)
         return r;
-    if (s->jobs_count > 0) {
-        uint64_t offset = scan_job_at(s, 0)->offset;
-        r = scan_job_finish(s);
+    if (s->jobs.count > 0) {
+        struct scan_job *job = scan_job_at(&s->jobs, 0);
+        uint64_t offset = job->offset;
+        uint32_t sum_len = lzma_check_size((lzma_check)job->check);
+        r = scan_job_finish(&s->jobs, job);
         if (r == -EUCLEAN)
-            return scan_damaged(s, fault, offset, "a block makes no sense, or has a wrong sum");
+            return scan_damaged(&s->scan, fault, offset,
+                                "a block makes no sense, or has a wrong sum");
         if (r < 0)
             return r;
-        size_t number = x->begun - s->jobs_count;
-        scan_job_give(s, buffer, ret_part);
+        scan_job_give(&s->jobs, buffer, ret_part);
         /* The point has a better sum, so the kind of this one need not be known later. */
-        ret_part->block.packed_bytes -= x->blocks.at[number].sum_len;
+        ret_part->block.packed_bytes -= sum_len;
         s->scan.offset = offset + ret_part->block.packed_bytes;
     }
-    ret_part->is_last = s->jobs_count == 0 && x->begun == x->blocks.count;
+    ret_part->is_last = s->jobs.count == 0 && s->left == 0;
     if (ret_part->is_last)
         s->scan.offset = s->scan.end;
     return 0;
 }
 
-static void xz_end(struct block_scan *s)
+static void xz_end(struct stream_scan *scan)
 {
-    struct xz_state *x = s->state;
-    vector_free(&x->blocks);
+    struct xz_scan *s = (struct xz_scan *)scan;
+    scan_jobs_free(&s->jobs);
+    lzma_index_end(s->index, NULL);
 }
 
 static int xz_unpack_part(struct stream_memory **memory, const struct block_point *point,
                           const void *packed, size_t packed_len, void *block, size_t size)
 {
     (void)memory, (void)point;
-    return xz_block_unpack(packed, packed_len, XZ_NO_CHECK, block, size);
+    return xz_unpack_block(packed, packed_len, LZMA_CHECK_NONE, block, size);
 }
-
-static const struct scan_kind xz_kind = {
-    .state_bytes = sizeof(struct xz_state),
-    .begin = xz_begin,
-    .next = xz_next,
-    .end = xz_end,
-};
 
 const struct stream stream_xz = {
     .name = "xz",
     .codec = CODEC_XZ_BLOCK,
-    BLOCK_SCAN,
+    .scan_bytes = sizeof(struct xz_scan),
+    .begin = xz_begin,
+    .next = xz_next,
+    .end = xz_end,
     .unpack = xz_unpack_part,
-    .kind = &xz_kind,
 };

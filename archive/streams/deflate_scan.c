@@ -21,7 +21,9 @@
 #include <zstd.h>
 
 #include "block_inflate.h"
+#include "block_scan.h"
 #include "bytes.h"
+#include "deflate_part.h"
 #include "numbers.h"
 
 #define IN_BYTES (256u << 10)
@@ -40,23 +42,18 @@
 #define SCAN_UNSURE 2
 
 struct deflate_scan {
-    struct source *source;
-    const char *name;
+    struct stream_scan scan; /* must be first */
     const uint8_t *map;
     uint8_t *in; /* only without a map */
     size_t in_len;
-    uint64_t offset;              /* of the byte behind the input at hand */
-    uint64_t end;                 /* of the stream, at most */
+    uint64_t in_end;              /* the offset of the byte behind the input at hand */
     z_stream z;                   /* all of the stream; its input also where ISA-L takes it */
     z_stream probe;               /* the beginning of a part, or of a block */
     struct block_inflate *blocks; /* NULL: without ISA-L */
     bool uses_zlib;
-    uint32_t crc;
-    uint64_t bytes; /* decompressed */
-    uint64_t start; /* of the stream */
-    uint64_t spent; /* on its points */
+    uint64_t spent; /* on the stream's points */
     uint64_t guess; /* bytes that the next point takes */
-    bool cuts_often;
+    bool cuts_often, is_without_isal;
 
     /* The part that comes next. */
     uint64_t part_offset;
@@ -85,78 +82,20 @@ static uint32_t marked_place(uint8_t first, uint8_t second)
     return (uint32_t)((first ^ second) - 1) << 8 | first;
 }
 
-int deflate_scan_new(struct source *source, const char *name, struct deflate_scan **ret_scan)
+void deflate_scan_cut_often(struct stream_scan *scan)
 {
-    struct deflate_scan *s = calloc(1, sizeof(*s));
-    if (!s)
-        return -ENOMEM;
-    s->source = source;
-    s->name = name;
-    s->map = source_map(source);
-    s->guess = WINDOW_GUESS_BYTES + POINT_BYTES;
-    s->in = s->map ? NULL : malloc(IN_BYTES);
-    s->zstd = ZSTD_createCCtx();
-    int r = block_inflate_new(&s->blocks);
-    s->packed_window = malloc(ZSTD_compressBound(POINT_WINDOW_MAX));
-    for (uint32_t i = 0; i < POINT_WINDOW_MAX; i++) {
-        s->marked[0][i] = mark_of(0, i);
-        s->marked[1][i] = mark_of(1, i);
-    }
-    if (r == -ENOMEM || (!s->map && !s->in) || !s->zstd || !s->packed_window ||
-        inflateInit2(&s->z, RAW_DEFLATE) != Z_OK ||
-        inflateInit2(&s->probe, RAW_DEFLATE) != Z_OK) {
-        deflate_scan_free(s);
-        return -ENOMEM;
-    }
-    *ret_scan = s;
-    return 0;
+    ((struct deflate_scan *)scan)->cuts_often = true;
 }
 
-void deflate_scan_free(struct deflate_scan *s)
+void deflate_scan_with_zlib(struct stream_scan *scan)
 {
-    if (!s)
-        return;
-    inflateEnd(&s->z);
-    inflateEnd(&s->probe);
-    block_inflate_free(s->blocks);
-    ZSTD_freeCCtx(s->zstd);
-    free(s->packed_window);
-    free(s->in);
-    free(s);
+    ((struct deflate_scan *)scan)->is_without_isal = true;
 }
 
-int deflate_scan_begin(struct deflate_scan *s, uint64_t offset, uint64_t end)
+/* How far the source was used. */
+static uint64_t scan_offset(const struct deflate_scan *s)
 {
-    if (inflateReset(&s->z) != Z_OK)
-        return -ENOMEM;
-    s->uses_zlib = !s->blocks;
-    if (s->blocks)
-        block_inflate_begin(s->blocks);
-    s->z.avail_in = 0;
-    s->in_len = 0;
-    s->offset = s->start = s->part_offset = offset;
-    s->end = min_u64(end, source_size(s->source));
-    s->crc = 0;
-    s->bytes = s->spent = 0;
-    s->first_bit = 0;
-    s->window_len = 0;
-    return 0;
-}
-
-void deflate_scan_cut_often(struct deflate_scan *s)
-{
-    s->cuts_often = true;
-}
-
-void deflate_scan_with_zlib(struct deflate_scan *s)
-{
-    block_inflate_free(s->blocks);
-    s->blocks = NULL;
-}
-
-uint64_t deflate_scan_offset(const struct deflate_scan *s)
-{
-    return s->offset - s->z.avail_in - (s->uses_zlib ? 0 : block_inflate_ahead(s->blocks) / 8);
+    return s->in_end - s->z.avail_in - (s->uses_zlib ? 0 : block_inflate_ahead(s->blocks) / 8);
 }
 
 /* Bits of the last byte that belong to the next block. */
@@ -165,28 +104,18 @@ static unsigned scan_unused_bits(const struct deflate_scan *s)
     return s->uses_zlib ? s->z.data_type & 7 : block_inflate_ahead(s->blocks) % 8;
 }
 
-uint32_t deflate_scan_crc(const struct deflate_scan *s)
-{
-    return s->crc;
-}
-
-uint64_t deflate_scan_bytes(const struct deflate_scan *s)
-{
-    return s->bytes;
-}
-
 /* ---- the windows ---- */
 
 /* `len` bytes of the source, at most PROBE_IN_BYTES. */
 static int scan_look(struct deflate_scan *s, uint64_t offset, size_t len,
                      const uint8_t **ret_bytes)
 {
-    uint64_t in_offset = s->offset - s->in_len;
-    bool is_at_hand = offset >= in_offset && offset + len <= s->offset;
+    uint64_t in_offset = s->in_end - s->in_len;
+    bool is_at_hand = offset >= in_offset && offset + len <= s->in_end;
     *ret_bytes = s->map       ? s->map + offset
                  : is_at_hand ? s->in + (offset - in_offset)
                               : s->probe_in;
-    return s->map || is_at_hand ? 0 : source_read(s->source, s->probe_in, len, offset);
+    return s->map || is_at_hand ? 0 : source_read(s->scan.source, s->probe_in, len, offset);
 }
 
 /* Lets zlib begin between two blocks. */
@@ -290,22 +219,18 @@ static void scan_sum_pieces(struct deflate_scan *s, const uint8_t *out, size_t l
     }
 }
 
-static int scan_damaged(const struct deflate_scan *s, struct fault *fault, const char *what)
-{
-    return fault_set(fault, -EUCLEAN, NULL, deflate_scan_offset(s), "damaged %s data: %s",
-                     s->name, what);
-}
-
 /* Gets more input. At the end there is none. */
 static int scan_refill(struct deflate_scan *s, struct fault *fault)
 {
-    size_t len = (size_t)min_u64(s->end - s->offset, s->map ? MAPPED_BYTES : IN_BYTES);
-    int r = s->map || len == 0 ? 0 : source_read_fault(s->source, s->in, len, s->offset, fault);
+    size_t len = (size_t)min_u64(s->scan.end - s->in_end, s->map ? MAPPED_BYTES : IN_BYTES);
+    int r = s->map || len == 0
+                ? 0
+                : source_read_fault(s->scan.source, s->in, len, s->in_end, fault);
     if (r < 0)
         return r;
-    s->z.next_in = (Bytef *)(uintptr_t)(s->map ? s->map + s->offset : s->in);
+    s->z.next_in = (Bytef *)(uintptr_t)(s->map ? s->map + s->in_end : s->in);
     s->z.avail_in = (uInt)len;
-    s->offset += len;
+    s->in_end += len;
     s->in_len = s->map ? 0 : len;
     return 0;
 }
@@ -328,7 +253,7 @@ static int scan_grow(struct stream_buffer *buffer, size_t len)
 
 static bool scan_is_too_long(const struct deflate_scan *s)
 {
-    return deflate_scan_offset(s) - s->part_offset > PACKED_MAX;
+    return scan_offset(s) - s->part_offset > PACKED_MAX;
 }
 
 /* Sees to input and to room behind `len` bytes. */
@@ -342,7 +267,7 @@ static int scan_get_ready(struct deflate_scan *s, struct stream_buffer *buffer, 
 /* Does it pay to end the part here, between two blocks? */
 static bool scan_may_cut(const struct deflate_scan *s, size_t len)
 {
-    uint64_t share = (deflate_scan_offset(s) - s->start) / STREAM_SHARE + FIRST_SHARE_BYTES;
+    uint64_t share = (scan_offset(s) - s->scan.start) / STREAM_SHARE + FIRST_SHARE_BYTES;
     return len >= DEFLATE_PART_LARGE || (s->cuts_often && len > 0) ||
            (len >= DEFLATE_PART_LEAST && s->spent + s->guess <= share);
 }
@@ -366,9 +291,10 @@ static int scan_block_with_zlib(struct deflate_scan *s, struct stream_buffer *bu
         if (z == Z_MEM_ERROR)
             return -ENOMEM;
         if (z != Z_OK && z != Z_BUF_ERROR)
-            return scan_damaged(s, fault, s->z.msg ? s->z.msg : "it makes no sense");
+            return scan_damaged(&s->scan, fault, scan_offset(s),
+                                s->z.msg ? s->z.msg : "it makes no sense");
         if (is_end && z == Z_BUF_ERROR && !(s->z.data_type & 128))
-            return scan_damaged(s, fault, "it ends too early");
+            return scan_damaged(&s->scan, fault, scan_offset(s), "it ends too early");
         if ((s->z.data_type & (128 | 64)) == 128)
             return 0;
     }
@@ -379,7 +305,7 @@ static bool scan_header_is_sound(struct deflate_scan *s, uint64_t offset, unsign
 {
     const uint8_t *header;
     uint8_t none;
-    size_t len = (size_t)min_u64(s->end - offset, HEADER_MAX);
+    size_t len = (size_t)min_u64(s->scan.end - offset, HEADER_MAX);
     if (len == 0 || scan_look(s, offset, len, &header) < 0 ||
         !scan_enter(&s->probe, header, len, first_bit, s->window, 0))
         return false;
@@ -428,7 +354,7 @@ static int scan_go_on_with_zlib(struct deflate_scan *s, uint64_t offset, unsigne
     s->uses_zlib = true;
     s->z.avail_in = 0;
     s->in_len = 0;
-    s->offset = offset + (first_bit != 0);
+    s->in_end = offset + (first_bit != 0);
     return r < 0 || is_fine ? r : -ENOMEM;
 }
 
@@ -438,7 +364,7 @@ static int scan_block(struct deflate_scan *s, struct stream_buffer *buffer, stru
     if (s->uses_zlib)
         return scan_block_with_zlib(s, buffer, fault, len);
     unsigned first_bit = (8 - scan_unused_bits(s)) % 8;
-    uint64_t offset = deflate_scan_offset(s) - (first_bit != 0);
+    uint64_t offset = scan_offset(s) - (first_bit != 0);
     size_t len_before = *len;
     int r = SCAN_UNSURE;
     if (scan_header_is_sound(s, offset, first_bit))
@@ -464,8 +390,8 @@ static int scan_inflate(struct deflate_scan *s, struct stream_buffer *buffer,
     return r == 0 && scan_is_too_long(s) ? -ENOTSUP : r;
 }
 
-int deflate_scan_next(struct deflate_scan *s, struct stream_buffer *buffer, struct fault *fault,
-                      struct stream_part *ret_part)
+static int scan_next_part(struct deflate_scan *s, struct stream_buffer *buffer,
+                          struct fault *fault, struct stream_part *ret_part)
 {
     size_t len = 0;
     int r = scan_inflate(s, buffer, fault, &len);
@@ -473,7 +399,7 @@ int deflate_scan_next(struct deflate_scan *s, struct stream_buffer *buffer, stru
         return r;
     bool is_last = r == 1;
     unsigned unused = is_last ? 0 : scan_unused_bits(s);
-    uint64_t end = deflate_scan_offset(s);
+    uint64_t end = scan_offset(s);
     *ret_part = (struct stream_part){
         .block = {.source_offset = s->part_offset,
                   .packed_bytes = (uint32_t)(end - s->part_offset),
@@ -492,10 +418,83 @@ int deflate_scan_next(struct deflate_scan *s, struct stream_buffer *buffer, stru
         return fault_set_read(fault, r, NULL, s->part_offset);
     s->guess = ret_part->point.window_packed + POINT_BYTES;
     s->spent += s->guess;
-    s->crc = libdeflate_crc32(s->crc, buffer->at, len);
-    s->bytes += len;
+    s->scan.crc = libdeflate_crc32(s->scan.crc, buffer->at, len);
+    s->scan.bytes += len;
     scan_move_window(s, buffer->at, len);
     s->part_offset = end - (unused != 0);
     s->first_bit = (8 - unused) % 8;
     return 0;
 }
+
+static int deflate_next(struct stream_scan *scan, struct stream_buffer *buffer,
+                        struct fault *fault, struct stream_part *ret_part)
+{
+    struct deflate_scan *s = (struct deflate_scan *)scan;
+    int r = scan_next_part(s, buffer, fault, ret_part);
+    scan->offset = scan_offset(s);
+    return r;
+}
+
+/* ---- life ---- */
+
+/* Before the first stream. What was made is freed by deflate_end. */
+static int scan_prepare(struct deflate_scan *s)
+{
+    s->map = source_map(s->scan.source);
+    s->guess = WINDOW_GUESS_BYTES + POINT_BYTES;
+    s->in = s->map ? NULL : malloc(IN_BYTES);
+    s->packed_window = malloc(ZSTD_compressBound(POINT_WINDOW_MAX));
+    s->zstd = ZSTD_createCCtx();
+    int r = s->is_without_isal ? 0 : block_inflate_new(&s->blocks);
+    for (uint32_t i = 0; i < POINT_WINDOW_MAX; i++) {
+        s->marked[0][i] = mark_of(0, i);
+        s->marked[1][i] = mark_of(1, i);
+    }
+    return r != -ENOMEM && (s->map || s->in) && s->packed_window && s->zstd &&
+                   inflateInit2(&s->z, RAW_DEFLATE) == Z_OK &&
+                   inflateInit2(&s->probe, RAW_DEFLATE) == Z_OK
+               ? 0
+               : -ENOMEM;
+}
+
+static int deflate_begin(struct stream_scan *scan, struct fault *fault)
+{
+    struct deflate_scan *s = (struct deflate_scan *)scan;
+    (void)fault;
+    int r = s->packed_window ? 0 : scan_prepare(s);
+    if (r < 0 || inflateReset(&s->z) != Z_OK)
+        return -ENOMEM;
+    s->uses_zlib = !s->blocks;
+    if (s->blocks)
+        block_inflate_begin(s->blocks);
+    s->z.avail_in = 0;
+    s->in_len = 0;
+    s->in_end = s->part_offset = scan->start;
+    scan->crc = 0;
+    scan->bytes = s->spent = 0;
+    s->first_bit = 0;
+    s->window_len = 0;
+    return 0;
+}
+
+static void deflate_end(struct stream_scan *scan)
+{
+    struct deflate_scan *s = (struct deflate_scan *)scan;
+    inflateEnd(&s->z);
+    inflateEnd(&s->probe);
+    block_inflate_free(s->blocks);
+    ZSTD_freeCCtx(s->zstd);
+    free(s->packed_window);
+    free(s->in);
+}
+
+const struct stream stream_deflate = {
+    .name = "deflate",
+    .codec = CODEC_DEFLATE_POINT,
+    .scan_bytes = sizeof(struct deflate_scan),
+    .begin = deflate_begin,
+    .next = deflate_next,
+    .end = deflate_end,
+    .unpack = deflate_part_unpack,
+    .unpack_start = deflate_part_unpack_start,
+};

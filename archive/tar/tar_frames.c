@@ -109,7 +109,7 @@ static int frames_set_codec(struct tar_framed *f, const char *compression,
 /* A bzip2 file may be one block, which is short; one of xz may be as long as the tar. */
 static int frames_begin_blocks(struct tar_framed *f)
 {
-    int r = f->blocks->stream->begin(f->blocks, 0, f->size_bytes, f->fault);
+    int r = stream_scan_begin(f->blocks, 0, f->size_bytes, f->fault);
     return r == 0 && f->codec == CODEC_XZ_BLOCK && f->blocks->count < 2 ? -ENOTSUP : r;
 }
 
@@ -254,7 +254,7 @@ static int frames_note_rest(struct tar_framed *f)
 static int frames_find_block(struct tar_framed *f, struct found *ret_found)
 {
     if (!f->blocks_ended) {
-        int r = f->blocks->stream->next(f->blocks, &f->out.memory, f->fault, &ret_found->part);
+        int r = stream_scan_next(f->blocks, &f->out.memory, f->fault, &ret_found->part);
         if (r < 0)
             return r;
         f->blocks_ended = ret_found->part.is_last;

@@ -272,7 +272,7 @@ static int scan_part(struct zip *z, const struct zip_entry *e, uint64_t at,
 {
     struct fault fault = {0};
     uint64_t offset = z->scan->offset;
-    int r = z->scan->stream->next(z->scan, &z->part, &fault, part);
+    int r = stream_scan_next(z->scan, &z->part, &fault, part);
     z->progress->beats++;
     if (r == -EUCLEAN)
         return member_is_damaged(z, fault.offset, fault.what);
@@ -303,7 +303,7 @@ static int scan_long(struct zip *z, const struct zip_entry *e, uint64_t data)
     if (r == -ENOTSUP)
         return member_is_damaged(z, data, cant_be_entered);
     if (r == 0)
-        r = z->scan->stream->begin(z->scan, data, data + e->packed_bytes, z->fault);
+        r = stream_scan_begin(z->scan, data, data + e->packed_bytes, z->fault);
     for (; r == 0 && !part.is_last; at += part.block.block_bytes)
         r = scan_part(z, e, at, &part);
     if (r < 0)

@@ -43,7 +43,7 @@ static void unpack_seen(struct codec_context *context, const uint8_t *data,
 #ifdef HAVE_ZLIB
 /* A stream that is cut into parts, by ISA-L or zlib. */
 struct scanned {
-    struct deflate_scan *scan;
+    struct stream_scan *scan;
     struct stream_buffer buffer;
     struct stream_part part;
     struct fault fault;
@@ -51,12 +51,12 @@ struct scanned {
 
 static void begin_scan(struct scanned *s, struct source *source, size_t size, bool with_zlib)
 {
-    if (deflate_scan_new(source, "gzip", &s->scan) < 0)
+    if (stream_scan_new(source, "deflate", NULL, &s->scan) < 0)
         abort();
     deflate_scan_cut_often(s->scan);
     if (with_zlib)
         deflate_scan_with_zlib(s->scan);
-    if (deflate_scan_begin(s->scan, 0, size) < 0)
+    if (stream_scan_begin(s->scan, 0, size, &s->fault) < 0)
         abort();
 }
 
@@ -82,19 +82,18 @@ static void scan(struct codec_context *context, const uint8_t *data, size_t size
     begin_scan(&ours, source, size, false);
     begin_scan(&zlibs, source, size, true);
     for (unsigned i = 0; r == 0 && !ours.part.is_last && i < PARTS_MAX; i++) {
-        r = deflate_scan_next(ours.scan, &ours.buffer, &ours.fault, &ours.part);
+        r = stream_scan_next(ours.scan, &ours.buffer, &ours.fault, &ours.part);
         require(r == 0 || r == -ENOTSUP || r == -ENOMEM || (r == -EUCLEAN && ours.fault.err));
-        require(deflate_scan_offset(ours.scan) <= size);
+        require(ours.scan->offset <= size);
         compare(r, &ours,
-                deflate_scan_next(zlibs.scan, &zlibs.buffer, &zlibs.fault, &zlibs.part),
-                &zlibs);
+                stream_scan_next(zlibs.scan, &zlibs.buffer, &zlibs.fault, &zlibs.part), &zlibs);
         if (r == 0 && ours.part.block.block_bytes > 0)
             unpack_seen(context, data, &ours.part, ours.buffer.at);
     }
     free(ours.buffer.at);
     free(zlibs.buffer.at);
-    deflate_scan_free(ours.scan);
-    deflate_scan_free(zlibs.scan);
+    stream_scan_free(ours.scan);
+    stream_scan_free(zlibs.scan);
     source_close(source);
 }
 
@@ -112,9 +111,9 @@ static void scan_blocks(struct codec_context *context, const char *compression,
     struct fault fault = {0};
     int r = stream_scan_new(source, compression, NULL, &scan);
     if (r == 0)
-        r = scan->stream->begin(scan, 0, size, &fault);
+        r = stream_scan_begin(scan, 0, size, &fault);
     for (unsigned i = 0; r == 0 && !part.is_last && i < PARTS_MAX; i++) {
-        r = scan->stream->next(scan, &buffer, &fault, &part);
+        r = stream_scan_next(scan, &buffer, &fault, &part);
         require(r == 0 || r == -ENOTSUP || (r == -EUCLEAN && fault.err));
         require(scan->offset <= size);
         if (r == 0 && part.block.block_bytes > 0)

@@ -213,9 +213,9 @@ static int scan(const struct file *f, struct source *source, struct helpers *hel
     struct stream_part part = {0};
     *ret_parts = (struct parts){0};
     ck_assert_int_eq(stream_scan_new(source, f->compression, helpers, &scan), 0);
-    int r = scan->stream->begin(scan, FRONT, UINT64_MAX, fault);
+    int r = stream_scan_begin(scan, FRONT, UINT64_MAX, fault);
     while (r == 0 && !part.is_last) {
-        r = scan->stream->next(scan, &buffer, fault, &part);
+        r = stream_scan_next(scan, &buffer, fault, &part);
         if (r < 0 || part.block.block_bytes == 0)
             continue;
         ck_assert_uint_le(part.block.block_bytes, f->plain_len - ret_parts->bytes);

@@ -118,29 +118,29 @@ static struct parts *scan_with(const struct deflated *s, struct source *source, 
                                bool with_zlib)
 {
     struct parts *parts = calloc(1, sizeof(*parts));
-    struct deflate_scan *scan;
+    struct stream_scan *scan;
     struct stream_buffer buffer = {0};
     struct stream_part part = {0};
     struct fault fault = {0};
-    ck_assert_int_eq(deflate_scan_new(source, "gzip", &scan), 0);
+    ck_assert_int_eq(stream_scan_new(source, "deflate", NULL, &scan), 0);
     if (often)
         deflate_scan_cut_often(scan);
     if (with_zlib)
         deflate_scan_with_zlib(scan);
-    ck_assert_int_eq(deflate_scan_begin(scan, FRONT, UINT64_MAX), 0);
+    ck_assert_int_eq(stream_scan_begin(scan, FRONT, UINT64_MAX, &fault), 0);
     for (size_t at = 0; !part.is_last; at += part.block.block_bytes) {
-        int r = deflate_scan_next(scan, &buffer, &fault, &part);
+        int r = stream_scan_next(scan, &buffer, &fault, &part);
         ck_assert_msg(r == 0, "%d %s", r, fault.what);
         ck_assert(part.block.block_bytes > 0 || part.is_last);
         ck_assert_uint_le(part.block.block_bytes, s->plain_len - at);
         ck_assert_int_eq(memcmp(buffer.at, s->plain + at, part.block.block_bytes), 0);
         keep(parts, &part, at);
     }
-    ck_assert_uint_eq(deflate_scan_bytes(scan), s->plain_len);
-    ck_assert_uint_eq(deflate_scan_offset(scan), FRONT + s->packed_len);
-    ck_assert_uint_eq(deflate_scan_crc(scan), (uint32_t)crc32(0, s->plain, (uInt)s->plain_len));
+    ck_assert_uint_eq(scan->bytes, s->plain_len);
+    ck_assert_uint_eq(scan->offset, FRONT + s->packed_len);
+    ck_assert_uint_eq(scan->crc, (uint32_t)crc32(0, s->plain, (uInt)s->plain_len));
     free(buffer.at);
-    deflate_scan_free(scan);
+    stream_scan_free(scan);
     return parts;
 }
 
@@ -338,21 +338,21 @@ END_TEST
 static int scan_all_with(const struct deflated *s, struct source *source, uint64_t end,
                          struct fault *fault, uint32_t *ret_crc, bool with_zlib)
 {
-    struct deflate_scan *scan;
+    struct stream_scan *scan;
     struct stream_buffer buffer = {0};
     struct stream_part part = {0};
-    int r = deflate_scan_new(source, "gzip", &scan);
+    int r = stream_scan_new(source, "deflate", NULL, &scan);
     ck_assert_int_eq(r, 0);
     deflate_scan_cut_often(scan);
     if (with_zlib)
         deflate_scan_with_zlib(scan);
-    r = deflate_scan_begin(scan, FRONT, end);
+    r = stream_scan_begin(scan, FRONT, end, fault);
     while (r == 0 && !part.is_last)
-        r = deflate_scan_next(scan, &buffer, fault, &part);
-    *ret_crc = deflate_scan_crc(scan);
-    ck_assert_uint_le(deflate_scan_offset(scan), FRONT + s->packed_len + FRONT);
+        r = stream_scan_next(scan, &buffer, fault, &part);
+    *ret_crc = scan->crc;
+    ck_assert_uint_le(scan->offset, FRONT + s->packed_len + FRONT);
     free(buffer.at);
-    deflate_scan_free(scan);
+    stream_scan_free(scan);
     return r;
 }
 
@@ -381,7 +381,7 @@ START_TEST(a_stream_that_was_cut_off_is_damaged)
         struct fault fault = {0};
         int r = scan_all(&s, source, FRONT + len, &fault, &crc);
         ck_assert_msg(r == (len == s.packed_len ? 0 : -EUCLEAN), "%zu: %d", len, r);
-        ck_assert(r == 0 || strstr(fault.what, "damaged gzip data: it ends too early"));
+        ck_assert(r == 0 || strstr(fault.what, "damaged deflate data: it ends too early"));
         ck_assert(r == 0 || fault.offset == FRONT + len);
     }
     source_close(source);

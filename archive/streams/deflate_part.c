@@ -1,5 +1,5 @@
 /*
- * Deflate. libdeflate decompresses whole streams only, but twice as fast as zlib. So the part
+ * libdeflate decompresses whole streams only, but twice as fast as zlib. So the part
  * becomes a whole stream:
  *
  *     the window, as a stored block | filler | the part | an empty last block
@@ -9,7 +9,7 @@
  * content: of fixed codes with 10 bits each, and, for an odd number of bits, of codes of its
  * own with 99. The window comes out again before the part, and is dropped.
  */
-#include "codec_parts.h"
+#include "deflate_part.h"
 
 #include <errno.h>
 #include <stdbool.h>
@@ -17,57 +17,46 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <zstd.h>
-#ifdef HAVE_ZLIB
 #include <libdeflate.h>
-#endif
-
-#include "bzip2_block.h"
+#include <zstd.h>
 
 #define STORED_HEAD_BYTES 5u
 #define FILLER_BYTES 20u /* 99 bits, three times 10, and the part's first byte */
 #define LAST_BYTES 3u
 /* Parts are mostly of 1 MiB. Room for longer ones is given back: each thread would keep it. */
 #define KEPT_BYTES (8u << 20)
+#define MATCH_MAX 258u
 
-struct codec_parts {
+struct deflate_parts {
     struct stream_memory memory;
     ZSTD_DCtx *zstd; /* for windows */
     struct stream_buffer in, out;
-#ifdef HAVE_ZLIB
     struct libdeflate_decompressor *deflate;
-#endif
 };
 
 static void parts_free(struct stream_memory *memory)
 {
-    struct codec_parts *parts = (struct codec_parts *)memory;
+    struct deflate_parts *parts = (struct deflate_parts *)memory;
     ZSTD_freeDCtx(parts->zstd);
-#ifdef HAVE_ZLIB
     if (parts->deflate)
         libdeflate_free_decompressor(parts->deflate);
-#endif
     free(parts->in.at);
     free(parts->out.at);
     free(parts);
 }
 
 /* The parts that the memory belongs to, which are made at first. NULL: -ENOMEM. */
-static struct codec_parts *parts_of(struct stream_memory **memory)
+static struct deflate_parts *parts_of(struct stream_memory **memory)
 {
     if (*memory)
-        return (struct codec_parts *)*memory;
-    struct codec_parts *parts = calloc(1, sizeof(*parts));
+        return (struct deflate_parts *)*memory;
+    struct deflate_parts *parts = calloc(1, sizeof(*parts));
     if (!parts)
         return NULL;
     parts->memory.free = parts_free;
     parts->zstd = ZSTD_createDCtx();
-    bool is_made = parts->zstd != NULL;
-#ifdef HAVE_ZLIB
     parts->deflate = libdeflate_alloc_decompressor();
-    is_made = is_made && parts->deflate;
-#endif
-    if (!is_made) {
+    if (!parts->zstd || !parts->deflate) {
         parts_free(&parts->memory);
         return NULL;
     }
@@ -83,14 +72,6 @@ static void parts_give_back(struct stream_buffer *buffer)
     *buffer = (struct stream_buffer){0};
 }
 
-static int parts_end(struct codec_parts *parts, int result)
-{
-    parts_give_back(&parts->in);
-    parts_give_back(&parts->out);
-    return result;
-}
-
-#ifdef HAVE_ZLIB
 /* How many bits of `packed_len` bytes belong to the part and what comes before it; 0: none. */
 static size_t parts_bits(const struct block_point *point, size_t packed_len)
 {
@@ -144,7 +125,7 @@ static void bits_put_filler(struct bits_out *out, unsigned first_bit)
         bits_put(out, 1u << 1, 10); /* not the last block, fixed codes: and at its end */
 }
 
-static size_t put_window(struct codec_parts *parts, const struct block_point *point,
+static size_t put_window(struct deflate_parts *parts, const struct block_point *point,
                          uint8_t *to)
 {
     uint32_t n = point->window_bytes;
@@ -159,7 +140,7 @@ static size_t put_window(struct codec_parts *parts, const struct block_point *po
 }
 
 /* Makes a whole stream of the part, in `in`. -EUCLEAN: it can't be one. */
-static int make_deflate_stream(struct codec_parts *parts, const struct block_point *point,
+static int make_deflate_stream(struct deflate_parts *parts, const struct block_point *point,
                                const uint8_t *packed, size_t packed_len, size_t *ret_len)
 {
     size_t bits = parts_bits(point, packed_len);
@@ -189,76 +170,45 @@ static int make_deflate_stream(struct codec_parts *parts, const struct block_poi
     return 0;
 }
 
-static int unpack_deflate_part(struct codec_parts *parts, const struct block_point *point,
-                               const void *packed, size_t packed_len, void *block, size_t size)
-{
-    size_t len, whole = point->window_bytes + size;
-    int r = make_deflate_stream(parts, point, packed, packed_len, &len);
-    if (r == 0)
-        r = stream_buffer_room(&parts->out, whole);
-    if (r < 0)
-        return r;
-    if (libdeflate_deflate_decompress(parts->deflate, parts->in.at, len, parts->out.at, whole,
-                                      NULL) != LIBDEFLATE_SUCCESS)
-        return -EUCLEAN;
-    memcpy(block, parts->out.at + point->window_bytes, size);
-    return 0;
-}
-
 /*
+ * Decompresses the first `len` bytes: all of the part, if there is no room for `more`.
+ *
  * libdeflate stops where the buffer is full, and then has written all but a last match. It does
  * not promise that, hence the sums.
  */
-static int unpack_deflate_start(struct codec_parts *parts, const struct block_point *point,
-                                const void *packed, size_t packed_len, void *block, size_t len)
+static int parts_unpack(struct stream_memory **memory, const struct block_point *point,
+                        const void *packed, size_t packed_len, void *block, size_t len,
+                        size_t more)
 {
-    enum { MATCH_MAX = 258 };
-    size_t stream_len, room = point->window_bytes + len + MATCH_MAX, out_len;
+    struct deflate_parts *parts = parts_of(memory);
+    size_t stream_len, out_len, whole = point->window_bytes + len;
+    if (!parts)
+        return -ENOMEM;
     int r = make_deflate_stream(parts, point, packed, packed_len, &stream_len);
     if (r == 0)
-        r = stream_buffer_room(&parts->out, room);
-    if (r < 0)
-        return r;
-    enum libdeflate_result result = libdeflate_deflate_decompress(
-        parts->deflate, parts->in.at, stream_len, parts->out.at, room, &out_len);
-    if (result != LIBDEFLATE_INSUFFICIENT_SPACE &&
-        (result != LIBDEFLATE_SUCCESS || out_len < point->window_bytes + len))
-        return -EUCLEAN;
-    memcpy(block, parts->out.at + point->window_bytes, len);
-    return 0;
+        r = stream_buffer_room(&parts->out, whole + more);
+    if (r == 0) {
+        enum libdeflate_result result = libdeflate_deflate_decompress(
+            parts->deflate, parts->in.at, stream_len, parts->out.at, whole + more, &out_len);
+        bool is_full = more > 0 && result == LIBDEFLATE_INSUFFICIENT_SPACE;
+        if (is_full || (result == LIBDEFLATE_SUCCESS && out_len >= whole))
+            memcpy(block, parts->out.at + point->window_bytes, len);
+        else
+            r = -EUCLEAN;
+    }
+    parts_give_back(&parts->in);
+    parts_give_back(&parts->out);
+    return r;
 }
 
-int codec_parts_deflate(struct stream_memory **memory, const struct block_point *point,
+int deflate_part_unpack(struct stream_memory **memory, const struct block_point *point,
                         const void *packed, size_t packed_len, void *block, size_t size)
 {
-    struct codec_parts *parts = parts_of(memory);
-    return parts ? parts_end(parts,
-                             unpack_deflate_part(parts, point, packed, packed_len, block, size))
-                 : -ENOMEM;
+    return parts_unpack(memory, point, packed, packed_len, block, size, 0);
 }
 
-int codec_parts_deflate_start(struct stream_memory **memory, const struct block_point *point,
+int deflate_part_unpack_start(struct stream_memory **memory, const struct block_point *point,
                               const void *packed, size_t packed_len, void *block, size_t len)
 {
-    struct codec_parts *parts = parts_of(memory);
-    return parts ? parts_end(parts,
-                             unpack_deflate_start(parts, point, packed, packed_len, block, len))
-                 : -ENOMEM;
+    return parts_unpack(memory, point, packed, packed_len, block, len, MATCH_MAX);
 }
-#endif
-
-#ifdef HAVE_BZ2
-int codec_parts_bzip2(struct stream_memory **memory, const struct block_point *point,
-                      const void *packed, size_t packed_len, void *block, size_t size)
-{
-    struct codec_parts *parts = parts_of(memory);
-    size_t len;
-    int r = !parts ? -ENOMEM : packed_len <= BZIP2_PACKED_MAX ? 0 : -EUCLEAN;
-    if (r == 0)
-        r = stream_buffer_room(&parts->in, packed_len + BZIP2_STREAM_EXTRA);
-    if (r == 0)
-        r = bzip2_block_unpack(packed, packed_len, point->first_bit, point->last_bits,
-                               parts->in.at, block, size, &len);
-    return r == -ENOSPC || (r == 0 && len != size) ? -EUCLEAN : r;
-}
-#endif
