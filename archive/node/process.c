@@ -16,11 +16,13 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "clock.h"
 #include "process.h"
 #include "syscalls.h"
 
 #define DISCARD_LIMIT_MS 1000
 #define DISCARD_STEP_MS 1
+#define HEAR_STEP_US 200
 #define ANCESTORS_MAX 1000
 /* One of the kernel's flags in /proc/PID/stat (include/linux/sched.h); the same since
  * Linux 2.6. */
@@ -211,6 +213,43 @@ void process_discard(pid_t pid)
     for (int waited = 0; waited < DISCARD_LIMIT_MS && waitpid(pid, NULL, WNOHANG) == 0;
          waited += DISCARD_STEP_MS)
         poll(NULL, 0, DISCARD_STEP_MS);
+}
+
+static void process_listen(int output, uint64_t end_ms, char *text, size_t size)
+{
+    size_t len = 0;
+    char rest[256];
+
+    for (uint64_t now; (now = now_ms()) < end_ms;) {
+        struct pollfd p = {.fd = output, .events = POLLIN};
+        if (poll(&p, 1, (int)(end_ms - now)) == 0)
+            break;
+        bool has_room = len < size - 1;
+        ssize_t n = read(output, has_room ? text + len : rest,
+                         has_room ? size - 1 - len : sizeof(rest));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            break;
+        len += has_room ? (size_t)n : 0;
+    }
+    text[len] = '\0';
+}
+
+int process_hear(pid_t pid, int output, uint64_t end_ms, char *text, size_t size)
+{
+    int status;
+    pid_t got;
+
+    process_listen(output, end_ms, text, size);
+    while ((got = waitpid(pid, &status, WNOHANG)) == 0 || (got < 0 && errno == EINTR)) {
+        if (now_ms() > end_ms) {
+            process_discard(pid);
+            return -ETIMEDOUT;
+        }
+        usleep(HEAR_STEP_US);
+    }
+    return got == pid && WIFEXITED(status) ? WEXITSTATUS(status) : 255;
 }
 
 int process_try(int (*work)(void *ctx), void *ctx, int timeout_ms)

@@ -7,6 +7,7 @@
 
 #include <limits.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
 
@@ -83,6 +84,13 @@ void process_watch_close(struct process_watch *watch);
 
 /* Wait for a child's end, whatever signals come: 0 and its status, or -errno. */
 int process_reap(pid_t pid, int *ret_status);
+
+/*
+ * Read what a child writes to `output` until it closes that, keep the first bytes, terminated,
+ * and wait for its end, all of it until `end_ms` of now_ms: its exit status, which is 255 after
+ * a signal, or -ETIMEDOUT after it was killed.
+ */
+int process_hear(pid_t pid, int output, uint64_t end_ms, char *text, size_t size);
 
 /* Kill a child. One that hangs in the kernel for longer than a second is left as a zombie. */
 void process_discard(pid_t pid);

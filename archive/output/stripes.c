@@ -7,13 +7,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/vfs.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "cleanup.h"
@@ -54,59 +51,27 @@ static _Noreturn void lfs_execute(int folder_fd, char *const argv[], int output)
     if (fchdir(folder_fd) < 0 || dup2(null, STDIN_FILENO) < 0 ||
         dup2(output, STDOUT_FILENO) < 0 || dup2(output, STDERR_FILENO) < 0)
         _exit(126);
-    signal(SIGALRM, SIG_DFL); /* also for one that has closed its output */
-    alarm(LFS_LIMIT_MS / 1000);
     execv(argv[0], argv);
     _exit(127);
-}
-
-/* All that it writes until it closes its output, of which only the first part is kept. */
-static int lfs_listen(int fd, char text[LFS_TEXT_MAX])
-{
-    const uint64_t end_ms = now_ms() + LFS_LIMIT_MS;
-    char rest[256];
-    size_t len = 0;
-    ssize_t n = 1;
-
-    while (n != 0) {
-        struct pollfd p = {.fd = fd, .events = POLLIN};
-        uint64_t now = now_ms();
-        int r = now < end_ms ? poll(&p, 1, (int)(end_ms - now)) : 0;
-        if (r == 0)
-            return -ETIMEDOUT;
-        bool has_room = len < LFS_TEXT_MAX - 1;
-        n = read(fd, has_room ? text + len : rest,
-                 has_room ? LFS_TEXT_MAX - 1 - len : sizeof(rest));
-        if (n < 0 && errno != EINTR)
-            return -errno;
-        if (n > 0 && has_room)
-            len += (size_t)n;
-    }
-    text[len] = '\0';
-    return 0;
 }
 
 /* Run it, and read what it writes. -EIO: it failed. */
 static int lfs_run(int folder_fd, char *const argv[], char text[LFS_TEXT_MAX])
 {
-    int fds[2], status = 0;
+    int fds[2];
 
     text[0] = '\0';
     if (pipe2(fds, O_CLOEXEC) < 0)
         return -errno;
+    auto_close int output = fds[0];
     pid_t pid = fork();
     if (pid == 0)
         lfs_execute(folder_fd, argv, fds[1]);
     int r = pid < 0 ? -errno : 0;
     close(fds[1]);
     if (r == 0)
-        r = lfs_listen(fds[0], text);
-    close(fds[0]);
-    if (pid > 0 && r < 0)
-        process_discard(pid);
-    else if (pid > 0)
-        r = process_reap(pid, &status);
-    return r == 0 && status != 0 ? -EIO : r;
+        r = process_hear(pid, output, now_ms() + LFS_LIMIT_MS, text, LFS_TEXT_MAX);
+    return r > 0 ? -EIO : r;
 }
 
 static char *name_here(const char *name)

@@ -5,14 +5,12 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "cleanup.h"
@@ -21,10 +19,10 @@
 #include "fault.h"
 #include "fusermount.h"
 #include "message.h"
+#include "process.h"
 #include "vector.h"
 
 #define HELPER_LIMIT_MS 10000
-#define REAP_STEP_US 200
 #define UNKNOWN "unknown argument ignored"
 
 extern char **environ;
@@ -79,56 +77,15 @@ static int helper_spawn(char *const argv[], const char *commfd, int output, pid_
     return r;
 }
 
-/* Read its output until it closes that or the time is over; keep the first line. */
-static void helper_listen(int fd, uint64_t end_ms, char said[FUSERMOUNT_SAID_MAX])
+int fusermount_hear(int output, pid_t pid, uint64_t end_ms, const char *name,
+                    char said[FUSERMOUNT_SAID_MAX])
 {
-    size_t len = 0;
-    char rest[256];
-
-    for (uint64_t now; (now = now_ms()) < end_ms;) {
-        struct pollfd p = {.fd = fd, .events = POLLIN};
-        if (poll(&p, 1, (int)(end_ms - now)) == 0)
-            break;
-        bool room = len < FUSERMOUNT_SAID_MAX - 1;
-        ssize_t n = read(fd, room ? said + len : rest,
-                         room ? FUSERMOUNT_SAID_MAX - 1 - len : sizeof(rest));
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            break;
-        len += room ? (size_t)n : 0;
-    }
-    said[len] = '\0';
+    int r = process_hear(pid, output, end_ms, said, FUSERMOUNT_SAID_MAX);
     /* fuse-overlayfs begins with options that its libfuse does not know, and goes on. */
     for (char *next;
          strncmp(said, UNKNOWN, strlen(UNKNOWN)) == 0 && (next = strchr(said, '\n'));)
         memmove(said, next + 1, strlen(next));
     said[strcspn(said, "\n")] = '\0';
-}
-
-/* Its exit status, 0 to 255; -ETIMEDOUT after it was killed. */
-static int helper_reap(pid_t pid, uint64_t end_ms)
-{
-    int status;
-    pid_t got;
-
-    while ((got = waitpid(pid, &status, WNOHANG)) == 0 || (got < 0 && errno == EINTR)) {
-        if (now_ms() > end_ms) {
-            kill(pid, SIGKILL);
-            poll(NULL, 0, 100);
-            waitpid(pid, &status, WNOHANG); /* unless it is stuck in the kernel */
-            return -ETIMEDOUT;
-        }
-        usleep(REAP_STEP_US);
-    }
-    return got == pid && WIFEXITED(status) ? WEXITSTATUS(status) : 255;
-}
-
-int fusermount_hear(int output, pid_t pid, uint64_t end_ms, const char *name,
-                    char said[FUSERMOUNT_SAID_MAX])
-{
-    helper_listen(output, end_ms, said);
-    int r = helper_reap(pid, end_ms);
     if (r == -ETIMEDOUT)
         snprintf(said, FUSERMOUNT_SAID_MAX, "%s: no answer within %d s", name,
                  HELPER_LIMIT_MS / 1000);
