@@ -55,19 +55,13 @@ int helpers_new(unsigned threads, struct helpers **ret_helpers)
     pthread_mutex_init(&helpers->lock, NULL);
     pthread_cond_init(&helpers->begun, NULL);
     pthread_cond_init(&helpers->done, NULL);
-    int r = 0;
-    while (r == 0 && helpers->count < threads) {
-        r = thread_start(&helpers->threads[helpers->count], STACK_BYTES, helpers_work, helpers);
-        helpers->count += r == 0;
-    }
+    while (helpers->count < threads && thread_start(&helpers->threads[helpers->count],
+                                                    STACK_BYTES, helpers_work, helpers) == 0)
+        helpers->count++;
     pthread_mutex_lock(&helpers->lock);
     while (helpers->ready < helpers->count)
         pthread_cond_wait(&helpers->done, &helpers->lock);
     pthread_mutex_unlock(&helpers->lock);
-    if (r < 0) {
-        helpers_free(helpers);
-        return r;
-    }
     *ret_helpers = helpers;
     return 0;
 }

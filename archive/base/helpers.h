@@ -26,7 +26,7 @@ struct helper_task {
 struct helpers;
 /*
  * Returns when all threads run: what libc does at their start must be over before a filter
- * takes system calls away. -ENOMEM, -EAGAIN.
+ * takes system calls away. Fewer run if no more can be started. -ENOMEM.
  */
 int helpers_new(unsigned threads, struct helpers **ret_helpers);
 void helpers_free(struct helpers *helpers); /* No task may wait or run. NULL is fine. */

@@ -5,28 +5,29 @@
  *     compress_pool_new(threads, level, &pool);
  *     struct compressor c = {.pool = pool};          one for each archive that is written
  *     compressor_put(&c, &job->compress) ...
- *     while ((job = compressor_take(&c, compressor_is_full(&c, block_bytes)))
+ *     while ((job = compressor_take(&c, block_bytes)))
  *         ...                                        in order, each when it is done
- *     compressor_end(&c);                            and take what is left, to free it
+ *     while ((job = compressor_cancel(&c)))          what was not taken, to free it
  *     compress_pool_free(pool);
  *
- * With one thread, compressor_put does the work in its caller's thread. With more, a caller
- * that has to wait works on jobs that no thread has begun.
+ * With one thread, the work is done where jobs are taken. With more, a caller that has to wait
+ * works on jobs that no thread has begun.
  *
- * Threads: a compressor belongs to one thread at a time; several threads may use compressors of
- * the same pool.
+ * Threads: as helpers.h has it, one at a time uses the compressors of a pool.
  */
 #ifndef ONEPOT_COMPRESS_H
 #define ONEPOT_COMPRESS_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include "helpers.h"
 
 struct compress_pool;
 
 struct compress_job {
-    const uint8_t *in; /* NULL: no work, the job only keeps its place */
+    struct helper_task task; /* private; must be first */
+    const uint8_t *in;       /* NULL: no work, the job only keeps its place */
     size_t in_len;
 
     /* Set when compressor_take returns the job: */
@@ -36,8 +37,8 @@ struct compress_job {
     size_t out_len;
 
     /* private */
-    int state;
-    struct compress_job *next, *next_todo;
+    struct compress_pool *pool;
+    struct compress_job *next;
 };
 
 struct compressor {
@@ -57,16 +58,13 @@ void compress_pool_free(struct compress_pool *pool); /* NULL is fine */
 
 void compressor_put(struct compressor *compressor, struct compress_job *job);
 
-/* Is so much in flight that jobs should be taken before more are put in? */
-bool compressor_is_full(const struct compressor *compressor, size_t block_bytes);
-
-/* The oldest job, if it is done. With `wait`, waits until it is. NULL: not done, or no job. */
-struct compress_job *compressor_take(struct compressor *compressor, bool wait);
-
 /*
- * Ends the work on jobs that were not taken; no thread works on any of them afterwards. They
- * can be taken at once then, done or not.
+ * The oldest job, done, if more bytes are in flight than frames of `block_bytes` that keep all
+ * threads busy (0: in any case), or if there was no work to do. NULL: none.
  */
-void compressor_end(struct compressor *compressor);
+struct compress_job *compressor_take(struct compressor *compressor, size_t block_bytes);
+
+/* The oldest job, done or not; no thread works on it afterwards. NULL: none is left. */
+struct compress_job *compressor_cancel(struct compressor *compressor);
 
 #endif

@@ -355,8 +355,7 @@ static int framer_emit_frame(struct framer *f, struct frame *frame, struct fault
 static int framer_drain(struct framer *f, bool wait, struct fault *fault)
 {
     struct compress_job *job;
-    while ((job = compressor_take(
-                &f->compressor, wait || compressor_is_full(&f->compressor, f->block_bytes)))) {
+    while ((job = compressor_take(&f->compressor, wait ? 0 : f->block_bytes))) {
         int r = framer_emit_frame(f, (struct frame *)job, fault);
         if (r < 0)
             return r;
@@ -592,8 +591,7 @@ void framer_free(struct framer *f)
     if (!f)
         return;
     struct compress_job *job;
-    compressor_end(&f->compressor);
-    while ((job = compressor_take(&f->compressor, true)))
+    while ((job = compressor_cancel(&f->compressor)))
         frame_free((struct frame *)job);
     compress_pool_free(f->own_pool);
     if (f->open)
