@@ -65,28 +65,26 @@ static int pour_tar(struct pour *p, struct pour_stream *s)
     return tar_take_members(&stream, &taker, p->progress, p->fault);
 }
 
+static const char *pour_kind_of(const uint8_t *head, size_t len)
+{
+    if (len >= 4 && memcmp(head, "PK\3\4", 4) == 0)
+        return "a zip, whose directory is at its end";
+    if (len >= 4 && memcmp(head, "hsqs", 4) == 0)
+        return "a SquashFS image, which can't be read from front to back";
+    return "nothing that can be packed from a stream";
+}
+
 static int pour_unknown(struct pour *p, const struct pour_stream *s, const uint8_t *head,
                         size_t len)
 {
     if (p->progress->bytes_done == 0)
         fault_set(p->fault, -ENOMSG, NULL, FAULT_NO_OFFSET,
                   "is empty: what was to write it wrote nothing");
-    else if (s->compression && len == 0)
-        fault_set(p->fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "is %s data of nothing",
-                  s->compression);
     else if (s->compression)
-        fault_set(p->fault, -ENOMSG, NULL, FAULT_NO_OFFSET,
-                  "is %s data, but of nothing that can be packed from a stream",
-                  s->compression);
-    else if (len >= 4 && memcmp(head, "PK\3\4", 4) == 0)
-        fault_set(p->fault, -ENOMSG, NULL, FAULT_NO_OFFSET,
-                  "is a zip, whose directory is at its end");
-    else if (len >= 4 && memcmp(head, "hsqs", 4) == 0)
-        fault_set(p->fault, -ENOMSG, NULL, FAULT_NO_OFFSET,
-                  "is a SquashFS image, which can't be read from front to back");
+        fault_set(p->fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "is %s data%s", s->compression,
+                  len ? ", but of nothing that can be packed from a stream" : " of nothing");
     else
-        fault_set(p->fault, -ENOMSG, NULL, FAULT_NO_OFFSET,
-                  "is nothing that can be packed from a stream");
+        fault_set(p->fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "is %s", pour_kind_of(head, len));
     fault_advise(p->fault, "give a tar, or save it in a file and pack that");
     return -ENOMSG;
 }

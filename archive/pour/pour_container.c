@@ -178,11 +178,6 @@ static int container_failed(struct container *c, const char *last)
 
 /* ---- members ---- */
 
-static int container_is_nameless(struct fault *fault, uint64_t offset)
-{
-    return fault_set(fault, -EINVAL, NULL, offset, "a member has no name that can be shown");
-}
-
 static int container_describe(struct container *c, struct archive_entry *entry,
                               const char *path, struct fault *fault,
                               struct builder_member *ret_member)
@@ -343,7 +338,8 @@ static int container_take(struct container *c, struct archive_entry *entry)
     if (archive_entry_is_encrypted(entry))
         return container_encrypted(c, path);
     if (!path || !path[0])
-        r = container_is_nameless(&own, (uint64_t)archive_read_header_position(c->archive));
+        r = fault_set(&own, -EINVAL, NULL, (uint64_t)archive_read_header_position(c->archive),
+                      "a member has no name that can be shown");
     else if (container_is_table(c, path))
         r = 0;
     else if (strcmp(c->format->name, "cpio") == 0 && archive_entry_nlink(entry) > 1 &&

@@ -36,7 +36,7 @@ struct pour_stream {
     struct pour_unpacker *unpacker;
     struct pour_block {
         uint8_t *bytes;
-        size_t len, capacity;
+        size_t len;
         uint64_t offset;
     } blocks[2];
     int last;        /* the block that was read last */

@@ -164,8 +164,6 @@ static int stream_open_filter(struct pour_stream *s)
     r = tar_enable_filter(u->archive, s->compression, s->fault);
     if (r < 0)
         return r;
-    archive_read_support_format_raw(u->archive);
-    archive_read_support_format_empty(u->archive);
     archive_read_set_read_callback(u->archive, stream_feed_filter);
     archive_read_set_callback_data(u->archive, s);
     if (archive_read_open1(u->archive) != ARCHIVE_OK)
@@ -178,34 +176,13 @@ static int stream_open_filter(struct pour_stream *s)
     return status == ARCHIVE_OK || s->is_at_end ? 0 : stream_complain(s);
 }
 
-static int stream_grow(struct pour_block *b, size_t len)
-{
-    if (len <= b->capacity)
-        return 0;
-    free(b->bytes);
-    b->bytes = malloc(len);
-    b->capacity = b->bytes ? len : 0;
-    return b->bytes ? 0 : -ENOMEM;
-}
-
 static int stream_unfilter(struct pour_stream *s, struct pour_block *b)
 {
-    const void *bytes;
-    size_t len = 0;
-    la_int64_t offset;
-    b->len = 0;
-    if (s->is_at_end)
-        return 0;
-    int status = archive_read_data_block(s->unpacker->archive, &bytes, &len, &offset);
-    if (status == ARCHIVE_EOF)
-        return 0;
-    if (status != ARCHIVE_OK)
+    la_ssize_t n =
+        s->is_at_end ? 0 : archive_read_data(s->unpacker->archive, b->bytes, READ_BYTES);
+    if (n < 0)
         return stream_complain(s);
-    int r = stream_grow(b, len);
-    if (r < 0)
-        return r;
-    memcpy(b->bytes, bytes, len);
-    b->len = len;
+    b->len = (size_t)n;
     return 0;
 }
 
@@ -239,8 +216,7 @@ static int stream_next_member(struct pour_stream *s)
 static int stream_inflate(struct pour_stream *s, struct pour_block *b)
 {
     struct pour_unpacker *u = s->unpacker;
-    int r = stream_grow(b, READ_BYTES);
-    b->len = 0;
+    int r = 0;
     while (r == 0 && b->len < READ_BYTES && !s->is_at_end) {
         r = stream_fill(s);
         if (r == 0 && u->len == 0) {
@@ -295,12 +271,14 @@ static int stream_inflate(struct pour_stream *s, struct pour_block *b)
 static int stream_read_block(struct pour_stream *s, struct pour_block *b)
 {
     struct pour_unpacker *u = s->unpacker;
+    b->len = 0;
+    if (!b->bytes && !(b->bytes = malloc(READ_BYTES)))
+        return -ENOMEM;
     if (u && u->is_gzip)
         return stream_inflate(s, b);
     if (u)
         return stream_unfilter(s, b);
-    int r = stream_grow(b, READ_BYTES);
-    return r < 0 ? r : stream_read_some(s, b->bytes, READ_BYTES, &b->len);
+    return stream_read_some(s, b->bytes, READ_BYTES, &b->len);
 }
 
 /* Gets the next block into s->blocks[s->last]. */
@@ -376,22 +354,7 @@ static int stream_begin_unpacking(struct pour_stream *s)
     u->len = u->packed_bytes = b->len;
     *b = (struct pour_block){0};
     int r = strcmp(s->compression, "gzip") == 0 ? stream_open_gzip(s) : stream_open_filter(s);
-    while (r == 0 && b->len < HEAD_LEAST) {
-        struct pour_block more = {0};
-        r = stream_read_block(s, &more);
-        uint8_t *bytes = r == 0 && more.len ? realloc(b->bytes, b->len + more.len) : NULL;
-        if (bytes) {
-            memcpy(bytes + b->len, more.bytes, more.len);
-            b->bytes = bytes;
-            b->capacity = b->len += more.len;
-        } else if (r == 0 && more.len) {
-            r = -ENOMEM;
-        }
-        free(more.bytes);
-        if (r < 0 || !more.len)
-            break;
-    }
-    return r;
+    return r < 0 ? r : stream_read_block(s, b);
 }
 
 int pour_stream_open(struct pour_stream *s, int fd, struct progress *progress,
@@ -399,9 +362,8 @@ int pour_stream_open(struct pour_stream *s, int fd, struct progress *progress,
 {
     *s = (struct pour_stream){.fd = fd, .progress = progress, .fault = fault};
     struct pour_block *b = &s->blocks[0];
-    int r = stream_grow(b, READ_BYTES);
-    if (r == 0)
-        r = stream_read_full(s, b->bytes, HEAD_LEAST, &b->len);
+    b->bytes = malloc(READ_BYTES);
+    int r = b->bytes ? stream_read_full(s, b->bytes, HEAD_LEAST, &b->len) : -ENOMEM;
     if (r == 0 && tar_is_packed(NULL, b->bytes, b->len, &s->compression) == 1)
         r = stream_begin_unpacking(s);
     s->is_waiting = true;

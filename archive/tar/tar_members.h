@@ -66,7 +66,10 @@ bool tar_probe_head(const uint8_t *head, size_t head_len);
 int tar_is_packed(const struct source *source, const uint8_t *head, size_t head_len,
                   const char **ret_compression);
 
-/* Have libarchive decompress this. -ENOTSUP: it can't without starting a program. */
+/*
+ * Have libarchive decompress this, into one member. -ENOTSUP: it can't without starting a
+ * program.
+ */
 int tar_enable_filter(struct archive *a, const char *compression, struct fault *fault);
 
 /* After opening: does it decompress? -ENOTSUP: xz or zstd wants too much memory. */

@@ -63,6 +63,8 @@ int tar_enable_filter(struct archive *a, const char *compression, struct fault *
         {"lzma", archive_read_support_filter_lzma},
         {"compress", archive_read_support_filter_compress},
     };
+    archive_read_support_format_raw(a);
+    archive_read_support_format_empty(a);
     for (size_t i = 0; i < sizeof(filters) / sizeof(filters[0]); i++)
         if (strcmp(filters[i].name, compression) == 0 &&
             filters[i].enable(a) == ARCHIVE_OK) /* ARCHIVE_WARN: it would start a program */
@@ -274,8 +276,6 @@ static int tar_unpack_stream(struct unpacking *u)
         r = tar_enable_filter(u->archive, u->compression, u->fault);
     if (r < 0)
         return r;
-    archive_read_support_format_raw(u->archive);
-    archive_read_support_format_empty(u->archive);
     r = tar_feed_open(&u->feed, u->source, offset, FEED_BYTES, u->archive);
     /*
      * libarchive takes data that fails at its first byte for empty, but leaves an error code.
