@@ -463,13 +463,13 @@ static bool framer_may_ride(const struct framer *f, size_t len)
 static int framer_pack_header(struct framer *f, const struct pax_buffer *header,
                               struct fault *fault)
 {
-    uint64_t whole = header->len + f->stored + pax_padding(f->stored);
+    uint64_t whole = header->count + f->stored + pax_padding(f->stored);
     size_t used = f->open && !f->open->raw ? f->open->len : 0;
     bool apart = whole > f->block_bytes || whole < f->stored;
-    size_t together = apart ? header->len : (size_t)whole;
+    size_t together = apart ? header->count : (size_t)whole;
     int r = used + together > f->block_bytes ? framer_close_frame(f, fault) : 0;
     if (r == 0)
-        r = framer_pack_bytes(f, header->bytes, header->len, false, fault);
+        r = framer_pack_bytes(f, header->at, header->count, false, fault);
     if (r == 0 && apart && f->stored)
         r = framer_close_frame(f, fault);
     return r;
@@ -480,16 +480,16 @@ static int framer_flush_header(struct framer *f, bool raw, struct fault *fault)
 {
     struct pax_buffer header = f->header;
     f->header = (struct pax_buffer){0};
-    if (!header.len)
+    if (!header.count)
         return 0;
-    if (raw && header.len < RAW_BLOCK_BYTES) {
+    if (raw && header.count < RAW_BLOCK_BYTES) {
         int r = framer_open_frame(f, true, fault);
         if (r < 0)
-            free(header.bytes);
-        return r < 0 ? r : framer_put_raw(f, header.bytes, header.len, false);
+            free(header.at);
+        return r < 0 ? r : framer_put_raw(f, header.at, header.count, false);
     }
     int r = framer_pack_header(f, &header, fault);
-    pax_buffer_free(&header);
+    vector_free(&header);
     return r;
 }
 
@@ -506,7 +506,7 @@ int framer_member(struct framer *f, const struct pax_member *member, struct pax_
                            : vector_push(&f->extents, (struct pax_extent){0, stored});
     if (r < 0 || stored)
         return r;
-    size_t len = f->header.len;
+    size_t len = f->header.count;
     bool ride = framer_may_ride(f, len);
     if (ride)
         f->open->ridden_bytes += len;
@@ -516,8 +516,8 @@ int framer_member(struct framer *f, const struct pax_member *member, struct pax_
 /* Should the next `len` bytes of data go into a raw frame? */
 static bool framer_choose_raw(struct framer *f, const uint8_t *bytes, size_t len)
 {
-    if (f->done == 0 && framer_may_ride(f, len + f->header.len)) {
-        f->open->ridden_bytes += len + f->header.len;
+    if (f->done == 0 && framer_may_ride(f, len + f->header.count)) {
+        f->open->ridden_bytes += len + f->header.count;
         return true;
     }
     if (len < SAMPLE_LEAST)
@@ -596,7 +596,7 @@ void framer_free(struct framer *f)
     compress_pool_free(f->own_pool);
     if (f->open)
         frame_free(f->open);
-    pax_buffer_free(&f->header);
+    vector_free(&f->header);
     vector_free(&f->pieces);
     vector_free(&f->extents);
     free(f);

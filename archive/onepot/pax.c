@@ -81,36 +81,20 @@ void pax_xattrs_free(pax_xattrs *list)
 
 /* ---- buffers ---- */
 
-void pax_buffer_free(struct pax_buffer *buffer)
-{
-    free(buffer->bytes);
-    *buffer = (struct pax_buffer){0};
-}
-
 /* Appends room for `len` bytes to the buffer. NULL: no memory. */
 static uint8_t *pax_grow(struct pax_buffer *buffer, size_t len)
 {
-    if (vector_grow(&buffer->bytes, buffer->len, len, &buffer->capacity, 1) < 0)
+    if (vector_reserve(buffer, len) < 0)
         return NULL;
-    uint8_t *place = buffer->bytes + buffer->len;
-    buffer->len += len;
+    uint8_t *place = buffer->at + buffer->count;
+    buffer->count += len;
     return place;
-}
-
-int pax_buffer_append(struct pax_buffer *buffer, const void *bytes, size_t len)
-{
-    uint8_t *place = pax_grow(buffer, len);
-    if (!place)
-        return -ENOMEM;
-    if (len)
-        memcpy(place, bytes, len);
-    return 0;
 }
 
 static int pax_pad_block(struct pax_buffer *buffer)
 {
     static const uint8_t zeros[PAX_BLOCK_BYTES];
-    return pax_buffer_append(buffer, zeros, pax_padding(buffer->len));
+    return vector_append(buffer, zeros, pax_padding(buffer->count));
 }
 
 /*
@@ -160,9 +144,9 @@ static int pax_append_extension(struct pax_buffer *buffer, char type, const void
     pax_put_octal(header, f_gid, 0);
     pax_put_octal(header, f_mtime, 0);
     pax_put_checksum(header);
-    int r = pax_buffer_append(buffer, header, sizeof(header));
+    int r = vector_append(buffer, header, sizeof(header));
     if (r == 0)
-        r = pax_buffer_append(buffer, data, len);
+        r = vector_append(buffer, data, len);
     return r < 0 ? r : pax_pad_block(buffer);
 }
 
@@ -314,7 +298,7 @@ static int pax_append_map_numbers(struct pax_buffer *map, uint64_t first, uint64
 {
     char text[48];
     int len = snprintf(text, sizeof(text), "%" PRIu64 "\n%" PRIu64 "\n", first, second);
-    return pax_buffer_append(map, text, (size_t)len);
+    return vector_append(map, text, (size_t)len);
 }
 
 /*
@@ -330,7 +314,7 @@ static int pax_make_sparse_map(const struct pax_member *m, struct pax_buffer *ma
         end = m->extents[m->extent_count - 1].offset + m->extents[m->extent_count - 1].length;
     bool tail = end < m->size_bytes || m->extent_count == 0;
     int len = snprintf(text, sizeof(text), "%zu\n", m->extent_count + tail);
-    int r = pax_buffer_append(map, text, (size_t)len);
+    int r = vector_append(map, text, (size_t)len);
     for (size_t i = 0; r == 0 && i < m->extent_count; i++)
         r = pax_append_map_numbers(map, m->extents[i].offset, m->extents[i].length);
     if (r == 0 && tail)
@@ -403,8 +387,8 @@ static int pax_append_extensions(struct pax_buffer *buffer, const struct pax_mem
                                  const struct pax_name *name, const struct pax_buffer *records)
 {
     int r = 0;
-    if (records->len)
-        r = pax_append_extension(buffer, 'x', records->bytes, records->len);
+    if (records->count)
+        r = pax_append_extension(buffer, 'x', records->at, records->count);
     if (r == 0 && m->link_len > NAME_BYTES && !pax_is_ascii(m->link, m->link_len))
         r = pax_append_long_name(buffer, 'K', m->link, m->link_len);
     if (r == 0 && !name->fits && !name->ascii)
@@ -460,21 +444,21 @@ static int pax_append_header(struct pax_buffer *buffer, const struct pax_member 
     if (m->link_len)
         pax_put_bytes(header, f_link, m->link, m->link_len);
     pax_put_checksum(header);
-    return pax_buffer_append(buffer, header, sizeof(header));
+    return vector_append(buffer, header, sizeof(header));
 }
 
 int pax_encode(const struct pax_member *m, struct pax_buffer *buffer)
 {
     if (!pax_member_type(m))
         return -EINVAL;
-    size_t before = buffer->len;
+    size_t before = buffer->count;
     struct pax_buffer map = {0}, records = {0};
     struct pax_name name = {0};
     uint64_t size = pax_stored_bytes(m);
     int r = pax_make_name(m, &name);
     if (r == 0 && m->sparse && pax_is_regular(m))
         r = pax_make_sparse_map(m, &map);
-    if (r == 0 && __builtin_add_overflow(size, map.len, &size))
+    if (r == 0 && __builtin_add_overflow(size, map.count, &size))
         r = -EOVERFLOW;
     if (r == 0)
         r = pax_make_records(m, &name, size, &records);
@@ -483,12 +467,12 @@ int pax_encode(const struct pax_member *m, struct pax_buffer *buffer)
     if (r == 0)
         r = pax_append_header(buffer, m, &name, size);
     if (r == 0)
-        r = pax_buffer_append(buffer, map.bytes, map.len);
+        r = vector_append(buffer, map.at, map.count);
     if (r < 0)
-        buffer->len = before;
+        buffer->count = before;
     free(name.bytes);
-    pax_buffer_free(&records);
-    pax_buffer_free(&map);
+    vector_free(&records);
+    vector_free(&map);
     return r;
 }
 
@@ -511,16 +495,16 @@ static int pax_append_comment(struct pax_buffer *records, size_t len)
 static size_t pax_first_records(const struct pax_buffer *buffer)
 {
     size_t len = 0;
-    if (buffer->len < PAX_BLOCK_BYTES || buffer->bytes[f_type.offset] != 'x')
+    if (buffer->count < PAX_BLOCK_BYTES || buffer->at[f_type.offset] != 'x')
         return 0;
     for (unsigned i = 0; i + 1u < f_size.width; i++)
-        len = len << 3 | (buffer->bytes[f_size.offset + i] & 7u);
-    return len <= buffer->len - PAX_BLOCK_BYTES ? len : 0;
+        len = len << 3 | (buffer->at[f_size.offset + i] & 7u);
+    return len <= buffer->count - PAX_BLOCK_BYTES ? len : 0;
 }
 
 int pax_align(struct pax_buffer *buffer, uint64_t offset, uint32_t align_bytes)
 {
-    size_t gap = (size_t)(-(offset + buffer->len) & (align_bytes - 1));
+    size_t gap = (size_t)(-(offset + buffer->count) & (align_bytes - 1));
     size_t old = pax_first_records(buffer);
     size_t skip = old ? PAX_BLOCK_BYTES + old + pax_padding(old) : 0;
     if (gap == 0)
@@ -528,19 +512,19 @@ int pax_align(struct pax_buffer *buffer, uint64_t offset, uint32_t align_bytes)
     if (!old && gap == PAX_BLOCK_BYTES)
         gap += align_bytes; /* header and records take at least two blocks */
     struct pax_buffer records = {0}, aligned = {0};
-    int r = old ? pax_buffer_append(&records, buffer->bytes + PAX_BLOCK_BYTES, old) : 0;
+    int r = old ? vector_append(&records, buffer->at + PAX_BLOCK_BYTES, old) : 0;
     if (r == 0)
         r = pax_append_comment(&records, old ? pax_padding(old) + gap : gap - PAX_BLOCK_BYTES);
     if (r == 0)
-        r = pax_append_extension(&aligned, 'x', records.bytes, records.len);
+        r = pax_append_extension(&aligned, 'x', records.at, records.count);
     if (r == 0)
-        r = pax_buffer_append(&aligned, buffer->bytes + skip, buffer->len - skip);
-    pax_buffer_free(&records);
+        r = vector_append(&aligned, buffer->at + skip, buffer->count - skip);
+    vector_free(&records);
     if (r < 0) {
-        pax_buffer_free(&aligned);
+        vector_free(&aligned);
         return r;
     }
-    pax_buffer_free(buffer);
+    vector_free(buffer);
     *buffer = aligned;
     return 0;
 }

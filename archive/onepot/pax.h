@@ -5,7 +5,7 @@
  *     struct pax_buffer out = {0};
  *     pax_encode(&member, &out);       what comes before the member's data
  *     ... pax_stored_bytes(&member) bytes of data, zeros up to a multiple of 512 ...
- *     pax_buffer_free(&out);
+ *     vector_free(&out);
  *
  * GNU tar, bsdtar and Python's tarfile all restore the result without a message, whatever the
  * locale. man/onepot-archive.5 says which forms are used, and why.
@@ -63,15 +63,11 @@ struct pax_member {
     size_t extent_count;
 };
 
-/* A growing buffer. All zero: empty. */
+/* A vector of bytes. */
 struct pax_buffer {
-    uint8_t *bytes;
-    size_t len;
-    size_t capacity;
+    uint8_t *at;
+    size_t count, capacity;
 };
-
-int pax_buffer_append(struct pax_buffer *buffer, const void *bytes, size_t len); /* -ENOMEM */
-void pax_buffer_free(struct pax_buffer *buffer);
 
 /*
  * Appends everything that comes before the member's data: extended headers, the header, and the

@@ -230,12 +230,12 @@ static int writer_finish_data(struct writer *w, struct fault *fault)
 static int writer_put_header(struct writer *w, const struct pax_member *m,
                              struct pax_buffer *header, struct fault *fault)
 {
-    w->tar_offset += header->len;
+    w->tar_offset += header->count;
     if (w->framer)
         return framer_member(w->framer, m, header, w->stored_bytes, fault);
     struct pax_buffer mine = *header;
     *header = (struct pax_buffer){0};
-    return writer_put(w, mine.bytes, mine.len, mine.bytes, fault);
+    return writer_put(w, mine.at, mine.count, mine.at, fault);
 }
 
 int writer_add(struct writer *w, const struct pax_member *m, struct pax_buffer *header,
@@ -251,7 +251,7 @@ int writer_add(struct writer *w, const struct pax_member *m, struct pax_buffer *
     int r = w->align_bytes && w->stored_bytes ? pax_align(header, w->tar_offset, w->align_bytes)
                                               : 0;
     if (r == 0)
-        r = writer_add_to_index(w, m, header->len, fault);
+        r = writer_add_to_index(w, m, header->count, fault);
     bool is_refused = builder_may_leave_out(r); /* nothing of it was written */
     if (r == 0)
         r = writer_check_index_room(w, fault);
@@ -260,7 +260,7 @@ int writer_add(struct writer *w, const struct pax_member *m, struct pax_buffer *
     if (r < 0)
         return is_refused ? r : (w->error = r);
     writer_count_member(w, m);
-    XXH3_128bits_update(w->identifier_state, header->bytes, header->len);
+    XXH3_128bits_update(w->identifier_state, header->at, header->count);
     XXH3_64bits_reset(w->sum_state);
     r = writer_put_header(w, m, header, fault);
     if (r == 0 && S_ISREG(m->mode) && !m->hardlink && !w->stored_bytes)

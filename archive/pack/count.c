@@ -119,8 +119,8 @@ static int count_member_bytes(const char *path, const struct stat *st, uint64_t 
                                      S_ISREG(st->st_mode) ? (uint64_t)st->st_size : 0};
     int r = pax_encode(&m, &header);
     uint64_t stored = pax_stored_bytes(&m);
-    *ret_bytes = header.len + stored + pax_padding(stored);
-    pax_buffer_free(&header);
+    *ret_bytes = header.count + stored + pax_padding(stored);
+    vector_free(&header);
     return r;
 }
 

@@ -365,7 +365,7 @@ void gather_free(struct gathered *g)
     if (g->fd >= 0)
         close(g->fd);
     pax_xattrs_free(&g->xattrs);
-    pax_buffer_free(&g->header);
+    vector_free(&g->header);
     listing_free(&g->listing);
     stream_free(g->stream);
     free(g->data);

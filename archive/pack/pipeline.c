@@ -435,7 +435,7 @@ static int pipeline_make_link(struct pipeline *p, struct item *item, const char 
     free(g->problem); /* with what was read */
     g->data = NULL;
     g->problem = NULL;
-    pax_buffer_free(&g->header);
+    vector_free(&g->header);
     m->hardlink = true;
     m->link = first;
     m->link_len = strlen(first);

@@ -237,10 +237,10 @@ static int shard_set_put_kept(struct shard_set *s, uint32_t shard, struct kept_f
 {
     struct pax_buffer *header = &kept->gathered.header;
     struct pax_buffer copy = {0};
-    int r = pax_buffer_append(&copy, header->bytes, header->len);
+    int r = vector_append(&copy, header->at, header->count);
     if (r == 0)
         r = shard_set_put(s, shard, &kept->gathered.member, &copy, NULL, fault);
-    pax_buffer_free(&copy);
+    vector_free(&copy);
     if (r == 0)
         kept->written[shard / 8] |= (uint8_t)(1u << shard % 8);
     return r;

@@ -268,7 +268,7 @@ static int member_put_header(struct pour *p, const struct pax_member *m, struct 
         r = writer_add(p->writer, m, &header, NULL, fault);
         r = r < 0 ? member_writer_failed(p, r, true) : 0;
     }
-    pax_buffer_free(&header);
+    vector_free(&header);
     return r;
 }
 

@@ -113,7 +113,7 @@ static int add_member(struct onepot_writer *w, const struct pax_member *member,
     int r = len && !copy ? -ENOMEM : pax_encode(member, &header);
     if (r == 0)
         r = writer_add(w->writer, member, &header, NULL, fault);
-    pax_buffer_free(&header);
+    vector_free(&header);
     if (r < 0 || !len) {
         free(copy);
         return r;

@@ -85,7 +85,7 @@ static void read_back(const struct pax_member *m, const struct pax_buffer *buffe
     struct archive *a = archive_read_new();
     struct archive_entry *entry;
     archive_read_support_format_tar(a);
-    require(archive_read_open_memory(a, buffer->bytes, buffer->len) == ARCHIVE_OK);
+    require(archive_read_open_memory(a, buffer->at, buffer->count) == ARCHIVE_OK);
     require(archive_read_next_header(a, &entry) >= ARCHIVE_WARN);
     compare(m, entry);
     archive_read_free(a);
@@ -118,11 +118,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     m.link = link;
     m.xattrs = &xattr;
     int r = pax_encode(&m, &buffer);
-    require(r == 0 || buffer.len == 0);
-    require(buffer.len % PAX_BLOCK_BYTES == 0);
+    require(r == 0 || buffer.count == 0);
+    require(buffer.count % PAX_BLOCK_BYTES == 0);
     if (r == 0)
         read_back(&m, &buffer);
-    pax_buffer_free(&buffer);
+    vector_free(&buffer);
     free(link);
     free(name);
     free(path);

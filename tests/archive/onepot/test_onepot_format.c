@@ -325,7 +325,7 @@ START_TEST(what_the_index_of_a_compressed_archive_cannot_hold_is_refused)
         ck_assert_int_eq(pax_encode(&member, &header), 0);
         ck_assert_int_eq(writer_add(w, &member, &header, NULL, &fault), level ? -EFBIG : 0);
         ck_assert(!level || strstr(fault.advice, "--shards"));
-        pax_buffer_free(&header);
+        vector_free(&header);
         writer_discard(w);
     }
 }

@@ -24,10 +24,10 @@ static struct archive *read_back(const struct pax_member *m, struct pax_buffer *
                                  struct archive_entry **ret_entry)
 {
     ck_assert_int_eq(pax_encode(m, buffer), 0);
-    ck_assert_uint_eq(buffer->len % PAX_BLOCK_BYTES, 0);
+    ck_assert_uint_eq(buffer->count % PAX_BLOCK_BYTES, 0);
     struct archive *a = archive_read_new();
     archive_read_support_format_tar(a);
-    ck_assert_int_eq(archive_read_open_memory(a, buffer->bytes, buffer->len), ARCHIVE_OK);
+    ck_assert_int_eq(archive_read_open_memory(a, buffer->at, buffer->count), ARCHIVE_OK);
     int r = archive_read_next_header(a, ret_entry);
     ck_assert_msg(r == ARCHIVE_OK, "%d %s", r, archive_error_string(a));
     return a;
@@ -35,7 +35,7 @@ static struct archive *read_back(const struct pax_member *m, struct pax_buffer *
 
 static bool has_extension(const struct pax_buffer *buffer)
 {
-    return buffer->bytes[156] == 'x' || buffer->bytes[156] == 'L' || buffer->bytes[156] == 'K';
+    return buffer->at[156] == 'x' || buffer->at[156] == 'L' || buffer->at[156] == 'K';
 }
 
 /* ---- names ---- */
@@ -57,7 +57,7 @@ static void check_path(const char *path)
     struct archive *a = read_back(&m, &buffer, &entry);
     ck_assert_str_eq(archive_entry_pathname(entry), path);
     archive_read_free(a);
-    pax_buffer_free(&buffer);
+    vector_free(&buffer);
 }
 
 START_TEST(names_of_every_length_come_back)
@@ -93,7 +93,7 @@ START_TEST(a_name_that_a_plain_header_can_hold_gets_no_extension)
         ck_assert_int_eq(pax_encode(&m, &buffer), 0);
         ck_assert_msg(has_extension(&buffer) == !cases[i].plain, "length %zu, slash at %zu",
                       cases[i].len, cases[i].slash);
-        pax_buffer_free(&buffer);
+        vector_free(&buffer);
     }
 }
 END_TEST
@@ -103,11 +103,11 @@ START_TEST(directories_end_with_a_slash_and_the_root_is_a_dot)
     struct pax_member m = {.mode = S_IFDIR | 0755, .path = "d", .path_len = 1};
     struct pax_buffer buffer = {0};
     ck_assert_int_eq(pax_encode(&m, &buffer), 0);
-    ck_assert_str_eq((char *)buffer.bytes, "d/");
+    ck_assert_str_eq((char *)buffer.at, "d/");
     m.path_len = 0;
     ck_assert_int_eq(pax_encode(&m, &buffer), 0);
-    ck_assert_str_eq((char *)buffer.bytes + PAX_BLOCK_BYTES, "./");
-    pax_buffer_free(&buffer);
+    ck_assert_str_eq((char *)buffer.at + PAX_BLOCK_BYTES, "./");
+    vector_free(&buffer);
 }
 END_TEST
 
@@ -128,7 +128,7 @@ START_TEST(links_of_every_length_come_back)
             ck_assert_str_eq(
                 i & 2 ? archive_entry_hardlink(entry) : archive_entry_symlink(entry), target);
             archive_read_free(a);
-            pax_buffer_free(&buffer);
+            vector_free(&buffer);
         }
     }
 }
@@ -139,7 +139,7 @@ END_TEST
 /* The block of "f" itself, behind its extension. */
 static const uint8_t *header_of_f(const struct pax_buffer *buffer)
 {
-    const uint8_t *block = (const uint8_t *)buffer->bytes;
+    const uint8_t *block = (const uint8_t *)buffer->at;
     while (strcmp((const char *)block, "f") != 0)
         block += PAX_BLOCK_BYTES;
     return block;
@@ -161,7 +161,7 @@ START_TEST(owners_of_32_bits_come_back)
         if (m.uid > 2097151) /* for readers without extensions: no other user's number */
             ck_assert_mem_eq(header_of_f(&buffer) + 108, "7777777", 8);
         archive_read_free(a);
-        pax_buffer_free(&buffer);
+        vector_free(&buffer);
     }
 }
 END_TEST
@@ -185,7 +185,7 @@ START_TEST(sizes_past_8_GiB_come_back)
         ck_assert(has_extension(&buffer) == (sizes[i] >= UINT64_C(1) << 33));
         ck_assert_uint_eq(pax_stored_bytes(&m), sizes[i]);
         archive_read_free(a);
-        pax_buffer_free(&buffer);
+        vector_free(&buffer);
     }
 }
 END_TEST
@@ -199,15 +199,15 @@ static void check_mtime(int64_t sec, uint32_t nsec, const char *text)
     struct pax_buffer buffer = {0};
     ck_assert_int_eq(pax_encode(&m, &buffer), 0);
     ck_assert(has_extension(&buffer) == (text != NULL));
-    char *end = text ? strchr((char *)buffer.bytes + PAX_BLOCK_BYTES, '\n') : NULL;
+    char *end = text ? strchr((char *)buffer.at + PAX_BLOCK_BYTES, '\n') : NULL;
     if (text) {
         ck_assert_ptr_nonnull(end);
         *end = '\0';
-        const char *record = (char *)buffer.bytes + PAX_BLOCK_BYTES;
+        const char *record = (char *)buffer.at + PAX_BLOCK_BYTES;
         ck_assert_str_eq(strchr(record, '=') + 1, text);
         ck_assert_int_eq(atoi(record), (int)strlen(record) + 1);
     }
-    pax_buffer_free(&buffer);
+    vector_free(&buffer);
 }
 
 START_TEST(times_are_exact_to_the_nanosecond)
@@ -240,11 +240,11 @@ START_TEST(a_record_counts_its_own_length)
         m.xattr_count = 1;
         struct pax_buffer buffer = {0};
         ck_assert_int_eq(pax_encode(&m, &buffer), 0);
-        const char *record = (char *)buffer.bytes + PAX_BLOCK_BYTES;
+        const char *record = (char *)buffer.at + PAX_BLOCK_BYTES;
         size_t record_len = (size_t)atol(record);
-        const char *newline = memchr(record, '\n', buffer.len - PAX_BLOCK_BYTES);
+        const char *newline = memchr(record, '\n', buffer.count - PAX_BLOCK_BYTES);
         ck_assert_ptr_eq(newline, record + record_len - 1);
-        pax_buffer_free(&buffer);
+        vector_free(&buffer);
         free(value);
     }
 }
@@ -270,7 +270,7 @@ START_TEST(attributes_with_any_bytes_come_back)
         ck_assert(!is_odd || memcmp(value, odd, len) == 0);
     }
     archive_read_free(a);
-    pax_buffer_free(&buffer);
+    vector_free(&buffer);
 }
 END_TEST
 
@@ -302,7 +302,7 @@ static void check_sparse(const char *path, const struct pax_extent *extents, siz
     }
     ck_assert_uint_eq(i, count);
     archive_read_free(a);
-    pax_buffer_free(&buffer);
+    vector_free(&buffer);
 }
 
 START_TEST(maps_of_sparse_files_come_back)
@@ -329,11 +329,11 @@ START_TEST(a_socket_has_no_form_and_leaves_the_buffer_alone)
     struct pax_buffer buffer = {0};
     struct pax_member m = file_called("f");
     ck_assert_int_eq(pax_encode(&m, &buffer), 0);
-    size_t before = buffer.len;
+    size_t before = buffer.count;
     m.mode = S_IFSOCK | 0644;
     ck_assert_int_eq(pax_encode(&m, &buffer), -EINVAL);
-    ck_assert_uint_eq(buffer.len, before);
-    pax_buffer_free(&buffer);
+    ck_assert_uint_eq(buffer.count, before);
+    vector_free(&buffer);
 }
 END_TEST
 
