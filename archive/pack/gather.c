@@ -82,14 +82,11 @@ static int gather_listed_xattrs(struct gathered *g, int fd, const char *list, si
 
 static int gather_xattrs(struct gathered *g, int fd)
 {
-    char list[1024];
-    auto_free char *longer = NULL;
-    ssize_t n = flistxattr(fd, list, sizeof(list));
-    if (n == 0 || (n < 0 && (errno == ENOTSUP || errno == ENOSYS)))
+    auto_free char *list = NULL;
+    ssize_t n = gather_get_xattr(fd, NULL, &list);
+    if (n == 0 || n == -ENOTSUP || n == -ENOSYS)
         return 0;
-    if (n < 0)
-        n = gather_get_xattr(fd, NULL, &longer);
-    int r = n < 0 ? (int)n : gather_listed_xattrs(g, fd, longer ? longer : list, (size_t)n);
+    int r = n < 0 ? (int)n : gather_listed_xattrs(g, fd, list, (size_t)n);
     if (r == 0 || r == -ENOMEM)
         return r;
     return gather_system_fault(&g->problem, g->path, r,

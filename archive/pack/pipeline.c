@@ -349,12 +349,8 @@ static int pipeline_leave_out_output(struct gathered *g)
     free(g->problem);
     g->stream = NULL;
     g->problem = NULL;
-    g->note = calloc(1, sizeof(*g->note));
-    if (!g->note)
-        return -ENOMEM;
-    fault_set(g->note, -EINVAL, g->path, FAULT_NO_OFFSET,
-              "left out: it is the archive that is being written");
-    return 0;
+    return gather_fault(&g->note, g->path, -EINVAL,
+                        "left out: it is the archive that is being written");
 }
 
 /* Queues what a member leads to: a directory's names, the rest of a large file. */
