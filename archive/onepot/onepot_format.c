@@ -146,28 +146,24 @@ static uint64_t footer_zstd_image_offset(uint64_t start)
     return (start + SKIPPABLE_BYTES + 7) & ~UINT64_C(7);
 }
 
-int onepot_format_append(struct builder *builder, struct builder_header *header, int fd,
-                         const struct onepot_tar *tar, struct fault *fault,
+int onepot_format_append(struct builder *builder, struct builder_header *header,
+                         uint64_t tar_bytes, int fd, struct fault *fault,
                          uint64_t *ret_file_bytes)
 {
+    bool is_zstd = header->codec == CODEC_ZSTD;
     struct footer f = {
-        .end_marker_offset = tar->end_marker_offset,
-        .archive_bytes = tar->zstd ? tar->archive_bytes : tar->tar_bytes,
-        .tar_bytes = tar->tar_bytes,
-        .incompatible = tar->zstd ? FOOTER_ZSTD : 0,
+        .end_marker_offset = header->end_marker_offset,
+        .image_offset = is_zstd ? footer_zstd_image_offset(header->archive_bytes) : tar_bytes,
+        .archive_bytes = header->archive_bytes,
+        .tar_bytes = tar_bytes,
+        .index_frame_bytes = is_zstd ? INDEX_FRAME_BYTES : 0,
+        .incompatible = is_zstd ? FOOTER_ZSTD : 0,
     };
-    memcpy(f.identifier, tar->identifier, sizeof(f.identifier));
-    f.image_offset = tar->zstd ? footer_zstd_image_offset(f.archive_bytes) : tar->tar_bytes;
-    if (tar->zstd)
-        f.index_frame_bytes = INDEX_FRAME_BYTES;
+    memcpy(f.identifier, header->identifier, sizeof(f.identifier));
     header->format = backend_onepot.number;
-    header->archive_bytes = f.archive_bytes;
-    header->end_marker_offset = tar->end_marker_offset;
-    memcpy(header->identifier, tar->identifier, sizeof(header->identifier));
-
     int r = builder_write(builder, header, fd, f.image_offset, fault, &f.image_bytes);
     if (r == 0)
-        r = tar->zstd ? onepot_write_zstd_end(fd, &f) : onepot_write_plain_end(fd, &f);
+        r = is_zstd ? onepot_write_zstd_end(fd, &f) : onepot_write_plain_end(fd, &f);
     if (r == -EFBIG)
         fault_set(fault, r, NULL, FAULT_NO_OFFSET, "archive grows too large");
     if (r == 0)

@@ -26,23 +26,16 @@
  */
 #define ONEPOT_ZSTD_INDEX_MAX ((UINT64_C(1) << 32) - (1u << 17))
 
-/* Facts about the tar, known when it is complete. */
-struct onepot_tar {
-    uint64_t end_marker_offset; /* of the first of the two zero blocks */
-    uint64_t tar_bytes;         /* with marker and padding: a multiple of the record */
-    bool zstd;                  /* the tar is in zstd frames */
-    uint64_t archive_bytes;     /* size of the tar in the file; without zstd: tar_bytes */
-    uint8_t identifier[16];     /* XXH3-128 of headers and sums; see the manual page */
-};
-
 /*
- * Appends index and footer to a tar of `tar->archive_bytes` bytes in `fd`. Fills in format,
- * identifier, archive_bytes and end_marker_offset of *header. There archive_bytes is the tar
- * alone, so that no member's data can overlap the index. The same members and the same tar give
- * the same bytes. Errors: builder_write's and pwrite(2)'s.
+ * Appends index and footer to the tar in `fd`, which takes header->archive_bytes bytes there.
+ * It is compressed if header->codec is CODEC_ZSTD. `tar_bytes` is its own length, with marker
+ * and padding: a multiple of the record. The caller also sets end_marker_offset (of the first
+ * of the two zero blocks) and identifier; the format is set here. header->archive_bytes is the
+ * tar alone, so that no member's data can overlap the index. The same members and the same tar
+ * give the same bytes. Errors: builder_write's and pwrite(2)'s.
  */
-int onepot_format_append(struct builder *builder, struct builder_header *header, int fd,
-                         const struct onepot_tar *tar, struct fault *fault,
+int onepot_format_append(struct builder *builder, struct builder_header *header,
+                         uint64_t tar_bytes, int fd, struct fault *fault,
                          uint64_t *ret_file_bytes);
 
 /*

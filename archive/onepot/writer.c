@@ -287,10 +287,8 @@ int writer_data(struct writer *w, void *bytes, size_t len, struct fault *fault)
 
 /* ---- the end ---- */
 
-static int writer_write_end_marker(struct writer *w, struct fault *fault,
-                                   struct onepot_tar *ret_tar)
+static int writer_end_tar(struct writer *w, struct fault *fault)
 {
-    struct onepot_tar tar = {.end_marker_offset = w->tar_offset, .zstd = w->framer != NULL};
     int r = writer_put_zeros(w, ONEPOT_MARKER_BYTES, fault);
     if (r == 0 && w->tar_offset % ONEPOT_RECORD_BYTES)
         r = writer_put_zeros(w, ONEPOT_RECORD_BYTES - w->tar_offset % ONEPOT_RECORD_BYTES,
@@ -299,40 +297,32 @@ static int writer_write_end_marker(struct writer *w, struct fault *fault,
         r = framer_finish(w->framer, fault);
     if (r == 0 && w->offset % INDEX_WINDOW_BYTES)
         r = writer_end_window(w);
-    if (r == 0)
-        r = writer_flush(w, fault);
-    if (r < 0)
-        return r;
-    tar.tar_bytes = w->tar_offset;
-    tar.archive_bytes = w->offset;
-    XXH128_canonical_t id;
-    XXH128_canonicalFromHash(&id, XXH3_128bits_digest(w->identifier_state));
-    memcpy(tar.identifier, id.digest, sizeof(tar.identifier));
-    *ret_tar = tar;
-    return 0;
+    return r < 0 ? r : writer_flush(w, fault);
 }
 
 static int writer_write_trailer(struct writer *w, struct fault *fault)
 {
-    struct onepot_tar tar;
-    int r = w->error ? w->error : w->missing_bytes ? -EINVAL : 0;
-    if (r == 0)
-        r = writer_write_end_marker(w, fault, &tar);
-    if (r < 0)
-        return r;
     struct builder_header header = {
         .codec = w->framer ? CODEC_ZSTD : CODEC_NONE,
         .block_bytes = w->framer ? w->block_bytes : 0,
+        .end_marker_offset = w->tar_offset,
         .has_sums = true,
-        .window_sums = w->window_sums.at,
-        .window_count = w->window_sums.count,
     };
-    r = onepot_format_append(w->builder, &header, w->output->fd, &tar, fault,
+    XXH128_canonical_t id;
+    int r = w->error ? w->error : w->missing_bytes ? -EINVAL : writer_end_tar(w, fault);
+    if (r < 0)
+        return r;
+    header.archive_bytes = w->offset;
+    header.window_sums = w->window_sums.at;
+    header.window_count = w->window_sums.count;
+    XXH128_canonicalFromHash(&id, XXH3_128bits_digest(w->identifier_state));
+    memcpy(header.identifier, id.digest, sizeof(header.identifier));
+    memcpy(w->totals.identifier, id.digest, sizeof(w->totals.identifier));
+    r = onepot_format_append(w->builder, &header, w->tar_offset, w->output->fd, fault,
                              &w->totals.file_bytes);
     if (r < 0)
         return writer_write_failed(w, r, fault);
-    w->totals.index_bytes = w->totals.file_bytes - tar.archive_bytes;
-    memcpy(w->totals.identifier, tar.identifier, sizeof(tar.identifier));
+    w->totals.index_bytes = w->totals.file_bytes - header.archive_bytes;
     return 0;
 }
 

@@ -56,9 +56,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 uint8_t *fuzz_seed(unsigned number, size_t *ret_size)
 {
     struct builder *builder;
-    struct builder_header header = {0};
+    struct builder_header header = {.archive_bytes = 10240, .end_marker_offset = 8192};
     struct builder_member member = {.mode = 0100644, .size_bytes = 100, .data_offset = 512};
-    struct onepot_tar tar = {.end_marker_offset = 8192, .tar_bytes = 10240};
     uint64_t bytes;
     uint32_t inode;
     int fd = memfd_create("seed", MFD_CLOEXEC);
@@ -69,7 +68,7 @@ uint8_t *fuzz_seed(unsigned number, size_t *ret_size)
     }
     if (fd < 0 || builder_new(&builder) < 0 ||
         builder_add(builder, "file", 4, &member, NULL, &inode) < 0 ||
-        onepot_format_append(builder, &header, fd, &tar, NULL, &bytes) < 0)
+        onepot_format_append(builder, &header, 10240, fd, NULL, &bytes) < 0)
         abort();
     builder_free(builder);
     uint8_t *seed = malloc(bytes);

@@ -262,12 +262,11 @@ static void make_packed(uint32_t files)
     char packed[PATH_MAX];
     struct fault fault = {0};
     struct builder *b = NULL;
-    struct onepot_tar tar = {
-        .end_marker_offset = 0, .tar_bytes = RECORD, .zstd = true, .archive_bytes = 4099};
     static uint8_t rest[4099];
     uint64_t sum = XXH3_64bits(rest, sizeof(rest)), file_bytes;
     struct builder_header header = {.codec = CODEC_ZSTD,
                                     .block_bytes = 4096,
+                                    .archive_bytes = 4099,
                                     .has_sums = true,
                                     .window_sums = &sum,
                                     .window_count = 1};
@@ -281,7 +280,7 @@ static void make_packed(uint32_t files)
         ck_assert_int_eq(builder_set_sum(b, add_file(b, name, 0, 0), i), 0);
     }
     uint64_t most = builder_image_bytes_max(b) + sizeof(sum);
-    int r = onepot_format_append(b, &header, fd, &tar, &fault, &file_bytes);
+    int r = onepot_format_append(b, &header, RECORD, fd, &fault, &file_bytes);
     ck_assert_msg(r == 0, "%s", fault.what);
     builder_free(b);
     free(bytes);

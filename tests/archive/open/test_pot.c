@@ -619,22 +619,23 @@ static void make_onepot(const char *path)
     struct source *source = NULL;
     struct builder *builder = NULL;
     struct builder_header header = {.format = FORMAT_ONEPOT};
-    struct onepot_tar tar = {.identifier = {1, 2, 3}};
     uint64_t file_bytes;
     ck_assert_int_eq(command("cp a.tar %s", path), 0);
     ck_assert_int_eq(source_open(path, NULL, &source), 0);
     ck_assert_int_eq(builder_new(&builder), 0);
     ck_assert_int_eq(index_into(source, builder, &header), 0);
-    tar.tar_bytes = source_size(source);
+    uint64_t tar_bytes = source_size(source);
     uint8_t block[512];
-    tar.end_marker_offset = tar.tar_bytes;
+    header.archive_bytes = header.end_marker_offset = tar_bytes;
     do {
-        tar.end_marker_offset -= 512;
-        ck_assert_int_eq(source_read(source, block, 512, tar.end_marker_offset), 0);
+        header.end_marker_offset -= 512;
+        ck_assert_int_eq(source_read(source, block, 512, header.end_marker_offset), 0);
     } while (block[0] == 0 && memcmp(block, block + 1, 511) == 0);
-    tar.end_marker_offset += 512;
+    header.end_marker_offset += 512;
+    memcpy(header.identifier, "identifier of it", sizeof(header.identifier));
     auto_close int fd = open(path, O_RDWR);
-    ck_assert_int_eq(onepot_format_append(builder, &header, fd, &tar, NULL, &file_bytes), 0);
+    ck_assert_int_eq(onepot_format_append(builder, &header, tar_bytes, fd, NULL, &file_bytes),
+                     0);
     builder_free(builder);
     source_close(source);
 }
