@@ -93,7 +93,7 @@ static inline bool tree_pack(struct tree *t, enum packing packing)
     struct fault fault = {0};
     struct pack_result result;
     struct pack_options options = {
-        .sources = sources, .source_count = 1, .output = t->archive, .threads = 1};
+        .sources = sources, .source_count = 1, .output = t->archive, .writer.threads = 1};
     switch (packing) {
     case PACKING_ONEPOT:
         snprintf(t->archive, sizeof(t->archive), "%s/onepot.tar", t->path);

@@ -23,8 +23,10 @@
 
 static uint8_t zeros[ONEPOT_RECORD_BYTES]; /* not const, because an iovec is not */
 
-static void writer_free(struct writer *w)
+void writer_discard(struct writer *w)
 {
+    if (!w)
+        return;
     for (int i = 0; i < w->queued; i++)
         free(w->owned[i]);
     framer_free(w->framer);
@@ -51,15 +53,14 @@ static bool writer_is_sane(const struct writer_options *o)
            writer_is_power_within(o->align_bytes, PAX_BLOCK_BYTES, WRITER_ALIGN_MAX);
 }
 
-int writer_begin(struct output *output, const struct writer_options *options,
-                 struct writer **ret_writer)
+int writer_new(struct output *output, const struct writer_options *options,
+               struct writer **ret_writer)
 {
     if (!writer_is_sane(options))
         return -EINVAL;
     struct writer *w = calloc(1, sizeof(*w));
     if (!w)
         return -ENOMEM;
-    w->sync = !options->no_sync;
     w->align_bytes = options->align_bytes;
     w->block_bytes = options->block_bytes ? options->block_bytes : WRITER_BLOCK_BYTES;
     w->identifier_state = XXH3_createState();
@@ -71,7 +72,7 @@ int writer_begin(struct output *output, const struct writer_options *options,
     if (r == 0 && options->zstd_level)
         r = framer_new(w, options, &w->framer);
     if (r < 0) {
-        writer_free(w);
+        writer_discard(w);
         return r;
     }
     w->output = output;
@@ -79,35 +80,6 @@ int writer_begin(struct output *output, const struct writer_options *options,
     XXH3_64bits_reset(w->window_state);
     *ret_writer = w;
     return 0;
-}
-
-int writer_open(const char *path, const struct writer_options *options, struct fault *fault,
-                struct writer **ret_writer)
-{
-    struct output *output;
-    if (!writer_is_sane(options))
-        return -EINVAL;
-    int r = output_open(path, options->overwrite, options->stripes, fault, &output);
-    if (r < 0)
-        return r;
-    r = writer_begin(output, options, ret_writer);
-    if (r < 0)
-        output_discard(output);
-    return r;
-}
-
-void writer_discard(struct writer *w)
-{
-    if (!w)
-        return;
-    output_discard(w->output);
-    writer_free(w);
-}
-
-bool writer_is_output(const struct writer *w, struct file_id id)
-{
-    const struct output *o = w->output;
-    return file_id_equal(id, o->id) || (o->replaced.ino && file_id_equal(id, o->replaced));
 }
 
 int writer_has(struct writer *w, const char *path, size_t len)
@@ -326,29 +298,11 @@ static int writer_write_trailer(struct writer *w, struct fault *fault)
     return 0;
 }
 
-int writer_finish(struct writer *w, struct fault *fault, struct writer_totals *ret_totals,
-                  struct output **ret_output)
+int writer_finish(struct writer *w, struct fault *fault, struct writer_totals *ret_totals)
 {
     int r = writer_write_trailer(w, fault);
-    if (r < 0) {
-        writer_discard(w);
-        return r;
-    }
-    *ret_totals = w->totals;
-    *ret_output = w->output;
-    writer_free(w);
-    return 0;
-}
-
-int writer_close(struct writer *w, struct fault *fault, struct writer_totals *ret_totals)
-{
-    struct writer_totals totals;
-    struct output *output;
-    bool sync = w->sync;
-    int r = writer_finish(w, fault, &totals, &output);
     if (r == 0)
-        r = output_commit(output, sync, fault);
-    if (r == 0)
-        *ret_totals = totals;
+        *ret_totals = w->totals;
+    writer_discard(w);
     return r;
 }

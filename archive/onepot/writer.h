@@ -2,14 +2,16 @@
  * The writer makes an onepot archive from members that it gets one by one, in the order in
  * which they will lie there. It does not know where they come from.
  *
- *     writer_open("train.onepot.tar", &options, &fault, &w);
+ *     output_open("train.onepot.tar", false, 0, &fault, &output);
+ *     writer_new(output, &options, &w);
  *     for each member:  pax_encode(&member, &header);
  *                       writer_add(w, &member, &header, NULL, &fault);
  *                       writer_data(w, bytes, len, &fault) until all of it was given
- *     writer_close(w, &fault, &totals)  or  writer_discard(w)
+ *     writer_finish(w, &fault, &totals)     or  writer_discard(w)
+ *     output_commit(output, true, &fault)   or  output_discard(output)
  *
  * Buffers are handed over, not copied: the writer frees them a little later, when they were
- * written. The archive appears under its name only in writer_close.
+ * written.
  *
  * Threads: one at a time.
  */
@@ -27,10 +29,6 @@
 struct writer;
 
 struct writer_options {
-    bool overwrite;   /* replace a file of that name */
-    bool no_sync;     /* don't wait until the archive is on the disk */
-    unsigned stripes; /* as of output_open */
-
     int zstd_level;       /* 1 to WRITER_LEVEL_MAX; 0: not compressed */
     uint32_t block_bytes; /* most bytes of the tar in one zstd frame; 0: WRITER_BLOCK_BYTES */
     unsigned threads;     /* for compression; 0: as many as this process has CPUs */
@@ -65,18 +63,9 @@ struct writer_totals {
     uint8_t identifier[16];
 };
 
-int writer_open(const char *path, const struct writer_options *options, struct fault *fault,
-                struct writer **ret_writer);
-
-/*
- * The same for an output that is open already, which writer_finish gives back and
- * writer_discard discards. On failure it is still the caller's.
- */
-int writer_begin(struct output *output, const struct writer_options *options,
-                 struct writer **ret_writer);
-
-/* Is this file the archive being written, or the one that it will replace? */
-bool writer_is_output(const struct writer *writer, struct file_id id);
+/* The output stays the caller's. -EINVAL: such options make no sense. -ENOMEM. */
+int writer_new(struct output *output, const struct writer_options *options,
+               struct writer **ret_writer);
 
 /*
  * Adds a member. `header` is pax_encode's result; the writer takes its bytes and leaves it
@@ -101,15 +90,8 @@ int writer_has(struct writer *writer, const char *path, size_t len);
 /* Number of bytes of the tar so far: headers, data, padding. */
 uint64_t writer_offset(const struct writer *writer);
 
-/*
- * Writes end marker, index and footer, then gives the file its name. Frees the writer in any
- * case; on failure no file is left.
- */
-int writer_close(struct writer *writer, struct fault *fault, struct writer_totals *ret_totals);
-
-/* Like writer_close, but hands out the complete file under its partial name. */
-int writer_finish(struct writer *writer, struct fault *fault, struct writer_totals *ret_totals,
-                  struct output **ret_output);
+/* Writes end marker, index and footer. Frees the writer, also on failure. */
+int writer_finish(struct writer *writer, struct fault *fault, struct writer_totals *ret_totals);
 
 void writer_discard(struct writer *writer); /* NULL is fine */
 

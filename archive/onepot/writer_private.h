@@ -17,7 +17,6 @@ struct writer {
     struct output *output;
     struct builder *builder;
     struct framer *framer; /* NULL: not compressed */
-    bool sync;
     uint32_t block_bytes;
     uint32_t align_bytes;
     int error; /* sticky: an archive with a gap is useless */

@@ -251,6 +251,11 @@ int output_open_own(const char *path, struct output **ret_output)
     return r;
 }
 
+bool output_is(const struct output *o, struct file_id id)
+{
+    return file_id_equal(id, o->id) || (o->replaced.ino && file_id_equal(id, o->replaced));
+}
+
 /* Rename, but not over a file. Filesystems without such a rename get a hard link. */
 static int output_rename_to_new(const struct output *output)
 {

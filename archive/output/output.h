@@ -50,6 +50,9 @@ int output_open(const char *path, bool overwrite, unsigned stripes, struct fault
  */
 int output_open_own(const char *path, struct output **ret_output);
 
+/* Is this the new file, or the one that it will replace? */
+bool output_is(const struct output *output, struct file_id id);
+
 /*
  * Rename the complete file to NAME.LETTERS.ready, where it waits for shard_exchange to give it
  * its name; with `sync`, after it reached the disk. From then on output_discard removes that

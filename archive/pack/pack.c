@@ -26,7 +26,6 @@
 #include "folder.h"
 #include "output.h"
 #include "pipeline.h"
-#include "pour.h"
 #include "shard_exchange.h"
 
 #define SURVEY_THREADS 16u     /* they wait for the storage of files' attributes */
@@ -208,12 +207,12 @@ static int pack_fill(struct run *run, struct shard_set *shards, struct fault *fa
     return r;
 }
 
-static int pack_write_shards(struct run *run, const char *letters,
-                             const struct writer_options *how, struct fault *fault)
+static int pack_write_shards(struct run *run, const char *letters, struct compress_pool *pool,
+                             struct fault *fault)
 {
     const struct pack_options *o = run->options;
     struct shard_set *shards;
-    int r = shard_set_open(o->output, letters, &run->selection, how, fault, &shards);
+    int r = shard_set_open(o, letters, &run->selection, pool, fault, &shards);
     if (r < 0)
         return r;
     r = pack_fill(run, shards, fault);
@@ -223,7 +222,7 @@ static int pack_write_shards(struct run *run, const char *letters,
         shard_set_discard(shards);
         return r;
     }
-    r = shard_set_close(shards, o->stop, fault, &run->result.totals);
+    r = shard_set_close(shards, fault, &run->result.totals);
     run->result.waits = r == 0;
     return r < 0 ? r : 0;
 }
@@ -243,8 +242,12 @@ static void pack_mix(uint64_t *sum, const void *bytes, size_t len)
 static int pack_find_letters(const struct run *run, char letters[PARTIAL_LETTER_COUNT + 1])
 {
     const struct pack_options *o = run->options;
-    const uint64_t numbers[] = {
-        o->shards, o->world, o->start, (uint64_t)o->zstd_level, o->block_bytes, o->align_bytes};
+    const uint64_t numbers[] = {o->shards,
+                                o->world,
+                                o->start,
+                                (uint64_t)o->writer.zstd_level,
+                                o->writer.block_bytes,
+                                o->writer.align_bytes};
     uint64_t sum = 0;
     if (run->selection.world <= 1 && getrandom(&sum, sizeof(sum), 0) != sizeof(sum))
         return -EIO;
@@ -269,7 +272,7 @@ static bool pack_is_own_shard(const void *ctx, const char *name, size_t len)
     return shard_names_find(s->outputs, name, len, &number) && selection_has(s, number);
 }
 
-static void pack_report_leftover(void *ctx, enum leftover what, const char *name)
+void pack_report_leftover(void *options, enum leftover what, const char *name)
 {
     static const struct {
         int err;
@@ -280,7 +283,7 @@ static void pack_report_leftover(void *ctx, enum leftover what, const char *name
         [LEFTOVER_UNKNOWN] = {-EBUSY, "left by a run that did not end, or being written on "
                                       "another node"},
     };
-    const struct pack_options *o = ((const struct run *)ctx)->options;
+    const struct pack_options *o = options;
     struct fault fault = {0};
     fault_set(&fault, reports[what].err, name, FAULT_NO_OFFSET, "%s", reports[what].what);
     if (what == LEFTOVER_UNKNOWN)
@@ -291,7 +294,7 @@ static void pack_report_leftover(void *ctx, enum leftover what, const char *name
 
 static void pack_remove_leftovers(struct run *run)
 {
-    struct leftovers how = {.found = pack_report_leftover, .ctx = run};
+    struct leftovers how = {.found = pack_report_leftover, .ctx = (void *)run->options};
     auto_free char *shard = NULL;
     if (run->selection.outputs) {
         if (shard_name(run->selection.outputs, run->selection.rank, &shard) < 0)
@@ -317,32 +320,21 @@ static int pack_clear_shards(struct run *run, const char *letters, struct fault 
     return 0;
 }
 
-static struct writer_options pack_writer_options(const struct pack_options *o)
-{
-    return (struct writer_options){.overwrite = o->overwrite,
-                                   .no_sync = o->no_sync,
-                                   .stripes = o->stripes,
-                                   .zstd_level = o->zstd_level,
-                                   .block_bytes = o->block_bytes,
-                                   .threads = o->threads,
-                                   .align_bytes = o->align_bytes};
-}
-
 static int pack_write_archive(struct run *run, struct fault *fault)
 {
     char letters[PARTIAL_LETTER_COUNT + 1];
     const struct pack_options *o = run->options;
-    struct writer_options how = pack_writer_options(o);
+    struct compress_pool *pool = NULL;
     int r = pack_find_letters(run, letters);
     if (r == 0 && run->selection.outputs)
         r = pack_clear_shards(run, letters, fault);
     else if (r == 0)
         pack_remove_leftovers(run);
-    if (r == 0 && o->zstd_level)
-        r = compress_pool_new(o->threads, o->zstd_level, &how.pool);
+    if (r == 0 && o->writer.zstd_level)
+        r = compress_pool_new(o->writer.threads, o->writer.zstd_level, &pool);
     if (r == 0)
-        r = pack_write_shards(run, letters, &how, fault);
-    compress_pool_free(how.pool);
+        r = pack_write_shards(run, letters, pool, fault);
+    compress_pool_free(pool);
     return r;
 }
 
@@ -470,61 +462,10 @@ static int pack_begin_run(struct run *run, const struct pack_options *options,
     return r < 0 ? r : pack_select_files(run, fault);
 }
 
-/* ---- a stream ---- */
-
-static bool pack_stream_excludes(const void *ctx, const char *path, bool is_folder)
-{
-    return selection_excludes(ctx, path, is_folder);
-}
-
-static void pack_stream_report(void *ctx, bool is_note, const struct fault *what)
-{
-    const struct pack_options *o = ctx;
-    o->report(o->ctx, is_note ? PACK_NOTE : PACK_PROBLEM, what);
-}
-
-static void pack_stream_progress(void *ctx, const char *doing, const struct progress *progress)
-{
-    const struct pack_options *o = ctx;
-    o->progress(o->ctx, doing, progress);
-}
-
-static int pack_run_stream(const struct pack_options *o, struct fault *fault,
-                           struct pack_result *ret_result)
-{
-    struct run run = {
-        .options = o,
-        .selection = {.excludes = o->excludes, .exclude_count = o->exclude_count}};
-    struct pour_options pour = {
-        .fd = o->stream->fd,
-        .is_stream = !o->stream->is_file,
-        .name = o->sources[0],
-        .output = o->output,
-        .writer = pack_writer_options(o),
-        .strict = o->strict,
-        .excludes = o->exclude_count ? pack_stream_excludes : NULL,
-        .excludes_ctx = &run.selection,
-        .report = o->report ? pack_stream_report : NULL,
-        .progress = o->progress ? pack_stream_progress : NULL,
-        .ctx = (void *)o,
-    };
-    struct pour_result result;
-    if (o->source_count != 1 || o->shards || o->files_from)
-        return -EINVAL;
-    pack_remove_leftovers(&run);
-    int r = pour_run(&pour, fault, &result);
-    if (r == 0)
-        *ret_result =
-            (struct pack_result){.totals = result.totals, .problems = result.problems};
-    return r;
-}
-
 int pack_run(const struct pack_options *options, struct fault *fault,
              struct pack_result *ret_result)
 {
     struct run run;
-    if (options->stream)
-        return pack_run_stream(options, fault, ret_result);
     int r = pack_begin_run(&run, options, fault);
     if (r == 0 && !pack_has_no_share(options))
         r = pack_write_archive(&run, fault);

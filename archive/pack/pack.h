@@ -27,6 +27,7 @@
 #include "backend.h"
 #include "fault.h"
 #include "input.h"
+#include "leftovers.h"
 #include "vector.h"
 #include "writer.h"
 
@@ -37,21 +38,10 @@ enum pack_report {
     PACK_PROBLEM, /* the archive lacks something from the source */
 };
 
-struct pack_stream {
-    int fd;
-    bool is_file; /* not a pipe or the like */
-};
-
 struct pack_options {
     const char *const *sources; /* paths of directories; a symbolic link is followed */
     size_t source_count;
     const struct input *const *inputs; /* NULL; or for each source its archive, or NULL */
-
-    /*
-     * The only source can be read front to back alone (pour.h): its members come in its order.
-     * Without a list of names and shards. NULL: it is none.
-     */
-    const struct pack_stream *stream;
 
     /*
      * Files to leave out: see selection.h. Files to pack: names in a file ("-": standard
@@ -75,12 +65,9 @@ struct pack_options {
     bool no_sync;     /* don't wait until the archive is on the disk */
     bool strict;      /* the first problem is an error */
     unsigned stripes; /* of each archive, see output_open; 0: as its folder has them */
-    unsigned threads; /* for reading; 0: a few, and more if reads are slow */
 
-    /* See struct writer_options. `threads` compress; if that is 0, one a CPU. */
-    int zstd_level;
-    uint32_t block_bytes;
-    uint32_t align_bytes;
+    /* Without a pool. As many threads read as compress; 0: a few, more if reads are slow. */
+    struct writer_options writer;
 
     /* Called for one file at a time, in the order of the archive. May be NULL. */
     void (*report)(void *ctx, enum pack_report kind, const struct fault *what);
@@ -107,6 +94,12 @@ struct pack_result {
  */
 int pack_run(const struct pack_options *options, struct fault *fault,
              struct pack_result *ret_result);
+
+/*
+ * `found` of struct leftovers: reports what a killed run left. `options` is the struct
+ * pack_options.
+ */
+void pack_report_leftover(void *options, enum leftover what, const char *name);
 
 /* The share of a source, or of a folder in it with all below. */
 struct pack_share {

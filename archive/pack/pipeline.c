@@ -718,8 +718,8 @@ int pipeline_run(const struct pack_options *options, const struct pipeline_sourc
     atomic_store(&p.progress.bytes_total, sources->total_bytes);
     atomic_store(&p.progress.members_total, sources->total_members);
     p.error = pipeline_add_folder_cursor(&p, sources->root, NULL);
-    unsigned first = options->threads ? options->threads : THREADS_FIRST;
-    unsigned last = options->threads ? options->threads : THREADS_LAST;
+    unsigned first = options->writer.threads ? options->writer.threads : THREADS_FIRST;
+    unsigned last = options->writer.threads ? options->writer.threads : THREADS_LAST;
     p.most_threads = min_u32(last, max_threads);
     struct count counted = {
         .sources = sources, .selection = selection, .progress = &p.progress};

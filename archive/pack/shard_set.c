@@ -21,14 +21,14 @@
 
 struct shard {
     struct writer *writer; /* NULL: the shard is another process's, or complete */
-    struct output *output;
+    struct output *output; /* NULL: the shard is another process's */
     char *path;
 };
 
 struct shard_set {
+    const struct pack_options *options;
     const struct selection *selection;
     char letters[PARTIAL_LETTER_COUNT + 1];
-    bool overwrite, sync;
     uint32_t count;
     uint64_t offset;
     struct shard shard[];
@@ -66,39 +66,44 @@ static int shard_set_check_path(const char *path, struct fault *fault)
     return -EEXIST;
 }
 
-static int shard_set_open_one(struct shard_set *s, uint32_t i, const char *output,
-                              const struct writer_options *options, struct fault *fault)
+static int shard_set_open_one(struct shard_set *s, uint32_t i, struct compress_pool *pool,
+                              struct fault *fault)
 {
+    const struct pack_options *o = s->options;
+    struct shard *shard = &s->shard[i];
+    struct writer_options how = o->writer;
+    how.pool = pool;
     int r = 0;
     if (s->selection->outputs)
-        r = shard_name(s->selection->outputs, i, &s->shard[i].path);
-    else if (!(s->shard[i].path = strdup(output)))
+        r = shard_name(s->selection->outputs, i, &shard->path);
+    else if (!(shard->path = strdup(o->output)))
         r = -ENOMEM;
     if (r < 0)
         return r;
-    r = s->selection->outputs ? shard_set_check_path(s->shard[i].path, fault) : 0;
+    r = s->selection->outputs ? shard_set_check_path(shard->path, fault) : 0;
     if (r == 0)
-        r = writer_open(s->shard[i].path, options, fault, &s->shard[i].writer);
+        r = output_open(shard->path, o->overwrite, o->stripes, fault, &shard->output);
+    if (r == 0)
+        r = writer_new(shard->output, &how, &shard->writer);
     return shard_set_name_fault(s, i, r, fault);
 }
 
-int shard_set_open(const char *output, const char *letters, const struct selection *selection,
-                   const struct writer_options *options, struct fault *fault,
-                   struct shard_set **ret_shards)
+int shard_set_open(const struct pack_options *options, const char *letters,
+                   const struct selection *selection, struct compress_pool *pool,
+                   struct fault *fault, struct shard_set **ret_shards)
 {
     uint32_t count = selection->shards > 1 ? selection->shards : 1;
     struct shard_set *s = calloc(1, sizeof(*s) + count * sizeof(s->shard[0]));
     if (!s)
         return -ENOMEM;
+    s->options = options;
     s->selection = selection;
-    s->overwrite = options->overwrite;
-    s->sync = !options->no_sync;
     s->count = count;
     strncpy(s->letters, letters, PARTIAL_LETTER_COUNT);
     int r = 0;
     for (uint32_t i = 0; r == 0 && i < count; i++)
         if (selection_has(selection, i))
-            r = shard_set_open_one(s, i, output, options, fault);
+            r = shard_set_open_one(s, i, pool, fault);
     if (r < 0)
         shard_set_discard(s);
     else
@@ -121,7 +126,7 @@ void shard_set_discard(struct shard_set *s)
 bool shard_set_is_output(const struct shard_set *s, struct file_id id)
 {
     for (uint32_t i = 0; i < s->count; i++)
-        if (s->shard[i].writer && writer_is_output(s->shard[i].writer, id))
+        if (s->shard[i].output && output_is(s->shard[i].output, id))
             return true;
     return false;
 }
@@ -143,14 +148,13 @@ static void shard_set_add_totals(struct writer_totals *sum, const struct writer_
     memcpy(sum->identifier, t->identifier, sizeof(sum->identifier));
 }
 
-static bool shard_set_is_stopped(const _Atomic int *stop)
+static bool shard_set_is_stopped(const struct shard_set *s)
 {
-    return stop && atomic_load(stop);
+    return s->options->stop && atomic_load(s->options->stop);
 }
 
 /* Completes the archives. From here on shards wait for each other. */
-static int shard_set_finish(struct shard_set *s, const _Atomic int *stop, struct fault *fault,
-                            struct writer_totals *sum)
+static int shard_set_finish(struct shard_set *s, struct fault *fault, struct writer_totals *sum)
 {
     int r = 0;
     for (uint32_t i = 0; r == 0 && i < s->count; i++) {
@@ -158,11 +162,11 @@ static int shard_set_finish(struct shard_set *s, const _Atomic int *stop, struct
         struct writer_totals totals;
         if (!shard->writer)
             continue;
-        if (shard_set_is_stopped(stop))
+        if (shard_set_is_stopped(s))
             return -EINTR;
-        r = writer_finish(steal_ptr(&shard->writer), fault, &totals, &shard->output);
+        r = writer_finish(steal_ptr(&shard->writer), fault, &totals);
         if (r == 0 && s->selection->outputs)
-            r = output_ready(shard->output, s->letters, s->sync, fault);
+            r = output_ready(shard->output, s->letters, !s->options->no_sync, fault);
         if (r < 0)
             shard_set_name_fault(s, i, r, fault);
         else
@@ -183,18 +187,19 @@ static void shard_set_end(struct shard_set *s, bool keep)
     }
 }
 
-static int shard_set_exchange(struct shard_set *s, const _Atomic int *stop, struct fault *fault)
+static int shard_set_exchange(struct shard_set *s, struct fault *fault)
 {
     struct shard_exchange x;
+    const struct pack_options *o = s->options;
     bool alone = s->selection->world <= 1;
-    int r = shard_exchange_begin(s->selection->outputs, stop, fault, &x);
+    int r = shard_exchange_begin(s->selection->outputs, o->stop, fault, &x);
     if (r < 0) {
         shard_set_end(s, !alone); /* without the lock: others may count on ready shards */
         return r;
     }
-    r = shard_set_is_stopped(stop)
+    r = shard_set_is_stopped(s)
             ? -EINTR
-            : shard_exchange_run(&x, s->letters, s->overwrite, s->sync, fault);
+            : shard_exchange_run(&x, s->letters, o->overwrite, !o->no_sync, fault);
     if (r == 0 && alone)
         r = fault_set(fault, -EBUSY, NULL, FAULT_NO_OFFSET,
                       "somebody else removed or replaced what was ready of it");
@@ -203,15 +208,14 @@ static int shard_set_exchange(struct shard_set *s, const _Atomic int *stop, stru
     return r;
 }
 
-int shard_set_close(struct shard_set *s, const _Atomic int *stop, struct fault *fault,
-                    struct writer_totals *ret_totals)
+int shard_set_close(struct shard_set *s, struct fault *fault, struct writer_totals *ret_totals)
 {
     struct writer_totals sum = {0};
-    int r = shard_set_finish(s, stop, fault, &sum);
+    int r = shard_set_finish(s, fault, &sum);
     if (r == 0 && s->selection->outputs) {
-        r = shard_set_exchange(s, stop, fault);
+        r = shard_set_exchange(s, fault);
     } else if (r == 0) {
-        r = output_commit(steal_ptr(&s->shard[0].output), s->sync, fault);
+        r = output_commit(steal_ptr(&s->shard[0].output), !s->options->no_sync, fault);
         r = r < 0 ? r : 1;
     }
     if (r >= 0)

@@ -11,6 +11,7 @@
 
 #include "folder.h"
 #include "gather.h"
+#include "pack.h"
 #include "selection.h"
 #include "shard_name.h"
 #include "writer.h"
@@ -18,13 +19,14 @@
 struct shard_set;
 
 /*
- * Creates all archives of this process: selection->outputs, or one called `output`. The shards
- * of all processes of one run have the same `letters` (PARTIAL_LETTER_COUNT) while they wait
- * for each other. If there are several archives, the fault's member names the one that failed.
+ * Creates all archives of this process: selection->outputs, or options->output. They are
+ * compressed in `pool`, which is NULL without compression. The shards of all processes of one
+ * run have the same `letters` (PARTIAL_LETTER_COUNT) while they wait for each other. If there
+ * are several archives, the fault's member names the one that failed.
  */
-int shard_set_open(const char *output, const char *letters, const struct selection *selection,
-                   const struct writer_options *options, struct fault *fault,
-                   struct shard_set **ret_shards);
+int shard_set_open(const struct pack_options *options, const char *letters,
+                   const struct selection *selection, struct compress_pool *pool,
+                   struct fault *fault, struct shard_set **ret_shards);
 
 /* Is this an archive being written, or one that will be replaced? */
 bool shard_set_is_output(const struct shard_set *shards, struct file_id id);
@@ -49,12 +51,12 @@ uint64_t shard_set_offset(const struct shard_set *shards);
 /*
  * Completes the archives and gives all of them their names, together with other processes'
  * archives. The last process to come here does that and gets 1; 0: other processes are still to
- * come. On failure, or when `stop` (may be NULL) is set meanwhile (-EINTR), none of this
+ * come. On failure, or when options->stop is set meanwhile (-EINTR), none of this
  * process's archives is left. But once the exchange has begun the new set is there; archives
  * that an error kept from being renamed are renamed by the next run. *ret_totals is the sum
  * over the archives. Frees the set in any case.
  */
-int shard_set_close(struct shard_set *shards, const _Atomic int *stop, struct fault *fault,
+int shard_set_close(struct shard_set *shards, struct fault *fault,
                     struct writer_totals *ret_totals);
 void shard_set_discard(struct shard_set *shards); /* NULL is fine */
 

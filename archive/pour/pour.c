@@ -28,7 +28,8 @@
 #define PIPE_BYTES (1 << 20)
 
 struct pour_run {
-    const struct pour_options *options;
+    const struct pack_options *options;
+    const struct pour_input *input;
     struct output *output;
     struct compress_pool *pool;
     locale_t locale;
@@ -106,7 +107,7 @@ int pour_read(struct pour *p)
     struct pour_stream s;
     const uint8_t *head;
     size_t len;
-    int r = pour_stream_open(&s, p->options->fd, p->progress, p->fault, &head, &len);
+    int r = pour_stream_open(&s, p->input->fd, p->progress, p->fault, &head, &len);
     if (r == 0)
         r = len && tar_probe_head(head, len) ? pour_tar(p, &s) : pour_other(p, &s, head, len);
     pour_stream_close(&s);
@@ -116,10 +117,7 @@ int pour_read(struct pour *p)
 /* Ends the archive, and tells the parent of its size and contents. */
 static int pour_end(struct pour *p)
 {
-    struct writer *writer = p->writer;
-    struct output *output;
-    p->writer = NULL;
-    int r = writer_finish(writer, p->fault, &p->result.totals, &output);
+    int r = writer_finish(steal_ptr(&p->writer), p->fault, &p->result.totals);
     p->output_error = r;
     if (r == 0)
         r = write_at(p->report_fd, &p->result, sizeof(p->result),
@@ -130,22 +128,24 @@ static int pour_end(struct pour *p)
 static int pour_in_child(void *arg, struct progress *progress, struct fault *fault)
 {
     struct pour_run *run = arg;
-    const struct pour_options *o = run->options;
+    const struct pack_options *o = run->options;
     struct writer_options how = o->writer;
     struct pour p = {.options = o,
+                     .input = run->input,
+                     .selection = {.excludes = o->excludes, .exclude_count = o->exclude_count},
                      .progress = progress,
                      .fault = fault,
                      .locale = run->locale,
                      .report_fd = run->report_fd};
     how.pool = run->pool;
-    int r = writer_begin(run->output, &how, &p.writer);
+    int r = writer_new(run->output, &how, &p.writer);
     p.output_error = r;
     if (r == 0)
         r = pour_read(&p);
     if (r == 0)
         r = pour_end(&p);
     if (r < 0)
-        fault_set_file(fault, p.output_error ? o->output : o->name);
+        fault_set_file(fault, p.output_error ? o->output : o->sources[0]);
     pour_free(&p);
     return r; /* the writer goes with the process */
 }
@@ -166,7 +166,7 @@ static int pour_open_report(int *ret_fd)
 /* Passes on what was left out since the last time. */
 static void pour_pass_reports(struct pour_run *run)
 {
-    const struct pour_options *o = run->options;
+    const struct pack_options *o = run->options;
     uint64_t count = 0;
     if (!o->report ||
         read_at(run->report_fd, &count, sizeof(count), offsetof(struct pour_report, count)) < 0)
@@ -180,15 +180,15 @@ static void pour_pass_reports(struct pour_run *run)
         fault.what[sizeof(fault.what) - 1] = '\0';
         fault.advice[sizeof(fault.advice) - 1] = '\0';
         fault.file[0] = '\0';
-        fault_set_file(&fault, o->name);
-        o->report(o->ctx, false, &fault);
+        fault_set_file(&fault, o->sources[0]);
+        o->report(o->ctx, PACK_PROBLEM, &fault);
     }
 }
 
 static bool pour_watch(void *ctx, const struct progress *progress)
 {
     struct pour_run *run = ctx;
-    const struct pour_options *o = run->options;
+    const struct pack_options *o = run->options;
     pour_pass_reports(run);
     memcpy(run->note, progress->note, sizeof(run->note) - 1);
     if (o->progress)
@@ -198,37 +198,40 @@ static bool pour_watch(void *ctx, const struct progress *progress)
 
 static int pour_run_child(struct pour_run *run, struct fault *fault)
 {
-    const struct pour_options *o = run->options;
-    const int keep[] = {o->fd, run->output->fd, run->report_fd};
+    const struct pack_options *o = run->options;
+    const int keep[] = {run->input->fd, run->output->fd, run->report_fd};
     struct sandbox_limits limits = {
         .memory_bytes = POUR_MEMORY_BYTES,
         .file_bytes = INT64_MAX, /* no signal at a limit of the caller */
         .keep_fds = keep,
         .keep_fd_count = sizeof(keep) / sizeof(keep[0]),
-        .idle_seconds = o->is_stream ? UINT32_MAX : 0, /* who writes it may take any time */
+        .idle_seconds =
+            run->input->is_file ? 0 : UINT32_MAX, /* who writes it may take any time */
         .prepare = pour_prepare,
         .threads = o->writer.zstd_level ? 1 + o->writer.threads : 0,
     };
-    if (o->is_stream)
-        fcntl(o->fd, F_SETPIPE_SZ, PIPE_BYTES); /* if it is a pipe, and that is allowed */
+    if (!run->input->is_file)
+        fcntl(run->input->fd, F_SETPIPE_SZ,
+              PIPE_BYTES); /* if it is a pipe, and that is allowed */
     int r = sandbox_run(pour_in_child, run, &limits, pour_watch, run, fault);
     if (r < 0)
-        fault_set_file(fault, o->name);
+        fault_set_file(fault, o->sources[0]);
     return r;
 }
 
-static void pour_report_parent(const struct pour_run *run, bool is_note, const char *what)
+static void pour_report_parent(const struct pour_run *run, enum pack_report kind,
+                               const char *what)
 {
-    const struct pour_options *o = run->options;
+    const struct pack_options *o = run->options;
     struct fault fault = {0};
     if (!o->report)
         return;
     fault_set(&fault, -EINVAL, NULL, FAULT_NO_OFFSET, "%s", what);
-    fault_set_file(&fault, o->name);
-    o->report(o->ctx, is_note, &fault);
+    fault_set_file(&fault, o->sources[0]);
+    o->report(o->ctx, kind, &fault);
 }
 
-static int pour_take_result(struct pour_run *run, struct pour_result *ret_result)
+static int pour_take_result(struct pour_run *run, struct pack_result *ret_result)
 {
     int r = read_at(run->report_fd, ret_result, sizeof(*ret_result),
                     offsetof(struct pour_report, result));
@@ -238,18 +241,22 @@ static int pour_take_result(struct pour_run *run, struct pour_result *ret_result
     snprintf(more, sizeof(more), "%" PRIu64 " more members were left out",
              ret_result->problems - run->reported);
     if (ret_result->problems > run->reported)
-        pour_report_parent(run, false, more);
+        pour_report_parent(run, PACK_PROBLEM, more);
     if (run->note[0])
-        pour_report_parent(run, true, run->note);
+        pour_report_parent(run, PACK_NOTE, run->note);
     return 0;
 }
 
-int pour_run(const struct pour_options *options, struct fault *fault,
-             struct pour_result *ret_result)
+int pour_run(const struct pack_options *options, const struct pour_input *input,
+             struct fault *fault, struct pack_result *ret_result)
 {
-    struct pour_run run = {.options = options, .report_fd = -1};
-    int r = output_open(options->output, options->writer.overwrite, options->writer.stripes,
-                        fault, &run.output);
+    struct pour_run run = {.options = options, .input = input, .report_fd = -1};
+    if (options->source_count != 1 || options->shards || options->files_from)
+        return -EINVAL;
+    output_clean(options->output,
+                 &(struct leftovers){.found = pack_report_leftover, .ctx = (void *)options});
+    int r =
+        output_open(options->output, options->overwrite, options->stripes, fault, &run.output);
     if (r < 0)
         return r;
     run.locale = newlocale(LC_ALL_MASK, "C.UTF-8", (locale_t)0);
@@ -263,7 +270,7 @@ int pour_run(const struct pour_options *options, struct fault *fault,
     if (run.locale)
         freelocale(run.locale);
     if (r == 0)
-        return output_commit(run.output, !options->writer.no_sync, fault);
+        return output_commit(run.output, !options->no_sync, fault);
     output_discard(run.output);
     return r;
 }

@@ -11,42 +11,24 @@
 #ifndef ONEPOT_POUR_H
 #define ONEPOT_POUR_H
 
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "backend.h"
 #include "fault.h"
-#include "writer.h"
+#include "pack.h"
 
-struct pour_options {
-    int fd;           /* the input, from its position on */
-    bool is_stream;   /* it can't be read elsewhere */
-    const char *name; /* of it, for messages */
-    const char *output;
-    struct writer_options writer; /* without a pool */
-    bool strict;                  /* the first member that is left out is an error */
-
-    /* Is the member left out? Runs in the child. May be NULL. */
-    bool (*excludes)(const void *ctx, const char *path, bool is_folder);
-    const void *excludes_ctx;
-
-    /* Called for each member that is left out, and for a remark (`is_note`). May be NULL. */
-    void (*report)(void *ctx, bool is_note, const struct fault *what);
-    void (*progress)(void *ctx, const char *doing, const struct progress *progress);
-    void *ctx;
-};
-
-struct pour_result {
-    struct writer_totals totals;
-    uint64_t problems; /* members that were left out */
+struct pour_input {
+    int fd;       /* from its position on */
+    bool is_file; /* not a pipe or the like */
 };
 
 /*
- * A fault without a file is about the output. -EUCLEAN: the input is damaged or cut off;
- * -ENOMSG: it is nothing that can be packed; -EINTR: a signal came. On failure no file is left.
+ * As pack_run, for one source, which has this input; without a list of names and shards.
+ * `stop` is not used. A fault without a file is about the output. -EUCLEAN: the input is
+ * damaged or cut off; -ENOMSG: it is nothing that can be packed; -EINTR: a signal came. On
+ * failure no file is left.
  */
-int pour_run(const struct pour_options *options, struct fault *fault,
-             struct pour_result *ret_result);
+int pour_run(const struct pack_options *options, const struct pour_input *input,
+             struct fault *fault, struct pack_result *ret_result);
 
 #endif

@@ -101,7 +101,7 @@ bool pour_is_rar_volume(const uint8_t *head, size_t len)
 static ssize_t file_read(struct archive *a, void *ctx, const void **ret_bytes)
 {
     struct container *c = ctx;
-    ssize_t n = pour_read_input(c->p->options->fd, c->p->progress, c->bytes, READ_BYTES);
+    ssize_t n = pour_read_input(c->p->input->fd, c->p->progress, c->bytes, READ_BYTES);
     if (n < 0) {
         c->error = (int)n;
         archive_set_error(a, (int)-n, "read error");
@@ -114,7 +114,7 @@ static ssize_t file_read(struct archive *a, void *ctx, const void **ret_bytes)
 static la_int64_t file_seek(struct archive *a, void *ctx, la_int64_t offset, int whence)
 {
     const struct container *c = ctx;
-    off_t at = lseek(c->p->options->fd, offset, whence);
+    off_t at = lseek(c->p->input->fd, offset, whence);
     (void)a;
     return at < 0 ? ARCHIVE_FATAL : at;
 }
@@ -122,12 +122,12 @@ static la_int64_t file_seek(struct archive *a, void *ctx, la_int64_t offset, int
 static la_int64_t file_skip(struct archive *a, void *ctx, la_int64_t bytes)
 {
     const struct container *c = ctx;
-    off_t from = lseek(c->p->options->fd, 0, SEEK_CUR), end, to;
+    off_t from = lseek(c->p->input->fd, 0, SEEK_CUR), end, to;
     (void)a;
-    if (from < 0 || (end = lseek(c->p->options->fd, 0, SEEK_END)) < 0)
+    if (from < 0 || (end = lseek(c->p->input->fd, 0, SEEK_END)) < 0)
         return 0;
     to = bytes < end - from ? from + bytes : end;
-    return lseek(c->p->options->fd, to, SEEK_SET) < 0 ? ARCHIVE_FATAL : to - from;
+    return lseek(c->p->input->fd, to, SEEK_SET) < 0 ? ARCHIVE_FATAL : to - from;
 }
 
 static int container_open(struct container *c)
@@ -374,7 +374,7 @@ static int container_walk(struct container *c)
 
 int pour_container(struct pour *p, struct pour_stream *stream, const struct pour_format *format)
 {
-    bool is_file = !p->options->is_stream && !stream->compression;
+    bool is_file = p->input->is_file && !stream->compression;
     struct container c = {.p = p, .stream = is_file ? NULL : stream, .format = format};
     if (format->seeks && !is_file) {
         fault_set(p->fault, -ENOMSG, NULL, FAULT_NO_OFFSET,
@@ -382,7 +382,7 @@ int pour_container(struct pour *p, struct pour_stream *stream, const struct pour
         fault_advise(p->fault, "save it in a file and pack that");
         return -ENOMSG;
     }
-    if (is_file && lseek(p->options->fd, 0, SEEK_SET) < 0)
+    if (is_file && lseek(p->input->fd, 0, SEEK_SET) < 0)
         return -errno;
     c.archive = archive_read_new();
     if (!c.archive)

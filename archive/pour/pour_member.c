@@ -39,18 +39,17 @@ static int member_clean(const char *path, pour_text *to)
 /* Is it left out, or a folder that it lies in? */
 static bool member_is_excluded(struct pour *p, bool is_folder)
 {
-    const struct pour_options *o = p->options;
     char *path = p->path.at;
-    if (!o->excludes || !path[0])
+    if (!path[0])
         return false;
     for (char *slash = strchr(path, '/'); slash; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
-        bool is_out = o->excludes(o->excludes_ctx, path, true);
+        bool is_out = selection_excludes(&p->selection, path, true);
         *slash = '/';
         if (is_out)
             return true;
     }
-    return o->excludes(o->excludes_ctx, path, is_folder);
+    return selection_excludes(&p->selection, path, is_folder);
 }
 
 /* ---- what is left out ---- */

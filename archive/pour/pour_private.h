@@ -13,6 +13,7 @@
 #include <sys/types.h>
 
 #include "pour.h"
+#include "selection.h"
 #include "tar_members.h"
 #include "unknown_format.h"
 #include "vector.h"
@@ -67,13 +68,15 @@ int pour_stream_drain(struct pour_stream *s);
 typedef VECTOR(char) pour_text;
 
 struct pour {
-    const struct pour_options *options;
+    const struct pack_options *options;
+    const struct pour_input *input;
+    struct selection selection; /* what is left out */
     struct writer *writer;
     struct progress *progress;
     struct fault *fault;
     locale_t locale; /* of UTF-8; 0: this system has none */
     int report_fd;
-    struct pour_result result;
+    struct pack_result result;
     uint64_t reported;
     int output_error; /* of the writer: the fault is not about the input */
     struct tar_oddities odd;
@@ -116,7 +119,7 @@ int pour_read(struct pour *p);
 #define POUR_REPORTS 200u
 
 struct pour_report {
-    struct pour_result result;
+    struct pack_result result;
     uint64_t count; /* of faults below */
     struct fault faults[POUR_REPORTS];
 };

@@ -23,6 +23,7 @@
 #include "launcher.h"
 #include "pack.h"
 #include "path.h"
+#include "pour.h"
 #include "source.h"
 #include "storage_watch.h"
 #include "stripes.h"
@@ -64,12 +65,13 @@ struct arguments {
     enum cli_progress_mode progress;
     bool quiet;
     bool is_dry;
+    bool is_poured;
     bool has_rank, has_world;
     bool has_block, has_align;
     bool has_view; /* --include, --map or --nested: for archives alone */
     uint64_t block_bytes, align_bytes;
-    const char *launcher;      /* that set the rank; NULL: none */
-    struct pack_stream stream; /* options.stream, if the source is one */
+    const char *launcher;    /* that set the rank; NULL: none */
+    struct pour_input input; /* of the source, if `is_poured`: it is read front to back */
     const char **excludes;
     struct opened *opened; /* one for each source */
     const struct input **inputs;
@@ -262,7 +264,8 @@ static int command_pack_run(struct arguments *a)
         a->options.progress = cli_progress_show;
     a->options.ctx = &progress;
     a->options.stop = interrupt_flag();
-    int r = pack_run(&a->options, &fault, &result);
+    int r = a->is_poured ? pour_run(&a->options, &a->input, &fault, &result)
+                         : pack_run(&a->options, &fault, &result);
     cli_progress_end(&progress);
     if (r < 0)
         return command_pack_fail(a, r, &fault);
@@ -283,7 +286,7 @@ static int command_pack_run_stream(struct arguments *a)
         own = open(path, O_RDONLY | O_CLOEXEC);
         if (own < 0)
             return cli_fail(path, -errno, NULL);
-        a->stream.fd = own;
+        a->input.fd = own;
     }
     return command_pack_run(a);
 }
@@ -292,7 +295,7 @@ static int pack_sources(struct arguments *a)
 {
     keep_memory();
     interrupt_catch();
-    if (a->options.stream)
+    if (a->is_poured)
         return command_pack_run_stream(a);
     if (a->options.shards)
         cli_raise_file_limit(); /* each shard being written takes two descriptors */
@@ -366,7 +369,7 @@ static void print_survey(const struct arguments *a, struct pack_survey *s, char 
     print_shares(s);
     describe_output(a, output, sizeof(output));
     printf("packed: about %s in %s%s\n", cli_format_bytes(s->archive_bytes, bytes), output,
-           a->options.zstd_level ? ", less what compression saves" : "");
+           a->options.writer.zstd_level ? ", less what compression saves" : "");
     printf("next: onepot pack");
     if (needs_stripes(a, s))
         printf(" --stripe=%u", STRIPES_ADVISED);
@@ -443,7 +446,7 @@ static int take_level(const struct cli_usage *u, void *ctx, const char *text)
     uint64_t level = 3;
     if (text && cli_number_option(u, "--zstd", text, 1, WRITER_LEVEL_MAX, &level) != 0)
         return CLI_USAGE;
-    a->options.zstd_level = (int)level;
+    a->options.writer.zstd_level = (int)level;
     return 0;
 }
 
@@ -461,15 +464,15 @@ static int check_format(struct arguments *a)
 {
     struct pack_options *o = &a->options;
     int r = check_power("--block", a->has_block, a->block_bytes, WRITER_BLOCK_MIN,
-                        WRITER_BLOCK_MAX, &o->block_bytes);
+                        WRITER_BLOCK_MAX, &o->writer.block_bytes);
     if (r == 0)
         r = check_power("--align", a->has_align, a->align_bytes, PAX_BLOCK_BYTES,
-                        WRITER_ALIGN_MAX, &o->align_bytes);
+                        WRITER_ALIGN_MAX, &o->writer.align_bytes);
     if (r != 0)
         return r;
-    if (o->block_bytes && !o->zstd_level)
+    if (o->writer.block_bytes && !o->writer.zstd_level)
         return cli_usage_error(&usage, "--block needs --zstd");
-    if (o->align_bytes && o->zstd_level)
+    if (o->writer.align_bytes && o->writer.zstd_level)
         return cli_usage_error(
             &usage, "--align and --zstd exclude each other: compressed data can't be aligned");
     return 0;
@@ -526,7 +529,7 @@ static int command_pack_parse(struct arguments *a, int argc, char **argv)
         {"-j, --jobs=N",
          "read and compress with N threads; the archive is the same (default: 4, and up to 128 "
          "where reading is slow; one for each CPU to compress)",
-         .count = &o->threads, .min = 1, .max = PACK_THREADS_MAX},
+         .count = &o->writer.threads, .min = 1, .max = PACK_THREADS_MAX},
         {"--strict", "give up at the first file that can't be packed", .flag = &o->strict},
         {"--no-sync", "don't wait until the archive is on the disk", .flag = &o->no_sync},
         {DRY_RUN,
@@ -628,22 +631,22 @@ static int check_stream(struct arguments *a)
     };
     const char *name = NULL;
     for (size_t i = 0; !name && i < o->source_count; i++) {
-        a->stream.is_file = !is_stream(o->sources[i]);
-        if (!a->stream.is_file || is_container(o->sources[i]))
+        a->input.is_file = !is_stream(o->sources[i]);
+        if (!a->input.is_file || is_container(o->sources[i]))
             name = strcmp(o->sources[i], "-") == 0 ? "standard input" : o->sources[i];
     }
     if (!name)
         return 0;
     if (o->source_count > 1)
         return cli_usage_error(&usage, "%s is packed alone", name);
-    if (!o->output && !a->stream.is_file)
+    if (!o->output && !a->input.is_file)
         return cli_usage_error(&usage, "%s has no name: name the archive with -o", name);
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
         if (others[i].is_given)
             return cli_usage_error(&usage,
                                    "%s can't be had of %s: pack it, and then the archive",
                                    others[i].option, name);
-    a->options.stream = &a->stream;
+    a->is_poured = true;
     return 0;
 }
 
@@ -676,7 +679,7 @@ static int check_sources(struct arguments *a)
     if (o->files_from && o->source_count > 1)
         return cli_usage_error(&usage, "--files-from takes one directory or archive");
     int r = check_stream(a);
-    if (r == 0 && o->stream)
+    if (r == 0 && a->is_poured)
         return check_format(a);
     if (r == 0)
         r = check_dry(a);
@@ -698,7 +701,7 @@ static int check_output(struct arguments *a, char **ret_default)
         if (pack_default_output(source, is_archive(source), ret_default) < 0)
             return cli_usage_error(&usage, "%s gives no name for the archive; use -o",
                                    a->options.sources[0]);
-        if (a->options.zstd_level) {
+        if (a->options.writer.zstd_level) {
             char *name = *ret_default;
             if (asprintf(ret_default, "%s.zst", name) < 0)
                 *ret_default = NULL;

@@ -15,7 +15,9 @@
 #define NAME_PART_MAX 255u
 
 struct onepot_writer {
+    struct output *output;
     struct writer *writer;
+    bool is_synced; /* the archive is to be on the disk in the end */
     char *path;
     pid_t pid; /* the process that writes: its children must not remove the file */
     struct onepot_error first; /* the first failure: nothing can be added after it */
@@ -51,8 +53,6 @@ int onepot_writer_new(const char *path, const struct onepot_writer_options *opti
     if (r < 0)
         return r;
     struct writer_options given = {
-        .overwrite = o.overwrite,
-        .no_sync = o.no_sync,
         .zstd_level = (int)o.zstd,
         .block_bytes = o.block,
         .threads = o.threads,
@@ -64,9 +64,13 @@ int onepot_writer_new(const char *path, const struct onepot_writer_options *opti
         return error_set(error, -ENOMEM, "no memory for a writer");
     }
     w->pid = getpid();
+    w->is_synced = !o.no_sync;
     output_clean(path, &(struct leftovers){0});
-    r = writer_open(path, &given, &fault, &w->writer);
+    r = output_open(path, o.overwrite, 0, &fault, &w->output);
+    if (r == 0)
+        r = writer_new(w->output, &given, &w->writer);
     if (r < 0) {
+        output_discard(w->output);
         if (r == -EEXIST) /* the usual advice is for users of the program */
             error_set(error, r, "%s: exists already, and is not to be overwritten", path);
         else
@@ -185,8 +189,13 @@ int onepot_writer_finish(struct onepot_writer *writer, struct onepot_error *erro
     } else if (writer->first.code < 0) {
         r = writer_ended(writer, error);
         writer_discard(writer->writer);
+        output_discard(writer->output);
     } else {
-        r = writer_close(writer->writer, &fault, &totals);
+        r = writer_finish(writer->writer, &fault, &totals);
+        if (r == 0)
+            r = output_commit(writer->output, writer->is_synced, &fault);
+        else
+            output_discard(writer->output);
         if (r < 0)
             error_from_fault(error, r, &fault, writer->path);
     }
@@ -198,7 +207,9 @@ void onepot_writer_discard(struct onepot_writer *writer)
 {
     if (!writer)
         return;
-    if (writer->pid == getpid()) /* in a child, threads and file are the parent's */
+    if (writer->pid == getpid()) { /* in a child, threads and file are the parent's */
         writer_discard(writer->writer);
+        output_discard(writer->output);
+    }
     free_writer(writer);
 }

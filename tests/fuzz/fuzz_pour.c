@@ -42,12 +42,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     require(in >= 0 && report >= 0 && pwrite(in, data, size, 0) == (ssize_t)size &&
             ftruncate(report, sizeof(struct pour_report)) == 0);
     snprintf(path, sizeof(path), "/tmp/onepot-fuzz-%d.tar", (int)getpid());
-    struct pour_options options = {
-        .fd = in, .is_stream = size % 2, .name = "fuzz", .output = path};
-    struct pour p = {
-        .options = &options, .progress = &progress, .fault = &fault, .report_fd = report};
+    const char *const name = "fuzz";
+    const struct pack_options options = {.sources = &name, .source_count = 1, .output = path};
+    const struct pour_input input = {.fd = in, .is_file = size % 2 == 0};
+    struct pour p = {.options = &options,
+                     .input = &input,
+                     .progress = &progress,
+                     .fault = &fault,
+                     .report_fd = report};
     require(output_open(path, false, 0, &fault, &output) == 0);
-    require(writer_begin(output, &options.writer, &p.writer) == 0);
+    require(writer_new(output, &options.writer, &p.writer) == 0);
     int r = pour_read(&p);
     struct writer *writer = p.writer;
     p.writer = NULL;
@@ -56,10 +60,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         writer_discard(writer);
     } else {
         struct writer_totals totals;
-        require(writer_finish(writer, &fault, &totals, &output) == 0);
+        require(writer_finish(writer, &fault, &totals) == 0);
         check_archive(output->fd);
-        output_discard(output);
     }
+    output_discard(output);
     pour_free(&p);
     close(in);
     close(report);

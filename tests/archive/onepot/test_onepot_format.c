@@ -40,21 +40,34 @@ static void add_member(struct writer *w, const char *name, uint32_t mode, size_t
     ck_assert_int_eq(writer_data(w, data, size, &fault), 0);
 }
 
+static struct writer *begin(const char *name, int level, struct output **ret_output)
+{
+    const struct writer_options options = {.zstd_level = level};
+    struct writer *w = NULL;
+    ck_assert_int_eq(output_open(name, true, 0, NULL, ret_output), 0);
+    ck_assert_int_eq(writer_new(*ret_output, &options, &w), 0);
+    return w;
+}
+
+static void finish(struct writer *w, struct output *output)
+{
+    struct fault fault = {0};
+    int r = writer_finish(w, &fault, &totals);
+    ck_assert_msg(r == 0, "%d %s", r, fault.what);
+    ck_assert_int_eq(output_commit(output, false, NULL), 0);
+}
+
 static void write_archive(size_t files)
 {
-    struct writer *w = NULL;
-    struct fault fault = {0};
-    struct writer_options options = {.no_sync = true, .overwrite = true};
-    int r = writer_open(path, &options, &fault, &w);
-    ck_assert_msg(r == 0, "%s", fault.what);
+    struct output *output;
+    struct writer *w = begin(path, 0, &output);
     add_member(w, "", S_IFDIR | 0755, 0);
     for (size_t i = 0; i < files; i++) {
         char name[32];
         snprintf(name, sizeof(name), "file%04zu", i);
         add_member(w, name, S_IFREG | 0644, i * 37 % 5000);
     }
-    r = writer_close(w, &fault, &totals);
-    ck_assert_msg(r == 0, "%d %s", r, fault.what);
+    finish(w, output);
 }
 
 static void load(void)
@@ -210,15 +223,13 @@ static int check_all(void)
 START_TEST(sums_cover_all_that_is_no_data)
 {
     /* Of an archive of empty files that is everything. */
-    struct writer *w = NULL;
-    struct fault fault = {0};
-    struct writer_options options = {.no_sync = true, .overwrite = true};
-    ck_assert_int_eq(writer_open(path, &options, &fault, &w), 0);
+    struct output *output;
+    struct writer *w = begin(path, 0, &output);
     for (int i = 0; i < 9; i++) {
         char name[2] = {(char)('a' + i), 0};
         add_member(w, name, S_IFREG | 0644, 0);
     }
-    ck_assert_int_eq(writer_close(w, &fault, &totals), 0);
+    finish(w, output);
     load();
     ck_assert_int_eq(check_all(), 0);
     for (size_t i = 0; i < len; i += i < len - FOOTER ? 7 : 1) {
@@ -314,18 +325,18 @@ START_TEST(what_the_index_of_a_compressed_archive_cannot_hold_is_refused)
                                       .mode = S_IFREG | 0644,
                                       .size_bytes = UINT64_C(1) << 48};
     for (int level = 0; level < 2; level++) {
-        const struct writer_options options = {.zstd_level = level, .no_sync = true};
         struct pax_buffer header = {0};
-        struct writer *w;
+        struct output *output;
         struct fault fault = {0};
         char name[PATH_MAX];
         snprintf(name, sizeof(name), "%s.large", path);
-        ck_assert_int_eq(writer_open(name, &options, &fault, &w), 0);
+        struct writer *w = begin(name, level, &output);
         ck_assert_int_eq(pax_encode(&member, &header), 0);
         ck_assert_int_eq(writer_add(w, &member, &header, NULL, &fault), level ? -EFBIG : 0);
         ck_assert(!level || strstr(fault.advice, "--shards"));
         vector_free(&header);
         writer_discard(w);
+        output_discard(output);
     }
 }
 END_TEST

@@ -124,7 +124,7 @@ static struct pack_options options_for(unsigned threads)
                                  .source_count = 1,
                                  .output = "out.tar",
                                  .no_sync = true,
-                                 .threads = threads,
+                                 .writer.threads = threads,
                                  .report = take_report,
                                  .ctx = &reports};
 }

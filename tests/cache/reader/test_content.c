@@ -59,10 +59,10 @@ static void begin(struct fixture *f, int zstd_level)
     struct pack_options options = {.sources = sources,
                                    .source_count = 1,
                                    .output = f->archive,
-                                   .threads = 1,
+                                   .writer.threads = 1,
                                    .no_sync = true,
-                                   .zstd_level = zstd_level,
-                                   .block_bytes = zstd_level ? BLOCK : 0};
+                                   .writer.zstd_level = zstd_level,
+                                   .writer.block_bytes = zstd_level ? BLOCK : 0};
     struct pack_result result;
     struct fault fault = {0};
     ck_assert_int_eq(pack_run(&options, &fault, &result), 0);

@@ -44,8 +44,8 @@ static void pack_tree(const char *output, int zstd_level)
                                    .output = output,
                                    .overwrite = true,
                                    .no_sync = true,
-                                   .zstd_level = zstd_level,
-                                   .threads = 1};
+                                   .writer.zstd_level = zstd_level,
+                                   .writer.threads = 1};
     ck_assert_int_eq(pack_run(&options, &fault, &result), 0);
 }
 
