@@ -314,10 +314,10 @@ static int tar_walk_add_by_type(struct walk *w, const char *path, struct builder
 
 static int tar_walk_restore_minus(struct walk *w, struct builder_member *member)
 {
-    bool negative;
-    int r = tar_time_is_negative(tar_walk_read_tar, w, member->header_offset,
-                                 member->data_offset, &negative);
-    if (r == 0 && negative) {
+    struct tar_facts facts;
+    int r = tar_find_facts(tar_walk_read_tar, w, member->header_offset, member->data_offset,
+                           &facts);
+    if (r == 0 && facts.has_negative_time) {
         member->mtime_sec = -1;
         member->mtime_nsec = 1000000000 - member->mtime_nsec;
     }
@@ -353,10 +353,10 @@ static int tar_walk_fill_holes(struct walk *w, struct builder_member *member)
     const void *block;
     size_t len;
     la_int64_t offset;
-    bool has = false;
-    int r = tar_has_record(tar_walk_read_tar, w, member->header_offset, member->data_offset,
-                           "SUN.holesdata", &has);
-    if (r < 0 || !has)
+    struct tar_facts facts;
+    int r = tar_find_facts(tar_walk_read_tar, w, member->header_offset, member->data_offset,
+                           &facts);
+    if (r < 0 || !facts.stores_holes)
         return tar_walk_unless_gone(w, r);
     member->data = DATA_STORED;
     while (!w->taker &&
@@ -447,11 +447,12 @@ static int tar_walk_settle(struct walk *w)
  */
 static bool tar_walk_is_harmless(struct walk *w)
 {
-    bool repeats = false;
+    struct tar_facts facts;
     uint64_t from = (uint64_t)archive_read_header_position(w->archive);
     uint64_t to = (uint64_t)archive_filter_bytes(w->archive, 0);
     return archive_errno(w->archive) == EILSEQ ||
-           (tar_repeats_extended(tar_walk_read_tar, w, from, to, &repeats) == 0 && repeats);
+           (tar_find_facts(tar_walk_read_tar, w, from, to, &facts) == 0 && facts.headers > 1 &&
+            facts.is_sound);
 }
 
 /*

@@ -54,20 +54,17 @@ int tar_check_end(const struct archive_end *end);
 
 /* ---- tar_records.c ---- */
 
-/* Does the extended header of the member whose headers lie in [from, to) say "mtime=-..."? */
-int tar_time_is_negative(tar_read *read, const void *ctx, uint64_t from, uint64_t to,
-                         bool *ret_negative);
+/* What a member's extended headers say that libarchive does not report. */
+struct tar_facts {
+    unsigned headers;       /* how many; some writers produce two, and the last one counts, */
+    bool is_sound;          /* unless this one is malformed */
+    bool has_negative_time; /* "mtime=-..." */
+    bool stores_holes;      /* Solaris' holes, which are stored as zeros */
+};
 
-/*
- * Does the member have more than one extended header, as some writers produce? The last one
- * counts, so the answer is no if that one is malformed.
- */
-int tar_repeats_extended(tar_read *read, const void *ctx, uint64_t from, uint64_t to,
-                         bool *ret_repeats);
-
-/* Do the extended headers of the member whose headers lie in [from, to) have a record `key`? */
-int tar_has_record(tar_read *read, const void *ctx, uint64_t from, uint64_t to, const char *key,
-                   bool *ret_has);
+/* Read the extended headers of the member whose headers lie in [from, to). */
+int tar_find_facts(tar_read *read, const void *ctx, uint64_t from, uint64_t to,
+                   struct tar_facts *ret_facts);
 
 /*
  * Where a tar of `size_bytes` that has no member has its end: behind a volume's label and

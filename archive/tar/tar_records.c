@@ -92,47 +92,29 @@ static int records_walk(tar_read *read, const void *ctx, uint64_t from, uint64_t
     return 0;
 }
 
-/* ---- two extended headers ---- */
+/* ---- facts ---- */
 
-static void records_count_headers(void *ctx, char type, const char *key, const char *value)
+static void records_take_fact(void *ctx, char type, const char *key, const char *value)
 {
-    unsigned *count = ctx;
-    (void)value;
-    *count += type != 'g' && !key;
+    struct tar_facts *facts = ctx;
+    if (type == 'g')
+        return;
+    if (!key) {
+        facts->headers++;
+        facts->has_negative_time = false; /* the last header counts */
+    } else if (strcmp(key, "mtime") == 0) {
+        facts->has_negative_time = value[0] == '-';
+    } else if (strcmp(key, "SUN.holesdata") == 0) {
+        facts->stores_holes = true;
+    }
 }
 
-int tar_repeats_extended(tar_read *read, const void *ctx, uint64_t from, uint64_t to,
-                         bool *ret_repeats)
+int tar_find_facts(tar_read *read, const void *ctx, uint64_t from, uint64_t to,
+                   struct tar_facts *ret_facts)
 {
-    unsigned count = 0;
-    bool whole = false;
-    int r = records_walk(read, ctx, from, to, records_count_headers, &count, &whole);
-    *ret_repeats = count > 1 && whole;
-    return r;
-}
-
-/* ---- one record ---- */
-
-struct wanted_record {
-    const char *key;
-    bool has;
-};
-
-static void records_take_wanted(void *ctx, char type, const char *key, const char *value)
-{
-    struct wanted_record *wanted = ctx;
-    (void)value;
-    wanted->has |= type != 'g' && key && strcmp(key, wanted->key) == 0;
-}
-
-int tar_has_record(tar_read *read, const void *ctx, uint64_t from, uint64_t to, const char *key,
-                   bool *ret_has)
-{
-    struct wanted_record wanted = {.key = key};
-    bool whole;
-    int r = records_walk(read, ctx, from, to, records_take_wanted, &wanted, &whole);
-    *ret_has = wanted.has;
-    return r;
+    *ret_facts = (struct tar_facts){0};
+    return records_walk(read, ctx, from, to, records_take_fact, ret_facts,
+                        &ret_facts->is_sound);
 }
 
 /* ---- headers without a member ---- */
@@ -151,25 +133,6 @@ int tar_find_empty_end(tar_read *read, const void *ctx, uint64_t size_bytes, uin
         *ret_end = at;
     }
     return 0;
-}
-
-/* ---- the sign of a time ---- */
-
-static void records_take_sign(void *ctx, char type, const char *key, const char *value)
-{
-    bool *negative = ctx;
-    if (type != 'g' && !key)
-        *negative = false;
-    else if (type != 'g' && strcmp(key, "mtime") == 0)
-        *negative = value[0] == '-';
-}
-
-int tar_time_is_negative(tar_read *read, const void *ctx, uint64_t from, uint64_t to,
-                         bool *ret_negative)
-{
-    *ret_negative = false;
-    bool whole;
-    return records_walk(read, ctx, from, to, records_take_sign, ret_negative, &whole);
 }
 
 /* ---- global records ---- */
