@@ -53,8 +53,9 @@ struct walk {
     struct archive *archive;
     struct archive_entry *entry;
     struct tar_feed feed;
-    struct tar_framed *framed; /* NULL: the source is the tar itself, and `feed` feeds it */
-    const struct tar_stream *stream; /* NULL: there is a source */
+    struct tar_framed *framed; /* NULL: the tar has no places in the file, or is the file */
+    const struct tar_stream *stream; /* of which only the last bytes can be read again; */
+                                     /* NULL: the source is the tar itself, and `feed` feeds it */
     const struct tar_taker *taker;   /* who gets the members of a stream, not the builder */
     struct builder *builder;
     struct progress *progress;
@@ -70,16 +71,10 @@ struct walk {
     struct tar_globals globals;
 };
 
-/* Bytes can't be read again, but for the last ones. */
-static bool tar_walk_is_forward(const struct walk *w)
-{
-    return w->framed || w->stream;
-}
-
 /* The result of looking at a member's headers, which may fill whole frames and be gone. */
 static int tar_walk_unless_gone(const struct walk *w, int r)
 {
-    return r == -ENODATA && tar_walk_is_forward(w) ? 0 : r;
+    return r == -ENODATA && w->stream ? 0 : r;
 }
 
 /* ---- messages ---- */
@@ -127,17 +122,13 @@ static int tar_walk_member_fault(struct walk *w, int err, const char *what)
 /* libarchive could not go on; `status` is its result. */
 static int tar_walk_read_fault(struct walk *w, int status)
 {
-    if (w->framed && tar_framed_error(w->framed) < 0) {
-        if (w->fault && w->fault->err && !w->fault->member[0])
-            memcpy(w->fault->member, w->last, sizeof(w->fault->member));
-        return tar_framed_error(w->framed);
-    }
-    if (w->framed)
-        w->size_bytes = tar_framed_bytes(w->framed);
+    int err = w->stream ? *w->stream->error : 0;
+    if (err < 0 && w->framed && w->fault && w->fault->err && !w->fault->member[0])
+        memcpy(w->fault->member, w->last, sizeof(w->fault->member));
+    if (err < 0)
+        return err;
     if (w->stream)
         w->size_bytes = *w->stream->given;
-    if (w->stream && *w->stream->error < 0)
-        return *w->stream->error;
     if (w->feed.err < 0)
         return fault_set_read(w->fault, w->feed.err, w->last, w->feed.offset);
     if (archive_errno(w->archive) == ENOMEM)
@@ -178,7 +169,7 @@ static int tar_walk_find_data_end(struct walk *w, const struct builder_member *m
     if (__builtin_add_overflow(member->data_offset, stored, &end))
         end = UINT64_MAX;
     w->is_cut =
-        end > w->size_bytes && w->size_bytes % RECORD_BYTES == 0 && !tar_walk_is_forward(w);
+        end > w->size_bytes && w->size_bytes % RECORD_BYTES == 0 && !w->stream;
     if (w->is_cut)
         return fault_set(w->fault, -EINVAL, w->last, member->header_offset,
                          "is cut off by the end of the archive, which has %" PRIu64
@@ -263,7 +254,7 @@ static int tar_walk_add_link(struct walk *w, const char *path, const char *targe
     return r;
 }
 
-/* tar_read. In frames, only bytes near the end of what was read so far can be read. */
+/* tar_read. */
 static int tar_walk_read_tar(const void *ctx, void *buf, size_t len, uint64_t offset)
 {
     const struct walk *w = ctx;
@@ -271,9 +262,8 @@ static int tar_walk_read_tar(const void *ctx, void *buf, size_t len, uint64_t of
         memcpy(buf, w->feed.map + offset, len);
         return 0;
     }
-    return w->stream   ? w->stream->again(w->stream->ctx, buf, len, offset)
-           : w->framed ? tar_framed_read(w->framed, buf, len, offset)
-                       : source_read(w->source, buf, len, offset);
+    return w->stream ? w->stream->again(w->stream->ctx, buf, len, offset)
+                     : source_read(w->source, buf, len, offset);
 }
 
 /* The type in the member's own header; 0: it can't be read again. */
@@ -508,7 +498,7 @@ static int tar_walk_next_member(struct walk *w)
 static void tar_walk_tell_progress(struct walk *w)
 {
     w->progress->members = w->members;
-    if (!tar_walk_is_forward(w)) /* else who reads the file tells it */
+    if (!w->stream) /* else who reads the file tells it */
         w->progress->bytes_done = w->expected;
 }
 
@@ -583,8 +573,8 @@ static int tar_walk_has_end_marker(const struct walk *w, uint64_t end, bool *ret
  */
 static int tar_walk_inspect_end(struct walk *w)
 {
-    if (w->framed)
-        w->size_bytes = tar_framed_bytes(w->framed);
+    if (w->stream)
+        w->size_bytes = *w->stream->given;
     uint64_t end = (uint64_t)archive_filter_bytes(w->archive, 0);
     bool has_marker = false;
     int r = tar_walk_has_end_marker(w, end, &has_marker);
@@ -626,17 +616,28 @@ static void tar_walk_note_oddities(struct walk *w)
         tar_walk_remark(w, "global headers with more than times and owners are not applied");
 }
 
+/* Connects libarchive to the bytes of the tar. */
+static int tar_walk_connect(struct walk *w)
+{
+    tar_set_format(w->archive);
+    int r = 0;
+    if (!w->stream) {
+        r = tar_feed_open(&w->feed, w->source, 0, 0, w->archive);
+    } else {
+        archive_read_set_read_callback(w->archive, w->stream->next);
+        archive_read_set_callback_data(w->archive, w->stream->ctx);
+        r = archive_read_open1(w->archive) == ARCHIVE_OK ? 0 : -EUCLEAN;
+    }
+    return r == -EUCLEAN ? tar_walk_read_fault(w, ARCHIVE_FATAL) : r;
+}
+
 static int tar_walk_archive(struct walk *w)
 {
     if (w->size_bytes == 0)
         return tar_walk_check_empty(w);
-    tar_set_format(w->archive);
-    int r = w->framed ? tar_framed_open(w->framed, w->archive)
-                      : tar_feed_open(&w->feed, w->source, 0, 0, w->archive);
+    int r = tar_walk_connect(w);
     if (r == 0)
         r = tar_walk_read_members(w);
-    else if (r == -EUCLEAN)
-        r = tar_walk_read_fault(w, ARCHIVE_FATAL);
     if (r == 0 && w->members == 0)
         return w->framed ? -ENOTSUP : tar_walk_check_empty(w);
     if (r == 0 && !w->is_cut)
@@ -681,15 +682,18 @@ static int tar_walk_source(struct source *source, struct tar_framed *framed,
     w->builder = builder;
     w->progress = progress;
     w->fault = fault;
-
+    struct tar_stream frames;
+    if (framed) {
+        frames = tar_framed_stream(framed);
+        w->stream = &frames;
+    }
     progress->bytes_total = source_size(source);
-
     int r = tar_walk_run(w, tar_walk_archive);
     tar_feed_close(&w->feed);
     /*
      * Not a tar: unpacking finds better words for that. But a damaged frame is reported here.
      */
-    bool is_none = framed && tar_framed_error(framed) != -EUCLEAN && w->members == 0;
+    bool is_none = framed && *w->stream->error != -EUCLEAN && w->members == 0;
     return r == -EUCLEAN && is_none ? -ENOTSUP : r;
 }
 
@@ -755,12 +759,9 @@ static int tar_walk_drain(struct walk *w)
 
 static int tar_walk_stream(struct walk *w)
 {
-    tar_set_format(w->archive);
-    archive_read_set_read_callback(w->archive, w->stream->next);
-    archive_read_set_callback_data(w->archive, w->stream->ctx);
-    if (archive_read_open1(w->archive) != ARCHIVE_OK)
-        return tar_walk_read_fault(w, ARCHIVE_FATAL);
-    int r = tar_walk_read_members(w);
+    int r = tar_walk_connect(w);
+    if (r == 0)
+        r = tar_walk_read_members(w);
     if (r == 0)
         r = tar_walk_check_stream_end(w);
     if (r == 0)

@@ -362,8 +362,10 @@ static int frames_next(struct tar_framed *f, const void **ret_bytes, size_t *ret
     return frames_are_enough(f) ? 0 : -ENOTSUP;
 }
 
-int tar_framed_read(const struct tar_framed *f, void *buf, size_t len, uint64_t offset)
+/* The bytes may have been in the last frame, or the one before it. */
+static int frames_read_again(const void *ctx, void *buf, size_t len, uint64_t offset)
 {
+    const struct tar_framed *f = ctx;
     const struct buffer *const kept[] = {&f->before, &f->out};
     uint8_t *to = buf;
     for (unsigned i = 0; i < 2; i++) {
@@ -431,26 +433,9 @@ static ssize_t frames_feed(struct archive *a, void *ctx, const void **ret_bytes)
     return (ssize_t)len;
 }
 
-int tar_framed_open(struct tar_framed *f, struct archive *a)
+struct tar_stream tar_framed_stream(struct tar_framed *f)
 {
-    archive_read_set_read_callback(a, frames_feed);
-    archive_read_set_callback_data(a, f);
-    int r = archive_read_open1(a);
-    if (f->err < 0)
-        return f->err;
-    if (r == ARCHIVE_OK)
-        return 0;
-    return archive_errno(a) == ENOMEM ? -ENOMEM : -EUCLEAN;
-}
-
-int tar_framed_error(const struct tar_framed *f)
-{
-    return f->err;
-}
-
-uint64_t tar_framed_bytes(const struct tar_framed *f)
-{
-    return f->bytes;
+    return (struct tar_stream){frames_feed, frames_read_again, &f->bytes, &f->err, f};
 }
 
 int tar_framed_add(struct tar_framed *f, uint32_t inode, uint64_t offset, uint64_t length,

@@ -136,15 +136,8 @@ int tar_framed_new(struct source *source, const char *compression, struct helper
                    uint64_t *left_bytes, struct builder *builder, struct progress *progress,
                    struct fault *fault, struct tar_framed **ret_framed);
 void tar_framed_free(struct tar_framed *framed); /* NULL is fine */
-/* Connects to `a`, like tar_feed_open. */
-int tar_framed_open(struct tar_framed *framed, struct archive *a);
-/* -errno of the frame that could not be read (its fault is set), or 0. */
-int tar_framed_error(const struct tar_framed *framed);
-uint64_t tar_framed_bytes(const struct tar_framed *framed); /* of the tar, so far */
-/*
- * Reads bytes of the tar that were in the last frame or the one before. -ENODATA: other bytes.
- */
-int tar_framed_read(const struct tar_framed *framed, void *buf, size_t len, uint64_t offset);
+/* The tar in the frames. */
+struct tar_stream tar_framed_stream(struct tar_framed *framed);
 /*
  * Adds [offset, offset + length) of the tar as bytes of this file (DATA_PIECES), in ascending
  * order.
