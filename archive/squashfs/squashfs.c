@@ -26,6 +26,7 @@
 
 #include "bytes.h"
 #include "map.h"
+#include "path.h"
 #include "vector.h"
 
 #define SUPER_BYTES 96u
@@ -67,14 +68,8 @@ struct walk {
     VECTOR(struct level) levels;   /* a stack */
     char path[INDEX_PATH_MAX + 2]; /* of the current entry, terminated */
     size_t path_len;
-    VECTOR(struct builder_block) blocks; /* of the current file */
     uint8_t value[XATTR_VALUE_MAX];
 };
-
-static int squashfs_no_memory(struct walk *w)
-{
-    return fault_set(w->fault, -ENOMEM, NULL, FAULT_NO_OFFSET, "not enough memory to index it");
-}
 
 /* The superblock. */
 
@@ -206,21 +201,25 @@ static bool squashfs_table_valid(struct walk *w, const sqfs_table *table, uint64
     return true;
 }
 
+static int squashfs_table_fault(struct walk *w, const char *what)
+{
+    return fault_set(w->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET, "the table of %s is damaged",
+                     what);
+}
+
 /* Loads all user and group numbers: they are few, and each inode needs them. */
 static int squashfs_load_ids(struct walk *w)
 {
     uint32_t count = w->super.id_count;
     if (!squashfs_table_valid(w, &w->fs.id_table, count))
-        return fault_set(w->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
-                         "the table of owners is damaged");
+        return squashfs_table_fault(w, "owners");
     w->ids = calloc(count, sizeof(*w->ids));
     if (!w->ids)
-        return squashfs_no_memory(w);
+        return -ENOMEM;
     for (uint32_t i = 0; i < count; i++) {
         sqfs_id_t id;
         if (sqfs_id_get(&w->fs, (uint16_t)i, &id))
-            return fault_set(w->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
-                             "the table of owners is damaged");
+            return squashfs_table_fault(w, "owners");
         w->ids[i] = id;
     }
     return 0;
@@ -261,18 +260,16 @@ static int squashfs_load_fragments(struct walk *w)
     if (count == 0)
         return 0;
     if (!squashfs_table_valid(w, &w->fs.frag_table, count))
-        return fault_set(w->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
-                         "the table of fragments is damaged");
+        return squashfs_table_fault(w, "fragments");
     w->fragments = calloc(count, sizeof(*w->fragments));
     if (!w->fragments)
-        return squashfs_no_memory(w);
+        return -ENOMEM;
     for (uint32_t i = 0; i < count; i++) {
         struct squashfs_fragment_entry entry;
         bool packed;
         uint32_t size;
         if (sqfs_frag_entry(&w->fs, &entry, i))
-            return fault_set(w->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
-                             "the table of fragments is damaged");
+            return squashfs_table_fault(w, "fragments");
         sqfs_data_header(entry.size, &packed, &size);
         if (size == 0)
             return fault_set(w->fault, -EUCLEAN, NULL, entry.start_block,
@@ -299,8 +296,7 @@ static int squashfs_open_image(struct walk *w)
     w->is_open = true;
     if (w->fs.xattr_info.xattr_ids > 0 &&
         !squashfs_table_valid(w, &w->fs.xattr_table, w->fs.xattr_info.xattr_ids))
-        return fault_set(w->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
-                         "the table of extended attributes is damaged");
+        return squashfs_table_fault(w, "extended attributes");
     int r = squashfs_load_ids(w);
     return r < 0 ? r : squashfs_load_fragments(w);
 }
@@ -331,7 +327,7 @@ static int squashfs_read_blocks(struct walk *w, sqfs_inode *inode)
             return r;
         piece.offset = at;
         if (piece.length > 0 && vector_push(&w->pieces, piece) < 0)
-            return squashfs_no_memory(w);
+            return -ENOMEM;
         at += bytes;
     }
     return 0;
@@ -357,7 +353,7 @@ static int squashfs_find_tail(struct walk *w, const sqfs_inode *inode)
         piece.source_offset += offset;
     else
         piece.block_offset = offset;
-    return bytes > 0 && vector_push(&w->pieces, piece) < 0 ? squashfs_no_memory(w) : 0;
+    return bytes > 0 ? vector_push(&w->pieces, piece) : 0;
 }
 
 static int squashfs_add_data(struct walk *w, sqfs_inode *inode, uint32_t number)
@@ -420,12 +416,10 @@ static int squashfs_add_xattrs(struct walk *w, sqfs_inode *inode, uint32_t numbe
         r = -EUCLEAN;
     while (r == 0 && x.remain > 0)
         r = squashfs_add_xattr(w, &x, number);
-    if (r == -ENOMEM)
-        return squashfs_no_memory(w);
-    if (r < 0)
+    if (r < 0 && r != -ENOMEM)
         return fault_set(w->fault, r, w->path, FAULT_NO_OFFSET,
                          "its extended attributes are damaged");
-    return 0;
+    return r;
 }
 
 /* Entries. */
@@ -506,10 +500,8 @@ static int squashfs_enter_directory(struct walk *w, sqfs_inode_id id, sqfs_inode
     if (r == -EEXIST)
         return fault_set(w->fault, -EUCLEAN, w->path, inode_offset,
                          "is a directory that occurs twice");
-    if (r < 0)
-        return squashfs_no_memory(w);
-    if (vector_reserve(&w->levels, 1) < 0)
-        return squashfs_no_memory(w);
+    if (r < 0 || vector_reserve(&w->levels, 1) < 0)
+        return -ENOMEM;
     struct level *level = &w->levels.at[w->levels.count];
     level->path_len = w->path_len;
     level->inode_offset = inode_offset;
@@ -542,12 +534,6 @@ static int squashfs_push_name(struct walk *w, const char *name, size_t len)
     return 0;
 }
 
-static bool squashfs_name_valid(const char *name, size_t len)
-{
-    return !memchr(name, '\0', len) && !memchr(name, '/', len) &&
-           !(len == 1 && name[0] == '.') && !(len == 2 && name[0] == '.' && name[1] == '.');
-}
-
 /*
  * The next entry of a directory; its name is not terminated. The library steps over the name.
  * It is read from the place before it, once its length is known to be sane. *ret_len is 0 at
@@ -569,7 +555,7 @@ static int squashfs_next_entry(struct walk *w, struct level *level, sqfs_dir_ent
     if (!found || len == 0 || len > INDEX_NAME_MAX || level->dir.offset > level->dir.total ||
         w->entries_left-- == 0 ||
         sqfs_md_read(&w->fs, &cursor, NULL, (size_t)(level->dir.offset - before) - len) ||
-        sqfs_md_read(&w->fs, &cursor, name, len) || !squashfs_name_valid(name, len))
+        sqfs_md_read(&w->fs, &cursor, name, len) || !path_is_name(name, len))
         return fault_set(w->fault, -EUCLEAN, w->path, level->inode_offset,
                          "is a directory whose list is damaged");
     *ret_len = len;
@@ -598,7 +584,7 @@ static int squashfs_add_entry(struct walk *w, sqfs_inode_id id, int type)
     if (r == 0 && is_directory)
         r = squashfs_enter_directory(w, id, &inode, member.header_offset);
     else if (r == 0 && inode.nlink > 1 && map_put(&w->links, map_key_of(id), number) < 0)
-        r = squashfs_no_memory(w);
+        r = -ENOMEM;
     return r;
 }
 

@@ -53,10 +53,10 @@ struct walk {
     struct archive *archive;
     struct archive_entry *entry;
     struct tar_feed feed;
-    struct tar_framed *framed; /* NULL: the tar has no places in the file, or is the file */
-    const struct tar_stream *stream; /* of which only the last bytes can be read again; */
-                                     /* NULL: the source is the tar itself, and `feed` feeds it */
-    const struct tar_taker *taker;   /* who gets the members of a stream, not the builder */
+    /* Only its last bytes can be read again. NULL: the source is the tar itself. */
+    const struct tar_stream *stream;
+    struct tar_framed *framed;     /* finds the stream's bytes in the file; or NULL */
+    const struct tar_taker *taker; /* who gets the members of a stream, not the builder */
     struct builder *builder;
     struct progress *progress;
     struct fault *fault;
@@ -370,14 +370,12 @@ static int tar_walk_read_member(struct walk *w)
         .header_offset = (uint64_t)archive_read_header_position(w->archive),
     };
     tar_describe(w->entry, &member, &w->odd);
-    if (member.mtime_sec == 0 && member.mtime_nsec > 0 &&
-        tar_walk_restore_minus(w, &member) < 0)
-        return tar_walk_member_fault(w, -EIO, "its extended header can't be read again");
-    if (tar_walk_apply_globals(w, &member) < 0)
-        return tar_walk_member_fault(w, -EIO, "its extended header can't be read again");
     if (archive_entry_size(w->entry) < 0)
         return tar_walk_member_fault(w, -EUCLEAN, "its size is negative");
-    if (member.data == DATA_PIECES && tar_walk_fill_holes(w, &member) < 0)
+    bool has_fraction = member.mtime_sec == 0 && member.mtime_nsec > 0;
+    if ((has_fraction && tar_walk_restore_minus(w, &member) < 0) ||
+        tar_walk_apply_globals(w, &member) < 0 ||
+        (member.data == DATA_PIECES && tar_walk_fill_holes(w, &member) < 0))
         return tar_walk_member_fault(w, -EIO, "its extended header can't be read again");
 
     if (archive_entry_filetype(w->entry) == AE_IFDIR && member.size_bytes > 0)
