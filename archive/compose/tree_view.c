@@ -118,28 +118,8 @@ void view_free(struct view *view)
 
 /* ---- the entries it shows ---- */
 
-typedef void view_update(const struct view *view, size_t i, XXH3_state_t *sum);
-
-static void view_update_name(const struct view *view, size_t i, XXH3_state_t *sum)
-{
-    bool whole;
-    const char *name = name_list_name(view->names, i, &whole);
-    XXH3_128bits_update(sum, name, strlen(name) + 1);
-    XXH3_128bits_update(sum, whole ? "/" : "", 1);
-}
-
-/* Names, not the text: parsing left bytes behind them that may look like other names. */
-static void view_update_line(const struct view *view, size_t i, XXH3_state_t *sum)
-{
-    const char *from = view->map.text.at + view->map.lines.at[i].from,
-               *to = view->map.text.at + view->map.lines.at[i].to;
-    XXH3_128bits_update(sum, from, strlen(from) + 1);
-    XXH3_128bits_update(sum, to, strlen(to) + 1);
-}
-
-/* Add the sum of `count` names or lines. */
-static void view_describe_sum(const struct view *view, struct recipe *recipe, const char *item,
-                              size_t count, view_update *update)
+/* Add the sum of all names; a map's text has bytes behind them that may look like others. */
+static void view_describe_names(const struct view *view, struct recipe *recipe)
 {
     XXH3_state_t *state = XXH3_createState();
     if (!state) {
@@ -147,12 +127,20 @@ static void view_describe_sum(const struct view *view, struct recipe *recipe, co
         return;
     }
     XXH3_128bits_reset(state);
-    for (size_t i = 0; i < count; i++)
-        update(view, i, state);
+    for (size_t i = 0; i < view_name_count(view); i++) {
+        bool whole = false;
+        const char *name = view_name(view, i), *to = NULL;
+        if (view->has_map)
+            to = view->map.text.at + view->map.lines.at[i].to;
+        else
+            (void)name_list_name(view->names, i, &whole);
+        XXH3_128bits_update(state, name, strlen(name) + 1);
+        XXH3_128bits_update(state, to ? to : whole ? "/" : "", to ? strlen(to) + 1 : 1);
+    }
     XXH128_canonical_t sum;
     XXH128_canonicalFromHash(&sum, XXH3_128bits_digest(state));
     XXH3_freeState(state);
-    recipe_add(recipe, item, sum.digest, sizeof(sum.digest));
+    recipe_add(recipe, view->has_map ? "map" : "names", sum.digest, sizeof(sum.digest));
 }
 
 void view_describe(const struct view *view, struct recipe *recipe)
@@ -160,11 +148,8 @@ void view_describe(const struct view *view, struct recipe *recipe)
     for (size_t i = 0; i < view->pattern_count; i++)
         recipe_add(recipe, view->patterns[i].includes ? "include" : "exclude",
                    view->patterns[i].glob, strlen(view->patterns[i].glob));
-    if (view->names)
-        view_describe_sum(view, recipe, "names", name_list_count(view->names),
-                          view_update_name);
-    if (view->has_map)
-        view_describe_sum(view, recipe, "map", view->map.lines.count, view_update_line);
+    if (view->names || view->has_map)
+        view_describe_names(view, recipe);
     if (view->is_of_several) /* alone, an archive that lacks names is an error */
         recipe_number(recipe, "of several", 1);
 }

@@ -28,6 +28,20 @@ struct view {
     size_t picked_count;
 };
 
+/* How many names the list or map has. */
+static inline size_t view_name_count(const struct view *view)
+{
+    return view->has_map ? view->map.lines.count : name_list_count(view->names);
+}
+
+/* A name of the list or map, as the archive has it. */
+static inline const char *view_name(const struct view *view, size_t i)
+{
+    bool ignored;
+    return view->has_map ? view->map.text.at + view->map.lines.at[i].from
+                         : name_list_name(view->names, i, &ignored);
+}
+
 /*
  * The patterns' verdict on a path. It also holds for everything below, unless a pattern says
  * otherwise there.

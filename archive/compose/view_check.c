@@ -4,30 +4,35 @@
  * tell what its archive lacked. Names are compared by their hashes.
  */
 #include <errno.h>
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <xxhash.h>
 
-#include "cleanup.h"
 #include "map.h"
 #include "tree_view_private.h"
 
-struct view_check {
+#define PICK_NONE UINT32_MAX
+
+struct view_picker {
     const struct view *view;
-    struct map names; /* from the hash of a name to its number */
-    bool *found;      /* by number */
-    size_t count, left;
+    struct map names;         /* from the hash of a name to its number */
+    uint32_t *next;           /* number of an equal name; PICK_NONE: there is no more */
+    VECTOR(uint32_t) of_root; /* names of the root, which all have */
 };
 
-/* A name as the view shows it. */
-static const char *check_name(const struct view *view, size_t i)
-{
-    bool ignored;
-    return view->has_map ? view->map.text.at + view->map.lines.at[i].to
-                         : name_list_name(view->names, i, &ignored);
-}
+struct view_check {
+    struct view_picker *names; /* as they are shown */
+    bool *found;               /* by the number in `names` */
+    size_t left;
+};
+
+struct picking {
+    const struct view_picker *picker;
+    VECTOR(uint32_t) numbers;
+};
+
+/* ---- names by their hashes ---- */
 
 static struct map_key check_key(const char *path, size_t len)
 {
@@ -35,21 +40,62 @@ static struct map_key check_key(const char *path, size_t len)
     return (struct map_key){hash.high64, hash.low64};
 }
 
-static int check_begin(struct view_check *c)
+static int pick_add_name(struct view_picker *p, const char *name, uint32_t i)
 {
-    const struct view *view = c->view;
-    c->count = view->has_map ? view->map.lines.count : name_list_count(view->names);
-    c->found = calloc(c->count + 1, sizeof(*c->found));
-    int r = c->found ? 0 : -ENOMEM;
-    for (size_t i = 0; r == 0 && i < c->count; i++) {
-        const char *name = check_name(view, i);
-        r = *name ? map_put(&c->names, check_key(name, strlen(name)), i) : -EEXIST;
-        c->found[i] = r == -EEXIST; /* the root is in all; one name counts once */
-        c->left += r == 0;
-        r = r == -EEXIST ? 0 : r;
-    }
-    return r;
+    struct map_key key = check_key(name, strlen(name));
+    uint64_t first;
+    p->next[i] = PICK_NONE;
+    if (!*name)
+        return vector_push(&p->of_root, i);
+    if (map_get(&p->names, key, &first) < 0)
+        return map_put(&p->names, key, i);
+    p->next[i] = p->next[first];
+    p->next[first] = i;
+    return 0;
 }
+
+/* A name as the view shows it. */
+static const char *check_name(const struct view *view, size_t i)
+{
+    return view->has_map ? view->map.text.at + view->map.lines.at[i].to : view_name(view, i);
+}
+
+static int picker_new(const struct view *view, const char *name(const struct view *, size_t),
+                      struct view_picker **ret_picker)
+{
+    size_t count = view_name_count(view);
+    struct view_picker *p = calloc(1, sizeof(*p));
+    if (!p)
+        return -ENOMEM;
+    p->view = view;
+    p->next = calloc(count + 1, sizeof(*p->next));
+    int r = p->next && count < PICK_NONE ? 0 : -ENOMEM;
+    for (size_t i = 0; r == 0 && i < count; i++)
+        r = pick_add_name(p, name(view, i), (uint32_t)i);
+    if (r < 0) {
+        view_picker_free(p);
+        return r;
+    }
+    *ret_picker = p;
+    return 0;
+}
+
+int view_picker_new(const struct view *view, struct view_picker **ret_picker)
+{
+    return picker_new(view, view_name, ret_picker);
+}
+
+void view_picker_free(struct view_picker *picker)
+{
+    if (!picker)
+        return;
+    map_free(&picker->names);
+    vector_free(&picker->of_root);
+    free(picker->next);
+    free(picker);
+}
+
+/* ---- all paths of an index ---- */
 
 /* Called with each path of an index: 1: that is enough, or an error. */
 typedef int check_visit(void *ctx, const char *path, size_t len);
@@ -98,11 +144,13 @@ static int check_walk(const struct index *index, check_visit *visit, void *ctx)
     return r < 0 ? r : 0;
 }
 
+/* ---- what all of them lack ---- */
+
 static int check_found(void *ctx, const char *path, size_t len)
 {
     struct view_check *c = ctx;
     uint64_t number;
-    if (c->left > 0 && map_get(&c->names, check_key(path, len), &number) == 0 &&
+    if (c->left > 0 && map_get(&c->names->names, check_key(path, len), &number) == 0 &&
         !c->found[number]) {
         c->found[number] = true;
         c->left--;
@@ -110,17 +158,18 @@ static int check_found(void *ctx, const char *path, size_t len)
     return c->left == 0;
 }
 
-/* Names that the patterns hide were not looked for. */
+/* One name counts once. Names that the patterns hide were not looked for. */
 static int check_report(const struct view_check *c, struct fault *fault)
 {
-    const struct view *view = c->view;
+    const struct view *view = c->names->view;
     struct view_filter filter = {.view = view};
-    size_t first = 0, lacking = 0;
+    size_t first = 0, lacking = 0, count = view_name_count(view);
     int r = 0;
-    for (size_t i = 0; r >= 0 && i < c->count; i++) {
-        const char *from = view->has_map ? view->map.text.at + view->map.lines.at[i].from
-                                         : check_name(view, i);
-        if (c->found[i])
+    for (size_t i = 0; r >= 0 && i < count; i++) {
+        const char *from = view_name(view, i), *name = check_name(view, i);
+        uint64_t number;
+        if (map_get(&c->names->names, check_key(name, strlen(name)), &number) < 0 ||
+            number != i || c->found[i])
             continue;
         r = view->pattern_count ? view_filter_shows_named(&filter, from, strlen(from), false)
                                 : 1;
@@ -136,13 +185,18 @@ static int check_report(const struct view_check *c, struct fault *fault)
 static int check_names(const struct view *view, const struct index *const *shown, size_t count,
                        struct fault *fault)
 {
-    struct view_check c = {.view = view};
-    int r = check_begin(&c);
+    struct view_check c = {0};
+    int r = picker_new(view, check_name, &c.names);
+    if (r < 0)
+        return r;
+    c.left = c.names->names.count;
+    c.found = calloc(view_name_count(view) + 1, sizeof(*c.found));
+    r = c.found ? 0 : -ENOMEM;
     for (size_t i = 0; r == 0 && c.left > 0 && i < count; i++)
         r = check_walk(shown[i], check_found, &c);
     if (r == 0 && c.left > 0)
         r = check_report(&c, fault);
-    map_free(&c.names);
+    view_picker_free(c.names);
     free(c.found);
     return r;
 }
@@ -167,72 +221,6 @@ int view_check_several(const struct view *view, const struct index *const *shown
 }
 
 /* ---- what each of them has of the names ---- */
-
-#define PICK_NONE UINT32_MAX
-
-struct view_picker {
-    const struct view *view;
-    struct map names;         /* from the hash of a name to its number */
-    uint32_t *next;           /* number of an equal name; PICK_NONE: there is no more */
-    VECTOR(uint32_t) of_root; /* names of the root, which all have */
-};
-
-struct picking {
-    const struct view_picker *picker;
-    VECTOR(uint32_t) numbers;
-};
-
-/* A name as the archive has it. */
-static const char *pick_name(const struct view *view, size_t i)
-{
-    bool ignored;
-    return view->has_map ? view->map.text.at + view->map.lines.at[i].from
-                         : name_list_name(view->names, i, &ignored);
-}
-
-static int pick_add_name(struct view_picker *p, uint32_t i)
-{
-    const char *name = pick_name(p->view, i);
-    struct map_key key = check_key(name, strlen(name));
-    uint64_t first;
-    p->next[i] = PICK_NONE;
-    if (!*name)
-        return vector_push(&p->of_root, i);
-    if (map_get(&p->names, key, &first) < 0)
-        return map_put(&p->names, key, i);
-    p->next[i] = p->next[first];
-    p->next[first] = i;
-    return 0;
-}
-
-int view_picker_new(const struct view *view, struct view_picker **ret_picker)
-{
-    size_t count = view->has_map ? view->map.lines.count : name_list_count(view->names);
-    struct view_picker *p = calloc(1, sizeof(*p));
-    if (!p)
-        return -ENOMEM;
-    p->view = view;
-    p->next = calloc(count + 1, sizeof(*p->next));
-    int r = p->next && count < PICK_NONE ? 0 : -ENOMEM;
-    for (size_t i = 0; r == 0 && i < count; i++)
-        r = pick_add_name(p, (uint32_t)i);
-    if (r < 0) {
-        view_picker_free(p);
-        return r;
-    }
-    *ret_picker = p;
-    return 0;
-}
-
-void view_picker_free(struct view_picker *picker)
-{
-    if (!picker)
-        return;
-    map_free(&picker->names);
-    vector_free(&picker->of_root);
-    free(picker->next);
-    free(picker);
-}
 
 static int pick_found(void *ctx, const char *path, size_t len)
 {

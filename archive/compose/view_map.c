@@ -7,6 +7,8 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "path.h"
+
 static int map_refuse(struct fault *fault, uint64_t number, const char *why, const char *advice)
 {
     fault_set(fault, -EINVAL, NULL, FAULT_NO_OFFSET, "line %llu %s", (unsigned long long)number,
@@ -35,19 +37,16 @@ static char *map_unescape(char *name, const char *end)
 /* Drop what means nothing in a path; false: it has "..", or nothing is left. */
 static bool map_normalise(char *name, const char *end)
 {
+    const char *path = name, *part;
+    size_t len = (size_t)(end - name), part_len;
     char *to = name;
-    for (const char *from = name; from < end;) {
-        const char *slash = memchr(from, '/', (size_t)(end - from));
-        size_t len = (size_t)((slash ? slash : end) - from);
-        if (len == 2 && from[0] == '.' && from[1] == '.')
+    while (path_next_name(&path, &len, &part, &part_len)) {
+        if (path_are_dots(part, part_len))
             return false;
-        if (len > 0 && !(len == 1 && from[0] == '.')) {
-            if (to != name)
-                *to++ = '/';
-            memmove(to, from, len);
-            to += len;
-        }
-        from += len + (slash != NULL);
+        if (to != name)
+            *to++ = '/';
+        memmove(to, part, part_len);
+        to += part_len;
     }
     *to = '\0';
     return to != name;

@@ -288,16 +288,13 @@ int view_report_lacking(const struct view *view, size_t first, uint64_t lacking,
 {
     char more[100] = "", line[40] = "";
     const struct view_map_line *mapped = view->has_map ? &view->map.lines.at[first] : NULL;
-    bool ignored;
-    const char *name = mapped ? view->map.text.at + mapped->from
-                              : name_list_name(view->names, first, &ignored);
     if (mapped)
         snprintf(line, sizeof(line), "line %llu of ", (unsigned long long)mapped->number);
     if (lacking > 1)
         snprintf(more, sizeof(more), ", nor %llu more of its names",
                  (unsigned long long)lacking - 1);
-    fault_set(fault, -ENOENT, name, FAULT_NO_OFFSET, "%s (%s%.60s)%s", what, line, view->file,
-              more);
+    fault_set(fault, -ENOENT, view_name(view, first), FAULT_NO_OFFSET, "%s (%s%.60s)%s", what,
+              line, view->file, more);
     fault_advise(fault, "names are paths from the archive's root, as 'onepot ls -R' has them");
     return -ENOENT;
 }
@@ -307,9 +304,7 @@ static int names_take_all(struct names_walk *w,
                           int (*take)(struct names_walk *w, size_t number))
 {
     const struct view *view = w->view;
-    size_t count = view->is_picked ? view->picked_count
-                   : view->has_map ? view->map.lines.count
-                                   : name_list_count(view->names);
+    size_t count = view->is_picked ? view->picked_count : view_name_count(view);
     w->filter.view = view;
     int r = count < UINT32_MAX ? names_push_level(w, 0, INDEX_ROOT) : -EOVERFLOW;
     for (size_t i = 0; r >= 0 && i < count; i++)

@@ -454,17 +454,14 @@ int index_parent(const struct index *index, uint32_t position, uint32_t *ret_par
 int index_resolve(const struct index *index, const char *path, uint32_t *ret_position)
 {
     uint32_t position = INDEX_ROOT;
-    while (*path) {
-        size_t len = strcspn(path, "/");
-        if (len == 2 && path[0] == '.' && path[1] == '.')
-            return -EINVAL;
-        if (len > 0 && !(len == 1 && path[0] == '.')) {
-            int r = index_lookup(index, position, path, len, &position);
-            if (r < 0)
-                return r;
-        }
-        path += len;
-        path += *path == '/';
+    const char *name;
+    size_t len = strlen(path), name_len;
+    while (path_next_name(&path, &len, &name, &name_len)) {
+        int r = path_are_dots(name, name_len)
+                    ? -EINVAL
+                    : index_lookup(index, position, name, name_len, &position);
+        if (r < 0)
+            return r;
     }
     *ret_position = position;
     return 0;
