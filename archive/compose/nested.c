@@ -28,7 +28,6 @@
 #include "source_slice.h"
 #include "vector.h"
 
-#define SMALL_BYTES (64u << 10)
 #define SHARING_MOST 8u /* equal members may share their bytes, as mksquashfs makes them */
 
 /* An archive whose tree is being added. */
@@ -186,22 +185,7 @@ static int nested_find(struct nested_walk *w, struct nested_level *level)
 
 /* ---- the index of one ---- */
 
-/*
- * Open an index in private memory. There may be a hundred thousand, more than a process can
- * have mappings: small ones lie on the heap.
- */
-static int nested_read_index(struct source *source, uint64_t offset, uint64_t length,
-                             struct fault *fault, struct index **ret_index)
-{
-    struct source *slice = source;
-    if (length > SMALL_BYTES || source_slice(&slice, offset, length) < 0)
-        return index_open(source, offset, length, fault, ret_index);
-    int r = index_open_small(slice, fault, ret_index);
-    source_unslice(&slice);
-    return r;
-}
-
-/* Write an index to the scratch file, and open it. */
+/* Write an index to the scratch file, and open it: it is read, as others may write there. */
 static int nested_scratch_index(struct source *scratch, struct builder *builder,
                                 const struct builder_header *header, struct fault *fault,
                                 struct index **ret_index)
@@ -214,7 +198,7 @@ static int nested_scratch_index(struct source *scratch, struct builder *builder,
     if (r < 0)
         return r;
     scratch->size_bytes = bytes; /* the sandbox can't open it anew */
-    return nested_read_index(scratch, 0, bytes, fault, ret_index);
+    return index_open(scratch, 0, bytes, fault, ret_index);
 }
 
 static int nested_make_index(struct nested_walk *w, const struct backend *backend,
@@ -259,7 +243,7 @@ static int nested_open_index(struct nested_walk *w, struct source *source, struc
         struct fault ignored = {0};
         r = backend->trailer->find(source, &ignored, &where);
         if (r == 0)
-            r = nested_read_index(source, where.offset, where.length, &ignored, ret_index);
+            r = index_open(source, where.offset, where.length, &ignored, ret_index);
         if (r == 0 && index_info(*ret_index)->archive_bytes <= source_size(source))
             return 0;
         if (r == 0)

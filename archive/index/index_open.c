@@ -28,77 +28,50 @@
 #include "numbers.h"
 #include "write_at.h"
 
+/* An image of so few bytes is read: that takes half as long, and a union opens thousands. */
+#define READ_BYTES (16u << 10)
+
 static int image_damaged(struct fault *fault, uint64_t offset, const char *what)
 {
     return fault_set(fault, -EUCLEAN, NULL, offset, "the index is damaged: %s", what);
 }
 
-/* The place of an image in its file. */
-struct image_place {
-    uint64_t offset;
-    size_t len;
-};
-
-/* Read the image into memory that no other process can change. */
-static int image_read_copy(const struct source *source, const struct image_place *place,
-                           void **ret_map)
+/* Map the image, if nobody else can change it. False: it has to be read. */
+static bool image_map(struct index *index, const struct source *source, uint64_t offset,
+                      uint64_t len)
 {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const struct source *file = source_at(source, &offset);
+    bool is_in_one = len <= source_size(file) - offset; /* not in several files */
+    offset += source_start(file);
+    if (!is_in_one || offset % sizeof(uint64_t) || !source_is_local(source) ||
+        !source_is_ours(source) || page > DISK_PAGE_BYTES)
+        return false;
+    size_t skip = (size_t)(offset & (page - 1)), bytes = len + skip;
     void *map =
-        mmap(NULL, place->len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        mmap(NULL, bytes, PROT_READ, MAP_SHARED, source_fd(file), (off_t)(offset - skip));
     if (map == MAP_FAILED)
-        return -errno;
-    int r = source_read(source, map, place->len, place->offset);
-    if (r == 0 && mprotect(map, place->len, PROT_READ) < 0)
-        r = -errno;
-    if (r < 0)
-        munmap(map, place->len);
-    else
-        *ret_map = map;
-    return r;
-}
-
-static int image_read_small(struct index *index, struct source *source,
-                            const struct image_place *place, const uint8_t **ret_image)
-{
-    uint8_t *bytes = malloc(place->len);
-    if (!bytes)
-        return -ENOMEM;
-    int r = source_read(source, bytes, place->len, place->offset);
-    index->small = bytes;
-    *ret_image = bytes;
-    return r;
-}
-
-/* Map or read an image; *ret_image is the address of its bytes. */
-static int image_map(struct index *index, struct source *source,
-                     const struct image_place *place, const uint8_t **ret_image)
-{
-    size_t skip = 0, page = (size_t)sysconf(_SC_PAGESIZE);
-    uint64_t at = place->offset;
-    const struct source *file = source_at(source, &at);
-    bool is_in_one = place->len <= source_size(file) - at; /* of several */
-    at += source_start(file);
-    void *map = MAP_FAILED;
-    if (is_in_one && at % sizeof(uint64_t) == 0 && source_is_local(source) &&
-        source_is_ours(source) && page <= DISK_PAGE_BYTES) {
-        skip = (size_t)(at & (page - 1));
-        map = mmap(NULL, place->len + skip, PROT_READ, MAP_SHARED, source_fd(file),
-                   (off_t)(at - skip));
-        if (map != MAP_FAILED && !(index->guard = lost_pages_guard(map, place->len + skip))) {
-            munmap(map, place->len + skip);
-            map = MAP_FAILED;
-        }
-    }
-    if (map == MAP_FAILED) {
-        skip = 0;
-        int r = image_read_copy(source, place, &map);
-        if (r < 0)
-            return r;
+        return false;
+    index->guard = lost_pages_guard(map, bytes);
+    if (!index->guard) {
+        munmap(map, bytes);
+        return false;
     }
     index->map = map;
-    index->map_bytes = place->len + skip;
-    *ret_image = (const uint8_t *)map + skip;
-    return 0;
+    index->map_bytes = bytes;
+    index->image = (const uint8_t *)map + skip;
+    return true;
+}
+
+/* Read the image into memory that no other process can change. */
+static int image_read(struct index *index, const struct source *source, uint64_t offset,
+                      uint64_t len)
+{
+    index->copy = malloc(len);
+    if (!index->copy)
+        return -ENOMEM;
+    index->image = index->copy;
+    return source_read(source, index->copy, len, offset);
 }
 
 static void image_decode_info(const struct disk_header *h, struct index_info *info)
@@ -244,7 +217,6 @@ static int image_count_records(struct index *index, const struct disk_header *h,
                                         s[SECTION_POINTS].length / sizeof(struct disk_point)))
         return image_damaged(fault, offset, "the sizes of its sections contradict each other");
 
-    index->attrs = (uint32_t)attrs;
     index->dirs = (uint32_t)dirs;
     index->blocks = (uint32_t)blocks;
     index->extras = s[SECTION_EXTRA].length / sizeof(struct disk_extra);
@@ -266,15 +238,14 @@ static int image_check_root(const struct index *index, uint64_t offset, struct f
     return 0;
 }
 
-static int image_open(struct index *index, const uint8_t *image, uint64_t offset, uint64_t len,
-                      struct fault *fault)
+static int image_open(struct index *index, uint64_t offset, uint64_t len, struct fault *fault)
 {
+    const uint8_t *image = index->image;
     int r = image_check_header(image, offset, len, fault);
     if (r < 0)
         return r;
     struct disk_header h;
     memcpy(&h, image, sizeof(h));
-    index->image = image;
     index->offset = offset;
     image_decode_info(&h, &index->info);
     r = image_check_area(index, &h, image, offset, fault);
@@ -285,44 +256,28 @@ static int image_open(struct index *index, const uint8_t *image, uint64_t offset
     return r < 0 ? r : image_check_root(index, offset, fault);
 }
 
-typedef int image_getter(struct index *index, struct source *source,
-                         const struct image_place *place, const uint8_t **ret_image);
-
-static int index_open_place(struct source *source, const struct image_place *place,
-                            image_getter *get, struct fault *fault, struct index **ret_index)
+int index_open(struct source *source, uint64_t offset, uint64_t len, struct fault *fault,
+               struct index **ret_index)
 {
     uint64_t size = source_size(source);
-    uint64_t offset = place->offset, len = place->len;
     if (offset % 8 || len == 0 || offset > size || len > size - offset)
         return image_damaged(fault, offset, "it does not lie within its file");
     struct index *index = calloc(1, sizeof(*index));
     if (!index)
         return -ENOMEM;
-    const uint8_t *image;
-    int r = get(index, source, place, &image);
+    int r = len > READ_BYTES && image_map(index, source, offset, len)
+                ? 0
+                : image_read(index, source, offset, len);
     if (r < 0)
         fault_set(fault, r, NULL, offset, "the index can't be read: %s", fault_errno(r));
     else
-        r = image_open(index, image, offset, len, fault);
+        r = image_open(index, offset, len, fault);
     if (r < 0) {
         index_close(index);
         return r;
     }
     *ret_index = index;
     return 0;
-}
-
-int index_open(struct source *source, uint64_t offset, uint64_t len, struct fault *fault,
-               struct index **ret_index)
-{
-    const struct image_place place = {offset, (size_t)len};
-    return index_open_place(source, &place, image_map, fault, ret_index);
-}
-
-int index_open_small(struct source *source, struct fault *fault, struct index **ret_index)
-{
-    const struct image_place place = {.len = (size_t)source_size(source)};
-    return index_open_place(source, &place, image_read_small, fault, ret_index);
 }
 
 #ifdef __SANITIZE_THREAD__
@@ -362,7 +317,7 @@ void index_close(struct index *index)
     lost_pages_release(index->guard);
     if (index->map)
         munmap(index->map, index->map_bytes);
-    free(index->small);
+    free(index->copy);
     free((void *)index->page_good);
     free((void *)index->dir_good);
     free(index);

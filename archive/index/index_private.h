@@ -27,7 +27,6 @@ struct index_section {
 struct index {
     struct index_info info;
     struct index_section sections[SECTION_IDS];
-    uint32_t attrs;
     uint32_t dirs;
     uint32_t blocks;
     uint64_t extras;
@@ -44,8 +43,8 @@ struct index {
 
     void *map; /* the image, from the memory page in which it starts */
     size_t map_bytes;
-    void *small;              /* the image, if it is not mapped */
-    struct lost_pages *guard; /* of the map; NULL: the image is our own copy */
+    struct lost_pages *guard; /* of the map */
+    void *copy;               /* of the image, if it is not mapped */
 };
 
 /* Compare a page with its sum; false if it is damaged. */

@@ -28,8 +28,6 @@
 #include "pot_private.h"
 #include "write_at.h"
 
-#define SMALL_INDEX_BYTES (16u << 10)
-
 enum { COPY_BYTES = 1 << 20 };
 
 int pot_index_path(const char *archive, uint64_t offset, char **ret_path)
@@ -138,10 +136,7 @@ int saved_index_open_file(const char *path, const struct pot_options *options,
     const char *why = "can't be examined";
     if (fstat(source_fd(file), &ours) == 0 && source_stat(archive, &theirs) == 0)
         why = saved_mistrust(&ours, &theirs);
-    int r = why ? -EPERM
-            : source_size(file) <= SMALL_INDEX_BYTES
-                ? index_open_small(file, NULL, ret_index)
-                : index_open(file, 0, source_size(file), NULL, ret_index);
+    int r = why ? -EPERM : index_open(file, 0, source_size(file), NULL, ret_index);
     if (why)
         pot_note(options, path, "is not used: it %s", why);
     else if (ret_is_later)
