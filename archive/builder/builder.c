@@ -76,8 +76,7 @@ int builder_new(struct builder **ret_builder)
     struct builder_inode root = {.nlink = 1,
                                  .mtime = (uint64_t)DISK_MTIME_BIAS << DISK_NSEC_BITS};
     uint32_t inode;
-    if (builder_intern_attr(b, &(struct disk_attr){0}, &root.attr) < 0 || /* used by no entry */
-        builder_intern_attr(b, &builder_directory, &root.attr) < 0 ||
+    if (attr_table_number(&b->attrs, &builder_directory, &root.attr) < 0 ||
         builder_new_inode(b, &root, &inode) < 0 ||
         vector_push(&b->names, (struct builder_name){0}) < 0 ||
         vector_reserve(&b->last_path, 1) < 0 || vector_reserve(&b->text, 1) < 0 ||
@@ -97,8 +96,7 @@ void builder_free(struct builder *b)
     vector_free(&b->inodes);
     vector_free(&b->text);
     free(b->slots);
-    vector_free(&b->attrs);
-    map_free(&b->attr_numbers);
+    attr_table_free(&b->attrs);
     vector_free(&b->last_path);
     vector_free(&b->strings);
     vector_free(&b->extents);

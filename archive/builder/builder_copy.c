@@ -104,7 +104,6 @@ struct builder_copying {
     struct builder_copy copy;
     struct copy_source *sources;
     VECTOR(struct copy_attr) attrs;
-    uint32_t root_attr; /* of a root of no part */
     uint32_t entries;
     bool has_sums, mixes_sums;
     uint32_t flags; /* of all entries */
@@ -266,14 +265,15 @@ static int copy_attrs(struct builder_copying *c, struct copy_source *s)
 }
 
 /* The new number of attributes; only used ones get one. */
-static int copy_attr_number(struct builder *b, struct copy_attr *attr, enum copy_form form,
+static int copy_attr_number(struct image *image, struct copy_attr *attr, enum copy_form form,
                             uint32_t *ret_number)
 {
     struct disk_attr new = attr->attr;
     new.flags = form == FORM_ALIAS    ? DATA_KIND_ALIAS
                 : form == FORM_LINKED ? new.flags | ATTR_NLINK
                                       : new.flags & ~ATTR_NLINK;
-    int r = attr->numbers[form] ? 0 : builder_intern_attr(b, &new, &attr->numbers[form]);
+    int r =
+        attr->numbers[form] ? 0 : attr_table_number(&image->attrs, &new, &attr->numbers[form]);
     *ret_number = attr->numbers[form];
     return r;
 }
@@ -547,7 +547,7 @@ static void copy_describe(struct builder_copying *c, struct builder_header *head
     c->mixes_sums = header->sum_kind == SUM_MIXED;
 }
 
-static int copy_begin(struct builder *b, struct builder_copying *c, uint64_t archive_bytes)
+static int copy_begin(struct builder_copying *c, uint64_t archive_bytes)
 {
     uint64_t entries = 0;
     c->sources = calloc(c->copy.part_count, sizeof(*c->sources));
@@ -562,7 +562,7 @@ static int copy_begin(struct builder *b, struct builder_copying *c, uint64_t arc
     if (entries > ENTRIES_MAX)
         return -EOVERFLOW;
     c->entries = (uint32_t)entries;
-    int r = builder_intern_attr(b, &builder_directory, &c->root_attr);
+    int r = 0;
     for (size_t i = 0; r == 0 && i < c->copy.part_count; i++) {
         c->damaged_part = (uint32_t)i;
         r = copy_begin_source(&c->copy.parts[i], archive_bytes, &c->sources[i]);
@@ -810,7 +810,7 @@ int builder_copy(struct builder *b, const struct builder_copy *copy,
         return -ENOMEM;
     b->copying = c;
     c->copy = *copy;
-    int r = copy_begin(b, c, header->archive_bytes);
+    int r = copy_begin(c, header->archive_bytes);
     if (r == 0)
         r = copy_note_all(c);
     if (r == 0)
@@ -987,7 +987,7 @@ static int copy_entry(struct copy_walk *w, const struct copy_source *s, uint64_t
     if (r == 0 && !is_alias)
         r = copy_extras(w, s, position, attr->attr.flags);
     if (r == 0)
-        r = copy_attr_number(w->image->b, attr,
+        r = copy_attr_number(w->image, attr,
                              is_alias    ? FORM_ALIAS
                              : names > 1 ? FORM_LINKED
                                          : FORM_SINGLE,
@@ -1027,11 +1027,14 @@ static int copy_run(struct copy_walk *w, size_t number)
 /* A root as in an empty builder. */
 static int copy_plain_root(struct copy_walk *w)
 {
+    uint32_t attr = 0;
+    int r = attr_table_number(&w->image->attrs, &builder_directory, &attr);
     struct disk_entry root = {
-        .name_attr = htole64((uint64_t)w->c->root_attr << DISK_NAME_BITS),
+        .name_attr = htole64((uint64_t)attr << DISK_NAME_BITS),
         .mtime = htole64((uint64_t)DISK_MTIME_BIAS << DISK_NSEC_BITS),
     };
-    int r = copy_directory(w, &root);
+    if (r == 0)
+        r = copy_directory(w, &root);
     w->position++;
     w->inodes++;
     return r < 0 ? r : image_put(w->image, &root, sizeof(root));

@@ -189,11 +189,10 @@ int builder_set_pieces(struct builder *b, uint32_t inode, const struct builder_p
     } else if (le64toh(list[1]) < size) {
         kind |= ATTR_HOLES;
     }
-    b->has_pieces = true;
     b->inodes.at[inode].data = data;
     struct disk_attr attr = *inode_attr(b, inode);
     attr.flags = (attr.flags & ~DATA_KIND_MASK) | kind;
-    return builder_intern_attr(b, &attr, &b->inodes.at[inode].attr);
+    return attr_table_number(&b->attrs, &attr, &b->inodes.at[inode].attr);
 }
 
 int builder_set_sum(struct builder *b, uint32_t inode, uint64_t sum)

@@ -20,6 +20,8 @@ struct image {
     const struct builder_header *about;
     uint32_t entries;
     uint32_t *name_at; /* the name at each position; not of a copy */
+    /* In the order of the entries, whenever the place of data became known; 0 is all zero. */
+    struct attr_table attrs;
     VECTOR(struct disk_extra) extras;
     struct disk_header header;
 

@@ -103,7 +103,7 @@ static int member_make_inode(struct builder *b, const struct place *place,
     *ret_is_wide = builder_pack_mtime(m->mtime_sec, m->mtime_nsec, &inode.mtime);
     struct disk_attr attr = {.mode = m->mode & (S_IFMT | 07777), .uid = m->uid, .gid = m->gid};
     attr.flags = kind | (*ret_is_wide ? ATTR_WIDE_MTIME : 0);
-    r = builder_intern_attr(b, &attr, &inode.attr);
+    r = attr_table_number(&b->attrs, &attr, &inode.attr);
     if (r == -EOVERFLOW)
         return builder_refuse(
             place, r, "has one combination of owner and mode more than an index can hold");
@@ -177,7 +177,7 @@ static int member_add(struct builder *b, const struct place *place,
         b->inodes.at[number].mtime = inode.mtime;
     }
     if (r == 0 && is_wide)
-        r = builder_add_wide_mtime(b, number, m->mtime_sec);
+        r = builder_set_wide_mtime(b, number, m->mtime_sec);
     if (r == 0 && is_new)
         r = member_bind(b, place, number);
     if (r < 0)

@@ -178,14 +178,14 @@ static int path_add_parent(struct builder *b, const struct place *place,
     struct builder_inode inode = {.nlink = 1};
     bool is_wide = builder_pack_mtime(place->mtime_sec, place->mtime_nsec, &inode.mtime);
     attr.flags |= is_wide ? ATTR_WIDE_MTIME : 0;
-    int r = builder_intern_attr(b, &attr, &inode.attr);
+    int r = attr_table_number(&b->attrs, &attr, &inode.attr);
     if (r < 0)
         return r;
     uint32_t number;
     r = builder_new_inode(b, &inode, &number);
     if (r < 0)
         return r;
-    if (is_wide && builder_add_wide_mtime(b, number, place->mtime_sec) < 0)
+    if (is_wide && builder_set_wide_mtime(b, number, place->mtime_sec) < 0)
         return -ENOMEM;
     r = builder_new_name(b, place, spot, number);
     if (r < 0)

@@ -40,11 +40,10 @@ struct builder_inode {
 #define DATA_UNSET UINT64_MAX        /* pieces not set yet */
 #define DATA_HOLE (UINT64_MAX - 1)   /* no pieces */
 
-/* A time of EXTRA_MTIME, by inode; the last of several counts. */
-struct builder_wide {
-    uint32_t inode;
-    uint64_t number; /* in the order of arrival */
-    int64_t seconds;
+/* Distinct attributes, in host order, each with a number. Empty when all zero. */
+struct attr_table {
+    VECTOR(struct disk_attr) list;
+    struct map numbers;
 };
 
 struct builder_xattr {
@@ -63,8 +62,7 @@ struct builder {
     size_t slot_count;
     uint64_t seed;
 
-    VECTOR(struct disk_attr) attrs; /* in host order */
-    struct map attr_numbers;
+    struct attr_table attrs; /* as members were added with; see struct image */
 
     /* Path of the directory that the last member was in. */
     VECTOR(char) last_path;
@@ -77,8 +75,8 @@ struct builder {
     uint32_t block_bytes_max;         /* largest size so far */
     VECTOR(struct disk_point) points; /* as on disk */
     VECTOR(char) windows;
-    VECTOR(char) pieces; /* empty, or for all points so far */
-    VECTOR(struct builder_wide) wide_mtimes;
+    VECTOR(char) pieces;         /* empty, or for all points so far */
+    VECTOR(int64_t) wide_mtimes; /* by inode: the seconds of EXTRA_MTIME */
 
     /* Attributes of one inode are collected, and become a set when another inode's come. */
     uint32_t pending_inode;
@@ -101,7 +99,6 @@ struct builder {
 
     uint64_t archive_bytes;
     uint32_t codecs; /* that blocks name */
-    bool has_pieces; /* set for files by builder_set_pieces */
     bool is_written;
 };
 
@@ -117,7 +114,7 @@ static inline size_t name_length(const struct builder *b, uint32_t name)
 
 static inline const struct disk_attr *inode_attr(const struct builder *b, uint32_t inode)
 {
-    return &b->attrs.at[b->inodes.at[inode].attr];
+    return &b->attrs.list.at[b->inodes.at[inode].attr];
 }
 
 static inline bool is_directory_inode(const struct builder *b, uint32_t inode)
@@ -125,20 +122,15 @@ static inline bool is_directory_inode(const struct builder *b, uint32_t inode)
     return S_ISDIR(inode_attr(b, inode)->mode);
 }
 
-/* The record itself is the key. */
-static inline struct map_key builder_attr_key(const struct disk_attr *attr)
-{
-    return (struct map_key){(uint64_t)attr->mode << 32 | attr->uid,
-                            (uint64_t)attr->gid << 32 | attr->flags};
-}
-
-/* The number of an attribute record. -EOVERFLOW: too many; -ENOMEM. */
-int builder_intern_attr(struct builder *b, const struct disk_attr *attr, uint32_t *ret_attr);
+/* The number of these attributes, which are added if they are new. -EOVERFLOW; -ENOMEM. */
+int attr_table_number(struct attr_table *table, const struct disk_attr *attr,
+                      uint32_t *ret_number);
+void attr_table_free(struct attr_table *table);
 
 /* Mode and owner of a directory that no member announced. */
 extern const struct disk_attr builder_directory;
 
-int builder_add_wide_mtime(struct builder *b, uint32_t inode, int64_t seconds);
+int builder_set_wide_mtime(struct builder *b, uint32_t inode, int64_t seconds);
 
 int builder_new_inode(struct builder *b, const struct builder_inode *inode,
                       uint32_t *ret_inode);

@@ -37,29 +37,6 @@ static void image_prefetch(const struct image *image, uint32_t position, bool te
 
 /* ---- entries ---- */
 
-static int builder_compare_wide(const void *a, const void *b)
-{
-    const struct builder_wide *x = a, *y = b;
-    if (x->inode != y->inode)
-        return x->inode < y->inode ? -1 : 1;
-    return (x->number > y->number) - (x->number < y->number);
-}
-
-/* The last time set for an inode; there must be one. */
-static int64_t image_wide_mtime(const struct image *image, uint32_t inode)
-{
-    const struct builder_wide *times = image->b->wide_mtimes.at;
-    size_t low = 0, high = image->b->wide_mtimes.count;
-    while (low < high) {
-        size_t mid = low + (high - low) / 2;
-        if (times[mid].inode <= inode)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return times[low - 1].seconds;
-}
-
 static int image_add_extra(struct image *image, uint32_t position, uint32_t kind,
                            uint64_t value)
 {
@@ -85,8 +62,7 @@ static int image_add_extras(struct image *image, uint32_t position, uint32_t num
         r = image_add_extra(image, position, EXTRA_XATTRS, b->xattr_of.at[number] - 1);
     }
     if (r == 0 && *flags & ATTR_WIDE_MTIME)
-        r = image_add_extra(image, position, EXTRA_MTIME,
-                            (uint64_t)image_wide_mtime(image, number));
+        r = image_add_extra(image, position, EXTRA_MTIME, (uint64_t)b->wide_mtimes.at[number]);
     return r;
 }
 
@@ -134,30 +110,16 @@ static int image_settle_regular(struct image *image, uint32_t number, uint32_t *
     return 0;
 }
 
-/* The inode's first name: write its data, its extras, its attributes. */
+/* The inode's first name: settle its data and extras. */
 static int image_settle_inode(struct image *image, uint32_t position, uint32_t number,
-                              uint32_t *ret_attr)
+                              struct disk_attr *attr)
 {
-    struct builder *b = image->b;
-    struct disk_attr attr = *inode_attr(b, number);
-    uint32_t flags = attr.flags;
-    int r = S_ISREG(attr.mode) ? image_settle_regular(image, number, &attr.flags) : 0;
+    int r = S_ISREG(attr->mode) ? image_settle_regular(image, number, &attr->flags) : 0;
     if (r == 0)
-        r = image_add_extras(image, position, number, &attr.flags);
-    if (r < 0)
-        return r;
-    image_add_saturated(&image->header.inodes, 1);
-    if (attr.flags != flags)
-        return builder_intern_attr(b, &attr, ret_attr);
-    *ret_attr = b->inodes.at[number].attr;
-    return 0;
-}
-
-static int image_alias_attr(struct image *image, uint32_t number, uint32_t *ret_attr)
-{
-    struct disk_attr attr = *inode_attr(image->b, number);
-    attr.flags = DATA_KIND_ALIAS;
-    return builder_intern_attr(image->b, &attr, ret_attr);
+        r = image_add_extras(image, position, number, &attr->flags);
+    if (r == 0)
+        image_add_saturated(&image->header.inodes, 1);
+    return r;
 }
 
 static int image_put_entry(struct image *image, uint32_t position, uint64_t name_offset)
@@ -166,17 +128,19 @@ static int image_put_entry(struct image *image, uint32_t position, uint64_t name
     uint32_t number = b->names.at[image->name_at[position]].inode;
     struct builder_inode *inode = &b->inodes.at[number];
     bool is_alias = inode->nlink == NLINK_PLACED;
-    uint32_t attr;
-    int r = is_alias ? image_alias_attr(image, number, &attr)
-                     : image_settle_inode(image, position, number, &attr);
+    struct disk_attr attr = *inode_attr(b, number);
+    uint32_t attr_number;
+    int r = is_alias ? 0 : image_settle_inode(image, position, number, &attr);
+    attr.flags = is_alias ? DATA_KIND_ALIAS : attr.flags;
+    if (r == 0)
+        r = attr_table_number(&image->attrs, &attr, &attr_number);
     if (r < 0)
         return r;
-    mode_t mode = inode_attr(b, number)->mode;
-    if (S_ISREG(mode))
+    if (S_ISREG(attr.mode))
         image_add_saturated(&image->header.files, 1);
 
     struct disk_entry e = {
-        .name_attr = htole64(name_offset | (uint64_t)attr << DISK_NAME_BITS),
+        .name_attr = htole64(name_offset | (uint64_t)attr_number << DISK_NAME_BITS),
         .size = htole64(is_alias ? 0 : inode->size),
         .data = htole64(inode->data),
         .mtime = htole64(inode->mtime),
@@ -220,10 +184,9 @@ static int image_put_names(struct image *image)
 
 static int image_put_attrs(struct image *image)
 {
-    struct builder *b = image->b;
     int r = image_begin_section(image, SECTION_ATTRS);
-    for (size_t i = 0; r == 0 && i < b->attrs.count; i++) {
-        const struct disk_attr *a = &b->attrs.at[i];
+    for (size_t i = 0; r == 0 && i < image->attrs.list.count; i++) {
+        const struct disk_attr *a = &image->attrs.list.at[i];
         struct disk_attr disk = {htole32(a->mode), htole32(a->uid), htole32(a->gid),
                                  htole32(a->flags)};
         r = image_put(image, &disk, sizeof(disk));
@@ -342,48 +305,7 @@ static int image_put_area(struct image *image)
     return r < 0 ? r : image_flush(image);
 }
 
-static int builder_compare_attrs(const void *a, const void *b, void *attrs)
-{
-    const struct disk_attr *x = (const struct disk_attr *)attrs + *(const uint32_t *)a;
-    const struct disk_attr *y = (const struct disk_attr *)attrs + *(const uint32_t *)b;
-    const uint32_t p[] = {x->mode, x->uid, x->gid, x->flags};
-    const uint32_t q[] = {y->mode, y->uid, y->gid, y->flags};
-    for (size_t i = 0; i < 4; i++)
-        if (p[i] != q[i])
-            return p[i] < q[i] ? -1 : 1;
-    return 0;
-}
-
-/*
- * Order the attributes independently of when the place of data became known. Number 0 is all
- * zero and stays first.
- */
-static int builder_sort_attrs(struct builder *b)
-{
-    size_t count = b->attrs.count;
-    auto_free uint32_t *order = calloc(count, sizeof(*order));
-    auto_free uint32_t *number = calloc(count, sizeof(*number));
-    auto_free struct disk_attr *sorted = calloc(count, sizeof(*sorted));
-    if (!order || !number || !sorted)
-        return -ENOMEM;
-    for (size_t i = 0; i < count; i++)
-        order[i] = (uint32_t)i;
-    qsort_r(order, count, sizeof(*order), builder_compare_attrs, b->attrs.at);
-    for (size_t i = 0; i < count; i++) {
-        sorted[i] = b->attrs.at[order[i]];
-        number[order[i]] = (uint32_t)i;
-    }
-    memcpy(b->attrs.at, sorted, count * sizeof(*sorted));
-    for (size_t i = 0; i < b->inodes.count; i++)
-        b->inodes.at[i].attr = number[b->inodes.at[i].attr];
-    map_free(&b->attr_numbers);
-    int r = 0;
-    for (size_t i = 0; r == 0 && i < count; i++)
-        r = map_put(&b->attr_numbers, builder_attr_key(&sorted[i]), i);
-    return r;
-}
-
-/* Free what only adding needed, and sort the values of EXTRA. */
+/* Free what only adding needed. */
 static int builder_end_adding(struct builder *b)
 {
     int r = builder_flush_xattrs(b);
@@ -393,9 +315,6 @@ static int builder_end_adding(struct builder *b)
     map_free(&b->sets);
     vector_free(&b->pending);
     vector_free(&b->pending_bytes);
-    if (b->wide_mtimes.count > 0)
-        qsort(b->wide_mtimes.at, b->wide_mtimes.count, sizeof(*b->wide_mtimes.at),
-              builder_compare_wide);
     return r;
 }
 
@@ -409,8 +328,7 @@ static int builder_arrange(struct image *image)
     }
     image->entries = (uint32_t)b->names.count;
     image->name_at = calloc(b->names.count, sizeof(*image->name_at));
-    int r = image->name_at ? builder_number(b, image->name_at) : -ENOMEM;
-    return r == 0 && b->has_pieces ? builder_sort_attrs(b) : r;
+    return image->name_at ? builder_number(b, image->name_at) : -ENOMEM;
 }
 
 static int builder_write_image(struct image *image, uint64_t *ret_image_bytes)
@@ -418,7 +336,10 @@ static int builder_write_image(struct image *image, uint64_t *ret_image_bytes)
     image->buf = malloc(OUT_BYTES);
     if (!image->buf || vector_reserve(&image->sections, SECTIONS_MAX) < 0)
         return -ENOMEM;
-    int r = builder_end_adding(image->b);
+    uint32_t none;
+    int r = attr_table_number(&image->attrs, &(struct disk_attr){0}, &none);
+    if (r == 0)
+        r = builder_end_adding(image->b);
     if (r == 0)
         r = builder_arrange(image);
     if (r < 0)
@@ -449,7 +370,7 @@ uint64_t builder_image_bytes_max(const struct builder *b)
     const uint64_t extras = links + b->wide_mtimes.count + b->xattr_of.count;
     uint64_t bytes =
         b->names.count * (sizeof(struct disk_entry) + sizeof(uint32_t) + sizeof(uint64_t)) +
-        b->text.count + b->attrs.count * sizeof(struct disk_attr) +
+        b->text.count + b->attrs.list.count * sizeof(struct disk_attr) +
         extras * sizeof(struct disk_extra) + b->extents.count * sizeof(uint64_t) +
         b->blocks.count * sizeof(struct disk_block) + b->strings.count + b->xattrs.count +
         2 * b->pending_bytes.count + b->points.count * sizeof(struct disk_point) +
@@ -467,6 +388,7 @@ int builder_write(struct builder *b, const struct builder_header *header, int fd
     struct image image = {.b = b, .about = header, .fd = fd, .offset = offset};
     int r = builder_write_image(&image, ret_image_bytes);
     free(image.name_at);
+    attr_table_free(&image.attrs);
     vector_free(&image.extras);
     free(image.buf);
     vector_free(&image.page_sums);

@@ -175,8 +175,7 @@ int builder_add_xattr(struct builder *b, uint32_t inode, const char *name, size_
 {
     if (b->is_written || inode >= b->inodes.count)
         return -EINVAL;
-    if (!xattr_has_place(name, name_len, value_len,
-                         b->attrs.at[b->inodes.at[inode].attr].mode)) {
+    if (!xattr_has_place(name, name_len, value_len, inode_attr(b, inode)->mode)) {
         builder_leave_out_xattrs(b, 1);
         return 0;
     }
