@@ -17,7 +17,6 @@
 #include "builder_copy.h"
 
 #include <endian.h>
-#include <pthread.h>
 #include <string.h>
 
 #include "builder_copy_private.h"
@@ -27,12 +26,8 @@
 #include "digest.h"
 #include "index_records.h"
 #include "numbers.h"
-#include "thread.h"
 
-enum {
-    BATCH = 256, /* entries that are written at once */
-    DIGEST_STACK_BYTES = 128 << 10,
-};
+enum { BATCH = 256 }; /* entries that are written at once */
 
 /* How the `data` of an entry becomes the new entry's. */
 enum copy_kind {
@@ -108,10 +103,6 @@ struct builder_copying {
     bool has_sums, mixes_sums;
     uint32_t flags; /* of all entries */
     uint32_t damaged_part, damaged_position;
-    pthread_t thread;
-    bool has_thread;
-    int digest_error;
-    uint8_t digest[INDEX_DIGEST_BYTES];
 };
 
 /* ---- tables ---- */
@@ -224,25 +215,13 @@ static enum copy_kind copy_kind_of(uint32_t mode, uint32_t flags)
         [DATA_KIND_EXTENTS] = COPY_EXTENTS,
     };
     uint32_t kind = flags & DATA_KIND_MASK;
-    if (kind == 0 || mode & ~(uint32_t)(S_IFMT | 07777))
+    if (kind == 0 || !index_mode_is_valid(mode))
         return COPY_REFUSED;
     if (kind == DATA_KIND_ALIAS)
         return S_ISDIR(mode) ? COPY_REFUSED : COPY_ALIAS;
-    switch (mode & S_IFMT) {
-    case S_IFREG:
-        return kinds[kind];
-    case S_IFDIR:
+    if (S_ISDIR(mode))
         return kind == DATA_KIND_NONE ? COPY_DIRECTORY : COPY_REFUSED;
-    case S_IFLNK:
-        return COPY_SYMLINK;
-    case S_IFCHR:
-    case S_IFBLK:
-    case S_IFIFO:
-    case S_IFSOCK:
-        return COPY_PLAIN;
-    default:
-        return COPY_REFUSED;
-    }
+    return S_ISREG(mode) ? kinds[kind] : S_ISLNK(mode) ? COPY_SYMLINK : COPY_PLAIN;
 }
 
 static int copy_attrs(struct builder_copying *c, struct copy_source *s)
@@ -830,6 +809,8 @@ struct copy_walk {
     size_t dir;        /* the next one */
     uint64_t name_offset;
     uint64_t files, inodes, total_bytes, data_bytes;
+    bool has_digest;
+    struct digest digest;
 };
 
 static int copy_directory(struct copy_walk *w, struct disk_entry *to)
@@ -916,31 +897,64 @@ static int copy_extras(struct copy_walk *w, const struct copy_source *s, uint64_
     return r;
 }
 
-/*
- * Give *to, if it is an alias, its inode's fields. 1: the inode has a name before this one, of
- * which *to is an alias now.
- */
-static int copy_link(const struct copy_walk *w, const struct copy_source *s,
-                     struct disk_entry *to, struct copy_attr **attr, uint64_t *inode,
-                     uint32_t *ret_names)
+/* Give *to, if it is an alias, its inode's fields. */
+static int copy_resolve(const struct copy_walk *w, const struct copy_source *s,
+                        struct disk_entry *to, struct copy_attr **attr, uint64_t *inode)
 {
-    if ((*attr)->kind == COPY_ALIAS) {
-        *inode = le64toh(to->data);
-        const struct disk_entry *e = s->links ? copy_inode_of(w->c, s, *inode, attr) : NULL;
-        if (!e)
-            return -EUCLEAN;
-        to->size = e->size;
-        to->data = e->data;
-        to->mtime = e->mtime;
-    }
+    if ((*attr)->kind != COPY_ALIAS)
+        return 0;
+    *inode = le64toh(to->data);
+    const struct disk_entry *e = s->links ? copy_inode_of(w->c, s, *inode, attr) : NULL;
+    if (!e)
+        return -EUCLEAN;
+    to->size = e->size;
+    to->data = e->data;
+    to->mtime = e->mtime;
+    return 0;
+}
+
+/* Has the inode a name before this one? Then *to becomes an alias of that. */
+static bool copy_is_alias(const struct copy_walk *w, const struct copy_source *s,
+                          const struct copy_attr *attr, uint64_t inode, struct disk_entry *to,
+                          uint32_t *ret_names)
+{
     const struct copy_link *link =
-        s->links && (*attr)->kind != COPY_DIRECTORY ? &s->links[*inode] : NULL;
+        s->links && attr->kind != COPY_DIRECTORY ? &s->links[inode] : NULL;
     *ret_names = link ? link->names : 1;
     if (*ret_names < 2 || link->position == w->position)
-        return 0;
+        return false;
     to->size = 0;
     to->data = htole64(link->position);
-    return 1;
+    return true;
+}
+
+/* Add an entry, with its inode's fields, to the digest. */
+static int copy_digest(struct copy_walk *w, const struct copy_source *s,
+                       const struct copy_attr *attr, uint64_t inode, const char *name,
+                       uint64_t name_len, const struct disk_entry *entry)
+{
+    const struct builder_copy *copy = &w->c->copy;
+    struct digest_entry e = {
+        .name = name,
+        .name_len = name_len,
+        .mode = attr->attr.mode,
+        .size = le64toh(entry->size),
+        .data = le64toh(entry->data),
+    };
+    if (attr->kind == COPY_DIRECTORY) {
+        if (w->dir == copy->dir_count)
+            return -EUCLEAN;
+        e.data = (uint64_t)copy->dirs[w->dir].children << 32;
+    } else if (S_ISREG(e.mode)) {
+        const uint64_t *sum = index_records(s->index, SECTION_SUMS, inode * 8, 8);
+        e.sum = sum ? le64toh(*sum) : 0;
+    } else if (S_ISLNK(e.mode)) {
+        e.target = index_records(s->index, SECTION_STRINGS, e.data, e.size);
+        if (!e.target)
+            return -EUCLEAN;
+    }
+    digest_add(&w->digest, &e);
+    return 0;
 }
 
 /* The data of an inode that has its entry here. */
@@ -967,21 +981,21 @@ static int copy_data(struct copy_walk *w, const struct copy_source *s, enum copy
     return r;
 }
 
-/* An entry, whose name has `name_len` bytes. `to` is a copy of it. */
+/* An entry of this name. `to` is a copy of it. */
 static int copy_entry(struct copy_walk *w, const struct copy_source *s, uint64_t position,
-                      uint64_t name_len, struct disk_entry *to)
+                      const char *name, uint64_t name_len, struct disk_entry *to)
 {
     struct builder_copying *c = w->c;
     struct copy_attr *attr = copy_attr_of(c, s, to);
     uint32_t names = 1, number = 0;
-    if (!attr || name_len > INDEX_NAME_MAX || (name_len == 0 && w->position > 0))
-        return -EUCLEAN;
-    int r = copy_link(w, s, to, &attr, &position, &names);
-    bool is_alias = r == 1;
-    if (r < 0 || to->mtime == 0 ||
+    if (!attr || name_len > INDEX_NAME_MAX || (name_len == 0 && w->position > 0) ||
+        copy_resolve(w, s, to, &attr, &position) < 0 || to->mtime == 0 ||
         (le64toh(to->mtime) & ((1u << DISK_NSEC_BITS) - 1)) > 999999999)
         return -EUCLEAN;
-    r = is_alias ? 0 : copy_data(w, s, attr->kind, to);
+    int r = w->has_digest ? copy_digest(w, s, attr, position, name, name_len, to) : 0;
+    bool is_alias = copy_is_alias(w, s, attr, position, to, &names);
+    if (r == 0 && !is_alias)
+        r = copy_data(w, s, attr->kind, to);
     if (r == 0 && names > 1 && !is_alias)
         r = copy_put_extra(w, EXTRA_NLINK, names);
     if (r == 0 && !is_alias)
@@ -1007,6 +1021,7 @@ static int copy_run(struct copy_walk *w, size_t number)
     const struct builder_copy_run *run = &w->c->copy.runs[number];
     struct disk_entry batch[BATCH];
     struct copy_span span;
+    uint64_t at = 0; /* in the names */
     int r = copy_open_run(w->c, number, &span);
     w->c->damaged_part = run->part;
     w->c->damaged_position = run->first;
@@ -1014,9 +1029,13 @@ static int copy_run(struct copy_walk *w, size_t number)
         n = min_u32(run->count - i, BATCH);
         memcpy(batch, span.e + i, n * sizeof(*batch));
         for (uint32_t j = 0; r == 0 && j < n; j++) {
+            uint64_t len = copy_name_len(&span, i + j);
             w->c->damaged_position = run->first + i + j;
-            r = copy_entry(w, span.s, run->first + (uint64_t)i + j, copy_name_len(&span, i + j),
-                           &batch[j]);
+            r = len <= span.name_bytes - at
+                    ? copy_entry(w, span.s, run->first + (uint64_t)i + j, span.names + at, len,
+                                 &batch[j])
+                    : -EUCLEAN;
+            at += len;
         }
         if (r == 0)
             r = image_put(w->image, batch, n * sizeof(*batch));
@@ -1035,6 +1054,10 @@ static int copy_plain_root(struct copy_walk *w)
     };
     if (r == 0)
         r = copy_directory(w, &root);
+    if (r == 0 && w->has_digest) {
+        struct digest_entry e = {.name = "", .mode = S_IFDIR, .data = le64toh(root.data)};
+        digest_add(&w->digest, &e);
+    }
     w->position++;
     w->inodes++;
     return r < 0 ? r : image_put(w->image, &root, sizeof(root));
@@ -1057,7 +1080,11 @@ int copying_put_entries(struct image *image)
 {
     struct builder_copying *c = image->b->copying;
     struct copy_walk w = {.image = image, .c = c, .child = 1};
-    int r = image_begin_section(image, SECTION_ENTRIES);
+    w.has_digest = c->has_sums && image->about->sum_kind == SUM_XXH3;
+    int r = w.has_digest ? digest_begin(&w.digest, true) : 0;
+    if (r < 0)
+        return r;
+    r = image_begin_section(image, SECTION_ENTRIES);
     for (size_t i = 0; r == 0 && i < c->copy.run_count; i++) {
         r = c->copy.runs[i].part == BUILDER_COPY_NO_PART ? copy_plain_root(&w)
                                                          : copy_run(&w, i);
@@ -1068,6 +1095,10 @@ int copying_put_entries(struct image *image)
     if (r == 0 && (w.dir != c->copy.dir_count || w.child != c->entries))
         r = -EUCLEAN;
     copy_count(&w, &image->header);
+    if (w.has_digest) {
+        digest_end(&w.digest, image->header.digest);
+        image->header.digest_kind = htole32(DIGEST_CONTENT);
+    }
     return r;
 }
 
@@ -1127,97 +1158,4 @@ int copying_put_sums(struct image *image)
     }
     image_end_section(image);
     return r;
-}
-
-/* ---- digest ---- */
-
-static int copy_digest_entry(const struct builder_copying *c, const struct copy_source *s,
-                             uint64_t position, const struct disk_entry *e, size_t *dir,
-                             struct digest *digest, struct digest_entry *to)
-{
-    struct copy_attr *attr = copy_attr_of(c, s, e);
-    if (attr && attr->kind == COPY_ALIAS) {
-        position = le64toh(e->data);
-        e = copy_inode_of(c, s, position, &attr);
-    }
-    if (!e || !attr || attr->kind == COPY_REFUSED || to->name_len > INDEX_NAME_MAX ||
-        (attr->kind == COPY_DIRECTORY && *dir == c->copy.dir_count))
-        return -EUCLEAN;
-    uint64_t data = le64toh(e->data);
-    to->mode = attr->attr.mode;
-    to->first = S_ISDIR(to->mode)   ? c->copy.dirs[(*dir)++].children
-                : S_ISREG(to->mode) ? le64toh(e->size)
-                                    : (uint32_t)data;
-    to->second = data >> 32;
-    if (S_ISREG(to->mode)) {
-        const uint64_t *sum = index_records(s->index, SECTION_SUMS, position * 8, 8);
-        to->second = sum ? le64toh(*sum) : 0;
-    }
-    to->target_len = le64toh(e->size);
-    if (S_ISLNK(to->mode) &&
-        !(to->target = index_records(s->index, SECTION_STRINGS, data, to->target_len)))
-        return -EUCLEAN;
-    digest_add(digest, to);
-    return 0;
-}
-
-static int copy_digest_run(const struct builder_copying *c, size_t number, size_t *dir,
-                           struct digest *digest)
-{
-    const struct builder_copy_run *run = &c->copy.runs[number];
-    if (run->part == BUILDER_COPY_NO_PART) {
-        struct digest_entry root = {
-            .name = "", .mode = S_IFDIR, .first = c->copy.dirs[(*dir)++].children};
-        digest_add(digest, &root);
-        return 0;
-    }
-    struct copy_span span;
-    uint64_t at = 0;
-    int r = copy_open_run(c, number, &span);
-    for (uint32_t i = 0; r == 0 && i < run->count; i++) {
-        struct digest_entry to = {.name = span.names + at, .name_len = copy_name_len(&span, i)};
-        if (to.name_len > span.name_bytes - at)
-            return -EUCLEAN;
-        at += to.name_len;
-        r = copy_digest_entry(c, span.s, run->first + (uint64_t)i, &span.e[i], dir, digest,
-                              &to);
-    }
-    return r;
-}
-
-static void *copy_make_digest(void *arg)
-{
-    struct builder_copying *c = arg;
-    struct digest digest;
-    size_t dir = 0;
-    c->digest_error = digest_begin(&digest, true);
-    if (c->digest_error < 0)
-        return NULL;
-    for (size_t i = 0; c->digest_error == 0 && i < c->copy.run_count; i++)
-        c->digest_error = copy_digest_run(c, i, &dir, &digest);
-    digest_end(&digest, c->digest);
-    return NULL;
-}
-
-int copying_begin_digest(struct image *image)
-{
-    struct builder_copying *c = image->b->copying;
-    if (!c->has_sums || image->about->sum_kind != SUM_XXH3)
-        return 0;
-    image->header.digest_kind = htole32(DIGEST_CONTENT);
-    c->has_thread = c->entries >= 4 * BATCH &&
-                    thread_start(&c->thread, DIGEST_STACK_BYTES, copy_make_digest, c) == 0;
-    if (!c->has_thread)
-        copy_make_digest(c);
-    return 0;
-}
-
-int copying_end_digest(struct image *image)
-{
-    struct builder_copying *c = image->b->copying;
-    if (c->has_thread)
-        pthread_join(c->thread, NULL);
-    c->has_thread = false;
-    memcpy(image->header.digest, c->digest, sizeof(c->digest));
-    return c->digest_error;
 }

@@ -9,14 +9,10 @@
 
 uint32_t copying_entries(const struct builder_copying *copying);
 
-/* Entries, names and sums; in this order. The first also finds extras and directories. */
+/* Entries, names and sums; in this order. The first also finds extras, directories, digest. */
 int copying_put_entries(struct image *image);
 int copying_put_names(struct image *image);
 int copying_put_sums(struct image *image);
-
-/* Another thread makes the digest meanwhile. */
-int copying_begin_digest(struct image *image);
-int copying_end_digest(struct image *image);
 
 /* Record that the entry at hand is damaged. -EUCLEAN. */
 int copying_damaged(const struct builder_copying *copying, struct fault *fault);

@@ -221,35 +221,28 @@ static void image_digest_name(const struct builder *b, uint32_t name, struct dig
 {
     uint32_t number = b->names.at[name].inode;
     const struct builder_inode *inode = &b->inodes.at[number];
-    uint32_t mode = inode_attr(b, number)->mode;
     struct digest_entry e = {
         .name = name_text(b, name),
         .name_len = name_length(b, name),
-        .mode = mode,
-        .first = S_ISDIR(mode)   ? inode->data >> 32
-                 : S_ISREG(mode) ? inode->size
-                                 : (uint32_t)inode->data,
-        .second =
-            S_ISREG(mode) && number < b->sums.count ? b->sums.at[number] : inode->data >> 32,
+        .mode = inode_attr(b, number)->mode,
+        .size = inode->size,
+        .data = inode->data,
+        .sum = number < b->sums.count ? b->sums.at[number] : 0,
     };
-    if (S_ISLNK(mode)) {
+    if (S_ISLNK(e.mode))
         e.target = b->strings.at + inode->data;
-        e.target_len = (size_t)inode->size;
-    }
     digest_add(digest, &e);
 }
 
 /*
- * Done before the entries are written, as that changes the inodes. Skipped without sums: not
- * worth it.
+ * Done before the entries are written, as that changes the inodes; a copy's is made meanwhile.
+ * Skipped without sums: not worth it.
  */
 static int image_make_digest(struct image *image)
 {
     const struct builder *b = image->b;
     struct digest digest;
-    if (b->copying)
-        return copying_begin_digest(image);
-    if (!image_has_sums(image) || image->about->sum_kind != SUM_XXH3)
+    if (b->copying || !image_has_sums(image) || image->about->sum_kind != SUM_XXH3)
         return 0;
     int r = digest_begin(&digest, true);
     if (r < 0)
@@ -348,8 +341,6 @@ static int builder_write_image(struct image *image, uint64_t *ret_image_bytes)
     r = image_make_digest(image);
     if (r == 0)
         r = image_put_area(image);
-    int digest = image->b->copying ? copying_end_digest(image) : 0;
-    r = r < 0 ? r : digest;
     return r < 0 ? r : image_put_header(image, ret_image_bytes);
 }
 

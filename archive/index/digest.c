@@ -28,21 +28,20 @@ void digest_add(struct digest *digest, const struct digest_entry *e)
 {
     uint8_t record[2 * 4 + INDEX_NAME_MAX + 2 * 8], *at = record + 8;
     uint32_t type = e->mode & S_IFMT;
-    bool is_device = S_ISCHR(type) || S_ISBLK(type);
+    bool has_size = S_ISREG(type) || S_ISLNK(type);
+    bool has_data = S_ISDIR(type) || S_ISCHR(type) || S_ISBLK(type);
     bytes_put_le32(record, type);
     bytes_put_le32(record + 4, (uint32_t)e->name_len);
     if (e->name_len)
         at = mempcpy(at, e->name, e->name_len);
-    bytes_put_le64(at, S_ISLNK(type) ? e->target_len
-                       : is_device   ? (uint32_t)e->first | e->second << 32
-                                     : e->first);
-    at += S_ISDIR(type) || S_ISREG(type) || S_ISLNK(type) || is_device ? 8 : 0;
-    bytes_put_le64(at, e->second);
+    bytes_put_le64(at, has_size ? e->size : S_ISDIR(type) ? e->data >> 32 : e->data);
+    at += has_size || has_data ? 8 : 0;
+    bytes_put_le64(at, e->sum);
     at += S_ISREG(type) && digest->sums ? 8 : 0;
     size_t len = (size_t)(at - record);
     XXH3_128bits_update(digest->state, record, len);
     if (S_ISLNK(type))
-        XXH3_128bits_update(digest->state, e->target, e->target_len);
+        XXH3_128bits_update(digest->state, e->target, e->size);
 }
 
 void digest_end(struct digest *digest, uint8_t ret_bytes[INDEX_DIGEST_BYTES])

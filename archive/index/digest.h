@@ -27,11 +27,10 @@ struct digest {
 struct digest_entry {
     const char *name;
     size_t name_len;
-    uint32_t mode;      /* only its type counts */
-    uint64_t first;     /* directory: children; regular file: size; device: major */
-    uint64_t second;    /* regular file: sum of its data; device: minor */
-    const char *target; /* symbolic link */
-    size_t target_len;
+    uint32_t mode;       /* only its type counts */
+    uint64_t size, data; /* as in the entry on disk (index_format.h) */
+    uint64_t sum;        /* regular file */
+    const char *target;  /* symbolic link */
 };
 
 /* Without sums the kind is DIGEST_SIZES. -ENOMEM. */

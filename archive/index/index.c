@@ -138,8 +138,7 @@ int index_extra(const struct index *index, uint32_t position, enum disk_extra_ki
     return -EUCLEAN;
 }
 
-/* Are these type bits that a file can have, without any bits outside a mode? */
-static bool index_mode_valid(uint32_t mode)
+bool index_mode_is_valid(uint32_t mode)
 {
     uint32_t type = mode & S_IFMT;
     return !(mode & ~(uint32_t)(S_IFMT | 07777)) &&
@@ -260,7 +259,7 @@ int index_node(const struct index *index, uint32_t position, struct node *ret_no
         .gid = e.attr.gid,
         .has_xattrs = e.attr.flags & ATTR_XATTRS,
     };
-    if (!index_mode_valid(node.mode))
+    if (!index_mode_is_valid(node.mode))
         return -EUCLEAN;
     if (S_ISREG(node.mode)) {
         r = index_node_bytes(index, &e, &node);

@@ -483,12 +483,13 @@ static int index_digest_position(const struct index *index, uint32_t position,
     if (r < 0)
         return r;
     d.mode = e.attr.mode;
-    d.first = S_ISDIR(d.mode) ? e.data >> 32 : S_ISREG(d.mode) ? e.size : (uint32_t)e.data;
-    d.second = e.data >> 32;
+    d.size = e.size;
+    d.data = e.data;
+    size_t target_len;
     if (S_ISREG(d.mode) && digest->sums)
-        r = index_sum(index, position, &d.second);
+        r = index_sum(index, position, &d.sum);
     if (S_ISLNK(d.mode))
-        r = index_symlink(index, position, &d.target, &d.target_len);
+        r = index_symlink(index, position, &d.target, &target_len);
     if (r == 0)
         digest_add(digest, &d);
     return r;
