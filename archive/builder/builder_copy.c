@@ -410,12 +410,8 @@ static int copy_point(struct builder *b, struct copy_source *s, const struct dis
     int r = table_keep(&s->tables[WINDOWS], point->window_packed ? le64toh(point->window) : 0,
                        le32toh(point->window_packed));
     if (r == 0)
-        r = vector_push(&b->points, *point);
-    if (r == 0 && (pieces || b->pieces.count > 0))
-        r = vector_extend(&b->pieces, b->points.count * POINT_PIECES_BYTES);
-    if (r == 0 && pieces)
-        memcpy(b->pieces.at + b->pieces.count - POINT_PIECES_BYTES, pieces, POINT_PIECES_BYTES);
-    return r;
+        r = builder_append_pieces(b, pieces);
+    return r < 0 ? r : vector_push(&b->points, *point);
 }
 
 /* Shift the numbers in a point that was added. */
@@ -513,17 +509,19 @@ static int copy_begin_tables(struct copy_source *s)
 /* Fill in the header's part that depends on all. */
 static void copy_describe(struct builder_copying *c, struct builder_header *header)
 {
-    struct sum_kinds kinds = {0};
+    enum sum_kind first = SUM_XXH3;
+    bool differ = false; /* some parts lack sums, or have another kind */
     header->codec = CODEC_NONE;
     header->block_bytes = 0;
     for (size_t i = 0; i < c->copy.part_count; i++) {
         const struct index_info *info = index_info(c->copy.parts[i].index);
         header->block_bytes = max_u32(header->block_bytes, info->block_bytes);
-        sum_kinds_add(&kinds, info->has_some_sums, info->sum_kind);
+        first = i == 0 ? info->sum_kind : first;
+        differ = differ || !info->has_some_sums || info->sum_kind != first;
+        c->has_sums = c->has_sums || info->has_some_sums;
     }
-    c->has_sums = kinds.some;
-    header->sum_kind = sum_kinds_together(&kinds);
-    c->mixes_sums = header->sum_kind == SUM_MIXED;
+    c->mixes_sums = c->has_sums && differ;
+    header->sum_kind = c->mixes_sums ? SUM_MIXED : c->has_sums ? first : SUM_XXH3;
 }
 
 static int copy_begin(struct builder_copying *c, uint64_t archive_bytes)

@@ -66,23 +66,4 @@ struct builder_copy {
 int builder_copy(struct builder *builder, const struct builder_copy *copy,
                  struct builder_header *header, struct fault *fault);
 
-/* The kind of the sums of several archives together, which may have none, or different ones. */
-struct sum_kinds {
-    enum sum_kind first;
-    bool any, some, differ; /* parts; parts with sums; parts without them or of another kind */
-};
-
-static inline void sum_kinds_add(struct sum_kinds *kinds, bool has_sums, enum sum_kind kind)
-{
-    kinds->first = kinds->any ? kinds->first : kind;
-    kinds->any = true;
-    kinds->some = kinds->some || has_sums;
-    kinds->differ = kinds->differ || !has_sums || kind != kinds->first;
-}
-
-static inline enum sum_kind sum_kinds_together(const struct sum_kinds *kinds)
-{
-    return !kinds->some ? SUM_XXH3 : kinds->differ ? SUM_MIXED : kinds->first;
-}
-
 #endif

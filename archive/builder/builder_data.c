@@ -18,24 +18,22 @@ static bool builder_in_archive(const struct builder *b, uint64_t offset, uint64_
            (!b->archive_bytes || end <= b->archive_bytes);
 }
 
-/* Append the sums of pieces of the point that comes next; zeros where there are none. */
-static int builder_append_pieces(struct builder *b, const void *pieces)
+int builder_append_pieces(struct builder *b, const void *pieces)
 {
-    static const char none[POINT_PIECES_BYTES];
+    size_t start = b->points.count * POINT_PIECES_BYTES;
     if (!pieces && b->pieces.count == 0)
         return 0;
-    while (b->pieces.count < b->points.count * sizeof(none))
-        if (vector_append(&b->pieces, none, sizeof(none)) < 0)
-            return -ENOMEM;
-    return vector_append(&b->pieces, pieces ? (const char *)pieces : none, sizeof(none));
+    if (vector_extend(&b->pieces, start + POINT_PIECES_BYTES) < 0)
+        return -ENOMEM;
+    if (pieces)
+        memcpy(b->pieces.at + start, pieces, POINT_PIECES_BYTES);
+    return 0;
 }
 
 /* Append the point of the block that comes next. */
 static int builder_append_point(struct builder *b, const struct block_point *point)
 {
-    if (point->first_bit > 7 || point->last_bits == 0 || point->last_bits > 8 ||
-        point->window_bytes > POINT_WINDOW_MAX || point->window_packed > POINT_PACKED_MAX ||
-        (point->window_bytes == 0) != (point->window_packed == 0))
+    if (!block_point_is_valid(point))
         return -EUCLEAN;
     const struct disk_point disk = {
         .sum = htole64(point->sum),

@@ -135,6 +135,9 @@ int builder_set_wide_mtime(struct builder *b, uint32_t inode, int64_t seconds);
 int builder_new_inode(struct builder *b, const struct builder_inode *inode,
                       uint32_t *ret_inode);
 
+/* Append the sums of pieces of the point that comes next; zeros where there are none. */
+int builder_append_pieces(struct builder *b, const void *pieces);
+
 /* Double the hash table of names. */
 int builder_grow_slots(struct builder *b);
 

@@ -272,6 +272,13 @@ struct block_point {
 #define POINT_WINDOW_MAX 32768u
 #define POINT_PACKED_MAX (POINT_WINDOW_MAX + 1024u) /* what zstd makes of them at most */
 
+static inline bool block_point_is_valid(const struct block_point *p)
+{
+    return p->first_bit <= 7 && p->last_bits > 0 && p->last_bits <= 8 &&
+           p->window_bytes <= POINT_WINDOW_MAX && p->window_packed <= POINT_PACKED_MAX &&
+           (p->window_bytes == 0) == (p->window_packed == 0);
+}
+
 /* How long the pieces of a block of so many bytes are, but for the last ones. */
 static inline uint32_t point_piece_bytes(uint32_t block_bytes)
 {
@@ -288,9 +295,6 @@ bool index_has_pieces(const struct index *index);
 
 /* How many blocks have a point. */
 uint64_t index_points(const struct index *index);
-
-/* How many blocks there are: all numbers of blocks are less. */
-uint64_t index_blocks(const struct index *index);
 
 /* An entry, as a table of files needs it. */
 struct index_file {

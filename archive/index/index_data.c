@@ -151,11 +151,6 @@ static int index_packed_extent(const struct index *index, uint64_t place, uint64
     return 0;
 }
 
-uint64_t index_blocks(const struct index *index)
-{
-    return index->blocks;
-}
-
 /* ---- points ---- */
 
 uint64_t index_points(const struct index *index)
@@ -219,9 +214,7 @@ int index_point(const struct index *index, uint32_t block, struct block_point *r
         .window_packed = le32toh(disk.window_packed),
         .pieces = index_pieces(index, number),
     };
-    if (point.first_bit > 7 || point.last_bits == 0 || point.last_bits > 8 ||
-        point.window_bytes > POINT_WINDOW_MAX || point.window_packed > POINT_PACKED_MAX ||
-        (point.window_bytes == 0) != (point.window_packed == 0))
+    if (!block_point_is_valid(&point))
         return -EUCLEAN;
     if (point.window_bytes > 0) {
         point.window =
