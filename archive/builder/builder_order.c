@@ -13,55 +13,13 @@
 #include <string.h>
 
 #include "cleanup.h"
+#include "numbers.h"
 
 /* One name of a directory, while it is sorted. */
 struct sort_item {
     uint64_t key; /* eight bytes of the name, as a number */
     uint64_t name;
 };
-
-/* Up to this count, moving items one by one is faster than counting bytes. */
-#define INSERTION_MAX 32
-
-static void order_insertion_sort(struct sort_item *items, size_t count)
-{
-    for (size_t i = 1; i < count; i++) {
-        struct sort_item item = items[i];
-        size_t j = i;
-        for (; j > 0 && items[j - 1].key > item.key; j--)
-            items[j] = items[j - 1];
-        items[j] = item;
-    }
-}
-
-/* By bytes from the last to the first, skipping a byte that all keys share. */
-static void order_radix_sort(struct sort_item *items, size_t count, struct sort_item *spare)
-{
-    size_t counts[8][256] = {0};
-    for (size_t i = 0; i < count; i++)
-        for (unsigned byte = 0; byte < 8; byte++)
-            counts[byte][items[i].key >> (8 * byte) & 255]++;
-
-    struct sort_item *from = items, *to = spare;
-    for (unsigned byte = 0; byte < 8; byte++) {
-        size_t *at = counts[byte];
-        if (at[items[0].key >> (8 * byte) & 255] == count)
-            continue;
-        size_t sum = 0;
-        for (unsigned v = 0; v < 256; v++) {
-            size_t n = at[v];
-            at[v] = sum;
-            sum += n;
-        }
-        for (size_t i = 0; i < count; i++)
-            to[at[from[i].key >> (8 * byte) & 255]++] = from[i];
-        struct sort_item *swap = from;
-        from = to;
-        to = swap;
-    }
-    if (from != items)
-        memcpy(items, from, count * sizeof(*items));
-}
 
 /* How many bytes all names have in common from `depth` on. */
 static size_t order_common_length(const struct builder *b, const struct sort_item *items,
@@ -94,34 +52,26 @@ static uint64_t order_key(const struct builder *b, uint32_t name, size_t depth)
     return be64toh(key);
 }
 
-static void order_sort_from(const struct builder *b, struct sort_item *items, size_t count,
-                            struct sort_item *spare, size_t depth)
+/* All are children of one directory, whose names agree in `depth` bytes. */
+static void order_sort(const struct builder *b, struct sort_item *items, size_t count,
+                       size_t depth)
 {
+    if (count < 2)
+        return;
     depth += order_common_length(b, items, count, depth);
     bool is_sorted = true;
     for (size_t i = 0; i < count; i++) {
         items[i].key = order_key(b, (uint32_t)items[i].name, depth);
         is_sorted = is_sorted && (i == 0 || items[i - 1].key <= items[i].key);
     }
-    if (!is_sorted && count <= INSERTION_MAX)
-        order_insertion_sort(items, count);
-    else if (!is_sorted)
-        order_radix_sort(items, count, spare);
+    if (!is_sorted)
+        qsort(items, count, sizeof(*items), compare_u64); /* by the key */
 
     for (size_t i = 0, end; i < count; i = end) {
         for (end = i + 1; end < count && items[end].key == items[i].key; end++)
             ;
-        if (end - i > 1)
-            order_sort_from(b, items + i, end - i, spare, depth + 8);
+        order_sort(b, items + i, end - i, depth + 8);
     }
-}
-
-/* All are children of one directory. `spare` is as large as `items`. */
-static void order_sort(const struct builder *b, struct sort_item *items, size_t count,
-                       struct sort_item *spare)
-{
-    if (count > 1)
-        order_sort_from(b, items, count, spare, 0);
 }
 
 /* ---- the tree ---- */
@@ -146,15 +96,14 @@ static void order_group_children(const struct builder *b, uint32_t *by_parent, u
         by_parent[ends[b->names.at[i].parent]++] = (uint32_t)i;
 }
 
-/* Room for the largest directory, twice. */
-static struct sort_item *order_room(const struct builder *b, size_t *ret_largest)
+/* Room for the largest directory. */
+static struct sort_item *order_room(const struct builder *b)
 {
     uint64_t largest = 1;
     for (size_t i = 0; i < b->inodes.count; i++)
         if (is_directory_inode(b, (uint32_t)i) && b->inodes.at[i].data > largest)
             largest = b->inodes.at[i].data;
-    *ret_largest = (size_t)largest;
-    return calloc((size_t)largest * 2, sizeof(struct sort_item));
+    return calloc((size_t)largest, sizeof(struct sort_item));
 }
 
 /*
@@ -163,12 +112,12 @@ static struct sort_item *order_room(const struct builder *b, size_t *ret_largest
  */
 static void order_place_children(struct builder *b, struct builder_inode *dir,
                                  const uint32_t *children, struct sort_item *items,
-                                 struct sort_item *spare, uint32_t *name_at, uint32_t placed)
+                                 uint32_t *name_at, uint32_t placed)
 {
     uint32_t count = (uint32_t)dir->data;
     for (uint32_t i = 0; i < count; i++)
         items[i].name = children[i];
-    order_sort(b, items, count, spare);
+    order_sort(b, items, count, 0);
     for (uint32_t i = 0; i < count; i++)
         name_at[placed + i] = (uint32_t)items[i].name;
     dir->data = placed | (uint64_t)count << 32;
@@ -179,10 +128,10 @@ static void order_place_children(struct builder *b, struct builder_inode *dir,
 
 int builder_number(struct builder *b, uint32_t *name_at)
 {
-    size_t count = b->names.count, largest;
+    size_t count = b->names.count;
     auto_free uint32_t *by_parent = calloc(count, sizeof(*by_parent));
     auto_free uint32_t *ends = calloc(count, sizeof(*ends));
-    auto_free struct sort_item *items = order_room(b, &largest);
+    auto_free struct sort_item *items = order_room(b);
     if (!by_parent || !ends || !items)
         return -ENOMEM;
     order_group_children(b, by_parent, ends);
@@ -196,8 +145,8 @@ int builder_number(struct builder *b, uint32_t *name_at)
             continue;
         struct builder_inode *dir = &b->inodes.at[inode];
         uint32_t children = (uint32_t)dir->data;
-        order_place_children(b, dir, by_parent + (ends[name] - children), items,
-                             items + largest, name_at, placed);
+        order_place_children(b, dir, by_parent + (ends[name] - children), items, name_at,
+                             placed);
         placed += children;
         if (vector_push(&b->dirs, htole32(position)) < 0)
             return -ENOMEM;
