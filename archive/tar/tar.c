@@ -37,6 +37,7 @@
 #include <archive_entry.h>
 
 #include "cleanup.h"
+#include "numbers.h"
 #include "source.h"
 #include "vector.h"
 
@@ -358,12 +359,7 @@ static int tar_walk_fill_holes(struct walk *w, struct builder_member *member)
 static int tar_walk_read_member(struct walk *w)
 {
     const char *path = archive_entry_pathname(w->entry);
-    size_t len = path ? strlen(path) : 0;
-    size_t keep = len < sizeof(w->last) - 1 ? len : sizeof(w->last) - 1;
-    if (keep)
-        memcpy(w->last, path, keep);
-    w->last[keep] = '\0';
-
+    snprintf(w->last, sizeof(w->last), "%s", path ? path : "");
     struct builder_member member = {
         .size_bytes = (uint64_t)archive_entry_size(w->entry),
         .data_offset = (uint64_t)archive_filter_bytes(w->archive, 0),
@@ -386,7 +382,7 @@ static int tar_walk_read_member(struct walk *w)
     if (r < 0)
         return r;
     w->expected = (end + TAR_BLOCK_BYTES - 1) & ~(uint64_t)(TAR_BLOCK_BYTES - 1);
-    if (len == 0)
+    if (!w->last[0])
         return tar_walk_member_fault(w, -EINVAL, "a member has no name");
     if (w->is_odd)
         return fault_set(w->fault, -EINVAL, w->last, member.header_offset,
@@ -530,8 +526,7 @@ static int tar_walk_check_empty(struct walk *w)
     uint64_t begin = 0;
     int r = bytes ? tar_find_empty_end(tar_walk_read_tar, w, w->size_bytes, &begin) : -ENOMEM;
     for (uint64_t at = begin; r == 0 && at < w->size_bytes; at += TAIL_SEARCH_BYTES) {
-        uint64_t left = w->size_bytes - at;
-        size_t len = left < TAIL_SEARCH_BYTES ? (size_t)left : (size_t)TAIL_SEARCH_BYTES;
+        size_t len = (size_t)min_u64(w->size_bytes - at, TAIL_SEARCH_BYTES);
         r = tar_walk_read_tar(w, bytes, len, at);
         if (r == 0 && !tar_is_zero(bytes, len))
             return fault_set(w->fault, -EUCLEAN, NULL, at,
@@ -583,8 +578,7 @@ static int tar_walk_inspect_end(struct walk *w)
         return 0;
     }
 
-    size_t len = w->size_bytes - end < TAIL_SEARCH_BYTES ? (size_t)(w->size_bytes - end)
-                                                         : (size_t)TAIL_SEARCH_BYTES;
+    size_t len = (size_t)min_u64(w->size_bytes - end, TAIL_SEARCH_BYTES);
     auto_free uint8_t *tail = malloc(TAIL_SEARCH_BYTES);
     if (!tail)
         return -ENOMEM;

@@ -8,7 +8,6 @@
  */
 #include "tar_private.h"
 
-#include <endian.h>
 #include <errno.h>
 #include <linux/limits.h>
 #include <stdlib.h>
@@ -17,6 +16,7 @@
 #include <archive.h>
 #include <archive_entry.h>
 
+#include "bytes.h"
 #include "cleanup.h"
 
 uint32_t tar_owner(int64_t id, struct tar_oddities *odd)
@@ -208,22 +208,19 @@ enum {
 
 static uint16_t attributes_acl_tag(int tag)
 {
-    switch (tag) {
-    case ARCHIVE_ENTRY_ACL_USER_OBJ:
-        return ACL_USER_OBJ;
-    case ARCHIVE_ENTRY_ACL_USER:
-        return ACL_USER;
-    case ARCHIVE_ENTRY_ACL_GROUP_OBJ:
-        return ACL_GROUP_OBJ;
-    case ARCHIVE_ENTRY_ACL_GROUP:
-        return ACL_GROUP;
-    case ARCHIVE_ENTRY_ACL_MASK:
-        return ACL_MASK;
-    case ARCHIVE_ENTRY_ACL_OTHER:
-        return ACL_OTHER;
-    default:
-        return 0;
-    }
+    static const struct {
+        int tag;
+        uint16_t in_value;
+    } tags[] = {{ARCHIVE_ENTRY_ACL_USER_OBJ, ACL_USER_OBJ},
+                {ARCHIVE_ENTRY_ACL_USER, ACL_USER},
+                {ARCHIVE_ENTRY_ACL_GROUP_OBJ, ACL_GROUP_OBJ},
+                {ARCHIVE_ENTRY_ACL_GROUP, ACL_GROUP},
+                {ARCHIVE_ENTRY_ACL_MASK, ACL_MASK},
+                {ARCHIVE_ENTRY_ACL_OTHER, ACL_OTHER}};
+    for (size_t i = 0; i < sizeof(tags) / sizeof(tags[0]); i++)
+        if (tags[i].tag == tag)
+            return tags[i].in_value;
+    return 0;
 }
 
 static int attributes_compare_acl_entries(const void *a, const void *b)
@@ -275,14 +272,12 @@ static int attributes_take_acl(struct archive_entry *entry, tar_take_attribute *
     size_t n = attributes_read_acl(entry, type, list, (size_t)count, odd);
     if (n == 0)
         return 0;
-    value[0] = ACL_VERSION;
+    bytes_put_le32(value, ACL_VERSION);
     uint8_t *p = value + 4;
     for (size_t i = 0; i < n; i++, p += 8) {
-        uint16_t tag = htole16(list[i].tag), permissions = htole16(list[i].permissions);
-        uint32_t id = htole32(list[i].id);
-        memcpy(p, &tag, 2);
-        memcpy(p + 2, &permissions, 2);
-        memcpy(p + 4, &id, 4);
+        bytes_put_le16(p, list[i].tag);
+        bytes_put_le16(p + 2, list[i].permissions);
+        bytes_put_le32(p + 4, list[i].id);
     }
     return take(ctx, name, value, (size_t)(p - value));
 }
