@@ -53,28 +53,19 @@ static int names_push_level(struct names_walk *w, size_t len, uint32_t position)
     return r < 0 ? r : vector_push(&w->way.levels, level);
 }
 
-static int names_compare(const struct index *index, uint32_t position, const char *name,
-                         size_t len, int *ret_compared)
-{
-    const char *other;
-    size_t other_len;
-    int r = index_name(index, position, &other, &other_len);
-    if (r == 0)
-        *ret_compared = bytes_compare(name, len, other, other_len);
-    return r;
-}
-
 /* Narrow [*low, *high) around a name, in steps that double, from where the last one was. */
 static int names_narrow(const struct index *index, const struct names_level *level,
                         const char *name, size_t len, uint32_t *low, uint32_t *high)
 {
-    int compared = 0;
     *low = 0;
     *high = level->count;
     for (uint64_t at = level->near, step = 1; at < level->count; at += step, step *= 2) {
-        int r = names_compare(index, level->first + (uint32_t)at, name, len, &compared);
+        const char *other;
+        size_t other_len;
+        int r = index_name(index, level->first + (uint32_t)at, &other, &other_len);
         if (r < 0)
             return r;
+        int compared = bytes_compare(name, len, other, other_len);
         if (compared < 0) {
             *high = (uint32_t)at;
             return 0;
@@ -95,21 +86,11 @@ static int names_look_up(struct names_walk *w, const char *name, size_t len,
     struct names_level *level = &w->way.levels.at[w->way.levels.count - 1];
     uint32_t low, high;
     int r = names_narrow(w->index, level, name, len, &low, &high);
-    while (r == 0 && low < high) {
-        uint32_t mid = low + (high - low) / 2;
-        int compared = 0;
-        r = names_compare(w->index, level->first + mid, name, len, &compared);
-        if (r == 0 && compared == 0) {
-            level->near = mid;
-            *ret_position = level->first + mid;
-            return 0;
-        }
-        if (compared > 0)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return r < 0 ? r : -ENOENT;
+    if (r == 0)
+        r = index_search(w->index, level->first + low, high - low, name, len, ret_position);
+    if (r == 0)
+        level->near = *ret_position - level->first;
+    return r;
 }
 
 /* Leave the levels that do not lead to this directory. */
