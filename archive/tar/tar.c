@@ -66,8 +66,9 @@ struct walk {
     uint32_t inode; /* of the current member */
     bool is_cut;    /* the last member's data continues in another volume */
     bool is_odd;    /* libarchive can't read all that the member's headers say */
+    bool waits;     /* `pieces`, which are in frames, for the next header */
     char last[sizeof((struct fault){0}.member)]; /* the last member read, for messages */
-    VECTOR(struct builder_piece) pieces;         /* of a file with holes */
+    VECTOR(struct builder_piece) pieces;         /* of the current member */
     struct tar_oddities odd;
     struct tar_globals globals;
 };
@@ -147,26 +148,36 @@ static int tar_walk_read_fault(struct walk *w, int status)
 
 /* ---- data ---- */
 
-static uint64_t tar_walk_stored_bytes(struct walk *w, const struct builder_member *member)
+/* Finds where the member's data lies in the tar, and how much there is: w->pieces. */
+static int tar_walk_find_pieces(struct walk *w, const struct builder_member *member,
+                                uint64_t *ret_stored)
 {
-    if (member->data != DATA_PIECES)
-        return member->size_bytes;
-    uint64_t stored = 0;
+    struct builder_piece piece = {.length = member->size_bytes,
+                                  .source_offset = member->data_offset,
+                                  .block = BUILDER_NO_BLOCK};
     la_int64_t offset, length;
+    int r = 0;
+    w->pieces.count = 0;
+    *ret_stored = member->size_bytes;
+    if (member->data != DATA_PIECES)
+        return piece.length ? vector_push(&w->pieces, piece) : 0;
     archive_entry_sparse_reset(w->entry);
-    while (archive_entry_sparse_next(w->entry, &offset, &length) == ARCHIVE_OK)
-        stored += (uint64_t)length; /* libarchive has no overlaps: below 2^63 */
-    return stored;
+    while (r == 0 && archive_entry_sparse_next(w->entry, &offset, &length) == ARCHIVE_OK) {
+        piece.offset = (uint64_t)offset;
+        piece.length = (uint64_t)length;
+        if (length > 0) /* GNU tar marks the file's size with an empty range */
+            r = vector_push(&w->pieces, piece);
+        piece.source_offset += piece.length;
+    }
+    *ret_stored = piece.source_offset - member->data_offset; /* no overlaps: below 2^63 */
+    return r;
 }
 
-/*
- * Where the member's data ends, not counting holes. The map of holes is read twice, here and in
- * add_extents, because a member's range must be checked before it is added.
- */
+/* Where the member's data ends, not counting holes. Checked before the member is added. */
 static int tar_walk_find_data_end(struct walk *w, const struct builder_member *member,
-                                  uint64_t *ret_end)
+                                  uint64_t stored, uint64_t *ret_end)
 {
-    uint64_t stored = tar_walk_stored_bytes(w, member), end;
+    uint64_t end;
     if (__builtin_add_overflow(member->data_offset, stored, &end))
         end = UINT64_MAX;
     w->is_cut =
@@ -186,28 +197,13 @@ static int tar_walk_find_data_end(struct walk *w, const struct builder_member *m
     return 0;
 }
 
-static int tar_walk_add_extents(struct walk *w, const struct builder_member *member,
-                                uint32_t inode)
+/* Passes on the pieces. In frames their places are known when they were read. */
+static int tar_walk_set_pieces(struct walk *w)
 {
-    struct builder_piece piece = {.source_offset = member->data_offset,
-                                  .block = BUILDER_NO_BLOCK};
-    la_int64_t offset, length;
-    int r = 0;
-    w->pieces.count = 0;
-    archive_entry_sparse_reset(w->entry);
-    while (r == 0 && archive_entry_sparse_next(w->entry, &offset, &length) == ARCHIVE_OK) {
-        if (length == 0)
-            continue; /* GNU tar marks the file's size with an empty range */
-        piece.offset = (uint64_t)offset;
-        piece.length = (uint64_t)length;
-        r = w->framed ? tar_framed_add(w->framed, inode, piece.source_offset, piece.length,
-                                       piece.offset)
-                      : vector_push(&w->pieces, piece);
-        piece.source_offset += piece.length;
-    }
-    /* Frames know the places of what they get later. */
-    if (r == 0 && (!w->framed || piece.source_offset == member->data_offset))
-        r = builder_set_pieces(w->builder, inode, w->pieces.at, w->pieces.count);
+    w->waits = w->framed && w->pieces.count > 0;
+    int r = w->waits
+                ? 0
+                : builder_set_pieces(w->builder, w->inode, w->pieces.at, w->pieces.count);
     return r == -EUCLEAN ? tar_walk_member_fault(w, r, "its map of holes makes no sense") : r;
 }
 
@@ -223,16 +219,13 @@ static int tar_walk_add_named(struct walk *w, const char *path, struct builder_m
 {
     if (w->taker)
         return w->taker->add(w->taker->ctx, path, member, w->archive, w->entry, w->fault);
-    bool has_map = member->data == DATA_PIECES;
-    if (w->framed && tar_walk_stored_bytes(w, member) > 0)
+    if (w->framed && S_ISREG(member->mode) && w->pieces.count > 0)
         member->data = DATA_PIECES;
     else if (w->framed)
         member->data_offset = 0; /* an offset in the tar is not one in the file */
     int r = builder_add(w->builder, path, strlen(path), member, w->fault, &w->inode);
-    if (r == 0 && has_map)
-        r = tar_walk_add_extents(w, member, w->inode);
-    else if (r == 0 && member->data == DATA_PIECES)
-        r = tar_framed_add(w->framed, w->inode, member->data_offset, member->size_bytes, 0);
+    if (r == 0 && member->data == DATA_PIECES)
+        r = tar_walk_set_pieces(w);
     if (r == 0)
         r = tar_take_attributes(w->entry, tar_walk_take_attribute, w, &w->odd);
     return r;
@@ -377,8 +370,10 @@ static int tar_walk_read_member(struct walk *w)
     if (archive_entry_filetype(w->entry) == AE_IFDIR && member.size_bytes > 0)
         tar_walk_read_quota(w, &member);
 
-    uint64_t end = 0;
-    int r = tar_walk_find_data_end(w, &member, &end);
+    uint64_t stored = 0, end = 0;
+    int r = tar_walk_find_pieces(w, &member, &stored);
+    if (r == 0)
+        r = tar_walk_find_data_end(w, &member, stored, &end);
     if (r < 0)
         return r;
     w->expected = (end + TAR_BLOCK_BYTES - 1) & ~(uint64_t)(TAR_BLOCK_BYTES - 1);
@@ -420,7 +415,10 @@ static int tar_walk_check_position(struct walk *w)
 /* The previous member's data has now been read, so its frames are known. */
 static int tar_walk_settle(struct walk *w)
 {
-    int r = tar_framed_settle(w->framed);
+    if (!w->waits)
+        return 0;
+    w->waits = false;
+    int r = tar_framed_set_pieces(w->framed, w->inode, w->pieces.at, w->pieces.count);
     return r == -EUCLEAN ? tar_walk_member_fault(w, r, "its data is not where it should be")
                          : r;
 }
@@ -473,20 +471,13 @@ static int tar_walk_next_member(struct walk *w)
     w->is_odd = r == ARCHIVE_WARN && !tar_walk_is_harmless(w);
     if (w->is_odd && !tar_walk_is_odd(w))
         return tar_walk_damaged_header(w);
-    switch (r) {
-    case ARCHIVE_EOF:
-        r = tar_walk_check_position(w);
-        return r == 0 && w->framed ? tar_walk_settle(w) : r;
-    case ARCHIVE_WARN:
-    case ARCHIVE_OK:
-        break;
-    default:
+    if (r != ARCHIVE_EOF && r != ARCHIVE_WARN && r != ARCHIVE_OK)
         return tar_walk_read_fault(w, r);
-    }
+    bool is_end = r == ARCHIVE_EOF;
     r = tar_walk_check_position(w);
-    if (r == 0 && w->framed)
+    if (r == 0)
         r = tar_walk_settle(w);
-    return r < 0 ? r : 1;
+    return r < 0 ? r : !is_end;
 }
 
 static void tar_walk_tell_progress(struct walk *w)

@@ -54,12 +54,6 @@ struct frame {
     uint32_t block; /* its number in the builder */
 };
 
-struct tar_range {
-    uint64_t offset; /* in the tar */
-    uint64_t length;
-    uint64_t file_offset;
-};
-
 struct buffer {
     struct stream_buffer memory;
     size_t len;
@@ -82,9 +76,7 @@ struct tar_framed {
 
     struct buffer out, before; /* the last frame, and the one before it */
     VECTOR(struct frame) list;
-    uint32_t inode;
-    VECTOR(struct tar_range) ranges; /* of that inode: where its data lie in the tar */
-    VECTOR(struct builder_piece) pieces;
+    VECTOR(struct builder_piece) pieces; /* of one file */
     ZSTD_DCtx *zstd;
     struct source_window window; /* of zstd */
     struct stream_scan *blocks;  /* of all others */
@@ -147,7 +139,6 @@ void tar_framed_free(struct tar_framed *f)
     free(f->out.memory.at);
     free(f->before.memory.at);
     vector_free(&f->list);
-    vector_free(&f->ranges);
     vector_free(&f->pieces);
     free(f);
 }
@@ -395,10 +386,11 @@ static size_t frames_find(const struct tar_framed *f, uint64_t offset)
     return low;
 }
 
-/* Append to f->pieces where this range of the tar, which must have been read, lies. */
-static int frames_locate(struct tar_framed *f, const struct tar_range *range)
+/* Append to f->pieces where this piece of the tar, which must have been read, lies. */
+static int frames_locate(struct tar_framed *f, const struct builder_piece *in_tar)
 {
-    uint64_t offset = range->offset, length = range->length, file_offset = range->file_offset;
+    uint64_t offset = in_tar->source_offset, length = in_tar->length,
+             file_offset = in_tar->offset;
     if (offset > f->bytes || length > f->bytes - offset)
         return -EUCLEAN;
     for (size_t i = frames_find(f, offset); length > 0; i++) {
@@ -438,27 +430,14 @@ struct tar_stream tar_framed_stream(struct tar_framed *f)
     return (struct tar_stream){frames_feed, frames_read_again, &f->bytes, &f->err, f};
 }
 
-int tar_framed_add(struct tar_framed *f, uint32_t inode, uint64_t offset, uint64_t length,
-                   uint64_t file_offset)
-{
-    if (length == 0)
-        return 0;
-    f->inode = inode;
-    return vector_push(&f->ranges, (struct tar_range){offset, length, file_offset});
-}
-
-int tar_framed_settle(struct tar_framed *f)
+int tar_framed_set_pieces(struct tar_framed *f, uint32_t inode,
+                          const struct builder_piece *pieces, size_t count)
 {
     int r = 0;
-    if (f->ranges.count == 0)
-        return 0;
     f->pieces.count = 0;
-    for (size_t i = 0; r == 0 && i < f->ranges.count; i++)
-        r = frames_locate(f, &f->ranges.at[i]);
-    if (r == 0)
-        r = builder_set_pieces(f->builder, f->inode, f->pieces.at, f->pieces.count);
-    f->ranges.count = 0;
-    return r;
+    for (size_t i = 0; r == 0 && i < count; i++)
+        r = frames_locate(f, &pieces[i]);
+    return r < 0 ? r : builder_set_pieces(f->builder, inode, f->pieces.at, f->pieces.count);
 }
 
 int tar_framed_finish(struct tar_framed *f, struct builder_header *header)

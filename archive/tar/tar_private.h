@@ -138,14 +138,9 @@ int tar_framed_new(struct source *source, const char *compression, struct helper
 void tar_framed_free(struct tar_framed *framed); /* NULL is fine */
 /* The tar in the frames. */
 struct tar_stream tar_framed_stream(struct tar_framed *framed);
-/*
- * Adds [offset, offset + length) of the tar as bytes of this file (DATA_PIECES), in ascending
- * order.
- */
-int tar_framed_add(struct tar_framed *framed, uint32_t inode, uint64_t offset, uint64_t length,
-                   uint64_t file_offset);
-/* Call when all that was added has been read: passes the ranges to the builder. */
-int tar_framed_settle(struct tar_framed *framed);
+/* As builder_set_pieces, of pieces of the tar (in source_offset), which must have been read. */
+int tar_framed_set_pieces(struct tar_framed *framed, uint32_t inode,
+                          const struct builder_piece *pieces, size_t count);
 /* Call after the last member. -ENOTSUP: the file can't be read by frames after all. */
 int tar_framed_finish(struct tar_framed *framed, struct builder_header *header);
 
