@@ -41,7 +41,7 @@
 
 /* The bytes of the archive that a member occupies. */
 struct zip_range {
-    uint64_t start, end;
+    uint64_t start, end; /* sorted by the start, which is the first field */
     uint64_t record; /* its entry in the directory */
 };
 
@@ -464,12 +464,6 @@ static int read_directory(struct zip *z)
     return 0;
 }
 
-static int compare_ranges(const void *a, const void *b)
-{
-    const struct zip_range *x = a, *y = b;
-    return (x->start > y->start) - (x->start < y->start);
-}
-
 /* Is one member listed twice? By another name, the same bytes would count twice. */
 static int is_same_member(const struct zip *z, const struct zip_range *a,
                           const struct zip_range *b, bool *ret_is_same)
@@ -499,7 +493,7 @@ static int check_overlaps(struct zip *z)
     for (size_t i = 1; i < z->ranges.count && is_sorted; i++)
         is_sorted = z->ranges.at[i - 1].start <= z->ranges.at[i].start;
     if (!is_sorted)
-        qsort(z->ranges.at, z->ranges.count, sizeof(struct zip_range), compare_ranges);
+        qsort(z->ranges.at, z->ranges.count, sizeof(struct zip_range), compare_u64);
     for (size_t i = 1; i < z->ranges.count; i++) {
         const struct zip_range *range = &z->ranges.at[i];
         bool is_same = false;
