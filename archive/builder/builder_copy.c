@@ -20,7 +20,6 @@
 #include <string.h>
 
 #include "builder_copy_private.h"
-#include "builder_paths.h"
 #include "bytes.h"
 #include "checksum.h"
 #include "digest.h"

@@ -12,7 +12,6 @@
 
 #include "builder_copy_private.h"
 #include "builder_image.h"
-#include "cleanup.h"
 #include "digest.h"
 
 /* How far ahead of its use a record is prefetched. */

@@ -138,8 +138,8 @@ struct index_info {
  * Open the index image at [offset, offset + len) of `source`. It is mapped if it has more than
  * some kilobytes, and the source is local and only this user and root can change it
  * (source_is_ours), else read into memory; either way its content does not change while it is
- * open. The source may be closed afterwards. Errors: -EUCLEAN (damaged; the fault says how), -ENOTSUP (made by a later
- * version), -ENOMEM, or read errors.
+ * open. The source may be closed afterwards. Errors: -EUCLEAN (damaged; the fault says how),
+ * -ENOTSUP (made by a later version), -ENOMEM, or read errors.
  */
 int index_open(struct source *source, uint64_t offset, uint64_t len, struct fault *fault,
                struct index **ret_index);

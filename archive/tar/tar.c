@@ -22,7 +22,6 @@
  */
 #include "tar_private.h"
 
-#include <endian.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -180,8 +179,7 @@ static int tar_walk_find_data_end(struct walk *w, const struct builder_member *m
     uint64_t end;
     if (__builtin_add_overflow(member->data_offset, stored, &end))
         end = UINT64_MAX;
-    w->is_cut =
-        end > w->size_bytes && w->size_bytes % RECORD_BYTES == 0 && !w->stream;
+    w->is_cut = end > w->size_bytes && w->size_bytes % RECORD_BYTES == 0 && !w->stream;
     if (w->is_cut)
         return fault_set(w->fault, -EINVAL, w->last, member->header_offset,
                          "is cut off by the end of the archive, which has %" PRIu64
@@ -201,9 +199,8 @@ static int tar_walk_find_data_end(struct walk *w, const struct builder_member *m
 static int tar_walk_set_pieces(struct walk *w)
 {
     w->waits = w->framed && w->pieces.count > 0;
-    int r = w->waits
-                ? 0
-                : builder_set_pieces(w->builder, w->inode, w->pieces.at, w->pieces.count);
+    int r =
+        w->waits ? 0 : builder_set_pieces(w->builder, w->inode, w->pieces.at, w->pieces.count);
     return r == -EUCLEAN ? tar_walk_member_fault(w, r, "its map of holes makes no sense") : r;
 }
 

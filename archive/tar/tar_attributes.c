@@ -211,12 +211,10 @@ static uint16_t attributes_acl_tag(int tag)
     static const struct {
         int tag;
         uint16_t in_value;
-    } tags[] = {{ARCHIVE_ENTRY_ACL_USER_OBJ, ACL_USER_OBJ},
-                {ARCHIVE_ENTRY_ACL_USER, ACL_USER},
-                {ARCHIVE_ENTRY_ACL_GROUP_OBJ, ACL_GROUP_OBJ},
-                {ARCHIVE_ENTRY_ACL_GROUP, ACL_GROUP},
-                {ARCHIVE_ENTRY_ACL_MASK, ACL_MASK},
-                {ARCHIVE_ENTRY_ACL_OTHER, ACL_OTHER}};
+    } tags[] = {
+        {ARCHIVE_ENTRY_ACL_USER_OBJ, ACL_USER_OBJ},   {ARCHIVE_ENTRY_ACL_USER, ACL_USER},
+        {ARCHIVE_ENTRY_ACL_GROUP_OBJ, ACL_GROUP_OBJ}, {ARCHIVE_ENTRY_ACL_GROUP, ACL_GROUP},
+        {ARCHIVE_ENTRY_ACL_MASK, ACL_MASK},           {ARCHIVE_ENTRY_ACL_OTHER, ACL_OTHER}};
     for (size_t i = 0; i < sizeof(tags) / sizeof(tags[0]); i++)
         if (tags[i].tag == tag)
             return tags[i].in_value;

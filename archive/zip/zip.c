@@ -42,7 +42,7 @@
 /* The bytes of the archive that a member occupies. */
 struct zip_range {
     uint64_t start, end; /* sorted by the start, which is the first field */
-    uint64_t record; /* its entry in the directory */
+    uint64_t record;     /* its entry in the directory */
 };
 
 struct zip {
