@@ -28,6 +28,7 @@
 #include "interrupt.h"
 #include "mountinfo.h"
 #include "numbers.h"
+#include "pause.h"
 #include "process.h"
 #include "source.h"
 #include "syscalls.h"
@@ -36,6 +37,7 @@
 #define STACK_BYTES (128u << 10)
 #define TASKS_MOST 512
 #define LOOK_EVERY_MS 200
+#define LOOK_EVERY_NS (LOOK_EVERY_MS * UINT64_C(1000000))
 #define PATIENCE_NS UINT64_C(1000000000) /* in one call, after a signal */
 #define TELL_S 5
 #define LEAVE_MS 100 /* for the end of a child that is not stuck */
@@ -51,11 +53,9 @@ static struct storage_watch {
     pthread_t thread;
     bool started;
     sem_t runs;           /* posted once the thread has started */
-    pthread_mutex_t lock; /* of what follows; held during a look, but not while it sleeps */
-    pthread_cond_t changed;
-    bool watches, stops;
-    bool rests;  /* the second thread sleeps without an end */
-    bool is_due; /* it slept long enough */
+    struct pause pause;   /* between two looks */
+    pthread_mutex_t lock; /* of what follows; held during a look */
+    bool watches;
     bool has_told;
     bool is_apart;
     bool writes_file; /* standard output is one */
@@ -75,7 +75,7 @@ static struct storage_watch {
      */
     uint64_t looked_ns, clock_ns;
     int status; /* exit status of the process that it ends */
-} storage_watch;
+} storage_watch = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* clang-format off */
 static const long calls_of_paths[] = {
@@ -358,18 +358,18 @@ static void tell_of_wait(struct storage_watch *w)
     w->has_told = is_long;
 }
 
-/* Wait for the next look; with `lock` held. */
-static void storage_sleep(struct storage_watch *w)
+static void look_and_act(struct storage_watch *w)
 {
-    struct timespec until;
-    if (!w->watches) {
-        w->rests = true;
-        pthread_cond_wait(&w->changed, &w->lock);
-        w->rests = false;
-        return;
-    }
-    until = clock_in_ms(CLOCK_MONOTONIC, LOOK_EVERY_MS);
-    w->is_due = pthread_cond_timedwait(&w->changed, &w->lock, &until) == ETIMEDOUT;
+    uint64_t now = now_ns();
+
+    w->clock_ns += min_u64(now - w->looked_ns, 2 * LOOK_EVERY_NS);
+    w->looked_ns = now;
+    look_at_all(w);
+    if (w->verdict == STORAGE_DIE)
+        storage_leave(w, w->status, w->signal);
+    if (w->verdict == STORAGE_GIVE_UP)
+        storage_give_up(w);
+    tell_of_wait(w);
 }
 
 /*
@@ -381,23 +381,12 @@ static void *storage_watch_run(void *arg)
     struct storage_watch *w = arg;
 
     sem_post(&w->runs);
-    pthread_mutex_lock(&w->lock);
-    while (!w->stops) {
-        w->is_due = false;
-        storage_sleep(w);
-        if (!w->watches || !w->is_due)
-            continue;
-        uint64_t now = now_ns();
-        w->clock_ns += min_u64(now - w->looked_ns, 2 * LOOK_EVERY_MS * UINT64_C(1000000));
-        w->looked_ns = now;
-        look_at_all(w);
-        if (w->verdict == STORAGE_DIE)
-            storage_leave(w, w->status, w->signal);
-        if (w->verdict == STORAGE_GIVE_UP)
-            storage_give_up(w);
-        tell_of_wait(w);
+    while (pause_for(&w->pause, LOOK_EVERY_NS)) {
+        pthread_mutex_lock(&w->lock);
+        if (w->watches)
+            look_and_act(w);
+        pthread_mutex_unlock(&w->lock);
     }
-    pthread_mutex_unlock(&w->lock);
     return NULL;
 }
 
@@ -586,15 +575,8 @@ static bool are_files_here(char *const *words, size_t count)
 
 static void storage_watch_start(struct storage_watch *w)
 {
-    pthread_condattr_t attr;
-
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&w->changed, &attr);
-    pthread_condattr_destroy(&attr);
-    pthread_mutex_init(&w->lock, NULL);
+    pause_init(&w->pause);
     sem_init(&w->runs, 0, 0);
-    w->stops = w->rests = false;
     w->started = thread_start(&w->thread, STACK_BYTES, storage_watch_run, w) == 0;
     while (w->started && sem_wait(&w->runs) < 0)
         ; /* interrupted by a signal */
@@ -619,16 +601,12 @@ void storage_watch_begin(char *const *words, size_t count, unsigned timeout_s, i
     w->status = status;
     w->has_told = false;
     w->watches = true;
-    if (w->rests)
-        pthread_cond_signal(&w->changed);
     pthread_mutex_unlock(&w->lock);
     w->writes_file = fstat(STDOUT_FILENO, &st) == 0 && S_ISREG(st.st_mode);
 }
 
 void storage_watch_end(void)
 {
-    if (!storage_watch.started)
-        return;
     pthread_mutex_lock(&storage_watch.lock);
     storage_watch.watches = false;
     pthread_mutex_unlock(&storage_watch.lock);
@@ -640,13 +618,8 @@ void storage_watch_stop(void)
 
     if (!w->started)
         return;
-    pthread_mutex_lock(&w->lock);
-    w->stops = true;
-    pthread_cond_signal(&w->changed);
-    pthread_mutex_unlock(&w->lock);
+    pause_end(&w->pause);
     pthread_join(w->thread, NULL);
-    w->started = false;
-    pthread_cond_destroy(&w->changed);
-    pthread_mutex_destroy(&w->lock);
     sem_destroy(&w->runs);
+    w->started = false;
 }
