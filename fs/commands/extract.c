@@ -95,7 +95,7 @@ static int command_extract_fail(const struct arguments *a, int err, const struct
 static int extract_pot(struct arguments *a, struct pot *pot)
 {
     struct reader_options options = {.cache_bytes =
-                                         workers_cache_bytes(pot, a->options.threads)};
+                                         workers_cache_bytes(pot, a->options.work.threads)};
     struct extract_result result = {0};
     struct fault fault = {0};
     struct reader *reader;
@@ -151,7 +151,7 @@ static int command_extract_parse(struct arguments *a, int argc, char **argv)
          .text = &a->options.directory},
         {"-f, --force", "replace files that exist", .flag = &a->options.overwrite},
         {"-j, --jobs=N", "with N threads (default: the CPUs of this process)",
-         .count = &a->options.threads, .min = 1, .max = EXTRACT_THREADS_MAX},
+         .count = &a->options.work.threads, .min = 1, .max = EXTRACT_THREADS_MAX},
         CLI_PATH(&a->words),
         {"-p, --preserve-permissions",
          "the modes of the archive, whatever the umask (root's default)",
@@ -180,12 +180,12 @@ static int command_extract_parse(struct arguments *a, int argc, char **argv)
 int command_extract(int argc, char **argv)
 {
     struct arguments a = {
-        .options = {.directory = ".",
-                    .threads = cli_default_jobs(),
-                    .report = command_extract_report,
-                    .progress = command_extract_show,
-                    .ctx = &a,
-                    .stop = interrupt_flag(),
+        .options = {.work = {.threads = cli_default_jobs(),
+                             .report = command_extract_report,
+                             .progress = command_extract_show,
+                             .ctx = &a,
+                             .stop = interrupt_flag()},
+                    .directory = ".",
                     .exact_modes = geteuid() == 0},
     };
     int status = command_extract_parse(&a, argc, argv);

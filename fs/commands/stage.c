@@ -98,8 +98,8 @@ static int command_stage_copy(const struct arguments *a, struct stage *stage)
 
 static int verify_copy(const struct arguments *a, const char *archive, struct pot *pot)
 {
-    const struct verify_options options = {.threads = cli_default_jobs(),
-                                           .stop = interrupt_flag()};
+    const struct verify_options options = {
+        .work = {.threads = cli_default_jobs(), .stop = interrupt_flag()}};
     const struct reader_options reader_options = {.cache_bytes = budget_cache_bytes()};
     struct verify_result result = {0};
     struct reader *reader = NULL;

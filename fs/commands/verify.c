@@ -175,7 +175,7 @@ static int verify_pot(struct arguments *a, struct pot *pot, struct verify_result
     struct fault fault = {0};
     struct reader *reader;
     struct reader_options options = {.cache_bytes =
-                                         workers_cache_bytes(pot, a->options.threads)};
+                                         workers_cache_bytes(pot, a->options.work.threads)};
     int r = reader_new(pot, &options, &fault, &reader);
     if (r == 0) {
         r = verify_run(pot, reader, &a->options, &fault, ret_result);
@@ -272,15 +272,17 @@ static int verify_archives(struct arguments *a, char **archives, int count)
 
 int command_verify(int argc, char **argv)
 {
-    struct arguments a = {.json = {.out = stdout, .lines = 3}};
-    a.options = (struct verify_options){.threads = cli_default_jobs(),
-                                        .report = command_verify_report,
-                                        .progress = command_verify_show,
-                                        .ctx = &a,
-                                        .stop = interrupt_flag()};
+    struct arguments a = {
+        .options.work = {.threads = cli_default_jobs(),
+                         .report = command_verify_report,
+                         .progress = command_verify_show,
+                         .ctx = &a,
+                         .stop = interrupt_flag()},
+        .json = {.out = stdout, .lines = 3},
+    };
     const struct cli_option options[] = {
         {"-j, --jobs=N", "with N threads (default: the CPUs of this process)",
-         .count = &a.options.threads, .min = 1, .max = VERIFY_THREADS_MAX},
+         .count = &a.options.work.threads, .min = 1, .max = VERIFY_THREADS_MAX},
         {"--json", "print one array of objects", .flag = &a.as_json},
         {"-q, --quiet", "print only what is wrong", .flag = &a.quiet},
         CLI_TOGETHER,

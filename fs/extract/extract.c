@@ -65,7 +65,7 @@ static int add_large(struct extraction *x, const struct node *node, uint32_t pos
         r = -ENOMEM;
     for (uint32_t i = 0; r == 0 && i < pieces; i++) {
         *key = worklist_key(x->index, position, i * PIECE_BYTES, *key);
-        r = worklist_add(x->list, (struct work_item){*key, position, i + 1});
+        r = worklist_add(x->workers.list, (struct work_item){*key, position, i + 1});
     }
     return r;
 }
@@ -83,7 +83,7 @@ static int add_work(struct extraction *x, const struct node *node, uint32_t posi
                     uint64_t *key)
 {
     if (S_ISREG(node->mode))
-        atomic_fetch_add(&x->progress.bytes_total, node->data_bytes);
+        atomic_fetch_add(&x->workers.progress.bytes_total, node->data_bytes);
     /*
      * Copies of one large file at the same place would all be open at once, so they come one by
      * one.
@@ -93,7 +93,7 @@ static int add_work(struct extraction *x, const struct node *node, uint32_t posi
         return add_large(x, node, position, key);
     if (S_ISREG(node->mode))
         *key = worklist_key(x->index, position, 0, *key);
-    return worklist_add(x->list, (struct work_item){*key, position, 0});
+    return worklist_add(x->workers.list, (struct work_item){*key, position, 0});
 }
 
 static int compare_links(const void *a, const void *b)
@@ -147,7 +147,7 @@ static int visit_child(struct extraction *x, struct folders *folders, uint32_t p
     }
     if (S_ISDIR(node.mode)) {
         r = tree_make_folder(x, folders, &node, position);
-        return r < 0 ? r : x->error;
+        return r < 0 ? r : x->workers.error;
     }
     if (node.position != position || node.nlink > 1)
         return vector_push(&x->links, (struct link_name){node.position, position});
@@ -179,8 +179,8 @@ static int visit_all(struct extraction *x, struct folders *folders)
         x->visited = x->unvisited - 1;
         x->unvisited = x->made.at[x->visited].next;
         r = visit_folder(x, folders, x->made.at[x->visited].position, &key);
-        if (r == 0 && extract_stopped(x))
-            r = x->error ? x->error : -EINTR;
+        if (r == 0 && workers_stopped(&x->workers))
+            r = x->workers.error ? x->workers.error : -EINTR;
     }
     if (r == 0)
         r = add_first_names(x);
@@ -215,7 +215,7 @@ static unsigned folder_slots(unsigned threads)
 static void extract_links(struct extraction *x, struct extractor *e)
 {
     uint32_t first = 0;
-    for (size_t i = 0; i < x->links.count && !extract_stopped(x); i++) {
+    for (size_t i = 0; i < x->links.count && !workers_stopped(&x->workers); i++) {
         if (i == 0 || x->links.at[i].inode != x->links.at[i - 1].inode)
             first = x->links.at[i].position;
         else
@@ -223,61 +223,44 @@ static void extract_links(struct extraction *x, struct extractor *e)
     }
 }
 
-static int extract_all(struct extraction *x, struct workers *workers)
+static int extract_all(struct extraction *x)
 {
     int r = find_wanted(x);
     if (r == 0)
         r = visit_all(x, &x->extractors[0].folders);
     if (r == 0)
-        r = workers_run(workers);
+        r = workers_run(&x->workers);
     if (r == 0)
         extract_links(x, &x->extractors[0]);
     member_discard_large(x, &x->extractors[0].folders);
     return r < 0 ? r : tree_finish_folders(x, &x->extractors[0].folders);
 }
 
-static bool extract_is_stopped(const void *job)
+static int extract_with_folders(struct extraction *x)
 {
-    return extract_stopped(job);
-}
-
-static int extract_with_workers(struct extraction *x)
-{
-    const struct extract_options *o = x->options;
-    struct workers workers = {.pot = x->pot,
-                              .reader = x->reader,
-                              .list = x->list,
-                              .threads = o->threads,
-                              .buffer_bytes = READ_BACK_BYTES,
-                              .job = x,
-                              .work = extract_do_item,
-                              .is_stopped = extract_is_stopped,
-                              .lock = &x->lock,
-                              .doing = "extracting",
-                              .show = o->progress,
-                              .ctx = o->ctx,
-                              .progress = &x->progress};
-    x->extractors = calloc(o->threads, sizeof(*x->extractors));
-    int r = x->extractors ? workers_init(&workers) : -ENOMEM;
-    for (unsigned i = 0; r == 0 && i < o->threads; i++) {
-        x->extractors[i] = (struct extractor){.x = x, .worker = &workers.at[i]};
-        folders_init(&x->extractors[i].folders, folder_slots(o->threads));
+    const unsigned threads = x->options->work.threads;
+    x->extractors = calloc(threads, sizeof(*x->extractors));
+    if (!x->extractors)
+        return -ENOMEM;
+    for (unsigned i = 0; i < threads; i++) {
+        x->extractors[i] = (struct extractor){.x = x, .worker = &x->workers.at[i]};
+        folders_init(&x->extractors[i].folders, folder_slots(threads));
         if (index_info(x->index)->has_sums)
-            content_skip_sums(workers.at[i].content);
+            content_skip_sums(x->workers.at[i].content);
     }
-    if (r == 0)
-        r = extract_all(x, &workers);
-    for (unsigned i = 0; x->extractors && i < o->threads; i++)
+    int r = extract_all(x);
+    for (unsigned i = 0; i < threads; i++)
         folders_free(&x->extractors[i].folders);
     free(x->extractors);
-    workers_free(&workers);
     return r;
 }
 
 static int extract_prepare(struct extraction *x, struct fault *fault)
 {
+    int r = workers_init(&x->workers);
     x->flags = calloc(index_info(x->index)->entries, 1);
-    int r = x->flags ? worklist_new(&x->list) : -ENOMEM;
+    if (r == 0 && !x->flags)
+        r = -ENOMEM;
     return r < 0 ? r : tree_open_root(x, fault);
 }
 
@@ -285,12 +268,11 @@ static void extract_release(struct extraction *x)
 {
     if (x->root_fd >= 0)
         close(x->root_fd);
-    worklist_free(x->list);
+    workers_free(&x->workers);
     vector_free(&x->links);
     vector_free(&x->large);
     vector_free(&x->made);
     free(x->flags);
-    pthread_mutex_destroy(&x->lock);
 }
 
 int extract_run(struct pot *pot, struct reader *reader, const struct extract_options *options,
@@ -298,32 +280,36 @@ int extract_run(struct pot *pot, struct reader *reader, const struct extract_opt
 {
     struct extraction x = {
         .options = options,
-        .pot = pot,
+        .workers = {.options = &options->work,
+                    .pot = pot,
+                    .reader = reader,
+                    .buffer_bytes = READ_BACK_BYTES,
+                    .doing = "extracting",
+                    .work = extract_do_item,
+                    .job = &x},
         .index = pot->index,
-        .reader = reader,
         .has_some_sums = index_info(pot->index)->has_some_sums,
         .root_fd = -1,
         .uid = geteuid(),
         .gid = getegid(),
     };
-    pthread_mutex_init(&x.lock, NULL);
     mode_t before = umask(0);
     x.umask = options->exact_modes ? 0 : before;
     int r = extract_prepare(&x, fault);
     if (r == 0)
-        r = extract_with_workers(&x);
+        r = extract_with_folders(&x);
     umask(before);
     int whole = r == -EINTR ? 0 : pot_check_whole(pot, fault);
     if (whole < 0)
         r = whole; /* the cause, whatever error followed */
-    else if (r < 0 && x.fault.err && fault)
-        *fault = x.fault;
+    else if (r < 0 && x.workers.error && fault)
+        *fault = x.workers.fault;
     *ret_result = (struct extract_result){
         .files = x.files,
         .directories = x.directories,
         .others = x.others,
-        .bytes = x.progress.bytes_done,
-        .problems = x.problems,
+        .bytes = x.workers.progress.bytes_done,
+        .problems = x.workers.problems,
         .lost_xattrs = x.lost_xattrs,
         .unprivileged = x.unprivileged,
     };

@@ -1,8 +1,8 @@
 /*
  * Extraction: turns an archive, or a part of it, back into files.
  *
- *     struct extract_options options = {.directory = "/dev/shm/data", .threads = 2,
- *                                       .report = say};
+ *     struct extract_options options = {.work = {.threads = 2, .report = say},
+ *                                       .directory = "/dev/shm/data"};
  *     r = extract_run(pot, reader, &options, &fault, &result);
  *
  * There are four steps. First folders, from the root downwards; they stay closed to other users
@@ -22,7 +22,6 @@
 #ifndef ONEPOT_EXTRACT_H
 #define ONEPOT_EXTRACT_H
 
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -30,10 +29,12 @@
 #include "fault.h"
 #include "pot.h"
 #include "reader.h"
+#include "workers.h"
 
 #define EXTRACT_THREADS_MAX 256u
 
 struct extract_options {
+    struct work_options work; /* `report` tells of members that could not be extracted */
     const char *directory;    /* made if missing; a symbolic link to it is followed */
     const char *const *paths; /* in the archive; symbolic links are not followed */
     size_t path_count;        /* 0: everything */
@@ -42,19 +43,6 @@ struct extract_options {
     bool exact_modes;         /* sticky bits too, whatever the umask */
     bool privileged;          /* set-id bits, devices, security attributes: what gives rights */
     bool owners;              /* restore the archive's uid and gid */
-    unsigned threads;
-
-    /*
-     * Called once for each member that could not be extracted, never twice at a time. May be
-     * NULL.
-     */
-    void (*report)(void *ctx, const struct fault *what);
-    /* Called now and then, by the caller's thread, never while `report` runs. May be NULL. */
-    void (*progress)(void *ctx, const char *doing, const struct progress *progress);
-    void *ctx;
-
-    /* Set it, for example in a signal handler, to end the run soon: -EINTR. May be NULL. */
-    const _Atomic int *stop;
 };
 
 struct extract_result {

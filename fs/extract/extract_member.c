@@ -16,6 +16,83 @@
 #include "cleanup.h"
 #include "extract_private.h"
 #include "numbers.h"
+#include "write_at.h"
+
+/* A failed step. */
+struct trouble {
+    const char *doing; /* "can't be written" */
+    uint64_t offset;   /* in the archive, or FAULT_NO_OFFSET */
+};
+
+/* ---- bytes: each piece is hashed and written while it is still in the CPU's cache ---- */
+
+struct copy {
+    struct extraction *x;
+    int fd;
+    struct checksum *hash; /* or NULL */
+    bool write_failed;
+};
+
+static int write_piece(void *ctx, const void *bytes, size_t len, uint64_t offset)
+{
+    struct copy *c = ctx;
+    if (workers_stopped(&c->x->workers))
+        return -EINTR;
+    if (c->hash)
+        checksum_add(c->hash, bytes, len);
+    int r = write_at(c->fd, bytes, len, offset);
+    c->write_failed = r < 0;
+    atomic_fetch_add_explicit(&c->x->workers.progress.bytes_done, len, memory_order_relaxed);
+    return r;
+}
+
+/*
+ * Write bytes [from, to) of the file at `position` to the same place in `fd`, leaving out
+ * holes. `hash` (or NULL) is updated with all bytes outside of holes.
+ */
+static int bytes_copy(struct extractor *e, uint32_t position, uint64_t from, uint64_t to,
+                      int fd, struct checksum *hash, struct trouble *trouble)
+{
+    struct copy c = {.x = e->x, .fd = fd, .hash = hash};
+    trouble->doing = "can't be read";
+    int r =
+        content_read(e->worker->content, position, from, to, write_piece, &c, &trouble->offset);
+    if (c.write_failed)
+        trouble->doing = "can't be written";
+    return r;
+}
+
+static int bytes_hash_range(struct extractor *e, uint64_t from, uint64_t to, int fd,
+                            struct checksum *hash)
+{
+    for (size_t n; from < to; from += n) {
+        n = min_u64(to - from, READ_BACK_BYTES);
+        int r = read_at(fd, e->worker->buffer, n, from);
+        if (r < 0)
+            return r == -ENODATA ? -EIO : r; /* somebody cut the file off */
+        checksum_add(hash, e->worker->buffer, n);
+    }
+    return 0;
+}
+
+/* Read bytes [from, to) back as they were written, and hash them. */
+static int bytes_hash_written(struct extractor *e, uint32_t position, uint64_t from,
+                              uint64_t to, int fd, struct checksum *hash)
+{
+    while (from < to) {
+        struct extent extent;
+        int r = index_extent(e->x->index, position, from, &extent);
+        if (r < 0)
+            return r;
+        uint64_t len = min_u64(extent.length, to - from);
+        if (extent.kind != EXTENT_HOLE)
+            r = bytes_hash_range(e, from, from + len, fd, hash);
+        if (r < 0)
+            return r;
+        from += len;
+    }
+    return 0;
+}
 
 /* ---- making ---- */
 
@@ -31,38 +108,28 @@ static mode_t first_mode(const struct extraction *x, const struct node *node)
     return node->has_xattrs ? mode | 0600 : mode;
 }
 
+/* Its descriptor, or -errno. */
 static int member_make_file(struct extraction *x, int folder_fd, const char *name, int flags,
-                            mode_t mode, int *ret_fd)
+                            mode_t mode)
 {
-    for (int attempt = 0; attempt < 3; attempt++) {
-        int fd = openat(folder_fd, name,
-                        flags | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC | O_NOCTTY, mode);
-        if (fd >= 0) {
-            *ret_fd = fd;
-            return 0;
-        }
-        int r = errno == EEXIST ? tree_clear_the_way(x, folder_fd, name) : -errno;
-        if (r < 0)
-            return r;
-    }
-    return -EEXIST;
+    int fd = -1, r = 0;
+    flags |= O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC | O_NOCTTY;
+    for (unsigned attempts = 0; r == 0 && (fd = openat(folder_fd, name, flags, mode)) < 0;)
+        r = tree_make_way(x, folder_fd, name, errno, &attempts);
+    return r < 0 ? r : fd;
 }
 
 static int make_special(struct extraction *x, int folder_fd, const char *name,
                         const struct node *node, const char *target)
 {
-    for (int attempt = 0; attempt < 3; attempt++) {
-        int r = target ? symlinkat(target, folder_fd, name)
-                       : mknodat(folder_fd, name,
-                                 (node->mode & S_IFMT) | (attributes_mode(x, node) & 0777),
-                                 makedev(node->rdev_major, node->rdev_minor));
-        if (r == 0)
-            return 0;
-        r = errno == EEXIST ? tree_clear_the_way(x, folder_fd, name) : -errno;
-        if (r < 0)
-            return r;
-    }
-    return -EEXIST;
+    mode_t mode = (node->mode & S_IFMT) | (attributes_mode(x, node) & 0777);
+    dev_t device = makedev(node->rdev_major, node->rdev_minor);
+    int r = 0;
+    for (unsigned attempts = 0;
+         r == 0 && (target ? symlinkat(target, folder_fd, name)
+                           : mknodat(folder_fd, name, mode, device)) < 0;)
+        r = tree_make_way(x, folder_fd, name, errno, &attempts);
+    return r;
 }
 
 static int member_read_target(const struct index *index, uint32_t position,
@@ -147,12 +214,12 @@ static int extract_file(struct extractor *e, int folder_fd, const char *name,
                         const struct node *node, struct trouble *trouble)
 {
     mode_t mode = first_mode(e->x, node);
-    int fd, r = member_make_file(e->x, folder_fd, name, O_WRONLY, mode, &fd);
-    if (r < 0) {
+    int fd = member_make_file(e->x, folder_fd, name, O_WRONLY, mode);
+    if (fd < 0) {
         trouble->doing = "can't be made";
-        return r;
+        return fd;
     }
-    r = write_file(e, fd, node, mode, trouble);
+    int r = write_file(e, fd, node, mode, trouble);
     if (close(fd) < 0 && r == 0) {
         trouble->doing = "can't be written";
         r = -errno; /* a network filesystem may report an exceeded quota only now */
@@ -178,7 +245,7 @@ void member_extract(struct extractor *e, uint32_t position)
                                : extract_special(e, fd, name, &node, &trouble);
     if (r < 0)
         extract_problem(x, position, r, trouble.offset, trouble.doing);
-    atomic_fetch_add_explicit(&x->progress.members, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&x->workers.progress.members, 1, memory_order_relaxed);
 }
 
 /* ---- large files ---- */
@@ -203,10 +270,10 @@ static int open_large(struct extractor *e, struct large *l, const struct node *n
     char name[INDEX_NAME_MAX + 1];
     int folder_fd, r = folders_find(e->x, &e->folders, l->position, &folder_fd, name);
     if (r == 0)
-        r = member_make_file(e->x, folder_fd, name, O_RDWR, first_mode(e->x, node), &l->fd);
+        l->fd = r = member_make_file(e->x, folder_fd, name, O_RDWR, first_mode(e->x, node));
     if (r < 0)
         trouble->doing = "can't be made";
-    return r;
+    return r < 0 ? r : 0;
 }
 
 /*
@@ -223,10 +290,10 @@ static int hash_front(struct extractor *e, struct large *l, const struct node *n
     l->hashing = true;
     while (r == 0 && l->hashed < l->pieces && l->written[l->hashed] && !l->failed) {
         uint64_t from = l->hashed * PIECE_BYTES, to = from + PIECE_BYTES;
-        pthread_mutex_unlock(&x->lock);
+        pthread_mutex_unlock(&x->workers.lock);
         r = bytes_hash_written(e, node->position, from, min_u64(to, node->size_bytes), l->fd,
                                l->state);
-        pthread_mutex_lock(&x->lock);
+        pthread_mutex_lock(&x->workers.lock);
         l->hashed++;
     }
     l->hashing = false;
@@ -296,26 +363,26 @@ void member_extract_piece(struct extractor *e, uint32_t position, uint32_t piece
     struct extraction *x = e->x;
     struct trouble trouble = {"can't be extracted", FAULT_NO_OFFSET};
     struct node node = {0};
-    pthread_mutex_lock(&x->lock);
+    pthread_mutex_lock(&x->workers.lock);
     struct large *l = find_large(x, position);
     int r = index_node(x->index, position, &node);
     if (r == 0)
         r = member_begin_piece(e, l, &node, &trouble);
     bool skip = l->failed || r < 0;
-    pthread_mutex_unlock(&x->lock);
+    pthread_mutex_unlock(&x->workers.lock);
     if (!skip) {
         uint64_t from = piece * PIECE_BYTES, to = from + PIECE_BYTES;
         r = bytes_copy(e, node.position, from, min_u64(to, node.size_bytes), l->fd, NULL,
                        &trouble);
     }
-    pthread_mutex_lock(&x->lock);
+    pthread_mutex_lock(&x->workers.lock);
     l->failed |= r < 0;
     int end = member_end_piece(e, l, piece, &node, &trouble);
     r = r < 0 ? r : end;
     l->failed |= r < 0;
     if (l->failed && l->left == 0)
         discard_large(x, &e->folders, l);
-    pthread_mutex_unlock(&x->lock);
+    pthread_mutex_unlock(&x->workers.lock);
     if (r < 0)
         extract_problem(x, position, r, trouble.offset, trouble.doing);
 }
@@ -338,18 +405,13 @@ static int make_link(struct extractor *e, uint32_t first, uint32_t position)
     int from_fd, to_fd, r = folders_find(x, &e->folders, first, &from_fd, from);
     if (r < 0)
         return r;
-    from_fd = fcntl(from_fd, F_DUPFD_CLOEXEC, 0); /* the next call may close the original */
-    if (from_fd < 0)
+    /* The next call may close the original. */
+    auto_close int own_fd = fcntl(from_fd, F_DUPFD_CLOEXEC, 0);
+    if (own_fd < 0)
         return -errno;
     r = folders_find(x, &e->folders, position, &to_fd, to);
-    for (int attempt = 0; r == 0 && attempt < 3; attempt++) {
-        if (linkat(from_fd, from, to_fd, to, 0) == 0)
-            break;
-        r = errno == EEXIST ? tree_clear_the_way(x, to_fd, to) : -errno;
-        if (r == 0 && attempt == 2)
-            r = -EEXIST;
-    }
-    close(from_fd);
+    for (unsigned attempts = 0; r == 0 && linkat(own_fd, from, to_fd, to, 0) < 0;)
+        r = tree_make_way(x, to_fd, to, errno, &attempts);
     return r;
 }
 
@@ -368,5 +430,5 @@ void member_link(struct extractor *e, uint32_t first, uint32_t position)
     struct node node;
     bool is_file = index_node(x->index, position, &node) == 0 && S_ISREG(node.mode);
     atomic_fetch_add_explicit(is_file ? &x->files : &x->others, 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&x->progress.members, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&x->workers.progress.members, 1, memory_order_relaxed);
 }

@@ -6,12 +6,10 @@
  *   extract_tree.c        folders: making them, descriptors of them
  *   extract_attributes.c  owner, mode, extended attributes, time
  *   extract_problem.c     words for problems, and which ones end the run
- *   extract_bytes.c       the bytes of a file: from the archive into a descriptor
  */
 #ifndef ONEPOT_EXTRACT_PRIVATE_H
 #define ONEPOT_EXTRACT_PRIVATE_H
 
-#include <pthread.h>
 #include <sys/types.h>
 #include <time.h>
 
@@ -66,7 +64,7 @@ struct made_folder {
     uint32_t next;  /* as `unvisited`: the folder to visit after all below this one */
 };
 
-#define READ_BACK_BYTES (256u << 10)
+#define READ_BACK_BYTES (256u << 10) /* the buffer of a thread */
 
 struct link_name {
     uint32_t inode, position;
@@ -74,9 +72,8 @@ struct link_name {
 
 struct extraction {
     const struct extract_options *options;
-    struct pot *pot;
+    struct workers workers; /* its lock is for large files as well */
     const struct index *index;
-    struct reader *reader;
     bool has_some_sums;
 
     int root_fd;
@@ -90,19 +87,12 @@ struct extraction {
     VECTOR(struct made_folder) made; /* in the order of creation, the root first */
     uint32_t visited;                /* the folder whose children are being made */
     uint32_t unvisited;              /* the next one + 1; 0: none */
-    struct worklist *list;
     struct extractor *extractors;
     VECTOR(struct link_name) links; /* names of inodes with several, sorted */
     VECTOR(struct large) large;     /* sorted by position */
     uint64_t large_key;             /* key of the first piece of the last of them */
 
-    pthread_mutex_t lock;      /* for large files and for reports */
-    _Atomic uint32_t quitting; /* an error that ends the run has occurred */
-    int error;
-    struct fault fault;
-
-    struct progress progress;
-    _Atomic uint64_t files, others, problems, lost_xattrs;
+    _Atomic uint64_t files, others, lost_xattrs;
     uint64_t directories, unprivileged;
 };
 
@@ -112,12 +102,6 @@ struct extractor {
     struct worker *worker;
     struct folders folders;
 };
-
-static inline bool extract_stopped(const struct extraction *x)
-{
-    return atomic_load_explicit(&x->quitting, memory_order_relaxed) ||
-           (x->options->stop && atomic_load_explicit(x->options->stop, memory_order_relaxed));
-}
 
 /*
  * Handles a problem with an entry: reports and counts it, unless the error ends the run.
@@ -169,8 +153,12 @@ int tree_make_folder(struct extraction *x, struct folders *folders, const struct
  */
 int tree_finish_folders(struct extraction *x, struct folders *folders);
 
-/* Remove whatever occupies `name`, if that is allowed. 0, or why it stays. */
-int tree_clear_the_way(const struct extraction *x, int folder_fd, const char *name);
+/*
+ * After `name` could not be made, with the errno `err`: remove whatever occupies it, if that is
+ * allowed. 0: try again; or why it can't be made. *attempts begins with 0.
+ */
+int tree_make_way(const struct extraction *x, int folder_fd, const char *name, int err,
+                  unsigned *attempts);
 
 /* ---- extract_member.c ---- */
 
@@ -182,23 +170,5 @@ void member_extract_piece(struct extractor *e, uint32_t position, uint32_t piece
 void member_link(struct extractor *e, uint32_t first, uint32_t position);
 /* Remove unfinished large files, after the threads have ended. */
 void member_discard_large(struct extraction *x, struct folders *folders);
-
-/* ---- extract_bytes.c ---- */
-
-/* A failed step. */
-struct trouble {
-    const char *doing; /* "can't be written" */
-    uint64_t offset;   /* in the archive, or FAULT_NO_OFFSET */
-};
-
-/*
- * Write bytes [from, to) of the file at `position` to the same place in `fd`, leaving out
- * holes. `hash` (or NULL) is updated with all bytes outside of holes.
- */
-int bytes_copy(struct extractor *e, uint32_t position, uint64_t from, uint64_t to, int fd,
-               struct checksum *hash, struct trouble *trouble);
-/* Read bytes [from, to) back as they were written, and hash them. */
-int bytes_hash_written(struct extractor *e, uint32_t position, uint64_t from, uint64_t to,
-                       int fd, struct checksum *hash);
 
 #endif

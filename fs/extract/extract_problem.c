@@ -76,26 +76,8 @@ int extract_problem(struct extraction *x, uint32_t position, int err, uint64_t o
     if (index_path(x->index, position, path, sizeof(path), &len) < 0)
         snprintf(path, sizeof(path), "entry %" PRIu32, position);
     const char *why = extract_describe(x, err);
-    const char *part = NULL; /* the archive of several that the offset is in */
-    if (pot_is_several(x->pot) && offset != FAULT_NO_OFFSET)
-        part = source_name(source_at(x->pot->source, &offset));
-    fault_set(&fault, err, path, offset, "%s%s%s", doing, *doing && *why ? ": " : "",
-              why ? why : "");
-    if (part)
-        fault_set_file(&fault, part);
-    if (*extract_advice(x, err))
-        fault_advise(&fault, "%s", extract_advice(x, err));
-
-    pthread_mutex_lock(&x->lock);
-    if (!is_over) {
-        atomic_fetch_add(&x->problems, 1);
-        if (x->options->report)
-            x->options->report(x->options->ctx, &fault);
-    } else if (!x->error) {
-        x->error = err;
-        x->fault = fault;
-        atomic_store(&x->quitting, 1);
-    }
-    pthread_mutex_unlock(&x->lock);
+    fault_set(&fault, err, path, offset, "%s%s%s", doing, *doing && *why ? ": " : "", why);
+    fault_advise(&fault, "%s", extract_advice(x, err));
+    workers_report(&x->workers, &fault, is_over);
     return err;
 }

@@ -174,16 +174,17 @@ static bool is_of_archive(const struct pot *pot, struct file_id file)
     return is_of;
 }
 
-int tree_clear_the_way(const struct extraction *x, int folder_fd, const char *name)
+int tree_make_way(const struct extraction *x, int folder_fd, const char *name, int err,
+                  unsigned *attempts)
 {
     struct stat st;
-    if (!x->options->overwrite)
-        return -EEXIST;
+    if (err != EEXIST || !x->options->overwrite || ++*attempts == 3)
+        return -err;
     if (fstatat(folder_fd, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
         return errno == ENOENT ? 0 : -errno;
     if (S_ISDIR(st.st_mode))
         return -EISDIR;
-    if (is_of_archive(x->pot, file_id_of(&st)))
+    if (is_of_archive(x->workers.pot, file_id_of(&st)))
         return -ETXTBSY;
     return unlinkat(folder_fd, name, 0) < 0 && errno != ENOENT ? -errno : 0;
 }
@@ -222,22 +223,16 @@ static bool has_mode_at_once(const struct extraction *x, const struct node *node
 static int tree_make_new_folder(struct extraction *x, int parent_fd, const char *name,
                                 mode_t mode, bool *ret_new)
 {
-    *ret_new = false;
-    for (int attempt = 0; attempt < 3; attempt++) {
-        if (mkdirat(parent_fd, name, mode) == 0) {
-            *ret_new = true;
-            return 0;
-        }
-        if (errno != EEXIST)
-            return -errno;
-        int r = use_folder(x, parent_fd, name);
+    for (unsigned attempts = 0; mkdirat(parent_fd, name, mode) < 0;) {
+        int err = errno, r = err == EEXIST ? use_folder(x, parent_fd, name) : -ENOTDIR;
         if (r != -ENOTDIR)
             return r;
-        r = tree_clear_the_way(x, parent_fd, name);
+        r = tree_make_way(x, parent_fd, name, err, &attempts);
         if (r < 0)
             return r;
     }
-    return -EEXIST;
+    *ret_new = true;
+    return 0;
 }
 
 int tree_add_folder(struct extraction *x, uint32_t position)
@@ -297,13 +292,13 @@ int tree_finish_folders(struct extraction *x, struct folders *f)
 {
     for (size_t i = x->made.count; i-- > 0;) {
         uint32_t position = x->made.at[i].position;
-        if (extract_stopped(x))
-            return x->error ? x->error : -EINTR;
+        if (workers_stopped(&x->workers))
+            return x->workers.error ? x->workers.error : -EINTR;
         if (!(x->flags[position] & ENTRY_MADE))
             continue;
         int r = finish_folder(x, f, position);
         if (r < 0)
             extract_problem(x, position, r, FAULT_NO_OFFSET, "its attributes can't be set");
     }
-    return x->error;
+    return x->workers.error;
 }

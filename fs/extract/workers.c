@@ -32,23 +32,45 @@ static int worker_init(struct workers *workers, struct worker *w, unsigned numbe
 
 int workers_init(struct workers *workers)
 {
+    const unsigned threads = workers->options->threads;
+    pthread_mutex_init(&workers->lock, NULL);
     pthread_cond_init(&workers->done, NULL);
-    workers->at = calloc(workers->threads, sizeof(*workers->at));
-    int r = workers->at ? 0 : -ENOMEM;
-    for (unsigned i = 0; r == 0 && i < workers->threads; i++)
+    workers->at = calloc(threads, sizeof(*workers->at));
+    int r = workers->at ? worklist_new(&workers->list) : -ENOMEM;
+    for (unsigned i = 0; r == 0 && i < threads; i++)
         r = worker_init(workers, &workers->at[i], i);
     return r;
 }
 
 void workers_free(struct workers *workers)
 {
-    for (unsigned i = 0; workers->at && i < workers->threads; i++) {
+    for (unsigned i = 0; workers->at && i < workers->options->threads; i++) {
         content_free(workers->at[i].content);
         checksum_free(workers->at[i].hash);
         free(workers->at[i].buffer);
     }
     free(workers->at);
+    worklist_free(workers->list);
     pthread_cond_destroy(&workers->done);
+    pthread_mutex_destroy(&workers->lock);
+}
+
+void workers_report(struct workers *workers, const struct fault *fault, bool ends_run)
+{
+    const struct work_options *o = workers->options;
+    struct fault own = *fault;
+    if (pot_is_several(workers->pot) && own.offset != FAULT_NO_OFFSET)
+        fault_set_file(&own, source_name(source_at(workers->pot->source, &own.offset)));
+    pthread_mutex_lock(&workers->lock);
+    if (!ends_run) {
+        atomic_fetch_add(&workers->problems, 1);
+        if (o->report)
+            o->report(o->ctx, &own);
+    } else if (!workers->error) {
+        workers->fault = own;
+        atomic_store(&workers->error, -own.err);
+    }
+    pthread_mutex_unlock(&workers->lock);
 }
 
 static void *worker_main(void *arg)
@@ -57,44 +79,46 @@ static void *worker_main(void *arg)
     struct workers *workers = w->workers;
     const struct work_item *items;
     size_t n;
-    while (!workers->is_stopped(workers->job) &&
+    while (!workers_stopped(workers) &&
            (n = worklist_take(workers->list, w->number, &items)) > 0)
-        for (size_t i = 0; i < n && !workers->is_stopped(workers->job); i++) {
+        for (size_t i = 0; i < n && !workers_stopped(workers); i++) {
             content_expect(w->content, worklist_near_end(items, n, i, CONTENT_NEAR_BYTES / 4));
             workers->work(w, &items[i]);
         }
-    pthread_mutex_lock(workers->lock);
+    pthread_mutex_lock(&workers->lock);
     workers->running--;
     pthread_cond_signal(&workers->done);
-    pthread_mutex_unlock(workers->lock);
+    pthread_mutex_unlock(&workers->lock);
     return NULL;
 }
 
 /* Show progress until all threads have ended. Called under the lock. */
 static void wait_for_workers(struct workers *workers)
 {
+    const struct work_options *o = workers->options;
     while (workers->running > 0) {
         struct timespec until = clock_in_ms(CLOCK_REALTIME, PROGRESS_PERIOD_MS);
-        pthread_cond_timedwait(&workers->done, workers->lock, &until);
-        if (workers->show)
-            workers->show(workers->ctx, workers->doing, workers->progress);
+        pthread_cond_timedwait(&workers->done, &workers->lock, &until);
+        if (o->progress)
+            o->progress(o->ctx, workers->doing, &workers->progress);
     }
 }
 
 int workers_run(struct workers *workers)
 {
+    const unsigned threads = workers->options->threads;
     unsigned started = 0;
-    int r = worklist_begin(workers->list, workers->threads);
+    int r = worklist_begin(workers->list, threads);
     if (r < 0)
         return r;
-    workers->running = workers->threads;
-    for (; started < workers->threads && r == 0; started += r == 0)
+    workers->running = threads;
+    for (; started < threads && r == 0; started += r == 0)
         r = thread_start(&workers->at[started].thread, STACK_BYTES, worker_main,
                          &workers->at[started]);
-    pthread_mutex_lock(workers->lock);
-    workers->running -= workers->threads - started;
+    pthread_mutex_lock(&workers->lock);
+    workers->running -= threads - started;
     wait_for_workers(workers);
-    pthread_mutex_unlock(workers->lock);
+    pthread_mutex_unlock(&workers->lock);
     for (unsigned i = 0; i < started; i++)
         pthread_join(workers->at[i].thread, NULL);
     return started > 0 ? 0 : r;

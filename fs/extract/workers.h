@@ -1,9 +1,11 @@
 /*
  * The threads that extract or verify an archive: each takes work from one list, while the
- * caller's thread shows progress.
+ * caller's thread shows progress. And what such runs have in common: problems, and their end.
  *
- *     struct workers workers = {.pot = pot, .reader = reader, .list = list, .threads = 4, ...};
+ *     struct workers workers = {.options = &work, .pot = pot, .reader = reader, ...};
  *     r = workers_init(&workers);
+ *     if (r == 0)
+ *         r = worklist_add(workers.list, item);
  *     if (r == 0)
  *         r = workers_run(&workers);
  *     workers_free(&workers);
@@ -12,15 +14,29 @@
 #define ONEPOT_WORKERS_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "checksum.h"
 #include "content.h"
+#include "fault.h"
 #include "pot.h"
 #include "reader.h"
 #include "worklist.h"
+
+/* The part of their options that an extraction and a verification share. */
+struct work_options {
+    unsigned threads;
+    /* Called once for each problem, never twice at a time. May be NULL. */
+    void (*report)(void *ctx, const struct fault *what);
+    /* Called now and then, by the caller's thread, never while `report` runs. May be NULL. */
+    void (*progress)(void *ctx, const char *doing, const struct progress *progress);
+    void *ctx;
+    /* Set it, for example in a signal handler, to end the run soon: -EINTR. May be NULL. */
+    const _Atomic int *stop;
+};
 
 /* One thread and its tools. */
 struct worker {
@@ -33,22 +49,22 @@ struct worker {
 };
 
 struct workers {
+    const struct work_options *options;
     struct pot *pot;
     struct reader *reader;
-    struct worklist *list;
-    unsigned threads;
     size_t buffer_bytes; /* for each thread */
-    void *job;           /* for the functions below */
+    const char *doing;   /* "extracting" */
     void (*work)(struct worker *worker, const struct work_item *item);
-    bool (*is_stopped)(const void *job);
-    pthread_mutex_t *lock; /* held while progress is shown */
-    const char *doing;     /* "extracting" */
-    void (*show)(void *ctx, const char *doing, const struct progress *progress); /* or NULL */
-    void *ctx;
-    const struct progress *progress;
+    void *job; /* the caller's, for `work` */
 
     /* Set by workers_init. */
-    struct worker *at; /* one for each thread */
+    struct worklist *list;
+    struct worker *at;    /* one for each thread */
+    pthread_mutex_t lock; /* held while a problem is reported, and while progress is shown */
+    struct progress progress;
+    _Atomic uint64_t problems; /* reported so far */
+    _Atomic int error;         /* that ends the run; 0: none. `fault` describes it */
+    struct fault fault;
     unsigned running;
     pthread_cond_t done;
 };
@@ -59,6 +75,20 @@ void workers_free(struct workers *workers);
 
 /* Work through the list. An error only if no thread could be started, or without memory. */
 int workers_run(struct workers *workers);
+
+/* Did an error end the run, or does its caller want its end? */
+static inline bool workers_stopped(const struct workers *workers)
+{
+    const _Atomic int *stop = workers->options->stop;
+    return atomic_load_explicit(&workers->error, memory_order_relaxed) ||
+           (stop && atomic_load_explicit(stop, memory_order_relaxed));
+}
+
+/*
+ * Report and count a problem, or keep the first one that ends the run. Its offset is in the
+ * source; of several archives the fault gets the one that has it. Any thread.
+ */
+void workers_report(struct workers *workers, const struct fault *fault, bool ends_run);
 
 /* Memory for blocks: each is used once, so a few for each thread suffice. */
 uint64_t workers_cache_bytes(const struct pot *pot, unsigned threads);

@@ -4,14 +4,12 @@
  * read from the disk again. One thread checks a whole member, as its sum is over its bytes in
  * order.
  */
-#include "checksum.h"
-#include "verify_private.h"
+#include "verify.h"
 
 #include <assert.h>
 #include <endian.h>
 #include <errno.h>
 #include <inttypes.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,8 +22,31 @@
 #include "codec.h"
 #include "content.h"
 #include "numbers.h"
-#include "workers.h"
 #include "onepot_format.h"
+#include "worklist.h"
+
+enum {
+    /* Marks of a window. */
+    VERIFY_DIFFERS = 1,    /* its sum does */
+    VERIFY_UNREADABLE = 2, /* it can't be read */
+    VERIFY_TOLD = 4,       /* a member in it was reported */
+};
+
+/* Positions of work items that are no members. */
+#define VERIFY_A_WINDOW UINT32_MAX     /* `piece` is a window */
+#define VERIFY_A_PART (UINT32_MAX - 1) /* a part that the back end knows, `piece` its number   \
+                                        */
+
+struct verification {
+    struct workers workers;
+    bool trailer_is_good; /* see struct verify_options */
+    const struct index *index;
+    uint64_t data_end;      /* end of the last stored data, or block */
+    struct archive_end end; /* set by check_end */
+    uint64_t windows;       /* of the archive, that have a sum; 0: none has */
+    _Atomic uint8_t *marks; /* [windows]: VERIFY_DIFFERS and the like */
+    _Atomic uint64_t files, file_bytes;
+};
 
 static_assert(INDEX_WINDOW_BYTES >= ARCHIVE_PART_BYTES, "workers have one buffer for both");
 
@@ -35,14 +56,7 @@ static_assert(INDEX_WINDOW_BYTES >= ARCHIVE_PART_BYTES, "workers have one buffer
 static void verify_report(void *ctx, const struct fault *fault)
 {
     struct verification *v = ctx;
-    struct fault own = *fault;
-    if (pot_is_several(v->pot) && own.offset != FAULT_NO_OFFSET)
-        fault_set_file(&own, source_name(source_at(v->pot->source, &own.offset)));
-    pthread_mutex_lock(&v->lock);
-    atomic_fetch_add(&v->problems, 1);
-    if (v->options->report)
-        v->options->report(v->options->ctx, &own);
-    pthread_mutex_unlock(&v->lock);
+    workers_report(&v->workers, fault, false);
 }
 
 static void member_path(const struct index *index, uint32_t position, char *buf, size_t size)
@@ -116,9 +130,9 @@ static int check_entry(struct verification *v, uint32_t position, const char **r
     *ret_what = "its data does not lie within the archive";
     r = check_extents(v, position);
     if (r == 0) {
-        atomic_fetch_add(&v->progress.bytes_total, node.data_bytes);
+        atomic_fetch_add(&v->workers.progress.bytes_total, node.data_bytes);
         uint64_t key = worklist_key(index, position, 0, 0);
-        r = worklist_add(v->list, (struct work_item){key, position, 0});
+        r = worklist_add(v->workers.list, (struct work_item){key, position, 0});
     }
     return r;
 }
@@ -171,7 +185,7 @@ static int check_tree(struct verification *v)
 {
     report_left_out(v);
     uint32_t entries = index_info(v->index)->entries, next = 1;
-    for (uint32_t i = 0; i < entries && !verify_stopped(v); i++) {
+    for (uint32_t i = 0; i < entries && !workers_stopped(&v->workers); i++) {
         const char *what;
         int r = check_entry(v, i, &what);
         if (r == -ENOMEM)
@@ -183,7 +197,7 @@ static int check_tree(struct verification *v)
             report_member(v, i, r, FAULT_NO_OFFSET,
                           "its list of entries is damaged in the index");
     }
-    if (!verify_stopped(v) && next != entries && v->problems == 0)
+    if (!workers_stopped(&v->workers) && next != entries && v->workers.problems == 0)
         report_member(v, INDEX_ROOT, -EUCLEAN, FAULT_NO_OFFSET,
                       "the index has entries that are in no directory");
     return 0;
@@ -196,11 +210,11 @@ static int take_bytes(void *ctx, const void *bytes, size_t len, uint64_t offset)
     struct worker *w = ctx;
     struct verification *v = w->workers->job;
     (void)offset;
-    if (verify_stopped(v))
+    if (workers_stopped(&v->workers))
         return -EINTR;
     if (w->hash)
         checksum_add(w->hash, bytes, len);
-    atomic_fetch_add_explicit(&v->progress.bytes_done, len, memory_order_relaxed);
+    atomic_fetch_add_explicit(&v->workers.progress.bytes_done, len, memory_order_relaxed);
     atomic_fetch_add_explicit(&v->file_bytes, len, memory_order_relaxed);
     return 0;
 }
@@ -265,7 +279,7 @@ static void check_member(struct worker *w, uint32_t position)
                       "its bytes do not have the sum that they were packed with");
     }
     atomic_fetch_add_explicit(&v->files, 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&v->progress.members, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&v->workers.progress.members, 1, memory_order_relaxed);
 }
 
 /* ---- windows ---- */
@@ -280,7 +294,7 @@ static void check_window(struct worker *w, uint64_t window)
     struct verification *v = w->workers->job;
     uint64_t sum, from = window * INDEX_WINDOW_BYTES;
     size_t len = (size_t)(window_end(v, window) - from);
-    if (source_read(v->pot->source, w->buffer, len, from) < 0)
+    if (source_read(v->workers.pot->source, w->buffer, len, from) < 0)
         atomic_fetch_or(&v->marks[window], VERIFY_UNREADABLE);
     else if (index_window_sum(v->index, window, &sum) < 0 || XXH3_64bits(w->buffer, len) != sum)
         atomic_fetch_or(&v->marks[window], VERIFY_DIFFERS);
@@ -302,44 +316,61 @@ static void report_windows(struct verification *v)
     }
 }
 
-/* ---- threads ---- */
+/* ---- the end ---- */
+
+static int verify_end_add_part(void *ctx, uint64_t offset, uint32_t number, uint64_t bytes)
+{
+    struct verification *v = ctx;
+    atomic_fetch_add(&v->workers.progress.bytes_total, bytes);
+    return worklist_add(v->workers.list, (struct work_item){offset, VERIFY_A_PART, number});
+}
+
+static void check_part(struct worker *w, uint64_t offset, uint32_t number)
+{
+    struct verification *v = w->workers->job;
+    v->workers.pot->backend->trailer->check_part(&v->end, offset, number, w->buffer,
+                                                 &v->workers.progress.bytes_done);
+}
+
+/*
+ * Nothing before an archive's end shows that something was cut off there. Ask the back ends,
+ * which know what to look for, and which parts they want to check. -errno: it can't be read.
+ */
+static int check_end(struct verification *v)
+{
+    v->end = (struct archive_end){
+        .source = v->workers.pot->source,
+        .path = v->workers.pot->path,
+        .compression = v->workers.pot->compression,
+        .info = index_info(v->index),
+        .data_end = v->data_end,
+        .stop = v->workers.options->stop,
+        .report = verify_report,
+        .add_part = verify_end_add_part,
+        .ctx = v,
+    };
+    int r = 0;
+    for (size_t i = 0; r == 0 && v->trailer_is_good && backend_registry[i]; i++) {
+        const struct backend_trailer *trailer = backend_registry[i]->trailer;
+        const struct backend *counts_as = backend_registry[i];
+        if (trailer && trailer->without_index)
+            counts_as = trailer->without_index;
+        if (trailer && trailer->check_end && counts_as == v->workers.pot->backend)
+            r = trailer->check_end(&v->end);
+    }
+    return r;
+}
+
+/* ---- one item ---- */
 
 static void verify_do_item(struct worker *w, const struct work_item *item)
 {
     if (item->position == VERIFY_A_WINDOW)
         check_window(w, item->piece);
     else if (item->position == VERIFY_A_PART)
-        verify_part(w->workers->job, item->key, item->piece, w->buffer);
+        check_part(w, item->key, item->piece);
     else
         check_member(w, item->position);
-}
-
-static bool verify_is_stopped(const void *job)
-{
-    return verify_stopped(job);
-}
-
-static int check_data(struct verification *v)
-{
-    const struct verify_options *o = v->options;
-    struct workers workers = {.pot = v->pot,
-                              .reader = v->reader,
-                              .list = v->list,
-                              .threads = o->threads,
-                              .buffer_bytes = INDEX_WINDOW_BYTES,
-                              .job = v,
-                              .work = verify_do_item,
-                              .is_stopped = verify_is_stopped,
-                              .lock = &v->lock,
-                              .doing = "verifying",
-                              .show = o->progress,
-                              .ctx = o->ctx,
-                              .progress = &v->progress};
-    int r = workers_init(&workers);
-    if (r == 0)
-        r = workers_run(&workers);
-    workers_free(&workers);
-    return r;
 }
 
 /* ---- the archive as a whole ---- */
@@ -364,7 +395,7 @@ static int check_digest(struct verification *v)
 static int check_whole(struct verification *v)
 {
     struct fault fault = {0};
-    int r = onepot_check_trailer(v->pot->source, v->index, &fault);
+    int r = onepot_check_trailer(v->workers.pot->source, v->index, &fault);
     if (r < 0 && r != -ENOENT) {
         fault_set(&fault, r, NULL, FAULT_NO_OFFSET, "its index can't be read: %s",
                   fault_errno(r));
@@ -389,38 +420,42 @@ static int add_windows(struct verification *v)
     if (r == 0 && v->windows > 0 && !(v->marks = calloc(v->windows, sizeof(*v->marks))))
         r = -ENOMEM;
     for (uint64_t i = 0; r == 0 && i < v->windows; i++)
-        r = worklist_add(v->list, (struct work_item){(i + 1) * INDEX_WINDOW_BYTES - 1,
-                                                     VERIFY_A_WINDOW, (uint32_t)i});
+        r = worklist_add(v->workers.list, (struct work_item){(i + 1) * INDEX_WINDOW_BYTES - 1,
+                                                             VERIFY_A_WINDOW, (uint32_t)i});
     return r;
 }
 
 static int verify_check_all(struct verification *v)
 {
-    int r = v->pot->origin == POT_INDEX_EMBEDDED ? check_whole(v) : 0;
+    int r = v->workers.pot->origin == POT_INDEX_EMBEDDED ? check_whole(v) : 0;
     if (r == 0)
         r = check_tree(v);
     if (r == 0)
-        r = verify_lost_end(v, verify_report);
+        r = check_end(v);
     if (r == 0)
         r = add_windows(v);
     if (r == 0)
-        r = check_data(v);
-    if (r == 0 && !verify_stopped(v))
+        r = workers_run(&v->workers);
+    if (r == 0 && !workers_stopped(&v->workers))
         report_windows(v);
-    return r == 0 && verify_stopped(v) ? -EINTR : r;
+    return r == 0 && workers_stopped(&v->workers) ? -EINTR : r;
 }
 
 int verify_run(struct pot *pot, struct reader *reader, const struct verify_options *options,
                struct fault *fault, struct verify_result *ret_result)
 {
     struct verification v = {
-        .options = options,
-        .pot = pot,
+        .workers = {.options = &options->work,
+                    .pot = pot,
+                    .reader = reader,
+                    .buffer_bytes = INDEX_WINDOW_BYTES,
+                    .doing = "verifying",
+                    .work = verify_do_item,
+                    .job = &v},
+        .trailer_is_good = options->trailer_is_good,
         .index = pot->index,
-        .reader = reader,
     };
-    pthread_mutex_init(&v.lock, NULL);
-    int r = worklist_new(&v.list);
+    int r = workers_init(&v.workers);
     if (r == 0)
         r = verify_check_all(&v);
     if (r < 0)
@@ -434,10 +469,49 @@ int verify_run(struct pot *pot, struct reader *reader, const struct verify_optio
         .files = v.files,
         .bytes = v.file_bytes,
         .whole = v.windows > 0,
-        .problems = v.problems,
+        .problems = v.workers.problems,
     };
     free(v.marks);
-    worklist_free(v.list);
-    pthread_mutex_destroy(&v.lock);
+    workers_free(&v.workers);
     return r;
+}
+
+/* ---- trailers ---- */
+
+/* Does any format recognize the remains of an index that it no longer finds? */
+static int verify_lost_index(const struct source *source, struct fault *fault)
+{
+    int r = 0;
+    for (size_t i = 0; r == 0 && backend_registry[i]; i++) {
+        const struct backend_trailer *trailer = backend_registry[i]->trailer;
+        if (trailer && trailer->check_lost)
+            r = trailer->check_lost(source, fault);
+    }
+    return r;
+}
+
+int verify_trailer(const char *path, uint64_t offset, struct fault *fault)
+{
+    struct source *source;
+    const struct backend *backend;
+    struct embedded_index where;
+    struct container container;
+    int r = pot_open_source(path, offset, NULL, &container, &source);
+    if (r < 0)
+        return 0; /* pot_open reports that */
+    struct index *index = NULL;
+    r = backend_find(source, NULL, &backend, NULL);
+    if (r == 0)
+        r = backend_find_index(backend, source, fault, &where);
+    if (r == 0)
+        r = index_open(source, where.offset, where.length, fault, &index);
+    index_close(index);
+    if (r == -ENOENT)
+        r = verify_lost_index(source, fault);
+    if (r == -ENOMSG)
+        r = 0;
+    source_close(source);
+    return r < 0 ? fault_set(fault, r, NULL, FAULT_NO_OFFSET, "its trailer can't be read: %s",
+                             fault_errno(r))
+                 : 0;
 }

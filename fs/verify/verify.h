@@ -1,7 +1,7 @@
 /*
  * Verification: checks every bound and every checksum of an archive.
  *
- *     struct verify_options options = {.threads = 2, .report = say};
+ *     struct verify_options options = {.work = {.threads = 2, .report = say}};
  *     r = verify_run(pot, reader, &options, &fault, &result);
  *
  * The tree: each entry of the index is decoded, and each name, link, attribute and extent
@@ -12,26 +12,20 @@
 #ifndef ONEPOT_VERIFY_H
 #define ONEPOT_VERIFY_H
 
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "fault.h"
 #include "pot.h"
 #include "reader.h"
+#include "workers.h"
 
 #define VERIFY_THREADS_MAX 256u
 
 struct verify_options {
-    unsigned threads;
+    struct work_options work;
     bool trailer_is_good; /* verify_trailer found nothing, or pot->was_reindexed makes up for
                              its findings. Without this, the archive's end is not looked at. */
-    /* Called once for each problem, never twice at a time. May be NULL. */
-    void (*report)(void *ctx, const struct fault *what);
-    /* Called now and then, by the caller's thread, never while `report` runs. May be NULL. */
-    void (*progress)(void *ctx, const char *doing, const struct progress *progress);
-    void *ctx;
-    const _Atomic int *stop; /* see extract.h */
 };
 
 struct verify_result {

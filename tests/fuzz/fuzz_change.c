@@ -184,7 +184,7 @@ static void extract(struct pot *pot, struct reader *reader)
     struct extract_result result;
     require(mkdtemp(folder));
     snprintf(out, sizeof(out), "%s/out", folder);
-    struct extract_options options = {.directory = out, .threads = 1};
+    struct extract_options options = {.work = {.threads = 1}, .directory = out};
     extract_run(pot, reader, &options, NULL, &result);
     DIR *dir = opendir(folder);
     require(dir);
@@ -235,7 +235,7 @@ static struct pot *open_pot(int fd, size_t size)
 static void use(struct pot *pot)
 {
     struct reader_options options = {.cache_bytes = 1u << 20};
-    struct verify_options how = {.threads = 1};
+    struct verify_options how = {.work = {.threads = 1}};
     struct verify_result result;
     struct reader *reader;
     if (reader_new(pot, &options, NULL, &reader) == 0) {

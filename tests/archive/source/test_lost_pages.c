@@ -261,7 +261,7 @@ static int extract_cut(enum packing packing, off_t bytes, struct fault *fault,
     pack(&t, packing);
     snprintf(directory, sizeof(directory), "%s/out", t.path);
     const struct reader_options reading = {.cache_bytes = 1 << 20};
-    const struct extract_options options = {.directory = directory, .threads = 2};
+    const struct extract_options options = {.work = {.threads = 2}, .directory = directory};
     ck_assert_int_eq(pot_open(t.archive, NULL, fault, &pot), 0);
     ck_assert_int_eq(reader_new(pot, &reading, fault, &reader), 0);
     ck_assert_int_eq(truncate(t.archive, bytes), 0);

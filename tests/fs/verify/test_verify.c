@@ -72,7 +72,8 @@ static uint64_t problems_of(const char *path, struct reports *ret_reports,
     struct reader *reader;
     *ret_reports = (struct reports){0};
     *ret_result = (struct verify_result){0};
-    struct verify_options options = {.threads = 2, .report = take, .ctx = ret_reports};
+    struct verify_options options = {
+        .work = {.threads = 2, .report = take, .ctx = ret_reports}};
     options.trailer_is_good = verify_trailer(path, 0, &fault) == 0;
     if (!options.trailer_is_good)
         take(ret_reports, &fault);
@@ -238,7 +239,7 @@ START_TEST(it_ends_when_it_is_told_to)
     _Atomic int stop = 1;
     const struct pot_options opening = {.save = POT_SAVE_NEVER};
     const struct reader_options reading = {.cache_bytes = MIB};
-    const struct verify_options options = {.threads = 2, .stop = &stop};
+    const struct verify_options options = {.work = {.threads = 2, .stop = &stop}};
     ck_assert_int_eq(pot_open("plain.tar", &opening, &fault, &pot), 0);
     ck_assert_int_eq(reader_new(pot, &reading, &fault, &reader), 0);
     ck_assert_int_eq(verify_run(pot, reader, &options, &fault, &result), -EINTR);
