@@ -14,19 +14,16 @@
 
 /* ---- messages ---- */
 
-/* "onepot COMMAND: FILE: text\n" to standard error; command and file may be NULL. */
+/* "onepot COMMAND: FILE: text" to standard error; command and file may be NULL. */
 static void print_message(const char *command, const char *file, const char *format,
                           va_list args)
 {
     auto_free char *text = NULL;
     auto_free char *line = NULL;
     size_t len = 0;
-    if (vasprintf(&text, format, args) < 0) {
+    if (vasprintf(&text, format, args) < 0)
         text = NULL;
-        fputs("onepot: out of memory\n", stderr);
-        return;
-    }
-    FILE *out = open_memstream(&line, &len);
+    FILE *out = text ? open_memstream(&line, &len) : NULL;
     if (!out) {
         fputs("onepot: out of memory\n", stderr);
         return;
@@ -67,6 +64,18 @@ void cli_note(const char *format, ...)
     va_start(args, format);
     print_message(NULL, NULL, format, args);
     va_end(args);
+}
+
+int cli_usage_error(const struct cli_usage *usage, const char *format, ...)
+{
+    auto_free char *with_hint = NULL;
+    va_list args;
+    va_start(args, format);
+    if (asprintf(&with_hint, "%s; see 'onepot %s --help'", format, usage->name) < 0)
+        with_hint = NULL;
+    print_message(usage->name, NULL, with_hint ? with_hint : format, args);
+    va_end(args);
+    return CLI_USAGE;
 }
 
 int cli_finish(int status)

@@ -101,7 +101,7 @@ struct cli_option {
 #define CLI_OFFSET                                                                             \
     {                                                                                          \
         "--offset=BYTES", "where the archive begins in its file, if that is not found out",    \
-            .take = cli_take_offset                                                            \
+            .size = &cli_offset                                                                \
     }
 /* For storage_watch_begin: the command is watched from the first archive to its end. */
 #define CLI_IO_TIMEOUT                                                                         \
@@ -120,19 +120,11 @@ extern unsigned cli_io_timeout_s;
     }
 extern const char *const cli_progress_words[];
 int cli_take_max_ratio(const struct cli_usage *usage, void *ctx, const char *text);
-
-int cli_take_offset(const struct cli_usage *usage, void *ctx, const char *text);
-
-/* The value of --offset, for struct pot_options; 0: not given. */
-uint64_t cli_offset(void);
-
 int cli_take_nested(const struct cli_usage *usage, void *ctx, const char *text);
 
-/* Was --nested given? *ret_glob is NULL without a pattern. For struct pot_compose. */
-bool cli_nested(const char **ret_glob);
-
-/* The value of --max-ratio, for struct pot_options; 0: not given. */
-uint32_t cli_max_ratio(void);
+/* Values of --offset and --max-ratio, for struct pot_options; 0: not given. */
+extern uint64_t cli_offset;
+extern uint32_t cli_max_ratio;
 
 /* How the archives that one word stands for become one tree: three options of several commands.
  */
@@ -166,6 +158,9 @@ extern const char *const cli_conflict_words[];
     }
 extern unsigned cli_view_words[5]; /* the last one: --files-from, of names that end with NUL */
 int cli_take_view(const struct cli_usage *usage, void *ctx, const char *text);
+
+/* Was --include, --map or --nested given, which mean nothing for a directory? */
+bool cli_picks_of_archives(void);
 
 /* Options of all commands that open archives by cli_open_pot; `mode` is for CLI_PROGRESS. */
 #define CLI_ARCHIVES(mode)                                                                     \
@@ -241,6 +236,7 @@ struct cli_paths {
     char **archives;
     size_t archive_count;
     const char **paths; /* in the archives; the names of --path first */
+    bool *found;        /* by the caller: an archive has the path */
     size_t path_count;
     size_t option_count; /* of these, by --path */
     bool guessed;        /* there was no "--": a path may have been taken for an archive */
@@ -257,8 +253,8 @@ int cli_parse_paths(const struct cli_usage *usage, const struct cli_option *opti
                     char **argv, struct cli_paths *words);
 void cli_paths_free(struct cli_paths *words);
 
-/* "ARCHIVE: PATH: no such file ...": no archive has path number `i`. Returns CLI_FAILED. */
-int cli_no_path(const struct cli_paths *words, size_t i);
+/* CLI_OK, or CLI_FAILED after "ARCHIVE: PATH: no such file ...": one was not found. */
+int cli_paths_check(const struct cli_paths *words);
 
 /* ---- text ---- */
 
@@ -271,11 +267,36 @@ const char *cli_format_count(uint64_t count, char buf[CLI_TEXT_LEN]);
 /* "850 ns", "12.3 us", "4.5 ms", "7.1 s", "3 min 5 s", "2 h 10 min"; returns buf. */
 const char *cli_format_time(uint64_t ns, char buf[CLI_TEXT_LEN]);
 
+/*
+ * The same as arguments of printf. The text lives until the block ends.
+ *
+ *     cli_note("%s files, %s in %s", cli_count(files), cli_bytes(bytes), cli_time(ns));
+ */
+#define cli_bytes(bytes) cli_format_bytes((bytes), (char[CLI_TEXT_LEN]){0})
+#define cli_count(count) cli_format_count((count), (char[CLI_TEXT_LEN]){0})
+#define cli_time(ns) cli_format_time((ns), (char[CLI_TEXT_LEN]){0})
+
+/* Bytes for each second of `ns`, as in "%s/s". */
+#define cli_rate(bytes, ns) cli_bytes(per_second((bytes), (ns)))
+
+static inline uint64_t per_second(uint64_t count, uint64_t ns)
+{
+    return ns ? (uint64_t)((double)count * 1e9 / (double)ns) : 0;
+}
+
+static inline double percent(uint64_t part, uint64_t whole)
+{
+    return whole ? 100.0 * (double)part / (double)whole : 0;
+}
+
 /* Print bytes for a person: control bytes and invalid UTF-8 as \xNN. */
 void cli_print_safe(FILE *out, const char *bytes, size_t len);
 
 /* Print a name on `out`: as cli_print_safe on a terminal, else its raw bytes. */
 void cli_print_name(FILE *out, const char *bytes, size_t len);
+
+/* Print a word for a shell on standard output, in quotes. */
+void cli_print_quoted(const char *word);
 
 /* Returns `status` if all output reached standard output, else CLI_FAILED. */
 int cli_finish(int status);

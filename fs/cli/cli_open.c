@@ -62,8 +62,8 @@ int cli_open_list(const struct archive_list *list, const char *name,
     all.note = opening_note;
     all.progress = opening_show;
     all.ctx = &opening;
-    all.max_ratio = cli_max_ratio();
-    all.offset = cli_offset();
+    all.max_ratio = cli_max_ratio;
+    all.offset = cli_offset;
     all.is_whole = list->is_whole;
     int r = cli_compose(&all.compose);
     if (r < 0)

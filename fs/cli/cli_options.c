@@ -3,8 +3,6 @@
  */
 #include <errno.h>
 #include <inttypes.h>
-#include <stdarg.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 
@@ -12,27 +10,6 @@
 #include "cli.h"
 #include "cpus.h"
 #include "numbers.h"
-
-int cli_usage_error(const struct cli_usage *usage, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    auto_free char *text = NULL;
-    auto_free char *with_hint = NULL;
-    if (vasprintf(&text, format, args) < 0)
-        text = NULL;
-    va_end(args);
-    if (!text || asprintf(&with_hint, "onepot %s: %s; see 'onepot %s --help'\n", usage->name,
-                          text, usage->name) < 0) {
-        with_hint = NULL;
-        fputs("onepot: out of memory\n", stderr);
-        return CLI_USAGE;
-    }
-    size_t len = strlen(with_hint) - 1;
-    cli_print_safe(stderr, with_hint, len);
-    fputc('\n', stderr);
-    return CLI_USAGE;
-}
 
 #define LONGS_MAX 64
 
@@ -87,12 +64,8 @@ static int bad_option(const struct cli_usage *usage, int opt, char **argv,
     return unknown_long(usage, given, longs);
 }
 
-static uint32_t max_ratio;
-
-uint32_t cli_max_ratio(void)
-{
-    return max_ratio;
-}
+uint64_t cli_offset;
+uint32_t cli_max_ratio;
 
 int cli_take_max_ratio(const struct cli_usage *usage, void *ctx, const char *text)
 {
@@ -101,49 +74,11 @@ int cli_take_max_ratio(const struct cli_usage *usage, void *ctx, const char *tex
     int r = strcmp(text, "off") == 0
                 ? 0
                 : cli_number_option(usage, "--max-ratio", text, 1, POT_RATIO_OFF - 1, &number);
-    max_ratio = (uint32_t)number;
+    cli_max_ratio = (uint32_t)number;
     return r;
 }
 
-static uint64_t archive_offset;
-
-uint64_t cli_offset(void)
-{
-    return archive_offset;
-}
-
-int cli_take_offset(const struct cli_usage *usage, void *ctx, const char *text)
-{
-    (void)ctx;
-    return cli_size_option(usage, "--offset", text, &archive_offset);
-}
-
-static bool is_nested;
-static const char *nested_glob;
-
-bool cli_nested(const char **ret_glob)
-{
-    *ret_glob = nested_glob;
-    return is_nested;
-}
-
-int cli_take_nested(const struct cli_usage *usage, void *ctx, const char *text)
-{
-    (void)ctx;
-    if (text && !*text)
-        return cli_usage_error(usage, "--nested= needs a pattern");
-    is_nested = true;
-    nested_glob = text;
-    return 0;
-}
-
 #define NEAREST_MAX 32
-
-static unsigned cli_least_of(unsigned a, unsigned b, unsigned c)
-{
-    unsigned least = a < b ? a : b;
-    return least < c ? least : c;
-}
 
 /*
  * The number of insertions, deletions, replacements and swaps of neighbours that turn a into b.
@@ -158,7 +93,7 @@ static unsigned word_distance(const char *a, size_t a_len, const char *b, size_t
     for (size_t i = 1; i <= a_len; i++) {
         for (size_t j = 1; j <= b_len; j++) {
             unsigned replaced = d[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
-            d[i][j] = cli_least_of(d[i - 1][j] + 1, d[i][j - 1] + 1, replaced);
+            d[i][j] = min_u32(min_u32(d[i - 1][j], d[i][j - 1]) + 1, replaced);
             if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
                 d[i - 2][j - 2] + 1 < d[i][j])
                 d[i][j] = d[i - 2][j - 2] + 1;

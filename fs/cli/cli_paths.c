@@ -44,7 +44,8 @@ int cli_parse_paths(const struct cli_usage *usage, const struct cli_option *opti
     int paths = count_paths(argc, argv); /* getopt moves "--" */
     *words = (struct cli_paths){.guessed = paths < 0};
     words->paths = calloc((size_t)argc + 1, sizeof(*words->paths));
-    if (!words->paths)
+    words->found = calloc((size_t)argc + 1, sizeof(*words->found));
+    if (!words->paths || !words->found)
         return cli_fail(NULL, -ENOMEM, NULL);
     int status = cli_parse(usage, options, argc, argv);
     if (status != CLI_GO_ON)
@@ -66,10 +67,16 @@ int cli_parse_paths(const struct cli_usage *usage, const struct cli_option *opti
 void cli_paths_free(struct cli_paths *words)
 {
     free(words->paths);
+    free(words->found);
 }
 
-int cli_no_path(const struct cli_paths *words, size_t i)
+int cli_paths_check(const struct cli_paths *words)
 {
+    size_t i = 0;
+    while (i < words->path_count && words->found[i])
+        i++;
+    if (i == words->path_count)
+        return CLI_OK;
     bool one = words->archive_count == 1;
     bool is_guess = words->guessed && i >= words->option_count;
     char name[CLI_NAME_LEN];

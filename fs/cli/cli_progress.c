@@ -3,7 +3,6 @@
  * and time left. If standard error is no terminal nothing is shown, unless a person requests
  * it; then a line is printed every few seconds, for a log.
  */
-#include <inttypes.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,14 +39,10 @@ __attribute__((format(printf, 2, 3))) static void append(char line[LINE_MAX_BYTE
     va_end(args);
 }
 
-/* A copy of the state at one moment. */
-struct snapshot {
-    uint64_t done, total, members, members_total;
-};
-
-static uint64_t time_left_ns(double left, double done, double seconds)
+/* "3 min 5 s left", at the rate so far. */
+static void append_left(char line[LINE_MAX_BYTES], uint64_t left, double done, double seconds)
 {
-    return (uint64_t)(left / done * seconds * 1e9);
+    append(line, ", %s left", cli_time((uint64_t)((double)left / done * seconds * 1e9)));
 }
 
 /* The work may turn out to be more than was counted. */
@@ -57,34 +52,30 @@ static double share(uint64_t done, uint64_t total)
 }
 
 static void describe_progress(const struct cli_progress *p, uint64_t now,
-                              const struct snapshot *s, char line[LINE_MAX_BYTES])
+                              const struct progress *state, char line[LINE_MAX_BYTES])
 {
-    char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN];
-    snprintf(line, LINE_MAX_BYTES, "%s: %s", p->doing, cli_format_bytes(s->done, a));
-    if (s->total)
-        append(line, " of %s (%.0f %%)", cli_format_bytes(s->total, a),
-               share(s->done, s->total));
-    if (s->members && s->members_total)
-        append(line, ", %s of %s files", cli_format_count(s->members, a),
-               cli_format_count(s->members_total, b));
-    if (s->members && s->members_total && !s->total)
-        append(line, " (%.0f %%)", share(s->members, s->members_total));
-    else if (s->members)
-        append(line, ", %s files", cli_format_count(s->members, b));
+    /* The work goes on meanwhile. */
+    const uint64_t done = state->bytes_done, total = state->bytes_total;
+    const uint64_t members = state->members, members_total = state->members_total;
+    snprintf(line, LINE_MAX_BYTES, "%s: %s", p->doing, cli_bytes(done));
+    if (total)
+        append(line, " of %s (%.0f %%)", cli_bytes(total), share(done, total));
+    if (members && members_total)
+        append(line, ", %s of %s files", cli_count(members), cli_count(members_total));
+    if (members && members_total && !total)
+        append(line, " (%.0f %%)", share(members, members_total));
+    else if (members)
+        append(line, ", %s files", cli_count(members));
 
     double seconds = (double)(now - p->step_ns) / 1e9;
-    if (seconds < 0.2 || s->done <= p->step_bytes)
+    if (seconds < 0.2 || done <= p->step_bytes)
         return;
-    double done = (double)(s->done - p->step_bytes);
-    append(line, ", %s/s", cli_format_bytes((uint64_t)(done / seconds), a));
-    if (s->total > s->done)
-        append(line, ", %s left",
-               cli_format_time(time_left_ns((double)(s->total - s->done), done, seconds), b));
-    else if (!s->total && s->members_total > s->members && s->members)
-        append(line, ", %s left",
-               cli_format_time(time_left_ns((double)(s->members_total - s->members),
-                                            (double)s->members, seconds),
-                               b));
+    double step = (double)(done - p->step_bytes);
+    append(line, ", %s/s", cli_bytes((uint64_t)(step / seconds)));
+    if (total > done)
+        append_left(line, total - done, step, seconds);
+    else if (!total && members_total > members && members)
+        append_left(line, members_total - members, (double)members, seconds);
 }
 
 static unsigned terminal_columns(void)
@@ -99,11 +90,10 @@ void cli_progress_show(void *progress, const char *doing, const struct progress 
     if (!p->shown)
         return;
     uint64_t now = now_ns();
-    uint64_t done = atomic_load_explicit(&state->bytes_done, memory_order_relaxed);
     if (strncmp(doing, p->doing, sizeof(p->doing) - 1) != 0) {
         snprintf(p->doing, sizeof(p->doing), "%s", doing);
         p->step_ns = now;
-        p->step_bytes = done;
+        p->step_bytes = state->bytes_done;
     }
     if (p->terminal ? now - p->start_ns < PATIENCE_NS || now - p->last_ns < TERMINAL_PERIOD_NS
                     : p->last_ns && now - p->last_ns < LOG_PERIOD_NS)
@@ -111,12 +101,7 @@ void cli_progress_show(void *progress, const char *doing, const struct progress 
     p->last_ns = now;
 
     char line[LINE_MAX_BYTES];
-    struct snapshot snapshot = {
-        .done = done,
-        .total = atomic_load_explicit(&state->bytes_total, memory_order_relaxed),
-        .members = atomic_load_explicit(&state->members, memory_order_relaxed),
-        .members_total = atomic_load_explicit(&state->members_total, memory_order_relaxed)};
-    describe_progress(p, now, &snapshot, line);
+    describe_progress(p, now, state, line);
     if (p->terminal)
         fprintf(stderr, "\r\033[K%.*s", (int)terminal_columns() - 1, line);
     else

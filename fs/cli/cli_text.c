@@ -5,7 +5,6 @@
  * as \xNN. In a pipe they stay unchanged, so that a script gets the real name.
  */
 #include <inttypes.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "cli.h"
@@ -70,6 +69,17 @@ void cli_print_safe(FILE *out, const char *bytes, size_t len)
             fprintf(out, "\\x%02x", (unsigned char)bytes[i]);
         i += n ? n : 1;
     }
+}
+
+void cli_print_quoted(const char *word)
+{
+    putchar('\'');
+    for (; *word; word++)
+        if (*word == '\'')
+            fputs("'\\''", stdout);
+        else
+            putchar(*word);
+    putchar('\'');
 }
 
 void cli_print_name(FILE *out, const char *bytes, size_t len)

@@ -46,6 +46,24 @@ int cli_take_view(const struct cli_usage *usage, void *ctx, const char *text)
     return 0;
 }
 
+int cli_take_nested(const struct cli_usage *usage, void *ctx, const char *text)
+{
+    (void)ctx;
+    if (text && !*text)
+        return cli_usage_error(usage, "--nested= needs a pattern");
+    chosen.compose.nested = true;
+    chosen.compose.nested_glob = text;
+    return 0;
+}
+
+bool cli_picks_of_archives(void)
+{
+    bool picks = chosen.compose.nested || chosen.options.map;
+    for (size_t i = 0; i < chosen.patterns.count; i++)
+        picks |= chosen.patterns.at[i].includes;
+    return picks;
+}
+
 int cli_compose(const struct pot_compose **ret_compose)
 {
     struct view_options *o = &chosen.options;
@@ -54,7 +72,6 @@ int cli_compose(const struct pot_compose **ret_compose)
     *ret_compose = NULL;
     o->patterns = chosen.patterns.at;
     o->pattern_count = chosen.patterns.count;
-    chosen.compose.nested = cli_nested(&chosen.compose.nested_glob);
     bool has_view = o->pattern_count || o->files_from || o->map;
     if (!has_view && !chosen.compose.nested)
         return 0;

@@ -41,6 +41,8 @@ void json_close(struct json *j, char bracket)
     if (j->has_items && j->depth < j->lines)
         break_line(j);
     fputc(bracket, j->out);
+    if (j->depth == 0)
+        fputc('\n', j->out);
     j->has_items = true;
 }
 

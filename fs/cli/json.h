@@ -8,7 +8,7 @@
  *     json_close(&j, '}');
  *
  * `key` is NULL in an array and for the outermost item. Commas and line breaks come by
- * themselves; a newline at the end does not.
+ * themselves, and so does the newline at the end.
  */
 #ifndef ONEPOT_JSON_H
 #define ONEPOT_JSON_H

@@ -2,7 +2,6 @@
  * onepot clean: remove what ended jobs left on this node. An administrator's epilog calls it as
  * root.
  */
-#include <inttypes.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -11,7 +10,6 @@
 #include "cleaner.h"
 #include "cli.h"
 #include "commands.h"
-#include "format.h"
 #include "pot.h"
 
 static const struct cli_usage usage = {

@@ -64,7 +64,6 @@ static void command_doctor_json(const struct findings *f, bool works)
     }
     json_close(&j, ']');
     json_close(&j, '}');
-    putchar('\n');
 }
 
 static bool has_wrong(const struct findings *f)

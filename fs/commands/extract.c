@@ -2,18 +2,12 @@
  * onepot extract: turns archives back into files.
  */
 #include <errno.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include "cleanup.h"
 #include "cli.h"
 #include "clock.h"
 #include "commands.h"
 #include "storage_watch.h"
-#include "workers.h"
-#include "format.h"
 #include "extract.h"
 #include "interrupt.h"
 
@@ -94,19 +88,12 @@ static int command_extract_fail(const struct arguments *a, int err, const struct
 
 static int extract_pot(struct arguments *a, struct pot *pot)
 {
-    struct reader_options options = {.cache_bytes =
-                                         workers_cache_bytes(pot, a->options.work.threads)};
     struct extract_result result = {0};
     struct fault fault = {0};
-    struct reader *reader;
     uint64_t start = now_ns();
-    int r = reader_new(pot, &options, &fault, &reader);
-    if (r < 0)
-        return cli_fail(a->archive, r, &fault);
     cli_progress_start(&a->line, a->progress);
-    r = extract_run(pot, reader, &a->options, &fault, &result);
+    int r = extract_run(pot, &a->options, &fault, &result);
     cli_progress_end(&a->line);
-    reader_free(reader);
     if (r < 0)
         return command_extract_fail(a, r, &fault, &result);
     if (a->options.path_count == 0)
@@ -120,10 +107,6 @@ static int extract_archives(struct arguments *a)
 {
     struct pot *pot;
     size_t count = a->words.archive_count;
-    auto_free bool *found = calloc(a->options.path_count + 1, sizeof(bool));
-    if (!found)
-        return cli_failf(NULL, "out of memory");
-    a->options.path_found = found;
     a->archive = cli_name_of(a->words.archives, count, a->archive_name);
     cli_raise_file_limit(); /* files of several pieces are open until their last one */
     interrupt_catch();
@@ -136,10 +119,7 @@ static int extract_archives(struct arguments *a)
     }
     if (atomic_load(interrupt_flag()) && status != CLI_OK)
         interrupt_die();
-    for (size_t i = 0; i < a->options.path_count && status == CLI_OK; i++)
-        if (!found[i])
-            status = cli_no_path(&a->words, i);
-    return status;
+    return status == CLI_OK ? cli_paths_check(&a->words) : status;
 }
 
 /* ---- arguments ---- */
@@ -172,6 +152,7 @@ static int command_extract_parse(struct arguments *a, int argc, char **argv)
         return status;
     a->options.paths = a->words.paths;
     a->options.path_count = a->words.path_count;
+    a->options.path_found = a->words.found;
     a->options.exact_modes |= a->options.privileged;
     a->options.owners = geteuid() == 0 && !a->no_same_owner;
     return CLI_GO_ON;

@@ -121,5 +121,4 @@ void command_print_version(bool as_json)
     print_codecs(&j);
     print_commands(&j);
     json_close(&j, '}');
-    putchar('\n');
 }

@@ -7,7 +7,6 @@
 
 #include "cli.h"
 #include "commands.h"
-#include "format.h"
 
 static const struct cli_usage usage = {
     "index", "[-f] ARCHIVE...",

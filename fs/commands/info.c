@@ -8,11 +8,9 @@
 #include <unistd.h>
 
 #include "batch_fit.h"
-#include "checksum.h"
 #include "cli.h"
 #include "codec.h"
 #include "commands.h"
-#include "format.h"
 #include "json.h"
 #include "stripes.h"
 #include "survey.h"
@@ -452,10 +450,8 @@ static int show_archives(char **archives, int count, bool as_json, uint64_t batc
         first &= one != CLI_OK;
         status = one == CLI_OK ? status : one;
     }
-    if (as_json) {
+    if (as_json)
         json_close(&json, ']');
-        putchar('\n');
-    }
     return status;
 }
 

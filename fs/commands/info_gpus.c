@@ -6,7 +6,6 @@
 
 #include "cli.h"
 #include "commands.h"
-#include "format.h"
 #include "onepot_device.h"
 
 /* Print a GPU's line; return its free memory. */

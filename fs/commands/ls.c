@@ -8,11 +8,9 @@
  */
 #include <errno.h>
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include "cleanup.h"
 #include "cli.h"
 #include "commands.h"
 #include "json.h"
@@ -30,7 +28,6 @@ struct listing {
     bool is_long, recursive, ends_with_nul, as_json;
     enum cli_progress_mode progress;
     struct cli_paths words;
-    bool *found; /* which paths an archive has */
     bool printed;
     struct json json;
     /* About the archive being listed: */
@@ -256,13 +253,13 @@ static int list_path(struct listing *l, size_t i)
     const char *path = l->words.paths[i];
     int r = list_entry(l, path);
     if (r == 0)
-        l->found[i] = true;
+        l->words.found[i] = true;
     if (r == 0 || r == -ENOENT)
         return CLI_OK;
 
     struct fault fault = {0};
     const char *why = resolve_error(r);
-    l->found[i] = true; /* its fault is told here */
+    l->words.found[i] = true; /* its fault is told here */
     if (why)
         fault_set(&fault, r, path, FAULT_NO_OFFSET, "%s", why);
     return cli_fail(l->archive, r, &fault);
@@ -293,22 +290,14 @@ static int list_archive(struct listing *l, size_t number)
 static int list_archives(struct listing *l)
 {
     int status = CLI_OK;
-    auto_free bool *found = l->found = calloc(l->words.path_count + 1, sizeof(*found));
-    if (!found)
-        return cli_fail(NULL, -ENOMEM, NULL);
     if (l->as_json)
         json_open(&l->json, NULL, '[');
     for (size_t i = 0; i < l->words.archive_count; i++)
         if (list_archive(l, i) != CLI_OK)
             status = CLI_FAILED;
-    if (l->as_json) {
+    if (l->as_json)
         json_close(&l->json, ']');
-        putchar('\n');
-    }
-    for (size_t i = 0; i < l->words.path_count && status == CLI_OK; i++)
-        if (!found[i])
-            status = cli_no_path(&l->words, i);
-    return status;
+    return status == CLI_OK ? cli_paths_check(&l->words) : status;
 }
 
 int command_ls(int argc, char **argv)

@@ -11,7 +11,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "cleanup.h"
 #include "cli.h"
 #include "commands.h"
 #include "interrupt.h"
@@ -43,18 +42,6 @@ static bool has_listener(void)
     return (fcntl(STDOUT_FILENO, F_GETFL) & O_ACCMODE) != O_RDONLY;
 }
 
-/* A word for a shell. */
-static void print_quoted(const char *text)
-{
-    putchar('\'');
-    for (; *text; text++)
-        if (*text == '\'')
-            fputs("'\\''", stdout);
-        else
-            putchar(*text);
-    putchar('\'');
-}
-
 /* The variables by which the shell's commands read without the mount. */
 static int print_preload(const struct mounter *m)
 {
@@ -65,7 +52,7 @@ static int print_preload(const struct mounter *m)
         const char *now = getenv(variables[i].name), *value = variables[i].value;
         if (value && (!now || strcmp(value, now) != 0)) {
             printf("export %s=", variables[i].name);
-            print_quoted(value);
+            cli_print_quoted(value);
             putchar('\n');
         } else if (!value && now) {
             printf("unset %s\n", variables[i].name);
@@ -84,9 +71,9 @@ static int print_commands(const struct mounter *m)
     if (n > 0)
         program[n] = '\0';
     fputs("data=", stdout);
-    print_quoted(m->path);
+    cli_print_quoted(m->path);
     fputs("\nonepot=", stdout);
-    print_quoted(program);
+    cli_print_quoted(program);
     puts("\nexport ONEPOT_MOUNT=\"$data\"");
     int r = print_preload(m);
     return r < 0 ? r : puts("trap '\"$onepot\" umount \"$data\"' EXIT");

@@ -1,11 +1,8 @@
 /*
  * onepot order: print the order in which a rank reads its samples, for auditing. The numbers
- * come from the loader's own sampler. Ten million of them are printed in about a second,
- * because each is formatted by hand into a large buffer.
+ * come from the loader's own sampler.
  */
-#include <errno.h>
 #include <inttypes.h>
-#include <string.h>
 
 #include "cli.h"
 #include "commands.h"
@@ -18,36 +15,18 @@ static const struct cli_usage usage = {
     "(torchrun, mpirun, srun...) by default; without one they are 0 and 1.\n"};
 
 #define INDICES_AT_ONCE 4096
-#define DIGITS_MAX 20
-
-/* Write decimal digits and a newline at `out`; returns their end. */
-static char *put_number(char *out, uint64_t number)
-{
-    char digits[DIGITS_MAX], *d = digits + DIGITS_MAX;
-    do {
-        *--d = (char)('0' + number % 10);
-        number /= 10;
-    } while (number);
-    size_t len = (size_t)(digits + DIGITS_MAX - d);
-    memcpy(out, d, len);
-    out[len] = '\n';
-    return out + len + 1;
-}
 
 static void command_order_print(const struct onepot_sampler *sampler, bool padding)
 {
     static uint64_t indices[INDICES_AT_ONCE];
     static uint8_t valid[INDICES_AT_ONCE];
-    static char text[INDICES_AT_ONCE * (DIGITS_MAX + 1)];
     uint64_t length = onepot_sampler_length(sampler);
     for (uint64_t at = 0; at < length && !ferror(stdout);) {
         uint64_t count = length - at < INDICES_AT_ONCE ? length - at : INDICES_AT_ONCE;
-        char *end = text;
         onepot_sampler_get(sampler, at, count, indices, valid);
         for (uint64_t i = 0; i < count; i++)
             if (valid[i] || padding)
-                end = put_number(end, indices[i]);
-        fwrite(text, 1, (size_t)(end - text), stdout);
+                printf("%" PRIu64 "\n", indices[i]);
         at += count;
     }
 }

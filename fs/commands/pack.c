@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <malloc.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +17,6 @@
 #include "cli.h"
 #include "clock.h"
 #include "commands.h"
-#include "format.h"
 #include "interrupt.h"
 #include "launcher.h"
 #include "pack.h"
@@ -67,9 +65,6 @@ struct arguments {
     bool is_dry;
     bool is_poured;
     bool has_rank, has_world;
-    bool has_block, has_align;
-    bool has_view; /* --include, --map or --nested: for archives alone */
-    uint64_t block_bytes, align_bytes;
     const char *launcher;    /* that set the rank; NULL: none */
     struct pour_input input; /* of the source, if `is_poured`: it is read front to back */
     const char **excludes;
@@ -317,20 +312,19 @@ static int by_inodes(const void *a, const void *b)
 
 static void print_shares(struct pack_survey *s)
 {
-    char inodes[CLI_TEXT_LEN], files[CLI_TEXT_LEN], bytes[CLI_TEXT_LEN];
     if (s->shares.count == 0)
         return;
     qsort(s->shares.at, s->shares.count, sizeof(s->shares.at[0]), by_inodes);
     printf("%15s %15s %12s  folder\n", "inodes", "files", "bytes");
     for (size_t i = 0; i < s->shares.count && i < SHARES_SHOWN; i++) {
         const struct pack_share *share = &s->shares.at[i];
-        printf("%15s %15s %12s  ", cli_format_count(share->inodes, inodes),
-               cli_format_count(share->files, files), cli_format_bytes(share->bytes, bytes));
+        printf("%15s %15s %12s  ", cli_count(share->inodes), cli_count(share->files),
+               cli_bytes(share->bytes));
         cli_print_name(stdout, share->name, strlen(share->name));
         putchar('\n');
     }
     if (s->shares.count > SHARES_SHOWN)
-        printf("and %s more\n", cli_format_count(s->shares.count - SHARES_SHOWN, inodes));
+        printf("and %s more\n", cli_count(s->shares.count - SHARES_SHOWN));
 }
 
 /* A word of a command, as a shell takes it. */
@@ -338,17 +332,11 @@ static void print_word(const char *word)
 {
     static const char plain[] =
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-";
-    if (*word && word[strspn(word, plain)] == '\0') {
-        printf(" %s", word);
-        return;
-    }
-    printf(" '");
-    for (; *word; word++)
-        if (*word == '\'')
-            printf("'\\''");
-        else
-            putchar(*word);
-    putchar('\'');
+    putchar(' ');
+    if (*word && word[strspn(word, plain)] == '\0')
+        fputs(word, stdout);
+    else
+        cli_print_quoted(word);
 }
 
 /* Would the archive lie on one storage target? */
@@ -362,13 +350,13 @@ static bool needs_stripes(const struct arguments *a, const struct pack_survey *s
 
 static void print_survey(const struct arguments *a, struct pack_survey *s, char **argv)
 {
-    char files[CLI_TEXT_LEN], inodes[CLI_TEXT_LEN], bytes[CLI_TEXT_LEN], output[128];
-    printf("%s %s, %s, %s inodes\n", cli_format_count(s->all.files, files),
-           s->all.files == 1 ? "file" : "files", cli_format_bytes(s->all.bytes, bytes),
-           cli_format_count(s->all.inodes, inodes));
+    char output[128];
+    printf("%s %s, %s, %s inodes\n", cli_count(s->all.files),
+           s->all.files == 1 ? "file" : "files", cli_bytes(s->all.bytes),
+           cli_count(s->all.inodes));
     print_shares(s);
     describe_output(a, output, sizeof(output));
-    printf("packed: about %s in %s%s\n", cli_format_bytes(s->archive_bytes, bytes), output,
+    printf("packed: about %s in %s%s\n", cli_bytes(s->archive_bytes), output,
            a->options.writer.zstd_level ? ", less what compression saves" : "");
     printf("next: onepot pack");
     if (needs_stripes(a, s))
@@ -410,27 +398,6 @@ static int take_exclude(const struct cli_usage *u, void *ctx, const char *text)
     return cli_take_view(u, &cli_view_words[1], text);
 }
 
-static int take_include(const struct cli_usage *u, void *ctx, const char *text)
-{
-    struct arguments *a = ctx;
-    a->has_view = true;
-    return cli_take_view(u, &cli_view_words[0], text);
-}
-
-static int take_map(const struct cli_usage *u, void *ctx, const char *text)
-{
-    struct arguments *a = ctx;
-    a->has_view = true;
-    return cli_take_view(u, &cli_view_words[3], text);
-}
-
-static int take_nested(const struct cli_usage *u, void *ctx, const char *text)
-{
-    struct arguments *a = ctx;
-    a->has_view = true;
-    return cli_take_nested(u, NULL, text);
-}
-
 static int take_files_from(const struct cli_usage *u, void *ctx, const char *text)
 {
     struct arguments *a = ctx;
@@ -450,26 +417,32 @@ static int take_level(const struct cli_usage *u, void *ctx, const char *text)
     return 0;
 }
 
-static int check_power(const char *option, bool given, uint64_t bytes, uint32_t min,
-                       uint32_t max, uint32_t *ret_bytes)
+static int take_power(const char *option, const char *text, uint32_t min, uint32_t max,
+                      uint32_t *ret_bytes)
 {
-    if (given && (bytes < min || bytes > max || (bytes & (bytes - 1))))
+    uint64_t bytes = 0;
+    int r = cli_size_option(&usage, option, text, &bytes);
+    if (r == 0 && (bytes < min || bytes > max || (bytes & (bytes - 1))))
         return cli_usage_error(&usage, "%s takes a power of two from %u to %u", option, min,
                                max);
     *ret_bytes = (uint32_t)bytes;
-    return 0;
+    return r;
 }
 
-static int check_format(struct arguments *a)
+static int take_block(const struct cli_usage *u, void *ctx, const char *text)
 {
-    struct pack_options *o = &a->options;
-    int r = check_power("--block", a->has_block, a->block_bytes, WRITER_BLOCK_MIN,
-                        WRITER_BLOCK_MAX, &o->writer.block_bytes);
-    if (r == 0)
-        r = check_power("--align", a->has_align, a->align_bytes, PAX_BLOCK_BYTES,
-                        WRITER_ALIGN_MAX, &o->writer.align_bytes);
-    if (r != 0)
-        return r;
+    (void)u;
+    return take_power("--block", text, WRITER_BLOCK_MIN, WRITER_BLOCK_MAX, ctx);
+}
+
+static int take_align(const struct cli_usage *u, void *ctx, const char *text)
+{
+    (void)u;
+    return take_power("--align", text, PAX_BLOCK_BYTES, WRITER_ALIGN_MAX, ctx);
+}
+
+static int check_format(const struct pack_options *o)
+{
     if (o->writer.block_bytes && !o->writer.zstd_level)
         return cli_usage_error(&usage, "--block needs --zstd");
     if (o->writer.align_bytes && o->writer.zstd_level)
@@ -497,14 +470,14 @@ static int command_pack_parse(struct arguments *a, int argc, char **argv)
          .take = take_files_from, .ctx = a},
         {"--include=GLOB",
          "of archives, pack only what matches; the first pattern that matches decides",
-         .take = take_include, .ctx = a},
+         .take = cli_take_view, .ctx = &cli_view_words[0]},
         {"--map=FILE",
          "of archives, pack members under other names: lines of NAME, a tab, NAME TO SHOW",
-         .take = take_map, .ctx = a},
+         .take = cli_take_view, .ctx = &cli_view_words[3]},
         {"--nested[=GLOB]",
          "of archives, pack the archives in them as directories: those with the ending of one, "
          "or what matches GLOB",
-         .take = take_nested, .ctx = a},
+         .take = cli_take_nested},
         {"--null", "names in LIST end with a NUL byte (detected if there is one)",
          .flag = &o->files_from_nul},
         {"--shards=N",
@@ -521,9 +494,9 @@ static int command_pack_parse(struct arguments *a, int argc, char **argv)
          "compress so much together, all of which a random read decompresses (4K to 8M, "
          "default "
          "512K)",
-         .flag = &a->has_block, .size = &a->block_bytes},
+         .take = take_block, .ctx = &o->writer.block_bytes},
         {"--align=BYTES", "begin the data of each file at a multiple of BYTES",
-         .flag = &a->has_align, .size = &a->align_bytes},
+         .take = take_align, .ctx = &o->writer.align_bytes},
         {"--stripe=N", "on Lustre, spread each archive over N storage targets",
          .count = &o->stripes, .min = 1, .max = STRIPES_MAX},
         {"-j, --jobs=N",
@@ -571,15 +544,15 @@ static int find_rank(struct arguments *a)
 }
 
 /* Directories can't have a view; an archive's --files-from is a part of its view. */
-static int check_view(struct arguments *a)
+static int check_view(struct pack_options *o)
 {
-    struct pack_options *o = &a->options;
-    for (size_t i = 0; a->has_view && i < o->source_count; i++)
+    const bool has_view = cli_picks_of_archives();
+    for (size_t i = 0; has_view && i < o->source_count; i++)
         if (!is_archive(o->sources[i]))
             return cli_usage_error(&usage,
                                    "--include, --map and --nested are for archives; %s is none",
                                    o->sources[i]);
-    if (a->has_view)
+    if (has_view)
         o->exclude_count = 0; /* the view has them, in their order */
     if (!o->files_from || !is_archive(o->sources[0]))
         return 0;
@@ -624,7 +597,7 @@ static int check_stream(struct arguments *a)
         {a->is_dry, DRY_RUN},
         {o->shards, "--shards"},
         {o->files_from, "--files-from"},
-        {a->has_view, "--include, --map and --nested"},
+        {cli_picks_of_archives(), "--include, --map and --nested"},
         {cli_together.each || cli_together.skip_damaged ||
              cli_together.on_conflict != POT_CONFLICT_ERROR,
          "--each, --on-conflict and --skip-damaged"},
@@ -678,17 +651,16 @@ static int check_sources(struct arguments *a)
         return cli_usage_error(&usage, "--null needs --files-from");
     if (o->files_from && o->source_count > 1)
         return cli_usage_error(&usage, "--files-from takes one directory or archive");
-    int r = check_stream(a);
-    if (r == 0 && a->is_poured)
-        return check_format(a);
+    int r = check_format(o);
     if (r == 0)
-        r = check_dry(a);
+        r = check_stream(a);
+    if (r != 0 || a->is_poured)
+        return r;
+    r = check_dry(a);
     if (r == 0)
         r = check_sets(o);
     if (r == 0)
-        r = check_view(a);
-    if (r == 0)
-        r = check_format(a);
+        r = check_view(o);
     return r ? r : find_rank(a);
 }
 

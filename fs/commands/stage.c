@@ -4,7 +4,6 @@
  * killed, the next start of any onepot notices that the owner is gone.
  */
 #include <errno.h>
-#include <inttypes.h>
 #include <signal.h>
 #include <limits.h>
 #include <poll.h>
@@ -14,15 +13,11 @@
 #include <string.h>
 #include <sys/inotify.h>
 #include <sys/signalfd.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include "budget.h"
-#include "cleanup.h"
 #include "cli.h"
 #include "clock.h"
 #include "commands.h"
-#include "format.h"
 #include "detach.h"
 #include "interrupt.h"
 #include "json.h"
@@ -100,14 +95,9 @@ static int verify_copy(const struct arguments *a, const char *archive, struct po
 {
     const struct verify_options options = {
         .work = {.threads = cli_default_jobs(), .stop = interrupt_flag()}};
-    const struct reader_options reader_options = {.cache_bytes = budget_cache_bytes()};
     struct verify_result result = {0};
-    struct reader *reader = NULL;
     struct fault fault = {0};
-    int r = reader_new(pot, &reader_options, &fault, &reader);
-    if (r == 0)
-        r = verify_run(pot, reader, &options, &fault, &result);
-    reader_free(reader);
+    int r = verify_run(pot, &options, &fault, &result);
     if (r < 0)
         return cli_fail(archive, r, &fault);
     if (result.problems)
@@ -142,8 +132,7 @@ static void print_result(const struct arguments *a, const char *archive,
         snprintf(how, sizeof(how), "together with the job's other nodes");
     else if (!was_whole && report->stream_ns)
         snprintf(how, sizeof(how), "in %s (%s/s)", cli_time(report->stream_ns),
-                 cli_bytes((uint64_t)((double)report->stream_bytes * 1e9 /
-                                      (double)report->stream_ns)));
+                 cli_rate(report->stream_bytes, report->stream_ns));
     if (a->owner)
         snprintf(owner, sizeof(owner), "%s (process %d) ends", process_name(a->owner, name),
                  (int)a->owner);
@@ -213,7 +202,7 @@ static int open_source(const struct arguments *a, const char *archive,
     struct fault fault = {0};
     int r = archive_list_is_set(archive)
                 ? -EISDIR
-                : pot_open_source(archive, cli_offset(), &fault, &ignored, ret_source);
+                : pot_open_source(archive, cli_offset, &fault, &ignored, ret_source);
     if (r == -EISDIR && a->adopt)
         return not_adopted(archive, "a set of archives");
     if (r == -EISDIR) { /* several, of which the copy has all, whatever their names are */
@@ -282,22 +271,21 @@ static int stage_one(struct arguments *a, const char *archive)
 
 /* ---- until the owner ends ---- */
 
+struct owned {
+    pid_t owner;
+    unsigned count;
+};
+
 static int count_owned(void *ctx, const struct stage_copy_info *info)
 {
-    struct owned {
-        pid_t owner;
-        unsigned count;
-    } *owned = ctx;
+    struct owned *owned = ctx;
     owned->count += info->report.pinned && info->owner == owned->owner;
     return 0;
 }
 
 static bool has_copies(const struct arguments *a)
 {
-    struct {
-        pid_t owner;
-        unsigned count;
-    } owned = {a->owner, 0};
+    struct owned owned = {a->owner, 0};
     return stage_each(a->place, count_owned, &owned) >= 0 && owned.count > 0;
 }
 
@@ -365,8 +353,7 @@ static void leave_keeper(struct arguments *a)
     sigprocmask(SIG_SETMASK, &before, NULL);
     process_watch_close(&owner);
     if (pid > 0)
-        while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
-            ;
+        process_reap(pid, NULL);
 }
 
 /* ---- the command ---- */
@@ -386,10 +373,8 @@ static int stage_archives(struct arguments *a, char **archives, int count)
         staged += r == CLI_OK;
         status = r == CLI_OK ? status : r;
     }
-    if (a->as_json) {
+    if (a->as_json)
         json_close(&a->json, ']');
-        putchar('\n');
-    }
     storage_watch_end();
     if (staged && a->owner)
         leave_keeper(a);

@@ -3,7 +3,6 @@
  * (counters.h). Neither the daemon nor the mount is asked, so the command works even while a
  * daemon hangs, is stopped, or is dead.
  */
-#include <errno.h>
 #include <stdio.h>
 
 #include "cli.h"
@@ -69,8 +68,6 @@ int command_stat(int argc, char **argv)
         status = show_all(&list, json);
     else if ((status = find_named_mount(&list, argv[optind], &slot)) == CLI_OK)
         command_stat_show(slot, json);
-    if (json && status == CLI_OK)
-        putchar('\n');
     slot_list_free(&list);
     return status;
 }

@@ -2,7 +2,6 @@
  * onepot unstage: remove copies that 'onepot stage' made. A copy that a mount or a loader uses
  * is only released, and removed with its last user.
  */
-#include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +10,6 @@
 
 #include "cli.h"
 #include "commands.h"
-#include "format.h"
 #include "file_id.h"
 #include "place.h"
 #include "stage.h"

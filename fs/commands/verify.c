@@ -2,14 +2,11 @@
  * onepot verify: checks that an archive is unchanged.
  */
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "budget.h"
 #include "cli.h"
 #include "commands.h"
-#include "workers.h"
-#include "format.h"
 #include "interrupt.h"
 #include "storage_watch.h"
 #include "json.h"
@@ -147,13 +144,13 @@ static int open_pot(struct arguments *a, char **paths, size_t count, struct pot 
         .lists_left_out = true,
         .rebuild = true, /* a saved index was not read from the archive just now */
         .memory_bytes = budget_memory_bytes(""),
-        .max_ratio = cli_max_ratio(),
-        .offset = cli_offset(),
+        .max_ratio = cli_max_ratio,
+        .offset = cli_offset,
         .note = command_verify_note,
         .progress = command_verify_show,
         .ctx = a,
     };
-    int trailer = a->is_tree ? 0 : verify_trailer(a->archive, cli_offset(), &fault);
+    int trailer = a->is_tree ? 0 : verify_trailer(a->archive, cli_offset, &fault);
     a->is_plain = trailer < 0;
     struct fault why = {0};
     int r =
@@ -173,14 +170,7 @@ static int open_pot(struct arguments *a, char **paths, size_t count, struct pot 
 static int verify_pot(struct arguments *a, struct pot *pot, struct verify_result *ret_result)
 {
     struct fault fault = {0};
-    struct reader *reader;
-    struct reader_options options = {.cache_bytes =
-                                         workers_cache_bytes(pot, a->options.work.threads)};
-    int r = reader_new(pot, &options, &fault, &reader);
-    if (r == 0) {
-        r = verify_run(pot, reader, &a->options, &fault, ret_result);
-        reader_free(reader);
-    }
+    int r = verify_run(pot, &a->options, &fault, ret_result);
     if (r < 0 && r != -EINTR)
         command_verify_report(a, &fault);
     return r;
@@ -225,20 +215,14 @@ static int verify_tree(struct arguments *a, char **words, size_t count)
 }
 
 /* Each archive of a folder, a pattern or a list. */
-static int verify_word(struct arguments *a, const char *word)
+static int verify_word(struct arguments *a, char *const *word)
 {
     struct archive_list list = {0};
-    struct fault fault = {0};
-    int status = CLI_OK;
-    int r = archive_list_add(&list, word, &fault);
-    if (r == 0)
-        r = archive_list_join(&list);
-    if (r < 0)
-        status = cli_fail(word, r, &fault);
+    int status = cli_list_archives(word, 1, &list) < 0 ? CLI_FAILED : CLI_OK;
     for (size_t i = 0; i < list.count && !atomic_load(interrupt_flag()); i++)
         if (verify_archive(a, list.at[i], &list.at[i], 1) != CLI_OK)
             status = CLI_FAILED;
-    a->archive = word;
+    a->archive = *word;
     archive_list_free(&list);
     return status;
 }
@@ -257,12 +241,10 @@ static int verify_archives(struct arguments *a, char **archives, int count)
     if (a->is_tree)
         status = verify_tree(a, archives, (size_t)count);
     for (int i = 0; !a->is_tree && i < count && !atomic_load(interrupt_flag()); i++)
-        if (verify_word(a, archives[i]) != CLI_OK)
+        if (verify_word(a, &archives[i]) != CLI_OK)
             status = CLI_FAILED;
-    if (a->as_json) {
+    if (a->as_json)
         json_close(&a->json, ']');
-        putchar('\n');
-    }
     if (atomic_load(interrupt_flag())) {
         cli_note("%s: interrupted", a->archive);
         interrupt_die();
@@ -285,13 +267,7 @@ int command_verify(int argc, char **argv)
          .count = &a.options.work.threads, .min = 1, .max = VERIFY_THREADS_MAX},
         {"--json", "print one array of objects", .flag = &a.as_json},
         {"-q, --quiet", "print only what is wrong", .flag = &a.quiet},
-        CLI_TOGETHER,
-        CLI_PROGRESS(&a.progress),
-        CLI_VIEW,
-        CLI_MAX_RATIO,
-        CLI_NESTED,
-        CLI_OFFSET,
-        CLI_IO_TIMEOUT,
+        CLI_ARCHIVES(&a.progress),
         {NULL},
     };
     int status = cli_parse(&usage, options, argc, argv);

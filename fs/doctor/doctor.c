@@ -5,7 +5,6 @@
 
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "budget.h"
@@ -50,22 +49,20 @@ void finding_advise(struct findings *f, const char *format, ...)
 static void see_limit(void *ctx, const char *path, uint64_t limit, uint64_t used)
 {
     struct findings *f = ctx;
-    char text[CLI_TEXT_LEN], used_text[CLI_TEXT_LEN];
     if (limit == UINT64_MAX)
         finding_add(f, FINDING_FACT, path, "no limit");
     else if (used == UINT64_MAX)
-        finding_add(f, FINDING_FACT, path, "%s%s", cli_format_bytes(limit, text),
+        finding_add(f, FINDING_FACT, path, "%s%s", cli_bytes(limit),
                     strstr(path, "meminfo") ? " available on the node now" : "");
     else
         finding_add(f, FINDING_FACT, path, "%s, of which %s are used, page cache included",
-                    cli_format_bytes(limit, text), cli_format_bytes(used, used_text));
+                    cli_bytes(limit), cli_bytes(used));
 }
 
 static void see_claims(struct findings *f)
 {
     struct job job;
     struct claim_others others;
-    char text[CLI_TEXT_LEN];
     job_detect(&job);
     if (job.id[0])
         finding_add(f, FINDING_FACT, "job", "%s", job.id);
@@ -78,13 +75,12 @@ static void see_claims(struct findings *f)
     else
         finding_add(f, FINDING_FACT, "others of it", "%u mount%s, which may take %s",
                     others.count, others.count == 1 ? " or loader" : "s and loaders",
-                    cli_format_bytes(others.using_bytes, text));
+                    cli_bytes(others.using_bytes));
 }
 
 void doctor_memory(struct findings *f)
 {
     f->section = "memory";
-    char text[CLI_TEXT_LEN], cache[CLI_TEXT_LEN];
     uint64_t least = budget_memory_bytes("");
     budget_explain("", see_limit, f);
     if (least == UINT64_MAX)
@@ -92,10 +88,10 @@ void doctor_memory(struct findings *f)
                     "not known: neither cgroups nor /proc/meminfo could be read");
     else
         finding_add(f, FINDING_FACT, "the job's share", "%s, the least of these",
-                    cli_format_bytes(least, text));
+                    cli_bytes(least));
     finding_add(f, FINDING_FACT, "cache of mounts",
                 "%s, a quarter of that, unless --cache says otherwise",
-                cli_format_bytes(budget_cache_bytes(), cache));
+                cli_bytes(budget_cache_bytes()));
     see_claims(f);
 }
 

@@ -66,8 +66,8 @@ void doctor_copies(struct findings *findings);
 /* Does `import onepot` find this project's module? Says nothing where it finds none. */
 void doctor_python(struct findings *findings);
 
-/* Type of the filesystem with this device number, such as "tmpfs". */
-void doctor_filesystem(unsigned dev_major, unsigned dev_minor, char type[32]);
+/* Type of the filesystem that an open file or folder is in, such as "tmpfs". */
+void doctor_filesystem(int fd, char type[32]);
 
 /* Dead mounts of this user. */
 void doctor_leftovers(struct findings *findings);

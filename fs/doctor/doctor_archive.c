@@ -1,10 +1,8 @@
 /*
  * Findings about an archive. Only the bytes that show its format are read.
  */
-#include <stdio.h>
-#include <stdlib.h>
+#include <fcntl.h>
 #include <string.h>
-#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "backend.h"
@@ -25,11 +23,10 @@ static void see_fault(struct findings *f, const char *path, const struct fault *
 
 static bool see_place_of(struct findings *f, const struct source *source)
 {
-    char type[32], text[CLI_TEXT_LEN];
-    struct source_identity id;
-    source_identity(source, &id);
-    doctor_filesystem(major(id.dev), minor(id.dev), type);
-    finding_add(f, FINDING_FACT, "size", "%s", cli_format_bytes(id.size_bytes, text));
+    char type[32];
+    auto_close int fd = open(source_name(source), O_PATH | O_CLOEXEC);
+    doctor_filesystem(fd, type);
+    finding_add(f, FINDING_FACT, "size", "%s", cli_bytes(source_size(source)));
     bool local = source_is_local(source);
     finding_add(f, FINDING_FACT, "filesystem", "%s, %s", type,
                 local ? "on this node: it is mapped, and the kernel caches it"

@@ -9,10 +9,9 @@
 static void see_together(struct findings *f, const char *path, uint64_t bytes, unsigned nodes,
                          const char *place)
 {
-    char once[CLI_TEXT_LEN], each[CLI_TEXT_LEN];
     finding_add(f, FINDING_GOOD, path,
                 "the nodes can copy it together to %s: storage then gives %s, and not %s",
-                place, cli_format_bytes(bytes, once), cli_format_bytes(bytes * nodes, each));
+                place, cli_bytes(bytes), cli_bytes(bytes * nodes));
     finding_advise(f,
                    "'srun -N %u -n %u onepot-mpi stage %s', stage=\"job\" in Python, or "
                    "sbcast and 'onepot stage --adopt'; then 'onepot run --stage'",

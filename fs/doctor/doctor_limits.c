@@ -3,8 +3,6 @@
  * process's (ulimit) and the kernel's for FUSE.
  */
 #include <inttypes.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/resource.h>
 
 #include "cli.h"
@@ -19,13 +17,12 @@
 
 static void see_locked(struct findings *f, const struct rlimit *limit)
 {
-    char text[CLI_TEXT_LEN];
     if (limit->rlim_cur == RLIM_INFINITY)
         finding_add(f, FINDING_GOOD, "locked memory", "no limit");
     else
         finding_add(f, FINDING_FACT, "locked memory",
                     "at most %s (ulimit -l); batches for a device want theirs locked",
-                    cli_format_bytes(limit->rlim_cur, text));
+                    cli_bytes(limit->rlim_cur));
 }
 
 static void see_files(struct findings *f, const struct rlimit *limit)
@@ -44,12 +41,11 @@ static void see_files(struct findings *f, const struct rlimit *limit)
 static void see_addresses(struct findings *f, const struct rlimit *limit,
                           uint64_t archive_bytes)
 {
-    char text[CLI_TEXT_LEN];
     if (limit->rlim_cur == RLIM_INFINITY)
         return;
     bool small = archive_bytes > limit->rlim_cur / 2;
     finding_add(f, FINDING_WARNING, "address space", "at most %s (ulimit -v)%s",
-                cli_format_bytes(limit->rlim_cur, text),
+                cli_bytes(limit->rlim_cur),
                 small ? ", too little to map the archive: it is read through a smaller cache"
                       : "");
     finding_advise(f, "'ulimit -v unlimited': mapped files count in it, though they take "
@@ -59,12 +55,11 @@ static void see_addresses(struct findings *f, const struct rlimit *limit,
 static void see_file_size(struct findings *f, const struct rlimit *limit,
                           uint64_t archive_bytes)
 {
-    char text[CLI_TEXT_LEN];
     if (limit->rlim_cur == RLIM_INFINITY)
         return;
     bool small = archive_bytes > limit->rlim_cur;
     finding_add(f, small ? FINDING_WARNING : FINDING_FACT, "size of files",
-                "at most %s (ulimit -f)%s", cli_format_bytes(limit->rlim_cur, text),
+                "at most %s (ulimit -f)%s", cli_bytes(limit->rlim_cur),
                 small ? ": the archive can't be copied with --stage" : "");
 }
 

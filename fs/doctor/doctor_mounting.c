@@ -15,9 +15,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <sys/utsname.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -27,7 +25,6 @@
 #include "mountinfo.h"
 #include "mountpoint.h"
 #include "process.h"
-#include "runtime.h"
 
 #define INIT_WAIT_MS 2000
 #define TRIAL_LIMIT_S 60    /* it never takes this long */

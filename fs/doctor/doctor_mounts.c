@@ -7,7 +7,6 @@
 
 #include "doctor.h"
 #include "fault.h"
-#include "mountinfo.h"
 #include "mountpoint.h"
 #include "state.h"
 #include "summary.h"

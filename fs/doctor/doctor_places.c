@@ -9,35 +9,23 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/quota.h>
-#include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "budget.h"
 #include "cleanup.h"
 #include "cli.h"
 #include "doctor.h"
+#include "mountinfo.h"
 #include "place.h"
 #include "source.h"
 #include "stage.h"
 #include "syscalls.h"
 
-/* Type of the filesystem with this device number, from mountinfo. */
-void doctor_filesystem(unsigned dev_major, unsigned dev_minor, char type[32])
+void doctor_filesystem(int fd, char type[32])
 {
-    auto_free char *line = NULL;
-    size_t size = 0;
-    unsigned major_here, minor_here;
-
-    snprintf(type, 32, "type not known");
-    auto_fclose FILE *f = fopen("/proc/self/mountinfo", "re");
-    while (f && getline(&line, &size, f) > 0) {
-        const char *end = strstr(line, " - ");
-        if (end && sscanf(line, "%*u %*u %u:%u", &major_here, &minor_here) == 2 &&
-            major_here == dev_major && minor_here == dev_minor)
-            sscanf(end, " - %31s", type);
-    }
+    struct mount_entry mount;
+    snprintf(type, 32, "%s", mountinfo_of(fd, &mount) == 0 ? mount.type : "type not known");
 }
 
 /* ---- quotas ---- */
@@ -70,14 +58,13 @@ static uint64_t see_quotas(struct findings *f, const char *path, int fd, bool is
     } quotas[] = {{USRQUOTA, geteuid(), "user"}, {GRPQUOTA, getegid(), "group"}};
     uint64_t least = UINT64_MAX, limit = UINT64_MAX, used = 0;
     for (size_t i = 0; i < sizeof(quotas) / sizeof(quotas[0]); i++) {
-        char a[CLI_TEXT_LEN], b[CLI_TEXT_LEN];
         if (ask_quota(fd, quotas[i].kind, quotas[i].id, &limit, &used) < 0 ||
             limit == UINT64_MAX)
             continue;
         uint64_t left = limit > used ? limit - used : 0;
         finding_add(f, left ? FINDING_FACT : FINDING_WARNING, path,
-                    "quota of your %s: %s of %s are used", quotas[i].name,
-                    cli_format_bytes(used, a), cli_format_bytes(limit, b));
+                    "quota of your %s: %s of %s are used", quotas[i].name, cli_bytes(used),
+                    cli_bytes(limit));
         least = left < least ? left : least;
     }
     if (!is_local)
@@ -94,7 +81,6 @@ static uint64_t see_quotas(struct findings *f, const char *path, int fd, bool is
 static bool see_fit(struct findings *f, const char *path, uint64_t bytes, uint64_t free_bytes,
                     bool is_memory)
 {
-    char need[CLI_TEXT_LEN], have[CLI_TEXT_LEN];
     uint64_t room = is_memory ? budget_room_bytes("") : UINT64_MAX;
     if (room > free_bytes)
         room = free_bytes;
@@ -102,8 +88,7 @@ static bool see_fit(struct findings *f, const char *path, uint64_t bytes, uint64
     finding_add(f, bytes <= room ? FINDING_GOOD : FINDING_FACT, path,
                 bytes <= room ? "a copy of the archive (%s) fits: --stage=%s"
                               : "a copy of the archive (%s) does not fit in %s",
-                cli_format_bytes(bytes, need),
-                bytes <= room ? path : cli_format_bytes(room, have));
+                cli_bytes(bytes), bytes <= room ? path : cli_bytes(room));
     if (is_memory && bytes > room && bytes <= free_bytes)
         finding_advise(f, "there is room on the filesystem, but not in the job's memory");
     return bytes <= room;
@@ -128,25 +113,24 @@ static bool see_refusal(struct findings *f, const char *path)
 /* True: the archive would be staged there. */
 static bool see_place(struct findings *f, const char *path, uint64_t archive_bytes)
 {
-    char type[32], have[CLI_TEXT_LEN];
+    char type[32];
     struct statvfs fs;
-    struct stat st;
     if (see_refusal(f, path))
         return false;
     auto_close int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0 || fstatvfs(fd, &fs) < 0 || fstat(fd, &st) < 0) {
+    if (fd < 0 || fstatvfs(fd, &fs) < 0) {
         finding_add(f, FINDING_WARNING, path, "can't be used: %s", fault_errno(errno));
         return false;
     }
     uint64_t free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
     struct storage storage = storage_of(fd);
     bool writable = access(path, W_OK | X_OK) == 0;
-    doctor_filesystem(major(st.st_dev), minor(st.st_dev), type);
+    doctor_filesystem(fd, type);
     finding_add(f, writable ? FINDING_GOOD : FINDING_WARNING, path, "%s%s, %s free%s%s", type,
                 storage.is_memory  ? " (memory)"
                 : storage.is_local ? " (on this node)"
                                    : " (not known to be on this node)",
-                cli_format_bytes(free_bytes, have), writable ? "" : ", not writable for you",
+                cli_bytes(free_bytes), writable ? "" : ", not writable for you",
                 fs.f_flag & ST_NOEXEC ? ", noexec (programs in a mount there still run)" : "");
     bool is_here = storage.is_local || storage.is_memory;
     uint64_t left = see_quotas(f, path, fd, is_here);
@@ -182,12 +166,11 @@ struct copies {
 static int see_copy(void *ctx, const struct stage_copy_info *info)
 {
     struct copies *c = ctx;
-    char here[CLI_TEXT_LEN], all[CLI_TEXT_LEN];
     bool left = !info->used && !info->owner;
     c->count++;
     finding_add(c->findings, left ? FINDING_WARNING : FINDING_FACT, info->archive,
-                "%s of %s in %s, %s", cli_format_bytes(info->report.bytes_here, here),
-                cli_format_bytes(info->report.bytes, all), info->folder,
+                "%s of %s in %s, %s", cli_bytes(info->report.bytes_here),
+                cli_bytes(info->report.bytes), info->folder,
                 info->used    ? "in use"
                 : info->owner ? "kept for later"
                               : "left by a process that was killed");

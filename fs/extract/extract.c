@@ -122,12 +122,6 @@ static int add_first_names(struct extraction *x)
     return r;
 }
 
-static int compare_large(const void *a, const void *b)
-{
-    const struct large *x = a, *y = b;
-    return x->position < y->position ? -1 : x->position > y->position;
-}
-
 static int visit_child(struct extraction *x, struct folders *folders, uint32_t position,
                        uint8_t inherited, uint64_t *key)
 {
@@ -185,7 +179,7 @@ static int visit_all(struct extraction *x, struct folders *folders)
     if (r == 0)
         r = add_first_names(x);
     if (x->large.count)
-        qsort(x->large.at, x->large.count, sizeof(*x->large.at), compare_large);
+        qsort(x->large.at, x->large.count, sizeof(*x->large.at), large_compare);
     return r;
 }
 
@@ -257,7 +251,7 @@ static int extract_with_folders(struct extraction *x)
 
 static int extract_prepare(struct extraction *x, struct fault *fault)
 {
-    int r = workers_init(&x->workers);
+    int r = workers_init(&x->workers, fault);
     x->flags = calloc(index_info(x->index)->entries, 1);
     if (r == 0 && !x->flags)
         r = -ENOMEM;
@@ -275,14 +269,13 @@ static void extract_release(struct extraction *x)
     free(x->flags);
 }
 
-int extract_run(struct pot *pot, struct reader *reader, const struct extract_options *options,
-                struct fault *fault, struct extract_result *ret_result)
+int extract_run(struct pot *pot, const struct extract_options *options, struct fault *fault,
+                struct extract_result *ret_result)
 {
     struct extraction x = {
         .options = options,
         .workers = {.options = &options->work,
                     .pot = pot,
-                    .reader = reader,
                     .buffer_bytes = READ_BACK_BYTES,
                     .doing = "extracting",
                     .work = extract_do_item,

@@ -250,17 +250,10 @@ void member_extract(struct extractor *e, uint32_t position)
 
 /* ---- large files ---- */
 
-static struct large *find_large(struct extraction *x, uint32_t position)
+int large_compare(const void *a, const void *b)
 {
-    size_t low = 0, high = x->large.count;
-    while (low < high) {
-        size_t mid = low + (high - low) / 2;
-        if (x->large.at[mid].position < position)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return &x->large.at[low];
+    const struct large *x = a, *y = b;
+    return x->position < y->position ? -1 : x->position > y->position;
 }
 
 /* Under the lock. The first piece makes the file. */
@@ -364,7 +357,8 @@ void member_extract_piece(struct extractor *e, uint32_t position, uint32_t piece
     struct trouble trouble = {"can't be extracted", FAULT_NO_OFFSET};
     struct node node = {0};
     pthread_mutex_lock(&x->workers.lock);
-    struct large *l = find_large(x, position);
+    const struct large key = {.position = position};
+    struct large *l = bsearch(&key, x->large.at, x->large.count, sizeof(key), large_compare);
     int r = index_node(x->index, position, &node);
     if (r == 0)
         r = member_begin_piece(e, l, &node, &trouble);

@@ -11,14 +11,12 @@
 #define ONEPOT_EXTRACT_PRIVATE_H
 
 #include <sys/types.h>
-#include <time.h>
 
 #include "checksum.h"
 #include "workers.h"
 #include "extract.h"
 #include "file_id.h"
 #include "vector.h"
-#include "worklist.h"
 
 /* Flags of an entry. */
 enum {
@@ -43,6 +41,9 @@ struct large {
     uint8_t *written;       /* one flag for each piece */
     struct checksum *state; /* NULL: no sum to compare with */
 };
+
+/* By position, for qsort and bsearch. */
+int large_compare(const void *a, const void *b);
 
 /* Descriptors of folders that a thread used lately. */
 #define FOLDER_SLOTS_MAX 64u

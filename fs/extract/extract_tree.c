@@ -10,7 +10,6 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
@@ -151,24 +150,16 @@ int tree_open_root(struct extraction *x, struct fault *fault)
 
 /* ---- making folders ---- */
 
-/* Is it the source's file, or one of its files? */
-static bool source_is_of(const struct source *source, struct file_id file)
-{
-    struct source_identity identity;
-    const struct source *member = source_member(source, 0);
-    source_identity(source, &identity);
-    bool is_of = file_id_equal(file, (struct file_id){identity.dev, identity.ino});
-    for (size_t i = 0; !is_of && member && member != source;
-         member = source_member(source, ++i))
-        is_of = source_is_of(member, file);
-    return is_of;
-}
-
 /* Is it a file that is being extracted? A source may be what an archive was unpacked into. */
 static bool is_of_archive(const struct pot *pot, struct file_id file)
 {
-    bool is_of = file_id_equal(file, (struct file_id){pot->identity.dev, pot->identity.ino}) ||
-                 source_is_of(pot->source, file);
+    const struct source *source;
+    struct source_identity id = pot->identity;
+    bool is_of = file_id_equal(file, (struct file_id){id.dev, id.ino});
+    for (size_t at[2] = {0}; !is_of && (source = source_file_next(pot->source, at));) {
+        source_identity(source, &id);
+        is_of = file_id_equal(file, (struct file_id){id.dev, id.ino});
+    }
     for (size_t i = 0; !is_of && i < pot->part_count; i++)
         is_of = file_id_equal(file, pot->parts[i].file);
     return is_of;

@@ -30,13 +30,24 @@ static int worker_init(struct workers *workers, struct worker *w, unsigned numbe
     return r;
 }
 
-int workers_init(struct workers *workers)
+/* Memory for blocks: each is used once, so a few for each thread suffice. */
+static uint64_t cache_bytes(const struct workers *workers)
+{
+    uint64_t block_bytes = index_info(workers->pot->index)->block_bytes;
+    uint64_t bytes = max_u64(block_bytes * workers->options->threads * 8, CACHE_BYTES_MIN);
+    return min_u64(bytes, budget_cache_bytes());
+}
+
+int workers_init(struct workers *workers, struct fault *fault)
 {
     const unsigned threads = workers->options->threads;
+    const struct reader_options reading = {.cache_bytes = cache_bytes(workers)};
     pthread_mutex_init(&workers->lock, NULL);
     pthread_cond_init(&workers->done, NULL);
     workers->at = calloc(threads, sizeof(*workers->at));
     int r = workers->at ? worklist_new(&workers->list) : -ENOMEM;
+    if (r == 0)
+        r = reader_new(workers->pot, &reading, fault, &workers->reader);
     for (unsigned i = 0; r == 0 && i < threads; i++)
         r = worker_init(workers, &workers->at[i], i);
     return r;
@@ -50,6 +61,7 @@ void workers_free(struct workers *workers)
         free(workers->at[i].buffer);
     }
     free(workers->at);
+    reader_free(workers->reader);
     worklist_free(workers->list);
     pthread_cond_destroy(&workers->done);
     pthread_mutex_destroy(&workers->lock);
@@ -122,10 +134,4 @@ int workers_run(struct workers *workers)
     for (unsigned i = 0; i < started; i++)
         pthread_join(workers->at[i].thread, NULL);
     return started > 0 ? 0 : r;
-}
-
-uint64_t workers_cache_bytes(const struct pot *pot, unsigned threads)
-{
-    uint64_t bytes = (uint64_t)index_info(pot->index)->block_bytes * threads * 8;
-    return min_u64(max_u64(bytes, CACHE_BYTES_MIN), budget_cache_bytes());
 }

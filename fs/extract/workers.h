@@ -2,8 +2,8 @@
  * The threads that extract or verify an archive: each takes work from one list, while the
  * caller's thread shows progress. And what such runs have in common: problems, and their end.
  *
- *     struct workers workers = {.options = &work, .pot = pot, .reader = reader, ...};
- *     r = workers_init(&workers);
+ *     struct workers workers = {.options = &work, .pot = pot, ...};
+ *     r = workers_init(&workers, fault);
  *     if (r == 0)
  *         r = worklist_add(workers.list, item);
  *     if (r == 0)
@@ -51,13 +51,13 @@ struct worker {
 struct workers {
     const struct work_options *options;
     struct pot *pot;
-    struct reader *reader;
     size_t buffer_bytes; /* for each thread */
     const char *doing;   /* "extracting" */
     void (*work)(struct worker *worker, const struct work_item *item);
     void *job; /* the caller's, for `work` */
 
     /* Set by workers_init. */
+    struct reader *reader;
     struct worklist *list;
     struct worker *at;    /* one for each thread */
     pthread_mutex_t lock; /* held while a problem is reported, and while progress is shown */
@@ -70,7 +70,7 @@ struct workers {
 };
 
 /* 0 or -errno; workers_free in any case. */
-int workers_init(struct workers *workers);
+int workers_init(struct workers *workers, struct fault *fault);
 void workers_free(struct workers *workers);
 
 /* Work through the list. An error only if no thread could be started, or without memory. */
@@ -89,8 +89,5 @@ static inline bool workers_stopped(const struct workers *workers)
  * source; of several archives the fault gets the one that has it. Any thread.
  */
 void workers_report(struct workers *workers, const struct fault *fault, bool ends_run);
-
-/* Memory for blocks: each is used once, so a few for each thread suffice. */
-uint64_t workers_cache_bytes(const struct pot *pot, unsigned threads);
 
 #endif

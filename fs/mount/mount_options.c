@@ -121,7 +121,7 @@ static int take_fuse_word(const struct cli_usage *usage, const char *word,
         i++;
     const char *value = names[i] ? word + strlen(names[i]) : "";
     if (i == OFFSET)
-        return cli_take_offset(usage, NULL, value);
+        return cli_size_option(usage, "-o offset", value, &cli_offset);
     if (i == UID)
         return take_id(usage, "-o uid", value, &o->uid, &o->override_uid);
     if (i == GID)
@@ -540,8 +540,9 @@ uint64_t mount_options_hash(const struct mount_options *o, const char *at, int64
                             long mtime_nsec, uint64_t owner_start_ticks)
 {
     auto_free char *text = NULL;
-    const char *glob;
-    bool nested = cli_nested(&glob);
+    const struct pot_compose none = {0}, *compose;
+    cli_compose(&compose);
+    compose = compose ? compose : &none;
     int n = asprintf(
         &text,
         "%s\n%s\n%s\n%s\n%s\n%s\n%s\n%" PRIu64 " %d%s\n%d%s\n%d%d%d%d%d%d%d%d %d%d%d %" PRIu32
@@ -555,7 +556,8 @@ uint64_t mount_options_hash(const struct mount_options *o, const char *at, int64
         o->nonempty, cli_together.each, (int)cli_together.on_conflict,
         cli_together.skip_damaged, o->uid, o->gid, o->threads, o->idle_s, o->grace_s,
         o->io_timeout_s, o->retries, o->cache_bytes, o->readahead_bytes, (int)o->owner,
-        owner_start_ticks, mtime_sec, mtime_nsec, cli_offset(), nested, glob ? glob : "");
+        owner_start_ticks, mtime_sec, mtime_nsec, cli_offset, compose->nested,
+        compose->nested_glob ? compose->nested_glob : "");
     if (n < 0) {
         text = NULL;
         return 0;

@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include "cleanup.h"
-#include "format.h"
 #include "holders.h"
 #include "layer_cover.h"
 #include "mounter_private.h"

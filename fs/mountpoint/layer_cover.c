@@ -18,7 +18,6 @@
 #include "cli.h"
 #include "clock.h"
 #include "fault.h"
-#include "format.h"
 #include "layer_program.h"
 #include "mountinfo.h"
 #include "mountpoint.h"

@@ -10,7 +10,6 @@
 
 #include "cleanup.h"
 #include "cli.h"
-#include "mountinfo.h"
 #include "process.h"
 #include "report.h"
 

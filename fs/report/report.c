@@ -46,12 +46,10 @@ int report_render(const struct counters *counters, bool json, char **ret_text, s
     if (!out)
         return -ENOMEM;
     report_take(counters, NULL, &report);
-    if (json) {
+    if (json)
         report_json(&(struct json){.out = out, .lines = 1}, &report);
-        fputc('\n', out);
-    } else {
+    else
         report_text(out, &report);
-    }
     bool failed = ferror(out);
     if (fclose(out) != 0 || failed) {
         free(text);

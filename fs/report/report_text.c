@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "cli.h"
-#include "format.h"
 #include "report.h"
 
 /* Whole seconds: less than one counts as one. */

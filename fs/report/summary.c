@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "cli.h"
-#include "format.h"
 #include "path.h"
 #include "summary.h"
 

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "cli.h"
-#include "format.h"
 
 void top_sample(const struct counters *c, uint64_t at_ns, struct top_sample *ret_sample)
 {

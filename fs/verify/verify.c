@@ -7,7 +7,6 @@
 #include "verify.h"
 
 #include <assert.h>
-#include <endian.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -441,13 +440,12 @@ static int verify_check_all(struct verification *v)
     return r == 0 && workers_stopped(&v->workers) ? -EINTR : r;
 }
 
-int verify_run(struct pot *pot, struct reader *reader, const struct verify_options *options,
-               struct fault *fault, struct verify_result *ret_result)
+int verify_run(struct pot *pot, const struct verify_options *options, struct fault *fault,
+               struct verify_result *ret_result)
 {
     struct verification v = {
         .workers = {.options = &options->work,
                     .pot = pot,
-                    .reader = reader,
                     .buffer_bytes = INDEX_WINDOW_BYTES,
                     .doing = "verifying",
                     .work = verify_do_item,
@@ -455,7 +453,7 @@ int verify_run(struct pot *pot, struct reader *reader, const struct verify_optio
         .trailer_is_good = options->trailer_is_good,
         .index = pot->index,
     };
-    int r = workers_init(&v.workers);
+    int r = workers_init(&v.workers, fault);
     if (r == 0)
         r = verify_check_all(&v);
     if (r < 0)

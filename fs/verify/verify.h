@@ -2,7 +2,7 @@
  * Verification: checks every bound and every checksum of an archive.
  *
  *     struct verify_options options = {.work = {.threads = 2, .report = say}};
- *     r = verify_run(pot, reader, &options, &fault, &result);
+ *     r = verify_run(pot, &options, &fault, &result);
  *
  * The tree: each entry of the index is decoded, and each name, link, attribute and extent
  * checked. The data: each file is read, decompressed if needed, and compared with its sum if
@@ -17,7 +17,6 @@
 
 #include "fault.h"
 #include "pot.h"
-#include "reader.h"
 #include "workers.h"
 
 #define VERIFY_THREADS_MAX 256u
@@ -40,8 +39,8 @@ struct verify_result {
 /*
  * Problems of the archive are reported and counted; an error means that the run itself failed.
  */
-int verify_run(struct pot *pot, struct reader *reader, const struct verify_options *options,
-               struct fault *fault, struct verify_result *ret_result);
+int verify_run(struct pot *pot, const struct verify_options *options, struct fault *fault,
+               struct verify_result *ret_result);
 
 /*
  * Does this file end in a worthless trailer? Call it before pot_open, which would then take the

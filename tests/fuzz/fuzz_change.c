@@ -178,14 +178,14 @@ static int remove_entry(const char *path, const struct stat *st, int type, struc
 }
 
 /* Into FOLDER/out: nothing else may come to lie in FOLDER. */
-static void extract(struct pot *pot, struct reader *reader)
+static void extract(struct pot *pot)
 {
     char folder[] = "/tmp/onepot-fuzz.XXXXXX", out[sizeof(folder) + 4];
     struct extract_result result;
     require(mkdtemp(folder));
     snprintf(out, sizeof(out), "%s/out", folder);
     struct extract_options options = {.work = {.threads = 1}, .directory = out};
-    extract_run(pot, reader, &options, NULL, &result);
+    extract_run(pot, &options, NULL, &result);
     DIR *dir = opendir(folder);
     require(dir);
     for (const struct dirent *e; (e = readdir(dir));)
@@ -240,9 +240,9 @@ static void use(struct pot *pot)
     struct reader *reader;
     if (reader_new(pot, &options, NULL, &reader) == 0) {
         read_files(pot, reader);
-        verify_run(pot, reader, &how, NULL, &result);
-        extract(pot, reader);
         reader_free(reader);
+        verify_run(pot, &how, NULL, &result);
+        extract(pot);
     }
     load(pot);
 }

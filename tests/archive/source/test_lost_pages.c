@@ -256,17 +256,13 @@ static int extract_cut(enum packing packing, off_t bytes, struct fault *fault,
 {
     struct tree t;
     struct pot *pot;
-    struct reader *reader;
     char directory[96];
     pack(&t, packing);
     snprintf(directory, sizeof(directory), "%s/out", t.path);
-    const struct reader_options reading = {.cache_bytes = 1 << 20};
     const struct extract_options options = {.work = {.threads = 2}, .directory = directory};
     ck_assert_int_eq(pot_open(t.archive, NULL, fault, &pot), 0);
-    ck_assert_int_eq(reader_new(pot, &reading, fault, &reader), 0);
     ck_assert_int_eq(truncate(t.archive, bytes), 0);
-    int r = extract_run(pot, reader, &options, fault, ret_result);
-    reader_free(reader);
+    int r = extract_run(pot, &options, fault, ret_result);
     pot_close(pot);
     tree_end(&t);
     return r;

@@ -69,7 +69,6 @@ static uint64_t problems_of(const char *path, struct reports *ret_reports,
 {
     struct fault fault = {0};
     struct pot *pot;
-    struct reader *reader;
     *ret_reports = (struct reports){0};
     *ret_result = (struct verify_result){0};
     struct verify_options options = {
@@ -84,10 +83,7 @@ static uint64_t problems_of(const char *path, struct reports *ret_reports,
         take(ret_reports, &fault);
         return ret_reports->count;
     }
-    const struct reader_options reading = {.cache_bytes = MIB};
-    ck_assert_int_eq(reader_new(pot, &reading, &fault, &reader), 0);
-    ck_assert_int_eq(verify_run(pot, reader, &options, &fault, ret_result), 0);
-    reader_free(reader);
+    ck_assert_int_eq(verify_run(pot, &options, &fault, ret_result), 0);
     pot_close(pot);
     return ret_reports->count;
 }
@@ -234,16 +230,12 @@ START_TEST(it_ends_when_it_is_told_to)
 {
     struct fault fault = {0};
     struct pot *pot;
-    struct reader *reader;
     struct verify_result result;
     _Atomic int stop = 1;
     const struct pot_options opening = {.save = POT_SAVE_NEVER};
-    const struct reader_options reading = {.cache_bytes = MIB};
     const struct verify_options options = {.work = {.threads = 2, .stop = &stop}};
     ck_assert_int_eq(pot_open("plain.tar", &opening, &fault, &pot), 0);
-    ck_assert_int_eq(reader_new(pot, &reading, &fault, &reader), 0);
-    ck_assert_int_eq(verify_run(pot, reader, &options, &fault, &result), -EINTR);
-    reader_free(reader);
+    ck_assert_int_eq(verify_run(pot, &options, &fault, &result), -EINTR);
     pot_close(pot);
 }
 END_TEST
