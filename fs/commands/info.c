@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "batch_fit.h"
@@ -13,18 +14,82 @@
 #include "commands.h"
 #include "json.h"
 #include "stripes.h"
-#include "survey.h"
 
 static const struct cli_usage usage = {
     "info", "[--json] [--batch-for SIZE] ARCHIVE...",
     "Print format, members, bytes, sizes of files, compression, index, checksums and\n"
     "digest of archives.\n"};
 
+/*
+ * Sizes are counted by powers of two. That needs the same memory for any number of files, and
+ * answers a person's questions: are they small? is one of them huge?
+ */
+/* Class 0: empty files; class i: sizes from 2^(i-1) bytes to 2^i - 1. */
+#define SURVEY_CLASSES 65
+
+struct survey {
+    uint64_t files; /* regular, each inode once */
+    uint64_t directories;
+    uint64_t symlinks;
+    uint64_t hardlinks; /* further names of an inode */
+    uint64_t specials;  /* fifos, sockets, devices */
+    uint64_t size_files[SURVEY_CLASSES];
+    uint64_t size_bytes[SURVEY_CLASSES];
+    uint64_t smallest_bytes, largest_bytes; /* 0 without files */
+};
+
 /* How many files fit into a batch of `bytes`. */
 struct batch {
     uint64_t bytes; /* 0: not requested */
     uint64_t mean, worst;
 };
+
+/* ---- counting: one walk over the index ---- */
+
+/* The size class of `bytes`. */
+static unsigned survey_class(uint64_t bytes)
+{
+    return bytes ? 64u - (unsigned)__builtin_clzll(bytes) : 0;
+}
+
+static void count_file(struct survey *s, uint64_t bytes)
+{
+    unsigned i = survey_class(bytes);
+    if (s->files == 0 || bytes < s->smallest_bytes)
+        s->smallest_bytes = bytes;
+    if (bytes > s->largest_bytes)
+        s->largest_bytes = bytes;
+    s->files++;
+    s->size_files[i]++;
+    s->size_bytes[i] += bytes;
+}
+
+static void count_entry(struct survey *s, uint32_t position, const struct node *node)
+{
+    if (node->position != position)
+        s->hardlinks++;
+    else if (S_ISREG(node->mode))
+        count_file(s, node->size_bytes);
+    else if (S_ISDIR(node->mode))
+        s->directories++;
+    else if (S_ISLNK(node->mode))
+        s->symlinks++;
+    else
+        s->specials++;
+}
+
+/* Count into a survey that is all zero. -EUCLEAN. */
+static int survey_index(const struct index *index, struct survey *survey)
+{
+    struct node node;
+    int r = 0;
+    for (uint32_t i = 0; r == 0 && i < index_info(index)->entries; i++) {
+        r = index_node(index, i, &node);
+        if (r == 0)
+            count_entry(survey, i, &node);
+    }
+    return r;
+}
 
 static const char *origin_name(enum pot_index_origin origin)
 {
@@ -419,7 +484,7 @@ static int show_archive(const char *archive, struct json *json, uint64_t batch_b
                         enum cli_progress_mode progress, bool first)
 {
     const struct pot_options options = {.names_only = true};
-    struct survey survey;
+    struct survey survey = {0};
     struct pot_sums sums;
     struct batch batch = {.bytes = batch_bytes};
     struct pot *pot;

@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <termios.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -17,9 +19,8 @@
 #include "commands.h"
 #include "find_mount.h"
 #include "interrupt.h"
-#include "screen.h"
 #include "state.h"
-#include "top_view.h"
+#include "summary.h"
 
 static const struct cli_usage usage = {
     "top", "[-n COUNT] [-d SECONDS] [MOUNTPOINT]...",
@@ -29,6 +30,26 @@ static const struct cli_usage usage = {
 
 #define WAIT_MOST_NS UINT64_C(300000000)
 #define DELAY_DEFAULT_NS UINT64_C(2000000000)
+
+/* The counters that have rates, at one moment. */
+struct top_sample {
+    uint64_t at_ns; /* CLOCK_MONOTONIC; 0: no sample */
+    int32_t daemon_pid;
+    uint64_t daemon_start_ticks; /* these two tell mounts apart */
+    struct summary sum;
+    uint64_t cache_hits, cache_misses;
+    uint64_t source_reads, source_bytes, troubles;
+};
+
+/*
+ * A terminal screen that is redrawn. Uses plain ANSI sequences, which all current terminals
+ * understand. The earlier screen contents are restored afterwards.
+ */
+struct screen {
+    bool on;
+    bool has_keys; /* standard input is a terminal, too */
+    struct termios before;
+};
 
 struct top {
     char **names; /* mount points; none: all */
@@ -40,6 +61,224 @@ struct top {
     struct top_sample *samples; /* from the last picture */
     size_t sample_count;
 };
+
+/* ---- the screen ---- */
+
+#define LINES_UNKNOWN 24
+
+/* Standard output must be a terminal. */
+static void screen_start(struct screen *screen)
+{
+    struct termios raw;
+
+    screen->has_keys = tcgetattr(STDIN_FILENO, &screen->before) == 0;
+    if (screen->has_keys) {
+        raw = screen->before;
+        raw.c_lflag &= ~(tcflag_t)(ICANON | ECHO);
+        raw.c_cc[VMIN] = 1;
+        raw.c_cc[VTIME] = 0;
+        /*
+         * Keys that end or stop the program without warning would leave the terminal like this.
+         */
+        raw.c_cc[VQUIT] = raw.c_cc[VSUSP] = _POSIX_VDISABLE;
+        tcsetattr(STDIN_FILENO, TCSADRAIN, &raw);
+    }
+    fputs("\033[?1049h\033[?25l\033[?7l", stdout); /* another screen, no cursor, no wrapping */
+    fflush(stdout);
+    screen->on = true;
+}
+
+static void screen_end(struct screen *screen)
+{
+    if (!screen->on)
+        return;
+    fputs("\033[?7h\033[?25h\033[?1049l", stdout);
+    fflush(stdout);
+    if (screen->has_keys)
+        tcsetattr(STDIN_FILENO, TCSADRAIN, &screen->before);
+    screen->on = false;
+}
+
+static unsigned lines_of_terminal(void)
+{
+    struct winsize size;
+    return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_row > 1 ? size.ws_row
+                                                                           : LINES_UNKNOWN;
+}
+
+/*
+ * Show these lines from the top, as many as fit, cut to the terminal's width, as it is set not
+ * to wrap. All is written at once, and each line is cleared after its end, so nothing flickers.
+ */
+static void screen_draw(const char *text, size_t len)
+{
+    const char *end = text + len;
+
+    fputs("\033[H", stdout);
+    for (unsigned left = lines_of_terminal(); text < end && left > 0; left--) {
+        const char *newline = memchr(text, '\n', (size_t)(end - text));
+        size_t n = (size_t)((newline ? newline : end) - text);
+        fwrite(text, 1, n, stdout);
+        fputs(left > 1 ? "\033[K\r\n" : "\033[K", stdout);
+        text += newline ? n + 1 : n;
+    }
+    fputs("\033[J", stdout);
+    fflush(stdout);
+}
+
+/*
+ * Wait for a key and return its byte; 0 when the time is over or a signal came (or the size of
+ * the terminal changed); -1: there will be no more keys.
+ */
+static int screen_wait_key(const struct screen *screen, uint64_t wait_ns)
+{
+    struct pollfd p = {.fd = screen->has_keys ? STDIN_FILENO : -1, .events = POLLIN};
+    struct timespec t = clock_timespec(wait_ns);
+    unsigned char key;
+
+    if (ppoll(&p, 1, &t, NULL) <= 0)
+        return 0;
+    ssize_t n = read(STDIN_FILENO, &key, 1);
+    if (n == 1)
+        return key;
+    return n < 0 && errno == EINTR ? 0 : -1;
+}
+
+/* ---- one mount ---- */
+
+static void top_sample(const struct counters *c, uint64_t at_ns, struct top_sample *ret_sample)
+{
+    *ret_sample = (struct top_sample){
+        .at_ns = at_ns,
+        .daemon_pid = c->daemon_pid,
+        .daemon_start_ticks = c->daemon_start_ticks,
+        .cache_hits = counter_get(&c->cache_hits) + counter_get(&c->cache_waits),
+        .cache_misses = counter_get(&c->cache_misses),
+        .source_reads = counter_get(&c->source_reads),
+        .source_bytes = counter_get(&c->source_bytes),
+        .troubles = counter_get(&c->stalls) + counter_get(&c->source_retries) +
+                    counter_get(&c->source_failures),
+    };
+    summary_read(c, &ret_sample->sum);
+}
+
+/* The figures printed for one interval. */
+struct rates {
+    double seconds;
+    const struct top_sample *was, *is;
+};
+
+static uint64_t top_rate(const struct rates *r, uint64_t was, uint64_t is)
+{
+    return is > was ? (uint64_t)((double)(is - was) / r->seconds + 0.5) : 0;
+}
+
+static uint64_t top_grown(uint64_t was, uint64_t is)
+{
+    return is > was ? is - was : 0;
+}
+
+static void print_now(FILE *out, const struct rates *r)
+{
+    const struct summary *was = &r->was->sum, *is = &r->is->sum;
+    fprintf(out, "  %-12s %s files/s, %s/s, %s requests/s\n",
+            r->was->at_ns ? "now" : "on average",
+            cli_count(top_rate(r, was->starts, is->starts)),
+            cli_bytes(top_rate(r, was->read_bytes, is->read_bytes)),
+            cli_count(top_rate(r, was->requests_all, is->requests_all)));
+}
+
+/* One second of waiting per second: one reader did nothing but wait. */
+static void top_print_waits(FILE *out, const struct rates *r)
+{
+    const struct summary *was = &r->was->sum, *is = &r->is->sum;
+    uint64_t reads = top_grown(was->requests[COUNTERS_READ], is->requests[COUNTERS_READ]);
+    uint64_t waited = top_grown(was->reads_waited, is->reads_waited);
+    double waiting =
+        (double)top_grown(was->read_service_ns, is->read_service_ns) / 1e9 / r->seconds;
+    fprintf(out, "  %-12s %.2f readers on average", "waiting", waiting);
+    if (reads)
+        fprintf(out, "; %.1f %% of reads from memory", 100.0 - percent(waited, reads));
+    fputc('\n', out);
+}
+
+static void print_archive(FILE *out, const struct rates *r)
+{
+    const struct top_sample *was = r->was, *is = r->is;
+    if (!is->source_reads)
+        return;
+    fprintf(out, "  %-12s %s/s by %s reads/s of the archive\n", "fetching",
+            cli_bytes(top_rate(r, was->source_bytes, is->source_bytes)),
+            cli_count(top_rate(r, was->source_reads, is->source_reads)));
+}
+
+static void top_print_cache(FILE *out, const struct counters *c, const struct rates *r)
+{
+    uint64_t hits = top_grown(r->was->cache_hits, r->is->cache_hits);
+    uint64_t misses = top_grown(r->was->cache_misses, r->is->cache_misses);
+    if (r->is->cache_hits + r->is->cache_misses == 0)
+        return;
+    fprintf(out, "  %-12s %s of %s", "block cache", cli_bytes(counter_get(&c->cache_bytes)),
+            cli_bytes(c->cache_budget_bytes));
+    if (hits + misses)
+        fprintf(out, "; %.1f %% hits", percent(hits, hits + misses));
+    fputc('\n', out);
+}
+
+static void print_troubles(FILE *out, const struct counters *c, const struct rates *r)
+{
+    if (!r->is->sum.errors && !r->is->troubles)
+        return;
+    fprintf(out, "  %-12s %s errors, %s stalls, %s reads tried again\n", "trouble",
+            cli_count(r->is->sum.errors), cli_count(counter_get(&c->stalls)),
+            cli_count(counter_get(&c->source_retries)));
+    if (c->last_error[0]) {
+        fprintf(out, "  %-12s ", "last error");
+        cli_print_safe(out, c->last_error, strnlen(c->last_error, sizeof(c->last_error)));
+        fputc('\n', out);
+    }
+}
+
+static void print_total(FILE *out, const struct counters *c, const struct rates *r)
+{
+    uint64_t up_ns = top_grown(c->started_ns, r->is->at_ns);
+    fprintf(out, "  %-12s %s files, %s in %s\n", "in all", cli_count(r->is->sum.read_files),
+            cli_bytes(r->is->sum.read_bytes), cli_time(up_ns));
+}
+
+/*
+ * Print the rates between two samples, or since the mount began if there is no first one.
+ * `state` is as from find_mount_state.
+ */
+static void top_print(FILE *out, const struct counters *c, const char *state,
+                      const struct top_sample *was, const struct top_sample *is)
+{
+    uint64_t since = was->at_ns ? was->at_ns : c->started_ns;
+    struct rates r = {.was = was, .is = is};
+
+    r.seconds = (double)top_grown(since, is->at_ns) / 1e9;
+    if (r.seconds < 1e-3)
+        r.seconds = 1e-3;
+    cli_print_safe(out, c->mountpoint, strnlen(c->mountpoint, sizeof(c->mountpoint)));
+    fprintf(out, ": %s\n  %-12s ", state, "archive");
+    cli_print_safe(out, c->archive, strnlen(c->archive, sizeof(c->archive)));
+    fprintf(out, "\n  %-12s ", "job");
+    cli_print_safe(out, c->job[0] ? c->job : "none",
+                   strnlen(c->job[0] ? c->job : "none", sizeof(c->job)));
+    if (c->step[0]) {
+        fputs(", step ", out);
+        cli_print_safe(out, c->step, strnlen(c->step, sizeof(c->step)));
+    }
+    fputc('\n', out);
+    print_now(out, &r);
+    top_print_waits(out, &r);
+    print_archive(out, &r);
+    top_print_cache(out, c, &r);
+    print_total(out, c, &r);
+    print_troubles(out, c, &r);
+}
+
+/* ---- all of them ---- */
 
 /* This mount's last sample; all 0: none. */
 static const struct top_sample *last_sample(const struct top *t, const struct counters *c)
