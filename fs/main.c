@@ -1,5 +1,5 @@
 /*
- * onepot: finds the subcommand, calls it, and checks that its output arrived.
+ * onepot: calls the subcommand, and checks that its output arrived.
  */
 #include <fcntl.h>
 #include <malloc.h>
@@ -8,14 +8,11 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <ucontext.h>
 #include <unistd.h>
 
-#include "backend.h"
 #include "cli.h"
 #include "commands.h"
-#include "storage_watch.h"
 
 /* NULL where fs/meson.build leaves them out. */
 #pragma weak command_mount
@@ -25,7 +22,7 @@
 #pragma weak command_clean
 #pragma weak command_order
 
-const struct command command_list[] = {
+static const struct cli_command commands[] = {
     {"pack", command_pack, "make an archive of a directory"},
     {"mount", command_mount, "show an archive as a directory"},
     {"umount", command_umount, "end a mount"},
@@ -51,79 +48,6 @@ const struct command command_list[] = {
     {"licences", command_licences, "print the licences of all that is in this program"},
     {NULL},
 };
-#define COMMAND_COUNT (sizeof command_list / sizeof command_list[0] - 1)
-
-void command_print_list(FILE *out)
-{
-    char formats[BACKEND_LIST_BYTES];
-    backend_list(false, formats);
-    fprintf(out,
-            "Usage: onepot COMMAND [OPTION...] ARGUMENT...\n"
-            "Show an archive (%s) as a directory, at native speed.\n"
-            "\n"
-            "Commands:\n",
-            formats);
-    for (size_t i = 0; i < COMMAND_COUNT; i++)
-        if (command_list[i].run)
-            fprintf(out, "  %-11s %s\n", command_list[i].name, command_list[i].summary);
-    fputs("\n"
-          "'onepot COMMAND --help' and 'onepot help COMMAND' describe a command;\n"
-          "'onepot version' prints the version, with --json also what this program can do.\n",
-          out);
-}
-
-/* "onepot train.tar": the first words of a newcomer. */
-static int advise_of_file(const char *word)
-{
-    struct stat st;
-    if (stat(word, &st) == 0 && S_ISDIR(st.st_mode))
-        cli_failf(NULL,
-                  "'%s' is a directory, no command; 'onepot pack %s' makes an archive of it; "
-                  "see 'onepot --help'",
-                  word, word);
-    else
-        cli_failf(NULL,
-                  "'%s' is no command; 'onepot mount %s' shows an archive as a directory, and "
-                  "'onepot run %s -- COMMAND {}' to one command; see 'onepot --help'",
-                  word, word, word);
-    return CLI_USAGE;
-}
-
-static int unknown_command(const char *word)
-{
-    if (access(word, F_OK) == 0)
-        return advise_of_file(word);
-    const char *names[COMMAND_COUNT + 1] = {NULL};
-    for (size_t i = 0, n = 0; i < COMMAND_COUNT; i++)
-        if (command_list[i].run)
-            names[n++] = command_list[i].name;
-    const char *near = cli_nearest(word, names);
-    if (!near && strpbrk(word, "./"))
-        return advise_of_file(word);
-    if (near)
-        cli_failf(NULL, "there is no command '%s'; did you mean '%s'? See 'onepot --help'",
-                  word, near);
-    else
-        cli_failf(NULL, "there is no command '%s'; see 'onepot --help'", word);
-    return CLI_USAGE;
-}
-
-int command_run_named(int argc, char **argv)
-{
-    for (size_t i = 0; i < COMMAND_COUNT; i++) {
-        if (strcmp(command_list[i].name, argv[0]) != 0)
-            continue;
-        if (!command_list[i].run) {
-            cli_failf(argv[0], "this onepot was built without it");
-            /* For `run`, 1 would be an exit status of its command. */
-            return strcmp(argv[0], "run") == 0 ? CLI_RUN_FAILED : CLI_FAILED;
-        }
-        int status = command_list[i].run(argc, argv);
-        storage_watch_stop();
-        return status;
-    }
-    return unknown_command(argv[0]);
-}
 
 /*
  * If a program starts with a standard descriptor closed, the next file that it opens gets that
@@ -184,17 +108,18 @@ static int run_program(int argc, char **argv)
 {
     const char *own = command_of_name(argv[0]);
     int status;
+    cli_commands = commands;
     save_addresses();
     catch_file_limit();
     occupy_standard_descriptors();
     if (own) {
         argv[0] = (char *)own;
-        status = command_run_named(argc, argv);
+        status = cli_run_command(argc, argv);
     } else if (argc < 2) {
-        command_print_list(stderr);
+        cli_print_commands(stderr);
         status = CLI_USAGE;
     } else if (strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "--help") == 0) {
-        command_print_list(stdout);
+        cli_print_commands(stdout);
         status = CLI_OK;
     } else if (is_version(argv[1])) {
         command_print_version(argc > 2 && strcmp(argv[2], "--json") == 0);
@@ -204,7 +129,7 @@ static int run_program(int argc, char **argv)
                   argv[1]);
         status = CLI_USAGE;
     } else {
-        status = command_run_named(argc - 1, argv + 1);
+        status = cli_run_command(argc - 1, argv + 1);
     }
     return cli_finish(status);
 }

@@ -185,7 +185,7 @@ struct cli_spelling cli_spelling_of(const struct cli_option *option);
 
 /*
  * From now on cli_parse shows a command's table to `see`, parses nothing and returns CLI_OK; so
- * completions come from the tables themselves. NULL: it parses again.
+ * completions come from the tables themselves.
  */
 typedef void (*cli_see_options)(void *ctx, const struct cli_usage *usage,
                                 const struct cli_option *options);
@@ -255,6 +255,23 @@ void cli_paths_free(struct cli_paths *words);
 
 /* CLI_OK, or CLI_FAILED after "ARCHIVE: PATH: no such file ...": one was not found. */
 int cli_paths_check(const struct cli_paths *words);
+
+/* ---- commands ---- */
+
+struct cli_command {
+    const char *name;
+    int (*run)(int argc, char **argv); /* NULL: not built in */
+    const char *summary;
+};
+
+/* In the order in which a person needs them; the last one has no name. main() sets it. */
+extern const struct cli_command *cli_commands;
+
+/* Run the command argv[0]: its exit status, or CLI_USAGE after an error about the name. */
+int cli_run_command(int argc, char **argv);
+
+/* The list, for a person. */
+void cli_print_commands(FILE *out);
 
 /* ---- text ---- */
 

@@ -3,29 +3,13 @@
  * start (optind 1). Each returns the program's exit status.
  *
  * fs/meson.build may leave some out: without FUSE there are no mounts, and without the loader
- * there is no order. main.c then answers for them.
+ * there is no order. cli_run_command then answers for them.
  */
 #ifndef ONEPOT_COMMANDS_H
 #define ONEPOT_COMMANDS_H
 
 #include <stdbool.h>
 #include <stdint.h>
-#include <stdio.h>
-
-struct command {
-    const char *name;
-    int (*run)(int argc, char **argv); /* NULL: not built in */
-    const char *summary;
-};
-
-/* In the order in which a person needs them. The last one has no name. */
-extern const struct command command_list[];
-
-/* Run the command argv[0]: its exit status, or CLI_USAGE after an error about the name. */
-int command_run_named(int argc, char **argv);
-
-/* The list, for a person. */
-void command_print_list(FILE *out);
 
 /* The version; as JSON also formats, codecs and commands. */
 void command_print_version(bool as_json);

@@ -189,7 +189,7 @@ static void offer(struct completion *c, const char *word, const char *descriptio
 
 static void offer_commands(struct completion *c)
 {
-    for (const struct command *known = command_list; known->name; known++)
+    for (const struct cli_command *known = cli_commands; known->name; known++)
         if (known->run)
             offer(c, known->name, known->summary);
 }
@@ -411,10 +411,9 @@ static void completions_answer(struct completion *c)
     else if (c->count == 1)
         offer_commands(c);
     cli_show_options(completions_see, c);
-    for (const struct command *known = command_list; known->name; known++)
+    for (const struct cli_command *known = cli_commands; known->name; known++)
         if (c->count > 1 && known->run && strcmp(known->name, c->words[0]) == 0)
             known->run(1, (char *[]){(char *)known->name, NULL});
-    cli_show_options(NULL, NULL);
     if (c->kind)
         puts(c->kind);
 }

@@ -26,20 +26,20 @@ static int help_of_command(char *name)
     char option[] = "--help";
     char *argv[] = {name, option, NULL};
     optind = 0;
-    return command_run_named(2, argv);
+    return cli_run_command(2, argv);
 }
 
 /* A page that is no command's ("onepot") has the list of commands in its place. */
 static int help_without_page(char *name)
 {
-    const struct command *command = command_list;
+    const struct cli_command *command = cli_commands;
     cli_note("this program has no manual pages, because mandoc was missing where it was built; "
              "it has this:");
     while (command->name && strcmp(command->name, name) != 0)
         command++;
     if (command->name)
         return help_of_command(name);
-    command_print_list(stdout);
+    cli_print_commands(stdout);
     return CLI_OK;
 }
 
@@ -52,7 +52,7 @@ int command_help(int argc, char **argv)
     if (argc - optind > 1)
         return cli_usage_error(&usage, "one command at a time");
     if (optind == argc) {
-        command_print_list(stdout);
+        cli_print_commands(stdout);
         return CLI_OK;
     }
     const struct carried *page = carried_pages;
@@ -93,7 +93,7 @@ static void print_codecs(struct json *j)
 static void print_commands(struct json *j)
 {
     json_open(j, "commands", '[');
-    for (const struct command *c = command_list; c->name; c++)
+    for (const struct cli_command *c = cli_commands; c->name; c++)
         if (c->run)
             json_text(j, NULL, c->name, SIZE_MAX);
     json_close(j, ']');

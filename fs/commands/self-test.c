@@ -24,6 +24,8 @@
 #include "clock.h"
 #include "commands.h"
 #include "interrupt.h"
+#include "process.h"
+#include "write_at.h"
 
 static const struct cli_usage usage = {
     "self-test", "[--dir DIR]",
@@ -121,24 +123,9 @@ static bool make_tree(struct self_test *t)
     return true;
 }
 
-/* As many bytes as there are, up to `size`; -1 with errno. */
-static ssize_t read_whole(int fd, uint8_t *bytes, size_t size)
-{
-    size_t done = 0;
-    while (done < size) {
-        ssize_t n = read(fd, bytes + done, size - done);
-        if (n < 0)
-            return -1;
-        if (n == 0)
-            break;
-        done += (size_t)n;
-    }
-    return (ssize_t)done;
-}
-
 static bool compare_file(struct self_test *t, int tree, unsigned number)
 {
-    uint8_t wanted[FILE_BYTES_MAX], found[FILE_BYTES_MAX + 1];
+    uint8_t wanted[FILE_BYTES_MAX], found[FILE_BYTES_MAX];
     char name[64];
     struct stat st;
     size_t len = self_test_content(number, wanted);
@@ -146,10 +133,10 @@ static bool compare_file(struct self_test *t, int tree, unsigned number)
     auto_close int fd = openat(tree, name, O_RDONLY | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &st) < 0)
         return self_test_fail(t, "%s: %s", name, strerror(errno));
-    ssize_t n = read_whole(fd, found, sizeof(found));
-    if (n < 0)
-        return self_test_fail(t, "%s: %s", name, strerror(errno));
-    if ((size_t)n != len || memcmp(found, wanted, len) != 0)
+    int r = read_at(fd, found, len, 0);
+    if (r < 0 && r != -ENODATA)
+        return self_test_fail(t, "%s: %s", name, strerror(-r));
+    if (r < 0 || memcmp(found, wanted, len) != 0)
         return self_test_fail(t, "%s holds other bytes than were packed", name);
     if ((st.st_mode & 07777) != 0640 || (size_t)st.st_size != len ||
         st.st_mtim.tv_sec != FIRST_TIME + (time_t)number ||
@@ -193,7 +180,7 @@ static int child_run(const struct self_test *t, int argc, char **argv)
     setenv("XDG_CACHE_HOME", t->dir, 1);
     alarm(TIME_LIMIT_S);
     optind = 0;
-    return cli_finish(command_run_named(argc, argv));
+    return cli_finish(cli_run_command(argc, argv));
 }
 
 /* The beginning of a file that child_run wrote; "" if there is none. */
@@ -201,7 +188,7 @@ static void read_text(const struct self_test *t, const char *name, char *text, s
 {
     char path[PATH_MAX];
     auto_close int fd = open(path_in(t, name, path), O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : read_whole(fd, (uint8_t *)text, size - 1);
+    ssize_t n = fd < 0 ? -1 : read(fd, text, size - 1);
     text[n > 0 ? n : 0] = '\0';
 }
 
@@ -236,9 +223,9 @@ static bool run_onepot(struct self_test *t, char *const *argv)
         _exit(child_run(t, argc, (char **)argv));
     if (pid < 0)
         return self_test_fail(t, "no process can be started: %s", strerror(errno));
-    while (waitpid(pid, &status, 0) < 0)
-        if (errno != EINTR)
-            return self_test_fail(t, "waitpid: %s", strerror(errno));
+    int r = process_reap(pid, &status);
+    if (r < 0)
+        return self_test_fail(t, "waitpid: %s", strerror(-r));
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
         return true;
     if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM)
@@ -254,20 +241,17 @@ static bool run_onepot(struct self_test *t, char *const *argv)
 
 /* ---- steps ---- */
 
-static bool step_pack(struct self_test *t)
-{
-    char tree[PATH_MAX], archive[PATH_MAX];
-    path_in(t, "a.tar", archive);
-    return RUN_ONEPOT(t, "pack", "--quiet", "-o", archive, (char *)path_in(t, "tree", tree)) &&
-           RUN_ONEPOT(t, "verify", "--quiet", archive);
-}
+#define PLAIN "a.tar"
+#define COMPRESSED "a.tar.zst"
 
-static bool step_compress(struct self_test *t)
+static bool step_pack(struct self_test *t, const char *name)
 {
     char tree[PATH_MAX], archive[PATH_MAX];
-    path_in(t, "a.tar.zst", archive);
-    return RUN_ONEPOT(t, "pack", "--zstd", "--quiet", "-o", archive,
-                      (char *)path_in(t, "tree", tree)) &&
+    path_in(t, "tree", tree);
+    path_in(t, name, archive);
+    return (strcmp(name, COMPRESSED) == 0
+                ? RUN_ONEPOT(t, "pack", "--zstd", "--quiet", "-o", archive, tree)
+                : RUN_ONEPOT(t, "pack", "--quiet", "-o", archive, tree)) &&
            RUN_ONEPOT(t, "verify", "--quiet", archive);
 }
 
@@ -280,24 +264,23 @@ static bool extract_and_compare(struct self_test *t, const char *name, const cha
            compare_tree(t, out);
 }
 
-static bool step_extract(struct self_test *t)
+static bool step_extract(struct self_test *t, const char *name)
 {
-    return extract_and_compare(t, "a.tar", "out") &&
-           extract_and_compare(t, "a.tar.zst", "out.zst");
+    return extract_and_compare(t, PLAIN, "out") && extract_and_compare(t, name, "out.zst");
 }
 
 /* A tar with something behind its end is any tar: its own index no longer counts. */
-static bool step_index(struct self_test *t)
+static bool step_index(struct self_test *t, const char *name)
 {
     static const char more[10240];
     char archive[PATH_MAX];
-    auto_close int fd = open(path_in(t, "a.tar", archive), O_WRONLY | O_APPEND | O_CLOEXEC);
+    auto_close int fd = open(path_in(t, name, archive), O_WRONLY | O_APPEND | O_CLOEXEC);
     if (fd < 0 || write(fd, more, sizeof(more)) != (ssize_t)sizeof(more))
         return self_test_fail(t, "%s: %s", archive, strerror(errno));
-    return RUN_ONEPOT(t, "index", archive) && extract_and_compare(t, "a.tar", "out.index");
+    return RUN_ONEPOT(t, "index", archive) && extract_and_compare(t, name, "out.index");
 }
 
-static bool mount_and_compare(struct self_test *t, const char *name)
+static bool step_mount(struct self_test *t, const char *name)
 {
     char archive[PATH_MAX], mountpoint[PATH_MAX], owner[32];
     snprintf(owner, sizeof(owner), "--owner=%d", (int)getpid());
@@ -314,37 +297,21 @@ static bool mount_and_compare(struct self_test *t, const char *name)
     return false;
 }
 
-static bool step_mount(struct self_test *t)
-{
-    return mount_and_compare(t, "a.tar");
-}
-
-static bool step_mount_compressed(struct self_test *t)
-{
-    return mount_and_compare(t, "a.tar.zst");
-}
+#pragma weak command_mount /* NULL where there are no mounts */
 
 static const struct step {
-    bool (*run)(struct self_test *t);
+    bool (*run)(struct self_test *t, const char *name);
+    const char *name; /* of the archive */
     const char *what;
-    bool mounts;
 } steps[] = {
-    {step_pack, "pack an archive, check it", false},
-    {step_compress, "pack a compressed archive, check it", false},
-    {step_extract, "extract both, compare", false},
-    {step_mount, "mount, read, compare, unmount", true},
-    {step_mount_compressed, "the same of the compressed archive", true},
-    {step_index, "read a tar of another program", false},
+    {step_pack, PLAIN, "pack an archive, check it"},
+    {step_pack, COMPRESSED, "pack a compressed archive, check it"},
+    {step_extract, COMPRESSED, "extract both, compare"},
+    {step_mount, PLAIN, "mount, read, compare, unmount"},
+    {step_mount, COMPRESSED, "the same of the compressed archive"},
+    {step_index, PLAIN, "read a tar of another program"},
 };
 #define STEP_COUNT (sizeof steps / sizeof steps[0])
-
-static bool can_mount(void)
-{
-    const struct command *c = command_list;
-    while (strcmp(c->name, "mount") != 0)
-        c++;
-    return c->run != NULL;
-}
 
 /* "onepot: FILE: reason" without what comes before the reason. */
 static const char *reason_of(const char *why)
@@ -356,15 +323,14 @@ static const char *reason_of(const char *why)
 
 static void run_step(struct self_test *t, const struct step *step)
 {
-    char took[CLI_TEXT_LEN];
     uint64_t since = now_ns();
-    if (step->mounts && !can_mount()) {
+    if (step->run == step_mount && !command_mount) {
         printf("  --     %s: not in this build\n", step->what);
         return;
     }
     t->tried++;
-    if (step->run(t)) {
-        printf("  ok     %-38s %s\n", step->what, cli_format_time(now_ns() - since, took));
+    if (step->run(t, step->name)) {
+        printf("  ok     %-38s %s\n", step->what, cli_time(now_ns() - since));
         return;
     }
     t->failed++;
@@ -390,32 +356,19 @@ static int remove_entry(const char *path, const struct stat *st, int type, struc
     return 0;
 }
 
-/* Commands would take '-x/...' for an option. */
-static bool self_test_make_absolute(struct self_test *t)
-{
-    auto_free char *path = realpath(t->dir, NULL);
-    if (path && snprintf(NULL, 0, "%s", path) < (int)sizeof(t->dir)) {
-        strcpy(t->dir, path);
-        return true;
-    }
-    int err = path ? ENAMETOOLONG : errno;
-    rmdir(t->dir);
-    cli_fail(t->dir, -err, NULL);
-    return false;
-}
-
 static bool make_directory(struct self_test *t, const char *given)
 {
     const char *tmp = getenv("TMPDIR");
     const char *places[] = {given, given ? NULL : tmp, given ? NULL : "/tmp",
                             given ? NULL : "/dev/shm"};
     for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
-        if (!places[i] || !*places[i] ||
-            snprintf(t->dir, sizeof(t->dir), "%s/onepot-self-test-XXXXXX", places[i]) >=
-                (int)sizeof(t->dir))
-            continue;
-        if (mkdtemp(t->dir))
-            return self_test_make_absolute(t);
+        /* Commands would take '-x/...' for an option. */
+        auto_free char *place = places[i] && *places[i] ? realpath(places[i], NULL) : NULL;
+        if (place &&
+            snprintf(t->dir, sizeof(t->dir), "%s/onepot-self-test-XXXXXX", place) <
+                (int)sizeof(t->dir) &&
+            mkdtemp(t->dir))
+            return true;
     }
     cli_failf(given, "no directory can be made%s: %s; name another: --dir=DIR",
               given ? "" : " in $TMPDIR, /tmp or /dev/shm", strerror(errno));
