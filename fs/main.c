@@ -13,6 +13,7 @@
 
 #include "cli.h"
 #include "commands.h"
+#include "path.h"
 
 /* NULL where fs/meson.build leaves them out. */
 #pragma weak command_mount
@@ -91,11 +92,10 @@ static void save_addresses(void)
 /* The command that the program's own name stands for, where it is a link; NULL: none. */
 static const char *command_of_name(const char *program)
 {
-    const char *slash = program ? strrchr(program, '/') : NULL;
-    const char *name = slash ? slash + 1 : program;
-    if (name && (strcmp(name, "squashfuse") == 0 || strcmp(name, "squashfuse_ll") == 0))
+    const char *name = program ? path_base(program) : "";
+    if (strcmp(name, "squashfuse") == 0 || strcmp(name, "squashfuse_ll") == 0)
         return "squashfuse";
-    return name && strcmp(name, "onepot-mpi") == 0 ? "mpi" : NULL;
+    return strcmp(name, "onepot-mpi") == 0 ? "mpi" : NULL;
 }
 
 static bool is_version(const char *word)

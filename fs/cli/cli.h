@@ -246,6 +246,9 @@ struct cli_paths {
         "--path=PATH", "the same as PATH behind '--'; may be repeated", .take = cli_take_path, \
                                                                         .ctx = (words)         \
     }
+/* How many of the last arguments follow "--"; -1: there is no "--". */
+int cli_count_behind_dashes(int argc, char **argv);
+
 int cli_take_path(const struct cli_usage *usage, void *ctx, const char *text);
 
 /* cli_parse, and then the words. Whatever it returns, `words` is freed by cli_paths_free. */

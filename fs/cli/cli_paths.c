@@ -17,8 +17,7 @@ int cli_take_path(const struct cli_usage *usage, void *ctx, const char *text)
     return 0;
 }
 
-/* How many of the last arguments follow "--"; -1: there is no "--". */
-static int count_paths(int argc, char **argv)
+int cli_count_behind_dashes(int argc, char **argv)
 {
     for (int i = 1; i < argc; i++)
         if (strcmp(argv[i], "--") == 0)
@@ -41,7 +40,7 @@ static int guess_paths(int argc, char **argv)
 int cli_parse_paths(const struct cli_usage *usage, const struct cli_option *options, int argc,
                     char **argv, struct cli_paths *words)
 {
-    int paths = count_paths(argc, argv); /* getopt moves "--" */
+    int paths = cli_count_behind_dashes(argc, argv); /* getopt moves "--" */
     *words = (struct cli_paths){.guessed = paths < 0};
     words->paths = calloc((size_t)argc + 1, sizeof(*words->paths));
     words->found = calloc((size_t)argc + 1, sizeof(*words->found));

@@ -162,10 +162,8 @@ static int open_output(struct output *o, enum cli_progress_mode progress)
 
 static void close_output(struct output *o)
 {
-    if (o->scratch)
-        reader_scratch_free(o->scratch);
-    if (o->reader)
-        reader_free(o->reader);
+    reader_scratch_free(o->scratch);
+    reader_free(o->reader);
     pot_close(o->pot);
 }
 

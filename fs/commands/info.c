@@ -91,17 +91,14 @@ static int survey_index(const struct index *index, struct survey *survey)
     return r;
 }
 
-static const char *origin_name(enum pot_index_origin origin)
-{
-    switch (origin) {
-    case POT_INDEX_EMBEDDED:
-        return "embedded";
-    case POT_INDEX_SAVED:
-        return "saved";
-    default:
-        return "built";
-    }
-}
+/* Origins of an index: for programs, and for people with a path and without. */
+static const struct {
+    const char *name, *in, *alone;
+} origins[] = {
+    [POT_INDEX_EMBEDDED] = {"embedded", "in the archive in ", "in the archive"},
+    [POT_INDEX_SAVED] = {"saved", "saved in ", "saved"},
+    [POT_INDEX_BUILT] = {"built", "made just now and saved in ", "made just now"},
+};
 
 /* ---- for people ---- */
 
@@ -251,17 +248,10 @@ static void print_left_out(const struct pot *pot)
 
 static void print_index(const struct pot *pot, const struct index_info *info)
 {
-    printf("  %-12s %s, ", "index", cli_bytes(info->image_bytes));
-    if (pot->origin == POT_INDEX_EMBEDDED)
-        fputs("in the archive", stdout);
-    else if (pot->origin == POT_INDEX_SAVED)
-        fputs("saved", stdout);
-    else
-        fputs("made just now", stdout);
-    if (pot->index_path) {
-        fputs(pot->origin == POT_INDEX_BUILT ? " and saved in " : " in ", stdout);
-        cli_print_name(stdout, pot->index_path, strlen(pot->index_path));
-    }
+    const char *path = pot->index_path ? pot->index_path : "";
+    printf("  %-12s %s, %s", "index", cli_bytes(info->image_bytes),
+           *path ? origins[pot->origin].in : origins[pot->origin].alone);
+    cli_print_name(stdout, path, strlen(path));
     printf(", %.1f bytes for each member", (double)info->image_bytes / info->entries);
     putchar('\n');
 }
@@ -436,7 +426,7 @@ static void command_info_json(struct json *j, const struct pot *pot,
     json_number(j, "inodes", info->inodes);
     json_number(j, "total_bytes", info->total_bytes);
     json_number(j, "data_bytes", info->data_bytes);
-    json_text(j, "index_origin", origin_name(pot->origin), SIZE_MAX);
+    json_text(j, "index_origin", origins[pot->origin].name, SIZE_MAX);
     json_text(j, "index_path", pot->index_path, SIZE_MAX);
     json_number(j, "index_bytes", info->image_bytes);
     json_bool(j, "has_sums", sums->every);

@@ -355,28 +355,20 @@ static int command_run_run(struct run *run)
 
 /* ---- the command line ---- */
 
-/* Cut argv at "--"; the command follows. Returns its index, or 0. */
-static int find_command(int argc, char **argv)
-{
-    for (int i = 1; i < argc; i++)
-        if (strcmp(argv[i], "--") == 0)
-            return i + 1;
-    return 0;
-}
-
 int command_run(int argc, char **argv)
 {
     struct run run = {0};
     sigset_t early;
     struct mount_options options;
-    int at = find_command(argc, argv);
-    int status = mount_options_parse(&usage, true, at ? at - 1 : argc, argv, &options);
+    int words = cli_count_behind_dashes(argc, argv); /* of the command */
+    int own = words < 0 ? argc : argc - words - 1;
+    int status = mount_options_parse(&usage, true, own, argv, &options);
 
     if (status != CLI_GO_ON)
         return status;
-    if (!at || at == argc)
+    if (words <= 0)
         return cli_usage_error(&usage, "no command was given: write it after '--'");
-    run.command = argv + at;
+    run.command = argv + argc - words;
     getrlimit(RLIMIT_NOFILE, &run.files);
     block_signals(true, &early, &run.mask);
     int r = mounter_init(&run.m, &options, true);

@@ -54,16 +54,6 @@ struct arguments {
 
 /* ---- one archive ---- */
 
-static void command_stage_show(struct cli_progress *line, const struct stage *stage)
-{
-    struct stage_report report;
-    struct progress progress = {0};
-    stage_get_report(stage, &report);
-    progress.bytes_done = report.bytes_here;
-    progress.bytes_total = report.bytes;
-    cli_progress_show(line, "staging", &progress);
-}
-
 /* For how long a stream has been waiting for its storage. */
 static bool is_away_too_long(const struct stage_report *report, uint64_t *since_ns)
 {
@@ -85,7 +75,9 @@ static int command_stage_copy(const struct arguments *a, struct stage *stage)
         r = atomic_load(interrupt_flag()) ? -EINTR : -report.failure;
         if (r == 0 && is_away_too_long(&report, &since_ns))
             r = -report.away;
-        command_stage_show(&line, stage);
+        const struct progress progress = {.bytes_done = report.bytes_here,
+                                          .bytes_total = report.bytes};
+        cli_progress_show(&line, "staging", &progress);
     }
     cli_progress_end(&line);
     return r;

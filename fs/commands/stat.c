@@ -60,7 +60,7 @@ int command_stat(int argc, char **argv)
     struct json writer = {.out = stdout, .lines = optind < argc ? 1 : 2};
     struct json *json = as_json ? &writer : NULL;
     const struct slot *slot;
-    struct slot_list list;
+    auto_slots struct slot_list list = {0};
     int r = state_list(&list);
     if (r < 0)
         return cli_fail("the list of mounts", r, NULL);
@@ -68,6 +68,5 @@ int command_stat(int argc, char **argv)
         status = show_all(&list, json);
     else if ((status = find_named_mount(&list, argv[optind], &slot)) == CLI_OK)
         command_stat_show(slot, json);
-    slot_list_free(&list);
     return status;
 }

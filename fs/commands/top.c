@@ -291,22 +291,14 @@ static const struct top_sample *last_sample(const struct top *t, const struct co
     return &none;
 }
 
-/* Choose the mounts to show: all, or the named ones that exist. -errno. */
-static int command_top_choose(const struct top *t, const struct slot_list *list,
-                              const struct slot ***ret_chosen, size_t *ret_count)
+/* Number `i` of the mounts to show: of all, or of the named ones. NULL: it has ended. */
+static const struct slot *mount_shown(const struct top *t, const struct slot_list *list,
+                                      size_t i)
 {
-    size_t room = t->count ? (size_t)t->count : list->count, n = 0;
-    const struct slot **chosen = calloc(room ? room : 1, sizeof(struct slot *));
-    if (!chosen)
-        return -ENOMEM;
-    for (size_t i = 0; !t->count && i < list->count; i++)
-        chosen[n++] = list->at[i];
-    for (int i = 0; i < t->count; i++)
-        if (find_mount(list, t->names[i], &chosen[n]) == 0)
-            n++;
-    *ret_chosen = chosen;
-    *ret_count = n;
-    return 0;
+    const struct slot *slot;
+    if (!t->count)
+        return list->at[i];
+    return find_mount(list, t->names[i], &slot) == 0 ? slot : NULL;
 }
 
 static void print_heading(FILE *out, const struct top *t, size_t mounts)
@@ -327,44 +319,41 @@ static void print_heading(FILE *out, const struct top *t, size_t mounts)
 }
 
 /* Print all, and remember their samples. */
-static int print_mounts(struct top *t, FILE *out, const struct slot **mounts, size_t count)
+static int print_mounts(struct top *t, FILE *out, const struct slot_list *list)
 {
+    const size_t most = t->count ? (size_t)t->count : list->count;
+    const struct slot *slot;
+    size_t count = 0, n = 0;
     uint64_t at_ns = now_ns();
-    struct top_sample *samples = calloc(count ? count : 1, sizeof(*samples));
+    struct top_sample *samples = calloc(most + 1, sizeof(*samples));
     if (!samples)
         return -ENOMEM;
+    for (size_t i = 0; i < most; i++)
+        count += mount_shown(t, list, i) != NULL;
     print_heading(out, t, count);
-    for (size_t i = 0; i < count; i++) {
-        const struct counters *c = mounts[i]->counters;
-        top_sample(c, at_ns, &samples[i]);
+    for (size_t i = 0; i < most; i++) {
+        if (!(slot = mount_shown(t, list, i)))
+            continue;
+        top_sample(slot->counters, at_ns, &samples[n]);
         fputc('\n', out);
-        top_print(out, c, find_mount_state(mounts[i]), last_sample(t, c), &samples[i]);
+        top_print(out, slot->counters, find_mount_state(slot), last_sample(t, slot->counters),
+                  &samples[n++]);
     }
     free(t->samples);
     t->samples = samples;
-    t->sample_count = count;
+    t->sample_count = n;
     return 0;
 }
 
-/* Render the current picture in memory. 0 or -errno; *ret_count: mounts in it. */
-static int take_picture(struct top *t, char **ret_text, size_t *ret_len, size_t *ret_count)
+/* Render the current picture in memory. 0 or -errno. */
+static int take_picture(struct top *t, char **ret_text, size_t *ret_len)
 {
-    const struct slot **mounts;
-    struct slot_list list;
+    auto_slots struct slot_list list = {0};
     int r = state_list(&list);
-    if (r < 0)
-        return r;
-    FILE *out = open_memstream(ret_text, ret_len);
-    if (!out) {
-        slot_list_free(&list);
-        return -ENOMEM;
-    }
-    r = command_top_choose(t, &list, &mounts, ret_count);
-    if (r == 0) {
-        r = print_mounts(t, out, mounts, *ret_count);
-        free(mounts);
-    }
-    slot_list_free(&list);
+    FILE *out = r < 0 ? NULL : open_memstream(ret_text, ret_len);
+    if (!out)
+        return r < 0 ? r : -ENOMEM;
+    r = print_mounts(t, out, &list);
     if (fclose(out) != 0 && r == 0)
         r = -ENOMEM;
     return r;
@@ -400,8 +389,8 @@ static int show_pictures(struct top *t)
 {
     for (uint64_t n = 1;; n++) {
         char *text = NULL;
-        size_t len = 0, mounts = 0;
-        int r = take_picture(t, &text, &len, &mounts);
+        size_t len = 0;
+        int r = take_picture(t, &text, &len);
         if (r == 0 && t->screen.on)
             screen_draw(text, len);
         else if (r == 0 && (fputs(n > 1 ? "\n" : "", stdout) < 0 ||
@@ -410,7 +399,7 @@ static int show_pictures(struct top *t)
         free(text);
         if (r < 0)
             return r;
-        if (n == t->pictures || (t->count && mounts == 0) || wait_for_next(t))
+        if (n == t->pictures || (t->count && t->sample_count == 0) || wait_for_next(t))
             return 0;
     }
 }
@@ -418,14 +407,13 @@ static int show_pictures(struct top *t)
 /* Named mounts must exist at the beginning. */
 static int check_names(const struct top *t)
 {
-    struct slot_list list;
+    auto_slots struct slot_list list = {0};
     const struct slot *slot;
     int r = state_list(&list), status = CLI_OK;
     if (r < 0)
         return cli_fail("the list of mounts", r, NULL);
     for (int i = 0; status == CLI_OK && i < t->count; i++)
         status = find_named_mount(&list, t->names[i], &slot);
-    slot_list_free(&list);
     return status;
 }
 

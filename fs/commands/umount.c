@@ -445,7 +445,7 @@ static void sweep_copies(const struct slot_list *list)
 int command_umount(int argc, char **argv)
 {
     struct request rq = {.wait_s = 5};
-    struct slot_list list;
+    auto_slots struct slot_list list = {0};
     const struct cli_option options[] = {
         {"--all", "all that this user's job mounted on this node", .flag = &rq.all},
         {"--wait=SECONDS", "how long to wait for a mount that is in use (default 5)",
@@ -468,6 +468,5 @@ int command_umount(int argc, char **argv)
         return cli_fail(NULL, r, NULL);
     status = rq.all ? umount_all(&list, &rq) : umount_named(&list, argv + optind, &rq);
     sweep_copies(&list);
-    slot_list_free(&list);
     return status;
 }

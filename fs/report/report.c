@@ -11,16 +11,11 @@
 
 const char *report_state_name(const struct counters *c)
 {
-    switch ((enum mount_state)atomic_load_explicit(&c->state, memory_order_relaxed)) {
-    case MOUNT_STARTING:
-        return "starting";
-    case MOUNT_SERVING:
-        return "serving";
-    case MOUNT_DRAINING:
-        return "draining";
-    default:
-        return "ended";
-    }
+    static const char *const names[] = {[MOUNT_STARTING] = "starting",
+                                        [MOUNT_SERVING] = "serving",
+                                        [MOUNT_DRAINING] = "draining"};
+    uint32_t state = atomic_load_explicit(&c->state, memory_order_relaxed);
+    return state < MOUNT_ENDED ? names[state] : "ended";
 }
 
 void report_take(const struct counters *c, const char *state, struct report *ret_report)
