@@ -25,8 +25,7 @@ int cli_count_behind_dashes(int argc, char **argv)
     return -1;
 }
 
-/*
- * The same without "--": paths begin at the first argument, after an archive, that is no file.
+/* How many without "--": they begin at the first argument, after an archive, that is no file.
  */
 static int guess_paths(int argc, char **argv)
 {

@@ -22,9 +22,9 @@ static const struct cli_usage usage = {
 
 /*
  * Sizes are counted by powers of two. That needs the same memory for any number of files, and
- * answers a person's questions: are they small? is one of them huge?
+ * answers a person's questions: are they small? is one of them huge? Class 0: empty files;
+ * class i: sizes from 2^(i-1) bytes to 2^i - 1.
  */
-/* Class 0: empty files; class i: sizes from 2^(i-1) bytes to 2^i - 1. */
 #define SURVEY_CLASSES 65
 
 struct survey {
