@@ -9,8 +9,8 @@
 void doctor_preload(struct findings *f)
 {
     static const char subject[] = "libonepot-io.so";
-    char path[PATH_MAX], why[PATH_MAX + 256];
-    int r = preload_find(path, why, sizeof(why));
+    char path[PATH_MAX], why[PRELOAD_WHY_MAX];
+    int r = preload_find(path, why);
 
     if (r < 0) {
         finding_add(f, FINDING_WARNING, subject,

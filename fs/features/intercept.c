@@ -14,7 +14,7 @@
 
 struct intercept {
     struct session *session;
-    struct intercept_server *server; /* NULL: there is none */
+    struct intercept_server *server;
 };
 
 static void update_session(void *session)
@@ -23,9 +23,8 @@ static void update_session(void *session)
 }
 
 /* Processes may read for themselves, at least once a copy is complete. */
-static void start_server(struct intercept *in)
+static int intercept_start(struct session *s, void **ret_state)
 {
-    struct session *s = in->session;
     const struct session_config *config = &s->config;
     const struct intercept_server_config server = {
         .index = s->index,
@@ -37,26 +36,20 @@ static void start_server(struct intercept *in)
 
     if (config->verify || config->recorder || config->order ||
         !(config->stage || source_is_local(config->pot->source)))
-        return;
-    if (intercept_server_new(&server, &in->server) < 0)
-        in->server = NULL; /* the mount works without */
-    if (in->server)
-        intercept_id_text(intercept_server_id(in->server), config->counters->direct_id,
-                          sizeof(config->counters->direct_id));
-    atomic_store(&config->counters->direct_is_offered, in->server != NULL);
-}
-
-static int intercept_start(struct session *s, void **ret_state)
-{
+        return 0;
     struct intercept *in = calloc(1, sizeof(*in));
-
     if (!in)
         return -ENOMEM;
-    *ret_state = in;
     in->session = s;
-    start_server(in);
-    if (in->server)
-        s->file_marks = intercept_server_marks(in->server);
+    if (intercept_server_new(&server, &in->server) < 0) { /* the mount works without */
+        free(in);
+        return 0;
+    }
+    *ret_state = in;
+    intercept_id_text(intercept_server_id(in->server), config->counters->direct_id,
+                      sizeof(config->counters->direct_id));
+    atomic_store(&config->counters->direct_is_offered, true);
+    s->file_marks = intercept_server_marks(in->server);
     return 0;
 }
 
@@ -69,7 +62,7 @@ static bool intercept_answer(void *state, struct request *rq)
         struct intercept_id id;
     } answer = {0};
 
-    if (!in->server || rq->header->opcode != FUSE_IOCTL || rq->arg_len < sizeof(*arg) ||
+    if (rq->header->opcode != FUSE_IOCTL || rq->arg_len < sizeof(*arg) ||
         arg->cmd != INTERCEPT_IOCTL || arg->out_size < sizeof(answer.id) ||
         !intercept_server_tells(rq->header->uid) ||
         !source_is_local(in->session->config.pot->source) ||
@@ -86,8 +79,6 @@ static void intercept_update(void *state)
     struct counters *c = in->session->config.counters;
     struct intercept_sums sums;
 
-    if (!in->server)
-        return;
     intercept_server_sum(in->server, &sums);
     atomic_store(&c->direct_starts, sums.starts);
     atomic_store(&c->direct_files, sums.files);
@@ -103,23 +94,21 @@ static void intercept_end(void *state)
 {
     const struct intercept *in = state;
 
-    if (in->server)
-        intercept_server_end(in->server);
+    intercept_server_end(in->server);
 }
 
 static int intercept_join(void *state, const struct timespec *until)
 {
     const struct intercept *in = state;
 
-    return in->server ? intercept_server_join(in->server, until) : 0;
+    return intercept_server_join(in->server, until);
 }
 
 static void intercept_free(void *state)
 {
     struct intercept *in = state;
 
-    if (in->server)
-        intercept_server_free(in->server);
+    intercept_server_free(in->server);
     free(in);
 }
 

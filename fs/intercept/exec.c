@@ -47,39 +47,32 @@ __asm__(".symver dlsym, dlsym@GLIBC_2.17");
 static char own[PRELOAD_PATH_BYTES];
 static size_t own_len; /* 0: environments are passed on as they are */
 
-static struct {
-    int (*execve)(const char *path, char *const argv[], char *const envp[]);
-    int (*fexecve)(int fd, char *const argv[], char *const envp[]);
-    int (*execveat)(int dir, const char *path, char *const argv[], char *const envp[],
-                    int flags);
-    int (*execvpe)(const char *file, char *const argv[], char *const envp[]);
-    int (*posix_spawn)(pid_t *pid, const char *path, const posix_spawn_file_actions_t *actions,
-                       const posix_spawnattr_t *attributes, char *const argv[],
-                       char *const envp[]);
-    int (*posix_spawnp)(pid_t *pid, const char *file, const posix_spawn_file_actions_t *actions,
-                        const posix_spawnattr_t *attributes, char *const argv[],
-                        char *const envp[]);
-    int (*system)(const char *command);
-    FILE *(*popen)(const char *command, const char *mode);
-} next;
-static _Atomic bool has_next;
+#define FUNCTIONS(ONE)                                                                         \
+    ONE(int, execve, (const char *path, char *const argv[], char *const envp[]))               \
+    ONE(int, fexecve, (int fd, char *const argv[], char *const envp[]))                        \
+    ONE(int, execveat,                                                                         \
+        (int dir, const char *path, char *const argv[], char *const envp[], int flags))        \
+    ONE(int, execvpe, (const char *file, char *const argv[], char *const envp[]))              \
+    ONE(int, posix_spawn,                                                                      \
+        (pid_t * pid, const char *path, const posix_spawn_file_actions_t *actions,             \
+         const posix_spawnattr_t *attributes, char *const argv[], char *const envp[]))         \
+    ONE(int, posix_spawnp,                                                                     \
+        (pid_t * pid, const char *file, const posix_spawn_file_actions_t *actions,             \
+         const posix_spawnattr_t *attributes, char *const argv[], char *const envp[]))         \
+    ONE(int, system, (const char *command))                                                    \
+    ONE(FILE *, popen, (const char *command, const char *mode))
+REPLACED(FUNCTIONS)
 
+/* musl from 1.2.4 on links programs by names with 64, but dlsym finds none of them. */
 void *io_next(const char *name)
 {
-    return dlsym(RTLD_NEXT, name);
-}
+    char plain[16] = "";
+    size_t len = strlen(name);
+    void *found = dlsym(RTLD_NEXT, name);
 
-static void find_next(void)
-{
-    next.execve = io_next("execve");
-    next.fexecve = io_next("fexecve");
-    next.execveat = io_next("execveat");
-    next.execvpe = io_next("execvpe");
-    next.posix_spawn = io_next("posix_spawn");
-    next.posix_spawnp = io_next("posix_spawnp");
-    next.system = io_next("system");
-    next.popen = io_next("popen");
-    atomic_store(&has_next, true);
+    if (!found && len - 2 < sizeof(plain) && strcmp(name + len - 2, "64") == 0)
+        found = dlsym(RTLD_NEXT, memcpy(plain, name, len - 2));
+    return found;
 }
 
 /* ---- one variable ---- */
@@ -251,7 +244,6 @@ static char *const *change_make(struct change *change, char *const envp[], char 
     char **entries_ = alloca(change_.entries * sizeof(char *));                                \
     char *const *ret = change_make(&change_, envp, entries_)
 
-int io_execve(const char *path, char *const argv[], char *const envp[]) EXPORT(execve);
 int io_execve(const char *path, char *const argv[], char *const envp[])
 {
     EXEC_ENVIRONMENT(with, envp, AT_FDCWD, path, false);
@@ -264,7 +256,6 @@ int io_execv(const char *path, char *const argv[])
     return io_execve(path, argv, environ);
 }
 
-int io_execvpe(const char *file, char *const argv[], char *const envp[]) EXPORT(execvpe);
 int io_execvpe(const char *file, char *const argv[], char *const envp[])
 {
     EXEC_ENVIRONMENT(with, envp, AT_FDCWD, file, true);
@@ -277,7 +268,6 @@ int io_execvp(const char *file, char *const argv[])
     return io_execvpe(file, argv, environ);
 }
 
-int io_fexecve(int fd, char *const argv[], char *const envp[]) EXPORT(fexecve);
 int io_fexecve(int fd, char *const argv[], char *const envp[])
 {
     char path[32];
@@ -286,8 +276,6 @@ int io_fexecve(int fd, char *const argv[], char *const envp[])
     return NEXT(fexecve)(fd, argv, with);
 }
 
-int io_execveat(int dir, const char *path, char *const argv[], char *const envp[], int flags)
-    EXPORT(execveat);
 int io_execveat(int dir, const char *path, char *const argv[], char *const envp[], int flags)
 {
     char fd_path[32];
@@ -304,17 +292,11 @@ int io_execveat(int dir, const char *path, char *const argv[], char *const envp[
 
 int io_posix_spawn(pid_t *pid, const char *path, const posix_spawn_file_actions_t *actions,
                    const posix_spawnattr_t *attributes, char *const argv[], char *const envp[])
-    EXPORT(posix_spawn);
-int io_posix_spawn(pid_t *pid, const char *path, const posix_spawn_file_actions_t *actions,
-                   const posix_spawnattr_t *attributes, char *const argv[], char *const envp[])
 {
     EXEC_ENVIRONMENT(with, envp, AT_FDCWD, path, false);
     return NEXT(posix_spawn)(pid, path, actions, attributes, argv, with);
 }
 
-int io_posix_spawnp(pid_t *pid, const char *file, const posix_spawn_file_actions_t *actions,
-                    const posix_spawnattr_t *attributes, char *const argv[], char *const envp[])
-    EXPORT(posix_spawnp);
 int io_posix_spawnp(pid_t *pid, const char *file, const posix_spawn_file_actions_t *actions,
                     const posix_spawnattr_t *attributes, char *const argv[], char *const envp[])
 {
@@ -387,7 +369,6 @@ static char *shell_command(const char *command)
     return with;
 }
 
-int io_system(const char *command) EXPORT(system);
 int io_system(const char *command)
 {
     char *with = shell_command(command);
@@ -399,7 +380,6 @@ int io_system(const char *command)
     return status;
 }
 
-FILE *io_popen(const char *command, const char *mode) EXPORT(popen);
 FILE *io_popen(const char *command, const char *mode)
 {
     char *with = shell_command(command);

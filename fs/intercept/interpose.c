@@ -17,57 +17,29 @@
 
 #define ALSO(name, of) __attribute__((visibility("default"), alias(of)))
 
-static struct {
-    int (*open)(const char *path, int flags, ...);
-    int (*open64)(const char *path, int flags, ...);
-    int (*openat)(int dir, const char *path, int flags, ...);
-    int (*openat64)(int dir, const char *path, int flags, ...);
-    int (*mkdir)(const char *path, mode_t mode);
-    ssize_t (*read)(int fd, void *buf, size_t len);
-    ssize_t (*pread)(int fd, void *buf, size_t len, off_t offset);
-    int (*close)(int fd);
-    int (*dup)(int from);
-    int (*fcntl)(int fd, int command, ...);
-    int (*fcntl64)(int fd, int command, ...);
-    int (*dup2)(int from, int to);
-    int (*dup3)(int from, int to, int flags);
-    int (*isatty)(int fd);
-    int (*tcgetattr)(int fd, struct termios *ret);
-    int (*ioctl)(int fd, unsigned long request, ...);
-    int (*prctl)(int option, ...);
-    void (*pthread_testcancel)(void); /* NULL: no threads, with a C library that has it apart */
-} next;
-static _Atomic bool has_next;
+#define FUNCTIONS(ONE)                                                                         \
+    ONE(int, open, (const char *path, int flags, ...))                                         \
+    ONE(int, open64, (const char *path, int flags, ...))                                       \
+    ONE(int, openat, (int dir, const char *path, int flags, ...))                              \
+    ONE(int, openat64, (int dir, const char *path, int flags, ...))                            \
+    ONE(int, mkdir, (const char *path, mode_t mode))                                           \
+    ONE(ssize_t, read, (int fd, void *buf, size_t len))                                        \
+    ONE(ssize_t, pread64, (int fd, void *buf, size_t len, off_t offset))                       \
+    ONE(int, close, (int fd))                                                                  \
+    ONE(int, dup, (int from))                                                                  \
+    ONE(int, fcntl, (int fd, int command, ...))                                                \
+    ONE(int, fcntl64, (int fd, int command, ...))                                              \
+    ONE(int, dup2, (int from, int to))                                                         \
+    ONE(int, dup3, (int from, int to, int flags))                                              \
+    ONE(int, isatty, (int fd))                                                                 \
+    ONE(int, tcgetattr, (int fd, struct termios *ret))                                         \
+    ONE(int, ioctl, (int fd, unsigned long request, ...))                                      \
+    ONE(int, prctl, (int option, ...))
+REPLACED(FUNCTIONS)
 
-/* musl from 1.2.4 on links programs by names with 64, but dlsym finds none of them. */
-static void *next_of_64(const char *name_64, const char *name)
-{
-    void *next_one = io_next(name_64);
-    return next_one ? next_one : io_next(name);
-}
-
-static void find_next(void)
-{
-    next.open = io_next("open");
-    next.open64 = next_of_64("open64", "open");
-    next.openat = io_next("openat");
-    next.openat64 = next_of_64("openat64", "openat");
-    next.mkdir = io_next("mkdir");
-    next.read = io_next("read");
-    next.pread = next_of_64("pread64", "pread");
-    next.close = io_next("close");
-    next.dup = io_next("dup");
-    next.fcntl = io_next("fcntl");
-    next.fcntl64 = next_of_64("fcntl64", "fcntl");
-    next.dup2 = io_next("dup2");
-    next.dup3 = io_next("dup3");
-    next.isatty = io_next("isatty");
-    next.tcgetattr = io_next("tcgetattr");
-    next.ioctl = io_next("ioctl");
-    next.prctl = io_next("prctl");
-    next.pthread_testcancel = io_next("pthread_testcancel");
-    atomic_store(&has_next, true);
-}
+/* NULL: not begun, so that no read is answered here; or no threads, in a library of their own.
+ */
+static void (*test_cancel)(void);
 
 /* In a child of fork there is only the thread that called it. */
 static void forked(void)
@@ -87,6 +59,7 @@ __attribute__((constructor)) static void begin(void)
     bool is_filtered = filters_are_strange();
 
     find_next();
+    test_cancel = io_next("pthread_testcancel");
     exec_begin(!is_filtered);
     link_begin();
     if (io_atfork && !is_filtered)
@@ -135,7 +108,6 @@ static int opened(int dir, const char *path, int flags, int fd, uint64_t begun_n
     return fd;
 }
 
-int io_open(const char *path, int flags, ...) EXPORT(open);
 int io_open(const char *path, int flags, ...)
 {
     TAKE_MODE(flags, mode);
@@ -143,7 +115,6 @@ int io_open(const char *path, int flags, ...)
     return opened(AT_FDCWD, path, flags, NEXT(open)(path, flags, mode), begun_ns);
 }
 
-int io_open64(const char *path, int flags, ...) EXPORT(open64);
 int io_open64(const char *path, int flags, ...)
 {
     TAKE_MODE(flags, mode);
@@ -151,7 +122,6 @@ int io_open64(const char *path, int flags, ...)
     return opened(AT_FDCWD, path, flags, NEXT(open64)(path, flags, mode), begun_ns);
 }
 
-int io_openat(int dir, const char *path, int flags, ...) EXPORT(openat);
 int io_openat(int dir, const char *path, int flags, ...)
 {
     TAKE_MODE(flags, mode);
@@ -159,7 +129,6 @@ int io_openat(int dir, const char *path, int flags, ...)
     return opened(dir, path, flags, NEXT(openat)(dir, path, flags, mode), begun_ns);
 }
 
-int io_openat64(int dir, const char *path, int flags, ...) EXPORT(openat64);
 int io_openat64(int dir, const char *path, int flags, ...)
 {
     TAKE_MODE(flags, mode);
@@ -168,7 +137,6 @@ int io_openat64(int dir, const char *path, int flags, ...)
 }
 
 /* Of all that makes something, as the first that a program does where it wants to write. */
-int io_mkdir(const char *path, mode_t mode) EXPORT(mkdir);
 int io_mkdir(const char *path, mode_t mode)
 {
     int r = NEXT(mkdir)(path, mode);
@@ -182,12 +150,10 @@ int io_mkdir(const char *path, mode_t mode)
 /* A thread that does nothing but read must end, too, when it is cancelled. */
 static void cancel_here(void)
 {
-    void (*test)(void) = NEXT(pthread_testcancel);
-    if (test)
-        test();
+    if (test_cancel)
+        test_cancel();
 }
 
-ssize_t io_read(int fd, void *buf, size_t len) EXPORT(read);
 ssize_t io_read(int fd, void *buf, size_t len)
 {
     cancel_here();
@@ -195,12 +161,11 @@ ssize_t io_read(int fd, void *buf, size_t len)
     return n > 0 ? n : NEXT(read)(fd, buf, len);
 }
 
-ssize_t io_pread(int fd, void *buf, size_t len, off_t offset) EXPORT(pread64);
-ssize_t io_pread(int fd, void *buf, size_t len, off_t offset)
+ssize_t io_pread64(int fd, void *buf, size_t len, off_t offset)
 {
     cancel_here();
     ssize_t n = reading_pread(fd, buf, len, offset);
-    return n > 0 ? n : NEXT(pread)(fd, buf, len, offset);
+    return n > 0 ? n : NEXT(pread64)(fd, buf, len, offset);
 }
 ssize_t pread(int fd, void *buf, size_t len, off_t offset) ALSO(pread, "pread64");
 
@@ -221,7 +186,7 @@ ssize_t io_pread_chk(int fd, void *buf, size_t len, off_t offset, size_t room)
 {
     if (len > room)
         io_overflow();
-    return io_pread(fd, buf, len, offset);
+    return io_pread64(fd, buf, len, offset);
 }
 ssize_t io_pread32_chk(int fd, void *buf, size_t len, off_t offset, size_t room)
     EXPORT(__pread_chk);
@@ -232,7 +197,6 @@ ssize_t io_pread32_chk(int fd, void *buf, size_t len, off_t offset, size_t room)
 
 /* ---- close ---- */
 
-int io_close(int fd) EXPORT(close);
 int io_close(int fd)
 {
     reading_closing(fd);
@@ -241,7 +205,6 @@ int io_close(int fd)
     return r;
 }
 
-int io_dup2(int from, int to) EXPORT(dup2);
 int io_dup2(int from, int to)
 {
     reading_closing(to);
@@ -250,7 +213,6 @@ int io_dup2(int from, int to)
     return r;
 }
 
-int io_dup3(int from, int to, int flags) EXPORT(dup3);
 int io_dup3(int from, int to, int flags)
 {
     reading_closing(to);
@@ -271,7 +233,6 @@ static int duplicated(int fd)
     return fd;
 }
 
-int io_dup(int from) EXPORT(dup);
 int io_dup(int from)
 {
     return duplicated(NEXT(dup)(from));
@@ -282,7 +243,6 @@ static bool is_dup(int command)
     return command == F_DUPFD || command == F_DUPFD_CLOEXEC;
 }
 
-int io_fcntl(int fd, int command, ...) EXPORT(fcntl);
 int io_fcntl(int fd, int command, ...)
 {
     TAKE_ARGUMENT(command, arg);
@@ -290,7 +250,6 @@ int io_fcntl(int fd, int command, ...)
     return is_dup(command) ? duplicated(r) : r;
 }
 
-int io_fcntl64(int fd, int command, ...) EXPORT(fcntl64);
 int io_fcntl64(int fd, int command, ...)
 {
     TAKE_ARGUMENT(command, arg);
@@ -309,19 +268,16 @@ static bool is_no_terminal(int fd)
     return true;
 }
 
-int io_isatty(int fd) EXPORT(isatty);
 int io_isatty(int fd)
 {
     return is_no_terminal(fd) ? 0 : NEXT(isatty)(fd);
 }
 
-int io_tcgetattr(int fd, struct termios *ret) EXPORT(tcgetattr);
 int io_tcgetattr(int fd, struct termios *ret)
 {
     return is_no_terminal(fd) ? -1 : NEXT(tcgetattr)(fd, ret);
 }
 
-int io_ioctl(int fd, unsigned long request, ...) EXPORT(ioctl);
 int io_ioctl(int fd, unsigned long request, ...)
 {
     TAKE_ARGUMENT(request, arg);
@@ -336,7 +292,6 @@ int io_ioctl(int fd, unsigned long request, ...)
  * the mount. (Filters are mostly loaded by another system call, after this promise never to
  * gain rights.)
  */
-int io_prctl(int option, ...) EXPORT(prctl);
 int io_prctl(int option, ...)
 {
     unsigned long args[4];

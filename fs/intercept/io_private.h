@@ -75,6 +75,19 @@ static inline void io_fd_path(int fd, char ret_path[32])
     *to = '\0';
 }
 
+/* The directory of a path; false: it is too long. */
+static inline bool io_folder_of(const char *path, char *ret_folder, size_t size)
+{
+    const char *slash = strrchr(path, '/');
+    size_t len = slash ? (size_t)(slash - path) + (slash == path) : 1;
+
+    if (len >= size)
+        return false;
+    memcpy(ret_folder, slash ? path : ".", len);
+    ret_folder[len] = '\0';
+    return true;
+}
+
 /* A file of /proc as text, as much of it as there is room for; empty: it can't be read. */
 static inline void io_read_text(const char *path, char *ret_text, size_t size)
 {
@@ -236,9 +249,24 @@ void reading_forked(void); /* in the child */
 void *io_next(const char *name);
 
 /*
- * The next function, from the file's own table `next`. Constructors of other libraries may come
- * before ours, so the first call fills the table (find_next, which sets has_next).
+ * The functions that a file replaces: LIST(ONE) has ONE(type, name, (parameters)) for each. Its
+ * io_NAME is exported as NAME, and NEXT(NAME) is the next one, from the file's own table.
+ * Constructors of other libraries may come before ours, so the first call fills the table.
  */
+#define REPLACED(LIST)                                                                         \
+    LIST(REPLACED_DECLARE)                                                                     \
+    static struct {                                                                            \
+        LIST(REPLACED_NEXT)                                                                    \
+    } next;                                                                                    \
+    static _Atomic bool has_next;                                                              \
+    static void find_next(void)                                                                \
+    {                                                                                          \
+        LIST(REPLACED_FIND)                                                                    \
+        atomic_store(&has_next, true);                                                         \
+    }
+#define REPLACED_DECLARE(type, name, parameters) type io_##name parameters EXPORT(name);
+#define REPLACED_NEXT(type, name, parameters) type(*name) parameters;
+#define REPLACED_FIND(type, name, parameters) next.name = io_next(#name);
 #define NEXT(name)                                                                             \
     ((__builtin_expect(!atomic_load_explicit(&has_next, memory_order_acquire), 0)              \
           ? find_next()                                                                        \

@@ -421,17 +421,11 @@ bool link_renew(struct link *link, int fd)
 
 void link_saw_refusal(int dir, const char *path)
 {
-    char folder[PATH_MAX] = ".";
-    const char *slash = strrchr(path, '/');
-    size_t len = slash ? (size_t)(slash - path) + 1 : 0;
+    char folder[PATH_MAX];
     struct stat st;
 
-    if (len >= sizeof(folder))
+    if (!io_folder_of(path, folder, sizeof(folder)))
         return;
-    if (slash) {
-        memcpy(folder, path, len);
-        folder[len] = '\0';
-    }
     int fd = (int)io_call(SYS_openat, dir, folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     struct link *link = fd >= 0 && io_call(SYS_fstat, fd, &st) >= 0 ? link_find(fd, &st) : NULL;
     if (link)

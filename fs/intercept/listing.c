@@ -30,19 +30,6 @@ static struct folder {
 static char entries[LISTING_BYTES];
 static _Atomic bool is_listing; /* guards both; nobody waits for it */
 
-/* The directory of a path; false: it is too long. */
-static bool folder_of(const char *path, char ret_folder[PATH_BYTES])
-{
-    const char *slash = strrchr(path, '/');
-    size_t len = slash ? (size_t)(slash - path) : 0;
-
-    if (len >= PATH_BYTES - 1)
-        return false;
-    memcpy(ret_folder, slash && len == 0 ? "/" : slash ? path : ".", len ? len : 1);
-    ret_folder[len ? len : 1] = '\0';
-    return true;
-}
-
 static struct folder *folder_find(const struct link *link, int dir, const char *path)
 {
     uint64_t key = (uint64_t)(unsigned)dir + (uintptr_t)link;
@@ -137,7 +124,7 @@ void listing_saw_open(int dir, const char *path, int fd, uint64_t took_ns)
         !atomic_compare_exchange_strong(&is_listing, &nobody, true))
         return;
     const struct link *link = link_find(fd, &st);
-    if (link && folder_of(path, folder_path))
+    if (link && io_folder_of(path, folder_path, sizeof(folder_path)))
         folder_saw_open(link, dir, folder_path, took_ns);
     atomic_store(&is_listing, false);
 }

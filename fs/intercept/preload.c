@@ -22,24 +22,18 @@
 #define DAY_S 86400
 #define KEPT_DAYS 90
 
-/* Tells why one place is not fit. */
-struct refused {
-    char *why;
-    size_t size;
-};
-
-static int refuse(const struct refused *refused, const char *path, int r, const char *reason)
+static int refuse(char why[PRELOAD_WHY_MAX], const char *path, int r, const char *reason)
 {
-    snprintf(refused->why, refused->size, "%s: %s", path, reason ? reason : fault_errno(r));
+    snprintf(why, PRELOAD_WHY_MAX, "%s: %s", path, reason ? reason : fault_errno(r));
     return r;
 }
 
-static int open_closed(const char *path, struct place *ret_place, const struct refused *refused)
+static int open_closed(const char *path, struct place *ret_place, char why[PRELOAD_WHY_MAX])
 {
     struct place_refusal refusal;
     int r = place_open(path, PLACE_CLOSED, ret_place, &refusal);
     if (r < 0)
-        place_explain(&refusal, refused->why, refused->size);
+        place_explain(&refusal, why, PRELOAD_WHY_MAX);
     return r;
 }
 
@@ -61,22 +55,21 @@ static bool preload_is_same(const struct place *place)
  * Is it there, the same, and can it be loaded and named? ld.so splits LD_PRELOAD at spaces and
  * colons, and replaces what follows a dollar sign.
  */
-static int preload_check(const char *path, char ret_path[PATH_MAX],
-                         const struct refused *refused)
+static int preload_check(const char *path, char ret_path[PATH_MAX], char why[PRELOAD_WHY_MAX])
 {
     struct place place;
     struct statvfs fs;
-    int r = open_closed(path, &place, refused);
+    int r = open_closed(path, &place, why);
 
     if (r < 0)
         return r;
     auto_close int fd = place.fd;
     if (!preload_is_same(&place))
-        return refuse(refused, path, -ESTALE, "it is of another version");
+        return refuse(why, path, -ESTALE, "it is of another version");
     if (fstatvfs(fd, &fs) < 0 || fs.f_flag & ST_NOEXEC)
-        return refuse(refused, path, -ENOEXEC, "programs can't be run from its filesystem");
+        return refuse(why, path, -ENOEXEC, "programs can't be run from its filesystem");
     if (strpbrk(place.path, " :$") || strlen(place.path) >= PRELOAD_PATH_BYTES)
-        return refuse(refused, path, -EINVAL, "LD_PRELOAD can't name such a path");
+        return refuse(why, path, -EINVAL, "LD_PRELOAD can't name such a path");
     strcpy(ret_path, place.path);
     return 0;
 }
@@ -128,19 +121,19 @@ static void touch_copy(const char *path)
 }
 
 /* A copy in `base`/onepot, each folder of which is judged before anything is made in it. */
-static int find_copy(const char *base, char ret_path[PATH_MAX], const struct refused *refused)
+static int find_copy(const char *base, char ret_path[PATH_MAX], char why[PRELOAD_WHY_MAX])
 {
     char folder[PATH_MAX], path[PATH_MAX + 64];
     struct place place;
 
     if (snprintf(folder, sizeof(folder), "%s/onepot", base) >= PATH_MAX)
-        return refuse(refused, base, -ENAMETOOLONG, NULL);
+        return refuse(why, base, -ENAMETOOLONG, NULL);
     snprintf(path, sizeof(path), "%s/%s", folder, preload_library_name);
-    if (preload_check(path, ret_path, refused) == 0) {
+    if (preload_check(path, ret_path, why) == 0) {
         touch_copy(ret_path);
         return 0;
     }
-    int r = open_closed(base, &place, refused);
+    int r = open_closed(base, &place, why);
     if (r < 0)
         return r;
     r = mkdirat(place.fd, "onepot", 0700) < 0 ? -errno : 1;
@@ -148,44 +141,42 @@ static int find_copy(const char *base, char ret_path[PATH_MAX], const struct ref
         r = fchmodat(place.fd, "onepot", 0755, 0) < 0 ? -errno : 0;
     close(place.fd);
     if (r < 0 && r != -EEXIST)
-        return refuse(refused, folder, r, NULL);
-    r = open_closed(folder, &place, refused);
+        return refuse(why, folder, r, NULL);
+    r = open_closed(folder, &place, why);
     if (r < 0)
         return r;
     r = write_copy(place.fd);
     if (r == 0)
         remove_old(place.fd);
     close(place.fd);
-    return r < 0 ? refuse(refused, path, r, NULL) : preload_check(path, ret_path, refused);
+    return r < 0 ? refuse(why, path, r, NULL) : preload_check(path, ret_path, why);
 }
 
-static int find_users_copy(char ret_path[PATH_MAX], const struct refused *refused)
+static int find_users_copy(char ret_path[PATH_MAX], char why[PRELOAD_WHY_MAX])
 {
     char base[PATH_MAX];
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     bool has_cache = cache && *cache == '/';
 
     if (!has_cache && (!home || *home != '/'))
-        return refuse(refused, "HOME", -ENOENT, "it names no folder");
+        return refuse(why, "HOME", -ENOENT, "it names no folder");
     if (snprintf(base, sizeof(base), "%s%s", has_cache ? cache : home,
                  has_cache ? "" : "/.cache") >= PATH_MAX)
-        return refuse(refused, "HOME", -ENAMETOOLONG, NULL);
+        return refuse(why, "HOME", -ENAMETOOLONG, NULL);
     struct place parent;
-    if (!has_cache && access(base, F_OK) < 0 && open_closed(home, &parent, refused) == 0) {
+    if (!has_cache && access(base, F_OK) < 0 && open_closed(home, &parent, why) == 0) {
         mkdirat(parent.fd, ".cache", 0700);
         close(parent.fd);
     }
-    return find_copy(base, ret_path, refused);
+    return find_copy(base, ret_path, why);
 }
 
-int preload_find(char ret_path[PATH_MAX], char *ret_why, size_t why_size)
+int preload_find(char ret_path[PATH_MAX], char ret_why[PRELOAD_WHY_MAX])
 {
-    const struct refused refused = {ret_why, why_size};
-
-    if (preload_check(PRELOAD_FOLDER "/libonepot-io.so", ret_path, &refused) == 0 ||
-        (geteuid() == 0 && find_copy("/var/cache", ret_path, &refused) == 0))
+    if (preload_check(PRELOAD_FOLDER "/libonepot-io.so", ret_path, ret_why) == 0 ||
+        (geteuid() == 0 && find_copy("/var/cache", ret_path, ret_why) == 0))
         return 0;
-    return find_users_copy(ret_path, &refused);
+    return find_users_copy(ret_path, ret_why);
 }
 
 /* ---- LD_PRELOAD ---- */

@@ -34,7 +34,8 @@ extern const char preload_library_name[];
  * The path of the library: the installed one, or a copy, written if need be. Errors: no folder
  * is fit for it, and `ret_why` says why the last one is not, as one line.
  */
-int preload_find(char ret_path[PATH_MAX], char *ret_why, size_t why_size);
+#define PRELOAD_WHY_MAX (PATH_MAX + 256)
+int preload_find(char ret_path[PATH_MAX], char ret_why[PRELOAD_WHY_MAX]);
 
 /*
  * The value that LD_PRELOAD should have, for free(3): behind its present libraries, so that

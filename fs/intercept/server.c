@@ -34,10 +34,7 @@
 #define LOOK_MAX_MS 8000
 
 struct intercept_server {
-    const struct index *index;
-    const struct source *source;
-    void (*has_news)(void *ctx);
-    void *ctx;
+    struct intercept_server_config config;
     uint64_t told_reads; /* that has_news was called for */
     struct intercept_id id;
     struct intercept_offer offer;
@@ -84,7 +81,7 @@ static bool server_add_file(struct intercept_server *server, const struct source
 
 static int server_add_files(struct intercept_server *server)
 {
-    const struct source *source = server->source, *member;
+    const struct source *source = server->config.source, *member;
     server->offer.files = 0; /* an earlier attempt may have had no memory */
     bool is_one = source_member(source, 1) == NULL;
 
@@ -152,7 +149,7 @@ static bool server_fill(struct intercept_server *server)
         return false;
     uint32_t count = (uint32_t)min_u64(left, FILL_ENTRIES);
     _Atomic uint64_t *words = (void *)(server->table + server->words_at);
-    if (index_files(server->index, server->filled, count, files) < 0)
+    if (index_files(server->config.index, server->filled, count, files) < 0)
         return false;
     for (uint32_t i = 0; i < count; i++)
         atomic_store_explicit(&words[server->filled + i], server_word(server, &files[i]),
@@ -227,8 +224,8 @@ static int server_look(struct intercept_server *server, int last_ms)
     if (sums.reads == server->told_reads)
         return last_ms < LOOK_MS ? LOOK_MS : last_ms < LOOK_MAX_MS ? 2 * last_ms : last_ms;
     server->told_reads = sums.reads;
-    if (server->has_news)
-        server->has_news(server->ctx);
+    if (server->config.has_news)
+        server->config.has_news(server->config.ctx);
     return LOOK_MS;
 }
 
@@ -302,10 +299,7 @@ int intercept_server_new(const struct intercept_server_config *config,
 
     if (!server)
         return -ENOMEM;
-    server->index = config->index;
-    server->source = config->source;
-    server->has_news = config->has_news;
-    server->ctx = config->ctx;
+    server->config = *config;
     server->fds[0] = server->socket = server->stop_fd = -1;
     server->id = (struct intercept_id){.magic = INTERCEPT_MAGIC, .made = config->made};
     server->offer = (struct intercept_offer){.magic = INTERCEPT_MAGIC, .entries = entries};

@@ -19,7 +19,7 @@ const bool mounter_has_library = true;
  */
 static bool find_library(const struct mounter *m, char ret_library[PATH_MAX])
 {
-    char why[PATH_MAX + 256];
+    char why[PRELOAD_WHY_MAX];
     bool is_asked = m->options->intercept == INTERCEPT_ON;
 
     if (m->options->intercept == INTERCEPT_OFF)
@@ -32,7 +32,7 @@ static bool find_library(const struct mounter *m, char ret_library[PATH_MAX])
         if (!getenv(PRELOAD_VARIABLE))
             return false;
     }
-    int r = preload_find(ret_library, why, sizeof(why));
+    int r = preload_find(ret_library, why);
     if (r < 0)
         cli_note("%s: it is read through the mount: no place for libonepot-io.so: %s",
                  m->options->archive, why);

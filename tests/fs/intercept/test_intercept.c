@@ -290,10 +290,10 @@ END_TEST
 /* Root has a folder of its own beside (mount_ preload); a test's folder is below /tmp. */
 START_TEST(a_folder_below_one_of_all_users_is_refused)
 {
-    char found[PATH_MAX] = "", why[PATH_MAX + 256] = "";
+    char found[PATH_MAX] = "", why[PRELOAD_WHY_MAX] = "";
 
     ck_assert_int_eq(setenv("XDG_CACHE_HOME", getenv(SUITE_FOLDER), 1), 0);
-    int r = preload_find(found, why, sizeof(why));
+    int r = preload_find(found, why);
     ck_assert_ptr_null(strstr(found, getenv(SUITE_FOLDER)));
     ck_assert(r == 0 ? found[0] == '/' : why[0] != '\0');
 }
