@@ -393,25 +393,14 @@ void mounter_abandon(struct mounter *m)
     m->daemon = 0;
 }
 
-/* Say how much --writable leaves, and where. */
-static void tell_written(const struct mounter *m, uint64_t memory_bytes)
-{
-    uint64_t bytes = memory_bytes;
-    bool is_more = m->layer.dir[0] && layer_measure(&m->layer, &bytes);
-    char buf[LAYER_TOLD_MAX];
-    const char *told = layer_tell(m->layer.dir, bytes, is_more, buf);
-
-    if (told)
-        cli_note("%s: %s", m->options->archive, told);
-}
-
 /* End a mount that nobody else uses; bounded, even if the command left processes in it. */
 static void end_mount(struct mounter *m, bool died)
 {
     const struct namespace *ns = m->mounted.ns.mnt_ns >= 0 ? &m->mounted.ns : NULL;
     char line[SUMMARY_MAX], users[512];
-    const bool is_in_memory = m->options->writable && !m->layer.dir[0];
-    uint64_t written = is_in_memory && ns ? namespace_written_bytes(ns) : 0;
+    struct counters *c = m->slot->counters;
+    if (m->options->writable && !m->layer.dir[0] && ns)
+        namespace_measure(ns, &c->layer_bytes);
     int r = unmounter_unmount(m->slot, RELEASE_WAIT_MS, false, ns);
 
     if (r == -EBUSY) {
@@ -425,16 +414,18 @@ static void end_mount(struct mounter *m, bool died)
         cli_failf(m->path, "it can't be unmounted: %s", fault_errno(r));
     if (unmounter_finish(m->slot, DAEMON_END_MS, true) < 0)
         cli_failf(m->path, "its daemon (process %d) does not end: it is stuck in a read",
-                  m->slot->counters->daemon_pid);
+                  c->daemon_pid);
     else if (!died)
-        cli_note("%s: %s", m->options->archive,
-                 summary_line(m->slot->counters, line, sizeof(line)));
-    if (m->options->writable)
-        tell_written(m, written);
-    else if (atomic_load(&m->slot->counters->direct_refused))
+        cli_note("%s: %s", m->options->archive, summary_line(c, line, sizeof(line)));
+    if (m->options->writable) {
+        snprintf(c->layer_dir, sizeof(c->layer_dir), "%s", m->layer.dir);
+        layer_gone(m->slot);
+        layer_note(c, m->options->archive);
+    } else if (atomic_load(&c->direct_refused)) {
         cli_note("%s: the command wanted to write there, and could not (EROFS); with "
                  "--writable, or --writable=DIR, it can",
                  m->options->archive);
+    }
 }
 
 enum mounter_end mounter_release(struct mounter *m)

@@ -47,17 +47,20 @@
 
 /* ---- the folder ---- */
 
-static int layer_refuse(char why[LAYER_WHY_MAX], int r, const char *text)
+int layer_refuse(char why[LAYER_WHY_MAX], int r, const char *text)
 {
     snprintf(why, LAYER_WHY_MAX, "%s", text ? text : fault_errno(r));
     return r;
 }
 
+/* -EXDEV: its path leads to another one than layer_resolve found. */
 static int open_folder(const struct layer *layer, struct stat *ret_st, int *ret_fd)
 {
     auto_close int fd = open(layer->dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0 || fstat(fd, ret_st) < 0)
         return -errno;
+    if (layer->id.ino && !file_id_equal(file_id_of(ret_st), layer->id))
+        return -EXDEV;
     *ret_fd = steal_fd(&fd);
     return 0;
 }
@@ -287,10 +290,23 @@ static int open_part(int dir, const char *name, const struct stat *like, int *re
     return 0;
 }
 
-/* Root's mount keeps others out by itself, but not who comes through the layer. */
-static int close_layer(const struct layer *layer, int changes)
+/*
+ * Open both, for a mount whose root is `like`. Root's mount keeps others out by itself, but not
+ * who comes through the layer. The caller closes both.
+ */
+static int open_parts(const struct layer *layer, int dir, const struct stat *like,
+                      int ret_fds[2])
 {
-    return layer->is_closed && fchmod(changes, S_IRWXU) < 0 ? -errno : 0;
+    auto_close int changes = -1;
+    int r = open_part(dir, "changes", like, &changes);
+
+    if (r == 0 && layer->is_closed && fchmod(changes, S_IRWXU) < 0)
+        r = -errno;
+    if (r == 0)
+        r = open_part(dir, "work", NULL, &ret_fds[1]);
+    if (r == 0)
+        ret_fds[0] = steal_fd(&changes);
+    return r;
 }
 
 /* Give up, or get back, the right that file handles need; only root of the node has it. */
@@ -331,18 +347,15 @@ static int mount_overlay(const struct layer *layer, const int fds[3], const char
 static int cover(const struct layer *layer, int lower, int dir, const char *mountpoint,
                  bool noexec)
 {
-    auto_close int changes = -1, work = -1;
+    int parts[2];
     struct stat st;
 
     if (faccessat(dir, PROGRAM_MARK, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
         return -EMEDIUMTYPE;
-    int r = fstat(lower, &st) < 0 ? -errno : open_part(dir, "changes", &st, &changes);
-    if (r == 0)
-        r = open_part(dir, "work", NULL, &work);
-    if (r == 0)
-        r = close_layer(layer, changes);
+    int r = fstat(lower, &st) < 0 ? -errno : open_parts(layer, dir, &st, parts);
     if (r < 0)
         return r;
+    auto_close int changes = parts[0], work = parts[1];
     const int fds[] = {lower, changes, work};
     /* Root of the node has had overlayfs for longer than user attributes. */
     if (layer->dir[0] || geteuid() != 0)
@@ -390,8 +403,6 @@ int layer_mount(const struct layer *layer, const char *mountpoint, bool noexec)
     if (!layer->dir[0])
         return mount_in_memory(layer, lower, mountpoint, noexec);
     int r = open_folder(layer, &st, &dir);
-    if (r == 0 && !file_id_equal(file_id_of(&st), layer->id))
-        r = -EXDEV;
     if (r == 0)
         r = holder_write(layer);
     return r < 0 ? r : cover(layer, lower, dir, mountpoint, noexec);
@@ -416,27 +427,17 @@ static int mark_for_program(int dir)
 
 int layer_open_for_program(const struct layer *layer, const char *mountpoint, int ret_fds[2])
 {
-    auto_close int dir = -1, changes = -1;
-    struct stat st, like;
-    int r = open_folder(layer, &st, &dir);
+    auto_close int dir = -1;
+    struct stat like;
+    int r = open_folder(layer, &like, &dir);
 
-    if (r == 0 && !file_id_equal(file_id_of(&st), layer->id))
-        r = -EXDEV;
     if (r == 0 && stat(mountpoint, &like) < 0)
         r = -errno;
     if (r == 0)
         r = mark_for_program(dir);
     if (r == 0 && layer->lock_fd >= 0)
         r = holder_write(layer);
-    if (r == 0)
-        r = open_part(dir, "changes", &like, &changes);
-    if (r == 0)
-        r = close_layer(layer, changes);
-    if (r == 0)
-        r = open_part(dir, "work", NULL, &ret_fds[1]);
-    if (r == 0)
-        ret_fds[0] = steal_fd(&changes);
-    return r;
+    return r < 0 ? r : open_parts(layer, dir, &like, ret_fds);
 }
 
 /* ---- how much was written ---- */

@@ -44,6 +44,9 @@ struct layer {
     "fuse-overlayfs wrote it ('onepot mount' of an ordinary user); take another folder"
 #define LAYER_NONE ((struct layer){.lock_fd = -1})
 
+/* Says why: `text`, or the error `r`, which it returns. */
+int layer_refuse(char why[LAYER_WHY_MAX], int r, const char *text);
+
 /* `dir` NULL: in memory. 0, or -errno and why DIR can't be it. */
 int layer_resolve(const char *dir, struct layer *ret_layer, char why[LAYER_WHY_MAX]);
 

@@ -127,7 +127,7 @@ static void measure_tmpfs(struct counters *c)
                      (uint64_t)(st.f_blocks - st.f_bfree) * (uint64_t)st.f_bsize);
 }
 
-static void measure_folder(const struct slot *slot)
+void layer_gone(const struct slot *slot)
 {
     struct counters *c = slot->counters;
     struct layer layer = LAYER_NONE;
@@ -135,31 +135,28 @@ static void measure_folder(const struct slot *slot)
 
     if (c->layer_dir[0])
         snprintf(layer.dir, sizeof(layer.dir), "%s", c->layer_dir);
-    else if (!c->layer_by_program || !folder_path(slot, layer.dir))
-        return;
-    c->layer_is_more = layer_measure(&layer, &bytes);
-    atomic_store(&c->layer_bytes, bytes);
-}
-
-const char *layer_tell(const char *dir, uint64_t bytes, bool is_more, char buf[LAYER_TOLD_MAX])
-{
-    if (!dir[0] && !bytes)
-        return NULL;
-    if (dir[0])
-        snprintf(buf, LAYER_TOLD_MAX, "%s%s of changes lie in %s, for the next --writable=DIR",
-                 is_more ? "more than " : "", cli_bytes(bytes), dir);
-    else
-        snprintf(buf, LAYER_TOLD_MAX,
-                 "%s%s of changes lay in memory, and are gone (--writable=DIR keeps them)",
-                 is_more ? "more than " : "", cli_bytes(bytes));
-    return buf;
+    if (c->layer_dir[0] || (c->layer_by_program && folder_path(slot, layer.dir))) {
+        c->layer_is_more = layer_measure(&layer, &bytes);
+        atomic_store(&c->layer_bytes, bytes);
+    }
+    atomic_store(&c->layer, LAYER_GONE);
 }
 
 const char *layer_told(const struct counters *c, char buf[LAYER_TOLD_MAX])
 {
-    if (atomic_load(&c->layer) != LAYER_GONE)
+    const uint64_t bytes = atomic_load(&c->layer_bytes);
+    const char *more = c->layer_is_more ? "more than " : "";
+
+    if (atomic_load(&c->layer) != LAYER_GONE || (!c->layer_dir[0] && !bytes))
         return NULL;
-    return layer_tell(c->layer_dir, atomic_load(&c->layer_bytes), c->layer_is_more, buf);
+    if (c->layer_dir[0])
+        snprintf(buf, LAYER_TOLD_MAX, "%s%s of changes lie in %s, for the next --writable=DIR",
+                 more, cli_bytes(bytes), c->layer_dir);
+    else
+        snprintf(buf, LAYER_TOLD_MAX,
+                 "%s%s of changes lay in memory, and are gone (--writable=DIR keeps them)",
+                 more, cli_bytes(bytes));
+    return buf;
 }
 
 void layer_note(const struct counters *c, const char *name)
@@ -193,8 +190,7 @@ int layer_uncover(const struct slot *slot, bool lazy)
     }
     if (r != -ENOENT)
         return r;
-    measure_folder(slot);
-    atomic_store(&c->layer, LAYER_GONE);
+    layer_gone(slot);
     return 1;
 }
 
@@ -227,12 +223,6 @@ void layer_forget(const struct slot *slot)
 }
 
 /* ---- on ---- */
-
-static int cover_refuse(char why[LAYER_WHY_MAX], int r, const char *text)
-{
-    snprintf(why, LAYER_WHY_MAX, "%s", text ? text : fault_errno(r));
-    return r;
-}
 
 /* By the kernel. */
 static int cover_by_kernel(struct counters *c, struct layer *layer,
@@ -315,12 +305,12 @@ static int run_program(const char *program, const struct layer *layer, struct sl
 
     lower = open(rq->mountpoint, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (lower < 0 || fstat(lower, &st) < 0)
-        return cover_refuse(why, -errno, NULL);
+        return layer_refuse(why, -errno, NULL);
     if (st.st_dev != makedev(c->mount_dev_major, c->mount_dev_minor))
-        return cover_refuse(why, -EXDEV, NULL);
+        return layer_refuse(why, -EXDEV, NULL);
     int r = open_folders(slot, layer, fds);
     if (r < 0)
-        return cover_refuse(why, r,
+        return layer_refuse(why, r,
                             r == -EMEDIUMTYPE
                                 ? "the kernel's overlayfs wrote it ('onepot run', or "
                                   "root); take another folder"
@@ -344,7 +334,7 @@ static int cover_by_program(struct slot *slot, const struct layer *layer,
     char program[PATH_MAX];
 
     if (process_find_program(LAYER_PROGRAM, program) < 0)
-        return cover_refuse(why, -ENOENT,
+        return layer_refuse(why, -ENOENT,
                             LAYER_PROGRAM " is not in $PATH, which an ordinary user needs for "
                                           "it; 'onepot run --writable ARCHIVE -- COMMAND' does "
                                           "without");
@@ -361,7 +351,7 @@ static int note_layer(struct slot *slot, char why[LAYER_WHY_MAX])
     int r = find_top(slot, &top);
 
     if (r < 0)
-        return cover_refuse(why, r, "what was mounted is not there");
+        return layer_refuse(why, r, "what was mounted is not there");
     c->layer_dev_major = top.dev_major;
     c->layer_dev_minor = top.dev_minor;
     atomic_store(&c->layer, LAYER_LIES);
@@ -379,7 +369,7 @@ int layer_cover(struct slot *slot, struct layer *layer, const struct mount_reque
     if (by_kernel) {
         r = cover_by_kernel(c, layer, rq);
         if (r < 0)
-            cover_refuse(why, r, r == -EMEDIUMTYPE ? LAYER_OF_PROGRAM : NULL);
+            layer_refuse(why, r, r == -EMEDIUMTYPE ? LAYER_OF_PROGRAM : NULL);
     }
     if (!by_kernel || r == -EPERM || r == -ENODEV) {
         layer_uncover(slot, true);

@@ -53,13 +53,18 @@ bool layer_is_lost(const struct slot *slot);
  */
 int layer_uncover(const struct slot *slot, bool lazy);
 
+/*
+ * It is off, or the one of `run` in its namespace is: note how much was written to layer_dir.
+ * What lay in memory was noted before.
+ */
+void layer_gone(const struct slot *slot);
+
 /* Remove the slot's folder for what was written, before the slot. */
 void layer_forget(const struct slot *slot);
 
 /* "1.2 MB of changes lay in memory, and are gone ..."; NULL: nothing is to be said. */
 #define LAYER_TOLD_MAX (PATH_MAX + 128)
 const char *layer_told(const struct counters *counters, char buf[LAYER_TOLD_MAX]);
-const char *layer_tell(const char *dir, uint64_t bytes, bool is_more, char buf[LAYER_TOLD_MAX]);
 
 /* Tell the user, of what is called `name`. */
 void layer_note(const struct counters *counters, const char *name);

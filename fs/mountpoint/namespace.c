@@ -18,7 +18,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -357,7 +356,7 @@ static int unmount_inside(void *ctx)
 
 struct measuring {
     const struct namespace *ns;
-    _Atomic uint64_t *bytes; /* shared with the child that asks */
+    _Atomic uint64_t *bytes;
 };
 
 /* An overlay answers for its upper layer. */
@@ -373,17 +372,10 @@ static int measure_inside(void *ctx)
     return 0;
 }
 
-uint64_t namespace_written_bytes(const struct namespace *ns)
+void namespace_measure(const struct namespace *ns, _Atomic uint64_t *ret_bytes)
 {
-    void *page =
-        mmap(NULL, sizeof(uint64_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (page == MAP_FAILED)
-        return 0;
-    struct measuring m = {ns, page};
-    uint64_t bytes =
-        process_try(measure_inside, &m, ENTER_LIMIT_MS) < 0 ? 0 : atomic_load(m.bytes);
-    munmap(page, sizeof(uint64_t));
-    return bytes;
+    struct measuring m = {ns, ret_bytes};
+    process_try(measure_inside, &m, ENTER_LIMIT_MS);
 }
 
 int namespace_unmount(const struct namespace *ns, bool lazy)

@@ -55,8 +55,11 @@ int namespace_answers(const struct namespace *ns, int timeout_ms);
 /* Mount the request's layer (layer.h) over the mount, which answers by now. 0 or -errno. */
 int namespace_cover(const struct namespace *ns, int timeout_ms);
 
-/* The bytes that a layer in memory holds, from inside; 0 if nothing tells. */
-uint64_t namespace_written_bytes(const struct namespace *ns);
+/*
+ * The bytes that a layer in memory holds, from inside: a child writes them to memory that it
+ * shares, unless nothing tells.
+ */
+void namespace_measure(const struct namespace *ns, _Atomic uint64_t *ret_bytes);
 
 int namespace_go(struct namespace *ns);
 

@@ -150,7 +150,7 @@ struct counters {
     _Atomic uint64_t direct_last_ns; /* when the last one was */
     _Atomic uint32_t direct_refused; /* 1: a program wanted to write */
 
-    /* Only layer_cover.h uses them. */
+    /* See layer_cover.h. */
     _Atomic uint32_t layer;    /* enum layer_state */
     uint32_t layer_by_program; /* fuse-overlayfs, not the kernel */
     uint64_t layer_token;
