@@ -140,9 +140,10 @@ int cleaner_own(const char *job, bool remove)
 
 /* ---- as other users ---- */
 
+/* A user, and the process that cleans up after it. */
 struct user_child {
     uid_t uid;
-    pid_t pid; /* 0: it has ended */
+    pid_t pid; /* 0: it has ended, or never began */
 };
 
 struct user_children { /* a vector */
@@ -215,26 +216,19 @@ static int await_children(const struct user_children *children)
     return status;
 }
 
-static int start_children(const uid_t *users, size_t count, const char *job, bool remove,
-                          struct user_children *children)
+static int clean_users(const struct user_children *users, const char *job, bool remove)
 {
-    int r = 0;
-    for (size_t i = 0; r == 0 && i < count; i++) {
-        struct user_child child = {users[i], start_child(users[i], job, remove)};
-        r = child.pid < 0 ? -errno : vector_push(children, child);
-        if (child.pid > 0 && r < 0)
-            stop_child(&child, fault_errno(r));
-    }
-    return r < 0 ? cli_fail(NULL, r, NULL) : CLI_OK;
-}
+    int status = CLI_OK;
 
-static int clean_users(const uid_t *users, size_t count, const char *job, bool remove)
-{
-    struct user_children children = {0};
-    int started = start_children(users, count, job, remove, &children);
-    int status = await_children(&children);
-    vector_free(&children);
-    return started == CLI_OK ? status : started;
+    for (size_t i = 0; i < users->count; i++) {
+        struct user_child *child = &users->at[i];
+        child->pid = start_child(child->uid, job, remove);
+        if (child->pid > 0)
+            continue;
+        status = fail_user(child->uid, fault_errno(errno));
+        child->pid = 0;
+    }
+    return await_children(users) == CLI_OK ? status : CLI_FAILED;
 }
 
 int cleaner_user(uid_t uid, const char *job, bool remove)
@@ -243,7 +237,8 @@ int cleaner_user(uid_t uid, const char *job, bool remove)
         return cleaner_own(job, remove);
     if (geteuid() != 0)
         return cli_failf(NULL, "only root may clean up after other users");
-    return clean_users(&uid, 1, job, remove);
+    struct user_child user = {.uid = uid};
+    return clean_users(&(const struct user_children){&user, 1, 1}, job, remove);
 }
 
 /*
@@ -265,21 +260,16 @@ static bool is_folder_of(int dir, const char *name, uid_t *ret_uid)
            S_ISDIR(st.st_mode) && st.st_uid == uid;
 }
 
-struct users { /* a vector */
-    uid_t *at;
-    size_t count, capacity;
-};
-
-static int add_user(struct users *users, uid_t uid)
+static int add_user(struct user_children *users, uid_t uid)
 {
     for (size_t i = 0; i < users->count; i++)
-        if (users->at[i] == uid)
+        if (users->at[i].uid == uid)
             return 0;
-    return vector_push(users, uid);
+    return vector_push(users, (struct user_child){.uid = uid});
 }
 
 /* In a path (AT_FDCWD) or an entry of an open folder. */
-static int find_users_in(int above, const char *name, struct users *users)
+static int find_users_in(int above, const char *name, struct user_children *users)
 {
     auto_close int entry = -1;
     uid_t uid;
@@ -293,7 +283,7 @@ static int find_users_in(int above, const char *name, struct users *users)
 }
 
 /* Users with a folder in a place that all share, or in their session's. */
-static int find_users(struct users *users)
+static int find_users(struct user_children *users)
 {
     char places[RUNTIME_FOLDERS_MAX][PATH_MAX];
     size_t count = runtime_places(RUNTIME_STATE, places);
@@ -310,12 +300,12 @@ static int find_users(struct users *users)
 
 int cleaner_all(const char *job)
 {
-    struct users users = {0};
+    struct user_children users = {0};
     int status = CLI_OK, r = find_users(&users);
 
     if (r < 0)
         status = cli_fail(NULL, r, NULL);
-    if (clean_users(users.at, users.count, job, true) != CLI_OK)
+    if (clean_users(&users, job, true) != CLI_OK)
         status = CLI_FAILED;
     vector_free(&users);
     return status;
