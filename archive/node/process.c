@@ -252,10 +252,19 @@ int process_hear(pid_t pid, int output, uint64_t end_ms, char *text, size_t size
     return got == pid && WIFEXITED(status) ? WEXITSTATUS(status) : 255;
 }
 
+/* What a child returned, as a positive exit status. */
+static int process_result(pid_t pid)
+{
+    int status, r = process_reap(pid, &status);
+    if (r < 0)
+        return r;
+    return WIFEXITED(status) ? -WEXITSTATUS(status) : -EIO;
+}
+
 int process_try(int (*work)(void *ctx), void *ctx, int timeout_ms)
 {
     auto_close int ended = -1;
-    int fds[2] = {-1, -1}, status = 0, r;
+    int fds[2] = {-1, -1}, r;
 
     if (timeout_ms >= 0 && pipe2(fds, O_CLOEXEC) < 0)
         return -errno;
@@ -277,10 +286,21 @@ int process_try(int (*work)(void *ctx), void *ctx, int timeout_ms)
         process_discard(pid);
         return r;
     }
-    r = process_reap(pid, &status);
-    if (r < 0)
-        return r;
-    return WIFEXITED(status) ? -WEXITSTATUS(status) : -EIO;
+    return process_result(pid);
+}
+
+int process_fork_orphan(void)
+{
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        pid = fork();
+        if (pid == 0)
+            return 0;
+        _exit(pid < 0 ? errno : 0);
+    }
+    int r = pid < 0 ? -errno : process_result(pid);
+    return r < 0 ? r : 1;
 }
 
 int process_find_program(const char *program, char ret_path[PATH_MAX])

@@ -92,6 +92,9 @@ int process_reap(pid_t pid, int *ret_status);
  */
 int process_hear(pid_t pid, int output, uint64_t end_ms, char *text, size_t size);
 
+/* fork(2) of a process that is nobody's child: 0 in it; 1, or -errno, in the caller. */
+int process_fork_orphan(void);
+
 /* Kill a child. One that hangs in the kernel for longer than a second is left as a zombie. */
 void process_discard(pid_t pid);
 

@@ -118,18 +118,13 @@ static void notify_starter(const char *path, char byte)
         cli_failf(path, "is not a pipe: nobody is told of the mount");
         return;
     }
-    pid_t pid = fork();
-    if (pid == 0 && fork() == 0) {
+    if (process_fork_orphan() == 0) {
         syscall_close_range(0, ~0u);
         signal(SIGALRM, SIG_DFL);
         alarm(NOTIFY_LIMIT_S);
         int fd = open(path, O_WRONLY);
         _exit(fd < 0 || write(fd, &byte, 1) != 1);
     }
-    if (pid == 0)
-        _exit(0);
-    if (pid > 0)
-        process_reap(pid, NULL);
 }
 
 static int make_mount(const struct mount_options *options)

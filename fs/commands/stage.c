@@ -334,18 +334,13 @@ static void leave_keeper(struct arguments *a)
     sigaddset(&wanted, SIGINT);
     sigaddset(&wanted, SIGHUP);
     sigprocmask(SIG_BLOCK, &wanted, &before); /* so that the keeper gets the earliest, too */
-    pid_t pid = fork();
-    if (pid == 0) {
-        if (fork() != 0)
-            _exit(0);
+    if (process_fork_orphan() == 0) {
         if (detach_here(&a->inherited, -1) < 0)
             _exit(1);
         wait_for_owner(a, owner, &wanted);
     }
     sigprocmask(SIG_SETMASK, &before, NULL);
     process_watch_close(&owner);
-    if (pid > 0)
-        process_reap(pid, NULL);
 }
 
 /* ---- the command ---- */

@@ -110,21 +110,6 @@ static _Noreturn void program_child(const char *program, const int fds[FDS_END -
 
 /* ---- in the parent ---- */
 
-/* As nobody's child: the caller becomes the command, which has no children yet. */
-static int program_start(const char *program, const int fds[FDS_END - FUSE_FD])
-{
-    int status;
-    pid_t pid = fork();
-
-    if (pid == 0) {
-        pid = fork();
-        if (pid == 0)
-            program_child(program, fds);
-        _exit(pid < 0);
-    }
-    return pid < 0 ? -errno : process_reap(pid, &status);
-}
-
 static int mount_fuse(int fd, const char *at, bool noexec)
 {
     const unsigned long flags =
@@ -146,7 +131,11 @@ static int program_serve(const char *program, int dir, const int fds[4], bool no
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) < 0)
         return -errno;
     auto_close int talk = pair[0];
-    int r = program_start(program, (const int[]){fds[0], fds[1], fds[2], fds[3], pair[1]});
+    /* Nobody's child: the caller becomes the command, which has no children yet. */
+    int r = process_fork_orphan();
+    if (r == 0)
+        program_child(program, (const int[]){fds[0], fds[1], fds[2], fds[3], pair[1]});
+    r = r < 0 ? r : 0;
     close(pair[1]);
     if (r == 0 && read(talk, &word, 1) != 1)
         r = -EPERM;
