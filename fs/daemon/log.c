@@ -72,42 +72,40 @@ void session_note(struct session *s, const char *line)
 _Static_assert(sizeof((struct counters){0}.trouble[0]) == LINE_BYTES,
                "they hold the same line");
 
-/* Under the lock. */
-static void log_error(struct session *s, const char line[LINE_BYTES])
+/* `kind` TROUBLE_KINDS: none that is kept. */
+static void log_error(struct session *s, enum counter_trouble kind, const char *format,
+                      va_list args)
 {
-    memcpy(s->config.counters->last_error, line, LINE_BYTES);
+    struct counters *c = s->config.counters;
+    char line[LINE_BYTES] = "";
+
+    vsnprintf(line, sizeof(line), format, args);
+    pthread_mutex_lock(&s->log.lock);
+    if (kind < TROUBLE_KINDS && !atomic_load(&c->has_trouble[kind])) {
+        memcpy(c->trouble[kind], line, LINE_BYTES);
+        atomic_store(&c->has_trouble[kind], true);
+    }
+    memcpy(c->last_error, line, LINE_BYTES);
     log_write(s, line);
+    pthread_mutex_unlock(&s->log.lock);
 }
 
 void session_log(struct session *s, const char *format, ...)
 {
-    char line[LINE_BYTES] = "";
-    va_list ap;
+    va_list args;
 
-    va_start(ap, format);
-    vsnprintf(line, sizeof(line), format, ap);
-    va_end(ap);
-    pthread_mutex_lock(&s->log.lock);
-    log_error(s, line);
-    pthread_mutex_unlock(&s->log.lock);
+    va_start(args, format);
+    log_error(s, TROUBLE_KINDS, format, args);
+    va_end(args);
 }
 
 void session_trouble(struct session *s, enum counter_trouble kind, const char *format, ...)
 {
-    struct counters *c = s->config.counters;
-    char line[LINE_BYTES] = "";
-    va_list ap;
+    va_list args;
 
-    va_start(ap, format);
-    vsnprintf(line, sizeof(line), format, ap);
-    va_end(ap);
-    pthread_mutex_lock(&s->log.lock);
-    if (!atomic_load(&c->has_trouble[kind])) {
-        memcpy(c->trouble[kind], line, LINE_BYTES);
-        atomic_store(&c->has_trouble[kind], true);
-    }
-    log_error(s, line);
-    pthread_mutex_unlock(&s->log.lock);
+    va_start(args, format);
+    log_error(s, kind, format, args);
+    va_end(args);
 }
 
 const char *log_path(const struct session *s, uint32_t position, char buf[LOG_PATH_MAX])

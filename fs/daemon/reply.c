@@ -115,20 +115,8 @@ static int send_iov(struct request *rq, int err, struct iovec *iov, int n, size_
     }
 }
 
-void reply_error(struct request *rq, int err)
-{
-    struct iovec iov[1];
-
-    err = err == -EUCLEAN ? -EIO : err; /* a damaged index */
-    if (!reply_claim(rq->worker))
-        return;
-    reply_count(rq, err, 0);
-    send_iov(rq, err, iov, 1, 0);
-    count_time(rq);
-}
-
 /* iov[0] is free for the header. */
-static void reply_iov(struct request *rq, struct iovec *iov, int n)
+static void reply_iov(struct request *rq, int err, struct iovec *iov, int n)
 {
     size_t bytes = 0;
     int r;
@@ -137,8 +125,8 @@ static void reply_iov(struct request *rq, struct iovec *iov, int n)
         bytes += iov[i].iov_len;
     if (!reply_claim(rq->worker))
         return;
-    reply_count(rq, 0, bytes);
-    r = send_iov(rq, 0, iov, n, bytes);
+    reply_count(rq, err, bytes);
+    r = send_iov(rq, err, iov, n, bytes);
     if (r == -EFAULT) {
         /*
          * The archive was truncated or its device failed. Only the kernel's read-ahead is long
@@ -155,12 +143,19 @@ static void reply_iov(struct request *rq, struct iovec *iov, int n)
     count_time(rq);
 }
 
+void reply_error(struct request *rq, int err)
+{
+    struct iovec iov[1];
+
+    reply_iov(rq, err == -EUCLEAN ? -EIO : err, iov, 1); /* a damaged index */
+}
+
 void reply_bytes(struct request *rq, const void *bytes, size_t len)
 {
     struct iovec iov[2];
 
     iov[1] = (struct iovec){(void *)(uintptr_t)bytes, len};
-    reply_iov(rq, iov, 2);
+    reply_iov(rq, 0, iov, 2);
 }
 
 void reply_result(struct request *rq, int err, const void *bytes, size_t len)
@@ -176,7 +171,7 @@ void reply_span(struct request *rq, const struct span *span)
     struct iovec iov[READER_IOV_MAX + 1];
 
     memcpy(iov + 1, span->iov, (size_t)span->iov_count * sizeof(*iov));
-    reply_iov(rq, iov, span->iov_count + 1);
+    reply_iov(rq, 0, iov, span->iov_count + 1);
 }
 
 void reply_none(struct request *rq)

@@ -171,26 +171,6 @@ static int take_readahead(const struct cli_usage *usage, void *ctx, const char *
     return 0;
 }
 
-static int take_stage(const struct cli_usage *usage, void *ctx, const char *text)
-{
-    struct mount_options *o = ctx;
-    if (text && !*text)
-        return cli_usage_error(usage, "--stage= needs a directory");
-    o->stage = true;
-    o->stage_place = text;
-    return 0;
-}
-
-static int take_writable(const struct cli_usage *usage, void *ctx, const char *text)
-{
-    struct mount_options *o = ctx;
-    if (text && !*text)
-        return cli_usage_error(usage, "--writable= needs a directory");
-    o->writable = true;
-    o->writable_dir = text;
-    return 0;
-}
-
 static const char *const private_words[] = {
     [PRIVATE_AUTO] = "auto", [PRIVATE_ON] = "on", [PRIVATE_OFF] = "off", NULL};
 static const char *const intercept_words[] = {
@@ -218,7 +198,7 @@ static int parse_table(const struct cli_usage *usage, bool for_run, int argc, ch
                "next run finds it"
              : "let it be written to: to memory, which is gone at its end, or to DIR, where "
                "the next mount finds it",
-         .take = take_writable, .ctx = o},
+         .flag = &o->writable, .text = &o->writable_dir},
         {"--intercept=WHEN",
          !mounter_has_library ? NULL
          : for_run ? "auto, on, off: COMMAND reads by a preloaded library, without the mount "
@@ -252,7 +232,7 @@ static int parse_table(const struct cli_usage *usage, bool for_run, int argc, ch
          "copy it to this node while it is read: to memory, $TMPDIR or /tmp, or to DIR; its "
          "last "
          "mount removes the copy",
-         .take = take_stage, .ctx = o},
+         .flag = &o->stage, .text = &o->stage_place},
         {"--idle=SECONDS", "end after so long without use", .count = &o->idle_s, .min = 1,
          .max = SECONDS_MAX},
         {"--grace=SECONDS", "when asked to end, wait at most so long for processes that use it",
@@ -393,6 +373,10 @@ static int check_together(const struct cli_usage *usage, bool for_run,
                                    "the archive's name is empty: a variable that is not set?");
     if (o->at && !*o->at)
         return cli_usage_error(usage, "--at needs a directory");
+    if (o->stage_place && !*o->stage_place)
+        return cli_usage_error(usage, "--stage= needs a directory");
+    if (o->writable_dir && !*o->writable_dir)
+        return cli_usage_error(usage, "--writable= needs a directory");
     if (for_run && o->foreground)
         return cli_usage_error(usage,
                                "there is no -f here: 'run' always waits for its command");

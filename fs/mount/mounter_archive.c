@@ -48,19 +48,21 @@ struct named_folder {
     char real[PATH_MAX];
 };
 
-static bool name_in_folder(const char *given, struct named_folder *last, char buf[PATH_MAX])
+/* The canonical path of a file, which may be missing; a link as the last name stays. */
+static int name_in_folder(const char *given, struct named_folder *last, char ret_path[PATH_MAX])
 {
     auto_free char *folder = path_folder(given);
     if (!folder || strlen(folder) >= PATH_MAX)
-        return false;
+        return folder ? -ENAMETOOLONG : -ENOMEM;
     if (strcmp(folder, last->given) != 0) {
         last->given[0] = '\0';
         if (!realpath(folder, last->real))
-            return false;
+            return -errno;
         strcpy(last->given, folder);
     }
-    return snprintf(buf, PATH_MAX, "%s/%s", strcmp(last->real, "/") ? last->real : "",
-                    path_base(given)) < PATH_MAX;
+    int n = snprintf(ret_path, PATH_MAX, "%s/%s", strcmp(last->real, "/") ? last->real : "",
+                     path_base(given));
+    return n < PATH_MAX ? 0 : -ENAMETOOLONG;
 }
 
 /* That of its open file, unless it is read from another one, or was named by a link. */
@@ -72,7 +74,7 @@ static const char *canonical_name(const struct pot *pot, size_t i, struct named_
     const char *real = source_real_path(source);
     if (real && strcmp(path_base(real), path_base(given)) == 0)
         return real;
-    bool is_named = !source_is_by_link(source) && name_in_folder(given, last, buf);
+    bool is_named = !source_is_by_link(source) && name_in_folder(given, last, buf) == 0;
     return is_named || realpath(given, buf) ? buf : given;
 }
 
@@ -247,31 +249,17 @@ static int open_order(struct mounter *m)
     return 0;
 }
 
-/* The daemon works in another directory. The file may not exist yet; a link is not followed. */
-static int record_path(const char *given, char ret_path[PATH_MAX])
-{
-    const char *name = path_base(given);
-    if (!*name)
-        return -EISDIR;
-    auto_free char *folder = path_folder(given);
-    if (!folder)
-        return -ENOMEM;
-    auto_free char *real = realpath(folder, NULL);
-    if (!real)
-        return -errno;
-    int n = snprintf(ret_path, PATH_MAX, "%s/%s", real[1] ? real : "", name);
-    return n >= PATH_MAX ? -ENAMETOOLONG : 0;
-}
-
 static int open_record(struct mounter *m)
 {
     const char *given = m->options->record;
+    struct named_folder folder = {.given = ""};
     char path[PATH_MAX];
     struct stat st;
 
     if (!given)
         return 0;
-    int r = record_path(given, path);
+    /* The daemon works in another directory. */
+    int r = *path_base(given) ? name_in_folder(given, &folder, path) : -EISDIR;
     if (r == 0 && stat(path, &st) == 0 && !S_ISREG(st.st_mode))
         r = S_ISDIR(st.st_mode) ? -EISDIR : -EINVAL;
     if (r == 0)

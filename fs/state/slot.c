@@ -29,21 +29,10 @@
 #define HOLDERS_MAX 8
 #define NEW_FILE (O_RDWR | O_CREAT | O_EXCL)
 
-static void slot_file(const struct slot *slot, const char *suffix,
-                      char ret_file[STATE_FILE_MAX])
-{
-    snprintf(ret_file, STATE_FILE_MAX, "%s%s", slot->name, suffix);
-}
-
-static void slot_path(const struct slot *slot, const char *suffix, char ret_path[PATH_MAX])
-{
-    snprintf(ret_path, PATH_MAX, "%.*s/%.*s%s", PATH_MAX - STATE_FILE_MAX - 2, slot->folder,
-             STATE_NAME_MAX, slot->name, suffix);
-}
-
 void slot_directory(const struct slot *slot, char ret_path[PATH_MAX])
 {
-    slot_path(slot, "", ret_path);
+    snprintf(ret_path, PATH_MAX, "%.*s/%.*s", PATH_MAX - STATE_FILE_MAX - 2, slot->folder,
+             STATE_NAME_MAX, slot->name);
 }
 
 static int slot_new(const char *folder, int folder_fd, const char *name, struct slot **ret_slot)
@@ -271,7 +260,7 @@ enum slot_condition slot_condition(const struct slot *slot)
 bool slot_is_current(const struct slot *slot)
 {
     char file[STATE_FILE_MAX];
-    slot_file(slot, ".lock", file);
+    snprintf(file, sizeof(file), "%s.lock", slot->name);
     return file_is_named(slot->folder_fd, file, slot->lock_fd, NULL) == 1;
 }
 

@@ -96,11 +96,9 @@ static bool user_waits(int pid, const struct mount_entry *entry)
     auto_closedir DIR *dir = opendir(path);
     for (struct dirent *e; dir && (e = readdir(dir));) {
         snprintf(path, sizeof(path), "/proc/%d/task/%s/wchan", pid, e->d_name);
-        auto_close int fd = open(path, O_RDONLY | O_CLOEXEC);
-        ssize_t n = fd < 0 ? 0 : read(fd, where, sizeof(where) - 1);
-        where[n > 0 ? n : 0] = '\0';
-        if (strcmp(where, "request_wait_answer") == 0 || strstr(where, "fuse_request_send") ||
-            strstr(where, "fuse_simple_request"))
+        if (proc_text(path, where, sizeof(where)) == 0 &&
+            (strcmp(where, "request_wait_answer") == 0 || strstr(where, "fuse_request_send") ||
+             strstr(where, "fuse_simple_request")))
             return true;
     }
     return false;
