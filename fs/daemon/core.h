@@ -36,7 +36,6 @@ struct worker {
     unsigned number;
     int cpu; /* CPU it is bound to; -1: none */
     int fd;  /* a clone of the session's device, or the device itself */
-    bool owns_fd;
     pthread_t thread;
     bool started;
 
@@ -122,10 +121,6 @@ struct request {
 
 /* The position that a node id of the kernel stands for; -ESTALE for an impossible id. */
 int request_position(const struct request *rq, uint32_t *ret_position);
-
-/* session.c */
-/* When a reader's last request was answered (CLOCK_MONOTONIC); 0: there was none. */
-uint64_t session_last_request_ns(const struct session *session);
 
 /* log.c */
 void log_init(struct log *log);

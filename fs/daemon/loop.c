@@ -31,6 +31,7 @@
 #include "core.h"
 #include "cpus.h"
 #include "futex.h"
+#include "process.h"
 #include "thread.h"
 
 #define CALM_REQUESTS 64  /* requests without a backlog until a second worker parks */
@@ -53,14 +54,9 @@ static void clone_device(struct worker *w)
 {
     uint32_t source = (uint32_t)w->session->fd;
 
-    w->fd = open("/dev/fuse", O_RDWR | O_CLOEXEC);
-    w->owns_fd = w->fd >= 0;
-    if (w->owns_fd && ioctl(w->fd, FUSE_DEV_IOC_CLONE, &source) == 0)
-        return;
-    if (w->owns_fd)
-        close(w->fd);
-    w->fd = w->session->fd;
-    w->owns_fd = false;
+    auto_close int fd = open("/dev/fuse", O_RDWR | O_CLOEXEC);
+    bool is_clone = fd >= 0 && ioctl(fd, FUSE_DEV_IOC_CLONE, &source) == 0;
+    w->fd = is_clone ? steal_fd(&fd) : w->session->fd;
 }
 
 static void *worker_thread(void *arg);
@@ -238,12 +234,7 @@ static int cpu_of(uint32_t pid)
     char name[32], buf[1024];
 
     snprintf(name, sizeof(name), "/proc/%u/stat", pid);
-    auto_close int fd = open(name, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : read(fd, buf, sizeof(buf) - 1);
-    if (n <= 0)
-        return -1;
-    buf[n] = '\0';
-    return loop_parse_cpu(buf);
+    return proc_text(name, buf, sizeof(buf)) < 0 ? -1 : loop_parse_cpu(buf);
 }
 
 /* Hand the turn to the worker on the reader's CPU. True: this worker parks. */
@@ -454,7 +445,7 @@ static void worker_free(struct worker *w)
         munmap(w->buffer, REQUEST_BYTES);
     if (w->reply_buffer)
         munmap(w->reply_buffer, LISTING_BYTES);
-    if (w->owns_fd)
+    if (w->fd >= 0 && w->fd != w->session->fd)
         close(w->fd);
     free(w);
 }

@@ -12,15 +12,9 @@
 #include "clock.h"
 #include "core.h"
 #include "init.h"
-#include "numbers.h"
 
 #define INIT_WAIT_MS 10000
 #define STOP_WAIT_S 2
-
-const char *session_mount_options(void)
-{
-    return "max_read=1048576"; /* READER_SPAN_MAX, as in INIT */
-}
 
 /* Read one request: its length, 0 if there is none after all, or -errno. */
 static int read_before_init(struct session *s, void *buf, struct fault *fault)
@@ -133,17 +127,6 @@ void session_update_counters(struct session *s)
     pthread_mutex_lock(&s->counters_lock);
     features_update_counters(&s->features);
     pthread_mutex_unlock(&s->counters_lock);
-}
-
-uint64_t session_last_request_ns(const struct session *s)
-{
-    const struct counter_slot *slots = s->config.counters->slots;
-    uint64_t last = 0;
-
-    for (unsigned i = 0; i < COUNTERS_SLOTS; i++)
-        last = max_u64(last,
-                       atomic_load_explicit(&slots[i].last_request_ns, memory_order_relaxed));
-    return last;
 }
 
 void session_give_back(struct session *s)

@@ -58,12 +58,6 @@ struct session_config {
     /* Called with one line for the log, from any thread. May be NULL. */
     void (*log)(void *ctx, const char *line);
     void *log_ctx;
-    /*
-     * Called for .onepot/stat, from any thread. Returns a report on the mount in memory that
-     * the session frees with free(3); 0 or -errno. NULL: there is no such file.
-     */
-    int (*report)(void *ctx, bool json, char **ret_text, size_t *ret_len);
-    void *report_ctx;
     const struct feature *const *features; /* in order, with NULL at the end: see feature.h */
 };
 
@@ -83,7 +77,10 @@ bool session_is_connected(const struct session *session);
 /* Copy the block cache's counts into the counters. */
 void session_update_counters(struct session *session);
 
-/* The mount has ended: release its share of the job's memory to others. */
+/*
+ * The mount has ended: release its share of the job's memory to others, and have the archive
+ * looked at for the last time.
+ */
 void session_give_back(struct session *session);
 
 /* Log one line, which `onepot stat` shows as the last error; from any thread. */
@@ -113,7 +110,7 @@ void session_distrust(struct session *session);
  */
 int session_stop(struct session *session, bool connected);
 
-/* Mount options that the session needs: "max_read=131072" and the like. */
-const char *session_mount_options(void);
+/* Mount options that the session needs: as READER_SPAN_MAX in INIT. */
+#define SESSION_MOUNT_OPTIONS "max_read=1048576"
 
 #endif

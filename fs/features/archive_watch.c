@@ -1,20 +1,26 @@
 /*
+ * Notices when the archive is written to while it is mounted. A reader can't notice that a
+ * file's bytes were replaced underneath; it would then get a piece of something else. So while
+ * the mount is used, a thread looks at size and times now and then, and where they have changed
+ * compares samples of the content (source_fingerprint). With a union on a distant filesystem,
+ * each look takes some archives in turn.
+ *
  * Times alone prove nothing: a file may be touched, renamed or linked without a change to its
  * bytes. Samples prove little more, since a few bytes in the middle are in none of them. But
  * another archive copied over this one shows in the first and the last sample.
+ *
+ * It is a separate thread, because a filesystem that hangs may block it for ever.
  */
+#include "archive_watch.h"
+
 #include <errno.h>
 #include <poll.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
-#include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "archive_watch.h"
 #include "clock.h"
+#include "core.h"
 #include "source_concat.h"
 #include "summary.h"
 #include "thread.h"
@@ -27,24 +33,22 @@
 
 struct watched {
     struct archive_sight sight;
-    _Atomic int state;
-    int told; /* the state that archive_watch_news told last */
+    enum archive_state state; /* the worst, which was told */
 };
 
 struct archive_watch {
-    struct pot *pot;
-    const struct counters *counters;
+    struct session *session;
     uint64_t used_ns; /* time of the last request at the last look */
     pthread_t thread;
-    bool is_started;
-    int stop_fd, news_fd;
-    struct fault unsaved; /* the thread's, until has_unsaved is set */
-    _Atomic bool has_unsaved;
+    enum { RUNS, ENDED, STUCK } thread_state;
+    int stop_fd;
     bool has_left; /* everything is read from a copy */
     size_t next;   /* archive of a union */
     size_t count;
     struct watched archives[];
 };
+
+/* ---- one archive ---- */
 
 /* Nothing has happened to it since the last look. */
 static bool is_seen(const struct archive_sight *a, const struct source_identity *now)
@@ -77,25 +81,54 @@ enum archive_state archive_look(struct archive_sight *a)
     return source_identity_same(&now, &a->opened) ? ARCHIVE_SAME : ARCHIVE_TOUCHED;
 }
 
-/* ---- the thread ---- */
+/* ---- all of them ---- */
+
+/* An archive of a union fails its own reads, a single one all of the mount's. */
+static void tell_changed(const struct archive_watch *w, size_t i)
+{
+    struct session *s = w->session;
+    const struct pot *pot = s->config.pot;
+
+    if (pot->parts) {
+        source_concat_distrust(pot->source, i);
+        session_trouble(s, TROUBLE_CHANGED,
+                        "%s: it was changed while it is mounted: reads of its files fail from "
+                        "now on, and what was read of them just before may be wrong; mount it "
+                        "anew",
+                        pot->parts[i].path);
+    } else {
+        session_distrust(s);
+        session_trouble(s, TROUBLE_CHANGED,
+                        "%s: it was changed while it is mounted: reads fail from now on, and "
+                        "what was read just before may be wrong; mount it anew",
+                        pot->path);
+    }
+}
 
 static void watch_look_at(struct archive_watch *w, size_t i)
 {
     struct watched *watched = &w->archives[i];
-    if (atomic_load(&watched->state) == ARCHIVE_CHANGED)
+    const struct pot *pot = w->session->config.pot;
+
+    if (watched->state == ARCHIVE_CHANGED)
         return;
     enum archive_state state = archive_look(&watched->sight);
-    if ((int)state <= atomic_load(&watched->state))
+    if (state <= watched->state)
         return;
-    if (state == ARCHIVE_CHANGED && w->pot->parts)
-        source_concat_distrust(w->pot->source, i);
-    atomic_store(&watched->state, (int)state);
-    eventfd_write(w->news_fd, 1);
+    watched->state = state;
+    if (state == ARCHIVE_CHANGED)
+        tell_changed(w, i);
+    else
+        session_log(w->session,
+                    "%s: its time was changed while it is mounted: if its bytes were, too, "
+                    "what is read may be wrong; mount it anew then",
+                    pot->parts ? pot->parts[i].path : pot->path);
 }
 
 static bool watch_has_copy(const struct archive_watch *w)
 {
-    return source_keeps(w->pot->source) && source_is_local(w->pot->source);
+    const struct source *source = w->session->config.pot->source;
+    return source_keeps(source) && source_is_local(source);
 }
 
 /*
@@ -104,7 +137,7 @@ static bool watch_has_copy(const struct archive_watch *w)
  */
 static void watch_leave(struct archive_watch *w)
 {
-    const struct pot *pot = w->pot;
+    const struct pot *pot = w->session->config.pot;
     uint64_t start;
     int fd = source_local_fd(pot->source, &start);
     if (fd >= 0 && !pot->parts && pot->origin == POT_INDEX_EMBEDDED)
@@ -114,29 +147,38 @@ static void watch_leave(struct archive_watch *w)
 
 static void archive_watch_look(struct archive_watch *w)
 {
-    bool is_local = source_is_local(w->pot->source);
+    bool is_local = source_is_local(w->session->config.pot->source);
     if (watch_has_copy(w))
         return; /* nothing is read from the archives any more */
     for (size_t i = 0; i < w->count && (is_local || i < LOOK_AT_ONCE); i++)
         watch_look_at(w, w->next++ % w->count);
 }
 
+/* ---- the thread ---- */
+
 static bool watch_is_needed(const struct archive_watch *w)
 {
-    return w->count > 1 || atomic_load(&w->archives[0].state) != ARCHIVE_CHANGED;
+    return w->count > 1 || w->archives[0].state != ARCHIVE_CHANGED;
+}
+
+/* An index that was left for pot_save is saved here, too. */
+static void save_index(struct session *s)
+{
+    struct pot *pot = s->config.pot;
+    struct fault fault = {0};
+    if (pot_save(pot, &fault) < 0 && fault.err)
+        session_log(s, "%s: %s; %s", pot->path, fault.what, fault.advice);
 }
 
 static void *archive_watch_run(void *arg)
 {
     struct archive_watch *w = arg;
+    const struct session_config *config = &w->session->config;
     struct pollfd p = {.fd = w->stop_fd, .events = POLLIN};
-    int pause_ms = source_keeps(w->pot->source) ? COPY_EVERY_MS : LOOK_EVERY_MS;
+    int pause_ms = source_keeps(config->pot->source) ? COPY_EVERY_MS : LOOK_EVERY_MS;
     int since_ms = 0;
 
-    if (pot_save(w->pot, &w->unsaved) < 0 && w->unsaved.err) {
-        atomic_store(&w->has_unsaved, true);
-        eventfd_write(w->news_fd, 1);
-    }
+    save_index(w->session);
     while (watch_is_needed(w) && poll(&p, 1, w->has_left ? -1 : pause_ms) <= 0) {
         since_ms += pause_ms;
         if (watch_has_copy(w))
@@ -145,7 +187,7 @@ static void *archive_watch_run(void *arg)
             continue;
         since_ms = 0;
         /* Without requests nobody gets wrong bytes, and the file's server is spared. */
-        uint64_t used_ns = summary_last_use_ns(w->counters);
+        uint64_t used_ns = summary_last_use_ns(config->counters);
         if (used_ns != w->used_ns)
             archive_watch_look(w);
         w->used_ns = used_ns;
@@ -154,18 +196,19 @@ static void *archive_watch_run(void *arg)
     return NULL;
 }
 
-void archive_watch_free(struct archive_watch *w)
+/* ---- the feature ---- */
+
+static void archive_watch_free(void *state)
 {
+    struct archive_watch *w = state;
     if (w->stop_fd >= 0)
         close(w->stop_fd);
-    if (w->news_fd >= 0)
-        close(w->news_fd);
     free(w);
 }
 
 static void watch_begin(struct archive_watch *w, size_t i)
 {
-    const struct pot *pot = w->pot;
+    const struct pot *pot = w->session->config.pot;
     struct archive_sight *sight = &w->archives[i].sight;
     sight->source = pot->parts ? source_member(pot->source, i) : pot->source;
     sight->opened = pot->identity;
@@ -177,74 +220,61 @@ static void watch_begin(struct archive_watch *w, size_t i)
     sight->seen = sight->opened;
 }
 
-int archive_watch_new(struct pot *pot, const struct counters *counters,
-                      struct archive_watch **ret_watch)
+/* A single archive is looked at here, so that no change goes unnoticed from now on. */
+static int archive_watch_start(struct session *s, void **ret_state)
 {
+    const struct pot *pot = s->config.pot;
     size_t count = pot->parts ? pot->part_count : 1;
-    if (pot->compression)
-        return -ENOTSUP;
+
+    if (pot->compression) /* a copy is read */
+        return 0;
     struct archive_watch *w = calloc(1, sizeof(*w) + count * sizeof(w->archives[0]));
     if (!w)
         return -ENOMEM;
-    w->pot = pot;
-    w->counters = counters;
+    w->session = s;
     w->count = count;
     for (size_t i = 0; i < count; i++)
         watch_begin(w, i);
     w->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    w->news_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (w->stop_fd < 0 || w->news_fd < 0) {
-        archive_watch_free(w);
-        return -EMFILE;
-    }
     if (count == 1) /* of a union, the samples of the parts are known */
         archive_watch_look(w);
-    *ret_watch = w;
+    int r =
+        w->stop_fd < 0 ? -errno : thread_start(&w->thread, STACK_BYTES, archive_watch_run, w);
+    if (r < 0) {
+        session_log(s, "%s: changes of it are not watched: %s", pot->path, fault_errno(r));
+        archive_watch_free(w);
+        return 0;
+    }
+    *ret_state = w;
     return 0;
 }
 
-int archive_watch_start(struct archive_watch *w)
+static void archive_watch_end(void *state)
 {
-    int r = thread_start(&w->thread, STACK_BYTES, archive_watch_run, w);
-    w->is_started = r == 0;
-    return r;
-}
-
-int archive_watch_fd(const struct archive_watch *w)
-{
-    return w->news_fd;
-}
-
-bool archive_watch_news(struct archive_watch *w, enum archive_state *ret_state,
-                        const char **ret_name)
-{
-    eventfd_t count;
-    eventfd_read(w->news_fd, &count); /* it fails if there is nothing new */
-    for (size_t i = 0; i < w->count; i++) {
-        struct watched *watched = &w->archives[i];
-        int state = atomic_load(&watched->state);
-        if (state == watched->told)
-            continue;
-        watched->told = state;
-        *ret_state = (enum archive_state)state;
-        *ret_name = w->pot->parts ? w->pot->parts[i].path : NULL;
-        return true;
-    }
-    return false;
-}
-
-const struct fault *archive_watch_unsaved(struct archive_watch *w)
-{
-    return atomic_exchange(&w->has_unsaved, false) ? &w->unsaved : NULL;
-}
-
-int archive_watch_stop(struct archive_watch *w)
-{
-    struct timespec until;
-
-    if (!w->is_started)
-        return 0;
+    const struct archive_watch *w = state;
     eventfd_write(w->stop_fd, 1);
-    until = clock_in_ms(CLOCK_MONOTONIC, LAST_LOOK_LIMIT_MS);
-    return thread_join_until(w->thread, &until) != 0 ? -EBUSY : 0;
 }
+
+static int archive_watch_join(void *state, const struct timespec *until)
+{
+    struct archive_watch *w = state;
+    if (w->thread_state == RUNS)
+        w->thread_state = thread_join_until(w->thread, until) == 0 ? ENDED : STUCK;
+    return w->thread_state == ENDED ? 0 : -EBUSY;
+}
+
+/* The last look comes before the mount's last line. */
+static void archive_watch_leave(void *state)
+{
+    const struct timespec until = clock_in_ms(CLOCK_MONOTONIC, LAST_LOOK_LIMIT_MS);
+    archive_watch_end(state);
+    archive_watch_join(state, &until);
+}
+
+const struct feature archive_watch_feature = {
+    .start = archive_watch_start,
+    .leave = archive_watch_leave,
+    .end = archive_watch_end,
+    .join = archive_watch_join,
+    .free = archive_watch_free,
+};

@@ -24,7 +24,8 @@
     PRELOAD(ONE)                                                                               \
     ONE(files_read)                                                                            \
     ONE(ahead)                                                                                 \
-    ONE(sums)
+    ONE(sums)                                                                                  \
+    ONE(archive_watch)
 
 #define DECLARED(name) extern const struct feature name##_feature;
 #define LISTED(name) &name##_feature,

@@ -17,6 +17,7 @@
 
 #include "core.h"
 #include "numbers.h"
+#include "report.h"
 
 /* Above all node ids that stand for entries. */
 #define NODE_FOLDER (UINT64_C(1) << 40)
@@ -45,11 +46,8 @@ struct stat_files {
 
 static int stat_files_start(struct session *s, void **ret_state)
 {
-    struct stat_files *files;
+    struct stat_files *files = calloc(1, sizeof(*files));
 
-    if (!s->config.report)
-        return 0;
-    files = calloc(1, sizeof(*files));
     if (!files)
         return -ENOMEM;
     files->session = s;
@@ -85,7 +83,7 @@ static int text_make(struct stat_files *files, unsigned file, struct text *ret_t
     /* The texts among the counters must not change meanwhile. */
     pthread_mutex_lock(&s->counters_lock);
     pthread_mutex_lock(&s->log.lock);
-    int r = s->config.report(s->config.report_ctx, file == FILE_JSON, &text.bytes, &text.len);
+    int r = report_render(s->config.counters, file == FILE_JSON, &text.bytes, &text.len);
     pthread_mutex_unlock(&s->log.lock);
     pthread_mutex_unlock(&s->counters_lock);
     if (r < 0)

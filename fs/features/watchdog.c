@@ -229,6 +229,18 @@ static void watchdog_disarm(struct watchdog *d)
         atomic_store(&d->armed, 1);
 }
 
+/* When a reader's last request was answered; 0: there was none. */
+static uint64_t last_request_ns(const struct session *s)
+{
+    const struct counter_slot *slots = s->config.counters->slots;
+    uint64_t last = 0;
+
+    for (unsigned i = 0; i < COUNTERS_SLOTS; i++)
+        last = max_u64(last,
+                       atomic_load_explicit(&slots[i].last_request_ns, memory_order_relaxed));
+    return last;
+}
+
 static void *watchdog_run(void *arg)
 {
     const struct timespec tick = {.tv_nsec = TICK_NS};
@@ -237,7 +249,7 @@ static void *watchdog_run(void *arg)
 
     while (!atomic_load(&s->ended)) {
         bool busy = look_at_workers(d);
-        if (!busy && !is_staging(s) && now_ns() - session_last_request_ns(s) > 10ull * TICK_NS)
+        if (!busy && !is_staging(s) && now_ns() - last_request_ns(s) > 10ull * TICK_NS)
             watchdog_disarm(d);
         if (atomic_load(&d->armed)) {
             futex_wait(&d->armed, 1, FUTEX_OF_PROCESS, &tick);

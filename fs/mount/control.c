@@ -16,7 +16,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "archive_watch.h"
 #include "cleanup.h"
 #include "clock.h"
 #include "control.h"
@@ -36,7 +35,6 @@
 struct control {
     const struct control_config *config;
     struct session *session;
-    struct archive_watch *archive; /* NULL: not watched */
     struct process_watch owner, wrapper;
     int starter_fd;
     int signal_fd;
@@ -82,40 +80,28 @@ void control_log(void *ctx, const char *line)
         dprintf(2, "onepot: %s\n", safe);
 }
 
-static void say(const struct control *c, const struct control_log *log, const char *format,
-                va_list args)
+enum line_kind {
+    LINE_ERROR,
+    LINE_NOTE, /* tells of no error: squashfuse and its like print none */
+};
+
+static void control_say(const struct control *c, enum line_kind kind, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+static void control_say(const struct control *c, enum line_kind kind, const char *format, ...)
 {
+    struct control_log log = *c->config->log;
     char line[1024];
+    va_list args;
     int n = snprintf(line, sizeof(line), "%s: ", c->config->options->archive);
 
     if (n < 0 || n >= (int)sizeof(line))
         n = 0;
+    log.stderr_too &= kind == LINE_ERROR || !c->config->options->at_is_last;
+    va_start(args, format);
     vsnprintf(line + n, sizeof(line) - (size_t)n, format, args);
-    control_log((void *)log, line);
-}
-
-static void control_say(const struct control *c, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
-static void control_note(const struct control *c, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
-
-static void control_say(const struct control *c, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    say(c, c->config->log, format, args);
     va_end(args);
-}
-
-/* Log a line that tells of no error. */
-static void control_note(const struct control *c, const char *format, ...)
-{
-    struct control_log log = *c->config->log;
-    va_list args;
-    log.stderr_too &= !c->config->options->at_is_last;
-    va_start(args, format);
-    say(c, &log, format, args);
-    va_end(args);
+    control_log(&log, line);
 }
 
 /* ---- signals ---- */
@@ -188,7 +174,7 @@ static bool lock_registry(const struct control *c, struct registry *ret_registry
 
 static void say_kept(const struct control *c, int r)
 {
-    control_say(c, "it can't be unmounted: %s", fault_errno(r));
+    control_say(c, LINE_ERROR, "it can't be unmounted: %s", fault_errno(r));
 }
 
 /*
@@ -228,14 +214,15 @@ static void try_unmount(struct control *c)
 static void detach_mount(struct control *c)
 {
     if (c->config->can_leave) {
-        control_say(c, "still in use, and left: later reads get an error");
+        control_say(c, LINE_ERROR, "still in use, and left: later reads get an error");
         c->stop = true;
         return;
     }
     bool can_unmount = c->config->can_unmount && session_is_connected(c->session);
     int r = can_unmount ? unmounter_try(c->config->slot, true) : -EINVAL;
     if (r == 0)
-        control_say(c, "still in use, and taken out of the tree; open files stay readable");
+        control_say(c, LINE_ERROR,
+                    "still in use, and taken out of the tree; open files stay readable");
     else if (r != -EINVAL)
         say_kept(c, r);
     set_unmounted(c);
@@ -250,7 +237,7 @@ static void begin_draining(struct control *c, uint64_t limit_ns, const char *why
     atomic_store(&c->config->slot->counters->state, MOUNT_DRAINING);
     if (limit_ns)
         snprintf(limit, sizeof(limit), ", in %u s at most", (unsigned)(limit_ns / SECOND_NS));
-    control_note(c, "%s: ending when nobody uses the mount any more%s", why, limit);
+    control_say(c, LINE_NOTE, "%s: ending when nobody uses the mount any more%s", why, limit);
 }
 
 /* How long users of the mount have after a signal; 0: no limit. */
@@ -389,61 +376,6 @@ static void on_lost_page(struct control *c)
         c->config->options->archive);
 }
 
-static void note_archive(struct control *c, enum archive_state state, const char *one_of_many)
-{
-    if (state == ARCHIVE_CHANGED && one_of_many) {
-        session_trouble(c->session, TROUBLE_CHANGED,
-                        "%s: it was changed while it is mounted: reads of its files fail from "
-                        "now on, and what was read of them just before may be wrong; mount it "
-                        "anew",
-                        one_of_many);
-    } else if (state == ARCHIVE_CHANGED) {
-        session_trouble(c->session, TROUBLE_CHANGED,
-                        "%s: it was changed while it is mounted: reads fail from now on, and "
-                        "what was read just before may be wrong; mount it anew",
-                        c->config->options->archive);
-        session_distrust(c->session);
-    } else {
-        session_log(
-            c->session,
-            "%s: its time was changed while it is mounted: if its bytes were, too, what "
-            "is read may be wrong; mount it anew then",
-            one_of_many ? one_of_many : c->config->options->archive);
-    }
-}
-
-static void note_archives(struct control *c)
-{
-    enum archive_state state;
-    const char *name;
-    while (archive_watch_news(c->archive, &state, &name))
-        note_archive(c, state, name);
-    const struct fault *unsaved = archive_watch_unsaved(c->archive);
-    if (unsaved)
-        session_log(c->session, "%s: %s; %s", c->config->options->archive, unsaved->what,
-                    unsaved->advice);
-}
-
-static void watch_archive(struct control *c)
-{
-    int r = c->archive ? archive_watch_start(c->archive) : 0;
-    if (r < 0)
-        control_say(c, "changes of it are not watched: %s", fault_errno(r));
-}
-
-/* Look once more. False: the look hangs in a read of the archive. */
-static bool end_watch(struct control *c)
-{
-    if (!c->archive)
-        return true;
-    if (archive_watch_stop(c->archive) < 0)
-        return false;
-    note_archives(c);
-    archive_watch_free(c->archive);
-    c->archive = NULL;
-    return true;
-}
-
 static uint64_t last_use_ns(const struct control *c)
 {
     return summary_last_use_ns(c->config->slot->counters);
@@ -481,8 +413,7 @@ static int patience_ms(const struct control *c)
 
 static void serve_until_ended(struct control *c)
 {
-    enum { ENDED, SIGNAL, STARTER, LOST_PAGE, ARCHIVE, OWNER, WRAPPER, MOUNTS, COUNT };
-    int archive_fd = c->archive ? archive_watch_fd(c->archive) : -1;
+    enum { ENDED, SIGNAL, STARTER, LOST_PAGE, OWNER, WRAPPER, MOUNTS, COUNT };
     auto_close int mounts =
         c->config->has_layer ? open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC) : -1;
 
@@ -492,7 +423,6 @@ static void serve_until_ended(struct control *c)
             [SIGNAL] = {.fd = c->signal_fd, .events = POLLIN},
             [STARTER] = {.fd = c->starter_fd, .events = POLLIN},
             [LOST_PAGE] = {.fd = lost_pages_fd(), .events = POLLIN},
-            [ARCHIVE] = {.fd = archive_fd, .events = POLLIN},
             [OWNER] = {.fd = c->owner.fd, .events = POLLIN},
             [WRAPPER] = {.fd = c->wrapper.fd, .events = POLLIN},
             [MOUNTS] = {.fd = mounts, .events = POLLPRI},
@@ -507,8 +437,6 @@ static void serve_until_ended(struct control *c)
             on_starter(c);
         if (p[LOST_PAGE].revents)
             on_lost_page(c);
-        if (p[ARCHIVE].revents)
-            note_archives(c);
         if (p[MOUNTS].revents)
             look_at_layer(c);
         take_step(c);
@@ -558,17 +486,17 @@ static void end_serving(struct control *c)
     char line[SUMMARY_MAX], text[LAYER_TOLD_MAX];
     const char *told;
 
+    session_give_back(c->session); /* its files lie in the folder that is to be removed */
     session_update_counters(c->session);
     set_unmounted(c);
     /* Aborted, not unmounted: the dead mount that is left there answers nobody. */
     bool stays_mounted = is_still_mounted(c);
     if (stays_mounted && c->config->can_unmount)
         stays_mounted = unmounter_try(c->config->slot, true) < 0;
-    control_note(c, "%s", summary_line(counters, line, sizeof(line)));
+    control_say(c, LINE_NOTE, "%s", summary_line(counters, line, sizeof(line)));
     layer_uncover(c->config->slot, true); /* with the mount gone, only to count */
     if ((told = layer_told(counters, text)))
-        control_note(c, "%s", told);
-    session_give_back(c->session); /* its files lie in the folder that is to be removed */
+        control_say(c, LINE_NOTE, "%s", told);
     remove_slot(c->config->slot, stays_mounted);
 }
 
@@ -587,7 +515,6 @@ int control_serve(const struct control_config *config, struct session *session)
 {
     struct control c = {.config = config,
                         .session = session,
-                        .archive = config->watch,
                         .owner = config->owner,
                         .wrapper = config->wrapper,
                         .starter_fd = config->starter_fd,
@@ -597,16 +524,14 @@ int control_serve(const struct control_config *config, struct session *session)
     wanted_signals(is_in_foreground(config), &wanted);
     c.signal_fd = signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK);
     if (c.signal_fd < 0)
-        control_say(&c, "signals can't be read: %s", fault_errno(errno));
-    watch_archive(&c);
+        control_say(&c, LINE_ERROR, "signals can't be read: %s", fault_errno(errno));
     if (!c.owner.pid && config->slot->counters->owners)
         find_owner(&c);
     serve_until_ended(&c);
-    bool all_ended = end_watch(&c);
     end_serving(&c);
-    all_ended &= end_stage(&c);
+    bool has_ended = end_stage(&c);
     control_stop(session, c.stop);
-    if (!all_ended)
+    if (!has_ended)
         _exit(0); /* the stuck thread still reads through the copy */
     if (c.signal_fd >= 0)
         close(c.signal_fd);

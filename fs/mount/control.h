@@ -34,9 +34,8 @@ void control_log(void *log, const char *line);
 
 struct control_config {
     const struct mount_options *options;
-    struct slot *slot;           /* with the daemon's own descriptors */
-    struct stage *stage;         /* NULL: none; ends with the mount, threads, files and all */
-    struct archive_watch *watch; /* NULL: none; started and freed here */
+    struct slot *slot;   /* with the daemon's own descriptors */
+    struct stage *stage; /* NULL: none; ends with the mount, threads, files and all */
     struct control_log *log;
     bool can_unmount;             /* false: mounted by a parent or in a private namespace */
     bool has_layer;               /* that all see: the mount ends when that is unmounted */

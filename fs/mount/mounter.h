@@ -68,17 +68,17 @@ struct mounter {
     struct process_watch owner;
     int holder; /* mount: this command's number (holders.h) */
     struct pot *pot;
-    struct stage *stage;         /* --stage; NULL: none */
-    struct archive_watch *watch; /* NULL: none */
+    struct stage *stage; /* --stage; NULL: none */
     struct reader *reader;
     uint64_t cache_bytes; /* its share if it is alone in the job */
     uint32_t root;
     struct known_reads *order; /* --order */
     struct recorder *recorder; /* --record; belongs to the session once that starts */
     int parent_fd;             /* /dev/fuse that a parent mounted; -1: none */
-    int daemon_sock;
-    int daemon_lock_fd;      /* mount -f */
-    struct session *session; /* mount -f */
+    int daemon_sock;           /* from starter to daemon and back; -1: mount -f */
+    /* Of the daemon: */
+    int daemon_lock_fd;
+    struct session *session;
 };
 
 /*

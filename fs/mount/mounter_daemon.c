@@ -15,16 +15,13 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include "archive_watch.h"
 #include "cleanup.h"
 #include "clock.h"
 #include "cpus.h"
 #include "feature_list.h"
 #include "mounter_private.h"
-#include "report.h"
 #include "unmounter.h"
 
 #define READY_LIMIT_MS 30000
@@ -43,20 +40,19 @@ static bool is_parents(const struct mounter *m)
     return m->mounted.method == MOUNT_BY_PARENT;
 }
 
-static struct control_config control_config(struct mounter *m, struct slot *slot, int sock)
+static struct control_config control_config(struct mounter *m)
 {
     return (struct control_config){
         .options = m->options,
-        .slot = slot,
+        .slot = m->slot,
         .stage = m->stage,
-        .watch = m->watch,
         .log = &m->log,
         .can_unmount = mounted_is_visible(&m->mounted),
         .has_layer = mounted_is_visible(&m->mounted) && m->options->writable,
         .can_leave = is_parents(m),
         .owner = m->owner,
         .wrapper = PROCESS_WATCH_NONE,
-        .starter_fd = sock,
+        .starter_fd = m->daemon_sock,
     };
 }
 
@@ -73,17 +69,10 @@ static void start_stage(struct mounter *m)
     control_log(&m->log, line);
 }
 
-/* The report for .onepot/stat. */
-static int report_of_mount(void *ctx, bool json, char **ret_text, size_t *ret_len)
-{
-    return report_render(ctx, json, ret_text, ret_len);
-}
-
-static int start_session(struct mounter *m, struct slot *slot, struct fault *fault,
-                         struct session **ret_session)
+static int start_session(struct mounter *m, struct fault *fault)
 {
     const struct mount_options *o = m->options;
-    struct counters *c = slot->counters;
+    struct counters *c = m->slot->counters;
     struct process_facts self;
     const bool is_in_view = mounted_is_visible(&m->mounted) && !o->writable;
     const struct session_config config = {
@@ -118,8 +107,6 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
         .hides_roots_attributes = o->writable && o->override_uid,
         .log = control_log,
         .log_ctx = &m->log,
-        .report = report_of_mount,
-        .report_ctx = c,
         .features = feature_list,
     };
 
@@ -133,14 +120,11 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
     atomic_store(&c->shared_ns, c->started_ns);
     if (process_look(c->daemon_pid, &self) == 0)
         c->daemon_start_ticks = self.start_ticks;
-    int r = archive_watch_new(m->pot, c, &m->watch);
-    if (r < 0 && r != -ENOTSUP)
-        return r;
     m->mounted.fuse_fd = -1; /* the session owns it from now on, even on failure */
     m->recorder = NULL;
     if (m->stage)
         start_stage(m); /* it may fork, so before other threads exist */
-    r = session_start(&config, fault, ret_session);
+    int r = session_start(&config, fault, &m->session);
     if (r == 0)
         atomic_store(&c->state, MOUNT_SERVING);
     return r;
@@ -149,22 +133,16 @@ static int start_session(struct mounter *m, struct slot *slot, struct fault *fau
 /* ---- the forked daemon ---- */
 
 /* Open the slot with descriptors of our own, and take the lock that shows that we live. */
-static int own_slot(struct mounter *m, struct slot **ret_slot)
+static int own_slot(struct mounter *m)
 {
     struct slot *slot;
-    int fd, r = slot_open(m->slot->folder, m->slot->folder_fd, m->slot->name, &slot);
+    int r = slot_open(m->slot->folder, m->slot->folder_fd, m->slot->name, &slot);
 
     if (r < 0)
         return r;
     slot_close(m->slot); /* its lock stays with the starter */
-    m->slot = NULL;
-    r = slot_claim_daemon(slot, &fd); /* kept open until the process ends */
-    if (r < 0) {
-        slot_close(slot);
-        return r;
-    }
-    *ret_slot = slot;
-    return 0;
+    m->slot = slot;
+    return slot_claim_daemon(slot, &m->daemon_lock_fd);
 }
 
 /*
@@ -194,7 +172,7 @@ static _Noreturn void watch_daemon(const struct counters *c, const struct inheri
     _exit(0);
 }
 
-static void start_watcher(struct mounter *m, const struct slot *slot)
+static void start_watcher(struct mounter *m)
 {
     struct process_watch self = PROCESS_WATCH_NONE;
     struct inherited inherited;
@@ -205,15 +183,10 @@ static void start_watcher(struct mounter *m, const struct slot *slot)
     stage_get_report(m->stage, &report);
     if (report.is_private || detach_note_inherited(&inherited) < 0)
         return;
-    pid_t pid = process_watch_open(getpid(), &self) == 0 ? fork() : -1;
-    if (pid == 0) {
-        if (fork() != 0) /* so that it is nobody's child */
-            _exit(0);
+    if (process_watch_open(getpid(), &self) == 0 && process_fork_orphan() == 0) {
         layer_release(&m->layer);
-        watch_daemon(slot->counters, &inherited, self);
+        watch_daemon(m->slot->counters, &inherited, self);
     }
-    if (pid > 0)
-        process_reap(pid, NULL);
     process_watch_close(&self);
     vector_free(&inherited);
 }
@@ -221,20 +194,19 @@ static void start_watcher(struct mounter *m, const struct slot *slot)
 static _Noreturn void daemon_main(struct mounter *m, struct process_watch wrapper, int sock)
 {
     struct start_word word = {0};
-    struct session *session = NULL;
-    struct slot *slot = NULL;
 
     close(m->daemon_sock);
+    m->daemon_sock = sock;
     cli_expect_archives(m->archives.count); /* fork kept room for the open ones only */
     namespace_forget(&m->mounted.ns);
     control_prepare(is_parents(m));
     word.err = detach_here(&m->inherited, m->log.fd);
     if (word.err == 0)
-        word.err = own_slot(m, &slot);
+        word.err = own_slot(m);
     if (word.err == 0)
-        start_watcher(m, slot);
+        start_watcher(m);
     if (word.err == 0)
-        word.err = start_session(m, slot, &word.fault, &session);
+        word.err = start_session(m, &word.fault);
     /*
      * If the start failed and the starter is gone, only this process can remove the mount.
      * After a good start control_serve notices that the starter is gone.
@@ -244,9 +216,9 @@ static _Noreturn void daemon_main(struct mounter *m, struct process_watch wrappe
         mountpoint_unmount(m->path, true); /* nobody else knows of the mount */
     if (word.err < 0)
         _exit(1);
-    struct control_config config = control_config(m, slot, sock);
+    struct control_config config = control_config(m);
     config.wrapper = wrapper;
-    control_serve(&config, session);
+    control_serve(&config, m->session);
     _exit(0);
 }
 
@@ -261,27 +233,15 @@ static int fork_daemon(struct mounter *m)
     if (m->for_run)
         process_watch_open(getpid(), &self);
     m->daemon_sock = pair[0];
-    pid_t pid = fork();
-    if (pid == 0) {
-        if (!m->for_run && (pid = fork()) != 0)
-            _exit(pid < 0 ? 1 : 0);
+    pid_t pid = m->for_run ? fork() : process_fork_orphan();
+    if (pid == 0)
         daemon_main(m, self, pair[1]);
-    }
-    int r = pid < 0 ? -errno : 0;
+    int r = pid >= 0 ? 0 : m->for_run ? -errno : pid;
+    if (pid > 0 && m->for_run)
+        m->daemon = pid;
     close(pair[1]);
     process_watch_close(&self);
-    if (r == 0)
-        m->daemon = pid;
     return r;
-}
-
-/* The process between this one and the daemon has ended long ago. */
-static void reap_between(struct mounter *m)
-{
-    if (!m->for_run && m->daemon > 0)
-        process_reap(m->daemon, NULL);
-    if (!m->for_run)
-        m->daemon = 0;
 }
 
 /* Wait for the daemon's report. */
@@ -311,7 +271,6 @@ static int start_in_background(struct mounter *m)
                          fault_limit(r));
     close(steal_fd(&m->mounted.fuse_fd));
     r = hear_daemon(m, &word);
-    reap_between(m);
     if (r == 0 && word.err < 0)
         return cli_fail(m->options->archive, word.err, &word.fault);
     if (r == -EPIPE)
@@ -339,9 +298,9 @@ static int start_here(struct mounter *m)
     control_prepare(true);
     int r = slot_claim_daemon(m->slot, &m->daemon_lock_fd);
     if (r == 0)
-        start_watcher(m, m->slot);
+        start_watcher(m);
     if (r == 0)
-        r = start_session(m, m->slot, &fault, &m->session);
+        r = start_session(m, &fault);
     return r < 0 ? cli_fail(m->options->archive, r, &fault) : 0;
 }
 
@@ -352,7 +311,7 @@ int mounter_start_daemon(struct mounter *m)
 
 int mounter_serve(struct mounter *m)
 {
-    struct control_config config = control_config(m, m->slot, -1);
+    struct control_config config = control_config(m);
     m->owner = PROCESS_WATCH_NONE;
     return control_serve(&config, steal_ptr(&m->session));
 }

@@ -27,7 +27,7 @@
 /* The part of the options that the kernel and the helpers understand alike. */
 static void common_options(const struct mount_request *rq, char ret_options[OPTIONS_MAX])
 {
-    snprintf(ret_options, OPTIONS_MAX, "%s%s%s", session_mount_options(),
+    snprintf(ret_options, OPTIONS_MAX, "%s%s%s", SESSION_MOUNT_OPTIONS,
              rq->allow_other ? ",allow_other" : "",
              rq->default_permissions ? ",default_permissions" : "");
 }

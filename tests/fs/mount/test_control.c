@@ -1,7 +1,7 @@
 /*
  * The daemon's life once it serves: who ends it, what it waits for, and that its slot goes. The
- * session, the mount and the watch of the archive are played; signals, processes and locks are
- * real. What ends the daemon comes before it looks, so nothing waits.
+ * session and the mount are played; signals, processes and locks are real. What ends the daemon
+ * comes before it looks, so nothing waits.
  */
 #include <poll.h>
 #include <pthread.h>
@@ -9,7 +9,6 @@
 #include <stdarg.h>
 #include <sys/eventfd.h>
 
-#include "archive_watch.h"
 #include "control.h"
 #include "layer_cover.h"
 #include "slot_helper.h"
@@ -20,12 +19,10 @@
 
 struct session {
     int ended_fd;
-    bool is_stopped, was_connected, is_distrusted, is_stuck;
+    bool is_stopped, was_connected, is_stuck;
     bool can_unmount; /* else the mount is busy */
     unsigned tries;
     unsigned rounds; /* of the daemon's loop until its connection ends; 0: others end it */
-    enum archive_state news;
-    bool is_unsaved;
 };
 
 static struct session session;
@@ -56,15 +53,6 @@ void session_give_back(struct session *s)
     (void)s;
 }
 
-void session_log(struct session *s, const char *format, ...)
-{
-    va_list args;
-    (void)s;
-    va_start(args, format);
-    vdprintf(log_fds[1], format, args);
-    va_end(args);
-}
-
 void session_trouble(struct session *s, enum counter_trouble kind, const char *format, ...)
 {
     va_list args;
@@ -73,11 +61,6 @@ void session_trouble(struct session *s, enum counter_trouble kind, const char *f
     va_start(args, format);
     vdprintf(log_fds[1], format, args);
     va_end(args);
-}
-
-void session_distrust(struct session *s)
-{
-    s->is_distrusted = true;
 }
 
 int session_stop(struct session *s, bool connected)
@@ -141,58 +124,6 @@ const char *layer_told(const struct counters *counters, char buf[LAYER_TOLD_MAX]
     return NULL;
 }
 
-struct archive_watch {
-    int fd;
-};
-static struct archive_watch archive_watch;
-
-int archive_watch_start(struct archive_watch *watch)
-{
-    watch->fd = eventfd(session.news != ARCHIVE_SAME || session.is_unsaved, EFD_CLOEXEC);
-    return 0;
-}
-
-int archive_watch_fd(const struct archive_watch *watch)
-{
-    return watch->fd;
-}
-
-bool archive_watch_news(struct archive_watch *watch, enum archive_state *ret_state,
-                        const char **ret_name)
-{
-    eventfd_t count;
-    if (session.news == ARCHIVE_SAME && !session.is_unsaved)
-        return false;
-    eventfd_read(watch->fd, &count);
-    if (session.news == ARCHIVE_SAME)
-        return false;
-    *ret_state = session.news;
-    *ret_name = NULL;
-    session.news = ARCHIVE_SAME;
-    return true;
-}
-
-const struct fault *archive_watch_unsaved(struct archive_watch *watch)
-{
-    static const struct fault full = {
-        .err = ENOSPC, .what = "no space for the index", .advice = "it stays in memory"};
-    bool is_told = session.is_unsaved;
-    (void)watch;
-    session.is_unsaved = false;
-    return is_told ? &full : NULL;
-}
-
-int archive_watch_stop(struct archive_watch *watch)
-{
-    (void)watch;
-    return 0;
-}
-
-void archive_watch_free(struct archive_watch *watch)
-{
-    close(watch->fd);
-}
-
 /* ---- a daemon ---- */
 
 static struct control_log control_lines = {.fd = -1};
@@ -210,7 +141,6 @@ static void setup(void)
     options = (struct mount_options){.archive = "the archive"};
     config = (struct control_config){.options = &options,
                                      .slot = slot,
-                                     .watch = &archive_watch,
                                      .log = &control_lines,
                                      .can_unmount = true,
                                      .owner = PROCESS_WATCH_NONE,
@@ -424,26 +354,6 @@ START_TEST(a_starter_that_has_announced_the_mount_may_go)
 }
 END_TEST
 
-/* _i 0, 1: while it is served; 2, 3: it is seen by the last look. */
-START_TEST(an_archive_that_changed_is_not_trusted_any_more)
-{
-    session.news = _i % 2 == 0 ? ARCHIVE_CHANGED : ARCHIVE_TOUCHED;
-    session.rounds = _i < 2 ? 2 : 1;
-    serve();
-    ck_assert_int_eq(session.is_distrusted, _i % 2 == 0);
-    assert_logged(_i % 2 == 0 ? "reads fail from now on" : "its time was changed");
-}
-END_TEST
-
-START_TEST(an_index_that_could_not_be_saved_is_one_line)
-{
-    session.is_unsaved = true;
-    session.rounds = 2;
-    serve();
-    assert_logged("no space for the index; it stays in memory");
-}
-END_TEST
-
 /* In a child, since it ends its process. */
 START_TEST(threads_that_are_stuck_do_not_keep_the_process)
 {
@@ -491,8 +401,6 @@ int main(void)
     tcase_add_test(c, a_mount_of_which_nobody_will_learn_ends);
     tcase_add_test(c, a_mount_of_which_others_have_learnt_goes_on);
     tcase_add_test(c, a_starter_that_has_announced_the_mount_may_go);
-    tcase_add_loop_test(c, an_archive_that_changed_is_not_trusted_any_more, 0, 4);
-    tcase_add_test(c, an_index_that_could_not_be_saved_is_one_line);
     tcase_add_test(c, threads_that_are_stuck_do_not_keep_the_process);
     tcase_add_test(c, a_line_of_the_log_is_one_line);
     suite_add_tcase(s, c);

@@ -1,16 +1,20 @@
 /*
  * What the two watches of a mount make of what they see: of a thread that waits for storage,
- * on made-up times, and of an archive that is written to.
+ * on made-up times, and of an archive that is written to. The session is played.
  */
 #include <check.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "archive_watch.h"
+#include "core.h"
 #include "storage_watch.h"
 #include "suite.h"
 
@@ -136,6 +140,105 @@ START_TEST(a_file_that_is_cut_short_is_changed)
 }
 END_TEST
 
+/* ---- an archive that is mounted ---- */
+
+extern const struct feature archive_watch_feature;
+static struct counters counters;
+static struct session session;
+static struct pot pot;
+static void *state;
+static char told[2048];
+static bool is_full; /* where its index would be saved */
+
+static void tell(const char *format, va_list args)
+{
+    size_t len = strlen(told);
+    vsnprintf(told + len, sizeof(told) - len, format, args);
+}
+
+void session_log(struct session *s, const char *format, ...)
+{
+    va_list args;
+    (void)s;
+    va_start(args, format);
+    tell(format, args);
+    va_end(args);
+}
+
+void session_trouble(struct session *s, enum counter_trouble kind, const char *format, ...)
+{
+    va_list args;
+    (void)s;
+    ck_assert_int_eq(kind, TROUBLE_CHANGED);
+    va_start(args, format);
+    tell(format, args);
+    va_end(args);
+}
+
+void session_distrust(struct session *s)
+{
+    atomic_store(&s->distrusted, true);
+}
+
+int pot_save(struct pot *of, struct fault *fault)
+{
+    ck_assert_ptr_eq(of, &pot);
+    if (is_full)
+        *fault = (struct fault){.err = ENOSPC, .what = "no space", .advice = "it stays here"};
+    return is_full ? -ENOSPC : 0;
+}
+
+static void begin(void)
+{
+    pot = (struct pot){.path = path,
+                       .source = source,
+                       .fingerprint = sight.fingerprint,
+                       .has_fingerprint = true};
+    source_identity(source, &pot.identity);
+    session = (struct session){.config = {.pot = &pot, .counters = &counters}};
+    told[0] = '\0';
+}
+
+static void end(void)
+{
+    archive_watch_feature.leave(state);
+    ck_assert_int_eq(archive_watch_feature.join(state, &(const struct timespec){0}), 0);
+    archive_watch_feature.free(state);
+}
+
+static void change(bool has_other_bytes)
+{
+    if (has_other_bytes)
+        put("another archive ", 0);
+    touch(2000);
+}
+
+/* _i 0, 1: before it is served; 2, 3: it is seen by the last look. */
+START_TEST(an_archive_that_changed_is_not_trusted_any_more)
+{
+    begin();
+    if (_i < 2)
+        change(_i % 2 == 0);
+    ck_assert_int_eq(archive_watch_feature.start(&session, &state), 0);
+    if (_i >= 2)
+        change(_i % 2 == 0);
+    end();
+    ck_assert_int_eq(atomic_load(&session.distrusted), _i % 2 == 0);
+    ck_assert_ptr_nonnull(
+        strstr(told, _i % 2 == 0 ? "reads fail from now on" : "its time was changed"));
+}
+END_TEST
+
+START_TEST(an_index_that_could_not_be_saved_is_one_line)
+{
+    begin();
+    is_full = true;
+    ck_assert_int_eq(archive_watch_feature.start(&session, &state), 0);
+    end();
+    ck_assert_str_eq(strstr(told, ": "), ": no space; it stays here");
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("watch");
@@ -150,6 +253,8 @@ int main(void)
     tcase_add_test(c, a_time_alone_proves_nothing);
     tcase_add_test(c, other_bytes_are_seen);
     tcase_add_test(c, a_file_that_is_cut_short_is_changed);
+    tcase_add_loop_test(c, an_archive_that_changed_is_not_trusted_any_more, 0, 4);
+    tcase_add_test(c, an_index_that_could_not_be_saved_is_one_line);
     suite_add_tcase(s, c);
     return run_suite(s);
 }
