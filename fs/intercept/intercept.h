@@ -6,6 +6,7 @@
  *
  *   interpose.c   the functions of the C library that are replaced
  *   reading.c     which bytes a call gets; when the mount has to answer
+ *   flight.c      reads in progress, which end before their descriptor is closed
  *   links.c       the mounts that this process reads from: how they are found and checked
  *   listing.c     lists directories in which opens are slow
  *   exec.c        hides the library from the environment, and gives it to children

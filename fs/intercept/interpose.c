@@ -44,7 +44,7 @@ static void (*test_cancel)(void);
 /* In a child of fork there is only the thread that called it. */
 static void forked(void)
 {
-    reading_forked();
+    flight_forked();
     link_forked();
     listing_forked();
 }
@@ -199,25 +199,25 @@ ssize_t io_pread32_chk(int fd, void *buf, size_t len, off_t offset, size_t room)
 
 int io_close(int fd)
 {
-    reading_closing(fd);
+    flight_closing(fd);
     int r = NEXT(close)(fd);
-    reading_closed(fd);
+    flight_closed(fd);
     return r;
 }
 
 int io_dup2(int from, int to)
 {
-    reading_closing(to);
+    flight_closing(to);
     int r = NEXT(dup2)(from, to);
-    reading_closed(to);
+    flight_closed(to);
     return r;
 }
 
 int io_dup3(int from, int to, int flags)
 {
-    reading_closing(to);
+    flight_closing(to);
     int r = NEXT(dup3)(from, to, flags);
-    reading_closed(to);
+    flight_closed(to);
     return r;
 }
 
@@ -229,7 +229,7 @@ int io_dup3(int from, int to, int flags)
 static int duplicated(int fd)
 {
     if (fd >= 0)
-        reading_closed(fd);
+        flight_closed(fd);
     return fd;
 }
 

@@ -122,6 +122,68 @@ static inline uint64_t io_now_ns(void)
     return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
 }
 
+/* ---- flight.c ---- */
+
+/* Knowledge about a descriptor; a hint, see flight.c. */
+enum known {
+    KNOWN_NOTHING,
+    KNOWN_FOREIGN, /* not of a mount */
+    KNOWN_ASKING,  /* of a mount that answers its reads itself */
+    KNOWN_PLAIN,   /* open for reading alone; of a mount, or not looked at yet */
+    KNOWN_ENDED,   /* the same, and the last read came to the file's end */
+    KNOWN_OWN,     /* a file of an archive, opened here */
+    KNOWN_CLOSING,
+};
+#define KNOWN_MAX 65536
+extern _Atomic uint8_t known_fds[KNOWN_MAX];
+
+/*
+ * Not before the library has begun, nor with a C library that does not tell of forks, nor in a
+ * process that shuts itself in a sandbox.
+ */
+extern _Atomic bool reading_is_on;
+
+static inline enum known known_fd(int fd)
+{
+    return fd >= 0 && fd < KNOWN_MAX &&
+                   atomic_load_explicit(&reading_is_on, memory_order_relaxed)
+               ? (enum known)atomic_load_explicit(&known_fds[fd], memory_order_relaxed)
+               : KNOWN_FOREIGN;
+}
+
+/* A reader does not undo the mark of a close. */
+static inline void known_change(int fd, enum known from, enum known to)
+{
+    uint8_t expected = (uint8_t)from;
+    if (fd >= 0 && fd < KNOWN_MAX)
+        atomic_compare_exchange_strong(&known_fds[fd], &expected, (uint8_t)to);
+}
+
+static inline void known_set(int fd, enum known known)
+{
+    if (fd >= 0 && fd < KNOWN_MAX)
+        atomic_store_explicit(&known_fds[fd], (uint8_t)known, memory_order_relaxed);
+}
+
+/* A read in progress; it keeps the one that it interrupts, as a signal's handler. */
+struct flight {
+    struct lane *lane; /* NULL: none, or a handler has closed its descriptor */
+    int fd;
+};
+struct flight flight_begin(int fd); /* returns the one that it interrupts, for flight_end */
+void flight_end(struct flight outer);
+/* Was its descriptor closed by a handler? It may be another file's by now. */
+bool flight_is_lost(void);
+bool flight_is_closing(int fd);
+
+/* Before and after a descriptor is closed or replaced. */
+void flight_closing(int fd);
+static inline void flight_closed(int fd)
+{
+    known_set(fd, KNOWN_NOTHING);
+}
+void flight_forked(void); /* in the child */
+
 /* ---- links.c ---- */
 
 struct link_file {
@@ -181,47 +243,6 @@ bool link_is(const struct link *link, const struct stat *st);
 
 /* ---- reading.c ---- */
 
-/* Knowledge about a descriptor; a hint, see reading.c. */
-enum known {
-    KNOWN_NOTHING,
-    KNOWN_FOREIGN, /* not of a mount */
-    KNOWN_ASKING,  /* of a mount that answers its reads itself */
-    KNOWN_PLAIN,   /* open for reading alone; of a mount, or not looked at yet */
-    KNOWN_ENDED,   /* the same, and the last read came to the file's end */
-    KNOWN_OWN,     /* a file of an archive, opened here */
-    KNOWN_CLOSING,
-};
-#define KNOWN_MAX 65536
-extern _Atomic uint8_t known_fds[KNOWN_MAX];
-
-/*
- * Not before the library has begun, nor with a C library that does not tell of forks, nor in a
- * process that shuts itself in a sandbox.
- */
-extern _Atomic bool reading_is_on;
-
-static inline enum known known_fd(int fd)
-{
-    return fd >= 0 && fd < KNOWN_MAX &&
-                   atomic_load_explicit(&reading_is_on, memory_order_relaxed)
-               ? (enum known)atomic_load_explicit(&known_fds[fd], memory_order_relaxed)
-               : KNOWN_FOREIGN;
-}
-
-/* A reader does not undo the mark of a close. */
-static inline void known_change(int fd, enum known from, enum known to)
-{
-    uint8_t expected = (uint8_t)from;
-    if (fd >= 0 && fd < KNOWN_MAX)
-        atomic_compare_exchange_strong(&known_fds[fd], &expected, (uint8_t)to);
-}
-
-static inline void known_set(int fd, enum known known)
-{
-    if (fd >= 0 && fd < KNOWN_MAX)
-        atomic_store_explicit(&known_fds[fd], (uint8_t)known, memory_order_relaxed);
-}
-
 /* Do these flags of open or F_GETFL mean: for reading, through the page cache? */
 static inline bool reading_is_plain(long flags)
 {
@@ -234,14 +255,6 @@ ssize_t reading_pread(int fd, void *buf, size_t len, off_t offset);
 
 /* Is it a regular file of a mount, open for reading? */
 bool reading_is_mounted(int fd);
-
-/* Before and after a descriptor is closed or replaced. */
-void reading_closing(int fd);
-static inline void reading_closed(int fd)
-{
-    known_set(fd, KNOWN_NOTHING);
-}
-void reading_forked(void); /* in the child */
 
 /* ---- exec.c ---- */
 

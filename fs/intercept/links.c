@@ -443,9 +443,9 @@ static void link_close_fds(struct link *link)
         int fd = atomic_exchange(&link->file[i].fd, -1);
         if (io_call(SYS_fstat, fd, &st) < 0 || st.st_dev != is->dev || st.st_ino != is->ino)
             continue;
-        reading_closing(fd);
+        flight_closing(fd);
         close_fd(fd);
-        reading_closed(fd);
+        flight_closed(fd);
     }
 }
 

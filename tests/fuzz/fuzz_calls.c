@@ -142,9 +142,9 @@ static void prepare(void)
 
 static void close_seen(int fd)
 {
-    reading_closing(fd);
+    flight_closing(fd);
     close(fd);
-    reading_closed(fd);
+    flight_closed(fd);
 }
 
 /* As interpose.c does it, unless it does not see it. Files that can be written to are seen. */
@@ -173,7 +173,7 @@ static void dup_pair(struct pair *to, const struct pair *from, bool is_seen)
 {
     struct pair made = {dup(from->fd), dup(from->reference)};
 
-    reading_closed(made.fd);
+    flight_closed(made.fd);
     close_pair(to, is_seen);
     *to = made;
 }

@@ -58,9 +58,9 @@ static int open_file(unsigned number)
 
 static void close_file(int fd)
 {
-    reading_closing(fd);
+    flight_closing(fd);
     io_call(SYS_close, fd);
-    reading_closed(fd);
+    flight_closed(fd);
 }
 
 static size_t read_words(int fd, uint64_t *words, size_t count)
@@ -115,9 +115,9 @@ static void replace_shared(int place, unsigned number)
 {
     int fd = open_file(number);
 
-    reading_closing(place);
+    flight_closing(place);
     io_call(SYS_dup3, fd, place, O_CLOEXEC);
-    reading_closed(place);
+    flight_closed(place);
     close_file(fd);
 }
 
@@ -152,7 +152,7 @@ static void run_child(void)
     pid_t pid = fork();
 
     if (pid == 0) {
-        reading_forked();
+        flight_forked();
         link_forked();
         listing_forked();
         read_whole(1);

@@ -134,9 +134,9 @@ static void close_member(int number)
     int fd = member;
 
     (void)number;
-    reading_closing(fd);
+    flight_closing(fd);
     close(fd);
-    reading_closed(fd);
+    flight_closed(fd);
     ck_assert_int_eq(dup(archive), fd);
 }
 
@@ -157,9 +157,9 @@ START_TEST(a_handler_closes_what_its_thread_reads)
     ck_assert_int_lt(pauses() - before, 20);         /* it does not wait for itself */
     ck_assert_int_eq(lseek(member, 0, SEEK_CUR), 7); /* the other file's */
     known_set(member, KNOWN_PLAIN);
-    reading_closing(member); /* no read is left over */
+    flight_closing(member); /* no read is left over */
     ck_assert_int_lt(pauses() - before, 20);
-    reading_closed(member);
+    flight_closed(member);
     signal(SIGUSR1, SIG_DFL);
 }
 END_TEST
@@ -181,8 +181,8 @@ START_TEST(a_handler_jumps_out_of_a_read)
         reading_read(member, buf, 100);
     is_signalled = false;
     ck_assert_int_eq(reading_pread(member, buf, 100, 0), 100);
-    reading_closing(member);
-    reading_closed(member);
+    flight_closing(member);
+    flight_closed(member);
     ck_assert_int_lt(pauses() - before, 20);
     signal(SIGUSR1, SIG_DFL);
 }
