@@ -116,25 +116,7 @@ int layer_resolve(const char *dir, struct layer *ret_layer, char why[LAYER_WHY_M
 
 /* ---- the lock ---- */
 
-/* The owner of the lock, for messages: written when it is mounted, and left there. */
-struct layer_holder {
-    int pid;
-    char host[HOST_NAME_MAX + 1], job[JOB_ID_MAX];
-};
-
-static bool holder_read(int fd, struct layer_holder *ret_holder)
-{
-    char text[HOLDER_MAX];
-    ssize_t n = pread(fd, text, sizeof(text) - 1, 0);
-
-    if (n <= 0)
-        return false;
-    text[n] = '\0';
-    *ret_holder = (struct layer_holder){0};
-    return sscanf(text, "%d %64s %63s", &ret_holder->pid, ret_holder->host, ret_holder->job) >=
-           2;
-}
-
+/* The owner of the lock, as messages have it: written when it is mounted, and left there. */
 static int holder_write(const struct layer *layer)
 {
     char text[HOLDER_MAX], host[HOST_NAME_MAX + 1] = "";
@@ -143,7 +125,8 @@ static int holder_write(const struct layer *layer)
     job_detect(&job);
     if (gethostname(host, sizeof(host) - 1) < 0)
         return -errno;
-    int n = snprintf(text, sizeof(text), "%d %s %s\n", layer->writer, host, job.id);
+    int n = snprintf(text, sizeof(text), "process %d on %s%s%s\n", layer->writer, host,
+                     job.id[0] ? ", job " : "", job.id);
     if (ftruncate(layer->lock_fd, 0) < 0 || pwrite(layer->lock_fd, text, (size_t)n, 0) != n)
         return -errno;
     return 0;
@@ -220,15 +203,14 @@ static int check_left_behind(const struct layer *layer, char why[LAYER_WHY_MAX])
 
 static int is_taken(int fd, char why[LAYER_WHY_MAX])
 {
-    struct layer_holder holder;
+    char holder[HOLDER_MAX];
+    ssize_t n = pread(fd, holder, sizeof(holder) - 1, 0);
 
-    if (holder_read(fd, &holder))
-        snprintf(why, LAYER_WHY_MAX,
-                 "another job writes there (process %d on %s%s%s); wait for its end, or name "
-                 "another folder",
-                 holder.pid, holder.host, holder.job[0] ? ", job " : "", holder.job);
-    else
-        layer_refuse(why, -EBUSY, "another job writes there");
+    holder[n > 0 ? n : 0] = '\0';
+    holder[strcspn(holder, "\n")] = '\0';
+    snprintf(why, LAYER_WHY_MAX,
+             "another job writes there (%s); wait for its end, or name another folder",
+             *holder ? holder : "about to begin");
     return -EBUSY;
 }
 
