@@ -11,18 +11,18 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <sys/stat.h>
 
 #include "bits.h"
 #include "numbers.h"
+#include "want.h"
 
 #define CHUNK_ENTRIES (1u << NEARBY_CHUNK_BITS)
 #define CHUNKS_AHEAD 4u /* chunks after one that is read from, for readers that go in order */
 #define LANES AHEAD_MOUNT_FETCHERS_MAX
 
-#define READS_SHARE 32u  /* it begins after this part of all files, if that is more */
-#define FILES_A_READ 16u /* at most, for each cold read */
-#define FILE_MOST (4u << 20)
+#define READS_SHARE 32u      /* it begins after this part of all files, if that is more */
+#define FILES_A_READ 16u     /* at most, for each cold read */
+#define FILE_MOST (4u << 20) /* below WANT_FILE_MOST */
 #define QUIET_NS 20000000u
 
 /* Work under way at once: a reader's own request queues up behind it. */
@@ -180,18 +180,6 @@ static bool nearby_directory(const struct index *index, uint32_t position,
            position >= *ret_first && position - *ret_first < *ret_count;
 }
 
-/* Worth fetching: a regular file with bytes, by its first name. 0: it is not. */
-static uint64_t nearby_file_bytes(const struct index *index, uint32_t position)
-{
-    struct node node;
-
-    return index_node(index, position, &node) == 0 && S_ISREG(node.mode) &&
-                   node.position == position && node.data_bytes > 0 &&
-                   node.size_bytes <= FILE_MOST
-               ? node.size_bytes
-               : 0;
-}
-
 /* Names of the lane's next directory, as far as its entries are in the lane. False: none. */
 static bool nearby_take_names(const struct nearby *n, struct nearby_lane *lane,
                               struct reader_want *ret_want)
@@ -220,8 +208,8 @@ static size_t nearby_fill(struct nearby *n, struct nearby_lane *lane, struct rea
     while (lane->at < lane->end && count + 2 <= max && files < BATCH_FILES &&
            bytes < BATCH_BYTES) {
         count += nearby_take_names(n, lane, &wants[count]);
-        uint64_t size = nearby_file_bytes(n->options->index, lane->at);
-        if (size > 0) {
+        uint64_t size = want_bytes(n->options->index, lane->at);
+        if (size > 0 && size <= FILE_MOST) {
             wants[count++] = (struct reader_want){lane->at, 0, size, BLOCK_DUE_UNKNOWN};
             files++;
             bytes += size;

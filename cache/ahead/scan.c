@@ -8,7 +8,6 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <sys/stat.h>
 
 #include "numbers.h"
 #include "streams.h"
@@ -280,16 +279,12 @@ static bool scan_observe(void *chooser, const struct observation *o, bool expect
 static bool scan_want_file(struct scan *s, uint64_t position, enum ahead_kind kind,
                            struct reader_want *ret_want)
 {
-    const struct index *index = s->options->index;
-    struct node node;
+    uint64_t bytes = want_bytes(s->options->index, position);
 
-    if (position >= index_info(index)->entries ||
-        index_node(index, (uint32_t)position, &node) < 0 || !S_ISREG(node.mode) ||
-        node.data_bytes == 0 || node.position != position)
+    if (bytes == 0)
         return false;
-    uint64_t bytes = want_bytes(index, node.position);
-    *ret_want = (struct reader_want){node.position, 0, bytes, BLOCK_DUE_UNKNOWN};
-    scan_begin_wait(s, node.position, bytes);
+    *ret_want = (struct reader_want){(uint32_t)position, 0, bytes, BLOCK_DUE_UNKNOWN};
+    scan_begin_wait(s, (uint32_t)position, bytes);
     s->stats->kind = kind;
     return true;
 }
