@@ -27,12 +27,12 @@ void stage_say(const struct stage *stage, const char *format, ...)
 {
     char line[512];
     va_list args;
-    if (!stage->note)
+    if (!stage->options.note)
         return;
     va_start(args, format);
     vsnprintf(line, sizeof(line), format, args);
     va_end(args);
-    stage->note(stage->note_ctx, line);
+    stage->options.note(stage->options.ctx, line);
 }
 
 void stage_fail(struct stage *stage, int err)
@@ -197,7 +197,7 @@ static int stage_find(struct stage *stage, const struct stage_places *places)
 int stage_find_or_make(struct stage *stage, struct fault *fault)
 {
     struct reasons reasons = {.err = -ENOENT};
-    const struct stage_places places = stage_places(stage->wanted);
+    const struct stage_places places = stage_places(stage->options.place);
     int r = stage_find(stage, &places);
     if (r < 0 && stage->given)
         r = stage_given_take(stage, &places);
@@ -205,7 +205,7 @@ int stage_find_or_make(struct stage *stage, struct fault *fault)
         r = stage_try_place(stage, places.path[i], true, &reasons, fault);
     if (r < 0 && places.count == 0)
         reasons_add(&reasons, -ENOENT, "there is no directory %s",
-                    stage->wanted ? stage->wanted : "/dev/shm or /tmp");
+                    stage->options.place ? stage->options.place : "/dev/shm or /tmp");
     return stage_seeks(stage, r) ? reasons_fault(stage, &reasons, fault) : r;
 }
 
@@ -230,54 +230,21 @@ struct stage *stage_new(const struct source *source, const struct stage_options 
     stage->source = source;
     stage->bytes = source_size(source);
     stage->state_fd = stage->copy_fd = -1;
-    stage->streams = options->streams ? options->streams : STAGE_STREAMS;
-    stage->note = options->note;
-    stage->note_ctx = options->ctx;
-    stage->archive = options->archive ? options->archive : source_name(source);
-    stage->wanted = options->place;
+    stage->options = *options;
+    if (!options->streams)
+        stage->options.streams = STAGE_STREAMS;
+    if (!options->archive)
+        stage->options.archive = source_name(source);
     stage->unpacked = unpacked;
     stage_name_for(stage);
     pause_init(&stage->pause);
     return stage;
 }
 
-/* Find or make the copy of a named stage, or free the stage. */
-static int stage_open_named(struct stage *stage, struct fault *fault, struct stage **ret_stage)
-{
-    int r = stage_find_or_make(stage, fault);
-    if (r < 0) {
-        stage_given_free(stage->given);
-        free(stage);
-        return r;
-    }
-    if (!source_is_local(stage->source)) /* each byte is read once, by any reader */
-        source_advise(stage->source, SOURCE_AT_RANDOM, 0, 0);
-    *ret_stage = stage;
-    return 0;
-}
-
-static int stage_begin(const struct source *source, const struct stage_options *options,
-                       struct fault *fault, struct stage **ret_stage)
-{
-    int r = stage_check_source(source, fault);
-    if (r < 0)
-        return r;
-    *ret_stage = stage_new(source, options, false);
-    return *ret_stage ? 0 : -ENOMEM;
-}
-
-int stage_open(struct source *source, const struct stage_options *options, struct fault *fault,
-               struct stage **ret_stage)
-{
-    struct stage *stage;
-    int r = stage_begin(source, options, fault, &stage);
-    return r < 0 ? r : stage_open_named(stage, fault, ret_stage);
-}
-
 /* Of several processes that adopt one file, the first moves it away. */
 static bool stage_is_whole_somewhere(struct stage *stage)
 {
-    const struct stage_places places = stage_places(stage->wanted);
+    const struct stage_places places = stage_places(stage->options.place);
     if (stage_find(stage, &places) < 0)
         return false;
     bool is_whole = atomic_load(&stage->state->whole) != 0;
@@ -285,30 +252,45 @@ static bool stage_is_whole_somewhere(struct stage *stage)
     return is_whole;
 }
 
-int stage_open_adopting(struct source *source, const struct stage_options *options,
-                        const char *path, struct fault *fault, struct stage **ret_stage)
+static int stage_take_given(struct stage *stage, const char *path, struct fault *fault)
 {
     struct fault refused = {0};
-    struct stage *stage;
-    int r = stage_begin(source, options, fault, &stage);
+    int r = stage_given_new(path, stage->source, &refused, &stage->given);
+    if (r == -ENOENT && stage_is_whole_somewhere(stage))
+        return 0;
+    if (r < 0 && fault)
+        *fault = refused;
+    return r;
+}
+
+int stage_open(struct source *source, const struct stage_options *options, struct fault *fault,
+               struct stage **ret_stage)
+{
+    int r = stage_check_source(source, fault);
     if (r < 0)
         return r;
-    r = stage_given_new(path, source, &refused, &stage->given);
-    if (r == -ENOENT && stage_is_whole_somewhere(stage))
-        r = 0;
+    struct stage *stage = stage_new(source, options, false);
+    if (!stage)
+        return -ENOMEM;
+    if (options->adopt)
+        r = stage_take_given(stage, options->adopt, fault);
+    if (r == 0)
+        r = stage_find_or_make(stage, fault);
     if (r < 0) {
+        stage_given_free(stage->given);
         free(stage);
-        if (fault)
-            *fault = refused;
         return r;
     }
-    return stage_open_named(stage, fault, ret_stage);
+    if (!source_is_local(source)) /* each byte is read once, by any reader */
+        source_advise(source, SOURCE_AT_RANDOM, 0, 0);
+    *ret_stage = stage;
+    return 0;
 }
 
 void stage_set_note(struct stage *stage, void (*note)(void *ctx, const char *line), void *ctx)
 {
-    stage->note = note;
-    stage->note_ctx = ctx;
+    stage->options.note = note;
+    stage->options.ctx = ctx;
 }
 
 void stage_abandon(struct stage *stage)

@@ -37,6 +37,7 @@ struct stage;
 struct stage_options {
     const char *archive; /* its path, for messages; NULL: the source's name */
     const char *place;   /* a directory on this node; NULL: /dev/shm, else $TMPDIR, else /tmp */
+    const char *adopt;   /* for stage_open: a copy that another program made; NULL: none */
     unsigned streams;    /* reads in flight; 0: as many as suit a parallel filesystem */
     uint32_t idle_s;     /* a stream's storage may be silent so long before a new try; 0: 300 */
     /* Receives a line (no newline) about each problem, from any thread. May be NULL. */
@@ -51,22 +52,17 @@ struct stage_options {
  * ours), -EEXIST (it is to be read without a copy: it is in memory already, or another version
  * of the program has one, and there is no room for two), -ENOTSUP (the place is not on this
  * node), and errors of files.
- */
-int stage_open(struct source *source, const struct stage_options *options, struct fault *fault,
-               struct stage **ret_stage);
-
-/*
- * The same where the file at `path`, on this node, is a copy of the source that another program
- * made. It must agree with the source in size, in time to the second and in samples of its
- * content. It must be this user's or root's, and nobody else may write to it or has it open for
- * writing. Otherwise it is refused, with a fault that names it.
+ *
+ * A file to adopt lies on this node, and agrees with the source in size, in time to the second
+ * and in samples of its content. It must be this user's or root's, and nobody else may write to
+ * it or has it open for writing. Otherwise it is refused, with a fault that names it.
  *
  * If no other copy is in use, it is moved to the stage, and whole at once. Where it can't be
  * moved (it lies on another filesystem, has more names, or is root's), stage_start copies it.
- * A stage that is there already is completed from it. One that is whole needs no `path`.
+ * A stage that is there already is completed from it. One that is whole needs no such file.
  */
-int stage_open_adopting(struct source *source, const struct stage_options *options,
-                        const char *path, struct fault *fault, struct stage **ret_stage);
+int stage_open(struct source *source, const struct stage_options *options, struct fault *fault,
+               struct stage **ret_stage);
 
 /*
  * Copies of the content of archives that are compressed in one piece, for pot_options.store:

@@ -47,10 +47,8 @@ void stage_given_free(struct stage_given *given)
 {
     if (!given)
         return;
-    int *const fds[] = {&given->fd, &given->folder_fd};
-    for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
-        if (*fds[i] >= 0)
-            close(steal_fd(fds[i]));
+    cleanup_closep(&given->fd);
+    cleanup_closep(&given->folder_fd);
     free(given->path);
     free(given);
 }

@@ -102,7 +102,7 @@ static void copying_pass(struct copying *c)
     atomic_store(&state->progress_ns, start_ns);
     atomic_store(&c->next, 0);
     atomic_store(&c->last_error, 0);
-    thread_team(c->stage->streams, STACK_BYTES, copying_stream, c);
+    thread_team(c->stage->options.streams, STACK_BYTES, copying_stream, c);
     atomic_store(&state->stream_since_ns, 0);
     atomic_fetch_add(&state->stream_ns, now_ns() - start_ns);
 }

@@ -119,7 +119,7 @@ void stage_name_for(struct stage *stage)
     source_identity(stage->source, &id);
     const struct source *first = source_member(stage->source, 0);
     /* Several may be named in many ways. */
-    const char *archive = first == stage->source ? stage->archive : source_name(first);
+    const char *archive = first == stage->source ? stage->options.archive : source_name(first);
     const uint64_t parts[] = {id.dev,
                               id.ino,
                               id.size_bytes,
@@ -163,10 +163,9 @@ void stage_release(struct stage *stage)
     stage->map = NULL;
     stage_state_unmap(stage->state);
     stage->state = NULL;
-    int *const fds[] = {&stage->state_fd, &stage->copy_fd};
-    for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
-        if (*fds[i] >= 0)
-            close(steal_fd(fds[i]));
+    cleanup_closep(&stage->state_fd);
+    cleanup_closep(&stage->copy_fd);
+    stage->state_fd = stage->copy_fd = -1;
 }
 
 /* Opens a new descriptor: mapping a shared one would keep its lock alive. */
@@ -234,7 +233,7 @@ static int stage_make_state(struct stage *stage, const struct registry *folder, 
     struct stage_state *state = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (state == MAP_FAILED)
         return -errno;
-    stage_state_init(state, stage->source, bytes, stage->archive, stage->place);
+    stage_state_init(state, stage->source, bytes, stage->options.archive, stage->place);
     munmap(state, size);
     return stage_map_state(stage, folder);
 }

@@ -31,12 +31,11 @@ struct stage_given; /* of stage_adopt.c */
 
 struct stage {
     const struct source *source;
-    const char *archive, *wanted; /* its path, and a place; valid until the stage is open */
+    struct stage_options options; /* completed; its texts are valid until the stage is open */
     struct stage_state *state;
     char place[PATH_MAX];
     char folder[PATH_MAX];
     char name[STAGE_NAME_MAX];
-    unsigned streams;
     int state_fd; /* its lock marks the copy as in use */
     int copy_fd;
     const uint8_t *map; /* of the copy */
@@ -49,10 +48,7 @@ struct stage {
     uint64_t room; /* for it */
     bool expands;  /* or while it is read: */
     struct pot_stream stream;
-    uint32_t idle_s;    /* how long its storage may be silent; 0: five minutes */
-    struct pause pause; /* of the copier, and of readers that wait for a stream */
-    void (*note)(void *ctx, const char *line);
-    void *note_ctx;
+    struct pause pause;        /* of the copier, and of readers that wait for a stream */
     struct copier *copier;     /* NULL: not started */
     struct stage_given *given; /* a copy to adopt; NULL: none */
     bool was_moved;            /* and it has become the copy */

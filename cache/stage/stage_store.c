@@ -112,7 +112,7 @@ static int private_state(struct stage *stage)
                                      PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (state == MAP_FAILED)
         return -errno;
-    stage_state_init(state, stage->source, stage->bytes, stage->archive, stage->place);
+    stage_state_init(state, stage->source, stage->bytes, stage->options.archive, stage->place);
     stage->state = state;
     return 0;
 }
@@ -161,7 +161,6 @@ static int store_expand(void *ctx, const struct pot_stream *stream, struct fault
         return -ENOMEM;
     stage->bytes = stream->bytes;
     stage->stream = *stream;
-    stage->idle_s = store->options.idle_s;
     stage->expands = true;
     int r = store->is_private ? private_make(stage, fault) : stage_find_or_make(stage, fault);
     if (r < 0) {

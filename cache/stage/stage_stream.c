@@ -86,7 +86,7 @@ bool stage_retry(struct stage *stage, struct stage_retry *retry, int err, uint64
     if (retry->vain > VAIN_MOST)
         return false;
     retry_say_away(stage, retry, err);
-    const struct pot_patience patience = {stage->idle_s, &stage->pause.ended};
+    const struct pot_patience patience = {stage->options.idle_s, &stage->pause.ended};
     uint64_t pause_ns = PAUSE_FIRST_NS;
     while (pause_for(&stage->pause, pause_ns)) {
         int r = pot_probe_storage(&stage->stream, packed_at, &patience);
@@ -231,7 +231,7 @@ static void expand_fail(struct expanding *e, int err)
 static int expand_until_complete(struct expanding *e)
 {
     struct stage *stage = e->stage;
-    const struct pot_patience patience = {stage->idle_s, &e->stop};
+    const struct pot_patience patience = {stage->options.idle_s, &e->stop};
     for (;;) {
         e->fault = (struct fault){0};
         e->bytes_seen = e->beats_seen = 0;

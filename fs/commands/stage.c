@@ -236,13 +236,13 @@ static int stage_one(struct arguments *a, const char *archive)
     struct source *source = NULL;
     const struct stage_options options = {.archive = realpath(archive, full) ? full : archive,
                                           .place = a->place,
+                                          .adopt = a->adopt,
                                           .note = print_note};
     struct stage_store store = {.options = options};
     int status = open_source(a, archive, &store, &pot, &source);
     struct stage *stage = store.stage;
     if (status == CLI_OK && !stage) {
-        int r = a->adopt ? stage_open_adopting(source, &options, a->adopt, &fault, &stage)
-                         : stage_open(source, &options, &fault, &stage);
+        int r = stage_open(source, &options, &fault, &stage);
         if (r == 0)
             r = stage_attach(stage, pot ? &pot->source : &source);
         status = r < 0 ? cli_fail(archive, r, &fault) : CLI_OK;

@@ -105,13 +105,13 @@ static void teardown(void)
 
 static int adopt(const char *path)
 {
-    const struct stage_options options = {.place = place, .note = keep_note};
+    const struct stage_options options = {.place = place, .adopt = path, .note = keep_note};
     fault = (struct fault){0};
     ck_assert_int_eq(source_open(archive, NULL, &source), 0);
     struct source *wrapper = calloc(1, sizeof(*wrapper));
     ck_assert_ptr_nonnull(wrapper);
     source_wrap(wrapper, &hooked_ops, &source);
-    int r = stage_open_adopting(source, &options, path, &fault, &stage);
+    int r = stage_open(source, &options, &fault, &stage);
     if (r < 0)
         source_close(source);
     else
@@ -381,10 +381,10 @@ END_TEST
 
 START_TEST(copy_of_a_file_that_has_the_archive_inside_is_copied_from_there)
 {
-    const struct stage_options options = {.place = place};
+    const struct stage_options options = {.place = place, .adopt = copy};
     ck_assert_int_eq(source_open(archive, NULL, &source), 0);
     ck_assert_int_eq(source_slice(&source, 1000, 2 * MIB), 0);
-    ck_assert_int_eq(stage_open_adopting(source, &options, copy, &fault, &stage), 0);
+    ck_assert_int_eq(stage_open(source, &options, &fault, &stage), 0);
     ck_assert_int_eq(stage_attach(stage, &source), 0);
     ck_assert(!report().was_moved);
     ck_assert_int_eq(stage_start(stage), 0);
