@@ -189,8 +189,7 @@ static int stream_new(void *device, bool is_urgent, struct onepot_error *error,
 
 static void stream_free(void *device, void *stream)
 {
-    if (gpu_enter(device, NULL) == 0)
-        gpu_left(gpu_checked(cudaStreamDestroy(stream), "a stream", NULL));
+    gpu_call(device, cudaStreamDestroy(stream), "a stream", NULL);
 }
 
 static int say_captured(struct onepot_error *error)
@@ -246,9 +245,7 @@ static int event_new(void *device, bool has_time, struct onepot_error *error, vo
 {
     unsigned flags = cudaEventBlockingSync | (has_time ? 0 : cudaEventDisableTiming);
     cudaEvent_t event = NULL;
-    int r = gpu_enter(device, error);
-    if (r == 0)
-        r = gpu_left(gpu_checked(cudaEventCreateWithFlags(&event, flags), "an event", error));
+    int r = gpu_call(device, cudaEventCreateWithFlags(&event, flags), "an event", error);
     if (r == 0)
         *ret_event = event;
     return r;
@@ -256,8 +253,7 @@ static int event_new(void *device, bool has_time, struct onepot_error *error, vo
 
 static void event_free(void *device, void *event)
 {
-    if (gpu_enter(device, NULL) == 0)
-        gpu_left(gpu_checked(cudaEventDestroy(event), "an event", NULL));
+    gpu_call(device, cudaEventDestroy(event), "an event", NULL);
 }
 
 /*
@@ -279,10 +275,8 @@ static int cuda_record(void *device, void *event, void *stream, struct onepot_er
 
 static int cuda_follow(void *device, void *stream, void *event, struct onepot_error *error)
 {
-    int r = gpu_enter(device, error);
-    return r < 0 ? r
-                 : gpu_left(gpu_checked(cudaStreamWaitEvent(stream, event, 0),
-                                        "a stream can't wait", error));
+    return gpu_call(device, cudaStreamWaitEvent(stream, event, 0), "a stream can't wait",
+                    error);
 }
 
 static int is_done(void *device, void *event, struct onepot_error *error)
@@ -301,10 +295,7 @@ static int is_done(void *device, void *event, struct onepot_error *error)
 
 static int event_wait(void *device, void *event, struct onepot_error *error)
 {
-    int r = gpu_enter(device, error);
-    return r < 0 ? r
-                 : gpu_left(
-                       gpu_checked(cudaEventSynchronize(event), "work on the device", error));
+    return gpu_call(device, cudaEventSynchronize(event), "work on the device", error);
 }
 
 /* A wait for a stream spins, so wait for an event. cudaStreamPerThread means this thread's. */
@@ -314,9 +305,7 @@ static int stream_wait(void *device, void *stream, struct onepot_error *error)
     int r = event_new(device, false, error, &event);
     if (r < 0)
         return r;
-    r = gpu_enter(device, error);
-    if (r == 0)
-        r = gpu_left(gpu_checked(cudaEventRecord(event, stream), "work on the device", error));
+    r = gpu_call(device, cudaEventRecord(event, stream), "work on the device", error);
     if (r == 0)
         r = event_wait(device, event, error);
     event_free(device, event);
@@ -357,9 +346,7 @@ static int record_all(void *device, void *event, struct onepot_error *error)
 
 static int wait_all(void *device, struct onepot_error *error)
 {
-    int r = gpu_enter(device, error);
-    return r < 0 ? r
-                 : gpu_left(gpu_checked(cudaDeviceSynchronize(), "work on the device", error));
+    return gpu_call(device, cudaDeviceSynchronize(), "work on the device", error);
 }
 
 /* ---- queued work ---- */
@@ -367,28 +354,20 @@ static int wait_all(void *device, struct onepot_error *error)
 static int cuda_copy(void *device, void *stream, void *to, const void *from, size_t bytes,
                      struct onepot_error *error)
 {
-    int r = gpu_enter(device, error);
-    return r < 0 ? r
-                 : gpu_left(
-                       gpu_checked(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream),
-                                   "a copy", error));
+    return gpu_call(device, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream),
+                    "a copy", error);
 }
 
 static int cuda_clear(void *device, void *stream, void *to, size_t bytes,
                       struct onepot_error *error)
 {
-    int r = gpu_enter(device, error);
-    return r < 0 ? r
-                 : gpu_left(gpu_checked(cudaMemsetAsync(to, 0, bytes, stream), "zeros", error));
+    return gpu_call(device, cudaMemsetAsync(to, 0, bytes, stream), "zeros", error);
 }
 
 static int cuda_call(void *device, void *stream, void (*function)(void *ctx), void *ctx,
                      struct onepot_error *error)
 {
-    int r = gpu_enter(device, error);
-    return r < 0 ? r
-                 : gpu_left(
-                       gpu_checked(cudaLaunchHostFunc(stream, function, ctx), "a call", error));
+    return gpu_call(device, cudaLaunchHostFunc(stream, function, ctx), "a call", error);
 }
 
 #ifdef ONEPOT_CUDA_KERNELS
@@ -396,17 +375,13 @@ static int cuda_call(void *device, void *stream, void (*function)(void *ctx), vo
 static int cuda_gather(void *device, void *stream, const struct device_gather *g,
                        struct onepot_error *error)
 {
-    int r = gpu_enter(device, error);
-    return r < 0 ? r : gpu_left(gpu_checked(kernels_gather(stream, g), "gathering", error));
+    return gpu_call(device, kernels_gather(stream, g), "gathering", error);
 }
 
 static int cuda_convert(void *device, void *stream, const struct onepot_conversion *images,
                         uint64_t n, const uint8_t *from, void *to, struct onepot_error *error)
 {
-    int r = gpu_enter(device, error);
-    return r < 0 ? r
-                 : gpu_left(gpu_checked(kernels_convert(stream, images, n, from, to), "images",
-                                        error));
+    return gpu_call(device, kernels_convert(stream, images, n, from, to), "images", error);
 }
 
 #else

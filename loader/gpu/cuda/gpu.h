@@ -80,6 +80,13 @@ int gpu_need_driver(struct onepot_error *error);
 int gpu_enter(const struct gpu *g, struct onepot_error *error);
 int gpu_left(int result);
 
+/* All of that for one call of the runtime, whose result is checked (gpu_checked). */
+#define gpu_call(g, call, what, error)                                                         \
+    ({                                                                                         \
+        int entered = gpu_enter(g, error);                                                     \
+        entered < 0 ? entered : gpu_left(gpu_checked(call, what, error));                      \
+    })
+
 /* Give a context back that was retained, unless the process ends. */
 void gpu_give_back(CUdevice device);
 

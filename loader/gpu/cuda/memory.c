@@ -45,11 +45,8 @@ static int register_pages(const struct gpu *g, const void *memory, size_t bytes,
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     bytes = (bytes + page - 1) & ~(page - 1);
     more |= cudaHostRegisterPortable | cudaHostRegisterMapped;
-    int r = gpu_enter(g, error);
-    return r < 0
-               ? r
-               : gpu_left(gpu_checked(cudaHostRegister((void *)(uintptr_t)memory, bytes, more),
-                                      "memory can't be page-locked", error));
+    return gpu_call(g, cudaHostRegister((void *)(uintptr_t)memory, bytes, more),
+                    "memory can't be page-locked", error);
 }
 
 /* False: the device does not answer any more, and its tasks may still read the pages. */
@@ -167,10 +164,8 @@ int gpu_address(void *device, const void *memory, struct onepot_error *error,
                 uint64_t *ret_address)
 {
     void *there = NULL;
-    int r = gpu_enter(device, error);
-    if (r == 0)
-        r = gpu_left(gpu_checked(cudaHostGetDevicePointer(&there, (void *)(uintptr_t)memory, 0),
-                                 "memory of the host can't be seen by the device", error));
+    int r = gpu_call(device, cudaHostGetDevicePointer(&there, (void *)(uintptr_t)memory, 0),
+                     "memory of the host can't be seen by the device", error);
     if (r == 0)
         *ret_address = (uintptr_t)there;
     return r;
@@ -234,8 +229,7 @@ int gpu_allocate(void *device, enum device_memory where, size_t bytes,
 void gpu_release(void *device, enum device_memory where, void *memory, size_t bytes)
 {
     if (where == DEVICE_MEMORY_OWN) {
-        if (gpu_enter(device, NULL) == 0)
-            gpu_left(gpu_checked(cudaFree(memory), "release", NULL));
+        gpu_call(device, cudaFree(memory), "release", NULL);
     } else if (unregister_pages(device, memory)) {
         munmap(memory, bytes);
     }
