@@ -35,20 +35,9 @@ int onepot_archive_open(const char *const *paths, size_t path_count,
         return error_set(error, -ENOMEM, "out of memory");
     r = shards_open(paths, path_count, &o, error, &pots, &count);
     if (r == 0) {
-        struct dataset_options d = {
-            .filters = o.filters,
-            .filter_count = o.filter_count,
-            .extensions = o.extensions,
-            .extension_count = o.extension_count,
-            .root = o.root,
-            .label_part = o.label_part,
-            .group = o.group,
-            .cache_bytes = o.cache_bytes,
-            .hole_bytes = o.hole_bytes,
-        };
         for (size_t i = 0; o.retries && i < count; i++)
             source_set_retries(pots[i]->source, o.retries == ONEPOT_NEVER ? 0 : o.retries);
-        r = dataset_new(pots, count, &d, error, &archive->dataset);
+        r = dataset_new(pots, count, &o, error, &archive->dataset);
     }
     if (r < 0) {
         free(archive);
@@ -82,8 +71,7 @@ static size_t group_name_length(enum onepot_group group, const char *path, size_
     size_t start = slash ? (size_t)(slash - path) + 1 : 0;
     if (group == ONEPOT_GROUP_DIRECTORY)
         return start ? start - 1 : 0;
-    const char *dot = memchr(path + start, '.', len - start);
-    return dot ? (size_t)(dot - path) : len;
+    return start + dataset_stem(path + start, len - start);
 }
 
 int archive_name(const struct onepot_archive *archive, uint64_t sample, char *buf, size_t size,
@@ -280,8 +268,8 @@ int onepot_archive_part(const struct onepot_archive *archive, uint64_t sample, u
     if (r < 0)
         return r;
     if (d->group == ONEPOT_GROUP_BASE_NAME) {
-        const char *dot = memchr(found.name, '.', found.name_len);
-        size_t skip = dot ? (size_t)(dot - found.name) + 1 : found.name_len;
+        size_t stem = dataset_stem(found.name, found.name_len);
+        size_t skip = stem + (stem < found.name_len);
         found.name += skip;
         found.name_len -= skip;
     }

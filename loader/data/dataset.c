@@ -34,7 +34,7 @@ struct folder {
 
 struct walk {
     struct dataset *dataset;
-    const struct dataset_options *options;
+    const struct onepot_archive_options *options;
     struct onepot_error *error;
     VECTOR(struct folder) folders;
     char *path; /* MEMBER_PATH_MAX bytes, for the path of the present file */
@@ -303,13 +303,6 @@ static int arrange_records(struct walk *w)
 
 /* ---- groups ---- */
 
-/* The length of a name's common part: up to its first dot, or all of it. */
-static size_t base_length(const char *name, size_t len)
-{
-    const char *dot = memchr(name, '.', len);
-    return dot ? (size_t)(dot - name) : len;
-}
-
 static int record_name(const struct dataset *d, uint64_t i, const char **ret_name,
                        size_t *ret_len)
 {
@@ -326,12 +319,12 @@ static int group_by_base(struct dataset *d, const struct folder *f)
         int r = record_name(d, i, &name, &len);
         if (r < 0)
             return r;
-        bool has_dot = memchr(name, '.', len);
-        len = base_length(name, len);
-        if (!last || !has_dot || len != last_len || memcmp(name, last, len) != 0)
+        size_t stem = dataset_stem(name, len);
+        bool has_dot = stem < len;
+        if (!last || !has_dot || stem != last_len || memcmp(name, last, stem) != 0)
             d->group_starts[d->group_count++] = (uint32_t)i;
         last = has_dot ? name : NULL;
-        last_len = len;
+        last_len = stem;
     }
     return 0;
 }
@@ -451,7 +444,7 @@ static int map_archives(struct dataset *d)
     return 0;
 }
 
-int dataset_new(struct pot **pots, size_t count, const struct dataset_options *options,
+int dataset_new(struct pot **pots, size_t count, const struct onepot_archive_options *options,
                 struct onepot_error *error, struct dataset **ret_dataset)
 {
     struct dataset *d = calloc(1, sizeof(*d));

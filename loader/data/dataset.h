@@ -16,6 +16,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "index.h"
 #include "onepot.h"
@@ -44,6 +45,13 @@ static inline uint32_t record_archive(const struct record *record)
 static inline uint64_t record_offset(const struct record *record)
 {
     return record->where & RECORD_OFFSET_NONE;
+}
+
+/* The length of the part of a name that the files of one sample share: up to its first dot. */
+static inline size_t dataset_stem(const char *name, size_t len)
+{
+    const char *dot = memchr(name, '.', len);
+    return dot ? (size_t)(dot - name) : len;
 }
 
 struct readers;
@@ -98,20 +106,8 @@ static inline const struct record *archive_first(const struct onepot_archive *ar
     return &archive->dataset->records[first];
 }
 
-struct dataset_options {
-    const char *const *filters; /* globs */
-    size_t filter_count;
-    const char *const *extensions;
-    size_t extension_count;
-    const char *root; /* the directory whose children are the classes */
-    const char *label_part;
-    enum onepot_group group;
-    uint64_t cache_bytes;
-    uint64_t hole_bytes; /* 0: the default */
-};
-
 /* Make the table. Takes the pots over, also on failure. */
-int dataset_new(struct pot **pots, size_t count, const struct dataset_options *options,
+int dataset_new(struct pot **pots, size_t count, const struct onepot_archive_options *options,
                 struct onepot_error *error, struct dataset **ret_dataset);
 void dataset_free(struct dataset *dataset);
 

@@ -48,8 +48,7 @@ int label_find(const struct dataset *d, const struct record *first, struct recor
         r = index_parent(index, first->entry, &directory);
     if (r < 0)
         return r;
-    const char *dot = memchr(name, '.', len);
-    size_t stem_len = d->group == ONEPOT_GROUP_DIRECTORY ? 0 : dot ? (size_t)(dot - name) : len;
+    size_t stem_len = d->group == ONEPOT_GROUP_DIRECTORY ? 0 : dataset_stem(name, len);
     r = label_look_up(d, index, directory, name, stem_len, "", &position);
     if (r == -ENOENT) /* integers of a TFRecord have this ending, if their name has not */
         r = label_look_up(d, index, directory, name, stem_len, ".cls", &position);
@@ -67,30 +66,19 @@ int label_find(const struct dataset *d, const struct record *first, struct recor
     return file.size_bytes > LABEL_TEXT_MAX ? -EDOM : 0;
 }
 
-static bool label_is_blank(char c)
-{
-    return c == ' ' || (c >= '\t' && c <= '\r');
-}
-
 int label_parse(const void *text, size_t len, int64_t *ret_label)
 {
-    const char *at = text, *end = at + len;
-    int64_t label = 0;
-    while (at < end && label_is_blank(*at))
-        at++;
-    bool is_negative = at < end && *at == '-';
-    at += at < end && (*at == '-' || *at == '+');
-    if (at == end || *at < '0' || *at > '9')
+    char copy[LABEL_TEXT_MAX + 1], *end;
+    if (len > LABEL_TEXT_MAX)
         return -EDOM;
-    for (; at < end && *at >= '0' && *at <= '9'; at++) {
-        int digit = is_negative ? '0' - *at : *at - '0';
-        if (__builtin_mul_overflow(label, 10, &label) ||
-            __builtin_add_overflow(label, digit, &label))
-            return -EDOM;
-    }
-    while (at < end && label_is_blank(*at))
-        at++;
-    if (at < end)
+    memcpy(copy, text, len);
+    copy[len] = '\0';
+    errno = 0;
+    int64_t label = strtoll(copy, &end, 10);
+    if (end == copy || errno)
+        return -EDOM;
+    end += strspn(end, " \t\n\v\f\r");
+    if (end != copy + len)
         return -EDOM;
     *ret_label = label;
     return 0;

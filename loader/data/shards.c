@@ -23,8 +23,6 @@
 
 struct shards {
     VECTOR(struct pot *) pots;
-    uint64_t memory_bytes;
-    const char *stage;
     struct pot_compose compose; /* its view is ours */
     bool composes, is_whole;    /* as in the list of names */
     const struct onepot_archive_options *given;
@@ -44,7 +42,7 @@ static void shards_progress(void *ctx, const char *doing, const struct progress 
 
 static const char *shards_place(const struct shards *list)
 {
-    return list->stage && list->stage[0] ? list->stage : NULL;
+    return list->given->stage && list->given->stage[0] ? list->given->stage : NULL;
 }
 
 static int shards_give_stage(struct pot *pot, struct stage *stage)
@@ -85,10 +83,10 @@ static uint32_t max_ratio(void)
 static int shards_open_one(struct shards *list, const char *path)
 {
     struct stage_store store = {.options = {.archive = path, .place = shards_place(list)},
-                                .is_private = !list->stage};
+                                .is_private = !list->given->stage};
     const struct pot_store pot_store = stage_pot_store(&store);
     struct pot_options options = {.compose = list->composes ? &list->compose : NULL,
-                                  .memory_bytes = list->memory_bytes,
+                                  .memory_bytes = list->given->memory_bytes,
                                   .max_ratio = max_ratio(),
                                   .is_whole = list->is_whole,
                                   .store = &pot_store,
@@ -109,7 +107,7 @@ static int shards_open_one(struct shards *list, const char *path)
     }
     struct pot *pot = list->pots.at[list->pots.count++];
     if (!store.stage)
-        return list->stage ? shards_stage(list, pot) : 0;
+        return list->given->stage ? shards_stage(list, pot) : 0;
     /* it was unpacked there, or goes there from now on */
     r = shards_give_stage(pot, store.stage);
     return r < 0 ? error_errno(list->error, r, path) : 0;
@@ -160,9 +158,9 @@ static int shards_show(struct shards *list, const struct view *view)
 }
 
 static int shards_open_all(struct shards *list, const struct archive_list *names,
-                           const struct onepot_archive_options *options,
                            const struct view *view)
 {
+    const struct onepot_archive_options *options = list->given;
     bool picks = view && (options->files_from || options->map) && names->count >= PICK_ARCHIVES;
     int r = 0;
     list->compose.view = picks ? NULL : view;
@@ -228,17 +226,14 @@ int shards_open(const char *const *paths, size_t count,
 {
     struct view *view = NULL;
     struct archive_list names = {0};
-    struct shards list = {.memory_bytes = options->memory_bytes,
-                          .stage = options->stage,
-                          .given = options,
-                          .error = error};
+    struct shards list = {.given = options, .error = error};
     int r = count ? 0 : error_set(error, -EINVAL, "no archive was named");
     if (r == 0)
         r = shards_read_view(paths, count, options, error, &view);
     if (r == 0)
         r = shards_list(paths, count, error, &names);
     if (r == 0)
-        r = shards_open_all(&list, &names, options, view);
+        r = shards_open_all(&list, &names, view);
     archive_list_free(&names);
     if (r == 0 && view && !shards_are_one_file(paths, count))
         r = shards_check_view(&list, view);

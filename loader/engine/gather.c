@@ -88,11 +88,28 @@ static void gather_all(struct gathering *g)
     thread_team(min_u64(runs, THREADS_MAX), STACK_BYTES, gather_runs, g);
 }
 
-static int gather_result(const struct gathering *g, struct onepot_error *error)
+/* Into the slab's memory of `size` bytes. Other members of it may be set. */
+static int gather_slab(const struct fill_plan *plan, struct slab *slab, const uint64_t *samples,
+                       uint64_t count, uint64_t size, struct onepot_error *error)
 {
-    if (g->err)
-        fill_error(error, g->err, g->plan->archive->dataset, g->bad, g->why);
-    return g->err;
+    uint64_t bytes;
+    auto_free uint64_t *places = calloc(2 * count + 1, sizeof(*places));
+    if (!places)
+        return error_set(error, -ENOMEM, "out of memory");
+    if (!fill_places(plan, samples, count, places, places + count, &bytes))
+        return error_set(error, -EOVERFLOW, "the batch is too large");
+    if (bytes > size)
+        return error_set(error, -EINVAL, "the batch needs %llu bytes, and there are %llu",
+                         (unsigned long long)bytes, (unsigned long long)size);
+    slab->offsets = places;
+    slab->sizes = places + count;
+    slab->indices = (uint64_t *)(uintptr_t)samples;
+    slab->batch.samples = count;
+    slab->batch.data = slab->memory;
+    slab->batch.bytes = bytes;
+    struct gathering g = {.plan = plan, .slab = slab};
+    gather_all(&g);
+    return g.err ? fill_error(error, g.err, plan->archive->dataset, g.bad, g.why) : 0;
 }
 
 int onepot_archive_gather(const struct onepot_archive *archive, const uint64_t *samples,
@@ -100,26 +117,9 @@ int onepot_archive_gather(const struct onepot_archive *archive, const uint64_t *
                           struct onepot_error *error)
 {
     struct fill_plan plan;
-    uint64_t bytes;
+    struct slab slab = {.memory = buf};
     int r = make_plan(archive, samples, count, align, error, &plan);
-    if (r < 0)
-        return r;
-    auto_free uint64_t *places = calloc(2 * count + 1, sizeof(*places));
-    if (!places)
-        return error_set(error, -ENOMEM, "out of memory");
-    if (!fill_places(&plan, samples, count, places, places + count, &bytes))
-        return error_set(error, -EOVERFLOW, "the batch is too large");
-    if (bytes > size)
-        return error_set(error, -EINVAL, "the batch needs %llu bytes, and there are %llu",
-                         (unsigned long long)bytes, (unsigned long long)size);
-    struct slab slab = {.memory = buf,
-                        .offsets = places,
-                        .sizes = places + count,
-                        .indices = (uint64_t *)(uintptr_t)samples,
-                        .batch = {.samples = count, .data = buf, .bytes = bytes}};
-    struct gathering g = {.plan = &plan, .slab = &slab};
-    gather_all(&g);
-    return gather_result(&g, error);
+    return r < 0 ? r : gather_slab(&plan, &slab, samples, count, size, error);
 }
 
 /* ---- images ---- */
@@ -140,11 +140,13 @@ int onepot_archive_images(const struct onepot_archive *archive, const uint64_t *
                           struct onepot_error *error)
 {
     auto_free struct images_plan *pictures = malloc(sizeof(*pictures));
-    auto_free uint64_t *places = calloc(2 * count + 1, sizeof(*places));
     auto_free uint8_t *valid = ret_valid ? NULL : malloc(count + 1);
     struct fill_plan plan;
-    uint64_t bytes;
-    if (!pictures || !places || !(ret_valid || valid))
+    struct slab slab = {.memory = buf,
+                        .seed = seed,
+                        .valid = ret_valid ? ret_valid : valid,
+                        .batch = {.epoch = epoch}};
+    if (!pictures || !slab.valid)
         return error_set(error, -ENOMEM, "out of memory");
     int r = images_plan(images, error, pictures);
     if (r == 0)
@@ -156,21 +158,8 @@ int onepot_archive_images(const struct onepot_archive *archive, const uint64_t *
     plan.budget = &budget;
     plan.images = pictures;
     plan.stride = pictures->bytes;
-    if (!fill_places(&plan, samples, count, places, places + count, &bytes) || bytes > size)
-        return error_set(error, -EINVAL, "the images need more than %llu bytes",
-                         (unsigned long long)size);
-    struct slab slab = {
-        .memory = buf,
-        .seed = seed,
-        .offsets = places,
-        .sizes = places + count,
-        .indices = (uint64_t *)(uintptr_t)samples,
-        .valid = ret_valid ? ret_valid : valid,
-        .batch = {.samples = count, .epoch = epoch, .data = buf, .bytes = bytes}};
     memset(slab.valid, 1, count);
-    struct gathering g = {.plan = &plan, .slab = &slab};
-    gather_all(&g);
-    return gather_result(&g, error);
+    return gather_slab(&plan, &slab, samples, count, size, error);
 }
 
 /* ---- how many ---- */

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -145,21 +146,20 @@ static int loader_say_full(const struct onepot_loader *loader, const struct engi
                            struct onepot_error *error)
 {
     struct onepot_stats stats = {0};
+    char where[40] = "", parts[80] = "";
     engine_stats(loader->engine, &stats);
-    if (loader->options.devices > 1)
-        return error_set(error, -ENOBUFS,
-                         "the next batch needs %" PRIu64 " bytes on %s, but batches that are "
-                         "kept have %" PRIu64 " of %" PRIu64
-                         ", of which each of %u devices may have the same part, or the job has "
-                         "no more for this process; release some, or allow more (memory_bytes)",
-                         need->bytes, loader_accelerator->name(loader->devices, need->device),
-                         stats.slab_bytes, stats.part_bytes, loader->options.devices);
+    if (loader->options.devices > 1) {
+        snprintf(where, sizeof(where), " on %s",
+                 loader_accelerator->name(loader->devices, need->device));
+        snprintf(parts, sizeof(parts), ", of which each of %u devices may have the same part",
+                 loader->options.devices);
+    }
     return error_set(error, -ENOBUFS,
-                     "the next batch needs %" PRIu64 " bytes, but batches that are kept have "
+                     "the next batch needs %" PRIu64 " bytes%s, but batches that are kept have "
                      "%" PRIu64 " of %" PRIu64
-                     ", or the job has no more for this process; release some, or allow "
-                     "more (memory_bytes)",
-                     need->bytes, stats.slab_bytes, stats.part_bytes);
+                     "%s, or the job has no more for this process; release some, or allow more "
+                     "(memory_bytes)",
+                     need->bytes, where, stats.slab_bytes, stats.part_bytes, parts);
 }
 
 /* A batch with an error is released at once. */

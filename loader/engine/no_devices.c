@@ -13,74 +13,39 @@
 
 const struct accelerator *const loader_accelerator = NULL;
 
-static int no_devices(struct onepot_error *error)
-{
-    return error_set(error, -ENODEV, "this onepot was built without devices (-Dgpu=disabled)");
-}
+/* A function that needs a device. */
+#define NO_DEVICE(name, ...)                                                                   \
+    int name(__VA_ARGS__)                                                                      \
+    {                                                                                          \
+        return error_set(error, -ENODEV,                                                       \
+                         "this onepot was built without devices (-Dgpu=disabled)");            \
+    }
 
-int onepot_device_open(const char *name, struct onepot_error *error,
-                       struct onepot_device **ret_device)
-{
-    return no_devices(error);
-}
+NO_DEVICE(onepot_device_open, const char *name, struct onepot_error *error,
+          struct onepot_device **ret_device)
+NO_DEVICE(onepot_device_info, struct onepot_device *device, struct onepot_error *error,
+          struct onepot_device_info *ret_info)
+NO_DEVICE(onepot_device_count, const char *kind, struct onepot_error *error,
+          uint32_t *ret_count)
+NO_DEVICE(onepot_device_stream_new, struct onepot_device *device, struct onepot_error *error,
+          void **ret_stream)
+NO_DEVICE(onepot_device_stream_wait, struct onepot_device *device, void *stream,
+          struct onepot_error *error)
+NO_DEVICE(onepot_device_copy, struct onepot_device *device, void *stream, void *to,
+          const void *from, size_t bytes, struct onepot_error *error)
+NO_DEVICE(onepot_device_call, struct onepot_device *device, void *stream,
+          void (*function)(void *ctx), void *ctx, struct onepot_error *error)
+NO_DEVICE(onepot_device_convert, struct onepot_device *device, void *stream,
+          const struct onepot_conversion *conversion, uint64_t count, const uint8_t *from,
+          void *to, struct onepot_error *error)
+NO_DEVICE(onepot_device_peak, struct onepot_device *device, struct onepot_error *error,
+          uint64_t *ret_bytes_per_second)
+NO_DEVICE(onepot_device_batch_size, struct onepot_device *device,
+          const struct onepot_archive *archive, struct onepot_error *error,
+          uint64_t *ret_samples)
 
 void onepot_device_close(struct onepot_device *device) {}
-
-int onepot_device_info(struct onepot_device *device, struct onepot_error *error,
-                       struct onepot_device_info *ret_info)
-{
-    return no_devices(error);
-}
-
-int onepot_device_count(const char *kind, struct onepot_error *error, uint32_t *ret_count)
-{
-    return no_devices(error);
-}
-
-int onepot_device_stream_new(struct onepot_device *device, struct onepot_error *error,
-                             void **ret_stream)
-{
-    return no_devices(error);
-}
-
 void onepot_device_stream_free(struct onepot_device *device, void *stream) {}
-
-int onepot_device_stream_wait(struct onepot_device *device, void *stream,
-                              struct onepot_error *error)
-{
-    return no_devices(error);
-}
-
-int onepot_device_copy(struct onepot_device *device, void *stream, void *to, const void *from,
-                       size_t bytes, struct onepot_error *error)
-{
-    return no_devices(error);
-}
-
-int onepot_device_call(struct onepot_device *device, void *stream, void (*function)(void *ctx),
-                       void *ctx, struct onepot_error *error)
-{
-    return no_devices(error);
-}
-
-int onepot_device_convert(struct onepot_device *device, void *stream,
-                          const struct onepot_conversion *conversion, uint64_t count,
-                          const uint8_t *from, void *to, struct onepot_error *error)
-{
-    return no_devices(error);
-}
-
-int onepot_device_peak(struct onepot_device *device, struct onepot_error *error,
-                       uint64_t *ret_bytes_per_second)
-{
-    return no_devices(error);
-}
-
-int onepot_device_batch_size(struct onepot_device *device, const struct onepot_archive *archive,
-                             struct onepot_error *error, uint64_t *ret_samples)
-{
-    return no_devices(error);
-}
 
 /* ---- batches ---- */
 

@@ -8,12 +8,13 @@
 #include <errno.h>
 #include <sys/mman.h>
 
+#pragma GCC diagnostic ignored "-Wunused-parameter" /* of the table's functions */
+
 #define HUGE_BYTES (2u << 20)
 #define SLAB_ALIGN 64u /* tables begin at multiples of it */
 
 static int slab_host_allocate(struct slab *slab, size_t bytes, void *ctx)
 {
-    (void)ctx;
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
         return -ENOMEM;
@@ -25,43 +26,30 @@ static int slab_host_allocate(struct slab *slab, size_t bytes, void *ctx)
 
 static void slab_host_release(struct slab *slab, void *ctx)
 {
-    (void)ctx;
     munmap(slab->memory, slab->capacity);
 }
 
 static size_t slab_host_beside(size_t capacity, void *ctx)
 {
-    (void)capacity, (void)ctx;
     return 0;
 }
 
-static void slab_host_gather(struct slab *slab, uint64_t first, uint64_t end, void *ctx)
-{
-    (void)slab, (void)first, (void)end, (void)ctx;
-}
+static void slab_host_gather(struct slab *slab, uint64_t first, uint64_t end, void *ctx) {}
 
 static int slab_host_send(struct slab *slab, void *ctx)
 {
-    (void)slab, (void)ctx;
     return 0;
 }
 
 static bool slab_host_is_settled(struct slab *slab, void *ctx)
 {
-    (void)slab, (void)ctx;
     return true;
 }
 
 /* For retire and settle. */
-static void slab_host_nothing(struct slab *slab, void *ctx)
-{
-    (void)slab, (void)ctx;
-}
+static void slab_host_nothing(struct slab *slab, void *ctx) {}
 
-static void slab_host_close(void *ctx)
-{
-    (void)ctx;
-}
+static void slab_host_close(void *ctx) {}
 
 const struct slab_memory slab_host_memory = {.allocate = slab_host_allocate,
                                              .release = slab_host_release,

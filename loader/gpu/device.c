@@ -15,6 +15,7 @@
 
 #include "error.h"
 #include "launcher.h"
+#include "numbers.h"
 
 #define CUDA_FILE "libonepot-cuda.so"
 
@@ -99,7 +100,8 @@ static int index_of(const char *number, uint32_t count, struct onepot_error *err
 {
     struct fault fault = {0};
     struct launcher l;
-    char *end;
+    const char *rest;
+    uint64_t n;
     if (!number) {
         int r = launcher_find(&fault, &l);
         if (r < 0)
@@ -107,12 +109,10 @@ static int index_of(const char *number, uint32_t count, struct onepot_error *err
         *ret_index = l.local_rank < 0 ? 0 : (uint32_t)l.local_rank % count;
         return 0;
     }
-    errno = 0;
-    unsigned long n = strtoul(number, &end, 10);
-    if (*number < '0' || *number > '9' || *end || errno)
+    if (digits_parse(number, &n, &rest) < 0 || *rest)
         return error_set(error, -EINVAL, "\"%s\" is not a device number", number);
     if (n >= count)
-        return error_set(error, -ENODEV, "there is no device %lu; this process sees %u", n,
+        return error_set(error, -ENODEV, "there is no device %s; this process sees %u", number,
                          count);
     *ret_index = (uint32_t)n;
     return 0;

@@ -20,6 +20,8 @@
 #include "error.h"
 #include "thread.h"
 
+#pragma GCC diagnostic ignored "-Wunused-parameter" /* of the table's functions */
+
 #define THREAD_STACK_BYTES (256u << 10)
 #define HOST_DEVICES 8u /* it plays as many, for programs that have several */
 
@@ -177,7 +179,6 @@ static void *stream_main(void *arg)
 static int host_stream_new(void *device, bool is_urgent, struct onepot_error *error,
                            void **ret_stream)
 {
-    (void)is_urgent;
     struct stream *s = calloc(1, sizeof(*s));
     int r = -ENOMEM;
     if (s) {
@@ -212,7 +213,6 @@ static void host_stream_free(void *device, void *stream)
 
 static int host_stream_check(void *device, void *stream, struct onepot_error *error)
 {
-    (void)device, (void)stream, (void)error;
     return 0;
 }
 
@@ -225,7 +225,6 @@ static int host_stream_wait(void *device, void *stream, struct onepot_error *err
 {
     struct host *host = device;
     const struct stream *s = host_stream_of(host, stream);
-    (void)error;
     pthread_mutex_lock(&host->lock);
     while (s->first || s->busy)
         pthread_cond_wait(&host->changed, &host->lock);
@@ -238,7 +237,6 @@ static int host_stream_wait(void *device, void *stream, struct onepot_error *err
 static int host_event_new(void *device, bool has_time, struct onepot_error *error,
                           void **ret_event)
 {
-    (void)device, (void)has_time;
     *ret_event = calloc(1, sizeof(struct event));
     return *ret_event ? 0 : error_set(error, -ENOMEM, "no memory for an event");
 }
@@ -346,7 +344,6 @@ static int host_is_done(void *device, void *event, struct onepot_error *error)
 {
     struct host *host = device;
     const struct event *e = event;
-    (void)error;
     pthread_mutex_lock(&host->lock);
     int done = e->passed >= e->recorded;
     pthread_mutex_unlock(&host->lock);
@@ -357,7 +354,6 @@ static int host_event_wait(void *device, void *event, struct onepot_error *error
 {
     struct host *host = device;
     const struct event *e = event;
-    (void)error;
     pthread_mutex_lock(&host->lock);
     for (uint64_t number = e->recorded; e->passed < number;)
         pthread_cond_wait(&host->changed, &host->lock);
@@ -434,7 +430,6 @@ static int host_convert(void *device, void *stream, const struct onepot_conversi
 
 static int host_count(struct onepot_error *error, uint32_t *ret_count)
 {
-    (void)error;
     *ret_count = HOST_DEVICES;
     return 0;
 }
@@ -443,7 +438,6 @@ static int open_host(uint32_t index, struct onepot_error *error, void **ret_devi
 {
     struct host *host = calloc(1, sizeof(*host));
     void *fallback = NULL, *all = NULL;
-    (void)index;
     if (!host)
         return error_set(error, -ENOMEM, "no memory for a device");
     pthread_mutex_init(&host->lock, NULL);
@@ -476,7 +470,6 @@ static void close_host(void *device)
 static int host_info(void *device, struct onepot_error *error,
                      struct onepot_device_info *ret_info)
 {
-    (void)device, (void)error;
     snprintf(ret_info->name, sizeof(ret_info->name), "host");
     ret_info->is_host = 1;
     ret_info->numa_node = -1;
@@ -489,7 +482,6 @@ static int host_info(void *device, struct onepot_error *error,
 static int host_allocate(void *device, enum device_memory where, size_t bytes,
                          struct onepot_error *error, void **ret_memory)
 {
-    (void)device, (void)where;
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
         return error_set(error, -ENOMEM, "no memory for %zu bytes", bytes);
@@ -499,34 +491,25 @@ static int host_allocate(void *device, enum device_memory where, size_t bytes,
 
 static void host_release(void *device, enum device_memory where, void *memory, size_t bytes)
 {
-    (void)device, (void)where;
     munmap(memory, bytes);
 }
 
 static int host_lock_pages(void *device, const void *memory, size_t bytes, bool is_stored,
                            struct onepot_error *error)
 {
-    (void)device, (void)memory, (void)bytes, (void)is_stored, (void)error;
     return 0;
 }
 
-static void host_unlock_pages(void *device, const void *memory, size_t bytes)
-{
-    (void)device, (void)memory, (void)bytes;
-}
+static void host_unlock_pages(void *device, const void *memory, size_t bytes) {}
 
 static int host_address(void *device, const void *memory, struct onepot_error *error,
                         uint64_t *ret_address)
 {
-    (void)device, (void)error;
     *ret_address = (uintptr_t)memory;
     return 0;
 }
 
-static void host_range(const char *name)
-{
-    (void)name;
-}
+static void host_range(const char *name) {}
 
 const struct device_type device_host = {
     .version = DEVICE_VERSION,

@@ -31,11 +31,11 @@ static void plan_defaults(struct onepot_images *o)
         o->ratio[0] = 3.0f / 4;
         o->ratio[1] = 4.0f / 3;
     }
-    for (unsigned c = 0; c < 3; c++)
-        if (o->std[0] == 0 && o->std[1] == 0 && o->std[2] == 0)
-            o->mean[c] = 0;
-    if (o->std[0] == 0 && o->std[1] == 0 && o->std[2] == 0)
-        o->std[0] = o->std[1] = o->std[2] = 1;
+    bool has_values = o->std[0] != 0 || o->std[1] != 0 || o->std[2] != 0;
+    for (unsigned c = 0; c < 3 && !has_values; c++) {
+        o->mean[c] = 0;
+        o->std[c] = 1;
+    }
 }
 
 static bool is_range(const float range[2], float most)

@@ -34,7 +34,6 @@ static bool jpeg_knows(const uint8_t *bytes, size_t len)
 struct decoder {
     struct jpeg_decompress_struct jpeg;
     struct jpeg_error_mgr errors;
-    struct jpeg_source_mgr source;
     struct jpeg_progress_mgr progress;
     jmp_buf failed;
     struct picture *picture;
@@ -82,11 +81,6 @@ static void on_progress(j_common_ptr jpeg)
 
 /* ---- bytes ---- */
 
-static void source_nothing(j_decompress_ptr jpeg)
-{
-    (void)jpeg;
-}
-
 /* After the last byte comes an end marker, so that the bytes before it can be decoded. */
 static boolean source_fill(j_decompress_ptr jpeg)
 {
@@ -117,14 +111,9 @@ static void decoder_begin(struct decoder *d)
     d->jpeg.mem->max_memory_to_use = MEMORY_MAX;
     d->progress.progress_monitor = on_progress;
     d->jpeg.progress = &d->progress;
-    d->source = (struct jpeg_source_mgr){.next_input_byte = p->bytes,
-                                         .bytes_in_buffer = p->len,
-                                         .init_source = source_nothing,
-                                         .fill_input_buffer = source_fill,
-                                         .skip_input_data = source_skip,
-                                         .resync_to_restart = jpeg_resync_to_restart,
-                                         .term_source = source_nothing};
-    d->jpeg.src = &d->source;
+    jpeg_mem_src(&d->jpeg, p->bytes, p->len);
+    d->jpeg.src->fill_input_buffer = source_fill;
+    d->jpeg.src->skip_input_data = source_skip;
 }
 
 /* ---- pixels ---- */

@@ -198,7 +198,7 @@ static void extract(struct pot *pot)
 static void load(struct pot *pot)
 {
     static uint8_t buf[PIECE_BYTES];
-    struct dataset_options options = {.cache_bytes = 1u << 20};
+    struct onepot_archive_options options = {.cache_bytes = 1u << 20};
     struct dataset *dataset;
     struct cursor *cursor;
     struct pot **pots = malloc(sizeof(*pots));
