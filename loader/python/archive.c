@@ -12,7 +12,18 @@
 
 PyObject *archive_lease(PyObject *self)
 {
-    return lease_take(self, &((struct py_archive *)self)->lease, "archive");
+    const struct py_archive *a = (struct py_archive *)self;
+    PyObject *capsule;
+    int is_closed;
+    Py_BEGIN_CRITICAL_SECTION(self);
+    is_closed = a->is_closed;
+    capsule = a->capsule;
+    Py_XINCREF(capsule);
+    Py_END_CRITICAL_SECTION();
+    if (!capsule)
+        PyErr_SetString(PyExc_ValueError,
+                        is_closed ? "the archive is closed" : "the archive was not opened");
+    return capsule;
 }
 
 /* ---- opening ---- */
@@ -44,11 +55,24 @@ static void archive_free(PyObject *capsule)
     Py_END_ALLOW_THREADS
 }
 
-/* Give an Archive object its handle, which is taken over. */
+/* Give an Archive object its handle, which is taken over. -1 with an exception: it had one. */
 static int archive_become(PyObject *self, struct onepot_archive *archive)
 {
-    return lease_begin(self, &((struct py_archive *)self)->lease, archive, archive_free,
-                       "archive");
+    struct py_archive *a = (struct py_archive *)self;
+    PyObject *capsule = PyCapsule_New(archive, NULL, archive_free);
+    int is_first;
+    if (!capsule)
+        return -1;
+    Py_BEGIN_CRITICAL_SECTION(self);
+    is_first = !a->capsule && !a->is_closed;
+    if (is_first)
+        a->capsule = capsule;
+    Py_END_CRITICAL_SECTION();
+    if (is_first)
+        return 0;
+    Py_DECREF(capsule);
+    PyErr_SetString(PyExc_ValueError, "the archive was initialised already");
+    return -1;
 }
 
 /* How the opening goes on, for a function of Python. */
@@ -130,7 +154,6 @@ static int archive_init(PyObject *self, PyObject *args, PyObject *unused)
     struct onepot_archive_options o = {.size = sizeof(o)};
     struct report report = {0};
     size_t count = 0;
-    (void)unused;
     if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!", &PyTuple_Type, &paths, &PyTuple_Type, &texts[0],
                           &PyTuple_Type, &texts[1], &PyTuple_Type, &texts[2], &PyTuple_Type,
                           &texts[3], &PyDict_Type, &options) ||
@@ -163,21 +186,26 @@ static int archive_init(PyObject *self, PyObject *args, PyObject *unused)
 
 static void archive_dealloc(PyObject *self)
 {
-    Py_XDECREF(((struct py_archive *)self)->lease.capsule);
+    Py_XDECREF(((struct py_archive *)self)->capsule);
     object_free(self);
 }
 
 static PyObject *archive_close(PyObject *self, PyObject *unused)
 {
-    (void)unused;
-    lease_close(self, &((struct py_archive *)self)->lease);
+    struct py_archive *a = (struct py_archive *)self;
+    PyObject *capsule;
+    Py_BEGIN_CRITICAL_SECTION(self);
+    capsule = a->capsule;
+    a->capsule = NULL;
+    a->is_closed = 1;
+    Py_END_CRITICAL_SECTION();
+    Py_XDECREF(capsule);
     Py_RETURN_NONE;
 }
 
 static PyObject *archive_closed(PyObject *self, void *unused)
 {
-    (void)unused;
-    return PyBool_FromLong(((struct py_archive *)self)->lease.is_closed);
+    return PyBool_FromLong(((struct py_archive *)self)->is_closed);
 }
 
 /* ---- parts: fill an Archive without a handle with a part of another one ---- */
@@ -199,7 +227,7 @@ static PyObject *archive_take_split(PyObject *self, PyObject *args)
     r = onepot_archive_split(archive, low, high, seed, &part);
     Py_END_ALLOW_THREADS
     if (r < 0)
-        return raise_invalid(r, "fractions are 0 <= low <= high <= 1");
+        return raise_error(r, NULL);
     return archive_become(self, part) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
@@ -221,7 +249,7 @@ static PyObject *archive_take_fold(PyObject *self, PyObject *args)
     r = onepot_archive_fold(archive, folds, fold, held_out, seed, &part);
     Py_END_ALLOW_THREADS
     if (r < 0)
-        return raise_invalid(r, "there are at least 2 folds, counted from 0");
+        return raise_error(r, NULL);
     return archive_become(self, part) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
@@ -347,7 +375,6 @@ static PyObject *archive_classes(PyObject *self, void *unused)
 {
     auto_lease lease = archive_lease(self);
     struct onepot_archive *archive = leased(lease);
-    (void)unused;
     if (!archive)
         return NULL;
     uint32_t n = onepot_archive_classes(archive);
@@ -399,7 +426,6 @@ static PyObject *archive_digest(PyObject *self, void *unused)
     uint8_t digest[ONEPOT_DIGEST_BYTES];
     char hex[2 * ONEPOT_DIGEST_BYTES + 1];
     int r;
-    (void)unused;
     if (!archive)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
@@ -417,7 +443,6 @@ static PyObject *archive_common_size(PyObject *self, void *unused)
     auto_lease lease = archive_lease(self);
     struct onepot_archive *archive = leased(lease);
     uint64_t size;
-    (void)unused;
     if (!archive)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
@@ -430,7 +455,6 @@ static PyObject *archive_left_out(PyObject *self, void *unused)
 {
     auto_lease lease = archive_lease(self);
     struct onepot_archive *archive = leased(lease);
-    (void)unused;
     return archive ? PyLong_FromUnsignedLongLong(onepot_archive_left_out(archive)) : NULL;
 }
 

@@ -1,6 +1,7 @@
 /*
- * Batch: what a loader hands out. It returns to the loader when the object and the last view of
- * it are gone. If the loader has a device, all views show the device's memory.
+ * The part of Batch that is written in C; onepot/_batch.py has the rest. A batch returns to the
+ * loader when the object and the last view of it are gone. If the loader has a device, all
+ * views show the device's memory.
  */
 #include "module.h"
 
@@ -44,11 +45,24 @@ void batch_let_go(const struct onepot_batch *batch, struct onepot_duplicate *cop
         PyEval_RestoreThread(state);
 }
 
-PyObject *batch_new(const struct batch_kind *kind, const struct onepot_batch *batch)
+int batch_await(const struct onepot_batch *batch)
+{
+    struct onepot_error error = {0};
+    int r;
+    Py_BEGIN_ALLOW_THREADS
+    r = onepot_batch_wait(batch, &error);
+    Py_END_ALLOW_THREADS
+    if (r < 0)
+        raise_error(r, &error);
+    return r;
+}
+
+PyObject *batch_new(PyTypeObject *type, const struct batch_kind *kind,
+                    const struct onepot_batch *batch)
 {
     PyObject *streams = kind->where == BUFFER_HOST ? NULL : PyList_New(0);
     struct py_batch *b = streams || kind->where == BUFFER_HOST
-                             ? PyObject_New(struct py_batch, batch_type)
+                             ? (struct py_batch *)PyType_GenericAlloc(type, 0)
                              : NULL;
     if (!b) {
         Py_XDECREF(streams);
@@ -137,7 +151,6 @@ static PyObject *batch_view_all(struct py_batch *self)
 
 static PyObject *batch_data(PyObject *self, void *unused)
 {
-    (void)unused;
     return batch_view_all((struct py_batch *)self);
 }
 
@@ -149,28 +162,18 @@ static PyObject *batch_item(PyObject *self, Py_ssize_t i)
     return batch_view_one(b, (uint64_t)i);
 }
 
-/* A table with an element for each sample. */
-struct table {
-    size_t offset; /* of its pointer in struct onepot_device_batch */
-    enum item item;
-};
-
-static struct table table_offsets = {offsetof(struct onepot_device_batch, offsets), ITEM_INT64},
-                    table_sizes = {offsetof(struct onepot_device_batch, sizes), ITEM_INT64},
-                    table_labels = {offsetof(struct onepot_device_batch, labels), ITEM_INT64},
-                    table_indices = {offsetof(struct onepot_device_batch, indices), ITEM_INT64},
-                    table_valid = {offsetof(struct onepot_device_batch, valid), ITEM_BOOL};
-
-static PyObject *batch_table(PyObject *self, void *table)
+/* A table with an element for each sample; the offset of its pointer in b->there. */
+static PyObject *batch_table(PyObject *self, void *offset)
 {
     struct py_batch *b = (struct py_batch *)self;
-    const struct table *t = table;
-    const void *numbers = *(void *const *)(const void *)((const char *)&b->there + t->offset);
+    const char *table = (const char *)&b->there + (uintptr_t)offset;
+    bool is_valid = (uintptr_t)offset == offsetof(struct onepot_device_batch, valid);
     struct shape shape;
-    shape.item = t->item;
+    shape.item = is_valid ? ITEM_BOOL : ITEM_INT64;
     shape_set(&shape, 0, 1, &b->batch->samples, false);
     return (PyObject *)batch_view_new(
-        b, numbers, b->batch->samples * (uint64_t)item_types[t->item].bytes, &shape);
+        b, *(void *const *)(const void *)table,
+        b->batch->samples * (uint64_t)item_types[shape.item].bytes, &shape);
 }
 
 /* A number in struct onepot_batch, at this offset. */
@@ -186,7 +189,6 @@ static PyObject *batch_number(PyObject *self, void *offset)
 static PyObject *batch_device(PyObject *self, void *unused)
 {
     const struct py_batch *b = (struct py_batch *)self;
-    (void)unused;
     if (b->kind.where == BUFFER_HOST)
         return PyUnicode_FromString("cpu");
     return PyUnicode_FromFormat("%s:%u", b->kind.where == BUFFER_CUDA ? "cuda" : "host",
@@ -198,7 +200,6 @@ static PyObject *batch_images(PyObject *self, void *unused)
     struct py_batch *s = (struct py_batch *)self;
     const uint64_t *one = s->kind.image_shape;
     const uint64_t shape[] = {s->batch->samples, one[0], one[1], one[2]};
-    (void)unused;
     if (!s->kind.has_images)
         Py_RETURN_NONE;
     uint64_t bytes = (uint64_t)item_types[s->kind.image_item].bytes;
@@ -213,59 +214,10 @@ static PyObject *batch_images(PyObject *self, void *unused)
                             : batch_view_new(s, s->there.data, s->batch->bytes, &view));
 }
 
-/* NULL without an exception: there is none. */
-static PyObject *attribute_of(PyObject *object, const char *name)
-{
-    PyObject *value = PyObject_GetAttrString(object, name);
-    if (!value && PyErr_ExceptionMatches(PyExc_AttributeError))
-        PyErr_Clear();
-    return value;
-}
-
-/* A pair (version, handle), which a method returns, or an attribute is. */
-static PyObject *protocol_number(PyObject *shown)
-{
-    PyObject *pair =
-        PyCallable_Check(shown) ? PyObject_CallFunctionObjArgs(shown, NULL) : Py_NewRef(shown);
-    long version = 0;
-    PyObject *number = NULL;
-    if (!pair)
-        return NULL;
-    if (!PyTuple_Check(pair) || !PyArg_ParseTuple(pair, "lO", &version, &number)) {
-        PyErr_Clear();
-        PyErr_SetString(PyExc_TypeError, "__cuda_stream__ is not (version, handle)");
-    } else if (version != 0) {
-        PyErr_Format(PyExc_ValueError, "__cuda_stream__ of version %ld, and only 0 is known",
-                     version);
-    }
-    number = PyErr_Occurred() ? NULL : Py_NewRef(number);
-    Py_DECREF(pair);
-    return number;
-}
-
-/* By the protocol of cuda.core and others, or of older torch (cuda_stream) or cupy (ptr). */
-static PyObject *stream_number(PyObject *stream)
-{
-    static const char *const names[] = {"cuda_stream", "ptr"};
-    if (PyLong_Check(stream))
-        return Py_NewRef(stream);
-    PyObject *shown = attribute_of(stream, "__cuda_stream__"), *number = NULL;
-    if (shown) {
-        number = protocol_number(shown);
-        Py_DECREF(shown);
-        return number;
-    }
-    for (unsigned i = 0; i < 2 && !number && !PyErr_Occurred(); i++)
-        number = attribute_of(stream, names[i]);
-    if (!number && !PyErr_Occurred())
-        PyErr_SetString(PyExc_TypeError,
-                        "a stream is a number, or has __cuda_stream__, cuda_stream or ptr");
-    return number;
-}
-
 int take_stream(PyObject *stream, void **ret_handle)
 {
-    PyObject *number = stream_number(stream);
+    PyObject *number =
+        PyLong_Check(stream) ? Py_NewRef(stream) : copy_call("stream_number", "(O)", stream);
     if (!number)
         return -1;
     *ret_handle = PyLong_AsVoidPtr(number);
@@ -299,96 +251,15 @@ static PyObject *batch_record_stream(PyObject *self, PyObject *stream)
     Py_BEGIN_ALLOW_THREADS
     r = onepot_batch_use(b->batch, handle, &error);
     Py_END_ALLOW_THREADS
-    if (r < 0)
-        return raise_error(r, &error);
-    Py_RETURN_NONE;
+    return r < 0 ? raise_error(r, &error) : Py_NewRef(Py_None);
 }
 
 static PyObject *batch_wait(PyObject *self, PyObject *unused)
 {
-    struct py_batch *b = (struct py_batch *)self;
-    struct onepot_error error = {0};
-    int r;
-    (void)unused;
-    Py_BEGIN_ALLOW_THREADS
-    r = onepot_batch_wait(b->batch, &error);
-    Py_END_ALLOW_THREADS
-    if (r < 0)
-        return raise_error(r, &error);
-    Py_RETURN_NONE;
-}
-
-/* The images if there are some, else the data. */
-static PyObject *batch_main(PyObject *self)
-{
-    struct py_batch *b = (struct py_batch *)self;
-    return b->kind.has_images ? batch_images(self, NULL) : batch_data(self, NULL);
-}
-
-static PyObject *batch_repr(PyObject *self)
-{
-    const struct onepot_batch *batch = ((struct py_batch *)self)->batch;
-    struct py_buffer *b = (struct py_buffer *)batch_main(self);
-    PyObject *what = b ? type_and_shape(b->item, b->shape, b->dimensions) : NULL;
-    PyObject *text =
-        what ? PyUnicode_FromFormat(
-                   "<onepot.Batch of %zd samples: %U, from element %llu of epoch %llu>",
-                   batch_length(self), what, (unsigned long long)batch->first,
-                   (unsigned long long)batch->epoch)
-             : NULL;
-    Py_XDECREF(what);
-    Py_XDECREF(b);
-    return text;
-}
-
-/* The buffer as a tensor, if torch is loaded. Takes a reference to it. */
-static PyObject *batch_as_tensor(PyObject *buffer)
-{
-    PyObject *torch = PyDict_GetItemString(PyImport_GetModuleDict(), "torch");
-    PyObject *tensor = buffer;
-    if (buffer && torch && PyObject_HasAttrString(torch, "from_dlpack")) {
-        tensor = PyObject_CallMethod(torch, "from_dlpack", "O", buffer);
-        Py_DECREF(buffer);
-    }
-    return tensor;
-}
-
-static PyObject *batch_tensors(PyObject *self, PyObject *unused)
-{
-    if (((struct py_batch *)self)->kind.has_images)
-        return batch_as_tensor(batch_images(self, unused));
-    return PySequence_List(self);
-}
-
-static PyObject *batch_copy_into(PyObject *self, PyObject *args, PyObject *keywords)
-{
-    PyObject *buffer = batch_main(self);
-    PyObject *none = buffer ? buffer_copy_into(buffer, args, keywords) : NULL;
-    Py_XDECREF(buffer);
-    return none;
-}
-
-static PyObject *batch_dlpack(PyObject *self, PyObject *args, PyObject *keywords)
-{
-    PyObject *buffer = batch_main(self);
-    PyObject *capsule = buffer ? buffer_dlpack(buffer, args, keywords) : NULL;
-    Py_XDECREF(buffer);
-    return capsule;
-}
-
-static PyObject *batch_dlpack_device(PyObject *self, PyObject *unused)
-{
-    PyObject *buffer = batch_main(self);
-    PyObject *device = buffer ? buffer_dlpack_device(buffer, unused) : NULL;
-    Py_XDECREF(buffer);
-    return device;
+    return batch_await(((struct py_batch *)self)->batch) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 static PyMethodDef batch_methods[] = {
-    {"tensors", batch_tensors, METH_NOARGS,
-     "Of images: all of them, [samples, *shape], as a tensor if torch is loaded, else a "
-     "Buffer.\n"
-     "Of other samples: a list of Buffers, uint8 [size]. No copies."},
     {"record_stream", batch_record_stream, METH_O,
      "record_stream(stream): call it for each stream that reads the batch, unless "
      "__dlpack__()\n"
@@ -398,12 +269,6 @@ static PyMethodDef batch_methods[] = {
      "assumes that its consumer reads in no other. OSError: the device's errors."},
     {"wait", batch_wait, METH_NOARGS,
      "Wait on the host until the batch has arrived on its device."},
-    {"copy_into", (PyCFunction)(void *)batch_copy_into, METH_VARARGS | METH_KEYWORDS,
-     "copy_into(to, stream=None): as Buffer.copy_into, of images if the loader makes some, "
-     "else of data."},
-    {"__dlpack__", (PyCFunction)(void *)batch_dlpack, METH_VARARGS | METH_KEYWORDS,
-     "A DLPack capsule of images if the loader makes some, else of data."},
-    {"__dlpack_device__", batch_dlpack_device, METH_NOARGS, "(1, 0): the CPU; (2, N): CUDA."},
     {0}};
 
 static PyGetSetDef batch_fields[] = {
@@ -417,15 +282,16 @@ static PyGetSetDef batch_fields[] = {
      "height, width] (or channels last), or None.",
      NULL},
     {"offsets", batch_table, NULL,
-     "Where each sample begins in data, in bytes: int64 [samples].", &table_offsets},
+     "Where each sample begins in data, in bytes: int64 [samples].",
+     (void *)offsetof(struct onepot_device_batch, offsets)},
     {"sizes", batch_table, NULL, "Size of each sample in bytes: int64 [samples].",
-     &table_sizes},
+     (void *)offsetof(struct onepot_device_batch, sizes)},
     {"labels", batch_table, NULL, "Class of each sample, or -1: int64 [samples].",
-     &table_labels},
+     (void *)offsetof(struct onepot_device_batch, labels)},
     {"indices", batch_table, NULL, "Each sample's number in the archive: int64 [samples].",
-     &table_indices},
+     (void *)offsetof(struct onepot_device_batch, indices)},
     {"valid", batch_table, NULL, "False for padding and for skipped samples: bool [samples].",
-     &table_valid},
+     (void *)offsetof(struct onepot_device_batch, valid)},
     {"device", batch_device, NULL,
      "Where it is: 'cuda:1', 'host:0' (the host plays a device) or 'cpu'.", NULL},
     {"epoch", batch_number, NULL, "The epoch that the batch belongs to.",
@@ -437,22 +303,18 @@ static PyGetSetDef batch_fields[] = {
 
 static PyType_Slot batch_slots[] = {
     {Py_tp_dealloc, (void *)batch_dealloc},
-    {Py_tp_repr, (void *)batch_repr},
     {Py_sq_length, (void *)batch_length},
     {Py_sq_item, (void *)batch_item},
     {Py_tp_methods, batch_methods},
     {Py_tp_getset, batch_fields},
-    {Py_tp_doc,
-     (void *)"The samples of one batch in one piece of memory; len(batch), batch[i].\n"
-             "The memory is used again when the batch and all views of it are gone.\n"
-             "Any number of threads may use a batch."},
+    {Py_tp_doc, (void *)"The part of onepot.Batch in C; see there."},
     {Py_tp_new, (void *)object_refuse_new},
     {0, NULL},
 };
 
 PyType_Spec batch_spec = {
-    .name = "onepot.Batch",
+    .name = "onepot._core.Batch",
     .basicsize = sizeof(struct py_batch),
-    .flags = Py_TPFLAGS_DEFAULT,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
     .slots = batch_slots,
 };

@@ -200,8 +200,6 @@ static void buffer_dealloc(PyObject *self)
 /* Is it host memory, and has it arrived? */
 static int buffer_check_readable(const struct py_buffer *b)
 {
-    struct onepot_error error = {0};
-    int r = 0;
     if (b->where == BUFFER_CUDA)
         PyErr_SetString(PyExc_BufferError,
                         "the bytes are in a GPU's memory; from_dlpack() of torch or cupy shows "
@@ -210,14 +208,7 @@ static int buffer_check_readable(const struct py_buffer *b)
         PyErr_SetString(PyExc_BufferError, "only DLPack knows the type bfloat16");
     if (PyErr_Occurred())
         return -1;
-    if (b->where == BUFFER_HOST_DEVICE) {
-        Py_BEGIN_ALLOW_THREADS
-        r = onepot_batch_wait(b->batch, &error);
-        Py_END_ALLOW_THREADS
-        if (r < 0)
-            raise_error(r, &error);
-    }
-    return r;
+    return b->where == BUFFER_HOST_DEVICE ? batch_await(b->batch) : 0;
 }
 
 /* The order that a consumer assumes; 0: it looks at the strides. */
@@ -356,29 +347,23 @@ static PyObject *buffer_repr(PyObject *self)
 
 static PyObject *buffer_shape(PyObject *self, void *unused)
 {
-    (void)unused;
     return shape_tuple(((struct py_buffer *)self)->shape,
                        ((struct py_buffer *)self)->dimensions);
 }
 
 static PyObject *buffer_dtype(PyObject *self, void *unused)
 {
-    (void)unused;
     return PyUnicode_FromString(item_types[((struct py_buffer *)self)->item].name);
 }
 
 /* ---- array interfaces ---- */
 
-static PyObject *strides_tuple(const struct py_buffer *b)
-{
-    return shape_tuple(b->strides, b->dimensions);
-}
-
 /* The dict of either interface. `stream` is left out if it is NULL. Takes nothing over. */
 static PyObject *buffer_interface(const struct py_buffer *b, PyObject *stream)
 {
     const char *type = item_types[b->item].npy;
-    PyObject *shape = shape_tuple(b->shape, b->dimensions), *strides = strides_tuple(b);
+    PyObject *shape = shape_tuple(b->shape, b->dimensions);
+    PyObject *strides = shape_tuple(b->strides, b->dimensions);
     PyObject *dict =
         shape && strides
             ? Py_BuildValue(
@@ -407,7 +392,6 @@ static PyObject *buffer_refuse_interface(const struct py_buffer *b)
 static PyObject *buffer_array_interface(PyObject *self, void *unused)
 {
     struct py_buffer *b = (struct py_buffer *)self;
-    (void)unused;
     if (b->where == BUFFER_CUDA || b->item == ITEM_BFLOAT16)
         return buffer_refuse_interface(b);
     return buffer_check_readable(b) < 0 ? NULL : buffer_interface(b, NULL);
@@ -422,7 +406,6 @@ static PyObject *buffer_cuda_interface(PyObject *self, void *unused)
     struct py_buffer *b = (struct py_buffer *)self;
     struct onepot_error error = {0};
     int r;
-    (void)unused;
     if (b->where != BUFFER_CUDA || b->item == ITEM_BFLOAT16)
         return buffer_refuse_interface(b);
     Py_BEGIN_ALLOW_THREADS
@@ -445,7 +428,6 @@ static PyGetSetDef buffer_fields[] = {
 
 static PyObject *buffer_tolist(PyObject *self, PyObject *unused)
 {
-    (void)unused;
     PyObject *view = PyMemoryView_FromObject(self);
     PyObject *list = view ? PyObject_CallMethod(view, "tolist", NULL) : NULL;
     Py_XDECREF(view);

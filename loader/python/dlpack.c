@@ -274,15 +274,8 @@ static PyObject *buffer_export_duplicate(const struct py_buffer *b,
 /* A capsule of a copy, in memory of the host. */
 static PyObject *buffer_export_copy(const struct py_buffer *b, int versioned)
 {
-    struct onepot_error error = {0};
-    int r = 0;
-    if (b->where == BUFFER_HOST_DEVICE) {
-        Py_BEGIN_ALLOW_THREADS
-        r = onepot_batch_wait(b->batch, &error);
-        Py_END_ALLOW_THREADS
-        if (r < 0)
-            return raise_error(r, &error);
-    }
+    if (b->where == BUFFER_HOST_DEVICE && batch_await(b->batch) < 0)
+        return NULL;
     struct py_buffer *copy = buffer_copy(b);
     PyObject *capsule = copy ? buffer_export(copy, versioned, DL_FLAG_IS_COPIED) : NULL;
     Py_XDECREF((PyObject *)copy);
@@ -313,6 +306,5 @@ PyObject *buffer_dlpack(PyObject *self, PyObject *args, PyObject *keywords)
 PyObject *buffer_dlpack_device(PyObject *self, PyObject *unused)
 {
     struct dl_device device = device_of((struct py_buffer *)self);
-    (void)unused;
     return Py_BuildValue("(ii)", device.type, device.id);
 }

@@ -242,7 +242,5 @@ PyObject *archive_fill(PyObject *self, PyObject *args)
     }
     if (view.obj)
         PyBuffer_Release(&view);
-    if (r < 0)
-        return NULL;
-    Py_RETURN_NONE;
+    return r < 0 ? NULL : Py_NewRef(Py_None);
 }

@@ -33,7 +33,6 @@ PyObject *module_images_bytes(PyObject *self, PyObject *given)
     struct onepot_images o;
     struct onepot_error error = {0};
     uint64_t bytes = 0;
-    (void)self;
     if (take_images(given, &o) < 0)
         return NULL;
     int r = onepot_images_bytes(&o, &error, &bytes);
@@ -99,7 +98,5 @@ PyObject *archive_decode(PyObject *self, PyObject *args)
     int r = decode_into(archive, &p, given);
     if (view.obj)
         PyBuffer_Release(&view);
-    if (r < 0)
-        return NULL;
-    Py_RETURN_NONE;
+    return r < 0 ? NULL : Py_NewRef(Py_None);
 }

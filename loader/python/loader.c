@@ -1,6 +1,6 @@
 /*
- * The part of Loader that is written in C: its life, iterators, position and statistics.
- * onepot/_loader.py explains the arguments.
+ * The part of Loader that is written in C: a loader of the library in a capsule, and functions
+ * that take it. onepot/_loader.py has the class, and explains the arguments.
  */
 #include "module.h"
 
@@ -11,13 +11,10 @@
 #define POLL_MS 100 /* longest delay of Ctrl-C */
 
 struct py_loader {
-    PyObject_HEAD struct lease lease;
-    PyObject *archive;      /* NULL: it was closed */
+    struct onepot_loader *loader;
     struct batch_kind kind; /* of all batches */
-    uint64_t batch_size;
+    PyTypeObject *batch_type;
     PyObject *decode; /* kept because of its context */
-    /* A state was loaded, so the next iteration continues it and begins no new epoch. */
-    _Atomic int resumes;
 };
 
 static void kind_of_images(const struct onepot_loader_options *o, struct batch_kind *ret)
@@ -54,12 +51,28 @@ static int loader_find_kind(const struct onepot_loader *loader,
     return 0;
 }
 
+static struct py_loader *loader_of(PyObject *capsule)
+{
+    return PyCapsule_GetPointer(capsule, NULL);
+}
+
+/* The same as a converter for O&. */
+static int take_loader(PyObject *capsule, void *ret_loader)
+{
+    struct py_loader *l = loader_of(capsule);
+    *(struct py_loader **)ret_loader = l;
+    return l != NULL;
+}
+
 static void loader_free(PyObject *capsule)
 {
-    struct onepot_loader *loader = leased(capsule);
+    struct py_loader *l = loader_of(capsule);
     Py_BEGIN_ALLOW_THREADS
-    onepot_loader_free(loader);
+    onepot_loader_free(l->loader);
     Py_END_ALLOW_THREADS
+    Py_DECREF(l->batch_type);
+    Py_DECREF(l->decode);
+    PyMem_Free(l);
 }
 
 /* Devices by their names, while the loader is made. */
@@ -98,17 +111,37 @@ static void named_close(struct named *named)
         onepot_device_close(named->devices[i]);
 }
 
-static int loader_open(struct py_loader *l, PyObject *archive, struct named *named,
-                       PyObject *decode, struct onepot_loader_options *o)
+/* Takes `loader` over, also on failure. */
+static PyObject *loader_new(struct onepot_loader *loader, const struct onepot_loader_options *o,
+                            PyTypeObject *batch_type, PyObject *decode)
+{
+    struct py_loader *l = PyMem_Calloc(1, sizeof(*l));
+    PyObject *capsule = l ? PyCapsule_New(l, NULL, NULL) : PyErr_NoMemory();
+    if (!capsule || loader_find_kind(loader, o, &l->kind) < 0) {
+        Py_BEGIN_ALLOW_THREADS
+        onepot_loader_free(loader);
+        Py_END_ALLOW_THREADS
+        PyMem_Free(l);
+        Py_CLEAR(capsule);
+        return NULL;
+    }
+    l->loader = loader;
+    l->batch_type = (PyTypeObject *)Py_NewRef(batch_type);
+    l->decode = Py_NewRef(decode);
+    PyCapsule_SetDestructor(capsule, loader_free);
+    return capsule;
+}
+
+static PyObject *loader_make(PyObject *archive, struct named *named, PyTypeObject *batch_type,
+                             PyObject *decode, struct onepot_loader_options *o)
 {
     struct onepot_error error = {0};
     struct onepot_loader *loader = NULL;
-    struct batch_kind kind;
-    int r = 0;
+    int r;
     auto_lease lease = archive_lease(archive);
     struct onepot_archive *handle = leased(lease);
     if (!handle)
-        return -1;
+        return NULL;
     o->devices = named->count ? named->devices : NULL;
     o->device_count = named->count;
     Py_BEGIN_ALLOW_THREADS
@@ -116,29 +149,10 @@ static int loader_open(struct py_loader *l, PyObject *archive, struct named *nam
     if (r == 0)
         r = onepot_loader_new(handle, o, &error, &loader);
     Py_END_ALLOW_THREADS
-    if (r < 0) {
-        named_close(named);
-        raise_error(r, &error);
-        return -1;
-    }
-    r = loader_find_kind(loader, o, &kind);
+    PyObject *capsule =
+        r < 0 ? raise_error(r, &error) : loader_new(loader, o, batch_type, decode);
     named_close(named); /* the loader has its own references */
-    if (r < 0) {
-        Py_BEGIN_ALLOW_THREADS
-        onepot_loader_free(loader);
-        Py_END_ALLOW_THREADS
-        return -1;
-    }
-    Py_BEGIN_CRITICAL_SECTION(l);
-    r = lease_begin((PyObject *)l, &l->lease, loader, loader_free, "loader");
-    if (r == 0) {
-        l->kind = kind;
-        l->batch_size = o->batch_size;
-        l->archive = Py_NewRef(archive);
-        l->decode = Py_NewRef(decode);
-    }
-    Py_END_CRITICAL_SECTION();
-    return r;
+    return capsule;
 }
 
 /* A C function in a capsule "onepot.decode"; the capsule's context is passed to it. */
@@ -190,13 +204,15 @@ static int loader_take_images(PyObject *given, struct made *made,
 }
 
 /*
- * Loader(given, open, devices, decode, images, rank, world_size, options): open(given) is the
- * archive, opened only once the rest is right; devices is a tuple of str, options a dict.
+ * open(given) is the archive, opened only once the rest is right; devices is a tuple of str,
+ * options a dict.
  */
-static int loader_init(PyObject *self, PyObject *args, PyObject *unused)
+static PyObject *loader_open(PyObject *self, PyObject *args)
 {
     static const struct field fields[] = {
         {"batch_size", FIELD_COUNT, offsetof(struct onepot_loader_options, batch_size)},
+        {"rank", FIELD_COUNT, offsetof(struct onepot_loader_options, rank)},
+        {"world_size", FIELD_COUNT, offsetof(struct onepot_loader_options, world_size)},
         {"seed", FIELD_SEED, offsetof(struct onepot_loader_options, seed)},
         {"epoch", FIELD_COUNT, offsetof(struct onepot_loader_options, epoch)},
         {"shuffle", FIELD_NOT, offsetof(struct onepot_loader_options, no_shuffle)},
@@ -214,213 +230,83 @@ static int loader_init(PyObject *self, PyObject *args, PyObject *unused)
         {"gather", FIELD_SMALL, offsetof(struct onepot_loader_options, gather)},
         {"io_timeout", FIELD_SMALL, offsetof(struct onepot_loader_options, io_timeout_ms)},
         {0}};
-    PyObject *given, *open, *names, *decode, *shape, *rank, *world, *options;
+    PyObject *given, *open, *names, *decode, *shape, *options;
+    PyTypeObject *batch_type;
     struct named named = {.count = 0};
     struct made made = {0};
     struct onepot_loader_options o = {.size = sizeof(o)};
-    (void)unused;
-    if (!PyArg_ParseTuple(args, "OOO!OOOOO!", &given, &open, &PyTuple_Type, &names, &decode,
-                          &shape, &rank, &world, &PyDict_Type, &options) ||
+    if (!PyArg_ParseTuple(args, "OOO!OOO!O!", &given, &open, &PyTuple_Type, &names, &decode,
+                          &shape, &PyDict_Type, &options, &PyType_Type, &batch_type) ||
         loader_take_names(names, &named) < 0 || fields_take(fields, options, &o) < 0 ||
-        take_rank(rank, world, "world_size", &o.rank, &o.world_size) < 0 ||
         loader_take_decode(decode, &o) < 0 || loader_take_images(shape, &made, &o) < 0)
-        return -1;
-    PyObject *archive = PyObject_CallFunctionObjArgs(open, given, NULL);
-    int r = -1;
+        return NULL;
+    PyObject *archive = PyObject_CallFunctionObjArgs(open, given, NULL), *loader = NULL;
     if (archive && !PyObject_TypeCheck(archive, archive_type))
         PyErr_SetString(PyExc_TypeError, "that is no archive");
     else if (archive)
-        r = loader_open((struct py_loader *)self, archive, &named, decode, &o);
+        loader = loader_make(archive, &named, batch_type, decode, &o);
+    PyObject *both = loader ? Py_BuildValue("(OO)", loader, archive) : NULL;
+    Py_XDECREF(loader);
     Py_XDECREF(archive);
-    return r;
+    return both;
 }
 
-static PyObject *loader_close(PyObject *self, PyObject *unused)
+static PyObject *loader_batches(PyObject *self, PyObject *capsule)
 {
-    struct py_loader *l = (struct py_loader *)self;
-    PyObject *archive;
-    (void)unused;
-    lease_close(self, &l->lease);
-    Py_BEGIN_CRITICAL_SECTION(self);
-    archive = l->archive;
-    l->archive = NULL;
-    Py_END_CRITICAL_SECTION();
-    Py_XDECREF(archive);
-    Py_RETURN_NONE;
+    const struct py_loader *l = loader_of(capsule);
+    return l ? PyLong_FromUnsignedLongLong(onepot_loader_batches(l->loader)) : NULL;
 }
 
-static void loader_dealloc(PyObject *self)
+static PyObject *loader_epoch(PyObject *self, PyObject *capsule)
 {
-    struct py_loader *l = (struct py_loader *)self;
-    Py_XDECREF(l->lease.capsule);
-    Py_XDECREF(l->archive);
-    Py_XDECREF(l->decode);
-    object_free(self);
+    const struct py_loader *l = loader_of(capsule);
+    uint64_t done;
+    if (!l)
+        return NULL;
+    unsigned long long epoch = onepot_loader_epoch(l->loader, &done);
+    return Py_BuildValue("(KK)", epoch, (unsigned long long)done);
 }
 
-static PyObject *loader_closed(PyObject *self, void *unused)
+static PyObject *loader_set_epoch(PyObject *self, PyObject *args)
 {
-    (void)unused;
-    return PyBool_FromLong(((struct py_loader *)self)->lease.is_closed);
-}
-
-static PyObject *loader_lease(PyObject *self)
-{
-    return lease_take(self, &((struct py_loader *)self)->lease, "loader");
-}
-
-static Py_ssize_t loader_length(PyObject *self)
-{
-    auto_lease lease = loader_lease(self);
-    struct onepot_loader *loader = leased(lease);
-    return loader ? (Py_ssize_t)onepot_loader_batches(loader) : -1;
-}
-
-static int loader_go_to(struct onepot_loader *loader, uint64_t epoch)
-{
+    struct py_loader *l;
+    uint64_t epoch;
     int r;
+    if (!PyArg_ParseTuple(args, "O&O&", take_loader, &l, take_count, &epoch))
+        return NULL;
     Py_BEGIN_ALLOW_THREADS
-    r = onepot_loader_set_epoch(loader, epoch);
+    r = onepot_loader_set_epoch(l->loader, epoch);
     Py_END_ALLOW_THREADS
-    if (r < 0)
-        raise_error(r, NULL);
-    return r;
+    return r < 0 ? raise_error(r, NULL) : Py_NewRef(Py_None);
 }
 
-static PyObject *loader_take_next(PyObject *self, uint64_t epoch)
+static PyObject *loader_next(PyObject *self, PyObject *args)
 {
-    struct py_loader *l = (struct py_loader *)self;
-    auto_lease lease = loader_lease(self);
-    struct onepot_loader *loader = leased(lease);
     const struct onepot_batch *batch = NULL;
     struct onepot_error error = {0};
+    struct py_loader *l;
+    uint64_t epoch;
     int r;
-    if (!loader)
+    if (!PyArg_ParseTuple(args, "O&O&", take_loader, &l, take_count, &epoch))
         return NULL;
-    do {
-        Py_BEGIN_ALLOW_THREADS
-        r = loader_next_of(loader, epoch, POLL_MS, &error, &batch);
-        Py_END_ALLOW_THREADS
-    } while (r == -ETIMEDOUT && PyErr_CheckSignals() == 0 && !l->lease.is_closed);
-    if (r == -ETIMEDOUT && !PyErr_Occurred())
-        PyErr_SetString(PyExc_ValueError, "the loader is closed");
-    if (PyErr_Occurred())
-        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    r = loader_next_of(l->loader, epoch, POLL_MS, &error, &batch);
+    Py_END_ALLOW_THREADS
+    if (r == -ETIMEDOUT)
+        Py_RETURN_FALSE;
     if (r < 0)
         return raise_error(r, &error);
-    return r ? batch_new(&l->kind, batch) : NULL;
-}
-
-static PyObject *loader_next(PyObject *self)
-{
-    return loader_take_next(self, ANY_EPOCH);
-}
-
-/* ---- an epoch ---- */
-
-/*
- * The result of iter(). It can't be the loader itself: iter() of an iterator must have no
- * effect (some versions of Python call it twice for a comprehension), while iter() of a loader
- * begins an epoch. The iterator ends with its epoch, even if others take batches of this epoch
- * or the next.
- */
-struct py_loader_iterator {
-    PyObject_HEAD PyObject *loader;
-    uint64_t epoch;
-    _Atomic int ended;
-};
-
-static PyObject *loader_iterator_new(PyObject *loader, uint64_t epoch)
-{
-    PyObject *self = PyType_GenericAlloc(loader_iterator_type, 0);
-    if (self) {
-        ((struct py_loader_iterator *)self)->loader = Py_NewRef(loader);
-        ((struct py_loader_iterator *)self)->epoch = epoch;
-    }
-    return self;
-}
-
-static void loader_iterator_dealloc(PyObject *self)
-{
-    Py_XDECREF(((struct py_loader_iterator *)self)->loader);
-    object_free(self);
-}
-
-static PyObject *loader_iterator_next(PyObject *self)
-{
-    struct py_loader_iterator *iterator = (struct py_loader_iterator *)self;
-    if (iterator->ended)
-        return NULL;
-    PyObject *batch = loader_take_next(iterator->loader, iterator->epoch);
-    if (!batch && !PyErr_Occurred())
-        iterator->ended = 1;
-    return batch;
-}
-
-static PyType_Slot loader_iterator_slots[] = {
-    {Py_tp_dealloc, (void *)loader_iterator_dealloc},
-    {Py_tp_iter, (void *)PyObject_SelfIter},
-    {Py_tp_iternext, (void *)loader_iterator_next},
-    {Py_tp_doc,
-     (void
-          *)"The batches of a Loader, from its position to the end of the epoch. It also ends\n"
-            "when the loader goes to another epoch."},
-    {Py_tp_new, (void *)object_refuse_new},
-    {0, NULL},
-};
-
-PyType_Spec loader_iterator_spec = {
-    .name = "onepot._core.LoaderIterator",
-    .basicsize = sizeof(struct py_loader_iterator),
-    .flags = Py_TPFLAGS_DEFAULT,
-    .slots = loader_iterator_slots,
-};
-
-/* An epoch that was left halfway is over, so the next one begins. */
-static PyObject *loader_iter(PyObject *self)
-{
-    struct py_loader *l = (struct py_loader *)self;
-    auto_lease lease = loader_lease(self);
-    struct onepot_loader *loader = leased(lease);
-    uint64_t done;
-    if (!loader)
-        return NULL;
-    uint64_t epoch = onepot_loader_epoch(loader, &done);
-    int resumes = atomic_exchange(&l->resumes, 0);
-    if (done > 0 && !resumes && loader_go_to(loader, ++epoch) < 0)
-        return NULL;
-    return loader_iterator_new(self, epoch);
-}
-
-static PyObject *loader_set_epoch(PyObject *self, PyObject *epoch)
-{
-    unsigned long long e;
-    auto_lease lease = loader_lease(self);
-    struct onepot_loader *loader = leased(lease);
-    if (!loader || !take_count(epoch, &e) || loader_go_to(loader, e) < 0)
-        return NULL;
-    ((struct py_loader *)self)->resumes = 0;
-    Py_RETURN_NONE;
-}
-
-static PyObject *loader_epoch(PyObject *self, void *unused)
-{
-    auto_lease lease = loader_lease(self);
-    struct onepot_loader *loader = leased(lease);
-    (void)unused;
-    return loader ? PyLong_FromUnsignedLongLong(onepot_loader_epoch(loader, NULL)) : NULL;
-}
-
-static PyObject *loader_sampler(PyObject *self, void *unused)
-{
-    (void)unused;
-    return Py_NewRef(self);
+    return r ? batch_new(l->batch_type, &l->kind, batch) : Py_NewRef(Py_None);
 }
 
 /* The type and shape of each sample: "float32 (3, 5)". */
-static PyObject *loader_kind_text(const struct batch_kind *kind)
+static PyObject *loader_kind(PyObject *self, PyObject *capsule)
 {
+    const struct py_loader *l = loader_of(capsule);
     Py_ssize_t shape[32];
+    if (!l)
+        return NULL;
+    const struct batch_kind *kind = &l->kind;
     for (unsigned i = 0; i < 3; i++)
         shape[i] = (Py_ssize_t)kind->image_shape[i];
     if (kind->has_images)
@@ -430,28 +316,6 @@ static PyObject *loader_kind_text(const struct batch_kind *kind)
     for (uint32_t i = 0; i < kind->npy.dimensions; i++)
         shape[i] = (Py_ssize_t)kind->npy.shape[i];
     return type_and_shape((enum item)kind->item, shape, (int)kind->npy.dimensions);
-}
-
-static PyObject *loader_repr(PyObject *self)
-{
-    struct py_loader *l = (struct py_loader *)self;
-    auto_lease lease = loader_lease(self);
-    struct onepot_loader *loader = leased(lease);
-    if (!loader) {
-        PyErr_Clear();
-        return PyUnicode_FromFormat("<onepot.Loader, %s>",
-                                    l->lease.is_closed ? "closed" : "not initialised");
-    }
-    PyObject *what = loader_kind_text(&l->kind);
-    PyObject *text =
-        what
-            ? PyUnicode_FromFormat("<onepot.Loader of %R: %zd batches of %llu, %U, epoch %llu>",
-                                   l->archive ? l->archive : Py_None, loader_length(self),
-                                   (unsigned long long)l->batch_size, what,
-                                   (unsigned long long)onepot_loader_epoch(loader, NULL))
-            : NULL;
-    Py_XDECREF(what);
-    return text;
 }
 
 /* ---- position and statistics ---- */
@@ -469,44 +333,38 @@ static const struct field state_fields[] = {
     {"digest", FIELD_DIGEST, offsetof(struct onepot_state, digest)},
     {0}};
 
-static PyObject *loader_state_dict(PyObject *self, PyObject *unused)
+static PyObject *loader_state(PyObject *self, PyObject *capsule)
 {
-    auto_lease lease = loader_lease(self);
-    struct onepot_loader *loader = leased(lease);
+    const struct py_loader *l = loader_of(capsule);
     struct onepot_state s = {.size = sizeof(s)};
     struct onepot_error error = {0};
     int r;
-    (void)unused;
-    if (!loader)
+    if (!l)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    r = onepot_loader_state(loader, &error, &s);
+    r = onepot_loader_state(l->loader, &error, &s);
     Py_END_ALLOW_THREADS
     return r < 0 ? raise_error(r, &error) : fields_dict(state_fields, &s);
 }
 
-static PyObject *loader_load_state_dict(PyObject *self, PyObject *state)
+static PyObject *loader_restore(PyObject *self, PyObject *args)
 {
-    auto_lease lease = loader_lease(self);
-    struct onepot_loader *loader = leased(lease);
     struct onepot_state s = {.size = sizeof(s)};
     struct onepot_error error = {0};
+    struct py_loader *l;
+    PyObject *state;
     int r;
-    if (!loader || fields_take(state_fields, state, &s) < 0)
+    if (!PyArg_ParseTuple(args, "O&O", take_loader, &l, &state) ||
+        fields_take(state_fields, state, &s) < 0)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    r = onepot_loader_restore(loader, &s, &error);
+    r = onepot_loader_restore(l->loader, &s, &error);
     Py_END_ALLOW_THREADS
-    if (r < 0)
-        return raise_error(r, &error);
-    ((struct py_loader *)self)->resumes = 1;
-    Py_RETURN_NONE;
+    return r < 0 ? raise_error(r, &error) : Py_NewRef(Py_None);
 }
 
-static PyObject *loader_stats(PyObject *self, void *unused)
+static PyObject *loader_stats(PyObject *self, PyObject *capsule)
 {
-    auto_lease lease = loader_lease(self);
-    struct onepot_loader *loader = leased(lease);
     static const struct field fields[] = {
         {"batches", FIELD_COUNT, offsetof(struct onepot_stats, batches)},
         {"samples", FIELD_COUNT, offsetof(struct onepot_stats, samples)},
@@ -526,18 +384,16 @@ static PyObject *loader_stats(PyObject *self, void *unused)
         {"reads", FIELD_COUNT, offsetof(struct onepot_stats, reads)},
         {"read_bytes", FIELD_COUNT, offsetof(struct onepot_stats, read_bytes)},
         {0}};
+    const struct py_loader *l = loader_of(capsule);
     struct onepot_stats s = {.size = sizeof(s)};
-    (void)unused;
-    if (!loader)
+    if (!l)
         return NULL;
-    onepot_loader_stats(loader, &s);
+    onepot_loader_stats(l->loader, &s);
     return fields_dict(fields, &s);
 }
 
-static PyObject *loader_transfer(PyObject *self, PyObject *previous)
+static PyObject *loader_transfer(PyObject *self, PyObject *args)
 {
-    auto_lease lease = loader_lease(self);
-    struct onepot_loader *loader = leased(lease);
     static const struct field fields[] = {
         {"epoch", FIELD_COUNT, offsetof(struct onepot_transfer, epoch)},
         {"wait_seconds", FIELD_SECONDS, offsetof(struct onepot_transfer, wait_ns)},
@@ -549,71 +405,41 @@ static PyObject *loader_transfer(PyObject *self, PyObject *previous)
         {0}};
     struct onepot_transfer t = {.size = sizeof(t)};
     struct onepot_error error = {0};
-    int r, is_previous = PyObject_IsTrue(previous);
-    if (is_previous < 0 || !loader)
+    struct py_loader *l;
+    int r, is_previous;
+    if (!PyArg_ParseTuple(args, "O&p", take_loader, &l, &is_previous))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    r = onepot_loader_transfer(loader, is_previous, &error, &t);
+    r = onepot_loader_transfer(l->loader, is_previous, &error, &t);
     Py_END_ALLOW_THREADS
     return r < 0 ? raise_error(r, &error) : fields_dict(fields, &t);
 }
 
-static PyObject *loader_delivered(PyObject *self, void *unused)
+static PyObject *loader_delivered(PyObject *self, PyObject *capsule)
 {
-    auto_lease lease = loader_lease(self);
-    struct onepot_loader *loader = leased(lease);
+    const struct py_loader *l = loader_of(capsule);
     struct onepot_delivered d;
-    (void)unused;
-    if (!loader)
+    if (!l)
         return NULL;
-    onepot_loader_delivered(loader, &d);
+    onepot_loader_delivered(l->loader, &d);
     return Py_BuildValue("(KKK)", (unsigned long long)d.samples, (unsigned long long)d.sum_a,
                          (unsigned long long)d.sum_b);
 }
 
-static PyMethodDef loader_methods[] = {
-    {"set_epoch", loader_set_epoch, METH_O,
-     "Go to the start of an epoch. Costs nothing if the loader is there already."},
-    {"state_dict", loader_state_dict, METH_NOARGS,
-     "The loader's position as a dict of numbers and a digest. Delivered batches count."},
-    {"load_state_dict", loader_load_state_dict, METH_O,
-     "Go on from a state, even with another world size if the global batch is the same.\n"
-     "ValueError: the state belongs to another archive, or these ranks can't continue it."},
-    {"close", loader_close, METH_NOARGS,
-     "Stop its threads and give up its memory, as at the end of a 'with' block. Later uses are "
-     "a\nValueError. Batches keep their bytes. An Archive that was given stays open."},
-    {"_transfer", loader_transfer, METH_O, "The raw figures for transfer()."},
+PyMethodDef loader_functions[] = {
+    {"loader_open", loader_open, METH_VARARGS,
+     "(given, open, devices, decode, images, rank, world_size, options, Batch): the handle of "
+     "a\n"
+     "new loader, and its archive, open(given)."},
+    {"loader_batches", loader_batches, METH_O, "(handle): how many batches an epoch has."},
+    {"loader_epoch", loader_epoch, METH_O, "(handle): the epoch, and how much of it is done."},
+    {"loader_set_epoch", loader_set_epoch, METH_VARARGS, "(handle, epoch)"},
+    {"loader_next", loader_next, METH_VARARGS,
+     "(handle, epoch): a Batch; None at the end of the epoch; False: none within a moment."},
+    {"loader_kind", loader_kind, METH_O, "(handle): type and shape of each sample, as a str."},
+    {"loader_state", loader_state, METH_O, "(handle): the position, as a dict."},
+    {"loader_restore", loader_restore, METH_VARARGS, "(handle, state)"},
+    {"loader_stats", loader_stats, METH_O, "(handle): a dict."},
+    {"loader_transfer", loader_transfer, METH_VARARGS, "(handle, previous): a dict."},
+    {"loader_delivered", loader_delivered, METH_O, "(handle): a tuple of three numbers."},
     {0}};
-
-static PyGetSetDef loader_fields[] = {
-    {"epoch", loader_epoch, NULL, "The epoch of the next batch.", NULL},
-    {"closed", loader_closed, NULL, "Was it closed?", NULL},
-    {"sampler", loader_sampler, NULL,
-     "The loader itself, for loops that call loader.sampler.set_epoch().", NULL},
-    {"stats", loader_stats, NULL, "Counts, bytes and seconds of this loader: dict.", NULL},
-    {"delivered", loader_delivered, NULL,
-     "(samples, sum, sum) of what was delivered in this epoch, padding left out. Added over\n"
-     "all ranks modulo 2**64 they are the same for any order with each sample once.",
-     NULL},
-    {0}};
-
-static PyType_Slot loader_slots[] = {
-    {Py_tp_new, (void *)PyType_GenericNew},
-    {Py_tp_init, (void *)loader_init},
-    {Py_tp_dealloc, (void *)loader_dealloc},
-    {Py_tp_repr, (void *)loader_repr},
-    {Py_tp_iter, (void *)loader_iter},
-    {Py_tp_iternext, (void *)loader_next},
-    {Py_sq_length, (void *)loader_length},
-    {Py_tp_methods, loader_methods},
-    {Py_tp_getset, loader_fields},
-    {Py_tp_doc, (void *)"The part of onepot.Loader in C; see there."},
-    {0, NULL},
-};
-
-PyType_Spec loader_spec = {
-    .name = "onepot._core.Loader",
-    .basicsize = sizeof(struct py_loader),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-    .slots = loader_slots,
-};

@@ -38,11 +38,6 @@ PyObject *raise_error(int err, const struct onepot_error *error)
     return NULL;
 }
 
-PyObject *raise_invalid(int err, const char *text)
-{
-    return err == -EINVAL ? PyErr_Format(PyExc_ValueError, "%s", text) : raise_error(err, NULL);
-}
-
 /* ---- numbers ---- */
 
 static int take_up_to(PyObject *given, unsigned long long most, unsigned long long *ret)
@@ -75,27 +70,6 @@ int take_small(PyObject *given, void *ret)
         return 0;
     *(uint32_t *)ret = (uint32_t)n;
     return 1;
-}
-
-int take_rank(PyObject *rank, PyObject *world, const char *world_name, uint64_t *ret_rank,
-              uint64_t *ret_world)
-{
-    struct onepot_error note = {0};
-    if ((rank == Py_None) != (world == Py_None)) {
-        PyErr_Format(PyExc_ValueError, "rank and %s are given both or none", world_name);
-        return -1;
-    }
-    if (rank == Py_None) {
-        int r = onepot_launcher_rank(ret_rank, ret_world, &note);
-        if (r < 0)
-            raise_error(r, &note);
-        return r > 0 ? PyErr_WarnEx(PyExc_RuntimeWarning, note.text, 2) : r;
-    }
-    if (!take_count(rank, ret_rank) || !take_count(world, ret_world))
-        return -1;
-    if (*ret_world == 0)
-        PyErr_Format(PyExc_ValueError, "%s is 0", world_name);
-    return *ret_world ? 0 : -1;
 }
 
 /* ---- structs as dicts ---- */
@@ -181,60 +155,9 @@ PyObject *fields_dict(const struct field *fields, const void *from)
     return dict;
 }
 
-/* ---- handles ---- */
-
-int lease_begin(PyObject *self, struct lease *lease, void *handle, PyCapsule_Destructor free,
-                const char *what)
-{
-    int is_first;
-    (void)self; /* where critical sections do nothing */
-    PyObject *capsule = PyCapsule_New(handle, NULL, free);
-    if (!capsule)
-        return -1;
-    Py_BEGIN_CRITICAL_SECTION(self);
-    is_first = !lease->capsule && !lease->is_closed;
-    if (is_first)
-        lease->capsule = capsule;
-    Py_END_CRITICAL_SECTION();
-    if (is_first)
-        return 0;
-    Py_DECREF(capsule);
-    PyErr_Format(PyExc_ValueError, "the %s was initialised already", what);
-    return -1;
-}
-
-PyObject *lease_take(PyObject *self, struct lease *lease, const char *what)
-{
-    PyObject *capsule;
-    int is_closed;
-    (void)self;
-    Py_BEGIN_CRITICAL_SECTION(self);
-    is_closed = lease->is_closed;
-    capsule = lease->capsule;
-    Py_XINCREF(capsule);
-    Py_END_CRITICAL_SECTION();
-    if (!capsule)
-        PyErr_Format(PyExc_ValueError, is_closed ? "the %s is closed" : "the %s was not opened",
-                     what);
-    return capsule;
-}
-
-void lease_close(PyObject *self, struct lease *lease)
-{
-    PyObject *capsule;
-    (void)self;
-    Py_BEGIN_CRITICAL_SECTION(self);
-    capsule = lease->capsule;
-    lease->capsule = NULL;
-    lease->is_closed = 1;
-    Py_END_CRITICAL_SECTION();
-    Py_XDECREF(capsule);
-}
-
 /* ---- module ---- */
 
-PyTypeObject *archive_type, *sample_type, *sampler_type, *sampler_iterator_type, *loader_type,
-    *loader_iterator_type, *batch_type, *buffer_type, *writer_type;
+PyTypeObject *archive_type, *sample_type, *buffer_type;
 
 void object_free(PyObject *self)
 {
@@ -246,44 +169,30 @@ void object_free(PyObject *self)
 
 PyObject *object_refuse_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
-    (void)type;
-    (void)args;
-    (void)keywords;
     PyErr_SetString(PyExc_TypeError, "objects of this type are made by onepot alone");
     return NULL;
 }
 
 /* All interpreters of a process share the types. */
-static int module_make_type(PyType_Spec *spec, PyTypeObject **type)
+static int module_add_type(PyObject *module, const char *name, PyType_Spec *spec,
+                           PyTypeObject **type)
 {
     if (!*type)
         *type = (PyTypeObject *)PyType_FromSpec(spec);
-    return *type ? 0 : -1;
+    return *type ? PyObject_SetAttrString(module, name, (PyObject *)*type) : -1;
 }
 
 static int module_exec(PyObject *module)
 {
-    static const struct {
-        PyType_Spec *spec;
-        PyTypeObject **type;
-        const char *name; /* in the module, or NULL */
-    } types[] = {{&archive_spec, &archive_type, "Archive"},
-                 {&sample_spec, &sample_type, "Sample"},
-                 {&sampler_spec, &sampler_type, "Sampler"},
-                 {&loader_spec, &loader_type, "Loader"},
-                 {&batch_spec, &batch_type, "Batch"},
-                 {&buffer_spec, &buffer_type, "Buffer"},
-                 {&writer_spec, &writer_type, "Writer"},
-                 {&sampler_iterator_spec, &sampler_iterator_type, NULL},
-                 {&loader_iterator_spec, &loader_iterator_type, NULL}};
-    for (unsigned i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
-        if (module_make_type(types[i].spec, types[i].type) < 0)
-            return -1;
-        if (types[i].name &&
-            PyObject_SetAttrString(module, types[i].name, (PyObject *)*types[i].type) < 0)
-            return -1;
-    }
-    if (PyModule_AddIntConstant(module, "NEVER", (long)ONEPOT_NEVER) < 0)
+    static PyTypeObject *batch_type;
+    if (module_add_type(module, "Archive", &archive_spec, &archive_type) < 0 ||
+        module_add_type(module, "Sample", &sample_spec, &sample_type) < 0 ||
+        module_add_type(module, "Batch", &batch_spec, &batch_type) < 0 ||
+        module_add_type(module, "Buffer", &buffer_spec, &buffer_type) < 0 ||
+        PyModule_AddFunctions(module, loader_functions) < 0 ||
+        PyModule_AddFunctions(module, sampler_functions) < 0 ||
+        PyModule_AddFunctions(module, writer_functions) < 0 ||
+        PyModule_AddIntConstant(module, "NEVER", (long)ONEPOT_NEVER) < 0)
         return -1;
     return PyModule_AddStringConstant(module, "__version__", onepot_version());
 }
@@ -295,14 +204,25 @@ static PyObject *module_view(PyObject *self, PyObject *args)
     unsigned long long address;
     Py_ssize_t size;
     int is_kept;
-    (void)self;
     if (!PyArg_ParseTuple(args, "OKnp", &owner, &address, &size, &is_kept))
         return NULL;
     return (PyObject *)buffer_of_bytes(is_kept ? owner : NULL, (void *)(uintptr_t)address,
                                        (uint64_t)size, 0, ITEM_UINT8);
 }
 
+static PyObject *module_launcher_rank(PyObject *self, PyObject *unused)
+{
+    struct onepot_error note = {0};
+    uint64_t rank, world;
+    int r = onepot_launcher_rank(&rank, &world, &note);
+    return r < 0 ? raise_error(r, &note)
+                 : Py_BuildValue("(KKz)", (unsigned long long)rank, (unsigned long long)world,
+                                 r ? note.text : NULL);
+}
+
 static PyMethodDef functions[] = {
+    {"launcher_rank", module_launcher_rank, METH_NOARGS,
+     "(): rank and world size of the launcher, and what may surprise about them, or None."},
     {"_images_bytes", module_images_bytes, METH_O,
      "_images_bytes(images): the bytes of one image."},
     {"_view", module_view, METH_VARARGS,

@@ -7,8 +7,8 @@
  *
  * With free threading there is no such lock. Then an object's handle is set once, by __init__,
  * and a second __init__ is refused; all threads may use the library's handles. Everything else
- * that changes is atomic, or used only within critical sections of its object. With the lock,
- * critical sections do nothing.
+ * that changes is used only within critical sections of its object. With the lock, critical
+ * sections do nothing.
  */
 #ifndef ONEPOT_PYTHON_MODULE_H
 #define ONEPOT_PYTHON_MODULE_H
@@ -16,16 +16,19 @@
 #define PY_SSIZE_T_CLEAN
 #include "stable.h"
 
-#include <stdatomic.h>
-
 #include "onepot.h"
 #include "onepot_device.h"
 
 /* The types, and the specifications that the first import makes them from. */
-extern PyTypeObject *archive_type, *sample_type, *sampler_type, *sampler_iterator_type,
-    *loader_type, *loader_iterator_type, *batch_type, *buffer_type, *writer_type;
-extern PyType_Spec archive_spec, sample_spec, sampler_spec, sampler_iterator_spec, loader_spec,
-    loader_iterator_spec, batch_spec, buffer_spec, writer_spec;
+extern PyTypeObject *archive_type, *sample_type, *buffer_type;
+extern PyType_Spec archive_spec, sample_spec, batch_spec, buffer_spec;
+
+/*
+ * Functions on handles: a loader, a sampler or a writer of the library in a capsule, which the
+ * package's classes keep. A call holds a reference, so that a class may give its own up at any
+ * time: the last one frees the handle.
+ */
+extern PyMethodDef loader_functions[], sampler_functions[], writer_functions[];
 
 /* The last step of a dealloc: give up the memory, and the type. */
 void object_free(PyObject *self);
@@ -37,9 +40,6 @@ PyObject *object_refuse_new(PyTypeObject *type, PyObject *args, PyObject *keywor
 
 /* The exception for an error: OSError with its errno, ValueError, MemoryError, IndexError. */
 PyObject *raise_error(int err, const struct onepot_error *error);
-
-/* Like raise_error, but -EINVAL gives a ValueError with `text`. */
-PyObject *raise_invalid(int err, const char *text);
 
 /* ---- numbers, and the library's structs as dicts ---- */
 
@@ -74,14 +74,6 @@ struct field {
 /* Set all fields from a mapping. -1 with an exception: KeyError, TypeError, OverflowError. */
 int fields_take(const struct field *fields, PyObject *mapping, void *into);
 PyObject *fields_dict(const struct field *fields, const void *from);
-
-/*
- * Rank and world size, as given, or the launcher's if both are None. Warns if the launcher's
- * may surprise (onepot_launcher_rank). `world_name` is the argument's name in messages. -1 with
- * an exception.
- */
-int take_rank(PyObject *rank, PyObject *world, const char *world_name, uint64_t *ret_rank,
-              uint64_t *ret_world);
 
 /* ---- buffers ---- */
 
@@ -183,13 +175,11 @@ bool buffer_is_dense(const struct py_buffer *buffer);
 /* The bytes from the first element to the end of the last one. */
 size_t buffer_reach(const struct py_buffer *buffer);
 
-/*
- * copy_into(to, stream=None) of a Buffer and, of its images or data, of a Batch. Where that is,
- * onepot/_copy.py finds out.
- */
+/* copy_into(to, stream=None) of a Buffer. */
 PyObject *buffer_copy_into(PyObject *self, PyObject *args, PyObject *keywords);
-/* The handle in a number, or in an object with __cuda_stream__, of torch or of cupy. -1 with an
- * exception. */
+/* Call a function of onepot/_copy.py, which knows foreign arrays and streams. */
+PyObject *copy_call(const char *function, const char *format, ...);
+/* The handle in a number, or in another program's stream. -1 with an exception. */
 int take_stream(PyObject *stream, void **ret_handle);
 /*
  * A stream that is an object must not be destroyed while its batch may still name it: the batch
@@ -205,6 +195,8 @@ int keep_stream(PyObject *streams, PyObject *stream);
  * meanwhile. Any thread may call this, also while the interpreter ends.
  */
 void batch_let_go(const struct onepot_batch *batch, struct onepot_duplicate *copy);
+/* Wait until it is there. Negative with an exception. */
+int batch_await(const struct onepot_batch *batch);
 
 /* DLPack. */
 PyObject *buffer_dlpack(PyObject *self, PyObject *args, PyObject *keywords);
@@ -213,25 +205,17 @@ PyObject *buffer_dlpack_device(PyObject *self, PyObject *unused);
 /* ---- archives, samples, batches ---- */
 
 /*
- * An Archive's or a Loader's handle of the library lies in a capsule. Each call, each Buffer
- * that shows the archive's bytes, holds a reference to it, so that close() takes nothing away
- * from another thread or a Buffer: the last reference frees the handle.
+ * An Archive's handle of the library lies in a capsule. Each call, each Buffer that shows the
+ * archive's bytes, holds a reference to it, so that close() takes nothing away from another
+ * thread or a Buffer: the last reference frees the handle.
  */
-struct lease {
-    PyObject *capsule; /* NULL: there is none yet, or it was closed */
+struct py_archive {
+    PyObject_HEAD PyObject *capsule; /* NULL: there is none yet, or it was closed */
     int is_closed;
 };
 
-struct py_archive {
-    PyObject_HEAD struct lease lease;
-};
-
-/* Give an object its first handle. -1 with an exception: it has or had one. */
-int lease_begin(PyObject *self, struct lease *lease, void *handle, PyCapsule_Destructor free,
-                const char *what);
-/* A reference. NULL with an exception: there is no handle, or none any more. */
-PyObject *lease_take(PyObject *self, struct lease *lease, const char *what);
-void lease_close(PyObject *self, struct lease *lease);
+/* A reference to the capsule. NULL with an exception: there is no handle, or none any more. */
+PyObject *archive_lease(PyObject *archive);
 
 /* Ends with its scope. */
 #define auto_lease __attribute__((cleanup(lease_endp))) PyObject *
@@ -246,8 +230,6 @@ static inline void *leased(PyObject *reference)
 {
     return reference ? PyCapsule_GetPointer(reference, NULL) : NULL;
 }
-
-PyObject *archive_lease(PyObject *archive);
 
 /* A sample of an Archive; the sample must exist. */
 PyObject *sample_new(PyObject *archive, uint64_t index);
@@ -298,7 +280,8 @@ struct batch_kind {
     uint64_t image_shape[3]; /* channels first, or last */
 };
 
-/* Takes the batch over, also on failure. */
-PyObject *batch_new(const struct batch_kind *kind, const struct onepot_batch *batch);
+/* An object of `type`, a class of Batch. Takes the batch over, also on failure. */
+PyObject *batch_new(PyTypeObject *type, const struct batch_kind *kind,
+                    const struct onepot_batch *batch);
 
 #endif

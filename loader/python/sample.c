@@ -51,7 +51,6 @@ static PyObject *sample_name(PyObject *self, void *unused)
 {
     auto_lease lease = sample_lease(self);
     struct onepot_archive *archive = leased(lease);
-    (void)unused;
     return archive ? sample_name_of(archive, ((struct py_sample *)self)->index) : NULL;
 }
 
@@ -62,7 +61,6 @@ static PyObject *sample_label(PyObject *self, void *unused)
     struct onepot_error error = {0};
     int64_t label = -1;
     int r;
-    (void)unused;
     if (!archive)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
@@ -73,7 +71,6 @@ static PyObject *sample_label(PyObject *self, void *unused)
 
 static PyObject *sample_index(PyObject *self, void *unused)
 {
-    (void)unused;
     return PyLong_FromUnsignedLongLong(((struct py_sample *)self)->index);
 }
 
@@ -91,7 +88,6 @@ static Py_ssize_t sample_length(PyObject *self)
 static PyObject *sample_size(PyObject *self, void *unused)
 {
     Py_ssize_t size = sample_length(self);
-    (void)unused;
     return size < 0 ? NULL : PyLong_FromSsize_t(size);
 }
 
@@ -174,7 +170,6 @@ static PyObject *sample_data(PyObject *self, void *unused)
     const void *bytes;
     uint64_t len;
     int r;
-    (void)unused;
     if (!archive)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
@@ -223,7 +218,6 @@ static PyObject *sample_parts(PyObject *self, void *unused)
 static PyObject *sample_bytes(PyObject *self, PyObject *unused)
 {
     Py_ssize_t size = sample_length(self);
-    (void)unused;
     PyObject *bytes =
         size < 0 || sample_is_refused(self) ? NULL : PyBytes_FromStringAndSize(NULL, size);
     if (bytes && sample_read_range(self, 0, PyBytes_AsString(bytes), size) < 0)
@@ -265,7 +259,6 @@ static Py_hash_t sample_hash(PyObject *self)
 
 static PyObject *sample_archive(PyObject *self, void *unused)
 {
-    (void)unused;
     return Py_NewRef(((struct py_sample *)self)->archive);
 }
 
@@ -273,7 +266,6 @@ static PyObject *sample_archive(PyObject *self, void *unused)
 static PyObject *sample_reduce(PyObject *self, PyObject *unused)
 {
     struct py_sample *s = (struct py_sample *)self;
-    (void)unused;
     PyObject *take = PyObject_GetAttrString(s->archive, "__getitem__");
     return take ? Py_BuildValue("(N(K))", take, (unsigned long long)s->index) : NULL;
 }

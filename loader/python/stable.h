@@ -33,7 +33,6 @@ PyAPI_FUNC(int) PyBuffer_IsContiguous(const Py_buffer *view, char order);
 PyAPI_FUNC(void) PyBuffer_Release(Py_buffer *view);
 PyAPI_FUNC(const char *) PyUnicode_AsUTF8AndSize(PyObject *text, Py_ssize_t *ret_len);
 
-#define PyBUF_SIMPLE 0
 #define PyBUF_WRITABLE 0x0001
 #define PyBUF_FORMAT 0x0004
 #define PyBUF_ND 0x0008
@@ -53,8 +52,6 @@ static inline PyObject *onepot_new_ref(PyObject *object)
 
 #define Py_BEGIN_CRITICAL_SECTION(object) {
 #define Py_END_CRITICAL_SECTION() }
-#define Py_BEGIN_CRITICAL_SECTION2(one, two) {
-#define Py_END_CRITICAL_SECTION2() }
 
 #endif
 

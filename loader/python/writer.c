@@ -1,18 +1,25 @@
 /*
- * The part of Writer that is written in C; onepot/_writer.py has the rest.
+ * The part of Writer that is written in C: a writer of the library in a capsule, and functions
+ * that take it, one thread at a time. onepot/_writer.py has the class.
  */
 #include "module.h"
 
 #include <errno.h>
 
-struct py_writer {
-    PyObject_HEAD struct onepot_writer *writer; /* NULL: finished, or never opened */
-    int busy; /* a thread is inside, without the interpreter's lock */
-    int opened;
-};
+static struct onepot_writer *writer_of(PyObject *capsule)
+{
+    return PyCapsule_GetPointer(capsule, NULL);
+}
 
-/* Writer(path, options): path is bytes, options a dict. */
-static int writer_init(PyObject *self, PyObject *args, PyObject *unused)
+static void writer_free(PyObject *capsule)
+{
+    struct onepot_writer *writer = writer_of(capsule);
+    Py_BEGIN_ALLOW_THREADS
+    onepot_writer_discard(writer);
+    Py_END_ALLOW_THREADS
+}
+
+static PyObject *writer_open(PyObject *self, PyObject *args)
 {
     static const struct field fields[] = {
         {"zstd", FIELD_SMALL, offsetof(struct onepot_writer_options, zstd)},
@@ -22,72 +29,19 @@ static int writer_init(PyObject *self, PyObject *args, PyObject *unused)
         {"overwrite", FIELD_FLAG, offsetof(struct onepot_writer_options, overwrite)},
         {"sync", FIELD_NOT, offsetof(struct onepot_writer_options, no_sync)},
         {0}};
-    struct py_writer *w = (struct py_writer *)self;
     struct onepot_writer_options o = {.size = sizeof(o)};
     struct onepot_error error = {0};
     struct onepot_writer *writer;
     PyObject *options;
     const char *path;
     int r;
-    (void)unused;
     if (!PyArg_ParseTuple(args, "yO!", &path, &PyDict_Type, &options) ||
         fields_take(fields, options, &o) < 0)
-        return -1;
+        return NULL;
     Py_BEGIN_ALLOW_THREADS
     r = onepot_writer_new(path, &o, &error, &writer);
     Py_END_ALLOW_THREADS
-    if (r < 0) {
-        raise_error(r, &error);
-        return -1;
-    }
-    int is_first;
-    Py_BEGIN_CRITICAL_SECTION(self);
-    is_first = !w->opened;
-    if (is_first) {
-        w->opened = 1;
-        w->writer = writer;
-    }
-    Py_END_CRITICAL_SECTION();
-    if (is_first)
-        return 0;
-    onepot_writer_discard(writer);
-    PyErr_SetString(PyExc_ValueError, "the writer was opened already");
-    return -1;
-}
-
-static void writer_dealloc(PyObject *self)
-{
-    struct py_writer *w = (struct py_writer *)self;
-    onepot_writer_discard(w->writer);
-    object_free(self);
-}
-
-/* Claim the writer for one call of this thread; writer_leave() gives it back. */
-static struct onepot_writer *writer_enter(struct py_writer *w)
-{
-    struct onepot_writer *writer;
-    int busy;
-    Py_BEGIN_CRITICAL_SECTION(w);
-    writer = w->writer;
-    busy = w->busy;
-    if (writer)
-        w->busy = 1;
-    Py_END_CRITICAL_SECTION();
-    if (!writer)
-        PyErr_SetString(PyExc_ValueError, "the archive is closed");
-    else if (busy)
-        PyErr_SetString(PyExc_RuntimeError, "another thread is writing");
-    return busy ? NULL : writer;
-}
-
-/* `ended`: the writer is gone. */
-static void writer_leave(struct py_writer *w, int ended)
-{
-    Py_BEGIN_CRITICAL_SECTION(w);
-    w->busy = 0;
-    if (ended)
-        w->writer = NULL;
-    Py_END_CRITICAL_SECTION();
+    return r < 0 ? raise_error(r, &error) : PyCapsule_New(writer, NULL, writer_free);
 }
 
 static void set_time(struct onepot_file *file, double mtime)
@@ -99,103 +53,60 @@ static void set_time(struct onepot_file *file, double mtime)
         file->mtime_nsec = 999999999u;
 }
 
-static PyObject *writer_add(PyObject *self, PyObject *args, PyObject *keywords)
+static PyObject *writer_add(PyObject *self, PyObject *args)
 {
-    static char *names[] = {"name", "data", "mode", "mtime", NULL};
-    struct py_writer *w = (struct py_writer *)self;
     struct onepot_file file = {.size = sizeof(file)};
     struct onepot_error error = {0};
-    struct onepot_writer *writer;
-    PyObject *name;
+    PyObject *capsule;
+    const char *name;
     Py_buffer data;
-    double mtime = 0;
-    int r = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&y*|$O&d", names, PyUnicode_FSConverter,
-                                     &name, &data, take_small, &file.mode, &mtime))
+    double mtime;
+    int r = -EINVAL;
+    if (!PyArg_ParseTuple(args, "Oyy*O&d", &capsule, &name, &data, take_small, &file.mode,
+                          &mtime))
         return NULL;
-    if (!(mtime > -9e18 && mtime < 9e18))
+    struct onepot_writer *writer = writer_of(capsule);
+    if (!(mtime > -9e18 && mtime < 9e18)) {
         PyErr_SetString(PyExc_ValueError, "there is no such time");
-    else
+    } else if (writer) {
         set_time(&file, mtime);
-    if (!PyErr_Occurred() && (writer = writer_enter(w))) {
         Py_BEGIN_ALLOW_THREADS
-        r = onepot_writer_add(writer, PyBytes_AsString(name), data.buf, (size_t)data.len, &file,
-                              &error);
+        r = onepot_writer_add(writer, name, data.buf, (size_t)data.len, &file, &error);
         Py_END_ALLOW_THREADS
-        writer_leave(w, 0);
         if (r < 0)
             raise_error(r, &error);
     }
     PyBuffer_Release(&data);
-    Py_DECREF(name);
-    if (PyErr_Occurred())
+    return r < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* The two ends: afterwards the capsule is of no use. */
+
+static PyObject *writer_discard(PyObject *self, PyObject *capsule)
+{
+    if (PyCapsule_SetDestructor(capsule, NULL) < 0)
         return NULL;
+    writer_free(capsule);
     Py_RETURN_NONE;
 }
 
-/* close() and discard() both end the writer. */
-static PyObject *writer_end(PyObject *self, int keep)
+static PyObject *writer_finish(PyObject *self, PyObject *capsule)
 {
-    struct py_writer *w = (struct py_writer *)self;
+    struct onepot_writer *writer = writer_of(capsule);
     struct onepot_error error = {0};
-    int r = 0;
-    int closed;
-    Py_BEGIN_CRITICAL_SECTION(self);
-    closed = !w->writer;
-    Py_END_CRITICAL_SECTION();
-    if (closed)
-        Py_RETURN_NONE;
-    struct onepot_writer *writer = writer_enter(w);
-    if (!writer)
+    int r;
+    if (!writer || PyCapsule_SetDestructor(capsule, NULL) < 0)
         return NULL;
-    writer_leave(w, 1);
     Py_BEGIN_ALLOW_THREADS
-    if (keep)
-        r = onepot_writer_finish(writer, &error);
-    else
-        onepot_writer_discard(writer);
+    r = onepot_writer_finish(writer, &error);
     Py_END_ALLOW_THREADS
-    if (r < 0)
-        return raise_error(r, &error);
-    Py_RETURN_NONE;
+    return r < 0 ? raise_error(r, &error) : Py_NewRef(Py_None);
 }
 
-static PyObject *writer_close(PyObject *self, PyObject *unused)
-{
-    (void)unused;
-    return writer_end(self, 1);
-}
-
-static PyObject *writer_discard(PyObject *self, PyObject *unused)
-{
-    (void)unused;
-    return writer_end(self, 0);
-}
-
-static PyMethodDef writer_methods[] = {
-    {"add", (PyCFunction)(void *)writer_add, METH_VARARGS | METH_KEYWORDS,
-     "add(name, data, *, mode=0o644, mtime=0): add bytes, or any buffer, as a file. name: its\n"
-     "path in the archive. mode: permissions. mtime: seconds since 1970. ValueError: no file "
-     "can\n"
-     "have this name or time. FileExistsError: the name is taken. OSError: it can't be "
-     "written."},
-    {"close", writer_close, METH_NOARGS,
-     "Write the index and give the archive its name. A second call does nothing."},
-    {"discard", writer_discard, METH_NOARGS, "Give up the archive; nothing is left of it."},
+PyMethodDef writer_functions[] = {
+    {"writer_open", writer_open, METH_VARARGS,
+     "(path, options): the handle of a new writer; its end discards the archive."},
+    {"writer_add", writer_add, METH_VARARGS, "(handle, name, data, mode, mtime)"},
+    {"writer_finish", writer_finish, METH_O, "(handle)"},
+    {"writer_discard", writer_discard, METH_O, "(handle)"},
     {0}};
-
-static PyType_Slot writer_slots[] = {
-    {Py_tp_new, (void *)PyType_GenericNew},
-    {Py_tp_init, (void *)writer_init},
-    {Py_tp_dealloc, (void *)writer_dealloc},
-    {Py_tp_methods, writer_methods},
-    {Py_tp_doc, (void *)"The part of onepot.Writer in C; see there."},
-    {0, NULL},
-};
-
-PyType_Spec writer_spec = {
-    .name = "onepot._core.Writer",
-    .basicsize = sizeof(struct py_writer),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-    .slots = writer_slots,
-};

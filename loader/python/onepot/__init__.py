@@ -20,8 +20,8 @@ The package uses torch if the program has imported it, and never imports torch i
 collate() needs it.
 """
 from onepot._archive import Archive, Names
-from onepot._batch import SampleList, TensorBatch, collate
-from onepot._core import Batch, Buffer, Sample, __version__
+from onepot._batch import Batch, SampleList, TensorBatch, collate
+from onepot._core import Buffer, Sample, __version__
 from onepot._dataset import Dataset, IterableDataset
 from onepot._folder import IMG_EXTENSIONS, ImageFolder
 from onepot._images import Images

@@ -206,11 +206,15 @@ class Archive(_core.Archive):
     def split(self, low, high, seed=0):
         """split(low, high, seed=0): an Archive of the samples whose name's hash lies in
         [low, high) of [0, 1): train 0 to 0.8, test 0.8 to 1. ValueError: no such fractions."""
+        if not 0 <= low <= high <= 1:
+            raise ValueError("fractions are 0 <= low <= high <= 1")
         return self._part("split", low, high, seed)
 
     def fold(self, folds, fold, held_out=False, seed=0):
         """fold(folds, fold, held_out=False, seed=0): an Archive of all samples except those of
         one fold; with held_out, of the samples in that fold. ValueError: no such fold."""
+        if folds < 2 or not 0 <= fold < folds:
+            raise ValueError("there are at least 2 folds, counted from 0")
         return self._part("fold", folds, fold, held_out, seed)
 
     def subset(self, indices):

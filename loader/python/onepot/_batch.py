@@ -62,6 +62,44 @@ def decode(archive, indices, images, seed, epoch, is_sent=False):
     return batch
 
 
+class Batch(_core.Batch):
+    """The samples of one batch in one piece of memory; len(batch), batch[i]. The memory is used
+    again when the batch and all views of it are gone. Any number of threads may use a batch."""
+
+    __module__ = "onepot"
+    __slots__ = ()
+
+    def _main(self):
+        images = self.images
+        return self.data if images is None else images
+
+    def tensors(self):
+        """Of images: all of them, [samples, *shape], as a tensor if torch is loaded, else a
+        Buffer. Of other samples: a list of Buffers, uint8 [size]. No copies."""
+        images, t = self.images, torch()
+        if images is None:
+            return list(self)
+        return t.from_dlpack(images) if hasattr(t, "from_dlpack") else images
+
+    def copy_into(self, to, stream=None):
+        """copy_into(to, stream=None): as Buffer.copy_into, of images if the loader makes some,
+        else of data."""
+        self._main().copy_into(to, stream)
+
+    def __dlpack__(self, **how):
+        """A DLPack capsule of images if the loader makes some, else of data."""
+        return self._main().__dlpack__(**how)
+
+    def __dlpack_device__(self):
+        """(1, 0): the CPU; (2, N): CUDA."""
+        return self._main().__dlpack_device__()
+
+    def __repr__(self):
+        main = self._main()
+        return "<onepot.Batch of %d samples: %s %r, from element %d of epoch %d>" % (
+            len(self), main.dtype, main.shape, self.first, self.epoch)
+
+
 class TensorBatch:
     """The samples of one batch in one piece of memory, `slab`, and views of it: tensors if torch
     is loaded, memoryviews otherwise.

@@ -1,4 +1,4 @@
-"""Where copy_into() copies to."""
+"""Where copy_into() copies to, and in which stream."""
 import sys
 
 
@@ -45,3 +45,20 @@ def target(buffer, to, stream):
         torch = sys.modules.get("torch") if hasattr(to, "data_ptr") else None
         stream = torch.cuda.current_stream(to.device) if torch else 1
     return address, size, stream
+
+
+def stream_number(stream):
+    """The handle of another program's stream: by the protocol of cuda.core and others, or of
+    older torch (cuda_stream) or cupy (ptr)."""
+    shown = getattr(stream, "__cuda_stream__", None)
+    if shown is None:
+        for name in ("cuda_stream", "ptr"):
+            if hasattr(stream, name):
+                return getattr(stream, name)
+        raise TypeError("a stream is a number, or has __cuda_stream__, cuda_stream or ptr")
+    pair = shown() if callable(shown) else shown
+    if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], int):
+        raise TypeError("__cuda_stream__ is not (version, handle)")
+    if pair[0] != 0:
+        raise ValueError("__cuda_stream__ of version %d, and only 0 is known" % pair[0])
+    return pair[1]

@@ -3,10 +3,10 @@ processes under fork, spawn and forkserver."""
 from itertools import islice
 from random import getrandbits
 
-from onepot import _core
 from onepot._archive import as_archive
 from onepot._batch import SampleList, decode, gather
 from onepot._images import Images
+from onepot._sampler import Order
 from onepot._torch import TorchAware, torch, worker
 
 
@@ -186,8 +186,7 @@ class IterableDataset(TorchAware):
         self.drop_last = drop_last
         self._order = dict(shuffle=shuffle, seed=seed, drop_last=drop_last, block=block,
                            window=window, worker=0, workers=0)
-        whole = _core.Sampler(len(self._dataset), rank, world_size,
-                              dict(self._order, shuffle=False))
+        whole = Order(len(self._dataset), rank, world_size, dict(self._order, shuffle=False))
         self.rank, self.world_size, self._samples = whole.rank, whole.num_replicas, len(whole)
         t = torch()
         # Shared, so that persistent workers see the epoch that set_epoch() sets here.
@@ -209,8 +208,8 @@ class IterableDataset(TorchAware):
         return (self._samples + more) // self.batch_size
 
     def _sampler(self, **which):
-        sampler = _core.Sampler(len(self._dataset), self.rank, self.world_size,
-                                dict(self._order, **which))
+        sampler = Order(len(self._dataset), self.rank, self.world_size,
+                        dict(self._order, **which))
         epoch = int(self._epoch[0])
         if epoch:
             sampler.set_epoch(epoch)

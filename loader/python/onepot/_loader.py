@@ -1,14 +1,17 @@
-"""Loader: its arguments. The batches are made in C."""
+"""Loader: its arguments, its life and its iterators. The batches are made in C."""
 from functools import partial
 from operator import index
 
 from onepot import _core
 from onepot._archive import as_archive
+from onepot._batch import Batch
 from onepot._images import Images
+from onepot._sampler import rank_of
 from onepot._torch import torch
 
 _FLOATS = {"float32": 1, "float16": 2, "bfloat16": 3}
 _GATHERS = {"auto": 0, "host": 1, "device": 2}
+_ANY_EPOCH = (1 << 64) - 1
 
 
 def _current_device():
@@ -87,7 +90,29 @@ def _milliseconds(seconds):
     return max(1, int(seconds * 1000)) if seconds else _core.NEVER
 
 
-class Loader(_core.Loader):
+class _Epoch:
+    """The batches of a Loader, from its position to the end of the epoch. It also ends when the
+    loader goes to another epoch, even if other threads take batches of this one or the next."""
+
+    # The loader itself can't be its iterator: iter() of an iterator must have no effect, while
+    # iter() of a loader begins an epoch.
+    __slots__ = ("_loader", "_epoch", "_has_ended")
+
+    def __init__(self, loader, epoch):
+        self._loader, self._epoch, self._has_ended = loader, epoch, False
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        batch = None if self._has_ended else self._loader._take(self._epoch)
+        if batch is None:
+            self._has_ended = True
+            raise StopIteration
+        return batch
+
+
+class Loader:
     """Loader(archive, batch_size, rank=None, world_size=None, seed=0, shuffle=True,
            drop_last=False, threads=None, prefetch=None, decode=None, *, epoch=0,
            memory=0, align=0, skip_errors=False, verify=False, npy=False, block=0,
@@ -147,7 +172,9 @@ class Loader(_core.Loader):
     """
 
     __module__ = "onepot"
-    __slots__ = ()
+    # _handle: the library's loader, in a capsule; None: it was closed. _resumes: a state was
+    # loaded, so the next iteration continues it and begins no new epoch.
+    __slots__ = ("_handle", "_archive", "_batch_size", "_resumes")
 
     def __init__(self, archive, batch_size, rank=None, world_size=None, seed=0, shuffle=True,
                  drop_last=False, threads=None, prefetch=None, decode=None, *, epoch=0, memory=0,
@@ -156,16 +183,113 @@ class Loader(_core.Loader):
                  gather="auto", io_timeout=None, devices=None, stage=None):
         if gather not in _GATHERS:
             raise ValueError("gather is 'auto', 'host' or 'device', not '%s'" % gather)
+        batch_size = index(batch_size)
         is_npy = isinstance(decode, str) and decode == "npy"
-        options = dict(batch_size=batch_size, seed=seed, shuffle=shuffle, drop_last=drop_last,
+        rank, world_size = rank_of(rank, world_size, "world_size", 2)
+        options = dict(batch_size=batch_size, rank=rank, world_size=world_size, seed=seed,
+                       shuffle=shuffle, drop_last=drop_last,
                        threads=0 if threads is None else threads,
                        prefetch=0 if prefetch is None else prefetch, epoch=epoch, memory=memory,
                        align=align, skip_errors=skip_errors, verify=verify, npy=npy or is_npy,
                        block=block, window=window, decoded_bytes=decoded_bytes,
                        gather=_GATHERS[gather], io_timeout=_milliseconds(io_timeout))
-        super().__init__(archive, partial(as_archive, stage=stage), _device_names(device, devices),
-                         None if is_npy else decode, _images(images, dtype, mean, scale), rank,
-                         world_size, options)
+        handle, archive = _core.loader_open(
+            archive, partial(as_archive, stage=stage), _device_names(device, devices),
+            None if is_npy else decode, _images(images, dtype, mean, scale), options, Batch)
+        if hasattr(self, "_handle"):
+            raise ValueError("the loader was initialised already")
+        self._archive, self._batch_size, self._resumes = archive, batch_size, False
+        self._handle = handle
+
+    def _opened(self):
+        """The handle, which its holder keeps from being freed by close()."""
+        handle = getattr(self, "_handle", None)
+        if handle is None:
+            raise ValueError("the loader %s" % ("is closed" if self.closed else "was not opened"))
+        return handle
+
+    def close(self):
+        """Stop its threads and give up its memory, as at the end of a 'with' block. Later uses are a
+        ValueError. Batches keep their bytes. An Archive that was given stays open."""
+        self._handle = self._archive = None
+
+    @property
+    def closed(self):
+        """Was it closed?"""
+        return getattr(self, "_handle", False) is None
+
+    def __len__(self):
+        return _core.loader_batches(self._opened())
+
+    def _take(self, epoch):
+        """The next batch of this epoch; None at its end."""
+        handle = self._opened()
+        while True:
+            batch = _core.loader_next(handle, epoch)
+            if batch is not False:
+                return batch
+            self._opened()  # another thread may have closed it
+
+    def __next__(self):
+        batch = self._take(_ANY_EPOCH)
+        if batch is None:
+            raise StopIteration
+        return batch
+
+    def __iter__(self):
+        epoch, done = _core.loader_epoch(self._opened())
+        resumes, self._resumes = self._resumes, False
+        if done and not resumes:  # an epoch that was left halfway is over
+            epoch += 1
+            _core.loader_set_epoch(self._opened(), epoch)
+        return _Epoch(self, epoch)
+
+    @property
+    def epoch(self):
+        """The epoch of the next batch."""
+        return _core.loader_epoch(self._opened())[0]
+
+    def set_epoch(self, epoch):
+        """Go to the start of an epoch. Costs nothing if the loader is there already."""
+        _core.loader_set_epoch(self._opened(), epoch)
+        self._resumes = False
+
+    @property
+    def sampler(self):
+        """The loader itself, for loops that call loader.sampler.set_epoch()."""
+        return self
+
+    def state_dict(self):
+        """The loader's position as a dict of numbers and a digest. Delivered batches count."""
+        return _core.loader_state(self._opened())
+
+    def load_state_dict(self, state):
+        """Go on from a state, even with another world size if the global batch is the same.
+        ValueError: the state belongs to another archive, or these ranks can't continue it."""
+        _core.loader_restore(self._opened(), state)
+        self._resumes = True
+
+    @property
+    def stats(self):
+        """Counts, bytes and seconds of this loader: dict."""
+        return _core.loader_stats(self._opened())
+
+    @property
+    def delivered(self):
+        """(samples, sum, sum) of what was delivered in this epoch, padding left out. Added over
+        all ranks modulo 2**64 they are the same for any order with each sample once."""
+        return _core.loader_delivered(self._opened())
+
+    def __repr__(self):
+        handle = getattr(self, "_handle", None)
+        if handle is None:
+            return "<onepot.Loader, %s>" % ("closed" if self.closed else "not initialised")
+        return "<onepot.Loader of %r: %d batches of %d, %s, epoch %d>" % (
+            self._archive, _core.loader_batches(handle), self._batch_size, _core.loader_kind(handle),
+            _core.loader_epoch(handle)[0])
+
+    def __reduce__(self):
+        raise TypeError("cannot pickle 'Loader' object")
 
     def __enter__(self):
         return self
@@ -179,7 +303,7 @@ class Loader(_core.Loader):
         before, how fast, and how long the consumer waited: dict of bytes, seconds and bytes per
         second, of several devices added up. The first call measures the peak of the slowest
         link. OSError: the loader has no device."""
-        figures = self._transfer(previous)
+        figures = _core.loader_transfer(self._opened(), previous)
         seconds, peak = figures["copy_seconds"], float(figures.pop("peak"))
         rate = figures["copy_bytes"] / seconds if seconds else 0.0
         figures.update(bytes_per_second=rate, peak_bytes_per_second=peak,

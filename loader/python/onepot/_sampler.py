@@ -1,4 +1,7 @@
 """torch's DistributedSampler, with its order made in C."""
+import warnings
+from operator import index
+
 from onepot import _core
 from onepot._torch import TorchAware
 
@@ -7,7 +10,79 @@ def _count(dataset):
     return dataset if isinstance(dataset, int) else len(dataset)
 
 
-class DistributedSampler(TorchAware, _core.Sampler):
+def rank_of(rank, world_size, what, level):
+    """Rank and world size, as given, or the launcher's if both are None. Warns if these may
+    surprise, about a caller so many levels up. `what` is the world size's name in messages."""
+    if (rank is None) != (world_size is None):
+        raise ValueError("rank and %s are given both or none" % what)
+    if rank is None:
+        rank, world_size, note = _core.launcher_rank()
+        if note is not None:
+            warnings.warn(note, RuntimeWarning, stacklevel=level + 1)
+    elif index(world_size) == 0:
+        raise ValueError("%s is 0" % what)
+    return rank, world_size
+
+
+class Order:
+    """The elements of one rank: a sampler of the library, whose handle lies in a capsule."""
+
+    __slots__ = ("_handle", "_skip")  # _skip: where the next iterator begins
+
+    def __init__(self, samples, rank, world_size, options):
+        rank, world_size = rank_of(rank, world_size, "num_replicas", 3)
+        handle = _core.sampler_open(samples, dict(options, rank=rank, world_size=world_size))
+        if hasattr(self, "_handle"):
+            raise ValueError("the sampler was initialised already")
+        self._handle, self._skip = handle, 0
+
+    def _opened(self):
+        """The handle. A subclass may call a method before our __init__."""
+        if not hasattr(self, "_handle"):
+            raise ValueError("the sampler was not initialised")
+        return self._handle
+
+    def __len__(self):
+        return _core.sampler_numbers(self._opened())[0]
+
+    @property
+    def rank(self):
+        """The number of this rank, below num_replicas."""
+        return _core.sampler_numbers(self._opened())[1]
+
+    @property
+    def num_replicas(self):
+        """The number of ranks."""
+        return _core.sampler_numbers(self._opened())[2]
+
+    @property
+    def epoch(self):
+        """The epoch that set_epoch() chose."""
+        return _core.sampler_numbers(self._opened())[3]
+
+    def __iter__(self):
+        get = _core.sampler_getter(self._opened())
+        first, self._skip = self._skip, 0
+        return map(get, range(first, len(self)))
+
+    def set_epoch(self, epoch):
+        """Shuffle for another epoch."""
+        _core.sampler_set_epoch(self._opened(), epoch)
+
+    def state_dict(self):
+        """The epoch and the position in it, as a dict."""
+        return {"epoch": self.epoch, "yielded": self._skip}
+
+    def load_state_dict(self, state):
+        """Go to the position of a state: 'epoch', and 'yielded', the elements to pass over."""
+        yielded = index(state["yielded"])
+        if not 0 <= yielded < 1 << 64:
+            raise OverflowError("%r is not between 0 and %d" % (yielded, (1 << 64) - 1))
+        Order.set_epoch(self, state["epoch"])
+        self._skip = yielded
+
+
+class DistributedSampler(TorchAware, Order):
     """DistributedSampler(dataset, num_replicas=None, rank=None, shuffle=True, seed=0,
                        drop_last=False, *, block=0, window=0, worker=0, workers=0)
 
