@@ -27,6 +27,7 @@
 
 #include "cleanup.h"
 #include "clock.h"
+#include "job.h"
 #include "numbers.h"
 #include "path.h"
 #include "process.h"
@@ -220,7 +221,10 @@ int claim_new(const struct claim_options *options, struct claim **ret_claim)
     int r = -ENOENT;
     if (!claim)
         return -ENOMEM;
-    prefix_of(options->job, claim->prefix);
+    struct job job;
+    if (!options->job)
+        job_detect(&job);
+    prefix_of(options->job ? options->job : job.id, claim->prefix);
     claim->fd = claim->folder_fd = -1;
     claim->total_bytes = options->total_bytes;
     claim->record = (struct claim_record){

@@ -28,15 +28,18 @@ struct claim;
 #define CLAIM_LEAST_BYTES (UINT64_C(4) << 20)
 
 struct claim_options {
-    const char
-        *job; /* distinguishes jobs of one user: fit for a file name, "" outside of a job */
+    /* Distinguishes jobs of one user: fit for a file name, "" outside of a job. NULL: from the
+     * environment. */
+    const char *job;
     uint64_t total_bytes; /* for the whole job */
     uint64_t fixed_bytes; /* the size to take, whatever the others have; 0: a fair part of what
                              is left */
     uint64_t most_bytes;  /* never wants more than this; 0: as much as there is */
     /* The CPUs that the process's threads work on (cpus_key); 0: too few threads to count. */
     uint64_t cpus_key;
-    bool unwatched; /* no claim_watch_fd: the kernel is slow to close one */
+    /* No claim_watch_fd, as the kernel takes 20 ms to close one: for processes that come and go
+     * often. */
+    bool unwatched;
 };
 
 /* -errno if there is no folder for the claim: then nothing is shared. */

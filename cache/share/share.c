@@ -11,9 +11,6 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "claims.h"
-#include "cpus.h"
-#include "job.h"
 #include "thread.h"
 
 #define LOOK_EVERY_MS 500        /* without a watch on the others */
@@ -80,26 +77,6 @@ static void *share_look_at_others(void *arg)
     return NULL;
 }
 
-static int make_claim(struct share *share)
-{
-    const struct share_options *options = &share->options;
-    struct job job;
-    struct claim_options claim = {
-        .job = options->job,
-        .total_bytes = options->total_bytes,
-        .fixed_bytes = options->fixed_bytes,
-        .most_bytes = options->most_bytes,
-        .unwatched = options->is_brief,
-        .cpus_key = options->works ? cpus_key() : 0,
-    };
-
-    if (!options->job) {
-        job_detect(&job);
-        claim.job = job.id;
-    }
-    return claim_new(&claim, &share->claim);
-}
-
 int share_new(const struct share_options *options, struct share **ret_share)
 {
     struct share *share = calloc(1, sizeof(*share));
@@ -107,9 +84,10 @@ int share_new(const struct share_options *options, struct share **ret_share)
     if (!share)
         return -ENOMEM;
     share->options = *options;
-    atomic_init(&share->most_bytes, options->most_bytes ? options->most_bytes : UINT64_MAX);
+    uint64_t most = options->claim.most_bytes;
+    atomic_init(&share->most_bytes, most ? most : UINT64_MAX);
     share->bell_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    int r = share->bell_fd < 0 ? -errno : make_claim(share);
+    int r = share->bell_fd < 0 ? -errno : claim_new(&options->claim, &share->claim);
     if (r < 0) {
         if (share->bell_fd >= 0)
             close(share->bell_fd);

@@ -3,7 +3,7 @@
  * thread sleeps until others of the job come or go, so that an idle process gives back what
  * others need.
  *
- *     struct share_options options = {.total_bytes = budget_cache_bytes(), .told = told};
+ *     struct share_options options = {.claim.total_bytes = budget_cache_bytes(), .told = told};
  *     share_new(&options, &share);       told() is called, and again at each change
  *     share_free(share);
  *
@@ -13,8 +13,9 @@
 #ifndef ONEPOT_SHARE_H
 #define ONEPOT_SHARE_H
 
-#include <stdbool.h>
 #include <stdint.h>
+
+#include "claims.h"
 
 struct share;
 
@@ -26,16 +27,7 @@ struct share_part {
 };
 
 struct share_options {
-    const char *job;      /* NULL: from the environment */
-    uint64_t total_bytes; /* for the whole job */
-    uint64_t fixed_bytes; /* the size that the user set; 0: a fair part */
-    uint64_t most_bytes;  /* limit on the request, for now; 0: as much as there is */
-    bool works;           /* has threads that keep CPUs busy, as many as there are */
-    /*
-     * For processes that come and go often: the thread looks twice a second instead of sleeping
-     * until others come or go. A watch on the others would cost 20 ms at the end.
-     */
-    bool is_brief;
+    struct claim_options claim; /* unwatched: the thread looks twice a second */
     /*
      * Returns the most bytes that are used when it returns: see claim_set. share_new calls it,
      * and then the thread after each look, even if nothing has changed. It must not call

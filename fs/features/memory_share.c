@@ -30,9 +30,9 @@ static int memory_share_start(struct session *s, void **ret_state)
     struct session_config *config = &s->config;
     const struct share_part all = {.bytes = config->cache_bytes};
     const struct share_options options = {
-        .job = config->job ? config->job : "",
-        .total_bytes = config->cache_bytes,
-        .fixed_bytes = config->cache_is_fixed ? config->cache_bytes : 0,
+        .claim = {.job = config->job ? config->job : "",
+                  .total_bytes = config->cache_bytes,
+                  .fixed_bytes = config->cache_is_fixed ? config->cache_bytes : 0},
         .told = memory_share_set,
         .ctx = config,
     };

@@ -106,10 +106,10 @@ static uint64_t readers_told_part(void *ctx, const struct share_part *part)
 static void readers_share_memory(struct readers *readers, const struct dataset *d)
 {
     const struct share_options options = {
-        .total_bytes = budget_cache_bytes(),
-        .fixed_bytes = d->cache_bytes,
-        .most_bytes = readers->weight + readers->weight / 8 + ROOM_BYTES,
-        .is_brief = true,
+        .claim = {.total_bytes = budget_cache_bytes(),
+                  .fixed_bytes = d->cache_bytes,
+                  .most_bytes = readers->weight + readers->weight / 8 + ROOM_BYTES,
+                  .unwatched = true},
         .told = readers_told_part,
         .ctx = readers,
     };
@@ -118,7 +118,7 @@ static void readers_share_memory(struct readers *readers, const struct dataset *
         return;
     readers->share = NULL;
     if (!alone.bytes)
-        alone.bytes = options.total_bytes / rank_share_ranks();
+        alone.bytes = options.claim.total_bytes / rank_share_ranks();
     readers_told_part(readers, &alone);
 }
 

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "cpus.h"
 #include "engine_private.h"
 #include "share.h"
 
@@ -321,16 +322,16 @@ int engine_get_slab(struct engine *e, uint32_t device, size_t bytes, struct slab
 void engine_join_others(struct engine *e)
 {
     const struct share_options options = {
-        .total_bytes = e->options.job_bytes,
-        .fixed_bytes = e->options.is_fixed ? e->options.memory_bytes : 0,
-        .most_bytes = 1, /* the least; more is asked for when needed */
-        .works = e->options.cpus > 0,
-        .is_brief = true,
+        .claim = {.total_bytes = e->options.job_bytes,
+                  .fixed_bytes = e->options.is_fixed ? e->options.memory_bytes : 0,
+                  .most_bytes = 1, /* the least; more is asked for when needed */
+                  .cpus_key = e->options.cpus > 0 ? cpus_key() : 0,
+                  .unwatched = true},
         .told = engine_told_part,
         .ctx = e,
     };
     struct share *share = NULL;
-    if (!options.total_bytes)
+    if (!options.claim.total_bytes)
         return;
     int r = share_new(&options, &share);
     pthread_mutex_lock(&e->lock);

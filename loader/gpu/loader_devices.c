@@ -264,11 +264,9 @@ static int devices_own(struct loader_devices *d, uint32_t i, struct onepot_error
 static int devices_start_upload(struct loader_devices *d, uint32_t i, uint64_t batch_size,
                                 struct onepot_error *error)
 {
-    struct upload_options options = {.images = d->convert.channels ? &d->convert : NULL,
-                                     .batch_size = batch_size};
+    const struct onepot_conversion *images = d->convert.channels ? &d->convert : NULL;
     int r = devices_own(d, i, error);
-    options.device = d->device[i];
-    return r < 0 ? r : upload_new(&options, error, &d->upload[i]);
+    return r < 0 ? r : upload_new(d->device[i], images, batch_size, error, &d->upload[i]);
 }
 
 static int devices_start(struct loader_devices *d, struct engine_options *o,

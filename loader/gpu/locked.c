@@ -17,7 +17,6 @@
 #include "budget.h"
 #include "claims.h"
 #include "error.h"
-#include "job.h"
 #include "numbers.h"
 #include "thread.h"
 #include "view.h"
@@ -170,14 +169,11 @@ static uint64_t locked_use(void *ctx, uint64_t bytes)
  */
 static void claim_copies(struct pages *l)
 {
-    struct job job;
-    struct claim_options o = {
-        .job = job.id, .total_bytes = budget_cache_bytes(), .unwatched = true};
+    struct claim_options o = {.total_bytes = budget_cache_bytes(), .unwatched = true};
     for (size_t i = 0; i < l->count; i++)
         o.fixed_bytes += l->pieces[i].copy ? l->pieces[i].bytes : 0;
     if (!o.fixed_bytes || !o.total_bytes)
         return;
-    job_detect(&job);
     if (claim_new(&o, &l->claim) < 0)
         l->claim = NULL;
     else

@@ -420,23 +420,23 @@ void upload_transfer(struct upload *upload, bool previous, struct onepot_transfe
 
 /* ---- life ---- */
 
-int upload_new(const struct upload_options *options, struct onepot_error *error,
-               struct upload **ret_upload)
+int upload_new(struct onepot_device *device, const struct onepot_conversion *images,
+               uint64_t batch_size, struct onepot_error *error, struct upload **ret_upload)
 {
     struct upload *u = calloc(1, sizeof(*u));
     if (!u)
         return error_set(error, -ENOMEM, "no memory for a loader");
-    if (options->images)
-        u->images = *options->images;
+    if (images)
+        u->images = *images;
     u->users = 1;
-    u->batch_size = options->batch_size;
-    int r = device_share(options->device, error, &u->shared);
+    u->batch_size = batch_size;
+    int r = device_share(device, error, &u->shared);
     if (r == 0) {
         u->type = u->shared->type;
         u->device = u->shared->device;
         r = u->type->stream_new(u->device, true, error, &u->stream);
     }
-    if (r == 0 && options->images)
+    if (r == 0 && images)
         r = u->type->stream_new(u->device, true, error, &u->converting);
     if (r < 0) {
         if (u->converting)

@@ -28,14 +28,10 @@
 
 struct upload;
 
-struct upload_options {
-    struct onepot_device *device;           /* shared, or opened again after a fork */
-    const struct onepot_conversion *images; /* to make of all batches, or NULL */
-    uint64_t batch_size;
-};
-
-int upload_new(const struct upload_options *options, struct onepot_error *error,
-               struct upload **ret_upload);
+/* To this device, which is shared, or opened again after a fork. images: what to make of all
+ * batches, or NULL. */
+int upload_new(struct onepot_device *device, const struct onepot_conversion *images,
+               uint64_t batch_size, struct onepot_error *error, struct upload **ret_upload);
 void upload_keep(struct upload *upload);
 /* The device collects the samples, from here. Taken over. Before the first batch. */
 void upload_gather(struct upload *upload, struct locked *locked);

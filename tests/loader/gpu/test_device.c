@@ -704,10 +704,9 @@ END_TEST
 
 static void begin_slab(struct slab *slab, struct upload **ret_upload)
 {
-    struct upload_options options = {.device = device, .batch_size = 1};
     struct onepot_error error = {0};
     *slab = (struct slab){.capacity = 4096};
-    good(upload_new(&options, &error, ret_upload), &error);
+    good(upload_new(device, NULL, 1, &error, ret_upload), &error);
     ck_assert_int_eq(upload_memory.allocate(slab, slab->capacity, *ret_upload), 0);
     slab_begin(slab, 1, SLAB_SAMPLE);
 }

@@ -235,9 +235,8 @@ static void make_slab(const struct onepot_conversion *images)
     written = (struct written){.is_done = 1};
     device =
         (struct onepot_device){.type = &noted, .name = "noted:0", .pid = getpid(), .users = 1};
-    struct upload_options options = {.device = &device, .images = images, .batch_size = 1};
     slab = (struct slab){.capacity = 4096};
-    ck_assert_int_eq(upload_new(&options, NULL, &upload), 0);
+    ck_assert_int_eq(upload_new(&device, images, 1, NULL, &upload), 0);
     ck_assert_int_eq(upload_memory.allocate(&slab, slab.capacity, upload), 0);
     slab_begin(&slab, 1, SAMPLE_BYTES);
     check_written("");
