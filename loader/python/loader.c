@@ -56,10 +56,14 @@ static struct py_loader *loader_of(PyObject *capsule)
     return PyCapsule_GetPointer(capsule, NULL);
 }
 
-/* The same as a converter for O&. */
+/* A converter for O&. None: another thread has closed it. */
 static int take_loader(PyObject *capsule, void *ret_loader)
 {
-    struct py_loader *l = loader_of(capsule);
+    struct py_loader *l = NULL;
+    if (capsule == Py_None)
+        PyErr_SetString(PyExc_ValueError, "the loader is closed");
+    else
+        l = loader_of(capsule);
     *(struct py_loader **)ret_loader = l;
     return l != NULL;
 }

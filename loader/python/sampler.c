@@ -122,9 +122,9 @@ static PyObject *sampler_set_epoch(PyObject *self, PyObject *args)
 static PyObject *sampler_get(PyObject *capsule, PyObject *number)
 {
     const struct onepot_sampler *sampler = sampler_of(capsule);
-    uint64_t at, index = 0;
+    uint64_t at = PyLong_AsUnsignedLongLong(number), index = 0;
     int r;
-    if (!sampler || !take_count(number, &at) ||
+    if (!sampler || (at == UINT64_MAX && PyErr_Occurred()) ||
         (at % PACE == PACE - 1 && PyErr_CheckSignals() < 0))
         return NULL;
     Py_BEGIN_CRITICAL_SECTION(capsule);

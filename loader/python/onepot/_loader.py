@@ -105,7 +105,9 @@ class _Epoch:
         return self
 
     def __next__(self):
-        batch = None if self._has_ended else self._loader._take(self._epoch)
+        batch = None if self._has_ended else False
+        while batch is False:  # none within a moment, so that signals are seen
+            batch = _core.loader_next(self._loader._handle, self._epoch)
         if batch is None:
             self._has_ended = True
             raise StopIteration
@@ -221,20 +223,9 @@ class Loader:
     def __len__(self):
         return _core.loader_batches(self._opened())
 
-    def _take(self, epoch):
-        """The next batch of this epoch; None at its end."""
-        handle = self._opened()
-        while True:
-            batch = _core.loader_next(handle, epoch)
-            if batch is not False:
-                return batch
-            self._opened()  # another thread may have closed it
-
     def __next__(self):
-        batch = self._take(_ANY_EPOCH)
-        if batch is None:
-            raise StopIteration
-        return batch
+        self._opened()
+        return next(_Epoch(self, _ANY_EPOCH))
 
     def __iter__(self):
         epoch, done = _core.loader_epoch(self._opened())
