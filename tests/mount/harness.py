@@ -222,11 +222,11 @@ def mountpoints(below="/"):
 
 def wait_for(condition, what, seconds=60):
     """How long is a matter of the machine, and of who else uses it; a promise of the program
-    to be done by then is another thing."""
+    to be done by then is another thing. `what` may be a function: a look then costs nothing before."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
-            raise Failure(f"waited {seconds} s in vain for {what}")
+            raise Failure(f"waited {seconds} s in vain for {what() if callable(what) else what}")
         time.sleep(0.02)
 
 
@@ -314,8 +314,20 @@ class Mount:
 class Work:
     """A test's private directory and what it may do there."""
 
-    def __init__(self, path):
+    def __init__(self, path, kept=None):
         self.path = path
+        self.kept = kept
+
+    def made_once(self, name, make):
+        """A link to a file that the first test of the script made, by make(path); a test that changes it
+        changes it for all."""
+        path = os.path.join(self.kept, name)
+        if not os.path.exists(path):
+            make(path + ".part")
+            os.rename(path + ".part", path)
+        if not os.path.exists(self / name):
+            os.link(path, self / name)
+        return self / name
 
     def __truediv__(self, name):
         return os.path.join(self.path, name)
@@ -355,12 +367,13 @@ def marked_processes(directory):
             continue
         try:
             with open(f"/proc/{pid}/environ", "rb") as f:
-                marked = mark in f.read().split(b"\0")
+                if mark not in f.read().split(b"\0"):
+                    continue
             with open(f"/proc/{pid}/stat", "rb") as f:
                 dead = f.read().rpartition(b")")[2].split()[0] in b"ZX"
         except OSError:
             continue
-        if marked and not dead:
+        if not dead:
             found.append(int(pid))
     return found
 
@@ -458,7 +471,7 @@ def clean_up_after_the_killed():
                 os.close(fd)
 
 
-def child(function, directory, parent):
+def child(function, directory, parent, kept):
     """Run one test; the exit status says how it went."""
     status = 1
     pr_set_pdeathsig = 1
@@ -469,7 +482,7 @@ def child(function, directory, parent):
         os.chdir("/")
         for name in ("run", "cache", "tmp"):
             os.makedirs(os.path.join(directory, ".home", name), mode=0o700)
-        function(Work(directory))
+        function(Work(directory, kept))
         status = 0
     except Skip as skip:
         print(f"skipped: {skip}")
@@ -496,7 +509,7 @@ def wait_child(pid, seconds):
     return None
 
 
-def run_test(name, function, seconds):
+def run_test(name, function, seconds, kept):
     directory = tempfile.mkdtemp(prefix=PREFIX, dir=place())
     held = lock(directory)
     os.environ[MARK] = directory
@@ -506,7 +519,7 @@ def run_test(name, function, seconds):
     pid = os.fork()
     if pid == 0:
         os.setpgid(0, 0)
-        child(function, directory, parent)
+        child(function, directory, parent, kept)
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)  # whoever of the two comes first
     try:
@@ -572,6 +585,18 @@ def shared_memory():
         os.close(fd)
 
 
+@contextlib.contextmanager
+def kept_folder():
+    """A directory for what several tests of a script read; it goes with the parent."""
+    folder = tempfile.mkdtemp(prefix=PREFIX, dir=place())
+    held = lock(folder)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+        os.close(held)
+
+
 def main(scope, seconds=300, in_memory=False):
     """Run the tests of a script; does not return. in_memory: they need no disk, and run faster
     where run_build gives them a folder in memory."""
@@ -598,8 +623,9 @@ def main(scope, seconds=300, in_memory=False):
     with program_for_others():
         if in_memory:
             tempfile.tempdir = os.environ.get("ONEPOT_TESTS_MEMORY")
-        results = [run_test(name, tests[name], getattr(tests[name], "seconds", seconds))
-                   for name in wanted]
+        with kept_folder() as kept:
+            results = [run_test(name, tests[name], getattr(tests[name], "seconds", seconds), kept)
+                       for name in wanted]
     if any(r not in (0, SKIPPED) for r in results):
         sys.exit(1)
     sys.exit(SKIPPED if all(r == SKIPPED for r in results) else 0)

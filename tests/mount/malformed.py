@@ -2,7 +2,8 @@
 
 For each: `onepot ls`, and of many `onepot mount`, ends within a time, not by a signal, and
 either works or says in one line what is wrong, with status 1. What still mounts is read
-whole: there are bytes or EIO, and the daemon lives on.
+whole: there are bytes or EIO, and the daemon lives on. One `ls` lists many, each for itself:
+to start the program takes longer than to read an archive.
 
 The damage is random, from a fixed seed. ONEPOT_TEST_SEED and ONEPOT_TEST_ROUNDS (a factor)
 vary it for longer searches; a failure prints the bytes that were changed.
@@ -10,8 +11,11 @@ vary it for longer searches; a failure prints the bytes that were changed.
 
 import errno
 import gzip
+import itertools
+import json
 import os
 import random
+import shutil
 import stat
 import struct
 import subprocess
@@ -26,12 +30,14 @@ from harness import Failure, check, check_equal, need_program, run
 SEED = os.environ.get("ONEPOT_TEST_SEED", "1")
 ROUNDS = float(os.environ.get("ONEPOT_TEST_ROUNDS", "1"))
 TIMEOUT = 100  # after which it hangs
+SAVED = ".onepot-index"
 
 
 # ---- what must hold ----
 
 # What may be said before it turns out that the archive is damaged.
-NOTES = (": unpacked ", "it is read as a plain tar", "; it is left out")
+NOTES = (": unpacked ", "it is read as a plain tar", "; it is left out", " stays a file", " stay files",
+         "it is made anew", "it is empty: an archive of nothing", "it has no end-of-archive marker")
 
 
 def check_said(done, what):
@@ -55,10 +61,61 @@ def try_command(what, *command):
     return check_said(done, f"{what}: {command[0]}"), done.stdout
 
 
-def try_list(archive, what):
+def try_list(archive, what, *options):
     """Its listing, or None where the archive was refused."""
-    fine, listing = try_command(what, "ls", "-R", "-l", archive)
-    return listing if fine else None
+    fine, listing = try_command(what, "ls", "-R", "-l", *options, archive)
+    return listing.rstrip(b"\n") if fine else None
+
+
+def lists_of(paths, what, *options):
+    """As try_list, of several archives by one command: path -> (listing, what is said of it)."""
+    try:
+        done = harness.onepot("ls", "-R", "-l", *options, *paths, status=None, timeout=TIMEOUT)
+    except subprocess.TimeoutExpired as late:
+        raise Failure(f"{what}: ls is not done after {TIMEOUT} s") from late
+    check(done.returncode in (0, 1), f"{what}: ls ended with {done.returncode}: {done.stderr[-2000:]!r}")
+    said, lists, here = {path: [] for path in paths}, {}, None
+    for line in done.stderr.decode(errors="replace").splitlines():
+        path = next((path for path in paths
+                     if line.removeprefix(f"onepot: {path}").startswith((": ", SAVED + ": "))), None)
+        check(path, f"{what}: says what is no message of one of them: {line!r}")
+        said[path].append(line)
+    for line in done.stdout.split(b"\n"):
+        if line.endswith(b":") and os.fsdecode(line[:-1]) in said:
+            here = lists.setdefault(os.fsdecode(line[:-1]), [])
+        elif here is not None:
+            here.append(line)
+    found = {}
+    for path in paths:
+        errors = [line for line in said[path] if not any(note in line for note in NOTES)]
+        if path in lists and errors:  # more notes, or a fault amid the list: its own status tells
+            found[path] = try_list(path, what, *options), said[path]
+            continue
+        check(len(errors) == (path not in lists), f"{what}: lines of error about {path} in {done.stderr!r}")
+        found[path] = None if errors else b"\n".join(lists[path]).rstrip(b"\n"), said[path]
+    check_equal(done.returncode, int(any(listing is None for listing, _ in found.values())), f"{what}: the status")
+    return found
+
+
+def each_listed(work, archive, cases, *options, at_once=40):
+    """(what, path, listing, what is said of it) of each (what, bytes) in place of an archive. Each has
+    a folder, as files of numbered names may be parts of one archive."""
+    cases = iter(cases)
+    while some := list(itertools.islice(cases, at_once)):
+        folder = work.make("cases")
+        paths = [os.path.join(folder, str(i), os.path.basename(archive)) for i in range(len(some))]
+        for path, (_, data) in zip(paths, some):
+            os.mkdir(os.path.dirname(path))
+            tree.write(path, data)
+        try:
+            lists = lists_of(paths, "one of " + ", ".join(what for what, _ in some), *options)
+        except Failure:
+            for path, (what, _) in zip(paths, some):
+                try_list(path, what, *options)  # and fails for the one that did
+            raise
+        for path, (what, _) in zip(paths, some):
+            yield what, path, *lists[path]
+        shutil.rmtree(folder)
 
 
 def try_mount(work, archive, what):
@@ -73,11 +130,11 @@ def try_mount(work, archive, what):
     try:
         contents = read_all(os.fsencode(target), what)
         # Whatever it was asked: it still answers.
-        state = harness.json.loads(harness.onepot("stat", "--json", target).stdout)
-        check_equal(state["state"], "serving", f"{what}: the daemon after everything was read")
+        with open(os.path.join(target, ".onepot/stat.json"), encoding="utf-8") as f:
+            check_equal(json.load(f)["state"], "serving", f"{what}: the daemon after everything was read")
         os.statvfs(target)
     finally:
-        harness.onepot("umount", target)
+        harness.unmount(target)
         # The namespace of a command of another test may see the mount, which is served until that ends.
         harness.wait_for(lambda: life.slots() == [], f"{what}: the state to go", 90)
     return contents
@@ -223,18 +280,16 @@ def check_truncations(work, make):
     rng = random.Random(f"truncate {SEED}")
     refused = 0
     lengths = truncated_lengths(len(data), rng)
-    for i, length in enumerate(lengths):
-        what = f"cut to {length} of {len(data)} bytes"
-        tree.write(archive, data[:length])
-        listing = try_list(archive, what)
+    cases = ((f"cut to {length} of {len(data)} bytes", data[:length]) for length in lengths)
+    for i, (what, path, listing, _) in enumerate(each_listed(work, archive, cases)):
         refused += listing is None
         if listing is not None or i % 5 == 0:
-            contents = try_mount(work, archive, what)
+            contents = try_mount(work, path, what)
             check((contents is None) == (listing is None),
                   f"{what}: ls and mount do not agree on it")
-            for path, content in (contents or {}).items():
-                check(content is None or content == whole.get(path),
-                      f"{what}: {path!r} has other content than before")
+            for name, content in (contents or {}).items():
+                check(content is None or content == whole.get(name),
+                      f"{what}: {name!r} has other content than before")
     # A tar that is cut in its trailing zeros, or between two members, is still a tar.
     check(refused > len(lengths) // 2, f"only {refused} of {len(lengths)} were refused")
 
@@ -261,21 +316,25 @@ def damage(data, rng):
     return bytes(out), changes
 
 
+def damages(data, regions, count, seed="damage"):
+    """(what, bytes) of so many, damaged by chance in one of the regions."""
+    rng = random.Random(f"{seed} {SEED}")
+    for _ in range(int(count * ROUNDS)):
+        start, end = rng.choice(regions)
+        piece, changes = damage(data[start:end], rng)
+        yield f"damaged from {start} on by {changes}", data[:start] + piece + data[end:]
+
+
 def check_damage(work, make, regions=lambda data: [(0, len(data))], count=60):
     """Random damage within the regions that describe (data alone can hold anything)."""
     archive = make(work, small_tree(work))
     with open(archive, "rb") as f:
         data = f.read()
-    rng = random.Random(f"damage {SEED}")
     mounted = 0
-    for i in range(int(count * ROUNDS)):
-        start, end = rng.choice(regions(data))
-        piece, changes = damage(data[start:end], rng)
-        what = f"damaged from {start} on by {changes}"
-        tree.write(archive, data[:start] + piece + data[end:])
-        listing = try_list(archive, what)
+    cases = damages(data, regions(data), count)
+    for i, (what, path, listing, _) in enumerate(each_listed(work, archive, cases)):
         if listing is not None and i % 2 == 0 or i % 10 == 0:
-            mounted += try_mount(work, archive, what) is not None
+            mounted += try_mount(work, path, what) is not None
     print(f"{mounted} of them were mounted")
 
 
@@ -346,20 +405,14 @@ def test_damaged_onepot(work):
         data = f.read()
     right = try_list(archive, "the whole archive")
     contents = try_mount(work, archive, "the whole archive")
-    rng = random.Random(f"damage {SEED}")
     end = len(data) // 10240 * 10240 - 10240
     regions = [(end, len(data)), (len(data) - 512, len(data)), (end_of_tar(archive), len(data))]
-    for i in range(int(80 * ROUNDS)):
-        start, stop = rng.choice(regions)
-        piece, changes = damage(data[start:stop], rng)
-        what = f"damaged from {start} on by {changes}"
-        tree.write(archive, data[:start] + piece + data[stop:])
-        listing = try_list(archive, what)
+    for i, (what, path, listing, _) in enumerate(each_listed(work, archive, damages(data, regions, 80))):
         check(listing is None or listing == right, f"{what}: lists something else")
         if i % 4 == 0:
-            found = try_mount(work, archive, what)
-            for path, content in (found or {}).items():
-                check(content is None or content == contents.get(path), f"{what}: {path!r}")
+            found = try_mount(work, path, what)
+            for name, content in (found or {}).items():
+                check(content is None or content == contents.get(name), f"{what}: {name!r}")
 
 
 def end_of_tar(archive):
@@ -450,24 +503,22 @@ def bytearray_with(data, at, value):
     return bytes(out)
 
 
+def around(lies):
+    """(what, an archive with a good member before it and another behind it) of each."""
+    for what, lie in lies:
+        yield what, file_named(b"good", b"before") + lie + file_named(b"after", b"after") + bytes(1024)
+
+
 def test_lying_tars(work):
-    archive = work / "lie.tar"
-    good = file_named(b"good", b"before")
-    for what, lie in lying_tars():
-        tree.write(archive, good + lie + file_named(b"after", b"after") + bytes(1024))
-        listing = try_list(archive, what)
+    for what, path, listing, _ in each_listed(work, "lie.tar", around(lying_tars())):
         check(listing is None, f"{what}: is not refused, and lists {listing!r}")
-        check(try_mount(work, archive, what) is None, f"{what}: is not refused by mount")
+        check(try_mount(work, path, what) is None, f"{what}: is not refused by mount")
 
 
 def test_members_that_lie_are_left_out(work):
-    archive = work / "lie.tar"
-    good = file_named(b"good", b"before")
-    for what, lie in tars_with_a_member_too_many():
-        tree.write(archive, good + lie + file_named(b"after", b"after") + bytes(1024))
-        said = harness.onepot("ls", archive).stderr.decode()
-        check(said.count("\n") == 1 and "left out" in said, f"{what}: {said!r}")
-        check_equal(try_mount(work, archive, what), {b"good": b"before", b"after": b"after"}, what)
+    for what, path, listing, said in each_listed(work, "lie.tar", around(tars_with_a_member_too_many())):
+        check(listing is not None and len(said) == 1 and "left out" in said[0], f"{what}: {said}")
+        check_equal(try_mount(work, path, what), {b"good": b"before", b"after": b"after"}, what)
 
 
 def test_odd_tars_that_are_fine(work):
@@ -516,13 +567,11 @@ def test_lying_superblocks(work):
     with open(image, "rb") as f:
         data = f.read()
     refused = total = 0
-    for i, (what, lie) in enumerate(superblock_lies(data)):
-        tree.write(image, lie)
-        listing = try_list(image, what)
+    for i, (what, path, listing, _) in enumerate(each_listed(work, image, superblock_lies(data))):
         refused += listing is None
         total += 1
         if listing is not None or i % 8 == 0:
-            try_mount(work, image, what)
+            try_mount(work, path, what)
     check(refused > total // 3, f"only {refused} of {total} were refused")
 
 
@@ -557,7 +606,8 @@ def test_squashfs_directories_that_lie(work):
             "a name that leads out": (b"plain-ff", "name", b"../../gg"),
             "a name with a NUL": (b"plain-ff", "name", b"plain\0ff"),
             "a name that is '..'": (b"plain-ff", "name 2", b"..")}
-    for what, (name, field, value) in lies.items():
+
+    def lying(name, field, value):
         out = bytearray(data)
         at = entry_of(data, name)
         if field == "inode":
@@ -566,9 +616,10 @@ def test_squashfs_directories_that_lie(work):
             out[at + 8:at + 8 + len(value)] = value
         if field == "name 2":
             struct.pack_into("<H", out, at + 6, 1)
-        tree.write(image, bytes(out))
-        listing = try_list(image, what)
-        contents = try_mount(work, image, what)
+        return bytes(out)
+
+    for what, path, listing, _ in each_listed(work, image, ((what, lying(*lie)) for what, lie in lies.items())):
+        contents = try_mount(work, path, what)
         # These may be shown in some way that is safe.
         if what not in ("names out of order", "a directory with two names",
                         "two entries of one name"):
@@ -642,23 +693,28 @@ def test_saved_indexes_are_not_trusted(work):
     archive = make_pax(work, source)
     right = try_list(archive, "without a saved index")
     harness.onepot("index", archive)
-    saved = archive + ".onepot-index"
+    saved = archive + SAVED
     with open(saved, "rb") as f:
         data = f.read()
     check_equal(try_list(archive, "with a saved index"), right, "the listing by a saved index")
     rng = random.Random(f"index {SEED}")
-    cases = [("empty", b""), ("garbage", rng.randbytes(20_000)), ("doubled", data + data)]
+    cases = [("whole", data), ("empty", b""), ("garbage", rng.randbytes(20_000)), ("doubled", data + data)]
     cases += [(f"cut to {n}", data[:n]) for n in (1, 64, 4096, len(data) - 1, len(data) // 2)]
-    for _ in range(int(60 * ROUNDS)):
-        start, end = rng.choice(((0, min(512, len(data))), (0, len(data))))
-        piece, changes = damage(data[start:end], rng)
-        cases.append((f"damaged from {start} on by {changes}", data[:start] + piece + data[end:]))
-    for i, (what, wrong) in enumerate(cases):
-        tree.write(saved, wrong)
-        listing = try_list(archive, f"a saved index, {what}")
+    cases += damages(data, ((0, min(512, len(data))), (0, len(data))), 60, "index")
+    paths = [os.path.join(work.make(f"{i}"), "x.tar") for i in range(len(cases))]
+    for path in paths:  # before any index, for a link changes a time of the archive
+        os.link(archive, path)
+    for path, (_, wrong) in zip(paths, cases):
+        tree.write(path + SAVED, wrong)
+    origin = json.loads(harness.onepot("info", "--json", paths[0]).stdout)[0]["index_origin"]
+    check_equal(origin, "saved", "where the whole index is from")
+    lists = lists_of(paths, "saved indexes")
+    for i, (path, (what, wrong)) in enumerate(zip(paths, cases)):
+        listing = lists[path][0]
         check(listing is None or listing == right, f"a saved index, {what}: lists something else")
         if i % 6 == 0:
-            try_mount(work, archive, f"a saved index, {what}")
+            tree.write(path + SAVED, wrong)
+            try_mount(work, path, f"a saved index, {what}")
 
 
 def test_index_of_an_archive_that_changed(work):
@@ -666,12 +722,12 @@ def test_index_of_an_archive_that_changed(work):
     archive = work / "changing.tar"
     write_tar(archive, [member("a", b"1"), member("b", b"2" * 600)])
     harness.onepot("index", archive)
-    with open(archive + ".onepot-index", "rb") as f:
+    with open(archive + SAVED, "rb") as f:
         saved = f.read()
     for members in ([member("a", b"1"), member("c", b"2" * 600)], [member("a", b"x" * 5000)]):
         before = os.stat(archive)
         write_tar(archive, members)
-        tree.write(archive + ".onepot-index", saved)
+        tree.write(archive + SAVED, saved)
         # Not even the same time makes it the same archive.
         os.utime(archive, ns=(before.st_atime_ns, before.st_mtime_ns))
         contents = try_mount(work, archive, "a changed archive with its old index")

@@ -6,12 +6,12 @@ import json
 import os
 import pathlib
 import struct
-import subprocess
 import tarfile
 import zipfile
 
 import harness
 from harness import check, check_equal, onepot, run
+from malformed import each_listed
 
 SQUASHFS, EXT3, ENCRYPTED = 1, 2, 5
 SYSTEM, PRIMARY, DATA, OVERLAY = 1, 2, 3, 4
@@ -25,7 +25,7 @@ def make_tree(work):
     (tree / "large").write_bytes(os.urandom(300000))
     (tree / "text").write_bytes(b"compresses well\n" * 30000)
     (tree / "link").symlink_to("d/small")
-    for i in range(300):
+    for i in range(0, 300, 5):
         (tree / "d" / f"f{i}").write_bytes(b"%d" % i * i)
     return tree
 
@@ -161,11 +161,9 @@ def test_damaged_sifs_are_refused(work):
         "cut table": (whole[:5000], "past its end"),
         "cut image": (whole[:40000], "past its end"),
     }
-    for name, (data, message) in cases.items():
-        path = write(work, "bad.sif", data)
-        done = onepot("ls", path, status=1)
-        check(message.encode() in done.stderr and done.stderr.count(b"\n") == 1,
-              f"{name}: {done.stderr}")
+    damaged = ((name, data) for name, (data, _) in cases.items())
+    for name, _, listing, said in each_listed(work, "bad.sif", damaged):
+        check(listing is None and len(said) == 1 and cases[name][1] in said[0], f"{name}: {said}")
     path = write(work, "magic.sif", make_sif([(image, {})], magic=b"SIF_MAGIX\0"))
     check(b"is a script" in onepot("ls", path, status=1).stderr, "another magic")
 
@@ -278,13 +276,9 @@ def test_cut_off_anywhere(work):
     image = make_squashfs(work, tree, "a.sqfs", "-nopad")
     whole = {"sif": make_sif([(image, {})]), "run": SCRIPT + make_tar(work, tree)[:2048]}
     for name, data in whole.items():
-        for at in range(0, len(data), 13 if len(data) < 4000 else 997):
-            path = write(work, "cut", data[:at])
-            done = subprocess.run([harness.onepot_program(), "ls", path], check=False,
-                                  env=harness.environment(), stdout=subprocess.DEVNULL,
-                                  stderr=subprocess.PIPE, timeout=60)
-            check(done.returncode in (0, 1), f"{name}, {at}: {done.returncode}")
-            check(done.returncode == 0 or done.stderr.count(b"\n") == 1, f"{name}, {at}")
+        lengths = range(0, len(data), 13 if len(data) < 4000 else 997)
+        for what, _, _, said in each_listed(work, "cut", ((f"{name}, {at}", data[:at]) for at in lengths)):
+            check(len(said) <= 1, f"{what}: {said}")
 
 
 if __name__ == "__main__":
