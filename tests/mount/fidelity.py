@@ -173,7 +173,8 @@ def test_tar_sparse(work):
 
 
 def test_tar_compressed(work):
-    source = make_tree(work, tree.PAX)
+    """Without the sparse files, which the tar would hold as twice as many bytes as all else."""
+    source = make_tree(work, dataclasses.replace(tree.PAX, sparse=False))
     plain = gnu_tar(work, source, "plain.tar", "--format=pax", "--xattrs", "--xattrs-include=*")
     expected = extract(work, "tar", plain, "out")
     tried = []
@@ -202,7 +203,7 @@ def test_small_files_of_a_gzip_in_any_order(work):
     """Of the part that a file lies in, only the beginning may be decompressed."""
     chance = random.Random(1)
     contents = [" ".join(map(str, chance.choices(range(10**6), k=3000))).encode()
-                for _ in range(400)]
+                for _ in range(200)]
     with tarfile.open(work / "small.tar.gz", "w:gz", compresslevel=6) as tar:
         for i, content in enumerate(contents):
             info = tarfile.TarInfo(f"f{i:03}")
@@ -257,29 +258,31 @@ SQUASHFS_KINDS = [
 
 
 def test_squashfs(work):
-    """Against the kernel where it mounts, else against unsquashfs."""
+    """Against the kernel where it mounts, else against unsquashfs: the first image, as all have the same
+    tree, but that mksquashfs now and then makes two links of a link to a symbolic one."""
     source = make_tree(work, dataclasses.replace(tree.SQUASHFS, depth=40))
-    if not any([squashfs_kind(work, source, *kind) for kind in SQUASHFS_KINDS]):
-        raise Skip("neither the kernel nor unsquashfs reads any of the images")
+    expected, ignore = None, ()
+    for name, *options in SQUASHFS_KINDS:
+        image = squashfs(work, source, f"{name}.squashfs", *options)
+        if image is None:
+            print(f"skipped part: mksquashfs has no {options[1]}")
+            continue
+        expected = expected or as_others_read(work, source, image)
+        check_mount(work, image, expected, f"SquashFS {name}", ignore)
+        ignore = [("nlink", SYMLINK), ("links", SYMLINK)]
+        os.unlink(image)
 
 
 test_squashfs.seconds = 240
 
 
-def squashfs_kind(work, source, name, *options):
-    image = squashfs(work, source, f"{name}.squashfs", *options)
-    if image is None:
-        print(f"skipped part: mksquashfs has no {options[1]}")
-        return False
+def as_others_read(work, source, image):
     try:
-        with work.kernel_mount("squashfs", image, f"kernel-{name}", "-o", "ro,loop") as kernel:
-            expected = tree.snapshot(kernel)
+        with work.kernel_mount("squashfs", image, "kernel", "-o", "ro,loop") as kernel:
+            return tree.snapshot(kernel)
     except Skip as skip:
-        print(f"{name}: compared with unsquashfs alone: {skip}")
-        expected = unsquashed(work, source, image, f"out-{name}")
-    check_mount(work, image, expected, f"SquashFS {name}")
-    os.unlink(image)
-    return True
+        print(f"compared with unsquashfs alone: {skip}")
+        return unsquashed(work, source, image, "out")
 
 
 def test_squashfs_as_extracted(work):
