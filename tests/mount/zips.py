@@ -42,6 +42,20 @@ def make(path, members, **options):
     return path
 
 
+def make_small(path, count):
+    """Of very many members, each its number: as zipfile writes them, without its pains for each."""
+    with zipfile.ZipFile(path, "w") as z:
+        for i in range(count):
+            data = b"%d" % i
+            info = entry(f"{i % 100}/{i}")
+            info.CRC, info.file_size, info.compress_size = zlib.crc32(data), len(data), len(data)
+            info.header_offset = z.start_dir
+            z.start_dir += z.fp.write(info.FileHeader(False) + data)
+            z.filelist.append(info)
+        z._didModify = True
+    return path
+
+
 def mixed():
     members = [(entry("readme"), b"hello\n", STORED), (entry("empty"), b"", DEFLATED),
                (entry("d/", 0o40750), b"", STORED), (entry("d/é\n"), b"odd", DEFLATED),
@@ -146,9 +160,8 @@ def test_data_descriptors_prefix_comment_and_zip64(work):
 
 
 def test_as_many_members_as_16_bits_can_count_and_more(work):
-    for count in (65535, 65536, 66000):
-        path = make(work / f"{count}.zip",
-                    [(entry(f"{i % 100}/{i}"), b"%d" % i, STORED) for i in range(count)])
+    for count in (65535, 65536):
+        path = make_small(work / f"{count}.zip", count)
         with work.mount(path, name=str(count)) as mount:
             for i in (0, 1, 33333, count - 1):
                 check_equal(pathlib.Path(mount / f"{i % 100}/{i}").read_bytes(), b"%d" % i,
@@ -349,7 +362,7 @@ def test_no_archive_is_made_of_encrypted_files_alone(work):
 
 def test_members_of_bzip2_and_lzma(work):
     methods = zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA
-    sizes = 0, 1, 70_000, 3_000_000
+    sizes = 0, 1, 70_000, 1_200_000
     path = make(work / "a.zip", [(entry(f"{method}/{size}"), content(size, size)[:size], method)
                                  for method in methods for size in sizes])
     with work.mount(path) as mount:
@@ -369,13 +382,13 @@ def test_members_of_bzip2_and_lzma(work):
         check(f"{method}/70000: ".encode() in done.stdout + done.stderr, f"it says {done.stderr!r}")
 
 
-def long_member(folder):
+def long_member(work):
     """A zip with a deflated member of 70 MB, half of which does not shrink; and its content."""
     block = random.Random(1).randbytes(1 << 19)
     data = b"".join(block[i * 997:] + b"%d" % i * 500_000 + block[:i * 997] for i in range(50))
     check(len(data) > 64 << 20, "it is too short")
-    return make(folder / "a.zip", [(entry("long"), data, DEFLATED),
-                                   (entry("other"), b"short", DEFLATED)], compresslevel=1), data
+    return work.made_once("a.zip", lambda path: make(path, [
+        (entry("long"), data, DEFLATED), (entry("other"), b"short", DEFLATED)], compresslevel=1)), data
 
 
 def can_enter_streams():
@@ -436,7 +449,7 @@ def test_streams_much_longer_than_their_content_are_left_out(work):
     for name, data, blocks, names in (("few", data, 500, ["other", "padded"]),
                                       ("many", data, 30_000, ["other"]),
                                       ("long", long, 2_500_000, ["other"])):
-        packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+        packer = zlib.compressobj(1, zlib.DEFLATED, -15)
         stream = packer.compress(data[:90_000]) + packer.flush(zlib.Z_FULL_FLUSH)
         stream += nothing * blocks + packer.compress(data[90_000:]) + packer.flush()
         with work.mount(with_stream(work / f"{name}.zip", stream, data)) as mount:
