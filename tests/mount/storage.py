@@ -51,7 +51,7 @@ def outlive_stalls():
 
 def wait_for_counts(mount, good, what):
     """The daemon writes them down several times a second."""
-    wait_for(lambda: good(mount.stat()), f"{what}: {mount.stat()}")
+    wait_for(lambda: good(mount.stat()), lambda: f"{what}: {mount.stat()}")
     return mount.stat()
 
 
