@@ -30,9 +30,9 @@ def content_of(path):
 def make_archive(work):
     members = [member("train", directory=True)]
     members += [member(f"train/c{i:02d}", directory=True) for i in range(CLASSES)]
-    members += [member(path, content_of(path)) for path in map(path_of, range(FILES))]
-    write_tar(work / "train.tar", members)
-    return work / "train.tar"
+    files = map(path_of, range(FILES))
+    return work.made_once("train.tar", lambda path: write_tar(
+        path, members + [member(name, content_of(name)) for name in files]))
 
 
 def distant(work, *options, cache=CACHE):
