@@ -3,23 +3,25 @@ mount with the preloaded library as without it, whatever ways it has to read.
 
 ONEPOT_PACKAGES in the environment: another Python to look for the packages with."""
 
+import contextlib
 import os
 import shutil
+import subprocess
 import sys
 import textwrap
 
 import harness
+import life
 from harness import Skip, check, check_equal, counting, directly_read, environment, onepot, run
 
-PYTHONS = [os.environ.get("ONEPOT_PACKAGES"), sys.executable, "/usr/bin/python3"]
+PYTHONS = dict.fromkeys([os.environ.get("ONEPOT_PACKAGES"), sys.executable, "/usr/bin/python3"])
 
-# How data is made, and how a reader tells what it found.
+# How data is made, and how a reader tells what it found. Spawned workers get sys.argv as it is then.
 COMMON = """
 import hashlib, os, random, sys
-folder = sys.argv[2]
 
 def path(name):
-    return os.path.join(folder, name)
+    return os.path.join(sys.argv[2], name)
 
 def tell(*found):
     print(*(hashlib.sha256(f).hexdigest() if isinstance(f, (bytes, bytearray, memoryview)) else f
@@ -30,34 +32,55 @@ def noise(size):
 """
 
 
-def python_with(*modules):
-    """A Python that has them."""
-    for python in filter(None, PYTHONS):
-        if shutil.which(python) and run(python, "-c", "import " + ", ".join(modules), status=None,
-                                        env=environment()).returncode == 0:
-            return python
+# Packages take long to import: one process makes the data, and reads it there and in a mount.
+MAIN = """
+if __name__ == '__main__':
+    if sys.argv[1] == 'make':
+        make()
+        read()
+        print('made', flush=True)
+        sys.argv[2] = input()
+    read()
+"""
+
+
+@contextlib.contextmanager
+def made(work, modules, *command, env):
+    """(Python, process, what it read) of the first Python that has the modules, when the data is made."""
+    for python in filter(shutil.which, filter(None, PYTHONS)):
+        with open(work / "errors", "w+b") as errors:
+            with life.process(python, *command, stdin=subprocess.PIPE, stderr=errors, env=env) as process:
+                lines = []
+                for line in process.stdout:
+                    if line == b"made\n":
+                        yield python, process, b"".join(lines)
+                        return
+                    lines.append(line)
+                process.wait()
+            errors.seek(0)
+            said = errors.read()
+            check(b"ImportError" in said or b"ModuleNotFoundError" in said, f"{python}: {said[-2000:]!r}")
     raise Skip("no Python here has " + ", ".join(modules))
 
 
 def check_same(work, modules, make, read, classes=""):
     """`make` fills a folder, `read` tells what it finds there: in a directory, in a mount of its
     archive, and there with the library."""
-    python = python_with(*modules)
     path = work / "program.py"
     with open(path, "w", encoding="utf-8") as f:
         f.write(COMMON + textwrap.dedent(classes) + "def make():\n" + textwrap.indent(textwrap.dedent(make), "    ") +
-                "\ndef read():\n" + textwrap.indent(textwrap.dedent(read), "    ") +
-                "\nif __name__ == '__main__':\n    make() if sys.argv[1] == 'make' else read()\n")
+                "\ndef read():\n" + textwrap.indent(textwrap.dedent(read), "    ") + MAIN)
     tree = work.make("tree")
     quiet = environment(TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="")
-    run(python, path, "make", tree, env=quiet)
-    run("tar", "-C", tree, "-cf", work / "data.tar", ".")
-    expected = run(python, path, "read", tree, env=quiet).stdout
-    check(len(expected) > 60, f"it read nothing: {expected}")
-    for mode in "off", "on":
-        result = onepot("run", f"--intercept={mode}", work / "data.tar", "--",
-                        *counting(work, python, path, "read", "{}"), env=quiet)
-        check_equal(result.stdout, expected, f"what it read with --intercept={mode}")
+    with made(work, modules, path, "make", tree, env=quiet) as (python, process, expected):
+        check(len(expected) > 60, f"it read nothing: {expected}")
+        run("tar", "-C", tree, "-cf", work / "data.tar", ".")
+        with work.mount(work / "data.tar") as mount:
+            found, _ = process.communicate(os.fsencode(mount.path) + b"\n")
+        check_equal((process.returncode, found), (0, expected), "what it read without the library")
+    result = onepot("run", "--intercept=on", work / "data.tar", "--",
+                    *counting(work, python, path, "read", "{}"), env=quiet)
+    check_equal(result.stdout, expected, "what it read with the library")
     check(directly_read(work), result.stderr)
 
 
@@ -114,7 +137,7 @@ def test_opencv(work):
                 assert cv2.imwrite(path(f"{n}.{ending}"), image[n:])
     """, """
         import cv2, numpy
-        for name in sorted(os.listdir(folder)):
+        for name in sorted(os.listdir(path("."))):
             if name[0] != ".":
                 tell(name, cv2.imread(path(name)).tobytes(),
                      cv2.imread(path(name), cv2.IMREAD_GRAYSCALE).tobytes(),
@@ -268,11 +291,14 @@ def test_dataloader_of_torch(work):
             tell(name, bytes(str(found), "utf-8"))
         storage = torch.from_file(path("0.bin"), size=1000, dtype=torch.uint8)
         tell(bytes(storage.tolist()))
-        for way in None, "fork", "spawn", "forkserver":
-            loader = DataLoader(Files(), batch_size=4, num_workers=2 if way else 0,
+        # A worker that does not come from a fork imports all anew.
+        for way, workers in (None, 0), ("fork", 2), ("spawn", 1), ("forkserver", 1):
+            if sys.argv[1] == "make" and workers == 1:
+                workers, way = 0, None
+            loader = DataLoader(Files(), batch_size=4, num_workers=workers,
                                 multiprocessing_context=way, collate_fn=list)
             for batch in loader:
-                tell(way, *batch)
+                tell(*batch)
     """, classes="""
         class Files:
             def __len__(self):
