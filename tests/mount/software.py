@@ -15,17 +15,16 @@ from harness import Skip, check, check_equal, environment, need_program, run
 PYTHON = sys.executable
 
 
-def python(code, *arguments, env=None, timeout=200):
-    """Output of a Python program, as the literal it prints last."""
-    done = run(PYTHON, "-I", "-c", code, *arguments, timeout=timeout,
-               env=env or environment(PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1"))
+def python(code, *arguments, modules="", timeout=200):
+    """Output of a Python program, as the literal it prints last. If it can't import what may be missing
+    here, it is skipped: some take seconds to import, so nothing tries that before."""
+    done = run(PYTHON, "-I", "-c", code, *arguments, timeout=timeout, status=None if modules else 0,
+               env=environment(PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1"))
+    if done.returncode != 0:
+        last = done.stderr.decode(errors="replace").rstrip().rpartition("\n")[2]
+        check(last.startswith(("ImportError: ", "ModuleNotFoundError: ")), f"a program with {modules}: {done.stderr!r}")
+        raise Skip(f"no Python modules {modules} here: {last}")
     return ast.literal_eval(done.stdout.decode().splitlines()[-1])
-
-
-def need_module(*names):
-    for name in names:
-        if run(PYTHON, "-I", "-c", f"import {name}", status=None).returncode != 0:
-            raise Skip(f"there is no Python module '{name}'")
 
 
 def packed(work, source, kind="tar"):
@@ -104,7 +103,6 @@ print(said)
 
 
 def test_numpy(work):
-    need_module("numpy")
     source = work.make("source")
     python("""
 import sys, os, numpy
@@ -115,7 +113,7 @@ for i, shape in enumerate([(0,), (1,), (1000, 33), (700, 700), (3, 5, 7)]):
 numpy.savez("z.npz", x=numpy.arange(10_000), y=rng.integers(0, 9, 5))
 numpy.savez_compressed("c.npz", x=numpy.arange(10_000))
 print(0)
-""", source)
+""", source, modules="numpy")
     check_same_on_mount(work, source, NUMPY)
 
 
@@ -146,11 +144,10 @@ for c in range({classes}):
         image = Image.frombytes("RGB", size, rng.randbytes(size[0] * size[1] * 3))
         image.save(os.path.join(directory, f"{{i}}." + ("jpeg", "png")[i % 2]))
 print(0)
-""", source)
+""", source, modules="PIL")
 
 
 def test_pil(work):
-    need_module("PIL")
     source = work.make("source")
     make_images(source)
     check_same_on_mount(work, source, PIL)
@@ -181,7 +178,6 @@ print([train(root) for root in sys.argv[1:]])
 
 @harness.within(400)
 def test_torch_image_folder(work):
-    need_module("PIL", "torch", "torchvision")
     source = work.make("source")
     make_images(source)
     with contextlib.ExitStack() as stack:
@@ -194,7 +190,7 @@ def test_torch_image_folder(work):
                 continue
             roots.append(stack.enter_context(work.mount(archive, name=f"mount-{i}")).path)
         check(len(roots) > 1, "nothing could be packed")
-        said = python(TORCH, *roots, timeout=300)
+        said = python(TORCH, *roots, timeout=300, modules="torch, torchvision")
     for found in said[1:]:
         check_equal(found, said[0], "what training sees on a mount")
 
@@ -323,7 +319,6 @@ def test_tar_of_a_mount(work):
 
 
 def test_sqlite(work):
-    need_module("sqlite3")
     source = work.make("source")
     python("""
 import sys, sqlite3
@@ -332,7 +327,7 @@ db.execute("create table t (i integer primary key, x blob)")
 db.executemany("insert into t values (?, ?)", ((i, bytes([i % 256]) * 300) for i in range(5000)))
 db.commit()
 print(0)
-""", source)
+""", source, modules="sqlite3")
     check_same_on_mount(work, source, """
 import sys, sqlite3
 said = []
