@@ -7,16 +7,16 @@ usual value says that it is missing in the tables below. Each name has a process
 """
 import array
 import contextlib
+import ctypes
 import faulthandler
 import inspect
 import io
 import itertools
 import os
-import re
 import resource
 import shutil
 import signal
-import struct
+import subprocess
 import sys
 import tarfile
 import tempfile
@@ -25,9 +25,10 @@ import unittest
 
 import onepot
 
+PR_SET_CHILD_SUBREAPER = 36
 SAMPLES = 12
 CHILD_SECONDS = 240  # until a name is said to hang
-CALL_SECONDS = 5  # until a call gets a signal
+CALL_SECONDS = 1  # until a call gets a signal
 
 
 class Boom(Exception):
@@ -342,6 +343,8 @@ def child(attack, name, report):
 
 def setUpModule():
     global WORK, TAR, COUNTER
+    # So that the daemons of a process that has ended can be waited for.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     WORK, COUNTER = tempfile.mkdtemp(prefix="onepot-hostile."), itertools.count()
     os.environ["XDG_CACHE_HOME"] = os.path.join(WORK, "cache")
     os.environ["ONEPOT_RUNTIME_DIR"] = os.path.join(WORK, "run")
@@ -353,11 +356,16 @@ def setUpModule():
             member = tarfile.TarInfo("%d/%02d.bin" % (i // 6, i))
             member.size = 12
             tar.addfile(member, io.BytesIO(bytes([i]) * 12))
-    onepot.Archive(TAR).close()
+    # Else each call that opens it has a child of its own make an index.
+    subprocess.run([os.environ["ONEPOT"], "index", TAR], check=True, stdout=subprocess.DEVNULL)
 
 
 def tearDownModule():
-    shutil.rmtree(WORK, ignore_errors=True)
+    """Daemons end soon after the process that had them: until then their mounts are in the folder."""
+    with contextlib.suppress(ChildProcessError):
+        while os.wait():
+            pass
+    shutil.rmtree(WORK)
 
 
 class Hostile(unittest.TestCase):
