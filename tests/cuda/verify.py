@@ -18,12 +18,19 @@ DECIDE = [name for name, _ in verify_gpu.DECIDE]
 
 
 def setUpModule():
-    global WORK
+    global WORK, ABSENT
     WORK = tempfile.mkdtemp(prefix="onepot-verify.", dir=os.environ.get("ONEPOT_TESTS_MEMORY"))
+    # They can do nothing with a GPU that is played, and take seconds to say so.
+    ABSENT = tempfile.mkdtemp(prefix="onepot-verify.", dir=os.environ.get("ONEPOT_TESTS_MEMORY"))
+    for name in "torch", "cupy", "jax", "numba":
+        with open(os.path.join(ABSENT, name + ".py"), "w") as f:
+            f.write("raise ModuleNotFoundError(name=%r)\n" % name)
+    os.environ["PYTHONPATH"] = ABSENT + os.pathsep + os.environ["PYTHONPATH"]
 
 
 def tearDownModule():
     shutil.rmtree(WORK)
+    shutil.rmtree(ABSENT)
 
 
 class Verify(unittest.TestCase):
