@@ -23,7 +23,7 @@ import harness  # noqa: E402
 
 ONEPOT = os.path.realpath(os.environ["ONEPOT"])
 CRASH_AT = os.path.realpath(sys.argv[1])
-MOMENTS = int(os.environ.get("MOMENTS", "60"))  # of each signal
+MOMENTS = int(os.environ.get("MOMENTS", "30"))  # of each signal
 NO_SUCH_CALL, SKIPPED = 99, 77
 STRANGER = 54321  # some user
 TREES = ("old", "new")
@@ -459,7 +459,7 @@ def main():
     print("SEED =", seed)
     make_trees(300)
     refusals()
-    moments_by_chance(64)
+    moments_by_chance(24)
     ranks(6, 3, max(MOMENTS // 4, 1))
     runs_do_not_mix()
     no_room()
