@@ -330,14 +330,14 @@ sed -n 's/^  \([a-z-]*\) .*/\1/p' all_help | while read -r command; do
     fi
 done || fail 'help of a command'
 for page in onepot $(sed -n 's/^  \([a-z-]*\) .*/\1/p' all_help); do
-    "$onepot" help "$page" | sed -n 's/.*onepot-\([a-z-]*\)(1).*/\1/p' | sort -u >named
-    while read -r name; do
-        case $name in
-        mount | umount | run | clean | squashfuse) continue ;; # all pages build on mounts
-        esac
-        "$onepot" help "$name" >out 2>err || fail "the page '$page' names $name, which is not in this build"
-    done <named
-done
+    "$onepot" help "$page" | sed -n "s/.*onepot-\([a-z-]*\)(1).*/\1 $page/p"
+done | sort -u -k 1,1 >named
+while read -r name page; do
+    case $name in
+    mount | umount | run | clean | squashfuse) continue ;; # all pages build on mounts
+    esac
+    "$onepot" help "$name" >out 2>err || fail "the page '$page' names $name, which is not in this build"
+done <named
 if "$onepot" run --help >out 2>err && ! grep -q -e --intercept out; then
     for page in onepot mount run stat doctor; do
         if "$onepot" help $page | grep -iE 'preload|intercept' >out; then fail "the page '$page' names the library that is left out"; fi
