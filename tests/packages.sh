@@ -111,14 +111,14 @@ missing_packages() {
     done < <(printf '%s\n' "$@")
 }
 
-# configure_build BUILD SOURCE: set up a build; and let it look again for everything when something
-# that was missing is there by now (or the other way round). meson by itself asks once, so that
+# configure_build BUILD SOURCE [MESON_ARGUMENT...]: set up a build; and let it look again for everything
+# when something that was missing is there by now (or the other way round). meson by itself asks once, so that
 # what was built before a package came would lack a part for ever.
 configure_build() {
     local missing
     missing=$(missing_packages "$build_needs" "$test_needs")
     if [ ! -e "$1/build.ninja" ]; then
-        meson setup "$1" "$2" || return 1
+        meson setup "$@" || return 1
     elif [ "$missing" != "$(cat "$1/missing-packages" 2>/dev/null || echo unknown)" ]; then
         meson configure --clearcache "$1" && meson setup --reconfigure "$1" "$2" || return 1
     fi
