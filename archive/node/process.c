@@ -252,7 +252,7 @@ int process_hear(pid_t pid, int output, uint64_t end_ms, char *text, size_t size
     return got == pid && WIFEXITED(status) ? WEXITSTATUS(status) : 255;
 }
 
-/* What a child returned, as a positive exit status. */
+/* The result of a child, which its exit status says as a positive number. */
 static int process_result(pid_t pid)
 {
     int status, r = process_reap(pid, &status);

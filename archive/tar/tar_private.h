@@ -54,7 +54,7 @@ int tar_check_end(const struct archive_end *end);
 
 /* ---- tar_records.c ---- */
 
-/* What a member's extended headers say that libarchive does not report. */
+/* Facts of a member's extended headers that libarchive does not report. */
 struct tar_facts {
     unsigned headers;       /* how many; some writers produce two, and the last one counts, */
     bool is_sound;          /* unless this one is malformed */

@@ -208,8 +208,7 @@ static int serve_take(struct serving *s, uint64_t group)
     return over;
 }
 
-/* What nodes exchange after the group in which one left, since they began it before they knew.
- */
+/* Drop the exchange after the group in which a node left; the others began it unaware. */
 static void serve_drop(struct serving *s, uint64_t group)
 {
     const void *block;

@@ -55,7 +55,7 @@ int layer_uncover(const struct slot *slot, bool lazy);
 
 /*
  * It is off, or the one of `run` in its namespace is: note how much was written to layer_dir.
- * What lay in memory was noted before.
+ * A layer in memory was noted before.
  */
 void layer_gone(const struct slot *slot);
 
