@@ -61,9 +61,11 @@ class Order:
         return _core.sampler_numbers(self._opened())[3]
 
     def __iter__(self):
-        get = _core.sampler_getter(self._opened())
+        handle = self._opened()
+        get = _core.sampler_getter(handle)
         first, self._skip = self._skip, 0
-        return map(get, range(first, len(self)))
+        # Not len(self): a subclass may count something else, as batches, or what is left.
+        return map(get, range(first, _core.sampler_numbers(handle)[0]))
 
     def set_epoch(self, epoch):
         """Shuffle for another epoch."""
