@@ -53,7 +53,7 @@ static int loader_find_kind(const struct onepot_loader *loader,
 
 static struct py_loader *loader_of(PyObject *capsule)
 {
-    return PyCapsule_GetPointer(capsule, NULL);
+    return PyCapsule_GetPointer(capsule, "onepot.loader");
 }
 
 /* A converter for O&. None: another thread has closed it. */
@@ -120,7 +120,7 @@ static PyObject *loader_new(struct onepot_loader *loader, const struct onepot_lo
                             PyTypeObject *batch_type, PyObject *decode)
 {
     struct py_loader *l = PyMem_Calloc(1, sizeof(*l));
-    PyObject *capsule = l ? PyCapsule_New(l, NULL, NULL) : PyErr_NoMemory();
+    PyObject *capsule = l ? PyCapsule_New(l, "onepot.loader", NULL) : PyErr_NoMemory();
     if (!capsule || loader_find_kind(loader, o, &l->kind) < 0) {
         Py_BEGIN_ALLOW_THREADS
         onepot_loader_free(loader);
@@ -432,9 +432,9 @@ static PyObject *loader_delivered(PyObject *self, PyObject *capsule)
 
 PyMethodDef loader_functions[] = {
     {"loader_open", loader_open, METH_VARARGS,
-     "(given, open, devices, decode, images, rank, world_size, options, Batch): the handle of "
-     "a\n"
-     "new loader, and its archive, open(given)."},
+     "(given, open, devices, decode, images, options, Batch): the handle of a new loader, and "
+     "its\n"
+     "archive, open(given)."},
     {"loader_batches", loader_batches, METH_O, "(handle): how many batches an epoch has."},
     {"loader_epoch", loader_epoch, METH_O, "(handle): the epoch, and how much of it is done."},
     {"loader_set_epoch", loader_set_epoch, METH_VARARGS, "(handle, epoch)"},

@@ -23,7 +23,7 @@ static const struct permutation_stop sampler_stop = {.is_wanted = sampler_is_wan
 
 static struct onepot_sampler *sampler_of(PyObject *capsule)
 {
-    return PyCapsule_GetPointer(capsule, NULL);
+    return PyCapsule_GetPointer(capsule, "onepot.sampler");
 }
 
 static void sampler_free(PyObject *capsule)
@@ -65,7 +65,8 @@ static PyObject *sampler_open(PyObject *self, PyObject *args)
     Py_BEGIN_ALLOW_THREADS
     r = sampler_new(&o, &sampler_stop, &error, &sampler);
     Py_END_ALLOW_THREADS
-    return r < 0 ? sampler_raise(r, &error) : PyCapsule_New(sampler, NULL, sampler_free);
+    return r < 0 ? sampler_raise(r, &error)
+                 : PyCapsule_New(sampler, "onepot.sampler", sampler_free);
 }
 
 static PyObject *sampler_numbers(PyObject *self, PyObject *capsule)

@@ -1,6 +1,5 @@
 """Writer: makes a new archive. An exception leaves none behind."""
 import os
-import threading
 
 from onepot import _core
 
@@ -33,53 +32,32 @@ class Writer:
     """
 
     __module__ = "onepot"
-    # _handle: the library's writer, in a capsule; None: closed. _busy: a thread is inside.
-    __slots__ = ("_handle", "_busy")
+    __slots__ = ("_handle",)  # the library's writer, in a capsule
 
     def __init__(self, path, *, zstd=0, block=0, align=0, threads=0, overwrite=False, sync=True):
         handle = _core.writer_open(os.fsencode(path), dict(
             zstd=zstd, block=block, align=align, threads=threads, overwrite=overwrite, sync=sync))
         if hasattr(self, "_handle"):
             raise ValueError("the writer was opened already")
-        self._busy = threading.Lock()
         self._handle = handle
 
-    def _enter(self):
-        """The handle, for one call of this thread. Then _busy is to be released."""
-        if getattr(self, "_handle", None) is not None:
-            if not self._busy.acquire(blocking=False):
-                raise RuntimeError("another thread is writing")
-            if self._handle is not None:
-                return self._handle
-            self._busy.release()
-        raise ValueError("the archive is closed")
+    def _opened(self):
+        """The handle; None: __init__ has given it none."""
+        return getattr(self, "_handle", None)
 
     def add(self, name, data, *, mode=0o644, mtime=0):
         """add(name, data, *, mode=0o644, mtime=0): add bytes, or any buffer, as a file. name: its
         path in the archive. mode: permissions. mtime: seconds since 1970. ValueError: no file can
         have this name or time. FileExistsError: the name is taken. OSError: it can't be written."""
-        name = os.fsencode(name)
-        handle = self._enter()
-        try:
-            _core.writer_add(handle, name, data, mode, mtime)
-        finally:
-            self._busy.release()
-
-    def _end(self, finish):
-        if getattr(self, "_handle", None) is None:
-            return
-        handle = self._enter()
-        self._handle = None
-        self._busy.release()
-        finish(handle)
+        _core.writer_add(self._opened(), os.fsencode(name), data, mode, mtime)
 
     def close(self):
         """Write the index and give the archive its name. A second call does nothing."""
-        self._end(_core.writer_finish)
+        _core.writer_finish(self._opened())
 
     def discard(self):
         """Give up the archive; nothing is left of it."""
-        self._end(_core.writer_discard)
+        _core.writer_discard(self._opened())
 
     def __enter__(self):
         return self
