@@ -384,6 +384,19 @@ class Samplers(unittest.TestCase):
             if shell:  # of a rank alone nothing has its name yet
                 self.assertEqual(len(whole), shards)
 
+    def test_a_subclass_may_count_something_else(self):
+        class Batches(onepot.DistributedSampler):
+            def __iter__(self):
+                elements = super().__iter__()
+                return iter(lambda: list(itertools.islice(elements, 4)), [])
+
+            def __len__(self):
+                return (super().__len__() + 3) // 4
+
+        sampler = Batches(10, num_replicas=1, rank=0, shuffle=False)
+        self.assertEqual(len(sampler), 3)
+        self.assertEqual(list(sampler), [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]])
+
     def test_rank_and_world_are_checked(self):
         for args in ((10, 2, 2), (10, 0, 0), (10, 2, None)):
             with self.assertRaises(ValueError):
@@ -1414,6 +1427,27 @@ class Signals(unittest.TestCase):
             done.set()
             sender.join()
             signal.signal(signal.SIGUSR1, before)
+
+    def test_a_writer_that_is_interrupted_gives_up_for_that_reason(self):
+        class Stop(Exception):
+            pass
+
+        def stop(*unused):
+            raise Stop
+
+        path = os.path.join(WORK, "interrupted.tar")
+        before = signal.signal(signal.SIGALRM, stop)
+        try:
+            for i in range(200):
+                with self.assertRaises(Stop):
+                    with onepot.Writer(path, sync=False) as writer:
+                        signal.setitimer(signal.ITIMER_REAL, 0.0005 + i * 0.00001)
+                        for name in itertools.count():
+                            writer.add(str(name), b"x")
+                self.assertFalse(os.path.exists(path))
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
 
 
 class Threads(unittest.TestCase):
