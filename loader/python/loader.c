@@ -5,6 +5,7 @@
 #include "module.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 
 #include "epoch.h"
 
@@ -284,23 +285,86 @@ static PyObject *loader_set_epoch(PyObject *self, PyObject *args)
     return r < 0 ? raise_error(r, NULL) : Py_NewRef(Py_None);
 }
 
-static PyObject *loader_next(PyObject *self, PyObject *args)
+static PyObject *loader_take(PyObject *loader, uint64_t epoch)
 {
-    const struct onepot_batch *batch = NULL;
+    PyObject *capsule, *taken = NULL;
     struct onepot_error error = {0};
-    struct py_loader *l;
+    int r = -ETIMEDOUT;
+    while (r == -ETIMEDOUT && PyErr_CheckSignals() == 0 &&
+           (capsule = PyObject_GetAttrString(loader, "_handle"))) {
+        const struct onepot_batch *batch = NULL;
+        struct py_loader *l;
+        r = take_loader(capsule, &l) ? 0 : -EINVAL;
+        if (r == 0) {
+            Py_BEGIN_ALLOW_THREADS
+            r = loader_next_of(l->loader, epoch, POLL_MS, &error, &batch);
+            Py_END_ALLOW_THREADS
+            if (r > 0)
+                taken = batch_new(l->batch_type, &l->kind, batch);
+            else if (r < 0 && r != -ETIMEDOUT)
+                raise_error(r, &error);
+        }
+        Py_DECREF(capsule);
+    }
+    return taken;
+}
+
+/*
+ * The batches of a Loader, from its position to the end of the epoch. It is in C because a
+ * signal's handler may raise an exception between any two steps in Python: a batch would count
+ * as delivered, and nobody have it.
+ */
+struct py_epoch {
+    PyObject_HEAD PyObject *loader;
     uint64_t epoch;
-    int r;
-    if (!PyArg_ParseTuple(args, "O&O&", take_loader, &l, take_count, &epoch))
+    _Atomic bool has_ended;
+};
+
+static PyObject *epoch_next(PyObject *self)
+{
+    struct py_epoch *e = (struct py_epoch *)self;
+    PyObject *batch = e->has_ended ? NULL : loader_take(e->loader, e->epoch);
+    if (!batch && !PyErr_Occurred())
+        e->has_ended = true;
+    return batch;
+}
+
+static void epoch_dealloc(PyObject *self)
+{
+    Py_XDECREF(((struct py_epoch *)self)->loader);
+    object_free(self);
+}
+
+static PyType_Slot epoch_slots[] = {
+    {Py_tp_dealloc, (void *)epoch_dealloc},
+    {Py_tp_iter, (void *)PyObject_SelfIter},
+    {Py_tp_iternext, (void *)epoch_next},
+    {Py_tp_doc,
+     (void *)"The batches of a Loader. It also ends when the loader goes to another\n"
+             "epoch, even if other threads take batches of this one or the next."},
+    {Py_tp_new, (void *)object_refuse_new},
+    {0, NULL},
+};
+
+PyType_Spec epoch_spec = {
+    .name = "onepot._core.Epoch",
+    .basicsize = sizeof(struct py_epoch),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = epoch_slots,
+};
+
+static PyObject *loader_iterate(PyObject *self, PyObject *args)
+{
+    PyObject *loader;
+    uint64_t epoch;
+    if (!PyArg_ParseTuple(args, "OO&", &loader, take_count, &epoch))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    r = loader_next_of(l->loader, epoch, POLL_MS, &error, &batch);
-    Py_END_ALLOW_THREADS
-    if (r == -ETIMEDOUT)
-        Py_RETURN_FALSE;
-    if (r < 0)
-        return raise_error(r, &error);
-    return r ? batch_new(l->batch_type, &l->kind, batch) : Py_NewRef(Py_None);
+    struct py_epoch *e = (struct py_epoch *)PyType_GenericAlloc(epoch_type, 0);
+    if (e) {
+        e->loader = Py_NewRef(loader);
+        e->epoch = epoch;
+    }
+    return (PyObject *)e;
 }
 
 /* The type and shape of each sample: "float32 (3, 5)". */
@@ -438,8 +502,8 @@ PyMethodDef loader_functions[] = {
     {"loader_batches", loader_batches, METH_O, "(handle): how many batches an epoch has."},
     {"loader_epoch", loader_epoch, METH_O, "(handle): the epoch, and how much of it is done."},
     {"loader_set_epoch", loader_set_epoch, METH_VARARGS, "(handle, epoch)"},
-    {"loader_next", loader_next, METH_VARARGS,
-     "(handle, epoch): a Batch; None at the end of the epoch; False: none within a moment."},
+    {"loader_iterate", loader_iterate, METH_VARARGS,
+     "(loader, epoch): an iterator of Batches, by loader._handle."},
     {"loader_kind", loader_kind, METH_O, "(handle): type and shape of each sample, as a str."},
     {"loader_state", loader_state, METH_O, "(handle): the position, as a dict."},
     {"loader_restore", loader_restore, METH_VARARGS, "(handle, state)"},

@@ -157,7 +157,7 @@ PyObject *fields_dict(const struct field *fields, const void *from)
 
 /* ---- module ---- */
 
-PyTypeObject *archive_type, *sample_type, *buffer_type;
+PyTypeObject *archive_type, *sample_type, *buffer_type, *epoch_type;
 
 void object_free(PyObject *self)
 {
@@ -189,6 +189,7 @@ static int module_exec(PyObject *module)
         module_add_type(module, "Sample", &sample_spec, &sample_type) < 0 ||
         module_add_type(module, "Batch", &batch_spec, &batch_type) < 0 ||
         module_add_type(module, "Buffer", &buffer_spec, &buffer_type) < 0 ||
+        module_add_type(module, "Epoch", &epoch_spec, &epoch_type) < 0 ||
         PyModule_AddFunctions(module, loader_functions) < 0 ||
         PyModule_AddFunctions(module, sampler_functions) < 0 ||
         PyModule_AddFunctions(module, writer_functions) < 0 ||

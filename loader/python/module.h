@@ -20,8 +20,8 @@
 #include "onepot_device.h"
 
 /* The types, and the specifications that the first import makes them from. */
-extern PyTypeObject *archive_type, *sample_type, *buffer_type;
-extern PyType_Spec archive_spec, sample_spec, batch_spec, buffer_spec;
+extern PyTypeObject *archive_type, *sample_type, *buffer_type, *epoch_type;
+extern PyType_Spec archive_spec, sample_spec, batch_spec, buffer_spec, epoch_spec;
 
 /*
  * Functions on handles: a loader, a sampler or a writer of the library in a capsule, which the

@@ -90,30 +90,6 @@ def _milliseconds(seconds):
     return max(1, int(seconds * 1000)) if seconds else _core.NEVER
 
 
-class _Epoch:
-    """The batches of a Loader, from its position to the end of the epoch. It also ends when the
-    loader goes to another epoch, even if other threads take batches of this one or the next."""
-
-    # The loader itself can't be its iterator: iter() of an iterator must have no effect, while
-    # iter() of a loader begins an epoch.
-    __slots__ = ("_loader", "_epoch", "_has_ended")
-
-    def __init__(self, loader, epoch):
-        self._loader, self._epoch, self._has_ended = loader, epoch, False
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        batch = None if self._has_ended else False
-        while batch is False:  # none within a moment, so that signals are seen
-            batch = _core.loader_next(self._loader._handle, self._epoch)
-        if batch is None:
-            self._has_ended = True
-            raise StopIteration
-        return batch
-
-
 class Loader:
     """Loader(archive, batch_size, rank=None, world_size=None, seed=0, shuffle=True,
            drop_last=False, threads=None, prefetch=None, decode=None, *, epoch=0,
@@ -225,7 +201,7 @@ class Loader:
 
     def __next__(self):
         self._opened()
-        return next(_Epoch(self, _ANY_EPOCH))
+        return next(_core.loader_iterate(self, _ANY_EPOCH))
 
     def __iter__(self):
         epoch, done = _core.loader_epoch(self._opened())
@@ -233,7 +209,9 @@ class Loader:
         if done and not resumes:  # an epoch that was left halfway is over
             epoch += 1
             _core.loader_set_epoch(self._opened(), epoch)
-        return _Epoch(self, epoch)
+        # The loader itself can't be its iterator: iter() of an iterator must have no effect, while
+        # iter() of a loader begins an epoch.
+        return _core.loader_iterate(self, epoch)
 
     @property
     def epoch(self):
