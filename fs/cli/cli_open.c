@@ -93,8 +93,10 @@ int cli_list_archives(char *const *words, size_t count, struct archive_list *lis
         }
     }
     int r = archive_list_join(list);
-    if (r < 0)
+    if (r < 0) {
         cli_fail(NULL, r, NULL);
+        archive_list_free(list);
+    }
     return r;
 }
 

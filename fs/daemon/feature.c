@@ -38,6 +38,15 @@ int features_start(struct session *s)
     return r;
 }
 
+void features_serve(const struct features *features)
+{
+    const struct feature_calls *all = &features->all;
+
+    for (unsigned i = 0; i < all->count; i++)
+        if (all->at[i].feature->serve)
+            all->at[i].feature->serve(all->at[i].state);
+}
+
 int features_add_worker(struct features *features, struct worker *worker)
 {
     const struct feature_calls *all = &features->all;

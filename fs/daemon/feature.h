@@ -54,6 +54,11 @@ struct feature {
      * threads; they must not update counters before all features have started.
      */
     int (*start)(struct session *session, void **ret_state);
+    /*
+     * The mount is announced, and this process forks no more programs for it: threads that may
+     * hang in a write, or hold a file that such a program would inherit, start here.
+     */
+    void (*serve)(void *state);
     /* Before a worker's thread starts. */
     int (*add_worker)(void *state, struct worker *worker);
     /* A request has come, or is about to wait. Called for each one: it must be quick. */
@@ -100,6 +105,7 @@ struct features {
 };
 
 int features_start(struct session *session);
+void features_serve(const struct features *features);
 int features_add_worker(struct features *features, struct worker *worker);
 void features_on_request(const struct features *features);
 int features_before_read(const struct features *features, struct read *read);

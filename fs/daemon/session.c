@@ -129,6 +129,11 @@ void session_update_counters(struct session *s)
     pthread_mutex_unlock(&s->counters_lock);
 }
 
+void session_serve(struct session *s)
+{
+    features_serve(&s->features);
+}
+
 void session_give_back(struct session *s)
 {
     features_leave(&s->features);

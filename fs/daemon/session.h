@@ -77,6 +77,9 @@ bool session_is_connected(const struct session *session);
 /* Copy the block cache's counts into the counters. */
 void session_update_counters(struct session *session);
 
+/* The mount is announced, and the programs that it needs have been started. */
+void session_serve(struct session *session);
+
 /*
  * The mount has ended: release its share of the job's memory to others, and have the archive
  * looked at for the last time.

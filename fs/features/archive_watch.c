@@ -40,7 +40,7 @@ struct archive_watch {
     struct session *session;
     uint64_t used_ns; /* time of the last request at the last look */
     pthread_t thread;
-    enum { RUNS, ENDED, STUCK } thread_state;
+    enum { NOT_STARTED, RUNS, ENDED, STUCK } thread_state;
     int stop_fd;
     bool has_left; /* everything is read from a copy */
     size_t next;   /* archive of a union */
@@ -235,18 +235,28 @@ static int archive_watch_start(struct session *s, void **ret_state)
     w->count = count;
     for (size_t i = 0; i < count; i++)
         watch_begin(w, i);
+    *ret_state = w;
     w->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (w->stop_fd < 0)
+        return -errno;
     if (count == 1) /* of a union, the samples of the parts are known */
         archive_watch_look(w);
-    int r =
-        w->stop_fd < 0 ? -errno : thread_start(&w->thread, STACK_BYTES, archive_watch_run, w);
-    if (r < 0) {
-        session_log(s, "%s: changes of it are not watched: %s", pot->path, fault_errno(r));
-        archive_watch_free(w);
-        return 0;
-    }
-    *ret_state = w;
     return 0;
+}
+
+/*
+ * Not earlier: a start that fails would wait for an index that is being saved, and a program
+ * that this process starts would inherit the file, and wait for it when it closes it.
+ */
+static void archive_watch_serve(void *state)
+{
+    struct archive_watch *w = state;
+    int r = thread_start(&w->thread, STACK_BYTES, archive_watch_run, w);
+    if (r == 0)
+        w->thread_state = RUNS;
+    else
+        session_log(w->session, "%s: changes of it are not watched: %s",
+                    w->session->config.pot->path, fault_errno(r));
 }
 
 static void archive_watch_end(void *state)
@@ -260,7 +270,7 @@ static int archive_watch_join(void *state, const struct timespec *until)
     struct archive_watch *w = state;
     if (w->thread_state == RUNS)
         w->thread_state = thread_join_until(w->thread, until) == 0 ? ENDED : STUCK;
-    return w->thread_state == ENDED ? 0 : -EBUSY;
+    return w->thread_state == STUCK ? -EBUSY : 0;
 }
 
 /* The last look comes before the mount's last line. */
@@ -273,6 +283,7 @@ static void archive_watch_leave(void *state)
 
 const struct feature archive_watch_feature = {
     .start = archive_watch_start,
+    .serve = archive_watch_serve,
     .leave = archive_watch_leave,
     .end = archive_watch_end,
     .join = archive_watch_join,

@@ -525,6 +525,7 @@ int control_serve(const struct control_config *config, struct session *session)
     c.signal_fd = signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK);
     if (c.signal_fd < 0)
         control_say(&c, LINE_ERROR, "signals can't be read: %s", fault_errno(errno));
+    session_serve(session);
     if (!c.owner.pid && config->slot->counters->owners)
         find_owner(&c);
     serve_until_ended(&c);
