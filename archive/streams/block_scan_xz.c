@@ -15,6 +15,7 @@
 
 #include "cleanup.h"
 #include "numbers.h"
+#include "vector.h"
 
 #define INDEX_MEMORY_BYTES (64u << 20)
 #define BLOCKS_MAX (1u << 20)
@@ -25,9 +26,11 @@
 struct xz_scan {
     struct stream_scan scan; /* must be first */
     struct scan_jobs jobs;
-    lzma_index *index;  /* of all streams */
-    lzma_index_iter at; /* the block that was begun last */
-    size_t left;        /* how many follow */
+    VECTOR(struct lzma_index_s *) streams; /* until they are joined; the last one is first */
+    uint64_t blocks;                       /* in all of them */
+    lzma_index *index;                     /* of all streams */
+    lzma_index_iter at;                    /* the block that was begun last */
+    size_t left;                           /* how many follow */
 };
 
 /* ---- one block ---- */
@@ -171,7 +174,7 @@ static int xz_skip_padding(struct xz_scan *s, uint64_t *end, struct fault *fault
     }
 }
 
-/* Puts the index of the stream that ends at `end` before the ones that follow. */
+/* Adds the index of the stream that ends at `end`. */
 static int xz_find_stream(struct xz_scan *s, struct fault *fault, uint64_t *end)
 {
     lzma_stream_flags flags;
@@ -188,14 +191,38 @@ static int xz_find_stream(struct xz_scan *s, struct fault *fault, uint64_t *end)
         r = xz_index_error(lzma_index_stream_flags(index, &flags));
     if (r == 0)
         r = xz_index_error(lzma_index_stream_padding(index, padding));
-    if (r == 0 && s->index)
-        r = xz_index_error(lzma_index_cat(index, s->index, NULL));
+    if (r == 0)
+        r = vector_push(&s->streams, index);
     if (r < 0) {
         lzma_index_end(index, NULL);
         return r;
     }
-    s->index = index;
-    return lzma_index_block_count(index) > BLOCKS_MAX ? -ENOTSUP : 0;
+    s->blocks += lzma_index_block_count(index);
+    return s->blocks > BLOCKS_MAX ? -ENOTSUP : 0;
+}
+
+/* From the first one on: liblzma goes through all streams of what it appends. */
+static int xz_join_streams(struct xz_scan *s)
+{
+    int r = 0;
+    while (r == 0 && s->streams.count > 0) {
+        lzma_index *next = s->streams.at[s->streams.count - 1];
+        if (s->index)
+            r = xz_index_error(lzma_index_cat(s->index, next, NULL));
+        else
+            s->index = next;
+        s->streams.count -= r == 0;
+    }
+    return r;
+}
+
+static void xz_drop_indexes(struct xz_scan *s)
+{
+    while (s->streams.count > 0)
+        lzma_index_end(s->streams.at[--s->streams.count], NULL);
+    lzma_index_end(s->index, NULL);
+    s->index = NULL;
+    s->blocks = 0;
 }
 
 /* Counts the blocks, and makes sure that each can be used. */
@@ -218,11 +245,12 @@ static int xz_begin(struct stream_scan *scan, struct fault *fault)
     uint64_t end = scan->end;
     int r = 0;
     scan_jobs_begin(&s->jobs, scan);
-    lzma_index_end(s->index, NULL);
-    s->index = NULL;
+    xz_drop_indexes(s);
     s->left = 0;
     for (unsigned streams = 0; r == 0 && end > scan->start; streams++)
         r = streams < STREAMS_MAX ? xz_find_stream(s, fault, &end) : -ENOTSUP;
+    if (r == 0)
+        r = xz_join_streams(s);
     if (r == -EUCLEAN)
         return scan_damaged(scan, fault, end,
                             end == scan->end
@@ -295,7 +323,8 @@ static void xz_end(struct stream_scan *scan)
 {
     struct xz_scan *s = (struct xz_scan *)scan;
     scan_jobs_free(&s->jobs);
-    lzma_index_end(s->index, NULL);
+    xz_drop_indexes(s);
+    vector_free(&s->streams);
 }
 
 static int xz_unpack_part(struct stream_memory **memory, const struct block_point *point,

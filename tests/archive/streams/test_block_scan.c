@@ -453,6 +453,28 @@ START_TEST(a_block_that_is_too_long_is_not_supported)
 END_TEST
 #endif
 
+#ifdef HAVE_XZ
+/* Their indexes are joined in a time that grows with their number, not with its square. */
+START_TEST(tens_of_thousands_of_streams_are_one_file)
+{
+    struct file f;
+    struct parts parts;
+    struct fault fault = {0};
+    file_begin(&f, "xz");
+    add_xz(&f, 1000, 500, LZMA_CHECK_CRC32, true);
+    size_t empty = f.packed_len;
+    add_xz(&f, 0, 1000, LZMA_CHECK_CRC32, false);
+    const size_t len = f.packed_len - empty;
+    for (unsigned i = 1; i < 60000; i++)
+        file_take(&f, f.packed + FRONT + empty, len);
+    struct source *source = source_of(&f, f.packed_len);
+    ck_assert_int_eq(scan(&f, source, NULL, &fault, &parts), 0);
+    source_close(source);
+    file_free(&f);
+}
+END_TEST
+#endif
+
 int main(void)
 {
     Suite *suite = suite_create("block_scan");
@@ -470,6 +492,7 @@ int main(void)
 #endif
 #ifdef HAVE_XZ
     tcase_add_test(tests, a_block_that_is_too_long_is_not_supported);
+    tcase_add_test(tests, tens_of_thousands_of_streams_are_one_file);
 #endif
     suite_add_tcase(suite, tests);
     return run_suite(suite);
