@@ -23,8 +23,6 @@ static const struct unknown {
     const char *container; /* only `onepot pack` takes it, by this name; NULL: nothing does */
     const char *what, *advice; /* advice NULL: which formats are known */
 } formats[] = {
-    {1024, "\xe2\xe1\xf5\xe0", 4, NULL, "is an EROFS image", COPY},
-    {1080, "\x53\xef", 2, NULL, "is an image of ext2, ext3 or ext4", COPY},
     {0, "7z\xbc\xaf\x27\x1c", 6, "7z", "is a 7z archive", PACK},
     {0, "Rar!\x1a\x07", 6, "rar", "is a RAR archive", PACK},
     {32769, "CD001", 5, "iso9660", "is an ISO 9660 image", PACK},
@@ -37,6 +35,9 @@ static const struct unknown {
     {0, "WARC/", 5, "warc", "is a WARC file", PACK},
     {0, "xar!", 4, "xar", "is a xar archive", PACK},
     {0, NULL, 0, "lha", "is an LHA archive", PACK}, /* unknown_is_lha */
+    /* Behind the containers, whose content may have these few bytes there: */
+    {1024, "\xe2\xe1\xf5\xe0", 4, NULL, "is an EROFS image", COPY},
+    {1080, "\x53\xef", 2, NULL, "is an image of ext2, ext3 or ext4", COPY},
     {0, "\x89HDF\r\n\x1a\n", 8, NULL, "is an HDF5 file", NULL},
     {0, "#!", 2, NULL, "is a script, without an archive that could be found behind it", OFFSET},
     {0, "\177ELF", 4, NULL, "is a program, without an archive that could be found behind it",
