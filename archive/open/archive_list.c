@@ -264,6 +264,12 @@ int archive_list_join(struct archive_list *list)
     return r < 0 ? r : 0;
 }
 
+/* A file named like the one before it is a shard: of a set of parts one is left. */
+bool archive_list_is_whole(const struct archive_list *list, size_t i)
+{
+    return list->is_whole || (i > 0 && series_are_alike(list->at[i - 1], list->at[i]));
+}
+
 int archive_list_add(struct archive_list *list, const char *word, struct fault *fault)
 {
     struct fault own = {0};

@@ -42,6 +42,9 @@ int archive_list_add(struct archive_list *list, const char *word, struct fault *
 /* Keep the first of several parts of one archive (volumes.h). -ENOMEM. */
 int archive_list_join(struct archive_list *list);
 
+/* Is this path no part of an archive, as far as archive_list_join and its neighbour tell? */
+bool archive_list_is_whole(const struct archive_list *list, size_t i);
+
 void archive_list_free(struct archive_list *list);
 
 /* Is it a folder, a pattern or a list? */
