@@ -171,6 +171,16 @@ static void read_files(struct pot *pot, struct reader *reader)
     reader_scratch_free(scratch);
 }
 
+/* An archive may have closed its directories to us. */
+static int open_entry(const char *path, const struct stat *st, int type, struct FTW *ftw)
+{
+    (void)st, (void)ftw;
+    if (type != FTW_D && type != FTW_DNR)
+        return 0;
+    int r = chmod(path, 0700);
+    return r == 0 && type == FTW_DNR ? nftw(path, open_entry, 16, FTW_PHYS) : r;
+}
+
 static int remove_entry(const char *path, const struct stat *st, int type, struct FTW *ftw)
 {
     (void)st, (void)type, (void)ftw;
@@ -191,6 +201,7 @@ static void extract(struct pot *pot)
     for (const struct dirent *e; (e = readdir(dir));)
         require(e->d_name[0] == '.' || strcmp(e->d_name, "out") == 0);
     closedir(dir);
+    require(nftw(folder, open_entry, 16, FTW_PHYS) == 0);
     require(nftw(folder, remove_entry, 16, FTW_DEPTH | FTW_PHYS) == 0);
 }
 

@@ -203,6 +203,7 @@ static void begin(void)
 static void end(void)
 {
     const struct timespec until = clock_in_ms(CLOCK_MONOTONIC, 60000); /* leave() waits less */
+    archive_watch_feature.serve(state);
     archive_watch_feature.end(state);
     ck_assert_int_eq(archive_watch_feature.join(state, &until), 0);
     archive_watch_feature.free(state);
