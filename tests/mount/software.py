@@ -22,7 +22,8 @@ def python(code, *arguments, modules="", timeout=200):
                env=environment(PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1"))
     if done.returncode != 0:
         last = done.stderr.decode(errors="replace").rstrip().rpartition("\n")[2]
-        check(last.startswith(("ImportError: ", "ModuleNotFoundError: ")), f"a program with {modules}: {done.stderr!r}")
+        lacks = [f"ModuleNotFoundError: No module named '{name}'" for name in modules.split(", ")]
+        check(last in lacks, f"a program with {modules}: {done.stderr!r}")
         raise Skip(f"no Python modules {modules} here: {last}")
     return ast.literal_eval(done.stdout.decode().splitlines()[-1])
 
@@ -190,7 +191,7 @@ def test_torch_image_folder(work):
                 continue
             roots.append(stack.enter_context(work.mount(archive, name=f"mount-{i}")).path)
         check(len(roots) > 1, "nothing could be packed")
-        said = python(TORCH, *roots, timeout=300, modules="torch, torchvision")
+        said = python(TORCH, *roots, timeout=300, modules="PIL, torch, torchvision")
     for found in said[1:]:
         check_equal(found, said[0], "what training sees on a mount")
 
@@ -327,7 +328,7 @@ db.execute("create table t (i integer primary key, x blob)")
 db.executemany("insert into t values (?, ?)", ((i, bytes([i % 256]) * 300) for i in range(5000)))
 db.commit()
 print(0)
-""", source, modules="sqlite3")
+""", source, modules="sqlite3, _sqlite3")
     check_same_on_mount(work, source, """
 import sys, sqlite3
 said = []
