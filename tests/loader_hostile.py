@@ -360,11 +360,17 @@ def setUpModule():
     subprocess.run([os.environ["ONEPOT"], "index", TAR], check=True, stdout=subprocess.DEVNULL)
 
 
+def children():
+    with open("/proc/thread-self/children", encoding="ascii") as f:
+        return [int(pid) for pid in f.read().split()]
+
+
 def tearDownModule():
-    """Daemons end soon after the process that had them: until then their mounts are in the folder."""
-    with contextlib.suppress(ChildProcessError):
-        while os.wait():
-            pass
+    """What a test has left is ours by now: daemons, whose mounts are in the folder. It is told to end."""
+    while pids := children():
+        for pid in pids:
+            os.kill(pid, signal.SIGTERM)
+        os.wait()
     shutil.rmtree(WORK)
 
 
