@@ -31,10 +31,10 @@ enum {
     VERIFY_TOLD = 4,       /* a member in it was reported */
 };
 
-/* Positions of work items that are no members. */
-#define VERIFY_A_WINDOW UINT32_MAX     /* `piece` is a window */
-#define VERIFY_A_PART (UINT32_MAX - 1) /* a part that the back end knows, `piece` its number   \
-                                        */
+/* Positions of work items that are no members, but windows, or parts that the back end knows;
+ * `piece` is their number. */
+#define VERIFY_A_WINDOW UINT32_MAX
+#define VERIFY_A_PART (UINT32_MAX - 1)
 
 struct verification {
     struct workers workers;
