@@ -10,7 +10,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from archives import BuildError, HERE as MOUNT_BENCH, run_quiet, warm
+from archives import BuildError, HERE as MOUNT_BENCH, warm
 from calm import calmly
 from commands import (EXTRACT, PACK_PIPE, PACK_STORED, PACK_ZSTD, Unavailable, WrongBytes,
                       check, timed)

@@ -67,11 +67,11 @@ REPLACED(FUNCTIONS)
 void *io_next(const char *name)
 {
     char plain[16] = "";
-    size_t len = strlen(name);
+    const char *end = strrchr(name, '6');
     void *found = dlsym(RTLD_NEXT, name);
 
-    if (!found && len - 2 < sizeof(plain) && strcmp(name + len - 2, "64") == 0)
-        found = dlsym(RTLD_NEXT, memcpy(plain, name, len - 2));
+    if (!found && end && strcmp(end, "64") == 0 && (size_t)(end - name) < sizeof(plain))
+        found = dlsym(RTLD_NEXT, memcpy(plain, name, (size_t)(end - name)));
     return found;
 }
 
