@@ -8,7 +8,6 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -25,6 +24,7 @@
 #include "commands.h"
 #include "interrupt.h"
 #include "process.h"
+#include "remove_tree.h"
 #include "write_at.h"
 
 static const struct cli_usage usage = {
@@ -347,15 +347,6 @@ static void run_step(struct self_test *t, const struct step *step)
 
 /* ---- the directory ---- */
 
-static int remove_entry(const char *path, const struct stat *st, int type, struct FTW *ftw)
-{
-    (void)st;
-    (void)type;
-    (void)ftw;
-    remove(path);
-    return 0;
-}
-
 static bool make_directory(struct self_test *t, const char *given)
 {
     const char *tmp = getenv("TMPDIR");
@@ -416,7 +407,7 @@ int command_self_test(int argc, char **argv)
         self_test_run(&t);
     else
         t.failed = 1, cli_failf(t.dir, "the files for the test can't be made: %s", t.why);
-    nftw(t.dir, remove_entry, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
+    remove_tree(t.dir);
     if (atomic_load(interrupt_flag()))
         interrupt_die();
     return t.failed ? CLI_FAILED : CLI_OK;

@@ -6,7 +6,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -23,12 +22,11 @@
 #include "mountpoint.h"
 #include "place.h"
 #include "process.h"
+#include "remove_tree.h"
 #include "state.h"
 
 #define FOLDER_PREFIX ".layer-" /* no slot's name begins with a dot */
 #define FOLDER_MAX (STATE_NAME_MAX + 8)
-#define REMOVE_PASSES 16
-#define WALK_FDS 32
 
 /* ---- what lies on top ---- */
 
@@ -194,32 +192,12 @@ int layer_uncover(const struct slot *slot, bool lazy)
     return 1;
 }
 
-/* A directory that its owner closed is opened, for the next pass. */
-static int remove_entry(const char *path, const struct stat *st, int kind, struct FTW *at)
-{
-    char above[PATH_MAX];
-
-    (void)st;
-    if (kind == FTW_DNR) {
-        chmod(path, S_IRWXU);
-        return 0;
-    }
-    if (remove(path) == 0 || errno != EACCES || at->base >= PATH_MAX)
-        return 0;
-    snprintf(above, sizeof(above), "%.*s", at->base, path);
-    if (chmod(above, S_IRWXU) == 0)
-        remove(path);
-    return 0;
-}
-
 void layer_forget(const struct slot *slot)
 {
     char path[PATH_MAX];
 
-    if (!slot->counters->layer_has_folder || !folder_path(slot, path))
-        return;
-    for (int i = 0; i < REMOVE_PASSES && access(path, F_OK) == 0; i++)
-        nftw(path, remove_entry, WALK_FDS, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
+    if (slot->counters->layer_has_folder && folder_path(slot, path))
+        remove_tree(path);
 }
 
 /* ---- on ---- */

@@ -7,7 +7,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +22,7 @@
 #include "fuzz.h"
 #include "index.h"
 #include "index_format.h"
+#include "remove_tree.h"
 #include "verify.h"
 
 #define DATA_BYTES 100000u /* of the archive, before its index: as fuzz_make_image has it */
@@ -171,22 +171,6 @@ static void read_files(struct pot *pot, struct reader *reader)
     reader_scratch_free(scratch);
 }
 
-/* An archive may have closed its directories to us. */
-static int open_entry(const char *path, const struct stat *st, int type, struct FTW *ftw)
-{
-    (void)st, (void)ftw;
-    if (type != FTW_D && type != FTW_DNR)
-        return 0;
-    int r = chmod(path, 0700);
-    return r == 0 && type == FTW_DNR ? nftw(path, open_entry, 16, FTW_PHYS) : r;
-}
-
-static int remove_entry(const char *path, const struct stat *st, int type, struct FTW *ftw)
-{
-    (void)st, (void)type, (void)ftw;
-    return remove(path);
-}
-
 /* Into FOLDER/out: nothing else may come to lie in FOLDER. */
 static void extract(struct pot *pot)
 {
@@ -201,8 +185,8 @@ static void extract(struct pot *pot)
     for (const struct dirent *e; (e = readdir(dir));)
         require(e->d_name[0] == '.' || strcmp(e->d_name, "out") == 0);
     closedir(dir);
-    require(nftw(folder, open_entry, 16, FTW_PHYS) == 0);
-    require(nftw(folder, remove_entry, 16, FTW_DEPTH | FTW_PHYS) == 0);
+    remove_tree(folder); /* whose directories the archive may have closed to us */
+    require(access(folder, F_OK) < 0);
 }
 
 /* Takes the pot over. */
