@@ -23,6 +23,8 @@ static const struct unknown {
     const char *container; /* only `onepot pack` takes it, by this name; NULL: nothing does */
     const char *what, *advice; /* advice NULL: which formats are known */
 } formats[] = {
+    {1024, "\xe2\xe1\xf5\xe0", 4, NULL, "is an EROFS image", COPY},
+    {1080, "\x53\xef", 2, NULL, "is an image of ext2, ext3 or ext4", COPY},
     {0, "7z\xbc\xaf\x27\x1c", 6, "7z", "is a 7z archive", PACK},
     {0, "Rar!\x1a\x07", 6, "rar", "is a RAR archive", PACK},
     {32769, "CD001", 5, "iso9660", "is an ISO 9660 image", PACK},
@@ -35,9 +37,6 @@ static const struct unknown {
     {0, "WARC/", 5, "warc", "is a WARC file", PACK},
     {0, "xar!", 4, "xar", "is a xar archive", PACK},
     {0, NULL, 0, "lha", "is an LHA archive", PACK}, /* unknown_is_lha */
-    /* Behind the containers, whose content may have these few bytes there: */
-    {1024, "\xe2\xe1\xf5\xe0", 4, NULL, "is an EROFS image", COPY},
-    {1080, "\x53\xef", 2, NULL, "is an image of ext2, ext3 or ext4", COPY},
     {0, "\x89HDF\r\n\x1a\n", 8, NULL, "is an HDF5 file", NULL},
     {0, "#!", 2, NULL, "is a script, without an archive that could be found behind it", OFFSET},
     {0, "\177ELF", 4, NULL, "is a program, without an archive that could be found behind it",
@@ -107,10 +106,14 @@ static bool unknown_is_lha(const uint8_t *head, size_t head_len)
            head[6] == '-' && head[20] <= 3;
 }
 
-static const struct unknown *unknown_find(const uint8_t *head, size_t head_len)
+/* A container's content may have the few bytes of an image where one has them. */
+static const struct unknown *unknown_find(const uint8_t *head, size_t head_len,
+                                          bool containers_only)
 {
     for (size_t i = 0; i < sizeof(formats) / sizeof(*formats); i++) {
         const struct unknown *f = &formats[i];
+        if (containers_only && !f->container)
+            continue;
         if (f->magic ? unknown_has_magic(head, head_len, f->at, f->magic, f->len)
                      : unknown_is_lha(head, head_len))
             return f;
@@ -120,7 +123,7 @@ static const struct unknown *unknown_find(const uint8_t *head, size_t head_len)
 
 const char *unknown_format_container(const uint8_t *head, size_t head_len)
 {
-    const struct unknown *found = unknown_find(head, head_len);
+    const struct unknown *found = unknown_find(head, head_len, true);
     return found ? found->container : NULL;
 }
 
@@ -128,7 +131,7 @@ bool unknown_format_describe(const uint8_t *head, size_t head_len, struct fault 
 {
     if (unknown_describe_squashfs(head, head_len, fault))
         return true;
-    const struct unknown *found = unknown_find(head, head_len);
+    const struct unknown *found = unknown_find(head, head_len, false);
     if (!found)
         return unknown_describe_tar(head, head_len, fault);
     fault_set(fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "%s", found->what);

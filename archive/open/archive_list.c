@@ -252,7 +252,7 @@ int archive_list_join(struct archive_list *list)
     list->is_whole = list->count > 1;
     for (size_t i = 0; r >= 0 && list->count > 1 && i < list->count; i++) {
         volume_paths parts;
-        if (alone && series_are_alike(alone, list->at[i]))
+        if (series_is_shard(alone, list->at[i]))
             continue;
         r = volumes_find(list->at[i], &parts);
         alone = parts.count ? NULL : list->at[i];
@@ -264,10 +264,9 @@ int archive_list_join(struct archive_list *list)
     return r < 0 ? r : 0;
 }
 
-/* A file named like the one before it is a shard: of a set of parts one is left. */
 bool archive_list_is_whole(const struct archive_list *list, size_t i)
 {
-    return list->is_whole || (i > 0 && series_are_alike(list->at[i - 1], list->at[i]));
+    return list->is_whole || series_is_shard(i > 0 ? list->at[i - 1] : NULL, list->at[i]);
 }
 
 int archive_list_add(struct archive_list *list, const char *word, struct fault *fault)

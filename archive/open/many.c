@@ -118,11 +118,11 @@ static void many_each_from(struct many *many, size_t first,
 
 /* ---- looking ---- */
 
-/* A file named like the one before it is a shard: parts of one archive are one in the list. */
+/* By the rule of archive_list_is_whole, so that what is opened is what was identified. */
 static void part_open_file(struct many *many, struct part *part)
 {
     bool is_whole = many->options->is_whole ||
-                    (part > many->parts && series_are_alike(part[-1].path, part->path));
+                    series_is_shard(part > many->parts ? part[-1].path : NULL, part->path);
     part->err =
         (is_whole ? source_open : volumes_open)(part->path, &part->fault, &part->found.source);
     if (part->err == 0)

@@ -153,16 +153,15 @@ bool series_hex(const struct series *s, const char *stem, struct series *ret_ser
     return true;
 }
 
-bool series_are_alike(const char *a, const char *b)
+bool series_is_shard(const char *before, const char *path)
 {
     struct series readings[SERIES_READINGS];
-    const char *name = path_base(a);
-    size_t len = strlen(a);
-    if (len != strlen(b) || series_of(name, readings) == 0)
+    const char *name = before ? path_base(before) : NULL;
+    if (!before || strlen(before) != strlen(path) || series_of(name, readings) == 0)
         return false;
-    size_t same = (size_t)(name - a) + readings[0].same,
-           stem = (size_t)(name - a) + readings[0].stem;
+    size_t same = (size_t)(name - before) + readings[0].same,
+           stem = (size_t)(name - before) + readings[0].stem;
     if (readings[0].numbering == NUMBERING_LETTERS)
         same = stem - 2;
-    return strncmp(a, b, same) == 0 && strcmp(a + stem, b + stem) == 0;
+    return strncmp(before, path, same) == 0 && strcmp(before + stem, path + stem) == 0;
 }

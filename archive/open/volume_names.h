@@ -59,7 +59,10 @@ void series_neighbours(const struct series *s, const char *stem, bool up,
 bool series_hex(const struct series *s, const char *stem, struct series *ret_series,
                 char ret_stem[STEM_BYTES]);
 
-/* Would two files, by their paths, be parts of one set, or shards of one? */
-bool series_are_alike(const char *a, const char *b);
+/*
+ * Is a path of a list a shard: named like the one before it (NULL: none)? Of a set of parts a
+ * list has one (archive_list_join).
+ */
+bool series_is_shard(const char *before, const char *path);
 
 #endif
