@@ -144,6 +144,9 @@ struct index_info {
 int index_open(struct source *source, uint64_t offset, uint64_t len, struct fault *fault,
                struct index **ret_index);
 
+/* Write the whole image into an empty file, which then is an index. Errors of write(2). */
+int index_write(const struct index *index, int fd);
+
 /*
  * Have an index that is mapped use this file in its place, which has the same bytes from
  * `offset` on and is as trusted: pages of a file can be dropped, and are shared. Other threads

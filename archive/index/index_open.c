@@ -280,6 +280,11 @@ int index_open(struct source *source, uint64_t offset, uint64_t len, struct faul
     return 0;
 }
 
+int index_write(const struct index *index, int fd)
+{
+    return write_at(fd, index->image, index->info.image_bytes, 0);
+}
+
 #ifdef __SANITIZE_THREAD__
 /* It takes a mapping for a write. Here the bytes are the same before and after. */
 const char *__tsan_default_suppressions(void) __attribute__((visibility("default")));

@@ -164,7 +164,7 @@ int built_index_open_image(int fd, const char *name, struct fault *fault,
 /*
  * Save the index if that was requested or is worth it. Failure is an error only if requested.
  */
-static int built_save(struct opening *o, int fd, uint64_t took_ms, struct fault *fault)
+static int built_save(struct opening *o, uint64_t took_ms, struct fault *fault)
 {
     enum pot_save how = o->options->save;
     if (how == POT_SAVE_NEVER ||
@@ -172,8 +172,8 @@ static int built_save(struct opening *o, int fd, uint64_t took_ms, struct fault 
          (o->is_of_later_version || (o->pot->packed && !o->options->store) ||
           (took_ms + o->unpack_ms < SAVE_AFTER_MS && index_points(o->pot->index) == 0))))
         return 0;
-    int r = saved_index_write(o->pot->path, o->options->offset, pot_file(o->pot), fd,
-                              o->pot->index, fault, &o->pot->index_path);
+    int r = saved_index_write(o->pot->path, o->options->offset, pot_file(o->pot), o->pot->index,
+                              fault, &o->pot->index_path);
     if (r == 0 || how == POT_SAVE_ALWAYS)
         return r;
     fault_advise(fault, "it stays in memory, and is made anew for the next mount");
@@ -195,7 +195,7 @@ static int built_and_save(struct opening *o, const char *frames_of, struct fault
     if (r < 0)
         return r;
     o->pot->origin = POT_INDEX_BUILT;
-    return built_save(o, fd, took_ms, fault);
+    return built_save(o, took_ms, fault);
 }
 
 int built_index_of_frames(struct opening *o, struct fault *fault)

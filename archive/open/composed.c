@@ -7,11 +7,9 @@
  * else that holds for saved indexes (saved_index.c) holds for these.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "cleanup.h"
 #include "clock.h"
@@ -19,10 +17,8 @@
 #include "path.h"
 #include "pot_private.h"
 
-/* A composed index that is served already, and not saved yet. */
+/* The composed index is served already, and not saved yet. */
 struct pot_unsaved {
-    char *path;
-    int image;
     bool is_noted; /* a failure is worth a line */
     struct stat access;
 };
@@ -51,6 +47,7 @@ static int composed_path(const struct composition *c, const struct recipe *recip
 static void composed_take(struct pot *pot, struct index *index, char *path,
                           enum pot_index_origin origin)
 {
+    free(steal_ptr(&pot->unsaved));
     free(pot->index_path);
     pot->index_path = path;
     if (pot->packed) /* it may be unpacked by what its own index says */
@@ -132,34 +129,16 @@ int composed_write_image(const struct composition *c, composer *compose, void *a
 }
 
 /* Leave it for pot_save, if that will find a folder for it. */
-static int composed_save_later(struct pot *pot, const char *path, const struct stat *access,
-                               int fd)
+static int composed_save_later(struct pot *pot, const char *path, const struct stat *access)
 {
     int r = saved_index_check_folder(path);
     if (r < 0)
         return r;
-    struct pot_unsaved *unsaved = calloc(1, sizeof(*unsaved));
-    if (!unsaved)
+    pot->unsaved = calloc(1, sizeof(*pot->unsaved));
+    if (!pot->unsaved)
         return -ENOMEM;
-    unsaved->access = *access;
-    unsaved->path = strdup(path);
-    unsaved->image = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    if (!unsaved->path || unsaved->image < 0) {
-        pot_unsaved_free(unsaved);
-        return -ENOMEM;
-    }
-    pot->unsaved = unsaved;
+    pot->unsaved->access = *access;
     return 0;
-}
-
-void pot_unsaved_free(struct pot_unsaved *unsaved)
-{
-    if (!unsaved)
-        return;
-    if (unsaved->image >= 0)
-        close(unsaved->image);
-    free(unsaved->path);
-    free(unsaved);
 }
 
 static int composed_cannot_save(struct fault *fault, int err)
@@ -173,18 +152,16 @@ static int composed_cannot_save(struct fault *fault, int err)
 
 int pot_save(struct pot *pot, struct fault *fault)
 {
-    struct pot_unsaved *unsaved = steal_ptr(&pot->unsaved);
+    auto_free struct pot_unsaved *unsaved = steal_ptr(&pot->unsaved);
     if (!unsaved)
         return 0;
-    int r = saved_index_write_file(unsaved->path, &unsaved->access, unsaved->image, pot->index);
+    int r = saved_index_write_file(pot->index_path, &unsaved->access, pot->index);
     if (r < 0 && unsaved->is_noted)
         composed_cannot_save(fault, r);
-    pot_unsaved_free(unsaved);
     return r;
 }
 
-static int composed_save(const struct composition *c, int fd, const struct index *index,
-                         struct fault *fault, char **ret_path)
+static int composed_save(const struct composition *c, struct fault *fault)
 {
     auto_free char *path = NULL;
     struct stat access;
@@ -193,11 +170,11 @@ static int composed_save(const struct composition *c, int fd, const struct index
         r = saved_index_access(c->is_private ? NULL : c->archive, &access);
     if (r == 0)
         r = c->saves_later && composed_is_last(c)
-                ? composed_save_later(c->pot, path, &access, fd)
-                : saved_index_write_file(path, &access, fd, index);
+                ? composed_save_later(c->pot, path, &access)
+                : saved_index_write_file(path, &access, c->pot->index);
     if (r < 0)
         return composed_cannot_save(fault, r);
-    *ret_path = steal_ptr(&path);
+    c->pot->index_path = steal_ptr(&path);
     return 0;
 }
 
@@ -208,7 +185,6 @@ static int composed_make(struct composition *c, composed_writer *write, struct f
     uint64_t worth_ms = composed_is_view(c) ? COMPOSED_VIEW_WORTH_MS : COMPOSED_WORTH_MS;
     struct index *index = NULL;
     struct fault why = {0};
-    char *path = NULL;
     enum pot_save save = c->options->save;
     auto_close int fd = memfd_create("onepot-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     int r = fd < 0 ? -errno : write(c, fd, fault);
@@ -216,20 +192,19 @@ static int composed_make(struct composition *c, composed_writer *write, struct f
         r = built_index_open_image(fd, c->pot->path, fault, &index);
     if (r < 0)
         return r;
+    composed_take(c->pot, index, NULL, POT_INDEX_BUILT);
     if (save == POT_SAVE_ALWAYS || (save == POT_SAVE_AUTO && now_ms() - start_ms >= worth_ms))
-        r = composed_save(c, fd, index, &why, &path);
+        r = composed_save(c, &why);
     if (r < 0 && save == POT_SAVE_ALWAYS) {
-        index_close(index);
         if (fault)
             *fault = why;
         return r;
     }
     bool is_noted = save == POT_SAVE_ALWAYS || now_ms() - start_ms >= COMPOSED_NOTED_MS;
-    if (c->saves_later && c->pot->unsaved)
+    if (c->pot->unsaved)
         c->pot->unsaved->is_noted = is_noted;
     if (r < 0 && is_noted)
         pot_note_fault(c->options, c->pot->path, &why);
-    composed_take(c->pot, index, path, POT_INDEX_BUILT);
     return 0;
 }
 

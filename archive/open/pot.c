@@ -241,7 +241,7 @@ void pot_close(struct pot *pot)
     for (size_t i = 0; i < pot->part_count; i++)
         free(pot->parts[i].path);
     free(pot->parts);
-    pot_unsaved_free(pot->unsaved);
+    free(pot->unsaved);
     free(pot->index_path);
     free(pot->path);
     free(pot);

@@ -165,11 +165,10 @@ opener saved_index_open;
 #define INDEX_SUFFIX ".onepot-index"
 
 /*
- * Save the image in `fd` beside the archive, else in the cache folder; the open index of it
- * then uses the file in place of its memory, if that can be. If both fail, the fault names both
- * reasons.
+ * Save the index beside the archive, else in the cache folder; it then uses the file in place
+ * of its memory, if that can be. If both fail, the fault names both reasons.
  */
-int saved_index_write(const char *archive, uint64_t offset, const struct source *source, int fd,
+int saved_index_write(const char *archive, uint64_t offset, const struct source *source,
                       const struct index *index, struct fault *fault, char **ret_path);
 
 /*
@@ -188,7 +187,7 @@ int saved_index_open_file(const char *path, const struct pot_options *options,
 int saved_index_access(const struct source *archive, struct stat *ret_access);
 
 /* saved_index_write under a path in the cache folder. */
-int saved_index_write_file(const char *path, const struct stat *access, int fd,
+int saved_index_write_file(const char *path, const struct stat *access,
                            const struct index *index);
 
 /* Could a file be written under this path in the cache folder? -errno: why not. */
@@ -216,8 +215,6 @@ enum { COMPOSED_WORTH_MS = 5, COMPOSED_VIEW_WORTH_MS = 200 };
 
 /* A failure to save it is worth a line if it took so long. */
 enum { COMPOSED_NOTED_MS = 200 };
-
-void pot_unsaved_free(struct pot_unsaved *unsaved); /* NULL is fine */
 
 /* Of nested archives and views; raise it when the same recipe makes another index. */
 enum { COMPOSED_VERSION = 3 };

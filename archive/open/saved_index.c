@@ -22,13 +22,9 @@
 
 #include "cleanup.h"
 #include "codec.h"
-#include "numbers.h"
 #include "output.h"
 #include "path.h"
 #include "pot_private.h"
-#include "write_at.h"
-
-enum { COPY_BYTES = 1 << 20 };
 
 int pot_index_path(const char *archive, uint64_t offset, char **ret_path)
 {
@@ -238,25 +234,6 @@ int saved_index_open(struct opening *o, struct fault *fault)
 
 /* ---- writing ---- */
 
-static int saved_copy_image(int from, int to)
-{
-    auto_free uint8_t *buf = malloc(COPY_BYTES);
-    struct stat st;
-    int r = 0;
-    if (!buf)
-        return -ENOMEM;
-    if (fstat(from, &st) < 0)
-        return -errno;
-    uint64_t len = (uint64_t)st.st_size;
-    for (uint64_t at = 0, n; r == 0 && at < len; at += n) {
-        n = min_u64(len - at, COPY_BYTES);
-        r = read_at(from, buf, n, at);
-        if (r == 0)
-            r = write_at(to, buf, n, at);
-    }
-    return r;
-}
-
 /* Let those who may read the archive read its index, and nobody else. */
 static int saved_set_permissions(int fd, const struct stat *access)
 {
@@ -297,7 +274,7 @@ static void saved_use_file(int fd, const char *path, const struct index *index)
     source_close(file);
 }
 
-static int saved_write_to(const char *path, const struct stat *access, int image,
+static int saved_write_to(const char *path, const struct stat *access,
                           const struct index *index)
 {
     struct output *output = NULL;
@@ -305,7 +282,7 @@ static int saved_write_to(const char *path, const struct stat *access, int image
     int r = output_open_own(path, &output);
     if (r < 0)
         return r;
-    r = saved_copy_image(image, output->fd);
+    r = index_write(index, output->fd);
     if (r == 0)
         r = saved_set_permissions(output->fd, access);
     if (r == 0 && (fd = fcntl(output->fd, F_DUPFD_CLOEXEC, 0)) < 0)
@@ -344,14 +321,14 @@ int saved_index_check_folder(const char *path)
     return access(folder, W_OK | X_OK) < 0 ? -errno : 0;
 }
 
-int saved_index_write_file(const char *path, const struct stat *access, int image,
+int saved_index_write_file(const char *path, const struct stat *access,
                            const struct index *index)
 {
     auto_free char *folders = strdup(path);
     if (!folders)
         return -ENOMEM;
     saved_make_folders(folders);
-    int r = saved_write_to(path, access, image, index);
+    int r = saved_write_to(path, access, index);
     if (r == 0)
         index_cache_saved(path);
     return r;
@@ -371,8 +348,7 @@ static int saved_fault(int beside, const char *cached, int in_cache, struct faul
 }
 
 int saved_index_write(const char *archive, uint64_t offset, const struct source *source,
-                      int image, const struct index *index, struct fault *fault,
-                      char **ret_path)
+                      const struct index *index, struct fault *fault, char **ret_path)
 {
     auto_free char *path = NULL, *cached = NULL;
     struct stat access;
@@ -380,7 +356,7 @@ int saved_index_write(const char *archive, uint64_t offset, const struct source 
     if (beside == 0)
         beside = saved_index_access(source, &access);
     if (beside == 0)
-        beside = saved_write_to(path, &access, image, index);
+        beside = saved_write_to(path, &access, index);
     if (beside == 0) {
         *ret_path = steal_ptr(&path);
         return 0;
@@ -389,7 +365,7 @@ int saved_index_write(const char *archive, uint64_t offset, const struct source 
     if (r == 0)
         r = saved_index_access(source, &access);
     if (r == 0)
-        r = saved_index_write_file(cached, &access, image, index);
+        r = saved_index_write_file(cached, &access, index);
     if (r < 0)
         return saved_fault(beside, cached, r, fault);
     *ret_path = steal_ptr(&cached);
