@@ -1,8 +1,8 @@
 /*
  * Views: the names of a list or a map.
  *
- * Names that follow each other mostly lie in one directory, in its order. So the way to the
- * last name is kept, and a search begins where the last one ended: among ten million files, one
+ * Names that follow each other mostly lie in one directory, in its order. So the last name's
+ * directory is kept, and a search begins where the last one ended: among ten million files, one
  * of ten is found by a few comparisons of neighbours.
  */
 #include <errno.h>
@@ -16,17 +16,12 @@
 #include "map.h"
 #include "tree_view_private.h"
 
-/* A directory on the way to the last name. */
-struct names_level {
-    size_t len;                  /* of its path */
+/* The last name's directory. */
+struct names_folder {
+    VECTOR(char) path;           /* with its NUL */
     uint32_t position;           /* in the archive */
     uint32_t first, count, near; /* its children; the one found last */
-    bool is_marked;              /* of a list */
-};
-
-struct names_way {
-    VECTOR(char) path; /* of the last directory */
-    VECTOR(struct names_level) levels;
+    bool is_known, is_marked;    /* of a list: with the directories above it */
 };
 
 struct names_walk {
@@ -34,7 +29,7 @@ struct names_walk {
     const struct index *index;
     struct view_filter filter;
     struct fault *fault;
-    struct names_way way;
+    struct names_folder folder;
     const uint8_t *matched; /* of a list: see view_mark_names */
     uint8_t *marks;
     struct tree *tree; /* of a map */
@@ -46,23 +41,16 @@ struct names_walk {
 
 /* ---- finding ---- */
 
-static int names_push_level(struct names_walk *w, size_t len, uint32_t position)
-{
-    struct names_level level = {.len = len, .position = position};
-    int r = index_children(w->index, position, &level.first, &level.count);
-    return r < 0 ? r : vector_push(&w->way.levels, level);
-}
-
 /* Narrow [*low, *high) around a name, in steps that double, from where the last one was. */
-static int names_narrow(const struct index *index, const struct names_level *level,
+static int names_narrow(const struct index *index, const struct names_folder *folder,
                         const char *name, size_t len, uint32_t *low, uint32_t *high)
 {
     *low = 0;
-    *high = level->count;
-    for (uint64_t at = level->near, step = 1; at < level->count; at += step, step *= 2) {
+    *high = folder->count;
+    for (uint64_t at = folder->near, step = 1; at < folder->count; at += step, step *= 2) {
         const char *other;
         size_t other_len;
-        int r = index_name(index, level->first + (uint32_t)at, &other, &other_len);
+        int r = index_name(index, folder->first + (uint32_t)at, &other, &other_len);
         if (r < 0)
             return r;
         int compared = bytes_compare(name, len, other, other_len);
@@ -79,53 +67,35 @@ static int names_narrow(const struct index *index, const struct names_level *lev
     return 0;
 }
 
-/* A child of the last level. -ENOENT. */
+/* A child of the directory. -ENOENT. */
 static int names_look_up(struct names_walk *w, const char *name, size_t len,
                          uint32_t *ret_position)
 {
-    struct names_level *level = &w->way.levels.at[w->way.levels.count - 1];
+    struct names_folder *f = &w->folder;
     uint32_t low, high;
-    int r = names_narrow(w->index, level, name, len, &low, &high);
+    int r = names_narrow(w->index, f, name, len, &low, &high);
     if (r == 0)
-        r = index_search(w->index, level->first + low, high - low, name, len, ret_position);
+        r = index_search(w->index, f->first + low, high - low, name, len, ret_position);
     if (r == 0)
-        level->near = *ret_position - level->first;
+        f->near = *ret_position - f->first;
     return r;
 }
 
-/* Leave the levels that do not lead to this directory. */
-static void names_go_up(struct names_way *way, const char *path, size_t len)
-{
-    for (;;) {
-        size_t own = way->levels.at[way->levels.count - 1].len;
-        if (own == 0 || (own <= len && memcmp(way->path.at, path, own) == 0 &&
-                         (own == len || path[own] == '/')))
-            return;
-        way->levels.count--;
-    }
-}
-
-/* The last level becomes the directory at the first `len` bytes of the path. */
+/* Go to the directory at the first `len` bytes of the path. */
 static int names_enter(struct names_walk *w, const char *path, size_t len)
 {
-    names_go_up(&w->way, path, len);
-    w->way.path.count = 0;
-    if (vector_append(&w->way.path, path, len) < 0)
+    struct names_folder *f = &w->folder;
+    if (f->is_known && f->path.count == len + 1 && memcmp(f->path.at, path, len) == 0)
+        return 0;
+    f->is_known = f->is_marked = false;
+    f->path.count = f->near = 0;
+    if (vector_append(&f->path, path, len) < 0 || vector_push(&f->path, '\0') < 0)
         return -ENOMEM;
-    size_t at = w->way.levels.at[w->way.levels.count - 1].len;
-    while (at < len) {
-        uint32_t position;
-        at += at > 0;
-        const char *slash = memchr(path + at, '/', len - at);
-        size_t end = slash ? (size_t)(slash - path) : len;
-        int r = names_look_up(w, path + at, end - at, &position);
-        if (r == 0)
-            r = names_push_level(w, end, position);
-        if (r < 0)
-            return r;
-        at = end;
-    }
-    return 0;
+    int r = index_resolve(w->index, f->path.at, &f->position);
+    if (r == 0)
+        r = index_children(w->index, f->position, &f->first, &f->count);
+    f->is_known = r == 0;
+    return r;
 }
 
 /* Where the last name of a path begins, and the length of its directory. */
@@ -177,7 +147,18 @@ static int names_choose(struct names_walk *w, const char *path, size_t number,
 
 /* ---- lists ---- */
 
-/* Mark an entry, and the directories on the way to it, which is the last way. */
+/* Mark the last name's directory, and the ones above it. */
+static int names_mark_folder(struct names_walk *w)
+{
+    int r = 0;
+    for (uint32_t at = w->folder.position; r == 0 && at != INDEX_ROOT;) {
+        view_mark_entry(w->marks, at);
+        r = index_parent(w->index, at, &at);
+    }
+    w->folder.is_marked = true;
+    return r;
+}
+
 static int names_mark_listed(struct names_walk *w, size_t number)
 {
     bool whole;
@@ -188,11 +169,9 @@ static int names_mark_listed(struct names_walk *w, size_t number)
     if (r <= 0)
         return r;
     view_mark_entry(w->marks, position);
-    size_t levels = position == INDEX_ROOT ? 0 : w->way.levels.count;
-    for (size_t i = levels; i > 1 && !w->way.levels.at[i - 1].is_marked; i--) {
-        view_mark_entry(w->marks, w->way.levels.at[i - 1].position);
-        w->way.levels.at[i - 1].is_marked = true;
-    }
+    r = position == INDEX_ROOT || w->folder.is_marked ? 0 : names_mark_folder(w);
+    if (r < 0)
+        return r;
     return whole && S_ISDIR(node.mode)
                ? view_mark_tree(w->index, w->matched, position, w->marks)
                : 0;
@@ -287,7 +266,7 @@ static int names_take_all(struct names_walk *w,
     const struct view *view = w->view;
     size_t count = view->is_picked ? view->picked_count : view_name_count(view);
     w->filter.view = view;
-    int r = count < UINT32_MAX ? names_push_level(w, 0, INDEX_ROOT) : -EOVERFLOW;
+    int r = count < UINT32_MAX ? 0 : -EOVERFLOW;
     for (size_t i = 0; r >= 0 && i < count; i++)
         r = take(w, view->is_picked ? view->picked[i] : i);
     if (r >= 0)
@@ -296,8 +275,7 @@ static int names_take_all(struct names_walk *w,
                                       "the archive does not have it", w->fault)
                 : 0;
     vector_free(&w->filter.folder);
-    vector_free(&w->way.path);
-    vector_free(&w->way.levels);
+    vector_free(&w->folder.path);
     map_free(&w->made);
     return r;
 }
