@@ -16,24 +16,40 @@
 
 #include "utf8.h"
 
-int fault_set(struct fault *f, int err, const char *member, uint64_t offset, const char *format,
-              ...)
+static void fault_record(struct fault *f, int err, const char *member, uint64_t offset,
+                         const char *advice, const char *format, va_list args)
 {
     if (!f || f->err)
-        return err;
+        return;
 
     f->offset = offset;
-    f->advice[0] = '\0';
+    snprintf(f->advice, sizeof(f->advice), "%s", advice);
     size_t len = member ? strnlen(member, sizeof(f->member) - 1) : 0;
     if (len)
         memcpy(f->member, member, len);
     f->member[len] = '\0';
 
+    vsnprintf(f->what, sizeof(f->what), format, args);
+    f->err = err < 0 ? -err : err;
+}
+
+int fault_set(struct fault *f, int err, const char *member, uint64_t offset, const char *format,
+              ...)
+{
     va_list args;
     va_start(args, format);
-    vsnprintf(f->what, sizeof(f->what), format, args);
+    fault_record(f, err, member, offset, "", format, args);
     va_end(args);
-    f->err = err < 0 ? -err : err;
+    return err;
+}
+
+int fault_set_advised(struct fault *f, int err, const char *member, uint64_t offset,
+                      const char *advice, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    fault_record(f, err, member, offset, advice, format, args);
+    va_end(args);
     return err;
 }
 

@@ -31,6 +31,11 @@ struct fault {
 int fault_set(struct fault *f, int err, const char *member, uint64_t offset, const char *format,
               ...) __attribute__((format(printf, 5, 6)));
 
+/* The same, with advice on what to do about it, which belongs to the recorded fault alone. */
+int fault_set_advised(struct fault *f, int err, const char *member, uint64_t offset,
+                      const char *advice, const char *format, ...)
+    __attribute__((format(printf, 6, 7)));
+
 /* The same, of a read that failed with `err`. */
 int fault_set_read(struct fault *f, int err, const char *member, uint64_t offset);
 

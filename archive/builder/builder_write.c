@@ -348,9 +348,9 @@ static int builder_write_fault(struct fault *fault, int err)
     if (err != -ENOSPC && err != -EDQUOT)
         return fault_set(fault, err, NULL, FAULT_NO_OFFSET, "the index can't be written: %s%s",
                          fault_errno(err), fault_limit(err));
-    fault_set(fault, err, NULL, FAULT_NO_OFFSET, "no space is left for the index");
-    fault_advise(fault, "free space there, or have the index saved elsewhere");
-    return err;
+    return fault_set_advised(fault, err, NULL, FAULT_NO_OFFSET,
+                             "free space there, or have the index saved elsewhere",
+                             "no space is left for the index");
 }
 
 uint64_t builder_image_bytes_max(const struct builder *b)

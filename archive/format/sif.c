@@ -123,16 +123,13 @@ static int sif_search(const struct source *source, uint64_t table, uint64_t coun
 
 static int sif_without_image(const struct partition *other, struct fault *fault)
 {
-    if (other->filesystem == FILESYSTEM_ENCRYPTED) {
-        fault_set(fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
-                  "is a container whose image is encrypted");
-        fault_advise(fault, "build it without encryption");
-        return -ENOTSUP;
-    }
-    fault_set(fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
-              "is a container (SIF) without a SquashFS image");
-    fault_advise(fault, "'apptainer sif list' tells what it has");
-    return -ENOTSUP;
+    if (other->filesystem == FILESYSTEM_ENCRYPTED)
+        return fault_set_advised(fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
+                                 "build it without encryption",
+                                 "is a container whose image is encrypted");
+    return fault_set_advised(fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
+                             "'apptainer sif list' tells what it has",
+                             "is a container (SIF) without a SquashFS image");
 }
 
 int sif_find_image(const struct source *source, struct fault *fault, uint64_t *ret_offset,
@@ -147,14 +144,11 @@ int sif_find_image(const struct source *source, struct fault *fault, uint64_t *r
         return r;
     if (best.rank == 0)
         return sif_without_image(&other, fault);
-    if (best.offset > size || best.length > size - best.offset) {
-        fault_set(fault, -EUCLEAN, NULL, at,
-                  "has its image past its end (%" PRIu64 " bytes at %" PRIu64
-                  "): damaged or truncated SIF",
-                  best.length, best.offset);
-        fault_advise(fault, "copy it again");
-        return -EUCLEAN;
-    }
+    if (best.offset > size || best.length > size - best.offset)
+        return fault_set_advised(fault, -EUCLEAN, NULL, at, "copy it again",
+                                 "has its image past its end (%" PRIu64 " bytes at %" PRIu64
+                                 "): damaged or truncated SIF",
+                                 best.length, best.offset);
     *ret_offset = best.offset;
     *ret_length = best.length;
     return 0;

@@ -69,9 +69,9 @@ static bool unknown_describe_squashfs(const uint8_t *head, size_t head_len, stru
     unsigned minor = big ? v[2] << 8 | v[3] : v[3] << 8 | v[2];
     if (major < 1 || major > 3)
         return false;
-    fault_set(fault, -ENOMSG, NULL, FAULT_NO_OFFSET,
-              "is a SquashFS image of version %u.%u, not 4.0", major, minor);
-    fault_advise(fault, "unpack it with unsquashfs and make it anew with mksquashfs");
+    fault_set_advised(fault, -ENOMSG, NULL, FAULT_NO_OFFSET,
+                      "unpack it with unsquashfs and make it anew with mksquashfs",
+                      "is a SquashFS image of version %u.%u, not 4.0", major, minor);
     return true;
 }
 
@@ -94,8 +94,8 @@ static bool unknown_describe_tar(const uint8_t *head, size_t head_len, struct fa
 {
     if (!unknown_format_is_tar(head, head_len))
         return false;
-    fault_set(fault, -ENOMSG, NULL, 0, "is a tar whose first header is damaged");
-    fault_advise(fault, "make the archive again, or copy it again");
+    fault_set_advised(fault, -ENOMSG, NULL, 0, "make the archive again, or copy it again",
+                      "is a tar whose first header is damaged");
     return true;
 }
 

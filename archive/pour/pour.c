@@ -93,12 +93,11 @@ static int pour_unknown(struct pour *p, const struct pour_stream *s, const uint8
 static int pour_other(struct pour *p, struct pour_stream *s, const uint8_t *head, size_t len)
 {
     const struct pour_format *format = pour_find_format(head, len);
-    if (pour_is_rar_volume(head, len)) {
-        fault_set(p->fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
-                  "is one of several volumes of a RAR archive, which are not read together");
-        fault_advise(p->fault, "extract it (unrar x, 7z x), and pack the directory");
-        return -ENOTSUP;
-    }
+    if (pour_is_rar_volume(head, len))
+        return fault_set_advised(
+            p->fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
+            "extract it (unrar x, 7z x), and pack the directory",
+            "is one of several volumes of a RAR archive, which are not read together");
     return format ? pour_container(p, s, format) : pour_unknown(p, s, head, len);
 }
 

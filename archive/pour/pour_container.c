@@ -153,9 +153,9 @@ static int container_open(struct container *c)
 
 static int container_encrypted(struct container *c, const char *path)
 {
-    fault_set(c->p->fault, -EACCES, path, FAULT_NO_OFFSET, "is encrypted");
-    fault_advise(c->p->fault, "extract it with its password, and pack the directory");
-    return -EACCES;
+    return fault_set_advised(c->p->fault, -EACCES, path, FAULT_NO_OFFSET,
+                             "extract it with its password, and pack the directory",
+                             "is encrypted");
 }
 
 static int container_failed(struct container *c, const char *last)
@@ -376,12 +376,10 @@ int pour_container(struct pour *p, struct pour_stream *stream, const struct pour
 {
     bool is_file = p->input->is_file && !stream->compression;
     struct container c = {.p = p, .stream = is_file ? NULL : stream, .format = format};
-    if (format->seeks && !is_file) {
-        fault_set(p->fault, -ENOMSG, NULL, FAULT_NO_OFFSET,
-                  "is a %s archive, whose directory is at its end", format->name);
-        fault_advise(p->fault, "save it in a file and pack that");
-        return -ENOMSG;
-    }
+    if (format->seeks && !is_file)
+        return fault_set_advised(
+            p->fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "save it in a file and pack that",
+            "is a %s archive, whose directory is at its end", format->name);
     if (is_file && lseek(p->input->fd, 0, SEEK_SET) < 0)
         return -errno;
     c.archive = archive_read_new();

@@ -248,10 +248,9 @@ static int stream_inflate(struct pour_stream *s, struct pour_block *b)
 #else
 static int stream_open_gzip(struct pour_stream *s)
 {
-    fault_set(s->fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
-              "is gzip data, and zlib was not built in");
-    fault_advise(s->fault, "decompress it on the way: gzip -dc");
-    return -ENOTSUP;
+    return fault_set_advised(s->fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
+                             "decompress it on the way: gzip -dc",
+                             "is gzip data, and zlib was not built in");
 }
 
 static void stream_close_gzip(struct pour_unpacker *u)

@@ -319,14 +319,12 @@ static int sandbox_crash(int signal, struct fault *fault)
     case SIGQUIT:
         return fault_set(fault, -EINTR, NULL, FAULT_NO_OFFSET, "interrupted");
     case SIGBUS:
-        fault_set(fault, -EIO, NULL, FAULT_NO_OFFSET,
-                  "could not be read: truncated meanwhile, or an error of its storage");
-        return -EIO;
+        return fault_set(fault, -EIO, NULL, FAULT_NO_OFFSET,
+                         "could not be read: truncated meanwhile, or an error of its storage");
     case SIGKILL:
-        fault_set(fault, -ENOMEM, NULL, FAULT_NO_OFFSET,
-                  "its parser was killed, probably because memory ran out");
-        fault_advise(fault, "give the job more memory");
-        return -ENOMEM;
+        return fault_set_advised(fault, -ENOMEM, NULL, FAULT_NO_OFFSET,
+                                 "give the job more memory",
+                                 "its parser was killed, probably because memory ran out");
     default:
         return fault_set(fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
                          "the archive made its parser crash (signal %d): damaged archive",

@@ -346,30 +346,29 @@ int source_open_fault(const char *path, struct fault *fault, int err)
 {
     switch (-err) {
     case EISDIR:
-        fault_set(fault, err, NULL, FAULT_NO_OFFSET, "is a directory, not an archive");
-        fault_advise(fault, "make an archive of it with 'onepot pack'");
-        break;
+        return fault_set_advised(fault, err, NULL, FAULT_NO_OFFSET,
+                                 "make an archive of it with 'onepot pack'",
+                                 "is a directory, not an archive");
     case EINVAL:
     case ENXIO:
-        fault_set(fault, err, NULL, FAULT_NO_OFFSET, "is not a regular file");
-        fault_advise(fault, "archives are read at random: save it as a file first");
-        break;
+        return fault_set_advised(fault, err, NULL, FAULT_NO_OFFSET,
+                                 "archives are read at random: save it as a file first",
+                                 "is not a regular file");
     case ENOENT:
-        fault_set(fault, err, NULL, FAULT_NO_OFFSET, "no such file");
-        fault_advise(fault,
-                     strstr(path, "://")
-                         ? "a URL is not a path: copy the archive to a filesystem first"
-                         : "check the path; a job may see other filesystems than you do");
-        break;
+        return fault_set_advised(
+            fault, err, NULL, FAULT_NO_OFFSET,
+            strstr(path, "://") ? "a URL is not a path: copy the archive to a filesystem first"
+                                : "check the path; a job may see other filesystems than you do",
+            "no such file");
     case EACCES:
     case EPERM:
-        fault_set(fault, err, NULL, FAULT_NO_OFFSET, "permission denied");
-        fault_advise(fault, "ask its owner for read permission on it and on its folders");
-        break;
+        return fault_set_advised(fault, err, NULL, FAULT_NO_OFFSET,
+                                 "ask its owner for read permission on it and on its folders",
+                                 "permission denied");
     default:
-        fault_set(fault, err, NULL, FAULT_NO_OFFSET, "can't be opened: %s", fault_errno(err));
+        return fault_set(fault, err, NULL, FAULT_NO_OFFSET, "can't be opened: %s",
+                         fault_errno(err));
     }
-    return err;
 }
 
 int source_open(const char *path, struct fault *fault, struct source **ret_source)

@@ -134,14 +134,11 @@ static int squashfs_check_super(struct walk *w)
         super->block_bytes != 1u << super->block_log)
         return fault_set(w->fault, -EUCLEAN, NULL, 12, "blocks of %u bytes are impossible",
                          super->block_bytes);
-    if (super->bytes_used > source_size(w->source)) {
-        fault_set(w->fault, -EUCLEAN, NULL, source_size(w->source),
-                  "is cut off: %llu of %llu bytes are there",
-                  (unsigned long long)source_size(w->source),
-                  (unsigned long long)super->bytes_used);
-        fault_advise(w->fault, "copy it again");
-        return -EUCLEAN;
-    }
+    if (super->bytes_used > source_size(w->source))
+        return fault_set_advised(w->fault, -EUCLEAN, NULL, source_size(w->source),
+                                 "copy it again", "is cut off: %llu of %llu bytes are there",
+                                 (unsigned long long)source_size(w->source),
+                                 (unsigned long long)super->bytes_used);
     if (super->inode_table < SUPER_BYTES || super->inode_table >= super->directory_table ||
         super->directory_table > super->bytes_used || super->id_count == 0)
         return fault_set(w->fault, -EUCLEAN, NULL, 64, "the superblock is damaged");
@@ -285,11 +282,9 @@ static int squashfs_load_fragments(struct walk *w)
 
 static int squashfs_open_image(struct walk *w)
 {
-    if (source_fd(w->source) < 0) { /* squashfuse reads one file */
-        fault_set(w->fault, -ENOTSUP, NULL, FAULT_NO_OFFSET, "is a SquashFS image in parts");
-        fault_advise(w->fault, "join them first, with cat");
-        return -ENOTSUP;
-    }
+    if (source_fd(w->source) < 0) /* squashfuse reads one file */
+        return fault_set_advised(w->fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
+                                 "join them first, with cat", "is a SquashFS image in parts");
     if (sqfs_init(&w->fs, source_fd(w->source), (size_t)source_start(w->source)))
         return fault_set(w->fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
                          "the tables at its end are damaged");

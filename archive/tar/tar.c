@@ -101,10 +101,9 @@ static void tar_walk_remark(struct walk *w, const char *format, ...)
 /* `what` stands where the next header should be. */
 static int tar_walk_header_fault(struct walk *w, const char *what)
 {
-    fault_set(w->fault, -EUCLEAN, w->last, w->expected, "%s %s",
-              w->members ? "is followed by" : "begins with", what);
-    fault_advise(w->fault, "make the archive again, or copy it again");
-    return -EUCLEAN;
+    return fault_set_advised(w->fault, -EUCLEAN, w->last, w->expected,
+                             "make the archive again, or copy it again", "%s %s",
+                             w->members ? "is followed by" : "begins with", what);
 }
 
 static int tar_walk_damaged_header(struct walk *w)
@@ -134,12 +133,11 @@ static int tar_walk_read_fault(struct walk *w, int status)
         return fault_set_read(w->fault, w->feed.err, w->last, w->feed.offset);
     if (archive_errno(w->archive) == ENOMEM)
         return -ENOMEM;
-    if (w->expected + TAR_BLOCK_BYTES > w->size_bytes) {
-        fault_set(w->fault, -EUCLEAN, w->last, w->size_bytes, "the archive is truncated%s",
-                  w->members ? " after this member" : "");
-        fault_advise(w->fault, "make the archive again, or copy it again");
-        return -EUCLEAN;
-    }
+    if (w->expected + TAR_BLOCK_BYTES > w->size_bytes)
+        return fault_set_advised(w->fault, -EUCLEAN, w->last, w->size_bytes,
+                                 "make the archive again, or copy it again",
+                                 "the archive is truncated%s",
+                                 w->members ? " after this member" : "");
     return status == ARCHIVE_RETRY
                ? tar_walk_header_fault(w, "something other than a tar header")
                : tar_walk_damaged_header(w);
@@ -689,14 +687,12 @@ static int tar_walk_check_stream_end(struct walk *w)
     int r = w->members ? 0 : tar_find_empty_end(tar_walk_read_tar, w, given, &begin);
     if (r == -ENODATA) /* so much came before */
         return 0;
-    if (r == 0 && given < begin + TAR_BLOCK_BYTES) {
-        fault_set(w->fault, -EUCLEAN, w->last, given, "%s",
-                  w->members ? "is followed by the end of the stream, without an "
-                               "end-of-archive marker: the stream was cut off"
-                             : "has no end-of-archive marker: the stream was cut off");
-        fault_advise(w->fault, "send it again; if it was made so, pack it from a file");
-        return -EUCLEAN;
-    }
+    if (r == 0 && given < begin + TAR_BLOCK_BYTES)
+        return fault_set_advised(w->fault, -EUCLEAN, w->last, given,
+                                 "send it again; if it was made so, pack it from a file",
+                                 "%s end-of-archive marker: the stream was cut off",
+                                 w->members ? "is followed by the end of the stream, without an"
+                                            : "has no");
     return r;
 }
 

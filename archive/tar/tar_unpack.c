@@ -176,12 +176,10 @@ static int tar_unpack_check_head(struct unpacking *u, bool at_end)
         return -ENOMSG;
     }
     const char *container = u->is_tar ? NULL : unknown_format_container(head, (size_t)len);
-    if (container) {
-        fault_set(u->fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "is %s data of a %s archive",
-                  u->compression, container);
-        fault_advise(u->fault, "make an archive of it: onepot pack -o NEW.tar - <FILE");
-        return -ENOMSG;
-    }
+    if (container)
+        return fault_set_advised(u->fault, -ENOMSG, NULL, FAULT_NO_OFFSET,
+                                 "make an archive of it: onepot pack -o NEW.tar - <FILE",
+                                 "is %s data of a %s archive", u->compression, container);
     if (!u->is_tar)
         return fault_set(u->fault, -ENOMSG, NULL, FAULT_NO_OFFSET,
                          "is %s data, but there is no tar archive in it", u->compression);
@@ -191,12 +189,12 @@ static int tar_unpack_check_head(struct unpacking *u, bool at_end)
 static int tar_unpack_too_much(struct unpacking *u, uint64_t most)
 {
     uint64_t packed = source_size(u->source);
-    fault_set(u->fault, -E2BIG, NULL, FAULT_NO_OFFSET,
-              "unpacks to more than %llu MiB, %llu times its size",
-              (unsigned long long)(most >> 20), (unsigned long long)(most / packed));
-    fault_advise(u->fault, "if you trust it, allow more: --max-ratio=N or off "
-                           "(ONEPOT_MAX_RATIO for the loader)");
-    return -E2BIG;
+    return fault_set_advised(u->fault, -E2BIG, NULL, FAULT_NO_OFFSET,
+                             "if you trust it, allow more: --max-ratio=N or off "
+                             "(ONEPOT_MAX_RATIO for the loader)",
+                             "unpacks to more than %llu MiB, %llu times its size",
+                             (unsigned long long)(most >> 20),
+                             (unsigned long long)(most / packed));
 }
 
 static int tar_unpack_write_data(struct unpacking *u, const uint8_t *bytes, size_t len,

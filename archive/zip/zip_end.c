@@ -26,9 +26,8 @@
 int zip_fault_damaged(struct fault *fault, const char *member, uint64_t offset,
                       const char *what)
 {
-    fault_set(fault, -EUCLEAN, member, offset, "%s", what);
-    fault_advise(fault, "make the archive again, or copy it again");
-    return -EUCLEAN;
+    return fault_set_advised(fault, -EUCLEAN, member, offset,
+                             "make the archive again, or copy it again", "%s", what);
 }
 
 static int end_damaged(struct fault *fault, uint64_t offset, const char *what)
@@ -148,12 +147,10 @@ static int find_in_volumes(const struct source *source, uint64_t end_at, struct 
     uint32_t here = 0;
     while (zip_volume_base(source, here, &base))
         here++;
-    if (end->volume >= UINT16_MAX || here != end->volume + 1) {
-        fault_set(fault, -EINVAL, NULL, end_at, "is one volume of a zip of %" PRIu32,
-                  end->volume + 1);
-        fault_advise(fault, "copy all of them into one directory: NAME.z01 .. NAME.zip");
-        return -EINVAL;
-    }
+    if (end->volume >= UINT16_MAX || here != end->volume + 1)
+        return fault_set_advised(fault, -EINVAL, NULL, end_at,
+                                 "copy all of them into one directory: NAME.z01 .. NAME.zip",
+                                 "is one volume of a zip of %" PRIu32, end->volume + 1);
     if (!zip_volume_base(source, end->directory_volume, &base) ||
         __builtin_add_overflow(end->directory_offset, base, &end->directory_offset))
         return end_damaged(fault, end_at, "its directory lies in a volume that it lacks");

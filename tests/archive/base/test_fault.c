@@ -23,6 +23,9 @@ START_TEST(a_fault_names_file_member_reason_offset_and_advice)
     ck_assert_int_eq(f.err, EUCLEAN);
     ck_assert_str_eq(describe(&f, 0, "x.tar"),
                      "x.tar: a/b: size 99 is wrong (offset 512); copy it anew");
+    f = (struct fault){0};
+    ck_assert_int_eq(fault_set_advised(&f, -EIO, NULL, 1, "wait", "is %s", "late"), -EIO);
+    ck_assert_str_eq(describe(&f, 0, "x"), "x: is late (offset 1); wait");
 }
 END_TEST
 
@@ -31,6 +34,7 @@ START_TEST(the_first_fault_stands)
     struct fault f = {0};
     fault_set(&f, -EIO, "first", FAULT_NO_OFFSET, "one");
     ck_assert_int_eq(fault_set(&f, -ENOMEM, "second", 1, "two"), -ENOMEM);
+    ck_assert_int_eq(fault_set_advised(&f, -EIO, NULL, 1, "do it", "three"), -EIO);
     ck_assert_str_eq(describe(&f, 0, "x"), "x: first: one");
 }
 END_TEST
