@@ -100,7 +100,6 @@ struct builder_copying {
     VECTOR(struct copy_attr) attrs;
     uint32_t entries;
     bool has_sums, mixes_sums;
-    uint32_t flags; /* of all entries */
     uint32_t damaged_part, damaged_position;
 };
 
@@ -805,7 +804,6 @@ struct copy_walk {
     uint32_t child;    /* of the next directory's children */
     size_t dir;        /* the next one */
     uint64_t name_offset;
-    uint64_t files, inodes, total_bytes, data_bytes;
     bool has_digest;
     struct digest digest;
 };
@@ -853,8 +851,8 @@ static int copy_file(struct copy_walk *w, const struct copy_source *s, enum copy
     } else {
         r = *data & RANGE_PACKED ? -EUCLEAN : copy_packed(s, size, data);
     }
-    image_add_saturated(&w->total_bytes, size);
-    image_add_saturated(&w->data_bytes, bytes);
+    image_add_saturated(&w->image->header.total_bytes, size);
+    image_add_saturated(&w->image->header.data_bytes, bytes);
     return r;
 }
 
@@ -868,12 +866,6 @@ static int copy_symlink(const struct copy_source *s, uint64_t size, uint64_t *da
     return table_place(&s->tables[STRINGS], *data, size, data);
 }
 
-static int copy_put_extra(struct copy_walk *w, uint32_t kind, uint64_t value)
-{
-    const struct disk_extra extra = {htole64(value), htole32(w->position), htole32(kind)};
-    return vector_push(&w->image->extras, extra);
-}
-
 /* An inode's values in EXTRA, but for the number of its names. */
 static int copy_extras(struct copy_walk *w, const struct copy_source *s, uint64_t inode,
                        uint32_t flags)
@@ -885,11 +877,11 @@ static int copy_extras(struct copy_walk *w, const struct copy_source *s, uint64_
         if (r == 0)
             r = table_place(&s->tables[XATTRS], value, len, &value);
         if (r == 0)
-            r = copy_put_extra(w, EXTRA_XATTRS, value);
+            r = image_add_extra(w->image, w->position, EXTRA_XATTRS, value);
     }
     if (r == 0 && flags & ATTR_WIDE_MTIME) {
         r = index_extra(s->index, (uint32_t)inode, EXTRA_MTIME, &value);
-        r = r == 0 ? copy_put_extra(w, EXTRA_MTIME, value) : -EUCLEAN;
+        r = r == 0 ? image_add_extra(w->image, w->position, EXTRA_MTIME, value) : -EUCLEAN;
     }
     return r;
 }
@@ -982,8 +974,7 @@ static int copy_data(struct copy_walk *w, const struct copy_source *s, enum copy
 static int copy_entry(struct copy_walk *w, const struct copy_source *s, uint64_t position,
                       const char *name, uint64_t name_len, struct disk_entry *to)
 {
-    struct builder_copying *c = w->c;
-    struct copy_attr *attr = copy_attr_of(c, s, to);
+    struct copy_attr *attr = copy_attr_of(w->c, s, to);
     uint32_t names = 1, number = 0;
     if (!attr || name_len > INDEX_NAME_MAX || (name_len == 0 && w->position > 0) ||
         copy_resolve(w, s, to, &attr, &position) < 0 || to->mtime == 0 ||
@@ -994,7 +985,7 @@ static int copy_entry(struct copy_walk *w, const struct copy_source *s, uint64_t
     if (r == 0 && !is_alias)
         r = copy_data(w, s, attr->kind, to);
     if (r == 0 && names > 1 && !is_alias)
-        r = copy_put_extra(w, EXTRA_NLINK, names);
+        r = image_add_extra(w->image, w->position, EXTRA_NLINK, names);
     if (r == 0 && !is_alias)
         r = copy_extras(w, s, position, attr->attr.flags);
     if (r == 0)
@@ -1005,10 +996,8 @@ static int copy_entry(struct copy_walk *w, const struct copy_source *s, uint64_t
                              &number);
     to->name_attr = htole64(w->name_offset | (uint64_t)number << DISK_NAME_BITS);
     w->name_offset += name_len;
-    w->files += S_ISREG(attr->attr.mode);
-    w->inodes += !is_alias;
-    c->flags |= names > 1 ? ATTR_NLINK : 0;
-    c->flags |= is_alias ? 0 : attr->attr.flags & ~ATTR_NLINK;
+    image_add_saturated(&w->image->header.files, S_ISREG(attr->attr.mode));
+    image_add_saturated(&w->image->header.inodes, !is_alias);
     w->position++;
     return r;
 }
@@ -1056,21 +1045,8 @@ static int copy_plain_root(struct copy_walk *w)
         digest_add(&w->digest, &e);
     }
     w->position++;
-    w->inodes++;
+    image_add_saturated(&w->image->header.inodes, 1);
     return r < 0 ? r : image_put(w->image, &root, sizeof(root));
-}
-
-static void copy_count(const struct copy_walk *w, struct disk_header *header)
-{
-    uint32_t flags = w->c->flags;
-    header->files = htole64(w->files);
-    header->inodes = htole64(w->inodes);
-    header->total_bytes = w->total_bytes;
-    header->data_bytes = w->data_bytes;
-    header->name_bytes = htole64(w->name_offset);
-    header->features |= htole32((flags & ATTR_HOLES ? DISK_HAS_HOLES : 0) |
-                                (flags & ATTR_NLINK ? DISK_HAS_HARDLINKS : 0) |
-                                (flags & ATTR_XATTRS ? DISK_HAS_XATTRS : 0));
 }
 
 int copying_put_entries(struct image *image)
@@ -1091,7 +1067,7 @@ int copying_put_entries(struct image *image)
         r = -EOVERFLOW;
     if (r == 0 && (w.dir != c->copy.dir_count || w.child != c->entries))
         r = -EUCLEAN;
-    copy_count(&w, &image->header);
+    image->header.name_bytes = htole64(w.name_offset);
     if (w.has_digest) {
         digest_end(&w.digest, image->header.digest);
         image->header.digest_kind = htole32(DIGEST_CONTENT);

@@ -97,6 +97,12 @@ int image_put_sums(struct image *image, enum disk_section_id id, const uint64_t 
     return r;
 }
 
+int image_add_extra(struct image *image, uint32_t position, uint32_t kind, uint64_t value)
+{
+    struct disk_extra extra = {htole64(value), htole32(position), htole32(kind)};
+    return vector_push(&image->extras, extra);
+}
+
 /* ---- header ---- */
 
 void image_add_saturated(uint64_t *sum, uint64_t value)

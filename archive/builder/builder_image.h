@@ -49,6 +49,9 @@ int image_put_section(struct image *image, enum disk_section_id id, const void *
 int image_put_sums(struct image *image, enum disk_section_id id, const uint64_t *sums,
                    uint64_t count);
 
+/* Keep a value of SECTION_EXTRA, for the entry at this position. -ENOMEM. */
+int image_add_extra(struct image *image, uint32_t position, uint32_t kind, uint64_t value);
+
 /* Write the rest of the buffer. After the last section. */
 int image_flush(struct image *image);
 

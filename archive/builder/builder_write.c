@@ -36,13 +36,6 @@ static void image_prefetch(const struct image *image, uint32_t position, bool te
 
 /* ---- entries ---- */
 
-static int image_add_extra(struct image *image, uint32_t position, uint32_t kind,
-                           uint64_t value)
-{
-    struct disk_extra extra = {htole64(value), htole32(position), htole32(kind)};
-    return vector_push(&image->extras, extra);
-}
-
 /* Add an inode's values of EXTRA; the flags name them already, except for links and xattrs. */
 static int image_add_extras(struct image *image, uint32_t position, uint32_t number,
                             uint32_t *flags)
@@ -52,12 +45,10 @@ static int image_add_extras(struct image *image, uint32_t position, uint32_t num
     int r = 0;
     if (inode->nlink > 1) {
         *flags |= ATTR_NLINK;
-        image->header.features |= htole32(DISK_HAS_HARDLINKS);
         r = image_add_extra(image, position, EXTRA_NLINK, inode->nlink);
     }
     if (r == 0 && number < b->xattr_of.count && b->xattr_of.at[number]) {
         *flags |= ATTR_XATTRS;
-        image->header.features |= htole32(DISK_HAS_XATTRS);
         r = image_add_extra(image, position, EXTRA_XATTRS, b->xattr_of.at[number] - 1);
     }
     if (r == 0 && *flags & ATTR_WIDE_MTIME)
@@ -102,8 +93,6 @@ static int image_settle_regular(struct image *image, uint32_t number, uint32_t *
     } else if ((*flags & DATA_KIND_MASK) == DATA_KIND_EXTENTS) {
         data_bytes = le64toh(b->extents.at[inode->data / 8 + 1]);
     }
-    if (*flags & ATTR_HOLES)
-        image->header.features |= htole32(DISK_HAS_HOLES);
     image_add_saturated(&image->header.total_bytes, inode->size);
     image_add_saturated(&image->header.data_bytes, data_bytes);
     return 0;
@@ -181,16 +170,22 @@ static int image_put_names(struct image *image)
     return r;
 }
 
+/* The attributes, and what they say of the whole index. */
 static int image_put_attrs(struct image *image)
 {
+    uint32_t flags = 0;
     int r = image_begin_section(image, SECTION_ATTRS);
     for (size_t i = 0; r == 0 && i < image->attrs.list.count; i++) {
         const struct disk_attr *a = &image->attrs.list.at[i];
         struct disk_attr disk = {htole32(a->mode), htole32(a->uid), htole32(a->gid),
                                  htole32(a->flags)};
         r = image_put(image, &disk, sizeof(disk));
+        flags |= a->flags;
     }
     image_end_section(image);
+    image->header.features |= htole32((flags & ATTR_HOLES ? DISK_HAS_HOLES : 0) |
+                                      (flags & ATTR_NLINK ? DISK_HAS_HARDLINKS : 0) |
+                                      (flags & ATTR_XATTRS ? DISK_HAS_XATTRS : 0));
     return r;
 }
 
