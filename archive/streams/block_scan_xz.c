@@ -37,7 +37,10 @@ struct xz_scan {
 
 static int xz_error(lzma_ret r)
 {
-    return r == LZMA_MEM_ERROR ? -ENOMEM : r == LZMA_OPTIONS_ERROR ? -ENOTSUP : -EUCLEAN;
+    return r == LZMA_OK                                          ? 0
+           : r == LZMA_MEM_ERROR                                 ? -ENOMEM
+           : r == LZMA_OPTIONS_ERROR || r == LZMA_MEMLIMIT_ERROR ? -ENOTSUP
+                                                                 : -EUCLEAN;
 }
 
 /*
@@ -116,14 +119,6 @@ static int xz_check_header(struct xz_scan *s, const lzma_index *index, uint64_t 
     return 0;
 }
 
-static int xz_index_error(lzma_ret r)
-{
-    return r == LZMA_OK               ? 0
-           : r == LZMA_MEM_ERROR      ? -ENOMEM
-           : r == LZMA_MEMLIMIT_ERROR ? -ENOTSUP
-                                      : -EUCLEAN;
-}
-
 /* The index of a stream that ends at `end`. */
 static int xz_read_index(struct xz_scan *s, uint64_t end, struct fault *fault,
                          lzma_stream_flags *ret_flags, lzma_index **ret_index)
@@ -149,8 +144,7 @@ static int xz_read_index(struct xz_scan *s, uint64_t end, struct fault *fault,
     r = scan_read(&s->scan, bytes, (size_t)len, end - sizeof(footer) - len, fault);
     if (r < 0)
         return r;
-    r = xz_index_error(
-        lzma_index_buffer_decode(ret_index, &memory, NULL, bytes, &used, (size_t)len));
+    r = xz_error(lzma_index_buffer_decode(ret_index, &memory, NULL, bytes, &used, (size_t)len));
     return r == 0 && used != len ? -EUCLEAN : r; /* the footer has to say how long it is */
 }
 
@@ -188,9 +182,9 @@ static int xz_find_stream(struct xz_scan *s, struct fault *fault, uint64_t *end)
         r = xz_check_header(s, index, *end - LZMA_STREAM_HEADER_SIZE - flags.backward_size,
                             &flags, fault, end);
     if (r == 0)
-        r = xz_index_error(lzma_index_stream_flags(index, &flags));
+        r = xz_error(lzma_index_stream_flags(index, &flags));
     if (r == 0)
-        r = xz_index_error(lzma_index_stream_padding(index, padding));
+        r = xz_error(lzma_index_stream_padding(index, padding));
     if (r == 0)
         r = vector_push(&s->streams, index);
     if (r < 0) {
@@ -208,7 +202,7 @@ static int xz_join_streams(struct xz_scan *s)
     while (r == 0 && s->streams.count > 0) {
         lzma_index *next = s->streams.at[s->streams.count - 1];
         if (s->index)
-            r = xz_index_error(lzma_index_cat(s->index, next, NULL));
+            r = xz_error(lzma_index_cat(s->index, next, NULL));
         else
             s->index = next;
         s->streams.count -= r == 0;
