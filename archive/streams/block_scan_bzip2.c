@@ -18,6 +18,7 @@
 #include "cleanup.h"
 #include "codec.h"
 #include "numbers.h"
+#include "source_window.h"
 
 #define HEAD_BYTES 4u
 #define MARK_BITS 48u
@@ -34,6 +35,7 @@
 #define TRIES 8u      /* marks in one block. More than one are no accident. */
 #define MARKS_MAX 40u /* known ahead: SCAN_JOBS_MAX, TRIES and some */
 #define CHUNK_BYTES (256u << 10)
+#define WINDOW_BYTES (4 * CHUNK_BYTES)
 #define MARK_BYTES 8u /* a mark, wherever in a byte it begins */
 #define STEP 4u       /* of the search */
 #define OUT_FIRST_BYTES (1u << 20)
@@ -56,10 +58,8 @@ struct bzip2_scan {
     unsigned first, count; /* of the marks */
     unsigned begun;        /* how many of the first marks have been looked at for jobs */
 
-    uint8_t *chunk; /* only without a map */
-    uint64_t chunk_offset;
-    size_t chunk_len;
-    uint8_t may_be[1u << 16]; /* pairs of bytes that occur in a mark */
+    struct source_window window; /* that marks are looked for in */
+    uint8_t may_be[1u << 16];    /* pairs of bytes that occur in a mark */
 };
 
 /* ---- one block ---- */
@@ -141,41 +141,6 @@ static struct mark *bzip2_mark(struct bzip2_scan *s, unsigned i)
     return &s->marks[(s->first + i) % MARKS_MAX];
 }
 
-/* Are there bytes from `offset` on that were read, enough for a search to get further? */
-static bool bzip2_has_read(const struct bzip2_scan *s, uint64_t offset, uint64_t end)
-{
-    uint64_t read_to = s->chunk_offset + s->chunk_len;
-    return offset >= s->chunk_offset && offset < read_to &&
-           (read_to - offset > MARK_BYTES || read_to == end);
-}
-
-/*
- * Bytes from `offset` on: up to CHUNK_BYTES, but more than MARK_BYTES, except at the end.
- */
-static int bzip2_look(struct bzip2_scan *s, uint64_t offset, struct fault *fault,
-                      const uint8_t **ret_bytes, size_t *ret_len)
-{
-    size_t len = (size_t)min_u64(s->scan.end - offset, CHUNK_BYTES);
-    if (s->jobs.map) {
-        *ret_bytes = s->jobs.map + offset;
-        *ret_len = len;
-        return 0;
-    }
-    if (!s->chunk && !(s->chunk = malloc(CHUNK_BYTES)))
-        return -ENOMEM;
-    if (!bzip2_has_read(s, offset, s->scan.end)) {
-        s->chunk_len = 0;
-        int r = scan_read(&s->scan, s->chunk, len, offset, fault);
-        if (r < 0)
-            return r;
-        s->chunk_offset = offset;
-        s->chunk_len = len;
-    }
-    *ret_bytes = s->chunk + (offset - s->chunk_offset);
-    *ret_len = s->chunk_len - (size_t)(offset - s->chunk_offset);
-    return 0;
-}
-
 /* Looks for a mark that begins in these bits. Returns the bit; `to`: there is none. */
 static size_t bzip2_find_at(const uint8_t *bytes, size_t from, size_t to, bool *ret_is_end)
 {
@@ -213,13 +178,14 @@ static size_t bzip2_find_mark(const struct bzip2_scan *s, const uint8_t *bytes, 
 static int bzip2_next_mark(struct bzip2_scan *s, struct fault *fault)
 {
     while (!s->found_all && s->count < MARKS_MAX) {
-        const uint8_t *bytes;
+        const uint8_t *bytes = NULL;
         size_t len;
         bool is_end;
         uint64_t byte = s->searched / 8;
-        int r = bzip2_look(s, byte, fault, &bytes, &len);
+        size_t most = (size_t)min_u64(s->scan.end - byte, CHUNK_BYTES);
+        int r = source_window_get(&s->window, byte, most, &bytes, &len);
         if (r < 0)
-            return r;
+            return r == -ENOMEM ? r : fault_set_read(fault, r, NULL, byte);
         size_t from = s->searched % 8;
         size_t bit = bzip2_find_mark(s, bytes, len, from, &is_end);
         if (bit < len * 8) {
@@ -442,6 +408,8 @@ static int bzip2_begin(struct stream_scan *scan, struct fault *fault)
         return r;
     if (!is_one)
         return scan_damaged(scan, fault, scan->start, "it has no sound header");
+    source_window_close(&s->window);
+    r = source_window_open(&s->window, scan->source, WINDOW_BYTES);
     scan_jobs_begin(&s->jobs, scan);
     s->bit = s->searched = (scan->start + HEAD_BYTES) * 8;
     s->sum = 0;
@@ -449,14 +417,14 @@ static int bzip2_begin(struct stream_scan *scan, struct fault *fault)
     s->is_done = s->found_all = false;
     s->first = s->count = s->begun = 0;
     bzip2_learn_pairs(s);
-    return 0;
+    return r;
 }
 
 static void bzip2_end(struct stream_scan *scan)
 {
     struct bzip2_scan *s = (struct bzip2_scan *)scan;
     scan_jobs_free(&s->jobs);
-    free(s->chunk);
+    source_window_close(&s->window);
 }
 
 /* struct stream; for one block a buffer of its size costs nothing. */

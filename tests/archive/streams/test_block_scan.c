@@ -304,6 +304,35 @@ START_TEST(a_file_that_was_cut_off_is_damaged)
 }
 END_TEST
 
+/* What was read before, of a longer part of the source, is not looked at. */
+START_TEST(a_scan_that_begins_again_ends_where_it_is_told)
+{
+    struct file f;
+    struct stream_scan *scan;
+    struct stream_buffer buffer = {0};
+    struct fault fault = {0};
+    struct stream_part part = {0};
+    setenv("ONEPOT_ASSUME_REMOTE", "1", 1);
+    kinds[_i].make(&f);
+    struct source *source = source_of(&f, f.packed_len);
+    ck_assert_int_eq(stream_scan_new(source, f.compression, NULL, &scan), 0);
+    ck_assert_int_eq(stream_scan_begin(scan, FRONT, UINT64_MAX, &fault), 0);
+    ck_assert_int_eq(stream_scan_next(scan, &buffer, &fault, &part), 0);
+    uint64_t end = FRONT + f.packed_len / 2;
+    int r = stream_scan_begin(scan, FRONT, end, &fault);
+    while (r == 0 && !part.is_last) {
+        ck_assert_uint_le(part.block.source_offset + part.block.packed_bytes, end);
+        r = stream_scan_next(scan, &buffer, &fault, &part);
+    }
+    ck_assert_int_eq(r, -EUCLEAN);
+    ck_assert_uint_eq(fault.offset, end);
+    stream_scan_free(scan);
+    source_close(source);
+    free(buffer.at);
+    file_free(&f);
+}
+END_TEST
+
 START_TEST(zeros_alone_are_damaged)
 {
     struct file f;
@@ -482,6 +511,7 @@ int main(void)
 #if defined(HAVE_BZ2) || defined(HAVE_XZ)
     tcase_add_loop_test(tests, parts_are_the_file, 0, KINDS);
     tcase_add_loop_test(tests, a_file_that_was_cut_off_is_damaged, 0, KINDS);
+    tcase_add_loop_test(tests, a_scan_that_begins_again_ends_where_it_is_told, 0, KINDS);
     tcase_add_loop_test(tests, zeros_alone_are_damaged, 0, KINDS);
     tcase_add_loop_test(tests, a_changed_byte_is_an_error_or_changes_nothing, 0, KINDS);
     tcase_add_loop_test(tests, a_part_with_another_point_is_damaged, 0, KINDS);
