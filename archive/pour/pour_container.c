@@ -19,6 +19,7 @@
 #include "map.h"
 #include "numbers.h"
 #include "pour_private.h"
+#include "protobuf.h"
 
 #define READ_BYTES ((size_t)256 << 10)
 
@@ -70,30 +71,19 @@ const struct pour_format *pour_find_format(const uint8_t *head, size_t len)
     return NULL;
 }
 
-/* The next number of a RAR 5 header, in pieces of seven bits, the lowest first. */
-static uint64_t rar_number(const uint8_t *head, size_t len, size_t *at)
-{
-    uint64_t number = 0;
-    bool more = true;
-    for (unsigned shift = 0; more && *at < len && shift < 63; shift += 7) {
-        number |= (uint64_t)(head[*at] & 0x7f) << shift;
-        more = head[(*at)++] & 0x80;
-    }
-    return number;
-}
-
+/* A RAR 5 header is numbers, which have the form of Protocol Buffers'. */
 bool pour_is_rar_volume(const uint8_t *head, size_t len)
 {
-    size_t at = 12; /* behind the signature and a sum */
+    uint64_t ignored, type, flags, archive_flags;
     if (len >= 12 && memcmp(head, "Rar!\x1a\x07\x00", 7) == 0)
         return head[9] == 0x73 && (head[10] & 1);
     if (len < 12 || memcmp(head, "Rar!\x1a\x07\x01\x00", 8) != 0)
         return false;
-    rar_number(head, len, &at); /* length */
-    uint64_t type = rar_number(head, len, &at), flags = rar_number(head, len, &at);
-    if (flags & 1)
-        rar_number(head, len, &at); /* length of what follows the header */
-    return type == 1 && (rar_number(head, len, &at) & 1);
+    struct cursor c = {head + 12, len - 12}; /* behind the signature and a sum */
+    return protobuf_varint(&c, &ignored) &&  /* length */
+           protobuf_varint(&c, &type) && protobuf_varint(&c, &flags) && type == 1 &&
+           (!(flags & 1) || protobuf_varint(&c, &ignored)) && /* length behind the header */
+           protobuf_varint(&c, &archive_flags) && (archive_flags & 1);
 }
 
 /* ---- a file ---- */
