@@ -52,8 +52,6 @@ static int pour_tar(struct pour *p, struct pour_stream *s)
 {
     const struct tar_stream stream = {
         .next = pour_stream_next,
-        .again = pour_stream_again,
-        .given = &s->given,
         .error = &s->error,
         .ctx = s,
     };

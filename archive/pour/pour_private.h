@@ -23,10 +23,7 @@ struct archive_entry;
 
 /* ---- pour_stream.c ---- */
 
-/*
- * The bytes that libarchive gets, block by block. A block is valid until the next but one is
- * read, so that the headers of a member can be looked at again.
- */
+/* The bytes that libarchive gets, block by block, as struct tar_stream wants them. */
 struct pour_stream {
     int fd;
     struct progress *progress;
@@ -38,7 +35,6 @@ struct pour_stream {
     struct pour_block {
         uint8_t *bytes;
         size_t len;
-        uint64_t offset;
     } blocks[2];
     int last;        /* the block that was read last */
     bool is_waiting; /* it was read to recognize the format, and is to be given again */
@@ -55,7 +51,6 @@ void pour_stream_close(struct pour_stream *s);
 
 /* For libarchive and struct tar_stream; the context is the stream. */
 ssize_t pour_stream_next(struct archive *a, void *stream, const void **ret_bytes);
-int pour_stream_again(const void *stream, void *buf, size_t len, uint64_t offset);
 
 /*
  * Reads to the end, so that who writes the stream is not cut off, and so that sums at its end

@@ -296,10 +296,8 @@ static int stream_advance(struct pour_stream *s)
         if (s->error < 0)
             b->len = 0;
     }
-    struct pour_block *b = &s->blocks[s->last];
-    b->offset = s->given;
-    s->given += b->len;
-    s->is_at_end |= b->len == 0;
+    s->given += s->blocks[s->last].len;
+    s->is_at_end |= s->blocks[s->last].len == 0;
     return s->error;
 }
 
@@ -313,23 +311,6 @@ ssize_t pour_stream_next(struct archive *a, void *ctx, const void **ret_bytes)
     }
     *ret_bytes = s->blocks[s->last].bytes;
     return (ssize_t)s->blocks[s->last].len;
-}
-
-int pour_stream_again(const void *ctx, void *buf, size_t len, uint64_t offset)
-{
-    const struct pour_stream *s = ctx;
-    uint8_t *to = buf;
-    for (int i = 0; i < 2 && len > 0; i++) {
-        const struct pour_block *b = &s->blocks[i == 0 ? !s->last : s->last];
-        if (offset < b->offset || offset - b->offset >= b->len)
-            continue;
-        size_t n = (size_t)min_u64(len, b->len - (offset - b->offset));
-        memcpy(to, b->bytes + (offset - b->offset), n);
-        to += n;
-        len -= n;
-        offset += n;
-    }
-    return len ? -ENODATA : 0;
 }
 
 int pour_stream_drain(struct pour_stream *s)

@@ -46,6 +46,13 @@ enum {
     TAIL_SEARCH_BYTES = 64 << 10,        /* how far behind the end marker to look for members */
 };
 
+/* A block of a stream. */
+struct tar_block {
+    const uint8_t *bytes;
+    size_t len;
+    uint64_t start; /* in the tar */
+};
+
 /* One walk over an archive. */
 struct walk {
     struct source *source;
@@ -55,6 +62,8 @@ struct walk {
     struct tar_feed feed;
     /* Only its last bytes can be read again. NULL: the source is the tar itself. */
     const struct tar_stream *stream;
+    struct tar_block kept[2];      /* the stream's last block, behind the one before it */
+    uint64_t given;                /* bytes of the stream so far */
     struct tar_framed *framed;     /* finds the stream's bytes in the file; or NULL */
     const struct tar_taker *taker; /* who gets the members of a stream, not the builder */
     struct builder *builder;
@@ -128,7 +137,7 @@ static int tar_walk_read_fault(struct walk *w, int status)
     if (err < 0)
         return err;
     if (w->stream)
-        w->size_bytes = *w->stream->given;
+        w->size_bytes = w->given;
     if (w->feed.err < 0)
         return fault_set_read(w->fault, w->feed.err, w->last, w->feed.offset);
     if (archive_errno(w->archive) == ENOMEM)
@@ -243,6 +252,33 @@ static int tar_walk_add_link(struct walk *w, const char *path, const char *targe
     return r;
 }
 
+/* For libarchive: the stream's next block, which is kept with the one before it. */
+static ssize_t tar_walk_next_block(struct archive *a, void *ctx, const void **ret_bytes)
+{
+    struct walk *w = ctx;
+    *ret_bytes = NULL;
+    ssize_t len = w->stream->next(a, w->stream->ctx, ret_bytes);
+    w->kept[0] = w->kept[1];
+    w->kept[1] = (struct tar_block){*ret_bytes, len > 0 ? (size_t)len : 0, w->given};
+    w->given += w->kept[1].len;
+    return len;
+}
+
+/* Bytes near the end of the blocks so far; -ENODATA: others. */
+static int tar_walk_read_again(const struct walk *w, uint8_t *to, size_t len, uint64_t offset)
+{
+    for (const struct tar_block *b = w->kept; b < w->kept + 2; b++) {
+        if (offset < b->start || offset - b->start >= b->len)
+            continue;
+        size_t at = (size_t)(offset - b->start), n = (size_t)min_u64(b->len - at, len);
+        memcpy(to, b->bytes + at, n);
+        to += n;
+        len -= n;
+        offset += n;
+    }
+    return len ? -ENODATA : 0;
+}
+
 /* tar_read. */
 static int tar_walk_read_tar(const void *ctx, void *buf, size_t len, uint64_t offset)
 {
@@ -251,7 +287,7 @@ static int tar_walk_read_tar(const void *ctx, void *buf, size_t len, uint64_t of
         memcpy(buf, w->feed.map + offset, len);
         return 0;
     }
-    return w->stream ? w->stream->again(w->stream->ctx, buf, len, offset)
+    return w->stream ? tar_walk_read_again(w, buf, len, offset)
                      : source_read(w->source, buf, len, offset);
 }
 
@@ -553,7 +589,7 @@ static int tar_walk_has_end_marker(const struct walk *w, uint64_t end, bool *ret
 static int tar_walk_inspect_end(struct walk *w)
 {
     if (w->stream)
-        w->size_bytes = *w->stream->given;
+        w->size_bytes = w->given;
     uint64_t end = (uint64_t)archive_filter_bytes(w->archive, 0);
     bool has_marker = false;
     int r = tar_walk_has_end_marker(w, end, &has_marker);
@@ -602,8 +638,8 @@ static int tar_walk_connect(struct walk *w)
     if (!w->stream) {
         r = tar_feed_open(&w->feed, w->source, 0, 0, w->archive);
     } else {
-        archive_read_set_read_callback(w->archive, w->stream->next);
-        archive_read_set_callback_data(w->archive, w->stream->ctx);
+        archive_read_set_read_callback(w->archive, tar_walk_next_block);
+        archive_read_set_callback_data(w->archive, w);
         r = archive_read_open1(w->archive) == ARCHIVE_OK ? 0 : -EUCLEAN;
     }
     return r == -EUCLEAN ? tar_walk_read_fault(w, ARCHIVE_FATAL) : r;
@@ -683,12 +719,12 @@ static int tar_walk_source(struct source *source, struct tar_framed *framed,
  */
 static int tar_walk_check_stream_end(struct walk *w)
 {
-    uint64_t begin = w->expected, given = *w->stream->given;
-    int r = w->members ? 0 : tar_find_empty_end(tar_walk_read_tar, w, given, &begin);
+    uint64_t begin = w->expected;
+    int r = w->members ? 0 : tar_find_empty_end(tar_walk_read_tar, w, w->given, &begin);
     if (r == -ENODATA) /* so much came before */
         return 0;
-    if (r == 0 && given < begin + TAR_BLOCK_BYTES)
-        return fault_set_advised(w->fault, -EUCLEAN, w->last, given,
+    if (r == 0 && w->given < begin + TAR_BLOCK_BYTES)
+        return fault_set_advised(w->fault, -EUCLEAN, w->last, w->given,
                                  "send it again; if it was made so, pack it from a file",
                                  "%s end-of-archive marker: the stream was cut off",
                                  w->members ? "is followed by the end of the stream, without an"
@@ -717,20 +753,18 @@ static bool tar_walk_inspect_rest(struct walk *w, const uint8_t *block, uint64_t
 /* Reads the rest of the stream. */
 static int tar_walk_drain(struct walk *w)
 {
-    const struct tar_stream *stream = w->stream;
     uint64_t at = (uint64_t)archive_filter_bytes(w->archive, 0);
     uint8_t block[TAR_BLOCK_BYTES];
     const void *ignored;
     bool is_done = false;
     int r = 0;
     do {
-        for (; r == 0 && !is_done && at + TAR_BLOCK_BYTES <= *stream->given;
-             at += TAR_BLOCK_BYTES)
-            is_done = stream->again(stream->ctx, block, sizeof(block), at) < 0 ||
+        for (; r == 0 && !is_done && at + TAR_BLOCK_BYTES <= w->given; at += TAR_BLOCK_BYTES)
+            is_done = tar_walk_read_again(w, block, sizeof(block), at) < 0 ||
                       tar_walk_inspect_rest(w, block, at, &r);
         w->progress->beats++;
-    } while (r == 0 && stream->next(w->archive, stream->ctx, &ignored) > 0);
-    return r < 0 ? r : *stream->error;
+    } while (r == 0 && tar_walk_next_block(w->archive, w, &ignored) > 0);
+    return r < 0 ? r : *w->stream->error;
 }
 
 static int tar_walk_stream(struct walk *w)

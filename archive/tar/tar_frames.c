@@ -54,12 +54,6 @@ struct frame {
     uint32_t block; /* its number in the builder */
 };
 
-struct buffer {
-    struct stream_buffer memory;
-    size_t len;
-    uint64_t start; /* in the tar */
-};
-
 struct tar_framed {
     struct source *source;
     struct builder *builder;
@@ -74,7 +68,7 @@ struct tar_framed {
     uint32_t largest;
     bool has_frames; /* not only parts of streams */
 
-    struct buffer out, before; /* the last frame, and the one before it */
+    struct stream_buffer out, before; /* the last frame, and the one before it */
     VECTOR(struct frame) list;
     VECTOR(struct builder_piece) pieces; /* of one file */
     ZSTD_DCtx *zstd;
@@ -136,8 +130,8 @@ void tar_framed_free(struct tar_framed *f)
     ZSTD_freeDCtx(f->zstd);
     stream_scan_free(f->blocks);
     source_window_close(&f->window);
-    free(f->out.memory.at);
-    free(f->before.memory.at);
+    free(f->out.at);
+    free(f->before.at);
     vector_free(&f->list);
     vector_free(&f->pieces);
     free(f);
@@ -168,15 +162,15 @@ static int frames_out_room(struct tar_framed *f, uint64_t len)
 {
     if (len > TAR_FRAME_BYTES_MAX)
         return -ENOTSUP;
-    return stream_buffer_room(&f->out.memory, (size_t)len);
+    return stream_buffer_room(&f->out, (size_t)len);
 }
 
 /* Doubles the room when a decompressor has run out of it. */
 static int frames_more_room(struct tar_framed *f)
 {
-    if (f->out.memory.room >= TAR_FRAME_BYTES_MAX)
+    if (f->out.room >= TAR_FRAME_BYTES_MAX)
         return -ENOTSUP;
-    size_t len = f->out.memory.room ? 2 * f->out.memory.room : OUT_FIRST_BYTES;
+    size_t len = f->out.room ? 2 * f->out.room : OUT_FIRST_BYTES;
     return frames_out_room(f, len < TAR_FRAME_BYTES_MAX ? len : TAR_FRAME_BYTES_MAX);
 }
 
@@ -197,14 +191,13 @@ static int frames_unpack_zstd(struct tar_framed *f, const uint8_t *from, size_t 
     bool known = bytes != ZSTD_CONTENTSIZE_UNKNOWN && bytes != ZSTD_CONTENTSIZE_ERROR;
     int r = frames_out_room(f, known && bytes > OUT_FIRST_BYTES ? bytes : OUT_FIRST_BYTES);
     while (r == 0) {
-        size_t n =
-            ZSTD_decompressDCtx(f->zstd, f->out.memory.at, f->out.memory.room, from, packed);
+        size_t n = ZSTD_decompressDCtx(f->zstd, f->out.at, f->out.room, from, packed);
         if (!ZSTD_isError(n)) {
             *ret_found = (struct found){.packed = packed, .bytes = n};
             return 0;
         }
         /* (Error codes have no stable names, so a frame of unknown size gets more room.) */
-        if (known || f->out.memory.room >= TAR_FRAME_BYTES_MAX)
+        if (known || f->out.room >= TAR_FRAME_BYTES_MAX)
             return frames_damaged(f, ZSTD_getErrorName(n));
         r = frames_more_room(f);
     }
@@ -245,7 +238,7 @@ static int frames_note_rest(struct tar_framed *f)
 static int frames_find_block(struct tar_framed *f, struct found *ret_found)
 {
     if (!f->blocks_ended) {
-        int r = stream_scan_next(f->blocks, &f->out.memory, f->fault, &ret_found->part);
+        int r = stream_scan_next(f->blocks, &f->out, f->fault, &ret_found->part);
         if (r < 0)
             return r;
         f->blocks_ended = ret_found->part.is_last;
@@ -314,18 +307,16 @@ static bool frames_is_fit(const struct tar_framed *f, const struct found *found)
 }
 
 /*
- * The next frame's bytes, valid until the next call; 0 bytes at the end. -ENOTSUP: a frame is
- * too large, or the whole file is one frame, so that it has to be unpacked instead. -E2BIG: no
- * more may be decompressed. -EUCLEAN: the frame is damaged, and the fault names its offset.
- * Also errors of reading.
+ * The next frame's bytes, valid until the next call but one; 0 bytes at the end. -ENOTSUP: a
+ * frame is too large, or the whole file is one frame, so that it has to be unpacked instead.
+ * -E2BIG: no more may be decompressed. -EUCLEAN: the frame is damaged, and the fault names its
+ * offset. Also errors of reading.
  */
 static int frames_next(struct tar_framed *f, const void **ret_bytes, size_t *ret_len)
 {
-    struct buffer spare = f->before;
+    struct stream_buffer spare = f->before;
     f->before = f->out;
     f->out = spare;
-    f->out.len = 0;
-    f->out.start = f->bytes;
     *ret_len = 0;
     while (f->offset < f->size_bytes) {
         struct found found = {0};
@@ -344,32 +335,12 @@ static int frames_next(struct tar_framed *f, const void **ret_bytes, size_t *ret
         }
         f->offset += found.packed;
         if (found.bytes > 0) {
-            f->out.len = found.bytes;
-            *ret_bytes = f->out.memory.at;
+            *ret_bytes = f->out.at;
             *ret_len = found.bytes;
             return 0;
         }
     }
     return frames_are_enough(f) ? 0 : -ENOTSUP;
-}
-
-/* The bytes may have been in the last frame, or the one before it. */
-static int frames_read_again(const void *ctx, void *buf, size_t len, uint64_t offset)
-{
-    const struct tar_framed *f = ctx;
-    const struct buffer *const kept[] = {&f->before, &f->out};
-    uint8_t *to = buf;
-    for (unsigned i = 0; i < 2; i++) {
-        const struct buffer *b = kept[i];
-        if (offset < b->start || offset - b->start >= b->len)
-            continue;
-        size_t at = (size_t)(offset - b->start), n = b->len - at < len ? b->len - at : len;
-        memcpy(to, b->memory.at + at, n);
-        to += n;
-        len -= n;
-        offset += n;
-    }
-    return len ? -ENODATA : 0;
 }
 
 /* The frame that holds the byte at `offset`, which must have been read. */
@@ -427,7 +398,7 @@ static ssize_t frames_feed(struct archive *a, void *ctx, const void **ret_bytes)
 
 struct tar_stream tar_framed_stream(struct tar_framed *f)
 {
-    return (struct tar_stream){frames_feed, frames_read_again, &f->bytes, &f->err, f};
+    return (struct tar_stream){frames_feed, &f->err, f};
 }
 
 int tar_framed_set_pieces(struct tar_framed *f, uint32_t inode,

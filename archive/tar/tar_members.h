@@ -28,12 +28,13 @@ struct tar_oddities {
 /* Reads `len` bytes of the tar at `offset`: 0 or -errno. */
 typedef int tar_read(const void *ctx, void *buf, size_t len, uint64_t offset);
 
-/* The bytes of the tar, one block after another. */
+/*
+ * The bytes of the tar, one block after another. A block is valid until the next but one is
+ * read, so that the headers of a member can be looked at again.
+ */
 struct tar_stream {
     ssize_t (*next)(struct archive *a, void *ctx, const void **ret_bytes);
-    tar_read *again;       /* bytes near the end of what `next` gave; -ENODATA: others */
-    const uint64_t *given; /* number of bytes so far */
-    const int *error;      /* -errno of `next`, whose fault is set; or 0 */
+    const int *error; /* -errno of `next`, whose fault is set; or 0 */
     void *ctx;
 };
 
