@@ -20,7 +20,7 @@
  *         if (optind == argc)
  *             return cli_usage_error(&usage, "no archive was named");
  *         struct pot *pot;
- *         if (cli_open_pot(argv[optind], NULL, CLI_PROGRESS_AUTO, &pot) < 0)
+ *         if (cli_open_pot(argv[optind], NULL, &pot) < 0)
  *             return CLI_FAILED;
  *
  * Messages go to standard error, one line each: `onepot: FILE: reason (offset N); remedy`. A
@@ -88,11 +88,12 @@ struct cli_option {
 };
 
 /* Options that several commands have. */
-#define CLI_PROGRESS(mode)                                                                     \
+#define CLI_PROGRESS                                                                           \
     {                                                                                          \
-        "--progress=WHEN", "show progress: auto, always or never", .word = (mode),             \
+        "--progress=WHEN", "show progress: auto, always or never", .word = &cli_progress_mode, \
                                                                    .words = cli_progress_words \
     }
+extern unsigned cli_progress_mode; /* enum cli_progress_mode */
 #define CLI_MAX_RATIO                                                                          \
     {                                                                                          \
         "--max-ratio=N", "a compressed stream may unpack to N times its size, or 'off'",       \
@@ -162,10 +163,9 @@ int cli_take_view(const struct cli_usage *usage, void *ctx, const char *text);
 /* Was --include, --map or --nested given, which mean nothing for a directory? */
 bool cli_picks_of_archives(void);
 
-/* Options of all commands that open archives by cli_open_pot; `mode` is for CLI_PROGRESS. */
-#define CLI_ARCHIVES(mode)                                                                     \
-    CLI_TOGETHER, CLI_PROGRESS(mode), CLI_VIEW, CLI_MAX_RATIO, CLI_NESTED, CLI_OFFSET,         \
-        CLI_IO_TIMEOUT
+/* Options of all commands that open archives by cli_open_pot. */
+#define CLI_ARCHIVES                                                                           \
+    CLI_TOGETHER, CLI_PROGRESS, CLI_VIEW, CLI_MAX_RATIO, CLI_NESTED, CLI_OFFSET, CLI_IO_TIMEOUT
 
 /*
  * The wishes of those options and --nested, for struct pot_options; NULL: none was given. Reads
@@ -339,7 +339,7 @@ struct cli_progress {
     char doing[128];
 };
 
-void cli_progress_start(struct cli_progress *progress, enum cli_progress_mode mode);
+void cli_progress_start(struct cli_progress *progress); /* by --progress */
 /* Draws at most five times a second; fits struct pot_options.progress with ctx = the struct. */
 void cli_progress_show(void *progress, const char *doing, const struct progress *state);
 /* Print a permanent line above the progress; fits struct pot_options.note. */
@@ -355,16 +355,14 @@ void cli_progress_end(struct cli_progress *progress);
  * error, and also to the callbacks of `options` (NULL: the defaults), if it has any. 0, or
  * -errno after the error was printed.
  */
-int cli_open_pot(const char *word, const struct pot_options *options,
-                 enum cli_progress_mode mode, struct pot **ret_pot);
+int cli_open_pot(const char *word, const struct pot_options *options, struct pot **ret_pot);
 
 /*
  * The same of all the archives that several words stand for: one tree. If one that is no
  * archive was perhaps meant as a path, the message says how to write that.
  */
 int cli_open_words(const struct cli_paths *words, size_t first, size_t count,
-                   const struct pot_options *options, enum cli_progress_mode mode,
-                   struct pot **ret_pot);
+                   const struct pot_options *options, struct pot **ret_pot);
 
 /* Add the words' archives to a list. -errno after the error was printed. */
 int cli_list_archives(char *const *words, size_t count, struct archive_list *list);
@@ -383,7 +381,7 @@ void cli_advise(const struct cli_doubt *doubt, const char *file, struct fault *f
 /* The same of archives that were listed. Messages call them `name`. `doubt` may be NULL. */
 int cli_open_list(const struct archive_list *list, const char *name,
                   const struct cli_doubt *doubt, const struct pot_options *options,
-                  enum cli_progress_mode mode, struct pot **ret_pot);
+                  struct pot **ret_pot);
 
 /*
  * Make room for so many archives. cli_open_list does that, too, but it is done sooner in a

@@ -54,7 +54,7 @@ void cli_advise(const struct cli_doubt *doubt, const char *file, struct fault *f
 
 int cli_open_list(const struct archive_list *list, const char *name,
                   const struct cli_doubt *doubt, const struct pot_options *options,
-                  enum cli_progress_mode mode, struct pot **ret_pot)
+                  struct pot **ret_pot)
 {
     struct opening opening = {.given = options};
     struct pot_options all = options ? *options : (struct pot_options){0};
@@ -71,7 +71,7 @@ int cli_open_list(const struct archive_list *list, const char *name,
     all.together = cli_together;
     if (!all.memory_bytes)
         all.memory_bytes = budget_memory_bytes("");
-    cli_progress_start(&opening.line, mode);
+    cli_progress_start(&opening.line);
     cli_expect_archives(list->count);
     r = pot_open_many((const char *const *)list->at, list->count, name, &all, &fault, ret_pot);
     cli_progress_end(&opening.line);
@@ -101,35 +101,31 @@ int cli_list_archives(char *const *words, size_t count, struct archive_list *lis
 }
 
 static int open_words(char *const *words, size_t count, const struct cli_doubt *doubt,
-                      const struct pot_options *options, enum cli_progress_mode mode,
-                      struct pot **ret_pot)
+                      const struct pot_options *options, struct pot **ret_pot)
 {
     struct archive_list list = {0};
     char name[CLI_NAME_LEN];
     storage_watch_begin(words, count, cli_io_timeout_s, CLI_FAILED);
     int r = cli_list_archives(words, count, &list);
     if (r == 0)
-        r = cli_open_list(&list, cli_name_of(words, count, name), doubt, options, mode,
-                          ret_pot);
+        r = cli_open_list(&list, cli_name_of(words, count, name), doubt, options, ret_pot);
     archive_list_free(&list);
     return r;
 }
 
-int cli_open_pot(const char *word, const struct pot_options *options,
-                 enum cli_progress_mode mode, struct pot **ret_pot)
+int cli_open_pot(const char *word, const struct pot_options *options, struct pot **ret_pot)
 {
     char *words[] = {(char *)word};
-    return open_words(words, 1, NULL, options, mode, ret_pot);
+    return open_words(words, 1, NULL, options, ret_pot);
 }
 
 int cli_open_words(const struct cli_paths *words, size_t first, size_t count,
-                   const struct pot_options *options, enum cli_progress_mode mode,
-                   struct pot **ret_pot)
+                   const struct pot_options *options, struct pot **ret_pot)
 {
     const struct cli_doubt is_path = {
         .words = words->archives + 1,
         .count = words->guessed ? words->archive_count - 1 : 0,
         .err = -ENOMSG,
         .advice = "if it is a path in the archive before it, write it behind '--'"};
-    return open_words(words->archives + first, count, &is_path, options, mode, ret_pot);
+    return open_words(words->archives + first, count, &is_path, options, ret_pot);
 }

@@ -208,6 +208,7 @@ unsigned cli_default_jobs(void)
     return n > 64 ? 64 : n;
 }
 
+unsigned cli_progress_mode;
 const char *const cli_progress_words[] = {"auto", "always", "never", NULL};
 
 static int cli_take_word(const struct cli_usage *usage, const char *option, const char *text,

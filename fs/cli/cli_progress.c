@@ -17,12 +17,13 @@
 #define PATIENCE_NS UINT64_C(300000000) /* shorter work needs no progress line */
 #define LINE_MAX_BYTES 256
 
-void cli_progress_start(struct cli_progress *progress, enum cli_progress_mode mode)
+void cli_progress_start(struct cli_progress *progress)
 {
     const char *term = getenv("TERM");
     bool terminal = isatty(STDERR_FILENO) && term && strcmp(term, "dumb") != 0;
     *progress = (struct cli_progress){
-        .shown = mode == CLI_PROGRESS_ALWAYS || (mode == CLI_PROGRESS_AUTO && terminal),
+        .shown = cli_progress_mode == CLI_PROGRESS_ALWAYS ||
+                 (cli_progress_mode == CLI_PROGRESS_AUTO && terminal),
         .terminal = terminal,
         .start_ns = now_ns(),
     };

@@ -145,10 +145,10 @@ static int cat_path(struct output *o, const char *path)
     return o->broken ? CLI_FAILED : CLI_OK;
 }
 
-static int open_output(struct output *o, enum cli_progress_mode progress)
+static int open_output(struct output *o)
 {
     struct fault fault = {0};
-    int r = cli_open_pot(o->archive, NULL, progress, &o->pot);
+    int r = cli_open_pot(o->archive, NULL, &o->pot);
     if (r < 0)
         return r;
     struct reader_options options = {.cache_bytes = 16u << 20};
@@ -167,11 +167,10 @@ static void close_output(struct output *o)
     pot_close(o->pot);
 }
 
-static int cat_paths(const char *archive, char **paths, int count,
-                     enum cli_progress_mode progress)
+static int cat_paths(const char *archive, char **paths, int count)
 {
     struct output o = {.archive = archive};
-    int status = open_output(&o, progress) < 0 ? CLI_FAILED : CLI_OK;
+    int status = open_output(&o) < 0 ? CLI_FAILED : CLI_OK;
     if (status == CLI_OK) {
         for (int i = 0; i < count && !o.broken; i++)
             if (cat_path(&o, paths[i]) != CLI_OK)
@@ -183,9 +182,8 @@ static int cat_paths(const char *archive, char **paths, int count,
 
 int command_cat(int argc, char **argv)
 {
-    enum cli_progress_mode progress = CLI_PROGRESS_AUTO;
     const struct cli_option options[] = {
-        CLI_ARCHIVES(&progress),
+        CLI_ARCHIVES,
         {NULL},
     };
     int status = cli_parse(&usage, options, argc, argv);
@@ -194,5 +192,5 @@ int command_cat(int argc, char **argv)
     if (argc - optind < 2)
         return cli_usage_error(&usage, optind == argc ? "no archive was named"
                                                       : "no path in the archive was named");
-    return cat_paths(argv[optind], argv + optind + 1, argc - optind - 1, progress);
+    return cat_paths(argv[optind], argv + optind + 1, argc - optind - 1);
 }

@@ -21,7 +21,6 @@ static const struct cli_usage usage = {"extract",
 
 struct arguments {
     struct extract_options options;
-    enum cli_progress_mode progress;
     bool quiet, no_same_owner;
     const char *archive; /* in messages: the archive, or the first of several */
     char archive_name[CLI_NAME_LEN];
@@ -91,7 +90,7 @@ static int extract_pot(struct arguments *a, struct pot *pot)
     struct extract_result result = {0};
     struct fault fault = {0};
     uint64_t start = now_ns();
-    cli_progress_start(&a->line, a->progress);
+    cli_progress_start(&a->line);
     int r = extract_run(pot, &a->options, &fault, &result);
     cli_progress_end(&a->line);
     if (r < 0)
@@ -113,7 +112,7 @@ static int extract_archives(struct arguments *a)
     if (!storage_is_here(a->options.directory))
         storage_watch_begin(a->words.archives, 0, cli_io_timeout_s, CLI_FAILED);
     int status = CLI_FAILED;
-    if (cli_open_words(&a->words, 0, count, NULL, a->progress, &pot) == 0) {
+    if (cli_open_words(&a->words, 0, count, NULL, &pot) == 0) {
         status = extract_pot(a, pot);
         pot_close(pot);
     }
@@ -144,7 +143,7 @@ static int command_extract_parse(struct arguments *a, int argc, char **argv)
          "files belong to the user who extracts them (the default, except for root)",
          .flag = &a->no_same_owner},
         {"-q, --quiet", "no summary", .flag = &a->quiet},
-        CLI_ARCHIVES(&a->progress),
+        CLI_ARCHIVES,
         {NULL},
     };
     int status = cli_parse_paths(&usage, options, argc, argv, &a->words);

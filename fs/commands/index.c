@@ -28,14 +28,13 @@ static void command_index_report(const struct pot *pot)
     printf(" (%s, %s entries)\n", cli_bytes(info->image_bytes), cli_count(info->entries));
 }
 
-static int index_archives(char **archives, int count, bool rebuild,
-                          enum cli_progress_mode progress)
+static int index_archives(char **archives, int count, bool rebuild)
 {
     int status = CLI_OK;
     struct pot_options options = {.save = POT_SAVE_ALWAYS, .rebuild = rebuild};
     for (int i = 0; i < count; i++) {
         struct pot *pot;
-        if (cli_open_pot(archives[i], &options, progress, &pot) < 0) {
+        if (cli_open_pot(archives[i], &options, &pot) < 0) {
             status = CLI_FAILED;
             continue;
         }
@@ -48,10 +47,9 @@ static int index_archives(char **archives, int count, bool rebuild,
 int command_index(int argc, char **argv)
 {
     bool rebuild = false;
-    enum cli_progress_mode progress = CLI_PROGRESS_AUTO;
     const struct cli_option options[] = {
         {"-f, --force", "make it anew, even where a saved one still fits", .flag = &rebuild},
-        CLI_ARCHIVES(&progress),
+        CLI_ARCHIVES,
         {NULL},
     };
     int status = cli_parse(&usage, options, argc, argv);
@@ -59,5 +57,5 @@ int command_index(int argc, char **argv)
         return status;
     if (optind == argc)
         return cli_usage_error(&usage, "no archive was named");
-    return index_archives(argv + optind, argc - optind, rebuild, progress);
+    return index_archives(argv + optind, argc - optind, rebuild);
 }

@@ -471,14 +471,14 @@ static int count_contents(const struct pot *pot, struct pot_sums *sums, struct s
 
 /* `json`: NULL for text. `first`: nothing was printed before. */
 static int show_archive(const char *archive, struct json *json, uint64_t batch_bytes,
-                        enum cli_progress_mode progress, bool first)
+                        bool first)
 {
     const struct pot_options options = {.names_only = true};
     struct survey survey = {0};
     struct pot_sums sums;
     struct batch batch = {.bytes = batch_bytes};
     struct pot *pot;
-    if (cli_open_pot(archive, &options, progress, &pot) < 0)
+    if (cli_open_pot(archive, &options, &pot) < 0)
         return CLI_FAILED;
     int status = count_contents(pot, &sums, &survey, &batch);
     if (status == CLI_OK && json)
@@ -491,8 +491,7 @@ static int show_archive(const char *archive, struct json *json, uint64_t batch_b
     return status;
 }
 
-static int show_archives(char **archives, int count, bool as_json, uint64_t batch_bytes,
-                         enum cli_progress_mode progress)
+static int show_archives(char **archives, int count, bool as_json, uint64_t batch_bytes)
 {
     struct json json = {.out = stdout, .lines = 2};
     bool first = true;
@@ -500,8 +499,7 @@ static int show_archives(char **archives, int count, bool as_json, uint64_t batc
     if (as_json)
         json_open(&json, NULL, '[');
     for (int i = 0; i < count; i++) {
-        int one =
-            show_archive(archives[i], as_json ? &json : NULL, batch_bytes, progress, first);
+        int one = show_archive(archives[i], as_json ? &json : NULL, batch_bytes, first);
         first &= one != CLI_OK;
         status = one == CLI_OK ? status : one;
     }
@@ -517,12 +515,11 @@ int command_info(int argc, char **argv)
 {
     bool json = false, gpu = false;
     uint64_t batch_bytes = 0, room = 0;
-    enum cli_progress_mode progress = CLI_PROGRESS_AUTO;
     const struct cli_option options[] = {
         {"--batch-for=SIZE", "how many samples a batch of so many bytes has room for",
          .size = &batch_bytes},
         {"--json", "print one array of objects", .flag = &json},
-        CLI_ARCHIVES(&progress),
+        CLI_ARCHIVES,
         {command_info_gpus ? "--gpu" : NULL,
          "GPUs and their free memory, and the batch that it has room for", .flag = &gpu},
         {NULL},
@@ -538,5 +535,5 @@ int command_info(int argc, char **argv)
         return gpu ? CLI_OK : cli_usage_error(&usage, "no archive was named");
     if (!batch_bytes)
         batch_bytes = room;
-    return show_archives(argv + optind, argc - optind, json, batch_bytes, progress);
+    return show_archives(argv + optind, argc - optind, json, batch_bytes);
 }

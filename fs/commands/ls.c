@@ -26,7 +26,6 @@ static const struct cli_usage usage = {
 
 struct listing {
     bool is_long, recursive, ends_with_nul, as_json;
-    enum cli_progress_mode progress;
     struct cli_paths words;
     bool printed;
     struct json json;
@@ -270,7 +269,7 @@ static int list_archive(struct listing *l, size_t number)
     const struct pot_options options = {.names_only = true};
     int status = CLI_OK;
     struct pot *pot;
-    if (cli_open_words(&l->words, number, 1, &options, l->progress, &pot) < 0)
+    if (cli_open_words(&l->words, number, 1, &options, &pot) < 0)
         return CLI_FAILED;
     l->archive = l->words.archives[number];
     l->index = pot->index;
@@ -310,7 +309,7 @@ int command_ls(int argc, char **argv)
          .flag = &l.ends_with_nul},
         {"--json", "print one array of objects", .flag = &l.as_json},
         CLI_PATH(&l.words),
-        CLI_ARCHIVES(&l.progress),
+        CLI_ARCHIVES,
         {NULL},
     };
     int status = cli_parse_paths(&usage, options, argc, argv, &l.words);

@@ -60,7 +60,6 @@ struct opened {
 
 struct arguments {
     struct pack_options options;
-    enum cli_progress_mode progress;
     bool quiet;
     bool is_dry;
     bool is_poured;
@@ -196,7 +195,7 @@ static int command_pack_open(struct arguments *a, size_t i)
     struct fault fault = {0};
     struct opened *o = &a->opened[i];
     const char *path = a->options.sources[i];
-    int r = cli_open_pot(path, NULL, a->progress, &o->pot);
+    int r = cli_open_pot(path, NULL, &o->pot);
     if (r < 0)
         return r;
     a->left_out += index_left_out(o->pot->index);
@@ -253,7 +252,7 @@ static int command_pack_run(struct arguments *a)
     struct pack_result result;
     struct fault fault = {0};
     uint64_t start = now_ns();
-    cli_progress_start(&progress, a->progress);
+    cli_progress_start(&progress);
     a->options.report = command_pack_report;
     if (progress.shown) /* else nothing is counted */
         a->options.progress = cli_progress_show;
@@ -371,14 +370,12 @@ static int survey_sources(struct arguments *a, char **argv)
 {
     struct pack_survey survey;
     struct fault fault = {0};
-    struct cli_progress progress;
+    struct cli_progress progress = {0}; /* none is shown */
     interrupt_catch();
-    cli_progress_start(&progress, CLI_PROGRESS_NEVER);
     a->options.report = command_pack_report;
     a->options.ctx = &progress;
     a->options.stop = interrupt_flag();
     int r = pack_survey(&a->options, &fault, &survey);
-    cli_progress_end(&progress);
     int status = survey.problems ? CLI_FAILED : CLI_OK;
     if (r == 0)
         print_survey(a, &survey, argv);
@@ -511,7 +508,7 @@ static int command_pack_parse(struct arguments *a, int argc, char **argv)
          .flag = &a->is_dry},
         {"-q, --quiet", "no summary", .flag = &a->quiet},
         CLI_TOGETHER,
-        CLI_PROGRESS(&a->progress),
+        CLI_PROGRESS,
         CLI_IO_TIMEOUT,
         {NULL},
     };
@@ -710,7 +707,7 @@ static void watch_storage(const struct pack_options *o)
 
 int command_pack(int argc, char **argv)
 {
-    struct arguments a = {.progress = CLI_PROGRESS_AUTO};
+    struct arguments a = {0};
     auto_free const char **excludes = calloc((size_t)argc, sizeof(*excludes));
     if (!excludes)
         return cli_fail(NULL, -ENOMEM, NULL);

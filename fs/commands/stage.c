@@ -43,7 +43,6 @@ struct arguments {
     uint64_t rank, size; /* of a job's nodes; size 0: not together with others */
     uint64_t ring;       /* the descriptor of its engine's ring */
     struct json json;
-    enum cli_progress_mode progress;
     struct inherited inherited;
 };
 
@@ -63,13 +62,13 @@ static bool is_away_too_long(const struct stage_report *report, uint64_t *since_
 }
 
 /* Wait until the copy is whole: 0, or -errno. */
-static int command_stage_copy(const struct arguments *a, struct stage *stage)
+static int command_stage_copy(struct stage *stage)
 {
     struct cli_progress line = {0};
     struct stage_report report;
     uint64_t since_ns = 0;
     int r = stage_start(stage);
-    cli_progress_start(&line, a->progress);
+    cli_progress_start(&line);
     while (r == 0 && !stage_wait_whole(stage, 100)) {
         stage_get_report(stage, &report);
         r = atomic_load(interrupt_flag()) ? -EINTR : -report.failure;
@@ -154,7 +153,7 @@ static int command_stage_finish(struct arguments *a, const char *archive, struct
                                   STDOUT_FILENO, (int)a->ring, interrupt_flag(), &fault);
     if (r < 0)
         return cli_fail(archive, r, &fault);
-    r = command_stage_copy(a, stage);
+    r = command_stage_copy(stage);
     if (r == -EINTR)
         return CLI_FAILED;
     if (r < 0)
@@ -199,7 +198,7 @@ static int open_source(const struct arguments *a, const char *archive,
         return not_adopted(archive, "a set of archives");
     if (r == -EISDIR) { /* several, of which the copy has all, whatever their names are */
         cli_together.on_conflict = POT_CONFLICT_FIRST;
-        if (cli_open_pot(archive, &options, a->progress, ret_pot) < 0)
+        if (cli_open_pot(archive, &options, ret_pot) < 0)
             return CLI_FAILED;
         *ret_source = (*ret_pot)->source;
         return CLI_OK;
@@ -216,7 +215,7 @@ static int open_source(const struct arguments *a, const char *archive,
         return CLI_OK;
     source_close(*ret_source);
     *ret_source = NULL;
-    if (cli_open_pot(archive, &options, a->progress, ret_pot) < 0)
+    if (cli_open_pot(archive, &options, ret_pot) < 0)
         return CLI_FAILED;
     *ret_source = (*ret_pot)->source;
     return CLI_OK;
@@ -427,7 +426,7 @@ static int command_stage_parse(struct arguments *a, int argc, char **argv)
         {"--verify", "compare the copy with the archive's sums", .flag = &a->verify},
         {"--json", "print what was copied where", .flag = &a->as_json},
         {"-q, --quiet", "say nothing if all is well", .flag = &a->quiet},
-        CLI_PROGRESS(&a->progress),
+        CLI_PROGRESS,
         CLI_MAX_RATIO,
         CLI_OFFSET,
         CLI_IO_TIMEOUT,

@@ -19,7 +19,6 @@ static const struct cli_usage usage = {
 
 struct arguments {
     struct verify_options options;
-    enum cli_progress_mode progress;
     bool quiet, as_json;
     struct json json;
     const char *archive; /* the current one */
@@ -188,7 +187,7 @@ static int verify_archive(struct arguments *a, const char *name, char **paths, s
         json_text(&a->json, "archive", name, SIZE_MAX);
         json_open(&a->json, "problems", '[');
     }
-    cli_progress_start(&a->line, a->progress);
+    cli_progress_start(&a->line);
     int r = open_pot(a, paths, count, &pot);
     if (r == 0)
         r = verify_pot(a, pot, &result);
@@ -267,7 +266,7 @@ int command_verify(int argc, char **argv)
          .count = &a.options.work.threads, .min = 1, .max = VERIFY_THREADS_MAX},
         {"--json", "print one array of objects", .flag = &a.as_json},
         {"-q, --quiet", "print only what is wrong", .flag = &a.quiet},
-        CLI_ARCHIVES(&a.progress),
+        CLI_ARCHIVES,
         {NULL},
     };
     int status = cli_parse(&usage, options, argc, argv);

@@ -259,7 +259,7 @@ static int parse_table(const struct cli_usage *usage, bool for_run, int argc, ch
          "fsname=NAME, offset=BYTES",
          .take = take_fuse_words, .ctx = o},
         CLI_VIEW,
-        CLI_PROGRESS(&o->progress),
+        CLI_PROGRESS,
         CLI_MAX_RATIO,
         CLI_NESTED,
         CLI_OFFSET,

@@ -66,7 +66,6 @@ struct mount_options {
     const char *stage_place;        /* to this place; NULL: where there is room */
     bool writable;                  /* run: what is written goes to a layer (layer.h), */
     const char *writable_dir;       /* in this folder; NULL: in memory */
-    enum cli_progress_mode progress;
 };
 
 /*

@@ -304,7 +304,7 @@ static int mounter_open_pot(struct mounter *m)
                                         .note = log_note,
                                         .progress = log_progress,
                                         .ctx = &log};
-    int r = cli_open_list(&m->archives, o->archive, &o->doubt, &options, o->progress, &m->pot);
+    int r = cli_open_list(&m->archives, o->archive, &o->doubt, &options, &m->pot);
     m->stage = store.stage;
     if (r < 0)
         return CLI_FAILED;

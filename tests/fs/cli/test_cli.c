@@ -355,8 +355,7 @@ static int bad_arguments(void *arg)
     ck_assert_int_eq(cli_size_option(&usage, "--cache", "99999999T", &n), CLI_USAGE);
     ck_assert_int_eq(cli_number_option(&usage, "--threads", "0", 1, 64, &n), CLI_USAGE);
     ck_assert_int_eq(cli_number_option(&usage, "--threads", "4", 1, 64, &n), 0);
-    enum cli_progress_mode mode;
-    const struct cli_option options[] = {CLI_PROGRESS(&mode), {NULL}};
+    const struct cli_option options[] = {CLI_PROGRESS, {NULL}};
     char *argv[] = {(char *)"test", (char *)"--progress=sometimes", NULL};
     return cli_parse(&usage, options, 2, argv);
 }
@@ -382,7 +381,8 @@ static int work_with_progress(void *arg)
 {
     struct progress state = {.bytes_done = 512, .bytes_total = 2048, .members = 1234};
     struct cli_progress progress;
-    cli_progress_start(&progress, *(enum cli_progress_mode *)arg);
+    cli_progress_mode = *(enum cli_progress_mode *)arg;
+    cli_progress_start(&progress);
     cli_progress_show(&progress, "indexing", &state);
     cli_progress_show(&progress, "indexing", &state);
     cli_progress_note(&progress, "a note");
