@@ -336,6 +336,8 @@ static int cli_store(const struct cli_usage *usage, const struct cli_option *o)
     snprintf(name, sizeof(name), "%.*s", from ? (int)strcspn(from, "[=") : 0, from ? from : "");
     if (o->flag)
         *o->flag = true;
+    if (o->text && optarg && !*optarg && strncmp(cli_spelling_of(o).value, "DIR", 3) == 0)
+        return cli_usage_error(usage, "%s= needs a directory", name);
     if (o->text)
         *o->text = optarg;
     if (o->size)

@@ -371,12 +371,6 @@ static int check_together(const struct cli_usage *usage, bool for_run,
         if (!*o->archives[i])
             return cli_usage_error(usage,
                                    "the archive's name is empty: a variable that is not set?");
-    if (o->at && !*o->at)
-        return cli_usage_error(usage, "--at needs a directory");
-    if (o->stage_place && !*o->stage_place)
-        return cli_usage_error(usage, "--stage= needs a directory");
-    if (o->writable_dir && !*o->writable_dir)
-        return cli_usage_error(usage, "--writable= needs a directory");
     if (for_run && o->foreground)
         return cli_usage_error(usage,
                                "there is no -f here: 'run' always waits for its command");

@@ -375,6 +375,27 @@ START_TEST(wrong_arguments_name_their_option)
 }
 END_TEST
 
+/* A variable that is not set: refused where a later one of the same option follows, too. */
+static int empty_directory(void *arg)
+{
+    const char *dir = NULL;
+    const struct cli_option options[] = {{"--stage[=DIR]", "", .text = &dir}, {NULL}};
+    char *argv[] = {(char *)"test", (char *)"--stage", arg, (char *)"--stage=/tmp", NULL};
+    optind = 1;
+    return cli_parse(&usage, options, 4, argv);
+}
+
+START_TEST(a_directory_s_name_is_not_empty)
+{
+    struct output o = in_child(empty_directory, (char *)"--stage=", NULL);
+    ck_assert_int_eq(o.status, CLI_USAGE);
+    ck_assert_str_eq(o.err, "onepot test: --stage= needs a directory; "
+                            "see 'onepot test --help'\n");
+    o = in_child(empty_directory, (char *)"--stage=/", NULL);
+    ck_assert_str_eq(o.err, "");
+}
+END_TEST
+
 /* ---- progress ---- */
 
 static int work_with_progress(void *arg)
@@ -422,6 +443,7 @@ static Suite *suite(void)
     tcase_add_test(c, help_and_version_go_to_standard_output);
     tcase_add_test(c, the_nearest_word_is_near);
     tcase_add_test(c, wrong_arguments_name_their_option);
+    tcase_add_test(c, a_directory_s_name_is_not_empty);
     tcase_add_test(c, progress_is_silent_unless_there_is_a_terminal_or_a_wish);
     suite_add_tcase(s, c);
     return s;
