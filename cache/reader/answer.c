@@ -65,88 +65,59 @@ static int next_run(const struct reader *reader, uint32_t position, uint64_t off
     return 0;
 }
 
-static int copy_run(struct reader *reader, struct reader_scratch *scratch,
-                    const struct extent *run, uint8_t *buf)
+/*
+ * An answer in progress. Its bytes are named by a span, which pins their blocks, or copied to
+ * one place.
+ */
+struct answer {
+    struct reader *reader;
+    struct reader_scratch *scratch;
+    uint32_t position; /* of the file */
+    uint64_t offset;   /* in it */
+    size_t done;
+    uint8_t *copy; /* NULL: the span names the bytes */
+    struct span *span;
+};
+
+/* Adds bytes that stay in place as long as the span; in a copy, they are there already. */
+static void answer_add(struct answer *a, const void *bytes, size_t len)
 {
-    struct block *block;
-    int r;
-    switch (run->kind) {
-    case EXTENT_HOLE:
-        memset(buf, 0, run->length);
-        return 0;
-    case EXTENT_STORED:
-        return reader_read_source(reader, scratch, buf, run->length, run->source_offset);
-    case EXTENT_BLOCK:
-        r = reader_get_block(reader, scratch, run, &block);
-        if (r < 0)
-            return r;
-        memcpy(buf, block->bytes + run->block_offset, run->length);
-        block_cache_put(reader->cache, block);
-        return 0;
+    struct span *span = a->span;
+    if (!a->copy) {
+        span->iov[span->iov_count++] =
+            (struct iovec){.iov_base = (void *)(uintptr_t)bytes, .iov_len = len};
+        span->bytes += len;
     }
-    return -EUCLEAN;
+    a->done += len;
 }
 
-/* Copies stored bytes of the file through the block cache, as many as fit in a few pieces. */
-static int copy_pieces(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
-                       uint64_t offset, uint8_t *buf, size_t len, size_t *ret_len)
+/* Adds bytes of a block in use, which the answer takes over. */
+static void answer_add_block(struct answer *a, struct block *block, size_t start, size_t len)
 {
-    struct piece pieces[PIECES_MAX];
-    unsigned count = 0;
-    size_t done = 0;
-    int r =
-        reader_get_pieces(reader, scratch, position, offset, len, PIECES_MAX, pieces, &count);
-    for (unsigned i = 0; i < count; i++) {
-        const struct piece *piece = &pieces[i];
-        if (piece->block) {
-            memcpy(buf + done, piece->block->bytes + piece->start, piece->length);
-            block_cache_put(reader->cache, piece->block);
-        } else if (r == 0) {
-            r = reader_read_source(reader, scratch, buf + done, piece->length,
-                                   piece->source_offset + piece->start);
-        }
-        done += piece->length;
-    }
-    *ret_len = done;
+    if (a->copy)
+        memcpy(a->copy + a->done, block->bytes + start, len);
+    else
+        a->span->pinned[a->span->pinned_count++] = block;
+    answer_add(a, block->bytes + start, len);
+    if (a->copy)
+        block_cache_put(a->reader->cache, block);
+}
+
+/* Takes room from the scratch buffer: a span never needs more than READER_SPAN_MAX. */
+static uint8_t *answer_take_scratch(struct reader_scratch *scratch, size_t len)
+{
+    uint8_t *bytes = scratch->buffer + scratch->used;
+    scratch->used += len;
+    return bytes;
+}
+
+static int answer_read(struct answer *a, size_t len, uint64_t source_offset)
+{
+    uint8_t *bytes = a->copy ? a->copy + a->done : answer_take_scratch(a->scratch, len);
+    int r = reader_read_source(a->reader, a->scratch, bytes, len, source_offset);
+    if (r == 0)
+        answer_add(a, bytes, len);
     return r;
-}
-
-/* reader_copy within a request: `waited` stays as it is. */
-static int answer_copy(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
-                       uint64_t offset, uint8_t *buf, size_t len, size_t *ret_len)
-{
-    size_t done = 0;
-    while (done < len) {
-        struct extent run;
-        int r = next_run(reader, position, offset + done, len - done, &run);
-        if (r == -ENXIO)
-            break;
-        size_t copied = r == 0 ? run.length : 0;
-        if (r == 0 && reader->cache_stored && run.kind == EXTENT_STORED)
-            r = copy_pieces(reader, scratch, position, offset + done, buf + done, run.length,
-                            &copied);
-        else if (r == 0)
-            r = copy_run(reader, scratch, &run, buf + done);
-        if (r < 0)
-            return r;
-        done += copied;
-    }
-    *ret_len = done;
-    return 0;
-}
-
-int reader_copy(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
-                uint64_t offset, void *buf, size_t len, size_t *ret_len)
-{
-    begin_request(scratch);
-    return answer_copy(reader, scratch, position, offset, buf, len, ret_len);
-}
-
-static void add_iov(struct span *span, const void *bytes, size_t len)
-{
-    span->iov[span->iov_count++] =
-        (struct iovec){.iov_base = (void *)(uintptr_t)bytes, .iov_len = len};
-    span->bytes += len;
 }
 
 /* Is the page with this byte of a mapping in memory? */
@@ -195,128 +166,124 @@ static int answer_mapped(const struct reader *reader, uint64_t offset, uint64_t 
     return r == -EAGAIN ? r : reader_source_error(r);
 }
 
-/* Takes room from the scratch buffer: a span never needs more than READER_SPAN_MAX. */
-static uint8_t *answer_take_scratch(struct reader_scratch *scratch, size_t len)
+static int answer_stored(struct answer *a, const struct extent *run)
 {
-    uint8_t *bytes = scratch->buffer + scratch->used;
-    scratch->used += len;
-    return bytes;
-}
-
-static int add_stored(struct reader *reader, struct reader_scratch *scratch,
-                      const struct extent *run, struct span *span)
-{
-    if (reader->answers_mapped && (run->length > COPY_BYTES_MAX || reader->ask_mincore)) {
+    struct reader *reader = a->reader;
+    if (!a->copy && reader->answers_mapped &&
+        (run->length > COPY_BYTES_MAX || reader->ask_mincore)) {
         const uint8_t *mapped = NULL;
         int r = answer_mapped(reader, run->source_offset, run->length, &mapped);
         if (r == 0) {
-            reader_came_from(scratch, reader->is_kept ? READER_FROM_COPY : READER_FROM_PAGES);
-            add_iov(span, mapped, run->length);
+            reader_came_from(a->scratch,
+                             reader->is_kept ? READER_FROM_COPY : READER_FROM_PAGES);
+            answer_add(a, mapped, run->length);
             reader_count_read(reader, run->length, run->source_offset);
         }
         if (r != -EAGAIN)
             return r;
-        reader_may_wait(scratch);
+        reader_may_wait(a->scratch);
     }
-    uint8_t *bytes = answer_take_scratch(scratch, run->length);
-    int r = reader_read_source(reader, scratch, bytes, run->length, run->source_offset);
-    if (r == 0)
-        add_iov(span, bytes, run->length);
-    return r;
+    return answer_read(a, run->length, run->source_offset);
 }
 
 /* Adds as many pieces as there is room for; the caller comes back for the rest. */
-static int add_pieces(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
-                      uint64_t offset, size_t len, struct span *span)
+static int answer_pieces(struct answer *a, size_t len)
 {
     struct piece pieces[PIECES_MAX];
-    unsigned count = 0, room = (unsigned)(READER_IOV_MAX - 1 - span->iov_count);
-    int r = reader_get_pieces(reader, scratch, position, offset, len, room, pieces, &count);
-    for (unsigned i = 0; i < count; i++) { /* pinned first, so that an error finds them */
-        if (pieces[i].block)
-            span->pinned[span->pinned_count++] = pieces[i].block;
-    }
-    for (unsigned i = 0; r == 0 && i < count; i++) {
+    unsigned count = 0;
+    unsigned room = a->copy ? PIECES_MAX : (unsigned)(READER_IOV_MAX - 1 - a->span->iov_count);
+    int r = reader_get_pieces(a->reader, a->scratch, a->position, a->offset + a->done, len,
+                              room, pieces, &count);
+    for (unsigned i = 0; i < count; i++) {
         const struct piece *piece = &pieces[i];
-        if (piece->block) {
-            add_iov(span, piece->block->bytes + piece->start, piece->length);
-            continue;
-        }
-        uint8_t *bytes = answer_take_scratch(scratch, piece->length);
-        r = reader_read_source(reader, scratch, bytes, piece->length,
-                               piece->source_offset + piece->start);
-        add_iov(span, bytes, piece->length);
+        if (piece->block) /* also after an error, so that no block stays pinned */
+            answer_add_block(a, piece->block, piece->start, piece->length);
+        else if (r == 0)
+            r = answer_read(a, piece->length, piece->source_offset + piece->start);
     }
     return r;
 }
 
-static int add_run(struct reader *reader, struct reader_scratch *scratch,
-                   const struct extent *run, struct span *span)
+static int answer_run(struct answer *a, const struct extent *run)
 {
+    struct reader *reader = a->reader;
     struct block *block;
     int r;
     switch (run->kind) {
     case EXTENT_HOLE:
-        add_iov(span, reader->zeros, run->length);
+        if (a->copy)
+            memset(a->copy + a->done, 0, run->length);
+        answer_add(a, reader->zeros, run->length);
         return 0;
     case EXTENT_STORED:
-        return add_stored(reader, scratch, run, span);
+        return reader->cache_stored ? answer_pieces(a, run->length) : answer_stored(a, run);
     case EXTENT_BLOCK:
-        r = reader_get_block(reader, scratch, run, &block);
+        r = reader_get_block(reader, a->scratch, run, &block);
         if (r < 0)
             return r;
         if (reader->lets_go && run->length == block->len)
             block_cache_let_go(reader->cache, block);
-        span->pinned[span->pinned_count++] = block;
-        add_iov(span, block->bytes + run->block_offset, run->length);
+        answer_add_block(a, block, run->block_offset, run->length);
         return 0;
     }
     return -EUCLEAN;
 }
 
-/* Copies the rest into the last iovec. */
-static int add_rest(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
-                    uint64_t offset, size_t len, struct span *span)
+/* Adds bytes of the file until there are `len`, or the file ends, or the span is nearly full.
+ */
+static int answer_fill(struct answer *a, size_t len)
 {
-    size_t copied;
-    uint8_t *bytes = answer_take_scratch(scratch, len);
-    int r = answer_copy(reader, scratch, position, offset, bytes, len, &copied);
-    if (r == 0 && copied > 0)
-        add_iov(span, bytes, copied);
+    int r = 0;
+    while (r == 0 && a->done < len && (a->copy || a->span->iov_count < READER_IOV_MAX - 1)) {
+        struct extent run;
+        r = next_run(a->reader, a->position, a->offset + a->done, len - a->done, &run);
+        if (r == -ENXIO)
+            return 0;
+        if (r == 0)
+            r = answer_run(a, &run);
+    }
+    return r;
+}
+
+/* Copies the rest into the last iovec. */
+static int answer_rest(struct answer *a, size_t len)
+{
+    struct answer rest = *a;
+    rest.copy = answer_take_scratch(a->scratch, len);
+    rest.offset += a->done;
+    rest.done = 0;
+    int r = answer_fill(&rest, len);
+    if (r == 0 && rest.done > 0)
+        answer_add(a, rest.copy, rest.done);
+    return r;
+}
+
+int reader_copy(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
+                uint64_t offset, void *buf, size_t len, size_t *ret_len)
+{
+    struct answer a = {reader, scratch, position, offset, .copy = buf};
+    begin_request(scratch);
+    int r = answer_fill(&a, len);
+    if (r == 0)
+        *ret_len = a.done;
     return r;
 }
 
 int reader_get(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
                uint64_t offset, size_t len, struct span *ret_span)
 {
-    struct span *span = ret_span; /* filled in place because it is large */
-    span->iov_count = span->pinned_count = 0;
-    span->bytes = 0;
+    struct answer a = {reader, scratch, position, offset, .span = ret_span};
+    ret_span->iov_count = ret_span->pinned_count = 0; /* in place because it is large */
+    ret_span->bytes = 0;
     begin_request(scratch);
     if (len > READER_SPAN_MAX)
         len = READER_SPAN_MAX;
-    while (span->bytes < len) {
-        if (span->iov_count == READER_IOV_MAX - 1) {
-            int r = add_rest(reader, scratch, position, offset + span->bytes, len - span->bytes,
-                             span);
-            if (r < 0)
-                reader_put(reader, span);
-            return r;
-        }
-        struct extent run;
-        int r = next_run(reader, position, offset + span->bytes, len - span->bytes, &run);
-        if (r == -ENXIO)
-            break;
-        if (r == 0 && reader->cache_stored && run.kind == EXTENT_STORED)
-            r = add_pieces(reader, scratch, position, offset + span->bytes, run.length, span);
-        else if (r == 0)
-            r = add_run(reader, scratch, &run, span);
-        if (r < 0) {
-            reader_put(reader, span);
-            return r;
-        }
-    }
-    return 0;
+    int r = answer_fill(&a, len);
+    if (r == 0 && a.done < len && ret_span->iov_count == READER_IOV_MAX - 1)
+        r = answer_rest(&a, len - a.done);
+    if (r < 0)
+        reader_put(reader, ret_span);
+    return r;
 }
 
 void reader_cut(struct span *span, size_t skip, size_t len)
