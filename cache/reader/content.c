@@ -2,21 +2,37 @@
  * Stored bytes are read into a buffer that fits in a CPU's cache, and used there. A mapping
  * would save the copy, but its pages have to be faulted in, and hashing bytes that vanish is a
  * SIGBUS. Decompressed blocks are used where they lie.
+ *
+ * With CONTENT_THREAD_BLOCKS these are a few buffers that are reused, so that they stay in the
+ * CPU's cache and cost no page faults; nothing is shared or locked. A block that belongs to one
+ * file gets the first buffer, because nobody will ask for it again. Other blocks get the one of
+ * the other buffers that was used longest ago. There are two of these: in a SquashFS, the block
+ * that holds the ends of files lies apart from their other blocks.
  */
 #include "content.h"
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "reader_private.h"
-#include "thread_blocks.h"
+
+#define THREAD_BLOCKS 3u
+
+struct thread_block {
+    uint64_t source_offset;
+    uint8_t *bytes; /* room for the largest block; NULL: not yet used */
+    size_t len;     /* 0: holds nothing */
+    uint64_t used;  /* when it was used last */
+};
 
 struct content {
     struct pot *pot;
     struct reader *reader;
     struct reader_scratch *scratch;
     enum content_blocks blocks;
-    struct thread_blocks own;
+    struct thread_block own[THREAD_BLOCKS];
+    uint64_t now; /* of uses of these */
     uint64_t near_end;
     uint64_t window_start;
     size_t window_len;
@@ -41,14 +57,14 @@ int content_new(struct pot *pot, struct reader *reader, enum content_blocks bloc
     s->pot = pot;
     s->reader = reader;
     s->blocks = blocks;
-    s->near_end = s->window_start = 0;
+    memset(s->own, 0, sizeof(s->own));
+    s->near_end = s->window_start = s->now = 0;
     s->window_len = 0;
     int r = reader_scratch_new(reader, &s->scratch);
     if (r < 0) {
         free(s);
         return r;
     }
-    thread_blocks_init(&s->own, reader, s->scratch);
     *ret_content = s;
     return 0;
 }
@@ -57,7 +73,8 @@ void content_free(struct content *s)
 {
     if (!s)
         return;
-    thread_blocks_free(&s->own);
+    for (unsigned i = 0; i < THREAD_BLOCKS; i++)
+        free(s->own[i].bytes);
     reader_scratch_free(s->scratch);
     free(s);
 }
@@ -118,13 +135,48 @@ static int read_stored(const struct reading *r, const struct extent *extent, uin
     return 0;
 }
 
+/* The buffer with the block of an extent, or else the one that the block gets. */
+static struct thread_block *choose_own(struct content *s, const struct extent *extent)
+{
+    struct thread_block *oldest = &s->own[1];
+    for (unsigned i = 0; i < THREAD_BLOCKS; i++)
+        if (s->own[i].len > 0 && s->own[i].source_offset == extent->source_offset)
+            return &s->own[i];
+    if (extent->block_offset == 0 && extent->length == extent->block_bytes)
+        return &s->own[0];
+    for (unsigned i = 2; i < THREAD_BLOCKS; i++)
+        if (s->own[i].used < oldest->used)
+            oldest = &s->own[i];
+    return oldest;
+}
+
+static int fill_own(struct content *s, struct thread_block *own, const struct extent *extent)
+{
+    own->len = 0;
+    if (!own->bytes)
+        own->bytes = malloc(s->reader->block_bytes);
+    if (!own->bytes)
+        return -ENOMEM;
+    own->source_offset = extent->source_offset;
+    int r = reader_unpack(s->reader, s->scratch, extent, own->bytes, &own->len);
+    if (r < 0)
+        own->len = 0;
+    return r;
+}
+
 static int read_thread_block(const struct reading *r, const struct extent *extent, uint64_t len)
 {
-    const uint8_t *bytes;
-    int err = thread_blocks_get(&r->content->own, extent, &bytes);
+    struct content *s = r->content;
+    struct thread_block *own = choose_own(s, extent);
+    bool has = own->len > 0 && own->source_offset == extent->source_offset;
+    int err = has ? 0 : fill_own(s, own, extent);
+    if (err == 0 &&
+        (extent->block_offset > own->len || extent->length > own->len - extent->block_offset))
+        err = -EUCLEAN;
     if (err < 0)
         return content_failed(r, err, extent->source_offset);
-    return r->sink(r->ctx, bytes, (size_t)len, extent->offset);
+    own->used = ++s->now;
+    return r->sink(r->ctx, own->bytes + extent->block_offset, (size_t)len, extent->offset);
 }
 
 static int read_shared_block(const struct reading *r, const struct extent *extent, uint64_t len)

@@ -251,11 +251,6 @@ int reader_unpack(struct reader *reader, struct reader_scratch *scratch,
     return r == 0 && *ret_len > extent->block_bytes ? -EUCLEAN : r;
 }
 
-size_t reader_block_bytes(const struct reader *reader)
-{
-    return reader->block_bytes;
-}
-
 /*
  * How much of a part of a stream to decompress for one file in it; 0: all. Where reads come by
  * chance, the rest would be in vain; where they come in order, the rest is what comes next. The

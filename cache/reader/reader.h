@@ -174,16 +174,6 @@ void reader_limit_unpacking(struct reader *reader, unsigned threads);
 /* See block_cache_set_budget. */
 void reader_set_budget(struct reader *reader, uint64_t cache_bytes);
 
-/*
- * Decompresses the block of an extent of kind BLOCK into the caller's buffer of
- * reader_block_bytes, without the block cache. Errors: reader_get's.
- */
-int reader_unpack(struct reader *reader, struct reader_scratch *scratch,
-                  const struct extent *extent, void *buf, size_t *ret_len);
-
-/* Size of the largest block in the archive; 0: it has no blocks. */
-size_t reader_block_bytes(const struct reader *reader);
-
 void reader_cache_stats(const struct reader *reader, struct block_cache_stats *ret_stats);
 
 /* Reads of the archive. The callers count what was asked for. */

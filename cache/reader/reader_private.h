@@ -1,7 +1,7 @@
 /*
  * Shared by the files of the read path. reader.c makes readers and scratches; answer.c puts
  * answers together; fetch.c gets their parts from the source, or through the block cache;
- * prefetch.c does that before anybody asks.
+ * prefetch.c does that before anybody asks. content.c reads whole members by the same means.
  */
 #ifndef ONEPOT_READER_PRIVATE_H
 #define ONEPOT_READER_PRIVATE_H
@@ -90,6 +90,13 @@ int reader_get_block(struct reader *reader, struct reader_scratch *scratch,
 /* Brings the block to the cache ahead of its use. 0 also if it is there already. */
 int reader_prefetch_block(struct reader *reader, struct reader_scratch *scratch,
                           const struct extent *extent, uint64_t due);
+
+/*
+ * Decompresses the block of an extent of kind BLOCK into the caller's buffer, which has room
+ * for the largest, without the block cache. Errors: reader_get's.
+ */
+int reader_unpack(struct reader *reader, struct reader_scratch *scratch,
+                  const struct extent *extent, void *buf, size_t *ret_len);
 
 uint64_t reader_piece_key(const struct piece *piece);
 
