@@ -255,7 +255,7 @@ static void trial_mark_reads(struct trial *t, const uint32_t *positions, unsigne
     uint32_t number;
 
     for (unsigned i = 0; i < count; i++) {
-        if (folder_files_number(t->folder, positions[i], &number) < 0)
+        if (folder_files_number(t->folder, positions[i], 0, &number) < 0)
             continue;
         uint64_t bit = UINT64_C(1) << (number % 64);
         t->reads += !(t->marks[number / 64] & bit);

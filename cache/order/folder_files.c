@@ -18,7 +18,7 @@
 struct folder_files {
     _Atomic unsigned owners;
     VECTOR(uint32_t) files; /* by number */
-    uint32_t *numbers;      /* sorted by the positions of their files; NULL: ascending */
+    uint32_t *numbers;      /* sorted by file, then by number; NULL: so they are */
 };
 
 struct place {
@@ -125,11 +125,12 @@ static int folder_visit_class(struct folder_walk *w, uint32_t entry, const struc
     return r;
 }
 
+/* By file, then by number. */
 static int compare_numbers(const void *a, const void *b, void *files)
 {
-    uint32_t x = ((const uint32_t *)files)[*(const uint32_t *)a];
-    uint32_t y = ((const uint32_t *)files)[*(const uint32_t *)b];
-    return (x > y) - (x < y);
+    uint32_t i = *(const uint32_t *)a, j = *(const uint32_t *)b;
+    uint32_t x = ((const uint32_t *)files)[i], y = ((const uint32_t *)files)[j];
+    return x != y ? (x > y) - (x < y) : (i > j) - (i < j);
 }
 
 static int sort_numbers(struct folder_files *f)
@@ -172,6 +173,22 @@ int folder_files_new(const struct index *index, uint32_t directory, enum folder_
     return 0;
 }
 
+int folder_files_listed(uint32_t *positions, uint64_t count, struct folder_files **ret_folder)
+{
+    struct folder_files *f = calloc(1, sizeof(*f));
+    if (!f) {
+        free(positions);
+        return -ENOMEM;
+    }
+    *f = (struct folder_files){.owners = 1, .files = {positions, count, count}};
+    int r = sort_numbers(f);
+    if (r < 0)
+        folder_files_free(f);
+    else
+        *ret_folder = f;
+    return r;
+}
+
 struct folder_files *folder_files_share(struct folder_files *folder)
 {
     atomic_fetch_add(&folder->owners, 1);
@@ -197,23 +214,27 @@ uint32_t folder_files_at(const struct folder_files *folder, uint32_t i)
     return folder->files.at[i];
 }
 
-int folder_files_number(const struct folder_files *f, uint32_t position, uint32_t *ret_number)
+/* In order of files and numbers. */
+static uint32_t sorted_number(const struct folder_files *f, uint32_t i)
+{
+    return f->numbers ? f->numbers[i] : i;
+}
+
+int folder_files_number(const struct folder_files *f, uint32_t position, uint64_t from,
+                        uint32_t *ret_number)
 {
     uint32_t low = 0, high = (uint32_t)f->files.count;
 
     while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        uint32_t number = f->numbers ? f->numbers[middle] : middle;
-        if (f->files.at[number] < position)
+        uint32_t middle = low + (high - low) / 2, number = sorted_number(f, middle);
+        uint32_t file = f->files.at[number];
+        if (file < position || (file == position && number < from))
             low = middle + 1;
         else
             high = middle;
     }
-    if (low == f->files.count)
+    if (low == f->files.count || f->files.at[sorted_number(f, low)] != position)
         return -ENOENT;
-    uint32_t number = f->numbers ? f->numbers[low] : low;
-    if (f->files.at[number] != position)
-        return -ENOENT;
-    *ret_number = number;
+    *ret_number = sorted_number(f, low);
     return 0;
 }

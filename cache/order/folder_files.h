@@ -33,6 +33,13 @@ enum folder_kind { FOLDER_FLAT, FOLDER_CLASSES };
  */
 int folder_files_new(const struct index *index, uint32_t directory, enum folder_kind kind,
                      bool images_only, uint64_t most, struct folder_files **ret_folder);
+
+/*
+ * Files that a list names, by the positions of their inodes; one may occur several times. Takes
+ * over `positions` (from malloc), also on failure. -ENOMEM.
+ */
+int folder_files_listed(uint32_t *positions, uint64_t count, struct folder_files **ret_folder);
+
 /* Adds an owner. Each owner calls folder_files_free. */
 struct folder_files *folder_files_share(struct folder_files *folder);
 void folder_files_free(struct folder_files *folder); /* NULL is fine */
@@ -42,8 +49,8 @@ uint32_t folder_files_count(const struct folder_files *folder);
 /* The inode position of file number i < count, or FOLDER_NO_FILE. */
 uint32_t folder_files_at(const struct folder_files *folder, uint32_t i);
 
-/* The number of a file, by the position of its inode. -ENOENT. */
-int folder_files_number(const struct folder_files *folder, uint32_t position,
+/* The first number from `from` on of a file, by the position of its inode. -ENOENT. */
+int folder_files_number(const struct folder_files *folder, uint32_t position, uint64_t from,
                         uint32_t *ret_number);
 
 #endif

@@ -36,12 +36,12 @@ static void expect_files(const struct index *index, const char *directory,
         uint32_t number, position = folder_files_at(folder, i);
         ck_assert_int_eq(index_path(index, position, path, sizeof(path), &len), 0);
         strcat(strcat(text, i ? " " : ""), path);
-        ck_assert_int_eq(folder_files_number(folder, position, &number), 0);
+        ck_assert_int_eq(folder_files_number(folder, position, 0, &number), 0);
         ck_assert_uint_eq(number, i);
     }
     ck_assert_str_eq(text, expected);
     uint32_t number;
-    ck_assert_int_eq(folder_files_number(folder, INDEX_ROOT, &number), -ENOENT);
+    ck_assert_int_eq(folder_files_number(folder, INDEX_ROOT, 0, &number), -ENOENT);
     folder_files_free(folder);
 }
 
@@ -86,8 +86,13 @@ START_TEST(links_have_numbers)
     ck_assert_uint_eq(folder_files_count(folder), 3);
     ck_assert_uint_eq(folder_files_at(folder, 0), folder_files_at(folder, 1));
     ck_assert_uint_eq(folder_files_at(folder, 2), FOLDER_NO_FILE);
-    ck_assert_int_eq(folder_files_number(folder, folder_files_at(folder, 0), &number), 0);
-    ck_assert_uint_lt(number, 2);
+    for (uint32_t from = 0; from < 2; from++) {
+        ck_assert_int_eq(folder_files_number(folder, folder_files_at(folder, 0), from, &number),
+                         0);
+        ck_assert_uint_eq(number, from);
+    }
+    ck_assert_int_eq(folder_files_number(folder, folder_files_at(folder, 0), 2, &number),
+                     -ENOENT);
     folder_files_free(folder);
     ck_assert_int_eq(
         folder_files_new(index, position_of(index, "d"), FOLDER_FLAT, true, 2, &folder),
