@@ -454,11 +454,12 @@ int index_parent(const struct index *index, uint32_t position, uint32_t *ret_par
     return 0;
 }
 
-int index_resolve(const struct index *index, const char *path, uint32_t *ret_position)
+int index_resolve_from(const struct index *index, uint32_t directory, const char *path,
+                       size_t len, uint32_t *ret_position)
 {
-    uint32_t position = INDEX_ROOT;
+    uint32_t position = directory;
     const char *name;
-    size_t len = strlen(path), name_len;
+    size_t name_len;
     while (path_next_name(&path, &len, &name, &name_len)) {
         int r = path_are_dots(name, name_len)
                     ? -EINVAL
@@ -468,6 +469,11 @@ int index_resolve(const struct index *index, const char *path, uint32_t *ret_pos
     }
     *ret_position = position;
     return 0;
+}
+
+int index_resolve(const struct index *index, const char *path, uint32_t *ret_position)
+{
+    return index_resolve_from(index, INDEX_ROOT, path, strlen(path), ret_position);
 }
 
 int index_path(const struct index *index, uint32_t position, char *buf, size_t size,

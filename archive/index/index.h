@@ -198,6 +198,10 @@ int index_parent(const struct index *index, uint32_t position, uint32_t *ret_par
  */
 int index_resolve(const struct index *index, const char *path, uint32_t *ret_position);
 
+/* The same from a directory on, for a path of `len` bytes. */
+int index_resolve_from(const struct index *index, uint32_t directory, const char *path,
+                       size_t len, uint32_t *ret_position);
+
 /*
  * The path of an entry, terminated, without a leading slash; the root's is "". -ENAMETOOLONG:
  * it does not fit. Returns the length through ret_len.

@@ -90,34 +90,14 @@ static int list_path_unquote(const char *line, size_t len, char ret_path[PATH_MA
 
 /* ---- paths ---- */
 
-static int list_paths_walk(const struct index *index, uint32_t at, const char *path, size_t len,
-                           uint32_t *ret_position)
-{
-    while (len > 0) {
-        const char *slash = memchr(path, '/', len);
-        size_t part = slash ? (size_t)(slash - path) : len;
-        if (part == 2 && memcmp(path, "..", 2) == 0)
-            return -EINVAL;
-        if (part > 0 && !(part == 1 && path[0] == '.')) {
-            int r = index_lookup(index, at, path, part, &at);
-            if (r < 0)
-                return r;
-        }
-        path += part + (slash != NULL);
-        len -= part + (slash != NULL);
-    }
-    *ret_position = at;
-    return 0;
-}
-
 static int list_paths_resolve_one(const struct list_paths *p, const char *path, size_t len,
                                   uint32_t *ret_position)
 {
     if (p->prefix_len && len > p->prefix_len && memcmp(path, p->prefix, p->prefix_len) == 0 &&
-        list_paths_walk(p->index, p->root, path + p->prefix_len, len - p->prefix_len,
-                        ret_position) == 0)
+        index_resolve_from(p->index, p->root, path + p->prefix_len, len - p->prefix_len,
+                           ret_position) == 0)
         return 0;
-    return list_paths_walk(p->index, p->directory, path, len, ret_position);
+    return index_resolve_from(p->index, p->directory, path, len, ret_position);
 }
 
 int list_paths_resolve(const struct list_paths *p, const char *line, size_t len,
