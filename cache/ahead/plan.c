@@ -18,6 +18,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "archive_files.h"
 #include "chooser.h"
 #include "clock.h"
 #include "follow.h"
@@ -44,8 +45,7 @@ struct plan_job {
     struct recognised found;
     struct folder_files *folder; /* JOB_NEXT_ORDER */
     uint64_t seed;
-    struct known_reads *order;
-    struct archive_files *archive; /* JOB_ARCHIVE */
+    struct known_reads *order; /* JOB_NEXT_ORDER, JOB_ARCHIVE */
     uint64_t took_ns;
     int result;
 };
@@ -482,7 +482,7 @@ void plan_work(struct plan_job *job)
         break;
     case JOB_ARCHIVE:
         job->result =
-            archive_files_new(job->options.index, job->options.most_bytes, &job->archive);
+            archive_files_new(job->options.index, job->options.most_bytes, &job->order);
         break;
     }
     job->took_ns = clock_now_ns(CLOCK_THREAD_CPUTIME_ID) - begun;
@@ -565,7 +565,7 @@ void plan_job_done(struct plan *p, struct plan_job *job)
         folder_files_free(job->folder);
         break;
     case JOB_ARCHIVE:
-        scan_set_archive(p->scan, job->archive);
+        scan_set_archive(p->scan, job->order);
         break;
     }
     free(job);

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "archive_files.h"
 #include "numbers.h"
 #include "streams.h"
 #include "want.h"
@@ -42,7 +43,7 @@ struct scan {
     uint64_t reads; /* first reads of files */
 
     struct streams names, places;
-    struct archive_files *archive;
+    struct known_reads *archive;
     bool wants_archive, no_archive;
     unsigned close_reads, offset_reads;
     uint64_t last_ends[8];
@@ -84,7 +85,7 @@ void scan_free(struct scan *s)
 {
     if (!s)
         return;
-    archive_files_free(s->archive);
+    known_reads_free(s->archive);
     free(s->waits);
     free(s);
 }
@@ -222,7 +223,7 @@ bool scan_wants_archive(const struct scan *s)
     return s->wants_archive;
 }
 
-void scan_set_archive(struct scan *s, struct archive_files *archive)
+void scan_set_archive(struct scan *s, struct known_reads *archive)
 {
     s->archive = archive;
     s->no_archive = !archive;
@@ -251,7 +252,7 @@ static void scan_watch_offsets(struct scan *s, uint32_t position)
 
 static void scan_observe_file(struct scan *s, uint32_t position, bool expected)
 {
-    uint32_t place;
+    uint64_t place;
 
     s->reads++;
     scan_settle(s, position);
@@ -259,7 +260,7 @@ static void scan_observe_file(struct scan *s, uint32_t position, bool expected)
         return;
     if (!s->archive)
         scan_watch_offsets(s, position);
-    else if (archive_files_place(s->archive, position, &place) == 0)
+    else if (known_reads_place(s->archive, position, 0, &place) == 0)
         streams_read(&s->places, place);
 }
 
@@ -297,9 +298,8 @@ static bool scan_take_file(struct scan *s, struct reader_want *ret_want)
         if (scan_want_file(s, place, AHEAD_DIRECTORY, ret_want))
             return true;
     while (s->archive && streams_next(&s->places, &place))
-        if (place < archive_files_count(s->archive) &&
-            scan_want_file(s, archive_files_at(s->archive, (uint32_t)place), AHEAD_ARCHIVE,
-                           ret_want))
+        if (place < known_reads_count(s->archive) &&
+            scan_want_file(s, known_reads_at(s->archive, place), AHEAD_ARCHIVE, ret_want))
             return true;
     return false;
 }

@@ -11,8 +11,8 @@
 #include <stddef.h>
 
 #include "ahead.h"
-#include "archive_files.h"
 #include "chooser.h"
+#include "known_reads.h"
 
 struct scan;
 
@@ -30,6 +30,6 @@ extern const struct chooser scan_chooser;
 /* Readers seem to follow the archive: its files should be sorted. True until they are set. */
 bool scan_wants_archive(const struct scan *scan);
 /* NULL: it is not possible. Takes them over. */
-void scan_set_archive(struct scan *scan, struct archive_files *archive);
+void scan_set_archive(struct scan *scan, struct known_reads *archive);
 
 #endif

@@ -2,18 +2,9 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 
 #include "cleanup.h"
-
-#define NO_PLACE UINT32_MAX
-
-struct archive_files {
-    uint32_t count, entries;
-    uint32_t *places; /* by position */
-    uint32_t at[];    /* positions, by place; then come the places */
-};
 
 struct file {
     uint64_t offset;
@@ -66,51 +57,19 @@ static uint32_t archive_files_collect(const struct index *index, struct file *fi
 }
 
 int archive_files_new(const struct index *index, uint64_t most_bytes,
-                      struct archive_files **ret_order)
+                      struct known_reads **ret_order)
 {
     uint32_t entries = index_info(index)->entries;
 
     if (entries > most_bytes / sizeof(struct file))
         return -E2BIG;
     auto_free struct file *files = malloc((size_t)entries * sizeof(*files));
-    struct archive_files *o = calloc(1, sizeof(*o) + 2 * (size_t)entries * sizeof(*o->at));
-    if (!files || !o) {
-        free(o);
+    auto_free uint32_t *positions = malloc((size_t)entries * sizeof(*positions));
+    if (!files || !positions)
         return -ENOMEM;
-    }
-    o->entries = entries;
-    o->places = o->at + entries;
-    o->count = archive_files_collect(index, files);
-    qsort(files, o->count, sizeof(*files), archive_files_compare);
-    memset(o->places, 0xff, (size_t)entries * sizeof(*o->places));
-    for (uint32_t i = 0; i < o->count; i++) {
-        o->at[i] = files[i].position;
-        o->places[files[i].position] = i;
-    }
-    *ret_order = o;
-    return 0;
-}
-
-void archive_files_free(struct archive_files *order)
-{
-    free(order);
-}
-
-uint32_t archive_files_count(const struct archive_files *order)
-{
-    return order->count;
-}
-
-uint32_t archive_files_at(const struct archive_files *order, uint32_t place)
-{
-    return order->at[place];
-}
-
-int archive_files_place(const struct archive_files *order, uint32_t position,
-                        uint32_t *ret_place)
-{
-    if (position >= order->entries || order->places[position] == NO_PLACE)
-        return -ENOENT;
-    *ret_place = order->places[position];
-    return 0;
+    uint32_t count = archive_files_collect(index, files);
+    qsort(files, count, sizeof(*files), archive_files_compare);
+    for (uint32_t i = 0; i < count; i++)
+        positions[i] = files[i].position;
+    return known_reads_listed(steal_ptr(&positions), count, ret_order);
 }
