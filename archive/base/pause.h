@@ -15,6 +15,7 @@
 #include <time.h>
 
 #include "clock.h"
+#include "thread.h"
 
 struct pause {
     pthread_mutex_t lock;
@@ -26,12 +27,8 @@ struct pause {
 /* Nothing has to be freed: a forked child could hang in that. */
 static inline void pause_init(struct pause *p)
 {
-    pthread_condattr_t attr;
     pthread_mutex_init(&p->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&p->end, &attr);
-    pthread_condattr_destroy(&attr);
+    thread_cond_init(&p->end);
     p->ended = false;
     p->test_ns = NULL;
 }

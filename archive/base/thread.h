@@ -32,6 +32,16 @@ static inline int thread_start(pthread_t *thread, size_t stack_bytes, void *(*ru
     return -r;
 }
 
+/* A condition whose timed waits go by CLOCK_MONOTONIC. */
+static inline void thread_cond_init(pthread_cond_t *cond)
+{
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(cond, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
 #define THREAD_TEAM_MAX 64u
 
 /*

@@ -375,7 +375,6 @@ static void ahead_set_pools(struct ahead *a)
 {
     const struct ahead_options *o = &a->options;
     struct fetch_pool *cache = &a->pools[WAY_CACHE], *mount = &a->pools[WAY_MOUNT];
-    pthread_condattr_t attr;
 
     *cache = (struct fetch_pool){.fetcher = o->fetcher,
                                  .ctx = o->fetcher_ctx,
@@ -385,13 +384,10 @@ static void ahead_set_pools(struct ahead *a)
                                  .ctx = o->mount_ctx,
                                  .most = min_u32(o->mount_fetchers, AHEAD_MOUNT_FETCHERS_MAX),
                                  .rest_ms = REST_MS};
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     for (unsigned i = 0; i < WAYS; i++) {
         a->pools[i].ahead = a;
-        pthread_cond_init(&a->pools[i].called, &attr);
+        thread_cond_init(&a->pools[i].called);
     }
-    pthread_condattr_destroy(&attr);
 }
 
 int ahead_new(const struct ahead_options *options, struct ahead **ret_ahead)

@@ -31,6 +31,7 @@
 #include "core.h"
 #include "map.h"
 #include "numbers.h"
+#include "thread.h"
 
 #define WINDOW_BYTES (128u << 10) /* as much as the kernel asks for at once */
 #define REFUSED_NS UINT64_C(5000000000)
@@ -65,7 +66,6 @@ struct sums {
 
 static int sums_start(struct session *s, void **ret_state)
 {
-    pthread_condattr_t attr;
     struct sums *sums;
 
     if (!s->config.verify || !index_info(s->index)->has_some_sums)
@@ -74,11 +74,8 @@ static int sums_start(struct session *s, void **ret_state)
     if (!sums)
         return -ENOMEM;
     sums->session = s;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_mutex_init(&sums->lock, NULL);
-    pthread_cond_init(&sums->changed, &attr);
-    pthread_condattr_destroy(&attr);
+    thread_cond_init(&sums->changed);
     *ret_state = sums;
     return 0;
 }

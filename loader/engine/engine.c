@@ -13,19 +13,16 @@
 #include "epoch.h"
 #include "loader_clock.h"
 #include "numbers.h"
+#include "thread.h"
 
 /* ---- life ---- */
 
 static void init_locks(struct engine *e)
 {
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_mutex_init(&e->lock, NULL);
     pthread_cond_init(&e->work, NULL);
     pthread_cond_init(&e->parked, NULL);
-    pthread_cond_init(&e->ready, &attr);
-    pthread_condattr_destroy(&attr);
+    thread_cond_init(&e->ready);
 }
 
 /* Plan batches from `place` on. The end of an epoch is the start of the next one. */
