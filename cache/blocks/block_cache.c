@@ -13,18 +13,16 @@
 
 #include "block_cache_private.h"
 #include "clock.h"
+#include "thread.h"
 
 #define FIRST_BUCKETS 16u
 
 static int pool_new(const struct block_cache_options *o, struct buffer_pool **ret_pool)
 {
     bool huge = o->huge_pages && o->budget_bytes >= HUGE_BUDGET;
-    int r = buffer_pool_new(keep_spare_bytes(o->budget_bytes),
-                            o->budget_bytes < HUGE_ALL_BUDGET ? o->block_bytes : 1,
-                            huge ? o->block_bytes : 0, ret_pool);
-    if (r == 0 && o->not_for_children)
-        buffer_pool_not_for_children(*ret_pool);
-    return r;
+    return buffer_pool_new(keep_spare_bytes(o->budget_bytes),
+                           o->budget_bytes < HUGE_ALL_BUDGET ? o->block_bytes : 1,
+                           huge ? o->block_bytes : 0, o->not_for_children, ret_pool);
 }
 
 int block_cache_new(const struct block_cache_options *options, struct block_cache **ret_cache)
@@ -34,23 +32,19 @@ int block_cache_new(const struct block_cache_options *options, struct block_cach
         return -ENOMEM;
     memset(cache, 0, sizeof(*cache));
     cache->options = *options;
-    pthread_condattr_t clock;
-    pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
     int r = pool_new(options, &cache->pool);
     for (unsigned i = 0; i < RING_SLOTS; i++)
         atomic_init(&cache->ring[i], NO_KEY);
     for (unsigned i = 0; i < SHARDS; i++) {
         struct shard *shard = &cache->shards[i];
         pthread_mutex_init(&shard->lock, NULL);
-        pthread_cond_init(&shard->loaded, &clock);
+        thread_cond_init(&shard->loaded);
         shard->random = block_hash(i + 1);
         shard->bucket_mask = FIRST_BUCKETS - 1;
         shard->buckets = calloc(FIRST_BUCKETS, sizeof(*shard->buckets));
         if (!shard->buckets)
             r = -ENOMEM;
     }
-    pthread_condattr_destroy(&clock);
     if (r < 0) {
         block_cache_free(cache);
         return r;

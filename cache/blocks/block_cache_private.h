@@ -75,16 +75,11 @@ struct shard {
     _Atomic uint64_t last_due; /* the last `due` in `ahead`, plus one; 0: none */
 };
 
-/* Bytes of blocks and their bookkeeping. */
-struct account {
-    _Atomic uint64_t used, limit;
-};
-
 struct block_cache {
     struct block_cache_options options;
     struct buffer_pool *pool;
     _Atomic uint64_t budget;
-    _Alignas(128) struct account held; /* HELD and AHEAD */
+    _Alignas(128) struct account held; /* HELD and AHEAD, bookkeeping included */
     struct account recent;
     _Atomic uint64_t ahead_bytes;
     _Atomic uint64_t blocks; /* held, ahead and recent */

@@ -44,18 +44,6 @@
 
 #define keep_peek(counter) atomic_load_explicit(counter, memory_order_relaxed)
 
-/* Takes `bytes` from the room below the limit. */
-static bool account_take(struct account *account, uint64_t bytes)
-{
-    uint64_t limit = keep_peek(&account->limit), now = keep_peek(&account->used);
-    do {
-        if (bytes > limit || now > limit - bytes)
-            return false;
-    } while (!atomic_compare_exchange_weak_explicit(
-        &account->used, &now, now + bytes, memory_order_relaxed, memory_order_relaxed));
-    return true;
-}
-
 static struct account *account_of(struct block_cache *cache, enum entry_place place)
 {
     return place == PLACE_RECENT ? &cache->recent : &cache->held;
@@ -593,20 +581,6 @@ void block_cache_note_due(struct block_cache *cache, uint64_t key, uint64_t due)
         keep_promote(cache, key, due, recent_bytes);
 }
 
-void block_cache_forget_order(struct block_cache *cache)
-{
-    for (unsigned i = 0; i < SHARDS; i++) {
-        struct shard *shard = &cache->shards[i];
-        pthread_mutex_lock(&shard->lock);
-        while (shard->ahead.count > 0) {
-            struct entry *entry = shard->ahead.at[shard->ahead.count - 1];
-            ahead_to_held(cache, shard, entry);
-            entry->used_at = shard->clock - LEAVE_UNUSED;
-        }
-        pthread_mutex_unlock(&shard->lock);
-    }
-}
-
 /*
  * Moves all entries that were due before `due` from the heap to the held; the rest becomes a
  * heap again.
@@ -632,6 +606,21 @@ static void release_passed(struct block_cache *cache, struct shard *shard, uint6
     keep_show(shard);
 }
 
+static void release_everywhere(struct block_cache *cache, uint64_t due)
+{
+    for (unsigned i = 0; i < SHARDS; i++) {
+        struct shard *shard = &cache->shards[i];
+        pthread_mutex_lock(&shard->lock);
+        release_passed(cache, shard, due);
+        pthread_mutex_unlock(&shard->lock);
+    }
+}
+
+void block_cache_forget_order(struct block_cache *cache)
+{
+    release_everywhere(cache, BLOCK_DUE_UNKNOWN);
+}
+
 void block_cache_passed(struct block_cache *cache, uint64_t due)
 {
     uint64_t last = keep_peek(&cache->passed);
@@ -639,10 +628,6 @@ void block_cache_passed(struct block_cache *cache, uint64_t due)
     if (due >= last && due - last < PASSED_STEP + blocks / PASSED_PART)
         return;
     atomic_store_explicit(&cache->passed, due, memory_order_relaxed);
-    for (unsigned i = 0; i < SHARDS && due > last; i++) {
-        struct shard *shard = &cache->shards[i];
-        pthread_mutex_lock(&shard->lock);
-        release_passed(cache, shard, due);
-        pthread_mutex_unlock(&shard->lock);
-    }
+    if (due > last)
+        release_everywhere(cache, due);
 }

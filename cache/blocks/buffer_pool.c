@@ -50,9 +50,8 @@ struct buffer_pool {
     size_t page;
     size_t huge_min, huge_max; /* capacities that may lie on huge pages */
     bool not_for_children;
-    bool scarce; /* addresses are limited */
-    _Atomic uint64_t spare_limit;
-    _Atomic uint64_t spare;
+    bool scarce;          /* addresses are limited */
+    struct account spare; /* bytes of warm buffers */
     struct size_class classes[CLASS_COUNT];
 };
 
@@ -94,13 +93,14 @@ static bool is_limited(int resource)
 }
 
 int buffer_pool_new(uint64_t spare_bytes, size_t huge_min, size_t huge_max,
-                    struct buffer_pool **ret_pool)
+                    bool not_for_children, struct buffer_pool **ret_pool)
 {
     struct buffer_pool *pool = calloc(1, sizeof(*pool));
     if (!pool)
         return -ENOMEM;
     pool->page = (size_t)sysconf(_SC_PAGESIZE);
-    pool->spare_limit = spare_bytes;
+    pool->not_for_children = not_for_children;
+    pool->spare.limit = spare_bytes;
     pool->scarce = is_limited(RLIMIT_AS) || is_limited(RLIMIT_DATA);
     if (huge_max > 0) {
         pool->huge_min = buffer_pool_capacity(pool, huge_min);
@@ -110,11 +110,6 @@ int buffer_pool_new(uint64_t spare_bytes, size_t huge_min, size_t huge_max,
         pthread_mutex_init(&pool->classes[i].lock, NULL);
     *ret_pool = pool;
     return 0;
-}
-
-void buffer_pool_not_for_children(struct buffer_pool *pool)
-{
-    pool->not_for_children = true;
 }
 
 void buffer_pool_free(struct buffer_pool *pool)
@@ -203,7 +198,7 @@ int buffer_pool_get(struct buffer_pool *pool, size_t size, void **ret_buffer)
     pthread_mutex_lock(&class->lock);
     if (class->warm.count > 0) {
         *ret_buffer = class->warm.at[--class->warm.count];
-        atomic_fetch_sub_explicit(&pool->spare, capacity, memory_order_relaxed);
+        atomic_fetch_sub_explicit(&pool->spare.used, capacity, memory_order_relaxed);
     } else {
         if (class->cold.count == 0)
             r = pool_carve(pool, class, capacity);
@@ -214,24 +209,11 @@ int buffer_pool_get(struct buffer_pool *pool, size_t size, void **ret_buffer)
     return r;
 }
 
-/* May `capacity` more bytes stay resident? If so, counts them. */
-static bool keep_warm(struct buffer_pool *pool, size_t capacity)
-{
-    uint64_t limit = atomic_load_explicit(&pool->spare_limit, memory_order_relaxed);
-    uint64_t spare = atomic_load_explicit(&pool->spare, memory_order_relaxed);
-    do {
-        if (capacity > limit || spare > limit - capacity)
-            return false;
-    } while (!atomic_compare_exchange_weak_explicit(
-        &pool->spare, &spare, spare + capacity, memory_order_relaxed, memory_order_relaxed));
-    return true;
-}
-
 void buffer_pool_put(struct buffer_pool *pool, void *buffer, size_t size)
 {
     size_t capacity;
     struct size_class *class = &pool->classes[class_of(pool, size, &capacity)];
-    bool warm = keep_warm(pool, capacity);
+    bool warm = account_take(&pool->spare, capacity);
     if (!warm)
         madvise(buffer, capacity, MADV_DONTNEED);
     pthread_mutex_lock(&class->lock);
@@ -245,10 +227,10 @@ static void pool_cool(struct buffer_pool *pool, struct size_class *class)
 {
     pthread_mutex_lock(&class->lock);
     while (class->warm.count > 0 &&
-           atomic_load(&pool->spare) > atomic_load(&pool->spare_limit)) {
+           atomic_load(&pool->spare.used) > atomic_load(&pool->spare.limit)) {
         void *buffer = class->warm.at[--class->warm.count];
         madvise(buffer, class->capacity, MADV_DONTNEED);
-        atomic_fetch_sub_explicit(&pool->spare, class->capacity, memory_order_relaxed);
+        atomic_fetch_sub_explicit(&pool->spare.used, class->capacity, memory_order_relaxed);
         class->cold.at[class->cold.count++] = buffer;
     }
     pthread_mutex_unlock(&class->lock);
@@ -290,7 +272,8 @@ static bool unmap_unused(struct buffer_pool *pool, struct size_class *class)
             link = &mapping->next;
             continue;
         }
-        atomic_fetch_sub(&pool->spare, remove_from(&class->warm, mapping) * class->capacity);
+        atomic_fetch_sub(&pool->spare.used,
+                         remove_from(&class->warm, mapping) * class->capacity);
         remove_from(&class->cold, mapping);
         class->total -= mapping->count;
         *link = mapping->next;
@@ -312,7 +295,7 @@ bool buffer_pool_unmap_unused(struct buffer_pool *pool)
 
 void buffer_pool_set_spare(struct buffer_pool *pool, uint64_t spare_bytes)
 {
-    atomic_store(&pool->spare_limit, spare_bytes);
+    atomic_store(&pool->spare.limit, spare_bytes);
     for (unsigned i = 0; i < CLASS_COUNT; i++)
         pool_cool(pool, &pool->classes[i]);
 }

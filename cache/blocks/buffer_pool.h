@@ -11,27 +11,42 @@
 #ifndef ONEPOT_BUFFER_POOL_H
 #define ONEPOT_BUFFER_POOL_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 struct buffer_pool;
 
+/* Bytes in use, and their limit. */
+struct account {
+    _Atomic uint64_t used, limit;
+};
+
+/* Takes `bytes` from the room below the limit. */
+static inline bool account_take(struct account *account, uint64_t bytes)
+{
+    uint64_t limit = atomic_load_explicit(&account->limit, memory_order_relaxed);
+    uint64_t now = atomic_load_explicit(&account->used, memory_order_relaxed);
+    do {
+        if (bytes > limit || now > limit - bytes)
+            return false;
+    } while (!atomic_compare_exchange_weak_explicit(
+        &account->used, &now, now + bytes, memory_order_relaxed, memory_order_relaxed));
+    return true;
+}
+
 /*
  * `spare_bytes`: how much freed memory may stay resident. Buffers of `huge_min` to `huge_max`
  * bytes lie on huge pages, if the system has them and 4 MiB of that size are in use already.
  * That takes up to 2 MiB for each such size beyond the bytes in use, but filling them first
- * takes a tenth of the time. `huge_max` 0: no huge pages. -ENOMEM.
+ * takes a tenth of the time. `huge_max` 0: no huge pages. `not_for_children`: a forked child
+ * won't have the buffers (MADV_DONTFORK), so that the kernel need not copy each page that is
+ * filled anew while the child lives. -ENOMEM.
  */
 int buffer_pool_new(uint64_t spare_bytes, size_t huge_min, size_t huge_max,
-                    struct buffer_pool **ret_pool);
+                    bool not_for_children, struct buffer_pool **ret_pool);
 void buffer_pool_free(struct buffer_pool *pool); /* frees all its buffers */
-
-/*
- * Call before the first buffer: a forked child won't have the buffers (MADV_DONTFORK). So the
- * kernel need not copy each page that is filled anew while the child lives.
- */
-void buffer_pool_not_for_children(struct buffer_pool *pool);
 
 /* Changes the limit on spare memory; any excess goes back to the system now. */
 void buffer_pool_set_spare(struct buffer_pool *pool, uint64_t spare_bytes);

@@ -27,7 +27,7 @@ static size_t resident(void *buffer, size_t capacity)
 START_TEST(capacity_is_whole_pages_and_at_most_a_sixteenth_more)
 {
     struct buffer_pool *pool;
-    ck_assert_int_eq(buffer_pool_new(0, 0, 0, &pool), 0);
+    ck_assert_int_eq(buffer_pool_new(0, 0, 0, false, &pool), 0);
     size_t last = 0;
     for (size_t size = 1; size < (5u << 20); size += size / 50 + 1) {
         size_t capacity = buffer_pool_capacity(pool, size);
@@ -51,7 +51,7 @@ START_TEST(buffers_do_not_overlap)
     struct buffer_pool *pool;
     unsigned char *buffers[300];
     size_t sizes[300];
-    ck_assert_int_eq(buffer_pool_new(0, 1, huge_max, &pool), 0);
+    ck_assert_int_eq(buffer_pool_new(0, 1, huge_max, false, &pool), 0);
     for (unsigned i = 0; i < 300; i++) {
         sizes[i] = 1 + (i * 7919u) % (i % 10 == 0 ? 3000000u : 100000u);
         ck_assert_int_eq(buffer_pool_get(pool, sizes[i], (void **)&buffers[i]), 0);
@@ -73,7 +73,7 @@ START_TEST(spare_memory_stays_within_its_bound)
     struct buffer_pool *pool;
     void *buffers[8];
     size_t size = 16 * page;
-    ck_assert_int_eq(buffer_pool_new(3 * size, 0, 0, &pool), 0);
+    ck_assert_int_eq(buffer_pool_new(3 * size, 0, 0, false, &pool), 0);
     for (unsigned i = 0; i < 8; i++) {
         ck_assert_int_eq(buffer_pool_get(pool, size, &buffers[i]), 0);
         memset(buffers[i], 1, size);
@@ -91,7 +91,7 @@ END_TEST
 START_TEST(few_buffers_of_many_sizes_take_no_huge_pages)
 {
     struct buffer_pool *pool;
-    ck_assert_int_eq(buffer_pool_new(0, 0, 1u << 20, &pool), 0);
+    ck_assert_int_eq(buffer_pool_new(0, 0, 1u << 20, false, &pool), 0);
     size_t pages = 0;
     for (size_t size = 2 * page; size <= (1u << 20); size *= 2) {
         unsigned char *buffer;
@@ -108,7 +108,7 @@ START_TEST(spare_buffers_are_handed_out_first)
 {
     struct buffer_pool *pool;
     void *a, *b;
-    ck_assert_int_eq(buffer_pool_new(1u << 20, 0, 1u << 20, &pool), 0);
+    ck_assert_int_eq(buffer_pool_new(1u << 20, 0, 1u << 20, false, &pool), 0);
     ck_assert_int_eq(buffer_pool_get(pool, 100000, &a), 0);
     memset(a, 1, 100000);
     buffer_pool_put(pool, a, 100000);
@@ -123,7 +123,7 @@ START_TEST(sizes_that_cannot_be_are_refused)
 {
     struct buffer_pool *pool;
     void *buffer = NULL;
-    ck_assert_int_eq(buffer_pool_new(0, 0, 0, &pool), 0);
+    ck_assert_int_eq(buffer_pool_new(0, 0, 0, false, &pool), 0);
     ck_assert_int_lt(buffer_pool_get(pool, SIZE_MAX, &buffer), 0);
     ck_assert_int_lt(buffer_pool_get(pool, SIZE_MAX / 2, &buffer), 0);
     ck_assert_ptr_null(buffer);
@@ -154,7 +154,7 @@ START_TEST(many_threads_get_buffers_of_their_own)
 {
     struct buffer_pool *pool;
     pthread_t threads[8];
-    ck_assert_int_eq(buffer_pool_new(1u << 20, 0, 1u << 20, &pool), 0);
+    ck_assert_int_eq(buffer_pool_new(1u << 20, 0, 1u << 20, false, &pool), 0);
     for (unsigned i = 0; i < 8; i++)
         pthread_create(&threads[i], NULL, turn_over, pool);
     for (unsigned i = 0; i < 8; i++) {
