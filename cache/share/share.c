@@ -88,17 +88,14 @@ int share_new(const struct share_options *options, struct share **ret_share)
     atomic_init(&share->most_bytes, most ? most : UINT64_MAX);
     share->bell_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int r = share->bell_fd < 0 ? -errno : claim_new(&options->claim, &share->claim);
-    if (r < 0) {
-        if (share->bell_fd >= 0)
-            close(share->bell_fd);
-        free(share);
-        return r;
+    if (r == 0) {
+        share_look_now(share);
+        r = thread_start(&share->thread, STACK_BYTES, share_look_at_others, share);
     }
-    share_look_now(share);
-    r = thread_start(&share->thread, STACK_BYTES, share_look_at_others, share);
     if (r < 0) {
         claim_free(share->claim);
-        close(share->bell_fd);
+        if (share->bell_fd >= 0)
+            close(share->bell_fd);
         free(share);
         return r;
     }
