@@ -19,6 +19,7 @@
 
 #include "cleanup.h"
 #include "numbers.h"
+#include "path.h"
 #include "process.h"
 #include "stage_private.h"
 
@@ -130,8 +131,7 @@ void stage_name_for(struct stage *stage)
                               id.slice_bytes,
                               STAGE_STATE_VERSION,
                               sizeof(struct stage_state)};
-    const char *base = strrchr(archive, '/');
-    base = base ? base + 1 : archive;
+    const char *base = path_base(archive);
     size_t n = 0;
     for (; n < NAME_PART && base[n]; n++)
         ret_name[n] =
@@ -168,24 +168,19 @@ void stage_release(struct stage *stage)
     stage->state_fd = stage->copy_fd = -1;
 }
 
-/* Opens a new descriptor: mapping a shared one would keep its lock alive. */
-static int stage_map_state(struct stage *stage, const struct registry *folder)
-{
-    auto_close int fd = -1;
-    int r = registry_open(folder->fd, stage->name, ".state", O_RDWR, &fd);
-    return r < 0 ? r : stage_state_map(fd, &stage->state);
-}
-
 /* -ENOENT: there is none; -EUCLEAN: there is one, in use, but not of this archive. */
 int stage_use(struct stage *stage, const struct registry *folder)
 {
     struct source_identity id;
+    auto_close int fd = -1; /* see stage_make_state */
     source_identity(stage->source, &id);
     int r = registry_open(folder->fd, stage->name, ".state", O_RDWR, &stage->state_fd);
     if (r == 0)
         r = flock(stage->state_fd, LOCK_SH | LOCK_NB) < 0 ? -EUCLEAN : 0;
     if (r == 0)
-        r = stage_map_state(stage, folder);
+        r = registry_open(folder->fd, stage->name, ".state", O_RDWR, &fd);
+    if (r == 0)
+        r = stage_state_map(fd, &stage->state);
     if (r == 0 && !source_identity_equal(&stage->state->identity, &id))
         r = -EUCLEAN;
     if (r == 0 && stage->expands && stage->state->bytes != stage->bytes)
@@ -214,28 +209,33 @@ int stage_reserve(const struct stage *stage)
     return 0;
 }
 
-/* Its pages are reserved at once, since it is written through a mapping. */
+int stage_new_state(struct stage *stage, int fd, uint64_t bytes)
+{
+    void *state = mmap(NULL, stage_state_size(bytes), PROT_READ | PROT_WRITE,
+                       MAP_SHARED | (fd < 0 ? MAP_ANONYMOUS : 0), fd, 0);
+    if (state == MAP_FAILED)
+        return -errno;
+    stage->state = state;
+    stage_state_init(state, stage->source, bytes, stage->options.archive, stage->place);
+    return 0;
+}
+
+/*
+ * Its pages are reserved at once, since it is written through a mapping; and that has a new
+ * descriptor: the mapping of a shared one would keep its lock alive.
+ */
 static int stage_make_state(struct stage *stage, const struct registry *folder, uint64_t bytes)
 {
-    size_t size = stage_state_size(bytes);
+    auto_close int fd = -1;
     int r = registry_open(folder->fd, stage->name, ".state", O_RDWR | O_CREAT | O_EXCL,
                           &stage->state_fd);
-    if (r == 0 && posix_fallocate(stage->state_fd, 0, (off_t)size) != 0)
+    if (r == 0 && posix_fallocate(stage->state_fd, 0, (off_t)stage_state_size(bytes)) != 0)
         r = -ENOSPC;
     if (r == 0 && flock(stage->state_fd, LOCK_SH | LOCK_NB) < 0)
         r = -errno;
-    if (r < 0)
-        return r;
-    auto_close int fd = -1;
-    r = registry_open(folder->fd, stage->name, ".state", O_RDWR, &fd);
-    if (r < 0)
-        return r;
-    struct stage_state *state = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (state == MAP_FAILED)
-        return -errno;
-    stage_state_init(state, stage->source, bytes, stage->options.archive, stage->place);
-    munmap(state, size);
-    return stage_map_state(stage, folder);
+    if (r == 0)
+        r = registry_open(folder->fd, stage->name, ".state", O_RDWR, &fd);
+    return r < 0 ? r : stage_new_state(stage, fd, bytes);
 }
 
 int stage_create(struct stage *stage, const struct registry *folder)

@@ -92,6 +92,9 @@ int stage_create(struct stage *stage, const struct registry *folder);
  * full. */
 int stage_reserve(const struct stage *stage);
 
+/* Make and map the state of a new copy: in a file, or in memory if `fd` is -1. */
+int stage_new_state(struct stage *stage, int fd, uint64_t bytes);
+
 /* Map the opened copy. -EUCLEAN: its length is wrong. */
 int stage_map_copy(struct stage *stage);
 

@@ -17,7 +17,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "cleanup.h"
@@ -106,17 +105,6 @@ static bool private_has_room(const char *place, uint64_t bytes)
            (room.memory_bytes == UINT64_MAX || bytes <= room.memory_bytes / MEMORY_SHARE);
 }
 
-static int private_state(struct stage *stage)
-{
-    struct stage_state *state = mmap(NULL, stage_state_size(stage->bytes),
-                                     PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (state == MAP_FAILED)
-        return -errno;
-    stage_state_init(state, stage->source, stage->bytes, stage->options.archive, stage->place);
-    stage->state = state;
-    return 0;
-}
-
 static int private_make_in(struct stage *stage, const char *place)
 {
     if (!private_has_room(place, stage->bytes))
@@ -130,7 +118,7 @@ static int private_make_in(struct stage *stage, const char *place)
     snprintf(stage->folder, sizeof(stage->folder), "%s", place);
     int r = stage_reserve(stage);
     if (r == 0)
-        r = private_state(stage);
+        r = stage_new_state(stage, -1, stage->bytes);
     if (r == 0)
         r = stage_map_copy(stage);
     if (r < 0)
