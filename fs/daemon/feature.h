@@ -8,8 +8,7 @@
  * through them in that order, and its answer in reverse; join and free also go in reverse.
  *
  * Every member may be missing. If `start` left no state, because the mount has no use for the
- * feature, none is called. A read calls only the features that take part in reads, so one more
- * feature costs other mounts nothing.
+ * feature, none is called.
  */
 #ifndef ONEPOT_FEATURE_H
 #define ONEPOT_FEATURE_H
@@ -89,24 +88,17 @@ struct feature {
 
 #define FEATURES_MAX 16u
 
-struct started_feature {
-    const struct feature *feature;
-    void *state;
-};
-
-struct feature_calls {
-    struct started_feature at[FEATURES_MAX];
-    unsigned count;
-};
-
 struct features {
-    struct feature_calls all;
-    struct feature_calls on_request, before_read, after_read; /* with the member */
+    struct started_feature {
+        const struct feature *feature;
+        void *state;
+    } at[FEATURES_MAX];
+    unsigned count;
 };
 
 int features_start(struct session *session);
 void features_serve(const struct features *features);
-int features_add_worker(struct features *features, struct worker *worker);
+int features_add_worker(const struct features *features, struct worker *worker);
 void features_on_request(const struct features *features);
 int features_before_read(const struct features *features, struct read *read);
 void features_after_read(const struct features *features, struct read *read);
@@ -118,6 +110,6 @@ void features_update_counters(const struct features *features);
 void features_leave(const struct features *features);
 void features_end(const struct features *features);
 bool features_join(const struct features *features, const struct timespec *until);
-void features_free(struct features *features);
+void features_free(const struct features *features);
 
 #endif
