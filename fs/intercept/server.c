@@ -216,14 +216,16 @@ static void server_answer(struct intercept_server *server)
  */
 static int server_look(struct intercept_server *server, int last_ms)
 {
-    struct intercept_sums sums;
+    const struct intercept_slot *slots = server_head(server)->slots;
+    uint64_t reads = 0;
 
     if (!server->is_asked)
         return -1;
-    intercept_server_sum(server, &sums);
-    if (sums.reads == server->told_reads)
+    for (unsigned i = 0; i < INTERCEPT_SLOTS; i++)
+        reads += atomic_load_explicit(&slots[i].reads, memory_order_relaxed);
+    if (reads == server->told_reads)
         return last_ms < LOOK_MS ? LOOK_MS : last_ms < LOOK_MAX_MS ? 2 * last_ms : last_ms;
-    server->told_reads = sums.reads;
+    server->told_reads = reads;
     if (server->config.has_news)
         server->config.has_news(server->config.ctx);
     return LOOK_MS;
@@ -291,6 +293,17 @@ static int server_start(struct intercept_server *server)
     return thread_start(&server->thread, STACK_BYTES, server_run, server);
 }
 
+/* The id as LAYER_VARIABLE has it (preload.h). */
+static void server_note_id(const struct intercept_server *server)
+{
+    const struct intercept_id *id = &server->id;
+    struct counters *c = server->config.counters;
+
+    snprintf(c->direct_id, sizeof(c->direct_id), "%" PRIi64 " %" PRIu64 " %" PRIu64 " %s",
+             id->made.sec, id->made.nsec, id->key, id->name);
+    atomic_store(&c->direct_is_offered, true);
+}
+
 int intercept_server_new(const struct intercept_server_config *config,
                          struct intercept_server **ret_server)
 {
@@ -308,11 +321,13 @@ int intercept_server_new(const struct intercept_server_config *config,
     int r = server_make_table(server);
     if (r == 0)
         r = server_start(server);
-    if (r < 0)
+    if (r < 0) {
         intercept_server_free(server);
-    else
-        *ret_server = server;
-    return r;
+        return r;
+    }
+    server_note_id(server);
+    *ret_server = server;
+    return 0;
 }
 
 const struct intercept_id *intercept_server_id(const struct intercept_server *server)
@@ -320,17 +335,11 @@ const struct intercept_id *intercept_server_id(const struct intercept_server *se
     return &server->id;
 }
 
-void intercept_id_text(const struct intercept_id *id, char *text, size_t size)
+void intercept_server_count(const struct intercept_server *server)
 {
-    snprintf(text, size, "%" PRIi64 " %" PRIu64 " %" PRIu64 " %s", id->made.sec, id->made.nsec,
-             id->key, id->name);
-}
-
-void intercept_server_sum(const struct intercept_server *server,
-                          struct intercept_sums *ret_sums)
-{
+    struct counters *c = server->config.counters;
     const struct intercept_head *head = server_head(server);
-    struct intercept_sums sums = {0};
+    struct intercept_slot sums = {0};
 
     for (unsigned i = 0; i < INTERCEPT_SLOTS; i++) {
         const struct intercept_slot *slot = &head->slots[i];
@@ -343,8 +352,14 @@ void intercept_server_sum(const struct intercept_server *server,
         uint64_t last = atomic_load_explicit(&slot->last_read_ns, memory_order_relaxed);
         sums.last_read_ns = max_u64(sums.last_read_ns, last);
     }
-    sums.has_refused = atomic_load_explicit(&head->has_refused, memory_order_relaxed);
-    *ret_sums = sums;
+    atomic_store(&c->direct_starts, sums.starts);
+    atomic_store(&c->direct_files, sums.files);
+    atomic_store(&c->direct_foreseen, sums.foreseen);
+    atomic_store(&c->direct_reads, sums.reads);
+    atomic_store(&c->direct_bytes, sums.bytes);
+    atomic_store(&c->direct_ns, sums.waited_ns);
+    atomic_store(&c->direct_last_ns, sums.last_read_ns);
+    atomic_store(&c->direct_refused, atomic_load(&head->has_refused));
 }
 
 _Atomic uint32_t *intercept_server_marks(const struct intercept_server *server)

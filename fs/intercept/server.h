@@ -4,7 +4,7 @@
  *
  *     intercept_server_new(&config, &server);
  *     intercept_server_id(server) the mount's answer to INTERCEPT_IOCTL
- *     intercept_server_sum(server, &sums)    what processes have read that way
+ *     intercept_server_count(server) what processes have read that way
  *     intercept_server_marks(server) which files were read, for the daemon to mark others
  *     intercept_server_end(server); intercept_server_join(server, &until);
  *     intercept_server_free(server);
@@ -16,6 +16,7 @@
 #include <stdint.h>
 #include <time.h>
 
+#include "counters.h"
 #include "index.h"
 #include "intercept.h"
 #include "source.h"
@@ -26,6 +27,7 @@ struct intercept_server_config {
     const struct index *index;
     const struct source *source; /* outlives the server, as the index does */
     struct intercept_made made;
+    struct counters *counters; /* direct_*: the offer, and what processes have read */
     /* Called in the server's thread while processes read, and once after that. May be NULL. */
     void (*has_news)(void *ctx);
     void *ctx;
@@ -37,9 +39,6 @@ int intercept_server_new(const struct intercept_server_config *config,
 
 const struct intercept_id *intercept_server_id(const struct intercept_server *server);
 
-/* As in LAYER_VARIABLE (preload.h). */
-void intercept_id_text(const struct intercept_id *id, char *text, size_t size);
-
 /*
  * May this user have the answer to INTERCEPT_IOCTL? Its key is a secret of the mount's own
  * user, also where all may read. `uid` comes from a request. The kernel gives it as the one who
@@ -47,13 +46,8 @@ void intercept_id_text(const struct intercept_id *id, char *text, size_t size);
  */
 bool intercept_server_tells(uint32_t uid);
 
-struct intercept_sums {
-    uint64_t starts, files, foreseen, reads, bytes, waited_ns, last_read_ns;
-    bool has_refused; /* struct intercept_head */
-};
-/* Any thread. */
-void intercept_server_sum(const struct intercept_server *server,
-                          struct intercept_sums *ret_sums);
+/* Add up in the counters what processes have counted. One thread at a time. */
+void intercept_server_count(const struct intercept_server *server);
 
 /* As long as the server. */
 _Atomic uint32_t *intercept_server_marks(const struct intercept_server *server);

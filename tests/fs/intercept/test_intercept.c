@@ -42,11 +42,15 @@ static struct index *make_index(uint64_t start)
     return build(b, &tar_header);
 }
 
+static struct counters counters;
+
 static struct intercept_server *start(const struct index *index, const struct source *source)
 {
     struct intercept_server *server;
-    const struct intercept_server_config config = {
-        .index = index, .source = source, .made = {.sec = 17, .nsec = 4}};
+    const struct intercept_server_config config = {.index = index,
+                                                   .source = source,
+                                                   .made = {.sec = 17, .nsec = 4},
+                                                   .counters = &counters};
     ck_assert_int_eq(intercept_server_new(&config, &server), 0);
     const struct intercept_id *id = intercept_server_id(server);
     ck_assert_uint_eq(id->magic, INTERCEPT_MAGIC);
@@ -208,12 +212,11 @@ START_TEST(what_readers_count_is_added_up)
     struct source *source = make_source(path);
     struct index *index = make_index(0);
     struct intercept_server *server = start(index, source);
-    struct intercept_sums sums;
     struct intercept_offer offer;
     int fds[1 + INTERCEPT_FILES_MAX];
 
-    intercept_server_sum(server, &sums);
-    ck_assert_uint_eq(sums.reads, 0);
+    intercept_server_count(server);
+    ck_assert_uint_eq(counters.direct_reads, 0);
     ck_assert_uint_eq(ask(server, &offer, fds), 2);
     struct intercept_head *head =
         mmap(NULL, INTERCEPT_HEAD_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
@@ -226,13 +229,13 @@ START_TEST(what_readers_count_is_added_up)
         head->slots[i].bytes = 10;
         head->slots[i].last_read_ns = i;
     }
-    intercept_server_sum(server, &sums);
-    ck_assert_uint_eq(sums.starts, 3 * INTERCEPT_SLOTS);
-    ck_assert_uint_eq(sums.files, 4 * INTERCEPT_SLOTS);
-    ck_assert_uint_eq(sums.foreseen, INTERCEPT_SLOTS);
-    ck_assert_uint_eq(sums.reads, 2 * INTERCEPT_SLOTS);
-    ck_assert_uint_eq(sums.bytes, 10 * INTERCEPT_SLOTS);
-    ck_assert_uint_eq(sums.last_read_ns, INTERCEPT_SLOTS - 1);
+    intercept_server_count(server);
+    ck_assert_uint_eq(counters.direct_starts, 3 * INTERCEPT_SLOTS);
+    ck_assert_uint_eq(counters.direct_files, 4 * INTERCEPT_SLOTS);
+    ck_assert_uint_eq(counters.direct_foreseen, INTERCEPT_SLOTS);
+    ck_assert_uint_eq(counters.direct_reads, 2 * INTERCEPT_SLOTS);
+    ck_assert_uint_eq(counters.direct_bytes, 10 * INTERCEPT_SLOTS);
+    ck_assert_uint_eq(counters.direct_last_ns, INTERCEPT_SLOTS - 1);
     stop(server);
     index_close(index);
     source_close(source);
