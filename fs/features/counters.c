@@ -1,24 +1,61 @@
 /*
  * Counters of a mount beside its answers', which reply.c keeps: files, the block cache, reads
  * of the archive, and the copy on this node.
+ *
+ * Files that were read, and the ones that were read ahead before a reader came, have marks.
+ * These are where processes that read for themselves see them, too (intercept.c), or else here.
  */
+#include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "core.h"
+#include "file_marks.h"
+
+struct counting {
+    struct session *session;
+    _Atomic uint32_t *marks, *own; /* NULL: the marks are another feature's */
+};
 
 static int counters_start(struct session *s, void **ret_state)
 {
-    *ret_state = s;
-    return 0;
+    struct counting *f = calloc(1, sizeof(*f));
+
+    if (!f)
+        return -ENOMEM;
+    *ret_state = f;
+    f->session = s;
+    if (!s->file_marks)
+        f->own = calloc(index_info(s->index)->entries / 16 + 1, sizeof(*f->own));
+    f->marks = s->file_marks ? s->file_marks : f->own;
+    return f->marks ? 0 : -ENOMEM;
 }
 
+static void counters_free(void *state)
+{
+    struct counting *f = state;
+
+    free((void *)f->own);
+    free(f);
+}
+
+/* A file counts once, as read, as read ahead, or as both. */
 static void counters_after_read(void *state, struct read *read)
 {
+    const struct counting *f = state;
     struct counter_slot *slot = read->rq->worker->slot;
+    unsigned mark = read->rq->own ? FILE_AHEAD : FILE_READ, had;
 
-    (void)state;
-    if (read->result == 0 && read->offset == 0 && !read->rq->own)
+    if (read->result < 0)
+        return;
+    if (read->offset == 0 && !read->rq->own)
         atomic_fetch_add_explicit(&slot->read_starts, 1, memory_order_relaxed);
+    if ((had = file_mark(f->marks, read->position, mark)) & mark)
+        return;
+    atomic_fetch_add_explicit(read->rq->own ? &slot->ahead_files : &slot->read_files, 1,
+                              memory_order_relaxed);
+    if (had)
+        atomic_fetch_add_explicit(&slot->foreseen_files, 1, memory_order_relaxed);
 }
 
 static void update_stage(struct session *s)
@@ -47,7 +84,7 @@ static void update_stage(struct session *s)
 
 static void counters_update(void *state)
 {
-    struct session *s = state;
+    struct session *s = ((const struct counting *)state)->session;
     struct counters *c = s->config.counters;
     struct block_cache_stats stats;
     struct reader_source_stats source;
@@ -75,4 +112,5 @@ const struct feature counters_feature = {
     .start = counters_start,
     .after_read = counters_after_read,
     .update_counters = counters_update,
+    .free = counters_free,
 };

@@ -2,7 +2,7 @@
  * The features of a mount, in order (see feature.h). Reads meet the
  * watchdog first, which refuses reads that have just stalled, and sums last, which may take
  * long. An answer meets sums first: an answer that they refuse is neither counted nor
- * populated. intercept comes before files_read, which counts in marks that are shared there.
+ * populated. intercept comes before counters, which marks files where it shares the marks.
  */
 #include "feature_list.h"
 
@@ -20,9 +20,8 @@
     ONE(listing_budget)                                                                        \
     ONE(memory_share)                                                                          \
     ONE(stat_files)                                                                            \
-    ONE(counters)                                                                              \
     PRELOAD(ONE)                                                                               \
-    ONE(files_read)                                                                            \
+    ONE(counters)                                                                              \
     ONE(ahead)                                                                                 \
     ONE(sums)                                                                                  \
     ONE(archive_watch)
