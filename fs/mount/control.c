@@ -414,8 +414,9 @@ static int patience_ms(const struct control *c)
 static void serve_until_ended(struct control *c)
 {
     enum { ENDED, SIGNAL, STARTER, LOST_PAGE, OWNER, WRAPPER, MOUNTS, COUNT };
-    auto_close int mounts =
-        c->config->has_layer ? open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC) : -1;
+    /* The mount ends when a layer that all see is unmounted. */
+    bool has_layer = c->config->can_unmount && c->config->options->writable;
+    auto_close int mounts = has_layer ? open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC) : -1;
 
     while (!c->stop) {
         struct pollfd p[COUNT] = {
@@ -459,24 +460,27 @@ static void remove_slot(const struct slot *slot, bool stays_mounted)
     }
 }
 
+static int status_of_alarm;
+
 static void on_alarm(int number)
 {
     (void)number;
-    _exit(0);
+    _exit(status_of_alarm);
 }
 
-void control_stop(struct session *session, bool connected)
+void control_stop(struct session *session, bool connected, int status)
 {
     struct sigaction alarm_action = {.sa_handler = on_alarm};
     sigset_t set;
 
+    status_of_alarm = status;
     sigemptyset(&set);
     sigaddset(&set, SIGALRM);
     sigaction(SIGALRM, &alarm_action, NULL);
     pthread_sigmask(SIG_UNBLOCK, &set, NULL);
     alarm(STOP_LIMIT_S);
     if (session_stop(session, connected) < 0)
-        _exit(0);
+        _exit(status);
     alarm(0);
 }
 
@@ -531,7 +535,7 @@ int control_serve(const struct control_config *config, struct session *session)
     serve_until_ended(&c);
     end_serving(&c);
     bool has_ended = end_stage(&c);
-    control_stop(session, c.stop);
+    control_stop(session, c.stop, 0);
     if (!has_ended)
         _exit(0); /* the stuck thread still reads through the copy */
     if (c.signal_fd >= 0)

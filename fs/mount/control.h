@@ -38,7 +38,6 @@ struct control_config {
     struct stage *stage; /* NULL: none; ends with the mount, threads, files and all */
     struct control_log *log;
     bool can_unmount;             /* false: mounted by a parent or in a private namespace */
-    bool has_layer;               /* that all see: the mount ends when that is unmounted */
     bool can_leave;               /* mounted by a parent: ends when this process ends */
     struct process_watch owner;   /* --owner, or nobody */
     struct process_watch wrapper; /* the `run` that started it, or nobody */
@@ -61,8 +60,8 @@ int control_serve(const struct control_config *config, struct session *session);
 
 /*
  * Stop a session, within a bound. If threads are stuck in a read, or the session is still
- * `connected`, they stay behind, and the process ends here with status 0.
+ * `connected`, they stay behind, and the process ends here with this exit status.
  */
-void control_stop(struct session *session, bool connected);
+void control_stop(struct session *session, bool connected, int status);
 
 #endif

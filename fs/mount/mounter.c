@@ -364,7 +364,7 @@ static void undo_mount(struct mounter *m)
     if (mounted_is_visible(&m->mounted))
         unmounted = unmounter_try(m->slot, true);
     if (m->session)
-        control_stop(steal_ptr(&m->session), false);
+        control_stop(steal_ptr(&m->session), false, mounter_status_of_failure(m));
     if (m->mounted.fuse_fd >= 0)
         close(steal_fd(&m->mounted.fuse_fd));
     if (m->daemon_sock >= 0)

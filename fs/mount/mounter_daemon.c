@@ -48,7 +48,6 @@ static struct control_config control_config(struct mounter *m)
         .stage = m->stage,
         .log = &m->log,
         .can_unmount = mounted_is_visible(&m->mounted),
-        .has_layer = mounted_is_visible(&m->mounted) && m->options->writable,
         .can_leave = is_parents(m),
         .owner = m->owner,
         .wrapper = PROCESS_WATCH_NONE,

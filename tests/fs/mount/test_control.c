@@ -366,11 +366,11 @@ START_TEST(threads_that_are_stuck_do_not_keep_the_process)
     session.is_stuck = true;
     pid_t pid = fork();
     if (pid == 0) {
-        control_stop(&session, false);
+        control_stop(&session, false, 3);
         _exit(1);
     }
     ck_assert_int_eq(process_reap(pid, &status), 0);
-    ck_assert_int_eq(status, 0);
+    ck_assert_int_eq(WEXITSTATUS(status), 3);
 }
 END_TEST
 
