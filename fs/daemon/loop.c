@@ -23,7 +23,6 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "cleanup.h"
@@ -40,14 +39,6 @@
 #define PROMPT_NS 5000u   /* from an answer to the receipt of a request that waited */
 #define EXTRA_WORKERS 64u /* how many may wait for slow reads at once */
 #define STACK_BYTES (256u << 10)
-
-static void *map_private(size_t bytes)
-{
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-
-    return p == MAP_FAILED ? NULL : p;
-}
 
 /* A separate descriptor spares a worker contention on the device's lock. */
 static void clone_device(struct worker *w)
@@ -73,8 +64,8 @@ static int worker_spawn(struct worker *w)
 {
     int r;
 
-    w->buffer = map_private(REQUEST_BYTES);
-    w->reply_buffer = map_private(LISTING_BYTES);
+    w->buffer = malloc(REQUEST_BYTES);
+    w->reply_buffer = malloc(LISTING_BYTES);
     if (!w->buffer || !w->reply_buffer)
         return -ENOMEM;
     r = reader_scratch_new(w->session->config.reader, &w->scratch);
@@ -441,10 +432,8 @@ bool loop_join(struct session *s, const struct timespec *until)
 static void worker_free(struct worker *w)
 {
     reader_scratch_free(w->scratch);
-    if (w->buffer)
-        munmap(w->buffer, REQUEST_BYTES);
-    if (w->reply_buffer)
-        munmap(w->reply_buffer, LISTING_BYTES);
+    free(w->buffer);
+    free(w->reply_buffer);
     if (w->fd >= 0 && w->fd != w->session->fd)
         close(w->fd);
     free(w);
