@@ -9,6 +9,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "cleanup.h"
 #include "clock.h"
 #include "core.h"
 #include "init.h"
@@ -159,8 +160,7 @@ int session_stop(struct session *s, bool connected)
     loop_free(s);
     features_free(&s->features);
     close(s->fd);
-    if (s->ended_fd >= 0)
-        close(s->ended_fd);
+    cleanup_closep(&s->ended_fd);
     log_destroy(&s->log);
     pthread_mutex_destroy(&s->counters_lock);
     free(s);

@@ -19,6 +19,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "cleanup.h"
 #include "clock.h"
 #include "core.h"
 #include "source_concat.h"
@@ -201,8 +202,7 @@ static void *archive_watch_run(void *arg)
 static void archive_watch_free(void *state)
 {
     struct archive_watch *w = state;
-    if (w->stop_fd >= 0)
-        close(w->stop_fd);
+    cleanup_closep(&w->stop_fd);
     free(w);
 }
 

@@ -121,7 +121,6 @@ int viewpoint_enter(const struct viewpoint *view)
         return outside;
     if (!take_private_view(view->path))
         return outside;
-    if (outside >= 0)
-        close(outside);
+    cleanup_closep(&outside);
     return open("/", flags);
 }

@@ -379,12 +379,10 @@ int intercept_server_join(struct intercept_server *server, const struct timespec
 
 void intercept_server_free(struct intercept_server *server)
 {
-    const int fds[] = {server->fds[0], server->socket, server->stop_fd};
-
     if (server->table)
         munmap(server->table, server->table_bytes);
-    for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
-        if (fds[i] >= 0)
-            close(fds[i]);
+    cleanup_closep(&server->fds[0]);
+    cleanup_closep(&server->socket);
+    cleanup_closep(&server->stop_fd);
     free(server);
 }

@@ -538,8 +538,7 @@ int control_serve(const struct control_config *config, struct session *session)
     control_stop(session, c.stop, 0);
     if (!has_ended)
         _exit(0); /* the stuck thread still reads through the copy */
-    if (c.signal_fd >= 0)
-        close(c.signal_fd);
+    cleanup_closep(&c.signal_fd);
     process_watch_close(&c.owner);
     process_watch_close(&c.wrapper);
     return 0;

@@ -238,8 +238,7 @@ static int hear_child(struct namespace *ns, struct mount_report *report, int *re
         mount_report_add(
             report, word.about == ENTERED ? "namespace" : "mount(2) in a private namespace",
             fault_errno(r));
-        if (fd >= 0)
-            close(fd);
+        cleanup_closep(&fd);
         return r;
     }
     ns->dev_major = word.dev_major;
@@ -386,10 +385,9 @@ int namespace_unmount(const struct namespace *ns, bool lazy)
 
 void namespace_forget(struct namespace *ns)
 {
-    const int fds[] = {ns->sock, ns->user_ns, ns->mnt_ns};
-    for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
-        if (fds[i] >= 0)
-            close(fds[i]);
+    cleanup_closep(&ns->sock);
+    cleanup_closep(&ns->user_ns);
+    cleanup_closep(&ns->mnt_ns);
     *ns = NAMESPACE_NONE;
 }
 

@@ -56,12 +56,9 @@ void slot_close(struct slot *slot)
         return;
     if (slot->counters)
         munmap(slot->counters, sizeof(struct counters));
-    if (slot->stat_fd >= 0)
-        close(slot->stat_fd);
-    if (slot->lock_fd >= 0)
-        close(slot->lock_fd);
-    if (slot->folder_fd >= 0)
-        close(slot->folder_fd);
+    cleanup_closep(&slot->stat_fd);
+    cleanup_closep(&slot->lock_fd);
+    cleanup_closep(&slot->folder_fd);
     free(slot);
 }
 
