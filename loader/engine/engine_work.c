@@ -43,20 +43,15 @@ static uint64_t comes_again(const struct engine *e, uint64_t i)
     return place == NO_PLACE ? SLAB_NOT_AGAIN : e->options.length - e->plan.done - i + place;
 }
 
-static void engine_label_samples(struct engine *e, struct slab *slab, uint64_t count)
+/* Elements that only pad the epoch are not valid. */
+static void engine_mark_samples(const struct engine *e, struct slab *slab, uint64_t count)
 {
-    const struct onepot_archive *archive = e->options.fill.archive;
-    bool has_parts = archive->dataset->label_part; /* that are read with the sample */
     for (uint64_t i = 0; i < count; i++) {
         bool valid;
         order_at(e->order, e->plan.done + i, &valid);
         slab->valid[i] = valid;
         slab->again[i] = comes_again(e, i);
-        slab->labels[i] = has_parts ? -1 : archive_first(archive, e->indices[i])->label;
     }
-    memcpy(slab->indices, e->indices, count * sizeof(*slab->indices));
-    memcpy(slab->offsets, e->offsets, count * sizeof(*slab->offsets));
-    memcpy(slab->sizes, e->sizes, count * sizeof(*slab->sizes));
 }
 
 /* The next batch, before it has a slab. */
@@ -122,7 +117,8 @@ static bool engine_plan_one(struct engine *e)
     slab->batch.epoch = e->plan.epoch;
     slab->batch.first = e->plan.done;
     slab->batch.stride = e->options.fill.stride;
-    engine_label_samples(e, slab, p.count);
+    fill_tables(&e->options.fill, slab, e->indices, e->offsets, e->sizes);
+    engine_mark_samples(e, slab, p.count);
     e->plan.done += p.count;
     slab->end = e->plan.done;
     e->ring[e->tail++ % ENGINE_AHEAD_MAX] = slab;

@@ -67,6 +67,19 @@ bool fill_places(const struct fill_plan *plan, const uint64_t *indices, uint64_t
     return true;
 }
 
+void fill_tables(const struct fill_plan *plan, struct slab *slab, const uint64_t *indices,
+                 const uint64_t *offsets, const uint64_t *sizes)
+{
+    uint64_t count = slab->batch.samples;
+    bool has_parts = plan->archive->dataset->label_part; /* that are read with the sample */
+    for (uint64_t i = 0; i < count; i++)
+        slab->labels[i] = has_parts ? -1 : archive_first(plan->archive, indices[i])->label;
+    memcpy(slab->indices, indices, count * sizeof(*indices));
+    memcpy(slab->offsets, offsets, count * sizeof(*offsets));
+    memcpy(slab->sizes, sizes, count * sizeof(*sizes));
+    memset(slab->valid, 1, count);
+}
+
 /* ---- bytes ---- */
 
 /* A sample is copied from this mapping now. What was copied from another one is checked. */

@@ -51,6 +51,10 @@ struct filler {
 bool fill_places(const struct fill_plan *plan, const uint64_t *indices, uint64_t count,
                  uint64_t *ret_offsets, uint64_t *ret_sizes, uint64_t *ret_bytes);
 
+/* Fill the tables of a slab that begins (slab_begin). Labels that are parts come with data. */
+void fill_tables(const struct fill_plan *plan, struct slab *slab, const uint64_t *indices,
+                 const uint64_t *offsets, const uint64_t *sizes);
+
 /* This bit of a record's number: it is the record's label that failed. */
 #define FILL_LABEL (UINT64_C(1) << 63)
 

@@ -11,7 +11,7 @@
 #include "batch_fit.h"
 #include "cleanup.h"
 #include "error.h"
-#include "fill.h"
+#include "gather_batch.h"
 #include "numbers.h"
 #include "rank_share.h"
 #include "thread.h"
@@ -21,32 +21,107 @@
 #define RUN_SAMPLES 4u  /* that each takes at a time */
 #define STACK_BYTES (512u << 10)
 
-/* ---- places ---- */
+/* ---- plans ---- */
 
-static int make_plan(const struct onepot_archive *archive, const uint64_t *samples,
-                     uint64_t count, uint32_t align, struct onepot_error *error,
-                     struct fill_plan *plan)
+/* How a batch is filled, and where its samples go; ends with gather_plan_free. */
+struct gather_plan {
+    struct fill_plan fill;
+    struct images_plan *images;
+    struct images_budget budget;
+    uint64_t *offsets, *sizes;
+    uint64_t bytes; /* of the data */
+};
+
+static void gather_plan_free(struct gather_plan *p)
 {
-    int r = fill_check_align(align, error);
-    for (uint64_t i = 0; i < count && r == 0; i++)
-        r = onepot_archive_check(archive, samples[i], error);
+    free(p->images);
+    free(p->offsets);
+}
+
+/* For pictures that are decoded without a loader; the job's limits are looked up once. */
+static uint64_t picture_bytes(void)
+{
+    static _Atomic uint64_t known;
+    uint64_t bytes = atomic_load(&known);
+    if (!bytes)
+        atomic_store(&known, bytes = rank_share_bytes());
+    return bytes;
+}
+
+static int gather_plan_images(const struct onepot_images *given, struct onepot_error *error,
+                              struct gather_plan *p)
+{
+    p->images = malloc(sizeof(*p->images));
+    if (!p->images)
+        return error_set(error, -ENOMEM, "out of memory");
+    int r = images_plan(given, error, p->images);
     if (r < 0)
         return r;
-    *plan = (struct fill_plan){.archive = (struct onepot_archive *)(uintptr_t)archive,
-                               .align = align ? align : BATCH_FIT_ALIGN};
+    images_budget_init(&p->budget, picture_bytes(), THREADS_MAX);
+    p->fill.budget = &p->budget;
+    p->fill.images = p->images;
+    p->fill.stride = p->images->bytes;
     return 0;
+}
+
+static int gather_plan_places(const struct gather_batch *g, struct onepot_error *error,
+                              struct gather_plan *p)
+{
+    p->offsets = calloc(2 * g->count + 1, sizeof(*p->offsets));
+    if (!p->offsets)
+        return error_set(error, -ENOMEM, "out of memory");
+    p->sizes = p->offsets + g->count;
+    if (!fill_places(&p->fill, g->samples, g->count, p->offsets, p->sizes, &p->bytes) ||
+        !slab_bytes(g->count, p->bytes))
+        return error_set(error, -EOVERFLOW, "the batch is too large");
+    return 0;
+}
+
+static int gather_plan_make(const struct gather_batch *g, struct onepot_error *error,
+                            struct gather_plan *p)
+{
+    *p =
+        (struct gather_plan){.fill = {.archive = (struct onepot_archive *)(uintptr_t)g->archive,
+                                      .align = g->align ? g->align : BATCH_FIT_ALIGN}};
+    int r = fill_check_align(g->align, error);
+    for (uint64_t i = 0; i < g->count && r == 0; i++)
+        r = onepot_archive_check(g->archive, g->samples[i], error);
+    if (r == 0 && g->images)
+        r = gather_plan_images(g->images, error, p);
+    if (r == 0)
+        r = gather_plan_places(g, error, p);
+    if (r < 0)
+        gather_plan_free(p);
+    return r;
 }
 
 int onepot_archive_places(const struct onepot_archive *archive, const uint64_t *samples,
                           uint64_t count, uint32_t align, uint64_t *ret_offsets,
                           uint64_t *ret_sizes, uint64_t *ret_bytes)
 {
-    struct fill_plan plan;
-    int r = make_plan(archive, samples, count, align, NULL, &plan);
+    const struct gather_batch g = {archive, samples, count, .align = align};
+    struct gather_plan p;
+    int r = gather_plan_make(&g, NULL, &p);
     if (r < 0)
         return r;
-    return fill_places(&plan, samples, count, ret_offsets, ret_sizes, ret_bytes) ? 0
-                                                                                 : -EOVERFLOW;
+    memcpy(ret_offsets, p.offsets, count * sizeof(*ret_offsets));
+    memcpy(ret_sizes, p.sizes, count * sizeof(*ret_sizes));
+    *ret_bytes = p.bytes;
+    gather_plan_free(&p);
+    return 0;
+}
+
+int gather_batch_bytes(const struct gather_batch *g, struct onepot_error *error,
+                       uint64_t *ret_data, uint64_t *ret_all)
+{
+    struct gather_plan p;
+    int r = gather_plan_make(g, error, &p);
+    if (r < 0)
+        return r;
+    *ret_data = p.bytes;
+    *ret_all = slab_batch_bytes(g->count, p.bytes);
+    gather_plan_free(&p);
+    return 0;
 }
 
 /* ---- bytes ---- */
@@ -78,60 +153,71 @@ static void *gather_runs(void *arg)
     return NULL;
 }
 
-static void gather_all(struct gathering *g)
+static int gather_all(const struct fill_plan *plan, struct slab *slab,
+                      struct onepot_error *error)
 {
-    const struct dataset *d = g->plan->archive->dataset;
-    uint64_t count = g->slab->batch.samples, runs;
+    const struct dataset *d = plan->archive->dataset;
+    uint64_t count = slab->batch.samples;
     bool mapped = dataset_is_mapped(d);
-    g->run = mapped ? count : RUN_SAMPLES;
-    runs = mapped || !count ? 1 : (count - 1) / g->run + 1;
-    thread_team(min_u64(runs, THREADS_MAX), STACK_BYTES, gather_runs, g);
+    struct gathering g = {.plan = plan, .slab = slab, .run = mapped ? count : RUN_SAMPLES};
+    uint64_t runs = mapped || !count ? 1 : (count - 1) / g.run + 1;
+    thread_team(min_u64(runs, THREADS_MAX), STACK_BYTES, gather_runs, &g);
+    return g.err ? fill_error(error, g.err, d, g.bad, g.why) : 0;
 }
 
-/* Into the slab's memory of `size` bytes. Other members of it may be set. */
-static int gather_slab(const struct fill_plan *plan, struct slab *slab, const uint64_t *samples,
-                       uint64_t count, uint64_t size, struct onepot_error *error)
+/* Places for a batch without tables, whose validity is told in `valid` (NULL: all are valid).
+ */
+static void gather_lend(const struct gather_batch *g, const struct gather_plan *p,
+                        uint8_t *valid, struct slab *slab)
 {
-    uint64_t bytes;
-    auto_free uint64_t *places = calloc(2 * count + 1, sizeof(*places));
-    if (!places)
-        return error_set(error, -ENOMEM, "out of memory");
-    if (!fill_places(plan, samples, count, places, places + count, &bytes))
-        return error_set(error, -EOVERFLOW, "the batch is too large");
-    if (bytes > size)
-        return error_set(error, -EINVAL, "the batch needs %llu bytes, and there are %llu",
-                         (unsigned long long)bytes, (unsigned long long)size);
-    slab->offsets = places;
-    slab->sizes = places + count;
-    slab->indices = (uint64_t *)(uintptr_t)samples;
-    slab->batch.samples = count;
+    slab->offsets = p->offsets;
+    slab->sizes = p->sizes;
+    slab->indices = (uint64_t *)(uintptr_t)g->samples;
+    slab->valid = valid;
+    slab->batch.samples = g->count;
     slab->batch.data = slab->memory;
-    slab->batch.bytes = bytes;
-    struct gathering g = {.plan = plan, .slab = slab};
-    gather_all(&g);
-    return g.err ? fill_error(error, g.err, plan->archive->dataset, g.bad, g.why) : 0;
+    slab->batch.bytes = p->bytes;
+}
+
+static int gather_into(const struct gather_batch *g, void *memory, uint64_t size,
+                       bool has_tables, uint8_t *valid, struct onepot_error *error)
+{
+    struct slab slab = {.memory = memory};
+    struct gather_plan p;
+    int r = gather_plan_make(g, error, &p);
+    if (r < 0)
+        return r;
+    uint64_t bytes = has_tables ? slab_batch_bytes(g->count, p.bytes) : p.bytes;
+    if (bytes > size) {
+        r = error_set(error, -EINVAL, "the batch needs %llu bytes, and there are %llu",
+                      (unsigned long long)bytes, (unsigned long long)size);
+    } else if (g->count) {
+        if (has_tables) {
+            slab_begin(&slab, g->count, p.bytes);
+            fill_tables(&p.fill, &slab, g->samples, p.offsets, p.sizes);
+        } else {
+            gather_lend(g, &p, valid, &slab);
+        }
+        slab.seed = g->seed;
+        slab.batch.epoch = g->epoch;
+        r = gather_all(&p.fill, &slab, error);
+    }
+    gather_plan_free(&p);
+    return r;
+}
+
+int gather_batch_fill(const struct gather_batch *batch, void *memory, uint64_t size,
+                      struct onepot_error *error)
+{
+    return gather_into(batch, memory, size, true, NULL, error);
 }
 
 int onepot_archive_gather(const struct onepot_archive *archive, const uint64_t *samples,
                           uint64_t count, uint32_t align, void *buf, uint64_t size,
                           struct onepot_error *error)
 {
-    struct fill_plan plan;
-    struct slab slab = {.memory = buf};
-    int r = make_plan(archive, samples, count, align, error, &plan);
-    return r < 0 ? r : gather_slab(&plan, &slab, samples, count, size, error);
-}
-
-/* ---- images ---- */
-
-/* For pictures that are decoded without a loader; the job's limits are looked up once. */
-static uint64_t picture_bytes(void)
-{
-    static _Atomic uint64_t known;
-    uint64_t bytes = atomic_load(&known);
-    if (!bytes)
-        atomic_store(&known, bytes = rank_share_bytes());
-    return bytes;
+    const struct gather_batch g = {archive, samples, count, .align = align};
+    return gather_into(&g, buf, size, false, NULL, error);
 }
 
 int onepot_archive_images(const struct onepot_archive *archive, const uint64_t *samples,
@@ -139,27 +225,15 @@ int onepot_archive_images(const struct onepot_archive *archive, const uint64_t *
                           uint64_t epoch, void *buf, uint64_t size, uint8_t *ret_valid,
                           struct onepot_error *error)
 {
-    auto_free struct images_plan *pictures = malloc(sizeof(*pictures));
-    auto_free uint8_t *valid = ret_valid ? NULL : malloc(count + 1);
-    struct fill_plan plan;
-    struct slab slab = {.memory = buf,
-                        .seed = seed,
-                        .valid = ret_valid ? ret_valid : valid,
-                        .batch = {.epoch = epoch}};
-    if (!pictures || !slab.valid)
+    auto_free uint8_t *own = ret_valid ? NULL : malloc(count + 1);
+    const struct onepot_images usual = {.size = sizeof(usual)};
+    const struct gather_batch g = {archive, samples, count, .images = images ? images : &usual,
+                                   seed,    epoch};
+    uint8_t *valid = ret_valid ? ret_valid : own;
+    if (!valid)
         return error_set(error, -ENOMEM, "out of memory");
-    int r = images_plan(images, error, pictures);
-    if (r == 0)
-        r = make_plan(archive, samples, count, 1, error, &plan);
-    if (r < 0)
-        return r;
-    struct images_budget budget;
-    images_budget_init(&budget, picture_bytes(), THREADS_MAX);
-    plan.budget = &budget;
-    plan.images = pictures;
-    plan.stride = pictures->bytes;
-    memset(slab.valid, 1, count);
-    return gather_slab(&plan, &slab, samples, count, size, error);
+    memset(valid, 1, count);
+    return gather_into(&g, buf, size, false, valid, error);
 }
 
 /* ---- how many ---- */

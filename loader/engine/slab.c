@@ -86,6 +86,12 @@ size_t slab_bytes(uint64_t samples, uint64_t data_bytes)
     return bytes;
 }
 
+uint64_t slab_batch_bytes(uint64_t samples, uint64_t data_bytes)
+{
+    return slab_rounded(data_bytes) + 4 * slab_rounded(samples * sizeof(uint64_t)) +
+           slab_rounded(samples);
+}
+
 void slab_begin(struct slab *slab, uint64_t samples, uint64_t data_bytes)
 {
     bool has_data = !slab->tables_only;

@@ -91,6 +91,9 @@ static inline struct slab *slab_of(const struct onepot_batch *batch)
 /* Bytes of a slab for so many samples and bytes of data; 0: too many. */
 size_t slab_bytes(uint64_t samples, uint64_t data_bytes);
 
+/* Of these, what a consumer sees: data, and the tables of struct onepot_batch. Not too many. */
+uint64_t slab_batch_bytes(uint64_t samples, uint64_t data_bytes);
+
 /* Where the tables begin on a device, after so much data; and their size at most. */
 size_t slab_tables_at(uint64_t data_bytes);
 size_t slab_tables_bytes(uint64_t samples);

@@ -491,7 +491,6 @@ static PyMethodDef archive_methods[] = {
      "go "
      "on."},
     {"_layout", archive_layout, METH_VARARGS, "For the datasets of the package."},
-    {"_decode", archive_decode, METH_VARARGS, "For the datasets of the package."},
     {"_fill", archive_fill, METH_VARARGS, "For the datasets of the package."},
     {0}};
 

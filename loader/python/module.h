@@ -243,19 +243,18 @@ uint64_t *take_indices(PyObject *given, uint64_t samples, int from_end, Py_ssize
 
 /*
  * Methods of Archive with which the package's datasets make batches in memory of their own:
- * _layout(indices, align=0): (bytes of data, bytes of everything);
- * _fill(indices, align, memory[, size]): into a buffer, or into `size` bytes at an address.
+ * _layout(indices, align=0, images=None): (bytes of data, bytes of everything);
+ * _fill(indices, align, memory, size=0, images=None, seed=0, epoch=0): into a buffer, or into
+ * `size` bytes at an address. images: pictures are decoded so (take_images).
  */
 PyObject *archive_layout(PyObject *self, PyObject *args);
 PyObject *archive_fill(PyObject *self, PyObject *args);
 
 /*
- * Pictures. take_images: the options, as onepot/_images.py gives them in a tuple.
- * Archive._decode(indices, images, seed, epoch, memory[, size]) decodes pictures into a batch
- * in memory; _core._images_bytes(images) are the bytes of each.
+ * The options of pictures, as onepot/_images.py gives them in a tuple.
+ * _core._images_bytes(images) are the bytes of each image.
  */
 int take_images(PyObject *given, struct onepot_images *ret_images);
-PyObject *archive_decode(PyObject *self, PyObject *args);
 PyObject *module_images_bytes(PyObject *self, PyObject *given);
 
 /*
@@ -263,12 +262,6 @@ PyObject *module_images_bytes(PyObject *self, PyObject *given);
  * buffer, which is to be released if view->obj is set.
  */
 int take_memory(PyObject *given, unsigned long long *size, Py_buffer *view, void **ret_address);
-
-/* The bytes of a batch with its tables; and these tables, for samples of one size. */
-uint64_t batch_bytes(uint64_t count, uint64_t data_bytes);
-int batch_tables(const struct onepot_archive *archive, const uint64_t *indices, uint64_t count,
-                 uint64_t stride, uint8_t *memory, struct onepot_error *error,
-                 uint8_t **ret_valid);
 
 /* The kind of a loader's batches. */
 struct batch_kind {

@@ -27,37 +27,19 @@ def _new_memory(size, is_sent):
     return _shared.take(size)
 
 
-def gather(archive, indices, stride=0, is_sent=False):
+def gather(archive, indices, stride=0, is_sent=False, images=None, seed=0, epoch=0):
     """The TensorBatch of these samples. stride: the size of every sample, or 0 if sizes differ.
-    is_sent: a DataLoader's worker is about to send the batch."""
+    is_sent: a DataLoader's worker is about to send the batch. images: the samples are pictures,
+    decoded as these Images say, with the random crops of this seed and epoch."""
     if hasattr(indices, "tolist"):
         indices = indices.tolist()
     align = 1 if stride else _ALIGN
-    data_bytes, size = archive._layout(indices, align)
+    given, image = (images._given, (images.dtype, images.shape)) if images else (None, None)
+    data_bytes, size = archive._layout(indices, align, given)
     memory, place = _new_memory(size, is_sent)
-    if isinstance(memory, memoryview):
-        archive._fill(indices, align, memory)
-    else:
-        archive._fill(indices, align, memory.data_ptr(), size)
-    batch = TensorBatch(memory, len(indices), data_bytes, stride)
-    batch._place = place
-    return batch
-
-
-def _layout_bytes(count, data_bytes):
-    return _rounded(data_bytes) + 4 * _rounded(8 * count) + _rounded(count)
-
-
-def decode(archive, indices, images, seed, epoch, is_sent=False):
-    """The TensorBatch of these pictures, decoded as `images` says."""
-    if hasattr(indices, "tolist"):
-        indices = indices.tolist()
-    data_bytes = len(indices) * images._bytes
-    memory, place = _new_memory(_layout_bytes(len(indices), data_bytes), is_sent)
-    where = (memory,) if isinstance(memory, memoryview) else (memory.data_ptr(), memory.numel())
-    archive._decode(indices, images._given, seed, epoch, *where)
-    batch = TensorBatch(memory, len(indices), data_bytes, images._bytes,
-                        (images.dtype, images.shape))
+    where = memory if isinstance(memory, memoryview) else memory.data_ptr()
+    archive._fill(indices, align, where, size, given, seed, epoch)
+    batch = TensorBatch(memory, len(indices), data_bytes, stride, image)
     batch._place = place
     return batch
 

@@ -4,7 +4,7 @@ from itertools import islice
 from random import getrandbits
 
 from onepot._archive import as_archive
-from onepot._batch import SampleList, decode, gather
+from onepot._batch import SampleList, gather
 from onepot._images import Images
 from onepot._sampler import Order
 from onepot._torch import TorchAware, torch, worker
@@ -132,7 +132,7 @@ class Dataset(TorchAware):
             return gather(self.archive, indices, self._stride, is_sent)
         epoch = int(self._epoch[0])
         seed, epoch = (self.seed & _MASK, epoch) if epoch >= 0 else (_drawn(), 0)
-        return decode(self.archive, indices, self.images, seed, epoch, is_sent)
+        return gather(self.archive, indices, self.images._bytes, is_sent, self.images, seed, epoch)
 
     def _many(self, indices):
         batch = self._batch(indices, self._is_plain())
