@@ -222,28 +222,15 @@ static int devices_plan(const struct onepot_loader_options *given, struct engine
 
 /* ---- gathering by the devices ---- */
 
-/* The view of device i, the first of which locks the archives. */
-static int devices_lock_for(const struct loader_devices *d, uint32_t i,
-                            const struct onepot_archive *archive, struct onepot_error *error,
-                            struct locked **locked)
-{
-    return i ? locked_share(locked[0], d->device[i], error, &locked[i])
-             : locked_new(d->device[0], archive,
-                          budget_memory_bytes("") / 2 / rank_share_ranks(), error, &locked[0]);
-}
-
 static int devices_lock(struct loader_devices *d, const struct onepot_archive *archive,
                         struct onepot_error *error)
 {
-    struct locked *locked[ENGINE_DEVICES_MAX] = {NULL};
-    int r = 0;
+    struct locked *locked = NULL;
+    uint64_t room = budget_memory_bytes("") / 2 / rank_share_ranks();
+    int r = locked_new(d->device[0], archive, room, error, &locked);
     for (uint32_t i = 0; i < d->count && r == 0; i++)
-        r = devices_lock_for(d, i, archive, error, locked);
-    for (uint32_t i = 0; i < d->count; i++)
-        if (r < 0)
-            locked_free(locked[i]);
-        else
-            upload_gather(d->upload[i], locked[i]);
+        r = upload_gather(d->upload[i], locked, error);
+    locked_free(locked);
     return r;
 }
 

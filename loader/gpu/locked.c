@@ -36,8 +36,7 @@ struct piece {
     size_t bytes;
 };
 
-/* The locked memory, for all devices that see it. */
-struct pages {
+struct locked {
     _Atomic unsigned users;
     struct onepot_archive *archive; /* its own handle, since batches may outlive their loader */
     struct onepot_device *device;   /* that locked it, */
@@ -45,11 +44,6 @@ struct pages {
     struct piece *pieces;
     size_t count;
     struct claim *claim; /* on the copies; NULL: there are none, or no other process can know */
-};
-
-struct locked {
-    struct pages *pages;
-    uint64_t *bases;
 };
 
 /* ---- what can be collected ---- */
@@ -124,7 +118,7 @@ static void bring_all(const void *from, void *to, uint64_t bytes)
 
 /* ---- locking ---- */
 
-static int lock_copy(struct pages *l, struct piece *piece, struct source *source,
+static int lock_copy(struct locked *l, struct piece *piece, struct source *source,
                      const void *map, struct onepot_error *error)
 {
     int r = l->type->allocate(l->device->device, DEVICE_MEMORY_LOCKED, piece->bytes, error,
@@ -135,7 +129,7 @@ static int lock_copy(struct pages *l, struct piece *piece, struct source *source
     return source_is_whole(source) ? 0 : error_errno(error, -ENODATA, source_name(source));
 }
 
-static int lock_piece(struct pages *l, size_t i, const struct dataset *d,
+static int lock_piece(struct locked *l, size_t i, const struct dataset *d,
                       struct onepot_error *error)
 {
     struct piece *piece = &l->pieces[i];
@@ -167,7 +161,7 @@ static uint64_t locked_use(void *ctx, uint64_t bytes)
  * While they are locked, copies are memory of the job that its caches must leave alone. A
  * locked mapping belongs to the page cache, and all ranks of the node share it.
  */
-static void claim_copies(struct pages *l)
+static void claim_copies(struct locked *l)
 {
     struct claim_options o = {.total_bytes = budget_cache_bytes(), .unwatched = true};
     for (size_t i = 0; i < l->count; i++)
@@ -180,7 +174,7 @@ static void claim_copies(struct pages *l)
         claim_update(l->claim, locked_use, NULL);
 }
 
-static void pages_free(struct pages *l)
+void locked_free(struct locked *l)
 {
     if (!l || atomic_fetch_sub(&l->users, 1) > 1)
         return;
@@ -199,11 +193,17 @@ static void pages_free(struct pages *l)
     free(l);
 }
 
-static int pages_new(struct onepot_device *device, const struct onepot_archive *archive,
-                     struct onepot_error *error, struct pages **ret_pages)
+int locked_new(struct onepot_device *device, const struct onepot_archive *archive,
+               uint64_t room_bytes, struct onepot_error *error, struct locked **ret_locked)
 {
     const struct dataset *d = archive->dataset;
-    struct pages *l = calloc(1, sizeof(*l));
+    if (!is_in_pieces(archive))
+        return error_set(error, -ENOTSUP,
+                         "a device can only gather samples that are stored in one piece");
+    int r = check_room(d, room_bytes, error);
+    if (r < 0)
+        return r;
+    struct locked *l = calloc(1, sizeof(*l));
     if (!l)
         return error_set(error, -ENOMEM, "no memory for a loader");
     l->users = 1;
@@ -211,77 +211,48 @@ static int pages_new(struct onepot_device *device, const struct onepot_archive *
     l->count = d->pot_count;
     l->archive = archive_share(archive);
     l->pieces = calloc(l->count + 1, sizeof(*l->pieces));
-    int r = l->archive && l->pieces ? device_share(device, error, &l->device)
-                                    : error_set(error, -ENOMEM, "no memory for a loader");
+    r = l->archive && l->pieces ? device_share(device, error, &l->device)
+                                : error_set(error, -ENOMEM, "no memory for a loader");
     for (size_t i = 0; i < l->count && r == 0; i++)
         r = lock_piece(l, i, d, error);
     if (r < 0) {
-        pages_free(l);
+        locked_free(l);
         return r;
     }
     claim_copies(l);
-    *ret_pages = l;
-    return 0;
-}
-
-/* Takes the pages over, also on failure. */
-static int locked_see(struct pages *pages, const struct onepot_device *device,
-                      struct onepot_error *error, struct locked **ret_locked)
-{
-    struct locked *l = calloc(1, sizeof(*l));
-    uint64_t *bases = calloc(pages->count + 1, sizeof(*bases));
-    int r = l && bases ? 0 : error_set(error, -ENOMEM, "no memory for a loader");
-    for (size_t i = 0; i < pages->count && r == 0; i++) {
-        const struct piece *piece = &pages->pieces[i];
-        const void *there = piece->mapped ? piece->mapped : piece->copy;
-        if (there)
-            r = device->type->address(device->device, there, error, &bases[i]);
-    }
-    if (r < 0) {
-        free(l);
-        free(bases);
-        pages_free(pages);
-        return r;
-    }
-    *l = (struct locked){.pages = pages, .bases = bases};
     *ret_locked = l;
     return 0;
 }
 
-int locked_new(struct onepot_device *device, const struct onepot_archive *archive,
-               uint64_t room_bytes, struct onepot_error *error, struct locked **ret_locked)
+struct locked *locked_keep(struct locked *locked)
 {
-    struct pages *pages = NULL;
-    if (!is_in_pieces(archive))
-        return error_set(error, -ENOTSUP,
-                         "a device can only gather samples that are stored in one piece");
-    int r = check_room(archive->dataset, room_bytes, error);
-    if (r == 0)
-        r = pages_new(device, archive, error, &pages);
-    return r < 0 ? r : locked_see(pages, device, error, ret_locked);
+    atomic_fetch_add(&locked->users, 1);
+    return locked;
 }
 
-int locked_share(const struct locked *locked, struct onepot_device *device,
-                 struct onepot_error *error, struct locked **ret_locked)
+int locked_see(const struct locked *locked, const struct onepot_device *device,
+               struct onepot_error *error, uint64_t **ret_bases)
 {
-    atomic_fetch_add(&locked->pages->users, 1);
-    return locked_see(locked->pages, device, error, ret_locked);
+    uint64_t *bases = calloc(locked->count + 1, sizeof(*bases));
+    int r = bases ? 0 : error_set(error, -ENOMEM, "no memory for a loader");
+    for (size_t i = 0; i < locked->count && r == 0; i++) {
+        const struct piece *piece = &locked->pieces[i];
+        const void *there = piece->mapped ? piece->mapped : piece->copy;
+        if (there)
+            r = device->type->address(device->device, there, error, &bases[i]);
+    }
+    if (r < 0)
+        free(bases);
+    else
+        *ret_bases = bases;
+    return r;
 }
 
-void locked_free(struct locked *locked)
-{
-    if (!locked)
-        return;
-    pages_free(locked->pages);
-    free(locked->bases);
-    free(locked);
-}
-
-void locked_find(const struct locked *locked, const uint64_t *samples, uint64_t count,
-                 uint64_t *ret_addresses)
+void locked_find(const struct locked *locked, const uint64_t *bases, const uint64_t *samples,
+                 uint64_t count, uint64_t *ret_addresses)
 {
     for (uint64_t i = 0; i < count; i++) {
-        const struct record *record = archive_first(locked->pages->archive, samples[i]);
-        ret_addresses[i] = locked->bases[record_archive(record)] + record_offset(record);
+        const struct record *record = archive_first(locked->archive, samples[i]);
+        ret_addresses[i] = bases[record_archive(record)] + record_offset(record);
     }
 }

@@ -12,18 +12,20 @@
 struct locked;
 
 /*
- * A device's view of them. -ENOTSUP: not every sample is stored in one piece, or the device has
- * no kernels. -ENOMEM: the archives exceed `room_bytes`, or can't be locked.
+ * Lock them, by this device and for all others of its kind. -ENOTSUP: not every sample is
+ * stored in one piece. -ENOMEM: the archives exceed `room_bytes`, or can't be locked.
  */
 int locked_new(struct onepot_device *device, const struct onepot_archive *archive,
                uint64_t room_bytes, struct onepot_error *error, struct locked **ret_locked);
-/* The same memory, as another device of the same kind sees it. */
-int locked_share(const struct locked *locked, struct onepot_device *device,
-                 struct onepot_error *error, struct locked **ret_locked);
+struct locked *locked_keep(struct locked *locked); /* for another user */
 void locked_free(struct locked *locked); /* NULL is fine; the last one unlocks the memory */
 
-/* Where the device sees the first byte of each of these samples. */
-void locked_find(const struct locked *locked, const uint64_t *samples, uint64_t count,
-                 uint64_t *ret_addresses);
+/* Where a device sees the archives, one address for each; to be freed. */
+int locked_see(const struct locked *locked, const struct onepot_device *device,
+               struct onepot_error *error, uint64_t **ret_bases);
+
+/* The addresses of the first byte of each of these samples. */
+void locked_find(const struct locked *locked, const uint64_t *bases, const uint64_t *samples,
+                 uint64_t count, uint64_t *ret_addresses);
 
 #endif

@@ -242,7 +242,8 @@ static void upload_gather_places(struct slab *slab, uint64_t first, uint64_t end
 {
     const struct upload *u = ctx;
     if (slab->tables_only)
-        locked_find(u->locked, slab->indices + first, end - first, slab->sources + first);
+        locked_find(u->locked, u->bases, slab->indices + first, end - first,
+                    slab->sources + first);
 }
 
 const void *upload_on_device(const struct slab *slab, const void *host)
@@ -453,9 +454,12 @@ int upload_new(struct onepot_device *device, const struct onepot_conversion *ima
     return 0;
 }
 
-void upload_gather(struct upload *upload, struct locked *locked)
+int upload_gather(struct upload *upload, struct locked *locked, struct onepot_error *error)
 {
-    upload->locked = locked;
+    int r = locked_see(locked, upload->shared, error, &upload->bases);
+    if (r == 0)
+        upload->locked = locked_keep(locked);
+    return r;
 }
 
 void upload_keep(struct upload *upload)
@@ -477,6 +481,7 @@ void upload_close(struct upload *upload)
     if (upload->converting)
         end_stream(upload, upload->converting);
     locked_free(upload->locked);
+    free(upload->bases);
     onepot_device_close(upload->shared);
     pthread_mutex_destroy(&upload->lock);
     free(upload);

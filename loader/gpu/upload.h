@@ -33,8 +33,8 @@ struct upload;
 int upload_new(struct onepot_device *device, const struct onepot_conversion *images,
                uint64_t batch_size, struct onepot_error *error, struct upload **ret_upload);
 void upload_keep(struct upload *upload);
-/* The device collects the samples, from here. Taken over. Before the first batch. */
-void upload_gather(struct upload *upload, struct locked *locked);
+/* The device collects the samples, from here. Before the first batch. */
+int upload_gather(struct upload *upload, struct locked *locked, struct onepot_error *error);
 void upload_close(struct upload *upload); /* ends one use; NULL is fine */
 
 /* The memory of an engine. Its context is the upload; the engine ends one use of it. */

@@ -53,6 +53,7 @@ struct upload {
     void *device;                    /* and their first argument */
     struct onepot_conversion images; /* 0 channels: none */
     struct locked *locked;           /* NULL: the host gathers */
+    uint64_t *bases;                 /* where the device sees its archives */
     uint64_t batch_size;
     void *stream;         /* for copies, or gathering */
     void *converting;     /* for images; NULL: there are none */
