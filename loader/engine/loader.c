@@ -130,9 +130,8 @@ static int loader_start_as_child(struct onepot_loader *loader, struct onepot_err
 /* In a child, the first thread makes a new engine, where the parent's was. */
 int loader_own_engine(struct onepot_loader *loader, struct onepot_error *error)
 {
-    int pid = (int)getpid();
     while (!engine_is_own(loader->engine)) {
-        int owner = atomic_load(&loader->owner);
+        int pid = (int)getpid(), owner = atomic_load(&loader->owner);
         if (owner != pid && atomic_compare_exchange_strong(&loader->owner, &owner, pid))
             return loader_start_as_child(loader, error);
         sched_yield();

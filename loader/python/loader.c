@@ -285,13 +285,14 @@ static PyObject *loader_set_epoch(PyObject *self, PyObject *args)
     return r < 0 ? raise_error(r, NULL) : Py_NewRef(Py_None);
 }
 
-static PyObject *loader_take(PyObject *loader, uint64_t epoch)
+/* handle: the name of the loader's attribute. */
+static PyObject *loader_take(PyObject *loader, PyObject *handle, uint64_t epoch)
 {
     PyObject *capsule, *taken = NULL;
     struct onepot_error error = {0};
     int r = -ETIMEDOUT;
     while (r == -ETIMEDOUT && PyErr_CheckSignals() == 0 &&
-           (capsule = PyObject_GetAttrString(loader, "_handle"))) {
+           (capsule = PyObject_GetAttr(loader, handle))) {
         const struct onepot_batch *batch = NULL;
         struct py_loader *l;
         r = take_loader(capsule, &l) ? 0 : -EINVAL;
@@ -315,7 +316,7 @@ static PyObject *loader_take(PyObject *loader, uint64_t epoch)
  * as delivered, and nobody have it.
  */
 struct py_epoch {
-    PyObject_HEAD PyObject *loader;
+    PyObject_HEAD PyObject *loader, *handle;
     uint64_t epoch;
     _Atomic bool has_ended;
 };
@@ -323,7 +324,7 @@ struct py_epoch {
 static PyObject *epoch_next(PyObject *self)
 {
     struct py_epoch *e = (struct py_epoch *)self;
-    PyObject *batch = e->has_ended ? NULL : loader_take(e->loader, e->epoch);
+    PyObject *batch = e->has_ended ? NULL : loader_take(e->loader, e->handle, e->epoch);
     if (!batch && !PyErr_Occurred())
         e->has_ended = true;
     return batch;
@@ -332,6 +333,7 @@ static PyObject *epoch_next(PyObject *self)
 static void epoch_dealloc(PyObject *self)
 {
     Py_XDECREF(((struct py_epoch *)self)->loader);
+    Py_XDECREF(((struct py_epoch *)self)->handle);
     object_free(self);
 }
 
@@ -355,15 +357,19 @@ PyType_Spec epoch_spec = {
 
 static PyObject *loader_iterate(PyObject *self, PyObject *args)
 {
-    PyObject *loader;
+    PyObject *loader, *handle;
     uint64_t epoch;
-    if (!PyArg_ParseTuple(args, "OO&", &loader, take_count, &epoch))
+    if (!PyArg_ParseTuple(args, "OO&", &loader, take_count, &epoch) ||
+        !(handle = PyUnicode_InternFromString("_handle")))
         return NULL;
     struct py_epoch *e = (struct py_epoch *)PyType_GenericAlloc(epoch_type, 0);
-    if (e) {
-        e->loader = Py_NewRef(loader);
-        e->epoch = epoch;
+    if (!e) {
+        Py_DECREF(handle);
+        return NULL;
     }
+    e->loader = Py_NewRef(loader);
+    e->handle = handle; /* interned, for the interpreter's cache of attributes */
+    e->epoch = epoch;
     return (PyObject *)e;
 }
 
