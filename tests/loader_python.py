@@ -384,6 +384,17 @@ class Samplers(unittest.TestCase):
             if shell:  # of a rank alone nothing has its name yet
                 self.assertEqual(len(whole), shards)
 
+    def test_a_subclass_may_name_its_attributes_as_it_likes(self):
+        class Resumable(onepot.DistributedSampler):
+            def __init__(self, samples):
+                self._handle, self._skip, self._more = "mine", 7, "too"
+                super().__init__(samples, num_replicas=2, rank=1, shuffle=False)
+
+        sampler = Resumable(6)
+        self.assertEqual(list(sampler), [1, 3, 5])
+        self.assertEqual(sampler.state_dict()["yielded"], 0)
+        self.assertEqual((sampler._handle, sampler._skip, sampler._more), ("mine", 7, "too"))
+
     def test_a_subclass_may_count_something_else(self):
         class Batches(onepot.DistributedSampler):
             def __iter__(self):

@@ -188,7 +188,6 @@ class DistributedSampler:
 
 Sampler = DistributedSampler
 
-@final
 class Batch:
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Buffer: ...

@@ -25,55 +25,57 @@ def rank_of(rank, world_size, what, level):
 
 
 class Order:
-    """The elements of one rank: a sampler of the library, whose handle lies in a capsule."""
+    """The elements of one rank: a sampler of the library, whose handle lies in a capsule. Its names
+    are private (__), as subclasses have attributes of their users' choice."""
 
-    __slots__ = ("_handle", "_skip")  # _skip: where the next iterator begins
+    __slots__ = ("__handle", "__skip")  # __skip: where the next iterator begins
 
     def __init__(self, samples, rank, world_size, options):
         rank, world_size = rank_of(rank, world_size, "num_replicas", 3)
         handle = _core.sampler_open(samples, dict(options, rank=rank, world_size=world_size))
-        if hasattr(self, "_handle"):
+        if hasattr(self, "_Order__handle"):
             raise ValueError("the sampler was initialised already")
-        self._handle, self._skip = handle, 0
+        self.__handle, self.__skip = handle, 0
 
-    def _opened(self):
+    def __opened(self):
         """The handle. A subclass may call a method before our __init__."""
-        if not hasattr(self, "_handle"):
-            raise ValueError("the sampler was not initialised")
-        return self._handle
+        try:
+            return self.__handle
+        except AttributeError:
+            raise ValueError("the sampler was not initialised") from None
 
     def __len__(self):
-        return _core.sampler_numbers(self._opened())[0]
+        return _core.sampler_numbers(self.__opened())[0]
 
     @property
     def rank(self):
         """The number of this rank, below num_replicas."""
-        return _core.sampler_numbers(self._opened())[1]
+        return _core.sampler_numbers(self.__opened())[1]
 
     @property
     def num_replicas(self):
         """The number of ranks."""
-        return _core.sampler_numbers(self._opened())[2]
+        return _core.sampler_numbers(self.__opened())[2]
 
     @property
     def epoch(self):
         """The epoch that set_epoch() chose."""
-        return _core.sampler_numbers(self._opened())[3]
+        return _core.sampler_numbers(self.__opened())[3]
 
     def __iter__(self):
-        handle = self._opened()
+        handle = self.__opened()
         get = _core.sampler_getter(handle)
-        first, self._skip = self._skip, 0
+        first, self.__skip = self.__skip, 0
         # Not len(self): a subclass may count something else, as batches, or what is left.
         return map(get, range(first, _core.sampler_numbers(handle)[0]))
 
     def set_epoch(self, epoch):
         """Shuffle for another epoch."""
-        _core.sampler_set_epoch(self._opened(), epoch)
+        _core.sampler_set_epoch(self.__opened(), epoch)
 
     def state_dict(self):
         """The epoch and the position in it, as a dict."""
-        return {"epoch": self.epoch, "yielded": self._skip}
+        return {"epoch": self.epoch, "yielded": self.__skip}
 
     def load_state_dict(self, state):
         """Go to the position of a state: 'epoch', and 'yielded', the elements to pass over."""
@@ -81,7 +83,7 @@ class Order:
         if not 0 <= yielded < 1 << 64:
             raise OverflowError("%r is not between 0 and %d" % (yielded, (1 << 64) - 1))
         Order.set_epoch(self, state["epoch"])
-        self._skip = yielded
+        self.__skip = yielded
 
 
 class DistributedSampler(TorchAware, Order):
@@ -118,7 +120,7 @@ class DistributedSampler(TorchAware, Order):
         more = {"block": block, "window": window, "worker": worker, "workers": workers}
         super().__init__(_count(dataset), rank, num_replicas,
                          dict(more, shuffle=shuffle, seed=seed, drop_last=drop_last))
-        self._more = more
+        self.__more = more
         self.dataset, self.shuffle, self.seed, self.drop_last = dataset, shuffle, seed, drop_last
 
     @property
@@ -137,13 +139,13 @@ class DistributedSampler(TorchAware, Order):
 
     def __reduce__(self):
         cls, state = super().__reduce__()[1]
-        return _rebuild, (cls, state, self.num_replicas, self.rank, self.state_dict())
+        return _rebuild, (cls, state, self.num_replicas, self.rank, self.__more, self.state_dict())
 
 
-def _rebuild(cls, fields, num_replicas, rank, state):
+def _rebuild(cls, fields, num_replicas, rank, more, state):
     sampler = cls.__new__(cls)
     DistributedSampler.__init__(sampler, fields["dataset"], num_replicas, rank, fields["shuffle"],
-                                fields["seed"], fields["drop_last"], **fields["_more"])
+                                fields["seed"], fields["drop_last"], **more)
     sampler.__dict__.update(fields)
     sampler.load_state_dict(state)
     return sampler
