@@ -16,6 +16,17 @@ static const struct cli_usage usage = {
 
 #define INDICES_AT_ONCE 4096
 
+/* A third of printf's time, for orders of many millions. */
+static void command_order_line(uint64_t number)
+{
+    char text[24], *end = text + sizeof(text), *at = end;
+    *--at = '\n';
+    do
+        *--at = (char)('0' + number % 10);
+    while (number /= 10);
+    fwrite_unlocked(at, 1, (size_t)(end - at), stdout);
+}
+
 static void command_order_print(const struct onepot_sampler *sampler, bool padding)
 {
     static uint64_t indices[INDICES_AT_ONCE];
@@ -26,7 +37,7 @@ static void command_order_print(const struct onepot_sampler *sampler, bool paddi
         onepot_sampler_get(sampler, at, count, indices, valid);
         for (uint64_t i = 0; i < count; i++)
             if (valid[i] || padding)
-                printf("%" PRIu64 "\n", indices[i]);
+                command_order_line(indices[i]);
         at += count;
     }
 }
