@@ -299,16 +299,10 @@ void engine_release(struct slab *slab)
 
 void engine_stats(struct engine *engine, struct onepot_stats *stats)
 {
-    const struct onepot_stats *now = &engine->stats;
     if (!engine_is_own(engine))
         return;
     pthread_mutex_lock(&engine->lock);
-    stats->batches = now->batches;
-    stats->samples = now->samples;
-    stats->bytes = now->bytes;
-    stats->wait_ns = now->wait_ns;
-    stats->gather_ns = now->gather_ns;
-    stats->skipped = now->skipped;
+    *stats = engine->stats;
     stats->slab_bytes = engine->slab_bytes + engine->beside_bytes;
     stats->part_bytes = engine->options.memory_bytes;
     if (engine->share)

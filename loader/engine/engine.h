@@ -104,7 +104,7 @@ void engine_place(const struct engine *engine, struct place *ret_place);
 /* Count one sample. */
 void engine_delivered_count(struct onepot_delivered *delivered, uint64_t index);
 
-/* The figures of the engine; the others stay as they are. */
+/* The figures of the engine; the others are 0. In a forked child *stats stays as it is. */
 void engine_stats(struct engine *engine, struct onepot_stats *stats);
 
 #endif

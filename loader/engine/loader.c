@@ -279,9 +279,10 @@ int onepot_loader_npy(const struct onepot_loader *loader, struct onepot_npy *ret
 
 void onepot_loader_stats(struct onepot_loader *loader, struct onepot_stats *ret_stats)
 {
-    struct onepot_stats stats = {.prefetch = loader->options.ahead,
-                                 .memory_bytes = loader->options.memory_bytes};
+    struct onepot_stats stats = {0};
     engine_stats(loader->engine, &stats);
+    stats.prefetch = loader->options.ahead;
+    stats.memory_bytes = loader->options.memory_bytes;
     dataset_cache_stats(loader->archive->dataset, &stats);
     result_write(ret_stats, &stats, sizeof(stats));
 }

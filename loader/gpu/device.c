@@ -249,5 +249,9 @@ int onepot_device_convert(struct onepot_device *device, void *stream,
         r = convert_check(&known, error);
     if (r < 0 || count == 0)
         return r;
+    if (!device->type->convert)
+        return error_set(error, -ENOTSUP,
+                         "%s: this libonepot-cuda.so was built without nvcc: it has no kernels",
+                         device->name);
     return device->type->convert(device->device, stream, &known, count, from, to, error);
 }

@@ -512,7 +512,6 @@ static int host_address(void *device, const void *memory, struct onepot_error *e
 static void host_range(const char *name) {}
 
 const struct device_type device_host = {
-    .version = DEVICE_VERSION,
     .kind = "host",
     .count = host_count,
     .open = open_host,

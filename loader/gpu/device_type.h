@@ -17,7 +17,7 @@
 
 #include "onepot_device.h"
 
-#define DEVICE_VERSION 8u
+#define DEVICE_VERSION 9u
 
 enum device_memory {
     DEVICE_MEMORY_LOCKED, /* the host's; copies of the device read it directly */
@@ -35,7 +35,6 @@ struct device_gather {
 };
 
 struct device_type {
-    uint32_t version;
     const char *kind;
 
     int (*count)(struct onepot_error *error, uint32_t *ret_count);
@@ -102,11 +101,11 @@ struct device_type {
                  struct onepot_error *error); /* to zeros */
     int (*call)(void *device, void *stream, void (*function)(void *ctx), void *ctx,
                 struct onepot_error *error);
+    /* NULL where `info` tells of no kernels; convert_check was called. */
     int (*gather)(void *device, void *stream, const struct device_gather *gather,
-                  struct onepot_error *error); /* -ENOTSUP */
+                  struct onepot_error *error);
     int (*convert)(void *device, void *stream, const struct onepot_conversion *images,
-                   uint64_t count, const uint8_t *from, void *to,
-                   struct onepot_error *error); /* -ENOTSUP; convert_check was called */
+                   uint64_t count, const uint8_t *from, void *to, struct onepot_error *error);
 
     /* Name the work of the calling thread from here on, for profilers. NULL ends it. */
     void (*range)(const char *name);

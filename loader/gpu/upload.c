@@ -431,6 +431,8 @@ int upload_new(struct onepot_device *device, const struct onepot_conversion *ima
         u->images = *images;
     u->users = 1;
     u->batch_size = batch_size;
+    pthread_mutex_init(&u->lock, NULL);
+    pause_init(&u->pause);
     int r = device_share(device, error, &u->shared);
     if (r == 0) {
         u->type = u->shared->type;
@@ -439,19 +441,11 @@ int upload_new(struct onepot_device *device, const struct onepot_conversion *ima
     }
     if (r == 0 && images)
         r = u->type->stream_new(u->device, true, error, &u->converting);
-    if (r < 0) {
-        if (u->converting)
-            u->type->stream_free(u->device, u->converting);
-        if (u->stream)
-            u->type->stream_free(u->device, u->stream);
-        onepot_device_close(u->shared);
-        free(u);
-        return r;
-    }
-    pthread_mutex_init(&u->lock, NULL);
-    pause_init(&u->pause);
-    *ret_upload = u;
-    return 0;
+    if (r < 0)
+        upload_close(u);
+    else
+        *ret_upload = u;
+    return r;
 }
 
 int upload_gather(struct upload *upload, struct locked *locked, struct onepot_error *error)
@@ -469,6 +463,8 @@ void upload_keep(struct upload *upload)
 
 static void end_stream(struct upload *u, void *stream)
 {
+    if (!stream)
+        return;
     u->type->stream_wait(u->device, stream, NULL);
     u->type->stream_free(u->device, stream);
 }
@@ -478,8 +474,7 @@ void upload_close(struct upload *upload)
     if (!upload || atomic_fetch_sub(&upload->users, 1) > 1)
         return;
     end_stream(upload, upload->stream);
-    if (upload->converting)
-        end_stream(upload, upload->converting);
+    end_stream(upload, upload->converting);
     locked_free(upload->locked);
     free(upload->bases);
     onepot_device_close(upload->shared);

@@ -384,29 +384,6 @@ static int cuda_convert(void *device, void *stream, const struct onepot_conversi
     return gpu_call(device, kernels_convert(stream, images, n, from, to), "images", error);
 }
 
-#else
-
-static int no_kernels(struct onepot_error *error)
-{
-    return gpu_say(error, -ENOTSUP,
-                   "CUDA: this libonepot-cuda.so was built without nvcc: it has no "
-                   "kernels");
-}
-
-static int cuda_gather(void *device, void *stream, const struct device_gather *g,
-                       struct onepot_error *error)
-{
-    (void)device, (void)stream, (void)g;
-    return no_kernels(error);
-}
-
-static int cuda_convert(void *device, void *stream, const struct onepot_conversion *images,
-                        uint64_t n, const uint8_t *from, void *to, struct onepot_error *error)
-{
-    (void)device, (void)stream, (void)images, (void)n, (void)from, (void)to;
-    return no_kernels(error);
-}
-
 #endif
 
 #ifdef HAVE_NVTX
@@ -432,7 +409,6 @@ static void cuda_range(const char *name)
 }
 
 static const struct device_type cuda = {
-    .version = DEVICE_VERSION,
     .kind = "cuda",
     .count = cuda_count,
     .open = open_gpu,
@@ -459,8 +435,10 @@ static const struct device_type cuda = {
     .copy = cuda_copy,
     .clear = cuda_clear,
     .call = cuda_call,
+#ifdef ONEPOT_CUDA_KERNELS
     .gather = cuda_gather,
     .convert = cuda_convert,
+#endif
     .range = cuda_range,
 };
 

@@ -202,7 +202,6 @@ static void noted_range(const char *name)
 }
 
 static const struct device_type noted = {
-    .version = DEVICE_VERSION,
     .kind = "noted",
     .allocate = noted_allocate,
     .release = noted_release,
