@@ -14,14 +14,14 @@
 
 #include "cgroup.h"
 
-#define CPUS_MAX 8192
+#define CPUS_MAX 8192 /* the most that Linux can have */
+
+typedef cpu_set_t cpus_mask[CPUS_MAX / CPU_SETSIZE];
 
 static unsigned cpus_mask_count(void)
 {
-    cpu_set_t *set = CPU_ALLOC(CPUS_MAX);
-    size_t size = CPU_ALLOC_SIZE(CPUS_MAX);
-    int n = set && sched_getaffinity(0, size, set) == 0 ? CPU_COUNT_S(size, set) : 0;
-    CPU_FREE(set);
+    cpus_mask set;
+    int n = sched_getaffinity(0, sizeof(set), set) == 0 ? CPU_COUNT_S(sizeof(set), set) : 0;
     return n > 0 ? (unsigned)n : 0;
 }
 
@@ -117,11 +117,12 @@ unsigned cpus_allowed(void)
 
 uint64_t cpus_key(void)
 {
-    unsigned char set[CPUS_MAX / 8] = {0};
+    cpus_mask set = {0};
+    const unsigned char *bytes = (const void *)set;
     uint64_t key = UINT64_C(0xcbf29ce484222325); /* FNV-1a */
-    sched_getaffinity(0, sizeof(set), (cpu_set_t *)(void *)set);
+    sched_getaffinity(0, sizeof(set), set);
     for (size_t i = 0; i < sizeof(set); i++)
-        key = (key ^ set[i]) * UINT64_C(0x100000001b3);
+        key = (key ^ bytes[i]) * UINT64_C(0x100000001b3);
     return key | 1;
 }
 
@@ -151,12 +152,7 @@ bool cpus_widen(void)
     cpus_look("", &cpus);
     if (!cpus_may_widen(&cpus, cpus_job_has_node(cpus.online)))
         return false;
-    cpu_set_t *set = CPU_ALLOC(CPUS_MAX);
-    size_t size = CPU_ALLOC_SIZE(CPUS_MAX);
-    if (!set)
-        return false;
-    memset(set, 0xff, size);
-    bool done = sched_setaffinity(0, size, set) == 0;
-    CPU_FREE(set);
-    return done && cpus_mask_count() > cpus.mask;
+    cpus_mask set;
+    memset(set, 0xff, sizeof(set));
+    return sched_setaffinity(0, sizeof(set), set) == 0 && cpus_mask_count() > cpus.mask;
 }
