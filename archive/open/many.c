@@ -355,10 +355,7 @@ static int many_find(struct many *many)
 static int part_open(struct part *part, const struct pot_options *options)
 {
     part->fault = (struct fault){0};
-    int r = pot_open_found(&part->found, options, &part->fault, &part->pot);
-    if (r != -EAGAIN || !options->only_ready) /* where -EAGAIN is an error, as of fork */
-        part->found.source = NULL;            /* it is the pot's, or closed */
-    return r;
+    return pot_open_found(&part->found, options, &part->fault, &part->pot);
 }
 
 /* By one of several threads, and maybe a second time. */

@@ -150,24 +150,24 @@ int pot_look(struct source *source, uint64_t offset, struct fault *fault,
     return r;
 }
 
-int pot_open_found(const struct pot_found *found, const struct pot_options *options,
+int pot_open_found(struct pot_found *found, const struct pot_options *options,
                    struct fault *fault, struct pot **ret_pot)
 {
     static const struct pot_options defaults = {0};
     struct pot *pot = calloc(1, sizeof(*pot));
     if (!pot) {
-        source_close(found->source);
+        source_close(steal_ptr(&found->source));
         return -ENOMEM;
     }
     struct opening o = {.pot = pot,
                         .options = options ? options : &defaults,
                         .compression = found->compression};
-    pot->source = found->source;
+    pot->source = steal_ptr(&found->source);
     pot->container = found->container;
     pot->backend = found->backend;
     source_identity(pot->source, &pot->identity);
     pot->identity.slice_start = pot->identity.slice_bytes = 0; /* of the file */
-    pot->path = strdup(source_name(found->source));
+    pot->path = strdup(source_name(pot->source));
     int r = pot->path ? pot_open_index(&o, fault) : -ENOMEM;
     if (r == 0)
         r = composed_apply(&o, fault);
@@ -177,8 +177,8 @@ int pot_open_found(const struct pot_found *found, const struct pot_options *opti
         if (!pot->packed)
             pot_place_fault(pot->source, fault);
         volumes_advise(pot->packed ? pot->packed : pot->source, fault);
-        if (r == -EAGAIN && o.options->only_ready)
-            pot->source = NULL;
+        if (r == -EAGAIN && o.options->only_ready && !pot->packed)
+            found->source = steal_ptr(&pot->source);
         pot_close(pot);
         return r;
     }
@@ -193,8 +193,8 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
 {
     struct pot_found found;
     struct source *source;
-    bool only_ready = options && options->only_ready, is_whole = options && options->is_whole;
-    int r = only_ready ? 0 : shard_exchange_settle(path, fault);
+    bool is_whole = options && options->is_whole;
+    int r = options && options->only_ready ? 0 : shard_exchange_settle(path, fault);
     if (r >= 0)
         r = (is_whole ? source_open : volumes_open)(path, fault, &source);
     if (r == 0)
@@ -202,8 +202,7 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
     if (r < 0)
         return r;
     r = pot_open_found(&found, options, fault, ret_pot);
-    if (r == -EAGAIN && only_ready)
-        source_close(found.source);
+    source_close(found.source);
     return r;
 }
 

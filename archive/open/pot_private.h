@@ -87,10 +87,10 @@ struct pot_found {
 };
 
 /*
- * pot_open of one that was looked at. After -EAGAIN by options->only_ready the source stays the
- * caller's. Otherwise it is taken over, also if this fails.
+ * pot_open of one that was looked at. Takes found->source over, also if this fails, and leaves
+ * NULL there; only after -EAGAIN by options->only_ready it is there again, if it can be.
  */
-int pot_open_found(const struct pot_found *found, const struct pot_options *options,
+int pot_open_found(struct pot_found *found, const struct pot_options *options,
                    struct fault *fault, struct pot **ret_pot);
 
 /* Look at the archive in an open file, or in a part of it. Takes the source over. */
