@@ -99,7 +99,7 @@ struct session {
     struct loop loop;
     struct log log;
     struct features features;
-    _Atomic uint32_t *file_marks;  /* shared with readers (file_marks.h); NULL: they are not */
+    _Atomic uint32_t *file_marks;  /* shared with readers (bits.h); NULL: they are not */
     pthread_mutex_t counters_lock; /* guards the counters that are rarely written */
     _Atomic bool ended;
     _Atomic bool distrusted;       /* see session_distrust */

@@ -9,8 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "bits.h"
 #include "core.h"
-#include "file_marks.h"
 
 struct counting {
     struct session *session;

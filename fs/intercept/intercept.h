@@ -65,7 +65,7 @@
 #include <stdint.h>
 #include <sys/ioctl.h>
 
-#include "file_marks.h"
+#include "bits.h"
 
 #define INTERCEPT_MAGIC UINT64_C(0x33306f69746f706f) /* "opotio03": also the version */
 #define INTERCEPT_NAME_BYTES 48
@@ -135,7 +135,7 @@ struct intercept_head {
 #define INTERCEPT_HEAD_BYTES (64u << 10) /* whole pages of any size */
 _Static_assert(sizeof(struct intercept_head) <= INTERCEPT_HEAD_BYTES, "the head has room");
 
-/* Then the marks of each inode, by st_ino - 1, in whole pages (file_marks.h). */
+/* Then the marks of each inode, by st_ino - 1, in whole pages (bits.h). */
 static inline uint64_t intercept_marks_bytes(uint64_t entries)
 {
     return (entries / 4 + INTERCEPT_HEAD_BYTES) / INTERCEPT_HEAD_BYTES * INTERCEPT_HEAD_BYTES;
