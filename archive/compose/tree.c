@@ -30,6 +30,7 @@
 #include "index_records.h"
 #include "numbers.h"
 #include "path.h"
+#include "search.h"
 #include "thread.h"
 #include "vector.h"
 
@@ -232,15 +233,8 @@ static int tree_by_name(const void *a, const void *b)
 /* The first name that was put into a directory that is not before this one. */
 static uint32_t tree_find_name(const struct tree *t, struct tree_place directory)
 {
-    size_t low = 0, high = t->names.count;
-    while (low < high) {
-        size_t mid = low + (high - low) / 2;
-        if (tree_compare_places(t->names.at[mid].directory, directory) < 0)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return (uint32_t)low;
+    return (uint32_t)search_first(
+        i, 0, t->names.count, tree_compare_places(t->names.at[i].directory, directory) >= 0);
 }
 
 /* ---- 1. indexes ---- */
@@ -359,15 +353,8 @@ static uint32_t part_find_dir(struct tree_source *s, uint32_t position)
         low = 0;
     if (low < high && le32toh(s->dirs[low]) >= position)
         high = low;
-    while (low < high) {
-        uint32_t mid = low + (high - low) / 2;
-        if (le32toh(s->dirs[mid]) < position)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    s->next_dir = low;
-    return low;
+    s->next_dir = (uint32_t)search_first(i, low, high, le32toh(s->dirs[i]) >= position);
+    return s->next_dir;
 }
 
 /* The first position in [at, end) that is shown, or hidden; or `end`. */

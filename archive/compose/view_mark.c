@@ -16,6 +16,7 @@
 #include "cpus.h"
 #include "index_records.h"
 #include "numbers.h"
+#include "search.h"
 #include "thread.h"
 #include "tree_view_private.h"
 
@@ -183,15 +184,7 @@ static int marking_ask_dirs(struct marker *w)
 /* The first directory from `low` on that is not before a position. */
 static uint32_t marking_next_dir(const struct marking *m, uint32_t low, uint32_t position)
 {
-    uint32_t high = m->count;
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if (m->dirs[middle].position < position)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+    return (uint32_t)search_first(i, low, m->count, m->dirs[i].position >= position);
 }
 
 static int marker_take(struct marker *w, struct mark_dir *dir, uint32_t from, uint32_t to)
@@ -219,15 +212,8 @@ static int marker_take(struct marker *w, struct mark_dir *dir, uint32_t from, ui
 /* The first directory whose children do not end before a position. */
 static uint32_t marking_dir_at(const struct marking *m, uint32_t position)
 {
-    uint32_t low = 0, high = m->count;
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if (m->dirs[middle].first + m->dirs[middle].count <= position)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+    return (uint32_t)search_first(i, 0, m->count,
+                                  m->dirs[i].first + m->dirs[i].count > position);
 }
 
 static int marker_take_range(struct marker *w, uint32_t from, uint32_t to)
