@@ -53,6 +53,11 @@ int fault_set_advised(struct fault *f, int err, const char *member, uint64_t off
     return err;
 }
 
+int fault_set_errno(struct fault *f, int err, const char *member, const char *what)
+{
+    return fault_set(f, err, member, FAULT_NO_OFFSET, "%s: %s", what, fault_errno(err));
+}
+
 int fault_set_read(struct fault *f, int err, const char *member, uint64_t offset)
 {
     return fault_set(f, err, member, offset, "read error: %s", fault_errno(err));

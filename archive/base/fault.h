@@ -36,6 +36,9 @@ int fault_set_advised(struct fault *f, int err, const char *member, uint64_t off
                       const char *advice, const char *format, ...)
     __attribute__((format(printf, 6, 7)));
 
+/* fault_set without an offset: `what`, and the name of the error. */
+int fault_set_errno(struct fault *f, int err, const char *member, const char *what);
+
 /* The same, of a read that failed with `err`. */
 int fault_set_read(struct fault *f, int err, const char *member, uint64_t offset);
 

@@ -49,8 +49,7 @@ static int output_follow(const char *path, struct fault *fault, char **ret_path)
     bool link = lstat(path, &st) == 0 && S_ISLNK(st.st_mode);
     char *followed = link ? realpath(path, NULL) : strdup(path);
     if (!followed)
-        return fault_set(fault, -errno, NULL, FAULT_NO_OFFSET,
-                         "can't be followed to a file: %s", fault_errno(errno));
+        return fault_set_errno(fault, -errno, NULL, "can't be followed to a file");
     *ret_path = followed;
     return 0;
 }
@@ -67,8 +66,7 @@ static int output_open_folder(struct output *output, const char *path, struct fa
         return fault_set(fault, -ENAMETOOLONG, NULL, FAULT_NO_OFFSET, "name is too long");
     output->folder_fd = path_open_folder(path);
     if (output->folder_fd < 0)
-        return fault_set(fault, output->folder_fd, NULL, FAULT_NO_OFFSET,
-                         "its folder can't be opened: %s", fault_errno(output->folder_fd));
+        return fault_set_errno(fault, output->folder_fd, NULL, "its folder can't be opened");
     return 0;
 }
 
@@ -76,9 +74,7 @@ static int output_check_existing(struct output *output, struct fault *fault)
 {
     struct stat st;
     if (fstatat(output->folder_fd, output->name, &st, AT_SYMLINK_NOFOLLOW) < 0)
-        return errno == ENOENT ? 0
-                               : fault_set(fault, -errno, NULL, FAULT_NO_OFFSET,
-                                           "can't be examined: %s", fault_errno(errno));
+        return errno == ENOENT ? 0 : fault_set_errno(fault, -errno, NULL, "can't be examined");
     if (S_ISDIR(st.st_mode)) {
         fault_set(fault, -EISDIR, NULL, FAULT_NO_OFFSET, "is a directory");
         fault_advise(fault, "name a file with -o");
@@ -142,7 +138,7 @@ static int output_create_striped(struct output *output, struct fault *fault)
     if (r == 0)
         return 0;
     unlinkat(output->folder_fd, output->partial_name, 0);
-    return fault_set(fault, r, NULL, FAULT_NO_OFFSET, "can't be created: %s", fault_errno(r));
+    return fault_set_errno(fault, r, NULL, "can't be created");
 }
 
 static int output_create_partial(struct output *output, struct fault *fault)
@@ -168,8 +164,7 @@ static int output_create_partial(struct output *output, struct fault *fault)
     }
     struct stat st;
     if (output->fd < 0 || fstat(output->fd, &st) < 0)
-        return fault_set(fault, -errno, NULL, FAULT_NO_OFFSET, "can't be created: %s",
-                         fault_errno(errno));
+        return fault_set_errno(fault, -errno, NULL, "can't be created");
     output->id = file_id_of(&st);
     return 0;
 }
@@ -295,8 +290,7 @@ void output_sync_folder(int folder_fd)
 static int output_sync_file(const struct output *output, struct fault *fault)
 {
     return fsync(output->fd) < 0
-               ? fault_set(fault, -errno, NULL, FAULT_NO_OFFSET,
-                           "can't be brought to the disk: %s", fault_errno(errno))
+               ? fault_set_errno(fault, -errno, NULL, "can't be brought to the disk")
                : 0;
 }
 
@@ -311,8 +305,7 @@ int output_ready(struct output *output, const char *letters, bool sync, struct f
         return -ENOMEM;
     }
     if (renameat(dir, output->partial_name, dir, ready) < 0)
-        return fault_set(fault, -errno, NULL, FAULT_NO_OFFSET,
-                         "can't be renamed to its waiting name: %s", fault_errno(errno));
+        return fault_set_errno(fault, -errno, NULL, "can't be renamed to its waiting name");
     free(output->partial_name);
     output->partial_name = steal_ptr(&ready);
     return 0;
@@ -326,8 +319,7 @@ int output_commit(struct output *output, bool sync, struct fault *fault)
         if (r == -EEXIST)
             output_exists(fault);
         else if (r < 0)
-            fault_set(fault, r, NULL, FAULT_NO_OFFSET, "can't be given its name: %s",
-                      fault_errno(r));
+            fault_set_errno(fault, r, NULL, "can't be given its name");
     }
     if (r < 0) {
         output_discard(output);

@@ -194,23 +194,20 @@ int shard_exchange_begin(const struct shard_names *names, const _Atomic int *sto
     struct exchange_plan plan;
     auto_close int folder_fd = path_open_folder(names->before), fd = -1;
     if (folder_fd < 0)
-        return fault_set(fault, folder_fd, NULL, FAULT_NO_OFFSET,
-                         "its folder can't be opened: %s", fault_errno(folder_fd));
+        return fault_set_errno(fault, folder_fd, NULL, "its folder can't be opened");
     struct shard_names base = exchange_base_names(names);
     auto_free char *record = shard_record_name(base.before, strlen(base.before), base.after);
     int r = record ? exchange_lock_record(folder_fd, record, true, stop, &fd) : -ENOMEM;
     if (r < 0)
         return r == -EINTR ? r
-                           : fault_set(fault, r, record, FAULT_NO_OFFSET,
-                                       "can't be created and locked: %s", fault_errno(r));
+                           : fault_set_errno(fault, r, record, "can't be created and locked");
     r = exchange_read(fd, &plan);
     if (r == 0) {
         r = exchange_roll_forward(folder_fd, &plan, fault);
         if (r == 0 && ftruncate(fd, 0) < 0)
-            r = fault_set(fault, -errno, record, FAULT_NO_OFFSET, "can't be emptied: %s",
-                          fault_errno(errno));
+            r = fault_set_errno(fault, -errno, record, "can't be emptied");
     } else if (r != -ENODATA) {
-        r = fault_set(fault, r, record, FAULT_NO_OFFSET, "can't be read: %s", fault_errno(r));
+        r = fault_set_errno(fault, r, record, "can't be read");
     } else {
         r = 0; /* never complete: the old set counts */
     }
@@ -263,9 +260,7 @@ static int exchange_check_place(const struct shard_exchange *x, uint32_t number,
     if (shard_name(&x->names, number, &name) < 0)
         return -ENOMEM;
     if (fstatat(x->folder_fd, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
-        return errno == ENOENT ? 0
-                               : fault_set(fault, -errno, name, FAULT_NO_OFFSET,
-                                           "can't be examined: %s", fault_errno(errno));
+        return errno == ENOENT ? 0 : fault_set_errno(fault, -errno, name, "can't be examined");
     if (!S_ISREG(st.st_mode))
         return fault_set(fault, -EEXIST, name, FAULT_NO_OFFSET, "is not a regular file");
     if (!overwrite)
@@ -273,8 +268,7 @@ static int exchange_check_place(const struct shard_exchange *x, uint32_t number,
     uid_t me = geteuid();
     if (me != 0 && st.st_uid != me && fstat(x->folder_fd, &folder) == 0 &&
         (folder.st_mode & S_ISVTX) && folder.st_uid != me)
-        return fault_set(fault, -EPERM, name, FAULT_NO_OFFSET, "can't be replaced: %s",
-                         fault_errno(-EPERM));
+        return fault_set_errno(fault, -EPERM, name, "can't be replaced");
     return 1;
 }
 
@@ -306,8 +300,7 @@ int shard_exchange_run(struct shard_exchange *x, const char *letters, bool overw
             x->folder_fd); /* ready shards must be on disk no later than the record */
     r = exchange_write(x, letters, plan.end, sync);
     if (r < 0)
-        return fault_set(fault, r, x->record, FAULT_NO_OFFSET, "can't be written: %s",
-                         fault_errno(r));
+        return fault_set_errno(fault, r, x->record, "can't be written");
     x->committed = true;
     r = exchange_roll_forward(x->folder_fd, &plan, fault);
     if (r < 0)

@@ -85,7 +85,7 @@ static void count_problem(struct count *c, int err, const char *folder, const ch
 {
     struct fault fault = {0};
     auto_free char *path = *name ? count_path(folder, name) : strdup(folder);
-    fault_set(&fault, err, path, FAULT_NO_OFFSET, "can't be read: %s", fault_errno(err));
+    fault_set_errno(&fault, err, path, "can't be read");
     pthread_mutex_lock(&c->lock);
     c->survey->problems++;
     if (c->options->report)

@@ -44,8 +44,7 @@ struct run {
 static int pack_source_fault(struct fault *fault, int err, const char *path)
 {
     if (err != -ENOTDIR)
-        return fault_set(fault, err, path, FAULT_NO_OFFSET, "can't be packed: %s",
-                         fault_errno(err));
+        return fault_set_errno(fault, err, path, "can't be packed");
     fault_set(fault, err, path, FAULT_NO_OFFSET, "is not a directory");
     fault_advise(fault, "name the directory that is to be packed");
     return err;
@@ -369,8 +368,7 @@ static int pack_read_names(struct run *run, struct fault *fault)
         fault_set(fault, r, name, FAULT_NO_OFFSET,
                   "the list of names can't be read: it is too long");
     else if (r < 0 && !run->result.problems)
-        fault_set(fault, r, name, FAULT_NO_OFFSET, "the list of names can't be read: %s",
-                  fault_errno(r));
+        fault_set_errno(fault, r, name, "the list of names can't be read");
     run->selection.names = run->names;
     return r;
 }

@@ -160,7 +160,7 @@ static int open_pot(struct arguments *a, char **paths, size_t count, struct pot 
     if (trailer < 0)
         command_verify_report(a, &fault);
     if (r < 0) {
-        fault_set(&why, r, NULL, FAULT_NO_OFFSET, "can't be opened: %s", fault_errno(r));
+        fault_set_errno(&why, r, NULL, "can't be opened");
         command_verify_report(a, &why);
     }
     return r;

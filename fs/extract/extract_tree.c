@@ -138,12 +138,10 @@ int tree_open_root(struct extraction *x, struct fault *fault)
     struct stat st;
     x->root_made = mkdir(path, 0700) == 0;
     if (!x->root_made && errno != EEXIST)
-        return fault_set(fault, -errno, path, FAULT_NO_OFFSET, "can't be made: %s",
-                         fault_errno(errno));
+        return fault_set_errno(fault, -errno, path, "can't be made");
     x->root_fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (x->root_fd < 0 || fstat(x->root_fd, &st) < 0)
-        return fault_set(fault, -errno, path, FAULT_NO_OFFSET, "can't be opened: %s",
-                         fault_errno(errno));
+        return fault_set_errno(fault, -errno, path, "can't be opened");
     x->inherits = hands_down(x->root_fd, &st);
     return 0;
 }

@@ -396,8 +396,7 @@ static int check_whole(struct verification *v)
     struct fault fault = {0};
     int r = onepot_check_trailer(v->workers.pot->source, v->index, &fault);
     if (r < 0 && r != -ENOENT) {
-        fault_set(&fault, r, NULL, FAULT_NO_OFFSET, "its index can't be read: %s",
-                  fault_errno(r));
+        fault_set_errno(&fault, r, NULL, "its index can't be read");
         verify_report(v, &fault);
     }
     if (!index_info(v->index)->has_sums)
@@ -457,7 +456,7 @@ int verify_run(struct pot *pot, const struct verify_options *options, struct fau
     if (r == 0)
         r = verify_check_all(&v);
     if (r < 0)
-        fault_set(fault, r, NULL, FAULT_NO_OFFSET, "can't be verified: %s", fault_errno(r));
+        fault_set_errno(fault, r, NULL, "can't be verified");
     struct pot_sums sums = {0};
     if (r == 0)
         r = pot_sums(pot, &sums);
@@ -509,7 +508,5 @@ int verify_trailer(const char *path, uint64_t offset, struct fault *fault)
     if (r == -ENOMSG)
         r = 0;
     source_close(source);
-    return r < 0 ? fault_set(fault, r, NULL, FAULT_NO_OFFSET, "its trailer can't be read: %s",
-                             fault_errno(r))
-                 : 0;
+    return r < 0 ? fault_set_errno(fault, r, NULL, "its trailer can't be read") : 0;
 }
