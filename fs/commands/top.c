@@ -19,6 +19,7 @@
 #include "commands.h"
 #include "find_mount.h"
 #include "interrupt.h"
+#include "numbers.h"
 #include "state.h"
 #include "summary.h"
 
@@ -128,7 +129,7 @@ static void screen_draw(const char *text, size_t len)
 
 /*
  * Wait for a key and return its byte; 0 when the time is over or a signal came (or the size of
- * the terminal changed); -1: there will be no more keys.
+ * the terminal changed); -1: there will be no more keys. Without a screen there are none.
  */
 static int screen_wait_key(const struct screen *screen, uint64_t wait_ns)
 {
@@ -359,22 +360,13 @@ static int take_picture(struct top *t, char **ret_text, size_t *ret_len)
     return r;
 }
 
-/* A key, or 0. Without a screen there are no keys, and only signals end the wait. */
-static int wait_key(const struct top *t, uint64_t wait_ns)
-{
-    if (t->screen.on)
-        return screen_wait_key(&t->screen, wait_ns);
-    poll(NULL, 0, (int)(wait_ns / 1000000 + 1));
-    return 0;
-}
-
 /* True: the user wants to quit. */
 static bool wait_for_next(struct top *t)
 {
     uint64_t until = now_ns() + t->delay_ns, now;
     while ((now = now_ns()) < until && !atomic_load(interrupt_flag())) {
         /* In short pieces: a signal may come between the check of the flag and the wait. */
-        int key = wait_key(t, until - now < WAIT_MOST_NS ? until - now : WAIT_MOST_NS);
+        int key = screen_wait_key(&t->screen, min_u64(until - now, WAIT_MOST_NS));
         if (key == 'q' || key == 'Q' || key < 0)
             return true;
         if (key == 'h' || key == '?')
