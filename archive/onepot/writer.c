@@ -173,18 +173,6 @@ static int writer_check_index_room(const struct writer *w, struct fault *fault)
     return -EFBIG;
 }
 
-static void writer_count_member(struct writer *w, const struct pax_member *m)
-{
-    w->totals.members++;
-    if (m->hardlink)
-        w->totals.hardlinks++;
-    else if (S_ISREG(m->mode))
-        w->totals.files++;
-    else if (S_ISDIR(m->mode))
-        w->totals.directories++;
-    w->totals.data_bytes += w->stored_bytes;
-}
-
 /* Ends the member, whose data is complete. */
 static int writer_finish_data(struct writer *w, struct fault *fault)
 {
@@ -231,7 +219,8 @@ int writer_add(struct writer *w, const struct pax_member *m, struct pax_buffer *
         w->missing_bytes = 0;
     if (r < 0)
         return is_refused ? r : (w->error = r);
-    writer_count_member(w, m);
+    w->totals.files += m->hardlink || S_ISREG(m->mode);
+    w->totals.data_bytes += w->stored_bytes;
     XXH3_128bits_update(w->identifier_state, header->at, header->count);
     XXH3_64bits_reset(w->sum_state);
     r = writer_put_header(w, m, header, fault);
@@ -289,13 +278,9 @@ static int writer_write_trailer(struct writer *w, struct fault *fault)
     header.window_count = w->window_sums.count;
     XXH128_canonicalFromHash(&id, XXH3_128bits_digest(w->identifier_state));
     memcpy(header.identifier, id.digest, sizeof(header.identifier));
-    memcpy(w->totals.identifier, id.digest, sizeof(w->totals.identifier));
     r = onepot_format_append(w->builder, &header, w->tar_offset, w->output->fd, fault,
                              &w->totals.file_bytes);
-    if (r < 0)
-        return writer_write_failed(w, r, fault);
-    w->totals.index_bytes = w->totals.file_bytes - header.archive_bytes;
-    return 0;
+    return r < 0 ? writer_write_failed(w, r, fault) : 0;
 }
 
 int writer_finish(struct writer *w, struct fault *fault, struct writer_totals *ret_totals)

@@ -53,14 +53,9 @@ struct writer_options {
 #define WRITER_ALIGN_MAX (64u << 10)
 
 struct writer_totals {
-    uint64_t members;
-    uint64_t files; /* regular, hard links not counted */
-    uint64_t directories;
-    uint64_t hardlinks;
+    uint64_t files;      /* regular, and further names of files */
     uint64_t data_bytes; /* of the files, holes left out */
-    uint64_t index_bytes;
     uint64_t file_bytes; /* of the archive */
-    uint8_t identifier[16];
 };
 
 /* The output stays the caller's. -EINVAL: such options make no sense. -ENOMEM. */

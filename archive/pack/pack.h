@@ -84,8 +84,7 @@ struct pack_options {
 struct pack_result {
     struct writer_totals totals;
     uint64_t problems;
-    uint64_t sockets; /* left out */
-    bool waits;       /* the shards are ready, but have no names until other ranks are */
+    bool waits; /* the shards are ready, but have no names until other ranks are */
 };
 
 /*

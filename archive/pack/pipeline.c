@@ -411,8 +411,6 @@ static int pipeline_report(struct pipeline *p, enum pack_report kind, const stru
 
 static int pipeline_report_gathered(struct pipeline *p, const struct gathered *g)
 {
-    if (g->note && S_ISSOCK(g->member.mode))
-        p->result->sockets++;
     int r = pipeline_report(p, PACK_NOTE, g->note);
     return r < 0 ? r : pipeline_report(p, PACK_PROBLEM, g->problem);
 }

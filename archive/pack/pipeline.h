@@ -27,7 +27,7 @@ struct pipeline_sources {
 };
 
 /*
- * Writes everything that is selected from the sources. Counts problems and sockets in *result.
+ * Writes everything that is selected from the sources. Counts problems in *result.
  * Runs no more than `max_threads` threads (1 to PACK_THREADS_MAX), whatever the options ask
  * for. Errors: the writers', -EINTR, -ENOMEM, and with `strict` the first problem's.
  */

@@ -138,14 +138,9 @@ uint64_t shard_set_offset(const struct shard_set *s)
 
 static void shard_set_add_totals(struct writer_totals *sum, const struct writer_totals *t)
 {
-    sum->members += t->members;
     sum->files += t->files;
-    sum->directories += t->directories;
-    sum->hardlinks += t->hardlinks;
     sum->data_bytes += t->data_bytes;
-    sum->index_bytes += t->index_bytes;
     sum->file_bytes += t->file_bytes;
-    memcpy(sum->identifier, t->identifier, sizeof(sum->identifier));
 }
 
 static bool shard_set_is_stopped(const struct shard_set *s)

@@ -114,7 +114,7 @@ static void command_pack_summarize(const struct arguments *a, const struct pack_
                                    uint64_t ns)
 {
     char output[128];
-    uint64_t count = result->totals.files + result->totals.hardlinks;
+    uint64_t count = result->totals.files;
     describe_output(a, output, sizeof(output));
     if (!a->quiet)
         cli_note("%s: %s %s, %s in %s of %s, %s%s", a->options.output, cli_count(count),

@@ -299,8 +299,6 @@ int extract_run(struct pot *pot, const struct extract_options *options, struct f
         *fault = x.workers.fault;
     *ret_result = (struct extract_result){
         .files = x.files,
-        .directories = x.directories,
-        .others = x.others,
         .bytes = x.workers.progress.bytes_done,
         .problems = x.workers.problems,
         .lost_xattrs = x.lost_xattrs,

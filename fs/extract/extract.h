@@ -46,9 +46,7 @@ struct extract_options {
 
 struct extract_result {
     uint64_t files; /* regular files, with their further names */
-    uint64_t directories;
-    uint64_t others; /* symbolic links, fifos, devices, sockets */
-    uint64_t bytes;  /* written */
+    uint64_t bytes; /* written */
     uint64_t problems;
     uint64_t lost_xattrs;  /* files whose attributes the filesystem rejects */
     uint64_t unprivileged; /* members that lack what only `privileged` restores */

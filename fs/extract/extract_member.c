@@ -161,7 +161,6 @@ static int extract_special(struct extractor *e, int folder_fd, const char *name,
         trouble->doing = "can't be made";
         return r;
     }
-    atomic_fetch_add_explicit(&x->others, 1, memory_order_relaxed);
     r = attributes_set_by_name(x, folder_fd, name, node);
     mode_t mode = attributes_mode(x, node);
     if (r == 0 && !is_link && (mode & 07000 || x->inherits) &&
@@ -423,6 +422,6 @@ void member_link(struct extractor *e, uint32_t first, uint32_t position)
     }
     struct node node;
     bool is_file = index_node(x->index, position, &node) == 0 && S_ISREG(node.mode);
-    atomic_fetch_add_explicit(is_file ? &x->files : &x->others, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&x->files, is_file, memory_order_relaxed);
     atomic_fetch_add_explicit(&x->workers.progress.members, 1, memory_order_relaxed);
 }

@@ -93,8 +93,8 @@ struct extraction {
     VECTOR(struct large) large;     /* sorted by position */
     uint64_t large_key;             /* key of the first piece of the last of them */
 
-    _Atomic uint64_t files, others, lost_xattrs;
-    uint64_t directories, unprivileged;
+    _Atomic uint64_t files, lost_xattrs;
+    uint64_t unprivileged;
 };
 
 /* The data of one thread. */
@@ -134,10 +134,10 @@ int attributes_set_by_name(struct extraction *x, int folder_fd, const char *name
 void folders_init(struct folders *folders, unsigned slots);
 void folders_free(struct folders *folders);
 
-/* Get the descriptor of the folder at `directory`, valid until the next call. */
-int folders_get(struct extraction *x, struct folders *folders, uint32_t directory, int *ret_fd);
-
-/* The same for the folder that holds an entry; also returns the entry's name, terminated. */
+/*
+ * Get the descriptor of the folder that holds an entry, valid until the next call, and the
+ * entry's name, terminated.
+ */
 int folders_find(struct extraction *x, struct folders *folders, uint32_t position, int *ret_fd,
                  char name[INDEX_NAME_MAX + 1]);
 

@@ -83,7 +83,7 @@ static int find_way(const struct extraction *x, struct folders *f, uint32_t dire
     return 0;
 }
 
-int folders_get(struct extraction *x, struct folders *f, uint32_t directory, int *ret_fd)
+static int folders_get(struct extraction *x, struct folders *f, uint32_t directory, int *ret_fd)
 {
     int fd, r = find_way(x, f, directory, &fd);
     while (r == 0 && f->way.count > 0) {
@@ -253,7 +253,6 @@ int tree_make_folder(struct extraction *x, struct folders *f, const struct node 
     x->flags[position] |= ENTRY_MADE;
     if (is_new)
         x->flags[position] |= at_once ? ENTRY_NEW | ENTRY_HAS_MODE : ENTRY_NEW;
-    x->directories++;
     return tree_add_folder(x, position);
 }
 

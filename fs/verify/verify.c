@@ -462,7 +462,6 @@ int verify_run(struct pot *pot, const struct verify_options *options, struct fau
         r = pot_sums(pot, &sums);
     *ret_result = (struct verify_result){
         .sums = sums,
-        .entries = index_info(pot->index)->entries,
         .files = v.files,
         .bytes = v.file_bytes,
         .whole = v.windows > 0,

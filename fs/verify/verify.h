@@ -28,7 +28,6 @@ struct verify_options {
 };
 
 struct verify_result {
-    uint64_t entries;
     uint64_t files; /* files read, each inode once */
     uint64_t bytes; /* bytes of these files */
     struct pot_sums sums;
