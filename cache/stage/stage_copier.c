@@ -144,13 +144,6 @@ void stage_copy(struct stage *stage)
 
 /* ---- whose turn it is ---- */
 
-struct copier {
-    struct stage *stage;
-    pthread_t thread;
-    pid_t process;
-    sem_t begun; /* the child that unpacks was forked, or will not be for now */
-};
-
 static bool copier_is_needed(const struct stage *stage)
 {
     return !atomic_load(&stage->state->whole) && !atomic_load(&stage->state->failure);
@@ -164,14 +157,13 @@ static int copier_open_copy(const struct stage *stage)
     return open(path, O_RDWR | O_CLOEXEC);
 }
 
-static void copier_work(struct copier *c)
+static void copier_work(struct stage *stage)
 {
-    struct stage *stage = c->stage;
     if (!copier_is_needed(stage) || pause_ended(&stage->pause)) /* another one has ended */
         return;
     atomic_store(&stage->state->copier_pid, (int32_t)getpid());
     if (stage->expands)
-        stage_expand(stage, &c->begun);
+        stage_expand(stage, &stage->begun);
     else
         stage_copy(stage);
     atomic_store(&stage->state->copier_pid, 0);
@@ -179,61 +171,50 @@ static void copier_work(struct copier *c)
 
 static void *copier_run(void *arg)
 {
-    struct copier *c = arg;
-    auto_close int fd = copier_open_copy(c->stage);
+    struct stage *stage = arg;
+    auto_close int fd = copier_open_copy(stage);
     bool is_mine = fd >= 0 && registry_take(fd);
-    while (fd >= 0 && !is_mine && copier_is_needed(c->stage)) {
-        sem_post(&c->begun);
-        if (!pause_for(&c->stage->pause, LOOK_NS))
+    while (fd >= 0 && !is_mine && copier_is_needed(stage)) {
+        sem_post(&stage->begun);
+        if (!pause_for(&stage->pause, LOOK_NS))
             break;
         is_mine = registry_take(fd);
     }
     if (is_mine)
-        copier_work(c);
-    sem_post(&c->begun);
+        copier_work(stage);
+    sem_post(&stage->begun);
     return NULL;
 }
 
 int stage_start(struct stage *stage)
 {
-    bool is_started = stage->copier && stage->copier->process == getpid();
-    if (is_started || !copier_is_needed(stage))
+    if (stage->copier_process == getpid() || !copier_is_needed(stage))
         return 0;
-    struct copier *c = calloc(1, sizeof(*c));
-    if (!c)
-        return -ENOMEM;
-    c->stage = stage;
-    c->process = getpid();
-    sem_init(&c->begun, 0, 0);
+    sem_init(&stage->begun, 0, 0);
     atomic_store(&stage->pause.ended, false);
-    int r = thread_start(&c->thread, stage->expands ? EXPAND_STACK_BYTES : STACK_BYTES,
-                         copier_run, c);
-    if (r < 0) {
-        free(c);
+    int r = thread_start(&stage->copier, stage->expands ? EXPAND_STACK_BYTES : STACK_BYTES,
+                         copier_run, stage);
+    if (r < 0)
         return r;
-    }
-    stage->copier = c;
+    stage->copier_process = getpid();
     /* The child is a fork, and could inherit locks that threads started meanwhile hold. */
-    while (stage->expands && sem_wait(&c->begun) < 0)
+    while (stage->expands && sem_wait(&stage->begun) < 0)
         ; /* a signal came */
     return 0;
 }
 
 int stage_stop(struct stage *stage)
 {
-    struct copier *c = stage->copier;
-    struct timespec until;
-    if (!c || c->process != getpid()) { /* a child has none of its parent's threads */
-        stage->copier = NULL;
+    if (stage->copier_process != getpid()) { /* a child has none of its parent's threads */
+        stage->copier_process = 0;
         atomic_store(&stage->pause.ended, true);
         return 0;
     }
     pause_end(&stage->pause);
-    until = clock_in_ms(CLOCK_MONOTONIC, STOP_LIMIT_S * 1000L);
-    if (thread_join_until(c->thread, &until) != 0)
+    const struct timespec until = clock_in_ms(CLOCK_MONOTONIC, STOP_LIMIT_S * 1000L);
+    if (thread_join_until(stage->copier, &until) != 0)
         return -EBUSY;
-    stage->copier = NULL;
-    sem_destroy(&c->begun);
-    free(c);
+    stage->copier_process = 0;
+    sem_destroy(&stage->begun);
     return 0;
 }

@@ -26,7 +26,6 @@
 
 #define STAGE_STREAMS 28u
 
-struct copier;      /* of stage_copier.c */
 struct stage_given; /* of stage_adopt.c */
 
 struct stage {
@@ -48,8 +47,10 @@ struct stage {
     uint64_t room; /* for it */
     bool expands;  /* or while it is read: */
     struct pot_stream stream;
-    struct pause pause;        /* of the copier, and of readers that wait for a stream */
-    struct copier *copier;     /* NULL: not started */
+    struct pause pause; /* of the copier, and of readers that wait for a stream */
+    pthread_t copier;
+    pid_t copier_process;      /* that started it; 0: none */
+    sem_t begun;               /* the child that unpacks was forked, or will not be for now */
     struct stage_given *given; /* a copy to adopt; NULL: none */
     bool was_moved;            /* and it has become the copy */
 };

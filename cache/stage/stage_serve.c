@@ -256,13 +256,6 @@ static int serve_hello(const struct serving *s)
     return serve_write(s, line, (size_t)n);
 }
 
-static void serving_free(struct serving *s)
-{
-    if (s->ring)
-        munmap(s->ring, s->ring_bytes);
-    free(s);
-}
-
 static int serve_begin(struct serving *s, unsigned rank)
 {
     unsigned run = stage_job_run(s->size, SERVE_MEMORY_BYTES);
@@ -275,27 +268,25 @@ static int serve_begin(struct serving *s, unsigned rank)
 int stage_job_serve(struct stage *stage, unsigned rank, unsigned size, int in_fd, int out_fd,
                     int ring_fd, const _Atomic int *stop, struct fault *fault)
 {
-    struct serving *s = calloc(1, sizeof(*s));
-    if (!s)
-        return -ENOMEM;
-    *s = (struct serving){.stage = stage,
-                          .in_fd = in_fd,
-                          .out_fd = out_fd,
-                          .ring_fd = ring_fd,
-                          .size = size,
-                          .limit = UINT64_MAX,
-                          .stop = stop};
-    sem_init(&s->turn, 0, 0);
+    struct serving s = {.stage = stage,
+                        .in_fd = in_fd,
+                        .out_fd = out_fd,
+                        .ring_fd = ring_fd,
+                        .size = size,
+                        .limit = UINT64_MAX,
+                        .stop = stop};
+    sem_init(&s.turn, 0, 0);
     fcntl(in_fd, F_SETFL, fcntl(in_fd, F_GETFL) | O_NONBLOCK);
     fcntl(out_fd, F_SETFL, fcntl(out_fd, F_GETFL) | O_NONBLOCK);
-    int r = size ? serve_begin(s, rank) : -EINVAL;
+    int r = size ? serve_begin(&s, rank) : -EINVAL;
     if (r == 0)
         r = stage_start(stage); /* it waits as long as the job makes progress */
-    if (r == 0 && serve_hello(s) == 0)
-        r = serve_run(s, fault);
-    else if (s->job)
-        stage_job_end(s->job, NULL);
-    serve_close(s, s->is_over);
-    serving_free(s);
+    if (r == 0 && serve_hello(&s) == 0)
+        r = serve_run(&s, fault);
+    else if (s.job)
+        stage_job_end(s.job, NULL);
+    serve_close(&s, s.is_over);
+    if (s.ring)
+        munmap(s.ring, s.ring_bytes);
     return r;
 }
