@@ -19,6 +19,7 @@
 #include <time.h>
 
 #include "archive_files.h"
+#include "bits.h"
 #include "chooser.h"
 #include "clock.h"
 #include "follow.h"
@@ -82,7 +83,7 @@ struct plan {
     unsigned kept;
     uint64_t since_anchor, try_at, anchor;
     uint64_t last_ns, first_ns, tried_ns;
-    uint64_t *seen; /* a bit for each entry: it was read since the anchor */
+    _Atomic uint64_t *seen; /* a bit for each entry: it was read since the anchor */
     bool said_too_large;
 };
 
@@ -108,7 +109,8 @@ static void plan_drop_anchor(struct plan *p)
     p->since_anchor = 0;
     p->try_at = RECOGNISE_READS_MIN;
     p->anchor++;
-    memset(p->seen, 0, (index_info(p->options.index)->entries / 64 + 1) * sizeof(*p->seen));
+    memset((void *)p->seen, 0,
+           (index_info(p->options.index)->entries / 64 + 1) * sizeof(*p->seen));
 }
 
 static int plan_follow(struct plan *p, struct known_reads *order, bool given, uint64_t spread)
@@ -217,7 +219,7 @@ void plan_free(struct plan *p)
     scan_free(p->scan);
     nearby_free(p->nearby);
     tree_walk_free(p->walk);
-    free(p->seen);
+    free((void *)p->seen);
     free(p);
 }
 
@@ -237,14 +239,13 @@ const struct ahead_stats *plan_stats(const struct plan *p)
 /* Keep the read for recognition, and notice whether it is the first of an epoch. */
 static void plan_keep(struct plan *p, const struct observation *o)
 {
-    uint64_t bit = UINT64_C(1) << (o->position % 64), *word = &p->seen[o->position / 64];
-    bool again = *word & bit;
+    bool again = bit_get(p->seen, o->position);
 
     if ((p->since_anchor >= RECOGNISE_READS_MIN && p->last_ns &&
          o->time_ns > p->last_ns + GAP_NS) ||
         (again && p->since_anchor >= 2 * RECOGNISE_READS_MAX))
         plan_drop_anchor(p);
-    *word |= bit;
+    bit_take(p->seen, o->position);
     if (p->kept < READS_KEPT && !(again && p->since_anchor)) {
         p->kept_files[p->kept] = o->position;
         p->kept_tasks[p->kept++] = o->task;
@@ -378,16 +379,10 @@ void plan_finished(struct plan *p, const struct plan_batch *batch, int result)
         c->table->finished(c->chooser, batch->wants, batch->count, result);
 }
 
-bool plan_order_changed(struct plan *p)
+uint64_t plan_passed(struct plan *p, bool *ret_is_new_order)
 {
-    bool changed = p->changed;
-
+    *ret_is_new_order = p->changed;
     p->changed = false;
-    return changed;
-}
-
-uint64_t plan_passed(const struct plan *p)
-{
     return p->follow ? follow_passed(p->follow) : 0;
 }
 

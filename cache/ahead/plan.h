@@ -48,11 +48,11 @@ struct plan_batch {
 bool plan_take(struct plan *plan, enum fetch_way way, struct plan_batch *ret_batch);
 void plan_finished(struct plan *plan, const struct plan_batch *batch, int result);
 
-/* The order changed since the last call, so earlier values of `due` mean nothing any more. */
-bool plan_order_changed(struct plan *plan);
-
-/* Data due before this is no longer of use; 0 without an order. */
-uint64_t plan_passed(const struct plan *plan);
+/*
+ * Data due before this is no longer of use; 0 without an order. *ret_is_new_order: the order
+ * changed since the last call, so earlier values of `due` mean nothing any more.
+ */
+uint64_t plan_passed(struct plan *plan, bool *ret_is_new_order);
 
 struct plan_job;
 bool plan_job(struct plan *plan, struct plan_job **ret_job);

@@ -47,6 +47,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bits.h"
 #include "permutation.h"
 
 #define NATS_BEYOND_CHANCE 20.0
@@ -174,8 +175,8 @@ struct trial {
     struct recogniser *recogniser;
     const struct folder_files *folder;
     uint32_t n;
-    uint64_t *marks; /* a bit for each file of the folder: it was read */
-    unsigned reads;  /* reads of files in the folder */
+    _Atomic uint64_t *marks; /* a bit for each file of the folder: it was read */
+    unsigned reads;          /* reads of files in the folder */
 };
 
 static double trial_divergence(double q, double p)
@@ -212,7 +213,7 @@ static bool trial_fits(const struct trial *t, uint64_t seed, uint32_t places, do
     if (permutation_front(t->n, seed, places, front) < 0)
         return false;
     for (uint32_t i = 0; i < places; i++) {
-        hits += (unsigned)(t->marks[front[i] / 64] >> (front[i] % 64) & 1);
+        hits += bit_get(t->marks, front[i]);
         if (i + 1 == next || i + 1 == places) {
             if (trial_nats(t, hits, i + 1) >= wanted)
                 return true;
@@ -257,9 +258,7 @@ static void trial_mark_reads(struct trial *t, const uint32_t *positions, unsigne
     for (unsigned i = 0; i < count; i++) {
         if (folder_files_number(t->folder, positions[i], 0, &number) < 0)
             continue;
-        uint64_t bit = UINT64_C(1) << (number % 64);
-        t->reads += !(t->marks[number / 64] & bit);
-        t->marks[number / 64] |= bit;
+        t->reads += bit_take(t->marks, number);
     }
 }
 
@@ -279,7 +278,7 @@ static int recogniser_try_folder(struct recogniser *r, const struct kept_folder 
     trial_mark_reads(&t, positions, count);
     if (t.reads >= RECOGNISE_READS_MIN)
         err = trial_find_epoch(&t, &found->epoch);
-    free(t.marks);
+    free((void *)t.marks);
     if (err == 0)
         err = known_reads_shuffled(kept->files, r->options.seed + found->epoch,
                                    r->options.most_bytes, &found->order);

@@ -335,8 +335,9 @@ static void planner_plan(struct ahead *a, unsigned count)
     for (unsigned i = 0; i < count; i++)
         plan_observe(a->plan, &a->batch[i]);
     if (a->options.window_bytes) {
-        bool is_new_order = plan_order_changed(a->plan);
-        a->options.fetcher->passed(a->options.fetcher_ctx, plan_passed(a->plan), is_new_order);
+        bool is_new_order;
+        uint64_t passed = plan_passed(a->plan, &is_new_order);
+        a->options.fetcher->passed(a->options.fetcher_ctx, passed, is_new_order);
         worker_call(a);
         planner_call(a, WAY_CACHE);
     }
