@@ -444,12 +444,12 @@ void reader_read_pieces(struct reader *reader, struct reader_scratch *scratch,
 }
 
 /*
- * Waits for pieces that others read. Returns the first error; then no piece is pinned any more.
- * If others failed to read a piece, perhaps because of bytes that they read along with it, a
- * read of our own follows.
+ * Waits for pieces that others read. Returns the first error, or else `begun`; if that is one,
+ * no piece is pinned any more. If others failed to read a piece, perhaps because of bytes that
+ * they read along with it, a read of our own follows.
  */
 static int settle_pieces(struct reader *reader, struct reader_scratch *scratch,
-                         struct piece *pieces, unsigned count)
+                         struct piece *pieces, unsigned count, int begun)
 {
     struct block_request request = {reader, scratch, NULL};
     int err = 0;
@@ -466,6 +466,7 @@ static int settle_pieces(struct reader *reader, struct reader_scratch *scratch,
             piece->block = NULL;
         }
     }
+    err = err < 0 ? err : begun;
     for (unsigned i = 0; err < 0 && i < count; i++)
         if (pieces[i].block)
             block_cache_put(reader->cache, pieces[i].block);
@@ -512,12 +513,7 @@ int reader_get_pieces(struct reader *reader, struct reader_scratch *scratch, uin
     if (r == -ENXIO && count > 0)
         r = 0;
     reader_read_pieces(reader, scratch, pieces, count);
-    int err = settle_pieces(reader, scratch, pieces, count);
-    if (err == 0 && r < 0)
-        for (unsigned i = 0; i < count; i++)
-            if (pieces[i].block)
-                block_cache_put(reader->cache, pieces[i].block);
-    r = err < 0 ? err : r;
+    r = settle_pieces(reader, scratch, pieces, count, r);
     *ret_count = r < 0 ? 0 : count;
     return r;
 }
