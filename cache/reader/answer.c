@@ -229,8 +229,7 @@ static int answer_run(struct answer *a, const struct extent *run)
     return -EUCLEAN;
 }
 
-/* Adds bytes of the file until there are `len`, or the file ends, or the span is nearly full.
- */
+/* Adds bytes of the file until `len` are there, it ends, or the span is nearly full. */
 static int answer_fill(struct answer *a, size_t len)
 {
     int r = 0;

@@ -277,8 +277,7 @@ int stage_open(struct source *source, const struct stage_options *options, struc
     if (r == 0)
         r = stage_find_or_make(stage, fault);
     if (r < 0) {
-        stage_given_free(stage->given);
-        free(stage);
+        stage_forget(stage);
         return r;
     }
     if (!source_is_local(source)) /* each byte is read once, by any reader */

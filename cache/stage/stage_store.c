@@ -152,7 +152,7 @@ static int store_expand(void *ctx, const struct pot_stream *stream, struct fault
     stage->expands = true;
     int r = store->is_private ? private_make(stage, fault) : stage_find_or_make(stage, fault);
     if (r < 0) {
-        free(stage);
+        stage_forget(stage);
         return r == -ENOMEM ? r : -ENOSPC;
     }
     store->stage = stage;
