@@ -72,14 +72,15 @@ void session_note(struct session *s, const char *line)
 _Static_assert(sizeof((struct counters){0}.trouble[0]) == LINE_BYTES,
                "they hold the same line");
 
-/* `kind` TROUBLE_KINDS: none that is kept. */
-static void log_error(struct session *s, enum counter_trouble kind, const char *format,
-                      va_list args)
+void session_trouble(struct session *s, enum counter_trouble kind, const char *format, ...)
 {
     struct counters *c = s->config.counters;
     char line[LINE_BYTES] = "";
+    va_list args;
 
+    va_start(args, format);
     vsnprintf(line, sizeof(line), format, args);
+    va_end(args);
     pthread_mutex_lock(&s->log.lock);
     if (kind < TROUBLE_KINDS && !atomic_load(&c->has_trouble[kind])) {
         memcpy(c->trouble[kind], line, LINE_BYTES);
@@ -88,24 +89,6 @@ static void log_error(struct session *s, enum counter_trouble kind, const char *
     memcpy(c->last_error, line, LINE_BYTES);
     log_write(s, line);
     pthread_mutex_unlock(&s->log.lock);
-}
-
-void session_log(struct session *s, const char *format, ...)
-{
-    va_list args;
-
-    va_start(args, format);
-    log_error(s, TROUBLE_KINDS, format, args);
-    va_end(args);
-}
-
-void session_trouble(struct session *s, enum counter_trouble kind, const char *format, ...)
-{
-    va_list args;
-
-    va_start(args, format);
-    log_error(s, kind, format, args);
-    va_end(args);
 }
 
 const char *log_path(const struct session *s, uint32_t position, char buf[LOG_PATH_MAX])

@@ -86,16 +86,14 @@ void session_serve(struct session *session);
  */
 void session_give_back(struct session *session);
 
-/* Log one line, which `onepot stat` shows as the last error; from any thread. */
-void session_log(struct session *session, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
-
 /*
- * The same of one that makes reads fail: "ARCHIVE: what happened; what to do". The first of
- * each kind is kept for the user's eyes: `run`, the closing line, stat, doctor.
+ * Log one line, which `onepot stat` shows as the last error; from any thread. One that makes
+ * reads fail says "ARCHIVE: what happened; what to do". The first of each such kind is kept for
+ * the user's eyes: `run`, the closing line, stat, doctor.
  */
 void session_trouble(struct session *session, enum counter_trouble kind, const char *format,
                      ...) __attribute__((format(printf, 3, 4)));
+#define session_log(session, ...) session_trouble(session, TROUBLE_KINDS, __VA_ARGS__)
 
 /* Log one line that is not an error. */
 void session_note(struct session *session, const char *line);

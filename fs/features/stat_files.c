@@ -27,7 +27,9 @@
 #define INO_TEXT NODE_TEXT /* one per name: cp takes a changed st_ino for another file */
 
 static const char folder_name[] = ".onepot";
-static const char *const file_names[] = {"stat", "stat.json"};
+/* As the folder's listing has them. */
+static const char *const names[] = {".", "..", "stat", "stat.json"};
+static const char *const *const file_names = names + 2;
 enum { FILE_JSON = 1, FILES = 2 };
 
 struct text {
@@ -126,33 +128,24 @@ static int text_read(struct stat_files *files, const struct request *rq, uint64_
 
 /* ---- attributes ---- */
 
-static void fill_attr(const struct session *s, struct fuse_attr *ret)
+/* Of a text; NULL: of the folder. */
+static void fill_attr(const struct session *s, const struct text *text, struct fuse_attr *ret)
 {
-    const struct counters *c = s->config.counters;
+    const uint64_t started = (uint64_t)s->config.counters->started_realtime_sec;
 
-    memset(ret, 0, sizeof(*ret));
-    ret->uid = s->config.override_uid ? s->config.uid : getuid();
-    ret->gid = s->config.override_gid ? s->config.gid : getgid();
-    ret->mtime = ret->atime = ret->ctime = (uint64_t)c->started_realtime_sec;
-    ret->blksize = 4096;
-}
-
-static void folder_attr(const struct session *s, struct fuse_attr *ret)
-{
-    fill_attr(s, ret);
-    ret->ino = INO_FOLDER;
-    ret->mode = S_IFDIR | 0555;
-    ret->nlink = 2;
-}
-
-static void text_attr(const struct session *s, const struct text *text, struct fuse_attr *ret)
-{
-    fill_attr(s, ret);
-    ret->ino = INO_TEXT + text->file;
-    ret->mode = S_IFREG | 0444;
-    ret->nlink = 1;
-    ret->size = text->len;
-    ret->blocks = (text->len + 511) / 512;
+    *ret = (struct fuse_attr){
+        .ino = text ? INO_TEXT + text->file : INO_FOLDER,
+        .size = text ? text->len : 0,
+        .blocks = text ? (text->len + 511) / 512 : 0,
+        .mtime = started,
+        .atime = started,
+        .ctime = started,
+        .mode = text ? S_IFREG | 0444 : S_IFDIR | 0555,
+        .nlink = text ? 1 : 2,
+        .uid = s->config.override_uid ? s->config.uid : getuid(),
+        .gid = s->config.override_gid ? s->config.gid : getgid(),
+        .blksize = 4096,
+    };
 }
 
 /* ---- requests ---- */
@@ -166,7 +159,7 @@ static bool answer_root_lookup(const struct session *s, struct request *rq)
     if (strnlen(rq->arg, rq->arg_len) != len || memcmp(rq->arg, folder_name, len) != 0)
         return false;
     rq->unseen = true;
-    folder_attr(s, &entry.attr);
+    fill_attr(s, NULL, &entry.attr);
     reply_bytes(rq, &entry, sizeof(entry));
     return true;
 }
@@ -186,7 +179,7 @@ static void answer_lookup(struct stat_files *files, struct request *rq)
     if (r == 0) {
         entry.nodeid = text.node;
         entry.attr_valid = VALID_FOREVER_S;
-        text_attr(files->session, &text, &entry.attr);
+        fill_attr(files->session, &text, &entry.attr);
     }
     reply_result(rq, r == -ENOENT ? 0 : r, &entry, sizeof(entry));
 }
@@ -198,13 +191,9 @@ static void answer_getattr(struct stat_files *files, struct request *rq)
     size_t len;
     int r = text_read(files, rq, 0, 0, &text, &len);
 
-    if (r == 0)
-        text_attr(files->session, &text, &out.attr);
-    if (r == -EISDIR) {
-        folder_attr(files->session, &out.attr);
-        r = 0;
-    }
-    reply_result(rq, r, &out, sizeof(out));
+    if (r == 0 || r == -EISDIR)
+        fill_attr(files->session, r == 0 ? &text : NULL, &out.attr);
+    reply_result(rq, r == -EISDIR ? 0 : r, &out, sizeof(out));
 }
 
 static void answer_read(struct stat_files *files, struct request *rq)
@@ -220,7 +209,6 @@ static void answer_read(struct stat_files *files, struct request *rq)
 /* Listing the folder itself shows its files. */
 static void answer_readdir(struct stat_files *files, struct request *rq)
 {
-    static const char *const names[] = {".", "..", "stat", "stat.json"};
     const struct fuse_read_in *in = rq->arg;
     struct listing l = listing_begin(rq);
     int r = 0;
