@@ -42,39 +42,28 @@ static int find_root(struct mounter *m)
     return index_inode_position(m->pot->index, m->root, &m->root) < 0 ? CLI_FAILED : 0;
 }
 
-/* Most archives of a union lie in one folder, whose links are followed once. */
-struct named_folder {
-    char given[PATH_MAX];
-    char real[PATH_MAX];
-};
-
 /* The canonical path of a file, which may be missing; a link as the last name stays. */
-static int name_in_folder(const char *given, struct named_folder *last, char ret_path[PATH_MAX])
+static int named_path(const char *given, char ret_path[PATH_MAX])
 {
     auto_free char *folder = path_folder(given);
-    if (!folder || strlen(folder) >= PATH_MAX)
-        return folder ? -ENAMETOOLONG : -ENOMEM;
-    if (strcmp(folder, last->given) != 0) {
-        last->given[0] = '\0';
-        if (!realpath(folder, last->real))
-            return -errno;
-        strcpy(last->given, folder);
-    }
-    int n = snprintf(ret_path, PATH_MAX, "%s/%s", strcmp(last->real, "/") ? last->real : "",
-                     path_base(given));
+    auto_free char *real = folder ? realpath(folder, NULL) : NULL;
+
+    if (!real)
+        return folder ? -errno : -ENOMEM;
+    int n =
+        snprintf(ret_path, PATH_MAX, "%s/%s", strcmp(real, "/") ? real : "", path_base(given));
     return n < PATH_MAX ? 0 : -ENAMETOOLONG;
 }
 
 /* That of its open file, unless it is read from another one, or was named by a link. */
-static const char *canonical_name(const struct pot *pot, size_t i, struct named_folder *last,
-                                  char buf[PATH_MAX])
+static const char *canonical_name(const struct pot *pot, size_t i, char buf[PATH_MAX])
 {
     const char *given = pot->parts[i].path;
     const struct source *source = source_member(pot->source, i);
     const char *real = source_real_path(source);
     if (real && strcmp(path_base(real), path_base(given)) == 0)
         return real;
-    bool is_named = !source_is_by_link(source) && name_in_folder(given, last, buf) == 0;
+    bool is_named = !source_is_by_link(source) && named_path(given, buf) == 0;
     return is_named || realpath(given, buf) ? buf : given;
 }
 
@@ -83,12 +72,11 @@ static void describe_parts(const struct mounter *m)
 {
     struct counters *c = m->slot->counters;
     size_t used = 0;
-    struct named_folder last = {.given = ""};
 
     c->archives = m->pot->parts ? (uint32_t)m->pot->part_count : 1;
     for (size_t i = 0; i < m->pot->part_count; i++) {
         char path[PATH_MAX];
-        const char *name = canonical_name(m->pot, i, &last, path);
+        const char *name = canonical_name(m->pot, i, path);
         size_t len = strlen(name) + 1;
         if (len > sizeof(c->archive_names) - used)
             break;
@@ -252,14 +240,13 @@ static int open_order(struct mounter *m)
 static int open_record(struct mounter *m)
 {
     const char *given = m->options->record;
-    struct named_folder folder = {.given = ""};
     char path[PATH_MAX];
     struct stat st;
 
     if (!given)
         return 0;
     /* The daemon works in another directory. */
-    int r = *path_base(given) ? name_in_folder(given, &folder, path) : -EISDIR;
+    int r = *path_base(given) ? named_path(given, path) : -EISDIR;
     if (r == 0 && stat(path, &st) == 0 && !S_ISREG(st.st_mode))
         r = S_ISDIR(st.st_mode) ? -EISDIR : -EINVAL;
     if (r == 0)
