@@ -154,11 +154,8 @@ static int cuda_info(void *device, struct onepot_error *error,
         gpu_driver.get_name(ret_info->name, (int)sizeof(ret_info->name), g->device),
         "the device's name", error);
     if (r == 0)
-        r = gpu_enter(g, error);
-    if (r < 0)
-        return r;
-    r = gpu_checked(cudaMemGetInfo(&free_bytes, &total_bytes), "the device's memory", error);
-    gpu_left(0);
+        r = gpu_call(g, cudaMemGetInfo(&free_bytes, &total_bytes), "the device's memory",
+                     error);
     ret_info->numa_node = g->node;
     ret_info->free_bytes = free_bytes;
     ret_info->total_bytes = total_bytes;
@@ -173,15 +170,14 @@ static int stream_new(void *device, bool is_urgent, struct onepot_error *error,
                       void **ret_stream)
 {
     cudaStream_t stream = NULL;
-    int least = 0, greatest = 0, r = gpu_enter(device, error);
-    if (r < 0)
-        return r;
-    r = gpu_checked(cudaDeviceGetStreamPriorityRange(&least, &greatest), "a stream", error);
+    int least = 0, greatest = 0;
+    int r = gpu_call(device, cudaDeviceGetStreamPriorityRange(&least, &greatest), "a stream",
+                     error);
     if (r == 0)
-        r = gpu_checked(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking,
-                                                     is_urgent ? greatest : least),
-                        "a stream", error);
-    gpu_left(0);
+        r = gpu_call(device,
+                     cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking,
+                                                  is_urgent ? greatest : least),
+                     "a stream", error);
     if (r == 0)
         *ret_stream = stream;
     return r;
@@ -281,16 +277,8 @@ static int cuda_follow(void *device, void *stream, void *event, struct onepot_er
 
 static int is_done(void *device, void *event, struct onepot_error *error)
 {
-    int r = gpu_enter(device, error);
-    if (r < 0)
-        return r;
-    cudaError_t e = cudaEventQuery(event);
-    if (e == cudaErrorNotReady)
-        cudaGetLastError();
-    else
-        r = gpu_checked(e, "work on the device", error);
-    gpu_left(0);
-    return r < 0 ? r : e == cudaSuccess;
+    int r = gpu_call(device, cudaEventQuery(event), "work on the device", error);
+    return r == -EAGAIN ? 0 : r < 0 ? r : 1;
 }
 
 static int event_wait(void *device, void *event, struct onepot_error *error)
@@ -316,17 +304,7 @@ static int cuda_elapsed(void *device, void *from, void *to, struct onepot_error 
                         uint64_t *ret_ns)
 {
     float ms = 0;
-    int r = gpu_enter(device, error);
-    if (r < 0)
-        return r;
-    cudaError_t e = cudaEventElapsedTime(&ms, from, to);
-    if (e == cudaErrorNotReady) {
-        cudaGetLastError();
-        r = gpu_say(error, -EAGAIN, "the events are not done");
-    } else {
-        r = gpu_checked(e, "a copy's time", error);
-    }
-    gpu_left(0);
+    int r = gpu_call(device, cudaEventElapsedTime(&ms, from, to), "a copy's time", error);
     if (r == 0)
         *ret_ns = (uint64_t)((double)ms * 1e6);
     return r;

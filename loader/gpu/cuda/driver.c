@@ -51,6 +51,7 @@ int gpu_checked(cudaError_t e, const char *what, struct onepot_error *error)
         return 0;
     cudaGetLastError();
     int err = e == cudaErrorMemoryAllocation        ? -ENOMEM
+              : e == cudaErrorNotReady              ? -EAGAIN
               : e == cudaErrorInsufficientDriver    ? -ENODEV
               : gpu_is_captured(e)                  ? -EBUSY
               : e == cudaErrorInvalidResourceHandle ? -EINVAL

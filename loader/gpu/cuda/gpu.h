@@ -59,7 +59,10 @@ extern struct gpu_driver gpu_driver;
 __attribute__((format(printf, 3, 4))) int gpu_say(struct onepot_error *error, int err,
                                                   const char *format, ...);
 
-/* 0, or the runtime's error at `what`, which is also cleared as the thread's last error. */
+/*
+ * 0, or the runtime's error at `what`, which is also cleared as the thread's last error.
+ * -EAGAIN: an event that was asked for is not done.
+ */
 int gpu_checked(cudaError_t e, const char *what, struct onepot_error *error);
 /* It says that a stream captures a graph, which this call is not possible with. */
 bool gpu_is_captured(cudaError_t e);

@@ -210,20 +210,13 @@ int gpu_allocate(void *device, enum device_memory where, size_t bytes,
 {
     if (where == DEVICE_MEMORY_LOCKED)
         return allocate_locked(device, bytes, error, ret_memory);
-    int r = gpu_enter(device, error);
-    if (r < 0)
-        return r;
-    cudaError_t e = cudaMalloc(ret_memory, bytes);
-    gpu_left(0);
-    if (e == cudaErrorMemoryAllocation) {
-        cudaGetLastError();
-        return gpu_say(
-            error, -ENOMEM,
-            "CUDA: the device has no room for %zu bytes more; smaller batches, or less "
-            "memory for the loader, may help",
-            bytes);
-    }
-    return gpu_checked(e, "memory of the device", error);
+    int r = gpu_call(device, cudaMalloc(ret_memory, bytes), "memory of the device", error);
+    if (r == -ENOMEM)
+        gpu_say(error, r,
+                "CUDA: the device has no room for %zu bytes more; smaller batches, or less "
+                "memory for the loader, may help",
+                bytes);
+    return r;
 }
 
 void gpu_release(void *device, enum device_memory where, void *memory, size_t bytes)
