@@ -29,7 +29,7 @@ static const struct batch_system {
     {"JOB_ID", "SGE_TASK_ID", "SGE_CELL"},
 };
 
-static const char *job_variable(const char *name)
+const char *job_variable(const char *name)
 {
     const char *value = name ? getenv(name) : NULL;
     return value && *value ? value : NULL;

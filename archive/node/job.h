@@ -21,6 +21,9 @@ struct job {
  */
 void job_detect(struct job *ret_job);
 
+/* The value of a variable; NULL: it is not set, or empty, or `name` is NULL. */
+const char *job_variable(const char *name);
+
 /*
  * The number of nodes of the job, as its batch system or launcher sets it; 1 if neither does.
  * *ret_variable names what told it ("SLURM_JOB_NUM_NODES"), or is NULL.

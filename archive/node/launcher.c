@@ -12,12 +12,12 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include <xxhash.h>
 
+#include "job.h"
 #include "numbers.h"
 
 /* More processes than any machine starts, yet too few to overflow anything. */
@@ -62,13 +62,6 @@ static const struct names {
      true},
 };
 
-/* NULL: it is not set, or empty. */
-static const char *launcher_value(const char *name)
-{
-    const char *value = getenv(name);
-    return value && *value ? value : NULL;
-}
-
 /* Decimal digits and nothing else, at most `max`. */
 static bool launcher_parse(const char *text, uint64_t max, uint64_t *ret_number)
 {
@@ -89,7 +82,7 @@ static int launcher_number(const char *const names[ALTERNATIVES], struct fault *
                            const char **ret_name, uint64_t *ret_number)
 {
     for (int i = 0; i < ALTERNATIVES && names[i]; i++) {
-        const char *value = launcher_value(names[i]);
+        const char *value = job_variable(names[i]);
         if (!value)
             continue;
         if (!launcher_parse(value, WORLD_MAX, ret_number))
@@ -102,9 +95,9 @@ static int launcher_number(const char *const names[ALTERNATIVES], struct fault *
 
 bool launcher_in_slurm_step(void)
 {
-    const char *step = launcher_value("SLURM_STEP_ID");
+    const char *step = job_variable("SLURM_STEP_ID");
     if (!step)
-        step = launcher_value("SLURM_STEPID");
+        step = job_variable("SLURM_STEPID");
     uint64_t number;
     return step && launcher_parse(step, SLURM_STEP_MAX, &number);
 }
@@ -147,12 +140,12 @@ static int launcher_read(const struct names *n, uint64_t rank, struct fault *fau
  */
 static bool launcher_is_slurms(const struct names *n, const struct launcher *launcher)
 {
-    const char *task = launcher_value("SLURM_PROCID");
+    const char *task = job_variable("SLURM_PROCID");
     uint64_t rank;
     if (n->slurm)
         return true;
     return (strcmp(n->launcher, "PMIx") == 0 || strcmp(n->launcher, "PMI") == 0) &&
-           launcher_in_slurm_step() && !launcher_value("MPI_LOCALRANKID") && task &&
+           launcher_in_slurm_step() && !job_variable("MPI_LOCALRANKID") && task &&
            launcher_parse(task, WORLD_MAX, &rank) && rank == launcher->rank;
 }
 
@@ -222,7 +215,7 @@ uint64_t launcher_start(const char *launcher)
     uint64_t start = 0;
     for (size_t i = 0; launcher && i < sizeof(starts) / sizeof(starts[0]); i++)
         for (int k = 0; strcmp(starts[i].launcher, launcher) == 0 && k < ALTERNATIVES; k++) {
-            const char *name = starts[i].tells[k], *value = name ? launcher_value(name) : NULL;
+            const char *name = starts[i].tells[k], *value = job_variable(name);
             if (value)
                 start = XXH3_64bits_withSeed(value, strlen(value), start + 1);
         }
