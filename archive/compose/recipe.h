@@ -9,7 +9,7 @@
  *     if (recipe.err < 0) ...
  *     recipe_free(&recipe);
  *
- * Each item has a name, so that no two sequences of items have the same bytes. What is long
+ * Each item has a name, so that no two sequences of items have the same bytes. A long one
  * (a list of a million names) is added by its sum.
  */
 #ifndef ONEPOT_RECIPE_H

@@ -58,7 +58,7 @@ struct tree_place {
 int tree_new(struct tree **ret_tree); /* -ENOMEM */
 void tree_free(struct tree *tree);    /* NULL is fine */
 
-/* Of equal names, keep the first. */
+/* Keep the first of equal names. */
 void tree_keep_first(struct tree *tree);
 
 /* Parts are numbered from 0. -ENOMEM. */

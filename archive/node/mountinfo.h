@@ -57,7 +57,7 @@ struct mount_cgroup {
 
 /*
  * Where these hierarchies are mounted first, from one reading of a file like
- * /proc/self/mountinfo. What is not there is not found; nor is any if the file can't be read.
+ * /proc/self/mountinfo. One that is missing is not found; nor is any if the file can't be read.
  */
 void mountinfo_cgroups(const char *file, struct mount_cgroup *wanted, size_t count);
 

@@ -118,7 +118,7 @@ static void many_each_from(struct many *many, size_t first,
 
 /* ---- looking ---- */
 
-/* By the rule of archive_list_is_whole, so that what is opened is what was identified. */
+/* By the rule of archive_list_is_whole, so that the file opened is the one identified. */
 static void part_open_file(struct many *many, struct part *part)
 {
     bool is_whole = many->options->is_whole ||

@@ -216,7 +216,7 @@ enum { COMPOSED_WORTH_MS = 5, COMPOSED_VIEW_WORTH_MS = 200 };
 /* A failure to save it is worth a line if it took so long. */
 enum { COMPOSED_NOTED_MS = 200 };
 
-/* Of nested archives and views; raise it when the same recipe makes another index. */
+/* For nested archives and views; raise it when the same recipe makes another index. */
 enum { COMPOSED_VERSION = 3 };
 
 /*

@@ -9,7 +9,7 @@
 #include "backend.h"
 #include "path.h"
 
-/* Of each numbering. */
+/* Each numbering's. */
 static const char *const alphabets[] = {"0123456789", "0123456789abcdef",
                                         "abcdefghijklmnopqrstuvwxyz"};
 
