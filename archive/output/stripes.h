@@ -21,9 +21,9 @@
 bool stripes_are_few(unsigned count, uint64_t bytes);
 
 /*
- * The stripes of an existing file, those that it has bytes on where the layout grows with it.
- * -ENOTSUP: it is not on Lustre, or there is no lfs; -EIO: lfs failed; -ETIMEDOUT. Follows
- * symbolic links.
+ * The stripes of an existing file; where the layout grows with it, the ones that have its
+ * bytes. -ENOTSUP: it is not on Lustre, or there is no lfs; -EIO: lfs failed; -ETIMEDOUT.
+ * Follows symbolic links.
  */
 int stripes_of(const char *path, unsigned *ret_count);
 

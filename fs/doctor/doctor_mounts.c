@@ -7,6 +7,7 @@
 
 #include "doctor.h"
 #include "fault.h"
+#include "find_mount.h"
 #include "mountpoint.h"
 #include "state.h"
 #include "summary.h"
@@ -87,12 +88,10 @@ bool doctor_mount(struct findings *f, const char *path)
     f->section = "mount";
     char resolved[PATH_MAX];
     auto_slots struct slot_list list = {0};
-    if (mountpoint_resolve(path, resolved) < 0 || state_list(&list) < 0)
+    const struct slot *slot;
+    if (mountpoint_resolve(path, resolved) < 0 || state_list(&list) < 0 ||
+        find_mount(&list, resolved, &slot) < 0)
         return false;
-    for (size_t i = 0; i < list.count; i++)
-        if (strcmp(list.at[i]->counters->mountpoint, resolved) == 0) {
-            see_mount(f, list.at[i]);
-            return true;
-        }
-    return false;
+    see_mount(f, slot);
+    return true;
 }
