@@ -189,15 +189,13 @@ static int unpack_xz_error(lzma_ret r)
 
 /* Runs a decoder to the end of the input. */
 static lzma_ret unpack_xz_all(lzma_stream *xz, const uint8_t *packed, size_t packed_len,
-                              void *block, size_t size, size_t *ret_len)
+                              void *block, size_t size)
 {
     xz->next_in = packed;
     xz->avail_in = packed_len;
     xz->next_out = block;
     xz->avail_out = size;
-    lzma_ret r = lzma_code(xz, LZMA_FINISH);
-    *ret_len = size - xz->avail_out;
-    return r;
+    return lzma_code(xz, LZMA_FINISH);
 }
 
 /* Restarting a decoder on a used lzma_stream keeps its memory. */
@@ -206,8 +204,11 @@ static int unpack_xz(struct codec_context *context, const void *packed, size_t p
 {
     if (lzma_stream_decoder(&context->xz, XZ_MEMORY_LIMIT, 0) != LZMA_OK)
         return -ENOMEM;
-    lzma_ret r = unpack_xz_all(&context->xz, packed, packed_len, block, size, ret_len);
-    return r == LZMA_STREAM_END ? 0 : unpack_xz_error(r);
+    lzma_ret r = unpack_xz_all(&context->xz, packed, packed_len, block, size);
+    if (r != LZMA_STREAM_END)
+        return unpack_xz_error(r);
+    *ret_len = size - context->xz.avail_out;
+    return 0;
 }
 
 /* Says how much came, whether or not a mark tells the end: zips have both kinds. */
@@ -228,11 +229,11 @@ static int unpack_zip_lzma(struct codec_context *context, const void *packed, si
     if (r != LZMA_OK)
         return r == LZMA_MEM_ERROR ? -ENOMEM : -EUCLEAN;
     r = unpack_xz_all(&context->xz, properties + LZMA_PROPERTIES_BYTES,
-                      packed_len - ZIP_LZMA_HEAD_BYTES - LZMA_PROPERTIES_BYTES, block, size,
-                      ret_len);
-    if (r == LZMA_STREAM_END || r == LZMA_OK || r == LZMA_BUF_ERROR)
-        return 0;
-    return r == LZMA_MEM_ERROR ? -ENOMEM : -EUCLEAN;
+                      packed_len - ZIP_LZMA_HEAD_BYTES - LZMA_PROPERTIES_BYTES, block, size);
+    if (r != LZMA_STREAM_END && r != LZMA_OK && r != LZMA_BUF_ERROR)
+        return r == LZMA_MEM_ERROR ? -ENOMEM : -EUCLEAN;
+    *ret_len = size - context->xz.avail_out;
+    return 0;
 }
 #else
 #define unpack_xz NULL
