@@ -37,7 +37,7 @@ void source_wrap(struct source *wrapper, const struct source_ops *ops, struct so
 
 void source_close(struct source *source)
 {
-    while (source && source->ops->close(source)) {
+    while (source && (!source->ops->close || source->ops->close(source))) {
         struct source *wrapped = source->wrapped;
         if (!wrapped)
             free(source->name);

@@ -76,6 +76,18 @@ static uint64_t concat_wanted(const struct source_cursor *cursor)
     return len;
 }
 
+/* Bytes of one place, by source_read or source_read_cached; a gap reads as zeros. */
+static int concat_read_place(const struct concat_place *place, void *to, size_t len,
+                             int (*read)(const struct source *, void *, size_t, uint64_t))
+{
+    if (place->is_gap) {
+        memset(to, 0, len);
+        return 0;
+    }
+    return place->member->is_distrusted ? -ESTALE
+                                        : read(place->member->source, to, len, place->within);
+}
+
 /* All of the request is one member's: its buffers go on to it as they are. */
 static int concat_read_all(const struct concat_place *place, struct source_cursor *cursor)
 {
@@ -96,13 +108,7 @@ static int concat_read(const struct source *source, struct source_cursor *cursor
         if (!place.is_gap && place.length == wanted)
             return concat_read_all(&place, cursor);
         size_t n = min_u64(place.length, cursor->iov->iov_len);
-        int r = 0;
-        if (place.is_gap)
-            memset(cursor->iov->iov_base, 0, n);
-        else if (place.member->is_distrusted)
-            r = -ESTALE;
-        else
-            r = source_read(place.member->source, cursor->iov->iov_base, n, place.within);
+        int r = concat_read_place(&place, cursor->iov->iov_base, n, source_read);
         if (r < 0)
             return r;
         source_cursor_step(cursor, n);
@@ -115,13 +121,7 @@ static int concat_read_cached(const struct source *source, void *buf, size_t len
 {
     for (uint8_t *to = buf; len > 0;) {
         struct concat_place place = concat_find(concat_of(source), offset, len);
-        int r = 0;
-        if (place.is_gap)
-            memset(to, 0, place.length);
-        else if (place.member->is_distrusted)
-            r = -ESTALE;
-        else
-            r = source_read_cached(place.member->source, to, place.length, place.within);
+        int r = concat_read_place(&place, to, place.length, source_read_cached);
         if (r < 0)
             return r;
         to += place.length;

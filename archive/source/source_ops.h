@@ -53,7 +53,7 @@ struct source_ops {
     const struct source *(*at)(const struct source *source, uint64_t *offset);
     /*
      * Release this source's resources. Frees neither the structure nor the wrapped source.
-     * False: a thread is stuck in a read, so all of them must stay.
+     * False: a thread is stuck in a read, so all of them must stay. NULL: it has none.
      */
     bool (*close)(struct source *source);
 };

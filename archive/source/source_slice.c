@@ -8,13 +8,7 @@
 
 #include "source_ops.h"
 
-static bool slice_close(struct source *source)
-{
-    (void)source;
-    return true;
-}
-
-static const struct source_ops slice_ops = {.close = slice_close};
+static const struct source_ops slice_ops = {0};
 
 int source_slice(struct source **source, uint64_t offset, uint64_t length)
 {
