@@ -53,11 +53,6 @@ unsigned block_inflate_ahead(const struct block_inflate *b)
     return (unsigned)b->state.read_in_length;
 }
 
-bool block_inflate_is_last(const struct block_inflate *b)
-{
-    return b->is_last;
-}
-
 /* Reads the first bit of a block, and sets it. False: there is none yet. */
 static bool enter_block(struct block_inflate *b, const uint8_t **next_in, uint32_t *avail_in)
 {
@@ -137,7 +132,9 @@ enum block_inflate_result block_inflate_step(struct block_inflate *b, const uint
     *ret_len = (size_t)(out - begin);
     if (filled < 0)
         return BLOCK_INFLATE_UNSURE;
-    return b->is_between ? BLOCK_INFLATE_END : BLOCK_INFLATE_MORE;
+    if (!b->is_between)
+        return BLOCK_INFLATE_MORE;
+    return b->is_last ? BLOCK_INFLATE_LAST : BLOCK_INFLATE_END;
 }
 
 bool block_inflate_probe(struct block_inflate *b, const uint8_t *packed, size_t packed_len,
@@ -190,12 +187,6 @@ unsigned block_inflate_ahead(const struct block_inflate *b)
 {
     (void)b;
     return 0;
-}
-
-bool block_inflate_is_last(const struct block_inflate *b)
-{
-    (void)b;
-    return false;
 }
 
 bool block_inflate_probe(struct block_inflate *b, const uint8_t *packed, size_t packed_len,

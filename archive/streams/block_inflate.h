@@ -7,7 +7,6 @@
  *     block_inflate_begin(b);
  *     while (block_inflate_step(b, &next_in, &avail_in, out, room, &len) == BLOCK_INFLATE_MORE)
  *         ... input or room ...
- *     block_inflate_is_last(b);
  *
  * ISA-L takes incomplete codes, which zlib refuses, so headers of blocks have to be checked
  * before a step into a block; and its errors have no words. Whoever sees BLOCK_INFLATE_UNSURE
@@ -27,6 +26,7 @@ struct block_inflate;
 enum block_inflate_result {
     BLOCK_INFLATE_MORE,   /* it needs more input, or more room */
     BLOCK_INFLATE_END,    /* of a block */
+    BLOCK_INFLATE_LAST,   /* of the stream's last block */
     BLOCK_INFLATE_UNSURE, /* damaged, or not for ISA-L; before the next step, begin anew */
 };
 
@@ -44,9 +44,6 @@ enum block_inflate_result block_inflate_step(struct block_inflate *inflate,
 
 /* Bits of the input behind a block's end that were taken already. */
 unsigned block_inflate_ahead(const struct block_inflate *inflate);
-
-/* Is the block the stream's last one? */
-bool block_inflate_is_last(const struct block_inflate *inflate);
 
 /*
  * Decompresses the first `len` bytes behind a point, whose first byte has `first_bit` bits of

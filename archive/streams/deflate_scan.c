@@ -331,8 +331,8 @@ static int scan_block_with_isal(struct deflate_scan *s, struct stream_buffer *bu
         s->z.next_in = (Bytef *)(uintptr_t)next_in;
         s->z.avail_in = avail_in;
         *len += more;
-        if (result == BLOCK_INFLATE_END)
-            return block_inflate_is_last(s->blocks);
+        if (result == BLOCK_INFLATE_END || result == BLOCK_INFLATE_LAST)
+            return result == BLOCK_INFLATE_LAST;
         if (result == BLOCK_INFLATE_UNSURE || (is_end && more == 0))
             return SCAN_UNSURE;
     }
