@@ -538,6 +538,13 @@ static int tar_walk_read_members(struct walk *w)
 static const char no_end_marker[] = "it has no end-of-archive marker: members are missing if "
                                     "its writer was interrupted, or its last part is not there";
 
+static int tar_walk_not_empty(struct walk *w, uint64_t offset)
+{
+    return fault_set(
+        w->fault, -EUCLEAN, NULL, offset,
+        "begins with zeros, as an empty tar does, but is none: other bytes follow");
+}
+
 /*
  * A tar without members is all zeros, but for a label and the like. Disk images and other files
  * may also begin with zeros.
@@ -551,9 +558,7 @@ static int tar_walk_check_empty(struct walk *w)
         size_t len = (size_t)min_u64(w->size_bytes - at, TAIL_SEARCH_BYTES);
         r = tar_walk_read_tar(w, bytes, len, at);
         if (r == 0 && !tar_is_zero(bytes, len))
-            return fault_set(w->fault, -EUCLEAN, NULL, at,
-                             "begins with zeros, as an empty tar does, but is none: other "
-                             "bytes follow");
+            return tar_walk_not_empty(w, at);
         w->progress->beats++;
     }
     if (begin > 0 && begin + TAR_BLOCK_BYTES > w->size_bytes)
@@ -582,6 +587,22 @@ static int tar_walk_has_end_marker(const struct walk *w, uint64_t end, bool *ret
     return r;
 }
 
+/* Looks at a block behind the end marker; true: at no more of them. */
+static bool tar_walk_inspect_rest(struct walk *w, const uint8_t *block, uint64_t offset,
+                                  int *ret_error)
+{
+    if (tar_is_zero(block, TAR_BLOCK_BYTES))
+        return false;
+    if (!w->members && !w->last[0])
+        *ret_error = tar_walk_not_empty(w, offset);
+    else if (tar_is_header(block))
+        tar_walk_remark(w,
+                        "its end-of-archive marker is followed by more members at %" PRIu64
+                        ": they are ignored, as by tar",
+                        offset);
+    return true;
+}
+
 /*
  * Leaves a remark if a person should know about the end. The end marker may be followed by
  * zeros, which are tar's padding, or by bytes that are no header, which tar ignores.
@@ -607,15 +628,10 @@ static int tar_walk_inspect_end(struct walk *w)
     r = tar_walk_read_tar(w, tail, len, end);
     if (r < 0)
         return r == -ENODATA && w->framed ? 0 : r;
-    size_t at = 0;
-    while (at + TAR_BLOCK_BYTES <= len && tar_is_zero(tail + at, TAR_BLOCK_BYTES))
-        at += TAR_BLOCK_BYTES;
-    if (at + TAR_BLOCK_BYTES <= len && tar_is_header(tail + at))
-        tar_walk_remark(w,
-                        "its end-of-archive marker is followed by more members at %" PRIu64
-                        ": they are ignored, as by tar",
-                        end + at);
-    return 0;
+    bool is_done = false;
+    for (size_t at = 0; !is_done && at + TAR_BLOCK_BYTES <= len; at += TAR_BLOCK_BYTES)
+        is_done = tar_walk_inspect_rest(w, tail + at, end + at, &r);
+    return r;
 }
 
 static void tar_walk_note_oddities(struct walk *w)
@@ -730,24 +746,6 @@ static int tar_walk_check_stream_end(struct walk *w)
                                  w->members ? "is followed by the end of the stream, without an"
                                             : "has no");
     return r;
-}
-
-/* Looks at a block behind the end marker; true: at no more of them. */
-static bool tar_walk_inspect_rest(struct walk *w, const uint8_t *block, uint64_t offset,
-                                  int *ret_error)
-{
-    if (tar_is_zero(block, TAR_BLOCK_BYTES))
-        return false;
-    if (!w->members && !w->last[0])
-        *ret_error = fault_set(w->fault, -EUCLEAN, NULL, offset,
-                               "begins with zeros, as an empty tar does, but is none: other "
-                               "bytes follow");
-    else if (tar_is_header(block))
-        tar_walk_remark(w,
-                        "its end-of-archive marker is followed by more members at %" PRIu64
-                        ": they are ignored, as by tar",
-                        offset);
-    return true;
 }
 
 /* Reads the rest of the stream. */

@@ -10,6 +10,8 @@
 
 #include <errno.h>
 #include <linux/limits.h>
+#include <linux/posix_acl.h>
+#include <linux/posix_acl_xattr.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -195,17 +197,6 @@ struct acl_entry {
     uint32_t id;
 };
 
-enum {
-    ACL_VERSION = 2, /* of the value's format */
-    ACL_USER_OBJ = 0x01,
-    ACL_USER = 0x02,
-    ACL_GROUP_OBJ = 0x04,
-    ACL_GROUP = 0x08,
-    ACL_MASK = 0x10,
-    ACL_OTHER = 0x20,
-};
-#define ACL_NO_ID UINT32_MAX
-
 static uint16_t attributes_acl_tag(int tag)
 {
     static const struct {
@@ -240,7 +231,8 @@ static size_t attributes_read_acl(struct archive_entry *entry, int type, struct 
     size_t n = 0;
     while (n < count && archive_entry_acl_next(entry, type, &got_type, &permissions, &tag, &id,
                                                &name) == ARCHIVE_OK) {
-        struct acl_entry e = {attributes_acl_tag(tag), (uint16_t)(permissions & 7), ACL_NO_ID};
+        struct acl_entry e = {attributes_acl_tag(tag), (uint16_t)(permissions & 7),
+                              (uint32_t)ACL_UNDEFINED_ID};
         if (e.tag == 0)
             return 0;
         if (e.tag == ACL_USER || e.tag == ACL_GROUP) {
@@ -270,7 +262,7 @@ static int attributes_take_acl(struct archive_entry *entry, tar_take_attribute *
     size_t n = attributes_read_acl(entry, type, list, (size_t)count, odd);
     if (n == 0)
         return 0;
-    bytes_put_le32(value, ACL_VERSION);
+    bytes_put_le32(value, POSIX_ACL_XATTR_VERSION);
     uint8_t *p = value + 4;
     for (size_t i = 0; i < n; i++, p += 8) {
         bytes_put_le16(p, list[i].tag);
