@@ -23,13 +23,13 @@
 #include <sys/stat.h>
 
 #include "bytes.h"
+#include "checksum.h"
 #include "cleanup.h"
 #include "codec.h"
 #include "numbers.h"
 #include "source_window.h"
 #include "stream.h"
 #include "vector.h"
-#include "zip_content.h"
 #include "zip_end.h"
 #include "zip_records.h"
 
@@ -38,6 +38,9 @@
 #define DEFLATE_RATIO 1032u /* deflate can't do better */
 #define RATIO_SLACK 1024u
 #define PROGRESS_MEMBERS 64u
+#define STEP_BYTES (1u << 20)
+#define PROOF_RATIO 64u /* of all proven content to the archive: text has 10 */
+#define PROOF_FLOOR_BYTES (UINT64_C(256) << 20)
 
 /* The bytes of the archive that a member occupies. */
 struct zip_range {
@@ -57,8 +60,9 @@ struct zip {
     VECTOR(struct zip_range) ranges;
     uint32_t largest_block;
     const struct archive_end *end; /* while verifying: no builder is there */
-    struct zip_content content;
-    uint64_t odd; /* members whose header differs, and the first of them: */
+    struct codec_context *codecs;  /* NULL before the first content is read */
+    uint64_t proven_bytes;         /* that content_prove has read so far */
+    uint64_t odd;                  /* members whose header differs, and the first of them: */
     char odd_what[160];
     struct stream_scan *scan; /* NULL before the first long member */
     struct stream_buffer part;
@@ -107,7 +111,7 @@ static int zip_find_behind(const struct front *front, uint64_t *ret_offset)
     return front->is_script ? 0 : zip_find_begin(front->source, ret_offset);
 }
 
-/* ---- members ---- */
+/* ---- members that are left out ---- */
 
 /* The error means that only this member can't be shown. */
 static int leave_out(struct zip *z, int err)
@@ -185,6 +189,80 @@ static int check_content(struct zip *z, const struct zip_entry *e, uint64_t at)
     return 0;
 }
 
+/* ---- content, as a block of at most 64 MiB; stored members may be longer ---- */
+
+static int content_unpack(struct zip *z, const struct zip_entry *e, uint64_t data,
+                          uint8_t *bytes)
+{
+    auto_free uint8_t *packed = malloc(e->packed_bytes ? e->packed_bytes : 1);
+    size_t len;
+    int r = packed ? source_read(z->source, packed, e->packed_bytes, data) : -ENOMEM;
+    if (r == 0 && !z->codecs)
+        r = codec_context_new(&z->codecs);
+    if (r == 0)
+        r = codec_unpack(z->codecs, zip_codec_of(e), packed, e->packed_bytes, bytes,
+                         e->size_bytes, &len);
+    return r == -ENOTSUP || (r == 0 && len != e->size_bytes) ? -EUCLEAN : r;
+}
+
+/*
+ * The member's content, which begins at `data`, decompressed and compared with its length and
+ * sum. The caller frees it. -EUCLEAN: it is damaged, or compressed as nobody here can read it.
+ */
+static int content_read(struct zip *z, const struct zip_entry *e, uint64_t data,
+                        uint8_t **ret_bytes)
+{
+    auto_free uint8_t *bytes = malloc(e->size_bytes ? e->size_bytes : 1);
+    int r = !bytes                    ? -ENOMEM
+            : e->method == ZIP_STORED ? source_read(z->source, bytes, e->size_bytes, data)
+                                      : content_unpack(z, e, data, bytes);
+    if (r == 0 && checksum_available(SUM_CRC32) &&
+        checksum_of(SUM_CRC32, bytes, e->size_bytes) != e->crc32)
+        r = -EUCLEAN;
+    if (r == 0)
+        *ret_bytes = steal_ptr(&bytes);
+    return r;
+}
+
+static int content_prove_stored(struct zip *z, const struct zip_entry *e, uint64_t data)
+{
+    auto_free uint8_t *bytes = malloc(STEP_BYTES);
+    struct checksum *sum = NULL;
+    int r = bytes ? checksum_new(SUM_CRC32, &sum) : -ENOMEM;
+    if (r == 0)
+        checksum_reset(sum);
+    for (uint64_t at = 0; r == 0 && at < e->size_bytes; at += STEP_BYTES) {
+        size_t len = (size_t)min_u64(e->size_bytes - at, STEP_BYTES);
+        r = source_read(z->source, bytes, len, data + at);
+        if (r == 0)
+            checksum_add(sum, bytes, len);
+    }
+    if (r == 0 && !checksum_is(sum, e->crc32))
+        r = -EUCLEAN;
+    checksum_free(sum);
+    return r;
+}
+
+/*
+ * Does the data have the length and sum that the entry tells? 0; -EUCLEAN: no; -E2BIG: so much
+ * was compared already that this archive must be made to take time.
+ */
+static int content_prove(struct zip *z, const struct zip_entry *e, uint64_t data)
+{
+    uint64_t most = max_u64(source_size(z->source), PROOF_FLOOR_BYTES / PROOF_RATIO);
+    if (!checksum_available(SUM_CRC32))
+        return -EUCLEAN;
+    if (__builtin_add_overflow(z->proven_bytes, e->size_bytes, &z->proven_bytes) ||
+        z->proven_bytes / PROOF_RATIO > most)
+        return -E2BIG;
+    if (e->method == ZIP_STORED)
+        return content_prove_stored(z, e, data);
+    auto_free uint8_t *bytes = NULL;
+    return content_read(z, e, data, &bytes);
+}
+
+/* ---- members ---- */
+
 /* The member's own header. */
 static int read_local(struct zip *z, const struct zip_entry *e, uint64_t at,
                       struct zip_local *ret_local)
@@ -227,7 +305,7 @@ static int prove_content(struct zip *z, const struct zip_entry *e,
     bool is_right = local->only_in_name && is_followed(z, e, data + e->packed_bytes);
     int r = is_right || is_long_deflated(e) /* which is read anyway */
                 ? 0
-                : zip_content_prove(&z->content, e, zip_codec_of(e), data);
+                : content_prove(z, e, data);
     z->progress->beats++;
     if (r == -EUCLEAN || r == -E2BIG)
         return fault_set(z->fault, -ENOTSUP, z->name, data, "%s, and %s", local->differs,
@@ -247,7 +325,7 @@ static int read_target(struct zip *z, const struct zip_entry *e, uint64_t data, 
     if (e->size_bytes == 0 || e->size_bytes > INDEX_SYMLINK_MAX)
         return fault_set(z->fault, -EINVAL, z->name, data,
                          "is a symbolic link of %" PRIu64 " bytes", e->size_bytes);
-    int r = zip_content_read(&z->content, e, zip_codec_of(e), data, &bytes);
+    int r = content_read(z, e, data, &bytes);
     if (r == -EUCLEAN)
         return member_is_damaged(z, data, "is a symbolic link whose sum is wrong");
     if (r < 0)
@@ -522,7 +600,6 @@ static int zip_open(struct zip *z, struct source *source, struct progress *progr
                     struct fault *fault)
 {
     z->source = source;
-    z->content.source = source;
     z->progress = progress;
     z->fault = fault;
     int r = zip_find_directory(source, &z->place, fault);
@@ -533,7 +610,7 @@ static int zip_open(struct zip *z, struct source *source, struct progress *progr
 
 static void zip_close(struct zip *z)
 {
-    zip_content_end(&z->content);
+    codec_context_free(z->codecs);
     stream_scan_free(z->scan);
     free(z->part.at);
     vector_free(&z->pieces);
