@@ -31,9 +31,7 @@ enum {
 struct pour_unpacker {
     uint8_t *packed; /* READ_BYTES */
     size_t at, len;  /* the rest of it */
-    bool is_first;   /* the bytes are still those that told the compression */
     uint64_t packed_bytes;
-    uint64_t skip_bytes; /* of frames of zstd that hold nothing */
     struct archive *archive;
 #ifdef HAVE_ZLIB
     z_stream gzip;

@@ -38,7 +38,7 @@
 struct super {
     uint32_t block_bytes, fragments;
     uint16_t compression, block_log, id_count, major, minor;
-    uint64_t root_inode, bytes_used;
+    uint64_t bytes_used;
     uint64_t inode_table, directory_table;
 };
 
@@ -83,7 +83,6 @@ static void squashfs_decode_super(const uint8_t bytes[SUPER_BYTES], struct super
         .id_count = bytes_le16(bytes + 26),
         .major = bytes_le16(bytes + 28),
         .minor = bytes_le16(bytes + 30),
-        .root_inode = bytes_le64(bytes + 32),
         .bytes_used = bytes_le64(bytes + 40),
         .inode_table = bytes_le64(bytes + 64),
         .directory_table = bytes_le64(bytes + 72),

@@ -255,7 +255,6 @@ const char *zip_read_entry(const uint8_t *bytes, struct zip_entry *ret_entry)
         .size_bytes = bytes_le32(bytes + 24),
         .local_offset = bytes_le32(bytes + 42),
         .volume = volume == UINT16_MAX ? 0 : volume,
-        .record_bytes = zip_entry_bytes(bytes),
     };
     const char *wrong = zip_read_extra(bytes + ZIP_ENTRY_BYTES + name_len, extra_len, ret_entry,
                                        volume == UINT16_MAX);

@@ -76,7 +76,6 @@ struct zip_entry {
     uint32_t uid, gid; /* 0 where they are not recorded */
     int64_t mtime_sec;
     uint32_t mtime_nsec;
-    size_t record_bytes; /* of the whole entry */
 };
 
 /* How many bytes the entry at `bytes` (ZIP_ENTRY_BYTES of it) has. 0: it is none. */
@@ -85,7 +84,7 @@ size_t zip_entry_bytes(const uint8_t *bytes);
 /* Is this a digital signature of the directory, which ends it? */
 bool zip_is_signature(const uint8_t *bytes, size_t len);
 
-/* Read an entry of record_bytes bytes. NULL, or its fault. */
+/* Read an entry of zip_entry_bytes bytes. NULL, or its fault. */
 const char *zip_read_entry(const uint8_t *bytes, struct zip_entry *ret_entry);
 
 /* A member's own header, beside its entry in the directory. */
