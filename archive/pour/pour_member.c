@@ -2,7 +2,7 @@
  * Hands members to the writer.
  *
  * A name is cleaned here as the builder does for the index, since the header has it too.
- * The builder is asked first: what it refuses is left out of both.
+ * The builder is asked first: a member that it refuses is left out of both.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -52,7 +52,7 @@ static bool member_is_excluded(struct pour *p, bool is_folder)
     return selection_excludes(&p->selection, path, is_folder);
 }
 
-/* ---- what is left out ---- */
+/* ---- members that are left out ---- */
 
 int pour_leave_out(void *ctx, const struct fault *why)
 {
@@ -209,9 +209,7 @@ static int member_put_data(struct pour *p, const struct pax_member *m, struct ar
             break;
         p->progress->beats++;
     }
-    if (r == 0 && !m->sparse && place.at < m->size_bytes)
-        r = pouring_fault(&f, "has less data than its size says");
-    if (r == 0 && f.left)
+    if (r == 0 && (f.left || (!m->sparse && place.at < m->size_bytes)))
         r = pouring_fault(&f, "has less data than its size says");
     free(f.piece);
     return r;

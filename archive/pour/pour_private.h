@@ -65,7 +65,7 @@ typedef VECTOR(char) pour_text;
 struct pour {
     const struct pack_options *options;
     const struct pour_input *input;
-    struct selection selection; /* what is left out */
+    struct selection selection; /* members that are left out */
     struct writer *writer;
     struct progress *progress;
     struct fault *fault;
@@ -107,7 +107,7 @@ int pour_container(struct pour *p, struct pour_stream *stream,
 
 /* ---- pour.c ---- */
 
-/* Packs the whole input: what the child does. */
+/* Packs the whole input, in the child. */
 int pour_read(struct pour *p);
 
 /* The child's report to the parent, in a file of just this size. */

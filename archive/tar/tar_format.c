@@ -2,7 +2,7 @@
  * Tells libarchive that the format is tar.
  *
  * Its function for that refers to all formats that it knows. Where it is linked statically,
- * those that need libxml2 or nettle are kept out: their names are defined here, before the
+ * formats that need libxml2 or nettle are kept out: their names are defined here, before the
  * linker looks for them.
  */
 #include <archive.h>
