@@ -25,7 +25,7 @@
 static bool beside_us(char *path, size_t size)
 {
     Dl_info info;
-    if (!dladdr((void *)(uintptr_t)&device_load_cuda, &info) || !info.dli_fname)
+    if (!dladdr((void *)(uintptr_t)&beside_us, &info) || !info.dli_fname)
         return false;
     const char *slash = strrchr(info.dli_fname, '/');
     int folder = slash ? (int)(slash + 1 - info.dli_fname) : 0;
@@ -52,7 +52,8 @@ static void *open_object(void)
     return object || there ? object : dlopen(CUDA_FILE, RTLD_NOW | RTLD_LOCAL);
 }
 
-int device_load_cuda(struct onepot_error *error, const struct device_type **ret_type)
+/* The table of "cuda". The first call loads the shared object. */
+static int device_load_cuda(struct onepot_error *error, const struct device_type **ret_type)
 {
     static _Atomic(const struct device_type *) loaded;
     const struct device_type *type = atomic_load(&loaded);

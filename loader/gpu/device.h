@@ -25,9 +25,6 @@ struct onepot_device {
 int device_share(struct onepot_device *device, struct onepot_error *error,
                  struct onepot_device **ret_device);
 
-/* The table of "cuda". The first call loads the shared object. */
-int device_load_cuda(struct onepot_error *error, const struct device_type **ret_type);
-
 /* -EINVAL with the reason in *error. */
 int convert_check(const struct onepot_conversion *images, struct onepot_error *error);
 uint64_t convert_bytes_of_one(const struct onepot_conversion *images); /* before conversion */

@@ -155,18 +155,13 @@ static uint64_t rounded(uint64_t bytes)
     return (bytes + PICTURE_SLACK - 1) / PICTURE_SLACK * PICTURE_SLACK;
 }
 
-bool picture_has_size(uint32_t width, uint32_t height)
-{
-    return width >= 1 && height >= 1 && width <= PICTURE_SIDE_MAX &&
-           height <= PICTURE_SIDE_MAX && (uint64_t)width * height <= SOURCE_PIXELS;
-}
-
 int picture_begin(struct picture *p, uint32_t width, uint32_t height, bool can_shrink,
                   uint64_t rooms, uint64_t own_bytes, struct picture_part *ret_part)
 {
     const struct onepot_images *o = &p->plan->o;
     struct crop crop;
-    if (!picture_has_size(width, height))
+    if (width < 1 || height < 1 || width > PICTURE_SIDE_MAX || height > PICTURE_SIDE_MAX ||
+        (uint64_t)width * height > SOURCE_PIXELS)
         return picture_fail(p, -EILSEQ, "it has %u by %u pixels, and at most %u are decoded",
                             width, height, SOURCE_PIXELS);
     crop_plan(o, p->place, width, height, &crop);

@@ -51,8 +51,6 @@ int picture_begin(struct picture *p, uint32_t width, uint32_t height, bool can_s
 void picture_end(struct picture *p);
 
 #define PICTURE_SIDE_MAX 65535u /* JPEG's limit, too */
-/* Is it a size that is decoded? */
-bool picture_has_size(uint32_t width, uint32_t height);
 
 /* The next row of the part: pixels of four bytes (red, green, blue, any), from part.x on. */
 void picture_row(struct picture *p, const uint8_t *pixels);

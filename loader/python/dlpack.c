@@ -20,7 +20,8 @@ enum { DL_CPU = 1, DL_CUDA = 2 };
 enum { DL_FLAG_READ_ONLY = 1, DL_FLAG_IS_COPIED = 2 };
 
 /* Streams of CUDA with fixed numbers. */
-enum { STREAM_LEGACY = 1, STREAM_PER_THREAD = 2, STREAM_NONE = -1 };
+#define STREAM_LEGACY ((void *)1)
+#define STREAM_PER_THREAD ((void *)2)
 
 struct dl_device {
     int32_t type, id;
@@ -167,7 +168,7 @@ static int parse_request(const struct py_buffer *b, PyObject *args, PyObject *ke
  * Without a stream, the default stream is assumed, but the consumer may read in another. An
  * object says which stream it is, also where that has the number 0.
  */
-static int parse_stream(PyObject *given, long long *ret_stream)
+static int parse_stream(PyObject *given, void **ret_stream)
 {
     void *handle = NULL;
     *ret_stream = STREAM_LEGACY;
@@ -175,17 +176,18 @@ static int parse_stream(PyObject *given, long long *ret_stream)
         return 0;
     if (!PyLong_Check(given)) {
         int r = take_stream(given, &handle);
-        *ret_stream = handle ? (long long)(intptr_t)handle : STREAM_LEGACY;
+        *ret_stream = handle ? handle : STREAM_LEGACY;
         return r;
     }
-    *ret_stream = PyLong_AsLongLong(given);
+    long long n = PyLong_AsLongLong(given);
     if (PyErr_Occurred())
         return -1;
-    if (*ret_stream == 0 || *ret_stream < STREAM_NONE) {
+    if (n == 0 || n < -1) {
         PyErr_SetString(PyExc_BufferError,
                         "stream 0 may be two things; 1 is the default stream");
         return -1;
     }
+    *ret_stream = n == -1 ? ONEPOT_NO_STREAM : (void *)(intptr_t)n;
     return 0;
 }
 
@@ -193,17 +195,16 @@ static int parse_stream(PyObject *given, long long *ret_stream)
 static int buffer_synchronise(const struct py_buffer *b, PyObject *given)
 {
     struct onepot_error error = {0};
-    long long n;
+    void *stream;
     int r;
     if (b->where == BUFFER_HOST)
         return 0;
-    if (parse_stream(given, &n) < 0 || keep_stream(batch_streams(b), given) < 0)
+    if (parse_stream(given, &stream) < 0 || keep_stream(batch_streams(b), given) < 0)
         return -1;
-    void *stream = n == STREAM_NONE ? ONEPOT_NO_STREAM : (void *)(intptr_t)n;
     Py_BEGIN_ALLOW_THREADS
     if (given == Py_None && b->where == BUFFER_HOST_DEVICE)
         r = onepot_batch_wait(b->batch, &error);
-    else if (given != Py_None && (n == STREAM_LEGACY || n == STREAM_PER_THREAD))
+    else if (given != Py_None && (stream == STREAM_LEGACY || stream == STREAM_PER_THREAD))
         r = onepot_batch_use(b->batch, stream, &error);
     else
         r = onepot_batch_lend(b->batch, stream, &error);
@@ -250,8 +251,8 @@ static PyObject *buffer_export_duplicate(const struct py_buffer *b,
                                          const struct request *request)
 {
     struct onepot_error error = {0};
-    long long n;
-    if (parse_stream(request->stream, &n) < 0)
+    void *stream;
+    if (parse_stream(request->stream, &stream) < 0)
         return NULL;
     struct export *e = calloc(1, sizeof(*e));
     if (!e)
@@ -260,7 +261,6 @@ static PyObject *buffer_export_duplicate(const struct py_buffer *b,
     fill_tensor(b, e, tensor);
     if (request->to_host)
         tensor->device = (struct dl_device){DL_CPU, 0};
-    void *stream = n == STREAM_NONE ? ONEPOT_NO_STREAM : (void *)(intptr_t)n;
     PyThreadState *state = PyEval_SaveThread();
     int r = onepot_batch_duplicate(b->batch, request->to_host, stream, b->bytes,
                                    buffer_reach(b), &error, &e->copy, &tensor->data);
