@@ -449,4 +449,4 @@ def test_programs_in_a_container_read_without_the_mount(work):
 
 
 if __name__ == "__main__":
-    harness.main(globals())
+    harness.main(globals(), in_memory=True)

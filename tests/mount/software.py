@@ -408,4 +408,4 @@ with open(sys.argv[1] + "/f", "rb") as a, open(sys.argv[1] + "/f", "rb") as b:
 
 
 if __name__ == "__main__":
-    harness.main(globals())
+    harness.main(globals(), in_memory=True)
