@@ -20,6 +20,7 @@
 
 #include "pot.h"
 #include "source.h"
+#define SUITE_IN_MEMORY
 #include "suite.h"
 
 #define KEY "-0123456789abcdef.onepot-index"
