@@ -41,7 +41,7 @@ def files(path):
 
 class Base(unittest.TestCase):
     def setUp(self):
-        self.work = tempfile.mkdtemp(prefix="onepot-test-convert-")
+        self.work = tempfile.mkdtemp(prefix="onepot-test-convert-", dir=os.environ.get("ONEPOT_TESTS_MEMORY"))
         os.environ["XDG_CACHE_HOME"] = os.path.join(self.work, "cache")
         self.addCleanup(shutil.rmtree, self.work)
 

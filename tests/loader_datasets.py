@@ -44,7 +44,7 @@ def content(i):
 
 def setUpModule():
     global WORK, TAR, ZSTD, EQUAL
-    WORK = tempfile.mkdtemp(prefix="onepot-datasets.")
+    WORK = tempfile.mkdtemp(prefix="onepot-datasets.", dir=os.environ.get("ONEPOT_TESTS_MEMORY"))
     os.environ["XDG_CACHE_HOME"] = os.path.join(WORK, "cache")
     TAR, ZSTD, EQUAL = (os.path.join(WORK, name) for name in ("a.tar", "a.tar.zst", "equal.tar"))
     for path, level in ((TAR, 0), (ZSTD, 3)):

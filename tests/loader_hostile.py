@@ -345,7 +345,7 @@ def setUpModule():
     global WORK, TAR, COUNTER
     # So that the daemons of a process that has ended can be waited for.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    WORK, COUNTER = tempfile.mkdtemp(prefix="onepot-hostile."), itertools.count()
+    WORK, COUNTER = tempfile.mkdtemp(prefix="onepot-hostile.", dir=os.environ.get("ONEPOT_TESTS_MEMORY")), itertools.count()
     os.environ["XDG_CACHE_HOME"] = os.path.join(WORK, "cache")
     os.environ["ONEPOT_RUNTIME_DIR"] = os.path.join(WORK, "run")
     os.mkdir(os.environ["ONEPOT_RUNTIME_DIR"], 0o700)

@@ -62,7 +62,7 @@ def saved(image, kind, **options):
 
 def setUpModule():
     global WORK, ARRAYS, JPEGS
-    WORK = tempfile.mkdtemp(prefix="onepot-images.")
+    WORK = tempfile.mkdtemp(prefix="onepot-images.", dir=os.environ.get("ONEPOT_TESTS_MEMORY"))
     os.environ["XDG_CACHE_HOME"] = os.path.join(WORK, "cache")
     ARRAYS = os.path.join(WORK, "arrays.tar")
     with onepot.Writer(ARRAYS, sync=False) as writer:

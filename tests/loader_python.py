@@ -52,7 +52,7 @@ def content(i):
 
 def setUpModule():
     global WORK, TAR
-    WORK = tempfile.mkdtemp(prefix="onepot-python.")
+    WORK = tempfile.mkdtemp(prefix="onepot-python.", dir=os.environ.get("ONEPOT_TESTS_MEMORY"))
     os.environ["XDG_CACHE_HOME"] = os.path.join(WORK, "cache")
     tree = os.path.join(WORK, "tree")
     for i in range(FILES):

@@ -17,7 +17,7 @@ IMAGE = b"\xff\xd8\xff" + bytes(range(200))
 
 class Records(unittest.TestCase):
     def setUp(self):
-        self.work = tempfile.mkdtemp(prefix="onepot-test-records-")
+        self.work = tempfile.mkdtemp(prefix="onepot-test-records-", dir=os.environ.get("ONEPOT_TESTS_MEMORY"))
         os.environ["XDG_CACHE_HOME"] = os.path.join(self.work, "cache")
         self.addCleanup(shutil.rmtree, self.work)
         for shard in range(3):

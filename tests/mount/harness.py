@@ -448,9 +448,12 @@ def lock(directory):
     return fd
 
 
-def place():
+def place(in_memory=False):
     """Where private directories lie. The library of an ordinary user is a copy that no other user
-    could replace, so not below /tmp; root's has a folder of the system."""
+    could replace, so not below /tmp; root's has a folder of the system. Tests that ask for memory
+    have no use for the library."""
+    if in_memory and (folder := os.environ.get("ONEPOT_TESTS_MEMORY")):
+        return folder
     if os.geteuid() == 0:
         return tempfile.gettempdir()
     folder = os.path.expanduser("~/.cache/onepot-tests")
@@ -509,8 +512,8 @@ def wait_child(pid, seconds):
     return None
 
 
-def run_test(name, function, seconds, kept):
-    directory = tempfile.mkdtemp(prefix=PREFIX, dir=place())
+def run_test(name, function, seconds, folder, kept):
+    directory = tempfile.mkdtemp(prefix=PREFIX, dir=folder)
     held = lock(directory)
     os.environ[MARK] = directory
     print(f"{name} ...", flush=True)
@@ -586,9 +589,9 @@ def shared_memory():
 
 
 @contextlib.contextmanager
-def kept_folder():
+def kept_folder(folder):
     """A directory for what several tests of a script read; it goes with the parent."""
-    folder = tempfile.mkdtemp(prefix=PREFIX, dir=place())
+    folder = tempfile.mkdtemp(prefix=PREFIX, dir=folder)
     held = lock(folder)
     try:
         yield folder
@@ -620,12 +623,10 @@ def main(scope, seconds=300, in_memory=False):
     for name in wanted:
         if name not in tests:
             sys.exit(f"there is no test '{name}'; there are: {' '.join(tests)}")
-    with program_for_others():
-        if in_memory:
-            tempfile.tempdir = os.environ.get("ONEPOT_TESTS_MEMORY")
-        with kept_folder() as kept:
-            results = [run_test(name, tests[name], getattr(tests[name], "seconds", seconds), kept)
-                       for name in wanted]
+    folder = place(in_memory)
+    with program_for_others(), kept_folder(folder) as kept:
+        results = [run_test(name, tests[name], getattr(tests[name], "seconds", seconds), folder, kept)
+                   for name in wanted]
     if any(r not in (0, SKIPPED) for r in results):
         sys.exit(1)
     sys.exit(SKIPPED if all(r == SKIPPED for r in results) else 0)
