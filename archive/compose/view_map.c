@@ -11,10 +11,8 @@
 
 static int map_refuse(struct fault *fault, uint64_t number, const char *why, const char *advice)
 {
-    fault_set(fault, -EINVAL, NULL, FAULT_NO_OFFSET, "line %llu %s", (unsigned long long)number,
-              why);
-    fault_advise(fault, "%s", advice);
-    return -EINVAL;
+    return fault_set_advised(fault, -EINVAL, NULL, FAULT_NO_OFFSET, advice, "line %llu %s",
+                             (unsigned long long)number, why);
 }
 
 /* Replace escapes; NULL: there is one that has no meaning. Else the new end. */

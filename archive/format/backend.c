@@ -122,8 +122,7 @@ static int backend_find_in(const struct source *source, size_t head_bytes, struc
         return 0;
     r = backend_ask(source, head, len, ret_backend, ret_compression);
     if (r < 0)
-        return fault_set(fault, r, NULL, FAULT_NO_OFFSET, "could not be examined: %s",
-                         fault_errno(r));
+        return fault_set_errno(fault, r, NULL, "could not be examined");
     return r > 0 || is_short ? r : backend_unknown(source, head, len, fault);
 }
 

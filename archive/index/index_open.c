@@ -132,11 +132,10 @@ static int image_check_header(const uint8_t *image, uint64_t offset, uint64_t le
     if (XXH3_64bits(copy, header_bytes) != le64toh(h.header_sum))
         return image_damaged(fault, offset, "its header does not have the sum it should have");
 
-    if (le32toh(h.version) != DISK_VERSION || (le64toh(h.incompatible) & ~DISK_NEEDS_KNOWN)) {
-        fault_set(fault, -ENOTSUP, NULL, offset, "the index was made by a later onepot");
-        fault_advise(fault, "use that version, or pack the archive anew with this one");
-        return -ENOTSUP;
-    }
+    if (le32toh(h.version) != DISK_VERSION || (le64toh(h.incompatible) & ~DISK_NEEDS_KNOWN))
+        return fault_set_advised(fault, -ENOTSUP, NULL, offset,
+                                 "use that version, or pack the archive anew with this one",
+                                 "the index was made by a later onepot");
     if (le64toh(h.image_bytes) > len)
         return image_damaged(fault, offset, "it is cut off");
     return 0;

@@ -71,10 +71,9 @@ static bool launcher_parse(const char *text, uint64_t max, uint64_t *ret_number)
 
 static int launcher_no_number(struct fault *fault, const char *name, const char *value)
 {
-    fault_set(fault, -EINVAL, name, FAULT_NO_OFFSET, "'%s' is not a number that it can have",
-              value);
-    fault_advise(fault, "unset it, or give rank and world size by options");
-    return -EINVAL;
+    return fault_set_advised(fault, -EINVAL, name, FAULT_NO_OFFSET,
+                             "unset it, or give rank and world size by options",
+                             "'%s' is not a number that it can have", value);
 }
 
 /* 1: *ret_number is the value of the first variable set, named *ret_name. 0: none is set. */
@@ -117,13 +116,11 @@ static int launcher_read(const struct names *n, uint64_t rank, struct fault *fau
     int r = launcher_number(n->world, fault, &name, &world);
     if (r <= 0)
         return r < 0 ? r : launcher_no_world(n, fault);
-    if (rank >= world) {
-        fault_set(fault, -EINVAL, n->rank, FAULT_NO_OFFSET,
-                  "is %llu, but %s is %llu: ranks count from 0", (unsigned long long)rank, name,
-                  (unsigned long long)world);
-        fault_advise(fault, "unset both, or give rank and world size by options");
-        return -EINVAL;
-    }
+    if (rank >= world)
+        return fault_set_advised(fault, -EINVAL, n->rank, FAULT_NO_OFFSET,
+                                 "unset both, or give rank and world size by options",
+                                 "is %llu, but %s is %llu: ranks count from 0",
+                                 (unsigned long long)rank, name, (unsigned long long)world);
     r = launcher_number(n->local, fault, &name, &local);
     if (r < 0)
         return r;

@@ -247,13 +247,12 @@ static int footer_decode(struct footer *f, uint64_t size, struct fault *fault)
     footer_convert(f);
     if (f->sum != sum)
         return onepot_damaged(fault, at, "footer is damaged: its sum is wrong");
-    if (f->version != ONEPOT_FOOTER_VERSION || f->incompatible & ~FOOTER_ZSTD) {
-        onepot_stale(fault, at, "its index was made by a later version of onepot");
-        fault_advise(fault,
-                     "it is read as a plain tar; use that version, or save an index with "
-                     "'onepot index', or pack it anew with this one");
-        return -ESTALE;
-    }
+    if (f->version != ONEPOT_FOOTER_VERSION || f->incompatible & ~FOOTER_ZSTD)
+        return fault_set_advised(
+            fault, -ESTALE, NULL, at,
+            "it is read as a plain tar; use that version, or save an index with "
+            "'onepot index', or pack it anew with this one",
+            "its index was made by a later version of onepot");
     if (f->file_bytes != size)
         return onepot_stale(fault, at, "the file has another size than when it was packed");
     return footer_check_layout(f, at, fault);

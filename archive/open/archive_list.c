@@ -127,8 +127,7 @@ static int list_folder(struct archive_list *list, const char *path, struct fault
     size_t before = list->count;
     int n = scandir(path, &entries, is_shard, by_name);
     if (n < 0)
-        return fault_set(fault, -errno, NULL, FAULT_NO_OFFSET, "can't be listed: %s",
-                         fault_errno(errno));
+        return fault_set_errno(fault, -errno, NULL, "can't be listed");
     int r = 0;
     for (int i = 0; i < n; i++) {
         if (r == 0)
@@ -137,12 +136,11 @@ static int list_folder(struct archive_list *list, const char *path, struct fault
     }
     shard_settler_end(&settler);
     free(entries);
-    if (r == 0 && list->count == before) {
-        r = fault_set(fault, -ENOENT, NULL, FAULT_NO_OFFSET,
-                      "there is no archive in this directory");
-        fault_advise(fault, "'onepot pack' makes one of its files; the directory of a mount is "
-                            "named by --at");
-    }
+    if (r == 0 && list->count == before)
+        return fault_set_advised(
+            fault, -ENOENT, NULL, FAULT_NO_OFFSET,
+            "'onepot pack' makes one of its files; the directory of a mount is named by --at",
+            "there is no archive in this directory");
     return r;
 }
 
@@ -194,11 +192,8 @@ static int list_file(struct archive_list *list, const char *path, struct fault *
     size_t before = list->count;
     bool is_stdin = strcmp(path, "-") == 0;
     auto_close int opened = is_stdin ? -1 : open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
-    if (opened < 0 && !is_stdin) {
-        fault_set(fault, -errno, NULL, FAULT_NO_OFFSET, "the list can't be opened: %s",
-                  fault_errno(errno));
-        return -fault->err;
-    }
+    if (opened < 0 && !is_stdin)
+        return fault_set_errno(fault, -errno, NULL, "the list can't be opened");
     int r = text_read(is_stdin ? STDIN_FILENO : opened, LIST_BYTES_MAX, &text);
     if (r == 0)
         r = list_lines(list, &text);
@@ -208,8 +203,7 @@ static int list_file(struct archive_list *list, const char *path, struct fault *
                   "is no list: it has more than %u MiB; a list has a path a line",
                   LIST_BYTES_MAX >> 20);
     else if (r < 0)
-        fault_set(fault, r, NULL, FAULT_NO_OFFSET, "the list can't be read: %s",
-                  fault_errno(r));
+        fault_set_errno(fault, r, NULL, "the list can't be read");
     else if (list->count == before)
         r = fault_set(fault, -ENOENT, NULL, FAULT_NO_OFFSET, "the list names no archive");
     return r;

@@ -137,11 +137,10 @@ static int built_make_image(struct opening *o, const char *frames_of, struct fau
     r = pot_run(o->options, pot->path, "indexing", built_in_child, &build, &limits, fault);
     if (r < 0)
         return r;
-    if (source_was_changed(pot_file(pot)) != 0) {
-        fault_set(fault, -ESTALE, NULL, FAULT_NO_OFFSET, "was changed while it was indexed");
-        fault_advise(fault, "wait until it is written");
-        return -ESTALE;
-    }
+    if (source_was_changed(pot_file(pot)) != 0)
+        return fault_set_advised(fault, -ESTALE, NULL, FAULT_NO_OFFSET,
+                                 "wait until it is written",
+                                 "was changed while it was indexed");
     *ret_fd = steal_fd(&fd);
     return 0;
 }

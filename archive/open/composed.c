@@ -143,11 +143,10 @@ static int composed_save_later(struct pot *pot, const char *path, const struct s
 
 static int composed_cannot_save(struct fault *fault, int err)
 {
-    fault_set(fault, err, NULL, FAULT_NO_OFFSET,
-              "the index of this view could not be saved in the cache folder: %s",
-              fault_errno(err));
-    fault_advise(fault, "it stays in memory, and is made anew for the next mount");
-    return err;
+    return fault_set_advised(
+        fault, err, NULL, FAULT_NO_OFFSET,
+        "it stays in memory, and is made anew for the next mount",
+        "the index of this view could not be saved in the cache folder: %s", fault_errno(err));
 }
 
 int pot_save(struct pot *pot, struct fault *fault)
@@ -349,12 +348,10 @@ static int composed_write_nested(struct composition *c, int fd, struct fault *fa
 {
     struct opening *o = c->arg;
     struct composed_nested n = {.o = o, .fd = fd};
-    if (o->pot->compression) {
-        fault_set(fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
-                  "is one compressed stream: archives in it can't be read in place");
-        fault_advise(fault, "decompress it first");
-        return -ENOTSUP;
-    }
+    if (o->pot->compression)
+        return fault_set_advised(
+            fault, -ENOTSUP, NULL, FAULT_NO_OFFSET, "decompress it first",
+            "is one compressed stream: archives in it can't be read in place");
     int r = nested_scratch_new(&n.scratch);
     if (r < 0)
         return r;

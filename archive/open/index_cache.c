@@ -249,6 +249,5 @@ int pot_clean_cache(struct pot_cache *ret_cache, struct fault *fault)
     if (r < 0)
         return r == -ENOENT ? 0 : r;
     r = cache_bound(fd, NULL, 0, INT64_MAX, ret_cache);
-    return r < 0 ? fault_set(fault, r, NULL, FAULT_NO_OFFSET, "%s: %s", folder, fault_errno(r))
-                 : 0;
+    return r < 0 ? fault_set_errno(fault, r, NULL, folder) : 0;
 }

@@ -75,11 +75,9 @@ static int output_check_existing(struct output *output, struct fault *fault)
     struct stat st;
     if (fstatat(output->folder_fd, output->name, &st, AT_SYMLINK_NOFOLLOW) < 0)
         return errno == ENOENT ? 0 : fault_set_errno(fault, -errno, NULL, "can't be examined");
-    if (S_ISDIR(st.st_mode)) {
-        fault_set(fault, -EISDIR, NULL, FAULT_NO_OFFSET, "is a directory");
-        fault_advise(fault, "name a file with -o");
-        return -EISDIR;
-    }
+    if (S_ISDIR(st.st_mode))
+        return fault_set_advised(fault, -EISDIR, NULL, FAULT_NO_OFFSET, "name a file with -o",
+                                 "is a directory");
     if (!S_ISREG(st.st_mode))
         return fault_set(fault, -EEXIST, NULL, FAULT_NO_OFFSET, "is not a regular file");
     if (!output->overwrite)

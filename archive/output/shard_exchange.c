@@ -168,9 +168,8 @@ static int exchange_place(int folder_fd, const struct exchange_plan *plan, uint3
             0 ||
         errno == ENOENT)
         return 0;
-    return fault_set(fault, -errno, name, FAULT_NO_OFFSET, "%s: %s",
-                     is_new ? "can't be given its name" : "can't be removed",
-                     fault_errno(errno));
+    return fault_set_errno(fault, -errno, name,
+                           is_new ? "can't be given its name" : "can't be removed");
 }
 
 /* Do the remaining steps that a complete record demands. */

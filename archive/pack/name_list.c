@@ -50,8 +50,7 @@ static int name_refuse(const struct name_reader *r, const char *name, const char
                        const char *advice)
 {
     struct fault fault = {0};
-    fault_set(&fault, -EINVAL, name, FAULT_NO_OFFSET, "%s", why);
-    fault_advise(&fault, "%s", advice);
+    fault_set_advised(&fault, -EINVAL, name, FAULT_NO_OFFSET, advice, "%s", why);
     return r->report(r->ctx, &fault);
 }
 

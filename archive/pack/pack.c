@@ -45,9 +45,8 @@ static int pack_source_fault(struct fault *fault, int err, const char *path)
 {
     if (err != -ENOTDIR)
         return fault_set_errno(fault, err, path, "can't be packed");
-    fault_set(fault, err, path, FAULT_NO_OFFSET, "is not a directory");
-    fault_advise(fault, "name the directory that is to be packed");
-    return err;
+    return fault_set_advised(fault, err, path, FAULT_NO_OFFSET,
+                             "name the directory that is to be packed", "is not a directory");
 }
 
 /* The last component of a path; "." and the like are resolved first. The caller frees it. */
@@ -104,10 +103,9 @@ static int pack_open_source(struct pack_source *s, const char *path, const struc
         return s->name ? 0 : -ENOMEM;
     }
     int r = input ? pack_archive_name(path, &s->name) : pack_base_name(path, &s->name);
-    if (r == -EINVAL) {
-        fault_set(fault, r, path, FAULT_NO_OFFSET, "has no name for its folder in the archive");
-        fault_advise(fault, "pack it alone");
-    }
+    if (r == -EINVAL)
+        fault_set_advised(fault, r, path, FAULT_NO_OFFSET, "pack it alone",
+                          "has no name for its folder in the archive");
     return r;
 }
 
@@ -131,10 +129,9 @@ static int pack_open_sources(const struct pack_options *o, struct pack_source *s
     for (size_t i = 1; i < o->source_count; i++) {
         if (strcmp(sources[i - 1].name, sources[i].name) != 0)
             continue;
-        fault_set(fault, -EEXIST, sources[i].path, FAULT_NO_OFFSET,
-                  "another source has the same name, '%s'", sources[i].name);
-        fault_advise(fault, "pack the directory that holds both");
-        return -EEXIST;
+        return fault_set_advised(fault, -EEXIST, sources[i].path, FAULT_NO_OFFSET,
+                                 "pack the directory that holds both",
+                                 "another source has the same name, '%s'", sources[i].name);
     }
     return 0;
 }
@@ -404,13 +401,12 @@ static int pack_prepare_shards(struct run *run, struct fault *fault)
         return r;
     s->outputs = &run->shard_names;
     uint64_t own = (o->shards + s->world - 1 - s->rank) / s->world;
-    if (own * 2 > pack_most_files() / 2) {
-        fault_set(fault, -EMFILE, NULL, FAULT_NO_OFFSET,
-                  "%llu shards at once take more open files than this process may have",
-                  (unsigned long long)own);
-        fault_advise(fault, "use fewer shards or more ranks, or raise ulimit -n");
-        return -EMFILE;
-    }
+    if (own * 2 > pack_most_files() / 2)
+        return fault_set_advised(
+            fault, -EMFILE, NULL, FAULT_NO_OFFSET,
+            "use fewer shards or more ranks, or raise ulimit -n",
+            "%llu shards at once take more open files than this process may have",
+            (unsigned long long)own);
     return pack_find_output_folder(run);
 }
 

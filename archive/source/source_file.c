@@ -366,8 +366,7 @@ int source_open_fault(const char *path, struct fault *fault, int err)
                                  "ask its owner for read permission on it and on its folders",
                                  "permission denied");
     default:
-        return fault_set(fault, err, NULL, FAULT_NO_OFFSET, "can't be opened: %s",
-                         fault_errno(err));
+        return fault_set_errno(fault, err, NULL, "can't be opened");
     }
 }
 

@@ -67,10 +67,9 @@ static int tfrecord_fault(struct fault *fault, int err, uint64_t number, uint64_
 {
     char member[40];
     snprintf(member, sizeof(member), "record %" PRIu64, number);
-    fault_set(fault, err, member, offset, "%s", what);
-    if (err == -EUCLEAN)
-        fault_advise(fault, "make the file again, or copy it again");
-    return err;
+    return fault_set_advised(fault, err, member, offset,
+                             err == -EUCLEAN ? "make the file again, or copy it again" : "",
+                             "%s", what);
 }
 
 /*

@@ -156,11 +156,10 @@ static int list_check_known(struct list_parse *p)
         return fault_set(p->fault, -EINVAL, NULL, FAULT_NO_OFFSET, "it names no file");
     if (p->positions.count >= left_out)
         return 0;
-    fault_set(p->fault, -EINVAL, NULL, FAULT_NO_OFFSET, "%s; %llu of %llu lines name no file",
-              p->first.what, left_out, lines);
-    fault_advise(p->fault, "each line is the path of a file below the mount point, or each "
-                           "is a number");
-    return -EINVAL;
+    return fault_set_advised(
+        p->fault, -EINVAL, NULL, FAULT_NO_OFFSET,
+        "each line is the path of a file below the mount point, or each is a number",
+        "%s; %llu of %llu lines name no file", p->first.what, left_out, lines);
 }
 
 int read_list_parse(const struct index *index, uint32_t root, const char *text, size_t len,

@@ -21,11 +21,10 @@ static int check_codec(enum codec codec, struct fault *fault)
 {
     if (codec_available(codec))
         return 0;
-    fault_set(fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
-              "its blocks are compressed with %s, which this build does not read",
-              codec_name(codec));
-    fault_advise(fault, "use a build of onepot with that library, or pack it anew");
-    return -ENOTSUP;
+    return fault_set_advised(
+        fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
+        "use a build of onepot with that library, or pack it anew",
+        "its blocks are compressed with %s, which this build does not read", codec_name(codec));
 }
 
 static int check_blocks(const struct index_info *info, struct fault *fault)

@@ -58,10 +58,8 @@ void stage_given_free(struct stage_given *given)
 static int given_refuse(struct fault *fault, const struct stage_given *given, int err,
                         const char *why, const char *advice)
 {
-    fault_set(fault, err, NULL, FAULT_NO_OFFSET, "can't be adopted: %s", why);
+    fault_set_advised(fault, err, NULL, FAULT_NO_OFFSET, advice, "can't be adopted: %s", why);
     fault_set_file(fault, given->path);
-    if (*advice)
-        fault_advise(fault, "%s", advice);
     return err;
 }
 

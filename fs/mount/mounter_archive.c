@@ -218,15 +218,13 @@ static int open_order(struct mounter *m)
         name = "standard input";
     uint64_t most = bytes_allowed(m);
     int r = read_order_file(path, most, &text);
-    if (r == -EFBIG) {
-        fault_set(&fault, r, NULL, FAULT_NO_OFFSET,
-                  "it has more than the %llu bytes that an order of %u entries may have",
-                  (unsigned long long)most, index_info(m->pot->index)->entries);
-        fault_advise(&fault, "one epoch is enough, each file once");
-    } else if (r < 0) {
-        fault_set(&fault, r, NULL, FAULT_NO_OFFSET, "the order can't be read: %s",
-                  fault_errno(r));
-    }
+    if (r == -EFBIG)
+        fault_set_advised(
+            &fault, r, NULL, FAULT_NO_OFFSET, "one epoch is enough, each file once",
+            "it has more than the %llu bytes that an order of %u entries may have",
+            (unsigned long long)most, index_info(m->pot->index)->entries);
+    else if (r < 0)
+        fault_set_errno(&fault, r, NULL, "the order can't be read");
     if (r == 0)
         r = read_list_parse(m->pot->index, m->root, text.at, text.count, ORDER_LINES_MOST,
                             &fault, &lines, &m->order);

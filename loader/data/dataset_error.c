@@ -57,9 +57,7 @@ static int file_error(struct onepot_error *error, int err, const struct dataset 
         path[0] = '\0';
     uint64_t offset =
         record_offset(record) == RECORD_OFFSET_NONE ? FAULT_NO_OFFSET : record_offset(record);
-    fault_set(&fault, err, path, offset, "%s", words);
-    if (advice)
-        fault_advise(&fault, "%s", advice);
+    fault_set_advised(&fault, err, path, offset, advice, "%s", words);
     return error_from_fault(error, err, &fault, pot->path);
 }
 
@@ -67,7 +65,7 @@ int dataset_error(struct onepot_error *error, int err, const struct dataset *dat
                   const struct record *record)
 {
     char words[128];
-    const char *advice = NULL;
+    const char *advice = "";
     if (err == -EUCLEAN && index_is_lost(dataset->pots[record_archive(record)]->index))
         err = -EIO;
     if (err == -EFBIG)
@@ -81,7 +79,7 @@ int dataset_error(struct onepot_error *error, int err, const struct dataset *dat
 int dataset_error_because(struct onepot_error *error, int err, const struct dataset *dataset,
                           const struct record *record, const char *why)
 {
-    const char *advice = err == -EILSEQ ? "leave it out, or have it replaced (on_error)" : NULL;
+    const char *advice = err == -EILSEQ ? "leave it out, or have it replaced (on_error)" : "";
     return file_error(error, err, dataset, record, why, advice);
 }
 
