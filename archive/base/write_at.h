@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <stdint.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 /* 0 or -errno; -EIO if a write makes no progress. */
@@ -38,6 +39,17 @@ static inline int read_at(int fd, void *bytes, size_t len, uint64_t offset)
         offset += (uint64_t)n;
     }
     return 0;
+}
+
+/* Skip `n` bytes that one call read or wrote, and empty buffers: a count of 0 is the end. */
+static inline void iovec_advance(struct iovec **iov, int *count, size_t n)
+{
+    for (; *count > 0 && n >= (*iov)->iov_len; (*iov)++, (*count)--)
+        n -= (*iov)->iov_len;
+    if (*count > 0) {
+        (*iov)->iov_base = (uint8_t *)(*iov)->iov_base + n;
+        (*iov)->iov_len -= n;
+    }
 }
 
 #endif

@@ -14,6 +14,7 @@
 
 #include "numbers.h"
 #include "output.h"
+#include "write_at.h"
 #include "writer_private.h"
 
 /*
@@ -54,16 +55,7 @@ static int writer_write_vector(int fd, struct iovec *iov, int count)
             continue;
         if (n < 0)
             return (int)n;
-        size_t done = (size_t)n;
-        while (count > 0 && done >= iov->iov_len) {
-            done -= iov->iov_len;
-            iov++;
-            count--;
-        }
-        if (count > 0) {
-            iov->iov_base = (uint8_t *)iov->iov_base + done;
-            iov->iov_len -= done;
-        }
+        iovec_advance(&iov, &count, (size_t)n);
     }
     return 0;
 }

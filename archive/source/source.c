@@ -18,6 +18,7 @@
 #include "numbers.h"
 #include "source_concat.h"
 #include "source_ops.h"
+#include "write_at.h"
 
 /* Go on to the outermost source with this operation, and to the same byte there. */
 #define DESCEND(source, op, offset)                                                            \
@@ -325,12 +326,7 @@ void source_advise(const struct source *source, enum source_advice advice, uint6
 void source_cursor_step(struct source_cursor *cursor, size_t n)
 {
     cursor->offset += n;
-    for (; cursor->count > 0 && n >= cursor->iov->iov_len; cursor->iov++, cursor->count--)
-        n -= cursor->iov->iov_len;
-    if (cursor->count > 0) {
-        cursor->iov->iov_base = (uint8_t *)cursor->iov->iov_base + n;
-        cursor->iov->iov_len -= n;
-    }
+    iovec_advance(&cursor->iov, &cursor->count, n);
 }
 
 int source_read_on(const struct source *source, struct source_cursor *cursor)

@@ -12,6 +12,7 @@
 #include "commands.h"
 #include "reader.h"
 #include "resolve.h"
+#include "write_at.h"
 
 static const struct cli_usage usage = {
     "cat", "ARCHIVE PATH...",
@@ -44,13 +45,7 @@ static int write_all(struct iovec *iov, int count)
         } else if (n < 0 && errno != EINTR) {
             return -errno;
         }
-        size_t done = n > 0 ? (size_t)n : 0;
-        for (; count > 0 && done >= iov->iov_len; iov++, count--)
-            done -= iov->iov_len;
-        if (count > 0) {
-            iov->iov_base = (char *)iov->iov_base + done;
-            iov->iov_len -= done;
-        }
+        iovec_advance(&iov, &count, n > 0 ? (size_t)n : 0);
     }
     return 0;
 }
