@@ -15,6 +15,7 @@
 
 #include "cleanup.h"
 #include "numbers.h"
+#include "search.h"
 #include "source_ops.h"
 
 struct concat_member {
@@ -47,20 +48,14 @@ struct concat_place {
 static struct concat_place concat_find(const struct source_concat *c, uint64_t offset,
                                        uint64_t len)
 {
-    size_t low = 0, high = c->count;
-    while (high - low > 1) { /* the last one that begins at or before the offset */
-        size_t middle = low + (high - low) / 2;
-        if (c->members[middle].base <= offset)
-            low = middle;
-        else
-            high = middle;
-    }
-    const struct concat_member *member = &c->members[low];
+    /* The next one behind the last that begins at or before the offset. */
+    size_t next = (size_t)search_first(i, 1, c->count, c->members[i].base > offset);
+    const struct concat_member *member = &c->members[next - 1];
     struct concat_place place = {.member = member, .within = offset - member->base};
     uint64_t bytes = member->bytes;
     place.is_gap = place.within >= bytes;
     uint64_t room = place.is_gap
-                        ? (low + 1 < c->count ? c->members[low + 1].base : UINT64_MAX) - offset
+                        ? (next < c->count ? c->members[next].base : UINT64_MAX) - offset
                         : bytes - place.within;
     place.length = min_u64(room, len);
     return place;

@@ -27,6 +27,7 @@
 #include <zstd.h>
 
 #include "numbers.h"
+#include "search.h"
 #include "source_window.h"
 #include "stream.h"
 #include "vector.h"
@@ -346,15 +347,7 @@ static int frames_next(struct tar_framed *f, const void **ret_bytes, size_t *ret
 /* The frame that holds the byte at `offset`, which must have been read. */
 static size_t frames_find(const struct tar_framed *f, uint64_t offset)
 {
-    size_t low = 0, high = f->list.count;
-    while (high - low > 1) {
-        size_t middle = low + (high - low) / 2;
-        if (f->list.at[middle].start <= offset)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
+    return (size_t)search_first(i, 1, f->list.count, f->list.at[i].start > offset) - 1;
 }
 
 /* Append to f->pieces where this piece of the tar, which must have been read, lies. */
