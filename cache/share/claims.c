@@ -375,18 +375,18 @@ unsigned claim_processes(const struct claim *claim)
     return claim->processes;
 }
 
-int claims_of_job(const char *job, struct claim_others *ret_others)
+struct claim_others claims_of_job(const char *job)
 {
     char folders[RUNTIME_FOLDERS_MAX][PATH_MAX], prefix[JOB_MAX + 16];
     size_t count = runtime_folders(folders);
-    *ret_others = (struct claim_others){0};
+    struct claim_others others = {0};
     prefix_of(job, prefix);
-    for (size_t i = 0; i < count && ret_others->count == 0; i++) {
+    for (size_t i = 0; i < count && others.count == 0; i++) {
         auto_close int fd = -1;
         struct seen seen = {0};
         if (runtime_open(folders[i], false, &fd) == 0 && claims_look(fd, prefix, 0, &seen) == 0)
-            *ret_others = seen.others;
+            others = seen.others;
         vector_free(&seen.records);
     }
-    return 0;
+    return others;
 }

@@ -75,6 +75,6 @@ struct claim_others {
     unsigned count, sharing;           /* all; those without fixed bytes */
     uint64_t using_bytes, fixed_bytes; /* all; those with fixed bytes */
 };
-int claims_of_job(const char *job, struct claim_others *ret_others);
+struct claim_others claims_of_job(const char *job);
 
 #endif

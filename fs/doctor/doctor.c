@@ -62,14 +62,12 @@ static void see_limit(void *ctx, const char *path, uint64_t limit, uint64_t used
 static void see_claims(struct findings *f)
 {
     struct job job;
-    struct claim_others others;
     job_detect(&job);
     if (job.id[0])
         finding_add(f, FINDING_FACT, "job", "%s", job.id);
     else
         finding_add(f, FINDING_FACT, "job", "none: no batch system names one");
-    if (claims_of_job(job.id, &others) < 0)
-        return;
+    const struct claim_others others = claims_of_job(job.id);
     if (others.count == 0)
         finding_add(f, FINDING_FACT, "others of it", "no mount and no loader shares it");
     else
