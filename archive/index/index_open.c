@@ -264,7 +264,9 @@ int index_open(struct source *source, uint64_t offset, uint64_t len, struct faul
     struct index *index = calloc(1, sizeof(*index));
     if (!index)
         return -ENOMEM;
-    int r = len > READ_BYTES && image_map(index, source, offset, len)
+    int r = -ENOMEM;
+    if (len <= SIZE_MAX - DISK_PAGE_BYTES) /* a system of 32 bits can't address more */
+        r = len > READ_BYTES && image_map(index, source, offset, len)
                 ? 0
                 : image_read(index, source, offset, len);
     if (r < 0)
