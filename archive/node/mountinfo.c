@@ -10,9 +10,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "mountinfo.h"
+#include "path.h"
 #include "process.h"
+
+#define LINKS_MAX 40 /* as many symbolic links as Linux follows */
 
 struct mount_line {
     int id;
@@ -245,4 +249,64 @@ void mountinfo_cgroups(const char *file, struct mount_cgroup *wanted, size_t cou
                 wanted[i].found = mount_unescape(line.path, wanted[i].path) &&
                                   mount_unescape(line.root, wanted[i].root);
     mount_list_close(&list);
+}
+
+/* ---- paths ---- */
+
+/* Split `path` into the folder and the last component; false if that is "." or "..". */
+static bool split_path(const char *path, char folder[PATH_MAX], char base[PATH_MAX])
+{
+    size_t len = strlen(path);
+
+    while (len > 1 && path[len - 1] == '/')
+        len--;
+    size_t start = len;
+    while (start > 0 && path[start - 1] != '/')
+        start--;
+    snprintf(base, PATH_MAX, "%.*s", (int)(len - start), path + start);
+    snprintf(folder, PATH_MAX, "%.*s", (int)start, path);
+    if (start == 0)
+        strcpy(folder, ".");
+    return base[0] && !path_is_dots(base);
+}
+
+/* Follow one symbolic link at `path`, which lies in `folder`. 0: there was none. */
+static int follow_last_link(const char *folder, char path[PATH_MAX])
+{
+    char target[PATH_MAX];
+    ssize_t n = readlink(path, target, sizeof(target) - 1);
+
+    if (n < 0)
+        return errno == EINVAL || errno == ENOENT ? 0 : -errno;
+    target[n] = '\0';
+    int need = target[0] == '/' ? snprintf(path, PATH_MAX, "%s", target)
+                                : snprintf(path, PATH_MAX, "%s/%s", folder, target);
+    return need < PATH_MAX ? 1 : -ENAMETOOLONG;
+}
+
+int mountinfo_resolve(const char *path, char ret_path[PATH_MAX])
+{
+    char at[PATH_MAX], folder[PATH_MAX], base[PATH_MAX], real[PATH_MAX];
+    struct mount_entry entry;
+
+    if (!*path)
+        return -ENOENT;
+    if (snprintf(at, sizeof(at), "%s", path) >= PATH_MAX)
+        return -ENAMETOOLONG;
+    for (int links = 0; links < LINKS_MAX; links++) {
+        if (!split_path(at, folder, base))
+            return realpath(at, ret_path) ? 0 : -errno;
+        if (!realpath(folder, real))
+            return -errno;
+        if (snprintf(at, sizeof(at), "%s/%s", strcmp(real, "/") ? real : "", base) >= PATH_MAX)
+            return -ENAMETOOLONG;
+        int r = mountinfo_find(at, &entry) == 0 ? 0 : follow_last_link(real, at);
+        if (r < 0)
+            return r;
+        if (r == 0) {
+            strcpy(ret_path, at);
+            return 0;
+        }
+    }
+    return -ELOOP;
 }

@@ -22,6 +22,12 @@ struct mount_entry {
 int mountinfo_find(const char *path, struct mount_entry *ret_entry);
 
 /*
+ * The canonical absolute path of a directory. It may be a mount point, dead or alive, or may
+ * not exist: only its parents and symbolic links are looked at.
+ */
+int mountinfo_resolve(const char *path, char ret_path[PATH_MAX]);
+
+/*
  * The mount that an open file or folder is in. Nothing is asked of its filesystem. -ENOENT: it
  * is listed no more; -ENOTSUP: the kernel or a missing /proc does not tell.
  */

@@ -404,7 +404,7 @@ static int umount_one(const struct slot_list *list, const char *given, const str
     if (around && rest[strspn(rest, "/.")])
         return cli_failf(given, "it lies in the mount at %s; name that one",
                          around->counters->mountpoint);
-    r = mountpoint_resolve(given, path);
+    r = mountinfo_resolve(given, path);
     if (r < 0)
         return cli_fail(given, r, NULL);
     around = mount_around(list, path, &rest);

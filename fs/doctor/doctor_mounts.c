@@ -86,11 +86,9 @@ static void see_mount(struct findings *f, const struct slot *slot)
 bool doctor_mount(struct findings *f, const char *path)
 {
     f->section = "mount";
-    char resolved[PATH_MAX];
     auto_slots struct slot_list list = {0};
     const struct slot *slot;
-    if (mountpoint_resolve(path, resolved) < 0 || state_list(&list) < 0 ||
-        find_mount(&list, resolved, &slot) < 0)
+    if (state_list(&list) < 0 || find_mount(&list, path, &slot) < 0)
         return false;
     see_mount(f, slot);
     return true;

@@ -15,7 +15,6 @@
 #include "cleanup.h"
 #include "mount_options.h"
 #include "mountinfo.h"
-#include "mountpoint.h"
 #include "numbers.h"
 #include "place.h"
 #include "process.h"
@@ -287,7 +286,7 @@ static bool is_mountpoint(const char *word, bool nonempty)
 
     if (strncmp(word, "/dev/fd/", 8) == 0)
         return true;
-    if (*word && mountpoint_resolve(word, path) == 0 && mountinfo_find(path, &entry) == 0 &&
+    if (*word && mountinfo_resolve(word, path) == 0 && mountinfo_find(path, &entry) == 0 &&
         entry.is_onepot)
         return true;
     if (stat(word, &st) < 0)

@@ -179,7 +179,7 @@ static int resolve_at(struct mounter *m)
         snprintf(m->at, sizeof(m->at), "%s", at);
         return 0;
     }
-    int r = mountpoint_resolve(at, m->at);
+    int r = mountinfo_resolve(at, m->at);
     if (r == -EACCES || (r == -ENOENT && !may_be_made(at)))
         return mounter_refused(m, at, -EACCES);
     if (r == -ENOENT)

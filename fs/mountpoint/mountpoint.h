@@ -100,12 +100,6 @@ int mounted_answers(const struct mounted *mounted, const char *path, int timeout
 const char *mount_advice(unsigned methods);
 
 /*
- * The canonical absolute path of a directory. It may be a mount point, dead or alive, or may
- * not exist: only its parents and symbolic links are looked at.
- */
-int mountpoint_resolve(const char *path, char ret_path[PATH_MAX]);
-
-/*
  * Unmount the topmost mount at `path`. Not lazy: -EBUSY if something in it is open. Lazy: it
  * leaves the tree at once, and ends with its last user. The path is canonical. -EINVAL: nothing
  * is mounted there; -ELOOP: a link is in it by now; -EPERM and the like: not allowed. Does not

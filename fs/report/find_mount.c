@@ -4,36 +4,12 @@
 #include "find_mount.h"
 
 #include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "cleanup.h"
 #include "cli.h"
+#include "mountinfo.h"
 #include "process.h"
 #include "report.h"
-
-/*
- * The absolute path of a mount point, resolved only as far as its parent. Looking at the mount
- * point itself could hang, or fail because the daemon is dead.
- */
-static int absolute_path(const char *path, char **ret_path)
-{
-    auto_free char *copy = strdup(path);
-    if (!copy)
-        return -ENOMEM;
-    for (size_t len = strlen(copy); len > 1 && copy[len - 1] == '/'; len--)
-        copy[len - 1] = '\0';
-    char *slash = strrchr(copy, '/');
-    const char *name = slash ? slash + 1 : copy;
-    if (slash)
-        *slash = '\0';
-    auto_free char *parent = realpath(!slash ? "." : *copy ? copy : "/", NULL);
-    if (!parent)
-        return -errno;
-    bool root = strcmp(parent, "/") == 0;
-    return asprintf(ret_path, "%s/%s", root ? "" : parent, name) < 0 ? -ENOMEM : 0;
-}
 
 /* How good a guess a mount is: better if it lives, and if it is mounted where we see it. */
 static int find_mount_rank(const struct slot *slot)
@@ -60,8 +36,8 @@ static const struct slot *best_of(const struct slot_list *list, const char *path
 int find_mount(const struct slot_list *list, const char *mountpoint,
                const struct slot **ret_slot)
 {
-    auto_free char *path = NULL;
-    int r = absolute_path(mountpoint, &path);
+    char path[PATH_MAX];
+    int r = mountinfo_resolve(mountpoint, path);
     if (r < 0)
         return r;
     *ret_slot = best_of(list, path);

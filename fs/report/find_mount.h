@@ -9,7 +9,7 @@
 
 /*
  * The mount at this mount point: of several that had it the one that lives, else the newest. 0;
- * -ENOENT: no mount of this list is there; or -errno if its parent can't be resolved.
+ * -ENOENT: no mount of this list is there; or -errno if the path can't be resolved.
  */
 int find_mount(const struct slot_list *list, const char *mountpoint,
                const struct slot **ret_slot);

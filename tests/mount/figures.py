@@ -56,6 +56,14 @@ def names_in(value, inside=""):
     return set(value).union(*(names_in(v, k) for k, v in value.items()))
 
 
+def test_a_mount_is_found_by_each_name_of_its_mount_point(work):
+    with work.mount(make_archive(work)) as mount:
+        os.symlink(mount.path, work / "link")
+        for name, folder in (("link", work.path), ("./link/", work.path), (".", mount.path), ("..", mount / "d")):
+            shown = json.loads(onepot("stat", "--json", name, cwd=folder).stdout)
+            check_equal(shown["mountpoint"], os.path.realpath(mount.path), f"{name} in {folder}")
+
+
 def test_the_page_names_each_field_and_no_other(work):
     archive = make_archive(work)
     with open(work / "order", "w", encoding="ascii") as f:

@@ -29,7 +29,7 @@ static void setup(void)
 static void check_resolve(const char *given, const char *below)
 {
     char path[PATH_MAX], expected[PATH_MAX + 64];
-    ck_assert_int_eq(mountpoint_resolve(given, path), 0);
+    ck_assert_int_eq(mountinfo_resolve(given, path), 0);
     snprintf(expected, sizeof(expected), "%s%s", below[0] == '/' ? "" : base, below);
     if (below[0] && below[0] != '/')
         snprintf(expected, sizeof(expected), "%s/%s", base, below);
@@ -63,7 +63,7 @@ START_TEST(links_are_followed_to_where_the_mount_would_be)
     check_resolve("absolute/", "dir");
     check_resolve("twice", "dir");
     check_resolve("dangling", "nowhere");
-    ck_assert_int_eq(mountpoint_resolve("loop", path), -ELOOP);
+    ck_assert_int_eq(mountinfo_resolve("loop", path), -ELOOP);
 }
 END_TEST
 
@@ -84,11 +84,11 @@ END_TEST
 START_TEST(paths_that_can_not_be_are_errors)
 {
     char path[PATH_MAX], longest[PATH_MAX + 10];
-    ck_assert_int_eq(mountpoint_resolve("", path), -ENOENT);
-    ck_assert_int_eq(mountpoint_resolve("absent/dir", path), -ENOENT);
+    ck_assert_int_eq(mountinfo_resolve("", path), -ENOENT);
+    ck_assert_int_eq(mountinfo_resolve("absent/dir", path), -ENOENT);
     memset(longest, 'x', sizeof(longest) - 1);
     longest[sizeof(longest) - 1] = '\0';
-    ck_assert_int_eq(mountpoint_resolve(longest, path), -ENAMETOOLONG);
+    ck_assert_int_eq(mountinfo_resolve(longest, path), -ENAMETOOLONG);
 }
 END_TEST
 
