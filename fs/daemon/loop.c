@@ -60,24 +60,33 @@ static void worker_unpacks(void *arg, bool begins)
     atomic_store(&w->unpacked_ns, begins ? UINT64_MAX : now_ns());
 }
 
-static int worker_spawn(struct worker *w)
+/* What a worker has once, however often its thread is started in vain. */
+static int worker_equip(struct worker *w)
 {
-    int r;
+    int r = 0;
 
-    w->buffer = malloc(REQUEST_BYTES);
-    w->reply_buffer = malloc(LISTING_BYTES);
+    w->buffer = w->buffer ? w->buffer : malloc(REQUEST_BYTES);
+    w->reply_buffer = w->reply_buffer ? w->reply_buffer : malloc(LISTING_BYTES);
     if (!w->buffer || !w->reply_buffer)
         return -ENOMEM;
-    r = reader_scratch_new(w->session->config.reader, &w->scratch);
+    if (!w->scratch)
+        r = reader_scratch_new(w->session->config.reader, &w->scratch);
     if (r < 0)
         return r;
     reader_scratch_on_wait(w->scratch, loop_about_to_wait, w);
     reader_scratch_on_unpack(w->scratch, worker_unpacks, w);
     r = features_add_worker(&w->session->features, w);
-    if (r < 0)
-        return r;
-    clone_device(w);
-    r = thread_start(&w->thread, STACK_BYTES, worker_thread, w);
+    if (r == 0)
+        clone_device(w);
+    return r;
+}
+
+static int worker_spawn(struct worker *w)
+{
+    int r = w->fd < 0 ? worker_equip(w) : 0;
+
+    if (r == 0)
+        r = thread_start(&w->thread, STACK_BYTES, worker_thread, w);
     w->started = r == 0;
     return r;
 }

@@ -1,5 +1,8 @@
 /* Which worker takes requests: decisions of the loop, by given times. */
 #include <check.h>
+#include <errno.h>
+#include <pthread.h>
+#include <unistd.h>
 
 #include "core.h"
 #include "suite.h"
@@ -57,6 +60,38 @@ START_TEST(the_readers_cpu_is_field_39_whatever_its_name)
 }
 END_TEST
 
+/* In place of the library's, for all of this program: a job may have no more threads. */
+int pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*run)(void *),
+                   void *arg)
+{
+    (void)thread, (void)attr, (void)run, (void)arg;
+    return EAGAIN;
+}
+
+START_TEST(a_worker_that_gets_no_thread_is_equipped_once)
+{
+    static struct counters counters;
+    static struct session s;
+    int fds[2];
+
+    ck_assert_int_eq(pipe(fds), 0);
+    s.fd = fds[0];
+    s.config.counters = &counters;
+    loop_init(&s.loop);
+    ck_assert_int_eq(loop_wake_another_locked(&s), -EAGAIN);
+    const struct worker first = *s.loop.workers[0];
+    ck_assert_int_eq(loop_wake_another_locked(&s), -EAGAIN);
+    ck_assert_uint_eq(s.loop.worker_count, 1);
+    ck_assert_ptr_eq(s.loop.workers[0]->buffer, first.buffer);
+    ck_assert_ptr_eq(s.loop.workers[0]->reply_buffer, first.reply_buffer);
+    ck_assert_ptr_eq(s.loop.workers[0]->scratch, first.scratch);
+    ck_assert_int_eq(s.loop.workers[0]->fd, first.fd);
+    loop_free(&s);
+    close(fds[0]);
+    close(fds[1]);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("loop");
@@ -67,6 +102,7 @@ int main(void)
     tcase_add_test(tc, stuck_workers_are_replaced);
     tcase_add_test(tc, readers_of_a_stream_may_all_wait_but_for_the_last_resort);
     tcase_add_test(tc, the_readers_cpu_is_field_39_whatever_its_name);
+    tcase_add_test(tc, a_worker_that_gets_no_thread_is_equipped_once);
     suite_add_tcase(suite, tc);
     return run_suite(suite);
 }
