@@ -108,6 +108,12 @@ def rar(files, flags=0):
     return out + block(vint(5) + vint(0) + vint(0))
 files = [("a\u00e9".encode(), b"hello"), (b"d/b", b"x" * 5000)]
 open("s.rar", "wb").write(rar(files))
+for cut in 8, 30, 70, -1:
+    open("cut%d.rar" % cut, "wb").write(rar(files)[:cut])
+members = b"".join(b"%-16s%-12d%-6d%-6d%-8o%-10d`\n" % (name, 0, 0, 0, 0o100644, 6) + b"hello\n"
+                   for name in (b"a/", b"b/"))
+open("s.ar", "wb").write(b"!<arch>\n" + members)
+open("cut.ar", "wb").write(b"!<arch>\n" + members[:100])
 open("s.part1.rar", "wb").write(rar(files, 1))
 main = struct.pack("<BHH", 0x73, 0x111, 13) + bytes(6)
 open("old.part1.rar", "wb").write(b"Rar!\x1a\x07\0" + struct.pack("<H", zlib.crc32(main) & 0xffff) + main)
@@ -153,6 +159,20 @@ for name in lha cab rar; do
 done
 [ "$("$onepot" cat b.tar "$(printf 'a\303\251')")" = hello ] || fail "a name in UTF-8: $("$onepot" ls b.tar)"
 refused '^onepot: broken.lha: b: .*can.t be read' "$onepot" pack -o there/a.tar broken.lha
+# libarchive says nothing of an end that is missing.
+run 0 "$onepot" pack -q -o ar.tar s.ar
+[ "$("$onepot" cat ar.tar a b)" = $'hello\nhello' ] || fail 'members of the ar'
+for cut in 8 30; do
+    refused '^onepot: cut.*.rar: is a damaged rar: its end is missing' "$onepot" pack -o there/a.tar "cut$cut.rar"
+done
+refused '^onepot: cut70.rar: aé: is followed by a damaged part of the rar: its end is missing (offset 70)' \
+    "$onepot" pack -o there/a.tar cut70.rar
+refused '^onepot: cut-1.rar: d/b: .*: its end is missing' "$onepot" pack -o there/a.tar cut-1.rar
+refused '^onepot: standard input: d/b: .*: its end is missing' bash -c \
+    "'$onepot' pack -o there/a.tar - <cut-1.rar"
+refused '^onepot: cut.ar: a: is followed by a damaged part of the ar: its end is missing (offset 108)' \
+    "$onepot" pack -o there/a.tar cut.ar
+
 refused '^onepot: s.rar: is a RAR archive; make an archive of it: onepot pack -o NEW.tar FILE' \
     "$onepot" ls s.rar
 for name in s old; do

@@ -7,6 +7,7 @@
  * A cpio may hold the data of a file of several names with its last name. The earlier ones wait
  * for it.
  */
+#include <endian.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +23,7 @@
 #include "protobuf.h"
 
 #define READ_BYTES ((size_t)256 << 10)
+#define TAIL_BYTES ((size_t)4096)
 
 /* A file of several names in a cpio. */
 struct links {
@@ -36,8 +38,10 @@ struct container {
     const struct pour_format *format;
     bool is_open; /* libarchive knows the format */
     struct archive *archive;
-    uint8_t *bytes; /* READ_BYTES of the file */
-    int error;      /* of reading it */
+    uint8_t *bytes;           /* READ_BYTES of the file */
+    int error;                /* of reading it */
+    uint8_t tail[TAIL_BYTES]; /* the last bytes that libarchive got */
+    size_t tail_len;
     VECTOR(struct links) files;
     struct map numbers; /* of `files`, by device and inode */
 };
@@ -120,6 +124,21 @@ static la_int64_t file_skip(struct archive *a, void *ctx, la_int64_t bytes)
     return lseek(c->p->input->fd, to, SEEK_SET) < 0 ? ARCHIVE_FATAL : to - from;
 }
 
+static ssize_t container_read(struct archive *a, void *ctx, const void **ret_bytes)
+{
+    struct container *c = ctx;
+    ssize_t n =
+        c->stream ? pour_stream_next(a, c->stream, ret_bytes) : file_read(a, c, ret_bytes);
+    if (n > 0) {
+        size_t len = min_u64((uint64_t)n, TAIL_BYTES);
+        size_t kept = min_u64(c->tail_len, TAIL_BYTES - len);
+        memmove(c->tail, c->tail + c->tail_len - kept, kept);
+        memcpy(c->tail + kept, (const uint8_t *)*ret_bytes + n - len, len);
+        c->tail_len = kept + len;
+    }
+    return n;
+}
+
 static int container_open(struct container *c)
 {
     struct archive *a = c->archive;
@@ -133,8 +152,8 @@ static int container_open(struct container *c)
         archive_read_set_seek_callback(a, file_seek);
         archive_read_set_skip_callback(a, file_skip);
     }
-    archive_read_set_read_callback(a, c->stream ? pour_stream_next : file_read);
-    archive_read_set_callback_data(a, c->stream ? (void *)c->stream : (void *)c);
+    archive_read_set_read_callback(a, container_read);
+    archive_read_set_callback_data(a, c);
     c->is_open = archive_read_open1(a) == ARCHIVE_OK;
     return c->is_open ? 0 : -EUCLEAN;
 }
@@ -148,22 +167,72 @@ static int container_encrypted(struct container *c, const char *path)
                              "is encrypted");
 }
 
+/* Of the input: as far as libarchive has read. */
+static uint64_t container_offset(const struct container *c)
+{
+    off_t at = c->stream ? (off_t)c->stream->given : lseek(c->p->input->fd, 0, SEEK_CUR);
+    return at < 0 ? FAULT_NO_OFFSET : (uint64_t)at;
+}
+
+static int container_damaged(struct container *c, const char *last, const char *why)
+{
+    return fault_set(c->p->fault, -EUCLEAN, last, container_offset(c), "%s%s: %s",
+                     last && last[0] ? "is followed by a damaged part of the "
+                                     : "is a damaged ",
+                     c->format->name, why);
+}
+
 static int container_failed(struct container *c, const char *last)
 {
-    uint64_t at = c->stream ? c->stream->given : c->p->progress->bytes_done;
     if (c->stream && c->stream->error < 0)
         return c->stream->error;
     if (c->error < 0)
-        return fault_set_read(c->p->fault, c->error, last, at);
+        return fault_set_read(c->p->fault, c->error, last, container_offset(c));
     if (archive_errno(c->archive) == ENOMEM)
         return -ENOMEM;
     if (c->is_open &&
         archive_read_has_encrypted_entries(c->archive) == 1) /* else it may crash */
         return container_encrypted(c, NULL);
-    return fault_set(c->p->fault, -EUCLEAN, last, at, "%s%s: %s",
-                     last && last[0] ? "is followed by a damaged part of the "
-                                     : "is a damaged ",
-                     c->format->name, tar_complaint(c->archive));
+    return container_damaged(c, last, tar_complaint(c->archive));
+}
+
+static uint32_t crc32_of(const uint8_t *bytes, size_t len)
+{
+    uint32_t crc = UINT32_MAX;
+    for (size_t i = 0; i < 8 * len; i++) {
+        crc ^= i % 8 ? 0 : bytes[i / 8];
+        crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320 : 0);
+    }
+    return ~crc;
+}
+
+/* A block of RAR 5: the sum of what follows, its length behind these five bytes, its type. */
+static bool tail_has_rar_end(const uint8_t *tail, size_t len)
+{
+    for (size_t i = 0; i + 6 <= len; i++) {
+        size_t size = tail[i + 4];
+        uint32_t sum;
+        memcpy(&sum, tail + i, sizeof(sum));
+        if (tail[i + 5] == 5 && size < 128 && size <= len - i - 5 &&
+            crc32_of(tail + i + 4, 1 + size) == le32toh(sum))
+            return true;
+    }
+    return false;
+}
+
+/*
+ * libarchive takes a RAR 5 that ends between two blocks, or in the head of one, for whole, and
+ * an ar that ends in the head of a member.
+ */
+static int container_check_end(struct container *c, const char *last)
+{
+    int format = archive_format(c->archive);
+    bool is_cut = false;
+    if (format == ARCHIVE_FORMAT_RAR_V5)
+        is_cut = !tail_has_rar_end(c->tail, c->tail_len);
+    else if ((format & ARCHIVE_FORMAT_BASE_MASK) == ARCHIVE_FORMAT_AR)
+        is_cut = container_offset(c) > (uint64_t)archive_filter_bytes(c->archive, 0);
+    return is_cut ? container_damaged(c, last, "its end is missing") : 0;
 }
 
 /* ---- members ---- */
@@ -359,7 +428,8 @@ static int container_walk(struct container *c)
             return r;
         c->p->progress->members++;
     }
-    return links_end(c);
+    int r = container_check_end(c, last);
+    return r < 0 ? r : links_end(c);
 }
 
 int pour_container(struct pour *p, struct pour_stream *stream, const struct pour_format *format)
