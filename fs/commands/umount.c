@@ -17,6 +17,7 @@
 #include "cli.h"
 #include "clock.h"
 #include "commands.h"
+#include "find_mount.h"
 #include "holders.h"
 #include "job.h"
 #include "layer_cover.h"
@@ -346,58 +347,14 @@ static int umount_unknown(const struct mount_entry *entry, const struct request 
     return geteuid() == 0 ? cleaner_user(entry->uid, NULL, false) : CLI_OK;
 }
 
-/* Is ".." the first component after a mount point? */
-static bool leads_out(const char *rest)
-{
-    while (*rest == '/' || (rest[0] == '.' && (rest[1] == '/' || !rest[1])))
-        rest++;
-    return rest[0] == '.' && rest[1] == '.' && (rest[2] == '/' || !rest[2]);
-}
-
-/*
- * An absolute path for `given`, from its text alone. False: there is none, or it is too long.
- */
-static bool absolute_text(const char *given, char path[PATH_MAX])
-{
-    char folder[PATH_MAX];
-
-    if (given[0] == '/')
-        return snprintf(path, PATH_MAX, "%s", given) < PATH_MAX;
-    return getcwd(folder, sizeof(folder)) &&
-           snprintf(path, PATH_MAX, "%s/%s", folder, given) < PATH_MAX;
-}
-
-/*
- * The innermost mount that a path names or leads into, from text alone, since asking the
- * filesystem could hang. NULL: none of ours. *rest is the part after the mount point.
- */
-static struct slot *mount_around(const struct slot_list *list, const char *path,
-                                 const char **rest)
-{
-    struct slot *found = NULL;
-    size_t longest = 0;
-
-    for (size_t i = 0; i < list->count; i++) {
-        const char *mountpoint = list->at[i]->counters->mountpoint;
-        size_t len = strlen(mountpoint);
-        if ((len > longest || (len == longest && slot_is_mounted(list->at[i]))) &&
-            strncmp(path, mountpoint, len) == 0 && (path[len] == '/' || path[len] == '\0') &&
-            !leads_out(path + len) && slot_is_current(list->at[i])) {
-            found = list->at[i];
-            longest = len;
-        }
-    }
-    *rest = path + longest;
-    return found;
-}
-
 static int umount_one(const struct slot_list *list, const char *given, const struct request *rq)
 {
     struct mount_entry entry;
     char path[PATH_MAX];
     int status = CLI_OK, r;
     const char *rest;
-    struct slot *around = absolute_text(given, path) ? mount_around(list, path, &rest) : NULL;
+    struct slot *around =
+        find_mount_text(given, path) ? find_mount_around(list, path, &rest) : NULL;
 
     if (around && !rest[strspn(rest, "/")])
         return umount_slot(around, rq);
@@ -407,7 +364,7 @@ static int umount_one(const struct slot_list *list, const char *given, const str
     r = mountinfo_resolve(given, path);
     if (r < 0)
         return cli_fail(given, r, NULL);
-    around = mount_around(list, path, &rest);
+    around = find_mount_around(list, path, &rest);
     if (around && !*rest)
         return umount_slot(around, rq);
     bool is_mounted = mountinfo_find(path, &entry) == 0;

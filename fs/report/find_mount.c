@@ -4,7 +4,9 @@
 #include "find_mount.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli.h"
 #include "mountinfo.h"
@@ -33,10 +35,53 @@ static const struct slot *best_of(const struct slot_list *list, const char *path
     return best;
 }
 
+/* Is ".." the first component after a mount point? */
+static bool leads_out(const char *rest)
+{
+    while (*rest == '/' || (rest[0] == '.' && (rest[1] == '/' || !rest[1])))
+        rest++;
+    return rest[0] == '.' && rest[1] == '.' && (rest[2] == '/' || !rest[2]);
+}
+
+bool find_mount_text(const char *given, char path[PATH_MAX])
+{
+    char folder[PATH_MAX];
+
+    if (given[0] == '/')
+        return snprintf(path, PATH_MAX, "%s", given) < PATH_MAX;
+    return getcwd(folder, sizeof(folder)) &&
+           snprintf(path, PATH_MAX, "%s/%s", folder, given) < PATH_MAX;
+}
+
+struct slot *find_mount_around(const struct slot_list *list, const char *path,
+                               const char **rest)
+{
+    struct slot *found = NULL;
+    size_t longest = 0;
+
+    for (size_t i = 0; i < list->count; i++) {
+        const char *mountpoint = list->at[i]->counters->mountpoint;
+        size_t len = strlen(mountpoint);
+        if ((len > longest || (len == longest && slot_is_mounted(list->at[i]))) &&
+            strncmp(path, mountpoint, len) == 0 && (path[len] == '/' || path[len] == '\0') &&
+            !leads_out(path + len) && slot_is_current(list->at[i])) {
+            found = list->at[i];
+            longest = len;
+        }
+    }
+    *rest = path + longest;
+    return found;
+}
+
 int find_mount(const struct slot_list *list, const char *mountpoint,
                const struct slot **ret_slot)
 {
     char path[PATH_MAX];
+    const char *rest;
+    const struct slot *around =
+        find_mount_text(mountpoint, path) ? find_mount_around(list, path, &rest) : NULL;
+    if (around && rest[strspn(rest, "/.")] && !strstr(rest, "/..") && slot_is_mounted(around))
+        return -ENOENT; /* a look at what lies in it could hang */
     int r = mountinfo_resolve(mountpoint, path);
     if (r < 0)
         return r;

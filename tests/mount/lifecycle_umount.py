@@ -437,6 +437,20 @@ def test_a_stopped_daemon_without_users_is_ended(work):
     check_nothing_left()
 
 
+def test_a_name_in_the_mount_of_a_stopped_daemon_is_no_mount_at_once(work):
+    path = mount(make_archive(work))
+    pid = life.daemon_of(path)
+    stop(pid)
+    try:
+        for command in (("stat",), ("top", "-n1")):
+            done = onepot(*command, f"{path}/never asked for", status=1, timeout=20)
+            check(b"you have no onepot mount there" in done.stderr, done.stderr)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    umount(path)
+    check_nothing_left()
+
+
 def test_a_stopped_daemon_with_a_reader_inside_hangs_nobody_else(work):
     path = mount(make_archive(work))
     pid = life.daemon_of(path)
