@@ -151,18 +151,26 @@ int loop_wake_another_locked(struct session *s)
     struct loop *l = &s->loop;
     const struct stage *stage = s->config.stage;
     unsigned stuck = 0;
+    int r = 0;
 
     if (atomic_load(&s->ended))
         return -ESHUTDOWN; /* session_stop waits only for the workers that exist */
     for (unsigned i = 0; i < l->worker_count; i++) {
-        if (worker_is_free(l->workers[i]))
-            return worker_unpark_locked(l->workers[i]);
-        stuck += l->workers[i]->dismissed;
+        struct worker *w = l->workers[i];
+
+        if (worker_is_free(w) && (r == 0 || w->started)) { /* or there are no more threads */
+            r = worker_unpark_locked(w);
+            if (r == 0)
+                return 0;
+        }
+        stuck += w->dismissed;
     }
+    if (r < 0)
+        return r;
     bool has_stream = stage && stage_stream_progress_ns(stage) > 0;
     if (l->worker_count >= loop_workers_limit(l->bound_count, stuck, has_stream))
         return -EAGAIN;
-    int r = worker_add(s, -1);
+    r = worker_add(s, -1);
     return r < 0 ? r : worker_unpark_locked(l->workers[l->worker_count - 1]);
 }
 

@@ -92,6 +92,26 @@ START_TEST(a_worker_that_gets_no_thread_is_equipped_once)
 }
 END_TEST
 
+START_TEST(where_no_more_threads_are_to_be_had_a_worker_that_has_one_is_woken)
+{
+    static struct counters counters;
+    static struct session s;
+
+    s.config.counters = &counters;
+    loop_init(&s.loop);
+    ck_assert_int_eq(loop_wake_another_locked(&s), -EAGAIN);
+    atomic_store(&s.loop.workers[0]->parked, 0); /* so that there is a second one */
+    ck_assert_int_eq(loop_wake_another_locked(&s), -EAGAIN);
+    atomic_store(&s.loop.workers[0]->parked, 1);
+    s.loop.workers[1]->started = true;
+    ck_assert_int_eq(loop_wake_another_locked(&s), 0);
+    ck_assert_uint_eq(atomic_load(&s.loop.workers[0]->parked), 1);
+    ck_assert_uint_eq(atomic_load(&s.loop.workers[1]->parked), 0);
+    ck_assert_uint_eq(s.loop.active, 1);
+    loop_free(&s);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("loop");
@@ -103,6 +123,7 @@ int main(void)
     tcase_add_test(tc, readers_of_a_stream_may_all_wait_but_for_the_last_resort);
     tcase_add_test(tc, the_readers_cpu_is_field_39_whatever_its_name);
     tcase_add_test(tc, a_worker_that_gets_no_thread_is_equipped_once);
+    tcase_add_test(tc, where_no_more_threads_are_to_be_had_a_worker_that_has_one_is_woken);
     suite_add_tcase(suite, tc);
     return run_suite(suite);
 }
