@@ -264,8 +264,10 @@ static void top_print(FILE *out, const struct counters *c, const char *state,
     fprintf(out, ": %s\n  %-12s ", state, "archive");
     cli_print_safe(out, c->archive, strnlen(c->archive, sizeof(c->archive)));
     fprintf(out, "\n  %-12s ", "job");
-    cli_print_safe(out, c->job[0] ? c->job : "none",
-                   strnlen(c->job[0] ? c->job : "none", sizeof(c->job)));
+    if (c->job[0])
+        cli_print_safe(out, c->job, strnlen(c->job, sizeof(c->job)));
+    else
+        fputs("none", out);
     if (c->step[0]) {
         fputs(", step ", out);
         cli_print_safe(out, c->step, strnlen(c->step, sizeof(c->step)));
