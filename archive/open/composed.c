@@ -47,7 +47,8 @@ static int composed_path(const struct composition *c, const struct recipe *recip
 static void composed_take(struct pot *pot, struct index *index, char *path,
                           enum pot_index_origin origin)
 {
-    free(steal_ptr(&pot->unsaved));
+    free(pot->unsaved);
+    pot->unsaved = NULL;
     free(pot->index_path);
     pot->index_path = path;
     if (pot->packed) /* it may be unpacked by what its own index says */

@@ -156,7 +156,8 @@ int pot_open_found(struct pot_found *found, const struct pot_options *options,
     static const struct pot_options defaults = {0};
     struct pot *pot = calloc(1, sizeof(*pot));
     if (!pot) {
-        source_close(steal_ptr(&found->source));
+        source_close(found->source);
+        found->source = NULL;
         return -ENOMEM;
     }
     struct opening o = {.pot = pot,

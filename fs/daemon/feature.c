@@ -4,6 +4,8 @@
 
 #include "core.h"
 
+/* NOLINTBEGIN(bugprone-macro-parentheses): they declare a variable, and name a member */
+
 /* `f` is each started feature that has the member, in order. */
 #define EACH_FEATURE(f, features, member)                                                      \
     for (const struct started_feature *f = (features)->at;                                     \
@@ -15,6 +17,8 @@
     for (const struct started_feature *f = (features)->at + (features)->count;                 \
          f > (features)->at && f--;)                                                           \
         if (f->feature->member)
+
+/* NOLINTEND(bugprone-macro-parentheses) */
 
 static int feature_start(struct session *s, const struct feature *feature)
 {

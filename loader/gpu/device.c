@@ -142,7 +142,7 @@ static int open_index(const struct device_type *type, uint32_t index,
 int onepot_device_open(const char *name, struct onepot_error *error,
                        struct onepot_device **ret_device)
 {
-    const struct device_type *type;
+    const struct device_type *type = NULL;
     const char *colon = strchr(name, ':');
     uint32_t count, index = 0;
     int r = device_type_of(name, colon ? (size_t)(colon - name) : strlen(name), error, &type);
@@ -176,7 +176,7 @@ void onepot_device_close(struct onepot_device *device)
 
 int onepot_device_count(const char *kind, struct onepot_error *error, uint32_t *ret_count)
 {
-    const struct device_type *type;
+    const struct device_type *type = NULL;
     int r = device_type_of(kind, strlen(kind), error, &type);
     return r < 0 ? r : type->count(error, ret_count);
 }
