@@ -60,7 +60,7 @@ static void worker_unpacks(void *arg, bool begins)
     atomic_store(&w->unpacked_ns, begins ? UINT64_MAX : now_ns());
 }
 
-/* What a worker has once, however often its thread is started in vain. */
+/* Equip a worker once, however often its thread is started in vain. */
 static int worker_equip(struct worker *w)
 {
     int r = 0;
