@@ -196,6 +196,7 @@ static int container_failed(struct container *c, const char *last)
     return container_damaged(c, last, tar_complaint(c->archive));
 }
 
+/* For a few bytes, also in a build without libdeflate, which makes the other CRC-32. */
 static uint32_t crc32_of(const uint8_t *bytes, size_t len)
 {
     uint32_t crc = UINT32_MAX;

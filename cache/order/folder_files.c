@@ -13,6 +13,7 @@
 #include <strings.h>
 #include <sys/stat.h>
 
+#include "search.h"
 #include "vector.h"
 
 struct folder_files {
@@ -220,21 +221,21 @@ static uint32_t sorted_number(const struct folder_files *f, uint32_t i)
     return f->numbers ? f->numbers[i] : i;
 }
 
+static bool is_from(const struct folder_files *f, uint32_t i, uint32_t position, uint64_t from)
+{
+    uint32_t number = sorted_number(f, i), file = f->files.at[number];
+
+    return file > position || (file == position && number >= from);
+}
+
 int folder_files_number(const struct folder_files *f, uint32_t position, uint64_t from,
                         uint32_t *ret_number)
 {
-    uint32_t low = 0, high = (uint32_t)f->files.count;
+    uint32_t count = (uint32_t)f->files.count;
+    uint32_t at = (uint32_t)search_first(i, 0, count, is_from(f, (uint32_t)i, position, from));
 
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2, number = sorted_number(f, middle);
-        uint32_t file = f->files.at[number];
-        if (file < position || (file == position && number < from))
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    if (low == f->files.count || f->files.at[sorted_number(f, low)] != position)
+    if (at == count || f->files.at[sorted_number(f, at)] != position)
         return -ENOENT;
-    *ret_number = sorted_number(f, low);
+    *ret_number = sorted_number(f, at);
     return 0;
 }

@@ -350,11 +350,10 @@ static int umount_unknown(const struct mount_entry *entry, const struct request 
 static int umount_one(const struct slot_list *list, const char *given, const struct request *rq)
 {
     struct mount_entry entry;
-    char path[PATH_MAX];
+    char path[PATH_MAX], text[PATH_MAX];
     int status = CLI_OK, r;
     const char *rest;
-    struct slot *around =
-        find_mount_text(given, path) ? find_mount_around(list, path, &rest) : NULL;
+    struct slot *around = find_mount_around(list, given, text, &rest);
 
     if (around && !rest[strspn(rest, "/")])
         return umount_slot(around, rq);
@@ -364,7 +363,7 @@ static int umount_one(const struct slot_list *list, const char *given, const str
     r = mountinfo_resolve(given, path);
     if (r < 0)
         return cli_fail(given, r, NULL);
-    around = find_mount_around(list, path, &rest);
+    around = find_mount_around(list, path, text, &rest);
     if (around && !*rest)
         return umount_slot(around, rq);
     bool is_mounted = mountinfo_find(path, &entry) == 0;

@@ -43,7 +43,7 @@ static bool leads_out(const char *rest)
     return rest[0] == '.' && rest[1] == '.' && (rest[2] == '/' || !rest[2]);
 }
 
-bool find_mount_text(const char *given, char path[PATH_MAX])
+static bool absolute_text(const char *given, char path[PATH_MAX])
 {
     char folder[PATH_MAX];
 
@@ -53,12 +53,14 @@ bool find_mount_text(const char *given, char path[PATH_MAX])
            snprintf(path, PATH_MAX, "%s/%s", folder, given) < PATH_MAX;
 }
 
-struct slot *find_mount_around(const struct slot_list *list, const char *path,
-                               const char **rest)
+struct slot *find_mount_around(const struct slot_list *list, const char *given,
+                               char path[PATH_MAX], const char **rest)
 {
     struct slot *found = NULL;
     size_t longest = 0;
 
+    if (!absolute_text(given, path))
+        return NULL;
     for (size_t i = 0; i < list->count; i++) {
         const char *mountpoint = list->at[i]->counters->mountpoint;
         size_t len = strlen(mountpoint);
@@ -78,8 +80,7 @@ int find_mount(const struct slot_list *list, const char *mountpoint,
 {
     char path[PATH_MAX];
     const char *rest;
-    const struct slot *around =
-        find_mount_text(mountpoint, path) ? find_mount_around(list, path, &rest) : NULL;
+    const struct slot *around = find_mount_around(list, mountpoint, path, &rest);
     if (around && rest[strspn(rest, "/.")] && !strstr(rest, "/..") && slot_is_mounted(around))
         return -ENOENT; /* a look at what lies in it could hang */
     int r = mountinfo_resolve(mountpoint, path);

@@ -10,16 +10,12 @@
 #include "state.h"
 
 /*
- * An absolute path for `given`, from its text alone. False: there is none, or it is too long.
+ * The innermost mount that a path names or leads into, from text alone, since asking the
+ * filesystem could hang. NULL: none of the list. `path` is what was given, made absolute, and
+ * *rest the part of it after the mount point.
  */
-bool find_mount_text(const char *given, char ret_path[PATH_MAX]);
-
-/*
- * The innermost mount that such a path names or leads into, from text alone, since asking the
- * filesystem could hang. NULL: none of the list. *ret_rest is the part after the mount point.
- */
-struct slot *find_mount_around(const struct slot_list *list, const char *path,
-                               const char **ret_rest);
+struct slot *find_mount_around(const struct slot_list *list, const char *given,
+                               char path[PATH_MAX], const char **rest);
 
 /*
  * The mount at this mount point: of several that had it the one that lives, else the newest. 0;

@@ -311,7 +311,8 @@ ONEPOT_API int onepot_archive_read(const struct onepot_archive *archive, uint64_
  * them. On slow storage several threads read at once during the call.
  *
  * -ERANGE: no such sample. -EFBIG: a sample is refused (hole_bytes). -EINVAL: no such
- * alignment. -EOVERFLOW. -ENOMEM. Gathering also fails with the errors of onepot_archive_read.
+ * alignment. -EOVERFLOW. Gathering also fails with -ENOMEM and the errors of
+ * onepot_archive_read.
  */
 ONEPOT_API int onepot_archive_places(const struct onepot_archive *archive,
                                      const uint64_t *samples, uint64_t count, uint32_t align,

@@ -77,8 +77,9 @@ static int gather_plan_places(const struct gather_batch *g, struct onepot_error 
     return 0;
 }
 
-static int gather_plan_make(const struct gather_batch *g, struct onepot_error *error,
-                            struct gather_plan *p)
+/* All but places, which need memory. */
+static int gather_plan_begin(const struct gather_batch *g, struct onepot_error *error,
+                             struct gather_plan *p)
 {
     *p =
         (struct gather_plan){.fill = {.archive = (struct onepot_archive *)(uintptr_t)g->archive,
@@ -86,8 +87,13 @@ static int gather_plan_make(const struct gather_batch *g, struct onepot_error *e
     int r = fill_check_align(g->align, error);
     for (uint64_t i = 0; i < g->count && r == 0; i++)
         r = onepot_archive_check(g->archive, g->samples[i], error);
-    if (r == 0 && g->images)
-        r = gather_plan_images(g->images, error, p);
+    return r == 0 && g->images ? gather_plan_images(g->images, error, p) : r;
+}
+
+static int gather_plan_make(const struct gather_batch *g, struct onepot_error *error,
+                            struct gather_plan *p)
+{
+    int r = gather_plan_begin(g, error, p);
     if (r == 0)
         r = gather_plan_places(g, error, p);
     if (r < 0)
@@ -101,14 +107,11 @@ int onepot_archive_places(const struct onepot_archive *archive, const uint64_t *
 {
     const struct gather_batch g = {archive, samples, count, .align = align};
     struct gather_plan p;
-    int r = gather_plan_make(&g, NULL, &p);
+    int r = gather_plan_begin(&g, NULL, &p);
     if (r < 0)
         return r;
-    memcpy(ret_offsets, p.offsets, count * sizeof(*ret_offsets));
-    memcpy(ret_sizes, p.sizes, count * sizeof(*ret_sizes));
-    *ret_bytes = p.bytes;
-    gather_plan_free(&p);
-    return 0;
+    return fill_places(&p.fill, samples, count, ret_offsets, ret_sizes, ret_bytes) ? 0
+                                                                                   : -EOVERFLOW;
 }
 
 int gather_batch_bytes(const struct gather_batch *g, struct onepot_error *error,
@@ -165,8 +168,7 @@ static int gather_all(const struct fill_plan *plan, struct slab *slab,
     return g.err ? fill_error(error, g.err, d, g.bad, g.why) : 0;
 }
 
-/* Places for a batch without tables, whose validity is told in `valid` (NULL: all are valid).
- */
+/* Places for a batch without tables; `valid` (NULL: all are) tells which samples are. */
 static void gather_lend(const struct gather_batch *g, const struct gather_plan *p,
                         uint8_t *valid, struct slab *slab)
 {
