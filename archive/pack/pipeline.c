@@ -34,6 +34,7 @@
 #include "cleanup.h"
 #include "clock.h"
 #include "count.h"
+#include "cpus.h"
 #include "gather.h"
 #include "map.h"
 #include "numbers.h"
@@ -45,13 +46,15 @@
 #define FLIGHT_BYTES_MIN ((size_t)8 << 20)
 
 /*
- * If the caller does not give a number, a few threads start. When more than half of a sample of
- * reads put their thread to sleep, for longer than a local disk takes, the number doubles, and
- * so on: a parallel filesystem needs many threads, but where nothing sleeps more threads would
- * only be in each other's way. A read that is slow because the CPUs are busy does not count:
- * the kernel knows the difference.
+ * If the caller does not give a number, one thread per CPU starts, two at least and four at
+ * most. When more than half of a sample of reads put their thread to sleep, there become four,
+ * which is enough for a local disk; and when they sleep for longer than such a disk takes, the
+ * number doubles, and so on: a parallel filesystem needs many threads, but where nothing sleeps
+ * more threads would only be in each other's way. A read that is slow because the CPUs are busy
+ * does not count: the kernel knows the difference.
  */
-#define THREADS_FIRST 4u
+#define THREADS_FIRST 2u
+#define THREADS_OF_A_DISK 4u
 #define THREADS_LAST 128u
 #define READS_A_SAMPLE 4u
 #define SAMPLES 16u
@@ -608,11 +611,14 @@ static struct moment moment_now(void)
 static void pipeline_judge_read(struct pipeline *p, const struct moment *start,
                                 const struct moment *end)
 {
-    p->slow += end->sleeps != start->sleeps && end->ns - start->ns >= SLOW_READ_NS;
+    uint64_t slow_ns = p->started < THREADS_OF_A_DISK ? 0 : SLOW_READ_NS;
+    p->slow += end->sleeps != start->sleeps && end->ns - start->ns >= slow_ns;
     if (++p->samples < SAMPLES)
         return;
     if (p->slow > SAMPLES / 2 && !p->error)
-        pipeline_start_threads(p, min_u32(p->started * 2, p->most_threads));
+        pipeline_start_threads(
+            p, min_u32(p->started < THREADS_OF_A_DISK ? THREADS_OF_A_DISK : p->started * 2,
+                       p->most_threads));
     p->samples = p->slow = 0;
 }
 
@@ -622,7 +628,8 @@ static bool pipeline_work(struct pipeline *p)
     struct item *item = pipeline_take(p);
     if (!item)
         return false;
-    bool judged = p->started < p->most_threads && p->reads++ % READS_A_SAMPLE == 0;
+    unsigned every = p->started < THREADS_OF_A_DISK ? 1 : READS_A_SAMPLE;
+    bool judged = p->started < p->most_threads && p->reads++ % every == 0;
     pthread_mutex_unlock(&p->lock);
     struct moment start = {0}, end = {0};
     if (judged)
@@ -716,7 +723,9 @@ int pipeline_run(const struct pack_options *options, const struct pipeline_sourc
     atomic_store(&p.progress.bytes_total, sources->total_bytes);
     atomic_store(&p.progress.members_total, sources->total_members);
     p.error = pipeline_add_folder_cursor(&p, sources->root, NULL);
-    unsigned first = options->writer.threads ? options->writer.threads : THREADS_FIRST;
+    unsigned first = options->writer.threads
+                         ? options->writer.threads
+                         : min_u32(max_u32(cpus_allowed(), THREADS_FIRST), THREADS_OF_A_DISK);
     unsigned last = options->writer.threads ? options->writer.threads : THREADS_LAST;
     p.most_threads = min_u32(last, max_threads);
     struct count counted = {
