@@ -154,6 +154,12 @@ class Bench:
             return {**figures_of(got["epochs"][0], f"python {how} first"),
                     **figures_of(got["epochs"][1], f"python {how} second")}
 
+    def unlisted(self, contender, workers):
+        """Python processes that have their names from a list, first epoch."""
+        with self.mount(contender) as mount:
+            got = self._py_reader(mount, "open", workers, 1)
+            return figures_of(got["epochs"][0], f"unlisted/{workers}")
+
     def idle(self, contender):
         """CPU time of a mount that nobody uses, after it was used."""
         with self.mount(contender) as mount:
@@ -201,6 +207,8 @@ def jobs(rows, threads):
     if "python" in rows:
         found += [(f"python {how} {walk}", lambda b, c, h=how, w=walk: b.python(c, h, w))
                   for how in ("os", "open") for walk in (False, True)]
+    if "unlisted" in rows:
+        found += [(f"unlisted/{n}", lambda b, c, n=n: b.unlisted(c, n)) for n in threads]
     if "busy" in rows:
         found += [(f"busy/{n} {walk}", lambda b, c, n=n, walk=walk: b.busy(c, n, walk))
                   for walk in (False, True) for n in threads]

@@ -114,6 +114,9 @@ def print_set(title, samples, contenders, threads, rows):
                        False)
             cost_table(f"4 Python processes, {text}: CPU seconds per 1,000 files", samples,
                        contenders, [(part, f"{figure} cpu") for part, figure in figures])
+    if "unlisted" in rows:
+        rate_table("first epoch of N Python processes, the builtin open(), nothing listed: files/s", samples,
+                   contenders, readers("unlisted", threads), True)
     if "busy" in rows:
         for row, text in BUSY.items():
             text = f"{text}, while two processes spin"

@@ -3,14 +3,14 @@
  *
  *     observe (observer.h)  ->  plan (plan.h)  ->  fetch (struct fetcher)
  *
- * A thread that answers readers notes an *observation* of each read and listing. One thread
- * takes these and gives them to the plan, whose choosers (chooser.h) answer with *wants*: parts
- * of files or of directories, and the order in which they are *due* where that is known. Two
- * fetchers bring them in: one into the block cache, and one, on this node's storage, through
- * the mount itself into the kernel's cache of it, where they cost a reader no request. Data
- * that was fetched and not read yet *waits*; no more than a *window* of bytes waits at a time.
- * When its reader comes it is *used*, or *late* if the fetch has not ended. When all readers
- * have *passed* it, it stays *unused*.
+ * A thread that answers readers notes an *observation* of each read, listing and look-up. One
+ * thread takes these and gives them to the plan, whose choosers (chooser.h) answer with
+ * *wants*: parts of files or of directories, and the order in which they are *due* where that
+ * is known. Two fetchers bring them in: one into the block cache, and one, on this node's
+ * storage, through the mount itself into the kernel's cache of it, where they cost a reader no
+ * request. Data that was fetched and not read yet *waits*; no more than a *window* of bytes
+ * waits at a time. When its reader comes it is *used*, or *late* if the fetch has not ended.
+ * When all readers have *passed* it, it stays *unused*.
  *
  * The plan follows a known order (follow.h), which was given or recognised (recognise.h). Reads
  * outside of it may be sequences (scan.h, streams.h). The values of `onepot stat` come from
@@ -93,6 +93,7 @@ struct ahead_options {
     void *mount_ctx;
     unsigned mount_fetchers; /* at most AHEAD_MOUNT_FETCHERS_MAX */
     bool walks;              /* directories of walks through the tree are fetched */
+    bool names;              /* names around the ones that are looked up are fetched */
     uint64_t nearby_bytes;   /* of files near the ones that are read; 0: none */
     /* The memory that is free for that; 0: nothing may be fetched now. */
     uint64_t (*room_bytes)(void *ctx);

@@ -1,10 +1,11 @@
 /*
- * A way to choose the next fetches. A plan (plan.h) has up to four of them, in this order:
+ * A way to choose the next fetches. A plan (plan.h) has up to five of them, in this order:
  *
  *     order      a known order of files, given or recognised     plan.c, follow.h, recognise.h
  *     sequence   files and pieces of files in a row              scan.h, streams.h
  *     tree       directories that a walk will reach              tree_walk.h
- *     near files near the ones that are read nearby.h
+ *     names      names of files that are opened without a listing   names.h
+ *     near       files near the ones that are read           nearby.h
  *
  * The first two fetch into the block cache, the others through the mount itself. Every function
  * is called under the plan's lock, must not wait, and gets the chooser as its first argument.

@@ -6,7 +6,7 @@
  *
  *     observers_new(&all);
  *     observer_new(all, &mine);                      once for each thread that answers
- *     observer_note(mine, &observation);             there, for each read and listing
+ *     observer_note(mine, &observation);             there, for each read, listing and LOOKUP
  *     n = observers_take(all, batch, max);           the planner; sorted by time
  *     observers_wait(all, timeout)                   until there is an observation
  */
@@ -19,9 +19,12 @@
 struct observers;
 struct observer;
 
-enum observed { OBSERVED_READ, OBSERVED_LISTING };
+enum observed { OBSERVED_READ, OBSERVED_LISTING, OBSERVED_LOOKUP };
 
-/* Bytes of a file that a reader asked for, or names of a directory that the kernel received. */
+/*
+ * Bytes of a file that a reader asked for, names of a directory that the kernel received, or
+ * the name of a regular file that it asked for.
+ */
 struct observation {
     uint64_t time_ns; /* first, as they are sorted by it */
     uint64_t offset;  /* in the file; or the first entry, a position */

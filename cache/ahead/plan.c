@@ -23,6 +23,7 @@
 #include "chooser.h"
 #include "clock.h"
 #include "follow.h"
+#include "names.h"
 #include "nearby.h"
 #include "numbers.h"
 #include "recognise.h"
@@ -51,7 +52,7 @@ struct plan_job {
     int result;
 };
 
-#define CHOOSERS_MAX 4u
+#define CHOOSERS_MAX 5u
 
 struct plan {
     struct ahead_options options;
@@ -65,6 +66,7 @@ struct plan {
     struct scan *scan;
     struct nearby *nearby;
     struct tree_walk *walk;
+    struct names *names;
     bool busy; /* a job is at work */
 
     struct follow *follow;
@@ -181,6 +183,10 @@ static int plan_add_mount(struct plan *p)
 
     if (p->walk)
         plan_add(p, &tree_walk_chooser, p->walk, WAY_MOUNT);
+    if (r == 0 && p->options.names)
+        r = names_new(&p->options, &p->names);
+    if (p->names)
+        plan_add(p, &names_chooser, p->names, WAY_MOUNT);
     if (r == 0 && p->options.nearby_bytes)
         r = nearby_new(&p->options, &p->nearby);
     if (p->nearby)
@@ -218,6 +224,7 @@ void plan_free(struct plan *p)
     recogniser_free(p->recogniser);
     scan_free(p->scan);
     nearby_free(p->nearby);
+    names_free(p->names);
     tree_walk_free(p->walk);
     free((void *)p->seen);
     free(p);

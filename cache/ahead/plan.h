@@ -2,7 +2,7 @@
  * Plans fetches from observations. It has no threads and fetches nothing: threads.c does, and
  * tests drive it by hand.
  *
- *     plan_observe(plan, &observation)             a read or a listing
+ *     plan_observe(plan, &observation)             a read, a listing or a LOOKUP
  *     if (plan_take(plan, way, &batch))            what one thread is to fetch now
  *         plan_finished(plan, &batch, result)      it was fetched, or could not be
  *     if (plan_job(plan, &job)) { plan_work(job); plan_job_done(plan, job); }

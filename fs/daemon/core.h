@@ -102,6 +102,7 @@ struct session {
     _Atomic uint32_t *file_marks;  /* shared with readers (bits.h); NULL: they are not */
     pthread_mutex_t counters_lock; /* guards the counters that are rarely written */
     _Atomic bool ended;
+    _Atomic bool lists_ahead;      /* names of files, so that readers need not (ahead.c) */
     _Atomic bool distrusted;       /* see session_distrust */
     _Atomic unsigned shown_xattrs; /* has_xattrs in ops.c */
     /* Fetchers are outside of the mount's PID namespace, and so have no process ID there. */

@@ -98,6 +98,13 @@ void features_after_listing(const struct features *features, const struct listed
         f->feature->after_listing(f->state, listed);
 }
 
+void features_after_lookup(const struct features *features, const struct request *rq,
+                           uint32_t position)
+{
+    EACH_FEATURE (f, features, after_lookup)
+        f->feature->after_lookup(f->state, rq, position);
+}
+
 bool features_answer(const struct features *features, struct request *rq)
 {
     EACH_FEATURE (f, features, answer)

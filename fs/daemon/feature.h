@@ -70,6 +70,8 @@ struct feature {
     void (*before_listing)(void *state, bool *attributes);
     /* The kernel receives the names of the entries [from, to). */
     void (*after_listing)(void *state, const struct listed *listed);
+    /* The kernel received the name and attributes of a regular file that it asked for. */
+    void (*after_lookup)(void *state, const struct request *rq, uint32_t position);
     /*
      * Answer a request for which the archive has no answer: a look-up in the root of a name
      * that does not exist, an ioctl, or a node id beyond the entries. True: it is answered.
@@ -105,6 +107,8 @@ void features_after_read(const struct features *features, struct read *read);
 /* May the listing carry attributes? */
 bool features_before_listing(const struct features *features);
 void features_after_listing(const struct features *features, const struct listed *listed);
+void features_after_lookup(const struct features *features, const struct request *rq,
+                           uint32_t position);
 bool features_answer(const struct features *features, struct request *rq);
 void features_update_counters(const struct features *features);
 void features_leave(const struct features *features);

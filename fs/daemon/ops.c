@@ -61,6 +61,8 @@ static void op_lookup(struct request *rq)
         r = 0;
     }
     reply_result(rq, r, &entry, sizeof(entry));
+    if (r == 0 && S_ISREG(entry.attr.mode))
+        features_after_lookup(&s->features, rq, position);
 }
 
 static void op_getattr(struct request *rq)

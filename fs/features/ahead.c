@@ -25,7 +25,8 @@
 #define ORDER_BYTES_MOST (UINT64_C(1) << 30)
 #define STUCK_MAX_S 1000000u
 #define ORDER_SHARE 8u     /* of the free memory, for keeping known orders */
-#define WALK_ENTRIES 4096u /* entries in an archive that make listing ahead worthwhile */
+#define WALK_ENTRIES 4096u /* entries in an archive that make listing ahead worthwhile, */
+#define NAMES_ENTRIES 256u /* and the same for names that are looked up */
 #define NEARBY_FILES 4096u /* files that make reading ahead through the mount worthwhile */
 
 struct ahead_feature {
@@ -81,17 +82,19 @@ static int set_mount(struct session *s, struct ahead_options *o,
     if (!config->readahead_bytes || !mount_fetcher_is_possible(config))
         return 0;
     o->mount_fetchers = config->counters->threads;
-    /* On one CPU nothing is gained by listing ahead. */
+    /* On one CPU nothing is gained by listing ahead of a walk. */
     o->walks = o->mount_fetchers > 1 && info->entries >= WALK_ENTRIES;
+    o->names = info->entries >= NAMES_ENTRIES;
     /* A record shows only what readers ask the mount for. */
     if (local && !config->order && !config->recorder && info->files >= NEARBY_FILES)
         o->nearby_bytes = config->readahead_bytes;
-    if (!o->walks && !o->nearby_bytes)
+    if (!o->walks && !o->names && !o->nearby_bytes)
         return 0;
     o->room_bytes = room_bytes;
     o->room_ctx = s;
     o->mount = &mount_fetcher;
     int r = mount_fetcher_new(s, ret_mount);
+    atomic_store(&s->lists_ahead, r == 0 && o->names);
     o->mount_ctx = *ret_mount;
     return r;
 }
@@ -176,6 +179,17 @@ static void feature_ahead_after_listing(void *state, const struct listed *listed
                                      .task = rq->header->pid};
 
     note(state, rq, &seen);
+}
+
+static void feature_ahead_after_lookup(void *state, const struct request *rq, uint32_t position)
+{
+    const struct observation seen = {.time_ns = rq->received_ns,
+                                     .kind = OBSERVED_LOOKUP,
+                                     .position = position,
+                                     .task = rq->header->pid};
+
+    if (!rq->own)
+        note(state, rq, &seen);
 }
 
 static bool feature_ahead_answer(void *state, struct request *rq)
@@ -264,6 +278,7 @@ const struct feature ahead_feature = {
     .add_worker = feature_ahead_add_worker,
     .before_read = feature_ahead_before_read,
     .after_listing = feature_ahead_after_listing,
+    .after_lookup = feature_ahead_after_lookup,
     .answer = feature_ahead_answer,
     .update_counters = feature_ahead_update_counters,
     .end = feature_ahead_end,

@@ -23,6 +23,7 @@ static int intercept_start(struct session *s, void **ret_state)
         .source = config->pot->source,
         .made = {s->made.tv_sec, (uint64_t)s->made.tv_nsec},
         .counters = config->counters,
+        .lists_ahead = &s->lists_ahead,
         .has_news = update_session,
         .ctx = s,
     };
@@ -79,6 +80,7 @@ static void intercept_free(void *state)
 
 const struct feature intercept_feature = {
     .start = intercept_start,
+    .serve = intercept_update,
     .answer = intercept_answer,
     .update_counters = intercept_update,
     .end = intercept_end,

@@ -421,6 +421,7 @@ static int mount_fetcher_begin(void *ctx, void **ret_child)
     if (!looks)
         started = child_start(c, true);
     if (!started) {
+        atomic_store(&f->session->lists_ahead, false);
         mount_fetcher_give_back(c);
         return -ENOENT;
     }

@@ -8,7 +8,7 @@
  *   reading.c     which bytes a call gets; when the mount has to answer
  *   flight.c      reads in progress, which end before their descriptor is closed
  *   links.c       the mounts that this process reads from: how they are found and checked
- *   listing.c     lists directories in which opens are slow
+ *   listing.c     lists directories in which opens are slow, where the mount can't
  *   exec.c        hides the library from the environment, and gives it to children
  *   image.c       whether a program that is about to be started can load it
  *   filters.c     whether the process may be ended for system calls of the library
@@ -131,6 +131,7 @@ struct intercept_head {
         listed[INTERCEPT_LISTED];            /* by inode, the last that had the place */
     _Alignas(64) _Atomic uint32_t has_ended; /* the mount: readers close the archive's files */
     _Atomic uint32_t has_refused;            /* EROFS, to a program that wanted to write */
+    _Atomic uint32_t lists_ahead;            /* the mount: readers need not list */
 };
 #define INTERCEPT_HEAD_BYTES (64u << 10) /* whole pages of any size */
 _Static_assert(sizeof(struct intercept_head) <= INTERCEPT_HEAD_BYTES, "the head has room");

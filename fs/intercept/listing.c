@@ -4,7 +4,9 @@
  * that each, but is wasted if they are never opened. So a directory is listed by and by: for
  * each slow open in it, names for a few times as long as that took. A program that opens a few
  * files loses little, and one that opens all of them is soon ahead. No directory is too large
- * for that.
+ * for that. Where the mount lists names ahead (cache/ahead/names.h), which costs the reader
+ * nothing, nothing is listed here: so this serves where the daemon can't have a child in the
+ * mount, as without user namespaces.
  *
  * An open was slow if it took long: nothing else tells. Whatever becomes of the listing, the
  * results of calls are the same.
@@ -124,7 +126,8 @@ void listing_saw_open(int dir, const char *path, int fd, uint64_t took_ns)
         !atomic_compare_exchange_strong(&is_listing, &nobody, true))
         return;
     const struct link *link = link_find(fd, &st);
-    if (link && io_folder_of(path, folder_path, sizeof(folder_path)))
+    if (link && !atomic_load_explicit(&link->head->lists_ahead, memory_order_relaxed) &&
+        io_folder_of(path, folder_path, sizeof(folder_path)))
         folder_saw_open(link, dir, folder_path, took_ns);
     atomic_store(&is_listing, false);
 }

@@ -338,7 +338,7 @@ const struct intercept_id *intercept_server_id(const struct intercept_server *se
 void intercept_server_count(const struct intercept_server *server)
 {
     struct counters *c = server->config.counters;
-    const struct intercept_head *head = server_head(server);
+    struct intercept_head *head = server_head(server);
     struct intercept_slot sums = {0};
 
     for (unsigned i = 0; i < INTERCEPT_SLOTS; i++) {
@@ -360,6 +360,7 @@ void intercept_server_count(const struct intercept_server *server)
     atomic_store(&c->direct_ns, sums.waited_ns);
     atomic_store(&c->direct_last_ns, sums.last_read_ns);
     atomic_store(&c->direct_refused, atomic_load(&head->has_refused));
+    atomic_store(&head->lists_ahead, atomic_load(server->config.lists_ahead));
 }
 
 _Atomic uint32_t *intercept_server_marks(const struct intercept_server *server)

@@ -27,7 +27,8 @@ struct intercept_server_config {
     const struct index *index;
     const struct source *source; /* outlives the server, as the index does */
     struct intercept_made made;
-    struct counters *counters; /* direct_*: the offer, and what processes have read */
+    struct counters *counters;       /* direct_*: the offer, and what processes have read */
+    const _Atomic bool *lists_ahead; /* the mount lists names before readers ask for them */
     /* Called in the server's thread while processes read, and once after that. May be NULL. */
     void (*has_news)(void *ctx);
     void *ctx;
@@ -46,7 +47,10 @@ const struct intercept_id *intercept_server_id(const struct intercept_server *se
  */
 bool intercept_server_tells(uint32_t uid);
 
-/* Add up in the counters what processes have counted. One thread at a time. */
+/*
+ * Add up in the counters what processes have counted, and tell them whether names are listed.
+ * One thread at a time.
+ */
 void intercept_server_count(const struct intercept_server *server);
 
 /* As long as the server. */

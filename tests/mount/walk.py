@@ -1,5 +1,6 @@
 """Listing ahead: who walks through a tree finds the next directories listed, by a process of the
-daemon's own; who does not walk is left alone. What is shown is the same in any case."""
+daemon's own, and who opens files by their names alone finds the names around them; others are left
+alone. What is shown is the same in any case."""
 
 import itertools
 import os
@@ -93,9 +94,36 @@ def test_other_orders_are_left_alone(work):
         check(settled(mount)["ahead_requests"] < 2 * FOLDERS, "listings in vain")
 
 
+def names_in_any_order():
+    names = [name for name, size in expected().items() if size is not None]
+    random.Random(5).shuffle(names)
+    return names
+
+
+def test_names_around_the_ones_that_are_looked_up_are_listed(work):
+    with work.mount(make_archive(work)) as mount:
+        rest, sizes = until_helped(mount), expected()
+        for name in names_in_any_order():
+            rest()
+            check_equal(os.stat(mount / name).st_size, sizes[name], name)
+        stat = settled(mount)
+        check(stat["ahead_requests"] > 20, f"{stat['ahead_requests']} requests of its own")
+        looked_up = stat["requests"]["LOOKUP"]
+        check(looked_up < FOLDERS * FILES / 2, f"{looked_up} look-ups of {FOLDERS * FILES} files")
+
+
+def test_who_opens_few_files_pays_nothing(work):
+    with work.mount(make_archive(work)) as mount:
+        for name in names_in_any_order()[:15]:
+            os.stat(mount / name)
+        check_equal(settled(mount)["ahead_requests"], 0, "requests of its own")
+
+
 def test_off_is_off(work):
     with work.mount(make_archive(work), "--readahead", "off") as mount:
         check_equal(walk(mount.path), expected(), "what the walk found")
+        for name in names_in_any_order():
+            os.stat(mount / name)
         check_equal(mount.stat()["ahead_requests"], 0, "requests of its own")
 
 

@@ -43,6 +43,7 @@ static struct index *make_index(uint64_t start)
 }
 
 static struct counters counters;
+static _Atomic bool lists_ahead;
 
 static struct intercept_server *start(const struct index *index, const struct source *source)
 {
@@ -50,7 +51,8 @@ static struct intercept_server *start(const struct index *index, const struct so
     const struct intercept_server_config config = {.index = index,
                                                    .source = source,
                                                    .made = {.sec = 17, .nsec = 4},
-                                                   .counters = &counters};
+                                                   .counters = &counters,
+                                                   .lists_ahead = &lists_ahead};
     ck_assert_int_eq(intercept_server_new(&config, &server), 0);
     const struct intercept_id *id = intercept_server_id(server);
     ck_assert_uint_eq(id->magic, INTERCEPT_MAGIC);
