@@ -504,17 +504,6 @@ static void end_serving(struct control *c)
     remove_slot(c->config->slot, stays_mounted);
 }
 
-/* The copy is removed with its last mount. False: a thread hangs in a read of the archive. */
-static bool end_stage(struct control *c)
-{
-    struct stage *stage = c->config->stage;
-    if (!stage)
-        return true;
-    bool ended = stage_stop(stage) == 0;
-    stage_abandon(stage);
-    return ended;
-}
-
 int control_serve(const struct control_config *config, struct session *session)
 {
     struct control c = {.config = config,
@@ -533,10 +522,13 @@ int control_serve(const struct control_config *config, struct session *session)
     if (!c.owner.pid && config->slot->counters->owners)
         find_owner(&c);
     serve_until_ended(&c);
+    /* The last look at the archive (archive_watch.c) would wait behind the copier's reads. */
+    bool is_stuck = config->stage && stage_stop(config->stage) < 0;
     end_serving(&c);
-    bool has_ended = end_stage(&c);
+    if (config->stage) /* the copy is removed with its last mount */
+        stage_abandon(config->stage);
     control_stop(session, c.stop, 0);
-    if (!has_ended)
+    if (is_stuck)
         _exit(0); /* the stuck thread still reads through the copy */
     cleanup_closep(&c.signal_fd);
     process_watch_close(&c.owner);

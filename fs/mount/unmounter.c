@@ -70,6 +70,18 @@ static int unmount_once(const struct slot *slot, bool lazy, const struct namespa
     return ns ? namespace_unmount(ns, lazy) : unmounter_try(slot, lazy);
 }
 
+/* Processes that read ahead see the mount in a namespace of their own, and so keep it alive. */
+static void end_fetchers(const struct counters *c)
+{
+    struct process_facts facts;
+    for (unsigned i = 0; i < COUNTERS_AHEAD; i++) {
+        pid_t pid = atomic_load(&c->ahead_pids[i]);
+        if (pid > 0 && process_look(pid, &facts) == 0 && facts.parent == c->daemon_pid &&
+            process_is_ours(pid))
+            kill(pid, SIGKILL);
+    }
+}
+
 int unmounter_unmount(struct slot *slot, int wait_ms, bool lazy, const struct namespace *ns)
 {
     uint64_t end = now_ms() + (uint64_t)wait_ms;
@@ -84,8 +96,10 @@ int unmounter_unmount(struct slot *slot, int wait_ms, bool lazy, const struct na
     }
     if (r == -EINVAL) /* another process was quicker */
         r = 0;
-    if (r == 0 || r == -ECHILD)
+    if (r == 0 || r == -ECHILD) {
         atomic_store(&slot->counters->state, MOUNT_ENDED);
+        end_fetchers(slot->counters);
+    }
     return r;
 }
 
