@@ -1,8 +1,9 @@
 """onepot pack --shards over a set that exists: the old set or the new one, whatever happens.
 
 Runs of pack are killed, interrupted and out of room at moments that are chosen by chance, and at
-each call of one that changes the folder. Afterwards the set is opened, or packed again, and must
-be that of before or the new one, whole.
+each call of one that changes the folder. Afterwards a shard is opened, which changes nothing: the set
+is that of before or the new one, whole, or the command says how the exchange is finished. The next
+pack finishes it.
 
 Usage: pack_exchange.py CRASH_AT; ONEPOT and, if there is a Python module, PYTHONPATH are set.
 """
@@ -10,6 +11,7 @@ Usage: pack_exchange.py CRASH_AT; ONEPOT and, if there is a Python module, PYTHO
 import fcntl
 import os
 import random
+import resource
 import shutil
 import signal
 import statistics
@@ -108,13 +110,34 @@ class Exchange:
             fail(f"{what}: besides the set: {sorted(set(found) - set(shards))}")
         return which[0]
 
+    def check_opened(self, what, number, clean=False):
+        """Open a shard. `clean`: if nothing was interrupted, nothing is besides the set."""
+        if not open_shard(number):
+            return self.check(what, clean=clean)
+        end_exchange(self.after)
+        return self.check(what + ", finished", ("new",))
+
     def pack_again(self, what):
         run(*pack("new", self.after))
         self.check(what + ", packed again", ("new",), clean=True)
 
 
 def open_shard(number):
-    run(ONEPOT, "ls", f"set/s-{number:03}.tar", status=None)
+    """Is the set being exchanged? Opening says so, and changes nothing."""
+    before = read("set")
+    done = run(ONEPOT, "ls", f"set/s-{number:03}.tar", status=None)
+    if read("set") != before:
+        fail(f"opening changed the folder: {sorted(before)} {sorted(read('set'))}")
+    is_busy = "just being replaced" in done.stdout
+    if is_busy and (done.returncode != 1 or "onepot pack -f --shards" not in done.stdout):
+        fail(f"a shard of an unfinished exchange: {done.returncode} {done.stdout}")
+    return is_busy
+
+
+def end_exchange(shards):
+    """A pack that finishes what was interrupted, and then fails."""
+    run(*pack("new", shards), status=None,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)))
 
 
 def has_module():
@@ -123,10 +146,10 @@ def has_module():
 
 
 def open_in_loader(paths):
-    """The loader finds all samples of one of the two sets; where there is none it says so."""
+    """The number of samples that the loader finds, or what it says."""
     done = run(sys.executable, "-c", "import onepot, sys\n"
                "try: print(len(onepot.Archive(sys.argv[1])))\n"
-               "except FileNotFoundError: print(0)", paths, status=None)
+               "except Exception as e: print(e)", paths, status=None)
     return done.stdout.strip()
 
 
@@ -165,12 +188,12 @@ def moments_by_chance(shards):
             if status not in (0, -number):
                 fail(f"{what}: ended with {status}")
             if killed and i % 2:
-                open_shard(random.randrange(shards))
-            if killed and not i % 2:
+                count[exchange.check_opened(what, random.randrange(shards))] += 1
+            elif killed:
                 exchange.pack_again(what)
             else:
                 # A signal that comes before it is caught kills; then nothing was written.
-                count[exchange.check(what, clean=not killed)] += 1
+                count[exchange.check(what, clean=True)] += 1
         print(f"{number.name}: {MOMENTS} moments, {shards} shards:", count, flush=True)
 
 
@@ -182,11 +205,10 @@ def crash(n, number, command):
 
 
 def each_call(before, after):
-    """Killed there; then opened by one of the ways, each in turn, and packed again."""
+    """Killed there; then one of the shards is opened, each in turn, and the set packed again."""
     exchange = Exchange(before, after)
     count = {"old": 0, "new": 0, None: 0}
-    ways = [lambda: open_shard(0), lambda: open_shard(after - 1),
-            lambda: open_shard(max(before, after) - 1)]
+    shards = [0, min(before, after, 1), max(before, after) - 1]
     for n in range(1, 10000):
         exchange.reset()
         done = crash(n, signal.SIGKILL, pack("new", after))
@@ -195,8 +217,9 @@ def each_call(before, after):
         what = f"{before} to {after} shards, killed at call {n} ({done.stdout.strip()})"
         if done.returncode != 0:
             fail(f"{what}: {done.stdout}")
-        ways[n % len(ways)]()
-        count[exchange.check(what)] += 1
+        names = [f"set/s-{i:03}.tar" for i in shards]
+        opened = [i for i, name in zip(shards, names) if os.path.exists(name)] or [0]
+        count[exchange.check_opened(what, opened[n % len(opened)])] += 1
         exchange.pack_again(what)
     print(f"{before} to {after} shards, killed at each of {n - 1} calls:", count, flush=True)
     if n < 20 or not count["old"] or not count["new"]:
@@ -240,43 +263,83 @@ def records():
             if torn != text:
                 with open(record, "wb") as f:
                     f.write(torn)
-                open_shard(0)
-    exchange.check("a torn record", ("old",))
+                if open_shard(0):
+                    fail(f"a torn record counts: {torn}")
     exchange.pack_again("a torn record")
+    stop_behind_commit(exchange)
+    before = read("set")
+    for options in ((), ("--skip-damaged",)):
+        done = run(ONEPOT, "ls", *options, "set", status=1)
+        if "just being replaced" not in done.stdout or read("set") != before:
+            fail(f"the folder, with {options}: {done.stdout}")
     if not has_module():
         print("not tested: the loader (there is no Python module for this Python)")
         return
     for paths in ("set", "set/s-*.tar"):
         stop_behind_commit(exchange)
-        os.unlink("set/s-000.tar")  # the first renaming, done by hand
-        os.rename(next(f"set/{f}" for f in os.listdir("set")
-                       if f.startswith("s-000") and f.endswith(".ready")), "set/s-000.tar")
-        if (samples := open_in_loader(paths)) != "300":
-            fail(f"a loader of {paths} found {samples}")
-        exchange.check(f"opened by a loader of {paths}", ("new",), clean=True)
+        before = read("set")
+        if "just being replaced" not in (said := open_in_loader(paths)):
+            fail(f"a loader of {paths} is told: {said}")
+        if read("set") != before:
+            fail(f"a loader of {paths} changed the folder")
 
 
-def interrupted_while_it_waits():
+def copied():
+    """A copy of a folder in which a pack was interrupted counts for nothing, and is told."""
+    exchange = Exchange(5, 2)
+    record = stop_behind_commit(exchange)
+    os.rename("set", "interrupted")
+    shutil.copytree("interrupted", "set", symlinks=True)
+    before = read("set")
+    done = run(ONEPOT, "ls", "set/s-000.tar")
+    if record.rsplit("/")[-1] not in done.stdout:
+        fail(f"a copied record is not told: {done.stdout}")
+    for force in ("-q", "-qf"):
+        run(*pack("new", 5, "--strict", force=force, folder="set"), status=None,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)))
+    if {n: b for n, b in read("set").items() if n.endswith(".tar")} != \
+            {n: b for n, b in before.items() if n.endswith(".tar")}:
+        fail("a copied record moves or removes files")
+    shutil.rmtree("interrupted")
+    exchange.pack_again("a copied record")
+
+
+def has_open(pid, path):
+    try:
+        return any(os.path.realpath(f"/proc/{pid}/fd/{fd}") == os.path.realpath(path)
+                   for fd in os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return False
+
+
+def waits_for_the_lock():
+    """A wait ends by a signal, and by itself with a line that names who holds the lock."""
     exchange = Exchange(3, 3)
     exchange.reset()
-    with open("set/.s-%.tar.exchange", "w", encoding="utf-8") as held:
+    record = "set/.s-%.tar.exchange"
+    with open(record, "w", encoding="utf-8") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        p = start(pack("new", 3))
-        while not any("->" in line and f" {p.pid} " in line for line in open("/proc/locks")):
-            if p.poll() is not None:
-                fail(f"a run that finds the set locked ends with {p.returncode}")
-                return
-            time.sleep(0.01)
-        p.send_signal(signal.SIGINT)
-        try:
-            if p.wait(60) == 0:
-                fail("it was interrupted, and ends with 0")
-        except subprocess.TimeoutExpired:
-            p.kill()
-            p.wait()
-            fail("a run that waits for the lock hears no signal")
-    os.unlink("set/.s-%.tar.exchange")
-    exchange.check("interrupted while it waits", ("old",))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            p = start(pack("new", 3))
+            while not has_open(p.pid, record):
+                if p.poll() is not None:
+                    fail(f"a run that finds the set locked ends with {p.returncode}")
+                    return
+                time.sleep(0.01)
+            p.send_signal(number)
+            try:
+                if p.wait(5) == 0:
+                    fail("it was interrupted, and ends with 0")
+            except subprocess.TimeoutExpired:
+                p.kill()
+                p.wait()
+                fail(f"a run that waits for the lock does not hear {number.name}")
+        done = run(*pack("new", 3), status=1, timeout=60)
+        if f"process {os.getpid()} holds its lock" not in done.stdout:
+            fail(f"a run that waits in vain says: {done.stdout}")
+        run(ONEPOT, "ls", "set/s-000.tar", timeout=60)  # waits for nothing
+    os.unlink(record)
+    exchange.check("a lock that is held", ("old",))
 
 
 def other_users():
@@ -295,21 +358,26 @@ def other_users():
 
     with harness.program_for_others() as program:
         done = run(program, "ls", "set/s-001.tar", status=1, preexec_fn=as_stranger)
-    if "have user 0 open it" not in done.stdout:
-        fail(f"a user who can't finish it is told: {done.stdout}")
-    exchange.check("a user who can't finish it", ("old",))
-    os.chmod("set", 0o1777)  # where a stranger may put a record beside files that it can't touch
-    os.chown(record, STRANGER, STRANGER)
-    open_shard(0)
-    exchange.check("a stranger's record in a folder like /tmp", ("old",))
-    with open(record, encoding="utf-8") as held:  # and never let go of it
-        fcntl.flock(held, fcntl.LOCK_EX)
-        done = run(*pack("new", 2), status=1, timeout=60)
-        if "not permitted" not in done.stdout:
-            fail(f"a stranger's record that is locked: {done.stdout}")
+    if "user 0 finishes it by: onepot pack -f" not in done.stdout:
+        fail(f"another user is told: {done.stdout}")
+    for mode in (0o1777, 0o775):  # where a stranger may put a record beside files of others
+        os.chmod("set", mode)
+        os.chown(record, STRANGER, STRANGER)
+        before = read("set")
+        if open_shard(0):
+            fail(f"a stranger's record counts in a folder {mode:o}")
+        with open(record, encoding="utf-8") as held:  # and never let go of it
+            fcntl.flock(held, fcntl.LOCK_EX)
+            done = run(*pack("new", 2), status=1, timeout=60)
+            if f"user {STRANGER}'s" not in done.stdout:
+                fail(f"a stranger's record that is locked: {done.stdout}")
+        if read("set") != before:
+            fail(f"a stranger's record changed the folder {mode:o}")
     os.chown(record, 0, 0)
-    open_shard(0)
-    exchange.check("the owner's record", ("new",), clean=True)
+    if not open_shard(0):
+        fail("the owner's record does not count")
+    end_exchange(3)
+    exchange.check("the owner's record", ("new",))
 
 
 # ---- ranks ----
@@ -341,8 +409,9 @@ def ranks(shards, world, moments):
         if any([other.wait() for other in others]):
             fail("a rank that was not killed failed")
         what = f"{world} ranks, one killed, moment {i}"
-        open_shard(random.randrange(shards))
-        which = exchange.check(what, ("new",) if status == 0 else TREES)
+        which = exchange.check_opened(what, random.randrange(shards))
+        if status == 0 and which != "new":
+            fail(f"{what}: it ended well, and the set is {which}")
         count[which] += 1
         again = [] if which == "new" else commands[:1] if i % 2 else steps[1]
         if any([other.wait() for other in [start(*c) for c in again]]):
@@ -362,9 +431,8 @@ def last_rank_at_each_call(shards, world):
         done = crash(n, signal.SIGKILL, commands[-1])
         if done.returncode == NO_SUCH_CALL:
             break
-        open_shard(n % shards)
         what = f"the last rank killed at call {n} ({done.stdout.strip()})"
-        if exchange.check(what) == "old":
+        if exchange.check_opened(what, n % shards) == "old":
             run(*commands[-1])
         exchange.check(what + ", run again", ("new",))
     exchange.check("all ranks", ("new",), clean=True)
@@ -472,7 +540,8 @@ def main():
     each_call_with_signals()
     last_rank_at_each_call(4, 3)
     records()
-    interrupted_while_it_waits()
+    copied()
+    waits_for_the_lock()
     other_users()
 
 

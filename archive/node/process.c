@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -320,4 +321,24 @@ int process_find_program(const char *program, char ret_path[PATH_MAX])
             return 0;
     }
     return -ENOENT;
+}
+
+size_t process_lock_holders(int fd, int pids[], size_t max)
+{
+    size_t count = 0;
+    char line[256], want[64];
+    struct stat st;
+    auto_fclose FILE *f = fopen("/proc/locks", "re");
+
+    if (!f || fstat(fd, &st) < 0)
+        return 0;
+    snprintf(want, sizeof(want), " %02x:%02x:%llu ", major(st.st_dev), minor(st.st_dev),
+             (unsigned long long)st.st_ino);
+    while (count < max && fgets(line, sizeof(line), f)) {
+        int pid;
+        if (strstr(line, want) && sscanf(line, "%*s FLOCK %*s %*s %d", &pid) == 1 &&
+            pid != getpid() && pid > 0)
+            pids[count++] = pid;
+    }
+    return count;
 }

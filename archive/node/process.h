@@ -40,6 +40,12 @@ int process_look(pid_t pid, struct process_facts *ret_facts);
  */
 bool process_status_number(pid_t pid, const char *name, int base, uint64_t *ret_number);
 
+/*
+ * List other PIDs that hold or await a lock (flock) of the file, from /proc/locks; returns how
+ * many, at most `max`.
+ */
+size_t process_lock_holders(int fd, int pids[], size_t max);
+
 /* Does it run as our user? False also if that is unknown. */
 bool process_is_ours(pid_t pid);
 

@@ -1,7 +1,3 @@
-/*
- * A folder or a pattern is looked through again if an interrupted exchange of shards was
- * finished on the way, since other files are there then.
- */
 #include "archive_list.h"
 
 #include <dirent.h>
@@ -18,7 +14,6 @@
 #include "leftovers.h"
 #include "path.h"
 #include "pot_private.h"
-#include "shard_exchange.h"
 #include "text.h"
 #include "vector.h"
 #include "volume_names.h"
@@ -66,16 +61,6 @@ static int list_put(struct archive_list *list, char *path)
     return 0;
 }
 
-/* 1: an exchange of shards was finished, so others are there. */
-static int list_settle(struct shard_settler *settler, const char *path, bool may_be_link,
-                       struct fault *fault)
-{
-    int r = shard_settler_next(settler, path, may_be_link, fault);
-    if (r < 0)
-        fault_set_file(fault, path);
-    return r;
-}
-
 /* ---- folders ---- */
 
 /* A saved index or an unfinished archive is no archive. */
@@ -103,9 +88,8 @@ static bool is_no_file(const struct dirent *entry, const char *path)
     return entry->d_type != DT_REG && stat(path, &st) == 0 && !S_ISREG(st.st_mode);
 }
 
-/* Add an entry of a folder if it is a file: 0, 1 as list_settle, or -errno. */
-static int list_entry(struct archive_list *list, const char *folder, const struct dirent *entry,
-                      struct shard_settler *settler, struct fault *fault)
+/* Add an entry of a folder if it is a file. */
+static int list_entry(struct archive_list *list, const char *folder, const struct dirent *entry)
 {
     auto_free char *path = NULL;
     size_t len = strlen(folder);
@@ -114,16 +98,12 @@ static int list_entry(struct archive_list *list, const char *folder, const struc
         path = NULL;
         return -ENOMEM;
     }
-    if (is_no_file(entry, path))
-        return 0;
-    int r = list_settle(settler, path, entry->d_type != DT_REG, fault);
-    return r == 0 ? list_put(list, steal_ptr(&path)) : r;
+    return is_no_file(entry, path) ? 0 : list_put(list, steal_ptr(&path));
 }
 
 static int list_folder(struct archive_list *list, const char *path, struct fault *fault)
 {
     struct dirent **entries;
-    struct shard_settler settler = {0};
     size_t before = list->count;
     int n = scandir(path, &entries, is_shard, by_name);
     if (n < 0)
@@ -131,10 +111,9 @@ static int list_folder(struct archive_list *list, const char *path, struct fault
     int r = 0;
     for (int i = 0; i < n; i++) {
         if (r == 0)
-            r = list_entry(list, path, entries[i], &settler, fault);
+            r = list_entry(list, path, entries[i]);
         free(entries[i]);
     }
-    shard_settler_end(&settler);
     free(entries);
     if (r == 0 && list->count == before)
         return fault_set_advised(
@@ -149,7 +128,6 @@ static int list_folder(struct archive_list *list, const char *path, struct fault
 static int list_pattern(struct archive_list *list, const char *pattern, struct fault *fault)
 {
     glob_t found = {0};
-    struct shard_settler settler = {0};
     size_t before = list->count;
     int r = glob(pattern, 0, NULL, &found);
     if (r == GLOB_NOMATCH)
@@ -160,11 +138,8 @@ static int list_pattern(struct archive_list *list, const char *pattern, struct f
     for (size_t i = 0; r == 0 && i < found.gl_pathc; i++) {
         if (is_by_product(path_base(found.gl_pathv[i])))
             continue;
-        r = list_settle(&settler, found.gl_pathv[i], true, fault);
-        if (r == 0)
-            r = list_put(list, strdup(found.gl_pathv[i]));
+        r = list_put(list, strdup(found.gl_pathv[i]));
     }
-    shard_settler_end(&settler);
     globfree(&found);
     if (r == 0 && list->count == before)
         r = fault_set(fault, -ENOENT, NULL, FAULT_NO_OFFSET, "no archive matches");
@@ -207,17 +182,6 @@ static int list_file(struct archive_list *list, const char *path, struct fault *
     else if (list->count == before)
         r = fault_set(fault, -ENOENT, NULL, FAULT_NO_OFFSET, "the list names no archive");
     return r;
-}
-
-/* Paths that are written out stay as they are, whatever an exchange has put there. */
-static int list_settle_from(const struct archive_list *list, size_t first, struct fault *fault)
-{
-    struct shard_settler settler = {0};
-    int r = 0;
-    for (size_t i = first; r >= 0 && i < list->count; i++)
-        r = list_settle(&settler, list->at[i], true, fault);
-    shard_settler_end(&settler);
-    return r < 0 ? r : 0;
 }
 
 /* ---- volumes ---- */
@@ -272,16 +236,16 @@ int archive_list_add(struct archive_list *list, const char *word, struct fault *
     list->is_set |= kind != WORD_PATH;
     switch (kind) {
     case WORD_PATH:
+        r = list_put(list, strdup(word));
+        break;
     case WORD_LIST:
-        r = kind == WORD_PATH ? list_put(list, strdup(word)) : list_file(list, word + 1, &own);
-        if (r == 0)
-            r = list_settle_from(list, before, &own);
+        r = list_file(list, word + 1, &own);
         break;
     case WORD_FOLDER:
+        r = list_folder(list, word, &own);
+        break;
     case WORD_PATTERN:
-        while ((r = kind == WORD_FOLDER ? list_folder(list, word, &own)
-                                        : list_pattern(list, word, &own)) > 0)
-            list_cut(list, before);
+        r = list_pattern(list, word, &own);
         break;
     }
     if (r < 0) {

@@ -9,8 +9,7 @@
  *   @LIST                 the paths in the file LIST, a line each, as they are; where it has a
  *                         NUL byte, NULs separate them; @-: standard input
  *
- * A path is never taken for a pattern or a list if there is a file of that name. If a set of
- * shards is just being exchanged by a pack, the new ones are listed.
+ * A path is never taken for a pattern or a list if there is a file of that name.
  *
  *     for (each word)
  *         r = archive_list_add(&list, word, &fault);
@@ -34,8 +33,7 @@ struct archive_list { /* a vector; all zero is an empty list */
 /*
  * Add what `word` stands for. Errors come with a fault, which names the file that it is about
  * if that is not `word`: -ENOENT (nothing there), -EFBIG (a list of absurd length), -ENOMEM,
- * and the errors of files. A plain path is added whether it exists or not. Exchanges of shards
- * are finished first (shard_exchange_settle).
+ * and the errors of files. A plain path is added whether it exists or not.
  */
 int archive_list_add(struct archive_list *list, const char *word, struct fault *fault);
 

@@ -650,10 +650,29 @@ static int many_open_for_indexes(struct many *many, struct fault *fault)
     return r < 0 || many->count == all ? r : many_find(many);
 }
 
+/* A set that is being exchanged is not mixed, whatever may be skipped. */
+static int many_check_exchange(struct many *many, struct fault *fault)
+{
+    struct shard_records records = {0};
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < many->count; i++) {
+        struct part *part = &many->parts[i];
+        if (part->err < 0 && part->err != -ENOENT)
+            continue;
+        r = pot_check_exchange(&records, part->path, part->found.source, many->options, fault);
+        if (r < 0)
+            fault_set_file(fault, part->path);
+    }
+    shard_records_free(&records);
+    return r;
+}
+
 static int many_open_all(struct many *many, struct fault *fault)
 {
     many_open_files(many);
-    int r = many_check(many, fault);
+    int r = many_check_exchange(many, fault);
+    if (r == 0)
+        r = many_check(many, fault);
     if (r == 0)
         r = many_check_directories(many, fault);
     if (r < 0)

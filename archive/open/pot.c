@@ -13,7 +13,6 @@
 
 #include "cleanup.h"
 #include "pot_private.h"
-#include "shard_exchange.h"
 #include "source_slice.h"
 #include "volumes.h"
 
@@ -189,17 +188,38 @@ int pot_open_found(struct pot_found *found, const struct pot_options *options,
     return 0;
 }
 
+int pot_check_exchange(struct shard_records *records, const char *path,
+                       const struct source *source, const struct pot_options *options,
+                       struct fault *fault)
+{
+    struct fault own = {0};
+    int r = shard_exchange_check(records, path, source && source_is_by_link(source),
+                                 source ? source_fd(source) : -1, &own);
+    if (r > 0)
+        pot_note_fault(options, path, &own);
+    if (r < 0 && fault)
+        *fault = own; /* also where there is no such file yet */
+    return r < 0 ? r : 0;
+}
+
 int pot_open(const char *path, const struct pot_options *options, struct fault *fault,
              struct pot **ret_pot)
 {
+    static const struct pot_options defaults = {0};
     struct pot_found found;
-    struct source *source;
-    bool is_whole = options && options->is_whole;
-    int r = options && options->only_ready ? 0 : shard_exchange_settle(path, fault);
-    if (r >= 0)
-        r = (is_whole ? source_open : volumes_open)(path, fault, &source);
+    struct source *source = NULL;
+    struct shard_records records = {0};
+    const struct pot_options *o = options ? options : &defaults;
+    int r = (o->is_whole ? source_open : volumes_open)(path, fault, &source);
+    if ((r == 0 || r == -ENOENT) && !o->only_ready) {
+        int busy = pot_check_exchange(&records, path, r == 0 ? source : NULL, o, fault);
+        if (r == 0 && busy < 0)
+            source_close(source);
+        r = busy < 0 ? busy : r;
+        shard_records_free(&records);
+    }
     if (r == 0)
-        r = pot_look(source, options ? options->offset : 0, fault, &found);
+        r = pot_look(source, o->offset, fault, &found);
     if (r < 0)
         return r;
     r = pot_open_found(&found, options, fault, ret_pot);

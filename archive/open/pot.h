@@ -26,8 +26,9 @@
  * container.h), or at an offset that the caller gives. `source` is then a slice, so that all
  * offsets count from the archive's start. Only faults say where it is in the file.
  *
- * Errors come from the steps; -EINTR if SIGINT, SIGTERM, SIGHUP or SIGQUIT came and the caller
- * handles it. After an error nothing is left behind: no child, no file.
+ * Errors come from the steps; -EBUSY: it is a shard of a set that a pack is replacing; -EINTR
+ * if SIGINT, SIGTERM, SIGHUP or SIGQUIT came and the caller handles it. After an error nothing
+ * is left behind: no child, no file.
  */
 #ifndef ONEPOT_POT_H
 #define ONEPOT_POT_H
@@ -227,8 +228,6 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
  * archives are opened in each of them; its view is one of the whole tree. Archives that are one
  * compressed stream are unpacked into private files; options->store, names_only and only_ready
  * have no effect.
- *
- * Exchanges of shards must be finished (shard_exchange_settle), as archive_list_add does.
  *
  * Errors are pot_open's, for the first archive that has one; the fault names its file. -EEXIST:
  * two archives have one name.

@@ -9,6 +9,7 @@
 #include "builder.h"
 #include "pot.h"
 #include "recipe.h"
+#include "shard_exchange.h"
 #include "tree.h"
 
 /* ---- pot_notes.c ---- */
@@ -85,6 +86,14 @@ struct pot_found {
     const struct backend *backend;
     const char *compression; /* of the source as a whole; NULL: none */
 };
+
+/*
+ * Is the archive a shard of a set that is being exchanged? -EBUSY. A record of that which does
+ * not count is noted. `source` is the open file, NULL: there is none. See shard_exchange_check.
+ */
+int pot_check_exchange(struct shard_records *records, const char *path,
+                       const struct source *source, const struct pot_options *options,
+                       struct fault *fault);
 
 /*
  * pot_open of one that was looked at. Takes found->source over, also if this fails, and leaves

@@ -1,8 +1,18 @@
 /*
  * Format of the record: a sum in hexadecimal digits, then these fields, each ended by a zero
- * byte: letters, number of shards, number after the last shard of the old set, digits, and the
- * parts before and after the number in a shard's name. If the sum is wrong the record was
- * incomplete, and nothing has been renamed yet. Each step that follows can be repeated.
+ * byte: letters, number of shards, number after the last shard of either set, digits, the parts
+ * before and after the number in a shard's name, and the record's own inode number and time of
+ * birth. Two inode numbers follow for each shard: the new one's and the replaced one's, 0 for
+ * none.
+ *
+ * If the sum is wrong the record was incomplete, and nothing has been renamed yet. If the sum
+ * is right and the record does not name itself, it was copied or came out of an archive, and
+ * counts for nothing: tar can't choose when its files are born. No device is compared, since
+ * its number is another one on another node, and all entries of a folder are on one filesystem.
+ *
+ * Each step that follows can be repeated. It moves or removes a file only if it has the inode
+ * number that the record names. Who can exchange the file between that look and the step may
+ * write to the folder, and could remove it anyway.
  */
 #include "shard_exchange.h"
 
@@ -19,23 +29,49 @@
 
 #include <xxhash.h>
 
+#include "bytes.h"
 #include "cleanup.h"
+#include "clock.h"
 #include "file_id.h"
 #include "output.h"
 #include "path.h"
+#include "pause.h"
+#include "process.h"
+#include "vector.h"
 
-#define RECORD_BYTES_MAX 1024
-#define SUM_DIGITS 16
+#define HEADER_BYTES_MAX 1024u
+#define RECORD_END_MAX 2000000u
+#define RECORD_BYTES_MAX (HEADER_BYTES_MAX + RECORD_END_MAX * sizeof(struct exchange_shard))
+#define FIELD_COUNT 8u
+#define SUM_DIGITS 16u
 #define DIGITS "0123456789"
+#define DIGITS_MAX 100u     /* as in shard_name.c */
+#define LOCK_WAIT_MS 10000u /* without a change of the record */
+#define LOCK_STEP_MS 20u
+#define STEPS_PER_TOUCH 256u /* the record changes, so that others see that this goes on */
+
+/* Inode numbers, as in the record (little-endian). */
+struct exchange_shard {
+    uint64_t is, was;
+};
 
 /* The content of a record. */
 struct exchange_plan {
-    char text[RECORD_BYTES_MAX + 1];
     const char *letters;
     struct shard_names names;
-    uint32_t
-        end; /* shards from names.count up to here belong to the old set, and are removed */
+    uint32_t end; /* shards from names.count up to here are old ones, and are removed */
+    const uint8_t *inodes; /* two for each shard below `end` */
 };
+
+static uint64_t exchange_new_ino(const struct exchange_plan *plan, uint32_t number)
+{
+    return bytes_le64(plan->inodes + number * sizeof(struct exchange_shard));
+}
+
+static uint64_t exchange_old_ino(const struct exchange_plan *plan, uint32_t number)
+{
+    return bytes_le64(plan->inodes + number * sizeof(struct exchange_shard) + sizeof(uint64_t));
+}
 
 /* ---- names ---- */
 
@@ -59,48 +95,106 @@ static struct shard_names exchange_base_names(const struct shard_names *names)
 
 /* ---- the record ---- */
 
-static int exchange_read(int fd, struct exchange_plan *plan)
+/* When the file was created; 0: its filesystem does not tell. */
+static uint64_t exchange_birth_ns(int fd)
 {
-    *plan = (struct exchange_plan){.letters = NULL};
-    ssize_t len = pread(fd, plan->text, RECORD_BYTES_MAX, 0);
-    if (len < 0)
-        return -errno;
-    char sum[SUM_DIGITS + 1], *field[6], *at = plan->text + SUM_DIGITS;
-    if (len <= SUM_DIGITS)
-        return -ENODATA;
-    snprintf(sum, sizeof(sum), "%016llx",
-             (unsigned long long)XXH3_64bits(at, (size_t)len - SUM_DIGITS));
-    if (memcmp(sum, plan->text, SUM_DIGITS) != 0)
-        return -ENODATA;
-    for (size_t i = 0; i < 6; i++) {
+    struct statx st;
+    if (statx(fd, "", AT_EMPTY_PATH, STATX_BTIME, &st) < 0 || !(st.stx_mask & STATX_BTIME))
+        return 0;
+    return (uint64_t)st.stx_btime.tv_sec * UINT64_C(1000000000) + st.stx_btime.tv_nsec;
+}
+
+/* Take the fields of a record whose sum is right. Does it speak of these files? */
+static bool exchange_parse(const char *record, int fd, const struct stat *st, char *text,
+                           struct exchange_plan *plan)
+{
+    char *field[FIELD_COUNT], *at = text + SUM_DIGITS, *end = text + st->st_size;
+    for (size_t i = 0; i < FIELD_COUNT; i++) {
         field[i] = at;
-        at += strlen(at) + 1;
-        if (at > plan->text + len)
-            return -ENODATA;
+        at += strlen(at) + 1; /* a zero byte follows the text */
+        if (at > end)
+            return false;
     }
+    unsigned long count = strtoul(field[1], NULL, 10), last = strtoul(field[2], NULL, 10),
+                  digits = strtoul(field[3], NULL, 10);
+    uint64_t birth = exchange_birth_ns(fd);
     plan->letters = field[0];
     plan->names = (struct shard_names){.before = field[4],
                                        .after = field[5],
-                                       .digits = (unsigned)strtoul(field[3], NULL, 10),
-                                       .count = (uint32_t)strtoul(field[1], NULL, 10)};
-    plan->end = (uint32_t)strtoul(field[2], NULL, 10);
-    bool folders = strchr(field[0], '/') || strchr(field[4], '/') || strchr(field[5], '/');
-    return folders || plan->names.digits > NAME_MAX ? -ENODATA : 0;
+                                       .digits = (unsigned)digits,
+                                       .count = (uint32_t)count};
+    plan->end = (uint32_t)last;
+    plan->inodes = (const uint8_t *)at;
+    if (count == 0 || count > last || last > RECORD_END_MAX || digits > DIGITS_MAX ||
+        (size_t)(end - at) != last * sizeof(struct exchange_shard) ||
+        strlen(field[0]) != PARTIAL_LETTER_COUNT ||
+        strspn(field[0], PARTIAL_LETTERS) != PARTIAL_LETTER_COUNT || strchr(field[4], '/') ||
+        strchr(field[5], '/') || strtoull(field[6], NULL, 10) != st->st_ino ||
+        (birth && strtoull(field[7], NULL, 10) != birth))
+        return false;
+    auto_free char *own = shard_record_name(field[4], strlen(field[4]), field[5]);
+    return own && strcmp(own, record) == 0;
 }
 
-static int exchange_write(const struct shard_exchange *x, const char *letters, uint32_t end,
-                          bool sync)
+/*
+ * 0: it counts, and the plan's texts are in *ret_text, which the caller frees. -ENODATA: it is
+ * incomplete or no record. -ESTALE: it is complete, but does not speak of the files in this
+ * folder.
+ */
+static int exchange_read(int fd, const char *record, char **ret_text,
+                         struct exchange_plan *plan)
 {
-    char text[RECORD_BYTES_MAX], sum[SUM_DIGITS + 1];
-    const struct shard_names *n = &x->names;
-    int len = snprintf(text + SUM_DIGITS, sizeof(text) - SUM_DIGITS, "%s%c%u%c%u%c%u%c%s%c%s",
-                       letters, 0, n->count, 0, end, 0, n->digits, 0, n->before, 0, n->after);
-    size_t bytes = SUM_DIGITS + (size_t)len + 1; /* includes the last zero byte */
-    if (len < 0 || bytes > sizeof(text))
+    struct stat st;
+    char sum[SUM_DIGITS + 1];
+    size_t have = 0;
+    *plan = (struct exchange_plan){.letters = NULL};
+    if (fstat(fd, &st) < 0)
+        return -errno;
+    size_t len = (size_t)st.st_size;
+    if (!S_ISREG(st.st_mode) || len <= SUM_DIGITS || len > RECORD_BYTES_MAX)
+        return -ENODATA;
+    auto_free char *text = calloc(1, len + 1);
+    if (!text)
+        return -ENOMEM;
+    for (ssize_t n; have < len; have += (size_t)n)
+        if ((n = pread(fd, text + have, len - have, (off_t)have)) <= 0)
+            return n < 0 ? -errno : -ENODATA;
+    snprintf(sum, sizeof(sum), "%016llx",
+             (unsigned long long)XXH3_64bits(text + SUM_DIGITS, len - SUM_DIGITS));
+    if (memcmp(sum, text, SUM_DIGITS) != 0)
+        return -ENODATA;
+    if (!exchange_parse(record, fd, &st, text, plan))
+        return -ESTALE;
+    *ret_text = steal_ptr(&text);
+    return 0;
+}
+
+static int exchange_write(const struct shard_exchange *x, const struct exchange_plan *plan,
+                          mode_t mode, bool sync)
+{
+    char sum[SUM_DIGITS + 1];
+    const struct shard_names *n = &plan->names;
+    size_t inodes = plan->end * sizeof(struct exchange_shard);
+    struct stat st;
+    if (fstat(x->fd, &st) < 0)
+        return -errno;
+    auto_free char *text = malloc(HEADER_BYTES_MAX + inodes);
+    if (!text)
+        return -ENOMEM;
+    int len = snprintf(
+        text + SUM_DIGITS, HEADER_BYTES_MAX - SUM_DIGITS, "%s%c%u%c%u%c%u%c%s%c%s%c%llu%c%llu",
+        plan->letters, 0, n->count, 0, plan->end, 0, n->digits, 0, n->before, 0, n->after, 0,
+        (unsigned long long)st.st_ino, 0, (unsigned long long)exchange_birth_ns(x->fd));
+    size_t header = SUM_DIGITS + (size_t)len + 1; /* includes the last zero byte */
+    if (len < 0 || header > HEADER_BYTES_MAX)
         return -ENAMETOOLONG;
+    memcpy(text + header, plan->inodes, inodes);
+    size_t bytes = header + inodes;
     snprintf(sum, sizeof(sum), "%016llx",
              (unsigned long long)XXH3_64bits(text + SUM_DIGITS, bytes - SUM_DIGITS));
     memcpy(text, sum, SUM_DIGITS);
+    if (fchmod(x->fd, mode) < 0) /* others must see it before anything is renamed */
+        return -errno;
     ssize_t done = pwrite(x->fd, text, bytes, 0);
     int r = done < 0 ? -errno : (size_t)done < bytes ? -ENOSPC : 0;
     if (r == 0 && sync && fsync(x->fd) < 0)
@@ -112,40 +206,72 @@ static int exchange_write(const struct shard_exchange *x, const char *letters, u
 
 /* ---- the lock ---- */
 
-static int exchange_lock(int fd, int how, const _Atomic int *stop)
+/* Wait for the lock as long as whoever holds it shows that the work goes on. */
+static int exchange_lock(int fd, const char *record, const _Atomic int *stop,
+                         struct fault *fault)
 {
-    while (flock(fd, how) < 0 && errno == EINTR)
+    struct pause pause;
+    struct stat st;
+    struct timespec changed = {0};
+    uint64_t until_ms = 0;
+    int pid;
+    pause_init(&pause);
+    while (flock(fd, LOCK_EX | LOCK_NB) < 0 && (errno == EWOULDBLOCK || errno == EINTR)) {
         if (stop && atomic_load(stop))
             return -EINTR;
-    return 0;
+        if (fstat(fd, &st) < 0)
+            return fault_set_errno(fault, -errno, record, "can't be examined");
+        if (until_ms == 0 || memcmp(&changed, &st.st_ctim, sizeof(changed)) != 0)
+            until_ms = now_ms() + LOCK_WAIT_MS;
+        changed = st.st_ctim;
+        if (now_ms() >= until_ms) {
+            bool is_known = process_lock_holders(fd, &pid, 1) > 0;
+            fault_set(fault, -EBUSY, record, FAULT_NO_OFFSET,
+                      is_known ? "process %d holds its lock" : "another process holds its lock",
+                      is_known ? pid : 0);
+            fault_advise(fault, "it may be a pack of the same set: let it end, or end it");
+            return -EBUSY;
+        }
+        pause_for(&pause, LOCK_STEP_MS * UINT64_C(1000000));
+    }
+    return 0; /* also where locks are not supported */
 }
 
-/* May this user's process act on another user's record? Not where the folder protects names. */
-static bool exchange_trusts(int folder_fd, const struct stat *record)
+/* Why this user can't have the record. */
+static int exchange_deny(int folder_fd, const char *record, int err, struct fault *fault)
 {
-    struct stat folder;
-    return S_ISREG(record->st_mode) &&
-           (record->st_uid == geteuid() ||
-            (fstat(folder_fd, &folder) == 0 && !(folder.st_mode & S_ISVTX)));
+    struct stat st;
+    if (fstatat(folder_fd, record, &st, AT_SYMLINK_NOFOLLOW) < 0 ||
+        (st.st_uid == geteuid() && S_ISREG(st.st_mode)))
+        return fault_set_errno(fault, err, record, "can't be created and locked");
+    fault_set(fault, -EPERM, record, FAULT_NO_OFFSET,
+              S_ISREG(st.st_mode) ? "is user %u's, who may not have finished a pack of this set"
+                                  : "is no file of 'pack'; it is user %u's",
+              (unsigned)st.st_uid);
+    fault_advise(fault,
+                 "let that user pack the set again, or remove it; or choose another name "
+                 "with -o");
+    return -EPERM;
 }
 
-/* Open the record and lock it. With `create` it is created if missing; else that is -ENOENT. */
-static int exchange_lock_record(int folder_fd, const char *record, bool create,
-                                const _Atomic int *stop, int *ret_fd)
+/* Create the record if it is missing, and lock it. It is closed to others until it counts. */
+static int exchange_lock_record(int folder_fd, const char *record, const _Atomic int *stop,
+                                struct fault *fault, int *ret_fd)
 {
     for (;;) {
         struct stat st;
-        auto_close int fd = openat(folder_fd, record,
-                                   O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC |
-                                       (create ? O_CREAT : 0),
-                                   0666);
+        auto_close int fd =
+            openat(folder_fd, record,
+                   O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0600);
         if (fd < 0 || fstat(fd, &st) < 0)
-            return -errno;
-        if (!exchange_trusts(folder_fd, &st)) /* another user might never release the lock */
-            return -EPERM;
-        if (exchange_lock(fd, LOCK_EX, stop) < 0)
-            return -EINTR;
+            return exchange_deny(folder_fd, record, -errno, fault);
+        if (!S_ISREG(st.st_mode) || st.st_uid != geteuid())
+            return exchange_deny(folder_fd, record, -EPERM, fault);
+        int r = exchange_lock(fd, record, stop, fault);
+        if (r < 0)
+            return r;
         if (file_is_named(folder_fd, record, fd, NULL) == 1) {
+            futimens(fd, NULL);
             *ret_fd = steal_fd(&fd);
             return 0;
         } /* else its owner finished and removed it */
@@ -154,62 +280,114 @@ static int exchange_lock_record(int folder_fd, const char *record, bool create,
 
 /* ---- the exchange ---- */
 
+/* What has the name? 0 and its inode number, or 0 for nothing or for what is no regular file.
+ */
+static int exchange_find(int folder_fd, const char *name, struct fault *fault, bool *ret_there,
+                         uint64_t *ret_ino)
+{
+    struct stat st;
+    *ret_there = fstatat(folder_fd, name, &st, AT_SYMLINK_NOFOLLOW) == 0;
+    *ret_ino = *ret_there && S_ISREG(st.st_mode) ? st.st_ino : 0;
+    return *ret_there || errno == ENOENT
+               ? 0
+               : fault_set_errno(fault, -errno, name, "can't be examined");
+}
+
+static int exchange_refuse(struct fault *fault, const char *name)
+{
+    fault_set(fault, -EEXIST, name, FAULT_NO_OFFSET,
+              "another file has taken this name since the exchange began");
+    return -EEXIST;
+}
+
 /* Give a shard of the new set its name, or remove one of the old set. */
 static int exchange_place(int folder_fd, const struct exchange_plan *plan, uint32_t number,
                           struct fault *fault)
 {
     auto_free char *name = NULL, *ready = NULL;
-    bool is_new = number < plan->names.count;
-    if (is_new)
-        ready = exchange_ready_name(&plan->names, number, plan->letters);
-    if ((is_new && !ready) || shard_name(&plan->names, number, &name) < 0)
+    uint64_t is = exchange_new_ino(plan, number), was = exchange_old_ino(plan, number);
+    uint64_t found, waits;
+    bool is_new = number < plan->names.count, is_taken, is_ready;
+    int r = shard_name(&plan->names, number, &name);
+    if (r == 0)
+        r = exchange_find(folder_fd, name, fault, &is_taken, &found);
+    if (r < 0 || (is_taken && is_new && is && found == is) || (!is_taken && !is_new))
+        return r; /* it was done */
+    if (is_taken && (!was || found != was))
+        return exchange_refuse(fault, name);
+    if (!is_new)
+        return unlinkat(folder_fd, name, 0) == 0 || errno == ENOENT
+                   ? 0
+                   : fault_set_errno(fault, -errno, name, "can't be removed");
+    ready = exchange_ready_name(&plan->names, number, plan->letters);
+    if (!ready)
         return -ENOMEM;
-    if ((is_new ? renameat(folder_fd, ready, folder_fd, name) : unlinkat(folder_fd, name, 0)) ==
-            0 ||
-        errno == ENOENT)
-        return 0;
-    return fault_set_errno(fault, -errno, name,
-                           is_new ? "can't be given its name" : "can't be removed");
+    r = exchange_find(folder_fd, ready, fault, &is_ready, &waits);
+    if (r < 0 || !is_ready)
+        return r; /* somebody removed it */
+    if (!is || waits != is)
+        return exchange_refuse(fault, ready);
+    r = is_taken ? (renameat(folder_fd, ready, folder_fd, name) < 0 ? -errno : 0)
+                 : output_rename_new(folder_fd, ready, name);
+    return r == 0 || r == -ENOENT ? 0
+                                  : fault_set_errno(fault, r, name, "can't be given its name");
 }
 
-/* Do the remaining steps that a complete record demands. */
-static int exchange_roll_forward(int folder_fd, const struct exchange_plan *plan,
+/*
+ * Do the remaining steps that a complete record demands. Old shards go from the last one on, so
+ * that there is never a gap between them.
+ */
+static int exchange_roll_forward(int folder_fd, const struct exchange_plan *plan, int record_fd,
                                  struct fault *fault)
 {
     int r = 0;
-    for (uint32_t i = 0; r == 0 && i < plan->end; i++)
+    for (uint32_t i = plan->end; r == 0 && i-- > 0;) {
         r = exchange_place(folder_fd, plan, i, fault);
+        if (i % STEPS_PER_TOUCH == 0)
+            futimens(record_fd, NULL);
+    }
     if (r < 0)
-        fault_advise(fault, "the new set is complete: mend that, then open a shard or pack "
-                            "again, which does the rest");
+        fault_advise(fault,
+                     "the new set is complete: mend that, then pack again with -f, which "
+                     "does the rest first");
     else
         output_sync_folder(folder_fd);
     return r;
 }
 
-int shard_exchange_begin(const struct shard_names *names, const _Atomic int *stop,
-                         struct fault *fault, struct shard_exchange *ret_exchange)
+/* Finish what was interrupted, if the record says that something was. */
+static int exchange_resume(int folder_fd, const char *record, int fd, bool overwrite,
+                           struct fault *fault)
 {
     struct exchange_plan plan;
+    auto_free char *text = NULL;
+    int r = exchange_read(fd, record, &text, &plan);
+    if (r == -ENODATA || r == -ESTALE)
+        return 0; /* never complete, or not of this set: the old set counts */
+    if (r < 0)
+        return fault_set_errno(fault, r, record, "can't be read");
+    if (!overwrite)
+        return fault_set_advised(fault, -EEXIST, record, FAULT_NO_OFFSET,
+                                 "'pack -f' finishes that first, and then replaces the set",
+                                 "the exchange of this set was interrupted");
+    r = exchange_roll_forward(folder_fd, &plan, fd, fault);
+    if (r == 0 && ftruncate(fd, 0) < 0)
+        r = fault_set_errno(fault, -errno, record, "can't be emptied");
+    return r;
+}
+
+int shard_exchange_begin(const struct shard_names *names, bool overwrite,
+                         const _Atomic int *stop, struct fault *fault,
+                         struct shard_exchange *ret_exchange)
+{
     auto_close int folder_fd = path_open_folder(names->before), fd = -1;
     if (folder_fd < 0)
         return fault_set_errno(fault, folder_fd, NULL, "its folder can't be opened");
     struct shard_names base = exchange_base_names(names);
     auto_free char *record = shard_record_name(base.before, strlen(base.before), base.after);
-    int r = record ? exchange_lock_record(folder_fd, record, true, stop, &fd) : -ENOMEM;
-    if (r < 0)
-        return r == -EINTR ? r
-                           : fault_set_errno(fault, r, record, "can't be created and locked");
-    r = exchange_read(fd, &plan);
-    if (r == 0) {
-        r = exchange_roll_forward(folder_fd, &plan, fault);
-        if (r == 0 && ftruncate(fd, 0) < 0)
-            r = fault_set_errno(fault, -errno, record, "can't be emptied");
-    } else if (r != -ENODATA) {
-        r = fault_set_errno(fault, r, record, "can't be read");
-    } else {
-        r = 0; /* never complete: the old set counts */
-    }
+    int r = record ? exchange_lock_record(folder_fd, record, stop, fault, &fd) : -ENOMEM;
+    if (r == 0)
+        r = exchange_resume(folder_fd, record, fd, overwrite, fault);
     if (r == 0)
         *ret_exchange = (struct shard_exchange){.names = base,
                                                 .folder_fd = steal_fd(&folder_fd),
@@ -220,7 +398,7 @@ int shard_exchange_begin(const struct shard_names *names, const _Atomic int *sto
 
 void shard_exchange_end(struct shard_exchange *x)
 {
-    if (!x->committed)
+    if (!x->committed && file_is_named(x->folder_fd, x->record, x->fd, NULL) == 1)
         unlinkat(x->folder_fd, x->record, 0);
     close(x->fd);
     close(x->folder_fd);
@@ -235,24 +413,41 @@ void shard_exchange_withdraw(const struct shard_exchange *x, uint32_t number,
         unlinkat(x->folder_fd, ready, 0);
 }
 
-static bool exchange_is_ready(const struct shard_exchange *x, const char *letters)
+typedef VECTOR(struct exchange_shard) exchange_shards;
+
+/*
+ * 1: all new shards wait; 0: one is missing. One of another user is missing: that user could
+ * have guessed its name.
+ */
+static int exchange_is_ready(const struct shard_exchange *x, const char *letters,
+                             exchange_shards *shards, mode_t *ret_mode)
 {
+    struct stat own, st;
+    if (fstat(x->fd, &own) < 0)
+        return -errno;
+    if (vector_reserve(shards, x->names.count) < 0)
+        return -ENOMEM;
     for (uint32_t i = 0; i < x->names.count; i++) {
-        struct stat st;
         auto_free char *ready = exchange_ready_name(&x->names, i, letters);
-        if (!ready || fstatat(x->folder_fd, ready, &st, AT_SYMLINK_NOFOLLOW) < 0 ||
-            !S_ISREG(st.st_mode))
-            return false;
+        if (!ready)
+            return -ENOMEM;
+        if (fstatat(x->folder_fd, ready, &st, AT_SYMLINK_NOFOLLOW) < 0 ||
+            !S_ISREG(st.st_mode) || st.st_uid != own.st_uid)
+            return 0;
+        bytes_put_le64(&shards->at[i].is, st.st_ino);
+        shards->at[i].was = 0;
+        *ret_mode = 0200 | (st.st_mode & 0444);
     }
-    return true;
+    shards->count = x->names.count;
+    return 1;
 }
 
 /*
- * 1: the shard's name is taken by a file that may be replaced; 0: it is free. Any failure that
- * can be foreseen must be found before the record is written.
+ * 1: the shard's name is taken by a file that may be replaced, *ret_ino; 0: it is free. Any
+ * failure that can be foreseen must be found before the record is written.
  */
 static int exchange_check_place(const struct shard_exchange *x, uint32_t number, bool overwrite,
-                                struct fault *fault)
+                                struct fault *fault, uint64_t *ret_ino)
 {
     auto_free char *name = NULL;
     struct stat st, folder;
@@ -268,181 +463,183 @@ static int exchange_check_place(const struct shard_exchange *x, uint32_t number,
     if (me != 0 && st.st_uid != me && fstat(x->folder_fd, &folder) == 0 &&
         (folder.st_mode & S_ISVTX) && folder.st_uid != me)
         return fault_set_errno(fault, -EPERM, name, "can't be replaced");
+    bytes_put_le64(ret_ino, st.st_ino);
     return 1;
 }
 
-/* The number after the last shard of the old set, or the new set's count if that is larger. */
-static int exchange_find_end(const struct shard_exchange *x, bool overwrite,
-                             struct fault *fault, uint32_t *ret_end)
+/* Add the shards that are replaced, and those of a larger old set. */
+static int exchange_find_old(const struct shard_exchange *x, bool overwrite,
+                             struct fault *fault, exchange_shards *shards)
 {
+    struct exchange_shard extra = {0};
     int r = 0;
-    uint32_t end = x->names.count;
     for (uint32_t i = 0; r >= 0 && i < x->names.count; i++)
-        r = exchange_check_place(x, i, overwrite, fault);
-    while (r >= 0 && overwrite && (r = exchange_check_place(x, end, true, fault)) > 0)
-        end++;
-    *ret_end = end;
+        r = exchange_check_place(x, i, overwrite, fault, &shards->at[i].was);
+    while (r >= 0 && overwrite &&
+           (r = exchange_check_place(x, (uint32_t)shards->count, true, fault, &extra.was)) > 0)
+        if (shards->count == RECORD_END_MAX || vector_push(shards, extra) < 0)
+            return shards->count == RECORD_END_MAX ? -E2BIG : -ENOMEM;
     return r < 0 ? r : 0;
+}
+
+/* Write the record, with which the new set counts, and do what it says. */
+static int exchange_commit(struct shard_exchange *x, const struct exchange_plan *plan,
+                           mode_t mode, bool sync, struct fault *fault)
+{
+    if (sync)
+        output_sync_folder(
+            x->folder_fd); /* ready shards must be on disk no later than the record */
+    int r = exchange_write(x, plan, mode, sync);
+    if (r < 0)
+        return fault_set_errno(fault, r, x->record, "can't be written");
+    x->committed = true;
+    r = exchange_roll_forward(x->folder_fd, plan, x->fd, fault);
+    if (r == 0)
+        x->committed = false; /* done, so the record may be removed */
+    return r;
 }
 
 int shard_exchange_run(struct shard_exchange *x, const char *letters, bool overwrite, bool sync,
                        struct fault *fault)
 {
-    struct exchange_plan plan = {.letters = letters, .names = x->names};
-    if (!exchange_is_ready(x, letters))
-        return 0;
-    int r = exchange_find_end(x, overwrite, fault, &plan.end);
-    if (r < 0)
-        return r;
-    if (sync)
-        output_sync_folder(
-            x->folder_fd); /* ready shards must be on disk no later than the record */
-    r = exchange_write(x, letters, plan.end, sync);
-    if (r < 0)
-        return fault_set_errno(fault, r, x->record, "can't be written");
-    x->committed = true;
-    r = exchange_roll_forward(x->folder_fd, &plan, fault);
-    if (r < 0)
-        return r;
-    x->committed = false; /* done, so the record may be removed */
-    return 1;
+    exchange_shards shards = {0};
+    mode_t mode = 0600;
+    int r = exchange_is_ready(x, letters, &shards, &mode);
+    if (r > 0) {
+        r = exchange_find_old(x, overwrite, fault, &shards);
+        struct exchange_plan plan = {.letters = letters,
+                                     .names = x->names,
+                                     .end = (uint32_t)shards.count,
+                                     .inodes = (const uint8_t *)shards.at};
+        if (r == 0)
+            r = exchange_commit(x, &plan, mode, sync, fault);
+        r = r < 0 ? r : 1;
+    }
+    vector_free(&shards);
+    return r;
 }
 
 /* ---- those who open a shard ---- */
 
-/* Wait for the owner of another user's record. */
-static int exchange_wait(int folder_fd, const char *record, int fd, struct fault *fault)
+/* The record counts: nobody can tell the old set from the new one until it is gone. */
+static int exchange_tell(const struct exchange_plan *plan, const char *folder, uid_t owner,
+                         struct fault *fault)
 {
-    struct stat st = {0};
-    exchange_lock(fd, LOCK_SH, NULL);
-    if (file_is_named(folder_fd, record, fd, &st) != 1)
-        return 1;
+    char number[16] = "%d";
+    if (plan->names.digits > 1)
+        snprintf(number, sizeof(number), "%%0%ud", plan->names.digits);
     fault_set(fault, -EBUSY, NULL, FAULT_NO_OFFSET,
-              "the exchange of its set of shards was interrupted, and can't be finished by "
-              "this user");
-    fault_advise(fault, "have user %u open it, or pack it again: see %s beside it",
-                 (unsigned)st.st_uid, record);
+              "its set of shards is just being replaced, or that was interrupted");
+    fault_advise(fault,
+                 "if no pack runs, user %u finishes it by: onepot pack -f --shards %u "
+                 "-o '%s%s%s%s' DIRECTORY",
+                 (unsigned)owner, plan->names.count, folder, plan->names.before, number,
+                 plan->names.after);
     return -EBUSY;
 }
 
-/* Does the record concern a reader of the file? */
-static bool exchange_concerns(int folder_fd, const struct exchange_plan *plan, const char *file,
-                              int record_fd)
+/* Another one's record, or one of other files: 1, with a line for a note. */
+static int exchange_ignore(const char *record, uid_t owner, bool is_other, struct fault *fault)
 {
-    struct shard_names names = plan->names;
-    struct stat st, own;
-    uint32_t number;
-    names.count = plan->end;
-    if (!shard_names_find(&names, file, strlen(file), &number) || fstat(record_fd, &st) < 0)
-        return false;
-    return exchange_trusts(folder_fd, &st) || /* or one user owns both record and file */
-           (fstatat(folder_fd, file, &own, AT_SYMLINK_NOFOLLOW) == 0 &&
-            own.st_uid == st.st_uid);
+    fault_set(fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
+              is_other ? "%s beside it is user %u's and not its owner's, and is ignored"
+                       : "%s beside it, user %u's, was copied or speaks of other files, and is "
+                         "ignored",
+              record, (unsigned)owner);
+    fault_advise(fault, "if a pack of its set was interrupted, old and new shards are mixed");
+    return 1;
 }
 
-static int exchange_settle(int folder_fd, const char *record, const char *file,
-                           struct fault *fault)
+/*
+ * As shard_exchange_check, for one record. `archive_fd` is of `file`, or negative where there
+ * is no such file.
+ */
+static int exchange_look(int folder_fd, const char *record, const char *folder,
+                         const char *file, int archive_fd, struct fault *fault)
 {
     struct exchange_plan plan;
-    auto_close int seen =
+    struct stat st, own = {.st_uid = geteuid()};
+    uint32_t number;
+    auto_free char *text = NULL;
+    auto_close int fd =
         openat(folder_fd, record, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-    if (seen < 0 || exchange_read(seen, &plan) < 0 ||
-        !exchange_concerns(folder_fd, &plan, file, seen))
+    if (fd < 0 || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) || st.st_size == 0)
         return 0;
-    auto_close int fd = -1;
-    int r = exchange_lock_record(folder_fd, record, false, NULL, &fd);
-    if (r == -ENOENT)
-        return 1;
+    if (archive_fd >= 0 && fstat(archive_fd, &own) < 0)
+        return 0;
+    if (own.st_uid != st.st_uid)
+        return exchange_ignore(record, st.st_uid, true, fault);
+    int r = exchange_read(fd, record, &text, &plan);
+    if (r == -ESTALE)
+        return exchange_ignore(record, st.st_uid, false, fault);
     if (r < 0)
-        return exchange_wait(folder_fd, record, seen, fault);
-    if (exchange_read(fd, &plan) == 0)
-        r = exchange_roll_forward(folder_fd, &plan, fault);
-    if (r == 0)
-        unlinkat(folder_fd, record, 0);
-    return r < 0 ? r : 1;
+        return 0;
+    struct shard_names all = plan.names;
+    all.count = plan.end;
+    if (!shard_names_find(&all, file, strlen(file), &number))
+        return 0;
+    if (archive_fd >= 0 && own.st_ino != exchange_new_ino(&plan, number) &&
+        own.st_ino != exchange_old_ino(&plan, number))
+        return exchange_ignore(record, st.st_uid, false, fault);
+    return exchange_tell(&plan, folder, st.st_uid, fault);
 }
 
-/* ---- archives to be opened ---- */
-
-/* The file that a link leads to. NULL: it is no link, or it leads nowhere. */
-static char *settle_followed(const char *path)
-{
-    char byte;
-    return readlink(path, &byte, 1) < 0 ? NULL : realpath(path, NULL);
-}
+/* ---- archives that are opened ---- */
 
 /* The folder of the path's file; opened unless it is the last one's. */
-static int settle_enter(struct shard_settler *s, const char *path)
+static int records_enter(struct shard_records *s, const char *path)
 {
     size_t len = (size_t)(path_base(path) - path);
     if (s->folder && strlen(s->folder) == len && memcmp(s->folder, path, len) == 0)
         return s->folder_fd;
-    shard_settler_end(s);
+    shard_records_free(s);
     s->folder = strndup(path, len);
     s->folder_fd = s->folder ? path_open_folder(path) : -ENOMEM;
     return s->folder_fd;
 }
 
 /* Is there no such record, and is that known? Else the name is remembered. Takes it over. */
-static bool settle_is_absent(struct shard_settler *s, char *record)
+static bool records_lack(struct shard_records *s, char *record)
 {
-    for (size_t i = 0; i < SHARD_SETTLER_NAMES; i++)
+    for (size_t i = 0; i < SHARD_RECORDS_ABSENT; i++)
         if (s->absent[i] && strcmp(s->absent[i], record) == 0) {
             free(record);
             return true;
         }
-    char **at = &s->absent[s->next++ % SHARD_SETTLER_NAMES];
+    char **at = &s->absent[s->next++ % SHARD_RECORDS_ABSENT];
     free(*at);
     *at = record;
     return faccessat(s->folder_fd, record, F_OK, AT_SYMLINK_NOFOLLOW) < 0 && errno == ENOENT;
 }
 
-static int settle_record(struct shard_settler *s, const char *file, const char *digits,
-                         struct fault *fault)
+int shard_exchange_check(struct shard_records *s, const char *path, bool is_link,
+                         int archive_fd, struct fault *fault)
 {
-    char *record = shard_record_name(file, (size_t)(digits - file), digits);
-    if (!record)
-        return -ENOMEM;
-    if (settle_is_absent(s, record))
-        return 0;
-    int r = exchange_settle(s->folder_fd, record, file, fault);
-    for (size_t i = 0; i < SHARD_SETTLER_NAMES; i++) /* it is there, or was just now */
-        if (s->absent[i] == record)
-            s->absent[i] = NULL;
-    free(record);
-    return r;
-}
-
-int shard_settler_next(struct shard_settler *s, const char *path, bool may_be_link,
-                       struct fault *fault)
-{
-    auto_free char *followed = may_be_link ? settle_followed(path) : NULL;
-    const char *file = path_base(followed ? followed : path);
-    const char *at = file + strcspn(file, DIGITS);
+    auto_free char *followed = is_link ? realpath(path, NULL) : NULL;
+    const char *from = followed ? followed : path, *file = path_base(from);
     int r = 0;
-    if (*at && settle_enter(s, followed ? followed : path) < 0)
-        return 0;
-    for (; r == 0 && *at; at += strcspn(at, DIGITS)) {
-        r = settle_record(s, file, at, fault);
+    for (const char *at = file + strcspn(file, DIGITS); r == 0 && *at;
+         at += strcspn(at, DIGITS)) {
+        char *record = shard_record_name(file, (size_t)(at - file), at);
+        if (!record)
+            return -ENOMEM;
+        if (records_enter(s, from) < 0) {
+            free(record);
+            return 0;
+        }
+        if (!records_lack(s, record)) /* one that does not count is told once */
+            r = exchange_look(s->folder_fd, record, s->folder, file, archive_fd, fault);
         at += strspn(at, DIGITS);
     }
     return r;
 }
 
-void shard_settler_end(struct shard_settler *s)
+void shard_records_free(struct shard_records *s)
 {
     if (s->folder && s->folder_fd >= 0)
         close(s->folder_fd);
     free(s->folder);
-    for (size_t i = 0; i < SHARD_SETTLER_NAMES; i++)
+    for (size_t i = 0; i < SHARD_RECORDS_ABSENT; i++)
         free(s->absent[i]);
-    *s = (struct shard_settler){0};
-}
-
-int shard_exchange_settle(const char *path, struct fault *fault)
-{
-    struct shard_settler settler = {0};
-    int r = shard_settler_next(&settler, path, true, fault);
-    shard_settler_end(&settler);
-    return r;
+    *s = (struct shard_records){0};
 }

@@ -3,14 +3,16 @@
  * Complete shards wait as NAME.LETTERS.ready. When a set is complete, a record is written
  * beside it; at that moment the new set replaces the old one. Then each shard is renamed,
  * extra shards of a larger old set are removed, and the record is removed. An interruption
- * before the record is complete leaves the old set. After a later interruption the next pack or
- * the next process that opens a shard completes the exchange.
+ * before the record is complete leaves the old set. A later one is finished by the next pack of
+ * that set by the record's owner, with `overwrite`; until then readers are told so.
  *
  * The record is a file ".BEFORE%AFTER.exchange" (for shards BEFORE00000AFTER) in the folder of
  * the shards. It is also the lock: a process creates and locks it before it inspects or
- * changes the ready shards. An empty or incomplete record has no meaning.
+ * changes the ready shards. An empty or incomplete record has no meaning. A complete one counts
+ * only if it belongs to who asks (for readers: to the archive's owner) and names its own inode
+ * and the inode of each file that it speaks of.
  *
- *     shard_exchange_begin(&names, NULL, &fault, &x);
+ *     shard_exchange_begin(&names, overwrite, NULL, &fault, &x);
  *     shard_exchange_run(&x, letters, overwrite, sync, &fault);
  *     shard_exchange_end(&x);
  *
@@ -36,11 +38,14 @@ struct shard_exchange {
 
 /*
  * Lock the set, and first finish an interrupted exchange of it. `names` must live until
- * shard_exchange_end, which may be called only after success. -EINTR: a signal came during the
- * wait for the lock, and `stop` (may be NULL) was set.
+ * shard_exchange_end, which may be called only after success. -EINTR: `stop` (may be NULL) was
+ * set during the wait for the lock. -EBUSY: the wait ended after ten seconds in which its
+ * holder did nothing. -EPERM: the record is another user's. -EEXIST: there is an interrupted
+ * exchange, and no `overwrite`; or another file has a shard's name by now.
  */
-int shard_exchange_begin(const struct shard_names *names, const _Atomic int *stop,
-                         struct fault *fault, struct shard_exchange *ret_exchange);
+int shard_exchange_begin(const struct shard_names *names, bool overwrite,
+                         const _Atomic int *stop, struct fault *fault,
+                         struct shard_exchange *ret_exchange);
 
 /* Remove the ready file of shard `number` with these letters. */
 void shard_exchange_withdraw(const struct shard_exchange *exchange, uint32_t number,
@@ -56,27 +61,24 @@ int shard_exchange_run(struct shard_exchange *exchange, const char *letters, boo
 void shard_exchange_end(struct shard_exchange *exchange);
 
 /*
- * Call before opening the archive at `path`. If it is a shard whose set is being exchanged,
- * wait for the end; if that exchange was interrupted, finish it. 1: there was an exchange, so
- * the folder's listing may have changed. 0: there was none. -EBUSY: another user must finish
- * it.
+ * Is the archive at `path` a shard whose set is being exchanged? Only looks. `archive_fd` is
+ * the open archive (negative: there is no such file), and `is_link` says that the path leads
+ * there by a link. 0: no. -EBUSY: yes, and the fault tells how that is finished. 1: a record
+ * says so that does not count; the fault is worth a note.
+ *
+ * For many archives, one after the other: all shards of a set share a record, which is then
+ * looked for once. Begin with `records` that are all zero. They may be used as long as nothing
+ * but opening comes between.
  */
-int shard_exchange_settle(const char *path, struct fault *fault);
-
-/*
- * The same for many archives, one after the other: all shards of a set share a record, which is
- * then looked for once. Begin with one that is all zero. It may be used as long as nothing but
- * opening comes between.
- */
-#define SHARD_SETTLER_NAMES 4u
-struct shard_settler {
-    char *folder; /* as written before the slash; NULL: none yet */
+#define SHARD_RECORDS_ABSENT 4u
+struct shard_records {
+    char *folder; /* as written, with the slash; NULL: none yet */
     int folder_fd;
-    char *absent[SHARD_SETTLER_NAMES]; /* records that are not in it */
+    char *absent[SHARD_RECORDS_ABSENT]; /* records that are not in it, or do not count */
     unsigned next;
 };
-int shard_settler_next(struct shard_settler *settler, const char *path, bool may_be_link,
-                       struct fault *fault);
-void shard_settler_end(struct shard_settler *settler);
+int shard_exchange_check(struct shard_records *records, const char *path, bool is_link,
+                         int archive_fd, struct fault *fault);
+void shard_records_free(struct shard_records *records);
 
 #endif

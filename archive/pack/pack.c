@@ -305,7 +305,8 @@ static void pack_remove_leftovers(struct run *run)
 static int pack_clear_shards(struct run *run, const char *letters, struct fault *fault)
 {
     struct shard_exchange x;
-    int r = shard_exchange_begin(run->selection.outputs, run->options->stop, fault, &x);
+    const struct pack_options *o = run->options;
+    int r = shard_exchange_begin(run->selection.outputs, o->overwrite, o->stop, fault, &x);
     if (r < 0)
         return r;
     pack_remove_leftovers(run);

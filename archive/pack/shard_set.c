@@ -187,7 +187,7 @@ static int shard_set_exchange(struct shard_set *s, struct fault *fault)
     struct shard_exchange x;
     const struct pack_options *o = s->options;
     bool alone = s->selection->world <= 1;
-    int r = shard_exchange_begin(s->selection->outputs, o->stop, fault, &x);
+    int r = shard_exchange_begin(s->selection->outputs, o->overwrite, o->stop, fault, &x);
     if (r < 0) {
         shard_set_end(s, !alone); /* without the lock: others may count on ready shards */
         return r;

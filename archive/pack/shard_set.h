@@ -53,8 +53,8 @@ uint64_t shard_set_offset(const struct shard_set *shards);
  * archives. The last process to come here does that and gets 1; 0: other processes are still to
  * come. On failure, or when options->stop is set meanwhile (-EINTR), none of this
  * process's archives is left. But once the exchange has begun the new set is there; archives
- * that an error kept from being renamed are renamed by the next run. *ret_totals is the sum
- * over the archives. Frees the set in any case.
+ * that an error kept from being renamed are renamed by the next run that may replace them.
+ * *ret_totals is the sum over the archives. Frees the set in any case.
  */
 int shard_set_close(struct shard_set *shards, struct fault *fault,
                     struct writer_totals *ret_totals);

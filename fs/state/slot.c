@@ -15,7 +15,6 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "cleanup.h"
@@ -285,36 +284,15 @@ int slot_claim_daemon(const struct slot *slot, int *ret_fd)
     return 0;
 }
 
-/* PIDs that hold or await a lock of the file, from /proc/locks. */
-static size_t lock_holders(int fd, int pids[], size_t max)
-{
-    size_t count = 0;
-    char line[256], want[64];
-    struct stat st;
-    auto_fclose FILE *f = fopen("/proc/locks", "re");
-
-    if (!f || fstat(fd, &st) < 0)
-        return 0;
-    snprintf(want, sizeof(want), " %02x:%02x:%llu ", major(st.st_dev), minor(st.st_dev),
-             (unsigned long long)st.st_ino);
-    while (count < max && fgets(line, sizeof(line), f)) {
-        int pid;
-        if (strstr(line, want) && sscanf(line, "%*s FLOCK %*s %*s %d", &pid) == 1 &&
-            pid != getpid() && pid > 0)
-            pids[count++] = pid;
-    }
-    return count;
-}
-
 size_t slot_lock_holders(const struct slot *slot, int pids[], size_t max)
 {
-    return lock_holders(slot->lock_fd, pids, max);
+    return process_lock_holders(slot->lock_fd, pids, max);
 }
 
 bool slot_may_be_held_by(const struct slot *slot, int pid)
 {
     int pids[HOLDERS_MAX];
-    size_t count = lock_holders(slot->stat_fd, pids, HOLDERS_MAX);
+    size_t count = process_lock_holders(slot->stat_fd, pids, HOLDERS_MAX);
     for (size_t i = 0; i < count; i++)
         if (pids[i] == pid)
             return true;
