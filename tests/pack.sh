@@ -288,4 +288,49 @@ if [ "$(wc -l <err)" -ne 1 ] || ! grep -q '^onepot: nowhere: ' err; then
 fi
 [ ! -e there.tar ] || fail 'a source that is not there made an archive'
 
+# ---- a link in the place of what is written ----
+mkdir real sticky
+echo old >real/precious
+chmod 600 real/precious
+ln -s "$PWD/real/precious" link.tar
+run 0 "$onepot" pack -q -f -o link.tar small
+[ -L link.tar ] || fail 'a link of the user is replaced, and not what it leads to'
+same real/precious small.onepot.tar 'what is packed onto a link'
+if [ "$(id -u)" -ne 0 ] || [ "$(cat /proc/sys/fs/protected_symlinks)" != 1 ]; then
+    echo 'not tested: links of others (it takes root, and fs.protected_symlinks=1)'
+else
+    mkdir real/dir
+    chmod 1777 sticky
+    chmod 755 .
+    ln -s "$PWD/real/precious" sticky/o.tar
+    ln -s "$PWD/real/dir" sticky/dir
+    ln -s "$PWD/real/new" sticky/new
+    ln -s dir sticky/twice
+    chown -h 54321:54321 sticky/*
+    chown -h 0:0 sticky/twice # its target is still another user's link
+    tar -cf small.tar small
+    echo old >real/precious
+    chmod 600 real/precious
+    for source in small small.tar; do
+        run 1 "$onepot" pack -q -f -o sticky/o.tar "$source"
+        says 'sticky/o.tar: can.t be followed to a file: Permission denied'
+    done
+    for name in dir twice; do
+        run 1 "$onepot" mount --at "sticky/$name" small.onepot.tar
+        says 'sticky/.*link of another user\|another user.s symbolic link'
+        run 1 "$onepot" umount "sticky/$name"
+        run 1 "$onepot" mount --writable="sticky/$name" small.onepot.tar
+        says 'Permission denied'
+        run 1 "$onepot" stage --dir="sticky/$name" small.onepot.tar
+        run 1 "$onepot" self-test --dir="sticky/$name"
+        TMPDIR=$PWD/sticky/$name ONEPOT_RUNTIME_DIR=$PWD/sticky/$name run 1 "$onepot" mount small.onepot.tar
+    done
+    run 1 "$onepot" mount --log=sticky/new small.onepot.tar
+    run 1 "$onepot" extract -C sticky/dir small.onepot.tar
+    if [ "$(cat real/precious)" != old ] || [ "$(stat -c %a real/precious)" != 600 ] ||
+        [ -n "$(ls -A real/dir)" ] || [ -e real/new ]; then
+        fail "a link of another user was written through: $(ls -lA real real/dir)"
+    fi
+fi
+
 finish

@@ -12,6 +12,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "file_id.h"
+
 /* "." or "..", as in a folder's list. */
 static inline bool path_are_dots(const char *name, size_t len)
 {
@@ -50,6 +52,29 @@ static inline bool path_next_name(const char **path, size_t *len, const char **r
         }
     }
     return false;
+}
+
+/*
+ * The canonical path (PATH_MAX bytes) of what a path leads to, for those who write there: the
+ * kernel follows it first, with its own checks of links (fs.protected_symlinks, -EACCES), which
+ * realpath goes around. -ELOOP: it was changed meanwhile and leads elsewhere. *ret_id, unless
+ * that is NULL, tells the file.
+ */
+static inline int path_real(const char *path, char *ret_path, struct file_id *ret_id)
+{
+    struct stat followed, found;
+    int fd = open(path, O_PATH | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    int r = fstat(fd, &followed) < 0 || !realpath(path, ret_path) || lstat(ret_path, &found) < 0
+                ? -errno
+                : 0;
+    close(fd);
+    if (r == 0 && !file_id_equal(file_id_of(&followed), file_id_of(&found)))
+        return -ELOOP;
+    if (r == 0 && ret_id)
+        *ret_id = file_id_of(&found);
+    return r;
 }
 
 /*

@@ -7,11 +7,14 @@
  * Spaces, tabs, newlines and backslashes in paths are octal escapes.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include "cleanup.h"
 #include "mountinfo.h"
 #include "path.h"
 #include "process.h"
@@ -270,14 +273,30 @@ static bool split_path(const char *path, char folder[PATH_MAX], char base[PATH_M
     return base[0] && !path_is_dots(base);
 }
 
-/* Follow one symbolic link at `path`, which lies in `folder`. 0: there was none. */
+/*
+ * Follow one symbolic link at `path`, which lies in `folder`. 0: there was none. -EPERM: it is
+ * another user's in a folder like /tmp. The kernel has the same rule (fs.protected_symlinks),
+ * but it could only be asked by following the link all the way to a mount that may hang.
+ */
 static int follow_last_link(const char *folder, char path[PATH_MAX])
 {
     char target[PATH_MAX];
-    ssize_t n = readlink(path, target, sizeof(target) - 1);
+    struct stat st, above;
+    auto_close int folder_fd = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    auto_close int fd =
+        folder_fd < 0 ? -1
+                      : openat(folder_fd, path_base(path), O_PATH | O_NOFOLLOW | O_CLOEXEC);
 
+    if (fd < 0)
+        return errno == ENOENT ? 0 : -errno;
+    ssize_t n = readlinkat(fd, "", target, sizeof(target) - 1);
     if (n < 0)
         return errno == EINVAL || errno == ENOENT ? 0 : -errno;
+    if (fstat(fd, &st) < 0 || fstat(folder_fd, &above) < 0)
+        return -errno;
+    if (st.st_uid != geteuid() && st.st_uid != above.st_uid &&
+        (above.st_mode & (S_ISVTX | S_IWOTH)) == (S_ISVTX | S_IWOTH))
+        return -EPERM;
     target[n] = '\0';
     int need = target[0] == '/' ? snprintf(path, PATH_MAX, "%s", target)
                                 : snprintf(path, PATH_MAX, "%s/%s", folder, target);

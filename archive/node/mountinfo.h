@@ -23,7 +23,8 @@ int mountinfo_find(const char *path, struct mount_entry *ret_entry);
 
 /*
  * The canonical absolute path of a directory. It may be a mount point, dead or alive, or may
- * not exist: only its parents and symbolic links are looked at.
+ * not exist: only its parents and symbolic links are looked at. -EPERM: a link there is
+ * another user's, in a folder where anybody may put one.
  */
 int mountinfo_resolve(const char *path, char ret_path[PATH_MAX]);
 

@@ -22,6 +22,7 @@
 #include "fault.h"
 #include "mountinfo.h"
 #include "process.h"
+#include "path.h"
 
 #define USERS_ALL UINT64_C(4294967295) /* all that a namespace can give a number to */
 #define MAGIC_FUSE 0x65735546
@@ -225,7 +226,9 @@ int place_open(const char *path, enum place_rule rule, struct place *ret_place,
 
     if (path[0] == '/') {
         place_touch(path);
-        r = realpath(path, real) ? place_walk_to(&walk, real) : -errno;
+        r = path_real(path, real, NULL);
+        if (r == 0)
+            r = place_walk_to(&walk, real);
     }
     if (r == 0) {
         *ret_place = walk.at;

@@ -28,7 +28,7 @@ static size_t runtime_add_place(char places[RUNTIME_FOLDERS_MAX][PATH_MAX], size
     char real[PATH_MAX];
     struct stat st;
 
-    if (!path || path[0] != '/' || !realpath(path, real) || stat(real, &st) < 0 ||
+    if (!path || path[0] != '/' || path_real(path, real, NULL) < 0 || stat(real, &st) < 0 ||
         !S_ISDIR(st.st_mode))
         return count;
     for (size_t i = 0; i < count; i++)

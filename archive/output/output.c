@@ -42,19 +42,7 @@ static int output_exists(struct fault *fault)
     return -EEXIST;
 }
 
-/* The target of a symbolic link, else the path itself. Caller frees. */
-static int output_follow(const char *path, struct fault *fault, char **ret_path)
-{
-    struct stat st;
-    bool link = lstat(path, &st) == 0 && S_ISLNK(st.st_mode);
-    char *followed = link ? realpath(path, NULL) : strdup(path);
-    if (!followed)
-        return fault_set_errno(fault, -errno, NULL, "can't be followed to a file");
-    *ret_path = followed;
-    return 0;
-}
-
-static int output_open_folder(struct output *output, const char *path, struct fault *fault)
+static int output_open_named(struct output *output, const char *path, struct fault *fault)
 {
     output->name = strdup(path_base(path));
     if (!output->name)
@@ -68,6 +56,32 @@ static int output_open_folder(struct output *output, const char *path, struct fa
     if (output->folder_fd < 0)
         return fault_set_errno(fault, output->folder_fd, NULL, "its folder can't be opened");
     return 0;
+}
+
+/*
+ * The folder and the name of a file that may be named by a symbolic link. The kernel says
+ * whether this process may follow it: not another user's in a folder like /tmp.
+ */
+static int output_open_folder(struct output *output, const char *path, struct fault *fault)
+{
+    char target[PATH_MAX];
+    struct stat st;
+    struct file_id id = {0};
+    if (lstat(path, &st) < 0 || !S_ISLNK(st.st_mode))
+        return output_open_named(output, path, fault);
+    int r = path_real(path, target, &id);
+    if (r < 0) {
+        fault_set_errno(fault, r, NULL, "can't be followed to a file");
+        fault_advise(fault, "it is a symbolic link; remove it, or name another place with -o");
+        return r;
+    }
+    r = output_open_named(output, target, fault);
+    if (r == 0 && fstatat(output->folder_fd, output->name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        r = fault_set_errno(fault, -errno, NULL, "can't be examined");
+    if (r == 0 && !file_id_equal(file_id_of(&st), id))
+        r = fault_set(fault, -ELOOP, NULL, FAULT_NO_OFFSET,
+                      "is a link that leads elsewhere now");
+    return r;
 }
 
 static int output_check_existing(struct output *output, struct fault *fault)
@@ -177,9 +191,7 @@ static bool output_is_leftover(const void *ctx, const char *name, size_t len)
 void output_clean(const char *path, const struct leftovers *how)
 {
     struct output output = {.fd = -1, .folder_fd = -1};
-    auto_free char *followed = NULL;
-    if (output_follow(path, NULL, &followed) == 0 &&
-        output_open_folder(&output, followed, NULL) == 0) {
+    if (output_open_folder(&output, path, NULL) == 0) {
         struct leftovers l = *how;
         if (!l.match) {
             l.match = output_is_leftover;
@@ -206,14 +218,11 @@ int output_open(const char *path, bool overwrite, unsigned stripes, struct fault
                 struct output **ret_output)
 {
     struct output *output;
-    auto_free char *followed = NULL;
     int r = output_new(overwrite, 0666, &output);
     if (r < 0)
         return r;
     output->stripes = stripes;
-    r = output_follow(path, fault, &followed);
-    if (r == 0)
-        r = output_open_folder(output, followed, fault);
+    r = output_open_folder(output, path, fault);
     if (r == 0)
         r = output_check_existing(output, fault);
     if (r == 0)
@@ -231,7 +240,7 @@ int output_open_own(const char *path, struct output **ret_output)
     int r = output_new(true, 0600, &output);
     if (r < 0)
         return r;
-    r = output_open_folder(output, path, NULL);
+    r = output_open_named(output, path, NULL);
     if (r == 0) {
         leftovers_remove(output->folder_fd,
                          &(struct leftovers){.match = output_is_leftover, .match_ctx = output});

@@ -39,7 +39,7 @@ void output_clean(const char *path, const struct leftovers *how);
 /*
  * Create the partial file, on so many storage targets (stripes.h; 0: its folder's layout). An
  * existing final name is -EEXIST without `overwrite`, and always refused if it is not a regular
- * file. A symbolic link is followed.
+ * file. A symbolic link is followed, if the kernel lets this process do so.
  */
 int output_open(const char *path, bool overwrite, unsigned stripes, struct fault *fault,
                 struct output **ret_output);

@@ -29,8 +29,8 @@ struct stage_places stage_places(const char *given)
     if (!given)
         places.count = runtime_places(RUNTIME_COPIES, places.path);
     else
-        places.count = realpath(given, places.path[0]) && stat(places.path[0], &st) == 0 &&
-                       S_ISDIR(st.st_mode);
+        places.count = path_real(given, places.path[0], NULL) == 0 &&
+                       stat(places.path[0], &st) == 0 && S_ISDIR(st.st_mode);
     return places;
 }
 

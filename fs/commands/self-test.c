@@ -26,6 +26,7 @@
 #include "process.h"
 #include "remove_tree.h"
 #include "write_at.h"
+#include "path.h"
 
 static const struct cli_usage usage = {
     "self-test", "[--dir DIR]",
@@ -354,8 +355,8 @@ static bool make_directory(struct self_test *t, const char *given)
                             given ? NULL : "/dev/shm"};
     for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
         /* Commands would take '-x/...' for an option. */
-        auto_free char *place = places[i] && *places[i] ? realpath(places[i], NULL) : NULL;
-        if (place &&
+        char place[PATH_MAX];
+        if (places[i] && *places[i] && path_real(places[i], place, NULL) == 0 &&
             snprintf(t->dir, sizeof(t->dir), "%s/onepot-self-test-XXXXXX", place) <
                 (int)sizeof(t->dir) &&
             mkdtemp(t->dir))

@@ -29,6 +29,7 @@
 #include "verify.h"
 #ifdef HAVE_FUSE
 #include "unmounter.h"
+#include "path.h"
 #endif
 
 static const struct cli_usage usage = {
@@ -462,7 +463,7 @@ int command_stage(int argc, char **argv)
     if (detach_note_inherited(&a.inherited) < 0)
         return cli_failf(NULL, "out of memory");
     int status = command_stage_parse(&a, argc, argv);
-    if (a.place && realpath(a.place, place))
+    if (a.place && path_real(a.place, place, NULL) == 0)
         a.place = place; /* the keeper works in another directory */
     if (status == CLI_GO_ON) {
         if (!a.keep && !a.owner)

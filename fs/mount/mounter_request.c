@@ -182,6 +182,9 @@ static int resolve_at(struct mounter *m)
     int r = mountinfo_resolve(at, m->at);
     if (r == -EACCES || (r == -ENOENT && !may_be_made(at)))
         return mounter_refused(m, at, -EACCES);
+    if (r == -EPERM)
+        return cli_failf(at, "is another user's symbolic link in a directory where anybody may "
+                             "make one; it is not followed");
     if (r == -ENOENT)
         return cli_failf(at, "its parent directory does not exist; make that first");
     return r < 0 ? cli_fail(at, r, NULL) : check_at(m->at);

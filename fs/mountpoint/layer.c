@@ -93,9 +93,9 @@ int layer_resolve(const char *dir, struct layer *ret_layer, char why[LAYER_WHY_M
     }
     if (mkdir(dir, 0700) < 0 && errno != EEXIST)
         return layer_refuse(why, -errno, NULL);
-    if (!realpath(dir, layer.dir))
-        return layer_refuse(why, -errno, NULL);
-    int r = open_folder(&layer, &st, &fd);
+    int r = path_real(dir, layer.dir, NULL);
+    if (r == 0)
+        r = open_folder(&layer, &st, &fd);
     if (r < 0)
         return layer_refuse(why, r, NULL);
     if (!place_is_ours(&st)) {
