@@ -67,5 +67,5 @@ int command_clean(int argc, char **argv)
         return cli_failf(NULL, "--user: there is no user %s; name the number (id -u)", user);
     if (user)
         return cleaner_user(uid, NULL, true);
-    return all || (job && geteuid() == 0) ? cleaner_all(job) : cleaner_own(job, true);
+    return all || (job && geteuid() == 0) ? cleaner_all(job) : cleaner_own(job, CLEANER_REMOVE);
 }

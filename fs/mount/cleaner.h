@@ -16,18 +16,30 @@
 #include "state.h"
 
 /*
- * Clean up as this user. With `job`, also end the mounts of that job that still serve: the job
- * has ended, so any remaining user is no part of it. With `remove`, remove the user's private
- * folder too, if nothing is left in it. CLI_OK, or CLI_FAILED after an error was printed.
+ * What becomes of the user's private folder when nothing is left in it. It stays as long as the
+ * user has a process on this node, beside the cleaner and the programs that called it: that one
+ * may still look there, and another user could make the folder anew.
  */
-int cleaner_own(const char *job, bool remove);
+enum cleaner_folder {
+    CLEANER_KEEP,
+    CLEANER_REMOVE,
+    CLEANER_REMOVE_SEEN, /* root has seen no process of the user, whatever /proc hides */
+};
 
-/* The same as another user, which only root may do; for a minute at most. */
+/*
+ * Clean up as this user. With `job`, also end the mounts of that job that still serve: the job
+ * has ended, so any remaining user is no part of it. CLI_OK, or CLI_FAILED after an error was
+ * printed.
+ */
+int cleaner_own(const char *job, enum cleaner_folder keep);
+
+/* The same as another user, which only root may do; for 20 seconds at most. */
 int cleaner_user(uid_t uid, const char *job, bool remove);
 
 /*
- * The same as each user who has a folder here, with `remove`: side by side, for a minute at
- * most for all of them. One line for each user who could not be cleaned up after.
+ * The same as each user who has a folder here, with `remove`: 16 side by side, for 20 seconds
+ * at most for all of them. One line for each user who could not be cleaned up after, and one
+ * that counts those whose turn did not come.
  */
 int cleaner_all(const char *job);
 

@@ -74,6 +74,13 @@ def check_no_state_of(uid):
     wait_for(lambda: os.listdir(folder(uid)) == ["lock"], "the user's state to go")
 
 
+def wait_away(uid):
+    """Until no process of the user is left: a daemon ends a moment after its mount."""
+    def here():
+        return run("ps", "-U", str(uid), "-o", "pid=", status=None).stdout.strip()
+    wait_for(lambda: not here(), "the user's processes to go")
+
+
 def check_no_folder_of(uid):
     check(not os.path.lexists(folder(uid)), f"the folder is left: {os.listdir(os.path.dirname(folder(uid)))}")
 

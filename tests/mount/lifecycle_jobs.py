@@ -332,6 +332,7 @@ def clean_up_after_nobody(work, archive):
         path = mount(archive, "--stage", **as_nobody(SLURM_JOB_ID="8"))
         kill_daemon(path, **as_nobody())
         check_equal(len(copies()), 1, "copies")
+        life.wait_away(NOBODY)
         onepot("clean", *words)
         check_equal([mountpoints(work.path), copies()], [[], []], f"what is left by {words}")
         life.check_no_folder_of(NOBODY)

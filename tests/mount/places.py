@@ -7,6 +7,7 @@ import fcntl
 import os
 import signal
 import stat
+import time
 
 import harness
 import life
@@ -100,6 +101,7 @@ def test_names_that_another_user_took_leave_the_session_s_folder(work):
         check_equal(mount(archive, **as_user(VICTIM, **plain())), path, "what another step has")
         check_served(path, "from the session's folder")
         onepot("umount", "--all", **as_user(VICTIM, **plain()))
+        life.wait_away(VICTIM)
         onepot("clean", "--all", env=environment(**plain()))
         check_equal(os.listdir(session), [], "what is left after root's cleaning")
 
@@ -163,6 +165,7 @@ def test_a_fuse_program_by_the_name_of_a_user_s_folder_is_not_asked(work):
         check_equal(path, f"/tmp/onepot-{VICTIM}/data.tar", "where it is mounted")
         check_served(path, "beside it")
         onepot("umount", path, **as_user(VICTIM, **plain()))
+        life.wait_away(VICTIM)
         onepot("clean", "--all", env=environment(**plain()))
         check(not os.path.exists(f"/tmp/onepot-{VICTIM}"), "root's cleaning leaves the user's folder")
         for at, fd in ((taken, device), (session, second)):
@@ -203,6 +206,7 @@ def test_nobody_else_can_have_the_path_of_a_mount_that_has_ended(work):
             check(done.returncode != 0, f"another user can {command}")
         onepot("run", archive, "--", "true", **user)
         check_equal(os.listdir(folder), ["lock"], "what is in it after a run")
+        life.wait_away(VICTIM)
         onepot("clean", **user)
         check(not os.path.exists(folder), "clean leaves the folder")
         for words in (["--all"], ["--user", str(VICTIM)], ["--job", "1"]):
@@ -210,6 +214,7 @@ def test_nobody_else_can_have_the_path_of_a_mount_that_has_ended(work):
             onepot("clean", *words, env=environment(**plain()))
             check_served(path, f"by a mount in use, after {words}")
             onepot("umount", path, **user)
+            life.wait_away(VICTIM)
             onepot("clean", *words, env=environment(**plain()))
             check(not os.path.exists(folder), f"clean {words} leaves the folder")
 
@@ -237,6 +242,46 @@ def test_users_who_hold_their_locks_are_named_and_wait_side_by_side(work):
             lines = p.stderr.read().decode().splitlines()
         check_equal(sorted(uid for uid in users for line in lines if f"onepot-{uid}" in line),
                     sorted(users), f"users that the lines name: {lines}")
+
+
+def test_the_folder_of_a_user_with_a_process_stays(work):
+    """Another job of his may read a path there: nobody else is to have it."""
+    if os.readlink("/proc/self/ns/pid") != "pid:[4026531836]":
+        raise Skip("in a PID namespace nobody is known to be away")
+    with node(work) as archive:
+        user = as_user(VICTIM, **plain())
+        path = mount(archive, **user)
+        onepot("umount", path, **user)
+        folder = os.path.dirname(path)
+        setuid = "/srv/sleep"
+        run("cp", "/bin/sleep", setuid)
+        os.chmod(setuid, 0o4755)
+        for program in ("sleep", setuid):
+            with life.process(program, "1000", user=VICTIM, group=VICTIM, extra_groups=[]) as p:
+                for words in (["--job", "99"], ["--all"], ["--user", str(VICTIM)]):
+                    onepot("clean", *words, env=environment(**plain()))
+                    check(os.path.exists(folder), f"clean {words} takes the folder of {program}'s user")
+                p.kill()
+                p.wait()
+        life.wait_away(VICTIM)
+        onepot("clean", "--all", env=environment(**plain()))
+        check(not os.path.exists(folder), "clean leaves the folder")
+
+
+def test_thousands_of_folders_have_few_children_at_a_time(work):
+    with node(work), contextlib.ExitStack() as held:
+        for uid in range(60000, 61000):
+            own(f"/dev/shm/onepot-{uid}", uid)
+        for uid in range(60000, 60040):
+            fcntl.flock(held.enter_context(life.opened(lock_of(uid))), fcntl.LOCK_EX)
+        began = time.monotonic()
+        with life.process(onepot_program(), "clean", "--all", env=environment(**plain())) as p:
+            most = 0
+            while p.poll() is None:
+                most = max(most, len(life.children_of(p.pid)))
+            check_equal(p.returncode, 1, "status")
+        check(2 <= most <= 16, f"{most} children at a time")
+        check(time.monotonic() - began < 30, "it takes longer than 20 s and what a busy node adds")
 
 
 def test_a_child_that_a_signal_ended_is_said_to_be_ended_by_it(work):
