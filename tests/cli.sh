@@ -489,6 +489,22 @@ status=0
 "$onepot" ls tree.tar >&- 2>err || status=$?
 if [ "$status" -ne 1 ]; then fail "ls with a closed standard output ended with $status"; fi
 
+# ---- a name that forges a line ----
+forged=$'a\nb\xc2\x9b.tar'
+cp tree.tar "$forged"
+for command in verify index info 'info --json' 'verify --json'; do
+    # shellcheck disable=SC2086 # the words are the arguments
+    run 0 "$onepot" $command "$forged"
+    if grep -q '^b' out || grep -q $'\x9b' out; then
+        fail "$command prints the name of an archive raw into a pipe: $(head -c 300 out)"
+    fi
+done
+run 0 "$onepot" verify "$forged"
+says out 'a\x0ab\xc2\x9b.tar: good'
+run 0 "$onepot" ls --json "$forged"
+says out '"a\u000ab\u009b.tar"'
+rm -f "$forged" "$forged".onepot-index
+
 if [ "$failed" -gt 0 ]; then
     echo "$failed failures"
     exit 1

@@ -312,9 +312,6 @@ static inline double percent(uint64_t part, uint64_t whole)
 /* Print bytes for a person: control bytes and invalid UTF-8 as \xNN. */
 void cli_print_safe(FILE *out, const char *bytes, size_t len);
 
-/* Print a name on `out`: as cli_print_safe on a terminal, else its raw bytes. */
-void cli_print_name(FILE *out, const char *bytes, size_t len);
-
 /* Print a word for a shell on standard output, in quotes. */
 void cli_print_quoted(const char *word);
 

@@ -1,11 +1,11 @@
 /*
  * Numbers and names for people.
  *
- * A name in an archive may be any bytes. On a terminal, bytes that could control it are printed
- * as \xNN. In a pipe they stay unchanged, so that a script gets the real name.
+ * A name in an archive may be any bytes. Bytes that could control a terminal or end a line are
+ * printed as \xNN wherever the output goes: a log has lines, too. Only `ls` prints a name's own
+ * bytes, since scripts read them.
  */
 #include <inttypes.h>
-#include <unistd.h>
 
 #include "cli.h"
 #include "utf8.h"
@@ -80,16 +80,4 @@ void cli_print_quoted(const char *word)
         else
             putchar(*word);
     putchar('\'');
-}
-
-void cli_print_name(FILE *out, const char *bytes, size_t len)
-{
-    /* Looked up once: a listing has millions of names. */
-    static int stdout_is_terminal = -1;
-    if (stdout_is_terminal < 0)
-        stdout_is_terminal = isatty(STDOUT_FILENO);
-    if (out == stdout ? stdout_is_terminal : isatty(fileno(out)))
-        cli_print_safe(out, bytes, len);
-    else
-        fwrite(bytes, 1, len, out);
 }

@@ -82,7 +82,7 @@ static void print_character(FILE *out, const char *bytes, size_t len, uint32_t c
 {
     if (code == '"' || code == '\\')
         fprintf(out, "\\%c", (char)code);
-    else if (code < 0x20 || code == 0x7f)
+    else if (!utf8_printable_length(bytes, len)) /* none of these is above U+FFFF */
         fprintf(out, "\\u%04x", (unsigned)code);
     else
         fwrite(bytes, 1, len, out);

@@ -22,9 +22,9 @@ static void command_index_report(const struct pot *pot)
     }
     const struct index_info *info = index_info(pot->index);
     const char *where = pot->index_path ? pot->index_path : "(nowhere)";
-    cli_print_name(stdout, pot->path, strlen(pot->path));
+    cli_print_safe(stdout, pot->path, strlen(pot->path));
     fputs(pot->origin == POT_INDEX_SAVED ? ": still right: " : ": saved in ", stdout);
-    cli_print_name(stdout, where, strlen(where));
+    cli_print_safe(stdout, where, strlen(where));
     printf(" (%s, %s entries)\n", cli_bytes(info->image_bytes), cli_count(info->entries));
 }
 

@@ -251,7 +251,7 @@ static void print_index(const struct pot *pot, const struct index_info *info)
     const char *path = pot->index_path ? pot->index_path : "";
     printf("  %-12s %s, %s", "index", cli_bytes(info->image_bytes),
            *path ? origins[pot->origin].in : origins[pot->origin].alone);
-    cli_print_name(stdout, path, strlen(path));
+    cli_print_safe(stdout, path, strlen(path));
     printf(", %.1f bytes for each member", (double)info->image_bytes / info->entries);
     putchar('\n');
 }
@@ -339,7 +339,7 @@ static void command_info_text(const struct pot *pot, const struct index_info *in
                               const struct pot_sums *sums, const struct survey *survey,
                               const struct batch *batch)
 {
-    cli_print_name(stdout, pot->path, strlen(pot->path));
+    cli_print_safe(stdout, pot->path, strlen(pot->path));
     fputs(":\n", stdout);
     print_format(pot);
     if (pot->parts)

@@ -10,6 +10,7 @@
 #include <inttypes.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "cli.h"
 #include "commands.h"
@@ -101,6 +102,19 @@ static void print_long(const struct node *node)
     printf("%s %2" PRIu32 " %-11s %11s %s ", mode, node->nlink, owner, size, mtime);
 }
 
+/* On a terminal as for a person; else the name's own bytes, as find(1) prints them. */
+static void print_name(const char *bytes, size_t len)
+{
+    /* Looked up once: a listing has millions of names. */
+    static int stdout_is_terminal = -1;
+    if (stdout_is_terminal < 0)
+        stdout_is_terminal = isatty(STDOUT_FILENO);
+    if (stdout_is_terminal)
+        cli_print_safe(stdout, bytes, len);
+    else
+        fwrite(bytes, 1, len, stdout);
+}
+
 static void command_ls_json(struct listing *l, const char *path, size_t len,
                             const struct node *node, const char *target, size_t target_len)
 {
@@ -144,11 +158,11 @@ static int print_entry(struct listing *l, const char *path, size_t len, uint32_t
     }
     if (l->is_long)
         print_long(node);
-    cli_print_name(stdout, path, len);
+    print_name(path, len);
     l->printed = true;
     if (l->is_long && S_ISLNK(node->mode)) {
         fputs(" -> ", stdout);
-        cli_print_name(stdout, target, target_len);
+        print_name(target, target_len);
     }
     fputc(l->ends_with_nul ? '\0' : '\n', stdout);
     return 0;
@@ -226,7 +240,7 @@ static void print_heading(struct listing *l, const char *name)
     if (l->printed)
         putchar('\n');
     l->printed = true;
-    cli_print_name(stdout, name, strlen(name));
+    print_name(name, strlen(name));
     fputs(":\n", stdout);
 }
 

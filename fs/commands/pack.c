@@ -319,7 +319,7 @@ static void print_shares(struct pack_survey *s)
         const struct pack_share *share = &s->shares.at[i];
         printf("%15s %15s %12s  ", cli_count(share->inodes), cli_count(share->files),
                cli_bytes(share->bytes));
-        cli_print_name(stdout, share->name, strlen(share->name));
+        cli_print_safe(stdout, share->name, strlen(share->name));
         putchar('\n');
     }
     if (s->shares.count > SHARES_SHOWN)
@@ -355,8 +355,9 @@ static void print_survey(const struct arguments *a, struct pack_survey *s, char 
            cli_count(s->all.inodes));
     print_shares(s);
     describe_output(a, output, sizeof(output));
-    printf("packed: about %s in %s%s\n", cli_bytes(s->archive_bytes), output,
-           a->options.writer.zstd_level ? ", less what compression saves" : "");
+    printf("packed: about %s in ", cli_bytes(s->archive_bytes));
+    cli_print_safe(stdout, output, strlen(output));
+    puts(a->options.writer.zstd_level ? ", less what compression saves" : "");
     printf("next: onepot pack");
     if (needs_stripes(a, s))
         printf(" --stripe=%u", STRIPES_ADVISED);

@@ -110,7 +110,7 @@ static void print_summary(const struct arguments *a, const struct pot *pot,
     }
     if (a->quiet)
         return;
-    cli_print_name(stdout, a->archive, strlen(a->archive));
+    cli_print_safe(stdout, a->archive, strlen(a->archive));
     printf(": good: %s %s, %s: ", cli_count(result->files),
            result->files == 1 ? "file" : "files", cli_bytes(result->bytes));
     print_coverage(a, pot, result);

@@ -26,6 +26,7 @@
 #include "owner.h"
 #include "summary.h"
 #include "unmounter.h"
+#include "utf8.h"
 
 #define LEAVE_LIMIT_NS (5 * SECOND_NS)  /* --grace, of a device that a parent mounted */
 #define OWNER_LIMIT_NS (10 * SECOND_NS) /* after the owner's end, busy or not */
@@ -49,13 +50,15 @@ struct control {
 /* A name may hold any byte; this keeps a line to one line, harmless to a terminal. */
 static void control_copy_safe(char *to, size_t size, const char *line)
 {
-    size_t n = 0;
-    for (; *line && n + 5 < size; line++) {
-        unsigned char c = (unsigned char)*line;
-        if (c < 0x20 || c == 0x7f)
-            n += (size_t)snprintf(to + n, size - n, "\\x%02x", c);
+    size_t n = 0, len = strlen(line);
+    for (size_t i = 0; i < len && n + 5 < size;) {
+        size_t whole = utf8_printable_length(line + i, len - i);
+        if (whole)
+            memcpy(to + n, line + i, whole);
         else
-            to[n++] = *line;
+            snprintf(to + n, size - n, "\\x%02x", (unsigned char)line[i]);
+        n += whole ? whole : 4;
+        i += whole ? whole : 1;
     }
     to[n] = '\0';
 }

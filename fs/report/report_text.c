@@ -15,18 +15,10 @@ static uint64_t per_uptime(const struct report *v, uint64_t count)
     return count / (v->uptime_s ? v->uptime_s : 1);
 }
 
-static void print_name(FILE *out, const char *bytes, size_t len)
-{
-    if (out == stdout)
-        cli_print_name(out, bytes, len);
-    else
-        cli_print_safe(out, bytes, len);
-}
-
 static void report_print_text(FILE *out, const char *label, const char *text, size_t size)
 {
     fprintf(out, "  %-12s ", label);
-    print_name(out, text, strnlen(text, size));
+    cli_print_safe(out, text, strnlen(text, size));
     fputc('\n', out);
 }
 
@@ -34,7 +26,7 @@ static void print_mount(FILE *out, const struct report *v)
 {
     const struct counters *c = v->counters;
     const char *uptime = v->uptime_s ? cli_time(v->uptime_s * 1000000000u) : "less than 1 s";
-    print_name(out, c->mountpoint, strnlen(c->mountpoint, sizeof(c->mountpoint)));
+    cli_print_safe(out, c->mountpoint, strnlen(c->mountpoint, sizeof(c->mountpoint)));
     fputs(":\n", out);
     report_print_text(out, "archive", c->archive, sizeof(c->archive));
     if (c->archives > 1)
@@ -160,8 +152,9 @@ static void report_print_order(FILE *out, const struct counters *c)
     } else {
         fprintf(out, "epoch %" PRIu64 " of %s files in ", counter_get(&c->order_epoch),
                 cli_count(files));
-        print_name(out, c->order_folder[0] ? c->order_folder : ".",
-                   c->order_folder[0] ? strnlen(c->order_folder, sizeof(c->order_folder)) : 1);
+        cli_print_safe(out, c->order_folder[0] ? c->order_folder : ".",
+                       c->order_folder[0] ? strnlen(c->order_folder, sizeof(c->order_folder))
+                                          : 1);
         fprintf(out, ", known after %s reads; ", cli_count(counter_get(&c->order_reads)));
     }
     if (counter_get(&c->order_world) > 1)
@@ -196,13 +189,12 @@ static void print_stage(FILE *out, const struct counters *c)
     uint64_t here = counter_get(&c->stage_here_bytes), ns = counter_get(&c->stage_stream_ns);
     uint32_t failure = atomic_load_explicit(&c->stage_failure, memory_order_acquire);
     uint32_t away = atomic_load(&c->stage_away);
-    char reason[sizeof(c->stage_reason)];
     if (!c->stage_folder[0])
         return;
     fprintf(out, "  %-12s %s of %s (%.0f %%) in ", c->stage_unpacks ? "unpacked" : "staged",
             cli_bytes(here), cli_bytes(c->stage_bytes),
             c->stage_bytes ? 100.0 * (double)here / (double)c->stage_bytes : 100.0);
-    print_name(out, c->stage_folder, strnlen(c->stage_folder, sizeof(c->stage_folder)));
+    cli_print_safe(out, c->stage_folder, strnlen(c->stage_folder, sizeof(c->stage_folder)));
     if (c->stage_unpacks)
         fprintf(out, "\n  %-12s %s/s, %s reads waited for their bytes\n", "",
                 cli_rate(counter_get(&c->stage_stream_bytes), ns),
@@ -214,18 +206,18 @@ static void print_stage(FILE *out, const struct counters *c)
                 cli_bytes(counter_get(&c->stage_demand_bytes)),
                 cli_count(counter_get(&c->stage_demands)),
                 cli_bytes(counter_get(&c->stage_past_bytes)));
-    snprintf(reason, sizeof(reason), "%.*s", (int)sizeof(reason) - 1, c->stage_reason);
     if (failure == ESTALE && !c->stage_unpacks)
         fprintf(
             out,
             "  %-12s the archive was changed while it was copied, so the copy may have bytes "
             "of both: mount it anew\n",
             "");
-    else if (failure)
-        fprintf(out, "  %-12s %s has ended early: %s\n", "",
-                c->stage_unpacks ? "it" : "the copy",
-                reason[0] ? reason : fault_errno((int)failure));
-    else if (away)
+    else if (failure) {
+        const char *why = c->stage_reason[0] ? c->stage_reason : fault_errno((int)failure);
+        fprintf(out, "  %-12s %s has ended early: ", "", c->stage_unpacks ? "it" : "the copy");
+        cli_print_safe(out, why, strnlen(why, sizeof(c->stage_reason)));
+        fputc('\n', out);
+    } else if (away)
         fprintf(out, "  %-12s it waits for its storage: %s\n", "", fault_errno((int)away));
 }
 
