@@ -264,4 +264,9 @@ opener composed_open_saved;
  */
 int composed_apply(struct opening *o, struct fault *fault);
 
+struct stat;
+
+/* Why a file found by its name can't be trusted beside the archive `theirs`; NULL if it can. */
+const char *saved_mistrust(const struct stat *ours, const struct stat *theirs);
+
 #endif

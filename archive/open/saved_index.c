@@ -89,8 +89,7 @@ static bool saved_describes(const struct index *index, struct opening *o)
            info->archive_mtime_nsec == id->mtime_nsec;
 }
 
-/* Why this file can't be trusted to describe the archive; NULL if it can. */
-static const char *saved_mistrust(const struct stat *ours, const struct stat *theirs)
+const char *saved_mistrust(const struct stat *ours, const struct stat *theirs)
 {
     if (ours->st_uid != 0 && ours->st_uid != geteuid() && ours->st_uid != theirs->st_uid)
         return "belongs to somebody else";

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <strings.h>
 #include <linux/magic.h>
+#include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -20,6 +21,7 @@
 #include "cleanup.h"
 #include "numbers.h"
 #include "path.h"
+#include "pot_private.h"
 #include "source_concat.h"
 #include "volume_names.h"
 #include "zip_end.h"
@@ -44,7 +46,40 @@ static bool is_zip_volume(const char *name)
            strspn(dot + 2, "0123456789") == strlen(dot + 2);
 }
 
+/* ---- who may have put a part there? ---- */
+
+#define NO_PART "it is no file, belongs to somebody else, or others can write to it"
+
+/* A neighbour is found by its name alone, and counts as a saved index does. */
+static bool may_be_part(const struct stat *part, const struct stat *given)
+{
+    return S_ISREG(part->st_mode) && !saved_mistrust(part, given);
+}
+
+/* A link chooses the file that it leads to, so that both are asked. A name that leads nowhere
+ * stays one of the set, and opening it tells. */
+static bool name_may_be_part(int folder, const char *name, const struct stat *given)
+{
+    struct stat st;
+    if (fstatat(folder, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+        return false;
+    if (!S_ISLNK(st.st_mode))
+        return may_be_part(&st, given);
+    st.st_mode = S_IFREG; /* a link has no mode of its own */
+    if (!may_be_part(&st, given))
+        return false;
+    return fstatat(folder, name, &st, 0) < 0 || may_be_part(&st, given);
+}
+
 /* ---- is a file an archive by itself? ---- */
+
+/* Then nothing beside it counts. */
+static bool is_archive(const struct source *given, bool has_suffix)
+{
+    const char *compression;
+    const struct backend *backend = backend_begins(given, &compression);
+    return backend && !compression && backend->is_whole && backend->is_whole(given, has_suffix);
+}
 
 enum verdict {
     IS_ALONE,
@@ -173,12 +208,19 @@ static size_t listing_stem(const struct listing *l, const char *name)
                : 0;
 }
 
-static int listing_read(struct listing *l)
+static int listing_read(struct listing *l, const struct source *given)
 {
+    struct stat own;
+    int r = source_stat(given, &own);
+    if (r < 0)
+        return r;
     auto_free char *folder = path_folder(l->path);
     auto_closedir DIR *dir = folder ? opendir(folder) : NULL;
     for (const struct dirent *e; dir && (e = readdir(dir));) {
         size_t stem = listing_stem(l, e->d_name);
+        if (stem && strcmp(e->d_name, path_base(l->path)) != 0 &&
+            !name_may_be_part(dirfd(dir), e->d_name, &own))
+            continue;
         if (stem && paths_add(&l->names, strndup(e->d_name, stem)) < 0)
             return -ENOMEM;
     }
@@ -208,7 +250,11 @@ static char *listing_path(const struct listing *l, const char *name)
 
 static int fault_missing(struct fault *fault, const char *path, const char *given)
 {
-    fault_set(fault, -ENOENT, NULL, FAULT_NO_OFFSET, "this part is missing beside %.150s",
+    struct stat st;
+    bool is_there = lstat(path, &st) == 0;
+    fault_set(fault, -ENOENT, NULL, FAULT_NO_OFFSET,
+              is_there ? "this part of %.150s does not count: " NO_PART
+                       : "this part is missing beside %.150s",
               path_base(given));
     fault_advise(fault, "copy all parts of the archive into one directory");
     fault_set_file(fault, path);
@@ -268,7 +314,7 @@ static int pieces_in(struct listing *l, const struct source *given, struct fault
 {
     char name[STEM_BYTES], first[STEM_BYTES];
     bool has_given = false;
-    int r = listing_read(l);
+    int r = listing_read(l, given);
     strcpy(first, l->given);
     while (r == 0 && listing_step(l, first, false))
         ;
@@ -352,6 +398,8 @@ static int zip_volumes_find(const char *path, struct fault *fault, volume_paths 
     source_close(end);
     if (r == 0 && count > 1)
         r = zip_volumes_of(last, count, path, fault, paths);
+    if (r == 0 && count > 1) /* whose owner is asked for */
+        r = source_open(path, fault, ret_given);
     if (r < 0)
         volumes_free(paths);
     return r == -EACCES ? 0 : r; /* opening it tells */
@@ -403,7 +451,26 @@ static int check_order(struct source *const *sources, size_t count, struct fault
     return 0;
 }
 
-static int open_all(const volume_paths *paths, struct fault *fault, struct source **ret_source)
+/* Asks the descriptors that are read: a name may lead elsewhere since it was listed. */
+static int check_owners(struct source *const *sources, size_t count, const struct source *given,
+                        struct fault *fault)
+{
+    struct stat own, st;
+    int r = source_stat(given, &own);
+    for (size_t i = 0; r == 0 && i < count; i++) {
+        r = source_stat(sources[i], &st);
+        if (r < 0 || (st.st_dev == own.st_dev && st.st_ino == own.st_ino) ||
+            may_be_part(&st, &own))
+            continue;
+        r = fault_set(fault, -EPERM, NULL, FAULT_NO_OFFSET,
+                      "this part does not count: " NO_PART);
+        fault_set_file(fault, source_name(sources[i]));
+    }
+    return r;
+}
+
+static int open_all(const volume_paths *paths, const struct source *given, struct fault *fault,
+                    struct source **ret_source)
 {
     size_t count = paths->count, opened = 0;
     bool of_zip = is_zip_volume(paths->at[0]);
@@ -415,6 +482,8 @@ static int open_all(const volume_paths *paths, struct fault *fault, struct sourc
         if (r < 0)
             fault_set_file(fault, paths->at[opened]);
     }
+    if (r == 0 && given)
+        r = check_owners(sources, count, given, fault);
     if (r == 0)
         r = check_sizes(sources, count, of_zip ? ZIP_SLACK : 1, fault);
     if (r == 0)
@@ -434,7 +503,7 @@ static char *listing_neighbour(const struct listing *l, bool up)
     series_neighbours(&l->series, l->given, up, &n);
     for (size_t i = 0; i < n.count; i++) {
         auto_free char *neighbour = listing_path(l, n.at[i]);
-        if (neighbour && access(neighbour, R_OK) == 0)
+        if (neighbour && access(neighbour, R_OK) == 0) /* whose it is, asks who opens it */
             return steal_ptr(&neighbour);
     }
     return NULL;
@@ -457,7 +526,7 @@ static int check_set(struct listing *l, const struct source *given, volume_paths
     struct source *all = NULL;
     int r = pieces_in(l, given, NULL, paths);
     if (r == 0 && paths->count)
-        r = open_all(paths, NULL, &all);
+        r = open_all(paths, given, NULL, &all);
     if (r < 0 || (all && (!backend_begins(source_member(all, 0), NULL) ||
                           judge(source_member(all, 0), source_member(all, 1), true,
                                 l->series.suffix) == IS_ALONE)))
@@ -483,6 +552,8 @@ static int pieces_find(const char *path, const struct series *series, struct fau
         r = source_open(path, fault, given);
     if (r < 0)
         return r;
+    if (is_archive(*given, series->suffix != SUFFIX_NONE))
+        return 0;
     listing_check_hex(&l);
     enum verdict verdict = judge_neighbour(*given, neighbour, up, series->suffix);
     if (verdict == MAY_BE_PART)
@@ -532,10 +603,10 @@ int volumes_open(const char *path, struct fault *fault, struct source **ret_sour
         *ret_source = given;
         return 0;
     }
-    source_close(given);
     if (r == 0)
-        r = paths.count ? open_all(&paths, fault, ret_source)
+        r = paths.count ? open_all(&paths, given, fault, ret_source)
                         : source_open(path, fault, ret_source);
+    source_close(given);
     volumes_free(&paths);
     return r;
 }
@@ -563,6 +634,14 @@ static bool name_after(const char *first, const char *last, char ret_name[2 * ST
     return false;
 }
 
+static bool lies_beside(const struct source *source, const char *name)
+{
+    struct stat st;
+    auto_free char *folder = path_folder(source_name(source));
+    auto_close int fd = folder ? open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC) : -1;
+    return fd >= 0 && fstatat(fd, name, &st, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
 void volumes_advise(const struct source *source, struct fault *fault)
 {
     const struct source *first = source_member(source, 0), *last = first, *next;
@@ -579,8 +658,10 @@ void volumes_advise(const struct source *source, struct fault *fault)
     if (count > 1 && (!is_even || is_zip_volume(first_name)))
         fault_advise(fault, "copy this part again, if it is one of this archive");
     else if (count > 1 && name_after(first_name, path_base(source_name(last)), name))
-        fault_advise(fault, "%sall %zu parts have one length, so that %.100s may be missing",
-                     is_at_end ? "" : "copy this part again; ", count, name);
+        fault_advise(fault, "%sall %zu parts have one length, so that %.100s may be missing%s",
+                     is_at_end ? "" : "copy this part again; ", count, name,
+                     lies_beside(last, name) ? " (the one there does not count: " NO_PART ")"
+                                             : "");
     else if (count == 1 && series_of(first_name, readings) && series->suffix == SUFFIX_NONE &&
              series_is_first(series, first_name) && first_name[series->stem - 1] != '1')
         fault_advise(fault, "if it is the first of several parts, copy all into one directory");

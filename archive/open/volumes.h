@@ -3,6 +3,10 @@
  * volume_names.h, or the volumes of a zip (Info-ZIP, WinRAR): train.z01, train.z02 ..
  * train.zip. Any of them names the set.
  *
+ * A tar that is whole is the archive, whatever lies beside it. A part counts only if it is a
+ * regular file of the user, the owner of the file that was named, or root, and nobody may write
+ * to it who may not write to that file.
+ *
  * Names alone decide nothing, since shards are numbered as well. A file with such a name is an
  * archive by itself if it and its neighbour begin in the same format, and the first of them is
  * whole: a tar up to its end marker, a zip with its directory; of another format, or

@@ -340,5 +340,58 @@ def test_links_lead_to_parts_and_loops_do_not(work):
     check(paths[2].name in line, line)
 
 
+def swallowing(to, size):
+    """The head of a tar whose only member goes on for that many bytes behind it."""
+    info = tarfile.TarInfo("theirs")
+    info.size = size
+    to.write_bytes(info.tobuf().ljust(10240, b"e"))
+    return to
+
+
+def test_a_whole_tar_is_the_archive_whatever_lies_beside_it(work):
+    folder = pathlib.Path(work.make("whole"))
+    with tarfile.open(folder / "train2.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo("mine"))
+    swallowing(folder / "train1.tar", 15_000)
+    check_equal(onepot("ls", folder / "train2.tar").stdout.split(), [b"mine"], "a shard")
+    os.rename(folder / "train2.tar", folder / "t.01")
+    os.rename(folder / "train1.tar", folder / "t.00")
+    check_equal(onepot("ls", folder / "t.01").stdout.split(), [b"mine"], "a piece by its name")
+
+
+def test_what_is_no_file_of_the_owner_is_no_part(work):
+    for name in "fifo", "folder", "link", "writable", "theirs":
+        if name == "theirs" and os.geteuid() != 0:
+            continue
+        folder = pathlib.Path(work.make("beside-" + name))
+        paths = cut(make_tar(folder / "a"), letters("t.tar.", 4))
+        other = folder / "t.tar.ae"
+        if name == "fifo":
+            os.mkfifo(other)
+        elif name == "folder":
+            os.mkdir(other)
+        elif name == "link":
+            os.symlink("/dev/null", other)
+        else:
+            other.write_bytes(b"e" * 1000)
+            os.chmod(other, 0o666 if name == "writable" else 0o644)
+            if name == "theirs":
+                os.chown(other, 1001, 1001)
+        for path in paths:
+            check_equal(info(path)["files"], len(FILES), name)
+
+
+def test_a_part_that_does_not_count_is_named(work):
+    folder = pathlib.Path(work.make("not-counted"))
+    paths = cut(make_tar(folder / "a"), letters("t.tar.", 4))
+    volumes = make_volumes(folder, "v")
+    for given, part in (paths[0], paths[2]), (paths[0], paths[3]), (volumes[-1], volumes[0]):
+        os.chmod(part, 0o666)
+        line = complaint("verify", given)
+        check(part.name in line and "others can write to it" in line, line)
+        os.chmod(part, 0o644)
+    check_equal(info(paths[0])["files"], len(FILES), "pieces")
+    check_equal(info(volumes[-1])["files"], len(FILES), "volumes")
+
 if __name__ == "__main__":
     harness.main(globals())
