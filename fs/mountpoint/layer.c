@@ -230,6 +230,17 @@ int layer_take(struct layer *layer, char why[LAYER_WHY_MAX])
         return layer_refuse(why, -errno, NULL);
     if (!S_ISREG(st.st_mode) || !place_is_ours(&st))
         return layer_refuse(why, -EPERM, "its file 'lock' is no file of yours");
+    for (size_t i = 0; i < 2; i++) {
+        static const char *const names[] = {"changes", "work"};
+        if (fstatat(dir, names[i], &st, AT_SYMLINK_NOFOLLOW) < 0 || place_is_ours(&st))
+            continue;
+        snprintf(
+            why, LAYER_WHY_MAX,
+            "its folder '%s' belongs to user %u, who can write there; name another folder, "
+            "or 'chown' that one",
+            names[i], (unsigned)st.st_uid);
+        return -EPERM;
+    }
     for (int waited = 0; flock(fd, LOCK_EX | LOCK_NB) < 0; waited += TAKE_STEP_MS) {
         if (errno != EWOULDBLOCK)
             return layer_refuse(why, -errno, NULL);
@@ -251,41 +262,37 @@ void layer_release(struct layer *layer)
 
 /* ---- the mount ---- */
 
-/* One of the two folders; like the archive's own if it is new, but nobody else writes to it. */
-static int open_part(int dir, const char *name, const struct stat *like, int *ret_fd)
+/* One of the two folders: the user's who runs the command, whoever owns the archive. */
+static int open_part(int dir, const char *name, mode_t mode, int *ret_fd)
 {
-    bool is_new = mkdirat(dir, name, 0700) == 0;
     struct stat st;
 
-    if (!is_new && errno != EEXIST)
+    if (mkdirat(dir, name, S_IRWXU) < 0 && errno != EEXIST)
         return -errno;
     auto_close int fd = openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &st) < 0)
         return -errno;
-    if (!place_is_ours(&st) && !(like && st.st_uid == like->st_uid))
+    if (!place_is_ours(&st))
         return -EPERM;
-    if (is_new && like &&
-        ((geteuid() == 0 && fchown(fd, like->st_uid, like->st_gid) < 0 && errno != EINVAL) ||
-         fchmod(fd, (like->st_mode & 0755) | S_IRWXU) < 0))
+    if ((st.st_mode & 07777) != mode && fchmod(fd, mode) < 0)
         return -errno;
     *ret_fd = steal_fd(&fd);
     return 0;
 }
 
 /*
- * Open both, for a mount whose root is `like`. Root's mount keeps others out by itself, but not
- * who comes through the layer. The caller closes both.
+ * Open both, for a mount whose root is `like`. Others are kept out, as by the mount below. The
+ * caller closes both.
  */
 static int open_parts(const struct layer *layer, int dir, const struct stat *like,
                       int ret_fds[2])
 {
     auto_close int changes = -1;
-    int r = open_part(dir, "changes", like, &changes);
+    mode_t others = layer->is_for_others ? like->st_mode & 0055 : 0;
+    int r = open_part(dir, "changes", S_IRWXU | others, &changes);
 
-    if (r == 0 && layer->is_closed && fchmod(changes, S_IRWXU) < 0)
-        r = -errno;
     if (r == 0)
-        r = open_part(dir, "work", NULL, &ret_fds[1]);
+        r = open_part(dir, "work", S_IRWXU, &ret_fds[1]);
     if (r == 0)
         ret_fds[0] = steal_fd(&changes);
     return r;

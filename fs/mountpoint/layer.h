@@ -34,11 +34,11 @@ struct layer {
     int writer;         /* the process that is named to who finds DIR taken */
     /*
      * Of a layer that all see: tells it from any other since the node was started; 0: it lies
-     * in a namespace. `below` is the device of the mount, and others are kept out (is_closed).
+     * in a namespace. `below` is the device of the mount.
      */
     uint64_t token;
     dev_t below;
-    bool is_closed;
+    bool is_for_others; /* --allow-other: their rights are the archive's top folder's */
 };
 #define LAYER_OF_PROGRAM /* DIR, for -EMEDIUMTYPE */                                           \
     "fuse-overlayfs wrote it ('onepot mount' of an ordinary user); take another folder"

@@ -285,6 +285,34 @@ def test_nobody_else_sees_a_closed_one(work):
         wait_end(option)
 
 
+def test_the_archive_s_owner_gets_nothing_of_a_layer(work):
+    """It is the user's who mounts, in memory and in DIR, whoever owns the top of the archive."""
+    need_root("be several users")
+    need_layer()
+    make_archive(work)
+    source, at = work / "source", work.make("at")
+    run("chmod", "755", work.path, at)
+    run("tar", f"--owner={places.MALLORY}", f"--group={places.MALLORY}", "-cf", work / "theirs.tar", "-C", source, ".")
+    other = {"user": places.MALLORY, "group": places.MALLORY, "extra_groups": [], "status": None}
+    program = [harness.environment(ONEPOT_WITHOUT_OVERLAYFS="1")] if harness.shutil.which("fuse-overlayfs") else []
+    for number, env in enumerate([None, *program]):
+        kept = work / f"kept.{number}"
+        for writable_option in "--writable", f"--writable={kept}":
+            path = mount(writable_option, work / "theirs.tar", "--at", at, env=env)
+            check_equal((os.stat(path).st_uid, os.stat(path).st_mode & 0o777), (0, 0o700), f"{writable_option}: its top")
+            for command in ["cat", f"{path}/readme"], ["touch", f"{path}/new"], ["cp", "/dev/null", f"{path}/readme"]:
+                check(run(*command, **other).returncode != 0, f"{writable_option}: another user's {command[0]}")
+            check_equal(read(f"{path}/readme"), b"hello\n", "the file")
+            umount(path)
+            wait_end(writable_option)
+        for part in "changes", "work":
+            st = os.stat(f"{kept}/{part}")
+            check_equal((st.st_uid, st.st_mode & 0o777), (0, 0o700), part)
+        os.chown(f"{kept}/changes", places.MALLORY, -1)
+        fails("mount", f"--writable={kept}", work / "theirs.tar", env=env,
+              words=["changes", f"belongs to user {places.MALLORY}", "name another folder"])
+
+
 # ---- use ----
 
 def test_a_full_layer_stops_the_writer_alone(work):
