@@ -32,7 +32,7 @@ static void report_lost_index(const struct archive_end *end, uint64_t at)
 static int check_lost_index(const struct archive_end *end, const struct source *source,
                             uint64_t at, uint64_t size)
 {
-    uint8_t bytes[64u << 10];
+    uint8_t bytes[32u << 10];
     const size_t head = sizeof(struct disk_header);
     at = (at + 7) & ~UINT64_C(7);
     while (at < size && size - at >= head && !archive_end_stopped(end)) {

@@ -20,6 +20,7 @@
 #include <archive_entry.h>
 
 #include "bytes.h"
+#include "cleanup.h"
 #include "codec.h"
 #include "source.h"
 #include "unknown_format.h"
@@ -161,8 +162,10 @@ static int tar_unpack_check_head(struct unpacking *u, bool at_end)
     int r = u->bytes == 0 ? tar_unpack_take_nothing(u) : 0;
     if (r < 0 || u->is_tar)
         return r;
-    uint8_t head[HEAD_BYTES];
-    ssize_t len = pread(u->fd, head, sizeof(head), 0);
+    auto_free uint8_t *head = malloc(HEAD_BYTES);
+    if (!head)
+        return -ENOMEM;
+    ssize_t len = pread(u->fd, head, HEAD_BYTES, 0);
     if (len < 0)
         return -errno;
     u->is_tar = tar_probe_head(head, (size_t)len);

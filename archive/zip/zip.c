@@ -623,20 +623,24 @@ static int zip_index(struct source *source, struct builder *builder,
                      struct builder_header *header, struct progress *progress,
                      struct fault *fault)
 {
-    struct zip z = {.take = add_entry, .builder = builder};
-    int r = zip_open(&z, source, progress, fault);
-    progress->members_total = z.place.entries;
-    progress->bytes_total = z.place.directory_bytes;
+    auto_free struct zip *z = calloc(1, sizeof(*z)); /* it has room for the longest name */
+    if (!z)
+        return -ENOMEM;
+    z->take = add_entry;
+    z->builder = builder;
+    int r = zip_open(z, source, progress, fault);
+    progress->members_total = z->place.entries;
+    progress->bytes_total = z->place.directory_bytes;
     if (r == 0)
-        r = read_directory(&z);
+        r = read_directory(z);
     if (r == 0)
-        r = check_overlaps(&z);
+        r = check_overlaps(z);
     if (r == 0)
-        note_odd(&z);
-    progress->members = z.place.entries;
+        note_odd(z);
+    progress->members = z->place.entries;
     header->sum_kind = SUM_CRC32;
-    header->block_bytes = z.largest_block;
-    zip_close(&z);
+    header->block_bytes = z->largest_block;
+    zip_close(z);
     return r;
 }
 
@@ -660,13 +664,17 @@ static int report_odd(struct zip *z, const struct zip_entry *e, uint64_t record)
 
 static int zip_check_end(const struct archive_end *end)
 {
-    struct zip z = {.take = report_odd, .end = end};
+    auto_free struct zip *z = calloc(1, sizeof(*z));
     struct progress progress = {0};
     struct fault ignored = {0};
-    int r = zip_open(&z, end->source, &progress, &ignored);
+    if (!z)
+        return -ENOMEM;
+    z->take = report_odd;
+    z->end = end;
+    int r = zip_open(z, end->source, &progress, &ignored);
     if (r == 0)
-        r = read_directory(&z);
-    zip_close(&z);
+        r = read_directory(z);
+    zip_close(z);
     return r == -EINTR ? 0 : r;
 }
 

@@ -68,8 +68,8 @@ void session_note(struct session *s, const char *line)
     pthread_mutex_unlock(&s->log.lock);
 }
 
-#define LINE_BYTES sizeof((struct counters){0}.last_error)
-_Static_assert(sizeof((struct counters){0}.trouble[0]) == LINE_BYTES,
+#define LINE_BYTES sizeof(((struct counters *)0)->last_error)
+_Static_assert(sizeof(((struct counters *)0)->trouble[0]) == LINE_BYTES,
                "they hold the same line");
 
 void session_trouble(struct session *s, enum counter_trouble kind, const char *format, ...)
