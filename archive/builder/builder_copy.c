@@ -346,6 +346,8 @@ static int copy_ranges(struct copy_source *s, uint64_t *list, uint64_t count,
 static int copy_lists(struct builder *b, struct copy_source *s, size_t start,
                       copy_range_fn *each)
 {
+    if (b->extents.count == start)
+        return 0;
     uint64_t *list = b->extents.at + start, left = b->extents.count - start;
     while (left > 0) {
         uint64_t count = left < 2 ? 0 : (uint32_t)le64toh(list[0]);

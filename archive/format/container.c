@@ -27,6 +27,8 @@
 
 bool front_next(const struct front *front, size_t *cursor, struct front_place *ret_place)
 {
+    if (*cursor >= front->len)
+        return false;
     const uint8_t *at = front->bytes + *cursor, *end = front->bytes + front->len;
     if (front->is_script) {
         const uint8_t *line = memchr(at, '\n', (size_t)(end - at));
@@ -36,8 +38,6 @@ bool front_next(const struct front *front, size_t *cursor, struct front_place *r
         *cursor = (size_t)(at - front->bytes);
         while (at < end && *at == '\0')
             at++;
-    } else if (*cursor == front->len) {
-        return false;
     } else {
         *cursor = front->len;
     }

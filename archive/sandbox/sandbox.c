@@ -42,6 +42,7 @@
 
 enum {
     DEFAULT_STALL_SECONDS = 60,
+    DEFAULT_CPU_SECONDS = 30,
     IDLE_FACTOR = 5, /* wall-clock time allowed, in units of stall_seconds */
     WATCH_MS = 200,  /* between two checks of the child */
     TICK_MS = 20,    /* the same, without pidfds */
@@ -72,6 +73,7 @@ struct run {
     uint64_t memory_bytes;
     uint32_t stall_seconds, idle_seconds;
     uint64_t stall_cpu_ms; /* stall_seconds of each thread */
+    uint64_t cpu_ms;       /* as cpu_seconds, of each thread */
     uint64_t watch_ms;
     const _Atomic bool *stop;
     /* Stall accounting: the progress last seen, and the time used since then. */
@@ -262,6 +264,16 @@ static int sandbox_check_stall(struct run *run, uint64_t elapsed_ms, struct faul
     uint64_t members = atomic_load(&progress->members);
     uint64_t beats = atomic_load(&progress->beats);
     uint64_t cpu_ms = sandbox_child_cpu_ms(run);
+    uint64_t shown_ms =
+        (bytes + atomic_load(&progress->bytes_out)) / 1024 + members / 4 + beats * 2;
+    if (cpu_ms / (WITH_SANITIZER ? 20 : 1) > run->cpu_ms + shown_ms)
+        return fault_set_advised(
+            fault, -E2BIG, NULL, FAULT_NO_OFFSET,
+            "unpack it with a program of its format, and pack the folder",
+            "its parser has taken %llu seconds of CPU time for the first %llu bytes and %llu "
+            "members, more than an archive of such a size may take",
+            (unsigned long long)cpu_ms / 1000, (unsigned long long)bytes,
+            (unsigned long long)members);
     if (bytes != run->bytes_seen || members != run->members_seen || beats != run->beats_seen) {
         run->bytes_seen = bytes;
         run->members_seen = members;
@@ -394,6 +406,8 @@ int sandbox_run(int (*fn)(void *arg, struct progress *progress, struct fault *fa
     run.idle_seconds =
         limits->idle_seconds ? limits->idle_seconds : run.stall_seconds * IDLE_FACTOR;
     run.stall_cpu_ms = run.stall_seconds * UINT64_C(1000) * (1 + limits->threads);
+    run.cpu_ms = (limits->cpu_seconds ? limits->cpu_seconds : DEFAULT_CPU_SECONDS) *
+                 UINT64_C(1000) * (1 + limits->threads);
     run.shared = mmap(NULL, sizeof(*run.shared), PROT_READ | PROT_WRITE,
                       MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (run.shared == MAP_FAILED)

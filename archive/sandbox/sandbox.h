@@ -21,6 +21,7 @@ struct sandbox_limits {
     uint64_t file_bytes;    /* of a file that it writes; beyond that EFBIG; 0: no limit */
     uint32_t stall_seconds; /* CPU time without progress before it is killed; 0: 60 s */
     uint32_t idle_seconds;  /* the same, while it waits and does nothing; 0: five times that */
+    uint32_t cpu_seconds;   /* CPU time in all, besides its share (below); 0: 30 s */
     const int *keep_fds;    /* descriptors that stay open */
     size_t keep_fd_count;
     const struct source *keep_source; /* and the descriptors of its files; NULL: none */
@@ -57,6 +58,11 @@ typedef bool sandbox_watch(void *ctx, const struct progress *progress);
  * A child stalls when no number in its progress changes for too long. If it used stall_seconds
  * of CPU time meanwhile, the archive is at fault (-EUCLEAN); if idle_seconds went by, the
  * storage is (-ETIMEDOUT). -ENOMEM: fn or the kernel ran out of memory.
+ *
+ * -E2BIG: it took more CPU time in all than what it has to show for that. A parser whose time
+ * grows with the square of its members makes progress for hours. Beside cpu_seconds it may have
+ * a second for each MiB that it read or wrote, 0.25 ms for each member, and 2 ms for each beat:
+ * all of these are several times what the slowest of honest archives takes.
  */
 int sandbox_run(int (*fn)(void *arg, struct progress *progress, struct fault *fault), void *arg,
                 const struct sandbox_limits *limits, sandbox_watch *watch, void *watch_ctx,

@@ -314,6 +314,29 @@ START_TEST(slow_child_with_progress_may_go_on)
 }
 END_TEST
 
+/* A member for each 10 ms: what it has to show comes too dear. */
+static int fn_quadratic(void *arg, struct progress *progress, struct fault *fault)
+{
+    (void)arg, (void)fault;
+    struct timespec t;
+    do {
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+        progress->members = (uint64_t)t.tv_sec * 100 + (uint64_t)t.tv_nsec / 10000000;
+    } while (t.tv_sec < 100);
+    return 0;
+}
+
+START_TEST(cpu_time_is_bounded_by_what_it_has_to_show)
+{
+    struct fault fault = {0};
+    struct sandbox_limits limits = {.idle_seconds = IDLE_S, .cpu_seconds = 1};
+    ck_assert_int_eq(sandbox_run(fn_quadratic, NULL, &limits, NULL, NULL, &fault), -E2BIG);
+    ck_assert_ptr_nonnull(strstr(fault.what, "seconds of CPU time"));
+    ck_assert_ptr_null(strstr(fault.what, "damaged"));
+    assert_no_children();
+}
+END_TEST
+
 static int fn_eat_memory(void *arg, struct progress *progress, struct fault *fault)
 {
     (void)fault;
@@ -703,6 +726,7 @@ int main(void)
     tcase_add_test(tests, busy_child_without_progress_is_killed);
     tcase_add_test(tests, idle_child_without_progress_is_killed);
     tcase_add_test(tests, slow_child_with_progress_may_go_on);
+    tcase_add_test(tests, cpu_time_is_bounded_by_what_it_has_to_show);
     tcase_add_test(tests, memory_is_limited);
 #if !WITH_SANITIZER && (defined(__x86_64__) || defined(__aarch64__))
     tcase_add_test(tests, memory_that_escapes_its_limit_is_refused);
