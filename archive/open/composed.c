@@ -130,9 +130,13 @@ int composed_write_image(const struct composition *c, composer *compose, void *a
 }
 
 /* Leave it for pot_save, if that will find a folder for it. */
-static int composed_save_later(struct pot *pot, const char *path, const struct stat *access)
+static int composed_save_later(struct pot *pot, const char *path, const struct stat *access,
+                               struct fault *why)
 {
-    int r = saved_index_check_folder(path);
+    auto_close int folder = -1;
+    int r = index_cache_open(path, why, &folder);
+    if (r == 0 && faccessat(folder, ".", W_OK | X_OK, 0) < 0)
+        r = -errno;
     if (r < 0)
         return r;
     pot->unsaved = calloc(1, sizeof(*pot->unsaved));
@@ -142,12 +146,13 @@ static int composed_save_later(struct pot *pot, const char *path, const struct s
     return 0;
 }
 
-static int composed_cannot_save(struct fault *fault, int err)
+static int composed_cannot_save(struct fault *fault, int err, const struct fault *why)
 {
     return fault_set_advised(
         fault, err, NULL, FAULT_NO_OFFSET,
         "it stays in memory, and is made anew for the next mount",
-        "the index of this view could not be saved in the cache folder: %s", fault_errno(err));
+        "the index of this view could not be saved in the cache folder: %s",
+        why->err ? why->what : fault_errno(err));
 }
 
 int pot_save(struct pot *pot, struct fault *fault)
@@ -155,25 +160,27 @@ int pot_save(struct pot *pot, struct fault *fault)
     auto_free struct pot_unsaved *unsaved = steal_ptr(&pot->unsaved);
     if (!unsaved)
         return 0;
-    int r = saved_index_write_file(pot->index_path, &unsaved->access, pot->index);
+    struct fault why = {0};
+    int r = saved_index_write_file(pot->index_path, &unsaved->access, pot->index, &why);
     if (r < 0 && unsaved->is_noted)
-        composed_cannot_save(fault, r);
+        composed_cannot_save(fault, r, &why);
     return r;
 }
 
 static int composed_save(const struct composition *c, struct fault *fault)
 {
     auto_free char *path = NULL;
+    struct fault why = {0};
     struct stat access;
     int r = composed_path(c, &c->recipes[c->done], &path);
     if (r == 0)
         r = saved_index_access(c->is_private ? NULL : c->archive, &access);
     if (r == 0)
         r = c->saves_later && composed_is_last(c)
-                ? composed_save_later(c->pot, path, &access)
-                : saved_index_write_file(path, &access, c->pot->index);
+                ? composed_save_later(c->pot, path, &access, &why)
+                : saved_index_write_file(path, &access, c->pot->index, &why);
     if (r < 0)
-        return composed_cannot_save(fault, r);
+        return composed_cannot_save(fault, r, &why);
     c->pot->index_path = steal_ptr(&path);
     return 0;
 }

@@ -205,17 +205,24 @@ static int cache_bound(int folder, const char *new, uint64_t bytes, int64_t olde
     return r;
 }
 
+/* Of a place in which nobody else can replace what we put there. */
+static int cache_place(const char *path, struct fault *fault, struct place *ret_place)
+{
+    struct place_refusal refusal;
+    char text[PATH_MAX + 256];
+    int r = place_open(path, PLACE_SHARED, ret_place, &refusal);
+    return r == 0 || r == -ENOENT ? r
+                                  : fault_set(fault, r, NULL, FAULT_NO_OFFSET, "%s",
+                                              place_explain(&refusal, text, sizeof(text)));
+}
+
 /* Open the folder, if nobody else can put anything into it. */
 static int cache_open(const char *path, struct fault *fault, int *ret_fd)
 {
     struct place place;
-    struct place_refusal refusal;
-    char text[PATH_MAX + 256];
-    int r = place_open(path, PLACE_SHARED, &place, &refusal);
+    int r = cache_place(path, fault, &place);
     if (r < 0)
-        return r == -ENOENT ? r
-                            : fault_set(fault, r, NULL, FAULT_NO_OFFSET, "%s",
-                                        place_explain(&refusal, text, sizeof(text)));
+        return r;
     if (!S_ISDIR(place.st.st_mode) || !place_is_ours(&place.st) || place.st.st_mode & 0002) {
         close(place.fd);
         return fault_set(fault, -EPERM, NULL, FAULT_NO_OFFSET,
@@ -225,17 +232,46 @@ static int cache_open(const char *path, struct fault *fault, int *ret_fd)
     return 0;
 }
 
-void index_cache_saved(const char *path)
+/* Make the missing folders of a path, for this user alone. */
+static int cache_make(char *path, struct fault *fault)
+{
+    struct place above;
+    char *slash = strrchr(path, '/');
+    if (!slash || slash == path)
+        return -ENOENT;
+    *slash = '\0';
+    int r = cache_place(path, fault, &above);
+    if (r == -ENOENT && (r = cache_make(path, fault)) == 0)
+        r = cache_place(path, fault, &above);
+    if (r == 0) {
+        if (mkdirat(above.fd, slash + 1, 0700) == 0)
+            fchmodat(above.fd, slash + 1, 0700, 0); /* undo the umask */
+        else if (errno != EEXIST)
+            r = fault_set(fault, -errno, NULL, FAULT_NO_OFFSET, "no folder can be made in %s",
+                          path);
+        close(above.fd);
+    }
+    *slash = '/';
+    return r;
+}
+
+int index_cache_open(const char *path, struct fault *fault, int *ret_fd)
 {
     auto_free char *folder = path_folder(path);
+    int r = folder ? cache_open(folder, fault, ret_fd) : -ENOMEM;
+    if (r == -ENOENT && (r = cache_make(folder, fault)) == 0)
+        r = cache_open(folder, fault, ret_fd);
+    return r;
+}
+
+void index_cache_saved(int folder_fd, const char *path)
+{
     const char *text = getenv("ONEPOT_INDEX_CACHE");
     struct pot_cache ignored = {0};
     uint64_t bytes;
     if (!text || size_parse(text, &bytes) < 0)
         bytes = KEPT_BYTES;
-    auto_close int fd = -1;
-    if (folder && cache_open(folder, NULL, &fd) == 0)
-        cache_bound(fd, path_base(path), bytes, time(NULL) - KEPT_DAYS * DAY_S, &ignored);
+    cache_bound(folder_fd, path_base(path), bytes, time(NULL) - KEPT_DAYS * DAY_S, &ignored);
 }
 
 int pot_clean_cache(struct pot_cache *ret_cache, struct fault *fault)

@@ -197,10 +197,7 @@ int saved_index_access(const struct source *archive, struct stat *ret_access);
 
 /* saved_index_write under a path in the cache folder. */
 int saved_index_write_file(const char *path, const struct stat *access,
-                           const struct index *index);
-
-/* Could a file be written under this path in the cache folder? -errno: why not. */
-int saved_index_check_folder(const char *path);
+                           const struct index *index, struct fault *fault);
 
 /* ---- index_cache.c ---- */
 
@@ -214,8 +211,15 @@ void index_cache_used(const char *path);
 /* Keep the file of an index from being removed, until it is neither open nor mapped. */
 void index_cache_lock(int fd);
 
+/*
+ * The cache folder that an index at this path lies in, which is made if it is missing (0700).
+ * -EPERM: somebody else could put files there, and the fault names the folder at fault. The
+ * caller closes *ret_fd (O_PATH).
+ */
+int index_cache_open(const char *path, struct fault *fault, int *ret_fd);
+
 /* One was saved at this path: remove as many as the cache folder has no room for now. */
-void index_cache_saved(const char *path);
+void index_cache_saved(int folder_fd, const char *path);
 
 /* ---- composed.c ---- */
 

@@ -298,42 +298,20 @@ static int saved_write_to(const char *path, const struct stat *access,
     return 0;
 }
 
-/* Create the missing folders of a path, for this user alone. */
-static void saved_make_folders(char *path)
-{
-    for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
-        *slash = '\0';
-        /* Failures here show when the file is written. */
-        if (mkdir(path, 0700) == 0)
-            chmod(path, 0700); /* undo the umask */
-        *slash = '/';
-    }
-}
-
-int saved_index_check_folder(const char *path)
-{
-    auto_free char *folder = path_folder(path);
-    auto_free char *folders = strdup(path);
-    if (!folder || !folders)
-        return -ENOMEM;
-    saved_make_folders(folders);
-    return access(folder, W_OK | X_OK) < 0 ? -errno : 0;
-}
-
 int saved_index_write_file(const char *path, const struct stat *access,
-                           const struct index *index)
+                           const struct index *index, struct fault *fault)
 {
-    auto_free char *folders = strdup(path);
-    if (!folders)
-        return -ENOMEM;
-    saved_make_folders(folders);
-    int r = saved_write_to(path, access, index);
+    auto_close int folder = -1;
+    int r = index_cache_open(path, fault, &folder);
     if (r == 0)
-        index_cache_saved(path);
+        r = saved_write_to(path, access, index);
+    if (r == 0)
+        index_cache_saved(folder, path);
     return r;
 }
 
-static int saved_fault(int beside, const char *cached, int in_cache, struct fault *fault)
+static int saved_fault(int beside, const char *cached, int in_cache, const struct fault *why,
+                       struct fault *fault)
 {
     if (!cached)
         return fault_set(fault, beside, NULL, FAULT_NO_OFFSET,
@@ -343,13 +321,14 @@ static int saved_fault(int beside, const char *cached, int in_cache, struct faul
     return fault_set(fault, in_cache, NULL, FAULT_NO_OFFSET,
                      "its index could not be saved: beside it (%s), in %.*s (%s)",
                      strerror(-beside), (int)(strrchr(cached, '/') - cached), cached,
-                     strerror(-in_cache));
+                     why->err ? why->what : strerror(-in_cache));
 }
 
 int saved_index_write(const char *archive, uint64_t offset, const struct source *source,
                       const struct index *index, struct fault *fault, char **ret_path)
 {
     auto_free char *path = NULL, *cached = NULL;
+    struct fault why = {0};
     struct stat access;
     int beside = pot_index_path(archive, offset, &path);
     if (beside == 0)
@@ -364,9 +343,9 @@ int saved_index_write(const char *archive, uint64_t offset, const struct source 
     if (r == 0)
         r = saved_index_access(source, &access);
     if (r == 0)
-        r = saved_index_write_file(cached, &access, index);
+        r = saved_index_write_file(cached, &access, index, &why);
     if (r < 0)
-        return saved_fault(beside, cached, r, fault);
+        return saved_fault(beside, cached, r, &why, fault);
     *ret_path = steal_ptr(&cached);
     return 0;
 }

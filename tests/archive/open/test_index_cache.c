@@ -74,6 +74,17 @@ static struct pot *open_union(void)
     return pot;
 }
 
+/* Nothing is saved in a folder that somebody else could put something into, and the line says
+ * so. */
+static void check_refused(const char *word)
+{
+    static const char *const paths[] = {"../../a.tar", "../../b.tar"};
+    struct fault fault = {0};
+    struct pot *pot = NULL;
+    ck_assert_int_eq(pot_open_many(paths, 2, "both", &always, &fault, &pot), -EPERM);
+    ck_assert_msg(strstr(fault.what, word) != NULL, "%s", fault.what);
+}
+
 /* Returns what can be removed and was. */
 static struct pot_cache clean(void)
 {
@@ -296,15 +307,41 @@ START_TEST(a_folder_that_others_may_write_to_is_left_alone)
         struct fault fault = {0};
         put("old" KEY, 10, 91);
         ck_assert_int_eq(chmod(".", open_modes[i]), 0);
-        struct pot *pot = open_union();
-        ck_assert_int_eq(unlink(pot->index_path), 0);
-        pot_close(pot);
+        check_refused("cache/onepot");
         ck_assert_int_eq(pot_clean_cache(&cache, &fault), -EPERM);
         ck_assert_ptr_nonnull(strstr(fault.what, folder));
         ck_assert(is_there("old" KEY));
     }
     ck_assert_int_eq(chmod(".", 0755), 0);
     ck_assert_uint_eq(clean().removed, 1);
+}
+END_TEST
+
+START_TEST(nothing_is_saved_below_another_users_folder)
+{
+    if (geteuid() != 0)
+        return; /* only root can make one */
+    ck_assert_int_eq(chown("..", 1001, 1001), 0);
+    check_refused("it belongs to user 1001");
+    ck_assert_int_eq(chown("..", 0, 0), 0);
+    pot_close(open_union());
+}
+END_TEST
+
+START_TEST(a_missing_folder_is_made_for_this_user_alone)
+{
+    struct stat st;
+    char path[PATH_MAX + 16];
+    snprintf(path, sizeof(path), "%s/new/cache", folder);
+    setenv("XDG_CACHE_HOME", path, 1);
+    mode_t before = umask(0277);
+    pot_close(open_union());
+    umask(before);
+    for (const char *name = "../../new\0../../new/cache\0../../new/cache/onepot\0"; *name;
+         name += strlen(name) + 1) {
+        ck_assert_int_eq(stat(name, &st), 0);
+        ck_assert_uint_eq(st.st_mode & 07777, 0700);
+    }
 }
 END_TEST
 
@@ -337,6 +374,8 @@ int main(void)
     tcase_add_test(tests, on_a_network_filesystem_what_is_open_may_go);
     tcase_add_test(tests, a_use_is_noted);
     tcase_add_test(tests, a_folder_that_others_may_write_to_is_left_alone);
+    tcase_add_test(tests, nothing_is_saved_below_another_users_folder);
+    tcase_add_test(tests, a_missing_folder_is_made_for_this_user_alone);
     tcase_add_test(tests, without_a_folder_there_is_nothing_to_do);
 
     Suite *suite = suite_create("index_cache");

@@ -498,7 +498,7 @@ START_TEST(index_that_can_not_be_saved_is_an_error_only_if_asked_for)
     setenv("XDG_CACHE_HOME", cache, 1);
     ck_assert_int_eq(open_with("a.tar", always, &fault, &pot), -ENOTDIR);
     ck_assert_ptr_nonnull(strstr(fault.what, "beside it (Is a directory), in "));
-    ck_assert_ptr_nonnull(strstr(fault.what, "/file/onepot (Not a directory)"));
+    ck_assert_ptr_nonnull(strstr(fault.what, "/file/onepot: Not a directory"));
     unsetenv("XDG_CACHE_HOME");
     unsetenv("HOME");
     ck_assert_int_eq(open_with("a.tar", always, &fault, &pot), -EISDIR);
