@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "utf8.h"
+#include "syscalls.h"
 
 static void fault_record(struct fault *f, int err, const char *member, uint64_t offset,
                          const char *advice, const char *format, va_list args)
@@ -129,6 +130,14 @@ const char *fault_limit(int err)
                "processes of the user, or pids.max of the cgroup)";
     if (err == -EFBIG || err == EFBIG)
         return "; a limit on the size of files ('ulimit -f') or on memory is reached";
+    if (err == -ENOSYS || err == ENOSYS) { /* by syscalls.h and thread.h: which one is it? */
+        int fd = syscall_memfd("onepot", MFD_CLOEXEC);
+        if (fd == -ENOSYS)
+            return "; memfd_create is refused, as by a filter of system calls (seccomp)";
+        close(fd);
+        if (syscall(SYS_clone3, NULL, 0) < 0 && errno == EPERM)
+            return "; clone3 is refused, as by a filter of system calls (seccomp)";
+    }
     return "";
 }
 

@@ -6,15 +6,44 @@
 #define ONEPOT_THREAD_H
 
 #include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/prctl.h>
 #include <time.h>
+#include <unistd.h>
+
+#include "syscalls.h"
+
+/*
+ * glibc starts threads by clone3, and knows another way only where that answers ENOSYS. Under a
+ * filter that answers EPERM, a filter of ours answers ENOSYS: the newest one's errno counts.
+ * Without the right to set one, it takes no_new_privs. False: clone3 is not what is missing.
+ */
+static inline bool thread_mask_clone3(void)
+{
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof(code) / sizeof(code[0]), code};
+    if (syscall(SYS_clone3, NULL, 0) >= 0 || errno != EPERM) /* EINVAL: it is there */
+        return false;
+    return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0 ||
+           (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+            prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+}
 
 /*
  * Start a thread with all signals blocked except SIGBUS, which its own reads of a mapped file
- * may raise (lost_pages.h): blocked, it would end the process. 0 or -errno.
+ * may raise (lost_pages.h): blocked, it would end the process. 0 or -errno; -ENOSYS: a filter
+ * of system calls forbids it.
  */
 static inline int thread_start(pthread_t *thread, size_t stack_bytes, void *(*run)(void *),
                                void *arg)
@@ -27,9 +56,11 @@ static inline int thread_start(pthread_t *thread, size_t stack_bytes, void *(*ru
     pthread_attr_setstacksize(&attr, stack_bytes);
     pthread_sigmask(SIG_SETMASK, &all, &kept);
     int r = pthread_create(thread, &attr, run, arg);
+    if (r == EPERM && thread_mask_clone3())
+        r = pthread_create(thread, &attr, run, arg);
     pthread_sigmask(SIG_SETMASK, &kept, NULL);
     pthread_attr_destroy(&attr);
-    return -r;
+    return r == EPERM ? -ENOSYS : -r;
 }
 
 /* A condition whose timed waits go by CLOCK_MONOTONIC. */

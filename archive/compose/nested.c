@@ -27,6 +27,7 @@
 #include "source_ops.h"
 #include "source_slice.h"
 #include "vector.h"
+#include "syscalls.h"
 
 #define SHARING_MOST 8u /* equal members may share their bytes, as mksquashfs makes them */
 
@@ -51,9 +52,9 @@ struct nested_walk {
 
 int nested_scratch_new(struct source **ret_source)
 {
-    auto_close int fd = memfd_create("onepot-nested", MFD_CLOEXEC);
+    auto_close int fd = syscall_memfd("onepot-nested", MFD_CLOEXEC);
     if (fd < 0)
-        return -errno;
+        return fd;
     return source_from_fd(steal_fd(&fd), "memory", ret_source);
 }
 

@@ -315,6 +315,9 @@ int mountinfo_resolve(const char *path, char ret_path[PATH_MAX])
     for (int links = 0; links < LINKS_MAX; links++) {
         if (!split_path(at, folder, base))
             return realpath(at, ret_path) ? 0 : -errno;
+        /* glibc looks at a path with a slash at its end by faccessat2, which filters refuse. */
+        for (size_t len = strlen(folder); len > 1 && folder[len - 1] == '/';)
+            folder[--len] = '\0';
         if (!realpath(folder, real))
             return -errno;
         if (snprintf(at, sizeof(at), "%s/%s", strcmp(real, "/") ? real : "", base) >= PATH_MAX)

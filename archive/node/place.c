@@ -221,12 +221,15 @@ int place_open(const char *path, enum place_rule rule, struct place *ret_place,
                struct place_refusal *ret_refusal)
 {
     struct place_walk walk = {.rule = rule, .at.fd = -1};
-    char real[PATH_MAX];
-    int r = -EINVAL;
+    char real[PATH_MAX], bare[PATH_MAX];
+    size_t len = (size_t)snprintf(bare, sizeof(bare), "%s", path);
+    int r = len < sizeof(bare) ? -EINVAL : -ENAMETOOLONG;
 
-    if (path[0] == '/') {
+    if (r == -EINVAL && path[0] == '/') {
+        while (len > 1 && bare[len - 1] == '/') /* realpath asks about it by faccessat2 */
+            bare[--len] = '\0';
         place_touch(path);
-        r = path_real(path, real, NULL);
+        r = path_real(bare, real, NULL);
         if (r == 0)
             r = place_walk_to(&walk, real);
     }

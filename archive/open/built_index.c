@@ -18,6 +18,7 @@
 #include "helpers.h"
 #include "numbers.h"
 #include "pot_private.h"
+#include "syscalls.h"
 
 #define MIB (UINT64_C(1) << 20)
 
@@ -114,9 +115,9 @@ static int built_make_image(struct opening *o, const char *frames_of, struct fau
     int r = opening_fingerprint(o);
     if (r < 0)
         return fault_set_read(fault, r, NULL, FAULT_NO_OFFSET);
-    auto_close int fd = memfd_create("onepot-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    auto_close int fd = syscall_memfd("onepot-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)
-        return -errno;
+        return fd;
     struct build build = {
         .pot = pot,
         .header = {.format = pot->backend->number,

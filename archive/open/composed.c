@@ -16,6 +16,7 @@
 #include "nested.h"
 #include "path.h"
 #include "pot_private.h"
+#include "syscalls.h"
 
 /* The composed index is served already, and not saved yet. */
 struct pot_unsaved {
@@ -193,8 +194,8 @@ static int composed_make(struct composition *c, composed_writer *write, struct f
     struct index *index = NULL;
     struct fault why = {0};
     enum pot_save save = c->options->save;
-    auto_close int fd = memfd_create("onepot-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    int r = fd < 0 ? -errno : write(c, fd, fault);
+    auto_close int fd = syscall_memfd("onepot-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int r = fd < 0 ? fd : write(c, fd, fault);
     if (r == 0)
         r = built_index_open_image(fd, c->pot->path, fault, &index);
     if (r < 0)

@@ -23,6 +23,7 @@
 #include "path.h"
 #include "process.h"
 #include "stripes.h"
+#include "syscalls.h"
 
 void output_release(struct output *output)
 {
@@ -258,30 +259,11 @@ bool output_is(const struct output *o, struct file_id id)
     return file_id_equal(id, o->id) || (o->replaced.ino && file_id_equal(id, o->replaced));
 }
 
-/* Filesystems without such a rename get a hard link. */
-int output_rename_new(int folder_fd, const char *from, const char *to)
-{
-    if (renameat2(folder_fd, from, folder_fd, to, RENAME_NOREPLACE) == 0)
-        return 0;
-    if (errno != EINVAL && errno != ENOSYS)
-        return -errno;
-    if (linkat(folder_fd, from, folder_fd, to, 0) == 0) {
-        unlinkat(folder_fd, from, 0);
-        return 0;
-    }
-    if (errno == EEXIST)
-        return -EEXIST;
-    /* Neither is supported here. What remains is to check, then rename. */
-    if (faccessat(folder_fd, to, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
-        return -EEXIST;
-    return renameat(folder_fd, from, folder_fd, to) < 0 ? -errno : 0;
-}
-
 static int output_rename(const struct output *output)
 {
     int dir = output->folder_fd;
     if (!output->overwrite)
-        return output_rename_new(dir, output->partial_name, output->name);
+        return syscall_rename_new(dir, output->partial_name, dir, output->name);
     return renameat(dir, output->partial_name, dir, output->name) < 0 ? -errno : 0;
 }
 

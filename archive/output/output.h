@@ -65,9 +65,6 @@ void output_release(struct output *output);
 
 void output_sync_folder(int folder_fd);
 
-/* Rename in a folder, but not over a file: -EEXIST. */
-int output_rename_new(int folder_fd, const char *from, const char *to);
-
 /*
  * Give the file its name; with `sync`, only after its data reached the disk, and wait until
  * the name did too. The output is freed, also on failure: then no file is left.

@@ -38,6 +38,7 @@
 #include "pause.h"
 #include "process.h"
 #include "vector.h"
+#include "syscalls.h"
 
 #define HEADER_BYTES_MAX 1024u
 #define RECORD_END_MAX 2000000u
@@ -328,7 +329,7 @@ static int exchange_place(int folder_fd, const struct exchange_plan *plan, uint3
     if (!is || waits != is)
         return exchange_refuse(fault, ready);
     r = is_taken ? (renameat(folder_fd, ready, folder_fd, name) < 0 ? -errno : 0)
-                 : output_rename_new(folder_fd, ready, name);
+                 : syscall_rename_new(folder_fd, ready, folder_fd, name);
     return r == 0 || r == -ENOENT ? 0
                                   : fault_set_errno(fault, r, name, "can't be given its name");
 }
@@ -606,10 +607,11 @@ static bool records_lack(struct shard_records *s, char *record)
             free(record);
             return true;
         }
+    struct stat st;
     char **at = &s->absent[s->next++ % SHARD_RECORDS_ABSENT];
     free(*at);
     *at = record;
-    return faccessat(s->folder_fd, record, F_OK, AT_SYMLINK_NOFOLLOW) < 0 && errno == ENOENT;
+    return fstatat(s->folder_fd, record, &st, AT_SYMLINK_NOFOLLOW) < 0 && errno == ENOENT;
 }
 
 int shard_exchange_check(struct shard_records *s, const char *path, bool is_link,

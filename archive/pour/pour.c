@@ -22,6 +22,7 @@
 #include "pour_private.h"
 #include "sandbox.h"
 #include "write_at.h"
+#include "syscalls.h"
 
 /* The table of members takes 100 bytes and a name for each; xz may want a large dictionary. */
 #define POUR_MEMORY_BYTES (UINT64_C(8) << 30)
@@ -152,8 +153,10 @@ static int pour_in_child(void *arg, struct progress *progress, struct fault *fau
 /* A file of fixed size: the child can't make it grow. */
 static int pour_open_report(int *ret_fd)
 {
-    auto_close int fd = memfd_create("onepot-report", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd < 0 || ftruncate(fd, (off_t)sizeof(struct pour_report)) < 0 ||
+    auto_close int fd = syscall_memfd("onepot-report", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0)
+        return fd;
+    if (ftruncate(fd, (off_t)sizeof(struct pour_report)) < 0 ||
         fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) < 0)
         return -errno;
     *ret_fd = steal_fd(&fd);

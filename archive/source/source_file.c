@@ -22,6 +22,7 @@
 #include "source_ops.h"
 #include "source_retry.h"
 #include "write_at.h"
+#include "syscalls.h"
 
 struct source_file {
     struct source source;
@@ -219,7 +220,7 @@ static int file_read_cached(const struct source *source, void *buf, size_t len, 
         ssize_t n = preadv2(source->fd, &iov, 1, (off_t)cursor.offset, RWF_NOWAIT);
         if (n < 0 && errno == EINTR)
             continue;
-        if (n < 0 && (errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL)) {
+        if (n < 0 && (errno == EOPNOTSUPP || syscall_is_missing(errno) || errno == EINVAL)) {
             atomic_store_explicit(&file->no_cached_reads, true, memory_order_relaxed);
             continue;
         }
@@ -405,9 +406,9 @@ int source_from_memory(const void *bytes, size_t len, const char *name,
                        struct source **ret_source)
 {
     struct source_file *file;
-    auto_close int fd = memfd_create("onepot-source", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    auto_close int fd = syscall_memfd("onepot-source", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)
-        return -errno;
+        return fd;
     int r = write_at(fd, bytes, len, 0);
     if (r < 0)
         return r;

@@ -27,6 +27,7 @@
 #include "source_slice.h"
 #include "stage_private.h"
 #include "write_at.h"
+#include "syscalls.h"
 
 struct stage_given {
     int fd, folder_fd;
@@ -212,11 +213,6 @@ int stage_given_new(const char *path, const struct source *source, struct fault 
 
 /* ---- moving it ---- */
 
-static int given_rename(int from_fd, const char *from, int to_fd, const char *to)
-{
-    return renameat2(from_fd, from, to_fd, to, RENAME_NOREPLACE) < 0 ? -errno : 0;
-}
-
 /* Open the moved file for the stage. -ESTALE: another file had the name by then. */
 static int given_reopen(struct stage *stage, const struct registry *folder)
 {
@@ -237,7 +233,7 @@ static int given_move(struct stage *stage, const struct registry *folder)
     struct stage_given *given = stage->given;
     char file[STAGE_NAME_MAX + 8];
     snprintf(file, sizeof(file), "%s.copy", stage->name);
-    int r = given_rename(given->folder_fd, given_name(given), folder->fd, file);
+    int r = syscall_rename_new(given->folder_fd, given_name(given), folder->fd, file);
     if (r < 0)
         return r;
     r = given_reopen(stage, folder);
@@ -250,7 +246,7 @@ static int given_move(struct stage *stage, const struct registry *folder)
     stage_release(stage);
     registry_unlink(folder->fd, stage->name, ".state");
     fchmod(given->fd, given->st.st_mode & 07777);
-    given_rename(folder->fd, file, given->folder_fd, given_name(given));
+    syscall_rename_new(folder->fd, file, given->folder_fd, given_name(given));
     given->has_lease = fcntl(given->fd, F_SETLEASE, F_RDLCK) == 0;
     return r;
 }

@@ -22,6 +22,7 @@
 #include "path.h"
 #include "process.h"
 #include "stage_private.h"
+#include "syscalls.h"
 
 #define SPARE_SHARE 16u /* of the room stays free, in memory and in a filesystem */
 /*
@@ -204,7 +205,7 @@ int stage_reserve(const struct stage *stage)
     off_t bytes = (off_t)stage->bytes;
     if (ftruncate(stage->copy_fd, bytes) < 0 ||
         (!storage_of(stage->copy_fd).is_memory && fallocate(stage->copy_fd, 0, 0, bytes) < 0 &&
-         errno != EOPNOTSUPP))
+         errno != EOPNOTSUPP && !syscall_is_missing(errno)))
         return -errno;
     return 0;
 }
@@ -229,7 +230,7 @@ static int stage_make_state(struct stage *stage, const struct registry *folder, 
     auto_close int fd = -1;
     int r = registry_open(folder->fd, stage->name, ".state", O_RDWR | O_CREAT | O_EXCL,
                           &stage->state_fd);
-    if (r == 0 && posix_fallocate(stage->state_fd, 0, (off_t)stage_state_size(bytes)) != 0)
+    if (r == 0 && syscall_reserve(stage->state_fd, stage_state_size(bytes)) < 0)
         r = -ENOSPC;
     if (r == 0 && flock(stage->state_fd, LOCK_SH | LOCK_NB) < 0)
         r = -errno;

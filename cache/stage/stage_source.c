@@ -19,6 +19,7 @@
 #include "source_ops.h"
 #include "stage_private.h"
 #include "write_at.h"
+#include "syscalls.h"
 
 #define WAIT_MS 200u
 #define WAITS 10 /* two seconds in all */
@@ -177,7 +178,7 @@ static int staged_read_cached(const struct source *source, void *buf, size_t len
     if (stage->in_memory)
         return staged_read_here(stage, buf, len, offset);
     ssize_t n = preadv2(stage->copy_fd, &iov, 1, (off_t)offset, RWF_NOWAIT);
-    if (n < 0 && (errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL))
+    if (n < 0 && (errno == EOPNOTSUPP || syscall_is_missing(errno) || errno == EINVAL))
         return staged_read_here(stage, buf, len, offset); /* no way to know */
     return n == (ssize_t)len ? 0 : -EAGAIN;
 }

@@ -8,7 +8,6 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,13 +49,13 @@ static void see_kernel(struct findings *f)
         finding_add(f, FINDING_FACT, "kernel", "%s %s", name.sysname, name.release);
 }
 
-static bool see_device(struct findings *f)
+static void see_device(struct findings *f)
 {
     auto_close int fd = open("/dev/fuse", O_RDWR | O_CLOEXEC);
     int err = errno;
     if (fd >= 0) {
         finding_add(f, FINDING_GOOD, "/dev/fuse", "is there, and can be opened");
-        return true;
+        return;
     }
     finding_add(f, FINDING_WARNING, "/dev/fuse",
                 err == ENOENT ? "is not there" : "can't be opened: %s", fault_errno(err));
@@ -64,7 +63,6 @@ static bool see_device(struct findings *f)
                           ? "ask the administrators of this node to load the module fuse; "
                             "in a container, pass the device in"
                           : "ask the administrators of this node for access to it");
-    return false;
 }
 
 static void see_helper(struct findings *f)
@@ -86,28 +84,6 @@ static void see_helper(struct findings *f)
                     "is set for this process: setuid programs like fusermount3 can't help it");
 }
 
-/* Find which of the administrators' switches is the reason. */
-static void explain_namespaces(struct findings *f)
-{
-    static const struct {
-        const char *path, *name;
-        long off;
-    } switches[] = {
-        {"/proc/sys/user/max_user_namespaces", "user.max_user_namespaces", 0},
-        {"/proc/sys/kernel/unprivileged_userns_clone", "kernel.unprivileged_userns_clone", 0},
-        {"/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
-         "kernel.apparmor_restrict_unprivileged_userns", 1},
-    };
-    for (size_t i = 0; i < sizeof(switches) / sizeof(switches[0]); i++)
-        if (proc_number(switches[i].path, !switches[i].off) == switches[i].off) {
-            finding_advise(f,
-                           "%s is %ld; 'onepot run' can do without where another way "
-                           "to mount works",
-                           switches[i].name, switches[i].off);
-            return;
-        }
-}
-
 /* May users give others access? fusermount3 looks it up in /etc/fuse.conf. */
 static void see_allow_other(struct findings *f)
 {
@@ -122,25 +98,6 @@ static void see_allow_other(struct findings *f)
     finding_add(f, FINDING_FACT, "--allow-other", "%s",
                 allowed ? "is allowed to users (user_allow_other in /etc/fuse.conf)"
                         : "is not for users: /etc/fuse.conf has no user_allow_other");
-}
-
-static int try_namespaces(void *ctx)
-{
-    (void)ctx;
-    return unshare(CLONE_NEWUSER | CLONE_NEWNS) < 0 ? -errno : 0;
-}
-
-/* Does the kernel allow us namespaces of our own? Tried in a child, which ends with them. */
-static bool see_namespaces(struct findings *f)
-{
-    int r = process_try(try_namespaces, NULL, -1);
-    if (r == 0) {
-        finding_add(f, FINDING_GOOD, "user namespaces", "are allowed");
-        return true;
-    }
-    finding_add(f, FINDING_FACT, "user namespaces", "are not allowed: %s", fault_errno(r));
-    explain_namespaces(f);
-    return false;
 }
 
 /* Read the kernel's first request. It is not answered, since the mount is removed again. */
@@ -179,16 +136,29 @@ struct trial {
     struct init init; /* all zero: the kernel has not asked */
 };
 
+/* Is never reached: the child waits for a word that does not come. */
+static void trial_launch(void *ctx)
+{
+    (void)ctx;
+    _exit(0);
+}
+
 static int try_mount(const char *folder, unsigned methods, struct trial *trial)
 {
-    const struct mount_request request = {
-        .methods = methods, .mountpoint = folder, .fsname = "onepot-doctor"};
+    const struct mount_request request = {.methods = methods,
+                                          .mountpoint = folder,
+                                          .fsname = "onepot-doctor",
+                                          .launch = methods == MOUNT_BY_NAMESPACE ? trial_launch
+                                                                                  : NULL};
     struct mounted mounted;
     int r = mountpoint_mount(&request, &trial->report, &mounted);
     if (r < 0)
         return r;
     read_init(mounted.fuse_fd, &trial->init);
-    mountpoint_unmount(folder, true);
+    if (mounted.method == MOUNT_BY_NAMESPACE)
+        namespace_close(&mounted.ns); /* the mount goes with its last process */
+    else
+        mountpoint_unmount(folder, true);
     close(mounted.fuse_fd);
     trial->method = mounted.method;
     return 0;
@@ -262,6 +232,22 @@ static int try_in_folder(unsigned methods, struct trial *trial)
     return r;
 }
 
+/* Can `run` mount in namespaces of its own? It is tried as `run` does it. */
+static bool see_namespaces(struct findings *f)
+{
+    struct trial trial = {0};
+    if (try_in_folder(MOUNT_BY_NAMESPACE, &trial) == 0) {
+        finding_add(f, FINDING_GOOD, "namespaces", "'onepot run' can mount in its own");
+        return true;
+    }
+    finding_add(f, FINDING_FACT, "namespaces", "'onepot run' can't mount in its own: %s",
+                trial.report.tried);
+    const char *advice = mount_namespace_advice();
+    if (advice)
+        finding_advise(f, "%s", advice);
+    return false;
+}
+
 void doctor_mounting(struct findings *f)
 {
     f->section = "mounting";
@@ -269,19 +255,19 @@ void doctor_mounting(struct findings *f)
     unsigned methods;
 
     see_kernel(f);
-    bool device = see_device(f);
+    see_device(f);
     see_helper(f);
     see_allow_other(f);
 #ifdef HAVE_PRELOAD
     doctor_preload(f);
 #endif
-    bool namespaces = see_namespaces(f);
     if (mount_methods(&methods) < 0) {
         finding_add(f, FINDING_WRONG, "trial", "ONEPOT_MOUNT_METHODS names an unknown way");
         return;
     }
     sweep_trials();
-    int r = try_in_folder(methods, &trial);
+    bool namespaces = see_namespaces(f);
+    int r = try_in_folder(methods & ~(unsigned)MOUNT_BY_NAMESPACE, &trial);
     if (r == 0) {
         finding_add(f, FINDING_GOOD, "trial", "a mount works, %s",
                     mount_method_name(trial.method));
@@ -291,7 +277,7 @@ void doctor_mounting(struct findings *f)
     }
     finding_add(f, FINDING_WRONG, "trial", "a mount does not work: %s", trial.report.tried);
     finding_advise(f, "%s",
-                   device && namespaces && methods & MOUNT_BY_NAMESPACE
+                   namespaces && methods & MOUNT_BY_NAMESPACE
                        ? "'onepot run' can do it in a private namespace"
                        : mount_advice(methods));
 }

@@ -13,6 +13,7 @@
 #include <sys/uio.h>
 
 #include "io_private.h"
+#include "syscalls.h"
 
 #define READ_BYTES_MAX ((size_t)0x7ffff000) /* of the kernel's */
 
@@ -100,7 +101,8 @@ static ssize_t copy_cached(const struct place *place, void *buf, size_t len, uin
         return io_call(SYS_pread64, place->fd, buf, len, (off_t)(place->offset + at));
     ssize_t n = io_call(SYS_preadv2, place->fd, &iov, 1L, (off_t)(place->offset + at), 0L,
                         (long)RWF_NOWAIT);
-    if ((n != -EOPNOTSUPP && n != -EINVAL && n != -ENOSYS) || !place_is_good(place))
+    if ((n != -EOPNOTSUPP && n != -EINVAL && !syscall_is_missing((int)-n)) ||
+        !place_is_good(place))
         return n;
     atomic_store(&file->may_wait, true);
     return io_call(SYS_pread64, place->fd, buf, len, (off_t)(place->offset + at));

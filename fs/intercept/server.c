@@ -26,6 +26,7 @@
 #include "place.h"
 #include "source_concat.h"
 #include "thread.h"
+#include "syscalls.h"
 
 #define STACK_BYTES (256u << 10)
 #define FILL_ENTRIES 2048u /* at a time */
@@ -123,12 +124,14 @@ static struct intercept_head *server_head(const struct intercept_server *server)
 static int server_make_table(struct intercept_server *server)
 {
     struct rlimit limit = {.rlim_cur = RLIM_INFINITY};
-    auto_close int fd = memfd_create("onepot-io", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    auto_close int fd = syscall_memfd("onepot-io", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
     getrlimit(RLIMIT_FSIZE, &limit); /* beyond it there is a signal */
     if (server->table_bytes > limit.rlim_cur)
         return -EFBIG;
-    if (fd < 0 || ftruncate(fd, (off_t)server->table_bytes) < 0 ||
+    if (fd < 0)
+        return fd;
+    if (ftruncate(fd, (off_t)server->table_bytes) < 0 ||
         fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
         return -errno;
     void *table = mmap(NULL, server->table_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,13 +45,31 @@ static int helper_environment(const char *commfd, struct helper_environment *env
     return r == 0 ? vector_push(env, NULL) : r;
 }
 
-/* Start it with no input, all output to the pipe, and signals as at login. */
+/* Apart from variables that would live across vfork. `null` is its input. */
+static __attribute__((noinline)) pid_t helper_fork(char *const argv[], char **env, int null,
+                                                   int output)
+{
+    sigset_t none;
+    pid_t pid = vfork();
+    if (pid != 0)
+        return pid < 0 ? -errno : pid;
+    sigemptyset(&none);
+    for (int number = 1; number < NSIG; number++)
+        signal(number, SIG_DFL);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    if (dup2(null, 0) == 0 && dup2(output, 1) == 1 && dup2(output, 2) == 2)
+        execve(argv[0], argv, env);
+    _exit(127);
+}
+
+/*
+ * Start it with no input, all output to the pipe, and signals as at login. By vfork, since
+ * posix_spawn fails where a filter answers EPERM to clone3.
+ */
 static int helper_spawn(char *const argv[], const char *commfd, int output, pid_t *ret_pid)
 {
-    posix_spawn_file_actions_t actions;
-    posix_spawnattr_t attr;
     struct helper_environment env = {0};
-    sigset_t none, all;
+    sigset_t all, before;
     auto_close int null = detach_open_null();
     int r = null < 0 ? -errno : helper_environment(commfd, &env);
 
@@ -60,21 +77,13 @@ static int helper_spawn(char *const argv[], const char *commfd, int output, pid_
         vector_free(&env);
         return r;
     }
-    sigemptyset(&none);
     sigfillset(&all);
-    posix_spawn_file_actions_init(&actions);
-    posix_spawnattr_init(&attr);
-    posix_spawn_file_actions_adddup2(&actions, null, 0);
-    posix_spawn_file_actions_adddup2(&actions, output, 1);
-    posix_spawn_file_actions_adddup2(&actions, output, 2);
-    posix_spawnattr_setsigmask(&attr, &none);
-    posix_spawnattr_setsigdefault(&attr, &all);
-    posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-    r = -posix_spawn(ret_pid, argv[0], &actions, &attr, argv, env.at);
+    sigprocmask(SIG_BLOCK, &all, &before); /* no handler of ours runs in the child */
+    pid_t pid = helper_fork(argv, env.at, null, output);
+    sigprocmask(SIG_SETMASK, &before, NULL);
     vector_free(&env);
-    posix_spawnattr_destroy(&attr);
-    posix_spawn_file_actions_destroy(&actions);
-    return r;
+    *ret_pid = pid;
+    return pid < 0 ? pid : 0;
 }
 
 int fusermount_hear(int output, pid_t pid, uint64_t end_ms, const char *name,

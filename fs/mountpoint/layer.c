@@ -339,7 +339,7 @@ static int cover(const struct layer *layer, int lower, int dir, const char *moun
     int parts[2];
     struct stat st;
 
-    if (faccessat(dir, PROGRAM_MARK, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
+    if (fstatat(dir, PROGRAM_MARK, &st, AT_SYMLINK_NOFOLLOW) == 0)
         return -EMEDIUMTYPE;
     int r = fstat(lower, &st) < 0 ? -errno : open_parts(layer, dir, &st, parts);
     if (r < 0)
@@ -403,8 +403,9 @@ static int mark_for_program(int dir)
     auto_close int changes =
         openat(dir, "changes", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     auto_closedir DIR *list = changes < 0 ? NULL : path_list(changes);
+    struct stat st;
 
-    if (faccessat(dir, PROGRAM_MARK, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
+    if (fstatat(dir, PROGRAM_MARK, &st, AT_SYMLINK_NOFOLLOW) == 0)
         return 0;
     for (const struct dirent *entry; list && (entry = readdir(list));)
         if (!path_is_dots(entry->d_name))

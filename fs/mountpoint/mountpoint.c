@@ -104,6 +104,9 @@ static int mount_by_helper(const char *program, const struct mount_request *rq,
     auto_free char *options = helper_options(rq);
     int r = options ? fusermount_mount(path, rq->mountpoint, options, said, &mounted->fuse_fd)
                     : -ENOMEM;
+    if (r < 0 && strstr(said, "determine username"))
+        snprintf(said, sizeof(said), "your user ID, %u, has no entry in the passwd database",
+                 (unsigned)getuid());
     if (r < 0)
         mount_report_add(report, program, said[0] ? said : fault_errno(r));
     return r;
@@ -228,8 +231,35 @@ void mount_report_add(struct mount_report *report, const char *way, const char *
              said);
 }
 
+const char *mount_namespace_advice(void)
+{
+    static const struct {
+        const char *path, *advice;
+        long off;
+    } switches[] = {
+        {"/proc/sys/user/max_user_namespaces",
+         "user namespaces are switched off: root allows them by 'sysctl "
+         "user.max_user_namespaces=10000'; or ask for the package fuse3 (fusermount3)",
+         0},
+        {"/proc/sys/kernel/unprivileged_userns_clone",
+         "user namespaces are switched off: root allows them by 'sysctl "
+         "kernel.unprivileged_userns_clone=1'; or ask for the package fuse3 (fusermount3)",
+         0},
+        {"/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+         "AppArmor lets nobody use user namespaces: root allows it by 'sysctl "
+         "kernel.apparmor_restrict_unprivileged_userns=0'; or ask for the package fuse3 "
+         "(fusermount3)",
+         1},
+    };
+    for (size_t i = 0; i < sizeof(switches) / sizeof(switches[0]); i++)
+        if (proc_number(switches[i].path, !switches[i].off) == switches[i].off)
+            return switches[i].advice;
+    return NULL;
+}
+
 const char *mount_advice(unsigned methods)
 {
+    const char *switched = mount_namespace_advice();
     char path[PATH_MAX];
 
     if (access("/dev/fuse", F_OK) < 0)
@@ -243,17 +273,16 @@ const char *mount_advice(unsigned methods)
                "container";
     if (process_find_program("fusermount3", path) < 0 &&
         process_find_program("fusermount", path) < 0)
-        return "ask for the package fuse3 (fusermount3) on this node";
+        return !switched ? "ask for the package fuse3 (fusermount3) on this node"
+               : methods & MOUNT_BY_NAMESPACE
+                   ? switched
+                   : "ask for the package fuse3 (fusermount3) on this node; 'onepot extract' "
+                     "needs no mount";
     if (prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1)
         return "no_new_privs is set for this process, so that fusermount3, which is setuid, "
                "can't help: mount before it is set, or outside of the container";
-    if ((methods & MOUNT_BY_NAMESPACE) &&
-        proc_number("/proc/sys/user/max_user_namespaces", 1) == 0)
-        return "user namespaces are switched off as well (user.max_user_namespaces is 0)";
-    if ((methods & MOUNT_BY_NAMESPACE) &&
-        proc_number("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", 0) != 0)
-        return "user namespaces are restricted by AppArmor "
-               "(kernel.apparmor_restrict_unprivileged_userns is 1)";
+    if (switched)
+        return switched;
     if (!(methods & MOUNT_BY_NAMESPACE))
         return "'onepot run' may still work, by a private namespace";
     return "'onepot extract' makes plain files of it, without a mount";

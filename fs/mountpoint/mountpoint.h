@@ -99,6 +99,10 @@ int mounted_answers(const struct mounted *mounted, const char *path, int timeout
 /* Advice after a failure, derived from this node's state: "load the ...". */
 const char *mount_advice(unsigned methods);
 
+/* The switch of the administrators that keeps users from namespaces, and what to do; or NULL.
+ */
+const char *mount_namespace_advice(void);
+
 /*
  * Unmount the topmost mount at `path`. Not lazy: -EBUSY if something in it is open. Lazy: it
  * leaves the tree at once, and ends with its last user. The path is canonical. -EINVAL: nothing

@@ -22,6 +22,7 @@
 #include "mountinfo.h"
 #include "process.h"
 #include "state.h"
+#include "syscalls.h"
 
 #define DAEMON_POLL_MS 2
 #define SLOT_NUMBER_MAX 10000
@@ -141,7 +142,7 @@ static int create_files(struct slot *slot)
         r = registry_open(slot->folder_fd, slot->name, ".stat", NEW_FILE, &slot->stat_fd);
     /* Allocated now, since a full filesystem is an error here but SIGBUS later. */
     if (r == 0)
-        r = -posix_fallocate(slot->stat_fd, 0, sizeof(struct counters));
+        r = syscall_reserve(slot->stat_fd, sizeof(struct counters));
     if (r == 0)
         r = map_counters(slot);
     if (r == 0 && (mkdirat(slot->folder_fd, slot->name, 0700) < 0 ||
