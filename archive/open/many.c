@@ -124,7 +124,8 @@ static void part_open_file(struct many *many, struct part *part)
     bool is_whole = many->options->is_whole ||
                     series_is_shard(part > many->parts ? part[-1].path : NULL, part->path);
     part->err =
-        (is_whole ? source_open : volumes_open)(part->path, &part->fault, &part->found.source);
+        is_whole ? source_open(part->path, &part->fault, &part->found.source)
+                 : volumes_open(part->path, many->options, &part->fault, &part->found.source);
     if (part->err == 0)
         source_identity(part->found.source, &part->identity);
 }

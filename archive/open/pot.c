@@ -92,7 +92,7 @@ int pot_open_source(const char *path, uint64_t offset, struct fault *fault,
                     struct container *ret_container, struct source **ret_source)
 {
     struct source *source = NULL;
-    int r = volumes_open(path, fault, &source);
+    int r = volumes_open(path, NULL, fault, &source);
     if (r == 0)
         r = pot_slice(&source, offset, fault, ret_container);
     if (r < 0)
@@ -210,7 +210,8 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
     struct source *source = NULL;
     struct shard_records records = {0};
     const struct pot_options *o = options ? options : &defaults;
-    int r = (o->is_whole ? source_open : volumes_open)(path, fault, &source);
+    int r =
+        o->is_whole ? source_open(path, fault, &source) : volumes_open(path, o, fault, &source);
     if ((r == 0 || r == -ENOENT) && !o->only_ready) {
         int busy = pot_check_exchange(&records, path, r == 0 ? source : NULL, o, fault);
         if (r == 0 && busy < 0)

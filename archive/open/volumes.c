@@ -74,11 +74,14 @@ static bool name_may_be_part(int folder, const char *name, const struct stat *gi
 /* ---- is a file an archive by itself? ---- */
 
 /* Then nothing beside it counts. */
-static bool is_archive(const struct source *given, bool has_suffix)
+static bool is_archive(struct source *given, bool has_suffix)
 {
     const char *compression;
     const struct backend *backend = backend_begins(given, &compression);
-    return backend && !compression && backend->is_whole && backend->is_whole(given, has_suffix);
+    struct embedded_index where;
+    return backend &&
+           (backend_find_index(backend, given, NULL, &where) == 0 ||
+            (!compression && backend->is_whole && backend->is_whole(given, has_suffix)));
 }
 
 enum verdict {
@@ -154,7 +157,9 @@ struct listing {
     int prefix;             /* of the path: the folder, with the slash */
     struct series series;
     const char *suffix;
-    volume_paths names; /* stems */
+    volume_paths names;        /* stems */
+    char left_out[STEM_BYTES]; /* the first name that may not be a part's, and how many */
+    size_t left_out_count;
 };
 
 /* Takes over the path; NULL: it could not be allocated. */
@@ -219,8 +224,11 @@ static int listing_read(struct listing *l, const struct source *given)
     for (const struct dirent *e; dir && (e = readdir(dir));) {
         size_t stem = listing_stem(l, e->d_name);
         if (stem && strcmp(e->d_name, path_base(l->path)) != 0 &&
-            !name_may_be_part(dirfd(dir), e->d_name, &own))
+            !name_may_be_part(dirfd(dir), e->d_name, &own)) {
+            if (l->left_out_count++ == 0)
+                snprintf(l->left_out, sizeof(l->left_out), "%s", e->d_name);
             continue;
+        }
         if (stem && paths_add(&l->names, strndup(e->d_name, stem)) < 0)
             return -ENOMEM;
     }
@@ -536,7 +544,8 @@ static int check_set(struct listing *l, const struct source *given, volume_paths
 }
 
 /* Opens the file at `path` only if it has a neighbour. */
-static int pieces_find(const char *path, const struct series *series, struct fault *fault,
+static int pieces_find(const char *path, const struct series *series,
+                       const struct pot_options *options, struct fault *fault,
                        volume_paths *paths, struct source **given)
 {
     struct listing l;
@@ -560,13 +569,16 @@ static int pieces_find(const char *path, const struct series *series, struct fau
         r = check_set(&l, *given, paths);
     else if (verdict == IS_PART)
         r = pieces_in(&l, *given, fault, paths);
+    if (r == 0 && options && l.left_out_count > 0)
+        pot_note(options, path, "%.150s%s beside it does not count as a part of it: " NO_PART,
+                 l.left_out, l.left_out_count > 1 ? " (and others)" : "");
     volumes_free(&l.names);
     return r;
 }
 
 /* *ret_given is the open file at `path` (NULL: it is not open), unless there is an error. */
-static int volumes_resolve(const char *path, struct fault *fault, volume_paths *paths,
-                           struct source **ret_given)
+static int volumes_resolve(const char *path, const struct pot_options *options,
+                           struct fault *fault, volume_paths *paths, struct source **ret_given)
 {
     struct series readings[SERIES_READINGS];
     const char *name = path_base(path);
@@ -577,7 +589,7 @@ static int volumes_resolve(const char *path, struct fault *fault, volume_paths *
     if (of_zip || is_zip(name))
         r = zip_volumes_find(path, fault, paths, ret_given);
     for (size_t i = 0; r == 0 && paths->count == 0 && i < count; i++)
-        r = pieces_find(path, &readings[i], fault, paths, ret_given);
+        r = pieces_find(path, &readings[i], options, fault, paths, ret_given);
     if (r < 0) {
         source_close(*ret_given);
         *ret_given = NULL;
@@ -589,16 +601,17 @@ int volumes_find(const char *path, volume_paths *ret_paths)
 {
     struct source *given;
     *ret_paths = (volume_paths){0};
-    int r = volumes_resolve(path, NULL, ret_paths, &given);
+    int r = volumes_resolve(path, NULL, NULL, ret_paths, &given);
     source_close(given);
     return r < 0 ? (r == -ENOMEM ? r : 0) : ret_paths->count == 0 && !is_zip(path);
 }
 
-int volumes_open(const char *path, struct fault *fault, struct source **ret_source)
+int volumes_open(const char *path, const struct pot_options *options, struct fault *fault,
+                 struct source **ret_source)
 {
     volume_paths paths = {0};
     struct source *given;
-    int r = volumes_resolve(path, fault, &paths, &given);
+    int r = volumes_resolve(path, options, fault, &paths, &given);
     if (r == 0 && paths.count == 0 && given) {
         *ret_source = given;
         return 0;
@@ -634,14 +647,6 @@ static bool name_after(const char *first, const char *last, char ret_name[2 * ST
     return false;
 }
 
-static bool lies_beside(const struct source *source, const char *name)
-{
-    struct stat st;
-    auto_free char *folder = path_folder(source_name(source));
-    auto_close int fd = folder ? open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC) : -1;
-    return fd >= 0 && fstatat(fd, name, &st, AT_SYMLINK_NOFOLLOW) == 0;
-}
-
 void volumes_advise(const struct source *source, struct fault *fault)
 {
     const struct source *first = source_member(source, 0), *last = first, *next;
@@ -658,10 +663,8 @@ void volumes_advise(const struct source *source, struct fault *fault)
     if (count > 1 && (!is_even || is_zip_volume(first_name)))
         fault_advise(fault, "copy this part again, if it is one of this archive");
     else if (count > 1 && name_after(first_name, path_base(source_name(last)), name))
-        fault_advise(fault, "%sall %zu parts have one length, so that %.100s may be missing%s",
-                     is_at_end ? "" : "copy this part again; ", count, name,
-                     lies_beside(last, name) ? " (the one there does not count: " NO_PART ")"
-                                             : "");
+        fault_advise(fault, "%sall %zu parts have one length, so that %.100s may be missing",
+                     is_at_end ? "" : "copy this part again; ", count, name);
     else if (count == 1 && series_of(first_name, readings) && series->suffix == SUFFIX_NONE &&
              series_is_first(series, first_name) && first_name[series->stem - 1] != '1')
         fault_advise(fault, "if it is the first of several parts, copy all into one directory");

@@ -24,13 +24,17 @@
 #include "source.h"
 #include "vector.h"
 
+struct pot_options;
+
 /*
  * source_open, of the whole archive that the file at `path` is a part of. The source is called
  * by the path of the first piece, or of a zip's last volume. Errors of a set come with a fault
  * that names the file: -ENOENT (one is missing), -EUCLEAN (one is longer or shorter than the
- * others, or the first does not begin like an archive, and another does).
+ * others, or the first does not begin like an archive, and another does). A neighbour that does
+ * not count, for its owner or kind, is noted (pot_note; NULL: not).
  */
-int volumes_open(const char *path, struct fault *fault, struct source **ret_source);
+int volumes_open(const char *path, const struct pot_options *options, struct fault *fault,
+                 struct source **ret_source);
 
 /*
  * The paths of all parts in order, for callers who have several paths: 0; 1 if `path` is surely

@@ -173,7 +173,7 @@ static bool is_container(const char *path)
     ssize_t len = pread(fd, head, HEAD_BYTES, 0);
     if (len <= 0 || !unknown_format_container(head, (size_t)len))
         return false;
-    if (volumes_open(path, NULL, &source) < 0)
+    if (volumes_open(path, NULL, NULL, &source) < 0)
         return false;
     bool is_known = source_member(source, 1) || backend_of_head(source, head, (size_t)len);
     source_close(source);
