@@ -54,10 +54,13 @@ int options_read(void *into, size_t size, const void *given, struct onepot_error
     return 0;
 }
 
-void result_write(void *to, const void *from, size_t size)
+int result_write(void *to, const void *from, size_t size, struct onepot_error *error)
 {
     size_t room;
     memcpy(&room, to, sizeof(room));
+    if (room <= sizeof(room) || room > 4096)
+        return error_set(error, -EINVAL, "a result struct's member 'size' was not set");
     memcpy(to, from, room < size ? room : size);
     memcpy(to, &room, sizeof(room));
+    return 0;
 }

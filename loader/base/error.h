@@ -29,7 +29,10 @@ int error_from_fault(struct onepot_error *error, int err, const struct fault *fa
  */
 int options_read(void *into, size_t size, const void *given, struct onepot_error *error);
 
-/* Fill a caller's struct, whose first member is its size, with as much as it has room for. */
-void result_write(void *to, const void *from, size_t size);
+/*
+ * Fill a caller's struct, whose first member is its size, with as much as it has room for.
+ * -EINVAL: the caller did not set the size.
+ */
+int result_write(void *to, const void *from, size_t size, struct onepot_error *error);
 
 #endif

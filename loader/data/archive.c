@@ -274,8 +274,7 @@ int onepot_archive_part(const struct onepot_archive *archive, uint64_t sample, u
         found.name_len -= skip;
     }
     found.bytes = record->size_bytes;
-    result_write(ret_part, &found, sizeof(found));
-    return 0;
+    return result_write(ret_part, &found, sizeof(found), NULL);
 }
 
 /* ---- bytes ---- */

@@ -273,18 +273,17 @@ int onepot_loader_npy(const struct onepot_loader *loader, struct onepot_npy *ret
 {
     if (!loader->options.fill.npy)
         return -ENOTSUP;
-    result_write(ret_npy, &loader->options.fill.kind, sizeof(*ret_npy));
-    return 0;
+    return result_write(ret_npy, &loader->options.fill.kind, sizeof(*ret_npy), NULL);
 }
 
-void onepot_loader_stats(struct onepot_loader *loader, struct onepot_stats *ret_stats)
+int onepot_loader_stats(struct onepot_loader *loader, struct onepot_stats *ret_stats)
 {
     struct onepot_stats stats = {0};
     engine_stats(loader->engine, &stats);
     stats.prefetch = loader->options.ahead;
     stats.memory_bytes = loader->options.memory_bytes;
     dataset_cache_stats(loader->archive->dataset, &stats);
-    result_write(ret_stats, &stats, sizeof(stats));
+    return result_write(ret_stats, &stats, sizeof(stats), NULL);
 }
 
 int onepot_loader_transfer(struct onepot_loader *loader, bool previous,

@@ -58,9 +58,7 @@ int onepot_loader_state(struct onepot_loader *loader, struct onepot_error *error
     pthread_mutex_lock(&loader->lock);
     r = present_state(loader, error, &state);
     pthread_mutex_unlock(&loader->lock);
-    if (r == 0)
-        result_write(ret_state, &state, sizeof(state));
-    return r;
+    return r == 0 ? result_write(ret_state, &state, sizeof(state), error) : r;
 }
 
 /* With the lock. */

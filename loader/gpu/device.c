@@ -199,9 +199,7 @@ int onepot_device_info(struct onepot_device *device, struct onepot_error *error,
     int r = check_own(device, error);
     if (r == 0)
         r = device->type->info(device->device, error, &info);
-    if (r == 0)
-        result_write(ret_info, &info, sizeof(info));
-    return r;
+    return r == 0 ? result_write(ret_info, &info, sizeof(info), error) : r;
 }
 
 int onepot_device_stream_new(struct onepot_device *device, struct onepot_error *error,

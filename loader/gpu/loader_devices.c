@@ -339,8 +339,7 @@ static int devices_transfer(struct loader_devices *d, bool previous, struct onep
         add_transfer(&transfer, &more);
     }
     transfer.peak_bytes_per_second = peak;
-    result_write(ret_transfer, &transfer, sizeof(transfer));
-    return 0;
+    return result_write(ret_transfer, &transfer, sizeof(transfer), error);
 }
 
 static const struct accelerator devices = {

@@ -207,6 +207,5 @@ int onepot_batch_on_device(const struct onepot_batch *batch,
         .device = slab->device,
         .index = t->upload->shared->index,
     };
-    result_write(ret_where, &where, sizeof(where));
-    return 0;
+    return result_write(ret_where, &where, sizeof(where), NULL);
 }

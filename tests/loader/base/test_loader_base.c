@@ -65,15 +65,29 @@ START_TEST(a_result_fills_what_the_caller_has_room_for)
 {
     struct longer to = {offsetof(struct given, second), 1, 2, 3};
     const struct given from = {sizeof(from), 7, 8};
-    result_write(&to, &from, sizeof(from));
+    ck_assert_int_eq(result_write(&to, &from, sizeof(from), NULL), 0);
     ck_assert_uint_eq(to.size, offsetof(struct given, second));
     ck_assert_uint_eq(to.first, 7);
     ck_assert_uint_eq(to.second, 2);
     to.size = sizeof(to);
-    result_write(&to, &from, sizeof(from));
+    ck_assert_int_eq(result_write(&to, &from, sizeof(from), NULL), 0);
     ck_assert_uint_eq(to.size, sizeof(to));
     ck_assert_uint_eq(to.second, 8);
     ck_assert_uint_eq(to.later, 3);
+}
+END_TEST
+
+START_TEST(a_result_without_its_size_is_an_error)
+{
+    static const size_t sizes[] = {0, sizeof(size_t), 5000};
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        struct onepot_error error = {0};
+        struct longer to = {sizes[i], 1, 2, 3};
+        const struct given from = {sizeof(from), 7, 8};
+        ck_assert_int_eq(result_write(&to, &from, sizeof(from), &error), -EINVAL);
+        ck_assert_ptr_nonnull(strstr(error.text, "size"));
+        ck_assert_uint_eq(to.first, 1);
+    }
 }
 END_TEST
 
@@ -177,6 +191,7 @@ int main(void)
     tcase_add_test(tests, options_of_a_newer_program_may_not_set_what_is_not_known);
     tcase_add_test(tests, options_without_a_size_are_refused);
     tcase_add_test(tests, a_result_fills_what_the_caller_has_room_for);
+    tcase_add_test(tests, a_result_without_its_size_is_an_error);
     tcase_add_test(tests, errors_have_words_and_need_no_room_for_them);
     tcase_add_test(tests, ranks_of_the_node_share_its_memory_and_cpus);
     tcase_add_test(tests, halves_are_rounded_once_to_nearest_ties_to_even);
