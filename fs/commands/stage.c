@@ -22,6 +22,7 @@
 #include "interrupt.h"
 #include "json.h"
 #include "owner.h"
+#include "path.h"
 #include "process.h"
 #include "source_retry.h"
 #include "stage.h"
@@ -29,7 +30,6 @@
 #include "verify.h"
 #ifdef HAVE_FUSE
 #include "unmounter.h"
-#include "path.h"
 #endif
 
 static const struct cli_usage usage = {

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "cleanup.h"
@@ -45,9 +46,12 @@ static int helper_environment(const char *commfd, struct helper_environment *env
     return r == 0 ? vector_push(env, NULL) : r;
 }
 
-/* Apart from variables that would live across vfork. `null` is its input. */
+/*
+ * Apart from variables that would live across vfork. `null` is its input. The parent, whose
+ * memory the child shares until it has become the helper, learns in *failed why it could not.
+ */
 static __attribute__((noinline)) pid_t helper_fork(char *const argv[], char **env, int null,
-                                                   int output)
+                                                   int output, volatile int *failed)
 {
     sigset_t none;
     pid_t pid = vfork();
@@ -59,6 +63,7 @@ static __attribute__((noinline)) pid_t helper_fork(char *const argv[], char **en
     sigprocmask(SIG_SETMASK, &none, NULL);
     if (dup2(null, 0) == 0 && dup2(output, 1) == 1 && dup2(output, 2) == 2)
         execve(argv[0], argv, env);
+    *failed = errno;
     _exit(127);
 }
 
@@ -79,9 +84,14 @@ static int helper_spawn(char *const argv[], const char *commfd, int output, pid_
     }
     sigfillset(&all);
     sigprocmask(SIG_BLOCK, &all, &before); /* no handler of ours runs in the child */
-    pid_t pid = helper_fork(argv, env.at, null, output);
+    volatile int failed = 0;
+    pid_t pid = helper_fork(argv, env.at, null, output, &failed);
     sigprocmask(SIG_SETMASK, &before, NULL);
     vector_free(&env);
+    if (pid > 0 && failed) {
+        waitpid(pid, NULL, 0);
+        pid = -failed;
+    }
     *ret_pid = pid;
     return pid < 0 ? pid : 0;
 }
