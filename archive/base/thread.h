@@ -22,7 +22,7 @@
 /*
  * glibc starts threads by clone3, and knows another way only where that answers ENOSYS. Under a
  * filter that answers EPERM, a filter of ours answers ENOSYS: the newest one's errno counts.
- * Without the right to set one, it takes no_new_privs. False: clone3 is not what is missing.
+ * Without the right to set one, it takes no_new_privs. False: clone3 is not missing.
  */
 static inline bool thread_mask_clone3(void)
 {

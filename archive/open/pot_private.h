@@ -88,7 +88,7 @@ struct pot_found {
 };
 
 /*
- * Is the archive a shard of a set that is being exchanged? -EBUSY. A record of that which does
+ * Is the archive a shard of a set that is being exchanged? -EBUSY. A record of it that does
  * not count is noted. `source` is the open file, NULL: there is none. See shard_exchange_check.
  */
 int pot_check_exchange(struct shard_records *records, const char *path,

@@ -281,8 +281,7 @@ static int exchange_lock_record(int folder_fd, const char *record, const _Atomic
 
 /* ---- the exchange ---- */
 
-/* What has the name? 0 and its inode number, or 0 for nothing or for what is no regular file.
- */
+/* The inode number of the regular file of this name, or 0. */
 static int exchange_find(int folder_fd, const char *name, struct fault *fault, bool *ret_there,
                          uint64_t *ret_ino)
 {
@@ -468,7 +467,7 @@ static int exchange_check_place(const struct shard_exchange *x, uint32_t number,
     return 1;
 }
 
-/* Add the shards that are replaced, and those of a larger old set. */
+/* Add the shards that are replaced, and the rest of a larger old set. */
 static int exchange_find_old(const struct shard_exchange *x, bool overwrite,
                              struct fault *fault, exchange_shards *shards)
 {

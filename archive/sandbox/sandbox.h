@@ -59,10 +59,10 @@ typedef bool sandbox_watch(void *ctx, const struct progress *progress);
  * of CPU time meanwhile, the archive is at fault (-EUCLEAN); if idle_seconds went by, the
  * storage is (-ETIMEDOUT). -ENOMEM: fn or the kernel ran out of memory.
  *
- * -E2BIG: it took more CPU time in all than what it has to show for that. A parser whose time
+ * -E2BIG: it took more CPU time in all than its progress accounts for. A parser whose time
  * grows with the square of its members makes progress for hours. Beside cpu_seconds it may have
  * a second for each MiB that it read or wrote, 0.25 ms for each member, and 2 ms for each beat:
- * all of these are several times what the slowest of honest archives takes.
+ * each is several times as much as the slowest honest archive takes.
  */
 int sandbox_run(int (*fn)(void *arg, struct progress *progress, struct fault *fault), void *arg,
                 const struct sandbox_limits *limits, sandbox_watch *watch, void *watch_ctx,

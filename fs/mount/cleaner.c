@@ -302,7 +302,7 @@ static int look_at_child(struct user_child *child)
     return fail_user(child->uid, why);
 }
 
-/* CLI_GO_ON: not before another one of those that work has ended. */
+/* CLI_GO_ON: only when another child has ended. */
 static int start_next(struct user_child *child, const char *job, bool remove,
                       struct present *present, size_t works)
 {
@@ -346,7 +346,7 @@ static void stop_children(struct user_children *users, size_t begun, uint64_t en
             fail_user(users->at[i].uid, "it was not done in time, and can't be killed");
 }
 
-/* A few at a time, until `end_ms`: what is left then is counted. */
+/* A few at a time, until `end_ms`: the rest is counted then. */
 static int clean_users(struct user_children *users, const char *job, bool remove,
                        uint64_t end_ms)
 {

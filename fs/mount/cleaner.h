@@ -16,7 +16,7 @@
 #include "state.h"
 
 /*
- * What becomes of the user's private folder when nothing is left in it. It stays as long as the
+ * The fate of the user's private folder when nothing is left in it. It stays as long as the
  * user has a process on this node, beside the cleaner and the programs that called it: that one
  * may still look there, and another user could make the folder anew.
  */
