@@ -203,6 +203,7 @@ static int resolve_layer(struct mounter *m)
     m->is_private = m->for_run;
     if (layer_resolve(o->writable_dir, &m->layer, why) < 0)
         return cli_failf(o->writable_dir, "what is written can't lie there: %s", why);
+    m->layer.is_open = o->allow_other;
     size_t len = strlen(m->at);
     if (len && strncmp(m->layer.dir, m->at, len) == 0 && m->layer.dir[len] == '/')
         return cli_failf(m->layer.dir, "the mount would hide it; name a folder outside of %s",

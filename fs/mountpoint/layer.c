@@ -214,6 +214,21 @@ static int is_taken(int fd, char why[LAYER_WHY_MAX])
     return -EBUSY;
 }
 
+/* Earlier versions gave the folder of changes to the owner of the archive's top. */
+static int check_owner(const struct layer *layer, int dir, char why[LAYER_WHY_MAX])
+{
+    struct stat st;
+
+    if (fstatat(dir, "changes", &st, AT_SYMLINK_NOFOLLOW) < 0 || place_is_ours(&st))
+        return 0;
+    snprintf(
+        why, LAYER_WHY_MAX,
+        "its folder 'changes' belongs to user %u, who may have written there; name another "
+        "folder, or look through it and 'chown %u %s/changes'",
+        (unsigned)st.st_uid, (unsigned)geteuid(), layer->dir);
+    return -EPERM;
+}
+
 int layer_take(struct layer *layer, char why[LAYER_WHY_MAX])
 {
     auto_close int dir = -1;
@@ -230,17 +245,6 @@ int layer_take(struct layer *layer, char why[LAYER_WHY_MAX])
         return layer_refuse(why, -errno, NULL);
     if (!S_ISREG(st.st_mode) || !place_is_ours(&st))
         return layer_refuse(why, -EPERM, "its file 'lock' is no file of yours");
-    for (size_t i = 0; i < 2; i++) {
-        static const char *const names[] = {"changes", "work"};
-        if (fstatat(dir, names[i], &st, AT_SYMLINK_NOFOLLOW) < 0 || place_is_ours(&st))
-            continue;
-        snprintf(
-            why, LAYER_WHY_MAX,
-            "its folder '%s' belongs to user %u, who can write there; name another folder, "
-            "or 'chown' that one",
-            names[i], (unsigned)st.st_uid);
-        return -EPERM;
-    }
     for (int waited = 0; flock(fd, LOCK_EX | LOCK_NB) < 0; waited += TAKE_STEP_MS) {
         if (errno != EWOULDBLOCK)
             return layer_refuse(why, -errno, NULL);
@@ -249,6 +253,8 @@ int layer_take(struct layer *layer, char why[LAYER_WHY_MAX])
         poll(NULL, 0, TAKE_STEP_MS);
     }
     r = check_left_behind(layer, why);
+    if (r == 0)
+        r = check_owner(layer, dir, why);
     if (r == 0)
         layer->lock_fd = steal_fd(&fd);
     return r;
@@ -262,12 +268,12 @@ void layer_release(struct layer *layer)
 
 /* ---- the mount ---- */
 
-/* One of the two folders: the user's who runs the command, whoever owns the archive. */
+/* One of the two folders. Nobody else's is taken, as its owner may have written there. */
 static int open_part(int dir, const char *name, mode_t mode, int *ret_fd)
 {
     struct stat st;
 
-    if (mkdirat(dir, name, S_IRWXU) < 0 && errno != EEXIST)
+    if (mkdirat(dir, name, 0700) < 0 && errno != EEXIST)
         return -errno;
     auto_close int fd = openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &st) < 0)
@@ -281,14 +287,15 @@ static int open_part(int dir, const char *name, mode_t mode, int *ret_fd)
 }
 
 /*
- * Open both, for a mount whose root is `like`. Others are kept out, as by the mount below. The
- * caller closes both.
+ * Open both, for a mount whose root is `like`. A mount keeps other users out by itself, but a
+ * layer over it asks it in its maker's name: only the mode of the upper folder, which is the
+ * root's, keeps them out then. The caller closes both.
  */
 static int open_parts(const struct layer *layer, int dir, const struct stat *like,
                       int ret_fds[2])
 {
     auto_close int changes = -1;
-    mode_t others = layer->is_for_others ? like->st_mode & 0055 : 0;
+    mode_t others = layer->is_open ? like->st_mode & 0055 : 0;
     int r = open_part(dir, "changes", S_IRWXU | others, &changes);
 
     if (r == 0)

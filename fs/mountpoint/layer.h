@@ -38,7 +38,7 @@ struct layer {
      */
     uint64_t token;
     dev_t below;
-    bool is_for_others; /* --allow-other: their rights are the archive's top folder's */
+    bool is_open; /* to other users, as far as the archive's top folder is (--allow-other) */
 };
 #define LAYER_OF_PROGRAM /* DIR, for -EMEDIUMTYPE */                                           \
     "fuse-overlayfs wrote it ('onepot mount' of an ordinary user); take another folder"

@@ -265,7 +265,7 @@ static int open_folders(struct slot *slot, const struct layer *layer, int ret_fd
     struct layer memory = LAYER_NONE;
     int r = 0;
 
-    memory.is_for_others = layer->is_for_others;
+    memory.is_open = layer->is_open;
     if (!layer->dir[0])
         r = find_memory(slot, &registry, &memory);
     return r < 0 ? r
@@ -343,7 +343,6 @@ int layer_cover(struct slot *slot, struct layer *layer, const struct mount_reque
     int r = -EPERM;
 
     snprintf(c->layer_dir, sizeof(c->layer_dir), "%s", layer->dir);
-    layer->is_for_others = rq->allow_other;
     if (by_kernel) {
         r = cover_by_kernel(c, layer, rq);
         if (r < 0)

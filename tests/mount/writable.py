@@ -194,6 +194,13 @@ def test_what_can_t_be_a_folder_for_it_is_refused_in_a_line(work):
     if os.geteuid() == 0:
         os.chown(work.make("theirs"), 1234, 1234)
         fails("run", f"--writable={work.path}/theirs", archive, "--", "true", status=125, words=["belongs to user 1234"])
+        os.makedirs(work / "given/changes")
+        write(work / "given/lock", b"")
+        os.chown(work / "given/changes", 1234, 1234)
+        fails("run", f"--writable={work.path}/given", archive, "--", "true", status=125,
+              words=["'changes' belongs to user 1234", f"chown 0 {work.path}/given/changes"])
+        run("chown", "0", work / "given/changes")
+        harness.onepot("run", f"--writable={work.path}/given", archive, "--", "true")
     check_nothing_left()
 
 
