@@ -8,6 +8,11 @@
  * (ops.c). So each look-up makes a new file: a text that never changes, with a node id of its
  * own, under a name whose validity is zero. The last few texts are kept for the reads that
  * follow. None of this is counted; otherwise looking at a mount would keep it from being idle.
+ *
+ * Under a layer a name must keep its node: the overlay takes another one for a lost file
+ * (ESTALE). A look-up changes the text of that node then, and its length, at which the kernel
+ * drops what it has of the old one. And nothing here is copied to the layer, where a report
+ * would be there for good: an overlay copies a file only if its attributes can be listed.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -90,10 +95,13 @@ static int text_make(struct stat_files *files, unsigned file, struct text *ret_t
     pthread_mutex_unlock(&s->counters_lock);
     if (r < 0)
         return r;
-    text.len = min_u64(text.len, LISTING_BYTES); /* as much as one answer holds: text_read */
+    text.len = min_u64(text.len, LISTING_BYTES - 1); /* an answer holds it: text_read */
     pthread_mutex_lock(&files->lock);
-    text.node = NODE_TEXT + files->made;
-    struct text *place = &files->texts[files->made++ % TEXTS_KEPT];
+    uint64_t number = s->config.is_covered ? file : files->made++;
+    struct text *place = &files->texts[number % TEXTS_KEPT];
+    text.node = NODE_TEXT + number;
+    if (place->node == text.node && place->len == text.len)
+        text.bytes[text.len++] = '\n'; /* in the place of its end */
     free(place->bytes);
     *place = *ret_text = text;
     pthread_mutex_unlock(&files->lock);
@@ -253,8 +261,10 @@ static void answer_listxattr(struct stat_files *files, struct request *rq)
     const struct fuse_getxattr_in *in = rq->arg;
     struct fuse_getxattr_out none = {0};
 
-    (void)files;
-    reply_bytes(rq, &none, in->size == 0 ? sizeof(none) : 0);
+    if (files->session->config.is_covered)
+        reply_error(rq, -EROFS);
+    else
+        reply_bytes(rq, &none, in->size == 0 ? sizeof(none) : 0);
 }
 
 /* By opcode. The others are answered as for every file. */

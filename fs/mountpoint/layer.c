@@ -3,11 +3,13 @@
  * path means something else in its options. The descriptors are opened in the namespace, as the
  * kernel takes no folder of a mount outside of it.
  *
- * Options. An ordinary user's namespace has no trusted attributes, so DIR gets user attributes,
- * whoever mounts it; a tmpfs has these from Linux 6.6 on, and root does without. With xino a
+ * Options. A user namespace has no trusted attributes, so DIR gets user attributes, whoever
+ * mounts it; a tmpfs has these from Linux 6.6 on, and root does without. With xino a
  * file would have another inode number than in the mount, by which the preloaded library knows
  * it. And DIR must hold no file handles, as the same handle is another file's once the archive
  * was packed anew; they need CAP_DAC_READ_SEARCH, which an ordinary user's namespace lacks.
+ * Where a folder of the archive went is written down in memory alone (redirect_dir): user
+ * attributes can't have it, and DIR is read by kernels and programs that have nothing else.
  */
 #include "layer.h"
 
@@ -35,6 +37,7 @@
 #include "numbers.h"
 #include "path.h"
 #include "place.h"
+#include "process.h"
 
 #define MEMORY_LEAST (UINT64_C(16) << 20)
 #define ENTRIES_MOST 200000u /* that are counted */
@@ -116,20 +119,38 @@ int layer_resolve(const char *dir, struct layer *ret_layer, char why[LAYER_WHY_M
 
 /* ---- the lock ---- */
 
-/* The owner of the lock, as messages have it: written when it is mounted, and left there. */
+/* The owner of the lock, as messages have it; and a line by which to know whether it lives. */
 static int holder_write(const struct layer *layer)
 {
     char text[HOLDER_MAX], host[HOST_NAME_MAX + 1] = "";
+    struct process_facts facts = {0};
     struct job job;
 
     job_detect(&job);
+    process_look(layer->writer, &facts);
     if (gethostname(host, sizeof(host) - 1) < 0)
         return -errno;
-    int n = snprintf(text, sizeof(text), "process %d on %s%s%s\n", layer->writer, host,
-                     job.id[0] ? ", job " : "", job.id);
+    int n = snprintf(text, sizeof(text), "process %d on %s%s%s\n%" PRIu64 " %" PRIu64 "\n",
+                     layer->writer, host, job.id[0] ? ", job " : "", job.id,
+                     process_namespace(), facts.start_ticks);
     if (ftruncate(layer->lock_fd, 0) < 0 || pwrite(layer->lock_fd, text, (size_t)n, 0) != n)
         return -errno;
     return 0;
+}
+
+/* Did the process that holder_write named run here, and is it gone? */
+static bool holder_is_gone(const char *text)
+{
+    char host[HOST_NAME_MAX + 1] = "", named[HOST_NAME_MAX + 2] = "";
+    const char *facts = strchr(text, '\n');
+    uint64_t namespace, start_ticks;
+    int pid;
+
+    return facts && gethostname(host, sizeof(host) - 1) == 0 &&
+           sscanf(text, "process %d on %64[^,\n]", &pid, named) == 2 &&
+           strcmp(host, named) == 0 &&
+           sscanf(facts, "%" SCNu64 " %" SCNu64, &namespace, &start_ticks) == 2 &&
+           namespace == process_namespace() && !process_lives(pid, start_ticks);
 }
 
 /*
@@ -201,15 +222,21 @@ static int check_left_behind(const struct layer *layer, char why[LAYER_WHY_MAX])
     return -EBUSY;
 }
 
-static int is_taken(int fd, char why[LAYER_WHY_MAX])
+/* The lock is held: by a process that lives, or by the daemon that a killed one has left. */
+static int is_taken(const struct layer *layer, int fd, char why[LAYER_WHY_MAX])
 {
     char holder[HOLDER_MAX];
     ssize_t n = pread(fd, holder, sizeof(holder) - 1, 0);
 
     holder[n > 0 ? n : 0] = '\0';
+    bool is_gone = holder_is_gone(holder);
+    if (is_gone && check_left_behind(layer, why) < 0)
+        return -EBUSY;
     holder[strcspn(holder, "\n")] = '\0';
     snprintf(why, LAYER_WHY_MAX,
-             "another job writes there (%s); wait for its end, or name another folder",
+             is_gone ? "what a killed 'run' (%s) has started ends just now; try again"
+                     : "another job or session writes there (%s); wait for its end, or name "
+                       "another folder",
              *holder ? holder : "about to begin");
     return -EBUSY;
 }
@@ -249,15 +276,17 @@ int layer_take(struct layer *layer, char why[LAYER_WHY_MAX])
         if (errno != EWOULDBLOCK)
             return layer_refuse(why, -errno, NULL);
         if (waited >= TAKE_LIMIT_MS)
-            return is_taken(fd, why);
+            return is_taken(layer, fd, why);
         poll(NULL, 0, TAKE_STEP_MS);
     }
     r = check_left_behind(layer, why);
     if (r == 0)
         r = check_owner(layer, dir, why);
-    if (r == 0)
-        layer->lock_fd = steal_fd(&fd);
-    return r;
+    if (r < 0)
+        return r;
+    layer->lock_fd = steal_fd(&fd);
+    r = holder_write(layer);
+    return r < 0 ? layer_refuse(why, r, NULL) : 0;
 }
 
 void layer_release(struct layer *layer)
@@ -353,11 +382,13 @@ static int cover(const struct layer *layer, int lower, int dir, const char *moun
         return r;
     auto_close int changes = parts[0], work = parts[1];
     const int fds[] = {lower, changes, work};
-    /* Root of the node has had overlayfs for longer than user attributes. */
-    if (layer->dir[0] || geteuid() != 0)
+    const bool in_memory = !layer->dir[0], is_root = geteuid() == 0;
+    const char *first = in_memory && is_root ? ",redirect_dir=on" : ",userxattr";
+    r = mount_overlay(layer, fds, mountpoint, noexec, first);
+    if (r == -EPERM && in_memory && is_root) /* of a container */
         r = mount_overlay(layer, fds, mountpoint, noexec, ",userxattr");
-    if ((!layer->dir[0] && geteuid() == 0) || (r == -EINVAL && geteuid() == 0))
-        r = mount_overlay(layer, fds, mountpoint, noexec, "");
+    if (r == -EINVAL && !in_memory && is_root) /* its overlayfs is older than user attributes */
+        r = mount_overlay(layer, fds, mountpoint, noexec, ",redirect_dir=off");
     return r;
 }
 

@@ -102,6 +102,25 @@ def test_a_folder_keeps_it_for_the_next(work):
     check_nothing_left()
 
 
+def test_root_renames_folders_of_the_archive_in_memory(work):
+    """As git does, which copies nothing. In DIR the attributes of an ordinary user can't say where one came from."""
+    need_root("have trusted attributes")
+    archive = make_archive(work)
+    script = "import os, sys\nos.chdir(sys.argv[1])\nos.rename('sub', 'moved')\nos.rename('moved', 'again')\nprint(len(os.listdir('again')))"
+    done = writable(archive, *python(script))
+    check_equal(done.stdout, b"%d\n" % life.FILES, "files of a folder that was renamed twice")
+    done = writable(archive, *python(script), where=work / "kept", status=1)
+    check("Invalid cross-device link" in said(done), f"what it says in DIR: {said(done)!r}")
+    writable(archive, "sh", "-c", "mv {}/sub {}/moved && cat {}/moved/0007", where=work / "kept")
+    if run("unshare", "-Ur", "true", status=None).returncode == 0:  # the root of a container has no such attributes
+        run("unshare", "-Ur", harness.onepot_program(), "run", "--writable", archive, "--", "sh", "-c",
+            "mv {}/sub {}/moved && mkdir {}/sub && cat {}/moved/0007")
+    if harness.shutil.which("git"):
+        writable(archive, "sh", "-c", 'cd "$0" && git init -q . && git add -A && git -c user.name=a -c user.email=a@b commit -qm a && '
+                 "git mv sub moved && git status --porcelain -s | grep -c ^R", "{}", env=harness.environment(HOME=work.path))
+    check_nothing_left()
+
+
 def test_packing_the_view_keeps_the_changes(work):
     archive = make_archive(work)
     writable(archive, "sh", "-c", '"$0" -c "$1" "$2" && "$3" pack -o "$4" "$2"', PYTHON, CHANGE, "{}",
@@ -172,6 +191,43 @@ print(open(sys.argv[1] + "/.onepot/stat.json").read())
     check_nothing_left()
 
 
+REPORT = """
+import json, os, sys
+os.chdir(sys.argv[1])
+for i in range(100):
+    with open(".onepot/stat.json", encoding="utf-8") as f:
+        before = json.load(f)
+    with open(".onepot/stat", encoding="utf-8") as f:
+        assert "serving" in f.read()
+open("sub/0000", "rb").read()
+while True:
+    with open(".onepot/stat.json", encoding="utf-8") as f:
+        if json.load(f)["read_files"] > before["read_files"]:
+            break
+for attempt in (lambda: open(".onepot/stat", "w"), lambda: open(".onepot/stat.json", "r+"), lambda: open(".onepot/new", "w"),
+                lambda: os.unlink(".onepot/stat"), lambda: os.chmod(".onepot", 0o777), lambda: os.mkdir(".onepot/new")):
+    try:
+        attempt()
+        print("done")
+    except OSError as e:
+        print(e.errno)
+print(os.listdir("."))
+"""
+
+
+def test_the_report_is_read_as_often_as_one_likes_and_never_written(work):
+    """An overlay gives a file that has become another one up, with ESTALE, and copies what it can."""
+    need_overlay()
+    archive = make_archive(work)
+    for where in None, work / "kept":
+        done = writable(archive, *python(REPORT), where=where)
+        lines = done.stdout.decode().splitlines()
+        check_equal(set(lines[:-1]), {"30"} if os.geteuid() == 0 else {"13", "30"}, "errors of writing")
+        check(".onepot" not in lines[-1], f"it is listed: {lines[-1]}")
+    check_equal(os.listdir(work / "kept/changes"), [], "what was copied to the layer")
+    check_nothing_left()
+
+
 # ---- whose it is ----
 
 def test_what_can_t_be_a_folder_for_it_is_refused_in_a_line(work):
@@ -236,7 +292,7 @@ def test_one_job_at_a_time_and_all_its_ranks_write_to_a_folder(work):
         life.first_line(first)
         done = harness.onepot(*command, "sh", "-c", "cat {}/one; echo second >{}/two")
         check_equal(done.stdout, b"first\n", "what a rank of the same step sees")
-        fails(*command, "true", status=125, words=["another job writes there", str(first.pid)],
+        fails(*command, "true", status=125, words=["another job or session writes there", str(first.pid)],
               env=harness.environment(SLURM_JOB_ID="77"))
         status, out, errors = ended_after_input(first)
         check_equal((status, out), (0, b"second\n"), f"what the first one sees: {errors}")
@@ -303,6 +359,24 @@ def test_a_killed_command_leaves_a_whole_folder(work):
         check_nothing_left(f"kill {i}")
     done = writable(archive, "sh", "-c", "cat {}/sub/0000; head -c 8 {}/sub/0001", where=kept)
     check_equal(done.stdout, b"0000" * 500 + b"00010001", "what the next one sees")
+
+
+def test_the_next_one_is_told_which_process_a_killed_run_has_left(work):
+    archive, kept = make_archive(work), work / "kept"
+    need_overlay()
+    for how in "as a zombie", "gone":
+        with life.background("run", f"--writable={kept}", archive, "--", "sh", "-c", "echo $$; exec sleep 1000") as p:
+            command = int(life.first_line(p))
+            p.kill()
+            if how == "gone":
+                p.wait()
+            for _ in range(2):
+                fails("run", f"--writable={kept}", archive, "--", "true", status=125,
+                      words=[f"process {command}, of a 'run' that was killed, still writes there; end it first"],
+                      env=harness.environment(SLURM_JOB_ID="77"))
+            life.kill(command)
+        check_nothing_left(how)
+    harness.onepot("run", f"--writable={kept}", archive, "--", "true")
 
 
 def test_a_full_layer_stops_the_writer_alone(work):

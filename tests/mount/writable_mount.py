@@ -68,7 +68,7 @@ def check_kept(archive, **options):
     read_changes(path, who, f"{kept}.seen")
     other = dict(options)
     other["env"] = dict(options.get("env") or harness.environment(), SLURM_JOB_ID="77")
-    fails("mount", f"--writable={kept}", archive, words=["another job writes there", str(daemon_of(path, **options))], **other)
+    fails("mount", f"--writable={kept}", archive, words=["another job or session writes there", str(daemon_of(path, **options))], **other)
     umount(path, **options)
 
 
