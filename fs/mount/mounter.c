@@ -14,6 +14,7 @@
 #include "layer_cover.h"
 #include "mounter_private.h"
 #include "mountinfo.h"
+#include "process.h"
 #include "storage_watch.h"
 #include "summary.h"
 #include "unmounter.h"
@@ -234,6 +235,10 @@ static int take_layer(struct mounter *m)
 {
     char why[LAYER_WHY_MAX];
 
+    struct counters *c = m->slot->counters;
+
+    snprintf(c->layer_dir, sizeof(c->layer_dir), "%s", m->layer.dir);
+    m->layer.files_before = &c->layer_files_before;
     m->layer.writer = getpid();
     if (m->options->writable && layer_take(&m->layer, why) < 0)
         return cli_failf(m->layer.dir, "%s", why);
@@ -280,9 +285,15 @@ static int add_layer(struct mounter *m)
 
 void mounter_offer_namespace(const struct mounter *m, struct counters *c)
 {
-    c->namespace_pid = getpid();
-    c->user_namespace_fd = m->mounted.ns.user_ns;
-    c->mount_namespace_fd = m->mounted.ns.mnt_ns;
+    struct counter_entrance *free = NULL, *e = c->entrance;
+    struct process_facts self;
+
+    for (; !free && e < c->entrance + COUNTERS_ENTRANCES; e++)
+        if (!e->pid || !process_lives(e->pid, e->start_ticks))
+            free = e;
+    if (m->mounted.ns.mnt_ns >= 0 && free && process_look(getpid(), &self) == 0)
+        *free = (struct counter_entrance){getpid(), m->mounted.ns.user_ns, m->mounted.ns.mnt_ns,
+                                          self.start_ticks};
 }
 
 /* From now on others may share it. */
@@ -314,6 +325,18 @@ static bool mounts_first(const struct mounter *m)
     return m->options->ends_at_once && m->options->foreground && m->parent_fd < 0;
 }
 
+/* Commands that share a layer see what the others wrote. */
+static void tell_of_changes(const struct mounter *m)
+{
+    if (m->mounted.ns.mnt_ns >= 0 && !m->layer.dir[0])
+        namespace_measure(&m->mounted.ns, m->slot->counters);
+    if (layer_is_changed(m->slot))
+        cli_note("%s: other commands of this %s have changed it, and this one shares their "
+                 "layer%s",
+                 m->options->archive, m->job.id[0] ? "job" : "session",
+                 m->layer.dir[0] ? "" : "; with --writable=DIR it would have another");
+}
+
 int mounter_start(struct mounter *m)
 {
     const bool early = mounts_first(m);
@@ -333,6 +356,8 @@ int mounter_start(struct mounter *m)
     for (size_t i = 0; r == 0 && !m->shared && i < sizeof(steps) / sizeof(steps[0]); i++)
         r = mounter_caught() ? CLI_FAILED : steps[i](m);
     storage_watch_stop(); /* of a mount that is shared, nothing was opened */
+    if (r == 0 && m->shared && m->options->writable)
+        tell_of_changes(m);
     if (r == 0 && mounter_caught())
         r = CLI_FAILED;
     if (r != 0) {
@@ -400,7 +425,7 @@ static void end_mount(struct mounter *m, bool died)
     char line[SUMMARY_MAX], users[512];
     struct counters *c = m->slot->counters;
     if (m->options->writable && !m->layer.dir[0] && ns)
-        namespace_measure(ns, &c->layer_bytes);
+        namespace_measure(ns, c);
     int r = unmounter_unmount(m->slot, RELEASE_WAIT_MS, false, ns);
 
     if (r == -EBUSY) {
@@ -418,7 +443,6 @@ static void end_mount(struct mounter *m, bool died)
     else if (!died)
         cli_note("%s: %s", m->options->archive, summary_line(c, line, sizeof(line)));
     if (m->options->writable) {
-        snprintf(c->layer_dir, sizeof(c->layer_dir), "%s", m->layer.dir);
         layer_gone(m->slot);
         layer_note(c, m->options->archive);
     } else if (atomic_load(&c->direct_refused)) {

@@ -16,6 +16,7 @@
 #include "interrupt.h"
 #include "mounter_private.h"
 #include "mountinfo.h"
+#include "owner.h"
 #include "path.h"
 #include "place.h"
 #include "storage_watch.h"
@@ -231,6 +232,22 @@ static int open_log(struct mounter *m)
                          : 0;
 }
 
+/*
+ * Outside of jobs a layer is its session's, as another terminal's commands know nothing of it.
+ * A mount that nobody writes to is for all.
+ */
+static uint64_t session_of_layer(const struct mounter *m)
+{
+    struct process_facts leader = {0};
+
+    if (!m->options->writable || m->job.id[0])
+        return 0;
+    pid_t pid = owner_find();
+    pid = pid ? pid : getsid(0);
+    process_look(pid, &leader);
+    return leader.start_ticks << 32 ^ (uint64_t)pid;
+}
+
 int mounter_prepare(struct mounter *m)
 {
     const struct mount_options *o = m->options;
@@ -254,6 +271,7 @@ int mounter_prepare(struct mounter *m)
     if (r == 0)
         r = open_log(m);
     m->options_hash = mount_options_hash(o, m->at, m->identity.mtime_sec,
-                                         m->identity.mtime_nsec, m->owner.start_ticks);
+                                         m->identity.mtime_nsec, m->owner.start_ticks) ^
+                      session_of_layer(m);
     return r;
 }

@@ -74,7 +74,7 @@ bool mounter_may_be_private(const struct mounter *m)
     return m->for_run && (m->methods & MOUNT_BY_NAMESPACE);
 }
 
-/* Join the namespace of another `run`, and become the next that others may enter through. */
+/* Join the namespace of another `run`, and become one more that others may enter through. */
 static bool join_namespace(struct mounter *m, struct slot *slot)
 {
     struct counters *c = slot->counters;
@@ -83,8 +83,13 @@ static bool join_namespace(struct mounter *m, struct slot *slot)
         return false;
     strcpy(m->path, c->mountpoint); /* for the child */
     m->slot = slot;                 /* the same */
-    int r = namespace_join(c->namespace_pid, c->user_namespace_fd, c->mount_namespace_fd,
-                           m->path, m->launch, m->launch_ctx, &m->mounted.ns);
+    int r = -ESRCH;
+    for (size_t i = 0; r < 0 && i < COUNTERS_ENTRANCES; i++) {
+        const struct counter_entrance *e = &c->entrance[i];
+        if (e->pid && process_lives(e->pid, e->start_ticks))
+            r = namespace_join(e->pid, e->user_namespace_fd, e->mount_namespace_fd, m->path,
+                               m->launch, m->launch_ctx, &m->mounted.ns);
+    }
     m->slot = NULL;
     if (r < 0)
         return false;

@@ -20,6 +20,7 @@
 #include <inttypes.h>
 #include <linux/capability.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +28,7 @@
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "budget.h"
@@ -405,6 +407,7 @@ static int mount_memory(const struct layer *layer, const char *mountpoint)
 static int mount_in_memory(const struct layer *layer, int lower, const char *mountpoint,
                            bool noexec)
 {
+    struct statfs st;
     int r = mount_memory(layer, mountpoint);
     if (r < 0)
         return r;
@@ -412,10 +415,13 @@ static int mount_in_memory(const struct layer *layer, int lower, const char *mou
     if (dir < 0)
         return -errno;
     r = cover(layer, lower, dir, mountpoint, noexec);
-    if (layer->token || (r != -EPERM && r != -ENODEV))
-        return r;
-    int other = layer_program_mount(dir, lower, mountpoint, noexec);
-    return other == -ENOENT ? r : other;
+    if (!layer->token && (r == -EPERM || r == -ENODEV)) {
+        int other = layer_program_mount(dir, lower, mountpoint, noexec);
+        r = other == -ENOENT ? r : other;
+    }
+    if (r == 0 && layer->files_before && fstatfs(dir, &st) == 0)
+        atomic_store(layer->files_before, (uint64_t)(st.f_files - st.f_ffree));
+    return r;
 }
 
 int layer_mount(const struct layer *layer, const char *mountpoint, bool noexec)
@@ -435,19 +441,34 @@ int layer_mount(const struct layer *layer, const char *mountpoint, bool noexec)
     return r < 0 ? r : cover(layer, lower, dir, mountpoint, noexec);
 }
 
-/* Changes that are there without the mark are the kernel's. */
-static int mark_for_program(int dir)
+static bool has_changes(int dir)
 {
     auto_close int changes =
         openat(dir, "changes", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     auto_closedir DIR *list = changes < 0 ? NULL : path_list(changes);
+
+    for (const struct dirent *entry; list && (entry = readdir(list));)
+        if (!path_is_dots(entry->d_name))
+            return true;
+    return false;
+}
+
+bool layer_has_changes(const struct layer *layer)
+{
+    struct stat st;
+    auto_close int dir = -1;
+    return open_folder(layer, &st, &dir) == 0 && has_changes(dir);
+}
+
+/* Changes that are there without the mark are the kernel's. */
+static int mark_for_program(int dir)
+{
     struct stat st;
 
     if (fstatat(dir, PROGRAM_MARK, &st, AT_SYMLINK_NOFOLLOW) == 0)
         return 0;
-    for (const struct dirent *entry; list && (entry = readdir(list));)
-        if (!path_is_dots(entry->d_name))
-            return -EMEDIUMTYPE;
+    if (has_changes(dir))
+        return -EMEDIUMTYPE;
     auto_close int fd =
         openat(dir, PROGRAM_MARK, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     return fd < 0 ? -errno : 0;

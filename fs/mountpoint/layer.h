@@ -38,6 +38,7 @@ struct layer {
      */
     uint64_t token;
     dev_t below;
+    _Atomic uint64_t *files_before; /* in memory: counts what the layer itself has made */
     bool is_open; /* to other users, as far as the archive's top folder is (--allow-other) */
 };
 #define LAYER_OF_PROGRAM /* DIR, for -EMEDIUMTYPE */                                           \
@@ -71,6 +72,9 @@ bool layer_is_named(const char *source, uint64_t token);
  * both.
  */
 int layer_open_for_program(const struct layer *layer, const char *mountpoint, int ret_fds[2]);
+
+/* Does DIR/changes hold anything? */
+bool layer_has_changes(const struct layer *layer);
 
 /* The bytes of all files in DIR/changes. True: there are too many to add them all up. */
 bool layer_measure(const struct layer *layer, uint64_t *ret_bytes);

@@ -140,6 +140,20 @@ void layer_gone(const struct slot *slot)
     atomic_store(&c->layer, LAYER_GONE);
 }
 
+bool layer_is_changed(const struct slot *slot)
+{
+    struct counters *c = slot->counters;
+    struct layer layer = LAYER_NONE;
+    struct statfs st;
+
+    snprintf(layer.dir, sizeof(layer.dir), "%s", c->layer_dir);
+    if (c->layer_dir[0] || (c->layer_by_program && folder_path(slot, layer.dir)))
+        return layer_has_changes(&layer);
+    if (!c->private_namespace && statfs(c->mountpoint, &st) == 0) /* an overlay's, in memory */
+        atomic_store(&c->layer_files, (uint64_t)(st.f_files - st.f_ffree));
+    return atomic_load(&c->layer_files) > atomic_load(&c->layer_files_before);
+}
+
 const char *layer_told(const struct counters *c, char buf[LAYER_TOLD_MAX])
 {
     const uint64_t bytes = atomic_load(&c->layer_bytes);
@@ -342,7 +356,6 @@ int layer_cover(struct slot *slot, struct layer *layer, const struct mount_reque
     struct counters *c = slot->counters;
     int r = -EPERM;
 
-    snprintf(c->layer_dir, sizeof(c->layer_dir), "%s", layer->dir);
     if (by_kernel) {
         r = cover_by_kernel(c, layer, rq);
         if (r < 0)

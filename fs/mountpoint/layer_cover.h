@@ -59,6 +59,12 @@ int layer_uncover(const struct slot *slot, bool lazy);
  */
 void layer_gone(const struct slot *slot);
 
+/*
+ * Was anything written to it yet? In the namespace of a `run`, as far as namespace_measure has
+ * told.
+ */
+bool layer_is_changed(const struct slot *slot);
+
 /* Remove the slot's folder for what was written, before the slot. */
 void layer_forget(const struct slot *slot);
 

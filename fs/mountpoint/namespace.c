@@ -26,6 +26,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "counters.h"
 #include "fault.h"
 #include "file_id.h"
 #include "layer.h"
@@ -355,7 +356,7 @@ static int unmount_inside(void *ctx)
 
 struct measuring {
     const struct namespace *ns;
-    _Atomic uint64_t *bytes;
+    struct counters *counters;
 };
 
 /* An overlay answers for its upper layer. */
@@ -367,13 +368,15 @@ static int measure_inside(void *ctx)
 
     if (r < 0 || statfs(m->ns->mountpoint, &st) < 0)
         return r < 0 ? r : -errno;
-    atomic_store(m->bytes, (uint64_t)(st.f_blocks - st.f_bfree) * (uint64_t)st.f_bsize);
+    atomic_store(&m->counters->layer_bytes,
+                 (uint64_t)(st.f_blocks - st.f_bfree) * (uint64_t)st.f_bsize);
+    atomic_store(&m->counters->layer_files, (uint64_t)(st.f_files - st.f_ffree));
     return 0;
 }
 
-void namespace_measure(const struct namespace *ns, _Atomic uint64_t *ret_bytes)
+void namespace_measure(const struct namespace *ns, struct counters *counters)
 {
-    struct measuring m = {ns, ret_bytes};
+    struct measuring m = {ns, counters};
     process_try(measure_inside, &m, ENTER_LIMIT_MS);
 }
 

@@ -22,6 +22,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+struct counters;
 struct mount_request;
 struct mount_report;
 
@@ -56,10 +57,10 @@ int namespace_answers(const struct namespace *ns, int timeout_ms);
 int namespace_cover(const struct namespace *ns, int timeout_ms);
 
 /*
- * The bytes that a layer in memory holds, from inside: a child writes them to memory that it
- * shares, unless nothing tells.
+ * The bytes and files that a layer in memory holds, from inside: a child writes them to the
+ * counters, unless nothing tells.
  */
-void namespace_measure(const struct namespace *ns, _Atomic uint64_t *ret_bytes);
+void namespace_measure(const struct namespace *ns, struct counters *counters);
 
 int namespace_go(struct namespace *ns);
 

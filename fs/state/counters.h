@@ -15,11 +15,12 @@
 #include <stdint.h>
 
 #define COUNTERS_MAGIC "onepotc"
-#define COUNTERS_VERSION 17u
+#define COUNTERS_VERSION 18u
 #define COUNTERS_SLOTS 64
 #define COUNTERS_AHEAD 2 /* processes that read ahead */
 #define COUNTERS_OWNERS 16
 #define COUNTERS_HOLDERS 64
+#define COUNTERS_ENTRANCES 64
 #define COUNTERS_OPCODES 64 /* FUSE opcodes; larger ones count as 0 */
 /* Of these, by the kernel's numbers: */
 #define COUNTERS_LOOKUP 1
@@ -81,6 +82,12 @@ struct counter_holder {
     uint32_t is_given_back;
 };
 
+/* Under the registry's lock; one of a process that has ended is free. */
+struct counter_entrance {
+    int32_t pid, user_namespace_fd, mount_namespace_fd;
+    uint64_t start_ticks;
+};
+
 struct counters {
     char magic[8];
     uint32_t version;
@@ -107,8 +114,8 @@ struct counters {
     uint32_t threads;
     uint32_t private_namespace;                /* 1: visible only to the command of `run` */
     uint32_t mount_dev_major, mount_dev_minor; /* st_dev of the mount */
-    /* Descriptors of a private mount that a `run` holds and others enter through. */
-    int32_t namespace_pid, user_namespace_fd, mount_namespace_fd;
+    /* The `run`s of a private mount, through whose descriptors others enter. */
+    struct counter_entrance entrance[COUNTERS_ENTRANCES];
     uint32_t owns_mountpoint; /* 1: the directory was made for the mount and goes with it */
     uint32_t made_by_run;     /* 1: it ends with the `run`s that use it */
 
@@ -160,6 +167,8 @@ struct counters {
     uint32_t layer_has_folder;
     _Atomic uint64_t layer_bytes;
     uint32_t layer_is_more; /* than these */
+    /* Of one in memory: files that it has, and had before anything was written. */
+    _Atomic uint64_t layer_files, layer_files_before;
 
     /* Read ahead by features/ahead.c: see struct ahead_stats. */
     _Atomic uint64_t foreseen_kind; /* 0: nothing; report_text.c has the words */

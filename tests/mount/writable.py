@@ -301,6 +301,34 @@ def test_one_job_at_a_time_and_all_its_ranks_write_to_a_folder(work):
     check_nothing_left()
 
 
+def test_outside_of_jobs_a_layer_is_its_session_s(work):
+    """Another terminal's commands know nothing of it; who joins one that was changed is told."""
+    archive = make_archive(work)
+    need_overlay()
+    told = "other commands of this session have changed it"
+    for option in "--writable", f"--writable={work.path}/kept":
+        command = ["run", option, archive, "--"]
+        with life.background(*command, "sh", "-c", "echo; read word; rm {}/sub/0001; echo; read word; true",
+                             stdin=harness.subprocess.PIPE) as first:
+            life.first_line(first)
+            done = harness.onepot(*command, "ls", "{}/sub")
+            check_equal((len(done.stdout.split()), told in said(done)), (life.FILES, False), "who comes before any change")
+            first.stdin.write(b"\n")
+            first.stdin.flush()
+            life.first_line(first)
+            done = harness.onepot(*command, "ls", "{}/sub")
+            check_equal((len(done.stdout.split()), said(done).count(told)), (life.FILES - 1, 1), f"who joins: {said(done)}")
+            check_equal(harness.onepot(*command, "ls", "{}/sub").stdout, done.stdout, "who joins when another one that did has ended")
+            if option == "--writable":
+                done = harness.onepot(*command, "ls", "{}/sub", start_new_session=True)
+                check_equal((len(done.stdout.split()), told in said(done)), (life.FILES, False), "another session")
+            else:
+                fails(*command, "true", status=125, words=["another job or session writes there", str(first.pid)],
+                      start_new_session=True)
+            check_equal(ended_after_input(first)[0], 0, "the first one's status")
+    check_nothing_left()
+
+
 def ended_after_input(p):
     p.stdin.close()
     p.stdin = None

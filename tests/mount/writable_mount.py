@@ -133,6 +133,26 @@ def test_an_ordinary_user_has_the_program(work):
         fails("mount", "--writable=/srv/kept/other", archive, words=["the kernel's overlayfs wrote it"], **user)
 
 
+def test_outside_of_jobs_a_layer_is_its_session_s(work):
+    need_layer()
+    archive, told = make_archive(work), "other commands of this session have changed it"
+    path = mount("--writable", archive)
+    done = onepot("mount", "--writable", archive)
+    check_equal((said(done), os.fsdecode(done.stdout)), ("", f"{path}\n"), "who joins before any change")
+    os.unlink(f"{path}/sub/0001")
+    done = onepot("mount", "--writable", archive)
+    check(told in said(done), f"who joins a changed one hears {said(done)!r}")
+    with life.process("sh", "-c", '"$0" mount --writable "$1"; echo; read word', harness.onepot_program(), archive,
+                      start_new_session=True, stdin=harness.subprocess.PIPE) as other:
+        there = life.first_line(other)
+        life.first_line(other)
+        check_equal((there != path, len(os.listdir(f"{there}/sub"))), (True, life.FILES), "another session's")
+        umount("--lazy", there)
+    for _ in range(3):
+        umount(path)
+    wait_end("both")
+
+
 def test_what_can_t_be_is_refused_in_a_line(work):
     need_layer()
     archive = make_archive(work)
