@@ -36,8 +36,8 @@ void json_null(struct json *j, const char *key);
 /*
  * Print a string, quotes included. A byte 0xNN outside valid UTF-8 becomes the lone surrogate
  * \udcNN, so that nothing is lost: os.fsencode turns the string from Python's json.loads back
- * into the same bytes. Characters that could control a terminal, or that split or reorder a line,
- * are escaped as \uNNNN: JSON is read by people, too.
+ * into the same bytes. Characters that could control a terminal, or that split or reorder a
+ * line, are escaped as \uNNNN: JSON is read by people, too.
  */
 void json_string(FILE *out, const char *bytes, size_t len);
 
