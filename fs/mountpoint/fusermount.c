@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "cleanup.h"
@@ -47,53 +46,37 @@ static int helper_environment(const char *commfd, struct helper_environment *env
 }
 
 /*
- * Apart from variables that would live across vfork. `null` is its input. The parent, whose
- * memory the child shares until it has become the helper, learns in *failed why it could not.
- */
-static __attribute__((noinline)) pid_t helper_fork(char *const argv[], char **env, int null,
-                                                   int output, volatile int *failed)
-{
-    sigset_t none;
-    pid_t pid = vfork();
-    if (pid != 0)
-        return pid < 0 ? -errno : pid;
-    sigemptyset(&none);
-    for (int number = 1; number < NSIG; number++)
-        signal(number, SIG_DFL);
-    sigprocmask(SIG_SETMASK, &none, NULL);
-    if (dup2(null, 0) == 0 && dup2(output, 1) == 1 && dup2(output, 2) == 2)
-        execve(argv[0], argv, env);
-    *failed = errno;
-    _exit(127);
-}
-
-/*
- * Start it with no input, all output to the pipe, and signals as at login. By vfork, since
- * posix_spawn fails where a filter answers EPERM to clone3.
+ * Start it with no input, all output to the pipe, and signals as at login. By fork, since
+ * glibc's posix_spawn fails where a filter answers EPERM to clone3.
  */
 static int helper_spawn(char *const argv[], const char *commfd, int output, pid_t *ret_pid)
 {
     struct helper_environment env = {0};
-    sigset_t all, before;
+    sigset_t all, before, none;
     auto_close int null = detach_open_null();
-    int r = null < 0 ? -errno : helper_environment(commfd, &env);
+    int r = null < 0 || access(argv[0], X_OK) < 0 ? -errno : helper_environment(commfd, &env);
 
     if (r < 0) {
         vector_free(&env);
         return r;
     }
     sigfillset(&all);
+    sigemptyset(&none);
     sigprocmask(SIG_BLOCK, &all, &before); /* no handler of ours runs in the child */
-    volatile int failed = 0;
-    pid_t pid = helper_fork(argv, env.at, null, output, &failed);
+    pid_t pid = fork();
+    if (pid == 0) {
+        for (int number = 1; number < NSIG; number++)
+            signal(number, SIG_DFL);
+        sigprocmask(SIG_SETMASK, &none, NULL);
+        if (dup2(null, 0) == 0 && dup2(output, 1) == 1 && dup2(output, 2) == 2)
+            execve(argv[0], argv, env.at);
+        _exit(127);
+    }
+    r = pid < 0 ? -errno : 0;
     sigprocmask(SIG_SETMASK, &before, NULL);
     vector_free(&env);
-    if (pid > 0 && failed) {
-        waitpid(pid, NULL, 0);
-        pid = -failed;
-    }
     *ret_pid = pid;
-    return pid < 0 ? pid : 0;
+    return r;
 }
 
 int fusermount_hear(int output, pid_t pid, uint64_t end_ms, const char *name,
