@@ -124,6 +124,7 @@ def test_an_ordinary_user_has_the_program(work):
             if read(f"/proc/{pid}/comm").strip() in (b"onepot", b"fuse-overlayfs"):
                 life.kill(pid)
                 life.wait_gone(pid)
+        life.wait_away(places.VICTIM)
         done = onepot("clean", "--all", env=harness.environment(**places.plain()))
         check("of changes lay in memory" in said(done), f"what root's clean says: {said(done)!r}")
         check_equal(layers(path), [], "mounts of a killed job")
