@@ -312,8 +312,8 @@ static inline double percent(uint64_t part, uint64_t whole)
 /* Print bytes for a person: control bytes and invalid UTF-8 as \xNN. */
 void cli_print_safe(FILE *out, const char *bytes, size_t len);
 
-/* Print a word for a shell on standard output, in quotes. */
-void cli_print_quoted(const char *word);
+/* Print a word for a shell, in quotes. */
+void cli_print_quoted(FILE *out, const char *word);
 
 /* Returns `status` if all output reached standard output, else CLI_FAILED. */
 int cli_finish(int status);

@@ -71,13 +71,13 @@ void cli_print_safe(FILE *out, const char *bytes, size_t len)
     }
 }
 
-void cli_print_quoted(const char *word)
+void cli_print_quoted(FILE *out, const char *word)
 {
-    putchar('\'');
+    putc('\'', out);
     for (; *word; word++)
         if (*word == '\'')
-            fputs("'\\''", stdout);
+            fputs("'\\''", out);
         else
-            putchar(*word);
-    putchar('\'');
+            putc(*word, out);
+    putc('\'', out);
 }

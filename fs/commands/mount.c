@@ -52,7 +52,7 @@ static int print_preload(const struct mounter *m)
         const char *now = getenv(variables[i].name), *value = variables[i].value;
         if (value && (!now || strcmp(value, now) != 0)) {
             printf("export %s=", variables[i].name);
-            cli_print_quoted(value);
+            cli_print_quoted(stdout, value);
             putchar('\n');
         } else if (!value && now) {
             printf("unset %s\n", variables[i].name);
@@ -71,9 +71,9 @@ static int print_commands(const struct mounter *m)
     if (n > 0)
         program[n] = '\0';
     fputs("data=", stdout);
-    cli_print_quoted(m->path);
+    cli_print_quoted(stdout, m->path);
     fputs("\nonepot=", stdout);
-    cli_print_quoted(program);
+    cli_print_quoted(stdout, program);
     puts("\nexport ONEPOT_MOUNT=\"$data\"");
     int r = print_preload(m);
     return r < 0 ? r : puts("trap '\"$onepot\" umount \"$data\"' EXIT");

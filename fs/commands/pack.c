@@ -335,7 +335,7 @@ static void print_word(const char *word)
     if (*word && word[strspn(word, plain)] == '\0')
         fputs(word, stdout);
     else
-        cli_print_quoted(word);
+        cli_print_quoted(stdout, word);
 }
 
 /* Would the archive lie on one storage target? */

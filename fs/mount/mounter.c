@@ -111,12 +111,17 @@ static int prepare_directory(struct mounter *m)
 }
 
 /*
- * The slot's own directory. Older versions of the program removed it when they cleaned up while
- * the archive was opened.
+ * The slot's own directory, or DIR/view. Older versions of the program removed the former when
+ * they cleaned up while the archive was opened. The latter stays: whoever removed it would take
+ * the mount off that the next job has there.
  */
 static int restore_directory(const struct mounter *m)
 {
-    return mkdir(m->path, 0700) < 0 && errno != EEXIST ? cli_fail(m->path, -errno, NULL) : 0;
+    struct stat st;
+
+    if ((mkdir(m->path, 0700) < 0 && errno != EEXIST) || lstat(m->path, &st) < 0)
+        return cli_fail(m->path, -errno, NULL);
+    return S_ISDIR(st.st_mode) ? 0 : cli_failf(m->path, "is no directory; remove it");
 }
 
 /* Others find the mount by its device. */

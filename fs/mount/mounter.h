@@ -56,8 +56,9 @@ struct mounter {
     /* ---- of mounter*.c ---- */
     struct inherited inherited;
     struct job job;
-    char at[PATH_MAX];  /* canonical --at, or "" */
-    struct layer layer; /* --writable */
+    char at[PATH_MAX];   /* canonical --at, or "" */
+    struct layer layer;  /* --writable */
+    char view[PATH_MAX]; /* run: where a layer in DIR is shown; "": as without DIR */
     struct archive_list archives;
     char archive[PATH_MAX]; /* canonical; of several, as mount_options.archive */
     struct source_identity identity;

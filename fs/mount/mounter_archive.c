@@ -5,10 +5,12 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "budget.h"
@@ -162,6 +164,132 @@ static void log_progress(void *ctx, const char *doing, const struct progress *pr
     control_log(&o->log, line);
 }
 
+/* ---- the archive of a layer's changes ---- */
+
+/* The archives as a command line in any folder names them. */
+static int write_words(const struct mounter *m, char ret_words[PATH_MAX])
+{
+    auto_free char *text = NULL, *cwd = get_current_dir_name();
+    size_t len = 0;
+    FILE *out = open_memstream(&text, &len);
+
+    for (size_t i = 0; out && i < m->options->archive_count; i++) {
+        const char *word = mounter_is_union(m) ? m->options->archives[i] : m->archive;
+        auto_free char *path = NULL;
+        const bool is_list = *word == '@';
+        if (asprintf(&path, "%s%s%s%s", is_list ? "@" : "",
+                     word[is_list] == '/' || !cwd ? "" : cwd,
+                     word[is_list] == '/' || !cwd ? "" : "/", word + is_list) < 0)
+            path = NULL;
+        fputs(i ? " " : "", out);
+        cli_print_quoted(out, path ? path : word);
+    }
+    if (!out || fclose(out) != 0)
+        return -ENOMEM;
+    snprintf(ret_words, PATH_MAX, "%s", len < PATH_MAX ? text : m->options->archive);
+    return 0;
+}
+
+/* By its digest, or as a saved index knows its archive. */
+static int know_archive(const struct mounter *m, struct layer_archive *ret)
+{
+    const struct index_info *info = index_info(m->pot->index);
+    const struct pot *pot = m->pot;
+
+    *ret = (struct layer_archive){
+        .bytes = info->archive_bytes,
+        .samples = info->archive_fingerprint,
+        .mtime_sec = m->identity.mtime_sec,
+        .mtime_nsec = (uint32_t)m->identity.mtime_nsec,
+        .tree = mount_options_tree(m->options),
+    };
+    for (size_t i = 0; i < pot->part_count; i++)
+        ret->samples = ret->samples * UINT64_C(0x9e3779b97f4a7c15) + pot->parts[i].samples;
+    for (size_t i = 0; info->digest_kind == DIGEST_CONTENT && i < sizeof(info->digest); i++)
+        snprintf(ret->digest + 2 * i, 3, "%02x", info->digest[i]);
+    return write_words(m, ret->words);
+}
+
+/* "digest 12...", or size and time, for a message. */
+#define KNOWN_BY_MAX 96
+static const char *known_by(const struct layer_archive *a, char buf[KNOWN_BY_MAX])
+{
+    char day[32] = "";
+    struct tm tm;
+
+    if (gmtime_r(&(time_t){a->mtime_sec}, &tm))
+        strftime(day, sizeof(day), "%F %T UTC", &tm);
+    if (a->digest[0])
+        snprintf(buf, KNOWN_BY_MAX, "digest %s", a->digest);
+    else
+        snprintf(buf, KNOWN_BY_MAX, "%" PRIu64 " bytes of %s", a->bytes, day);
+    return buf;
+}
+
+/* The changes in DIR are another archive's, and would show a mixture of both. */
+static int refuse_layer(const struct mounter *m, const struct layer_archive *now,
+                        const struct layer_archive *then)
+{
+    const char *dir = m->layer.dir;
+    const bool by_program = !m->for_run && geteuid() != 0;
+    char a[KNOWN_BY_MAX], b[KNOWN_BY_MAX];
+    auto_free char *command = NULL;
+    size_t len;
+
+    if (now->tree != then->tree)
+        return cli_failf(
+            dir,
+            "its changes were made over another part or arrangement of %s "
+            "(--subdir, --include, --each and the like); give the options of then, "
+            "or name another folder",
+            then->words);
+    if (strcmp(now->words, then->words) == 0)
+        return cli_failf(
+            dir,
+            "its changes were made over an earlier %s (%s), and not over the "
+            "present one (%s); name another folder; the files that were written lie "
+            "in %s/changes, and without %s/archive they count for the present one",
+            then->words, known_by(then, a), known_by(now, b), dir, dir);
+    FILE *out = open_memstream(&command, &len);
+    if (!out)
+        return cli_fail(dir, -ENOMEM, NULL);
+    fputs(by_program ? "data=$(onepot mount --writable=" : "onepot run --writable=", out);
+    cli_print_quoted(out, dir);
+    fprintf(out, " %s%s", then->words,
+            by_program ? ") && onepot pack -o new.tar \"$data\""
+                       : " -- onepot pack -o new.tar {}");
+    if (fclose(out) != 0)
+        return cli_fail(dir, -ENOMEM, NULL);
+    return cli_failf(dir,
+                     "its changes were made over %s (%s), and %s (%s) is another archive; name "
+                     "another folder; to keep them%s: %s",
+                     then->words, known_by(then, a), now->words, known_by(now, b),
+                     then->tree ? ", with the same options" : "", command);
+}
+
+/* Changes of one archive lie over no other. */
+static int bind_layer(const struct mounter *m)
+{
+    struct layer_archive now, then;
+    char why[LAYER_WHY_MAX];
+
+    if (!m->layer.dir[0])
+        return 0;
+    int r = know_archive(m, &now);
+    if (r < 0)
+        return cli_fail(m->options->archive, r, NULL);
+    r = layer_bind(&m->layer, &now, &then, why);
+    if (r == -EXDEV)
+        return refuse_layer(m, &now, &then);
+    if (r < 0)
+        return cli_failf(m->layer.dir, "%s", why);
+    if (r > 0)
+        cli_note("%s: it has changes, and nothing says of which archive; from now on they are "
+                 "those of %s",
+                 m->layer.dir, now.words);
+    return 0;
+}
+
 /* ---- --order and --record ---- */
 
 #define ORDER_BYTES_MOST (UINT64_C(4) << 30)
@@ -299,6 +427,8 @@ static int mounter_open_pot(struct mounter *m)
     if (!may_differ && !source_identity_equal(&m->pot->identity, &m->identity))
         return cli_failf(o->archive, "it was changed while it was opened; try again");
     r = find_root(m);
+    if (r == 0)
+        r = bind_layer(m);
     if (r != 0)
         return r;
     r = o->stage || m->stage ? stage_archive(m) : 0;

@@ -191,6 +191,26 @@ static int resolve_at(struct mounter *m)
     return r < 0 ? cli_fail(at, r, NULL) : check_at(m->at);
 }
 
+/*
+ * `run` shows the tree beside its changes, since programs know their caches by the path of the
+ * data, and any other path has the job's number in it.
+ */
+static void choose_view(struct mounter *m)
+{
+    char text[PATH_MAX + 256];
+    struct place_refusal refusal;
+    struct place place;
+
+    if (place_open(m->layer.dir, PLACE_SHARED, &place, &refusal) < 0) {
+        cli_note("%s: others could replace it (%s), so the tree is shown elsewhere, at a path "
+                 "that differs between jobs",
+                 m->layer.dir, place_explain(&refusal, text, sizeof(text)));
+        return;
+    }
+    close(place.fd);
+    snprintf(m->view, sizeof(m->view), "%.*s/view", PATH_MAX - 8, m->layer.dir);
+}
+
 /* --writable: where its changes go. */
 static int resolve_layer(struct mounter *m)
 {
@@ -205,6 +225,8 @@ static int resolve_layer(struct mounter *m)
     if (layer_resolve(o->writable_dir, &m->layer, why) < 0)
         return cli_failf(o->writable_dir, "what is written can't lie there: %s", why);
     m->layer.is_open = o->allow_other;
+    if (m->for_run && m->layer.dir[0] && !m->at[0])
+        choose_view(m);
     size_t len = strlen(m->at);
     if (len && strncmp(m->layer.dir, m->at, len) == 0 && m->layer.dir[len] == '/')
         return cli_failf(m->layer.dir, "the mount would hide it; name a folder outside of %s",

@@ -239,11 +239,11 @@ static bool directory_is_left(const struct registry *registry, const char *name,
     return is_left;
 }
 
-/* Where to mount: --at, or a directory of the slot. */
+/* Where to mount: --at, beside the changes of a layer, or a directory of the slot. */
 static void choose_path(struct mounter *m, const struct registry *registry, const char *name)
 {
-    if (m->at[0]) {
-        strcpy(m->path, m->at);
+    if (m->at[0] || m->view[0]) {
+        strcpy(m->path, m->at[0] ? m->at : m->view);
     } else if (strcmp(m->slot->name, name) != 0 && directory_is_left(registry, name, m->path)) {
         m->slot->counters->owns_mountpoint = 1;
     } else {

@@ -297,6 +297,124 @@ void layer_release(struct layer *layer)
         close(steal_fd(&layer->lock_fd));
 }
 
+/* ---- the archive ---- */
+
+#define NOTE_NAME "archive"
+#define NOTE_NEW "archive.new"
+#define NOTE_FORMAT                                                                            \
+    "onepot-layer 1\ndigest %s\nbytes %" PRIu64 "\ntime %" PRIi64 ".%09" PRIu32                \
+    "\nsamples %016" PRIx64 "\ntree %016" PRIx64 "\nname %s\n"
+#define NOTE_MAX (PATH_MAX + 512)
+
+static int note_parse(char *text, struct layer_archive *ret)
+{
+    const struct layer_archive none = {0};
+    struct layer_archive a = none;
+    int name = -1;
+    size_t len = strlen(text);
+
+    sscanf(text,
+           "onepot-layer 1 digest %32[0-9a-f-] bytes %" SCNu64 " time %" SCNi64 ".%" SCNu32
+           " samples %" SCNx64 " tree %" SCNx64 " name%n",
+           a.digest, &a.bytes, &a.mtime_sec, &a.mtime_nsec, &a.samples, &a.tree, &name);
+    if (name < 0 || text[name] != ' ' || text[len - 1] != '\n')
+        return -EINVAL;
+    text[len - 1] = '\0';
+    if (strcmp(a.digest, "-") == 0)
+        a.digest[0] = '\0';
+    snprintf(a.words, sizeof(a.words), "%s", text + name + 1);
+    *ret = a;
+    return 0;
+}
+
+/* Counts if it is ours. -ENOENT: there is none; -EINVAL: it is something else. */
+static int note_read(int dir, char text[NOTE_MAX], struct layer_archive *ret)
+{
+    char copy[NOTE_MAX];
+    struct stat st;
+    auto_close int fd =
+        openat(dir, NOTE_NAME, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    if (fd < 0 || fstat(fd, &st) < 0)
+        return errno == ENOENT ? -ENOENT : -EINVAL;
+    if (!S_ISREG(st.st_mode) || !place_is_ours(&st))
+        return -EINVAL;
+    ssize_t n = pread(fd, text, NOTE_MAX - 1, 0);
+    if (n < 0)
+        return -errno;
+    text[n] = '\0';
+    memcpy(copy, text, (size_t)n + 1);
+    return note_parse(copy, ret);
+}
+
+/* A whole file takes the name: whoever is killed meanwhile leaves the one before. */
+static int note_write(int dir, const char *text)
+{
+    size_t len = strlen(text);
+
+    unlinkat(dir, NOTE_NEW, 0);
+    auto_close int fd =
+        openat(dir, NOTE_NEW, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return -errno;
+    ssize_t n = write(fd, text, len);
+    if (n != (ssize_t)len)
+        return n < 0 ? -errno : -ENOSPC;
+    return renameat(dir, NOTE_NEW, dir, NOTE_NAME) < 0 ? -errno : 0;
+}
+
+static bool is_same_archive(const struct layer_archive *a, const struct layer_archive *b)
+{
+    if (a->digest[0] && b->digest[0])
+        return a->tree == b->tree && strcmp(a->digest, b->digest) == 0;
+    return a->tree == b->tree && a->bytes == b->bytes && a->samples == b->samples &&
+           a->mtime_sec == b->mtime_sec && a->mtime_nsec == b->mtime_nsec;
+}
+
+static bool has_changes(int dir)
+{
+    auto_close int changes =
+        openat(dir, "changes", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    auto_closedir DIR *list = changes < 0 ? NULL : path_list(changes);
+
+    for (const struct dirent *entry; list && (entry = readdir(list));)
+        if (!path_is_dots(entry->d_name))
+            return true;
+    return false;
+}
+
+bool layer_has_changes(const struct layer *layer)
+{
+    struct stat st;
+    auto_close int dir = -1;
+    return open_folder(layer, &st, &dir) == 0 && has_changes(dir);
+}
+
+int layer_bind(const struct layer *layer, const struct layer_archive *a,
+               struct layer_archive *ret_other, char why[LAYER_WHY_MAX])
+{
+    char text[NOTE_MAX], before[NOTE_MAX] = "";
+    auto_close int dir = -1;
+    struct stat st;
+    int r = open_folder(layer, &st, &dir);
+
+    if (r < 0)
+        return layer_refuse(why, r, NULL);
+    const bool is_changed = has_changes(dir);
+    int noted = note_read(dir, before, ret_other);
+    if (is_changed && noted < 0 && noted != -ENOENT)
+        return layer_refuse(why, noted,
+                            "its file '" NOTE_NAME "', which says what it was made over, is no "
+                            "such file of yours; remove it if the changes are of this archive");
+    if (is_changed && noted == 0 && !is_same_archive(a, ret_other))
+        return -EXDEV;
+    snprintf(text, sizeof(text), NOTE_FORMAT, a->digest[0] ? a->digest : "-", a->bytes,
+             a->mtime_sec, a->mtime_nsec, a->samples, a->tree, a->words);
+    r = strcmp(text, before) == 0 ? 0 : note_write(dir, text);
+    if (r < 0)
+        return layer_refuse(why, r, NULL);
+    return is_changed && noted < 0;
+}
+
 /* ---- the mount ---- */
 
 /* One of the two folders. Nobody else's is taken, as its owner may have written there. */
@@ -439,25 +557,6 @@ int layer_mount(const struct layer *layer, const char *mountpoint, bool noexec)
     if (r == 0)
         r = holder_write(layer);
     return r < 0 ? r : cover(layer, lower, dir, mountpoint, noexec);
-}
-
-static bool has_changes(int dir)
-{
-    auto_close int changes =
-        openat(dir, "changes", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    auto_closedir DIR *list = changes < 0 ? NULL : path_list(changes);
-
-    for (const struct dirent *entry; list && (entry = readdir(list));)
-        if (!path_is_dots(entry->d_name))
-            return true;
-    return false;
-}
-
-bool layer_has_changes(const struct layer *layer)
-{
-    struct stat st;
-    auto_close int dir = -1;
-    return open_folder(layer, &st, &dir) == 0 && has_changes(dir);
 }
 
 /* Changes that are there without the mark are the kernel's. */

@@ -7,11 +7,14 @@
  *
  *     DIR/lock     held while a job uses DIR; says which one does
  *     DIR/changes  the upper layer
+ *     DIR/archive  the archive that they were made over
+ *     DIR/view     where `run` shows the tree: one path in all jobs
  *     DIR/work     overlayfs's own
  *     DIR/fuse-overlayfs  if that program wrote the changes: the kernel can't read them
  *
  *     layer_resolve(dir, &layer, why)   what DIR is; made if need be
  *     layer_take(&layer, why)           the lock
+ *     layer_bind(&layer, &archive, ...) are its changes of this archive?
  *     layer_mount(&layer, mountpoint)   in the namespace, over a mount that answers
  *     layer_release(&layer)             the lock goes when all who inherited it have closed it
  */
@@ -24,6 +27,7 @@
 #include <sys/types.h>
 
 #include "file_id.h"
+#include "index.h"
 
 #define LAYER_WHY_MAX (PATH_MAX + 256)
 
@@ -56,6 +60,27 @@ int layer_resolve(const char *dir, struct layer *ret_layer, char why[LAYER_WHY_M
  * mounted on this node.
  */
 int layer_take(struct layer *layer, char why[LAYER_WHY_MAX]);
+
+/*
+ * An archive as it is known again, which may be several. With a digest of names and contents
+ * its place and time don't matter.
+ */
+struct layer_archive {
+    char words[PATH_MAX];                    /* as a command line names it, quoted */
+    char digest[2 * INDEX_DIGEST_BYTES + 1]; /* "": it has no sums, and these count: */
+    uint64_t bytes, samples;
+    int64_t mtime_sec;
+    uint32_t mtime_nsec;
+    uint64_t tree; /* mount_options_tree */
+};
+
+/*
+ * Note in DIR that its changes are of this archive. -EXDEV: they are of *ret_other, or of
+ * another tree of it. 1: there are changes already, and nothing says of which; they are this
+ * one's now. Other errors: *why says what can be done.
+ */
+int layer_bind(const struct layer *layer, const struct layer_archive *archive,
+               struct layer_archive *ret_other, char why[LAYER_WHY_MAX]);
 
 /*
  * Mount it over `mountpoint`, where this process sees the mount below. The caller has one

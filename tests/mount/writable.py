@@ -95,7 +95,7 @@ def test_a_folder_keeps_it_for_the_next(work):
         check_nothing_left()
         writable(archive, "cp", "-r", "{}", work / "seen", where=where)
         check_extracted(work, "seen")
-        check_equal(sorted(os.listdir(where)), ["changes", "lock", "work"], "what lies there")
+        check_equal(sorted(os.listdir(where)), ["archive", "changes", "lock", "view", "work"], "what lies there")
     os.symlink("kept", work / "link")
     writable(archive, "cp", "-r", "{}", work / "seen", where="link", cwd=work.path)
     check_extracted(work, "seen")
@@ -333,6 +333,130 @@ def ended_after_input(p):
     p.stdin.close()
     p.stdin = None
     return ended(p)
+
+
+def changed(work, archive, *options, where=None, status=0):
+    """Written over an archive: what is said."""
+    return said(harness.onepot("run", f"--writable={where or work / 'kept'}", *options, archive, "--", "sh", "-c", "echo new >{}/new",
+                               status=status))
+
+
+def test_changes_lie_over_no_archive_but_theirs(work):
+    need_overlay()
+    old, kept = make_archive(work), work / "kept"
+    write(work / "source/readme", b"other\n")
+    new = make_archive(work, "newer.tar")
+    check("another archive" not in changed(work, old), "the first archive is refused")
+    text = changed(work, new, status=125)
+    check_equal(text.count("\n"), 1, f"lines of {text!r}")
+    for word in f"'{old}'", f"'{new}'", "is another archive":
+        check(word in text, f"{word} is missing: {text!r}")
+    command = text[text.index("onepot run --writable"):].strip()
+    run("sh", "-c", command.replace("onepot ", f"{harness.onepot_program()} "), cwd=work.path, env=harness.environment())
+    check_equal(harness.onepot("cat", work / "new.tar", "new", "readme").stdout, b"new\nhello\n", "what the told command packs")
+    check("earlier '" not in text, f"an archive by another name: {text!r}")
+    os.replace(make_archive(work, "other.tar"), old)
+    text = changed(work, old, status=125)
+    check("an earlier '" in text and f"{kept}/changes" in text, f"an archive in the same place: {text!r}")
+    os.unlink(f"{kept}/archive")
+    text = changed(work, old)
+    check("nothing says of which archive" in text, f"a folder without a note: {text!r}")
+    check("nothing says" not in changed(work, old), "said once")
+    check_nothing_left()
+
+
+def test_an_archive_is_known_by_its_content(work):
+    """Packed anew, or under another name, where it has sums; else by size, time and samples."""
+    need_overlay()
+    make_archive(work)
+    packed = [work / "packed.tar", work / "again.tar"]
+    for i, path in enumerate(packed):
+        harness.onepot("pack", *([[], ["--align=4096"]][i]), "-o", path, work / "source")
+    os.utime(packed[1], (1, 1))
+    for path in packed:
+        check("another" not in changed(work, path), "the same content is refused")
+    for options in ["--subdir", "sub"], ["--exclude=readme"], ["--each"]:
+        text = changed(work, packed[0], *options, status=125)
+        check("another part or arrangement" in text, f"{options}: {text!r}")
+        where = work / f"kept{options[0]}"
+        changed(work, packed[0], *options, where=where)
+        if options != ["--each"]:  # which shows the archive's name
+            check("another" not in changed(work, packed[1], *options, where=where), f"{options} again")
+    plain = make_archive(work, "plain.tar")
+    changed(work, plain, where=work / "of-plain")
+    run("cp", "-p", plain, work / "copy.tar")
+    changed(work, work / "copy.tar", where=work / "of-plain")
+    with open(work / "copy.tar", "r+b") as f:
+        f.seek(1000)
+        f.write(b"x")
+    st = os.stat(plain)
+    os.utime(work / "copy.tar", ns=(st.st_mtime_ns, st.st_mtime_ns))
+    check("an earlier '" in changed(work, work / "copy.tar", where=work / "of-plain", status=125), "of another sample")
+    shards = [make_archive(work, f"shard-{i}.tar") for i in range(2)]
+    both = ["--on-conflict=first", *shards]
+    changed(work, *both, where=work / "of-shards")
+    changed(work, *both, where=work / "of-shards")
+    os.utime(shards[1], (5, 5000000000))
+    check("earlier" in changed(work, *both, where=work / "of-shards", status=125), "one of two changed")
+    check_nothing_left()
+
+
+def test_a_folder_without_changes_takes_any_archive(work):
+    need_overlay()
+    old = make_archive(work)
+    writable(old, "true", where=work / "kept")
+    write(work / "kept/archive", b"damaged")
+    new = make_archive(work, "new.tar")
+    check_equal("another" in changed(work, new), False, "a folder that nothing was written to")
+    check("is another archive" in changed(work, old, status=125), "and then it is the new one's")
+    for make in (lambda path: write(path, b"onepot-layer 1\n"), os.mkfifo, lambda path: os.symlink("/etc/passwd", path)):
+        harness.remove(work / "kept/archive")
+        make(work / "kept/archive")
+        text = changed(work, new, status=125)
+        check("no such file of yours" in text, f"another note: {text!r}")
+    if os.geteuid() == 0:
+        harness.remove(work / "kept/archive")
+        changed(work, new)
+        os.chown(work / "kept/archive", 1234, 1234)
+        check("no such file of yours" in changed(work, new, status=125), "another user's note")
+    check_nothing_left()
+
+
+CACHE = """
+import hashlib, os, sys
+cache = os.path.join(sys.argv[1], ".cache")
+os.makedirs(cache, exist_ok=True)
+for i in range(5):
+    name = hashlib.sha256(os.path.join(sys.argv[1], "sub", f"{i:04}").encode()).hexdigest()
+    if not os.path.exists(os.path.join(cache, name)):
+        open(os.path.join(cache, name), "w").close()
+print(len(os.listdir(cache)), sys.argv[1])
+"""
+
+
+def test_caches_by_path_are_found_by_every_job(work):
+    """The path of what DIR keeps has no job's number in it, and two jobs run beside each other."""
+    archive = make_archive(work)
+    need_overlay()
+    for job in "1", "2", "":
+        env = harness.environment(SLURM_JOB_ID=job) if job else None
+        done = writable(archive, *python(CACHE), where=work / "kept", env=env)
+        check_equal(done.stdout.decode(), f"5 {work.path}/kept/view\n", f"what job {job} finds")
+    with life.background("run", f"--writable={work.path}/kept", archive, "--", "sh", "-c", "echo {}; read word; cat {}/sub/0007",
+                         stdin=harness.subprocess.PIPE, env=harness.environment(SLURM_JOB_ID="1")) as first:
+        check_equal(life.first_line(first), f"{work.path}/kept/view", "where the first one is")
+        done = writable(archive, "sh", "-c", "echo {}; cat {}/readme", where=work / "other", env=harness.environment(SLURM_JOB_ID="2"))
+        check_equal(done.stdout.decode(), f"{work.path}/other/view\nhello\n", "another job beside it")
+        check_equal(os.listdir(work / "kept/view"), [], "what others see there")
+        check_equal(ended_after_input(first)[1], b"0007" * 500, "the first one")
+    os.chmod(work.make("open"), 0o777)
+    done = writable(archive, "cat", "{}/readme", where=work / "open/kept")
+    check("others could replace it" in said(done) and done.stdout == b"hello\n", f"in a folder that anybody may write to: {said(done)!r}")
+    check(not os.path.exists(work / "open/kept/view"), "it is shown where others could replace it")
+    os.rmdir(work / "kept/view")
+    os.symlink(work / "source", work / "kept/view")
+    fails("run", f"--writable={work.path}/kept", archive, "--", "true", status=125, words=["is no directory"])
+    check_nothing_left()
 
 
 def test_a_run_in_a_run_has_a_layer_of_its_own(work):
