@@ -15,7 +15,9 @@ from harness import (Skip, check, check_equal, environment, need_program, need_r
                      onepot_program, run, wait_for)
 from life import fails, make_archive, mount, read, said
 
-VICTIM, MALLORY = 54321, 54322
+# Each suite's own: what becomes of a user's folder depends on all of the user's processes.
+VICTIM = 20000 + os.getpid() % 8000 * 4
+MALLORY, THIRD, FOURTH = VICTIM + 1, VICTIM + 2, VICTIM + 3
 
 
 def as_user(uid, **variables):
@@ -231,10 +233,10 @@ def lock_of(uid):
 
 def test_users_who_hold_their_locks_are_named_and_wait_side_by_side(work):
     with node(work), contextlib.ExitStack() as held:
-        users = (VICTIM, MALLORY, 54323)
+        users = (VICTIM, MALLORY, THIRD)
         for uid in users:
             fcntl.flock(held.enter_context(life.opened(lock_of(uid))), fcntl.LOCK_EX)
-        free = own("/dev/shm/onepot-54324", 54324)
+        free = own(f"/dev/shm/onepot-{FOURTH}", FOURTH)
         with life.process(onepot_program(), "clean", "--all", env=environment(**plain())) as p:
             wait_for(lambda: len(life.children_of(p.pid)) >= len(users), "all users to be waited for at once")
             wait_for(lambda: not os.path.exists(free), "the folder of a user who holds nothing up to go")
