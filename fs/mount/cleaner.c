@@ -37,6 +37,7 @@
 #define PRESENT_MS 1000                   /* a look at all processes serves so long */
 #define PID_NAMESPACE_INITIAL 0xEFFFFFFCU /* PROC_PID_INIT_INO: the same on every kernel */
 #define SESSIONS "/run/user"
+#define SUBORDINATE "/etc/subuid" /* lines "user:first:count", as subuid(5) says */
 #define DAEMON_END_MS 2000
 
 /* ---- who is here ---- */
@@ -249,8 +250,9 @@ int cleaner_own(const char *job, enum cleaner_folder keep)
 /* A user, and the process that cleans up after it. */
 struct user_child {
     uid_t uid;
-    pid_t pid;       /* 0: it has ended, or never began */
-    const char *why; /* it was killed */
+    bool is_subordinate; /* by SUBORDINATE */
+    pid_t pid;           /* 0: it has ended, or never began */
+    const char *why;     /* it was killed */
 };
 
 struct user_children { /* a vector */
@@ -444,6 +446,30 @@ static int find_users(struct user_children *users)
     return r;
 }
 
+/*
+ * Accounts first. One of them may have thousands of other ids, and a folder by each that takes
+ * all the time there is.
+ */
+static void subordinate_last(struct user_children *users)
+{
+    auto_fclose FILE *f = fopen(SUBORDINATE, "re");
+    unsigned long long first, count;
+    auto_free char *line = NULL;
+    size_t capacity = 0, accounts = 0;
+
+    while (f && getline(&line, &capacity, f) > 0)
+        for (size_t i = 0;
+             i < users->count && sscanf(line, "%*[^:]:%llu:%llu", &first, &count) == 2; i++)
+            users->at[i].is_subordinate |=
+                users->at[i].uid >= first && users->at[i].uid - first < count;
+    for (size_t i = 0; i < users->count; i++)
+        if (!users->at[i].is_subordinate) {
+            struct user_child account = users->at[i];
+            users->at[i] = users->at[accounts];
+            users->at[accounts++] = account;
+        }
+}
+
 int cleaner_all(const char *job)
 {
     struct user_children users = {0};
@@ -452,6 +478,7 @@ int cleaner_all(const char *job)
 
     if (r < 0)
         status = cli_fail(NULL, r, NULL);
+    subordinate_last(&users);
     if (clean_users(&users, job, true, end_ms) != CLI_OK)
         status = CLI_FAILED;
     vector_free(&users);

@@ -38,8 +38,8 @@ int cleaner_user(uid_t uid, const char *job, bool remove);
 
 /*
  * The same as each user who has a folder here, with `remove`: 16 side by side, for 20 seconds
- * at most for all of them. One line for each user who could not be cleaned up after, and one
- * that counts those whose turn did not come.
+ * at most for all of them, subordinate ids (subuid(5)) last. One line for each user who could
+ * not be cleaned up after, and one that counts those whose turn did not come.
  */
 int cleaner_all(const char *job);
 
