@@ -473,6 +473,8 @@ def test_a_line_of_the_log_stays_one_whatever_the_archive_is_called(work):
     path = mount(archive, "--log", work / "log")
     pid = life.daemon_of(path)
     read(f"{path}/readme")
+    shown = onepot("stat").stdout
+    check(b"new\\x0aline\\x1b[2J.tar" in shown and b"\x1b" not in shown, f"what stat shows: {shown}")
     umount(archive)
     life.wait_gone(pid)
     lines = read(work / "log").splitlines()

@@ -270,6 +270,23 @@ def test_the_folder_of_a_user_with_a_process_stays(work):
         check(not os.path.exists(folder), "clean leaves the folder")
 
 
+def test_where_processes_are_hidden_nobody_is_known_to_be_away(work):
+    with node(work) as archive:
+        user = as_user(VICTIM, **plain())
+        path = mount(archive, **user)
+        onepot("umount", path, **user)
+        folder = os.path.dirname(path)
+        life.wait_away(VICTIM)
+        run("unshare", "--pid", "--fork", "--mount-proc", onepot_program(), "clean", "--all", env=environment(**plain()))
+        check(os.path.exists(folder), "root in a PID namespace takes the folder")
+        run("mount", "-t", "proc", "-o", "hidepid=2", "proc", "/proc")
+        onepot("clean", **user)
+        check(os.path.exists(folder), "the user takes the folder, though other processes of his might be hidden")
+        onepot("clean", "--all", env=environment(**plain()))
+        check(not os.path.exists(folder), "root, who sees all processes, leaves the folder")
+        harness.detach("/proc")
+
+
 def test_thousands_of_folders_have_few_children_at_a_time_and_accounts_come_first(work):
     if not os.path.exists("/etc/subuid"):
         raise Skip("there is no /etc/subuid")
