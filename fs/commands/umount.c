@@ -177,16 +177,6 @@ static int report_busy(const struct slot *slot)
     return cli_failf(c->mountpoint, "%s", text);
 }
 
-/* fusermount3 looks for a user's mounts there, and says nothing of use without it. */
-static const char *umount_missing(int err)
-{
-    return err == -EPERM && geteuid() != 0 && access("/etc/mtab", R_OK) < 0
-               ? "; fusermount3 needs /etc/mtab, which is missing here: root makes it by 'ln "
-                 "-s "
-                 "/proc/self/mounts /etc/mtab'"
-               : "";
-}
-
 /* Detached, but still in use. */
 static int report_detached(struct slot *slot)
 {
@@ -243,8 +233,8 @@ static int end_slot(struct slot *slot, const struct request *rq)
     if (r == -ECHILD)
         return report_detached(slot);
     if (r < 0)
-        return cli_failf(c->mountpoint, "it can't be unmounted: %s%s", fault_errno(r),
-                         umount_missing(r));
+        return cli_failf(c->mountpoint, "it can't be unmounted: %s",
+                         mountpoint_unmount_error(r));
     if (is_bound && mountinfo_has(other, c->mount_dev_major, c->mount_dev_minor))
         return cli_failf(c->mountpoint,
                          "unmounted, but it is mounted at %s, too (a bind mount), and served "
@@ -353,8 +343,7 @@ static int umount_unknown(const struct mount_entry *entry, const struct request 
     if (r == -EBUSY && rq->lazy)
         r = mountpoint_unmount(path, true);
     if (r < 0)
-        return cli_failf(path, "it can't be unmounted: %s%s", fault_errno(r),
-                         umount_missing(r));
+        return cli_failf(path, "it can't be unmounted: %s", mountpoint_unmount_error(r));
     /* If its daemon is dead nothing else removes its state, and the copy of its archive. */
     return geteuid() == 0 ? cleaner_user(entry->uid, NULL, false) : CLI_OK;
 }

@@ -158,10 +158,12 @@ static int try_mount(const char *folder, unsigned methods, struct trial *trial)
     if (mounted.method == MOUNT_BY_NAMESPACE)
         namespace_close(&mounted.ns); /* the mount goes with its last process */
     else
-        mountpoint_unmount(folder, true);
+        r = mountpoint_unmount(folder, true);
+    if (r < 0)
+        mount_report_add(&trial->report, "unmount", mountpoint_unmount_error(r));
     close(mounted.fuse_fd);
     trial->method = mounted.method;
-    return 0;
+    return r;
 }
 
 static const char *const places[] = {"/dev/shm", "/tmp"};

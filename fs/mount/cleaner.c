@@ -22,6 +22,7 @@
 #include "cli.h"
 #include "clock.h"
 #include "layer_cover.h"
+#include "mountpoint.h"
 #include "path.h"
 #include "place.h"
 #include "process.h"
@@ -148,7 +149,8 @@ static int end_mount_of_job(struct slot *slot)
         atomic_store(&slot->counters->state, MOUNT_DRAINING);
     int r = unmounter_unmount(slot, 0, true, NULL);
     if (r < 0 && r != -ECHILD)
-        return cli_failf(c->mountpoint, "it can't be unmounted: %s", fault_errno(r));
+        return cli_failf(c->mountpoint, "it can't be unmounted: %s",
+                         mountpoint_unmount_error(r));
     if (unmounter_finish(slot, DAEMON_END_MS, true) < 0)
         return cli_failf(c->mountpoint, "its daemon (process %d) does not end", c->daemon_pid);
     cli_note("%s: the mount of job %s is ended", c->mountpoint, c->job);
@@ -163,7 +165,7 @@ int cleaner_heal(const struct slot *slot)
 
     if (r < 0)
         return cli_failf(mountpoint, "its daemon is dead, and it can't be unmounted: %s",
-                         fault_errno(r));
+                         mountpoint_unmount_error(r));
     cli_note("%s: its daemon was dead; it is cleaned up", mountpoint);
     layer_note(slot->counters, mountpoint);
     return CLI_OK;

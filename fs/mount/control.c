@@ -23,6 +23,7 @@
 #include "layer_cover.h"
 #include "lost_pages.h"
 #include "mountinfo.h"
+#include "mountpoint.h"
 #include "owner.h"
 #include "summary.h"
 #include "unmounter.h"
@@ -177,7 +178,7 @@ static bool lock_registry(const struct control *c, struct registry *ret_registry
 
 static void say_kept(const struct control *c, int r)
 {
-    control_say(c, LINE_ERROR, "it can't be unmounted: %s", fault_errno(r));
+    control_say(c, LINE_ERROR, "it can't be unmounted: %s", mountpoint_unmount_error(r));
 }
 
 /*

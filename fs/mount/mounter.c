@@ -14,6 +14,7 @@
 #include "layer_cover.h"
 #include "mounter_private.h"
 #include "mountinfo.h"
+#include "mountpoint.h"
 #include "process.h"
 #include "storage_watch.h"
 #include "summary.h"
@@ -68,7 +69,7 @@ static int clear_stale(struct mounter *m)
                                 "another --at, or unmount it if it is yours");
     r = mountpoint_unmount(m->at, true);
     return r < 0 ? cli_failf(m->at, "a dead mount is there, and can't be unmounted: %s",
-                             fault_errno(r))
+                             mountpoint_unmount_error(r))
                  : 0;
 }
 
@@ -441,7 +442,7 @@ static void end_mount(struct mounter *m, bool died)
     namespace_close(&m->mounted.ns); /* or it would keep the mount alive */
     layer_release(&m->layer);
     if (r < 0 && r != -ECHILD && !died)
-        cli_failf(m->path, "it can't be unmounted: %s", fault_errno(r));
+        cli_failf(m->path, "it can't be unmounted: %s", mountpoint_unmount_error(r));
     if (unmounter_finish(m->slot, DAEMON_END_MS, true) < 0)
         cli_failf(m->path, "its daemon (process %d) does not end: it is stuck in a read",
                   c->daemon_pid);

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "fault.h"
 #include "fusermount.h"
 #include "mountinfo.h"
 #include "mountpoint.h"
@@ -332,6 +333,16 @@ int mountpoint_unmount(const char *path, bool lazy)
     if (r == -EPERM && mountinfo_find(path, &entry) == -ENOENT)
         return -EINVAL;
     return r;
+}
+
+/* The helper looks for a user's mounts in mtab, and says nothing of use without it. */
+const char *mountpoint_unmount_error(int err)
+{
+    return err == -EPERM && geteuid() != 0 && access("/etc/mtab", R_OK) < 0
+               ? "Operation not permitted; fusermount3 needs /etc/mtab, which is missing here: "
+                 "root makes it "
+                 "by 'ln -s /proc/self/mounts /etc/mtab'"
+               : fault_errno(err);
 }
 
 /* ---- answers ---- */

@@ -111,6 +111,9 @@ const char *mount_namespace_advice(void);
  */
 int mountpoint_unmount(const char *path, bool lazy);
 
+/* Words for its error, and what is missing where fusermount3 does not say so. */
+const char *mountpoint_unmount_error(int err);
+
 /*
  * Does the mount answer? Calls statfs(2) in a child, which is left behind if it hangs. 0;
  * -ETIMEDOUT; -ENOTCONN: its daemon is dead; other errors of statfs(2).

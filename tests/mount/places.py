@@ -287,6 +287,24 @@ def test_where_processes_are_hidden_nobody_is_known_to_be_away(work):
         harness.detach("/proc")
 
 
+def test_a_user_is_told_that_mtab_is_missing(work):
+    """Roots that debootstrap made have none, and fusermount3 only says that it is not permitted."""
+    with node(work) as archive:
+        run("cp", "-a", "/etc", "/srv/etc")
+        os.unlink("/srv/etc/mtab")
+        run("cp", "/etc/passwd", "/srv/etc/passwd")
+        run("mount", "--bind", "/srv/etc", "/etc")
+        user = as_user(VICTIM, **plain())
+        path = mount(archive, **user)
+        for command in (["umount", path], ["doctor"]):
+            done = onepot(*command, status=1, **user)
+            check(b"fusermount3 needs /etc/mtab" in done.stdout + done.stderr, f"{command}: {said(done)}")
+        for left in harness.mountpoints("/dev/shm")[:-1]:
+            run("umount", left)
+        life.wait_away(VICTIM)
+        harness.detach("/etc")
+
+
 def test_thousands_of_folders_have_few_children_at_a_time_and_accounts_come_first(work):
     if not os.path.exists("/etc/subuid"):
         raise Skip("there is no /etc/subuid")
