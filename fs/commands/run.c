@@ -345,6 +345,9 @@ static int command_run_run(struct run *run)
     enum mounter_end end = mounter_release(&run->m);
     if (end != MOUNTER_ENDED) /* else the closing line says it */
         report_trouble(run);
+    if (end == MOUNTER_DIED &&
+        run->m.daemon > 0) /* which outlives a mount that others copied */
+        report_daemon(run, 0);
     if (end == MOUNTER_DIED && status == 0) {
         cli_failf(run->m.path, "the mount ended before the command did, which may have missed "
                                "some of it");

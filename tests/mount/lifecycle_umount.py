@@ -62,15 +62,27 @@ def test_lazy_lets_users_finish(work):
 
 
 def test_a_mount_of_a_run_is_not_taken_away(work):
+    check_a_mount_of_a_run_is_not_taken_away(work, ["echo"])
+
+
+def test_a_run_tells_of_the_end_of_its_mount_also_when_a_container_holds_it(work):
+    need_root("make a mount namespace")
+    check_a_mount_of_a_run_is_not_taken_away(work, ["unshare", "-m", "--propagation", "private", "sh", "-c", "echo; read x"])
+
+
+def check_a_mount_of_a_run_is_not_taken_away(work, beside):
     archive = make_archive(work)
-    with life.background("run", archive, "--", "sh", "-c", "echo $ONEPOT_MOUNT; exec sleep 60"
-                         ) as wrapper:
+    with contextlib.ExitStack() as stack:
+        wrapper = stack.enter_context(life.background("run", archive, "--", "sh", "-c", "echo $ONEPOT_MOUNT; exec sleep 60"))
         path = life.first_line(wrapper)
+        container = stack.enter_context(life.process(*beside, stdin=subprocess.PIPE))
+        life.first_line(container)
         fails("umount", path, words=["onepot run", str(wrapper.pid)])
         check_equal(read(f"{path}/readme"), b"hello\n", "a file")
         umount("--lazy", "--wait", "0", path)
         wrapper.terminate()
         status, _, errors = life.ended(wrapper)
+        container.communicate(b"\n", timeout=60)
     check_equal(status, 128 + signal.SIGTERM, f"the status of run, which says {errors!r}")
     check("was ended" in errors, f"run says {errors!r}")
     check_nothing_left()
