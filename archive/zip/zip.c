@@ -522,9 +522,10 @@ static int read_directory(struct zip *z)
         if (entry.has_backslashes)
             replace_backslashes(z, &entry);
         zip_set_name(z, &entry);
-        if (wrong)
-            return zip_damaged(z, at, wrong);
-        r = z->take(z, &entry, at);
+        if (!wrong)
+            r = z->take(z, &entry, at);
+        else if (z->take == add_entry) /* once */
+            r = leave_out(z, member_is_damaged(z, at, wrong));
         if (r < 0)
             return r;
         at += record_bytes;

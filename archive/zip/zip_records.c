@@ -118,15 +118,19 @@ static int64_t zip_unix_time(uint32_t seconds, int64_t dos_time)
     return dos_time >= INT32_MAX - DOS_SLACK_SEC ? (int64_t)seconds : (int32_t)seconds;
 }
 
-/* Values of 32 bits that did not fit are in this field, those alone and in this order. */
-static const char *zip_extra64(struct cursor c, struct zip_entry *e, bool is_split)
+/*
+ * Values of 32 bits that did not fit are in this field, those alone and in this order. Some
+ * writers declare fewer bytes than they wrote: it is read to its end all the same, as unzip
+ * does.
+ */
+static const char *zip_extra64(struct cursor *c, struct zip_entry *e, bool is_split)
 {
     uint64_t *wanted[] = {&e->size_bytes, &e->packed_bytes, &e->local_offset};
     for (size_t i = 0; i < 3; i++)
-        if (*wanted[i] == UINT32_MAX && !cursor_le64(&c, wanted[i]))
+        if (*wanted[i] == UINT32_MAX && !cursor_le64(c, wanted[i]))
             return "has a zip64 field that is too short";
-    return is_split && !cursor_le32(&c, &e->volume) ? "has a zip64 field without its volume"
-                                                    : NULL;
+    return is_split && !cursor_le32(c, &e->volume) ? "has a zip64 field without its volume"
+                                                   : NULL;
 }
 
 static void zip_extra_ntfs(struct cursor c, struct zip_entry *e)
@@ -191,11 +195,13 @@ static const char *zip_read_extra(const uint8_t *bytes, size_t len, struct zip_e
                     e->local_offset == UINT32_MAX;
     while (cursor_le16(&c, &id) && cursor_le16(&c, &value_len) &&
            cursor_take(&c, value_len, &value)) {
-        struct cursor field = {value, value_len};
+        struct cursor field = {value, value_len}, longer = {value, c.left + value_len};
         const char *wrong = NULL;
         if (id == EXTRA_ZIP64 && needs_64) {
-            wrong = zip_extra64(field, e, is_split);
+            wrong = zip_extra64(&longer, e, is_split);
             needs_64 = false;
+            if (longer.left < c.left)
+                c = longer;
         } else if (id == EXTRA_TIME && value_len >= 5 && value[0] & 1) {
             e->mtime_sec = zip_unix_time(bytes_le32(value + 1), dos_time);
         } else if (id == EXTRA_OLD_UNIX && value_len >= 8) {

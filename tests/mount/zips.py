@@ -561,6 +561,30 @@ def test_number_of_members_that_is_not_the_directorys_is_refused(work):
     check_equal(len(onepot("ls", "-R", old).stdout.split()), 65540, "names of an old program's")
 
 
+def test_a_zip64_field_may_declare_less_than_it_has_and_costs_its_member_at_most(work):
+    """Both sizes in 16 bytes of a field that declares 8, as unzip reads them; and a field of 8 bytes alone."""
+    unicode_path = struct.pack("<HHBI", 0x7075, 6, 1, 0) + b"x"
+    for name, field, there in (("declared", struct.pack("<HHQQ", 1, 8, 3, 3) + unicode_path, True),
+                               ("short", struct.pack("<HHQ", 1, 8, 3), False),
+                               ("none", struct.pack("<HH", 1, 0), False)):
+        body, records = bytearray(), bytearray()
+        for member, extra in (b"before", b""), (b"odd", field), (b"behind", b""):
+            size = 0xffffffff if extra else 3
+            at, crc = len(body), zlib.crc32(b"abc")
+            body += struct.pack("<4s5HIIIHH", b"PK\3\4", 45, 0, 0, 0, 33, crc, 3, 3, len(member), 0) + member + b"abc"
+            records += struct.pack("<4s6HIIIHHHHHII", b"PK\1\2", 0x314, 45, 0, 0, 0, 33, crc, size, size, len(member),
+                                   len(extra), 0, 0, 0, 0o100644 << 16, at) + member + extra
+        end = struct.pack("<4s4HIIH", b"PK\5\6", 0, 0, 3, 3, len(records), len(body), 0)
+        path = work / (name + ".zip")
+        pathlib.Path(path).write_bytes(body + records + end)
+        names = onepot("ls", path).stdout.split()
+        check_equal(names, [b"before", b"behind"] + [b"odd"] * there, f"members, {name}")
+        for member in names:
+            check_equal(onepot("cat", path, member).stdout, b"abc", f"{member}, {name}")
+        done = onepot("verify", path, status=0 if there else 1)
+        check(there or b"odd: has a zip64 field that is too short" in done.stdout + done.stderr, f"verify: {done}")
+
+
 def count_of_16_bits(work, count):
     """A zip of a program that knows no zip64, and counts modulo 65536."""
     body, records = bytearray(), bytearray()
