@@ -198,7 +198,7 @@ static bool is_hidden(const struct session *s, const struct xattr *x)
 {
     static const char *const prefixes[] = {"trusted.", "security."};
 
-    for (size_t i = 0; s->config.hides_roots_attributes && i < 2; i++) {
+    for (size_t i = 0; s->config.is_users_layer && i < 2; i++) {
         size_t len = strlen(prefixes[i]);
         if (x->name_len > len && memcmp(x->name, prefixes[i], len) == 0)
             return true;
@@ -218,7 +218,7 @@ static bool has_xattrs(struct session *s)
     struct xattr x;
     int r = -ENOENT;
 
-    if (!info->has_xattrs || !s->config.hides_roots_attributes)
+    if (!info->has_xattrs || !s->config.is_users_layer)
         return info->has_xattrs;
     unsigned known = atomic_load(&s->shown_xattrs);
     for (uint32_t i = 0; known == UNKNOWN && r == -ENOENT && i < info->entries; i++) {

@@ -232,7 +232,7 @@ int reply_fill_attr(const struct session *s, uint32_t position, struct fuse_attr
         ret->ctime = ret->atime;
         ret->ctimensec = ret->atimensec;
     }
-    ret->mode = n.mode;
+    ret->mode = n.mode | (!s->config.is_users_layer ? 0u : S_ISDIR(n.mode) ? 0500u : 0400u);
     ret->nlink = n.nlink;
     ret->uid = s->config.override_uid ? s->config.uid : n.uid;
     ret->gid = s->config.override_gid ? s->config.gid : n.gid;

@@ -54,7 +54,11 @@ struct session_config {
     bool override_uid, override_gid;
     uint32_t uid, gid; /* shown as owner of every entry: --uid, --gid */
     bool is_covered;   /* a layer lies over it (layer.h): see "Layers" in intercept.h */
-    bool hides_roots_attributes; /* lists none that only root may give to a copy of a file */
+    /*
+     * That layer is a user's, whom the kernel checks: shown are no attributes that only root
+     * may give to a copy of a file, and the user may read all, as without a layer.
+     */
+    bool is_users_layer;
     /* Called with one line for the log, from any thread. May be NULL. */
     void (*log)(void *ctx, const char *line);
     void *log_ctx;

@@ -108,7 +108,7 @@ static int start_session(struct mounter *m, struct fault *fault)
         .uid = o->uid,
         .gid = o->gid,
         .is_covered = o->writable,
-        .hides_roots_attributes = o->writable && o->override_uid,
+        .is_users_layer = o->writable && o->override_uid,
         .log = control_log,
         .log_ctx = &m->log,
         .features = feature_list,

@@ -153,6 +153,24 @@ def test_an_ordinary_user_may_change_the_files_of_any_owner(work):
         check_nothing_left(option)
 
 
+def test_members_that_nobody_may_read_are_read_as_without_a_layer(work):
+    need_program("unshare", "tar")
+    user = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
+    if os.geteuid() != 0:
+        user = []
+    elif run(*user, "true", status=None).returncode:
+        raise Skip("there are no user namespaces by numbers here")
+    need_overlay()
+    os.makedirs(work / "source/closed")
+    for name in "source/file", "source/closed/file":
+        life.write(work / name, b"text")
+    run("tar", "--mode=0", "-cf", work / "a.tar", "-C", work / "source", "file", "closed")
+    for options in [], ["--writable"]:
+        done = run(*user, harness.onepot_program(), "run", *options, work / "a.tar", "--", "sh", "-c",
+                   "cd {} && cat file closed/file")
+        check_equal(done.stdout, b"texttext", f"what is read, {options}")
+
+
 def labelled(path, names):
     """A tar of 300 files, each with these attributes."""
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
