@@ -31,7 +31,8 @@
 #include "pot_private.h"
 #include "source_retry.h"
 
-#define UNPACK_MEMORY_BYTES (UINT64_C(3) << 30) /* xz and zstd may want large windows */
+#define UNPACK_MEMORY_LEAST (UINT64_C(1) << 29) /* of private memory: */
+#define UNPACK_MEMORY_MOST (UINT64_C(3) << 30)  /* xz and zstd may want large windows */
 
 enum {
     GUESSED_RATIO = 3, /* how much compression usually shrinks a tar */
@@ -92,7 +93,8 @@ static uint64_t unpacked_room_in(const char *folder, const struct pot_options *o
 /* Limits for the child that unpacks. */
 static struct sandbox_limits unpacked_limits(const struct unpacking *u, uint64_t room)
 {
-    return (struct sandbox_limits){.memory_bytes = UNPACK_MEMORY_BYTES,
+    uint64_t memory = max_u64(budget_memory_bytes("") / MEMORY_SHARE, UNPACK_MEMORY_LEAST);
+    return (struct sandbox_limits){.memory_bytes = min_u64(memory, UNPACK_MEMORY_MOST),
                                    .file_bytes = room,
                                    .keep_source = u->packed,
                                    .keep_fds = &u->fd,

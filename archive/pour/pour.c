@@ -15,6 +15,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "budget.h"
 #include "cleanup.h"
 #include "compress.h"
 #include "numbers.h"
@@ -24,8 +25,12 @@
 #include "write_at.h"
 #include "syscalls.h"
 
-/* The table of members takes 100 bytes and a name for each; xz may want a large dictionary. */
-#define POUR_MEMORY_BYTES (UINT64_C(8) << 30)
+/*
+ * Of private memory. The table of members takes 100 bytes and a name for each; xz may want a
+ * large dictionary, and zstd a large window.
+ */
+#define POUR_MEMORY_LEAST (UINT64_C(1) << 30)
+#define POUR_MEMORY_MOST (UINT64_C(8) << 30)
 #define PIPE_BYTES (1 << 20)
 
 struct pour_run {
@@ -201,7 +206,8 @@ static int pour_run_child(struct pour_run *run, struct fault *fault)
     const struct pack_options *o = run->options;
     const int keep[] = {run->input->fd, run->output->fd, run->report_fd};
     struct sandbox_limits limits = {
-        .memory_bytes = POUR_MEMORY_BYTES,
+        .memory_bytes =
+            min_u64(max_u64(budget_memory_bytes(""), POUR_MEMORY_LEAST), POUR_MEMORY_MOST),
         .file_bytes = INT64_MAX, /* no signal at a limit of the caller */
         .keep_fds = keep,
         .keep_fd_count = sizeof(keep) / sizeof(keep[0]),

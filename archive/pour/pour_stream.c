@@ -1,8 +1,9 @@
 /*
  * Reads the input and decompresses it.
  *
- * libarchive's filters decompress all but gzip: its filter for that does not compare the sums
- * at the end, and a stream is the one chance to find damage. zlib does that here.
+ * libarchive's filters decompress all but gzip and zstd. Its filter for gzip does not compare
+ * the sums at the end, and a stream is the one chance to find damage: zlib does that here. Its
+ * filter for zstd refuses large windows.
  *
  * Uncompressed input is read into the very block that libarchive gets.
  */
@@ -13,9 +14,8 @@
 
 #include <archive.h>
 #include <archive_entry.h>
+#include <zstd.h>
 
-#include "bytes.h"
-#include "numbers.h"
 #include "pour_private.h"
 
 #ifdef HAVE_ZLIB
@@ -36,8 +36,9 @@ struct pour_unpacker {
 #ifdef HAVE_ZLIB
     z_stream gzip;
 #endif
+    ZSTD_DCtx *zstd;
     bool is_gzip;
-    bool is_between; /* a gzip member has ended */
+    bool is_between; /* a gzip member, or a frame of zstd, has ended */
 };
 
 ssize_t pour_read_input(int fd, struct progress *progress, void *bytes, size_t len)
@@ -94,35 +95,6 @@ static int stream_fill(struct pour_stream *s)
     return r;
 }
 
-static int stream_skip_frames(struct pour_stream *s)
-{
-    struct pour_unpacker *u = s->unpacker;
-    for (;;) {
-        uint64_t skip = u->len < 8 ? 0 : tar_empty_frame_bytes(u->packed + u->at);
-        if (skip == 0)
-            return 0;
-        while (skip > 0) {
-            int r = stream_fill(s);
-            if (r < 0)
-                return r;
-            size_t n = (size_t)min_u64(skip, u->len);
-            if (n == 0)
-                return stream_damaged(s, "it ends too early");
-            u->at += n;
-            u->len -= n;
-            skip -= n;
-        }
-        size_t more;
-        memmove(u->packed, u->packed + u->at, u->len);
-        u->at = 0;
-        int r = stream_read_full(s, u->packed + u->len, READ_BYTES - u->len, &more);
-        if (r < 0)
-            return r;
-        u->len += more;
-        u->packed_bytes += more;
-    }
-}
-
 static ssize_t stream_feed_filter(struct archive *a, void *ctx, const void **ret_bytes)
 {
     struct pour_stream *s = ctx;
@@ -153,13 +125,10 @@ static int stream_open_filter(struct pour_stream *s)
 {
     struct pour_unpacker *u = s->unpacker;
     struct archive_entry *entry;
-    int r = strcmp(s->compression, "zstd") == 0 ? stream_skip_frames(s) : 0;
-    if (r < 0)
-        return r;
     u->archive = archive_read_new();
     if (!u->archive)
         return -ENOMEM;
-    r = tar_enable_filter(u->archive, s->compression, s->fault);
+    int r = tar_enable_filter(u->archive, s->compression, s->fault);
     if (r < 0)
         return r;
     archive_read_set_read_callback(u->archive, stream_feed_filter);
@@ -181,6 +150,40 @@ static int stream_unfilter(struct pour_stream *s, struct pour_block *b)
     if (n < 0)
         return stream_complain(s);
     b->len = (size_t)n;
+    return 0;
+}
+
+/* ---- zstd ---- */
+
+static int stream_open_zstd(struct pour_stream *s)
+{
+    s->unpacker->zstd = tar_zstd_new();
+    return s->unpacker->zstd ? 0 : -ENOMEM;
+}
+
+static int stream_unzstd(struct pour_stream *s, struct pour_block *b)
+{
+    struct pour_unpacker *u = s->unpacker;
+    ZSTD_outBuffer out = {b->bytes, READ_BYTES, 0};
+    while (out.pos < out.size) {
+        int r = stream_fill(s);
+        if (r < 0)
+            return r;
+        ZSTD_inBuffer in = {u->packed + u->at, u->len, 0};
+        size_t before = out.pos, left = ZSTD_decompressStream(u->zstd, &out, &in);
+        if (ZSTD_isError(left))
+            return tar_zstd_fault(left, u->packed_bytes - u->len, s->fault);
+        if (u->len == 0 && out.pos == before) { /* the end of the input */
+            if (!u->is_between)
+                return stream_damaged(s, "it ends too early");
+            break;
+        }
+        u->at += in.pos;
+        u->len -= in.pos;
+        u->is_between = left == 0;
+        s->progress->beats++;
+    }
+    b->len = out.pos;
     return 0;
 }
 
@@ -273,6 +276,8 @@ static int stream_read_block(struct pour_stream *s, struct pour_block *b)
         return -ENOMEM;
     if (u && u->is_gzip)
         return stream_inflate(s, b);
+    if (u && u->zstd)
+        return stream_unzstd(s, b);
     if (u)
         return stream_unfilter(s, b);
     return stream_read_some(s, b->bytes, READ_BYTES, &b->len);
@@ -331,7 +336,9 @@ static int stream_begin_unpacking(struct pour_stream *s)
     u->packed = b->bytes;
     u->len = u->packed_bytes = b->len;
     *b = (struct pour_block){0};
-    int r = strcmp(s->compression, "gzip") == 0 ? stream_open_gzip(s) : stream_open_filter(s);
+    int r = strcmp(s->compression, "gzip") == 0   ? stream_open_gzip(s)
+            : strcmp(s->compression, "zstd") == 0 ? stream_open_zstd(s)
+                                                  : stream_open_filter(s);
     return r < 0 ? r : stream_read_block(s, b);
 }
 
@@ -354,6 +361,7 @@ void pour_stream_close(struct pour_stream *s)
 {
     if (s->unpacker) {
         stream_close_gzip(s->unpacker);
+        ZSTD_freeDCtx(s->unpacker->zstd);
         if (s->unpacker->archive)
             archive_read_free(s->unpacker->archive);
         free(s->unpacker->packed);

@@ -115,9 +115,22 @@ static int tar_walk_header_fault(struct walk *w, const char *what)
                              w->members ? "is followed by" : "begins with", what);
 }
 
+/* Words of libarchive's for headers that are sound, and more than it takes. */
+static bool tar_walk_is_limit(const struct walk *w)
+{
+    return strncmp(tar_complaint(w->archive), "Special header too large", 24) == 0 ||
+           strncmp(tar_complaint(w->archive), "Too many special headers", 24) == 0;
+}
+
 static int tar_walk_damaged_header(struct walk *w)
 {
     char what[192];
+    if (tar_walk_is_limit(w))
+        return fault_set_advised(
+            w->fault, -ENOTSUP, w->last, w->expected,
+            "unpack it by tar and pack that, or make it by 'tar --format=gnu'",
+            "%s extended headers that are longer than %s allows",
+            w->members ? "is followed by" : "begins with", archive_version_string());
     snprintf(what, sizeof(what), "a damaged header (%s)", tar_complaint(w->archive));
     return tar_walk_header_fault(w, what);
 }

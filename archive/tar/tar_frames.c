@@ -199,7 +199,7 @@ static int frames_unpack_zstd(struct tar_framed *f, const uint8_t *from, size_t 
         }
         /* (Error codes have no stable names, so a frame of unknown size gets more room.) */
         if (known || f->out.room >= TAR_FRAME_BYTES_MAX)
-            return frames_damaged(f, ZSTD_getErrorName(n));
+            return tar_zstd_fault(n, f->offset, f->fault);
         r = frames_more_room(f);
     }
     return r;

@@ -1,6 +1,6 @@
 /*
- * Unpacks a tar that is compressed as a whole, with libarchive's own filters, none of which
- * starts a program.
+ * Unpacks a tar that is compressed as a whole: zstd by its own library, since libarchive
+ * refuses large windows, and all else by libarchive's filters, none of which starts a program.
  *
  * A gzip file comes here only if its parts are too long or hold mostly zeros: libarchive does
  * not check its sums.
@@ -13,22 +13,25 @@
 #include "tar_private.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include <archive.h>
 #include <archive_entry.h>
+#include <zstd.h>
+#include <zstd_errors.h>
 
-#include "bytes.h"
 #include "cleanup.h"
 #include "codec.h"
+#include "numbers.h"
 #include "source.h"
 #include "unknown_format.h"
 #include "write_at.h"
 
 enum {
     HEAD_BYTES = 64 << 10,
-    FEED_BYTES = 256 << 10, /* per call of libarchive: the step of progress */
+    FEED_BYTES = 256 << 10, /* per call: the step of progress */
     HOLE_BYTES = 4096,
     NOTHING_BYTES = 4096, /* of a file that unpacks to nothing */
     ZEROS_MORE = 10, /* zeros take time, but no room: there may be so many times more bytes */
@@ -58,7 +61,6 @@ int tar_enable_filter(struct archive *a, const char *compression, struct fault *
         {"gzip", archive_read_support_filter_gzip},
         {"bzip2", archive_read_support_filter_bzip2},
         {"xz", archive_read_support_filter_xz},
-        {"zstd", archive_read_support_filter_zstd},
         {"lz4", archive_read_support_filter_lz4},
         {"lzip", archive_read_support_filter_lzip},
         {"lzma", archive_read_support_filter_lzma},
@@ -84,26 +86,33 @@ int tar_check_filter(struct archive *a, const char *compression, struct fault *f
                      compression);
 }
 
-uint64_t tar_empty_frame_bytes(const uint8_t head[8])
+struct ZSTD_DCtx_s *tar_zstd_new(void)
 {
-    return (head[0] & 0xf0) == 0x50 && memcmp(head + 1, "\x2a\x4d\x18", 3) == 0
-               ? 8 + (uint64_t)bytes_le32(head + 4)
-               : 0;
+    ZSTD_DCtx *zstd = ZSTD_createDCtx();
+    if (zstd)
+        ZSTD_DCtx_setParameter(zstd, ZSTD_d_windowLogMax,
+                               ZSTD_dParam_getBounds(ZSTD_d_windowLogMax).upperBound);
+    return zstd;
 }
 
-static int tar_unpack_skip_zstd_frames(const struct source *source, uint64_t *ret_offset)
+int tar_zstd_fault(size_t code, uint64_t offset, struct fault *fault)
 {
-    uint64_t offset = 0, skip;
-    do {
-        uint8_t head[8];
-        int r = source_read(source, head, sizeof(head), offset);
-        if (r < 0)
-            return r;
-        skip = tar_empty_frame_bytes(head);
-        offset += skip;
-    } while (skip > 0);
-    *ret_offset = offset;
-    return 0;
+    ZSTD_ErrorCode error = ZSTD_getErrorCode(code);
+    if (error == ZSTD_error_memory_allocation ||
+        error == ZSTD_error_frameParameter_windowTooLarge)
+        return fault_set_advised(
+            fault, -ENOTSUP, NULL, offset,
+            "where there is more, 'zstd -dc --long=31 FILE | onepot pack -o "
+            "NEW.tar -' makes an archive of it",
+            "its zstd data has a larger window (zstd --long) than memory allows");
+    if (error == ZSTD_error_dictionary_wrong)
+        return fault_set_advised(
+            fault, -ENOTSUP, NULL, offset,
+            "'zstd -dc -D DICTIONARY FILE | onepot pack -o NEW.tar -' makes an "
+            "archive of it",
+            "its zstd data needs the dictionary that it was made with (zstd -D)");
+    return fault_set(fault, -EUCLEAN, NULL, offset, "damaged zstd data: %s",
+                     ZSTD_getErrorName(code));
 }
 
 static int tar_unpack_complain(struct unpacking *u)
@@ -267,17 +276,12 @@ static int tar_unpack_all(struct unpacking *u)
     return r == ARCHIVE_EOF ? tar_unpack_finish(u) : tar_unpack_complain(u);
 }
 
-static int tar_unpack_stream(struct unpacking *u)
+static int tar_unpack_filter(struct unpacking *u)
 {
-    uint64_t offset = 0;
-    int r = 0;
-    if (strcmp(u->compression, "zstd") == 0)
-        r = tar_unpack_skip_zstd_frames(u->source, &offset);
-    if (r == 0)
-        r = tar_enable_filter(u->archive, u->compression, u->fault);
+    int r = tar_enable_filter(u->archive, u->compression, u->fault);
     if (r < 0)
         return r;
-    r = tar_feed_open(&u->feed, u->source, offset, FEED_BYTES, u->archive);
+    r = tar_feed_open(&u->feed, u->source, 0, FEED_BYTES, u->archive);
     /*
      * libarchive takes data that fails at its first byte for empty, but leaves an error code.
      */
@@ -289,6 +293,41 @@ static int tar_unpack_stream(struct unpacking *u)
             fault_advise(u->fault, "decompress it first: xz -dc FILE > FILE.tar");
     }
     return r < 0 ? r : tar_unpack_all(u);
+}
+
+/* Frames of zstd, one behind the other. `bytes`: FEED_BYTES for what is read, and as many more.
+ */
+static int tar_unpack_frames(struct unpacking *u, ZSTD_DCtx *zstd, uint8_t *bytes)
+{
+    size_t left = 0; /* of a frame: 0 behind its end */
+    for (uint64_t size = source_size(u->source); u->feed.offset < size;) {
+        ZSTD_inBuffer in = {bytes, (size_t)min_u64(size - u->feed.offset, FEED_BYTES), 0};
+        ZSTD_outBuffer out = {bytes + FEED_BYTES, FEED_BYTES, 0};
+        int r = source_read(u->source, bytes, in.size, u->feed.offset);
+        u->feed.offset += in.size;
+        while (r == 0 && (in.pos < in.size || (left && out.pos == out.size))) {
+            out.pos = 0;
+            left = ZSTD_decompressStream(zstd, &out, &in);
+            r = ZSTD_isError(left)
+                    ? tar_zstd_fault(left, u->feed.offset - in.size + in.pos, u->fault)
+                    : tar_unpack_take_block(u, out.dst, out.pos);
+        }
+        if (r < 0)
+            return r;
+    }
+    return left ? fault_set(u->fault, -EUCLEAN, NULL, u->feed.offset,
+                            "damaged zstd data: it ends too early")
+                : tar_unpack_finish(u);
+}
+
+static int tar_unpack_zstd(struct unpacking *u)
+{
+    ZSTD_DCtx *zstd = tar_zstd_new();
+    uint8_t *bytes = malloc(2 * FEED_BYTES);
+    int r = zstd && bytes ? tar_unpack_frames(u, zstd, bytes) : -ENOMEM;
+    ZSTD_freeDCtx(zstd);
+    free(bytes);
+    return r;
 }
 
 int tar_unpack(struct source *source, int fd, uint64_t kept, uint64_t most,
@@ -308,10 +347,12 @@ int tar_unpack(struct source *source, int fd, uint64_t kept, uint64_t most,
     if (tar_is_packed(source, head, sizeof(head), &u.compression) != 1)
         return -ENOMSG;
     progress->bytes_total = size;
+    if (strcmp(u.compression, "zstd") == 0)
+        return tar_unpack_zstd(&u);
     u.archive = archive_read_new();
     if (!u.archive)
         return -ENOMEM;
-    r = tar_unpack_stream(&u);
+    r = tar_unpack_filter(&u);
     archive_read_free(u.archive);
     tar_feed_close(&u.feed);
     return r;
