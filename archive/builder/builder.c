@@ -31,36 +31,79 @@ static void builder_put_left_out(char *at, const struct fault *why, uint32_t mem
     memcpy(at + DISK_LEFT_OUT_HEAD + member_len, why->what, what_len);
 }
 
-bool builder_may_leave_out(int err)
+/* The kind of a member that is left out with this error; LEFT_OUT_OTHER: none is. */
+static enum left_out_kind left_out_kind(int err)
 {
-    return err == -ENOENT || err == -EPERM || err == -ENOTDIR || err == -EISDIR ||
-           err == -EINVAL || err == -ENAMETOOLONG || err == -ELOOP;
+    static const struct {
+        int err;
+        enum left_out_kind kind;
+    } kinds[] = {
+        {EINVAL, LEFT_OUT_NAME},    {ENAMETOOLONG, LEFT_OUT_NAME}, {ENOTDIR, LEFT_OUT_PLACE},
+        {EISDIR, LEFT_OUT_PLACE},   {ELOOP, LEFT_OUT_PLACE},       {ENOENT, LEFT_OUT_LINK},
+        {EPERM, LEFT_OUT_LINK},     {ENOTBLK, LEFT_OUT_DEVICE},    {ENOKEY, LEFT_OUT_ENCRYPTED},
+        {ENOTSUP, LEFT_OUT_METHOD}, {EILSEQ, LEFT_OUT_DAMAGED},    {EXDEV, LEFT_OUT_INCOMPLETE},
+        {ESPIPE, LEFT_OUT_BEHIND},
+    };
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
+        if (err == kinds[i].err)
+            return kinds[i].kind;
+    return LEFT_OUT_OTHER;
 }
 
-int builder_leave_out_more(struct builder *b, uint64_t count)
+bool builder_may_leave_out(int err)
 {
-    if (count == 0)
-        return 0;
+    /* -ENOTSUP may be about the whole archive. */
+    return left_out_kind(-err) != LEFT_OUT_OTHER && err != -ENOTSUP;
+}
+
+static int builder_count_left_out(struct builder *b, uint64_t count, enum left_out_kind kind)
+{
     if (vector_extend(&b->left_out, sizeof(uint64_t)) < 0)
         return -ENOMEM;
-    if (__builtin_add_overflow(b->left_out_count, count, &b->left_out_count))
-        b->left_out_count = UINT64_MAX;
+    uint64_t *const counts[] = {&b->left_out_count, &b->left_out_kinds[kind]};
+    for (size_t i = 0; i < 2; i++)
+        if (__builtin_add_overflow(*counts[i], count, counts[i]))
+            *counts[i] = UINT64_MAX;
     bytes_put_le64(b->left_out.at, b->left_out_count);
+    return 0;
+}
+
+/* The reason for a member that is counted already. */
+static int builder_tell_left_out(struct builder *b, const struct fault *why)
+{
+    uint32_t member_len = (uint32_t)strnlen(why->member, sizeof(why->member));
+    uint32_t what_len = (uint32_t)strnlen(why->what, sizeof(why->what));
+    size_t bytes = DISK_LEFT_OUT_HEAD + disk_left_out_texts(member_len, what_len);
+    if (b->left_out_told == DISK_LEFT_OUT_TOLD)
+        return 0;
+    if (vector_reserve(&b->left_out, bytes) < 0)
+        return -ENOMEM;
+    b->left_out_told++;
+    builder_put_left_out(b->left_out.at + b->left_out.count, why, member_len, what_len);
+    b->left_out.count += bytes;
     return 0;
 }
 
 int builder_leave_out(struct builder *b, const struct fault *why)
 {
-    uint32_t member_len = (uint32_t)strnlen(why->member, sizeof(why->member));
-    uint32_t what_len = (uint32_t)strnlen(why->what, sizeof(why->what));
-    size_t bytes = DISK_LEFT_OUT_HEAD + disk_left_out_texts(member_len, what_len);
-    if (builder_leave_out_more(b, 1) < 0 || vector_reserve(&b->left_out, bytes) < 0)
-        return -ENOMEM;
-    if (b->left_out_count > DISK_LEFT_OUT_TOLD)
-        return 0;
-    builder_put_left_out(b->left_out.at + b->left_out.count, why, member_len, what_len);
-    b->left_out.count += bytes;
-    return 0;
+    int r = builder_count_left_out(b, 1, left_out_kind(why->err));
+    return r < 0 ? r : builder_tell_left_out(b, why);
+}
+
+int builder_leave_out_as(struct builder *b, const struct index *index)
+{
+    uint64_t counts[LEFT_OUT_KINDS], cursor = 0;
+    struct fault why;
+    int r = 0;
+    index_left_out_kinds(index, counts);
+    for (size_t i = 0; r == 0 && i < LEFT_OUT_KINDS; i++)
+        if (counts[i])
+            r = builder_count_left_out(b, counts[i], (enum left_out_kind)i);
+    while (r == 0 && index_left_out(index) > 0 &&
+           (r = index_left_out_next(index, &cursor, &why)) == 0)
+        r = builder_tell_left_out(b, &why);
+    builder_leave_out_xattrs(b, index_xattrs_left_out(index));
+    return r == -ENOENT ? 0 : r;
 }
 
 /* ---- life ---- */

@@ -106,8 +106,11 @@ int builder_link(struct builder *builder, const char *path, size_t len, const ch
 bool builder_may_leave_out(int err);
 int builder_leave_out(struct builder *builder, const struct fault *why);
 
-/* Count members that were left out elsewhere, whose names are not known. -ENOMEM. */
-int builder_leave_out_more(struct builder *builder, uint64_t count);
+/*
+ * Count members that another index lacks, and pass on the first of them, with their names.
+ * -ENOMEM, -EUCLEAN.
+ */
+int builder_leave_out_as(struct builder *builder, const struct index *index);
 
 /* Add a name for an inode returned by an earlier call (formats with inode numbers). */
 int builder_link_inode(struct builder *builder, const char *path, size_t len, uint32_t inode,
@@ -122,9 +125,6 @@ int builder_link_inode(struct builder *builder, const char *path, size_t len, ui
 #define BUILDER_XATTRS_MAX 9362u /* of "user.x": a list of names has at most 64 KB */
 int builder_add_xattr(struct builder *builder, uint32_t inode, const char *name,
                       size_t name_len, const void *value, size_t value_len);
-
-/* Count attributes that were left out elsewhere. */
-void builder_leave_out_xattrs(struct builder *builder, uint64_t count);
 
 /* A compressed block of the archive, which files may share. */
 struct builder_block {
@@ -184,6 +184,8 @@ struct builder_header {
     uint8_t identifier[16];
     uint64_t end_marker_offset;
     bool has_sums;               /* of all files, even if there are none */
+    bool ignores_zeros;          /* a wish: read on behind end-of-archive marks, */
+    bool has_joined;             /* and there were members */
     const uint64_t *window_sums; /* see index_window_sum; NULL: none */
     uint64_t window_count;
     const void *recipe; /* see index_recipe; NULL: none */

@@ -120,7 +120,7 @@ void image_add_saturated(uint64_t *sum, uint64_t value)
 static size_t image_table_room(const struct image *image)
 {
     size_t records = SECTIONS_MAX - (image->about->window_count == 0) -
-                     (image->b->left_out_count == 0) - (image->b->xattrs_left_out == 0) -
+                     2 * (image->b->left_out_count == 0) - (image->b->xattrs_left_out == 0) -
                      (image->about->recipe_len == 0) - (image->b->points.count == 0) -
                      (image->b->windows.count == 0) - (image->b->pieces.count == 0);
     return records * sizeof(struct disk_section);
@@ -136,6 +136,7 @@ void image_begin_header(struct image *image)
         .sections_offset = htole32(sizeof(*h)),
         .area_offset = htole64(sizeof(*h) + image_table_room(image)),
         .page_bytes = htole32(DISK_PAGE_BYTES),
+        .features = htole32(about->has_joined ? DISK_HAS_JOINED : 0),
         .format = htole32(about->format),
         .incompatible = htole64((b->codecs ? DISK_NEEDS_CODECS : 0) |
                                 (about->sum_kind ? DISK_NEEDS_SUM_KIND : 0) |

@@ -91,7 +91,8 @@ struct builder {
     struct builder_copying *copying; /* in place of names and inodes; or NULL */
 
     VECTOR(char) left_out; /* as on disk; empty if nothing was left out */
-    uint64_t left_out_count;
+    uint64_t left_out_count, left_out_kinds[LEFT_OUT_KINDS];
+    unsigned left_out_told;
     uint64_t xattrs_left_out;
 
     VECTOR(uint64_t) sums; /* by inode */
@@ -143,6 +144,7 @@ int builder_grow_slots(struct builder *b);
 
 /* Turn the collected attributes into a set. */
 int builder_flush_xattrs(struct builder *b);
+void builder_leave_out_xattrs(struct builder *b, uint64_t count);
 
 /*
  * Number the tree. name_at[position] is the name at each position, `dirs` has the positions of

@@ -284,6 +284,9 @@ static int image_put_area(struct image *image)
     if (r == 0)
         r = image_put_section(image, SECTION_LEFT_OUT, b->left_out.at, b->left_out.count / 8);
     if (r == 0)
+        r = image_put_sums(image, SECTION_LEFT_OUT_KINDS, b->left_out_kinds,
+                           b->left_out_count ? LEFT_OUT_KINDS : 0);
+    if (r == 0)
         r = image_put_sums(image, SECTION_XATTRS_LEFT_OUT, &b->xattrs_left_out,
                            b->xattrs_left_out > 0);
     if (r == 0)

@@ -208,7 +208,8 @@ static int nested_make_index(struct nested_walk *w, const struct backend *backen
 {
     const struct nested *n = w->nested;
     struct builder_header header = {.format = backend->number,
-                                    .archive_bytes = source_size(source)};
+                                    .archive_bytes = source_size(source),
+                                    .ignores_zeros = n->ignores_zeros};
     struct builder *builder;
     int r = builder_new(&builder);
     if (r < 0)

@@ -820,27 +820,6 @@ static int tree_walk(struct tree *t)
 
 /* ---- 3. the image ---- */
 
-/* Members that a part's own index lacks are missing in the new one, too. */
-static int tree_tell_left_out(struct tree *t, const struct tree_source *s)
-{
-    const struct index *index = s->part.index;
-    uint64_t cursor = 0, count = index_left_out(index), known = 0;
-    struct fault why;
-    int r = 0;
-    if (s->part.forgets_left_out)
-        return 0;
-    while (known < count && (r = index_left_out_next(index, &cursor, &why)) == 0) {
-        r = builder_leave_out(t->builder, &why);
-        if (r < 0)
-            return r;
-        known++;
-    }
-    builder_leave_out_xattrs(t->builder, index_xattrs_left_out(index));
-    if (r == -EUCLEAN)
-        return tree_damaged(t, s);
-    return r < 0 && r != -ENOENT ? r : builder_leave_out_more(t->builder, count - known);
-}
-
 static int tree_write_image(struct tree *t, struct builder_header *header, int fd)
 {
     VECTOR(struct builder_copy_part) parts = {0};
@@ -873,8 +852,14 @@ int tree_write(struct tree *t, struct builder_header *header, int fd, struct fau
 {
     int r = 0;
     t->fault = fault;
-    for (size_t i = 0; r == 0 && i < t->sources.count; i++)
-        r = tree_tell_left_out(t, &t->sources.at[i]);
+    for (size_t i = 0; r == 0 && i < t->sources.count; i++) {
+        const struct tree_source *s = &t->sources.at[i];
+        /* what a part's own index lacks is missing in the new one, too */
+        if (!s->part.forgets_left_out)
+            r = builder_leave_out_as(t->builder, s->part.index);
+        if (r == -EUCLEAN)
+            r = tree_damaged(t, s);
+    }
     if (r == 0)
         r = tree_walk(t);
     return r < 0 ? r : tree_write_image(t, header, fd);

@@ -121,6 +121,7 @@ struct index_info {
     uint64_t name_bytes;
     uint64_t image_bytes; /* the whole index */
     bool has_xattrs, has_holes, has_hardlinks;
+    bool has_joined;        /* members behind an end-of-archive mark (--ignore-zeros) */
     bool has_sums;          /* every file has one, */
     bool has_some_sums;     /* or some may */
     uint64_t archive_bytes; /* of the archive that it was built from, */
@@ -368,6 +369,33 @@ int index_recipe(const struct index *index, const void **ret_bytes, size_t *ret_
  */
 uint64_t index_left_out(const struct index *index);
 int index_left_out_next(const struct index *index, uint64_t *cursor, struct fault *ret_why);
+
+/* Why a member is left out. Values are on disk; each is of some errors of builder_leave_out. */
+enum left_out_kind {
+    LEFT_OUT_OTHER,      /* not told */
+    LEFT_OUT_NAME,       /* EINVAL, ENAMETOOLONG */
+    LEFT_OUT_PLACE,      /* ENOTDIR, EISDIR, ELOOP */
+    LEFT_OUT_LINK,       /* ENOENT, EPERM */
+    LEFT_OUT_DEVICE,     /* ENOTBLK */
+    LEFT_OUT_ENCRYPTED,  /* ENOKEY */
+    LEFT_OUT_METHOD,     /* ENOTSUP */
+    LEFT_OUT_DAMAGED,    /* EILSEQ */
+    LEFT_OUT_INCOMPLETE, /* EXDEV */
+    LEFT_OUT_BEHIND,     /* ESPIPE */
+    LEFT_OUT_KINDS,
+};
+
+/* A kind for programs ("encrypted"), and for people, behind a number. */
+extern const struct left_out_words {
+    const char *name, *text;
+} left_out_words[LEFT_OUT_KINDS];
+
+/* Their numbers; the sum is index_left_out. */
+void index_left_out_kinds(const struct index *index, uint64_t ret_counts[LEFT_OUT_KINDS]);
+
+/* The same in words: "2 encrypted, 1 damaged". Returns how many kinds there are. */
+#define LEFT_OUT_TEXT_LEN 360
+unsigned index_left_out_text(const struct index *index, char text[LEFT_OUT_TEXT_LEN]);
 
 /* How many extended attributes the tree lacks, as Linux has no place for them. */
 uint64_t index_xattrs_left_out(const struct index *index);

@@ -9,6 +9,8 @@
 
 #include <endian.h>
 #include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -528,6 +530,47 @@ uint64_t index_left_out(const struct index *index)
 uint64_t index_xattrs_left_out(const struct index *index)
 {
     return index_count_in(index, SECTION_XATTRS_LEFT_OUT);
+}
+
+const struct left_out_words left_out_words[LEFT_OUT_KINDS] = {
+    [LEFT_OUT_OTHER] = {"other", "that can't be shown"},
+    [LEFT_OUT_NAME] = {"names", "with names or targets that no file can have"},
+    [LEFT_OUT_PLACE] = {"places", "below or above other members"},
+    [LEFT_OUT_LINK] = {"hard_links", "hard links without their file"},
+    [LEFT_OUT_DEVICE] = {"devices", "devices or of unknown types"},
+    [LEFT_OUT_ENCRYPTED] = {"encrypted", "encrypted"},
+    [LEFT_OUT_METHOD] = {"methods", "compressed or stored in ways that are not read"},
+    [LEFT_OUT_DAMAGED] = {"damaged", "damaged"},
+    [LEFT_OUT_INCOMPLETE] = {"incomplete", "that go on in another volume"},
+    [LEFT_OUT_BEHIND] = {"behind_end", "behind an end-of-archive mark"},
+};
+
+void index_left_out_kinds(const struct index *index, uint64_t ret_counts[LEFT_OUT_KINDS])
+{
+    uint64_t all = index_left_out(index), told = 0,
+             kinds = index->sections[SECTION_LEFT_OUT_KINDS].length / sizeof(uint64_t);
+    for (size_t i = 1; i < LEFT_OUT_KINDS; i++) {
+        const uint64_t *count = i < kinds ? index_bytes(index, SECTION_LEFT_OUT_KINDS,
+                                                        i * sizeof(*count), sizeof(*count))
+                                          : NULL;
+        ret_counts[i] = min_u64(count ? le64toh(*count) : 0, all - told);
+        told += ret_counts[i];
+    }
+    ret_counts[LEFT_OUT_OTHER] = all - told;
+}
+
+unsigned index_left_out_text(const struct index *index, char text[LEFT_OUT_TEXT_LEN])
+{
+    uint64_t counts[LEFT_OUT_KINDS];
+    size_t len = 0;
+    unsigned kinds = 0;
+    text[0] = '\0';
+    index_left_out_kinds(index, counts);
+    for (size_t i = LEFT_OUT_KINDS; i-- > 0;)
+        if (counts[i] && len < LEFT_OUT_TEXT_LEN)
+            len += (size_t)snprintf(text + len, LEFT_OUT_TEXT_LEN - len, "%s%" PRIu64 " %s",
+                                    kinds++ ? ", " : "", counts[i], left_out_words[i].text);
+    return kinds;
 }
 
 /* Copy a text of the record, truncated to the room in the fault. */

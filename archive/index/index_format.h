@@ -95,7 +95,9 @@
  *                  member_len, u32 what_len, member, what}, each padded to a multiple of 8
  *     XATTRS_LEFT_OUT  8  one u64: extended attributes of the archive that the tree lacks,
  *                  as Linux has no place for them; without the section, none
- *     RECIPE 1 of an index composed of others: its parts, and how it was made (recipe.h)
+ *     LEFT_OUT_KINDS  8  how many of the left-out members are of each kind (enum
+ * left_out_kind), a u64 each; kinds may be added at the end RECIPE 1 of an index composed of
+ * others: its parts, and how it was made (recipe.h)
  *
  * Zeros are invalid wherever possible: the last field of an entry, a range, a block,
  * a point and an extra is never 0, nor are the flags of an attribute, nor does a name or a
@@ -167,6 +169,7 @@ static_assert(sizeof(struct disk_header) == 264, "header");
 #define DISK_HAS_HOLES 2u
 #define DISK_HAS_HARDLINKS 4u
 #define DISK_HAS_SUMS 8u
+#define DISK_HAS_JOINED 16u /* members behind an end-of-archive mark (--ignore-zeros) */
 
 enum disk_section_id {
     SECTION_ENTRIES = 1,
@@ -186,6 +189,7 @@ enum disk_section_id {
     SECTION_WINDOWS = 16,
     SECTION_PIECES = 17,
     SECTION_XATTRS_LEFT_OUT = 18,
+    SECTION_LEFT_OUT_KINDS = 19,
     SECTION_IDS, /* one more than the last */
 };
 
@@ -290,6 +294,7 @@ static inline uint32_t disk_record_bytes(enum disk_section_id id)
         [SECTION_WINDOWS] = 1,
         [SECTION_PIECES] = POINT_PIECES * 4,
         [SECTION_XATTRS_LEFT_OUT] = 8,
+        [SECTION_LEFT_OUT_KINDS] = 8,
     };
     return bytes[id];
 }

@@ -94,6 +94,7 @@ static void image_decode_info(const struct disk_header *h, struct index_info *in
         .has_xattrs = features & DISK_HAS_XATTRS,
         .has_holes = features & DISK_HAS_HOLES,
         .has_hardlinks = features & DISK_HAS_HARDLINKS,
+        .has_joined = features & DISK_HAS_JOINED,
         .has_sums = features & DISK_HAS_SUMS,
         .archive_bytes = le64toh(h->archive_bytes),
         .archive_mtime_sec = (int64_t)le64toh((uint64_t)h->archive_mtime_sec),

@@ -124,7 +124,8 @@ static int built_make_image(struct opening *o, const char *frames_of, struct fau
                    .archive_bytes = source_size(pot->source),
                    .archive_mtime_sec = pot->identity.mtime_sec,
                    .archive_mtime_nsec = pot->identity.mtime_nsec,
-                   .archive_fingerprint = pot->fingerprint},
+                   .archive_fingerprint = pot->fingerprint,
+                   .ignores_zeros = o->options->ignores_zeros},
         .compression = frames_of,
         .fd = fd,
     };

@@ -241,6 +241,8 @@ static int composed_describe(struct opening *o, const struct view *view)
     recipe_number(recipe, "nanoseconds", id->mtime_nsec);
     recipe_number(recipe, "fingerprint", o->pot->fingerprint);
     recipe_number(recipe, "offset", o->pot->container.offset);
+    if (o->options->ignores_zeros)
+        recipe_number(recipe, "ignore zeros", 1);
     composed_describe_nested(o->options, recipe);
     if (view)
         view_describe(view, recipe);
@@ -334,6 +336,7 @@ static int composed_add_nested(void *arg, struct tree *tree, struct builder_head
                                   .index = pot->index,
                                   .name = pot->path,
                                   .glob = n->o->options->compose->nested_glob,
+                                  .ignores_zeros = n->o->options->ignores_zeros,
                                   .most_bytes = unpacked_most(pot->source, n->o->options),
                                   .scratch = n->scratch,
                                   .progress = n->progress};

@@ -72,15 +72,15 @@ int index_cache_path(const char *name, const char *key, char **ret_path)
                : 0;
 }
 
-int pot_cached_index_path(const char *archive, uint64_t offset, char **ret_path)
+int pot_cached_index_path(const char *archive, uint64_t offset, bool is_joined, char **ret_path)
 {
-    char key[40];
+    char key[PATH_KEY_LEN + INDEX_TAG_LEN], tag[INDEX_TAG_LEN];
     auto_free char *full = realpath(archive, NULL);
     if (!full)
         return -errno;
     uint64_t hash = XXH3_64bits(full, strlen(full));
-    snprintf(key, sizeof(key), offset ? "%016" PRIx64 "@%" PRIu64 : "%016" PRIx64, hash,
-             offset);
+    snprintf(key, sizeof(key), "%016" PRIx64 "%s", hash,
+             saved_index_tag(offset, is_joined, tag));
     return index_cache_path(strrchr(full, '/') + 1, key, ret_path);
 }
 
@@ -96,8 +96,10 @@ static bool cache_names(const void *unused, const char *name, size_t len)
         return false;
     size_t digits = strspn(dash + 1, "0123456789abcdef");
     const char *rest = dash + 1 + digits;
-    if (*rest == '@')
+    if (*rest == '@' && rest[1] != INDEX_JOINED[1])
         rest += 1 + strspn(rest + 1, "0123456789");
+    if (strncmp(rest, INDEX_JOINED, strlen(INDEX_JOINED)) == 0)
+        rest += strlen(INDEX_JOINED);
     return rest == end && (digits == PATH_KEY_LEN || digits == RECIPE_NAME_LEN);
 }
 

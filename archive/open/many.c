@@ -315,6 +315,8 @@ static int many_describe_step(const struct many *many, struct recipe *recipe)
     recipe_number(recipe, "each", together->each);
     recipe_number(recipe, "conflict", together->on_conflict);
     recipe_number(recipe, "offset", many->options->offset);
+    if (many->options->ignores_zeros)
+        recipe_number(recipe, "ignore zeros", 1);
     composed_describe_nested(&many->part_options, recipe);
     for (size_t i = 0; i < many->count; i++) {
         const struct part *part = &many->parts[i];
@@ -460,8 +462,6 @@ static int many_open(struct many *many, struct fault *fault)
         struct part *part = &many->parts[i];
         if (part->needs_time && part->err == 0)
             part_open_alone(many, part);
-        else if (part->pot && !many->options->lists_left_out)
-            pot_note_left_out(many->options, part->pot);
         if (many_is_lost(many, part))
             break;
     }
@@ -729,6 +729,7 @@ int pot_open_many(const char *const *paths, size_t count, const char *name,
     many.part_options.names_only = false;
     many.part_options.only_ready = false;
     many.part_options.saves_later = false;
+    many.part_options.lists_left_out = true; /* of all, in one line */
     /* POT_SAVE_ALWAYS alone would leave a stream packed whose index is saved. */
     static const struct pot_store keeps_nothing = {0};
     if (many.options->save == POT_SAVE_ALWAYS)
@@ -756,8 +757,8 @@ int pot_open_many(const char *const *paths, size_t count, const char *name,
         pot_close(pot);
         return r;
     }
-    if (many.steps.start_ms == 0 && !many.options->lists_left_out)
-        pot_note_left_out(many.options, pot); /* else each of them did that */
+    if (!many.options->lists_left_out)
+        pot_note_left_out(many.options, pot);
     *ret_pot = pot;
     return 0;
 }

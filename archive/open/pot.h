@@ -204,7 +204,8 @@ struct pot_options {
      * times its size; others stay files.
      */
     uint32_t max_ratio;
-    uint64_t offset; /* where the archive begins in its file; 0: find out */
+    uint64_t offset;    /* where the archive begins in its file; 0: find out */
+    bool ignores_zeros; /* of a tar: read on behind end-of-archive marks */
     bool is_whole; /* no path is a part of an archive (archive_list_join): look for no others */
     /* NULL: unpack into a private file, and save its index only if that is requested. */
     const struct pot_store *store;
@@ -294,15 +295,17 @@ int pot_check_whole(const struct pot *pot, struct fault *fault);
 
 /*
  * The path beside `archive` at which its index would be saved. `offset` is the options': a file
- * with several archives has an index for each. Caller frees. -ENOMEM.
+ * with several archives has an index for each. `is_joined`: the one with members behind
+ * end-of-archive marks, if there are any. Caller frees. -ENOMEM.
  */
-int pot_index_path(const char *archive, uint64_t offset, char **ret_path);
+int pot_index_path(const char *archive, uint64_t offset, bool is_joined, char **ret_path);
 
 /*
  * The path of its index in the cache folder, used if saving beside the archive fails. -ENOENT:
  * there is no cache folder either.
  */
-int pot_cached_index_path(const char *archive, uint64_t offset, char **ret_path);
+int pot_cached_index_path(const char *archive, uint64_t offset, bool is_joined,
+                          char **ret_path);
 
 /*
  * Remove all indexes from the cache folder that no process of this node has open. Saving one

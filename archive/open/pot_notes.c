@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "numbers.h"
 #include "pot_private.h"
 
 void pot_note_fault(const struct pot_options *options, const char *path,
@@ -50,13 +51,17 @@ void pot_note_left_out(const struct pot_options *options, const struct pot *pot)
         snprintf(first.what, sizeof(first.what), "a member can't be shown");
     if (!pot->packed && !pot->parts)
         pot_place_fault(pot->source, &first);
-    if (count == 1)
-        fault_advise(&first, "it is left out");
-    else
-        fault_advise(&first,
-                     "it is left out, and so %s %" PRIu64 " more: 'onepot verify' lists them",
-                     count == 2 ? "is" : "are", count - 1);
-    pot_note_fault(options, pot->path, &first);
+    char kinds[LEFT_OUT_TEXT_LEN], line[sizeof(kinds) + 1400];
+    bool tells_kinds = index_left_out_text(pot->index, kinds) > 1;
+    int len = fault_describe(&first, -EUCLEAN, pot->path, line, 1200);
+    snprintf(line + min_u32((uint32_t)len, 1199), sizeof(kinds) + 200,
+             count == 1 ? "; it is left out"
+                        : "; it is left out, and so %s %" PRIu64
+                          " more%s%s%s: 'onepot verify' lists them",
+             count == 2 ? "is" : "are", count - 1, tells_kinds ? " (in all " : "",
+             tells_kinds ? kinds : "", tells_kinds ? ")" : "");
+    if (options->note)
+        options->note(options->ctx, line);
 }
 
 struct watching {

@@ -172,6 +172,11 @@ int opening_fingerprint(struct opening *o);
 opener saved_index_open;
 
 #define INDEX_SUFFIX ".onepot-index"
+#define INDEX_JOINED "@joined" /* behind the archive's name, of one with --ignore-zeros */
+
+/* What stands between an archive's name, or its key, and the suffix. */
+#define INDEX_TAG_LEN 40
+const char *saved_index_tag(uint64_t offset, bool is_joined, char tag[INDEX_TAG_LEN]);
 
 /*
  * Save the index beside the archive, else in the cache folder; it then uses the file in place

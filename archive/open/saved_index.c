@@ -26,12 +26,20 @@
 #include "path.h"
 #include "pot_private.h"
 
-int pot_index_path(const char *archive, uint64_t offset, char **ret_path)
+int pot_index_path(const char *archive, uint64_t offset, bool is_joined, char **ret_path)
 {
-    return asprintf(ret_path, offset ? "%s@%" PRIu64 INDEX_SUFFIX : "%s" INDEX_SUFFIX, archive,
-                    offset) < 0
+    char tag[INDEX_TAG_LEN];
+    return asprintf(ret_path, "%s%s" INDEX_SUFFIX, archive,
+                    saved_index_tag(offset, is_joined, tag)) < 0
                ? -ENOMEM
                : 0;
+}
+
+const char *saved_index_tag(uint64_t offset, bool is_joined, char tag[INDEX_TAG_LEN])
+{
+    size_t len = offset ? (size_t)snprintf(tag, INDEX_TAG_LEN, "@%" PRIu64, offset) : 0;
+    snprintf(tag + len, INDEX_TAG_LEN - len, "%s", is_joined ? INDEX_JOINED : "");
+    return tag;
 }
 
 /* ---- finding ---- */
@@ -65,6 +73,18 @@ int pot_check_index(const struct pot *pot, struct fault *fault)
                      described, size);
 }
 
+/*
+ * Does it have the members that are wanted? Of several tars that are joined, --ignore-zeros has
+ * all, and without it only the first one's are read.
+ */
+static bool saved_has_members(const struct index *index, const struct opening *o)
+{
+    uint64_t lacks[LEFT_OUT_KINDS];
+    index_left_out_kinds(index, lacks);
+    return o->options->ignores_zeros ? lacks[LEFT_OUT_BEHIND] == 0
+                                     : !index_info(index)->has_joined;
+}
+
 /* Does the index describe the expected number of bytes? */
 static bool saved_has_size(const struct index *index, const struct opening *o)
 {
@@ -85,7 +105,7 @@ static bool saved_describes(const struct index *index, struct opening *o)
     const struct index_info *info = index_info(index);
     const struct source_identity *id = &o->pot->identity;
     return info->format == o->pot->backend->number && saved_has_size(index, o) &&
-           info->archive_mtime_sec == id->mtime_sec &&
+           saved_has_members(index, o) && info->archive_mtime_sec == id->mtime_sec &&
            info->archive_mtime_nsec == id->mtime_nsec;
 }
 
@@ -187,15 +207,15 @@ static int saved_try_path(const char *path, struct opening *o, struct index **re
 /* The place of it, and the index; -ENOENT: there is none. */
 static int saved_find(struct opening *o, char **ret_path, struct index **ret_index)
 {
-    static int (*const places[])(const char *, uint64_t, char **) = {pot_index_path,
-                                                                     pot_cached_index_path};
+    static int (*const places[])(const char *, uint64_t, bool,
+                                 char **) = {pot_index_path, pot_cached_index_path};
     int r = -ENOENT;
-    for (size_t i = 0; r == -ENOENT && i < 2; i++) {
+    for (size_t i = o->options->ignores_zeros ? 0 : 2; r == -ENOENT && i < 4; i++) {
         auto_free char *path = NULL;
-        if (places[i](o->pot->path, o->options->offset, &path) < 0)
+        if (places[i % 2](o->pot->path, o->options->offset, i < 2, &path) < 0)
             continue;
         r = saved_try_path(path, o, ret_index);
-        if (r == 0 && places[i] == pot_cached_index_path)
+        if (r == 0 && places[i % 2] == pot_cached_index_path)
             index_cache_used(path);
         if (r == 0)
             *ret_path = steal_ptr(&path);
@@ -330,7 +350,8 @@ int saved_index_write(const char *archive, uint64_t offset, const struct source 
     auto_free char *path = NULL, *cached = NULL;
     struct fault why = {0};
     struct stat access;
-    int beside = pot_index_path(archive, offset, &path);
+    const bool is_joined = index_info(index)->has_joined;
+    int beside = pot_index_path(archive, offset, is_joined, &path);
     if (beside == 0)
         beside = saved_index_access(source, &access);
     if (beside == 0)
@@ -339,7 +360,7 @@ int saved_index_write(const char *archive, uint64_t offset, const struct source 
         *ret_path = steal_ptr(&path);
         return 0;
     }
-    int r = pot_cached_index_path(archive, offset, &cached);
+    int r = pot_cached_index_path(archive, offset, is_joined, &cached);
     if (r == 0)
         r = saved_index_access(source, &access);
     if (r == 0)

@@ -67,7 +67,7 @@ static int pour_tar(struct pour *p, struct pour_stream *s)
         .leave_out = pour_leave_out,
         .ctx = p,
     };
-    return tar_take_members(&stream, &taker, p->progress, p->fault);
+    return tar_take_members(&stream, &taker, p->input->ignores_zeros, p->progress, p->fault);
 }
 
 static const char *pour_kind_of(const uint8_t *head, size_t len)

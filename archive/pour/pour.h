@@ -18,8 +18,9 @@
 #include "pack.h"
 
 struct pour_input {
-    int fd;       /* from its position on */
-    bool is_file; /* not a pipe or the like */
+    int fd;             /* from its position on */
+    bool is_file;       /* not a pipe or the like */
+    bool ignores_zeros; /* of a tar: read on behind end-of-archive marks */
 };
 
 /*

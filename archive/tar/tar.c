@@ -6,6 +6,10 @@
  * sum has to lead to the next header, and that is checked for each member. So a map of holes
  * that libarchive reads differently from what its writer meant is an error, never wrong data.
  *
+ * Several tars may be joined to one file (cat). Each is read by an archive of libarchive of its
+ * own, from the header behind the last one's end on. Without --ignore-zeros the members behind
+ * the first end are only counted, as left out.
+ *
  * A member that can't be shown (a hard link to a missing file, a name of 300 bytes, a member
  * below a file, an extended header that makes no sense) is left out. Programs that extract do
  * the same: they complain, extract the rest, and fail at the end. The index records what was
@@ -43,7 +47,8 @@
 enum {
     RECORD_BYTES = 20 * TAR_BLOCK_BYTES, /* tar's default */
     PROGRESS_MEMBERS = 64,               /* members between two reports of progress */
-    TAIL_SEARCH_BYTES = 64 << 10,        /* how far behind the end marker to look for members */
+    TAIL_SEARCH_BYTES = 64 << 10,        /* read at once to pass zeros */
+    PADDING_MOST = 64 << 20, /* zeros behind an end marker that members may follow */
 };
 
 /* A block of a stream. */
@@ -64,22 +69,39 @@ struct walk {
     const struct tar_stream *stream;
     struct tar_block kept[2];      /* the stream's last block, behind the one before it */
     uint64_t given;                /* bytes of the stream so far */
+    uint64_t again;                /* from here on they are given again; `given`: none are */
     struct tar_framed *framed;     /* finds the stream's bytes in the file; or NULL */
     const struct tar_taker *taker; /* who gets the members of a stream, not the builder */
     struct builder *builder;
     struct progress *progress;
     struct fault *fault;
+    uint64_t base;     /* where the tar begins that libarchive reads: one of several joined */
     uint64_t expected; /* where the next header must start */
     uint64_t members;
-    uint32_t inode; /* of the current member */
-    bool is_cut;    /* the last member's data continues in another volume */
-    bool is_odd;    /* libarchive can't read all that the member's headers say */
-    bool waits;     /* `pieces`, which are in frames, for the next header */
+    uint32_t inode;                /* of the current member */
+    bool is_cut;                   /* the last member's data continues in another volume */
+    bool is_odd;                   /* libarchive can't read all that the member's headers say */
+    bool ignores_zeros, is_behind; /* members behind an end marker are added, or counted */
+    bool has_joined;               /* there were such, and they were added */
+    uint64_t behind_count;         /* that were counted; the first: */
+    struct fault behind;
+    bool waits; /* `pieces`, which are in frames, for the next header */
     char last[sizeof((struct fault){0}.member)]; /* the last member read, for messages */
     VECTOR(struct builder_piece) pieces;         /* of the current member */
     struct tar_oddities odd;
     struct tar_globals globals;
 };
+
+/* How far libarchive has read, and where the last header begins, in all of the tar. */
+static uint64_t tar_walk_at(const struct walk *w)
+{
+    return w->base + (uint64_t)archive_filter_bytes(w->archive, 0);
+}
+
+static uint64_t tar_walk_header_at(const struct walk *w)
+{
+    return w->base + (uint64_t)archive_read_header_position(w->archive);
+}
 
 /* The result of looking at a member's headers, which may fill whole frames and be gone. */
 static int tar_walk_unless_gone(const struct walk *w, int r)
@@ -137,8 +159,7 @@ static int tar_walk_damaged_header(struct walk *w)
 
 static int tar_walk_member_fault(struct walk *w, int err, const char *what)
 {
-    return fault_set(w->fault, err, w->last, (uint64_t)archive_read_header_position(w->archive),
-                     "%s", what);
+    return fault_set(w->fault, err, w->last, tar_walk_header_at(w), "%s", what);
 }
 
 /* libarchive could not go on; `status` is its result. */
@@ -201,7 +222,7 @@ static int tar_walk_find_data_end(struct walk *w, const struct builder_member *m
         end = UINT64_MAX;
     w->is_cut = end > w->size_bytes && w->size_bytes % RECORD_BYTES == 0 && !w->stream;
     if (w->is_cut)
-        return fault_set(w->fault, -EINVAL, w->last, member->header_offset,
+        return fault_set(w->fault, -EXDEV, w->last, member->header_offset,
                          "is cut off by the end of the archive, which has %" PRIu64
                          " of its %" PRIu64 " bytes: this is the first volume of a tar of "
                          "several (tar -M), or was not copied to its end",
@@ -270,10 +291,18 @@ static ssize_t tar_walk_next_block(struct archive *a, void *ctx, const void **re
 {
     struct walk *w = ctx;
     *ret_bytes = NULL;
+    for (const struct tar_block *b = w->kept; b < w->kept + 2; b++) {
+        if (w->again < b->start || w->again - b->start >= b->len)
+            continue;
+        size_t skip = (size_t)(w->again - b->start);
+        w->again = b->start + b->len;
+        *ret_bytes = b->bytes + skip;
+        return (ssize_t)(b->len - skip);
+    }
     ssize_t len = w->stream->next(a, w->stream->ctx, ret_bytes);
     w->kept[0] = w->kept[1];
     w->kept[1] = (struct tar_block){*ret_bytes, len > 0 ? (size_t)len : 0, w->given};
-    w->given += w->kept[1].len;
+    w->again = w->given += w->kept[1].len;
     return len;
 }
 
@@ -323,9 +352,8 @@ static int tar_walk_add_other(struct walk *w, const struct builder_member *membe
 {
     if (tar_walk_header_type(w, member) == 'M')
         return tar_walk_member_fault(
-            w, -EINVAL, "is the rest of a file that begins in another volume of this tar");
-    w->odd.members = true;
-    return 0;
+            w, -EXDEV, "is the rest of a file that begins in another volume of this tar");
+    return tar_walk_member_fault(w, -ENOTBLK, "is of a type that no directory has");
 }
 
 static int tar_walk_add_by_type(struct walk *w, const char *path, struct builder_member *member)
@@ -399,8 +427,8 @@ static int tar_walk_read_member(struct walk *w)
     snprintf(w->last, sizeof(w->last), "%s", path ? path : "");
     struct builder_member member = {
         .size_bytes = (uint64_t)archive_entry_size(w->entry),
-        .data_offset = (uint64_t)archive_filter_bytes(w->archive, 0),
-        .header_offset = (uint64_t)archive_read_header_position(w->archive),
+        .data_offset = tar_walk_at(w),
+        .header_offset = tar_walk_header_at(w),
     };
     tar_describe(w->entry, &member, &w->odd);
     if (archive_entry_size(w->entry) < 0)
@@ -421,12 +449,22 @@ static int tar_walk_read_member(struct walk *w)
     if (r < 0)
         return r;
     w->expected = (end + TAR_BLOCK_BYTES - 1) & ~(uint64_t)(TAR_BLOCK_BYTES - 1);
+    if (w->is_behind)
+        return tar_walk_member_fault(w, -ESPIPE,
+                                     "lies behind an end-of-archive mark: --ignore-zeros reads "
+                                     "on there");
     if (!w->last[0])
         return tar_walk_member_fault(w, -EINVAL, "a member has no name");
     if (w->is_odd)
-        return fault_set(w->fault, -EINVAL, w->last, member.header_offset,
+        return fault_set(w->fault, -EILSEQ, w->last, member.header_offset,
                          "has headers that can't be read (%s)", tar_complaint(w->archive));
     return tar_walk_add_by_type(w, path, &member);
+}
+
+static int tar_walk_leave_out(const struct walk *w, const struct fault *why)
+{
+    return w->taker ? w->taker->leave_out(w->taker->ctx, why)
+                    : builder_leave_out(w->builder, why);
 }
 
 /* Adds the member just read. A member that can't be shown is left out, without an error. */
@@ -436,9 +474,12 @@ static int tar_walk_add_member(struct walk *w)
     w->fault = &own;
     int r = tar_walk_read_member(w);
     w->fault = fault;
+    if (r == -ESPIPE && w->behind_count++ == 0)
+        w->behind = own;
+    if (r == -ESPIPE && w->taker) /* told at the end, in one line */
+        return 0;
     if (builder_may_leave_out(r) && own.err)
-        return w->taker ? w->taker->leave_out(w->taker->ctx, &own)
-                        : builder_leave_out(w->builder, &own);
+        return tar_walk_leave_out(w, &own);
     if (r < 0 && fault && !fault->err)
         *fault = own;
     return r;
@@ -447,7 +488,7 @@ static int tar_walk_add_member(struct walk *w)
 /* The last member's data has to end where libarchive found the next header. */
 static int tar_walk_check_position(struct walk *w)
 {
-    uint64_t at = (uint64_t)archive_read_header_position(w->archive);
+    uint64_t at = tar_walk_header_at(w);
     if (at == w->expected)
         return 0;
     return fault_set(w->fault, -EUCLEAN, w->last, w->expected,
@@ -474,8 +515,8 @@ static int tar_walk_settle(struct walk *w)
 static bool tar_walk_is_harmless(struct walk *w)
 {
     struct tar_facts facts;
-    uint64_t from = (uint64_t)archive_read_header_position(w->archive);
-    uint64_t to = (uint64_t)archive_filter_bytes(w->archive, 0);
+    uint64_t from = tar_walk_header_at(w);
+    uint64_t to = tar_walk_at(w);
     return archive_errno(w->archive) == EILSEQ ||
            (tar_find_facts(tar_walk_read_tar, w, from, to, &facts) == 0 && facts.headers > 1 &&
             facts.is_sound);
@@ -503,8 +544,7 @@ static int tar_walk_next_header(struct walk *w)
     do {
         r = archive_read_next_header2(w->archive, w->entry);
         w->progress->beats++;
-    } while (r == ARCHIVE_RETRY &&
-             (uint64_t)archive_read_header_position(w->archive) < w->expected);
+    } while (r == ARCHIVE_RETRY && tar_walk_header_at(w) < w->expected);
     return r;
 }
 
@@ -551,11 +591,53 @@ static int tar_walk_read_members(struct walk *w)
 static const char no_end_marker[] = "it has no end-of-archive marker: members are missing if "
                                     "its writer was interrupted, or its last part is not there";
 
-static int tar_walk_not_empty(struct walk *w, uint64_t offset)
+static int tar_walk_not_empty(struct walk *w, uint64_t offset, const uint8_t *block)
 {
-    return fault_set(
+    return fault_set_advised(
         w->fault, -EUCLEAN, NULL, offset,
+        tar_is_header(block) ? "if it is several tars, joined, read them with --ignore-zeros"
+                             : "",
         "begins with zeros, as an empty tar does, but is none: other bytes follow");
+}
+
+/*
+ * Reads on from `at` to the first block that is not all zeros, or that is a header, within
+ * `most` bytes: 1, the block and its place; 0: there is none.
+ */
+static int tar_walk_pass(struct walk *w, bool to_header, uint64_t at, uint64_t most,
+                         uint8_t block[TAR_BLOCK_BYTES], uint64_t *ret_at)
+{
+    auto_free uint8_t *bytes = malloc(TAIL_SEARCH_BYTES);
+    const void *ignored;
+    uint64_t begin = at;
+    if (!bytes)
+        return -ENOMEM;
+    while (at - begin < most) {
+        size_t len = (size_t)min_u64(
+            w->stream ? TAR_BLOCK_BYTES : TAIL_SEARCH_BYTES,
+            (w->stream || w->size_bytes < at ? TAR_BLOCK_BYTES : w->size_bytes - at));
+        w->progress->beats += at % TAIL_SEARCH_BYTES == 0;
+        if (w->stream && at + len > w->given) {
+            w->again = w->given;
+            if (tar_walk_next_block(w->archive, w, &ignored) <= 0)
+                return *w->stream->error;
+            continue;
+        }
+        if (len < TAR_BLOCK_BYTES || (!w->stream && at >= w->size_bytes))
+            return 0;
+        int r = tar_walk_read_tar(w, bytes, len, at);
+        if (r < 0)
+            return r == -ENODATA ? 0 : r;
+        for (size_t i = 0; i + TAR_BLOCK_BYTES <= len; i += TAR_BLOCK_BYTES)
+            if (to_header ? tar_is_header(bytes + i)
+                          : !tar_is_zero(bytes + i, TAR_BLOCK_BYTES)) {
+                memcpy(block, bytes + i, TAR_BLOCK_BYTES);
+                *ret_at = at + i;
+                return 1;
+            }
+        at += len;
+    }
+    return 0;
 }
 
 /*
@@ -564,32 +646,30 @@ static int tar_walk_not_empty(struct walk *w, uint64_t offset)
  */
 static int tar_walk_check_empty(struct walk *w)
 {
-    auto_free uint8_t *bytes = malloc(TAIL_SEARCH_BYTES);
-    uint64_t begin = 0;
-    int r = bytes ? tar_find_empty_end(tar_walk_read_tar, w, w->size_bytes, &begin) : -ENOMEM;
-    for (uint64_t at = begin; r == 0 && at < w->size_bytes; at += TAIL_SEARCH_BYTES) {
-        size_t len = (size_t)min_u64(w->size_bytes - at, TAIL_SEARCH_BYTES);
-        r = tar_walk_read_tar(w, bytes, len, at);
-        if (r == 0 && !tar_is_zero(bytes, len))
-            return tar_walk_not_empty(w, at);
-        w->progress->beats++;
-    }
+    uint64_t begin = 0, at;
+    uint8_t block[TAR_BLOCK_BYTES];
+    int r = tar_find_empty_end(tar_walk_read_tar, w, w->size_bytes, &begin);
+    if (r == 0)
+        r = tar_walk_pass(w, false, begin, UINT64_MAX, block, &at);
+    if (r != 0)
+        return r < 0 ? r : tar_walk_not_empty(w, at, block);
     if (begin > 0 && begin + TAR_BLOCK_BYTES > w->size_bytes)
         tar_walk_remark(w, "%s", no_end_marker);
     if (w->size_bytes == 0)
         tar_walk_remark(w, "it is empty: an archive of nothing, or its writer did not finish");
-    if (r == 0 && begin == 0 && w->size_bytes > RECORD_BYTES)
+    if (begin == 0 && w->size_bytes > RECORD_BYTES)
         tar_walk_remark(
             w, "it holds nothing but zeros: an empty tar, or a file that was never written");
-    return r;
+    return 0;
 }
 
-/* Does a block of zeros end the archive? `end` is the offset behind what was read. */
-static int tar_walk_has_end_marker(const struct walk *w, uint64_t end, bool *ret_has)
+/* Does a block of zeros end the tar that was read? */
+static int tar_walk_has_end_marker(const struct walk *w, bool *ret_has)
 {
     uint8_t block[TAR_BLOCK_BYTES];
+    uint64_t end = tar_walk_at(w);
     *ret_has = false;
-    if (end < w->expected + TAR_BLOCK_BYTES || end > w->size_bytes)
+    if (end < w->expected + TAR_BLOCK_BYTES || end > (w->stream ? w->given : w->size_bytes))
         return 0;
     int r = tar_walk_read_tar(w, block, sizeof(block), end - sizeof(block));
     *ret_has = r == 0 && tar_is_zero(block, sizeof(block));
@@ -600,147 +680,43 @@ static int tar_walk_has_end_marker(const struct walk *w, uint64_t end, bool *ret
     return r;
 }
 
-/* Looks at a block behind the end marker; true: at no more of them. */
-static bool tar_walk_inspect_rest(struct walk *w, const uint8_t *block, uint64_t offset,
-                                  int *ret_error)
-{
-    if (tar_is_zero(block, TAR_BLOCK_BYTES))
-        return false;
-    if (!w->members && !w->last[0])
-        *ret_error = tar_walk_not_empty(w, offset);
-    else if (tar_is_header(block))
-        tar_walk_remark(w,
-                        "its end-of-archive marker is followed by more members at %" PRIu64
-                        ": they are ignored, as by tar",
-                        offset);
-    return true;
-}
-
 /*
- * Leaves a remark if a person should know about the end. The end marker may be followed by
- * zeros, which are tar's padding, or by bytes that are no header, which tar ignores.
+ * Behind the end marker, which zeros may follow as tar's padding: 1: another tar begins at
+ * w->base; 0: nothing does. tar ignores bytes that are no header, and so what is behind them;
+ * but an index may be there, as in archives of onepot, and --ignore-zeros goes on to a header.
  */
-static int tar_walk_inspect_end(struct walk *w)
+static int tar_walk_go_on(struct walk *w)
 {
-    if (w->stream)
-        w->size_bytes = w->given;
-    uint64_t end = (uint64_t)archive_filter_bytes(w->archive, 0);
-    bool has_marker = false;
-    int r = tar_walk_has_end_marker(w, end, &has_marker);
-    if (r < 0)
+    static const char index_magic[] = "onepotIX";
+    const uint64_t most = w->ignores_zeros || w->taker ? UINT64_MAX : PADDING_MOST;
+    uint8_t block[TAR_BLOCK_BYTES];
+    uint64_t at, begin;
+    begin = max_u64(tar_walk_at(w), w->base + TAR_BLOCK_BYTES);
+    int r = tar_walk_pass(w, false, begin, most, block, &at);
+    if (r <= 0)
         return r;
-    if (!has_marker) {
-        tar_walk_remark(w, "%s", no_end_marker);
+    if (!w->members && !w->last[0] && !w->ignores_zeros)
+        return tar_walk_not_empty(w, at, block);
+    bool is_index = memcmp(block, index_magic, strlen(index_magic)) == 0;
+    bool is_rubbish = !is_index && !tar_is_header(block);
+    if (is_rubbish && !w->ignores_zeros)
         return 0;
+    begin = at;
+    r = tar_walk_pass(w, true, at, most, block, &at);
+    if (r >= 0 && is_rubbish) {
+        struct fault why = {0};
+        fault_set(&why, -EILSEQ, w->last, begin,
+                  "is followed by bytes that are no tar: members may be missing");
+        int err = tar_walk_leave_out(w, &why);
+        r = err < 0 ? err : r;
     }
-
-    size_t len = (size_t)min_u64(w->size_bytes - end, TAIL_SEARCH_BYTES);
-    auto_free uint8_t *tail = malloc(TAIL_SEARCH_BYTES);
-    if (!tail)
-        return -ENOMEM;
-    r = tar_walk_read_tar(w, tail, len, end);
-    if (r < 0)
-        return r == -ENODATA && w->framed ? 0 : r;
-    bool is_done = false;
-    for (size_t at = 0; !is_done && at + TAR_BLOCK_BYTES <= len; at += TAR_BLOCK_BYTES)
-        is_done = tar_walk_inspect_rest(w, tail + at, end + at, &r);
-    return r;
+    if (r <= 0)
+        return r;
+    w->base = w->expected = w->again = at;
+    w->has_joined |= w->ignores_zeros;
+    w->is_behind = !w->ignores_zeros;
+    return 1;
 }
-
-static void tar_walk_note_oddities(struct walk *w)
-{
-    if (w->odd.owners)
-        tar_walk_remark(w, "owners that do not fit are shown as %d", TAR_NOBODY);
-    if (w->odd.acls)
-        tar_walk_remark(w, "access lists with users without a number are not shown");
-    if (w->odd.members)
-        tar_walk_remark(w, "members of unknown type are not shown");
-    if (w->globals.has_others)
-        tar_walk_remark(w, "global headers with more than times and owners are not applied");
-}
-
-/* Connects libarchive to the bytes of the tar. */
-static int tar_walk_connect(struct walk *w)
-{
-    tar_set_format(w->archive);
-    int r = 0;
-    if (!w->stream) {
-        r = tar_feed_open(&w->feed, w->source, 0, 0, w->archive);
-    } else {
-        archive_read_set_read_callback(w->archive, tar_walk_next_block);
-        archive_read_set_callback_data(w->archive, w);
-        r = archive_read_open1(w->archive) == ARCHIVE_OK ? 0 : -EUCLEAN;
-    }
-    return r == -EUCLEAN ? tar_walk_read_fault(w, ARCHIVE_FATAL) : r;
-}
-
-static int tar_walk_archive(struct walk *w)
-{
-    if (w->size_bytes == 0)
-        return tar_walk_check_empty(w);
-    int r = tar_walk_connect(w);
-    if (r == 0)
-        r = tar_walk_read_members(w);
-    if (r == 0 && w->members == 0)
-        return w->framed ? -ENOTSUP : tar_walk_check_empty(w);
-    if (r == 0 && !w->is_cut)
-        r = tar_walk_inspect_end(w);
-    if (r == 0)
-        tar_walk_note_oddities(w);
-    return r;
-}
-
-/* Calls `read` with libarchive's objects, in the C locale. */
-static int tar_walk_run(struct walk *w, int (*read)(struct walk *w))
-{
-    int r = -ENOMEM;
-    w->archive = archive_read_new();
-    w->entry = w->archive ? archive_entry_new2(w->archive) : NULL;
-    locale_t c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
-    if (w->entry && c_locale) {
-        locale_t before = uselocale(c_locale);
-        r = read(w);
-        uselocale(before);
-    }
-    if (c_locale)
-        freelocale(c_locale);
-    archive_entry_free(w->entry);
-    vector_free(&w->pieces);
-    if (w->archive)
-        archive_read_free(w->archive);
-    return r;
-}
-
-/* Walks through the tar in the source: the source itself, or the content of its frames. */
-static int tar_walk_source(struct source *source, struct tar_framed *framed,
-                           struct builder *builder, struct progress *progress,
-                           struct fault *fault)
-{
-    auto_free struct walk *w = calloc(1, sizeof(*w));
-    if (!w)
-        return -ENOMEM;
-    w->source = source;
-    w->framed = framed;
-    w->size_bytes = framed ? UINT64_MAX : source_size(source);
-    w->builder = builder;
-    w->progress = progress;
-    w->fault = fault;
-    struct tar_stream frames;
-    if (framed) {
-        frames = tar_framed_stream(framed);
-        w->stream = &frames;
-    }
-    progress->bytes_total = source_size(source);
-    int r = tar_walk_run(w, tar_walk_archive);
-    tar_feed_close(&w->feed);
-    /*
-     * Not a tar: unpacking finds better words for that. But a damaged frame is reported here.
-     */
-    bool is_none = framed && *w->stream->error != -EUCLEAN && w->members == 0;
-    return r == -EUCLEAN && is_none ? -ENOTSUP : r;
-}
-
-/* ---- a stream ---- */
 
 /*
  * libarchive ends at a block of zeros, or where there is nothing more. Without members, no more
@@ -761,30 +737,176 @@ static int tar_walk_check_stream_end(struct walk *w)
     return r;
 }
 
+/* As tar_walk_go_on, with a remark if the marker is missing. Of a stream that is an error. */
+static int tar_walk_end(struct walk *w)
+{
+    bool has_marker = false;
+    if (w->is_cut || (!w->members && !w->ignores_zeros && !w->taker))
+        return 0;
+    int r = tar_walk_has_end_marker(w, &has_marker);
+    if (r < 0)
+        return r;
+    if (w->taker)
+        r = tar_walk_check_stream_end(w);
+    else if (!has_marker && !w->is_behind)
+        tar_walk_remark(w, "%s", no_end_marker);
+    return r == 0 && (has_marker || w->taker) ? tar_walk_go_on(w) : r;
+}
+
+static void tar_walk_note_oddities(struct walk *w)
+{
+    if (w->odd.owners)
+        tar_walk_remark(w, "owners that do not fit are shown as %d", TAR_NOBODY);
+    if (w->odd.acls)
+        tar_walk_remark(w, "access lists with users without a number are not shown");
+    if (w->globals.has_others)
+        tar_walk_remark(w, "global headers with more than times and owners are not applied");
+}
+
+static void tar_walk_disconnect(struct walk *w)
+{
+    archive_entry_free(w->entry);
+    if (w->archive)
+        archive_read_free(w->archive);
+    w->entry = NULL;
+    w->archive = NULL;
+    tar_feed_close(&w->feed);
+}
+
+/* Connects libarchive to the bytes of the tar at w->base. */
+static int tar_walk_connect(struct walk *w)
+{
+    tar_walk_disconnect(w);
+    w->archive = archive_read_new();
+    w->entry = w->archive ? archive_entry_new2(w->archive) : NULL;
+    if (!w->entry)
+        return -ENOMEM;
+    tar_set_format(w->archive);
+    int r = 0;
+    if (!w->stream) {
+        r = tar_feed_open(&w->feed, w->source, w->base, 0, w->archive);
+    } else {
+        archive_read_set_read_callback(w->archive, tar_walk_next_block);
+        archive_read_set_callback_data(w->archive, w);
+        r = archive_read_open1(w->archive) == ARCHIVE_OK ? 0 : -EUCLEAN;
+    }
+    return r == -EUCLEAN ? tar_walk_read_fault(w, ARCHIVE_FATAL) : r;
+}
+
+/* Nothing behind the end marker makes the archive bad, but for its bytes that can't be had. */
+static int tar_walk_forgive(struct walk *w, int r)
+{
+    bool is_unread = w->feed.err < 0 || (w->stream && *w->stream->error < 0);
+    if (r != -EUCLEAN || is_unread)
+        return r;
+    if (w->fault)
+        *w->fault = (struct fault){0};
+    return 0;
+}
+
+/* Members behind the end marker are told one by one, but for a taker, which wants a line. */
+static int tar_walk_tell_behind(struct walk *w)
+{
+    if (w->behind_count == 0)
+        fault_set(&w->behind, -ESPIPE, w->last, w->base,
+                  "is followed by an end-of-archive mark, and by more that can't be read");
+    else if (w->behind_count > 1)
+        snprintf(w->behind.what, sizeof(w->behind.what),
+                 "lies behind an end-of-archive mark, and so do %" PRIu64
+                 " more members: --ignore-zeros reads on there",
+                 w->behind_count - 1);
+    return w->taker || w->behind_count == 0 ? tar_walk_leave_out(w, &w->behind) : 0;
+}
+
+/* Reads all tars that are joined, or counts the members behind the first one's end. */
+static int tar_walk_read_tars(struct walk *w)
+{
+    int r;
+    do {
+        r = tar_walk_connect(w);
+        if (r == 0)
+            r = tar_walk_read_members(w);
+        if (r == 0)
+            r = tar_walk_end(w);
+        if (w->is_behind)
+            r = tar_walk_forgive(w, r);
+    } while (r == 1);
+    return r == 0 && w->is_behind ? tar_walk_tell_behind(w) : r;
+}
+
+static int tar_walk_archive(struct walk *w)
+{
+    if (w->size_bytes == 0)
+        return tar_walk_check_empty(w);
+    int r = tar_walk_read_tars(w);
+    if (r == 0 && w->members == 0)
+        return w->framed ? -ENOTSUP : tar_walk_check_empty(w);
+    if (r == 0)
+        tar_walk_note_oddities(w);
+    return r;
+}
+
+/* Calls `read` with libarchive's objects, in the C locale. */
+static int tar_walk_run(struct walk *w, int (*read)(struct walk *w))
+{
+    int r = -ENOMEM;
+    locale_t c_locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    if (c_locale) {
+        locale_t before = uselocale(c_locale);
+        r = read(w);
+        uselocale(before);
+        freelocale(c_locale);
+    }
+    tar_walk_disconnect(w);
+    vector_free(&w->pieces);
+    return r;
+}
+
+/* Walks through the tar in the source: the source itself, or the content of its frames. */
+static int tar_walk_source(struct source *source, struct tar_framed *framed,
+                           struct builder *builder, struct builder_header *header,
+                           struct progress *progress, struct fault *fault)
+{
+    auto_free struct walk *w = calloc(1, sizeof(*w));
+    if (!w)
+        return -ENOMEM;
+    w->source = source;
+    w->framed = framed;
+    w->size_bytes = framed ? UINT64_MAX : source_size(source);
+    w->builder = builder;
+    w->ignores_zeros = header->ignores_zeros;
+    w->progress = progress;
+    w->fault = fault;
+    struct tar_stream frames;
+    if (framed) {
+        frames = tar_framed_stream(framed);
+        w->stream = &frames;
+    }
+    progress->bytes_total = source_size(source);
+    int r = tar_walk_run(w, tar_walk_archive);
+    header->has_joined = w->has_joined;
+    /*
+     * Not a tar: unpacking finds better words for that. But a damaged frame is reported here.
+     */
+    bool is_none = framed && *w->stream->error != -EUCLEAN && w->members == 0;
+    return r == -EUCLEAN && is_none ? -ENOTSUP : r;
+}
+
+/* ---- a stream ---- */
+
 /* Reads the rest of the stream. */
 static int tar_walk_drain(struct walk *w)
 {
-    uint64_t at = (uint64_t)archive_filter_bytes(w->archive, 0);
-    uint8_t block[TAR_BLOCK_BYTES];
     const void *ignored;
-    bool is_done = false;
-    int r = 0;
-    do {
-        for (; r == 0 && !is_done && at + TAR_BLOCK_BYTES <= w->given; at += TAR_BLOCK_BYTES)
-            is_done = tar_walk_read_again(w, block, sizeof(block), at) < 0 ||
-                      tar_walk_inspect_rest(w, block, at, &r);
+    w->again = w->given;
+    while (tar_walk_next_block(w->archive, w, &ignored) > 0)
         w->progress->beats++;
-    } while (r == 0 && tar_walk_next_block(w->archive, w, &ignored) > 0);
-    return r < 0 ? r : *w->stream->error;
+    return *w->stream->error;
 }
 
 static int tar_walk_stream(struct walk *w)
 {
-    int r = tar_walk_connect(w);
-    if (r == 0)
-        r = tar_walk_read_members(w);
-    if (r == 0)
-        r = tar_walk_check_stream_end(w);
+    int r = tar_walk_read_tars(w);
     if (r == 0)
         r = tar_walk_drain(w);
     if (r == 0)
@@ -793,13 +915,14 @@ static int tar_walk_stream(struct walk *w)
 }
 
 int tar_take_members(const struct tar_stream *stream, const struct tar_taker *taker,
-                     struct progress *progress, struct fault *fault)
+                     bool ignores_zeros, struct progress *progress, struct fault *fault)
 {
     auto_free struct walk *w = calloc(1, sizeof(*w));
     if (!w)
         return -ENOMEM;
     w->stream = stream;
     w->taker = taker;
+    w->ignores_zeros = ignores_zeros;
     w->size_bytes = UINT64_MAX;
     w->progress = progress;
     w->fault = fault;
@@ -812,7 +935,7 @@ static int tar_index(struct source *source, struct builder *builder,
 {
     header->codec = CODEC_NONE;
     header->block_bytes = 0;
-    return tar_walk_source(source, NULL, builder, progress, fault);
+    return tar_walk_source(source, NULL, builder, header, progress, fault);
 }
 
 static int tar_index_packed(struct source *source, const char *compression,
@@ -825,7 +948,7 @@ static int tar_index_packed(struct source *source, const char *compression,
                            &framed);
     if (r < 0)
         return r;
-    r = tar_walk_source(source, framed, builder, progress, fault);
+    r = tar_walk_source(source, framed, builder, header, progress, fault);
     if (r == 0)
         r = tar_framed_finish(framed, header);
     tar_framed_free(framed);

@@ -22,7 +22,7 @@ struct archive_entry;
 
 /* Kinds of things found that can't be shown as they are; for a remark at the end. */
 struct tar_oddities {
-    bool owners, acls, members;
+    bool owners, acls;
 };
 
 /* Reads `len` bytes of the tar at `offset`: 0 or -errno. */
@@ -51,10 +51,11 @@ struct tar_taker {
 
 /*
  * Passes on all members, and reads the stream to its end, so that who writes it is not cut off.
+ * `ignores_zeros`: also the members behind end-of-archive marks, which are left out else.
  * -EUCLEAN: damaged, or cut off; errors of the stream and the taker.
  */
 int tar_take_members(const struct tar_stream *stream, const struct tar_taker *taker,
-                     struct progress *progress, struct fault *fault);
+                     bool ignores_zeros, struct progress *progress, struct fault *fault);
 
 /*
  * Are these the first bytes of a tar? `head_len` is 64 KB, or the whole file's length if that

@@ -95,7 +95,12 @@ uint64_t tar_size(const uint8_t *header)
 
 bool tar_probe_head(const uint8_t *head, size_t head_len)
 {
-    return head_len >= TAR_BLOCK_BYTES && (tar_is_header(head) || tar_is_zero(head, head_len));
+    size_t at = 0;
+    while (head_len - at >= TAR_BLOCK_BYTES && tar_is_zero(head + at, TAR_BLOCK_BYTES))
+        at += TAR_BLOCK_BYTES; /* an empty tar, which others may be joined to */
+    return head_len >= TAR_BLOCK_BYTES &&
+           (head_len - at >= TAR_BLOCK_BYTES ? tar_is_header(head + at)
+                                             : tar_is_zero(head + at, head_len - at));
 }
 
 /* A file without bytes has nothing but its name to tell its format. */

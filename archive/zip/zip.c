@@ -126,7 +126,7 @@ static int leave_out(struct zip *z, int err)
 /* The member's data disagrees with the directory: only this member is left out. */
 static int member_is_damaged(struct zip *z, uint64_t offset, const char *what)
 {
-    return fault_set(z->fault, -ENOTSUP, z->name, offset, "%s", what);
+    return fault_set(z->fault, -EILSEQ, z->name, offset, "%s", what);
 }
 
 #define MEMBER_MAX (64u << 20) /* a compressed member is one block: codec_block_max */
@@ -159,12 +159,12 @@ static bool is_long_deflated(const struct zip_entry *e)
            (e->size_bytes > MEMBER_MAX || e->packed_bytes >= 1u << 31);
 }
 
-/* Can its content be shown? 0, or -ENOTSUP with a fault. */
+/* Can its content be shown? 0, or a fault that leaves it out. */
 static int check_content(struct zip *z, const struct zip_entry *e, uint64_t at)
 {
     enum codec codec = zip_codec_of(e);
     if (e->flags & (ZIP_ENCRYPTED | ZIP_HIDDEN))
-        return fault_set(z->fault, -ENOTSUP, z->name, at, "is encrypted");
+        return fault_set(z->fault, -ENOKEY, z->name, at, "is encrypted");
     if (e->flags & ZIP_PATCH)
         return fault_set(z->fault, -ENOTSUP, z->name, at, "is a patch of another file");
     if (e->method == ZIP_STORED)
@@ -308,7 +308,7 @@ static int prove_content(struct zip *z, const struct zip_entry *e,
                 : content_prove(z, e, data);
     z->progress->beats++;
     if (r == -EUCLEAN || r == -E2BIG)
-        return fault_set(z->fault, -ENOTSUP, z->name, data, "%s, and %s", local->differs,
+        return fault_set(z->fault, -EILSEQ, z->name, data, "%s, and %s", local->differs,
                          r == -E2BIG ? "there is more of this than can be compared"
                                      : "its data is not what the central directory says");
     if (r < 0)
@@ -355,7 +355,7 @@ static int scan_part(struct zip *z, const struct zip_entry *e, uint64_t at,
     if (r == -EUCLEAN)
         return member_is_damaged(z, fault.offset, fault.what);
     if (r == -ENOTSUP)
-        return member_is_damaged(z, offset, cant_be_entered);
+        return fault_set(z->fault, -ENOTSUP, z->name, offset, "%s", cant_be_entered);
     if (r < 0)
         return fault_set(z->fault, r, z->name, offset, "%s", fault_errno(r));
     if (part->block.block_bytes > e->size_bytes - at)
@@ -379,7 +379,7 @@ static int scan_long(struct zip *z, const struct zip_entry *e, uint64_t data)
     z->pieces.count = 0;
     int r = z->scan ? 0 : stream_scan_new(z->source, "deflate", NULL, &z->scan);
     if (r == -ENOTSUP)
-        return member_is_damaged(z, data, cant_be_entered);
+        return fault_set(z->fault, -ENOTSUP, z->name, data, "%s", cant_be_entered);
     if (r == 0)
         r = stream_scan_begin(z->scan, data, data + e->packed_bytes, z->fault);
     for (; r == 0 && !part.is_last; at += part.block.block_bytes)
@@ -436,7 +436,7 @@ static int add_typed(struct zip *z, const struct zip_entry *e, uint64_t record,
         member->data_offset = data;
     } else if (!S_ISDIR(e->mode) && !S_ISFIFO(e->mode) && !S_ISSOCK(e->mode)) {
         r = r < 0 ? r
-                  : fault_set(z->fault, -ENOTSUP, z->name, data,
+                  : fault_set(z->fault, -ENOTBLK, z->name, data,
                               "is a device, whose number a zip lacks");
     }
     if (r == 0)

@@ -104,6 +104,12 @@ extern unsigned cli_progress_mode; /* enum cli_progress_mode */
         "--offset=BYTES", "where the archive begins in its file, if that is not found out",    \
             .size = &cli_offset                                                                \
     }
+#define CLI_IGNORE_ZEROS                                                                       \
+    {                                                                                          \
+        "--ignore-zeros",                                                                      \
+            "of tars that are joined, read all: go on behind end-of-archive marks",            \
+            .flag = &cli_ignores_zeros                                                         \
+    }
 /* For storage_watch_begin: the command is watched from the first archive to its end. */
 #define CLI_IO_TIMEOUT                                                                         \
     {                                                                                          \
@@ -123,9 +129,10 @@ extern const char *const cli_progress_words[];
 int cli_take_max_ratio(const struct cli_usage *usage, void *ctx, const char *text);
 int cli_take_nested(const struct cli_usage *usage, void *ctx, const char *text);
 
-/* Values of --offset and --max-ratio, for struct pot_options; 0: not given. */
+/* Values of --offset, --max-ratio and --ignore-zeros, for struct pot_options; 0: not given. */
 extern uint64_t cli_offset;
 extern uint32_t cli_max_ratio;
+extern bool cli_ignores_zeros;
 
 /* How the archives that one word stands for become one tree: three options of several commands.
  */
@@ -165,7 +172,8 @@ bool cli_picks_of_archives(void);
 
 /* Options of all commands that open archives by cli_open_pot. */
 #define CLI_ARCHIVES                                                                           \
-    CLI_TOGETHER, CLI_PROGRESS, CLI_VIEW, CLI_MAX_RATIO, CLI_NESTED, CLI_OFFSET, CLI_IO_TIMEOUT
+    CLI_TOGETHER, CLI_PROGRESS, CLI_VIEW, CLI_MAX_RATIO, CLI_NESTED, CLI_OFFSET,               \
+        CLI_IGNORE_ZEROS, CLI_IO_TIMEOUT
 
 /*
  * The wishes of those options and --nested, for struct pot_options; NULL: none was given. Reads

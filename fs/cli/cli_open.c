@@ -64,6 +64,7 @@ int cli_open_list(const struct archive_list *list, const char *name,
     all.ctx = &opening;
     all.max_ratio = cli_max_ratio;
     all.offset = cli_offset;
+    all.ignores_zeros = cli_ignores_zeros;
     all.is_whole = list->is_whole;
     int r = cli_compose(&all.compose);
     if (r < 0)

@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "index.h"
 #include "utf8.h"
 
 static void break_line(const struct json *j)
@@ -76,6 +77,17 @@ void json_bool(struct json *j, const char *key, bool value)
 void json_null(struct json *j, const char *key)
 {
     json_text(j, key, NULL, 0);
+}
+
+void json_left_out(struct json *j, const struct index *index)
+{
+    uint64_t counts[LEFT_OUT_KINDS];
+    index_left_out_kinds(index, counts);
+    json_number(j, "left_out", index_left_out(index));
+    json_open(j, "left_out_kinds", '{');
+    for (size_t i = 0; i < LEFT_OUT_KINDS; i++)
+        json_number(j, left_out_words[i].name, counts[i]);
+    json_close(j, '}');
 }
 
 static void print_character(FILE *out, const char *bytes, size_t len, uint32_t code)

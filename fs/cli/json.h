@@ -33,6 +33,10 @@ void json_signed(struct json *j, const char *key, int64_t number);
 void json_bool(struct json *j, const char *key, bool value);
 void json_null(struct json *j, const char *key);
 
+/* "left_out", the number of members that an index lacks, and "left_out_kinds". */
+struct index;
+void json_left_out(struct json *j, const struct index *index);
+
 /*
  * Print a string, quotes included. A byte 0xNN outside valid UTF-8 becomes the lone surrogate
  * \udcNN, so that nothing is lost: os.fsencode turns the string from Python's json.loads back

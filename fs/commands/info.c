@@ -237,9 +237,10 @@ static void print_compression(const struct pot *pot, const struct index_info *in
 static void print_left_out(const struct pot *pot)
 {
     uint64_t left_out = index_left_out(pot->index);
+    char kinds[LEFT_OUT_TEXT_LEN];
+    index_left_out_text(pot->index, kinds);
     if (left_out)
-        printf("  %-12s %s that can't be shown; 'onepot verify' lists them\n", "left out",
-               cli_count(left_out));
+        printf("  %-12s %s; 'onepot verify' lists them\n", "left out", kinds);
     uint64_t xattrs = index_xattrs_left_out(pot->index);
     if (xattrs)
         printf("  %-12s %s extended attributes that Linux has no place for\n",
@@ -437,7 +438,7 @@ static void command_info_json(struct json *j, const struct pot *pot,
     json_number(j, "symlinks", survey->symlinks);
     json_number(j, "hardlinks", survey->hardlinks);
     json_number(j, "specials", survey->specials);
-    json_number(j, "left_out", index_left_out(pot->index));
+    json_left_out(j, pot->index);
     json_number(j, "xattrs_left_out", index_xattrs_left_out(pot->index));
     json_number(j, "smallest_bytes", survey->smallest_bytes);
     json_number(j, "largest_bytes", survey->largest_bytes);

@@ -274,6 +274,7 @@ static int command_pack_run_stream(struct arguments *a)
     static const char *const standard_input[] = {"standard input"};
     const char *path = a->options.sources[0];
     auto_close int own = -1;
+    a->input.ignores_zeros = cli_ignores_zeros;
     if (strcmp(path, "-") == 0) {
         a->options.sources = standard_input;
     } else {
@@ -510,6 +511,7 @@ static int command_pack_parse(struct arguments *a, int argc, char **argv)
         {"-q, --quiet", "no summary", .flag = &a->quiet},
         CLI_TOGETHER,
         CLI_PROGRESS,
+        CLI_IGNORE_ZEROS,
         CLI_IO_TIMEOUT,
         {NULL},
     };

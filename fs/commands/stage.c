@@ -430,6 +430,7 @@ static int command_stage_parse(struct arguments *a, int argc, char **argv)
         CLI_PROGRESS,
         CLI_MAX_RATIO,
         CLI_OFFSET,
+        CLI_IGNORE_ZEROS,
         CLI_IO_TIMEOUT,
         {"--nested[=GLOB]", .take = refuse_view},
         {"--include=GLOB", .take = refuse_view},

@@ -104,8 +104,10 @@ static void print_summary(const struct arguments *a, const struct pot *pot,
                           const struct verify_result *result)
 {
     if (a->problems) {
-        cli_note("%s: %s %s", a->archive, cli_count(a->problems),
-                 a->problems == 1 ? "problem" : "problems");
+        char kinds[LEFT_OUT_TEXT_LEN];
+        bool lacks = index_left_out_text(pot->index, kinds) > 0;
+        cli_note("%s: %s %s%s%s", a->archive, cli_count(a->problems),
+                 a->problems == 1 ? "problem" : "problems", lacks ? "; left out: " : "", kinds);
         return;
     }
     if (a->quiet)
@@ -128,6 +130,8 @@ static void command_verify_json(struct arguments *a, const struct pot *pot,
     json_bool(j, "has_sums", result->sums.every);
     json_bool(j, "has_some_sums", result->sums.some);
     json_bool(j, "whole", result->whole);
+    if (pot)
+        json_left_out(j, pot->index);
     json_close(j, '}');
 }
 
@@ -145,6 +149,7 @@ static int open_pot(struct arguments *a, char **paths, size_t count, struct pot 
         .memory_bytes = budget_memory_bytes(""),
         .max_ratio = cli_max_ratio,
         .offset = cli_offset,
+        .ignores_zeros = cli_ignores_zeros,
         .note = command_verify_note,
         .progress = command_verify_show,
         .ctx = a,

@@ -94,9 +94,9 @@ static void see_index(struct findings *f, const char *path, struct source *sourc
         finding_add(f, FINDING_GOOD, "index", "in the archive");
         return;
     }
-    if (pot_index_path(path, 0, &beside) == 0 && see_saved(f, beside, source))
+    if (pot_index_path(path, 0, false, &beside) == 0 && see_saved(f, beside, source))
         return;
-    if (pot_cached_index_path(path, 0, &cached) == 0 && see_saved(f, cached, source))
+    if (pot_cached_index_path(path, 0, false, &cached) == 0 && see_saved(f, cached, source))
         return;
     if (compression) {
         finding_add(

@@ -262,6 +262,7 @@ static int parse_table(const struct cli_usage *usage, bool for_run, int argc, ch
         CLI_MAX_RATIO,
         CLI_NESTED,
         CLI_OFFSET,
+        CLI_IGNORE_ZEROS,
         {NULL},
     };
     return cli_parse(usage, options, argc, argv);
@@ -520,12 +521,13 @@ uint64_t mount_options_tree(const struct mount_options *o)
 
     cli_compose(&compose);
     if (!compose && !o->subdir && !cli_together.each && !cli_together.on_conflict &&
-        !cli_offset)
+        !cli_offset && !cli_ignores_zeros)
         return 0;
     const char *nested = compose && compose->nested_glob ? compose->nested_glob : "";
-    int n = asprintf(&text, "%s\n%s\n%d%d%d %" PRIu64 " %s", o->subdir ? o->subdir : "",
-                     o->view, compose && compose->nested, cli_together.each,
-                     (int)cli_together.on_conflict, cli_offset, nested);
+    int n =
+        asprintf(&text, "%s\n%s\n%d%d%d%s %" PRIu64 " %s", o->subdir ? o->subdir : "", o->view,
+                 compose && compose->nested, cli_together.each, (int)cli_together.on_conflict,
+                 cli_ignores_zeros ? "z" : "", cli_offset, nested);
     if (n < 0)
         text = NULL;
     return n < 0 ? 1 : XXH3_64bits(text, (size_t)n);
@@ -542,7 +544,7 @@ uint64_t mount_options_hash(const struct mount_options *o, const char *at, int64
         &text,
         "%s\n%s\n%s\n%s\n%s\n%s\n%s\n%" PRIu64 " %d%s\n%d%s\n%d%d%d%d%d%d%d%d %d%d%d %" PRIu32
         " %" PRIu32 " %u %u %u %u %u %" PRIu64 " %" PRIu64 " %d %" PRIu64 " %" PRIi64
-        " %ld %" PRIu64 " %d%s",
+        " %ld %" PRIu64 " %d%d%s",
         at ? at : "", o->subdir ? o->subdir : "", o->log ? o->log : "",
         o->fsname ? o->fsname : "", o->order ? o->order : "", o->record ? o->record : "",
         o->view, o->seed, o->stage, o->stage_place ? o->stage_place : "", o->writable,
@@ -551,8 +553,8 @@ uint64_t mount_options_hash(const struct mount_options *o, const char *at, int64
         o->nonempty, cli_together.each, (int)cli_together.on_conflict,
         cli_together.skip_damaged, o->uid, o->gid, o->threads, o->idle_s, o->grace_s,
         o->io_timeout_s, o->retries, o->cache_bytes, o->readahead_bytes, (int)o->owner,
-        owner_start_ticks, mtime_sec, mtime_nsec, cli_offset, compose->nested,
-        compose->nested_glob ? compose->nested_glob : "");
+        owner_start_ticks, mtime_sec, mtime_nsec, cli_offset, cli_ignores_zeros,
+        compose->nested, compose->nested_glob ? compose->nested_glob : "");
     if (n < 0) {
         text = NULL;
         return 0;

@@ -27,7 +27,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     static const char *const compressions[] = {"zstd", "gzip", "bzip2", "xz"};
     const char *compression = compressions[data[0] % 4];
     struct source *source = fuzz_source(data + 1, size - 1);
-    struct builder_header header = {.format = FORMAT_TAR, .archive_bytes = size - 1};
+    struct builder_header header = {
+        .format = FORMAT_TAR, .archive_bytes = size - 1, .ignores_zeros = size & 1};
     struct progress progress = {0};
     struct fault fault = {0};
     struct builder *builder;

@@ -41,7 +41,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct builder *builder;
     const char *compression;
     size_t head = size < HEAD_BYTES ? size : HEAD_BYTES;
-    struct builder_header header = {.format = FORMAT_TAR, .archive_bytes = size};
+    struct builder_header header = {
+        .format = FORMAT_TAR, .archive_bytes = size, .ignores_zeros = size & 1};
 
     backend_tar.probe(source, tar, head);
     backend_tar.stream->is_packed(NULL, tar, head, &compression);

@@ -60,10 +60,14 @@ struct opened {
     struct progress progress;
 };
 
+static bool ignores_zeros; /* a wish of the test */
+
 static int index_source(struct source *source, struct fault *fault, struct opened *ret_opened)
 {
     struct builder *builder = NULL;
-    struct builder_header header = {.format = FORMAT_TAR, .archive_bytes = source_size(source)};
+    struct builder_header header = {.format = FORMAT_TAR,
+                                    .archive_bytes = source_size(source),
+                                    .ignores_zeros = ignores_zeros};
     uint64_t len = 0;
     ck_assert_int_eq(builder_new(&builder), 0);
     builder_set_archive_size(builder, source_size(source));
@@ -456,8 +460,8 @@ START_TEST(remarks_tell_of_odd_ends)
         const char *remark;
     } cases[] = {
         {"no_end", "no end-of-archive marker"},
-        {"lone_zero_block", "followed by more members at 1536"},
-        {"concatenated", "followed by more members at 2048"},
+        {"lone_zero_block", NULL}, /* which count as left out */
+        {"concatenated", NULL},
         {"pax_global_path", "are not applied"},
         {"pax_global_times", NULL},
         {"pax_global", NULL},
@@ -482,6 +486,39 @@ START_TEST(remarks_tell_of_odd_ends)
         else
             ck_assert_str_eq(o.progress.note, "");
         close_opened(&o);
+    }
+}
+END_TEST
+
+START_TEST(members_behind_an_end_marker_are_counted_or_added)
+{
+    static const char *const names[] = {"lone_zero_block", "concatenated"};
+    static const uint64_t offsets[] = {1536, 2048};
+    for (size_t i = 0; i < 2; i++) {
+        struct opened o = {0};
+        struct fault why;
+        uint64_t kinds[LEFT_OUT_KINDS], cursor = 0;
+        uint32_t position;
+        struct node node;
+        ignores_zeros = false;
+        must_open(names[i], &o);
+        index_left_out_kinds(o.index, kinds);
+        ck_assert_uint_eq(kinds[LEFT_OUT_BEHIND], 1);
+        ck_assert_uint_eq(index_left_out(o.index), 1);
+        ck_assert_int_eq(index_left_out_next(o.index, &cursor, &why), 0);
+        ck_assert_str_eq(why.member, "ignored");
+        ck_assert_uint_eq(why.offset, offsets[i]);
+        ck_assert(!index_info(o.index)->has_joined);
+        ck_assert_int_eq(index_resolve(o.index, "ignored", &position), -ENOENT);
+        close_opened(&o);
+        ignores_zeros = true;
+        must_open(names[i], &o);
+        ck_assert_uint_eq(index_left_out(o.index), 0);
+        ck_assert(index_info(o.index)->has_joined);
+        lookup(&o, "ignored", &position, &node);
+        ck_assert_uint_eq(node.size_bytes, 1);
+        close_opened(&o);
+        ignores_zeros = false;
     }
 }
 END_TEST
@@ -1110,6 +1147,7 @@ int main(void)
     tcase_add_test(tests, access_lists_are_shown_as_the_kernel_has_them);
     tcase_add_test(tests, owners_that_do_not_fit_are_nobody);
     tcase_add_test(tests, remarks_tell_of_odd_ends);
+    tcase_add_test(tests, members_behind_an_end_marker_are_counted_or_added);
     tcase_add_test(tests, tars_are_known_and_others_are_not);
     tcase_add_test(tests, names_of_archives_lose_their_endings);
     tcase_add_test(tests, members_that_cannot_be_shown_are_left_out);
