@@ -317,6 +317,7 @@ grep -q '"formats": \[.*"tar"' out || fail "--version --json: $(cat out)"
 "$onepot" --help >all_help
 sed -n 's/^  \([a-z-]*\) .*/\1/p' all_help | while read -r command; do
     for option in -h --help --version; do
+        [ "$command $option" != 'pack -h' ] || continue # which is --dereference there
         if ! "$onepot" "$command" "$option" >out 2>err || [ -s err ] || [ ! -s out ]; then
             echo "FAILED: onepot $command $option"
             exit 1

@@ -17,6 +17,66 @@ verify() {
 rm -f tree/socket
 run 0 "$onepot" pack -q -o a.tar tree
 
+# ---- symbolic links that lead out of the tree ----
+mkdir -p full/n1 full/n2/deep subset/own
+echo 1 >full/n1/a
+ln full/n1/a full/n1/a2
+echo 22 >full/n2/deep/b
+ln -s "$work/full/n1" subset/k1 # as a subset of ImageNet is made
+ln -s ../full/n2 subset/k2
+ln -s ../k2 subset/own/within
+ln -s ../../full/n1/a subset/own/file
+run 0 "$onepot" pack -q -f -o b.tar subset
+says '^onepot: k1: is the first of 3 symbolic links that lead out of the tree; what they lead to is not packed, unless by --dereference$'
+[ "$(wc -l <err)" -eq 1 ] || fail "not one line: $(cat err)"
+run 0 "$onepot" pack -q -f -o c.tar subset/own
+says '^onepot: file: is the first of 2 '
+run 0 "$onepot" pack -q -f -o c.tar full subset
+says '^onepot: subset/k1: is a symbolic link that leads out of the tree; what it leads to' # the others do not
+run 0 "$onepot" pack -q -f -o c.tar b.tar
+[ ! -s err ] || fail "it says of an archive's links: $(cat err)"
+followed() { # ARCHIVE...: extracted, they have what tar -h packs
+    rm -rf ours theirs
+    mkdir ours theirs
+    for archive; do tar -xf "$archive" -C ours; done
+    tar -C subset -chf - . 2>/dev/null | tar -xf - -C theirs
+    diff -r ours theirs >differs || fail "$* is other than by tar: $(head -5 differs)"
+    [ -z "$(find ours -type l)" ] || fail "links in $*"
+}
+for option in -h --dereference; do
+    run 0 "$onepot" pack -q "$option" -f -o b.tar subset
+    [ ! -s err ] || fail "with $option: $(cat err)"
+    verify b.tar
+    followed b.tar
+done
+[ "$(stat -c %h ours/k1/a ours/own/file | sort -u)" = "$(stat -c %h theirs/k1/a theirs/own/file | sort -u)" ] ||
+    fail 'a file that is reached twice is no hard link, as by tar'
+run 0 "$onepot" pack --dry-run -h subset
+says '^packed: about'
+grep -q '^5 files, 5 bytes, 9 inodes' out || fail "files that links lead to are not counted: $(cat out)"
+for rank in 0 1; do
+    run 0 "$onepot" pack -q -h -f --shards 3 --rank $rank --world 2 -o s-%d.tar subset
+done
+followed s-0.tar s-1.tar s-2.tar
+printf 'k1/a\nown/within/\n' >names
+run 0 "$onepot" pack -q -h -f --files-from names -o b.tar subset
+[ "$("$onepot" ls -R b.tar | grep -cE 'k1/a$|deep/b$')" -eq 2 ] || fail "by a list: $("$onepot" ls -R b.tar)"
+run 0 "$onepot" pack -q -h -f --exclude 'k*/' -o b.tar subset
+[ "$("$onepot" ls b.tar)" = own ] || fail 'a folder behind a link is not excluded'
+ln -s . subset/self
+ln -s ../../subset full/n1/back
+ln -s nowhere subset/nothing
+ln -s c2 subset/c1
+ln -s c1 subset/c2
+run 1 "$onepot" pack -q -h -f -o b.tar subset
+says '^onepot: self: left out: it is a link to a directory that holds it' '^onepot: k1/back: left out: it is a link to' \
+    '^onepot: nothing: left out: it is a link that leads to nothing' '^onepot: c1: left out: its links lead in a circle'
+rm subset/self full/n1/back subset/nothing subset/c1 subset/c2
+run 1 "$onepot" pack -h -f -o d.tar subset/missing
+run 2 "$onepot" pack -h -f -o d.tar b.tar
+says '--dereference is for directories'
+rm -rf full subset ours theirs s-?.tar b.tar c.tar names
+
 # ---- archives ----
 run 0 "$onepot" pack -q -o b.tar a.tar
 same a.tar b.tar 'an archive of an archive'

@@ -55,6 +55,29 @@ static inline bool path_next_name(const char **path, size_t *len, const char **r
 }
 
 /*
+ * Does a symbolic link at `path` in a tree lead out of that, by its words alone? An absolute
+ * target does; a target's own links count as links of their own.
+ */
+static inline bool path_leads_out(const char *path, size_t path_len, const char *target,
+                                  size_t target_len)
+{
+    const char *name;
+    size_t len, depth = 0;
+    if (target_len > 0 && target[0] == '/')
+        return true;
+    while (path_next_name(&path, &path_len, &name, &len))
+        depth++;
+    depth -= depth > 0; /* from its folder on */
+    while (path_next_name(&target, &target_len, &name, &len)) {
+        bool is_up = len == 2 && path_are_dots(name, len);
+        if (is_up && depth-- == 0)
+            return true;
+        depth += !is_up;
+    }
+    return false;
+}
+
+/*
  * The canonical path (PATH_MAX bytes) of what a path leads to, for those who write there: the
  * kernel follows it first, with its own checks of links (fs.protected_symlinks, -EACCES), which
  * realpath goes around. -ELOOP: it was changed meanwhile and leads elsewhere. *ret_id, unless

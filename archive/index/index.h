@@ -214,6 +214,9 @@ int index_path(const struct index *index, uint32_t position, char *buf, size_t s
 int index_symlink(const struct index *index, uint32_t position, const char **ret_target,
                   size_t *ret_len);
 
+/* Is the entry a symbolic link that leads out of the tree (path_leads_out)? */
+bool index_leads_out(const struct index *index, uint32_t position);
+
 /* One extended attribute; the name (with its namespace) is not terminated. */
 struct xattr {
     const char *name;

@@ -20,6 +20,7 @@
 #include "index_private.h"
 #include "index_records.h"
 #include "numbers.h"
+#include "path.h"
 
 static bool index_in_archive(const struct index *index, uint64_t offset, uint64_t len)
 {
@@ -512,6 +513,16 @@ int index_recipe(const struct index *index, const void **ret_bytes, size_t *ret_
     *ret_bytes = index_bytes(index, SECTION_RECIPE, 0, len);
     *ret_len = (size_t)len;
     return *ret_bytes ? 0 : -EUCLEAN;
+}
+
+bool index_leads_out(const struct index *index, uint32_t position)
+{
+    char path[INDEX_PATH_MAX + 1];
+    const char *target;
+    size_t path_len, len;
+    return index_symlink(index, position, &target, &len) == 0 &&
+           index_path(index, position, path, sizeof(path), &path_len) == 0 &&
+           path_leads_out(path, path_len, target, len);
 }
 
 /* ---- members of the archive that the tree lacks ---- */

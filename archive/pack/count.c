@@ -131,8 +131,8 @@ static int count_look(struct count *c, int fd, const char *folder, struct folder
     struct stat st;
     uint64_t bytes = 0;
     bool is_again = false;
-    if (fstatat(fd, name->name, &st, AT_SYMLINK_NOFOLLOW) < 0) {
-        if (errno != ENOENT) /* else it was removed meanwhile */
+    if (fstatat(fd, name->name, &st, selection_stat_flags(c->selection)) < 0) {
+        if (errno != ENOENT || c->selection->dereference) /* else it was removed meanwhile */
             count_problem(c, -errno, folder, name->name);
         name->type = DT_REG;
         return 0;
@@ -141,7 +141,8 @@ static int count_look(struct count *c, int fd, const char *folder, struct folder
     if (S_ISSOCK(st.st_mode))
         return 0;
     sums->all.files += !S_ISDIR(st.st_mode);
-    int r = st.st_nlink > 1 && !S_ISDIR(st.st_mode) ? count_is_again(c, &st, &is_again) : 0;
+    bool may_repeat = st.st_nlink > 1 || c->selection->dereference;
+    int r = may_repeat && !S_ISDIR(st.st_mode) ? count_is_again(c, &st, &is_again) : 0;
     if (r < 0 || is_again) {
         sums->archive_bytes += PAX_BLOCK_BYTES;
         return r;
@@ -188,6 +189,26 @@ static bool has_folders(const struct listing *listing)
     return count > 1;
 }
 
+/* -ELOOP: the folder is one of those that lead to it, as only links can have it. */
+static int count_check_loop(int root_fd, const char *path, int fd)
+{
+    auto_free char *above = strdup(path);
+    struct stat st, st_above;
+    if (!above)
+        return -ENOMEM;
+    if (fstat(fd, &st) < 0)
+        return -errno;
+    for (char *end = above + strlen(above); end > above;) {
+        while (end > above && *--end != '/')
+            ;
+        *end = '\0';
+        if (fstatat(root_fd, *above ? above : ".", &st_above, 0) == 0 &&
+            file_id_equal(file_id_of(&st), file_id_of(&st_above)))
+            return -ELOOP;
+    }
+    return 0;
+}
+
 /* Count the names of one folder, and put the folders among them on the list. */
 static int count_folder(struct count *c, const struct count_folder_ref *ref)
 {
@@ -196,8 +217,12 @@ static int count_folder(struct count *c, const struct count_folder_ref *ref)
     struct listing listing = {0};
     struct sums sums = {0};
     auto_close int fd = openat(c->fds[ref->source], *below ? below : ".",
-                               O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    int r = fd < 0 ? -errno : listing_read(fd, &listing);
+                               selection_open_flags(c->selection) | O_DIRECTORY);
+    int r = fd < 0 ? -errno : 0;
+    if (r == 0 && c->selection->dereference)
+        r = count_check_loop(c->fds[ref->source], below, fd);
+    if (r == 0)
+        r = listing_read(fd, &listing);
     if (r < 0 && c->survey && r != -ENOMEM) {
         count_problem(c, r, path, "");
         r = 0;

@@ -185,10 +185,11 @@ void folder_unref(struct folder_set *set, struct folder *f)
 }
 
 /* Opens a folder whose parent is open. */
-static int folder_reopen_in(int parent_fd, struct folder *f)
+static int folder_reopen_in(const struct folder_set *set, int parent_fd, struct folder *f)
 {
     auto_close int fd =
-        openat(parent_fd, f->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        openat(parent_fd, f->name,
+               O_RDONLY | O_DIRECTORY | O_CLOEXEC | (set->follows ? 0 : O_NOFOLLOW));
     struct stat st;
     if (fd < 0 || fstat(fd, &st) < 0)
         return -errno;
@@ -210,7 +211,7 @@ static int folder_reopen(struct folder_set *set, struct folder *folder)
             f = f->parent;
         if (!f->parent)
             return -ESTALE;
-        int r = folder_reopen_in(f->parent->fd, f);
+        int r = folder_reopen_in(set, f->parent->fd, f);
         if (r < 0)
             return r;
         folder_opened(set, f);

@@ -81,6 +81,7 @@ struct folder_set {
     struct folder *oldest, *newest;
     unsigned open;
     unsigned most; /* any more are closed again */
+    bool follows;  /* a folder's name may be a symbolic link to it */
 };
 
 /*

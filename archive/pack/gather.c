@@ -144,10 +144,11 @@ static bool gather_is_listed(const struct gather_from *from)
 }
 
 /* A directory that can't be read is packed, but empty. */
-static int gather_closed_folder(struct gathered *g, int folder_fd, const char *name, int err)
+static int gather_closed_folder(struct gathered *g, int folder_fd, const char *name, int flags,
+                                int err)
 {
     struct stat st;
-    if (err != -EACCES || fstatat(folder_fd, name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+    if (err != -EACCES || fstatat(folder_fd, name, &st, flags) < 0)
         return gather_leave_out(g, err, "can't be opened");
     if (!S_ISDIR(st.st_mode))
         return gather_changed_kind(g);
@@ -210,14 +211,15 @@ static int gather_no_folder(const struct gather_from *from, struct gathered *g, 
                                : "left out with everything listed in it: it does not exist");
     if (other)
         return gather_changed_kind(g);
-    return gather_closed_folder(g, from->folder_fd, from->name, -err);
+    return gather_closed_folder(g, from->folder_fd, from->name,
+                                selection_stat_flags(from->selection), -err);
 }
 
 static int gather_folder(const struct gather_from *from, struct gathered *g)
 {
     g->fd = from->opened_fd >= 0 ? from->opened_fd
                                  : openat(from->folder_fd, from->name,
-                                          O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+                                          selection_open_flags(from->selection) | O_DIRECTORY);
     if (g->fd < 0)
         return gather_no_folder(from, g, errno);
     struct stat st;
@@ -283,11 +285,11 @@ static int gather_opened(struct gathered *g, struct gather_file *file, const str
     return r < 0 ? r : gather_content(g, file, &list);
 }
 
-static int gather_regular(struct gathered *g, int folder_fd, const char *name)
+static int gather_regular(const struct gather_from *from, struct gathered *g)
 {
     struct gather_file file = {
-        .fd =
-            openat(folder_fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC)};
+        .fd = openat(from->folder_fd, from->name,
+                     selection_open_flags(from->selection) | O_NONBLOCK | O_NOCTTY)};
     struct stat st;
     int r;
     if (file.fd < 0 && (errno == ELOOP || errno == ENXIO))
@@ -315,18 +317,24 @@ static int gather_by_type(const struct gather_from *from, struct gathered *g)
     if (from->type == DT_DIR)
         return gather_folder(from, g);
     if (from->type == DT_REG)
-        return gather_regular(g, folder_fd, from->name);
+        return gather_regular(from, g);
     struct stat st;
-    if (fstatat(folder_fd, from->name, &st, AT_SYMLINK_NOFOLLOW) < 0) {
+    if (fstatat(folder_fd, from->name, &st, selection_stat_flags(from->selection)) < 0) {
+        int err = errno;
+        if (from->selection->dereference && (err == ENOENT || err == ELOOP) &&
+            fstatat(folder_fd, from->name, &st, AT_SYMLINK_NOFOLLOW) == 0)
+            return gather_skip(g, -err,
+                               err == ELOOP ? "left out: its links lead in a circle"
+                                            : "left out: it is a link that leads to nothing");
+        errno = err;
         if (errno == ENOENT && gather_is_listed(from))
             return gather_skip(g, -ENOENT, "left out: it is listed, but does not exist");
         return gather_leave_out(g, -errno, "can't be examined");
     }
     if (S_ISDIR(st.st_mode) || S_ISREG(st.st_mode)) {
-        if (from->type != DT_UNKNOWN)
+        if (from->type != DT_UNKNOWN && (from->type != DT_LNK || !from->selection->dereference))
             return gather_changed_kind(g);
-        return S_ISDIR(st.st_mode) ? gather_folder(from, g)
-                                   : gather_regular(g, folder_fd, from->name);
+        return S_ISDIR(st.st_mode) ? gather_folder(from, g) : gather_regular(from, g);
     }
     return gather_special(g, folder_fd, from->name, &st);
 }

@@ -191,7 +191,8 @@ static void pack_find_totals(const struct run *run, struct pipeline_sources *sou
 
 static int pack_fill(struct run *run, struct shard_set *shards, struct fault *fault)
 {
-    struct folder_set set = {.most = pack_descriptors() / 4};
+    struct folder_set set = {.most = pack_descriptors() / 4,
+                             .follows = run->options->dereference};
     struct pipeline_sources sources = {.at = run->sources};
     pack_find_totals(run, &sources);
     int r = pack_make_root(run, &set, &sources.root);
@@ -243,7 +244,8 @@ static int pack_find_letters(const struct run *run, char letters[PARTIAL_LETTER_
                                 o->start,
                                 (uint64_t)o->writer.zstd_level,
                                 o->writer.block_bytes,
-                                o->writer.align_bytes};
+                                o->writer.align_bytes,
+                                o->dereference};
     uint64_t sum = 0;
     if (run->selection.world <= 1 && getrandom(&sum, sizeof(sum), 0) != sizeof(sum))
         return -EIO;
@@ -416,6 +418,7 @@ static int pack_select_files(struct run *run, struct fault *fault)
     const struct pack_options *o = run->options;
     run->selection.excludes = o->excludes;
     run->selection.exclude_count = o->exclude_count;
+    run->selection.dereference = o->dereference;
     int r = pack_prepare_shards(run, fault);
     if (r == 0 && o->files_from)
         r = o->source_count == 1 && !(o->inputs && o->inputs[0]) ? pack_read_names(run, fault)

@@ -62,6 +62,7 @@ struct pack_options {
      */
     uint64_t start;
     bool overwrite;
+    bool dereference; /* of directories: pack what symbolic links lead to, not the links */
     bool no_sync;     /* don't wait until the archive is on the disk */
     bool strict;      /* the first problem is an error */
     unsigned stripes; /* of each archive, see output_open; 0: as its folder has them */

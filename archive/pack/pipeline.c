@@ -22,6 +22,7 @@
 #include "pipeline.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,6 +39,7 @@
 #include "gather.h"
 #include "map.h"
 #include "numbers.h"
+#include "path.h"
 #include "thread.h"
 
 /* Limits on work in flight: enough that no thread waits for one slow file. */
@@ -114,6 +116,8 @@ struct pipeline {
     /* Used only by the thread that writes. */
     struct map *links; /* for each shard: files with several names, to the first's number */
     VECTOR(char *) first_names;
+    uint64_t links_out; /* of the tree; the first one's path: */
+    char *first_out;
     struct pack_result *result;
     struct fault *fault;
     struct progress progress;
@@ -356,6 +360,15 @@ static int pipeline_leave_out_output(struct gathered *g)
                         "left out: it is the archive that is being written");
 }
 
+/* Does a directory hold itself, as only links can have it? */
+static bool pipeline_is_loop(const struct item *item)
+{
+    const struct folder *f = item->folder;
+    while (f && !file_id_equal(f->id, item->gathered.id))
+        f = f->parent;
+    return f;
+}
+
 /* Queues what a member leads to: a directory's names, the rest of a large file. */
 static int pipeline_queue_rest(struct pipeline *p, struct item *item)
 {
@@ -364,6 +377,8 @@ static int pipeline_queue_rest(struct pipeline *p, struct item *item)
     if (S_ISREG(g->member.mode) && !g->skip && !item->from.input &&
         shard_set_is_output(p->shards, g->id))
         r = pipeline_leave_out_output(g);
+    if (p->selection->dereference && g->is_folder && !g->skip && pipeline_is_loop(item))
+        r = gather_skip(g, -ELOOP, "left out: it is a link to a directory that holds it");
     if (r == 0 && g->is_folder && !g->skip)
         r = pipeline_open_below(p, item);
     if (r == 0 && g->stream && !g->skip)
@@ -465,11 +480,36 @@ static int pipeline_settle_links(struct pipeline *p, struct item *item)
     struct gathered *g = &item->gathered;
     struct map *links = &p->links[item->shard];
     uint64_t first;
-    if (g->skip || g->nlink <= 1 || S_ISDIR(g->member.mode))
+    bool may_repeat = g->nlink > 1 || p->selection->dereference;
+    if (g->skip || !may_repeat || S_ISDIR(g->member.mode))
         return 0;
     if (map_get(links, (struct map_key){g->id.dev, g->id.ino}, &first) == 0)
         return pipeline_make_link(p, item, p->first_names.at[first]);
     return pipeline_keep_first(p, links, g);
+}
+
+/* Links that lead out of the tree are told in one line at the end. */
+static int pipeline_note_link(struct pipeline *p, const struct gathered *g)
+{
+    if (g->link && path_leads_out(g->path, strlen(g->path), g->link, g->member.link_len) &&
+        p->links_out++ == 0)
+        p->first_out = strdup(g->path);
+    return p->links_out && !p->first_out ? -ENOMEM : 0;
+}
+
+static int pipeline_tell_links(struct pipeline *p)
+{
+    struct fault fault = {0};
+    if (!p->links_out)
+        return 0;
+    fault_set(&fault, -EXDEV, p->first_out, FAULT_NO_OFFSET,
+              p->links_out == 1 ? "is a symbolic link that leads out of the tree"
+                                : "is the first of %" PRIu64
+                                  " symbolic links that lead out of the tree",
+              p->links_out);
+    fault_advise(&fault, "what %s to is not packed, unless by --dereference",
+                 p->links_out == 1 ? "it leads" : "they lead");
+    return pipeline_report(p, PACK_NOTE, &fault);
 }
 
 static int pipeline_write_member(struct pipeline *p, struct item *item)
@@ -479,6 +519,10 @@ static int pipeline_write_member(struct pipeline *p, struct item *item)
     if (r == 0)
         r = pipeline_report_gathered(p, g);
     if (r < 0 || g->skip)
+        return r;
+    if (S_ISLNK(g->member.mode) && !item->from.input)
+        r = pipeline_note_link(p, g);
+    if (r < 0)
         return r;
     if (S_ISDIR(g->member.mode))
         return shard_set_add_folder(p->shards, item->folder, item->below, g, p->fault);
@@ -698,6 +742,7 @@ static void pipeline_free(struct pipeline *p, uint32_t shards)
     for (size_t i = 0; i < p->first_names.count; i++)
         free(p->first_names.at[i]);
     vector_free(&p->first_names);
+    free(p->first_out);
     pthread_cond_destroy(&p->wake);
     pthread_mutex_destroy(&p->lock);
 }
@@ -730,10 +775,13 @@ int pipeline_run(const struct pack_options *options, const struct pipeline_sourc
     p.most_threads = min_u32(last, max_threads);
     struct count counted = {
         .sources = sources, .selection = selection, .progress = &p.progress};
-    if (options->progress && !sources->total_members && !selection->names)
+    if (options->progress && !sources->total_members && !selection->names &&
+        !selection->dereference)
         count_start(&counted);
     pipeline_run_threads(&p, min_u32(first, max_threads));
     count_stop(&counted);
+    if (p.error == 0)
+        p.error = pipeline_tell_links(&p);
     pipeline_free(&p, count);
     return p.error;
 }

@@ -63,6 +63,18 @@ bool selection_has(const struct selection *s, uint32_t shard)
     return s->world <= 1 || shard % s->world == s->rank;
 }
 
+/* ---- symbolic links ---- */
+
+int selection_stat_flags(const struct selection *s)
+{
+    return s->dereference ? 0 : AT_SYMLINK_NOFOLLOW;
+}
+
+int selection_open_flags(const struct selection *s)
+{
+    return O_RDONLY | O_CLOEXEC | (s->dereference ? 0 : O_NOFOLLOW);
+}
+
 /* ---- listings ---- */
 
 /* A path whose last component is replaced by one name after another. */
@@ -92,8 +104,9 @@ static void selection_find_type(const struct selection *s, int folder_fd, struct
 {
     struct stat st;
     bool matters = s->exclude_count || (s->world > 1 && n->number == FOLDER_NAME_ALL);
-    if (n->type == DT_UNKNOWN && matters && folder_fd >= 0 &&
-        fstatat(folder_fd, n->name, &st, AT_SYMLINK_NOFOLLOW) == 0)
+    bool is_open = n->type == DT_UNKNOWN || (n->type == DT_LNK && s->dereference);
+    if (is_open && matters && folder_fd >= 0 &&
+        fstatat(folder_fd, n->name, &st, selection_stat_flags(s)) == 0)
         n->type = (unsigned char)IFTODT(st.st_mode);
 }
 

@@ -19,6 +19,7 @@ struct selection {
     const char *const *excludes; /* see selection_matches */
     size_t exclude_count;
     const struct name_list *names; /* NULL: all */
+    bool dereference;              /* symbolic links are what they lead to */
 
     uint32_t shards; /* 0 or 1: no shards */
     uint32_t rank, world;
@@ -47,6 +48,10 @@ uint32_t selection_shard(const struct selection *selection, const char *path, si
 
 /* Does this process write the shard? */
 bool selection_has(const struct selection *selection, uint32_t shard);
+
+/* For fstatat(2), and for open(2): follow a symbolic link? */
+int selection_stat_flags(const struct selection *selection);
+int selection_open_flags(const struct selection *selection);
 
 /* A directory from whose listing is selected. */
 struct selection_folder {

@@ -266,21 +266,30 @@ static void print_option(const struct cli_option *o)
     putchar('\n');
 }
 
+bool cli_has_letter(const struct cli_option *options, char letter)
+{
+    while (options->spelling && cli_spelling_of(options).letter != letter)
+        options++;
+    return options->spelling;
+}
+
 static void print_usage(const struct cli_usage *usage, const struct cli_option *options)
 {
     printf("Usage: onepot %s %s\n%s\n", usage->name, usage->synopsis, usage->text);
+    const char *letter = cli_has_letter(options, 'h') ? "    " : "-h, ";
     for (; options->spelling; options++)
         if (options->help)
             print_option(options);
-    printf("  -h, --help            print this\n"
+    printf("  %s--help            print this\n"
            "      --version         print the version\n"
            "\nThe manual page is onepot-%s(1).\n",
-           usage->name);
+           letter, usage->name);
 }
 
 /* ---- the table ---- */
 
 #define NAME_BYTES 32
+#define ID_HELP 0xfff
 #define ID_VERSION 0x1000
 #define ID_FIRST 0x2000 /* of the table's options, beyond letters */
 
@@ -306,11 +315,11 @@ static void add_option(struct getopt_tables *t, const struct cli_option *o, size
 
 static void fill_tables(struct getopt_tables *t, const struct cli_option *options)
 {
-    static const struct option common[] = {{"help", no_argument, NULL, 'h'},
+    static const struct option common[] = {{"help", no_argument, NULL, ID_HELP},
                                            {"version", no_argument, NULL, ID_VERSION},
                                            {NULL, 0, NULL, 0}};
     size_t n = 0;
-    memcpy(t->letters, ":h", sizeof(":h"));
+    strcpy(t->letters, cli_has_letter(options, 'h') ? ":" : ":h");
     for (size_t i = 0; options[i].spelling; i++)
         add_option(t, &options[i], i, &n);
     memcpy(t->longs + n, common, sizeof(common));
@@ -382,11 +391,13 @@ int cli_parse(const struct cli_usage *usage, const struct cli_option *options, i
     while (r == 0 && (id = getopt_long(argc, argv, tables.letters, tables.longs, NULL)) != -1) {
         if (id == '?' || id == ':')
             return bad_option(usage, id, argv, tables.longs);
-        if (id == 'h')
+        if (id == 'h' && !cli_has_letter(options, 'h'))
+            id = ID_HELP;
+        if (id == ID_HELP)
             print_usage(usage, options);
         if (id == ID_VERSION)
             puts("onepot " ONEPOT_VERSION);
-        if (id == 'h' || id == ID_VERSION)
+        if (id == ID_HELP || id == ID_VERSION)
             return CLI_OK;
         r = cli_store(usage, find_option(options, id));
     }

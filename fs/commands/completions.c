@@ -207,7 +207,8 @@ static void offer_options(struct completion *c, const struct cli_option *options
         if (o->help && s.name)
             offer(c, word, o->help);
     }
-    offer(c, "-h", "print help");
+    if (!cli_has_letter(options, 'h'))
+        offer(c, "-h", "print help");
     offer(c, "--help", "print help");
     offer(c, "--version", "print the version");
 }

@@ -31,6 +31,8 @@ struct survey {
     uint64_t files; /* regular, each inode once */
     uint64_t directories;
     uint64_t symlinks;
+    uint64_t links_out; /* of the tree; the first of them: */
+    uint32_t first_out;
     uint64_t hardlinks; /* further names of an inode */
     uint64_t specials;  /* fifos, sockets, devices */
     uint64_t size_files[SURVEY_CLASSES];
@@ -87,6 +89,9 @@ static int survey_index(const struct index *index, struct survey *survey)
         r = index_node(index, i, &node);
         if (r == 0)
             count_entry(survey, i, &node);
+        if (r == 0 && S_ISLNK(node.mode) && index_leads_out(index, i) &&
+            survey->links_out++ == 0)
+            survey->first_out = i;
     }
     return r;
 }
@@ -247,6 +252,19 @@ static void print_left_out(const struct pot *pot)
                left_out ? "" : "left out", cli_count(xattrs));
 }
 
+static void print_links_out(const struct pot *pot, const struct survey *survey)
+{
+    char path[INDEX_PATH_MAX + 1] = "";
+    size_t len = 0;
+    if (!survey->links_out)
+        return;
+    (void)index_path(pot->index, survey->first_out, path, sizeof(path), &len);
+    printf("  %-12s %s of the symbolic links, the first is ", "leading out",
+           cli_count(survey->links_out));
+    cli_print_safe(stdout, path, strlen(path));
+    putchar('\n');
+}
+
 static void print_index(const struct pot *pot, const struct index_info *info)
 {
     const char *path = pot->index_path ? pot->index_path : "";
@@ -349,6 +367,7 @@ static void command_info_text(const struct pot *pot, const struct index_info *in
     print_stripes(pot);
     print_members(survey);
     print_left_out(pot);
+    print_links_out(pot, survey);
     print_size("contents", info->total_bytes);
     print_ratio(pot, info);
     print_sizes(survey);
@@ -436,6 +455,7 @@ static void command_info_json(struct json *j, const struct pot *pot,
     json_bool(j, "has_holes", info->has_holes);
     json_bool(j, "has_xattrs", info->has_xattrs);
     json_number(j, "symlinks", survey->symlinks);
+    json_number(j, "links_out", survey->links_out);
     json_number(j, "hardlinks", survey->hardlinks);
     json_number(j, "specials", survey->specials);
     json_left_out(j, pot->index);

@@ -477,6 +477,8 @@ static int command_pack_parse(struct arguments *a, int argc, char **argv)
          "of archives, pack the archives in them as directories: those with the ending of one, "
          "or what matches GLOB",
          .take = cli_take_nested},
+        {"-h, --dereference", "of directories, pack what symbolic links lead to, as tar does",
+         .flag = &o->dereference},
         {"--null", "names in LIST end with a NUL byte (detected if there is one)",
          .flag = &o->files_from_nul},
         {"--shards=N",
@@ -637,6 +639,16 @@ static int check_dry(const struct arguments *a)
     return 0;
 }
 
+/* The links of an archive lead to its own members, if anywhere. */
+static int check_links(const struct pack_options *o)
+{
+    for (size_t i = 0; o->dereference && i < o->source_count; i++)
+        if (is_stream(o->sources[i]) || is_archive(o->sources[i]))
+            return cli_usage_error(&usage, "--dereference is for directories; %s is none",
+                                   o->sources[i]);
+    return 0;
+}
+
 static int check_sources(struct arguments *a)
 {
     static const char *const here[] = {"."};
@@ -652,6 +664,8 @@ static int check_sources(struct arguments *a)
     if (o->files_from && o->source_count > 1)
         return cli_usage_error(&usage, "--files-from takes one directory or archive");
     int r = check_format(o);
+    if (r == 0)
+        r = check_links(o);
     if (r == 0)
         r = check_stream(a);
     if (r != 0 || a->is_poured)

@@ -115,6 +115,9 @@ static void print_summary(const struct arguments *a, const struct pot *pot,
     cli_print_safe(stdout, a->archive, strlen(a->archive));
     printf(": good: %s %s, %s: ", cli_count(result->files),
            result->files == 1 ? "file" : "files", cli_bytes(result->bytes));
+    if (result->links_out)
+        printf("%s symbolic %s out of it; ", cli_count(result->links_out),
+               result->links_out == 1 ? "link leads" : "links lead");
     print_coverage(a, pot, result);
 }
 
@@ -130,6 +133,7 @@ static void command_verify_json(struct arguments *a, const struct pot *pot,
     json_bool(j, "has_sums", result->sums.every);
     json_bool(j, "has_some_sums", result->sums.some);
     json_bool(j, "whole", result->whole);
+    json_number(j, "links_out", result->links_out);
     if (pot)
         json_left_out(j, pot->index);
     json_close(j, '}');

@@ -40,7 +40,8 @@ struct verification {
     struct workers workers;
     bool trailer_is_good; /* see struct verify_options */
     const struct index *index;
-    uint64_t data_end;      /* end of the last stored data, or block */
+    uint64_t data_end; /* end of the last stored data, or block */
+    uint64_t links_out;
     struct archive_end end; /* set by check_end */
     uint64_t windows;       /* of the archive, that have a sum; 0: none has */
     _Atomic uint8_t *marks; /* [windows]: VERIFY_DIFFERS and the like */
@@ -122,6 +123,7 @@ static int check_entry(struct verification *v, uint32_t position, const char **r
         return r;
     if (S_ISLNK(node.mode))
         r = index_symlink(index, position, &text, &len);
+    v->links_out += S_ISLNK(node.mode) && index_leads_out(index, position);
     if (r == 0 && node.has_xattrs)
         r = check_xattrs(index, position);
     if (r < 0 || !S_ISREG(node.mode) || node.position != position)
@@ -464,6 +466,7 @@ int verify_run(struct pot *pot, const struct verify_options *options, struct fau
         .sums = sums,
         .files = v.files,
         .bytes = v.file_bytes,
+        .links_out = v.links_out,
         .whole = v.windows > 0,
         .problems = v.workers.problems,
     };

@@ -28,8 +28,9 @@ struct verify_options {
 };
 
 struct verify_result {
-    uint64_t files; /* files read, each inode once */
-    uint64_t bytes; /* bytes of these files */
+    uint64_t files;     /* files read, each inode once */
+    uint64_t bytes;     /* bytes of these files */
+    uint64_t links_out; /* symbolic links that lead out of the tree: no problem */
     struct pot_sums sums;
     bool whole; /* every file has a sum, and so have all bytes outside of files */
     uint64_t problems;

@@ -6,6 +6,7 @@ leaves behind, and what is expected in words here.
 
 import os
 import stat
+import zipfile
 
 import harness
 import tree
@@ -187,6 +188,52 @@ def test_left_out_is_told_by_a_saved_index_too(work):
     lines = harness.onepot("verify", archive, status=1).stderr.decode().splitlines()
     check_equal(len([line for line in lines if "'nothing'" in line]), 100, "lines of verify")
     check(any("50 more members" in line for line in lines), f"the rest: {lines[-3:]}")
+
+
+def test_what_is_left_out_is_told_by_kind(work):
+    """In one line of each command, by info and verify, also of a saved index and of several archives."""
+    write_tar(work / "a.tar", [member("a", b"1"), member("l", link="nothing"), member("m", link="nothing"),
+                               member("x" * 256, b"1"), member("a/b", b"2"), member("out", symlink="../../up"),
+                               member("in", symlink="d/../a"), member("far", symlink="/data/k1")])
+    with zipfile.ZipFile(work / "b.zip", "w") as z:
+        for name in "locked", "open":
+            z.writestr(name, b"1")
+    with open(work / "b.zip", "r+b") as f:
+        data = bytearray(f.read())
+        data[data.index(b"PK\1\2") + 8] |= 1
+        data[data.index(b"PK\3\4") + 6] |= 1
+        f.seek(0)
+        f.write(data)
+    kinds = {"hard_links": 2, "names": 1, "places": 1}
+
+    def of(words, kinds, links, text):
+        info = harness.json.loads(harness.onepot("info", "--json", *words).stdout)[0]
+        verified = harness.json.loads(harness.onepot("verify", "--json", *words, status=1).stdout)[0]
+        for what, found in ("info", info), ("verify", verified):
+            check_equal({kind: n for kind, n in found["left_out_kinds"].items() if n}, kinds, f"{what}: {words}")
+            check_equal((found["left_out"], found["links_out"]), (sum(kinds.values()), links), f"{what}: {words}")
+        said = harness.onepot("info", *words).stdout.decode()
+        check(f"  left out     {text}; 'onepot verify' lists them\n" in said, f"info: {said}")
+        said = harness.onepot("verify", *words, status=1).stderr.decode()
+        check(f"; left out: {text}\n" in said, f"verify: {said}")
+        said = harness.onepot("ls", *words).stderr.decode()
+        check(said.count("\n") == 1 and (len(kinds) == 1 or f"(in all {text})" in said), f"ls: {said}")
+
+    text = "2 hard links without their file, 1 below or above other members, 1 with names or targets that no file can have"
+    of([work / "a.tar"], kinds, 2, text)
+    said = harness.onepot("info", work / "a.tar").stdout
+    check(b"  leading out  2 of the symbolic links, the first is far\n" in said, f"{said}")
+    harness.onepot("index", work / "a.tar", status=None)
+    of([work / "a.tar"], kinds, 2, text)
+    of([work / "b.zip"], {"encrypted": 1}, 0, "1 encrypted")
+    os.mkdir(work / "set")
+    for name in "a.tar", "b.zip":
+        os.rename(work / name, os.path.join(work / "set", name))
+    of(["--each", work / "set"], {**kinds, "encrypted": 1}, 2, "1 encrypted, " + text)
+    for name in "out", "in":
+        write_tar(work / "links.tar", [member("d/l", symlink="../a" if name == "in" else "../../a")])
+        said = harness.onepot("verify", work / "links.tar").stdout
+        check_equal(b"1 symbolic link leads out of it" in said, name == "out", f"{said}")
 
 
 def test_what_is_made_of_a_part_is_no_success(work):
