@@ -99,6 +99,21 @@ class Archives(unittest.TestCase):
         self.assertEqual((list(archive.names), archive.left_out), (["a"], 1))
         self.assertEqual(onepot.Archive([path, TAR, path]).left_out, 2)
 
+    def test_joined_tars_are_one_archive_if_that_is_asked_for(self):
+        paths = [os.path.join(WORK, name + ".tar") for name in ("joined", "joined1", "joined2")]
+        for path in paths[1:]:
+            with tarfile.open(path, "w") as tar:
+                tar.addfile(tarfile.TarInfo(os.path.basename(path)))
+        with open(paths[0], "wb") as joined:
+            for path in paths[1:]:
+                with open(path, "rb") as f:
+                    joined.write(f.read())
+        first = onepot.Archive(paths[0])
+        self.assertEqual((list(first.names), first.left_out), (["joined1.tar"], 1))
+        both = onepot.Archive(paths[0], ignore_zeros=True)
+        self.assertEqual((list(both.names), both.left_out), (["joined1.tar", "joined2.tar"], 0))
+        self.assertEqual(list(pickle.loads(pickle.dumps(both)).names), ["joined1.tar", "joined2.tar"])
+
     def test_view_is_an_archive_of_what_it_shows(self):
         def names(**view):
             return list(onepot.Archive(TAR, **view).names)

@@ -217,6 +217,8 @@ struct onepot_archive_options {
     int (*progress)(void *ctx, const char *path, const char *doing, uint64_t bytes,
                     uint64_t total_bytes);
     void *progress_ctx;
+    /* Of tars that were joined to one file, all, as 'onepot mount --ignore-zeros' shows. */
+    bool ignore_zeros;
 };
 
 /*

@@ -88,6 +88,7 @@ static int shards_open_one(struct shards *list, const char *path)
     struct pot_options options = {.compose = list->composes ? &list->compose : NULL,
                                   .memory_bytes = list->given->memory_bytes,
                                   .max_ratio = max_ratio(),
+                                  .ignores_zeros = list->given->ignore_zeros,
                                   .is_whole = list->is_whole,
                                   .store = &pot_store,
                                   .progress = list->given->progress ? shards_progress : NULL,

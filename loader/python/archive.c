@@ -145,6 +145,7 @@ static int archive_init(PyObject *self, PyObject *args, PyObject *unused)
         {"files_from", FIELD_TEXT, offsetof(struct onepot_archive_options, files_from)},
         {"map", FIELD_TEXT, offsetof(struct onepot_archive_options, map)},
         {"nested", FIELD_TEXT, offsetof(struct onepot_archive_options, nested)},
+        {"ignore_zeros", FIELD_FLAG, offsetof(struct onepot_archive_options, ignore_zeros)},
         {"list_name", FIELD_TEXT, offsetof(struct onepot_archive_options, list_name)},
         {"labels", FIELD_TEXT, offsetof(struct onepot_archive_options, label_part)},
         {"hole_bytes", FIELD_COUNT, offsetof(struct onepot_archive_options, hole_bytes)},

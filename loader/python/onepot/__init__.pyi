@@ -110,6 +110,7 @@ class Archive:
         files_from: Union[None, Path, Iterable[Path]] = None,  # a file of names, or names
         map: Union[None, Path, "Mapping[Path, Union[Path, Sequence[Path]]]"] = None,
         nested: Union[None, bool, str] = None,  # archives in archives: all, or a glob
+        ignore_zeros: bool = False,  # of joined tars, all
         labels: Optional[str] = None,  # the part of a sample that has its label
         # called with path, what is done, bytes, and bytes of all or 0; None: a line on a terminal
         progress: "Union[None, Literal[False], Callable[[str, str, int, int], object]]" = None,

@@ -100,7 +100,8 @@ class _Lists:
 class Archive(_core.Archive):
     """Archive(paths, *, filter=None, extensions=None, root=None, group=None, cache=0,
             stage=None, retries=None, hole_bytes=0, include=None, exclude=None,
-            files_from=None, map=None, nested=None, labels=None, progress=None)
+            files_from=None, map=None, nested=None, ignore_zeros=False, labels=None,
+            progress=None)
 
     The samples of one or more archives, a sequence: len(archive) is their number, archive[i] a
     Sample, and archive[10:20] an Archive of ten samples. It is no dict, but knows names:
@@ -147,6 +148,8 @@ class Archive(_core.Archive):
     map         show members under other names: a file of lines (name, tab, name to show), or a
                 dict from a name to one name, or to a list of names
     nested      archives in the archives are directories: True, or a glob of which ones
+    ignore_zeros
+                of tars that were joined to one file, take all, as 'onepot mount --ignore-zeros'
     labels      the part of each sample that has its label, an integer as text: 'cls' for x.jpg
                 and x.cls of WebDataset, the name of an integer feature of a TFRecord
                 ('image/class/label'). It is found by the name up to the first dot, also where
@@ -167,7 +170,8 @@ class Archive(_core.Archive):
 
     def __init__(self, paths, *, filter=None, extensions=None, root=None, group=None, cache=0,
                  stage=None, retries=None, hole_bytes=0, include=None, exclude=None,
-                 files_from=None, map=None, nested=None, labels=None, progress=None):
+                 files_from=None, map=None, nested=None, ignore_zeros=False, labels=None,
+                 progress=None):
         if group not in _GROUPS:
             raise ValueError("group is 'file', 'basename' or 'directory'")
         if stage == "job":  # once, with this name: where it is pickled to, there is no group
@@ -177,7 +181,7 @@ class Archive(_core.Archive):
         options = dict(filter=filter, extensions=extensions, root=root, group=group, cache=cache,
                        stage=stage, retries=retries, hole_bytes=hole_bytes, include=include,
                        exclude=exclude, files_from=files_from, map=map, nested=nested,
-                       labels=labels)
+                       ignore_zeros=ignore_zeros, labels=labels)
         core = dict(options, group=_GROUPS[group], retries=_retries(retries),
                     nested=nested_glob(nested))
         del core["include"], core["exclude"]
