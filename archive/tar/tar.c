@@ -77,6 +77,7 @@ struct walk {
     struct fault *fault;
     uint64_t base;     /* where the tar begins that libarchive reads: one of several joined */
     uint64_t expected; /* where the next header must start */
+    uint64_t astray; /* the end, behind extended headers without a member; 0: there are none */
     uint64_t members;
     uint32_t inode;                /* of the current member */
     bool is_cut;                   /* the last member's data continues in another volume */
@@ -95,7 +96,7 @@ struct walk {
 /* How far libarchive has read, and where the last header begins, in all of the tar. */
 static uint64_t tar_walk_at(const struct walk *w)
 {
-    return w->base + (uint64_t)archive_filter_bytes(w->archive, 0);
+    return w->astray ? w->astray : w->base + (uint64_t)archive_filter_bytes(w->archive, 0);
 }
 
 static uint64_t tar_walk_header_at(const struct walk *w)
@@ -548,6 +549,29 @@ static int tar_walk_next_header(struct walk *w)
     return r;
 }
 
+/*
+ * Do extended headers end the tar, whose member was never written? libarchive takes that for
+ * damage, and other programs for the end.
+ */
+static bool tar_walk_ends_astray(struct walk *w)
+{
+    uint8_t block[TAR_BLOCK_BYTES];
+    uint64_t end, size = w->stream ? w->given : w->size_bytes;
+    if (tar_find_empty_end(tar_walk_read_tar, w, w->expected, size, &end) < 0 ||
+        end == w->expected || end > size)
+        return false;
+    bool has_more = size > end;
+    if (has_more &&
+        (size - end < sizeof(block) || tar_walk_read_tar(w, block, sizeof(block), end) < 0 ||
+         !tar_is_zero(block, sizeof(block))))
+        return false;
+    tar_walk_remark(
+        w, "its end has an extended header at %" PRIu64 " for a member that is not there",
+        w->expected);
+    w->astray = has_more ? end + sizeof(block) : end;
+    return true;
+}
+
 /* 1: a member was read; 0: the end. */
 static int tar_walk_next_member(struct walk *w)
 {
@@ -555,10 +579,12 @@ static int tar_walk_next_member(struct walk *w)
     w->is_odd = r == ARCHIVE_WARN && !tar_walk_is_harmless(w);
     if (w->is_odd && !tar_walk_is_odd(w))
         return tar_walk_damaged_header(w);
+    if (r == ARCHIVE_FATAL && tar_walk_ends_astray(w))
+        r = ARCHIVE_EOF;
     if (r != ARCHIVE_EOF && r != ARCHIVE_WARN && r != ARCHIVE_OK)
         return tar_walk_read_fault(w, r);
     bool is_end = r == ARCHIVE_EOF;
-    r = tar_walk_check_position(w);
+    r = w->astray ? 0 : tar_walk_check_position(w);
     if (r == 0)
         r = tar_walk_settle(w);
     return r < 0 ? r : !is_end;
@@ -648,7 +674,7 @@ static int tar_walk_check_empty(struct walk *w)
 {
     uint64_t begin = 0, at;
     uint8_t block[TAR_BLOCK_BYTES];
-    int r = tar_find_empty_end(tar_walk_read_tar, w, w->size_bytes, &begin);
+    int r = tar_find_empty_end(tar_walk_read_tar, w, 0, w->size_bytes, &begin);
     if (r == 0)
         r = tar_walk_pass(w, false, begin, UINT64_MAX, block, &at);
     if (r != 0)
@@ -725,7 +751,7 @@ static int tar_walk_go_on(struct walk *w)
 static int tar_walk_check_stream_end(struct walk *w)
 {
     uint64_t begin = w->expected;
-    int r = w->members ? 0 : tar_find_empty_end(tar_walk_read_tar, w, w->given, &begin);
+    int r = w->members ? 0 : tar_find_empty_end(tar_walk_read_tar, w, 0, w->given, &begin);
     if (r == -ENODATA) /* so much came before */
         return 0;
     if (r == 0 && w->given < begin + TAR_BLOCK_BYTES)
@@ -777,6 +803,7 @@ static void tar_walk_disconnect(struct walk *w)
 static int tar_walk_connect(struct walk *w)
 {
     tar_walk_disconnect(w);
+    w->astray = 0;
     w->archive = archive_read_new();
     w->entry = w->archive ? archive_entry_new2(w->archive) : NULL;
     if (!w->entry)

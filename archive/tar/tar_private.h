@@ -67,10 +67,11 @@ int tar_find_facts(tar_read *read, const void *ctx, uint64_t from, uint64_t to,
                    struct tar_facts *ret_facts);
 
 /*
- * Where a tar of `size_bytes` that has no member has its end: behind a volume's label and
- * extended headers, if it has any.
+ * Where headers without a member end, a volume's label and extended ones, which begin at `from`
+ * in a tar of `size_bytes`; `from`: there is none.
  */
-int tar_find_empty_end(tar_read *read, const void *ctx, uint64_t size_bytes, uint64_t *ret_end);
+int tar_find_empty_end(tar_read *read, const void *ctx, uint64_t from, uint64_t size_bytes,
+                       uint64_t *ret_end);
 
 /* ---- tar_feed.c ---- */
 

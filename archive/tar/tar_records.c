@@ -119,10 +119,11 @@ int tar_find_facts(tar_read *read, const void *ctx, uint64_t from, uint64_t to,
 
 /* ---- headers without a member ---- */
 
-int tar_find_empty_end(tar_read *read, const void *ctx, uint64_t size_bytes, uint64_t *ret_end)
+int tar_find_empty_end(tar_read *read, const void *ctx, uint64_t from, uint64_t size_bytes,
+                       uint64_t *ret_end)
 {
-    *ret_end = 0;
-    for (uint64_t at = 0; at < size_bytes && size_bytes - at >= TAR_BLOCK_BYTES;) {
+    *ret_end = from;
+    for (uint64_t at = from; at < size_bytes && size_bytes - at >= TAR_BLOCK_BYTES;) {
         uint8_t header[TAR_BLOCK_BYTES];
         int r = read(ctx, header, sizeof(header), at);
         if (r < 0)

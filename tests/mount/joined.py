@@ -6,6 +6,7 @@ import json
 import lzma
 import os
 import subprocess
+import tarfile
 
 import harness
 from harness import check, check_equal, onepot
@@ -194,6 +195,39 @@ def test_a_damaged_second_tar_costs_the_first_nothing(work):
     check_equal(said.stdout, b"a\n", "names")
     is_one_line(said.stderr, "a damaged header behind the mark")
     onepot("ls", WAY, path, status=1)
+
+
+def header_alone(kind):
+    """An extended header, whose member was never written."""
+    name, body = ("pax", b"22 mtime=1350244992.02\n") if kind in b"xg" else ("././@LongLink", b"n" * 200 + b"\0")
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, len(body)
+    return info.tobuf(tarfile.USTAR_FORMAT) + body + bytes(-len(body) % 512)
+
+
+def test_an_extended_header_ahead_of_the_end_is_told_and_costs_nothing(work):
+    """GNU tar lists them with status 0."""
+    write_tar(work / "part", [member("f", b"abc")])
+    with open(work / "part", "rb") as f:
+        first = f.read(1024)
+    for kind, codec, zeros in [(kind, codec, zeros) for kind in (b"x", b"L", b"K") for codec in CODECS for zeros in (0, 1024, 8704)]:
+        path, what = work / f"a.tar{codec}", f"{kind} {codec} {zeros}"
+        with open(path, "wb") as f:
+            f.write(CODECS[codec](first + header_alone(kind) + bytes(zeros)))
+        done = onepot("cat", path, "f")
+        check_equal(done.stdout, b"abc", f"{what}: a file")
+        check(b"an extended header at 1024" in done.stderr, f"{what}: {done.stderr!r}")
+        check_equal(b"no end-of-archive marker" in done.stderr, zeros == 0, f"{what}: {done.stderr!r}")
+        if zeros:
+            with open(path, "rb") as f:
+                onepot("pack", "-fqo", work / "packed.tar", "-", stdin=f)
+            check_equal(onepot("cat", work / "packed.tar", "f").stdout, b"abc", f"{what}: a file of the stream")
+    with open(path, "wb") as f:
+        f.write((first + header_alone(b"x") + bytes(1024)) * 2)
+    check_equal(onepot("ls", WAY, path).stdout, b"f\n", "two, joined")
+    with open(path, "wb") as f:
+        f.write(first + header_alone(b"x")[:700])
+    check(b"it ends too early" in onepot("ls", path, status=1).stderr, "a header that is cut")
 
 
 def test_own_archives(work):
