@@ -217,6 +217,21 @@ int index_symlink(const struct index *index, uint32_t position, const char **ret
 /* Is the entry a symbolic link that leads out of the tree (path_leads_out)? */
 bool index_leads_out(const struct index *index, uint32_t position);
 
+/* The way to an entry: what was followed so far. */
+struct index_way {
+    unsigned links; /* at most 40, as in the kernel */
+    uint64_t steps; /* names looked up, for callers that bound their time */
+};
+
+/*
+ * The entry that `path` leads to from a directory, or from where a symbolic link leads, as a
+ * mount would follow it: links and ".." have their usual meaning, leading slashes none. `way`
+ * goes on where an earlier call left it; NULL begins a new one. -ENOENT, -ENOTDIR; -ELOOP: over
+ * 40 links; -EXDEV: a link or ".." leads out of the archive, as absolute targets do; -EUCLEAN.
+ */
+int index_follow(const struct index *index, uint32_t from, const char *path,
+                 struct index_way *way, uint32_t *ret_position);
+
 /* One extended attribute; the name (with its namespace) is not terminated. */
 struct xattr {
     const char *name;

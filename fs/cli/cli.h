@@ -288,6 +288,9 @@ void cli_print_commands(FILE *out);
 
 /* ---- text ---- */
 
+/* The meaning of an error of index_follow, for a message; NULL if it is the usual one. */
+const char *cli_path_error(int err);
+
 #define CLI_TEXT_LEN 32
 
 /* "17 bytes", "1.5 KiB", "20.3 GiB"; returns buf. */

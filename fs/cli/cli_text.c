@@ -5,6 +5,7 @@
  * printed as \xNN wherever the output goes: a log has lines, too. Only `ls` prints a name's own
  * bytes, since scripts read them.
  */
+#include <errno.h>
 #include <inttypes.h>
 
 #include "cli.h"
@@ -80,4 +81,20 @@ void cli_print_quoted(FILE *out, const char *word)
         else
             putc(*word, out);
     putc('\'', out);
+}
+
+const char *cli_path_error(int err)
+{
+    switch (err < 0 ? -err : err) {
+    case ENOENT:
+        return "no such file or directory in the archive";
+    case ENOTDIR:
+        return "a component of the path is not a directory";
+    case ELOOP:
+        return "too many symbolic links";
+    case EXDEV:
+        return "a symbolic link or '..' leads out of the archive";
+    default:
+        return NULL;
+    }
 }

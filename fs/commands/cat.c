@@ -11,7 +11,6 @@
 #include "codec.h"
 #include "commands.h"
 #include "reader.h"
-#include "resolve.h"
 #include "write_at.h"
 
 static const struct cli_usage usage = {
@@ -95,7 +94,7 @@ static const char *cat_describe(int err)
     case ENODATA:
         return "the archive ends before the file does";
     default:
-        return resolve_error(err) ? resolve_error(err) : fault_errno(err);
+        return cli_path_error(err) ? cli_path_error(err) : fault_errno(err);
     }
 }
 
@@ -104,7 +103,8 @@ static void name_part(const struct output *o, const char *path, struct fault *fa
 {
     uint32_t position;
     struct extent extent;
-    if (pot_is_several(o->pot) && resolve_path(o->pot->index, path, &position) == 0 &&
+    if (pot_is_several(o->pot) &&
+        index_follow(o->pot->index, INDEX_ROOT, path, NULL, &position) == 0 &&
         index_extent(o->pot->index, position, 0, &extent) == 0 && extent.kind != EXTENT_HOLE)
         fault_set_file(fault, source_name(source_at(o->pot->source, &extent.source_offset)));
 }
@@ -126,7 +126,7 @@ static int cat_path(struct output *o, const char *path)
     uint32_t position;
     struct node node;
     uint64_t offset = FAULT_NO_OFFSET;
-    int r = resolve_path(o->pot->index, path, &position);
+    int r = index_follow(o->pot->index, INDEX_ROOT, path, NULL, &position);
     if (r == 0)
         r = index_node(o->pot->index, position, &node);
     if (r == 0 && S_ISDIR(node.mode))

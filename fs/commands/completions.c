@@ -28,7 +28,6 @@
 #include "cleanup.h"
 #include "cli.h"
 #include "commands.h"
-#include "resolve.h"
 #include "utf8.h"
 
 static const struct cli_usage usage = {
@@ -265,7 +264,7 @@ static void offer_children(struct completion *c, const struct index *index)
     size_t kept = slash ? (size_t)(slash + 1 - c->word) : c->value, found = 0;
     auto_free char *folder = strndup(path, kept - c->value);
     uint32_t position, first, count, last = 0;
-    if (!folder || resolve_path(index, folder, &position) < 0 ||
+    if (!folder || index_follow(index, INDEX_ROOT, folder, NULL, &position) < 0 ||
         index_children(index, position, &first, &count) < 0)
         return;
     for (uint32_t i = first; i < first + count; i++)

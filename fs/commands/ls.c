@@ -16,7 +16,6 @@
 #include "commands.h"
 #include "json.h"
 #include "vector.h"
-#include "resolve.h"
 
 static const struct cli_usage usage = {
     "ls", "[-l] [-R] [-0] [--json] ARCHIVE... [[--] PATH...]",
@@ -248,7 +247,7 @@ static int list_entry(struct listing *l, const char *path)
 {
     uint32_t position;
     struct node node;
-    int r = resolve_path(l->index, path, &position);
+    int r = index_follow(l->index, INDEX_ROOT, path, NULL, &position);
     if (r == 0)
         r = index_node(l->index, position, &node);
     if (r < 0)
@@ -271,7 +270,7 @@ static int list_path(struct listing *l, size_t i)
         return CLI_OK;
 
     struct fault fault = {0};
-    const char *why = resolve_error(r);
+    const char *why = cli_path_error(r);
     l->words.found[i] = true; /* its fault is told here */
     if (why)
         fault_set(&fault, r, path, FAULT_NO_OFFSET, "%s", why);

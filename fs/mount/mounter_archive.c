@@ -20,7 +20,6 @@
 #include "numbers.h"
 #include "path.h"
 #include "read_list.h"
-#include "resolve.h"
 #include "source_retry.h"
 #include "storage_watch.h"
 #include "text.h"
@@ -33,14 +32,14 @@ static int find_root(struct mounter *m)
     m->root = INDEX_ROOT;
     if (!subdir)
         return 0;
-    int r = resolve_path(m->pot->index, subdir, &m->root);
+    int r = index_follow(m->pot->index, INDEX_ROOT, subdir, NULL, &m->root);
     if (r == 0)
         r = index_node(m->pot->index, m->root, &node);
     if (r == 0 && !S_ISDIR(node.mode))
         r = -ENOTDIR;
     if (r < 0)
         return cli_failf(m->options->archive, "--subdir %s: %s", subdir,
-                         resolve_error(r) ? resolve_error(r) : fault_errno(r));
+                         cli_path_error(r) ? cli_path_error(r) : fault_errno(r));
     return index_inode_position(m->pot->index, m->root, &m->root) < 0 ? CLI_FAILED : 0;
 }
 

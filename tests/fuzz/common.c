@@ -114,6 +114,8 @@ static void walk_entry(const struct index *index, uint32_t position)
         walk_extents(index, position, node.size_bytes);
     if (S_ISLNK(node.mode) && index_symlink(index, position, &text, &len) == 0)
         require(len <= INDEX_SYMLINK_MAX && !memchr(text, '\0', len));
+    if (S_ISLNK(node.mode) && index_follow(index, position, "", NULL, &other) == 0)
+        require(index_node(index, other, &node) < 0 || !S_ISLNK(node.mode));
 }
 
 static void walk_left_out(const struct index *index)

@@ -1,10 +1,9 @@
 /*
- * Paths as a person gives them to `onepot cat`: symbolic links are followed within the
- * archive and never out of it, and loops end.
+ * Paths through symbolic links: links are followed within the archive and never out of it, and
+ * loops end.
  */
 #include "index_helper.h"
 
-#include "resolve.h"
 #include "suite.h"
 
 static struct index *index_of_links(void)
@@ -29,7 +28,7 @@ static struct index *index_of_links(void)
 static int resolve(const char *path, uint32_t *ret_position)
 {
     struct index *index = index_of_links();
-    int r = resolve_path(index, path, ret_position);
+    int r = index_follow(index, INDEX_ROOT, path, NULL, ret_position);
     index_close(index);
     return r;
 }
@@ -38,7 +37,7 @@ static void leads(const char *path, const char *to)
 {
     struct index *index = index_of_links();
     uint32_t position = UINT32_MAX;
-    int r = resolve_path(index, path, &position);
+    int r = index_follow(index, INDEX_ROOT, path, NULL, &position);
     ck_assert_msg(r == 0, "%s: %d", path, r);
     ck_assert_msg(position == position_of(index, to), "%s does not lead to %s", path, to);
     index_close(index);
@@ -106,22 +105,46 @@ START_TEST(forty_links_are_followed)
         strcpy(target, name);
     }
     struct index *index = build(b, &tar_header);
-    ck_assert_int_eq(resolve_path(index, "link40", &position), 0);
+    ck_assert_int_eq(index_follow(index, INDEX_ROOT, "link40", NULL, &position), 0);
     ck_assert_uint_eq(position, position_of(index, "file"));
-    ck_assert_int_eq(resolve_path(index, "link41", &position), -ELOOP);
+    ck_assert_int_eq(index_follow(index, INDEX_ROOT, "link41", NULL, &position), -ELOOP);
+    index_close(index);
+}
+END_TEST
+
+/* A walk follows one link after another, and its way counts them all. */
+START_TEST(a_way_goes_on_from_an_entry)
+{
+    struct index *index = index_of_links();
+    struct index_way way = {0};
+    uint32_t position = position_of(index, "to_sub");
+    ck_assert_int_eq(index_follow(index, position, "", &way, &position), 0);
+    ck_assert_uint_eq(position, position_of(index, "dir/sub"));
+    ck_assert_uint_eq(way.links, 2);
+    ck_assert_int_eq(index_follow(index, position, "two_up", &way, &position), 0);
+    ck_assert_uint_eq(position, position_of(index, "dir/sub/file"));
+    ck_assert_uint_eq(way.links, 5);
+    ck_assert_int_eq(index_follow(index, position, "x", &way, &position), -ENOTDIR);
+    way.links = 39;
+    position = position_of(index, "to_sub");
+    ck_assert_int_eq(index_follow(index, position, "file", &way, &position), -ELOOP);
+    way.links = 38;
+    ck_assert_int_eq(index_follow(index, position, "file", &way, &position), 0);
+    ck_assert_int_eq(index_follow(index, UINT32_MAX, "", NULL, &position), -EINVAL);
     index_close(index);
 }
 END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("resolve");
-    TCase *c = tcase_create("resolve");
+    Suite *s = suite_create("index_follow");
+    TCase *c = tcase_create("index_follow");
     tcase_add_test(c, paths_lead_through_links);
     tcase_add_test(c, dot_dot_is_the_parent_of_where_the_walk_is);
     tcase_add_test(c, no_path_leads_out_of_the_archive);
     tcase_add_test(c, paths_that_lead_nowhere_say_why);
     tcase_add_test(c, forty_links_are_followed);
+    tcase_add_test(c, a_way_goes_on_from_an_entry);
     suite_add_tcase(s, c);
     return run_suite(s);
 }
