@@ -34,7 +34,9 @@
  *
  * Candidates for the folder: the directory that holds the files (FOLDER_FLAT), and each one
  * above it up to the root of the mount (FOLDER_CLASSES) if three quarters of the reads lie
- * below it. Each is tried with images alone and, where that differs, with all files.
+ * below it. Directories with symbolic links to what was read count as if the reads were below
+ * them. Each is tried with images alone and, where that differs, with all files. A file that
+ * has several numbers counts with each: a read marks them all, and one of them is right.
  *
  * RandomSampler is the case W = 1. With its own generator, seeded with S, its first epoch is
  * randperm(n) of that seed and is recognised as epoch 0. The generator then goes on, so later
@@ -46,9 +48,12 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "bits.h"
+#include "numbers.h"
 #include "permutation.h"
+#include "vector.h"
 
 #define NATS_BEYOND_CHANCE 20.0
 #define FRONT_LEAST 64u
@@ -60,7 +65,12 @@ static const struct tier {
 
 #define TIERS (sizeof(tiers) / sizeof(tiers[0]))
 #define FOLDERS_KEPT 8u
-#define ANCESTORS_MAX 2048u /* distinct directories above the files that were read */
+#define ANCESTORS_MAX 2048u   /* distinct directories above the files that were read */
+#define LINKS_MOST (4u << 20) /* symbolic links in the archive, if they are looked at, */
+#define LINK_STEPS_MOST (UINT64_C(64) << 20) /* and names on their ways */
+#define ENTRIES_AT_ONCE 64u
+#define CANDIDATES_MOST 16u /* directories tried at once */
+#define SEEN_MAX (RECOGNISE_READS_MAX + ANCESTORS_MAX)
 
 struct kept_folder {
     struct recognised_folder folder;
@@ -69,9 +79,16 @@ struct kept_folder {
     struct folder_files *files;
 };
 
+/* A symbolic link in the archive, and the inode that it leads to. */
+struct link {
+    uint32_t entry, position;
+};
+
 struct recogniser {
     const struct index *index;
     uint32_t root;
+    VECTOR(struct link) links;
+    bool has_links; /* they were looked for */
     struct recogniser_options options;
     struct kept_folder kept[FOLDERS_KEPT];
     uint64_t uses;
@@ -103,11 +120,17 @@ void recogniser_free(struct recogniser *r)
         return;
     for (unsigned i = 0; i < FOLDERS_KEPT; i++)
         folder_files_free(r->kept[i].files);
+    vector_free(&r->links);
     free(r->front);
     free(r);
 }
 
 /* ---- candidates ---- */
+
+static bool recogniser_is_stopped(const struct recogniser *r)
+{
+    return r->options.stop && atomic_load_explicit(r->options.stop, memory_order_relaxed);
+}
 
 struct ancestor {
     uint32_t directory;
@@ -115,34 +138,132 @@ struct ancestor {
     unsigned below; /* reads */
 };
 
+/* A file that was read, or a directory above some. */
+struct seen {
+    uint32_t position;
+    unsigned reads;
+};
+
 struct ancestors {
     struct ancestor at[ANCESTORS_MAX];
     unsigned count;
+    struct seen seen[SEEN_MAX]; /* sorted */
+    unsigned seen_count;
 };
 
-static void ancestors_count_one(struct ancestors *a, uint32_t directory, enum folder_kind kind)
+static void ancestors_count_one(struct ancestors *a, uint32_t directory, enum folder_kind kind,
+                                unsigned reads)
 {
     for (unsigned i = 0; i < a->count; i++)
         if (a->at[i].directory == directory && a->at[i].kind == kind) {
-            a->at[i].below++;
+            a->at[i].below += reads;
             return;
         }
     if (a->count < ANCESTORS_MAX)
-        a->at[a->count++] = (struct ancestor){directory, kind, 1};
+        a->at[a->count++] = (struct ancestor){directory, kind, reads};
 }
 
-/* Count the directory of a file, and all directories above it that the mount shows. */
-static void ancestors_count(const struct recogniser *r, struct ancestors *a, uint32_t position)
+/* Count the directory of an entry, and all directories above it that the mount shows. */
+static void ancestors_count(const struct recogniser *r, struct ancestors *a, uint32_t entry,
+                            enum folder_kind kind, unsigned reads)
 {
     uint32_t directory;
 
-    if (index_parent(r->index, position, &directory) < 0)
+    if (index_parent(r->index, entry, &directory) < 0)
         return;
-    ancestors_count_one(a, directory, FOLDER_FLAT);
+    ancestors_count_one(a, directory, kind, reads);
     while (directory != r->root && directory != INDEX_ROOT) {
         if (index_parent(r->index, directory, &directory) < 0)
             return;
-        ancestors_count_one(a, directory, FOLDER_CLASSES);
+        ancestors_count_one(a, directory, FOLDER_CLASSES, reads);
+    }
+}
+
+/* ---- links to what was read ---- */
+
+/* The links that lead to something, in entries [first, first + count). */
+static int recogniser_take_links(struct recogniser *r, uint32_t first, uint32_t count,
+                                 uint64_t *steps)
+{
+    struct index_file files[ENTRIES_AT_ONCE];
+    struct node node;
+    int err = index_files(r->index, first, count, files);
+
+    for (uint32_t i = 0; err == 0 && i < count; i++) {
+        struct link link = {.entry = first + i};
+        struct index_way way = {0};
+        if (!S_ISLNK(files[i].mode))
+            continue;
+        bool leads = index_follow(r->index, link.entry, "", &way, &link.position) == 0 &&
+                     index_node(r->index, link.position, &node) == 0;
+        *steps += way.steps;
+        if (!leads)
+            continue;
+        link.position = node.position;
+        err = *steps > LINK_STEPS_MOST || r->links.count == LINKS_MOST
+                  ? -E2BIG
+                  : vector_push(&r->links, link);
+    }
+    return err;
+}
+
+/* Once, as they can't change. If there are too many, none is looked at. */
+static void recogniser_find_links(struct recogniser *r)
+{
+    uint32_t entries = index_info(r->index)->entries;
+    uint64_t steps = 0;
+    int err = 0;
+
+    for (uint32_t i = 0, run; err == 0 && i < entries && !recogniser_is_stopped(r); i += run) {
+        run = min_u32(entries - i, ENTRIES_AT_ONCE);
+        err = recogniser_take_links(r, i, run, &steps);
+    }
+    if (err < 0)
+        vector_free(&r->links);
+    r->has_links = true;
+}
+
+static int compare_seen(const void *a, const void *b)
+{
+    uint32_t x = ((const struct seen *)a)->position, y = ((const struct seen *)b)->position;
+    return (x > y) - (x < y);
+}
+
+/* All files that were read and all directories above them, each once. */
+static void ancestors_see(struct ancestors *a, const uint32_t *positions, unsigned count)
+{
+    unsigned kept = 0;
+
+    for (unsigned i = 0; i < count; i++)
+        a->seen[a->seen_count++] = (struct seen){positions[i], 1};
+    for (unsigned i = 0; i < a->count; i++)
+        a->seen[a->seen_count++] = (struct seen){a->at[i].directory, a->at[i].below};
+    qsort(a->seen, a->seen_count, sizeof(a->seen[0]), compare_seen);
+    for (unsigned i = 0; i < a->seen_count; i++)
+        if (kept && a->seen[kept - 1].position == a->seen[i].position)
+            a->seen[kept - 1].reads += a->seen[i].reads;
+        else
+            a->seen[kept++] = a->seen[i];
+    a->seen_count = kept;
+}
+
+/* Count the directories above links to files that were read, and to directories above such. */
+static void ancestors_count_links(struct recogniser *r, struct ancestors *a,
+                                  const uint32_t *positions, unsigned count)
+{
+    if (!r->has_links)
+        recogniser_find_links(r);
+    if (r->links.count == 0)
+        return;
+    ancestors_see(a, positions, count);
+    for (size_t i = 0; i < r->links.count; i++) {
+        const struct link *link = &r->links.at[i];
+        const struct seen *seen =
+            bsearch(&link->position, a->seen, a->seen_count, sizeof(a->seen[0]), compare_seen);
+        struct node node;
+        if (seen && index_node(r->index, link->position, &node) == 0)
+            ancestors_count(r, a, link->entry,
+                            S_ISDIR(node.mode) ? FOLDER_CLASSES : FOLDER_FLAT, seen->reads);
     }
 }
 
@@ -176,7 +297,7 @@ struct trial {
     const struct folder_files *folder;
     uint32_t n;
     _Atomic uint64_t *marks; /* a bit for each file of the folder: it was read */
-    unsigned reads;          /* reads of files in the folder */
+    unsigned reads;          /* reads of files in the folder, by number */
 };
 
 static double trial_divergence(double q, double p)
@@ -194,14 +315,14 @@ static double trial_nats(const struct trial *t, unsigned hits, uint32_t m)
     return q > p && p < 1 ? t->reads * trial_divergence(q, p) : 0;
 }
 
-/* ln of the number of combinations in all, for a dozen candidate folders. */
+/* ln of the number of combinations in all, of all candidate folders. */
 static double trial_ln_combinations(void)
 {
     double sum = 0;
 
     for (size_t i = 0; i < TIERS; i++)
         sum += tiers[i].seeds * log2(tiers[i].places / (double)FRONT_LEAST);
-    return log(12 * sum);
+    return log(CANDIDATES_MOST * sum);
 }
 
 /* Try the front of one permutation, in all sizes up to `places`. */
@@ -221,11 +342,6 @@ static bool trial_fits(const struct trial *t, uint64_t seed, uint32_t places, do
         }
     }
     return false;
-}
-
-static bool recogniser_is_stopped(const struct recogniser *r)
-{
-    return r->options.stop && atomic_load_explicit(r->options.stop, memory_order_relaxed);
 }
 
 /* The epoch whose permutation fits. */
@@ -256,9 +372,12 @@ static void trial_mark_reads(struct trial *t, const uint32_t *positions, unsigne
     uint32_t number;
 
     for (unsigned i = 0; i < count; i++) {
-        if (folder_files_number(t->folder, positions[i], 0, &number) < 0)
-            continue;
-        t->reads += bit_take(t->marks, number);
+        uint64_t from = 0;
+        for (unsigned j = 0; j < FOLDER_NUMBERS_MOST; j++, from = (uint64_t)number + 1) {
+            if (folder_files_number(t->folder, positions[i], from, &number) < 0)
+                break;
+            t->reads += bit_take(t->marks, number);
+        }
     }
 }
 
@@ -323,10 +442,12 @@ int recogniser_try(struct recogniser *r, const uint32_t *positions, unsigned cou
     if (!a)
         return -ENOMEM;
     for (unsigned i = 0; i < count; i++)
-        ancestors_count(r, a, positions[i]);
-    for (unsigned i = 0; i < a->count; i++) {
+        ancestors_count(r, a, positions[i], FOLDER_FLAT, 1);
+    ancestors_count_links(r, a, positions, count);
+    for (unsigned i = 0, tried = 0; i < a->count && tried < CANDIDATES_MOST; i++) {
         if (a->at[i].below < count - count / 4)
             continue;
+        tried++;
         struct recognised found = {0};
         int e = recogniser_try_directory(r, &a->at[i], positions, count, &found);
         if (e == 0)

@@ -2,12 +2,16 @@
  * The index sorts names by bytes, which for UTF-8 is the order of code points, and Python sorts
  * by those. So the files of a directory need no sorting. In a tree with one level of classes
  * the positions ascend, too, and bisection finds the number of a file.
+ *
+ * Symbolic links are followed as torchvision does, which calls is_dir() and os.walk with
+ * followlinks. Links to directories above them end at 40 links. Several of these multiply each
+ * other, and LINKED_MOST ends that.
  */
 #include "folder_files.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -22,9 +26,12 @@ struct folder_files {
     uint32_t *numbers;      /* sorted by file, then by number; NULL: so they are */
 };
 
+#define LINKED_MOST (UINT64_C(32) << 20) /* steps of links, and entries behind them */
+
 struct place {
     uint32_t directory;
-    char *path;
+    unsigned links; /* followed on the way to it */
+    char *path;     /* from the class on */
 };
 
 struct folder_walk {
@@ -32,7 +39,15 @@ struct folder_walk {
     struct folder_files *folder;
     bool images_only;
     uint64_t most;
+    uint64_t linked;             /* see LINKED_MOST */
     VECTOR(struct place) places; /* the directories of a class */
+};
+
+/* An entry of a place, and the inode that it is or leads to. */
+struct child {
+    uint32_t entry;
+    struct node node;
+    unsigned links;
 };
 
 static bool has_image_name(const struct index *index, uint32_t entry)
@@ -52,51 +67,76 @@ static bool has_image_name(const struct index *index, uint32_t entry)
     return false;
 }
 
-static int folder_walk_children(struct folder_walk *w, uint32_t directory,
-                                int (*visit)(struct folder_walk *w, uint32_t entry,
-                                             const struct node *node))
+/* A link that leads nowhere is itself: it has a name, and is no directory. */
+static int folder_follow(struct folder_walk *w, struct child *c)
+{
+    struct index_way way = {.links = c->links};
+    uint32_t position;
+    int r = index_follow(w->index, c->entry, "", &way, &position);
+
+    w->linked += way.steps;
+    if (r < 0)
+        return r == -EUCLEAN ? r : 0;
+    c->links = way.links;
+    return index_node(w->index, position, &c->node);
+}
+
+static int folder_walk_children(struct folder_walk *w, const struct place *place,
+                                int (*visit)(struct folder_walk *w, const struct place *place,
+                                             const struct child *c))
 {
     uint32_t first, count;
-    struct node node;
-    int r = index_children(w->index, directory, &first, &count);
+    int r = index_children(w->index, place->directory, &first, &count);
 
+    if (r == 0 && place->links)
+        w->linked += count;
     for (uint32_t i = first; r == 0 && i < first + count; i++) {
-        r = index_node(w->index, i, &node);
+        struct child c = {.entry = i, .links = place->links};
+        r = index_node(w->index, i, &c.node);
+        if (r == 0 && S_ISLNK(c.node.mode))
+            r = folder_follow(w, &c);
         if (r == 0)
-            r = visit(w, i, &node);
+            r = w->linked > LINKED_MOST ? -E2BIG : visit(w, place, &c);
     }
     return r;
 }
 
-static int folder_visit_file(struct folder_walk *w, uint32_t entry, const struct node *node)
+static int folder_visit_file(struct folder_walk *w, const struct place *place,
+                             const struct child *c)
 {
-    if (S_ISDIR(node->mode) || (w->images_only && !has_image_name(w->index, entry)))
+    (void)place;
+    if (S_ISDIR(c->node.mode) || (w->images_only && !has_image_name(w->index, c->entry)))
         return 0;
     if (w->folder->files.count >= w->most)
         return -E2BIG;
     return vector_push(&w->folder->files,
-                       S_ISREG(node->mode) ? node->position : FOLDER_NO_FILE);
+                       S_ISREG(c->node.mode) ? c->node.position : FOLDER_NO_FILE);
 }
 
-static int folder_add_place(struct folder_walk *w, uint32_t directory)
+static int folder_visit_place(struct folder_walk *w, const struct place *place,
+                              const struct child *c)
 {
-    char path[PATH_MAX];
+    const char *name;
     size_t len;
-    int r = index_path(w->index, directory, path, sizeof(path), &len);
-    char *copy = r == 0 ? strdup(path) : NULL;
+    char *path;
 
-    if (!copy)
-        return r < 0 ? r : -ENOMEM;
-    r = vector_push(&w->places, (struct place){directory, copy});
+    if (!S_ISDIR(c->node.mode))
+        return 0;
+    int r = index_name(w->index, c->entry, &name, &len);
     if (r < 0)
-        free(copy);
-    return r;
-}
-
-static int folder_visit_place(struct folder_walk *w, uint32_t entry, const struct node *node)
-{
-    (void)entry;
-    return S_ISDIR(node->mode) ? folder_add_place(w, node->position) : 0;
+        return r;
+    int path_len =
+        asprintf(&path, "%s%s%.*s", place->path, *place->path ? "/" : "", (int)len, name);
+    if (path_len < 0)
+        return -ENOMEM;
+    if (c->links)
+        w->linked += (uint64_t)path_len;
+    r = path_len > (int)INDEX_PATH_MAX /* no program can list it */
+            ? 1
+            : vector_push(&w->places, (struct place){c->node.position, c->links, path});
+    if (r != 0)
+        free(path);
+    return r < 0 ? r : 0;
 }
 
 static int compare_paths(const void *a, const void *b)
@@ -104,22 +144,26 @@ static int compare_paths(const void *a, const void *b)
     return strcmp(((const struct place *)a)->path, ((const struct place *)b)->path);
 }
 
-static int folder_visit_class(struct folder_walk *w, uint32_t entry, const struct node *node)
+static int folder_visit_class(struct folder_walk *w, const struct place *place,
+                              const struct child *c)
 {
-    (void)entry;
-    if (!S_ISDIR(node->mode))
+    (void)place;
+    if (!S_ISDIR(c->node.mode))
         return 0;
     char *own = strdup(""); /* it sorts before everything below it */
-    int r = own ? vector_push(&w->places, (struct place){node->position, own}) : -ENOMEM;
+    int r = own ? vector_push(&w->places, (struct place){c->node.position, c->links, own})
+                : -ENOMEM;
     if (r < 0)
         free(own);
-    for (size_t i = 0; r == 0 && i < w->places.count; i++)
-        r = folder_walk_children(w, w->places.at[i].directory, folder_visit_place);
+    for (size_t i = 0; r == 0 && i < w->places.count; i++) {
+        const struct place at = w->places.at[i]; /* they move when one is added */
+        r = folder_walk_children(w, &at, folder_visit_place);
+    }
     if (r == 0 && w->places.count > 1)
         qsort(w->places.at, w->places.count, sizeof(w->places.at[0]), compare_paths);
     for (size_t i = 0; i < w->places.count; i++) {
         if (r == 0)
-            r = folder_walk_children(w, w->places.at[i].directory, folder_visit_file);
+            r = folder_walk_children(w, &w->places.at[i], folder_visit_file);
         free(w->places.at[i].path);
     }
     w->places.count = 0;
@@ -161,7 +205,7 @@ int folder_files_new(const struct index *index, uint32_t directory, enum folder_
     if (!f)
         return -ENOMEM;
     f->owners = 1;
-    int r = folder_walk_children(&w, directory,
+    int r = folder_walk_children(&w, &(struct place){.directory = directory},
                                  kind == FOLDER_FLAT ? folder_visit_file : folder_visit_class);
     vector_free(&w.places);
     if (r == 0)

@@ -7,7 +7,9 @@
  *                   files in each in the order of their names.
  *   FOLDER_FLAT     the files directly in the directory, in the order of their names
  *
- * Each way takes images alone (by torchvision's list of extensions) or all files.
+ * Each way takes images alone (by torchvision's list of extensions) or all files. Symbolic
+ * links are followed within the archive: to a file, which is numbered once more, and to a
+ * directory, which is walked.
  *
  * Threads: a folder order never changes once it is made.
  */
@@ -23,13 +25,13 @@ struct folder_files;
 
 enum folder_kind { FOLDER_FLAT, FOLDER_CLASSES };
 
-/* In place of a position: a symbolic link, which has a number but no bytes. */
+/* In place of a position: a number without bytes, of a link that leads nowhere or a device. */
 #define FOLDER_NO_FILE UINT32_MAX
 
 /*
- * -E2BIG: more than `most` files. The memory is 4 bytes a file, or 8 where hard links or
- * directories in a class keep the numbers from following the index. -ENOTDIR, -ENOMEM,
- * -EUCLEAN.
+ * -E2BIG: more than `most` files, or links that multiply directories. The memory is 4 bytes a
+ * file, or 8 where hard links or directories in a class keep the numbers from following the
+ * index. -ENOTDIR, -ENOMEM, -EUCLEAN.
  */
 int folder_files_new(const struct index *index, uint32_t directory, enum folder_kind kind,
                      bool images_only, uint64_t most, struct folder_files **ret_folder);
@@ -48,6 +50,9 @@ uint32_t folder_files_count(const struct folder_files *folder);
 
 /* The inode position of file number i < count, or FOLDER_NO_FILE. */
 uint32_t folder_files_at(const struct folder_files *folder, uint32_t i);
+
+/* A file that links lead to has several numbers. Callers need not look at more than these. */
+#define FOLDER_NUMBERS_MOST 64u
 
 /* The first number from `from` on of a file, by the position of its inode. -ENOENT. */
 int folder_files_number(const struct folder_files *folder, uint32_t position, uint64_t from,

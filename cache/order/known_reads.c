@@ -107,11 +107,20 @@ uint32_t known_reads_at(const struct known_reads *order, uint64_t place)
 int known_reads_place(const struct known_reads *o, uint32_t position, uint64_t from,
                       uint64_t *ret_place)
 {
+    uint64_t next = o->places ? 0 : from, found = UINT64_MAX;
     uint32_t number;
-    int r = folder_files_number(o->folder, position, o->places ? 0 : from, &number);
 
-    if (r < 0 || (o->places && o->places[number] < from))
+    for (unsigned i = 0; i < FOLDER_NUMBERS_MOST; i++, next = (uint64_t)number + 1) {
+        if (folder_files_number(o->folder, position, next, &number) < 0)
+            break;
+        uint64_t place = o->places ? o->places[number] : number;
+        if (place >= from && place < found)
+            found = place;
+        if (!o->places)
+            break; /* numbers are places, and this is the first */
+    }
+    if (found == UINT64_MAX)
         return -ENOENT;
-    *ret_place = o->places ? o->places[number] : number;
+    *ret_place = found;
     return 0;
 }

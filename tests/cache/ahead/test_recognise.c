@@ -123,6 +123,48 @@ START_TEST(workers_and_ranks_are_recognised_within_64_reads_of_each_rank)
 }
 END_TEST
 
+/* As subsets of ImageNet are made: of links to files, or to whole classes. */
+START_TEST(folders_of_links_are_recognised)
+{
+    struct training t = {.n = FILES / 2, .world = 1, .ranks = 1, .workers = 2, .batch = 32};
+    uint32_t positions[128];
+    struct recognised found;
+    struct builder *b = new_builder();
+    char path[64], target[64];
+    bool by_class = _i;
+
+    for (unsigned i = 0; i < FILES; i++) {
+        snprintf(path, sizeof(path), "full/class%02u/%05u.jpg", i % CLASSES, i);
+        add_file(b, path, 512 + 1024 * (uint64_t)i, 100);
+        snprintf(target, sizeof(target), "../../%s", path);
+        snprintf(path, sizeof(path), "half/k%02u/%05u.jpg", i % CLASSES, i);
+        if (!by_class && i % CLASSES < CLASSES / 2)
+            add_symlink(b, path, target);
+    }
+    for (unsigned i = 0; by_class && i < CLASSES / 2; i++) {
+        snprintf(path, sizeof(path), "half/k%02u", i);
+        snprintf(target, sizeof(target), "../full/class%02u", i);
+        add_symlink(b, path, target);
+    }
+    struct index *whole = tree;
+    struct folder_files *all = train;
+    tree = build(b, &tar_header);
+    ck_assert_int_eq(
+        folder_files_new(tree, position_of(tree, "half"), FOLDER_CLASSES, true, FILES, &train),
+        0);
+    ck_assert_uint_eq(folder_files_count(train), FILES / 2);
+    first_reads(&t, 3, positions, 128);
+    ck_assert_int_eq(try(positions, 128, 0, &found), 0);
+    ck_assert_uint_eq(found.epoch, 3);
+    ck_assert_uint_eq(found.folder.directory, position_of(tree, "half"));
+    drop(&found);
+    folder_files_free(train);
+    index_close(tree);
+    tree = whole;
+    train = all;
+}
+END_TEST
+
 START_TEST(a_search_ends_when_it_is_told_to)
 {
     static const _Atomic bool stop = true;
@@ -238,6 +280,7 @@ int main(void)
     tcase_add_unchecked_fixture(c, make_tree, free_tree);
     tcase_add_test(c, one_reader_is_recognised_by_sixteen_reads);
     tcase_add_test(c, workers_and_ranks_are_recognised_within_64_reads_of_each_rank);
+    tcase_add_loop_test(c, folders_of_links_are_recognised, 0, 2);
     tcase_add_test(c, a_search_ends_when_it_is_told_to);
     tcase_add_test(c, other_files_between_do_not_hurt);
     tcase_add_test(c, all_files_of_a_flat_directory);

@@ -80,18 +80,21 @@ START_TEST(links_have_numbers)
     add_file(b, "d/2.jpg", 512, 10);
     add_link(b, "d/1.jpg", "d/2.jpg");
     add_symlink(b, "d/3.jpg", "2.jpg");
+    add_symlink(b, "d/4.jpg", "../nowhere");
+    add_symlink(b, "d/5.jpg", "../d");
     struct index *index = build(b, &tar_header);
     ck_assert_int_eq(
         folder_files_new(index, position_of(index, "d"), FOLDER_FLAT, true, 10, &folder), 0);
-    ck_assert_uint_eq(folder_files_count(folder), 3);
+    ck_assert_uint_eq(folder_files_count(folder), 4);
     ck_assert_uint_eq(folder_files_at(folder, 0), folder_files_at(folder, 1));
-    ck_assert_uint_eq(folder_files_at(folder, 2), FOLDER_NO_FILE);
-    for (uint32_t from = 0; from < 2; from++) {
+    ck_assert_uint_eq(folder_files_at(folder, 0), folder_files_at(folder, 2));
+    ck_assert_uint_eq(folder_files_at(folder, 3), FOLDER_NO_FILE);
+    for (uint32_t from = 0; from < 3; from++) {
         ck_assert_int_eq(folder_files_number(folder, folder_files_at(folder, 0), from, &number),
                          0);
         ck_assert_uint_eq(number, from);
     }
-    ck_assert_int_eq(folder_files_number(folder, folder_files_at(folder, 0), 2, &number),
+    ck_assert_int_eq(folder_files_number(folder, folder_files_at(folder, 0), 3, &number),
                      -ENOENT);
     folder_files_free(folder);
     ck_assert_int_eq(
@@ -100,6 +103,92 @@ START_TEST(links_have_numbers)
     ck_assert_int_eq(
         folder_files_new(index, position_of(index, "d/2.jpg"), FOLDER_FLAT, true, 2, &folder),
         -ENOTDIR);
+    index_close(index);
+}
+END_TEST
+
+/* As torchvision: classes by is_dir(), and os.walk(followlinks=True) in each. */
+START_TEST(links_to_directories_are_walked)
+{
+    static const char expected[] = "c/0 - c/sub/1 b/x c/0 - c/sub/1 c/0 - c/sub/1";
+    struct builder *b = new_builder();
+    struct folder_files *folder;
+    char text[256] = "", path[64];
+    size_t len;
+
+    add_file(b, "c/0", 512, 10);
+    add_file(b, "c/sub/1", 1536, 10);
+    add_file(b, "b/x", 2560, 10);
+    add_symlink(b, "a", "c");
+    add_symlink(b, "b/y", "../a/");
+    add_symlink(b, "none", "/c");
+    add_symlink(b, "self", "self");
+    add_symlink(b, "c/up", "../../c");
+    struct index *index = build(b, &tar_header);
+    ck_assert_int_eq(folder_files_new(index, INDEX_ROOT, FOLDER_CLASSES, false, 10, &folder),
+                     0);
+    for (uint32_t i = 0; i < folder_files_count(folder); i++) {
+        uint32_t position = folder_files_at(folder, i);
+        strcpy(path, "-"); /* "up" leads out of the archive: it has a number and no file */
+        if (position != FOLDER_NO_FILE)
+            ck_assert_int_eq(index_path(index, position, path, sizeof(path), &len), 0);
+        strcat(strcat(text, *text ? " " : ""), path);
+    }
+    ck_assert_str_eq(text, expected);
+    folder_files_free(folder);
+    index_close(index);
+}
+END_TEST
+
+START_TEST(directories_that_contain_themselves_end)
+{
+    struct builder *b = new_builder();
+    struct folder_files *folder;
+
+    add_file(b, "one/c/0", 512, 10);
+    add_symlink(b, "one/c/self", ".");
+    add_file(b, "two/c/0", 1536, 10);
+    add_symlink(b, "two/c/a", ".");
+    add_symlink(b, "two/c/b", "../c");
+    struct index *index = build(b, &tar_header);
+    /* The 41st link is a name that is no directory any more. */
+    ck_assert_int_eq(folder_files_new(index, position_of(index, "one"), FOLDER_CLASSES, false,
+                                      1000, &folder),
+                     0);
+    ck_assert_uint_eq(folder_files_count(folder), 41 + 1);
+    ck_assert_uint_eq(folder_files_at(folder, 41), FOLDER_NO_FILE);
+    folder_files_free(folder);
+    ck_assert_int_eq(folder_files_new(index, position_of(index, "two"), FOLDER_CLASSES, false,
+                                      UINT64_MAX, &folder),
+                     -E2BIG);
+    index_close(index);
+}
+END_TEST
+
+START_TEST(a_shuffle_knows_all_numbers_of_a_file)
+{
+    struct builder *b = new_builder();
+    struct folder_files *folder;
+    struct known_reads *order;
+
+    for (unsigned i = 0; i < 10; i++) {
+        char name[] = "c/0";
+        name[2] = (char)('0' + i);
+        add_file(b, name, 512 + 1024 * (uint64_t)i, 100);
+    }
+    add_symlink(b, "a", "c");
+    struct index *index = build(b, &tar_header);
+    ck_assert_int_eq(folder_files_new(index, INDEX_ROOT, FOLDER_CLASSES, false, 100, &folder),
+                     0);
+    ck_assert_int_eq(known_reads_shuffled(folder, 3, 1000, &order), 0);
+    folder_files_free(folder);
+    ck_assert_uint_eq(known_reads_count(order), 20);
+    for (uint64_t i = 0; i < 20; i++) {
+        uint64_t place;
+        ck_assert_int_eq(known_reads_place(order, known_reads_at(order, i), i, &place), 0);
+        ck_assert_uint_eq(place, i);
+    }
+    known_reads_free(order);
     index_close(index);
 }
 END_TEST
@@ -354,6 +443,9 @@ int main(void)
     tcase_add_test(c, classes_come_sorted_and_their_files_within);
     tcase_add_test(c, directories_in_a_class_come_by_their_paths);
     tcase_add_test(c, links_have_numbers);
+    tcase_add_test(c, links_to_directories_are_walked);
+    tcase_add_test(c, directories_that_contain_themselves_end);
+    tcase_add_test(c, a_shuffle_knows_all_numbers_of_a_file);
     tcase_add_test(c, a_shuffle_is_torchs);
     tcase_add_test(c, paths_one_a_line);
     tcase_add_test(c, numbers_one_a_line);
