@@ -123,8 +123,10 @@ ONEPOT_API int onepot_sampler_get(const struct onepot_sampler *sampler, uint64_t
  * Samples are the regular files of one or more archives of any format that onepot mounts, or
  * groups of such files. Their order is stable: by class, then directory, then archive, then
  * name, in byte order. Labels number the sorted directories of the first level, as
- * torchvision's ImageFolder does for the extracted tree. Symbolic links and other special files
- * are left out.
+ * torchvision's ImageFolder does for the extracted tree. A symbolic link that leads to a file
+ * in the archives is a sample with that file's bytes and the link's own path, and a directory
+ * that links lead to is one more directory, up to 40 links deep. Other special files are left
+ * out.
  *
  * Threads: all functions on an archive may run at once, except close.
  */
@@ -219,13 +221,15 @@ struct onepot_archive_options {
     void *progress_ctx;
     /* Of tars that were joined to one file, all, as 'onepot mount --ignore-zeros' shows. */
     bool ignore_zeros;
+    bool allow_empty; /* no samples at all are no error */
 };
 
 /*
  * Each path is an archive, a directory whose files are archives (shards), or a shell pattern
  * ("train-*.tar"). Saved indexes and names that begin with a dot are not taken for archives.
- * Errors name the file: open(2)'s, -EUCLEAN (damaged), -ENOENT (nothing matches), -ENOTSUP,
- * -ENOMEM, -EOVERFLOW (2^32 files or more).
+ * Errors name the file: open(2)'s, -EUCLEAN (damaged), -ENOENT (nothing matches, or there are
+ * no samples; see allow_empty), -ENOTSUP, -ENOMEM, -EOVERFLOW (2^32 files or more, or links
+ * that multiply the files).
  */
 ONEPOT_API int onepot_archive_open(const char *const *paths, size_t path_count,
                                    const struct onepot_archive_options *options,
@@ -270,6 +274,14 @@ ONEPOT_API uint64_t onepot_archive_common_size(const struct onepot_archive *arch
  * They count whatever was selected. 'onepot verify' lists them.
  */
 ONEPOT_API uint64_t onepot_archive_left_out(const struct onepot_archive *archive);
+
+/*
+ * Symbolic links below the root that lead out of the archives or nowhere, or over more than 40
+ * links, and that therefore are no samples. They count whatever filters select. *ret_first is
+ * the path of the first, or NULL; it is valid as long as the archive is open.
+ */
+ONEPOT_API uint64_t onepot_archive_passed_over(const struct onepot_archive *archive,
+                                               const char **ret_first);
 
 /*
  * The number of the sample's class, or -1 if it has none. With label_part, the label that is

@@ -10,6 +10,7 @@
 #include "dataset.h"
 #include "error.h"
 #include "label.h"
+#include "path.h"
 #include "shards.h"
 #include "source_retry.h"
 #include "view.h"
@@ -98,7 +99,10 @@ int onepot_archive_name(const struct onepot_archive *archive, uint64_t sample, c
     return archive_name(archive, sample, buf, size, ret_len);
 }
 
-/* Samples that are single files: the index finds the file without looking at other names. */
+/*
+ * Samples that are single files under their own names: the index finds the file without looking
+ * at other names.
+ */
 static int find_file(const struct onepot_archive *archive, const char *name,
                      uint64_t *ret_sample)
 {
@@ -121,16 +125,36 @@ static int find_file(const struct onepot_archive *archive, const char *name,
     return -ENOENT;
 }
 
+/* Is this the last part of the record's path? */
+static bool has_base_name(const struct dataset *d, const struct record *record,
+                          const char *base)
+{
+    const struct index *index;
+    const char *name;
+    size_t len;
+    uint32_t named = record_named(d, record, &index);
+    return index_name(index, named, &name, &len) == 0 && len == strlen(base) &&
+           memcmp(name, base, len) == 0;
+}
+
 int onepot_archive_find(const struct onepot_archive *archive, const char *name,
                         uint64_t *ret_sample)
 {
-    if (archive->dataset->group == ONEPOT_GROUP_NONE)
-        return find_file(archive, name, ret_sample);
+    const struct dataset *d = archive->dataset;
+    bool by_file = d->group == ONEPOT_GROUP_NONE;
+    if (by_file) {
+        int r = find_file(archive, name, ret_sample);
+        if (r != -ENOENT || d->links.count == 0)
+            return r;
+    }
     auto_free char *buf = malloc(MEMBER_PATH_MAX);
     if (!buf)
         return -ENOMEM;
     for (uint64_t i = 0; i < archive->count; i++) {
+        const struct record *first = archive_first(archive, i);
         size_t len;
+        if (by_file && (!record_link(d, first) || !has_base_name(d, first, path_base(name))))
+            continue;
         int r = archive_name(archive, i, buf, MEMBER_PATH_MAX, &len);
         if (r < 0)
             return r;
@@ -164,7 +188,8 @@ int archive_check(const struct onepot_archive *archive, uint64_t sample, uint64_
         struct node node;
         if (record->size_bytes <= d->hole_bytes || record_offset(record) != RECORD_OFFSET_NONE)
             continue;
-        int r = index_node(d->pots[record_archive(record)]->index, record->entry, &node);
+        int r =
+            index_node(d->pots[record_archive(record)]->index, record_file(d, record), &node);
         if (r == 0 && record->size_bytes > node.data_bytes) {
             uint64_t holes = record->size_bytes - node.data_bytes;
             if (holes > d->hole_bytes && holes / HOLES_TO_DATA > node.data_bytes)
@@ -204,6 +229,13 @@ uint64_t onepot_archive_left_out(const struct onepot_archive *archive)
     for (uint32_t i = 0; i < archive->dataset->pot_count; i++)
         count += index_left_out(archive->dataset->pots[i]->index);
     return count;
+}
+
+uint64_t onepot_archive_passed_over(const struct onepot_archive *archive,
+                                    const char **ret_first)
+{
+    *ret_first = archive->dataset->passed_over_first;
+    return archive->dataset->passed_over;
 }
 
 uint64_t onepot_archive_common_size(const struct onepot_archive *archive)
@@ -263,8 +295,9 @@ int onepot_archive_part(const struct onepot_archive *archive, uint64_t sample, u
     for (uint64_t i = 0; i < part; i++)
         found.offset += d->records[first + i].size_bytes;
     const struct record *record = &d->records[first + part];
-    int r = index_name(d->pots[record_archive(record)]->index, record->entry, &found.name,
-                       &found.name_len);
+    const struct index *index;
+    uint32_t named = record_named(d, record, &index);
+    int r = index_name(index, named, &found.name, &found.name_len);
     if (r < 0)
         return r;
     if (d->group == ONEPOT_GROUP_BASE_NAME) {

@@ -3,12 +3,17 @@
  * directory become a run of records. Then the directories are sorted, and the runs put in their
  * order. An index holds the children of a directory sorted, so files are never compared: ten
  * million files in a thousand directories cost a sort of a thousand paths.
+ *
+ * Symbolic links are followed as os.walk follows them. Directories that contain links to
+ * themselves end at 40 links. Where several such links multiply each other, the walk ends with
+ * an error once its tables have grown too much (walk_spend).
  */
 #include "dataset.h"
 
 #include <errno.h>
 #include <fnmatch.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -18,10 +23,14 @@
 #include "cleanup.h"
 #include "error.h"
 #include "label.h"
+#include "path.h"
 #include "vector.h"
 
 #define HOLE_BYTES (UINT64_C(64) << 20)
-#define WALK_RUN 128u /* children looked up in one call */
+#define WALK_RUN 128u                           /* children looked up in one call */
+#define LINKED_BYTES_MOST (UINT64_C(256) << 20) /* of tables, for what links lead to; and */
+#define LINKED_COPIES 4u                        /* room for so many copies of all entries */
+#define LINKED_ENTRY_BYTES (sizeof(struct record) + sizeof(struct dataset_link))
 
 /* A directory, and the run of its files. */
 struct folder {
@@ -29,6 +38,8 @@ struct folder {
     uint32_t archive;
     uint32_t position;
     int32_t label;
+    uint32_t shown; /* number of its path in link_folders, if links led to it */
+    unsigned links; /* that were followed on the way to it */
     uint64_t first, count;
 };
 
@@ -37,22 +48,84 @@ struct walk {
     const struct onepot_archive_options *options;
     struct onepot_error *error;
     VECTOR(struct folder) folders;
-    char *path; /* MEMBER_PATH_MAX bytes, for the path of the present file */
+    char *path;       /* MEMBER_PATH_MAX bytes, for the path of the present file */
+    struct folder at; /* whose children are looked at */
+    bool is_plain;    /* its files are samples whatever their names, and not behind links */
+    char *root, *root_led;              /* its path; and where links in it lead, or NULL */
+    unsigned root_links;                /* how many these are */
+    uint64_t linked_bytes, linked_most; /* of tables, for what links lead to */
+    uint64_t roots, unwanted, special;  /* for a message: what there is beside samples */
 };
 
 /* ---- folders and classes ---- */
 
-static int add_folder(struct walk *w, uint32_t archive, uint32_t position, const char *path)
+static int add_folder(struct walk *w, const struct folder *folder)
 {
-    char *copy = strdup(path);
-    if (!copy)
-        return -ENOMEM;
-    int r = vector_push(
-        &w->folders,
-        (struct folder){.path = copy, .archive = archive, .position = position, .label = -1});
+    struct folder added = *folder;
+    added.path = strdup(folder->path);
+    added.label = -1;
+    int r = added.path ? vector_push(&w->folders, added) : -ENOMEM;
     if (r < 0)
-        free(copy);
+        free(added.path);
     return r;
+}
+
+/* The path in its archive of a path below the root. NULL: no memory. */
+static char *full_path(const struct walk *w, const char *path)
+{
+    char *full;
+    const char *slash = *w->root && *path ? "/" : "";
+    return asprintf(&full, "%s%s%s", w->root, slash, path) < 0 ? NULL : full;
+}
+
+/* Count bytes of tables, or names that were looked up. */
+static int walk_spend(struct walk *w, uint64_t bytes)
+{
+    struct fault fault = {0};
+    w->linked_bytes += bytes;
+    if (w->linked_bytes <= w->linked_most)
+        return 0;
+    fault_set_advised(&fault, -EOVERFLOW, w->path, FAULT_NO_OFFSET,
+                      "leave such links out (exclude)",
+                      "symbolic links that lead to directories above them multiply the files "
+                      "beyond any memory");
+    return error_from_fault(w->error, -EOVERFLOW, &fault,
+                            w->dataset->pots[w->at.archive]->path);
+}
+
+/* The link at w->path leads out of its archive or nowhere. */
+static int walk_pass_over(struct walk *w)
+{
+    struct dataset *d = w->dataset;
+    if (d->passed_over++ == 0 && !(d->passed_over_first = full_path(w, w->path)))
+        return -ENOMEM;
+    return 0;
+}
+
+/* A directory at w->path, on whose way there are links. The kernel opens no longer path. */
+static int add_linked_folder(struct walk *w, uint32_t archive, uint32_t position,
+                             unsigned links)
+{
+    struct dataset *d = w->dataset;
+    char *shown = full_path(w, w->path);
+    if (!shown)
+        return -ENOMEM;
+    size_t len = strlen(shown);
+    int r = walk_spend(w, sizeof(struct folder) + 2 * len);
+    if (r < 0 || len > INDEX_PATH_MAX) {
+        free(shown);
+        return r < 0 ? r : walk_pass_over(w);
+    }
+    r = vector_push(&d->link_folders, shown);
+    if (r < 0) {
+        free(shown);
+        return r;
+    }
+    return add_folder(w, &(struct folder){.path = w->path,
+                                          .archive = archive,
+                                          .position = position,
+                                          .shown = (uint32_t)(d->link_folders.count - 1),
+                                          .links = links});
 }
 
 static int compare_text(const void *a, const void *b)
@@ -141,21 +214,50 @@ static bool passes_filter(const struct walk *w, const char *path, const char *na
     return w->options->filter_count == 0;
 }
 
-static int add_file(struct walk *w, uint32_t archive, uint32_t position,
-                    const struct index_file *file)
+/* More room for records than there are entries, as links lead to some several times. */
+static int grow_records(struct dataset *d)
+{
+    size_t bytes = d->record_bytes + d->record_bytes / 2 + 4096;
+    void *p = mremap(d->records, d->record_bytes, bytes, MREMAP_MAYMOVE);
+    if (p == MAP_FAILED)
+        return -ENOMEM;
+    d->records = p;
+    d->record_bytes = bytes;
+    return 0;
+}
+
+static inline int add_file(struct walk *w, uint32_t archive, uint32_t entry,
+                           const struct index_file *file)
 {
     struct dataset *d = w->dataset;
     if (d->record_count == UINT32_MAX)
         return -EOVERFLOW;
-    if (d->record_count == d->record_bytes / sizeof(*d->records))
-        return -EUCLEAN;
+    if (d->record_count == d->record_bytes / sizeof(*d->records)) {
+        int r = d->links.count ? grow_records(d) : -EUCLEAN;
+        if (r < 0)
+            return r;
+    }
     uint64_t offset = file->offset < RECORD_OFFSET_NONE ? file->offset : RECORD_OFFSET_NONE;
     d->records[d->record_count++] =
         (struct record){.where = (uint64_t)archive << RECORD_OFFSET_BITS | offset,
                         .size_bytes = file->size_bytes,
-                        .entry = position,
+                        .entry = entry,
                         .label = -1};
     return 0;
+}
+
+/* The file at `position` of an archive, which the present folder shows by its entry `name`. */
+static int add_linked_file(struct walk *w, uint32_t archive, uint32_t position, uint32_t name,
+                           const struct index_file *file)
+{
+    struct dataset *d = w->dataset;
+    uint32_t entries = index_info(d->pots[archive]->index)->entries;
+    uint64_t entry = (uint64_t)entries + d->links.count;
+    if (entry > UINT32_MAX)
+        return -EOVERFLOW;
+    const struct dataset_link link = {position, w->at.archive, name, w->at.shown};
+    return vector_push(&d->links, link) < 0 ? -ENOMEM
+                                            : add_file(w, archive, (uint32_t)entry, file);
 }
 
 /*
@@ -175,34 +277,146 @@ static int complete_path(struct walk *w, uint32_t archive, uint32_t position, si
     return 0;
 }
 
-/* Take one child of a folder in. A file's name is read only if a filter needs it. */
-static int dataset_look_at(struct walk *w, uint32_t archive, uint32_t position, size_t dir_len,
+/*
+ * Find what a link leads to, and from where: another archive may have it, as the shards of one
+ * tree have its files.
+ */
+static int walk_follow(const struct walk *w, uint32_t link, struct index_way *way,
+                       uint32_t *ret_archive, uint32_t *ret_position)
+{
+    const struct dataset *d = w->dataset;
+    const struct index *index = d->pots[w->at.archive]->index;
+    const char *target;
+    size_t len, target_len;
+    *ret_archive = w->at.archive;
+    int r = index_follow(index, link, "", way, ret_position);
+    if (r != -ENOENT || d->pot_count == 1)
+        return r;
+    auto_free char *folder = malloc(MEMBER_PATH_MAX), *path = NULL;
+    if (!folder)
+        return -ENOMEM;
+    if (index_path(index, w->at.position, folder, MEMBER_PATH_MAX, &len) < 0 ||
+        index_symlink(index, link, &target, &target_len) < 0)
+        return -EUCLEAN;
+    auto_free char *copy = strndup(target, target_len);
+    const char *rest = copy;
+    while (rest && strncmp(rest, "..", 2) == 0 && (rest[2] == '/' || !rest[2])) {
+        if (!*folder)
+            return -EXDEV;
+        char *slash = strrchr(folder, '/');
+        *(slash ? slash : folder) = '\0';
+        rest += 2 + strspn(rest + 2, "/");
+    }
+    if (!rest || asprintf(&path, "%s/%s", folder, rest) < 0)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < d->pot_count && r == -ENOENT; i++) {
+        struct index_way there = {.links = w->at.links + 1};
+        r = index_follow(d->pots[i]->index, INDEX_ROOT, path, &there, ret_position);
+        *ret_archive = i;
+        way->steps += there.steps;
+        way->links = there.links;
+    }
+    return r;
+}
+
+/* A link to a directory that several archives may have in part: all parts, once. */
+static int add_linked_parts(struct walk *w, uint32_t link, uint32_t archive, uint32_t position,
+                            unsigned links)
+{
+    const struct dataset *d = w->dataset;
+    const struct index *own = d->pots[w->at.archive]->index;
+    const char *target, *other;
+    size_t len, target_len, other_len;
+    uint32_t there;
+    struct node node;
+    auto_free char *path = malloc(MEMBER_PATH_MAX), *led = malloc(MEMBER_PATH_MAX);
+    if (!path || !led)
+        return -ENOMEM;
+    int r = index_path(own, link, path, MEMBER_PATH_MAX, &len);
+    if (r == 0)
+        r = index_symlink(own, link, &target, &target_len);
+    if (r == 0)
+        r = index_path(d->pots[archive]->index, position, led, MEMBER_PATH_MAX, &len);
+    for (uint32_t i = 0; r == 0 && i < w->at.archive; i++)
+        if (index_resolve(d->pots[i]->index, path, &there) == 0 &&
+            index_symlink(d->pots[i]->index, there, &other, &other_len) == 0 &&
+            other_len == target_len && memcmp(other, target, target_len) == 0)
+            return 0; /* that archive's link has added them */
+    for (uint32_t i = 0; r == 0 && i < d->pot_count; i++)
+        if (index_resolve(d->pots[i]->index, led, &there) == 0 &&
+            index_node(d->pots[i]->index, there, &node) == 0 && S_ISDIR(node.mode))
+            r = add_linked_folder(w, i, there, links);
+    return r;
+}
+
+/* Take in what was found at w->path. A file's name is looked at only if a filter needs it. */
+static int walk_take(struct walk *w, uint32_t name, size_t dir_len, uint32_t archive,
+                     uint32_t position, const struct index_file *file)
+{
+    if (!S_ISREG(file->mode)) {
+        w->special++;
+        return 0;
+    }
+    if (!has_extension(w, w->path + dir_len) || !passes_filter(w, w->path, w->path + dir_len)) {
+        w->unwanted++;
+        return 0;
+    }
+    if (position == name && archive == w->at.archive && w->at.shown == LINK_FOLDER_NONE)
+        return add_file(w, archive, position, file);
+    return add_linked_file(w, archive, position, name, file);
+}
+
+static int walk_link(struct walk *w, uint32_t link, size_t dir_len)
+{
+    struct index_way way = {.links = w->at.links};
+    uint32_t archive, position;
+    struct index_file file;
+    int r = walk_follow(w, link, &way, &archive, &position);
+    int spent = walk_spend(w, way.steps);
+    if (spent < 0)
+        return spent;
+    if (r == -ENOENT || r == -ENOTDIR || r == -ELOOP || r == -EXDEV)
+        return walk_pass_over(w);
+    if (r == 0)
+        r = index_files(w->dataset->pots[archive]->index, position, 1, &file);
+    if (r < 0)
+        return r;
+    if (!S_ISDIR(file.mode))
+        return walk_take(w, link, dir_len, archive, position, &file);
+    return w->dataset->pot_count == 1 ? add_linked_folder(w, archive, position, way.links)
+                                      : add_linked_parts(w, link, archive, position, way.links);
+}
+
+/* Take one child of the present folder in. */
+static int dataset_look_at(struct walk *w, uint32_t position, size_t dir_len,
                            const struct index_file *file)
 {
-    bool by_name = w->options->filter_count || w->options->extension_count;
-    if (S_ISREG(file->mode) && !by_name)
+    uint32_t archive = w->at.archive;
+    if (S_ISREG(file->mode) && w->is_plain)
         return add_file(w, archive, position, file);
-    if (!S_ISREG(file->mode) && !S_ISDIR(file->mode))
-        return 0;
     int r = complete_path(w, archive, position, dir_len);
     if (r < 0)
         return r;
-    if (S_ISDIR(file->mode))
-        return add_folder(w, archive, position, w->path);
-    if (!has_extension(w, w->path + dir_len) || !passes_filter(w, w->path, w->path + dir_len))
-        return 0;
-    return add_file(w, archive, position, file);
+    if (S_ISLNK(file->mode))
+        return walk_link(w, position, dir_len);
+    if (!S_ISDIR(file->mode))
+        return walk_take(w, position, dir_len, archive, position, file);
+    if (w->at.shown != LINK_FOLDER_NONE)
+        return add_linked_folder(w, archive, position, w->at.links);
+    return add_folder(w, &(struct folder){.path = w->path,
+                                          .archive = archive,
+                                          .position = position,
+                                          .shown = LINK_FOLDER_NONE});
 }
 
-static int walk_children(struct walk *w, uint32_t archive, uint32_t first, uint32_t count,
-                         size_t dir_len)
+static int walk_children(struct walk *w, uint32_t first, uint32_t count, size_t dir_len)
 {
     struct index_file files[WALK_RUN];
     for (uint32_t i = 0; i < count;) {
         uint32_t run = count - i < WALK_RUN ? count - i : WALK_RUN;
-        int r = index_files(w->dataset->pots[archive]->index, first + i, run, files);
+        int r = index_files(w->dataset->pots[w->at.archive]->index, first + i, run, files);
         for (uint32_t j = 0; j < run && r == 0; j++)
-            r = dataset_look_at(w, archive, first + i + j, dir_len, &files[j]);
+            r = dataset_look_at(w, first + i + j, dir_len, &files[j]);
         if (r < 0)
             return r;
         i += run;
@@ -212,34 +426,94 @@ static int walk_children(struct walk *w, uint32_t archive, uint32_t first, uint3
 
 static int walk_folder(struct walk *w, size_t number)
 {
-    struct folder *f = &w->folders.at[number]; /* moves when one is added */
-    uint32_t archive = f->archive, first, count;
-    size_t len = strlen(f->path);
-    int r = index_children(w->dataset->pots[archive]->index, f->position, &first, &count);
+    w->at = w->folders.at[number]; /* they move when one is added */
+    uint32_t first, count;
+    size_t len = strlen(w->at.path);
+    int r =
+        index_children(w->dataset->pots[w->at.archive]->index, w->at.position, &first, &count);
     if (r < 0)
         return r;
-    memcpy(w->path, f->path, len);
+    w->is_plain = w->at.shown == LINK_FOLDER_NONE && w->options->filter_count == 0 &&
+                  w->options->extension_count == 0;
+    memcpy(w->path, w->at.path, len + 1);
+    if (w->at.shown != LINK_FOLDER_NONE)
+        r = walk_spend(w, count * LINKED_ENTRY_BYTES);
     if (len)
         w->path[len++] = '/';
     uint64_t start = w->dataset->record_count;
-    r = walk_children(w, archive, first, count, len);
+    if (r == 0)
+        r = walk_children(w, first, count, len);
     w->folders.at[number].first = start;
     w->folders.at[number].count = w->dataset->record_count - start;
     return r;
 }
 
+/*
+ * The root without empty names and dots. If links lead to it, also where: in the archive that
+ * has them, as others may have a part of that directory.
+ */
+static int find_root(struct walk *w)
+{
+    const struct dataset *d = w->dataset;
+    const char *given = w->options->root ? w->options->root : "", *name;
+    size_t given_len = strlen(given), len, at = 0;
+    uint32_t root;
+    w->root = malloc(given_len + 1);
+    if (!w->root)
+        return -ENOMEM;
+    while (path_next_name(&given, &given_len, &name, &len)) {
+        if (at)
+            w->root[at++] = '/';
+        memcpy(w->root + at, name, len);
+        at += len;
+    }
+    w->root[at] = '\0';
+    for (size_t i = 0; i < d->pot_count && !w->root_led; i++) {
+        const struct index *index = d->pots[i]->index;
+        struct index_way way = {0};
+        if (index_follow(index, INDEX_ROOT, w->root, &way, &root) < 0 || way.links == 0)
+            continue;
+        w->root_links = way.links;
+        w->root_led = malloc(MEMBER_PATH_MAX);
+        if (!w->root_led)
+            return -ENOMEM;
+        int r = index_path(index, root, w->root_led, MEMBER_PATH_MAX, &len);
+        if (r < 0)
+            return r;
+    }
+    return 0;
+}
+
+/* The root in one archive. -ENOENT: another archive may have it. */
+static int add_root(struct walk *w, uint32_t archive)
+{
+    const struct index *index = w->dataset->pots[archive]->index;
+    struct folder root = {.path = (char[1]){""}, .archive = archive};
+    struct node node;
+    int r = index_resolve(index, w->root, &root.position);
+    if (r == 0)
+        r = index_node(index, root.position, &node);
+    if (w->root_led && (r == -ENOENT || r == -ENOTDIR || (r == 0 && S_ISLNK(node.mode)))) {
+        r = index_resolve(index, w->root_led, &root.position);
+        *w->path = '\0';
+        return r < 0 ? r : add_linked_folder(w, archive, root.position, w->root_links);
+    }
+    root.shown = LINK_FOLDER_NONE;
+    return r < 0 ? r : add_folder(w, &root);
+}
+
 static int walk_archive(struct walk *w, uint32_t archive)
 {
     struct pot *pot = w->dataset->pots[archive];
-    uint32_t root;
-    int r = index_resolve(pot->index, w->options->root ? w->options->root : "", &root);
-    if (r == -ENOENT || r == -ENOTDIR)
-        return 0; /* another archive may have that root */
     size_t number = w->folders.count;
-    if (r == 0)
-        r = add_folder(w, archive, root, "");
+    int r = add_root(w, archive);
+    if (r == -ENOENT || r == -ENOTDIR)
+        return 0;
+    w->roots++;
     for (; r == 0 && number < w->folders.count; number++)
         r = walk_folder(w, number);
+    if (r == 0 || w->error->code)
+        return r;
     if (r == -EUCLEAN)
         return error_set(w->error, r, "%s: its index is damaged", pot->path);
     if (r == -EOVERFLOW)
@@ -247,7 +521,7 @@ static int walk_archive(struct walk *w, uint32_t archive)
     if (r == -ENOTDIR)
         return error_set(w->error, r, "%s: '%s' is not a directory", pot->path,
                          w->options->root);
-    return r < 0 ? error_errno(w->error, r, pot->path) : 0;
+    return error_errno(w->error, r, pot->path);
 }
 
 /* ---- the table ---- */
@@ -306,8 +580,9 @@ static int arrange_records(struct walk *w)
 static int record_name(const struct dataset *d, uint64_t i, const char **ret_name,
                        size_t *ret_len)
 {
-    const struct record *record = &d->records[i];
-    return index_name(d->pots[record_archive(record)]->index, record->entry, ret_name, ret_len);
+    const struct index *index;
+    uint32_t named = record_named(d, &d->records[i], &index);
+    return index_name(index, named, ret_name, ret_len);
 }
 
 /* Names in a directory are sorted, so names that agree up to the first dot are neighbours. */
@@ -345,7 +620,9 @@ static void drop_hidden(struct walk *w)
         struct folder *f = &w->folders.at[i];
         uint64_t start = kept;
         for (uint64_t j = f->first; j < f->first + f->count; j++)
-            if (!is_hidden(d, j))
+            if (is_hidden(d, j))
+                w->unwanted++;
+            else
                 d->records[kept++] = d->records[j];
         f->first = start;
         f->count = kept - start;
@@ -400,6 +677,34 @@ static int use_label_part(struct walk *w)
     return r < 0 ? r : label_check(d, w->error);
 }
 
+/* Say what is there in place of samples. */
+static int no_samples(const struct walk *w)
+{
+    const struct dataset *d = w->dataset;
+    const struct {
+        uint64_t count;
+        const char *one, *many;
+    } kinds[] = {
+        {w->folders.count - w->roots, "directory", "directories"},
+        {d->passed_over, "symbolic link that leads out of it or nowhere",
+         "symbolic links that lead out of it or nowhere"},
+        {w->unwanted, "file that is not asked for", "files that are not asked for"},
+        {w->special, "entry of another kind", "entries of other kinds"},
+    };
+    struct fault fault = {0};
+    char words[256] = "";
+    size_t len = 0;
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
+        if (kinds[i].count)
+            len += (size_t)snprintf(words + len, sizeof(words) - len, "%s %llu %s",
+                                    len ? "," : "", (unsigned long long)kinds[i].count,
+                                    kinds[i].count == 1 ? kinds[i].one : kinds[i].many);
+    fault_set_advised(&fault, -ENOENT, w->root, FAULT_NO_OFFSET,
+                      "allow_empty opens it nevertheless", "there are no samples, %s%s",
+                      len ? "but" : "and nothing else", words);
+    return error_from_fault(w->error, -ENOENT, &fault, d->pots[0]->path);
+}
+
 static int dataset_build(struct walk *w)
 {
     struct dataset *d = w->dataset;
@@ -407,18 +712,19 @@ static int dataset_build(struct walk *w)
     for (size_t i = 0; i < d->pot_count; i++)
         entries += index_info(d->pots[i]->index)->entries;
     d->records = map_records(entries, &d->record_bytes);
+    w->linked_most = LINKED_BYTES_MOST + LINKED_COPIES * LINKED_ENTRY_BYTES * entries;
     w->path = malloc(MEMBER_PATH_MAX);
     if (!d->records || !w->path)
         return -ENOMEM;
-    for (size_t i = 0; i < d->pot_count; i++) {
-        int r = walk_archive(w, (uint32_t)i);
-        if (r < 0)
-            return r;
-    }
+    int r = find_root(w);
+    for (size_t i = 0; r == 0 && i < d->pot_count; i++)
+        r = walk_archive(w, (uint32_t)i);
+    if (r < 0)
+        return r;
     if (w->folders.count == 0)
         return error_set(w->error, -ENOENT, "%s: there is no directory '%s' in it",
                          d->pots[0]->path, w->options->root);
-    int r = make_classes(w);
+    r = make_classes(w);
     if (r < 0)
         return r;
     label_folders(w);
@@ -426,6 +732,8 @@ static int dataset_build(struct walk *w)
     r = arrange_records(w);
     if (r == 0)
         r = make_groups(w);
+    if (r == 0 && d->group_count == 0 && !w->options->allow_empty)
+        return no_samples(w);
     return r < 0 ? r : use_label_part(w);
 }
 
@@ -474,6 +782,8 @@ int dataset_new(struct pot **pots, size_t count, const struct onepot_archive_opt
         free(w.folders.at[i].path);
     vector_free(&w.folders);
     free(w.path);
+    free(w.root);
+    free(w.root_led);
     if (r < 0) {
         if (words.code == 0)
             error_errno(&words, r, d->pots[0]->path);
@@ -506,6 +816,11 @@ void dataset_free(struct dataset *dataset)
     if (dataset->records)
         munmap(dataset->records, dataset->record_bytes);
     free(dataset->group_starts);
+    for (size_t i = 0; i < dataset->link_folders.count; i++)
+        free(dataset->link_folders.at[i]);
+    vector_free(&dataset->link_folders);
+    vector_free(&dataset->links);
+    free(dataset->passed_over_first);
     free(dataset->label_part);
     dataset_free_classes(dataset);
     free(dataset);

@@ -4,7 +4,9 @@
  *
  * Order of records: by class (first directory level, byte order), then by path of the
  * directory, then by archive, then by name, as torchvision's ImageFolder orders the same tree.
- * Files at the top have no class and come first.
+ * Files at the top have no class and come first. Symbolic links are walked as its os.walk
+ * follows them: a directory that links lead to several times is there several times, up to 40
+ * links deep.
  *
  * Threads: a dataset never changes after it was opened. A cursor belongs to one thread.
  */
@@ -22,6 +24,7 @@
 #include "onepot.h"
 #include "pot.h"
 #include "reader.h"
+#include "vector.h"
 
 #define RECORD_OFFSET_BITS 48
 #define RECORD_OFFSET_NONE ((UINT64_C(1) << RECORD_OFFSET_BITS) - 1)
@@ -33,9 +36,20 @@ struct record {
     /* archive << 48 | offset of its bytes; RECORD_OFFSET_NONE as offset: see its extents */
     uint64_t where;
     uint64_t size_bytes;
-    uint32_t entry; /* position in the archive's index */
+    uint32_t entry; /* position in the archive's index, or beyond it: see dataset_link */
     int32_t label;  /* class, or -1 */
 };
+
+/*
+ * A file that was reached through a symbolic link, and so has another name than its entry. The
+ * record's `entry` is the number of these behind the entries of its archive.
+ */
+struct dataset_link {
+    uint32_t file;          /* the entry with the bytes, in the record's archive */
+    uint32_t archive, name; /* the entry with the name, and its archive */
+    uint32_t folder;        /* number of the path before the name; none: the entry's own */
+};
+#define LINK_FOLDER_NONE UINT32_MAX
 
 static inline uint32_t record_archive(const struct record *record)
 {
@@ -71,8 +85,12 @@ struct dataset {
     uint64_t group_count; /* samples */
     /* first record of each sample, and the end; NULL: each file is a sample */
     uint32_t *group_starts;
-    enum onepot_group group; /* the kind of samples */
-    char *label_part;        /* that has the label; NULL: classes are labels. See label.h */
+    VECTOR(struct dataset_link) links;
+    VECTOR(char *) link_folders; /* paths of directories that were reached through links */
+    uint64_t passed_over;        /* links that lead out of their archives or nowhere, */
+    char *passed_over_first;     /* and the path of the first; NULL: there are none */
+    enum onepot_group group;     /* the kind of samples */
+    char *label_part;            /* that has the label; NULL: classes are labels. See label.h */
     char **classes;
     uint32_t class_count;
     uint64_t cache_bytes; /* for all archives, as requested; 0: a part of the job's memory */
@@ -104,6 +122,30 @@ static inline const struct record *archive_first(const struct onepot_archive *ar
     uint64_t first, end;
     archive_records(archive, i, &first, &end);
     return &archive->dataset->records[first];
+}
+
+/* How a record was reached; NULL: by its entry's own path. */
+static inline const struct dataset_link *record_link(const struct dataset *dataset,
+                                                     const struct record *record)
+{
+    uint32_t entries = index_info(dataset->pots[record_archive(record)]->index)->entries;
+    return record->entry < entries ? NULL : &dataset->links.at[record->entry - entries];
+}
+
+/* The entry that has a record's bytes. */
+static inline uint32_t record_file(const struct dataset *dataset, const struct record *record)
+{
+    const struct dataset_link *link = record_link(dataset, record);
+    return link ? link->file : record->entry;
+}
+
+/* The entry that has a record's name, and its index. */
+static inline uint32_t record_named(const struct dataset *dataset, const struct record *record,
+                                    const struct index **ret_index)
+{
+    const struct dataset_link *link = record_link(dataset, record);
+    *ret_index = dataset->pots[link ? link->archive : record_archive(record)]->index;
+    return link ? link->name : record->entry;
 }
 
 /* Make the table. Takes the pots over, also on failure. */

@@ -14,8 +14,21 @@
 int dataset_path(const struct dataset *dataset, const struct record *record, char *buf,
                  size_t size, size_t *ret_len)
 {
-    const struct index *index = dataset->pots[record_archive(record)]->index;
-    int r = index_path(index, record->entry, buf, size, ret_len);
+    const struct dataset_link *link = record_link(dataset, record);
+    const struct index *index;
+    uint32_t named = record_named(dataset, record, &index);
+    const char *name;
+    int r;
+    if (!link || link->folder == LINK_FOLDER_NONE) {
+        r = index_path(index, named, buf, size, ret_len);
+    } else {
+        const char *folder = dataset->link_folders.at[link->folder];
+        r = index_name(index, named, &name, ret_len);
+        if (r == 0)
+            *ret_len = (size_t)snprintf(buf, size, "%s/%.*s", folder, (int)*ret_len, name);
+        if (r == 0 && *ret_len >= size)
+            r = -ENAMETOOLONG;
+    }
     return index_is_lost(index) ? -EIO : r;
 }
 

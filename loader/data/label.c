@@ -38,14 +38,15 @@ static int label_look_up(const struct dataset *d, const struct index *index, uin
 
 int label_find(const struct dataset *d, const struct record *first, struct record *ret_part)
 {
-    const struct index *index = d->pots[record_archive(first)]->index;
+    const struct dataset_link *link = record_link(d, first);
+    const struct index *index;
     const char *name;
     size_t len;
-    uint32_t directory, position;
+    uint32_t named = record_named(d, first, &index), directory, position;
     struct index_file file;
-    int r = index_name(index, first->entry, &name, &len);
+    int r = index_name(index, named, &name, &len);
     if (r == 0)
-        r = index_parent(index, first->entry, &directory);
+        r = index_parent(index, named, &directory);
     if (r < 0)
         return r;
     size_t stem_len = d->group == ONEPOT_GROUP_DIRECTORY ? 0 : dataset_stem(name, len);
@@ -54,15 +55,22 @@ int label_find(const struct dataset *d, const struct record *first, struct recor
         r = label_look_up(d, index, directory, name, stem_len, ".cls", &position);
     if (r == 0)
         r = index_files(index, position, 1, &file);
+    if (r == 0 && S_ISLNK(file.mode)) {
+        r = index_follow(index, position, "", NULL, &position);
+        if (r == 0)
+            r = index_files(index, position, 1, &file);
+        if (r < 0 && r != -EUCLEAN)
+            return -ENOENT;
+    }
     if (r < 0)
         return r;
     if (!S_ISREG(file.mode))
         return -ENOENT;
+    uint64_t archive = link ? link->archive : record_archive(first);
     uint64_t offset = file.offset < RECORD_OFFSET_NONE ? file.offset : RECORD_OFFSET_NONE;
-    *ret_part =
-        (struct record){.where = (uint64_t)record_archive(first) << RECORD_OFFSET_BITS | offset,
-                        .size_bytes = file.size_bytes,
-                        .entry = position};
+    *ret_part = (struct record){.where = archive << RECORD_OFFSET_BITS | offset,
+                                .size_bytes = file.size_bytes,
+                                .entry = position};
     return file.size_bytes > LABEL_TEXT_MAX ? -EDOM : 0;
 }
 

@@ -270,7 +270,7 @@ int cursor_read(struct dataset *dataset, struct cursor *cursor, const struct rec
     size_t got;
     int r = *scratch ? 0 : reader_scratch_new(reader, scratch);
     if (r == 0)
-        r = reader_copy(reader, *scratch, record->entry, offset, buf, len, &got);
+        r = reader_copy(reader, *scratch, record_file(dataset, record), offset, buf, len, &got);
     if (r == 0 && got < len)
         r = -EUCLEAN;
     return r;
@@ -285,7 +285,7 @@ void cursor_again(struct dataset *dataset, struct cursor *cursor, const struct r
         !readers_keep(readers))
         return;
     uint64_t now = atomic_load_explicit(&readers->clock, memory_order_relaxed);
-    reader_note_due(readers->reader[archive], record->entry, now + distance);
+    reader_note_due(readers->reader[archive], record_file(dataset, record), now + distance);
 }
 
 void cursor_advance(struct cursor *cursor, uint64_t samples)

@@ -206,13 +206,14 @@ static int fill_verify(const struct dataset *d, const struct record *record,
                        const uint8_t *bytes)
 {
     const struct index *index = d->pots[record_archive(record)]->index;
+    uint32_t file = record_file(d, record);
     struct node node;
     uint64_t sum;
-    int r = index_sum(index, record->entry, &sum);
+    int r = index_sum(index, file, &sum);
     if (r == -ENODATA)
         return 0;
     if (r == 0)
-        r = index_node(index, record->entry, &node);
+        r = index_node(index, file, &node);
     if (r < 0)
         return r;
     if (node.has_holes) /* the sum leaves holes out */

@@ -149,6 +149,7 @@ static int archive_init(PyObject *self, PyObject *args, PyObject *unused)
         {"list_name", FIELD_TEXT, offsetof(struct onepot_archive_options, list_name)},
         {"labels", FIELD_TEXT, offsetof(struct onepot_archive_options, label_part)},
         {"hole_bytes", FIELD_COUNT, offsetof(struct onepot_archive_options, hole_bytes)},
+        {"allow_empty", FIELD_FLAG, offsetof(struct onepot_archive_options, allow_empty)},
         {0}};
     PyObject *paths, *texts[4], *options;
     char **arrays[4] = {NULL};
@@ -459,6 +460,19 @@ static PyObject *archive_left_out(PyObject *self, void *unused)
     return archive ? PyLong_FromUnsignedLongLong(onepot_archive_left_out(archive)) : NULL;
 }
 
+/* The number of links that lead nowhere, and the path of the first, or None. */
+static PyObject *archive_passed_over(PyObject *self, void *unused)
+{
+    auto_lease lease = archive_lease(self);
+    struct onepot_archive *archive = leased(lease);
+    const char *first;
+    if (!archive)
+        return NULL;
+    uint64_t count = onepot_archive_passed_over(archive, &first);
+    PyObject *name = first ? PyUnicode_DecodeFSDefault(first) : Py_NewRef(Py_None);
+    return name ? Py_BuildValue("(KN)", (unsigned long long)count, name) : NULL;
+}
+
 static PyGetSetDef archive_fields[] = {
     {"classes", archive_classes, NULL, "Names of the classes, sorted: list of str.", NULL},
     {"common_size", archive_common_size, NULL,
@@ -466,6 +480,7 @@ static PyGetSetDef archive_fields[] = {
     {"left_out", archive_left_out, NULL,
      "Number of members that can't be shown and are no samples; 'onepot verify' lists them.",
      NULL},
+    {"_passed_over", archive_passed_over, NULL, "(passed_over, path of the first)", NULL},
     {"labels", archive_numbers, NULL,
      "Label of each sample, or -1: Buffer, int64 [samples]. Reads them if they are parts.",
      archive_fields},

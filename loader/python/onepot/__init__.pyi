@@ -114,6 +114,7 @@ class Archive:
         labels: Optional[str] = None,  # the part of a sample that has its label
         # called with path, what is done, bytes, and bytes of all or 0; None: a line on a terminal
         progress: "Union[None, Literal[False], Callable[[str, str, int, int], object]]" = None,
+        allow_empty: bool = False,  # no samples are no error
     ) -> None: ...
     def __len__(self) -> int: ...
     @overload
@@ -136,6 +137,8 @@ class Archive:
     def common_size(self) -> int: ...  # bytes; 0: sizes differ
     @property
     def left_out(self) -> int: ...  # members that can't be shown; onepot verify lists them
+    @property
+    def passed_over(self) -> int: ...  # symbolic links that lead nowhere; a UserWarning tells
     @property
     def classes(self) -> "list[str]": ...
     @property

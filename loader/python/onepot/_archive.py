@@ -1,5 +1,7 @@
 """Archive: the samples of archives, and selections of them."""
 import os
+import threading
+import warnings
 from collections.abc import Sequence
 from glob import has_magic
 from itertools import islice
@@ -8,6 +10,7 @@ from operator import index
 from onepot import _core
 from onepot._progress import Line, of_argument
 
+_thread = threading.local()
 _GROUPS = {None: 0, "file": 0, "basename": 1, "directory": 2}
 
 
@@ -101,7 +104,7 @@ class Archive(_core.Archive):
     """Archive(paths, *, filter=None, extensions=None, root=None, group=None, cache=0,
             stage=None, retries=None, hole_bytes=0, include=None, exclude=None,
             files_from=None, map=None, nested=None, ignore_zeros=False, labels=None,
-            progress=None)
+            progress=None, allow_empty=False)
 
     The samples of one or more archives, a sequence: len(archive) is their number, archive[i] a
     Sample, and archive[10:20] an Archive of ten samples. It is no dict, but knows names:
@@ -160,6 +163,11 @@ class Archive(_core.Archive):
                 line on a terminal if that takes long. progress(path, doing, bytes, total) is
                 called up to five times a second, at least once; total is 0 where that is not
                 known. What it raises ends the reading and is raised. False: nothing
+    allow_empty no samples at all are no error (FileNotFoundError, which says what is there)
+
+    A symbolic link that leads to a file is a sample with that file's bytes; directories that
+    are links are walked. passed_over is the number of links that lead out of the archive or
+    nowhere, of which a UserWarning tells.
 
     OSError names the file that can't be read. ValueError: an argument makes no sense. Any number
     of threads may use an archive. It works on after a fork, and pickles by reference.
@@ -171,7 +179,7 @@ class Archive(_core.Archive):
     def __init__(self, paths, *, filter=None, extensions=None, root=None, group=None, cache=0,
                  stage=None, retries=None, hole_bytes=0, include=None, exclude=None,
                  files_from=None, map=None, nested=None, ignore_zeros=False, labels=None,
-                 progress=None):
+                 progress=None, allow_empty=False):
         if group not in _GROUPS:
             raise ValueError("group is 'file', 'basename' or 'directory'")
         if stage == "job":  # once, with this name: where it is pickled to, there is no group
@@ -181,7 +189,7 @@ class Archive(_core.Archive):
         options = dict(filter=filter, extensions=extensions, root=root, group=group, cache=cache,
                        stage=stage, retries=retries, hole_bytes=hole_bytes, include=include,
                        exclude=exclude, files_from=files_from, map=map, nested=nested,
-                       ignore_zeros=ignore_zeros, labels=labels)
+                       ignore_zeros=ignore_zeros, labels=labels, allow_empty=allow_empty)
         core = dict(options, group=_GROUPS[group], retries=_retries(retries),
                     nested=nested_glob(nested))
         del core["include"], core["exclude"]
@@ -199,6 +207,10 @@ class Archive(_core.Archive):
         usual = Archive.__init__.__kwdefaults__
         given = {name: value for name, value in options.items() if value is not usual[name]}
         self._arguments = paths, given, ()
+        count, first = self._passed_over
+        if count and not getattr(_thread, "reopens", False):
+            warnings.warn("%s: symbolic links that lead out of the archive or nowhere, and so are no"
+                          " samples: %d; the first is %r" % (paths, count, first), stacklevel=2)
 
     def _part(self, method, *args):
         part = Archive.__new__(Archive)
@@ -266,6 +278,12 @@ class Archive(_core.Archive):
         return Names(self)
 
     @property
+    def passed_over(self):
+        """The number of symbolic links that lead out of the archive or nowhere, and are no
+        samples. They count whatever filter and extensions select."""
+        return self._passed_over[0]
+
+    @property
     def class_to_idx(self):
         """From the name of each class to its label: dict."""
         return {name: number for number, name in enumerate(self.classes)}
@@ -287,7 +305,11 @@ class Archive(_core.Archive):
     @classmethod
     def _reopen(cls, digest, arguments):
         paths, options, steps = arguments
-        archive = cls(paths, progress=False, **options)
+        _thread.reopens = True  # its warning was given where it was opened first
+        try:
+            archive = cls(paths, progress=False, **options)
+        finally:
+            _thread.reopens = False
         for method, args in steps:
             archive = getattr(archive, method)(*args)
         if archive.digest != digest:

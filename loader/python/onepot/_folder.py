@@ -74,6 +74,9 @@ class ImageFolder(Dataset):
     The lists are made on first access and belong to the user: dataset[i] follows a change of
     samples. If the archive lacks a path in samples, it is opened as a file.
 
+    Symbolic links are followed within the archive, as torchvision follows them in the tree. Links
+    that lead out of it or nowhere are no samples, and counted (archive.passed_over).
+
     FileNotFoundError: no class, or (without allow_empty) a class without a file. OSError names a
     sample that can't be read. Any number of threads may use a dataset.
     """
@@ -86,7 +89,7 @@ class ImageFolder(Dataset):
         self.root, self.loader = root, loader
         self.extensions = None if is_valid_file else tuple(extensions or IMG_EXTENSIONS)
         if not isinstance(root, Archive):
-            root = Archive(root, root=folder or None, extensions=self.extensions)
+            root = Archive(root, root=folder or None, extensions=self.extensions, allow_empty=True)
         elif folder or extensions:
             raise ValueError("an Archive has its folder and extensions already: give them to"
                              " Archive() as root and extensions")
@@ -100,7 +103,8 @@ class ImageFolder(Dataset):
             self.transforms = _Transforms(transform, target_transform)
         self.classes, self.class_to_idx = self.find_classes(self.root)
         if not self.classes:
-            raise FileNotFoundError("Couldn't find any class folder in %s." % (folder or self.root))
+            raise FileNotFoundError("Couldn't find any class folder in %s.%s"
+                                    % (folder or self.root, self._links()))
         self._number = [self.class_to_idx.get(name, -1) for name in self.archive.classes]
         self._choose(is_valid_file)
         if not allow_empty:
@@ -111,6 +115,10 @@ class ImageFolder(Dataset):
         """The names of the classes, and a dict from each name to its number. `directory` is the
         dataset's root."""
         return self.archive.classes, self.archive.class_to_idx
+
+    def _links(self):
+        count = self.archive.passed_over
+        return " Symbolic links that lead out of it or nowhere: %d" % count if count else ""
 
     def _numbers(self):
         return [self._number[label] if label >= 0 else -1
@@ -129,8 +137,9 @@ class ImageFolder(Dataset):
         empty = [name for name, number in self.class_to_idx.items() if number not in found]
         if empty:
             ends = " Supported extensions are: %s" % ", ".join(self.extensions or ())
-            raise FileNotFoundError("Found no valid file for the classes %s.%s"
-                                    % (", ".join(sorted(empty)), ends if self.extensions else ""))
+            raise FileNotFoundError("Found no valid file for the classes %s.%s%s"
+                                    % (", ".join(sorted(empty)), ends if self.extensions else "",
+                                       self._links()))
 
     @property
     def samples(self):

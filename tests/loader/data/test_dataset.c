@@ -204,6 +204,220 @@ static size_t four(unsigned i)
     return 4;
 }
 
+static void tree_link(struct tree *t, const char *name, const char *target)
+{
+    char path[1024];
+    tree_file(t, name, "", 0); /* for the folders above it */
+    snprintf(path, sizeof(path), "%s/tree/%s", t->path, name);
+    ck_assert_int_eq(unlink(path), 0);
+    ck_assert_int_eq(symlink(target, path), 0);
+}
+
+static void check_link(const struct onepot_archive *a, uint64_t i, const char *name,
+                       int64_t label, const char *bytes)
+{
+    char got[64];
+    size_t len;
+    uint64_t found, size;
+    int64_t is;
+    check_name(a, i, name);
+    ck_assert_int_eq(onepot_archive_label(a, i, NULL, &is), 0);
+    ck_assert_int_eq(is, label);
+    ck_assert_int_eq(onepot_archive_find(a, name, &found), 0);
+    ck_assert_uint_eq(found, i);
+    ck_assert_int_eq(onepot_archive_size(a, i, &size), 0);
+    ck_assert_uint_eq(size, strlen(bytes));
+    ck_assert_int_eq(onepot_archive_read(a, i, 0, got, sizeof(got), NULL, &len), 0);
+    ck_assert_uint_eq(len, strlen(bytes));
+    ck_assert_mem_eq(got, bytes, len);
+}
+
+START_TEST(links_are_samples_as_in_imagefolder)
+{
+    static const struct {
+        const char *name;
+        int64_t label;
+        const char *bytes;
+    } expected[] = {
+        {"top.png", -1, "c/0"},        {"a/0.png", 0, "c/0"},     {"a/1.png", 0, "c/1"},
+        {"a/sub/2.png", 0, "c/2"},     {"b/0.png", 1, "b/0"},     {"b/linked.png", 1, "c/0"},
+        {"b/twice.png", 1, "c/0"},     {"b/all/0.png", 1, "c/0"}, {"b/all/1.png", 1, "c/1"},
+        {"b/all/sub/2.png", 1, "c/2"}, {"c/0.png", 2, "c/0"},     {"c/1.png", 2, "c/1"},
+        {"c/sub/2.png", 2, "c/2"},
+    };
+    const uint64_t count = sizeof(expected) / sizeof(expected[0]);
+    struct tree t;
+    tree_begin(&t);
+    tree_file(&t, "c/0.png", "c/0", 3);
+    tree_file(&t, "c/1.png", "c/1", 3);
+    tree_file(&t, "c/sub/2.png", "c/2", 3);
+    tree_file(&t, "b/0.png", "b/0", 3);
+    tree_link(&t, "a", "c");
+    tree_link(&t, "top.png", "./b/../c/0.png");
+    tree_link(&t, "b/linked.png", "../c/0.png");
+    tree_link(&t, "b/twice.png", "linked.png");
+    tree_link(&t, "b/all", "../a/");
+    tree_link(&t, "b/1.png", "/etc/passwd");
+    tree_link(&t, "b/2.png", "../../outside.png");
+    tree_link(&t, "b/3.png", "nowhere.png");
+    tree_link(&t, "b/4.png", "4.png");
+    tree_link(&t, "b/5.png", "0.png/x");
+    tree_link(&t, "d", "nowhere");
+    if (tree_pack(&t, (enum packing)_i)) {
+        struct onepot_archive *a = tree_open(&t, NULL);
+        const char *first;
+        ck_assert_uint_eq(onepot_archive_classes(a), 3);
+        ck_assert_uint_eq(onepot_archive_samples(a), count);
+        for (uint64_t i = 0; i < count; i++)
+            check_link(a, i, expected[i].name, expected[i].label, expected[i].bytes);
+        ck_assert_uint_eq(onepot_archive_passed_over(a, &first), 6);
+        ck_assert_str_eq(first, "d");
+        uint64_t none;
+        ck_assert_int_eq(onepot_archive_find(a, "b/3.png", &none), -ENOENT);
+        onepot_archive_close(a);
+
+        struct onepot_archive_options o = {.size = sizeof(o), .root = "b/all//sub"};
+        o.filters = (const char *const[]){"*.png"};
+        o.filter_count = 1;
+        a = tree_open(&t, &o);
+        ck_assert_uint_eq(onepot_archive_samples(a), 1);
+        check_link(a, 0, "b/all/sub/2.png", -1, "c/2");
+        ck_assert_uint_eq(onepot_archive_passed_over(a, &first), 0);
+        ck_assert_ptr_null(first);
+        onepot_archive_close(a);
+    }
+    tree_end(&t);
+}
+END_TEST
+
+START_TEST(parts_and_labels_may_be_links)
+{
+    struct tree t;
+    tree_begin(&t);
+    tree_file(&t, "real/x.jpg", "picture", 7);
+    tree_file(&t, "real/n", "17", 2);
+    tree_link(&t, "real/x.cls", "n");
+    tree_link(&t, "linked", "real");
+    tree_link(&t, "s/y.jpg", "../real/x.jpg");
+    tree_link(&t, "s/y.cls", "../linked/x.cls");
+    tree_pack(&t, PACKING_TAR);
+    struct onepot_archive_options o = {
+        .size = sizeof(o), .group = ONEPOT_GROUP_BASE_NAME, .label_part = "cls"};
+    struct onepot_archive *a = tree_open(&t, &o);
+    ck_assert_uint_eq(onepot_archive_samples(a), 5);
+    check_link(a, 0, "linked/n", -1, "17");
+    check_link(a, 1, "linked/x", 17, "17picture");
+    check_link(a, 3, "real/x", 17, "17picture");
+    check_link(a, 4, "s/y", 17, "17picture");
+    struct onepot_part part = {.size = sizeof(part)};
+    ck_assert_int_eq(onepot_archive_part(a, 4, 1, &part), 0);
+    ck_assert_mem_eq(part.name, "jpg", part.name_len);
+    onepot_archive_close(a);
+    tree_end(&t);
+}
+END_TEST
+
+/* As the kernel, whose 41st link is an error, so that os.walk ends there. */
+START_TEST(directories_that_contain_themselves_end)
+{
+    struct onepot_error error;
+    struct onepot_archive *a;
+    const char *first;
+    struct tree t;
+    tree_begin(&t);
+    tree_file(&t, "c/0", "0", 1);
+    tree_link(&t, "c/self", "../c");
+    tree_pack(&t, PACKING_TAR);
+    a = tree_open(&t, NULL);
+    ck_assert_uint_eq(onepot_archive_samples(a), 41);
+    check_name(a, 0, "c/0");
+    check_name(a, 1, "c/self/0");
+    ck_assert_uint_eq(onepot_archive_passed_over(a, &first), 1);
+    ck_assert_uint_eq(strlen(first), 1 + 41 * 5);
+    onepot_archive_close(a);
+
+    tree_link(&t, "c/again", ".");
+    tree_pack(&t, PACKING_TAR);
+    const char *const paths[] = {t.archive};
+    ck_assert_int_eq(onepot_archive_open(paths, 1, NULL, &error, &a), -EOVERFLOW);
+    ck_assert_ptr_nonnull(strstr(error.text, "multiply"));
+    ck_assert_ptr_nonnull(strstr(error.text, "c/"));
+    tree_end(&t);
+}
+END_TEST
+
+/* The shards of one tree: links and what they lead to may lie in different ones. */
+START_TEST(links_lead_from_shard_to_shard)
+{
+    struct tree t;
+    char folder[128];
+    tree_begin(&t);
+    snprintf(folder, sizeof(folder), "%s/shards", t.path);
+    ck_assert_int_eq(mkdir(folder, 0755), 0);
+    tree_file(&t, "c/0", "0", 1);
+    tree_file(&t, "c/1", "1", 1);
+    tree_file(&t, "c/sub/2", "2", 1);
+    tree_link(&t, "a", "c");
+    tree_link(&t, "b/x", "../c/1");
+    tree_link(&t, "b/y", "../c/3");
+    run_shell("cd '%s' && tar -C tree -cf shards/0.tar c/0 b/x b/y && %s", t.path,
+              "tar -C tree -cf shards/1.tar a c/1 && tar -C tree -cf shards/2.tar a c/sub");
+    const char *const paths[] = {folder};
+    struct onepot_archive *a;
+    const char *first;
+    ck_assert_int_eq(onepot_archive_open(paths, 1, NULL, NULL, &a), 0);
+    ck_assert_uint_eq(onepot_archive_samples(a), 7);
+    check_link(a, 0, "a/0", 0, "0");
+    check_link(a, 1, "a/1", 0, "1");
+    check_link(a, 2, "a/sub/2", 0, "2");
+    check_link(a, 3, "b/x", 1, "1");
+    check_link(a, 6, "c/sub/2", 2, "2");
+    ck_assert_uint_eq(onepot_archive_passed_over(a, &first), 1);
+    ck_assert_str_eq(first, "b/y");
+    onepot_archive_close(a);
+    struct onepot_archive_options o = {.size = sizeof(o), .root = "a"};
+    ck_assert_int_eq(onepot_archive_open(paths, 1, &o, NULL, &a), 0);
+    ck_assert_uint_eq(onepot_archive_samples(a), 3);
+    check_link(a, 2, "a/sub/2", 0, "2");
+    onepot_archive_close(a);
+    tree_end(&t);
+}
+END_TEST
+
+START_TEST(no_samples_are_an_error_that_says_what_is_there)
+{
+    struct onepot_archive_options o = {.size = sizeof(o)};
+    struct onepot_error error;
+    struct onepot_archive *a;
+    const char *first;
+    char fifo[128];
+    struct tree t;
+    tree_begin(&t);
+    tree_link(&t, "a/k1", "/data/full/k1");
+    tree_link(&t, "a/k2", "/data/full/k2");
+    tree_file(&t, "b/note.txt", "x", 1);
+    snprintf(fifo, sizeof(fifo), "%s/tree/b/fifo", t.path);
+    ck_assert_int_eq(mkfifo(fifo, 0600), 0);
+    tree_pack(&t, PACKING_TAR);
+    const char *const paths[] = {t.archive};
+    o.extensions = (const char *const[]){".jpg"};
+    o.extension_count = 1;
+    ck_assert_int_eq(onepot_archive_open(paths, 1, &o, &error, &a), -ENOENT);
+    static const char *const words[] = {"2 directories", "2 symbolic links", "1 file ",
+                                        "1 entry of another kind", "allow_empty"};
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
+        ck_assert_msg(strstr(error.text, words[i]) != NULL, "%s", error.text);
+    o.allow_empty = true;
+    ck_assert_int_eq(onepot_archive_open(paths, 1, &o, &error, &a), 0);
+    ck_assert_uint_eq(onepot_archive_samples(a), 0);
+    ck_assert_uint_eq(onepot_archive_classes(a), 2);
+    ck_assert_uint_eq(onepot_archive_passed_over(a, &first), 2);
+    ck_assert_str_eq(first, "a/k1");
+    onepot_archive_close(a);
+    tree_end(&t);
+}
+END_TEST
+
 START_TEST(shards_in_a_folder_or_by_a_pattern_are_one_dataset)
 {
     struct tree t;
@@ -491,6 +705,11 @@ int main(void)
     tcase_add_loop_test(t, samples_are_in_imagefolders_order_with_its_labels, 0, PACKINGS);
     tcase_add_test(t, filters_extensions_and_a_root_choose_files);
     tcase_add_test(t, files_group_by_base_name_and_by_directory);
+    tcase_add_loop_test(t, links_are_samples_as_in_imagefolder, 0, PACKINGS);
+    tcase_add_test(t, parts_and_labels_may_be_links);
+    tcase_add_test(t, directories_that_contain_themselves_end);
+    tcase_add_test(t, links_lead_from_shard_to_shard);
+    tcase_add_test(t, no_samples_are_an_error_that_says_what_is_there);
     tcase_add_test(t, shards_in_a_folder_or_by_a_pattern_are_one_dataset);
     tcase_add_test(t, splits_and_folds_go_by_name_alone);
     tcase_add_loop_test(t, an_archive_works_on_after_a_fork, 0, PACKINGS);
