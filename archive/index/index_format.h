@@ -95,9 +95,9 @@
  *                  member_len, u32 what_len, member, what}, each padded to a multiple of 8
  *     XATTRS_LEFT_OUT  8  one u64: extended attributes of the archive that the tree lacks,
  *                  as Linux has no place for them; without the section, none
- *     LEFT_OUT_KINDS  8  how many of the left-out members are of each kind (enum
- * left_out_kind), a u64 each; kinds may be added at the end RECIPE 1 of an index composed of
- * others: its parts, and how it was made (recipe.h)
+ *     RECIPE    1  of an index composed of others: its parts, and how it was made (recipe.h)
+ *     LEFT_OUT_KINDS  8  how many of the left-out members are of each kind, a u64 each, in the
+ *                  order of left_out_kind; kinds may be added at the end
  *
  * Zeros are invalid wherever possible: the last field of an entry, a range, a block,
  * a point and an extra is never 0, nor are the flags of an attribute, nor does a name or a
