@@ -108,12 +108,15 @@ if [[ $hows == *zstd* ]]; then
     split -b 1000 words word.
     zstd -q --train word.* -o dictionary 2>/dev/null
     zstd -q -1 -D dictionary -c gnu.tar >dictionary.tar.zst
-    for long in 28 31; do
-        zstd -q -1 --long=$long -c <gnu.tar >long.tar.zst
-        stream 0 long.tar.zst -q -f -o c.tar
-        same b.tar c.tar "a stream of zstd --long=$long"
-        run 0 "$onepot" ls long.tar.zst
-    done
+    zstd -q -1 --long=28 -c <gnu.tar >long.tar.zst
+    stream 0 long.tar.zst -q -f -o c.tar
+    same b.tar c.tar 'a stream of zstd --long=28'
+    run 0 "$onepot" ls long.tar.zst
+    "$python" - <<'END'
+with open("long.tar.zst", "rb+") as f:
+    f.seek(5)
+    f.write(b"\xa8") # 2 GiB, as of --long=31, which takes them
+END
     for archive in long dictionary; do
         want='its zstd data has a larger window (zstd --long) than memory allows (offset 0); where .*zstd -dc --long=31 FILE'
         [ $archive = long ] || want='its zstd data needs the dictionary that it was made with (zstd -D) (offset 0); .zstd -dc -D '

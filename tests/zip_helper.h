@@ -26,8 +26,9 @@ struct zip_member {
     const char *local_name;
     uint16_t local_method, local_flags; /* method: plus one */
     uint32_t local_size, local_crc;
-    const struct zip_member *same_as; /* it has no header, and is at that one's */
-    uint32_t at;                      /* set by zip_put */
+    uint32_t entry_packed, entry_size; /* where the directory has others */
+    const struct zip_member *same_as;  /* it has no header, and is at that one's */
+    uint32_t at;                       /* set by zip_put */
 };
 
 static inline uint8_t *zip_put_header(uint8_t *p, const struct zip_member *m, bool is_local)
@@ -47,8 +48,9 @@ static inline uint8_t *zip_put_header(uint8_t *p, const struct zip_member *m, bo
                    is_local && m->local_method ? (uint16_t)(m->local_method - 1) : m->method);
     bytes_put_le16(fields + 8, m->date ? m->date : 0x5021);
     bytes_put_le32(fields + 10, is_local && m->local_crc ? m->local_crc : crc);
-    bytes_put_le32(fields + 14, packed);
-    bytes_put_le32(fields + 18, is_local && m->local_size ? m->local_size : size);
+    bytes_put_le32(fields + 14, !is_local && m->entry_packed ? m->entry_packed : packed);
+    size = is_local && m->local_size ? m->local_size : size;
+    bytes_put_le32(fields + 18, !is_local && m->entry_size ? m->entry_size : size);
     bytes_put_le16(fields + 22, (uint16_t)name_len);
     bytes_put_le16(fields + 24, (uint16_t)extra);
     if (!is_local) {

@@ -302,7 +302,7 @@ static bool is_followed(const struct zip *z, const struct zip_entry *e, uint64_t
 static int prove_content(struct zip *z, const struct zip_entry *e,
                          const struct zip_local *local, uint64_t data)
 {
-    bool is_right = local->only_in_name && is_followed(z, e, data + e->packed_bytes);
+    bool is_right = local->sizes_agree && is_followed(z, e, data + e->packed_bytes);
     int r = is_right || is_long_deflated(e) /* which is read anyway */
                 ? 0
                 : content_prove(z, e, data);
@@ -487,17 +487,21 @@ static int add_entry(struct zip *z, const struct zip_entry *e, uint64_t record)
         .mtime_nsec = e->mtime_nsec,
         .data = DATA_STORED,
     };
+    const size_t ranges = z->ranges.count;
     int r = find_header(z, e, record, &member.header_offset);
-    if (r < 0)
-        return r;
-    if (memchr(e->name, '\0', e->name_len) || e->name_len == 0)
-        return leave_out(
-            z, fault_set(z->fault, -EINVAL, z->name, record,
-                         e->name_len ? "has a name with a zero byte" : "has no name"));
-    r = add_typed(z, e, record, &member);
-    if (r < 0)
-        r = leave_out(z, r);
-    return r;
+    if (r == 0 && (memchr(e->name, '\0', e->name_len) || e->name_len == 0))
+        r = fault_set(z->fault, -EINVAL, z->name, record,
+                      e->name_len ? "has a name with a zero byte" : "has no name");
+    if (r == 0)
+        r = add_typed(z, e, record, &member);
+    if (r < 0 && e->is_odd_64) { /* its place and length are guesses, which concern no other */
+        z->ranges.count = ranges;
+        if (r == -EUCLEAN) {
+            *z->fault = (struct fault){0};
+            r = fault_set(z->fault, -EILSEQ, z->name, record, "%s", ZIP_ODD_64);
+        }
+    }
+    return r < 0 ? leave_out(z, r) : 0;
 }
 
 static int read_directory(struct zip *z)
@@ -518,14 +522,11 @@ static int read_directory(struct zip *z)
         if (record_bytes == 0 || record_bytes > len)
             return zip_damaged(z, at,
                                "is followed by a damaged entry of the central directory");
-        const char *wrong = zip_read_entry(bytes, &entry);
+        zip_read_entry(bytes, &entry);
         if (entry.has_backslashes)
             replace_backslashes(z, &entry);
         zip_set_name(z, &entry);
-        if (!wrong)
-            r = z->take(z, &entry, at);
-        else if (z->take == add_entry) /* once */
-            r = leave_out(z, member_is_damaged(z, at, wrong));
+        r = z->take(z, &entry, at);
         if (r < 0)
             return r;
         at += record_bytes;

@@ -120,17 +120,21 @@ static int64_t zip_unix_time(uint32_t seconds, int64_t dos_time)
 
 /*
  * Values of 32 bits that did not fit are in this field, those alone and in this order. Some
- * writers declare fewer bytes than they wrote: it is read to its end all the same, as unzip
- * does.
+ * writers declare it shorter than it is: as unzip does, read on in what follows it.
  */
-static const char *zip_extra64(struct cursor *c, struct zip_entry *e, bool is_split)
+static void zip_extra64(struct cursor c, size_t declared, struct zip_entry *e, bool is_split)
 {
     uint64_t *wanted[] = {&e->size_bytes, &e->packed_bytes, &e->local_offset};
+    size_t needed = 0;
     for (size_t i = 0; i < 3; i++)
-        if (*wanted[i] == UINT32_MAX && !cursor_le64(c, wanted[i]))
-            return "has a zip64 field that is too short";
-    return is_split && !cursor_le32(c, &e->volume) ? "has a zip64 field without its volume"
-                                                   : NULL;
+        if (*wanted[i] == UINT32_MAX) {
+            needed += sizeof(*wanted[i]);
+            e->is_short_64 |= !cursor_le64(&c, wanted[i]);
+        }
+    e->is_short_64 |= declared < needed;
+    e->is_odd_64 = declared != needed + (is_split ? sizeof(e->volume) : 0);
+    if (is_split && declared >= needed + sizeof(e->volume))
+        cursor_le32(&c, &e->volume);
 }
 
 static void zip_extra_ntfs(struct cursor c, struct zip_entry *e)
@@ -183,9 +187,8 @@ static void zip_extra_path(struct cursor c, struct zip_entry *e)
     e->name_len = len;
 }
 
-/* Extra fields that make no sense are passed over, as unzip does; zip64 has to. */
-static const char *zip_read_extra(const uint8_t *bytes, size_t len, struct zip_entry *e,
-                                  bool is_split)
+/* Extra fields that make no sense are passed over, as unzip does. */
+static void zip_read_extra(const uint8_t *bytes, size_t len, struct zip_entry *e, bool is_split)
 {
     struct cursor c = {bytes, len};
     const uint8_t *value;
@@ -193,16 +196,15 @@ static const char *zip_read_extra(const uint8_t *bytes, size_t len, struct zip_e
     const int64_t dos_time = e->mtime_sec;
     bool needs_64 = e->size_bytes == UINT32_MAX || e->packed_bytes == UINT32_MAX ||
                     e->local_offset == UINT32_MAX;
-    while (cursor_le16(&c, &id) && cursor_le16(&c, &value_len) &&
-           cursor_take(&c, value_len, &value)) {
-        struct cursor field = {value, value_len}, longer = {value, c.left + value_len};
-        const char *wrong = NULL;
+    while (cursor_le16(&c, &id) && cursor_le16(&c, &value_len)) {
         if (id == EXTRA_ZIP64 && needs_64) {
-            wrong = zip_extra64(&longer, e, is_split);
+            zip_extra64(c, value_len, e, is_split);
             needs_64 = false;
-            if (longer.left < c.left)
-                c = longer;
-        } else if (id == EXTRA_TIME && value_len >= 5 && value[0] & 1) {
+        }
+        if (!cursor_take(&c, value_len, &value))
+            break;
+        struct cursor field = {value, value_len};
+        if (id == EXTRA_TIME && value_len >= 5 && value[0] & 1) {
             e->mtime_sec = zip_unix_time(bytes_le32(value + 1), dos_time);
         } else if (id == EXTRA_OLD_UNIX && value_len >= 8) {
             e->mtime_sec = zip_unix_time(bytes_le32(value + 4), dos_time);
@@ -213,10 +215,7 @@ static const char *zip_read_extra(const uint8_t *bytes, size_t len, struct zip_e
         } else if (id == EXTRA_UNICODE_PATH) {
             zip_extra_path(field, e);
         }
-        if (wrong)
-            return wrong;
     }
-    return NULL;
 }
 
 /* The same rule as unzip's: no file of these systems can have a backslash in its name. */
@@ -243,7 +242,7 @@ static uint32_t zip_mode(unsigned host, uint32_t attributes, const struct zip_en
     return mode & S_IFMT ? mode & 0177777 : S_IFREG | mode;
 }
 
-const char *zip_read_entry(const uint8_t *bytes, struct zip_entry *ret_entry)
+void zip_read_entry(const uint8_t *bytes, struct zip_entry *ret_entry)
 {
     size_t name_len = bytes_le16(bytes + 28), extra_len = bytes_le16(bytes + 30);
     uint16_t volume = bytes_le16(bytes + 34);
@@ -262,15 +261,14 @@ const char *zip_read_entry(const uint8_t *bytes, struct zip_entry *ret_entry)
         .local_offset = bytes_le32(bytes + 42),
         .volume = volume == UINT16_MAX ? 0 : volume,
     };
-    const char *wrong = zip_read_extra(bytes + ZIP_ENTRY_BYTES + name_len, extra_len, ret_entry,
-                                       volume == UINT16_MAX);
+    zip_read_extra(bytes + ZIP_ENTRY_BYTES + name_len, extra_len, ret_entry,
+                   volume == UINT16_MAX);
     ret_entry->has_backslashes =
         zip_has_backslashes(host, ret_entry->name, ret_entry->name_len);
     ret_entry->mode = zip_mode(host, bytes_le32(bytes + 38), ret_entry);
     /* Data that zip read from a pipe has the pipe's type; unzip makes a file of it, too. */
     if (ret_entry->packed_bytes > 0 && !S_ISDIR(ret_entry->mode) && !S_ISLNK(ret_entry->mode))
         ret_entry->mode = S_IFREG | (ret_entry->mode & 07777);
-    return wrong;
 }
 
 /* Sizes and sum may follow the data, or be 0, as some writers leave them; where they were too
@@ -305,7 +303,9 @@ const char *zip_read_local(const uint8_t *bytes, size_t len, const struct zip_en
     else if (name_len != entry->raw_name_len || len < ZIP_LOCAL_BYTES + name_len ||
              memcmp(bytes + ZIP_LOCAL_BYTES, entry->raw_name, name_len) != 0)
         *ret_local = (struct zip_local){ret_local->header_bytes,
-                                        "has another name in its header", .only_in_name = true};
+                                        "has another name in its header", .sizes_agree = true};
+    else if (entry->is_short_64)
+        *ret_local = (struct zip_local){ret_local->header_bytes, ZIP_ODD_64};
     return NULL;
 }
 

@@ -67,6 +67,9 @@ struct zip_entry {
     const uint8_t *raw_name; /* as in the local header */
     size_t raw_name_len;
     bool has_backslashes; /* in place of slashes, as some programs for Windows write them */
+    /* Its zip64 field has not the length of the values that it should have; or less. */
+    bool is_odd_64, is_short_64;
+#define ZIP_ODD_64 "has a zip64 field of the wrong length"
     uint16_t method, flags;
     uint32_t crc32;
     uint64_t packed_bytes, size_bytes;
@@ -84,14 +87,14 @@ size_t zip_entry_bytes(const uint8_t *bytes);
 /* Is this a digital signature of the directory, which ends it? */
 bool zip_is_signature(const uint8_t *bytes, size_t len);
 
-/* Read an entry of zip_entry_bytes bytes. NULL, or its fault. */
-const char *zip_read_entry(const uint8_t *bytes, struct zip_entry *ret_entry);
+/* Read an entry of zip_entry_bytes bytes. */
+void zip_read_entry(const uint8_t *bytes, struct zip_entry *ret_entry);
 
 /* A member's own header, beside its entry in the directory. */
 struct zip_local {
     uint64_t header_bytes; /* up to the data */
     const char *differs;   /* NULL, or how it disagrees with the entry */
-    bool only_in_name;     /* it has the same sizes and sum, or none */
+    bool sizes_agree;      /* it has the same sizes and sum, or none */
 };
 
 /*
