@@ -189,7 +189,7 @@ static bool has_folders(const struct listing *listing)
     return count > 1;
 }
 
-/* -ELOOP: the folder is one of those that lead to it, as only links can have it. */
+/* -ELOOP: the folder holds itself, as only links can have it. */
 static int count_check_loop(int root_fd, const char *path, int fd)
 {
     auto_free char *above = strdup(path);

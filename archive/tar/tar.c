@@ -708,7 +708,7 @@ static int tar_walk_has_end_marker(const struct walk *w, bool *ret_has)
 
 /*
  * Behind the end marker, which zeros may follow as tar's padding: 1: another tar begins at
- * w->base; 0: nothing does. tar ignores bytes that are no header, and so what is behind them;
+ * w->base; 0: nothing does. tar ignores bytes that are no header, and all behind them;
  * but an index may be there, as in archives of onepot, and --ignore-zeros goes on to a header.
  */
 static int tar_walk_go_on(struct walk *w)

@@ -111,7 +111,7 @@ const char *mount_namespace_advice(void);
  */
 int mountpoint_unmount(const char *path, bool lazy);
 
-/* Words for its error, and what is missing where fusermount3 does not say so. */
+/* Words for its error, and for a missing mtab, which fusermount3 does not name. */
 const char *mountpoint_unmount_error(int err);
 
 /*
