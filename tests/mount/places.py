@@ -299,8 +299,9 @@ def test_a_user_is_told_that_mtab_is_missing(work):
         for command in (["umount", path], ["doctor"]):
             done = onepot(*command, status=1, **user)
             check(b"fusermount3 needs /etc/mtab" in done.stdout + done.stderr, f"{command}: {said(done)}")
-        for left in harness.mountpoints("/dev/shm")[:-1]:
-            run("umount", left)
+        for left in harness.mountpoints("/dev/shm"):
+            if left != "/dev/shm": # which is there once, or twice
+                run("umount", left)
         life.wait_away(VICTIM)
         harness.detach("/etc")
 
