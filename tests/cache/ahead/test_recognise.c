@@ -130,7 +130,7 @@ START_TEST(folders_of_links_are_recognised)
     uint32_t positions[128];
     struct recognised found;
     struct builder *b = new_builder();
-    char path[64], target[64];
+    char path[64], target[80];
     bool by_class = _i;
 
     for (unsigned i = 0; i < FILES; i++) {
