@@ -117,7 +117,13 @@ with open("long.tar.zst", "rb+") as f:
     f.seek(5)
     f.write(b"\xa8") # 2 GiB, as of --long=31, which takes them
 END
+    limited=yes
+    if ! (ulimit -d 1500000 && ASAN_OPTIONS='' "$onepot" --version) >/dev/null 2>&1; then
+        echo 'not tested: windows larger than memory (a sanitizer needs more)'
+        limited=
+    fi
     for archive in long dictionary; do
+        [ -n "$limited" ] || break
         want='its zstd data has a larger window (zstd --long) than memory allows (offset 0); where .*zstd -dc --long=31 FILE'
         [ $archive = long ] || want='its zstd data needs the dictionary that it was made with (zstd -D) (offset 0); .zstd -dc -D '
         (
