@@ -163,9 +163,17 @@ static int find_users_copy(char ret_path[PATH_MAX], char why[PRELOAD_WHY_MAX])
     if (snprintf(base, sizeof(base), "%s%s", has_cache ? cache : home,
                  has_cache ? "" : "/.cache") >= PATH_MAX)
         return refuse(why, "HOME", -ENAMETOOLONG, NULL);
-    struct place parent;
-    if (!has_cache && access(base, F_OK) < 0 && open_closed(home, &parent, why) == 0) {
-        mkdirat(parent.fd, ".cache", 0700);
+    for (size_t len = strlen(base); len > 1 && base[len - 1] == '/';)
+        base[--len] = '\0';
+    char *slash = strrchr(base, '/');
+    if (access(base, F_OK) < 0 && slash > base) { /* as the folder of indexes is made */
+        struct place parent;
+        *slash = '\0';
+        int r = open_closed(base, &parent, why);
+        *slash = '/';
+        if (r < 0)
+            return r;
+        mkdirat(parent.fd, slash + 1, 0700);
         close(parent.fd);
     }
     return find_copy(base, ret_path, why);

@@ -293,6 +293,22 @@ def test_a_user_has_it_in_the_cache_folder(work):
         find /var/cache -name '*.so' -printf '%m %p\\n'
     """, env=environment(XDG_CACHE_HOME=None, HOME="/var/cache/home"))
     check(re.search(rb"600 /var/cache/home/.cache/onepot/libonepot-io-\w+.so\n$", done.stdout), done)
+    done = alone(work, """
+        mkdir -m 700 /var/cache/home; chown 65534 /var/cache/home
+        setpriv --reuid=65534 --regid=65534 --clear-groups "$1" doctor >/dev/null || true
+        find /var/cache/home -printf '%m %p\n'
+    """, env=environment(XDG_CACHE_HOME="/var/cache/home/new/"))
+    check(re.search(rb"^700 /var/cache/home/new\n(.|\n)*600 /var/cache/home/new/onepot/libonepot-io-\w+.so\n", done.stdout,
+                    re.MULTILINE), done)
+
+
+def test_a_folder_that_others_write_to_is_named_and_not_what_is_missing_in_it(work):
+    need_program("setpriv")
+    done = alone(work, """
+        mkdir -m 1777 /var/cache/open; mkdir -m 700 /var/cache/open/home; chown 65534 /var/cache/open/home
+        setpriv --reuid=65534 --regid=65534 --clear-groups "$1" doctor || true
+    """, env=environment(XDG_CACHE_HOME=None, HOME="/var/cache/open/home"))
+    check(re.search(rb"libonepot-io.so: .*/var/cache/open: .*mode 1777", done.stdout), done)
 
 
 def test_copies_of_other_versions_go(work):
