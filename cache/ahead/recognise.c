@@ -210,7 +210,10 @@ static int recogniser_take_links(struct recogniser *r, uint32_t first, uint32_t 
 /* Once, as they can't change. If there are too many, none is looked at. */
 static void recogniser_find_links(struct recogniser *r)
 {
-    uint32_t entries = index_info(r->index)->entries;
+    const struct index_info *info = index_info(r->index);
+    const bool has_others = info->files + info->directories < info->entries;
+    const uint32_t entries =
+        has_others ? info->entries : 0; /* else the index stays untouched */
     uint64_t steps = 0;
     int err = 0;
 
