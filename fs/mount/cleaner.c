@@ -459,11 +459,13 @@ static void subordinate_last(struct user_children *users)
     auto_free char *line = NULL;
     size_t capacity = 0, accounts = 0;
 
-    while (f && getline(&line, &capacity, f) > 0)
-        for (size_t i = 0;
-             i < users->count && sscanf(line, "%*[^:]:%llu:%llu", &first, &count) == 2; i++)
+    while (f && getline(&line, &capacity, f) > 0) {
+        if (sscanf(line, "%*[^:]:%llu:%llu", &first, &count) != 2)
+            continue;
+        for (size_t i = 0; i < users->count; i++)
             users->at[i].is_subordinate |=
                 users->at[i].uid >= first && users->at[i].uid - first < count;
+    }
     for (size_t i = 0; i < users->count; i++)
         if (!users->at[i].is_subordinate) {
             struct user_child account = users->at[i];
