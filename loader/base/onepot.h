@@ -6,10 +6,10 @@
  * - Functions return 0 or a negative errno. Results come back through trailing `ret_`
  *   parameters, which are written on success only. A `struct onepot_error *` may be NULL; on
  *   failure it receives one line that names file and member.
- * - The first member of an option struct, and of a struct that a result is written to, is its
- * own size. Set it to sizeof, and leave options that you don't need 0. A program built with an
- * older header goes on working. One that sets an option unknown to this library gets -E2BIG;
- * one that leaves the size 0 gets -EINVAL.
+ * - The first member of an option struct, and of a struct for a result, is its own size. Set it
+ *   to sizeof, and leave options that you don't need 0. A program built with an older header
+ *   goes on working. One that sets an option unknown to this library gets -E2BIG; one that
+ *   leaves the size 0 gets -EINVAL.
  * - The library prints nothing, handles no signal and has no global state.
  * - Several threads may use a handle at once where its section says so. After fork(2) a handle
  *   works on in the child; parent and child each close their own.
