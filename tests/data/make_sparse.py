@@ -17,7 +17,7 @@ SIZE = 5 * GIB
 FILES = {
     # tests/archive/squashfs/test_squashfs.c
     "huge": [(i * GIB, b"x" * 5000) for i in range(1, 5)],
-    # tests/mount/big.py
+    # tests/mount/formats/big.py
     "sparse": [(at, struct.pack("<Q", at + 1) * 2) for at in
                (0, 1 * GIB, 2 * GIB - 8, 4 * GIB - 8, 4 * GIB + 4096, SIZE - 16)],
 }

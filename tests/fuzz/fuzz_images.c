@@ -8,7 +8,7 @@
 
 #include "fuzz.h"
 #include "images.h"
-#include "loader/pictures.h"
+#include "pictures.h"
 
 #define SIDE 16u
 

@@ -2,7 +2,7 @@
  * The packer: what is in the tree is in the archive, the same bytes from any number of
  * threads, and what goes wrong is told and leaves no wrong archive.
  *
- * What other programs extract from it is the business of tests/pack.sh.
+ * What other programs extract from it is the business of tests/command/pack.sh.
  */
 #include <check.h>
 

@@ -1,0 +1,367 @@
+"""The archive's storage fails: reads fail once or for good, stall, or lose their handles.
+slowfs is the storage, and does on a signal what it was told."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from errno import EIO
+
+import faults
+import harness
+import life
+import tree
+from tars import write_folder
+from faults import read
+from harness import check, check_equal, environment, wait_for
+from slow import Slow
+
+FILES = 120
+FILE_BYTES = 20_000
+THREADS = 32  # that read ahead, at most
+
+
+def contents(number):
+    return tree.content(FILE_BYTES + number, number)
+
+
+def make_source(work, name="data.tar"):
+    source = work / "source"
+    os.makedirs(source, exist_ok=True)
+    write_folder(os.path.join(source, name), ((f"{i:03d}", contents(i)) for i in range(FILES)))
+    return source
+
+
+@contextlib.contextmanager
+def served(work, *options, mount_options=()):
+    """A mount of an archive on slowfs; no page of it stays in the kernel, and nothing is read
+    before it is asked for."""
+    source = make_source(work)
+    with Slow(work, "--pages=none", *options, source) as slow:
+        with work.mount(slow / "data.tar", "--readahead", "off", *mount_options,
+                        env=environment()) as mount:
+            yield mount, slow, source
+
+
+def outlive_stalls():
+    """A file whose read stalled fails at once for 0.2 s: the kernel asks for it twice."""
+    time.sleep(0.3)
+
+
+def wait_for_counts(mount, good, what):
+    """The daemon writes them down several times a second."""
+    wait_for(lambda: good(mount.stat()), lambda: f"{what}: {mount.stat()}")
+    return mount.stat()
+
+
+def check_files(mount, numbers, what):
+    for i in numbers:
+        check_equal(read(mount / f"d/{i:03d}") == contents(i), True, f"{what}: d/{i:03d}")
+
+
+def errors_of(mount, numbers):
+    return {read(mount / f"d/{i:03d}") for i in numbers}
+
+
+def test_requests_are_counted_as_the_storage_counts_them(work):
+    with served(work) as (mount, slow, _):
+        for _ in range(2):
+            check_files(mount, range(FILES), "an epoch")
+        asked = slow.counts()
+        state = wait_for_counts(mount, lambda s: s["storage_bytes"] >= asked["bytes"], "bytes")
+        # The kernel cuts the long reads of indexing.
+        cut = asked["open"] + asked["read"] - state["storage_requests"]
+        check(0 <= cut <= asked["bytes"] >> 20, f"{state['storage_requests']} of {asked}")
+        check_equal(state["storage_bytes"], asked["bytes"], "bytes")
+        check(FILES < asked["read"] < 2 * FILES, f"a second epoch asked again: {asked}")
+        text = harness.onepot("stat", mount.path).stdout.decode()
+        check(f"  to storage   {state['storage_requests']} requests, " in text, text)
+
+
+def test_reads_that_fail_once_reach_nobody(work):
+    with served(work, "--fail-every=7") as (mount, slow, _):
+        check_files(mount, range(FILES), "every 7th read fails")
+        check(slow.counts()["read"] > FILES, "slowfs was not asked")
+        state = wait_for_counts(mount, lambda s: s["source_retries"] >= FILES // 7, "retries")
+        check_equal(state["errors"], 0, "errors of readers")
+        check_equal(state["source_failures"], 0, "reads given up")
+        check("tried again" in state["last_error"], f"last error: {state['last_error']!r}")
+        shown = harness.onepot("stat", mount.path).stdout.decode()
+        check("failed reads tried again" in shown, f"stat shows no retries: {shown}")
+
+
+def test_bytes_that_came_while_a_read_failed_are_not_kept(work):
+    """Storage that fails may also return wrong bytes: they answer who waits, and no more."""
+    with served(work, "--toggle=fail", mount_options=("--retries", "20")) as (mount, slow, _):
+        def reads_of(number):
+            before = slow.counts()["read"]
+            check_files(mount, (number,), "a file")
+            faults.forget(mount / f"d/{number:03d}")
+            return slow.counts()["read"] - before
+
+        check_equal((reads_of(1), reads_of(1)), (1, 0), "reads of one that came in peace")
+        slow.toggle()
+        reader = harness.in_thread(reads_of, 2)
+        wait_for_counts(mount, lambda s: s["source_retries"] >= 1, "a retry")
+        slow.toggle()
+        check(reader() >= 2, "the read did not fail")
+        check_equal((reads_of(2), reads_of(2)), (1, 0), "reads of one that came meanwhile")
+
+
+def test_no_retries_if_so_wanted(work):
+    with served(work, "--toggle=fail", mount_options=("--retries", "0")) as (mount, slow, _):
+        check_files(mount, range(3), "before")
+        slow.toggle()
+        check_equal(read(mount / "d/005"), EIO, "a read that fails")
+        state = wait_for_counts(mount, lambda s: s["source_failures"] >= 1, "reads given up")
+        check_equal(state["source_retries"], 0, "retries")
+        slow.toggle()
+        check_files(mount, (5, 6), "when it is over")
+
+
+def test_storage_that_is_gone_and_comes_back(work):
+    """EIO for each read, soon; what is cached is served; and no restart is needed."""
+    with served(work, "--toggle=fail", "--fail-error=ETIMEDOUT",
+                mount_options=("--retries", "1")) as (mount, slow, _):
+        check_files(mount, range(10), "before")
+        slow.toggle()
+        check_equal(errors_of(mount, range(20, 40)), {EIO}, "what readers get")
+        check_equal(len(os.listdir(mount / "d")), FILES, "names")
+        state = wait_for_counts(mount, lambda s: s["source_failures"] >= 20, "reads given up")
+        check("d/039" in state["last_error"], f"last error: {state['last_error']!r}")
+        slow.toggle()
+        check_files(mount, range(FILES), "when it is over")
+
+
+def test_stale_handle_is_opened_again(work):
+    with served(work, "--toggle=stale") as (mount, slow, _):
+        check_files(mount, range(3), "before")
+        for turn in range(2):
+            slow.toggle()
+            check_files(mount, range(10 + 40 * turn, 50 + 40 * turn), "after it went stale")
+        state = wait_for_counts(mount, lambda s: s["source_reopened"] == 2, "openings")
+        check_equal(state["errors"], 0, "errors")
+        check("opened again" in state["last_error"], f"last error: {state['last_error']!r}")
+
+
+def test_stale_handle_of_an_archive_that_was_replaced(work):
+    """Another archive has its name: its bytes are not those that the index speaks of."""
+    with served(work, "--toggle=stale", "--entry-timeout=0", "--attr-timeout=0",
+                mount_options=("--retries", "1")) as (mount, slow, source):
+        check_files(mount, range(3), "before")
+        write_folder(os.path.join(source, "new"),
+                     ((f"{i:03d}", contents(i)[::-1]) for i in range(FILES)))
+        os.rename(os.path.join(source, "new"), os.path.join(source, "data.tar"))
+        slow.toggle()
+        check_equal(errors_of(mount, range(20, 30)), {EIO}, "what readers get")
+        check_equal(mount.stat()["source_reopened"], 0, "openings")
+
+
+def test_a_reader_waits_once_for_what_stalls(work):
+    """The kernel asks again for the page that its reading ahead did not bring."""
+    stalls = []
+    with served(work, "--toggle=stall", mount_options=("--io-timeout", "1")) as (mount, slow, _):
+        check_files(mount, range(2), "before")
+        for i in range(5, 17, 2):  # the kernel asks late where others use the machine
+            before = mount.stat()["stalls"]
+            slow.toggle()
+            check_equal(errors_of(mount, (i, i + 1)), {EIO}, "readers of what stalls")
+            state = wait_for_counts(mount, lambda s: s["stalls"] >= before + 2, "stalls")
+            stalls.append(state["stalls"] - before)
+            slow.toggle()
+            outlive_stalls()
+            check_files(mount, (i, i + 1), "when it goes on")
+            if stalls[-1] == 2:
+                return
+    check(False, f"stalls of two reads: {stalls}")
+
+
+def test_a_reader_waits_once_for_what_fails(work):
+    """The same for a read that is tried again for seconds, and fails."""
+    given_up = []
+    with served(work, "--toggle=fail") as (mount, slow, _):
+        check_files(mount, range(2), "before")
+        for i in range(5, 13):  # the kernel asks late where others use the machine
+            before = mount.stat()["source_failures"]
+            slow.toggle()
+            check_equal(read(mount / f"d/{i:03d}"), EIO, "a read that fails")
+            wait_for_counts(mount, lambda s: s["source_failures"] > before, "failures")
+            slow.toggle()
+            check_files(mount, (i + 10,), "when it is over")
+            time.sleep(0.5)  # until the last of them is written down, too
+            given_up.append(mount.stat()["source_failures"] - before)
+            if given_up[-1] == 1:
+                return
+    check(False, f"reads of the archive for one of a file: {given_up}")
+
+
+@life.not_starved
+def test_time_for_which_the_daemon_is_stopped_is_no_stall(work):
+    limit = 4
+    with served(work, "--toggle=stall", mount_options=("--io-timeout", str(limit))) as (mount, slow, _):
+        check_files(mount, range(2), "before")
+        pid = mount.stat()["daemon_pid"]
+        asked = slow.counts()["read"]
+        slow.toggle()
+        with life.Clock() as before:
+            reader = harness.in_thread(read, mount / "d/050")
+            wait_for(lambda: slow.counts()["read"] > asked, "the read")
+            os.kill(pid, signal.SIGSTOP)  # the thread that reads stays where it is
+            wait_for(lambda: life.thread_state(pid, pid) == "T", "the daemon to stop")
+        time.sleep(limit + 1)
+        with life.Clock() as after:
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(0.5)  # a few looks of the watchdog
+            slow.toggle()
+        if before.seconds + after.seconds > limit - life.STARVED_SECONDS:
+            raise life.Starved("the read waited for too long while the daemon was not stopped")
+        check_equal(reader() == contents(50), True, "what the reader got")
+        check_equal(mount.stat()["stalls"], 0, "stalls")
+
+
+def test_threads_come_back_from_a_stall(work):
+    """More stalls, a few at a time, than there may ever be threads (512)."""
+    options = ("--io-timeout", "1", "--cache", "0")  # or what stalled is there the next time
+    with served(work, "--toggle=stall", mount_options=options) as (mount, slow, _):
+        for turn in range(6):
+            slow.toggle()
+            readers = [harness.in_thread(read, mount / f"d/{i:03d}") for i in range(90)]
+            check_equal({r() for r in readers}, {EIO}, "readers of what stalls")
+            slow.toggle()
+            outlive_stalls()
+            check_files(mount, (100 + turn,), "when it goes on")
+        check_files(mount, range(FILES), "at last")
+        # One is counted when it was answered: its reader may be a moment ahead.
+        wait_for_counts(mount, lambda s: s["stalls"] >= 540, "stalls")
+
+
+def test_a_read_that_is_lost_is_made_anew(work):
+    """Its thread hangs for good; who wants the same block later does not hang behind it."""
+    source = work.make("source")
+    tree_of_files = work.make("tree")
+    for i in range(20):
+        tree.write(os.path.join(tree_of_files, f"{i:02d}"), contents(i))
+    harness.onepot("pack", "--zstd", "-o", os.path.join(source, "data.tar.zst"), tree_of_files)
+    for name, options in (("data.tar.zst", ()), ("data.tar", ("--cache", "4M"))):
+        if name == "data.tar":
+            harness.onepot("pack", "-o", os.path.join(source, name), tree_of_files)
+        with Slow(work, "--pages=none", "--toggle=lose", source) as slow:
+            with work.mount(slow / name, "--io-timeout", "2", "--readahead", "off", *options,
+                            env=environment()) as mount:
+                os.listdir(mount.path)
+                slow.toggle()
+                lost = [harness.in_thread(read, mount / f"{i:02d}") for i in (3, 3, 4)]
+                check_equal({r() for r in lost}, {EIO}, f"{name}: reads that are lost")
+                slow.toggle()
+                outlive_stalls()
+                for i in (3, 4, 5):
+                    check_equal(read(mount / f"{i:02d}") == contents(i), True,
+                                f"{name}: file {i} when the storage is back")
+                os.kill(slow.pid(), signal.SIGTERM)  # which answers them after all
+                wait_for(lambda: not harness.mountpoints(slow.at), "the end of slowfs")
+
+
+def read_of_the_mount(mount, number):
+    """One that the kernel has no pages for: the daemon sees it."""
+    faults.forget(mount / f"d/{number:03d}")
+    check_files(mount, (number,), "what was read before")
+    return mount.stat()
+
+
+@life.not_starved
+def test_reading_ahead_goes_on_when_its_threads_hang(work):
+    """All 32 of them, in reads that get no answer; others take their place."""
+    source = make_source(work)
+    with open(work / "order", "w", encoding="ascii") as f:
+        f.writelines(f"d/{i:03d}\n" for i in range(FILES))
+    ahead = 40  # and no more: nothing is on its way when the storage stops answering
+    options = ("--io-timeout", "3", "--order", work / "order", "--cache", "16M",
+               "--readahead", str(sum(FILE_BYTES + i for i in range(ahead))))
+    with Slow(work, "--pages=none", "--toggle=lose", source) as slow:
+        with work.mount(slow / "data.tar", *options, env=environment()) as mount:
+            wait_for_counts(mount, lambda s: s["prefetched"] == ahead, "files ahead")
+            slow.toggle()
+            before = slow.counts()["read"]
+            for i in range(THREADS):  # a file that was read makes room for one more
+                check_files(mount, (i,), "what was there")
+                wait_for(lambda n=before + i: slow.counts()["read"] > n, f"thread {i} to hang")
+            slow.toggle()
+            if mount.stat()["threads_replaced"]:
+                raise life.Starved("threads were taken for stuck meanwhile: others hang as well")
+            # They are looked for while something is read.
+            wait_for(lambda: read_of_the_mount(mount, 0)["threads_replaced"] == THREADS,
+                     "all of them to be replaced")
+            for i in range(THREADS, FILES):  # in time for whoever is to be ahead of this
+                check_equal(errors_of(mount, (i,)) & {EIO}, set(), f"file {i}")
+                time.sleep(0.01)
+            wait_for_counts(mount, lambda s: s["prefetched_used"] > ahead + 10, "files used")
+            check_equal(mount.stat()["threads_replaced"], THREADS, "threads replaced")
+            os.kill(slow.pid(), signal.SIGTERM)  # which answers the others after all
+            wait_for(lambda: not harness.mountpoints(slow.at), "the end of slowfs")
+
+
+def test_a_start_on_storage_that_stalls_ends(work):
+    """By itself when its time is over, at once when it is asked to."""
+    source = make_source(work)
+    with Slow(work, "--toggle=stall", "--entry-timeout=0", "--attr-timeout=0", source) as slow:
+        slow.toggle()
+        done = harness.onepot("mount", slow / "data.tar", "--io-timeout", "1", status=1)
+        check("has not answered for 1 s" in done.stderr.decode(), f"it said {done.stderr!r}")
+        done = harness.onepot("run", slow / "data.tar", "--io-timeout", "1", "--", "true",
+                              status=125)
+        check("has not answered for 1 s" in done.stderr.decode(), f"run said {done.stderr!r}")
+        for command in (["mount", slow / "data.tar"], ["run", slow / "data.tar", "--", "true"]):
+            start = subprocess.Popen([harness.onepot_program(), *map(str, command)],
+                                     stderr=subprocess.DEVNULL, env=environment())
+            time.sleep(0.5)
+            start.send_signal(signal.SIGTERM)
+            check_equal(start.wait(timeout=90), -signal.SIGTERM, "how it ended")
+        slow.toggle()
+        with work.mount(slow / "data.tar", env=environment()) as mount:
+            check_files(mount, range(3), "when the storage is back")
+
+
+@contextlib.contextmanager
+def stuck(slow, *command):
+    """A command that waits for a read which slowfs has taken; then slowfs is stopped, so that not
+    even a signal that kills ends the wait."""
+    slow.toggle()
+    before = slow.counts()["read"]
+    pid = slow.pid()
+    with life.background(*command) as started:
+        try:
+            wait_for(lambda: slow.counts()["read"] > before or started.poll() is not None, "a read")
+            os.kill(pid, signal.SIGSTOP)
+            yield started
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    slow.toggle()
+
+
+def test_storage_that_never_answers_holds_no_command(work):
+    source = make_source(work)
+    with Slow(work, "--toggle=stall", "--pages=none", source) as slow:
+        archive = slow / "data.tar"
+        for status, command in ((1, ["mount", archive]), (125, ["run", archive, "--", "true"]),
+                                (1, ["mount", "-f", archive])):
+            with stuck(slow, command[0], "--io-timeout", "3", *command[1:]) as started:
+                code, _, errors = life.ended(started, 60)
+            check_equal(code, status, f"the status of {command}")
+            check("has not answered for 3 s" in errors, f"{command} said {errors!r}")
+        for command in ("ls", "info", "cat", "verify"):
+            with stuck(slow, command, archive, *(["d/000"] if command == "cat" else [])) as started:
+                line = started.stderr.readline().decode()
+                check("has not answered for 5 s; this waits" in line, f"{command} said {line!r}")
+                started.terminate()
+                code, _, _ = life.ended(started, 60)
+            check_equal(code, -signal.SIGTERM, f"the end of {command}")
+        with work.mount(archive) as mount:
+            check_files(mount, range(3), "when the storage is back")
+        wait_for(lambda: harness.marked_processes(os.environ[harness.MARK]) == [slow.pid()],
+                 "what was left behind to end")
+    life.check_nothing_left()
+
+
+if __name__ == "__main__":
+    harness.main(globals())

@@ -1,0 +1,51 @@
+"""What a saved index spares storage: slowfs counts the reads."""
+
+import os
+import pathlib
+import time
+
+import harness
+from harness import check, check_equal, onepot
+from nested import files, tar_of, write
+from slow import Slow
+from volumes import cut, info, make_tar
+
+
+def test_a_mount_with_a_saved_index_does_not_read_the_parts(work):
+    source = work.make("source")
+    paths = cut(make_tar(pathlib.Path(source) / "a"), ["t.%03d" % i for i in range(100)])
+    onepot("index", "--force", paths[0])
+    index = info(paths[0])["index_path"]
+    later = time.time() + 100  # more than its archive's time of change: no samples are compared
+    os.utime(index, (later, later))
+    with Slow(work, "--pages=none", source) as slow:
+        with work.mount(slow / "t.000") as mount:
+            check_equal(len(os.listdir(mount.path)), 1, "names")
+        reads = slow.counts()["read"]
+    check(reads < len(paths) // 2, f"{reads} reads")
+
+
+def test_a_view_is_made_of_the_index_of_all(work):
+    """And neither of the archive's own, nor by another walk through the archives in it."""
+    os.mkdir(work / "source")
+    members = {f"n{i:03}.tar": tar_of(files(f"f{i}-")) for i in range(100)}
+    write(work, "source/outer.tar", tar_of(members))
+    with Slow(work, "--pages=none", work / "source") as slow:
+        def listed(path, view, expected):
+            shown = onepot("ls", "-R", "--nested", *view, path).stdout.decode().split("\n")
+            check_equal(sum(line.endswith(".txt") for line in shown), expected, f"{view}")
+
+        def reads(view, expected):
+            before = slow.counts()["read"]
+            listed(slow / "outer.tar", view, expected)
+            return slow.counts()["read"] - before
+        check(reads(["--include", "n00*"], 50) > 100, "the first view walks through all")
+        onepot("index", "--nested", "--force", "--include", "n01*", slow / "outer.tar")
+        one, two = reads(["--include", "n00*"], 50), reads(["--exclude", "n00*"], 450)
+        check(max(one, two) < 50, f"views of the saved tree: {one} and {two} reads")
+    changed = write(work, "source/outer.tar", tar_of({**members, "n999.tar": members["n000.tar"]}))
+    listed(changed, ["--exclude", "n00*"], 455)
+
+
+if __name__ == "__main__":
+    harness.main(globals(), in_memory=True)
