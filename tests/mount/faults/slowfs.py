@@ -6,7 +6,6 @@ matter of its model, which has a suite of its own (test_slow_server).
 
 import contextlib
 import errno
-import json
 import os
 import signal
 import threading
@@ -14,6 +13,7 @@ import threading
 import harness
 import tree
 from harness import Failure, check, check_equal, mountpoints, need_program, run, wait_for
+from slow import Slow, slowfs_program
 
 FILES, FILE_BYTES = 40, 5000
 

@@ -8,7 +8,6 @@ import subprocess
 import time
 from errno import EIO
 
-import faults
 import harness
 import life
 import tree
@@ -97,7 +96,7 @@ def test_bytes_that_came_while_a_read_failed_are_not_kept(work):
         def reads_of(number):
             before = slow.counts()["read"]
             check_files(mount, (number,), "a file")
-            faults.forget(mount / f"d/{number:03d}")
+            life.forget(mount / f"d/{number:03d}")
             return slow.counts()["read"] - before
 
         check_equal((reads_of(1), reads_of(1)), (1, 0), "reads of one that came in peace")
@@ -264,7 +263,7 @@ def test_a_read_that_is_lost_is_made_anew(work):
 
 def read_of_the_mount(mount, number):
     """One that the kernel has no pages for: the daemon sees it."""
-    faults.forget(mount / f"d/{number:03d}")
+    life.forget(mount / f"d/{number:03d}")
     check_files(mount, (number,), "what was read before")
     return mount.stat()
 

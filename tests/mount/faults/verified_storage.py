@@ -8,7 +8,7 @@ import os
 import zipfile
 from errno import EIO
 
-import faults
+import life
 import harness
 import tree
 from faults import read
@@ -42,7 +42,7 @@ def served(work, size, pack, *mount_options):
     with Slow(work, "--toggle=flip", source) as slow:
         with work.mount(slow / "data", "--verify", *mount_options, env=environment()) as mount:
             os.listdir(mount.path)
-            faults.forget(slow / "data")
+            life.forget(slow / "data")
             yield mount, slow
     for name in os.listdir(work.path):
         if name in ("source", "files", "stage"):
@@ -119,8 +119,8 @@ def test_a_file_that_was_right_is_compared_each_time(work):
         with served(work, size, (), "--cache", "0", "--readahead", "off") as (mount, slow):
             for i in range(4):
                 check(check_not_wrong(mount, i, size, "at first"), f"file {i}")
-                faults.forget(mount / f"{i:03d}")
-            faults.forget(slow / "data")
+                life.forget(mount / f"{i:03d}")
+            life.forget(slow / "data")
             slow.toggle()
             for i in range(4):
                 check_equal(check_not_wrong(mount, i, size, "flipping"), False, f"file {i} is right")

@@ -3,7 +3,6 @@
 import os
 import pathlib
 import struct
-import sys
 
 import harness
 from harness import check, check_equal, onepot

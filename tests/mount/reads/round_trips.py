@@ -12,7 +12,7 @@ import time
 import harness
 import tree
 from tars import member, write_tar
-from harness import Failure, Skip, check, check_equal
+from harness import Counter, Failure, Skip, check, check_equal
 
 COUNT = 50
 SIZES = [1, 511, 4096, 4097, 20_000, 65_536, 100_000, 131_071, 131_072]
