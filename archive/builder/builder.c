@@ -1,15 +1,1084 @@
 /*
- * The builder: left-out members, and its creation and end. builder_members.c adds members and
- * links, builder_data.c the places of their bytes, builder_xattrs.c extended attributes, all to
- * the tables of builder_tables.c; builder_write.c makes the image.
+ * The builder: in archive order, members become names and inodes. builder_write.c makes the
+ * image.
+ *
+ * Names and inodes are two arrays, because hard links and replaced members make them differ: a
+ * name that comes again gets a new inode, while links keep the old one. An inode that lost its
+ * last name is left out of the image.
  */
-#include "builder.h"
-
+#include <endian.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/stat.h>
+#include <xxhash.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
+#include "builder.h"
 #include "builder_copy_private.h"
+#include "builder_private.h"
 #include "bytes.h"
+#include "numbers.h"
+#include "path.h"
+
+/* A path from a member or a link, for the functions that resolve it. */
+struct place {
+    const char *path;
+    size_t len;
+    uint64_t header_offset;
+    struct fault *fault;
+    /* For directories that no member announced. */
+    uint32_t uid, gid;
+    int64_t mtime_sec;
+    uint32_t mtime_nsec;
+};
+
+/* The result of resolving a path. */
+struct spot {
+    uint32_t dir;     /* its directory, as a name */
+    const char *name; /* its last part, within place->path; the root has none (len 0) */
+    size_t len;
+    uint32_t hash;  /* of `name` in `dir` */
+    uint32_t found; /* the name already there, or 0: none, or the root */
+};
+
+/*
+ * The builder's tables: inodes, their distinct attributes, times beyond 32 bits.
+ */
+
+const struct disk_attr builder_directory = {.mode = S_IFDIR | 0755, .flags = DATA_KIND_NONE};
+
+int attr_table_number(struct attr_table *table, const struct disk_attr *attr,
+                      uint32_t *ret_number)
+{
+    const struct map_key key = {(uint64_t)attr->mode << 32 | attr->uid,
+                                (uint64_t)attr->gid << 32 | attr->flags};
+    uint64_t number;
+    if (map_get(&table->numbers, key, &number) < 0) {
+        number = table->list.count;
+        if (number == DISK_ATTR_LIMIT)
+            return -EOVERFLOW;
+        if (vector_push(&table->list, *attr) < 0 || map_put(&table->numbers, key, number) < 0)
+            return -ENOMEM;
+    }
+    *ret_number = (uint32_t)number;
+    return 0;
+}
+
+void attr_table_free(struct attr_table *table)
+{
+    vector_free(&table->list);
+    map_free(&table->numbers);
+}
+
+static int builder_set_wide_mtime(struct builder *b, uint32_t inode, int64_t seconds)
+{
+    if (vector_extend(&b->wide_mtimes, (size_t)inode + 1) < 0)
+        return -ENOMEM;
+    b->wide_mtimes.at[inode] = seconds;
+    return 0;
+}
+
+static int builder_new_inode(struct builder *b, const struct builder_inode *inode,
+                             uint32_t *ret_inode)
+{
+    if (b->inodes.count >= ENTRIES_MAX)
+        return -EOVERFLOW;
+    *ret_inode = (uint32_t)b->inodes.count;
+    return vector_push(&b->inodes, *inode);
+}
+
+/*
+ * Extended attributes: sets, each stored once.
+ *
+ * Many inodes have the same attributes (a security label, an access list). The attributes of
+ * one inode are collected; when another inode's come, they are sorted and become a set. An
+ * equal set that exists already is reused.
+ *
+ * Archives of other systems have attributes that Linux has no place for, such as
+ * com.apple.provenance. Programs that copy attributes fail at the first that they can't set, so
+ * such attributes are left out, for all formats, and counted.
+ */
+
+/* Those of Linux: XATTR_SIZE_MAX, and XATTR_LIST_MAX for all names, each with its NUL. */
+#define XATTR_VALUE_MAX 65536u
+#define XATTR_NAMES_MAX 65536u
+
+static int xattrs_compare_names(const struct builder_xattr *x, const struct builder_xattr *y,
+                                const char *bytes)
+{
+    return bytes_compare(bytes + x->name, x->name_len, bytes + y->name, y->name_len);
+}
+
+/* By name; for equal names in order of arrival, which is the order of their bytes. */
+static int compare_xattrs(const void *a, const void *b, void *bytes)
+{
+    const struct builder_xattr *x = a, *y = b;
+    int compared = xattrs_compare_names(x, y, bytes);
+    return compared ? compared : (x->name > y->name) - (x->name < y->name);
+}
+
+/* Append the pending attributes to `xattrs` as a set, not yet counted. */
+static int builder_append_set(struct builder *b, size_t *ret_bytes)
+{
+    size_t kept = 0, bytes = 8, names = 0;
+    qsort_r(b->pending.at, b->pending.count, sizeof(*b->pending.at), compare_xattrs,
+            b->pending_bytes.at);
+    for (size_t i = 0; i < b->pending.count; i++) {
+        const struct builder_xattr *x = &b->pending.at[i];
+        if (i + 1 < b->pending.count &&
+            xattrs_compare_names(x, x + 1, b->pending_bytes.at) == 0)
+            continue; /* the last of equal names counts */
+        names += (size_t)x->name_len + 1;
+        if (names > XATTR_NAMES_MAX) {
+            names -= (size_t)x->name_len + 1;
+            b->xattrs_left_out++;
+            continue;
+        }
+        bytes += 8 + (size_t)x->name_len + x->value_len;
+        b->pending.at[kept++] = *x;
+    }
+    size_t padded = (bytes + 7) & ~(size_t)7;
+    if (bytes > UINT32_MAX)
+        return -E2BIG;
+    if (vector_reserve(&b->xattrs, padded) < 0)
+        return -ENOMEM;
+    b->pending.count = kept;
+
+    char *at = b->xattrs.at + b->xattrs.count;
+    memset(at, 0, padded);
+    bytes_put_le32(at, (uint32_t)kept);
+    bytes_put_le32(at + 4, (uint32_t)(bytes - 8));
+    at += 8;
+    for (size_t i = 0; i < kept; i++) {
+        const struct builder_xattr *x = &b->pending.at[i];
+        bytes_put_le32(at, x->name_len);
+        bytes_put_le32(at + 4, x->value_len);
+        memcpy(at + 8, b->pending_bytes.at + x->name, (size_t)x->name_len + x->value_len);
+        at += 8 + (size_t)x->name_len + x->value_len;
+    }
+    *ret_bytes = padded;
+    return 0;
+}
+
+/* The equal set that exists already, or else the new one of this size at the end. */
+static int builder_find_set(struct builder *b, size_t bytes, uint64_t *ret_offset)
+{
+    const char *set = b->xattrs.at + b->xattrs.count;
+    XXH128_hash_t sum = XXH3_128bits_withSeed(set, bytes, b->seed);
+    struct map_key key = {sum.high64, sum.low64};
+    uint64_t other;
+    if (map_get(&b->sets, key, &other) == 0 && b->xattrs.count - other >= bytes &&
+        memcmp(b->xattrs.at + other, set, bytes) == 0) {
+        *ret_offset = other;
+        return 0;
+    }
+    *ret_offset = b->xattrs.count;
+    b->xattrs.count += bytes;
+    int r = map_put(&b->sets, key, *ret_offset);
+    return r == -EEXIST ? 0 : r; /* two sets with one sum: the first can be found again */
+}
+
+int builder_flush_xattrs(struct builder *b)
+{
+    if (b->pending.count == 0)
+        return 0;
+    size_t bytes;
+    uint64_t offset;
+    int r = builder_append_set(b, &bytes);
+    if (r == 0)
+        r = builder_find_set(b, bytes, &offset);
+    if (r < 0)
+        return r;
+    b->xattr_of.at[b->pending_inode] = offset + 1;
+    b->pending.count = 0;
+    b->pending_bytes.count = 0;
+    return 0;
+}
+
+static int builder_append_pending(struct builder *b, const char *name, size_t name_len,
+                                  const void *value, size_t value_len)
+{
+    struct builder_xattr x = {b->pending_bytes.count, (uint32_t)name_len, (uint32_t)value_len};
+    if (vector_push(&b->pending, x) < 0 ||
+        vector_append(&b->pending_bytes, name, name_len) < 0 ||
+        vector_append(&b->pending_bytes, (const char *)value, value_len) < 0)
+        return -ENOMEM;
+    return 0;
+}
+
+/* Start collecting for this inode, beginning with the attributes it already has. */
+static int builder_begin_xattrs(struct builder *b, uint32_t inode)
+{
+    int r = builder_flush_xattrs(b);
+    if (r < 0)
+        return r;
+    if (vector_extend(&b->xattr_of, (size_t)inode + 1) < 0)
+        return -ENOMEM;
+    b->pending_inode = inode;
+    if (!b->xattr_of.at[inode])
+        return 0;
+
+    const char *at = b->xattrs.at + b->xattr_of.at[inode] - 1;
+    uint32_t count = bytes_le32(at);
+    for (at += 8; count > 0; count--) {
+        uint32_t name_len = bytes_le32(at), value_len = bytes_le32(at + 4);
+        r = builder_append_pending(b, at + 8, name_len, at + 8 + name_len, value_len);
+        if (r < 0)
+            return r;
+        at += 8 + (size_t)name_len + value_len;
+    }
+    return 0;
+}
+
+/* Those of users are for regular files and directories alone. */
+static bool xattr_has_place(const char *name, size_t len, size_t value_len, uint32_t mode)
+{
+    static const char *const namespaces[] = {"user.", "trusted.", "security.", "system."};
+    if (len > INDEX_NAME_MAX || value_len > XATTR_VALUE_MAX || memchr(name, '\0', len))
+        return false;
+    for (size_t i = 0; i < sizeof(namespaces) / sizeof(namespaces[0]); i++) {
+        size_t n = strlen(namespaces[i]);
+        if (len > n && memcmp(name, namespaces[i], n) == 0)
+            return i > 0 || S_ISREG(mode) || S_ISDIR(mode);
+    }
+    return false;
+}
+
+static void builder_leave_out_xattrs(struct builder *b, uint64_t count)
+{
+    if (__builtin_add_overflow(b->xattrs_left_out, count, &b->xattrs_left_out))
+        b->xattrs_left_out = UINT64_MAX;
+}
+
+int builder_add_xattr(struct builder *b, uint32_t inode, const char *name, size_t name_len,
+                      const void *value, size_t value_len)
+{
+    if (b->is_written || inode >= b->inodes.count)
+        return -EINVAL;
+    if (!xattr_has_place(name, name_len, value_len, inode_attr(b, inode)->mode)) {
+        builder_leave_out_xattrs(b, 1);
+        return 0;
+    }
+    if (b->pending.count == 0 || b->pending_inode != inode) {
+        int r = builder_begin_xattrs(b, inode);
+        if (r < 0)
+            return r;
+    }
+    if (b->pending.count >= BUILDER_XATTRS_MAX) {
+        builder_leave_out_xattrs(b, 1);
+        return 0;
+    }
+    return builder_append_pending(b, name, name_len, value, value_len);
+}
+
+/*
+ * Data: where the bytes of regular files lie, in the form used on disk; and sums.
+ * Everything is checked on arrival, against the size of its file and the size of the archive,
+ * so that the back end can name the member.
+ */
+
+static bool builder_in_archive(const struct builder *b, uint64_t offset, uint64_t len)
+{
+    uint64_t end;
+    return !__builtin_add_overflow(offset, len, &end) &&
+           (!b->archive_bytes || end <= b->archive_bytes);
+}
+
+int builder_append_pieces(struct builder *b, const void *pieces)
+{
+    size_t start = b->points.count * POINT_PIECES_BYTES;
+    if (!pieces && b->pieces.count == 0)
+        return 0;
+    if (vector_extend(&b->pieces, start + POINT_PIECES_BYTES) < 0)
+        return -ENOMEM;
+    if (pieces)
+        memcpy(b->pieces.at + start, pieces, POINT_PIECES_BYTES);
+    return 0;
+}
+
+/* Append the point of the block that comes next. */
+static int builder_append_point(struct builder *b, const struct block_point *point)
+{
+    if (!block_point_is_valid(point))
+        return -EUCLEAN;
+    const struct disk_point disk = {
+        .sum = htole64(point->sum),
+        .window = htole64(b->windows.count),
+        .block = htole32((uint32_t)b->blocks.count),
+        .window_packed = htole32(point->window_packed),
+        .window_bytes = htole32(point->window_bytes),
+        .first_bit = htole16((uint16_t)point->first_bit),
+        .last_bits = htole16((uint16_t)point->last_bits),
+    };
+    if (builder_append_pieces(b, point->pieces) < 0)
+        return -ENOMEM;
+    if (point->window_packed > 0 &&
+        vector_append(&b->windows, (const char *)point->window, point->window_packed) < 0)
+        return -ENOMEM;
+    return vector_push(&b->points, disk);
+}
+
+int builder_add_block(struct builder *b, const struct builder_block *block,
+                      uint32_t *ret_number)
+{
+    if (b->is_written)
+        return -EINVAL;
+    if (block->block_bytes == 0 || block->packed_bytes == 0 || block->codec >= CODEC_COUNT ||
+        block->source_offset >> BLOCK_CODEC_SHIFT ||
+        codec_has_point(block->codec) != (block->point != NULL) ||
+        !builder_in_archive(b, block->source_offset, block->packed_bytes))
+        return -EUCLEAN;
+    if (b->blocks.count >= UINT32_MAX)
+        return -EOVERFLOW;
+    int r = block->point ? builder_append_point(b, block->point) : 0;
+    if (r < 0)
+        return r;
+    uint64_t codec = block->codec;
+    b->block_bytes_max = max_u32(b->block_bytes_max, block->block_bytes);
+    b->codecs |= codec ? 1u << codec : 0;
+    const struct disk_block disk = {
+        .source_offset = htole64(block->source_offset | codec << BLOCK_CODEC_SHIFT),
+        .packed = htole32(block->packed_bytes),
+        .block_bytes = htole32(block->block_bytes),
+    };
+    *ret_number = (uint32_t)b->blocks.count;
+    return vector_push(&b->blocks, disk);
+}
+
+/* ---- the pieces of a file ---- */
+
+static uint32_t builder_block_bytes(const struct builder *b, uint64_t block)
+{
+    return le32toh(b->blocks.at[block].block_bytes);
+}
+
+/* The `source` of a range that is this piece, or begins with it. */
+static uint64_t builder_piece_source(const struct builder_piece *p)
+{
+    return p->block == BUILDER_NO_BLOCK
+               ? p->source_offset
+               : RANGE_PACKED | (uint64_t)p->block_offset << 32 | p->block;
+}
+
+static int builder_check_piece(const struct builder *b, uint64_t size, uint64_t last_end,
+                               const struct builder_piece *p)
+{
+    if (p->length == 0 || p->offset < last_end || p->offset > size ||
+        p->length > size - p->offset)
+        return -EUCLEAN;
+    if (p->block == BUILDER_NO_BLOCK)
+        return p->source_offset < RANGE_PACKED &&
+                       builder_in_archive(b, p->source_offset, p->length)
+                   ? 0
+                   : -EUCLEAN;
+    if (p->block >= b->blocks.count || p->block_offset >> 31)
+        return -EUCLEAN;
+    uint32_t room = builder_block_bytes(b, p->block);
+    return p->block_offset <= room && p->length <= room - p->block_offset ? 0 : -EUCLEAN;
+}
+
+/* Does the piece go on where a range with this `source`, `length` bytes long, ends? */
+static bool builder_goes_on(const struct builder *b, uint64_t source, uint64_t length,
+                            const struct builder_piece *p)
+{
+    if (!(source & RANGE_PACKED))
+        return p->block == BUILDER_NO_BLOCK && p->source_offset == source + length;
+    uint32_t first = (uint32_t)source;
+    uint64_t bytes = builder_block_bytes(b, first);
+    uint64_t end = ((source & ~RANGE_PACKED) >> 32) + length;
+    if (p->block == BUILDER_NO_BLOCK || p->block != first + end / bytes ||
+        p->block_offset != end % bytes || p->block_offset + p->length > bytes)
+        return false;
+    return p->block_offset > 0 || builder_block_bytes(b, p->block - 1) == bytes;
+}
+
+/* Append the file's ranges to the lists. */
+static int builder_append_ranges(struct builder *b, uint64_t size,
+                                 const struct builder_piece *pieces, size_t count)
+{
+    size_t words;
+    if (count > UINT32_MAX)
+        return -EOVERFLOW;
+    if (__builtin_mul_overflow(count, 3, &words) || vector_reserve(&b->extents, words + 2) < 0)
+        return -ENOMEM;
+    uint64_t *list = b->extents.at + b->extents.count, data_bytes = 0, end = 0, ranges = 0;
+    uint64_t *range = list + 2; /* the next one */
+    for (size_t i = 0; i < count; i++) {
+        const struct builder_piece *p = &pieces[i];
+        int r = builder_check_piece(b, size, end, p);
+        if (r < 0)
+            return r;
+        data_bytes += p->length;
+        if (ranges > 0 && p->offset == end &&
+            builder_goes_on(b, le64toh(range[-3]), le64toh(range[-1]), p)) {
+            range[-1] = htole64(le64toh(range[-1]) + p->length);
+        } else {
+            range[0] = htole64(builder_piece_source(p));
+            range[1] = htole64(p->offset);
+            range[2] = htole64(p->length);
+            range += 3;
+            ranges++;
+        }
+        end = p->offset + p->length;
+    }
+    list[0] = htole64((uint64_t)DISK_RANGES << 32 | ranges);
+    list[1] = htole64(data_bytes);
+    b->extents.count += (size_t)(range - list);
+    return 0;
+}
+
+int builder_set_pieces(struct builder *b, uint32_t inode, const struct builder_piece *pieces,
+                       size_t count)
+{
+    if (b->is_written || inode >= b->inodes.count ||
+        (inode_attr(b, inode)->flags & DATA_KIND_MASK) != DATA_KIND_EXTENTS ||
+        b->inodes.at[inode].data != DATA_UNSET)
+        return -EINVAL;
+    size_t start = b->extents.count;
+    uint64_t size = b->inodes.at[inode].size, data = start * 8;
+    uint32_t kind = DATA_KIND_EXTENTS;
+    int r = builder_append_ranges(b, size, pieces, count);
+    if (r < 0)
+        return r;
+    const uint64_t *list = b->extents.at + start;
+    if (size == 0 || (b->extents.count == start + 5 && le64toh(list[4]) == size)) {
+        data = size ? le64toh(list[2]) : 0;
+        kind = data & RANGE_PACKED ? DATA_KIND_PACKED : DATA_KIND_STORED;
+        data &= ~RANGE_PACKED;
+        b->extents.count = start;
+    } else if (count == 0) { /* one empty list is enough, and comes last */
+        kind |= ATTR_HOLES;
+        data = DATA_HOLE;
+        b->extents.count = start;
+    } else if (le64toh(list[1]) < size) {
+        kind |= ATTR_HOLES;
+    }
+    b->inodes.at[inode].data = data;
+    struct disk_attr attr = *inode_attr(b, inode);
+    attr.flags = (attr.flags & ~DATA_KIND_MASK) | kind;
+    return attr_table_number(&b->attrs, &attr, &b->inodes.at[inode].attr);
+}
+
+int builder_set_sum(struct builder *b, uint32_t inode, uint64_t sum)
+{
+    if (b->is_written || inode >= b->inodes.count)
+        return -EINVAL;
+    if (vector_extend(&b->sums, (size_t)inode + 1) < 0 ||
+        vector_extend(&b->has_sum, (size_t)inode + 1) < 0)
+        return -ENOMEM;
+    b->sums.at[inode] = sum;
+    b->has_sum.at[inode] = 1;
+    return 0;
+}
+
+/*
+ * Paths: where in the tree a member's path leads.
+ *
+ * Names are found through one hash table for all directories, keyed by parent and name. Its
+ * hash has a random seed, so that nobody can prepare an archive whose names all collide.
+ * Members of one directory tend to follow each other, so the last directory is remembered and
+ * most members cost one probe.
+ *
+ * A path may lead through a symbolic link of the same archive: in a system image "lib" may
+ * lead to "usr/lib", and a later layer brings "lib/x". The link is followed as the kernel
+ * would follow it in the mounted tree, so that a reader of that path finds the member. The
+ * path never leaves the tree: a link whose target is absolute or leads above the root is not
+ * followed, since its meaning in the mount lies outside. Paths of the system itself are never
+ * examined. The cost of links in one path is bounded.
+ */
+
+#define LINKS_MAX 40        /* in one path, as in Linux */
+#define LINK_BYTES_MAX 4096 /* of all targets in one path */
+
+/* Record a fault of the member at `place`; returns `err`. */
+static int builder_refuse(const struct place *place, int err, const char *format, ...)
+{
+    char member[sizeof(((struct fault *)0)->member)];
+    char what[sizeof(((struct fault *)0)->what)];
+    snprintf(member, sizeof(member), "%.*s", place->len < INT_MAX ? (int)place->len : INT_MAX,
+             place->path);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof(what), format, args);
+    va_end(args);
+    return fault_set(place->fault, err, member, place->header_offset, "%s", what);
+}
+
+/* ---- names ---- */
+
+static uint32_t path_hash_name(const struct builder *b, uint32_t parent, const char *name,
+                               size_t len)
+{
+    uint64_t seed = b->seed ^ parent * UINT64_C(0x9e3779b97f4a7c15);
+    return (uint32_t)(XXH3_64bits_withSeed(name, len, seed) >> 32);
+}
+
+/* Double the hash table of names. */
+static int builder_grow_slots(struct builder *b)
+{
+    size_t count = b->slot_count ? b->slot_count * 2 : 1024;
+    uint64_t *slots = calloc(count, sizeof(*slots));
+    if (!slots)
+        return -ENOMEM;
+    for (size_t i = 0; i < b->slot_count; i++) {
+        if (!b->slots[i])
+            continue;
+        size_t slot = (b->slots[i] >> 32) & (count - 1);
+        while (slots[slot])
+            slot = (slot + 1) & (count - 1);
+        slots[slot] = b->slots[i];
+    }
+    free(b->slots);
+    b->slots = slots;
+    b->slot_count = count;
+    return 0;
+}
+
+/* Find the name that is already at the spot. */
+static void path_find_name(const struct builder *b, struct spot *spot)
+{
+    size_t mask = b->slot_count - 1;
+    spot->hash = path_hash_name(b, spot->dir, spot->name, spot->len);
+    spot->found = 0; /* the root is no directory's child */
+    for (size_t slot = spot->hash & mask; b->slots[slot]; slot = (slot + 1) & mask) {
+        uint32_t other = (uint32_t)b->slots[slot];
+        if (b->slots[slot] >> 32 == spot->hash && b->names.at[other].parent == spot->dir &&
+            name_length(b, other) == spot->len &&
+            memcmp(name_text(b, other), spot->name, spot->len) == 0) {
+            spot->found = other;
+            return;
+        }
+    }
+}
+
+/* Length of the spot's path from the root. */
+static uint64_t builder_path_bytes(const struct builder *b, const struct spot *spot)
+{
+    uint64_t above = b->inodes.at[b->names.at[spot->dir].inode].size;
+    return above + (above > 0) + spot->len;
+}
+
+static int path_refuse_long(const struct place *place)
+{
+    return builder_refuse(place, -ENAMETOOLONG,
+                          "has a path of more than %u bytes, which no program can name",
+                          INDEX_PATH_MAX);
+}
+
+/* Name `inode` at the spot, which must be free. -EOVERFLOW, -ENAMETOOLONG, -ENOMEM. */
+static int builder_new_name(struct builder *b, const struct place *place,
+                            const struct spot *spot, uint32_t inode)
+{
+    size_t len = spot->len;
+    uint64_t path_bytes = builder_path_bytes(b, spot);
+    if (path_bytes > INDEX_PATH_MAX)
+        return path_refuse_long(place);
+    if (b->names.count >= ENTRIES_MAX)
+        return builder_refuse(place, -EOVERFLOW, "is one member more than an index can have");
+    if (b->text.count + len >= DISK_NAME_LIMIT)
+        return builder_refuse(place, -EOVERFLOW, "is one name more than an index can hold");
+    /* Fill at most four fifths. */
+    if ((b->names.count + 1) / 4 * 5 >= b->slot_count && b->slot_count <= UINT32_MAX &&
+        builder_grow_slots(b) < 0)
+        return -ENOMEM;
+    uint32_t number = (uint32_t)b->names.count;
+    struct builder_name name = {spot->dir, inode, b->text.count << 8 | len};
+    if (vector_reserve(&b->text, len) < 0 || vector_push(&b->names, name) < 0)
+        return -ENOMEM;
+    (void)vector_append(&b->text, spot->name, len);
+
+    size_t mask = b->slot_count - 1;
+    size_t slot = spot->hash & mask;
+    while (b->slots[slot])
+        slot = (slot + 1) & mask;
+    b->slots[slot] = (uint64_t)spot->hash << 32 | number;
+    b->inodes.at[b->names.at[spot->dir].inode].data++;
+    if (is_directory_inode(b, inode))
+        b->inodes.at[inode].size = path_bytes;
+    return 0;
+}
+
+/* Encode an entry's time as on disk. Returns whether only EXTRA can hold it. */
+static bool builder_pack_mtime(int64_t sec, uint32_t nsec, uint64_t *ret_mtime)
+{
+    bool is_wide = sec <= -DISK_MTIME_BIAS || sec >= DISK_MTIME_LIMIT - DISK_MTIME_BIAS;
+    uint64_t biased = is_wide ? 1 : (uint64_t)(sec + DISK_MTIME_BIAS);
+    *ret_mtime = biased << DISK_NSEC_BITS | nsec;
+    return is_wide;
+}
+
+/* ---- paths ---- */
+
+static int path_check_part(const struct place *place, const char *part, size_t len)
+{
+    if (len == 2 && part[0] == '.' && part[1] == '.')
+        return builder_refuse(place, -EINVAL, "has '..' in its name");
+    if (len > INDEX_NAME_MAX)
+        return builder_refuse(place, -ENAMETOOLONG, "has a name of %zu bytes, more than %u",
+                              len, INDEX_NAME_MAX);
+    return 0;
+}
+
+/* Check the names on the way to a member before any of their directories is created. */
+static int path_check_way(const struct place *place, size_t len)
+{
+    const char *path = place->path, *part;
+    size_t part_len, path_bytes = 0;
+    int r = 0;
+    while (r == 0 && path_next_name(&path, &len, &part, &part_len)) {
+        path_bytes += part_len + 1;
+        r = path_bytes < INDEX_PATH_MAX ? path_check_part(place, part, part_len)
+                                        : path_refuse_long(place);
+    }
+    return r;
+}
+
+/* Add a directory that must exist although no member announced it. */
+static int path_add_parent(struct builder *b, const struct place *place,
+                           const struct spot *spot, uint32_t *ret_name)
+{
+    struct disk_attr attr = builder_directory;
+    attr.uid = place->uid;
+    attr.gid = place->gid;
+    struct builder_inode inode = {.nlink = 1};
+    bool is_wide = builder_pack_mtime(place->mtime_sec, place->mtime_nsec, &inode.mtime);
+    attr.flags |= is_wide ? ATTR_WIDE_MTIME : 0;
+    int r = attr_table_number(&b->attrs, &attr, &inode.attr);
+    if (r < 0)
+        return r;
+    uint32_t number;
+    r = builder_new_inode(b, &inode, &number);
+    if (r < 0)
+        return r;
+    if (is_wide && builder_set_wide_mtime(b, number, place->mtime_sec) < 0)
+        return -ENOMEM;
+    r = builder_new_name(b, place, spot, number);
+    if (r < 0)
+        return r;
+    *ret_name = (uint32_t)b->names.count - 1;
+    return 0;
+}
+
+/* One walk from the root to a directory, through links. */
+struct way {
+    const struct place *place;
+    bool create;
+    unsigned depth; /* nesting depth of links */
+    unsigned links; /* followed so far */
+    uint64_t bytes; /* total length of their targets */
+};
+
+static int path_walk(struct builder *b, struct way *way, uint32_t dir, const char *path,
+                     size_t len, uint32_t *ret_dir);
+
+/* The directory that the symbolic link `link` leads to. */
+static int path_follow(struct builder *b, struct way *way, uint32_t link, uint32_t *ret_dir)
+{
+    const struct builder_inode *inode = &b->inodes.at[b->names.at[link].inode];
+    const char *target = b->strings.at + inode->data; /* b->strings does not grow on the way */
+    size_t len = inode->size;
+    if (target[0] == '/')
+        return builder_refuse(way->place, -ENOTDIR,
+                              "lies below the symbolic link '%.*s', which leads out of the "
+                              "archive",
+                              (int)name_length(b, link), name_text(b, link));
+    way->bytes += len;
+    if (++way->links > LINKS_MAX || way->bytes > LINK_BYTES_MAX)
+        return builder_refuse(way->place, -ELOOP,
+                              "lies below symbolic links that lead in circles, or too far");
+    way->depth++;
+    int r = path_walk(b, way, b->names.at[link].parent, target, len, ret_dir);
+    way->depth--;
+    return r;
+}
+
+/* The directory called `name` in `dir`. */
+static int path_enter(struct builder *b, struct way *way, uint32_t dir, const char *name,
+                      size_t len, uint32_t *ret_dir)
+{
+    if (way->depth > 0 && len == 2 && name[0] == '.' && name[1] == '.') {
+        *ret_dir = b->names.at[dir].parent;
+        return dir != 0 ? 0
+                        : builder_refuse(way->place, -ENOTDIR,
+                                         "lies below a symbolic link that leads out of the "
+                                         "archive");
+    }
+    int r = path_check_part(way->place, name, len);
+    if (r < 0)
+        return r;
+    struct spot spot = {.dir = dir, .name = name, .len = len};
+    path_find_name(b, &spot);
+    if (!spot.found && !way->create)
+        return -ENOENT;
+    r = spot.found ? 0 : path_add_parent(b, way->place, &spot, &spot.found);
+    if (r < 0)
+        return r;
+    uint32_t mode = inode_attr(b, b->names.at[spot.found].inode)->mode;
+    if (S_ISLNK(mode))
+        return path_follow(b, way, spot.found, ret_dir);
+    if (!S_ISDIR(mode))
+        return builder_refuse(way->place, -ENOTDIR,
+                              "lies below a member that is not a directory");
+    *ret_dir = spot.found;
+    return 0;
+}
+
+/* The directory at `path`, relative to `dir`. */
+static int path_walk(struct builder *b, struct way *way, uint32_t dir, const char *path,
+                     size_t len, uint32_t *ret_dir)
+{
+    const char *part;
+    size_t part_len;
+    while (path_next_name(&path, &len, &part, &part_len)) {
+        int r = path_enter(b, way, dir, part, part_len, &dir);
+        if (r < 0)
+            return r;
+    }
+    *ret_dir = dir;
+    return 0;
+}
+
+/* Call after a name got another inode: paths through it may lead elsewhere now. */
+static void builder_forget_path(struct builder *b)
+{
+    b->last_path.count = 0;
+    b->last_dir = 0;
+}
+
+/* The directory at the first `len` bytes of the path; the last result is remembered. */
+static int path_find_directory(struct builder *b, const struct place *place, size_t len,
+                               bool create, uint32_t *ret_dir)
+{
+    if (len == b->last_path.count && memcmp(b->last_path.at, place->path, len) == 0 &&
+        is_directory_inode(b, b->names.at[b->last_dir].inode)) {
+        *ret_dir = b->last_dir;
+        return 0;
+    }
+    struct way way = {.place = place, .create = create};
+    int r = path_check_way(place, len);
+    if (r == 0)
+        r = path_walk(b, &way, 0, place->path, len, ret_dir);
+    if (r < 0)
+        return r;
+    builder_forget_path(b);
+    if (vector_append(&b->last_path, place->path, len) < 0)
+        return -ENOMEM;
+    b->last_dir = *ret_dir;
+    return 0;
+}
+
+/* Split a path into its directory and its last name; a length of 0 means the root. */
+static int path_split(const struct place *place, size_t *ret_dir_len, const char **ret_name,
+                      size_t *ret_len)
+{
+    const char *path = place->path;
+    size_t end = place->len;
+    if (memchr(path, '\0', end))
+        return builder_refuse(place, -EINVAL, "has a zero byte in its name");
+    for (;;) {
+        while (end > 0 && path[end - 1] == '/')
+            end--;
+        if (end > 0 && path[end - 1] == '.' && (end == 1 || path[end - 2] == '/'))
+            end--;
+        else
+            break;
+    }
+    const char *slash = end > 0 ? memrchr(path, '/', end) : NULL;
+    size_t start = slash ? (size_t)(slash - path) + 1 : 0;
+    *ret_dir_len = start;
+    *ret_name = path + start;
+    *ret_len = end - start;
+    return path_check_part(place, path + start, end - start);
+}
+
+/*
+ * Resolve a path. `create` creates missing directories on its way; without it they are
+ * -ENOENT. Other errors: see builder_add; -ELOOP: too many symbolic links.
+ */
+static int builder_locate(struct builder *b, const struct place *place, bool create,
+                          struct spot *ret_spot)
+{
+    size_t dir_len = 0;
+    *ret_spot = (struct spot){.dir = 0};
+    int r = path_split(place, &dir_len, &ret_spot->name, &ret_spot->len);
+    if (r < 0 || ret_spot->len == 0)
+        return r;
+    r = path_find_directory(b, place, dir_len, create, &ret_spot->dir);
+    if (r == 0)
+        path_find_name(b, ret_spot);
+    return r;
+}
+
+#define NLINK_MAX (UINT32_MAX - 1) /* builder_write.c gives the last value a meaning */
+
+static int member_no_memory(const struct builder *b, struct fault *fault)
+{
+    return fault_set(fault, -ENOMEM, NULL, FAULT_NO_OFFSET,
+                     "not enough memory to index more than %zu members", b->names.count);
+}
+
+/* ---- members ---- */
+
+static int member_regular(struct builder *b, const struct place *place,
+                          const struct builder_member *m, struct builder_inode *inode,
+                          uint32_t *ret_kind)
+{
+    uint64_t end;
+    if (m->size_bytes > INT64_MAX)
+        return builder_refuse(place, -EUCLEAN, "has a size that no file can have");
+    inode->size = m->size_bytes;
+    switch (m->data) {
+    case DATA_STORED:
+        if (__builtin_add_overflow(m->data_offset, m->size_bytes, &end) ||
+            (b->archive_bytes && end > b->archive_bytes)) {
+            builder_refuse(place, -EUCLEAN, "size %llu lies past the end of file",
+                           (unsigned long long)m->size_bytes);
+            fault_advise(place->fault,
+                         "the archive is cut off or damaged: make or copy it anew");
+            return -EUCLEAN;
+        }
+        inode->data = m->size_bytes ? m->data_offset : 0;
+        *ret_kind = DATA_KIND_STORED;
+        return 0;
+    case DATA_PIECES:
+        inode->data = DATA_UNSET;
+        *ret_kind = DATA_KIND_EXTENTS;
+        return 0;
+    }
+    return builder_refuse(place, -EINVAL, "has data of an unknown kind");
+}
+
+static int member_symlink(struct builder *b, const struct place *place,
+                          const struct builder_member *m, struct builder_inode *inode)
+{
+    if (m->symlink_len == 0)
+        return builder_refuse(place, -EINVAL, "is a symbolic link to nothing");
+    if (m->symlink_len > INDEX_SYMLINK_MAX)
+        return builder_refuse(place, -ENAMETOOLONG,
+                              "is a symbolic link of %zu bytes, more than %u", m->symlink_len,
+                              INDEX_SYMLINK_MAX);
+    if (memchr(m->symlink, '\0', m->symlink_len))
+        return builder_refuse(place, -EINVAL, "is a symbolic link with a zero byte");
+    inode->size = m->symlink_len;
+    inode->data = b->strings.count;
+    return vector_append(&b->strings, m->symlink, m->symlink_len);
+}
+
+/* Turn a member into an inode, without names yet. */
+static int member_make_inode(struct builder *b, const struct place *place,
+                             const struct builder_member *m, struct builder_inode *ret_inode,
+                             bool *ret_is_wide)
+{
+    struct builder_inode inode = {.nlink = 0};
+    uint32_t kind = DATA_KIND_NONE;
+    int r = 0;
+    if (m->mtime_nsec > 999999999)
+        return builder_refuse(place, -EUCLEAN,
+                              "has a time with more than 999999999 nanoseconds");
+    switch (m->mode & S_IFMT) {
+    case S_IFREG:
+        r = member_regular(b, place, m, &inode, &kind);
+        break;
+    case S_IFLNK:
+        r = member_symlink(b, place, m, &inode);
+        break;
+    case S_IFCHR:
+    case S_IFBLK:
+        inode.data = m->rdev_major | (uint64_t)m->rdev_minor << 32;
+        break;
+    case S_IFDIR:
+    case S_IFIFO:
+    case S_IFSOCK:
+        break;
+    default:
+        r = builder_refuse(place, -EINVAL, "is of a type that is not known (mode %#o)",
+                           m->mode);
+    }
+    if (r < 0)
+        return r;
+    *ret_is_wide = builder_pack_mtime(m->mtime_sec, m->mtime_nsec, &inode.mtime);
+    struct disk_attr attr = {.mode = m->mode & (S_IFMT | 07777), .uid = m->uid, .gid = m->gid};
+    attr.flags = kind | (*ret_is_wide ? ATTR_WIDE_MTIME : 0);
+    r = attr_table_number(&b->attrs, &attr, &inode.attr);
+    if (r == -EOVERFLOW)
+        return builder_refuse(
+            place, r, "has one combination of owner and mode more than an index can hold");
+    if (r < 0)
+        return r;
+    *ret_inode = inode;
+    return 0;
+}
+
+/* Bind the place's name to an existing inode. */
+static int member_bind(struct builder *b, const struct place *place, uint32_t inode)
+{
+    struct spot spot;
+    int r = builder_locate(b, place, true, &spot);
+    if (r < 0)
+        return r;
+    if (spot.len == 0)
+        return builder_refuse(place, -EISDIR,
+                              "is not a directory, but has the name of the root");
+    if (!spot.found) {
+        r = builder_new_name(b, place, &spot, inode);
+        if (r < 0)
+            return r;
+    } else {
+        uint32_t old_inode = b->names.at[spot.found].inode;
+        if (old_inode == inode)
+            return 0;
+        if (is_directory_inode(b, old_inode) && b->inodes.at[old_inode].data > 0)
+            return builder_refuse(place, -EISDIR,
+                                  "takes the place of a directory with members");
+        b->inodes.at[old_inode].nlink--;
+        b->names.at[spot.found].inode = inode;
+        if (is_directory_inode(b, inode))
+            b->inodes.at[inode].size = builder_path_bytes(b, &spot);
+        builder_forget_path(b);
+    }
+    b->inodes.at[inode].nlink++;
+    return 0;
+}
+
+/* The directory that has the place's name already; UINT32_MAX if there is none. */
+static int member_find_directory(struct builder *b, const struct place *place,
+                                 uint32_t *ret_inode)
+{
+    struct spot spot;
+    int r = builder_locate(b, place, true, &spot);
+    if (r < 0)
+        return r;
+    *ret_inode = UINT32_MAX;
+    if ((spot.found || spot.len == 0) && is_directory_inode(b, b->names.at[spot.found].inode))
+        *ret_inode = b->names.at[spot.found].inode;
+    return 0;
+}
+
+static int member_add(struct builder *b, const struct place *place,
+                      const struct builder_member *m, uint32_t *ret_inode)
+{
+    struct builder_inode inode;
+    bool is_wide = false;
+    uint32_t number = UINT32_MAX;
+    int r = member_make_inode(b, place, m, &inode, &is_wide);
+    if (r == 0 && S_ISDIR(m->mode))
+        r = member_find_directory(b, place, &number);
+    if (r < 0)
+        return r;
+    bool is_new = number == UINT32_MAX;
+    if (is_new)
+        r = builder_new_inode(b, &inode, &number);
+    else { /* a directory that comes again, or the root: the same children */
+        b->inodes.at[number].attr = inode.attr;
+        b->inodes.at[number].mtime = inode.mtime;
+    }
+    if (r == 0 && is_wide)
+        r = builder_set_wide_mtime(b, number, m->mtime_sec);
+    if (r == 0 && is_new)
+        r = member_bind(b, place, number);
+    if (r < 0)
+        return r;
+    *ret_inode = number;
+    return 0;
+}
+
+int builder_add(struct builder *b, const char *path, size_t len,
+                const struct builder_member *member, struct fault *fault, uint32_t *ret_inode)
+{
+    if (b->is_written)
+        return -EINVAL;
+    struct place place = {
+        .path = path,
+        .len = len,
+        .header_offset = member->header_offset,
+        .fault = fault,
+        .uid = member->uid,
+        .gid = member->gid,
+        .mtime_sec = member->mtime_sec,
+        .mtime_nsec = member->mtime_nsec,
+    };
+    int r = member_add(b, &place, member, ret_inode);
+    return r == -ENOMEM ? member_no_memory(b, fault) : r;
+}
+
+int builder_has(struct builder *b, const char *path, size_t len)
+{
+    const struct place place = {.path = path, .len = len};
+    struct spot spot;
+    int r = builder_locate(b, &place, false, &spot);
+    return r == -ENOENT ? 0 : r < 0 ? r : spot.len == 0 || spot.found;
+}
+
+/* The inode that `target` has now. */
+static int link_find_target(struct builder *b, const struct place *link, const char *target,
+                            size_t target_len, uint32_t *ret_inode)
+{
+    struct place place = {.path = target, .len = target_len};
+    struct spot spot;
+    int r = builder_locate(b, &place, false, &spot);
+    if (r == 0 && spot.len > 0 && !spot.found)
+        r = -ENOENT;
+    int shown = target_len < 100 ? (int)target_len : 100;
+    if (r == -ENOMEM)
+        return r;
+    if (r < 0)
+        return builder_refuse(link, -ENOENT,
+                              "is a hard link to '%.*s', which no member before it is", shown,
+                              target);
+    uint32_t inode = b->names.at[spot.found].inode;
+    if (is_directory_inode(b, inode))
+        return builder_refuse(link, -EPERM, "is a hard link to the directory '%.*s'", shown,
+                              target);
+    *ret_inode = inode;
+    return 0;
+}
+
+static int link_add(struct builder *b, struct place *place, uint32_t inode)
+{
+    const struct builder_inode *target = &b->inodes.at[inode];
+    if (target->nlink >= NLINK_MAX)
+        return builder_refuse(place, -EMLINK, "is one link more than a file can have");
+    const struct disk_attr *attr = inode_attr(b, inode);
+    place->uid = attr->uid;
+    place->gid = attr->gid;
+    place->mtime_sec = (int64_t)(target->mtime >> DISK_NSEC_BITS) - DISK_MTIME_BIAS;
+    place->mtime_nsec = (uint32_t)(target->mtime & ((1u << DISK_NSEC_BITS) - 1));
+    return member_bind(b, place, inode);
+}
+
+int builder_link(struct builder *b, const char *path, size_t len, const char *target,
+                 size_t target_len, uint64_t header_offset, struct fault *fault,
+                 uint32_t *ret_inode)
+{
+    if (b->is_written)
+        return -EINVAL;
+    struct place place = {path, len, header_offset, fault, .uid = 0};
+    uint32_t inode = 0;
+    int r = link_find_target(b, &place, target, target_len, &inode);
+    if (r == 0)
+        r = link_add(b, &place, inode);
+    if (r < 0)
+        return r == -ENOMEM ? member_no_memory(b, fault) : r;
+    *ret_inode = inode;
+    return 0;
+}
+
+int builder_link_inode(struct builder *b, const char *path, size_t len, uint32_t inode,
+                       uint64_t header_offset, struct fault *fault)
+{
+    struct place place = {path, len, header_offset, fault, .uid = 0};
+    if (b->is_written || inode >= b->inodes.count)
+        return -EINVAL;
+    if (is_directory_inode(b, inode))
+        return builder_refuse(&place, -EPERM, "is a hard link to a directory");
+    int r = link_add(b, &place, inode);
+    return r == -ENOMEM ? member_no_memory(b, fault) : r;
+}
 
 /*
  * ---- left-out members: no directory can show them ----

@@ -34,29 +34,12 @@ struct image {
     VECTOR(struct disk_section) sections;
 };
 
-/* Fill in what does not depend on the sections. */
-void image_begin_header(struct image *image);
-
 int image_put(struct image *image, const void *bytes, size_t len);
 int image_begin_section(struct image *image, enum disk_section_id id);
 void image_end_section(struct image *image);
 
-/* A section that lies in memory as it will on disk; omitted if empty. */
-int image_put_section(struct image *image, enum disk_section_id id, const void *bytes,
-                      uint64_t records);
-
-/* A section of sums, which are in host order; omitted if empty. */
-int image_put_sums(struct image *image, enum disk_section_id id, const uint64_t *sums,
-                   uint64_t count);
-
 /* Keep a value of SECTION_EXTRA, for the entry at this position. -ENOMEM. */
 int image_add_extra(struct image *image, uint32_t position, uint32_t kind, uint64_t value);
-
-/* Write the rest of the buffer. After the last section. */
-int image_flush(struct image *image);
-
-/* Write the page sums after the area, then header and section table before it. */
-int image_put_header(struct image *image, uint64_t *ret_image_bytes);
 
 /* Add to a total of the header. */
 void image_add_saturated(uint64_t *sum, uint64_t value);

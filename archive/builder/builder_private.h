@@ -131,26 +131,10 @@ void attr_table_free(struct attr_table *table);
 /* Mode and owner of a directory that no member announced. */
 extern const struct disk_attr builder_directory;
 
-int builder_set_wide_mtime(struct builder *b, uint32_t inode, int64_t seconds);
-
-int builder_new_inode(struct builder *b, const struct builder_inode *inode,
-                      uint32_t *ret_inode);
-
 /* Append the sums of pieces of the point that comes next; zeros where there are none. */
 int builder_append_pieces(struct builder *b, const void *pieces);
 
-/* Double the hash table of names. */
-int builder_grow_slots(struct builder *b);
-
 /* Turn the collected attributes into a set. */
 int builder_flush_xattrs(struct builder *b);
-void builder_leave_out_xattrs(struct builder *b, uint64_t count);
-
-/*
- * Number the tree. name_at[position] is the name at each position, `dirs` has the positions of
- * directories, and the inodes of directories have `data` and `size` as on disk. `name_at` has
- * room for each name.
- */
-int builder_number(struct builder *b, uint32_t *name_at);
 
 #endif

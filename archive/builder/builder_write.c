@@ -4,15 +4,359 @@
  * Once the entries are in order, the sections are written one after the other. Tables needed
  * only for adding are freed at the start, so that writing takes no more memory than adding did.
  */
-#include "builder.h"
-
 #include <endian.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <xxhash.h>
 
+#include "builder.h"
 #include "builder_copy_private.h"
 #include "builder_image.h"
+#include "builder_private.h"
+#include "cleanup.h"
 #include "digest.h"
+#include "numbers.h"
+#include "write_at.h"
+
+/*
+ * The builder, image: sections through one buffer, which takes a page's sum as the page fills.
+ * The header goes last, since it holds the totals counted on the way.
+ */
+
+/* ---- output ---- */
+
+static int image_write(const struct image *image, const uint8_t *bytes, size_t len, uint64_t at)
+{
+    return write_at(image->fd, bytes, len, image->offset + at);
+}
+
+/* Write the rest of the buffer. After the last section. */
+static int image_flush(struct image *image)
+{
+    for (size_t at = 0; at < image->used; at += DISK_PAGE_BYTES) {
+        size_t len = (size_t)min_u64(image->used - at, DISK_PAGE_BYTES);
+        if (vector_push(&image->page_sums, htole64(XXH3_64bits(image->buf + at, len))) < 0)
+            return -ENOMEM;
+    }
+    uint64_t area = le64toh(image->header.area_offset);
+    int r = image_write(image, image->buf, image->used, area + image->flushed);
+    image->flushed += image->used;
+    image->used = 0;
+    return r;
+}
+
+int image_put(struct image *image, const void *bytes, size_t len)
+{
+    const uint8_t *p = bytes;
+    while (len > 0) {
+        size_t n = (size_t)min_u64(OUT_BYTES - image->used, len);
+        memcpy(image->buf + image->used, p, n);
+        image->used += n;
+        p += n;
+        len -= n;
+        if (image->used == OUT_BYTES) {
+            int r = image_flush(image);
+            if (r < 0)
+                return r;
+        }
+    }
+    return 0;
+}
+
+int image_begin_section(struct image *image, enum disk_section_id id)
+{
+    static const uint8_t zeros[8];
+    int r = image_put(image, zeros, (8 - image->used % 8) % 8);
+    struct disk_section section = {
+        .id = htole32(id),
+        .record_bytes = htole32(disk_record_bytes(id)),
+        .offset = htole64(le64toh(image->header.area_offset) + image->flushed + image->used),
+    };
+    return r < 0 ? r : vector_push(&image->sections, section);
+}
+
+void image_end_section(struct image *image)
+{
+    struct disk_section *s = &image->sections.at[image->sections.count - 1];
+    uint64_t end = le64toh(image->header.area_offset) + image->flushed + image->used;
+    s->length = htole64(end - le64toh(s->offset));
+}
+
+/* A section that lies in memory as it will on disk; omitted if empty. */
+static int image_put_section(struct image *image, enum disk_section_id id, const void *bytes,
+                             uint64_t records)
+{
+    if (records == 0)
+        return 0;
+    int r = image_begin_section(image, id);
+    if (r < 0)
+        return r;
+    r = image_put(image, bytes, records * disk_record_bytes(id));
+    image_end_section(image);
+    return r;
+}
+
+/* A section of sums, which are in host order; omitted if empty. */
+static int image_put_sums(struct image *image, enum disk_section_id id, const uint64_t *sums,
+                          uint64_t count)
+{
+    if (count == 0)
+        return 0;
+    int r = image_begin_section(image, id);
+    for (uint64_t i = 0; r == 0 && i < count; i++) {
+        uint64_t sum = htole64(sums[i]);
+        r = image_put(image, &sum, sizeof(sum));
+    }
+    image_end_section(image);
+    return r;
+}
+
+int image_add_extra(struct image *image, uint32_t position, uint32_t kind, uint64_t value)
+{
+    struct disk_extra extra = {htole64(value), htole32(position), htole32(kind)};
+    return vector_push(&image->extras, extra);
+}
+
+/* ---- header ---- */
+
+void image_add_saturated(uint64_t *sum, uint64_t value)
+{
+    uint64_t total;
+    if (__builtin_add_overflow(le64toh(*sum), value, &total))
+        total = UINT64_MAX;
+    *sum = htole64(total);
+}
+
+/*
+ * Room for the table, reserved before its content is known; sections that few archives have
+ * take none in the others.
+ */
+static size_t image_table_room(const struct image *image)
+{
+    size_t records = SECTIONS_MAX - (image->about->window_count == 0) -
+                     2 * (image->b->left_out_count == 0) - (image->b->xattrs_left_out == 0) -
+                     (image->about->recipe_len == 0) - (image->b->points.count == 0) -
+                     (image->b->windows.count == 0) - (image->b->pieces.count == 0);
+    return records * sizeof(struct disk_section);
+}
+
+/* Fill in what does not depend on the sections. */
+static void image_begin_header(struct image *image)
+{
+    const struct builder *b = image->b;
+    const struct builder_header *about = image->about;
+    struct disk_header *h = &image->header;
+    *h = (struct disk_header){
+        .version = htole32(DISK_VERSION),
+        .sections_offset = htole32(sizeof(*h)),
+        .area_offset = htole64(sizeof(*h) + image_table_room(image)),
+        .page_bytes = htole32(DISK_PAGE_BYTES),
+        .features = htole32(about->has_joined ? DISK_HAS_JOINED : 0),
+        .format = htole32(about->format),
+        .incompatible = htole64((b->codecs ? DISK_NEEDS_CODECS : 0) |
+                                (about->sum_kind ? DISK_NEEDS_SUM_KIND : 0) |
+                                (b->points.count ? DISK_NEEDS_POINTS : 0)),
+        .codec = htole32(about->codec),
+        .codecs = htole16((uint16_t)b->codecs),
+        .sum_kind = htole16((uint16_t)about->sum_kind),
+        .block_bytes = htole32(about->block_bytes),
+        .entries = htole32(image->entries),
+        .archive_mtime_nsec = htole32(about->archive_mtime_nsec),
+        .archive_bytes = htole64(about->archive_bytes),
+        .archive_mtime_sec = (int64_t)htole64((uint64_t)about->archive_mtime_sec),
+        .archive_fingerprint = htole64(about->archive_fingerprint),
+        .end_marker_offset = htole64(about->end_marker_offset),
+    };
+    memcpy(h->magic, DISK_MAGIC, sizeof(h->magic));
+    memcpy(h->identifier, about->identifier, sizeof(h->identifier));
+    static const char made_by[] = "onepot " ONEPOT_VERSION;
+    static_assert(sizeof(made_by) <= sizeof(h->made_by), "the name of the program");
+    memcpy(h->made_by, made_by, sizeof(made_by));
+}
+
+/* Write the page sums after the area, then header and section table before it. */
+static int image_put_header(struct image *image, uint64_t *ret_image_bytes)
+{
+    struct disk_header *h = &image->header;
+    uint64_t sums_offset = (le64toh(h->area_offset) + image->flushed + 7) & ~UINT64_C(7);
+    size_t sums_bytes = image->page_sums.count * 8;
+    h->area_bytes = htole64(image->flushed);
+    h->sums_offset = htole64(sums_offset);
+    h->sums_sum = htole64(XXH3_64bits(image->page_sums.at, sums_bytes));
+    h->image_bytes = htole64(sums_offset + sums_bytes);
+    h->directories = htole64(image->b->dirs.count);
+    h->sections = htole32((uint32_t)image->sections.count);
+
+    uint8_t bytes[sizeof(*h) + SECTIONS_MAX * sizeof(struct disk_section)] = {0};
+    size_t table_bytes = image->sections.count * sizeof(struct disk_section);
+    h->header_bytes = htole32((uint32_t)(sizeof(*h) + table_bytes));
+    h->header_sum = 0;
+    memcpy(bytes, h, sizeof(*h));
+    memcpy(bytes + sizeof(*h), image->sections.at, table_bytes);
+    h->header_sum = htole64(XXH3_64bits(bytes, sizeof(*h) + table_bytes));
+    memcpy(bytes, h, sizeof(*h));
+
+    int r = image_write(image, (uint8_t *)image->page_sums.at, sums_bytes, sums_offset);
+    if (r == 0)
+        r = image_write(image, bytes, sizeof(*h) + image_table_room(image), 0);
+    if (r == 0)
+        *ret_image_bytes = sums_offset + sums_bytes;
+    return r;
+}
+
+/*
+ * Order: sorts children by name as memcmp would, and numbers the tree breadth
+ * first.
+ *
+ * Names in a dataset differ in a few digits after a long common prefix. So the prefix is found
+ * first, and the eight bytes after it form a number to sort by; names that agree in those are
+ * sorted the same way by what follows. Directories archived in order, as many are, are
+ * detected and cost one pass.
+ */
+
+/* One name of a directory, while it is sorted. */
+struct sort_item {
+    uint64_t key; /* eight bytes of the name, as a number */
+    uint64_t name;
+};
+
+/* How many bytes all names have in common from `depth` on. */
+static size_t order_common_length(const struct builder *b, const struct sort_item *items,
+                                  size_t count, size_t depth)
+{
+    uint32_t first = (uint32_t)items[0].name;
+    const char *text = name_text(b, first) + depth;
+    size_t common = name_length(b, first) - depth;
+    for (size_t i = 1; i < count && common > 0; i++) {
+        uint32_t name = (uint32_t)items[i].name;
+        const char *other = name_text(b, name) + depth;
+        size_t len = name_length(b, name) - depth;
+        if (len < common)
+            common = len;
+        size_t same = 0;
+        while (same < common && text[same] == other[same])
+            same++;
+        common = same;
+    }
+    return common;
+}
+
+/* A name that ends here sorts first, as it should, since no name has a zero byte. */
+static uint64_t order_key(const struct builder *b, uint32_t name, size_t depth)
+{
+    size_t len = name_length(b, name);
+    uint64_t key = 0;
+    if (len > depth)
+        memcpy(&key, name_text(b, name) + depth, len - depth < 8 ? len - depth : 8);
+    return be64toh(key);
+}
+
+/* All are children of one directory, whose names agree in `depth` bytes. */
+static void order_sort(const struct builder *b, struct sort_item *items, size_t count,
+                       size_t depth)
+{
+    if (count < 2)
+        return;
+    depth += order_common_length(b, items, count, depth);
+    bool is_sorted = true;
+    for (size_t i = 0; i < count; i++) {
+        items[i].key = order_key(b, (uint32_t)items[i].name, depth);
+        is_sorted = is_sorted && (i == 0 || items[i - 1].key <= items[i].key);
+    }
+    if (!is_sorted)
+        qsort(items, count, sizeof(*items), compare_u64); /* by the key */
+
+    for (size_t i = 0, end; i < count; i = end) {
+        for (end = i + 1; end < count && items[end].key == items[i].key; end++)
+            ;
+        order_sort(b, items + i, end - i, depth + 8);
+    }
+}
+
+/* ---- the tree ---- */
+
+/*
+ * Group names by parent, in the order in which they were added. Those of `p` end up in
+ * by_parent[ends[p - 1] .. ends[p]). Both arrays have one item for each name.
+ */
+static void order_group_children(const struct builder *b, uint32_t *by_parent, uint32_t *ends)
+{
+    size_t count = b->names.count;
+    memset(ends, 0, count * sizeof(*ends));
+    for (size_t i = 1; i < count; i++)
+        ends[b->names.at[i].parent]++;
+    uint32_t sum = 0;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t n = ends[i];
+        ends[i] = sum;
+        sum += n;
+    }
+    for (size_t i = 1; i < count; i++)
+        by_parent[ends[b->names.at[i].parent]++] = (uint32_t)i;
+}
+
+/* Room for the largest directory. */
+static struct sort_item *order_room(const struct builder *b)
+{
+    uint64_t largest = 1;
+    for (size_t i = 0; i < b->inodes.count; i++)
+        if (is_directory_inode(b, (uint32_t)i) && b->inodes.at[i].data > largest)
+            largest = b->inodes.at[i].data;
+    return calloc((size_t)largest, sizeof(struct sort_item));
+}
+
+/*
+ * Append a directory's children to the order, sorted, and store in the directory
+ * where they are, as its entry on disk will.
+ */
+static void order_place_children(struct builder *b, struct builder_inode *dir,
+                                 const uint32_t *children, struct sort_item *items,
+                                 uint32_t *name_at, uint32_t placed)
+{
+    uint32_t count = (uint32_t)dir->data;
+    for (uint32_t i = 0; i < count; i++)
+        items[i].name = children[i];
+    order_sort(b, items, count, 0);
+    for (uint32_t i = 0; i < count; i++)
+        name_at[placed + i] = (uint32_t)items[i].name;
+    dir->data = placed | (uint64_t)count << 32;
+    dir->size = 0;
+    for (uint32_t i = placed; i < placed + count; i++)
+        dir->size += is_directory_inode(b, b->names.at[name_at[i]].inode);
+}
+
+/*
+ * Number the tree. name_at[position] is the name at each position, `dirs` has the positions of
+ * directories, and the inodes of directories have `data` and `size` as on disk. `name_at` has
+ * room for each name.
+ */
+static int builder_number(struct builder *b, uint32_t *name_at)
+{
+    size_t count = b->names.count;
+    auto_free uint32_t *by_parent = calloc(count, sizeof(*by_parent));
+    auto_free uint32_t *ends = calloc(count, sizeof(*ends));
+    auto_free struct sort_item *items = order_room(b);
+    if (!by_parent || !ends || !items)
+        return -ENOMEM;
+    order_group_children(b, by_parent, ends);
+
+    uint32_t placed = 1;
+    name_at[0] = 0;
+    for (uint32_t position = 0; position < placed; position++) {
+        uint32_t name = name_at[position];
+        uint32_t inode = b->names.at[name].inode;
+        if (!is_directory_inode(b, inode))
+            continue;
+        struct builder_inode *dir = &b->inodes.at[inode];
+        uint32_t children = (uint32_t)dir->data;
+        order_place_children(b, dir, by_parent + (ends[name] - children), items, name_at,
+                             placed);
+        placed += children;
+        if (vector_push(&b->dirs, htole32(position)) < 0)
+            return -ENOMEM;
+    }
+    return 0;
+}
 
 /* How far ahead of its use a record is prefetched. */
 #define AHEAD 12

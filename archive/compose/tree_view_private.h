@@ -1,7 +1,5 @@
 /*
- * Shared by the files of the view: tree_view.c reads it and makes its tree, view_patterns.c
- * decides by patterns, view_mark.c asks that about all entries, view_names.c finds the names of
- * lists and maps, view_check.c finds what several archives all lack.
+ * What tree_view.c shows to its suite.
  */
 #ifndef ONEPOT_TREE_VIEW_PRIVATE_H
 #define ONEPOT_TREE_VIEW_PRIVATE_H
@@ -80,35 +78,5 @@ struct view_bytes {
     locale_t bytes, before;
 };
 int view_bytes_begin(struct view_bytes *bytes); /* -ENOMEM */
-void view_bytes_end(struct view_bytes *bytes);
-
-/* Report that a pattern that includes found nothing in `where`. -ENOENT. */
-int view_found_nothing(const struct view *view, const char *where, struct fault *fault);
-
-/* Report the first of `lacking` names of the list or map that are not there. -ENOENT. */
-int view_report_lacking(const struct view *view, size_t first, uint64_t lacking,
-                        const char *what, struct fault *fault);
-
-/*
- * Mark what a list names, a bit for each entry; below a whole directory, the entries `matched`
- * (NULL: all). -ENOENT: see view_write.
- */
-int view_mark_names(const struct view *view, const struct index *index, const uint8_t *matched,
-                    uint8_t *marks, struct fault *fault);
-void view_mark_entry(uint8_t *marks, uint32_t position);
-
-/* Put what a map names into a tree, in which the index is this part. Errors as view_write. */
-int view_put_names(const struct view *view, const struct index *index, struct tree *tree,
-                   uint32_t part, struct fault *fault);
-
-/* Add the number of a map's line to an error about it. */
-void view_tell_line(const struct view *view, size_t number, struct fault *fault);
-
-/* Mark what patterns show, and the root. It starts threads. -EUCLEAN, -ENOMEM. */
-int view_mark_matches(const struct view *view, const struct index *index, uint8_t *marks);
-
-/* All below a directory, among the entries `matched` (NULL: all). */
-int view_mark_tree(const struct index *index, const uint8_t *matched, uint32_t position,
-                   uint8_t *marks);
 
 #endif

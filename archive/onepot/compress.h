@@ -56,15 +56,4 @@ struct compressor {
 int compress_pool_new(unsigned threads, int level, struct compress_pool **ret_pool);
 void compress_pool_free(struct compress_pool *pool); /* NULL is fine */
 
-void compressor_put(struct compressor *compressor, struct compress_job *job);
-
-/*
- * The oldest job, done, if more bytes are in flight than frames of `block_bytes` that keep all
- * threads busy (0: in any case), or if there was no work to do. NULL: none.
- */
-struct compress_job *compressor_take(struct compressor *compressor, size_t block_bytes);
-
-/* The oldest job, done or not; no thread works on it afterwards. NULL: none is left. */
-struct compress_job *compressor_cancel(struct compressor *compressor);
-
 #endif

@@ -1,7 +1,7 @@
 /*
- * Shared by the files of the pot. pot.c opens an archive; saved_index.c, built_index.c and
- * unpacked.c are its ways to an index; index_cache.c bounds the saved ones; composed.c makes
- * one of others; pot_notes.c reports to the user.
+ * Shared by the files of the pot. pot.c opens an archive, whose index is its own, a new
+ * one, or a saved one (saved_index.c, which bounds their number, too); many.c makes one of
+ * others.
  */
 #ifndef ONEPOT_POT_PRIVATE_H
 #define ONEPOT_POT_PRIVATE_H
@@ -12,7 +12,7 @@
 #include "shard_exchange.h"
 #include "tree.h"
 
-/* ---- pot_notes.c ---- */
+/* ---- pot.c ---- */
 
 /* A line for the user: "PATH: ...". */
 void pot_note(const struct pot_options *options, const char *path, const char *format, ...)
@@ -21,9 +21,6 @@ void pot_note(const struct pot_options *options, const char *path, const char *f
 /* The same for a fault. */
 void pot_note_fault(const struct pot_options *options, const char *path,
                     const struct fault *fault);
-
-/* Turn the fault's offset in the source into one in the file that it lies in. */
-void pot_place_fault(const struct source *source, struct fault *fault);
 
 /* One line on the members that the index lacks, if there are any. */
 void pot_note_left_out(const struct pot_options *options, const struct pot *pot);
@@ -150,10 +147,6 @@ uint64_t unpacked_most(const struct source *packed, const struct pot_options *op
  */
 opener unpacked_open_stream;
 
-/* Sums of the whole unpacked content, for its index. In the child, whose end frees them. */
-int unpacked_sums(struct source *source, struct builder_header *header,
-                  struct progress *progress);
-
 /* ---- saved_index.c ---- */
 
 /*
@@ -176,7 +169,6 @@ opener saved_index_open;
 
 /* What stands between an archive's name, or its key, and the suffix. */
 #define INDEX_TAG_LEN 40
-const char *saved_index_tag(uint64_t offset, bool is_joined, char tag[INDEX_TAG_LEN]);
 
 /*
  * Save the index beside the archive, else in the cache folder; it then uses the file in place
@@ -204,17 +196,12 @@ int saved_index_access(const struct source *archive, struct stat *ret_access);
 int saved_index_write_file(const char *path, const struct stat *access,
                            const struct index *index, struct fault *fault);
 
-/* ---- index_cache.c ---- */
-
 /* The path in the cache folder of an index called NAME-KEY. -ENOENT: there is no such folder.
  */
 int index_cache_path(const char *name, const char *key, char **ret_path);
 
 /* The index at this path in the cache folder is used. */
 void index_cache_used(const char *path);
-
-/* Keep the file of an index from being removed, until it is neither open nor mapped. */
-void index_cache_lock(int fd);
 
 /*
  * The cache folder that an index at this path lies in, which is made if it is missing (0700).
@@ -223,10 +210,7 @@ void index_cache_lock(int fd);
  */
 int index_cache_open(const char *path, struct fault *fault, int *ret_fd);
 
-/* One was saved at this path: remove as many as the cache folder has no room for now. */
-void index_cache_saved(int folder_fd, const char *path);
-
-/* ---- composed.c ---- */
+/* ---- many.c ---- */
 
 /* A tree that takes longer to compose is saved. There may be many lists and patterns. */
 enum { COMPOSED_WORTH_MS = 5, COMPOSED_VIEW_WORTH_MS = 200 };
@@ -237,32 +221,12 @@ enum { COMPOSED_NOTED_MS = 200 };
 /* For nested archives and views; raise it when the same recipe makes another index. */
 enum { COMPOSED_VERSION = 3 };
 
-/*
- * Look for a saved index of the last step, else of the one before. 0: pot->index is that, and
- * `done` counts it; -ENOENT: there is none; -ENOMEM.
- */
-int composed_recall(struct composition *composition);
-
 /* Add all parts to the tree, and describe the archive in the header. */
 typedef int composer(void *arg, struct tree *tree, struct builder_header *header,
                      struct fault *fault);
 
 /* Writes the image of the next step's index to `fd`, an empty file. */
 typedef int composed_writer(struct composition *composition, int fd, struct fault *fault);
-
-/* The way of `composer`s. */
-int composed_write_image(const struct composition *composition, composer *compose, void *arg,
-                         int fd, struct fault *fault);
-
-/*
- * Make the steps that are left: `first` writes the index of the first, if that is no view. Each
- * is saved if it took long, and takes the place of pot->index.
- */
-int composed_finish(struct composition *composition, composed_writer *first,
-                    struct fault *fault);
-
-/* Add to a recipe that archives in archives are shown, if they are. */
-void composed_describe_nested(const struct pot_options *options, struct recipe *recipe);
 
 /* Use a saved index of what options->compose describes, if it needs no other index. */
 opener composed_open_saved;

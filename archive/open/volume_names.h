@@ -33,31 +33,12 @@ struct series {
 
 /* How a file's name may be read, the likeliest first. */
 #define SERIES_READINGS 2u
-size_t series_of(const char *name, struct series ret_readings[SERIES_READINGS]);
-
-/* Is the stem's rest a number of this series? */
-bool series_has(const struct series *s, const char *stem, size_t len);
-
-/* Does a set begin with this stem? */
-bool series_is_first(const struct series *s, const char *stem);
-
-/* The next stem or the one before, of the same length. False: there is none. */
-bool series_step(const struct series *s, char *stem, bool up);
 
 /* The stems that may be the next one or the one before. */
 struct neighbours {
     char at[3][STEM_BYTES];
     size_t count;
 };
-void series_neighbours(const struct series *s, const char *stem, bool up,
-                       struct neighbours *ret_neighbours);
-
-/*
- * The stem of a part that a set has if its numbers are to the base of 16: x0a. False: they
- * can't be.
- */
-bool series_hex(const struct series *s, const char *stem, struct series *ret_series,
-                char ret_stem[STEM_BYTES]);
 
 /*
  * Is a path of a list a shard: named like the one before it (NULL: none)? Of a set of parts a

@@ -6,6 +6,9 @@
  */
 #include "pour.h"
 
+#include <archive.h>
+#include <archive_entry.h>
+#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -13,17 +16,1165 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
+#include <zstd.h>
 
 #include "budget.h"
 #include "cleanup.h"
 #include "compress.h"
+#include "map.h"
 #include "numbers.h"
 #include "output.h"
+#include "path.h"
 #include "pour_private.h"
+#include "protobuf.h"
 #include "sandbox.h"
-#include "write_at.h"
 #include "syscalls.h"
+#include "write_at.h"
+
+#ifdef HAVE_ZLIB
+#include <zlib.h>
+#endif
+
+/*
+ * Reads the input and decompresses it.
+ *
+ * libarchive's filters decompress all but gzip and zstd. Its filter for gzip does not compare
+ * the sums at the end, and a stream is the one chance to find damage: zlib does that here. Its
+ * filter for zstd refuses large windows.
+ *
+ * Uncompressed input is read into the very block that libarchive gets.
+ */
+
+enum {
+    READ_BYTES = 512 << 10,
+    HEAD_LEAST = 64 << 10, /* enough to recognize it: an ISO 9660 image says so at 32 KB */
+};
+
+/* Between the input and the blocks. */
+struct pour_unpacker {
+    uint8_t *packed; /* READ_BYTES */
+    size_t at, len;  /* the rest of it */
+    uint64_t packed_bytes;
+    struct archive *archive;
+#ifdef HAVE_ZLIB
+    z_stream gzip;
+#endif
+    ZSTD_DCtx *zstd;
+    bool is_gzip;
+    bool is_between; /* a gzip member, or a frame of zstd, has ended */
+};
+
+/* The next bytes of the input, counted in progress->bytes_done. 0: its end; or -errno. */
+static ssize_t pour_read_input(int fd, struct progress *progress, void *bytes, size_t len)
+{
+    ssize_t n;
+    do {
+        n = read(fd, bytes, len);
+    } while (n < 0 && errno == EINTR);
+    if (n < 0)
+        return -errno;
+    progress->bytes_done += (uint64_t)n;
+    return n;
+}
+
+static int stream_read_some(struct pour_stream *s, uint8_t *bytes, size_t len, size_t *ret_len)
+{
+    ssize_t n = pour_read_input(s->fd, s->progress, bytes, len);
+    if (n < 0)
+        return fault_set_read(s->fault, (int)n, NULL, s->progress->bytes_done);
+    *ret_len = (size_t)n;
+    return 0;
+}
+
+/* Reads until `len` bytes are there, or the input ends. */
+static int stream_read_full(struct pour_stream *s, uint8_t *bytes, size_t len, size_t *ret_len)
+{
+    size_t n = 1;
+    int r = 0;
+    *ret_len = 0;
+    while (r == 0 && n > 0 && *ret_len < len) {
+        r = stream_read_some(s, bytes + *ret_len, len - *ret_len, &n);
+        *ret_len += r == 0 ? n : 0;
+    }
+    return r;
+}
+
+static int stream_damaged(struct pour_stream *s, const char *how)
+{
+    return fault_set(s->fault, -EUCLEAN, NULL, s->unpacker->packed_bytes - s->unpacker->len,
+                     "damaged %s data: %s", s->compression, how);
+}
+
+/* ---- packed bytes ---- */
+
+/* Gets more packed bytes if none are left; none then: the end. */
+static int stream_fill(struct pour_stream *s)
+{
+    struct pour_unpacker *u = s->unpacker;
+    if (u->len)
+        return 0;
+    u->at = 0;
+    int r = stream_read_some(s, u->packed, READ_BYTES, &u->len);
+    u->packed_bytes += u->len;
+    return r;
+}
+
+static ssize_t stream_feed_filter(struct archive *a, void *ctx, const void **ret_bytes)
+{
+    struct pour_stream *s = ctx;
+    struct pour_unpacker *u = s->unpacker;
+    s->error = stream_fill(s);
+    if (s->error < 0) {
+        archive_set_error(a, -s->error, "read error");
+        return ARCHIVE_FATAL;
+    }
+    size_t len = u->len;
+    *ret_bytes = u->packed + u->at;
+    u->len = 0;
+    return (ssize_t)len;
+}
+
+/* ---- libarchive's filters ---- */
+
+static int stream_complain(struct pour_stream *s)
+{
+    if (s->error < 0)
+        return s->error;
+    if (archive_errno(s->unpacker->archive) == ENOMEM)
+        return -ENOMEM;
+    return stream_damaged(s, tar_complaint(s->unpacker->archive));
+}
+
+static int stream_open_filter(struct pour_stream *s)
+{
+    struct pour_unpacker *u = s->unpacker;
+    struct archive_entry *entry;
+    u->archive = archive_read_new();
+    if (!u->archive)
+        return -ENOMEM;
+    int r = tar_enable_filter(u->archive, s->compression, s->fault);
+    if (r < 0)
+        return r;
+    archive_read_set_read_callback(u->archive, stream_feed_filter);
+    archive_read_set_callback_data(u->archive, s);
+    if (archive_read_open1(u->archive) != ARCHIVE_OK)
+        return stream_complain(s);
+    r = tar_check_filter(u->archive, s->compression, s->fault);
+    if (r < 0)
+        return r;
+    int status = archive_read_next_header(u->archive, &entry);
+    s->is_at_end = status == ARCHIVE_EOF; /* data of nothing */
+    return status == ARCHIVE_OK || s->is_at_end ? 0 : stream_complain(s);
+}
+
+static int stream_unfilter(struct pour_stream *s, struct pour_block *b)
+{
+    la_ssize_t n =
+        s->is_at_end ? 0 : archive_read_data(s->unpacker->archive, b->bytes, READ_BYTES);
+    if (n < 0)
+        return stream_complain(s);
+    b->len = (size_t)n;
+    return 0;
+}
+
+/* ---- zstd ---- */
+
+static int stream_open_zstd(struct pour_stream *s)
+{
+    s->unpacker->zstd = tar_zstd_new();
+    return s->unpacker->zstd ? 0 : -ENOMEM;
+}
+
+static int stream_unzstd(struct pour_stream *s, struct pour_block *b)
+{
+    struct pour_unpacker *u = s->unpacker;
+    ZSTD_outBuffer out = {b->bytes, READ_BYTES, 0};
+    while (out.pos < out.size) {
+        int r = stream_fill(s);
+        if (r < 0)
+            return r;
+        ZSTD_inBuffer in = {u->packed + u->at, u->len, 0};
+        size_t before = out.pos, left = ZSTD_decompressStream(u->zstd, &out, &in);
+        if (ZSTD_isError(left))
+            return tar_zstd_fault(left, u->packed_bytes - u->len, s->fault);
+        if (u->len == 0 && out.pos == before) { /* the end of the input */
+            if (!u->is_between)
+                return stream_damaged(s, "it ends too early");
+            break;
+        }
+        u->at += in.pos;
+        u->len -= in.pos;
+        u->is_between = left == 0;
+        s->progress->beats++;
+    }
+    b->len = out.pos;
+    return 0;
+}
+
+/* ---- gzip ---- */
+
+#ifdef HAVE_ZLIB
+static int stream_open_gzip(struct pour_stream *s)
+{
+    s->unpacker->is_gzip = true;
+    return inflateInit2(&s->unpacker->gzip, 16 + MAX_WBITS) == Z_OK ? 0 : -ENOMEM;
+}
+
+static void stream_close_gzip(struct pour_unpacker *u)
+{
+    if (u->is_gzip)
+        inflateEnd(&u->gzip);
+}
+
+/* Behind a gzip member another one may begin. Anything else is ignored, as gzip does. */
+static int stream_next_member(struct pour_stream *s)
+{
+    struct pour_unpacker *u = s->unpacker;
+    u->is_between = false;
+    if (u->packed[u->at] != 0x1f) {
+        s->is_at_end = true;
+        return 0;
+    }
+    return inflateReset(&u->gzip) == Z_OK ? 0 : -ENOMEM;
+}
+
+static int stream_inflate(struct pour_stream *s, struct pour_block *b)
+{
+    struct pour_unpacker *u = s->unpacker;
+    int r = 0;
+    while (r == 0 && b->len < READ_BYTES && !s->is_at_end) {
+        r = stream_fill(s);
+        if (r == 0 && u->len == 0) {
+            if (!u->is_between)
+                return stream_damaged(s, "it ends too early");
+            return 0;
+        }
+        if (r == 0 && u->is_between)
+            r = stream_next_member(s);
+        if (r < 0 || s->is_at_end)
+            break;
+        u->gzip.next_in = u->packed + u->at;
+        u->gzip.avail_in = (uInt)u->len;
+        u->gzip.next_out = b->bytes + b->len;
+        u->gzip.avail_out = (uInt)(READ_BYTES - b->len);
+        int status = inflate(&u->gzip, Z_NO_FLUSH);
+        u->at += u->len - u->gzip.avail_in;
+        u->len = u->gzip.avail_in;
+        b->len = READ_BYTES - u->gzip.avail_out;
+        u->is_between = status == Z_STREAM_END;
+        s->progress->beats++;
+        if (status == Z_MEM_ERROR)
+            return -ENOMEM;
+        if (status != Z_OK && status != Z_STREAM_END)
+            return stream_damaged(s, u->gzip.msg ? u->gzip.msg : "it makes no sense");
+    }
+    return r;
+}
+#else
+static int stream_open_gzip(struct pour_stream *s)
+{
+    return fault_set_advised(s->fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
+                             "decompress it on the way: gzip -dc",
+                             "is gzip data, and zlib was not built in");
+}
+
+static void stream_close_gzip(struct pour_unpacker *u)
+{
+    (void)u;
+}
+
+static int stream_inflate(struct pour_stream *s, struct pour_block *b)
+{
+    (void)s, (void)b;
+    return -ENOTSUP;
+}
+#endif
+
+/* ---- blocks ---- */
+
+static int stream_read_block(struct pour_stream *s, struct pour_block *b)
+{
+    struct pour_unpacker *u = s->unpacker;
+    b->len = 0;
+    if (!b->bytes && !(b->bytes = malloc(READ_BYTES)))
+        return -ENOMEM;
+    if (u && u->is_gzip)
+        return stream_inflate(s, b);
+    if (u && u->zstd)
+        return stream_unzstd(s, b);
+    if (u)
+        return stream_unfilter(s, b);
+    return stream_read_some(s, b->bytes, READ_BYTES, &b->len);
+}
+
+/* Gets the next block into s->blocks[s->last]. */
+static int stream_advance(struct pour_stream *s)
+{
+    if (s->error < 0)
+        return s->error;
+    if (s->is_waiting) {
+        s->is_waiting = false;
+    } else {
+        s->last = !s->last;
+        struct pour_block *b = &s->blocks[s->last];
+        b->len = 0;
+        if (!s->is_at_end)
+            s->error = stream_read_block(s, b);
+        if (s->error < 0)
+            b->len = 0;
+    }
+    s->given += s->blocks[s->last].len;
+    s->is_at_end |= s->blocks[s->last].len == 0;
+    return s->error;
+}
+
+/* For libarchive and struct tar_stream; the context is the stream. */
+static ssize_t pour_stream_next(struct archive *a, void *ctx, const void **ret_bytes)
+{
+    struct pour_stream *s = ctx;
+    int r = stream_advance(s);
+    if (r < 0) {
+        archive_set_error(a, -r, "read error");
+        return ARCHIVE_FATAL;
+    }
+    *ret_bytes = s->blocks[s->last].bytes;
+    return (ssize_t)s->blocks[s->last].len;
+}
+
+/*
+ * Reads to the end, so that who writes the stream is not cut off, and so that sums at its end
+ * are compared.
+ */
+static int pour_stream_drain(struct pour_stream *s)
+{
+    int r = s->error;
+    while (r == 0 && !s->is_at_end)
+        r = stream_advance(s);
+    return r;
+}
+
+/* ---- the beginning ---- */
+
+/* Makes the first bytes the packed ones, and the first block their unpacked form. */
+static int stream_begin_unpacking(struct pour_stream *s)
+{
+    struct pour_block *b = &s->blocks[0];
+    struct pour_unpacker *u = s->unpacker = calloc(1, sizeof(*u));
+    if (!u)
+        return -ENOMEM;
+    u->packed = b->bytes;
+    u->len = u->packed_bytes = b->len;
+    *b = (struct pour_block){0};
+    int r = strcmp(s->compression, "gzip") == 0   ? stream_open_gzip(s)
+            : strcmp(s->compression, "zstd") == 0 ? stream_open_zstd(s)
+                                                  : stream_open_filter(s);
+    return r < 0 ? r : stream_read_block(s, b);
+}
+
+/* Reads the first bytes, which *ret_head points to. Ends with pour_stream_close in any case. */
+static int pour_stream_open(struct pour_stream *s, int fd, struct progress *progress,
+                            struct fault *fault, const uint8_t **ret_head, size_t *ret_len)
+{
+    *s = (struct pour_stream){.fd = fd, .progress = progress, .fault = fault};
+    struct pour_block *b = &s->blocks[0];
+    b->bytes = malloc(READ_BYTES);
+    int r = b->bytes ? stream_read_full(s, b->bytes, HEAD_LEAST, &b->len) : -ENOMEM;
+    if (r == 0 && tar_is_packed(NULL, b->bytes, b->len, &s->compression) == 1)
+        r = stream_begin_unpacking(s);
+    s->is_waiting = true;
+    *ret_head = b->bytes;
+    *ret_len = b->len;
+    return r;
+}
+
+static void pour_stream_close(struct pour_stream *s)
+{
+    if (s->unpacker) {
+        stream_close_gzip(s->unpacker);
+        ZSTD_freeDCtx(s->unpacker->zstd);
+        if (s->unpacker->archive)
+            archive_read_free(s->unpacker->archive);
+        free(s->unpacker->packed);
+        free(s->unpacker);
+    }
+    free(s->blocks[0].bytes);
+    free(s->blocks[1].bytes);
+}
+
+/*
+ * Hands members to the writer.
+ *
+ * A name is cleaned here as the builder does for the index, since the header has it too.
+ * The builder is asked first: a member that it refuses is left out of both.
+ */
+
+#define PIECE_BYTES (1u << 20) /* of data, for the writer */
+
+/* ---- names ---- */
+
+/* Drops "./", doubled slashes and those at both ends. The root is "". */
+static int member_clean(const char *path, pour_text *to)
+{
+    size_t left = strlen(path), len;
+    const char *name;
+    to->count = 0;
+    while (path_next_name(&path, &left, &name, &len))
+        if ((to->count && vector_push(to, '/') < 0) || vector_append(to, name, len) < 0)
+            return -ENOMEM;
+    return vector_push(to, '\0');
+}
+
+/* Is it left out, or a folder that it lies in? */
+static bool member_is_excluded(struct pour *p, bool is_folder)
+{
+    char *path = p->path.at;
+    if (!path[0])
+        return false;
+    for (char *slash = strchr(path, '/'); slash; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        bool is_out = selection_excludes(&p->selection, path, true);
+        *slash = '/';
+        if (is_out)
+            return true;
+    }
+    return selection_excludes(&p->selection, path, is_folder);
+}
+
+/* ---- members that are left out ---- */
+
+static int pour_leave_out(void *ctx, const struct fault *why)
+{
+    struct pour *p = ctx;
+    struct fault fault = *why;
+    if (p->options->strict) {
+        *p->fault = *why;
+        return -why->err;
+    }
+    p->result.problems++;
+    if (p->reported == POUR_REPORTS)
+        return 0;
+    uint64_t at = offsetof(struct pour_report, faults) + p->reported * sizeof(fault);
+    int r = write_at(p->report_fd, &fault, sizeof(fault), at);
+    p->reported++;
+    return r < 0 ? r
+                 : write_at(p->report_fd, &p->reported, sizeof(p->reported),
+                            offsetof(struct pour_report, count));
+}
+
+/* The writer can't go on; or it has refused the member, and the archive is as before. */
+static int member_writer_failed(struct pour *p, int err, bool may_refuse)
+{
+    if (may_refuse && builder_may_leave_out(err))
+        return err;
+    p->output_error = err;
+    return builder_may_leave_out(err) ? -EIO : err;
+}
+
+/* ---- data ---- */
+
+/* Data on its way to the writer. */
+struct pouring {
+    struct pour *p;
+    const char *path;
+    struct archive *archive;
+    struct fault *fault;
+    uint8_t *piece; /* PIECE_BYTES, or all that is left */
+    size_t len, size;
+    uint64_t left; /* bytes that are still to come, with those in `piece` */
+};
+
+static int pouring_fault(const struct pouring *f, const char *what)
+{
+    return fault_set(f->fault, -EUCLEAN, f->path,
+                     (uint64_t)archive_read_header_position(f->archive), "%s", what);
+}
+
+/* `bytes` NULL: zeros. */
+static int pouring_put(struct pouring *f, const uint8_t *bytes, uint64_t len)
+{
+    if (len > f->left - f->len)
+        return pouring_fault(f, "has more data than its size says");
+    while (len > 0) {
+        if (!f->piece) {
+            f->size = (size_t)min_u64(f->left, PIECE_BYTES);
+            f->piece = malloc(f->size);
+            if (!f->piece)
+                return -ENOMEM;
+        }
+        size_t n = (size_t)min_u64(len, f->size - f->len);
+        if (bytes)
+            memcpy(f->piece + f->len, bytes, n);
+        else
+            memset(f->piece + f->len, 0, n);
+        f->len += n;
+        len -= n;
+        bytes = bytes ? bytes + n : NULL;
+        if (f->len < f->size)
+            continue;
+        uint8_t *piece = f->piece;
+        f->piece = NULL;
+        f->left -= f->len;
+        f->len = 0;
+        int r = writer_data(f->p->writer, piece, f->size, f->fault);
+        f->p->progress->bytes_out += f->size;
+        if (r < 0)
+            return member_writer_failed(f->p, r, false);
+    }
+    return 0;
+}
+
+/* Where data lies in the file, of which `m` has all but the holes. */
+struct pour_place {
+    const struct pax_member *m;
+    size_t extent; /* the next byte is in it */
+    uint64_t at;   /* the next byte in the file */
+};
+
+/* Puts bytes that lie at `offset` of the file. Gaps are zeros. */
+static int pouring_put_at(struct pouring *f, struct pour_place *w, const uint8_t *bytes,
+                          uint64_t len, uint64_t offset)
+{
+    const struct pax_member *m = w->m;
+    if (offset < w->at)
+        return pouring_fault(f, "its data is out of order");
+    if (!m->sparse) {
+        int r = pouring_put(f, NULL, offset - w->at);
+        w->at = offset + len;
+        return r < 0 ? r : pouring_put(f, bytes, len);
+    }
+    while (len > 0) {
+        const struct pax_extent *e =
+            w->extent < m->extent_count ? &m->extents[w->extent] : NULL;
+        if (!e || offset < e->offset)
+            return pouring_fault(f, "its map of holes makes no sense");
+        uint64_t end = e->offset + e->length, from = max_u64(w->at, e->offset);
+        if (offset >= end || offset != from)
+            return pouring_fault(f, "its map of holes makes no sense");
+        uint64_t n = min_u64(len, end - offset);
+        int r = pouring_put(f, bytes, n);
+        if (r < 0)
+            return r;
+        bytes += n;
+        offset += n;
+        len -= n;
+        w->at = offset;
+        w->extent += offset == end;
+    }
+    return 0;
+}
+
+static int pouring_read_failed(struct pouring *f, uint64_t size)
+{
+    if (archive_errno(f->archive) == ENOMEM)
+        return -ENOMEM;
+    char what[192];
+    snprintf(what, sizeof(what),
+             "its data can't be read, after %" PRIu64 " of %" PRIu64 " bytes: %s",
+             size - f->left + f->len, size, tar_complaint(f->archive));
+    return pouring_fault(f, what);
+}
+
+static int member_put_data(struct pour *p, const struct pax_member *m, struct archive *a,
+                           struct fault *fault)
+{
+    uint64_t stored = pax_stored_bytes(m);
+    struct pouring f = {.p = p, .path = m->path, .archive = a, .fault = fault, .left = stored};
+    struct pour_place place = {.m = m};
+    int r = 0;
+    for (;;) {
+        const void *bytes;
+        size_t len = 0;
+        la_int64_t offset = 0;
+        int status = archive_read_data_block(a, &bytes, &len, &offset);
+        if (status == ARCHIVE_EOF)
+            break;
+        if (status != ARCHIVE_OK) {
+            r = pouring_read_failed(&f, stored);
+            break;
+        }
+        r = len ? pouring_put_at(&f, &place, bytes, len, (uint64_t)offset) : 0;
+        if (r < 0)
+            break;
+        p->progress->beats++;
+    }
+    if (r == 0 && (f.left || (!m->sparse && place.at < m->size_bytes)))
+        r = pouring_fault(&f, "has less data than its size says");
+    free(f.piece);
+    return r;
+}
+
+/* ---- members ---- */
+
+static int member_take_attribute(void *ctx, const char *name, const void *value, size_t len)
+{
+    struct pour *p = ctx;
+    return pax_xattrs_add(&p->xattrs, name, strlen(name), value, len);
+}
+
+static int member_take_extents(struct pour *p, struct archive_entry *entry)
+{
+    la_int64_t offset, length;
+    p->extents.count = 0;
+    archive_entry_sparse_reset(entry);
+    while (archive_entry_sparse_next(entry, &offset, &length) == ARCHIVE_OK) {
+        struct pax_extent *last =
+            p->extents.count ? &p->extents.at[p->extents.count - 1] : NULL;
+        if (length == 0)
+            continue; /* GNU tar marks the file's size with an empty range */
+        if (last && last->offset + last->length == (uint64_t)offset)
+            last->length += (uint64_t)length;
+        else if (vector_push(&p->extents,
+                             (struct pax_extent){(uint64_t)offset, (uint64_t)length}) < 0)
+            return -ENOMEM;
+    }
+    return 0;
+}
+
+/* The current member, whose name is in p->path. */
+static struct pax_member member_begin(const struct pour *p, const struct builder_member *b)
+{
+    return (struct pax_member){
+        .path = p->path.at,
+        .path_len = p->path.count - 1,
+        .mode = b->mode,
+        .uid = b->uid,
+        .gid = b->gid,
+        .mtime_sec = b->mtime_sec,
+        .mtime_nsec = b->mtime_nsec,
+    };
+}
+
+/* Asks the builder, and puts the header. */
+static int member_put_header(struct pour *p, const struct pax_member *m, struct fault *fault)
+{
+    struct pax_buffer header = {0};
+    int r = pax_encode(m, &header);
+    if (r == 0) {
+        r = writer_add(p->writer, m, &header, NULL, fault);
+        r = r < 0 ? member_writer_failed(p, r, true) : 0;
+    }
+    vector_free(&header);
+    return r;
+}
+
+/* ".." is the builder's to refuse, and the root can only be a directory. */
+static int member_name(struct pour *p, const char *path, const struct builder_member *b,
+                       bool is_folder, struct fault *fault)
+{
+    int r = member_clean(path, &p->path);
+    if (r == 0 && p->path.count == 1 && !is_folder)
+        return fault_set(fault, -EINVAL, path, b->header_offset, "has no name");
+    return r;
+}
+
+/* The functions of struct tar_taker; the context is the struct pour. */
+static int pour_add(void *ctx, const char *path, const struct builder_member *b,
+                    struct archive *a, struct archive_entry *entry, struct fault *fault)
+{
+    struct pour *p = ctx;
+    bool is_folder = S_ISDIR(b->mode);
+    int r = member_name(p, path, b, is_folder, fault);
+    if (r < 0 || member_is_excluded(p, is_folder))
+        return r;
+    struct pax_member m = member_begin(p, b);
+    m.link = b->symlink;
+    m.link_len = b->symlink_len;
+    m.rdev_major = b->rdev_major;
+    m.rdev_minor = b->rdev_minor;
+    m.size_bytes = b->size_bytes;
+    m.sparse = b->data == DATA_PIECES;
+    r = tar_take_attributes(entry, member_take_attribute, p, &p->odd);
+    pax_xattrs_sort(&p->xattrs);
+    m.xattrs = p->xattrs.at;
+    m.xattr_count = p->xattrs.count;
+    if (r == 0 && m.sparse)
+        r = member_take_extents(p, entry);
+    m.extents = p->extents.at;
+    m.extent_count = m.sparse ? p->extents.count : 0;
+    if (r == 0)
+        r = member_put_header(p, &m, fault);
+    pax_xattrs_free(&p->xattrs);
+    if (r == 0 && pax_stored_bytes(&m) > 0)
+        r = member_put_data(p, &m, a, fault);
+    return r;
+}
+
+static int pour_link(void *ctx, const char *path, const char *target,
+                     const struct builder_member *b, struct fault *fault)
+{
+    struct pour *p = ctx;
+    int r = member_name(p, path, b, false, fault);
+    if (r == 0)
+        r = member_clean(target, &p->target);
+    if (r < 0 || member_is_excluded(p, false))
+        return r;
+    if (strcmp(p->path.at, p->target.at) == 0 &&
+        writer_has(p->writer, p->path.at, p->path.count - 1) == 1)
+        return 0; /* to itself */
+    struct pax_member m = member_begin(p, b);
+    m.link = p->target.at;
+    m.link_len = p->target.count - 1;
+    m.hardlink = true;
+    return member_put_header(p, &m, fault);
+}
+
+void pour_free(struct pour *p)
+{
+    pax_xattrs_free(&p->xattrs);
+    vector_free(&p->extents);
+    vector_free(&p->path);
+    vector_free(&p->target);
+}
+
+/*
+ * Members of archives other than tars, by libarchive.
+ *
+ * Names are wanted as UTF-8, which most of these formats have in other forms; the parent has
+ * opened such a locale, since the sandbox opens no file.
+ *
+ * A cpio may hold the data of a file of several names with its last name. The earlier ones wait
+ * for it.
+ */
+
+#define READ_BYTES ((size_t)256 << 10)
+#define TAIL_BYTES ((size_t)4096)
+
+/* A file of several names in a cpio. */
+struct links {
+    char *first;                 /* its name in the archive; NULL: its data has not come */
+    struct archive_entry *entry; /* of the first that waits */
+    VECTOR(char *) waiting;
+};
+
+struct container {
+    struct pour *p;
+    struct pour_stream *stream; /* NULL: a file that can be sought */
+    const struct pour_format *format;
+    bool is_open; /* libarchive knows the format */
+    struct archive *archive;
+    uint8_t *bytes;           /* READ_BYTES of the file */
+    int error;                /* of reading it */
+    uint8_t tail[TAIL_BYTES]; /* the last bytes that libarchive got */
+    size_t tail_len;
+    VECTOR(struct links) files;
+    struct map numbers; /* of `files`, by device and inode */
+};
+
+/* ---- formats ---- */
+
+static int container_enable_rar(struct archive *a)
+{
+    int r = archive_read_support_format_rar5(a);
+    return r == ARCHIVE_OK ? archive_read_support_format_rar(a) : r;
+}
+
+static const struct pour_format formats[] = {
+    {"7z", archive_read_support_format_7zip, true},
+    {"rar", container_enable_rar, false},
+    {"iso9660", archive_read_support_format_iso9660, false},
+    {"cpio", archive_read_support_format_cpio, false},
+    {"ar", archive_read_support_format_ar, false},
+    {"cab", archive_read_support_format_cab, false},
+    {"warc", archive_read_support_format_warc, false},
+    {"xar", archive_read_support_format_xar, false},
+    {"lha", archive_read_support_format_lha, false},
+};
+
+/* NULL: nothing that is packed. */
+static const struct pour_format *pour_find_format(const uint8_t *head, size_t len)
+{
+    const char *name = unknown_format_container(head, len);
+    for (size_t i = 0; name && i < sizeof(formats) / sizeof(formats[0]); i++)
+        if (strcmp(formats[i].name, name) == 0)
+            return &formats[i];
+    return NULL;
+}
+
+/* A RAR 5 header is numbers, which have the form of Protocol Buffers'. */
+static bool pour_is_rar_volume(const uint8_t *head, size_t len)
+{
+    uint64_t ignored, type, flags, archive_flags;
+    if (len >= 12 && memcmp(head, "Rar!\x1a\x07\x00", 7) == 0)
+        return head[9] == 0x73 && (head[10] & 1);
+    if (len < 12 || memcmp(head, "Rar!\x1a\x07\x01\x00", 8) != 0)
+        return false;
+    struct cursor c = {head + 12, len - 12}; /* behind the signature and a sum */
+    return protobuf_varint(&c, &ignored) &&  /* length */
+           protobuf_varint(&c, &type) && protobuf_varint(&c, &flags) && type == 1 &&
+           (!(flags & 1) || protobuf_varint(&c, &ignored)) && /* length behind the header */
+           protobuf_varint(&c, &archive_flags) && (archive_flags & 1);
+}
+
+/* ---- a file ---- */
+
+static ssize_t file_read(struct archive *a, void *ctx, const void **ret_bytes)
+{
+    struct container *c = ctx;
+    ssize_t n = pour_read_input(c->p->input->fd, c->p->progress, c->bytes, READ_BYTES);
+    if (n < 0) {
+        c->error = (int)n;
+        archive_set_error(a, (int)-n, "read error");
+        return ARCHIVE_FATAL;
+    }
+    *ret_bytes = c->bytes;
+    return n;
+}
+
+static la_int64_t file_seek(struct archive *a, void *ctx, la_int64_t offset, int whence)
+{
+    const struct container *c = ctx;
+    off_t at = lseek(c->p->input->fd, offset, whence);
+    (void)a;
+    return at < 0 ? ARCHIVE_FATAL : at;
+}
+
+static la_int64_t file_skip(struct archive *a, void *ctx, la_int64_t bytes)
+{
+    const struct container *c = ctx;
+    off_t from = lseek(c->p->input->fd, 0, SEEK_CUR), end, to;
+    (void)a;
+    if (from < 0 || (end = lseek(c->p->input->fd, 0, SEEK_END)) < 0)
+        return 0;
+    to = bytes < end - from ? from + bytes : end;
+    return lseek(c->p->input->fd, to, SEEK_SET) < 0 ? ARCHIVE_FATAL : to - from;
+}
+
+static ssize_t container_read(struct archive *a, void *ctx, const void **ret_bytes)
+{
+    struct container *c = ctx;
+    ssize_t n =
+        c->stream ? pour_stream_next(a, c->stream, ret_bytes) : file_read(a, c, ret_bytes);
+    if (n > 0) {
+        size_t len = min_u64((uint64_t)n, TAIL_BYTES);
+        size_t kept = min_u64(c->tail_len, TAIL_BYTES - len);
+        memmove(c->tail, c->tail + c->tail_len - kept, kept);
+        memcpy(c->tail + kept, (const uint8_t *)*ret_bytes + n - len, len);
+        c->tail_len = kept + len;
+    }
+    return n;
+}
+
+static int container_open(struct container *c)
+{
+    struct archive *a = c->archive;
+    if (c->format->enable(a) != ARCHIVE_OK)
+        return fault_set(c->p->fault, -ENOTSUP, NULL, FAULT_NO_OFFSET,
+                         "is a %s archive, which this build does not read", c->format->name);
+    if (!c->stream) {
+        c->bytes = malloc(READ_BYTES);
+        if (!c->bytes)
+            return -ENOMEM;
+        archive_read_set_seek_callback(a, file_seek);
+        archive_read_set_skip_callback(a, file_skip);
+    }
+    archive_read_set_read_callback(a, container_read);
+    archive_read_set_callback_data(a, c);
+    c->is_open = archive_read_open1(a) == ARCHIVE_OK;
+    return c->is_open ? 0 : -EUCLEAN;
+}
+
+/* ---- errors ---- */
+
+static int container_encrypted(struct container *c, const char *path)
+{
+    return fault_set_advised(c->p->fault, -EACCES, path, FAULT_NO_OFFSET,
+                             "extract it with its password, and pack the directory",
+                             "is encrypted");
+}
+
+/* Of the input: as far as libarchive has read. */
+static uint64_t container_offset(const struct container *c)
+{
+    off_t at = c->stream ? (off_t)c->stream->given : lseek(c->p->input->fd, 0, SEEK_CUR);
+    return at < 0 ? FAULT_NO_OFFSET : (uint64_t)at;
+}
+
+static int container_damaged(struct container *c, const char *last, const char *why)
+{
+    return fault_set(c->p->fault, -EUCLEAN, last, container_offset(c), "%s%s: %s",
+                     last && last[0] ? "is followed by a damaged part of the "
+                                     : "is a damaged ",
+                     c->format->name, why);
+}
+
+static int container_failed(struct container *c, const char *last)
+{
+    if (c->stream && c->stream->error < 0)
+        return c->stream->error;
+    if (c->error < 0)
+        return fault_set_read(c->p->fault, c->error, last, container_offset(c));
+    if (archive_errno(c->archive) == ENOMEM)
+        return -ENOMEM;
+    if (c->is_open &&
+        archive_read_has_encrypted_entries(c->archive) == 1) /* else it may crash */
+        return container_encrypted(c, NULL);
+    return container_damaged(c, last, tar_complaint(c->archive));
+}
+
+/* For a few bytes, also in a build without libdeflate, which makes the other CRC-32. */
+static uint32_t crc32_of(const uint8_t *bytes, size_t len)
+{
+    uint32_t crc = UINT32_MAX;
+    for (size_t i = 0; i < 8 * len; i++) {
+        crc ^= i % 8 ? 0 : bytes[i / 8];
+        crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320 : 0);
+    }
+    return ~crc;
+}
+
+/* A block of RAR 5: the sum of what follows, its length behind these five bytes, its type. */
+static bool tail_has_rar_end(const uint8_t *tail, size_t len)
+{
+    for (size_t i = 0; i + 6 <= len; i++) {
+        size_t size = tail[i + 4];
+        uint32_t sum;
+        memcpy(&sum, tail + i, sizeof(sum));
+        if (tail[i + 5] == 5 && size < 128 && size <= len - i - 5 &&
+            crc32_of(tail + i + 4, 1 + size) == le32toh(sum))
+            return true;
+    }
+    return false;
+}
+
+/*
+ * libarchive takes a RAR 5 that ends between two blocks, or in the head of one, for whole, and
+ * an ar that ends in the head of a member.
+ */
+static int container_check_end(struct container *c, const char *last)
+{
+    int format = archive_format(c->archive);
+    bool is_cut = false;
+    if (format == ARCHIVE_FORMAT_RAR_V5)
+        is_cut = !tail_has_rar_end(c->tail, c->tail_len);
+    else if ((format & ARCHIVE_FORMAT_BASE_MASK) == ARCHIVE_FORMAT_AR)
+        is_cut = container_offset(c) > (uint64_t)archive_filter_bytes(c->archive, 0);
+    return is_cut ? container_damaged(c, last, "its end is missing") : 0;
+}
+
+/* ---- members ---- */
+
+static int container_describe(struct container *c, struct archive_entry *entry,
+                              const char *path, struct fault *fault,
+                              struct builder_member *ret_member)
+{
+    uint64_t offset = (uint64_t)archive_read_header_position(c->archive);
+    struct builder_member m = {.header_offset = offset};
+    tar_describe(entry, &m, &c->p->odd);
+    int r = tar_describe_type(entry, &m);
+    if (r < 0)
+        return fault_set(fault, -EINVAL, path, offset,
+                         r == -EINVAL ? "is a symbolic link without a target"
+                                      : "is of a type that no directory has");
+    if (S_ISREG(m.mode)) {
+        if (!archive_entry_size_is_set(entry) || archive_entry_size(entry) < 0)
+            return fault_set(fault, -EINVAL, path, offset,
+                             "has no size that is known before its end");
+        m.size_bytes = (uint64_t)archive_entry_size(entry);
+    }
+    *ret_member = m;
+    return 0;
+}
+
+static int container_add(struct container *c, struct archive_entry *entry, const char *path,
+                         struct fault *fault)
+{
+    struct builder_member m;
+    int r = container_describe(c, entry, path, fault, &m);
+    return r < 0 ? r : pour_add(c->p, path, &m, c->archive, entry, fault);
+}
+
+static int container_link(struct container *c, const char *path, const char *target,
+                          struct archive_entry *entry, struct fault *fault)
+{
+    struct builder_member m = {.header_offset =
+                                   (uint64_t)archive_read_header_position(c->archive)};
+    tar_describe(entry, &m, &c->p->odd);
+    return pour_link(c->p, path, target, &m, fault);
+}
+
+/* Leaves the member out, if `r` allows that. */
+static int container_settle(struct container *c, int r, const struct fault *own)
+{
+    if (builder_may_leave_out(r) && own->err)
+        return pour_leave_out(c->p, own);
+    if (r < 0 && !c->p->fault->err)
+        *c->p->fault = *own;
+    return r;
+}
+
+/* ---- files of several names ---- */
+
+/* The names that waited become links to the one that is there. */
+static int links_release(struct container *c, struct links *l)
+{
+    int r = 0;
+    for (size_t i = 0; i < l->waiting.count; i++) {
+        struct fault own = {0};
+        if (r == 0)
+            r = container_settle(
+                c, container_link(c, l->waiting.at[i], l->first, l->entry, &own), &own);
+        free(l->waiting.at[i]);
+    }
+    l->waiting.count = 0;
+    return r;
+}
+
+static int links_find(struct container *c, struct archive_entry *entry,
+                      struct links **ret_links)
+{
+    struct map_key key = {(uint64_t)archive_entry_dev(entry),
+                          (uint64_t)archive_entry_ino64(entry)};
+    uint64_t number = c->files.count;
+    if (map_get(&c->numbers, key, &number) < 0) {
+        if (vector_push(&c->files, (struct links){0}) < 0)
+            return -ENOMEM;
+        int r = map_put(&c->numbers, key, number);
+        if (r < 0)
+            return r;
+    }
+    *ret_links = &c->files.at[number];
+    return 0;
+}
+
+static int links_wait(struct links *l, struct archive_entry *entry, const char *path)
+{
+    char *copy = strdup(path);
+    if (!l->entry)
+        l->entry = archive_entry_clone(entry);
+    if (copy && l->entry && vector_push(&l->waiting, copy) == 0)
+        return 0;
+    free(copy);
+    return -ENOMEM;
+}
+
+static int container_add_named(struct container *c, struct archive_entry *entry,
+                               const char *path, struct fault *fault)
+{
+    struct links *l;
+    int r = links_find(c, entry, &l);
+    if (r < 0)
+        return r;
+    if (l->first)
+        return container_link(c, path, l->first, entry, fault);
+    if (archive_entry_size(entry) == 0)
+        return links_wait(l, entry, path);
+    r = container_add(c, entry, path, fault);
+    if (r == 0 && !(l->first = strdup(path)))
+        r = -ENOMEM;
+    return r == 0 ? links_release(c, l) : r;
+}
+
+/* Those without data are empty files. */
+static int links_end(struct container *c)
+{
+    int r = 0;
+    for (size_t i = 0; i < c->files.count; i++) {
+        struct links *l = &c->files.at[i];
+        struct fault own = {0};
+        if (r == 0 && l->waiting.count) {
+            r = container_settle(c, container_add(c, l->entry, l->waiting.at[0], &own), &own);
+            l->first = strdup(l->waiting.at[0]);
+            if (r == 0)
+                r = l->first ? links_release(c, l) : -ENOMEM;
+        }
+    }
+    return r;
+}
+
+static void links_free(struct container *c)
+{
+    for (size_t i = 0; i < c->files.count; i++) {
+        struct links *l = &c->files.at[i];
+        for (size_t k = 0; k < l->waiting.count; k++)
+            free(l->waiting.at[k]);
+        vector_free(&l->waiting);
+        archive_entry_free(l->entry);
+        free(l->first);
+    }
+    vector_free(&c->files);
+    map_free(&c->numbers);
+}
+
+/* ---- the walk ---- */
+
+/* The tables of an ar are no members. */
+static bool container_is_table(const struct container *c, const char *path)
+{
+    return strcmp(c->format->name, "ar") == 0 &&
+           (path[0] == '/' || strncmp(path, "__.SYMDEF", 9) == 0);
+}
+
+static int container_take(struct container *c, struct archive_entry *entry)
+{
+    struct fault own = {0};
+    const char *path = archive_entry_pathname(entry);
+    const char *target = archive_entry_hardlink(entry);
+    int r;
+    if (archive_entry_is_encrypted(entry))
+        return container_encrypted(c, path);
+    if (!path || !path[0])
+        r = fault_set(&own, -EINVAL, NULL, (uint64_t)archive_read_header_position(c->archive),
+                      "a member has no name that can be shown");
+    else if (container_is_table(c, path))
+        r = 0;
+    else if (strcmp(c->format->name, "cpio") == 0 && archive_entry_nlink(entry) > 1 &&
+             (target || archive_entry_filetype(entry) == AE_IFREG))
+        r = container_add_named(c, entry, path, &own);
+    else if (target)
+        r = container_link(c, path, target, entry, &own);
+    else
+        r = container_add(c, entry, path, &own);
+    return container_settle(c, r, &own);
+}
+
+static int container_walk(struct container *c)
+{
+    struct archive_entry *entry;
+    char last[sizeof(c->p->fault->member)] = "";
+    for (;;) {
+        int status = archive_read_next_header(c->archive, &entry);
+        if (status == ARCHIVE_EOF)
+            break;
+        if (status != ARCHIVE_OK && status != ARCHIVE_WARN)
+            return container_failed(c, last);
+        const char *path = archive_entry_pathname(entry);
+        snprintf(last, sizeof(last), "%s", path ? path : "");
+        int r = container_take(c, entry);
+        if (r < 0)
+            return r;
+        c->p->progress->members++;
+    }
+    int r = container_check_end(c, last);
+    return r < 0 ? r : links_end(c);
+}
+
+static int pour_container(struct pour *p, struct pour_stream *stream,
+                          const struct pour_format *format)
+{
+    bool is_file = p->input->is_file && !stream->compression;
+    struct container c = {.p = p, .stream = is_file ? NULL : stream, .format = format};
+    if (format->seeks && !is_file)
+        return fault_set_advised(
+            p->fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "save it in a file and pack that",
+            "is a %s archive, whose directory is at its end", format->name);
+    if (is_file && lseek(p->input->fd, 0, SEEK_SET) < 0)
+        return -errno;
+    c.archive = archive_read_new();
+    if (!c.archive)
+        return -ENOMEM;
+    locale_t before = uselocale(p->locale ? p->locale : LC_GLOBAL_LOCALE);
+    int r = container_open(&c);
+    r = r == -EUCLEAN ? container_failed(&c, NULL) : r < 0 ? r : container_walk(&c);
+    if (r == 0 && c.stream)
+        r = pour_stream_drain(c.stream);
+    uselocale(before);
+    archive_read_free(c.archive);
+    links_free(&c);
+    free(c.bytes);
+    return r;
+}
 
 /*
  * Of private memory. The table of members takes 100 bytes and a name for each; xz may want a

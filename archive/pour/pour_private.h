@@ -1,10 +1,5 @@
 /*
- * Shared by the files of this room:
- *
- *   pour.c            the parent: sandbox, report, output; and the kind of input
- *   pour_stream.c     the bytes of the input, decompressed
- *   pour_member.c     members to the writer
- *   pour_container.c  members of other archives than tars
+ * What pour.c shows to the fuzzer.
  */
 #ifndef ONEPOT_POUR_PRIVATE_H
 #define ONEPOT_POUR_PRIVATE_H
@@ -20,8 +15,6 @@
 
 struct archive;
 struct archive_entry;
-
-/* ---- pour_stream.c ---- */
 
 /* The bytes that libarchive gets, block by block, as struct tar_stream wants them. */
 struct pour_stream {
@@ -40,25 +33,6 @@ struct pour_stream {
     bool is_waiting; /* it was read to recognize the format, and is to be given again */
     bool is_at_end;
 };
-
-/* The next bytes of the input, counted in progress->bytes_done. 0: its end; or -errno. */
-ssize_t pour_read_input(int fd, struct progress *progress, void *bytes, size_t len);
-
-/* Reads the first bytes, which *ret_head points to. Ends with pour_stream_close in any case. */
-int pour_stream_open(struct pour_stream *s, int fd, struct progress *progress,
-                     struct fault *fault, const uint8_t **ret_head, size_t *ret_len);
-void pour_stream_close(struct pour_stream *s);
-
-/* For libarchive and struct tar_stream; the context is the stream. */
-ssize_t pour_stream_next(struct archive *a, void *stream, const void **ret_bytes);
-
-/*
- * Reads to the end, so that who writes the stream is not cut off, and so that sums at its end
- * are compared.
- */
-int pour_stream_drain(struct pour_stream *s);
-
-/* ---- pour_member.c ---- */
 
 typedef VECTOR(char) pour_text;
 
@@ -80,32 +54,13 @@ struct pour {
     VECTOR(struct pax_extent) extents;
 };
 
-/* The functions of struct tar_taker; the context is the struct pour. */
-int pour_add(void *pour, const char *path, const struct builder_member *member,
-             struct archive *a, struct archive_entry *entry, struct fault *fault);
-int pour_link(void *pour, const char *path, const char *target,
-              const struct builder_member *member, struct fault *fault);
-int pour_leave_out(void *pour, const struct fault *why);
 void pour_free(struct pour *p);
-
-/* ---- pour_container.c ---- */
 
 struct pour_format {
     const char *name;
     int (*enable)(struct archive *a);
     bool seeks; /* its directory is at its end */
 };
-/* NULL: nothing that is packed. */
-const struct pour_format *pour_find_format(const uint8_t *head, size_t len);
-
-/* Does a RAR archive say that it is one of several volumes? libarchive reads the first alone.
- */
-bool pour_is_rar_volume(const uint8_t *head, size_t len);
-
-int pour_container(struct pour *p, struct pour_stream *stream,
-                   const struct pour_format *format);
-
-/* ---- pour.c ---- */
 
 /* Packs the whole input, in the child. */
 int pour_read(struct pour *p);

@@ -24,25 +24,665 @@
  * warning. So members are read in the C locale, whatever the caller has set, and that warning
  * is no error.
  */
-#include "tar_private.h"
-
+#include <archive.h>
+#include <archive_entry.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <linux/limits.h>
+#include <linux/posix_acl.h>
+#include <linux/posix_acl_xattr.h>
 #include <locale.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 
-#include <archive.h>
-#include <archive_entry.h>
-
+#include "bytes.h"
 #include "cleanup.h"
 #include "numbers.h"
 #include "source.h"
+#include "tar_private.h"
 #include "vector.h"
+
+/*
+ * Tells libarchive that the format is tar.
+ *
+ * Its function for that refers to all formats that it knows. Where it is linked statically,
+ * formats that need libxml2 or nettle are kept out: their names are defined here, before the
+ * linker looks for them.
+ */
+
+/* Before `a` is connected to its data. */
+static void tar_set_format(struct archive *a)
+{
+    /* libarchive's own guess would reject a time that is not a number. */
+    archive_read_set_format(a, ARCHIVE_FORMAT_TAR);
+}
+
+#ifdef ONEPOT_LINKS_STATIC
+
+#define NOT_LINKED(name)                                                                       \
+    int archive_read_support_format_##name(struct archive *a)                                  \
+    {                                                                                          \
+        (void)a;                                                                               \
+        return ARCHIVE_FATAL;                                                                  \
+    }
+
+NOT_LINKED(mtree)
+NOT_LINKED(xar)
+NOT_LINKED(zip)
+
+#endif
+
+/*
+ * Converts a member's attributes from libarchive's terms to the builder's: owner, times,
+ * permissions, extended attributes, access lists.
+ *
+ * Access lists come as text and are shown as the kernel's own attributes hold them
+ * (system.posix_acl_*), if they give users by number. Lists that give only names are left out:
+ * the users of this node say nothing about the archive.
+ */
+
+static uint32_t tar_owner(int64_t id, struct tar_oddities *odd)
+{
+    if (id >= 0 && id < UINT32_MAX)
+        return (uint32_t)id;
+    odd->owners = true;
+    return TAR_NOBODY;
+}
+
+/*
+ * Times. libarchive gives "-1.5" as second -1 and half a second, which would read as -0.5:
+ * tar's decimal fraction counts away from zero, the system's always upwards.
+ */
+static void attributes_mtime(struct archive_entry *entry, struct builder_member *member)
+{
+    if (!archive_entry_mtime_is_set(entry))
+        return;
+    member->mtime_sec = archive_entry_mtime(entry);
+    long nsec = archive_entry_mtime_nsec(entry);
+    if (member->mtime_sec < 0 && nsec > 0) {
+        member->mtime_sec--;
+        nsec = 1000000000 - nsec;
+    }
+    member->mtime_nsec = (uint32_t)nsec;
+}
+
+/*
+ * The permission bits. libarchive overwrites them from an access list: the group's bits become
+ * the owning group's, where stat(2) shows the mask.
+ */
+static uint32_t attributes_permissions(struct archive_entry *entry)
+{
+    uint32_t mode = (uint32_t)archive_entry_perm(entry) & 07777;
+    if (!(archive_entry_acl_types(entry) & ARCHIVE_ENTRY_ACL_TYPE_ACCESS))
+        return mode;
+    int type, bits, tag, id;
+    const char *name;
+    archive_entry_acl_reset(entry, ARCHIVE_ENTRY_ACL_TYPE_ACCESS);
+    while (archive_entry_acl_next(entry, ARCHIVE_ENTRY_ACL_TYPE_ACCESS, &type, &bits, &tag, &id,
+                                  &name) == ARCHIVE_OK)
+        if (tag == ARCHIVE_ENTRY_ACL_MASK)
+            mode = (mode & ~070u) | (uint32_t)(bits & 7) << 3;
+    return mode;
+}
+
+void tar_describe(struct archive_entry *entry, struct builder_member *member,
+                  struct tar_oddities *odd)
+{
+    member->mode = S_IFREG | attributes_permissions(entry);
+    member->uid = tar_owner(archive_entry_uid(entry), odd);
+    member->gid = tar_owner(archive_entry_gid(entry), odd);
+    member->data = archive_entry_sparse_count(entry) > 0 ? DATA_PIECES : DATA_STORED;
+    attributes_mtime(entry, member);
+}
+
+int tar_describe_type(struct archive_entry *entry, struct builder_member *member)
+{
+    mode_t type = archive_entry_filetype(entry);
+    switch (type) {
+    case AE_IFREG:
+        return 0;
+    case AE_IFDIR:
+    case AE_IFIFO:
+        break;
+    case AE_IFCHR:
+    case AE_IFBLK:
+        member->rdev_major = (uint32_t)archive_entry_rdevmajor(entry);
+        member->rdev_minor = (uint32_t)archive_entry_rdevminor(entry);
+        break;
+    case AE_IFLNK:
+        member->symlink = archive_entry_symlink(entry);
+        if (!member->symlink || !member->symlink[0])
+            return -EINVAL;
+        member->symlink_len = strlen(member->symlink);
+        member->mode = 0777; /* as the system shows it, whatever was stored */
+        break;
+    default:
+        return -ENOTSUP;
+    }
+    member->mode = type | (member->mode & 07777);
+    member->size_bytes = 0;
+    member->data = DATA_STORED;
+    return 0;
+}
+
+struct attribute {
+    char *name;
+    const void *value;
+    size_t value_len;
+    size_t place;
+};
+
+static int attributes_compare(const void *a, const void *b)
+{
+    const struct attribute *x = a, *y = b;
+    int r = strcmp(x->name, y->name);
+    return r ? r : x->place < y->place ? -1 : x->place > y->place;
+}
+
+/* GNU tar writes "=" in a name as %3D, because "=" ends the name, and "%" as %25. */
+static void attributes_decode_name(char *name)
+{
+    char *to = name;
+    for (const char *from = name; *from; from++) {
+        bool coded = strncmp(from, "%3D", 3) == 0 || strncmp(from, "%25", 3) == 0;
+        *to++ = !coded ? *from : from[1] == '3' ? '=' : '%';
+        from += coded ? 2 : 0;
+    }
+    *to = '\0';
+}
+
+static void attributes_free(struct attribute *list, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        free(list[i].name);
+    free(list);
+}
+
+/* `count` attributes, sorted. The caller frees them. */
+static int attributes_read(struct archive_entry *entry, size_t count,
+                           struct attribute **ret_list)
+{
+    struct attribute *list = calloc(count, sizeof(*list));
+    int r = list ? 0 : -ENOMEM;
+    for (size_t i = 0; r == 0 && i < count; i++) {
+        const char *name;
+        list[i].place = i;
+        if (archive_entry_xattr_next(entry, &name, &list[i].value, &list[i].value_len) !=
+            ARCHIVE_OK)
+            r = -EUCLEAN;
+        else if (!(list[i].name = strdup(name)))
+            r = -ENOMEM;
+        else
+            attributes_decode_name(list[i].name);
+    }
+    if (r < 0) {
+        if (list)
+            attributes_free(list, count);
+        return r;
+    }
+    qsort(list, count, sizeof(*list), attributes_compare);
+    *ret_list = list;
+    return 0;
+}
+
+/*
+ * Passes on attributes, each name once: bsdtar writes every attribute in two forms. libarchive
+ * lists the header's last one first, and the last one counts.
+ */
+static int attributes_take_xattrs(struct archive_entry *entry, tar_take_attribute *take,
+                                  void *ctx)
+{
+    size_t count = (size_t)archive_entry_xattr_reset(entry);
+    if (count == 0)
+        return 0;
+    struct attribute *list;
+    int r = attributes_read(entry, count, &list);
+    if (r < 0)
+        return r;
+    for (size_t i = 0; r == 0 && i < count; i++) {
+        if (i > 0 && strcmp(list[i].name, list[i - 1].name) == 0)
+            continue;
+        r = take(ctx, list[i].name, list[i].value, list[i].value_len);
+    }
+    attributes_free(list, count);
+    return r;
+}
+
+/* ---- access lists ---- */
+
+/* One entry as in system.posix_acl_*, in host order until it is written. */
+struct acl_entry {
+    uint16_t tag;
+    uint16_t permissions;
+    uint32_t id;
+};
+
+static uint16_t attributes_acl_tag(int tag)
+{
+    static const struct {
+        int tag;
+        uint16_t in_value;
+    } tags[] = {
+        {ARCHIVE_ENTRY_ACL_USER_OBJ, ACL_USER_OBJ},   {ARCHIVE_ENTRY_ACL_USER, ACL_USER},
+        {ARCHIVE_ENTRY_ACL_GROUP_OBJ, ACL_GROUP_OBJ}, {ARCHIVE_ENTRY_ACL_GROUP, ACL_GROUP},
+        {ARCHIVE_ENTRY_ACL_MASK, ACL_MASK},           {ARCHIVE_ENTRY_ACL_OTHER, ACL_OTHER}};
+    for (size_t i = 0; i < sizeof(tags) / sizeof(tags[0]); i++)
+        if (tags[i].tag == tag)
+            return tags[i].in_value;
+    return 0;
+}
+
+static int attributes_compare_acl_entries(const void *a, const void *b)
+{
+    const struct acl_entry *x = a, *y = b;
+    if (x->tag != y->tag)
+        return x->tag < y->tag ? -1 : 1;
+    return x->id < y->id ? -1 : x->id > y->id;
+}
+
+/*
+ * The entries of one list, sorted as the kernel requires; 0 entries: the list can't be shown.
+ */
+static size_t attributes_read_acl(struct archive_entry *entry, int type, struct acl_entry *list,
+                                  size_t count, struct tar_oddities *odd)
+{
+    int got_type, permissions, tag, id;
+    const char *name;
+    size_t n = 0;
+    while (n < count && archive_entry_acl_next(entry, type, &got_type, &permissions, &tag, &id,
+                                               &name) == ARCHIVE_OK) {
+        struct acl_entry e = {attributes_acl_tag(tag), (uint16_t)(permissions & 7),
+                              (uint32_t)ACL_UNDEFINED_ID};
+        if (e.tag == 0)
+            return 0;
+        if (e.tag == ACL_USER || e.tag == ACL_GROUP) {
+            if (id < 0) {
+                /* Only a name, and its number is not known here. */
+                odd->acls = true;
+                return 0;
+            }
+            e.id = (uint32_t)id;
+        }
+        list[n++] = e;
+    }
+    qsort(list, n, sizeof(*list), attributes_compare_acl_entries);
+    return n;
+}
+
+static int attributes_take_acl(struct archive_entry *entry, tar_take_attribute *take, void *ctx,
+                               int type, const char *name, struct tar_oddities *odd)
+{
+    int count = archive_entry_acl_reset(entry, type);
+    if (count <= 0 || (size_t)count > XATTR_SIZE_MAX / sizeof(struct acl_entry) - 1)
+        return 0;
+    auto_free struct acl_entry *list = calloc((size_t)count, sizeof(*list));
+    auto_free uint8_t *value = calloc((size_t)count + 1, sizeof(*list));
+    if (!list || !value)
+        return -ENOMEM;
+    size_t n = attributes_read_acl(entry, type, list, (size_t)count, odd);
+    if (n == 0)
+        return 0;
+    bytes_put_le32(value, POSIX_ACL_XATTR_VERSION);
+    uint8_t *p = value + 4;
+    for (size_t i = 0; i < n; i++, p += 8) {
+        bytes_put_le16(p, list[i].tag);
+        bytes_put_le16(p + 2, list[i].permissions);
+        bytes_put_le32(p + 4, list[i].id);
+    }
+    return take(ctx, name, value, (size_t)(p - value));
+}
+
+static int attributes_take_acls(struct archive_entry *entry, tar_take_attribute *take,
+                                void *ctx, struct tar_oddities *odd)
+{
+    int types = archive_entry_acl_types(entry);
+    int r = 0;
+    if (types & ARCHIVE_ENTRY_ACL_TYPE_ACCESS)
+        r = attributes_take_acl(entry, take, ctx, ARCHIVE_ENTRY_ACL_TYPE_ACCESS,
+                                "system.posix_acl_access", odd);
+    if (r == 0 && types & ARCHIVE_ENTRY_ACL_TYPE_DEFAULT)
+        r = attributes_take_acl(entry, take, ctx, ARCHIVE_ENTRY_ACL_TYPE_DEFAULT,
+                                "system.posix_acl_default", odd);
+    return r;
+}
+
+int tar_take_attributes(struct archive_entry *entry, tar_take_attribute *take, void *ctx,
+                        struct tar_oddities *odd)
+{
+    int r = attributes_take_xattrs(entry, take, ctx);
+    return r < 0 ? r : attributes_take_acls(entry, take, ctx, odd);
+}
+
+/*
+ * Reads extended headers a second time, for facts that libarchive does not report.
+ *
+ * libarchive drops the sign of a modification time less than a second before 1970 ("-0.5"). So
+ * the records are read again when a time lies within the first second after 1970, which is not
+ * the time of any real file.
+ *
+ * Records of a global header ('g') apply to all later members without their own. libarchive
+ * skips them; GNU tar and Python's tarfile apply them. This file applies the ones that archives
+ * are made with: times and owners (`tar --pax-option=mtime=...`, `git archive` of a commit from
+ * after 2242). One path or one size for all members makes no sense, so such records get a
+ * remark. Comments, such as git archive's, do not matter.
+ */
+
+#define RECORDS_MAX (1u << 20) /* libarchive rejects longer extended headers */
+
+/*
+ * Called for each extended header of type `type`: once without a record, then for each record.
+ */
+typedef void take_record(void *ctx, char type, const char *key, const char *value);
+
+/*
+ * Reads records "LENGTH KEY=VALUE\n", one behind the other, and terminates key and value in
+ * place. Stops at a malformed record. Returns true if all were read.
+ */
+static bool records_take_all(char *at, size_t len, char type, take_record *take, void *take_ctx)
+{
+    take(take_ctx, type, NULL, NULL);
+    while (len > 0) {
+        char *key;
+        unsigned long record = strtoul(at, &key, 10);
+        size_t digits = (size_t)(key - at);
+        if (digits == 0 || record > len || record < digits + 3 || *key != ' ' ||
+            at[record - 1] != '\n')
+            return false;
+        at[record - 1] = '\0';
+        char *value = memchr(key, '=', record - digits);
+        if (!value)
+            return false;
+        *value = '\0';
+        take(take_ctx, type, key + 1, value + 1);
+        at += record;
+        len -= record;
+    }
+    return true;
+}
+
+static int records_read(tar_read *read, const void *ctx, uint64_t offset, uint64_t len,
+                        char type, take_record *take, void *take_ctx, bool *ret_whole)
+{
+    auto_free char *records = len <= RECORDS_MAX ? malloc(len + 1) : NULL;
+    if (!records)
+        return len <= RECORDS_MAX ? -ENOMEM : -EUCLEAN;
+    int r = read(ctx, records, len, offset);
+    if (r < 0)
+        return r;
+    records[len] = '\0';
+    *ret_whole = records_take_all(records, len, type, take, take_ctx);
+    return 0;
+}
+
+/*
+ * Passes on all records before the member whose headers lie in [from, to). *ret_whole: the last
+ * header's records could be read to the end.
+ */
+static int records_walk(tar_read *read, const void *ctx, uint64_t from, uint64_t to,
+                        take_record *take, void *take_ctx, bool *ret_whole)
+{
+    while (from < to && to - from > TAR_BLOCK_BYTES) {
+        uint8_t header[TAR_BLOCK_BYTES];
+        int r = read(ctx, header, sizeof(header), from);
+        if (r < 0)
+            return r;
+        uint64_t len = tar_size(header);
+        char type = (char)header[TAR_TYPE_AT];
+        from += TAR_BLOCK_BYTES;
+        if (!memchr("xXgLK", type, 5) || len > to - from)
+            return 0;
+        if (type == 'x' || type == 'X' || type == 'g')
+            r = records_read(read, ctx, from, len, type, take, take_ctx, ret_whole);
+        if (r < 0)
+            return r;
+        from += (len + TAR_BLOCK_BYTES - 1) & ~(uint64_t)(TAR_BLOCK_BYTES - 1);
+    }
+    return 0;
+}
+
+/* ---- facts ---- */
+
+static void records_take_fact(void *ctx, char type, const char *key, const char *value)
+{
+    struct tar_facts *facts = ctx;
+    if (type == 'g')
+        return;
+    if (!key) {
+        facts->headers++;
+        facts->has_negative_time = false; /* the last header counts */
+    } else if (strcmp(key, "mtime") == 0) {
+        facts->has_negative_time = value[0] == '-';
+    } else if (strcmp(key, "SUN.holesdata") == 0) {
+        facts->stores_holes = true;
+    }
+}
+
+/* Read the extended headers of the member whose headers lie in [from, to). */
+static int tar_find_facts(tar_read *read, const void *ctx, uint64_t from, uint64_t to,
+                          struct tar_facts *ret_facts)
+{
+    *ret_facts = (struct tar_facts){0};
+    return records_walk(read, ctx, from, to, records_take_fact, ret_facts,
+                        &ret_facts->is_sound);
+}
+
+/* ---- headers without a member ---- */
+
+/*
+ * Where headers without a member end, a volume's label and extended ones, which begin at `from`
+ * in a tar of `size_bytes`; `from`: there is none.
+ */
+static int tar_find_empty_end(tar_read *read, const void *ctx, uint64_t from,
+                              uint64_t size_bytes, uint64_t *ret_end)
+{
+    *ret_end = from;
+    for (uint64_t at = from; at < size_bytes && size_bytes - at >= TAR_BLOCK_BYTES;) {
+        uint8_t header[TAR_BLOCK_BYTES];
+        int r = read(ctx, header, sizeof(header), at);
+        if (r < 0)
+            return r;
+        if (!memchr("VxXgLK", header[TAR_TYPE_AT], 6) || !tar_is_header(header))
+            break;
+        at = tar_next(header, at);
+        *ret_end = at;
+    }
+    return 0;
+}
+
+/* ---- global records ---- */
+
+/* Decimal seconds. In tar the fraction counts away from zero; in the system always upwards. */
+static bool records_parse_time(const char *text, int64_t *ret_sec, uint32_t *ret_nsec)
+{
+    char *end;
+    bool negative = text[0] == '-';
+    if (text[negative] < '0' || text[negative] > '9')
+        return false;
+    errno = 0;
+    long long sec = strtoll(text, &end, 10);
+    uint32_t nsec = 0, unit = 100000000;
+    if (*end == '.')
+        for (end++; *end >= '0' && *end <= '9'; end++, unit /= 10)
+            nsec += (uint32_t)(*end - '0') * unit;
+    if (*end || errno || sec == INT64_MIN)
+        return false;
+    *ret_sec = negative && nsec ? sec - 1 : sec;
+    *ret_nsec = negative && nsec ? 1000000000 - nsec : nsec;
+    return true;
+}
+
+/* 1 to 18 digits. */
+static bool records_parse_owner(const char *text, int64_t *ret_id)
+{
+    size_t digits = strspn(text, "0123456789");
+    if (digits == 0 || digits > 18 || text[digits])
+        return false;
+    *ret_id = strtoll(text, NULL, 10);
+    return true;
+}
+
+static bool records_would_matter(const char *key)
+{
+    return strcmp(key, "path") == 0 || strcmp(key, "linkpath") == 0 ||
+           strcmp(key, "size") == 0 || strncmp(key, "GNU.sparse.", 11) == 0 ||
+           strncmp(key, "SCHILY.xattr.", 13) == 0 || strncmp(key, "SCHILY.acl.", 11) == 0 ||
+           strncmp(key, "LIBARCHIVE.xattr.", 17) == 0;
+}
+
+/* An empty value cancels what an earlier header set. */
+static void records_take_global(void *ctx, char type, const char *key, const char *value)
+{
+    struct tar_globals *g = ctx;
+    if (!key) {
+        if (type != 'g')
+            g->own_mtime = g->own_uid = g->own_gid = false;
+        return;
+    }
+    bool is_time = strcmp(key, "mtime") == 0;
+    bool is_uid = strcmp(key, "uid") == 0, is_gid = strcmp(key, "gid") == 0;
+    if (type != 'g') {
+        g->own_mtime |= is_time;
+        g->own_uid |= is_uid;
+        g->own_gid |= is_gid;
+    } else if (is_time) {
+        g->has_mtime = records_parse_time(value, &g->mtime_sec, &g->mtime_nsec);
+    } else if (is_uid) {
+        g->has_uid = records_parse_owner(value, &g->uid);
+    } else if (is_gid) {
+        g->has_gid = records_parse_owner(value, &g->gid);
+    } else {
+        g->has_others |= value[0] && records_would_matter(key);
+    }
+}
+
+/*
+ * Takes in the global headers among a member's headers, which lie in [from, to), and applies
+ * their values to the member. Errors of `read`; -ENOMEM; -EUCLEAN: a header that is too long.
+ */
+static int tar_apply_globals(struct tar_globals *g, tar_read *read, const void *ctx,
+                             uint64_t from, uint64_t to, struct builder_member *member,
+                             struct tar_oddities *odd)
+{
+    bool has_any = g->has_mtime || g->has_uid || g->has_gid, whole;
+    uint8_t first[TAR_BLOCK_BYTES] = {0};
+    g->own_mtime = g->own_uid = g->own_gid = false;
+    int r = 0;
+    if (to - from > TAR_BLOCK_BYTES) { /* there is an extended header or a sparse map */
+        r = read(ctx, first, sizeof(first), from);
+        if (r == 0 && (has_any || first[TAR_TYPE_AT] == 'g'))
+            r = records_walk(read, ctx, from, to, records_take_global, g, &whole);
+    }
+    if (r < 0)
+        return r;
+    if (g->has_mtime && !g->own_mtime) {
+        member->mtime_sec = g->mtime_sec;
+        member->mtime_nsec = g->mtime_nsec;
+    }
+    if (g->has_uid && !g->own_uid)
+        member->uid = tar_owner(g->uid, odd);
+    if (g->has_gid && !g->own_gid)
+        member->gid = tar_owner(g->gid, odd);
+    return 0;
+}
+
+/*
+ * Feeds libarchive.
+ *
+ * From a mapping, libarchive gets the whole file as one block: nothing is copied, and skipping
+ * a member's data is an addition. Without a mapping (network filesystems), reads grow while
+ * members are small, so that the filesystem sees a sequential reader. After skipped data they
+ * start small again, so that large members are not read just for the header behind them.
+ */
+
+enum {
+    FIRST_READ_BYTES = 64 << 10,
+    LAST_READ_BYTES = 1 << 20,
+};
+
+static ssize_t feed_read(struct archive *a, void *ctx, const void **ret_bytes)
+{
+    struct tar_feed *feed = ctx;
+    uint64_t left = source_size(feed->source) - feed->offset;
+    if (feed->map) {
+        size_t len = feed->block_bytes && feed->block_bytes < left ? feed->block_bytes : left;
+        *ret_bytes = feed->map + feed->offset;
+        feed->offset += len;
+        return (ssize_t)len;
+    }
+
+    size_t len = feed->next_bytes < left ? feed->next_bytes : left;
+    if (len == 0)
+        return 0;
+    feed->err = source_read(feed->source, feed->buf, len, feed->offset);
+    if (feed->err < 0) {
+        archive_set_error(a, -feed->err, "read error");
+        return ARCHIVE_FATAL;
+    }
+    feed->offset += len;
+    if (feed->next_bytes < LAST_READ_BYTES)
+        feed->next_bytes *= 2;
+    *ret_bytes = feed->buf;
+    return (ssize_t)len;
+}
+
+static la_int64_t feed_skip(struct archive *a, void *ctx, la_int64_t request)
+{
+    (void)a;
+    struct tar_feed *feed = ctx;
+    uint64_t left = source_size(feed->source) - feed->offset;
+    if (request <= 0)
+        return 0;
+    uint64_t len = (uint64_t)request < left ? (uint64_t)request : left;
+    feed->offset += len;
+    /* A short skip stays within the filesystem's own read-ahead. */
+    if (len >= LAST_READ_BYTES)
+        feed->next_bytes = FIRST_READ_BYTES;
+    return (la_int64_t)len;
+}
+
+int tar_feed_open(struct tar_feed *feed, struct source *source, uint64_t offset,
+                  size_t block_bytes, struct archive *a)
+{
+    *feed = (struct tar_feed){
+        .source = source,
+        .map = source_map(source),
+        .offset = offset,
+        .next_bytes = FIRST_READ_BYTES,
+        .block_bytes = block_bytes,
+    };
+    /* For pages not in the page cache: read ahead of the headers, not around them. */
+    if (feed->map)
+        madvise((void *)feed->map, source_size(source), MADV_SEQUENTIAL);
+    if (!feed->map && !(feed->buf = malloc(LAST_READ_BYTES)))
+        return -ENOMEM;
+    archive_read_set_skip_callback(a, feed_skip);
+    archive_read_set_read_callback(a, feed_read);
+    archive_read_set_callback_data(a, feed);
+    if (archive_read_open1(a) == ARCHIVE_OK)
+        return 0;
+    if (feed->err < 0)
+        return feed->err;
+    return archive_errno(a) == ENOMEM ? -ENOMEM : -EUCLEAN;
+}
+
+void tar_feed_close(struct tar_feed *feed)
+{
+    if (feed->map)
+        madvise((void *)feed->map, source_size(feed->source), MADV_NORMAL);
+    free(feed->buf);
+    feed->buf = NULL;
+}
+
+const char *tar_complaint(struct archive *a)
+{
+    const char *text = archive_error_string(a);
+    return text ? text : "it ends too early";
+}
 
 enum {
     RECORD_BYTES = 20 * TAR_BLOCK_BYTES, /* tar's default */

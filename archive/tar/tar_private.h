@@ -2,10 +2,7 @@
  * Shared by the files of the tar back end:
  *
  *   tar_probe.c                        recognizes a tar by its bytes
- *   tar_feed.c                         hands a source to libarchive
- *   tar_attributes.c, tar_records.c    attributes of a member
- *   tar_unpack.c                       unpacks a compressed tar
- *   tar_frames.c                       reads a compressed tar by its frames
+ *   tar_frames.c                       reads a compressed tar by its frames, or unpacks it
  *   tar.c                              reads members
  *
  * All but tar_probe.c see libarchive.
@@ -62,18 +59,7 @@ struct tar_facts {
     bool stores_holes;      /* Solaris' holes, which are stored as zeros */
 };
 
-/* Read the extended headers of the member whose headers lie in [from, to). */
-int tar_find_facts(tar_read *read, const void *ctx, uint64_t from, uint64_t to,
-                   struct tar_facts *ret_facts);
-
-/*
- * Where headers without a member end, a volume's label and extended ones, which begin at `from`
- * in a tar of `size_bytes`; `from`: there is none.
- */
-int tar_find_empty_end(tar_read *read, const void *ctx, uint64_t from, uint64_t size_bytes,
-                       uint64_t *ret_end);
-
-/* ---- tar_feed.c ---- */
+/* ---- tar.c ---- */
 
 struct archive;
 
@@ -88,9 +74,6 @@ struct tar_feed {
     int err;            /* -errno of the read that failed */
 };
 
-/* Before `a` is connected to its data. */
-void tar_set_format(struct archive *a);
-
 /*
  * Starts at `offset` and connects to `a`. Returns 0, -ENOMEM, or -EUCLEAN when libarchive does
  * not recognize the data (its error string has the reason).
@@ -103,8 +86,6 @@ void tar_feed_close(struct tar_feed *feed);
 
 #define TAR_NOBODY 65534 /* for owners that do not fit in 32 bits */
 
-uint32_t tar_owner(int64_t id, struct tar_oddities *odd);
-
 /* Values from global headers, for all members without their own. Starts as zeros. */
 struct tar_globals {
     bool has_mtime, has_uid, has_gid;
@@ -114,15 +95,6 @@ struct tar_globals {
     uint32_t mtime_nsec;
     int64_t uid, gid;
 };
-
-/*
- * Takes in the global headers among a member's headers, which lie in [from, to), and applies
- * their values to the member. Errors of `read`; -ENOMEM; -EUCLEAN: a header that is too long.
- * (tar_records.c)
- */
-int tar_apply_globals(struct tar_globals *globals, tar_read *read, const void *ctx,
-                      uint64_t from, uint64_t to, struct builder_member *member,
-                      struct tar_oddities *odd);
 
 /* ---- tar_frames.c ---- */
 
@@ -144,8 +116,6 @@ int tar_framed_set_pieces(struct tar_framed *framed, uint32_t inode,
                           const struct builder_piece *pieces, size_t count);
 /* Call after the last member. -ENOTSUP: the file can't be read by frames after all. */
 int tar_framed_finish(struct tar_framed *framed, struct builder_header *header);
-
-/* ---- tar_unpack.c ---- */
 
 int tar_unpack(struct source *source, int fd, uint64_t kept, uint64_t most,
                struct progress *progress, struct fault *fault);

@@ -13,25 +13,708 @@
  * member that can't be shown (encrypted, compressed by a method that nobody here knows, or too
  * long for its method) is left out, and the index says why.
  */
-#include "backend.h"
-
 #include <errno.h>
 #include <inttypes.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <stddef.h>
+#include <stdint.h>
 
+#include "backend.h"
 #include "bytes.h"
 #include "checksum.h"
 #include "cleanup.h"
 #include "codec.h"
 #include "numbers.h"
+#include "source_concat.h"
 #include "source_window.h"
 #include "stream.h"
 #include "vector.h"
 #include "zip_end.h"
-#include "zip_records.h"
+
+#define ZIP_END_BYTES 22u     /* end of central directory, without its comment */
+#define ZIP_LOCATOR_BYTES 20u /* of the zip64 end, right before the end */
+#define ZIP_END64_BYTES 56u   /* zip64 end of central directory */
+#define ZIP_ENTRY_BYTES 46u   /* entry of the central directory, without names */
+#define ZIP_LOCAL_BYTES 30u   /* local header, without names */
+#define ZIP_COMMENT_MAX 65535u
+#define ZIP_ENTRY_MAX (ZIP_ENTRY_BYTES + 3 * 65535u)
+
+#define ZIP_LOCAL_MAGIC "PK\3\4"
+#define ZIP_ENTRY_MAGIC "PK\1\2"
+#define ZIP_END_MAGIC "PK\5\6"
+#define ZIP_SPANNED_MAGIC "PK\7\10" /* before the first member of a split zip */
+#define ZIP_WHOLE_MAGIC "PK00"      /* the same, of what was to be split and fits one file */
+
+enum zip_method {
+    ZIP_STORED = 0,
+    ZIP_DEFLATED = 8,
+    ZIP_BZIP2 = 12,
+    ZIP_LZMA = 14,
+    ZIP_ZSTD = 93,
+    ZIP_XZ = 95,
+};
+
+enum zip_flag {
+    ZIP_ENCRYPTED = 1u << 0,
+    ZIP_HAS_DESCRIPTOR = 1u << 3, /* sizes and CRC-32 follow the data */
+    ZIP_PATCH = 1u << 5,
+    ZIP_HIDDEN = 1u << 13, /* the local header is masked: an encrypted directory */
+};
+
+/* Where the central directory is. */
+struct zip_end {
+    uint64_t entries;
+    uint64_t directory_bytes;
+    uint64_t directory_offset;         /* as recorded: from the first byte of its volume */
+    uint32_t volume, directory_volume; /* where the end lies, and the directory begins */
+    bool is_split;                     /* one of several volumes */
+    bool has_64;                       /* some values are in the zip64 end */
+};
+
+/* A member, as the central directory has it. Names are not terminated. */
+struct zip_entry {
+    const uint8_t *name; /* in UTF-8 where the archive has that */
+    size_t name_len;
+    const uint8_t *raw_name; /* as in the local header */
+    size_t raw_name_len;
+    bool has_backslashes; /* in place of slashes, as some programs for Windows write them */
+    /* Its zip64 field has not the length of the values that it should have; or less. */
+    bool is_odd_64, is_short_64;
+#define ZIP_ODD_64 "has a zip64 field of the wrong length"
+    uint16_t method, flags;
+    uint32_t crc32;
+    uint64_t packed_bytes, size_bytes;
+    uint64_t local_offset; /* as recorded: from the first byte of its volume */
+    uint32_t volume;
+    uint32_t mode;     /* with type; from the DOS attributes where Unix' are not there */
+    uint32_t uid, gid; /* 0 where they are not recorded */
+    int64_t mtime_sec;
+    uint32_t mtime_nsec;
+};
+
+/* A member's own header, beside its entry in the directory. */
+struct zip_local {
+    uint64_t header_bytes; /* up to the data */
+    const char *differs;   /* NULL, or how it disagrees with the entry */
+    bool sizes_agree;      /* it has the same sizes and sum, or none */
+};
+
+/* Do these bytes, which follow a member's data, begin another record, or tell the same sum? */
+#define ZIP_BEHIND_BYTES 8u
+
+/*
+ * Decodes records by offset, where their length was checked before, and extra fields by a
+ * cursor, since these have any length.
+ */
+
+enum { /* ids of extra fields */
+       EXTRA_ZIP64 = 0x0001,
+       EXTRA_NTFS = 0x000a,
+       EXTRA_TIME = 0x5455,         /* "UT" */
+       EXTRA_OLD_UNIX = 0x5855,     /* "UX" */
+       EXTRA_UNICODE_PATH = 0x7075, /* "up" */
+       EXTRA_OWNER = 0x7875,        /* "ux" */
+};
+
+enum { HOST_FAT = 0, HOST_UNIX = 3, HOST_NTFS = 10, HOST_VFAT = 14, HOST_DARWIN = 19 };
+
+#define DOS_SLACK_SEC (2 * 86400)         /* a DOS time is of any time zone */
+#define NTFS_TO_UNIX INT64_C(11644473600) /* seconds from 1601 to 1970 */
+
+/* ---- the end ---- */
+
+static void zip_read_end(const uint8_t bytes[ZIP_END_BYTES], struct zip_end *ret_end)
+{
+    uint16_t entries = bytes_le16(bytes + 10);
+    struct zip_end end = {
+        .entries = entries,
+        .directory_bytes = bytes_le32(bytes + 12),
+        .directory_offset = bytes_le32(bytes + 16),
+    };
+    uint16_t volume = bytes_le16(bytes + 4), first = bytes_le16(bytes + 6);
+    /* A count of 65535 may be just that: Python writes it without zip64. */
+    end.has_64 = end.directory_bytes == UINT32_MAX || end.directory_offset == UINT32_MAX ||
+                 volume == UINT16_MAX;
+    end.is_split =
+        !end.has_64 && (volume != 0 || first != 0 || bytes_le16(bytes + 8) != entries);
+    end.volume = volume;
+    end.directory_volume = first;
+    *ret_end = end;
+}
+
+/* Offset of the zip64 end, as recorded. False: these bytes are no locator. */
+static bool zip_read_locator(const uint8_t bytes[ZIP_LOCATOR_BYTES], uint64_t *ret_offset)
+{
+    if (memcmp(bytes, "PK\6\7", 4) != 0)
+        return false;
+    *ret_offset = bytes_le64(bytes + 8);
+    return true;
+}
+
+/* False: these bytes are no zip64 end. */
+static bool zip_read_end64(const uint8_t bytes[ZIP_END64_BYTES], struct zip_end *ret_end)
+{
+    if (memcmp(bytes, "PK\6\6", 4) != 0)
+        return false;
+    *ret_end = (struct zip_end){
+        .entries = bytes_le64(bytes + 32),
+        .directory_bytes = bytes_le64(bytes + 40),
+        .directory_offset = bytes_le64(bytes + 48),
+        .volume = bytes_le32(bytes + 16),
+        .directory_volume = bytes_le32(bytes + 20),
+        .is_split = bytes_le32(bytes + 16) != 0 || bytes_le32(bytes + 20) != 0 ||
+                    bytes_le64(bytes + 24) != bytes_le64(bytes + 32),
+        .has_64 = true,
+    };
+    return true;
+}
+
+/* ---- entries ---- */
+
+/* How many bytes the entry at `bytes` (ZIP_ENTRY_BYTES of it) has. 0: it is none. */
+static size_t zip_entry_bytes(const uint8_t *bytes)
+{
+    if (memcmp(bytes, ZIP_ENTRY_MAGIC, 4) != 0)
+        return 0;
+    return (size_t)ZIP_ENTRY_BYTES + bytes_le16(bytes + 28) + bytes_le16(bytes + 30) +
+           bytes_le16(bytes + 32);
+}
+
+/* Is this a digital signature of the directory, which ends it? */
+static bool zip_is_signature(const uint8_t *bytes, size_t len)
+{
+    return len >= 6 && memcmp(bytes, "PK\5\5", 4) == 0 &&
+           (size_t)6 + bytes_le16(bytes + 4) == len;
+}
+
+/* Days from 1970-01-01 to a day of the Gregorian calendar. */
+static int64_t zip_days(int64_t year, unsigned month, unsigned day)
+{
+    static const uint16_t before[] = {0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334};
+    int64_t leaps = (year - 1) / 4 - (year - 1) / 100 + (year - 1) / 400;
+    bool is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    return (year - 1) * 365 + leaps - 719162 + before[month - 1] + (month > 2 && is_leap) +
+           day - 1;
+}
+
+/*
+ * Seconds of a DOS time. It is a local time of a place that the archive doesn't name, and read
+ * as UTC, so that every node shows the same. Nonsense (month 0) gives 0.
+ */
+static int64_t zip_dos_time(uint16_t date, uint16_t time)
+{
+    unsigned month = date >> 5 & 15, day = date & 31;
+    if (month < 1 || month > 12 || day < 1)
+        return 0;
+    return zip_days(1980 + (date >> 9), month, day) * 86400 + (time >> 11) * 3600 +
+           (time >> 5 & 63) * 60 + (time & 31) * 2;
+}
+
+/*
+ * Seconds of 32 bits. They are signed, but for a time from 2038 on, by the DOS time beside
+ * them: so Info-ZIP reads them, too.
+ */
+static int64_t zip_unix_time(uint32_t seconds, int64_t dos_time)
+{
+    return dos_time >= INT32_MAX - DOS_SLACK_SEC ? (int64_t)seconds : (int32_t)seconds;
+}
+
+/*
+ * Values of 32 bits that did not fit are in this field, those alone and in this order. Some
+ * writers declare it shorter than it is: as unzip does, read on in what follows it.
+ */
+static void zip_extra64(struct cursor c, size_t declared, struct zip_entry *e, bool is_split)
+{
+    uint64_t *wanted[] = {&e->size_bytes, &e->packed_bytes, &e->local_offset};
+    size_t needed = 0;
+    for (size_t i = 0; i < 3; i++)
+        if (*wanted[i] == UINT32_MAX) {
+            needed += sizeof(*wanted[i]);
+            e->is_short_64 |= !cursor_le64(&c, wanted[i]);
+        }
+    e->is_short_64 |= declared < needed;
+    e->is_odd_64 = declared != needed + (is_split ? sizeof(e->volume) : 0);
+    if (is_split && declared >= needed + sizeof(e->volume))
+        cursor_le32(&c, &e->volume);
+}
+
+static void zip_extra_ntfs(struct cursor c, struct zip_entry *e)
+{
+    const uint8_t *value;
+    uint16_t tag, len;
+    uint64_t ticks; /* of 100 ns, since 1601 */
+    if (!cursor_take(&c, 4, &value))
+        return;
+    while (cursor_le16(&c, &tag) && cursor_le16(&c, &len) && cursor_take(&c, len, &value)) {
+        if (tag != 1 || len < 8)
+            continue;
+        ticks = bytes_le64(value);
+        e->mtime_sec = (int64_t)(ticks / 10000000) - NTFS_TO_UNIX;
+        e->mtime_nsec = (uint32_t)(ticks % 10000000) * 100;
+    }
+}
+
+/* Owners of "ux": numbers of any width. One that does not fit is left at 0. */
+static void zip_extra_owner(struct cursor c, struct zip_entry *e)
+{
+    const uint8_t *value;
+    uint32_t *owner[] = {&e->uid, &e->gid};
+    if (!cursor_take(&c, 1, &value) || value[0] != 1)
+        return;
+    for (size_t i = 0; i < 2; i++) {
+        uint64_t number = 0;
+        if (!cursor_take(&c, 1, &value))
+            return;
+        size_t len = value[0];
+        if (!cursor_take(&c, len, &value))
+            return;
+        for (size_t k = len; k-- > 0;)
+            number = number >> 56 ? UINT64_MAX : number << 8 | value[k];
+        *owner[i] = number < UINT32_MAX ? (uint32_t)number : 0;
+    }
+}
+
+/* The name in UTF-8, for a name that is in another encoding; with that name's CRC-32. */
+static void zip_extra_path(struct cursor c, struct zip_entry *e)
+{
+    const uint8_t *version, *path;
+    uint32_t crc32;
+    size_t len = c.left < 5 ? 0 : c.left - 5;
+    if (!cursor_take(&c, 1, &version) || version[0] != 1 || !cursor_le32(&c, &crc32) ||
+        len == 0 || !checksum_available(SUM_CRC32) ||
+        crc32 != checksum_of(SUM_CRC32, e->name, e->name_len) || !cursor_take(&c, len, &path))
+        return;
+    e->name = path;
+    e->name_len = len;
+}
+
+/* Extra fields that make no sense are passed over, as unzip does. */
+static void zip_read_extra(const uint8_t *bytes, size_t len, struct zip_entry *e, bool is_split)
+{
+    struct cursor c = {bytes, len};
+    const uint8_t *value;
+    uint16_t id, value_len;
+    const int64_t dos_time = e->mtime_sec;
+    bool needs_64 = e->size_bytes == UINT32_MAX || e->packed_bytes == UINT32_MAX ||
+                    e->local_offset == UINT32_MAX;
+    while (cursor_le16(&c, &id) && cursor_le16(&c, &value_len)) {
+        if (id == EXTRA_ZIP64 && needs_64) {
+            zip_extra64(c, value_len, e, is_split);
+            needs_64 = false;
+        }
+        if (!cursor_take(&c, value_len, &value))
+            break;
+        struct cursor field = {value, value_len};
+        if (id == EXTRA_TIME && value_len >= 5 && value[0] & 1) {
+            e->mtime_sec = zip_unix_time(bytes_le32(value + 1), dos_time);
+        } else if (id == EXTRA_OLD_UNIX && value_len >= 8) {
+            e->mtime_sec = zip_unix_time(bytes_le32(value + 4), dos_time);
+        } else if (id == EXTRA_NTFS) {
+            zip_extra_ntfs(field, e);
+        } else if (id == EXTRA_OWNER) {
+            zip_extra_owner(field, e);
+        } else if (id == EXTRA_UNICODE_PATH) {
+            zip_extra_path(field, e);
+        }
+    }
+}
+
+/* The same rule as unzip's: no file of these systems can have a backslash in its name. */
+static bool zip_has_backslashes(unsigned host, const uint8_t *name, size_t len)
+{
+    return (host == HOST_FAT || host == HOST_NTFS || host == HOST_VFAT) &&
+           !memchr(name, '/', len) && memchr(name, '\\', len);
+}
+
+static uint32_t zip_mode(unsigned host, uint32_t attributes, const struct zip_entry *e)
+{
+    uint32_t mode = host == HOST_UNIX || host == HOST_DARWIN ? attributes >> 16 : 0;
+    uint8_t slash = e->has_backslashes ? '\\' : '/';
+    bool is_directory = e->name_len > 0 && e->name[e->name_len - 1] == slash;
+    if (mode == 0) { /* by the DOS attributes: 16: a directory, 1: read-only */
+        is_directory |= (attributes & 16) != 0;
+        mode = is_directory ? 0755 : attributes & 1 ? 0444 : 0644;
+    }
+    /* Python's zipfile gives a directory 0600, without a type: nobody could enter it. */
+    if (is_directory && !(mode & S_IFMT))
+        mode |= (mode & 0444) >> 2;
+    if (is_directory)
+        return S_IFDIR | (mode & 07777);
+    return mode & S_IFMT ? mode & 0177777 : S_IFREG | mode;
+}
+
+/* Read an entry of zip_entry_bytes bytes. */
+static void zip_read_entry(const uint8_t *bytes, struct zip_entry *ret_entry)
+{
+    size_t name_len = bytes_le16(bytes + 28), extra_len = bytes_le16(bytes + 30);
+    uint16_t volume = bytes_le16(bytes + 34);
+    unsigned host = bytes[5];
+    *ret_entry = (struct zip_entry){
+        .name = bytes + ZIP_ENTRY_BYTES,
+        .name_len = name_len,
+        .raw_name = bytes + ZIP_ENTRY_BYTES,
+        .raw_name_len = name_len,
+        .flags = bytes_le16(bytes + 8),
+        .method = bytes_le16(bytes + 10),
+        .mtime_sec = zip_dos_time(bytes_le16(bytes + 14), bytes_le16(bytes + 12)),
+        .crc32 = bytes_le32(bytes + 16),
+        .packed_bytes = bytes_le32(bytes + 20),
+        .size_bytes = bytes_le32(bytes + 24),
+        .local_offset = bytes_le32(bytes + 42),
+        .volume = volume == UINT16_MAX ? 0 : volume,
+    };
+    zip_read_extra(bytes + ZIP_ENTRY_BYTES + name_len, extra_len, ret_entry,
+                   volume == UINT16_MAX);
+    ret_entry->has_backslashes =
+        zip_has_backslashes(host, ret_entry->name, ret_entry->name_len);
+    ret_entry->mode = zip_mode(host, bytes_le32(bytes + 38), ret_entry);
+    /* Data that zip read from a pipe has the pipe's type; unzip makes a file of it, too. */
+    if (ret_entry->packed_bytes > 0 && !S_ISDIR(ret_entry->mode) && !S_ISLNK(ret_entry->mode))
+        ret_entry->mode = S_IFREG | (ret_entry->mode & 07777);
+}
+
+/* Sizes and sum may follow the data, or be 0, as some writers leave them; where they were too
+ * large for 32 bits, the local header has them in a field that nobody reads. */
+static bool zip_sizes_differ(const uint8_t *bytes, const struct zip_entry *entry)
+{
+    uint32_t crc32 = bytes_le32(bytes + 14), packed = bytes_le32(bytes + 18),
+             size = bytes_le32(bytes + 22);
+    return !((bytes_le16(bytes + 6) | entry->flags) & ZIP_HAS_DESCRIPTOR) &&
+           ((packed && packed != UINT32_MAX && packed != entry->packed_bytes) ||
+            (size && size != UINT32_MAX && size != entry->size_bytes) ||
+            (crc32 && crc32 != entry->crc32));
+}
+
+/*
+ * Compare a local header (ZIP_LOCAL_BYTES, followed by its name as far as `len` goes) with its
+ * entry. NULL, or why it is none.
+ */
+static const char *zip_read_local(const uint8_t *bytes, size_t len,
+                                  const struct zip_entry *entry, struct zip_local *ret_local)
+{
+    if (len < ZIP_LOCAL_BYTES)
+        return "has its header outside the archive";
+    if (memcmp(bytes, ZIP_LOCAL_MAGIC, 4) != 0)
+        return "has no header where the central directory says";
+    size_t name_len = bytes_le16(bytes + 26);
+    const uint16_t flags = ZIP_ENCRYPTED | ZIP_PATCH | ZIP_HIDDEN;
+    *ret_local = (struct zip_local){.header_bytes = (uint64_t)ZIP_LOCAL_BYTES + name_len +
+                                                    bytes_le16(bytes + 28)};
+    if (bytes_le16(bytes + 8) != entry->method)
+        ret_local->differs = "is compressed in another way by its header";
+    else if ((bytes_le16(bytes + 6) ^ entry->flags) & flags)
+        ret_local->differs = "is encrypted, or is not, by its header";
+    else if (zip_sizes_differ(bytes, entry))
+        ret_local->differs = "has another size or sum in its header";
+    else if (name_len != entry->raw_name_len || len < ZIP_LOCAL_BYTES + name_len ||
+             memcmp(bytes + ZIP_LOCAL_BYTES, entry->raw_name, name_len) != 0)
+        *ret_local = (struct zip_local){ret_local->header_bytes,
+                                        "has another name in its header", .sizes_agree = true};
+    else if (entry->is_short_64)
+        *ret_local = (struct zip_local){ret_local->header_bytes, ZIP_ODD_64};
+    return NULL;
+}
+
+static bool zip_is_behind(const uint8_t bytes[ZIP_BEHIND_BYTES], const struct zip_entry *entry)
+{
+    if (memcmp(bytes, "PK\7\10", 4) == 0)
+        return bytes_le32(bytes + 4) == entry->crc32;
+    return !(entry->flags & ZIP_HAS_DESCRIPTOR) && bytes[0] == 'P' && bytes[1] == 'K';
+}
+
+/*
+ * The end of central directory holds offsets from the start of the zip. Where something was put
+ * in front (a program that unpacks itself), the directory lies further behind than it says,
+ * and so does everything else, by the same distance; or the offsets count from the start of
+ * the file, of which the source has only the zip.
+ *
+ * Behind the end lies its comment, which may be cut off or followed by more, and may hold
+ * anything, another zip's end as well. So each end that there is counts only if it leads to a
+ * directory; one whose comment reaches the end of the file exactly goes before the others, and
+ * a later one before an earlier.
+ */
+
+/* -EUCLEAN, with what to do about a damaged zip. */
+static int zip_fault_damaged(struct fault *fault, const char *member, uint64_t offset,
+                             const char *what)
+{
+    return fault_set_advised(fault, -EUCLEAN, member, offset,
+                             "make the archive again, or copy it again", "%s", what);
+}
+
+static int end_damaged(struct fault *fault, uint64_t offset, const char *what)
+{
+    return zip_fault_damaged(fault, NULL, offset, what);
+}
+
+/* Values that fit are in both ends. What only looks like a zip64 end has others. */
+static bool is_same_end(const struct zip_end *end, const struct zip_end *end64)
+{
+    return end->has_64 || ((end->entries == UINT16_MAX || end->entries == end64->entries) &&
+                           end->directory_bytes == end64->directory_bytes &&
+                           end->directory_offset == end64->directory_offset);
+}
+
+/*
+ * The zip64 end, if there is one. It lies right before its locator, or where that says. The
+ * bytes before an end that needs none may belong to the last member's name.
+ */
+static int read_end64(const struct source *source, uint64_t end_at, struct zip_end *end,
+                      uint64_t *ret_directory_end, struct fault *fault)
+{
+    uint8_t locator[ZIP_LOCATOR_BYTES], bytes[ZIP_END64_BYTES];
+    struct zip_end end64;
+    uint64_t recorded;
+    if (end_at < sizeof(locator) + sizeof(bytes))
+        return 0;
+    int r =
+        source_read_fault(source, locator, sizeof(locator), end_at - sizeof(locator), fault);
+    if (r < 0)
+        return r;
+    if (!zip_read_locator(locator, &recorded))
+        return end->has_64
+                   ? end_damaged(fault, end_at, "the zip64 end of its directory is missing")
+                   : 0;
+    const uint64_t places[] = {recorded, end_at - sizeof(locator) - sizeof(bytes)};
+    for (size_t i = 0; i < 2; i++) {
+        if (places[i] > end_at - sizeof(locator) - sizeof(bytes))
+            continue;
+        r = source_read_fault(source, bytes, sizeof(bytes), places[i], fault);
+        if (r < 0)
+            return r;
+        if (zip_read_end64(bytes, &end64) && is_same_end(end, &end64)) {
+            *end = end64;
+            *ret_directory_end = places[i];
+            return 0;
+        }
+    }
+    return end->has_64
+               ? end_damaged(fault, recorded, "the zip64 end of its directory is missing")
+               : 0;
+}
+
+static const char not_its_own[] =
+    "the directory at its end is not its own: the archive was cut off, or has more than 4 GiB "
+    "without zip64";
+
+/* Does a directory begin at `at`? An empty one begins with its end, and is anywhere. */
+static int check_start(const struct source *source, const struct zip_end *end, uint64_t at,
+                       struct fault *fault)
+{
+    uint8_t magic[4];
+    if (end->directory_bytes == 0)
+        return 0;
+    if (end->directory_bytes < ZIP_ENTRY_BYTES)
+        return end_damaged(fault, at, "its directory is damaged");
+    int r = source_read_fault(source, magic, sizeof(magic), at, fault);
+    if (r < 0)
+        return r;
+    return memcmp(magic, ZIP_ENTRY_MAGIC, 4) == 0
+               ? 0
+               : end_damaged(fault, at, "its directory is damaged");
+}
+
+/* A file that begins like a zip has a member at its start, so nothing was put in front of it.
+ */
+static int check_front(const struct source *source, int64_t shift, struct fault *fault)
+{
+    uint8_t magic[4];
+    int r = shift <= 0 ? 0 : source_read_fault(source, magic, sizeof(magic), 0, fault);
+    if (r < 0 || shift <= 0)
+        return r;
+    return memcmp(magic, ZIP_LOCAL_MAGIC, 4) != 0 ? 0 : end_damaged(fault, 0, not_its_own);
+}
+
+/* The directory that ends at `directory_end`, or lies where `end` says. */
+static int place_directory(const struct source *source, const struct zip_end *end,
+                           uint64_t directory_end, struct zip_place *place, struct fault *fault)
+{
+    place->directory = directory_end - end->directory_bytes;
+    place->shift = (int64_t)(place->directory - end->directory_offset);
+    int r = check_start(source, end, place->directory, fault);
+    if (r == 0)
+        r = check_front(source, place->shift, fault);
+    if (r != -EUCLEAN || place->shift <= 0)
+        return r;
+    /* Something may lie between the directory and its end instead. */
+    place->directory = end->directory_offset;
+    place->shift = 0;
+    return check_start(source, end, place->directory, NULL) == 0 ? 0 : r;
+}
+
+/* Where volume `number` (from 0 on) begins in the source. False: it is not there. */
+static bool zip_volume_base(const struct source *source, uint32_t number, uint64_t *ret_base)
+{
+    bool has_several = source_member(source, 0) != source && source_start(source) == 0;
+    if (number > 0 && !(has_several && source_member(source, number)))
+        return false;
+    *ret_base = number > 0 ? source_concat_base(source, number) : 0;
+    return true;
+}
+
+/* The directory of a zip of several volumes: its offset becomes one in all of them. */
+static int find_in_volumes(const struct source *source, uint64_t end_at, struct zip_end *end,
+                           struct fault *fault)
+{
+    uint64_t base;
+    uint32_t here = 0;
+    while (zip_volume_base(source, here, &base))
+        here++;
+    if (end->volume >= UINT16_MAX || here != end->volume + 1)
+        return fault_set_advised(fault, -EINVAL, NULL, end_at,
+                                 "copy all of them into one directory: NAME.z01 .. NAME.zip",
+                                 "is one volume of a zip of %" PRIu32, end->volume + 1);
+    if (!zip_volume_base(source, end->directory_volume, &base) ||
+        __builtin_add_overflow(end->directory_offset, base, &end->directory_offset))
+        return end_damaged(fault, end_at, "its directory lies in a volume that it lacks");
+    return 0;
+}
+
+static int read_end(const struct source *source, const uint8_t bytes[ZIP_END_BYTES],
+                    uint64_t end_at, struct zip_place *place, struct fault *fault)
+{
+    struct zip_end end;
+    uint64_t directory_end = end_at;
+    zip_read_end(bytes, &end);
+    int r = read_end64(source, end_at, &end, &directory_end, fault);
+    if (r < 0)
+        return r;
+    r = end.is_split ? find_in_volumes(source, end_at, &end, fault) : 0;
+    if (r < 0)
+        return r;
+    if (end.directory_bytes > directory_end || end.directory_offset > INT64_MAX ||
+        end.directory_offset > directory_end - end.directory_bytes + source_start(source))
+        return end_damaged(fault, end_at,
+                           "its directory lies outside the archive: bytes are missing");
+    if (end.entries > end.directory_bytes / ZIP_ENTRY_BYTES)
+        return end_damaged(fault, end_at, "its directory is too short for its members");
+    *place = (struct zip_place){
+        .directory_bytes = end.directory_bytes,
+        .entries = end.entries,
+        .has_64 = end.has_64,
+    };
+    r = place_directory(source, &end, directory_end, place, fault);
+    return r == 0 && end.is_split && place->shift != 0
+               ? end_damaged(fault, end_at,
+                             "its volumes are longer or shorter than they were, or of two zips")
+               : r;
+}
+
+/* Is an end at `at`, and does its comment reach the end of `tail` exactly, or not? */
+static bool is_end(const uint8_t *tail, size_t len, size_t at, bool is_exact)
+{
+    return memcmp(tail + at, ZIP_END_MAGIC, 4) == 0 &&
+           is_exact == (bytes_le16(tail + at + 20) == len - at - ZIP_END_BYTES);
+}
+
+/* An error tells of the end that comes first. */
+static int try_ends(const struct source *source, const uint8_t *tail, size_t len,
+                    struct zip_place *ret_place, struct fault *fault)
+{
+    int first = 0;
+    for (int round = 0; round < 2 && len >= ZIP_END_BYTES; round++)
+        for (size_t at = len - ZIP_END_BYTES + 1; at-- > 0;) {
+            if (!is_end(tail, len, at, round == 0))
+                continue;
+            int r = read_end(source, tail + at, source_size(source) - len + at, ret_place,
+                             first ? NULL : fault);
+            if (r != -EUCLEAN && r != -EINVAL) {
+                if (r == 0 && first && fault)
+                    *fault = (struct fault){0};
+                return r;
+            }
+            first = first ? first : r;
+        }
+    return first ? first
+                 : end_damaged(fault, source_size(source),
+                               "the archive is truncated: the directory at its end is missing");
+}
+
+/*
+ * Find the directory. Bytes in front of the zip and behind it are passed over, and so is an end
+ * that leads to no directory, such as one in a comment.
+ *
+ * The members of a source are the zip's volumes, if it has several.
+ *
+ * 0, -EUCLEAN where there is none, -EINVAL for one volume of several, or an error of reading;
+ * all with a fault.
+ */
+static int zip_find_directory(const struct source *source, struct zip_place *ret_place,
+                              struct fault *fault)
+{
+    size_t len = (size_t)min_u64(source_size(source), ZIP_END_BYTES + ZIP_COMMENT_MAX);
+    auto_free uint8_t *tail = malloc(len ? len : 1);
+    int r =
+        tail ? source_read_fault(source, tail, len, source_size(source) - len, fault) : -ENOMEM;
+    return r < 0 ? r : try_ends(source, tail, len, ret_place, fault);
+}
+
+int zip_count_volumes(const struct source *source, uint32_t *ret_count)
+{
+    size_t len = (size_t)min_u64(source_size(source), ZIP_END_BYTES + ZIP_COMMENT_MAX);
+    auto_free uint8_t *tail = malloc(len ? len : 1);
+    int r = tail ? source_read(source, tail, len, source_size(source) - len) : -ENOMEM;
+    *ret_count = 0;
+    for (size_t at = len - min_u64(len, ZIP_END_BYTES) + 1; r == 0 && at-- > 0;)
+        if (len - at >= ZIP_END_BYTES && is_end(tail, len, at, true)) {
+            struct zip_end end;
+            uint64_t ignored;
+            zip_read_end(tail + at, &end);
+            r = read_end64(source, source_size(source) - len + at, &end, &ignored, NULL);
+            *ret_count = r == 0 ? end.volume + 1 : 0;
+            break;
+        }
+    return r == -EUCLEAN ? 0 : r;
+}
+
+/*
+ * The lowest offset of a member's header, as the directory records it. Entries that need zip64
+ * for that are passed over: they are not the first. False: there is none.
+ */
+static int find_lowest(const struct source *source, const struct zip_place *place,
+                       uint64_t *ret_lowest)
+{
+    uint8_t bytes[ZIP_ENTRY_BYTES];
+    uint64_t end = place->directory + place->directory_bytes;
+    *ret_lowest = UINT32_MAX;
+    for (uint64_t at = place->directory; end - at >= sizeof(bytes);) {
+        int r = source_read(source, bytes, sizeof(bytes), at);
+        if (r < 0)
+            return r;
+        size_t len = zip_entry_bytes(bytes);
+        if (len == 0 || len > end - at)
+            break;
+        *ret_lowest = min_u64(*ret_lowest, bytes_le32(bytes + 42));
+        at += len;
+    }
+    return 0;
+}
+
+/*
+ * Find where a zip with members begins that ends with the source: 1, 0 (there is none), or
+ * -errno. Bytes at 0 are not looked at, so they may be damaged.
+ */
+static int zip_find_begin(const struct source *source, uint64_t *ret_begin)
+{
+    struct zip_place place;
+    uint64_t lowest = UINT32_MAX, begin;
+    uint8_t magic[4] = ZIP_LOCAL_MAGIC;
+    int r = zip_find_directory(source, &place, NULL);
+    if (r == 0)
+        r = find_lowest(source, &place, &lowest);
+    if (r < 0)
+        return r == -EUCLEAN || r == -EINVAL ? 0 : r;
+    if (lowest == UINT32_MAX || __builtin_add_overflow(place.shift, lowest, &begin) ||
+        begin >= place.directory)
+        return 0;
+    r = begin == 0 ? 0 : source_read(source, magic, sizeof(magic), begin);
+    *ret_begin = begin;
+    return r < 0 ? r : memcmp(magic, ZIP_LOCAL_MAGIC, sizeof(magic)) == 0;
+}
 
 #define WINDOW_BYTES (1u << 20) /* of the directory at once; more than the longest entry */
 #define LOCAL_WINDOW_BYTES (32u << 10)

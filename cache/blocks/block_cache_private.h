@@ -1,6 +1,5 @@
 /*
- * Shared by the two halves of the block cache. block_cache.c finds and fills blocks, with
- * single flight; block_keep.c decides which stay.
+ * What block_cache.c shows to its suite.
  *
  * Locks: a shard's lock guards its table, its lists and all fields of its entries except the
  * block's bytes. No two locks are ever held together.
@@ -109,33 +108,7 @@ static inline uint64_t block_hash(uint64_t key)
     return key ^ (key >> 33);
 }
 
-/* ---- block_table.c ---- */
-
 struct shard *block_shard_of(struct block_cache *cache, uint64_t key);
 struct entry *block_table_find(struct shard *shard, uint64_t key);
-void block_table_link(struct shard *shard, struct entry *entry);
-void block_table_unlink(struct shard *shard, struct entry *entry);
-void block_entry_free(struct block_cache *cache, struct entry *entry); /* NULL is fine */
-
-/* ---- block_keep.c ---- */
-
-/* Divides the budget into its parts, and drops any excess. */
-void keep_set_budget(struct block_cache *cache, uint64_t budget_bytes);
-/* The budget that leaves `bytes` for blocks. */
-uint64_t keep_budget_for(const struct block_cache *cache, uint64_t bytes);
-/* How much of the budget may stay in freed buffers. */
-uint64_t keep_spare_bytes(uint64_t budget_bytes);
-
-/* Notes a use: the entry was found, or its filler wants it. With the lock. */
-void keep_used(struct block_cache *cache, struct shard *shard, struct entry *entry);
-
-/* Decides where a filled block stays. Its filler still counts as a user. */
-void keep_place(struct block_cache *cache, struct entry *entry);
-
-/* Reserves room for a block of known capacity that is filled ahead; -ENOBUFS. */
-int keep_reserve(struct block_cache *cache, struct entry *entry);
-/* Gives back the reserved room, or the part of it not needed; `capacity` is the old one. */
-void keep_unreserve(struct block_cache *cache, struct entry *entry);
-void keep_shrink_reserved(struct block_cache *cache, struct entry *entry, size_t capacity);
 
 #endif
