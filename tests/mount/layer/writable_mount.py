@@ -8,7 +8,7 @@ import signal
 
 import harness
 import life
-import places
+import users
 import writable
 from harness import Skip, check, check_equal, need_program, need_root, onepot, run, wait_for
 from life import check_nothing_left, daemon_of, fails, make_archive, mount, mounted, read, said, umount, write
@@ -111,12 +111,12 @@ def test_what_is_written_is_gone_or_kept(work):
 
 def test_an_ordinary_user_has_the_program(work):
     need_program("fuse-overlayfs")
-    with places.node(work) as archive:
-        places.own("/srv/kept", places.VICTIM)
-        user = places.as_user(places.VICTIM, **places.plain())
+    with users.node(work) as archive:
+        users.own("/srv/kept", users.VICTIM)
+        user = users.as_user(users.VICTIM, **users.plain())
         check_life(archive, "/srv/kept/dir", **user)
-        wait_for(lambda: os.listdir(f"/dev/shm/onepot-{places.VICTIM}") == ["lock"], "the user's state to go")
-        check_equal(run("sh", "-c", "echo x >/srv/kept/dir/changes/x", user=places.MALLORY, group=places.MALLORY,
+        wait_for(lambda: os.listdir(f"/dev/shm/onepot-{users.VICTIM}") == ["lock"], "the user's state to go")
+        check_equal(run("sh", "-c", "echo x >/srv/kept/dir/changes/x", user=users.MALLORY, group=users.MALLORY,
                         extra_groups=[], status=None).returncode != 0, True, "another user writes there")
         path = mount("--writable", archive, **user)
         run("sh", "-c", 'echo x >"$0/new" && mkdir "$0/closed" && echo x >"$0/closed/x" && chmod 500 "$0/closed"', path, **without_status(user))
@@ -124,11 +124,11 @@ def test_an_ordinary_user_has_the_program(work):
             if read(f"/proc/{pid}/comm").strip() in (b"onepot", b"fuse-overlayfs"):
                 life.kill(pid)
                 life.wait_gone(pid)
-        life.wait_away(places.VICTIM)
-        done = onepot("clean", "--all", env=harness.environment(**places.plain()))
+        life.wait_away(users.VICTIM)
+        done = onepot("clean", "--all", env=harness.environment(**users.plain()))
         check("of changes lay in memory" in said(done), f"what root's clean says: {said(done)!r}")
         check_equal(layers(path), [], "mounts of a killed job")
-        check(not os.path.lexists(f"/dev/shm/onepot-{places.VICTIM}"), "root's clean left the user's folder")
+        check(not os.path.lexists(f"/dev/shm/onepot-{users.VICTIM}"), "root's clean left the user's folder")
         fails("run", "--writable=/srv/kept/dir", archive, "--", "true", status=125, words=["fuse-overlayfs wrote it"], **user)
         onepot("run", "--writable=/srv/kept/other", archive, "--", "touch", "{}/x", **user)
         fails("mount", "--writable=/srv/kept/other", archive, words=["the kernel's overlayfs wrote it"], **user)
@@ -296,7 +296,7 @@ def test_nobody_else_sees_a_closed_one(work):
     archive = make_archive(work)
     at = work.make("at")
     run("chmod", "755", work.path, at)
-    other = {"user": places.MALLORY, "group": places.MALLORY, "extra_groups": []}
+    other = {"user": users.MALLORY, "group": users.MALLORY, "extra_groups": []}
     program = [harness.environment(ONEPOT_WITHOUT_OVERLAYFS="1")] if harness.shutil.which("fuse-overlayfs") else []
     for option, status, env in [(option, status, env) for env in [None, *program]
                                 for option, status in (("--writable", 1), ("--allow-other", 0))]:
@@ -314,11 +314,11 @@ def test_root_s_layer_is_closed_to_the_archive_s_owner(work):
     os.makedirs(work / "source")
     write(work / "source/mod.py", b"x = 1\n")
     archive, at, kept = work / "theirs.tar", work.make("at"), work / "kept"
-    other = {"user": places.MALLORY, "group": places.MALLORY, "extra_groups": []}
-    run("tar", f"--owner={places.MALLORY}", f"--group={places.MALLORY}", "--mode=0755", "-cf", archive, "-C", work / "source", ".")
+    other = {"user": users.MALLORY, "group": users.MALLORY, "extra_groups": []}
+    run("tar", f"--owner={users.MALLORY}", f"--group={users.MALLORY}", "--mode=0755", "-cf", archive, "-C", work / "source", ".")
     run("chmod", "755", work.path, at)
     os.chmod(archive, 0o600)
-    as_other = ["setpriv", f"--reuid={places.MALLORY}", f"--regid={places.MALLORY}", "--clear-groups"]
+    as_other = ["setpriv", f"--reuid={users.MALLORY}", f"--regid={users.MALLORY}", "--clear-groups"]
     for where in "", f"={kept}":
         mount(f"--writable{where}", archive, "--at", at)
         for attempt in f"cat {at}/mod.py", f"rm {at}/mod.py", f"echo x >{at}/new", f"ls {at}", f"cd {at}":
