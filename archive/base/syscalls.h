@@ -27,9 +27,6 @@
 #ifndef SYS_close_range
 #define SYS_close_range 436
 #endif
-#ifndef SYS_openat2
-#define SYS_openat2 437
-#endif
 #ifndef SYS_quotactl_fd
 #define SYS_quotactl_fd 443
 #endif
@@ -94,20 +91,6 @@ static inline int syscall_rename_new(int from_fd, const char *from, int to_fd, c
 static inline int syscall_pidfd_open(pid_t pid)
 {
     int fd = (int)syscall(SYS_pidfd_open, pid, 0);
-    return fd < 0 ? -errno : fd;
-}
-
-/*
- * Linux 5.6: a descriptor of the name alone (O_PATH), with a limit on where the path may lead.
- * -errno.
- */
-#define SYSCALL_CACHED 0x20u /* RESOLVE_CACHED: as far as the kernel has it in memory, 5.12 */
-#define SYSCALL_WITHIN 0x07u /* RESOLVE_NO_XDEV, NO_MAGICLINKS, NO_SYMLINKS: one filesystem */
-static inline int syscall_open_name(int folder_fd, const char *path, uint64_t resolve)
-{
-    const uint64_t flags_mode_resolve[] = {O_PATH | O_CLOEXEC, 0, resolve};
-    int fd = (int)syscall(SYS_openat2, folder_fd, path, flags_mode_resolve,
-                          sizeof(flags_mode_resolve));
     return fd < 0 ? -errno : fd;
 }
 

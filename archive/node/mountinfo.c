@@ -98,24 +98,12 @@ static void mount_list_close(struct mount_list *list)
     free(list->text);
 }
 
-/* Types without a block device (major number 0), or with one that is not where they read. */
-static bool is_type_of_node(const struct mount_line *line)
-{
-    static const char *const types[] = {"tmpfs", "ramfs",    "hugetlbfs", "btrfs",
-                                        "zfs",   "bcachefs", "overlay"};
-    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++)
-        if (strcmp(line->type, types[i]) == 0)
-            return true;
-    return line->dev_major != 0 && strncmp(line->type, "fuse", 4) != 0;
-}
-
 static void mount_entry_take(const struct mount_line *line, struct mount_entry *ret_entry)
 {
     const char *user = line->super_options ? strstr(line->super_options, "user_id=") : NULL;
     ret_entry->dev_major = line->dev_major;
     ret_entry->dev_minor = line->dev_minor;
     ret_entry->is_onepot = strcmp(line->type, "fuse.onepot") == 0;
-    ret_entry->is_of_node = is_type_of_node(line);
     snprintf(ret_entry->type, sizeof(ret_entry->type), "%s", line->type);
     snprintf(ret_entry->source, sizeof(ret_entry->source), "%s",
              line->source ? line->source : "");

@@ -12,9 +12,8 @@
 struct mount_entry {
     unsigned dev_major, dev_minor; /* st_dev of the files in it */
     char path[PATH_MAX];
-    bool is_onepot;  /* by its type, fuse.onepot */
-    bool is_of_node; /* on a block device or in memory, by its type: no network's, nor FUSE's */
-    unsigned uid;    /* FUSE: the user who mounted it */
+    bool is_onepot;            /* by its type, fuse.onepot */
+    unsigned uid;              /* FUSE: the user who mounted it */
     char type[32], source[96]; /* cut to the room, and escaped as in the file */
 };
 

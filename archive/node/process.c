@@ -72,8 +72,6 @@ int process_look(pid_t pid, struct process_facts *ret_facts)
     facts.has_terminal = terminal != 0;
     facts.is_dead = state == 'Z' || state == 'X';
     facts.is_stopped = state == 'T' || state == 't';
-    facts.is_asleep = state == 'S';
-    facts.is_stuck = state == 'D';
     facts.is_exiting = flags & FLAG_EXITING;
     facts.is_fork = flags & FLAG_FORKED_NO_EXEC;
     *ret_facts = facts;

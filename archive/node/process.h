@@ -24,8 +24,6 @@ struct process_facts {
     bool has_terminal;
     bool is_dead; /* a zombie: its parent has not asked for its status yet */
     bool is_stopped;
-    bool is_asleep; /* in a wait that a signal interrupts; a thread's, if `pid` is one */
-    bool is_stuck;  /* in a wait that no signal interrupts */
     bool is_exiting;
     bool is_fork;         /* runs its parent's program: a shell's subshell, say */
     uint64_t start_ticks; /* field 22 of /proc/PID/stat */

@@ -110,14 +110,6 @@ extern unsigned cli_progress_mode; /* enum cli_progress_mode */
             "of tars that are joined, read all: go on behind end-of-archive marks",            \
             .flag = &cli_ignores_zeros                                                         \
     }
-/* For storage_watch_begin: the command is watched from the first archive to its end. */
-#define CLI_IO_TIMEOUT                                                                         \
-    {                                                                                          \
-        "--io-timeout=SEC",                                                                    \
-            "give up when storage has not answered for so long; 0: never (default 60)",        \
-            .count = &cli_io_timeout_s, .max = 1000000                                         \
-    }
-extern unsigned cli_io_timeout_s;
 #define CLI_NESTED                                                                             \
     {                                                                                          \
         "--nested[=GLOB]",                                                                     \
@@ -173,7 +165,7 @@ bool cli_picks_of_archives(void);
 /* Options of all commands that open archives by cli_open_pot. */
 #define CLI_ARCHIVES                                                                           \
     CLI_TOGETHER, CLI_PROGRESS, CLI_VIEW, CLI_MAX_RATIO, CLI_NESTED, CLI_OFFSET,               \
-        CLI_IGNORE_ZEROS, CLI_IO_TIMEOUT
+        CLI_IGNORE_ZEROS
 
 /*
  * The wishes of those options and --nested, for struct pot_options; NULL: none was given. Reads

@@ -8,7 +8,6 @@
 
 #include "backend.h"
 #include "cli.h"
-#include "storage_watch.h"
 
 #define COMMANDS_MOST 64
 
@@ -82,7 +81,5 @@ int cli_run_command(int argc, char **argv)
         /* For `run`, 1 would be an exit status of its command. */
         return strcmp(argv[0], "run") == 0 ? CLI_RUN_FAILED : CLI_FAILED;
     }
-    int status = c->run(argc, argv);
-    storage_watch_stop();
-    return status;
+    return c->run(argc, argv);
 }

@@ -7,7 +7,6 @@
 
 #include "budget.h"
 #include "cli.h"
-#include "storage_watch.h"
 
 struct opening {
     struct cli_progress line;
@@ -29,8 +28,6 @@ static void opening_show(void *ctx, const char *doing, const struct progress *pr
     if (o->given && o->given->progress)
         o->given->progress(o->given->ctx, doing, progress);
 }
-
-unsigned cli_io_timeout_s = 60;
 
 /* So many archives may be open in the limit that most systems begin with. */
 #define FEW_ARCHIVES 100
@@ -106,7 +103,6 @@ static int open_words(char *const *words, size_t count, const struct cli_doubt *
 {
     struct archive_list list = {0};
     char name[CLI_NAME_LEN];
-    storage_watch_begin(words, count, cli_io_timeout_s, CLI_FAILED);
     int r = cli_list_archives(words, count, &list);
     if (r == 0)
         r = cli_open_list(&list, cli_name_of(words, count, name), doubt, options, ret_pot);

@@ -7,7 +7,6 @@
 #include <sys/stat.h>
 
 #include "cli.h"
-#include "storage_watch.h"
 
 int cli_take_path(const struct cli_usage *usage, void *ctx, const char *text)
 {
@@ -48,8 +47,6 @@ int cli_parse_paths(const struct cli_usage *usage, const struct cli_option *opti
     int status = cli_parse(usage, options, argc, argv);
     if (status != CLI_GO_ON)
         return status;
-    if (optind < argc && !storage_is_here(argv[optind]))
-        storage_watch_begin(argv + optind, 0, cli_io_timeout_s, CLI_FAILED);
     if (paths < 0)
         paths = guess_paths(argc, argv);
     words->option_count = words->path_count;

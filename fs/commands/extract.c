@@ -7,7 +7,6 @@
 #include "cli.h"
 #include "clock.h"
 #include "commands.h"
-#include "storage_watch.h"
 #include "extract.h"
 #include "interrupt.h"
 
@@ -108,11 +107,9 @@ static int extract_archives(struct arguments *a)
     size_t count = a->words.archive_count;
     a->archive = cli_name_of(a->words.archives, count, a->archive_name);
     cli_raise_file_limit(); /* files of several pieces are open until their last one */
-    interrupt_catch();
-    if (!storage_is_here(a->options.directory))
-        storage_watch_begin(a->words.archives, 0, cli_io_timeout_s, CLI_FAILED);
     int status = CLI_FAILED;
     if (cli_open_words(&a->words, 0, count, NULL, &pot) == 0) {
+        interrupt_catch(); /* not before: a signal at once ends an opening that hangs */
         status = extract_pot(a, pot);
         pot_close(pot);
     }

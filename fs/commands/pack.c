@@ -23,7 +23,6 @@
 #include "path.h"
 #include "pour.h"
 #include "source.h"
-#include "storage_watch.h"
 #include "stripes.h"
 #include "unknown_format.h"
 #include "volumes.h"
@@ -289,15 +288,15 @@ static int command_pack_run_stream(struct arguments *a)
 static int pack_sources(struct arguments *a)
 {
     keep_memory();
-    interrupt_catch();
-    if (a->is_poured)
+    if (a->is_poured) {
+        interrupt_catch();
         return command_pack_run_stream(a);
+    }
     if (a->options.shards)
         cli_raise_file_limit(); /* each shard being written takes two descriptors */
     int r = open_archives(a);
-    int status = r == -EINTR ? command_pack_fail(a, r, NULL)
-                 : r < 0     ? CLI_FAILED
-                             : command_pack_run(a);
+    interrupt_catch(); /* not before: a signal at once ends an opening that hangs */
+    int status = r < 0 ? CLI_FAILED : command_pack_run(a);
     close_archives(a);
     return status;
 }
@@ -514,7 +513,6 @@ static int command_pack_parse(struct arguments *a, int argc, char **argv)
         CLI_TOGETHER,
         CLI_PROGRESS,
         CLI_IGNORE_ZEROS,
-        CLI_IO_TIMEOUT,
         {NULL},
     };
     return cli_parse(&usage, options, argc, argv);
@@ -703,25 +701,6 @@ static int check_output(struct arguments *a, char **ret_default)
     return 0;
 }
 
-/* An open file: for one, the pipe that a shell makes of "<(...)". */
-static bool is_descriptor(const char *path)
-{
-    return strcmp(path, "-") == 0 || strncmp(path, "/dev/fd/", 8) == 0 ||
-           strncmp(path, "/proc/self/fd/", 14) == 0;
-}
-
-/* Unless all that is read and written is on this node. No other storage is asked yet. */
-static void watch_storage(const struct pack_options *o)
-{
-    auto_free char *folder = path_folder(o->output ? o->output : "here");
-    bool is_here = folder && storage_is_here(folder);
-
-    for (size_t i = 0; is_here && i < o->source_count; i++)
-        is_here = is_descriptor(o->sources[i]) || storage_is_here(o->sources[i]);
-    if (!is_here && o->source_count)
-        storage_watch_begin((char *const *)o->sources, 0, cli_io_timeout_s, CLI_FAILED);
-}
-
 int command_pack(int argc, char **argv)
 {
     struct arguments a = {0};
@@ -735,7 +714,6 @@ int command_pack(int argc, char **argv)
         return status;
     a.options.sources = (const char *const *)argv + optind;
     a.options.source_count = (size_t)(argc - optind);
-    watch_storage(&a.options);
 
     auto_free char *own = NULL;
     status = check_sources(&a);

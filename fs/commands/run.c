@@ -24,11 +24,9 @@
 #include <unistd.h>
 
 #include "cli.h"
-#include "clock.h"
 #include "commands.h"
 #include "interrupt.h"
 #include "mounter.h"
-#include "storage_watch.h"
 #include "summary.h"
 #include "witness.h"
 
@@ -56,9 +54,7 @@ struct run {
     char **command; /* NULL-terminated */
     sigset_t mask;  /* as this process found them; the command gets them: */
     struct rlimit files;
-    bool has_told;  /* why reads fail */
-    siginfo_t last; /* signal that was looked at, and when: */
-    uint64_t last_ns;
+    bool has_told;         /* why reads fail */
     struct witness beside; /* in the group of this process */
     struct witness apart;  /* in no group that the command is in */
 };
@@ -235,29 +231,12 @@ static bool has_signal(struct run *run, pid_t command, int number)
     return saw;
 }
 
-/*
- * Where this process is a child for its storage's sake, the parent passes on its signals. A
- * signal for all comes from there and from its sender.
- */
-static bool is_second_copy(struct run *run, const siginfo_t *info)
-{
-    const bool is_same = info->si_signo == run->last.si_signo &&
-                         now_ns() - run->last_ns < 2 * ALL_GET_IT_MS * UINT64_C(1000000);
-    const bool other_way = (info->si_pid == getppid()) != (run->last.si_pid == getppid());
-
-    if (storage_watch_is_apart() && is_same && other_way)
-        return true;
-    run->last = *info;
-    return false;
-}
-
 static void command_run_pass_on(struct run *run, pid_t command, const siginfo_t *info)
 {
     const int number = info->si_signo;
 
-    if (!is_second_copy(run, info) && !has_signal(run, command, number))
+    if (!has_signal(run, command, number))
         kill(command, number);
-    run->last_ns = now_ns();
     if (number == SIGTSTP)
         stop_here();
 }

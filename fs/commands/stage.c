@@ -26,7 +26,6 @@
 #include "process.h"
 #include "source_retry.h"
 #include "stage.h"
-#include "storage_watch.h"
 #include "verify.h"
 #ifdef HAVE_FUSE
 #include "unmounter.h"
@@ -195,6 +194,7 @@ static int open_source(const struct arguments *a, const char *archive,
     int r = archive_list_is_set(archive)
                 ? -EISDIR
                 : pot_open_source(archive, cli_offset, &fault, &ignored, ret_source);
+    interrupt_catch(); /* not before: a signal at once ends an opening that hangs */
     if (r == -EISDIR && a->adopt)
         return not_adopted(archive, "a set of archives");
     if (r == -EISDIR) { /* several, of which the copy has all, whatever their names are */
@@ -348,8 +348,6 @@ static void leave_keeper(struct arguments *a)
 static int stage_archives(struct arguments *a, char **archives, int count)
 {
     int status = CLI_OK, staged = 0;
-    interrupt_catch();
-    storage_watch_begin(archives, (size_t)count, cli_io_timeout_s, CLI_FAILED);
 #ifdef HAVE_FUSE
     unmounter_sweep_all();
 #endif
@@ -362,7 +360,6 @@ static int stage_archives(struct arguments *a, char **archives, int count)
     }
     if (a->as_json)
         json_close(&a->json, ']');
-    storage_watch_end();
     if (staged && a->owner)
         leave_keeper(a);
     if (atomic_load(interrupt_flag()))
@@ -431,7 +428,6 @@ static int command_stage_parse(struct arguments *a, int argc, char **argv)
         CLI_MAX_RATIO,
         CLI_OFFSET,
         CLI_IGNORE_ZEROS,
-        CLI_IO_TIMEOUT,
         {"--nested[=GLOB]", .take = refuse_view},
         {"--include=GLOB", .take = refuse_view},
         {"--exclude=GLOB", .take = refuse_view},

@@ -8,7 +8,6 @@
 #include "cli.h"
 #include "commands.h"
 #include "interrupt.h"
-#include "storage_watch.h"
 #include "json.h"
 #include "verify.h"
 
@@ -178,6 +177,7 @@ static int open_pot(struct arguments *a, char **paths, size_t count, struct pot 
 static int verify_pot(struct arguments *a, struct pot *pot, struct verify_result *ret_result)
 {
     struct fault fault = {0};
+    interrupt_catch(); /* not before: a signal at once ends an opening that hangs */
     int r = verify_run(pot, &a->options, &fault, ret_result);
     if (r < 0 && r != -EINTR)
         command_verify_report(a, &fault);
@@ -242,8 +242,6 @@ static int verify_archives(struct arguments *a, char **archives, int count)
         return CLI_FAILED;
     a->is_tree = a->compose || cli_together.each || cli_together.skip_damaged ||
                  cli_together.on_conflict != POT_CONFLICT_ERROR;
-    interrupt_catch();
-    storage_watch_begin(archives, (size_t)count, cli_io_timeout_s, CLI_FAILED);
     if (a->as_json)
         json_open(&a->json, NULL, '[');
     if (a->is_tree)

@@ -2,11 +2,15 @@
  * Options of mount and run.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <linux/capability.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -19,7 +23,7 @@
 #include "place.h"
 #include "process.h"
 #include "source_retry.h"
-#include "storage_watch.h"
+#include "syscalls.h"
 
 #define SECONDS_MAX (366u * 24 * 3600)
 
@@ -276,19 +280,24 @@ static void take_words(struct mount_options *o, int argc, char **argv)
     o->archive_count = (size_t)(argc - optind);
 }
 
+/* Is an archive mounted there? The mount itself is not asked. */
+static bool is_onepot_mount(const char *word)
+{
+    struct mount_entry entry;
+    char path[PATH_MAX];
+
+    return *word && mountinfo_resolve(word, path) == 0 && mountinfo_find(path, &entry) == 0 &&
+           entry.is_onepot;
+}
+
 /* Can a word that stands behind archives only mean the directory to mount at? */
 static bool is_mountpoint(const char *word, bool nonempty)
 {
     struct archive_list list = {0};
-    struct mount_entry entry;
     struct fault fault = {0};
     struct stat st;
-    char path[PATH_MAX];
 
-    if (strncmp(word, "/dev/fd/", 8) == 0)
-        return true;
-    if (*word && mountinfo_resolve(word, path) == 0 && mountinfo_find(path, &entry) == 0 &&
-        entry.is_onepot)
+    if (strncmp(word, "/dev/fd/", 8) == 0 || is_onepot_mount(word))
         return true;
     if (stat(word, &st) < 0)
         return errno == ENOTCONN; /* of another program that was killed */
@@ -314,14 +323,54 @@ static struct cli_doubt doubt_about(char *const *last)
     return (struct cli_doubt){NULL};
 }
 
-/* The last of several words may be a folder to mount at. */
-static void watch_words(const struct mount_options *o, bool for_run)
+/*
+ * Read a byte of the first archive that each word stands for. Nothing is read of a pipe, which
+ * gives its bytes once, nor of a mount of onepot, whose daemon may be stopped.
+ */
+static int read_bytes(void *ctx)
 {
-    const size_t count = o->archive_count;
-    bool may_be_at = !for_run && count > 1 && storage_is_here(o->archives[count - 1]);
+    const struct mount_options *o = ctx;
+    struct fault fault = {0};
+    struct stat st;
+    char byte;
 
-    storage_watch_begin(o->archives, count - may_be_at, o->io_timeout_s,
-                        for_run ? CLI_RUN_FAILED : CLI_FAILED);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    syscall_close_range(STDIN_FILENO, STDERR_FILENO); /* nobody waits for their end */
+    for (size_t i = 0; i < o->archive_count; i++) {
+        const char *word = o->archives[i];
+        struct archive_list list = {0};
+
+        if (is_onepot_mount(word) ||
+            (*word == '@' && (stat(word + 1, &st) < 0 || !S_ISREG(st.st_mode))))
+            continue;
+        int r = archive_list_add(&list, word, &fault);
+        auto_close int fd =
+            r < 0 || list.count == 0
+                ? -1
+                : open(list.at[0], O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+        if (fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode))
+            (void)!pread(fd, &byte, 1, 0);
+        archive_list_free(&list);
+    }
+    return 0;
+}
+
+/*
+ * Does the storage of the archives answer? A child asks, since some filesystems don't let even
+ * a killed process go before they answer.
+ */
+static int check_storage(const struct mount_options *o, int failed)
+{
+    const uint64_t limit_ms = o->io_timeout_s ? o->io_timeout_s * UINT64_C(1000) : INT_MAX;
+    char name[CLI_NAME_LEN];
+
+    if (process_try(read_bytes, (void *)o, (int)min_u64(limit_ms, INT_MAX)) != -ETIMEDOUT)
+        return CLI_GO_ON;
+    cli_failf(cli_name_of(o->archives, o->archive_count, name),
+              "its storage has not answered for %u s; try again, or wait longer with "
+              "--io-timeout",
+              o->io_timeout_s);
+    return failed;
 }
 
 static void take_mountpoint(struct mount_options *o)
@@ -414,15 +463,14 @@ int mount_options_parse(const struct cli_usage *usage, bool for_run, int argc, c
     int status = parse_table(usage, for_run, argc, argv, &o);
 
     take_words(&o, argc, argv);
-    if (status == CLI_GO_ON && o.archive_count)
-        watch_words(&o, for_run);
+    if (status == CLI_GO_ON)
+        status = check_storage(&o, for_run ? CLI_RUN_FAILED : CLI_FAILED);
     if (status == CLI_GO_ON && !for_run)
         take_mountpoint(&o);
     if (status == CLI_GO_ON)
         status = check_together(usage, for_run, &o);
     if (status == CLI_GO_ON)
         status = read_view(o.view);
-    storage_watch_end();
     if (status != CLI_GO_ON)
         return status;
     o.default_permissions |= o.allow_other;
@@ -509,6 +557,8 @@ int mount_options_squashfuse(const struct cli_usage *usage, int argc, char **arg
     o.ends_at_once = true;
     o.owner = MOUNT_NO_OWNER;
     status = check_together(usage, false, &o);
+    if (status == CLI_GO_ON)
+        status = check_storage(&o, CLI_FAILED);
     if (status == CLI_GO_ON)
         give(&o, ret_options);
     return status;

@@ -16,7 +16,6 @@
 #include "mountinfo.h"
 #include "mountpoint.h"
 #include "process.h"
-#include "storage_watch.h"
 #include "summary.h"
 #include "unmounter.h"
 
@@ -361,7 +360,6 @@ int mounter_start(struct mounter *m)
         r = mounter_find_slot(m);
     for (size_t i = 0; r == 0 && !m->shared && i < sizeof(steps) / sizeof(steps[0]); i++)
         r = mounter_caught() ? CLI_FAILED : steps[i](m);
-    storage_watch_stop(); /* of a mount that is shared, nothing was opened */
     if (r == 0 && m->shared && m->options->writable)
         tell_of_changes(m);
     if (r == 0 && mounter_caught())

@@ -21,7 +21,6 @@
 #include "path.h"
 #include "read_list.h"
 #include "source_retry.h"
-#include "storage_watch.h"
 #include "text.h"
 
 static int find_root(struct mounter *m)
@@ -393,7 +392,7 @@ static bool fits_page_cache(const struct pot *pot, uint64_t memory_bytes)
     return index_info(pot->index)->data_bytes <= memory_bytes / 2;
 }
 
-static int mounter_open_pot(struct mounter *m)
+int mounter_open_archive(struct mounter *m)
 {
     const struct mount_options *o = m->options;
     struct reader_options reader = {
@@ -450,16 +449,4 @@ static int mounter_open_pot(struct mounter *m)
     describe_archive(m);
     r = open_order(m);
     return r == 0 ? open_record(m) : r;
-}
-
-int mounter_open_archive(struct mounter *m)
-{
-    const struct mount_options *o = m->options;
-    if (storage_watch_is_apart()) /* else it holds locks by now, which no child gets */
-        storage_watch_begin(o->archives, o->archive_count, o->io_timeout_s,
-                            mounter_status_of_failure(m));
-    int r = mounter_open_pot(m);
-    storage_watch_end();
-    storage_watch_stop();
-    return r;
 }

@@ -19,7 +19,6 @@
 #include "owner.h"
 #include "path.h"
 #include "place.h"
-#include "storage_watch.h"
 
 /* ---- signals while it works ---- */
 
@@ -105,16 +104,11 @@ static int identify_archive(struct mounter *m)
 static int identify_archives(struct mounter *m)
 {
     const struct mount_options *o = m->options;
-    storage_watch_begin(o->archives, o->archive_count, o->io_timeout_s,
-                        mounter_status_of_failure(m));
     int r = cli_list_archives(o->archives, o->archive_count, &m->archives) < 0 ? CLI_FAILED : 0;
     if (r == 0 && mounter_is_union(m))
         r = identify_files(m);
     else if (r == 0)
         r = identify_archive(m);
-    storage_watch_end();
-    if (mounter_is_union(m))
-        storage_watch_stop(); /* more descriptors are dear while there is another thread */
     cli_expect_archives(m->archives.count);
     return r;
 }

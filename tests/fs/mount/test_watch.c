@@ -1,11 +1,10 @@
 /*
- * What the two watches of a mount make of what they see: of a thread that waits for storage,
- * on made-up times, and of an archive that is written to. The session is played.
+ * What the watch of a mount's archive makes of an archive that is written to. The session is
+ * played.
  */
 #include <check.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,53 +15,7 @@
 #include "archive_watch.h"
 #include "clock.h"
 #include "core.h"
-#include "storage_watch.h"
 #include "suite.h"
-
-#define S UINT64_C(1000000000)
-
-/* ---- storage ---- */
-
-static const struct storage_look runs = {.asks_storage = false, .waits = 1};
-static const struct storage_look waits = {.asks_storage = true, .waits = 1};
-static const struct storage_look waits_anew = {.asks_storage = true, .waits = 2};
-static const struct storage_look is_asked = {
-    .asks_storage = true, .waits = 1, .signal = SIGTERM};
-
-START_TEST(one_call_may_take_its_time_and_many_may_take_longer)
-{
-    struct storage_wait w = {.timeout_s = 10, .waits = 1, .since_ns = 100 * S};
-    ck_assert_int_eq(storage_judge(&w, &waits, 110 * S), STORAGE_WAIT);
-    ck_assert_int_eq(storage_judge(&w, &waits, 110 * S + 1), STORAGE_GIVE_UP);
-    ck_assert_int_eq(storage_judge(&w, &waits_anew, 111 * S), STORAGE_WAIT);
-    ck_assert_int_eq(storage_judge(&w, &waits_anew, 121 * S), STORAGE_WAIT);
-    ck_assert_int_eq(storage_judge(&w, &runs, 1000 * S), STORAGE_WAIT); /* it computes */
-    ck_assert_int_eq(storage_judge(&w, &waits, 1010 * S), STORAGE_WAIT);
-    ck_assert_int_eq(storage_judge(&w, &waits, 1011 * S), STORAGE_GIVE_UP);
-}
-END_TEST
-
-START_TEST(without_a_limit_it_waits_for_ever)
-{
-    struct storage_wait w = {.waits = 1};
-    ck_assert_int_eq(storage_judge(&w, &waits, 1000000 * S), STORAGE_WAIT);
-}
-END_TEST
-
-START_TEST(a_signal_that_its_handler_does_not_get_ends_it_after_a_second)
-{
-    struct storage_wait w = {.waits = 1, .since_ns = 100 * S};
-    ck_assert_int_eq(storage_judge(&w, &waits, 200 * S), STORAGE_WAIT);
-    ck_assert_int_eq(storage_judge(&w, &is_asked, 201 * S), STORAGE_WAIT);
-    ck_assert_int_eq(storage_judge(&w, &is_asked, 201 * S + 1), STORAGE_DIE);
-    /* A thread that goes on will come to its handler. */
-    struct storage_look goes_on = is_asked;
-    goes_on.waits = 7;
-    ck_assert_int_eq(storage_judge(&w, &goes_on, 203 * S), STORAGE_WAIT);
-}
-END_TEST
-
-/* ---- an archive ---- */
 
 static char path[64];
 static struct source *source;
@@ -236,12 +189,7 @@ END_TEST
 int main(void)
 {
     Suite *s = suite_create("watch");
-    TCase *c = tcase_create("storage");
-    tcase_add_test(c, one_call_may_take_its_time_and_many_may_take_longer);
-    tcase_add_test(c, without_a_limit_it_waits_for_ever);
-    tcase_add_test(c, a_signal_that_its_handler_does_not_get_ends_it_after_a_second);
-    suite_add_tcase(s, c);
-    c = tcase_create("archive");
+    TCase *c = tcase_create("archive");
     tcase_add_checked_fixture(c, setup, teardown);
     tcase_add_test(c, an_archive_that_is_left_alone_or_renamed_is_the_same);
     tcase_add_test(c, a_time_alone_proves_nothing);

@@ -47,7 +47,6 @@ struct serve {
     struct handle *handles; /* all that are open */
     bool toggled;           /* by SIGUSR2, */
     uint64_t toggles;       /* and how often */
-    bool has_stopped;       /* since then */
     struct job *stalled;    /* reads that get no answer, */
     uint64_t stalls;        /* and how many there were */
     bool greeted;           /* INIT was answered */
@@ -286,9 +285,6 @@ static void carry_out(struct serve *s, struct job *j)
         j->next = s->stalled;
         s->stalled = j;
         s->stalls++;
-        if (s->config.stop && !s->has_stopped)
-            raise(SIGSTOP);
-        s->has_stopped = true;
         return;
     }
     table[j->op.kind](s, j);
@@ -310,7 +306,6 @@ static void take_toggle(struct serve *s)
         for (struct handle *h = s->handles; h; h = h->next)
             h->stale = true;
     s->toggled = !s->toggled;
-    s->has_stopped = false;
     s->toggles++;
     if (!s->toggled && s->config.toggle != TOGGLE_LOSE)
         answer_stalled(s);

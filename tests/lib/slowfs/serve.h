@@ -40,7 +40,6 @@ struct serve_config {
     int fail_error;          /* with this errno; 0: EIO */
     enum toggle toggle;      /* what SIGUSR2 does */
     bool hold;               /* it is so from the start, for a stretch of large files alone */
-    bool stop;               /* the first read that it stalls stops this process, too */
     const char *stats;       /* file for the counts, or NULL for standard error */
 };
 

@@ -70,8 +70,6 @@ static const char usage_text[] =
     "      --hold              the toggle is on from the start, for the reads of one stretch\n"
     "                          a quarter into each file of 1 MiB and more; before 'stale',\n"
     "                          these stall\n"
-    "      --stop              the first read that stalls stops slowfs (SIGSTOP), so that not\n"
-    "                          even a signal that kills its reader ends the wait\n"
     "      --stats=FILE        counts, at the end and on SIGUSR1 (default: standard error)\n"
     "      --synthetic=FILES   a made-up tree, a thousand files to a directory\n"
     "      --file-bytes=SIZE   the size of its files (default 100)\n"
@@ -96,7 +94,6 @@ enum option_code {
     CODE_FAIL_ERROR,
     CODE_TOGGLE,
     CODE_HOLD,
-    CODE_STOP,
     CODE_STATS,
     CODE_SYNTHETIC,
     CODE_FILE_BYTES,
@@ -119,7 +116,6 @@ static const struct option longs[] = {
     {"fail-error", required_argument, NULL, CODE_FAIL_ERROR},
     {"toggle", required_argument, NULL, CODE_TOGGLE},
     {"hold", no_argument, NULL, CODE_HOLD},
-    {"stop", no_argument, NULL, CODE_STOP},
     {"stats", required_argument, NULL, CODE_STATS},
     {"synthetic", required_argument, NULL, CODE_SYNTHETIC},
     {"file-bytes", required_argument, NULL, CODE_FILE_BYTES},
@@ -291,9 +287,6 @@ static void take_serve_option(struct serve_config *c, int code, const char *word
         break;
     case CODE_HOLD:
         c->hold = true;
-        break;
-    case CODE_STOP:
-        c->stop = true;
         break;
     case CODE_STATS:
         c->stats = word;
