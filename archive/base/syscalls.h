@@ -27,9 +27,6 @@
 #ifndef SYS_close_range
 #define SYS_close_range 436
 #endif
-#ifndef SYS_quotactl_fd
-#define SYS_quotactl_fd 443
-#endif
 
 /*
  * Does this errno say that the call is not to be had here? For calls with another way, which

@@ -44,4 +44,8 @@ int command_verify(int argc, char **argv);
  */
 uint64_t command_info_gpus(void);
 
+/* The steps of self-test that mount, as findings of the doctor. */
+struct findings;
+void self_test_mounting(struct findings *findings);
+
 #endif

@@ -2,7 +2,10 @@
  * onepot doctor: reports this node's limits and faults.
  */
 #include <string.h>
+#include <sys/utsname.h>
+#include <unistd.h>
 
+#include "cleanup.h"
 #include "cli.h"
 #include "commands.h"
 #include "doctor.h"
@@ -74,26 +77,34 @@ static bool has_wrong(const struct findings *f)
     return f->failed;
 }
 
-#ifndef HAVE_FUSE
-void doctor_mounting(struct findings *f)
+/* May users give others access? fusermount3 looks it up in /etc/fuse.conf. */
+static void see_allow_other(struct findings *f)
 {
+    char line[256], word[64];
+    bool allowed = false;
+    auto_fclose FILE *file = fopen("/etc/fuse.conf", "re");
+
+    while (file && fgets(line, sizeof(line), file))
+        allowed |= sscanf(line, " %63s", word) == 1 && strcmp(word, "user_allow_other") == 0;
+    finding_add(f, FINDING_FACT, "--allow-other", "%s",
+                allowed ? "is allowed to users (user_allow_other in /etc/fuse.conf)"
+                        : "is not for users: /etc/fuse.conf has no user_allow_other");
+}
+
+static void see_mounting(struct findings *f)
+{
+    struct utsname name;
+
     f->section = "mounting";
-    finding_add(f, FINDING_WRONG, "FUSE", "this onepot was built without it");
-    finding_advise(f, "build it where linux/fuse.h is installed");
-}
-
-void doctor_leftovers(struct findings *f)
-{
-    (void)f;
-}
-
-bool doctor_mount(struct findings *f, const char *path)
-{
-    (void)f;
-    (void)path;
-    return false;
-}
+    if (uname(&name) == 0)
+        finding_add(f, FINDING_FACT, "kernel", "%s %s", name.sysname, name.release);
+    if (geteuid() != 0)
+        see_allow_other(f);
+#ifdef HAVE_PRELOAD
+    doctor_preload(f);
 #endif
+    self_test_mounting(f);
+}
 
 int command_doctor(int argc, char **argv)
 {
@@ -108,9 +119,13 @@ int command_doctor(int argc, char **argv)
     struct findings f = {0};
     struct doctor_archive archive = {0};
     const char *path = optind < argc ? argv[optind] : NULL;
-    doctor_mounting(&f);
+    see_mounting(&f);
     bool works = !has_wrong(&f);
-    if (path && !doctor_mount(&f, path))
+    bool is_mount = false;
+#ifdef HAVE_FUSE
+    is_mount = path && doctor_mount(&f, path);
+#endif
+    if (path && !is_mount)
         doctor_archive(&f, path, &archive);
     doctor_memory(&f);
     doctor_cpus(&f);
@@ -121,7 +136,9 @@ int command_doctor(int argc, char **argv)
 #ifdef HAVE_PYTHON
     doctor_python(&f);
 #endif
+#ifdef HAVE_FUSE
     doctor_leftovers(&f);
+#endif
     bool good = !has_wrong(&f);
     if (json)
         command_doctor_json(&f, works);

@@ -1,10 +1,10 @@
 /*
  * onepot self-test: try on this node what a job will want of it.
  *
- * A tree of a few hundred files is packed, read in every way there is, and compared with what
- * each file must hold. Commands run as children, through the same functions as from a command
- * line, so that a crash or a hang of one is a result as well; what they print is shown only
- * where one failed.
+ * A tree of a few hundred files is packed and read in every way there is. What was read is
+ * packed again, and that archive must be the first one, byte by byte. Commands run as children,
+ * through the same functions as from a command line, so that a crash or a hang of one is a
+ * result as well; what they print is shown only where one failed.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -22,11 +22,11 @@
 #include "cli.h"
 #include "clock.h"
 #include "commands.h"
+#include "doctor.h"
 #include "interrupt.h"
+#include "path.h"
 #include "process.h"
 #include "remove_tree.h"
-#include "write_at.h"
-#include "path.h"
 
 static const struct cli_usage usage = {
     "self-test", "[--dir DIR]",
@@ -36,6 +36,7 @@ static const struct cli_usage usage = {
 
 enum {
     FILES = 300,
+    FILES_OF_DOCTOR = 10,
     FOLDERS = 10,
     FILE_BYTES_MAX = 24000,
     TIME_LIMIT_S = 60, /* for one command */
@@ -44,10 +45,10 @@ enum {
 
 struct self_test {
     char dir[PATH_MAX - 64]; /* private; room for the names in it */
-    char why[512];           /* the present step's fault */
-    char told[512];          /* the reason that was printed last, without a file's name */
+    char why[1024];          /* the present step's fault */
+    char told[1024];         /* the reason that was printed last, without a file's name */
     unsigned tried, failed;
-    long nanoseconds; /* of the files' times, as their filesystem keeps them */
+    struct findings *findings; /* the doctor's, or NULL */
 };
 
 static bool self_test_fail(struct self_test *t, const char *format, ...)
@@ -82,24 +83,17 @@ static size_t self_test_content(unsigned number, uint8_t bytes[FILE_BYTES_MAX])
     return len;
 }
 
-static void self_test_name(unsigned number, char name[64])
-{
-    snprintf(name, 64, "class-%u/%05u.sample", number % FOLDERS, number);
-}
-
 static bool write_file(struct self_test *t, int tree, unsigned number)
 {
     uint8_t bytes[FILE_BYTES_MAX];
     char name[64];
     size_t len = self_test_content(number, bytes);
     struct timespec times[2] = {{FIRST_TIME + number, 0}, {FIRST_TIME + number, 123456789}};
-    self_test_name(number, name);
+    snprintf(name, sizeof(name), "class-%u/%05u.sample", number % FOLDERS, number);
     auto_close int fd = openat(tree, name, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
-    struct stat st;
     if (fd < 0 || write(fd, bytes, len) != (ssize_t)len || fchmod(fd, 0640) < 0 ||
-        futimens(fd, times) < 0 || fstat(fd, &st) < 0)
+        futimens(fd, times) < 0)
         return self_test_fail(t, "%s: %s", name, strerror(errno));
-    t->nanoseconds = st.st_mtim.tv_nsec;
     return true;
 }
 
@@ -115,54 +109,12 @@ static bool make_tree(struct self_test *t)
         if (mkdirat(tree, name, 0700) < 0)
             return self_test_fail(t, "%s: %s", name, strerror(errno));
     }
-    for (unsigned i = 0; i < FILES; i++)
+    for (unsigned i = 0; i < (t->findings ? FILES_OF_DOCTOR : FILES); i++)
         if (!write_file(t, tree, i))
             return false;
     if (symlinkat("class-1/00001.sample", tree, "link") < 0 ||
         linkat(tree, "class-1/00001.sample", tree, "class-1/hard", 0) < 0)
         return self_test_fail(t, "links: %s", strerror(errno));
-    return true;
-}
-
-static bool compare_file(struct self_test *t, int tree, unsigned number)
-{
-    uint8_t wanted[FILE_BYTES_MAX], found[FILE_BYTES_MAX];
-    char name[64];
-    struct stat st;
-    size_t len = self_test_content(number, wanted);
-    self_test_name(number, name);
-    auto_close int fd = openat(tree, name, O_RDONLY | O_CLOEXEC);
-    if (fd < 0 || fstat(fd, &st) < 0)
-        return self_test_fail(t, "%s: %s", name, strerror(errno));
-    int r = read_at(fd, found, len, 0);
-    if (r < 0 && r != -ENODATA)
-        return self_test_fail(t, "%s: %s", name, strerror(-r));
-    if (r < 0 || memcmp(found, wanted, len) != 0)
-        return self_test_fail(t, "%s holds other bytes than were packed", name);
-    if ((st.st_mode & 07777) != 0640 || (size_t)st.st_size != len ||
-        st.st_mtim.tv_sec != FIRST_TIME + (time_t)number ||
-        st.st_mtim.tv_nsec != t->nanoseconds)
-        return self_test_fail(t, "%s has another mode, size or time than was packed", name);
-    return true;
-}
-
-/* Is this what make_tree made? */
-static bool compare_tree(struct self_test *t, const char *path)
-{
-    char target[64] = "";
-    struct stat st = {0};
-    auto_close int tree = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (tree < 0)
-        return self_test_fail(t, "%s: %s", path, strerror(errno));
-    for (unsigned i = 0; i < FILES; i++)
-        if (!compare_file(t, tree, i))
-            return false;
-    if (readlinkat(tree, "link", target, sizeof(target) - 1) < 0 ||
-        strcmp(target, "class-1/00001.sample") != 0)
-        return self_test_fail(t, "the symbolic link leads to '%s'", target);
-    if (fstatat(tree, "class-1/hard", &st, AT_SYMLINK_NOFOLLOW) < 0 || st.st_nlink != 2)
-        return self_test_fail(t, "the hard link has %u names in place of 2",
-                              (unsigned)st.st_nlink);
     return true;
 }
 
@@ -179,6 +131,8 @@ static int child_run(const struct self_test *t, int argc, char **argv)
     close(out);
     close(said);
     setenv("XDG_CACHE_HOME", t->dir, 1);
+    if (t->findings) /* a mount removes what dead ones left, and the doctor is to find it */
+        setenv("ONEPOT_RUNTIME_DIR", t->dir, 1);
     alarm(TIME_LIMIT_S);
     optind = 0;
     return cli_finish(cli_run_command(argc, argv));
@@ -215,7 +169,7 @@ static void last_line(const struct self_test *t, const char *name, char *line, s
 static bool run_onepot(struct self_test *t, char *const *argv)
 {
     int argc = 0, status;
-    char line[400];
+    char line[1000];
     while (argv[argc])
         argc++;
     fflush(stdout);
@@ -244,16 +198,57 @@ static bool run_onepot(struct self_test *t, char *const *argv)
 
 #define PLAIN "a.tar"
 #define COMPRESSED "a.tar.zst"
+#define FOREIGN "foreign.tar"
 
-static bool step_pack(struct self_test *t, const char *name)
+/* Does the file hold the same bytes as PLAIN? */
+static bool is_plain(const struct self_test *t, const char *path)
+{
+    static char bytes[2][1 << 16];
+    char plain[PATH_MAX];
+    auto_close int a = open(path_in(t, PLAIN, plain), O_RDONLY | O_CLOEXEC);
+    auto_close int b = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n;
+    do {
+        n = read(a, bytes[0], sizeof(bytes[0]));
+        if (n < 0 || read(b, bytes[1], sizeof(bytes[1])) != n ||
+            memcmp(bytes[0], bytes[1], (size_t)n) != 0)
+            return false;
+    } while (n > 0);
+    return true;
+}
+
+/* Does the folder hold what make_tree made, by this command or by another one? */
+static bool compare_archive(struct self_test *t, const char *again)
+{
+    bool is_same = is_plain(t, again);
+    unlink(again);
+    return is_same ||
+           self_test_fail(t, "other bytes, modes, times or links come back than were packed");
+}
+
+static bool compare_tree(struct self_test *t, const char *path)
+{
+    char again[PATH_MAX];
+    path_in(t, "again.tar", again);
+    return RUN_ONEPOT(t, "pack", "--quiet", "-o", again, (char *)path) &&
+           compare_archive(t, again);
+}
+
+static bool pack_tree(struct self_test *t, const char *name)
 {
     char tree[PATH_MAX], archive[PATH_MAX];
     path_in(t, "tree", tree);
     path_in(t, name, archive);
-    return (strcmp(name, COMPRESSED) == 0
-                ? RUN_ONEPOT(t, "pack", "--zstd", "--quiet", "-o", archive, tree)
-                : RUN_ONEPOT(t, "pack", "--quiet", "-o", archive, tree)) &&
-           RUN_ONEPOT(t, "verify", "--quiet", archive);
+    return strcmp(name, COMPRESSED) == 0
+               ? RUN_ONEPOT(t, "pack", "--zstd", "--quiet", "-o", archive, tree)
+               : RUN_ONEPOT(t, "pack", "--quiet", "-o", archive, tree);
+}
+
+static bool step_pack(struct self_test *t, const char *name)
+{
+    char archive[PATH_MAX];
+    return pack_tree(t, name) &&
+           RUN_ONEPOT(t, "verify", "--quiet", (char *)path_in(t, name, archive));
 }
 
 static bool extract_and_compare(struct self_test *t, const char *name, const char *to)
@@ -275,6 +270,8 @@ static bool step_index(struct self_test *t, const char *name)
 {
     static const char more[10240];
     char archive[PATH_MAX];
+    if (!pack_tree(t, name))
+        return false;
     auto_close int fd = open(path_in(t, name, archive), O_WRONLY | O_APPEND | O_CLOEXEC);
     if (fd < 0 || write(fd, more, sizeof(more)) != (ssize_t)sizeof(more))
         return self_test_fail(t, "%s: %s", archive, strerror(errno));
@@ -288,8 +285,7 @@ static bool step_mount(struct self_test *t, const char *name)
     if (!RUN_ONEPOT(t, "mount", owner, (char *)path_in(t, name, archive)))
         return false;
     first_line(t, "printed", mountpoint, sizeof(mountpoint));
-    bool same = compare_tree(t, mountpoint);
-    if (same)
+    if (compare_tree(t, mountpoint))
         return RUN_ONEPOT(t, "umount", mountpoint);
     char why[sizeof(t->why)];
     memcpy(why, t->why, sizeof(why));
@@ -298,21 +294,40 @@ static bool step_mount(struct self_test *t, const char *name)
     return false;
 }
 
+/* The command that reads is this program: a node may have no other. */
+static bool step_run(struct self_test *t, const char *name)
+{
+    char archive[PATH_MAX], again[PATH_MAX];
+    path_in(t, name, archive);
+    path_in(t, "again.tar", again);
+    return RUN_ONEPOT(t, "run", "--private=on", archive, "--", "/proc/self/exe", "pack",
+                      "--quiet", "-o", again, "{}") &&
+           compare_archive(t, again);
+}
+
 #pragma weak command_mount /* NULL where there are no mounts */
 
 static const struct step {
     bool (*run)(struct self_test *t, const char *name);
     const char *name; /* of the archive */
     const char *what;
+    const char *subject; /* for the doctor; NULL: it is not asked */
+    bool is_extra;       /* a node may do without it */
 } steps[] = {
-    {step_pack, PLAIN, "pack an archive, check it"},
-    {step_pack, COMPRESSED, "pack a compressed archive, check it"},
-    {step_extract, COMPRESSED, "extract both, compare"},
-    {step_mount, PLAIN, "mount, read, compare, unmount"},
-    {step_mount, COMPRESSED, "the same of the compressed archive"},
-    {step_index, PLAIN, "read a tar of another program"},
+    {step_pack, PLAIN, "pack an archive, check it", NULL},
+    {step_pack, COMPRESSED, "pack a compressed archive, check it", NULL},
+    {step_extract, COMPRESSED, "extract both, compare", NULL},
+    {step_mount, PLAIN, "mount, read, compare, unmount", "trial"},
+    {step_mount, COMPRESSED, "the same of the compressed archive", NULL},
+    {step_run, PLAIN, "run a command in namespaces of its own", "namespaces", true},
+    {step_index, FOREIGN, "read a tar of another program", NULL},
 };
 #define STEP_COUNT (sizeof steps / sizeof steps[0])
+
+static bool is_built(const struct step *step)
+{
+    return (step->run != step_mount && step->run != step_run) || command_mount;
+}
 
 /* "onepot: FILE: reason" without what comes before the reason. */
 static const char *reason_of(const char *why)
@@ -325,23 +340,23 @@ static const char *reason_of(const char *why)
 static void run_step(struct self_test *t, const struct step *step)
 {
     uint64_t since = now_ns();
-    if (step->run == step_mount && !command_mount) {
+    if (!is_built(step)) {
         printf("  --     %s: not in this build\n", step->what);
         return;
     }
-    t->tried++;
+    t->tried += !step->is_extra;
     if (step->run(t, step->name)) {
         printf("  ok     %-38s %s\n", step->what, cli_time(now_ns() - since));
         return;
     }
-    t->failed++;
-    const char *reason = reason_of(t->why);
+    t->failed += !step->is_extra;
+    const char *mark = step->is_extra ? "--    " : "FAILED", *reason = reason_of(t->why);
     if (strcmp(reason, t->told) == 0) {
-        printf("  FAILED %s, for the same reason\n", step->what);
+        printf("  %s %s, for the same reason\n", mark, step->what);
         return;
     }
     snprintf(t->told, sizeof(t->told), "%.*s", (int)sizeof(t->told) - 1, reason);
-    printf("  FAILED %s\n         ", step->what);
+    printf("  %s %s\n         ", mark, step->what);
     cli_print_safe(stdout, t->why, strlen(t->why));
     putchar('\n');
 }
@@ -359,7 +374,8 @@ static bool make_directory(struct self_test *t, const char *given)
         if (places[i] && *places[i] && path_real(places[i], place, NULL) == 0 &&
             snprintf(t->dir, sizeof(t->dir), "%s/onepot-self-test-XXXXXX", place) <
                 (int)sizeof(t->dir) &&
-            mkdtemp(t->dir))
+            mkdtemp(t->dir) && chown(t->dir, (uid_t)-1, getegid()) == 0 &&
+            chmod(t->dir, 0700) == 0) /* the group of a namespace, whatever the place's is */
             return true;
     }
     cli_failf(given, "no directory can be made%s: %s; name another: --dir=DIR",
@@ -369,8 +385,34 @@ static bool make_directory(struct self_test *t, const char *given)
 
 /* ---- the command ---- */
 
-static void self_test_run(struct self_test *t)
+/*
+ * Do something with the files in a new directory, which is removed whatever signal comes.
+ * False after an error was printed: there are no files.
+ */
+static bool with_tree(struct self_test *t, const char *dir, void (*work)(struct self_test *t))
 {
+    if (!make_directory(t, dir))
+        return false;
+    interrupt_catch();
+    signal(SIGPIPE, SIG_IGN);
+    umask(022);
+    bool is_made = make_tree(t);
+    if (is_made)
+        work(t);
+    else
+        cli_failf(t->dir, "the files for the test can't be made: %s", t->why);
+    remove_tree(t->dir);
+    if (atomic_load(interrupt_flag()))
+        interrupt_die();
+    return is_made;
+}
+
+static void run_steps(struct self_test *t)
+{
+    struct utsname system = {0};
+    uname(&system);
+    printf("onepot %s on Linux %s, %s, in %s\n", ONEPOT_VERSION, system.release, system.machine,
+           t->dir);
     for (size_t i = 0; i < STEP_COUNT && !atomic_load(interrupt_flag()); i++)
         run_step(t, &steps[i]);
     if (atomic_load(interrupt_flag()))
@@ -385,7 +427,6 @@ static void self_test_run(struct self_test *t)
 int command_self_test(int argc, char **argv)
 {
     struct self_test t = {0};
-    struct utsname system = {0};
     const char *dir = NULL;
     const struct cli_option options[] = {
         {"--dir=DIR", "work in DIR (default: $TMPDIR, /tmp or /dev/shm)", .text = &dir},
@@ -396,20 +437,45 @@ int command_self_test(int argc, char **argv)
         return status;
     if (optind < argc)
         return cli_usage_error(&usage, "unexpected argument '%s'", argv[optind]);
-    if (!make_directory(&t, dir))
-        return CLI_FAILED;
-    interrupt_catch();
-    signal(SIGPIPE, SIG_IGN); /* what lies in the directory has to be removed */
-    umask(022);
-    uname(&system);
-    printf("onepot %s on Linux %s, %s, in %s\n", ONEPOT_VERSION, system.release, system.machine,
-           t.dir);
-    if (make_tree(&t))
-        self_test_run(&t);
-    else
-        t.failed = 1, cli_failf(t.dir, "the files for the test can't be made: %s", t.why);
-    remove_tree(t.dir);
-    if (atomic_load(interrupt_flag()))
-        interrupt_die();
-    return t.failed ? CLI_FAILED : CLI_OK;
+    return with_tree(&t, dir, run_steps) && !t.failed ? CLI_OK : CLI_FAILED;
+}
+
+/* ---- for the doctor ---- */
+
+/* The message of a failure: what is wrong; what to do. */
+static void add_failure(struct findings *f, const struct step *step, const char *why)
+{
+    const char *reason = reason_of(why), *end = strstr(reason, "); ");
+    size_t len = end ? (size_t)(end - reason) + 1 : strlen(reason);
+    finding_add(f, step->is_extra ? FINDING_FACT : FINDING_WRONG, step->subject, "%s: %.*s",
+                step->what, (int)len, reason);
+    if (end)
+        finding_advise(f, "%s", end + 3);
+}
+
+static void ask_steps(struct self_test *t)
+{
+    if (!pack_tree(t, PLAIN))
+        finding_add(t->findings, FINDING_WRONG, "trial", "%s", reason_of(t->why));
+    for (size_t i = 0; i < STEP_COUNT && !t->why[0] && !atomic_load(interrupt_flag()); i++) {
+        if (!steps[i].subject)
+            continue;
+        if (steps[i].run(t, steps[i].name))
+            finding_add(t->findings, FINDING_GOOD, steps[i].subject, "%s: works",
+                        steps[i].what);
+        else
+            add_failure(t->findings, &steps[i], t->why);
+        t->why[0] = '\0';
+    }
+}
+
+void self_test_mounting(struct findings *findings)
+{
+    struct self_test t = {.findings = findings};
+    if (!command_mount) {
+        finding_add(findings, FINDING_WRONG, "FUSE", "this onepot was built without it");
+        finding_advise(findings, "build it where linux/fuse.h is installed");
+    } else if (!with_tree(&t, NULL, ask_steps)) {
+        finding_add(findings, FINDING_WRONG, "trial", "can't be made");
+    }
 }

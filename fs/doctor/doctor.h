@@ -41,9 +41,6 @@ void finding_add(struct findings *findings, enum finding_kind kind, const char *
 void finding_advise(struct findings *findings, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Can this user mount on this node? Tries it for a moment in a private folder. */
-void doctor_mounting(struct findings *findings);
-
 /* Can programs under `run` read without the mount? */
 void doctor_preload(struct findings *findings);
 

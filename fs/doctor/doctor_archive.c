@@ -9,7 +9,6 @@
 #include "cleanup.h"
 #include "cli.h"
 #include "doctor.h"
-#include "index.h"
 #include "pot.h"
 #include "source.h"
 #include "stripes.h"
@@ -52,52 +51,25 @@ static void see_stripes(struct findings *f, const struct source *source)
         finding_advise(f, "'lfs migrate -c %u %s' spreads it", STRIPES_ADVISED, path);
 }
 
-/*
- * Is there a saved index at `path`, and is it of the archive as it is now? False: there is
- * none.
- */
-static bool see_saved(struct findings *f, const char *path, const struct source *source)
+/* The index that a mount would use, if there is one. */
+static void see_index(struct findings *f, const char *path, const char *compression)
 {
+    const struct pot_options options = {
+        .save = POT_SAVE_NEVER, .names_only = true, .only_ready = true};
     struct fault fault = {0};
-    struct source *file = NULL;
-    struct index *index = NULL;
-    struct source_identity id;
-    if (access(path, F_OK) < 0)
-        return false;
-    int r = source_open(path, &fault, &file);
-    if (r == 0)
-        r = index_open(file, 0, source_size(file), &fault, &index);
-    source_identity(source, &id);
-    const struct index_info *info = r == 0 ? index_info(index) : NULL;
-    if (info && info->archive_mtime_sec == id.mtime_sec &&
-        info->archive_mtime_nsec == id.mtime_nsec)
-        finding_add(f, FINDING_GOOD, "index", "saved in %s", path);
-    else if (info)
-        finding_add(f, FINDING_WARNING, "index",
-                    "the one in %s is of the archive as it was before: it is made anew", path);
-    else
-        finding_add(f, FINDING_WARNING, "index", "the one in %s can't be used: %s", path,
-                    fault.what[0] ? fault.what : fault_errno(r));
-    if (index)
-        index_close(index);
-    source_close(file);
-    return true;
-}
-
-static void see_index(struct findings *f, const char *path, struct source *source,
-                      const struct backend *backend, const char *compression)
-{
-    struct fault fault = {0};
-    struct embedded_index where;
-    auto_free char *beside = NULL, *cached = NULL;
-    if (!compression && backend_find_index(backend, source, &fault, &where) == 0) {
-        finding_add(f, FINDING_GOOD, "index", "in the archive");
+    struct pot *pot;
+    int r = pot_open(path, &options, &fault, &pot);
+    if (r == 0) {
+        bool is_saved = pot->origin != POT_INDEX_EMBEDDED && pot->index_path;
+        finding_add(f, FINDING_GOOD, "index", is_saved ? "saved in %s" : "in the archive",
+                    pot->index_path);
+        pot_close(pot);
         return;
     }
-    if (pot_index_path(path, 0, false, &beside) == 0 && see_saved(f, beside, source))
+    if (r != -EAGAIN) {
+        see_fault(f, path, &fault);
         return;
-    if (pot_cached_index_path(path, 0, false, &cached) == 0 && see_saved(f, cached, source))
-        return;
+    }
     if (compression) {
         finding_add(
             f, FINDING_WARNING, "index",
@@ -107,9 +79,10 @@ static void see_index(struct findings *f, const char *path, struct source *sourc
         finding_advise(f, "make an onepot archive of it with 'onepot pack'");
         return;
     }
-    finding_add(f, FINDING_FACT, "index",
-                "none in it, none beside it, none in $XDG_CACHE_HOME: it is made for the "
-                "first mount");
+    finding_add(
+        f, FINDING_FACT, "index",
+        "none in it, and none that fits beside it or in $XDG_CACHE_HOME: it is made for "
+        "the first mount");
     finding_advise(f, "'onepot index %s' does that ahead of time", path);
 }
 
@@ -138,6 +111,6 @@ void doctor_archive(struct findings *f, const char *path, struct doctor_archive 
         finding_add(f, FINDING_GOOD, path, "%s", backend->name);
     ret_archive->is_local = see_place_of(f, source);
     see_stripes(f, source);
-    see_index(f, source_name(source), source, backend, compression);
+    see_index(f, source_name(source), compression);
     source_close(source);
 }

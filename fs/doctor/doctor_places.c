@@ -1,6 +1,6 @@
 /*
  * Findings about this node's places for state, mount points and copies of archives. Room is the
- * space that the filesystem, quotas and, in memory, the job's limit leave free.
+ * space that the filesystem and, in memory, the job's limit leave free.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/quota.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -20,59 +19,11 @@
 #include "place.h"
 #include "source.h"
 #include "stage.h"
-#include "syscalls.h"
 
 void doctor_filesystem(int fd, char type[32])
 {
     struct mount_entry mount;
     snprintf(type, 32, "%s", mountinfo_of(fd, &mount) == 0 ? mount.type : "type not known");
-}
-
-/* ---- quotas ---- */
-
-/* The room that a quota leaves in a filesystem, in bytes; UINT64_MAX: it sets no limit. */
-static int ask_quota(int fd, int kind, unsigned id, uint64_t *ret_limit, uint64_t *ret_used)
-{
-    struct dqblk q;
-    if (syscall(SYS_quotactl_fd, fd, QCMD((unsigned)Q_GETQUOTA, kind), id, &q) < 0)
-        return -errno;
-    uint64_t blocks =
-        q.dqb_bsoftlimit && (!q.dqb_bhardlimit || q.dqb_bsoftlimit < q.dqb_bhardlimit)
-            ? q.dqb_bsoftlimit
-            : q.dqb_bhardlimit;
-    *ret_limit = blocks ? blocks * 1024 : UINT64_MAX; /* its unit: QIF_DQBLKSIZE */
-    *ret_used = q.dqb_curspace;
-    return 0;
-}
-
-/*
- * The user's and the group's quota, if the kernel keeps them itself: only a network
- * filesystem's own programs know its quotas. Returns the room that they leave.
- */
-static uint64_t see_quotas(struct findings *f, const char *path, int fd, bool is_local)
-{
-    const struct {
-        int kind;
-        unsigned id;
-        const char *name;
-    } quotas[] = {{USRQUOTA, geteuid(), "user"}, {GRPQUOTA, getegid(), "group"}};
-    uint64_t least = UINT64_MAX, limit = UINT64_MAX, used = 0;
-    for (size_t i = 0; i < sizeof(quotas) / sizeof(quotas[0]); i++) {
-        if (ask_quota(fd, quotas[i].kind, quotas[i].id, &limit, &used) < 0 ||
-            limit == UINT64_MAX)
-            continue;
-        uint64_t left = limit > used ? limit - used : 0;
-        finding_add(f, left ? FINDING_FACT : FINDING_WARNING, path,
-                    "quota of your %s: %s of %s are used", quotas[i].name, cli_bytes(used),
-                    cli_bytes(limit));
-        least = left < least ? left : least;
-    }
-    if (!is_local)
-        finding_add(
-            f, FINDING_FACT, path,
-            "quotas of a filesystem that is not on this node are not known; ask it with "
-            "its own program");
-    return least;
 }
 
 /* ---- places ---- */
@@ -132,12 +83,9 @@ static bool see_place(struct findings *f, const char *path, uint64_t archive_byt
                                    : " (not known to be on this node)",
                 cli_bytes(free_bytes), writable ? "" : ", not writable for you",
                 fs.f_flag & ST_NOEXEC ? ", noexec (programs in a mount there still run)" : "");
-    bool is_here = storage.is_local || storage.is_memory;
-    uint64_t left = see_quotas(f, path, fd, is_here);
-    if (left < free_bytes)
-        free_bytes = left;
     return archive_bytes && writable &&
-           see_fit(f, path, archive_bytes, free_bytes, storage.is_memory) && is_here;
+           see_fit(f, path, archive_bytes, free_bytes, storage.is_memory) &&
+           (storage.is_local || storage.is_memory);
 }
 
 const char *doctor_storage(struct findings *f, uint64_t archive_bytes)

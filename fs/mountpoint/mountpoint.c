@@ -134,18 +134,16 @@ static int mount_by_parent(const char *program, const struct mount_request *rq,
 static const struct mount_way {
     enum mount_method method;
     const char *name; /* in $ONEPOT_MOUNT_METHODS, and a helper's program; NULL: none */
-    const char *shown;
     int (*mount)(const char *program, const struct mount_request *rq,
                  struct mount_report *report, struct mounted *mounted);
     bool is_helper;
     bool is_visible; /* to everybody on the node */
 } ways[] = {
-    {MOUNT_BY_SYSCALL, "mount", "by mount(2)", mount_by_syscall, false, true},
-    {MOUNT_BY_FUSERMOUNT3, "fusermount3", "by fusermount3", mount_by_helper, true, true},
-    {MOUNT_BY_FUSERMOUNT, "fusermount", "by fusermount", mount_by_helper, true, true},
-    {MOUNT_BY_NAMESPACE, "namespace", "in a private namespace", mount_in_namespace, false,
-     false},
-    {MOUNT_BY_PARENT, NULL, "by a parent", mount_by_parent, false, false},
+    {MOUNT_BY_SYSCALL, "mount", mount_by_syscall, false, true},
+    {MOUNT_BY_FUSERMOUNT3, "fusermount3", mount_by_helper, true, true},
+    {MOUNT_BY_FUSERMOUNT, "fusermount", mount_by_helper, true, true},
+    {MOUNT_BY_NAMESPACE, "namespace", mount_in_namespace, false, false},
+    {MOUNT_BY_PARENT, NULL, mount_by_parent, false, false},
 };
 #define WAY_COUNT (sizeof(ways) / sizeof(ways[0]))
 
@@ -155,11 +153,6 @@ static const struct mount_way *way_of(enum mount_method method)
         if (ways[i].method == method)
             return &ways[i];
     return NULL;
-}
-
-const char *mount_method_name(enum mount_method method)
-{
-    return way_of(method)->shown;
 }
 
 bool mounted_is_visible(const struct mounted *mounted)
@@ -232,7 +225,9 @@ void mount_report_add(struct mount_report *report, const char *way, const char *
              said);
 }
 
-const char *mount_namespace_advice(void)
+/* The switch of the administrators that keeps users from namespaces, and what to do; or NULL.
+ */
+static const char *namespace_advice(void)
 {
     static const struct {
         const char *path, *advice;
@@ -260,7 +255,7 @@ const char *mount_namespace_advice(void)
 
 const char *mount_advice(unsigned methods)
 {
-    const char *switched = mount_namespace_advice();
+    const char *switched = namespace_advice();
     char path[PATH_MAX];
 
     if (access("/dev/fuse", F_OK) < 0)

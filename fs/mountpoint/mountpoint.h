@@ -84,9 +84,6 @@ int mountpoint_mount(const struct mount_request *request, struct mount_report *r
 /* mount(2) alone: 0 or -errno. Works for root of the namespaces that the caller is in. */
 int mountpoint_mount_here(const struct mount_request *request, int *ret_fd);
 
-/* "by mount(2)" */
-const char *mount_method_name(enum mount_method method);
-
 /* Does everybody on this node see it, and not one command or a container alone? */
 bool mounted_is_visible(const struct mounted *mounted);
 
@@ -98,10 +95,6 @@ int mounted_answers(const struct mounted *mounted, const char *path, int timeout
 
 /* Advice after a failure, derived from this node's state: "load the ...". */
 const char *mount_advice(unsigned methods);
-
-/* The switch of the administrators that keeps users from namespaces, and what to do; or NULL.
- */
-const char *mount_namespace_advice(void);
 
 /*
  * Unmount the topmost mount at `path`. Not lazy: -EBUSY if something in it is open. Lazy: it
