@@ -3,11 +3,10 @@
  *
  * The scripts know no command and no option. At each press of the tab key they call `onepot
  * completions SHELL -- WORD...` with the words up to the cursor. The first line of the answer
- * is a kind, the following ones are words that fit, and a shell that shows descriptions finds
- * one behind a tab:
+ * is a kind, the following ones are words that fit, with a description behind a tab:
  *
  *   words        options, their values, commands
- *   names        members of an archive, mount points: zsh and fish have to quote them
+ *   names        members of an archive, mount points, which may need quotes
  *   files, directories, programs
  *                no words follow, the shell finds them itself
  *
@@ -17,7 +16,6 @@
  * Members come only from an index that is ready. Their names are untrusted: names with control
  * characters or invalid UTF-8 are left out, and names that would be taken for options.
  */
-#include <errno.h>
 #include <limits.h>
 #include <mntent.h>
 #include <signal.h>
@@ -39,31 +37,39 @@ static const struct cli_usage usage = {
 
 enum {
     MEMBERS_SHOWN = 1000,
-    MEMBERS_SECONDS = 2, /* to open the archive and list them */
-};
-
-struct shell {
-    const char *name;
-    const char *script;
-    /*
-     * The text before the last of these characters stays on the line; NULL: the shell passes
-     * the line, not its words, and the end that it replaces.
-     */
-    const char *kept;
-    bool shows_descriptions;
+    ANSWER_SECONDS = 2, /* then the shell goes on without */
 };
 
 /*
- * bash gets names with the quotes that they need: its own (compopt -o filenames) leave out '$'
- * in a name that is no file here. It replaces its $2.
+ * bash replaces $2, which begins behind the last '=' or ':' of the word, and takes names as
+ * they are: in a quote that is open, names that it could not hold are left out.
  */
 static const char bash_script[] =
     "# Completion of onepot for bash, made by 'onepot completions bash'.\n"
     "_onepot() {\n"
-    "    local lines\n"
-    "    mapfile -t lines < <(onepot completions bash -- \"${COMP_LINE:0:COMP_POINT}\" "
-    "\"$2\" 2>/dev/null)\n"
-    "    COMPREPLY=(\"${lines[@]:1}\")\n"
+    "    local line=${COMP_LINE:0:COMP_POINT} end=${2//\\\\/} i words lines\n"
+    "    local pair=\"'[^']*'|\\\"[^\\\"]*\\\"\" open=${line//\\\\?/}\n"
+    "    while [[ $open =~ $pair ]]; do open=${open/\"${BASH_REMATCH[0]}\"/}; done\n"
+    "    open=${open#\"${open%%[\\'\\\"]*}\"}\n"
+    "    line=${line//\\\\\\'/$'\\1'} line=${line//\\\\\\\"/$'\\2'}\n"
+    "    IFS=$' \\t\\n' read -a words <<<\"$line\"\n"
+    "    [[ $line == *[[:space:]] ]] && words+=('')\n"
+    "    words=(\"${words[@]//[\\'\\\"]/}\")\n"
+    "    words=(\"${words[@]//$'\\1'/\\'}\")\n"
+    "    words=(\"${words[@]//$'\\2'/\\\"}\")\n"
+    "    mapfile -t lines < <(onepot completions bash -- \"${words[@]:1}\" 2>/dev/null)\n"
+    "    [[ $2 == [\\'\\\"]* ]] && end=${end:1}\n"
+    "    line=${words[${#words[@]} - 1]}\n"
+    "    COMPREPLY=(\"${lines[@]:1}\") line=${line%\"$end\"}\n"
+    "    COMPREPLY=(\"${COMPREPLY[@]%%$'\\t'*}\")\n"
+    "    COMPREPLY=(\"${COMPREPLY[@]#\"$line\"}\")\n"
+    "    for i in \"${!COMPREPLY[@]}\"; do\n"
+    "        case $open in\n"
+    "        \\'*) [[ ${COMPREPLY[i]} == *[\\'\\\\]* ]] && unset \"COMPREPLY[i]\" ;;\n"
+    "        \\\"*) [[ ${COMPREPLY[i]} == *[\\\"\\$\\`\\\\!]* ]] && unset \"COMPREPLY[i]\" ;;\n"
+    "        *) printf -v \"COMPREPLY[i]\" %q \"${COMPREPLY[i]}\" ;;\n"
+    "        esac\n"
+    "    done\n"
     "    case ${lines[0]} in\n"
     "    files) compopt -o default ;;\n"
     "    directories) compopt -o dirnames ;;\n"
@@ -90,13 +96,11 @@ static const char zsh_script[] =
     "        _normal\n"
     "        ;;\n"
     "    names)\n"
-    "        compset -P '*[=/]'\n"
     "        shift lines\n"
     "        compadd -qS / -- ${${(M)lines:#*/}%/}\n"
     "        compadd -- ${lines:#*/}\n"
     "        ;;\n"
     "    words)\n"
-    "        compset -P '*='\n"
     "        lines=(${lines[2,-1]/$'\\t'/:}) open=(${(M)lines:#*=:*}) lines=(${lines:|open})\n"
     "        _describe word lines -- open -S ''\n"
     "        ;;\n"
@@ -128,27 +132,20 @@ static const char fish_script[] =
     "end\n"
     "complete -c onepot -f -a '(__onepot)'\n";
 
-static const struct shell shells[] = {
-    {"bash", bash_script, NULL, false},
-    {"zsh", zsh_script, "=/", true},
-    {"fish", fish_script, "", true},
-    {NULL, NULL, NULL, false},
-};
+static const struct {
+    const char *name, *script;
+} shells[] = {{"bash", bash_script}, {"zsh", zsh_script}, {"fish", fish_script}};
+#define SHELL_COUNT (sizeof(shells) / sizeof(shells[0]))
 
 /* The word to complete, and its context. */
 struct completion {
-    const struct shell *shell;
     const char *const *words; /* behind "onepot"; it is the last one */
     size_t count;
     const char *word;
-    size_t skip;         /* so much of it stays on the line */
     size_t value;        /* where in it the value of --option=value begins */
     bool is_glob;        /* that value is a pattern */
     bool behind_dashes;  /* it follows "--" */
-    size_t arguments;    /* before it */
-    const char *archive; /* the first of these; NULL: there is none */
-    const char *escaped; /* what needs a backslash where the word stands, */
-    const char *refused; /* and what can't be there */
+    const char *archive; /* the first file before it; NULL: there is none */
     const char *kind;    /* of the answer; NULL: it is printed already */
 };
 
@@ -157,33 +154,23 @@ static bool starts_with(const char *text, const char *start)
     return strncmp(text, start, strlen(start)) == 0;
 }
 
-static void put_escaped(const struct completion *c, const char *text, size_t len)
-{
-    for (size_t i = 0; i < len; i++)
-        printf(strchr(c->escaped, text[i]) ? "\\%c" : "%c", text[i]);
-}
-
 /* A word that fits: the first `kept` bytes of the one to complete, and then `rest`. */
 static void put(struct completion *c, size_t kept, const char *rest, size_t len,
-                const char *end, const char *description)
+                const char *end)
 {
-    size_t known = c->skip < kept ? c->skip : kept, skip = c->skip - known;
     if (c->kind)
         puts(c->kind);
     c->kind = NULL;
-    put_escaped(c, c->word + known, kept - known);
-    put_escaped(c, rest + skip, len - skip);
-    fputs(end, stdout);
-    if (c->shell->shows_descriptions && description)
-        printf("\t%s", description);
-    putchar('\n');
+    printf("%.*s%.*s%s\n", (int)kept, c->word, (int)len, rest, end);
 }
 
 /* The same, if it fits. */
 static void offer(struct completion *c, const char *word, const char *description)
 {
+    char end[256];
+    snprintf(end, sizeof(end), "%s%s", description ? "\t" : "", description ? description : "");
     if (starts_with(word, c->word + c->value))
-        put(c, c->value, word, strlen(word), "", description);
+        put(c, c->value, word, strlen(word), end);
 }
 
 static void offer_commands(struct completion *c)
@@ -217,9 +204,8 @@ static bool is_safe(const struct completion *c, const char *name, size_t len)
 {
     size_t n = 1;
     for (size_t i = 0; i < len && n > 0; i += n)
-        n = strchr(c->refused, name[i]) || (c->is_glob && strchr("*?[\\", name[i]))
-                ? 0
-                : utf8_printable_length(name + i, len - i);
+        n = c->is_glob && strchr("*?[\\", name[i]) ? 0
+                                                   : utf8_printable_length(name + i, len - i);
     return n > 0;
 }
 
@@ -250,7 +236,7 @@ static bool fits_member(struct completion *c, const struct index *index, uint32_
         index_node(index, position, &node) < 0)
         return false;
     if (is_shown)
-        put(c, kept, name, len, S_ISDIR(node.mode) ? "/" : "", NULL);
+        put(c, kept, name, len, S_ISDIR(node.mode) ? "/" : "");
     return true;
 }
 
@@ -289,16 +275,12 @@ static void expand(const char *word, char *path, size_t size)
 static void offer_members(struct completion *c)
 {
     const struct pot_options options = {.names_only = true, .only_ready = true};
-    char archive[PATH_MAX];
-    struct stat st;
     struct pot *pot;
+    char path[PATH_MAX];
     if (!c->archive)
         return;
-    expand(c->archive, archive, sizeof(archive));
-    signal(SIGALRM, SIG_DFL);
-    alarm(MEMBERS_SECONDS);
-    if (stat(archive, &st) < 0 || !S_ISREG(st.st_mode) ||
-        pot_open(archive, &options, NULL, &pot) < 0)
+    expand(c->archive, path, sizeof(path));
+    if (pot_open(path, &options, NULL, &pot) < 0)
         return;
     c->kind = "names";
     offer_children(c, pot->index);
@@ -307,29 +289,17 @@ static void offer_members(struct completion *c)
 
 /* ---- kinds of words ---- */
 
-static const struct cli_option *option_named(const struct cli_option *o, const char *name,
-                                             size_t len)
+/* The option that the word names: --NAME, --NAME=VALUE, or the last letter of -abc; or NULL. */
+static const struct cli_option *option_of(const struct cli_option *o, const char *word)
 {
-    for (; o->spelling; o++) {
+    size_t len = strcspn(word, "=");
+    for (; len > 1 && word[0] == '-' && o->spelling; o++) {
         struct cli_spelling s = cli_spelling_of(o);
-        if (s.name && s.name_len == len && strncmp(s.name, name, len) == 0)
+        if (word[1] == '-'
+                ? s.name && s.name_len == len - 2 && strncmp(s.name, word + 2, len - 2) == 0
+                : s.letter && s.letter == word[strlen(word) - 1])
             return o;
     }
-    return NULL;
-}
-
-/* The option whose value is the word behind this one, or NULL. */
-static const struct cli_option *option_before_value(const struct cli_option *options,
-                                                    const char *word)
-{
-    if (starts_with(word, "--")) {
-        const struct cli_option *o = option_named(options, word + 2, strlen(word + 2));
-        return o && cli_spelling_of(o).argument == required_argument ? o : NULL;
-    }
-    for (const char *letter = word + 1; *letter; letter++)
-        for (const struct cli_option *o = options; o->spelling; o++)
-            if (cli_spelling_of(o).letter == *letter && cli_spelling_of(o).argument)
-                return letter[1] ? NULL : o;
     return NULL;
 }
 
@@ -350,24 +320,22 @@ static void complete_value(struct completion *c, const struct cli_option *o)
 
 static void complete_argument(struct completion *c, const char *synopsis)
 {
-    bool has_paths = c->archive && strstr(synopsis, "PATH...");
-    bool has_files = has_paths ? strstr(synopsis, "ARCHIVE...") && !c->behind_dashes
-                               : strstr(synopsis, "ARCHIVE") || strstr(synopsis, "SRC") ||
-                                     strstr(synopsis, "MOUNTPOINT");
+    bool takes_files = strstr(synopsis, "ARCHIVE") || strstr(synopsis, "SRC") ||
+                       strstr(synopsis, "MOUNTPOINT");
     if (c->behind_dashes && strstr(synopsis, "-- COMMAND")) {
         c->kind = "programs";
-        return;
-    }
-    if (has_paths)
+    } else if (c->archive && strstr(synopsis, "PATH...")) {
         offer_members(c);
-    else if (strstr(synopsis, "MOUNTPOINT"))
+        takes_files = strstr(synopsis, "ARCHIVE...") && !c->behind_dashes;
+    } else if (strstr(synopsis, "MOUNTPOINT")) {
         offer_mounts(c);
-    else if (c->arguments == 0 && starts_with(synopsis, "[COMMAND]"))
+    } else if (c->count == 2 && starts_with(synopsis, "[COMMAND]")) {
         offer_commands(c);
-    else if (c->arguments == 0 && starts_with(synopsis, "bash|"))
-        for (const struct shell *shell = shells; shell->name; shell++)
-            offer(c, shell->name, NULL);
-    if (c->kind && has_files)
+    } else if (c->count == 2 && starts_with(synopsis, "bash|")) {
+        for (size_t i = 0; i < SHELL_COUNT; i++)
+            offer(c, shells[i].name, NULL);
+    }
+    if (c->kind && takes_files && strcmp(c->kind, "programs") != 0)
         c->kind = "files";
 }
 
@@ -376,27 +344,28 @@ static void completions_see(void *ctx, const struct cli_usage *u,
                             const struct cli_option *options)
 {
     struct completion *c = ctx;
-    const struct cli_option *o = NULL; /* whose value follows */
+    const struct cli_option *o = NULL; /* whose value the word is */
+    char path[PATH_MAX];
+    struct stat st;
     for (size_t i = 1; i + 1 < c->count; i++) {
-        const char *word = c->words[i];
-        if (o)
-            o = NULL;
-        else if (!c->behind_dashes && strcmp(word, "--") == 0)
+        expand(c->words[i], path, sizeof(path));
+        if (strcmp(path, "--") == 0)
             c->behind_dashes = true;
-        else if (!c->behind_dashes && word[0] == '-' && word[1])
-            o = option_before_value(options, word);
-        else if (c->arguments++ == 0)
-            c->archive = word;
+        else if (!c->archive && !c->behind_dashes && stat(path, &st) == 0 &&
+                 S_ISREG(st.st_mode))
+            c->archive = c->words[i];
     }
-    bool is_option = !o && !c->behind_dashes && c->word[0] == '-';
-    size_t len = strcspn(c->word, "=");
-    if (is_option && c->word[1] == '-' && c->word[len] == '=') {
-        o = option_named(options, c->word + 2, len - 2);
-        c->value = o ? len + 1 : 0;
+    if (!c->behind_dashes && c->count > 2)
+        o = option_of(options, c->words[c->count - 2]);
+    if (o && cli_spelling_of(o).argument != required_argument)
+        o = NULL;
+    if (!o && !c->behind_dashes && starts_with(c->word, "--") && strchr(c->word, '=')) {
+        o = option_of(options, c->word);
+        c->value = o ? (size_t)(strchr(c->word, '=') + 1 - c->word) : 0;
     }
     if (o)
         complete_value(c, o);
-    else if (is_option)
+    else if (!c->behind_dashes && c->word[0] == '-')
         offer_options(c, options);
     else
         complete_argument(c, u->synopsis);
@@ -406,6 +375,8 @@ static void completions_answer(struct completion *c)
 {
     c->word = c->words[c->count - 1];
     c->kind = "words";
+    signal(SIGALRM, SIG_DFL);
+    alarm(ANSWER_SECONDS);
     if (c->count == 1 && c->word[0] == '-')
         offer_options(c, &(struct cli_option){NULL});
     else if (c->count == 1)
@@ -418,77 +389,24 @@ static void completions_answer(struct completion *c)
         puts(c->kind);
 }
 
-/* ---- the words ---- */
-
-/*
- * Copy a word without its quotes, up to one of `ends` outside of them. Returns its end. *quote:
- * the one that is open, or 0.
- */
-static const char *bare_word(const char *from, const char *ends, char *to, char *quote)
-{
-    for (; *from && (*quote || !strchr(ends, *from)); from++)
-        if (*from == *quote || (!*quote && strchr("'\"", *from)))
-            *quote = *quote ? '\0' : *from;
-        else if (*from != '\\' || *quote == '\'')
-            *to++ = *from;
-        else if (from[1])
-            *to++ = *++from;
-    *to = '\0';
-    return from;
-}
-
-static int complete_line(struct completion *c, const char *line, char *replaced)
-{
-    char quote = '\0';
-    auto_free const char **words = calloc(strlen(line) + 2, sizeof(*words));
-    auto_free char *bare = malloc(strlen(line) + 2);
-    c->count = 0;
-    if (!words || !bare)
-        return cli_fail(NULL, -ENOMEM, NULL);
-    for (char *to = bare; *line || c->count < 2; to += strlen(to) + 1) {
-        line += strspn(line, " \t\n");
-        words[c->count++] = to;
-        line = bare_word(line, " \t\n", to, &quote);
-    }
-    c->escaped = quote ? "" : " !\"#$&'()*;<>?[\\]^`{|}~";
-    c->refused = quote == '"' ? "!\"$\\`" : quote ? "'" : "";
-    quote = '\0';
-    bare_word(replaced, "", replaced, &quote);
-    size_t len = strlen(words[c->count - 1]), end = strlen(replaced);
-    c->skip = len > end ? len - end : 0;
-    c->words = words + 1;
-    c->count--;
-    completions_answer(c);
-    return CLI_OK;
-}
-
 int command_completions(int argc, char **argv)
 {
     const struct cli_option options[] = {{NULL}};
-    struct completion c = {.shell = shells, .escaped = "", .refused = ""};
+    size_t shell = 0;
     int status = cli_parse(&usage, options, argc, argv);
     if (status != CLI_GO_ON)
         return status;
     if (argc == optind)
         return cli_usage_error(&usage, "name a shell: bash, zsh or fish");
-    while (c.shell->name && strcmp(c.shell->name, argv[optind]) != 0)
-        c.shell++;
-    if (!c.shell->name)
+    while (shell < SHELL_COUNT && strcmp(shells[shell].name, argv[optind]) != 0)
+        shell++;
+    if (shell == SHELL_COUNT)
         return cli_usage_error(&usage, "'%s' is not one of bash, zsh and fish", argv[optind]);
-
-    c.words = (const char *const *)argv + optind + 1;
-    c.count = (size_t)(argc - optind - 1);
-    if (c.count == 0) {
-        fputs(c.shell->script, stdout);
-        return CLI_OK;
-    }
-
-    if (!c.shell->kept)
-        return complete_line(&c, argv[optind + 1], argv[argc - 1]);
-    const char *word = argv[argc - 1];
-    for (const char *p = word; *p; p++)
-        if (strchr(c.shell->kept, *p))
-            c.skip = (size_t)(p + 1 - word);
-    completions_answer(&c);
+    struct completion c = {.words = (const char *const *)argv + optind + 1,
+                           .count = (size_t)(argc - optind - 1)};
+    if (c.count == 0)
+        fputs(shells[shell].script, stdout);
+    else
+        completions_answer(&c);
     return CLI_OK;
 }

@@ -427,7 +427,7 @@ completes 'cat members.tar -r' ''
 completes 'ls members.tar -- -r' -rf
 completes 'info members.tar --exclude=x' x=1 x=2
 completes 'ls members.tar memb' '(default)' ''
-completes 'cat absent.tar a' ''
+completes 'cat absent.tar a' '(default)' ''
 # Of very many, the first ones and the last one.
 mkdir many
 (cd many && seq -f n%05g 3000 | xargs touch)

@@ -39,7 +39,10 @@ LINES = [
 
 # A shell must quote these names, which come from an archive.
 HOSTILE = ["$(touch pwned)", "`touch pwned`", ";touch pwned", "'q", '"q', "\\b", "!1", "#c", "*", "&",
-           "{a,b}", "<(touch pwned)", "a b", "a=b", "a:b", "@h", "~root"]
+           "{a,b}", "<(touch pwned)", "a b", "a=b", "a:b", "@h", "~root", "'q'", "\"$(touch pwned)\""]
+
+# Folders with a quote in their name, which opens none, and what is in them.
+NESTED = ["n/\\'d/", 'n/\\"e/']
 
 
 class Shell:
@@ -98,6 +101,8 @@ def try_at_terminal(name, command, begin, bin_folder):
     try:
         for typed, line in LINES:
             shell.complete(typed, line)
+        for typed in NESTED:  # as the shell itself completes the folder
+            shell.use(f"onepot cat packed.tar {typed}", "content nested")
         for i in range(len(HOSTILE)):
             shell.use(f"onepot cat packed.tar h{i:02}/", f"content {i}.")
         assert not os.path.exists("pwned"), f"{name}: a name was run"
@@ -108,6 +113,7 @@ def try_at_terminal(name, command, begin, bin_folder):
 
 def pack_names(onepot):
     members = {f"h{i:02}/{name}": f"content {i}." for i, name in enumerate(HOSTILE)}
+    members["n/'d/$(touch pwned)"] = members['n/"e/`touch pwned`'] = "content nested"
     for name in ("img/one.jpg", "img/two.jpg", "class=1/x.jpg"):
         members[name] = name
     with tempfile.TemporaryDirectory() as folder:
