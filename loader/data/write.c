@@ -10,6 +10,7 @@
 
 #include "error.h"
 #include "output.h"
+#include "path.h"
 #include "writer.h"
 
 #define NAME_PART_MAX 255u
@@ -83,18 +84,16 @@ int onepot_writer_new(const char *path, const struct onepot_writer_options *opti
     return 0;
 }
 
-/* Is the name made of parts between slashes, none of which is empty, "." or ".."? */
-static bool is_good_name(const char *name)
+/* Is each part between slashes a name? */
+static bool is_path_of_names(const char *path)
 {
-    for (;;) {
-        size_t n = strcspn(name, "/");
-        if (n == 0 || n > NAME_PART_MAX || (n == 1 && name[0] == '.') ||
-            (n == 2 && name[0] == '.' && name[1] == '.'))
-            return false;
-        if (!name[n])
+    size_t n = strcspn(path, "/");
+    for (; n <= NAME_PART_MAX && path_is_name(path, n); n = strcspn(path, "/")) {
+        if (!path[n])
             return true;
-        name += n + 1;
+        path += n + 1;
     }
+    return false;
 }
 
 /* Refuse a name that can't be added before anything is written, so that it spoils nothing. */
@@ -144,7 +143,7 @@ int onepot_writer_add(struct onepot_writer *writer, const char *name, const void
         return r;
     if (writer->pid != getpid())
         return error_set(error, -EINVAL, "%s: is written by another process", writer->path);
-    if (!is_good_name(name))
+    if (!is_path_of_names(name))
         return error_set(error, -EINVAL, "%s: '%.200s' is not a name for a file in it",
                          writer->path, name);
     if (f.mode & ~(uint32_t)07777 || f.mtime_nsec >= 1000000000u)
