@@ -62,25 +62,22 @@ int index_entry(const struct index *index, uint32_t position, struct index_entry
         index_bytes(index, SECTION_ENTRIES, (uint64_t)position * sizeof(*e), sizeof(*e));
     if (!e)
         return -EUCLEAN;
-    uint64_t name_attr = le64toh(e->name_attr);
-    const struct disk_attr *a = index_bytes(
-        index, SECTION_ATTRS, (name_attr >> DISK_NAME_BITS) * sizeof(*a), sizeof(*a));
+    uint64_t attr = le64toh(e->name_attr) >> DISK_NAME_BITS;
+    const struct disk_attr *a =
+        index_bytes(index, SECTION_ATTRS, attr * sizeof(*a), sizeof(*a));
     if (!a)
         return -EUCLEAN;
     *ret_entry = (struct index_entry){
         .position = position,
-        .name_offset = name_attr & (DISK_NAME_LIMIT - 1),
+        .mode = le32toh(a->mode),
+        .flags = le32toh(a->flags),
         .size = le64toh(e->size),
         .data = le64toh(e->data),
-        .mtime = le64toh(e->mtime),
-        .attr = {.mode = le32toh(a->mode),
-                 .uid = le32toh(a->uid),
-                 .gid = le32toh(a->gid),
-                 .flags = le32toh(a->flags)},
+        .disk = e,
+        .attr = a,
     };
-    uint32_t kind = ret_entry->attr.flags & DATA_KIND_MASK;
-    if (kind == 0 || ret_entry->mtime == 0 ||
-        (S_ISDIR(ret_entry->attr.mode) && kind != DATA_KIND_NONE))
+    uint32_t kind = ret_entry->flags & DATA_KIND_MASK;
+    if (kind == 0 || e->mtime == 0 || (S_ISDIR(ret_entry->mode) && kind != DATA_KIND_NONE))
         return -EUCLEAN;
     return 0;
 }
@@ -91,13 +88,13 @@ int index_inode(const struct index *index, uint32_t position, struct index_entry
     int r = index_entry(index, position, &e);
     if (r < 0)
         return r;
-    if ((e.attr.flags & DATA_KIND_MASK) == DATA_KIND_ALIAS) {
+    if ((e.flags & DATA_KIND_MASK) == DATA_KIND_ALIAS) {
         if (e.data >= position)
             return -EUCLEAN;
         r = index_entry(index, (uint32_t)e.data, &e);
         if (r < 0)
             return r;
-        if ((e.attr.flags & DATA_KIND_MASK) == DATA_KIND_ALIAS || S_ISDIR(e.attr.mode))
+        if ((e.flags & DATA_KIND_MASK) == DATA_KIND_ALIAS || S_ISDIR(e.mode))
             return -EUCLEAN;
     }
     *ret_entry = e;
@@ -149,11 +146,12 @@ bool index_mode_is_valid(uint32_t mode)
 static int index_node_times(const struct index *index, const struct index_entry *e,
                             struct node *node)
 {
-    node->mtime_nsec = (uint32_t)(e->mtime & ((1u << DISK_NSEC_BITS) - 1));
-    node->mtime_sec = (int64_t)(e->mtime >> DISK_NSEC_BITS) - DISK_MTIME_BIAS;
+    uint64_t mtime = le64toh(e->disk->mtime);
+    node->mtime_nsec = (uint32_t)(mtime & ((1u << DISK_NSEC_BITS) - 1));
+    node->mtime_sec = (int64_t)(mtime >> DISK_NSEC_BITS) - DISK_MTIME_BIAS;
     if (node->mtime_nsec > 999999999)
         return -EUCLEAN;
-    if (e->attr.flags & ATTR_WIDE_MTIME) {
+    if (e->flags & ATTR_WIDE_MTIME) {
         uint64_t value;
         int r = index_extra(index, e->position, EXTRA_MTIME, &value);
         if (r < 0)
@@ -167,9 +165,9 @@ static int index_node_links(const struct index *index, const struct index_entry 
                             struct node *node)
 {
     uint64_t value = 1;
-    if (S_ISDIR(e->attr.mode)) {
+    if (S_ISDIR(e->mode)) {
         value = e->size + 2;
-    } else if (e->attr.flags & ATTR_NLINK) {
+    } else if (e->flags & ATTR_NLINK) {
         int r = index_extra(index, e->position, EXTRA_NLINK, &value);
         if (r < 0)
             return r;
@@ -189,7 +187,7 @@ static bool index_size_possible(const struct index *index, const struct index_en
     uint64_t block = index->info.block_bytes;
     if (e->size == 0)
         return true;
-    switch (e->attr.flags & DATA_KIND_MASK) {
+    switch (e->flags & DATA_KIND_MASK) {
     case DATA_KIND_STORED:
         return e->size <= index->info.archive_bytes;
     case DATA_KIND_PACKED:
@@ -229,7 +227,7 @@ static int index_node_bytes(const struct index *index, const struct index_entry 
     if (e->size > INT64_MAX || !index_size_possible(index, e))
         return -EUCLEAN;
     node->size_bytes = e->size;
-    switch (e->attr.flags & DATA_KIND_MASK) {
+    switch (e->flags & DATA_KIND_MASK) {
     case DATA_KIND_STORED:
     case DATA_KIND_PACKED:
         break;
@@ -242,7 +240,7 @@ static int index_node_bytes(const struct index *index, const struct index_entry 
     if (r < 0 || data > e->size)
         return -EUCLEAN;
     node->data_bytes = data;
-    node->has_holes = e->attr.flags & ATTR_HOLES;
+    node->has_holes = e->flags & ATTR_HOLES;
     return 0;
 }
 
@@ -254,10 +252,10 @@ int index_node(const struct index *index, uint32_t position, struct node *ret_no
         return r;
     struct node node = {
         .position = e.position,
-        .mode = e.attr.mode,
-        .uid = e.attr.uid,
-        .gid = e.attr.gid,
-        .has_xattrs = e.attr.flags & ATTR_XATTRS,
+        .mode = e.mode,
+        .uid = le32toh(e.attr->uid),
+        .gid = le32toh(e.attr->gid),
+        .has_xattrs = e.flags & ATTR_XATTRS,
     };
     if (!index_mode_is_valid(node.mode))
         return -EUCLEAN;
@@ -277,6 +275,8 @@ int index_node(const struct index *index, uint32_t position, struct node *ret_no
     r = index_node_times(index, &e, &node);
     if (r == 0)
         r = index_node_links(index, &e, &node);
+    if (r == 0 && lost_pages_any(index->guard))
+        r = -EUCLEAN;
     if (r == 0)
         *ret_node = node;
     return r;
@@ -387,7 +387,7 @@ int index_children(const struct index *index, uint32_t directory, uint32_t *ret_
     int r = index_entry(index, directory, &dir);
     if (r < 0)
         return r;
-    if (!S_ISDIR(dir.attr.mode))
+    if (!S_ISDIR(dir.mode))
         return -ENOTDIR;
     r = index_check_children(index, &dir);
     if (r < 0)
@@ -447,7 +447,7 @@ int index_parent(const struct index *index, uint32_t position, uint32_t *ret_par
         return r;
     uint32_t first = (uint32_t)dir.data;
     uint32_t count = (uint32_t)(dir.data >> 32);
-    if (!S_ISDIR(dir.attr.mode) || dir.position >= position || first > position ||
+    if (!S_ISDIR(dir.mode) || dir.position >= position || first > position ||
         position - first >= count)
         return -EUCLEAN;
     *ret_parent = dir.position;

@@ -259,6 +259,7 @@ enum extent_kind {
 
 struct extent {
     enum extent_kind kind;
+    bool is_last;           /* the file ends with it */
     uint64_t offset;        /* in the file, of the first byte: the one requested */
     uint64_t length;        /* bytes that this extent holds from there on */
     uint64_t source_offset; /* STORED: of that byte; BLOCK: of the compressed block */

@@ -303,7 +303,7 @@ int index_extent(const struct index *index, uint32_t position, uint64_t offset,
     int r = index_inode(index, position, &e);
     if (r < 0)
         return r;
-    if (!S_ISREG(e.attr.mode))
+    if (!S_ISREG(e.mode))
         return -EINVAL;
     if (offset >= e.size)
         return -ENXIO;
@@ -311,7 +311,7 @@ int index_extent(const struct index *index, uint32_t position, uint64_t offset,
         return -EUCLEAN;
 
     struct extent extent = {.offset = offset};
-    switch (e.attr.flags & DATA_KIND_MASK) {
+    switch (e.flags & DATA_KIND_MASK) {
     case DATA_KIND_STORED:
         r = index_stored_extent(index, &e, offset, &extent);
         break;
@@ -324,6 +324,7 @@ int index_extent(const struct index *index, uint32_t position, uint64_t offset,
     default:
         r = -EUCLEAN;
     }
+    extent.is_last = extent.length == e.size - offset;
     if (r == 0)
         *ret_extent = extent;
     return r;
@@ -338,7 +339,7 @@ int index_symlink(const struct index *index, uint32_t position, const char **ret
     int r = index_inode(index, position, &e);
     if (r < 0)
         return r;
-    if (!S_ISLNK(e.attr.mode))
+    if (!S_ISLNK(e.mode))
         return -EINVAL;
     const char *target = index_bytes(index, SECTION_STRINGS, e.data, e.size);
     if (!target || e.size > INDEX_SYMLINK_MAX || memchr(target, '\0', e.size))
@@ -359,7 +360,7 @@ static int index_xattr_set(const struct index *index, uint32_t position, uint64_
     int r = index_inode(index, position, &e);
     if (r < 0)
         return r;
-    if (!(e.attr.flags & ATTR_XATTRS)) {
+    if (!(e.flags & ATTR_XATTRS)) {
         *ret_start = *ret_end = 0;
         return 0;
     }
@@ -446,7 +447,7 @@ int index_sum(const struct index *index, uint32_t position, uint64_t *ret_sum)
     int r = index_inode(index, position, &e);
     if (r < 0)
         return r;
-    if (!S_ISREG(e.attr.mode))
+    if (!S_ISREG(e.mode))
         return -EINVAL;
     if (!index->info.has_some_sums)
         return -ENODATA;
@@ -478,7 +479,7 @@ static int index_digest_position(const struct index *index, uint32_t position,
         r = index_inode(index, position, &e);
     if (r < 0)
         return r;
-    d.mode = e.attr.mode;
+    d.mode = e.mode;
     d.size = e.size;
     d.data = e.data;
     size_t target_len;

@@ -233,7 +233,7 @@ static int image_check_root(const struct index *index, uint64_t offset, struct f
     struct index_entry root;
     if (index_entry(index, INDEX_ROOT, &root) < 0)
         return image_damaged(fault, offset, "its first entry can't be read");
-    if (!S_ISDIR(root.attr.mode))
+    if (!S_ISDIR(root.mode))
         return image_damaged(fault, offset, "its first entry is not a directory");
     return 0;
 }

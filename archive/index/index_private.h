@@ -67,14 +67,15 @@ static inline const void *index_bytes(const struct index *index, enum disk_secti
     return section->bytes + offset;
 }
 
-/* An entry with its attributes, in host order. */
+/* An entry, as far as all callers need it in host order. */
 struct index_entry {
     uint32_t position;
-    uint64_t name_offset;
+    uint32_t mode;
+    uint32_t flags;
     uint64_t size;
     uint64_t data;
-    uint64_t mtime;
-    struct disk_attr attr;
+    const struct disk_entry *disk;
+    const struct disk_attr *attr;
 };
 
 /* The entry at a position. -EINVAL: no such position; -EUCLEAN. */

@@ -210,8 +210,7 @@ static int file_read_cached(const struct source *source, void *buf, size_t len, 
 {
     struct source_file *file = file_of(source);
     struct iovec iov = {buf, len};
-    struct source_cursor cursor = {&iov, 1, offset};
-    source_cursor_step(&cursor, 0);
+    struct source_cursor cursor = {&iov, len > 0, offset};
     while (cursor.count > 0) {
         if (file->is_memory) /* never waits, and not asked in vain: a tmpfs lacks RWF_NOWAIT */
             return file_read(source, &cursor);

@@ -43,16 +43,15 @@ static int next_run(const struct reader *reader, uint32_t position, uint64_t off
     int r = index_extent(reader->index, position, offset, &run);
     if (r < 0)
         return r;
-    while (run.kind == EXTENT_STORED && run.length < len) {
+    while (run.kind == EXTENT_STORED && !run.is_last && run.length < len) {
         r = index_extent(reader->index, position, offset + run.length, &next);
-        if (r == -ENXIO)
-            break;
         if (r < 0)
             return r;
         if (next.kind != EXTENT_STORED || next.length == 0 ||
             next.source_offset != run.source_offset + run.length)
             break;
         run.length += next.length;
+        run.is_last = next.is_last;
     }
     if (run.length == 0)
         return -EUCLEAN;
@@ -232,14 +231,17 @@ static int answer_run(struct answer *a, const struct extent *run)
 /* Adds bytes of the file until `len` are there, it ends, or the span is nearly full. */
 static int answer_fill(struct answer *a, size_t len)
 {
+    bool at_end = false;
     int r = 0;
-    while (r == 0 && a->done < len && (a->copy || a->span->iov_count < READER_IOV_MAX - 1)) {
+    while (r == 0 && !at_end && a->done < len &&
+           (a->copy || a->span->iov_count < READER_IOV_MAX - 1)) {
         struct extent run;
         r = next_run(a->reader, a->position, a->offset + a->done, len - a->done, &run);
         if (r == -ENXIO)
             return 0;
         if (r == 0)
             r = answer_run(a, &run);
+        at_end = r == 0 && run.is_last && a->offset + a->done == run.offset + run.length;
     }
     return r;
 }

@@ -99,6 +99,7 @@ struct session {
     struct loop loop;
     struct log log;
     struct features features;
+    struct features reading;       /* the ones among them that each READ meets */
     _Atomic uint32_t *file_marks;  /* shared with readers (bits.h); NULL: they are not */
     pthread_mutex_t counters_lock; /* guards the counters that are rarely written */
     _Atomic bool ended;
@@ -116,12 +117,10 @@ struct request {
     const void *arg;
     size_t arg_len;
     uint64_t received_ns;
-    bool own;    /* from a process of ours (mount_fetcher.h), not from a reader */
-    bool unseen; /* it is not counted */
+    uint32_t position; /* of the entry that the kernel's node id stands for (ops_dispatch) */
+    bool own;          /* from a process of ours (mount_fetcher.h), not from a reader */
+    bool unseen;       /* it is not counted */
 };
-
-/* The position that a node id of the kernel stands for; -ESTALE for an impossible id. */
-int request_position(const struct request *rq, uint32_t *ret_position);
 
 /* log.c */
 void log_init(struct log *log);

@@ -30,6 +30,8 @@ static int feature_start(struct session *s, const struct feature *feature)
     int r = feature->start(s, &f.state);
     if (f.state)
         all->at[all->count++] = f;
+    if (f.state && (feature->on_request || feature->before_read || feature->after_read))
+        s->reading.at[s->reading.count++] = f;
     return r;
 }
 

@@ -193,7 +193,7 @@ void loop_about_to_wait(void *arg)
     struct session *s = w->session;
     struct loop *l = &s->loop;
 
-    features_on_request(&s->features);
+    features_on_request(&s->reading);
     pthread_mutex_lock(&l->lock);
     if (!w->blocked && !w->dismissed) { /* once per request; too late if dismissed */
         w->blocked = true;
@@ -374,7 +374,7 @@ static int worker_serve_one(struct worker *w)
     atomic_store_explicit(&w->unique, rq.header->unique, memory_order_relaxed);
     atomic_store_explicit(&w->since_ns, rq.received_ns, memory_order_relaxed);
     atomic_fetch_add_explicit(&w->turn, 1, memory_order_release);
-    features_on_request(&s->features);
+    features_on_request(&s->reading);
     worker_share_backlog(w, rq.received_ns);
     if (w->last_resort && rq.header->opcode == FUSE_READ)
         reply_error(&rq, -EIO);

@@ -46,14 +46,12 @@ static void op_lookup(struct request *rq)
 {
     const struct session *s = rq->worker->session;
     struct fuse_entry_out entry;
-    uint32_t parent, position;
-    int r = request_position(rq, &parent);
+    uint32_t position;
+    int r = ops_lookup(s, rq->position, rq->arg, strnlen(rq->arg, rq->arg_len), &position);
 
     if (r == 0)
-        r = ops_lookup(s, parent, rq->arg, strnlen(rq->arg, rq->arg_len), &position);
-    if (r == 0)
-        r = reply_fill_entry(s, parent, position, &entry);
-    if (r == -ENOENT && parent == s->config.root && features_answer(&s->features, rq))
+        r = reply_fill_entry(s, rq->position, position, &entry);
+    if (r == -ENOENT && rq->position == s->config.root && features_answer(&s->features, rq))
         return;
     if (r == -ENOENT) {
         /* Nodeid 0 with a time-out: the kernel remembers that there is no such entry. */
@@ -68,23 +66,17 @@ static void op_lookup(struct request *rq)
 static void op_getattr(struct request *rq)
 {
     struct fuse_attr_out out = {.attr_valid = VALID_FOREVER_S};
-    uint32_t position;
-    int r = request_position(rq, &position);
+    int r = reply_fill_attr(rq->worker->session, rq->position, &out.attr);
 
-    if (r == 0)
-        r = reply_fill_attr(rq->worker->session, position, &out.attr);
     reply_result(rq, r, &out, sizeof(out));
 }
 
 static void op_readlink(struct request *rq)
 {
     const char *target = NULL;
-    uint32_t position;
     size_t len = 0;
-    int r = request_position(rq, &position);
+    int r = index_symlink(rq->worker->session->index, rq->position, &target, &len);
 
-    if (r == 0)
-        r = index_symlink(rq->worker->session->index, position, &target, &len);
     reply_result(rq, r, target, len);
 }
 
@@ -123,17 +115,19 @@ static void op_read(struct request *rq)
     const struct fuse_read_in *in = rq->arg;
     struct session *s = rq->worker->session;
     struct span span;
-    struct read read = {.rq = rq, .offset = in->offset, .size = in->size, .span = &span};
+    struct read read = {.rq = rq,
+                        .position = rq->position,
+                        .offset = in->offset,
+                        .size = in->size,
+                        .span = &span};
     bool has_span;
 
-    read.result = request_position(rq, &read.position);
-    atomic_store_explicit(&rq->worker->position, read.position, memory_order_relaxed);
-    if (read.result == 0)
-        read.result = features_before_read(&s->features, &read);
+    atomic_store_explicit(&rq->worker->position, rq->position, memory_order_relaxed);
+    read.result = features_before_read(&s->reading, &read);
     if (read.result == 0)
         read.result = read_span(s, &read);
     has_span = read.result == 0;
-    features_after_read(&s->features, &read);
+    features_after_read(&s->reading, &read);
     if (read.result == 0)
         reply_span(rq, &span);
     else
@@ -158,11 +152,8 @@ static void op_access(struct request *rq)
 {
     const struct fuse_access_in *in = rq->arg;
     struct fuse_attr attr;
-    uint32_t position;
-    int r = request_position(rq, &position);
+    int r = reply_fill_attr(rq->worker->session, rq->position, &attr);
 
-    if (r == 0)
-        r = reply_fill_attr(rq->worker->session, position, &attr);
     if (r == 0)
         r = ops_may_access(attr.mode, in->mask);
     reply_error(rq, r);
@@ -238,14 +229,11 @@ static void op_getxattr(struct request *rq)
     const struct fuse_getxattr_in *in = rq->arg;
     const char *name = (const char *)rq->arg + sizeof(*in);
     struct xattr x;
-    uint32_t position;
-    int r = request_position(rq, &position);
+    int r = -ENOSYS;
 
-    if (!has_xattrs(s))
-        r = -ENOSYS;
-    if (r == 0)
-        r = index_xattr_get(s->index, position, name, strnlen(name, rq->arg_len - sizeof(*in)),
-                            &x);
+    if (has_xattrs(s))
+        r = index_xattr_get(s->index, rq->position, name,
+                            strnlen(name, rq->arg_len - sizeof(*in)), &x);
     if (r < 0)
         reply_error(rq, r);
     else
@@ -260,13 +248,12 @@ static void op_listxattr(struct request *rq)
     uint64_t cursor = 0;
     size_t len = 0;
     struct xattr x;
-    uint32_t position;
-    int r = request_position(rq, &position);
+    int r = 0;
 
     /* An ENOSYS is for all files, and stat_files.c has another answer under a layer. */
     if (!index_info(s->index)->has_xattrs && !s->config.is_covered)
         r = -ENOSYS;
-    while (r == 0 && (r = index_xattr_next(s->index, position, &cursor, &x)) == 0) {
+    while (r == 0 && (r = index_xattr_next(s->index, rq->position, &cursor, &x)) == 0) {
         if (is_hidden(s, &x))
             continue;
         if (x.name_len + 1 > LISTING_BYTES - len) {
@@ -291,18 +278,14 @@ static void op_lseek(struct request *rq)
     struct fuse_lseek_out out = {.offset = in->offset};
     struct node node;
     struct extent e;
-    uint32_t position;
-    int r = request_position(rq, &position);
+    int r = -ENOSYS;
 
-    if (!index_info(s->index)->has_holes ||
-        (in->whence != SEEK_DATA && in->whence != SEEK_HOLE))
-        r = -ENOSYS;
-    if (r == 0)
-        r = index_node(s->index, position, &node);
+    if (index_info(s->index)->has_holes && (in->whence == SEEK_DATA || in->whence == SEEK_HOLE))
+        r = index_node(s->index, rq->position, &node);
     if (r == 0 && in->offset >= node.size_bytes)
         r = -ENXIO;
     while (r == 0 && out.offset < node.size_bytes) {
-        r = index_extent(s->index, position, out.offset, &e);
+        r = index_extent(s->index, rq->position, out.offset, &e);
         if (r == 0 && (e.kind == EXTENT_HOLE) == (in->whence == SEEK_HOLE))
             break;
         if (r == 0)
@@ -382,11 +365,9 @@ static void op_readdir(struct request *rq)
     const struct fuse_read_in *in = rq->arg;
     struct listing l = listing_begin(rq);
     uint64_t off = in->offset;
-    uint32_t directory, first, n;
-    int r = request_position(rq, &directory);
+    uint32_t directory = rq->position, first, n;
+    int r = index_children(s->index, directory, &first, &n);
 
-    if (r == 0)
-        r = index_children(s->index, directory, &first, &n);
     if (r == 0)
         l.attributes = features_before_listing(&s->features) && l.plus;
     if (r == 0)
@@ -405,46 +386,50 @@ static void op_readdir(struct request *rq)
 }
 
 /*
- * By opcode: the function that answers it, and the least length of its argument. The others,
- * among them FLUSH and INTERRUPT, get ENOSYS.
+ * By opcode: the function that answers it, the least length of its argument, and whether it is
+ * about an entry (rq->position). The others, among them FLUSH and INTERRUPT, get ENOSYS.
  */
 static const struct op {
     void (*answer)(struct request *rq);
     size_t arg_len;
+    bool has_entry;
 } ops[] = {
-    [FUSE_LOOKUP] = {op_lookup, 1},
-    [FUSE_FORGET] = {op_ignore, 0},
-    [FUSE_BATCH_FORGET] = {op_ignore, 0},
-    [FUSE_GETATTR] = {op_getattr, 0},
-    [FUSE_READLINK] = {op_readlink, 0},
-    [FUSE_OPEN] = {op_open, 0},
-    [FUSE_READ] = {op_read, sizeof(struct fuse_read_in)},
-    [FUSE_STATFS] = {op_statfs, 0},
-    [FUSE_ACCESS] = {op_access, sizeof(struct fuse_access_in)},
-    [FUSE_RELEASE] = {op_done, 0},
-    [FUSE_FSYNC] = {op_done, 0},
-    [FUSE_GETXATTR] = {op_getxattr, sizeof(struct fuse_getxattr_in) + 1},
-    [FUSE_LISTXATTR] = {op_listxattr, sizeof(struct fuse_getxattr_in)},
-    [FUSE_OPENDIR] = {op_opendir, 0},
-    [FUSE_READDIR] = {op_readdir, sizeof(struct fuse_read_in)},
-    [FUSE_READDIRPLUS] = {op_readdir, sizeof(struct fuse_read_in)},
-    [FUSE_RELEASEDIR] = {op_done, 0},
-    [FUSE_IOCTL] = {op_ioctl, 0},
-    [FUSE_LSEEK] = {op_lseek, sizeof(struct fuse_lseek_in)},
-    [FUSE_DESTROY] = {op_done, 0},
+    [FUSE_LOOKUP] = {op_lookup, 1, true},
+    [FUSE_FORGET] = {op_ignore, 0, false},
+    [FUSE_BATCH_FORGET] = {op_ignore, 0, false},
+    [FUSE_GETATTR] = {op_getattr, 0, true},
+    [FUSE_READLINK] = {op_readlink, 0, true},
+    [FUSE_OPEN] = {op_open, 0, false},
+    [FUSE_READ] = {op_read, sizeof(struct fuse_read_in), true},
+    [FUSE_STATFS] = {op_statfs, 0, false},
+    [FUSE_ACCESS] = {op_access, sizeof(struct fuse_access_in), true},
+    [FUSE_RELEASE] = {op_done, 0, false},
+    [FUSE_FSYNC] = {op_done, 0, false},
+    [FUSE_GETXATTR] = {op_getxattr, sizeof(struct fuse_getxattr_in) + 1, true},
+    [FUSE_LISTXATTR] = {op_listxattr, sizeof(struct fuse_getxattr_in), true},
+    [FUSE_OPENDIR] = {op_opendir, 0, false},
+    [FUSE_READDIR] = {op_readdir, sizeof(struct fuse_read_in), true},
+    [FUSE_READDIRPLUS] = {op_readdir, sizeof(struct fuse_read_in), true},
+    [FUSE_RELEASEDIR] = {op_done, 0, false},
+    [FUSE_IOCTL] = {op_ioctl, 0, false},
+    [FUSE_LSEEK] = {op_lseek, sizeof(struct fuse_lseek_in), true},
+    [FUSE_DESTROY] = {op_done, 0, false},
 };
 
 void ops_dispatch(struct request *rq)
 {
     const struct session *s = rq->worker->session;
+    const uint64_t nodeid = rq->header->nodeid, entries = index_info(s->index)->entries;
     uint32_t opcode = rq->header->opcode;
     struct op op = opcode < sizeof(ops) / sizeof(ops[0]) ? ops[opcode] : (struct op){0};
 
+    rq->position = nodeid == FUSE_ROOT_ID ? s->config.root : (uint32_t)(nodeid - 1);
     if (rq->arg_len < op.arg_len)
         reply_error(rq, -EIO);
-    else if (rq->header->nodeid > index_info(s->index)->entries &&
-             features_answer(&s->features, rq))
+    else if (nodeid > entries && features_answer(&s->features, rq))
         return;
+    else if (op.has_entry && (nodeid == 0 || nodeid > entries))
+        reply_error(rq, -ESTALE);
     else if (op.answer)
         op.answer(rq);
     else

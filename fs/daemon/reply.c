@@ -23,7 +23,6 @@ static bool take_turn(struct worker *w, uint64_t turn)
 /* The right to answer: false when the watchdog was first. */
 static bool reply_claim(struct worker *w)
 {
-    w->took_ns = now_ns() - atomic_load_explicit(&w->since_ns, memory_order_relaxed);
     w->lost = !take_turn(w, atomic_load_explicit(&w->turn, memory_order_relaxed) | 1);
     return !w->lost;
 }
@@ -60,7 +59,8 @@ static void reply_count(struct request *rq, int err, size_t bytes)
     reply_add(&slot->requests[opcode], 1);
     if (opcode == FUSE_READ) {
         reply_add(&slot->read_bytes, bytes);
-        reply_add(&slot->reads_waited, w->blocked);
+        if (w->blocked)
+            reply_add(&slot->reads_waited, 1);
         if (!err)
             reply_add(&slot->origins[reader_scratch_origin(w->scratch)], 1);
     }
@@ -90,6 +90,7 @@ static void count_time(struct request *rq)
     uint64_t now = now_ns(), took = now - rq->received_ns;
 
     rq->worker->done_ns = now;
+    rq->worker->took_ns = took;
     if (rq->unseen || rq->own)
         return;
     reply_add(&slot->service_ns, took);
@@ -196,21 +197,6 @@ int reply_for_stalled(struct worker *w, uint64_t turn, uint64_t unique)
 static uint64_t reply_nodeid(const struct session *s, uint32_t position)
 {
     return position == s->config.root ? FUSE_ROOT_ID : (uint64_t)position + 1;
-}
-
-int request_position(const struct request *rq, uint32_t *ret_position)
-{
-    const struct session *s = rq->worker->session;
-    uint64_t nodeid = rq->header->nodeid;
-
-    if (nodeid == FUSE_ROOT_ID) {
-        *ret_position = s->config.root;
-        return 0;
-    }
-    if (nodeid == 0 || nodeid > index_info(s->index)->entries)
-        return -ESTALE;
-    *ret_position = (uint32_t)(nodeid - 1);
-    return 0;
 }
 
 int reply_fill_attr(const struct session *s, uint32_t position, struct fuse_attr *ret)

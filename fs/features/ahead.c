@@ -146,14 +146,9 @@ static int feature_ahead_add_worker(void *state, struct worker *w)
     return ahead_observer(f->ahead, &f->observers[w->number]);
 }
 
-static void note(const struct ahead_feature *f, const struct request *rq,
-                 const struct observation *seen)
-{
-    observer_note(f->observers[rq->worker->number], seen);
-}
-
 static int feature_ahead_before_read(void *state, struct read *read)
 {
+    const struct ahead_feature *f = state;
     const struct request *rq = read->rq;
     const struct observation seen = {.time_ns = rq->received_ns,
                                      .offset = read->offset,
@@ -162,12 +157,13 @@ static int feature_ahead_before_read(void *state, struct read *read)
                                      .task = rq->header->pid};
 
     if (!rq->own)
-        note(state, rq, &seen);
+        observer_note(f->observers[rq->worker->number], &seen);
     return 0;
 }
 
 static void feature_ahead_after_listing(void *state, const struct listed *listed)
 {
+    const struct ahead_feature *f = state;
     const struct request *rq = listed->rq;
     const struct observation seen = {.time_ns = rq->received_ns,
                                      .kind = OBSERVED_LISTING,
@@ -178,18 +174,19 @@ static void feature_ahead_after_listing(void *state, const struct listed *listed
                                      .own = rq->own,
                                      .task = rq->header->pid};
 
-    note(state, rq, &seen);
+    observer_note(f->observers[rq->worker->number], &seen);
 }
 
 static void feature_ahead_after_lookup(void *state, const struct request *rq, uint32_t position)
 {
+    const struct ahead_feature *f = state;
     const struct observation seen = {.time_ns = rq->received_ns,
                                      .kind = OBSERVED_LOOKUP,
                                      .position = position,
                                      .task = rq->header->pid};
 
     if (!rq->own)
-        note(state, rq, &seen);
+        observer_note(f->observers[rq->worker->number], &seen);
 }
 
 static bool feature_ahead_answer(void *state, struct request *rq)

@@ -183,9 +183,13 @@ static inline struct extent extent_of(const struct index *index, const char *pat
                                       uint64_t offset)
 {
     struct extent extent = {0};
-    int r = index_extent(index, position_of(index, path), offset, &extent);
+    struct node node = {0};
+    uint32_t position = position_of(index, path);
+    int r = index_extent(index, position, offset, &extent);
     ck_assert_msg(r == 0, "%s at %llu: %d", path, (unsigned long long)offset, r);
     ck_assert_uint_eq(extent.offset, offset);
+    ck_assert_int_eq(index_node(index, position, &node), 0);
+    ck_assert_int_eq(extent.is_last, offset + extent.length == node.size_bytes);
     return extent;
 }
 

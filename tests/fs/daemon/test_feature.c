@@ -80,6 +80,7 @@ static const struct feature b = {
     .start = start, .before_read = before_b, .after_read = after_b, .free = free_b};
 static const struct feature idle = {
     .start = start_idle, .before_read = before_b, .free = free_b};
+static const struct feature other = {.start = start, .free = free_b};
 static const struct feature in_vain = {.start = start_in_vain, .free = free_b};
 
 static int start_all(const struct feature *const *list)
@@ -96,8 +97,8 @@ static int read_at(uint64_t offset)
     struct read read = {.offset = offset};
 
     calls[0] = '\0';
-    read.result = features_before_read(&session.features, &read);
-    features_after_read(&session.features, &read);
+    read.result = features_before_read(&session.reading, &read);
+    features_after_read(&session.reading, &read);
     return read.result;
 }
 
@@ -142,6 +143,18 @@ START_TEST(a_feature_without_state_is_not_called)
 }
 END_TEST
 
+START_TEST(a_read_meets_only_features_that_have_to_do_with_reads)
+{
+    static const struct feature *const list[] = {&other, &a, &other, &b, NULL};
+
+    ck_assert_int_eq(start_all(list), 0);
+    ck_assert_uint_eq(session.features.count, 4);
+    ck_assert_uint_eq(session.reading.count, 2);
+    ck_assert_int_eq(read_at(0), 0);
+    ck_assert_str_eq(calls, "abBA");
+}
+END_TEST
+
 START_TEST(what_a_failed_start_left_is_freed_in_reverse)
 {
     static const struct feature *const list[] = {&a, &in_vain, &b, NULL};
@@ -160,6 +173,7 @@ int main(void)
     tcase_add_test(tc, an_error_before_keeps_later_features_from_the_read);
     tcase_add_test(tc, an_error_afterwards_is_seen_by_those_before);
     tcase_add_test(tc, a_feature_without_state_is_not_called);
+    tcase_add_test(tc, a_read_meets_only_features_that_have_to_do_with_reads);
     tcase_add_test(tc, what_a_failed_start_left_is_freed_in_reverse);
     suite_add_tcase(suite, tc);
     return run_suite(suite);
