@@ -270,8 +270,7 @@ struct extent {
     uint32_t block;         /* BLOCK: its number, for index_point */
     /*
      * STORED: the whole stored piece around that byte, as a range of the archive; the same for
-     * each byte of the piece. (`length` may reach beyond it, if the next piece follows
-     * directly.)
+     * each byte of the piece.
      */
     uint64_t whole_offset, whole_length;
 };

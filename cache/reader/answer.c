@@ -1,10 +1,10 @@
 /*
- * Puts a read together. The index names extents; neighbours in the archive are joined to runs.
- * A short stored run is copied. A long run of a mapped source is answered by its place in the
- * mapping, if the page cache has it. If it has not, or nothing is mapped, the run is read into
- * the scratch buffer: a read distinguishes EIO from a truncated file and does not fault its
- * pages in one by one. Bytes of the mapping are handed out, but never touched here: a missing
- * page is an EFAULT for writev(2), but a SIGBUS for memcpy.
+ * Puts a read together from the runs of bytes that the index names: extents, cut to what was
+ * asked for. A short stored run is copied. A long run of a mapped source is answered by its
+ * place in the mapping, if the page cache has it. If it has not, or nothing is mapped, the run
+ * is read into the scratch buffer: a read distinguishes EIO from a truncated file and does not
+ * fault its pages in one by one. Bytes of the mapping are handed out, but never touched here: a
+ * missing page is an EFAULT for writev(2), but a SIGBUS for memcpy.
  *
  * To find out whether the page cache has a run, only its first and last pages are probed. The
  * last one also shows whether the file is as long as it was.
@@ -32,27 +32,14 @@ static void begin_request(struct reader_scratch *scratch)
     scratch->origin = READER_FROM_NOTHING;
 }
 
-/*
- * The extent at `offset`, no longer than `len`. Stored extents that adjoin in the archive are
- * joined. -ENXIO at the end of the file.
- */
+/* The extent at `offset`, no longer than `len`. -ENXIO at the end of the file. */
 static int next_run(const struct reader *reader, uint32_t position, uint64_t offset, size_t len,
                     struct extent *ret_run)
 {
-    struct extent run, next;
+    struct extent run;
     int r = index_extent(reader->index, position, offset, &run);
     if (r < 0)
         return r;
-    while (run.kind == EXTENT_STORED && !run.is_last && run.length < len) {
-        r = index_extent(reader->index, position, offset + run.length, &next);
-        if (r < 0)
-            return r;
-        if (next.kind != EXTENT_STORED || next.length == 0 ||
-            next.source_offset != run.source_offset + run.length)
-            break;
-        run.length += next.length;
-        run.is_last = next.is_last;
-    }
     if (run.length == 0)
         return -EUCLEAN;
     if (run.length > len)

@@ -409,6 +409,7 @@ START_TEST(what_is_read_of_a_remote_archive_is_what_was_asked)
     before = after;
     after = source_stats_of(&f);
     ck_assert_uint_le(after.reads - before.reads, 2);
+    ck_assert(copy_is_right(&f, f.scratch, 2, 100, 8000000)); /* more than PIECES_MAX pieces */
     end(&f);
     unsetenv("ONEPOT_ASSUME_REMOTE");
 }
