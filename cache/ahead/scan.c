@@ -19,7 +19,7 @@
 #define FILE_STREAMS 16u
 #define FILE_READS 3u /* in a row, before more of a large file is fetched */
 #define FILE_WINDOW_FIRST (256u << 10)
-#define FILE_WINDOW_MOST (8u << 20)
+#define FILE_WINDOW_MOST (16u << 20)
 #define FILE_NEAR (512u << 10) /* the kernel asks for pieces early, and out of order */
 #define CLOSE_BYTES (64u << 10)
 #define CLOSE_OF 64u    /* reads, */
@@ -30,7 +30,9 @@
 /* A large file that is read from front to back. */
 struct file_stream {
     uint32_t position;
+    uint32_t task; /* that read last */
     uint32_t reads;
+    uint64_t begun;    /* where the first read began */
     uint64_t expected; /* where the next read begins */
     uint64_t fetched;  /* asked for up to here */
     uint64_t window;
@@ -159,39 +161,88 @@ static void scan_settle(struct scan *s, uint32_t position)
 
 /* ---- within a file ---- */
 
-static struct file_stream *scan_find_file(struct scan *s, uint32_t position)
+/*
+ * The stream that the read continues; or else the same thread's other one in this file, or the
+ * one that was idle longest.
+ */
+static struct file_stream *scan_find_file(struct scan *s, const struct observation *o,
+                                          bool *ret_continues)
 {
-    struct file_stream *oldest = &s->files[0];
+    struct file_stream *found = NULL, *oldest = &s->files[0];
 
     for (unsigned i = 0; i < FILE_STREAMS; i++) {
-        if (s->files[i].reads && s->files[i].position == position)
-            return &s->files[i];
-        if (s->files[i].used < oldest->used)
-            oldest = &s->files[i];
+        struct file_stream *f = &s->files[i];
+        bool is_same = f->reads && f->position == o->position;
+        *ret_continues = is_same && o->offset + FILE_NEAR >= f->expected &&
+                         o->offset <= f->expected + FILE_NEAR;
+        if (*ret_continues)
+            return f;
+        if (is_same && f->task == o->task)
+            found = f;
+        if (f->used < oldest->used)
+            oldest = f;
     }
-    *oldest = (struct file_stream){.position = position};
+    if (found)
+        return found;
+    *oldest = (struct file_stream){.position = o->position};
     return oldest;
+}
+
+/*
+ * A thread that went through the file for a while before it went elsewhere will go on so there,
+ * and its next part is fetched at once: pieces of a file in any order.
+ */
+static void scan_begin_file(struct file_stream *f, const struct observation *o)
+{
+    uint64_t end = o->offset + o->len, half = (f->expected - f->begun) / 2;
+    bool again = f->reads > FILE_READS && half >= FILE_WINDOW_FIRST;
+
+    *f = (struct file_stream){.position = o->position,
+                              .reads = again ? FILE_READS : 1,
+                              .begun = o->offset,
+                              .expected = end,
+                              .fetched = end,
+                              .window = again ? min_u64(f->window, half) : FILE_WINDOW_FIRST};
 }
 
 static void scan_observe_piece(struct scan *s, const struct observation *o)
 {
     uint64_t end = o->offset + o->len;
+    bool continues;
 
     if (o->offset == 0 && want_bytes(s->options->index, o->position) <= FILE_WINDOW_FIRST)
         return;
-    struct file_stream *f = scan_find_file(s, o->position);
-    f->used = ++s->file_clock;
-    if (!f->reads || o->offset + FILE_NEAR < f->expected ||
-        o->offset > f->expected + FILE_NEAR) {
-        *f = (struct file_stream){o->position, 1, end, end, FILE_WINDOW_FIRST, f->used};
-        return;
+    struct file_stream *f = scan_find_file(s, o, &continues);
+    if (continues) {
+        f->reads++;
+        f->expected = max_u64(f->expected, end);
+        f->fetched = max_u64(f->fetched, f->expected);
+        if (f->reads > FILE_READS && f->fetched - f->expected <= f->window / 2 &&
+            f->window < FILE_WINDOW_MOST && f->window < s->options->window_bytes / 4)
+            f->window *= 2;
+    } else {
+        scan_begin_file(f, o);
     }
-    f->reads++;
-    f->expected = max_u64(f->expected, end);
-    f->fetched = max_u64(f->fetched, f->expected);
-    if (f->reads > FILE_READS && f->fetched - f->expected <= f->window / 2 &&
-        f->window < FILE_WINDOW_MOST && f->window < s->options->window_bytes / 4)
-        f->window *= 2;
+    f->used = ++s->file_clock;
+    f->task = o->task;
+}
+
+/*
+ * The length of the next want of a stream, whose window ends at `end`; 0: wait for more, to
+ * fetch it together. A want ends where a multiple of BATCH_BYTES does in the archive: storage
+ * has its pages and stripes there, and so wants of several streams do not overlap in part.
+ */
+static uint64_t scan_piece_bytes(const struct scan *s, const struct file_stream *f,
+                                 uint64_t end, bool is_last)
+{
+    struct extent extent;
+    uint64_t at = f->fetched, left = end - f->fetched;
+
+    if (index_extent(s->options->index, f->position, at, &extent) == 0 &&
+        extent.kind == EXTENT_STORED)
+        at = extent.source_offset;
+    uint64_t most = BATCH_BYTES - at % BATCH_BYTES;
+    return left >= most ? most : left >= f->window / 2 || is_last ? left : 0;
 }
 
 static bool scan_take_piece(struct scan *s, struct reader_want *ret_want)
@@ -205,9 +256,9 @@ static bool scan_take_piece(struct scan *s, struct reader_want *ret_want)
             f->fetched >= node.size_bytes)
             continue;
         uint64_t end = min_u64(f->expected + f->window, node.size_bytes);
-        uint64_t len = min_u64(end - f->fetched, BATCH_BYTES);
-        if (len < BATCH_BYTES && len < f->window / 2 && end < node.size_bytes)
-            continue; /* wait for more, to fetch it together */
+        uint64_t len = scan_piece_bytes(s, f, end, end == node.size_bytes);
+        if (len == 0)
+            continue;
         *ret_want = (struct reader_want){f->position, f->fetched, len, BLOCK_DUE_UNKNOWN};
         f->fetched += len;
         s->stats->kind = AHEAD_FILE;

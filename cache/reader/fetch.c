@@ -362,8 +362,13 @@ int reader_find_piece(const struct reader *reader, const struct extent *extent, 
         return -EUCLEAN;
     uint64_t start = 0, size = extent->whole_length;
     if (size > READER_WHOLE_BYTES) {
-        start = in_whole / READER_PIECE_BYTES * READER_PIECE_BYTES;
-        size = size - start < READER_PIECE_BYTES ? size - start : READER_PIECE_BYTES;
+        uint64_t at = extent->whole_offset; /* in its file */
+        const struct source *file = source_at(reader->source, &at);
+        uint64_t before = (source_start(file) + at) % READER_PIECE_BYTES;
+        uint64_t next = (before + in_whole) / READER_PIECE_BYTES * READER_PIECE_BYTES +
+                        READER_PIECE_BYTES - before;
+        start = next < READER_PIECE_BYTES ? 0 : next - READER_PIECE_BYTES;
+        size = (next < size ? next : size) - start;
     }
     uint64_t left = size - (in_whole - start);
     *ret_piece = (struct piece){
