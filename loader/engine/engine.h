@@ -28,8 +28,12 @@ struct engine_options {
     uint64_t batch_size;
     uint64_t length; /* elements of an epoch that are delivered */
     uint32_t threads;
-    uint32_t ahead;         /* batches */
-    uint64_t run;           /* samples that a thread takes at a time */
+    uint32_t ahead; /* batches */
+    uint64_t run;   /* samples that a thread takes at a time */
+    /* The same once the archives are mapped, which staged ones are when their copies are whole;
+     * 0: nothing changes then. */
+    uint32_t mapped_threads;
+    uint64_t mapped_run;
     uint64_t io_timeout_ns; /* when a read is given up; 0: never */
     /* If not 0, threads keep this many CPUs busy, but yield them to others of the job. */
     uint32_t cpus;

@@ -96,6 +96,18 @@ static struct slab *engine_slab_for(struct engine *e, const struct planned *p)
     return NULL;
 }
 
+/* Threads that waited for storage at the same time would only be in each other's way. */
+static void engine_look_for_copies(struct engine *e)
+{
+    struct engine_options *o = &e->options;
+    if (!o->mapped_threads || !dataset_is_mapped(e->dataset))
+        return;
+    o->run = o->mapped_run;
+    o->threads = o->mapped_threads;
+    e->allowed = min_u32(e->allowed, o->threads);
+    o->mapped_threads = 0;
+}
+
 /* Plan the next batch into the ring. False: there is no room for it, or no order yet. */
 static bool engine_plan_one(struct engine *e)
 {
@@ -107,6 +119,7 @@ static bool engine_plan_one(struct engine *e)
     engine_turn_epoch(e);
     if (!e->order)
         return false;
+    engine_look_for_copies(e);
     engine_choose_samples(e, &p);
     slab = engine_slab_for(e, &p);
     if (!slab)

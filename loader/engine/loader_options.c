@@ -38,10 +38,14 @@ static void choose_threads(const struct onepot_loader_options *given, struct eng
 {
     bool mapped = dataset_is_mapped(o->fill.archive->dataset);
     o->threads = given->threads ? given->threads : rank_share_cpus();
-    if (!given->threads && !mapped && o->threads < THREADS_READ)
-        o->threads = THREADS_READ;
+    o->run = o->fill.images ? RUN_READ : RUN_MAPPED;
     o->cpus = given->threads || !mapped ? 0 : cpus_allowed();
-    o->run = mapped && !o->fill.images ? RUN_MAPPED : RUN_READ;
+    if (!mapped) {
+        o->mapped_threads = o->threads;
+        o->mapped_run = o->run;
+        o->threads = given->threads ? given->threads : max_u32(o->threads, THREADS_READ);
+        o->run = RUN_READ;
+    }
     o->ahead = given->prefetch ? given->prefetch : ahead_for(o);
 }
 
