@@ -38,6 +38,7 @@ static struct slow {
     uint64_t only;        /* the offset whose reads hang; UINT64_MAX: all */
     unsigned hanging;     /* reads */
     _Atomic bool goes_on; /* what reads wait for */
+    _Atomic bool is_here; /* as a copy that is whole */
 } slow = {.lock = PTHREAD_MUTEX_INITIALIZER, .opened = PTHREAD_COND_INITIALIZER};
 
 static struct tree tree;
@@ -99,7 +100,9 @@ static void slow_state(const struct source *source, struct source_state *ret_sta
 {
     (void)source;
     *ret_state = (struct source_state){
-        .keeps = true, .progress_ns = atomic_load(&slow.goes_on) ? played_now_ns(NULL) : 0};
+        .keeps = true,
+        .is_local = atomic_load(&slow.is_here),
+        .progress_ns = atomic_load(&slow.goes_on) ? played_now_ns(NULL) : 0};
 }
 
 static bool slow_close(struct source *source)
@@ -199,6 +202,7 @@ static void teardown(void)
 {
     set_gate(false, 0);
     atomic_store(&slow.goes_on, false);
+    atomic_store(&slow.is_here, false);
     wait_until_nobody_is_left();
     onepot_archive_close(archive);
     close(slow.fd);
@@ -358,6 +362,31 @@ START_TEST(slow_storage_is_waited_for)
 }
 END_TEST
 
+static uint32_t threads_of(struct onepot_loader *loader)
+{
+    struct onepot_stats stats = {.size = sizeof(stats)};
+    onepot_loader_stats(loader, &stats);
+    return stats.threads;
+}
+
+/* Batches that were planned before are more than an epoch. */
+START_TEST(a_copy_that_is_whole_is_read_by_as_many_threads_as_a_local_archive)
+{
+    archive->dataset->maps[0] = slow.bytes; /* of a copy, from the start */
+    struct onepot_loader *loader = make(0, ONEPOT_NEVER);
+    check_epochs_are_whole(loader);
+    ck_assert_uint_ge(threads_of(loader), 32);
+    atomic_store(&slow.is_here, true);
+    for (unsigned i = 0; i < 2 * ENGINE_AHEAD_MAX * BATCH / FILES; i++)
+        check_epochs_are_whole(loader);
+    uint32_t threads = threads_of(loader);
+    onepot_loader_free(loader);
+    loader = make(0, ONEPOT_NEVER);
+    ck_assert_uint_eq(threads, threads_of(loader));
+    onepot_loader_free(loader);
+}
+END_TEST
+
 /* Reads that fail: memory of this process where nothing is mapped is an EIO. */
 START_TEST(a_read_that_fails_is_tried_as_often_as_was_said)
 {
@@ -397,6 +426,7 @@ int main(void)
     tcase_add_test(t, a_loader_that_hangs_can_be_freed_and_what_it_left_goes_later);
     tcase_add_test(t, another_epoch_can_be_begun_while_reads_hang);
     tcase_add_test(t, slow_storage_is_waited_for);
+    tcase_add_test(t, a_copy_that_is_whole_is_read_by_as_many_threads_as_a_local_archive);
     tcase_add_loop_test(t, a_read_that_fails_is_tried_as_often_as_was_said, 0, 3);
     suite_add_tcase(s, t);
     return run_suite(s);
