@@ -590,7 +590,7 @@ struct onepot_loader_options {
     bool drop_last; /* leave out padding, and the last batch if it is not full */
     uint64_t block, window;
     uint32_t threads;  /* 0: one for each CPU that this process may use beside other loaders of
-                          the job, more if storage is slow */
+                          the job, more if storage is slow, until a copy is whole */
     uint32_t prefetch; /* batches ahead; 0: a few, more where storage is slow */
     /*
      * Of slabs. 0: this rank's share of a quarter of the job's memory, as far as nobody else
