@@ -19,8 +19,8 @@
 #define FILE_STREAMS 16u
 #define FILE_READS 3u /* in a row, before more of a large file is fetched */
 #define FILE_WINDOW_FIRST (256u << 10)
-#define FILE_WINDOW_MOST (16u << 20)
-#define FILE_NEAR (512u << 10) /* the kernel asks for pieces early, and out of order */
+#define FILE_WINDOW_MOST (16u << 20) /* as far as the kernel reads ahead on fast storage */
+#define FILE_NEAR (512u << 10)       /* the kernel asks for pieces early, and out of order */
 #define CLOSE_BYTES (64u << 10)
 #define CLOSE_OF 64u    /* reads, */
 #define CLOSE_READS 48u /* of which so many were close to an earlier one */

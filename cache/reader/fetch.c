@@ -3,9 +3,10 @@
  *
  * Pieces make a file of an unmapped archive cacheable. A file that lies in one range is one
  * block, so that it comes with one read. A long file is cut, so that a reader of a few bytes
- * does not fetch a megabyte. One read fetches several adjoining pieces, each to its own buffer.
- * The key of a piece is its place in the archive, marked to distinguish it from a compressed
- * block.
+ * does not fetch a megabyte, and where its file has pages: storage is asked for whole pages,
+ * and a read that ends within one would cost a second request for the rest of it. One read
+ * fetches several adjoining pieces, each to its own buffer. The key of a piece is its place in
+ * the archive, marked to distinguish it from a compressed block.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -362,9 +363,9 @@ int reader_find_piece(const struct reader *reader, const struct extent *extent, 
         return -EUCLEAN;
     uint64_t start = 0, size = extent->whole_length;
     if (size > READER_WHOLE_BYTES) {
-        uint64_t at = extent->whole_offset; /* in its file */
+        uint64_t at = extent->whole_offset;
         const struct source *file = source_at(reader->source, &at);
-        uint64_t before = (source_start(file) + at) % READER_PIECE_BYTES;
+        uint64_t before = (source_start(file) + at) % READER_PIECE_BYTES; /* in the file */
         uint64_t next = (before + in_whole) / READER_PIECE_BYTES * READER_PIECE_BYTES +
                         READER_PIECE_BYTES - before;
         start = next < READER_PIECE_BYTES ? 0 : next - READER_PIECE_BYTES;

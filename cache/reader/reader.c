@@ -11,6 +11,8 @@
 
 #include "reader_private.h"
 
+#define LARGE_BYTES (UINT64_C(64) << 20) /* of an archive: a megabyte is little of it */
+
 static void *map_zeros(size_t len, int protection)
 {
     void *p = mmap(NULL, len, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -90,6 +92,9 @@ int reader_new(struct pot *pot, const struct reader_options *options, struct fau
     reader->lets_go = options->is_kept_above && reader->is_mapped;
     if (reader->cache_stored)
         source_advise(pot->source, SOURCE_AT_RANDOM, 0, 0);
+    /* In spite of that, the kernel would read on from what it read ahead when opening began. */
+    if (reader->cache_stored && !reader->keep_pages && reader->source_bytes >= LARGE_BYTES)
+        source_advise(pot->source, SOURCE_DROP, 0, READER_SPAN_MAX);
     const struct block_cache_options cache = {
         .budget_bytes = options->cache_bytes,
         .block_bytes = block_size(reader, info),

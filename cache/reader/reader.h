@@ -4,8 +4,8 @@
  * If the archive is mapped, stored bytes are not copied: the answer is a list of places in
  * memory, fit for writev(2). Compressed blocks come from the block cache and are pinned while
  * in use. So do stored bytes of an archive that is not mapped, with the option cache_stored. A
- * file up to READER_WHOLE_BYTES is one block; a longer one is cut into pieces of
- * READER_PIECE_BYTES, and one read of the archive fetches as many pieces as were asked for. The
+ * file up to READER_WHOLE_BYTES is one block; a longer one is cut into pieces, at multiples of
+ * READER_PIECE_BYTES of the archive, and one read fetches as many pieces as were asked for. The
  * archive's own pages are then dropped, so that nothing is in memory twice.
  *
  * How to use it, per thread:

@@ -415,6 +415,32 @@ START_TEST(what_is_read_of_a_remote_archive_is_what_was_asked)
 }
 END_TEST
 
+/* Storage is asked for whole pages: one that two reads share would be asked for twice. */
+START_TEST(reads_of_a_large_remote_file_end_where_pages_of_the_archive_do)
+{
+    struct fixture f;
+    setenv("ONEPOT_ASSUME_REMOTE", "1", 1);
+    begin(&f);
+    add_stored(&f, "large", 6u << 20);
+    finish_remote(&f, 64u << 20);
+    const uint64_t megabyte = 1u << 20, whole = megabyte - 512; /* where the archive has one */
+    struct reader_source_stats before = source_stats_of(&f);
+    ck_assert(read_is_right(&f, f.scratch, 0, whole + 3 * megabyte, megabyte));
+    const struct reader_want want = {f.files[0].position, whole, megabyte, BLOCK_DUE_UNKNOWN};
+    ck_assert_int_eq(reader_prefetch(f.reader, f.scratch, &want, 1), 0);
+    ck_assert(read_is_right(&f, f.scratch, 0, whole, megabyte));
+    struct reader_source_stats after = source_stats_of(&f);
+    ck_assert_uint_eq(after.reads - before.reads, 2);
+    ck_assert_uint_eq(after.bytes - before.bytes, 2 * megabyte);
+    /* The first piece is what is left of one. */
+    ck_assert(read_is_right(&f, f.scratch, 0, 0, 1));
+    before = source_stats_of(&f);
+    ck_assert_uint_eq(before.bytes - after.bytes, READER_PIECE_BYTES - 512);
+    end(&f);
+    unsetenv("ONEPOT_ASSUME_REMOTE");
+}
+END_TEST
+
 START_TEST(prefetched_files_are_read_without_the_source)
 {
     struct fixture f;
@@ -1042,6 +1068,7 @@ int main(void)
     tcase_add_loop_test(tests, sources_that_are_not_mapped_read_the_same, 0, 6);
     tcase_add_test(tests, what_is_read_through_the_mapping_counts);
     tcase_add_test(tests, what_is_read_of_a_remote_archive_is_what_was_asked);
+    tcase_add_test(tests, reads_of_a_large_remote_file_end_where_pages_of_the_archive_do);
     tcase_add_test(tests, prefetched_files_are_read_without_the_source);
     tcase_add_test(tests, files_that_lie_together_are_prefetched_by_one_read);
     tcase_add_test(tests, stored_bytes_are_handed_out_where_they_lie);
