@@ -1,15 +1,17 @@
 """Rows that are rates and shares: each lets contenders run in alternating rounds and returns
 {contender: {figure: [samples]}}. Who is not available is named and left out."""
 
+import os
 import subprocess
+import sys
 import time
 
-from archives import BuildError
+from archives import BuildError, run_quiet
 from calm import calmly, machine_seconds
 from commands import Unavailable
 from mounts import MountError
 from orders import in_time, plan_of, python_permutation, torch_permutation
-from place import PAGE, ReadError, STREAM_BLOCK, number
+from place import PAGE, ReadError, STREAM_BLOCK, number, program_json
 
 STAGE_READERS, SQUASHFUSE_SHARE = 4, 0.1
 WORLD, WORKERS = 2, 4           # of a node in the row known
@@ -18,6 +20,9 @@ DATA_BY_BUDGET = 4
 EPOCHS = 5
 UNKNOWN_WORKERS = 8             # of each rank in the row unknown
 RANDOM_READERS = (4, 32)
+LARGE_READER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "large.py")
+LARGE_HOWS, LARGE_BYTES, LARGE_QUICK_BYTES = ("read", "mapped", "pieces"), 384 << 20, 64 << 20
+LITTLE_AHEAD = ("--read=1ms", "--readahead=64")
 RANDOM_SHARE = 0.4              # of an epoch in the row random
 STORED = "onepot"               # the kind of archive: uncompressed, packed by onepot
 
@@ -244,3 +249,43 @@ def recognised_after(stat):
     return reads / max(1, ranks or 1) if reads else None
 
 
+class Large:
+    """One large file as it lies on slow storage, and as a member of an archive below a mount."""
+
+    def __init__(self, rates, size):
+        self.place, self.sums = rates.place, {}
+        source = os.path.join(self.place.folder, "large")
+        self.file = os.path.join(self.place.memory, "large")
+        os.mkdir(source)
+        with open(self.file, "wb") as out:
+            for _ in range(0, size, STREAM_BLOCK):
+                out.write(os.urandom(STREAM_BLOCK))
+        os.symlink(self.file, os.path.join(source, "large"))
+        self.onepot = self.place.store.program("onepot")
+        run_quiet([self.onepot, "pack", "-q", "--dereference", "-o", f"{self.file}.tar", source])
+
+    def end(self):
+        for path in (self.file, f"{self.file}.tar"):
+            os.unlink(path)
+
+    def take(self, options, how, storage, n):
+        """options: None reads the file itself, else those of `onepot run`."""
+        with self.place.slow(*storage) as slow:
+            path = f"{slow.at}/large" if options is None else "{}/large"
+            reader = [sys.executable, LARGE_READER, how, path, slow.at, str(n)]
+            if options is not None:
+                reader = [self.onepot, "run", *options, f"{slow.at}/large.tar", "--", *reader]
+            figures = program_json(reader)
+        if self.sums.setdefault((how, n), figures["sum"]) != figures["sum"]:
+            raise ReadError(f"{how}: other bytes than before")
+        del figures["sum"]
+        return figures
+
+    def takers(self):
+        ways = {"the file": None, "run": (), "run --stage": ("--stage",)}
+        found = {f"{how}: {who}": (lambda n, a=(options, how, ()): self.take(*a, n))
+                 for how in LARGE_HOWS for who, options in ways.items()}
+        for who in ("the file", "run"):
+            found[f"read, little read-ahead: {who}"] = (
+                lambda n, a=(ways[who], "read", LITTLE_AHEAD): self.take(*a, n))
+        return found

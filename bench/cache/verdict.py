@@ -63,6 +63,12 @@ def print_random(samples):
           (("files/s", "rate", 1, "{:.0f}"), ("bytes fetched / read", "fetched", 1, "{:.2f}")))
 
 
+def print_large(samples):
+    table("one large file; requests of the storage", samples,
+          (("s", "seconds", 1, "{:.3f}"), ("requests", "requests", 1, "{:.0f}"),
+           ("fetched MB", "fetched", 1e-6, "{:.0f}")))
+
+
 def print_counts(title, samples):
     names = dict.fromkeys(f for figures in samples.values() for f in figures if f != "machine")
     rows = [[who, *(cell(worst(samples, who, name), "{:.6g}") for name in names)]
@@ -123,6 +129,15 @@ class Targets:
             if name.endswith(", auto"):
                 off = name.replace(", auto", ", off")
                 self.line(f"random: {name} by off", ratio(samples, name, off, "rate"), 0.95)
+
+    def large(self, samples):
+        for name in samples:
+            way, who = name.split(": ")
+            narrow = "little" in way
+            for figure, wanted in (("seconds", 0.5 if narrow else 1.1), ("requests", 1.1)):
+                if who != "the file":
+                    self.line(f"large: {name}: {figure} by those of the file",
+                              ratio(samples, name, f"{way}: the file", figure), wanted, False)
 
     def flight(self, samples):
         for name in samples:

@@ -11,7 +11,7 @@ from errno import EIO
 import harness
 import life
 import tree
-from tars import write_folder
+from tars import member, write_folder, write_tar
 from faults import read
 from harness import check, check_equal, environment, wait_for
 from slow import Slow
@@ -76,6 +76,24 @@ def test_requests_are_counted_as_the_storage_counts_them(work):
         check(FILES < asked["read"] < 2 * FILES, f"a second epoch asked again: {asked}")
         text = harness.onepot("stat", mount.path).stdout.decode()
         check(f"  to storage   {state['storage_requests']} requests, " in text, text)
+
+
+def test_a_large_file_takes_hardly_more_requests_than_the_archive(work):
+    """Not twice as many, for pages that two requests have in common."""
+    source, size = work.make("source"), 64 << 20
+    write_tar(os.path.join(source, "large.tar"),
+              [member("large", os.urandom(1 << 20) * (size >> 20))])
+    with Slow(work, "--read=5ms", source) as slow:
+        before = slow.counts()["read"]
+        with open(slow / "large.tar", "rb") as f:
+            content = f.read()[512:512 + size]
+        archive = slow.counts()["read"] - before
+    with Slow(work, "--read=5ms", source) as slow, \
+            work.mount(slow / "large.tar", "--cache", "512M", env=environment()) as mount:
+        before = slow.counts()["read"]
+        check_equal(read(mount / "large") == content, True, "bytes")
+        file = slow.counts()["read"] - before
+        check(file < 1.5 * archive, f"{file} requests, and {archive} for the archive")
 
 
 def test_reads_that_fail_once_reach_nobody(work):

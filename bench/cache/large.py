@@ -1,0 +1,55 @@
+"""The reader of the row `large`, a program that `onepot run` starts, too:
+
+    large.py HOW FILE STORAGE SEED     HOW is read, mapped or pieces
+
+Prints seconds, a sum of the bytes, and the requests and bytes that slowfs at STORAGE counted.
+"""
+
+import json
+import mmap
+import os
+import random
+import sys
+import time
+import zlib
+
+PIECE, READ, PAGE = 24 << 20, 1 << 20, 4096
+
+
+def counts(storage):
+    return json.loads(os.getxattr(storage, "user.slowfs.stats"))
+
+
+def read_through(fd, size):
+    buffer, total = bytearray(READ), 0
+    for at in range(0, size, READ):
+        got = os.preadv(fd, [buffer], at)
+        total += zlib.adler32(memoryview(buffer)[:got:PAGE].tobytes())
+    return total
+
+
+def look_through(fd, size, piece, seed):
+    """A byte of each page, which is what a mapping brings."""
+    total, places = 0, list(range(0, size, piece))
+    random.Random(seed).shuffle(places)
+    with mmap.mmap(fd, size, prot=mmap.PROT_READ) as mapped, memoryview(mapped) as view:
+        for place in places:
+            for at in range(place, min(place + piece, size), READ):
+                total += zlib.adler32(bytes(view[at:at + READ:PAGE]))
+    return total
+
+
+def main():
+    how, path, storage, seed = sys.argv[1:]
+    before, began = counts(storage), time.monotonic()
+    fd = os.open(path, os.O_RDONLY)
+    size = os.fstat(fd).st_size
+    total = (read_through(fd, size) if how == "read" else
+             look_through(fd, size, PIECE if how == "pieces" else size, int(seed)))
+    seconds, after = time.monotonic() - began, counts(storage)
+    print(json.dumps({"seconds": seconds, "sum": total, "requests": after["read"] - before["read"],
+                      "fetched": after["bytes"] - before["bytes"]}))
+
+
+if __name__ == "__main__":
+    main()
