@@ -1,5 +1,6 @@
 /*
- * The copier: threads that go through the archive in order and fetch chunks that are not there.
+ * The copier: threads that go through the archive in order, or on from where a reader fetched
+ * two chunks in a row, and fetch chunks that are not there.
  * There are as many as a parallel filesystem needs to be fast, but few enough to leave room for
  * readers. One process at a time copies. It holds a lock on the copy, which is free again
  * however the process ends; other processes look for that now and then.
@@ -85,6 +86,9 @@ static void *copying_stream(void *arg)
     struct copying *c = arg;
     auto_free void *buf = malloc(STAGE_CHUNK_BYTES);
     while (buf && copying_goes_on(c) && !copying_yields(c->stage)) {
+        uint64_t wanted = atomic_exchange(&c->stage->wanted, 0);
+        if (wanted)
+            atomic_store(&c->next, wanted);
         uint64_t chunk = atomic_fetch_add(&c->next, 1);
         if (chunk >= c->stage->state->chunks)
             break;

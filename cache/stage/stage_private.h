@@ -47,7 +47,9 @@ struct stage {
     uint64_t room; /* for it */
     bool expands;  /* or while it is read: */
     struct pot_stream stream;
-    struct pause pause; /* of the copier, and of readers that wait for a stream */
+    struct pause pause;        /* of the copier, and of readers that wait for a stream */
+    _Atomic uint64_t demanded; /* the chunk after the last one that a reader fetched */
+    _Atomic uint64_t wanted;   /* the chunk that the copier goes on with; 0: the next one */
     pthread_t copier;
     pid_t copier_process;      /* that started it; 0: none */
     sem_t begun;               /* the child that unpacks was forked, or will not be for now */

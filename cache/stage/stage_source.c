@@ -71,10 +71,15 @@ int stage_fetch(struct stage *stage, uint64_t chunk, void *buf)
     return stage_keep_chunk(stage, chunk, buf, begun_ms);
 }
 
-/* Fetch a chunk for a reader. 0: it is in `buf`; else -errno. */
+/*
+ * Fetch a chunk for a reader. 0: it is in `buf`; else -errno. A reader that has fetched two in
+ * a row goes through a large file ahead of the copier, which goes on from there.
+ */
 static int staged_fetch(struct stage *stage, uint64_t chunk, uint8_t *buf)
 {
     struct stage_state *state = stage->state;
+    if (atomic_exchange(&stage->demanded, chunk + 1) == chunk)
+        atomic_store(&stage->wanted, chunk + 1);
     int r = stage_fetch(stage, chunk, buf);
     if (r < 0)
         return r;

@@ -24,7 +24,7 @@
 #include "cleanup.h"
 #include "clock.h"
 #include "runtime.h"
-#include "source.h"
+#include "source_ops.h"
 #include "stage_private.h"
 #include "suite.h"
 
@@ -248,6 +248,51 @@ START_TEST(what_is_wanted_is_there_before_the_copier)
     ck_assert_int_eq(stage_start(s.stage), 0);
     ck_assert(stage_wait_whole(s.stage, LIMIT_MS));
     ck_assert_uint_eq(report(&s).stream_bytes, BYTES - 2 * MIB);
+    close_staged(&s);
+}
+END_TEST
+
+static struct {
+    uint64_t chunk[8]; /* in the order in which they were read */
+    unsigned count;
+} asked;
+
+static int asking_read(const struct source *source, struct source_cursor *cursor)
+{
+    if (asked.count < 8)
+        asked.chunk[asked.count++] = cursor->offset / MIB;
+    return source_read_on(source->wrapped, cursor);
+}
+
+static bool asking_close(struct source *source)
+{
+    (void)source;
+    return true;
+}
+
+/* By one thread, so that the order is known. */
+START_TEST(the_copier_goes_on_where_a_reader_does)
+{
+    static const struct source_ops ops = {.read = asking_read, .close = asking_close};
+    static const uint64_t order[] = {1, 3, 4, 5, 0, 2};
+    const struct stage_options options = {.place = place, .streams = 1};
+    struct source *wrapper = calloc(1, sizeof(*wrapper));
+    struct fault fault = {0};
+    struct staged s;
+    ck_assert_ptr_nonnull(wrapper);
+    ck_assert_int_eq(source_open(archive, NULL, &s.source), 0);
+    source_wrap(wrapper, &ops, &s.source);
+    ck_assert_int_eq(stage_open(s.source, &options, &fault, &s.stage), 0);
+    ck_assert_int_eq(stage_attach(s.stage, &s.source), 0);
+    asked.count = 0;
+    ck_assert_int_eq(read_range(&s, 1 * MIB, 10), 0);
+    ck_assert_int_eq(read_range(&s, 3 * MIB, 10), 0); /* somewhere else */
+    ck_assert_uint_eq(atomic_load(&s.stage->wanted), 0);
+    ck_assert_int_eq(read_range(&s, 4 * MIB, 10), 0);
+    ck_assert_int_eq(stage_start(s.stage), 0);
+    ck_assert(stage_wait_whole(s.stage, LIMIT_MS));
+    for (unsigned i = 0; i < sizeof(order) / sizeof(order[0]); i++)
+        ck_assert_uint_eq(asked.chunk[i], order[i]);
     close_staged(&s);
 }
 END_TEST
@@ -767,6 +812,7 @@ int main(void)
     tcase_add_test(tc, all_of_it_is_copied_and_read_from_there);
     tcase_add_test(tc, the_job_keeps_some_memory);
     tcase_add_test(tc, what_is_wanted_is_there_before_the_copier);
+    tcase_add_test(tc, the_copier_goes_on_where_a_reader_does);
     tcase_add_test(tc, one_copy_is_shared);
     tcase_add_test(tc, files_are_private);
     tcase_add_test(tc, another_goes_on_where_a_killed_one_was);
