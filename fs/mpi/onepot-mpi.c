@@ -429,17 +429,19 @@ static void find_nodes(struct engine *e)
     MPI_Comm_size(e->nodes, &e->size);
 }
 
-static int status = EXIT_FAILURE; /* of this node's onepot */
+static pid_t child;
 
-static void end_now(int number)
+/* Whatever becomes of MPI, the exit status is that of this node's onepot. */
+static void end_without_mpi(int number)
 {
     (void)number;
-    _exit(status);
+    _exit(wait_for_child(child));
 }
 
 /*
  * MPI_Finalize spins until all processes call it, so that they wait for each other before: on
- * each node for the one that takes part, then for other nodes. If one hangs, it is left out.
+ * each node for the one that takes part, then for other nodes. If one hangs, it is left out. It
+ * may hang by itself, too: then this process ends without it.
  */
 static void end_mpi(struct engine *e)
 {
@@ -453,13 +455,12 @@ static void end_mpi(struct engine *e)
     finish(e, MPI_Ibarrier(MPI_COMM_WORLD, &request), &request);
     if (e->is_broken)
         return;
-    signal(SIGALRM, end_now);
+    signal(SIGALRM, end_without_mpi);
+    signal(SIGTERM, end_without_mpi); /* from mpirun, as another one did this before */
     alarm(PATIENCE_S);
     MPI_Finalize();
     alarm(0);
 }
-
-static pid_t child;
 
 static void pass_on(int number)
 {
@@ -493,8 +494,7 @@ int main(int argc, char **argv)
     close(e.from);
     e.from = -1;
     end_mpi(&e);
-    status = wait_for_child(child);
     if (e.is_broken)
-        _exit(status);
-    return status;
+        end_without_mpi(0);
+    return wait_for_child(child);
 }

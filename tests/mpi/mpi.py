@@ -30,6 +30,7 @@ RANK = """#!/bin/sh
 rank=${PMI_RANK:-$OMPI_COMM_WORLD_RANK}
 cd "$PLACE/node$rank" || exit 1
 export ONEPOT_ASSUME_REMOTE=1 ONEPOT_RUNTIME_DIR="$PLACE/node$rank"
+trap : TERM # mpirun's, when a rank leaves it early
 "$@" 2>said
 status=$?
 echo $status >status
@@ -157,6 +158,13 @@ class Nodes:
                         self.assertEqual(f.read() == self.bytes, True)
                 for folder in glob.glob(os.path.join(self.folder.name, "node*", "onepot-stage-*")):
                     shutil.rmtree(folder)
+
+    def test_finalize_that_hangs_leaves_the_status_of_a_complete_copy(self):
+        for ranks in (1, NODES):  # the others may hang in it as well
+            with self.subTest(ranks=ranks):
+                self.assertEqual(self.play("gathers", "linger:%d:0" % ranks), [""] * NODES)
+                self.assertEqual(set(self.statuses) - {""}, {"0"}, self.said_by_mpi)  # MPICH's mpirun kills some
+                self.check_copies(NODES)
 
     def test_damaged_bytes_come_from_storage(self):
         said = self.play("gathers", "damage:1:2")
