@@ -233,6 +233,23 @@ static bool head_read(const struct stage_job *job, const void *block, struct job
     return false;
 }
 
+/*
+ * The block of a node whose onepot has ended: the engine gives zeros in its place, after the
+ * node's name.
+ */
+static bool block_has_left(const struct stage_job *job, const void *block, char ret_node[64])
+{
+    static const struct job_head zeros;
+    const size_t size = sizeof(zeros.node);
+    memcpy(ret_node, block, size);
+    for (size_t i = 0; i < size; i++)
+        if (ret_node[i] && (ret_node[i] < '!' || ret_node[i] > '~'))
+            return false;
+    return !ret_node[size - 1] &&
+           memcmp((const uint8_t *)block + size, &zeros, sizeof(zeros) - size) == 0 &&
+           memcmp(block_chunk_in(block, job->mine.run), &zeros, sizeof(zeros)) == 0;
+}
+
 static void job_say_damage(struct stage_job *job, unsigned rank, const char *node)
 {
     if (!job->told_damage)
@@ -284,9 +301,16 @@ static bool head_fits(const struct stage_job *job, const struct job_head *head, 
 bool stage_job_take(struct stage_job *job, uint64_t group, unsigned rank, const void *block)
 {
     struct job_head head;
+    char node[64];
     job_beat(job);
     job->taken++;
-    if (!head_read(job, block, &head)) {
+    if (block_has_left(job, block, node)) {
+        stage_say(job->stage,
+                  "onepot has ended on node %s (rank %u), and so has the exchange: the rest is "
+                  "read from storage",
+                  node[0] ? node : "?", rank);
+        job->leaves = true;
+    } else if (!head_read(job, block, &head)) {
         job_say_damage(job, rank, "?");
         job->leaves = true;
     } else if (!is_same_archive(&head, &job->mine)) {

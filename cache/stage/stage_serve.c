@@ -9,7 +9,7 @@
  * of the next group, which is answered by a byte 1; another offset is where the next block
  * lies, in the order of groups and ranks, which is answered by a byte 3 when it was taken. A
  * byte 0 instead says that the job is over. An engine whose process ends before that, or writes
- * a byte 2, lets the others know by blocks of zeros.
+ * a byte 2, lets the others know by blocks of zeros that begin with its node's name.
  *
  * A block is made while the group before it is still being taken, so that an engine can gather
  * it meanwhile. Therefore a job that ends early ends one group later: its blocks are dropped,

@@ -18,9 +18,9 @@
  *
  * A step begins as soon as its slot is free, so that one passes the network while onepot takes
  * another. All nodes begin the same steps, because each begins a group only when its onepot has
- * made a block of it, and they all end at the same group. If a node's onepot ends early, zeros
- * take the place of its block in two groups, since other nodes may have begun the second before
- * they know of the first.
+ * made a block of it, and they all end at the same group. If a node's onepot ends early, its
+ * name and zeros take the place of its block in two groups, since other nodes may have begun
+ * the second before they know of the first.
  *
  * MPI waits by spinning. Here one thread tests, and sleeps between tests in steps that grow.
  */
@@ -54,6 +54,7 @@
 #define SLEEP_MOST_NS 20000000
 #define FLOW_NS 10000 /* a test that moves bytes takes longer */
 #define PATIENCE_S 20
+#define NAME_BYTES 64 /* of a node, before zeros */
 
 struct engine {
     MPI_Comm nodes, node; /* a process of each node; all processes of this one */
@@ -264,6 +265,7 @@ static bool ask(struct engine *e)
         return false;
     if (e->has_left) {
         memset(e->ring + own_place(e, e->group), 0, e->block_bytes);
+        gethostname((char *)e->ring + own_place(e, e->group), NAME_BYTES - 1);
         e->zeros++;
         return e->is_there = true;
     }

@@ -148,9 +148,13 @@ class Nodes:
         self.assertIn("lost the others", said[0])
 
     def test_onepot_that_is_killed_ends_the_exchange(self):
-        for program, call in (("gathers", 3), ("broadcasts", 6)):
-            with self.subTest(program=program):
-                self.play(program, "orphan:2:%d" % call)
+        ended = "onepot has ended on node %s (rank 2)" % socket.gethostname()[:63]
+        for program, call in (("gathers", 2), ("gathers", 3), ("broadcasts", 2), ("broadcasts", 6)):
+            with self.subTest(program=program, call=call):
+                said = self.play(program, "orphan:2:%d" % call)
+                for node in range(2):
+                    self.assertEqual(ended in said[node], call == 2, said)  # later there is nothing to lack
+                    self.assertNotIn("damaged", said[node])
                 self.assertEqual(self.statuses[2], str(128 + signal.SIGKILL), self.said_by_mpi)
                 for node in range(2):
                     copies = glob.glob(os.path.join(self.place(node), "onepot-stage-*", "*.copy"))

@@ -302,6 +302,9 @@ class Job(Nodes):
         statuses, texts, exchanges = self.play(act)
         self.assertEqual(statuses, [0, 1, 0], texts)
         self.assertLessEqual(exchanges, 2)
+        for text in texts[0], texts[2]:
+            self.assertIn("onepot has ended on node %s (rank 1)" % socket.gethostname()[:63], text)
+            self.assertNotIn("damaged", text)
 
 
 class Torch(Nodes):

@@ -235,7 +235,7 @@ class _Copy:
             return None
 
     def _hand_round(self):
-        """All groups. A node whose program is gone sends zeros twice, from which the others know."""
+        """All groups. A node whose program is gone sends its name and zeros twice, from which the others know."""
         ring = self._make_ring()
         if not self._agrees():
             return
@@ -248,7 +248,7 @@ class _Copy:
             if ring.is_over:
                 return
             if ring.has_left:
-                ring.blocks(group % 2)[:] = bytes(block_bytes)
+                ring.blocks(group % 2)[:] = os.fsencode(socket.gethostname())[:63].ljust(block_bytes, b"\0")
                 zeros += 1
             if self.gathers:
                 engine.allgather_into(ring.blocks(group % 2), ring.blocks(2, engine.size))

@@ -334,6 +334,28 @@ START_TEST(any_changed_bit_is_noticed)
 }
 END_TEST
 
+/* Zeros after a name are no damage. */
+START_TEST(node_whose_onepot_has_ended_is_told_by_its_name)
+{
+    open_all(1);
+    ck_assert(!play_group(0));
+    for (unsigned i = 0; i < NODES; i++)
+        stage_job_read(node[i].job, 1, node[i].block);
+    memset(node[2].block, 0, stage_job_block_bytes(1));
+    snprintf((char *)node[2].block, 64, "node-two");
+    for (unsigned i = 0; i < NODES; i++)
+        for (unsigned from = 0; from < NODES; from++)
+            ck_assert_int_eq(stage_job_take(node[i].job, 1, from, node[from].block),
+                             from == NODES - 1);
+    end_all();
+    ck_assert_ptr_nonnull(strstr(notes, "onepot has ended on node node-two (rank 2)"));
+    ck_assert_ptr_null(strstr(notes, "damaged"));
+    for (unsigned i = 0; i < NODES; i++)
+        complete(i);
+    close_all();
+}
+END_TEST
+
 START_TEST(other_archive_on_a_node_ends_the_job_with_its_name)
 {
     char other[128];
@@ -681,6 +703,7 @@ int main(void)
     tcase_add_test(tc, chunk_that_a_reader_is_fetching_is_left_to_it);
     tcase_add_test(tc, damaged_chunk_is_read_from_storage_and_its_node_is_named);
     tcase_add_loop_test(tc, any_changed_bit_is_noticed, 0, 14);
+    tcase_add_test(tc, node_whose_onepot_has_ended_is_told_by_its_name);
     tcase_add_test(tc, other_archive_on_a_node_ends_the_job_with_its_name);
     tcase_add_test(tc, node_whose_storage_fails_gets_all_but_its_share);
     tcase_add_test(tc, node_without_room_still_reads_for_the_others);
