@@ -15,6 +15,7 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import tarfile
 import tempfile
 import threading
@@ -414,6 +415,58 @@ class Torch(Nodes):
             self.wait_for_copy(rank)
         statuses, texts, _ = self.play(act)
         self.assertEqual(statuses, [0] * NODES, texts)
+
+    def test_process_that_ends_while_it_copies_ends_well(self):
+        """Its group's blocks come when its interpreter has ended, as those of a node do that was stopped."""
+        ranks = [subprocess.Popen([sys.executable, "-c", ENDING, self.folder.name, str(rank), self.archive],
+                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                 for rank in range(2)]
+        for process in ranks:
+            self.assertEqual(process.stdout.readline(), "exchanges\n")
+        ranks[0].stdin.close()
+        line = ranks[0].stdout.readline()
+        self.assertEqual(line, "ends\n", line or (ranks[0].wait(), ranks[0].stderr.read()))
+        ranks[1].stdin.close()
+        said = []
+        for process in ranks:
+            with process:
+                said.append(process.stderr.read())
+        self.assertEqual(([process.returncode for process in ranks], said), ([0, 0], ["", ""]))
+
+
+# A rank whose first group of blocks is on its way until its input ends.
+ENDING = """
+import os, sys, threading, time
+import torch.distributed as dist
+import onepot
+from onepot import _stage
+folder, rank, archive = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+place = "%s/node%d" % (folder, rank)
+os.makedirs(place, mode=0o700)
+os.environ.update(ONEPOT_ASSUME_REMOTE="1", ONEPOT_RUNTIME_DIR=place, GLOO_SOCKET_IFNAME="lo")
+_stage._node = lambda: (rank, "")
+real, calls, begun, goes_on = _stage._Torch.allgather_into, [], threading.Event(), threading.Event()
+def allgather_into(engine, mine, blocks):
+    calls.append(len(mine))
+    if len(calls) == 2:
+        begun.set()
+        if rank == 1:  # so that node 0 waits
+            goes_on.wait()
+    real(engine, mine, blocks)
+_stage._Torch.allgather_into = allgather_into
+dist.init_process_group("gloo", init_method="file://%s/meeting" % folder, rank=rank, world_size=2)
+class End:
+    def __del__(self, write=os.write, sleep=time.sleep):
+        write(1, b"ends\\n")
+        sleep(2)
+if rank == 0:
+    sys.end = End()
+kept = onepot.Archive(archive, stage="job")
+begun.wait()
+print("exchanges", flush=True)
+sys.stdin.read()
+goes_on.set()
+"""
 
 
 if __name__ == "__main__":

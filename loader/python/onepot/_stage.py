@@ -4,6 +4,8 @@ The program `onepot stage --node` reads this node's part from storage and keeps 
 Here its blocks are handed round, from a memory that both share (cache/stage/stage_serve.c says how).
 """
 import atexit
+import collections
+import ctypes
 import datetime
 import mmap
 import os
@@ -21,6 +23,7 @@ from onepot._progress import Line, _is_first, of_argument
 
 _MEMORY_BYTES = 64 << 20
 _PATIENCE_S = 60  # of the group for a node that is silent; the program's ends before that
+_LEAVE_S = 1  # at the end of a process, for its last blocks
 _BROADCASTS = 16  # blocks on their way, if there are too many nodes to gather all
 _WORD, _OWN = struct.Struct("=Q"), 1 << 63  # what the engine writes (cache/stage/stage_serve.c)
 _HELLO = struct.Struct("<QQQ")  # does this node take part, the bytes of a block, how many groups
@@ -35,12 +38,21 @@ def _node():
         return socket.gethostname(), ""
 
 
+def _poll(is_complete):
+    """MPI's wait takes a whole CPU."""
+    pause_s = 20e-6
+    while not is_complete():
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 2e-3)
+
+
 class _Torch:
     """One process a node of a process group of torch.distributed, in a gloo group that nobody else uses."""
 
     def __init__(self, group):
         dist = sys.modules["torch.distributed"]
         self.torch, self.dist, self.everybody = sys.modules["torch"], dist, group
+        self.is_left, self.kept = False, collections.deque(maxlen=4)  # see leave()
         first = {}
         for node, rank in self._gather((_node(), dist.get_rank())):
             first.setdefault(node, rank)
@@ -64,12 +76,27 @@ class _Torch:
     def meet(self):
         self._gather(None)
 
+    def leave(self):
+        """For the end of the process. A thread in C++ that wants the interpreter afterwards takes the process down:
+        ours, if torch waited in it; torch's, if it has the last reference to a tensor. And a group waits for what is
+        on its way before it goes. So nothing waits there, and nothing of it goes."""
+        self.is_left = True
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+
+    def _wait(self, work, *tensors):
+        self.kept.append((work, tensors))
+        _poll(lambda: self.is_left or work.is_completed())
+        if self.is_left:
+            raise RuntimeError("this process ends")
+        work.wait()  # what it may raise
+
     def allgather_into(self, mine, blocks):
-        into = list(self._tensor(blocks).view(self.size, len(mine)))
-        self.dist.all_gather(into, self._tensor(mine), group=self.group)
+        into, own = list(self._tensor(blocks).view(self.size, len(mine))), self._tensor(mine)
+        self._wait(self.dist.all_gather(into, own, group=self.group, async_op=True), into, own)
 
     def broadcast(self, block, root):
-        self.dist.broadcast(self._tensor(block), src=self.ranks[root], group=self.group)
+        tensor = self._tensor(block)
+        self._wait(self.dist.broadcast(tensor, src=self.ranks[root], group=self.group, async_op=True), tensor)
 
 
 class _MPI:
@@ -83,22 +110,14 @@ class _MPI:
         self.size = comm.allreduce(local.rank == 0)
         self.rank = self.comm.rank if takes_part else None
 
-    @staticmethod
-    def _wait(request):
-        """MPI's wait takes a whole CPU."""
-        pause_s = 20e-6
-        while not request.Test():
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 2e-3)
-
     def meet(self):
-        self._wait(self.everybody.Ibarrier())
+        _poll(self.everybody.Ibarrier().Test)
 
     def allgather_into(self, mine, blocks):
-        self._wait(self.comm.Iallgather(mine, blocks))
+        _poll(self.comm.Iallgather(mine, blocks).Test)
 
     def broadcast(self, block, root):
-        self._wait(self.comm.Ibcast(block, root))
+        _poll(self.comm.Ibcast(block, root).Test)
 
 
 def _torch_group():
@@ -175,6 +194,7 @@ class _Copy:
     def __init__(self, path, engine, options):
         self.path, self.engine, self.error = path, engine, None
         self.failures, self.said, self.shape, self.done_bytes = [], "", (0, 0), 0
+        self.is_stopped = False  # by this process
         self.gathers = True
         self.ring_fd = _shared_memory() if engine else -1
         node = ["--node=%d/%d" % (engine.rank, engine.size), "--ring=%d" % self.ring_fd] if engine else []
@@ -269,9 +289,14 @@ class _Copy:
             ring.tell(place)
 
     def stop(self):
+        self.is_stopped = True
         if self.child:
             self.child.terminate()
             self.child.wait()
+
+    def join(self, timeout_s):
+        for thread in self.threads:
+            thread.join(timeout_s)
 
     def finish(self, progress=None):
         """Wait for the program, and raise or warn of what went wrong. A group that hangs is left behind."""
@@ -283,8 +308,7 @@ class _Copy:
                 self.child.wait(timeout=0.2 if progress else None)
             except subprocess.TimeoutExpired:
                 pass
-        for thread in self.threads:
-            thread.join(timeout=5)
+        self.join(5)
         if self.error or self.child.returncode:
             raise self.error or OSError(self.said or "onepot stage failed")
         if progress:
@@ -327,12 +351,17 @@ def _finish_behind(copy):
         copy.finish()
     except OSError as error:
         copy.failures.append("onepot.stage: %s" % error)
-    _warn(copy.failures, 2)
+    if not copy.is_stopped:
+        _warn(copy.failures, 2)
 
 
 def _stop_at_exit(copy, pid):
+    """The other nodes hear of it, as of any program that ends, but are not waited for long."""
     if os.getpid() == pid:
         copy.stop()
+        copy.join(_LEAVE_S)
+        copy.engine.leave()
+        copy.join(_LEAVE_S)
 
 
 def start_in_job(path):
