@@ -7,6 +7,7 @@ copy as well, so the C tests count it); here all nodes have to end, with the arc
 """
 import ctypes
 import glob
+import inspect
 import io
 import os
 import pickle
@@ -356,16 +357,18 @@ class Torch(Nodes):
             self.dist.barrier()
 
             some = self.dist.new_group([0, 2])
-            if rank != 1:
+            # Before torch 2.1 only all processes together can make a group.
+            if rank != 1 and "use_local_synchronization" in inspect.signature(self.dist.new_group).parameters:
                 with onepot.stage(path, some, ["--keep"]):
                     self.check_copy(rank // 2, path)
                 assert len(exchanges) == 4, exchanges
+                exchanges[2:] = []
             self.dist.barrier()
 
             archive = onepot.Archive(path, stage="job")
             self.check_sample(archive)
             self.wait_for_copy(rank)
-            assert len(exchanges) == (0 if rank == 1 else 6), exchanges
+            assert len(exchanges) == (0 if rank == 1 else 4), exchanges
             if rank == 0:
                 self.check_sample(pickle.loads(pickle.dumps(archive)))
             self.dist.barrier()
