@@ -3,13 +3,15 @@
  * Grid Engine names its job plainly JOB_ID, so that is believed only together with a second
  * variable of the same system.
  */
+#include "job.h"
+
 #include <ctype.h>
-#include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "job.h"
+#include "cleanup.h"
 
 #define JOB_NODES_MAX 100000000u /* more than there are, yet too few to overflow anything */
 
@@ -59,6 +61,19 @@ void job_detect(struct job *ret_job)
         job_copy_safe(ret_job->step, job_variable(s->step));
         return;
     }
+}
+
+bool job_has(const char *setting, pid_t pid)
+{
+    auto_free char *line = NULL;
+    char path[32];
+    size_t size = 0;
+    snprintf(path, sizeof(path), "/proc/%d/environ", (int)pid);
+    auto_fclose FILE *f = fopen(path, "re");
+    while (f && getdelim(&line, &size, '\0', f) > 0)
+        if (strcmp(line, setting) == 0)
+            return true;
+    return false;
 }
 
 static unsigned long job_number(const char *name)

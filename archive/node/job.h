@@ -5,6 +5,9 @@
 #ifndef ONEPOT_JOB_H
 #define ONEPOT_JOB_H
 
+#include <stdbool.h>
+#include <sys/types.h>
+
 #define JOB_ID_MAX 64
 
 struct job {
@@ -20,6 +23,9 @@ struct job {
  * letters, digits and "._-" become '_', and long values are truncated.
  */
 void job_detect(struct job *ret_job);
+
+/* Was the process started with this setting, such as "SLURM_JOB_ID=12"? */
+bool job_has(const char *setting, pid_t pid);
 
 /* The value of a variable; NULL: it is not set, or empty, or `name` is NULL. */
 const char *job_variable(const char *name);

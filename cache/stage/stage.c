@@ -384,7 +384,8 @@ static int stage_each_copy(void *ctx, const struct stage_file *file)
                                    .folder = file->folder->path,
                                    .identity = &state->identity,
                                    .used = !registry_take(file->fd),
-                                   .owner = state->owner_pid};
+                                   .owner = state->owner_pid,
+                                   .job = state->job};
     info.report.folder = info.folder;
     stage_report_of(state, &info.report);
     int r = each->fn(each->ctx, &info);

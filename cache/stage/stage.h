@@ -160,14 +160,20 @@ void stage_get_report(const struct stage *stage, struct stage_report *ret_report
 
 /* ---- copies that stay: onepot stage, unstage, stat ---- */
 
-/* It stays until stage_each drops it, or until process `owner` has ended (0: no process). */
-void stage_pin(struct stage *stage, pid_t owner);
+/*
+ * It stays until stage_each drops it, or until process `owner` has ended (0: no process), or
+ * for a job: `job` is the setting that all its processes have, such as "SLURM_JOB_ID=12" (NULL:
+ * none). It may have no process here between two steps. So only a sweep by one of no step of
+ * it, while it has none, removes the copy.
+ */
+void stage_pin(struct stage *stage, pid_t owner, const char *job);
 
 struct stage_copy_info {
     const char *archive, *folder;
     const struct source_identity *identity;
-    bool used;   /* by a living process */
-    pid_t owner; /* of a copy that stays; 0: none */
+    bool used;       /* by a living process */
+    pid_t owner;     /* of a copy that stays; 0: none */
+    const char *job; /* for which it stays; "": none */
     struct stage_report report;
 };
 

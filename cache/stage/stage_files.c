@@ -4,6 +4,7 @@
  * process is killed, its lock goes. That lock is only tried under the lock of the folder, so
  * that nobody mistakes a probe for a user.
  */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -18,6 +19,7 @@
 #include <xxhash.h>
 
 #include "cleanup.h"
+#include "job.h"
 #include "numbers.h"
 #include "path.h"
 #include "process.h"
@@ -34,17 +36,33 @@
 
 /* ---- owners of copies that stay ---- */
 
+/* Has the job a process of this user here? */
+static bool job_is_here(const char *setting)
+{
+    auto_closedir DIR *proc = opendir("/proc");
+    if (!proc || job_has(setting, getpid()))
+        return true;
+    for (struct dirent *e; (e = readdir(proc));) {
+        pid_t pid = atoi(e->d_name);
+        if (pid > 0 && process_is_ours(pid) && job_has(setting, pid))
+            return true;
+    }
+    return false;
+}
+
 bool stage_stays(const struct stage_state *state)
 {
     if (!atomic_load(&state->pinned))
         return false;
-    if (state->owner_pid == 0 || state->owner_namespace != process_namespace())
+    if (state->owner_namespace != process_namespace())
         return true; /* in another namespace nobody can tell */
+    if (state->owner_pid == 0)
+        return !state->job[0] || job_is_here(state->job);
     return state->owner_start_ticks != 0 &&
            process_lives(state->owner_pid, state->owner_start_ticks);
 }
 
-void stage_pin(struct stage *stage, pid_t owner)
+void stage_pin(struct stage *stage, pid_t owner, const char *job)
 {
     struct stage_state *state = stage->state;
     struct process_facts facts = {0};
@@ -52,6 +70,7 @@ void stage_pin(struct stage *stage, pid_t owner)
     state->owner_pid = owner;
     state->owner_start_ticks = lives ? facts.start_ticks : 0;
     state->owner_namespace = process_namespace();
+    snprintf(state->job, sizeof(state->job), "%s", job ? job : "");
     atomic_store(&state->pinned, 1);
 }
 

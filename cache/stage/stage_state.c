@@ -66,7 +66,8 @@ static bool state_is_sane(const struct stage_state *state, uint64_t file_bytes)
            stage_state_size(state->bytes) == file_bytes &&
            state->chunks == (file_bytes - sizeof(struct stage_state)) / sizeof(uint32_t) &&
            memchr(state->archive, 0, sizeof(state->archive)) &&
-           memchr(state->place, 0, sizeof(state->place));
+           memchr(state->place, 0, sizeof(state->place)) &&
+           memchr(state->job, 0, sizeof(state->job));
 }
 
 int stage_state_map(int fd, struct stage_state **ret_state)

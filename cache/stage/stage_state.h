@@ -26,13 +26,14 @@
  * program make copies of their own.
  */
 #ifndef STAGE_STATE_VERSION
-#define STAGE_STATE_VERSION 6u
+#define STAGE_STATE_VERSION 7u
 #endif
 
 /* A chunk that was claimed this long ago may be taken over. */
 #define STAGE_CLAIM_OLD_S 10
 
 #define STAGE_CHUNK_BYTES (1u << 20)
+#define STAGE_JOB_MAX 128
 
 struct stage_state {
     char magic[8]; /* written last */
@@ -54,6 +55,7 @@ struct stage_state {
     _Atomic uint32_t pinned;
     int32_t owner_pid; /* it stays until this process ends; 0: until it is removed */
     uint64_t owner_start_ticks, owner_namespace;
+    char job[STAGE_JOB_MAX]; /* "SLURM_JOB_ID=12": it stays for this job; "": for none */
 
     _Atomic uint64_t stream_ns;       /* for which earlier copiers worked, */
     _Atomic uint64_t stream_since_ns; /* and since when the present one works; 0: none does */

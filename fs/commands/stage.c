@@ -20,6 +20,7 @@
 #include "commands.h"
 #include "detach.h"
 #include "interrupt.h"
+#include "job.h"
 #include "json.h"
 #include "owner.h"
 #include "path.h"
@@ -32,14 +33,15 @@
 #endif
 
 static const struct cli_usage usage = {
-    "stage", "[--dir DIR] [--owner PID|none] [--adopt PATH] ARCHIVE...",
-    "Copy archives to this node, where 'onepot mount --stage' finds the copies. They are\n"
-    "removed when this job or session (a login) ends, or by 'onepot unstage'.\n"};
+    "stage", "[--dir DIR] [--owner PID|job|none] [--adopt PATH] ARCHIVE...",
+    "Copy archives to this node, where 'onepot mount --stage' finds the copies. They belong\n"
+    "to this job or session (a login), and go with it, or by 'onepot unstage'.\n"};
 
 struct arguments {
     const char *place, *adopt, *node;
-    pid_t owner; /* 0: the copies stay */
-    bool keep, verify, as_json, quiet;
+    pid_t owner;   /* 0: the copies stay */
+    char job[128]; /* for this job, "SLURM_JOB_ID=12"; "": for good */
+    bool keep, for_job, verify, as_json, quiet;
     uint64_t rank, size; /* of a job's nodes; size 0: not together with others */
     uint64_t ring;       /* the descriptor of its engine's ring */
     struct json json;
@@ -127,6 +129,9 @@ static void print_result(const struct arguments *a, const char *archive,
     if (a->owner)
         snprintf(owner, sizeof(owner), "%s (process %d) ends", process_name(a->owner, name),
                  (int)a->owner);
+    else if (a->job[0])
+        snprintf(owner, sizeof(owner), "job %.60s has ended, or 'onepot unstage'",
+                 strchr(a->job, '=') + 1);
     cli_note("%s: %s staged to %s %s; it stays until %s", archive, cli_bytes(report->bytes),
              report->folder, how, owner);
 }
@@ -160,7 +165,7 @@ static int command_stage_finish(struct arguments *a, const char *archive, struct
         return not_staged(archive, stage, r);
     if (a->verify && verify_copy(a, archive, pot) != CLI_OK)
         return CLI_FAILED;
-    stage_pin(stage, a->owner);
+    stage_pin(stage, a->owner, a->job);
     stage_get_report(stage, &report);
     print_result(a, archive, &report, was_whole);
     if (a->as_json)
@@ -382,8 +387,9 @@ static int command_stage_owner(const struct cli_usage *u, void *ctx, const char 
     struct arguments *a = ctx;
     struct process_facts facts;
     uint64_t pid;
-    if (strcmp(text, "none") == 0) {
-        a->keep = true;
+    a->for_job = strcmp(text, "job") == 0;
+    if (a->for_job || strcmp(text, "none") == 0) {
+        a->keep = !a->for_job;
         return 0;
     }
     if (cli_number_option(u, "--owner", text, 1, INT32_MAX, &pid) != 0)
@@ -414,7 +420,10 @@ static int command_stage_parse(struct arguments *a, int argc, char **argv)
 {
     const struct cli_option options[] = {
         {"--dir=DIR", "copy to DIR, not to memory, $TMPDIR or /tmp", .text = &a->place},
-        {"--owner=PID", "remove the copies when this process has ended; 'none': never",
+        {"--owner=PID",
+         "remove the copies when this process has ended; 'job': they belong to the job (as in "
+         "a "
+         "step by default); 'none': never",
          .take = command_stage_owner, .ctx = a},
         {"--adopt=PATH", "make PATH, a copy on this node, the stage's", .text = &a->adopt},
         {"--node=RANK/SIZE", "copy together with other nodes, by an engine", .text = &a->node},
@@ -453,6 +462,23 @@ static int command_stage_parse(struct arguments *a, int argc, char **argv)
     return CLI_GO_ON;
 }
 
+/*
+ * In the step of a job, whose processes end before the next step begins: the job. An engine of
+ * another program (--node) has its own process for that. Else a process.
+ */
+static void find_owner(struct arguments *a)
+{
+    struct job job;
+    job_detect(&job);
+    int n = 0;
+    if (job.id[0] && (a->for_job || (job.step[0] && !a->node)))
+        n = snprintf(a->job, sizeof(a->job), "%s=%s", job.variable, getenv(job.variable));
+    if (n <= 0 || n >= (int)sizeof(a->job)) {
+        a->job[0] = '\0';
+        a->owner = owner_find();
+    }
+}
+
 int command_stage(int argc, char **argv)
 {
     struct arguments a = {.json = {.out = stdout, .lines = 1}};
@@ -464,7 +490,7 @@ int command_stage(int argc, char **argv)
         a.place = place; /* the keeper works in another directory */
     if (status == CLI_GO_ON) {
         if (!a.keep && !a.owner)
-            a.owner = owner_find();
+            find_owner(&a);
         status = stage_archives(&a, argv + optind, argc - optind);
     }
     vector_free(&a.inherited);

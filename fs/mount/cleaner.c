@@ -232,6 +232,13 @@ static int clean_folder(const char *folder, const char *job, enum cleaner_folder
     return status;
 }
 
+/* Copies for this job, which has ended, whatever environment this process has. */
+static int is_for_job(void *ctx, const struct stage_copy_info *info)
+{
+    const char *id = strchr(info->job, '=');
+    return id && strcmp(id + 1, ctx) == 0;
+}
+
 int cleaner_own(const char *job, enum cleaner_folder keep)
 {
     char folders[RUNTIME_FOLDERS_MAX][PATH_MAX];
@@ -241,7 +248,7 @@ int cleaner_own(const char *job, enum cleaner_folder keep)
     for (size_t i = 0; i < count; i++)
         if (clean_folder(folders[i], job, keep) != CLI_OK)
             status = CLI_FAILED;
-    int r = stage_sweep(NULL);
+    int r = job ? stage_each(NULL, is_for_job, (void *)(uintptr_t)job) : stage_sweep(NULL);
     return r < 0 ? cli_failf(NULL, "copies of archives (onepot-stage-%u): %s", place_uid(),
                              fault_errno(r))
                  : status;

@@ -109,7 +109,7 @@ static void become_onepot(char **argv)
 /* It waits to be told "RANK/SIZE", and ends if it is not. */
 static void wait_and_stage(int from, int to, int ring, int argc, char **argv)
 {
-    char part[64] = "", *own[] = {"onepot", "stage", "--node", part, "--ring=3"};
+    char part[64] = "", *own[] = {"onepot", "stage", "--node", part, "--ring=3", "--owner=job"};
     const size_t own_count = sizeof(own) / sizeof(own[0]);
     char **words = calloc(own_count + (size_t)argc, sizeof(*words));
     setsid();

@@ -21,32 +21,16 @@
 
 /* ---- the owning process ---- */
 
-/* Was it started with this job's id? */
-static bool owner_is_of_job(pid_t pid, const struct job *job)
-{
-    auto_free char *line = NULL, *wanted = NULL;
-    char path[32];
-    size_t size = 0;
-
-    if (asprintf(&wanted, "%s=%s", job->variable, getenv(job->variable)) < 0) {
-        wanted = NULL;
-        return false;
-    }
-    snprintf(path, sizeof(path), "/proc/%d/environ", (int)pid);
-    auto_fclose FILE *f = fopen(path, "re");
-    while (f && getdelim(&line, &size, '\0', f) > 0)
-        if (strcmp(line, wanted) == 0)
-            return true;
-    return false;
-}
-
 static pid_t owner_of_job(const struct job *job)
 {
+    auto_free char *setting = NULL;
     struct process_facts facts;
+    if (asprintf(&setting, "%s=%s", job->variable, getenv(job->variable)) < 0)
+        return 0;
     pid_t owner = 0, pid = process_program(getpid(), &facts) == 0 ? facts.parent : 0;
 
     for (int i = 0; i < ANCESTORS_MAX && pid > 0 && process_look(pid, &facts) == 0; i++) {
-        if (owner_is_of_job(pid, job))
+        if (job_has(setting, pid))
             owner = pid;
         else if (owner)
             break;

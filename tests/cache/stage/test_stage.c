@@ -770,7 +770,7 @@ START_TEST(a_copy_may_stay)
     unsigned count = 0;
     ck_assert_int_eq(stage_start(s.stage), 0);
     ck_assert(stage_wait_whole(s.stage, LIMIT_MS));
-    stage_pin(s.stage, 0);
+    stage_pin(s.stage, 0, NULL);
     close_staged(&s);
     stage_sweep(place);
     ck_assert_int_eq(stage_each(place, count_copies, &count), 0);
@@ -789,7 +789,7 @@ START_TEST(a_copy_stays_as_long_as_its_owner)
     if (owner == 0)
         pause();
     struct staged s = must_open();
-    stage_pin(s.stage, owner);
+    stage_pin(s.stage, owner, NULL);
     close_staged(&s);
     stage_sweep(place);
     ck_assert_uint_gt(files_left(), 0);

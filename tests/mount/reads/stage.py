@@ -394,6 +394,33 @@ def test_a_copy_goes_with_its_owner(work):
     wait_for(lambda: not copies(work), "the end of the copy")
 
 
+def test_a_copy_of_a_step_belongs_to_the_job(work):
+    """It stays between steps, and goes with the job's end, whoever notices it."""
+    source, _ = make_archive(work)
+    archive = os.path.join(source, "a.tar")
+
+    def in_job(number, *arguments, **more):
+        return onepot(*arguments, env=harness.environment(SLURM_JOB_ID=number, **more))
+    step = [harness.onepot_program(), "stage", archive]
+    for clean in (["clean"], ["clean", "--job", "77"]):
+        done = subprocess.run(step, env=harness.environment(SLURM_JOB_ID="77", SLURM_STEP_ID="0"), check=True,
+                              stderr=subprocess.PIPE, start_new_session=True)
+        check(b"until job 77 has ended, or 'onepot unstage'" in done.stderr, f"it said {done.stderr!r}")
+        check_equal([len(copies(work)), keepers()], [2, []], "files and keepers")
+        in_job("77", "clean")
+        check_equal(len(copies(work)), 2, "files between steps")
+        with subprocess.Popen(["sleep", "infinity"], env=harness.environment(SLURM_JOB_ID="77")) as running:
+            in_job("78", "clean")
+            check_equal(len(copies(work)), 2, "files while the job has a process here")
+            running.kill()
+        # An epilog has the job's environment.
+        in_job("77" if len(clean) > 1 else "78", *clean)
+        check_equal(copies(work), [], "files afterwards")
+    in_job("77", "stage", archive)  # by the script, which is there until the job ends
+    check_equal(len(keepers()), 1, "keepers")
+    onepot("unstage", archive)
+
+
 def keepers():
     found = []
     for pid in harness.marked_processes(os.environ[harness.MARK]):
