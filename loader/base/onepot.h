@@ -141,6 +141,12 @@ enum onepot_group {
      */
     ONEPOT_GROUP_BASE_NAME = 1,
     ONEPOT_GROUP_DIRECTORY = 2, /* all files of one directory */
+    /*
+     * One file below each of part_folders, as images and their masks: files are one sample if
+     * their paths below these folders agree up to the last dot. That path is the sample's name,
+     * and its first directory the class. Files that begin with a dot are left out.
+     */
+    ONEPOT_GROUP_FOLDERS = 3,
 };
 
 struct onepot_archive_options {
@@ -222,14 +228,21 @@ struct onepot_archive_options {
     /* Of tars that were joined to one file, all, as 'onepot mount --ignore-zeros' shows. */
     bool ignore_zeros;
     bool allow_empty; /* no samples at all are no error */
+    /*
+     * For ONEPOT_GROUP_FOLDERS: the name of each part, and the directory below `root` that has
+     * its files. No directory is in another one. Parts lie in a sample in this order.
+     */
+    const char *const *part_names, *const *part_folders;
+    size_t part_count;
 };
 
 /*
  * Each path is an archive, a directory whose files are archives (shards), or a shell pattern
  * ("train-*.tar"). Saved indexes and names that begin with a dot are not taken for archives.
  * Errors name the file: open(2)'s, -EUCLEAN (damaged), -ENOENT (nothing matches, or there are
- * no samples; see allow_empty), -ENOTSUP, -ENOMEM, -EOVERFLOW (2^32 files or more, or links
- * that multiply the files).
+ * no samples; see allow_empty), -EEXIST (two files of one folder are the same part of a
+ * sample), -ENOTSUP, -ENOMEM, -EOVERFLOW (2^32 files or more, or links that multiply the
+ * files).
  */
 ONEPOT_API int onepot_archive_open(const char *const *paths, size_t path_count,
                                    const struct onepot_archive_options *options,
@@ -282,6 +295,13 @@ ONEPOT_API uint64_t onepot_archive_left_out(const struct onepot_archive *archive
  */
 ONEPOT_API uint64_t onepot_archive_passed_over(const struct onepot_archive *archive,
                                                const char **ret_first);
+
+/*
+ * Files below part_folders that are no samples, because another folder has no file for them.
+ * *ret_first: as in onepot_archive_passed_over.
+ */
+ONEPOT_API uint64_t onepot_archive_unpaired(const struct onepot_archive *archive,
+                                            const char **ret_first);
 
 /*
  * The number of the sample's class, or -1 if it has none. With label_part, the label that is
@@ -349,7 +369,8 @@ ONEPOT_API int onepot_archive_batch_for(const struct onepot_archive *archive, ui
 /* A part of a sample. A sample of one file has one part. */
 struct onepot_part {
     size_t size;      /* of this struct; set by the caller */
-    const char *name; /* what follows the first dot ("jpg"), or the name in a directory; */
+    const char *name; /* what follows the first dot ("jpg"), the name in a directory, or the
+                         one that was given with a folder; */
     size_t name_len;  /* not NUL-terminated; lives as long as the archive */
     uint64_t bytes;   /* its size */
     uint64_t offset;  /* where it begins in the sample's bytes */

@@ -29,8 +29,10 @@ int onepot_archive_open(const char *const *paths, size_t path_count,
         return r;
     if (o.label_part && !*o.label_part)
         return error_set(error, -EINVAL, "the part that has the label needs a name");
-    if ((unsigned)o.group > ONEPOT_GROUP_DIRECTORY)
+    if ((unsigned)o.group > ONEPOT_GROUP_FOLDERS)
         return error_set(error, -EINVAL, "there is no grouping of kind %d", (int)o.group);
+    if ((o.group == ONEPOT_GROUP_FOLDERS) != (o.part_count > 0))
+        return error_set(error, -EINVAL, "parts need at least one folder, and folders a group");
     struct onepot_archive *archive = calloc(1, sizeof(*archive));
     if (!archive)
         return error_set(error, -ENOMEM, "out of memory");
@@ -72,7 +74,7 @@ static size_t group_name_length(enum onepot_group group, const char *path, size_
     size_t start = slash ? (size_t)(slash - path) + 1 : 0;
     if (group == ONEPOT_GROUP_DIRECTORY)
         return start ? start - 1 : 0;
-    return start + dataset_stem(path + start, len - start);
+    return start + dataset_stem(group, path + start, len - start);
 }
 
 int archive_name(const struct onepot_archive *archive, uint64_t sample, char *buf, size_t size,
@@ -84,7 +86,8 @@ int archive_name(const struct onepot_archive *archive, uint64_t sample, char *bu
     if (r < 0)
         return r;
     if (d->group != ONEPOT_GROUP_NONE) {
-        len = group_name_length(d->group, buf, len);
+        len = group_name_length(d->group, buf, len) - d->part_prefix;
+        memmove(buf, buf + d->part_prefix, len);
         buf[len] = '\0';
     }
     *ret_len = len;
@@ -238,6 +241,12 @@ uint64_t onepot_archive_passed_over(const struct onepot_archive *archive,
     return archive->dataset->passed_over;
 }
 
+uint64_t onepot_archive_unpaired(const struct onepot_archive *archive, const char **ret_first)
+{
+    *ret_first = archive->dataset->unpaired_first;
+    return archive->dataset->unpaired;
+}
+
 uint64_t onepot_archive_common_size(const struct onepot_archive *archive)
 {
     uint64_t size = archive->count ? archive_size(archive, 0) : 0;
@@ -301,10 +310,14 @@ int onepot_archive_part(const struct onepot_archive *archive, uint64_t sample, u
     if (r < 0)
         return r;
     if (d->group == ONEPOT_GROUP_BASE_NAME) {
-        size_t stem = dataset_stem(found.name, found.name_len);
+        size_t stem = dataset_stem(d->group, found.name, found.name_len);
         size_t skip = stem + (stem < found.name_len);
         found.name += skip;
         found.name_len -= skip;
+    }
+    if (d->group == ONEPOT_GROUP_FOLDERS) {
+        found.name = d->part_names.at[part];
+        found.name_len = strlen(found.name);
     }
     found.bytes = record->size_bytes;
     return result_write(ret_part, &found, sizeof(found), NULL);

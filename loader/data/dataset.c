@@ -38,6 +38,7 @@ struct folder {
     uint32_t archive;
     uint32_t position;
     int32_t label;
+    uint32_t part;  /* that its files are, if folders keep the parts of samples apart */
     uint32_t shown; /* number of its path in link_folders, if links led to it */
     unsigned links; /* that were followed on the way to it */
     uint64_t first, count;
@@ -50,6 +51,7 @@ struct walk {
     VECTOR(struct folder) folders;
     char *path;       /* MEMBER_PATH_MAX bytes, for the path of the present file */
     struct folder at; /* whose children are looked at */
+    uint32_t part;    /* whose folder is walked */
     bool is_plain;    /* its files are samples whatever their names, and not behind links */
     char *root, *root_led;              /* its path; and where links in it lead, or NULL */
     unsigned root_links;                /* how many these are */
@@ -63,6 +65,7 @@ static int add_folder(struct walk *w, const struct folder *folder)
 {
     struct folder added = *folder;
     added.path = strdup(folder->path);
+    added.part = w->part;
     added.label = -1;
     int r = added.path ? vector_push(&w->folders, added) : -ENOMEM;
     if (r < 0)
@@ -452,12 +455,15 @@ static int walk_folder(struct walk *w, size_t number)
  * The root without empty names and dots. If links lead to it, also where: in the archive that
  * has them, as others may have a part of that directory.
  */
-static int find_root(struct walk *w)
+static int find_root(struct walk *w, const char *given)
 {
     const struct dataset *d = w->dataset;
-    const char *given = w->options->root ? w->options->root : "", *name;
+    const char *name;
     size_t given_len = strlen(given), len, at = 0;
     uint32_t root;
+    free(w->root);
+    free(w->root_led);
+    w->root_led = NULL;
     w->root = malloc(given_len + 1);
     if (!w->root)
         return -ENOMEM;
@@ -519,9 +525,80 @@ static int walk_archive(struct walk *w, uint32_t archive)
     if (r == -EOVERFLOW)
         return error_set(w->error, r, "%s: there are more than 4 billion samples", pot->path);
     if (r == -ENOTDIR)
-        return error_set(w->error, r, "%s: '%s' is not a directory", pot->path,
-                         w->options->root);
+        return error_set(w->error, r, "%s: '%s' is not a directory", pot->path, w->root);
     return error_errno(w->error, r, pot->path);
+}
+
+/* Walk the root in all archives, of which at least one has it. */
+static int walk_root(struct walk *w)
+{
+    const struct dataset *d = w->dataset;
+    size_t before = w->folders.count;
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < d->pot_count; i++)
+        r = walk_archive(w, (uint32_t)i);
+    if (r == 0 && w->folders.count == before)
+        return error_set(w->error, -ENOENT, "%s: there is no directory '%s' in it",
+                         d->pots[0]->path, w->root);
+    return r;
+}
+
+/* Is one of two clean paths the other one, or in it? */
+static bool is_within(const char *a, const char *b)
+{
+    size_t len = strlen(a), other = strlen(b), common = len < other ? len : other;
+    const char *longer = len < other ? b : a;
+    return common == 0 ||
+           (memcmp(a, b, common) == 0 && (!longer[common] || longer[common] == '/'));
+}
+
+/* Walk the folder of part i. `roots` are those of the parts before it, and get this one's. */
+static int walk_part(struct walk *w, uint32_t i, char **roots)
+{
+    const struct onepot_archive_options *o = w->options;
+    struct dataset *d = w->dataset;
+    auto_free char *given = NULL;
+    for (uint32_t j = 0; j < i || !*o->part_names[i]; j++)
+        if (j == i || strcmp(o->part_names[i], o->part_names[j]) == 0)
+            return error_set(w->error, -EINVAL, "parts have different names, not '%s'",
+                             o->part_names[i]);
+    char *name = strdup(o->part_names[i]);
+    int r = name ? vector_push(&d->part_names, name) : -ENOMEM;
+    if (r < 0) {
+        free(name);
+        return r;
+    }
+    if (asprintf(&given, "%s/%s", o->root ? o->root : "", o->part_folders[i]) < 0)
+        return -ENOMEM;
+    r = find_root(w, given);
+    if (r < 0 || !(roots[i] = strdup(w->root)))
+        return r < 0 ? r : -ENOMEM;
+    for (uint32_t j = 0; j < i; j++)
+        if (is_within(roots[j], roots[i]))
+            return error_set(w->error, -EINVAL, "parts: '%s' and '%s' are not apart", roots[j],
+                             roots[i]);
+    if (i == 0)
+        d->part_prefix = strlen(w->root) + (*w->root != '\0');
+    w->part = i;
+    return walk_root(w);
+}
+
+/* Walk the folder of each part, or the only root. */
+static int walk_roots(struct walk *w)
+{
+    const struct onepot_archive_options *o = w->options;
+    int r = o->part_count ? 0 : find_root(w, o->root ? o->root : "");
+    if (r < 0 || !o->part_count)
+        return r < 0 ? r : walk_root(w);
+    char **roots = calloc(o->part_count, sizeof(*roots));
+    if (!roots || o->part_count > UINT32_MAX)
+        r = -ENOMEM;
+    for (size_t i = 0; r == 0 && i < o->part_count; i++)
+        r = walk_part(w, (uint32_t)i, roots);
+    for (size_t i = 0; roots && i < o->part_count; i++)
+        free(roots[i]);
+    free(roots);
+    return r;
 }
 
 /* ---- the table ---- */
@@ -594,7 +671,7 @@ static int group_by_base(struct dataset *d, const struct folder *f)
         int r = record_name(d, i, &name, &len);
         if (r < 0)
             return r;
-        size_t stem = dataset_stem(name, len);
+        size_t stem = dataset_stem(d->group, name, len);
         bool has_dot = stem < len;
         if (!last || !has_dot || stem != last_len || memcmp(name, last, stem) != 0)
             d->group_starts[d->group_count++] = (uint32_t)i;
@@ -630,6 +707,113 @@ static void drop_hidden(struct walk *w)
     d->record_count = kept;
 }
 
+/* A file that may be a part of a sample. */
+struct candidate {
+    const char *name;
+    size_t stem; /* length of the name up to its last dot */
+    uint32_t part;
+    uint64_t record;
+};
+
+static int compare_candidates(const void *a, const void *b)
+{
+    const struct candidate *x = a, *y = b;
+    int compared = memcmp(x->name, y->name, x->stem < y->stem ? x->stem : y->stem);
+    if (compared == 0 && x->stem != y->stem)
+        return x->stem < y->stem ? -1 : 1;
+    return compared ? compared : (x->part > y->part) - (x->part < y->part);
+}
+
+/* Files whose names agree up to the dot: all parts of a sample, two of one kind, or too few. */
+static int take_candidates(struct walk *w, const struct candidate *files, size_t count,
+                           struct record *records, uint64_t *at)
+{
+    struct dataset *d = w->dataset;
+    auto_free char *path = malloc(MEMBER_PATH_MAX);
+    size_t len;
+    if (!path)
+        return -ENOMEM;
+    for (size_t i = 1; i < count; i++)
+        if (files[i].part == files[i - 1].part)
+            return dataset_error_because(
+                w->error, -EEXIST, d, &d->records[files[i].record],
+                "another file of its folder has the same name up to the last dot");
+    if (count == d->part_names.count) {
+        d->group_starts[d->group_count++] = (uint32_t)*at;
+        for (size_t i = 0; i < count; i++)
+            records[(*at)++] = d->records[files[i].record];
+        return 0;
+    }
+    if (!d->unpaired_first) {
+        int r = dataset_path(d, &d->records[files[0].record], path, MEMBER_PATH_MAX, &len);
+        d->unpaired_first = r == 0 ? strdup(path) : NULL;
+        if (r < 0 || !d->unpaired_first)
+            return r < 0 ? r : -ENOMEM;
+    }
+    d->unpaired += count;
+    return 0;
+}
+
+/* Make samples of the files of one directory, which these folders have for each part. */
+static int pair_files(struct walk *w, const struct folder *folders, size_t folder_count,
+                      struct record *records, uint64_t *at)
+{
+    struct dataset *d = w->dataset;
+    size_t count = 0, taken = 0, len;
+    int r = 0;
+    for (size_t i = 0; i < folder_count; i++)
+        count += folders[i].count;
+    auto_free struct candidate *files = malloc((count + 1) * sizeof(*files));
+    if (!files)
+        return -ENOMEM;
+    for (size_t i = 0; i < folder_count; i++)
+        for (uint64_t j = 0; r == 0 && j < folders[i].count; j++) {
+            struct candidate *file = &files[taken++];
+            *file = (struct candidate){.part = folders[i].part, .record = folders[i].first + j};
+            r = record_name(d, file->record, &file->name, &len);
+            if (r == 0)
+                file->stem = dataset_stem(d->group, file->name, len);
+        }
+    if (r < 0)
+        return r;
+    qsort(files, count, sizeof(*files), compare_candidates);
+    for (size_t i = 0, end; r == 0 && i < count; i = end) {
+        for (end = i + 1; end < count && files[end].stem == files[i].stem; end++)
+            if (memcmp(files[end].name, files[i].name, files[i].stem) != 0)
+                break;
+        r = take_candidates(w, files + i, end - i, records, at);
+    }
+    return r;
+}
+
+/* Pair files of several folders. The folders are sorted by their paths below those. */
+static int group_by_folders(struct walk *w)
+{
+    struct dataset *d = w->dataset;
+    size_t bytes;
+    struct record *records = map_records(d->record_count, &bytes);
+    uint64_t at = 0;
+    int r = records ? 0 : -ENOMEM;
+    for (size_t i = 0, end; r == 0 && i < w->folders.count; i = end) {
+        const struct folder *first = &w->folders.at[i];
+        for (end = i + 1; end < w->folders.count; end++)
+            if (strcmp(w->folders.at[end].path, first->path) != 0)
+                break;
+        r = pair_files(w, first, end - i, records, &at);
+    }
+    if (!records)
+        return r;
+    if (r < 0) {
+        munmap(records, bytes);
+        return r;
+    }
+    munmap(d->records, d->record_bytes);
+    d->records = records;
+    d->record_bytes = bytes;
+    d->record_count = at;
+    return 0;
+}
+
 static int make_groups(struct walk *w)
 {
     struct dataset *d = w->dataset;
@@ -637,18 +821,18 @@ static int make_groups(struct walk *w)
     d->group_count = d->record_count;
     if (d->group == ONEPOT_GROUP_NONE)
         return 0;
-    if (d->group == ONEPOT_GROUP_BASE_NAME)
+    if (d->group != ONEPOT_GROUP_DIRECTORY)
         drop_hidden(w);
     d->group_starts = malloc((d->record_count + 1) * sizeof(*d->group_starts));
     if (!d->group_starts)
         return -ENOMEM;
     d->group_count = 0;
-    int r = 0;
+    int r = d->group == ONEPOT_GROUP_FOLDERS ? group_by_folders(w) : 0;
     for (size_t i = 0; i < w->folders.count && r == 0; i++) {
         const struct folder *f = &w->folders.at[i];
         if (d->group == ONEPOT_GROUP_BASE_NAME)
             r = group_by_base(d, f);
-        else if (f->count)
+        else if (f->count && d->group == ONEPOT_GROUP_DIRECTORY)
             d->group_starts[d->group_count++] = (uint32_t)f->first;
     }
     d->group_starts[d->group_count] = (uint32_t)d->record_count;
@@ -689,6 +873,7 @@ static int no_samples(const struct walk *w)
         {d->passed_over, "symbolic link that leads out of it or nowhere",
          "symbolic links that lead out of it or nowhere"},
         {w->unwanted, "file that is not asked for", "files that are not asked for"},
+        {d->unpaired, "file without a partner", "files without a partner"},
         {w->special, "entry of another kind", "entries of other kinds"},
     };
     struct fault fault = {0};
@@ -699,7 +884,7 @@ static int no_samples(const struct walk *w)
             len += (size_t)snprintf(words + len, sizeof(words) - len, "%s %llu %s",
                                     len ? "," : "", (unsigned long long)kinds[i].count,
                                     kinds[i].count == 1 ? kinds[i].one : kinds[i].many);
-    fault_set_advised(&fault, -ENOENT, w->root, FAULT_NO_OFFSET,
+    fault_set_advised(&fault, -ENOENT, d->part_names.count ? "" : w->root, FAULT_NO_OFFSET,
                       "allow_empty opens it nevertheless", "there are no samples, %s%s",
                       len ? "but" : "and nothing else", words);
     return error_from_fault(w->error, -ENOENT, &fault, d->pots[0]->path);
@@ -716,14 +901,9 @@ static int dataset_build(struct walk *w)
     w->path = malloc(MEMBER_PATH_MAX);
     if (!d->records || !w->path)
         return -ENOMEM;
-    int r = find_root(w);
-    for (size_t i = 0; r == 0 && i < d->pot_count; i++)
-        r = walk_archive(w, (uint32_t)i);
+    int r = walk_roots(w);
     if (r < 0)
         return r;
-    if (w->folders.count == 0)
-        return error_set(w->error, -ENOENT, "%s: there is no directory '%s' in it",
-                         d->pots[0]->path, w->options->root);
     r = make_classes(w);
     if (r < 0)
         return r;
@@ -821,6 +1001,10 @@ void dataset_free(struct dataset *dataset)
     vector_free(&dataset->link_folders);
     vector_free(&dataset->links);
     free(dataset->passed_over_first);
+    free(dataset->unpaired_first);
+    for (size_t i = 0; i < dataset->part_names.count; i++)
+        free(dataset->part_names.at[i]);
+    vector_free(&dataset->part_names);
     free(dataset->label_part);
     dataset_free_classes(dataset);
     free(dataset);

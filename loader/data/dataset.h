@@ -61,10 +61,12 @@ static inline uint64_t record_offset(const struct record *record)
     return record->where & RECORD_OFFSET_NONE;
 }
 
-/* The length of the part of a name that the files of one sample share: up to its first dot. */
-static inline size_t dataset_stem(const char *name, size_t len)
+/* The length of the part of a name that the files of one sample share: up to its first dot, or
+ * where folders keep the parts apart, to the last one. */
+static inline size_t dataset_stem(enum onepot_group group, const char *name, size_t len)
 {
-    const char *dot = memchr(name, '.', len);
+    const char *dot =
+        group == ONEPOT_GROUP_FOLDERS ? memrchr(name, '.', len) : memchr(name, '.', len);
     return dot ? (size_t)(dot - name) : len;
 }
 
@@ -90,6 +92,10 @@ struct dataset {
     uint64_t passed_over;        /* links that lead out of their archives or nowhere, */
     char *passed_over_first;     /* and the path of the first; NULL: there are none */
     enum onepot_group group;     /* the kind of samples */
+    VECTOR(char *) part_names;   /* of files that have folders of their own */
+    size_t part_prefix;          /* length of the first part's folder, and a slash */
+    uint64_t unpaired;           /* files of such folders that are no samples, */
+    char *unpaired_first;        /* and the path of the first; NULL: there are none */
     char *label_part;            /* that has the label; NULL: classes are labels. See label.h */
     char **classes;
     uint32_t class_count;

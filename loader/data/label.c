@@ -49,7 +49,8 @@ int label_find(const struct dataset *d, const struct record *first, struct recor
         r = index_parent(index, named, &directory);
     if (r < 0)
         return r;
-    size_t stem_len = d->group == ONEPOT_GROUP_DIRECTORY ? 0 : dataset_stem(name, len);
+    size_t stem_len =
+        d->group == ONEPOT_GROUP_DIRECTORY ? 0 : dataset_stem(d->group, name, len);
     r = label_look_up(d, index, directory, name, stem_len, "", &position);
     if (r == -ENOENT) /* integers of a TFRecord have this ending, if their name has not */
         r = label_look_up(d, index, directory, name, stem_len, ".cls", &position);

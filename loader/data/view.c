@@ -151,6 +151,23 @@ static int hash_archive(const struct index *index, XXH3_state_t *state)
     return 0;
 }
 
+static void hash_record(const struct dataset *d, uint64_t first, uint64_t end,
+                        XXH3_state_t *state)
+{
+    const struct dataset_link *link = record_link(d, &d->records[first]);
+    uint64_t which[2] = {htole64((uint64_t)record_archive(&d->records[first]) << 32 |
+                                 record_file(d, &d->records[first])),
+                         htole64(end - first)};
+    XXH3_128bits_update(state, which, sizeof(which));
+    if (link) { /* its name is another entry's, or below another path */
+        const char *folder =
+            link->folder == LINK_FOLDER_NONE ? "" : d->link_folders.at[link->folder];
+        uint64_t name = htole64((uint64_t)link->archive << 32 | link->name);
+        XXH3_128bits_update(state, &name, sizeof(name));
+        XXH3_128bits_update(state, folder, strlen(folder) + 1);
+    }
+}
+
 static void hash_choice(const struct onepot_archive *archive, XXH3_state_t *state)
 {
     const struct dataset *d = archive->dataset;
@@ -159,18 +176,10 @@ static void hash_choice(const struct onepot_archive *archive, XXH3_state_t *stat
     for (uint64_t i = 0; i < archive->count; i++) {
         uint64_t first, end;
         archive_records(archive, i, &first, &end);
-        const struct dataset_link *link = record_link(d, &d->records[first]);
-        uint64_t which[2] = {htole64((uint64_t)record_archive(&d->records[first]) << 32 |
-                                     record_file(d, &d->records[first])),
-                             htole64(end - first)};
-        XXH3_128bits_update(state, which, sizeof(which));
-        if (link) { /* its name is another entry's, or below another path */
-            const char *folder =
-                link->folder == LINK_FOLDER_NONE ? "" : d->link_folders.at[link->folder];
-            uint64_t name = htole64((uint64_t)link->archive << 32 | link->name);
-            XXH3_128bits_update(state, &name, sizeof(name));
-            XXH3_128bits_update(state, folder, strlen(folder) + 1);
-        }
+        do
+            hash_record(d, first, end, state);
+        while (d->group == ONEPOT_GROUP_FOLDERS &&
+               ++first < end); /* else they are neighbours */
     }
 }
 

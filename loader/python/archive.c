@@ -131,8 +131,8 @@ static int archive_open(PyObject *self, char **paths, size_t path_count,
 }
 
 /*
- * Archive(paths, filters, extensions, includes, excludes, options): five tuples of bytes, and a
- * dict.
+ * Archive(paths, filters, extensions, includes, excludes, parts, folders, options): seven
+ * tuples of bytes, of which parts and folders are equally long, and a dict.
  */
 static int archive_init(PyObject *self, PyObject *args, PyObject *unused)
 {
@@ -151,21 +151,22 @@ static int archive_init(PyObject *self, PyObject *args, PyObject *unused)
         {"hole_bytes", FIELD_COUNT, offsetof(struct onepot_archive_options, hole_bytes)},
         {"allow_empty", FIELD_FLAG, offsetof(struct onepot_archive_options, allow_empty)},
         {0}};
-    PyObject *paths, *texts[4], *options;
-    char **arrays[4] = {NULL};
+    PyObject *paths, *texts[6], *options;
+    char **arrays[6] = {NULL};
     struct onepot_archive_options o = {.size = sizeof(o)};
     struct report report = {0};
     size_t count = 0;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!", &PyTuple_Type, &paths, &PyTuple_Type, &texts[0],
-                          &PyTuple_Type, &texts[1], &PyTuple_Type, &texts[2], &PyTuple_Type,
-                          &texts[3], &PyDict_Type, &options) ||
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!O!O!", &PyTuple_Type, &paths, &PyTuple_Type,
+                          &texts[0], &PyTuple_Type, &texts[1], &PyTuple_Type, &texts[2],
+                          &PyTuple_Type, &texts[3], &PyTuple_Type, &texts[4], &PyTuple_Type,
+                          &texts[5], &PyDict_Type, &options) ||
         fields_take(fields, options, &o) < 0)
         return -1;
-    size_t *const counts[] = {&o.filter_count, &o.extension_count, &o.include_count,
-                              &o.exclude_count};
+    size_t *const counts[] = {&o.filter_count,  &o.extension_count, &o.include_count,
+                              &o.exclude_count, &o.part_count,      &o.part_count};
     char **p = take_texts(paths, &count);
     int r = p ? 0 : -1;
-    for (int i = 0; r == 0 && i < 4; i++) {
+    for (int i = 0; r == 0 && i < 6; i++) {
         arrays[i] = take_texts(texts[i], counts[i]);
         r = arrays[i] ? 0 : -1;
     }
@@ -178,10 +179,12 @@ static int archive_init(PyObject *self, PyObject *args, PyObject *unused)
     o.extensions = (const char *const *)arrays[1];
     o.includes = (const char *const *)arrays[2];
     o.excludes = (const char *const *)arrays[3];
+    o.part_names = (const char *const *)arrays[4];
+    o.part_folders = (const char *const *)arrays[5];
     if (r == 0)
         r = archive_open(self, p, count, &o);
     PyMem_Free(p);
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 6; i++)
         PyMem_Free(arrays[i]);
     return r;
 }
@@ -460,15 +463,19 @@ static PyObject *archive_left_out(PyObject *self, void *unused)
     return archive ? PyLong_FromUnsignedLongLong(onepot_archive_left_out(archive)) : NULL;
 }
 
-/* The number of links that lead nowhere, and the path of the first, or None. */
-static PyObject *archive_passed_over(PyObject *self, void *unused)
+/*
+ * The number of links that lead nowhere, or if the closure is not NULL of files without a
+ * partner; and the path of the first, or None.
+ */
+static PyObject *archive_passed_over(PyObject *self, void *unpaired)
 {
     auto_lease lease = archive_lease(self);
     struct onepot_archive *archive = leased(lease);
     const char *first;
     if (!archive)
         return NULL;
-    uint64_t count = onepot_archive_passed_over(archive, &first);
+    uint64_t count = unpaired ? onepot_archive_unpaired(archive, &first)
+                              : onepot_archive_passed_over(archive, &first);
     PyObject *name = first ? PyUnicode_DecodeFSDefault(first) : Py_NewRef(Py_None);
     return name ? Py_BuildValue("(KN)", (unsigned long long)count, name) : NULL;
 }
@@ -481,6 +488,7 @@ static PyGetSetDef archive_fields[] = {
      "Number of members that can't be shown and are no samples; 'onepot verify' lists them.",
      NULL},
     {"_passed_over", archive_passed_over, NULL, "(passed_over, path of the first)", NULL},
+    {"_unpaired", archive_passed_over, NULL, "(unpaired, path of the first)", archive_fields},
     {"labels", archive_numbers, NULL,
      "Label of each sample, or -1: Buffer, int64 [samples]. Reads them if they are parts.",
      archive_fields},

@@ -26,6 +26,7 @@ import tempfile
 import threading
 import time
 import unittest
+import warnings
 import zlib
 
 import onepot
@@ -319,6 +320,40 @@ class Archives(unittest.TestCase):
         parts = archive[0].parts
         self.assertEqual({k: bytes(v) for k, v in parts.items()},
                          {"cls": b"x.cls", "jpg": b"x.jpg"})
+
+    def test_files_of_two_folders_are_pairs_and_lacking_partners_are_told(self):
+        path = os.path.join(WORK, "pairs.tar")
+        with onepot.Writer(path, overwrite=True) as writer:
+            for i in range(9):
+                writer.add("images/c%d/%d.v1.jpg" % (i % 2, i), b"image %d" % i)
+                if i != 4:
+                    writer.add("masks/c%d/%d.v1.png" % (i % 2, i), b"mask %d" % i)
+            writer.add("masks/lost.png", b"")
+        parts = {"image": "images/", "mask": "masks/"}
+        with self.assertWarnsRegex(UserWarning, r"without a partner .*: 2; the first is 'masks/lost.png'") as told:
+            archive = onepot.Archive(path, parts=parts)
+        self.assertEqual((len(told.warnings), len(archive), archive.unpaired, archive[:0].unpaired), (1, 8, 2, 2))
+        self.assertEqual(told.filename, __file__)
+        self.assertEqual((archive.classes, list(archive.names)[3:5]), (["c0", "c1"], ["c0/8.v1", "c1/1.v1"]))
+        for sample in archive:
+            number = sample.name[3:-3].encode()
+            self.assertEqual({name: bytes(part) for name, part in sample.parts.items()},
+                             {"image": b"image " + number, "mask": b"mask " + number})
+        batch = next(iter(onepot.Loader(archive, 8, 0, 1, shuffle=False)))
+        self.assertEqual(bytes(batch[1]), b"image 2mask 2")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            again = pickle.loads(pickle.dumps(archive.fold(4, 1)))
+        self.assertEqual(list(again.names), list(archive.fold(4, 1).names))
+        for given, error, words in ((dict(parts=parts, group="basename"), ValueError, "exclude each other"),
+                                    (dict(parts={}), TypeError, "a dict from names to folders"),
+                                    (dict(parts=["images"]), TypeError, "a dict from names to folders"),
+                                    (dict(parts={"a": 1}), TypeError, "str"),
+                                    (dict(parts={"a": "images", "b": "images/c0"}), ValueError, "not apart")):
+            with self.assertRaisesRegex(error, words):
+                onepot.Archive(path, **given)
+        with self.assertRaisesRegex(ValueError, "groups of files"):
+            archive.save_list(os.path.join(WORK, "list"))
 
 
 class Samplers(unittest.TestCase):

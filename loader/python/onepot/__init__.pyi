@@ -115,6 +115,7 @@ class Archive:
         # called with path, what is done, bytes, and bytes of all or 0; None: a line on a terminal
         progress: "Union[None, Literal[False], Callable[[str, str, int, int], object]]" = None,
         allow_empty: bool = False,  # no samples are no error
+        parts: Optional[Mapping[str, str]] = None,  # from the name of a part to its folder
     ) -> None: ...
     def __len__(self) -> int: ...
     @overload
@@ -139,6 +140,8 @@ class Archive:
     def left_out(self) -> int: ...  # members that can't be shown; onepot verify lists them
     @property
     def passed_over(self) -> int: ...  # symbolic links that lead nowhere; a UserWarning tells
+    @property
+    def unpaired(self) -> int: ...  # files below the folders of parts; a UserWarning tells
     @property
     def classes(self) -> "list[str]": ...
     @property

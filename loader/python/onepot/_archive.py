@@ -104,7 +104,7 @@ class Archive(_core.Archive):
     """Archive(paths, *, filter=None, extensions=None, root=None, group=None, cache=0,
             stage=None, retries=None, hole_bytes=0, include=None, exclude=None,
             files_from=None, map=None, nested=None, ignore_zeros=False, labels=None,
-            progress=None, allow_empty=False)
+            progress=None, allow_empty=False, parts=None)
 
     The samples of one or more archives, a sequence: len(archive) is their number, archive[i] a
     Sample, and archive[10:20] an Archive of ten samples. It is no dict, but knows names:
@@ -164,6 +164,12 @@ class Archive(_core.Archive):
                 called up to five times a second, at least once; total is 0 where that is not
                 known. What it raises ends the reading and is raised. False: nothing
     allow_empty no samples at all are no error (FileNotFoundError, which says what is there)
+    parts       {'image': 'images/', 'mask': 'masks/'}: each sample has one file from each of these
+                folders below root, those whose paths in them agree up to the last dot. Sample.parts
+                has them by these names. A sample's name is that path, and its first directory the
+                class. A UserWarning tells how many files lack a partner, and names the first;
+                unpaired is their number. Two files of one folder that differ after the last dot
+                alone are a FileExistsError
 
     A symbolic link that leads to a file is a sample with that file's bytes; directories that
     are links are walked. passed_over is the number of links that lead out of the archive or
@@ -179,9 +185,16 @@ class Archive(_core.Archive):
     def __init__(self, paths, *, filter=None, extensions=None, root=None, group=None, cache=0,
                  stage=None, retries=None, hole_bytes=0, include=None, exclude=None,
                  files_from=None, map=None, nested=None, ignore_zeros=False, labels=None,
-                 progress=None, allow_empty=False):
+                 progress=None, allow_empty=False, parts=None):
         if group not in _GROUPS:
             raise ValueError("group is 'file', 'basename' or 'directory'")
+        if parts is not None:
+            if group is not None:
+                raise ValueError("group and parts exclude each other")
+            if not hasattr(parts, "items") or not parts:
+                raise TypeError("parts is a dict from names to folders, as {'image': 'images/',"
+                                " 'mask': 'masks/'}")
+            parts = dict(parts)
         if stage == "job":  # once, with this name: where it is pickled to, there is no group
             stage = _stage_in_job(paths)
         if files_from is not None and not _is_path(files_from):
@@ -189,10 +202,10 @@ class Archive(_core.Archive):
         options = dict(filter=filter, extensions=extensions, root=root, group=group, cache=cache,
                        stage=stage, retries=retries, hole_bytes=hole_bytes, include=include,
                        exclude=exclude, files_from=files_from, map=map, nested=nested,
-                       ignore_zeros=ignore_zeros, labels=labels, allow_empty=allow_empty)
-        core = dict(options, group=_GROUPS[group], retries=_retries(retries),
+                       ignore_zeros=ignore_zeros, labels=labels, allow_empty=allow_empty, parts=parts)
+        core = dict(options, group=3 if parts else _GROUPS[group], retries=_retries(retries),
                     nested=nested_glob(nested))
-        del core["include"], core["exclude"]
+        del core["include"], core["exclude"], core["parts"]
         with _Lists() as lists:
             core["files_from"] = lists.file("files_from", files_from, _list_text)
             core["map"] = lists.file("map", map, _map_text)
@@ -200,17 +213,20 @@ class Archive(_core.Archive):
             core["progress"] = line = of_argument(progress)
             try:
                 super().__init__(_texts(paths), _texts(filter), _texts(extensions),
-                                 _texts(include), _texts(exclude), core)
+                                 _texts(include), _texts(exclude), _texts(parts),
+                                 _texts(parts and parts.values()), core)
             finally:
                 if isinstance(line, Line):
                     line.end()
         usual = Archive.__init__.__kwdefaults__
         given = {name: value for name, value in options.items() if value is not usual[name]}
         self._arguments = paths, given, ()
-        count, first = self._passed_over
-        if count and not getattr(_thread, "reopens", False):
-            warnings.warn("%s: symbolic links that lead out of the archive or nowhere, and so are no"
-                          " samples: %d; the first is %r" % (paths, count, first), stacklevel=2)
+        for (count, first), what in (
+                (self._passed_over, "symbolic links that lead out of the archive or nowhere"),
+                (self._unpaired, "files without a partner in each folder of parts")):
+            if count and not getattr(_thread, "reopens", False):
+                warnings.warn("%s: %s, and so are no samples: %d; the first is %r"
+                              % (paths, what, count, first), stacklevel=2)
 
     def _part(self, method, *args):
         part = Archive.__new__(Archive)
@@ -245,7 +261,7 @@ class Archive(_core.Archive):
         """save_list(path): write the names of the samples, for files_from and 'onepot mount
         --files-from': a line each, or ended by NULs if one has a newline. ValueError: samples
         are groups of files."""
-        if self._arguments[1].get("group") not in (None, "file"):
+        if self._arguments[1].get("group") not in (None, "file") or "parts" in self._arguments[1]:
             raise ValueError("a list has names of files, and samples are groups of files here")
         if self._arguments[1].get("map") is not None:
             raise ValueError("a list has names in the archive, and a map shows others here")
@@ -282,6 +298,11 @@ class Archive(_core.Archive):
         """The number of symbolic links that lead out of the archive or nowhere, and are no
         samples. They count whatever filter and extensions select."""
         return self._passed_over[0]
+
+    @property
+    def unpaired(self):
+        """The number of files below the folders of parts that lack a partner, and are no samples."""
+        return self._unpaired[0]
 
     @property
     def class_to_idx(self):

@@ -232,6 +232,123 @@ static void check_link(const struct onepot_archive *a, uint64_t i, const char *n
     ck_assert_mem_eq(got, bytes, len);
 }
 
+/* Also across archives, where links are some of the files. */
+START_TEST(folders_keep_the_parts_of_samples_apart)
+{
+    static const char *const files[] = {
+        "d/images/b/1.x.jpg", "d/images/b/1.y.jpg", "d/images/b/2.jpg",  "d/images/b/2-a.png",
+        "d/images/top.jpg",   "d/images/a/0.jpg",   "d/masks/b/1.x.png", "d/masks/b/1.y.png",
+        "d/masks/b/2-a.png",  "d/masks/top",        "d/masks/a/9.png",   "d/masks/b/.2.png"};
+    static const char *const keys[] = {"top", "b/1.x", "b/1.y", "b/2-a"};
+    struct tree t;
+    char folder[128];
+    tree_begin(&t);
+    for (unsigned i = 0; i < sizeof(files) / sizeof(files[0]); i++)
+        tree_file(&t, files[i], files[i], strlen(files[i]));
+    tree_link(&t, "m", "d/masks");
+    snprintf(folder, sizeof(folder), "%s/shards", t.path);
+    ck_assert_int_eq(mkdir(folder, 0755), 0);
+    run_shell("cd '%s' && tar -C tree -cf shards/0.tar d/images && %s", t.path,
+              "tar -C tree -cf shards/1.tar d/masks m && tar -C tree -cf all.tar .");
+    for (unsigned i = 0; i < 4; i++) {
+        const char *paths[] = {folder}, *first;
+        snprintf(folder, sizeof(folder), "%s/%s", t.path, i % 2 ? "shards" : "all.tar");
+        struct onepot_archive_options o = {
+            .size = sizeof(o),
+            .root = i < 2 ? "d" : NULL,
+            .group = ONEPOT_GROUP_FOLDERS,
+            .part_names = (const char *const[]){"mask", "image"},
+            .part_folders = i < 2 ? (const char *const[]){"masks/", "./images"}
+                                  : (const char *const[]){"m", "d/images"},
+            .part_count = 2};
+        struct onepot_archive *a, *other;
+        struct onepot_error error = {0};
+        uint64_t found, parts;
+        uint8_t digest[2][ONEPOT_DIGEST_BYTES];
+        int r = onepot_archive_open(paths, 1, &o, &error, &a);
+        ck_assert_msg(r == 0, "%s", error.text);
+        ck_assert_uint_eq(onepot_archive_samples(a), 4);
+        ck_assert_uint_eq(onepot_archive_classes(a), 2);
+        for (unsigned s = 0; s < 4; s++) {
+            struct onepot_part part = {.size = sizeof(part)};
+            char bytes[64];
+            size_t got;
+            int64_t label;
+            check_name(a, s, keys[s]);
+            ck_assert_int_eq(onepot_archive_find(a, keys[s], &found), 0);
+            ck_assert_uint_eq(found, s);
+            ck_assert_int_eq(onepot_archive_label(a, s, NULL, &label), 0);
+            ck_assert_int_eq(label, s ? 1 : -1);
+            ck_assert_int_eq(onepot_archive_parts(a, s, &parts), 0);
+            ck_assert_uint_eq(parts, 2);
+            ck_assert_int_eq(onepot_archive_part(a, s, 1, &part), 0);
+            ck_assert_mem_eq(part.name, "image", part.name_len);
+            ck_assert_int_eq(onepot_archive_read(a, s, 0, bytes, sizeof(bytes), NULL, &got), 0);
+            ck_assert_mem_eq(bytes, "d/masks/", 8);
+            ck_assert_mem_eq(bytes + 8, keys[s], strlen(keys[s]));
+            ck_assert_mem_eq(bytes + part.offset, "d/images/", 9);
+            ck_assert_mem_eq(bytes + part.offset + 9, keys[s], strlen(keys[s]));
+        }
+        ck_assert_uint_eq(onepot_archive_unpaired(a, &first), 3);
+        ck_assert_str_eq(first, "d/images/a/0.jpg");
+        ck_assert_int_eq(onepot_archive_digest(a, digest[0]), 0);
+        o.part_count = 1; /* the same masks, but alone */
+        ck_assert_int_eq(onepot_archive_open(paths, 1, &o, NULL, &other), 0);
+        ck_assert_uint_eq(onepot_archive_samples(other), 5);
+        ck_assert_int_eq(onepot_archive_digest(other, digest[1]), 0);
+        ck_assert_int_ne(memcmp(digest[0], digest[1], sizeof(digest[0])), 0);
+        onepot_archive_close(other);
+        onepot_archive_close(a);
+    }
+    tree_end(&t);
+}
+END_TEST
+
+START_TEST(folders_that_make_no_pairs_are_errors)
+{
+    static const struct {
+        const char *names[2], *folders[2];
+        size_t count;
+        int err;
+        const char *words;
+    } cases[] = {{{"a", "b"}, {"images", "images/c"}, 2, -EINVAL, "'images' and 'images/c'"},
+                 {{"a", "b"}, {"images", "./images/"}, 2, -EINVAL, "'images' and 'images'"},
+                 {{"a", "b"}, {"", "images"}, 2, -EINVAL, "'' and 'images'"},
+                 {{"a", "a"}, {"images", "masks"}, 2, -EINVAL, "different names, not 'a'"},
+                 {{"", "b"}, {"images", "masks"}, 2, -EINVAL, "different names, not ''"},
+                 {{"a", "b"}, {"images", "nothing"}, 2, -ENOENT, "no directory 'nothing'"},
+                 {{"a", "b"}, {"images", "empty"}, 2, -ENOENT, "5 files without a partner"},
+                 {{"a", "b"}, {"images", "twice"}, 2, -EEXIST, "twice/1.png: another file"},
+                 {{"a", "b"}, {"images", "masks"}, 0, -EINVAL, "at least one folder"}};
+    struct tree t;
+    tree_begin(&t);
+    for (unsigned i = 0; i < 4; i++) {
+        char name[32];
+        snprintf(name, sizeof(name), "images/%u", i);
+        tree_file(&t, name, "x", 1);
+    }
+    tree_file(&t, "images/c/1", "x", 1);
+    tree_file(&t, "masks/0", "x", 1);
+    tree_file(&t, "empty/.hidden", "x", 1);
+    tree_file(&t, "twice/1.jpg", "x", 1);
+    tree_file(&t, "twice/1.png", "x", 1);
+    tree_pack(&t, PACKING_TAR);
+    for (unsigned i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const char *const paths[] = {t.archive};
+        struct onepot_archive_options o = {.size = sizeof(o),
+                                           .group = ONEPOT_GROUP_FOLDERS,
+                                           .part_names = cases[i].names,
+                                           .part_folders = cases[i].folders,
+                                           .part_count = cases[i].count};
+        struct onepot_error error = {0};
+        struct onepot_archive *a;
+        ck_assert_int_eq(onepot_archive_open(paths, 1, &o, &error, &a), cases[i].err);
+        ck_assert_msg(strstr(error.text, cases[i].words) != NULL, "%s", error.text);
+    }
+    tree_end(&t);
+}
+END_TEST
+
 START_TEST(links_are_samples_as_in_imagefolder)
 {
     static const struct {
@@ -705,6 +822,8 @@ int main(void)
     tcase_add_loop_test(t, samples_are_in_imagefolders_order_with_its_labels, 0, PACKINGS);
     tcase_add_test(t, filters_extensions_and_a_root_choose_files);
     tcase_add_test(t, files_group_by_base_name_and_by_directory);
+    tcase_add_test(t, folders_keep_the_parts_of_samples_apart);
+    tcase_add_test(t, folders_that_make_no_pairs_are_errors);
     tcase_add_loop_test(t, links_are_samples_as_in_imagefolder, 0, PACKINGS);
     tcase_add_test(t, parts_and_labels_may_be_links);
     tcase_add_test(t, directories_that_contain_themselves_end);
