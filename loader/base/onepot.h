@@ -502,6 +502,12 @@ enum onepot_crop {
 enum onepot_interpolation {
     ONEPOT_BILINEAR = 0,
     ONEPOT_BICUBIC = 1,
+    /*
+     * For masks, whose values are classes: each value of the result is one of the file's. Of a
+     * PNG with a palette these are the numbers of the colours, of a grey one with 1 to 4 bits
+     * its values from 0 on. 16 bits are refused, as they would not fit. JPEG is not shrunk.
+     */
+    ONEPOT_NEAREST = 2,
 };
 
 enum onepot_float {
@@ -536,9 +542,21 @@ struct onepot_images {
     enum onepot_on_error on_error;
     uint32_t raw_height, raw_width,
         raw_channels; /* of samples that are mere bytes; 1, 3 or 4 */
+    /* The part of each sample that is the picture (onepot_part). NULL: the first that is one.
+     */
+    const char *part;
+    /*
+     * What to make of another part of each sample, up to ONEPOT_IMAGES_MAX together. The images
+     * of a sample follow each other, each at a multiple of 64 bytes; so do the samples.
+     * Pictures of one size get the same random crop if size, scale, ratio and no_flip agree.
+     * on_error must agree. NULL: nothing.
+     */
+    const struct onepot_images *next;
 };
 
-/* The bytes of one image. -EINVAL: an option makes no sense. */
+#define ONEPOT_IMAGES_MAX 8u
+
+/* The bytes of the images of one sample. -EINVAL: an option makes no sense. */
 ONEPOT_API int onepot_images_bytes(const struct onepot_images *images,
                                    struct onepot_error *error, uint64_t *ret_bytes);
 

@@ -6,6 +6,7 @@
 #include "fill.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -223,13 +224,11 @@ static int fill_verify(const struct dataset *d, const struct record *record,
                : -EBADMSG;
 }
 
-/* All parts of a sample, one after another. *bad is the record that failed. */
-static int copy_sample(const struct fill_plan *plan, struct filler *filler, uint64_t sample,
-                       uint8_t *to, uint64_t *bad)
+/* The parts [first, end) of a sample, one after another. *bad is the record that failed. */
+static int copy_records(const struct fill_plan *plan, struct filler *filler, uint64_t first,
+                        uint64_t end, uint8_t *to, uint64_t *bad)
 {
     struct dataset *d = plan->archive->dataset;
-    uint64_t first, end;
-    archive_records(plan->archive, sample, &first, &end);
     for (; first < end; first++) {
         const struct record *record = &d->records[first];
         filler->present = first;
@@ -253,16 +252,17 @@ static int check_length(const struct fill_plan *plan, struct filler *filler, uin
     return plan->images ? images_check_file(plan->budget, len, filler->why) : 0;
 }
 
-/* The bytes of a sample wherever they are, for callers that only look at them. */
-static int fill_sample_bytes(const struct fill_plan *plan, struct filler *filler,
-                             uint64_t sample, const uint8_t **ret_bytes, uint64_t *ret_len,
-                             uint64_t *bad)
+/* The bytes of a sample's parts wherever they are, for callers that only look at them. */
+static int fill_record_bytes(const struct fill_plan *plan, struct filler *filler,
+                             uint64_t first, uint64_t end, const uint8_t **ret_bytes,
+                             uint64_t *ret_len, uint64_t *bad)
 {
     struct dataset *d = plan->archive->dataset;
-    uint64_t first, end, len = archive_size(plan->archive, sample);
     const uint8_t *bytes = NULL;
+    uint64_t len = 0;
     int r = 0;
-    archive_records(plan->archive, sample, &first, &end);
+    for (uint64_t i = first; i < end; i++)
+        len += d->records[i].size_bytes;
     *bad = filler->present = first;
     if (end - first == 1 && !plan->verify)
         r = mapped_bytes(filler, d, &d->records[first], &bytes);
@@ -278,11 +278,20 @@ static int fill_sample_bytes(const struct fill_plan *plan, struct filler *filler
             filler->room = len;
         }
         bytes = filler->buffer;
-        r = len ? copy_sample(plan, filler, sample, filler->buffer, bad) : 0;
+        r = len ? copy_records(plan, filler, first, end, filler->buffer, bad) : 0;
     }
     *ret_bytes = bytes;
     *ret_len = len;
     return r;
+}
+
+static int fill_sample_bytes(const struct fill_plan *plan, struct filler *filler,
+                             uint64_t sample, const uint8_t **ret_bytes, uint64_t *ret_len,
+                             uint64_t *bad)
+{
+    uint64_t first, end;
+    archive_records(plan->archive, sample, &first, &end);
+    return fill_record_bytes(plan, filler, first, end, ret_bytes, ret_len, bad);
 }
 
 /* ---- decoding ---- */
@@ -321,17 +330,47 @@ static void find_picture(const struct fill_plan *plan, uint64_t sample, const ui
     }
 }
 
-static int decode_picture(const struct fill_plan *plan, struct filler *filler,
-                          struct slab *slab, uint64_t i, const uint8_t *bytes, uint64_t len,
-                          uint64_t *bad)
+/* The bytes of the part with this name. */
+static int fill_part_bytes(const struct fill_plan *plan, struct filler *filler, uint64_t sample,
+                           const char *name, const uint8_t **ret_bytes, uint64_t *ret_len,
+                           uint64_t *bad)
+{
+    struct onepot_part part = {.size = sizeof(part)};
+    uint64_t first, end, i = 0;
+    archive_records(plan->archive, sample, &first, &end);
+    *bad = first;
+    for (int r = 0; first + i < end; i++) {
+        r = onepot_archive_part(plan->archive, sample, i, &part);
+        if (r < 0)
+            return r;
+        if (part.name_len == strlen(name) && memcmp(part.name, name, part.name_len) == 0)
+            return fill_record_bytes(plan, filler, first + i, first + i + 1, ret_bytes, ret_len,
+                                     bad);
+    }
+    snprintf(filler->why, sizeof(filler->why), "its sample has no part '%.99s'", name);
+    return -EILSEQ;
+}
+
+static int decode_pictures(const struct fill_plan *plan, struct filler *filler,
+                           struct slab *slab, uint64_t i, uint64_t *bad)
 {
     const struct images_place place = {slab->seed, slab->batch.epoch, slab->indices[i]};
-    find_picture(plan, place.index, &bytes, &len, bad);
+    uint8_t *to = slab->memory + slab->offsets[i];
+    int r = 0;
     filler->scratch.budget = plan->budget;
-    int r = images_decode(plan->images, &filler->scratch, &place, bytes, len,
-                          slab->memory + slab->offsets[i], filler->why);
-    if (filler->room > BUFFER_KEPT)
-        filler_free_buffer(filler);
+    for (const struct images_plan *p = plan->images; r == 0 && p; p = p->next) {
+        uint64_t len, end = p->next ? p->next->at : plan->stride;
+        const uint8_t *bytes;
+        r = *p->part ? fill_part_bytes(plan, filler, place.index, p->part, &bytes, &len, bad)
+                     : fill_sample_bytes(plan, filler, place.index, &bytes, &len, bad);
+        if (r == 0 && !*p->part)
+            find_picture(plan, place.index, &bytes, &len, bad);
+        if (r == 0)
+            r = images_decode(p, &filler->scratch, &place, bytes, len, to + p->at, filler->why);
+        memset(to + p->at + p->bytes, 0, end - p->at - p->bytes);
+        if (filler->room > BUFFER_KEPT)
+            filler_free_buffer(filler);
+    }
     return r;
 }
 
@@ -341,11 +380,11 @@ static int decode_sample(const struct fill_plan *plan, struct filler *filler, st
     const uint8_t *bytes;
     uint8_t *to = slab->memory + slab->offsets[i];
     uint64_t len, sample = slab->indices[i];
+    if (plan->images)
+        return decode_pictures(plan, filler, slab, i, bad);
     int r = fill_sample_bytes(plan, filler, sample, &bytes, &len, bad);
     if (r < 0)
         return r;
-    if (plan->images)
-        return decode_picture(plan, filler, slab, i, bytes, len, bad);
     if (plan->npy)
         return decode_npy(plan, bytes, len, to);
     size_t got = 0;
@@ -442,7 +481,9 @@ static int fill_one(const struct fill_plan *plan, struct filler *filler, struct 
     filler->again = plan->foresee ? slab->again[i] : SLAB_NOT_AGAIN;
     if (plan->npy || plan->decode || plan->images)
         return decode_sample(plan, filler, slab, i, bad);
-    return copy_sample(plan, filler, slab->indices[i], slab->memory + slab->offsets[i], bad);
+    uint64_t first, end;
+    archive_records(plan->archive, slab->indices[i], &first, &end);
+    return copy_records(plan, filler, first, end, slab->memory + slab->offsets[i], bad);
 }
 
 /* Replaces a picture that can't be decoded, if the plan says so. False: its error counts. */
@@ -452,7 +493,8 @@ static bool fill_replace(const struct fill_plan *plan, struct slab *slab, uint64
         return false;
     uint8_t *to = slab->memory + slab->offsets[i];
     if (plan->images->o.on_error == ONEPOT_ERROR_GREY) {
-        images_grey(plan->images, to);
+        for (const struct images_plan *p = plan->images; p; p = p->next)
+            images_grey(p, to + p->at);
         return true;
     }
     memset(to, 0, plan->stride);

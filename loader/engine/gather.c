@@ -51,16 +51,13 @@ static uint64_t picture_bytes(void)
 static int gather_plan_images(const struct onepot_images *given, struct onepot_error *error,
                               struct gather_plan *p)
 {
-    p->images = malloc(sizeof(*p->images));
-    if (!p->images)
-        return error_set(error, -ENOMEM, "out of memory");
-    int r = images_plan(given, error, p->images);
+    int r = images_plan_all(given, error, &p->images);
     if (r < 0)
         return r;
     images_budget_init(&p->budget, picture_bytes(), THREADS_MAX);
     p->fill.budget = &p->budget;
     p->fill.images = p->images;
-    p->fill.stride = p->images->bytes;
+    p->fill.stride = p->images->all_bytes;
     return 0;
 }
 

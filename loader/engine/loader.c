@@ -45,11 +45,9 @@ static int loader_plan_images(struct onepot_loader *loader,
 {
     if (!given->images)
         return 0;
-    loader->images = malloc(sizeof(*loader->images));
-    if (!loader->images)
-        return error_set(error, -ENOMEM, "no memory for a loader");
+    int r = images_plan_all(given->images, error, &loader->images);
     loader->options.fill.images = loader->images;
-    return images_plan(given->images, error, loader->images);
+    return r;
 }
 
 static int loader_plan_devices(struct onepot_loader *loader,

@@ -83,7 +83,7 @@ static int plan_fill(const struct onepot_loader_options *given, struct fill_plan
     if (fill->npy)
         return fill_npy_kind(fill, error);
     if (fill->images) {
-        fill->stride = fill->images->bytes;
+        fill->stride = fill->images->all_bytes;
         return 0;
     }
     fill->stride =

@@ -49,8 +49,9 @@ static int devices_convert_there(struct loader_devices *d, struct images_plan *i
 {
     struct onepot_images o = images->o;
     struct onepot_conversion *convert = &d->convert;
-    if (!o.type || o.channels_last)
+    if (!o.type || o.channels_last || images->next)
         return 0;
+    o.part = images->part;
     *convert = (struct onepot_conversion){.size = sizeof(*convert),
                                           .height = o.height,
                                           .width = o.width,

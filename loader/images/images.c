@@ -4,12 +4,15 @@
 #include "images.h"
 
 #include <errno.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "convert_round.h"
 #include "error.h"
 #include "picture.h"
 
-#define SIDE_MAX 16384u /* of the result */
+#define SIDE_MAX 16384u          /* of the result */
+#define IMAGE_ALIGN UINT64_C(64) /* where a sample has several */
 
 /* The last one takes what no other knows. */
 static const struct picture_decoder *const decoders[] = {&picture_jpeg, &picture_png,
@@ -48,12 +51,14 @@ static int plan_check(const struct onepot_images *o, struct onepot_error *error)
     uint32_t longer = o->height > o->width ? o->height : o->width;
     if (longer > SIDE_MAX)
         return error_set(error, -EINVAL, "images of %u by %u pixels", o->height, o->width);
-    if (o->crop > ONEPOT_CROP_NONE || o->interpolation > ONEPOT_BICUBIC ||
+    if (o->crop > ONEPOT_CROP_NONE || o->interpolation > ONEPOT_NEAREST ||
         o->type > ONEPOT_BFLOAT16 || o->on_error > ONEPOT_ERROR_GREY)
         return error_set(error, -EINVAL, "images: no such crop, interpolation or type");
     if (o->crop == ONEPOT_CROP_CENTRE && (o->resize < longer || o->resize > PICTURE_SIDE_MAX))
         return error_set(error, -EINVAL, "images: resize is %u, and %u pixels are cut out",
                          o->resize, longer);
+    if (o->on_error == ONEPOT_ERROR_GREY && o->interpolation == ONEPOT_NEAREST)
+        return error_set(error, -EINVAL, "images: grey is no value of a mask");
     if (!is_range(o->scale, 1))
         return error_set(error, -EINVAL, "images: scale is a range in (0, 1]");
     if (!is_range(o->ratio, 1e6f))
@@ -97,20 +102,62 @@ int images_plan(const struct onepot_images *given, struct onepot_error *error,
     r = plan_check(&plan.o, error);
     if (r < 0)
         return r;
+    if (plan.o.part && strlen(plan.o.part) >= IMAGES_PART_MAX)
+        return error_set(error, -EINVAL, "images: the name of a part is too long");
+    strcpy(plan.part, plan.o.part ? plan.o.part : "");
+    plan.o.part = NULL;
+    plan.o.next = NULL;
     plan.bytes = (uint64_t)plan.o.height * plan.o.width * 3 * picture_item_bytes(&plan.o);
+    plan.all_bytes = plan.bytes;
     plan_values(&plan);
     *ret_plan = plan;
+    return 0;
+}
+
+int images_plan_all(const struct onepot_images *given, struct onepot_error *error,
+                    struct images_plan **ret_plans)
+{
+    struct images_plan *plans = calloc(ONEPOT_IMAGES_MAX, sizeof(*plans));
+    uint64_t at = 0;
+    int r = plans ? 0 : error_set(error, -ENOMEM, "no memory for images");
+    for (size_t i = 0; r == 0 && given; i++) {
+        struct onepot_images o = {0};
+        if (i == ONEPOT_IMAGES_MAX)
+            r = error_set(error, -EINVAL, "more than %u images of a sample", ONEPOT_IMAGES_MAX);
+        if (r == 0)
+            r = options_read(&o, sizeof(o), given, error);
+        if (r == 0)
+            r = images_plan(&o, error, &plans[i]);
+        if (r == 0 && o.on_error != plans[0].o.on_error)
+            r = error_set(error, -EINVAL, "images of one sample have one on_error");
+        if (r < 0)
+            break;
+        if (i > 0) {
+            plans[i].at = at = (at + IMAGE_ALIGN - 1) & ~(IMAGE_ALIGN - 1);
+            plans[i - 1].next = &plans[i];
+        }
+        at += plans[i].bytes;
+        given = o.next;
+    }
+    if (r < 0) {
+        free(plans);
+        return r;
+    }
+    plans->all_bytes = plans->next ? (at + IMAGE_ALIGN - 1) & ~(IMAGE_ALIGN - 1) : at;
+    *ret_plans = plans;
     return 0;
 }
 
 int onepot_images_bytes(const struct onepot_images *images, struct onepot_error *error,
                         uint64_t *ret_bytes)
 {
-    struct images_plan plan;
-    int r = images_plan(images, error, &plan);
-    if (r == 0)
-        *ret_bytes = plan.bytes;
-    return r;
+    struct images_plan *plans;
+    int r = images_plan_all(images, error, &plans);
+    if (r < 0)
+        return r;
+    *ret_bytes = plans->all_bytes;
+    free(plans);
+    return 0;
 }
 
 /* ---- decoding ---- */

@@ -21,11 +21,15 @@
 #include "onepot.h"
 
 #define IMAGES_WHY_MAX 160u
+#define IMAGES_PART_MAX 256u
 
 /* The options, completed. Never changes. */
 struct images_plan {
-    struct onepot_images o;
-    uint64_t bytes; /* of one image */
+    struct onepot_images o;         /* without its pointers */
+    char part[IMAGES_PART_MAX];     /* the part of a sample that is the picture; "": any */
+    const struct images_plan *next; /* of another part */
+    uint64_t at, bytes; /* where each image begins in its sample's place, and its size */
+    uint64_t all_bytes; /* of a sample's place; of the first plan */
     /* The value that each byte of a channel becomes; of a half type its bits. */
     union images_value {
         float single;
@@ -44,7 +48,11 @@ static inline float images_scale(const struct onepot_images *o, unsigned channel
     return 1 / (255 * o->std[channel]);
 }
 
-/* -EINVAL with the reason in *error. */
+/* What all options that follow each other come to, to be freed. As images_plan; -ENOMEM. */
+int images_plan_all(const struct onepot_images *given, struct onepot_error *error,
+                    struct images_plan **ret_plans);
+
+/* Of one part. -EINVAL with the reason in *error. */
 int images_plan(const struct onepot_images *given, struct onepot_error *error,
                 struct images_plan *ret_plan);
 

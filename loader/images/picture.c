@@ -165,7 +165,8 @@ int picture_begin(struct picture *p, uint32_t width, uint32_t height, bool can_s
         return picture_fail(p, -EILSEQ, "it has %u by %u pixels, and at most %u are decoded",
                             width, height, SOURCE_PIXELS);
     crop_plan(o, p->place, width, height, &crop);
-    unsigned shrinks = can_shrink && !o->exact ? crop_shrinks(&crop) : 1;
+    unsigned shrinks =
+        can_shrink && !o->exact && o->interpolation != ONEPOT_NEAREST ? crop_shrinks(&crop) : 1;
     width = (width + shrinks - 1) / shrinks;
     height = (height + shrinks - 1) / shrinks;
     if (shrinks > 1)

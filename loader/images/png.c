@@ -70,9 +70,27 @@ static void on_free(png_structp png, png_voidp memory)
     free(memory);
 }
 
+/*
+ * Keep the file's values, which libpng would make colours of: a palette's colours become their
+ * numbers, and what was widened to 8 bits is narrowed again.
+ */
+static void keep_values(struct decoder *d)
+{
+    uint8_t depth = png_get_bit_depth(d->png, d->info);
+    png_color numbers[256];
+    for (unsigned i = 0; i < 256; i++)
+        numbers[i] = (png_color){(uint8_t)i, (uint8_t)i, (uint8_t)i};
+    if (png_get_color_type(d->png, d->info) == PNG_COLOR_TYPE_PALETTE)
+        png_set_PLTE(d->png, d->info, numbers, 1 << depth);
+    else if (depth < 8)
+        png_set_shift(d->png, &(png_color_8){depth, depth, depth, depth, depth});
+}
+
 /* Ask for four bytes a pixel, the last one of no use. Returns the number of passes. */
 static int choose_pixels(struct decoder *d)
 {
+    if (d->picture->plan->o.interpolation == ONEPOT_NEAREST)
+        keep_values(d);
     png_set_strip_16(d->png);
     png_set_palette_to_rgb(d->png);
     png_set_expand_gray_1_2_4_to_8(d->png);
@@ -94,6 +112,10 @@ static int decode_picture(struct decoder *d)
     png_read_info(d->png, d->info);
     uint32_t width = png_get_image_width(d->png, d->info);
     uint32_t height = png_get_image_height(d->png, d->info);
+    if (p->plan->o.interpolation == ONEPOT_NEAREST && png_get_bit_depth(d->png, d->info) > 8)
+        return picture_fail(p, -EILSEQ,
+                            "its values have 16 bits, and 'nearest' keeps all of "
+                            "8 bits, but not of more");
     int passes = choose_pixels(d);
     bool whole = passes > 1;
     int r = picture_begin(p, width, height, false, whole ? height : 1,

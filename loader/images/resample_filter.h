@@ -31,6 +31,8 @@ struct filter_span {
 static inline double filter_at(enum onepot_interpolation interpolation, double x)
 {
     x = fabs(x);
+    if (interpolation == ONEPOT_NEAREST)
+        return 1;
     if (interpolation != ONEPOT_BICUBIC)
         return x < 1 ? 1 - x : 0;
     if (x < 1)
@@ -42,6 +44,8 @@ static inline double filter_support(const struct axis *a,
                                     enum onepot_interpolation interpolation)
 {
     double support = interpolation == ONEPOT_BICUBIC ? 2 : 1;
+    if (interpolation == ONEPOT_NEAREST)
+        return support;
     return a->step > 1 ? support * a->step : support;
 }
 
@@ -84,6 +88,10 @@ static inline struct filter_span filter_one(const struct axis *a, uint32_t i,
     double narrowed = a->step > 1 ? 1 / a->step : 1, sum = 0, part = 0;
     struct filter_span span = filter_range(a, centre, support);
     int32_t before = 0;
+    if (interpolation == ONEPOT_NEAREST) { /* as PIL: the pixel in which the centre lies */
+        span = filter_range(a, floor(centre) + 0.5, 0.5);
+        span.number = 1;
+    }
     span.number = span.number < most ? span.number : (uint32_t)most;
     for (uint32_t n = 0; n < span.number; n++)
         sum += filter_at(interpolation, (span.first + n + 0.5 - centre) * narrowed);

@@ -71,6 +71,7 @@ PyObject *batch_new(PyTypeObject *type, const struct batch_kind *kind,
     }
     b->batch = batch;
     b->kind = *kind;
+    Py_XINCREF(kind->image_names);
     b->streams = streams;
     b->there = (struct onepot_device_batch){.size = sizeof(b->there)};
     if (onepot_batch_on_device(batch, &b->there) < 0)
@@ -103,6 +104,7 @@ static void batch_dealloc(PyObject *self)
 {
     batch_let_go(((struct py_batch *)self)->batch, NULL);
     Py_XDECREF(((struct py_batch *)self)->streams);
+    Py_XDECREF(((struct py_batch *)self)->kind.image_names);
     object_free(self);
 }
 
@@ -195,23 +197,41 @@ static PyObject *batch_device(PyObject *self, void *unused)
                                 b->there.index);
 }
 
+/* Images that a device made of the data, or that were decoded, and lie in each sample's place.
+ */
+static PyObject *batch_view_images(struct py_batch *s, unsigned number)
+{
+    const uint64_t *one = s->kind.images[number].shape;
+    const uint64_t shape[] = {s->batch->samples, one[0], one[1], one[2]};
+    struct shape view;
+    view.item = s->kind.images[number].item;
+    shape_set(&view, 0, 4, shape, false);
+    if (s->there.images) {
+        uint64_t bytes = (uint64_t)item_types[view.item].bytes;
+        for (unsigned i = 0; i < 4; i++)
+            bytes *= shape[i];
+        return (PyObject *)batch_view_new(s, s->there.images, bytes, &view);
+    }
+    uint64_t at = s->kind.images[number].at;
+    view.strides[0] = (Py_ssize_t)s->batch->stride;
+    return (PyObject *)batch_view_new(s, s->there.data + at, s->batch->bytes - at, &view);
+}
+
 static PyObject *batch_images(PyObject *self, void *unused)
 {
     struct py_batch *s = (struct py_batch *)self;
-    const uint64_t *one = s->kind.image_shape;
-    const uint64_t shape[] = {s->batch->samples, one[0], one[1], one[2]};
-    if (!s->kind.has_images)
+    if (!s->kind.image_count)
         Py_RETURN_NONE;
-    uint64_t bytes = (uint64_t)item_types[s->kind.image_item].bytes;
-    for (unsigned i = 0; i < 4; i++)
-        bytes *= shape[i];
-    struct shape view;
-    view.item = s->kind.image_item;
-    shape_set(&view, 0, 4, shape, false);
-    /* A device made them of the data, or they were decoded and are the data. */
-    return (PyObject *)(s->there.images
-                            ? batch_view_new(s, s->there.images, bytes, &view)
-                            : batch_view_new(s, s->there.data, s->batch->bytes, &view));
+    if (!s->kind.image_names)
+        return batch_view_images(s, 0);
+    PyObject *images = PyDict_New();
+    for (unsigned i = 0; images && i < s->kind.image_count; i++) {
+        PyObject *one = batch_view_images(s, i);
+        if (!one || PyDict_SetItem(images, PyTuple_GetItem(s->kind.image_names, i), one) < 0)
+            Py_CLEAR(images);
+        Py_XDECREF(one);
+    }
+    return images;
 }
 
 int take_stream(PyObject *stream, void **ret_handle)
@@ -279,7 +299,9 @@ static PyGetSetDef batch_fields[] = {
      NULL},
     {"images", batch_images, NULL,
      "Images that were decoded, or that the device made of data: Buffer [samples, channels,\n"
-     "height, width] (or channels last), or None.",
+     "height, width] (or channels last); of several parts of each sample, a dict of these by "
+     "the\n"
+     "parts' names; or None.",
      NULL},
     {"offsets", batch_table, NULL,
      "Where each sample begins in data, in bytes: int64 [samples].",

@@ -68,7 +68,7 @@ uint64_t *take_indices(PyObject *given, uint64_t samples, int from_end, Py_ssize
 /* A batch that is asked for, and what it refers to; to be freed with PyMem_Free(samples). */
 struct request {
     struct gather_batch batch;
-    struct onepot_images images;
+    struct onepot_images images[ONEPOT_IMAGES_MAX];
     uint64_t *samples;
 };
 
@@ -77,7 +77,7 @@ static int request_read(const struct onepot_archive *archive, PyObject *samples,
                         PyObject *images, struct request *q)
 {
     Py_ssize_t count;
-    if (images != Py_None && take_images(images, &q->images) < 0)
+    if (images != Py_None && take_images(images, q->images) < 0)
         return -1;
     q->samples = take_indices(samples, onepot_archive_samples(archive), 1, &count);
     if (!q->samples)
@@ -85,7 +85,7 @@ static int request_read(const struct onepot_archive *archive, PyObject *samples,
     q->batch.archive = archive;
     q->batch.samples = q->samples;
     q->batch.count = (uint64_t)count;
-    q->batch.images = images != Py_None ? &q->images : NULL;
+    q->batch.images = images != Py_None ? q->images : NULL;
     return 0;
 }
 

@@ -18,17 +18,41 @@ struct py_loader {
     PyObject *decode; /* kept because of its context */
 };
 
-static void kind_of_images(const struct onepot_loader_options *o, struct batch_kind *ret)
+static void kind_of_one(struct batch_kind *ret, enum onepot_float type, bool last,
+                        uint64_t channels, uint64_t height, uint64_t width)
 {
-    bool last = o->images && o->images->channels_last;
-    uint64_t channels = o->convert ? o->convert->channels : 3;
-    if (!o->convert && !o->images)
-        return;
-    ret->has_images = true;
-    ret->image_item = item_of_images(o->convert ? o->convert->type : o->images->type);
-    ret->image_shape[last ? 2 : 0] = channels;
-    ret->image_shape[last ? 0 : 1] = o->convert ? o->convert->height : o->images->height;
-    ret->image_shape[last ? 1 : 2] = o->convert ? o->convert->width : o->images->width;
+    unsigned i = ret->image_count++;
+    ret->images[i].item = item_of_images(type);
+    ret->images[i].shape[last ? 2 : 0] = channels;
+    ret->images[i].shape[last ? 0 : 1] = height;
+    ret->images[i].shape[last ? 1 : 2] = width;
+}
+
+static int kind_of_images(const struct onepot_loader_options *o, struct batch_kind *ret)
+{
+    const struct onepot_conversion *c = o->convert;
+    const struct onepot_images *images = o->images;
+    uint64_t count = 0, bytes = 0;
+    if (c)
+        kind_of_one(ret, c->type, false, c->channels, c->height, c->width);
+    for (const struct onepot_images *i = images; i; i = i->next, count++) {
+        struct onepot_images one = *i;
+        one.next = NULL;
+        ret->images[count].at = bytes = (bytes + 63) / 64 * 64;
+        kind_of_one(ret, i->type, i->channels_last, 3, i->height, i->width);
+        uint64_t more = 0;
+        onepot_images_bytes(&one, NULL, &more);
+        bytes += more;
+    }
+    if (!images || !images->part)
+        return 0;
+    ret->image_names = PyTuple_New((Py_ssize_t)count);
+    for (Py_ssize_t i = 0; ret->image_names && images; i++, images = images->next) {
+        PyObject *name = PyUnicode_DecodeFSDefault(images->part);
+        if (!name || PyTuple_SetItem(ret->image_names, i, name) < 0)
+            Py_CLEAR(ret->image_names);
+    }
+    return ret->image_names ? 0 : -1;
 }
 
 /* Determine the kind of batches, which their views need. */
@@ -40,7 +64,8 @@ static int loader_find_kind(const struct onepot_loader *loader,
     *ret = (struct batch_kind){.where = BUFFER_HOST};
     ret->npy.size = sizeof(ret->npy);
     ret->item = onepot_loader_npy(loader, &ret->npy) == 0 ? item_of_npy(ret->npy.type) : -1;
-    kind_of_images(o, ret);
+    if (kind_of_images(o, ret) < 0)
+        return -1;
     if (!o->device_count)
         return 0;
     int r = onepot_device_info(o->devices[0], &error, &info);
@@ -77,6 +102,7 @@ static void loader_free(PyObject *capsule)
     Py_END_ALLOW_THREADS
     Py_DECREF(l->batch_type);
     Py_DECREF(l->decode);
+    Py_XDECREF(l->kind.image_names);
     PyMem_Free(l);
 }
 
@@ -126,6 +152,8 @@ static PyObject *loader_new(struct onepot_loader *loader, const struct onepot_lo
         Py_BEGIN_ALLOW_THREADS
         onepot_loader_free(loader);
         Py_END_ALLOW_THREADS
+        if (l)
+            Py_XDECREF(l->kind.image_names);
         PyMem_Free(l);
         Py_CLEAR(capsule);
         return NULL;
@@ -177,13 +205,13 @@ static int loader_take_decode(PyObject *decode, struct onepot_loader_options *o)
 
 /* The loader's options that convert samples, kept by the caller. */
 struct made {
-    struct onepot_images images;
+    struct onepot_images images[ONEPOT_IMAGES_MAX];
     struct onepot_conversion conversion;
 };
 
 /*
  * None; or (height, width, channels, type, four means, four scales) of pixels that a device
- * converts; or a longer tuple, of pictures that are decoded (take_images).
+ * converts; or a longer tuple, or a list, of pictures that are decoded (take_images).
  */
 static int loader_take_images(PyObject *given, struct made *made,
                               struct onepot_loader_options *o)
@@ -193,9 +221,9 @@ static int loader_take_images(PyObject *given, struct made *made,
     int type;
     if (given == Py_None)
         return 0;
-    if (PyTuple_Check(given) && PyTuple_Size(given) > 6) {
-        o->images = &made->images;
-        return take_images(given, &made->images);
+    if (PyList_Check(given) || (PyTuple_Check(given) && PyTuple_Size(given) > 6)) {
+        o->images = made->images;
+        return take_images(given, made->images);
     }
     if (!PyArg_ParseTuple(given, "O&O&O&i(ffff)(ffff)", take_small, &images->height, take_small,
                           &images->width, take_small, &images->channels, &type, &mean[0],
@@ -381,10 +409,19 @@ static PyObject *loader_kind(PyObject *self, PyObject *capsule)
     if (!l)
         return NULL;
     const struct batch_kind *kind = &l->kind;
-    for (unsigned i = 0; i < 3; i++)
-        shape[i] = (Py_ssize_t)kind->image_shape[i];
-    if (kind->has_images)
-        return type_and_shape(kind->image_item, shape, 3);
+    PyObject *text = NULL;
+    for (unsigned n = 0; n < kind->image_count && (n == 0 || text); n++) {
+        for (unsigned i = 0; i < 3; i++)
+            shape[i] = (Py_ssize_t)kind->images[n].shape[i];
+        PyObject *one = type_and_shape(kind->images[n].item, shape, 3), *before = text;
+        text = one && before ? PyUnicode_FromFormat("%U, %U", before, one) : one;
+        if (before) {
+            Py_DECREF(before);
+            Py_XDECREF(one);
+        }
+    }
+    if (kind->image_count)
+        return text;
     if (kind->item < 0)
         return PyUnicode_FromString("uint8");
     for (uint32_t i = 0; i < kind->npy.dimensions; i++)

@@ -251,8 +251,9 @@ PyObject *archive_layout(PyObject *self, PyObject *args);
 PyObject *archive_fill(PyObject *self, PyObject *args);
 
 /*
- * The options of pictures, as onepot/_images.py gives them in a tuple.
- * _core._images_bytes(images) are the bytes of each image.
+ * The options of pictures, as onepot/_images.py gives them: a tuple, or a list of pairs (name
+ * of a part as bytes, tuple), which the names live as long as. Writes ONEPOT_IMAGES_MAX structs
+ * at most. _core._images_bytes(images) are the bytes of each sample's images.
  */
 int take_images(PyObject *given, struct onepot_images *ret_images);
 PyObject *module_images_bytes(PyObject *self, PyObject *given);
@@ -268,9 +269,13 @@ struct batch_kind {
     int item; /* type of .npy samples; -1: bytes */
     struct onepot_npy npy;
     enum buffer_where where;
-    bool has_images;
-    enum item image_item;
-    uint64_t image_shape[3]; /* channels first, or last */
+    struct {
+        enum item item;
+        uint64_t shape[3]; /* channels first, or last */
+        uint64_t at;       /* where it begins in a sample's place */
+    } images[ONEPOT_IMAGES_MAX];
+    unsigned image_count;
+    PyObject *image_names; /* a tuple: of the parts that they are made of; or NULL */
 };
 
 /* An object of `type`, a class of Batch. Takes the batch over, also on failure. */

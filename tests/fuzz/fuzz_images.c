@@ -35,7 +35,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                               .width = SIDE,
                               .height = SIDE,
                               .crop = (enum onepot_crop)(data[0] % 3),
-                              .interpolation = (enum onepot_interpolation)(data[0] / 4 % 2),
+                              .interpolation =
+                                  data[0] / 128 ? ONEPOT_NEAREST
+                                                : (enum onepot_interpolation)(data[0] / 4 % 2),
                               .exact = data[0] / 8 % 2,
                               .type = (enum onepot_float)(data[0] / 16 % 4),
                               .channels_last = data[0] / 64 % 2,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""examples/loader.c, gpu_loader.c, resume.py and torch_gpu.py do what they say.
+"""The examples of the loader, as loader.c and segmentation.py, do what they say.
 
 Environment: ONEPOT, EXAMPLE_LOADER, EXAMPLE_GPU_LOADER (programs), EXAMPLES (the folder), and MODULE, where the
 Python module is, or nothing.
@@ -78,6 +78,7 @@ def main():
         if not os.environ.get("WITHOUT_DEVICES"):
             with_device(work, os.path.dirname(command[1]), alone)
         with_pictures(work, os.path.dirname(command[1]), alone)
+        with_masks(work, os.path.dirname(command[1]), alone)
         with_torch(work, tar, os.path.dirname(command[1]), alone)
 
 
@@ -109,19 +110,23 @@ def with_device(work, examples, environment):
     assert len(losses) == 3 and losses[2] < losses[0], lines
 
 
+def npy(shape, pixels):
+    header = ("{'descr': '|u1', 'fortran_order': False, 'shape': %s, }" % (shape,)).ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00\x76\x00" + header.encode() + pixels
+
+
 def with_pictures(work, examples, environment):
     """Two classes, one red and one blue; .npy arrays, as not every build decodes JPEG."""
     if importlib.util.find_spec("torch") is None:
         print("imagenet_train.py left out: torch is not installed")
         return
     tree, tar = os.path.join(work, "pictures"), os.path.join(work, "pictures.tar")
-    header = "{'descr': '|u1', 'fortran_order': False, 'shape': (40, 50, 3), }".ljust(117) + "\n"
     for i in range(80):
         folder = os.path.join(tree, "c%d" % (i % 2))
         os.makedirs(folder, exist_ok=True)
         pixel = bytes([200 - i, i, 90]) if i % 2 else bytes([90, i, 200 - i])
         with open(os.path.join(folder, "%d.npy" % i), "wb") as f:
-            f.write(b"\x93NUMPY\x01\x00\x76\x00" + header.encode() + pixel * 2000)
+            f.write(npy((40, 50, 3), pixel * 2000))
     run(os.environ["ONEPOT"], "pack", "-o", tar, tree)
     # No rank: a process of torch with one would look for the others.
     environment = {k: v for k, v in environment.items() if k not in ("RANK", "WORLD_SIZE")}
@@ -130,6 +135,28 @@ def with_pictures(work, examples, environment):
     right = [float(re.search(r"([0-9.]+) of this", line).group(1)) for line in lines]
     assert len(right) == 4 and right[3] > 0.9, lines
     assert len(open(os.path.join(examples, "imagenet_train.py")).readlines()) < 60
+
+
+def with_masks(work, examples, environment):
+    """Bright columns of class 1 in dark ones of class 0, and an edge of no class."""
+    if importlib.util.find_spec("torch") is None:
+        print("segmentation.py left out: torch is not installed")
+        return
+    tree, tar = os.path.join(work, "pairs"), os.path.join(work, "pairs.tar")
+    for i in range(24):
+        mask = [255 if x < 4 else int(x % 20 > i % 10) for x in range(60)]
+        for folder, pixels in (("images", bytes(c for v in mask for c in (220 * (v == 1), i, 90))),
+                               ("masks", bytes(mask))):
+            os.makedirs(os.path.join(tree, folder), exist_ok=True)
+            shape = (40, 60, 3) if folder == "images" else (40, 60)
+            with open(os.path.join(tree, folder, "%d.npy" % i), "wb") as f:
+                f.write(npy(shape, pixels * 40))
+    run(os.environ["ONEPOT"], "pack", "-o", tar, tree)
+    environment = {k: v for k, v in environment.items() if k not in ("RANK", "WORLD_SIZE")}
+    lines = run(sys.executable, os.path.join(examples, "segmentation.py"), tar, "2", "6", "32", "8",
+                **dict(environment, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES=""))
+    right = [float(re.search(r"([0-9.]+) of the pixels of 24 pairs", line).group(1)) for line in lines]
+    assert len(right) == 6 and right[5] > 0.95, lines
 
 
 def two_ranks(command, environment):

@@ -114,9 +114,19 @@ class Options(unittest.TestCase):
                              ("not for bytes", dict(mean=0.5, std=0.5)),
                              ("0 by 3 pixels", dict(size=(0, 3))), ("ratio", dict(ratio=(2, 1))),
                              ("on_error is", dict(on_error="ignore")),
+                             ("interpolation is one of .*'nearest'", dict(interpolation="area")),
+                             ("no value of a mask", dict(interpolation="nearest", on_error="grey")),
                              ("resize is 100", dict(crop="centre", resize=100))):
             with self.assertRaisesRegex(ValueError, words):
                 onepot.Images(**given)
+        for wrong in ({"a": 5}, {"a": None}, {1: onepot.Images()}, 5):
+            with self.assertRaises(TypeError):
+                onepot.Loader(ARRAYS, 4, images=wrong)
+        for wrong in ({}, {str(i): onepot.Images() for i in range(9)}):
+            with self.assertRaisesRegex(ValueError, "images of 1 to 8 parts"):
+                onepot.Loader(ARRAYS, 4, images=wrong)
+            with self.assertRaisesRegex(ValueError, "images of 1 to 8 parts"):
+                onepot.Dataset(ARRAYS, images=wrong)
         with self.assertRaisesRegex(TypeError, "is an onepot.Images"):
             onepot.Dataset(ARRAYS, images=(1, 2, 3))
         with self.assertRaisesRegex(ValueError, "arguments of Images"):
@@ -207,6 +217,89 @@ def interlaced(side):
                              (1, 0, 2, 2), (0, 1, 1, 2))))
 
 
+class Pairs(unittest.TestCase):
+    """Images and masks in two folders. Red is the mask's value, so that both show their crop."""
+
+    SIDE = 31
+    HOW = dict(size=(9, 11), flip=True)
+
+    @classmethod
+    def setUpClass(cls):
+        path = os.path.join(WORK, "masks.tar")
+        with onepot.Writer(path, sync=False) as writer:
+            for i in range(COUNT):
+                def value(x, y, c):
+                    return (x * 7 + y * 3 + i) % 21 if c == 0 else x + y + c
+                writer.add("images/%02d.v.npy" % i, npy(cls.SIDE + i, 29, value))
+                writer.add("masks/%02d.v.png" % i, cls.palette(cls.SIDE + i, 29, value))
+        cls.archive = onepot.Archive(path, parts={"image": "images", "mask": "masks"})
+        cls.images = {"image": onepot.Images(**cls.HOW, interpolation="nearest", dtype="float32"),
+                      "mask": onepot.Images(**cls.HOW, interpolation="nearest", layout="NHWC")}
+
+    @staticmethod
+    def palette(width, height, value):
+        rows = b"".join(b"\0" + bytes(value(x, y, 0) for x in range(width)) for y in range(height))
+        return (b"\x89PNG\r\n\x1a\n"
+                + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0))
+                + chunk(b"PLTE", bytes((i * 11) % 256 for i in range(3 * 21)))
+                + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
+
+    def setUp(self):
+        if not has("png"):
+            self.skipTest("this onepot was built without PNG")
+
+    def check(self, images, masks):
+        """Of one sample: lists by channels, rows, columns, and by rows, columns, channels."""
+        red = [[round(pixel * 255) for pixel in row] for row in images[0]]
+        self.assertEqual([[pixel[0] for pixel in row] for row in masks], red)
+        self.assertTrue(all(len(set(pixel)) == 1 for row in masks for pixel in row))
+        self.assertLess(max(map(max, red)), 21)
+
+    def test_an_image_and_its_mask_have_the_same_crop_and_values_stay(self):
+        seen, crops = 0, set()
+        for device in (None, "host"):
+            if device and os.environ.get("WITHOUT_DEVICES"):
+                continue
+            loader = onepot.Loader(self.archive, 7, 0, 1, images=self.images, device=device)
+            self.assertIn("float32 (3, 9, 11), uint8 (9, 11, 3)", repr(loader))
+            for batch in loader:
+                batch.wait()
+                self.assertEqual(list(batch.images), ["image", "mask"])
+                images, masks = batch.images["image"], batch.images["mask"]
+                self.assertEqual((images.shape, images.dtype), ((len(batch), 3, 9, 11), "float32"))
+                self.assertEqual((masks.shape, masks.dtype), ((len(batch), 9, 11, 3), "uint8"))
+                for image, mask in zip(images.tolist(), masks.tolist()):
+                    self.check(image, mask)
+                    crops.add(str(mask))
+                seen += len(batch)
+                self.assertEqual(batch.data.shape, (len(batch), 24 * 64))
+                self.assertEqual(bytes(batch.data.tolist()[0][1188:1216]), bytes(28))
+        self.assertEqual(seen % COUNT, 0)
+        self.assertGreater(len(crops), COUNT // 2)
+
+    def test_a_dataset_and_its_batches_have_both(self):
+        dataset = onepot.Dataset(self.archive, images=self.images, seed=0)
+        dataset.set_epoch(0)
+        batch = dataset[[3, 5]]
+        self.assertIn("float32 (3, 9, 11), uint8 (9, 11, 3)", repr(batch))
+        whole = {i: mask for batch in onepot.Loader(self.archive, 24, 0, 1, images=self.images)
+                 for i, mask in zip(batch.indices.tolist(), batch.images["mask"].tolist())}
+        for k, i in enumerate((3, 5)):
+            one, label = dataset[i]
+            for images in batch[k], one:
+                self.check(images["image"].tolist(), images["mask"].tolist())
+                self.assertEqual(images["mask"].tolist(), whole[i])
+            self.assertEqual(batch.images["mask"].tolist()[k], whole[i])
+            self.assertEqual(batch.tensors()["mask"].tolist()[k], whole[i])
+        again = pickle.loads(pickle.dumps(batch))
+        self.assertEqual(again.images["mask"].tolist(), batch.images["mask"].tolist())
+
+    def test_a_part_that_is_not_there_is_named(self):
+        loader = onepot.Loader(self.archive, 7, 0, 1, images={"depth": onepot.Images(8)})
+        with self.assertRaisesRegex(OSError, "no part 'depth'"):
+            next(loader)
+
+
 class Memory(unittest.TestCase):
     """What pictures take is judged against memory=."""
 
@@ -293,6 +386,22 @@ class BesidePil(unittest.TestCase):
             self.check(mode, saved(image.convert(mode), "PNG"), 1e-9)
         self.check("clear", saved(image.convert("P"), "PNG", transparency=3), 1e-9)
 
+    def test_nearest_is_as_pil_has_it(self):
+        if not has("png"):
+            self.skipTest("this onepot was built without PNG")
+        values = np.random.default_rng(5).integers(0, 16, (29, 41), dtype=np.uint8)
+        mask = Image.fromarray(values, "P")  # sides are odd, so that no two pixels are equally near
+        mask.putpalette([i * 7 % 256 for i in range(768)])
+        for file in saved(mask, "PNG"), saved(mask, "PNG", bits=4), saved(Image.fromarray(values), "PNG"):
+            path = os.path.join(WORK, "one.tar")
+            with onepot.Writer(path, sync=False, overwrite=True) as writer:
+                writer.add("mask.png", file)
+            for size in (29, 41), (10, 12), (70, 100):
+                images = onepot.Images(size, crop=None, interpolation="nearest", layout="NHWC")
+                ours = np.asarray(onepot.Dataset(path, images=images)[0][0])
+                want = np.asarray(mask.resize(size[::-1], Image.NEAREST))
+                self.assertTrue((ours == want[..., None]).all(), size)
+
     def test_what_pil_refuses_is_refused(self):
         if not has("jpeg"):
             self.skipTest("this onepot was built without JPEG")
@@ -347,7 +456,8 @@ class BesideTorchvision(unittest.TestCase):
         self.assertEqual(onepot.ImageFolder(JPEGS, train, fast=True).images,
                          onepot.Images(96, scale=(0.5, 1)))
         for bad, words in ((T.ColorJitter(), "ColorJitter is not known"), (T.ToTensor(), "one size"),
-                           (T.Resize(256), "one size"), (T.CenterCrop(224), "follows Resize")):
+                           (T.Resize(256), "one size"), (T.CenterCrop(224), "follows Resize"),
+                           (T.Resize((8, 8), T.InterpolationMode.NEAREST), "'nearest' is for masks")):
             with self.assertRaisesRegex(ValueError, words):
                 onepot.ImageFolder(JPEGS, bad, fast=True)
 

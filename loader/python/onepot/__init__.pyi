@@ -198,7 +198,8 @@ Sampler = DistributedSampler
 class Batch:
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Buffer: ...
-    def tensors(self) -> Any: ...  # list[Buffer]; of images a tensor, or a Buffer without torch
+    # list[Buffer]; of images a tensor, or a Buffer without torch; of several parts a dict of these
+    def tensors(self) -> Any: ...
     def record_stream(self, stream: Any) -> None: ...  # int, __cuda_stream__, torch's, cupy's
     def wait(self) -> None: ...  # on the host
     def copy_into(self, to: Any, stream: Any = None) -> None: ...  # images, else data
@@ -213,8 +214,9 @@ class Batch:
     def __dlpack_device__(self) -> "tuple[int, int]": ...
     @property
     def device(self) -> str: ...  # "cuda:1", "host:0", "cpu"
+    # None; a Buffer [samples, 3, height, width] (NHWC: channels last); of parts a dict of these
     @property
-    def images(self) -> Optional[Buffer]: ...  # [samples, 3, height, width]; NHWC: channels last
+    def images(self) -> Any: ...
     @property
     def data(self) -> Buffer: ...  # uint8 [bytes], [samples, bytes of one], or [samples, *shape]
     @property
@@ -250,7 +252,7 @@ class Images:
         std: Union[None, float, Sequence[float]] = None,
         dtype: str = "uint8",  # or "float16", "float32", "bfloat16"
         layout: str = "NCHW",  # or "NHWC"
-        interpolation: str = "bilinear",  # or "bicubic"
+        interpolation: str = "bilinear",  # or "bicubic"; "nearest": for masks
         *,
         exact: bool = False,
         on_error: str = "raise",  # or "skip", "grey"
@@ -284,7 +286,8 @@ class Loader:
         decoded_bytes: int = 0,
         # "cuda:0" or 0; "cuda": by the local rank; "host"; "cpu": no device
         device: "Union[None, str, int, torch.device]" = None,
-        images: "Union[None, Images, tuple[int, int, int]]" = None,  # height, width, channels
+        # of parts by their names, or height, width, channels
+        images: "Union[None, Images, Mapping[str, Images], tuple[int, int, int]]" = None,
         # of images as a tuple: None, which is "float32", "float16" or "bfloat16"
         dtype: Optional[str] = None,
         mean: Union[None, float, Sequence[float]] = None,  # of bytes; None: 0
@@ -325,7 +328,7 @@ class TensorBatch:
     def __getitem__(self, i: int) -> Any: ...  # uint8 [size]
     def tensors(self) -> Any: ...  # list; of images [samples, *shape]
     @property
-    def images(self) -> Any: ...  # [samples, *shape], or None
+    def images(self) -> Any: ...  # [samples, *shape], of parts a dict of these, or None
     def pin_memory(self, device: Any = None) -> "TensorBatch": ...
     def to(self, *args: Any, **keywords: Any) -> "TensorBatch": ...
     @property
@@ -350,7 +353,7 @@ def collate(samples: Any) -> Any: ...
 
 class Dataset(_TorchDataset[Any]):
     archive: Archive
-    images: Optional[Images]
+    images: Union[None, Images, Mapping[str, Images]]
     seed: int
     transform: Optional[Callable[[Any], Any]]
     target_transform: Optional[Callable[[int], Any]]
@@ -361,7 +364,7 @@ class Dataset(_TorchDataset[Any]):
         target_transform: Optional[Callable[[int], Any]] = None,
         *,
         root: Union[None, Archive, Path, Sequence[Path]] = None,  # as archive
-        images: Optional[Images] = None,
+        images: Union[None, Images, Mapping[str, Images]] = None,  # of parts by their names
         seed: int = 0,  # of random crops
         stage: Optional[str] = None,  # as Archive's
     ) -> None: ...

@@ -4,11 +4,14 @@ The layout is that of a loader's slab: data, then five tables at multiples of 64
 offsets, sizes, labels, indices, valid.
 """
 from collections.abc import Sequence
+from math import prod
 
 from onepot import _core, _shared
+from onepot._images import of_argument
 from onepot._torch import in_worker, torch
 
 _ALIGN = 64
+_BYTES = {"uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4}
 
 
 def _rounded(size):
@@ -30,11 +33,12 @@ def _new_memory(size, is_sent):
 def gather(archive, indices, stride=0, is_sent=False, images=None, seed=0, epoch=0):
     """The TensorBatch of these samples. stride: the size of every sample, or 0 if sizes differ.
     is_sent: a DataLoader's worker is about to send the batch. images: the samples are pictures,
-    decoded as these Images say, with the random crops of this seed and epoch."""
+    or have parts that are, decoded as these Images say, with the random crops of this seed and
+    epoch."""
     if hasattr(indices, "tolist"):
         indices = indices.tolist()
     align = 1 if stride else _ALIGN
-    given, image = (images._given, (images.dtype, images.shape)) if images else (None, None)
+    given, image = of_argument(images)[:2] if images else (None, None)
     data_bytes, size = archive._layout(indices, align, given)
     memory, place = _new_memory(size, is_sent)
     where = memory if isinstance(memory, memoryview) else memory.data_ptr()
@@ -53,15 +57,20 @@ class Batch(_core.Batch):
 
     def _main(self):
         images = self.images
-        return self.data if images is None else images
+        return images if isinstance(images, _core.Buffer) else self.data
 
     def tensors(self):
         """Of images: all of them, [samples, *shape], as a tensor if torch is loaded, else a
-        Buffer. Of other samples: a list of Buffers, uint8 [size]. No copies."""
+        Buffer; of several parts a dict of these. Of other samples: a list of Buffers, uint8
+        [size]. No copies."""
         images, t = self.images, torch()
         if images is None:
             return list(self)
-        return t.from_dlpack(images) if hasattr(t, "from_dlpack") else images
+        if not hasattr(t, "from_dlpack"):
+            return images
+        if isinstance(images, dict):
+            return {name: t.from_dlpack(part) for name, part in images.items()}
+        return t.from_dlpack(images)
 
     def copy_into(self, to, stream=None):
         """copy_into(to, stream=None): as Buffer.copy_into, of images if the loader makes some,
@@ -93,7 +102,8 @@ class TensorBatch:
     indices   int64 [samples]: number of each sample in the archive
     valid     bool [samples]
 
-    images    of pictures: [samples, *shape] in their type; None for other samples
+    images    of pictures: [samples, *shape] in their type, of several parts of each sample a
+              dict of these; None for other samples
 
     >>> batch = onepot.Dataset("train.tar")[[3, 6]]
     >>> len(batch), batch.labels.tolist(), batch.valid.tolist()
@@ -107,7 +117,7 @@ class TensorBatch:
 
     def __init__(self, slab, count, data_bytes, stride, image=None):
         self.slab, self._count, self._bytes, self._stride = slab, count, data_bytes, stride
-        self._image = image  # type and shape of an image, or None
+        self._image = image  # (type, shape, where it begins in a sample), a dict of these, or None
         self._place = None  # in a worker: which shared slab it lies in
 
     def _table(self, number, kind, width):
@@ -146,9 +156,22 @@ class TensorBatch:
     def valid(self):
         return self._table(4, "bool", 1)
 
-    def _typed(self, part, shape):
-        """A part of the slab as an array of images' type."""
-        kind = self._image[0]
+    def _typed(self, part, count, image):
+        """Images of so many samples, whose places are a part of the slab, as an array of their type:
+        a view, but of several parts without torch a copy."""
+        if isinstance(image, dict):
+            return {name: self._typed(part, count, one) for name, one in image.items()}
+        kind, shape, at = image
+        size = prod(shape) * _BYTES[kind]
+        shape = shape if count is None else (count, *shape)
+        count = 1 if count is None else count
+        if len(part) > count * size:  # there are others beside it
+            places = len(part) // count
+            if isinstance(part, memoryview):
+                part = memoryview(bytearray().join(part[i * places + at : i * places + at + size]
+                                                   for i in range(count)))
+            else:
+                part = part.view(count, places)[:, at : at + size]
         if not isinstance(part, memoryview):
             return part.view(getattr(torch(), kind)).view(shape)
         letter = {"uint8": "B", "float32": "f", "float16": "e"}.get(kind)
@@ -158,7 +181,7 @@ class TensorBatch:
     def images(self):
         if self._image is None:
             return None
-        return self._typed(self.slab[: self._bytes], (self._count, *self._image[1]))
+        return self._typed(self.slab[: self._bytes], self._count, self._image)
 
     def tensors(self):
         """Of pictures: all images, [samples, *shape]. Of other samples: a list of views, uint8
@@ -173,13 +196,15 @@ class TensorBatch:
         return self._count
 
     def __repr__(self):
-        what = ": %s %r" % self._image if self._image else ""
+        kinds = self._image.values() if isinstance(self._image, dict) else [self._image or ()]
+        what = ", ".join("%s %r" % kind[:2] for kind in kinds if kind)
+        what = ": " + what if what else ""
         return "<onepot.TensorBatch of %d samples%s>" % (self._count, what)
 
     def __getitem__(self, i):
         first, size = int(self.offsets[i]), int(self.sizes[i])
         part = self.slab[first : first + size]
-        return self._typed(part, self._image[1]) if self._image is not None and size else part
+        return self._typed(part, None, self._image) if self._image is not None and size else part
 
     def _moved(self, slab):
         return TensorBatch(slab, self._count, self._bytes, self._stride, self._image)

@@ -5,7 +5,7 @@ from random import getrandbits
 
 from onepot._archive import as_archive
 from onepot._batch import SampleList, gather
-from onepot._images import Images
+from onepot._images import of_argument
 from onepot._sampler import Order
 from onepot._torch import TorchAware, torch, worker
 
@@ -66,7 +66,8 @@ class Dataset(TorchAware):
     2.0, DataLoader(dataset, batch_size=None, sampler=BatchSampler(...)) does the same.
 
     images, an onepot.Images, decodes pictures: data is then an image [3, height, width], and the
-    batch's tensors() are all of them. Random crops depend on the seed, the epoch that set_epoch()
+    batch's tensors() are all of them. Of a dict from names of parts to Images both are dicts.
+    Random crops depend on the seed, the epoch that set_epoch()
     chose, and the sample's number. Before set_epoch() is called they are drawn by torch's
     generator, as those of torchvision are, so that no two epochs are the same.
 
@@ -90,8 +91,7 @@ class Dataset(TorchAware):
         self._init_images(images, seed)
 
     def _init_images(self, images, seed):
-        if images is not None and not isinstance(images, Images):
-            raise TypeError("images is an onepot.Images, not %r" % (images,))
+        self._sample_bytes = None if images is None else of_argument(images)[2]  # bytes of each sample's
         self.images, self.seed = images, seed
         t = torch()
         # Shared, so that persistent workers see the epoch that set_epoch() sets here.
@@ -132,7 +132,7 @@ class Dataset(TorchAware):
             return gather(self.archive, indices, self._stride, is_sent)
         epoch = int(self._epoch[0])
         seed, epoch = (self.seed & _MASK, epoch) if epoch >= 0 else (_drawn(), 0)
-        return gather(self.archive, indices, self.images._bytes, is_sent, self.images, seed, epoch)
+        return gather(self.archive, indices, self._sample_bytes, is_sent, self.images, seed, epoch)
 
     def _many(self, indices):
         batch = self._batch(indices, self._is_plain())

@@ -1,12 +1,14 @@
 """Images: what to make of pictures in files."""
 from operator import index
+from os import fsencode
 
 from onepot import _core
 
 _CROPS = {"random": 0, "centre": 1, "center": 1, None: 2}
 _TYPES = {"uint8": 0, "float32": 1, "float16": 2, "bfloat16": 3}
 _LAYOUTS = {"NCHW": False, "NHWC": True}
-_FILTERS = {"bilinear": 0, "bicubic": 1}
+_FILTERS = {"bilinear": 0, "bicubic": 1, "nearest": 2}
+_ALIGN = 64  # where each image of a sample begins, if there are several
 _ERRORS = {"raise": 0, "skip": 1, "grey": 2}
 
 
@@ -50,7 +52,9 @@ class Images:
                    number, or one for each channel
     dtype          'uint8', 'float16', 'float32' or 'bfloat16'
     layout         'NCHW' or 'NHWC'
-    interpolation  'bilinear' or 'bicubic', both antialiased
+    interpolation  'bilinear' or 'bicubic', both antialiased; or 'nearest', for masks: every value
+                   is one of the file's, of a palette the number of the colour, in all three
+                   channels. A PNG of 16 bits is then refused like a damaged one
     exact          don't shrink JPEG while it is decoded. It is shrunk by 2, 4 or 8 where a random
                    crop stays larger than size, any other three times: faster, and a little
                    different
@@ -116,6 +120,23 @@ def _again(given, dtype, layout, crop):
     return images
 
 
+def of_argument(images):
+    """Of an Images, or a dict of them by the names of parts: what the library is given, the place
+    of each image in a batch (type, shape, and where it begins in a sample's bytes; a dict of
+    these), and the bytes of a sample. TypeError: it is neither."""
+    if isinstance(images, Images):
+        return images._given, (images.dtype, images.shape, 0), images._bytes
+    if not hasattr(images, "items") or not all(isinstance(one, Images) for one in images.values()):
+        raise TypeError("images is an onepot.Images, or a dict of them by the names of parts, not %r"
+                        % (images,))
+    given = [(fsencode(name), one._given) for name, one in images.items()]
+    places, at = {}, 0
+    for name, one in images.items():
+        places[name] = one.dtype, one.shape, at
+        at = (at + one._bytes + _ALIGN - 1) // _ALIGN * _ALIGN
+    return given, places, _core._images_bytes(given)
+
+
 # ---- torchvision's transforms ----
 
 
@@ -177,6 +198,9 @@ def of_transform(transform):
             raise ValueError("fast: %s is not known; known are %s. Give an onepot.Images as fast,"
                              " and what remains as transform" % (name, ", ".join(_KNOWN)))
         _KNOWN[name](step, options)
+    if options.get("interpolation") == "nearest":
+        raise ValueError("fast: 'nearest' is for masks here, and keeps the numbers of a palette's"
+                         " colours; give an onepot.Images as fast")
     if options.get("crop") == "unfinished" or (options and "size" not in options):
         raise ValueError("fast: the transforms don't make images of one size")
     return Images(**options)

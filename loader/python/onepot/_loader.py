@@ -5,7 +5,7 @@ from operator import index
 from onepot import _core
 from onepot._archive import as_archive
 from onepot._batch import Batch
-from onepot._images import Images
+from onepot._images import Images, of_argument
 from onepot._sampler import rank_of
 from onepot._torch import torch
 
@@ -68,12 +68,13 @@ def _images(shape, dtype, mean, scale):
         raise ValueError("dtype must be float32, float16 or bfloat16, not %s" % dtype)
     if shape is None:
         return None
-    if isinstance(shape, Images):
+    if isinstance(shape, Images) or hasattr(shape, "items"):
         if dtype is not None or mean is not None or scale is not None:
             raise ValueError("dtype, mean and scale are arguments of Images()")
-        return shape._given
+        return of_argument(shape)[0]
     if not isinstance(shape, tuple) or len(shape) != 3:
-        raise TypeError("images must be onepot.Images(), or a tuple (height, width, channels)")
+        raise TypeError("images must be onepot.Images(), a dict of these by the names of parts, or a"
+                        " tuple (height, width, channels)")
     channels = index(shape[2])
     if not 1 <= channels <= 4:
         raise ValueError("images must have 1 to 4 channels")
@@ -133,9 +134,11 @@ class Loader:
                    used one, else by the local rank), or 'host' (the host playing a GPU): each
                    batch goes there in one copy, ahead of its use
     images         an onepot.Images: samples are pictures, which the loader's threads decode;
-                   batch.images and batch.tensors() are all of them. Or (height, width, channels):
-                   samples are bytes by rows, and the device makes (byte - mean) * scale of them,
-                   channels first, in dtype ('float32')
+                   batch.images and batch.tensors() are all of them. Or {'image': Images(),
+                   'mask': Images(interpolation='nearest')}, for parts of each sample: both are
+                   then dicts by these names, and pictures of one size get the same random crop.
+                   Or (height, width, channels): samples are bytes by rows, and the device makes
+                   (byte - mean) * scale of them, channels first, in dtype ('float32')
     gather         which side collects the samples for a device: 'device', from the page-locked
                    archive, or 'host'; 'auto' is the host
     io_timeout     seconds after which a read of the storage is given up (None: 60; 0: never)

@@ -196,6 +196,69 @@ START_TEST(the_part_that_is_a_picture_is_decoded)
 }
 END_TEST
 
+/* Images and masks: of a sample both come from the same place, and lie one behind the other. */
+START_TEST(several_parts_of_a_sample_become_images)
+{
+    enum { MASK_AT = 448, PLACE = 896 }; /* 432 bytes each, at multiples of 64 */
+    struct onepot_images mask = images, how = images, only = images;
+    struct onepot_error error = {0};
+    const struct onepot_batch *b;
+    uint8_t padding[PLACE - MASK_AT - BYTES] = {0};
+    onepot_archive_close(archive);
+    for (unsigned i = 0; i < SAMPLES; i++) {
+        char name[64];
+        snprintf(name, sizeof(name), "x/%03u.npy", i);
+        add_picture(name, 30 + i);
+        name[0] = 'y';
+        if (i != 7)
+            add_picture(name, 30 + i);
+        else
+            tree_file(&tree, name, "nothing", 7);
+    }
+    tree_pack(&tree, PACKING_ONEPOT);
+    const struct onepot_archive_options pairs = {
+        .size = sizeof(pairs),
+        .group = ONEPOT_GROUP_FOLDERS,
+        .part_names = (const char *const[]){"image", "mask"},
+        .part_folders = (const char *const[]){"x", "y"},
+        .part_count = 2};
+    archive = tree_open(&tree, &pairs);
+    how.part = "image";
+    how.next = &mask;
+    how.on_error = mask.on_error = only.on_error = ONEPOT_ERROR_SKIP;
+    mask.part = only.part = "mask";
+    uint64_t bytes, valid = 0;
+    ck_assert_int_eq(onepot_images_bytes(&how, NULL, &bytes), 0);
+    ck_assert_uint_eq(bytes, PLACE);
+    struct onepot_loader *loader = start((struct onepot_loader_options){.images = &how});
+    while (onepot_loader_next(loader, -1, &error, &b) == 1) {
+        ck_assert_uint_eq(b->stride, PLACE);
+        for (uint64_t i = 0; i < b->samples; i++) {
+            const uint8_t *at = b->data + i * PLACE;
+            uint8_t alone[BYTES];
+            valid += b->valid[i];
+            ck_assert_int_eq(b->valid[i], b->indices[i] != 7);
+            if (!b->valid[i])
+                continue;
+            decode_alone(&only, 0, b->indices[i], alone);
+            ck_assert_mem_eq(at, alone, BYTES);
+            ck_assert_mem_eq(at + MASK_AT, alone, BYTES);
+            ck_assert_mem_eq(at + BYTES, padding, sizeof(padding));
+            ck_assert_mem_eq(at + MASK_AT + BYTES, padding, sizeof(padding));
+        }
+        onepot_batch_release(b);
+    }
+    ck_assert_uint_eq(valid, SAMPLES - 1);
+    onepot_loader_free(loader);
+    mask.part = "nothing";
+    mask.on_error = how.on_error = ONEPOT_ERROR_RAISE;
+    loader = start((struct onepot_loader_options){.images = &how});
+    ck_assert_int_eq(onepot_loader_next(loader, -1, &error, &b), -EILSEQ);
+    ck_assert_msg(strstr(error.text, "no part 'nothing'") != NULL, "%s", error.text);
+    onepot_loader_free(loader);
+}
+END_TEST
+
 #ifdef ONEPOT_GPU
 START_TEST(batches_of_pictures_go_to_a_device)
 {
@@ -261,6 +324,7 @@ static Suite *suite(void)
     tcase_add_test(batches, crops_are_the_same_after_a_resume);
     tcase_add_loop_test(batches, a_damaged_picture_is_named_or_skipped_or_grey, 0, 3);
     tcase_add_test(batches, the_part_that_is_a_picture_is_decoded);
+    tcase_add_test(batches, several_parts_of_a_sample_become_images);
 #ifdef ONEPOT_GPU
     tcase_add_loop_test(batches, batches_of_pictures_go_to_a_device, 0, 4);
 #endif

@@ -372,6 +372,9 @@ END_TEST
 
 START_TEST(options_that_make_no_sense_are_named)
 {
+    static const struct onepot_images skips = {.size = sizeof(skips),
+                                               .on_error = ONEPOT_ERROR_SKIP},
+                                      itself = {.size = sizeof(itself), .next = &itself};
     static const struct {
         struct onepot_images o;
         const char *words;
@@ -386,6 +389,11 @@ START_TEST(options_that_make_no_sense_are_named)
         {{.std = {1, 1, 2}}, "not for bytes"},
         {{.type = (enum onepot_float)9}, "no such"},
         {{.raw_channels = 2}, "raw"},
+        {{.interpolation = ONEPOT_NEAREST, .on_error = ONEPOT_ERROR_GREY},
+         "no value of a mask"},
+        {{.interpolation = (enum onepot_interpolation)3}, "no such"},
+        {{.next = &skips}, "one on_error"},
+        {{.next = &itself}, "more than 8"},
     };
     struct onepot_images o = cases[_i].o;
     struct onepot_error error = {0};
@@ -589,6 +597,81 @@ START_TEST(png_of_every_kind)
     };
     for (unsigned i = 0; i < sizeof(cases) / sizeof(*cases); i++)
         check_values(picture_png(61, 43, cases[i].kind), 61, 43, cases[i].expected);
+}
+END_TEST
+
+static uint8_t number_of(unsigned x, unsigned y, unsigned c)
+{
+    (void)c;
+    return picture_value(x, y, 0) & 63;
+}
+
+static uint8_t small_number_of(unsigned x, unsigned y, unsigned c)
+{
+    (void)c;
+    return picture_value(x, y, 0) & 15;
+}
+
+static uint8_t plain_bit_of(unsigned x, unsigned y, unsigned c)
+{
+    return grey_of(x, y, c) >> 7;
+}
+
+static uint8_t two_bits_of(unsigned x, unsigned y, unsigned c)
+{
+    return grey_of(x, y, c) >> 6;
+}
+
+static uint8_t four_bits_of(unsigned x, unsigned y, unsigned c)
+{
+    return grey_of(x, y, c) >> 4;
+}
+
+START_TEST(the_nearest_pixel_keeps_its_value_in_every_kind_of_png)
+{
+    static const struct {
+        struct png_kind kind;
+        uint8_t (*expected)(unsigned x, unsigned y, unsigned c);
+    } cases[] = {
+        {{PNG_COLOR_TYPE_RGB, 8, 0}, picture_value},
+        {{PNG_COLOR_TYPE_RGB_ALPHA, 8, 1}, picture_value},
+        {{PNG_COLOR_TYPE_GRAY, 8, 0}, grey_of},
+        {{PNG_COLOR_TYPE_GRAY, 4, 0}, four_bits_of},
+        {{PNG_COLOR_TYPE_GRAY, 2, 1}, two_bits_of},
+        {{PNG_COLOR_TYPE_GRAY, 1, 0}, plain_bit_of},
+        {{PNG_COLOR_TYPE_GRAY_ALPHA, 8, 0}, grey_of},
+        {{PNG_COLOR_TYPE_PALETTE, 8, 0}, number_of},
+        {{PNG_COLOR_TYPE_PALETTE, 8, 1}, number_of},
+        {{PNG_COLOR_TYPE_PALETTE, 4, 0}, small_number_of},
+    };
+    enum { WIDTH = 61, HEIGHT = 43, SMALL = 20, LARGE = 130 };
+    struct onepot_images o = {
+        .crop = ONEPOT_CROP_NONE, .channels_last = true, .interpolation = ONEPOT_NEAREST};
+    for (unsigned i = 0; i < sizeof(cases) / sizeof(*cases); i++)
+        for (unsigned large = 0; large < 2; large++) {
+            struct bytes file = picture_png(WIDTH, HEIGHT, cases[i].kind);
+            o.width = large ? LARGE : SMALL;
+            o.height = large ? SMALL : LARGE;
+            struct images_plan plan = plan_of(o);
+            struct image image = decoded(&plan, file, 0);
+            ck_assert_msg(image.result == 0, "%s", image.why);
+            for (unsigned at = 0; at < o.width * o.height * 3; at++) {
+                unsigned x = at / 3 % o.width, y = at / 3 / o.width;
+                ck_assert_uint_eq(image.pixels[at],
+                                  cases[i].expected((2 * x + 1) * WIDTH / (2 * o.width),
+                                                    (2 * y + 1) * HEIGHT / (2 * o.height),
+                                                    at % 3));
+            }
+            free(image.pixels);
+            free(file.data);
+        }
+    struct images_plan plan = plan_of(o);
+    struct bytes file = picture_png(9, 9, (struct png_kind){PNG_COLOR_TYPE_GRAY, 16, 0});
+    struct image image = decoded(&plan, file, 0);
+    ck_assert_int_eq(image.result, -EILSEQ);
+    ck_assert_msg(strstr(image.why, "16 bits") != NULL, "%s", image.why);
+    free(image.pixels);
+    free(file.data);
 }
 END_TEST
 
@@ -919,7 +1002,7 @@ static Suite *suite(void)
     tcase_add_test(rows, memory_for_one_picture_has_a_bound);
     tcase_add_test(files, arrays_are_pictures);
     tcase_add_test(files, types_and_layouts);
-    tcase_add_loop_test(files, options_that_make_no_sense_are_named, 0, 10);
+    tcase_add_loop_test(files, options_that_make_no_sense_are_named, 0, 14);
     tcase_add_test(files, a_budget_is_divided_among_threads);
     tcase_add_test(files, a_picture_takes_no_more_than_its_header_says);
     tcase_add_test(files, other_files_are_no_pictures);
@@ -939,6 +1022,7 @@ static Suite *suite(void)
 #endif
 #ifdef ONEPOT_PNG
     tcase_add_test(files, png_of_every_kind);
+    tcase_add_test(files, the_nearest_pixel_keeps_its_value_in_every_kind_of_png);
     tcase_add_test(files, a_png_chunk_is_no_longer_than_its_file);
     tcase_add_test(files, texts_and_profiles_of_a_png_are_passed_over);
     tcase_add_test(files, an_interlaced_png_of_a_few_bytes_takes_no_memory);
