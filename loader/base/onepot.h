@@ -383,21 +383,26 @@ ONEPOT_API int onepot_archive_part(const struct onepot_archive *archive, uint64_
                                    uint64_t part, struct onepot_part *ret_part);
 
 /*
- * Parts of an archive as archives of their own, which share everything but a list of samples. A
- * hash of the sample's name and the seed decides, so that files added later move no older file
- * from one part to another. The order of the archive stays.
+ * Parts of an archive as archives of their own, which share everything but a list of samples.
+ * The order of the archive stays.
  *
- * - split: samples whose hash lies in [low, high) of [0, 1): train 0 to 0.8, test 0.8 to 1.
- * - fold: samples of fold k of n (held out), or all others.
+ * - split: samples for which a hash of name and seed lies in [low, high) of [0, 1): train 0 to
+ *   0.8, test 0.8 to 1. Files added later move no older file from one part to another.
+ * - fold: samples of fold k of n (held out), or all others. Sizes of folds differ by one at
+ *   most. In the order of the hashes each fold is a range, so that a file added later moves few
+ *   others. `stratify`: folds also have equally many samples of each label, to within one;
+ *   files added later move others. It may read labels.
  * - subset: the listed samples, in the order of the list.
  *
- * -EINVAL: a fraction or a fold that makes no sense. -ERANGE: no such sample. -ENOMEM.
+ * -EINVAL: a fraction or a fold that makes no sense. -ERANGE: no such sample. -ENOMEM. Errors
+ * of onepot_archive_label.
  */
 ONEPOT_API int onepot_archive_split(const struct onepot_archive *archive, double low,
                                     double high, uint64_t seed,
                                     struct onepot_archive **ret_part);
 ONEPOT_API int onepot_archive_fold(const struct onepot_archive *archive, uint32_t folds,
-                                   uint32_t fold, bool held_out, uint64_t seed,
+                                   uint32_t fold, bool held_out, uint64_t seed, bool stratify,
+                                   struct onepot_error *error,
                                    struct onepot_archive **ret_part);
 ONEPOT_API int onepot_archive_subset(const struct onepot_archive *archive,
                                      const uint64_t *samples, uint64_t count,

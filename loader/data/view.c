@@ -1,7 +1,7 @@
 /*
  * Splits, folds and subsets: lists of samples over a shared dataset. A hash of each sample's
- * own name decides whether it is in a split or fold, so that adding or removing a file changes
- * nothing for the others.
+ * own name decides whether it is in a split, so that adding or removing a file changes nothing
+ * for the others. Folds have equal sizes, so there the hashes only decide the order.
  */
 #include <endian.h>
 #include <errno.h>
@@ -13,6 +13,7 @@
 #include <xxhash.h>
 
 #include "cleanup.h"
+#include "error.h"
 #include "view.h"
 
 /*
@@ -38,37 +39,33 @@ static uint32_t chosen_at(const struct onepot_archive *archive, uint64_t i)
     return archive->chosen ? archive->chosen[i] : (uint32_t)i;
 }
 
-/* Does a sample with this hash belong to the view? */
-typedef bool wanted(const void *ctx, uint64_t hash);
+/* A sample in the order that its name's hash decides. */
+struct ranked {
+    uint64_t hash;
+    int64_t label; /* 0: labels don't count */
+    uint32_t sample;
+};
 
-static int choose_by_hash(const struct onepot_archive *archive, uint64_t seed,
-                          wanted *is_wanted, const void *ctx, struct onepot_archive **ret_part)
+/* The hashes of all samples' names, in the order of the samples. To be freed. */
+static int hash_names(const struct onepot_archive *archive, uint64_t seed,
+                      struct ranked **ret_ranked)
 {
     auto_free char *name = malloc(MEMBER_PATH_MAX);
-    struct onepot_archive *view = view_new(archive, archive->count + 1);
-    int r = name && view ? 0 : -ENOMEM;
+    struct ranked *ranked = calloc(archive->count + 1, sizeof(*ranked));
+    int r = name && ranked ? 0 : -ENOMEM;
     for (uint64_t i = 0; r == 0 && i < archive->count; i++) {
         size_t len;
         r = archive_name(archive, i, name, MEMBER_PATH_MAX, &len);
-        if (r == 0 && is_wanted(ctx, XXH3_64bits_withSeed(name, len, seed)))
-            view->chosen[view->count++] = chosen_at(archive, i);
+        if (r == 0)
+            ranked[i] = (struct ranked){.hash = XXH3_64bits_withSeed(name, len, seed),
+                                        .sample = (uint32_t)i};
     }
     if (r < 0) {
-        onepot_archive_close(view);
+        free(ranked);
         return r;
     }
-    *ret_part = view;
+    *ret_ranked = ranked;
     return 0;
-}
-
-struct range {
-    uint64_t low, high; /* high is included */
-};
-
-static bool view_in_range(const void *ctx, uint64_t hash)
-{
-    const struct range *range = ctx;
-    return hash >= range->low && hash <= range->high;
 }
 
 /* The first hash that is not below `fraction`, which is below 1. */
@@ -80,33 +77,67 @@ static uint64_t view_scale(double fraction)
 int onepot_archive_split(const struct onepot_archive *archive, double low, double high,
                          uint64_t seed, struct onepot_archive **ret_part)
 {
+    struct ranked *ranked;
     if (!(low >= 0 && high <= 1 && low <= high))
         return -EINVAL;
     if (low == high) /* nothing is selected */
         return onepot_archive_subset(archive, NULL, 0, ret_part);
-    struct range range = {.low = view_scale(low),
-                          .high = high == 1 ? UINT64_MAX : view_scale(high) - 1};
-    return choose_by_hash(archive, seed, view_in_range, &range, ret_part);
+    uint64_t first = view_scale(low), last = high == 1 ? UINT64_MAX : view_scale(high) - 1;
+    int r = hash_names(archive, seed, &ranked);
+    if (r < 0)
+        return r;
+    struct onepot_archive *view = view_new(archive, archive->count + 1);
+    for (uint64_t i = 0; view && i < archive->count; i++)
+        if (ranked[i].hash >= first && ranked[i].hash <= last)
+            view->chosen[view->count++] = chosen_at(archive, i);
+    free(ranked);
+    if (!view)
+        return -ENOMEM;
+    *ret_part = view;
+    return 0;
 }
 
-struct fold {
-    uint32_t folds, fold;
-    bool held_out;
-};
-
-static bool in_fold(const void *ctx, uint64_t hash)
+static int compare_ranked(const void *a, const void *b)
 {
-    const struct fold *fold = ctx;
-    return (hash % fold->folds == fold->fold) == fold->held_out;
+    const struct ranked *x = a, *y = b;
+    if (x->label != y->label)
+        return x->label < y->label ? -1 : 1;
+    if (x->hash != y->hash)
+        return x->hash < y->hash ? -1 : 1;
+    return (x->sample > y->sample) - (x->sample < y->sample);
 }
 
+/*
+ * A fold is a range of the order, so that a file that comes or goes moves few others to another
+ * fold. With labels, those of one label are neighbours, and are dealt to the folds in turn.
+ */
 int onepot_archive_fold(const struct onepot_archive *archive, uint32_t folds, uint32_t fold,
-                        bool held_out, uint64_t seed, struct onepot_archive **ret_part)
+                        bool held_out, uint64_t seed, bool stratify, struct onepot_error *error,
+                        struct onepot_archive **ret_part)
 {
-    struct fold f = {folds, fold, held_out};
+    uint64_t count = archive->count;
+    struct ranked *ranked;
     if (folds < 2 || fold >= folds)
-        return -EINVAL;
-    return choose_by_hash(archive, seed, in_fold, &f, ret_part);
+        return error_set(error, -EINVAL, "there are at least 2 folds, counted from 0");
+    int r = hash_names(archive, seed, &ranked);
+    if (r < 0)
+        return error_errno(error, r, archive->dataset->pots[0]->path);
+    for (uint64_t i = 0; stratify && r == 0 && i < count; i++)
+        r = onepot_archive_label(archive, i, error, &ranked[i].label);
+    if (r == 0)
+        qsort(ranked, count, sizeof(*ranked), compare_ranked);
+    auto_free bool *is_in = calloc(count + 1, sizeof(*is_in));
+    for (uint64_t i = 0; r == 0 && is_in && i < count; i++)
+        is_in[ranked[i].sample] = (stratify ? i % folds : i * folds / count) == fold;
+    free(ranked);
+    struct onepot_archive *view = r == 0 && is_in ? view_new(archive, count + 1) : NULL;
+    for (uint64_t i = 0; view && i < count; i++)
+        if (is_in[i] == held_out)
+            view->chosen[view->count++] = chosen_at(archive, i);
+    if (!view)
+        return r < 0 ? r : error_set(error, -ENOMEM, "out of memory");
+    *ret_part = view;
+    return 0;
 }
 
 int onepot_archive_subset(const struct onepot_archive *archive, const uint64_t *samples,

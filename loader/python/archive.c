@@ -240,21 +240,22 @@ static PyObject *archive_take_fold(PyObject *self, PyObject *args)
 {
     PyObject *whole;
     uint32_t folds, fold;
-    int held_out, r;
+    int held_out, stratify, r;
     uint64_t seed;
     struct onepot_archive *part;
-    if (!PyArg_ParseTuple(args, "O!O&O&pO&", archive_type, &whole, take_small, &folds,
-                          take_small, &fold, &held_out, take_count, &seed))
+    struct onepot_error error = {0};
+    if (!PyArg_ParseTuple(args, "O!O&O&pO&p", archive_type, &whole, take_small, &folds,
+                          take_small, &fold, &held_out, take_count, &seed, &stratify))
         return NULL;
     auto_lease lease = archive_lease(whole);
     struct onepot_archive *archive = leased(lease);
     if (!archive)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    r = onepot_archive_fold(archive, folds, fold, held_out, seed, &part);
+    r = onepot_archive_fold(archive, folds, fold, held_out, seed, stratify, &error, &part);
     Py_END_ALLOW_THREADS
     if (r < 0)
-        return raise_error(r, NULL);
+        return raise_error(r, &error);
     return archive_become(self, part) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
@@ -502,7 +503,8 @@ static PyGetSetDef archive_fields[] = {
 
 static PyMethodDef archive_methods[] = {
     {"_take_split", archive_take_split, METH_VARARGS, "(whole, low, high, seed)"},
-    {"_take_fold", archive_take_fold, METH_VARARGS, "(whole, folds, fold, held_out, seed)"},
+    {"_take_fold", archive_take_fold, METH_VARARGS,
+     "(whole, folds, fold, held_out, seed, stratify)"},
     {"_take_subset", archive_take_subset, METH_VARARGS, "(whole, indices)"},
     {"_name", archive_name, METH_O, "The name of the sample with this number."},
     {"find", archive_find, METH_O,

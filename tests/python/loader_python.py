@@ -258,8 +258,14 @@ class Archives(unittest.TestCase):
         kept = [len(archive.fold(4, k)) + len(archive.fold(4, k, held_out=True))
                 for k in range(4)]
         self.assertEqual(kept, [52] * 4)
+        self.assertEqual([len(archive.fold(5, k, True)) for k in range(5)], [11, 10, 11, 10, 10])
+        for k in range(4):
+            labels = archive.fold(4, k, held_out=True, stratify=True).labels.tolist()
+            self.assertEqual(len(labels), 13)
+            for label in range(4):
+                self.assertIn(labels.count(label) - archive.labels.tolist().count(label) // 4, (0, 1))
         some = train.subset([3, 1])
-        for view in (archive, train, test, some, archive.fold(4, 1)):
+        for view in (archive, train, test, some, archive.fold(4, 1), archive.fold(4, 1, stratify=True)):
             other = pickle.loads(pickle.dumps(view))
             self.assertEqual(other.digest, view.digest)
             self.assertEqual([s.name for s in other], [s.name for s in view])

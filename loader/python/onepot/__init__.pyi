@@ -125,7 +125,13 @@ class Archive:
     def __iter__(self) -> Iterator[Sample]: ...
     def split(self, low: float, high: float, seed: int = 0) -> "Archive": ...
     def fold(
-        self, folds: int, fold: int, held_out: bool = False, seed: int = 0
+        self,
+        folds: int,
+        fold: int,
+        held_out: bool = False,
+        seed: int = 0,
+        *,
+        stratify: bool = False,  # equally many samples of each label
     ) -> "Archive": ...
     def subset(self, indices: Iterable[int]) -> "Archive": ...
     def save_list(self, path: Path) -> None: ...  # names, for files_from; ValueError for groups

@@ -242,12 +242,16 @@ class Archive(_core.Archive):
             raise ValueError("fractions are 0 <= low <= high <= 1")
         return self._part("split", low, high, seed)
 
-    def fold(self, folds, fold, held_out=False, seed=0):
-        """fold(folds, fold, held_out=False, seed=0): an Archive of all samples except those of
-        one fold; with held_out, of the samples in that fold. ValueError: no such fold."""
+    def fold(self, folds, fold, held_out=False, seed=0, *, stratify=False):
+        """fold(folds, fold, held_out=False, seed=0, *, stratify=False): an Archive of all samples
+        except those of one fold; with held_out, of the samples in that fold. The sizes of folds
+        differ by one at most; hashes of names and the seed decide. A file that is added later
+        moves few others to another fold (none to another split()). stratify: folds have equally
+        many samples of each label, too, to within one; a file that is added later moves others.
+        ValueError: no such fold. OSError: a label can't be read."""
         if folds < 2 or not 0 <= fold < folds:
             raise ValueError("there are at least 2 folds, counted from 0")
-        return self._part("fold", folds, fold, held_out, seed)
+        return self._part("fold", folds, fold, held_out, seed, stratify)
 
     def subset(self, indices):
         """subset(indices): an Archive of these samples, in this order. IndexError: no such
@@ -332,7 +336,7 @@ class Archive(_core.Archive):
         finally:
             _thread.reopens = False
         for method, args in steps:
-            archive = getattr(archive, method)(*args)
+            archive = Archive._part(archive, method, *args)
         if archive.digest != digest:
             raise ValueError("the archive is not the one that was pickled: its digest differs")
         return archive

@@ -574,6 +574,75 @@ START_TEST(shards_in_a_folder_or_by_a_pattern_are_one_dataset)
 }
 END_TEST
 
+/* The fold of each of `count` numbered samples. */
+static void find_folds(const struct onepot_archive *a, uint32_t folds, bool stratify,
+                       uint32_t *ret_folds)
+{
+    for (uint32_t fold = 0; fold < folds; fold++) {
+        struct onepot_archive *out;
+        ck_assert_int_eq(onepot_archive_fold(a, folds, fold, true, 3, stratify, NULL, &out), 0);
+        for (uint64_t i = 0; i < onepot_archive_samples(out); i++) {
+            uint32_t number;
+            size_t got;
+            ck_assert_int_eq(onepot_archive_read(out, i, 0, &number, 4, NULL, &got), 0);
+            ret_folds[number] = fold;
+        }
+        onepot_archive_close(out);
+    }
+}
+
+START_TEST(folds_have_equal_sizes_also_of_each_label)
+{
+    enum { COUNT = 301, CLASSES = 7 };
+    struct tree t;
+    tree_begin(&t);
+    tree_numbered(&t, COUNT, CLASSES, four);
+    tree_pack(&t, PACKING_ONEPOT);
+    struct onepot_archive *a = tree_open(&t, NULL), *fewer;
+    static const uint32_t folds[] = {2, 5, 8, 300, 301, 400};
+    uint32_t of[COUNT], before[COUNT], stratified[COUNT];
+    uint64_t numbers[COUNT - 1];
+    for (unsigned i = 0; i < sizeof(folds) / sizeof(folds[0]); i++) {
+        uint32_t n = folds[i], sizes[2][400] = {0}, of_label[400][CLASSES] = {0};
+        find_folds(a, n, false, of);
+        find_folds(a, n, true, stratified);
+        for (uint64_t s = 0; s < COUNT; s++) {
+            uint32_t number;
+            size_t got;
+            int64_t label;
+            ck_assert_int_eq(onepot_archive_read(a, s, 0, &number, 4, NULL, &got), 0);
+            ck_assert_int_eq(onepot_archive_label(a, s, NULL, &label), 0);
+            sizes[0][of[number]]++;
+            sizes[1][stratified[number]]++;
+            of_label[stratified[number]][label]++;
+        }
+        for (uint32_t f = 0; f < n; f++) {
+            for (unsigned which = 0; which < 2; which++) {
+                ck_assert_uint_ge(sizes[which][f], COUNT / n);
+                ck_assert_uint_le(sizes[which][f], COUNT / n + 1);
+            }
+            for (unsigned label = 0; label < CLASSES; label++) {
+                ck_assert_uint_ge(of_label[f][label] + 1, of_label[0][label]);
+                ck_assert_uint_le(of_label[f][label], of_label[0][label] + 1);
+            }
+        }
+    }
+    /* Without one sample, few others move. */
+    find_folds(a, 5, false, before);
+    for (unsigned i = 0; i < COUNT - 1; i++)
+        numbers[i] = i < 100 ? i : i + 1;
+    ck_assert_int_eq(onepot_archive_subset(a, numbers, COUNT - 1, &fewer), 0);
+    find_folds(fewer, 5, false, of);
+    unsigned moved = 0;
+    for (unsigned i = 0; i < COUNT; i++)
+        moved += of[i] != before[i];
+    ck_assert_uint_lt(moved, 5 + 1);
+    onepot_archive_close(fewer);
+    onepot_archive_close(a);
+    tree_end(&t);
+}
+END_TEST
+
 START_TEST(splits_and_folds_go_by_name_alone)
 {
     struct tree t;
@@ -617,8 +686,9 @@ START_TEST(splits_and_folds_go_by_name_alone)
     uint8_t seen[1000] = {0};
     for (uint32_t fold = 0; fold < 5; fold++) {
         struct onepot_archive *out, *rest;
-        ck_assert_int_eq(onepot_archive_fold(a, 5, fold, true, 7, &out), 0);
-        ck_assert_int_eq(onepot_archive_fold(a, 5, fold, false, 7, &rest), 0);
+        ck_assert_int_eq(onepot_archive_fold(a, 5, fold, true, 7, false, NULL, &out), 0);
+        ck_assert_int_eq(onepot_archive_fold(a, 5, fold, false, 7, false, NULL, &rest), 0);
+        ck_assert_uint_eq(onepot_archive_samples(out), 200);
         ck_assert_uint_eq(onepot_archive_samples(out) + onepot_archive_samples(rest), 1000);
         for (uint64_t i = 0; i < onepot_archive_samples(out); i++) {
             uint32_t number;
@@ -631,7 +701,7 @@ START_TEST(splits_and_folds_go_by_name_alone)
     }
     for (unsigned i = 0; i < 1000; i++)
         ck_assert_uint_eq(seen[i], 1);
-    ck_assert_int_eq(onepot_archive_fold(a, 1, 0, true, 7, &none), -EINVAL);
+    ck_assert_int_eq(onepot_archive_fold(a, 1, 0, true, 7, false, NULL, &none), -EINVAL);
 
     struct onepot_archive *some;
     const uint64_t list[] = {999, 5, 5}, wrong[] = {1000};
@@ -830,6 +900,7 @@ int main(void)
     tcase_add_test(t, links_lead_from_shard_to_shard);
     tcase_add_test(t, no_samples_are_an_error_that_says_what_is_there);
     tcase_add_test(t, shards_in_a_folder_or_by_a_pattern_are_one_dataset);
+    tcase_add_test(t, folds_have_equal_sizes_also_of_each_label);
     tcase_add_test(t, splits_and_folds_go_by_name_alone);
     tcase_add_loop_test(t, an_archive_works_on_after_a_fork, 0, PACKINGS);
     tcase_add_loop_test(t, staged_archives_have_the_same_bytes, 0, PACKINGS);
