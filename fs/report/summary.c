@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cli.h"
+#include "clock.h"
 #include "path.h"
 #include "summary.h"
 
@@ -66,9 +67,15 @@ static void add_direct(const struct counters *counters, struct summary *sum)
 void summary_read(const struct counters *counters, struct summary *ret_summary)
 {
     memset(ret_summary, 0, sizeof(*ret_summary));
+    ret_summary->at_ns = now_ns();
     for (unsigned i = 0; i < COUNTERS_SLOTS; i++)
         add_slot(&counters->slots[i], ret_summary);
     add_direct(counters, ret_summary);
+    ret_summary->source_reads = counter_get(&counters->source_reads);
+    ret_summary->source_bytes = counter_get(&counters->source_bytes);
+    ret_summary->cache_hits =
+        counter_get(&counters->cache_hits) + counter_get(&counters->cache_waits);
+    ret_summary->cache_misses = counter_get(&counters->cache_misses);
 }
 
 uint64_t summary_wait_ns(const struct summary *sum, double share)

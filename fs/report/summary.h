@@ -1,13 +1,16 @@
 /*
- * A mount's counters, added up, and the line that summarises them at the mount's end. The time
- * that readers waited shows whether a GPU was starved.
+ * A mount's counters, added up; their growth in an interval, as a row of a table; and the line
+ * that summarises them at the mount's end. The time that readers waited shows whether a GPU was
+ * starved.
  */
 #ifndef ONEPOT_SUMMARY_H
 #define ONEPOT_SUMMARY_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "cli.h"
 #include "counters.h"
@@ -18,6 +21,7 @@ static inline uint64_t counter_get(const _Atomic uint64_t *counter)
 }
 
 struct summary {
+    uint64_t at_ns; /* CLOCK_MONOTONIC; 0: not read yet */
     uint64_t requests[COUNTERS_OPCODES];
     uint64_t requests_all;
     uint64_t errors;
@@ -30,7 +34,9 @@ struct summary {
     uint64_t service_ns, read_service_ns;
     uint64_t last_request_ns; /* CLOCK_MONOTONIC; 0: none yet */
     uint64_t histogram[COUNTERS_BUCKETS];
-    uint64_t origins[COUNTERS_ORIGINS]; /* successful READs */
+    uint64_t origins[COUNTERS_ORIGINS];  /* successful READs */
+    uint64_t source_reads, source_bytes; /* of the archive */
+    uint64_t cache_hits, cache_misses;   /* of the block cache; waits for another are hits */
 };
 
 /*
@@ -47,6 +53,39 @@ void summary_read(const struct counters *counters, struct summary *ret_summary);
  * end of a bucket of the histogram. 0 if there were none.
  */
 uint64_t summary_wait_ns(const struct summary *sum, double share);
+
+/* The work of an interval. */
+struct summary_rates {
+    double seconds;
+    double files, bytes, requests; /* per second */
+    double waiting; /* readers that waited for data, on average: with 1, one did nothing else */
+    double cached;  /* percent of reads that waited for nothing; negative: there were none */
+    bool has_errors;
+};
+
+/* From one summary to a later one; from the mount's start if `was` was not read. */
+void summary_rates(const struct counters *counters, const struct summary *was,
+                   const struct summary *is, struct summary_rates *ret_rates);
+
+/* How a row may look, in a table or in a log. */
+struct summary_style {
+    unsigned columns; /* at least 40: with more, there are more columns and longer names */
+    bool is_terminal; /* that understands ANSI sequences */
+    bool has_blocks;  /* UTF-8 */
+    bool has_colours;
+};
+
+/* The style for a file: a terminal's width is asked for. */
+void summary_style(FILE *out, struct summary_style *ret_style);
+
+/*
+ * Print one mount's row, without a newline: files and MiB per second, how many readers waited,
+ * as a bar that one reader fills, cached reads, job, and archive. `state` is as from
+ * find_mount_state; one that does not serve has its state in place of the bar. Names are
+ * escaped, and keep their ends. `counters` NULL: the headings.
+ */
+void summary_row(FILE *out, const struct summary_style *style, const struct counters *counters,
+                 const char *state, const struct summary_rates *rates);
 
 /* Bytes read from the archive for each byte sent to readers; negative: unknown. */
 double summary_fetched_per_byte(const struct counters *counters, const struct summary *sum);
