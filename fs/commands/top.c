@@ -530,14 +530,14 @@ static void draw_one(FILE *out, struct top *t)
 
 static void draw(struct top *t)
 {
-    static const char keys[] = "  q               end\n"
-                               "  up, down        another mount (k, j)\n"
-                               "  page up, down   a screen further\n"
-                               "  Home, End       the first, the last (g, G)\n"
-                               "  Enter           one mount, and back\n"
-                               "  s               sort by the next column\n"
-                               "  space           look at once\n"
-                               "  h or ?          show or hide the keys\n";
+    static const char keys[] = "  q              end\n"
+                               "  up, down       another mount (k, j)\n"
+                               "  page up, down  a screen further\n"
+                               "  Home, End      first, last (g, G)\n"
+                               "  Enter          one mount, and back\n"
+                               "  s              sort by another column\n"
+                               "  space          look at once\n"
+                               "  h or ?         show or hide the keys\n";
     auto_free char *text = NULL;
     size_t len = 0;
     FILE *out = open_memstream(&text, &len);
@@ -674,14 +674,14 @@ static void move(struct top *t, long lines)
                   : t->mount_count       ? t->mount_count - 1
                                          : 0;
     long to = (long)*at + lines;
-    t->has_chosen = true;
+    t->has_chosen |= t->view == VIEW_MOUNTS;
     *at = to < 0 ? 0 : min_u64((size_t)to, most);
 }
 
 static void show(struct top *t, enum top_view view)
 {
     t->view = t->view == view ? VIEW_MOUNTS : view;
-    t->has_chosen = true;
+    t->has_chosen |= view == VIEW_ONE;
     t->first_line = 0;
 }
 

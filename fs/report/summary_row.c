@@ -18,7 +18,7 @@
 #define COLUMNS_OF_ALL 72 /* with fewer, some cells are left out */
 #define COLUMNS_OF_WIDE 110
 
-enum { FILES_WIDTH = 7, MIB_WIDTH = 8, PERCENT_WIDTH = 6, CACHED_WIDTH = 6 };
+enum { FILES_WIDTH = 7, MIB_WIDTH = 8, PERCENT_WIDTH = 7, CACHED_WIDTH = 6 };
 
 static double grown(uint64_t was, uint64_t is)
 {

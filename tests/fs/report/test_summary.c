@@ -68,6 +68,102 @@ START_TEST(a_command_that_shares_counts_as_use)
 }
 END_TEST
 
+/* A row of 40 columns or more, in memory. */
+static char *row_of(const struct summary_style *style, const char *state,
+                    const struct summary_rates *rates)
+{
+    static char row[512];
+    FILE *out = fmemopen(row, sizeof(row), "w");
+    ck_assert_ptr_nonnull(out);
+    summary_row(out, style, state ? counters : NULL, state, rates);
+    ck_assert_int_eq(fclose(out), 0);
+    return row;
+}
+
+START_TEST(rates_are_the_growth_in_a_second)
+{
+    struct summary was = {0}, is = {.at_ns = 7000000000u};
+    struct summary_rates rates;
+    counters->started_ns = 5000000000u;
+    is.starts = 5;
+    is.read_bytes = 2000;
+    is.read_service_ns = 3000000000u;
+    is.requests_all = 12;
+    summary_rates(counters, &was, &is, &rates);
+    ck_assert_double_eq(rates.seconds, 2);
+    ck_assert_double_eq(rates.files, 2.5);
+    ck_assert_double_eq(rates.bytes, 1000);
+    ck_assert_double_eq(rates.requests, 6);
+    ck_assert_double_eq(rates.waiting, 1.5);
+    ck_assert_double_lt(rates.cached, 0);
+    was = is;
+    was.at_ns = 6500000000u;
+    is.starts = 6;
+    is.requests[COUNTERS_READ] = 4;
+    is.reads_waited = 1;
+    is.errors = 1;
+    summary_rates(counters, &was, &is, &rates);
+    ck_assert_double_eq(rates.seconds, 0.5);
+    ck_assert_double_eq(rates.files, 2);
+    ck_assert_double_eq(rates.bytes, 0);
+    ck_assert_double_eq(rates.cached, 75);
+    ck_assert(rates.has_errors);
+    is.reads_waited = 5; /* its count may be ahead */
+    summary_rates(counters, &was, &is, &rates);
+    ck_assert_double_eq(rates.cached, 0);
+}
+END_TEST
+
+START_TEST(a_row_fits_its_columns)
+{
+    struct summary_style style = {.columns = 80};
+    struct summary_rates rates = {
+        .files = 1234.4, .bytes = 1.5 * (1 << 20), .waiting = 0.25, .cached = 97};
+    strcpy(counters->archive, "/scratch/me/train.tar");
+    strcpy(counters->job, "4711");
+    strcpy(counters->step, "0");
+    ck_assert_str_eq(row_of(&style, NULL, NULL),
+                     "files/s    MiB/s waiting           cached job          archive");
+    ck_assert_str_eq(row_of(&style, "serving", &rates),
+                     "  1,234      1.5 ###          25 %   97 % 4711.0       "
+                     "/scratch/me/train.tar");
+    rates = (struct summary_rates){.files = 12345678, .waiting = 250, .cached = -1};
+    counters->job[0] = counters->step[0] = '\0';
+    ck_assert_str_eq(row_of(&style, "serving", &rates),
+                     "  12.3M      0.0 ########## 9999 %      - -            "
+                     "/scratch/me/train.tar");
+    style.columns = 10; /* 40 is the least */
+    rates.waiting = 0;
+    ck_assert_str_eq(row_of(&style, NULL, NULL), "files/s    MiB/s waiting     archive");
+    ck_assert_str_eq(row_of(&style, "serving", &rates),
+                     "  12.3M      0.0         0 % ...rain.tar");
+    ck_assert_str_eq(row_of(&style, "draining", &rates),
+                     "  12.3M      0.0 draining    ...rain.tar");
+    rates.has_errors = true;
+    ck_assert_str_eq(row_of(&style, "serving", &rates),
+                     "  12.3M      0.0 errors      ...rain.tar");
+}
+END_TEST
+
+START_TEST(a_row_has_blocks_and_colours_where_they_are)
+{
+    struct summary_style style = {.columns = 40, .has_blocks = true, .has_colours = true};
+    struct summary_rates rates = {.waiting = 0.05, .cached = -1};
+    strcpy(counters->archive, "\033[2J\xc3\xa9\xff");
+    ck_assert_str_eq(row_of(&style, "serving", &rates),
+                     "      0      0.0 \033[32m▎\033[39m       5 % ...[2Jé\\xff");
+    rates.waiting = 0.4;
+    ck_assert_str_eq(row_of(&style, "serving", &rates),
+                     "      0      0.0 \033[33m█▋\033[39m     40 % ...[2Jé\\xff");
+    rates.waiting = 1;
+    strcat(counters->archive, "/b");
+    ck_assert_str_eq(row_of(&style, "serving", &rates),
+                     "      0      0.0 \033[31m████\033[39m  100 % ...Jé\\xff/b");
+    ck_assert_str_eq(row_of(&style, "dead", &rates),
+                     "      0      0.0 \033[31mdead       \033[39m ...Jé\\xff/b");
+}
+END_TEST
+
 START_TEST(the_line_tells_what_the_job_got)
 {
     char line[SUMMARY_MAX];
@@ -181,6 +277,9 @@ int main(void)
     tcase_add_test(c, slots_are_added_up);
     tcase_add_test(c, a_share_of_the_reads_waited_no_longer);
     tcase_add_test(c, a_command_that_shares_counts_as_use);
+    tcase_add_test(c, rates_are_the_growth_in_a_second);
+    tcase_add_test(c, a_row_fits_its_columns);
+    tcase_add_test(c, a_row_has_blocks_and_colours_where_they_are);
     tcase_add_test(c, the_line_tells_what_the_job_got);
     tcase_add_test(c, a_file_that_was_read_ahead_counts_once);
     tcase_add_test(c, the_line_says_why_reads_failed);

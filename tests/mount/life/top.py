@@ -1,5 +1,6 @@
 """onepot top: rates on a terminal, drawn over and over, and as plain text in a pipe."""
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -23,16 +24,18 @@ def make_folder(work, name="data.tar"):
 
 
 class Terminal:
-    """A program on a terminal of its own."""
+    """A program on a terminal of its own, which the last picture is read from."""
 
-    def __init__(self, *command):
+    def __init__(self, *command, lines=24, columns=100, **variables):
         self.master, self.slave = pty.openpty()
-        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+        self.resize(lines, columns)
         self.before = termios.tcgetattr(self.slave)
-        self.process = subprocess.Popen(command, stdin=self.slave, stdout=self.slave,
-                                        stderr=self.slave, env=environment(TERM="xterm"),
-                                        start_new_session=True)
+        # The terminal controls it, as a person's does: keys and a new size become signals.
+        self.process = subprocess.Popen(command, stdin=self.slave, stdout=self.slave, stderr=self.slave,
+                                        env=environment(**{"TERM": "xterm", **variables}), start_new_session=True,
+                                        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
         self.text = ""
+        self.chosen = None  # in the last picture: a match, whose group is the archive of an inverted row
 
     def __enter__(self):
         return self
@@ -43,6 +46,9 @@ class Terminal:
             self.process.wait()
         os.close(self.master)
         os.close(self.slave)
+
+    def resize(self, lines, columns):
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def read(self, seconds):
         if select.select([self.master], [], [], seconds)[0]:
@@ -56,6 +62,25 @@ class Terminal:
             self.read(0.2)
         found, self.text = self.text, ""
         return found
+
+    def picture(self, is_it=lambda lines: True, seconds=60):
+        """The lines of the next whole picture that is the one, without colours."""
+        end = time.monotonic() + seconds
+        lines = []
+        while time.monotonic() < end:
+            begin, done = self.text.find("\033[H"), self.text.find("\033[J")
+            if done < 0:
+                self.read(0.2)
+                continue
+            picture, self.text = self.text[begin + 3:done], self.text[done + 3:]
+            self.chosen = re.search("\033\\[7m[^\r]*?(\\w+)\\.tar\033\\[27m", picture)
+            lines = [line.rstrip() for line in re.sub("\033\\[[0-9]*[mK]", "", picture).split("\r\n")]
+            if len(lines) > 1 and not lines[-1]:
+                del lines[-1]
+            check("\033" not in "".join(lines), f"a strange sequence: {picture!r}")
+            if is_it(lines):
+                return lines
+        raise harness.Failure(f"waited in vain for a picture; the last one: {lines}")
 
     def press(self, keys):
         os.write(self.master, keys.encode())
@@ -71,59 +96,263 @@ class Terminal:
 
 
 def check_restored(terminal):
-    check("\033[?1049l" in terminal.text and "\033[?25h" in terminal.text,
+    check("\033[?1049l" in terminal.text and "\033[?25h" in terminal.text and "\033[?7h" in terminal.text,
           f"the screen is not given back: {terminal.text[-200:]!r}")
-    check_equal(termios.tcgetattr(terminal.slave)[3], terminal.before[3], "the terminal's modes")
+    check_equal(termios.tcgetattr(terminal.slave), terminal.before, "the terminal's modes")
 
 
-def test_a_terminal_is_drawn_over_and_given_back(work):
-    with work.mount(make_folder(work), env=environment()) as mount:
-        with Terminal(harness.onepot_program(), "top", "-d", "0.2") as terminal:
-            first = terminal.expect(r"0 files, 0 bytes in")
-            check("\033[?1049h" in first and "1 mount," in first, f"first picture: {first!r}")
-            check(mount.path in first and "serving" in first, f"first picture: {first!r}")
-            for i in range(FILES):
-                with open(mount / f"d/{i:02d}", "rb") as f:
-                    f.read()
-            terminal.expect(r"in all *30 files, 2\.9 MiB in")
-            terminal.expect(r"now *0 files/s, 0 bytes/s, 0 requests/s")
-            check("\n" not in terminal.text.replace("\r\n", ""), "lines that go astray")
-            terminal.press("x")
-            terminal.expect("every 0.2 s")
+def read_all(mount):
+    for i in range(FILES):
+        with open(mount / f"d/{i:02d}", "rb") as f:
+            f.read()
+
+
+def top(*words, **options):
+    return Terminal(harness.onepot_program(), "top", *words, **options)
+
+
+@contextlib.contextmanager
+def mounts(work, *names):
+    """One mount for each name, of an archive NAME.tar."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(work.mount(make_folder(work, f"{name}.tar"), env=environment(), name=name))
+               for name in names]
+
+
+def names_in(lines):
+    """The archives of a table's rows, from top to bottom."""
+    return [os.path.basename(line.split()[-1])[:-len(".tar")] for line in lines[2:]]
+
+
+def test_a_mount_is_a_row_and_the_busiest_is_the_first(work):
+    with mounts(work, "one", "two", "three") as (_, two, _):
+        with top("-d", "0.2") as terminal:
+            lines = terminal.picture()
+            check(lines[0].startswith("onepot top, 3 mounts by MiB/s, h: keys; "), lines[0])
+            check_equal(lines[1].split(), ["files/s", "MiB/s", "waiting", "cached", "job", "archive"], "headings")
+            check_equal(names_in(lines), ["one", "three", "two"], "idle mounts, by name")
+            read_all(two)
+            lines = terminal.picture(lambda lines: names_in(lines)[0] == "two")
+            check_equal(names_in(lines), ["two", "one", "three"], "the busiest first")
+            row = lines[2].split()
+            check(int(row[0]) > 0 and float(row[1]) > 0, f"its rates: {lines[2]}")
+            check_equal(len(lines[3].split("0 %")), 2, f"an idle one waits for nothing: {lines[3]}")
+            lines = terminal.picture(lambda lines: names_in(lines)[0] == "one")
+            check_equal([line.split()[0] for line in lines[2:]], ["0"] * 3, "files/s when all are idle")
             terminal.press("q")
             check_equal(terminal.wait(), 0, "exit status after q")
             check_restored(terminal)
 
 
+def test_a_dead_mount_is_called_dead(work):
+    with work.mount(make_folder(work), env=environment()) as mount:
+        os.kill(mount.stat()["daemon_pid"], signal.SIGKILL)
+        with top("-d", "0.1", lines=10, columns=40) as terminal:
+            terminal.picture(lambda lines: re.search(r" dead +\S*data\.tar$", lines[2]))
+
+
+def test_any_size_shows_whole_rows(work):
+    names = [f"m{i}" for i in range(10)]
+    with mounts(work, *names):
+        for lines, columns in ((24, 80), (10, 40), (30, 200), (4, 20)):
+            with top("-d", "3600", lines=lines, columns=columns) as terminal:
+                picture = terminal.picture()
+                check(len(picture) <= lines, f"{len(picture)} lines on {lines}")
+                check(max(map(len, picture)) <= columns, f"too wide for {columns}: {picture}")
+                if columns >= 40:
+                    check_equal(names_in(picture), names[:lines - 2], f"rows on {lines} lines of {columns}")
+                    check("h: keys" in picture[0], picture[0])
+
+
+def test_a_terminal_may_change_its_size(work):
+    with mounts(work, *"abcdefghij"):
+        with top("-d", "3600") as terminal:
+            check_equal(len(terminal.picture()), 12, "lines of ten mounts")
+            terminal.resize(6, 40)
+            lines = terminal.picture(lambda lines: len(lines) == 6)
+            check(max(map(len, lines)) <= 40, f"too wide for 40: {lines}")
+            terminal.resize(20, 120)
+            lines = terminal.picture(lambda lines: len(lines) == 12)
+            check(any(len(line) > 60 for line in lines), f"it stays narrow: {lines}")
+
+
+def test_keys_choose_a_mount_and_scroll(work):
+    names = [f"m{i}" for i in range(10)]
+    with mounts(work, *names):
+        with top("-d", "3600", lines=6) as terminal:
+            terminal.picture()
+            check_equal(terminal.chosen[1], "m0", "chosen at first")
+            for key, chosen in (("\033[B", "m1"), ("j", "m2"), ("\033OA", "m1"), ("\033[6~", "m5"), ("G", "m9"),
+                                ("\033[B", "m9"), ("\033[5~", "m5"), ("\033[F", "m9"), ("k", "m8"), ("\033[H", "m0")):
+                terminal.press(key)
+                terminal.picture()
+                check_equal(terminal.chosen[1], chosen, f"chosen after {key!r}")
+            terminal.press("G")
+            check_equal(names_in(terminal.picture()), names[-4:], "rows after the end was chosen")
+
+
+def test_the_chosen_mount_stays_chosen(work):
+    with mounts(work, "one", "two") as (_, two):
+        with top("-d", "0.2") as terminal:
+            terminal.picture()
+            terminal.press("j")
+            terminal.picture(lambda lines: terminal.chosen[1] == "two")
+            read_all(two)
+            terminal.picture(lambda lines: names_in(lines) == ["two", "one"])
+            check_equal(terminal.chosen[1], "two", "chosen when it is the first")
+
+
+def test_s_sorts_by_the_next_column(work):
+    with mounts(work, "one", "two") as (_, two):
+        read_all(two)
+        harness.wait_for(lambda: two.stat()["read_files"] == FILES, "the count of what was read")
+        with top("-d", "3600") as terminal:
+            terminal.picture(lambda lines: names_in(lines) == ["two", "one"])
+            for column in ("files/s", "waiting"):
+                terminal.press("s")
+                lines = terminal.picture(lambda lines, c=column: f"by {c}," in lines[0])
+                check_equal(names_in(lines), ["two", "one"], f"by {column}")
+            for column in ("job", "archive"):
+                terminal.press("s")
+                lines = terminal.picture(lambda lines, c=column: f"by {c}," in lines[0])
+                check_equal(names_in(lines), ["one", "two"], f"by {column}")
+            terminal.press("s")
+            terminal.picture(lambda lines: "by MiB/s," in lines[0])
+
+
+def test_enter_shows_one_mount_and_its_history(work):
+    with mounts(work, "one", "two") as (_, two):
+        with top("-d", "0.2") as terminal:
+            terminal.picture()
+            terminal.press("j\n")
+            lines = terminal.picture(lambda lines: lines[1].startswith(two.path + ": serving"))
+            check("one.tar" not in "".join(lines), f"another mount: {lines}")
+            read_all(two)
+            lines = terminal.picture(lambda lines: re.search("^  in all +30 files, 2.9 MiB in", "\n".join(lines), re.M))
+            for label in ("MiB/s", "files/s", "waiting"):
+                check(re.search(f"^  {label} .*█", "\n".join(lines), re.M), f"no history of {label}: {lines}")
+            terminal.resize(6, 30)
+            lines = terminal.picture(lambda lines: len(lines) == 6)
+            check(max(map(len, lines)) <= 30, f"too wide for 30: {lines}")
+            check("".join(lines[1:]).startswith(two.path), f"a long line is folded: {lines}")
+            terminal.press("G")
+            terminal.picture(lambda lines: lines[-1].startswith("  waiting"))
+            terminal.press("\033")
+            terminal.picture(lambda lines: lines[1].startswith("files/s"))
+
+
+def test_a_mount_that_ends_is_not_shown_any_more(work):
+    with mounts(work, "one", "two") as (one, _):
+        with top("-d", "0.2") as terminal:
+            terminal.press("\n")
+            terminal.picture(lambda lines: lines[1].startswith(one.path))
+            one.end()
+            lines = terminal.picture(lambda lines: lines[1].startswith("files/s"))
+            check_equal(names_in(lines), ["two"], "rows")
+
+
+def test_names_can_not_control_the_terminal(work):
+    hostile = "\033]0;x\007\033[2J\n\x9b5m.tar"
+    with work.mount(make_folder(work, hostile), env=environment(SLURM_JOB_ID="1\033[2J")) as mount:
+        with top("-d", "3600", columns=200) as terminal:
+            lines = terminal.picture()
+            check(lines[2].endswith("\\x1b]0;x\\x07\\x1b[2J\\x0a\\xc2\\x9b5m.tar"), f"its row: {lines[2]!r}")
+            terminal.press("\n")
+            lines = terminal.picture(lambda lines: lines[1].startswith(mount.path))
+            check(any("\\x1b]0;x\\x07" in line for line in lines), f"in words: {lines}")
+
+
+def test_colours_only_where_they_are_wanted(work):
+    colour = r"\033\[3[1-9]m"
+    with work.mount(make_folder(work), env=environment()):
+        for variables, is_coloured, has_blocks in (({}, True, True), ({"NO_COLOR": "1"}, False, True),
+                                                   ({"NO_COLOR": ""}, True, True), ({"TERM": "vt220"}, False, True),
+                                                   ({"LC_ALL": "C"}, True, False)):
+            with top("-d", "0.1", **variables) as terminal:
+                text = terminal.expect(r"data\.tar")
+                check_equal(bool(re.search(colour, text)), is_coloured, f"colours with {variables}")
+                terminal.press("\n")
+                text = terminal.expect("history")
+                check_equal(text.isascii(), True, f"before anything was read: {text!r}")
+        with top("-n", "1", TERM="dumb") as terminal:
+            check_equal(terminal.wait(), 0, "exit status on a dumb terminal")
+            check("\033" not in terminal.text and "  in all" in terminal.text, f"on a dumb one: {terminal.text!r}")
+
+
 def test_a_signal_gives_the_terminal_back(work):
     with work.mount(make_folder(work), env=environment()):
-        for number in (signal.SIGINT, signal.SIGTERM):
-            with Terminal(harness.onepot_program(), "top") as terminal:
-                terminal.expect("in all")
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            with top() as terminal:
+                terminal.picture()
                 terminal.process.send_signal(number)
                 check_equal(terminal.wait(), -number, "exit status")
                 check_restored(terminal)
+        for key, number in (("\x03", signal.SIGINT), ("\x1c", signal.SIGQUIT)):
+            with top() as terminal:
+                terminal.picture()
+                terminal.press(key)
+                check_equal(terminal.wait(), -number, f"exit status after {key!r}")
+                check_restored(terminal)
+
+
+def test_a_stop_gives_the_terminal_back_for_as_long(work):
+    script = '"$0" top -d 3600; echo STOPPED; read -r line; fg; echo ENDED with $?'
+    with work.mount(make_folder(work), env=environment()):
+        with Terminal("bash", "-mc", script, harness.onepot_program()) as terminal:
+            terminal.picture()
+            terminal.press("\x1a")
+            while "STOPPED" not in terminal.text:
+                terminal.read(1)
+            check_restored(terminal)
+            terminal.text = ""
+            terminal.press("\n")
+            check("data.tar" in terminal.picture()[2], "the picture after it")
+            terminal.press("h")  # a single key again
+            terminal.picture(lambda lines: "end" in lines[1])
+            terminal.press("q")
+            terminal.expect("ENDED with 0")
+
+
+def test_it_draws_anew_after_a_stop_that_asks_nobody(work):
+    with work.mount(make_folder(work), env=environment()):
+        with top("-d", "3600") as terminal:
+            terminal.picture()
+            os.kill(terminal.process.pid, signal.SIGSTOP)
+            harness.wait_for(lambda: stopped(terminal.process.pid), "the stop")
+            termios.tcsetattr(terminal.slave, termios.TCSANOW, terminal.before)  # as a shell does
+            os.kill(terminal.process.pid, signal.SIGCONT)
+            terminal.picture()
+            terminal.press("q")
+            check_equal(terminal.wait(), 0, "exit status after q")
+            check_restored(terminal)
+
+
+def stopped(pid):
+    with open(f"/proc/{pid}/stat", encoding="utf-8") as f:
+        return f.read().rpartition(")")[2].split()[0] == "T"
 
 
 def test_space_looks_at_once(work):
     with work.mount(make_folder(work), env=environment()):
-        with Terminal(harness.onepot_program(), "top", "-d", "3600", "-n", "3") as terminal:
-            terminal.expect("in all")
+        with top("-d", "3600", "-n", "3") as terminal:
+            terminal.picture()
             terminal.press(" ")
-            terminal.expect("in all")
+            terminal.picture()
             terminal.press(" ")
             check_equal(terminal.wait(), 0, "exit status after three pictures")
 
 
 def test_h_shows_and_hides_the_keys(work):
     with work.mount(make_folder(work), env=environment()):
-        with Terminal(harness.onepot_program(), "top", "-d", "3600") as terminal:
-            terminal.expect("h: keys")
-            for key in "h?":
+        for key in "h?":
+            with top("-d", "3600", lines=10, columns=40) as terminal:
+                terminal.picture()
+                terminal.press("\033[15~")  # F5, which means nothing
                 terminal.press(key)
-                terminal.expect("show or hide the keys" if key == "h" else "in all")
-            terminal.press("q")
-            check_equal(terminal.wait(), 0, "exit status after q")
+                lines = terminal.picture(lambda lines: "end" in lines[1])
+                check("show or hide the keys" in lines[-1] and len(lines) == 9, f"keys: {lines}")
+                terminal.press(key)
+                terminal.picture(lambda lines: lines[1].startswith("files/s"))
 
 
 def test_it_says_whose_job_a_mount_is(work):
