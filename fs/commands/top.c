@@ -794,9 +794,9 @@ int command_top(int argc, char **argv)
 {
     struct top t = {.delay_ns = DELAY_DEFAULT_NS};
     const struct cli_option options[] = {
-        {"-n, --count=COUNT", "end after so many pictures", .number = &t.pictures, .min = 1,
+        {"-n, --count=COUNT", "end after so many looks", .number = &t.pictures, .min = 1,
          .max = UINT32_MAX},
-        {"-d, --delay=SECONDS", "between two pictures, 0.1 to 3600 (default 2)",
+        {"-d, --delay=SECONDS", "between two looks, 0.1 to 3600 (default 2)",
          .take = take_delay, .ctx = &t.delay_ns},
         {NULL},
     };

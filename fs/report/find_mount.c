@@ -105,7 +105,7 @@ const char *find_mount_state(const struct slot *slot)
 {
     const struct counters *c = slot->counters;
     if (!slot_daemon_lives(slot))
-        return "dead";
+        return atomic_load(&c->state) == MOUNT_ENDED ? report_state_name(c) : "dead";
     if (process_is_stopped(c->daemon_pid, c->daemon_start_ticks))
         return "stopped";
     return report_state_name(c);

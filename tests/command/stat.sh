@@ -44,6 +44,16 @@ is() {
     fail "not so after $turn looks: $1: $(cat stat.json)"
 }
 
+# has_row PATTERN: sooner or later the file `rows` has such a line.
+has_row() {
+    local turn
+    for turn in $(seq 600); do
+        if grep -q "$1" rows; then return; fi
+        sleep 0.1
+    done
+    fail "not in rows after $turn looks: $1: $(cat rows)"
+}
+
 mount=$("$onepot" mount data.tar)
 is "s['state'] == 'serving' and s['mountpoint'] == '$mount'"
 is "s['archive'].endswith('data.tar') and s['files'] == 20 and s['total_bytes'] == 200000"
@@ -63,9 +73,16 @@ grep -q "read  *$files files" text || fail "the summary: $(cat text)"
 "$python" -c "import json; (s,) = json.load(open('all.json')); assert s['read_files'] == $files" ||
     fail 'stat without a mount point'
 
+# A row for each second, while it is there.
+"$onepot" stat --every 1 "$mount" >rows 2>watched &
+watcher=$!
+has_row '^time  *files/s  *MiB/s  *waiting  *cached  *job  *archive$'
+has_row '^20..-..-.. ..:..:.. .* 0 %  .*data\.tar$'
+
 kill -STOP "$pid"
 until grep -q '^State:.T' "/proc/$pid/status"; do sleep 0.02; done
 is "s['state'] == 'stopped' and s['read_files'] == $files"
+has_row ' stopped .*data\.tar$'
 kill -CONT "$pid"
 while grep -q '^State:.T' "/proc/$pid/status"; do sleep 0.02; done
 is "s['state'] == 'serving'"
@@ -78,9 +95,36 @@ is "s['state'] == 'dead' and s['read_files'] == $files"
 timeout 60 "$onepot" stat "$mount" >text || fail "stat of a dead mount ended with $?"
 grep -q 'dead' text || fail "the summary of a dead mount: $(cat text)"
 
+status=0
+wait "$watcher" || status=$?
+if [ "$status" -ne 1 ]; then fail "stat --every of a mount that died ended with $status"; fi
+tail -n 1 rows | grep -q ' dead .*data\.tar$' || fail "rows of a mount that was killed: $(cat rows)"
+grep -q "^onepot: $mount: its daemon was killed; 'onepot umount'" watched || fail "its end: $(cat watched)"
+
 "$onepot" umount "$mount" || fail 'umount of a dead mount'
 status=0
 "$onepot" stat "$mount" 2>err || status=$?
 if [ "$status" -ne 1 ]; then fail "stat of no mount ended with $status"; fi
 grep -q "^onepot: $mount: you have no onepot mount there" err || fail "stat of no mount: $(cat err)"
+
+# What was read since the last row is in one more, when the mount ends.
+mount=$("$onepot" mount data.tar)
+"$onepot" stat --watch --every 3600 "$mount" >rows &
+watcher=$!
+"$onepot" stat --json --every 1 "$mount" >rows.json &
+json_watcher=$!
+has_row '^time '
+cat "$mount"/* >/dev/null
+is "s['read_files'] == 20"
+"$onepot" umount "$mount" 2>/dev/null
+wait "$watcher" || fail "stat --watch of a mount that has ended: $?"
+wait "$json_watcher" || fail "stat --json --every 1 of a mount that has ended: $?"
+if [ "$(wc -l <rows)" -ne 2 ] || ! tail -n 1 rows | grep -q ':..  *[1-9].* % .*data\.tar$'; then
+    fail "rows of a short mount: $(cat rows)"
+fi
+"$python" -c "import json; a = [json.loads(line) for line in open('rows.json')]
+assert a[-1]['read_files'] == 20 and a[-1]['state'] == 'ended', a" || fail 'rows as JSON'
+status=0
+"$onepot" stat --watch 2>err || status=$?
+if [ "$status" -ne 2 ]; then fail "stat --watch without a mount point ended with $status"; fi
 echo 'stat tells what happened'
