@@ -104,7 +104,7 @@ static int builder_new_inode(struct builder *b, const struct builder_inode *inod
  * such attributes are left out, for all formats, and counted.
  */
 
-/* Those of Linux: XATTR_SIZE_MAX, and XATTR_LIST_MAX for all names, each with its NUL. */
+/* The limits of Linux: XATTR_SIZE_MAX, and XATTR_LIST_MAX for all names, each with its NUL. */
 #define XATTR_VALUE_MAX 65536u
 #define XATTR_NAMES_MAX 65536u
 
@@ -114,7 +114,7 @@ static int xattrs_compare_names(const struct builder_xattr *x, const struct buil
     return bytes_compare(bytes + x->name, x->name_len, bytes + y->name, y->name_len);
 }
 
-/* By name; for equal names in order of arrival, which is the order of their bytes. */
+/* Order attributes by name, and equal names by arrival, which is the order of their bytes. */
 static int compare_xattrs(const void *a, const void *b, void *bytes)
 {
     const struct builder_xattr *x = a, *y = b;
@@ -235,7 +235,7 @@ static int builder_begin_xattrs(struct builder *b, uint32_t inode)
     return 0;
 }
 
-/* Those of users are for regular files and directories alone. */
+/* May a file of this mode have it? Only regular files and directories have user attributes. */
 static bool xattr_has_place(const char *name, size_t len, size_t value_len, uint32_t mode)
 {
     static const char *const namespaces[] = {"user.", "trusted.", "security.", "system."};

@@ -57,7 +57,10 @@ struct builder {
     VECTOR(struct builder_inode) inodes;
     VECTOR(char) text;
 
-    /* By parent and name. Upper half: the hash; lower half: the number of a name; 0: free. */
+    /*
+     * Hash table of names by parent and name. Upper half: hash; lower half: number of a name;
+     * 0: free.
+     */
     uint64_t *slots;
     size_t slot_count;
     uint64_t seed;

@@ -424,7 +424,7 @@ static int tree_add_run(struct tree *t, const struct builder_copy_run *run)
     return run->count ? vector_push(&t->runs, *run) : 0;
 }
 
-/* Its places are the last targets, from `first` on. */
+/* Add a directory whose targets are the last ones, from `first` on. */
 static int tree_add_dir(struct tree *t, size_t first, uint64_t path_bytes)
 {
     struct tree_dir dir = {first, (uint32_t)(t->targets.count - first), (uint32_t)path_bytes};

@@ -882,7 +882,10 @@ static int view_mark_tree(const struct index *index, const uint8_t *matched, uin
 
 /* ---- one entry ---- */
 
-/* Its place in the view, an enum view_choice: w->path has `folder_len` bytes of its folder. */
+/*
+ * The entry's place in the view, an enum view_choice. w->path begins with its folder
+ * (`folder_len` bytes).
+ */
 static int marker_ask(struct marker *w, size_t folder_len, uint32_t position, uint32_t mode)
 {
     const char *name;

@@ -20,7 +20,10 @@ struct view {
     bool has_map;
     struct view_map map;
     char *file; /* of list or map, for messages */
-    /* By a picker: all above is of its view; these are the numbers of names, ascending. */
+    /*
+     * Set by a picker, whose view has all of the above: the numbers of the names picked,
+     * ascending.
+     */
     bool is_picked;
     uint32_t *picked;
     size_t picked_count;

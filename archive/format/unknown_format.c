@@ -80,7 +80,7 @@ bool unknown_format_is_tar_header(const uint8_t bytes[UNKNOWN_TAR_BYTES])
     return bytes[0] && backend_tar.probe(NULL, bytes, UNKNOWN_TAR_BYTES) == 1;
 }
 
-/* Its magic is left, or a later header in these bytes. */
+/* A damaged tar is known by the magic of its first header, or by a later header in `head`. */
 bool unknown_format_is_tar(const uint8_t *head, size_t head_len)
 {
     bool is_tar = unknown_has_magic(head, head_len, TAR_MAGIC_AT, "ustar", 5);

@@ -33,7 +33,10 @@ struct digest_entry {
     const char *target;  /* symbolic link */
 };
 
-/* Without sums the kind is DIGEST_SIZES. -ENOMEM. */
+/*
+ * Begin a digest of names, types, modes and content; without `sums`, of sizes (DIGEST_SIZES).
+ * -ENOMEM.
+ */
 int digest_begin(struct digest *digest, bool sums);
 void digest_add(struct digest *digest, const struct digest_entry *entry);
 

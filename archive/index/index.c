@@ -179,8 +179,8 @@ static int index_node_links(const struct index *index, const struct index_entry 
 }
 
 /*
- * Is the index large enough to lead to so many bytes, and the archive large enough to hold
- * them?
+ * Can a file be as large as the entry says? The index must have room for its blocks, and the
+ * archive for its bytes.
  */
 static bool index_size_possible(const struct index *index, const struct index_entry *e)
 {

@@ -293,8 +293,8 @@ struct block_point {
     unsigned first_bit;    /* of its first byte: 0 to 7 */
     unsigned last_bits;    /* how many bits of its last byte belong to it: 1 to 8 */
     uint32_t window_bytes; /* decompressed bytes right before it, which it refers to; 0: none */
-    uint32_t window_packed; /* they take so many bytes as a zstd frame, */
-    const void *window;     /* which lies here */
+    uint32_t window_packed; /* length of the zstd frame that holds these bytes, */
+    const void *window;     /* and the frame itself */
     const void *pieces;     /* sums of its pieces, as in index_format.h; NULL: there are none */
 };
 #define POINT_PIECES 16u

@@ -33,7 +33,7 @@ static int index_file_look_up(const struct index *index, uint32_t position,
     return 0;
 }
 
-/* Are files with this record of ATTRS inodes that are stored in one piece? */
+/* Does this record of ATTRS describe regular files that are stored in one piece? */
 static bool index_file_is_plain(const struct index *index, uint64_t attr)
 {
     const struct disk_attr *a =

@@ -288,7 +288,7 @@ int index_write(const struct index *index, int fd)
 }
 
 #ifdef __SANITIZE_THREAD__
-/* It takes a mapping for a write. Here the bytes are the same before and after. */
+/* ThreadSanitizer takes mmap for a write. The mapped bytes do not change by it. */
 const char *__tsan_default_suppressions(void) __attribute__((visibility("default")));
 const char *__tsan_default_suppressions(void)
 {

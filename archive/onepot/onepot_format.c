@@ -334,7 +334,7 @@ static int onepot_find(struct source *source, struct fault *fault,
     return r;
 }
 
-/* Are the bytes from `from` to `to` zeros? They are few. */
+/* Are the bytes from `from` to `to`, which are few, all zeros? -EUCLEAN if not. */
 static int onepot_check_zeros(const struct source *source, uint64_t from, uint64_t to,
                               struct fault *fault)
 {
@@ -391,7 +391,7 @@ int onepot_check_trailer(struct source *source, const struct index *index, struc
                  : onepot_check_skippable(source, footer_image_end(&f), f.file_bytes, fault);
 }
 
-/* Without its trailer it is a tar like any other, up to the first end-of-archive marker. */
+/* An archive without its trailer is an ordinary tar, up to the first end-of-archive marker. */
 static const struct backend_trailer onepot_trailer = {
     .find = onepot_find,
     .without_index = &backend_tar,

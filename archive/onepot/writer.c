@@ -313,10 +313,10 @@ struct framer {
 
     struct pax_buffer header;          /* of a member whose data has not come yet */
     uint32_t inode;                    /* of the current member */
-    uint64_t stored, done;             /* bytes of its data: in all, so far */
-    VECTOR(struct pax_extent) extents; /* of its data: a file without holes has one */
-    size_t extent;                     /* the next byte of data is in this one, */
-    uint64_t extent_done;              /* after so many others */
+    uint64_t stored, done;             /* bytes of the member's data: in all, so far */
+    VECTOR(struct pax_extent) extents; /* of the member's data: a file without holes has one */
+    size_t extent;                     /* the extent that the next byte of data belongs to, */
+    uint64_t extent_done;              /* and how many of its bytes came before */
 
     /* For the member whose data is being written. */
     VECTOR(struct builder_piece) pieces;

@@ -202,7 +202,7 @@ static void list_drop_parts(struct archive_list *list, size_t keep, const volume
     list->count = kept;
 }
 
-/* One of several shards in a row is looked at, and nothing where opening it does so. */
+/* Of shards in a row one is looked at. A single archive is not: opening it finds its parts. */
 int archive_list_join(struct archive_list *list)
 {
     const char *alone = NULL;

@@ -584,7 +584,10 @@ static void part_free(struct part *part)
     part->directory = NULL;
 }
 
-/* Is its error no fault of the archive, which then must not be left out? */
+/*
+ * Did opening fail for lack of resources? Then the archive is not damaged, and must not be
+ * skipped.
+ */
 static bool part_is_well(const struct part *part)
 {
     return part->err == -ENOMEM || part->err == -EINTR || part->err == -EMFILE ||
@@ -592,7 +595,7 @@ static bool part_is_well(const struct part *part)
            part->err == -EAGAIN; /* the limit of processes */
 }
 
-/* Its error, with a fault that names it. */
+/* Return the part's error, with a fault that names the part. */
 static int part_fail(struct part *part, struct fault *fault)
 {
     fault_set(&part->fault, part->err, NULL, FAULT_NO_OFFSET, "can't be opened: %s%s",
@@ -758,7 +761,7 @@ static int part_open(struct part *part, const struct pot_options *options)
     return pot_open_found(&part->found, options, &part->fault, &part->pot);
 }
 
-/* By one of several threads, and maybe a second time. */
+/* Open a part if its index is ready. Any thread of the team does, maybe twice for a part. */
 static void part_open_ready(struct many *many, struct part *part)
 {
     struct pot_options options = many->part_options;

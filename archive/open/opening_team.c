@@ -44,7 +44,10 @@ static void team_note(void *ctx, const char *line)
     pthread_mutex_unlock(&m->state->lock);
 }
 
-/* By how much a counter has grown; one that has shrunk is the next archive's. */
+/*
+ * How much a counter has grown since the last look. A smaller value belongs to the next
+ * archive.
+ */
 static uint64_t team_gain(uint64_t *last, uint64_t now)
 {
     uint64_t gain = now >= *last ? now - *last : now;
@@ -78,7 +81,7 @@ static void *team_member_run(void *arg)
     return NULL;
 }
 
-/* Until so many threads have ended, or a signal comes that `blocked` lacks: -EINTR. */
+/* Wait until this many threads have ended. -EINTR: a signal came that `blocked` lacks. */
 static int team_wait(struct team_state *state, uint64_t threads, const sigset_t *blocked)
 {
     struct pollfd p = {.fd = state->done_fd, .events = POLLIN};
@@ -115,7 +118,7 @@ int opening_team_run(const struct opening_team *team)
     unsigned started = 0;
     int r = !members ? -ENOMEM : done_fd < 0 ? -errno : 0;
     state.done_fd = done_fd;
-    /* From here on a signal that ends the wait is kept for it. */
+    /* Signals that would end the wait stay pending until it begins. */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     sandbox_waiting_signals(&before, &waiting);

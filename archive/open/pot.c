@@ -604,7 +604,10 @@ int pot_probe_storage(const struct pot_stream *stream, uint64_t offset,
         .stop = patience->stop,
     };
     int r = sandbox_run(unpacked_run_probe, &probe, &limits, NULL, NULL, NULL);
-    /* Only this process can open a stale handle again, and a stale handle answers at once. */
+    /*
+     * The child can't reopen a stale handle. This process can, and won't hang: stale handles
+     * answer at once.
+     */
     if (r < 0 && r != -ETIMEDOUT && source_error_may_pass(r)) {
         uint8_t byte;
         r = source_read(stream->packed, &byte, 1, probe.offset);
@@ -674,7 +677,7 @@ int unpacked_open(struct opening *o, struct fault *fault)
     o->compression = NULL;
     pot->packed = pot->source; /* saved indexes are found by the packed file */
     pot->source = content;
-    if (source_size(content) > 0) /* its back end has said what nothing is */
+    if (source_size(content) > 0) /* an empty one has its back end already */
         r = backend_find(content, fault, &pot->backend, NULL);
     return r < 0 ? r : OPENER_NOT_MINE;
 }

@@ -225,7 +225,7 @@ static int cache_bound(int folder, const char *new, uint64_t bytes, int64_t olde
     return r;
 }
 
-/* Of a place in which nobody else can replace what we put there. */
+/* Open the cache folder, which is refused where another user could replace what lies in it. */
 static int cache_place(const char *path, struct fault *fault, struct place *ret_place)
 {
     struct place_refusal refusal;
@@ -284,7 +284,10 @@ int index_cache_open(const char *path, struct fault *fault, int *ret_fd)
     return r;
 }
 
-/* One was saved at this path: remove as many as the cache folder has no room for now. */
+/*
+ * Call this after an index was saved at `path`: removes others until the folder is within its
+ * limit.
+ */
 static void index_cache_saved(int folder_fd, const char *path)
 {
     const char *text = getenv("ONEPOT_INDEX_CACHE");
@@ -506,7 +509,10 @@ static int saved_find(struct opening *o, char **ret_path, struct index **ret_ind
     return r;
 }
 
-/* Also where none may be used, an archive that was indexed anew after a change is well. */
+/*
+ * Called even where no saved index may be used: it finds out whether the archive was indexed
+ * anew.
+ */
 int saved_index_open(struct opening *o, struct fault *fault)
 {
     struct pot *pot = o->pot;

@@ -241,7 +241,7 @@ static bool name_may_be_part(int folder, const char *name, const struct stat *gi
 
 /* ---- is a file an archive by itself? ---- */
 
-/* Then nothing beside it counts. */
+/* Is the file an archive by itself, so that no file beside it is a part of it? */
 static bool is_archive(struct source *given, bool has_suffix)
 {
     const char *compression;

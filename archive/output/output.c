@@ -131,7 +131,7 @@ static int output_open_striped(struct output *output)
     bool is_own = S_ISREG(st.st_mode) && st.st_uid == geteuid() && st.st_size == 0;
     if (!is_own || leftovers_claim(output->fd) < 0)
         return -EIO;
-    /* That program lets no group write, whatever the umask. */
+    /* lfs creates files that no group may write to, whatever the umask is. */
     bool has_mask = process_status_number(getpid(), "\nUmask:", 8, &mask);
     if (has_mask && fchmod(output->fd, output->mode & ~(mode_t)mask) < 0)
         return -errno;

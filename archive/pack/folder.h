@@ -93,7 +93,7 @@ int folder_new(struct folder_set *set, struct folder *parent, const char *name, 
 void folder_ref(struct folder *folder);
 void folder_unref(struct folder_set *set, struct folder *folder); /* NULL is fine */
 
-/* Its descriptor, open until it is unpinned. -ESTALE, or errors of openat. */
+/* The folder's descriptor, open until folder_unpin. -ESTALE, or errors of openat. */
 int folder_pin(struct folder_set *set, struct folder *folder, int *ret_fd);
 void folder_unpin(struct folder_set *set, struct folder *folder);
 

@@ -426,7 +426,7 @@ static int member_clean(const char *path, pour_text *to)
     return vector_push(to, '\0');
 }
 
-/* Is it left out, or a folder that it lies in? */
+/* Do the patterns leave out the member (p->path), or a folder that it lies in? */
 static bool member_is_excluded(struct pour *p, bool is_folder)
 {
     char *path = p->path.at;
@@ -884,7 +884,7 @@ static int container_encrypted(struct container *c, const char *path)
                              "is encrypted");
 }
 
-/* Of the input: as far as libarchive has read. */
+/* The offset in the input up to which libarchive has read. */
 static uint64_t container_offset(const struct container *c)
 {
     off_t at = c->stream ? (off_t)c->stream->given : lseek(c->p->input->fd, 0, SEEK_CUR);
@@ -1066,7 +1066,7 @@ static int container_add_named(struct container *c, struct archive_entry *entry,
     return r == 0 ? links_release(c, l) : r;
 }
 
-/* Those without data are empty files. */
+/* The container has ended: files whose data never came are empty files. */
 static int links_end(struct container *c)
 {
     int r = 0;

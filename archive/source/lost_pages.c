@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 static struct lost_pages *_Atomic guards;
-static _Atomic int free_guards; /* about so many of them are of no mapping */
+static _Atomic int free_guards; /* about how many of the guards belong to no mapping */
 static struct sigaction before; /* the handler installed before ours */
 static _Atomic bool catches_all;
 static int event_fd = -1;

@@ -269,7 +269,7 @@ int source_local_fd(const struct source *source, uint64_t *ret_start)
     struct source_state state = source_state_of(source);
     struct stat st;
     int fd = state.keeps ? state.kept_fd : source->fd;
-    /* Only what wraps all of them has a file in which their bytes are where it has them. */
+    /* With a copy, only the outermost source has its bytes at their own offsets in that. */
     if (!state.is_local || (state.keeps && !source->ops->state) || fd < 0 ||
         fstat(fd, &st) < 0 || !S_ISREG(st.st_mode))
         return -1;

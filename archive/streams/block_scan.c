@@ -22,7 +22,7 @@ void scan_jobs_begin(struct scan_jobs *jobs, const struct stream_scan *scan)
         scan_job_drop(jobs);
     jobs->scan = scan;
     jobs->map = source_map(scan->source);
-    /* One for each thread and for the caller, and one that waits. */
+    /* One job for each thread, one for the caller, and one that waits. */
     jobs->most = scan->helpers ? min_u32(helpers_threads(scan->helpers) + 2, SCAN_JOBS_MAX) : 1;
 }
 

@@ -16,7 +16,7 @@
 
 /* Larger members are cut. */
 #define MEMBER_BYTES_MAX (1u << 20)
-/* As long as a member of that size may be, with its header. */
+/* The longest compressed member of that size, with its header. */
 #define PACKED_BYTES_MAX (MEMBER_BYTES_MAX + MEMBER_BYTES_MAX / 8)
 #define WINDOW_BYTES (4u << 20)
 

@@ -195,7 +195,7 @@ static int xz_find_stream(struct xz_scan *s, struct fault *fault, uint64_t *end)
     return s->blocks > BLOCKS_MAX ? -ENOTSUP : 0;
 }
 
-/* From the first one on: liblzma goes through all streams of the index that it appends. */
+/* Join the indexes, beginning with the first stream's: each call walks the index appended. */
 static int xz_join_streams(struct xz_scan *s)
 {
     int r = 0;

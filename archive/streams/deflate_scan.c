@@ -338,7 +338,7 @@ static int scan_block_with_isal(struct deflate_scan *s, struct stream_buffer *bu
     }
 }
 
-/* From here on, zlib: `len` bytes of the part are known. */
+/* Go on with zlib, behind the first `len` bytes of the part, which are unpacked already. */
 static int scan_go_on_with_zlib(struct deflate_scan *s, uint64_t offset, unsigned first_bit,
                                 const uint8_t *out, size_t len)
 {

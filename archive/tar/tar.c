@@ -302,7 +302,7 @@ static size_t attributes_read_acl(struct archive_entry *entry, int type, struct 
             return 0;
         if (e.tag == ACL_USER || e.tag == ACL_GROUP) {
             if (id < 0) {
-                /* Only a name, and its number is not known here. */
+                /* The entry names a user or group whose number this system does not know. */
                 odd->acls = true;
                 return 0;
             }
@@ -705,11 +705,14 @@ struct walk {
     struct archive *archive;
     struct archive_entry *entry;
     struct tar_feed feed;
-    /* Only its last bytes can be read again. NULL: the source is the tar itself. */
+    /*
+     * The unpacked tar, of which only the last bytes can be read again. NULL: the source is the
+     * tar.
+     */
     const struct tar_stream *stream;
-    struct tar_block kept[2];      /* the stream's last block, behind the one before it */
-    uint64_t given;                /* bytes of the stream so far */
-    uint64_t again;                /* from here on they are given again; `given`: none are */
+    struct tar_block kept[2]; /* the stream's last block, behind the one before it */
+    uint64_t given;           /* bytes of the stream so far */
+    uint64_t again; /* offset from which bytes are given a second time; `given`: none are */
     struct tar_framed *framed;     /* finds the stream's bytes in the file; or NULL */
     const struct tar_taker *taker; /* who gets the members of a stream, not the builder */
     struct builder *builder;

@@ -55,8 +55,9 @@ enum {
     HEAD_BYTES = 64 << 10,
     FEED_BYTES = 256 << 10, /* per call: the step of progress */
     HOLE_BYTES = 4096,
-    NOTHING_BYTES = 4096, /* of a file that unpacks to nothing */
-    ZEROS_MORE = 10, /* zeros take time, but no room: there may be so many times more bytes */
+    NOTHING_BYTES = 4096, /* a file that unpacks to nothing is not longer */
+    ZEROS_MORE =
+        10, /* zeros take time, but no room: so many times the limit may come of them */
 };
 
 struct unpacking {
@@ -170,7 +171,7 @@ static bool tar_unpack_is_nothing(struct unpacking *u)
     return len == 0;
 }
 
-/* As a tar of nothing, it has nothing but its name to tell its format. */
+/* The stream unpacks to nothing: only its name can tell whether it is an empty tar. */
 static int tar_unpack_take_nothing(struct unpacking *u)
 {
     const char *name = source_name(u->source);

@@ -111,7 +111,7 @@ int tar_framed_new(struct source *source, const char *compression, struct helper
 void tar_framed_free(struct tar_framed *framed); /* NULL is fine */
 /* The tar in the frames. */
 struct tar_stream tar_framed_stream(struct tar_framed *framed);
-/* As builder_set_pieces, of pieces of the tar (in source_offset), which must have been read. */
+/* builder_set_pieces for pieces of the tar (at source_offset), which must have been read. */
 int tar_framed_set_pieces(struct tar_framed *framed, uint32_t inode,
                           const struct builder_piece *pieces, size_t count);
 /* Call after the last member. -ENOTSUP: the file can't be read by frames after all. */

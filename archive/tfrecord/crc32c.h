@@ -7,13 +7,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The sum of bytes that follow those with the sum `crc`; of the first ones 0. */
+/* Extend the sum `crc` of the bytes before (0: there are none) by these bytes. */
 uint32_t crc32c(uint32_t crc, const void *bytes, size_t len);
 
 /* The same without the CPU's instruction: for CPUs that lack it, and for tests. */
 uint32_t crc32c_by_table(uint32_t crc, const void *bytes, size_t len);
 
-/* As it lies in a file: the sum of data with sums in it would be weak. */
+/* The masked form that TFRecord files store: a sum over data that holds sums would be weak. */
 static inline uint32_t crc32c_masked(uint32_t crc)
 {
     return (crc >> 15 | crc << 17) + 0xa282ead8u;

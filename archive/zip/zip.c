@@ -82,7 +82,7 @@ struct zip_entry {
     const uint8_t *raw_name; /* as in the local header */
     size_t raw_name_len;
     bool has_backslashes; /* in place of slashes, as some programs for Windows write them */
-    /* Its zip64 field has not the length of the values that it should have; or less. */
+    /* The zip64 field is not as long as the values that it must hold; or is shorter. */
     bool is_odd_64, is_short_64;
 #define ZIP_ODD_64 "has a zip64 field of the wrong length"
     uint16_t method, flags;
@@ -1219,7 +1219,7 @@ static int read_directory(struct zip *z)
         }
     }
     z->name[0] = '\0';
-    /* Without zip64, old programs store what 16 bits hold of the number. */
+    /* Without zip64, old programs store the lower 16 bits of the number of members. */
     if (z->place.has_64 ? i != z->place.entries : (uint16_t)i != z->place.entries)
         return zip_damaged(z, at,
                            "its directory has another number of members than its end says");
