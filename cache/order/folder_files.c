@@ -170,7 +170,7 @@ static int folder_visit_class(struct folder_walk *w, const struct place *place,
     return r;
 }
 
-/* By file, then by number. */
+/* Order numbers of files by the file that they lead to, then by number. */
 static int compare_numbers(const void *a, const void *b, void *files)
 {
     uint32_t i = *(const uint32_t *)a, j = *(const uint32_t *)b;

@@ -42,7 +42,7 @@ struct pace {
     bool stopped;
 };
 
-/* So many elements are about to be made. True: stop. */
+/* Count `elements` that are made next. True: the caller no longer wants the permutation. */
 static inline bool pace_stops(struct pace *pace, uint64_t elements)
 {
     pace->done += elements;
@@ -335,7 +335,7 @@ int permutation_new_blocks(uint64_t n, uint64_t seed, uint64_t block, uint64_t w
         permutation_free(blocks);
         return r;
     }
-    /* Not the stream of numbers that shuffled the blocks. */
+    /* Another seed than the one that shuffled the blocks. */
     twister_seed(&twister, seed ^ 0x9e3779b9u);
     uint64_t filled = 0, window_start = 0;
     for (uint64_t i = 0; i < count && !pace.stopped; i++) {

@@ -41,7 +41,7 @@ struct world_read {
 /* All places are read here. */
 void world_all(struct world *world);
 
-/* From the last reads, oldest first (at most WORLD_READS_MAX are looked at). -EAGAIN. */
+/* Infer it from the last reads, oldest first, at most WORLD_READS_MAX. -EAGAIN: too few. */
 int world_infer(const struct world_read *reads, unsigned count, struct world *ret_world);
 
 static inline bool world_reads(const struct world *world, uint64_t place)

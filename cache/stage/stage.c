@@ -180,7 +180,7 @@ static int reasons_fault(const struct stage *stage, const struct reasons *reason
     return reasons->err;
 }
 
-/* Not if copy_fd is open: another process unpacks to it, or this one has failed to. */
+/* Look for another place? Not once copy_fd is open: then somebody unpacks to it, or failed. */
 static bool stage_seeks(const struct stage *stage, int r)
 {
     return r < 0 && stage->copy_fd < 0;
@@ -241,7 +241,7 @@ struct stage *stage_new(const struct source *source, const struct stage_options 
     return stage;
 }
 
-/* Of several processes that adopt one file, the first moves it away. */
+/* Did another process adopt the file first, which moves it away? */
 static bool stage_is_whole_somewhere(struct stage *stage)
 {
     const struct stage_places places = stage_places(stage->options.place);

@@ -101,7 +101,7 @@ uint64_t stage_stream_progress_ns(const struct stage *stage);
  */
 int stage_attach(struct stage *stage, struct source **source);
 
-/* The same; and closing the source closes the stage. */
+/* stage_attach, after which closing the source closes the stage. */
 int stage_give(struct stage *stage, struct source **source);
 
 /* Report problems to `note` instead of options.note from now on. Call it before stage_start. */

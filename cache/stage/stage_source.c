@@ -172,7 +172,7 @@ static bool staged_has(const struct stage *stage, uint64_t offset, uint64_t len)
     return true;
 }
 
-/* From a copy on a disk, only bytes in memory. -EAGAIN: they may be on the disk alone. */
+/* Read bytes of a copy on a disk only if they are in memory. -EAGAIN: they may not be. */
 static int staged_read_cached(const struct source *source, void *buf, size_t len,
                               uint64_t offset)
 {
@@ -248,7 +248,7 @@ static void staged_state(const struct source *source, struct source_state *ret_s
         .is_local = staged_has_all(stage),
         .keeps = true,
         .kept_fd = staged_has_all(stage) ? stage->copy_fd : -1,
-        /* Also once the stream has ended, since a thread that waited may not have read yet. */
+        /* Kept after the stream's end, as a thread that waited for it may not have read yet. */
         .progress_ns = stage->expands ? atomic_load(&stage->state->progress_ns) : 0};
 }
 

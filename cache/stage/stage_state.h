@@ -51,7 +51,7 @@ struct stage_state {
     _Atomic int32_t failure;     /* why nobody works on it any more: an errno, or 0 */
     _Atomic int32_t copier_pid;  /* or 0 */
 
-    /* It stays when nobody uses it, by `onepot stage`. */
+    /* The copy stays when nobody uses it: `onepot stage` made it. */
     _Atomic uint32_t pinned;
     int32_t owner_pid; /* it stays until this process ends; 0: until it is removed */
     uint64_t owner_start_ticks, owner_namespace;
