@@ -29,7 +29,7 @@ static void opening_show(void *ctx, const char *doing, const struct progress *pr
         o->given->progress(o->given->ctx, doing, progress);
 }
 
-/* So many archives may be open in the limit that most systems begin with. */
+/* With this many archives open, the usual limit of descriptors (1024) is enough. */
 #define FEW_ARCHIVES 100
 
 void cli_expect_archives(size_t count)

@@ -108,7 +108,7 @@ static mode_t first_mode(const struct extraction *x, const struct node *node)
     return node->has_xattrs ? mode | 0600 : mode;
 }
 
-/* Its descriptor, or -errno. */
+/* Create the member's file. Returns its descriptor, or -errno. */
 static int member_make_file(struct extraction *x, int folder_fd, const char *name, int flags,
                             mode_t mode)
 {

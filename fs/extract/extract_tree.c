@@ -148,7 +148,7 @@ int tree_open_root(struct extraction *x, struct fault *fault)
 
 /* ---- making folders ---- */
 
-/* Is it a file that is being extracted? A source may be what an archive was unpacked into. */
+/* Is `file` an archive that is being extracted? A source may be an unpacked copy of it. */
 static bool is_of_archive(const struct pot *pot, struct file_id file)
 {
     const struct source *source;

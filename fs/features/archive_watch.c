@@ -187,7 +187,7 @@ static void *archive_watch_run(void *arg)
         if (w->has_left || since_ms < LOOK_EVERY_MS)
             continue;
         since_ms = 0;
-        /* Without requests nobody gets wrong bytes, and the file's server is spared. */
+        /* Without requests nobody gets wrong bytes: the file's server is not asked. */
         uint64_t used_ns = summary_last_use_ns(config->counters);
         if (used_ns != w->used_ns)
             archive_watch_look(w);

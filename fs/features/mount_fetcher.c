@@ -257,7 +257,7 @@ static _Noreturn void child_main(const struct fetch_child *place, pid_t parent)
 
 /* ---- children, for the daemon ---- */
 
-/* Is it in one of these states (waitid(2))? */
+/* Is the child in one of these states (waitid(2))? */
 static bool child_is(const struct fetch_child *c, int states)
 {
     siginfo_t info = {0};
@@ -275,7 +275,7 @@ static bool mount_fetcher_has_stopped(struct mount_fetcher *f)
 }
 
 /*
- * Wait until the child has done so many batches. False: it has ended, it stays stopped, which
+ * Wait until the child has done `batches`. False: it has ended, it stays stopped, which
  * would keep an unmounted mount alive, or its time is over.
  */
 static bool child_await(struct fetch_child *c, uint32_t batches, uint64_t most_ns)

@@ -32,7 +32,7 @@
 #define INO_TEXT NODE_TEXT /* one per name: cp takes a changed st_ino for another file */
 
 static const char folder_name[] = ".onepot";
-/* As the folder's listing has them. */
+/* The names of the folder's listing, in its order. */
 static const char *const names[] = {".", "..", "stat", "stat.json"};
 static const char *const *const file_names = names + 2;
 enum { FILE_JSON = 1, FILES = 2 };
@@ -136,7 +136,7 @@ static int text_read(struct stat_files *files, const struct request *rq, uint64_
 
 /* ---- attributes ---- */
 
-/* Of a text; NULL: of the folder. */
+/* Attributes of a text's file; NULL: of the folder. */
 static void fill_attr(const struct session *s, const struct text *text, struct fuse_attr *ret)
 {
     const uint64_t started = (uint64_t)s->config.counters->started_realtime_sec;
@@ -267,7 +267,7 @@ static void answer_listxattr(struct stat_files *files, struct request *rq)
         reply_bytes(rq, &none, in->size == 0 ? sizeof(none) : 0);
 }
 
-/* By opcode. The others are answered as for every file. */
+/* Answers by opcode. Opcodes without one are answered as for every file. */
 static void (*const answers[])(struct stat_files *files, struct request *rq) = {
     [FUSE_LOOKUP] = answer_lookup,       [FUSE_GETATTR] = answer_getattr,
     [FUSE_READ] = answer_read,           [FUSE_GETXATTR] = answer_getxattr,

@@ -27,7 +27,7 @@
 #include "io_private.h"
 #include "preload.h"
 
-/* It moved in 2.34; systems from 2.28 on have it under its old version. */
+/* dlsym moved in glibc 2.34. Its old version is there from 2.28, the oldest supported, on. */
 #if defined(__x86_64__)
 __asm__(".symver dlsym, dlsym@GLIBC_2.2.5");
 #elif defined(__aarch64__)

@@ -136,7 +136,7 @@ struct intercept_head {
 #define INTERCEPT_HEAD_BYTES (64u << 10) /* whole pages of any size */
 _Static_assert(sizeof(struct intercept_head) <= INTERCEPT_HEAD_BYTES, "the head has room");
 
-/* Then the marks of each inode, by st_ino - 1, in whole pages (bits.h). */
+/* Bytes of the marks behind the head (bits.h), by st_ino - 1 of each inode, in whole pages. */
 static inline uint64_t intercept_marks_bytes(uint64_t entries)
 {
     return (entries / 4 + INTERCEPT_HEAD_BYTES) / INTERCEPT_HEAD_BYTES * INTERCEPT_HEAD_BYTES;

@@ -136,7 +136,7 @@ int io_openat64(int dir, const char *path, int flags, ...)
     return opened(dir, path, flags, NEXT(openat64)(dir, path, flags, mode), begun_ns);
 }
 
-/* Of all that makes something, as the first that a program does where it wants to write. */
+/* Stands for all calls that create something: programs that write make a folder first. */
 int io_mkdir(const char *path, mode_t mode)
 {
     int r = NEXT(mkdir)(path, mode);

@@ -55,7 +55,7 @@ static struct intercept_listed *listed_of(const struct link *link, uint64_t ino)
     return listed;
 }
 
-/* Where the entry behind these begins; d_off of the last one. */
+/* The offset of the entry behind these in the directory: d_off of the last one. */
 static uint64_t listing_end(long len)
 {
     uint64_t next = 0;

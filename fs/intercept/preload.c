@@ -112,7 +112,7 @@ static int write_copy(int folder)
     return r;
 }
 
-/* Its time says when it was last used, to a day. */
+/* Keep the library's mtime within a day of its last use. */
 static void touch_copy(const char *path)
 {
     struct stat st;

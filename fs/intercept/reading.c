@@ -91,7 +91,7 @@ static void count_file(const struct place *place)
         atomic_fetch_add_explicit(&slot->foreseen, 1, memory_order_relaxed);
 }
 
-/* So many of the bytes from `at` on, if they are in memory; or -errno. */
+/* Copy up to `len` bytes from `at` on, if they are in memory: their number, or -errno. */
 static ssize_t copy_cached(const struct place *place, void *buf, size_t len, uint64_t at)
 {
     struct link_file *file = &place->link->file[place->file];

@@ -53,7 +53,7 @@ bool intercept_server_tells(uint32_t uid);
  */
 void intercept_server_count(const struct intercept_server *server);
 
-/* As long as the server. */
+/* The marks of the mount's files (bits.h). They live as long as the server. */
 _Atomic uint32_t *intercept_server_marks(const struct intercept_server *server);
 
 /* End the thread, without waiting for it; then wait; then free. */

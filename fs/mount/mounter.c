@@ -301,7 +301,7 @@ void mounter_offer_namespace(const struct mounter *m, struct counters *c)
                                           self.start_ticks};
 }
 
-/* From now on others may share it. */
+/* Let other processes share the mount. */
 static int open_to_others(struct mounter *m)
 {
     auto_registry registry = REGISTRY_NONE;

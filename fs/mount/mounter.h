@@ -77,7 +77,7 @@ struct mounter {
     struct recorder *recorder; /* --record; belongs to the session once that starts */
     int parent_fd;             /* /dev/fuse that a parent mounted; -1: none */
     int daemon_sock;           /* from starter to daemon and back; -1: mount -f */
-    /* Of the daemon: */
+    /* Only in the daemon: */
     int daemon_lock_fd;
     struct session *session;
 };

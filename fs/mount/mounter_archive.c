@@ -55,7 +55,7 @@ static int named_path(const char *given, char ret_path[PATH_MAX])
     return n < PATH_MAX ? 0 : -ENAMETOOLONG;
 }
 
-/* That of its open file, unless it is read from another one, or was named by a link. */
+/* The path of a part's open file, unless a link named it or its bytes lie in another file. */
 static const char *canonical_name(const struct pot *pot, size_t i, char buf[PATH_MAX])
 {
     const char *given = pot->parts[i].path;
@@ -188,7 +188,7 @@ static int write_words(const struct mounter *m, char ret_words[PATH_MAX])
     return 0;
 }
 
-/* By its digest, or as a saved index knows its archive. */
+/* Identify the archive for a layer: by its digest, or else as a saved index does. */
 static int know_archive(const struct mounter *m, struct layer_archive *ret)
 {
     const struct index_info *info = index_info(m->pot->index);
@@ -420,7 +420,7 @@ int mounter_open_archive(struct mounter *m)
     if (r < 0)
         return CLI_FAILED;
     source_set_retries(m->pot->packed ? m->pot->packed : m->pot->source, o->retries);
-    /* Those that were skipped are in one of the two only. */
+    /* With --skip-damaged only one of the two identities has the archives that were skipped. */
     bool may_differ = m->pot->parts && cli_together.skip_damaged;
     if (!may_differ && !source_identity_equal(&m->pot->identity, &m->identity))
         return cli_failf(o->archive, "it was changed while it was opened; try again");

@@ -55,13 +55,12 @@ static struct control_config control_config(struct mounter *m)
     };
 }
 
-/* Without the stage's threads only the bytes that are read get copied. */
+/* Start to copy in the background. If no thread can start, only what is read is copied. */
 static void start_stage(struct mounter *m)
 {
     struct pot *pot = m->pot;
     char line[256];
-    /* Behind the copier's reads each of these samples would wait; archive_watch.c needs them.
-     */
+    /* archive_watch.c needs the fingerprint, whose reads would wait behind the copier's. */
     if (!pot->parts && !pot->compression && !pot->has_fingerprint)
         pot->has_fingerprint = source_fingerprint(pot->source, &pot->fingerprint) == 0;
     stage_set_note(m->stage, control_log, &m->log);

@@ -61,7 +61,7 @@ static int unmounter_covered(const struct slot *slot)
 int unmounter_try(const struct slot *slot, bool lazy)
 {
     int off = layer_uncover(slot, lazy), r = off < 0 ? off : unmounter_covered(slot);
-    /* Whatever still has the mount below a layer open is the layer's, and ends with it. */
+    /* Lazily below a layer: only that layer may still have the mount open, and it is off. */
     return r < 0 ? r : mountpoint_unmount(slot_mount_path(slot), lazy || off > 0);
 }
 

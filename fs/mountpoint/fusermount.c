@@ -137,7 +137,7 @@ int fusermount_mount(const char *path, const char *mountpoint, const char *optio
     int r = helper_run(argv, commfd, said);
     if (r < 0)
         return r;
-    /* It sent the descriptor before it exited. */
+    /* The helper sent the descriptor before it exited. */
     r = message_receive(ours, &byte, 1, MSG_DONTWAIT, ret_fd);
     if (r == 0 && *ret_fd < 0)
         r = -EPROTO;

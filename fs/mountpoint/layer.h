@@ -89,7 +89,7 @@ int layer_bind(const struct layer *layer, const struct layer_archive *archive,
  */
 int layer_mount(const struct layer *layer, const char *mountpoint, bool noexec);
 
-/* Is it the layer, or its tmpfs, that has this token? By its device's name in mountinfo. */
+/* Is a mount with this source in mountinfo the layer with the token, or the layer's tmpfs? */
 bool layer_is_named(const char *source, uint64_t token);
 
 /*

@@ -112,7 +112,7 @@ static bool folder_path(const struct slot *slot, char ret_path[PATH_MAX])
     return snprintf(ret_path, PATH_MAX, "%s/%s", slot->folder, name) < PATH_MAX;
 }
 
-/* Of a tmpfs. By a descriptor: another filesystem that lies there by now is asked nothing. */
+/* Count a tmpfs layer's bytes. By a descriptor: a filesystem mounted since is asked nothing. */
 static void measure_tmpfs(struct counters *c)
 {
     auto_close int fd = open(c->mountpoint, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -194,7 +194,7 @@ int layer_uncover(const struct slot *slot, bool lazy)
     while ((r = find_top(slot, &top)) == 0) {
         if (is_tmpfs(&top))
             measure_tmpfs(c);
-        /* Below the first only the layer had anything to look for. */
+        /* Nobody but the layer used what lies below the topmost mount: unmount that lazily. */
         r = mountpoint_unmount(c->mountpoint, lazy || is_begun || is_tmpfs(&top));
         if (r < 0)
             return r;
@@ -216,7 +216,7 @@ void layer_forget(const struct slot *slot)
 
 /* ---- on ---- */
 
-/* By the kernel. */
+/* Cover the mount by the kernel's overlayfs. */
 static int cover_by_kernel(struct counters *c, struct layer *layer,
                            const struct mount_request *rq)
 {

@@ -9,7 +9,7 @@
 #include "cli.h"
 #include "report.h"
 
-/* Whole seconds: less than one counts as one. */
+/* A count per second of the mount's life; less than a second counts as one. */
 static uint64_t per_uptime(const struct report *v, uint64_t count)
 {
     return count / (v->uptime_s ? v->uptime_s : 1);

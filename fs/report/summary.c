@@ -134,7 +134,7 @@ const char *summary_trouble(const struct counters *counters)
     return NULL;
 }
 
-/* Without the archive's name, which the line begins with; of several, one is named. */
+/* The trouble without the archive's name, if it begins with it, as the line does already. */
 static const char *trouble_alone(const struct counters *counters, const char *trouble)
 {
     const char *name = path_base(counters->archive), *at = strstr(trouble, name);

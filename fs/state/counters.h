@@ -22,7 +22,7 @@
 #define COUNTERS_HOLDERS 64
 #define COUNTERS_ENTRANCES 64
 #define COUNTERS_OPCODES 64 /* FUSE opcodes; larger ones count as 0 */
-/* Of these, by the kernel's numbers: */
+/* Some of the opcodes, by the kernel's numbers: */
 #define COUNTERS_LOOKUP 1
 #define COUNTERS_READ 15
 #define COUNTERS_READDIR 28
@@ -37,7 +37,7 @@ enum mount_state {
     MOUNT_ENDED = 3,
 };
 
-/* Of `mount --writable` (mountpoint/layer_cover.h). */
+/* The layer of `mount --writable` (mountpoint/layer_cover.h). */
 enum layer_state {
     LAYER_ABSENT = 0,
     LAYER_COMES = 1, /* is being mounted */
@@ -167,7 +167,7 @@ struct counters {
     uint32_t layer_has_folder;
     _Atomic uint64_t layer_bytes;
     uint32_t layer_is_more; /* than these */
-    /* Of one in memory: files that it has, and had before anything was written. */
+    /* How many files a layer in memory has, and had before anything was written. */
     _Atomic uint64_t layer_files, layer_files_before;
 
     /* Read ahead by features/ahead.c: see struct ahead_stats. */

@@ -121,7 +121,7 @@ static pid_t member_of(pid_t session)
 bool owner_watch(const struct counters *counters, struct process_watch *ret_watch)
 {
     *ret_watch = PROCESS_WATCH_NONE;
-    /* None: it was mounted with --owner. */
+    /* Without owners here, the mount has --owner, which the daemon watches. */
     if (counters->owners == 0 || counters->owners > COUNTERS_OWNERS ||
         counters->pid_namespace != process_namespace())
         return true;

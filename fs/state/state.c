@@ -109,7 +109,7 @@ void slots_sweep(const struct registry *registry)
             sweep_entry(registry, e);
 }
 
-/* If it can't be read it counts as in use. */
+/* Has the folder slots of mounts? Also true if it can't be read. */
 static bool has_slots(const struct registry *registry)
 {
     char name[STATE_NAME_MAX];
