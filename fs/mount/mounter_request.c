@@ -270,9 +270,9 @@ int mounter_prepare(struct mounter *m)
 
     stage_sweep(NULL); /* leftovers of killed processes use the job's memory */
     if (mount_methods(&m->methods) < 0)
-        return cli_failf(NULL,
-                         "ONEPOT_MOUNT_METHODS names another way than mount, fusermount3, "
-                         "fusermount, namespace");
+        return cli_failf(
+            NULL, "ONEPOT_MOUNT_METHODS has an unknown word; mount, fusermount3, fusermount "
+                  "and namespace are known");
     if (o->private_mode == PRIVATE_OFF)
         m->methods &= ~(unsigned)MOUNT_BY_NAMESPACE;
     m->is_private = o->private_mode == PRIVATE_ON;
