@@ -60,7 +60,10 @@ struct feature {
     void (*serve)(void *state);
     /* Before a worker's thread starts. */
     int (*add_worker)(void *state, struct worker *worker);
-    /* A request has come, or is about to wait. Called for each one: it must be quick. */
+    /*
+     * A request has come, or is about to wait. Called for each one: it must be quick. Only
+     * features with this or one of the next two members are asked while a READ is answered.
+     */
     void (*on_request)(void *state);
     /* Before bytes are read. The first error is the result of the read. */
     int (*before_read)(void *state, struct read *read);
