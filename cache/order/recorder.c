@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "list_paths.h"
+#include "read_list.h"
 #include "write_at.h"
 
 #define BUFFER_BYTES (64u << 10)

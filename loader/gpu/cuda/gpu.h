@@ -64,14 +64,6 @@ __attribute__((format(printf, 3, 4))) int gpu_say(struct onepot_error *error, in
  * -EAGAIN: an event that was asked for is not done.
  */
 int gpu_checked(cudaError_t e, const char *what, struct onepot_error *error);
-/* It says that a stream captures a graph, which this call is not possible with. */
-bool gpu_is_captured(cudaError_t e);
-
-/* 0, or the driver's error at `what`. */
-int gpu_driver_checked(CUresult e, const char *what, struct onepot_error *error);
-
-/* Loads and starts the driver. -ENODEV with the reason in *error. */
-int gpu_need_driver(struct onepot_error *error);
 
 /*
  * Be on the device until gpu_left, which restores the thread's own context and returns its
@@ -89,22 +81,5 @@ int gpu_left(int result);
         int entered = gpu_enter(g, error);                                                     \
         entered < 0 ? entered : gpu_left(gpu_checked(call, what, error));                      \
     })
-
-/* Give a context back that was retained, unless the process ends. */
-void gpu_give_back(CUdevice device);
-
-/* Watches for the end of the process, since nothing may be called once that has begun. Call it
- * when the runtime has started, so that the end is noticed before the runtime itself ends. */
-void gpu_watch_exit(void);
-
-/* In memory.c; as in struct device_type. */
-int gpu_allocate(void *device, enum device_memory where, size_t bytes,
-                 struct onepot_error *error, void **ret_memory);
-void gpu_release(void *device, enum device_memory where, void *memory, size_t bytes);
-int gpu_lock(void *device, const void *memory, size_t bytes, bool is_stored,
-             struct onepot_error *error);
-void gpu_unlock(void *device, const void *memory, size_t bytes);
-int gpu_address(void *device, const void *memory, struct onepot_error *error,
-                uint64_t *ret_address);
 
 #endif

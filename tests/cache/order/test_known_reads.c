@@ -5,7 +5,6 @@
 #include <stdarg.h>
 
 #include "index_helper.h"
-#include "list_paths.h"
 #include "read_list.h"
 #include "permutation.h"
 #include "suite.h"
