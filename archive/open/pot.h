@@ -301,13 +301,6 @@ int pot_check_whole(const struct pot *pot, struct fault *fault);
 int pot_index_path(const char *archive, uint64_t offset, bool is_joined, char **ret_path);
 
 /*
- * The path of its index in the cache folder, used if saving beside the archive fails. -ENOENT:
- * there is no cache folder either.
- */
-int pot_cached_index_path(const char *archive, uint64_t offset, bool is_joined,
-                          char **ret_path);
-
-/*
  * Remove all indexes from the cache folder that no process of this node has open. Saving one
  * bounds the folder already: ONEPOT_INDEX_CACHE (bytes, 2 GiB if unset) and 90 days without
  * use. -EPERM, with a fault: others could put files there.

@@ -239,6 +239,13 @@ int composed_apply(struct opening *o, struct fault *fault);
 
 struct stat;
 
+/*
+ * The path of an archive's index (pot_index_path) in the cache folder, used if saving beside
+ * the archive fails. -ENOENT: there is no cache folder either.
+ */
+int pot_cached_index_path(const char *archive, uint64_t offset, bool is_joined,
+                          char **ret_path);
+
 /* Why a file found by its name can't be trusted beside the archive `theirs`; NULL if it can. */
 const char *saved_mistrust(const struct stat *ours, const struct stat *theirs);
 

@@ -266,7 +266,6 @@ static int make_slot(struct mounter *m, const struct registry *registry)
     c->archive_ino = m->identity.ino;
     c->archive_bytes = m->identity.size_bytes;
     c->options_hash = m->options_hash;
-    c->made_by_run = m->for_run;
     c->started_realtime_sec = time(NULL);
     snprintf(c->job, sizeof(c->job), "%s", m->job.id);
     snprintf(c->step, sizeof(c->step), "%s", m->job.step);

@@ -15,7 +15,7 @@
 #include <stdint.h>
 
 #define COUNTERS_MAGIC "onepotc"
-#define COUNTERS_VERSION 18u
+#define COUNTERS_VERSION 19u
 #define COUNTERS_SLOTS 64
 #define COUNTERS_AHEAD 2 /* processes that read ahead */
 #define COUNTERS_OWNERS 16
@@ -117,7 +117,6 @@ struct counters {
     /* The `run`s of a private mount, through whose descriptors others enter. */
     struct counter_entrance entrance[COUNTERS_ENTRANCES];
     uint32_t owns_mountpoint; /* 1: the directory was made for the mount and goes with it */
-    uint32_t made_by_run;     /* 1: it ends with the `run`s that use it */
 
     uint64_t pid_namespace; /* in which the processes below have their numbers */
     /* The processes that own the mount; only owner.h uses them. */
