@@ -65,7 +65,7 @@ def program(build):
 def environment(build, folder):
     paths = [os.path.join(build, "loader", "python"), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONDONTWRITEBYTECODE": "1",
-            "JOB_FOLDER": str(folder),
+            "JOB_FOLDER": str(folder), "ONEPOT_STAGE": "job",
             "PATH": os.path.join(build, "fs") + os.pathsep + os.environ["PATH"],
             # Processes of MPI on one machine that are nodes of their own: no shared memory between them.
             "MPIR_CVAR_NOLOCAL": "1", "ONEPOT_MPI_RANKS_ARE_NODES": "1", "OMPI_MCA_btl": "tcp,self", "OMPI_ALLOW_RUN_AS_ROOT": "1",

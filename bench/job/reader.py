@@ -15,9 +15,6 @@ import onepot
 from notes import note
 
 
-START_S = 0.3  # after the stage: one that comes before it finds none, and begins to copy by itself
-
-
 def content(store, name):
     with open(os.path.join(store, name), "rb") as f:
         return f.read()
@@ -46,7 +43,6 @@ def main():
     figures = {"first": None, "samples": 0, "wrong": 0, "failed": 0}
     os.write(1, b"1")
     os.read(0, 1)
-    time.sleep(START_S)
     try:
         read_epoch(figures, path, store, pace)
     except OSError as error:

@@ -38,6 +38,7 @@ struct stage_options {
     const char *archive; /* its path, for messages; NULL: the source's name */
     const char *place;   /* a directory on this node; NULL: /dev/shm, else $TMPDIR, else /tmp */
     const char *adopt;   /* for stage_open: a copy that another program made; NULL: none */
+    bool in_job;         /* other programs of the job bring the copy: see stage_start */
     unsigned streams;    /* reads in flight; 0: as many as suit a parallel filesystem */
     uint32_t idle_s;     /* a stream's storage may be silent so long before a new try; 0: 300 */
     /* Receives a line (no newline) about each problem, from any thread. May be NULL. */
@@ -109,7 +110,8 @@ void stage_set_note(struct stage *stage, void (*note)(void *ctx, const char *lin
 
 /*
  * Make the copy, or watch the process that makes it and take over if it dies. -EAGAIN, etc. A
- * second call does nothing.
+ * second call does nothing. With options.in_job nothing is copied here before the nodes of the
+ * job begin to (stage_job.h), or before a minute has passed; reads fetch what they need.
  */
 int stage_start(struct stage *stage);
 

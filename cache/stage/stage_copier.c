@@ -32,6 +32,7 @@
 #define STACK_BYTES (128u << 10)
 #define EXPAND_STACK_BYTES (1u << 20) /* of the thread whose child unpacks, on a copy of it */
 #define STOP_LIMIT_S 2
+#define AWAIT_JOB_S 60u
 
 /* ---- copying ---- */
 
@@ -47,7 +48,8 @@ struct copying {
 static bool copying_yields(const struct stage *stage)
 {
     uint64_t since_ns = atomic_load(&stage->state->job_ns);
-    return since_ns && pause_now_ns(&stage->pause) - since_ns < STAGE_JOB_SILENT_S * SECOND_NS;
+    return since_ns > STAGE_JOB_OVER &&
+           pause_now_ns(&stage->pause) - since_ns < STAGE_JOB_SILENT_S * SECOND_NS;
 }
 
 static bool copying_goes_on(const struct copying *c)
@@ -173,9 +175,28 @@ static void copier_work(struct stage *stage)
     atomic_store(&stage->state->copier_pid, 0);
 }
 
+/* A reader comes before the nodes of its job begin to copy, but must not wait for them long. */
+static void copier_await_job(struct stage *stage)
+{
+    uint64_t since_ns = pause_now_ns(&stage->pause);
+    while (copier_is_needed(stage) && !atomic_load(&stage->state->job_ns) &&
+           !pause_ended(&stage->pause)) {
+        if (pause_now_ns(&stage->pause) - since_ns > AWAIT_JOB_S * SECOND_NS) {
+            stage_say(stage,
+                      "the nodes of the job have not begun to copy it together within %u s: "
+                      "this one reads all of it",
+                      AWAIT_JOB_S);
+            break;
+        }
+        pause_for(&stage->pause, LOOK_NS);
+    }
+}
+
 static void *copier_run(void *arg)
 {
     struct stage *stage = arg;
+    if (stage->options.in_job && !stage->expands)
+        copier_await_job(stage);
     auto_close int fd = copier_open_copy(stage);
     bool is_mine = fd >= 0 && registry_take(fd);
     while (fd >= 0 && !is_mine && copier_is_needed(stage)) {

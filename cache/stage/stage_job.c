@@ -366,7 +366,7 @@ int stage_job_end(struct stage_job *job, struct fault *fault)
     if (!job)
         return 0;
     stage_finish(job->stage);
-    atomic_store(&job->stage->state->job_ns, 0);
+    atomic_store(&job->stage->state->job_ns, STAGE_JOB_OVER);
     if (job->others[0])
         r = fault_set(fault, -ESTALE, NULL, FAULT_NO_OFFSET,
                       "is another archive (in size or time) on %s", job->others);

@@ -243,7 +243,8 @@ static int serve_run(struct serving *s, struct fault *fault)
                   r == -ENODATA ? "the engine has ended" : fault_errno(r));
     atomic_store(&s->ended, true);
     sem_post(&s->turn);
-    atomic_store(&s->stage->state->job_ns, 0); /* the copier need not wait for this thread */
+    atomic_store(&s->stage->state->job_ns,
+                 STAGE_JOB_OVER); /* the copier need not wait for this thread */
     pthread_join(thread, NULL);
     return stage_job_end(s->job, fault);
 }

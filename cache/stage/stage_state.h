@@ -34,6 +34,7 @@
 
 #define STAGE_CHUNK_BYTES (1u << 20)
 #define STAGE_JOB_MAX 128
+#define STAGE_JOB_OVER 1u /* for job_ns: they end before the copy may be whole */
 
 struct stage_state {
     char magic[8]; /* written last */
@@ -64,7 +65,7 @@ struct stage_state {
     _Atomic uint64_t demands;         /* chunks fetched for readers */
     _Atomic uint64_t past_bytes;      /* read from the archive and not kept */
     _Atomic uint64_t job_bytes;       /* that other nodes of a job had read */
-    _Atomic uint64_t job_ns; /* when a job's nodes last made progress; 0: none copies */
+    _Atomic uint64_t job_ns;          /* when a job's nodes last made progress; 0: none began */
 
     _Atomic uint64_t progress_ns; /* when copying or unpacking last made progress */
     char reason[256];             /* why a stream failed; written before `failure` */

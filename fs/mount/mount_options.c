@@ -18,6 +18,7 @@
 #include "archive_list.h"
 #include "cleanup.h"
 #include "mount_options.h"
+#include "job.h"
 #include "mountinfo.h"
 #include "numbers.h"
 #include "place.h"
@@ -233,8 +234,7 @@ static int parse_table(const struct cli_usage *usage, bool for_run, int argc, ch
          .number = &o->seed, .max = UINT64_MAX},
         {"--stage[=DIR]",
          "copy it to this node while it is read: to memory, $TMPDIR or /tmp, or to DIR; its "
-         "last "
-         "mount removes the copy",
+         "last mount removes the copy; =job: another step of the job copies it",
          .flag = &o->stage, .text = &o->stage_place},
         {"--idle=SECONDS", "end after so long without use", .count = &o->idle_s, .min = 1,
          .max = SECONDS_MAX},
@@ -390,6 +390,10 @@ static void give(const struct mount_options *o, struct mount_options *ret_option
     *ret_options = *o;
     ret_options->archive =
         cli_name_of(o->archives, o->archive_count, ret_options->archive_name);
+    const char *said = o->stage_place ? o->stage_place : job_variable("ONEPOT_STAGE");
+    ret_options->stage_in_job = o->stage && said && strcmp(said, "job") == 0;
+    if (ret_options->stage_in_job)
+        ret_options->stage_place = NULL;
 }
 
 /* Is it root, and of the node? */

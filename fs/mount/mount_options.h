@@ -63,6 +63,7 @@ struct mount_options {
     char view[RECIPE_NAME_LEN + 1]; /* cli_view's; "": none */
     uint64_t seed;                  /* of shuffles to recognise */
     bool stage;                     /* copy the archive to this node */
+    bool stage_in_job;              /* as the job's nodes do together */
     const char *stage_place;        /* to this place; NULL: where there is room */
     bool writable;                  /* run: what is written goes to a layer (layer.h), */
     const char *writable_dir;       /* in this folder; NULL: in memory */

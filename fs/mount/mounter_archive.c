@@ -105,7 +105,8 @@ static void describe_archive(const struct mounter *m)
 static int stage_archive(struct mounter *m)
 {
     const struct mount_options *o = m->options;
-    const struct stage_options options = {.archive = m->archive, .place = o->stage_place};
+    const struct stage_options options = {
+        .archive = m->archive, .place = o->stage_place, .in_job = o->stage_in_job};
     struct stage_report report;
     struct fault fault = {0};
 
@@ -403,9 +404,11 @@ int mounter_open_archive(struct mounter *m)
         .copies = o->verify};
     struct fault fault = {0};
 
-    struct stage_store store = {
-        .options = {.archive = m->archive, .place = o->stage_place, .idle_s = o->io_timeout_s},
-        .is_private = !o->stage};
+    struct stage_store store = {.options = {.archive = m->archive,
+                                            .place = o->stage_place,
+                                            .in_job = o->stage_in_job,
+                                            .idle_s = o->io_timeout_s},
+                                .is_private = !o->stage};
     const struct pot_store pot_store = stage_pot_store(&store);
     struct opening_log log = {.log = {.fd = m->log.fd}, .told_ns = now_ns()};
     const uint64_t memory_bytes = budget_memory_bytes("");

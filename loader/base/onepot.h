@@ -173,7 +173,8 @@ struct onepot_archive_options {
      * Copy the archives to this directory of the node in the background, and read from there
      * what has arrived. "": memory, $TMPDIR or /tmp, the first with enough room. NULL: no copy.
      * All processes of the user share one copy of an archive, mounts included (onepot-mount(1),
-     * --stage). -ENOSPC: it does not fit.
+     * --stage). "job", or "" where the environment has ONEPOT_STAGE=job: --stage=job there.
+     * -ENOSPC: it does not fit.
      */
     const char *stage;
     /*

@@ -12,6 +12,7 @@
 #include "cleanup.h"
 #include "dataset.h"
 #include "error.h"
+#include "job.h"
 #include "stage.h"
 #include "vector.h"
 
@@ -40,9 +41,18 @@ static void shards_progress(void *ctx, const char *doing, const struct progress 
         list->cancelled = true; /* and it stays so: not each look can end it at once */
 }
 
+/* Is the archive copied by another program of the job, as its script says once for all? */
+static bool shards_in_job(const struct shards *list)
+{
+    const char *given = list->given->stage;
+    const char *said = given && !given[0] ? job_variable("ONEPOT_STAGE") : given;
+    return said && strcmp(said, "job") == 0;
+}
+
 static const char *shards_place(const struct shards *list)
 {
-    return list->given->stage && list->given->stage[0] ? list->given->stage : NULL;
+    const char *given = list->given->stage;
+    return given && given[0] && !shards_in_job(list) ? given : NULL;
 }
 
 static int shards_give_stage(struct pot *pot, struct stage *stage)
@@ -58,7 +68,8 @@ static int shards_give_stage(struct pot *pot, struct stage *stage)
 /* -EEXIST: it is to be read without a copy. */
 static int shards_stage(const struct shards *list, struct pot *pot)
 {
-    const struct stage_options options = {.archive = pot->path, .place = shards_place(list)};
+    const struct stage_options options = {
+        .archive = pot->path, .place = shards_place(list), .in_job = shards_in_job(list)};
     struct fault fault = {0};
     struct stage *stage;
     int r = stage_open(pot->source, &options, &fault, &stage);

@@ -141,7 +141,8 @@ class Archive(_core.Archive):
                 memory, $TMPDIR or /tmp, the first with enough room. 'job': the same, and the nodes
                 of torch's process group, all of whose processes open the archive, read it from
                 storage once together (see onepot.stage), while it is read. Without a group, and
-                for several archives, 'job' is ''
+                for several archives, 'job' is '', which is 'another program of the job copies it' where
+                the environment has ONEPOT_STAGE=job (see onepot-mount(1), --stage=job)
     retries     how often a failed read of the storage is tried again; None: 4
     hole_bytes  most bytes of holes (0: 64 MiB) in a sample that is nearly all holes; a sample
                 with more is not read as a whole: OSError (EFBIG)

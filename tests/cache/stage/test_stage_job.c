@@ -439,6 +439,32 @@ START_TEST(copier_waits_as_long_as_the_job_makes_progress)
 }
 END_TEST
 
+/* A reader of a job starts no copier before its nodes begin to copy, within a minute. */
+START_TEST(reader_of_a_job_awaits_its_nodes)
+{
+    static _Atomic uint64_t clock_ns;
+    const bool begins = _i == 1;
+    uint8_t byte;
+    open_node(0, archive);
+    node[0].stage->options.in_job = true;
+    ck_assert_int_eq(source_read(node[0].source, &byte, 1, 0), 0);
+    ck_assert_uint_eq(atomic_load(storage_bytes), MIB);
+    atomic_store(&clock_ns, 1000 * SECOND);
+    node[0].stage->pause.test_ns = &clock_ns;
+    if (begins)
+        begin_node(0, 1);
+    ck_assert_int_eq(stage_start(node[0].stage), 0);
+    ck_assert(stage_wait_whole(node[0].stage, LIMIT_MS));
+    uint64_t waited_s = atomic_load(&clock_ns) / SECOND - 1000;
+    ck_assert_uint_ge(waited_s, begins ? STAGE_JOB_SILENT_S : 60);
+    ck_assert_uint_le(waited_s, begins ? STAGE_JOB_SILENT_S + 1 : 61);
+    ck_assert_int_eq(!strstr(notes, "have not begun"), begins);
+    if (begins)
+        ck_assert_int_eq(end_node(0), 0);
+    close_node(0);
+}
+END_TEST
+
 START_TEST(memory_bounds_the_run)
 {
     for (unsigned size = 1; size < 5000; size++) {
@@ -709,6 +735,7 @@ int main(void)
     tcase_add_test(tc, node_without_room_still_reads_for_the_others);
     tcase_add_test(tc, archive_that_changes_ends_the_job_on_all_nodes);
     tcase_add_test(tc, copier_waits_as_long_as_the_job_makes_progress);
+    tcase_add_loop_test(tc, reader_of_a_job_awaits_its_nodes, 0, 2);
     tcase_add_test(tc, memory_bounds_the_run);
     tcase_add_test(tc, wrong_shapes_are_refused);
     tcase_add_test(tc, engine_hands_blocks_round_and_is_told_the_end);

@@ -375,7 +375,7 @@ def test_storage_that_never_answers_holds_no_mount(work):
 
 def test_a_signal_ends_a_command_that_waits_for_storage(work):
     """For a name, and for the first bytes: the kernel lets go of a request that nobody has taken."""
-    with Slow(work, "--pages=none", "--entry-timeout=0", "--attr-timeout=0", make_archive(work)) as slow:
+    with Slow(work, "--pages=none", "--entry-timeout=0", "--attr-timeout=0", make_source(work)) as slow:
         archive, pid = slow / "data.tar", slow.pid()
         for command in (["ls", archive], ["cat", archive, "d/000"], ["info", archive], ["verify", archive],
                         ["extract", "-C", work / "out", archive], ["pack", "-o", work / "new.tar", archive],

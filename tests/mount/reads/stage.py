@@ -396,7 +396,7 @@ def test_a_copy_goes_with_its_owner(work):
 
 def test_a_copy_of_a_step_belongs_to_the_job(work):
     """It stays between steps, and goes with the job's end, whoever notices it."""
-    source, _ = make_archive(work)
+    source, _ = make_source(work)
     archive = os.path.join(source, "a.tar")
 
     def in_job(number, *arguments, **more):
@@ -419,6 +419,21 @@ def test_a_copy_of_a_step_belongs_to_the_job(work):
     in_job("77", "stage", archive)  # by the script, which is there until the job ends
     check_equal(len(keepers()), 1, "keepers")
     onepot("unstage", archive)
+
+
+def test_a_reader_of_a_job_s_copy_begins_none(work):
+    """It reads on demand, until the job's own program copies."""
+    source, size = make_archive(work)
+    with Slow(work, source) as slow:
+        archive = slow / "a.tar"
+        for words, declared in ((["--stage=job"], None), (["--stage"], "job")):
+            with work.mount(*words, archive, env=harness.environment(ONEPOT_STAGE=declared)) as mount:
+                read_by(1, mount.path)
+                wait_for(lambda mount=mount: staged(mount)["demand_bytes"] > size // 2, "bytes on demand")
+                check_equal(staged(mount)["stream_bytes"], 0, "bytes of a copier")
+                onepot("stage", "--owner", str(os.getpid()), archive)
+                await_whole(mount)
+            onepot("unstage", archive)
 
 
 def keepers():
