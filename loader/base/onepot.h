@@ -737,6 +737,19 @@ ONEPOT_API uint64_t onepot_loader_epoch(const struct onepot_loader *loader, uint
 /* Go to the start of an epoch. Costs nothing if the loader is there already. */
 ONEPOT_API int onepot_loader_set_epoch(struct onepot_loader *loader, uint64_t epoch);
 
+/*
+ * Deliver these samples in this epoch, in place of the sampler's order: a sample may come
+ * often, or not at all. All ranks give the same list, of which each takes its share, as of a
+ * shuffle: elements rank, rank + world_size..., with padding or without the rest (drop_last).
+ * The loader goes to the start of that epoch, whose length the list decides. After its end
+ * onepot_loader_next fails with -ENODATA until the next epoch has its order. The list is
+ * copied. To restore a state, first give the order of its epoch. -ERANGE: no such sample.
+ * -EINVAL: too many. -ENOMEM: the present order stays.
+ */
+ONEPOT_API int onepot_loader_order(struct onepot_loader *loader, uint64_t epoch,
+                                   const uint64_t *samples, uint64_t count,
+                                   struct onepot_error *error);
+
 /* Type and shape of .npy samples. */
 struct onepot_npy {
     size_t size;
@@ -765,6 +778,7 @@ struct onepot_state {
     uint64_t done; /* elements of the epoch that all ranks together have received */
     uint64_t shuffle, drop_last, block, window;
     char digest[2 * ONEPOT_DIGEST_BYTES + 1]; /* of the archive, hexadecimal */
+    uint64_t order; /* identifies the order of onepot_loader_order; 0: the sampler's */
 };
 
 /* Where the loader is now. The first call may walk over the archive, for the digest. */

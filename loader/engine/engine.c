@@ -35,6 +35,27 @@ static void engine_set_place(struct engine *e, const struct place *place)
     }
 }
 
+/* For planning batches of an epoch with so many elements. False: no memory. */
+static bool engine_make_scratch(struct engine *e, uint64_t length)
+{
+    uint64_t count = min_u64(e->options.batch_size, length) + 1;
+    uint64_t *indices = calloc(count, sizeof(*indices));
+    uint64_t *offsets = calloc(count, sizeof(*offsets)), *sizes = calloc(count, sizeof(*sizes));
+    if (!indices || !offsets || !sizes) {
+        free(indices);
+        free(offsets);
+        free(sizes);
+        return false;
+    }
+    free(e->indices);
+    free(e->offsets);
+    free(e->sizes);
+    e->indices = indices;
+    e->offsets = offsets;
+    e->sizes = sizes;
+    return true;
+}
+
 int engine_new(const struct engine_options *options, const struct place *place,
                struct engine **ret_engine)
 {
@@ -51,19 +72,14 @@ int engine_new(const struct engine_options *options, const struct place *place,
     atomic_fetch_add(&e->dataset->users, 1);
     engine_set_place(e, place);
     init_locks(e);
-    uint64_t count =
-        options->batch_size < options->length ? options->batch_size : options->length;
-    e->indices = calloc(count + 1, sizeof(*e->indices));
-    e->offsets = calloc(count + 1, sizeof(*e->offsets));
-    e->sizes = calloc(count + 1, sizeof(*e->sizes));
+    bool has_scratch = engine_make_scratch(e, options->length);
     /* As many again, to replace threads that hang in reads. */
     e->thread_room = options->io_timeout_ns ? 2 * options->threads : options->threads;
     e->workers = calloc(e->thread_room, sizeof(*e->workers));
     e->allowed = options->threads;
     e->part_bytes = UINT64_MAX;
     e->joining = options->job_bytes > 0;
-    int r =
-        e->indices && e->offsets && e->sizes && e->workers ? engine_start_threads(e) : -ENOMEM;
+    int r = has_scratch && e->workers ? engine_start_threads(e) : -ENOMEM;
     if (r < 0) {
         engine_destroy(e);
         return r;
@@ -118,13 +134,15 @@ static void wait_until_ready(struct engine *e, uint64_t deadline_ns)
         engine_give_up_stalled(e);
 }
 
-void engine_seek(struct engine *engine, const struct place *place, uint64_t seed)
+int engine_seek(struct engine *engine, const struct place *place,
+                const struct order_options *order, uint64_t length)
 {
+    int r = 0;
     pthread_mutex_lock(&engine->lock);
     engine->generation++;
     engine->seeking = true;
     engine->open = NULL;
-    while (engine->busy > 0)
+    while (engine->busy > 0 || engine->planning)
         wait_until_ready(engine, UINT64_MAX);
     engine_empty_ring(engine);
     order_free(engine->order);
@@ -133,12 +151,20 @@ void engine_seek(struct engine *engine, const struct place *place, uint64_t seed
     free(engine->places);
     engine->places = NULL;
     engine->next_failed = engine->seeking = false;
-    engine->options.order.seed = seed;
     engine->starved = 0;
     engine->order_err = 0;
-    engine_set_place(engine, place);
+    if (length > engine->options.length && !engine_make_scratch(engine, length)) {
+        struct place now = engine->taken;
+        engine_set_place(engine, &now);
+        r = -ENOMEM;
+    } else {
+        engine->options.order = *order;
+        engine->options.length = length;
+        engine_set_place(engine, place);
+    }
     pthread_cond_broadcast(&engine->work);
     pthread_mutex_unlock(&engine->lock);
+    return r;
 }
 
 void engine_place(const struct engine *engine, struct place *ret_place)
@@ -197,6 +223,8 @@ static int engine_look(struct engine *e, uint64_t epoch, struct engine_need *ret
         e->taken.done = 0;
         return 0;
     }
+    if (e->options.order.list && e->options.order.list_epoch != e->taken.epoch)
+        return -ENODATA;
     if (e->head < e->tail) {
         const struct slab *slab = e->ring[e->head % ENGINE_AHEAD_MAX];
         return slab->whole ? 1 : -EAGAIN;

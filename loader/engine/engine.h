@@ -86,13 +86,19 @@ bool engine_is_own(const struct engine *engine);
  */
 void engine_free(struct engine *engine);
 
-/* Drop all prepared batches and go on from another place, perhaps with another seed. */
-void engine_seek(struct engine *engine, const struct place *place, uint64_t seed);
+/*
+ * Drop all prepared batches and go on from another place, in another order with so many
+ * elements that are delivered. Afterwards nobody uses the earlier order's list. -ENOMEM:
+ * nothing changed.
+ */
+int engine_seek(struct engine *engine, const struct place *place,
+                const struct order_options *order, uint64_t length);
 
 /*
  * Returns 1 and the next batch. Returns 0 once at the end of an epoch, and also if the consumer
  * is in another epoch than `epoch` (unless that is ANY_EPOCH). Errors: -ETIMEDOUT after
- * `deadline_ns` (of CLOCK_MONOTONIC; UINT64_MAX: never); -ENOBUFS with the bytes of the batch
+ * `deadline_ns` (of CLOCK_MONOTONIC; UINT64_MAX: never); -ENODATA: the caller gives the orders,
+ * and has given none for this epoch; -ENOBUFS with the bytes of the batch
  * that has no room, and its device; -ENOMEM with the device; -ETIME, when all threads are in
  * reads that stall, with the record of one such read. A batch with an error is handed out as
  * well.

@@ -139,6 +139,14 @@ static bool engine_plan_one(struct engine *e)
     return true;
 }
 
+/* A seek waits until no thread plans, as that uses the order and the scratch. */
+static void engine_end_planning(struct engine *e)
+{
+    e->planning = false;
+    if (e->seeking)
+        pthread_cond_broadcast(&e->ready);
+}
+
 /* One thread at a time: for memory it may let the lock go. */
 static bool engine_plan_batch(struct engine *e)
 {
@@ -152,7 +160,7 @@ static bool engine_plan_batch(struct engine *e)
         e->plan_again = false;
         planned = engine_plan_one(e);
     } while (!planned && e->plan_again);
-    e->planning = false;
+    engine_end_planning(e);
     return planned;
 }
 
@@ -163,13 +171,15 @@ static void engine_shed_now(struct engine *e)
         return;
     e->planning = true;
     engine_give_up_surplus(e);
-    e->planning = false;
+    engine_end_planning(e);
 }
 
 /* Is an order needed? The current epoch's, or the next one's shortly before it begins. */
 static bool engine_wants_order(const struct engine *e, bool idle, bool *ret_next)
 {
-    if (e->seeking || e->making || e->options.length == 0 || e->order_err)
+    const struct order_options *order = &e->options.order;
+    if (e->seeking || e->making || e->options.length == 0 || e->order_err ||
+        (order->list && (e->order || order->list_epoch != e->plan.epoch)))
         return false;
     *ret_next = e->order;
     if (!e->order)
@@ -181,9 +191,9 @@ static bool engine_wants_order(const struct engine *e, bool idle, bool *ret_next
 /* ---- work of threads, done without the lock ---- */
 
 /* The place of each sample in an order; NO_PLACE: it is another rank's. NULL: unknown. */
-static uint32_t *engine_find_places(const struct engine *e, const struct order *order)
+static uint32_t *engine_find_places(uint64_t samples, uint64_t length,
+                                    const struct order *order)
 {
-    uint64_t samples = e->options.order.samples, length = e->options.length;
     uint32_t *places = length < NO_PLACE ? malloc(samples * sizeof(*places)) : NULL;
     bool valid;
     if (!places)
@@ -200,12 +210,13 @@ static void engine_make_order(struct engine *e, bool is_next)
     struct order *order = NULL;
     uint32_t *places = NULL;
     uint64_t generation = e->generation, epoch = e->plan.epoch + is_next;
+    uint64_t length = e->options.length;
     options.seed += epoch;
     e->making = true;
     pthread_mutex_unlock(&e->lock);
     int r = order_new(&options, &order);
     if (r == 0 && is_next && e->options.fill.foresee)
-        places = engine_find_places(e, order);
+        places = engine_find_places(options.samples, length, order);
     pthread_mutex_lock(&e->lock);
     e->making = false;
     if (generation != e->generation)

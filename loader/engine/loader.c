@@ -11,6 +11,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <xxhash.h>
+
 #include "accelerator.h"
 #include "budget.h"
 #include "epoch.h"
@@ -87,6 +89,7 @@ int onepot_loader_new(const struct onepot_archive *archive,
         r = loader_plan(&given, &loader->options, error);
     if (r == 0)
         r = loader_plan_devices(loader, &given, error);
+    atomic_init(&loader->length, loader->options.length);
     if (r == 0)
         r = loader_start(loader, &(struct place){.epoch = given.epoch}, error);
     if (r < 0) {
@@ -109,6 +112,7 @@ void onepot_loader_free(struct onepot_loader *loader)
     if (loader->owner == (int)getpid())
         pthread_mutex_destroy(&loader->lock);
     onepot_archive_close(loader->archive);
+    free(loader->list);
     free(loader->images);
     free(loader);
 }
@@ -202,6 +206,8 @@ int loader_next_of(struct onepot_loader *loader, uint64_t epoch, int timeout_ms,
                                loader->options.io_timeout_ns);
     if (r == -ETIMEDOUT)
         return error_set(error, r, "no batch was ready in time");
+    if (r == -ENODATA)
+        return error_set(error, r, "this epoch has no order yet");
     if (r < 0) { /* the device may have failed, which is more than a lack of memory */
         int why = loader->devices
                       ? loader_accelerator->error(loader->devices, need.device, error)
@@ -235,13 +241,13 @@ void onepot_batch_keep(const struct onepot_batch *batch)
 
 uint64_t onepot_loader_batches(const struct onepot_loader *loader)
 {
-    const struct engine_options *o = &loader->options;
-    return o->length / o->batch_size + (o->length % o->batch_size != 0);
+    uint64_t length = atomic_load(&loader->length), size = loader->options.batch_size;
+    return length / size + (length % size != 0);
 }
 
 uint64_t onepot_loader_samples(const struct onepot_loader *loader)
 {
-    return loader->options.length;
+    return atomic_load(&loader->length);
 }
 
 uint64_t onepot_loader_epoch(const struct onepot_loader *loader, uint64_t *ret_done)
@@ -262,9 +268,57 @@ int onepot_loader_set_epoch(struct onepot_loader *loader, uint64_t epoch)
     pthread_mutex_lock(&loader->lock);
     engine_place(loader->engine, &place);
     if (place.epoch != epoch || place.done != 0)
-        engine_seek(loader->engine, &(struct place){.epoch = epoch}, loader->seed);
+        r = engine_seek(loader->engine, &(struct place){.epoch = epoch}, &loader->options.order,
+                        loader->options.length);
     pthread_mutex_unlock(&loader->lock);
-    return 0;
+    return r;
+}
+
+/* With the lock. Takes the list over, also on failure. */
+static int loader_take_list(struct onepot_loader *loader, uint64_t epoch, uint64_t *list,
+                            uint64_t count)
+{
+    struct order_options order = loader->options.order;
+    order.samples = count;
+    order.shuffle = false;
+    order.list = list;
+    order.list_epoch = epoch;
+    uint64_t length = loader_length(&order, loader->options.batch_size);
+    int r = engine_seek(loader->engine, &(struct place){.epoch = epoch}, &order, length);
+    uint64_t *old = r < 0 ? list : loader->list;
+    if (r == 0) {
+        loader->list = list;
+        loader->list_hash = XXH3_64bits(list, count * sizeof(*list)) | 1;
+        loader->options.order = order;
+        loader->options.length = length;
+        atomic_store(&loader->length, length);
+    }
+    free(old);
+    return r;
+}
+
+int onepot_loader_order(struct onepot_loader *loader, uint64_t epoch, const uint64_t *samples,
+                        uint64_t count, struct onepot_error *error)
+{
+    uint64_t bytes, sum;
+    for (uint64_t i = 0; i < count; i++)
+        if (samples[i] >= loader->archive->count)
+            return error_set(error, -ERANGE, "there is no sample %" PRIu64, samples[i]);
+    int r = loader_own_engine(loader, error);
+    if (r < 0)
+        return r;
+    if (__builtin_mul_overflow(count + 1, sizeof(*samples), &bytes) ||
+        __builtin_add_overflow(count, loader->options.order.world_size, &sum))
+        return error_set(error, -EINVAL, "an order of too many samples");
+    uint64_t *list = malloc(bytes);
+    if (!list)
+        return error_set(error, -ENOMEM, "no memory for an order");
+    if (count)
+        memcpy(list, samples, count * sizeof(*list));
+    pthread_mutex_lock(&loader->lock);
+    r = loader_take_list(loader, epoch, list, count);
+    pthread_mutex_unlock(&loader->lock);
+    return r < 0 ? error_set(error, r, "no memory for an order") : 0;
 }
 
 int onepot_loader_npy(const struct onepot_loader *loader, struct onepot_npy *ret_npy)

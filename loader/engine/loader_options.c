@@ -91,6 +91,12 @@ static int plan_fill(const struct onepot_loader_options *given, struct fill_plan
     return 0;
 }
 
+uint64_t loader_length(const struct order_options *order, uint64_t batch_size)
+{
+    uint64_t length = order_length(order);
+    return order->drop_last ? length - length % batch_size : length;
+}
+
 static int plan_order(struct onepot_loader_options *given, struct engine_options *o,
                       struct onepot_error *error)
 {
@@ -111,9 +117,7 @@ static int plan_order(struct onepot_loader_options *given, struct engine_options
     if (given->rank >= given->world_size)
         return order_error(error, -EINVAL, &o->order);
     o->batch_size = given->batch_size;
-    o->length = order_length(&o->order);
-    if (given->drop_last)
-        o->length -= o->length % o->batch_size;
+    o->length = loader_length(&o->order, o->batch_size);
     return 0;
 }
 

@@ -23,6 +23,9 @@ struct onepot_loader {
     struct images_plan *images;     /* or NULL */
     struct images_budget budget;    /* of pictures that are decoded */
     uint64_t seed;
+    _Atomic uint64_t length; /* as options.length, which the lock guards */
+    uint64_t *list;          /* the caller's order of an epoch, or NULL; */
+    uint64_t list_hash;      /* and what tells it from others, not 0 */
     bool has_digest;
     uint8_t digest[ONEPOT_DIGEST_BYTES];
 };
@@ -33,6 +36,9 @@ struct onepot_loader {
  */
 int loader_plan(struct onepot_loader_options *given, struct engine_options *options,
                 struct onepot_error *error);
+
+/* The elements of such an order that are delivered. */
+uint64_t loader_length(const struct order_options *order, uint64_t batch_size);
 
 /* In a forked child: make a new engine that goes on where the parent's was. */
 int loader_own_engine(struct onepot_loader *loader, struct onepot_error *error);

@@ -36,7 +36,7 @@ static int present_state(struct onepot_loader *loader, struct onepot_error *erro
     *state = (struct onepot_state){
         .size = sizeof(*state),
         .version = 1,
-        .samples = o->samples,
+        .samples = loader->archive->count,
         .seed = loader->seed,
         .epoch = place.epoch,
         .done = place.done * o->world_size,
@@ -44,6 +44,7 @@ static int present_state(struct onepot_loader *loader, struct onepot_error *erro
         .drop_last = o->drop_last,
         .block = o->block,
         .window = o->block ? o->window : 0,
+        .order = o->list && o->list_epoch == place.epoch ? loader->list_hash : 0,
     };
     return find_digest(loader, error, state->digest);
 }
@@ -80,22 +81,28 @@ static int loader_restore_locked(struct onepot_loader *loader, const struct onep
             "the state belongs to another archive (digest %.32s, here %.32s) or to "
             "another selection of its samples",
             state->digest, now.digest);
+    const struct order_options *order = &loader->options.order;
+    uint64_t hash = order->list && order->list_epoch == state->epoch ? loader->list_hash : 0;
+    if (state->order != hash && (state->order || state->done))
+        return error_set(error, -EINVAL,
+                         "the state was made with another order of epoch %" PRIu64,
+                         state->epoch);
     if (state->shuffle != now.shuffle || state->drop_last != now.drop_last ||
         state->block != now.block || state->window != now.window)
         return error_set(error, -EINVAL, "the state was made with other options of the order");
     /* The end of an epoch is the same for any number of ranks, whatever their padding. */
-    bool ended = !state->drop_last && state->done >= state->samples;
+    bool ended = !state->drop_last && state->done >= loader->options.order.samples;
     if (!ended && state->done % world != 0)
         return error_set(error, -EINVAL,
                          "%" PRIu64 " elements that are done can't be dealt to %" PRIu64
                          " ranks: the global batch must be the same",
                          state->done, world);
     loader->seed = loader->options.order.seed = state->seed;
-    engine_seek(loader->engine,
-                &(struct place){.epoch = state->epoch,
-                                .done = ended ? loader->options.length : state->done / world},
-                state->seed);
-    return 0;
+    return engine_seek(
+        loader->engine,
+        &(struct place){.epoch = state->epoch,
+                        .done = ended ? loader->options.length : state->done / world},
+        &loader->options.order, loader->options.length);
 }
 
 int onepot_loader_restore(struct onepot_loader *loader, const struct onepot_state *state,

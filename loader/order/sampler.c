@@ -113,7 +113,10 @@ uint64_t order_at(const struct order *order, uint64_t i, bool *ret_valid)
 {
     uint64_t place = order->first + i * order->step;
     *ret_valid = place < order->options.samples;
-    return order->taken ? permutation_at(order->taken, i) : place % order->options.samples;
+    if (order->taken)
+        return permutation_at(order->taken, i);
+    place %= order->options.samples;
+    return order->options.list ? order->options.list[place] : place;
 }
 
 /* ---- the public sampler ---- */

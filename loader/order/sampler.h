@@ -20,8 +20,14 @@ struct order_options {
     uint64_t rank, world_size; /* rank < world_size */
     uint64_t seed;             /* of this epoch: the seed plus the epoch's number */
     bool shuffle, drop_last;
-    uint64_t worker, workers;            /* worker < workers */
-    uint64_t block, window;              /* block 0: a true shuffle */
+    uint64_t worker, workers; /* worker < workers */
+    uint64_t block, window;   /* block 0: a true shuffle */
+    /*
+     * NULL, or the caller's order of one epoch: `samples` numbers, of which element i of the
+     * epoch is the i-th. It is not copied. `shuffle` is false then.
+     */
+    const uint64_t *list;
+    uint64_t list_epoch;
     const struct permutation_stop *stop; /* NULL: a shuffle is not stopped */
 };
 

@@ -313,6 +313,28 @@ static PyObject *loader_set_epoch(PyObject *self, PyObject *args)
     return r < 0 ? raise_error(r, NULL) : Py_NewRef(Py_None);
 }
 
+/* positions: an iterable of numbers below `samples`. */
+static PyObject *loader_order(PyObject *self, PyObject *args)
+{
+    struct onepot_error error = {0};
+    struct py_loader *l;
+    PyObject *positions;
+    Py_ssize_t count;
+    uint64_t epoch, samples;
+    int r;
+    if (!PyArg_ParseTuple(args, "O&O&OO&", take_loader, &l, take_count, &epoch, &positions,
+                          take_count, &samples))
+        return NULL;
+    uint64_t *numbers = take_indices(positions, samples, 0, &count);
+    if (!numbers)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    r = onepot_loader_order(l->loader, epoch, numbers, (uint64_t)count, &error);
+    Py_END_ALLOW_THREADS
+    PyMem_Free(numbers);
+    return r < 0 ? raise_error(r, &error) : Py_NewRef(Py_None);
+}
+
 /* handle: the name of the loader's attribute. */
 static PyObject *loader_take(PyObject *loader, PyObject *handle, uint64_t epoch)
 {
@@ -442,6 +464,7 @@ static const struct field state_fields[] = {
     {"block", FIELD_COUNT, offsetof(struct onepot_state, block)},
     {"window", FIELD_COUNT, offsetof(struct onepot_state, window)},
     {"digest", FIELD_DIGEST, offsetof(struct onepot_state, digest)},
+    {"order", FIELD_COUNT, offsetof(struct onepot_state, order)},
     {0}};
 
 static PyObject *loader_state(PyObject *self, PyObject *capsule)
@@ -545,6 +568,8 @@ PyMethodDef loader_functions[] = {
     {"loader_batches", loader_batches, METH_O, "(handle): how many batches an epoch has."},
     {"loader_epoch", loader_epoch, METH_O, "(handle): the epoch, and how much of it is done."},
     {"loader_set_epoch", loader_set_epoch, METH_VARARGS, "(handle, epoch)"},
+    {"loader_order", loader_order, METH_VARARGS,
+     "(handle, epoch, positions, samples): the order of this epoch, and to its start."},
     {"loader_iterate", loader_iterate, METH_VARARGS,
      "(loader, epoch): an iterator of Batches, by loader._handle."},
     {"loader_kind", loader_kind, METH_O, "(handle): type and shape of each sample, as a str."},

@@ -3,6 +3,7 @@
 
 Tests that need numpy or torch are skipped, and say so, where these are not installed.
 """
+import array
 import ctypes
 import errno
 import gc
@@ -15,6 +16,7 @@ import os
 import pathlib
 import pickle
 import pty
+import random
 import resource
 import shutil
 import signal
@@ -807,6 +809,155 @@ class Loaders(unittest.TestCase):
 def is_mapped():
     with open("/proc/self/maps") as f:
         return TAR in f.read()
+
+
+class Drawn:
+    """A weighted sampler that can say its state."""
+
+    def __init__(self, seed=1):
+        self.random = random.Random(seed)
+
+    def __iter__(self):
+        return iter(self.random.choices(range(FILES), weights=range(FILES), k=50))
+
+    def state_dict(self):
+        return {"random": self.random.getstate()}
+
+    def load_state_dict(self, state):
+        self.random.setstate(state["random"])
+
+
+def numbers(batches):
+    return [i for batch in batches for i in batch.indices.tolist()]
+
+
+class SamplersOfLoaders(unittest.TestCase):
+    @staticmethod
+    def loader(sampler, rank=0, world_size=1, **options):
+        return onepot.Loader(TAR, 8, rank, world_size, sampler=sampler, **options)
+
+    def test_an_iterable_is_the_order_of_each_epoch(self):
+        for given in ([5, 5, 90, 0, 7] * 3, (5, 3), range(20, 3, -2), array.array("q", [9, 4]),
+                      onepot.Archive(TAR).labels):
+            loader = self.loader(given)
+            self.assertEqual(len(loader), -(-len(given) // 8))
+            for _ in range(2):
+                self.assertEqual(numbers(loader), list(given))
+        loader = self.loader([1, 2, 3], threads=1)
+        batch = next(loader)
+        self.assertEqual([bytes(b) for b in batch], [content(i) for i in (1, 2, 3)])
+        self.assertRaises(StopIteration, next, loader)
+        self.assertEqual(next(loader).epoch, 1)
+
+    def test_a_function_of_the_epoch_is_a_curriculum(self):
+        asked = []
+
+        def easy_first(epoch):
+            asked.append(epoch)
+            return range(10 * (epoch + 1))
+
+        loader = self.loader(easy_first, epoch=1)
+        self.assertEqual([numbers(loader) for _ in range(3)], [list(range(n)) for n in (20, 30, 40)])
+        self.assertEqual((asked, len(loader)), ([1, 2, 3], 5))
+        loader.set_epoch(7)
+        self.assertEqual((asked[-1], len(loader), numbers(loader)), (7, 10, list(range(80))))
+        it = iter(loader)
+        next(it)
+        self.assertEqual(numbers(loader), list(range(100)))  # an epoch left halfway is over
+        self.assertEqual(list(it), [])
+
+    def test_ranks_have_their_shares_of_one_order(self):
+        order = [i * 7 % FILES for i in range(33)]
+        ranks = [self.loader(lambda epoch: order, rank, 2) for rank in range(2)]
+        got, valid = zip(*[(numbers([batch]), batch.valid.tolist())
+                           for loader in ranks for batch in [next(loader)]])
+        self.assertEqual(list(got), [order[0:16:2], order[1:16:2]])
+        last = [list(loader)[-1] for loader in [self.loader(lambda epoch: order, rank, 2)
+                                                for rank in range(2)]]
+        self.assertEqual([batch.valid.tolist() for batch in last], [[True], [False]])
+        self.assertEqual([len(self.loader(order, 1, 2, drop_last=True)), len(self.loader(order, 1, 2))], [2, 3])
+        dealt = onepot.DistributedSampler(FILES, 2, 1, seed=4)
+        with self.assertRaisesRegex(ValueError, "to 2 ranks itself.*rank=0, world_size=1"):
+            self.loader(dealt, 1, 2)
+        loader = self.loader(dealt)
+        for epoch in range(2):
+            want = onepot.DistributedSampler(FILES, 2, 1, seed=4)
+            want.set_epoch(epoch)
+            self.assertEqual(numbers(loader), list(want))
+
+    def test_a_sampler_that_can_say_its_state_resumes(self):
+        loader = self.loader(Drawn())
+        epochs = [numbers(loader) for _ in range(3)]
+        self.assertEqual(len({str(epoch) for epoch in epochs}), 3)
+        for stop in range(8):  # 7 is behind the last batch
+            loader = self.loader(Drawn())
+            numbers(loader)
+            it = iter(loader)
+            got = numbers(itertools.islice(it, stop))
+            state = json.loads(json.dumps(loader.state_dict()))
+            state["sampler"]["random"][1] = tuple(state["sampler"]["random"][1])
+            state["sampler"]["random"] = tuple(state["sampler"]["random"])
+            again = self.loader(Drawn(seed=77))
+            again.load_state_dict(state)
+            self.assertEqual(got + numbers(again), epochs[1], stop)
+            self.assertEqual(numbers(again), epochs[2], stop)
+        numbers(it)
+        again.load_state_dict(loader.state_dict())  # at the start of an epoch without an order yet
+        self.assertEqual(numbers(again), epochs[2])
+
+    def test_a_function_resumes_and_another_order_is_refused(self):
+        def order(epoch):
+            return [(i * 3 + epoch) % FILES for i in range(30)]
+        loader = self.loader(order, epoch=4)
+        next(loader)
+        state = loader.state_dict()
+        self.assertNotIn("sampler", state)
+        halves = [onepot.Loader(TAR, 4, rank, 2, sampler=order) for rank in range(2)]
+        for half in halves:
+            half.load_state_dict(state)
+        self.assertEqual([numbers(half) for half in halves], [order(4)[8::2], order(4)[9::2]])
+        for other in (lambda epoch: order(epoch + 1), Drawn(), order(5)):
+            with self.assertRaisesRegex(ValueError, "another order of epoch 4"):
+                self.loader(other).load_state_dict(state)
+        with self.assertRaisesRegex(ValueError, "another order"):
+            onepot.Loader(TAR, 8, 0, 1).load_state_dict(state)
+        plain = onepot.Loader(TAR, 8, 0, 1)
+        next(plain)
+        with self.assertRaisesRegex(ValueError, "another order"):
+            self.loader(order).load_state_dict(plain.state_dict())
+        old = plain.state_dict()
+        del old["order"]  # of a version without
+        plain.load_state_dict(old)
+
+    def test_what_is_no_sampler_is_named(self):
+        for given, error, words in (
+                (5, TypeError, "an iterable of sample numbers, or a function"),
+                ([FILES], IndexError, "no such sample"), ([-1], IndexError, "no such sample"),
+                ([[1, 2]], TypeError, "list"), ([0.5], TypeError, "float"), (lambda epoch: None, TypeError, "iter"),
+                (itertools.count(), IndexError, "no such sample")):
+            with self.assertRaisesRegex(error, words):
+                self.loader(given)
+        with self.assertRaisesRegex(ValueError, "block and window"):
+            self.loader([1], block=3)
+        failing = self.loader(lambda epoch: [1, 2] if epoch != 1 else 1 / 0)
+        self.assertEqual(numbers(failing), [1, 2])
+        self.assertRaises(ZeroDivisionError, iter, failing)
+        self.assertRaises(ZeroDivisionError, next, failing)
+        failing.set_epoch(2)
+        self.assertEqual(numbers(failing), [1, 2])
+        failing.close()
+        self.assertRaises(ValueError, iter, failing)
+
+    @unittest.skipIf(torch is None, "torch is not installed")
+    def test_torchs_samplers_are_samplers(self):
+        from torch.utils.data import SubsetRandomSampler, WeightedRandomSampler
+        weighted = WeightedRandomSampler([0.0] * (FILES - 2) + [1.0, 3.0], 400,
+                                         generator=torch.Generator().manual_seed(3))
+        got = numbers(self.loader(weighted))
+        self.assertEqual(set(got), {FILES - 2, FILES - 1})
+        self.assertEqual(len(got), 400)
+        self.assertEqual(sorted(numbers(self.loader(SubsetRandomSampler([4, 9, 2])))), [2, 4, 9])
+        self.assertEqual(numbers(self.loader(torch.tensor([3, 1]))), [3, 1])
 
 
 class Closing(unittest.TestCase):

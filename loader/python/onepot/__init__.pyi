@@ -303,6 +303,8 @@ class Loader:
         # of one kind, in place of device: each batch to one of them in turn
         devices: "Optional[Sequence[Union[str, int, torch.device]]]" = None,
         stage: Optional[str] = None,  # as Archive's
+        # sample numbers of all ranks, gone through once an epoch, or a function of the epoch
+        sampler: "Union[None, Iterable[int], Callable[[int], Iterable[int]]]" = None,
     ) -> None: ...
     def __len__(self) -> int: ...
     # Begins the next epoch, unless this one has not begun. Ends if the loader goes to another.

@@ -1,4 +1,5 @@
 """Loader: its arguments, its life and its iterators. The batches are made in C."""
+import threading
 from functools import partial
 from operator import index
 
@@ -91,12 +92,20 @@ def _milliseconds(seconds):
     return max(1, int(seconds * 1000)) if seconds else _core.NEVER
 
 
+def _state_of(sampler):
+    """A sampler's own state, or None."""
+    if hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict"):
+        return sampler.state_dict()
+    return None
+
+
 class Loader:
     """Loader(archive, batch_size, rank=None, world_size=None, seed=0, shuffle=True,
            drop_last=False, threads=None, prefetch=None, decode=None, *, epoch=0,
            memory=0, align=0, skip_errors=False, verify=False, npy=False, block=0,
            window=0, decoded_bytes=0, device=None, images=None, dtype=None,
-           mean=None, scale=None, gather='auto', io_timeout=None, devices=None, stage=None)
+           mean=None, scale=None, gather='auto', io_timeout=None, devices=None, stage=None,
+           sampler=None)
 
     Batches of an archive's samples in the order of DistributedSampler. Threads that need no
     interpreter gather them ahead. Each iteration is one epoch, the next after the one before.
@@ -146,6 +155,16 @@ class Loader:
                    i % len(devices), also after a resume; batch.device tells it. batch_size is
                    each batch's, memory all devices' together
     stage          of an archive that is opened here: see Archive; 'job' in a job of several nodes
+    sampler        the order, in place of shuffle, block and window: an iterable of sample numbers,
+                   which is gone through once at the start of each epoch and must end, or a function
+                   from an epoch to one. A sample may come often, or not at all, and epochs may
+                   differ in length; len() is the present one's. set_epoch(epoch) of an iterable is
+                   called first, if it has one. All ranks are to give the same numbers, of which
+                   each takes its share (rank, rank + world_size...), with padding as
+                   DistributedSampler has it; give rank=0, world_size=1 with a sampler that deals
+                   them itself. The state has the sampler's own state of the start of the epoch, if
+                   it has a state_dict() and a load_state_dict(); if a sampler then gives other
+                   numbers for the epoch than before, load_state_dict() is a ValueError
 
     OSError or ValueError names a sample that can't be read; next() of the same iterator then
     goes on with the next batch. Any thread may take batches. In a forked child the loader goes
@@ -155,18 +174,28 @@ class Loader:
     __module__ = "onepot"
     # _handle: the library's loader, in a capsule; None: it was closed. _resumes: a state was
     # loaded, so the next iteration continues it and begins no new epoch.
-    __slots__ = ("_handle", "_archive", "_batch_size", "_resumes")
+    # _listed: the epoch whose order the sampler has given, and its state before.
+    __slots__ = ("_handle", "_archive", "_batch_size", "_resumes", "_sampler", "_samples", "_listed",
+                 "_lock")
 
     def __init__(self, archive, batch_size, rank=None, world_size=None, seed=0, shuffle=True,
                  drop_last=False, threads=None, prefetch=None, decode=None, *, epoch=0, memory=0,
                  align=0, skip_errors=False, verify=False, npy=False, block=0, window=0,
                  decoded_bytes=0, device=None, images=None, dtype=None, mean=None, scale=None,
-                 gather="auto", io_timeout=None, devices=None, stage=None):
+                 gather="auto", io_timeout=None, devices=None, stage=None, sampler=None):
         if gather not in _GATHERS:
             raise ValueError("gather is 'auto', 'host' or 'device', not '%s'" % gather)
         batch_size = index(batch_size)
+        if sampler is not None and not callable(sampler) and not hasattr(sampler, "__iter__"):
+            raise TypeError("sampler is an iterable of sample numbers, or a function of the epoch, not"
+                            " %r" % (sampler,))
+        if sampler is not None and (block or window):
+            raise ValueError("a sampler is in place of block and window")
         is_npy = isinstance(decode, str) and decode == "npy"
         rank, world_size = rank_of(rank, world_size, "world_size", 2)
+        if getattr(sampler, "num_replicas", 1) > 1 and world_size != 1:
+            raise ValueError("the sampler deals its numbers to %d ranks itself, and so would the loader:"
+                             " give it rank=0, world_size=1" % sampler.num_replicas)
         options = dict(batch_size=batch_size, rank=rank, world_size=world_size, seed=seed,
                        shuffle=shuffle, drop_last=drop_last,
                        threads=0 if threads is None else threads,
@@ -180,7 +209,29 @@ class Loader:
         if hasattr(self, "_handle"):
             raise ValueError("the loader was initialised already")
         self._archive, self._batch_size, self._resumes = archive, batch_size, False
+        self._sampler, self._samples, self._listed = sampler, len(archive), None
+        self._lock = threading.RLock()  # a sampler may use the loader
         self._handle = handle
+        if sampler is not None:
+            self._order(_core.loader_epoch(handle)[0])
+
+    def _order(self, epoch, state=None):
+        """Have the sampler give the order of an epoch, and go to its start. state: its own of that
+        time, when it gave this order before."""
+        given = self._sampler
+        with self._lock:
+            self._listed = None  # until it is all there
+            if state is None or not hasattr(given, "load_state_dict"):
+                state = _state_of(given)
+            else:
+                given.load_state_dict(state)
+            if hasattr(given, "set_epoch"):
+                given.set_epoch(epoch)
+            if not hasattr(given, "__iter__"):
+                given = given(epoch)
+            given = given.tolist() if hasattr(given, "tolist") else given
+            _core.loader_order(self._opened(), epoch, given, self._samples)
+            self._listed = epoch, state
 
     def _opened(self):
         """The handle, which its holder keeps from being freed by close()."""
@@ -204,17 +255,29 @@ class Loader:
 
     def __next__(self):
         self._opened()
+        if self._sampler is not None:
+            with self._lock:
+                self._go(_core.loader_epoch(self._opened())[0], False)
         return next(_core.loader_iterate(self, _ANY_EPOCH))
 
     def __iter__(self):
-        epoch, done = _core.loader_epoch(self._opened())
-        resumes, self._resumes = self._resumes, False
-        if done and not resumes:  # an epoch that was left halfway is over
-            epoch += 1
-            _core.loader_set_epoch(self._opened(), epoch)
+        self._opened()
+        with self._lock:
+            epoch, done = _core.loader_epoch(self._opened())
+            resumes, self._resumes = self._resumes, False
+            is_over = done and not resumes  # also if it was left halfway
+            epoch += bool(is_over)
+            self._go(epoch, is_over)
         # The loader itself can't be its iterator: iter() of an iterator must have no effect, while
         # iter() of a loader begins an epoch.
         return _core.loader_iterate(self, epoch)
+
+    def _go(self, epoch, anew=True):
+        """Go to an epoch, or only see that it has an order."""
+        if self._sampler is not None and (self._listed is None or self._listed[0] != epoch):
+            self._order(epoch)
+        elif anew:
+            _core.loader_set_epoch(self._opened(), epoch)
 
     @property
     def epoch(self):
@@ -223,8 +286,10 @@ class Loader:
 
     def set_epoch(self, epoch):
         """Go to the start of an epoch. Costs nothing if the loader is there already."""
-        _core.loader_set_epoch(self._opened(), epoch)
-        self._resumes = False
+        self._opened()
+        with self._lock:
+            self._go(index(epoch))
+            self._resumes = False
 
     @property
     def sampler(self):
@@ -232,14 +297,31 @@ class Loader:
         return self
 
     def state_dict(self):
-        """The loader's position as a dict of numbers and a digest. Delivered batches count."""
-        return _core.loader_state(self._opened())
+        """The loader's position as a dict of numbers and a digest; with a sampler that has a state,
+        also 'sampler'. Batches that were delivered count, the one in the loop's variable too. It is
+        the place of all ranks, so that one rank's state serves all."""
+        self._opened()
+        with self._lock:
+            state, given = _core.loader_state(self._opened()), self._sampler
+            if self._listed is not None and self._listed[0] == state["epoch"]:
+                before = self._listed[1]
+            else:
+                before = _state_of(given)
+            return state if before is None else dict(state, sampler=before)
 
     def load_state_dict(self, state):
-        """Go on from a state, even with another world size if the global batch is the same.
-        ValueError: the state belongs to another archive, or these ranks can't continue it."""
-        _core.loader_restore(self._opened(), state)
-        self._resumes = True
+        """Go on from a state, even with another world size if the global batch is the same. The next
+        iteration has the rest of that epoch; of a state that was saved behind its last batch that
+        is nothing, and the iteration after it has the next epoch. ValueError: the state belongs to
+        another archive or another order, or these ranks can't continue it."""
+        self._opened()
+        if "order" not in state:
+            state = dict(state, order=0)
+        with self._lock:
+            if self._sampler is not None:
+                self._order(index(state["epoch"]), state.get("sampler"))
+            _core.loader_restore(self._opened(), state)
+            self._resumes = True
 
     @property
     def stats(self):

@@ -174,6 +174,87 @@ START_TEST(what_can_not_go_on_is_refused_and_changes_nothing)
 }
 END_TEST
 
+static void check_order(struct onepot_loader *loader, uint64_t rank, uint64_t world,
+                        const uint64_t *list, uint64_t count, uint64_t done)
+{
+    uint64_t got[2 * FILES];
+    unsigned n = take(loader, ALL, got);
+    uint64_t length = (count + world - 1) / world;
+    ck_assert_uint_eq(onepot_loader_samples(loader), length);
+    ck_assert_uint_eq(onepot_loader_batches(loader), (length + BATCH - 1) / BATCH);
+    ck_assert_uint_eq(n, length - done);
+    for (unsigned i = 0; i < n; i++)
+        ck_assert_uint_eq(got[i], list[(rank + (done + i) * world) % count]);
+}
+
+/* Epochs have any length, also more than the archive has samples. */
+START_TEST(the_callers_order_is_dealt_to_the_ranks)
+{
+    uint64_t list[2 * FILES], world = 1 + (uint64_t)_i % 3, rank = (uint64_t)_i % world;
+    static const uint64_t counts[] = {FILES, 7, 2 * FILES, 1, 3 * BATCH};
+    struct onepot_loader *loader =
+        make((struct onepot_loader_options){.rank = rank, .world_size = world, .epoch = 5});
+    const struct onepot_batch *b;
+    struct onepot_error error;
+    for (unsigned e = 0; e < sizeof(counts) / sizeof(counts[0]); e++) {
+        for (uint64_t i = 0; i < counts[e]; i++)
+            list[i] = (i * i + 3 * e) % FILES;
+        if (e == 2) {
+            take(loader, 1, (uint64_t[BATCH]){0}); /* one that has no order fails */
+            ck_assert_int_eq(onepot_loader_next(loader, -1, &error, &b), -ENODATA);
+            ck_assert_msg(strstr(error.text, "no order") != NULL, "%s", error.text);
+        }
+        ck_assert_int_eq(onepot_loader_order(loader, 9 + e, list, counts[e], &error), 0);
+        ck_assert_uint_eq(onepot_loader_epoch(loader, NULL), 9 + e);
+        check_order(loader, rank, world, list, counts[e], 0);
+    }
+    list[3] = FILES;
+    ck_assert_int_eq(onepot_loader_order(loader, 3, list, 4, &error), -ERANGE);
+    ck_assert_int_eq(onepot_loader_order(loader, 3, NULL, 0, &error), 0);
+    ck_assert_int_eq(onepot_loader_next(loader, -1, &error, &b), 0);
+    ck_assert_uint_eq(onepot_loader_epoch(loader, NULL), 4);
+    onepot_loader_free(loader);
+}
+END_TEST
+
+START_TEST(a_state_goes_on_in_the_callers_order_alone)
+{
+    uint64_t list[FILES], other[FILES], some[FILES];
+    struct onepot_loader *loader = make((struct onepot_loader_options){0});
+    struct onepot_error error;
+    for (unsigned i = 0; i < FILES; i++) {
+        list[i] = i * 7 % FILES;
+        other[i] = i * 11 % FILES;
+    }
+    ck_assert_int_eq(onepot_loader_order(loader, 2, list, FILES, NULL), 0);
+    ck_assert_uint_eq(take(loader, 3, some), 3 * BATCH);
+    struct onepot_state state = state_of(loader);
+    ck_assert_uint_ne(state.order, 0);
+    ck_assert_uint_eq(state.samples, FILES);
+    take(loader, ALL, some);
+    struct onepot_state ended = state_of(loader);
+    ck_assert_uint_eq(ended.epoch, 3);
+    ck_assert_uint_eq(ended.order + ended.done, 0);
+    onepot_loader_free(loader);
+
+    loader = make((struct onepot_loader_options){.batch_size = BATCH / 2, .world_size = 2});
+    ck_assert_int_eq(onepot_loader_restore(loader, &state, &error), -EINVAL);
+    ck_assert_int_eq(onepot_loader_order(loader, 2, other, FILES, NULL), 0);
+    ck_assert_int_eq(onepot_loader_restore(loader, &state, &error), -EINVAL);
+    ck_assert_msg(strstr(error.text, "another order of epoch 2") != NULL, "%s", error.text);
+    ck_assert_int_eq(onepot_loader_order(loader, 3, list, FILES, NULL), 0);
+    ck_assert_int_eq(onepot_loader_restore(loader, &state, &error), -EINVAL);
+    ck_assert_int_eq(onepot_loader_restore(loader, &ended, &error), 0);
+    ck_assert_int_eq(onepot_loader_order(loader, 2, list, FILES, NULL), 0);
+    ck_assert_int_eq(onepot_loader_restore(loader, &state, &error), 0);
+    unsigned n = take(loader, ALL, some);
+    ck_assert_uint_eq(n, (FILES - 3 * BATCH) / 2);
+    for (unsigned i = 0; i < n; i++)
+        ck_assert_uint_eq(some[i], list[3 * BATCH + 2 * i]);
+    onepot_loader_free(loader);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("loader state");
@@ -184,6 +265,8 @@ int main(void)
     tcase_add_loop_test(t, a_state_is_what_another_loader_restores, 0, FILES / BATCH);
     tcase_add_test(t, two_ranks_go_on_where_one_was);
     tcase_add_test(t, what_can_not_go_on_is_refused_and_changes_nothing);
+    tcase_add_loop_test(t, the_callers_order_is_dealt_to_the_ranks, 0, 3);
+    tcase_add_test(t, a_state_goes_on_in_the_callers_order_alone);
     suite_add_tcase(s, t);
     return run_suite(s);
 }
