@@ -423,7 +423,7 @@ def test_a_copy_of_a_step_belongs_to_the_job(work):
 
 def test_a_reader_of_a_job_s_copy_begins_none(work):
     """It reads on demand, until the job's own program copies."""
-    source, size = make_archive(work)
+    source, size = make_source(work)
     with Slow(work, source) as slow:
         archive = slow / "a.tar"
         for words, declared in ((["--stage=job"], None), (["--stage"], "job")):
