@@ -821,7 +821,7 @@ static void check_bomb(struct bytes bomb, const char *expected)
     struct images_budget budget;
     char why[IMAGES_WHY_MAX] = "";
     images_budget_init(&budget, 64 * MIB, 2);
-    int r = decoded_within(bomb, &budget, MIB, why);
+    int r = decoded_within(bomb, &budget, 2 * MIB, why);
     ck_assert_msg(r == -EILSEQ && strstr(why, expected), "%d: %s, not: %s", r, why, expected);
 }
 #endif
