@@ -386,14 +386,11 @@ static void top_print(FILE *out, const struct top_mount *m)
 
 /* ---- on a screen ---- */
 
-static const struct {
-    const char *name;
-    int decimals; /* of its values; -1: names, not values */
-} sorts[SORTS] = {
-    [SORT_BYTES] = {"MiB/s", 1},      [SORT_FILES] = {"files/s", 0},
-    [SORT_WAITING] = {"waiting", 0},  [SORT_JOB] = {"job", -1},
-    [SORT_ARCHIVE] = {"archive", -1},
-};
+static const char *const sorts[SORTS] = {[SORT_BYTES] = "MiB/s",
+                                         [SORT_FILES] = "files/s",
+                                         [SORT_WAITING] = "waiting",
+                                         [SORT_JOB] = "job",
+                                         [SORT_ARCHIVE] = "archive"};
 
 static double value_of(const struct summary_rates *r, enum top_sort sort)
 {
@@ -415,8 +412,11 @@ static void print_history(FILE *out, const struct summary_style *style,
         double value = value_of(&m->history[i % HISTORY], sort);
         most = value > most ? value : most;
     }
-    fprintf(out, "  %-12s %8.*f%s ", sorts[sort].name, sorts[sort].decimals, most,
-            sort == SORT_WAITING ? " %" : "  ");
+    if (sort == SORT_BYTES)
+        fprintf(out, "  %-12s %8.1f   ", sorts[sort], most);
+    else
+        fprintf(out, "  %-12s %8s%s ", sorts[sort], cli_count(rounded(most)),
+                sort == SORT_WAITING ? " %" : "  ");
     for (size_t i = m->intervals - count; i < m->intervals; i++) {
         double value = value_of(&m->history[i % HISTORY], sort);
         int height = value > 0 ? 1 + (int)(value / most * 7 + 0.5) : 0;
@@ -458,7 +458,7 @@ static void draw_heading(FILE *out, const struct top *t)
     const struct summary_style *style = &t->screen.style;
     fprintf(out, "%sonepot top, %zu mount%s by %s, h: keys; ",
             style->has_colours ? "\033[1m" : "", t->mount_count, t->mount_count == 1 ? "" : "s",
-            sorts[t->sort].name);
+            sorts[t->sort]);
     print_clock(out);
     fprintf(out, ", every %g s%s\n", (double)t->delay_ns / 1e9,
             style->has_colours ? "\033[22m" : "");

@@ -3,6 +3,7 @@
  */
 #include <fcntl.h>
 #include <string.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "backend.h"
@@ -33,6 +34,13 @@ static bool see_place_of(struct findings *f, const struct source *source)
                         "and the mount caches it");
     if (!local)
         finding_advise(f, "--stage copies it to this node while it is read");
+    struct statvfs vfs;
+    if (fstatvfs(fd, &vfs) == 0)
+        finding_add(f, FINDING_FACT, "age",
+                    vfs.f_flag & ST_NOATIME
+                        ? "reading renews none of its times (noatime): a purge of old files "
+                          "may remove it while it is in use"
+                        : "reading renews its access time; its modification time stays");
     return local;
 }
 

@@ -132,6 +132,22 @@ def test_what_is_no_archive_is_wrong(work):
     check_equal(found["kind"], "wrong", "noise")
 
 
+def test_it_says_whether_reading_renews_the_access_time(work):
+    old = 1_000_000_000
+    for option, said in ("strictatime", "renews its access time"), ("relatime", "renews its access time"), \
+                        ("noatime", "renews none of its times"):
+        with work.kernel_mount("tmpfs", "none", option, "-o", option):
+            archive = make_one_file(work, f"{option}/one.tar")
+            (age,) = of(doctor(archive), "archive", "age")
+            check(said in age["text"], f"{option}: {age}")
+            os.utime(archive, (old, old))
+            with work.mount(archive) as mount:
+                with open(mount / "f", "rb") as f:
+                    check_equal(f.read(), b"hello", "the file")
+            status = os.stat(archive)
+            check_equal((status.st_atime > old, status.st_mtime), (option != "noatime", old), f"times with {option}")
+
+
 def test_a_mount_is_asked_and_a_dead_one_is_named(work):
     archive = make_one_file(work)
     with work.mount(archive) as mount:
