@@ -396,6 +396,19 @@ static int take_exclude(const struct cli_usage *u, void *ctx, const char *text)
     return cli_take_view(u, &cli_view_words[1], text);
 }
 
+/* Files that macOS and Windows add for themselves. */
+static const char *const junk[] = {"._*", "__MACOSX/", ".DS_Store", "Thumbs.db"};
+#define JUNK_COUNT (sizeof(junk) / sizeof(junk[0]))
+
+static int take_drop_junk(const struct cli_usage *u, void *ctx, const char *text)
+{
+    (void)text;
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < JUNK_COUNT; i++)
+        r = take_exclude(u, ctx, junk[i]);
+    return r;
+}
+
 static int take_files_from(const struct cli_usage *u, void *ctx, const char *text)
 {
     struct arguments *a = ctx;
@@ -462,6 +475,8 @@ static int command_pack_parse(struct arguments *a, int argc, char **argv)
          "be "
          "repeated",
          .take = take_exclude, .ctx = a},
+        {"--drop-junk", "leave out ._*, __MACOSX, .DS_Store and Thumbs.db",
+         .take = take_drop_junk, .ctx = a},
         {"--files-from=LIST",
          "pack only the files that LIST names (-: standard input), by paths relative to SRC "
          "(default: the current directory)",
@@ -704,7 +719,7 @@ static int check_output(struct arguments *a, char **ret_default)
 int command_pack(int argc, char **argv)
 {
     struct arguments a = {0};
-    auto_free const char **excludes = calloc((size_t)argc, sizeof(*excludes));
+    auto_free const char **excludes = calloc((size_t)argc * JUNK_COUNT, sizeof(*excludes));
     if (!excludes)
         return cli_fail(NULL, -ENOMEM, NULL);
     a.excludes = excludes;

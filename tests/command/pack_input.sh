@@ -206,6 +206,38 @@ same out expected 'what is excluded'
 run 0 "$onepot" pack -q -o b2.tar -f --exclude size/ --exclude '/hl/L*' --exclude 'empty*' a.tar
 same b.tar b2.tar 'what is excluded from an archive'
 
+# ---- what macOS adds, and how it spells ----
+mkdir -p mac/a mac/__MACOSX/a
+for name in ._x .DS_Store a/._y a/Thumbs.db __MACOSX/a/._z __MACOSX/real; do echo junk >"mac/$name"; done
+for name in x a/y a/.x a/__MACOSX a/_.DS_Store; do echo real >"mac/$name"; done
+tar -cf mac.tar -C mac .
+printf '%s\n' a a/.x a/_.DS_Store a/__MACOSX a/y x >expected
+for source in mac mac.tar -; do
+    "$onepot" pack -q -f --drop-junk -o b.tar "$source" <mac.tar || fail "--drop-junk $source"
+    run 0 "$onepot" ls -R b.tar
+    same out expected "what is no junk in $source"
+done
+run 0 "$onepot" pack -q -f --drop-junk --exclude .x -o b.tar mac
+grep -vx a/.x expected >fewer
+"$onepot" ls -R b.tar >out
+same out fewer '--exclude beside --drop-junk'
+
+sed -n '/^import json, sys, unicodedata$/,/^\.EE$/{s/\\e/\\/g;/^\.EE$/!p}' "$2/man/onepot-pack.1" >compose.py
+decomposed=$(printf 'a/e\xcc\x81')
+composed=$(printf 'a/\xc3\xa9')
+echo real >"mac/$decomposed"
+tar -cf mac.tar -C mac .
+"$onepot" ls -R --json mac.tar | "$python" compose.py >names.tsv
+run 0 "$onepot" pack -q -f --drop-junk --map names.tsv -o b.tar mac.tar
+"$onepot" ls -R b.tar >out
+printf '%s\n' a a/.x a/_.DS_Store a/__MACOSX a/y "$composed" x >expected
+same out expected 'composed names'
+echo other >"mac/$composed"
+tar -cf mac.tar -C mac .
+"$onepot" ls -R --json mac.tar | "$python" compose.py >names.tsv
+run 1 "$onepot" pack -q -f --map names.tsv -o b.tar mac.tar
+says "^onepot: mac.tar: $composed: would have the name that '$decomposed' has (line .* of names.tsv)\|^onepot: mac.tar: $decomposed: would have the name that '$composed' has (line .* of names.tsv)"
+
 # ---- shards and ranks ----
 mkdir one four
 run 0 "$onepot" pack -q --shards 7 -o one/x.onepot.tar tree
