@@ -91,11 +91,12 @@ static void note_stop(int number)
         was_stopped = 1; /* a change of size only ends a wait */
 }
 
-/* Waits end with a signal, without SA_RESTART. */
+/* Waits end with a signal, without SA_RESTART. A signal that was ignored stays ignored. */
 static void catch_signal(int number, void (*handler)(int))
 {
-    struct sigaction action = {.sa_handler = handler};
-    sigaction(number, &action, NULL);
+    struct sigaction action = {.sa_handler = handler}, old;
+    if (sigaction(number, NULL, &old) == 0 && old.sa_handler != SIG_IGN)
+        sigaction(number, &action, NULL);
 }
 
 static void screen_measure(struct screen *screen)
@@ -404,8 +405,7 @@ static double value_of(const struct summary_rates *r, enum top_sort sort)
 static void print_history(FILE *out, const struct summary_style *style,
                           const struct top_mount *m, size_t count, enum top_sort sort)
 {
-    static const char *const blocks[] = {" ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
-    static const char *const marks[] = {" ", ".", ":", "-", "=", "+", "*", "%", "#"};
+    static const char marks[] = " .:-=+*%#";
     double most = 0;
 
     for (size_t i = m->intervals - count; i < m->intervals; i++) {
@@ -420,7 +420,10 @@ static void print_history(FILE *out, const struct summary_style *style,
     for (size_t i = m->intervals - count; i < m->intervals; i++) {
         double value = value_of(&m->history[i % HISTORY], sort);
         int height = value > 0 ? 1 + (int)(value / most * 7 + 0.5) : 0;
-        fputs(style->has_blocks ? blocks[height] : marks[height], out);
+        if (style->has_blocks && height > 0)
+            fprintf(out, "\xe2\x96%c", 0x80 + height); /* U+2581 (an eighth) to U+2588 */
+        else
+            fputc(marks[height], out);
     }
     fputc('\n', out);
 }
@@ -577,7 +580,7 @@ static bool is_same_daemon(const struct top_mount *m, const struct counters *c)
            m->slot->counters->daemon_pid == c->daemon_pid;
 }
 
-/* Where a mount is among those of the last look, or their number. */
+/* The mount's place in the last look, or the number of mounts in it. */
 static size_t place_of(const struct top *t, const struct counters *c)
 {
     size_t i = 0;
@@ -755,9 +758,10 @@ static int show_pictures(struct top *t)
 {
     for (uint64_t n = 1;; n++) {
         int r = look(t);
-        if (r == 0 && t->screen.on)
+        if (r == 0 && t->screen.on) {
             draw(t);
-        else if (r == 0)
+            r = ferror(stdout) ? -EIO : 0;
+        } else if (r == 0)
             r = print_mounts(t, n == 1);
         if (r < 0)
             return r;

@@ -10,6 +10,7 @@
 
 #include "cleanup.h"
 #include "cli.h"
+#include "numbers.h"
 #include "summary.h"
 #include "utf8.h"
 
@@ -86,32 +87,30 @@ void summary_style(FILE *out, struct summary_style *ret_style)
 
 /* ---- cells ---- */
 
-static void print_coloured(FILE *out, const struct summary_style *style, int colour,
-                           const char *text)
+enum { RED = 31, GREEN = 32, YELLOW = 33, NO_COLOUR = 39 };
+
+static void set_colour(FILE *out, const struct summary_style *style, int colour)
 {
     if (style->has_colours)
-        fprintf(out, "\033[%dm%s\033[39m", colour, text);
-    else
-        fputs(text, out);
+        fprintf(out, "\033[%dm", colour);
 }
 
-/* A bar of `width` characters, by eighths where there are blocks. */
+/* A bar of `width` characters: of blocks by eighths, U+2588 (whole) to U+258F (one eighth). */
 static void print_bar(FILE *out, const struct summary_style *style, double share,
                       unsigned width)
 {
-    enum { RED = 31, GREEN = 32, YELLOW = 33, BLOCK_BYTES = 3 };
-    static const char *const parts[] = {"", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
-    double most = share < 1 ? share : 1;
-    unsigned eighths = (unsigned)(most * 8 * width + 0.5), whole = eighths / 8, used = whole;
-    char bar[64 * BLOCK_BYTES] = "";
+    unsigned eighths = (unsigned)((share < 1 ? share : 1) * 8 * width + 0.5), used = 0;
 
-    for (unsigned i = 0; i < whole; i++)
-        strcat(bar, style->has_blocks ? "█" : "#");
-    if (eighths % 8 && (style->has_blocks || eighths % 8 >= 4)) {
-        strcat(bar, style->has_blocks ? parts[eighths % 8] : "#");
-        used++;
+    set_colour(out, style, share < 0.1 ? GREEN : share < 0.5 ? YELLOW : RED);
+    for (; eighths >= (style->has_blocks ? 1 : 4); used++) {
+        unsigned part = min_u32(eighths, 8);
+        if (style->has_blocks)
+            fprintf(out, "\xe2\x96%c", 0x90 - (int)part);
+        else
+            fputc('#', out);
+        eighths -= part;
     }
-    print_coloured(out, style, share < 0.1 ? GREEN : share < 0.5 ? YELLOW : RED, bar);
+    set_colour(out, style, NO_COLOUR);
     fprintf(out, "%*s", (int)(width - used), "");
 }
 
@@ -151,18 +150,18 @@ static void print_files(FILE *out, double files)
 static void print_waiting(FILE *out, const struct summary_style *style, const char *state,
                           const struct summary_rates *rates, unsigned bar)
 {
-    enum { RED = 31 };
-    char text[64];
     const char *word = strcmp(state, "serving") != 0 ? state
                        : rates->has_errors           ? "errors"
                                                      : "";
-    snprintf(text, sizeof(text), "%-*s", (int)bar + PERCENT_WIDTH, word);
+    double waiting = 100 * rates->waiting;
+
     if (*word) {
-        print_coloured(out, style, RED, text);
+        set_colour(out, style, RED);
+        fprintf(out, "%-*s", (int)bar + PERCENT_WIDTH, word);
+        set_colour(out, style, NO_COLOUR);
         return;
     }
     print_bar(out, style, rates->waiting, bar);
-    double waiting = 100 * rates->waiting;
     fprintf(out, "%*.0f %%", PERCENT_WIDTH - 2, waiting < 9999 ? waiting : 9999);
 }
 
