@@ -273,7 +273,7 @@ def test_colours_and_blocks_only_where_they_are_wanted(work):
                 text = terminal.expect(r"data\.tar")
                 check_equal(bool(re.search("\033\\[3[1-9]m", text)), is_coloured, f"colours with {variables}")
                 terminal.press("\n")
-                lines = terminal.picture(lambda lines: "data.tar" in lines[2])
+                lines = terminal.picture(lambda lines: lines[1].startswith(mount.path))
                 (history,) = [line.split()[-1] for line in lines if line.startswith("  files/s")]
                 check_equal(history, "█" if has_blocks else "#", f"history with {variables}")
         with top("-n", "1", TERM="dumb") as terminal:
@@ -303,8 +303,7 @@ def test_a_stop_gives_the_terminal_back_for_as_long(work):
         with Terminal("bash", "-mc", script, harness.onepot_program()) as terminal:
             terminal.picture()
             terminal.press("\x1a")
-            while "STOPPED" not in terminal.text:
-                terminal.read(1)
+            harness.wait_for(lambda: terminal.read(0.1) or "STOPPED" in terminal.text, "the shell after the stop")
             check_restored(terminal)
             terminal.text = ""
             terminal.press("\n")
