@@ -270,7 +270,7 @@ def test_colours_and_blocks_only_where_they_are_wanted(work):
                                                    ({"NO_COLOR": ""}, True, True), ({"TERM": "vt220"}, False, True),
                                                    ({"LC_ALL": "C"}, True, False)):
             with top("-d", "3600", **variables) as terminal:
-                text = terminal.expect(r"data\.tar")
+                text = terminal.expect(r"(?s)data\.tar.*\033\[J")
                 check_equal(bool(re.search("\033\\[3[1-9]m", text)), is_coloured, f"colours with {variables}")
                 terminal.press("\n")
                 lines = terminal.picture(lambda lines: lines[1].startswith(mount.path))
