@@ -240,10 +240,10 @@ struct onepot_archive_options {
 /*
  * Each path is an archive, a directory whose files are archives (shards), or a shell pattern
  * ("train-*.tar"). Saved indexes and names that begin with a dot are not taken for archives.
- * Errors name the file: open(2)'s, -EUCLEAN (damaged), -ENOENT (nothing matches, or there are
- * no samples; see allow_empty), -EEXIST (two files of one folder are the same part of a
- * sample), -ENOTSUP, -ENOMEM, -EOVERFLOW (2^32 files or more, or links that multiply the
- * files).
+ * Errors name the file: open(2)'s, -ENOMSG (no archive of a known format), -EUCLEAN (damaged),
+ * -ENOENT (nothing matches, or there are no samples; see allow_empty), -EEXIST (two files of
+ * one folder are the same part of a sample), -ENOTSUP, -ENOMEM, -EOVERFLOW (2^32 files or more,
+ * or links that multiply the files).
  */
 ONEPOT_API int onepot_archive_open(const char *const *paths, size_t path_count,
                                    const struct onepot_archive_options *options,

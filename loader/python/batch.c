@@ -72,6 +72,7 @@ PyObject *batch_new(PyTypeObject *type, const struct batch_kind *kind,
     b->batch = batch;
     b->kind = *kind;
     Py_XINCREF(kind->image_names);
+    Py_INCREF(kind->archive);
     b->streams = streams;
     b->there = (struct onepot_device_batch){.size = sizeof(b->there)};
     if (onepot_batch_on_device(batch, &b->there) < 0)
@@ -105,6 +106,7 @@ static void batch_dealloc(PyObject *self)
     batch_let_go(((struct py_batch *)self)->batch, NULL);
     Py_XDECREF(((struct py_batch *)self)->streams);
     Py_XDECREF(((struct py_batch *)self)->kind.image_names);
+    Py_DECREF(((struct py_batch *)self)->kind.archive);
     object_free(self);
 }
 
@@ -176,6 +178,55 @@ static PyObject *batch_table(PyObject *self, void *offset)
     return (PyObject *)batch_view_new(
         b, *(void *const *)(const void *)table,
         b->batch->samples * (uint64_t)item_types[shape.item].bytes, &shape);
+}
+
+static PyObject *batch_names(PyObject *self, void *unused)
+{
+    const struct py_batch *b = (struct py_batch *)self;
+    const struct onepot_archive *archive = leased(b->kind.archive);
+    PyObject *names = PyList_New((Py_ssize_t)b->batch->samples);
+    for (uint64_t i = 0; names && i < b->batch->samples; i++) {
+        PyObject *name = sample_name_of(archive, b->batch->indices[i]);
+        if (!name)
+            Py_CLEAR(names);
+        else
+            PyList_SetItem(names, (Py_ssize_t)i, name);
+    }
+    return names;
+}
+
+/*
+ * For to(): data and tables as one Buffer, bytes of data, stride, the images ([(type, shape,
+ * where each begins in a sample's place)]), and whether a device made these, so that they lie
+ * elsewhere.
+ */
+static PyObject *batch_slab(PyObject *self, PyObject *unused)
+{
+    struct py_batch *b = (struct py_batch *)self;
+    const struct onepot_batch *batch = b->batch;
+    const uint8_t *from = b->there.data ? b->there.data : (const uint8_t *)b->there.offsets;
+    uint64_t bytes = (uint64_t)(b->there.valid - from) + batch->samples;
+    struct shape shape = {.item = ITEM_UINT8};
+    shape_set(&shape, 0, 1, &bytes, false);
+    PyObject *images = PyList_New(0);
+    for (unsigned i = 0; images && i < b->kind.image_count; i++) {
+        const uint64_t *s = b->kind.images[i].shape;
+        PyObject *one =
+            Py_BuildValue("(s(KKK)K)", item_types[b->kind.images[i].item].name,
+                          (unsigned long long)s[0], (unsigned long long)s[1],
+                          (unsigned long long)s[2], (unsigned long long)b->kind.images[i].at);
+        if (!one || PyList_Append(images, one) < 0)
+            Py_CLEAR(images);
+        Py_XDECREF(one);
+    }
+    struct py_buffer *view = images ? batch_view_new(b, from, bytes, &shape) : NULL;
+    PyObject *result =
+        view ? Py_BuildValue("(OKKOi)", view, (unsigned long long)batch->bytes,
+                             (unsigned long long)batch->stride, images, b->there.images != NULL)
+             : NULL;
+    Py_XDECREF(view);
+    Py_XDECREF(images);
+    return result;
 }
 
 /* A number in struct onepot_batch, at this offset. */
@@ -287,6 +338,7 @@ static PyMethodDef batch_methods[] = {
      "before the stream has done all it was given until the batch was released. stream: a\n"
      "number, torch.cuda.Stream or cupy.cuda.Stream. A later __dlpack__() with this stream\n"
      "assumes that its consumer reads in no other. OSError: the device's errors."},
+    {"_slab", batch_slab, METH_NOARGS, "For to()."},
     {"wait", batch_wait, METH_NOARGS,
      "Wait on the host until the batch has arrived on its device."},
     {0}};
@@ -314,6 +366,9 @@ static PyGetSetDef batch_fields[] = {
      (void *)offsetof(struct onepot_device_batch, indices)},
     {"valid", batch_table, NULL, "False for padding and for skipped samples: bool [samples].",
      (void *)offsetof(struct onepot_device_batch, valid)},
+    {"names", batch_names, NULL,
+     "The name of each sample: list of str. Also where the loader or its archive is closed.",
+     NULL},
     {"device", batch_device, NULL,
      "Where it is: 'cuda:1', 'host:0' (the host plays a device) or 'cpu'.", NULL},
     {"epoch", batch_number, NULL, "The epoch that the batch belongs to.",

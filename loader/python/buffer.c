@@ -434,6 +434,17 @@ static PyObject *buffer_tolist(PyObject *self, PyObject *unused)
     return list;
 }
 
+/* torch calls this of its functions, and of methods of tensors, that are given a Buffer. */
+static PyObject *buffer_torch_function(PyObject *type, PyObject *args, PyObject *unused)
+{
+    PyObject *function, *types, *given = NULL, *keywords = NULL;
+    if (!PyArg_ParseTuple(args, "OO|O!O!", &function, &types, &PyTuple_Type, &given,
+                          &PyDict_Type, &keywords))
+        return NULL;
+    return given ? copy_call("torch_function", "(OO)", function, given)
+                 : copy_call("torch_function", "(O())", function);
+}
+
 static PyMethodDef buffer_methods[] = {
     {"tolist", buffer_tolist, METH_NOARGS, "Its numbers, as lists of lists."},
     {"copy_into", (PyCFunction)(void *)buffer_copy_into, METH_VARARGS | METH_KEYWORDS,
@@ -445,6 +456,9 @@ static PyMethodDef buffer_methods[] = {
     {"__dlpack__", (PyCFunction)(void *)buffer_dlpack, METH_VARARGS | METH_KEYWORDS,
      "A capsule for from_dlpack() of torch, numpy and others; no copy."},
     {"__dlpack_device__", buffer_dlpack_device, METH_NOARGS, "(1, 0): the CPU; (2, N): CUDA."},
+    {"__torch_function__", (PyCFunction)(void *)buffer_torch_function,
+     METH_VARARGS | METH_KEYWORDS | METH_CLASS,
+     "A TypeError that says how a Buffer becomes a tensor."},
     {0}};
 
 static PyType_Slot buffer_slots[] = {

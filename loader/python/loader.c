@@ -103,6 +103,7 @@ static void loader_free(PyObject *capsule)
     Py_DECREF(l->batch_type);
     Py_DECREF(l->decode);
     Py_XDECREF(l->kind.image_names);
+    Py_DECREF(l->kind.archive);
     PyMem_Free(l);
 }
 
@@ -142,9 +143,9 @@ static void named_close(struct named *named)
         onepot_device_close(named->devices[i]);
 }
 
-/* Takes `loader` over, also on failure. */
+/* Takes `loader` over, also on failure; archive: its lease. */
 static PyObject *loader_new(struct onepot_loader *loader, const struct onepot_loader_options *o,
-                            PyTypeObject *batch_type, PyObject *decode)
+                            PyObject *archive, PyTypeObject *batch_type, PyObject *decode)
 {
     struct py_loader *l = PyMem_Calloc(1, sizeof(*l));
     PyObject *capsule = l ? PyCapsule_New(l, "onepot.loader", NULL) : PyErr_NoMemory();
@@ -159,6 +160,7 @@ static PyObject *loader_new(struct onepot_loader *loader, const struct onepot_lo
         return NULL;
     }
     l->loader = loader;
+    l->kind.archive = Py_NewRef(archive);
     l->batch_type = (PyTypeObject *)Py_NewRef(batch_type);
     l->decode = Py_NewRef(decode);
     PyCapsule_SetDestructor(capsule, loader_free);
@@ -183,7 +185,7 @@ static PyObject *loader_make(PyObject *archive, struct named *named, PyTypeObjec
         r = onepot_loader_new(handle, o, &error, &loader);
     Py_END_ALLOW_THREADS
     PyObject *capsule =
-        r < 0 ? raise_error(r, &error) : loader_new(loader, o, batch_type, decode);
+        r < 0 ? raise_error(r, &error) : loader_new(loader, o, lease, batch_type, decode);
     named_close(named); /* the loader has its own references */
     return capsule;
 }

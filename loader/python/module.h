@@ -276,6 +276,7 @@ struct batch_kind {
     } images[ONEPOT_IMAGES_MAX];
     unsigned image_count;
     PyObject *image_names; /* a tuple: of the parts that they are made of; or NULL */
+    PyObject *archive;     /* the lease of the archive whose samples these are */
 };
 
 /* An object of `type`, a class of Batch. Takes the batch over, also on failure. */

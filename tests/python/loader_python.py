@@ -960,6 +960,102 @@ class SamplersOfLoaders(unittest.TestCase):
         self.assertEqual(numbers(self.loader(torch.tensor([3, 1]))), [3, 1])
 
 
+class BatchesToTensors(unittest.TestCase):
+    def test_a_batch_has_its_names(self):
+        with onepot.Archive(TAR) as archive:
+            loader = onepot.Loader(archive[50:], 6, 0, 1, seed=2)
+            batch = next(loader)
+            want = [archive[50:].names[i] for i in batch.indices.tolist()]
+        loader.close()
+        self.assertEqual(batch.names, want)
+        memoryview(batch.indices)[3] = 2**40  # they may be written to
+        self.assertRaises(IndexError, lambda: batch.names)
+
+    def test_sizes_of_batches_that_are_no_numbers_are_named(self):
+        for size in (2.5, "4", None):
+            with self.assertRaisesRegex(TypeError, "batch_size is a whole number of samples, not"):
+                onepot.Loader(TAR, size, 0, 1)
+        with self.assertRaisesRegex(TypeError, "batch_size is a whole number of samples, not 2.5"):
+            onepot.IterableDataset(TAR, 2.5, rank=0, world_size=1)
+
+    def test_a_file_that_is_no_archive_has_its_number_and_words(self):
+        path = os.path.join(WORK, "no-archive.txt")
+        with open(path, "w") as f:
+            f.write("hello")
+        with self.assertRaisesRegex(OSError, "no-archive.txt: is not an archive of a known format") as raised:
+            onepot.Archive(path)
+        self.assertEqual(raised.exception.errno, errno.ENOMSG)
+        self.assertIn("%d (ENOMSG)" % errno.ENOMSG, onepot.Archive.__doc__)
+
+    def test_without_torch_there_are_no_tensors(self):
+        program = ("import onepot, sys\nbatch = next(onepot.Loader(sys.argv[1], 4, 0, 1))\n"
+                   "try:\n    batch.to('cpu')\nexcept RuntimeError as error:\n    print(error)\n")
+        said = subprocess.run([sys.executable, "-c", program, TAR], stdout=subprocess.PIPE, text=True, check=True)
+        self.assertIn("import torch", said.stdout)
+
+    @unittest.skipIf(torch is None, "torch is not installed")
+    def test_a_batch_goes_to_a_device_in_one_piece(self):
+        batch = next(onepot.Loader(TAR, 9, 0, 1))
+        there = batch.to("cpu")
+        self.assertEqual(there.slab.data_ptr(), torch.from_dlpack(batch.data).data_ptr())  # it is there already
+        self.assertIsInstance(there, onepot.TensorBatch)
+        for name in ("labels", "indices", "offsets", "sizes", "valid", "data"):
+            self.assertEqual(getattr(there, name).tolist(), getattr(batch, name).tolist(), name)
+        self.assertEqual([bytes(each.numpy()) for each in there.tensors()], [bytes(each) for each in batch])
+        moved = batch.to("cpu", copy=True)
+        again = pickle.loads(pickle.dumps(moved))
+        del batch, there
+        gc.collect()
+        self.assertEqual([bytes(each.numpy()) for each in moved.tensors()],
+                         [content(i) for i in moved.indices.tolist()])
+        self.assertTrue(torch.equal(again.slab, moved.slab))
+
+    @unittest.skipIf(torch is None or numpy is None, "torch or numpy are not installed")
+    def test_arrays_go_to_a_device_with_their_type(self):
+        path = os.path.join(WORK, "arrays-to.tar")
+        for dtype, order in (("<f8", "C"), ("<i4", "C"), ("|u1", "C"), ("<f4", "F")):
+            with onepot.Writer(path, overwrite=True, sync=False) as writer:
+                for i in range(5):
+                    file = io.BytesIO()
+                    numpy.save(file, numpy.asarray(numpy.arange(12).reshape(3, 4) + i, dtype, order=order))
+                    writer.add("%d.npy" % i, file.getvalue())
+            batch = next(onepot.Loader(path, 3, 0, 1, npy=True))
+            if order == "F":
+                with self.assertRaisesRegex(ValueError, "Fortran"):
+                    batch.to("cpu")
+                continue
+            there = batch.to("cpu", copy=True).tensors()
+            self.assertTrue(torch.equal(there, torch.from_dlpack(batch.data)), dtype)
+
+    @needs_devices
+    @unittest.skipIf(torch is None, "torch is not installed")
+    def test_images_that_a_device_made_go_along(self):
+        path = os.path.join(WORK, "pixels-to.tar")
+        with onepot.Writer(path, sync=False) as writer:
+            for i in range(6):
+                writer.add("%d" % i, bytes(range(i, i + 48)))
+        batch = next(onepot.Loader(path, 4, 0, 1, images=(4, 4, 3), device="host"))
+        batch.wait()
+        there = batch.to("cpu", copy=True)
+        for each in there, pickle.loads(pickle.dumps(there)):
+            self.assertEqual(each.images.tolist(), batch.images.tolist())
+            self.assertEqual(each[1].tolist(), batch.images.tolist()[1])
+            self.assertEqual(each.labels.tolist(), batch.labels.tolist())
+
+    @unittest.skipIf(torch is None, "torch is not installed")
+    def test_torchs_functions_say_how_a_buffer_becomes_a_tensor(self):
+        batch = next(onepot.Loader(TAR, 4, 0, 1))
+        for call in (lambda: torch.stack(list(batch)), lambda: torch.cat([batch.labels, batch.labels]),
+                     lambda: torch.nn.functional.cross_entropy(torch.zeros(4, 3), batch.labels)):
+            with self.assertRaisesRegex(TypeError, r"onepot.Buffer: torch.from_dlpack\(buffer\).*torch.as_tensor"):
+                call()
+        ten = torch.arange(10)
+        self.assertEqual(ten[batch.labels].tolist(), batch.labels.tolist())  # as sequences they are indices
+        ten[batch.labels] = 0
+        self.assertEqual(torch.as_tensor(batch.labels).tolist(), batch.labels.tolist())
+        self.assertFalse(ten == batch.labels)
+
+
 class Closing(unittest.TestCase):
     def test_an_archive_is_closed_at_the_end_of_its_block(self):
         with onepot.Archive(TAR) as archive:

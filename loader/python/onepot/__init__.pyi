@@ -209,6 +209,9 @@ class Batch:
     def record_stream(self, stream: Any) -> None: ...  # int, __cuda_stream__, torch's, cupy's
     def wait(self) -> None: ...  # on the host
     def copy_into(self, to: Any, stream: Any = None) -> None: ...  # images, else data
+    def to(self, *args: Any, **keywords: Any) -> "TensorBatch": ...  # RuntimeError without torch
+    @property
+    def names(self) -> "list[str]": ...
     def __dlpack__(
         self,
         *,

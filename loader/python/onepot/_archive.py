@@ -176,7 +176,8 @@ class Archive(_core.Archive):
     are links are walked. passed_over is the number of links that lead out of the archive or
     nowhere, of which a UserWarning tells.
 
-    OSError names the file that can't be read. ValueError: an argument makes no sense. Any number
+    OSError names the file that can't be read; its errno is 42 (ENOMSG) where a file is no archive of
+    a known format. ValueError: an argument makes no sense. Any number
     of threads may use an archive. It works on after a fork, and pickles by reference.
     """
 

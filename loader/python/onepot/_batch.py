@@ -11,7 +11,8 @@ from onepot._images import of_argument
 from onepot._torch import in_worker, torch
 
 _ALIGN = 64
-_BYTES = {"uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4}
+_BYTES = {"bool": 1, "uint8": 1, "int8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8,
+          "uint64": 8, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
 def _rounded(size):
@@ -72,6 +73,28 @@ class Batch(_core.Batch):
             return {name: t.from_dlpack(part) for name, part in images.items()}
         return t.from_dlpack(images)
 
+    def to(self, *args, **keywords):
+        """to("cuda", non_blocking=True): the batch as a TensorBatch of tensors on a device of torch:
+        images, labels and all else in one copy, or in none where it is there already. Arguments
+        are those of Tensor.to() for a device. Of .npy samples the arrays are images. RuntimeError:
+        the program has not imported torch."""
+        t = torch()
+        if not hasattr(t, "from_dlpack"):
+            raise RuntimeError("to() makes tensors: import torch (1.10 or later) first")
+        slab, data_bytes, stride, given, is_apart = self._slab()
+        images, image = self.images, given[0] if given else None
+        if isinstance(images, dict):
+            image = dict(zip(images, given))
+        elif images is None and (self.data.dtype != "uint8" or len(self.data.shape) > 2):
+            array = t.from_dlpack(self.data)  # of .npy samples
+            if not array.is_contiguous():
+                raise ValueError("to() of arrays in Fortran's order: use torch.from_dlpack(batch.data)")
+            image = self.data.dtype, self.data.shape[1:], 0
+        batch = TensorBatch(t.from_dlpack(slab), len(self), data_bytes, stride, image)
+        if is_apart:
+            batch._apart = t.from_dlpack(images)
+        return batch.to(*args, **keywords)
+
     def copy_into(self, to, stream=None):
         """copy_into(to, stream=None): as Buffer.copy_into, of images if the loader makes some,
         else of data."""
@@ -113,12 +136,13 @@ class TensorBatch:
     one copy; a DataLoader with pin_memory=True calls pin_memory() itself.
     """
 
-    __slots__ = ("slab", "_count", "_bytes", "_stride", "_place", "_image")
+    __slots__ = ("slab", "_count", "_bytes", "_stride", "_place", "_image", "_apart")
 
     def __init__(self, slab, count, data_bytes, stride, image=None):
         self.slab, self._count, self._bytes, self._stride = slab, count, data_bytes, stride
         self._image = image  # (type, shape, where it begins in a sample), a dict of these, or None
         self._place = None  # in a worker: which shared slab it lies in
+        self._apart = None  # images that a device made of the data
 
     def _table(self, number, kind, width):
         first = _rounded(self._bytes) + number * _rounded(8 * self._count)
@@ -179,8 +203,8 @@ class TensorBatch:
 
     @property
     def images(self):
-        if self._image is None:
-            return None
+        if self._image is None or self._apart is not None:
+            return self._apart
         return self._typed(self.slab[: self._bytes], self._count, self._image)
 
     def tensors(self):
@@ -202,29 +226,35 @@ class TensorBatch:
         return "<onepot.TensorBatch of %d samples%s>" % (self._count, what)
 
     def __getitem__(self, i):
+        if self._apart is not None:
+            return self._apart[i]
         first, size = int(self.offsets[i]), int(self.sizes[i])
         part = self.slab[first : first + size]
         return self._typed(part, None, self._image) if self._image is not None and size else part
 
-    def _moved(self, slab):
-        return TensorBatch(slab, self._count, self._bytes, self._stride, self._image)
+    def _moved(self, move):
+        batch = TensorBatch(move(self.slab), self._count, self._bytes, self._stride, self._image)
+        batch._apart = None if self._apart is None else move(self._apart)
+        return batch
 
     def pin_memory(self, device=None):
         """A copy of the batch in page-locked memory."""
-        return self._moved(self.slab.pin_memory())
+        return self._moved(lambda memory: memory.pin_memory())
 
     def to(self, *args, **keywords):
         """The batch on another device, in one copy: to("cuda", non_blocking=True)."""
-        return self._moved(self.slab.to(*args, **keywords))
+        return self._moved(lambda memory: memory.to(*args, **keywords))
 
     def __reduce__(self):
         slab = bytearray(self.slab) if isinstance(self.slab, memoryview) else self.slab
-        return _batch, (slab, self._count, self._bytes, self._stride, self._image)
+        return _batch, (slab, self._count, self._bytes, self._stride, self._image, self._apart)
 
 
-def _batch(slab, count, data_bytes, stride, image):
+def _batch(slab, count, data_bytes, stride, image, apart=None):
     slab = memoryview(slab) if isinstance(slab, bytearray) else slab
-    return TensorBatch(slab, count, data_bytes, stride, image)
+    batch = TensorBatch(slab, count, data_bytes, stride, image)
+    batch._apart = apart
+    return batch
 
 
 def _reduce(batch):

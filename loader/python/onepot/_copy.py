@@ -1,6 +1,8 @@
 """Where copy_into() copies to, and in which stream."""
 import sys
 
+from onepot import _core
+
 
 def _on_device(to):
     """(address, bytes, type) of an array in a GPU's memory: torch's, or one with
@@ -45,6 +47,21 @@ def target(buffer, to, stream):
         torch = sys.modules.get("torch") if hasattr(to, "data_ptr") else None
         stream = torch.cuda.current_stream(to.device) if torch else 1
     return address, size, stream
+
+
+def _plain(index):
+    if isinstance(index, _core.Buffer):
+        return index.tolist()
+    return tuple(map(_plain, index)) if isinstance(index, tuple) else index
+
+
+def torch_function(function, given):
+    """A function of torch was given a Buffer. As an index it is a sequence of numbers."""
+    name = getattr(function, "__name__", function)
+    if name in ("__getitem__", "__setitem__"):
+        return function(*map(_plain, given))
+    raise TypeError("torch's %s() takes tensors, and this is an onepot.Buffer: torch.from_dlpack(buffer) is"
+                    " one without a copy (torch.as_tensor may copy it number by number)" % (name,))
 
 
 def stream_number(stream):

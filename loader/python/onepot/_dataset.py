@@ -179,6 +179,8 @@ class IterableDataset(TorchAware):
     def __init__(self, archive, batch_size=None, *, rank=None, world_size=None, shuffle=True,
                  seed=0, drop_last=False, transform=None, target_transform=None, block=0,
                  window=0, stage=None):
+        if batch_size is not None and not hasattr(batch_size, "__index__"):
+            raise TypeError("batch_size is a whole number of samples, not %r" % (batch_size,))
         if batch_size is not None and batch_size < 1:
             raise ValueError("a batch of %d samples" % batch_size)
         self._dataset = Dataset(archive, transform, target_transform, stage=stage)

@@ -185,6 +185,8 @@ class Loader:
                  gather="auto", io_timeout=None, devices=None, stage=None, sampler=None):
         if gather not in _GATHERS:
             raise ValueError("gather is 'auto', 'host' or 'device', not '%s'" % gather)
+        if not hasattr(batch_size, "__index__"):
+            raise TypeError("batch_size is a whole number of samples, not %r" % (batch_size,))
         batch_size = index(batch_size)
         if sampler is not None and not callable(sampler) and not hasattr(sampler, "__iter__"):
             raise TypeError("sampler is an iterable of sample numbers, or a function of the epoch, not"
