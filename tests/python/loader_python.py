@@ -1764,6 +1764,69 @@ class Signals(unittest.TestCase):
             signal.signal(signal.SIGALRM, before)
 
 
+    def test_after_ctrl_c_in_random_places_no_sample_is_lost_or_comes_twice(self):
+        """Goes on with the same iterator, the same loader restored, or another loader."""
+        chance, had, interrupted, batch, armed = random.Random(11), [], 0, None, False
+
+        def interrupt(*unused):
+            nonlocal armed
+            if armed:
+                armed = False
+                raise KeyboardInterrupt
+
+        def loader():
+            return onepot.Loader(TAR, 2, 0, 1, seed=3, threads=1)
+
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            one, state = loader(), None
+            it = iter(one)
+            while interrupted < 50 or one.epoch < 2 or state is not None:
+                try:
+                    armed = interrupted < 50
+                    signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 2e-3))
+                    if state is not None:
+                        one.load_state_dict(state)
+                        it = iter(one)
+                        state = None
+                    for batch in it:
+                        had.append(batch)
+                    it = iter(one)
+                    armed = False
+                except KeyboardInterrupt:
+                    interrupted += 1
+                    if batch is not None and (not had or had[-1] is not batch):
+                        had.append(batch)  # the loop's variable has it, so it was delivered
+                    how = chance.choice(["goes on", "restored", "another"])
+                    if how != "goes on":
+                        state = state or one.state_dict()
+                        one = loader() if how == "another" else one
+        finally:
+            armed = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        names = sorted(onepot.Archive(TAR).names)
+        last = max(batch.epoch for batch in had)
+        self.assertGreater(last, 0)
+        for epoch in range(last):
+            self.assertEqual(sorted(name for batch in had if batch.epoch == epoch for name in batch.names), names)
+        rest = [name for batch in had if batch.epoch == last for name in batch.names]
+        self.assertEqual(len(rest), len(set(rest)))
+
+    def test_an_iteration_that_ctrl_c_ended_before_its_first_batch_loses_nothing(self):
+        loader = onepot.Loader(TAR, 10, 0, 1)
+        it = iter(loader)
+        next(it)
+        state, rest = loader.state_dict(), numbers(it)
+        for again in (onepot.Loader(TAR, 10, 0, 1), loader):
+            again.load_state_dict(state)
+            iter(again)  # as if Ctrl-C came before the first batch
+            self.assertEqual(numbers(again), rest)
+            again.set_epoch(0)
+            next(again)  # the place of the state, but not by it
+            self.assertEqual(next(iter(again)).epoch, 1)
+
+
 class Threads(unittest.TestCase):
     """Objects that several threads use at once; of use above all where there is no GIL."""
 

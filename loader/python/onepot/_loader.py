@@ -167,13 +167,15 @@ class Loader:
                    numbers for the epoch than before, load_state_dict() is a ValueError
 
     OSError or ValueError names a sample that can't be read; next() of the same iterator then
-    goes on with the next batch. Any thread may take batches. In a forked child the loader goes
+    goes on with the next batch. After Ctrl-C, too, `for batch in iterator` goes on behind the batch
+    in the loop's variable: none is lost, and none comes twice. Any thread may take batches. In a forked child the loader goes
     on with threads of its own. A 'with' block closes the loader at its end.
     """
 
     __module__ = "onepot"
-    # _handle: the library's loader, in a capsule; None: it was closed. _resumes: a state was
-    # loaded, so the next iteration continues it and begins no new epoch.
+    # _handle: the library's loader, in a capsule; None: it was closed. _resumes: the place that
+    # a state led to. An iteration that begins there continues it, and begins no new epoch. (No
+    # flag: Ctrl-C between clearing that and the first batch would lose the rest of the epoch.)
     # _listed: the epoch whose order the sampler has given, and its state before.
     __slots__ = ("_handle", "_archive", "_batch_size", "_resumes", "_sampler", "_samples", "_listed",
                  "_lock")
@@ -210,7 +212,7 @@ class Loader:
             None if is_npy else decode, _images(images, dtype, mean, scale), options, Batch)
         if hasattr(self, "_handle"):
             raise ValueError("the loader was initialised already")
-        self._archive, self._batch_size, self._resumes = archive, batch_size, False
+        self._archive, self._batch_size, self._resumes = archive, batch_size, None
         self._sampler, self._samples, self._listed = sampler, len(archive), None
         self._lock = threading.RLock()  # a sampler may use the loader
         self._handle = handle
@@ -265,10 +267,9 @@ class Loader:
     def __iter__(self):
         self._opened()
         with self._lock:
-            epoch, done = _core.loader_epoch(self._opened())
-            resumes, self._resumes = self._resumes, False
-            is_over = done and not resumes  # also if it was left halfway
-            epoch += bool(is_over)
+            place = epoch, done = _core.loader_epoch(self._opened())
+            is_over = bool(done and self._resumes != place)  # also if it was left halfway
+            epoch += is_over
             self._go(epoch, is_over)
         # The loader itself can't be its iterator: iter() of an iterator must have no effect, while
         # iter() of a loader begins an epoch.
@@ -290,8 +291,8 @@ class Loader:
         """Go to the start of an epoch. Costs nothing if the loader is there already."""
         self._opened()
         with self._lock:
+            self._resumes = None
             self._go(index(epoch))
-            self._resumes = False
 
     @property
     def sampler(self):
@@ -323,7 +324,7 @@ class Loader:
             if self._sampler is not None:
                 self._order(index(state["epoch"]), state.get("sampler"))
             _core.loader_restore(self._opened(), state)
-            self._resumes = True
+            self._resumes = _core.loader_epoch(self._opened())
 
     @property
     def stats(self):
