@@ -90,12 +90,7 @@ struct folder_set {
  */
 int folder_new(struct folder_set *set, struct folder *parent, const char *name, size_t name_len,
                int fd, struct file_id id, struct listing *listing, struct folder **ret_folder);
-void folder_ref(struct folder *folder);
 void folder_unref(struct folder_set *set, struct folder *folder); /* NULL is fine */
-
-/* The folder's descriptor, open until folder_unpin. -ESTALE, or errors of openat. */
-int folder_pin(struct folder_set *set, struct folder *folder, int *ret_fd);
-void folder_unpin(struct folder_set *set, struct folder *folder);
 
 /* The path of `name` in this folder, within the archive, terminated. The caller frees it. */
 int folder_path(const struct folder *folder, const char *name, char **ret_path,

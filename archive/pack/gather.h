@@ -113,29 +113,11 @@ int stream_read(const struct stream *stream, uint64_t offset, size_t len, bool l
                 uint8_t *bytes, struct fault **ret_problem);
 void stream_free(struct stream *stream); /* NULL is fine */
 
-/* ---- gather_data.c, for gather.c and gather_input.c ---- */
-
 /* Puts a fault about `path` in place of an earlier one. -ENOMEM. */
 int gather_fault(struct fault **fault, const char *path, int err, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
-/* The same, with the system's words behind `what`. */
-int gather_system_fault(struct fault **fault, const char *path, int err, const char *what);
 
 /* Leaves the member out, for a reason in full. -ENOMEM. */
 int gather_skip(struct gathered *g, int err, const char *what);
-/* The same; `err` is the system's answer. */
-int gather_leave_out(struct gathered *g, int err, const char *what);
-
-/* Sorts the attributes in g->xattrs, as filesystems don't, and gives them to the member. */
-void gather_end_xattrs(struct gathered *g);
-
-/*
- * Reads a regular file's data, or makes a stream for it, which takes file->fd. Extents come
- * from a sparse member; they are taken. -ENOMEM.
- */
-int gather_content(struct gathered *g, struct gather_file *file, gather_extents *extents);
-
-/* As gather_member, from from->input. */
-int gather_from_input(const struct gather_from *from, struct gathered *g);
 
 #endif

@@ -21,9 +21,14 @@
  */
 #include "pipeline.h"
 
+#include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -36,11 +41,581 @@
 #include "clock.h"
 #include "count.h"
 #include "cpus.h"
+#include "folder.h"
 #include "gather.h"
 #include "map.h"
 #include "numbers.h"
 #include "path.h"
+#include "shard_exchange.h"
 #include "thread.h"
+
+/*
+ * Folders: sorted listings, and descriptors within a budget.
+ */
+
+/* ---- listings ---- */
+
+int listing_maker_add(struct listing_maker *m, const char *name, size_t len, unsigned char type,
+                      uint32_t number)
+{
+    struct folder_name entry = {.type = type, .number = number};
+    if (vector_reserve(&m->text, len + 1) < 0 || vector_push(&m->names, entry) < 0)
+        return -ENOMEM;
+    (void)vector_append(&m->text, name, len);
+    return vector_push(&m->text, '\0');
+}
+
+static int listing_compare(const void *a, const void *b)
+{
+    const struct folder_name *x = a, *y = b;
+    return strcmp(x->name, y->name);
+}
+
+void listing_maker_finish(struct listing_maker *m, struct listing *ret_listing)
+{
+    bool sorted = true;
+    struct folder_name *names = m->names.at;
+    char *text = m->text.at;
+    for (size_t i = 0; i < m->names.count; i++) {
+        names[i].name = text;
+        text += strlen(text) + 1;
+        sorted = sorted && (i == 0 || listing_compare(&names[i - 1], &names[i]) < 0);
+    }
+    if (!sorted)
+        qsort(names, m->names.count, sizeof(*names), listing_compare);
+    *ret_listing = (struct listing){m->text.at, names, m->names.count};
+    *m = (struct listing_maker){0};
+}
+
+void listing_maker_free(struct listing_maker *m)
+{
+    vector_free(&m->text);
+    vector_free(&m->names);
+}
+
+int listing_read(int fd, struct listing *listing)
+{
+    *listing = (struct listing){0};
+    int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    DIR *dir = own < 0 ? NULL : fdopendir(own);
+    if (!dir) {
+        int r = -errno;
+        if (own >= 0)
+            close(own);
+        return r;
+    }
+    struct listing_maker maker = {0};
+    const struct dirent *d;
+    int r = 0;
+    while (r == 0 && (errno = 0, d = readdir(dir)))
+        if (!path_is_dots(d->d_name))
+            r = listing_maker_add(&maker, d->d_name, strlen(d->d_name), d->d_type,
+                                  FOLDER_NAME_ALL);
+    if (r == 0)
+        r = -errno;
+    closedir(dir);
+    listing_maker_finish(&maker, listing);
+    return r;
+}
+
+void listing_free(struct listing *listing)
+{
+    free(listing->text);
+    free(listing->names);
+    *listing = (struct listing){0};
+}
+
+/* ---- descriptors ---- */
+
+static void folder_link(struct folder_set *set, struct folder *f)
+{
+    f->older = set->newest;
+    f->newer = NULL;
+    *(f->older ? &f->older->newer : &set->oldest) = f;
+    set->newest = f;
+    set->open++;
+}
+
+static void folder_unlink(struct folder_set *set, struct folder *f)
+{
+    *(f->older ? &f->older->newer : &set->oldest) = f->newer;
+    *(f->newer ? &f->newer->older : &set->newest) = f->older;
+    set->open--;
+}
+
+/* Closes the oldest folders first: they are nearest to the root and needed last. */
+static void folder_close_surplus(struct folder_set *set)
+{
+    struct folder *f = set->oldest;
+    while (f && set->open > set->most) {
+        struct folder *newer = f->newer;
+        if (f->pins == 0) {
+            folder_unlink(set, f);
+            close(f->fd);
+            f->fd = -1;
+        }
+        f = newer;
+    }
+}
+
+/* A root, or a folder right below a folder without a descriptor, can't be opened again. */
+static bool folder_is_root(const struct folder *f)
+{
+    return !f->parent || (!f->parent->parent && f->parent->fd < 0);
+}
+
+/* Counts the folder, just opened, among the open ones, and closes others if need be. */
+static void folder_opened(struct folder_set *set, struct folder *f)
+{
+    folder_link(set, f);
+    f->pins++;
+    folder_close_surplus(set);
+    f->pins--;
+}
+
+int folder_new(struct folder_set *set, struct folder *parent, const char *name, size_t name_len,
+               int fd, struct file_id id, struct listing *listing, struct folder **ret_folder)
+{
+    struct folder *f = malloc(sizeof(*f) + name_len + 1);
+    if (!f) {
+        listing_free(listing);
+        if (fd >= 0)
+            close(fd);
+        return -ENOMEM;
+    }
+    *f = (struct folder){.parent = parent,
+                         .listing = *listing,
+                         .refs = 1,
+                         .fd = fd,
+                         .id = id,
+                         .name_len = name_len};
+    *listing = (struct listing){0};
+    memcpy(f->name, name, name_len);
+    f->name[name_len] = '\0';
+    if (parent)
+        parent->refs++;
+    if (fd >= 0 && !folder_is_root(f))
+        folder_opened(set, f);
+    *ret_folder = f;
+    return 0;
+}
+
+static void folder_ref(struct folder *f)
+{
+    f->refs++;
+}
+
+void folder_unref(struct folder_set *set, struct folder *f)
+{
+    while (f && --f->refs == 0) {
+        struct folder *parent = f->parent;
+        if (f->fd >= 0) {
+            if (!folder_is_root(f))
+                folder_unlink(set, f);
+            close(f->fd);
+        }
+        listing_free(&f->listing);
+        if (f->kept)
+            f->free_kept(f->kept);
+        free(f);
+        f = parent;
+    }
+}
+
+/* Opens a folder whose parent is open. */
+static int folder_reopen_in(const struct folder_set *set, int parent_fd, struct folder *f)
+{
+    auto_close int fd =
+        openat(parent_fd, f->name,
+               O_RDONLY | O_DIRECTORY | O_CLOEXEC | (set->follows ? 0 : O_NOFOLLOW));
+    struct stat st;
+    if (fd < 0 || fstat(fd, &st) < 0)
+        return -errno;
+    if (!file_id_equal(file_id_of(&st), f->id))
+        return -ESTALE;
+    f->fd = steal_fd(&fd);
+    return 0;
+}
+
+/*
+ * Goes down from the nearest open ancestor. Each step opens the highest closed folder, so this
+ * is a loop and needs no memory, however deep the tree is.
+ */
+static int folder_reopen(struct folder_set *set, struct folder *folder)
+{
+    while (folder->fd < 0) {
+        struct folder *f = folder;
+        while (f->parent && f->parent->fd < 0)
+            f = f->parent;
+        if (!f->parent)
+            return -ESTALE;
+        int r = folder_reopen_in(set, f->parent->fd, f);
+        if (r < 0)
+            return r;
+        folder_opened(set, f);
+    }
+    return 0;
+}
+
+/* The folder's descriptor, open until folder_unpin. -ESTALE, or errors of openat. */
+static int folder_pin(struct folder_set *set, struct folder *f, int *ret_fd)
+{
+    int r = folder_reopen(set, f);
+    if (r < 0)
+        return r;
+    f->pins++;
+    *ret_fd = f->fd;
+    return 0;
+}
+
+static void folder_unpin(struct folder_set *set, struct folder *f)
+{
+    f->pins--;
+    folder_close_surplus(set);
+}
+
+/* ---- paths ---- */
+
+int folder_path(const struct folder *folder, const char *name, char **ret_path, size_t *ret_len)
+{
+    size_t name_len = strlen(name), len = name_len;
+    for (const struct folder *f = folder; f; f = f->parent)
+        len += f->name_len ? f->name_len + 1 : 0;
+    char *path = malloc(len + 1);
+    if (!path)
+        return -ENOMEM;
+    char *end = path + len;
+    *end = '\0';
+    end -= name_len;
+    memcpy(end, name, name_len);
+    for (const struct folder *f = folder; f; f = f->parent) {
+        if (!f->name_len)
+            continue;
+        *--end = '/';
+        end -= f->name_len;
+        memcpy(end, f->name, f->name_len);
+    }
+    *ret_path = path;
+    *ret_len = len;
+    return 0;
+}
+
+/*
+ * Shards: one writer each, and directories that wait for members in them.
+ *
+ * When a directory comes, it is not known which shards will need it. So it is kept as long as
+ * members below it may come, and written right before the first of them in each shard. This
+ * keeps the members of a shard in the order that they would have in one archive.
+ */
+
+struct shard {
+    struct writer *writer; /* NULL: the shard is another process's, or complete */
+    struct output *output; /* NULL: the shard is another process's */
+    char *path;
+};
+
+struct shard_set {
+    const struct pack_options *options;
+    const struct selection *selection;
+    char letters[PARTIAL_LETTER_COUNT + 1];
+    uint32_t count;
+    uint64_t offset;
+    struct shard shard[];
+};
+
+/* A directory, and the shards that have it already (one bit each). */
+struct kept_folder {
+    struct gathered gathered;
+    uint8_t written[];
+};
+
+/* ---- all together ---- */
+
+/* With several shards the fault must name the shard. */
+static int shard_set_name_fault(const struct shard_set *s, uint32_t i, int err,
+                                struct fault *fault)
+{
+    if (err >= 0 || s->count == 1 || !fault || fault->member[0])
+        return err;
+    fault_set(fault, err, NULL, FAULT_NO_OFFSET, "%s", fault_errno(err));
+    strncpy(fault->member, s->shard[i].path, sizeof(fault->member) - 1);
+    return err;
+}
+
+/* A waiting shard must be able to take this name by a rename. */
+static int shard_set_check_path(const char *path, struct fault *fault)
+{
+    struct stat st;
+    if (strlen(path_base(path)) > NAME_MAX - PARTIAL_EXTRA_LEN)
+        return fault_set(fault, -ENAMETOOLONG, NULL, FAULT_NO_OFFSET, "name is too long");
+    if (lstat(path, &st) < 0 || !S_ISLNK(st.st_mode))
+        return 0;
+    fault_set(fault, -EEXIST, NULL, FAULT_NO_OFFSET, "is a symbolic link, which no shard is");
+    fault_advise(fault, "remove it, or name another place with -o");
+    return -EEXIST;
+}
+
+static int shard_set_open_one(struct shard_set *s, uint32_t i, struct compress_pool *pool,
+                              struct fault *fault)
+{
+    const struct pack_options *o = s->options;
+    struct shard *shard = &s->shard[i];
+    struct writer_options how = o->writer;
+    how.pool = pool;
+    int r = 0;
+    if (s->selection->outputs)
+        r = shard_name(s->selection->outputs, i, &shard->path);
+    else if (!(shard->path = strdup(o->output)))
+        r = -ENOMEM;
+    if (r < 0)
+        return r;
+    r = s->selection->outputs ? shard_set_check_path(shard->path, fault) : 0;
+    if (r == 0)
+        r = output_open(shard->path, o->overwrite, o->stripes, fault, &shard->output);
+    if (r == 0)
+        r = writer_new(shard->output, &how, &shard->writer);
+    return shard_set_name_fault(s, i, r, fault);
+}
+
+int shard_set_open(const struct pack_options *options, const char *letters,
+                   const struct selection *selection, struct compress_pool *pool,
+                   struct fault *fault, struct shard_set **ret_shards)
+{
+    uint32_t count = selection->shards > 1 ? selection->shards : 1;
+    struct shard_set *s = calloc(1, sizeof(*s) + count * sizeof(s->shard[0]));
+    if (!s)
+        return -ENOMEM;
+    s->options = options;
+    s->selection = selection;
+    s->count = count;
+    strncpy(s->letters, letters, PARTIAL_LETTER_COUNT);
+    int r = 0;
+    for (uint32_t i = 0; r == 0 && i < count; i++)
+        if (selection_has(selection, i))
+            r = shard_set_open_one(s, i, pool, fault);
+    if (r < 0)
+        shard_set_discard(s);
+    else
+        *ret_shards = s;
+    return r;
+}
+
+void shard_set_discard(struct shard_set *s)
+{
+    if (!s)
+        return;
+    for (uint32_t i = 0; i < s->count; i++) {
+        writer_discard(s->shard[i].writer);
+        output_discard(s->shard[i].output);
+        free(s->shard[i].path);
+    }
+    free(s);
+}
+
+/* Is this an archive being written, or one that will be replaced? */
+static bool shard_set_is_output(const struct shard_set *s, struct file_id id)
+{
+    for (uint32_t i = 0; i < s->count; i++)
+        if (s->shard[i].output && output_is(s->shard[i].output, id))
+            return true;
+    return false;
+}
+
+/* Bytes written or queued, in all archives. */
+static uint64_t shard_set_offset(const struct shard_set *s)
+{
+    return s->offset;
+}
+
+static void shard_set_add_totals(struct writer_totals *sum, const struct writer_totals *t)
+{
+    sum->files += t->files;
+    sum->data_bytes += t->data_bytes;
+    sum->file_bytes += t->file_bytes;
+}
+
+static bool shard_set_is_stopped(const struct shard_set *s)
+{
+    return s->options->stop && atomic_load(s->options->stop);
+}
+
+/* Completes the archives. From here on shards wait for each other. */
+static int shard_set_finish(struct shard_set *s, struct fault *fault, struct writer_totals *sum)
+{
+    int r = 0;
+    for (uint32_t i = 0; r == 0 && i < s->count; i++) {
+        struct shard *shard = &s->shard[i];
+        struct writer_totals totals;
+        if (!shard->writer)
+            continue;
+        if (shard_set_is_stopped(s))
+            return -EINTR;
+        r = writer_finish(steal_ptr(&shard->writer), fault, &totals);
+        if (r == 0 && s->selection->outputs)
+            r = output_ready(shard->output, s->letters, !s->options->no_sync, fault);
+        if (r < 0)
+            shard_set_name_fault(s, i, r, fault);
+        else
+            shard_set_add_totals(sum, &totals);
+    }
+    return r;
+}
+
+/* Ends the work on complete shards. With `keep` they stay under their present names. */
+static void shard_set_end(struct shard_set *s, bool keep)
+{
+    for (uint32_t i = 0; i < s->count; i++) {
+        struct output *output = steal_ptr(&s->shard[i].output);
+        if (keep && output)
+            output_release(output);
+        else
+            output_discard(output);
+    }
+}
+
+static int shard_set_exchange(struct shard_set *s, struct fault *fault)
+{
+    struct shard_exchange x;
+    const struct pack_options *o = s->options;
+    bool alone = s->selection->world <= 1;
+    int r = shard_exchange_begin(s->selection->outputs, o->overwrite, o->stop, fault, &x);
+    if (r < 0) {
+        shard_set_end(s, !alone); /* without the lock: others may count on ready shards */
+        return r;
+    }
+    r = shard_set_is_stopped(s)
+            ? -EINTR
+            : shard_exchange_run(&x, s->letters, o->overwrite, !o->no_sync, fault);
+    if (r == 0 && alone)
+        r = fault_set(fault, -EBUSY, NULL, FAULT_NO_OFFSET,
+                      "somebody else removed or replaced what was ready of it");
+    shard_set_end(s, r >= 0 || x.committed); /* while the set is locked */
+    shard_exchange_end(&x);
+    return r;
+}
+
+int shard_set_close(struct shard_set *s, struct fault *fault, struct writer_totals *ret_totals)
+{
+    struct writer_totals sum = {0};
+    int r = shard_set_finish(s, fault, &sum);
+    if (r == 0 && s->selection->outputs) {
+        r = shard_set_exchange(s, fault);
+    } else if (r == 0) {
+        r = output_commit(steal_ptr(&s->shard[0].output), !s->options->no_sync, fault);
+        r = r < 0 ? r : 1;
+    }
+    if (r >= 0)
+        *ret_totals = sum;
+    shard_set_discard(s);
+    return r;
+}
+
+/* ---- members ---- */
+
+static int shard_set_put(struct shard_set *s, uint32_t shard, const struct pax_member *member,
+                         struct pax_buffer *header, const uint64_t *sum, struct fault *fault)
+{
+    struct writer *w = s->shard[shard].writer;
+    s->offset -= writer_offset(w);
+    int r = writer_add(w, member, header, sum, fault);
+    s->offset += writer_offset(w);
+    return shard_set_name_fault(s, shard, r, fault);
+}
+
+static int shard_set_put_kept(struct shard_set *s, uint32_t shard, struct kept_folder *kept,
+                              struct fault *fault)
+{
+    struct pax_buffer *header = &kept->gathered.header;
+    struct pax_buffer copy = {0};
+    int r = vector_append(&copy, header->at, header->count);
+    if (r == 0)
+        r = shard_set_put(s, shard, &kept->gathered.member, &copy, NULL, fault);
+    vector_free(&copy);
+    if (r == 0)
+        kept->written[shard / 8] |= (uint8_t)(1u << shard % 8);
+    return r;
+}
+
+static bool shard_set_misses(const struct folder *f, uint32_t shard)
+{
+    const struct kept_folder *kept = f ? f->kept : NULL;
+    return kept && !(kept->written[shard / 8] >> shard % 8 & 1);
+}
+
+/* Adds the directories that lead to the folder's members, unless the shard has them. */
+static int shard_set_put_missing(struct shard_set *s, uint32_t shard,
+                                 const struct folder *folder, struct fault *fault)
+{
+    int r = 0;
+    while (r == 0 && shard_set_misses(folder, shard)) {
+        const struct folder *top = folder;
+        while (shard_set_misses(top->parent, shard))
+            top = top->parent;
+        r = shard_set_put_kept(s, shard, top->kept, fault);
+    }
+    return r;
+}
+
+/* As writer_add and writer_data. `folder` is the folder that the member is in. */
+static int shard_set_add(struct shard_set *s, uint32_t shard, const struct folder *folder,
+                         const struct pax_member *member, struct pax_buffer *header,
+                         const uint64_t *sum, struct fault *fault)
+{
+    int r = shard_set_put_missing(s, shard, folder, fault);
+    return r < 0 ? r : shard_set_put(s, shard, member, header, sum, fault);
+}
+
+static int shard_set_data(struct shard_set *s, uint32_t shard, void *bytes, size_t len,
+                          struct fault *fault)
+{
+    struct writer *w = s->shard[shard].writer;
+    s->offset -= writer_offset(w);
+    int r = writer_data(w, bytes, len, fault);
+    s->offset += writer_offset(w);
+    return shard_set_name_fault(s, shard, r, fault);
+}
+
+static void shard_set_free_kept(void *p)
+{
+    struct kept_folder *kept = p;
+    gather_free(&kept->gathered);
+    free(kept);
+}
+
+/*
+ * Adds a directory that is in `folder`: to its own shard now, to others before the first member
+ * in it. For that it is kept with `below`, its content (NULL: none), and *g becomes empty.
+ */
+static int shard_set_add_folder(struct shard_set *s, const struct folder *folder,
+                                struct folder *below, struct gathered *g, struct fault *fault)
+{
+    if (s->count == 1)
+        return shard_set_put(s, 0, &g->member, &g->header, NULL, fault);
+    struct kept_folder *kept = calloc(1, sizeof(*kept) + s->count / 8 + 1);
+    if (!kept)
+        return -ENOMEM;
+    kept->gathered = *g;
+    *g = (struct gathered){.fd = -1};
+
+    uint32_t own =
+        selection_shard(s->selection, kept->gathered.path, kept->gathered.member.path_len);
+    bool root = kept->gathered.member.path_len == 0;
+    int r = 0;
+    for (uint32_t i = 0; r == 0 && i < s->count; i++) {
+        if (!s->shard[i].writer || (i != own && !root))
+            continue;
+        r = shard_set_put_missing(s, i, folder, fault);
+        if (r == 0)
+            r = shard_set_put_kept(s, i, kept, fault);
+    }
+    if (r == 0 && below) {
+        below->kept = kept;
+        below->free_kept = shard_set_free_kept;
+    } else {
+        shard_set_free_kept(kept);
+    }
+    return r;
+}
 
 /* Limits on work in flight: enough that no thread waits for one slow file. */
 #define FLIGHT_ITEMS_PER_THREAD 128u

@@ -1,7 +1,7 @@
 /*
- * Shared by the files of the read path. reader.c makes readers and scratches; answer.c puts
- * answers together; fetch.c gets their parts from the source, or through the block cache;
- * prefetch.c does that before anybody asks. content.c reads whole members by the same means.
+ * Shared by the files of the read path. reader.c puts answers together, whose parts it gets
+ * from the source, or through the block cache, also before anybody asks. content.c reads whole
+ * members by the same means.
  */
 #ifndef ONEPOT_READER_PRIVATE_H
 #define ONEPOT_READER_PRIVATE_H
@@ -59,37 +59,8 @@ struct piece {
 
 #define PIECES_MAX READER_IOV_MAX
 
-/* Calls on_wait, unless it was called for this request already. */
-void reader_may_wait(struct reader_scratch *scratch);
-
-/* Calls on_unpack if this is news. */
-void reader_unpacks(struct reader_scratch *scratch, bool begins);
-
-/* Notes that some of the current answer has this origin. */
-void reader_came_from(struct reader_scratch *scratch, enum reader_origin origin);
-
 /* Translates an error of a source to one of this interface. */
 int reader_source_error(int err);
-
-/*
- * After a read of the source: counts it, and lets the kernel drop pages that we keep ourselves.
- */
-void reader_count_read(struct reader *reader, size_t len, uint64_t offset);
-
-/* Reads bytes of the archive into our own memory. */
-int reader_read_source(struct reader *reader, struct reader_scratch *scratch, void *buf,
-                       size_t len, uint64_t offset);
-
-/*
- * Gets the compressed block of an extent, pinned, and checked to hold the bytes that the extent
- * claims.
- */
-int reader_get_block(struct reader *reader, struct reader_scratch *scratch,
-                     const struct extent *extent, struct block **ret_block);
-
-/* Brings the block to the cache ahead of its use. 0 also if it is there already. */
-int reader_prefetch_block(struct reader *reader, struct reader_scratch *scratch,
-                          const struct extent *extent, uint64_t due);
 
 /*
  * Decompresses the block of an extent of kind BLOCK into the caller's buffer, which has room
@@ -97,24 +68,5 @@ int reader_prefetch_block(struct reader *reader, struct reader_scratch *scratch,
  */
 int reader_unpack(struct reader *reader, struct reader_scratch *scratch,
                   const struct extent *extent, void *buf, size_t *ret_len);
-
-uint64_t reader_piece_key(const struct piece *piece);
-
-/* Finds the piece in which a stored extent begins, and at most `len` bytes of it. -ENODATA. */
-int reader_find_piece(const struct reader *reader, const struct extent *extent, uint64_t len,
-                      struct piece *ret_piece);
-
-/* Reads all pieces that are MINE, with as few reads as possible, and ends them. */
-void reader_read_pieces(struct reader *reader, struct reader_scratch *scratch,
-                        struct piece *pieces, unsigned count);
-
-/*
- * Gets the stored bytes at `offset` of a file as pinned pieces: at most `max` pieces and `len`
- * bytes, and at least one piece, since the byte at `offset` is known to be stored. On error
- * none is pinned.
- */
-int reader_get_pieces(struct reader *reader, struct reader_scratch *scratch, uint32_t position,
-                      uint64_t offset, size_t len, unsigned max, struct piece *pieces,
-                      unsigned *ret_count);
 
 #endif

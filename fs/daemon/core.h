@@ -7,8 +7,6 @@
  *   init.c      what kernel and daemon agree on
  *   loop.c      which worker waits for the next request, and on which CPU
  *   ops.c       one short function for each request of a read-only tree
- *   reply.c     the wire format of answers
- *   feature.c   calls the features
  */
 #ifndef ONEPOT_CORE_H
 #define ONEPOT_CORE_H
@@ -154,21 +152,13 @@ struct listing listing_begin(const struct request *rq);
 int listing_add(struct listing *l, uint64_t ino, uint32_t type, uint64_t next, const char *name,
                 size_t len);
 
-/* reply.c. Each request that expects an answer gets exactly one. `err` is -errno or 0. */
+/* Each request that expects an answer gets exactly one. `err` is -errno or 0. */
 void reply_error(struct request *rq, int err);
 void reply_bytes(struct request *rq, const void *bytes, size_t len);
 /* The error, if there is one, or else the bytes. */
 void reply_result(struct request *rq, int err, const void *bytes, size_t len);
-void reply_span(struct request *rq, const struct span *span);
-void reply_none(struct request *rq);
 /* Answer EIO for a worker that stalls on `turn`; -EALREADY if it answered after all. */
 int reply_for_stalled(struct worker *worker, uint64_t turn, uint64_t unique);
-/* Fill in attributes in the kernel's format. */
-int reply_fill_attr(const struct session *session, uint32_t position,
-                    struct fuse_attr *ret_attr);
-/* Fill in an entry of `parent` for LOOKUP and READDIRPLUS, with its time-outs. */
-int reply_fill_entry(const struct session *session, uint32_t parent, uint32_t position,
-                     struct fuse_entry_out *ret_entry);
 #define VALID_FOREVER_S (UINT64_C(1) << 31)
 
 /* loop.c */

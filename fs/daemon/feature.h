@@ -102,7 +102,6 @@ struct features {
 };
 
 int features_start(struct session *session);
-void features_serve(const struct features *features);
 int features_add_worker(const struct features *features, struct worker *worker);
 void features_on_request(const struct features *features);
 int features_before_read(const struct features *features, struct read *read);
@@ -113,10 +112,7 @@ void features_after_listing(const struct features *features, const struct listed
 void features_after_lookup(const struct features *features, const struct request *rq,
                            uint32_t position);
 bool features_answer(const struct features *features, struct request *rq);
-void features_update_counters(const struct features *features);
-void features_leave(const struct features *features);
 void features_end(const struct features *features);
-bool features_join(const struct features *features, const struct timespec *until);
 void features_free(const struct features *features);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * Counters of a mount beside its answers', which reply.c keeps: files, the block cache, reads
+ * Counters of a mount beside its answers', which ops.c keeps: files, the block cache, reads
  * of the archive, and the copy on this node.
  *
  * Files that were read, and the ones that were read ahead before a reader came, have marks.
