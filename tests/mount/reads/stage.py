@@ -398,25 +398,26 @@ def test_a_copy_of_a_step_belongs_to_the_job(work):
     """It stays between steps, and goes with the job's end, whoever notices it."""
     source, _ = make_source(work)
     archive = os.path.join(source, "a.tar")
+    job, other = f"{os.getpid()}1", f"{os.getpid()}2"  # which no other suite has at the same time
 
     def in_job(number, *arguments, **more):
         return onepot(*arguments, env=harness.environment(SLURM_JOB_ID=number, **more))
     step = [harness.onepot_program(), "stage", archive]
-    for clean in (["clean"], ["clean", "--job", "77"]):
-        done = subprocess.run(step, env=harness.environment(SLURM_JOB_ID="77", SLURM_STEP_ID="0"), check=True,
+    for clean in (["clean"], ["clean", "--job", job]):
+        done = subprocess.run(step, env=harness.environment(SLURM_JOB_ID=job, SLURM_STEP_ID="0"), check=True,
                               stderr=subprocess.PIPE, start_new_session=True)
-        check(b"until job 77 has ended, or 'onepot unstage'" in done.stderr, f"it said {done.stderr!r}")
+        check(f"until job {job} has ended, or 'onepot unstage'".encode() in done.stderr, f"it said {done.stderr!r}")
         check_equal([len(copies(work)), keepers()], [2, []], "files and keepers")
-        in_job("77", "clean")
+        in_job(job, "clean")
         check_equal(len(copies(work)), 2, "files between steps")
-        with subprocess.Popen(["sleep", "infinity"], env=harness.environment(SLURM_JOB_ID="77")) as running:
-            in_job("78", "clean")
+        with subprocess.Popen(["sleep", "infinity"], env=harness.environment(SLURM_JOB_ID=job)) as running:
+            in_job(other, "clean")
             check_equal(len(copies(work)), 2, "files while the job has a process here")
             running.kill()
         # An epilog has the job's environment.
-        in_job("77" if len(clean) > 1 else "78", *clean)
+        in_job(job if len(clean) > 1 else other, *clean)
         check_equal(copies(work), [], "files afterwards")
-    in_job("77", "stage", archive)  # by the script, which is there until the job ends
+    in_job(job, "stage", archive)  # by the script, which is there until the job ends
     check_equal(len(keepers()), 1, "keepers")
     onepot("unstage", archive)
 
