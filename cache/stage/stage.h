@@ -132,7 +132,7 @@ void stage_forget(struct stage *stage);
 
 /*
  * Make the copy together with the other nodes of a job (stage_job.h), whose engine is at the
- * other end of two pipes, until the job is over or the engine is gone; both are closed then.
+ * other end of two pipes, until the job is over or the engine is gone; in_fd is closed then.
  * ring_fd: a file in memory that the engine shares, in which blocks lie.
  * Starts the copier (stage_start). *stop, if not 0, ends it early. -ESTALE: another node has
  * another archive, and the fault names it. Otherwise, after 0, the copier brings the rest.

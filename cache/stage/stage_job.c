@@ -53,7 +53,8 @@ struct stage_job {
     bool storage_fails; /* no further time is lost with it while others wait */
     bool told_damage;
     uint64_t looked_ns;
-    char others[160]; /* nodes with another archive */
+    char others[160];         /* nodes with another archive */
+    unsigned same, different; /* nodes that have this one's archive, or another */
 };
 
 /* ---- the shape of a group ---- */
@@ -288,6 +289,7 @@ static void job_add_other(struct stage_job *job, const char *node)
     size_t n = strlen(job->others);
     snprintf(job->others + n, sizeof(job->others) - n, "%s%s", n ? ", " : "", node);
     job->leaves = true;
+    job->different++;
 }
 
 /* Does the head belong where the engine says that the block is of? */
@@ -320,6 +322,7 @@ bool stage_job_take(struct stage_job *job, uint64_t group, unsigned rank, const 
         job->leaves = true;
     } else {
         job->leaves |= head.status != JOB_GOES_ON;
+        job->same += group == 0;
         if (rank != job->mine.rank)
             job_keep(job, &head, job_first_chunk(job, group, rank), block);
     }
@@ -367,7 +370,11 @@ int stage_job_end(struct stage_job *job, struct fault *fault)
         return 0;
     stage_finish(job->stage);
     atomic_store(&job->stage->state->job_ns, STAGE_JOB_OVER);
-    if (job->others[0])
+    if (job->different > job->same)
+        r = fault_set(fault, -ESTALE, NULL, FAULT_NO_OFFSET,
+                      "is another archive (in size or time) on %s than on %u of the %u nodes",
+                      job->mine.node, job->different, job->mine.size);
+    else if (job->others[0])
         r = fault_set(fault, -ESTALE, NULL, FAULT_NO_OFFSET,
                       "is another archive (in size or time) on %s", job->others);
     free(job);

@@ -116,18 +116,16 @@ static int serve_read(const struct serving *s, uint64_t group, void *bytes, size
 }
 
 /*
- * Tell the engine, and let go of the pipes; the descriptors' numbers stay taken. Another
- * process may have them open, so that their end alone would tell nothing.
+ * Tell the engine, and let go of its pipe; the descriptor's number stays taken. Another process
+ * may have it open, so that its end alone would tell nothing. The other one takes the figures.
  */
 static void serve_close(const struct serving *s, bool is_over)
 {
     auto_close int fd = open("/dev/null", O_RDWR | O_CLOEXEC);
     ssize_t told = write(s->out_fd, is_over ? "" : "\2", 1); /* else it is gone, or hangs */
     (void)told;
-    if (fd >= 0) {
+    if (fd >= 0)
         dup2(fd, s->in_fd);
-        dup2(fd, s->out_fd);
-    }
 }
 
 /* ---- the two threads ---- */

@@ -4,6 +4,7 @@
  * killed, the next start of any onepot notices that the owner is gone.
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <signal.h>
 #include <limits.h>
 #include <poll.h>
@@ -112,17 +113,34 @@ static void command_stage_json(struct json *j, const char *archive,
     json_close(j, '}');
 }
 
+/*
+ * Figures for the engine, which prints those of all nodes in one line: is that wanted, and
+ * until when the copy stays. False: it takes them no more.
+ */
+static bool tell_engine(const struct arguments *a, const struct stage_report *report,
+                        bool was_whole, const char *owner)
+{
+    char line[PIPE_BUF];
+    const uint64_t stream = was_whole ? 0 : report->stream_bytes + report->past_bytes;
+    const uint64_t demand = was_whole ? 0 : report->demand_bytes;
+    int n = snprintf(line, sizeof(line),
+                     "onepot-job done %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %s\n",
+                     stream + demand, demand, was_whole ? 0 : report->job_bytes, report->bytes,
+                     a->quiet ? "" : owner);
+    return write(STDOUT_FILENO, line, (size_t)n) == n;
+}
+
 static void print_result(const struct arguments *a, const char *archive,
                          const struct stage_report *report, bool was_whole)
 {
     char how[128] = "already";
     char name[PROCESS_NAME_MAX], owner[PROCESS_NAME_MAX + 32] = "'onepot unstage'";
-    if (a->quiet || a->as_json)
-        return;
     if (report->was_moved)
         snprintf(how, sizeof(how), "by moving the adopted file there");
     else if (!was_whole && a->size)
-        snprintf(how, sizeof(how), "together with the job's other nodes");
+        snprintf(how, sizeof(how), "(%s from storage, %s from other nodes)",
+                 cli_bytes(report->stream_bytes + report->demand_bytes + report->past_bytes),
+                 cli_bytes(report->job_bytes));
     else if (!was_whole && report->stream_ns)
         snprintf(how, sizeof(how), "in %s (%s/s)", cli_time(report->stream_ns),
                  cli_rate(report->stream_bytes, report->stream_ns));
@@ -132,6 +150,8 @@ static void print_result(const struct arguments *a, const char *archive,
     else if (a->job[0])
         snprintf(owner, sizeof(owner), "job %.60s has ended, or 'onepot unstage'",
                  strchr(a->job, '=') + 1);
+    if ((a->size && tell_engine(a, report, was_whole, owner)) || a->quiet || a->as_json)
+        return;
     cli_note("%s: %s staged to %s %s; it stays until %s", archive, cli_bytes(report->bytes),
              report->folder, how, owner);
 }

@@ -56,6 +56,10 @@
 #define PATIENCE_S 20
 #define NAME_BYTES 64 /* of a node, before zeros */
 
+#define FIGURES_S 10 /* for the rest of a node's copy; then it tells its own */
+
+enum { IS_DONE, WANTS_LINE, STORAGE, DEMAND, OTHER_NODES, ARCHIVE_BYTES, FIGURES };
+
 struct engine {
     MPI_Comm nodes, node; /* a process of each node; all processes of this one */
     int rank, size;       /* of the nodes */
@@ -76,7 +80,7 @@ struct engine {
     uint64_t taken;             /* blocks of all steps */
     bool is_over, is_broken;    /* no more groups; MPI has failed, or the others hang */
 
-    uint64_t moved_ns; /* when something last went on */
+    uint64_t begun_ns, moved_ns; /* when it began, and something last went on */
     long sleep_ns;
 };
 
@@ -159,22 +163,22 @@ static void tell_word(struct engine *e, uint64_t word)
     tell(e, &word, sizeof(word));
 }
 
+/* All answers, but not the figures, which come after the last one. */
 static bool hear(struct engine *e)
 {
-    uint8_t answer[64];
-    if (e->has_left || e->from < 0)
-        return false;
-    ssize_t n = read(e->from, answer, sizeof(answer));
-    if (n < 0 && (errno == EAGAIN || errno == EINTR))
-        return false;
-    for (ssize_t i = 0; i < n; i++) {
-        e->is_there |= answer[i] == 1;
-        e->taken += answer[i] == 3;
-        e->is_over |= answer[i] == 0;
-        e->has_left |= answer[i] == 0 || answer[i] == 2;
+    uint8_t answer;
+    bool heard = false;
+    while (!e->has_left && e->from >= 0) {
+        ssize_t n = read(e->from, &answer, 1);
+        if (n < 0 && (errno == EAGAIN || errno == EINTR))
+            break;
+        heard = true;
+        e->is_there |= n > 0 && answer == 1;
+        e->taken += n > 0 && answer == 3;
+        e->is_over |= n > 0 && answer == 0;
+        e->has_left = n <= 0 || answer == 0 || answer == 2;
     }
-    e->has_left |= n <= 0;
-    return true;
+    return heard;
 }
 
 static int wait_for_child(pid_t pid)
@@ -397,9 +401,75 @@ static bool agree(struct engine *e)
     return same && !e->is_broken;
 }
 
-static void stage(struct engine *e)
+/* ---- the figures of all nodes ---- */
+
+/* This node's: "onepot-job done STORAGE DEMAND NODES BYTES UNTIL", if they come soon. */
+static void hear_figures(struct engine *e, char *line, size_t size)
+{
+    uint64_t end_ns = now_ns() + FIGURES_S * UINT64_C(1000000000);
+    size_t n = 0;
+    while (n < size - 1 && !memchr(line, '\n', n) && now_ns() < end_ns) {
+        struct pollfd p = {.fd = e->from, .events = POLLIN};
+        ssize_t got = poll(&p, 1, 100) > 0 ? read(e->from, line + n, 1) : -1;
+        if (got == 0)
+            break;
+        n += got > 0 && line[n] > 3; /* not an answer, if the exchange did not wait for all */
+    }
+    line[n] = 0;
+}
+
+/* The first node that wants it prints one line for all. */
+static void print_figures(const struct engine *e, const uint64_t *all, const char *until,
+                          const char *archive)
+{
+    uint64_t sum[FIGURES] = {0};
+    int speaker = -1;
+    for (int i = 0; i < e->size; i++) {
+        const uint64_t *of = all + i * FIGURES;
+        for (int k = 0; k < FIGURES; k++)
+            sum[k] += of[k];
+        speaker = speaker < 0 && of[WANTS_LINE] ? i : speaker;
+    }
+    if (speaker != e->rank)
+        return;
+    fprintf(stderr,
+            "onepot: %s: %" PRIu64 " of %d nodes staged it together in %.1f s: %.1f MB from "
+            "storage (%.2f of the archive), %.1f MB of that for readers on demand, and %.1f MB "
+            "from other nodes; it stays until %s\n",
+            archive, sum[IS_DONE], e->size, (double)(now_ns() - e->begun_ns) / 1e9,
+            (double)sum[STORAGE] / 1e6,
+            (double)sum[STORAGE] / (double)all[e->rank * FIGURES + ARCHIVE_BYTES],
+            (double)sum[DEMAND] / 1e6, (double)sum[OTHER_NODES] / 1e6, until);
+}
+
+static void add_up(struct engine *e, const char *archive)
+{
+    char line[4096], until[4096] = "";
+    uint64_t mine[FIGURES] = {0}, *all = calloc((size_t)e->size, sizeof(mine));
+    MPI_Request request;
+    hear_figures(e, line, sizeof(line));
+    int words = sscanf(
+        line, "onepot-job done %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %4095[^\n]",
+        &mine[STORAGE], &mine[DEMAND], &mine[OTHER_NODES], &mine[ARCHIVE_BYTES], until);
+    mine[IS_DONE] = words >= 4;
+    mine[WANTS_LINE] = words == 5 && mine[ARCHIVE_BYTES] > 0;
+    e->has_left = true; /* from now on nobody waits long for the others */
+    if (!all) {
+        e->is_broken = true;
+        return;
+    }
+    int r = MPI_Iallgather(mine, FIGURES, MPI_UINT64_T, all, FIGURES, MPI_UINT64_T, e->nodes,
+                           &request);
+    finish(e, r, &request);
+    if (!e->is_broken)
+        print_figures(e, all, until, archive);
+    free(all);
+}
+
+static void stage(struct engine *e, const char *archive)
 {
     char part[64] = "";
+    e->begun_ns = now_ns();
     snprintf(part, sizeof(part), "%d/%d", e->rank, e->size);
     tell(e, part, sizeof(part));
     read_hello(e);
@@ -408,6 +478,8 @@ static void stage(struct engine *e)
     if (e->is_broken)
         fprintf(stderr, "onepot-mpi: node %d of %d lost the others, and goes on with storage\n",
                 e->rank, e->size);
+    else
+        add_up(e, archive);
 }
 
 /* ---- the program ---- */
@@ -491,7 +563,7 @@ int main(int argc, char **argv)
     MPI_Init(NULL, NULL);
     find_nodes(&e);
     if (e.nodes != MPI_COMM_NULL)
-        stage(&e);
+        stage(&e, argv[argc - 1]);
     close(e.to);
     close(e.from);
     e.from = -1;

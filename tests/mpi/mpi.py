@@ -93,13 +93,13 @@ class Nodes:
         except FileNotFoundError:
             return ""
 
-    def play(self, program, shim="", nodes=NODES, ranks_are_nodes=True):
+    def play(self, program, shim="", nodes=NODES, ranks_are_nodes=True, options=("-q",)):
         """Until the last process has ended: what each node said. The exit statuses are in self.statuses."""
         environment = dict(os.environ, PLACE=self.folder.name, TMPDIR=self.folder.name, SHIM=shim, **self.environment)
         if ranks_are_nodes:
             environment["ONEPOT_MPI_RANKS_ARE_NODES"] = "1"
         command = ["mpirun." + self.name, *self.options, "-n", str(nodes), self.rank,
-                   os.path.join(self.programs.name, program), "stage", "-q", "train.tar"]
+                   os.path.join(self.programs.name, program), "stage", *options, "train.tar"]
         mpirun = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                   stderr=subprocess.STDOUT)
         self.said_by_mpi = mpirun.communicate()[0].decode(errors="replace")
@@ -126,6 +126,24 @@ class Nodes:
             self.check_copies(NODES)
             for folder in glob.glob(os.path.join(self.place(0), "..", "node*", "onepot-stage-*")):
                 shutil.rmtree(folder)
+
+    def test_one_line_tells_what_all_nodes_read(self):
+        mb = len(self.bytes) / 1e6
+        for program in ("gathers", "broadcasts"):
+            lines = "".join(self.play(program, options=[])).splitlines()
+            self.assertEqual(len(lines), 1, lines)
+            self.assertRegex(lines[0], "^onepot: train.tar: %d of %d nodes staged it together in [0-9.]+ s: %.1f MB from "
+                             "storage \\(1.00 of the archive\\), 0.0 MB of that for readers on demand, and %.1f MB from other "
+                             "nodes; it stays until 'onepot unstage'$" % (NODES, NODES, mb, 2 * mb))
+            lines = "".join(self.play(program, options=[])).splitlines()
+            self.assertRegex(lines[0], ": 0.0 MB from storage")  # they were there
+            for folder in glob.glob(os.path.join(self.place(0), "..", "node*", "onepot-stage-*")):
+                shutil.rmtree(folder)
+
+    def test_nodes_that_lost_the_others_tell_their_own(self):
+        said = self.play("gathers", "fail:0:2", options=[])
+        for node in range(NODES):
+            self.assertRegex(said[node], "staged to .* \\([0-9.]+ MiB from storage, .* from other nodes\\)")
 
     def test_one_process_of_a_node_takes_part(self):
         self.assertEqual(self.play("gathers", ranks_are_nodes=False), [""] * NODES)
@@ -182,7 +200,9 @@ class Nodes:
         self.write(1, archive_of(1 << 20))  # another number of groups
         said = self.play("gathers")
         self.check_copies(NODES, but=range(NODES))
-        self.assertIn("is another archive (in size or time) on " + socket.gethostname()[:63], "".join(said))
+        other = "is another archive (in size or time) on " + socket.gethostname()[:63]
+        for node in range(NODES):
+            self.assertIn(other + (" than on 2 of the 3 nodes" if node == 1 else "\n"), said[node])
 
     def test_node_without_the_archive_leaves_the_others_to_themselves(self):
         os.unlink(os.path.join(self.place(2), "train.tar"))

@@ -371,6 +371,7 @@ START_TEST(other_archive_on_a_node_ends_the_job_with_its_name)
     for (unsigned i = 0; i < NODES; i++) {
         ck_assert_int_eq(end_node(i), -ESTALE);
         ck_assert_ptr_nonnull(strstr(fault.what, "is another archive"));
+        ck_assert_int_eq(strstr(fault.what, "than on 3 of the 4 nodes") != NULL, i == 2);
         if (i != 2)
             check_copy(i);
         ck_assert_uint_eq(report(i).job_bytes, i == 2 ? 0 : 2 * MIB);
