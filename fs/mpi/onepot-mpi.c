@@ -56,6 +56,9 @@
 #define PATIENCE_S 20
 #define NAME_BYTES 64 /* of a node, before zeros */
 
+#ifndef START_S
+#define START_S 20
+#endif
 #define FIGURES_S 10 /* for the rest of a node's copy; then it tells its own */
 
 enum { IS_DONE, WANTS_LINE, STORAGE, DEMAND, OTHER_NODES, ARCHIVE_BYTES, FIGURES };
@@ -110,22 +113,40 @@ static void become_onepot(char **argv)
     _exit(1);
 }
 
-/* It waits to be told "RANK/SIZE", and ends if it is not. */
+/* "RANK/SIZE" of this node. False: MPI has not started, and may never do. */
+static bool wait_for_part(int from, char *part, size_t size)
+{
+    struct pollfd p = {.fd = from, .events = POLLIN};
+    if (poll(&p, 1, START_S * 1000) == 0) {
+        fprintf(stderr,
+                "onepot-mpi: MPI has not started on all nodes within %d s: this one goes on "
+                "with storage\n",
+                START_S);
+        return false;
+    }
+    if (read(from, part, size) != (ssize_t)size)
+        _exit(0); /* another process of the node takes part */
+    return true;
+}
+
 static void wait_and_stage(int from, int to, int ring, int argc, char **argv)
 {
-    char part[64] = "", *own[] = {"onepot", "stage", "--node", part, "--ring=3", "--owner=job"};
-    const size_t own_count = sizeof(own) / sizeof(own[0]);
+    char part[64] = "", *own[] = {"onepot", "stage", "--owner=job", "--node", part, "--ring=3"};
+    size_t own_count = sizeof(own) / sizeof(own[0]);
     char **words = calloc(own_count + (size_t)argc, sizeof(*words));
     setsid();
-    if (read(from, part, sizeof(part)) != sizeof(part))
-        _exit(0);
-    if (!words || dup2(from, STDIN_FILENO) < 0 || dup2(to, STDOUT_FILENO) < 0 ||
-        dup2(ring, RING_FD) < 0)
+    signal(SIGCHLD, SIG_DFL);
+    if (!words)
         _exit(1);
-    fcntl(RING_FD, F_SETFD, 0);
+    if (!wait_for_part(from, part, sizeof(part)))
+        own_count = 3;
+    else if (dup2(from, STDIN_FILENO) < 0 || dup2(to, STDOUT_FILENO) < 0 ||
+             dup2(ring, RING_FD) < 0)
+        _exit(1);
+    fcntl(RING_FD, F_SETFD, own_count == 3 ? FD_CLOEXEC : 0);
     for (int fd = RING_FD + 1; fd < 4096; fd++) /* what the launcher has left open */
         close(fd);
-    memcpy(words, own, sizeof(own));
+    memcpy(words, own, own_count * sizeof(*own));
     memcpy(words + own_count, argv + 2, (size_t)(argc - 1) * sizeof(*argv)); /* with the NULL */
     become_onepot(words);
 }
@@ -505,6 +526,15 @@ static void find_nodes(struct engine *e)
 
 static pid_t child;
 
+/* It had its copy before MPI started, and nothing is left to do. */
+static void end_with_child(int number)
+{
+    siginfo_t ended = {0};
+    (void)number;
+    if (waitid(P_PID, (id_t)child, &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid)
+        _exit(wait_for_child(child));
+}
+
 /* Whatever becomes of MPI, the exit status is that of this node's onepot. */
 static void end_without_mpi(int number)
 {
@@ -560,8 +590,10 @@ int main(int argc, char **argv)
     }
     signal(SIGPIPE, SIG_IGN);
     signal(SIGINT, pass_on);
+    signal(SIGCHLD, end_with_child);
     MPI_Init(NULL, NULL);
     find_nodes(&e);
+    signal(SIGCHLD, SIG_DFL);
     if (e.nodes != MPI_COMM_NULL)
         stage(&e, argv[argc - 1]);
     close(e.to);

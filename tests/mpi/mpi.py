@@ -61,7 +61,7 @@ class Nodes:
         source = os.path.join(cls.programs.name, "onepot-mpi.c")
         with open(source, "wb") as f:
             subprocess.run([ONEPOT, "mpi"], check=True, stdout=f)
-        for program, words in {"gathers": [], "broadcasts": ["-DRING_BYTES=0u"]}.items():
+        for program, words in {"gathers": [], "broadcasts": ["-DRING_BYTES=0u"], "hasty": ["-DSTART_S=1"]}.items():
             subprocess.run(["mpicc." + cls.name, "-o", os.path.join(cls.programs.name, program), source, SHIM, *words],
                            check=True)
 
@@ -159,6 +159,13 @@ class Nodes:
                     self.assertRegex(said[node], "the other nodes are gone|lost the others")
                 for folder in glob.glob(os.path.join(self.folder.name, "node*", "onepot-stage-*")):
                     shutil.rmtree(folder)
+
+    def test_rank_that_does_not_start_leaves_all_nodes_to_storage(self):
+        said = self.play("hasty", "stall:1:0")
+        self.assertEqual(set(self.statuses) - {""}, {"0"}, self.said_by_mpi)  # mpirun kills some
+        self.check_copies(NODES)
+        for node in range(NODES):
+            self.assertIn("MPI has not started on all nodes within 1 s", said[node])
 
     def test_collective_that_fails_leaves_all_nodes_to_storage(self):
         said = self.play("gathers", "fail:0:3")

@@ -3,6 +3,7 @@
  * does WHAT in the process of rank RANK, if the environment has SHIM=WHAT:RANK:AT.
  * SHIM=linger:N:0 keeps the first N ranks in MPI_Finalize, until their alarm, which rings
  * early.
+ * SHIM=stall:RANK:0 keeps one from starting MPI.
  */
 #include <signal.h>
 #include <stdbool.h>
@@ -78,4 +79,14 @@ int MPI_Finalize(void)
     alarm(1);
     for (;;)
         pause();
+}
+
+int MPI_Init(int *argc, char ***argv)
+{
+    const char *text = getenv("SHIM"), *own = getenv("PMI_RANK");
+    int rank;
+    own = own ? own : getenv("OMPI_COMM_WORLD_RANK");
+    while (text && own && sscanf(text, "stall:%d", &rank) == 1 && rank == atoi(own))
+        pause();
+    return PMPI_Init(argc, argv);
 }
