@@ -45,15 +45,21 @@ def engines(build):
 
 
 def is_open_mpi(mpi_program):
-    libraries = subprocess.run(["ldd", mpi_program], stdout=subprocess.PIPE, text=True, check=True).stdout
+    """Is this program, or without one mpi4py's module, linked to it?"""
+    command = ["ldd", mpi_program] if mpi_program else [
+        sys.executable, "-c", "import mpi4py, sys; mpi4py.rc.initialize = False; from mpi4py import MPI; "
+        "print('libmpi.so.40' if MPI.get_vendor()[0] == 'Open MPI' else '')"]
+    libraries = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     return "libmpi.so.40" in libraries
 
 
 def mpirun(mpi_program):
-    """The one of this program's MPI, or of mpi4py's."""
+    """The one of this program's MPI, or of mpi4py's. Beside a system's Python is whichever is the default."""
     beside = os.path.join(os.path.dirname(mpi_program or sys.executable), "mpirun")
-    names = ("mpirun.openmpi" if mpi_program and is_open_mpi(mpi_program) else "mpirun.mpich", "mpirun")
-    return beside if os.access(beside, os.X_OK) else next(filter(None, map(shutil.which, names)), None)
+    name = "mpirun.openmpi" if is_open_mpi(mpi_program) else "mpirun.mpich"
+    if os.access(beside, os.X_OK) and os.path.dirname(beside) not in ("/usr/bin", "/bin"):
+        return beside
+    return next(filter(None, map(shutil.which, (name, "mpirun"))), None)
 
 
 def program(build):
@@ -74,7 +80,7 @@ def environment(build, folder):
 
 def by_mpi(nodes, mpi_program, command):
     """One command of mpirun: `command` on each of them. Ranks of Open MPI have to reach their launcher."""
-    argv, open_mpi = [mpirun(mpi_program)], mpi_program and is_open_mpi(mpi_program)
+    argv, open_mpi = [mpirun(mpi_program)], is_open_mpi(mpi_program)
     if open_mpi:
         argv += ["--oversubscribe", "--bind-to", "none"]
     for node in nodes:

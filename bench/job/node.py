@@ -56,7 +56,12 @@ def engine_of(spec, rank):
         return None, None
     if spec["engine"] == "mpi4py":
         from mpi4py import MPI
-        return MPI.COMM_WORLD, Sleepy(MPI.COMM_WORLD)
+
+        class Nodes(MPI.Intracomm):
+            """Its processes are on one machine, and nodes."""
+            def Split_type(self, *_kind):
+                return MPI.COMM_SELF
+        return Nodes(MPI.COMM_WORLD), Sleepy(MPI.COMM_WORLD)
     ring = Ring(rank, spec["size"], socket.socket(fileno=spec["listeners"][rank]),
                 tuple(spec["addresses"][(rank + 1) % spec["size"]]))
     return ring, ring
