@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long the nodes of a job take until all have an archive, by three ways. Prints a table.
+"""How long the nodes of a job take until all have an archive, by three ways, and if one fails. Prints a table.
 
 alone     each reads all of it:            bytes / min(node, storage / nodes)
 pipeline  one reads, each hands on:        bytes / min(node, storage, network, own) + nodes pieces of 1 MiB
@@ -8,6 +8,10 @@ together  each reads a part (scatter), and all exchange their parts (allgather):
           exchange    bytes * (nodes - 1) / nodes / network
           taking      bytes / own
           and, as the first group is read before it can be exchanged, one group's reading and exchange
+
+one onepot, one rank   the same, when half is done and one node's onepot ends: the others lack its share of the rest;
+          or its rank, so that MPI ends, and each node lacks half. What a node lacks it reads from a moment within 10 s
+          on, by 4 streams of 28:  10 s + bytes / min(node * 4 / 28, storage / nodes)
 
 storage: bytes/s of all together; node: of one node's reads; network: into one node, which sends as
 much meanwhile, without others in between; own: what a node can pass through its engine, compare
@@ -19,6 +23,7 @@ import sys
 from dataclasses import dataclass
 
 MIB = 1 << 20
+SCATTER_S, GENTLE = 10, 4 / 28  # of a copier whose job broke
 MEMORY_MIB, RUN_MOST = 64, 16  # of the stage: blocks in flight, and the longest run of chunks
 
 
@@ -50,7 +55,19 @@ def together(site, nodes, size):
             + min(group / reads, group * part / site.network + group / site.own))
 
 
-WAYS = {"alone": alone, "pipeline": pipeline, "together": together}
+def rest(site, nodes, size):
+    return SCATTER_S + size / min(site.node * GENTLE, site.storage / nodes)
+
+
+def one_onepot(site, nodes, size):
+    return together(site, nodes, size) + rest(site, nodes, size / 2 / nodes)
+
+
+def one_rank(site, nodes, size):
+    return together(site, nodes, size) / 2 + rest(site, nodes, size / 2)
+
+
+WAYS = {"alone": alone, "pipeline": pipeline, "together": together, "one onepot": one_onepot, "one rank": one_rank}
 
 
 def numbers(text):
@@ -70,13 +87,13 @@ def parse():
 
 def main():
     args = parse()
-    print(f"{'GB':>6}{'GB/s':>6}{'Gb/s':>6}{'nodes':>7}" + "".join(f"{way + ' s':>12}" for way in WAYS))
+    print(f"{'GB':>6}{'GB/s':>6}{'Gb/s':>6}{'nodes':>7}" + "".join(f"{way + ' s':>14}" for way in WAYS))
     for size in args.gb:
         for storage in args.storage:
             for network in args.network:
                 site = Site(storage * 1e9, args.node * 1e9, network / 8 * 1e9, args.own * 1e9)
                 for nodes in map(int, args.nodes):
-                    cells = "".join(f"{way(site, nodes, size * 1e9):12.0f}" for way in WAYS.values())
+                    cells = "".join(f"{way(site, nodes, size * 1e9):14.0f}" for way in WAYS.values())
                     print(f"{size:6g}{storage:6g}{network:6g}{nodes:7}{cells}")
     return 0
 

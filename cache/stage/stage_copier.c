@@ -14,11 +14,13 @@
 #include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "cleanup.h"
 #include "clock.h"
+#include "numbers.h"
 #include "stage_job.h"
 #include "stage_private.h"
 #include "thread.h"
@@ -33,6 +35,9 @@
 #define EXPAND_STACK_BYTES (1u << 20) /* of the thread whose child unpacks, on a copy of it */
 #define STOP_LIMIT_S 2
 #define AWAIT_JOB_S 60u
+#define GENTLE_STREAMS 4u
+#define SCATTER_NS (10 * SECOND_NS) /* at most; for little that is missing less: */
+#define SCATTER_CHUNK_NS UINT64_C(100000000)
 
 /* ---- copying ---- */
 
@@ -48,8 +53,14 @@ struct copying {
 static bool copying_yields(const struct stage *stage)
 {
     uint64_t since_ns = atomic_load(&stage->state->job_ns);
-    return since_ns > STAGE_JOB_OVER &&
+    return since_ns > STAGE_JOB_LOST &&
            pause_now_ns(&stage->pause) - since_ns < STAGE_JOB_SILENT_S * SECOND_NS;
+}
+
+/* A job has broken, perhaps on all its nodes at once: storage must not feel it. */
+static bool copying_is_gentle(const struct stage *stage)
+{
+    return atomic_load(&stage->state->job_ns) >= STAGE_JOB_LOST;
 }
 
 static bool copying_goes_on(const struct copying *c)
@@ -87,7 +98,12 @@ static void *copying_stream(void *arg)
 {
     struct copying *c = arg;
     auto_free void *buf = malloc(STAGE_CHUNK_BYTES);
+    uint64_t demands = atomic_load(&c->stage->state->demands);
     while (buf && copying_goes_on(c) && !copying_yields(c->stage)) {
+        uint64_t now = atomic_load(&c->stage->state->demands);
+        if (now != demands && copying_is_gentle(c->stage)) /* readers first */
+            pause_for(&c->stage->pause, MISSED_NS);
+        demands = now;
         uint64_t wanted = atomic_exchange(&c->stage->wanted, 0);
         if (wanted)
             atomic_store(&c->next, wanted);
@@ -108,7 +124,10 @@ static void copying_pass(struct copying *c)
     atomic_store(&state->progress_ns, start_ns);
     atomic_store(&c->next, 0);
     atomic_store(&c->last_error, 0);
-    thread_team(c->stage->options.streams, STACK_BYTES, copying_stream, c);
+    unsigned streams = c->stage->options.streams;
+    if (copying_is_gentle(c->stage) && streams > GENTLE_STREAMS)
+        streams = GENTLE_STREAMS;
+    thread_team(streams, STACK_BYTES, copying_stream, c);
     atomic_store(&state->stream_since_ns, 0);
     atomic_fetch_add(&state->stream_ns, now_ns() - start_ns);
 }
@@ -123,6 +142,22 @@ void stage_finish(struct stage *stage)
         atomic_store_explicit(&stage->state->whole, 1, memory_order_release);
 }
 
+/* The nodes of a job that has broken begin one after another. */
+static void copying_scatter(struct stage *stage)
+{
+    uint64_t chance = 0;
+    if (getrandom(&chance, sizeof(chance), GRND_NONBLOCK) < 0)
+        chance = now_ns() / 1000 * (uint64_t)getpid();
+    uint64_t missing = stage->bytes - min_u64(stage->bytes, stage_bytes_here(stage->state));
+    uint64_t window_ns =
+        min_u64(SCATTER_NS, (missing / STAGE_CHUNK_BYTES + 1) * SCATTER_CHUNK_NS);
+    uint64_t until_ns = pause_now_ns(&stage->pause) + chance % window_ns;
+    while (copying_is_gentle(stage) && !copying_yields(stage) &&
+           pause_now_ns(&stage->pause) < until_ns && !stage_is_complete(stage->state) &&
+           pause_for(&stage->pause, LOOK_NS))
+        ;
+}
+
 /* Chunks that still can't be read are left to readers, which may have more luck. */
 void stage_copy(struct stage *stage)
 {
@@ -131,10 +166,15 @@ void stage_copy(struct stage *stage)
                         .generation =
                             (atomic_fetch_add(&state->generation, 1) + 1) & 0x7fffffff};
     unsigned fruitless = 0;
+    bool waited = false;
     while (copying_goes_on(&c)) {
         if (copying_yields(stage) && !stage_is_complete(state)) {
             pause_for(&stage->pause, LOOK_NS);
             continue;
+        }
+        if (!waited) {
+            copying_scatter(stage);
+            waited = true;
         }
         copying_pass(&c);
         int err = atomic_load(&c.last_error);

@@ -48,9 +48,11 @@ _Static_assert(sizeof(struct job_head) == 256,
 struct stage_job {
     struct stage *stage;
     struct job_head mine;
-    unsigned taken;     /* blocks of this group; this and the next are the taking thread's */
-    bool leaves;        /* this node, or one whose head was read */
-    bool storage_fails; /* no further time is lost with it while others wait */
+    unsigned taken;      /* blocks of this group; this and the next are the taking thread's */
+    bool leaves;         /* this node, or one whose head was read */
+    bool lacks, is_over; /* a node's share; the last group was taken */
+    unsigned told_left;  /* the rank after the last node of which it was said */
+    bool storage_fails;  /* no further time is lost with it while others wait */
     bool told_damage;
     uint64_t looked_ns;
     char others[160];         /* nodes with another archive */
@@ -251,6 +253,19 @@ static bool block_has_left(const struct stage_job *job, const void *block, char 
            memcmp(block_chunk_in(block, job->mine.run), &zeros, sizeof(zeros)) == 0;
 }
 
+/* The others go on together. Each node that has left is said once, in the order of ranks. */
+static void job_say_left(struct stage_job *job, unsigned rank, const char *node)
+{
+    job->lacks = true;
+    if (rank < job->told_left)
+        return;
+    stage_say(job->stage,
+              "onepot has ended on node %s (rank %u): the others go on together, and read its "
+              "share from storage",
+              node, rank);
+    job->told_left = rank + 1;
+}
+
 static void job_say_damage(struct stage_job *job, unsigned rank, const char *node)
 {
     if (!job->told_damage)
@@ -268,6 +283,7 @@ static void job_keep(struct stage_job *job, const struct job_head *head, uint64_
     unsigned count = job_chunks(job, first);
     for (unsigned i = 0; i < count; i++) {
         size_t len = stage_chunk_len(state, first + i);
+        job->lacks |= !(head->has >> i & 1);
         if (!(head->has >> i & 1) || stage_chunk_here(state, first + i))
             continue;
         if (XXH3_64bits(block_chunk_in(block, i), len) != head->sum[i])
@@ -307,14 +323,10 @@ bool stage_job_take(struct stage_job *job, uint64_t group, unsigned rank, const 
     job_beat(job);
     job->taken++;
     if (block_has_left(job, block, node)) {
-        stage_say(job->stage,
-                  "onepot has ended on node %s (rank %u), and so has the exchange: the rest is "
-                  "read from storage",
-                  node[0] ? node : "?", rank);
-        job->leaves = true;
+        job_say_left(job, rank, node[0] ? node : "?");
     } else if (!head_read(job, block, &head)) {
         job_say_damage(job, rank, "?");
-        job->leaves = true;
+        job->lacks = true;
     } else if (!is_same_archive(&head, &job->mine)) {
         job_add_other(job, head.node);
     } else if (!head_fits(job, &head, group, rank)) {
@@ -330,7 +342,8 @@ bool stage_job_take(struct stage_job *job, uint64_t group, unsigned rank, const 
     if (job->taken < job->mine.size)
         return false;
     job->taken = 0;
-    return job->leaves || job_first_chunk(job, group + 1, 0) >= job->stage->state->chunks;
+    job->is_over = job_first_chunk(job, group + 1, 0) >= job->stage->state->chunks;
+    return job->leaves || job->is_over;
 }
 
 /* ---- beginning and end ---- */
@@ -369,7 +382,8 @@ int stage_job_end(struct stage_job *job, struct fault *fault)
     if (!job)
         return 0;
     stage_finish(job->stage);
-    atomic_store(&job->stage->state->job_ns, STAGE_JOB_OVER);
+    atomic_store(&job->stage->state->job_ns,
+                 job->is_over && !job->lacks ? STAGE_JOB_OVER : STAGE_JOB_LOST);
     if (job->different > job->same)
         r = fault_set(fault, -ESTALE, NULL, FAULT_NO_OFFSET,
                       "is another archive (in size or time) on %s than on %u of the %u nodes",

@@ -19,10 +19,11 @@
  * arrival.
  *
  * All nodes see the same heads, so that all stop at the same group: after the last one, or
- * after the first in which a node leaves or has another archive. Whatever is missing then, the
- * stage's own copier reads from storage (stage_start). It waits as long as the job makes
- * progress, and no longer than STAGE_JOB_SILENT_S after that: a process that hangs in the
- * engine, or was stopped or killed, holds up nobody.
+ * after the first in which a node has another archive or finds that it was changed. They go on
+ * without the share of a node whose process has ended. Whatever is missing then, the stage's
+ * own copier reads from storage (stage_start), slowly if all nodes may lack the same. It waits
+ * as long as the job makes progress, and no longer than STAGE_JOB_SILENT_S after that: a
+ * process that hangs in the engine, or was stopped or killed, holds up nobody.
  *
  * Memory: an engine that gathers blocks while it hands round the next ones needs 2 (size + 1)
  * blocks. stage_job_run says which `run` fits. Where none does, it sends one node's block at a

@@ -12,9 +12,9 @@
  * a byte 2, lets the others know by blocks of zeros that begin with its node's name.
  *
  * A block is made while the group before it is still being taken, so that an engine can gather
- * it meanwhile. Therefore a job that ends early ends one group later: its blocks are dropped,
- * and an engine hands round zeros for two groups. The own block of a group is asked for when
- * the one before was made, and the group two before was taken.
+ * it meanwhile. Therefore a job that ends early ends one group later: its blocks are dropped.
+ * An engine hands round zeros for all further groups. The own block of a group is asked for
+ * when the one before was made, and the group two before was taken.
  *
  * One thread reads the next group from storage while another takes this one. An engine that
  * hangs or is gone is not waited for; a read of storage that hangs is, while the copier goes
@@ -241,8 +241,7 @@ static int serve_run(struct serving *s, struct fault *fault)
                   r == -ENODATA ? "the engine has ended" : fault_errno(r));
     atomic_store(&s->ended, true);
     sem_post(&s->turn);
-    atomic_store(&s->stage->state->job_ns,
-                 STAGE_JOB_OVER); /* the copier need not wait for this thread */
+    atomic_store(&s->stage->state->job_ns, STAGE_JOB_LOST); /* for now: the thread may hang */
     pthread_join(thread, NULL);
     return stage_job_end(s->job, fault);
 }

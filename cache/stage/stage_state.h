@@ -34,7 +34,10 @@
 
 #define STAGE_CHUNK_BYTES (1u << 20)
 #define STAGE_JOB_MAX 128
-#define STAGE_JOB_OVER 1u /* for job_ns: they end before the copy may be whole */
+/* For job_ns, after which the copier brings the rest. */
+#define STAGE_JOB_OVER 1u
+#define STAGE_JOB_LOST                                                                         \
+    2u /* a node has left, so that all lack its share, or this one lost them */
 
 struct stage_state {
     char magic[8]; /* written last */

@@ -19,8 +19,7 @@
  * A step begins as soon as its slot is free, so that one passes the network while onepot takes
  * another. All nodes begin the same steps, because each begins a group only when its onepot has
  * made a block of it, and they all end at the same group. If a node's onepot ends early, its
- * name and zeros take the place of its block in two groups, since other nodes may have begun
- * the second before they know of the first.
+ * name and zeros take the place of its blocks from then on, and the others go on.
  *
  * MPI waits by spinning. Here one thread tests, and sleeps between tests in steps that grow.
  */
@@ -78,7 +77,6 @@ struct engine {
 
     uint64_t group;             /* whose own block comes next */
     bool is_asked, is_there;    /* that block */
-    unsigned zeros;             /* groups with zeros in its place */
     uint64_t begun, done, told; /* steps */
     uint64_t taken;             /* blocks of all steps */
     bool is_over, is_broken;    /* no more groups; MPI has failed, or the others hang */
@@ -291,7 +289,6 @@ static bool ask(struct engine *e)
     if (e->has_left) {
         memset(e->ring + own_place(e, e->group), 0, e->block_bytes);
         gethostname((char *)e->ring + own_place(e, e->group), NAME_BYTES - 1);
-        e->zeros++;
         return e->is_there = true;
     }
     if (e->is_asked)
@@ -322,7 +319,6 @@ static bool begin_steps(struct engine *e)
         if (++e->begun % e->steps_per_group == 0) {
             e->group++;
             e->is_asked = e->is_there = false;
-            e->is_over |= e->zeros == 2;
         }
     }
     return e->begun > before;

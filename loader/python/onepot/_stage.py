@@ -255,12 +255,11 @@ class _Copy:
             return None
 
     def _hand_round(self):
-        """All groups. A node whose program is gone sends its name and zeros twice, from which the others know."""
+        """All groups. A node whose program is gone sends its name and zeros from then on; the others go on."""
         ring = self._make_ring()
         if not self._agrees():
             return
         engine, (block_bytes, groups) = self.engine, self.shape
-        zeros = 0
         ring.ask(0)
         for group in range(groups):
             if ring.goes_on(group + 1, group * engine.size) and group + 1 < groups:
@@ -269,14 +268,11 @@ class _Copy:
                 return
             if ring.has_left:
                 ring.blocks(group % 2)[:] = os.fsencode(socket.gethostname())[:63].ljust(block_bytes, b"\0")
-                zeros += 1
             if self.gathers:
                 engine.allgather_into(ring.blocks(group % 2), ring.blocks(2, engine.size))
                 ring.tell(*range(2, 2 + engine.size))
             else:
                 self._broadcast(ring, group)
-            if zeros == 2:
-                return
             self.done_bytes += engine.size * (block_bytes >> 20 << 20)  # without its heads
         ring.goes_on(groups, groups * engine.size)
 
