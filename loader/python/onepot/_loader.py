@@ -318,7 +318,9 @@ class Loader:
         is nothing, and the iteration after it has the next epoch. ValueError: the state belongs to
         another archive or another order, or these ranks can't continue it."""
         self._opened()
-        if "order" not in state:
+        try:
+            state["order"]
+        except KeyError:  # of a version without
             state = dict(state, order=0)
         with self._lock:
             if self._sampler is not None:
