@@ -245,7 +245,11 @@ static void command_run_pass_on(struct run *run, pid_t command, const siginfo_t 
 
 static void report_daemon(struct run *run, int status)
 {
+    const struct counters *c = run->m.slot->counters;
+
     run->m.daemon = 0;
+    if (c->extracted && atomic_load(&c->state) == MOUNT_SERVING)
+        return; /* the files are there without it */
     if (WIFSIGNALED(status))
         cli_failf(run->m.path,
                   "its daemon was killed by signal %d; what the command has not read "

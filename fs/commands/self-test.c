@@ -401,7 +401,7 @@ static bool with_tree(struct self_test *t, const char *dir, void (*work)(struct 
         work(t);
     else
         cli_failf(t->dir, "the files for the test can't be made: %s", t->why);
-    remove_tree(t->dir);
+    remove_tree(AT_FDCWD, t->dir, UINT64_MAX);
     if (atomic_load(interrupt_flag()))
         interrupt_die();
     return is_made;

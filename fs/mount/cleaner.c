@@ -241,11 +241,11 @@ static int is_for_job(void *ctx, const struct stage_copy_info *info)
 
 int cleaner_own(const char *job, enum cleaner_folder keep)
 {
-    char folders[RUNTIME_FOLDERS_MAX][PATH_MAX];
-    size_t count = runtime_folders(folders);
+    char folders[STATE_FOLDERS_MAX][PATH_MAX];
     int status = CLI_OK;
 
-    for (size_t i = 0; i < count; i++)
+    /* The last ones first: the others know of them. */
+    for (size_t i = state_folders(folders); i-- > 0;)
         if (clean_folder(folders[i], job, keep) != CLI_OK)
             status = CLI_FAILED;
     int r = job ? stage_each(NULL, is_for_job, (void *)(uintptr_t)job) : stage_sweep(NULL);

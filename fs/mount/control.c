@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/inotify.h>
 #include <sys/signalfd.h>
 #include <time.h>
 #include <unistd.h>
@@ -25,6 +26,7 @@
 #include "mountinfo.h"
 #include "mountpoint.h"
 #include "owner.h"
+#include "remove_tree.h"
 #include "summary.h"
 #include "unmounter.h"
 #include "utf8.h"
@@ -40,6 +42,7 @@ struct control {
     struct process_watch owner, wrapper;
     int starter_fd;
     int signal_fd;
+    int folder_fd; /* of extracted files: tells of names that go from their folder */
     struct ending ending;
     bool orphaned; /* made by a `run` that has ended */
     bool has_lost_layer;
@@ -194,6 +197,33 @@ static bool is_still_mounted(const struct control *c)
                                      layer_is_on_top(slot) || unmounter_is_dead(slot));
 }
 
+static bool has_files(const struct control *c)
+{
+    return c->config->slot->counters->extracted;
+}
+
+/* Extracted files go, whoever reads them: nobody can tell. */
+static void remove_files(struct control *c)
+{
+    const struct slot *slot = c->config->slot;
+
+    set_unmounted(c);
+    if (!remove_tree(slot->folder_fd, slot->name, UINT64_MAX))
+        control_say(c, LINE_ERROR, "some of its files can't be removed");
+    c->stop = true;
+}
+
+/* Unless a `run` uses them. */
+static void try_to_remove_files(struct control *c)
+{
+    auto_registry registry = REGISTRY_NONE;
+    bool is_ours = lock_registry(c, &registry) && claim_slot(c);
+
+    slots_unlock(&registry);
+    if (is_ours)
+        remove_files(c);
+}
+
 /* Unmount unless somebody uses it. */
 static void try_unmount(struct control *c)
 {
@@ -201,6 +231,10 @@ static void try_unmount(struct control *c)
     auto_registry registry = REGISTRY_NONE;
 
     ending_tried(&c->ending, now_ns());
+    if (has_files(c)) {
+        try_to_remove_files(c);
+        return;
+    }
     if (c->config->can_leave && c->ending.phase == ENDING_DRAINING)
         c->stop = true;
     if (!c->config->can_unmount || !session_is_connected(c->session) ||
@@ -217,6 +251,10 @@ static void try_unmount(struct control *c)
 /* Detach it, even if it is in use; its users are served until they are done. */
 static void detach_mount(struct control *c)
 {
+    if (has_files(c)) {
+        remove_files(c);
+        return;
+    }
     if (c->config->can_leave) {
         control_say(c, LINE_ERROR, "still in use, and left: later reads get an error");
         c->stop = true;
@@ -380,9 +418,10 @@ static void on_lost_page(struct control *c)
         c->config->options->archive);
 }
 
+/* Nobody can tell when extracted files were read: they are no longer in use. */
 static uint64_t last_use_ns(const struct control *c)
 {
-    return summary_last_use_ns(c->config->slot->counters);
+    return has_files(c) ? 0 : summary_last_use_ns(c->config->slot->counters);
 }
 
 static void take_step(struct control *c)
@@ -411,8 +450,32 @@ static int patience_ms(const struct control *c)
 {
     bool blind = (c->owner.pid && c->owner.fd < 0) || (c->wrapper.pid && c->wrapper.fd < 0);
     bool orphaned = c->orphaned && c->ending.phase == ENDING_SERVING;
+    blind |= has_files(c) && c->folder_fd < 0;
     return ending_patience_ms(&c->ending, now_ns(), last_use_ns(c),
                               blind || orphaned || c->has_lost_layer);
+}
+
+/* A process that ends extracted files removes their directory. */
+static bool are_files_gone(const struct control *c)
+{
+    const struct slot *slot = c->config->slot;
+    char news[4096];
+
+    while (c->folder_fd >= 0 && read(c->folder_fd, news, sizeof(news)) > 0)
+        ;
+    return faccessat(slot->folder_fd, slot->name, F_OK, AT_SYMLINK_NOFOLLOW) < 0 &&
+           errno == ENOENT;
+}
+
+static void watch_folder(struct control *c)
+{
+    char self[32];
+
+    c->folder_fd = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+    snprintf(self, sizeof(self), "/proc/self/fd/%d", c->config->slot->folder_fd);
+    if (c->folder_fd >= 0 &&
+        inotify_add_watch(c->folder_fd, self, IN_DELETE | IN_MOVED_FROM | IN_ONLYDIR) < 0)
+        close(steal_fd(&c->folder_fd));
 }
 
 static void serve_until_ended(struct control *c)
@@ -424,7 +487,8 @@ static void serve_until_ended(struct control *c)
 
     while (!c->stop) {
         struct pollfd p[COUNT] = {
-            [ENDED] = {.fd = session_ended_fd(c->session), .events = POLLIN},
+            [ENDED] = {.fd = has_files(c) ? c->folder_fd : session_ended_fd(c->session),
+                       .events = POLLIN},
             [SIGNAL] = {.fd = c->signal_fd, .events = POLLIN},
             [STARTER] = {.fd = c->starter_fd, .events = POLLIN},
             [LOST_PAGE] = {.fd = lost_pages_fd(), .events = POLLIN},
@@ -434,7 +498,7 @@ static void serve_until_ended(struct control *c)
         };
         if (poll(p, COUNT, patience_ms(c)) < 0 && errno != EINTR)
             poll(NULL, 0, RETRY_POLL_MS); /* no memory: go on, a little later */
-        if (p[ENDED].revents)
+        if (has_files(c) ? are_files_gone(c) : p[ENDED].revents != 0)
             return;
         if (p[SIGNAL].revents)
             control_on_signal(c);
@@ -494,6 +558,11 @@ static void end_serving(struct control *c)
     char line[SUMMARY_MAX], text[LAYER_TOLD_MAX];
     const char *told;
 
+    if (has_files(c)) {
+        set_unmounted(c);
+        remove_slot(c->config->slot, false);
+        return;
+    }
     session_give_back(c->session); /* its files lie in the folder that is to be removed */
     session_update_counters(c->session);
     set_unmounted(c);
@@ -515,14 +584,20 @@ int control_serve(const struct control_config *config, struct session *session)
                         .owner = config->owner,
                         .wrapper = config->wrapper,
                         .starter_fd = config->starter_fd,
+                        .signal_fd = -1,
+                        .folder_fd = -1,
                         .ending = {.idle_ns = config->options->idle_s * SECOND_NS}};
     sigset_t wanted;
 
     wanted_signals(is_in_foreground(config), &wanted);
-    c.signal_fd = signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK);
-    if (c.signal_fd < 0)
+    if (has_files(&c))
+        watch_folder(&c);
+    else
+        c.signal_fd = signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (!has_files(&c) && c.signal_fd < 0)
         control_say(&c, LINE_ERROR, "signals can't be read: %s", fault_errno(errno));
-    session_serve(session);
+    if (session)
+        session_serve(session);
     if (!c.owner.pid && config->slot->counters->owners)
         find_owner(&c);
     serve_until_ended(&c);
@@ -531,10 +606,12 @@ int control_serve(const struct control_config *config, struct session *session)
     end_serving(&c);
     if (config->stage) /* the copy is removed with its last mount */
         stage_abandon(config->stage);
-    control_stop(session, c.stop, 0);
+    if (session)
+        control_stop(session, c.stop, 0);
     if (is_stuck)
         _exit(0); /* the stuck thread still reads through the copy */
     cleanup_closep(&c.signal_fd);
+    cleanup_closep(&c.folder_fd);
     process_watch_close(&c.owner);
     process_watch_close(&c.wrapper);
     return 0;

@@ -34,7 +34,9 @@ void control_log(void *log, const char *line);
 
 struct control_config {
     const struct mount_options *options;
-    struct slot *slot;   /* with the daemon's own descriptors */
+    struct slot *slot; /* with the daemon's own descriptors */
+    /* Extracted files (slot->counters->extracted) have no session, and their daemon hears no
+     * signal: a batch system sends one to all processes while the trainer still reads. */
     struct stage *stage; /* NULL: none; ends with the mount, threads, files and all */
     struct control_log *log;
     bool can_unmount;             /* false: mounted by a parent or in a private namespace */

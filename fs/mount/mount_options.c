@@ -203,6 +203,13 @@ static int parse_table(const struct cli_usage *usage, bool for_run, int argc, ch
              : "let it be written to: to memory, which is gone at its end, or to DIR, where "
                "the next mount finds it",
          .flag = &o->writable, .text = &o->writable_dir},
+        {"--extract[=DIR]",
+         for_run
+             ? "mount nothing: extract it for COMMAND, to memory or to a folder of its own in "
+               "DIR, and remove the files at the end"
+             : "mount nothing: extract it, to memory or to a folder of its own in DIR, until "
+               "it is unmounted",
+         .flag = &o->extract, .text = &o->extract_dir},
         {"--intercept=WHEN",
          !mounter_has_library ? NULL
          : for_run ? "auto, on, off: COMMAND reads by a preloaded library, without the mount "
@@ -414,6 +421,34 @@ static void own_all_files(struct mount_options *o)
     o->gid = getegid();
 }
 
+/* Plain files have no daemon that could do what these want. */
+static const char *not_for_files(const struct mount_options *o)
+{
+    const struct {
+        const char *option;
+        bool is_given;
+    } all[] = {{"--at", o->at},
+               {"-f", o->foreground},
+               {"--private", o->private_mode != PRIVATE_AUTO},
+               {"--writable", o->writable},
+               {"--intercept", o->intercept == INTERCEPT_ON},
+               {"--stage", o->stage},
+               {"--cache", o->cache_given},
+               {"--readahead", o->readahead_bytes != UINT64_MAX},
+               {"--order", o->order},
+               {"--record", o->record},
+               {"--idle", o->idle_s},
+               {"--grace", o->grace_s},
+               {"--allow-other", o->allow_other},
+               {"--uid", o->override_uid},
+               {"--gid", o->override_gid}};
+
+    for (size_t i = 0; o->extract && i < sizeof(all) / sizeof(all[0]); i++)
+        if (all[i].is_given)
+            return all[i].option;
+    return NULL;
+}
+
 /* Checks that involve more than one option. */
 static int check_together(const struct cli_usage *usage, bool for_run,
                           const struct mount_options *o)
@@ -424,6 +459,13 @@ static int check_together(const struct cli_usage *usage, bool for_run,
         if (!*o->archives[i])
             return cli_usage_error(usage,
                                    "the archive's name is empty: a variable that is not set?");
+    const char *other = not_for_files(o);
+    if (other)
+        return cli_usage_error(
+            usage,
+            "%s is for mounts, and --extract makes plain files, which may be "
+            "written to; {} and $ONEPOT_MOUNT name their directory",
+            other);
     if (for_run && o->foreground)
         return cli_usage_error(usage,
                                "there is no -f here: 'run' always waits for its command");
@@ -597,7 +639,7 @@ uint64_t mount_options_hash(const struct mount_options *o, const char *at, int64
         &text,
         "%s\n%s\n%s\n%s\n%s\n%s\n%s\n%" PRIu64 " %d%s\n%d%s\n%d%d%d%d%d%d%d%d %d%d%d %" PRIu32
         " %" PRIu32 " %u %u %u %u %u %" PRIu64 " %" PRIu64 " %d %" PRIu64 " %" PRIi64
-        " %ld %" PRIu64 " %d%d%s",
+        " %ld %" PRIu64 " %d%d%s\n%d%s",
         at ? at : "", o->subdir ? o->subdir : "", o->log ? o->log : "",
         o->fsname ? o->fsname : "", o->order ? o->order : "", o->record ? o->record : "",
         o->view, o->seed, o->stage, o->stage_place ? o->stage_place : "", o->writable,
@@ -607,7 +649,8 @@ uint64_t mount_options_hash(const struct mount_options *o, const char *at, int64
         cli_together.skip_damaged, o->uid, o->gid, o->threads, o->idle_s, o->grace_s,
         o->io_timeout_s, o->retries, o->cache_bytes, o->readahead_bytes, (int)o->owner,
         owner_start_ticks, mtime_sec, mtime_nsec, cli_offset, cli_ignores_zeros,
-        compose->nested, compose->nested_glob ? compose->nested_glob : "");
+        compose->nested, compose->nested_glob ? compose->nested_glob : "", o->extract,
+        o->extract_dir ? o->extract_dir : "");
     if (n < 0) {
         text = NULL;
         return 0;

@@ -65,6 +65,8 @@ struct mount_options {
     bool stage;                     /* copy the archive to this node */
     bool stage_in_job;              /* as the job's nodes do together */
     const char *stage_place;        /* to this place; NULL: where there is room */
+    bool extract;                   /* make plain files instead of a mount, */
+    const char *extract_dir;        /* below this folder; NULL: in memory */
     bool writable;                  /* run: what is written goes to a layer (layer.h), */
     const char *writable_dir;       /* in this folder; NULL: in memory */
 };

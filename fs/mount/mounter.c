@@ -345,7 +345,7 @@ static void tell_of_changes(const struct mounter *m)
 int mounter_start(struct mounter *m)
 {
     const bool early = mounts_first(m);
-    int (*const steps[])(struct mounter * m) = {
+    int (*const mounting[])(struct mounter * m) = {
         take_layer,
         early ? mount_archive : mounter_open_archive,
         early ? mounter_open_archive : mount_archive,
@@ -353,13 +353,19 @@ int mounter_start(struct mounter *m)
         check_answers,
         add_layer,
         open_to_others,
+        NULL,
     };
+    int (*const extracting[])(struct mounter * m) = {
+        mounter_open_archive, mounter_find_room, mounter_start_daemon,
+        mounter_extract,      open_to_others,    NULL,
+    };
+    int (*const *step)(struct mounter * m) = m->options->extract ? extracting : mounting;
     int r = mounter_prepare(m);
 
     if (r == 0)
         r = mounter_find_slot(m);
-    for (size_t i = 0; r == 0 && !m->shared && i < sizeof(steps) / sizeof(steps[0]); i++)
-        r = mounter_caught() ? CLI_FAILED : steps[i](m);
+    for (; r == 0 && !m->shared && *step; step++)
+        r = mounter_caught() ? CLI_FAILED : (*step)(m);
     if (r == 0 && m->shared && m->options->writable)
         tell_of_changes(m);
     if (r == 0 && mounter_caught())
@@ -390,7 +396,9 @@ static void undo_mount(struct mounter *m)
     int unmounted = 0;
 
     namespace_close(&m->mounted.ns);
-    if (mounted_is_visible(&m->mounted))
+    if (m->options->extract)
+        unmounter_unmount(m->slot, 0, false, NULL);
+    else if (mounted_is_visible(&m->mounted))
         unmounted = unmounter_try(m->slot, true);
     if (m->session)
         control_stop(steal_ptr(&m->session), false, mounter_status_of_failure(m));
@@ -458,8 +466,9 @@ static void end_mount(struct mounter *m, bool died)
 
 enum mounter_end mounter_release(struct mounter *m)
 {
+    const struct counters *c = m->slot->counters;
     bool died =
-        !slot_daemon_lives(m->slot) || atomic_load(&m->slot->counters->state) == MOUNT_ENDED;
+        (!c->extracted && !slot_daemon_lives(m->slot)) || atomic_load(&c->state) == MOUNT_ENDED;
 
     bool last = slot_claim_unused(m->slot) && slot_is_current(m->slot);
     if (last)

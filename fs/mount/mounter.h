@@ -1,5 +1,6 @@
 /*
- * From an archive to a mount that answers: the part that mount and run share.
+ * From an archive to a mount that answers, or to plain files (--extract): the part that mount
+ * and run share.
  *
  *     struct mounter m;
  *     mounter_init(&m, &options, for_run);
@@ -22,6 +23,7 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
+#include "claims.h"
 #include "control.h"
 #include "detach.h"
 #include "job.h"
@@ -46,6 +48,7 @@ struct mounter {
     char path[PATH_MAX]; /* the mount point; "/dev/fd/N" if a parent mounted */
     struct slot *slot;
     bool shared;     /* the mount existed already */
+    bool waits;      /* another process makes it */
     bool is_private; /* run: in its own namespace, even if others are possible */
     /* If so: the mount that others see at --at, and its owner; "" if that is not the reason. */
     char taken[2 * PATH_MAX];
@@ -56,9 +59,10 @@ struct mounter {
     /* ---- of mounter*.c ---- */
     struct inherited inherited;
     struct job job;
-    char at[PATH_MAX];   /* canonical --at, or "" */
-    struct layer layer;  /* --writable */
-    char view[PATH_MAX]; /* run: where a layer in DIR is shown; "": as without DIR */
+    char at[PATH_MAX];             /* canonical --at, or "" */
+    struct layer layer;            /* --writable */
+    char extract_folder[PATH_MAX]; /* of the slot, with --extract=DIR; "": any */
+    char view[PATH_MAX];           /* run: where a layer in DIR is shown; "": as without DIR */
     struct archive_list archives;
     char archive[PATH_MAX]; /* canonical; of several, as mount_options.archive */
     struct source_identity identity;
@@ -73,6 +77,7 @@ struct mounter {
     struct reader *reader;
     uint64_t cache_bytes; /* its share if it is alone in the job */
     uint32_t root;
+    uint64_t claim_bytes;      /* --extract: of memory that the files take */
     struct known_reads *order; /* --order */
     struct recorder *recorder; /* --record; belongs to the session once that starts */
     int parent_fd;             /* /dev/fuse that a parent mounted; -1: none */
@@ -80,6 +85,7 @@ struct mounter {
     /* Only in the daemon: */
     int daemon_lock_fd;
     struct session *session;
+    struct claim *claim; /* of extracted files */
 };
 
 /*

@@ -412,9 +412,9 @@ int mounter_open_archive(struct mounter *m)
     const struct pot_store pot_store = stage_pot_store(&store);
     struct opening_log log = {.log = {.fd = m->log.fd}, .told_ns = now_ns()};
     const uint64_t memory_bytes = budget_memory_bytes("");
-    const struct pot_options options = {.saves_later = true,
+    const struct pot_options options = {.saves_later = !o->extract,
                                         .memory_bytes = memory_bytes,
-                                        .store = &pot_store,
+                                        .store = o->extract ? NULL : &pot_store,
                                         .note = log_note,
                                         .progress = log_progress,
                                         .ctx = &log};
@@ -430,7 +430,9 @@ int mounter_open_archive(struct mounter *m)
     r = find_root(m);
     if (r == 0)
         r = bind_layer(m);
-    if (r != 0)
+    if (r == 0 && o->extract)
+        describe_archive(m);
+    if (r != 0 || o->extract)
         return r;
     r = o->stage || m->stage ? stage_archive(m) : 0;
     if (r != 0)

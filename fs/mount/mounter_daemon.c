@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "budget.h"
 #include "clock.h"
 #include "cpus.h"
 #include "feature_list.h"
@@ -72,11 +73,37 @@ static void start_stage(struct mounter *m)
     control_log(&m->log, line);
 }
 
+static void note_daemon(struct counters *c)
+{
+    struct process_facts self;
+
+    c->daemon_pid = getpid();
+    c->started_ns = now_ns();
+    atomic_store(&c->shared_ns, c->started_ns);
+    if (process_look(c->daemon_pid, &self) == 0)
+        c->daemon_start_ticks = self.start_ticks;
+}
+
+/*
+ * The daemon of extracted files serves nothing and reads nothing. Caches of the job have so
+ * much less. Without a folder for the claim nothing is shared.
+ */
+static void start_keeper(struct mounter *m)
+{
+    const struct claim_options claim = {.job = m->job.id,
+                                        .total_bytes = budget_cache_bytes(),
+                                        .fixed_bytes = m->claim_bytes,
+                                        .unwatched = true};
+    pot_close(steal_ptr(&m->pot));
+    note_daemon(m->slot->counters);
+    if (m->claim_bytes)
+        claim_new(&claim, &m->claim);
+}
+
 static int start_session(struct mounter *m, struct fault *fault)
 {
     const struct mount_options *o = m->options;
     struct counters *c = m->slot->counters;
-    struct process_facts self;
     const bool is_in_view = mounted_is_visible(&m->mounted) && !o->writable;
     const struct session_config config = {
         .fuse_fd = m->mounted.fuse_fd,
@@ -118,11 +145,7 @@ static int start_session(struct mounter *m, struct fault *fault)
         cpus_widen();
     c->threads = o->threads ? o->threads : cpus_allowed();
     reader_limit_unpacking(m->reader, c->threads);
-    c->daemon_pid = getpid();
-    c->started_ns = now_ns();
-    atomic_store(&c->shared_ns, c->started_ns);
-    if (process_look(c->daemon_pid, &self) == 0)
-        c->daemon_start_ticks = self.start_ticks;
+    note_daemon(c);
     m->mounted.fuse_fd = -1; /* the session owns it from now on, even on failure */
     m->recorder = NULL;
     if (m->stage)
@@ -206,10 +229,12 @@ static _Noreturn void daemon_main(struct mounter *m, struct process_watch wrappe
     word.err = detach_here(&m->inherited, m->log.fd);
     if (word.err == 0)
         word.err = own_slot(m);
-    if (word.err == 0)
+    if (word.err == 0 && m->options->extract)
+        start_keeper(m);
+    else if (word.err == 0) {
         start_watcher(m);
-    if (word.err == 0)
         word.err = start_session(m, &word.fault);
+    }
     /*
      * If the start failed and the starter is gone, only this process can remove the mount.
      * After a good start control_serve notices that the starter is gone.
@@ -222,6 +247,7 @@ static _Noreturn void daemon_main(struct mounter *m, struct process_watch wrappe
     struct control_config config = control_config(m);
     config.wrapper = wrapper;
     control_serve(&config, m->session);
+    claim_free(m->claim);
     _exit(0);
 }
 
@@ -272,7 +298,8 @@ static int start_in_background(struct mounter *m)
     if (r < 0)
         return cli_failf(NULL, "no daemon can be started: %s%s", fault_errno(r),
                          fault_limit(r));
-    close(steal_fd(&m->mounted.fuse_fd));
+    if (m->mounted.fuse_fd >= 0)
+        close(steal_fd(&m->mounted.fuse_fd));
     r = hear_daemon(m, &word);
     if (r == 0 && word.err < 0)
         return cli_fail(m->options->archive, word.err, &word.fault);

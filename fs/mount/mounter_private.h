@@ -6,6 +6,7 @@
  *   mounter_slot.c    a mount to share, or a new slot
  *   mounter_archive.c the archive, its reader and its copy; --order and --record
  *   mounter_daemon.c  the daemon: forked, or this process
+ *   mounter_extract.c --extract: plain files in place of a mount
  */
 #ifndef ONEPOT_MOUNTER_PRIVATE_H
 #define ONEPOT_MOUNTER_PRIVATE_H
@@ -40,6 +41,13 @@ int mounter_find_slot(struct mounter *m);
  * was printed.
  */
 int mounter_start_daemon(struct mounter *m);
+
+/*
+ * --extract: is there room for the files? 0, or CLI_FAILED after an error was printed. Then
+ * make them, and let others share them. The same.
+ */
+int mounter_find_room(struct mounter *m);
+int mounter_extract(struct mounter *m);
 
 /* Does it show several archives as one tree? */
 static inline bool mounter_is_union(const struct mounter *m)

@@ -228,6 +228,29 @@ static int resolve_layer(struct mounter *m)
     return 0;
 }
 
+/* --extract=DIR: a folder of our own in it, whatever else DIR holds. */
+static int resolve_extract(struct mounter *m)
+{
+    const char *dir = m->options->extract_dir;
+    char real[PATH_MAX];
+
+    if (!dir)
+        return 0;
+    auto_close int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 || !realpath(dir, real))
+        return cli_fail(dir, -errno, NULL);
+    if (!storage_of(fd).is_local)
+        return cli_failf(dir,
+                         "it is not on this node, where files are to be extracted to; name "
+                         "another folder, or none: then they lie in memory");
+    int n = snprintf(m->extract_folder, sizeof(m->extract_folder), "%s/onepot-%u",
+                     strcmp(real, "/") ? real : "", place_uid());
+    if (n + RUNTIME_NAME_MAX >= PATH_MAX)
+        return cli_fail(dir, -ENAMETOOLONG, NULL);
+    int r = state_remember(m->extract_folder);
+    return r < 0 ? cli_failf(dir, "'onepot clean' would not find it: %s", fault_errno(r)) : 0;
+}
+
 static int watch_owner(struct mounter *m)
 {
     if (m->options->owner <= 0)
@@ -282,6 +305,8 @@ int mounter_prepare(struct mounter *m)
         r = resolve_at(m);
     if (r == 0)
         r = resolve_layer(m);
+    if (r == 0)
+        r = resolve_extract(m);
     if (r == 0)
         r = watch_owner(m);
     if (r == 0)

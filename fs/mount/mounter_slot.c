@@ -104,6 +104,10 @@ static enum look join_slot(struct mounter *m, struct slot *slot)
 
     if (slot_lock(slot, false, false) < 0)
         return LOOK_STARTING;
+    if (c->extracted && atomic_load(&c->state) != MOUNT_SERVING) { /* their maker was killed */
+        slot_unlock(slot);
+        return LOOK_ENDING;
+    }
     if (c->private_namespace && !join_namespace(m, slot)) {
         slot_unlock(slot);
         return LOOK_NOTHING;
@@ -175,7 +179,7 @@ static enum look mounter_judge_slot(struct mounter *m, struct slot *slot)
         unmounter_heal(slot);
         return LOOK_NOTHING;
     }
-    if (!same_place && (same || has_our_name(m, slot)) && is_killed(c))
+    if (!same_place && !c->extracted && (same || has_our_name(m, slot)) && is_killed(c))
         return LOOK_ENDING; /* and its path is the next one's, whatever the options */
     if (!same && !same_place)
         return LOOK_NOTHING;
@@ -183,7 +187,7 @@ static enum look mounter_judge_slot(struct mounter *m, struct slot *slot)
         return LOOK_ENDING;
     if (state != MOUNT_STARTING && c->private_namespace)
         return same && state == MOUNT_SERVING ? join_slot(m, slot) : LOOK_NOTHING;
-    if (state != MOUNT_STARTING && !slot_is_mounted(slot))
+    if (state != MOUNT_STARTING && !c->extracted && !slot_is_mounted(slot))
         return LOOK_NOTHING;
     if (state == MOUNT_DRAINING || !(same || starts) ||
         (m->is_private && state != MOUNT_STARTING))
@@ -244,7 +248,8 @@ static void choose_path(struct mounter *m, const struct registry *registry, cons
 {
     if (m->at[0] || m->view[0]) {
         strcpy(m->path, m->at[0] ? m->at : m->view);
-    } else if (strcmp(m->slot->name, name) != 0 && directory_is_left(registry, name, m->path)) {
+    } else if (!m->options->extract && strcmp(m->slot->name, name) != 0 &&
+               directory_is_left(registry, name, m->path)) {
         m->slot->counters->owns_mountpoint = 1;
     } else {
         slot_directory(m->slot, m->path);
@@ -266,6 +271,7 @@ static int make_slot(struct mounter *m, const struct registry *registry)
     c->archive_ino = m->identity.ino;
     c->archive_bytes = m->identity.size_bytes;
     c->options_hash = m->options_hash;
+    c->extracted = m->options->extract;
     c->started_realtime_sec = time(NULL);
     snprintf(c->job, sizeof(c->job), "%s", m->job.id);
     snprintf(c->step, sizeof(c->step), "%s", m->job.step);
@@ -279,9 +285,14 @@ static int make_slot(struct mounter *m, const struct registry *registry)
 }
 
 /* Wait for the process that holds a slot, or for a daemon to exit. -EINTR: a signal came. */
-static int wait_for_slot(enum look found, struct slot *slot, uint64_t *patience_ns)
+static int wait_for_slot(struct mounter *m, enum look found, struct slot *slot,
+                         uint64_t *patience_ns)
 {
     if (found == LOOK_STARTING) {
+        if (m->options->extract && !m->waits)
+            cli_note("%s: another process of this %s extracts it; waiting for its files",
+                     m->options->archive, m->job.id[0] ? "job" : "user");
+        m->waits = true;
         /* No time limit: an index may be under construction. The lock ends with its process. */
         int r = slot_lock(slot, false, true);
         return r == -EINTR && !mounter_caught() ? 0 : r;
@@ -357,7 +368,7 @@ static int mounter_try_folder(struct mounter *m, const char *folder, uint64_t *p
         found = LOOK_ENDING;
     if (found == LOOK_CONFLICT)
         return dying ? report_stuck(m, slot->counters) : report_conflict(m, slot->counters);
-    return wait_for_slot(found, slot, patience_ns) == -EINTR ? CLI_FAILED : -EAGAIN;
+    return wait_for_slot(m, found, slot, patience_ns) == -EINTR ? CLI_FAILED : -EAGAIN;
 }
 
 void mounter_unshare(struct mounter *m)
@@ -396,10 +407,19 @@ static void add_reason(const char *folder, int r, char *said, size_t size)
     runtime_explain(folder, r, said + len, size - len);
 }
 
+/* With --extract=DIR it is where its files are to be. */
+static size_t folders_to_try(const struct mounter *m, char folders[STATE_FOLDERS_MAX][PATH_MAX])
+{
+    if (!m->extract_folder[0])
+        return runtime_folders(folders);
+    strcpy(folders[0], m->extract_folder);
+    return 1;
+}
+
 int mounter_find_slot(struct mounter *m)
 {
-    char folders[RUNTIME_FOLDERS_MAX][PATH_MAX];
-    size_t count = runtime_folders(folders), i = 0;
+    char folders[STATE_FOLDERS_MAX][PATH_MAX];
+    size_t count = folders_to_try(m, folders), i = 0;
     uint64_t patience_ns = 0;
     char said[2048] = "";
     unsigned tries = 0;
@@ -419,7 +439,9 @@ int mounter_find_slot(struct mounter *m)
                       "no folder can be used for the state of the mount: %s; set "
                       "ONEPOT_RUNTIME_DIR to a folder of your own on this node",
                       said[0] ? said : "there is neither /dev/shm nor /tmp");
-    while (r == 0 && ++i < count) /* leftovers of jobs in folders that are not searched */
-        unmounter_sweep(folders[i]);
+    count = r == 0 ? state_folders(folders) : 0;
+    for (i = 0; i < count; i++) /* leftovers of jobs in folders that are not searched */
+        if (strcmp(folders[i], m->slot->folder) != 0)
+            unmounter_sweep(folders[i]);
     return r;
 }

@@ -14,6 +14,7 @@
 
 #include "cleanup.h"
 #include "clock.h"
+#include "remove_tree.h"
 #include "layer_cover.h"
 #include "mountinfo.h"
 #include "mountpoint.h"
@@ -82,10 +83,25 @@ static void end_fetchers(const struct counters *c)
     }
 }
 
+/* Their daemon ends when their directory is gone. */
+static int remove_files(struct slot *slot)
+{
+    struct counters *c = slot->counters;
+    uint32_t before = atomic_exchange(&c->state, MOUNT_ENDED);
+
+    if (remove_tree(slot->folder_fd, slot->name, UINT64_MAX))
+        return 0;
+    atomic_store(&c->state, before);
+    return -ENOTEMPTY;
+}
+
 int unmounter_unmount(struct slot *slot, int wait_ms, bool lazy, const struct namespace *ns)
 {
     uint64_t end = now_ms() + (uint64_t)wait_ms;
     int r;
+
+    if (slot->counters->extracted)
+        return remove_files(slot);
 
     while ((r = unmount_once(slot, false, ns)) == -EBUSY && now_ms() < end)
         poll(NULL, 0, BUSY_STEP_MS);
@@ -210,8 +226,8 @@ void unmounter_sweep(const char *folder)
 
 void unmounter_sweep_all(void)
 {
-    char folders[RUNTIME_FOLDERS_MAX][PATH_MAX];
-    size_t count = runtime_folders(folders);
+    char folders[STATE_FOLDERS_MAX][PATH_MAX];
+    size_t count = state_folders(folders);
 
     for (size_t i = 0; i < count; i++)
         unmounter_sweep(folders[i]);

@@ -15,7 +15,8 @@
 /*
  * Unmount. While it is busy, try again for `wait_ms`; then, if `lazy`, detach it. 0; -EBUSY;
  * -ECHILD when it was detached and is still in use; other errors of unmounting. With `ns`, in
- * that namespace. The caller holds the slot's lock exclusively.
+ * that namespace. Extracted files are removed, whoever reads them. The caller holds the slot's
+ * lock exclusively.
  */
 int unmounter_unmount(struct slot *slot, int wait_ms, bool lazy, const struct namespace *ns);
 

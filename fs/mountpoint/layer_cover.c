@@ -211,7 +211,7 @@ void layer_forget(const struct slot *slot)
     char path[PATH_MAX];
 
     if (slot->counters->layer_has_folder && folder_path(slot, path))
-        remove_tree(path);
+        remove_tree(AT_FDCWD, path, UINT64_MAX);
 }
 
 /* ---- on ---- */

@@ -149,6 +149,13 @@ const char *summary_line(const struct counters *counters, char *buf, size_t size
     uint64_t ns = busy_ns(counters), storage = counter_get(&counters->storage_requests);
     const char *trouble = summary_trouble(counters);
 
+    if (counters->extracted) {
+        snprintf(buf, size, "%s file%s, %s extracted in %s (%s/s)", cli_count(counters->files),
+                 counters->files == 1 ? "" : "s", cli_bytes(counters->total_bytes),
+                 cli_time(counters->extract_ns),
+                 cli_rate(counters->total_bytes, counters->extract_ns));
+        return buf;
+    }
     summary_read(counters, &sum);
     if (sum.read_files || sum.read_bytes)
         snprintf(buf, size, "%s file%s, %s read in %s (%s/s); readers waited %s",

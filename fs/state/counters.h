@@ -15,7 +15,7 @@
 #include <stdint.h>
 
 #define COUNTERS_MAGIC "onepotc"
-#define COUNTERS_VERSION 19u
+#define COUNTERS_VERSION 20u
 #define COUNTERS_SLOTS 64
 #define COUNTERS_AHEAD 2 /* processes that read ahead */
 #define COUNTERS_OWNERS 16
@@ -117,6 +117,11 @@ struct counters {
     /* The `run`s of a private mount, through whose descriptors others enter. */
     struct counter_entrance entrance[COUNTERS_ENTRANCES];
     uint32_t owns_mountpoint; /* 1: the directory was made for the mount and goes with it */
+    /* --extract. 1: nothing is mounted; plain files lie in the slot's directory. */
+    uint32_t extracted;
+    uint64_t extract_bytes;         /* of memory, or of a disk, that they take */
+    _Atomic uint64_t extract_ready; /* of these bytes, as far as they are written */
+    uint64_t extract_ns;            /* how long that took */
 
     uint64_t pid_namespace; /* in which the processes below have their numbers */
     /* The processes that own the mount; only owner.h uses them. */

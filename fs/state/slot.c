@@ -250,8 +250,10 @@ enum slot_condition slot_condition(const struct slot *slot)
         return SLOT_ALIVE;
     if (flock(slot->lock_fd, LOCK_SH | LOCK_NB) < 0)
         return SLOT_STARTING;
+    /* Files are there without a daemon, too. */
+    bool is_used = slot->counters->extracted && flock(slot->lock_fd, LOCK_EX | LOCK_NB) < 0;
     flock(slot->lock_fd, LOCK_UN);
-    return SLOT_DEAD;
+    return is_used ? SLOT_ALIVE : SLOT_DEAD;
 }
 
 bool slot_is_current(const struct slot *slot)

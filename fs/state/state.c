@@ -14,10 +14,74 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "clock.h"
 #include "path.h"
+#include "remove_tree.h"
 #include "runtime.h"
 #include "state.h"
 #include "vector.h"
+
+#define ASIDE_LIMIT_MS 5000
+#define ASIDE_MAX 10000
+#define LINKS_MAX (STATE_FOLDERS_MAX - RUNTIME_FOLDERS_MAX)
+#define LINK ".at-%zu"
+
+/* ---- the folders ---- */
+
+/* Add the folders below --extract=DIR that a folder knows of. */
+static size_t add_linked(const char *folder, char folders[STATE_FOLDERS_MAX][PATH_MAX],
+                         size_t count)
+{
+    auto_close int fd = -1;
+    char link[32];
+
+    if (runtime_open(folder, false, &fd) < 0)
+        return count;
+    for (size_t i = 0; i < LINKS_MAX && count < STATE_FOLDERS_MAX; i++) {
+        snprintf(link, sizeof(link), LINK, i);
+        ssize_t n = readlinkat(fd, link, folders[count], PATH_MAX - 1);
+        bool is_new = n > 0;
+        folders[count][n > 0 ? n : 0] = '\0';
+        for (size_t k = 0; is_new && k < count; k++)
+            is_new = strcmp(folders[k], folders[count]) != 0;
+        count += is_new;
+    }
+    return count;
+}
+
+size_t state_folders(char folders[STATE_FOLDERS_MAX][PATH_MAX])
+{
+    size_t own = runtime_folders(folders), count = own;
+
+    for (size_t i = 0; i < own; i++)
+        count = add_linked(folders[i], folders, count);
+    return count;
+}
+
+int state_remember(const char *folder)
+{
+    char folders[STATE_FOLDERS_MAX][PATH_MAX], link[32];
+    size_t count = state_folders(folders);
+    auto_close int fd = -1;
+    int r = -ENOENT;
+
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(folders[i], folder) == 0)
+            return 0;
+    count = runtime_folders(folders);
+    for (size_t i = 0; i < count && r < 0; i++)
+        r = runtime_open(folders[i], true, &fd);
+    if (r < 0)
+        return r;
+    for (size_t i = 0; i < LINKS_MAX; i++) {
+        snprintf(link, sizeof(link), LINK, i);
+        if (symlinkat(folder, fd, link) == 0)
+            return 0;
+        if (errno != EEXIST)
+            return -errno;
+    }
+    return -ENOSPC;
+}
 
 int slots_lock_of(const struct slot *slot, struct registry *ret_registry)
 {
@@ -43,6 +107,41 @@ static void unlink_unlocked(int folder_fd, const char *name, const char *suffix)
 }
 
 /*
+ * Give a tree of files a name that no slot has. To remove it may take long, and must not keep
+ * others from the lock.
+ */
+static int set_aside(int folder_fd, const char *name)
+{
+    char aside[STATE_FILE_MAX + 8];
+
+    for (int i = 0; i < ASIDE_MAX; i++) {
+        snprintf(aside, sizeof(aside), ".%d-%s", i, name);
+        if (renameat(folder_fd, name, folder_fd, aside) == 0)
+            return 0;
+        if (errno != ENOTEMPTY && errno != EEXIST)
+            break;
+    }
+    return -errno;
+}
+
+static bool remove_directory(int folder_fd, const char *name)
+{
+    return unlinkat(folder_fd, name, AT_REMOVEDIR) == 0 || errno == ENOENT ||
+           ((errno == ENOTEMPTY || errno == EEXIST) && set_aside(folder_fd, name) == 0);
+}
+
+/* By the folder's descriptor: nobody else can put anything there. */
+static void remove_aside(int folder_fd)
+{
+    auto_closedir DIR *dir = path_list(folder_fd);
+    const uint64_t end_ms = now_ms() + ASIDE_LIMIT_MS;
+
+    for (struct dirent *e; dir && (e = readdir(dir));)
+        if (e->d_name[0] == '.' && e->d_name[1] >= '0' && e->d_name[1] <= '9')
+            remove_tree(folder_fd, e->d_name, end_ms);
+}
+
+/*
  * Remove a slot that another version of the program made, if nobody holds it: neither a process
  * that starts or uses the mount, nor a daemon.
  */
@@ -54,7 +153,7 @@ static void sweep_foreign(const struct registry *registry, const char *name)
         return;
     auto_close int lock = take_file(registry->fd, name, ".lock");
     auto_close int daemon = lock < 0 ? -1 : take_file(registry->fd, name, ".stat");
-    if (daemon < 0 || (unlinkat(registry->fd, name, AT_REMOVEDIR) < 0 && errno != ENOENT))
+    if (daemon < 0 || !remove_directory(registry->fd, name))
         return;
     registry_unlink(registry->fd, name, ".lock");
     registry_unlink(registry->fd, name, ".stat");
@@ -89,6 +188,9 @@ static void sweep_entry(const struct registry *registry, const struct dirent *e)
         return;
     if (is_leftover_directory(registry, e) && unlinkat(folder_fd, file, AT_REMOVEDIR) == 0)
         return;
+    if (strncmp(file, ".at-", 4) == 0 && faccessat(folder_fd, file, F_OK, 0) < 0 &&
+        errno == ENOENT)
+        unlinkat(folder_fd, file, 0);
     if (registry_name(file, ".lock", name, sizeof(name))) {
         if (!registry_has(folder_fd, name, ".stat"))
             unlink_unlocked(folder_fd, name, ".lock");
@@ -130,8 +232,13 @@ static void sweep_if_last(const struct registry *registry)
 
 void slots_unlock(struct registry *registry)
 {
+    const bool is_locked = registry->lock_fd >= 0;
+    auto_close int fd = is_locked ? fcntl(registry->fd, F_DUPFD_CLOEXEC, 3) : -1;
+
     sweep_if_last(registry);
     registry_unlock(registry);
+    if (fd >= 0)
+        remove_aside(fd);
 }
 
 void slots_remove(struct registry *registry)
@@ -199,9 +306,9 @@ int slots_list(const struct registry *registry, struct slot_list *ret_list)
 
 int state_list(struct slot_list *ret_list)
 {
-    char folders[RUNTIME_FOLDERS_MAX][PATH_MAX];
+    char folders[STATE_FOLDERS_MAX][PATH_MAX];
     struct slot_list list = {0};
-    size_t count = runtime_folders(folders);
+    size_t count = state_folders(folders);
     int r = 0;
 
     for (size_t i = 0; i < count && r == 0; i++) {
@@ -252,14 +359,17 @@ void slot_remove(const struct slot *slot)
 {
     if (!slot_is_current(slot))
         return;
+    const bool is_mount = !slot->counters->extracted;
     char directory[PATH_MAX];
     slot_directory(slot, directory);
     bool is_there = strcmp(directory, slot->counters->mountpoint) == 0;
     bool owns = slot->counters->owns_mountpoint;
-    bool is_handed = (owns || is_there) && hand_over_mountpoint(slot);
+    bool is_handed = is_mount && (owns || is_there) && hand_over_mountpoint(slot);
     if (owns && !is_handed)
         rmdir(slot->counters->mountpoint);
-    if (!is_there || !is_handed)
+    if (!is_mount)
+        remove_directory(slot->folder_fd, slot->name);
+    else if (!is_there || !is_handed)
         unlinkat(slot->folder_fd, slot->name, AT_REMOVEDIR);
     registry_unlink(slot->folder_fd, slot->name, ".stat");
     registry_unlink(slot->folder_fd, slot->name, ".lock");

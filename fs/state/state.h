@@ -5,7 +5,10 @@
  *   NAME.stat  struct counters: identity and figures. The daemon holds a lock (flock) on it
  *              as long as it lives, so that its life can be checked without PIDs.
  *   NAME.lock  exclusive: a process starts or ends the mount. Shared: a `run` uses it.
- *   NAME/      the mount point, unless --at named another.
+ *   NAME/      the mount point, unless --at named another; of --extract, the files.
+ *   .N-NAME/   files of an --extract whose processes are dead, on their way out. The lock's
+ *              next holder removes them when it has released it.
+ *   .at-N      a symbolic link to a folder like this one below --extract=DIR.
  *   lock       of the folder ("registry"): slots are created, judged and removed only under
  *              it. It is held for moments, never while an archive is opened.
  *
@@ -50,6 +53,20 @@ static inline void slot_closep(struct slot **slot)
 }
 #define auto_slot __attribute__((cleanup(slot_closep)))
 
+#define STATE_FOLDERS_MAX 12
+
+/*
+ * The folders to look for slots in: runtime_folders, and those below --extract=DIR that they
+ * know of.
+ */
+size_t state_folders(char folders[STATE_FOLDERS_MAX][PATH_MAX]);
+
+/*
+ * Let state_folders know of another folder from now on, until it is gone. -ENOSPC: there are
+ * too many; other errors: no folder can be used that could know of it.
+ */
+int state_remember(const char *folder);
+
 /* Does a daemon serve this slot? The caller needs no lock. */
 bool slot_daemon_lives(const struct slot *slot);
 
@@ -82,7 +99,11 @@ void slot_list_free(struct slot_list *list); /* closes all slots left in it */
 
 /* Lock the folder that the slot is in, by the descriptor that it has. -ENOENT: it is gone. */
 int slots_lock_of(const struct slot *slot, struct registry *ret_registry);
-/* Unlock the folder, unless it is not locked. Without slots it keeps nothing but its lock. */
+/*
+ * Unlock the folder, unless it is not locked. Without slots it keeps nothing but its lock. Then
+ * remove the files that were set aside; what is left of them after five seconds stays for the
+ * next time.
+ */
 void slots_unlock(struct registry *registry);
 /* The same, and remove the folder if nothing is left in it. */
 void slots_remove(struct registry *registry);
@@ -116,7 +137,7 @@ void slot_name_for(const char *job, const char *step, const char *archive,
 
 enum slot_condition {
     SLOT_STARTING, /* a process holds it exclusively, and will soon finish or die */
-    SLOT_ALIVE,    /* has a daemon; counters->state has the rest */
+    SLOT_ALIVE,    /* has a daemon; counters->state has the rest. Or a `run` uses its files */
     SLOT_DEAD,     /* has no daemon, and nobody starts one */
 };
 /* Under the registry's lock, for a slot on which this process has no lock. */
@@ -127,7 +148,8 @@ bool slot_is_current(const struct slot *slot);
 
 /*
  * Remove its files and its directory (which must no longer be a mount point), if it is current;
- * also the mount point, if the mount owns it. Under the registry's lock.
+ * also the mount point, if the mount owns it. Extracted files are set aside. Under the
+ * registry's lock.
  */
 void slot_remove(const struct slot *slot);
 

@@ -185,7 +185,8 @@ static void extract(struct pot *pot)
     for (const struct dirent *e; (e = readdir(dir));)
         require(e->d_name[0] == '.' || strcmp(e->d_name, "out") == 0);
     closedir(dir);
-    remove_tree(folder); /* whose directories the archive may have closed to us */
+    remove_tree(AT_FDCWD, folder,
+                UINT64_MAX); /* whose directories the archive may have closed to us */
     require(access(folder, F_OK) < 0);
 }
 
