@@ -136,14 +136,20 @@ static void note_device(struct mounter *m)
 
 static int mount_failed(const struct mounter *m, struct mount_report *report)
 {
+    const uint64_t bytes = mounter_extracted_bytes(m);
+    char files[96] = "";
+
     if (!report->tried[0])
         mount_report_add(report, "ONEPOT_MOUNT_METHODS", "it leaves no way");
+    if (bytes)
+        snprintf(files, sizeof(files),
+                 "; or use --extract, which makes plain files and takes %s", cli_bytes(bytes));
     if (m->options->writable && m->for_run)
         return cli_failf(
             m->path,
             "--writable needs a namespace for the command, which is not possible here "
-            "(%s); %s",
-            report->tried, mount_advice(MOUNT_BY_NAMESPACE));
+            "(%s); %s%s",
+            report->tried, mount_advice(MOUNT_BY_NAMESPACE), files);
     if (m->taken[0])
         return cli_failf(m->path,
                          "%s, and a namespace in which this command alone would see its own is "
@@ -151,8 +157,9 @@ static int mount_failed(const struct mounter *m, struct mount_report *report)
                          "directory of its own",
                          m->taken, report->tried);
     return cli_failf(
-        m->path, "it can't be mounted (%s); %s", report->tried,
-        mount_advice(m->for_run ? m->methods : m->methods & ~(unsigned)MOUNT_BY_NAMESPACE));
+        m->path, "it can't be mounted (%s); %s%s", report->tried,
+        mount_advice(m->for_run ? m->methods : m->methods & ~(unsigned)MOUNT_BY_NAMESPACE),
+        files);
 }
 
 /* At its place by mount(2), which can lay a layer over it, too; else where the layer leaves it.

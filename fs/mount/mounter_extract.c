@@ -143,6 +143,15 @@ static int refuse_room(const struct mounter *m, const struct amount *need,
                           "--extract");
 }
 
+uint64_t mounter_extracted_bytes(const struct mounter *m)
+{
+    struct amount need, room = {0};
+    bool fits = m->pot && measure_tree(m, &need) == 0 &&
+                look_at_room(m->slot->folder_fd, &room) == 0 && need.bytes <= room.bytes &&
+                need.inodes <= room.inodes;
+    return fits ? need.bytes : 0;
+}
+
 int mounter_find_room(struct mounter *m)
 {
     auto_registry registry = REGISTRY_NONE;

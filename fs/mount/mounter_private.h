@@ -49,6 +49,9 @@ int mounter_start_daemon(struct mounter *m);
 int mounter_find_room(struct mounter *m);
 int mounter_extract(struct mounter *m);
 
+/* What it would take to extract what could not be mounted; 0: it does not fit. */
+uint64_t mounter_extracted_bytes(const struct mounter *m);
+
 /* Does it show several archives as one tree? */
 static inline bool mounter_is_union(const struct mounter *m)
 {

@@ -126,6 +126,19 @@ static void json_foreseen(struct json *j, const struct counters *c)
     json_close(j, '}');
 }
 
+static void json_extracted(struct json *j, const struct counters *c)
+{
+    if (!c->extracted) {
+        json_null(j, "extracted");
+        return;
+    }
+    json_open(j, "extracted", '{');
+    json_number(j, "bytes", c->extract_bytes);
+    json_number(j, "ready_bytes", counter_get(&c->extract_ready));
+    json_number(j, "extract_ns", c->extract_ns);
+    json_close(j, '}');
+}
+
 static void json_stage(struct json *j, const struct counters *c)
 {
     if (!c->stage_folder[0]) {
@@ -193,6 +206,7 @@ void report_json(struct json *j, const struct report *v)
     json_cache(j, v->counters);
     json_foreseen(j, v->counters);
     json_stage(j, v->counters);
+    json_extracted(j, v->counters);
     json_requests(j, &v->sum);
     json_origins(j, &v->sum);
     json_histogram(j, &v->sum);

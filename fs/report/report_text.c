@@ -270,9 +270,26 @@ static void report_print_histogram(FILE *out, const struct summary *sum)
     }
 }
 
+/* Nobody counts what is read of plain files. */
+static void print_extracted(FILE *out, const struct counters *c)
+{
+    uint64_t ready = counter_get(&c->extract_ready);
+    fprintf(out, "  %-12s ", "extracted");
+    if (ready < c->extract_bytes)
+        fprintf(out, "%s of %s\n", cli_bytes(ready), cli_bytes(c->extract_bytes));
+    else
+        fprintf(out, "%s files, %s, which take %s; in %s\n", cli_count(c->files),
+                cli_bytes(c->total_bytes), cli_bytes(c->extract_bytes),
+                cli_time(c->extract_ns));
+}
+
 void report_text(FILE *out, const struct report *v)
 {
     print_mount(out, v);
+    if (v->counters->extracted) {
+        print_extracted(out, v->counters);
+        return;
+    }
     print_work(out, v);
     print_direct(out, v);
     report_print_waits(out, v);

@@ -63,6 +63,9 @@ def test_they_are_as_extract_makes_them(work):
     tree.compare(found, expected, "the files")
     check_equal(stat.S_IMODE(os.stat(path).st_mode), 0o700, "the folder's mode")
     check_equal(harness.mountpoints(os.path.dirname(path)), [], "mounts")
+    known = life.mounted(path)
+    check(known["extracted"]["bytes"] >= known["total_bytes"], f"stat says {known['extracted']}")
+    check("which take" in os.fsdecode(onepot("stat", path).stdout), "stat's text")
     done = life.umount(path)
     check("extracted in" in said(done), f"umount says {said(done)!r}")
     check_nothing_left()
@@ -150,6 +153,12 @@ def test_what_does_not_fit_is_refused_before_a_byte_is_written(work):
             check(word in said(done), f"it says {said(done)!r}, without {word!r}")
         after = os.statvfs(path)
         check_equal((after.f_bfree, after.f_ffree), (before.f_bfree, before.f_ffree), "free blocks and inodes")
+        # Where nothing can be mounted, --extract is named if it fits.
+        no_way = {**env, "ONEPOT_MOUNT_METHODS": "namespace"}
+        for archive, is_named in ((make_archive(work), True), (work / "large.tar", False)):
+            done = onepot("mount", archive, env=no_way, status=1)
+            check("can't be mounted" in said(done), f"it says {said(done)!r}")
+            check_equal("or use --extract, which makes plain files and takes " in said(done), is_named, said(done))
         # It mounts, and fits elsewhere.
         onepot("run", work / "large.tar", "--", "cat", "{}/large", env=env)
         run_in = onepot("run", "--extract=" + work.path, work / "large.tar", "--", "cat", "{}/large", env=env)
@@ -433,9 +442,9 @@ def test_neither_device_nor_namespaces_are_needed(work):
     need_program("unshare")
     archive, program = make_archive(work), harness.onepot_program()
     script = ("mount -t tmpfs none /dev/ && echo 0 >/proc/sys/user/max_user_namespaces && "
-              f"! {program} run {archive} -- true && {program} run --extract {archive} -- cat {{}}/readme && "
+              f"! {program} run {archive} -- true 2>said && grep -q 'or use --extract' said && {program} run --extract {archive} -- cat {{}}/readme && "
               f"p=$({program} mount --extract {archive}) && cat $p/readme && {program} umount $p")
-    done = harness.run("unshare", "-Urm", "sh", "-c", script, status=None)
+    done = harness.run("unshare", "-Urm", "sh", "-c", script, status=None, cwd=work.path)
     if b"unshare" in done.stderr and done.returncode:
         raise Skip("no user namespace can be made here")
     check_equal((done.returncode, done.stdout), (0, b"hello\nhello\n"), f"what it does ({said(done)})")
