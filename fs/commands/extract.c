@@ -126,7 +126,8 @@ static int command_extract_parse(struct arguments *a, int argc, char **argv)
         {"-C, --directory=DIR", "into DIR, made if it is not there (default: here)",
          .text = &a->options.directory},
         {"-f, --force", "replace files that exist", .flag = &a->options.overwrite},
-        {"-j, --jobs=N", "with N threads (default: the CPUs of this process)",
+        {"-j, --jobs=N",
+         "with N threads (default: the CPUs of this process, or 16 for storage of other nodes)",
          .count = &a->options.work.threads, .min = 1, .max = EXTRACT_THREADS_MAX},
         CLI_PATH(&a->words),
         {"-p, --preserve-permissions",
@@ -157,8 +158,7 @@ static int command_extract_parse(struct arguments *a, int argc, char **argv)
 int command_extract(int argc, char **argv)
 {
     struct arguments a = {
-        .options = {.work = {.threads = cli_default_jobs(),
-                             .report = command_extract_report,
+        .options = {.work = {.report = command_extract_report,
                              .progress = command_extract_show,
                              .ctx = &a,
                              .stop = interrupt_flag()},

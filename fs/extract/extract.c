@@ -232,7 +232,7 @@ static int extract_all(struct extraction *x)
 
 static int extract_with_folders(struct extraction *x)
 {
-    const unsigned threads = x->options->work.threads;
+    const unsigned threads = x->workers.threads;
     x->extractors = calloc(threads, sizeof(*x->extractors));
     if (!x->extractors)
         return -ENOMEM;

@@ -28,7 +28,7 @@
 
 /* The part of their options that an extraction and a verification share. */
 struct work_options {
-    unsigned threads;
+    unsigned threads; /* 0: as many as the CPUs, or as hide the latency of far storage */
     /* Called once for each problem, never twice at a time. May be NULL. */
     void (*report)(void *ctx, const struct fault *what);
     /* Called now and then, by the caller's thread, never while `report` runs. May be NULL. */
@@ -57,6 +57,7 @@ struct workers {
     void *job; /* the caller's, for `work` */
 
     /* Set by workers_init. */
+    unsigned threads;
     struct reader *reader;
     struct worklist *list;
     struct worker *at;    /* one for each thread */

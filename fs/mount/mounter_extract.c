@@ -208,9 +208,7 @@ static int extract_here(struct making *making, const char *part, struct fault *f
         return -errno;
     snprintf(self, sizeof(self), "/proc/self/fd/%d", fd);
     const struct extract_options options = {
-        .work = {.threads = m->options->threads
-                                ? min_u32(m->options->threads, EXTRACT_THREADS_MAX)
-                                : cli_default_jobs(),
+        .work = {.threads = min_u32(m->options->threads, EXTRACT_THREADS_MAX),
                  .report = making_report,
                  .progress = making_show,
                  .ctx = making,
