@@ -28,11 +28,27 @@ struct removal {
     bool is_late;
 };
 
-static bool is_mount(int fd)
+/* The mount that an open file is on, whatever its device; -1: /proc does not say. */
+static long mount_id(int fd)
+{
+    char path[48], line[128];
+    long id = -1;
+    snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", fd);
+    auto_fclose FILE *f = fopen(path, "re");
+    while (f && id < 0 && fgets(line, sizeof(line), f))
+        if (sscanf(line, "mnt_id: %ld", &id) != 1)
+            id = -1;
+    return id;
+}
+
+/* Has the folder's entry, open as `fd`, something mounted on it? Its device may be the same. */
+static bool is_mount(int folder_fd, int fd)
 {
     struct statx st;
-    return statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, 0, &st) == 0 &&
-           st.stx_attributes & MOUNT_ROOT;
+    if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, 0, &st) == 0 &&
+        st.stx_attributes_mask & MOUNT_ROOT)
+        return st.stx_attributes & MOUNT_ROOT;
+    return folder_fd >= 0 && mount_id(folder_fd) != mount_id(fd);
 }
 
 /* Open a directory that may have to be opened to us first. -1: it is none, or a mount. */
@@ -42,7 +58,7 @@ static int enter(int folder_fd, const char *name, dev_t dev)
     struct stat st;
     auto_close int fd = openat(folder_fd, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 
-    if (fd < 0 || is_mount(fd) || fstat(fd, &st) < 0 || (dev && st.st_dev != dev))
+    if (fd < 0 || is_mount(folder_fd, fd) || fstat(fd, &st) < 0 || (dev && st.st_dev != dev))
         return -1;
     snprintf(self, sizeof(self), "/proc/self/fd/%d", fd);
     if ((st.st_mode & S_IRWXU) != S_IRWXU)

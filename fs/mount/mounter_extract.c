@@ -25,6 +25,7 @@
 #include "interrupt.h"
 #include "mounter_private.h"
 #include "numbers.h"
+#include "place.h"
 
 #define INODE_BYTES 1024u /* of kernel memory for an inode and its name, in tmpfs */
 #define SPARE_SHARE 16u   /* of the room stays free, */
@@ -37,6 +38,7 @@
 struct amount {
     uint64_t bytes, inodes;
     bool is_memory;
+    bool is_jobs; /* the job has no more memory, though the filesystem may have room */
 };
 
 static void add_node(const struct mounter *m, const struct node *node, uint32_t position,
@@ -100,7 +102,9 @@ static int look_at_room(int folder_fd, struct amount *ret_room)
         ret_room->bytes = (uint64_t)space.f_bavail * space.f_frsize;
     if (ret_room->is_memory) {
         uint64_t memory = budget_free_bytes("");
-        ret_room->bytes = min_u64(ret_room->bytes, memory - min_u64(memory, SPARE_BYTES));
+        memory -= min_u64(memory, SPARE_BYTES);
+        ret_room->is_jobs = memory < ret_room->bytes;
+        ret_room->bytes = min_u64(ret_room->bytes, memory);
     }
     ret_room->bytes -= ret_room->bytes / SPARE_SHARE;
     return 0;
@@ -126,7 +130,6 @@ static int refuse_room(const struct mounter *m, const struct amount *need,
                        const struct amount *room)
 {
     const char *archive = m->options->archive;
-    const char *where = room->is_memory ? "in the memory of this job" : m->slot->folder;
 
     if (need->inodes > room->inodes)
         return cli_failf(
@@ -135,12 +138,13 @@ static int refuse_room(const struct mounter *m, const struct amount *need,
             "name a folder elsewhere (--extract=DIR), or mount it, without --extract",
             cli_count(need->inodes), m->slot->folder, cli_count(room->inodes));
     return cli_failf(
-        archive, "extracted, it takes %s, and there is room for %s %s%s; %s",
-        cli_bytes(need->bytes), cli_bytes(room->bytes), room->is_memory ? "" : "in ", where,
-        room->is_memory ? "ask for more memory, name a folder on a disk of this node "
-                          "(--extract=DIR), or mount it, without --extract"
-                        : "name a folder with more room (--extract=DIR), or mount it, without "
-                          "--extract");
+        archive,
+        "extracted, it takes %s, and there is room for %s in %s; %sname a folder %s "
+        "(--extract=DIR), or mount it, without --extract",
+        cli_bytes(need->bytes), cli_bytes(room->bytes),
+        room->is_jobs ? "the memory of this job" : m->slot->folder,
+        room->is_jobs ? "ask for more memory, " : "",
+        room->is_memory ? "on a disk of this node" : "with more room");
 }
 
 uint64_t mounter_extracted_bytes(const struct mounter *m)
@@ -218,7 +222,7 @@ static int extract_here(struct making *making, const char *part, struct fault *f
         .path_count = *part ? 1 : 0,
         .path_found = &is_found,
         .exact_modes = geteuid() == 0,
-        .owners = geteuid() == 0,
+        .owners = geteuid() == 0 && place_knows_all_users(), /* else not all can be given */
     };
     return extract_run(m->pot, &options, fault, ret_result);
 }

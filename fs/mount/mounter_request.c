@@ -272,14 +272,14 @@ static int open_log(struct mounter *m)
 }
 
 /*
- * Outside of jobs a layer is its session's, as another terminal's commands know nothing of it.
- * A mount that nobody writes to is for all.
+ * Outside of jobs a layer is its session's, as another terminal's commands know nothing of it,
+ * and so are extracted files. A mount that nobody writes to is for all.
  */
 static uint64_t session_of_layer(const struct mounter *m)
 {
     struct process_facts leader = {0};
 
-    if (!m->options->writable || m->job.id[0])
+    if ((!m->options->writable && !m->options->extract) || m->job.id[0])
         return 0;
     pid_t pid = owner_find();
     pid = pid ? pid : getsid(0);

@@ -6,10 +6,12 @@ import shutil
 import signal
 import stat
 import sys
+import tarfile
 import time
 
 import harness
 import life
+import memory
 import tars
 import tree
 from harness import (Skip, check, check_equal, environment, need_program, need_root, onepot,
@@ -149,7 +151,7 @@ def test_what_does_not_fit_is_refused_before_a_byte_is_written(work):
         onepot("run", "--extract", make_archive(work), "--", "true", env=env)
         before = os.statvfs(path)
         done = run(work / "large.tar", "--", "touch", work / "was-run", env=env, status=125)
-        for word in ("9.0 MiB", "MiB in the memory of this job", "--extract=DIR", "without --extract"):
+        for word in ("9.0 MiB", f"MiB in {path}/onepot-0; name a folder on a disk", "--extract=DIR", "without --extract"):
             check(word in said(done), f"it says {said(done)!r}, without {word!r}")
         after = os.statvfs(path)
         check_equal((after.f_bfree, after.f_ffree), (before.f_bfree, before.f_ffree), "free blocks and inodes")
@@ -164,6 +166,17 @@ def test_what_does_not_fit_is_refused_before_a_byte_is_written(work):
         run_in = onepot("run", "--extract=" + work.path, work / "large.tar", "--", "cat", "{}/large", env=env)
         check_equal(len(run_in.stdout), 9 << 20, "bytes")
     check(not os.path.exists(work / "was-run"), "the command was run")
+
+
+def test_a_job_s_limit_is_asked_for_and_not_the_node_s_memory(work):
+    tars.write_folder(work / "large.tar", {"zeros": bytes(100 << 20)})
+    with harness.shared_memory(), memory.Limited() as job:
+        env = environment(ONEPOT_RUNTIME_DIR=None)
+        done = run(work / "large.tar", "--", "true", env=env, status=125, preexec_fn=job.join)
+        for word in ("100.0 MiB", "in the memory of this job; ask for more memory, name a folder on a disk"):
+            check(word in said(done), f"it says {said(done)!r}, without {word!r}")
+        check_equal(job.kills(), 0, "processes that the kernel killed")
+        check_equal(os.listdir("/dev/shm/onepot-%d" % os.geteuid()), ["lock"], "what is left")
 
 
 def test_inodes_are_room_too(work):
@@ -441,6 +454,10 @@ def test_neither_device_nor_namespaces_are_needed(work):
     """In a container of its own: no /dev/fuse, no further user namespace, no capability."""
     need_program("unshare")
     archive, program = make_archive(work), harness.onepot_program()
+    with tarfile.open(archive, "a") as tar:  # of an owner without a number there
+        member = tarfile.TarInfo("strange")
+        member.uid = member.gid = 1_234_567
+        tar.addfile(member)
     script = ("mount -t tmpfs none /dev/ && echo 0 >/proc/sys/user/max_user_namespaces && "
               f"! {program} run {archive} -- true 2>said && grep -q 'or use --extract' said && {program} run --extract {archive} -- cat {{}}/readme && "
               f"p=$({program} mount --extract {archive}) && cat $p/readme && {program} umount $p")
