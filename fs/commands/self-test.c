@@ -295,14 +295,24 @@ static bool step_mount(struct self_test *t, const char *name)
 }
 
 /* The command that reads is this program: a node may have no other. */
-static bool step_run(struct self_test *t, const char *name)
+static bool run_with(struct self_test *t, const char *name, char *option)
 {
     char archive[PATH_MAX], again[PATH_MAX];
     path_in(t, name, archive);
     path_in(t, "again.tar", again);
-    return RUN_ONEPOT(t, "run", "--private=on", archive, "--", "/proc/self/exe", "pack",
+    return RUN_ONEPOT(t, "run", option, archive, "--", "/proc/self/exe", "pack", "--force",
                       "--quiet", "-o", again, "{}") &&
            compare_archive(t, again);
+}
+
+static bool step_run(struct self_test *t, const char *name)
+{
+    return run_with(t, name, "--private=on");
+}
+
+static bool step_run_extract(struct self_test *t, const char *name)
+{
+    return run_with(t, name, "--extract");
 }
 
 #pragma weak command_mount /* NULL where there are no mounts */
@@ -320,13 +330,15 @@ static const struct step {
     {step_mount, PLAIN, "mount, read, compare, unmount", "trial"},
     {step_mount, COMPRESSED, "the same of the compressed archive", NULL},
     {step_run, PLAIN, "run a command in namespaces of its own", "namespaces", true},
+    {step_run_extract, PLAIN, "run a command on plain files (--extract)", "plain files"},
     {step_index, FOREIGN, "read a tar of another program", NULL},
 };
 #define STEP_COUNT (sizeof steps / sizeof steps[0])
 
 static bool is_built(const struct step *step)
 {
-    return (step->run != step_mount && step->run != step_run) || command_mount;
+    return step->run == step_pack || step->run == step_extract || step->run == step_index ||
+           command_mount;
 }
 
 /* "onepot: FILE: reason" without what comes before the reason. */

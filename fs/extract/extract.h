@@ -14,7 +14,7 @@
  * folder and a single name, and symbolic links are not followed. A file that exists already is
  * an error. With `overwrite` it is removed and made anew, so its other names, and processes
  * that have it open, keep the old file. An existing folder is used, and gets the archive's
- * attributes; only the directory itself keeps its own, unless it was made here.
+ * attributes; only the directory itself keeps its own, unless it is new.
  *
  * A file that could not be written whole, or whose bytes do not match the sum that they were
  * packed with, is removed. So is every unfinished one when the run is stopped.
@@ -35,6 +35,7 @@
 struct extract_options {
     struct work_options work; /* `report` tells of members that could not be extracted */
     const char *directory;    /* made if missing; a symbolic link to it is followed */
+    bool is_new;              /* the caller has just made it, for nothing else */
     const char *const *paths; /* in the archive; symbolic links are not followed */
     size_t path_count;        /* 0: everything */
     bool *path_found;         /* set for each path that is in the archive */

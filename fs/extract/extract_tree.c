@@ -136,7 +136,7 @@ int tree_open_root(struct extraction *x, struct fault *fault)
 {
     const char *path = x->options->directory;
     struct stat st;
-    x->root_made = mkdir(path, 0700) == 0;
+    x->root_made = mkdir(path, 0700) == 0 || (errno == EEXIST && x->options->is_new);
     if (!x->root_made && errno != EEXIST)
         return fault_set_errno(fault, -errno, path, "can't be made");
     x->root_fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);

@@ -218,6 +218,7 @@ static int extract_here(struct making *making, const char *part, struct fault *f
                  .ctx = making,
                  .stop = interrupt_flag()},
         .directory = self,
+        .is_new = true,
         .paths = &part,
         .path_count = *part ? 1 : 0,
         .path_found = &is_found,

@@ -446,7 +446,7 @@ mkdir "$work/run"
 export ONEPOT_RUNTIME_DIR=$work/run
 if "$onepot" mount --help >/dev/null 2>&1 && [ ! -w /dev/fuse ]; then
     run 1 "$onepot" self-test --dir "$work"
-    says out '2 of 6 do not work here'
+    says out '2 of 7 do not work here'
 else
     run 0 "$onepot" self-test --dir "$work"
     says out 'everything works'

@@ -41,8 +41,12 @@ def test_a_node_that_can_mount_is_well(work):
 
 def test_where_no_mount_is_possible_it_says_why(work):
     env = harness.environment(ONEPOT_MOUNT_METHODS="namespace")
-    (trial,) = of(doctor(status=1, env=env), "mounting", "trial")
+    findings = doctor(status=1, env=env)
+    (trial,) = of(findings, "mounting", "trial")
     check_equal(trial["kind"], "wrong", "the trial")
+    check("--extract" in trial["advice"], f"the advice: {trial['advice']}")
+    (files,) = of(findings, "mounting", "plain files")
+    check_equal(files["kind"], "good", "plain files in place of a mount")
     check(trial["advice"], "what to do")
     check(b"!! trial" in onepot("doctor", status=1, env=env).stdout, "the same as text")
 
