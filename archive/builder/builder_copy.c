@@ -931,6 +931,7 @@ static int copy_digest(struct copy_walk *w, const struct copy_source *s,
         .mode = attr->attr.mode,
         .size = le64toh(entry->size),
         .data = le64toh(entry->data),
+        .has_holes = attr->attr.flags & ATTR_HOLES,
     };
     if (attr->kind == COPY_DIRECTORY) {
         if (w->dir == copy->dir_count)
@@ -1070,10 +1071,8 @@ int copying_put_entries(struct image *image)
     if (r == 0 && (w.dir != c->copy.dir_count || w.child != c->entries))
         r = -EUCLEAN;
     image->header.name_bytes = htole64(w.name_offset);
-    if (w.has_digest) {
-        digest_end(&w.digest, image->header.digest);
-        image->header.digest_kind = htole32(DIGEST_CONTENT);
-    }
+    if (w.has_digest)
+        image->header.digest_kind = htole32(digest_end(&w.digest, image->header.digest));
     return r;
 }
 

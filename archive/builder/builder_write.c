@@ -566,6 +566,7 @@ static void image_digest_name(const struct builder *b, uint32_t name, struct dig
         .size = inode->size,
         .data = inode->data,
         .sum = number < b->sums.count ? b->sums.at[number] : 0,
+        .has_holes = inode_attr(b, number)->flags & ATTR_HOLES,
     };
     if (S_ISLNK(e.mode))
         e.target = b->strings.at + inode->data;
@@ -590,8 +591,7 @@ static int image_make_digest(struct image *image)
         image_prefetch(image, i, false);
         image_digest_name(b, image->name_at[i], &digest);
     }
-    digest_end(&digest, image->header.digest);
-    image->header.digest_kind = htole32(DIGEST_CONTENT);
+    image->header.digest_kind = htole32(digest_end(&digest, image->header.digest));
     return 0;
 }
 

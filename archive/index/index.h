@@ -79,11 +79,13 @@ enum sum_kind {
     SUM_MIXED = 2, /* of several archives: of different kinds, or only some files have one */
 };
 
-/* Coverage of a digest. Values are on disk. */
+/* Coverage of a digest: names, types, modes, and more. Values are on disk. */
 enum digest_kind {
     DIGEST_NONE = 0,
-    DIGEST_CONTENT = 1, /* names, and sums of the data */
-    DIGEST_SIZES = 2,   /* names and sizes, for an archive without XXH3-64 sums */
+    DIGEST_EARLIER = 1, /* by onepot before modes counted: not used */
+    DIGEST_SIZES = 2,   /* sizes, for an archive without XXH3-64 sums; never on disk */
+    DIGEST_TREE = 3,    /* contents: the same for a tree in any format */
+    DIGEST_STORED = 4,  /* contents without their holes, which formats find differently */
 };
 #define INDEX_DIGEST_BYTES 16u
 
@@ -350,12 +352,16 @@ int index_files(const struct index *index, uint32_t first, uint32_t count,
 int index_sum(const struct index *index, uint32_t position, uint64_t *ret_sum);
 
 /*
- * Compute the digest that identifies the content (see digest.h): DIGEST_CONTENT if there are
- * sums of XXH3-64, else DIGEST_SIZES. It walks over all entries. The result must equal the
- * digest in index_info, which the packer wrote. -EUCLEAN, -ENOMEM.
+ * Compute the digest that identifies the tree (see digest.h), walking over all entries. `sums`:
+ * XXH3-64 of each whole file, by the position of its inode, which makes it a DIGEST_TREE; NULL:
+ * the index's own sums, if they are XXH3-64. The result must then equal the digest in
+ * index_info, which the packer wrote. -EUCLEAN, -ENOMEM.
  */
-int index_digest(const struct index *index, uint8_t ret_digest[INDEX_DIGEST_BYTES],
-                 enum digest_kind *ret_kind);
+int index_digest(const struct index *index, const uint64_t *sums,
+                 uint8_t ret_digest[INDEX_DIGEST_BYTES], enum digest_kind *ret_kind);
+
+/* Have index_info and what index_write writes name this DIGEST_TREE. Before others use it. */
+void index_set_digest(struct index *index, const uint8_t digest[INDEX_DIGEST_BYTES]);
 
 /*
  * XXH3-64 of each window of INDEX_WINDOW_BYTES (the last may be shorter) of the first

@@ -470,7 +470,7 @@ int index_window_sum(const struct index *index, uint64_t window, uint64_t *ret_s
 }
 
 static int index_digest_position(const struct index *index, uint32_t position,
-                                 struct digest *digest)
+                                 const uint64_t *sums, struct digest *digest)
 {
     struct index_entry e;
     struct digest_entry d = {0};
@@ -482,8 +482,11 @@ static int index_digest_position(const struct index *index, uint32_t position,
     d.mode = e.mode;
     d.size = e.size;
     d.data = e.data;
+    d.has_holes = !sums && (e.flags & ATTR_HOLES);
     size_t target_len;
-    if (S_ISREG(d.mode) && digest->sums)
+    if (S_ISREG(d.mode) && sums)
+        d.sum = sums[e.position];
+    else if (S_ISREG(d.mode) && digest->sums)
         r = index_sum(index, position, &d.sum);
     if (S_ISLNK(d.mode))
         r = index_symlink(index, position, &d.target, &target_len);
@@ -492,18 +495,24 @@ static int index_digest_position(const struct index *index, uint32_t position,
     return r;
 }
 
-int index_digest(const struct index *index, uint8_t ret_digest[INDEX_DIGEST_BYTES],
-                 enum digest_kind *ret_kind)
+int index_digest(const struct index *index, const uint64_t *sums,
+                 uint8_t ret_digest[INDEX_DIGEST_BYTES], enum digest_kind *ret_kind)
 {
     struct digest digest;
-    int r = digest_begin(&digest, index->info.has_sums && index->info.sum_kind == SUM_XXH3);
+    bool has_sums = index->info.has_sums && index->info.sum_kind == SUM_XXH3;
+    int r = digest_begin(&digest, sums || has_sums);
     if (r < 0)
         return r;
     for (uint32_t i = 0; r == 0 && i < index->info.entries; i++)
-        r = index_digest_position(index, i, &digest);
-    *ret_kind = digest.sums ? DIGEST_CONTENT : DIGEST_SIZES;
-    digest_end(&digest, r == 0 ? ret_digest : NULL);
+        r = index_digest_position(index, i, sums, &digest);
+    *ret_kind = digest_end(&digest, r == 0 ? ret_digest : NULL);
     return r;
+}
+
+void index_set_digest(struct index *index, const uint8_t digest[INDEX_DIGEST_BYTES])
+{
+    index->info.digest_kind = DIGEST_TREE;
+    memcpy(index->info.digest, digest, INDEX_DIGEST_BYTES);
 }
 
 int index_recipe(const struct index *index, const void **ret_bytes, size_t *ret_len)

@@ -282,9 +282,31 @@ int index_open(struct source *source, uint64_t offset, uint64_t len, struct faul
     return 0;
 }
 
+/* Write the header anew, with the digest of index_set_digest. */
+static int index_write_digest(const struct index *index, int fd)
+{
+    struct disk_header h;
+    memcpy(&h, index->image, sizeof(h));
+    size_t len = le32toh(h.header_bytes);
+    auto_free uint8_t *header = malloc(len);
+    if (!header)
+        return -ENOMEM;
+    memcpy(header, index->image, len);
+    h.digest_kind = htole32(index->info.digest_kind);
+    memcpy(h.digest, index->info.digest, sizeof(h.digest));
+    h.header_sum = 0;
+    memcpy(header, &h, sizeof(h));
+    h.header_sum = htole64(XXH3_64bits(header, len));
+    memcpy(header, &h, sizeof(h));
+    return write_at(fd, header, len, 0);
+}
+
 int index_write(const struct index *index, int fd)
 {
-    return write_at(fd, index->image, index->info.image_bytes, 0);
+    const struct disk_header *h = (const void *)index->image;
+    int r = write_at(fd, index->image, index->info.image_bytes, 0);
+    bool has_digest = le32toh(h->digest_kind) == index->info.digest_kind;
+    return r == 0 && !has_digest ? index_write_digest(index, fd) : r;
 }
 
 #ifdef __SANITIZE_THREAD__

@@ -247,6 +247,12 @@ int pot_show(struct pot *pot, const struct view *view, struct fault *fault);
  */
 int pot_save(struct pot *pot, struct fault *fault);
 
+/*
+ * Write the saved index anew, with the digest of its tree (index_set_digest). 0 as well if
+ * there is none: an archive with its own index stays as it is. Errors of writing, with a fault.
+ */
+int pot_save_digest(struct pot *pot, struct fault *fault);
+
 /* Is it more files than one: several archives, or one in volumes? */
 static inline bool pot_is_several(const struct pot *pot)
 {

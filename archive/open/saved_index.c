@@ -619,6 +619,15 @@ int saved_index_write_file(const char *path, const struct stat *access,
     return r;
 }
 
+int pot_save_digest(struct pot *pot, struct fault *fault)
+{
+    struct stat access;
+    int r = !pot->index_path ? 0 : stat(pot->index_path, &access) < 0 ? -errno : 1;
+    if (r > 0)
+        r = saved_write_to(pot->index_path, &access, pot->index);
+    return r < 0 ? fault_set_errno(fault, r, NULL, "its digest can't be saved") : 0;
+}
+
 static int saved_fault(int beside, const char *cached, int in_cache, const struct fault *why,
                        struct fault *fault)
 {

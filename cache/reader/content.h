@@ -46,6 +46,17 @@ void content_expect(struct content *content, uint64_t end);
 typedef int content_sink(void *ctx, const void *bytes, size_t len, uint64_t offset);
 
 /*
+ * The DIGEST_TREE of the pot (index.h): taken from its index, if that has it or can make it;
+ * else made by reading the files whose sums the index lacks, in so many threads. `how` may have
+ * a progress, which one of the threads calls at a time, and `cancelled`. With 0 threads no file
+ * is read, and the kind may be another. -ECANCELED, -ENOMEM, or errors of reading, with a
+ * fault.
+ */
+int content_digest(struct pot *pot, unsigned threads, const struct pot_options *how,
+                   struct fault *fault, uint8_t ret_digest[INDEX_DIGEST_BYTES],
+                   enum digest_kind *ret_kind);
+
+/*
  * Reads the bytes [from, to) of the regular file at `position`, except its holes and anything
  * behind its end. Returns 0, the sink's result, or an error of reading, as from reader_get.
  * Only after an error of reading, *ret_where is set: to the offset in the archive, or to

@@ -386,6 +386,14 @@ int cli_open_list(const struct archive_list *list, const char *name,
                   struct pot **ret_pot);
 
 /*
+ * The digest of a pot's tree, in hexadecimal. Where the index has no sums that make it, all
+ * files are read, and a note tells how long that takes; the index then names the digest. Notes
+ * and progress as above. 0, or -errno after the error was printed; -ECANCELED: a signal came.
+ */
+int cli_digest(struct pot *pot, const struct pot_options *options,
+               char ret_hex[2 * INDEX_DIGEST_BYTES + 1]);
+
+/*
  * Make room for so many archives. cli_open_list does that, too, but it is done sooner in a
  * process that has no other threads yet (source_expect).
  */

@@ -7,10 +7,17 @@
 
 #include "budget.h"
 #include "cli.h"
+#include "clock.h"
+#include "content.h"
+#include "interrupt.h"
 
 struct opening {
     struct cli_progress line;
     const struct pot_options *given; /* NULL: none */
+    /* Of cli_digest: */
+    const char *name;
+    _Atomic bool cancelled;
+    bool is_told; /* how long it takes */
 };
 
 static void opening_note(void *ctx, const char *text)
@@ -125,4 +132,48 @@ int cli_open_words(const struct cli_paths *words, size_t first, size_t count,
         .err = -ENOMSG,
         .advice = "if it is a path in the archive before it, write it behind '--'"};
     return open_words(words->archives + first, count, &is_path, options, ret_pot);
+}
+
+/* ---- the digest ---- */
+
+#define TELL_AFTER_NS UINT64_C(2000000000)
+
+static void digest_show(void *ctx, const char *doing, const struct progress *progress)
+{
+    struct opening *o = ctx;
+    uint64_t ns = now_ns() - o->line.start_ns;
+    double done = (double)progress->bytes_done, all = (double)progress->bytes_total;
+    opening_show(o, doing, progress);
+    o->cancelled = atomic_load(interrupt_flag()) != 0;
+    if (o->is_told || ns < TELL_AFTER_NS || done <= 0)
+        return;
+    char line[512];
+    o->is_told = true;
+    snprintf(line, sizeof(line),
+             "%.300s: its index has no sums that make a digest, so %s are read, which takes "
+             "about %s; 'onepot index --digest' does that once for all",
+             o->name, cli_bytes((uint64_t)all), cli_time((uint64_t)((double)ns * all / done)));
+    opening_note(o, line);
+}
+
+int cli_digest(struct pot *pot, const struct pot_options *options,
+               char ret_hex[2 * INDEX_DIGEST_BYTES + 1])
+{
+    struct opening opening = {.given = options, .name = pot->path};
+    const struct pot_options how = {
+        .progress = digest_show, .cancelled = &opening.cancelled, .ctx = &opening};
+    uint8_t digest[INDEX_DIGEST_BYTES];
+    enum digest_kind kind;
+    struct fault fault = {0};
+    cli_progress_start(&opening.line);
+    int r = content_digest(pot, cli_default_jobs(), &how, &fault, digest, &kind);
+    cli_progress_end(&opening.line);
+    if (r < 0 && r != -ECANCELED)
+        cli_fail(pot->path, r, &fault);
+    if (r < 0)
+        return r;
+    index_set_digest(pot->index, digest);
+    for (size_t i = 0; i < INDEX_DIGEST_BYTES; i++)
+        snprintf(ret_hex + 2 * i, 3, "%02x", digest[i]);
+    return 0;
 }

@@ -9,7 +9,7 @@
 #include "commands.h"
 
 static const struct cli_usage usage = {
-    "index", "[-f] ARCHIVE...",
+    "index", "[-f] [--digest] ARCHIVE...",
     "Save the index of archives beside them (ARCHIVE.onepot-index), or where that is\n"
     "not possible, in $XDG_CACHE_HOME/onepot. An archive that 'onepot pack' made carries\n"
     "its own index and needs none.\n"};
@@ -28,7 +28,23 @@ static void command_index_report(const struct pot *pot)
     printf(" (%s, %s entries)\n", cli_bytes(info->image_bytes), cli_count(info->entries));
 }
 
-static int index_archives(char **archives, int count, bool rebuild)
+/* Print the digest, and have the saved index name it. */
+static int command_index_digest(struct pot *pot)
+{
+    bool is_known = index_info(pot->index)->digest_kind == DIGEST_TREE;
+    char hex[2 * INDEX_DIGEST_BYTES + 1];
+    struct fault fault = {0};
+    if (cli_digest(pot, NULL, hex) < 0)
+        return CLI_FAILED;
+    int r = is_known ? 0 : pot_save_digest(pot, &fault);
+    if (r < 0)
+        cli_fail(pot->path, r, &fault);
+    cli_print_safe(stdout, pot->path, strlen(pot->path));
+    printf(": digest %s\n", hex);
+    return r < 0 ? CLI_FAILED : CLI_OK;
+}
+
+static int index_archives(char **archives, int count, bool rebuild, bool digest)
 {
     int status = CLI_OK;
     struct pot_options options = {.save = POT_SAVE_ALWAYS, .rebuild = rebuild};
@@ -39,6 +55,8 @@ static int index_archives(char **archives, int count, bool rebuild)
             continue;
         }
         command_index_report(pot);
+        if (digest && command_index_digest(pot) != CLI_OK)
+            status = CLI_FAILED;
         pot_close(pot);
     }
     return status;
@@ -46,9 +64,11 @@ static int index_archives(char **archives, int count, bool rebuild)
 
 int command_index(int argc, char **argv)
 {
-    bool rebuild = false;
+    bool rebuild = false, digest = false;
     const struct cli_option options[] = {
         {"-f, --force", "make it anew, even where a saved one still fits", .flag = &rebuild},
+        {"--digest", "also save the digest of the files, for which all of them are read once",
+         .flag = &digest},
         CLI_ARCHIVES,
         {NULL},
     };
@@ -57,5 +77,5 @@ int command_index(int argc, char **argv)
         return status;
     if (optind == argc)
         return cli_usage_error(&usage, "no archive was named");
-    return index_archives(argv + optind, argc - optind, rebuild);
+    return index_archives(argv + optind, argc - optind, rebuild, digest);
 }

@@ -1,6 +1,6 @@
 /*
  * onepot info: an archive's format and contents. All of it comes from the index; no member is
- * touched.
+ * touched, unless a digest is asked for that the index can't make.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -11,12 +11,13 @@
 #include "batch_fit.h"
 #include "cli.h"
 #include "codec.h"
+#include "content.h"
 #include "commands.h"
 #include "json.h"
 #include "stripes.h"
 
 static const struct cli_usage usage = {
-    "info", "[--json] [--batch-for SIZE] ARCHIVE...",
+    "info", "[--json] [--digest] [--batch-for SIZE] ARCHIVE...",
     "Print format, members, bytes, sizes of files, compression, index, checksums and\n"
     "digest of archives.\n"};
 
@@ -293,22 +294,14 @@ static void print_features(const struct index_info *info)
         putchar('\n');
 }
 
-static void format_digest(const struct index_info *info, char text[2 * INDEX_DIGEST_BYTES + 1])
+/* The archive's digest, and its maker if it records that. */
+static void print_origin(const struct pot *pot, const struct index_info *info,
+                         const char *digest)
 {
-    for (size_t i = 0; i < INDEX_DIGEST_BYTES; i++)
-        snprintf(text + 2 * i, 3, "%02x", info->digest[i]);
-}
-
-/* The archive's maker and content digest, if it records them. */
-static void print_origin(const struct pot *pot, const struct index_info *info)
-{
-    char digest[2 * INDEX_DIGEST_BYTES + 1];
-    if (info->digest_kind != DIGEST_NONE) {
-        format_digest(info, digest);
-        printf("  %-12s %s (%s)\n", "digest", digest,
-               info->digest_kind == DIGEST_CONTENT ? "of names and contents"
-                                                   : "of names and sizes");
-    }
+    if (*digest)
+        printf("  %-12s %s (names, types, modes, contents)\n", "digest", digest);
+    else
+        printf("  %-12s not known; with --digest, files are read for it\n", "digest");
     if (pot->origin == POT_INDEX_EMBEDDED && info->made_by[0]) {
         printf("  %-12s ", "made by");
         cli_print_safe(stdout, info->made_by, strnlen(info->made_by, sizeof(info->made_by)));
@@ -356,7 +349,7 @@ static void print_stripes(const struct pot *pot)
 
 static void command_info_text(const struct pot *pot, const struct index_info *info,
                               const struct pot_sums *sums, const struct survey *survey,
-                              const struct batch *batch)
+                              const struct batch *batch, const char *digest)
 {
     cli_print_safe(stdout, pot->path, strlen(pot->path));
     fputs(":\n", stdout);
@@ -377,7 +370,7 @@ static void command_info_text(const struct pot *pot, const struct index_info *in
     print_index(pot, info);
     print_sums(pot, sums);
     print_features(info);
-    print_origin(pot, info);
+    print_origin(pot, info, digest);
 }
 
 /* ---- for programs ---- */
@@ -398,17 +391,10 @@ static void json_sizes(struct json *j, const struct survey *survey)
     json_close(j, ']');
 }
 
-static void json_origin(struct json *j, const struct pot *pot, const struct index_info *info)
+static void json_origin(struct json *j, const struct pot *pot, const struct index_info *info,
+                        const char *digest)
 {
-    char digest[2 * INDEX_DIGEST_BYTES + 1];
-    bool has_digest = info->digest_kind != DIGEST_NONE;
-    format_digest(info, digest);
-    json_text(j, "digest", has_digest ? digest : NULL, SIZE_MAX);
-    json_text(j, "digest_of",
-              !has_digest                           ? NULL
-              : info->digest_kind == DIGEST_CONTENT ? "names and contents"
-                                                    : "names and sizes",
-              SIZE_MAX);
+    json_text(j, "digest", *digest ? digest : NULL, SIZE_MAX);
     json_text(j, "made_by",
               pot->origin == POT_INDEX_EMBEDDED && info->made_by[0] ? info->made_by : NULL,
               sizeof(info->made_by));
@@ -416,7 +402,8 @@ static void json_origin(struct json *j, const struct pot *pot, const struct inde
 
 static void command_info_json(struct json *j, const struct pot *pot,
                               const struct index_info *info, const struct pot_sums *sums,
-                              const struct survey *survey, const struct batch *batch)
+                              const struct survey *survey, const struct batch *batch,
+                              const char *digest)
 {
     uint64_t known = info->files + info->directories;
     char codecs[CODEC_LIST_BYTES];
@@ -468,7 +455,7 @@ static void command_info_json(struct json *j, const struct pot *pot,
         json_number(j, "batch_worst", batch->worst);
     }
     json_sizes(j, survey);
-    json_origin(j, pot, info);
+    json_origin(j, pot, info, digest);
     json_close(j, '}');
 }
 
@@ -490,11 +477,25 @@ static int count_contents(const struct pot *pot, struct pot_sums *sums, struct s
     return CLI_OK;
 }
 
+/* "" if files would have to be read for it, and `reads` does not allow that. */
+static int find_digest(struct pot *pot, bool reads, char ret_hex[2 * INDEX_DIGEST_BYTES + 1])
+{
+    uint8_t digest[INDEX_DIGEST_BYTES];
+    enum digest_kind kind;
+    struct fault fault = {0};
+    ret_hex[0] = '\0';
+    int r = content_digest(pot, 0, NULL, &fault, digest, &kind);
+    if (r < 0)
+        return cli_failf(pot->path, "its index is damaged; 'onepot verify' tells where");
+    return reads || kind == DIGEST_TREE ? cli_digest(pot, NULL, ret_hex) : 0;
+}
+
 /* `json`: NULL for text. `first`: nothing was printed before. */
 static int show_archive(const char *archive, struct json *json, uint64_t batch_bytes,
-                        bool first)
+                        bool digests, bool first)
 {
-    const struct pot_options options = {.names_only = true};
+    const struct pot_options options = {.names_only = !digests};
+    char digest[2 * INDEX_DIGEST_BYTES + 1];
     struct survey survey = {0};
     struct pot_sums sums;
     struct batch batch = {.bytes = batch_bytes};
@@ -502,17 +503,20 @@ static int show_archive(const char *archive, struct json *json, uint64_t batch_b
     if (cli_open_pot(archive, &options, &pot) < 0)
         return CLI_FAILED;
     int status = count_contents(pot, &sums, &survey, &batch);
+    if (status == CLI_OK && find_digest(pot, digests, digest) != 0)
+        status = CLI_FAILED;
     if (status == CLI_OK && json)
-        command_info_json(json, pot, index_info(pot->index), &sums, &survey, &batch);
+        command_info_json(json, pot, index_info(pot->index), &sums, &survey, &batch, digest);
     if (status == CLI_OK && !json) {
         fputs(first ? "" : "\n", stdout);
-        command_info_text(pot, index_info(pot->index), &sums, &survey, &batch);
+        command_info_text(pot, index_info(pot->index), &sums, &survey, &batch, digest);
     }
     pot_close(pot);
     return status;
 }
 
-static int show_archives(char **archives, int count, bool as_json, uint64_t batch_bytes)
+static int show_archives(char **archives, int count, bool as_json, uint64_t batch_bytes,
+                         bool digests)
 {
     struct json json = {.out = stdout, .lines = 2};
     bool first = true;
@@ -520,7 +524,8 @@ static int show_archives(char **archives, int count, bool as_json, uint64_t batc
     if (as_json)
         json_open(&json, NULL, '[');
     for (int i = 0; i < count; i++) {
-        int one = show_archive(archives[i], as_json ? &json : NULL, batch_bytes, first);
+        int one =
+            show_archive(archives[i], as_json ? &json : NULL, batch_bytes, digests, first);
         first &= one != CLI_OK;
         status = one == CLI_OK ? status : one;
     }
@@ -534,11 +539,13 @@ static int show_archives(char **archives, int count, bool as_json, uint64_t batc
 
 int command_info(int argc, char **argv)
 {
-    bool json = false, gpu = false;
+    bool json = false, gpu = false, digests = false;
     uint64_t batch_bytes = 0, room = 0;
     const struct cli_option options[] = {
         {"--batch-for=SIZE", "how many samples a batch of so many bytes has room for",
          .size = &batch_bytes},
+        {"--digest", "find the digest even if all files have to be read for it",
+         .flag = &digests},
         {"--json", "print one array of objects", .flag = &json},
         CLI_ARCHIVES,
         {command_info_gpus ? "--gpu" : NULL,
@@ -556,5 +563,5 @@ int command_info(int argc, char **argv)
         return gpu ? CLI_OK : cli_usage_error(&usage, "no archive was named");
     if (!batch_bytes)
         batch_bytes = room;
-    return show_archives(argv + optind, argc - optind, json, batch_bytes);
+    return show_archives(argv + optind, argc - optind, json, batch_bytes, digests);
 }

@@ -175,6 +175,18 @@ static int take_readahead(const struct cli_usage *usage, void *ctx, const char *
     return 0;
 }
 
+static int take_expected(const struct cli_usage *usage, void *ctx, const char *text)
+{
+    size_t len = strspn(text, "0123456789abcdefABCDEF");
+    if (text[len] || len < 8 || len > 2 * (size_t)INDEX_DIGEST_BYTES)
+        return cli_usage_error(usage,
+                               "--expect: '%s' is no digest: 32 hexadecimal digits, or the "
+                               "first 8 or more of them; 'onepot info --digest' prints it",
+                               text);
+    ((struct mount_options *)ctx)->expect = text;
+    return 0;
+}
+
 static const char *const private_words[] = {
     [PRIVATE_AUTO] = "auto", [PRIVATE_ON] = "on", [PRIVATE_OFF] = "off", NULL};
 static const char *const intercept_words[] = {
@@ -257,6 +269,8 @@ static int parse_table(const struct cli_usage *usage, bool for_run, int argc, ch
         {"--retries=N", "how often to repeat a failed read of the archive (default 4)",
          .count = &o->retries, .max = 100},
         {"--verify", "compare each file with its sum before it is served", .flag = &o->verify},
+        {"--expect=DIGEST", "refuse other data than those of this digest",
+         .take = take_expected, .ctx = o},
         {"--allow-other", "let other users in, by the permissions of the files",
          .flag = &o->allow_other},
         {"--uid=ID", "show every file as owned by this user", .flag = &o->override_uid,
@@ -637,12 +651,13 @@ uint64_t mount_options_hash(const struct mount_options *o, const char *at, int64
     compose = compose ? compose : &none;
     int n = asprintf(
         &text,
-        "%s\n%s\n%s\n%s\n%s\n%s\n%s\n%" PRIu64 " %d%s\n%d%s\n%d%d%d%d%d%d%d%d %d%d%d %" PRIu32
-        " %" PRIu32 " %u %u %u %u %u %" PRIu64 " %" PRIu64 " %d %" PRIu64 " %" PRIi64
-        " %ld %" PRIu64 " %d%d%s\n%d%s",
+        "%s\n%s\n%s\n%s\n%s\n%s\n%s\n%s\n%" PRIu64
+        " %d%s\n%d%s\n%d%d%d%d%d%d%d%d %d%d%d %" PRIu32 " %" PRIu32 " %u %u %u %u %u %" PRIu64
+        " %" PRIu64 " %d %" PRIu64 " %" PRIi64 " %ld %" PRIu64 " %d%d%s\n%d%s",
         at ? at : "", o->subdir ? o->subdir : "", o->log ? o->log : "",
         o->fsname ? o->fsname : "", o->order ? o->order : "", o->record ? o->record : "",
-        o->view, o->seed, o->stage, o->stage_place ? o->stage_place : "", o->writable,
+        o->view, o->expect ? o->expect : "", o->seed, o->stage,
+        o->stage_place ? o->stage_place : "", o->writable,
         o->writable_dir ? o->writable_dir : "", o->foreground, o->allow_other,
         o->default_permissions, o->noexec, o->override_uid, o->override_gid, o->cache_given,
         o->nonempty, cli_together.each, (int)cli_together.on_conflict,

@@ -62,6 +62,7 @@ struct mount_options {
     const char *record;             /* NULL: nothing is written down */
     char view[RECIPE_NAME_LEN + 1]; /* cli_view's; "": none */
     uint64_t seed;                  /* of shuffles to recognise */
+    const char *expect;             /* its tree's digest, or the beginning; NULL: any */
     bool stage;                     /* copy the archive to this node */
     bool stage_in_job;              /* as the job's nodes do together */
     const char *stage_place;        /* to this place; NULL: where there is room */

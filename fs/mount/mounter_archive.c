@@ -95,6 +95,8 @@ static void describe_archive(const struct mounter *m)
     c->entries = info->entries;
     c->files = info->files;
     c->total_bytes = info->total_bytes;
+    for (size_t i = 0; info->digest_kind == DIGEST_TREE && i < sizeof(info->digest); i++)
+        snprintf(c->digest + 2 * i, 3, "%02x", info->digest[i]);
     describe_parts(m);
 }
 
@@ -163,6 +165,23 @@ static void log_progress(void *ctx, const char *doing, const struct progress *pr
     control_log(&o->log, line);
 }
 
+/* ---- --expect ---- */
+
+static int check_expected(const struct mounter *m, const struct pot_options *options)
+{
+    const char *wanted = m->options->expect;
+    char hex[2 * INDEX_DIGEST_BYTES + 1];
+    if (!wanted)
+        return 0;
+    if (cli_digest(m->pot, options, hex) < 0)
+        return CLI_FAILED;
+    if (strncasecmp(hex, wanted, strlen(wanted)) == 0)
+        return 0;
+    return cli_failf(m->options->archive,
+                     "its digest is %s, and --expect names %s: these are other data", hex,
+                     wanted);
+}
+
 /* ---- the archive of a layer's changes ---- */
 
 /* The archives as a command line in any folder names them. */
@@ -204,7 +223,7 @@ static int know_archive(const struct mounter *m, struct layer_archive *ret)
     };
     for (size_t i = 0; i < pot->part_count; i++)
         ret->samples = ret->samples * UINT64_C(0x9e3779b97f4a7c15) + pot->parts[i].samples;
-    for (size_t i = 0; info->digest_kind == DIGEST_CONTENT && i < sizeof(info->digest); i++)
+    for (size_t i = 0; info->digest_kind >= DIGEST_TREE && i < sizeof(info->digest); i++)
         snprintf(ret->digest + 2 * i, 3, "%02x", info->digest[i]);
     return write_words(m, ret->words);
 }
@@ -428,6 +447,8 @@ int mounter_open_archive(struct mounter *m)
     if (!may_differ && !source_identity_equal(&m->pot->identity, &m->identity))
         return cli_failf(o->archive, "it was changed while it was opened; try again");
     r = find_root(m);
+    if (r == 0)
+        r = check_expected(m, &options);
     if (r == 0)
         r = bind_layer(m);
     if (r == 0 && o->extract)

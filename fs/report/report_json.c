@@ -39,6 +39,7 @@ static void json_mount(struct json *j, const struct report *v)
     json_number(j, "entries", c->entries);
     json_number(j, "files", c->files);
     json_number(j, "total_bytes", c->total_bytes);
+    json_text(j, "digest", c->digest[0] ? c->digest : NULL, sizeof(c->digest));
 }
 
 static void json_cache(struct json *j, const struct counters *c)

@@ -31,6 +31,8 @@ static void print_mount(FILE *out, const struct report *v)
     report_print_text(out, "archive", c->archive, sizeof(c->archive));
     if (c->archives > 1)
         fprintf(out, "  %-12s %s as one tree\n", "archives", cli_count(c->archives));
+    if (c->digest[0])
+        report_print_text(out, "digest", c->digest, sizeof(c->digest));
     if (c->job[0])
         report_print_text(out, "job", c->job, sizeof(c->job));
     uint32_t users = atomic_load_explicit(&c->holders, memory_order_relaxed);

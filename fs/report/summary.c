@@ -168,6 +168,8 @@ const char *summary_line(const struct counters *counters, char *buf, size_t size
     if (storage && strlen(buf) < size)
         snprintf(buf + strlen(buf), size - strlen(buf), "; %s request%s to storage",
                  cli_count(storage), storage == 1 ? "" : "s");
+    if (counters->digest[0] && strlen(buf) < size)
+        snprintf(buf + strlen(buf), size - strlen(buf), "; digest %.8s", counters->digest);
     if (trouble && strlen(buf) < size)
         snprintf(buf + strlen(buf), size - strlen(buf), "; reads failed: %s",
                  trouble_alone(counters, trouble));

@@ -15,7 +15,7 @@
 #include <stdint.h>
 
 #define COUNTERS_MAGIC "onepotc"
-#define COUNTERS_VERSION 20u
+#define COUNTERS_VERSION 21u
 #define COUNTERS_SLOTS 64
 #define COUNTERS_AHEAD 2 /* processes that read ahead */
 #define COUNTERS_OWNERS 16
@@ -111,6 +111,7 @@ struct counters {
     uint64_t archive_dev, archive_ino, archive_bytes;
     uint64_t options_hash; /* only mounts with equal options are shared */
     uint64_t entries, files, total_bytes;
+    char digest[33]; /* of the tree, in hexadecimal; "": it is not known without reading */
     uint32_t threads;
     uint32_t private_namespace;                /* 1: visible only to the command of `run` */
     uint32_t mount_dev_major, mount_dev_minor; /* st_dev of the mount */

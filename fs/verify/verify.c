@@ -381,9 +381,9 @@ static int check_digest(struct verification *v)
     const struct index_info *info = index_info(v->index);
     uint8_t digest[INDEX_DIGEST_BYTES];
     enum digest_kind kind;
-    if (info->digest_kind == DIGEST_NONE)
+    if (info->digest_kind <= DIGEST_EARLIER)
         return 0;
-    int r = index_digest(v->index, digest, &kind);
+    int r = index_digest(v->index, NULL, digest, &kind);
     if (r == -ENOMEM)
         return r;
     if (r < 0 || kind != info->digest_kind || memcmp(digest, info->digest, sizeof(digest)) != 0)

@@ -419,6 +419,17 @@ ONEPOT_API int onepot_archive_subset(const struct onepot_archive *archive,
 ONEPOT_API int onepot_archive_digest(const struct onepot_archive *archive,
                                      uint8_t ret_digest[ONEPOT_DIGEST_BYTES]);
 
+/*
+ * The digest of the archives' tree, whatever was chosen of it, as 'onepot info --digest' prints
+ * it: names, types, modes and contents, the same in any format. Where the index can't make it,
+ * each call reads all files, unless 'onepot index --digest' did so before. Several archives are
+ * one tree; if they can't be, because two have one name, or views show parts of them, it is a
+ * hash of their digests. -EUCLEAN, -ENOMEM, or errors of reading.
+ */
+ONEPOT_API int onepot_archive_data_digest(const struct onepot_archive *archive,
+                                          struct onepot_error *error,
+                                          uint8_t ret_digest[ONEPOT_DIGEST_BYTES]);
+
 /* ---- writer: a new archive, file by file ---- */
 
 /*

@@ -425,20 +425,23 @@ static PyObject *archive_numbers(PyObject *self, void *labels)
     return result;
 }
 
-static PyObject *archive_digest(PyObject *self, void *unused)
+/* `selection`: of the chosen samples, cheaply; NULL: of the data, which may have to be read. */
+static PyObject *archive_digest(PyObject *self, void *selection)
 {
     auto_lease lease = archive_lease(self);
     struct onepot_archive *archive = leased(lease);
     uint8_t digest[ONEPOT_DIGEST_BYTES];
     char hex[2 * ONEPOT_DIGEST_BYTES + 1];
+    struct onepot_error error = {0};
     int r;
     if (!archive)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    r = onepot_archive_digest(archive, digest);
+    r = selection ? onepot_archive_digest(archive, digest)
+                  : onepot_archive_data_digest(archive, &error, digest);
     Py_END_ALLOW_THREADS
     if (r < 0)
-        return raise_error(r, NULL);
+        return raise_error(r, selection ? NULL : &error);
     for (unsigned i = 0; i < ONEPOT_DIGEST_BYTES; i++)
         snprintf(hex + 2 * i, 3, "%02x", digest[i]);
     return PyUnicode_FromString(hex);
@@ -497,8 +500,14 @@ static PyGetSetDef archive_fields[] = {
      NULL},
     {"closed", archive_closed, NULL, "Was it closed?", NULL},
     {"digest", archive_digest, NULL,
-     "Identifies this selection of samples: 32 hexadecimal digits. May walk over all members.",
+     "Digest of the whole archive's names, types, modes and contents, the same in any format: "
+     "32\n"
+     "hexadecimal digits, as 'onepot info --digest' prints them. Reads all files where the "
+     "index\n"
+     "can't make it: 'onepot index --digest' does that ahead of time.",
      NULL},
+    {"_selection", archive_digest, NULL, "Identifies this selection of samples.",
+     archive_fields},
     {0}};
 
 static PyMethodDef archive_methods[] = {

@@ -398,11 +398,13 @@ class Archive:
             need(xxh3_64(window) == wanted, "sum of the window at %d" % at)
 
     def verify_digest(self):
-        hashed = [b"onepot content 1"]
+        hashed, has_holes = [], False
         for entry in self.entries:
             node = self.inode(entry)
             kind = stat.S_IFMT(node.mode)
-            hashed.append(struct.pack("<II", kind, len(entry.name)) + entry.name)
+            mode = kind if kind == stat.S_IFLNK or not entry.name else node.mode
+            hashed.append(struct.pack("<II", mode, len(entry.name)) + entry.name)
+            has_holes |= kind == stat.S_IFREG and bool(node.flags & 0x800)
             if kind == stat.S_IFDIR:
                 hashed.append(struct.pack("<Q", node.data >> 32))
             elif kind == stat.S_IFREG:
@@ -411,7 +413,9 @@ class Archive:
                 hashed.append(struct.pack("<Q", node.size) + self.target(node))
             elif kind in (stat.S_IFCHR, stat.S_IFBLK):
                 hashed.append(struct.pack("<Q", node.data))
-        need(self.image[208:228] == xxh3_128(b"".join(hashed)) + b"\x01\0\0\0", "digest")
+        hashed.append(b"onepot stored  1" if has_holes else b"onepot tree    1")
+        number = struct.pack("<I", 4 if has_holes else 3)
+        need(self.image[208:228] == xxh3_128(b"".join(hashed)) + number, "digest")
 
     def verify_zeros(self):
         image = self.image

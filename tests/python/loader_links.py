@@ -207,7 +207,7 @@ class Links(unittest.TestCase):
         self.assertEqual(list(archive.names)[1], "some/2.png")
         whole = onepot.Archive(path)
         self.assertEqual(whole.classes, ["full", "some"])
-        self.assertNotEqual(archive.digest, onepot.Archive(path, root="full")[::2].digest)
+        self.assertNotEqual(archive._selection, onepot.Archive(path, root="full")[::2]._selection)
         batches = list(onepot.Loader(archive, 5, shuffle=False, rank=0, world_size=1, verify=True))
         self.assertEqual([bytes(data) for data in batches[0]], [b"0", b"2", b"4", b"6", b"8"])
 

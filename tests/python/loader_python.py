@@ -269,8 +269,35 @@ class Archives(unittest.TestCase):
         some = train.subset([3, 1])
         for view in (archive, train, test, some, archive.fold(4, 1), archive.fold(4, 1, stratify=True)):
             other = pickle.loads(pickle.dumps(view))
-            self.assertEqual(other.digest, view.digest)
+            self.assertEqual(other._selection, view._selection)
+            self.assertEqual(other.digest, archive.digest)
             self.assertEqual([s.name for s in other], [s.name for s in view])
+
+    def test_other_data_than_expected_are_refused(self):
+        def told(*words):
+            out = subprocess.run([ONEPOT, "info", "--json", "--digest", *words], check=True,
+                                 stdout=subprocess.PIPE).stdout
+            return json.loads(out)[0]["digest"]
+        foreign = os.path.join(WORK, "expected")
+        os.makedirs(foreign)
+        for name in os.listdir(os.path.join(WORK, "tree")):
+            subprocess.run(["tar", "-cf", os.path.join(foreign, name + ".tar"), "-C",
+                            os.path.join(WORK, "tree"), name], check=True)
+        shards = os.path.join(foreign, "*.tar")
+        self.assertEqual(told(shards), told(TAR))  # read, and from the index
+        for path in (TAR, shards):
+            digest = onepot.Archive(path).digest
+            self.assertEqual(digest, told(TAR))
+            with onepot.Loader(path, 4, rank=0, world_size=1, expect=digest[:8].upper()) as loader:
+                self.assertEqual(loader.digest, digest)
+            other = digest[::-1]
+            with self.assertRaisesRegex(ValueError, "%s.*%s" % (digest, other)):
+                onepot.Loader(path, 4, rank=0, world_size=1, expect=other)
+        for wrong in ("", digest[:7], digest + "0", "x" * 32):
+            with self.assertRaisesRegex(ValueError, "first 8"):
+                onepot.Loader(TAR, 4, rank=0, world_size=1, expect=wrong)
+        twice = onepot.Archive([TAR, TAR])  # no union: names are in two archives
+        self.assertNotIn(twice.digest, (digest, onepot.Archive([TAR, TAR, TAR]).digest))
 
     def test_a_pickle_of_a_changed_archive_is_refused(self):
         path = os.path.join(WORK, "b.tar")

@@ -326,8 +326,8 @@ class Archive(_core.Archive):
             self._arguments[0], count, len(self.classes))
 
     def __reduce__(self):
-        """Pickled by its arguments and its digest."""
-        return self._reopen, (self.digest, self._arguments)
+        """Pickled by its arguments and a digest of its samples."""
+        return self._reopen, (self._selection, self._arguments)
 
     @classmethod
     def _reopen(cls, digest, arguments):
@@ -339,7 +339,7 @@ class Archive(_core.Archive):
             _thread.reopens = False
         for method, args in steps:
             archive = Archive._part(archive, method, *args)
-        if archive.digest != digest:
+        if archive._selection != digest:
             raise ValueError("the archive is not the one that was pickled: its digest differs")
         return archive
 
@@ -369,6 +369,17 @@ class Names(Sequence):
 
     def __repr__(self):
         return "<onepot.Names of %r>" % (self._archive,)
+
+
+def expect_digest(archive, expect):
+    """ValueError: the archive's digest does not begin with these digits, 8 or more."""
+    wanted = expect.lower()
+    if not 8 <= len(wanted) <= 32 or wanted.strip("0123456789abcdef"):
+        raise ValueError("expect is a digest, or its first 8 or more digits, not %r" % (expect,))
+    found = archive.digest
+    if not found.startswith(wanted):
+        raise ValueError("%r: its digest is %s, and expect is %s: these are other data"
+                         % (archive._arguments[0], found, expect))
 
 
 def as_archive(archive, stage=None):

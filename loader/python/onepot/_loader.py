@@ -4,7 +4,7 @@ from functools import partial
 from operator import index
 
 from onepot import _core
-from onepot._archive import as_archive
+from onepot._archive import as_archive, expect_digest
 from onepot._batch import Batch
 from onepot._images import Images, of_argument
 from onepot._sampler import rank_of
@@ -105,7 +105,7 @@ class Loader:
            memory=0, align=0, skip_errors=False, verify=False, npy=False, block=0,
            window=0, decoded_bytes=0, device=None, images=None, dtype=None,
            mean=None, scale=None, gather='auto', io_timeout=None, devices=None, stage=None,
-           sampler=None)
+           sampler=None, expect=None)
 
     Batches of an archive's samples in the order of DistributedSampler. Threads that need no
     interpreter gather them ahead. Each iteration is one epoch, the next after the one before.
@@ -165,6 +165,7 @@ class Loader:
                    them itself. The state has the sampler's own state of the start of the epoch, if
                    it has a state_dict() and a load_state_dict(); if a sampler then gives other
                    numbers for the epoch than before, load_state_dict() is a ValueError
+    expect         ValueError unless Archive.digest is this, or begins with these 8 or more digits
 
     OSError or ValueError names a sample that can't be read; next() of the same iterator then
     goes on with the next batch. After Ctrl-C, too, `for batch in iterator` goes on behind the batch
@@ -184,7 +185,8 @@ class Loader:
                  drop_last=False, threads=None, prefetch=None, decode=None, *, epoch=0, memory=0,
                  align=0, skip_errors=False, verify=False, npy=False, block=0, window=0,
                  decoded_bytes=0, device=None, images=None, dtype=None, mean=None, scale=None,
-                 gather="auto", io_timeout=None, devices=None, stage=None, sampler=None):
+                 gather="auto", io_timeout=None, devices=None, stage=None, sampler=None,
+                 expect=None):
         if gather not in _GATHERS:
             raise ValueError("gather is 'auto', 'host' or 'device', not '%s'" % gather)
         if not hasattr(batch_size, "__index__"):
@@ -207,6 +209,9 @@ class Loader:
                        align=align, skip_errors=skip_errors, verify=verify, npy=npy or is_npy,
                        block=block, window=window, decoded_bytes=decoded_bytes,
                        gather=_GATHERS[gather], io_timeout=_milliseconds(io_timeout))
+        if expect is not None:
+            archive, stage = as_archive(archive, stage=stage), None
+            expect_digest(archive, expect)
         handle, archive = _core.loader_open(
             archive, partial(as_archive, stage=stage), _device_names(device, devices),
             None if is_npy else decode, _images(images, dtype, mean, scale), options, Batch)
@@ -293,6 +298,12 @@ class Loader:
         with self._lock:
             self._resumes = None
             self._go(index(epoch))
+
+    @property
+    def digest(self):
+        """Archive.digest of its archive."""
+        self._opened()
+        return self._archive.digest
 
     @property
     def sampler(self):

@@ -157,7 +157,7 @@ static void check_info(const struct parts *p, const struct index *new, const str
     ck_assert_uint_eq(walk_all(new).errors, 0);
     if (info->digest_kind == DIGEST_NONE)
         return;
-    ck_assert_int_eq(index_digest(new, digest, &kind), 0);
+    ck_assert_int_eq(index_digest(new, NULL, digest, &kind), 0);
     ck_assert_int_eq(info->digest_kind, kind);
     ck_assert_mem_eq(info->digest, digest, sizeof(digest));
 }

@@ -254,9 +254,9 @@ START_TEST(the_digest_is_that_of_the_entries)
         ck_assert_int_eq(source_from_memory(bytes, len, "memory", &source), 0);
         ck_assert_int_eq(backend_onepot.trailer->find(source, &fault, &where), 0);
         ck_assert_int_eq(index_open(source, where.offset, where.length, &fault, &index), 0);
-        ck_assert_int_eq(index_digest(index, digest, &kind), 0);
-        ck_assert_int_eq(kind, DIGEST_CONTENT);
-        ck_assert_int_eq(index_info(index)->digest_kind, DIGEST_CONTENT);
+        ck_assert_int_eq(index_digest(index, NULL, digest, &kind), 0);
+        ck_assert_int_eq(kind, DIGEST_TREE);
+        ck_assert_int_eq(index_info(index)->digest_kind, DIGEST_TREE);
         ck_assert_mem_eq(index_info(index)->digest, digest, sizeof(digest));
         ck_assert_mem_ne(first, digest, sizeof(digest));
         memcpy(first, digest, sizeof(digest));

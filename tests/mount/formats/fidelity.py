@@ -311,6 +311,78 @@ def test_squashfs_holes(work):
         check(held < 1 << 20, f"a sparse file has {held} bytes of data")
 
 
+# ---- the digest ----
+
+def digest(archive, *options):
+    return json.loads(onepot("info", "--json", *options, archive).stdout)[0]["digest"]
+
+
+def plant(work, name):
+    """What every format can hold."""
+    root = pathlib.Path(work.make(name))
+    for folder in ("a", "b/c", "empty"):
+        (root / folder).mkdir(parents=True)
+    for path, data in (("a/zero", b""), ("a/x", b"x" * 5000), ("b/c/y", bytes(range(256)) * 3000),
+                       ("b/zeros", bytes(200_000))):
+        (root / path).write_bytes(data)
+    tree.write_sparse(root / "b/sparse", 3 << 20, [(1_000_000, b"data")])
+    os.symlink("../a/x", root / "b/link")
+    os.link(root / "a/x", root / "a/again")
+    os.chmod(root / "a/x", 0o640)
+    os.chmod(root / "empty", 0o711)
+    return root
+
+
+def pack_in_all_formats(work, root):
+    """Archives of one tree; each program is missing somewhere."""
+    yield gnu_tar(work, root, "plain.tar")
+    yield gnu_tar(work, root, "sparse.tar", "--sparse", "--sort=name")
+    run("tar", "-czf", work / "packed.tar.gz", "-C", root, ".")
+    yield work / "packed.tar.gz"
+    for name in ("a", "b"):
+        run("tar", "-cf", work / f"part-{name}.tar", "-C", root, name)
+    run("tar", "-cf", work / "part-c.tar", "-C", root, "empty")
+    yield work / "part-*.tar"
+    for name, *options in (("own.onepot", "-q"), ("own.zst", "-q", "--zstd", "--block=64K")):
+        onepot("pack", *options, "-o", work / name, root)
+        yield work / name
+    programs = onepot("--version", "--json").stdout
+    if harness.shutil.which("zip") and b"deflate" in programs:
+        run("zip", "-qry", work / "a.zip", ".", cwd=root)
+        yield work / "a.zip"
+    if harness.shutil.which("mksquashfs") and b"SquashFS" in programs:
+        for name, *options in (("a.sqsh",), ("b.sqsh", "-no-sparse", "-b", "16K")):
+            yield squashfs(work, root, name, *options)
+
+
+def test_the_digest_of_a_tree_is_the_same_in_any_format(work):
+    root = plant(work, "tree")
+    found = {str(archive): digest(archive, "--digest") for archive in pack_in_all_formats(work, root)}
+    check_equal(set(found.values()), {found[str(work / "plain.tar")]}, f"{found}")
+    check_equal(len(found[str(work / "plain.tar")]), 32, "digits")
+    check_equal(digest(work / "plain.tar"), None, "without reading files")
+    for name in ("a/x", "b"):
+        os.utime(root / name, (1, 1))
+    check_equal(digest(gnu_tar(work, root, "times.tar", "--owner=7"), "--digest"),
+                found[str(work / "plain.tar")], "with other times and owners")
+
+
+def test_what_a_digest_is_of(work):
+    root = plant(work, "tree")
+
+    def change(what):
+        what()
+        onepot("pack", "-qf", "-o", work / "a.tar", root / "a", "--exclude=unused")
+        return digest(work / "a.tar")
+    found = [change(what) for what in (
+        lambda: None, lambda: os.chmod(root / "a/x", 0o600), lambda: os.rename(root / "a/x", root / "a/z"),
+        lambda: (root / "a/z").write_bytes(b"y" * 5000), lambda: os.symlink("z", root / "a/l"),
+        lambda: (os.unlink(root / "a/l"), os.symlink("y", root / "a/l")),
+        lambda: os.mkdir(root / "a/d"), lambda: os.chmod(root / "a/d", 0o700))]
+    check(None not in found, "an archive by pack has it without reading")
+    check_equal(len(set(found)), len(found), f"digests: {found}")
+
+
 # ---- onepot's own ----
 
 def test_onepot(work):

@@ -25,6 +25,39 @@ def test_a_mount_with_a_saved_index_does_not_read_the_parts(work):
     check(reads < len(paths) // 2, f"{reads} reads")
 
 
+def test_a_digest_is_read_once_and_kept(work):
+    os.mkdir(work / "source")
+    members = files("f")
+    write(work, "source/a.tar", tar_of({name: data * 9000 for name, data in members.items()}))
+    with Slow(work, "--pages=none", "--readahead=128", work / "source") as slow:
+        def reads(*command):
+            before = slow.counts()["bytes"]
+            said = onepot(*command, slow / "a.tar").stdout.decode()
+            return slow.counts()["bytes"] - before, said
+        size = os.path.getsize(work / "source/a.tar")
+        many, said = reads("index", "--digest")
+        check(many > size, f"{many} bytes are read of {size}")
+        found = said.split(" digest ")[1].strip()
+        few, said = reads("info")
+        check(found in said, f"it is not kept: {said}")
+        check(few < size // 4, f"{few} bytes are read for it again")
+        few, said = reads("index", "--digest")
+        check(found in said and few < size // 4, f"{few} bytes, {said}")
+        write(work, "source/a.tar", tar_of({name: data * 9001 for name, data in members.items()}))
+        many, said = reads("info", "--digest")
+        check(found not in said and "digest" in said, f"of other bytes: {said}")
+
+
+def test_how_long_a_digest_takes_is_said(work):
+    os.mkdir(work / "source")
+    write(work, "source/a.tar", tar_of({f"{i}": bytes(1 << 20) for i in range(5)}))
+    with Slow(work, "--pages=none", "--readahead=128", "--bandwidth=2M", work / "source") as slow:
+        done = onepot("info", "--digest", slow / "a.tar")
+        said = done.stderr.decode()
+        check("5.0 MiB are read, which takes about" in said and "onepot index --digest" in said, said)
+        check_equal(said.count("\n"), 1, f"lines: {said}")
+
+
 def test_a_view_is_made_of_the_index_of_all(work):
     """And neither of the archive's own, nor by another walk through the archives in it."""
     os.mkdir(work / "source")

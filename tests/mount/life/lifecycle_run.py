@@ -1,6 +1,7 @@
 """onepot run: the command's status, its signals, and no mount left, whatever dies."""
 
 import contextlib
+import json
 import os
 import pty
 import signal
@@ -46,6 +47,25 @@ def test_our_own_failures_are_125_and_the_command_is_not_run(work):
                       ["-f", archive, "--", "true"]):
         life.fails("run", *arguments, status=2, cwd=work.path)
     check(not os.path.exists(work / "was-run"), "the command was run")
+    check_nothing_left()
+
+
+def test_other_data_than_expected_are_refused_before_the_command_runs(work):
+    archive = make_archive(work)
+    digest = json.loads(onepot("info", "--json", "--digest", archive).stdout)[0]["digest"]
+    other = ("1" if digest[0] == "0" else "0") + digest[1:]
+    for wanted in (other, other[:8]):
+        done = run("--expect", wanted, archive, "--", "touch", work / "was-run", status=125)
+        check(digest in said(done) and wanted in said(done), f"both are named: {said(done)}")
+        onepot("mount", "--expect", wanted, archive, status=1)
+    for wanted in (digest[:7], digest + "0", "x" * 32, ""):
+        run("--expect", wanted, archive, "--", "touch", work / "was-run", status=2)
+    check(not os.path.exists(work / "was-run"), "the command was run")
+    for wanted in (digest, digest[:8].upper()):
+        done = run("--expect", wanted, archive, "--", "true")
+        check(f"digest {digest[:8]}" in said(done), f"the closing line: {said(done)}")
+    shown = run("--expect", digest, archive, "--", onepot_program(), "stat", "--json", "{}")
+    check_equal(json.loads(shown.stdout)["digest"], digest, "stat")
     check_nothing_left()
 
 

@@ -1,0 +1,215 @@
+/*
+ * The digest of a tree, of which files may have to be read. Files are read in the order of
+ * their bytes, each whole by one thread: a sum is over the bytes in order. Threads take runs of
+ * neighbours, so that together they read the archive forwards, and a compressed block of many
+ * small files is unpacked once.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+#include <xxhash.h>
+
+#include "budget.h"
+#include "cleanup.h"
+#include "content.h"
+#include "numbers.h"
+#include "thread.h"
+#include "vector.h"
+
+#define RUN_FILES 32u
+#define STACK_BYTES (1u << 20)
+#define ZEROS_BYTES (64u << 10)
+
+struct digest_file {
+    uint64_t key; /* where its bytes begin */
+    uint32_t position;
+};
+
+struct digest_files {
+    struct pot *pot;
+    const struct pot_options *how;
+    struct reader *reader;
+    VECTOR(struct digest_file) files;
+    uint64_t *sums; /* by position */
+    _Atomic uint64_t next;
+    pthread_mutex_t lock; /* held while progress is shown, and for the fault */
+    struct progress progress;
+    _Atomic int err; /* the first error */
+    struct fault *fault;
+};
+
+/* A file while it is read. */
+struct digest_sum {
+    struct digest_files *d;
+    XXH3_state_t *state;
+    uint64_t at;
+};
+
+/* Holes count as the zeros that readers see. */
+static void digest_zeros(struct digest_sum *s, uint64_t until)
+{
+    static const uint8_t zeros[ZEROS_BYTES];
+    while (s->at < until) {
+        size_t n = (size_t)min_u64(until - s->at, ZEROS_BYTES);
+        XXH3_64bits_update(s->state, zeros, n);
+        s->at += n;
+        if (atomic_load_explicit(&s->d->err, memory_order_relaxed))
+            break;
+    }
+}
+
+/* True: go on. */
+static bool digest_shows(struct digest_files *d)
+{
+    if (pthread_mutex_trylock(&d->lock) == 0) {
+        if (d->how->progress)
+            d->how->progress(d->how->ctx, "reading for the digest", &d->progress);
+        pthread_mutex_unlock(&d->lock);
+    }
+    if (d->how->cancelled && atomic_load(d->how->cancelled))
+        d->err = -ECANCELED;
+    return d->err == 0;
+}
+
+static int digest_take(void *ctx, const void *bytes, size_t len, uint64_t offset)
+{
+    struct digest_sum *s = ctx;
+    digest_zeros(s, offset);
+    XXH3_64bits_update(s->state, bytes, len);
+    s->at = offset + len;
+    atomic_fetch_add_explicit(&s->d->progress.bytes_done, len, memory_order_relaxed);
+    return digest_shows(s->d) ? 0 : -ECANCELED;
+}
+
+static void digest_failed(struct digest_files *d, uint32_t position, int err, uint64_t where)
+{
+    char path[INDEX_PATH_MAX + 1];
+    size_t len;
+    pthread_mutex_lock(&d->lock);
+    if (!d->err && index_path(d->pot->index, position, path, sizeof(path), &len) < 0)
+        path[0] = '\0';
+    if (!d->err)
+        fault_set(d->fault, err, path, where, "it can't be read for the digest: %s",
+                  fault_errno(err));
+    d->err = d->err ? d->err : err;
+    pthread_mutex_unlock(&d->lock);
+}
+
+static void digest_one(struct digest_sum *s, struct content *content, uint32_t position)
+{
+    struct digest_files *d = s->d;
+    struct node node;
+    uint64_t where = FAULT_NO_OFFSET;
+    XXH3_64bits_reset(s->state);
+    s->at = 0;
+    int r = index_node(d->pot->index, position, &node);
+    if (r == 0)
+        r = content_read(content, position, 0, node.size_bytes, digest_take, s, &where);
+    if (r < 0 && r != -ECANCELED)
+        digest_failed(d, position, r, where);
+    if (r < 0)
+        return;
+    digest_zeros(s, node.size_bytes);
+    d->sums[position] = XXH3_64bits_digest(s->state);
+    atomic_fetch_add_explicit(&d->progress.members, 1, memory_order_relaxed);
+}
+
+static void *digest_work(void *arg)
+{
+    struct digest_files *d = arg;
+    struct digest_sum sum = {.d = d, .state = XXH3_createState()};
+    struct content *content = NULL;
+    uint64_t at;
+    if (!sum.state || content_new(d->pot, d->reader, CONTENT_THREAD_BLOCKS, &content) < 0)
+        d->err = -ENOMEM;
+    while (digest_shows(d) && (at = atomic_fetch_add(&d->next, RUN_FILES)) < d->files.count)
+        for (uint64_t i = at; i < at + RUN_FILES && i < d->files.count && !d->err; i++)
+            digest_one(&sum, content, d->files.at[i].position);
+    content_free(content);
+    XXH3_freeState(sum.state);
+    return NULL;
+}
+
+/* ---- which ---- */
+
+static uint64_t digest_key(const struct index *index, uint32_t position)
+{
+    struct extent e;
+    uint64_t at = 0;
+    while (index_extent(index, position, at, &e) == 0 && e.kind == EXTENT_HOLE)
+        at += e.length;
+    return e.kind == EXTENT_HOLE ? 0 : e.source_offset;
+}
+
+static int digest_compare(const void *a, const void *b)
+{
+    const struct digest_file *x = a, *y = b;
+    return x->key != y->key ? (x->key < y->key ? -1 : 1)
+                            : (x->position > y->position) - (x->position < y->position);
+}
+
+/* Take the sum that the index has of the whole file, or note the file. */
+static int digest_choose(struct digest_files *d, uint32_t position)
+{
+    const struct index *index = d->pot->index;
+    const struct index_info *info = index_info(index);
+    struct node node;
+    int r = index_node(index, position, &node);
+    if (r < 0 || !S_ISREG(node.mode) || node.position != position)
+        return r;
+    if (info->has_sums && info->sum_kind == SUM_XXH3 && !node.has_holes)
+        return index_sum(index, position, &d->sums[position]);
+    struct digest_file file = {digest_key(index, position), position};
+    d->progress.bytes_total += node.data_bytes;
+    d->progress.members_total++;
+    return vector_push(&d->files, file);
+}
+
+static int digest_read(struct digest_files *d, unsigned threads)
+{
+    const struct index_info *info = index_info(d->pot->index);
+    const struct reader_options reading = {.cache_bytes =
+                                               (uint64_t)info->block_bytes * threads * 2};
+    int r = 0;
+    d->sums = calloc(info->entries, sizeof(*d->sums));
+    if (!d->sums)
+        return -ENOMEM;
+    for (uint32_t i = 0; r == 0 && i < info->entries; i++)
+        r = digest_choose(d, i);
+    if (r == 0)
+        r = reader_new(d->pot, &reading, d->fault, &d->reader);
+    if (r < 0)
+        return r;
+    if (d->files.count)
+        qsort(d->files.at, d->files.count, sizeof(*d->files.at), digest_compare);
+    thread_team(min_u64(threads, d->files.count / RUN_FILES + 1), STACK_BYTES, digest_work, d);
+    reader_free(d->reader);
+    return d->err;
+}
+
+int content_digest(struct pot *pot, unsigned threads, const struct pot_options *how,
+                   struct fault *fault, uint8_t ret_digest[INDEX_DIGEST_BYTES],
+                   enum digest_kind *ret_kind)
+{
+    const struct index_info *info = index_info(pot->index);
+    struct digest_files d = {.pot = pot, .how = how, .fault = fault};
+    *ret_kind = info->digest_kind;
+    memcpy(ret_digest, info->digest, INDEX_DIGEST_BYTES);
+    int r = info->digest_kind == DIGEST_TREE
+                ? 0
+                : index_digest(pot->index, NULL, ret_digest, ret_kind);
+    if (r < 0 || *ret_kind == DIGEST_TREE || threads == 0)
+        return r;
+    pthread_mutex_init(&d.lock, NULL);
+    r = digest_read(&d, threads);
+    if (r == 0)
+        r = pot_check_whole(pot, fault);
+    if (r == 0)
+        r = index_digest(pot->index, d.sums, ret_digest, ret_kind);
+    pthread_mutex_destroy(&d.lock);
+    vector_free(&d.files);
+    free(d.sums);
+    return r;
+}
