@@ -132,6 +132,78 @@ def test_as_enroot_calls_it(work):
     check_nothing_left()
 
 
+# What enroot does with an image, by itself or for pyxis: in the namespaces of a user, a shell that
+# leads a group of its own waits for the image's mount a hundred times a millisecond, lays an
+# overlay over it, and stops itself. The command is then started over the overlay.
+ENROOT_SHIM = """
+import ctypes, os, signal, subprocess, sys, time
+os.setpgid(0, 0)
+image, root = sys.argv[1:]
+os.chdir("/")
+for name in ("lower", "upper", "work"):
+    os.mkdir(os.path.join(root, name))
+lower = os.path.join(root, "lower")
+reader = subprocess.Popen(["squashfuse", "-f", "-o", f"uid={os.geteuid()},gid={os.getegid()}", image, lower])
+for _ in range(101):
+    if subprocess.run(["mountpoint", "-q", lower]).returncode == 0:
+        break
+    if reader.poll() is not None:
+        sys.exit("squashfuse has ended")
+    time.sleep(0.001)
+else:
+    sys.exit("no mount in time")
+options = f"lowerdir={lower},upperdir={root}/upper,workdir={root}/work,xino=off"
+if ctypes.CDLL(None).mount(b"overlay", root.encode(), b"overlay", 0, options.encode()) != 0:
+    sys.exit("no overlay")
+print(os.getpid(), reader.pid, flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+ENROOT_PARENT = """
+import os, signal, subprocess, sys
+image, root, shim = sys.argv[1:]
+child = subprocess.Popen([sys.executable, "-c", shim, image, root], stdout=subprocess.PIPE, text=True)
+words = child.stdout.readline().split()
+if len(words) != 2:
+    sys.exit("the shim has failed")
+os.waitpid(child.pid, os.WUNTRACED)
+with open(os.path.join(root, "readme")) as f:
+    said = f.read()
+with open(os.path.join(root, "sub/0001"), "a") as f:
+    f.write("more")
+with open(os.path.join(root, "new"), "w") as f:
+    f.write("new")
+print(said, os.path.getsize(os.path.join(root, "sub/0001")), sorted(os.listdir(root)), *words, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_as_enroot_starts_an_image_for_itself_and_for_pyxis(work):
+    """squashfuse -f -o uid=U,gid=G IMAGE ROOT/lower, found by the job's PATH, with no more of a
+    session than pyxis gives; the end of the parent hangs it up."""
+    need_program("unshare", "mountpoint")
+    image, path = make_image(work), link(work, "squashfuse")
+    run("chmod", "-R", "a+rX", work.path)
+    env = {harness.MARK: os.environ[harness.MARK], "SLURM_JOB_ID": "7", "SLURM_JOB_UID": "0",
+           "PATH": f"{os.path.dirname(path)}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"}
+    with life.process("unshare", "--user", "--map-current-user", "--keep-caps", "--mount", "--", sys.executable,
+                      "-c", ENROOT_PARENT, image, work.make("root"), ENROOT_SHIM, env=env, cwd="/",
+                      stdin=harness.subprocess.PIPE) as p:
+        line = p.stdout.readline().decode()
+        if not line:
+            errors = life.ended(p)[2]
+            if "unshare" in errors or "overlay" in errors:
+                raise Skip(f"no overlay for users here: {errors[-200:]}")
+            check(False, errors)
+        line += p.stdout.readline().decode()
+        check(line.startswith("hello\n 2004 [") and "'new'" in line, f"the overlay shows {line!r}")
+        shim, reader = (int(word) for word in line.split()[-2:])
+        check(not life.is_gone(reader), "it has ended")
+        check_equal(life.ended(p)[0], 0, "the parent's status, whose stopped group is now an orphan")
+        life.wait_gone(shim)
+        life.wait_gone(reader)
+    check_nothing_left()
+
+
 def test_a_starter_finds_the_mount_before_the_image_was_read(work):
     """It waits for less than a second; what it asks the mount then waits for the image."""
     image = make_image(work)
@@ -271,6 +343,58 @@ def test_the_image_driver_of_a_setuid_starter(work):
             check_equal(life.ended(driver)[0], 0, "its status")
     finally:
         harness.unmount(at)
+    check_nothing_left()
+
+
+def test_the_image_driver_in_a_user_namespace(work):
+    """Without setuid, the starter has the rights of its namespace, and passes them on; Apptainer
+    looks for the mount every 25 ms, and gives a driver that was unmounted a second to end."""
+    need_program("unshare")
+    image, at = make_image(work), work.make("at")
+    sif = work / "image.sif"
+    with open(sif, "wb") as f:
+        f.write(b"#!/bin/sh\n".ljust(8192, b"\0") + read(image))
+    fd = opened_image(sif)
+    options = f"allow_other,ro,uid={os.geteuid()},gid={os.getegid()},offset=8192"
+    inside = ('"$0" -f -o "$1" /proc/self/fd/3 "$2" & pid=$!; exec 3<&-; n=0; '
+              'until grep -q " $2 " /proc/self/mountinfo; do n=$((n + 1)); [ $n -lt 400 ] || exit 9; sleep 0.025; '
+              'done; cat "$2/readme"; stat -c %u "$2/readme"; umount "$2" && { sleep 1; kill -0 $pid 2>/dev/null && '
+              'exit 8; wait $pid; }')
+    with started(["unshare", "--user", "--map-current-user", "--keep-caps", "--mount", "--", "sh", "-c", inside,
+                  link(work), options, at], fd) as starter:
+        os.close(fd)
+        status, out, errors = life.ended(starter)
+    if "unshare" in errors:
+        raise Skip(f"no user namespaces here: {errors[-200:]}")
+    check_equal((status, out), (0, f"hello\n{os.geteuid()}\n".encode()), f"status and output: {errors}")
+    check_nothing_left()
+
+
+def test_the_image_driver_that_enters_the_user_namespace_of_a_container(work):
+    """nsenter --user=/proc/PID/ns/user -F squashfuse_ll ... /proc/self/fd/3 /dev/fd/4"""
+    need_root("mount")
+    need_program("unshare", "nsenter")
+    image, at = make_image(work), work.make("at")
+    device, fd = life.mount_device(at), opened_image(image)
+    with life.process("unshare", "--user", "--map-root-user", "cat", stdin=harness.subprocess.PIPE) as contained:
+        def is_inside():
+            return os.readlink(f"/proc/{contained.pid}/ns/user") != os.readlink("/proc/self/ns/user")
+        wait_for(lambda: is_inside() or contained.poll() is not None, "its namespace")
+        if contained.poll() is not None:
+            raise Skip("no user namespaces here")
+        with open(f"/proc/{contained.pid}/uid_map", encoding="ascii") as f:
+            wait_for(lambda: f.seek(0) == 0 and f.read(), "its users")
+        try:
+            with started(["nsenter", f"--user=/proc/{contained.pid}/ns/user", "-F", link(work), "-f", "-o",
+                          "allow_other,ro,uid=0,gid=0", "/proc/self/fd/3", "/dev/fd/4"], fd, device) as driver:
+                os.close(fd)
+                os.close(device)
+                check_equal(read(f"{at}/readme"), b"hello\n", "a file")
+                driver.terminate()
+                check_equal(life.ended(driver)[0], 0, "its status")
+        finally:
+            harness.unmount(at)
+        life.ended(contained)
     check_nothing_left()
 
 
