@@ -62,6 +62,7 @@ struct arguments {
     bool quiet;
     bool is_dry;
     bool is_poured;
+    bool is_union; /* the sources are archives that become one tree */
     bool has_rank, has_world;
     const char *launcher;    /* that set the rank; NULL: none */
     struct pour_input input; /* of the source, if `is_poured`: it is read front to back */
@@ -194,7 +195,9 @@ static int command_pack_open(struct arguments *a, size_t i)
     struct fault fault = {0};
     struct opened *o = &a->opened[i];
     const char *path = a->options.sources[i];
-    int r = cli_open_pot(path, NULL, &o->pot);
+    const struct cli_paths all = {.archives = (char **)(uintptr_t)a->options.sources};
+    int r = a->is_union ? cli_open_words(&all, 0, a->options.source_count, NULL, &o->pot)
+                        : cli_open_pot(path, NULL, &o->pot);
     if (r < 0)
         return r;
     a->left_out += index_left_out(o->pot->index);
@@ -229,6 +232,8 @@ static int open_archives(struct arguments *a)
         int r = is_archive(a->options.sources[i]) ? command_pack_open(a, i) : 0;
         if (r < 0)
             return r;
+        if (a->is_union)
+            a->options.source_count = count = 1;
     }
     return 0;
 }
@@ -577,8 +582,9 @@ static int check_view(struct pack_options *o)
 }
 
 /* A pattern or a list has no name for an archive, nor for a folder in one. */
-static int check_sets(const struct pack_options *o)
+static int check_sets(struct arguments *a)
 {
+    const struct pack_options *o = &a->options;
     bool has_set = false;
     for (size_t i = 0; i < o->source_count; i++) {
         const char *source = o->sources[i];
@@ -594,10 +600,12 @@ static int check_sets(const struct pack_options *o)
                                    "with -o",
                                    source);
     }
-    if (!has_set && (cli_together.each || cli_together.skip_damaged ||
-                     cli_together.on_conflict != POT_CONFLICT_ERROR))
-        return cli_usage_error(&usage, "--each, --on-conflict and --skip-damaged are for a "
-                                       "pattern, a folder or an @LIST of archives");
+    a->is_union = !has_set && (cli_together.each || cli_together.skip_damaged ||
+                               cli_together.on_conflict != POT_CONFLICT_ERROR);
+    for (size_t i = 0; a->is_union && i < o->source_count; i++)
+        if (o->source_count == 1 || !is_archive(o->sources[i]))
+            return cli_usage_error(&usage, "--each, --on-conflict and --skip-damaged are for "
+                                           "several archives");
     return 0;
 }
 
@@ -685,7 +693,7 @@ static int check_sources(struct arguments *a)
         return r;
     r = check_dry(a);
     if (r == 0)
-        r = check_sets(o);
+        r = check_sets(a);
     if (r == 0)
         r = check_view(o);
     return r ? r : find_rank(a);

@@ -237,6 +237,28 @@ tar -cf mac.tar -C mac .
 "$onepot" ls -R --json mac.tar | "$python" compose.py >names.tsv
 run 1 "$onepot" pack -q -f --map names.tsv -o b.tar mac.tar
 says "^onepot: mac.tar: $composed: would have the name that '$decomposed' has (line .* of names.tsv)\|^onepot: mac.tar: $decomposed: would have the name that '$composed' has (line .* of names.tsv)"
+# ---- a dataset that grows: what is new is another archive, and all can become one ----
+mkdir -p grown/a/old grown/b/new grown/all
+for i in $(seq 40); do echo "old $i" >"grown/a/old/$i"; done
+cp -a grown/a/old grown/b/
+rm grown/b/old/[1-5]
+echo changed >grown/b/old/7
+echo new >grown/b/new/1
+touch -d @1000000000 grown/a grown/b grown/a/old grown/b/old
+cp -a grown/a/. grown/b/. grown/all/
+touch -d @1000000000 grown/all grown/all/old
+for part in a b all; do run 0 "$onepot" pack -q -o "grown/$part.tar" "grown/$part"; done
+mv grown/a.tar grown/train-1.tar && mv grown/b.tar grown/train-2.tar
+run 0 "$onepot" pack -q -o grown/one.tar --on-conflict=last grown/train-*.tar
+same grown/one.tar grown/all.tar 'the archive of all'
+run 0 "$onepot" pack -q -f -o grown/one.tar --on-conflict=last 'grown/train-*.tar'
+same grown/one.tar grown/all.tar 'the archive of a pattern'
+run 0 "$onepot" pack -q -f -o grown/one.tar --on-conflict=first grown/train-2.tar grown/train-1.tar
+same grown/one.tar grown/all.tar 'the archive of all, the first one counting'
+run 0 "$onepot" pack -q -f -o grown/one.tar grown/train-*.tar
+run 0 "$onepot" cat grown/one.tar train-1/old/7
+run 2 "$onepot" pack -f -o grown/one.tar --on-conflict=last grown/train-1.tar
+run 2 "$onepot" pack -f -o grown/one.tar --on-conflict=last grown/train-1.tar grown/a
 
 # ---- shards and ranks ----
 mkdir one four
