@@ -33,7 +33,8 @@ void partial_letters(uint64_t number, char ret_letters[PARTIAL_LETTER_COUNT + 1]
 bool partial_name_parse(const char *name, size_t *ret_len)
 {
     const char *suffix = strrchr(name, '.');
-    if (!suffix || (strcmp(suffix, PARTIAL_SUFFIX) != 0 && strcmp(suffix, READY_SUFFIX) != 0))
+    if (!suffix || (strcmp(suffix, PARTIAL_SUFFIX) != 0 && strcmp(suffix, READY_SUFFIX) != 0 &&
+                    strcmp(suffix, KEPT_SUFFIX) != 0))
         return false;
     size_t len = (size_t)(suffix - name);
     if (len <= PARTIAL_LETTER_COUNT + 1)

@@ -20,12 +20,14 @@
 #define PARTIAL_LETTER_COUNT 6u
 #define PARTIAL_SUFFIX ".partial"
 #define READY_SUFFIX ".ready" /* of a waiting shard; no longer than PARTIAL_SUFFIX */
+#define KEPT_SUFFIX ".kept"   /* of what an interrupted run has written (output_keep) */
 #define PARTIAL_EXTRA_LEN (1 + PARTIAL_LETTER_COUNT + sizeof(PARTIAL_SUFFIX) - 1)
 
 /* Encode a number as six letters. */
 void partial_letters(uint64_t number, char ret_letters[PARTIAL_LETTER_COUNT + 1]);
 
-/* Does `name` belong to a partial or ready file? If so, NAME is its first *ret_len bytes. */
+/* Does `name` belong to a partial, ready or kept file? If so, NAME is its first *ret_len bytes.
+ */
 bool partial_name_parse(const char *name, size_t *ret_len);
 
 enum leftover {

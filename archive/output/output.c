@@ -299,6 +299,25 @@ int output_ready(struct output *output, const char *letters, bool sync, struct f
     return 0;
 }
 
+int output_keep(struct output *output)
+{
+    auto_free char *kept = NULL;
+    int len = (int)(strlen(output->partial_name) - strlen(PARTIAL_SUFFIX));
+    int dir = output->folder_fd, r = 0;
+    if (asprintf(&kept, "%.*s" KEPT_SUFFIX, len, output->partial_name) < 0) {
+        kept = NULL;
+        r = -ENOMEM;
+    }
+    if (r == 0 &&
+        (fchmod(output->fd, 0600) < 0 || renameat(dir, output->partial_name, dir, kept) < 0))
+        r = -errno;
+    if (r == 0)
+        output_release(output);
+    else
+        output_discard(output);
+    return r;
+}
+
 int output_commit(struct output *output, bool sync, struct fault *fault)
 {
     int r = sync ? output_sync_file(output, fault) : 0;

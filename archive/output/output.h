@@ -60,6 +60,12 @@ bool output_is(const struct output *output, struct file_id id);
  */
 int output_ready(struct output *output, const char *letters, bool sync, struct fault *fault);
 
+/*
+ * Leave the file as NAME.XXXXXX.kept, for this user alone, until a later run has used it or
+ * removes it as a leftover. The output is freed, also on failure: then no file is left.
+ */
+int output_keep(struct output *output);
+
 /* Free the output and leave the file under its present name. */
 void output_release(struct output *output);
 

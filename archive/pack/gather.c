@@ -689,8 +689,50 @@ static int gather_opened(struct gathered *g, struct gather_file *file, const str
     return r < 0 ? r : gather_content(g, file, &list);
 }
 
+/* The entry of this path in what an earlier run has kept, if nothing of it has changed since.
+ */
+static bool gather_find_kept(const struct gather_from *from, const struct gathered *g,
+                             struct stat *st, uint32_t *ret_position)
+{
+    const struct index *index = from->selection->kept->index;
+    struct node n;
+    if (index_resolve(index, g->path, ret_position) < 0 ||
+        index_node(index, *ret_position, &n) < 0 ||
+        fstatat(from->folder_fd, from->name, st, selection_stat_flags(from->selection)) < 0)
+        return false;
+    return n.mode == st->st_mode && n.uid == st->st_uid && n.gid == st->st_gid &&
+           S_ISREG(n.mode) && n.size_bytes == (uint64_t)st->st_size &&
+           n.mtime_sec == st->st_mtim.tv_sec && n.mtime_nsec == (uint32_t)st->st_mtim.tv_nsec;
+}
+
+/* 1: the file was gathered from there; 0: it has to be read. */
+static int gather_from_kept(const struct gather_from *from, struct gathered *g)
+{
+    struct gather_from there = *from;
+    struct gathered kept = {.fd = -1, .path = g->path};
+    struct stat st;
+    if (!from->selection->kept || !gather_find_kept(from, g, &st, &there.number))
+        return 0;
+    there.input = from->selection->kept;
+    kept.member.path = g->path;
+    kept.member.path_len = g->member.path_len;
+    int r = gather_from_input(&there, &kept);
+    if (r < 0 || kept.skip || kept.problem) {
+        kept.path = NULL;
+        gather_free(&kept);
+        return r;
+    }
+    kept.id = file_id_of(&st);
+    kept.nlink = st.st_nlink;
+    *g = kept;
+    return 1;
+}
+
 static int gather_regular(const struct gather_from *from, struct gathered *g)
 {
+    int kept = gather_from_kept(from, g);
+    if (kept != 0)
+        return kept < 0 ? kept : 0;
     struct gather_file file = {
         .fd = openat(from->folder_fd, from->name,
                      selection_open_flags(from->selection) | O_NONBLOCK | O_NOCTTY)};

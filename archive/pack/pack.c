@@ -39,6 +39,7 @@ struct run {
     struct name_list *names;
     struct shard_names shard_names;
     struct pack_result result;
+    bool ends; /* the archives are there, and what was kept of them is not needed */
 };
 
 static int pack_source_fault(struct fault *fault, int err, const char *path)
@@ -213,8 +214,13 @@ static int pack_write_shards(struct run *run, const char *letters, struct compre
     if (r < 0)
         return r;
     r = pack_fill(run, shards, fault);
-    if (r == 0 && o->stop && atomic_load(o->stop))
+    const bool is_stopped = o->stop && atomic_load(o->stop);
+    if (r == 0 && is_stopped)
         r = -EINTR;
+    if (r == -EINTR && is_stopped && o->resume) {
+        run->result.keeps = shard_set_keep(shards);
+        return r;
+    }
     if (r < 0) {
         shard_set_discard(shards);
         return r;
@@ -290,15 +296,34 @@ void pack_report_leftover(void *options, enum leftover what, const char *name)
         o->report(o->ctx, PACK_NOTE, &fault);
 }
 
+/*
+ * With --resume: what killed runs left of our archives, but not what interrupted ones have
+ * kept; at the end, that alone.
+ */
+static bool pack_is_leftover(const void *ctx, const char *name, size_t len)
+{
+    const struct run *run = ctx;
+    const char *output = path_base(run->options->output);
+    if ((strcmp(strrchr(name, '.'), KEPT_SUFFIX) == 0) != run->ends)
+        return false;
+    return run->selection.outputs ? pack_is_own_shard(&run->selection, name, len)
+                                  : len == strlen(output) && memcmp(name, output, len) == 0;
+}
+
 static void pack_remove_leftovers(struct run *run)
 {
-    struct leftovers how = {.found = pack_report_leftover, .ctx = (void *)run->options};
+    struct leftovers how = {.found = run->ends ? NULL : pack_report_leftover,
+                            .ctx = (void *)run->options};
     auto_free char *shard = NULL;
     if (run->selection.outputs) {
         if (shard_name(run->selection.outputs, run->selection.rank, &shard) < 0)
             return;
         how.match = pack_is_own_shard;
         how.match_ctx = &run->selection;
+    }
+    if (run->options->resume) {
+        how.match = pack_is_leftover;
+        how.match_ctx = run;
     }
     output_clean(shard ? shard : run->options->output, &how);
 }
@@ -333,6 +358,9 @@ static int pack_write_archive(struct run *run, struct fault *fault)
         r = compress_pool_new(o->writer.threads, o->writer.zstd_level, &pool);
     if (r == 0)
         r = pack_write_shards(run, letters, pool, fault);
+    run->ends = r == 0 && o->resume;
+    if (run->ends)
+        pack_remove_leftovers(run);
     compress_pool_free(pool);
     return r;
 }
@@ -419,6 +447,7 @@ static int pack_select_files(struct run *run, struct fault *fault)
     run->selection.excludes = o->excludes;
     run->selection.exclude_count = o->exclude_count;
     run->selection.dereference = o->dereference;
+    run->selection.kept = o->kept;
     int r = pack_prepare_shards(run, fault);
     if (r == 0 && o->files_from)
         r = o->source_count == 1 && !(o->inputs && o->inputs[0]) ? pack_read_names(run, fault)
@@ -467,8 +496,7 @@ int pack_run(const struct pack_options *options, struct fault *fault,
     int r = pack_begin_run(&run, options, fault);
     if (r == 0 && !pack_has_no_share(options))
         r = pack_write_archive(&run, fault);
-    if (r == 0)
-        *ret_result = run.result;
+    *ret_result = run.result;
     pack_close_run(&run);
     return r;
 }

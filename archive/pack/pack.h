@@ -26,6 +26,7 @@
 
 #include "backend.h"
 #include "fault.h"
+#include "file_id.h"
 #include "input.h"
 #include "leftovers.h"
 #include "vector.h"
@@ -62,6 +63,15 @@ struct pack_options {
      */
     uint64_t start;
     bool overwrite;
+    /*
+     * What was written until `stop` is kept, each archive complete in itself, and files that
+     * `kept` (NULL: nothing) has with the same path, size, mode, owner and time are taken from
+     * there: what an earlier run has kept. Files with these ids are no members.
+     */
+    bool resume;
+    const struct input *kept;
+    const struct file_id *kept_ids;
+    size_t kept_count;
     bool dereference; /* of directories: pack what symbolic links lead to, not the links */
     bool no_sync;     /* don't wait until the archive is on the disk */
     bool strict;      /* the first problem is an error */
@@ -86,6 +96,7 @@ struct pack_result {
     struct writer_totals totals;
     uint64_t problems;
     bool waits; /* the shards are ready, but have no names until other ranks are */
+    bool keeps; /* after -EINTR: what was written is kept */
 };
 
 /*

@@ -413,8 +413,25 @@ void shard_set_discard(struct shard_set *s)
 }
 
 /* Is this an archive being written, or one that will be replaced? */
+bool shard_set_keep(struct shard_set *s)
+{
+    bool keeps = false;
+    for (uint32_t i = 0; i < s->count; i++) {
+        struct shard *shard = &s->shard[i];
+        struct writer_totals totals = {0};
+        if (shard->writer && writer_finish(steal_ptr(&shard->writer), NULL, &totals) == 0 &&
+            totals.files)
+            keeps |= output_keep(steal_ptr(&shard->output)) == 0;
+    }
+    shard_set_discard(s);
+    return keeps;
+}
+
 static bool shard_set_is_output(const struct shard_set *s, struct file_id id)
 {
+    for (size_t i = 0; i < s->options->kept_count; i++)
+        if (file_id_equal(s->options->kept_ids[i], id))
+            return true;
     for (uint32_t i = 0; i < s->count; i++)
         if (s->shard[i].output && output_is(s->shard[i].output, id))
             return true;
@@ -683,6 +700,7 @@ struct pipeline {
     unsigned flight_items;
     size_t flight_bytes;
     bool writing;
+    bool in_stream; /* the file that is being written has more pieces */
     pthread_t threads[PACK_THREADS_MAX];
     unsigned started;              /* threads, the caller's included */
     unsigned most_threads;         /* upper limit, if reads turn out to be slow */
@@ -1174,9 +1192,20 @@ static bool pipeline_stopped(const struct pipeline *p)
     return stop && atomic_load_explicit(stop, memory_order_relaxed);
 }
 
+/* May the run end here? With `resume` a file that was begun is written to its end. */
+static bool pipeline_ends(const struct pipeline *p)
+{
+    return pipeline_stopped(p) && !(p->options->resume && (p->writing || p->in_stream));
+}
+
 static bool pipeline_may_write(const struct pipeline *p)
 {
-    return !p->error && !p->writing && p->first && p->first->ready;
+    return !p->error && !p->writing && p->first && p->first->ready && !pipeline_ends(p);
+}
+
+static bool pipeline_has_more(const struct item *item)
+{
+    return item->kind == ITEM_PIECE ? !item->last : item->stream && !item->gathered.skip;
 }
 
 /* Writes the ready items at the front of the list. The lock is held, but released meanwhile. */
@@ -1190,6 +1219,7 @@ static void pipeline_drain(struct pipeline *p)
         int r = pipeline_write_item(p, item);
         pthread_mutex_lock(&p->lock);
         p->writing = false;
+        p->in_stream = pipeline_has_more(item) && !item->stream->dropped;
         p->flight_items--;
         p->flight_bytes -= item->flight_bytes;
         pipeline_remove_item(p, item);
@@ -1272,7 +1302,7 @@ static void *pipeline_run_thread(void *arg)
     struct pipeline *p = arg;
     pthread_mutex_lock(&p->lock);
     while (!p->error) {
-        if (pipeline_stopped(p)) {
+        if (pipeline_ends(p)) {
             p->error = -EINTR;
             break;
         }

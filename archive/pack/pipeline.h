@@ -71,4 +71,10 @@ int shard_set_close(struct shard_set *shards, struct fault *fault,
                     struct writer_totals *ret_totals);
 void shard_set_discard(struct shard_set *shards); /* NULL is fine */
 
+/*
+ * Completes the archives as far as they are, and keeps them for a later run (output_keep); no
+ * member may lack data. Returns whether there are any. Frees the set.
+ */
+bool shard_set_keep(struct shard_set *shards);
+
 #endif

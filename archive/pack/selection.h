@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "folder.h"
+#include "input.h"
 #include "name_list.h"
 #include "shard_name.h"
 
@@ -20,6 +21,7 @@ struct selection {
     size_t exclude_count;
     const struct name_list *names; /* NULL: all */
     bool dereference;              /* symbolic links are what they lead to */
+    const struct input *kept;      /* see struct pack_options; NULL: nothing */
 
     uint32_t shards; /* 0 or 1: no shards */
     uint32_t rank, world;

@@ -1,6 +1,7 @@
 /*
  * onepot pack: packs directories and archives into one archive, or several shards.
  */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <malloc.h>
@@ -19,12 +20,15 @@
 #include "commands.h"
 #include "interrupt.h"
 #include "launcher.h"
+#include "leftovers.h"
 #include "pack.h"
 #include "path.h"
 #include "pour.h"
+#include "shard_name.h"
 #include "source.h"
 #include "stripes.h"
 #include "unknown_format.h"
+#include "vector.h"
 #include "volumes.h"
 
 static const struct cli_usage usage = {
@@ -68,6 +72,8 @@ struct arguments {
     struct pour_input input; /* of the source, if `is_poured`: it is read front to back */
     const char **excludes;
     struct opened *opened; /* one for each source */
+    struct opened kept;    /* --resume: what was written before, and its files: */
+    VECTOR(struct file_id) kept_ids;
     const struct input **inputs;
     uint64_t left_out; /* members of source archives that can't be represented */
 };
@@ -127,10 +133,14 @@ static void command_pack_summarize(const struct arguments *a, const struct pack_
 }
 
 /* Tells of a partial file that is left, or, after an interruption, that none is. */
-static void say_what_is_left(const struct arguments *a, bool interrupted)
+static void say_what_is_left(const struct arguments *a, bool interrupted, bool keeps)
 {
     const char *left = output_left();
-    if (left)
+    if (keeps)
+        cli_note("%s: interrupted; what was written is kept, and the same command goes on "
+                 "from there",
+                 a->options.output);
+    else if (left)
         cli_note("%s: %sits partial file '%s' could not be removed; remove it",
                  a->options.output, interrupted ? "interrupted; " : "", left);
     else if (interrupted)
@@ -138,12 +148,13 @@ static void say_what_is_left(const struct arguments *a, bool interrupted)
 }
 
 /* Report a run's error; after a signal, die of it, so that the shell sees it. */
-static int command_pack_fail(const struct arguments *a, int err, const struct fault *fault)
+static int command_pack_fail(const struct arguments *a, int err, const struct fault *fault,
+                             bool keeps)
 {
     bool interrupted = err == -EINTR && atomic_load(interrupt_flag());
     if (!interrupted)
         cli_fail(fault->member[0] ? NULL : a->options.output, err, fault);
-    say_what_is_left(a, interrupted);
+    say_what_is_left(a, interrupted, keeps);
     if (interrupted)
         interrupt_die();
     return CLI_FAILED;
@@ -244,8 +255,111 @@ static void close_archives(struct arguments *a)
         archive_input_free(a->opened[i].input);
         pot_close(a->opened[i].pot);
     }
+    archive_input_free(a->kept.input);
+    pot_close(a->kept.pot);
+    vector_free(&a->kept_ids);
     free(a->opened);
     free(a->inputs);
+}
+
+/* ---- --resume ---- */
+
+/*
+ * Is this the name of what an earlier run has kept of an archive that this one writes? A
+ * complete shard that waits for other ranks counts, too: this run takes it away.
+ */
+static bool is_kept_name(const struct pack_options *o, const struct shard_names *shards,
+                         const char *name)
+{
+    const char *output = path_base(o->output), *suffix = strrchr(name, '.');
+    uint32_t number;
+    size_t len;
+    if (!partial_name_parse(name, &len) ||
+        (strcmp(suffix, KEPT_SUFFIX) != 0 && (!o->shards || strcmp(suffix, READY_SUFFIX) != 0)))
+        return false;
+    return o->shards ? shard_names_find(shards, name, len, &number) &&
+                           number % (o->world ? o->world : 1) == o->rank
+                     : len == strlen(output) && memcmp(name, output, len) == 0;
+}
+
+/*
+ * Opens it, if nobody but this user can have written it: it is packed in place of the user's
+ * files.
+ */
+static int open_kept(int folder_fd, const char *name, struct file_id *ret_id)
+{
+    struct stat st;
+    int fd = openat(folder_fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    bool is_own = fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode) &&
+                  st.st_uid == geteuid() && !(st.st_mode & 0022) && st.st_nlink == 1;
+    if (fd >= 0 && !is_own)
+        close(fd);
+    if (is_own)
+        *ret_id = file_id_of(&st);
+    return is_own ? fd : -1;
+}
+
+static int list_kept(struct arguments *a, const struct shard_names *shards,
+                     struct archive_list *list)
+{
+    auto_free char *folder = path_folder(a->options.output);
+    auto_closedir DIR *dir = folder ? opendir(folder) : NULL;
+    const struct dirent *entry;
+    int r = folder ? 0 : -ENOMEM;
+    while (r == 0 && dir && (entry = readdir(dir))) {
+        struct file_id id;
+        char *path;
+        int fd = is_kept_name(&a->options, shards, entry->d_name)
+                     ? open_kept(dirfd(dir), entry->d_name, &id)
+                     : -1;
+        if (fd < 0)
+            continue;
+        /* The descriptor stays open: the path is its. */
+        r = asprintf(&path, "/proc/self/fd/%d", fd) < 0 ? -ENOMEM : 0;
+        if (r == 0 && (vector_push(&a->kept_ids, id) < 0 || vector_push(list, path) < 0))
+            r = -ENOMEM;
+    }
+    return r;
+}
+
+/* Opens what earlier runs have kept, as one tree; without any, everything is read. */
+static int find_kept(struct arguments *a)
+{
+    struct pack_options *o = &a->options;
+    struct shard_names shards = {0};
+    struct archive_list list = {0};
+    struct fault fault = {0};
+    const struct pot_options options = {
+        .together = {.on_conflict = POT_CONFLICT_FIRST, .skip_damaged = true},
+        .save = POT_SAVE_NEVER,
+        .rebuild = true,
+        .is_whole = true};
+    int r = o->shards ? shard_names_parse(o->output, o->shards, &shards) : 0;
+    if (r == 0)
+        r = list_kept(a, &shards, &list);
+    if (r == 0 && list.count)
+        r = pot_open_many((const char *const *)list.at, list.count, o->output, &options, &fault,
+                          &a->kept.pot);
+    const struct index_info *info = a->kept.pot ? index_info(a->kept.pot->index) : NULL;
+    if (info && !(info->has_sums && info->sum_kind == SUM_XXH3)) /* else nothing tells damage */
+        r = fault_set(&fault, -EUCLEAN, NULL, FAULT_NO_OFFSET, "it has no index with sums");
+    if (r == 0 && info)
+        r = archive_input_new(a->kept.pot, INPUT_CACHE_BYTES, &fault, &a->kept.input);
+    if (r < 0 && r != -ENOMEM) {
+        cli_note("%s: what was kept of it can't be used, and everything is read anew: %s",
+                 o->output, fault.what);
+        r = 0;
+    }
+    if (a->kept.input) {
+        o->kept = archive_input_get(a->kept.input);
+        cli_note("%s: goes on from the %s files that were kept", o->output,
+                 cli_count(info->files));
+    }
+    o->kept_ids = a->kept_ids.at;
+    o->kept_count = a->kept_ids.count;
+    shard_names_free(&shards);
+    archive_list_free(&list);
+    return r;
 }
 
 /* ---- the run ---- */
@@ -253,7 +367,7 @@ static void close_archives(struct arguments *a)
 static int command_pack_run(struct arguments *a)
 {
     struct cli_progress progress;
-    struct pack_result result;
+    struct pack_result result = {0};
     struct fault fault = {0};
     uint64_t start = now_ns();
     cli_progress_start(&progress);
@@ -266,7 +380,7 @@ static int command_pack_run(struct arguments *a)
                          : pack_run(&a->options, &fault, &result);
     cli_progress_end(&progress);
     if (r < 0)
-        return command_pack_fail(a, r, &fault);
+        return command_pack_fail(a, r, &fault, result.keeps);
     result.problems += a->left_out;
     command_pack_summarize(a, &result, now_ns() - start);
     advise_stripes(a, &result);
@@ -300,8 +414,12 @@ static int pack_sources(struct arguments *a)
     if (a->options.shards)
         cli_raise_file_limit(); /* each shard being written takes two descriptors */
     int r = open_archives(a);
+    if (r == 0 && a->options.resume)
+        r = find_kept(a);
     interrupt_catch(); /* not before: a signal at once ends an opening that hangs */
-    int status = r < 0 ? CLI_FAILED : command_pack_run(a);
+    int status = r == -EINTR ? command_pack_fail(a, r, NULL, false)
+                 : r < 0     ? CLI_FAILED
+                             : command_pack_run(a);
     close_archives(a);
     return status;
 }
@@ -524,6 +642,9 @@ static int command_pack_parse(struct arguments *a, int argc, char **argv)
          "where reading is slow; one for each CPU to compress)",
          .count = &o->writer.threads, .min = 1, .max = PACK_THREADS_MAX},
         {"--strict", "give up at the first file that can't be packed", .flag = &o->strict},
+        {"--resume",
+         "when interrupted, keep what was written; and go on from what was kept before",
+         .flag = &o->resume},
         {"--no-sync", "don't wait until the archive is on the disk", .flag = &o->no_sync},
         {DRY_RUN,
          "write nothing; print files, bytes and inodes of the largest folders, and how large "
@@ -660,12 +781,13 @@ static int check_dry(const struct arguments *a)
     return 0;
 }
 
-/* The links of an archive lead to its own members, if anywhere. */
+/* The links of an archive lead to its own members, if anywhere; and it is read fast. */
 static int check_links(const struct pack_options *o)
 {
-    for (size_t i = 0; o->dereference && i < o->source_count; i++)
+    for (size_t i = 0; (o->dereference || o->resume) && i < o->source_count; i++)
         if (is_stream(o->sources[i]) || is_archive(o->sources[i]))
-            return cli_usage_error(&usage, "--dereference is for directories; %s is none",
+            return cli_usage_error(&usage, "%s is for directories; %s is none",
+                                   o->dereference ? "--dereference" : "--resume",
                                    o->sources[i]);
     return 0;
 }

@@ -395,5 +395,135 @@ def test_a_signal_ends_a_command_that_waits_for_storage(work):
     life.check_nothing_left()
 
 
+# ---- pack ----
+
+def is_pending(pid, number):
+    with open(f"/proc/{pid}/status", encoding="ascii") as f:
+        line = [line for line in f if line.startswith("ShdPnd")][0]
+    return int(line.split()[1], 16) >> (number - 1) & 1
+
+
+def interrupt_pack(slow, output, *options):
+    """TERM, while it waits for the large file in the middle, which it then writes to its end."""
+    opened = slow.counts()["open"]
+    with life.background("pack", "-j2", "-q", "--resume", *options, "-o", output, slow.at) as p:
+        # When the last file was opened, ahead of its turn, those before the large one are written.
+        wait_for(lambda: slow.counts()["open"] - opened == TREE_FILES, lambda: f"all opened: {slow.counts()}")
+        p.terminate()
+        # The thread that takes the signal may itself wait for the file: then it comes first there.
+        for _ in range(100):
+            if not is_pending(p.pid, signal.SIGTERM):
+                break
+            time.sleep(0.01)
+        slow.toggle()
+        _, _, errors = life.ended(p)
+    check("interrupted; what was written is kept" in errors, f"it says {errors}")
+    slow.toggle()
+
+
+TREE_FILES = 2 * 120 + 2
+
+
+def make_tree(work):
+    source = work.make("tree")
+    for folder in "az":
+        for i in range(120):
+            os.makedirs(f"{source}/{folder}", exist_ok=True)
+            life.write(f"{source}/{folder}/{i:03d}", contents(i)[:3000])
+    life.write(f"{source}/large", tree.content(3 << 20, 1))
+    os.link(f"{source}/a/001", f"{source}/z/hard")
+    os.symlink("001", f"{source}/a/link")
+    for name in ("a/001", "a/link", "z/005"):
+        os.utime(f"{source}/{name}", (1, 1), follow_symlinks=False)
+    return source
+
+
+def kept_files(folder):
+    return sorted(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".kept"))
+
+
+def outputs(folder):
+    found = {}
+    for name in os.listdir(folder):
+        with open(os.path.join(folder, name), "rb") as f:
+            found[name] = f.read()
+    return found
+
+
+def test_pack_goes_on_from_what_an_interrupted_one_has_kept(work):
+    source = make_tree(work)
+    for kind, options in enumerate(([], ["--zstd", "--block=16K"], ["--shards=3"])):
+        wanted, out = work.make(f"wanted{kind}"), work.make(f"out{kind}")
+        with Slow(work, "--pages=none", "--toggle=stall", "--hold", source) as slow:
+            slow.toggle()
+            harness.onepot("pack", "-q", *options, "-o", f"{wanted}/x.tar", slow.at)
+            all_reads = slow.counts()["read"]
+            slow.toggle()
+            interrupt_pack(slow, f"{out}/x.tar", *options)
+            kept = kept_files(out)
+            check_equal(len(kept), 3 if kind == 2 else 1, f"{options}: {os.listdir(out)}")
+            check_equal(set(os.listdir(out)), {os.path.basename(path) for path in kept}, "what is there")
+            check_equal(os.stat(kept[0]).st_mode & 0o777, 0o600, "who may read it")
+            for path in kept:
+                harness.onepot("verify", "-q", path)
+            slow.toggle()
+            life.write(kept[0].replace(".kept", ".partial"), b"of a killed run")
+            before = slow.counts()["read"]
+            done = harness.onepot("pack", "--resume", "-q", *options, "-o", f"{out}/x.tar", slow.at)
+            check("goes on from" in life.said(done), life.said(done))
+            reads = slow.counts()["read"] - before
+            check(reads <= all_reads - 121, f"{options}: {reads} reads, and {all_reads} without")
+            check_equal(outputs(out) == outputs(wanted), True, f"{options}: the bytes")
+
+
+def test_pack_goes_on_from_shards_that_wait_for_other_ranks(work):
+    source, out, wanted = make_tree(work), work.make("out"), work.make("wanted")
+    with Slow(work, "--pages=none", source) as slow:
+        def pack(rank, folder, *options):
+            before = slow.counts()["read"]
+            done = harness.onepot("pack", "-q", "--shards=4", f"--rank={rank}", "--world=2", *options, "-o",
+                                  f"{folder}/x.tar", slow.at)
+            return slow.counts()["read"] - before, life.said(done)
+        for rank in range(2):
+            pack(rank, wanted)
+        pack(0, out)
+        reads, told = pack(0, out, "--resume")
+        check(reads <= 1 and "goes on from" in told, f"{reads} reads: {told}")
+        pack(1, out, "--resume")
+        check_equal(outputs(out) == outputs(wanted), True, f"the bytes: {os.listdir(out)}")
+
+
+def test_what_pack_has_kept_counts_only_as_its_own_and_unchanged(work):
+    source, out = make_tree(work), work.make("out")
+    with Slow(work, "--pages=none", "--attr-timeout=0", "--toggle=stall", "--hold", source) as slow:
+        interrupt_pack(slow, f"{out}/x.tar")
+        slow.toggle()
+        kept = kept_files(out)[0]
+        whole = read(kept)
+
+        def packed(what, goes_on, **changes):
+            life.write(kept, changes.get("data", whole))
+            os.chmod(kept, changes.get("mode", 0o600))
+            done = harness.onepot("pack", "--resume", "-q", "-f", "-o", f"{out}/x.tar", slow.at)
+            check_equal("goes on from" in life.said(done), goes_on, f"{what}: {life.said(done)}")
+            harness.onepot("pack", "-q", "-f", "-o", f"{out}/y.tar", slow.at)
+            check_equal(read(f"{out}/x.tar") == read(f"{out}/y.tar"), True, f"{what}: the bytes")
+            harness.onepot("verify", "-q", f"{out}/x.tar")
+        life.write(f"{source}/a/007", contents(8)[:3000])
+        life.write(f"{source}/a/new", b"new")
+        os.unlink(f"{source}/a/009")
+        os.chmod(f"{source}/a/010", 0o600)
+        packed("files have changed", True)
+        at = whole.index(contents(20)[:3000])
+        packed("a file in it is damaged", True, data=whole[:at] + b"?" + whole[at + 1:])
+        packed("it is cut off", False, data=whole[:-5000])
+        packed("it is none", False, data=b"none")
+        packed("others may write to it", False, mode=0o620)
+        check_equal(kept_files(out), [], "what is kept in the end")
+        os.link(f"{out}/y.tar", kept)
+        done = harness.onepot("pack", "--resume", "-q", "-f", "-o", f"{out}/x.tar", slow.at)
+        check("goes on" not in life.said(done), "it has another name")
+
+
 if __name__ == "__main__":
     harness.main(globals())
