@@ -563,8 +563,8 @@ struct onepot_images {
      */
     const char *part;
     /*
-     * What to make of another part of each sample, up to ONEPOT_IMAGES_MAX together. The images
-     * of a sample follow each other, each at a multiple of 64 bytes; so do the samples.
+     * Further images, of another part of each sample: up to ONEPOT_IMAGES_MAX together. The
+     * images of a sample follow each other, each at a multiple of 64 bytes; so do the samples.
      * Pictures of one size get the same random crop if size, scale, ratio and no_flip agree.
      * on_error must agree. NULL: nothing.
      */

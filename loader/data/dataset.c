@@ -552,7 +552,8 @@ static bool is_within(const char *a, const char *b)
            (memcmp(a, b, common) == 0 && (!longer[common] || longer[common] == '/'));
 }
 
-/* Walk the folder of part i. `roots` are those of the parts before it, and get this one's. */
+/* Walk the folder of part i. `roots` has the roots of the parts before it, and gets this one's.
+ */
 static int walk_part(struct walk *w, uint32_t i, char **roots)
 {
     const struct onepot_archive_options *o = w->options;

@@ -111,7 +111,7 @@ static int compare_ranked(const void *a, const void *b)
 
 /*
  * A fold is a range of the order, so that a file that comes or goes moves few others to another
- * fold. With labels, those of one label are neighbours, and are dealt to the folds in turn.
+ * fold. With labels, samples of one label are neighbours, and are dealt to the folds in turn.
  */
 int onepot_archive_fold(const struct onepot_archive *archive, uint32_t folds, uint32_t fold,
                         bool held_out, uint64_t seed, bool stratify, struct onepot_error *error,

@@ -48,11 +48,12 @@ static inline float images_scale(const struct onepot_images *o, unsigned channel
     return 1 / (255 * o->std[channel]);
 }
 
-/* What all options that follow each other come to, to be freed. As images_plan; -ENOMEM. */
+/* Plan all options that follow each other; the result is to be freed. As images_plan; -ENOMEM.
+ */
 int images_plan_all(const struct onepot_images *given, struct onepot_error *error,
                     struct images_plan **ret_plans);
 
-/* Of one part. -EINVAL with the reason in *error. */
+/* Plan the images of one part. -EINVAL with the reason in *error. */
 int images_plan(const struct onepot_images *given, struct onepot_error *error,
                 struct images_plan *ret_plan);
 

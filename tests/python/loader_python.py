@@ -1802,7 +1802,8 @@ class Signals(unittest.TestCase):
                 raise KeyboardInterrupt
 
         def loader():
-            return onepot.Loader(TAR, 2, 0, 1, seed=3, threads=1)
+            # its batches are kept below, whatever other tests take
+            return onepot.Loader(TAR, 2, 0, 1, seed=3, threads=1, memory=1 << 28)
 
         before = signal.signal(signal.SIGALRM, interrupt)
         try:

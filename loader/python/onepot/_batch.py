@@ -75,8 +75,8 @@ class Batch(_core.Batch):
 
     def to(self, *args, **keywords):
         """to("cuda", non_blocking=True): the batch as a TensorBatch of tensors on a device of torch:
-        images, labels and all else in one copy, or in none where it is there already. Arguments
-        are those of Tensor.to() for a device. Of .npy samples the arrays are images. RuntimeError:
+        images, labels and all else in one copy, or in none where it is there already. Takes
+        Tensor.to()'s arguments for a device. Of .npy samples the arrays are images. RuntimeError:
         the program has not imported torch."""
         t = torch()
         if not hasattr(t, "from_dlpack"):

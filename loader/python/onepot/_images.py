@@ -121,7 +121,7 @@ def _again(given, dtype, layout, crop):
 
 
 def of_argument(images):
-    """Of an Images, or a dict of them by the names of parts: what the library is given, the place
+    """For an Images, or a dict of them by the names of parts: the library's argument, the place
     of each image in a batch (type, shape, and where it begins in a sample's bytes; a dict of
     these), and the bytes of a sample. TypeError: it is neither."""
     if isinstance(images, Images):
