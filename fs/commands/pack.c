@@ -414,9 +414,9 @@ static int pack_sources(struct arguments *a)
     if (a->options.shards)
         cli_raise_file_limit(); /* each shard being written takes two descriptors */
     int r = open_archives(a);
+    interrupt_catch(); /* not before: a signal at once ends an opening that hangs */
     if (r == 0 && a->options.resume)
         r = find_kept(a);
-    interrupt_catch(); /* not before: a signal at once ends an opening that hangs */
     int status = r == -EINTR ? command_pack_fail(a, r, NULL, false)
                  : r < 0     ? CLI_FAILED
                              : command_pack_run(a);
