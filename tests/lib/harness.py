@@ -150,7 +150,7 @@ def run(*command, status=0, timeout=240, env=None, **options):
     done = subprocess.run(command, env=env or environment(), timeout=timeout, check=False,
                           **options)
     if status is not None and done.returncode != status:
-        said = (done.stderr or b"")[-2000:].decode(errors="replace")
+        said = (done.stderr or done.stdout or b"")[-2000:].decode(errors="replace")
         raise Failure(f"{shorten(list(command))} ended with {done.returncode}, "
                       f"and should with {status}: {said}")
     return done
