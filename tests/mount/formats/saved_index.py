@@ -1,5 +1,6 @@
 """What a saved index spares storage: slowfs counts the reads."""
 
+import lzma
 import os
 import pathlib
 import time
@@ -46,6 +47,26 @@ def test_a_digest_is_read_once_and_kept(work):
         write(work, "source/a.tar", tar_of({name: data * 9001 for name, data in members.items()}))
         many, said = reads("info", "--digest")
         check(found not in said and "digest" in said, f"of other bytes: {said}")
+
+
+def test_a_stream_that_is_unpacked_later_has_its_digest(work):
+    """With a saved index nothing of it is unpacked when it is opened."""
+    members = {name: data * 5000 for name, data in files("f").items()}
+    plain = write(work, "a.tar", tar_of(members))
+    found = onepot("index", "--digest", plain).stdout.decode().split(" digest ")[1].strip()
+    for number in range(2):
+        packed = write(work, f"{number}.tar.xz", lzma.compress(tar_of(members)))
+        onepot("index", packed)
+        if number == 0:
+            told = onepot("run", "--expect", found, packed, "--", "true").stderr.decode()
+            check(f"digest {found[:8]}" in told, told)
+            told = onepot("run", "--expect", found[::-1], packed, "--", "true", status=125).stderr.decode()
+            check(found in told, told)
+        told = onepot("index", "--digest", packed).stdout.decode()
+        check(found in told, told)
+        check(found in onepot("info", packed).stdout.decode(), "it is not kept")
+        told = onepot("run", packed, "--", "true").stderr.decode()
+        check(f"digest {found[:8]}" in told, told)
 
 
 def test_how_long_a_digest_takes_is_said(work):
