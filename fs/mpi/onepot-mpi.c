@@ -127,24 +127,26 @@ static bool wait_for_part(int from, char *part, size_t size)
     return true;
 }
 
+/* Without a part it goes on as one of a job that broke: alone, slowly, and with its own line.
+ */
 static void wait_and_stage(int from, int to, int ring, int argc, char **argv)
 {
     char part[64] = "", *own[] = {"onepot", "stage", "--owner=job", "--node", part, "--ring=3"};
-    size_t own_count = sizeof(own) / sizeof(own[0]);
+    const size_t own_count = sizeof(own) / sizeof(own[0]);
     char **words = calloc(own_count + (size_t)argc, sizeof(*words));
     setsid();
     signal(SIGCHLD, SIG_DFL);
-    if (!words)
+    if (!wait_for_part(from, part, sizeof(part))) {
+        strcpy(part, "0/1");
+        from = to = open("/dev/full", O_RDWR | O_CLOEXEC); /* which takes no word */
+    }
+    if (!words || dup2(from, STDIN_FILENO) < 0 || dup2(to, STDOUT_FILENO) < 0 ||
+        dup2(ring, RING_FD) < 0)
         _exit(1);
-    if (!wait_for_part(from, part, sizeof(part)))
-        own_count = 3;
-    else if (dup2(from, STDIN_FILENO) < 0 || dup2(to, STDOUT_FILENO) < 0 ||
-             dup2(ring, RING_FD) < 0)
-        _exit(1);
-    fcntl(RING_FD, F_SETFD, own_count == 3 ? FD_CLOEXEC : 0);
+    fcntl(RING_FD, F_SETFD, 0);
     for (int fd = RING_FD + 1; fd < 4096; fd++) /* what the launcher has left open */
         close(fd);
-    memcpy(words, own, own_count * sizeof(*own));
+    memcpy(words, own, sizeof(own));
     memcpy(words + own_count, argv + 2, (size_t)(argc - 1) * sizeof(*argv)); /* with the NULL */
     become_onepot(words);
 }
