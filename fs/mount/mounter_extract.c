@@ -194,7 +194,9 @@ static void making_report(void *ctx, const struct fault *what)
 static void making_show(void *ctx, const char *doing, const struct progress *progress)
 {
     struct making *making = ctx;
-    atomic_store(&making->m->slot->counters->extract_ready, progress->bytes_done);
+    struct counters *c = making->m->slot->counters;
+    double share = (double)progress->bytes_done / (double)max_u64(progress->bytes_total, 1);
+    atomic_store(&c->extract_ready, (uint64_t)(share * (double)c->extract_bytes));
     cli_progress_show(&making->line, doing, progress);
 }
 

@@ -1,4 +1,5 @@
-/* Threads for tasks, vectors, texts, integers of a fixed byte order, the identity of files. */
+/* Threads for tasks, vectors, texts, integers of a fixed byte order, files and trees of them.
+ */
 #include <check.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -6,6 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 #include <unistd.h>
 
@@ -13,6 +16,7 @@
 #include "helpers.h"
 #include "file_id.h"
 #include "pause.h"
+#include "remove_tree.h"
 #include "suite.h"
 #include "text.h"
 #include "vector.h"
@@ -26,6 +30,58 @@ static void count_run(struct helper_task *task)
 {
     ((struct counted *)task)->runs++;
 }
+
+/* In a new folder, "tree" with a chain of directories and `files` files at its end. */
+static int make_deep_tree(unsigned depth, unsigned files)
+{
+    char folder[256], name[32];
+    suite_make_folder("trees", folder, sizeof(folder));
+    int top = open(folder, O_RDONLY | O_DIRECTORY);
+    ck_assert_int_eq(mkdirat(top, "tree", 0700), 0);
+    int fd = openat(top, "tree", O_RDONLY | O_DIRECTORY);
+    for (unsigned i = 0; i < depth; i++) {
+        ck_assert_int_eq(mkdirat(fd, "d", 0700), 0);
+        int next = openat(fd, "d", O_RDONLY | O_DIRECTORY);
+        close(fd);
+        fd = next;
+    }
+    for (unsigned i = 0; i < files; i++) {
+        snprintf(name, sizeof(name), "%u", i);
+        ck_assert_int_eq(mknodat(fd, name, S_IFREG | 0400, 0), 0);
+    }
+    ck_assert_int_eq(fchmod(fd, 0), 0);
+    close(fd);
+    return top;
+}
+
+START_TEST(tree_is_removed_however_deep_and_closed_but_not_what_it_links_to)
+{
+    struct rlimit few = {100, 100};
+    int top = make_deep_tree(200, 3);
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &few), 0);
+    ck_assert_int_eq(mkdirat(top, "outside", 0700), 0);
+    ck_assert_int_eq(mkdirat(top, "outside/kept", 0700), 0);
+    ck_assert_int_eq(mkdirat(top, "tree/.0", 0700), 0); /* a name that it might use itself */
+    ck_assert_int_eq(symlinkat("../../outside", top, "tree/.0/link"), 0);
+    ck_assert(!remove_tree(top, "tree/.0/link", UINT64_MAX));
+    ck_assert(remove_tree(top, "tree", UINT64_MAX));
+    ck_assert_int_lt(faccessat(top, "tree", F_OK, 0), 0);
+    ck_assert_int_eq(faccessat(top, "outside/kept", F_OK, 0), 0);
+    ck_assert(remove_tree(top, "tree", UINT64_MAX)); /* it is gone, as was to be */
+    ck_assert(remove_tree(top, "outside", UINT64_MAX));
+    close(top);
+}
+END_TEST
+
+START_TEST(tree_is_left_when_the_time_is_over)
+{
+    int top = make_deep_tree(2, 1000);
+    ck_assert(!remove_tree(top, "tree", 0));
+    ck_assert_int_eq(faccessat(top, "tree/d/d/999", F_OK, 0), 0);
+    ck_assert(remove_tree(top, "tree", UINT64_MAX));
+    close(top);
+}
+END_TEST
 
 START_TEST(helpers_runs_each_task_once)
 {
@@ -285,6 +341,8 @@ int main(void)
     tcase_add_test(tests, integers_are_written_as_they_are_read);
     tcase_add_test(tests, shorter_of_two_names_that_begin_alike_is_first);
     tcase_add_test(tests, name_that_leads_elsewhere_is_another_file);
+    tcase_add_test(tests, tree_is_removed_however_deep_and_closed_but_not_what_it_links_to);
+    tcase_add_test(tests, tree_is_left_when_the_time_is_over);
     tcase_add_test(tests, long_pause_is_ended_by_another_thread);
     suite_add_tcase(suite, tests);
     return run_suite(suite);

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import stat
@@ -177,6 +178,21 @@ def test_a_job_s_limit_is_asked_for_and_not_the_node_s_memory(work):
         check_equal(os.listdir("/dev/shm/onepot-%d" % os.geteuid()), ["lock"], "what is left")
 
 
+@life.not_starved
+def test_what_others_have_still_to_write_is_no_room(work):
+    many(work, 1000)  # 5 MB in pages and inodes
+    if not os.path.exists(work / "large.tar"):
+        tars.write_folder(work / "large.tar", {"zeros": bytes(7 << 19)})
+    with small_memory(work) as (env, path):
+        with stopped_maker(work, at=f"{path}/onepot-{os.geteuid()}", env=env) as p:
+            done = run(work / "large.tar", "--", "true", env=env, status=125)
+            check("it takes 3.5 MiB, and there is room for 2." in said(done), f"it says {said(done)!r}")
+            os.kill(p.pid, signal.SIGCONT)
+            life.first_line(p)
+            end(p, b"1000\n")
+        run(work / "large.tar", "--", "true", env=env)
+
+
 def test_inodes_are_room_too(work):
     archive = make_archive(work)
     with small_memory(work, ",nr_inodes=40") as (env, _):
@@ -208,24 +224,24 @@ def test_they_count_among_what_the_job_shares(work):
 JOB = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_JOBID": "77"}
 
 
-def many(work):
+def many(work, files=MANY):
     if not os.path.exists(work / "many.tar"):
-        tars.write_folder(work / "many.tar", [(f"{i:05}", b"x" * 100) for i in range(MANY)], "sub")
+        tars.write_folder(work / "many.tar", [(f"{i:05}", b"x" * 100) for i in range(files)], "sub")
 
 
 @contextlib.contextmanager
-def stopped_maker(work, **options):
-    """A `run` that was stopped while it extracts."""
+def stopped_maker(work, at=None, **options):
+    """A `run` that was stopped while it extracts to a folder."""
+    at = at or folder()
     with background(work / "many.tar", "--threads", "1", **options) as p:
         def is_at_work():
-            names = [n for n in slots() if n.endswith(".stat")]
-            return names and os.path.exists(os.path.join(folder(), names[0][:-5], "sub"))
+            return os.path.exists(os.path.join(at, "77.0-many.tar/sub")) or os.path.exists(os.path.join(at, "many.tar/sub"))
         end_s = time.monotonic() + 60
         while not is_at_work():
             check(time.monotonic() < end_s, "it never begins")
         os.kill(p.pid, signal.SIGSTOP)
-        name = [n for n in slots() if n.endswith(".stat")][0][:-5]
-        if life.mounted(os.path.join(folder(), name))["state"] != "starting":
+        name = [n for n in os.listdir(at) if n.endswith(".stat")][0][:-5]
+        if life.mounted(os.path.join(at, name), env=options.get("env"))["state"] != "starting":
             raise life.Starved("it was done before it was stopped")
         yield p
 
@@ -269,6 +285,17 @@ def test_a_signal_while_it_extracts_removes_all(work):
         os.kill(p.pid, signal.SIGCONT)
         check_equal(ended(p)[0], -signal.SIGTERM, "its end")
         check_equal(slots(), [], "slots")
+
+
+def test_sessions_outside_of_jobs_have_their_own(work):
+    archive = make_archive(work)
+    with background(archive) as p:
+        path = life.first_line(p)
+        done = run(archive, "--", "sh", "-c", "echo {}; rm {}/readme", start_new_session=True)
+        check_equal(done.stdout.decode(), path + "-2\n", "another session's path")
+        check(os.path.exists(path + "/readme"), "another session has removed a file")
+        end(p)
+    check_nothing_left()
 
 
 def test_mount_and_run_share_them(work):
@@ -316,7 +343,8 @@ def test_what_all_killed_leave_goes_with_the_next_start(work):
                 life.umount("--all")
             check_nothing_left(" ".join(clean))
     with killed(work, script="echo $ONEPOT_MOUNT; " + OUT.format(outside)) as path:
-        onepot("clean")
+        few = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+        onepot("clean", preexec_fn=few)
         check(not os.path.exists(path), "files are left")
         check_nothing_left("a tree with links, closed and deep")
     check_equal(read(work / "outside/kept"), b"kept", "a file outside")
@@ -378,7 +406,10 @@ def test_without_their_keeper_they_stay_until_the_end(work):
 def test_a_mount_s_files_go_with_its_owner(work):
     with life.process("sleep", "1000") as owner:
         path = mount(make_archive(work), "--owner", str(owner.pid))
-        os.kill(keeper_of(path), signal.SIGTERM)  # as a batch system does, and then the job goes on
+        keeper = keeper_of(path)
+        os.kill(keeper, signal.SIGTERM)  # as a batch system does, and then the job goes on
+        pending = int(life.thread_status(keeper, keeper)["ShdPnd"], 16)
+        check(pending >> signal.SIGTERM - 1 & 1, "the signal does not wait for ever")
         check(os.path.exists(path + "/sub/0000"), "they are gone")
         owner.kill()
         owner.wait()
