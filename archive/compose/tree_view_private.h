@@ -1,5 +1,5 @@
 /*
- * What tree_view.c shows to its suite.
+ * The parts of tree_view.c that its suite tests alone.
  */
 #ifndef ONEPOT_TREE_VIEW_PRIVATE_H
 #define ONEPOT_TREE_VIEW_PRIVATE_H

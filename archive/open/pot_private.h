@@ -167,7 +167,7 @@ opener saved_index_open;
 #define INDEX_SUFFIX ".onepot-index"
 #define INDEX_JOINED "@joined" /* behind the archive's name, of one with --ignore-zeros */
 
-/* What stands between an archive's name, or its key, and the suffix. */
+/* The part of a saved index's name between the archive's name, or its key, and the suffix. */
 #define INDEX_TAG_LEN 40
 
 /*

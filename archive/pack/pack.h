@@ -64,9 +64,9 @@ struct pack_options {
     uint64_t start;
     bool overwrite;
     /*
-     * What was written until `stop` is kept, each archive complete in itself, and files that
-     * `kept` (NULL: nothing) has with the same path, size, mode, owner and time are taken from
-     * there: what an earlier run has kept. Files with these ids are no members.
+     * After `stop` the archives so far are kept, each complete in itself. `kept` is what an
+     * earlier run left so (NULL: nothing): files that it has with the same path, size, mode,
+     * owner and time are taken from there. Files with these ids are no members.
      */
     bool resume;
     const struct input *kept;

@@ -1,5 +1,5 @@
 /*
- * What pour.c shows to the fuzzer.
+ * The parts of pour.c that the fuzzer drives.
  */
 #ifndef ONEPOT_POUR_PRIVATE_H
 #define ONEPOT_POUR_PRIVATE_H

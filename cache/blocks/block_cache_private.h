@@ -1,5 +1,5 @@
 /*
- * What block_cache.c shows to its suite.
+ * The parts of block_cache.c that its suite checks.
  *
  * Locks: a shard's lock guards its table, its lists and all fields of its entries except the
  * block's bytes. No two locks are ever held together.

@@ -123,7 +123,7 @@ int stage_given_read(struct stage *stage, void *buf, size_t len, uint64_t offset
 /* ---- stage_store.c: copies that stage->unpacker makes ---- */
 
 /*
- * What stage_use has found, or not. 0: the whole copy; -ENOENT: none; -EINPROGRESS with
+ * The result of stage_use. 0: the whole copy; -ENOENT: none; -EINPROGRESS with
  * copy_fd: a process makes it; -EBUSY: it is not whole, but others read it.
  */
 int stage_look_unpacked(struct stage *stage, const struct registry *folder, int used);

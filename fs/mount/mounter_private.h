@@ -49,7 +49,8 @@ int mounter_start_daemon(struct mounter *m);
 int mounter_find_room(struct mounter *m);
 int mounter_extract(struct mounter *m);
 
-/* What it would take to extract what could not be mounted; 0: it does not fit. */
+/* Bytes that the files of an archive would take that could not be mounted; 0: they don't fit.
+ */
 uint64_t mounter_extracted_bytes(const struct mounter *m);
 
 /* Does it show several archives as one tree? */
