@@ -500,6 +500,7 @@ static int show_archive(const char *archive, struct json *json, uint64_t batch_b
     struct pot_sums sums;
     struct batch batch = {.bytes = batch_bytes};
     struct pot *pot;
+    fflush(stdout); /* opening may leave the rest to a copy of this process */
     if (cli_open_pot(archive, &options, &pot) < 0)
         return CLI_FAILED;
     int status = count_contents(pot, &sums, &survey, &batch);
