@@ -48,6 +48,7 @@ _Static_assert(sizeof(struct job_head) == 256,
 struct stage_job {
     struct stage *stage;
     struct job_head mine;
+    unsigned left;       /* nodes that have left, of this group */
     unsigned taken;      /* blocks of this group; this and the next are the taking thread's */
     bool leaves;         /* this node, or one whose head was read */
     bool lacks, is_over; /* a node's share; the last group was taken */
@@ -324,6 +325,7 @@ bool stage_job_take(struct stage_job *job, uint64_t group, unsigned rank, const 
     job->taken++;
     if (block_has_left(job, block, node)) {
         job_say_left(job, rank, node[0] ? node : "?");
+        job->leaves |= ++job->left + 1 == job->mine.size; /* this node is alone */
     } else if (!head_read(job, block, &head)) {
         job_say_damage(job, rank, "?");
         job->lacks = true;
@@ -341,7 +343,7 @@ bool stage_job_take(struct stage_job *job, uint64_t group, unsigned rank, const 
     job_beat(job);
     if (job->taken < job->mine.size)
         return false;
-    job->taken = 0;
+    job->taken = job->left = 0;
     job->is_over = job_first_chunk(job, group + 1, 0) >= job->stage->state->chunks;
     return job->leaves || job->is_over;
 }

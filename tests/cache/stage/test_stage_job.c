@@ -473,6 +473,22 @@ START_TEST(reader_of_a_job_awaits_its_nodes)
 }
 END_TEST
 
+START_TEST(node_that_is_left_alone_leaves)
+{
+    open_all(1);
+    ck_assert(!play_group(0));
+    for (unsigned i = 1; i < NODES; i++)
+        memset(node[i].block, 0, stage_job_block_bytes(1));
+    stage_job_read(node[0].job, 1, node[0].block);
+    for (unsigned from = 0; from < NODES; from++)
+        ck_assert_int_eq(stage_job_take(node[0].job, 1, from, node[from].block),
+                         from == NODES - 1);
+    end_all();
+    complete(0);
+    close_all();
+}
+END_TEST
+
 /* After a job that broke, few streams at a time, however many there are else. */
 static _Atomic int in_flight, most_in_flight;
 
@@ -780,6 +796,7 @@ int main(void)
     tcase_add_test(tc, archive_that_changes_ends_the_job_on_all_nodes);
     tcase_add_test(tc, copier_waits_as_long_as_the_job_makes_progress);
     tcase_add_loop_test(tc, reader_of_a_job_awaits_its_nodes, 0, 2);
+    tcase_add_test(tc, node_that_is_left_alone_leaves);
     tcase_add_loop_test(tc, copier_is_gentle_after_a_job_that_broke, 0, 2);
     tcase_add_test(tc, memory_bounds_the_run);
     tcase_add_test(tc, wrong_shapes_are_refused);
