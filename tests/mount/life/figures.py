@@ -75,6 +75,9 @@ def test_the_page_names_each_field_and_no_other(work):
             if options[0] == "--order":
                 wait_for(lambda m=mount: m.stat()["foreseen"]["order"], "the order")
             found |= names_in(mount.stat())
+    files = onepot("mount", "--extract", archive).stdout.decode().strip()
+    found |= names_in(json.loads(onepot("stat", "--json", files).stdout))
+    onepot("umount", files)
     page = names_in_the_page()
     check_equal(sorted(found - page), [], "fields that onepot-stat(1) does not name")
     check_equal(sorted(page - found), [], "fields that onepot-stat(1) names and are not there")
