@@ -263,17 +263,15 @@ const char *mount_advice(unsigned methods)
                "a container, to pass the device in)";
     if (access("/dev/fuse", R_OK | W_OK) < 0)
         return "/dev/fuse is closed to you: ask the administrators of this node to open it "
-               "(mode 0666); 'onepot extract' needs no mount";
+               "(mode 0666)";
     if (access("/proc/self/mountinfo", R_OK) < 0)
         return "there is no /proc here; mount it first, or run outside of this chroot or "
                "container";
     if (process_find_program("fusermount3", path) < 0 &&
         process_find_program("fusermount", path) < 0)
-        return !switched ? "ask for the package fuse3 (fusermount3) on this node"
-               : methods & MOUNT_BY_NAMESPACE
+        return switched && methods & MOUNT_BY_NAMESPACE
                    ? switched
-                   : "ask for the package fuse3 (fusermount3) on this node; 'onepot extract' "
-                     "needs no mount";
+                   : "ask for the package fuse3 (fusermount3) on this node";
     if (prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1)
         return "no_new_privs is set for this process, so that fusermount3, which is setuid, "
                "can't help: mount before it is set, or outside of the container";
@@ -281,7 +279,7 @@ const char *mount_advice(unsigned methods)
         return switched;
     if (!(methods & MOUNT_BY_NAMESPACE))
         return "'onepot run' may still work, by a private namespace";
-    return "'onepot extract' makes plain files of it, without a mount";
+    return "'onepot doctor' shows what this node allows";
 }
 
 /* ---- unmount ---- */

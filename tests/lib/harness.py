@@ -626,16 +626,23 @@ def kept_folder(folder):
         os.close(held)
 
 
-def main(scope, seconds=300, in_memory=False):
-    """Run the tests of a script; does not return. in_memory: they need no disk, and run faster
-    where run_build gives them a folder in memory."""
-    onepot_program()
+def need_mounts():
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        print("skipped: /dev/fuse can't be opened, so nothing can be mounted")
-        sys.exit(SKIPPED)
+        raise Skip("/dev/fuse can't be opened, so nothing can be mounted")
     if is_powerless_root():
-        print("skipped: root may not mount here (no CAP_SYS_ADMIN)")
-        sys.exit(SKIPPED)
+        raise Skip("root may not mount here (no CAP_SYS_ADMIN)")
+
+
+def main(scope, seconds=300, in_memory=False, mounts=True):
+    """Run the tests of a script; does not return. in_memory: they need no disk, and run faster
+    where run_build gives them a folder in memory. mounts: none of them can go without."""
+    onepot_program()
+    if mounts:
+        try:
+            need_mounts()
+        except Skip as skip:
+            print(f"skipped: {skip}")
+            sys.exit(SKIPPED)
     clean_up_after_the_killed()
     isolate()
 

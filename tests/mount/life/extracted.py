@@ -144,6 +144,7 @@ def small_memory(work, *options):
 
 
 def test_what_does_not_fit_is_refused_before_a_byte_is_written(work):
+    harness.need_mounts()
     life.write(work / "large", os.urandom(9 << 20))
     harness.run("tar", "-cf", work / "large.tar", "-C", work.path, "large")
     with small_memory(work) as (env, path):
@@ -202,6 +203,7 @@ def test_inodes_are_room_too(work):
 
 def test_they_count_among_what_the_job_shares(work):
     """A mount beside them has less for its cache, until they are gone."""
+    harness.need_mounts()
     life.write(work / "large", os.urandom(32 << 20))
     harness.run("tar", "-cf", work / "large.tar", "-C", work.path, "large")
     with harness.shared_memory():
@@ -335,7 +337,7 @@ OUT = ("cd $ONEPOT_MOUNT; mkdir closed; ln -s {0} out; ln -s {0} closed/out; ln 
 def test_what_all_killed_leave_goes_with_the_next_start(work):
     outside = work.make("outside")
     life.write(work / "outside/kept", b"kept")
-    for clean in (["clean"], ["clean", "--job", "nothing"], ["run", make_archive(work), "--", "true"], ["umount", "--all"],
+    for clean in (["clean"], ["clean", "--job", "nothing"], ["run", "--extract", make_archive(work), "--", "true"], ["umount", "--all"],
                   ["mount", "--extract", "--owner=none", make_archive(work)]):
         with killed(work, script="chmod 755 $ONEPOT_MOUNT; echo $ONEPOT_MOUNT; read line") as path:
             onepot(*clean)
@@ -510,4 +512,4 @@ def test_in_a_container_of_bubblewrap(work):
 
 
 if __name__ == "__main__":
-    harness.main(globals())
+    harness.main(globals(), mounts=False)
