@@ -406,7 +406,7 @@ def test_only_root_cleans_up_after_others(work):
 
 
 def test_the_epilog_never_fails(work):
-    script = os.path.join(os.path.dirname(__file__), "..", "..", "..", "examples", "slurm-epilog")
+    script = os.path.join(os.path.dirname(__file__), "..", "..", "..", "examples", "slurm", "epilog")
     archive = make_archive(work)
     path = mount(archive, env=environment(SLURM_JOB_ID="77"))
     os.symlink(harness.onepot_program(), work / "onepot")
