@@ -334,8 +334,13 @@ size_t process_lock_holders(int fd, int pids[], size_t max)
              (unsigned long long)st.st_ino);
     while (count < max && fgets(line, sizeof(line), f)) {
         int pid;
-        if (strstr(line, want) && sscanf(line, "%*s FLOCK %*s %*s %d", &pid) == 1 &&
-            pid != getpid() && pid > 0)
+        size_t i = 0;
+        if (!strstr(line, want) || sscanf(line, "%*s FLOCK %*s %*s %d", &pid) != 1 ||
+            pid == getpid() || pid <= 0)
+            continue;
+        while (i < count && pids[i] != pid)
+            i++;
+        if (i == count) /* a list that grows while it is read has a line twice */
             pids[count++] = pid;
     }
     return count;
