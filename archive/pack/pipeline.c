@@ -419,9 +419,11 @@ bool shard_set_keep(struct shard_set *s)
     for (uint32_t i = 0; i < s->count; i++) {
         struct shard *shard = &s->shard[i];
         struct writer_totals totals = {0};
-        if (shard->writer && writer_finish(steal_ptr(&shard->writer), NULL, &totals) == 0 &&
-            totals.files)
-            keeps |= output_keep(steal_ptr(&shard->output)) == 0;
+        struct writer *writer = steal_ptr(&shard->writer);
+        if (!writer || writer_finish(writer, NULL, &totals) < 0 || !totals.files)
+            continue;
+        struct output *output = steal_ptr(&shard->output);
+        keeps |= output_keep(output) == 0;
     }
     shard_set_discard(s);
     return keeps;

@@ -162,7 +162,7 @@ static void last_line(const struct self_test *t, const char *name, char *line, s
     if (len > 0 && text[len - 1] == '\n')
         text[len - 1] = '\0';
     const char *before = strrchr(text, '\n');
-    snprintf(line, size, "%s", before ? before + 1 : text);
+    snprintf(line, size, "%.*s", (int)size - 1, before ? before + 1 : text);
 }
 
 /* onepot ARGV[0] ...; false if it failed, with its message. */

@@ -94,7 +94,8 @@ static void start_keeper(struct mounter *m)
                                         .total_bytes = budget_cache_bytes(),
                                         .fixed_bytes = m->claim_bytes,
                                         .unwatched = true};
-    pot_close(steal_ptr(&m->pot));
+    pot_close(m->pot);
+    m->pot = NULL;
     note_daemon(m->slot->counters);
     if (m->claim_bytes)
         claim_new(&claim, &m->claim);
