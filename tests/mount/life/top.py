@@ -33,9 +33,16 @@ class Terminal:
         # The terminal controls it, as a person's does: keys and a new size become signals.
         self.process = subprocess.Popen(command, stdin=self.slave, stdout=self.slave, stderr=self.slave,
                                         env=environment(**{"TERM": "xterm", **variables}), start_new_session=True,
-                                        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
+                                        preexec_fn=self.take_terminal)
         self.text = ""
         self.chosen = None  # in the last picture: a match, whose group is the archive of an inverted row
+
+    @staticmethod
+    def take_terminal():
+        """Signals are as in a person's shell, whatever a test in the background was told to ignore."""
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
 
     def __enter__(self):
         return self
