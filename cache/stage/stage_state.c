@@ -123,7 +123,7 @@ bool stage_claim_stream(struct stage_state *state, uint64_t chunk, uint32_t gene
 {
     uint32_t claim = CLAIM_STREAM | generation;
     uint32_t seen = atomic_load_explicit(&state->chunk[chunk], memory_order_relaxed);
-    if (seen == CHUNK_HERE)
+    if (seen == CHUNK_HERE || seen == claim) /* another thread of this copier has it */
         return false;
     if (seen >= CLAIM_FIRST && !(seen & CLAIM_STREAM) && !claim_is_old(seen))
         return false;
