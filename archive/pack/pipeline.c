@@ -1200,9 +1200,10 @@ static bool pipeline_ends(const struct pipeline *p)
     return pipeline_stopped(p) && !(p->options->resume && (p->writing || p->in_stream));
 }
 
+/* Whether it ends is not asked: a thread that waits since it does would wait for nobody. */
 static bool pipeline_may_write(const struct pipeline *p)
 {
-    return !p->error && !p->writing && p->first && p->first->ready && !pipeline_ends(p);
+    return !p->error && !p->writing && p->first && p->first->ready;
 }
 
 static bool pipeline_has_more(const struct item *item)
@@ -1214,7 +1215,7 @@ static bool pipeline_has_more(const struct item *item)
 static void pipeline_drain(struct pipeline *p)
 {
     bool wrote = false;
-    while (pipeline_may_write(p)) {
+    while (pipeline_may_write(p) && !pipeline_ends(p)) {
         struct item *item = p->first;
         p->writing = wrote = true;
         pthread_mutex_unlock(&p->lock);

@@ -159,7 +159,12 @@ def take_moment(command, environment, seconds, number):
     process = start(command, environment)
     time.sleep(seconds)
     process.send_signal(number)
-    return process.wait()
+    try:
+        return process.wait(60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return "a hang"
 
 
 def duration(exchange, command):
