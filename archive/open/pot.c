@@ -721,10 +721,10 @@ int unpacked_open_stream(struct opening *o, struct fault *fault)
 static int pot_open_embedded(struct opening *o, struct fault *fault)
 {
     struct pot *pot = o->pot;
-    struct embedded_index where;
+    struct embedded_index where = o->embedded;
     if (!pot->backend->trailer || !pot->backend->trailer->find)
         return OPENER_NOT_MINE;
-    int r = pot->backend->trailer->find(pot->source, fault, &where);
+    int r = where.length ? 0 : pot->backend->trailer->find(pot->source, fault, &where);
     if (r == 0)
         r = index_open(pot->source, where.offset, where.length, fault, &pot->index);
     if (r == 0)
@@ -832,19 +832,33 @@ int pot_identify(const char *path, bool is_whole, struct fault *fault,
     return r;
 }
 
+/* The end first: one of our own archives that is whole needs no other question. */
+static bool pot_look_at_end(struct pot_found *found, uint64_t offset)
+{
+    found->backend = &backend_onepot;
+    return offset == 0 &&
+           backend_find_index(found->backend, found->source, NULL, &found->embedded) == 0;
+}
+
+static int pot_look_at_all(struct pot_found *found, uint64_t offset, struct fault *fault)
+{
+    int r = pot_slice(&found->source, offset, fault, &found->container);
+    if (r == 0) {
+        r = backend_find(found->source, fault, &found->backend, &found->compression);
+        if (r < 0)
+            pot_place_fault(found->source, fault);
+    }
+    if (r < 0)
+        source_close(found->source);
+    return r;
+}
+
 int pot_look(struct source *source, uint64_t offset, struct fault *fault,
              struct pot_found *ret_found)
 {
     struct pot_found found = {.source = source};
-    int r = pot_slice(&found.source, offset, fault, &found.container);
-    if (r == 0) {
-        r = backend_find(found.source, fault, &found.backend, &found.compression);
-        if (r < 0)
-            pot_place_fault(found.source, fault);
-    }
-    if (r < 0)
-        source_close(found.source);
-    else
+    int r = pot_look_at_end(&found, offset) ? 0 : pot_look_at_all(&found, offset, fault);
+    if (r == 0)
         *ret_found = found;
     return r;
 }
@@ -861,7 +875,8 @@ int pot_open_found(struct pot_found *found, const struct pot_options *options,
     }
     struct opening o = {.pot = pot,
                         .options = options ? options : &defaults,
-                        .compression = found->compression};
+                        .compression = found->compression,
+                        .embedded = found->embedded};
     pot->source = steal_ptr(&found->source);
     pot->container = found->container;
     pot->backend = found->backend;
@@ -906,21 +921,22 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
              struct pot **ret_pot)
 {
     static const struct pot_options defaults = {0};
-    struct pot_found found;
-    struct source *source = NULL;
+    struct pot_found found = {0};
     struct shard_records records = {0};
     const struct pot_options *o = options ? options : &defaults;
-    int r =
-        o->is_whole ? source_open(path, fault, &source) : volumes_open(path, o, fault, &source);
+    int r = source_open(path, o->is_whole ? fault : NULL, &found.source);
+    bool is_own = r == 0 && pot_look_at_end(&found, o->offset);
+    if (!is_own && !o->is_whole)
+        r = volumes_open(path, o, fault, &found.source);
     if ((r == 0 || r == -ENOENT) && !o->only_ready) {
-        int busy = pot_check_exchange(&records, path, r == 0 ? source : NULL, o, fault);
+        int busy = pot_check_exchange(&records, path, found.source, o, fault);
         if (r == 0 && busy < 0)
-            source_close(source);
+            source_close(found.source);
         r = busy < 0 ? busy : r;
         shard_records_free(&records);
     }
-    if (r == 0)
-        r = pot_look(source, o->offset, fault, &found);
+    if (r == 0 && !is_own)
+        r = pot_look_at_all(&found, o->offset, fault);
     if (r < 0)
         return r;
     r = pot_open_found(&found, options, fault, ret_pot);

@@ -60,12 +60,13 @@ void composition_free(struct composition *composition);
 struct opening {
     struct pot *pot;
     const struct pot_options *options;
-    const char *compression;    /* of pot->source as a whole; NULL: none */
-    struct index *stream_index; /* of the content of pot->source, which is one stream */
-    bool is_of_later_version;   /* the saved index, which stays as it is */
-    uint64_t unpack_ms;         /* that unpacking took */
-    struct fault stale;         /* if set, the archive's own index is older than its bytes */
-    struct composition steps;   /* that options->compose asks for */
+    const char *compression;        /* of pot->source as a whole; NULL: none */
+    struct embedded_index embedded; /* if it was found already; else length 0 */
+    struct index *stream_index;     /* of the content of pot->source, which is one stream */
+    bool is_of_later_version;       /* the saved index, which stays as it is */
+    uint64_t unpack_ms;             /* that unpacking took */
+    struct fault stale;       /* if set, the archive's own index is older than its bytes */
+    struct composition steps; /* that options->compose asks for */
 };
 
 /*
@@ -81,7 +82,8 @@ struct pot_found {
     struct source *source;
     struct container container;
     const struct backend *backend;
-    const char *compression; /* of the source as a whole; NULL: none */
+    const char *compression;        /* of the source as a whole; NULL: none */
+    struct embedded_index embedded; /* if that was looked for and found; else length 0 */
 };
 
 /*

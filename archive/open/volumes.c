@@ -545,19 +545,18 @@ static int zip_volumes_of(const char *last, uint32_t count, const char *given,
 
 /* A .zip without a .z01 beside it: by itself, or the last volume of a set without its first. */
 static int zip_open_alone(const char *path, const char *first, struct fault *fault,
-                          struct source **ret_given)
+                          struct source **given)
 {
     uint32_t count = 0;
-    if (source_open(path, NULL, ret_given) < 0) /* opening it again tells */
+    if (!*given && source_open(path, NULL, given) < 0) /* opening it again tells */
         return 0;
-    if (!backend_begins(*ret_given, NULL) && zip_count_volumes(*ret_given, &count) == 0 &&
-        count > 1)
+    if (!backend_begins(*given, NULL) && zip_count_volumes(*given, &count) == 0 && count > 1)
         return fault_missing(fault, first, path);
     return 0;
 }
 
 static int zip_volumes_find(const char *path, struct fault *fault, volume_paths *paths,
-                            struct source **ret_given)
+                            struct source **given)
 {
     auto_free char *first = zip_path(path, 1), *last = zip_path(path, 0);
     struct source *end = NULL;
@@ -565,7 +564,7 @@ static int zip_volumes_find(const char *path, struct fault *fault, volume_paths 
     if (!first || !last)
         return -ENOMEM;
     if (is_zip(path) && access(first, F_OK) < 0) /* opened only if somebody is to be told */
-        return fault ? zip_open_alone(path, first, fault, ret_given) : 0;
+        return fault ? zip_open_alone(path, first, fault, given) : 0;
     int r = source_open(last, NULL, &end);
     if (r == -ENOENT)
         return fault_missing(fault, last, path);
@@ -574,8 +573,8 @@ static int zip_volumes_find(const char *path, struct fault *fault, volume_paths 
     source_close(end);
     if (r == 0 && count > 1)
         r = zip_volumes_of(last, count, path, fault, paths);
-    if (r == 0 && count > 1) /* whose owner is asked for */
-        r = source_open(path, fault, ret_given);
+    if (r == 0 && count > 1 && !*given) /* whose owner is asked for */
+        r = source_open(path, fault, given);
     if (r < 0)
         volumes_free(paths);
     return r == -EACCES ? 0 : r; /* opening it tells */
@@ -744,30 +743,25 @@ static int pieces_find(const char *path, const struct series *series,
     return r;
 }
 
-/* *ret_given is the open file at `path` (NULL: it is not open), unless there is an error. */
+/* *given is the open file at `path`; NULL: it is not open, and may be so at the end. */
 static int volumes_resolve(const char *path, const struct pot_options *options,
-                           struct fault *fault, volume_paths *paths, struct source **ret_given)
+                           struct fault *fault, volume_paths *paths, struct source **given)
 {
     struct series readings[SERIES_READINGS];
     const char *name = path_base(path);
     bool of_zip = is_zip_volume(name);
     size_t count = of_zip ? 0 : series_of(name, readings);
     int r = 0;
-    *ret_given = NULL;
     if (of_zip || is_zip(name))
-        r = zip_volumes_find(path, fault, paths, ret_given);
+        r = zip_volumes_find(path, fault, paths, given);
     for (size_t i = 0; r == 0 && paths->count == 0 && i < count; i++)
-        r = pieces_find(path, &readings[i], options, fault, paths, ret_given);
-    if (r < 0) {
-        source_close(*ret_given);
-        *ret_given = NULL;
-    }
+        r = pieces_find(path, &readings[i], options, fault, paths, given);
     return r;
 }
 
 int volumes_find(const char *path, volume_paths *ret_paths)
 {
-    struct source *given;
+    struct source *given = NULL;
     *ret_paths = (volume_paths){0};
     int r = volumes_resolve(path, NULL, NULL, ret_paths, &given);
     source_close(given);
@@ -775,18 +769,17 @@ int volumes_find(const char *path, volume_paths *ret_paths)
 }
 
 int volumes_open(const char *path, const struct pot_options *options, struct fault *fault,
-                 struct source **ret_source)
+                 struct source **source)
 {
     volume_paths paths = {0};
-    struct source *given;
+    struct source *given = steal_ptr(source);
     int r = volumes_resolve(path, options, fault, &paths, &given);
-    if (r == 0 && paths.count == 0 && given) {
-        *ret_source = given;
-        return 0;
-    }
-    if (r == 0)
-        r = paths.count ? open_all(&paths, given, fault, ret_source)
-                        : source_open(path, fault, ret_source);
+    if (r == 0 && paths.count > 0)
+        r = open_all(&paths, given, fault, source);
+    else if (r == 0 && given)
+        *source = steal_ptr(&given);
+    else if (r == 0)
+        r = source_open(path, fault, source);
     source_close(given);
     volumes_free(&paths);
     return r;

@@ -32,9 +32,11 @@ struct pot_options;
  * that names the file: -ENOENT (one is missing), -EUCLEAN (one is longer or shorter than the
  * others, or the first does not begin like an archive, and another does). A neighbour that does
  * not count, for its owner or kind, is noted (pot_note; NULL: not).
+ *
+ * *source is the file at `path` if the caller has it open, which is taken over, else NULL.
  */
 int volumes_open(const char *path, const struct pot_options *options, struct fault *fault,
-                 struct source **ret_source);
+                 struct source **source);
 
 /*
  * The paths of all parts in order, for callers who have several paths: 0; 1 if `path` is surely

@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <string.h>
 
-#include "budget.h"
 #include "cli.h"
 #include "clock.h"
 #include "content.h"
@@ -74,8 +73,6 @@ int cli_open_list(const struct archive_list *list, const char *name,
     if (r < 0)
         return r;
     all.together = cli_together;
-    if (!all.memory_bytes)
-        all.memory_bytes = budget_memory_bytes("");
     cli_progress_start(&opening.line);
     cli_expect_archives(list->count);
     r = pot_open_many((const char *const *)list->at, list->count, name, &all, &fault, ret_pot);

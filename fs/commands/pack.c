@@ -177,7 +177,7 @@ static bool is_container(const char *path)
     enum { HEAD_BYTES = 33 << 10 };
     auto_close int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     auto_free uint8_t *head = malloc(HEAD_BYTES);
-    struct source *source;
+    struct source *source = NULL;
     struct stat st;
     if (fd < 0 || !head || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode))
         return false;
