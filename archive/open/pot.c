@@ -446,8 +446,7 @@ uint64_t unpacked_most(const struct source *packed, const struct pot_options *op
 
 uint64_t pot_memory_bytes(const struct pot_options *options)
 {
-    uint64_t available = budget_memory_bytes("");
-    return options->memory_bytes ? min_u64(options->memory_bytes, available) : available;
+    return options->memory_bytes ? options->memory_bytes : budget_memory_bytes("");
 }
 
 static int unpacked_in_child(void *arg, struct progress *progress, struct fault *fault)
