@@ -23,7 +23,7 @@
 #include "cleanup.h"
 #include "numbers.h"
 
-/* The same; `err` is the system's answer. */
+/* gather_skip with the system's words behind `what`; -ENOENT and -ESTALE: it vanished. */
 static int gather_leave_out(struct gathered *g, int err, const char *what);
 
 /* Sorts the attributes in g->xattrs, as filesystems don't, and gives them to the member. */

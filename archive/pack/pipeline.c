@@ -412,7 +412,6 @@ void shard_set_discard(struct shard_set *s)
     free(s);
 }
 
-/* Is this an archive being written, or one that will be replaced? */
 bool shard_set_keep(struct shard_set *s)
 {
     bool keeps = false;
@@ -429,6 +428,7 @@ bool shard_set_keep(struct shard_set *s)
     return keeps;
 }
 
+/* Is this an archive being written, one that will be replaced, or one that was kept? */
 static bool shard_set_is_output(const struct shard_set *s, struct file_id id)
 {
     for (size_t i = 0; i < s->options->kept_count; i++)
