@@ -135,6 +135,7 @@ static int output_open_striped(struct output *output)
     bool has_mask = process_status_number(getpid(), "\nUmask:", 8, &mask);
     if (has_mask && fchmod(output->fd, output->mode & ~(mode_t)mask) < 0)
         return -errno;
+    output->begun_sec = st.st_mtim.tv_sec;
     output->id = file_id_of(&st);
     return 0;
 }
@@ -178,6 +179,7 @@ static int output_create_partial(struct output *output, struct fault *fault)
     struct stat st;
     if (output->fd < 0 || fstat(output->fd, &st) < 0)
         return fault_set_errno(fault, -errno, NULL, "can't be created");
+    output->begun_sec = st.st_mtim.tv_sec;
     output->id = file_id_of(&st);
     return 0;
 }
@@ -282,10 +284,19 @@ static int output_sync_file(const struct output *output, struct fault *fault)
                : 0;
 }
 
+static int output_date(const struct output *output)
+{
+    const struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, {.tv_sec = output->begun_sec}};
+    return futimens(output->fd, times) < 0 ? -errno : 0;
+}
+
 int output_ready(struct output *output, const char *letters, bool sync, struct fault *fault)
 {
     auto_free char *ready = NULL;
-    int r = sync ? output_sync_file(output, fault) : 0, dir = output->folder_fd;
+    int r = output_date(output), dir = output->folder_fd;
+    if (r < 0)
+        return fault_set_errno(fault, r, NULL, "can't be given its time");
+    r = sync ? output_sync_file(output, fault) : 0;
     if (r < 0)
         return r;
     if (asprintf(&ready, "%s.%s" READY_SUFFIX, output->name, letters) < 0) {
@@ -303,8 +314,8 @@ int output_keep(struct output *output)
 {
     auto_free char *kept = NULL;
     int len = (int)(strlen(output->partial_name) - strlen(PARTIAL_SUFFIX));
-    int dir = output->folder_fd, r = 0;
-    if (asprintf(&kept, "%.*s" KEPT_SUFFIX, len, output->partial_name) < 0) {
+    int dir = output->folder_fd, r = output_date(output);
+    if (r == 0 && asprintf(&kept, "%.*s" KEPT_SUFFIX, len, output->partial_name) < 0) {
         kept = NULL;
         r = -ENOMEM;
     }

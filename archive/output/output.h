@@ -26,6 +26,11 @@ struct output {
     unsigned stripes; /* 0: as its folder has them */
     char *name;       /* final name, in that folder */
     char *partial_name;
+    /*
+     * When it was created, by its filesystem's clock. output_ready and output_keep make this
+     * its time of modification: a source that has changed since may differ from its copy there.
+     */
+    int64_t begun_sec;
     struct file_id id;       /* of the new file */
     struct file_id replaced; /* of the file to be replaced; all zero: none */
 };

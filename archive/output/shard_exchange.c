@@ -329,6 +329,8 @@ static int exchange_place(int folder_fd, const struct exchange_plan *plan, uint3
         return exchange_refuse(fault, ready);
     r = is_taken ? (renameat(folder_fd, ready, folder_fd, name) < 0 ? -errno : 0)
                  : syscall_rename_new(folder_fd, ready, folder_fd, name);
+    if (r == 0) /* the time was output_ready's */
+        utimensat(folder_fd, name, NULL, AT_SYMLINK_NOFOLLOW);
     return r == 0 || r == -ENOENT ? 0
                                   : fault_set_errno(fault, r, name, "can't be given its name");
 }

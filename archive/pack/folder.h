@@ -14,6 +14,7 @@
 #ifndef ONEPOT_FOLDER_H
 #define ONEPOT_FOLDER_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -68,7 +69,8 @@ struct folder {
     size_t root_len; /* length of the part of its path that names the source. For the caller */
     void *kept;      /* for the caller; freed by free_kept */
     void (*free_kept)(void *kept);
-    size_t next; /* the name to be packed next. For the caller */
+    size_t next;     /* the name to be packed next. For the caller */
+    bool is_as_kept; /* see struct gather_from. For the caller */
     unsigned refs;
     unsigned pins;
     int fd; /* -1: closed for now */

@@ -619,6 +619,40 @@ static int gather_no_folder(const struct gather_from *from, struct gathered *g, 
                                 selection_stat_flags(from->selection), -err);
 }
 
+/*
+ * A time of change may have no fraction of a second, and is compared with a time by the clock
+ * of another filesystem.
+ */
+#define KEPT_CLOCK_SECONDS 2
+
+/*
+ * Finds the entry of this path in what an earlier run has kept, if nothing of the file has
+ * changed since that run began. Size and time of modification alone do not show that a file was
+ * rewritten in place and given its old time.
+ */
+static bool gather_find_kept(const struct selection *selection, const char *path,
+                             const struct stat *st, uint32_t *ret_position)
+{
+    const struct index *index = selection->kept->index;
+    struct node n;
+    if (st->st_ctim.tv_sec >= selection->kept_since - KEPT_CLOCK_SECONDS ||
+        index_resolve(index, path, ret_position) < 0 ||
+        index_node(index, *ret_position, &n) < 0)
+        return false;
+    return n.mode == st->st_mode && n.uid == st->st_uid && n.gid == st->st_gid &&
+           (S_ISDIR(n.mode) || (S_ISREG(n.mode) && n.size_bytes == (uint64_t)st->st_size)) &&
+           n.mtime_sec == st->st_mtim.tv_sec && n.mtime_nsec == (uint32_t)st->st_mtim.tv_nsec;
+}
+
+/* A folder that was renamed brings other files, which need not have changed themselves. */
+static bool gather_is_as_kept(const struct gather_from *from, const struct gathered *g,
+                              const struct stat *st)
+{
+    uint32_t position;
+    return from->is_as_kept && (file_id_equal(g->id, from->selection->output_folder) ||
+                                gather_find_kept(from->selection, g->path, st, &position));
+}
+
 static int gather_folder(const struct gather_from *from, struct gathered *g)
 {
     g->fd = from->opened_fd >= 0 ? from->opened_fd
@@ -634,6 +668,7 @@ static int gather_folder(const struct gather_from *from, struct gathered *g)
     if (r < 0)
         return r;
     g->is_folder = true;
+    g->is_as_kept = gather_is_as_kept(from, g, &st);
     return gather_names(from, g);
 }
 
@@ -689,29 +724,15 @@ static int gather_opened(struct gathered *g, struct gather_file *file, const str
     return r < 0 ? r : gather_content(g, file, &list);
 }
 
-/* The entry of this path in what an earlier run has kept, if nothing of it has changed since.
- */
-static bool gather_find_kept(const struct gather_from *from, const struct gathered *g,
-                             struct stat *st, uint32_t *ret_position)
-{
-    const struct index *index = from->selection->kept->index;
-    struct node n;
-    if (index_resolve(index, g->path, ret_position) < 0 ||
-        index_node(index, *ret_position, &n) < 0 ||
-        fstatat(from->folder_fd, from->name, st, selection_stat_flags(from->selection)) < 0)
-        return false;
-    return n.mode == st->st_mode && n.uid == st->st_uid && n.gid == st->st_gid &&
-           S_ISREG(n.mode) && n.size_bytes == (uint64_t)st->st_size &&
-           n.mtime_sec == st->st_mtim.tv_sec && n.mtime_nsec == (uint32_t)st->st_mtim.tv_nsec;
-}
-
 /* 1: the file was gathered from there; 0: it has to be read. */
 static int gather_from_kept(const struct gather_from *from, struct gathered *g)
 {
     struct gather_from there = *from;
     struct gathered kept = {.fd = -1, .path = g->path};
     struct stat st;
-    if (!from->selection->kept || !gather_find_kept(from, g, &st, &there.number))
+    if (!from->is_as_kept ||
+        fstatat(from->folder_fd, from->name, &st, selection_stat_flags(from->selection)) < 0 ||
+        !gather_find_kept(from->selection, g->path, &st, &there.number))
         return 0;
     there.input = from->selection->kept;
     kept.member.path = g->path;

@@ -60,6 +60,7 @@ struct gather_from {
     unsigned char type; /* DT_* */
     uint32_t number;    /* see struct folder_name */
     size_t root_len;    /* length of the part of its path that names the source */
+    bool is_as_kept;    /* no directory that leads to it has changed since selection->kept */
 };
 
 struct gathered {
@@ -72,6 +73,7 @@ struct gathered {
 
     /* For a directory: its content. */
     bool is_folder;
+    bool is_as_kept; /* for what is in it */
     int fd;
     struct listing listing;
 

@@ -401,9 +401,11 @@ static int pack_read_names(struct run *run, struct fault *fault)
     return r;
 }
 
-/* Finds the folder where shards are written, so that they are not packed themselves. */
+/* Shards in it are not packed themselves. */
 static int pack_find_output_folder(struct run *run)
 {
+    if (!run->options->output) /* a survey */
+        return 0;
     auto_free char *folder = path_folder(run->options->output);
     struct stat st;
     if (!folder)
@@ -438,7 +440,7 @@ static int pack_prepare_shards(struct run *run, struct fault *fault)
             "use fewer shards or more ranks, or raise ulimit -n",
             "%llu shards at once take more open files than this process may have",
             (unsigned long long)own);
-    return pack_find_output_folder(run);
+    return 0;
 }
 
 static int pack_select_files(struct run *run, struct fault *fault)
@@ -448,7 +450,10 @@ static int pack_select_files(struct run *run, struct fault *fault)
     run->selection.exclude_count = o->exclude_count;
     run->selection.dereference = o->dereference;
     run->selection.kept = o->kept;
-    int r = pack_prepare_shards(run, fault);
+    run->selection.kept_since = o->kept_since;
+    int r = pack_find_output_folder(run);
+    if (r == 0)
+        r = pack_prepare_shards(run, fault);
     if (r == 0 && o->files_from)
         r = o->source_count == 1 && !(o->inputs && o->inputs[0]) ? pack_read_names(run, fault)
                                                                  : -EINVAL;

@@ -66,10 +66,12 @@ struct pack_options {
     /*
      * After `stop` the archives so far are kept, each complete in itself. `kept` is what an
      * earlier run left so (NULL: nothing): files that it has with the same path, size, mode,
-     * owner and time are taken from there. Files with these ids are no members.
+     * owner and time are taken from there, if they and the directories that lead to them have
+     * not changed since `kept_since`. Files with these ids are no members.
      */
     bool resume;
     const struct input *kept;
+    int64_t kept_since; /* when the first of the runs that left it began, as time(2) */
     const struct file_id *kept_ids;
     size_t kept_count;
     bool dereference; /* of directories: pack what symbolic links lead to, not the links */

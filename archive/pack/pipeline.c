@@ -833,7 +833,8 @@ static int pipeline_take_name(struct pipeline *p, struct item *cursor, struct it
                                       .name = name->name,
                                       .type = name->type,
                                       .number = name->number,
-                                      .root_len = folder->root_len};
+                                      .root_len = folder->root_len,
+                                      .is_as_kept = folder->is_as_kept};
     if (folder == p->sources->root) {
         item->from.opened_fd = steal_fd(&p->sources->at[number].fd);
         item->from.input = p->sources->at[number].input;
@@ -939,6 +940,7 @@ static int pipeline_open_below(struct pipeline *p, struct item *item)
         return r;
     folder->input = item->from.input;
     folder->root_len = item->from.root_len;
+    folder->is_as_kept = g->is_as_kept;
     item->below = folder;
     return pipeline_add_folder_cursor(p, folder, item->after);
 }
@@ -1375,6 +1377,7 @@ int pipeline_run(const struct pack_options *options, const struct pipeline_sourc
     pthread_cond_init(&p.wake, NULL);
     atomic_store(&p.progress.bytes_total, sources->total_bytes);
     atomic_store(&p.progress.members_total, sources->total_members);
+    sources->root->is_as_kept = selection->kept;
     p.error = pipeline_add_folder_cursor(&p, sources->root, NULL);
     unsigned first = options->writer.threads
                          ? options->writer.threads

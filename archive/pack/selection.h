@@ -22,13 +22,13 @@ struct selection {
     const struct name_list *names; /* NULL: all */
     bool dereference;              /* symbolic links are what they lead to */
     const struct input *kept;      /* see struct pack_options; NULL: nothing */
+    int64_t kept_since;
 
     uint32_t shards; /* 0 or 1: no shards */
     uint32_t rank, world;
 
-    /* The folder where shards are written, and their names in it. NULL: no shards. */
-    struct file_id output_folder;
-    const struct shard_names *outputs;
+    struct file_id output_folder;      /* where archives are written */
+    const struct shard_names *outputs; /* their names in it; NULL: no shards */
 };
 
 /*

@@ -282,21 +282,11 @@ static bool is_kept_name(const struct pack_options *o, const struct shard_names 
                      : len == strlen(output) && memcmp(name, output, len) == 0;
 }
 
-/*
- * Opens it, if nobody but this user can have written it: it is packed in place of the user's
- * files.
- */
-static int open_kept(int folder_fd, const char *name, struct file_id *ret_id)
+/* It is packed in place of the user's files, so nobody else may have written it. */
+static bool is_own_file(const struct stat *st)
 {
-    struct stat st;
-    int fd = openat(folder_fd, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-    bool is_own = fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode) &&
-                  st.st_uid == geteuid() && !(st.st_mode & 0022) && st.st_nlink == 1;
-    if (fd >= 0 && !is_own)
-        close(fd);
-    if (is_own)
-        *ret_id = file_id_of(&st);
-    return is_own ? fd : -1;
+    return S_ISREG(st->st_mode) && st->st_uid == geteuid() && !(st->st_mode & 0022) &&
+           st->st_nlink == 1;
 }
 
 static int list_kept(struct arguments *a, const struct shard_names *shards,
@@ -307,19 +297,33 @@ static int list_kept(struct arguments *a, const struct shard_names *shards,
     const struct dirent *entry;
     int r = folder ? 0 : -ENOMEM;
     while (r == 0 && dir && (entry = readdir(dir))) {
-        struct file_id id;
-        char *path;
-        int fd = is_kept_name(&a->options, shards, entry->d_name)
-                     ? open_kept(dirfd(dir), entry->d_name, &id)
-                     : -1;
-        if (fd < 0)
+        struct stat st;
+        char *path = NULL;
+        if (!is_kept_name(&a->options, shards, entry->d_name) ||
+            fstatat(dirfd(dir), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0 ||
+            !is_own_file(&st))
             continue;
-        /* The descriptor stays open: the path is its. */
-        r = asprintf(&path, "/proc/self/fd/%d", fd) < 0 ? -ENOMEM : 0;
-        if (r == 0 && (vector_push(&a->kept_ids, id) < 0 || vector_push(list, path) < 0))
+        if (list->count == 0 || st.st_mtim.tv_sec < a->options.kept_since)
+            a->options.kept_since = st.st_mtim.tv_sec;
+        if (vector_push(&a->kept_ids, file_id_of(&st)) < 0 ||
+            asprintf(&path, "%s/%s", folder, entry->d_name) < 0 || vector_push(list, path) < 0)
             r = -ENOMEM;
     }
     return r;
+}
+
+/* Are these the files that were looked at, and none that took a name since? */
+static bool are_listed(const struct arguments *a)
+{
+    for (size_t i = 0; i < a->kept.pot->part_count; i++) {
+        size_t k = 0;
+        while (k < a->kept_ids.count &&
+               !file_id_equal(a->kept_ids.at[k], a->kept.pot->parts[i].file))
+            k++;
+        if (k == a->kept_ids.count)
+            return false;
+    }
+    return true;
 }
 
 /* Opens what earlier runs have kept, as one tree; without any, everything is read. */
@@ -341,7 +345,10 @@ static int find_kept(struct arguments *a)
         r = pot_open_many((const char *const *)list.at, list.count, o->output, &options, &fault,
                           &a->kept.pot);
     const struct index_info *info = a->kept.pot ? index_info(a->kept.pot->index) : NULL;
-    if (info && !(info->has_sums && info->sum_kind == SUM_XXH3)) /* else nothing tells damage */
+    if (info && !are_listed(a))
+        r = fault_set(&fault, -ESTALE, NULL, FAULT_NO_OFFSET, "it was just replaced");
+    if (r == 0 && info &&
+        !(info->has_sums && info->sum_kind == SUM_XXH3)) /* else nothing tells damage */
         r = fault_set(&fault, -EUCLEAN, NULL, FAULT_NO_OFFSET, "it has no index with sums");
     if (r == 0 && info)
         r = archive_input_new(a->kept.pot, INPUT_CACHE_BYTES, &fault, &a->kept.input);

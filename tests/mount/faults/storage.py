@@ -403,12 +403,13 @@ def is_pending(pid, number):
     return int(line.split()[1], 16) >> (number - 1) & 1
 
 
-def interrupt_pack(slow, output, *options):
+def interrupt_pack(slow, output, *options, change=lambda: None, files=None, says="what was written is kept"):
     """TERM, while it waits for the large file in the middle, which it then writes to its end."""
     opened = slow.counts()["open"]
     with life.background("pack", "-j2", "-q", "--resume", *options, "-o", output, slow.at) as p:
         # When the last file was opened, ahead of its turn, those before the large one are written.
-        wait_for(lambda: slow.counts()["open"] - opened == TREE_FILES, lambda: f"all opened: {slow.counts()}")
+        wait_for(lambda: slow.counts()["open"] - opened == (files or TREE_FILES), lambda: f"all opened: {slow.counts()}")
+        change()
         p.terminate()
         # The thread that takes the signal may itself wait for the file: then it comes first there.
         for _ in range(100):
@@ -417,25 +418,38 @@ def interrupt_pack(slow, output, *options):
             time.sleep(0.01)
         slow.toggle()
         _, _, errors = life.ended(p)
-    check("interrupted; what was written is kept" in errors, f"it says {errors}")
+    check(f"interrupted; {says}" in errors, f"it says {errors}")
     slow.toggle()
 
 
 TREE_FILES = 2 * 120 + 2
 
 
-def make_tree(work):
+def make_tree(work, more=()):
     source = work.make("tree")
     for folder in "az":
         for i in range(120):
             os.makedirs(f"{source}/{folder}", exist_ok=True)
             life.write(f"{source}/{folder}/{i:03d}", contents(i)[:3000])
     life.write(f"{source}/large", tree.content(3 << 20, 1))
+    for name, data in more:
+        os.makedirs(os.path.dirname(f"{source}/{name}"), exist_ok=True)
+        life.write(f"{source}/{name}", data)
+        for path in (name, os.path.dirname(name)):
+            os.utime(f"{source}/{path}", (1, 1))
     os.link(f"{source}/a/001", f"{source}/z/hard")
     os.symlink("001", f"{source}/a/link")
     for name in ("a/001", "a/link", "z/005"):
         os.utime(f"{source}/{name}", (1, 1), follow_symlinks=False)
+    wait_until_old(source)
     return source
+
+
+def wait_until_old(source):
+    """What changed up to 2 s before a run begins is not taken from what the run has kept."""
+    changed = max(os.lstat(os.path.join(folder, name)).st_ctime
+                  for folder, folders, files in os.walk(source) for name in [".", *folders, *files])
+    wait_for(lambda: time.time() > changed + 4, "the tree to be old")
 
 
 def kept_files(folder):
@@ -499,23 +513,25 @@ def test_what_pack_has_kept_counts_only_as_its_own_and_unchanged(work):
         interrupt_pack(slow, f"{out}/x.tar")
         slow.toggle()
         kept = kept_files(out)[0]
-        whole = read(kept)
+        whole, times = read(kept), os.stat(kept)
 
         def packed(what, goes_on, **changes):
             life.write(kept, changes.get("data", whole))
             os.chmod(kept, changes.get("mode", 0o600))
+            os.utime(kept, ns=(times.st_atime_ns, times.st_mtime_ns))
             done = harness.onepot("pack", "--resume", "-q", "-f", "-o", f"{out}/x.tar", slow.at)
             check_equal("goes on from" in life.said(done), goes_on, f"{what}: {life.said(done)}")
             harness.onepot("pack", "-q", "-f", "-o", f"{out}/y.tar", slow.at)
             check_equal(read(f"{out}/x.tar") == read(f"{out}/y.tar"), True, f"{what}: the bytes")
             harness.onepot("verify", "-q", f"{out}/x.tar")
+        at = whole.index(contents(20)[:3000])
+        packed("a file in it is damaged", True, data=whole[:at] + b"?" + whole[at + 1:])
         life.write(f"{source}/a/007", contents(8)[:3000])
+        packed("a file has changed", True)
         life.write(f"{source}/a/new", b"new")
         os.unlink(f"{source}/a/009")
         os.chmod(f"{source}/a/010", 0o600)
-        packed("files have changed", True)
-        at = whole.index(contents(20)[:3000])
-        packed("a file in it is damaged", True, data=whole[:at] + b"?" + whole[at + 1:])
+        packed("files have come and gone", True)
         packed("it is cut off", False, data=whole[:-5000])
         packed("it is none", False, data=b"none")
         packed("others may write to it", False, mode=0o620)
@@ -523,6 +539,46 @@ def test_what_pack_has_kept_counts_only_as_its_own_and_unchanged(work):
         os.link(f"{out}/y.tar", kept)
         done = harness.onepot("pack", "--resume", "-q", "-f", "-o", f"{out}/x.tar", slow.at)
         check("goes on" not in life.said(done), "it has another name")
+
+
+def test_what_changed_since_an_interrupted_pack_began_is_packed_anew(work):
+    """Also where size and time are as they were."""
+    more = [("b/one/0", b"1"), ("b/one/1", b"1"), ("b/two/0", b"2"), ("b/two/1", b"2")]
+    source, out = make_tree(work, more), work.make("out")
+
+    def rewrite(name, data):
+        times = os.stat(f"{source}/{name}")
+        with open(f"{source}/{name}", "r+b") as f:
+            f.write(data)
+        os.utime(f"{source}/{name}", ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    def exchange_folders():
+        for names in (("one", "three"), ("two", "one"), ("three", "two")):
+            os.rename(*(f"{source}/b/{name}" for name in names))
+    changes = {
+        "a file": lambda: rewrite("a/011", b"after"),
+        "a mode": lambda: os.chmod(f"{source}/a/012", 0o600),
+        "an attribute": lambda: os.setxattr(f"{source}/a/013", "user.new", b"value"),
+        "folders": exchange_folders,
+        "kinds": lambda: (os.unlink(f"{source}/a/014"), os.mkdir(f"{source}/a/014"),
+                          os.unlink(f"{source}/a/015"), os.symlink("016", f"{source}/a/015")),
+        "names": lambda: (os.rename(f"{source}/a/017", f"{source}/a/018"),
+                          os.unlink(f"{source}/a/019"), os.link(f"{source}/a/020", f"{source}/a/019"))}
+    with Slow(work, "--pages=none", "--attr-timeout=0", "--entry-timeout=0", "--toggle=stall", "--hold",
+              source) as slow:
+        # While it is written, but after it was read.
+        interrupt_pack(slow, f"{out}/x.tar", files=TREE_FILES + len(more), change=lambda: rewrite("a/010", b"meanwhile"))
+        slow.toggle()
+        kept = kept_files(out)[0]
+        for what, change in changes.items():
+            check_equal(kept_files(out), [kept], "what is kept")
+            harness.run("cp", "-a", kept, f"{out}/saved")
+            change()
+            done = harness.onepot("pack", "--resume", "-q", "-f", "-o", f"{out}/x.tar", slow.at)
+            check("goes on from" in life.said(done), f"{what}: {life.said(done)}")
+            harness.onepot("pack", "-q", "-f", "-o", f"{out}/y.tar", slow.at)
+            check_equal(read(f"{out}/x.tar") == read(f"{out}/y.tar"), True, f"{what}: the bytes")
+            os.rename(f"{out}/saved", kept)
 
 
 if __name__ == "__main__":
