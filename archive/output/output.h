@@ -29,6 +29,7 @@ struct output {
     /*
      * When it was created, by its filesystem's clock. output_ready and output_keep make this
      * its time of modification: a source that has changed since may differ from its copy there.
+     * 0, by the caller: none of its files may be taken for its source.
      */
     int64_t begun_sec;
     struct file_id id;       /* of the new file */

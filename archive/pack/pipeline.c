@@ -412,12 +412,31 @@ void shard_set_discard(struct shard_set *s)
     free(s);
 }
 
+/* A file in the shard differs from its source, and a later run must not take it from there. */
+static void shard_set_distrust(struct shard_set *s, uint32_t shard)
+{
+    s->shard[shard].output->begun_sec = 0;
+}
+
+static void shard_set_report_distrust(const struct shard_set *s, const struct shard *shard)
+{
+    struct fault fault = {0};
+    fault_set(&fault, -ENODATA, shard->path, FAULT_NO_OFFSET,
+              "not kept: a file in it could not be packed as it is, see above");
+    if (s->options->report)
+        s->options->report(s->options->ctx, PACK_NOTE, &fault);
+}
+
 bool shard_set_keep(struct shard_set *s)
 {
     bool keeps = false;
     for (uint32_t i = 0; i < s->count; i++) {
         struct shard *shard = &s->shard[i];
         struct writer_totals totals = {0};
+        if (shard->writer && !shard->output->begun_sec) {
+            shard_set_report_distrust(s, shard);
+            continue;
+        }
         struct writer *writer = steal_ptr(&shard->writer);
         if (!writer || writer_finish(writer, NULL, &totals) < 0 || !totals.files)
             continue;
@@ -1117,6 +1136,8 @@ static int pipeline_write_member(struct pipeline *p, struct item *item)
         r = pipeline_report_gathered(p, g);
     if (r < 0 || g->skip)
         return r;
+    if (S_ISREG(g->member.mode) && g->problem)
+        shard_set_distrust(p->shards, item->shard);
     if (S_ISLNK(g->member.mode) && !item->from.input)
         r = pipeline_note_link(p, g);
     if (r < 0)
@@ -1154,8 +1175,10 @@ static int pipeline_write_piece(struct pipeline *p, struct item *item)
         return 0;
     if (!item->stream->reported) /* a file that shrank by a terabyte is one problem */
         r = pipeline_report(p, PACK_PROBLEM, item->problem);
-    if (item->problem)
+    if (item->problem) {
         item->stream->reported = true;
+        shard_set_distrust(p->shards, item->shard);
+    }
     if (r == 0)
         r = pipeline_check_sum(p, item);
     if (r < 0)

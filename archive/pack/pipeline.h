@@ -72,8 +72,9 @@ int shard_set_close(struct shard_set *shards, struct fault *fault,
 void shard_set_discard(struct shard_set *shards); /* NULL is fine */
 
 /*
- * Completes the archives as far as they are, and keeps them for a later run (output_keep); no
- * member may lack data. Returns whether there are any. Frees the set.
+ * Completes the archives as far as they are, and keeps them for a later run (output_keep), but
+ * for those with a file that differs from its source: that is reported. No member may lack
+ * data. Returns whether there are any. Frees the set.
  */
 bool shard_set_keep(struct shard_set *shards);
 

@@ -282,11 +282,14 @@ static bool is_kept_name(const struct pack_options *o, const struct shard_names 
                      : len == strlen(output) && memcmp(name, output, len) == 0;
 }
 
-/* It is packed in place of the user's files, so nobody else may have written it. */
-static bool is_own_file(const struct stat *st)
+/*
+ * It is packed in place of the user's files, so nobody else may have written it. Without a time
+ * it has a file that differs from its source (struct output).
+ */
+static bool may_be_taken(const struct stat *st)
 {
     return S_ISREG(st->st_mode) && st->st_uid == geteuid() && !(st->st_mode & 0022) &&
-           st->st_nlink == 1;
+           st->st_nlink == 1 && st->st_mtim.tv_sec;
 }
 
 static int list_kept(struct arguments *a, const struct shard_names *shards,
@@ -301,7 +304,7 @@ static int list_kept(struct arguments *a, const struct shard_names *shards,
         char *path = NULL;
         if (!is_kept_name(&a->options, shards, entry->d_name) ||
             fstatat(dirfd(dir), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0 ||
-            !is_own_file(&st))
+            !may_be_taken(&st))
             continue;
         if (list->count == 0 || st.st_mtim.tv_sec < a->options.kept_since)
             a->options.kept_since = st.st_mtim.tv_sec;

@@ -403,7 +403,8 @@ def is_pending(pid, number):
     return int(line.split()[1], 16) >> (number - 1) & 1
 
 
-def interrupt_pack(slow, output, *options, change=lambda: None, files=None, says="what was written is kept"):
+def interrupt_pack(slow, output, *options, change=lambda: None, files=None,
+                   says="what was written is kept", also=""):
     """TERM, while it waits for the large file in the middle, which it then writes to its end."""
     opened = slow.counts()["open"]
     with life.background("pack", "-j2", "-q", "--resume", *options, "-o", output, slow.at) as p:
@@ -418,7 +419,7 @@ def interrupt_pack(slow, output, *options, change=lambda: None, files=None, says
             time.sleep(0.01)
         slow.toggle()
         _, _, errors = life.ended(p)
-    check(f"interrupted; {says}" in errors, f"it says {errors}")
+    check(f"interrupted; {says}" in errors and also in errors, f"it says {errors}")
     slow.toggle()
 
 
@@ -505,6 +506,46 @@ def test_pack_goes_on_from_shards_that_wait_for_other_ranks(work):
         check(reads <= 1 and "goes on from" in told, f"{reads} reads: {told}")
         pack(1, out, "--resume")
         check_equal(outputs(out) == outputs(wanted), True, f"the bytes: {os.listdir(out)}")
+        for folder in (wanted, out):
+            times = [os.stat(f"{folder}/{name}").st_mtime for name in os.listdir(folder)]
+            check(min(times) > os.stat(source).st_mtime, f"times of shards: {times}")
+
+
+def test_pack_keeps_no_file_that_could_not_be_read_whole(work):
+    source, wanted = make_tree(work), work.make("wanted")
+    toggle = ("--attr-timeout=0", "--pages=none", "--toggle=stall", "--hold")
+    for what, options, change in (
+            ("errors", ("--fail-every=50",), lambda: None),
+            ("cut", (), lambda: os.truncate(f"{source}/large", 1 << 19))):
+        for shards in (1, 3):
+            out, sharded = work.make(f"{what}{shards}"), [f"--shards={shards}"] if shards > 1 else []
+            with Slow(work, *toggle, *options, source) as slow:
+                interrupt_pack(slow, f"{out}/x.tar", *sharded, change=change,
+                               says="" if sharded else "nothing is left of it",
+                               also="not kept: a file in it could not be packed as it is")
+            check(len(kept_files(out)) < shards, f"{what}, {shards} shards: {kept_files(out)}")
+            life.write(f"{source}/large", tree.content(3 << 20, 1))
+            whole = work.make(f"{what}{shards}.whole")
+            for folder in (out, whole):
+                harness.onepot("pack", "--resume", "-q", *sharded, "-o", f"{folder}/x.tar", source)
+            check_equal(outputs(out) == outputs(whole), True, f"{what}, {shards} shards: the bytes")
+    # A complete shard of a rank that goes on, too.
+    out, harmed = work.make("out"), work.make("harmed")
+    ranks = ["--shards=2", "--world=2", "--rank"]
+    with Slow(work, "--pages=none", "--fail-every=50", source) as slow:
+        harness.onepot("pack", "-q", *ranks, "0", "-o", f"{harmed}/x.tar", slow.at, status=1)
+        harness.onepot("pack", "-q", *ranks, "0", "-o", f"{out}/x.tar", slow.at, status=1)
+        slow.umount()
+        slow.arguments = ("--pages=none", source)
+        slow.start()
+        for rank in "01":
+            harness.onepot("pack", "-q", *ranks, rank, "-o", f"{wanted}/x.tar", slow.at)
+            done = harness.onepot("pack", "--resume", "-q", *ranks, rank, "-o", f"{out}/x.tar", slow.at)
+            check("goes on" not in life.said(done), life.said(done))
+        check_equal(outputs(out) == outputs(wanted), True, f"the bytes: {os.listdir(out)}")
+        harness.onepot("pack", "-q", *ranks, "1", "-o", f"{harmed}/x.tar", slow.at)
+        times = [os.stat(f"{harmed}/{name}").st_mtime for name in os.listdir(harmed)]
+        check(min(times) > os.stat(source).st_mtime, f"times of shards: {times}")
 
 
 def test_what_pack_has_kept_counts_only_as_its_own_and_unchanged(work):
