@@ -22,6 +22,8 @@ struct input {
      */
     int (*read)(void *ctx, uint32_t position, uint64_t offset, void *bytes, size_t len,
                 size_t *ret_len);
+    /* The file with the data of the one at `position`: one of those that make the archive. */
+    const char *(*file)(void *ctx, uint32_t position);
     void *ctx;
 };
 

@@ -1154,6 +1154,20 @@ static int pipeline_write_member(struct pipeline *p, struct item *item)
     return r;
 }
 
+/*
+ * A small file is read from its source if what was kept of it can't be used. Of a large one a
+ * part is written by then, so that the run ends, and the user decides.
+ */
+static int pipeline_refuse_kept(struct pipeline *p, const struct stream *s)
+{
+    const struct input *kept = p->selection->kept;
+    int r = fault_set_advised(p->fault, -EBADMSG, s->path, FAULT_NO_OFFSET,
+                              "remove this file, or pack without --resume",
+                              "kept by an interrupted run, but damaged or unreadable");
+    fault_set_file(p->fault, kept->file(kept->ctx, s->file.position));
+    return r;
+}
+
 /* Pieces come here in order, so their sum is complete at the last one. */
 static int pipeline_check_sum(struct pipeline *p, const struct item *item)
 {
@@ -1163,6 +1177,8 @@ static int pipeline_check_sum(struct pipeline *p, const struct item *item)
     checksum_add(s->checksum, item->bytes, item->len);
     if (!item->last || s->reported || checksum_is(s->checksum, s->sum))
         return 0;
+    if (s->file.input == p->selection->kept)
+        return pipeline_refuse_kept(p, s);
     struct fault fault = {0};
     gather_sum_fault(s->path, &fault);
     return pipeline_report(p, PACK_PROBLEM, &fault);
@@ -1173,6 +1189,9 @@ static int pipeline_write_piece(struct pipeline *p, struct item *item)
     int r = 0;
     if (item->stream->dropped)
         return 0;
+    if (item->problem && item->stream->file.input &&
+        item->stream->file.input == p->selection->kept)
+        return pipeline_refuse_kept(p, item->stream);
     if (!item->stream->reported) /* a file that shrank by a terabyte is one problem */
         r = pipeline_report(p, PACK_PROBLEM, item->problem);
     if (item->problem) {

@@ -102,6 +102,17 @@ static int input_read_file(void *ctx, uint32_t position, uint64_t offset, void *
     return r;
 }
 
+static const char *input_file(void *ctx, uint32_t position)
+{
+    const struct archive_input *in = ctx;
+    struct extent e = {0};
+    uint64_t at = 0;
+    while (index_extent(in->input.index, position, at, &e) == 0 && e.kind == EXTENT_HOLE &&
+           e.length)
+        at += e.length;
+    return source_name(source_at(in->pot->source, &e.source_offset));
+}
+
 /* ---- life ---- */
 
 int archive_input_new(struct pot *pot, uint64_t cache_bytes, struct fault *fault,
@@ -112,7 +123,8 @@ int archive_input_new(struct pot *pot, uint64_t cache_bytes, struct fault *fault
         return -ENOMEM;
     pthread_mutex_init(&in->lock, NULL);
     in->pot = pot;
-    in->input = (struct input){.index = pot->index, .read = input_read_file, .ctx = in};
+    in->input = (struct input){
+        .index = pot->index, .read = input_read_file, .file = input_file, .ctx = in};
     in->pieces = source_size(pot->source) / PIECE_BYTES + 1;
     in->asked = calloc(in->pieces / 8 + 1, sizeof(*in->asked));
     struct reader_options options = {.cache_bytes = cache_bytes};

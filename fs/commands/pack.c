@@ -295,10 +295,11 @@ static bool may_be_taken(const struct stat *st)
 static int list_kept(struct arguments *a, const struct shard_names *shards,
                      struct archive_list *list)
 {
-    auto_free char *folder = path_folder(a->options.output);
+    const char *output = a->options.output;
+    auto_free char *folder = path_folder(output);
     auto_closedir DIR *dir = folder ? opendir(folder) : NULL;
     const struct dirent *entry;
-    int r = folder ? 0 : -ENOMEM;
+    int r = folder ? 0 : -ENOMEM, folder_len = (int)(path_base(output) - output);
     while (r == 0 && dir && (entry = readdir(dir))) {
         struct stat st;
         char *path = NULL;
@@ -309,7 +310,8 @@ static int list_kept(struct arguments *a, const struct shard_names *shards,
         if (list->count == 0 || st.st_mtim.tv_sec < a->options.kept_since)
             a->options.kept_since = st.st_mtim.tv_sec;
         if (vector_push(&a->kept_ids, file_id_of(&st)) < 0 ||
-            asprintf(&path, "%s/%s", folder, entry->d_name) < 0 || vector_push(list, path) < 0)
+            asprintf(&path, "%.*s%s", folder_len, output, entry->d_name) < 0 ||
+            vector_push(list, path) < 0)
             r = -ENOMEM;
     }
     return r;

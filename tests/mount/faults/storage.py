@@ -582,6 +582,33 @@ def test_what_pack_has_kept_counts_only_as_its_own_and_unchanged(work):
         check("goes on" not in life.said(done), "it has another name")
 
 
+def test_pack_names_what_it_has_kept_of_a_large_file_that_is_damaged(work):
+    source = make_tree(work)
+    with Slow(work, "--pages=none", "--toggle=stall", "--hold", source) as slow:
+        for kind, options in enumerate(([], ["--zstd"], ["--shards=3"])):
+            out, wanted = work.make(f"out{kind}"), work.make(f"wanted{kind}")
+            interrupt_pack(slow, f"{out}/x.tar", *options)
+            slow.toggle()
+            kept = kept_files(out)
+            held = [path for path in kept if b"large" in harness.onepot("ls", path).stdout.split()][0]
+            whole, times = read(held), os.stat(held)
+            at = max(whole.find(read(f"{source}/large")[:4096]), len(whole) // 2)
+            for data in whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1:], whole:
+                life.write(held, data)
+                os.utime(held, ns=(times.st_atime_ns, times.st_mtime_ns))
+                pack = ["pack", "--resume", "-q", *options, "-o", f"{out}/x.tar", slow.at]
+                if data is whole:
+                    harness.onepot(*pack)
+                    break
+                said = life.said(harness.onepot(*pack, status=1))
+                check(f"onepot: {held}: large: kept by an interrupted run, but damaged" in said, said)
+                check("remove this file, or pack without --resume" in said, said)
+                check_equal(kept_files(out), kept, "what is there")
+            harness.onepot("pack", "-q", *options, "-o", f"{wanted}/x.tar", slow.at)
+            check_equal(outputs(out) == outputs(wanted), True, f"{options}: the bytes")
+            slow.toggle()
+
+
 def test_what_changed_since_an_interrupted_pack_began_is_packed_anew(work):
     """Also where size and time are as they were."""
     more = [("b/one/0", b"1"), ("b/one/1", b"1"), ("b/two/0", b"2"), ("b/two/1", b"2")]
