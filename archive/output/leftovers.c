@@ -8,6 +8,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -72,8 +73,26 @@ static bool leftover_may_be_written(int fd, const struct stat *st)
     return now.tv_sec - st->st_mtim.tv_sec < STILL_SECONDS;
 }
 
-/* 0 and the action taken; an error: the file is not ours, or gone. */
-static int leftover_examine(int folder_fd, const char *name, enum leftover *ret_what)
+static bool leftover_ends_with(const char *name, const char *suffix)
+{
+    return strcmp(strrchr(name, '.'), suffix) == 0;
+}
+
+/* NAME.XXXXXX.ready becomes NAME.XXXXXX.kept: 1. */
+static int leftover_keep(int folder_fd, const char *name)
+{
+    auto_free char *kept = NULL;
+    int len = (int)(strlen(name) - strlen(READY_SUFFIX));
+    if (asprintf(&kept, "%.*s" KEPT_SUFFIX, len, name) < 0) {
+        kept = NULL;
+        return -ENOMEM;
+    }
+    return renameat(folder_fd, name, folder_fd, kept) < 0 ? -errno : 1;
+}
+
+/* 0 and the action taken; 1: it is kept; an error: the file is not ours, or gone. */
+static int leftover_examine(int folder_fd, const char *name, enum leftovers_kind kind,
+                            enum leftover *ret_what)
 {
     struct stat st = {0};
     auto_close int fd =
@@ -88,7 +107,11 @@ static int leftover_examine(int folder_fd, const char *name, enum leftover *ret_
     }
     if (!leftover_is_ours(folder_fd, name, fd, &st))
         return -ENOENT;
-    *ret_what = leftover_may_be_written(fd, &st) ? LEFTOVER_UNKNOWN : LEFTOVER_REMOVED;
+    bool is_partial = leftover_ends_with(name, PARTIAL_SUFFIX);
+    if (!is_partial && kind == LEFTOVERS_TO_RESUME)
+        return leftover_keep(folder_fd, name);
+    *ret_what =
+        is_partial && leftover_may_be_written(fd, &st) ? LEFTOVER_UNKNOWN : LEFTOVER_REMOVED;
     return *ret_what == LEFTOVER_REMOVED && unlinkat(folder_fd, name, 0) < 0 ? -errno : 0;
 }
 
@@ -102,9 +125,11 @@ void leftovers_remove(int folder_fd, const struct leftovers *l)
         size_t len;
         enum leftover what = LEFTOVER_UNKNOWN;
         if (!partial_name_parse(entry->d_name, &len) ||
-            !l->match(l->match_ctx, entry->d_name, len))
+            !l->match(l->match_ctx, entry->d_name, len) ||
+            (l->kind != LEFTOVERS_ALL &&
+             leftover_ends_with(entry->d_name, KEPT_SUFFIX) != (l->kind == LEFTOVERS_KEPT)))
             continue;
-        if (leftover_examine(folder_fd, entry->d_name, &what) == 0 && l->found)
+        if (leftover_examine(folder_fd, entry->d_name, l->kind, &what) == 0 && l->found)
             l->found(l->ctx, what, entry->d_name);
     }
 }

@@ -4,7 +4,8 @@
  * be locked has no writer.
  *
  * On some network filesystems a lock holds on one node only, and the writer may be on another.
- * There a file must also have been unmodified for a while; until then it is only reported.
+ * There a partial file must also have been unmodified for a while; until then it is only
+ * reported. Ready and kept files are complete, and nobody writes to them.
  */
 #ifndef ONEPOT_LEFTOVERS_H
 #define ONEPOT_LEFTOVERS_H
@@ -36,7 +37,15 @@ enum leftover {
     LEFTOVER_UNKNOWN, /* may still be written */
 };
 
+/* Which files, by the ends of their names. */
+enum leftovers_kind {
+    LEFTOVERS_ALL,
+    LEFTOVERS_TO_RESUME, /* partial ones; kept files stay, and ready ones become kept files */
+    LEFTOVERS_KEPT,
+};
+
 struct leftovers {
+    enum leftovers_kind kind;
     /* Should partial files of this name (`len` bytes) be removed? */
     bool (*match)(const void *ctx, const char *name, size_t len);
     const void *match_ctx;

@@ -39,7 +39,6 @@ struct run {
     struct name_list *names;
     struct shard_names shard_names;
     struct pack_result result;
-    bool ends; /* the archives are there, and what was kept of them is not needed */
 };
 
 static int pack_source_fault(struct fault *fault, int err, const char *path)
@@ -296,23 +295,10 @@ void pack_report_leftover(void *options, enum leftover what, const char *name)
         o->report(o->ctx, PACK_NOTE, &fault);
 }
 
-/*
- * With --resume: what killed runs left of our archives, but not what interrupted ones have
- * kept; at the end, that alone.
- */
-static bool pack_is_leftover(const void *ctx, const char *name, size_t len)
+static void pack_remove_leftovers(struct run *run, enum leftovers_kind kind)
 {
-    const struct run *run = ctx;
-    const char *output = path_base(run->options->output);
-    if ((strcmp(strrchr(name, '.'), KEPT_SUFFIX) == 0) != run->ends)
-        return false;
-    return run->selection.outputs ? pack_is_own_shard(&run->selection, name, len)
-                                  : len == strlen(output) && memcmp(name, output, len) == 0;
-}
-
-static void pack_remove_leftovers(struct run *run)
-{
-    struct leftovers how = {.found = run->ends ? NULL : pack_report_leftover,
+    struct leftovers how = {.kind = kind,
+                            .found = kind == LEFTOVERS_KEPT ? NULL : pack_report_leftover,
                             .ctx = (void *)run->options};
     auto_free char *shard = NULL;
     if (run->selection.outputs) {
@@ -320,10 +306,6 @@ static void pack_remove_leftovers(struct run *run)
             return;
         how.match = pack_is_own_shard;
         how.match_ctx = &run->selection;
-    }
-    if (run->options->resume) {
-        how.match = pack_is_leftover;
-        how.match_ctx = run;
     }
     output_clean(shard ? shard : run->options->output, &how);
 }
@@ -336,7 +318,7 @@ static int pack_clear_shards(struct run *run, const char *letters, struct fault 
     int r = shard_exchange_begin(run->selection.outputs, o->overwrite, o->stop, fault, &x);
     if (r < 0)
         return r;
-    pack_remove_leftovers(run);
+    pack_remove_leftovers(run, o->resume ? LEFTOVERS_TO_RESUME : LEFTOVERS_ALL);
     for (uint32_t i = 0; i < run->selection.shards; i++)
         if (selection_has(&run->selection, i))
             shard_exchange_withdraw(&x, i, letters);
@@ -353,14 +335,13 @@ static int pack_write_archive(struct run *run, struct fault *fault)
     if (r == 0 && run->selection.outputs)
         r = pack_clear_shards(run, letters, fault);
     else if (r == 0)
-        pack_remove_leftovers(run);
+        pack_remove_leftovers(run, o->resume ? LEFTOVERS_TO_RESUME : LEFTOVERS_ALL);
     if (r == 0 && o->writer.zstd_level)
         r = compress_pool_new(o->writer.threads, o->writer.zstd_level, &pool);
     if (r == 0)
         r = pack_write_shards(run, letters, pool, fault);
-    run->ends = r == 0 && o->resume;
-    if (run->ends)
-        pack_remove_leftovers(run);
+    if (r == 0 && o->resume)
+        pack_remove_leftovers(run, LEFTOVERS_KEPT);
     compress_pool_free(pool);
     return r;
 }

@@ -482,9 +482,12 @@ def test_pack_goes_on_from_what_an_interrupted_one_has_kept(work):
             for path in kept:
                 harness.onepot("verify", "-q", path)
             slow.toggle()
-            life.write(kept[0].replace(".kept", ".partial"), b"of a killed run")
+            partial = kept[0].replace(".kept", ".partial")
+            life.write(partial, b"of a killed run")
+            os.utime(partial, (1, 1))
             before = slow.counts()["read"]
-            done = harness.onepot("pack", "--resume", "-q", *options, "-o", f"{out}/x.tar", slow.at)
+            done = harness.onepot("pack", "--resume", "-q", *options, "-o", f"{out}/x.tar", slow.at,
+                                  env=environment(ONEPOT_ASSUME_REMOTE="1"))
             check("goes on from" in life.said(done), life.said(done))
             reads = slow.counts()["read"] - before
             check(reads <= all_reads - 121, f"{options}: {reads} reads, and {all_reads} without")
@@ -509,6 +512,26 @@ def test_pack_goes_on_from_shards_that_wait_for_other_ranks(work):
         for folder in (wanted, out):
             times = [os.stat(f"{folder}/{name}").st_mtime for name in os.listdir(folder)]
             check(min(times) > os.stat(source).st_mtime, f"times of shards: {times}")
+
+
+def test_a_killed_pack_leaves_the_complete_shards_that_it_went_on_from(work):
+    source, out, wanted = make_tree(work), work.make("out"), work.make("wanted")
+    pack = ["pack", "-q", "--shards=4", "--rank=0", "--world=2", "-o"]
+    harness.onepot(*pack, f"{out}/x.tar", source)
+    for i in range(8):
+        life.write(f"{source}/z/new{i}", tree.content(1 << 20, i))
+    with Slow(work, "--pages=none", "--toggle=stall", "--hold", source) as slow:
+        with life.background(*pack, f"{out}/x.tar", "--resume", slow.at) as p:
+            wait_for(lambda: slow.counts()["stalls"] or slow.counts()["in_flight"], "a read")
+            wait_for(lambda: any(name.endswith(".partial") for name in os.listdir(out)), "a partial file")
+            p.kill()
+            slow.toggle()
+            life.ended(p)
+        check_equal(len(kept_files(out)), 2, f"shards kept: {os.listdir(out)}")
+        done = harness.onepot(*pack, f"{out}/x.tar", "--resume", slow.at)
+        check("goes on from" in life.said(done), life.said(done))
+        harness.onepot(*pack, f"{wanted}/x.tar", slow.at)
+        check_equal(outputs(out) == outputs(wanted), True, f"the bytes: {os.listdir(out)}")
 
 
 def test_pack_keeps_no_file_that_could_not_be_read_whole(work):
