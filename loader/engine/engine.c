@@ -163,6 +163,7 @@ int engine_seek(struct engine *engine, const struct place *place,
         engine_set_place(engine, place);
     }
     pthread_cond_broadcast(&engine->work);
+    pthread_cond_broadcast(&engine->ready); /* there may be no batch here to wait for */
     pthread_mutex_unlock(&engine->lock);
     return r;
 }

@@ -362,6 +362,71 @@ START_TEST(slow_storage_is_waited_for)
 }
 END_TEST
 
+/*
+ * A clock for a consumer and a thread that goes elsewhere, which goes on only once the consumer
+ * has looked in vain, and waits again. The gate opens when both wait.
+ */
+static _Thread_local bool goes_elsewhere;
+static _Atomic unsigned looks; /* of the consumer */
+static _Atomic bool waited_in_vain;
+static pthread_cond_t looked = PTHREAD_COND_INITIALIZER;
+
+static uint64_t true_now_ns(void *ctx)
+{
+    (void)ctx;
+    return now_ns();
+}
+
+static bool wait_in_turn(void *ctx, pthread_cond_t *ready, pthread_mutex_t *lock,
+                         uint64_t until_ns)
+{
+    struct timespec until = clock_timespec(until_ns);
+    (void)ctx;
+    if (!goes_elsewhere) {
+        atomic_fetch_add(&looks, 1);
+        pthread_cond_broadcast(&looked);
+        bool hears = pthread_cond_timedwait(ready, lock, &until) == 0;
+        if (!hears)
+            atomic_store(&waited_in_vain, true);
+        return hears;
+    }
+    set_gate(false, 0);
+    pthread_cond_wait(ready, lock);
+    while (atomic_load(&looks) < 2)
+        pthread_cond_wait(&looked, lock);
+    return true;
+}
+
+static void *wait_for_a_batch(void *loader)
+{
+    const struct onepot_batch *b;
+    return (void *)(intptr_t)onepot_loader_next(loader, 10000, NULL, &b);
+}
+
+START_TEST(who_waits_hears_that_there_is_no_batch_where_the_loader_went)
+{
+    static const struct loader_clock clock = {.now_ns = true_now_ns, .wait = wait_in_turn};
+    pthread_t consumer;
+    void *result;
+    archive->dataset->clock = &clock;
+    goes_elsewhere = true;
+    set_gate(true, UINT64_MAX);
+    struct onepot_loader *loader = make(1, ONEPOT_NEVER);
+    ck_assert_int_eq(pthread_create(&consumer, NULL, wait_for_a_batch, loader), 0);
+    for (bool hangs = false; !hangs || atomic_load(&looks) == 0; sched_yield()) {
+        pthread_mutex_lock(&slow.lock);
+        hangs = slow.hanging > 0;
+        pthread_mutex_unlock(&slow.lock);
+    }
+    ck_assert_int_eq(onepot_loader_order(loader, 1, NULL, 0, NULL), 0);
+    ck_assert_int_eq(pthread_join(consumer, &result), 0);
+    ck_assert_int_eq((int)(intptr_t)result, 0);
+    ck_assert(!atomic_load(&waited_in_vain));
+    goes_elsewhere = false;
+    onepot_loader_free(loader);
+}
+END_TEST
+
 static uint32_t threads_of(struct onepot_loader *loader)
 {
     struct onepot_stats stats = {.size = sizeof(stats)};
@@ -425,6 +490,7 @@ int main(void)
     tcase_add_test(t, storage_that_is_gone_is_an_error_each_time_and_no_hang);
     tcase_add_test(t, a_loader_that_hangs_can_be_freed_and_what_it_left_goes_later);
     tcase_add_test(t, another_epoch_can_be_begun_while_reads_hang);
+    tcase_add_test(t, who_waits_hears_that_there_is_no_batch_where_the_loader_went);
     tcase_add_test(t, slow_storage_is_waited_for);
     tcase_add_test(t, a_copy_that_is_whole_is_read_by_as_many_threads_as_a_local_archive);
     tcase_add_loop_test(t, a_read_that_fails_is_tried_as_often_as_was_said, 0, 3);
