@@ -187,7 +187,7 @@ struct onepot_archive_options {
      * Protects memory: an archive of a few kilobytes can hold files of terabytes. A sample with
      * more bytes of holes than this, and more than 16 times its other bytes, is refused
      * (-EFBIG) where all of it would be brought into memory. onepot_archive_read still reads
-     * any range of it. 0: 64 MiB. UINT64_MAX: none is refused.
+     * any range of it. 0: 64 MiB. UINT64_MAX: none is refused below 2^63 - 1 bytes.
      */
     uint64_t hole_bytes;
     /*
@@ -266,7 +266,8 @@ ONEPOT_API uint64_t onepot_archive_samples(const struct onepot_archive *archive)
 ONEPOT_API int onepot_archive_name(const struct onepot_archive *archive, uint64_t sample,
                                    char *buf, size_t size, size_t *ret_len);
 
-/* The size of a sample in bytes; for a group, of all its parts together. -ERANGE. */
+/* The size of a sample in bytes; for a group, of all its parts together, at most 2^63 - 1.
+ * -ERANGE. */
 ONEPOT_API int onepot_archive_size(const struct onepot_archive *archive, uint64_t sample,
                                    uint64_t *ret_bytes);
 

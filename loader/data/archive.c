@@ -10,6 +10,7 @@
 #include "dataset.h"
 #include "error.h"
 #include "label.h"
+#include "numbers.h"
 #include "path.h"
 #include "shards.h"
 #include "source_retry.h"
@@ -176,16 +177,23 @@ uint64_t archive_size(const struct onepot_archive *archive, uint64_t sample)
     uint64_t first, end, bytes = 0;
     archive_records(archive, sample, &first, &end);
     for (; first < end; first++)
-        bytes += archive->dataset->records[first].size_bytes;
+        bytes = min_u64(bytes + archive->dataset->records[first].size_bytes, INT64_MAX);
     return bytes;
 }
 
-/* Records in one piece and small records cost one comparison. */
+/*
+ * Records in one piece and small records cost one comparison. No memory has INT64_MAX bytes, so
+ * that who adds or allocates sizes after this check need not fear for their sum.
+ */
 int archive_check(const struct onepot_archive *archive, uint64_t sample, uint64_t *ret_record)
 {
     const struct dataset *d = archive->dataset;
     uint64_t first, end;
     archive_records(archive, sample, &first, &end);
+    if (archive_size(archive, sample) == INT64_MAX) { /* mostly holes, whatever was allowed */
+        *ret_record = first;
+        return -EFBIG;
+    }
     for (; first < end; first++) {
         const struct record *record = &d->records[first];
         struct node node;

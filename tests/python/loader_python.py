@@ -342,6 +342,26 @@ class Archives(unittest.TestCase):
         self.assertEqual(allowed.size, 8 << 30)
         self.assertEqual(bytes(allowed.read(0, 3)), b"abc")
 
+    def test_sizes_of_parts_whose_sum_overflows_are_refused_whatever_is_allowed(self):
+        path = os.path.join(WORK, "overflow.tar")
+        with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+            for name, size in (("s.a", 2 ** 63 - 1), ("s.b", 2 ** 63 - 1), ("s.c", 100)):
+                info, parts = tarfile.TarInfo("GNUSparseFile.0/" + name), b"1\n5\n1\n"
+                info.size, info.pax_headers = 513, {
+                    "GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": name,
+                    "GNU.sparse.realsize": str(size)}
+                tar.addfile(info, io.BytesIO(parts.ljust(512, b"\0") + b"x"))
+        archive = onepot.Archive(path, group="basename", hole_bytes=2 ** 64 - 1)
+        self.assertEqual(list(archive.sizes), [2 ** 63 - 1])
+        for read in (lambda: archive[0].data, lambda: bytes(archive[0]), lambda: onepot.Dataset(archive)[0],
+                     lambda: drain(onepot.Loader(archive, 1, 0, 1)),
+                     lambda: drain(onepot.Loader(archive, 1, 0, 1, npy=True)),
+                     lambda: drain(onepot.Loader(archive, 1, 0, 1, images=onepot.Images(8)))):
+            with self.assertRaisesRegex(OSError, "s.a.*holes") as raised:
+                read()
+            self.assertEqual(raised.exception.errno, errno.EFBIG)
+        self.assertEqual(bytes(archive[0].read(3, 4)), b"\0\0x\0")
+
     def test_groups_have_parts(self):
         tree = os.path.join(WORK, "groups")
         os.makedirs(tree)
