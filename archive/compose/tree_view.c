@@ -6,6 +6,7 @@
 #include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <locale.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -135,7 +136,17 @@ int view_choose(struct view_filter *f, const char *path, size_t len, uint32_t mo
     return VIEW_LEAVE_OUT;
 }
 
-int view_bytes_begin(struct view_bytes *bytes)
+/*
+ * While patterns match, they match bytes, whatever the locale of the program that the library
+ * is in: '?' is one byte in Python, too, and 'onepot mount' shows the view that Python
+ * saved.
+ */
+struct view_bytes {
+    locale_t bytes, before;
+};
+
+/* -ENOMEM. */
+static int view_bytes_begin(struct view_bytes *bytes)
 {
     bytes->bytes = newlocale(LC_ALL_MASK, "C", (locale_t)0);
     if (!bytes->bytes)

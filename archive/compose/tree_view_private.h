@@ -4,8 +4,6 @@
 #ifndef ONEPOT_TREE_VIEW_PRIVATE_H
 #define ONEPOT_TREE_VIEW_PRIVATE_H
 
-#include <locale.h>
-
 #include "name_list.h"
 #include "tree.h"
 #include "tree_view.h"
@@ -71,15 +69,5 @@ int view_choose(struct view_filter *filter, const char *path, size_t len, uint32
  */
 int view_filter_shows_named(struct view_filter *filter, const char *path, size_t len,
                             bool is_folder);
-
-/*
- * While patterns match, they match bytes, whatever the locale of the program that the library
- * is in: '?' is one byte in Python, too, and 'onepot mount' shows the view that Python
- * saved.
- */
-struct view_bytes {
-    locale_t bytes, before;
-};
-int view_bytes_begin(struct view_bytes *bytes); /* -ENOMEM */
 
 #endif

@@ -69,7 +69,7 @@ struct writer {
  * member's data lies. Memory: a few frames for each thread.
  */
 struct framer;
-void framer_free(struct framer *framer); /* NULL is fine */
+static void framer_free(struct framer *framer); /* NULL is fine */
 
 /*
  * Writes the next bytes of the file. `owned` (may be NULL) is freed when they were written,
@@ -824,7 +824,7 @@ static int framer_new(struct writer *w, const struct writer_options *options,
     return 0;
 }
 
-void framer_free(struct framer *f)
+static void framer_free(struct framer *f)
 {
     if (!f)
         return;

@@ -2,7 +2,7 @@
  * A way to choose the next fetches. A plan (plan.h) has up to five of them, in this order:
  *
  *     order      a known order of files, given or recognised     plan.c, follow.h, recognise.h
- *     sequence   files and pieces of files in a row              scan.h, streams.h
+ *     sequence   files and pieces of files in a row              plan.c, streams.h
  *     tree       directories that a walk will reach              tree_walk.h
  *     names      names of files that are opened without a listing   names.h
  *     near       files near the ones that are read           nearby.h

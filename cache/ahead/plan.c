@@ -17,14 +17,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <stdbool.h>
-#include <stddef.h>
 
+#include "ahead.h"
 #include "archive_files.h"
 #include "bits.h"
 #include "chooser.h"
 #include "clock.h"
 #include "follow.h"
+#include "known_reads.h"
 #include "names.h"
 #include "nearby.h"
 #include "numbers.h"
@@ -32,18 +32,6 @@
 #include "streams.h"
 #include "tree_walk.h"
 #include "want.h"
-#include "ahead.h"
-#include "known_reads.h"
-
-struct scan;
-
-void scan_free(struct scan *scan); /* NULL is fine */
-
-/*
- * Of a struct scan. A read is `expected` if it was due in a known order. One `take` gives
- * pieces of one file, or files that lie close together.
- */
-extern const struct chooser scan_chooser;
 
 /*
  * A name's place in the index is its place in the order of names: the children of a directory
@@ -122,7 +110,7 @@ static int scan_new(const struct ahead_options *options, struct ahead_stats *sta
     return 0;
 }
 
-void scan_free(struct scan *s)
+static void scan_free(struct scan *s)
 {
     if (!s)
         return;
@@ -410,7 +398,9 @@ static size_t scan_take(void *chooser, struct reader_want *wants, size_t max)
     return count;
 }
 
-const struct chooser scan_chooser = {
+/* A read is `expected` if it was due in a known order. One `take` gives pieces of one file, or
+ * files that lie close together. */
+static const struct chooser scan_chooser = {
     .observe = scan_observe,
     .take = scan_take,
 };

@@ -2,8 +2,7 @@
  * Records the order in which files are read, one path a line, so that a later job can follow it
  * (read_list.h). Until it is finished a record is called PATH.part, and that is what a
  * killed process leaves. Each file is recorded up to RECORDER_TIMES times: a record holds the
- * orders of several epochs, but does not grow for ever. A path with a newline is quoted
- * (list_paths.h).
+ * orders of several epochs, but does not grow for ever. A path with a newline is quoted.
  *
  * Threads: one at a time.
  */
