@@ -171,13 +171,18 @@ struct onepot_archive *archive_share(const struct onepot_archive *archive)
 
 /* ---- digest ---- */
 
+/*
+ * Hashes what the index's own sums and sizes tell. A digest that was saved later does not
+ * count, so that pickles and states still belong to the archive.
+ */
 static int hash_archive(const struct index *index, XXH3_state_t *state)
 {
     const struct index_info *info = index_info(index);
     uint8_t digest[INDEX_DIGEST_BYTES];
-    enum digest_kind kind = info->digest_kind;
+    enum digest_kind kind = info->has_holes ? DIGEST_STORED : DIGEST_TREE;
+    bool is_of_sums = info->has_sums && info->sum_kind == SUM_XXH3 && info->digest_kind == kind;
     memcpy(digest, info->digest, sizeof(digest));
-    int r = kind <= DIGEST_EARLIER ? index_digest(index, NULL, digest, &kind) : 0;
+    int r = is_of_sums ? 0 : index_digest(index, NULL, digest, &kind);
     if (r < 0)
         return r;
     XXH3_128bits_update(state, digest, sizeof(digest));

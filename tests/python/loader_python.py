@@ -309,6 +309,27 @@ class Archives(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "digest"):
             pickle.loads(text)
 
+    def test_a_digest_that_is_saved_later_changes_no_pickle_and_no_state(self):
+        for name, view in (("later", {}), ("view", {"include": "*"})):
+            folder = os.path.join(WORK, name)
+            os.makedirs(os.path.join(folder, "tree"))
+            with open(os.path.join(folder, "tree", "sparse"), "wb") as f:
+                f.truncate(1 << 20)
+                f.write(b"abc")
+            foreign, own = os.path.join(folder, "a.tar"), os.path.join(folder, "own.tar")
+            subprocess.run(["tar", "-cf", foreign, "-C", os.path.join(folder, "tree"), "."], check=True)
+            subprocess.run([ONEPOT, "pack", "-qo", own, os.path.join(folder, "tree")], check=True)
+            options = ["--%s=%s" % option for option in view.items()]
+            for path in (foreign, own):
+                archive = onepot.Archive(path, **view)
+                pickled, state = pickle.dumps(archive), onepot.Loader(archive, 1, 0, 1).state_dict()
+                subprocess.run([ONEPOT, "index", "--digest", *options, path], check=True,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                self.assertIn(pickle.loads(pickled).digest,
+                              subprocess.run([ONEPOT, "info", "--digest", *options, path], check=True,
+                                             stdout=subprocess.PIPE).stdout.decode())
+                onepot.Loader(onepot.Archive(path, **view), 1, 0, 1).load_state_dict(state)
+
     def test_samples_of_nearly_nothing_but_holes_are_refused_as_a_whole(self):
         tree, path = os.path.join(WORK, "holes"), os.path.join(WORK, "holes.tar")
         os.makedirs(tree)
