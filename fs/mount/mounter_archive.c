@@ -237,7 +237,7 @@ static int know_archive(const struct mounter *m, struct layer_archive *ret)
     };
     for (size_t i = 0; i < pot->part_count; i++)
         ret->samples = ret->samples * UINT64_C(0x9e3779b97f4a7c15) + pot->parts[i].samples;
-    for (size_t i = 0; info->digest_kind >= DIGEST_TREE && i < sizeof(info->digest); i++)
+    for (size_t i = 0; info->digest_kind == DIGEST_TREE && i < sizeof(info->digest); i++)
         snprintf(ret->digest + 2 * i, 3, "%02x", info->digest[i]);
     return write_words(m, ret->words);
 }

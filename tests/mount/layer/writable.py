@@ -420,6 +420,21 @@ def test_an_archive_is_known_by_its_content(work):
     check_nothing_left()
 
 
+def test_changes_over_sparse_files_belong_to_their_archive_with_and_without_expect(work):
+    need_overlay()
+    plain, own = make_archive(work), work / "own.tar"
+    with open(work / "source/sparse", "wb") as f:
+        f.truncate(1 << 20)
+    harness.onepot("pack", "-qo", own, work / "source")
+    for archive in (own, plain):
+        digest = json.loads(harness.onepot("info", "--json", "--digest", archive).stdout)[0]["digest"]
+        for first, then in ([], [f"--expect={digest}"]), ([f"--expect={digest}"], []):
+            where = work / f"kept-{os.path.basename(archive)}-{len(first)}"
+            for options in (first, then, then, first):
+                changed(work, archive, *options, where=where)
+    check_nothing_left()
+
+
 def test_a_folder_without_changes_takes_any_archive(work):
     need_overlay()
     old = make_archive(work)
