@@ -47,19 +47,6 @@ struct digest_sum {
     uint64_t at;
 };
 
-/* Holes count as the zeros that readers see. */
-static void digest_zeros(struct digest_sum *s, uint64_t until)
-{
-    static const uint8_t zeros[ZEROS_BYTES];
-    while (s->at < until) {
-        size_t n = (size_t)min_u64(until - s->at, ZEROS_BYTES);
-        XXH3_64bits_update(s->state, zeros, n);
-        s->at += n;
-        if (atomic_load_explicit(&s->d->err, memory_order_relaxed))
-            break;
-    }
-}
-
 /* True: go on. */
 static bool digest_shows(struct digest_files *d)
 {
@@ -73,14 +60,29 @@ static bool digest_shows(struct digest_files *d)
     return d->err == 0;
 }
 
+/* False: the digest was given up. */
+static bool digest_hash(struct digest_sum *s, const void *bytes, size_t len)
+{
+    XXH3_64bits_update(s->state, bytes, len);
+    s->at += len;
+    atomic_fetch_add_explicit(&s->d->progress.bytes_done, len, memory_order_relaxed);
+    return digest_shows(s->d);
+}
+
+/* Holes count as the zeros that readers see. */
+static bool digest_zeros(struct digest_sum *s, uint64_t until)
+{
+    static const uint8_t zeros[ZEROS_BYTES];
+    bool goes_on = true;
+    while (goes_on && s->at < until)
+        goes_on = digest_hash(s, zeros, (size_t)min_u64(until - s->at, ZEROS_BYTES));
+    return goes_on;
+}
+
 static int digest_take(void *ctx, const void *bytes, size_t len, uint64_t offset)
 {
     struct digest_sum *s = ctx;
-    digest_zeros(s, offset);
-    XXH3_64bits_update(s->state, bytes, len);
-    s->at = offset + len;
-    atomic_fetch_add_explicit(&s->d->progress.bytes_done, len, memory_order_relaxed);
-    return digest_shows(s->d) ? 0 : -ECANCELED;
+    return digest_zeros(s, offset) && digest_hash(s, bytes, len) ? 0 : -ECANCELED;
 }
 
 static void digest_failed(struct digest_files *d, uint32_t position, int err, uint64_t where)
@@ -109,9 +111,8 @@ static void digest_one(struct digest_sum *s, struct content *content, uint32_t p
         r = content_read(content, position, 0, node.size_bytes, digest_take, s, &where);
     if (r < 0 && r != -ECANCELED)
         digest_failed(d, position, r, where);
-    if (r < 0)
+    if (r < 0 || !digest_zeros(s, node.size_bytes))
         return;
-    digest_zeros(s, node.size_bytes);
     d->sums[position] = XXH3_64bits_digest(s->state);
     atomic_fetch_add_explicit(&d->progress.members, 1, memory_order_relaxed);
 }
@@ -162,7 +163,7 @@ static int digest_choose(struct digest_files *d, uint32_t position)
     if (info->has_sums && info->sum_kind == SUM_XXH3 && !node.has_holes)
         return index_sum(index, position, &d->sums[position]);
     struct digest_file file = {digest_key(index, position), position};
-    d->progress.bytes_total += node.data_bytes;
+    d->progress.bytes_total += node.size_bytes;
     d->progress.members_total++;
     return vector_push(&d->files, file);
 }

@@ -52,9 +52,8 @@ static void make_tree(struct fixture *f)
     }
 }
 
-static void begin(struct fixture *f, int zstd_level)
+static void pack_tree(struct fixture *f, int zstd_level)
 {
-    make_tree(f);
     const char *const sources[] = {f->tree};
     struct pack_options options = {.sources = sources,
                                    .source_count = 1,
@@ -66,6 +65,12 @@ static void begin(struct fixture *f, int zstd_level)
     struct pack_result result;
     struct fault fault = {0};
     ck_assert_int_eq(pack_run(&options, &fault, &result), 0);
+}
+
+static void begin(struct fixture *f, int zstd_level)
+{
+    make_tree(f);
+    pack_tree(f, zstd_level);
 }
 
 static void open_it(struct fixture *f)
@@ -286,6 +291,42 @@ START_TEST(what_the_source_says_of_itself_is_an_io_error)
 }
 END_TEST
 
+#define SPARSE_BYTES (UINT64_C(64) << 30) /* seconds of hashing */
+
+struct giving_up {
+    _Atomic bool cancelled;
+    uint64_t total;
+};
+
+static void give_up(void *ctx, const char *doing, const struct progress *progress)
+{
+    struct giving_up *g = ctx;
+    ck_assert_str_eq(doing, "reading for the digest");
+    g->total = progress->bytes_total;
+    if (progress->bytes_done)
+        g->cancelled = true;
+}
+
+START_TEST(a_digest_of_holes_shows_progress_and_ends_on_demand)
+{
+    struct fixture f;
+    struct fault fault = {0};
+    struct giving_up g = {0};
+    const struct pot_options how = {.progress = give_up, .cancelled = &g.cancelled, .ctx = &g};
+    uint8_t digest[INDEX_DIGEST_BYTES];
+    enum digest_kind kind;
+    char path[128];
+    make_tree(&f);
+    snprintf(path, sizeof(path), "%s/00", f.tree);
+    ck_assert_int_eq(truncate(path, (off_t)SPARSE_BYTES), 0);
+    pack_tree(&f, 0);
+    open_it(&f);
+    ck_assert_int_eq(content_digest(f.pot, 2, &how, &fault, digest, &kind), -ECANCELED);
+    ck_assert_uint_eq(g.total, SPARSE_BYTES);
+    end(&f);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("content");
@@ -296,6 +337,7 @@ int main(void)
     tcase_add_test(tests, files_before_the_damage_of_a_block_come_without_its_sum);
     tcase_add_test(tests, what_is_expected_comes_with_the_first_read_as_far_as_the_window_goes);
     tcase_add_test(tests, what_the_source_says_of_itself_is_an_io_error);
+    tcase_add_test(tests, a_digest_of_holes_shows_progress_and_ends_on_demand);
     suite_add_tcase(suite, tests);
     return run_suite(suite);
 }
