@@ -46,15 +46,12 @@ void content_expect(struct content *content, uint64_t end);
 typedef int content_sink(void *ctx, const void *bytes, size_t len, uint64_t offset);
 
 /*
- * The DIGEST_TREE of the pot (index.h): taken from its index, if that has it or can make it;
- * else made by reading the files whose sums the index lacks, in so many threads. `how` may have
- * a progress, which one of the threads calls at a time, and `cancelled`. With 0 threads no file
- * is read, and the kind may be another. -ECANCELED, -ENOMEM, or errors of reading, with a
- * fault.
+ * The DIGEST_TREE of the pot (index.h): its index's, or else made by reading the files whose
+ * sums the index lacks, in so many threads. `how` may have a progress, which one of the threads
+ * calls at a time, and `cancelled`. -ECANCELED, -ENOMEM, or errors of reading, with a fault.
  */
 int content_digest(struct pot *pot, unsigned threads, const struct pot_options *how,
-                   struct fault *fault, uint8_t ret_digest[INDEX_DIGEST_BYTES],
-                   enum digest_kind *ret_kind);
+                   struct fault *fault, uint8_t ret_digest[INDEX_DIGEST_BYTES]);
 
 /*
  * Reads the bytes [from, to) of the regular file at `position`, except its holes and anything

@@ -191,24 +191,21 @@ static int digest_read(struct digest_files *d, unsigned threads)
 }
 
 int content_digest(struct pot *pot, unsigned threads, const struct pot_options *how,
-                   struct fault *fault, uint8_t ret_digest[INDEX_DIGEST_BYTES],
-                   enum digest_kind *ret_kind)
+                   struct fault *fault, uint8_t ret_digest[INDEX_DIGEST_BYTES])
 {
     const struct index_info *info = index_info(pot->index);
     struct digest_files d = {.pot = pot, .how = how, .fault = fault};
-    *ret_kind = info->digest_kind;
-    memcpy(ret_digest, info->digest, INDEX_DIGEST_BYTES);
-    int r = info->digest_kind == DIGEST_TREE
-                ? 0
-                : index_digest(pot->index, NULL, ret_digest, ret_kind);
-    if (r < 0 || *ret_kind == DIGEST_TREE || threads == 0)
-        return r;
+    enum digest_kind kind;
+    if (info->digest_kind == DIGEST_TREE) {
+        memcpy(ret_digest, info->digest, INDEX_DIGEST_BYTES);
+        return 0;
+    }
     pthread_mutex_init(&d.lock, NULL);
-    r = digest_read(&d, threads);
+    int r = digest_read(&d, threads);
     if (r == 0)
         r = pot_check_whole(pot, fault);
     if (r == 0)
-        r = index_digest(pot->index, d.sums, ret_digest, ret_kind);
+        r = index_digest(pot->index, d.sums, ret_digest, &kind);
     pthread_mutex_destroy(&d.lock);
     vector_free(&d.files);
     free(d.sums);

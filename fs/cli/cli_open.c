@@ -160,10 +160,9 @@ int cli_digest(struct pot *pot, const struct pot_options *options,
     const struct pot_options how = {
         .progress = digest_show, .cancelled = &opening.cancelled, .ctx = &opening};
     uint8_t digest[INDEX_DIGEST_BYTES];
-    enum digest_kind kind;
     struct fault fault = {0};
     cli_progress_start(&opening.line);
-    int r = content_digest(pot, cli_default_jobs(), &how, &fault, digest, &kind);
+    int r = content_digest(pot, cli_default_jobs(), &how, &fault, digest);
     cli_progress_end(&opening.line);
     if (r < 0 && r != -ECANCELED)
         cli_fail(pot->path, r, &fault);

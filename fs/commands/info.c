@@ -11,7 +11,6 @@
 #include "batch_fit.h"
 #include "cli.h"
 #include "codec.h"
-#include "content.h"
 #include "commands.h"
 #include "json.h"
 #include "stripes.h"
@@ -477,17 +476,13 @@ static int count_contents(const struct pot *pot, struct pot_sums *sums, struct s
     return CLI_OK;
 }
 
-/* "" if files would have to be read for it, and `reads` does not allow that. */
+/* "" if it would have to be found, and `reads` does not allow that. */
 static int find_digest(struct pot *pot, bool reads, char ret_hex[2 * INDEX_DIGEST_BYTES + 1])
 {
-    uint8_t digest[INDEX_DIGEST_BYTES];
-    enum digest_kind kind;
-    struct fault fault = {0};
     ret_hex[0] = '\0';
-    int r = content_digest(pot, 0, NULL, &fault, digest, &kind);
-    if (r < 0)
-        return cli_failf(pot->path, "its index is damaged; 'onepot verify' tells where");
-    return reads || kind == DIGEST_TREE ? cli_digest(pot, NULL, ret_hex) : 0;
+    return reads || index_info(pot->index)->digest_kind == DIGEST_TREE
+               ? cli_digest(pot, NULL, ret_hex)
+               : 0;
 }
 
 /* `json`: NULL for text. `first`: nothing was printed before. */

@@ -247,10 +247,8 @@ int onepot_archive_digest(const struct onepot_archive *archive,
 static int data_digest_of(struct pot *pot, struct onepot_error *error,
                           uint8_t ret_digest[ONEPOT_DIGEST_BYTES])
 {
-    enum digest_kind kind;
     struct fault fault = {0};
-    int r = content_digest(pot, cpus_allowed(), &(struct pot_options){0}, &fault, ret_digest,
-                           &kind);
+    int r = content_digest(pot, cpus_allowed(), &(struct pot_options){0}, &fault, ret_digest);
     return r < 0 ? error_from_fault(error, r, &fault, pot->path) : 0;
 }
 
