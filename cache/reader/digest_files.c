@@ -204,6 +204,9 @@ int content_digest(struct pot *pot, unsigned threads, const struct pot_options *
     int r = digest_read(&d, threads);
     if (r == 0)
         r = pot_check_whole(pot, fault);
+    if (r == 0 && source_was_changed(pot->packed ? pot->packed : pot->source) > 0)
+        r = fault_set(fault, -ESTALE, NULL, FAULT_NO_OFFSET,
+                      "it was changed while it was read");
     if (r == 0)
         r = index_digest(pot->index, d.sums, ret_digest, &kind);
     pthread_mutex_destroy(&d.lock);

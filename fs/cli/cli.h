@@ -387,8 +387,10 @@ int cli_open_list(const struct archive_list *list, const char *name,
 
 /*
  * The digest of a pot's tree, in hexadecimal. Where the index has no sums that make it, all
- * files are read, and a note tells how long that takes; the index then names the digest. Notes
- * and progress as above. 0, or -errno after the error was printed; -ECANCELED: a signal came.
+ * files are read, and a note tells how long that takes; the index then names the digest.
+ * `options`: the pot was opened with these; a stream whose content is left to their store, or
+ * was not wanted, is unpacked for it. Notes and progress as above. 0, or -errno after the error
+ * was printed; -ECANCELED: a signal came.
  */
 int cli_digest(struct pot *pot, const struct pot_options *options,
                char ret_hex[2 * INDEX_DIGEST_BYTES + 1]);

@@ -153,19 +153,48 @@ static void digest_show(void *ctx, const char *doing, const struct progress *pro
     opening_note(o, line);
 }
 
+/*
+ * Open the archive of a pot once more, with the content of its stream. Nobody may have put
+ * another in its place.
+ */
+static int digest_open_content(const struct pot *pot, const struct pot_options *options,
+                               struct pot **ret_pot)
+{
+    const struct archive_list one = {.at = (char **)&pot->path, .count = 1};
+    struct pot_options own = *options;
+    own.store = NULL;
+    own.save = POT_SAVE_NEVER;
+    own.rebuild = false;
+    own.lists_left_out = true;
+    int r = cli_open_list(&one, pot->path, NULL, &own, ret_pot);
+    if (r < 0 || source_identity_equal(&(*ret_pot)->identity, &pot->identity))
+        return r;
+    cli_failf(pot->path, "it was changed while it was opened; try again");
+    pot_close(*ret_pot);
+    return -ESTALE;
+}
+
 int cli_digest(struct pot *pot, const struct pot_options *options,
                char ret_hex[2 * INDEX_DIGEST_BYTES + 1])
 {
     struct opening opening = {.given = options, .name = pot->path};
     const struct pot_options how = {
         .progress = digest_show, .cancelled = &opening.cancelled, .ctx = &opening};
+    bool is_known = index_info(pot->index)->digest_kind == DIGEST_TREE;
+    bool is_here = !pot->compression || (pot->packed && !options->store);
+    struct pot *whole = pot;
     uint8_t digest[INDEX_DIGEST_BYTES];
     struct fault fault = {0};
+    int r = is_known || is_here ? 0 : digest_open_content(pot, options, &whole);
+    if (r < 0)
+        return r;
     cli_progress_start(&opening.line);
-    int r = content_digest(pot, cli_default_jobs(), &how, &fault, digest);
+    r = content_digest(whole, cli_default_jobs(), &how, &fault, digest);
     cli_progress_end(&opening.line);
     if (r < 0 && r != -ECANCELED)
         cli_fail(pot->path, r, &fault);
+    if (whole != pot)
+        pot_close(whole);
     if (r < 0)
         return r;
     index_set_digest(pot->index, digest);

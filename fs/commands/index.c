@@ -29,21 +29,12 @@ static void command_index_report(const struct pot *pot)
 }
 
 /* Print the digest, and have the saved index name it. */
-static int command_index_digest(struct pot *pot)
+static int command_index_digest(struct pot *pot, const struct pot_options *options)
 {
     bool is_known = index_info(pot->index)->digest_kind == DIGEST_TREE;
     char hex[2 * INDEX_DIGEST_BYTES + 1];
     struct fault fault = {0};
-    struct pot *whole = pot;
-    /* An index that spares unpacking a stream is open without the stream's content. */
-    if (!is_known && pot->compression && index_windows(pot->index) > 0 &&
-        cli_open_pot(pot->path, NULL, &whole) < 0)
-        return CLI_FAILED;
-    int r = cli_digest(whole, NULL, hex);
-    if (r == 0 && whole != pot)
-        index_set_digest(pot->index, index_info(whole->index)->digest);
-    if (whole != pot)
-        pot_close(whole);
+    int r = cli_digest(pot, options, hex);
     if (r < 0)
         return CLI_FAILED;
     r = is_known ? 0 : pot_save_digest(pot, &fault);
@@ -65,7 +56,7 @@ static int index_archives(char **archives, int count, bool rebuild, bool digest)
             continue;
         }
         command_index_report(pot);
-        if (digest && command_index_digest(pot) != CLI_OK)
+        if (digest && command_index_digest(pot, &options) != CLI_OK)
             status = CLI_FAILED;
         pot_close(pot);
     }

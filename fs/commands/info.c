@@ -476,21 +476,12 @@ static int count_contents(const struct pot *pot, struct pot_sums *sums, struct s
     return CLI_OK;
 }
 
-/* "" if it would have to be found, and `reads` does not allow that. */
-static int find_digest(struct pot *pot, bool reads, char ret_hex[2 * INDEX_DIGEST_BYTES + 1])
-{
-    ret_hex[0] = '\0';
-    return reads || index_info(pot->index)->digest_kind == DIGEST_TREE
-               ? cli_digest(pot, NULL, ret_hex)
-               : 0;
-}
-
 /* `json`: NULL for text. `first`: nothing was printed before. */
 static int show_archive(const char *archive, struct json *json, uint64_t batch_bytes,
                         bool digests, bool first)
 {
     const struct pot_options options = {.names_only = !digests};
-    char digest[2 * INDEX_DIGEST_BYTES + 1];
+    char digest[2 * INDEX_DIGEST_BYTES + 1] = "";
     struct survey survey = {0};
     struct pot_sums sums;
     struct batch batch = {.bytes = batch_bytes};
@@ -499,7 +490,8 @@ static int show_archive(const char *archive, struct json *json, uint64_t batch_b
     if (cli_open_pot(archive, &options, &pot) < 0)
         return CLI_FAILED;
     int status = count_contents(pot, &sums, &survey, &batch);
-    if (status == CLI_OK && find_digest(pot, digests, digest) != 0)
+    bool is_known = index_info(pot->index)->digest_kind == DIGEST_TREE;
+    if (status == CLI_OK && (digests || is_known) && cli_digest(pot, &options, digest) < 0)
         status = CLI_FAILED;
     if (status == CLI_OK && json)
         command_info_json(json, pot, index_info(pot->index), &sums, &survey, &batch, digest);

@@ -170,24 +170,16 @@ static void log_progress(void *ctx, const char *doing, const struct progress *pr
 static int check_expected(const struct mounter *m, const struct pot_options *options)
 {
     const char *wanted = m->options->expect;
-    const bool is_known = index_info(m->pot->index)->digest_kind == DIGEST_TREE;
     char hex[2 * INDEX_DIGEST_BYTES + 1];
-    struct pot *pot = m->pot;
+    struct stage_report copy = {.whole = true};
     struct pot_options own = *options;
     if (!wanted)
         return 0;
-    /* The daemon will unpack a stream, and nothing of it is here yet: read another copy. */
-    own.store = NULL;
-    own.save = POT_SAVE_NEVER;
-    if (m->stage && !is_known &&
-        cli_open_list(&m->archives, m->options->archive, NULL, &own, &pot) < 0)
-        return CLI_FAILED;
-    int r = cli_digest(pot, options, hex);
-    if (r == 0 && pot != m->pot)
-        index_set_digest(m->pot->index, index_info(pot->index)->digest);
-    if (pot != m->pot)
-        pot_close(pot);
-    if (r < 0)
+    if (m->stage)
+        stage_get_report(m->stage, &copy);
+    if (copy.whole) /* else the daemon will unpack it */
+        own.store = NULL;
+    if (cli_digest(m->pot, &own, hex) < 0)
         return CLI_FAILED;
     if (strncasecmp(hex, wanted, strlen(wanted)) == 0)
         return 0;

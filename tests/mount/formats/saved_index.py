@@ -1,8 +1,10 @@
 """What a saved index spares storage: slowfs counts the reads."""
 
+import json
 import lzma
 import os
 import pathlib
+import subprocess
 import time
 
 import harness
@@ -67,6 +69,60 @@ def test_a_stream_that_is_unpacked_later_has_its_digest(work):
         check(found in onepot("info", packed).stdout.decode(), "it is not kept")
         told = onepot("run", packed, "--", "true").stderr.decode()
         check(f"digest {found[:8]}" in told, told)
+
+
+def test_the_copy_of_a_stream_that_is_on_the_node_has_its_digest(work):
+    """It is not unpacked again."""
+    members = {name: data * 5000 for name, data in files("f").items()}
+    plain, packed = write(work, "a.tar", tar_of(members)), write(work, "a.tar.xz", lzma.compress(tar_of(members)))
+    found = onepot("index", "--digest", plain).stdout.decode().split(" digest ")[1].strip()
+    onepot("index", packed)
+    with work.mount(packed, "--stage") as mount:
+        def is_whole():
+            stage = json.loads(onepot("stat", "--json", mount.path).stdout)["stage"]
+            return stage["here_bytes"] == stage["bytes"]
+        harness.wait_for(is_whole, "the copy")
+        said = onepot("run", "--stage", "--expect", found, packed, "--", "true").stderr.decode()
+    check(f"digest {found[:8]}" in said and "unpacked" not in said, said)
+
+
+def test_a_view_of_a_stream_has_its_digest(work):
+    """Also where a saved index spares unpacking the stream."""
+    members = {name: data * 5000 for name, data in files("f").items()}
+    plain, packed = write(work, "a.tar", tar_of(members)), write(work, "a.tar.xz", lzma.compress(tar_of(members)))
+    view = f"--include={list(members)[0]}"
+    found = onepot("index", "--digest", view, plain).stdout.decode().split(" digest ")[1].strip()
+    done = onepot("index", "--digest", packed)
+    check(found not in done.stdout.decode(), "a digest of all files")
+    check_equal(done.stderr.decode().count("unpacked"), 1, f"unpacked: {done.stderr}")
+    told = onepot("index", "--digest", view, packed).stdout.decode()
+    check(found in told, f"{found} is not in {told}")
+
+
+def test_no_digest_is_saved_of_an_archive_that_changes(work):
+    """Replaced before a stream is opened again for its content, or written to while it is read."""
+    source = work / "source"
+    os.mkdir(source)
+    of_old, of_new = ({name: data * 5000 for name, data in files(prefix).items()} for prefix in "fg")
+    for name, old, new in (("a.tar.xz", *(lzma.compress(tar_of(m)) for m in (of_old, of_new))),
+                           ("a.tar", tar_of(of_old), tar_of(of_new))):
+        archive = write(work, f"source/{name}", old)
+        onepot("index", archive)
+        later = time.time() + 100
+        os.utime(f"{archive}.onepot-index", (later, later))
+        with Slow(work, "--pages=none", "--toggle=stall", "--entry-timeout=0", "--attr-timeout=0", source) as slow:
+            slow.toggle()
+            with subprocess.Popen([harness.onepot_program(), "index", "--digest", slow / name], env=harness.environment(),
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE) as p:
+                harness.wait_for(lambda: slow.counts()["stalls"] > 0, "the first read")
+                if name == "a.tar.xz":
+                    os.rename(write(work, "source/new", new), archive)
+                else:
+                    write(work, f"source/{name}", new)
+                slow.toggle()
+                said = b"".join(p.communicate(timeout=60)).decode()
+            check_equal((p.returncode, "was changed while" in said, "digest" in said), (1, True, False), said)
+            os.remove(archive)
 
 
 def test_how_long_a_digest_takes_is_said(work):
