@@ -14,7 +14,7 @@ struct opening {
     struct cli_progress line;
     const struct pot_options *given; /* NULL: none */
     /* Of cli_digest: */
-    const char *name;
+    const struct pot *pot;
     _Atomic bool cancelled;
     bool is_told; /* how long it takes */
 };
@@ -144,12 +144,21 @@ static void digest_show(void *ctx, const char *doing, const struct progress *pro
     o->cancelled = atomic_load(interrupt_flag()) != 0;
     if (o->is_told || ns < TELL_AFTER_NS || done <= 0)
         return;
+    const struct index_info *info = index_info(o->pot->index);
+    bool has_sums = info->has_sums && info->sum_kind == SUM_XXH3;
+    bool needs_no_advice = /* it can't be kept, or this is 'onepot index' */
+        o->pot->origin == POT_INDEX_EMBEDDED || o->given->save == POT_SAVE_ALWAYS;
     char line[512];
     o->is_told = true;
-    snprintf(line, sizeof(line),
-             "%.300s: its index has no sums that make a digest, so %s are read, which takes "
-             "about %s; 'onepot index --digest' does that once for all",
-             o->name, cli_bytes((uint64_t)all), cli_time((uint64_t)((double)ns * all / done)));
+    snprintf(line, sizeof(line), "%.200s: %s, so %s are read, which takes about %s%s",
+             o->pot->path,
+             has_sums ? "the sums in its index leave out holes"
+                      : "its index has no sums that make a digest",
+             cli_bytes((uint64_t)all), cli_time((uint64_t)((double)ns * all / done)),
+             needs_no_advice ? ""
+             : o->pot->parts ? "; 'onepot index --digest' of one pattern, folder or @LIST that "
+                               "names them does that once for all"
+                             : "; 'onepot index --digest' does that once for all");
     opening_note(o, line);
 }
 
@@ -177,7 +186,7 @@ static int digest_open_content(const struct pot *pot, const struct pot_options *
 int cli_digest(struct pot *pot, const struct pot_options *options,
                char ret_hex[2 * INDEX_DIGEST_BYTES + 1])
 {
-    struct opening opening = {.given = options, .name = pot->path};
+    struct opening opening = {.given = options, .pot = pot};
     const struct pot_options how = {
         .progress = digest_show, .cancelled = &opening.cancelled, .ctx = &opening};
     bool is_known = index_info(pot->index)->digest_kind == DIGEST_TREE;

@@ -4,6 +4,7 @@ import json
 import lzma
 import os
 import pathlib
+import signal
 import subprocess
 import time
 
@@ -133,6 +134,27 @@ def test_how_long_a_digest_takes_is_said(work):
         said = done.stderr.decode()
         check("5.0 MiB are read, which takes about" in said and "onepot index --digest" in said, said)
         check_equal(said.count("\n"), 1, f"lines: {said}")
+
+
+def test_index_is_advised_only_where_it_keeps_a_digest(work):
+    """And Ctrl-C ends the hashing of a long hole."""
+    os.mkdir(work / "tree")
+    with open(work / "tree/sparse", "wb") as f:
+        f.truncate(1 << 40)
+    onepot("pack", "-qo", work / "own.tar", work / "tree")
+    harness.run("tar", "-cSf", work / "foreign.tar", "-C", work / "tree", ".")
+    for name, command, words in (("own.tar", "info", "leave out holes"), ("own.tar", "index", "leave out holes"),
+                                 ("foreign.tar", "index", "no sums"), ("foreign.tar", "info", "'onepot index --digest'")):
+        with subprocess.Popen([harness.onepot_program(), command, "--digest", work / name], env=harness.environment(),
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE) as p:
+            said = ""
+            while "takes about" not in said:
+                said = p.stderr.readline().decode()
+                check(said, f"{name}: {command} says nothing of the time")
+            p.send_signal(signal.SIGINT)
+            p.communicate(timeout=60)
+        check_equal(p.returncode, -signal.SIGINT, "the status")
+        check_equal((words in said, "index --digest" in said), (True, "index" in words), f"{command} {name}: {said}")
 
 
 def test_a_view_is_made_of_the_index_of_all(work):
