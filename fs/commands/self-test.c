@@ -406,14 +406,17 @@ static bool with_tree(struct self_test *t, const char *dir, void (*work)(struct 
     if (!make_directory(t, dir))
         return false;
     interrupt_catch();
-    signal(SIGPIPE, SIG_IGN);
-    umask(022);
+    void (*on_pipe)(int) = signal(SIGPIPE, SIG_IGN);
+    mode_t mask = umask(022);
     bool is_made = make_tree(t);
     if (is_made)
         work(t);
     else
         cli_failf(t->dir, "the files for the test can't be made: %s", t->why);
     remove_tree(AT_FDCWD, t->dir, UINT64_MAX);
+    umask(mask);
+    signal(SIGPIPE, on_pipe);
+    interrupt_handle(SIG_DFL); /* the doctor goes on, and may wait for storage */
     if (atomic_load(interrupt_flag()))
         interrupt_die();
     return is_made;

@@ -380,7 +380,7 @@ def test_a_signal_ends_a_command_that_waits_for_storage(work):
         for command in (["ls", archive], ["cat", archive, "d/000"], ["info", archive], ["verify", archive],
                         ["extract", "-C", work / "out", archive], ["pack", "-o", work / "new.tar", archive],
                         ["index", archive], ["stage", archive], ["mount", archive],
-                        ["run", archive, "--", "true"]):
+                        ["run", archive, "--", "true"], ["doctor", archive]):
             os.kill(pid, signal.SIGSTOP)
             try:
                 with life.background(*command) as started:
