@@ -109,7 +109,8 @@ static int judge_alive(struct slot *slot, const struct request *rq)
     bool here = slot_is_mounted(slot);
     int r;
 
-    if (atomic_load(&c->state) == MOUNT_ENDED && !here)
+    /* Extracted files may be those that an umount which was killed has left. */
+    if (atomic_load(&c->state) == MOUNT_ENDED && !here && !c->extracted)
         return VERDICT_GONE;
     if (c->private_namespace)
         return cli_failf(c->archive, "it is mounted for process %d alone, and ends with it",

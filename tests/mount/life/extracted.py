@@ -418,6 +418,23 @@ def test_a_mount_s_files_go_with_its_owner(work):
         check_nothing_left("the owner's end")
 
 
+def test_an_umount_that_was_killed_is_made_up_for_by_the_next(work):
+    crash_at = os.environ.get("CRASH_AT")
+    if not crash_at:
+        raise Skip("CRASH_AT does not name the program; 'meson test' sets it")
+    archive, moment, done = make_archive(work, files=3), 0, None
+    while not done or done.returncode != 99:
+        path = mount(archive)
+        moment += 1
+        done = harness.run(crash_at, str(moment), str(int(signal.SIGKILL)), harness.onepot_program(), "umount", path, status=None)
+        if done.returncode == 77:
+            onepot("umount", path)
+            raise Skip(said(done))
+        onepot("umount", "--all")
+        check_nothing_left(f"umount, killed before call {moment} ({done.stdout.decode()!r})")
+    check(moment > 8, f"there were only {moment} moments")
+
+
 def test_what_run_uses_is_not_unmounted(work):
     archive = make_archive(work)
     with background(archive) as p:
