@@ -25,6 +25,7 @@
 #define SHARE_TRIES 100       /* of a mount whose daemon seems about to die */
 #define ENDING_LIMIT_MS 2000  /* longest wait for an earlier mount to end */
 #define STOPPED_LIMIT_MS 1000 /* for an answer of a mount that is in the way */
+#define STARTING_STEP_MS 10   /* between looks at whether another process is done */
 
 /* Result of a look through the slots. */
 enum look {
@@ -293,9 +294,13 @@ static int wait_for_slot(struct mounter *m, enum look found, struct slot *slot,
             cli_note("%s: another process of this %s extracts it; waiting for its files",
                      m->options->archive, m->job.id[0] ? "job" : "user");
         m->waits = true;
-        /* No time limit: an index may be under construction. The lock ends with its process. */
-        int r = slot_lock(slot, false, true);
-        return r == -EINTR && !mounter_caught() ? 0 : r;
+        /*
+         * No time limit: an index may be under construction. The lock ends with its process.
+         * Not by a call that waits: a signal just before it would not end that.
+         */
+        while (slot_lock(slot, false, false) == -EWOULDBLOCK && !mounter_caught())
+            poll(NULL, 0, STARTING_STEP_MS);
+        return mounter_caught() ? -EINTR : 0;
     }
     if (!*patience_ns)
         *patience_ns = now_ns() + ENDING_LIMIT_MS * UINT64_C(1000000);

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import resource
+import select
 import shutil
 import signal
 import stat
@@ -44,6 +45,14 @@ def end(p, words=b"50\n", status=0):
     code, out, said_last = ended(p)
     check_equal((code, out), (status, words), f"status and output ({said_last})")
     return said_last
+
+
+def signalled(moment, number, *arguments):
+    """A onepot command that gets a signal before a certain one of its calls."""
+    program = os.environ.get("CRASH_AT")
+    if not program:
+        raise Skip("CRASH_AT does not name the program; 'meson test' sets it")
+    return [program, str(moment), str(int(number)), harness.onepot_program(), *arguments]
 
 
 def keeper_of(path):
@@ -289,6 +298,30 @@ def test_a_signal_while_it_extracts_removes_all(work):
         check_equal(slots(), [], "slots")
 
 
+@life.not_starved
+def test_a_signal_ends_a_rank_that_waits_for_another_whenever_it_comes(work):
+    """Also right before it waits: the rank is stopped at each of its calls until then."""
+    many(work)
+    env, stops = environment(**JOB), 0
+    words = ["run", "--extract", "--threads", "1", work / "many.tar", "--", "true"]
+    with stopped_maker(work, env=env):
+        while True:
+            with life.process(*signalled(stops + 1, signal.SIGSTOP, *words), env=env) as p:
+                waits = lambda: bool(select.select([p.stderr], [], [], 0)[0])
+                wait_for(lambda: waits() or "T" in map(life.process_state, life.children_of(p.pid)), "a rank to stop, or to wait")
+                is_waiting, (rank,) = waits(), life.children_of(p.pid)
+                os.kill(rank, signal.SIGTERM)
+                os.kill(rank, signal.SIGCONT)
+                try:
+                    ended(p, 30)
+                finally:
+                    life.kill(rank)
+                if is_waiting:
+                    break
+                stops += 1
+    check(stops > 2, f"there were only {stops} calls")
+
+
 def test_sessions_outside_of_jobs_have_their_own(work):
     archive = make_archive(work)
     with background(archive) as p:
@@ -419,14 +452,11 @@ def test_a_mount_s_files_go_with_its_owner(work):
 
 
 def test_an_umount_that_was_killed_is_made_up_for_by_the_next(work):
-    crash_at = os.environ.get("CRASH_AT")
-    if not crash_at:
-        raise Skip("CRASH_AT does not name the program; 'meson test' sets it")
     archive, moment, done = make_archive(work, files=3), 0, None
     while not done or done.returncode != 99:
         path = mount(archive)
         moment += 1
-        done = harness.run(crash_at, str(moment), str(int(signal.SIGKILL)), harness.onepot_program(), "umount", path, status=None)
+        done = harness.run(*signalled(moment, signal.SIGKILL, "umount", path), status=None)
         if done.returncode == 77:
             onepot("umount", path)
             raise Skip(said(done))
