@@ -13,6 +13,7 @@
 #include "mount_options.h"
 #include "numbers.h"
 #include "utf8.h"
+#include "vector.h"
 
 #define ARGUMENTS_MAX 32
 
@@ -28,6 +29,7 @@ static void parse_options(char **argv, int argc)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static FILE *null;
+    static VECTOR(char *) texts; /* options that gather keep what they are given: cli_view.c */
     char name[] = "mount", *argv[ARGUMENTS_MAX + 2] = {name};
     int argc = 1;
     uint64_t number;
@@ -37,7 +39,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         stdout = stderr = null;
     }
     char *text = malloc(size + 1), *rest = text;
-    if (!text)
+    if (!text || vector_push(&texts, text) < 0)
         abort();
     memcpy(text, data, size);
     text[size] = '\0';
@@ -49,7 +51,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         argv[argc++] = line;
     }
     parse_options(argv, argc);
-    free(text);
     return 0;
 }
 
