@@ -137,7 +137,7 @@ static void *digest_work(void *arg)
 
 static uint64_t digest_key(const struct index *index, uint32_t position)
 {
-    struct extent e;
+    struct extent e = {.kind = EXTENT_HOLE};
     uint64_t at = 0;
     while (index_extent(index, position, at, &e) == 0 && e.kind == EXTENT_HOLE)
         at += e.length;
