@@ -1002,7 +1002,9 @@ class SamplersOfLoaders(unittest.TestCase):
                 (5, TypeError, "an iterable of sample numbers, or a function"),
                 ([FILES], IndexError, "no such sample"), ([-1], IndexError, "no such sample"),
                 ([[1, 2]], TypeError, "list"), ([0.5], TypeError, "float"), (lambda epoch: None, TypeError, "iter"),
-                (itertools.count(), IndexError, "no such sample")):
+                (lambda epoch: itertools.count(), IndexError, "no such sample"),
+                (iter([1, 2]), TypeError, "an iterator, which ends with the first epoch"),
+                ((i for i in [1, 2]), TypeError, "an iterator")):
             with self.assertRaisesRegex(error, words):
                 self.loader(given)
         with self.assertRaisesRegex(ValueError, "block and window"):

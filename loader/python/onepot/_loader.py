@@ -155,9 +155,9 @@ class Loader:
                    i % len(devices), also after a resume; batch.device tells it. batch_size is
                    each batch's, memory all devices' together
     stage          of an archive that is opened here: see Archive; 'job' in a job of several nodes
-    sampler        the order, in place of shuffle, block and window: an iterable of sample numbers,
-                   which is gone through once at the start of each epoch and must end, or a function
-                   from an epoch to one. A sample may come often, or not at all, and epochs may
+    sampler        the order, in place of shuffle, block and window: an iterable of sample numbers (no
+                   iterator), which is gone through once at the start of each epoch and must end, or
+                   a function from an epoch to one. A sample may come often, or not at all, and epochs may
                    differ in length; len() is the present one's. set_epoch(epoch) of an iterable is
                    called first, if it has one. All ranks are to give the same numbers, of which
                    each takes its share (rank, rank + world_size...), with padding as
@@ -195,6 +195,9 @@ class Loader:
         if sampler is not None and not callable(sampler) and not hasattr(sampler, "__iter__"):
             raise TypeError("sampler is an iterable of sample numbers, or a function of the epoch, not"
                             " %r" % (sampler,))
+        if hasattr(sampler, "__next__"):
+            raise TypeError("sampler is an iterator, which ends with the first epoch: give a list, or a"
+                            " function of the epoch")
         if sampler is not None and (block or window):
             raise ValueError("a sampler is in place of block and window")
         is_npy = isinstance(decode, str) and decode == "npy"
