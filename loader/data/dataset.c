@@ -730,10 +730,7 @@ static int take_candidates(struct walk *w, const struct candidate *files, size_t
                            struct record *records, uint64_t *at)
 {
     struct dataset *d = w->dataset;
-    auto_free char *path = malloc(MEMBER_PATH_MAX);
     size_t len;
-    if (!path)
-        return -ENOMEM;
     for (size_t i = 1; i < count; i++)
         if (files[i].part == files[i - 1].part)
             return dataset_error_because(
@@ -746,8 +743,8 @@ static int take_candidates(struct walk *w, const struct candidate *files, size_t
         return 0;
     }
     if (!d->unpaired_first) {
-        int r = dataset_path(d, &d->records[files[0].record], path, MEMBER_PATH_MAX, &len);
-        d->unpaired_first = r == 0 ? strdup(path) : NULL;
+        int r = dataset_path(d, &d->records[files[0].record], w->path, MEMBER_PATH_MAX, &len);
+        d->unpaired_first = r == 0 ? strdup(w->path) : NULL;
         if (r < 0 || !d->unpaired_first)
             return r < 0 ? r : -ENOMEM;
     }
