@@ -1018,6 +1018,33 @@ class SamplersOfLoaders(unittest.TestCase):
         failing.close()
         self.assertRaises(ValueError, iter, failing)
 
+    def test_a_child_need_not_wait_for_a_sampler_of_its_parent(self):
+        parent, begun, end = os.getpid(), threading.Event(), threading.Event()
+
+        def order(epoch):
+            if epoch == 1 and os.getpid() == parent:
+                begun.set()
+                end.wait()
+            return range(epoch + 3)
+
+        loader = self.loader(order)
+        thread = threading.Thread(target=loader.set_epoch, args=(1,))
+        thread.start()
+        begun.wait()
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(30)
+            try:
+                loader.set_epoch(2)
+                os._exit(numbers(loader) != list(range(5)))
+            finally:
+                os._exit(2)
+        _, status = os.waitpid(pid, 0)
+        end.set()
+        thread.join()
+        self.assertEqual(status, 0)
+        self.assertEqual(numbers(loader), list(range(4)))
+
     @unittest.skipIf(torch is None, "torch is not installed")
     def test_torchs_samplers_are_samplers(self):
         from torch.utils.data import SubsetRandomSampler, WeightedRandomSampler

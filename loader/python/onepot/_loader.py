@@ -1,4 +1,5 @@
 """Loader: its arguments, its life and its iterators. The batches are made in C."""
+import os
 import threading
 from functools import partial
 from operator import index
@@ -179,7 +180,7 @@ class Loader:
     # flag: Ctrl-C between clearing that and the first batch would lose the rest of the epoch.)
     # _listed: the epoch whose order the sampler has given, and its state before.
     __slots__ = ("_handle", "_archive", "_batch_size", "_resumes", "_sampler", "_samples", "_listed",
-                 "_lock")
+                 "_locks")
 
     def __init__(self, archive, batch_size, rank=None, world_size=None, seed=0, shuffle=True,
                  drop_last=False, threads=None, prefetch=None, decode=None, *, epoch=0, memory=0,
@@ -222,7 +223,7 @@ class Loader:
             raise ValueError("the loader was initialised already")
         self._archive, self._batch_size, self._resumes = archive, batch_size, None
         self._sampler, self._samples, self._listed = sampler, len(archive), None
-        self._lock = threading.RLock()  # a sampler may use the loader
+        self._locks = {}
         self._handle = handle
         if sampler is not None:
             self._order(_core.loader_epoch(handle)[0])
@@ -231,7 +232,7 @@ class Loader:
         """Have the sampler give the order of an epoch, and go to its start. state: its own of that
         time, when it gave this order before."""
         given = self._sampler
-        with self._lock:
+        with self._alone():
             self._listed = None  # until it is all there
             if state is None or not hasattr(given, "load_state_dict"):
                 state = _state_of(given)
@@ -244,6 +245,11 @@ class Loader:
             given = given.tolist() if hasattr(given, "tolist") else given
             _core.loader_order(self._opened(), epoch, given, self._samples)
             self._listed = epoch, state
+
+    def _alone(self):
+        """The lock of this process: another thread may have held its parent's when that forked. A
+        sampler may use the loader, so a thread may take it twice."""
+        return self._locks.setdefault(os.getpid(), threading.RLock())
 
     def _opened(self):
         """The handle, which its holder keeps from being freed by close()."""
@@ -268,13 +274,13 @@ class Loader:
     def __next__(self):
         self._opened()
         if self._sampler is not None:
-            with self._lock:
+            with self._alone():
                 self._go(_core.loader_epoch(self._opened())[0], False)
         return next(_core.loader_iterate(self, _ANY_EPOCH))
 
     def __iter__(self):
         self._opened()
-        with self._lock:
+        with self._alone():
             place = epoch, done = _core.loader_epoch(self._opened())
             is_over = bool(done and self._resumes != place)  # also if it was left halfway
             epoch += is_over
@@ -298,7 +304,7 @@ class Loader:
     def set_epoch(self, epoch):
         """Go to the start of an epoch. Costs nothing if the loader is there already."""
         self._opened()
-        with self._lock:
+        with self._alone():
             self._resumes = None
             self._go(index(epoch))
 
@@ -318,7 +324,7 @@ class Loader:
         also 'sampler'. Batches that were delivered count, the one in the loop's variable too. It is
         the place of all ranks, so that one rank's state serves all."""
         self._opened()
-        with self._lock:
+        with self._alone():
             state, given = _core.loader_state(self._opened()), self._sampler
             if self._listed is not None and self._listed[0] == state["epoch"]:
                 before = self._listed[1]
@@ -336,7 +342,7 @@ class Loader:
             state["order"]
         except KeyError:  # of a version without
             state = dict(state, order=0)
-        with self._lock:
+        with self._alone():
             if self._sampler is not None:
                 self._order(index(state["epoch"]), state.get("sampler"))
             _core.loader_restore(self._opened(), state)
