@@ -1018,6 +1018,18 @@ class SamplersOfLoaders(unittest.TestCase):
         failing.close()
         self.assertRaises(ValueError, iter, failing)
 
+    def test_an_epoch_that_another_thread_ends_meanwhile_is_over(self):
+        class Shared(onepot.Loader):
+            def _go(self, *arguments):
+                super()._go(*arguments)
+                list(others)  # as by another thread
+        others = ()
+        loader = Shared(TAR, 8, 0, 1, sampler=range(20))
+        others = iter(loader)
+        self.assertRaises(StopIteration, next, loader)
+        self.assertEqual(loader.epoch, 1)
+        self.assertEqual(numbers([next(loader)]), list(range(8)))
+
     def test_a_child_need_not_wait_for_a_sampler_of_its_parent(self):
         parent, begun, end = os.getpid(), threading.Event(), threading.Event()
 

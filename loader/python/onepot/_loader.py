@@ -273,10 +273,13 @@ class Loader:
 
     def __next__(self):
         self._opened()
+        epoch = _ANY_EPOCH
         if self._sampler is not None:
             with self._alone():
-                self._go(_core.loader_epoch(self._opened())[0], False)
-        return next(_core.loader_iterate(self, _ANY_EPOCH))
+                epoch = _core.loader_epoch(self._opened())[0]
+                self._go(epoch, False)
+        # Only of that one: when another thread has ended it since, the next has no order yet.
+        return next(_core.loader_iterate(self, epoch))
 
     def __iter__(self):
         self._opened()
