@@ -274,11 +274,16 @@ int onepot_loader_set_epoch(struct onepot_loader *loader, uint64_t epoch)
     return r;
 }
 
-/* With the lock. Takes the list over, also on failure. */
+/* With the lock. Takes the list over, also on failure. -EINVAL: too many. */
 static int loader_take_list(struct onepot_loader *loader, uint64_t epoch, uint64_t *list,
                             uint64_t count)
 {
     struct order_options order = loader->options.order;
+    uint64_t sum;
+    if (__builtin_add_overflow(count, order.world_size, &sum)) {
+        free(list);
+        return -EINVAL;
+    }
     order.samples = count;
     order.shuffle = false;
     order.list = list;
@@ -300,16 +305,15 @@ static int loader_take_list(struct onepot_loader *loader, uint64_t epoch, uint64
 int onepot_loader_order(struct onepot_loader *loader, uint64_t epoch, const uint64_t *samples,
                         uint64_t count, struct onepot_error *error)
 {
-    uint64_t bytes, sum;
+    uint64_t bytes;
     for (uint64_t i = 0; i < count; i++)
         if (samples[i] >= loader->archive->count)
             return error_set(error, -ERANGE, "there is no sample %" PRIu64, samples[i]);
     int r = loader_own_engine(loader, error);
     if (r < 0)
         return r;
-    if (__builtin_mul_overflow(count + 1, sizeof(*samples), &bytes) ||
-        __builtin_add_overflow(count, loader->options.order.world_size, &sum))
-        return error_set(error, -EINVAL, "an order of too many samples");
+    if (__builtin_mul_overflow(count + 1, sizeof(*samples), &bytes))
+        return error_set(error, -EINVAL, "too many samples for an order");
     uint64_t *list = malloc(bytes);
     if (!list)
         return error_set(error, -ENOMEM, "no memory for an order");
@@ -318,7 +322,9 @@ int onepot_loader_order(struct onepot_loader *loader, uint64_t epoch, const uint
     pthread_mutex_lock(&loader->lock);
     r = loader_take_list(loader, epoch, list, count);
     pthread_mutex_unlock(&loader->lock);
-    return r < 0 ? error_set(error, r, "no memory for an order") : 0;
+    return r == 0 ? 0
+                  : error_set(error, r, "%s for an order",
+                              r == -EINVAL ? "too many samples" : "no memory");
 }
 
 int onepot_loader_npy(const struct onepot_loader *loader, struct onepot_npy *ret_npy)

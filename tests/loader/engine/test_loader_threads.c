@@ -15,6 +15,7 @@
 struct user {
     struct onepot_loader *loader;
     unsigned rounds, failed, batches;
+    bool orders; /* another thread gives them: an epoch may have none yet */
 };
 
 static size_t some(unsigned i)
@@ -28,7 +29,7 @@ static void *take(void *arg)
     const struct onepot_batch *b;
     for (unsigned i = 0; i < user->rounds; i++) {
         int r = onepot_loader_next(user->loader, WAIT_MS, NULL, &b);
-        user->failed += r < 0;
+        user->failed += r < 0 && !(user->orders && r == -ENODATA);
         user->batches += r == 1;
         for (uint64_t k = 0; r == 1 && k < b->samples; k++)
             user->failed += memcmp(b->data + b->offsets[k], &b->indices[k], 4) != 0;
@@ -56,14 +57,31 @@ static void *turn(void *arg)
     return NULL;
 }
 
-static unsigned run_all(struct onepot_loader *loader, unsigned rounds)
+/* Orders of any length, and none. */
+static void *order(void *arg)
+{
+    struct user *user = arg;
+    uint64_t list[2 * FILES];
+    for (unsigned i = 0; i < user->rounds; i++) {
+        uint64_t count = i * 7 % (2 * FILES);
+        for (uint64_t k = 0; k < count; k++)
+            list[k] = k * i % FILES;
+        user->failed += onepot_loader_order(user->loader, i % 5, list, count, NULL) != 0;
+        user->failed += i % 3 == 0 && onepot_loader_set_epoch(user->loader, i % 4) != 0;
+        user->failed += onepot_loader_samples(user->loader) > 2 * FILES;
+    }
+    return NULL;
+}
+
+/* Two threads take batches while two others do something else. */
+static unsigned run_all(struct onepot_loader *loader, unsigned rounds, void *(*other)(void *))
 {
     struct user users[4];
     pthread_t threads[4];
     unsigned failed = 0;
     for (unsigned i = 0; i < 4; i++) {
-        users[i] = (struct user){.loader = loader, .rounds = rounds};
-        failed += pthread_create(&threads[i], NULL, i % 2 ? turn : take, &users[i]) != 0;
+        users[i] = (struct user){.loader = loader, .rounds = rounds, .orders = other == order};
+        failed += pthread_create(&threads[i], NULL, i % 2 ? other : take, &users[i]) != 0;
     }
     for (unsigned i = 0; i < 4; i++) {
         pthread_join(threads[i], NULL);
@@ -86,11 +104,28 @@ START_TEST(may_take_batches_and_go_elsewhere_at_once)
     struct tree t;
     struct onepot_archive *a = tree_open_numbered(&t, FILES, 3, some);
     struct onepot_loader *loader = make(a);
-    ck_assert_uint_eq(run_all(loader, 200), 0);
+    ck_assert_uint_eq(run_all(loader, 200, turn), 0);
     onepot_loader_set_epoch(loader, 9);
     struct user alone = {.loader = loader, .rounds = FILES / BATCH + 1};
     take(&alone);
     ck_assert_uint_eq(alone.batches, FILES / BATCH);
+    onepot_loader_free(loader);
+    onepot_archive_close(a);
+    tree_end(&t);
+}
+END_TEST
+
+START_TEST(may_take_batches_while_orders_come_and_go)
+{
+    struct tree t;
+    struct onepot_archive *a = tree_open_numbered(&t, FILES, 3, some);
+    struct onepot_loader *loader = make(a);
+    ck_assert_uint_eq(run_all(loader, 200, order), 0);
+    ck_assert_int_eq(onepot_loader_order(loader, 9, (uint64_t[]){7, 7, 3}, 3, NULL), 0);
+    struct user alone = {.loader = loader, .rounds = 2};
+    take(&alone);
+    ck_assert_uint_eq(alone.batches, 1);
+    ck_assert_uint_eq(onepot_loader_epoch(loader, NULL), 10);
     onepot_loader_free(loader);
     onepot_archive_close(a);
     tree_end(&t);
@@ -110,7 +145,7 @@ START_TEST(of_a_child_find_one_loader)
     take(&parent);
     pid_t child = fork();
     if (child == 0) {
-        unsigned failed = run_all(loader, 20);
+        unsigned failed = run_all(loader, 20, turn);
         onepot_loader_free(loader);
         onepot_archive_close(a);
         _exit(failed ? 1 : 0);
@@ -132,6 +167,7 @@ int main(void)
     TCase *t = tcase_create("threads");
     tcase_set_timeout(t, 120);
     tcase_add_test(t, may_take_batches_and_go_elsewhere_at_once);
+    tcase_add_test(t, may_take_batches_while_orders_come_and_go);
     tcase_add_test(t, of_a_child_find_one_loader);
     suite_add_tcase(s, t);
     return run_suite(s);
