@@ -526,6 +526,9 @@ static int walk_archive(struct walk *w, uint32_t archive)
         return error_set(w->error, r, "%s: there are more than 4 billion samples", pot->path);
     if (r == -ENOTDIR)
         return error_set(w->error, r, "%s: '%s' is not a directory", pot->path, w->root);
+    if (r == -EINVAL)
+        return error_set(w->error, r, "%s: '%s' has '..', which no name in it is", pot->path,
+                         w->root);
     return error_errno(w->error, r, pot->path);
 }
 

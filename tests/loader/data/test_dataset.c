@@ -316,6 +316,7 @@ START_TEST(folders_that_make_no_pairs_are_errors)
                  {{"a", "b"}, {"", "images"}, 2, -EINVAL, "'' and 'images'"},
                  {{"a", "a"}, {"images", "masks"}, 2, -EINVAL, "different names, not 'a'"},
                  {{"", "b"}, {"images", "masks"}, 2, -EINVAL, "different names, not ''"},
+                 {{"a", "b"}, {"images", "../x"}, 2, -EINVAL, "'../x' has '..'"},
                  {{"a", "b"}, {"images", "nothing"}, 2, -ENOENT, "no directory 'nothing'"},
                  {{"a", "b"}, {"images", "empty"}, 2, -ENOENT, "5 files without a partner"},
                  {{"a", "b"}, {"images", "twice"}, 2, -EEXIST, "twice/1.png: another file"},
