@@ -492,13 +492,12 @@ static bool fill_replace(const struct fill_plan *plan, struct slab *slab, uint64
     if (!plan->images || err != -EILSEQ || plan->images->o.on_error == ONEPOT_ERROR_RAISE)
         return false;
     uint8_t *to = slab->memory + slab->offsets[i];
-    if (plan->images->o.on_error == ONEPOT_ERROR_GREY) {
-        for (const struct images_plan *p = plan->images; p; p = p->next)
-            images_grey(p, to + p->at);
-        return true;
-    }
-    memset(to, 0, plan->stride);
-    slab->valid[i] = 0;
+    bool is_grey = plan->images->o.on_error == ONEPOT_ERROR_GREY;
+    memset(to, 0, plan->stride); /* what lies between images, too */
+    for (const struct images_plan *p = plan->images; is_grey && p; p = p->next)
+        images_grey(p, to + p->at);
+    if (!is_grey)
+        slab->valid[i] = 0;
     return true;
 }
 

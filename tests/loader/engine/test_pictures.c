@@ -250,6 +250,18 @@ START_TEST(several_parts_of_a_sample_become_images)
     }
     ck_assert_uint_eq(valid, SAMPLES - 1);
     onepot_loader_free(loader);
+    struct onepot_images second = how, first = mask; /* which is the damaged part */
+    uint8_t both[PLACE];
+    uint64_t damaged;
+    first.next = &second;
+    second.next = NULL;
+    first.on_error = second.on_error = ONEPOT_ERROR_GREY;
+    memset(both, 0xff, PLACE);
+    ck_assert_int_eq(onepot_archive_find(archive, "007", &damaged), 0);
+    ck_assert_int_eq(
+        onepot_archive_images(archive, &damaged, 1, &first, 5, 0, both, PLACE, NULL, NULL), 0);
+    ck_assert_mem_eq(both + BYTES, padding, sizeof(padding));
+    ck_assert_mem_eq(both + MASK_AT + BYTES, padding, sizeof(padding));
     mask.part = "nothing";
     mask.on_error = how.on_error = ONEPOT_ERROR_RAISE;
     loader = start((struct onepot_loader_options){.images = &how});
