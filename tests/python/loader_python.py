@@ -985,8 +985,11 @@ class SamplersOfLoaders(unittest.TestCase):
             half.load_state_dict(state)
         self.assertEqual([numbers(half) for half in halves], [order(4)[8::2], order(4)[9::2]])
         for other in (lambda epoch: order(epoch + 1), Drawn(), order(5)):
+            refusing = self.loader(other)
             with self.assertRaisesRegex(ValueError, "another order of epoch 4"):
-                self.loader(other).load_state_dict(state)
+                refusing.load_state_dict(state)
+            at = refusing.state_dict()
+            self.assertEqual((at["epoch"], at["done"]), (4, 0))
         with self.assertRaisesRegex(ValueError, "another order"):
             onepot.Loader(TAR, 8, 0, 1).load_state_dict(state)
         plain = onepot.Loader(TAR, 8, 0, 1)

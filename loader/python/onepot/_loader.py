@@ -339,7 +339,8 @@ class Loader:
         """Go on from a state, even with another world size if the global batch is the same. The next
         iteration has the rest of that epoch; of a state that was saved behind its last batch that
         is nothing, and the iteration after it has the next epoch. ValueError: the state belongs to
-        another archive or another order, or these ranks can't continue it."""
+        another archive or another order, or these ranks can't continue it; with a sampler the
+        loader is then at the start of the state's epoch."""
         self._opened()
         try:
             state["order"]
