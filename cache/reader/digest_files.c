@@ -21,6 +21,7 @@
 #define RUN_FILES 32u
 #define STACK_BYTES (1u << 20)
 #define ZEROS_BYTES (64u << 10)
+#define PAUSE_NS 10000000
 
 struct digest_file {
     uint64_t key; /* where its bytes begin */
@@ -34,7 +35,8 @@ struct digest_files {
     VECTOR(struct digest_file) files;
     uint64_t *sums; /* by position */
     _Atomic uint64_t next;
-    pthread_mutex_t lock; /* held while progress is shown, and for the fault */
+    pthread_t caller;     /* the thread that shows progress, and so hears of signals */
+    pthread_mutex_t lock; /* of the fault */
     struct progress progress;
     _Atomic int err; /* the first error */
     struct fault *fault;
@@ -50,11 +52,8 @@ struct digest_sum {
 /* True: go on. */
 static bool digest_shows(struct digest_files *d)
 {
-    if (pthread_mutex_trylock(&d->lock) == 0) {
-        if (d->how->progress)
-            d->how->progress(d->how->ctx, "reading for the digest", &d->progress);
-        pthread_mutex_unlock(&d->lock);
-    }
+    if (d->how->progress && pthread_equal(d->caller, pthread_self()))
+        d->how->progress(d->how->ctx, "reading for the digest", &d->progress);
     if (d->how->cancelled && atomic_load(d->how->cancelled))
         d->err = -ECANCELED;
     return d->err == 0;
@@ -109,7 +108,7 @@ static void digest_one(struct digest_sum *s, struct content *content, uint32_t p
     int r = index_node(d->pot->index, position, &node);
     if (r == 0)
         r = content_read(content, position, 0, node.size_bytes, digest_take, s, &where);
-    if (r < 0 && r != -ECANCELED)
+    if (r < 0)
         digest_failed(d, position, r, where);
     if (r < 0 || !digest_zeros(s, node.size_bytes))
         return;
@@ -128,6 +127,10 @@ static void *digest_work(void *arg)
     while (digest_shows(d) && (at = atomic_fetch_add(&d->next, RUN_FILES)) < d->files.count)
         for (uint64_t i = at; i < at + RUN_FILES && i < d->files.count && !d->err; i++)
             digest_one(&sum, content, d->files.at[i].position);
+    const struct timespec pause = {.tv_nsec = PAUSE_NS};
+    while (pthread_equal(d->caller, pthread_self()) && digest_shows(d) &&
+           d->progress.members < d->progress.members_total)
+        nanosleep(&pause, NULL); /* the other threads are still reading */
     content_free(content);
     XXH3_freeState(sum.state);
     return NULL;
@@ -194,7 +197,7 @@ int content_digest(struct pot *pot, unsigned threads, const struct pot_options *
                    struct fault *fault, uint8_t ret_digest[INDEX_DIGEST_BYTES])
 {
     const struct index_info *info = index_info(pot->index);
-    struct digest_files d = {.pot = pot, .how = how, .fault = fault};
+    struct digest_files d = {.pot = pot, .how = how, .fault = fault, .caller = pthread_self()};
     enum digest_kind kind;
     if (info->digest_kind == DIGEST_TREE) {
         memcpy(ret_digest, info->digest, INDEX_DIGEST_BYTES);

@@ -423,11 +423,14 @@ ONEPOT_API int onepot_archive_digest(const struct onepot_archive *archive,
 /*
  * The digest of the archives' tree, whatever was chosen of it, as 'onepot info --digest' prints
  * it: names, types, modes and contents, the same in any format. Where the index can't make it,
- * each call reads all files, unless 'onepot index --digest' did so before. Several archives are
- * one tree; if they can't be, because two have one name, or views show parts of them, it is a
- * hash of their digests. -EUCLEAN, -ENOMEM, or errors of reading.
+ * the first call reads all files, unless 'onepot index --digest' did so before. Several
+ * archives are one tree; if they can't be, because two have one name, or views show parts of
+ * them, it is a hash of their digests. Of the options, only progress and progress_ctx have an
+ * effect; NULL: it is silent. -EUCLEAN, -ENOMEM, -ECANCELED (by progress), -EINTR (a signal
+ * came, and was handled), -ESTALE (an archive was replaced or changed), or errors of reading.
  */
 ONEPOT_API int onepot_archive_data_digest(const struct onepot_archive *archive,
+                                          const struct onepot_archive_options *options,
                                           struct onepot_error *error,
                                           uint8_t ret_digest[ONEPOT_DIGEST_BYTES]);
 

@@ -946,6 +946,7 @@ int dataset_new(struct pot **pots, size_t count, const struct onepot_archive_opt
     d->users = 1;
     d->pots = pots;
     d->pot_count = count;
+    d->opened_in = get_current_dir_name();
     d->cache_bytes = options->cache_bytes;
     d->hole_bytes = options->hole_bytes ? options->hole_bytes : HOLE_BYTES;
     struct onepot_error words = {0};
@@ -991,6 +992,8 @@ void dataset_free(struct dataset *dataset)
     for (size_t i = 0; i < dataset->pot_count; i++)
         pot_close(dataset->pots[i]);
     free(dataset->pots);
+    free(dataset->opened_in);
+    free(dataset->data_digest);
     free(dataset->maps);
     free(dataset->brings);
     free(dataset->sources);

@@ -8,7 +8,8 @@
  * follows them: a directory that links lead to several times is there several times, up to 40
  * links deep.
  *
- * Threads: a dataset never changes after it was opened. A cursor belongs to one thread.
+ * Threads: a dataset never changes after it was opened, but for what is atomic. A cursor
+ * belongs to one thread.
  */
 #ifndef ONEPOT_DATASET_H
 #define ONEPOT_DATASET_H
@@ -77,6 +78,8 @@ struct loader_clock;
 struct dataset {
     _Atomic unsigned users;
     struct pot **pots;
+    char *opened_in;                /* where relative paths led from; NULL: not known */
+    _Atomic(uint8_t *) data_digest; /* NULL: nobody has asked for it */
     const uint8_t **maps;    /* one for each archive; NULL: that archive is read, not mapped */
     bool *brings;            /* reads there have to be brought first */
     struct source **sources; /* of the archives, close together */

@@ -1,6 +1,6 @@
 /*
  * Opens the archives that a caller's words stand for (archive_list.h), staged if that was asked
- * for.
+ * for; and several of them once more as one tree, for the digest of their data.
  */
 #include "shards.h"
 
@@ -8,8 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <xxhash.h>
+
 #include "archive_list.h"
 #include "cleanup.h"
+#include "content.h"
+#include "cpus.h"
 #include "dataset.h"
 #include "error.h"
 #include "job.h"
@@ -258,4 +262,137 @@ int shards_open(const char *const *paths, size_t count,
     *ret_pots = list.pots.at;
     *ret_count = list.pots.count;
     return 0;
+}
+
+/* ---- the digest of the data ---- */
+
+static struct pot_options shards_watch(struct shards *list)
+{
+    return (struct pot_options){.max_ratio = max_ratio(),
+                                .progress = list->given->progress ? shards_progress : NULL,
+                                .cancelled = &list->cancelled,
+                                .ctx = list};
+}
+
+static int shards_digest_one(struct shards *list, struct pot *pot, uint8_t *ret_digest)
+{
+    struct fault fault = {0};
+    const struct pot_options how = shards_watch(list);
+    list->opening = pot->path;
+    int r = content_digest(pot, cpus_allowed(), &how, &fault, ret_digest);
+    return r < 0 ? error_from_fault(list->error, r, &fault, pot->path) : 0;
+}
+
+/* The path of an archive, wherever this process has gone meanwhile. To be freed. */
+static char *shards_path(const struct dataset *d, const char *path)
+{
+    char *whole;
+    if (*path == '/' || !d->opened_in)
+        return strdup(path);
+    return asprintf(&whole, "%s/%s", d->opened_in, path) < 0 ? NULL : whole;
+}
+
+/* An archive that is not the file that it was any more; NULL: there is none. */
+static const struct pot *shards_replaced(const struct dataset *d, const struct pot *now)
+{
+    auto_free struct source_identity *all = calloc(d->pot_count, sizeof(*all));
+    struct source_identity joined = {0};
+    for (size_t i = 0; all && i < d->pot_count; i++)
+        all[i] = d->pots[i]->identity;
+    if (all)
+        source_identity_join(all, d->pot_count, &joined);
+    if (source_identity_equal(&joined, &now->identity))
+        return NULL;
+    for (size_t i = 0; all && i < now->part_count && i < d->pot_count; i++)
+        if (!file_id_equal(now->parts[i].file, (struct file_id){all[i].dev, all[i].ino}))
+            return d->pots[i];
+    return d->pots[0];
+}
+
+/* All archives opened anew as one tree. -EEXIST: they are none. */
+static int shards_open_union(struct shards *list, const struct dataset *d, struct pot **ret_pot)
+{
+    struct pot_options options = shards_watch(list);
+    struct archive_list names = {0};
+    struct fault fault = {0};
+    const void *recipe;
+    size_t len;
+    int r = 0;
+    list->opening = d->pots[0]->path;
+    for (size_t i = 0; r == 0 && i < d->pot_count; i++) {
+        bool is_view = index_recipe(d->pots[i]->index, &recipe, &len) == 0;
+        auto_free char *path = is_view ? NULL : shards_path(d, d->pots[i]->path);
+        r = is_view ? -EEXIST : path ? vector_push(&names, path) : -ENOMEM;
+        if (r == 0)
+            path = NULL; /* the list has it */
+        options.ignores_zeros |= index_info(d->pots[i]->index)->has_joined;
+    }
+    if (r == 0)
+        r = archive_list_join(&names);
+    options.is_whole = names.is_whole;
+    if (r == 0)
+        r = pot_open_many((const char *const *)names.at, names.count, list->opening, &options,
+                          &fault, ret_pot);
+    archive_list_free(&names);
+    const struct pot *replaced = r == 0 ? shards_replaced(d, *ret_pot) : NULL;
+    if (replaced) {
+        pot_close(*ret_pot);
+        list->opening = replaced->path;
+        r = fault_set(&fault, -ESTALE, NULL, FAULT_NO_OFFSET,
+                      "was replaced or changed since it was opened");
+    }
+    return r < 0 && r != -EEXIST ? error_from_fault(list->error, r, &fault, list->opening) : r;
+}
+
+static int shards_digest_list(struct shards *list, const struct dataset *d, uint8_t *ret_digest)
+{
+    auto_free uint8_t *digests = calloc(d->pot_count, ONEPOT_DIGEST_BYTES);
+    XXH128_canonical_t canonical;
+    int r = digests ? 0 : error_set(list->error, -ENOMEM, "out of memory");
+    for (size_t i = 0; r == 0 && i < d->pot_count; i++)
+        r = shards_digest_one(list, d->pots[i], digests + i * ONEPOT_DIGEST_BYTES);
+    if (r < 0)
+        return r;
+    XXH128_canonicalFromHash(&canonical,
+                             XXH3_128bits(digests, d->pot_count * ONEPOT_DIGEST_BYTES));
+    memcpy(ret_digest, canonical.digest, ONEPOT_DIGEST_BYTES);
+    return 0;
+}
+
+static int shards_digest(struct shards *list, const struct dataset *d, uint8_t *ret_digest)
+{
+    struct pot *pot;
+    if (d->pot_count == 1)
+        return shards_digest_one(list, d->pots[0], ret_digest);
+    int r = shards_open_union(list, d, &pot);
+    if (r == -EEXIST)
+        return shards_digest_list(list, d, ret_digest);
+    if (r < 0)
+        return r;
+    r = shards_digest_one(list, pot, ret_digest);
+    pot_close(pot);
+    return r;
+}
+
+int onepot_archive_data_digest(const struct onepot_archive *archive,
+                               const struct onepot_archive_options *options,
+                               struct onepot_error *error,
+                               uint8_t ret_digest[ONEPOT_DIGEST_BYTES])
+{
+    struct dataset *d = archive->dataset;
+    struct onepot_archive_options o = {0};
+    struct shards list = {.given = &o, .error = error};
+    uint8_t *known = atomic_load(&d->data_digest);
+    int r = known ? 0 : options_read(&o, sizeof(o), options, error);
+    if (!known && r == 0) {
+        uint8_t *found = calloc(1, ONEPOT_DIGEST_BYTES);
+        r = found ? shards_digest(&list, d, found) : error_set(error, -ENOMEM, "out of memory");
+        if (r == 0 && atomic_compare_exchange_strong(&d->data_digest, &known, found))
+            known = found;
+        else
+            free(found); /* another thread was faster */
+    }
+    if (r == 0)
+        memcpy(ret_digest, known, ONEPOT_DIGEST_BYTES);
+    return r;
 }

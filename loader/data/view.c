@@ -13,8 +13,6 @@
 #include <xxhash.h>
 
 #include "cleanup.h"
-#include "content.h"
-#include "cpus.h"
 #include "error.h"
 #include "view.h"
 
@@ -239,68 +237,5 @@ int onepot_archive_digest(const struct onepot_archive *archive,
         memcpy(ret_digest, canonical.digest, ONEPOT_DIGEST_BYTES);
     }
     XXH3_freeState(state);
-    return r;
-}
-
-/* ---- digest of the data ---- */
-
-static int data_digest_of(struct pot *pot, struct onepot_error *error,
-                          uint8_t ret_digest[ONEPOT_DIGEST_BYTES])
-{
-    struct fault fault = {0};
-    int r = content_digest(pot, cpus_allowed(), &(struct pot_options){0}, &fault, ret_digest);
-    return r < 0 ? error_from_fault(error, r, &fault, pot->path) : 0;
-}
-
-/* All archives opened anew as one tree. -EEXIST: they are none. */
-static int open_union(const struct dataset *d, struct onepot_error *error, struct pot **ret_pot)
-{
-    auto_free const char **paths = calloc(d->pot_count, sizeof(*paths));
-    struct pot_options options = {.is_whole = true};
-    struct fault fault = {0};
-    const void *recipe;
-    size_t len;
-    if (!paths)
-        return error_set(error, -ENOMEM, "out of memory");
-    for (size_t i = 0; i < d->pot_count; i++) {
-        if (index_recipe(d->pots[i]->index, &recipe, &len) == 0)
-            return -EEXIST; /* a view of it */
-        paths[i] = d->pots[i]->path;
-        options.ignores_zeros |= index_info(d->pots[i]->index)->has_joined;
-    }
-    int r = pot_open_many(paths, d->pot_count, paths[0], &options, &fault, ret_pot);
-    return r < 0 && r != -EEXIST ? error_from_fault(error, r, &fault, paths[0]) : r;
-}
-
-static int data_digest_of_list(const struct dataset *d, struct onepot_error *error,
-                               uint8_t ret_digest[ONEPOT_DIGEST_BYTES])
-{
-    auto_free uint8_t *list = calloc(d->pot_count, ONEPOT_DIGEST_BYTES);
-    XXH128_canonical_t canonical;
-    int r = list ? 0 : error_set(error, -ENOMEM, "out of memory");
-    for (size_t i = 0; r == 0 && i < d->pot_count; i++)
-        r = data_digest_of(d->pots[i], error, list + i * ONEPOT_DIGEST_BYTES);
-    if (r < 0)
-        return r;
-    XXH128_canonicalFromHash(&canonical,
-                             XXH3_128bits(list, d->pot_count * ONEPOT_DIGEST_BYTES));
-    memcpy(ret_digest, canonical.digest, ONEPOT_DIGEST_BYTES);
-    return 0;
-}
-
-int onepot_archive_data_digest(const struct onepot_archive *archive, struct onepot_error *error,
-                               uint8_t ret_digest[ONEPOT_DIGEST_BYTES])
-{
-    const struct dataset *d = archive->dataset;
-    struct pot *pot;
-    if (d->pot_count == 1)
-        return data_digest_of(d->pots[0], error, ret_digest);
-    int r = open_union(d, error, &pot);
-    if (r == -EEXIST)
-        return data_digest_of_list(d, error, ret_digest);
-    if (r < 0)
-        return r;
-    r = data_digest_of(pot, error, ret_digest);
-    pot_close(pot);
     return r;
 }

@@ -83,16 +83,23 @@ struct report {
 
 #define PERIOD_NS UINT64_C(200000000)
 
+static bool report_is_due(struct report *report)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    uint64_t now = (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
+    if (now - report->last_ns < PERIOD_NS)
+        return false;
+    report->last_ns = now;
+    return true;
+}
+
 static int report_show(void *ctx, const char *path, const char *doing, uint64_t bytes,
                        uint64_t total_bytes)
 {
     struct report *report = ctx;
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    uint64_t now = (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
-    if (report->type || now - report->last_ns < PERIOD_NS)
+    if (report->type || !report_is_due(report))
         return report->type ? -1 : 0;
-    report->last_ns = now;
     PyGILState_STATE state = PyGILState_Ensure();
     PyObject *name = PyUnicode_DecodeFSDefault(path);
     PyObject *result =
@@ -425,21 +432,41 @@ static PyObject *archive_numbers(PyObject *self, void *labels)
     return result;
 }
 
+/* Called by the thread that wants the digest, and without the interpreter. */
+static int digest_goes_on(void *ctx, const char *path, const char *doing, uint64_t bytes,
+                          uint64_t total_bytes)
+{
+    struct report *report = ctx;
+    if (!report_is_due(report))
+        return 0;
+    PyGILState_STATE state = PyGILState_Ensure();
+    int r = PyErr_CheckSignals();
+    PyGILState_Release(state);
+    return r;
+}
+
 /* `selection`: of the chosen samples, cheaply; NULL: of the data, which may have to be read. */
 static PyObject *archive_digest(PyObject *self, void *selection)
 {
     auto_lease lease = archive_lease(self);
     struct onepot_archive *archive = leased(lease);
+    struct report report = {0};
+    const struct onepot_archive_options watch = {
+        .size = sizeof(watch), .progress = digest_goes_on, .progress_ctx = &report};
     uint8_t digest[ONEPOT_DIGEST_BYTES];
     char hex[2 * ONEPOT_DIGEST_BYTES + 1];
     struct onepot_error error = {0};
     int r;
     if (!archive)
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    r = selection ? onepot_archive_digest(archive, digest)
-                  : onepot_archive_data_digest(archive, &error, digest);
-    Py_END_ALLOW_THREADS
+    do {
+        Py_BEGIN_ALLOW_THREADS
+        r = selection ? onepot_archive_digest(archive, digest)
+                      : onepot_archive_data_digest(archive, &watch, &error, digest);
+        Py_END_ALLOW_THREADS
+    } while (r == -EINTR && PyErr_CheckSignals() == 0);
+    if (PyErr_Occurred())
+        return NULL;
     if (r < 0)
         return raise_error(r, selection ? NULL : &error);
     for (unsigned i = 0; i < ONEPOT_DIGEST_BYTES; i++)
@@ -502,9 +529,10 @@ static PyGetSetDef archive_fields[] = {
     {"digest", archive_digest, NULL,
      "Digest of the whole archive's names, types, modes and contents, the same in any format: "
      "32\n"
-     "hexadecimal digits, as 'onepot info --digest' prints them. Reads all files where the "
-     "index\n"
-     "can't make it: 'onepot index --digest' does that ahead of time.",
+     "hexadecimal digits, as 'onepot info --digest' prints them. Of archives that are no one\n"
+     "tree (two have one name, or parts are shown of several), a hash of their digests. The\n"
+     "first use reads all files where the index can't make it: 'onepot index --digest' does\n"
+     "that ahead of time.",
      NULL},
     {"_selection", archive_digest, NULL, "Identifies this selection of samples.",
      archive_fields},

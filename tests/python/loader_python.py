@@ -296,8 +296,44 @@ class Archives(unittest.TestCase):
         for wrong in ("", digest[:7], digest + "0", "x" * 32):
             with self.assertRaisesRegex(ValueError, "first 8"):
                 onepot.Loader(TAR, 4, rank=0, world_size=1, expect=wrong)
+        here = os.getcwd()
+        try:
+            os.chdir(foreign)
+            relative = onepot.Archive("*.tar")
+            os.chdir(here)
+            self.assertEqual(relative.digest, digest)
+        finally:
+            os.chdir(here)
+        replaced = onepot.Archive(shards)
+        second = os.path.join(foreign, "class1.tar")
+        os.rename(second, second + ".old")
+        shutil.copy(second + ".old", second)
+        with self.assertRaisesRegex(ValueError, "class1.tar.* was replaced"):
+            replaced.digest
+        os.rename(second + ".old", second)
+        self.assertEqual(replaced.digest, digest)
+        shutil.rmtree(foreign)
+        self.assertEqual(replaced.digest, digest)  # kept
+        self.assertEqual(replaced[:3].digest, digest)
         twice = onepot.Archive([TAR, TAR])  # no union: names are in two archives
         self.assertNotIn(twice.digest, (digest, onepot.Archive([TAR, TAR, TAR]).digest))
+
+    def test_signals_end_the_reading_for_a_digest(self):
+        tree, path = os.path.join(WORK, "long"), os.path.join(WORK, "long.tar")
+        os.makedirs(tree)
+        for i in range(100):
+            with open(os.path.join(tree, "%d" % i), "wb") as f:
+                f.truncate(1 << 40 if i == 64 else 1 << 20)
+        subprocess.run([ONEPOT, "pack", "-qo", path, tree], check=True)
+        script = """import onepot, signal, sys
+archive = onepot.Archive(sys.argv[1])
+signal.signal(signal.SIGVTALRM, signal.default_int_handler)
+signal.setitimer(signal.ITIMER_VIRTUAL, 0.5)
+try:
+    archive.digest
+except KeyboardInterrupt:
+    sys.exit(3)"""
+        self.assertEqual(subprocess.run([sys.executable, "-c", script, path], timeout=60).returncode, 3)
 
     def test_a_pickle_of_a_changed_archive_is_refused(self):
         path = os.path.join(WORK, "b.tar")

@@ -157,7 +157,7 @@ class Archive:
     @property
     def sizes(self) -> Buffer: ...  # int64 [samples], bytes
     @property
-    def digest(self) -> str: ...  # of the data, as of 'onepot info --digest'; may read all files
+    def digest(self) -> str: ...  # of the data, as of 'onepot info --digest'; the first use may read all files
     def close(self) -> None: ...
     @property
     def closed(self) -> bool: ...
