@@ -150,10 +150,11 @@ const char *summary_line(const struct counters *counters, char *buf, size_t size
     const char *trouble = summary_trouble(counters);
 
     if (counters->extracted) {
-        snprintf(buf, size, "%s file%s, %s extracted in %s (%s/s)", cli_count(counters->files),
-                 counters->files == 1 ? "" : "s", cli_bytes(counters->total_bytes),
-                 cli_time(counters->extract_ns),
-                 cli_rate(counters->total_bytes, counters->extract_ns));
+        snprintf(buf, size, "%s file%s, %s extracted in %s (%s/s)%s%.8s",
+                 cli_count(counters->files), counters->files == 1 ? "" : "s",
+                 cli_bytes(counters->total_bytes), cli_time(counters->extract_ns),
+                 cli_rate(counters->total_bytes, counters->extract_ns),
+                 counters->digest[0] ? "; digest " : "", counters->digest);
         return buf;
     }
     summary_read(counters, &sum);

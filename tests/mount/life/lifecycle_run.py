@@ -57,12 +57,13 @@ def test_other_data_than_expected_are_refused_before_the_command_runs(work):
     for wanted in (other, other[:8]):
         done = run("--expect", wanted, archive, "--", "touch", work / "was-run", status=125)
         check(digest in said(done) and wanted in said(done), f"both are named: {said(done)}")
+        run("--extract", "--expect", wanted, archive, "--", "touch", work / "was-run", status=125)
         onepot("mount", "--expect", wanted, archive, status=1)
     for wanted in (digest[:7], digest + "0", "x" * 32, ""):
         run("--expect", wanted, archive, "--", "touch", work / "was-run", status=2)
     check(not os.path.exists(work / "was-run"), "the command was run")
-    for wanted in (digest, digest[:8].upper()):
-        done = run("--expect", wanted, archive, "--", "true")
+    for wanted, *way in (digest,), (digest[:8].upper(),), (digest, "--extract"):
+        done = run(*way, "--expect", wanted, archive, "--", "true")
         check(f"digest {digest[:8]}" in said(done), f"the closing line: {said(done)}")
     shown = run("--expect", digest, archive, "--", onepot_program(), "stat", "--json", "{}")
     check_equal(json.loads(shown.stdout)["digest"], digest, "stat")
