@@ -621,9 +621,16 @@ int saved_index_write_file(const char *path, const struct stat *access,
 
 int pot_save_digest(struct pot *pot, struct fault *fault)
 {
+    const void *recipe;
+    size_t len;
     struct stat access;
-    int r = !pot->index_path ? 0 : stat(pot->index_path, &access) < 0 ? -errno : 1;
-    if (r > 0)
+    if (!pot->index_path)
+        return 0;
+    /* Those of the archive, and not of what lies there by now; a composed one is this user's.
+     */
+    bool is_composed = index_recipe(pot->index, &recipe, &len) != -ENODATA;
+    int r = saved_index_access(is_composed ? NULL : pot_file(pot), &access);
+    if (r == 0)
         r = saved_write_to(pot->index_path, &access, pot->index);
     return r < 0 ? fault_set_errno(fault, r, NULL, "its digest can't be saved") : 0;
 }

@@ -5,6 +5,7 @@ import lzma
 import os
 import pathlib
 import signal
+import stat
 import subprocess
 import time
 
@@ -50,6 +51,19 @@ def test_a_digest_is_read_once_and_kept(work):
         write(work, "source/a.tar", tar_of({name: data * 9001 for name, data in members.items()}))
         many, said = reads("info", "--digest")
         check(found not in said and "digest" in said, f"of other bytes: {said}")
+
+
+def test_an_index_with_its_digest_is_for_those_who_may_read_the_archive(work):
+    """Whatever lies in its place when it is written."""
+    archive = write(work, "a.tar", tar_of(files("f")))
+    os.chmod(archive, 0o600)
+    onepot("index", archive)
+    index = f"{archive}.onepot-index"
+    os.rename(index, work / "kept")
+    os.chmod(work / "kept", 0o644)
+    os.symlink(work / "kept", index)
+    onepot("index", "--digest", archive)
+    check_equal(oct(os.lstat(index).st_mode), oct(stat.S_IFREG | 0o600), "the mode")
 
 
 def test_a_stream_that_is_unpacked_later_has_its_digest(work):
