@@ -323,7 +323,7 @@ def plant(work, name):
     for folder in ("a", "b/c", "empty"):
         (root / folder).mkdir(parents=True)
     for path, data in (("a/zero", b""), ("a/x", b"x" * 5000), ("b/c/y", bytes(range(256)) * 3000),
-                       ("b/zeros", bytes(200_000))):
+                       ("b/zeros", bytes(200_000)), (os.fsdecode(b"a/\xff\xfe \t\x01"), b"any bytes")):
         (root / path).write_bytes(data)
     tree.write_sparse(root / "b/sparse", 3 << 20, [(1_000_000, b"data")])
     os.symlink("../a/x", root / "b/link")
