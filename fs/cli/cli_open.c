@@ -4,11 +4,14 @@
  */
 #include <errno.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "cleanup.h"
 #include "cli.h"
 #include "clock.h"
 #include "content.h"
 #include "interrupt.h"
+#include "path.h"
 
 struct opening {
     struct cli_progress line;
@@ -146,8 +149,10 @@ static void digest_show(void *ctx, const char *doing, const struct progress *pro
         return;
     const struct index_info *info = index_info(o->pot->index);
     bool has_sums = info->has_sums && info->sum_kind == SUM_XXH3;
-    bool needs_no_advice = /* it can't be kept, or this is 'onepot index' */
-        o->pot->origin == POT_INDEX_EMBEDDED || o->given->save == POT_SAVE_ALWAYS;
+    auto_free char *folder = o->pot->index_path ? path_folder(o->pot->index_path) : NULL;
+    bool is_kept = o->given->save == POT_SAVE_ALWAYS; /* this is 'onepot index' */
+    bool can_be_kept =
+        o->pot->origin != POT_INDEX_EMBEDDED && (!folder || access(folder, W_OK) == 0);
     char line[512];
     o->is_told = true;
     snprintf(line, sizeof(line), "%.200s: %s, so %s are read, which takes about %s%s",
@@ -155,7 +160,7 @@ static void digest_show(void *ctx, const char *doing, const struct progress *pro
              has_sums ? "the sums in its index leave out holes"
                       : "its index has no sums that make a digest",
              cli_bytes((uint64_t)all), cli_time((uint64_t)((double)ns * all / done)),
-             needs_no_advice ? ""
+             is_kept || !can_be_kept ? ""
              : o->pot->parts ? "; 'onepot index --digest' of one pattern, folder or @LIST that "
                                "names them does that once for all"
                              : "; 'onepot index --digest' does that once for all");

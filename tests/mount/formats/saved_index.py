@@ -148,6 +148,9 @@ def test_how_long_a_digest_takes_is_said(work):
         said = done.stderr.decode()
         check("5.0 MiB are read, which takes about" in said and "onepot index --digest" in said, said)
         check_equal(said.count("\n"), 1, f"lines: {said}")
+        onepot("index", work / "source/a.tar")
+        said = onepot("info", "--digest", slow / "a.tar").stderr.decode()
+        check("takes about" in said and "onepot index" not in said, f"its index lies where it can't be written: {said}")
 
 
 def test_index_is_advised_only_where_it_keeps_a_digest(work):
