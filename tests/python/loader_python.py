@@ -335,6 +335,38 @@ except KeyboardInterrupt:
     sys.exit(3)"""
         self.assertEqual(subprocess.run([sys.executable, "-c", script, path], timeout=60).returncode, 3)
 
+    def test_a_digest_of_several_archives_is_of_the_ones_that_were_opened(self):
+        paths = [os.path.join(WORK, "opened%d.tar" % i) for i in range(2)]
+
+        def write(content):
+            with tarfile.open(paths[1] + ".new", "w") as tar:
+                info = tarfile.TarInfo("second")
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+            os.rename(paths[1] + ".new", paths[1])
+        shutil.copy(TAR, paths[0])
+        write(b"old")
+        known, archive = onepot.Archive(paths), onepot.Archive(paths)
+        digest = known.digest
+        write(b"new")
+        self.assertEqual(known.digest, digest)
+        self.assertEqual(bytes(archive[archive.find("second")]), b"old")
+        with self.assertRaisesRegex(ValueError, "opened.*(replaced|changed)"):
+            archive.digest
+
+    def test_a_digest_of_several_archives_reads_all_parts_of_each(self):
+        alone, joined, part = (os.path.join(WORK, name) for name in ("alone.tar", "joined.tar", "joined.tar.part"))
+        for path, name in ((alone, "x"), (joined, "y")):
+            with tarfile.open(path, "w") as tar:
+                info = tarfile.TarInfo(name)
+                info.size = 30000
+                tar.addfile(info, io.BytesIO(bytes(range(100)) * 300))
+        with open(joined, "rb") as f:
+            for end in "aa", "ab":
+                with open(part + end, "wb") as to:
+                    to.write(f.read(25000))
+        self.assertEqual(onepot.Archive([alone, part + "aa"]).digest, onepot.Archive([alone, joined]).digest)
+
     def test_a_pickle_of_a_changed_archive_is_refused(self):
         path = os.path.join(WORK, "b.tar")
         shutil.copy(TAR, path)
