@@ -213,19 +213,13 @@ static int pack_write_shards(struct run *run, const char *letters, struct compre
     if (r < 0)
         return r;
     r = pack_fill(run, shards, fault);
-    const bool is_stopped = o->stop && atomic_load(o->stop);
-    if (r == 0 && is_stopped)
-        r = -EINTR;
-    if (r == -EINTR && is_stopped && o->resume) {
+    if (r == 0) {
+        r = shard_set_close(shards, fault, &run->result.totals);
+        run->result.waits = r == 0;
+    }
+    if (r == -EINTR && o->resume && o->stop && atomic_load(o->stop))
         run->result.keeps = shard_set_keep(shards);
-        return r;
-    }
-    if (r < 0) {
-        shard_set_discard(shards);
-        return r;
-    }
-    r = shard_set_close(shards, fault, &run->result.totals);
-    run->result.waits = r == 0;
+    shard_set_discard(shards);
     return r < 0 ? r : 0;
 }
 

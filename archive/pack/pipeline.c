@@ -427,23 +427,31 @@ static void shard_set_report_distrust(const struct shard_set *s, const struct sh
         s->options->report(s->options->ctx, PACK_NOTE, &fault);
 }
 
+static bool shard_set_keep_one(const struct shard_set *s, struct shard *shard)
+{
+    struct writer_totals totals = {0};
+    const bool is_ready = !shard->writer, is_trusted = shard->output->begun_sec;
+    if (!is_trusted)
+        shard_set_report_distrust(s, shard);
+    if (is_ready && (is_trusted || s->selection->world > 1)) { /* other ranks may count on it */
+        struct output *output = steal_ptr(&shard->output);
+        output_release(output);
+        return is_trusted;
+    }
+    if (is_ready || !is_trusted)
+        return false;
+    int r = writer_finish(steal_ptr(&shard->writer), NULL, &totals);
+    if (r == 0 && totals.files)
+        r = output_keep(steal_ptr(&shard->output));
+    return r == 0 && totals.files;
+}
+
 bool shard_set_keep(struct shard_set *s)
 {
     bool keeps = false;
-    for (uint32_t i = 0; i < s->count; i++) {
-        struct shard *shard = &s->shard[i];
-        struct writer_totals totals = {0};
-        if (shard->writer && !shard->output->begun_sec) {
-            shard_set_report_distrust(s, shard);
-            continue;
-        }
-        struct writer *writer = steal_ptr(&shard->writer);
-        if (!writer || writer_finish(writer, NULL, &totals) < 0 || !totals.files)
-            continue;
-        struct output *output = steal_ptr(&shard->output);
-        keeps |= output_keep(output) == 0;
-    }
-    shard_set_discard(s);
+    for (uint32_t i = 0; i < s->count; i++)
+        if (s->shard[i].output)
+            keeps |= shard_set_keep_one(s, &s->shard[i]);
     return keeps;
 }
 
@@ -517,6 +525,8 @@ static int shard_set_exchange(struct shard_set *s, struct fault *fault)
     const struct pack_options *o = s->options;
     bool alone = s->selection->world <= 1;
     int r = shard_exchange_begin(s->selection->outputs, o->overwrite, o->stop, fault, &x);
+    if (r == -EINTR && o->resume)
+        return r;
     if (r < 0) {
         shard_set_end(s, !alone); /* without the lock: others may count on ready shards */
         return r;
@@ -527,7 +537,8 @@ static int shard_set_exchange(struct shard_set *s, struct fault *fault)
     if (r == 0 && alone)
         r = fault_set(fault, -EBUSY, NULL, FAULT_NO_OFFSET,
                       "somebody else removed or replaced what was ready of it");
-    shard_set_end(s, r >= 0 || x.committed); /* while the set is locked */
+    if (r != -EINTR || !o->resume)
+        shard_set_end(s, r >= 0 || x.committed); /* while the set is locked */
     shard_exchange_end(&x);
     return r;
 }
@@ -544,7 +555,6 @@ int shard_set_close(struct shard_set *s, struct fault *fault, struct writer_tota
     }
     if (r >= 0)
         *ret_totals = sum;
-    shard_set_discard(s);
     return r;
 }
 

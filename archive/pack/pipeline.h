@@ -62,10 +62,10 @@ int shard_set_open(const struct pack_options *options, const char *letters,
 /*
  * Completes the archives and gives all of them their names, together with other processes'
  * archives. The last process to come here does that and gets 1; 0: other processes are still to
- * come. On failure, or when options->stop is set meanwhile (-EINTR), none of this
- * process's archives is left. But once the exchange has begun the new set is there; archives
- * that an error kept from being renamed are renamed by the next run that may replace them.
- * *ret_totals is the sum over the archives. Frees the set in any case.
+ * come. On failure, or when options->stop is set meanwhile (-EINTR), shard_set_discard leaves
+ * none of this process's archives. But once the exchange has begun the new set is there;
+ * archives that an error kept from being renamed are renamed by the next run that may replace
+ * them. *ret_totals is the sum over the archives.
  */
 int shard_set_close(struct shard_set *shards, struct fault *fault,
                     struct writer_totals *ret_totals);
@@ -74,7 +74,7 @@ void shard_set_discard(struct shard_set *shards); /* NULL is fine */
 /*
  * Completes the archives as far as they are, and keeps them for a later run (output_keep), but
  * for those with a file that differs from its source: that is reported. No member may lack
- * data. Returns whether there are any. Frees the set.
+ * data. Returns whether there are any. Also after shard_set_close: complete shards stay ready.
  */
 bool shard_set_keep(struct shard_set *shards);
 

@@ -2,6 +2,7 @@
 slowfs is the storage, and does on a signal what it was told."""
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -512,6 +513,31 @@ def test_pack_goes_on_from_shards_that_wait_for_other_ranks(work):
         for folder in (wanted, out):
             times = [os.stat(f"{folder}/{name}").st_mtime for name in os.listdir(folder)]
             check(min(times) > os.stat(source).st_mtime, f"times of shards: {times}")
+
+
+def test_pack_keeps_complete_shards_when_it_is_interrupted_before_they_have_their_names(work):
+    source, out, wanted = make_tree(work), work.make("out"), work.make("wanted")
+    pack = ["pack", "-q", "--resume", "--shards=3", "-o"]
+
+    def ready():
+        return sorted(name for name in os.listdir(out) if name.endswith(".ready"))
+    with Slow(work, "--pages=none", "--toggle=stall", "--hold", source) as slow:
+        with life.background(*pack, f"{out}/x.tar", slow.at) as p:
+            wait_for(lambda: slow.counts()["stalls"], "the large file")
+            with open(f"{out}/.x-%-of-00003.tar.exchange", "wb") as record:
+                fcntl.flock(record, fcntl.LOCK_EX)
+                slow.toggle()
+                wait_for(lambda: len(ready()) == 3, lambda: f"complete shards: {os.listdir(out)}")
+                p.terminate()
+                _, _, errors = life.ended(p)
+        check("interrupted; what was written is kept" in errors, f"it says {errors}")
+        os.unlink(f"{out}/.x-%-of-00003.tar.exchange")
+        check_equal(sorted(os.listdir(out)), ready(), "what is there")
+        before = slow.counts()["read"]
+        harness.onepot(*pack, f"{out}/x.tar", slow.at)
+        check_equal(slow.counts()["read"] - before, 0, "reads of a tree that was packed already")
+        harness.onepot(*pack, f"{wanted}/x.tar", slow.at)
+        check_equal(outputs(out) == outputs(wanted), True, f"the bytes: {os.listdir(out)}")
 
 
 def test_a_killed_pack_leaves_the_complete_shards_that_it_went_on_from(work):
