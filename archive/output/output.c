@@ -310,6 +310,17 @@ int output_ready(struct output *output, const char *letters, bool sync, struct f
     return 0;
 }
 
+/* A kept file of the same archive which is not larger has hardly more of its files. */
+static bool output_is_superseded(const void *ctx, const char *name, size_t len)
+{
+    const struct output *output = ctx;
+    struct stat own, st;
+    return output_is_leftover(output, name, len) && strcmp(name, output->partial_name) != 0 &&
+           fstat(output->fd, &own) == 0 &&
+           fstatat(output->folder_fd, name, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+           st.st_size <= own.st_size;
+}
+
 int output_keep(struct output *output)
 {
     auto_free char *kept = NULL;
@@ -322,11 +333,17 @@ int output_keep(struct output *output)
     if (r == 0 &&
         (fchmod(output->fd, 0600) < 0 || renameat(dir, output->partial_name, dir, kept) < 0))
         r = -errno;
-    if (r == 0)
-        output_release(output);
-    else
+    if (r < 0) {
         output_discard(output);
-    return r;
+        return r;
+    }
+    free(output->partial_name);
+    output->partial_name = steal_ptr(&kept);
+    leftovers_remove(output->folder_fd, &(struct leftovers){.kind = LEFTOVERS_KEPT,
+                                                            .match = output_is_superseded,
+                                                            .match_ctx = output});
+    output_release(output);
+    return 0;
 }
 
 int output_commit(struct output *output, bool sync, struct fault *fault)

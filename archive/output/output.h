@@ -68,7 +68,8 @@ int output_ready(struct output *output, const char *letters, bool sync, struct f
 
 /*
  * Leave the file as NAME.XXXXXX.kept, for this user alone, until a later run has used it or
- * removes it as a leftover. The output is freed, also on failure: then no file is left.
+ * removes it as a leftover, and remove kept files of NAME that are not larger. The output is
+ * freed, also on failure: then no file is left.
  */
 int output_keep(struct output *output);
 

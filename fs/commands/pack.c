@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <malloc.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -269,9 +270,10 @@ static void close_archives(struct arguments *a)
  * complete shard that waits for other ranks counts, too: this run takes it away.
  */
 static bool is_kept_name(const struct pack_options *o, const struct shard_names *shards,
-                         const char *name)
+                         const char *output, const char *name)
 {
-    const char *output = path_base(o->output), *suffix = strrchr(name, '.');
+    const char *suffix = strrchr(name, '.');
+    const size_t output_len = strnlen(output, NAME_MAX - PARTIAL_EXTRA_LEN);
     uint32_t number;
     size_t len;
     if (!partial_name_parse(name, &len) ||
@@ -279,7 +281,7 @@ static bool is_kept_name(const struct pack_options *o, const struct shard_names 
         return false;
     return o->shards ? shard_names_find(shards, name, len, &number) &&
                            number % (o->world ? o->world : 1) == o->rank
-                     : len == strlen(output) && memcmp(name, output, len) == 0;
+                     : len == output_len && memcmp(name, output, len) == 0;
 }
 
 /*
@@ -295,7 +297,12 @@ static bool may_be_taken(const struct stat *st)
 static int list_kept(struct arguments *a, const struct shard_names *shards,
                      struct archive_list *list)
 {
+    char target[PATH_MAX];
+    struct stat link;
     const char *output = a->options.output;
+    if (!a->options.shards && lstat(output, &link) == 0 && S_ISLNK(link.st_mode) &&
+        path_real(output, target, NULL) == 0)
+        output = target; /* where the archive is written */
     auto_free char *folder = path_folder(output);
     auto_closedir DIR *dir = folder ? opendir(folder) : NULL;
     const struct dirent *entry;
@@ -303,7 +310,7 @@ static int list_kept(struct arguments *a, const struct shard_names *shards,
     while (r == 0 && dir && (entry = readdir(dir))) {
         struct stat st;
         char *path = NULL;
-        if (!is_kept_name(&a->options, shards, entry->d_name) ||
+        if (!is_kept_name(&a->options, shards, path_base(output), entry->d_name) ||
             fstatat(dirfd(dir), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0 ||
             !may_be_taken(&st))
             continue;
@@ -331,6 +338,12 @@ static bool are_listed(const struct arguments *a)
     return true;
 }
 
+static void note_kept(void *ctx, const char *line)
+{
+    (void)ctx;
+    cli_note("%s", line);
+}
+
 /* Opens what earlier runs have kept, as one tree; without any, everything is read. */
 static int find_kept(struct arguments *a)
 {
@@ -342,7 +355,8 @@ static int find_kept(struct arguments *a)
         .together = {.on_conflict = POT_CONFLICT_FIRST, .skip_damaged = true},
         .save = POT_SAVE_NEVER,
         .rebuild = true,
-        .is_whole = true};
+        .is_whole = true,
+        .note = note_kept};
     int r = o->shards ? shard_names_parse(o->output, o->shards, &shards) : 0;
     if (r == 0)
         r = list_kept(a, &shards, &list);

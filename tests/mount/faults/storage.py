@@ -600,10 +600,27 @@ def test_pack_keeps_no_file_that_could_not_be_read_whole(work):
 def test_what_pack_has_kept_counts_only_as_its_own_and_unchanged(work):
     source, out = make_tree(work), work.make("out")
     with Slow(work, "--pages=none", "--attr-timeout=0", "--toggle=stall", "--hold", source) as slow:
+        larger = f"{out}/x.tar.abcdef.kept"
+        life.write(larger.replace("ef", "eg"), b"of an earlier run, and smaller")
+        with open(larger, "wb") as f:
+            f.truncate(1 << 30)
         interrupt_pack(slow, f"{out}/x.tar")
         slow.toggle()
+        os.unlink(larger)
+        check_equal(len(kept_files(out)), 1, "what is kept")
         kept = kept_files(out)[0]
         whole, times = read(kept), os.stat(kept)
+        # The archive may be named by a link, and part of a long name is left out.
+        target, link, long = work.make("target"), f"{out}/link.tar", "n" * 250 + ".tar"
+        life.write(f"{target}/real.tar", b"")
+        os.symlink(f"{target}/real.tar", link)
+        for name, there in ((link, f"{target}/real.tar.abcdef.kept"),
+                            (f"{out}/{long}", f"{out}/{long[:240]}.abcdef.kept")):
+            harness.run("cp", "-a", kept, there)
+            done = harness.onepot("pack", "--resume", "-q", "-f", "-o", name, slow.at)
+            check("goes on from" in life.said(done), f"{name}: {life.said(done)}")
+            check(not os.path.exists(there), f"{there} is left")
+            os.unlink(name)
 
         def packed(what, goes_on, **changes):
             life.write(kept, changes.get("data", whole))
