@@ -646,6 +646,19 @@ def test_what_pack_has_kept_counts_only_as_its_own_and_unchanged(work):
         os.link(f"{out}/y.tar", kept)
         done = harness.onepot("pack", "--resume", "-q", "-f", "-o", f"{out}/x.tar", slow.at)
         check("goes on" not in life.said(done), "it has another name")
+        good = f"{out}/good"
+        life.write(good, whole)
+        os.chmod(good, 0o600)
+        for what, plant in (("it is another user's", lambda: (harness.run("cp", "-a", good, kept), os.chown(kept, 54321, 54321))),
+                            ("it is a link", lambda: os.symlink(good, kept)), ("it is a pipe", lambda: os.mkfifo(kept))):
+            if os.path.lexists(kept):
+                os.unlink(kept)
+            if os.geteuid() != 0 and "user" in what:
+                continue
+            plant()
+            done = harness.onepot("pack", "--resume", "-q", "-f", "-o", f"{out}/x.tar", slow.at)
+            check("goes on" not in life.said(done), what)
+            check(os.path.lexists(kept), f"{what}: it was removed")
 
 
 def test_pack_names_what_it_has_kept_of_a_large_file_that_is_damaged(work):
