@@ -67,10 +67,9 @@ struct folder {
     const struct input
         *input;      /* the archive it lies in; NULL: in a directory. For the caller */
     size_t root_len; /* length of the part of its path that names the source. For the caller */
-    void *kept;      /* for the caller; freed by free_kept */
-    void (*free_kept)(void *kept);
-    size_t next;     /* the name to be packed next. For the caller */
-    bool is_as_kept; /* see struct gather_from. For the caller */
+    struct pending_folder *pending; /* of the shards that it may go to */
+    size_t next;                    /* the name to be packed next. For the caller */
+    bool is_as_kept;                /* see struct gather_from. For the caller */
     unsigned refs;
     unsigned pins;
     int fd; /* -1: closed for now */

@@ -205,6 +205,8 @@ static void folder_ref(struct folder *f)
     f->refs++;
 }
 
+static void folder_free_pending(struct pending_folder *pending);
+
 void folder_unref(struct folder_set *set, struct folder *f)
 {
     while (f && --f->refs == 0) {
@@ -215,8 +217,7 @@ void folder_unref(struct folder_set *set, struct folder *f)
             close(f->fd);
         }
         listing_free(&f->listing);
-        if (f->kept)
-            f->free_kept(f->kept);
+        folder_free_pending(f->pending);
         free(f);
         f = parent;
     }
@@ -319,12 +320,12 @@ struct shard_set {
     const struct selection *selection;
     char letters[PARTIAL_LETTER_COUNT + 1];
     uint32_t count;
-    uint64_t offset;
+    uint64_t offset; /* bytes written or queued, in all archives */
     struct shard shard[];
 };
 
 /* A directory, and the shards that have it already (one bit each). */
-struct kept_folder {
+struct pending_folder {
     struct gathered gathered;
     uint8_t written[];
 };
@@ -418,13 +419,15 @@ static void shard_set_distrust(struct shard_set *s, uint32_t shard)
     s->shard[shard].output->begun_sec = 0;
 }
 
-static void shard_set_report_distrust(const struct shard_set *s, const struct shard *shard)
+static bool shard_set_report_lost(const struct shard_set *s, const struct shard *shard, int err)
 {
     struct fault fault = {0};
-    fault_set(&fault, -ENODATA, shard->path, FAULT_NO_OFFSET,
-              "not kept: a file in it could not be packed as it is, see above");
+    fault_set(&fault, err, shard->path, FAULT_NO_OFFSET, "not kept: %s",
+              err == -ENODATA ? "a file in it could not be packed as it is, see above"
+                              : fault_errno(err));
     if (s->options->report)
         s->options->report(s->options->ctx, PACK_NOTE, &fault);
+    return false;
 }
 
 static bool shard_set_keep_one(const struct shard_set *s, struct shard *shard)
@@ -432,7 +435,7 @@ static bool shard_set_keep_one(const struct shard_set *s, struct shard *shard)
     struct writer_totals totals = {0};
     const bool is_ready = !shard->writer, is_trusted = shard->output->begun_sec;
     if (!is_trusted)
-        shard_set_report_distrust(s, shard);
+        shard_set_report_lost(s, shard, -ENODATA);
     if (is_ready && (is_trusted || s->selection->world > 1)) { /* other ranks may count on it */
         struct output *output = steal_ptr(&shard->output);
         output_release(output);
@@ -443,7 +446,7 @@ static bool shard_set_keep_one(const struct shard_set *s, struct shard *shard)
     int r = writer_finish(steal_ptr(&shard->writer), NULL, &totals);
     if (r == 0 && totals.files)
         r = output_keep(steal_ptr(&shard->output));
-    return r == 0 && totals.files;
+    return r < 0 ? shard_set_report_lost(s, shard, r) : totals.files;
 }
 
 bool shard_set_keep(struct shard_set *s)
@@ -465,12 +468,6 @@ static bool shard_set_is_output(const struct shard_set *s, struct file_id id)
         if (s->shard[i].output && output_is(s->shard[i].output, id))
             return true;
     return false;
-}
-
-/* Bytes written or queued, in all archives. */
-static uint64_t shard_set_offset(const struct shard_set *s)
-{
-    return s->offset;
 }
 
 static void shard_set_add_totals(struct writer_totals *sum, const struct writer_totals *t)
@@ -570,24 +567,24 @@ static int shard_set_put(struct shard_set *s, uint32_t shard, const struct pax_m
     return shard_set_name_fault(s, shard, r, fault);
 }
 
-static int shard_set_put_kept(struct shard_set *s, uint32_t shard, struct kept_folder *kept,
-                              struct fault *fault)
+static int shard_set_put_pending(struct shard_set *s, uint32_t shard,
+                                 struct pending_folder *pending, struct fault *fault)
 {
-    struct pax_buffer *header = &kept->gathered.header;
+    struct pax_buffer *header = &pending->gathered.header;
     struct pax_buffer copy = {0};
     int r = vector_append(&copy, header->at, header->count);
     if (r == 0)
-        r = shard_set_put(s, shard, &kept->gathered.member, &copy, NULL, fault);
+        r = shard_set_put(s, shard, &pending->gathered.member, &copy, NULL, fault);
     vector_free(&copy);
     if (r == 0)
-        kept->written[shard / 8] |= (uint8_t)(1u << shard % 8);
+        pending->written[shard / 8] |= (uint8_t)(1u << shard % 8);
     return r;
 }
 
 static bool shard_set_misses(const struct folder *f, uint32_t shard)
 {
-    const struct kept_folder *kept = f ? f->kept : NULL;
-    return kept && !(kept->written[shard / 8] >> shard % 8 & 1);
+    const struct pending_folder *pending = f ? f->pending : NULL;
+    return pending && !(pending->written[shard / 8] >> shard % 8 & 1);
 }
 
 /* Adds the directories that lead to the folder's members, unless the shard has them. */
@@ -599,7 +596,7 @@ static int shard_set_put_missing(struct shard_set *s, uint32_t shard,
         const struct folder *top = folder;
         while (shard_set_misses(top->parent, shard))
             top = top->parent;
-        r = shard_set_put_kept(s, shard, top->kept, fault);
+        r = shard_set_put_pending(s, shard, top->pending, fault);
     }
     return r;
 }
@@ -623,44 +620,43 @@ static int shard_set_data(struct shard_set *s, uint32_t shard, void *bytes, size
     return shard_set_name_fault(s, shard, r, fault);
 }
 
-static void shard_set_free_kept(void *p)
+static void folder_free_pending(struct pending_folder *pending)
 {
-    struct kept_folder *kept = p;
-    gather_free(&kept->gathered);
-    free(kept);
+    if (pending)
+        gather_free(&pending->gathered);
+    free(pending);
 }
 
 /*
  * Adds a directory that is in `folder`: to its own shard now, to others before the first member
- * in it. For that it is kept with `below`, its content (NULL: none), and *g becomes empty.
+ * in it. For that it waits with `below`, its content (NULL: none), and *g becomes empty.
  */
 static int shard_set_add_folder(struct shard_set *s, const struct folder *folder,
                                 struct folder *below, struct gathered *g, struct fault *fault)
 {
     if (s->count == 1)
         return shard_set_put(s, 0, &g->member, &g->header, NULL, fault);
-    struct kept_folder *kept = calloc(1, sizeof(*kept) + s->count / 8 + 1);
-    if (!kept)
+    struct pending_folder *pending = calloc(1, sizeof(*pending) + s->count / 8 + 1);
+    if (!pending)
         return -ENOMEM;
-    kept->gathered = *g;
+    pending->gathered = *g;
     *g = (struct gathered){.fd = -1};
 
-    uint32_t own =
-        selection_shard(s->selection, kept->gathered.path, kept->gathered.member.path_len);
-    bool root = kept->gathered.member.path_len == 0;
+    uint32_t own = selection_shard(s->selection, pending->gathered.path,
+                                   pending->gathered.member.path_len);
+    bool root = pending->gathered.member.path_len == 0;
     int r = 0;
     for (uint32_t i = 0; r == 0 && i < s->count; i++) {
         if (!s->shard[i].writer || (i != own && !root))
             continue;
         r = shard_set_put_missing(s, i, folder, fault);
         if (r == 0)
-            r = shard_set_put_kept(s, i, kept, fault);
+            r = shard_set_put_pending(s, i, pending, fault);
     }
     if (r == 0 && below) {
-        below->kept = kept;
-        below->free_kept = shard_set_free_kept;
+        below->pending = pending;
     } else {
-        shard_set_free_kept(kept);
+        folder_free_pending(pending);
     }
     return r;
 }
@@ -1220,7 +1216,7 @@ static int pipeline_write_piece(struct pipeline *p, struct item *item)
 static void pipeline_report_progress(struct pipeline *p, const struct item *item)
 {
     const struct pack_options *o = p->options;
-    uint64_t offset = p->sources->total_bytes ? p->read_bytes : shard_set_offset(p->shards);
+    uint64_t offset = p->sources->total_bytes ? p->read_bytes : p->shards->offset;
     if (item->kind == ITEM_MEMBER)
         atomic_fetch_add_explicit(&p->progress.members, 1, memory_order_relaxed);
     if (!o->progress || (offset - p->reported_offset < (1u << 20) && ++p->silent < 4096))
@@ -1242,16 +1238,11 @@ static int pipeline_write_item(struct pipeline *p, struct item *item)
 
 /* ---- threads ---- */
 
-static bool pipeline_stopped(const struct pipeline *p)
-{
-    const _Atomic int *stop = p->options->stop;
-    return stop && atomic_load_explicit(stop, memory_order_relaxed);
-}
-
 /* May the run end here? With `resume` a file that was begun is written to its end. */
 static bool pipeline_ends(const struct pipeline *p)
 {
-    return pipeline_stopped(p) && !(p->options->resume && (p->writing || p->in_stream));
+    return shard_set_is_stopped(p->shards) &&
+           !(p->options->resume && (p->writing || p->in_stream));
 }
 
 /* Whether it ends is not asked: a thread that waits since it does would wait for nobody. */
@@ -1391,14 +1382,14 @@ static void pipeline_run_threads(struct pipeline *p, unsigned first)
         pthread_join(p->threads[i], NULL);
 }
 
-static void pipeline_free(struct pipeline *p, uint32_t shards)
+static void pipeline_free(struct pipeline *p)
 {
     while (p->first) {
         struct item *item = p->first;
         pipeline_remove_item(p, item);
         pipeline_free_item(p, item);
     }
-    for (uint32_t i = 0; i < shards; i++)
+    for (uint32_t i = 0; i < p->shards->count; i++)
         map_free(&p->links[i]);
     free(p->links);
     for (size_t i = 0; i < p->first_names.count; i++)
@@ -1414,13 +1405,12 @@ int pipeline_run(const struct pack_options *options, const struct pipeline_sourc
                  struct folder_set *set, unsigned max_threads, struct pack_result *result,
                  struct fault *fault)
 {
-    uint32_t count = selection->shards > 1 ? selection->shards : 1;
     struct pipeline p = {.options = options,
                          .sources = sources,
                          .selection = selection,
                          .shards = shards,
                          .set = set,
-                         .links = calloc(count, sizeof(struct map)),
+                         .links = calloc(shards->count, sizeof(struct map)),
                          .result = result,
                          .fault = fault};
     if (!p.links)
@@ -1445,6 +1435,6 @@ int pipeline_run(const struct pack_options *options, const struct pipeline_sourc
     count_stop(&counted);
     if (p.error == 0)
         p.error = pipeline_tell_links(&p);
-    pipeline_free(&p, count);
+    pipeline_free(&p);
     return p.error;
 }

@@ -25,6 +25,7 @@
 #include "pack.h"
 #include "path.h"
 #include "pour.h"
+#include "selection.h"
 #include "shard_name.h"
 #include "source.h"
 #include "stripes.h"
@@ -274,24 +275,28 @@ static bool is_kept_name(const struct pack_options *o, const struct shard_names 
 {
     const char *suffix = strrchr(name, '.');
     const size_t output_len = strnlen(output, NAME_MAX - PARTIAL_EXTRA_LEN);
+    const struct selection own = {.rank = o->rank, .world = o->world};
     uint32_t number;
     size_t len;
     if (!partial_name_parse(name, &len) ||
         (strcmp(suffix, KEPT_SUFFIX) != 0 && (!o->shards || strcmp(suffix, READY_SUFFIX) != 0)))
         return false;
-    return o->shards ? shard_names_find(shards, name, len, &number) &&
-                           number % (o->world ? o->world : 1) == o->rank
-                     : len == output_len && memcmp(name, output, len) == 0;
+    return o->shards
+               ? shard_names_find(shards, name, len, &number) && selection_has(&own, number)
+               : len == output_len && memcmp(name, output, len) == 0;
 }
 
 /*
- * It is packed in place of the user's files, so nobody else may have written it. Without a time
- * it has a file that differs from its source (struct output).
+ * Why its files may not be packed in place of the user's; NULL: they may. The time is struct
+ * output's.
  */
-static bool may_be_taken(const struct stat *st)
+static const char *why_not_kept(const struct stat *st)
 {
-    return S_ISREG(st->st_mode) && st->st_uid == geteuid() && !(st->st_mode & 0022) &&
-           st->st_nlink == 1 && st->st_mtim.tv_sec;
+    if (st->st_mode & 0022)
+        return "others may write to it";
+    if (st->st_nlink != 1)
+        return "it has another name";
+    return st->st_mtim.tv_sec ? NULL : "a file in it could not be packed as it is";
 }
 
 static int list_kept(struct arguments *a, const struct shard_names *shards,
@@ -312,8 +317,13 @@ static int list_kept(struct arguments *a, const struct shard_names *shards,
         char *path = NULL;
         if (!is_kept_name(&a->options, shards, path_base(output), entry->d_name) ||
             fstatat(dirfd(dir), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0 ||
-            !may_be_taken(&st))
+            !S_ISREG(st.st_mode) || st.st_uid != geteuid())
             continue;
+        const char *why_not = why_not_kept(&st);
+        if (why_not) {
+            cli_note("%.*s%s: is not used: %s", folder_len, output, entry->d_name, why_not);
+            continue;
+        }
         if (list->count == 0 || st.st_mtim.tv_sec < a->options.kept_since)
             a->options.kept_since = st.st_mtim.tv_sec;
         if (vector_push(&a->kept_ids, file_id_of(&st)) < 0 ||
