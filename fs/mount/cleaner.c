@@ -171,12 +171,18 @@ int cleaner_heal(const struct slot *slot)
     return CLI_OK;
 }
 
-/* -ENOENT, -EPERM: nothing of ours is there. Others: it was held by a process for too long. */
+/*
+ * -ENOENT: nothing of ours is there, or within reach: root's $TMPDIR may be closed to us.
+ * Others: it was held by a process for too long.
+ */
 static int lock_folder(const char *folder, struct registry *ret_registry)
 {
     char text[PATH_MAX + 256];
+    struct stat st;
     int r = registry_lock(folder, false, ret_registry);
-    if (r < 0 && r != -ENOENT && r != -EPERM)
+    if (r == -EPERM || (r == -EACCES && lstat(folder, &st) < 0))
+        r = -ENOENT;
+    if (r < 0 && r != -ENOENT)
         cli_failf(NULL, "%s: its lock can't be had",
                   runtime_explain(folder, r, text, sizeof(text)));
     return r;
@@ -189,7 +195,7 @@ static int heal_folder(const char *folder, struct slot_list *ret_list)
     int status = CLI_OK, r = lock_folder(folder, &registry);
 
     if (r < 0)
-        return r == -ENOENT || r == -EPERM ? CLI_OK : CLI_FAILED;
+        return r == -ENOENT ? CLI_OK : CLI_FAILED;
     slots_sweep(&registry);
     r = slots_list(&registry, ret_list);
     if (r < 0)
