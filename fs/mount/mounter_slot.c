@@ -103,6 +103,8 @@ static enum look join_slot(struct mounter *m, struct slot *slot)
 {
     struct counters *c = slot->counters;
 
+    if (c->extracted && !m->for_run && !slot_daemon_lives(slot))
+        return LOOK_NOTHING; /* nobody would keep the files after the `run`s that use them */
     if (slot_lock(slot, false, false) < 0)
         return LOOK_STARTING;
     if (c->extracted && atomic_load(&c->state) != MOUNT_SERVING) { /* their maker was killed */

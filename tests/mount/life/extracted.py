@@ -434,7 +434,13 @@ def test_without_their_keeper_they_stay_until_the_end(work):
         # Another one shares them.
         check_equal(run(archive, "--", "sh", "-c", "echo {}").stdout.decode(), path + "\n", "the path")
         check(os.path.exists(path + "/sub/0000"), "they are gone")
+        # A `mount` does not, whose files would go after that.
+        other = mount(archive)
         end(p)
+    check(not os.path.exists(path), "they are left")
+    onepot("clean")
+    check(os.path.exists(other + "/sub/0000"), "the mount's files are gone")
+    life.umount(other)
     check_nothing_left()
 
 
