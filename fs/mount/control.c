@@ -373,8 +373,9 @@ static void control_look_at_others(struct control *c)
 
     if (process_watch_ended(&c->owner)) {
         process_watch_close(&c->owner);
-        if (is_given)
-            begin_draining(c, OWNER_LIMIT_NS, "its owner has ended");
+        if (is_given) /* files that are still being made wait for their maker's end */
+            begin_draining(c, has_files(c) && c->starter_fd >= 0 ? 0 : OWNER_LIMIT_NS,
+                           "its owner has ended");
         else
             find_owner(c);
     }

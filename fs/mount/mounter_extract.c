@@ -302,6 +302,9 @@ int mounter_extract(struct mounter *m)
     c->total_bytes = result.bytes;
     c->extract_ns = now_ns() - start_ns;
     atomic_store(&c->extract_ready, c->extract_bytes);
-    atomic_store(&c->state, MOUNT_SERVING);
-    return 0;
+    uint32_t state = MOUNT_STARTING;
+    return atomic_compare_exchange_strong(&c->state, &state, MOUNT_SERVING)
+               ? 0
+               : cli_failf(m->options->archive,
+                           "while it was extracted, its owner or its job has ended");
 }

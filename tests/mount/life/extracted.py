@@ -241,10 +241,10 @@ def many(work, files=MANY):
 
 
 @contextlib.contextmanager
-def stopped_maker(work, at=None, **options):
-    """A `run` that was stopped while it extracts to a folder."""
-    at = at or folder()
-    with background(work / "many.tar", "--threads", "1", **options) as p:
+def stopped_maker(work, *mount, at=None, **options):
+    """A `run`, or a `mount` of these words, that was stopped while it extracts to a folder."""
+    at, words = at or folder(), ("--extract", "--threads", "1", work / "many.tar")
+    with life.background(*mount, *words, **options) if mount else background(*words[1:], **options) as p:
         def is_at_work():
             return os.path.exists(os.path.join(at, "77.0-many.tar/sub")) or os.path.exists(os.path.join(at, "many.tar/sub"))
         end_s = time.monotonic() + 60
@@ -455,6 +455,21 @@ def test_a_mount_s_files_go_with_its_owner(work):
         owner.kill()
         owner.wait()
         check_nothing_left("the owner's end")
+
+
+@life.not_starved
+def test_an_owner_that_ends_meanwhile_ends_them_without_a_line_for_each_file(work):
+    many(work)
+    with life.process("sleep", "1000") as owner:
+        with stopped_maker(work, "mount", "--owner", str(owner.pid), "--log", work / "log") as p:
+            owner.kill()
+            owner.wait()
+            wait_for(lambda: b"owner has ended" in read(work / "log"), "the keeper to notice")
+            check(b"at most" not in read(work / "log"), "the keeper does not wait for the maker")
+            os.kill(p.pid, signal.SIGCONT)
+            status, out, errors = ended(p)
+    check_equal((status, out, errors.count("\n")), (1, b"", 1), f"status, output and lines ({errors})")
+    check_nothing_left()
 
 
 def test_an_umount_that_was_killed_is_made_up_for_by_the_next(work):
