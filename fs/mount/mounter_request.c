@@ -248,6 +248,9 @@ static int resolve_extract(struct mounter *m)
     if (n + RUNTIME_NAME_MAX >= PATH_MAX)
         return cli_fail(dir, -ENAMETOOLONG, NULL);
     int r = state_remember(m->extract_folder);
+    if (r == -EMLINK)
+        return cli_failf(dir, "files were extracted to too many other folders of this node for "
+                              "'onepot clean' to find one more; name one of those");
     return r < 0 ? cli_failf(dir, "'onepot clean' would not find it: %s", fault_errno(r)) : 0;
 }
 

@@ -61,26 +61,31 @@ size_t state_folders(char folders[STATE_FOLDERS_MAX][PATH_MAX])
 int state_remember(const char *folder)
 {
     char folders[STATE_FOLDERS_MAX][PATH_MAX], link[32];
-    size_t count = state_folders(folders);
+    auto_registry registry = REGISTRY_NONE;
     auto_close int fd = -1;
     int r = -ENOENT;
 
+    /* Made first: a link to a folder that is not there would be swept. */
+    if (runtime_open(folder, true, &fd) < 0)
+        return 0; /* whoever uses it finds out why */
+    size_t count = state_folders(folders);
     for (size_t i = 0; i < count; i++)
         if (strcmp(folders[i], folder) == 0)
             return 0;
     count = runtime_folders(folders);
     for (size_t i = 0; i < count && r < 0; i++)
-        r = runtime_open(folders[i], true, &fd);
+        r = registry_lock(folders[i], true, &registry);
     if (r < 0)
         return r;
+    slots_sweep(&registry); /* with the links to folders that are gone */
     for (size_t i = 0; i < LINKS_MAX; i++) {
         snprintf(link, sizeof(link), LINK, i);
-        if (symlinkat(folder, fd, link) == 0)
+        if (symlinkat(folder, registry.fd, link) == 0)
             return 0;
         if (errno != EEXIST)
             return -errno;
     }
-    return -ENOSPC;
+    return -EMLINK;
 }
 
 int slots_lock_of(const struct slot *slot, struct registry *ret_registry)

@@ -62,8 +62,8 @@ static inline void slot_closep(struct slot **slot)
 size_t state_folders(char folders[STATE_FOLDERS_MAX][PATH_MAX]);
 
 /*
- * Let state_folders know of another folder from now on, until it is gone. -ENOSPC: there are
- * too many; other errors: no folder can be used that could know of it.
+ * Make another folder, if that is possible, and let state_folders know of it until it is gone.
+ * -EMLINK: there are too many; other errors: no folder can be used that could know of it.
  */
 int state_remember(const char *folder);
 

@@ -523,6 +523,20 @@ def test_a_folder_s_other_content_is_left_alone(work):
     check_equal(read(work / "disk/kept"), b"kept", "a file that was there")
 
 
+def test_folders_that_are_gone_are_forgotten(work):
+    """As those of jobs, of which each has one."""
+    archive = make_archive(work)
+    disks = [work.make(f"disk-{i}") for i in range(8)]
+    for disk in disks[:-1]:
+        onepot("mount", f"--extract={disk}", archive)
+    life.fails("mount", f"--extract={disks[-1]}", archive, words=["too many other folders"])
+    life.umount("--all")
+    for disk in disks[:-1]:
+        shutil.rmtree(disk)
+    onepot("run", f"--extract={disks[-1]}", archive, "--", "true")
+    check_equal(slots(), [".at-0"], "links to folders")
+
+
 def test_a_name_that_somebody_has_taken_is_not_used(work):
     archive, disk, outside = make_archive(work), work.make("disk"), work.make("outside")
     private = os.path.join(disk, f"onepot-{os.geteuid()}")
