@@ -230,13 +230,17 @@ static int extract_here(struct making *making, const char *part, struct fault *f
     return extract_run(m->pot, &options, fault, ret_result);
 }
 
-static int check_result(const struct mounter *m, int r, const struct fault *fault,
+static int check_result(const struct mounter *m, int r, struct fault *fault,
                         const struct extract_result *result)
 {
     const char *archive = m->options->archive;
 
     if (r == -EINTR && mounter_caught())
         return CLI_FAILED;
+    if (fault && (r == -ENOSPC || r == -EDQUOT)) /* others have taken the room since */
+        fault_advise(fault,
+                     "name a folder with more room (--extract=DIR), or mount it, without "
+                     "--extract");
     if (r < 0)
         return cli_fail(archive, r, fault);
     if (result->lost_xattrs)

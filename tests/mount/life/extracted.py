@@ -203,6 +203,21 @@ def test_what_others_have_still_to_write_is_no_room(work):
         run(work / "large.tar", "--", "true", env=env)
 
 
+@life.not_starved
+def test_room_that_goes_meanwhile_is_told_as_such(work):
+    many(work, 1000)
+    with small_memory(work) as (env, path):
+        with stopped_maker(work, at=f"{path}/onepot-{os.geteuid()}", env=env) as p:
+            with contextlib.suppress(OSError), open(os.path.join(path, "full"), "wb", 0) as f:
+                while True:
+                    f.write(bytes(4096))
+            os.kill(p.pid, signal.SIGCONT)
+            status, out, errors = ended(p)
+        check_equal((status, out, errors.count("\n")), (125, b"", 1), f"status, output and lines ({errors})")
+        check("No space left" in errors and "(--extract=DIR), or mount it" in errors and "-C" not in errors, errors)
+        check_equal(sorted(os.listdir(f"{path}/onepot-{os.geteuid()}")), ["lock"], "what is left")
+
+
 def test_inodes_are_room_too(work):
     archive = make_archive(work)
     with small_memory(work, ",nr_inodes=40") as (env, _):
