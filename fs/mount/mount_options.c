@@ -454,6 +454,8 @@ static const char *not_for_files(const struct mount_options *o)
                {"--idle", o->idle_s},
                {"--grace", o->grace_s},
                {"--allow-other", o->allow_other},
+               {"-o noexec", o->noexec},
+               {"-o default_permissions", o->default_permissions},
                {"--uid", o->override_uid},
                {"--gid", o->override_gid}};
 

@@ -119,9 +119,10 @@ def test_only_what_is_shown_is_extracted(work):
 def test_what_is_for_mounts_is_refused(work):
     archive = make_archive(work)
     for option in (["--at", work / "at"], ["--writable"], ["--stage"], ["--cache", "1M"], ["--order", "x"],
-                   ["--allow-other"], ["--uid", "1"], ["--private=on"]):
+                   ["--allow-other"], ["--uid", "1"], ["--private=on"], ["-o", "noexec"], ["-o", "default_permissions"]):
         done = run(archive, *option, "--", "true", status=2)
-        check(option[0].partition("=")[0] + " is for mounts" in said(done), f"{option}: {said(done)!r}")
+        name = " ".join(option) if option[0] == "-o" else option[0].partition("=")[0]
+        check(name + " is for mounts" in said(done), f"{option}: {said(done)!r}")
     check(not os.path.exists(work / "at"), "something was made")
     check_nothing_left()
 
