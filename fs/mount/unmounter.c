@@ -194,7 +194,7 @@ int unmounter_heal(const struct slot *slot)
         return r;
     layer_forget(slot);
     slot_remove(slot);
-    return 0;
+    return c->extracted && slot_is_current(slot) ? -EBUSY : 0;
 }
 
 void unmounter_sweep_copy(const struct counters *counters)

@@ -370,11 +370,11 @@ void slot_remove(const struct slot *slot)
     bool is_there = strcmp(directory, slot->counters->mountpoint) == 0;
     bool owns = slot->counters->owns_mountpoint;
     bool is_handed = is_mount && (owns || is_there) && hand_over_mountpoint(slot);
+    if (!is_mount && !remove_directory(slot->folder_fd, slot->name))
+        return; /* something is mounted over them */
     if (owns && !is_handed)
         rmdir(slot->counters->mountpoint);
-    if (!is_mount)
-        remove_directory(slot->folder_fd, slot->name);
-    else if (!is_there || !is_handed)
+    if (is_mount && (!is_there || !is_handed))
         unlinkat(slot->folder_fd, slot->name, AT_REMOVEDIR);
     registry_unlink(slot->folder_fd, slot->name, ".stat");
     registry_unlink(slot->folder_fd, slot->name, ".lock");

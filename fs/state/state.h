@@ -148,8 +148,8 @@ bool slot_is_current(const struct slot *slot);
 
 /*
  * Remove its files and its directory (which must no longer be a mount point), if it is current;
- * also the mount point, if the mount owns it. Extracted files are set aside. Under the
- * registry's lock.
+ * also the mount point, if the mount owns it. Extracted files are set aside; a slot whose files
+ * something is mounted over stays. Under the registry's lock.
  */
 void slot_remove(const struct slot *slot);
 

@@ -429,6 +429,16 @@ def test_nothing_that_is_mounted_among_them_is_removed(work):
     check_nothing_left()
 
 
+def test_files_that_something_was_mounted_over_are_not_forgotten(work):
+    need_root("mount")
+    with killed(work, script="mount -t tmpfs none $ONEPOT_MOUNT; mkdir $ONEPOT_MOUNT/sub; touch $ONEPOT_MOUNT/sub/0000; "
+                             "echo $ONEPOT_MOUNT; read line") as path:
+        life.fails("clean", words=[path, "can't be unmounted"])
+        harness.unmount(path)
+        onepot("clean")
+    check_nothing_left()
+
+
 def test_if_run_alone_is_killed_they_go(work):
     with background(make_archive(work)) as p:
         life.first_line(p)
