@@ -7,6 +7,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -114,6 +115,40 @@ static inline DIR *path_list(int folder_fd)
         errno = err;
     }
     return dir;
+}
+
+/*
+ * Open what lies at `path` below a folder (any descriptor of it; "" is the folder itself). No
+ * symbolic link is followed, so that whoever can write there can't lead out of it: -ELOOP or
+ * -ENOTDIR. The descriptor, or -errno.
+ */
+static inline int path_open_below(int folder_fd, const char *path, int flags)
+{
+    char name[NAME_MAX + 1];
+    const char *next, *part;
+    size_t left = strlen(path), len;
+    int fd = -1, at = folder_fd;
+    for (next = path; path_next_name(&next, &left, &part, &len);) {
+        if (len > NAME_MAX)
+            fd = -ENAMETOOLONG;
+        else {
+            memcpy(name, part, len);
+            name[len] = '\0';
+            fd = openat(at, name,
+                        left ? O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC
+                             : flags | O_NOFOLLOW);
+            fd = fd < 0 ? -errno : fd;
+        }
+        if (at != folder_fd)
+            close(at);
+        if (fd < 0)
+            return fd;
+        at = fd;
+    }
+    if (fd >= 0)
+        return fd;
+    fd = openat(folder_fd, ".", flags);
+    return fd < 0 ? -errno : fd;
 }
 
 /* The part behind the last slash. */

@@ -207,8 +207,8 @@ int archive_list_join(struct archive_list *list)
 {
     const char *alone = NULL;
     int r = 0;
-    list->is_whole = list->count > 1;
-    for (size_t i = 0; r >= 0 && list->count > 1 && i < list->count; i++) {
+    list->is_whole = list->count > 1 || list->is_plain;
+    for (size_t i = 0; !list->is_plain && r >= 0 && list->count > 1 && i < list->count; i++) {
         volume_paths parts;
         if (series_is_shard(alone, list->at[i]))
             continue;
@@ -230,7 +230,7 @@ bool archive_list_is_whole(const struct archive_list *list, size_t i)
 int archive_list_add(struct archive_list *list, const char *word, struct fault *fault)
 {
     struct fault own = {0};
-    enum word_kind kind = word_kind(word);
+    enum word_kind kind = list->is_plain ? WORD_PATH : word_kind(word);
     size_t before = list->count;
     int r = 0;
     list->is_set |= kind != WORD_PATH;

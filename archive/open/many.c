@@ -437,7 +437,7 @@ int composed_apply(struct opening *o, struct fault *fault)
 }
 
 enum {
-    MANY_VERSION = 2,     /* raise it when the same recipe makes another index */
+    MANY_VERSION = 3,     /* raise it when the same recipe makes another index */
     MANY_THREADS = 8,     /* at most; on a network, where they wait for storage */
     MANY_EACH_THREAD = 8, /* archives that are worth a thread */
     MANY_STACK_BYTES = 256 << 10,

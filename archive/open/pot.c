@@ -90,10 +90,10 @@ void pot_note_left_out(const struct pot_options *options, const struct pot *pot)
     int len = fault_describe(&first, -EUCLEAN, pot->path, line, 1200);
     snprintf(line + min_u32((uint32_t)len, 1199), sizeof(kinds) + 200,
              count == 1 ? "; it is left out"
-                        : "; it is left out, and so %s %" PRIu64
-                          " more%s%s%s: 'onepot verify' lists them",
+                        : "; it is left out, and so %s %" PRIu64 " more%s%s%s%s",
              count == 2 ? "is" : "are", count - 1, tells_kinds ? " (in all " : "",
-             tells_kinds ? kinds : "", tells_kinds ? ")" : "");
+             tells_kinds ? kinds : "", tells_kinds ? ")" : "",
+             pot->is_plain ? "" : ": 'onepot verify' lists them");
     if (options->note)
         options->note(options->ctx, line);
 }
@@ -814,11 +814,13 @@ static int file_identify(const char *path, struct fault *fault,
     return 0;
 }
 
-int pot_identify(const char *path, bool is_whole, struct fault *fault,
+int pot_identify(const char *path, const struct pot_options *options, struct fault *fault,
                  struct source_identity *ret_identity)
 {
     volume_paths parts = {0};
-    int r = is_whole ? 0 : volumes_find(path, &parts);
+    if (options->is_plain)
+        return plain_identify(path, fault, ret_identity);
+    int r = options->is_whole ? 0 : volumes_find(path, &parts);
     if (r < 0 || parts.count == 0)
         return r < 0 ? r : file_identify(path, fault, ret_identity);
     auto_free struct source_identity *all = calloc(parts.count, sizeof(*all));
@@ -923,6 +925,8 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
     struct pot_found found = {0};
     struct shard_records records = {0};
     const struct pot_options *o = options ? options : &defaults;
+    if (o->is_plain)
+        return plain_open(path, o, fault, ret_pot);
     int r = source_open(path, o->is_whole ? fault : NULL, &found.source);
     bool is_own = r == 0 && pot_look_at_end(&found, o->offset);
     if (!is_own && !o->is_whole)

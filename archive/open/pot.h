@@ -26,6 +26,10 @@
  * container.h), or at an offset that the caller gives. `source` is then a slice, so that all
  * offsets count from the archive's start. Only faults say where it is in the file.
  *
+ * A folder of files is opened in place of an archive if options.is_plain says so (plain.c): its
+ * index is made by listing it, and its source has the files one behind the other
+ * (source_folder.h). Nothing is saved.
+ *
  * Errors come from the steps; -EBUSY: it is a shard of a set that a pack is replacing; -EINTR
  * if SIGINT, SIGTERM, SIGHUP or SIGQUIT came and the caller handles it. After an error nothing
  * is left behind: no child, no file.
@@ -68,6 +72,7 @@ struct pot {
     struct index *stream_index; /* of a stream that is unpacked while it is read, or NULL */
     const struct backend *backend;
     enum pot_index_origin origin;
+    bool is_plain;      /* a folder, and no archive */
     bool was_reindexed; /* its own index is older than the bytes; a saved one replaces it */
     const char *compression;         /* of the whole file: "gzip"; NULL if none */
     char *path;                      /* as given */
@@ -174,6 +179,7 @@ struct pot_together {
 };
 
 extern const struct backend backend_union; /* of a pot of several archives */
+extern const struct backend backend_plain; /* of a folder of files */
 
 struct pot_options {
     const struct pot_compose *compose; /* NULL: the archive's tree as it is */
@@ -207,6 +213,7 @@ struct pot_options {
     uint64_t offset;    /* where the archive begins in its file; 0: find out */
     bool ignores_zeros; /* of a tar: read on behind end-of-archive marks */
     bool is_whole; /* no path is a part of an archive (archive_list_join): look for no others */
+    bool is_plain; /* the path is a folder whose files are shown as they are */
     /* NULL: unpack into a private file, and save its index only if that is requested. */
     const struct pot_store *store;
     /* Called with one line (no newline) for the user. May be NULL. */
@@ -287,10 +294,10 @@ int pot_open_source(const char *path, uint64_t offset, struct fault *fault,
                     struct container *ret_container, struct source **ret_source);
 
 /*
- * The pot->identity that pot_open would find, without opening the archive; `is_whole` as in the
- * options. Errors of stat(2), with a fault that names the file.
+ * The pot->identity that pot_open would find, without opening the archive; with is_whole and
+ * is_plain of the options. Errors of stat(2), with a fault that names the file, and of listing.
  */
-int pot_identify(const char *path, bool is_whole, struct fault *fault,
+int pot_identify(const char *path, const struct pot_options *options, struct fault *fault,
                  struct source_identity *ret_identity);
 
 /*

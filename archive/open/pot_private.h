@@ -111,6 +111,13 @@ static inline struct source *pot_file(const struct pot *pot)
     return pot->packed ? pot->packed : pot->source;
 }
 
+/* ---- plain.c ---- */
+
+/* pot_open and pot_identify of a folder whose files are shown as they are. */
+int plain_open(const char *path, const struct pot_options *options, struct fault *fault,
+               struct pot **ret_pot);
+int plain_identify(const char *path, struct fault *fault, struct source_identity *ret_identity);
+
 /* ---- built_index.c ---- */
 
 /* Make an index of the frames of a compressed file. */

@@ -154,6 +154,8 @@ const struct source *source_file_next(const struct source *source, size_t at[2])
 static int file_identity_now(const struct source *file, struct source_identity *ret_identity)
 {
     struct stat st;
+    if (file->ops->identity_now)
+        return file->ops->identity_now(file, ret_identity);
     if (fstat(file->fd, &st) < 0)
         return -errno;
     *ret_identity = source_identity_of(&st);

@@ -262,7 +262,8 @@ static int concat_new(struct source *const *members, size_t count, bool has_gaps
     uint64_t end = 0;
     int r = 0;
     for (size_t i = 0; r == 0 && i < count; i++) {
-        uint64_t base = has_gaps ? source_concat_next(end) : end;
+        bool is_aligned = has_gaps && source_size(members[i]) >= SOURCE_CONCAT_ALIGN;
+        uint64_t base = is_aligned ? source_concat_next(end) : end;
         c->members[i].source = members[i];
         c->members[i].base = base;
         c->members[i].bytes = source_size(members[i]);

@@ -6,8 +6,9 @@
  *     source_concat_base(source, 7)       where the bytes of members[7] begin
  *     source_at(source, &offset)          the member with that byte, for a message
  *
- * A member begins at a multiple of SOURCE_CONCAT_ALIGN, so that reads which are aligned in the
- * whole are aligned in its file. The gaps between members read as zeros.
+ * A member of at least SOURCE_CONCAT_ALIGN bytes begins at a multiple of that, so that reads
+ * which are aligned in the whole are aligned in its file. The gaps between members read as
+ * zeros.
  *
  * An error of one member is an error of the reads that touch it, and of no others. Retries,
  * stale handles and lost pages are each member's own. The concatenation is local, in memory,

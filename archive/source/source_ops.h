@@ -48,6 +48,8 @@ struct source_ops {
     void (*state)(const struct source *source, struct source_state *ret_state);
     void (*advise)(const struct source *source, enum source_advice advice, uint64_t offset,
                    uint64_t len);
+    /* source_identity_now of one file. NULL: its descriptor tells. */
+    int (*identity_now)(const struct source *source, struct source_identity *ret_identity);
     /* source_member and source_at. NULL unless the source is made of several. */
     const struct source *(*member)(const struct source *source, size_t i);
     const struct source *(*at)(const struct source *source, uint64_t *offset);

@@ -66,8 +66,9 @@ static void retry_tell(struct source_retry *retry, enum source_error what, int e
                        uint64_t offset)
 {
     source_error_hook *hook = atomic_load(&retry->hook);
+    const struct source *file = source_at(&retry->source, &offset);
     if (hook)
-        hook(atomic_load(&retry->hook_ctx), source_name(&retry->source), what, err, offset);
+        hook(atomic_load(&retry->hook_ctx), source_name(file), what, err, offset);
 }
 
 /* Is the descriptor unusable, while the path may still work? */
@@ -227,6 +228,8 @@ static int retry_read(const struct source *source, struct source_cursor *cursor)
         ;
     if (r == 0 && atomic_load_explicit(&retry->lost, memory_order_relaxed))
         atomic_store_explicit(&retry->lost, 0, memory_order_relaxed);
+    if (r == -EREMCHG)
+        retry_tell(retry, SOURCE_CHANGED, r, cursor->offset);
     return r;
 }
 
@@ -279,11 +282,18 @@ const char *source_real_path(const struct source *source)
     return retry ? retry->path : NULL;
 }
 
-/* The next retrying source of a source, which may be several files. NULL: no more. */
+/*
+ * The next retrying source of a source, which may be several files: each has its own, or one is
+ * around all of them. NULL: no more.
+ */
 static struct source_retry *retry_next(const struct source *source, size_t at[2])
 {
     const struct source *file;
     struct source_retry *retry = NULL;
+    if (at[0] == 0 && at[1] == 0 && source_member(source, 0) != source)
+        retry = retry_in(source);
+    if (retry)
+        at[0] = SIZE_MAX;
     while (!retry && (file = source_file_next(source, at)))
         retry = retry_in(file);
     return retry;

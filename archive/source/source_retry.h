@@ -44,6 +44,7 @@ enum source_error {
     SOURCE_RETRIED,  /* a read failed with `err` and is retried; reported once per read */
     SOURCE_REOPENED, /* a stale handle was opened again */
     SOURCE_REPLACED, /* reopening failed, as the path leads to another file; reported once */
+    SOURCE_CHANGED,  /* a read failed, as the file is not what it was (source_folder.h) */
 };
 
 /*

@@ -121,10 +121,19 @@ extern const char *const cli_progress_words[];
 int cli_take_max_ratio(const struct cli_usage *usage, void *ctx, const char *text);
 int cli_take_nested(const struct cli_usage *usage, void *ctx, const char *text);
 
-/* Values of --offset, --max-ratio and --ignore-zeros, for struct pot_options; 0: not given. */
+#define CLI_PLAIN                                                                              \
+    {                                                                                          \
+        "--plain", "no archive, but a folder of few large files, which are shown as they are", \
+            .flag = &cli_plain                                                                 \
+    }
+
+/*
+ * Values of --offset, --max-ratio, --ignore-zeros and --plain, for struct pot_options; 0: not
+ * given.
+ */
 extern uint64_t cli_offset;
 extern uint32_t cli_max_ratio;
-extern bool cli_ignores_zeros;
+extern bool cli_ignores_zeros, cli_plain;
 
 /* How the archives that one word stands for become one tree: three options of several commands.
  */

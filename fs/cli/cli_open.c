@@ -43,7 +43,7 @@ static void opening_show(void *ctx, const char *doing, const struct progress *pr
 
 void cli_expect_archives(size_t count)
 {
-    if (count > FEW_ARCHIVES)
+    if (count > FEW_ARCHIVES || cli_plain)
         cli_raise_file_limit();
     source_expect(count);
 }
@@ -72,6 +72,7 @@ int cli_open_list(const struct archive_list *list, const char *name,
     all.offset = cli_offset;
     all.ignores_zeros = cli_ignores_zeros;
     all.is_whole = list->is_whole;
+    all.is_plain = list->is_plain;
     int r = cli_compose(&all.compose);
     if (r < 0)
         return r;
@@ -89,6 +90,7 @@ int cli_open_list(const struct archive_list *list, const char *name,
 
 int cli_list_archives(char *const *words, size_t count, struct archive_list *list)
 {
+    list->is_plain = cli_plain;
     for (size_t i = 0; i < count; i++) {
         struct fault fault = {0};
         int r = archive_list_add(list, words[i], &fault);

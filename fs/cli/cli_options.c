@@ -67,6 +67,7 @@ static int bad_option(const struct cli_usage *usage, int opt, char **argv,
 uint64_t cli_offset;
 uint32_t cli_max_ratio;
 bool cli_ignores_zeros;
+bool cli_plain;
 
 int cli_take_max_ratio(const struct cli_usage *usage, void *ctx, const char *text)
 {

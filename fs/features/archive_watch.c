@@ -226,7 +226,7 @@ static int archive_watch_start(struct session *s, void **ret_state)
     const struct pot *pot = s->config.pot;
     size_t count = pot->parts ? pot->part_count : 1;
 
-    if (pot->compression) /* a copy is read */
+    if (pot->compression || pot->is_plain) /* a copy is read; each read looks at its file */
         return 0;
     struct archive_watch *w = calloc(1, sizeof(*w) + count * sizeof(w->archives[0]));
     if (!w)

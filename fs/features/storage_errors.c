@@ -70,6 +70,12 @@ static void on_source_error(void *ctx, const char *name, enum source_error what,
             "file now; mount it anew",
             name, fault_errno(err));
         break;
+    case SOURCE_CHANGED:
+        session_trouble(e->session, TROUBLE_CHANGED,
+                        "%s: it was changed or removed while it is mounted: reads of it fail "
+                        "from now on; mount its folder anew",
+                        name);
+        break;
     }
 }
 

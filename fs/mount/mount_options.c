@@ -288,6 +288,7 @@ static int parse_table(const struct cli_usage *usage, bool for_run, int argc, ch
         CLI_NESTED,
         CLI_OFFSET,
         CLI_IGNORE_ZEROS,
+        CLI_PLAIN,
         {NULL},
     };
     return cli_parse(usage, options, argc, argv);
@@ -482,6 +483,8 @@ static int check_together(const struct cli_usage *usage, bool for_run,
             "%s is for mounts, and --extract makes plain files, which may be "
             "written to; {} and $ONEPOT_MOUNT name their directory",
             other);
+    if (cli_plain && (o->archive_count > 1 || cli_together.each))
+        return cli_usage_error(usage, "--plain shows one folder");
     if (for_run && o->foreground)
         return cli_usage_error(usage,
                                "there is no -f here: 'run' always waits for its command");
@@ -654,7 +657,7 @@ uint64_t mount_options_hash(const struct mount_options *o, const char *at, int64
     int n = asprintf(
         &text,
         "%s\n%s\n%s\n%s\n%s\n%s\n%s\n%s\n%" PRIu64
-        " %d%s\n%d%s\n%d%d%d%d%d%d%d%d %d%d%d %" PRIu32 " %" PRIu32 " %u %u %u %u %u %" PRIu64
+        " %d%s\n%d%s\n%d%d%d%d%d%d%d%d %d%d%d%d %" PRIu32 " %" PRIu32 " %u %u %u %u %u %" PRIu64
         " %" PRIu64 " %d %" PRIu64 " %" PRIi64 " %ld %" PRIu64 " %d%d%s\n%d%s",
         at ? at : "", o->subdir ? o->subdir : "", o->log ? o->log : "",
         o->fsname ? o->fsname : "", o->order ? o->order : "", o->record ? o->record : "",
@@ -663,7 +666,7 @@ uint64_t mount_options_hash(const struct mount_options *o, const char *at, int64
         o->writable_dir ? o->writable_dir : "", o->foreground, o->allow_other,
         o->default_permissions, o->noexec, o->override_uid, o->override_gid, o->cache_given,
         o->nonempty, cli_together.each, (int)cli_together.on_conflict,
-        cli_together.skip_damaged, o->uid, o->gid, o->threads, o->idle_s, o->grace_s,
+        cli_together.skip_damaged, cli_plain, o->uid, o->gid, o->threads, o->idle_s, o->grace_s,
         o->io_timeout_s, o->retries, o->cache_bytes, o->readahead_bytes, (int)o->owner,
         owner_start_ticks, mtime_sec, mtime_nsec, cli_offset, cli_ignores_zeros,
         compose->nested, compose->nested_glob ? compose->nested_glob : "", o->extract,

@@ -62,7 +62,9 @@ static int identify(const struct mounter *m, size_t i, struct source_identity *r
 {
     const char *path = m->archives.at[i];
     struct fault fault = {0};
-    int r = pot_identify(path, archive_list_is_whole(&m->archives, i), &fault, ret_identity);
+    const struct pot_options options = {.is_whole = archive_list_is_whole(&m->archives, i),
+                                        .is_plain = m->archives.is_plain};
+    int r = pot_identify(path, &options, &fault, ret_identity);
     if (r == 0)
         return 0;
     cli_advise(&m->options->doubt, path, &fault);

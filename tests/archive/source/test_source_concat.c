@@ -20,7 +20,7 @@
 /* Members: shorter than a page, empty, an exact multiple of the alignment, a bit more. */
 static const size_t sizes[] = {100, 0, ALIGN, ALIGN + 1};
 enum { MEMBERS = 4 };
-static const uint64_t bases[MEMBERS] = {0, ALIGN, ALIGN, 2 * ALIGN};
+static const uint64_t bases[MEMBERS] = {0, 100, ALIGN, 2 * ALIGN};
 
 static char folder[64], paths[MEMBERS][128];
 static struct source *members[MEMBERS], *source;
