@@ -321,7 +321,32 @@ static int plain_write(const struct plain *plain, const struct source *source, i
     return r < 0 ? r : builder_write(plain->builder, &header, fd, 0, fault, &ignored);
 }
 
-static int plain_make(struct pot *pot, struct fault *fault)
+/* They are shown, and lead in the mount where their words say. */
+static void plain_note_links(const struct plain *plain, const struct pot_options *options)
+{
+    const struct plain_entry *first = NULL;
+    size_t count = 0;
+    for (size_t i = 0; i < plain->entries.count; i++) {
+        const struct plain_entry *e = &plain->entries.at[i];
+        if (e->is_left_out || !e->target ||
+            !path_leads_out(e->path, strlen(e->path), e->target, strlen(e->target)))
+            continue;
+        first = first ? first : e;
+        count++;
+    }
+    if (count == 1)
+        pot_note(options, plain->name,
+                 "%.180s is a symbolic link that leads out of it; what it leads to is not part "
+                 "of it",
+                 first->path);
+    else if (count > 1)
+        pot_note(options, plain->name,
+                 "%zu symbolic links lead out of it, first %.150s; what they lead to is not "
+                 "part of it",
+                 count, first->path);
+}
+
+static int plain_make(struct pot *pot, const struct pot_options *options, struct fault *fault)
 {
     struct plain plain;
     auto_close int fd = syscall_memfd("onepot-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -330,6 +355,8 @@ static int plain_make(struct pot *pot, struct fault *fault)
         r = fd < 0 ? fd : plain_source(&plain, &pot->source);
     if (r == 0)
         r = plain_write(&plain, pot->source, fd, fault);
+    if (r == 0)
+        plain_note_links(&plain, options);
     pot->identity = plain.identity;
     pot->fingerprint = plain.identity.ino;
     pot->has_fingerprint = true;
@@ -354,7 +381,7 @@ int plain_open(const char *path, const struct pot_options *options, struct fault
     pot->is_plain = true;
     pot->origin = POT_INDEX_BUILT;
     pot->path = strndup(path, len);
-    int r = pot->path ? plain_make(pot, fault) : -ENOMEM;
+    int r = pot->path ? plain_make(pot, options, fault) : -ENOMEM;
     if (r == 0 && !options->lists_left_out)
         pot_note_left_out(options, pot);
     if (r == 0 && compose && compose->view)

@@ -350,6 +350,22 @@ bool stage_job_take(struct stage_job *job, uint64_t group, unsigned rank, const 
 
 /* ---- beginning and end ---- */
 
+/*
+ * Of several files, all nodes must have the same ones in the same order. Inodes and devices may
+ * differ between nodes.
+ */
+static void job_identify(const struct source *source, struct source_identity *id)
+{
+    const struct source *file;
+    for (size_t at[2] = {0}; (file = source_file_next(source, at)) && file != source;) {
+        struct source_identity one;
+        source_identity(file, &one);
+        const uint64_t parts[] = {id->mtime_nsec, one.size_bytes, (uint64_t)one.mtime_sec,
+                                  one.mtime_nsec};
+        id->mtime_nsec = (uint32_t)XXH3_64bits(parts, sizeof(parts));
+    }
+}
+
 int stage_job_begin(struct stage *stage, unsigned rank, unsigned size, unsigned run,
                     struct stage_job **ret_job)
 {
@@ -362,6 +378,7 @@ int stage_job_begin(struct stage *stage, unsigned rank, unsigned size, unsigned 
         return -ENOMEM;
     struct source_identity id;
     source_identity(stage->source, &id);
+    job_identify(stage->source, &id);
     job->stage = stage;
     job->looked_ns = pause_now_ns(&stage->pause);
     job->mine = (struct job_head){.rank = rank,

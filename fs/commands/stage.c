@@ -216,12 +216,12 @@ static int open_source(const struct arguments *a, const char *archive,
     const struct pot_options options = {.store = &pot_store};
     struct container ignored;
     struct fault fault = {0};
-    int r = archive_list_is_set(archive)
+    int r = cli_plain || archive_list_is_set(archive)
                 ? -EISDIR
                 : pot_open_source(archive, cli_offset, &fault, &ignored, ret_source);
     interrupt_catch(); /* not before: a signal at once ends an opening that hangs */
     if (r == -EISDIR && a->adopt)
-        return not_adopted(archive, "a set of archives");
+        return not_adopted(archive, cli_plain ? "a folder" : "a set of archives");
     if (r == -EISDIR) { /* several, of which the copy has all, whatever their names are */
         cli_together.on_conflict = POT_CONFLICT_FIRST;
         if (cli_open_pot(archive, &options, ret_pot) < 0)
@@ -457,6 +457,7 @@ static int command_stage_parse(struct arguments *a, int argc, char **argv)
         CLI_MAX_RATIO,
         CLI_OFFSET,
         CLI_IGNORE_ZEROS,
+        CLI_PLAIN,
         {"--nested[=GLOB]", .take = refuse_view},
         {"--include=GLOB", .take = refuse_view},
         {"--exclude=GLOB", .take = refuse_view},

@@ -117,6 +117,12 @@ static int stage_archive(struct mounter *m)
         cli_note("%s: it %s", o->archive, fault.what);
         return 0;
     }
+    if (r == -ENOSPC && m->pot->is_plain && !o->stage_place) {
+        cli_note("%s: %s; it is read without a copy, with many reads in flight; "
+                 "--stage=DIR names a folder of this node with more room",
+                 o->archive, fault.what);
+        return 0;
+    }
     if (r < 0)
         return cli_fail(o->archive, r, &fault);
     if (!m->pot->compression) /* else it is read where it was unpacked to */
