@@ -194,7 +194,10 @@ static int folder_file_read(const struct source *source, struct source_cursor *c
     return r;
 }
 
-/* To look at a distant file may wait, and so does opening it. */
+/*
+ * To look at a distant file may wait, and so does opening one. Errors are left to the read that
+ * follows, which reports them.
+ */
 static int folder_file_read_cached(const struct source *source, void *buf, size_t len,
                                    uint64_t offset)
 {
@@ -203,19 +206,19 @@ static int folder_file_read_cached(const struct source *source, void *buf, size_
     struct iovec iov = {buf, len};
     struct source_cursor cursor = {&iov, len > 0, offset};
     if (folder->storage.is_memory)
-        return folder_file_read(source, &cursor);
+        return folder_file_read(source, &cursor) < 0 ? -EAGAIN : 0;
     if (!folder->storage.is_local || atomic_load(&folder->no_cached_reads) ||
         !atomic_load(&file->state))
         return -EAGAIN;
     int fd = folder_file_take(file);
     if (fd < 0)
-        return fd;
+        return -EAGAIN;
     ssize_t n = preadv2(fd, &iov, 1, (off_t)offset, RWF_NOWAIT);
     if (n < 0 && errno != EAGAIN && errno != EINTR)
         atomic_store(&folder->no_cached_reads, true);
     int r = n == (ssize_t)len ? folder_file_check(file, fd) : -EAGAIN;
     folder_file_put(file);
-    return r;
+    return r < 0 ? -EAGAIN : 0;
 }
 
 static const uint8_t *folder_file_map(const struct source *source, uint64_t offset,

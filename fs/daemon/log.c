@@ -123,6 +123,8 @@ void log_read_error(struct session *s, uint32_t position, uint64_t offset, int e
                                       : fault_errno(err),
                     err == -ENOTSUP  ? CODEC_UNSUPPORTED_ADVICE
                     : err == -ENOMEM ? "give the job more memory"
-                                     : "'onepot verify' tells what else can't be read; copy "
-                                       "the archive again, and mount it anew");
+                    : s->config.pot->is_plain
+                        ? "check its storage, and mount the folder anew"
+                        : "'onepot verify' tells what else can't be read; copy the archive "
+                          "again, and mount it anew");
 }
