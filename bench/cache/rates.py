@@ -1,6 +1,7 @@
 """Rows that are rates and shares: each lets contenders run in alternating rounds and returns
 {contender: {figure: [samples]}}. Who is not available is named and left out."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -21,7 +22,7 @@ EPOCHS = 5
 UNKNOWN_WORKERS = 8             # of each rank in the row unknown
 RANDOM_READERS = (4, 32)
 LARGE_READER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "large.py")
-LARGE_HOWS, LARGE_BYTES, LARGE_QUICK_BYTES = ("read", "mapped", "pieces"), 384 << 20, 64 << 20
+LARGE_HOWS, LARGE_BYTES, LARGE_QUICK_BYTES = ("read", "mapped", "pieces", "rows"), 384 << 20, 64 << 20
 LITTLE_AHEAD = ("--read=1ms", "--readahead=64")
 RANDOM_SHARE = 0.4              # of an epoch in the row random
 STORED = "onepot"               # the kind of archive: uncompressed, packed by onepot
@@ -250,31 +251,35 @@ def recognised_after(stat):
 
 
 class Large:
-    """One large file as it lies on slow storage, and as a member of an archive below a mount."""
+    """One large file as it lies on slow storage, below a mount of its folder, and as a member of an archive."""
 
     def __init__(self, rates, size):
         self.place, self.sums = rates.place, {}
         source = os.path.join(self.place.folder, "large")
-        self.file = os.path.join(self.place.memory, "large")
+        self.file = os.path.join(self.place.memory, "weights", "large")
+        self.archive = os.path.join(self.place.memory, "large.tar")
         os.mkdir(source)
+        os.mkdir(os.path.dirname(self.file))
         with open(self.file, "wb") as out:
             for _ in range(0, size, STREAM_BLOCK):
                 out.write(os.urandom(STREAM_BLOCK))
         os.symlink(self.file, os.path.join(source, "large"))
         self.onepot = self.place.store.program("onepot")
-        run_quiet([self.onepot, "pack", "-q", "--dereference", "-o", f"{self.file}.tar", source])
+        run_quiet([self.onepot, "pack", "-q", "--dereference", "-o", self.archive, source])
 
     def end(self):
-        for path in (self.file, f"{self.file}.tar"):
+        for path in (self.file, self.archive):
             os.unlink(path)
+        os.rmdir(os.path.dirname(self.file))
 
     def take(self, options, how, storage, n):
         """options: None reads the file itself, else those of `onepot run`."""
         with self.place.slow(*storage) as slow:
-            path = f"{slow.at}/large" if options is None else "{}/large"
+            path = f"{slow.at}/weights/large" if options is None else "{}/large"
             reader = [sys.executable, LARGE_READER, how, path, slow.at, str(n)]
             if options is not None:
-                reader = [self.onepot, "run", *options, f"{slow.at}/large.tar", "--", *reader]
+                what = "weights" if "--plain" in options else "large.tar"
+                reader = [self.onepot, "run", *options, f"{slow.at}/{what}", "--", *reader]
             figures = program_json(reader)
         if self.sums.setdefault((how, n), figures["sum"]) != figures["sum"]:
             raise ReadError(f"{how}: other bytes than before")
@@ -282,10 +287,11 @@ class Large:
         return figures
 
     def takers(self):
-        ways = {"the file": None, "run": (), "run --stage": ("--stage",)}
+        ways = {"the file": None, "run": (), "run --stage": ("--stage",), "run --plain": ("--plain",),
+                "run --plain --stage": ("--plain", "--stage")}
         found = {f"{how}: {who}": (lambda n, a=(options, how, ()): self.take(*a, n))
                  for how in LARGE_HOWS for who, options in ways.items()}
-        for who in ("the file", "run"):
-            found[f"read, little read-ahead: {who}"] = (
-                lambda n, a=(ways[who], "read", LITTLE_AHEAD): self.take(*a, n))
+        for who, how in itertools.product(("the file", "run", "run --plain", "run --plain --stage"), LARGE_HOWS):
+            found[f"{how}, little read-ahead: {who}"] = (
+                lambda n, a=(ways[who], how, LITTLE_AHEAD): self.take(*a, n))
         return found
