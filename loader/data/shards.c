@@ -105,6 +105,7 @@ static int shards_open_one(struct shards *list, const char *path)
                                   .max_ratio = max_ratio(),
                                   .ignores_zeros = list->given->ignore_zeros,
                                   .is_whole = list->is_whole,
+                                  .is_plain = list->given->plain,
                                   .store = &pot_store,
                                   .progress = list->given->progress ? shards_progress : NULL,
                                   .cancelled = &list->cancelled,
@@ -241,7 +242,7 @@ int shards_open(const char *const *paths, size_t count,
                 struct pot ***ret_pots, size_t *ret_count)
 {
     struct view *view = NULL;
-    struct archive_list names = {0};
+    struct archive_list names = {.is_plain = options->plain};
     struct shards list = {.given = options, .error = error};
     int r = count ? 0 : error_set(error, -EINVAL, "no archive was named");
     if (r == 0)

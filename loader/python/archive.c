@@ -157,6 +157,7 @@ static int archive_init(PyObject *self, PyObject *args, PyObject *unused)
         {"labels", FIELD_TEXT, offsetof(struct onepot_archive_options, label_part)},
         {"hole_bytes", FIELD_COUNT, offsetof(struct onepot_archive_options, hole_bytes)},
         {"allow_empty", FIELD_FLAG, offsetof(struct onepot_archive_options, allow_empty)},
+        {"plain", FIELD_FLAG, offsetof(struct onepot_archive_options, plain)},
         {0}};
     PyObject *paths, *texts[6], *options;
     char **arrays[6] = {NULL};

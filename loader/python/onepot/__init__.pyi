@@ -116,6 +116,7 @@ class Archive:
         progress: "Union[None, Literal[False], Callable[[str, str, int, int], object]]" = None,
         allow_empty: bool = False,  # no samples are no error
         parts: Optional[Mapping[str, str]] = None,  # from the name of a part to its folder
+        plain: bool = False,  # paths are folders of few large files, which are the samples
     ) -> None: ...
     def __len__(self) -> int: ...
     @overload
@@ -494,4 +495,5 @@ def stage(
     *,
     # called with path, "staging", bytes, and bytes of all; None: a line on a terminal
     progress: "Union[None, Literal[False], Callable[[str, str, int, int], object]]" = None,
+    plain: bool = False,  # it is a folder of few large files
 ) -> _Staged: ...

@@ -69,12 +69,13 @@ def _map_text(names):
                     for name, given in names.items() for shown in _texts(given))
 
 
-def _stage_in_job(paths):
+def _stage_in_job(paths, plain):
     """Start the copy of one archive. All processes of the job must decide alike, also if a node has no such file."""
     from onepot._stage import start_in_job  # which needs this module
     words = _texts(paths)
-    if len(words) == 1 and not (words[0].startswith(b"@") or has_magic(words[0]) or os.path.isdir(words[0])):
-        start_in_job(os.fsdecode(words[0]))
+    is_set = not plain and any(word.startswith(b"@") or has_magic(word) or os.path.isdir(word) for word in words)
+    if len(words) == 1 and not is_set:
+        start_in_job(os.fsdecode(words[0]), plain)
     return ""
 
 
@@ -104,7 +105,7 @@ class Archive(_core.Archive):
     """Archive(paths, *, filter=None, extensions=None, root=None, group=None, cache=0,
             stage=None, retries=None, hole_bytes=0, include=None, exclude=None,
             files_from=None, map=None, nested=None, ignore_zeros=False, labels=None,
-            progress=None, allow_empty=False, parts=None)
+            progress=None, allow_empty=False, parts=None, plain=False)
 
     The samples of one or more archives, a sequence: len(archive) is their number, archive[i] a
     Sample, and archive[10:20] an Archive of ten samples. It is no dict, but knows names:
@@ -172,6 +173,9 @@ class Archive(_core.Archive):
                 unpaired is their number. Two files of one folder that differ after the last dot
                 alone are a FileExistsError
 
+    plain       paths are folders of few large files, which are the samples, as 'onepot mount --plain'
+                shows them: nothing has to be packed. A file that is changed later is not read: OSError
+
     A symbolic link that leads to a file is a sample with that file's bytes; directories that
     are links are walked. passed_over is the number of links that lead out of the archive or
     nowhere, of which a UserWarning tells.
@@ -187,7 +191,7 @@ class Archive(_core.Archive):
     def __init__(self, paths, *, filter=None, extensions=None, root=None, group=None, cache=0,
                  stage=None, retries=None, hole_bytes=0, include=None, exclude=None,
                  files_from=None, map=None, nested=None, ignore_zeros=False, labels=None,
-                 progress=None, allow_empty=False, parts=None):
+                 progress=None, allow_empty=False, parts=None, plain=False):
         if group not in _GROUPS:
             raise ValueError("group is 'file', 'basename' or 'directory'")
         if parts is not None:
@@ -198,13 +202,13 @@ class Archive(_core.Archive):
                                 " 'mask': 'masks/'}")
             parts = dict(parts)
         if stage == "job":  # once, with this name: where it is pickled to, there is no group
-            stage = _stage_in_job(paths)
+            stage = _stage_in_job(paths, plain)
         if files_from is not None and not _is_path(files_from):
             files_from = list(files_from)  # an iterator gives its names once, and can't be pickled
         options = dict(filter=filter, extensions=extensions, root=root, group=group, cache=cache,
                        stage=stage, retries=retries, hole_bytes=hole_bytes, include=include,
                        exclude=exclude, files_from=files_from, map=map, nested=nested,
-                       ignore_zeros=ignore_zeros, labels=labels, allow_empty=allow_empty, parts=parts)
+                       ignore_zeros=ignore_zeros, labels=labels, allow_empty=allow_empty, parts=parts, plain=plain)
         core = dict(options, group=3 if parts else _GROUPS[group], retries=_retries(retries),
                     nested=nested_glob(nested))
         del core["include"], core["exclude"], core["parts"]

@@ -38,6 +38,13 @@ def _node():
         return socket.gethostname(), ""
 
 
+def _bytes(path):
+    """Of a file, or of the files of a folder."""
+    if not os.path.isdir(path):
+        return os.stat(path).st_size
+    return sum(os.lstat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(path) for name in names)
+
+
 def _poll(is_complete):
     """MPI's wait takes a whole CPU."""
     pause_s = 20e-6
@@ -296,7 +303,7 @@ class _Copy:
 
     def finish(self, progress=None):
         """Wait for the program, and raise or warn of what went wrong. A group that hangs is left behind."""
-        total = os.stat(self.path).st_size if progress else 0
+        total = _bytes(self.path) if progress else 0
         while self.child and self.child.poll() is None:
             if progress:
                 progress(self.path, "staging", min(self.done_bytes, total), total)
@@ -360,14 +367,15 @@ def _stop_at_exit(copy, pid):
         copy.join(_LEAVE_S)
 
 
-def start_in_job(path):
+def start_in_job(path, plain):
     """For Archive(stage="job"): all processes of torch's group begin the copies that stage="" finds.
     Does nothing without a group, or in a group of one node."""
     if not _torch_group():
         return
     engine, failures = _join(None)
     _warn(failures, 4)
-    copy = _start(path, engine, ["--owner", str(os.getpid())]) if engine and engine.size > 1 else None
+    options = ["--owner", str(os.getpid())] + plain * ["--plain"]
+    copy = _start(path, engine, options) if engine and engine.size > 1 else None
     if copy:
         atexit.register(_stop_at_exit, copy, os.getpid())
         threading.Thread(target=_finish_behind, args=(copy,), name="onepot.stage", daemon=True).start()
@@ -398,8 +406,8 @@ class _Staged:
         return "<onepot.stage of %r>" % (self.path,)
 
 
-def stage(archive, group=None, options=(), *, progress=None):
-    """stage(archive, group=None, options=(), *, progress=None)
+def stage(archive, group=None, options=(), *, progress=None, plain=False):
+    """stage(archive, group=None, options=(), *, progress=None, plain=False)
 
     Copy an archive to every node of a job, reading it from storage once. All processes of the group
     call it. One process a node takes part, and the others wait: it returns when the copy of this
@@ -422,11 +430,12 @@ def stage(archive, group=None, options=(), *, progress=None):
     which fills a buffer with the `mine` of all ranks, and broadcast(block, root); one process a node
     has it.
 
-    options: for `onepot stage`, such as ["--dir", "/scratch"]. progress: see Archive. OSError, with
+    options: for `onepot stage`, such as ["--dir", "/scratch"]. progress, plain: see Archive. OSError, with
     the program's message: the archive can't be staged, or another node has another archive by that
     name. If a node or the group fails meanwhile, the others go on with storage, and warn.
     """
     path, report = os.fspath(archive), of_argument(progress)
+    options = [*options, *plain * ["--plain"]]
     engine, failures = _join(group)
     takes_part = engine.rank is not None if engine else not failures or _is_first()
     copy = _start(path, engine, options) if engine and engine.size > 1 else None
