@@ -127,6 +127,16 @@ class Nodes:
             for folder in glob.glob(os.path.join(self.place(0), "..", "node*", "onepot-stage-*")):
                 shutil.rmtree(folder)
 
+    def test_all_nodes_have_the_file_of_a_folder(self):
+        for node in range(NODES):
+            path = os.path.join(self.place(node), "train.tar")
+            os.rename(path, path + ".file")
+            os.mkdir(path)
+            os.rename(path + ".file", os.path.join(path, "model"))
+        self.assertEqual(self.play("gathers", options=("-q", "--plain")), [""] * NODES)
+        self.assertEqual(self.statuses, ["0"] * NODES, self.said_by_mpi)
+        self.check_copies(NODES)
+
     def test_one_line_tells_what_all_nodes_read(self):
         mb = len(self.bytes) / 1e6
         for program in ("gathers", "broadcasts"):

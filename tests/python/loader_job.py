@@ -99,6 +99,7 @@ def setUpModule():
 
 class Nodes(unittest.TestCase):
     maxDiff = None
+    plain = False
 
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory(prefix="onepot-job-")
@@ -114,8 +115,16 @@ class Nodes(unittest.TestCase):
 
     def check_copy(self, node, archive):
         copies = glob.glob(os.path.join(self.place(node), "onepot-stage-*", "*.copy"))
-        with open(copies[0], "rb") as copy, open(archive, "rb") as f:
-            assert copy.read() == f.read(), "other bytes"
+        with open(copies[0], "rb") as copy:
+            assert copy.read() == self.bytes_of(archive), "other bytes"
+
+    def bytes_of(self, archive):
+        """Of a folder, its files one behind the other, each at a multiple of 64 KiB."""
+        copy = b""
+        for path in sorted(glob.glob(archive + "/*")) if self.plain else [archive]:
+            with open(path, "rb") as f:
+                copy += bytes(-len(copy) % 65536) + f.read()
+        return copy
 
     def enter(self, node):
         """Let this process be on a node."""
@@ -129,7 +138,7 @@ class Nodes(unittest.TestCase):
         group = Group(rank, sock)
         act(rank, group)
         archive = archives.get(rank, self.archive)
-        with onepot.stage(archive, group, ["--keep"]):
+        with onepot.stage(archive, group, ["--keep"], plain=self.plain):
             self.check_copy(rank, archive)
         left = glob.glob(os.path.join(self.place(rank), "*", "*"))
         assert not left, left
@@ -198,6 +207,28 @@ class Job(Nodes):
         statuses, texts, exchanges = self.play()
         self.assertEqual((statuses, texts), ([0] * NODES, [""] * NODES))
         self.assertEqual(exchanges, 2)  # of shapes, and of one group of runs of 7 chunks
+
+    def folder_of(self, name, **sizes):
+        folder = os.path.join(self.folder.name, name)
+        os.mkdir(folder)
+        for name, size in sizes.items():
+            with open(os.path.join(folder, name), "wb") as f:
+                f.write(random.Random(name).randbytes(size))
+            os.utime(f.name, (5, 5))
+        return folder
+
+    def test_all_nodes_have_the_files_of_a_folder(self):
+        self.plain, self.archive = True, self.folder_of("model", a=SAMPLE_BYTES // 2, b=5 << 20, c=SAMPLE_BYTES // 3)
+        statuses, texts, exchanges = self.play()
+        self.assertEqual((statuses, texts, exchanges), ([0] * NODES, [""] * NODES, 2))
+        with self.assertRaisesRegex(OSError, "is no"):
+            onepot.stage(self.archive + "/a", None, plain=True)
+
+    def test_other_files_in_a_folder_on_a_node_are_refused(self):
+        self.plain, self.archive = True, self.folder_of("model", a=3 << 20, b=2 << 20)
+        other = self.folder_of("other", a=2 << 20, b=3 << 20)
+        statuses, texts, _ = self.play(archives={2: other})
+        self.assertEqual(statuses, [1] * NODES, texts)
 
     def test_broadcasts_serve_where_gathering_takes_too_much(self):
         def little(_rank, _group):

@@ -117,6 +117,27 @@ class Archives(unittest.TestCase):
         self.assertEqual((list(both.names), both.left_out), (["joined1.tar", "joined2.tar"], 0))
         self.assertEqual(list(pickle.loads(pickle.dumps(both)).names), ["joined1.tar", "joined2.tar"])
 
+    def test_files_of_a_plain_folder_are_samples(self):
+        folder = os.path.join(WORK, "plain")
+        for i in range(3):
+            os.makedirs(os.path.join(folder, "class%d" % i))
+            with open(os.path.join(folder, "class%d" % i, "shard.tar"), "wb") as f:
+                f.write(bytes([i]) * 100_000)
+        for given in {}, {"stage": WORK}, {"include": "class*"}:
+            archive = onepot.Archive(folder, plain=True, **given)
+            self.assertEqual([(bytes(sample), sample.label) for sample in archive],
+                             [(bytes([i]) * 100_000, i) for i in range(3)])
+        self.assertEqual(len(pickle.loads(pickle.dumps(archive))), 3)
+        with onepot.Loader(onepot.Archive([folder, folder], plain=True), 4) as loader:
+            self.assertEqual(sum(len(batch) for batch in loader), 6)
+        with open(os.path.join(folder, "class1", "shard.tar"), "ab") as f:
+            f.write(b"x")
+        with self.assertRaisesRegex(OSError, "class1/shard.tar: it can't be read"):
+            bytes(archive[1])
+        self.assertEqual(bytes(archive[2]), bytes([2]) * 100_000)
+        with self.assertRaisesRegex(OSError, "is not a folder"):
+            onepot.Archive(TAR, plain=True)
+
     def test_view_is_an_archive_of_what_it_shows(self):
         def names(**view):
             return list(onepot.Archive(TAR, **view).names)
