@@ -49,6 +49,7 @@ struct plain {
     size_t folders;
     struct builder *builder; /* is told what is left out */
     struct source_identity identity;
+    uint64_t fingerprint; /* the same on any node: of names, sizes and times */
 };
 
 static void plain_free(struct plain *plain)
@@ -179,7 +180,7 @@ static int plain_list_folder(struct plain *plain, size_t i)
     return plain_leave_out(plain, above, r, "can't be listed");
 }
 
-/* All that the bytes and the tree depend on. */
+/* Of all that the bytes and the tree depend on. Devices and inodes may differ between nodes. */
 static void plain_identify_entries(struct plain *plain)
 {
     struct source_identity *joined = &plain->identity;
@@ -188,17 +189,17 @@ static void plain_identify_entries(struct plain *plain)
         const struct plain_entry *e = &plain->entries.at[i];
         const char *target = e->target ? e->target : "";
         const struct source_identity id = source_identity_of(&e->st), both[] = {*joined, id};
-        const uint64_t parts[] = {hash.high64,
-                                  hash.low64,
-                                  id.dev,
-                                  id.ino,
+        const uint64_t known[] = {plain->fingerprint,
                                   id.size_bytes,
                                   (uint64_t)id.mtime_sec,
                                   id.mtime_nsec,
                                   e->st.st_mode | (uint64_t)e->is_left_out << 32,
-                                  e->st.st_uid | (uint64_t)e->st.st_gid << 32,
                                   XXH3_64bits(e->path, strlen(e->path)),
                                   XXH3_64bits(target, strlen(target))};
+        plain->fingerprint = XXH3_64bits(known, sizeof(known));
+        const uint64_t parts[] = {
+            hash.high64, hash.low64, plain->fingerprint,
+            id.dev,      id.ino,     e->st.st_uid | (uint64_t)e->st.st_gid << 32};
         hash = XXH3_128bits(parts, sizeof(parts));
         if (S_ISREG(e->st.st_mode) && !e->is_left_out)
             source_identity_join(both, 2, joined);
@@ -308,7 +309,7 @@ static int plain_write(const struct plain *plain, const struct source *source, i
                                           .archive_bytes = source_size(source),
                                           .archive_mtime_sec = plain->identity.mtime_sec,
                                           .archive_mtime_nsec = plain->identity.mtime_nsec,
-                                          .archive_fingerprint = plain->identity.ino};
+                                          .archive_fingerprint = plain->fingerprint};
     uint64_t ignored;
     int r = 0;
     builder_set_archive_size(plain->builder, source_size(source));
@@ -358,7 +359,7 @@ static int plain_make(struct pot *pot, const struct pot_options *options, struct
     if (r == 0)
         plain_note_links(&plain, options);
     pot->identity = plain.identity;
-    pot->fingerprint = plain.identity.ino;
+    pot->fingerprint = plain.fingerprint;
     pot->has_fingerprint = true;
     plain_free(&plain);
     return r < 0 ? r : built_index_open_image(fd, pot->path, fault, &pot->index);

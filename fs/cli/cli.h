@@ -382,7 +382,7 @@ int cli_list_archives(char *const *words, size_t count, struct archive_list *lis
 struct cli_doubt {
     char *const *words;
     size_t count;
-    int err; /* of such a word itself; 0: of any file in such a folder */
+    int err; /* which error of such a word, or of a file in such a folder; 0: any */
     const char *advice;
 };
 

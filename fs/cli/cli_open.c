@@ -52,8 +52,10 @@ void cli_advise(const struct cli_doubt *doubt, const char *file, struct fault *f
 {
     for (size_t i = 0; doubt && i < doubt->count; i++) {
         const char *word = doubt->words[i];
-        if (doubt->err ? fault->err == -doubt->err && strcmp(file, word) == 0
-                       : strncmp(file, word, strlen(word)) == 0)
+        const size_t len = strlen(word);
+        const bool is_in = strncmp(file, word, len) == 0 &&
+                           (!file[len] || file[len] == '/' || (len && word[len - 1] == '/'));
+        if (is_in && (!doubt->err || fault->err == -doubt->err))
             fault_advise(fault, "%s", doubt->advice);
     }
 }

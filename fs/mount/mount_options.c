@@ -397,9 +397,14 @@ static int check_storage(const struct mount_options *o, int failed)
     return failed;
 }
 
-static void take_mountpoint(struct mount_options *o)
+static void take_mountpoint(struct mount_options *o, bool for_run)
 {
-    if (o->at || o->archive_count < 2)
+    struct stat st;
+    if (o->archive_count == 1 && !cli_plain && stat(o->archives[0], &st) == 0 &&
+        S_ISDIR(st.st_mode))
+        o->doubt = (struct cli_doubt){o->archives, 1, -ENOMSG,
+                                      "--plain shows the files of a folder as they are"};
+    if (for_run || o->at || o->archive_count < 2)
         return;
     const char *last = o->archives[o->archive_count - 1];
     o->at_is_last = is_mountpoint(last, o->nonempty);
@@ -532,8 +537,8 @@ int mount_options_parse(const struct cli_usage *usage, bool for_run, int argc, c
     take_words(&o, argc, argv);
     if (status == CLI_GO_ON)
         status = check_storage(&o, for_run ? CLI_RUN_FAILED : CLI_FAILED);
-    if (status == CLI_GO_ON && !for_run)
-        take_mountpoint(&o);
+    if (status == CLI_GO_ON)
+        take_mountpoint(&o, for_run);
     if (status == CLI_GO_ON)
         status = check_together(usage, for_run, &o);
     if (status == CLI_GO_ON)

@@ -81,6 +81,8 @@ def test_what_is_no_folder_or_more_than_one(work):
     folder = make_folder(work)
     said = onepot("run", "--plain", os.path.join(folder, "a"), "--", "true", status=125).stderr
     check(b"is not a folder; leave out --plain" in said, said)
+    said = onepot("run", folder, "--", "true", status=125).stderr
+    check(b"/a: is not an archive of a known format; --plain shows the files of a folder as they are" in said, said)
     said = onepot("run", "--plain", work / "nowhere", "--", "true", status=125).stderr
     check(b"no such file" in said, said)
     said = onepot("run", "--plain", folder, folder, "--", "true", status=2).stderr
