@@ -112,6 +112,8 @@ static void block_entry_free(struct block_cache *cache, struct entry *entry)
 #define RING_BLOCKS 4u /* at least, so that the ring bridges the reads of one block */
 #define RING_ENOUGH (64u << 20)
 #define RING_PART 64u
+#define RING_AHEAD (32u << 20) /* for what comes ahead of a reader of a large file */
+#define RING_AHEAD_PART 4u
 #define SPARE_PART 128u
 #define SPARE_MAX (8u << 20)
 #define BLOCK_MAX (1u << 30) /* keeps sums from overflowing */
@@ -1113,6 +1115,23 @@ void block_cache_put(struct block_cache *cache, struct block *block)
 
 /* ---- ahead of readers ---- */
 
+/*
+ * Blocks without a known place pass through the ring, and more of them are on their way than a
+ * small one holds. It grows at the cost of used blocks, but not of those that wait for their
+ * use.
+ */
+static void ring_grow(struct block_cache *cache, uint64_t key, uint64_t bytes)
+{
+    const uint64_t most = min_u64(atomic_load(&cache->budget) / RING_AHEAD_PART, RING_AHEAD);
+    bool has_room = true;
+    if (keep_peek(&cache->recent.limit) >= most || keep_peek(&cache->held.limit) < bytes)
+        return;
+    keep_subtract(&cache->held.limit, bytes);
+    while (has_room && keep_peek(&cache->held.used) > keep_peek(&cache->held.limit))
+        has_room = drop_held(cache, block_shard_of(cache, key));
+    keep_add(has_room ? &cache->recent.limit : &cache->held.limit, bytes);
+}
+
 int block_cache_begin_ahead(struct block_cache *cache, uint64_t key, size_t size, uint64_t due,
                             struct block **ret_block)
 {
@@ -1125,6 +1144,8 @@ int block_cache_begin_ahead(struct block_cache *cache, uint64_t key, size_t size
         return -ENOMEM;
     fresh->due = due;
     fresh->unused = true;
+    if (due == BLOCK_DUE_UNKNOWN)
+        ring_grow(cache, key, keep_cost(fresh));
     int r = keep_reserve(cache, fresh);
     if (r < 0) {
         free(fresh);

@@ -317,6 +317,29 @@ START_TEST(blocks_ahead_take_the_room_of_used_ones)
 }
 END_TEST
 
+START_TEST(blocks_ahead_without_a_place_stay_until_they_are_used)
+{
+    struct block_cache *cache;
+    struct filler filler = {.open = 1};
+    ck_assert_int_eq(new_cache(16u << 20, BLOCK, &cache), 0);
+    for (uint64_t key = 1000; key < 1500; key++)
+        touch(cache, &filler, key, BLOCK);
+    for (unsigned at = 0; at < 320; at += 8) { /* a reader follows, a window behind */
+        for (unsigned i = at; i < at + 8; i++)
+            ck_assert_int_eq(ahead(cache, &filler, i, BLOCK_DUE_UNKNOWN), 0);
+        for (unsigned i = at; at >= 8 && i < at + 8; i++)
+            ck_assert(touch(cache, &filler, i - 8, BLOCK) || at < 32);
+    }
+    ck_assert_uint_le(stats_of(cache).bytes, 16u << 20);
+    ck_assert_uint_le(stats_of(cache).ahead_dropped, 16);
+    unsigned hits = 0;
+    for (uint64_t key = 1000; key < 1500; key++)
+        hits += block_cache_has(cache, key);
+    ck_assert_uint_gt(hits, 80); /* most of what was held stays */
+    block_cache_check_and_free(cache);
+}
+END_TEST
+
 START_TEST(an_order_that_is_forgotten_holds_nothing)
 {
     struct block_cache *cache;
@@ -983,6 +1006,7 @@ int main(void)
     tcase_add_test(tests, four_times_the_budget_hits_in_nine_tenths_of_what_fits);
     tcase_add_test(tests, what_is_due_last_goes_first);
     tcase_add_test(tests, blocks_ahead_take_the_room_of_used_ones);
+    tcase_add_test(tests, blocks_ahead_without_a_place_stay_until_they_are_used);
     tcase_add_test(tests, an_order_that_is_forgotten_holds_nothing);
     tcase_add_test(tests, what_readers_have_passed_makes_room);
     tcase_add_test(tests, a_block_that_is_there_takes_its_place_in_the_order);
