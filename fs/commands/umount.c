@@ -321,8 +321,10 @@ static size_t umount_archive(const struct slot_list *list, const char *path, con
         const struct counters *c = list->at[i]->counters;
         bool same = exists ? c->archive_dev == st.st_dev && c->archive_ino == st.st_ino
                            : strcmp(c->archive, path) == 0 || strcmp(c->archive, given) == 0;
-        same |= has_archive(c, path) ||
-                (c->archive_names_bytes && strcmp(c->archive, given) == 0); /* a folder */
+        same |=
+            (exists && S_ISDIR(st.st_mode) && strcmp(c->archive, path) == 0) || /* --plain */
+            has_archive(c, path) ||
+            (c->archive_names_bytes && strcmp(c->archive, given) == 0); /* a folder */
         if (!same || !umount_is_of_job(list->at[i], rq))
             continue;
         found++;
