@@ -55,8 +55,9 @@ class Slow:
         for pid in harness.marked_processes(os.environ[harness.MARK]):
             with contextlib.suppress(OSError):  # others may end meanwhile
                 with open(f"/proc/{pid}/cmdline", "rb") as f:
-                    if os.fsencode(self.at) in f.read().split(b"\0"):
-                        return pid
+                    command = f.read().split(b"\0")
+                if command[0] == os.fsencode(slowfs_program()) and os.fsencode(self.at) in command:
+                    return pid
         raise Failure("slowfs does not run")
 
     def toggle(self):
