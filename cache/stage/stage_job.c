@@ -19,12 +19,14 @@
 #include "clock.h"
 #include "numbers.h"
 #include "stage_private.h"
+#include "thread.h"
 #include "write_at.h"
 
 #define MAGIC "onepotJ1"
 #define LOOK_NS UINT64_C(10000000000) /* between looks at whether the archive was changed */
 #define WAIT_MS 200u
 #define WAITS 10 /* for another process that makes a chunk */
+#define STACK_BYTES (128u << 10)
 
 enum { JOB_GOES_ON, JOB_LEAVES };
 
@@ -48,13 +50,14 @@ _Static_assert(sizeof(struct job_head) == 256,
 struct stage_job {
     struct stage *stage;
     struct job_head mine;
-    unsigned left;       /* nodes that have left, of this group */
-    unsigned taken;      /* blocks of this group; this and the next are the taking thread's */
-    bool leaves;         /* this node, or one whose head was read */
-    bool lacks, is_over; /* a node's share; the last group was taken */
-    unsigned told_left;  /* the rank after the last node of which it was said */
-    bool storage_fails;  /* no further time is lost with it while others wait */
-    bool told_damage;
+    unsigned left;      /* nodes that have left, of this group */
+    unsigned taken;     /* blocks of this group; this and the next are the taking thread's */
+    bool leaves;        /* this node, or one whose head was read */
+    _Atomic bool lacks; /* a node's share */
+    bool is_over;       /* the last group was taken */
+    unsigned told_left; /* the rank after the last node of which it was said */
+    _Atomic bool storage_fails; /* no further time is lost with it while others wait */
+    _Atomic bool told_damage;
     uint64_t looked_ns;
     char others[160];         /* nodes with another archive */
     unsigned same, different; /* nodes that have this one's archive, or another */
@@ -111,26 +114,22 @@ static void job_beat(const struct stage_job *job)
 
 /* ---- what this node owes ---- */
 
-/* Read chunks that this thread has claimed, in one read, and keep them. */
-static bool job_fetch(struct stage_job *job, uint64_t chunk, unsigned count, uint8_t *to)
+/* Read a chunk that this thread has claimed, and keep it. */
+static bool job_fetch(struct stage_job *job, uint64_t chunk, uint8_t *to)
 {
     struct stage *stage = job->stage;
     uint64_t begun_ms = now_ms();
-    int r = stage_read_chunks(stage, chunk, count, to);
-    for (unsigned i = 0; i < count; i++)
-        if (r < 0)
-            stage_settle(stage->state, chunk + i, CHUNK_ABSENT);
-        else
-            stage_keep_chunk(stage, chunk + i, to + (size_t)i * STAGE_CHUNK_BYTES, begun_ms);
+    int r = stage_read_chunk(stage, chunk, to);
     if (r < 0) {
-        job->storage_fails = true;
-        stage_say(stage,
-                  "its storage fails (%s): this node no longer reads for the job's others",
-                  fault_errno(r));
+        stage_settle(stage->state, chunk, CHUNK_ABSENT);
+        if (!atomic_exchange(&job->storage_fails, true))
+            stage_say(stage,
+                      "its storage fails (%s): this node no longer reads for the job's others",
+                      fault_errno(r));
         return false;
     }
-    for (unsigned i = 0; i < count; i++)
-        atomic_fetch_add(&stage->state->stream_bytes, stage_chunk_len(stage->state, chunk + i));
+    stage_keep_chunk(stage, chunk, to, begun_ms);
+    atomic_fetch_add(&stage->state->stream_bytes, stage_chunk_len(stage->state, chunk));
     return true;
 }
 
@@ -150,7 +149,7 @@ static bool job_read_other(struct stage_job *job, uint64_t chunk, uint8_t *to)
         stage_wait(stage->state, chunk, WAIT_MS);
     if (job_read_here(stage, chunk, to))
         return true;
-    if (job->storage_fails || stage_read_chunks(stage, chunk, 1, to) < 0)
+    if (job->storage_fails || stage_read_chunk(stage, chunk, to) < 0)
         return false;
     atomic_fetch_add(&stage->state->past_bytes, stage_chunk_len(stage->state, chunk));
     return true;
@@ -162,23 +161,34 @@ static bool job_claim(const struct stage_job *job, uint64_t chunk)
            stage_claim_demand(job->stage->state, chunk);
 }
 
-/* Fill the chunks of a run: from the stage if they are here, and each gap in one read. */
-static uint32_t job_fill(struct stage_job *job, uint64_t first, unsigned count, void *block)
+struct filling {
+    struct stage_job *job;
+    uint64_t first;
+    unsigned count; /* chunks of the run that the archive has */
+    void *block;
+    _Atomic unsigned next;
+    _Atomic uint32_t has;
+};
+
+/* Fill chunks of a run, from the stage if they are here. The rest of each is zeros. */
+static void *job_fill(void *arg)
 {
-    uint32_t has = 0, gap = 0;
-    for (unsigned i = 0; i <= count; i++) {
-        if (i < count && job_claim(job, first + i)) {
-            gap++;
-            continue;
-        }
-        if (gap > 0 && job_fetch(job, first + i - gap, gap, block_chunk(block, i - gap)))
-            has |= ((UINT32_C(1) << gap) - 1) << (i - gap);
-        gap = 0;
-        if (i < count && (job_read_here(job->stage, first + i, block_chunk(block, i)) ||
-                          job_read_other(job, first + i, block_chunk(block, i))))
-            has |= UINT32_C(1) << i;
+    struct filling *f = arg;
+    struct stage_job *job = f->job;
+    unsigned i;
+    while ((i = atomic_fetch_add(&f->next, 1)) < job->mine.run) {
+        uint64_t chunk = f->first + i;
+        uint8_t *to = block_chunk(f->block, i);
+        bool has =
+            i < f->count && (job_claim(job, chunk) ? job_fetch(job, chunk, to)
+                                                   : job_read_here(job->stage, chunk, to) ||
+                                                         job_read_other(job, chunk, to));
+        size_t len = has ? stage_chunk_len(job->stage->state, chunk) : 0;
+        job->mine.sum[i] = has ? XXH3_64bits(to, len) : 0;
+        memset(to + len, 0, STAGE_CHUNK_BYTES - len);
+        atomic_fetch_or(&f->has, (uint32_t)has << i);
     }
-    return has;
+    return NULL;
 }
 
 /* Bytes of two states of the archive must not come together. */
@@ -200,21 +210,19 @@ static uint64_t head_sum(const struct job_head *head)
     return XXH3_64bits(head, offsetof(struct job_head, head_sum));
 }
 
+/* All chunks of the run are read at once: one read at a time is slow on a parallel filesystem.
+ */
 void stage_job_read(struct stage_job *job, uint64_t group, void *block)
 {
     struct job_head *head = &job->mine;
-    uint64_t first = job_first_chunk(job, group, head->rank);
-    unsigned count = job_chunks(job, first);
+    struct filling f = {
+        .job = job, .first = job_first_chunk(job, group, head->rank), .block = block};
     job_beat(job);
     job_look(job);
+    f.count = head->status == JOB_GOES_ON ? job_chunks(job, f.first) : 0;
+    thread_team(f.count, STACK_BYTES, job_fill, &f);
     head->group = group;
-    head->has = head->status == JOB_GOES_ON ? job_fill(job, first, count, block) : 0;
-    for (unsigned i = 0; i < head->run; i++) {
-        bool has = head->has >> i & 1;
-        size_t len = has ? stage_chunk_len(job->stage->state, first + i) : 0;
-        head->sum[i] = has ? XXH3_64bits(block_chunk(block, i), len) : 0;
-        memset(block_chunk(block, i) + len, 0, STAGE_CHUNK_BYTES - len);
-    }
+    head->has = atomic_load(&f.has);
     head->head_sum = head_sum(head);
     memcpy(block, head, sizeof(*head));
     memcpy(block_chunk(block, head->run), head, sizeof(*head));
@@ -269,30 +277,10 @@ static void job_say_left(struct stage_job *job, unsigned rank, const char *node)
 
 static void job_say_damage(struct stage_job *job, unsigned rank, const char *node)
 {
-    if (!job->told_damage)
+    if (!atomic_exchange(&job->told_damage, true))
         stage_say(job->stage,
                   "bytes from node %s (rank %u) arrived damaged; they are read from storage",
                   node, rank);
-    job->told_damage = true;
-}
-
-static void job_keep(struct stage_job *job, const struct job_head *head, uint64_t first,
-                     const void *block)
-{
-    struct stage *stage = job->stage;
-    struct stage_state *state = stage->state;
-    unsigned count = job_chunks(job, first);
-    for (unsigned i = 0; i < count; i++) {
-        size_t len = stage_chunk_len(state, first + i);
-        job->lacks |= !(head->has >> i & 1);
-        if (!(head->has >> i & 1) || stage_chunk_here(state, first + i))
-            continue;
-        if (XXH3_64bits(block_chunk_in(block, i), len) != head->sum[i])
-            job_say_damage(job, head->rank, head->node);
-        else if (stage_may_keep(stage) && stage_claim_demand(state, first + i) &&
-                 stage_keep_chunk(stage, first + i, block_chunk_in(block, i), now_ms()) == 0)
-            atomic_fetch_add(&state->job_bytes, len);
-    }
 }
 
 static bool is_same_archive(const struct job_head *a, const struct job_head *b)
@@ -337,15 +325,37 @@ bool stage_job_take(struct stage_job *job, uint64_t group, unsigned rank, const 
     } else {
         job->leaves |= head.status != JOB_GOES_ON;
         job->same += group == 0;
-        if (rank != job->mine.rank)
-            job_keep(job, &head, job_first_chunk(job, group, rank), block);
     }
-    job_beat(job);
     if (job->taken < job->mine.size)
         return false;
     job->taken = job->left = 0;
     job->is_over = job_first_chunk(job, group + 1, 0) >= job->stage->state->chunks;
     return job->leaves || job->is_over;
+}
+
+void stage_job_keep(struct stage_job *job, uint64_t group, unsigned rank, const void *block)
+{
+    struct stage *stage = job->stage;
+    struct stage_state *state = stage->state;
+    struct job_head head;
+    if (rank == job->mine.rank || !head_read(job, block, &head) ||
+        !is_same_archive(&head, &job->mine) || !head_fits(job, &head, group, rank))
+        return;
+    uint64_t first = job_first_chunk(job, group, rank);
+    unsigned count = job_chunks(job, first);
+    for (unsigned i = 0; i < count; i++) {
+        size_t len = stage_chunk_len(state, first + i);
+        if (!(head.has >> i & 1))
+            atomic_store(&job->lacks, true);
+        else if (stage_chunk_here(state, first + i))
+            continue;
+        else if (XXH3_64bits(block_chunk_in(block, i), len) != head.sum[i])
+            job_say_damage(job, rank, head.node);
+        else if (stage_may_keep(stage) && stage_claim_demand(state, first + i) &&
+                 stage_keep_chunk(stage, first + i, block_chunk_in(block, i), now_ms()) == 0)
+            atomic_fetch_add(&state->job_bytes, len);
+    }
+    job_beat(job);
 }
 
 /* ---- beginning and end ---- */

@@ -9,6 +9,7 @@
  *         ... all nodes exchange their blocks of stage_job_block_bytes(run) ...
  *         for each node:
  *             over = stage_job_take(job, group, node, block);
+ *             stage_job_keep(job, group, node, block);
  *     }
  *     stage_job_end(job, &fault);
  *
@@ -30,7 +31,8 @@
  * time to all (broadcast), with as many on their way as fit: stage_job_take takes them one by
  * one.
  *
- * Threads: one may read while another takes.
+ * Threads: one may read, which starts others for the time of the call. Meanwhile one may take,
+ * and any number may keep blocks that were taken.
  */
 #ifndef ONEPOT_STAGE_JOB_H
 #define ONEPOT_STAGE_JOB_H
@@ -58,8 +60,14 @@ int stage_job_begin(struct stage *stage, unsigned rank, unsigned size, unsigned 
 /* Fill this node's block of a group. Never fails: the head says which chunks are missing. */
 void stage_job_read(struct stage_job *job, uint64_t group, void *block);
 
-/* Keep the chunks of a node's block. True, at the last block of a group: the job is over. */
+/*
+ * Judge a node's block, in the order of groups and ranks. True, at the last block of a group:
+ * the job is over.
+ */
 bool stage_job_take(struct stage_job *job, uint64_t group, unsigned rank, const void *block);
+
+/* Keep the chunks of a block that was taken, in any order. All that takes time is here. */
+void stage_job_keep(struct stage_job *job, uint64_t group, unsigned rank, const void *block);
 
 /*
  * End and free the job, whether it is over or not. -ESTALE: nodes have other archives, and the

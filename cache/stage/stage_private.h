@@ -143,8 +143,8 @@ int stage_unpack(struct stage *stage, struct fault *fault);
  */
 int stage_fetch(struct stage *stage, uint64_t chunk, void *buf);
 
-/* The two halves. Read consecutive chunks, from the adopted copy or the source. */
-int stage_read_chunks(struct stage *stage, uint64_t chunk, unsigned count, void *buf);
+/* The two halves. Read a chunk, from the adopted copy or the source. */
+int stage_read_chunk(struct stage *stage, uint64_t chunk, void *buf);
 
 /* Write a chunk that was claimed at `begun_ms` (now_ms) to the copy, and settle it. */
 int stage_keep_chunk(struct stage *stage, uint64_t chunk, const void *buf, uint64_t begun_ms);

@@ -16,9 +16,11 @@
  * An engine hands round zeros for all further groups. The own block of a group is asked for
  * when the one before was made, and the group two before was taken.
  *
- * One thread reads the next group from storage while another takes this one. An engine that
- * hangs or is gone is not waited for; a read of storage that hangs is, while the copier goes
- * on.
+ * One thread reads the next group from storage while others take this one: as many as there are
+ * CPUs, since a block's sum, and the memory that a copy in memory needs, take a CPU half a
+ * second per GB. They take turns at waiting for the next block, and answer in its order. An
+ * engine that hangs or is gone is not waited for; a read of storage that hangs is, while the
+ * copier goes on.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -33,6 +35,8 @@
 
 #include "cleanup.h"
 #include "clock.h"
+#include "cpus.h"
+#include "numbers.h"
 #include "stage_job.h"
 #include "stage_private.h"
 #include "thread.h"
@@ -42,6 +46,7 @@
 #define LOOK_MS 200
 #define SILENT_NS (STAGE_JOB_SILENT_S * UINT64_C(1000000000))
 #define STACK_BYTES (128u << 10)
+#define TAKERS_MAX 8u
 
 struct serving {
     struct stage *stage;
@@ -50,13 +55,19 @@ struct serving {
     unsigned size;
     size_t block_bytes;
     uint64_t groups;
-    bool is_over;
     void *owed; /* in the ring */
     sem_t turn; /* it may be made */
     int ring_fd;
     uint8_t *ring; /* mapped when the engine first refers to it */
     uint64_t ring_bytes;
     uint64_t asked, limit; /* groups of which the own block was asked for; will be made */
+    /* Blocks are numbered in the order of groups and ranks. */
+    pthread_mutex_t next_lock; /* of the thread that waits for block `next`, and of all above */
+    int result;                /* why no more are taken: -errno; 1: the job is over; or 0 */
+    pthread_mutex_t taken_lock; /* after next_lock, and of: */
+    unsigned takers;
+    uint64_t taking[TAKERS_MAX]; /* a thread's block; UINT64_MAX: none */
+    _Atomic uint64_t next, answered;
     _Atomic bool ended;
     const _Atomic int *stop;
 };
@@ -98,6 +109,8 @@ static int serve_read(const struct serving *s, uint64_t group, void *bytes, size
         if (poll(&p, 1, LOOK_MS) <= 0) {
             /* Nodes that start late are waited for while there is something to copy. */
             bool may_end = group > 0 || stage_is_complete(s->stage->state);
+            if (atomic_load(&s->answered) < atomic_load(&s->next))
+                since_ns = now_ns(); /* the engine waits for this node's threads */
             if (may_end && now_ns() - since_ns > SILENT_NS)
                 return -ETIMEDOUT;
             continue;
@@ -187,23 +200,55 @@ static int serve_find(struct serving *s, uint64_t group, const void **ret_block)
     }
 }
 
-/* 1: the job is over. */
-static int serve_take(struct serving *s, uint64_t group)
+/* Wait for the next block, and judge it. 0, or why there is none. */
+static int serve_next(struct serving *s, unsigned taker, const void **ret_block)
 {
-    bool over = false;
-    for (unsigned rank = 0; rank < s->size; rank++) {
-        const void *block;
-        int r = serve_find(s, group, &block);
-        if (r < 0)
-            return r;
-        over = stage_job_take(s->job, group, rank, block);
-        if (over)
+    pthread_mutex_lock(&s->next_lock);
+    uint64_t next = atomic_load(&s->next), group = next / s->size;
+    int r = s->result ? s->result : serve_find(s, group, ret_block);
+    if (r == 0) {
+        pthread_mutex_lock(&s->taken_lock);
+        s->taking[taker] = next;
+        atomic_store(&s->next, next + 1);
+        pthread_mutex_unlock(&s->taken_lock);
+        s->result = stage_job_take(s->job, group, (unsigned)(next % s->size), *ret_block);
+        if (s->result)
             s->limit = group + 2; /* before the engine asks for more */
-        r = serve_write(s, "\3", 1);
-        if (r < 0)
-            return r;
+    } else {
+        s->result = r;
     }
-    return over;
+    pthread_mutex_unlock(&s->next_lock);
+    return r;
+}
+
+/* A byte for each block that was taken, and all blocks before it. */
+static void serve_answer(struct serving *s, unsigned taker)
+{
+    int r = 0; /* an engine that is gone is missed at the next wait for a block */
+    pthread_mutex_lock(&s->taken_lock);
+    s->taking[taker] = UINT64_MAX;
+    uint64_t until = atomic_load(&s->next);
+    for (unsigned i = 0; i < s->takers; i++)
+        until = min_u64(until, s->taking[i]);
+    for (; r == 0 && atomic_load(&s->answered) < until; atomic_fetch_add(&s->answered, 1))
+        r = serve_write(s, "\3", 1);
+    pthread_mutex_unlock(&s->taken_lock);
+}
+
+static void *serve_take(void *arg)
+{
+    struct serving *s = arg;
+    const void *block;
+    pthread_mutex_lock(&s->taken_lock);
+    unsigned taker = s->takers++;
+    s->taking[taker] = UINT64_MAX;
+    pthread_mutex_unlock(&s->taken_lock);
+    while (serve_next(s, taker, &block) == 0) {
+        uint64_t number = s->taking[taker];
+        stage_job_keep(s->job, number / s->size, (unsigned)(number % s->size), block);
+        serve_answer(s, taker);
+    }
+    return NULL;
 }
 
 /* Drop the exchange after the group in which a node left; the others began it unaware. */
@@ -217,14 +262,10 @@ static void serve_drop(struct serving *s, uint64_t group)
 
 static int serve_groups(struct serving *s)
 {
-    int r = 0;
-    uint64_t group = 0;
-    for (; r == 0; group++)
-        r = serve_take(s, group);
-    if (r > 0)
-        serve_drop(s, group);
-    s->is_over = r > 0;
-    return r < 0 ? r : 0;
+    thread_team(min_u64(cpus_allowed(), TAKERS_MAX), STACK_BYTES, serve_take, s);
+    if (s->result > 0)
+        serve_drop(s, atomic_load(&s->next) / s->size);
+    return s->result < 0 ? s->result : 0;
 }
 
 static int serve_run(struct serving *s, struct fault *fault)
@@ -274,6 +315,9 @@ int stage_job_serve(struct stage *stage, unsigned rank, unsigned size, int in_fd
                         .limit = UINT64_MAX,
                         .stop = stop};
     sem_init(&s.turn, 0, 0);
+    pthread_mutex_init(&s.next_lock, NULL);
+    pthread_mutex_init(&s.taken_lock, NULL);
+    cpus_widen(); /* a batch system may have bound the task to one */
     fcntl(in_fd, F_SETFL, fcntl(in_fd, F_GETFL) | O_NONBLOCK);
     fcntl(out_fd, F_SETFL, fcntl(out_fd, F_GETFL) | O_NONBLOCK);
     int r = size ? serve_begin(&s, rank) : -EINVAL;
@@ -283,7 +327,9 @@ int stage_job_serve(struct stage *stage, unsigned rank, unsigned size, int in_fd
         r = serve_run(&s, fault);
     else if (s.job)
         stage_job_end(s.job, NULL);
-    serve_close(&s, s.is_over);
+    serve_close(&s, s.result > 0);
+    pthread_mutex_destroy(&s.next_lock);
+    pthread_mutex_destroy(&s.taken_lock);
     if (s.ring)
         munmap(s.ring, s.ring_bytes);
     return r;

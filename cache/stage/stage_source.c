@@ -24,11 +24,10 @@
 #define WAIT_MS 200u
 #define WAITS 10 /* two seconds in all */
 
-int stage_read_chunks(struct stage *stage, uint64_t chunk, unsigned count, void *buf)
+int stage_read_chunk(struct stage *stage, uint64_t chunk, void *buf)
 {
     uint64_t offset = chunk * STAGE_CHUNK_BYTES;
-    size_t len = (count - 1) * (size_t)STAGE_CHUNK_BYTES +
-                 stage_chunk_len(stage->state, chunk + count - 1);
+    size_t len = stage_chunk_len(stage->state, chunk);
     uint64_t tries = source_failed_tries();
     int r = stage_given_read(stage, buf, len, offset);
     if (r < 0)
@@ -63,7 +62,7 @@ int stage_keep_chunk(struct stage *stage, uint64_t chunk, const void *buf, uint6
 int stage_fetch(struct stage *stage, uint64_t chunk, void *buf)
 {
     uint64_t begun_ms = now_ms();
-    int r = stage_read_chunks(stage, chunk, 1, buf);
+    int r = stage_read_chunk(stage, chunk, buf);
     if (r < 0) {
         stage_settle(stage->state, chunk, CHUNK_ABSENT);
         return r;

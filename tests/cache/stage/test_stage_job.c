@@ -22,6 +22,7 @@
 #include "stage_job.h"
 #include "stage_private.h"
 #include "suite.h"
+#include "thread.h"
 
 #define MIB (1u << 20)
 #define BYTES (13u * MIB + 777u)
@@ -43,14 +44,34 @@ static struct fault fault;
 static struct member node[NODES];
 static _Atomic uint64_t *storage_bytes; /* that all nodes have read, also in other processes */
 static int failing_node = -1;           /* its storage returns EIO */
+static unsigned company;                /* of a read: others that wait in storage with it */
 
 struct counted {
     struct source source;
     int number; /* of the node */
 };
 
+/* Until so many reads are here at once. */
+static void await_company(void)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static pthread_cond_t changed;
+    static unsigned here;
+    const struct timespec until = clock_in_ms(CLOCK_MONOTONIC, LIMIT_MS / 10);
+    pthread_mutex_lock(&lock);
+    if (here++ == 0)
+        thread_cond_init(&changed);
+    pthread_cond_broadcast(&changed);
+    while (here < company && pthread_cond_timedwait(&changed, &lock, &until) == 0)
+        ;
+    ck_assert_uint_ge(here, company);
+    pthread_mutex_unlock(&lock);
+}
+
 static int counted_read(const struct source *s, struct source_cursor *cursor)
 {
+    if (company)
+        await_company();
     if (((const struct counted *)s)->number == failing_node)
         return -EIO;
     for (int i = 0; i < cursor->count; i++)
@@ -137,6 +158,13 @@ static void open_all(unsigned run)
     }
 }
 
+static bool take(struct stage_job *job, uint64_t group, unsigned rank, const void *block)
+{
+    bool over = stage_job_take(job, group, rank, block);
+    stage_job_keep(job, group, rank, block);
+    return over;
+}
+
 /* One group in all nodes: does each say that the job is over? All have to agree. */
 static bool play_group(uint64_t group)
 {
@@ -146,7 +174,7 @@ static bool play_group(uint64_t group)
     for (unsigned i = 0; i < NODES; i++)
         for (unsigned from = 0; from < NODES; from++) {
             ck_assert(!over[i]);
-            over[i] = stage_job_take(node[i].job, group, from, node[from].block);
+            over[i] = take(node[i].job, group, from, node[from].block);
         }
     for (unsigned i = 1; i < NODES; i++)
         ck_assert_int_eq(over[i], over[0]);
@@ -233,6 +261,19 @@ START_TEST(storage_gives_each_byte_once)
 }
 END_TEST
 
+START_TEST(chunks_of_a_run_are_read_at_once)
+{
+    open_node(0, archive);
+    begin_node(0, 4);
+    company = 4;
+    stage_job_read(node[0].job, 0, node[0].block);
+    company = 0;
+    ck_assert_uint_eq(atomic_load(storage_bytes), 4 * MIB);
+    end_node(0);
+    close_node(0);
+}
+END_TEST
+
 START_TEST(node_of_its_own_reads_all)
 {
     open_node(0, archive);
@@ -240,7 +281,7 @@ START_TEST(node_of_its_own_reads_all)
     node[0].block = malloc(stage_job_block_bytes(3));
     for (uint64_t group = 0, over = 0; !over; group++) {
         stage_job_read(node[0].job, group, node[0].block);
-        over = stage_job_take(node[0].job, group, 0, node[0].block);
+        over = take(node[0].job, group, 0, node[0].block);
     }
     ck_assert_int_eq(end_node(0), 0);
     ck_assert(report(0).whole);
@@ -291,7 +332,7 @@ START_TEST(damaged_chunk_is_read_from_storage_and_its_node_is_named)
     node[1].block[stage_job_block_bytes(2) / 2] ^= 4;
     for (unsigned i = 0; i < NODES; i++)
         for (unsigned from = 0; from < NODES; from++)
-            stage_job_take(node[i].job, 0, from, node[from].block);
+            take(node[i].job, 0, from, node[from].block);
     char host[64] = "";
     gethostname(host, sizeof(host) - 1);
     ck_assert_ptr_nonnull(strstr(notes, "arrived damaged"));
@@ -323,7 +364,7 @@ START_TEST(any_changed_bit_is_noticed)
         node[group % NODES].block[at] ^= (uint8_t)(1 << _i % 8);
         for (unsigned i = 0; i < NODES; i++)
             for (unsigned from = 0; from < NODES; from++)
-                over = stage_job_take(node[i].job, group, from, node[from].block);
+                over = take(node[i].job, group, from, node[from].block);
     }
     end_all();
     for (unsigned i = 0; i < NODES; i++) {
@@ -346,7 +387,7 @@ START_TEST(nodes_go_on_together_when_the_onepot_of_one_has_ended)
         snprintf((char *)node[2].block, 64, "node-two");
         for (unsigned i = 0; i < NODES; i++)
             for (unsigned from = 0; from < NODES; from++)
-                over = stage_job_take(node[i].job, group, from, node[from].block);
+                over = take(node[i].job, group, from, node[from].block);
         ck_assert_int_eq(over, group == 3);
     }
     end_all();
@@ -481,8 +522,7 @@ START_TEST(node_that_is_left_alone_leaves)
         memset(node[i].block, 0, stage_job_block_bytes(1));
     stage_job_read(node[0].job, 1, node[0].block);
     for (unsigned from = 0; from < NODES; from++)
-        ck_assert_int_eq(stage_job_take(node[0].job, 1, from, node[from].block),
-                         from == NODES - 1);
+        ck_assert_int_eq(take(node[0].job, 1, from, node[from].block), from == NODES - 1);
     end_all();
     complete(0);
     close_all();
@@ -734,7 +774,7 @@ static void run_node(unsigned i, unsigned run, unsigned killed, uint64_t at_grou
         for (unsigned from = 0; from < NODES; from++) {
             if (dies && at_step == 2 && from == 2)
                 raise(SIGKILL);
-            over = stage_job_take(node[i].job, group, from, blocks + from * size);
+            over = take(node[i].job, group, from, blocks + from * size);
         }
     }
     end_node(i);
@@ -784,6 +824,7 @@ int main(void)
     tcase_set_timeout(tc, 240);
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_loop_test(tc, storage_gives_each_byte_once, 1, 6);
+    tcase_add_test(tc, chunks_of_a_run_are_read_at_once);
     tcase_add_test(tc, node_of_its_own_reads_all);
     tcase_add_test(tc, chunks_that_are_here_are_not_read_again);
     tcase_add_test(tc, chunk_that_a_reader_is_fetching_is_left_to_it);
