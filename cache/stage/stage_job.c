@@ -269,7 +269,8 @@ static void job_say_left(struct stage_job *job, unsigned rank, const char *node)
     if (rank < job->told_left)
         return;
     stage_say(job->stage,
-              "onepot has ended on node %s (rank %u): the others go on together, and read its "
+              "onepot has ended or hangs on node %s (rank %u): the others go on together, and "
+              "read its "
               "share from storage",
               node, rank);
     job->told_left = rank + 1;

@@ -18,8 +18,9 @@
  *
  * A step begins as soon as its slot is free, so that one passes the network while onepot takes
  * another. All nodes begin the same steps, because each begins a group only when its onepot has
- * made a block of it, and they all end at the same group. If a node's onepot ends early, its
- * name and zeros take the place of its blocks from then on, and the others go on.
+ * made a block of it, and they all end at the same group. If a node's onepot ends early, or is
+ * silent for so long that the other nodes would soon give up all, its name and zeros take the
+ * place of its blocks from then on, and the others go on.
  *
  * MPI waits by spinning. Here one thread tests, and sleeps between tests in steps that grow.
  */
@@ -53,6 +54,9 @@
 #define SLEEP_MOST_NS 20000000
 #define FLOW_NS 10000 /* a test that moves bytes takes longer */
 #define PATIENCE_S 20
+#ifndef OWN_PATIENCE_S
+#define OWN_PATIENCE_S 15 /* the onepots of other nodes wait for 20 s */
+#endif
 #define NAME_BYTES 64 /* of a node, before zeros */
 
 #ifndef START_S
@@ -348,6 +352,48 @@ static bool tell_step(struct engine *e)
     return true;
 }
 
+/* Chooses gathers or broadcasts, too. */
+static size_t ring_bytes(struct engine *e)
+{
+    uint64_t blocks = 2 * (uint64_t)e->size;
+    e->steps_per_group = 1;
+    e->slots = 2;
+    if (blocks * e->block_bytes > RING_BYTES) {
+        e->steps_per_group = (uint64_t)e->size;
+        e->slots = SLOTS_MAX;
+        blocks = SLOTS_MAX + 2;
+    }
+    return blocks * e->block_bytes;
+}
+
+/* Does onepot owe a block, or the taking of some? Before the first step, it is waited for. */
+static bool is_owed(const struct engine *e)
+{
+    return !e->has_left && e->done > 0 &&
+           ((e->is_asked && !e->is_there) || handed(e) < e->told);
+}
+
+/*
+ * Perhaps it was stopped, or its storage hangs. One day it may go on with the blocks that it
+ * knows of, so these stay as they are: later steps use other memory.
+ */
+static void leave_behind(struct engine *e)
+{
+    void *ring =
+        mmap(NULL, ring_bytes(e), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    fprintf(stderr,
+            "onepot-mpi: onepot of node %d was silent for %d s: the others go on without it\n",
+            e->rank, OWN_PATIENCE_S);
+    close(e->to);
+    close(e->from);
+    e->to = e->from = -1;
+    e->has_left = true;
+    e->is_asked = e->is_there = false;
+    e->is_broken = ring == MAP_FAILED;
+    e->ring = ring;
+    e->moved_ns = now_ns();
+}
+
 static void exchange(struct engine *e)
 {
     while (!e->is_broken && !(e->is_over && e->done == e->begun) &&
@@ -362,6 +408,8 @@ static void exchange(struct engine *e)
             e->sleep_ns = SLEEP_LEAST_NS;
         } else {
             e->is_broken |= !rest(e, e->done < e->begun);
+            if (is_owed(e) && now_ns() - e->moved_ns > OWN_PATIENCE_S * UINT64_C(1000000000))
+                leave_behind(e);
         }
     }
 }
@@ -384,15 +432,7 @@ static void read_hello(struct engine *e)
 
 static bool make_ring(struct engine *e)
 {
-    uint64_t blocks = 2 * (uint64_t)e->size;
-    e->steps_per_group = 1;
-    e->slots = 2;
-    if (blocks * e->block_bytes > RING_BYTES) {
-        e->steps_per_group = (uint64_t)e->size;
-        e->slots = SLOTS_MAX;
-        blocks = SLOTS_MAX + 2;
-    }
-    size_t len = blocks * e->block_bytes;
+    size_t len = ring_bytes(e);
     if (len == 0 || ftruncate(e->ring_fd, (off_t)len) < 0)
         return false;
     e->ring = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, e->ring_fd, 0);
@@ -427,7 +467,7 @@ static void hear_figures(struct engine *e, char *line, size_t size)
 {
     uint64_t end_ns = now_ns() + FIGURES_S * UINT64_C(1000000000);
     size_t n = 0;
-    while (n < size - 1 && !memchr(line, '\n', n) && now_ns() < end_ns) {
+    while (e->from >= 0 && n < size - 1 && !memchr(line, '\n', n) && now_ns() < end_ns) {
         struct pollfd p = {.fd = e->from, .events = POLLIN};
         ssize_t got = poll(&p, 1, 100) > 0 ? read(e->from, line + n, 1) : -1;
         if (got == 0)

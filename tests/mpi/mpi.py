@@ -61,7 +61,8 @@ class Nodes:
         source = os.path.join(cls.programs.name, "onepot-mpi.c")
         with open(source, "wb") as f:
             subprocess.run([ONEPOT, "mpi"], check=True, stdout=f)
-        for program, words in {"gathers": [], "broadcasts": ["-DRING_BYTES=0u"], "hasty": ["-DSTART_S=1"]}.items():
+        for program, words in {"gathers": [], "broadcasts": ["-DRING_BYTES=0u"], "hasty": ["-DSTART_S=1"],
+                               "impatient": ["-DOWN_PATIENCE_S=1"], "impatient broadcasts": ["-DOWN_PATIENCE_S=1", "-DRING_BYTES=0u"]}.items():
             subprocess.run(["mpicc." + cls.name, "-o", os.path.join(cls.programs.name, program), source, SHIM, *words],
                            check=True)
 
@@ -185,7 +186,7 @@ class Nodes:
         self.assertIn("lost the others", said[0])
 
     def test_onepot_that_is_killed_ends_the_exchange(self):
-        ended = "onepot has ended on node %s (rank 2)" % socket.gethostname()[:63]
+        ended = "onepot has ended or hangs on node %s (rank 2)" % socket.gethostname()[:63]
         for program, call in (("gathers", 2), ("gathers", 3), ("broadcasts", 2), ("broadcasts", 6)):
             with self.subTest(program=program, call=call):
                 said = self.play(program, "orphan:2:%d" % call)
@@ -197,6 +198,21 @@ class Nodes:
                     copies = glob.glob(os.path.join(self.place(node), "onepot-stage-*", "*.copy"))
                     with open(copies[0], "rb") as f:
                         self.assertEqual(f.read() == self.bytes, True)
+                for folder in glob.glob(os.path.join(self.folder.name, "node*", "onepot-stage-*")):
+                    shutil.rmtree(folder)
+
+    def test_onepot_that_is_stopped_is_left_behind_until_it_goes_on(self):
+        hangs = "onepot has ended or hangs on node %s (rank 2)" % socket.gethostname()[:63]
+        for program, call in (("impatient", 2), ("impatient broadcasts", 3)):
+            with self.subTest(program=program):
+                said = self.play(program, "halt:2:%d" % call, options=[])
+                self.assertEqual(self.statuses, ["0"] * NODES, self.said_by_mpi)
+                self.check_copies(NODES)
+                for node in range(2):
+                    self.assertIn(hangs, said[node])
+                    self.assertNotIn("the other nodes are gone", said[node])
+                self.assertIn("onepot of node 2 was silent for 1 s", said[2])
+                self.assertIn("the other nodes are gone (the engine has ended)", said[2])
                 for folder in glob.glob(os.path.join(self.folder.name, "node*", "onepot-stage-*")):
                     shutil.rmtree(folder)
 

@@ -4,6 +4,7 @@
  * SHIM=linger:N:0 keeps the first N ranks in MPI_Finalize, until their alarm, which rings
  * early.
  * SHIM=stall:RANK:0 keeps one from starting MPI.
+ * SHIM=halt:RANK:AT stops the onepot of one, until MPI ends.
  */
 #include <signal.h>
 #include <stdbool.h>
@@ -26,14 +27,14 @@ static bool shim_is_due(MPI_Comm comm, const char *what)
            at == calls && strcmp(what, wanted) == 0;
 }
 
-static void shim_kill_onepot(void)
+static void shim_signal_onepot(int number)
 {
     char path[64];
     int pid;
     snprintf(path, sizeof(path), "/proc/self/task/%d/children", (int)getpid());
     FILE *f = fopen(path, "r");
     while (f && fscanf(f, "%d", &pid) == 1)
-        kill(pid, SIGKILL);
+        kill(pid, number);
 }
 
 static int shim(MPI_Comm comm, char *own_block, int count)
@@ -44,7 +45,9 @@ static int shim(MPI_Comm comm, char *own_block, int count)
     if (shim_is_due(comm, "stop"))
         raise(SIGSTOP);
     if (shim_is_due(comm, "orphan"))
-        shim_kill_onepot();
+        shim_signal_onepot(SIGKILL);
+    if (shim_is_due(comm, "halt"))
+        shim_signal_onepot(SIGSTOP);
     if (shim_is_due(comm, "damage") && own_block)
         own_block[count / 2] ^= 1;
     return shim_is_due(comm, "fail") ? MPI_ERR_OTHER : MPI_SUCCESS;
@@ -74,6 +77,7 @@ int MPI_Finalize(void)
     int rank, ranks;
     const char *text = getenv("SHIM");
     PMPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    shim_signal_onepot(SIGCONT);
     if (!text || sscanf(text, "linger:%d", &ranks) != 1 || rank >= ranks)
         return PMPI_Finalize();
     alarm(1);

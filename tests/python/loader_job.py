@@ -270,6 +270,24 @@ class Job(Nodes):
         for text in texts:
             self.assertIn("the other nodes are gone", text)
 
+    def test_program_that_is_stopped_is_left_behind_until_it_goes_on(self):
+        def act(rank, group):
+            if rank == 1:
+                real, _stage._OWN_PATIENCE_S = _stage._Copy._hand_round, 1
+
+                def hand_round(copy):
+                    def before(_mine):
+                        group.exchanges += 1
+                        if group.exchanges == 2:
+                            os.kill(copy.child.pid, signal.SIGSTOP)
+                    group.before = before
+                    real(copy)
+                    os.kill(copy.child.pid, signal.SIGCONT)
+                _stage._Copy._hand_round = hand_round
+        statuses, texts, _ = self.play(act)
+        self.assertEqual(statuses, [0] * NODES, texts)
+        self.assertIn("was silent for 1 s: the other nodes went on without it", texts[1])
+
     def test_program_that_is_missing_is_an_error_on_its_node_alone(self):
         def act(rank, _group):
             if rank == 1:
@@ -336,7 +354,7 @@ class Job(Nodes):
         self.assertEqual(statuses, [0, 1, 0], texts)
         self.assertLessEqual(exchanges, 2)
         for text in texts[0], texts[2]:
-            self.assertIn("onepot has ended on node %s (rank 1)" % socket.gethostname()[:63], text)
+            self.assertIn("onepot has ended or hangs on node %s (rank 1)" % socket.gethostname()[:63], text)
             self.assertNotIn("damaged", text)
 
 

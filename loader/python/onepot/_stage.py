@@ -9,6 +9,7 @@ import ctypes
 import datetime
 import mmap
 import os
+import select
 import socket
 import struct
 import subprocess
@@ -23,6 +24,7 @@ from onepot._progress import Line, _is_first, of_argument
 
 _MEMORY_BYTES = 64 << 20
 _PATIENCE_S = 60  # of the group for a node that is silent; the program's ends before that
+_OWN_PATIENCE_S = 15  # for this node's program: those of other nodes wait for 20
 _LEAVE_S = 1  # at the end of a process, for its last blocks
 _BROADCASTS = 16  # blocks on their way, if there are too many nodes to gather all
 _WORD, _OWN = struct.Struct("=Q"), 1 << 63  # what the engine writes (cache/stage/stage_serve.c)
@@ -164,13 +166,15 @@ class _Ring:
         os.posix_fallocate(fd, 0, (2 + others) * block_bytes)
         self.memory = memoryview(mmap.mmap(fd, (2 + others) * block_bytes))
         self.made = self.taken = 0
-        self.is_over = self.has_left = False
+        self.is_over = self.has_left = self.was_silent = False
 
     def blocks(self, place, count=1):
         return self.memory[place * self.block_bytes:(place + count) * self.block_bytes]
 
     def _write(self, *words):
         """A program that has ended is missed at the next answer."""
+        if self.has_left:
+            return
         try:
             self.child.stdin.write(b"".join(map(_WORD.pack, words)))
         except OSError:
@@ -184,10 +188,21 @@ class _Ring:
         """For the own block of a group. The one before was made."""
         self._write(_OWN | group % 2 * self.block_bytes)
 
+    def _is_silent(self):
+        """The others go on without a program that is. One day it may go on with the blocks that it knows of, so later
+        ones are elsewhere. The first block is waited for."""
+        answers = select.poll()
+        answers.register(self.child.stdout, select.POLLIN)
+        self.was_silent = self.made > 0 and not answers.poll(_OWN_PATIENCE_S * 1000)
+        if self.was_silent:
+            self.child.stdin.close()
+            self.memory = memoryview(mmap.mmap(-1, len(self.memory)))
+        return self.was_silent
+
     def goes_on(self, made, taken):
         """Wait until so many own blocks were made, and all nodes' blocks taken. False: that will not be."""
         while not (self.is_over or self.has_left) and (self.made < made or self.taken < taken):
-            answer = self.child.stdout.read(1)
+            answer = b"" if self._is_silent() else self.child.stdout.read(1)
             self.made += answer == b"\1"
             self.taken += answer == b"\3"
             self.is_over = answer == b"\0"
@@ -282,6 +297,9 @@ class _Copy:
                 self._broadcast(ring, group)
             self.done_bytes += engine.size * (block_bytes >> 20 << 20)  # without its heads
         ring.goes_on(groups, groups * engine.size)
+        if ring.was_silent:
+            self.failures.append("onepot.stage: onepot was silent for %d s: the other nodes went on without it"
+                                 % _OWN_PATIENCE_S)
 
     def _broadcast(self, ring, group):
         engine = self.engine
