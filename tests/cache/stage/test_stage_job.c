@@ -638,7 +638,7 @@ static void *play_wrong_engine(void *arg)
     return (void *)(intptr_t)last;
 }
 
-static intptr_t serve(void *(*engine)(void *), int groups)
+static intptr_t serve(unsigned size, void *(*engine)(void *), int groups)
 {
     int from[2], to[2], ring = memfd_create("ring", MFD_CLOEXEC);
     pthread_t thread;
@@ -648,8 +648,8 @@ static intptr_t serve(void *(*engine)(void *), int groups)
     ck_assert_int_eq(pipe(to), 0);
     const int fds[] = {from[0], to[1], ring, groups};
     ck_assert_int_eq(pthread_create(&thread, NULL, engine, (void *)(uintptr_t)fds), 0);
-    ck_assert_int_eq(stage_job_serve(node[0].stage, 0, 1, to[0], from[1], ring, NULL, &fault),
-                     0);
+    ck_assert_int_eq(
+        stage_job_serve(node[0].stage, 0, size, to[0], from[1], ring, NULL, &fault), 0);
     close(to[0]);
     close(from[1]);
     ck_assert_int_eq(pthread_join(thread, &last), 0);
@@ -657,10 +657,60 @@ static intptr_t serve(void *(*engine)(void *), int groups)
     return (intptr_t)last;
 }
 
+/* The other nodes of a job, whose blocks come all at once. */
+static void *play_others(void *arg)
+{
+    const int *fds = arg;
+    FILE *from = fdopen(fds[0], "r");
+    size_t block_bytes = 0;
+    unsigned long groups = 0;
+    uint64_t own = UINT64_C(1) << 63, places[NODES] = {0};
+    ck_assert_int_eq(fscanf(from, "onepot-job 1 %zu %lu", &block_bytes, &groups), 2);
+    ck_assert_int_eq(fgetc(from), '\n');
+    ck_assert_int_eq(ftruncate(fds[2], (off_t)(NODES * block_bytes)), 0);
+    uint8_t *ring =
+        mmap(NULL, NODES * block_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fds[2], 0);
+    ck_assert(ring != MAP_FAILED);
+    for (unsigned long group = 0; group < groups; group++) {
+        ck_assert_int_eq(write(fds[1], &own, sizeof(own)), sizeof(own));
+        ck_assert_int_eq(fgetc(from), 1);
+        for (unsigned i = 1; i < NODES; i++) {
+            places[i] = i * block_bytes;
+            stage_job_read(node[i].job, group, ring + places[i]);
+        }
+        ck_assert_int_eq(write(fds[1], places, sizeof(places)), sizeof(places));
+        for (unsigned i = 0; i < NODES; i++)
+            ck_assert_int_eq(fgetc(from), 3);
+        memset(ring, 0, NODES * block_bytes); /* an answered block is never looked at again */
+    }
+    int last = fgetc(from);
+    fclose(from);
+    close(fds[1]);
+    munmap(ring, NODES * block_bytes);
+    return (void *)(intptr_t)last;
+}
+
+START_TEST(blocks_that_come_at_once_are_kept_before_their_answers)
+{
+    for (unsigned i = 0; i < NODES; i++)
+        open_node(i, archive);
+    for (unsigned i = 1; i < NODES; i++)
+        begin_node(i, stage_job_run(NODES, 64u << 20));
+    ck_assert_int_eq(serve(NODES, play_others, 0), 0);
+    ck_assert_str_eq(notes, "");
+    ck_assert(report(0).whole);
+    ck_assert_uint_eq(atomic_load(storage_bytes), BYTES);
+    check_copy(0);
+    for (unsigned i = 1; i < NODES; i++)
+        ck_assert_int_eq(end_node(i), 0);
+    close_all();
+}
+END_TEST
+
 START_TEST(engine_hands_blocks_round_and_is_told_the_end)
 {
     open_node(0, archive);
-    ck_assert_int_eq(serve(play_engine, 1000), 0);
+    ck_assert_int_eq(serve(1, play_engine, 1000), 0);
     ck_assert(report(0).whole);
     ck_assert_uint_eq(atomic_load(storage_bytes), BYTES);
     check_copy(0);
@@ -671,7 +721,7 @@ END_TEST
 START_TEST(engine_that_ends_leaves_the_rest_to_storage)
 {
     open_node(0, archive);
-    ck_assert_int_eq(serve(play_engine, 0), 0);
+    ck_assert_int_eq(serve(1, play_engine, 0), 0);
     ck_assert_ptr_nonnull(strstr(notes, "the engine has ended"));
     complete(0);
     close_node(0);
@@ -681,7 +731,7 @@ END_TEST
 START_TEST(place_outside_of_the_ring_ends_the_job)
 {
     open_node(0, archive);
-    ck_assert_int_eq(serve(play_wrong_engine, 0), 2);
+    ck_assert_int_eq(serve(1, play_wrong_engine, 0), 2);
     complete(0);
     close_node(0);
 }
@@ -841,6 +891,7 @@ int main(void)
     tcase_add_loop_test(tc, copier_is_gentle_after_a_job_that_broke, 0, 2);
     tcase_add_test(tc, memory_bounds_the_run);
     tcase_add_test(tc, wrong_shapes_are_refused);
+    tcase_add_test(tc, blocks_that_come_at_once_are_kept_before_their_answers);
     tcase_add_test(tc, engine_hands_blocks_round_and_is_told_the_end);
     tcase_add_test(tc, engine_that_ends_leaves_the_rest_to_storage);
     tcase_add_test(tc, place_outside_of_the_ring_ends_the_job);
