@@ -28,6 +28,7 @@ import tempfile
 import threading
 import time
 import unittest
+import unittest.mock
 import warnings
 import zlib
 
@@ -137,6 +138,18 @@ class Archives(unittest.TestCase):
         self.assertEqual(bytes(archive[2]), bytes([2]) * 100_000)
         with self.assertRaisesRegex(OSError, "is not a folder"):
             onepot.Archive(TAR, plain=True)
+
+    def test_a_plain_folder_without_room_for_a_copy_is_read_all_the_same(self):
+        folder = os.path.join(WORK, "sparse")
+        os.mkdir(folder)
+        with open(os.path.join(folder, "x"), "wb") as f:
+            f.truncate(1 << 43)
+        with unittest.mock.patch.dict(os.environ, ONEPOT_ASSUME_REMOTE="1"):
+            with self.assertWarnsRegex(UserWarning, "can't be staged: .* has [0-9]+ MiB for it.*read without a copy"):
+                archive = onepot.Archive(folder, plain=True, stage="")
+            with self.assertRaisesRegex(OSError, "can't be staged"):
+                onepot.Archive(folder, plain=True, stage=WORK)
+        self.assertEqual(archive[0].size, 1 << 43)
 
     def test_view_is_an_archive_of_what_it_shows(self):
         def names(**view):

@@ -1,4 +1,5 @@
 """Archive: the samples of archives, and selections of them."""
+import errno
 import os
 import threading
 import warnings
@@ -174,7 +175,8 @@ class Archive(_core.Archive):
                 alone are a FileExistsError
 
     plain       paths are folders of few large files, which are the samples, as 'onepot mount --plain'
-                shows them: nothing has to be packed. A file that is changed later is not read: OSError
+                shows them: nothing has to be packed. A file that is changed later is not read: OSError.
+                Where there is no room for a copy (stage), a UserWarning says so, with both sizes
 
     A symbolic link that leads to a file is a sample with that file's bytes; directories that
     are links are walked. passed_over is the number of links that lead out of the archive or
@@ -217,10 +219,15 @@ class Archive(_core.Archive):
             core["map"] = lists.file("map", map, _map_text)
             core["list_name"] = lists.name
             core["progress"] = line = of_argument(progress)
+            texts = [_texts(given) for given in (paths, filter, extensions, include, exclude, parts,
+                                                 parts and parts.values())]
             try:
-                super().__init__(_texts(paths), _texts(filter), _texts(extensions),
-                                 _texts(include), _texts(exclude), _texts(parts),
-                                 _texts(parts and parts.values()), core)
+                super().__init__(*texts, core)
+            except OSError as error:
+                if error.errno != errno.ENOSPC or not plain or stage != "":
+                    raise
+                warnings.warn("%s: the folder is read without a copy" % error.args[1], stacklevel=2)
+                super().__init__(*texts, dict(core, stage=None))
             finally:
                 if isinstance(line, Line):
                     line.end()
