@@ -1,5 +1,6 @@
 """onepot mount: ready when it returns, nothing kept, nothing left by a failure; who shares."""
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -234,11 +235,14 @@ def test_a_start_that_was_killed_is_healed_by_the_next(work):
     check_nothing_left()
 
 
-def waits_for_a_lock(pid):
-    """Does the process, or one that it has started?"""
-    pids = [pid, *life.children_of(pid)]
-    return any("->" in line and f" {p} " in line
-               for line in read("/proc/locks").decode().splitlines() for p in pids)
+def waits_for_the_slot(pid, name):
+    """Has the process its lock open, and that for longer than a look at it takes?"""
+    def has():
+        with contextlib.suppress(FileNotFoundError):  # it may end, or close one, meanwhile
+            fds = f"/proc/{pid}/fd"
+            return any(os.readlink(os.path.join(fds, fd)).endswith(f"/{name}.lock") for fd in os.listdir(fds))
+        return False
+    return all(has() for _ in range(3) if not time.sleep(0.05))
 
 
 def test_who_wants_the_place_of_a_mount_that_starts_waits_for_it(work):
@@ -247,7 +251,7 @@ def test_who_wants_the_place_of_a_mount_that_starts_waits_for_it(work):
                          stdin=subprocess.PIPE) as first:
         wait_for(lambda: "data.tar.stat" in slots(), "the slot")
         with life.background("mount", "--threads", "3", archive, "--at", at) as second:
-            wait_for(lambda: second.poll() is not None or waits_for_a_lock(second.pid),
+            wait_for(lambda: second.poll() is not None or waits_for_the_slot(second.pid, "data.tar"),
                      "the second to wait")
             first.stdin.write(b"readme\n")
             first.stdin.close()
