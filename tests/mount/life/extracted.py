@@ -81,6 +81,15 @@ def test_they_are_as_extract_makes_them(work):
     check_nothing_left()
 
 
+def test_the_last_line_tells_which_data_they_were(work):
+    archive = make_archive(work)
+    onepot("pack", "-q", "-o", work / "own.onepot", archive)
+    digest = onepot("index", "--digest", work / "own.onepot").stdout.split()[-1].decode()
+    check(len(digest) == 32, f"the digest is {digest!r}")
+    done = run(work / "own.onepot", "--expect", digest, "--", "true")
+    check(said(done).endswith(f"; digest {digest[:8]}\n"), f"it says {said(done)!r}")
+
+
 def test_any_program_may_do_anything_with_them(work):
     archive = make_archive(work)
     script = ("import mmap, os, sys; os.chdir(sys.argv[1])\n"
