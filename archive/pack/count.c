@@ -93,6 +93,20 @@ static void count_problem(struct count *c, int err, const char *folder, const ch
     pthread_mutex_unlock(&c->lock);
 }
 
+/* What pack would only note, is no problem. */
+static void count_report_alike(struct count *c, const char *folder, const struct listing *l)
+{
+    struct fault fault = {0};
+    auto_free char *path = count_path(folder, l->first_alike[0]);
+    selection_alike_fault(c->selection, l->alike, path, l->first_alike[1], &fault);
+    pthread_mutex_lock(&c->lock);
+    c->survey->problems += c->selection->is_nfc;
+    if (c->options->report)
+        c->options->report(c->options->ctx, c->selection->is_nfc ? PACK_PROBLEM : PACK_NOTE,
+                           &fault);
+    pthread_mutex_unlock(&c->lock);
+}
+
 /* Was a file of several names counted under another one? */
 static int count_is_again(struct count *c, const struct stat *st, bool *ret_again)
 {
@@ -231,6 +245,8 @@ static int count_folder(struct count *c, const struct count_folder_ref *ref)
         .path = path, .path_len = strlen(path), .root_len = root_len, .fd = fd};
     if (r == 0)
         r = selection_apply(c->selection, &folder, &listing);
+    if (r >= 0 && c->survey && listing.alike)
+        count_report_alike(c, path, &listing);
     for (size_t i = 0; c->survey && r >= 0 && i < listing.count; i++)
         r = count_look(c, fd, path, &listing.names[i], &sums);
     bool begins_shares = c->survey && ref->share == SHARE_NONE && has_folders(&listing);

@@ -31,11 +31,16 @@ struct folder_name {
 /* The number of a name that is in no list: everything below it is packed. */
 #define FOLDER_NAME_ALL UINT32_MAX
 
-/* The names in a directory, without "." and "..", sorted as by memcmp. */
+/*
+ * The names in a directory, without "." and "..", sorted as by memcmp. selection_apply may sort
+ * them by what they are called in the archive, and finds names that are alike.
+ */
 struct listing {
     char *text;
     struct folder_name *names;
     size_t count;
+    size_t alike; /* names that differ from the one before by normalization alone */
+    const char *first_alike[2]; /* such a name, and the one before */
 };
 
 /*

@@ -22,6 +22,7 @@
 #include "checksum.h"
 #include "cleanup.h"
 #include "numbers.h"
+#include "path.h"
 
 /* gather_skip with the system's words behind `what`; -ENOENT and -ESTALE: it vanished. */
 static int gather_leave_out(struct gathered *g, int err, const char *what);
@@ -528,12 +529,13 @@ static int gather_special(struct gathered *g, int folder_fd, const char *name,
     }
     if (!S_ISLNK(st->st_mode))
         return 0;
-    g->link = malloc(SYMLINK_BYTES);
+    g->link = malloc(SYMLINK_BYTES + 1);
     if (!g->link)
         return -ENOMEM;
     ssize_t n = readlinkat(folder_fd, name, g->link, SYMLINK_BYTES);
     if (n < 0)
         return gather_leave_out(g, -errno, "can't be read");
+    g->link[n] = '\0';
     g->member.link = g->link;
     g->member.link_len = (size_t)n;
     return 0;
@@ -634,9 +636,11 @@ static bool gather_find_kept(const struct selection *selection, const char *path
                              const struct stat *st, uint32_t *ret_position)
 {
     const struct index *index = selection->kept->index;
+    auto_free char *composed = NULL;
     struct node n;
-    if (st->st_ctim.tv_sec >= selection->kept_since - KEPT_CLOCK_SECONDS ||
-        index_resolve(index, path, ret_position) < 0 ||
+    int r = selection->is_nfc ? selection_compose(path, &composed) : 0;
+    if (r < 0 || st->st_ctim.tv_sec >= selection->kept_since - KEPT_CLOCK_SECONDS ||
+        index_resolve(index, r == 1 ? composed : path, ret_position) < 0 ||
         index_node(index, *ret_position, &n) < 0)
         return false;
     return n.mode == st->st_mode && n.uid == st->st_uid && n.gid == st->st_gid &&
@@ -806,11 +810,34 @@ static int gather_by_type(const struct gather_from *from, struct gathered *g)
     return gather_special(g, folder_fd, from->name, &st);
 }
 
-static int gather_encode(struct gathered *g)
+/* Gives the member its name in the archive. A symbolic link still leads to what it led to. */
+static int gather_compose(struct gathered *g)
+{
+    struct pax_member *m = &g->member;
+    char *link;
+    int r = selection_compose(g->path, &g->composed);
+    if (r == 1) {
+        m->path = g->composed;
+        m->path_len = strlen(g->composed);
+    }
+    if (r < 0 || !g->link || path_leads_out(m->path, m->path_len, m->link, m->link_len))
+        return r;
+    r = selection_compose(g->link, &link);
+    if (r == 1) {
+        free(g->link);
+        m->link = g->link = link;
+        m->link_len = strlen(link);
+    }
+    return r;
+}
+
+static int gather_encode(const struct gather_from *from, struct gathered *g)
 {
     if (g->skip)
         return 0;
-    int r = pax_encode(&g->member, &g->header);
+    int r = from->selection->is_nfc ? gather_compose(g) : 0;
+    if (r >= 0)
+        r = pax_encode(&g->member, &g->header);
     if (r < 0 && r != -ENOMEM)
         return gather_leave_out(g, r, "has no form in a tar");
     return r;
@@ -823,7 +850,7 @@ int gather_member(const struct gather_from *from, char *path, size_t path_len,
     g->member.path = path;
     g->member.path_len = path_len;
     int r = gather_by_type(from, g);
-    return r < 0 ? r : gather_encode(g);
+    return r < 0 ? r : gather_encode(from, g);
 }
 
 int gather_nothing(char *path, int err, struct gathered *g)
@@ -844,6 +871,7 @@ void gather_free(struct gathered *g)
     free(g->problem);
     free(g->note);
     free(g->path);
+    free(g->composed);
     free(g->link);
     *g = (struct gathered){.fd = -1};
 }

@@ -83,7 +83,8 @@ struct gathered {
     struct fault *problem; /* skipped or changed: makes the exit status 1 */
     struct fault *note;    /* for information */
 
-    char *path;
+    char *path;     /* as the source has it */
+    char *composed; /* as the archive has it, if that is another one */
     char *link;
     pax_xattrs xattrs;
 };

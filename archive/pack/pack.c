@@ -115,6 +115,17 @@ static int pack_compare_sources(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
+static int pack_compose(char **name)
+{
+    char *composed;
+    int r = selection_compose(*name, &composed);
+    if (r == 1) {
+        free(*name);
+        *name = composed;
+    }
+    return r < 0 ? r : 0;
+}
+
 static int pack_open_sources(const struct pack_options *o, struct pack_source *sources,
                              struct fault *fault)
 {
@@ -122,6 +133,8 @@ static int pack_open_sources(const struct pack_options *o, struct pack_source *s
         const struct input *input = o->inputs ? o->inputs[i] : NULL;
         int r =
             pack_open_source(&sources[i], o->sources[i], input, o->source_count == 1, fault);
+        if (r == 0 && o->is_nfc)
+            r = pack_compose(&sources[i].name);
         if (r < 0)
             return r;
     }
@@ -244,7 +257,8 @@ static int pack_find_letters(const struct run *run, char letters[PARTIAL_LETTER_
                                 (uint64_t)o->writer.zstd_level,
                                 o->writer.block_bytes,
                                 o->writer.align_bytes,
-                                o->dereference};
+                                o->dereference,
+                                o->is_nfc};
     uint64_t sum = 0;
     if (run->selection.world <= 1 && getrandom(&sum, sizeof(sum), 0) != sizeof(sum))
         return -EIO;
@@ -424,6 +438,7 @@ static int pack_select_files(struct run *run, struct fault *fault)
     run->selection.excludes = o->excludes;
     run->selection.exclude_count = o->exclude_count;
     run->selection.dereference = o->dereference;
+    run->selection.is_nfc = o->is_nfc;
     run->selection.kept = o->kept;
     run->selection.kept_since = o->kept_since;
     int r = pack_find_output_folder(run);

@@ -75,6 +75,7 @@ struct pack_options {
     const struct file_id *kept_ids;
     size_t kept_count;
     bool dereference; /* of directories: pack what symbolic links lead to, not the links */
+    bool is_nfc; /* names become Unicode NFC, see selection_compose; links in the tree follow */
     bool no_sync;     /* don't wait until the archive is on the disk */
     bool strict;      /* the first problem is an error */
     unsigned stripes; /* of each archive, see output_open; 0: as its folder has them */

@@ -83,7 +83,8 @@ void listing_maker_finish(struct listing_maker *m, struct listing *ret_listing)
     }
     if (!sorted)
         qsort(names, m->names.count, sizeof(*names), listing_compare);
-    *ret_listing = (struct listing){m->text.at, names, m->names.count};
+    *ret_listing =
+        (struct listing){.text = m->text.at, .names = names, .count = m->names.count};
     *m = (struct listing_maker){0};
 }
 
@@ -642,7 +643,7 @@ static int shard_set_add_folder(struct shard_set *s, const struct folder *folder
     pending->gathered = *g;
     *g = (struct gathered){.fd = -1};
 
-    uint32_t own = selection_shard(s->selection, pending->gathered.path,
+    uint32_t own = selection_shard(s->selection, pending->gathered.member.path,
                                    pending->gathered.member.path_len);
     bool root = pending->gathered.member.path_len == 0;
     int r = 0;
@@ -738,6 +739,8 @@ struct pipeline {
     VECTOR(char *) first_names;
     uint64_t links_out; /* of the tree; the first one's path: */
     char *first_out;
+    uint64_t alike; /* names that are; the first two: */
+    char *first_alike[2];
     struct pack_result *result;
     struct fault *fault;
     struct progress progress;
@@ -934,11 +937,13 @@ static int pipeline_read_member(const struct pipeline *p, struct item *item)
     int r = folder_path(item->folder, from.name, &path, &len);
     if (r < 0)
         return r;
-    item->shard = selection_shard(p->selection, path, len);
     if (from.folder_fd < 0 && from.opened_fd < 0 && !from.input)
         return gather_nothing(path, from.folder_fd, &item->gathered);
     item->from.opened_fd = -1;
-    return gather_member(&from, path, len, &item->gathered);
+    r = gather_member(&from, path, len, &item->gathered);
+    item->shard = selection_shard(p->selection, item->gathered.member.path,
+                                  item->gathered.member.path_len);
+    return r;
 }
 
 static int pipeline_read_item(const struct pipeline *p, struct item *item)
@@ -1081,7 +1086,7 @@ static int pipeline_make_link(struct pipeline *p, struct item *item, const char 
 /* Later names of the file, in the same shard, will be links to this one. */
 static int pipeline_keep_first(struct pipeline *p, struct map *links, const struct gathered *g)
 {
-    char *path = strdup(g->path);
+    char *path = strdup(g->member.path);
     int r = path ? vector_push(&p->first_names, path) : -ENOMEM;
     if (r < 0) {
         free(path);
@@ -1134,6 +1139,35 @@ static int pipeline_tell_links(struct pipeline *p)
     return pipeline_report(p, PACK_NOTE, &fault);
 }
 
+/* Names that normalization makes one are an error; all others are told in one line at the end.
+ */
+static int pipeline_note_alike(struct pipeline *p, const struct folder *folder)
+{
+    const struct listing *l = &folder->listing;
+    size_t ignored;
+    if (p->alike == 0) {
+        int r = folder_path(folder, l->first_alike[0], &p->first_alike[0], &ignored);
+        p->first_alike[1] = strdup(l->first_alike[1]);
+        if (r < 0 || !p->first_alike[1])
+            return -ENOMEM;
+    }
+    p->alike += l->alike;
+    return p->selection->is_nfc
+               ? selection_alike_fault(p->selection, p->alike, p->first_alike[0],
+                                       p->first_alike[1], p->fault)
+               : 0;
+}
+
+/* Each rank lists all folders: the first one tells. */
+static int pipeline_tell_alike(struct pipeline *p)
+{
+    struct fault fault = {0};
+    if (!p->alike || p->selection->rank > 0)
+        return 0;
+    selection_alike_fault(p->selection, p->alike, p->first_alike[0], p->first_alike[1], &fault);
+    return pipeline_report(p, PACK_NOTE, &fault);
+}
+
 static int pipeline_write_member(struct pipeline *p, struct item *item)
 {
     struct gathered *g = &item->gathered;
@@ -1146,6 +1180,10 @@ static int pipeline_write_member(struct pipeline *p, struct item *item)
         shard_set_distrust(p->shards, item->shard);
     if (S_ISLNK(g->member.mode) && !item->from.input)
         r = pipeline_note_link(p, g);
+    if (r < 0)
+        return r;
+    if (item->below && item->below->listing.alike)
+        r = pipeline_note_alike(p, item->below);
     if (r < 0)
         return r;
     if (S_ISDIR(g->member.mode))
@@ -1396,6 +1434,8 @@ static void pipeline_free(struct pipeline *p)
         free(p->first_names.at[i]);
     vector_free(&p->first_names);
     free(p->first_out);
+    free(p->first_alike[0]);
+    free(p->first_alike[1]);
     pthread_cond_destroy(&p->wake);
     pthread_mutex_destroy(&p->lock);
 }
@@ -1435,6 +1475,8 @@ int pipeline_run(const struct pack_options *options, const struct pipeline_sourc
     count_stop(&counted);
     if (p.error == 0)
         p.error = pipeline_tell_links(&p);
+    if (p.error == 0)
+        p.error = pipeline_tell_alike(&p);
     pipeline_free(&p);
     return p.error;
 }

@@ -21,6 +21,7 @@ struct selection {
     size_t exclude_count;
     const struct name_list *names; /* NULL: all */
     bool dereference;              /* symbolic links are what they lead to */
+    bool is_nfc;                   /* members are called as selection_compose has it */
     const struct input *kept;      /* see struct pack_options; NULL: nothing */
     int64_t kept_since;
 
@@ -41,6 +42,20 @@ bool selection_matches(const char *pattern, const char *path, bool is_folder);
 
 /* Is the file left out? */
 bool selection_excludes(const struct selection *selection, const char *path, bool is_folder);
+
+/*
+ * The path with its names in Unicode NFC: 1, and the caller frees it; 0: they are that already,
+ * and *ret_path is not set; -ENOMEM. Names stay that are not valid UTF-8 or would become longer
+ * than INDEX_NAME_MAX; without libutf8proc all do.
+ */
+int selection_compose(const char *path, char **ret_path);
+
+/*
+ * Tells of `count` names that differ from one beside them by normalization alone, the first of
+ * which has this path: as an error if they become one name, else as a note. Returns -EEXIST.
+ */
+int selection_alike_fault(const struct selection *selection, uint64_t count, const char *path,
+                          const char *other, struct fault *fault);
 
 /*
  * The shard of a path in the archive: the path's XXH3-64 modulo the number of shards. 0 without
@@ -66,8 +81,8 @@ struct selection_folder {
 
 /*
  * Drops from a directory's listing what this process does not pack: excluded files, files of
- * other processes' shards, and the shards of this run. Returns how many of the last were
- * dropped; -ENOMEM.
+ * other processes' shards, and the shards of this run. Finds names that are alike among the
+ * files of all processes. Returns how many shards of this run were dropped; -ENOMEM.
  */
 int selection_apply(const struct selection *selection, const struct selection_folder *folder,
                     struct listing *listing);

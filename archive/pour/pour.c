@@ -18,6 +18,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 #include <zstd.h>
 
 #include "budget.h"
@@ -442,6 +443,102 @@ static bool member_is_excluded(struct pour *p, bool is_folder)
     return selection_excludes(&p->selection, path, is_folder);
 }
 
+static struct map_key member_key(const char *path)
+{
+    XXH128_hash_t hash = XXH3_128bits(path, strlen(path));
+    return (struct map_key){hash.high64, hash.low64};
+}
+
+/* -EEXIST: names that normalization makes one; others are told at the end, each once. */
+static int member_note_alike(struct pour *p, const char *path, const char *other,
+                             struct fault *fault)
+{
+    int r = map_put(&p->alike, member_key(path), 0);
+    if (p->selection.is_nfc)
+        return selection_alike_fault(&p->selection, 1, path, path_base(other), fault);
+    if (r == 0 && !p->first_alike[0]) {
+        p->first_alike[0] = strdup(path);
+        p->first_alike[1] = strdup(path_base(other));
+        r = p->first_alike[0] && p->first_alike[1] ? 0 : -ENOMEM;
+    }
+    return r == -EEXIST ? 0 : r;
+}
+
+/*
+ * Does a path differ from an earlier one by normalization alone? All that came are kept but
+ * ASCII, which the writer knows: a Kelvin sign becomes a K.
+ */
+static int member_compare(struct pour *p, const char *path, struct fault *fault)
+{
+    auto_free char *own = NULL;
+    int r = selection_compose(path, &own);
+    const char *composed = r == 1 ? own : path;
+    uint64_t at = p->spellings.count;
+    if (r < 0)
+        return r;
+    if (map_get(&p->spelling_of, member_key(composed), &at) == 0) {
+        const char *other = p->spellings.at + at;
+        return strcmp(path, other) == 0 ? 0 : member_note_alike(p, path, other, fault);
+    }
+    bool is_ascii = true;
+    for (const char *byte = path; *byte; byte++)
+        is_ascii &= !(*byte & 0x80);
+    if (is_ascii)
+        return 0;
+    if (vector_append(&p->spellings, path, strlen(path) + 1) < 0 ||
+        map_put(&p->spelling_of, member_key(composed), at) < 0)
+        return -ENOMEM;
+    return r == 1 && writer_has(p->writer, composed, strlen(composed)) == 1
+               ? member_note_alike(p, path, composed, fault)
+               : 0;
+}
+
+/* Gives a text the form that names get. */
+static int member_compose(const struct pour *p, pour_text *text)
+{
+    auto_free char *composed = NULL;
+    int r = p->selection.is_nfc ? selection_compose(text->at, &composed) : 0;
+    if (r == 1) {
+        text->count = 0;
+        r = vector_append(text, composed, strlen(composed) + 1);
+    }
+    return r;
+}
+
+/* The name in the archive of the member (p->path), and of its folders. */
+static int member_rename(struct pour *p, struct fault *fault)
+{
+    char *path = p->path.at;
+    int r = 0;
+    if (p->path.count > INDEX_PATH_MAX + 1) /* the writer refuses it */
+        return 0;
+    for (char *slash = strchr(path, '/'); r == 0 && slash; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        r = member_compare(p, path, fault);
+        *slash = '/';
+    }
+    if (r == 0)
+        r = member_compare(p, path, fault);
+    return r < 0 ? r : member_compose(p, &p->path);
+}
+
+/* A symbolic link still leads to what it led to, if that is in the tree. */
+static int member_follow(struct pour *p, struct pax_member *m)
+{
+    if (!p->selection.is_nfc || !m->link ||
+        path_leads_out(m->path, m->path_len, m->link, m->link_len))
+        return 0;
+    p->target.count = 0;
+    int r = vector_append(&p->target, m->link, m->link_len);
+    if (r == 0)
+        r = vector_push(&p->target, '\0');
+    if (r == 0)
+        r = member_compose(p, &p->target);
+    m->link = p->target.at;
+    m->link_len = r < 0 ? 0 : p->target.count - 1;
+    return r;
+}
+
 /* ---- members that are left out ---- */
 
 static int pour_leave_out(void *ctx, const struct fault *why)
@@ -678,9 +775,14 @@ static int pour_add(void *ctx, const char *path, const struct builder_member *b,
     int r = member_name(p, path, b, is_folder, fault);
     if (r < 0 || member_is_excluded(p, is_folder))
         return r;
+    r = member_rename(p, fault);
     struct pax_member m = member_begin(p, b);
     m.link = b->symlink;
     m.link_len = b->symlink_len;
+    if (r == 0)
+        r = member_follow(p, &m);
+    if (r < 0)
+        return r;
     m.rdev_major = b->rdev_major;
     m.rdev_minor = b->rdev_minor;
     m.size_bytes = b->size_bytes;
@@ -710,6 +812,11 @@ static int pour_link(void *ctx, const char *path, const char *target,
         r = member_clean(target, &p->target);
     if (r < 0 || member_is_excluded(p, false))
         return r;
+    r = member_rename(p, fault);
+    if (r == 0)
+        r = member_compose(p, &p->target);
+    if (r < 0)
+        return r;
     if (strcmp(p->path.at, p->target.at) == 0 &&
         writer_has(p->writer, p->path.at, p->path.count - 1) == 1)
         return 0; /* to itself */
@@ -726,6 +833,11 @@ void pour_free(struct pour *p)
     vector_free(&p->extents);
     vector_free(&p->path);
     vector_free(&p->target);
+    vector_free(&p->spellings);
+    map_free(&p->spelling_of);
+    map_free(&p->alike);
+    free(p->first_alike[0]);
+    free(p->first_alike[1]);
 }
 
 /*
@@ -1276,6 +1388,12 @@ static int pour_end(struct pour *p)
     if (r == 0)
         r = write_at(p->report_fd, &p->result, sizeof(p->result),
                      offsetof(struct pour_report, result));
+    if (r == 0 && p->first_alike[0]) {
+        struct fault fault = {0};
+        selection_alike_fault(&p->selection, p->alike.count, p->first_alike[0],
+                              p->first_alike[1], &fault);
+        r = write_at(p->report_fd, &fault, sizeof(fault), offsetof(struct pour_report, alike));
+    }
     return r;
 }
 
@@ -1286,7 +1404,9 @@ static int pour_in_child(void *arg, struct progress *progress, struct fault *fau
     struct writer_options how = o->writer;
     struct pour p = {.options = o,
                      .input = run->input,
-                     .selection = {.excludes = o->excludes, .exclude_count = o->exclude_count},
+                     .selection = {.excludes = o->excludes,
+                                   .exclude_count = o->exclude_count,
+                                   .is_nfc = o->is_nfc},
                      .progress = progress,
                      .fault = fault,
                      .locale = run->locale,
@@ -1319,6 +1439,21 @@ static int pour_open_report(int *ret_fd)
     return 0;
 }
 
+/* Passes on a fault from the child's report. */
+static void pour_pass_fault(const struct pour_run *run, enum pack_report kind, uint64_t at)
+{
+    const struct pack_options *o = run->options;
+    struct fault fault;
+    if (read_at(run->report_fd, &fault, sizeof(fault), at) < 0 || !fault.err)
+        return;
+    fault.member[sizeof(fault.member) - 1] = '\0';
+    fault.what[sizeof(fault.what) - 1] = '\0';
+    fault.advice[sizeof(fault.advice) - 1] = '\0';
+    fault.file[0] = '\0';
+    fault_set_file(&fault, o->sources[0]);
+    o->report(o->ctx, kind, &fault);
+}
+
 /* Passes on what was left out since the last time. */
 static void pour_pass_reports(struct pour_run *run)
 {
@@ -1327,18 +1462,10 @@ static void pour_pass_reports(struct pour_run *run)
     if (!o->report ||
         read_at(run->report_fd, &count, sizeof(count), offsetof(struct pour_report, count)) < 0)
         return;
-    for (; run->reported < min_u64(count, POUR_REPORTS); run->reported++) {
-        struct fault fault;
-        if (read_at(run->report_fd, &fault, sizeof(fault),
-                    offsetof(struct pour_report, faults) + run->reported * sizeof(fault)) < 0)
-            return;
-        fault.member[sizeof(fault.member) - 1] = '\0';
-        fault.what[sizeof(fault.what) - 1] = '\0';
-        fault.advice[sizeof(fault.advice) - 1] = '\0';
-        fault.file[0] = '\0';
-        fault_set_file(&fault, o->sources[0]);
-        o->report(o->ctx, PACK_PROBLEM, &fault);
-    }
+    for (; run->reported < min_u64(count, POUR_REPORTS); run->reported++)
+        pour_pass_fault(run, PACK_PROBLEM,
+                        offsetof(struct pour_report, faults) +
+                            run->reported * sizeof(struct fault));
 }
 
 static bool pour_watch(void *ctx, const struct progress *progress)
@@ -1401,6 +1528,8 @@ static int pour_take_result(struct pour_run *run, struct pack_result *ret_result
         pour_report_parent(run, PACK_PROBLEM, more);
     if (run->note[0])
         pour_report_parent(run, PACK_NOTE, run->note);
+    if (run->options->report)
+        pour_pass_fault(run, PACK_NOTE, offsetof(struct pour_report, alike));
     return 0;
 }
 

@@ -7,6 +7,7 @@
 #include <locale.h>
 #include <sys/types.h>
 
+#include "map.h"
 #include "pour.h"
 #include "selection.h"
 #include "tar_members.h"
@@ -50,6 +51,12 @@ struct pour {
     int output_error; /* of the writer: the fault is not about the input */
     struct tar_oddities odd;
     pour_text path, target; /* of the current member, cleaned */
+    /* Paths so far that are not ASCII, as they came, each with a NUL; where they lie there, by
+     * what they become in NFC. */
+    pour_text spellings;
+    struct map spelling_of;
+    struct map alike; /* paths that differ from an earlier one by normalization alone */
+    char *first_alike[2];
     pax_xattrs xattrs;
     VECTOR(struct pax_extent) extents;
 };
@@ -70,7 +77,8 @@ int pour_read(struct pour *p);
 
 struct pour_report {
     struct pack_result result;
-    uint64_t count; /* of faults below */
+    struct fault alike; /* a note */
+    uint64_t count;     /* of faults below */
     struct fault faults[POUR_REPORTS];
 };
 

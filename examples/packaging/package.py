@@ -34,6 +34,7 @@ class Onepot(MesonPackage):
     depends_on("lz4")
     depends_on("xz")
     depends_on("bzip2")
+    depends_on("utf8proc")
     depends_on("cuda@11.8:", when="+cuda", type=("build", "link"))
     depends_on("python@3.9:", when="+python", type=("build", "link", "run"))
 

@@ -577,6 +577,18 @@ static int take_files_from(const struct cli_usage *u, void *ctx, const char *tex
     return 0;
 }
 
+static int take_normalize(const struct cli_usage *u, void *ctx, const char *text)
+{
+    if (strcmp(text, "NFC") != 0)
+        return cli_usage_error(u, "--normalize takes NFC, not '%s'", text);
+    *(bool *)ctx = true;
+#ifdef HAVE_UTF8PROC
+    return 0;
+#else
+    return cli_failf("--normalize", "this onepot was built without libutf8proc");
+#endif
+}
+
 static int take_level(const struct cli_usage *u, void *ctx, const char *text)
 {
     struct arguments *a = ctx;
@@ -636,6 +648,11 @@ static int command_pack_parse(struct arguments *a, int argc, char **argv)
          .take = take_exclude, .ctx = a},
         {"--drop-junk", "leave out ._*, __MACOSX, .DS_Store and Thumbs.db",
          .take = take_drop_junk, .ctx = a},
+        {"--normalize=NFC",
+         "spell names in Unicode NFC, as files made on a Mac may not have them; also what "
+         "links "
+         "within the tree lead to",
+         .take = take_normalize, .ctx = &o->is_nfc},
         {"--files-from=LIST",
          "pack only the files that LIST names (-: standard input), by paths relative to SRC "
          "(default: the current directory)",

@@ -222,21 +222,117 @@ grep -vx a/.x expected >fewer
 "$onepot" ls -R b.tar >out
 same out fewer '--exclude beside --drop-junk'
 
-sed -n '/^import json, sys, unicodedata$/,/^\.EE$/{s/\\e/\\/g;/^\.EE$/!p}' "$2/man/onepot-pack.1" >compose.py
-decomposed=$(printf 'a/e\xcc\x81')
-composed=$(printf 'a/\xc3\xa9')
-echo real >"mac/$decomposed"
-tar -cf mac.tar -C mac .
-"$onepot" ls -R --json mac.tar | "$python" compose.py >names.tsv
-run 0 "$onepot" pack -q -f --drop-junk --map names.tsv -o b.tar mac.tar
-"$onepot" ls -R b.tar >out
-printf '%s\n' a a/.x a/_.DS_Store a/__MACOSX a/y "$composed" x >expected
-same out expected 'composed names'
-echo other >"mac/$composed"
-tar -cf mac.tar -C mac .
-"$onepot" ls -R --json mac.tar | "$python" compose.py >names.tsv
-run 1 "$onepot" pack -q -f --map names.tsv -o b.tar mac.tar
-says "^onepot: mac.tar: $composed: would have the name that '$decomposed' has (line .* of names.tsv)\|^onepot: mac.tar: $decomposed: would have the name that '$composed' has (line .* of names.tsv)"
+
+# mac_tree DIRECTORY E: with names that have that e with an acute accent, and links to them. One name is no UTF-8.
+mac_tree() {
+    mkdir -p "$1/caf$2/sub" "$1/empty$2" "$1/z"
+    echo real >"$1/caf$2/sub/$2"
+    echo bad >"$1/$(printf 'bad\xffe\xcc\x81')"
+    for name in cafz cafe z/plain caf"$2"/._x; do echo plain >"$1/$name"; done
+    ln "$1/caf$2/sub/$2" "$1/z/hard$2"
+    ln -s "../caf$2/sub/$2" "$1/z/link"
+    ln -s "../../$(printf 'e\xcc\x81')" "$1/z/out"
+    find "$1" -exec touch -h -d @1000000000 {} +
+}
+decomposed=$(printf 'e\xcc\x81')
+composed=$(printf '\xc3\xa9')
+mac_tree composed "$composed"
+mac_tree decomposed "$decomposed"
+tar -C decomposed --format=posix --sort=name -cf decomposed.tar .
+if "$onepot" pack --normalize=NFC -q -f -o b.tar composed 2>err; then
+    rm -rf mac && mkdir mac
+    run 0 "$onepot" pack -q -f -o nfc.tar composed
+    for source in decomposed decomposed.tar composed; do
+        run 0 "$onepot" pack -q -f --normalize=NFC -o b.tar $source
+        same nfc.tar b.tar "composed names of $source"
+    done
+    "$onepot" ls -lR nfc.tar | sort >expected
+    input=decomposed.tar run 0 "$onepot" pack -q -f --normalize=NFC -o b.tar -
+    "$onepot" ls -lR b.tar | sort >out
+    same out expected 'composed names of a stream'
+    run 0 "$onepot" verify -q b.tar
+
+    # With the options that pick, name and spread members.
+    for options in --drop-junk "--exclude=*/sub" --dereference "--shards=3 -j1"; do
+        for names in composed decomposed; do
+            # shellcheck disable=SC2086,SC2046 # several words; a link leads to nothing
+            run $([ "$options" = --dereference ] && echo 1 || echo 0) "$onepot" pack -q -f --normalize=NFC $options -o "$names-%d.tar" $names
+            cat $names-*.tar >$names.all
+        done
+        same composed.all decomposed.all "composed names with $options"
+    done
+    for rank in 0 1 2; do
+        run 0 "$onepot" pack -q -f --normalize=NFC --shards=3 --rank=$rank --world=3 -o 'rank-%d.tar' decomposed
+    done
+    for shard in 0 1 2; do same composed-$shard.tar rank-$shard.tar "composed names in a rank's shard"; done
+    printf 'caf%s/sub/\n' "$decomposed" >list
+    for source in decomposed decomposed.tar; do
+        run 0 "$onepot" pack -q -f --normalize=NFC --files-from list -o b.tar $source
+        "$onepot" ls -R b.tar >out
+        printf '%s\n' "caf$composed" "caf$composed/sub" "caf$composed/sub/$composed" >expected
+        same out expected "composed names of a list for $source"
+    done
+    printf 'caf%s/sub/%s\tnew/%s\n' "$decomposed" "$decomposed" "o$(printf '\xcc\x88')" >names.tsv
+    run 0 "$onepot" pack -q -f --normalize=NFC --map names.tsv -o b.tar decomposed.tar
+    run 0 "$onepot" cat b.tar "new/$(printf '\xc3\xb6')"
+    mkdir "mac/b$decomposed" mac/c
+    run 0 "$onepot" pack -q -f --normalize=NFC -o b.tar "mac/b$decomposed" mac/c
+    "$onepot" ls -R b.tar >out
+    printf '%s\n' "b$composed" c >expected
+    same out expected 'composed names of sources'
+
+    # One name that two get is an error, and nothing is lost; without the option a line tells.
+    mkdir "mac/c/b$composed"
+    run 1 "$onepot" pack -q --normalize=NFC -o lost.tar "mac/b$decomposed" "mac/c/b$composed"
+    says "^onepot: .*: another source has the same name, 'b$composed'"
+    rmdir "mac/c/b$composed"
+    echo one >"mac/b$decomposed/$decomposed"
+    echo other >"mac/b$decomposed/$composed"
+    printf 'K' >"mac/$(printf '\xe2\x84\xaa')" # a Kelvin sign
+    printf 'k' >mac/K
+    tar -cf mac.tar -C mac .
+    tar -cf reverse.tar -C mac K "$(printf '\xe2\x84\xaa')" "b$decomposed/$decomposed" "b$decomposed/$composed" \
+        "b$decomposed/$composed" "b$decomposed/$decomposed"
+    for source in mac mac.tar - reverse.tar; do
+        stream=mac.tar
+        if [ $source = reverse.tar ]; then source=- stream=reverse.tar; fi
+        for options in '' --shards=3; do
+            if [ "$source$options" = ---shards=3 ]; then continue; fi
+            # shellcheck disable=SC2086
+            input=$stream run 1 "$onepot" pack -q --normalize=NFC $options -o lost.tar $source
+            says "^onepot: .*: '.*' beside it would get the same name by --normalize; rename one"
+            if compgen -G 'lost*' >out; then fail "an archive is left: $(cat out)"; fi
+        done
+        input=$stream run 0 "$onepot" pack -q -f -o c.tar $source
+        says "^onepot: .*is the first of 2 names that differ from one beside them by Unicode normalization only, it from '"
+        [ "$(wc -l <err)" = 1 ] || fail "more is told: $(cat err)"
+        run 0 "$onepot" cat c.tar "b$decomposed/$composed"
+    done
+    run 1 "$onepot" pack --dry-run --normalize=NFC mac
+    says "^onepot: b$decomposed/$decomposed\|^onepot: b$decomposed/$composed"
+    run 0 "$onepot" pack --dry-run mac
+    for rank in 0 1; do
+        run 0 "$onepot" pack -q --shards=2 --rank=$rank --world=2 -o 'told-%d.tar' mac
+        [ $rank = "$(wc -l <err | sed 's/1/x/; s/0/1/; s/x/0/')" ] || fail "rank $rank tells: $(cat err)"
+    done
+    rm "mac/b$decomposed/$composed" mac/K
+    run 0 "$onepot" pack -q -f -o c.tar mac
+    [ ! -s err ] || fail "names that are alike: $(cat err)"
+
+    # A name that would become too long for a directory stays.
+    long=$("$python" -c "print('\u0958' * 80)")
+    mkdir long && echo x >"long/$long"
+    run 0 "$onepot" pack -q -f --normalize=NFC -o b.tar long
+    run 0 "$onepot" cat b.tar "$long"
+else
+    grep -qx 'onepot: --normalize: this onepot was built without libutf8proc' err || fail "--normalize says: $(cat err)"
+    echo 'names in NFC were left out: this onepot was built without libutf8proc'
+fi
+for form in nfc NFD none; do
+    run 2 "$onepot" pack --normalize=$form -f -o b.tar composed
+    says "^onepot pack: --normalize takes NFC, not '$form'"
+done
+
 # ---- a dataset that grows: what is new is another archive, and all can become one ----
 mkdir -p grown/a/old grown/b/new grown/all
 for i in $(seq 40); do echo "old $i" >"grown/a/old/$i"; done

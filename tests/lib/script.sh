@@ -38,11 +38,11 @@ fail() {
     failed=$((failed + 1))
 }
 
-# run WANTED_STATUS COMMAND...: what it prints goes to $work/out and $work/err.
+# [input=FILE] run WANTED_STATUS COMMAND...: what it prints goes to $work/out and $work/err.
 run() {
     local wanted=$1 status=0
     shift
-    "$@" >"$work/out" 2>"$work/err" </dev/null || status=$?
+    "$@" >"$work/out" 2>"$work/err" <"${input:-/dev/null}" || status=$?
     if [ "$status" -ne "$wanted" ]; then
         fail "'$*' ended with $status, and should with $wanted: $(head -c 500 "$work/out" "$work/err")"
     fi

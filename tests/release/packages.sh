@@ -25,6 +25,7 @@ pkg:lzo2 liblzo2-dev
 pkg:liblz4 liblz4-dev
 pkg:liblzma liblzma-dev
 file:/usr/include/bzlib.h libbz2-dev
+pkg:libutf8proc libutf8proc-dev
 pkg:libjpeg libjpeg62-turbo-dev
 pkg:libpng libpng-dev
 '

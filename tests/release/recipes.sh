@@ -22,7 +22,7 @@ for recipe in "${recipes[@]}"; do
     while read -r option; do
         [[ $option =~ ^($may_be_off)$ ]] || complain "$recipe: leaves $option out"
     done < <(grep -oE -- '-D[a-z0-9_]+=(disabled|auto|false)' "$recipe" | sed 's/^-D//; s/=.*//')
-    for library in archive squashfuse zstd xxhash deflate lzo lz4 'xz\b|lzma' 'bzip2|bz2' jpeg png zlib; do
+    for library in archive squashfuse zstd xxhash deflate lzo lz4 'xz\b|lzma' 'bzip2|bz2' utf8proc jpeg png zlib; do
         grep -qiE -- "$library" "$text" || complain "$text: does not name $library"
     done
     grep -q -- '-Dcuda-home=[^n]' "$recipe" || complain "$recipe: leaves the part for GPUs out"
