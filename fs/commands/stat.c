@@ -94,7 +94,7 @@ static int watch(const struct slot *slot, uint64_t every_s, struct json *json)
     summary_read(slot->counters, &was);
     if (!json) {
         printf("%-19s ", "time");
-        summary_row(stdout, &style, NULL, NULL, NULL);
+        summary_row(stdout, &style, NULL, NULL, NULL, NULL);
         putchar('\n');
     }
     while (fflush(stdout) == 0 && lives) {
@@ -110,8 +110,8 @@ static int watch(const struct slot *slot, uint64_t every_s, struct json *json)
         was = is;
         print_time();
         putchar(' ');
-        summary_row(stdout, &style, slot->counters, strcmp(state, "ended") ? state : "serving",
-                    &rates);
+        summary_row(stdout, &style, NULL, slot->counters,
+                    strcmp(state, "ended") ? state : "serving", &rates);
         putchar('\n');
     }
     if (!lives && strcmp(state, "dead") == 0)

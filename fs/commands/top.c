@@ -8,7 +8,6 @@
  */
 #include <errno.h>
 #include <poll.h>
-#include <pwd.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -20,6 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "account.h"
 #include "cleanup.h"
 #include "cli.h"
 #include "clock.h"
@@ -34,8 +34,8 @@
 static const struct cli_usage usage = {
     "top", "[-n COUNT] [-d SECONDS] [MOUNTPOINT]...",
     "Show continually what mounts do, the busiest first; without MOUNTPOINT, all of yours on\n"
-    "this node. q ends it, h shows the keys. If standard output is no terminal, pictures are\n"
-    "printed one after another.\n"};
+    "this node, or root all users'. q ends it, h shows the keys. If standard output is no\n"
+    "terminal, pictures are printed one after another.\n"};
 
 #define WAIT_MOST_NS UINT64_C(300000000)
 #define DELAY_DEFAULT_NS UINT64_C(2000000000)
@@ -49,6 +49,7 @@ enum top_sort { SORT_BYTES, SORT_FILES, SORT_WAITING, SORT_JOB, SORT_ARCHIVE, SO
 /* A mount at the last two looks, and its work before. */
 struct top_mount {
     const struct slot *slot;
+    char user[33]; /* for root */
     struct summary was, is;
     struct summary_rates history[HISTORY]; /* a ring: number i is at i % HISTORY */
     size_t intervals;                      /* so far */
@@ -72,7 +73,9 @@ struct top {
     struct screen screen;
     enum top_view view;
     enum top_sort sort;
+    bool has_users; /* root sees the mounts of all */
     struct slot_list slots;
+    size_t left_out;          /* other users' */
     struct top_mount *mounts; /* in the order in which they are shown */
     size_t mount_count, chosen;
     bool has_chosen;   /* the user has: the same mount stays chosen when its place changes */
@@ -367,6 +370,10 @@ static void top_print(FILE *out, const struct top_mount *m)
     cli_print_safe(out, c->mountpoint, strnlen(c->mountpoint, sizeof(c->mountpoint)));
     fprintf(out, ": %s\n  %-12s ", find_mount_state(m->slot), "archive");
     cli_print_safe(out, c->archive, strnlen(c->archive, sizeof(c->archive)));
+    if (m->user[0]) {
+        fprintf(out, "\n  %-12s ", "user");
+        cli_print_safe(out, m->user, strlen(m->user));
+    }
     fprintf(out, "\n  %-12s ", "job");
     if (c->job[0])
         cli_print_safe(out, c->job, strnlen(c->job, sizeof(c->job)));
@@ -455,6 +462,12 @@ static void print_clock(FILE *out)
     fputs(clock, out);
 }
 
+static void print_left_out(FILE *out, const struct top *t)
+{
+    if (t->left_out)
+        fprintf(out, "; %zu of other users can't be shown", t->left_out);
+}
+
 /* A line that tells the keys also where it is cut at 40 columns. */
 static void draw_heading(FILE *out, const struct top *t)
 {
@@ -463,8 +476,9 @@ static void draw_heading(FILE *out, const struct top *t)
             style->has_colours ? "\033[1m" : "", t->mount_count, t->mount_count == 1 ? "" : "s",
             sorts[t->sort]);
     print_clock(out);
-    fprintf(out, ", every %g s%s\n", (double)t->delay_ns / 1e9,
-            style->has_colours ? "\033[22m" : "");
+    fprintf(out, ", every %g s", (double)t->delay_ns / 1e9);
+    print_left_out(out, t);
+    fprintf(out, "%s\n", style->has_colours ? "\033[22m" : "");
 }
 
 static void draw_mounts(FILE *out, struct top *t)
@@ -475,13 +489,13 @@ static void draw_mounts(FILE *out, struct top *t)
     if (t->chosen >= t->first_line + room)
         t->first_line = t->chosen - room + 1;
     t->first_line = min_u64(t->first_line, t->mount_count - min_u64(t->mount_count, room));
-    summary_row(out, &t->screen.style, NULL, NULL, NULL);
+    summary_row(out, &t->screen.style, t->has_users ? "" : NULL, NULL, NULL, NULL);
     for (size_t i = t->first_line; i < t->mount_count && i < t->first_line + room; i++) {
         const struct top_mount *m = &t->mounts[i];
         bool is_chosen = i == t->chosen && t->screen.has_keys;
         fputs(is_chosen ? "\n\033[7m" : "\n", out);
-        summary_row(out, &t->screen.style, m->slot->counters, find_mount_state(m->slot),
-                    rates_of(m));
+        summary_row(out, &t->screen.style, t->has_users ? m->user : NULL, m->slot->counters,
+                    find_mount_state(m->slot), rates_of(m));
         fputs(is_chosen ? "\033[27m" : "", out);
     }
 }
@@ -574,23 +588,25 @@ static int compare_mounts(const void *a, const void *b)
     return r ? r : strcmp(c->mountpoint, d->mountpoint);
 }
 
-static bool is_same_daemon(const struct top_mount *m, const struct counters *c)
+/* A user's record may name anybody's daemon. */
+static bool is_same_daemon(const struct slot *one, const struct slot *other)
 {
-    return m->slot->counters->daemon_start_ticks == c->daemon_start_ticks &&
-           m->slot->counters->daemon_pid == c->daemon_pid;
+    const struct counters *c = one->counters, *d = other->counters;
+    return one->uid == other->uid && c->daemon_start_ticks == d->daemon_start_ticks &&
+           c->daemon_pid == d->daemon_pid;
 }
 
 /* The mount's place in the last look, or the number of mounts in it. */
-static size_t place_of(const struct top *t, const struct counters *c)
+static size_t place_of(const struct top *t, const struct slot *slot)
 {
     size_t i = 0;
-    while (i < t->mount_count && !is_same_daemon(&t->mounts[i], c))
+    while (i < t->mount_count && !is_same_daemon(t->mounts[i].slot, slot))
         i++;
     return i;
 }
 
 /* Sort the mounts for the screen; `chosen` was the chosen one. */
-static void sort_mounts(struct top *t, const struct counters *chosen)
+static void sort_mounts(struct top *t, const struct slot *chosen)
 {
     for (size_t i = 0; i < t->mount_count; i++)
         t->mounts[i].sort = t->sort;
@@ -616,10 +632,12 @@ static const struct slot *mount_shown(const struct top *t, const struct slot_lis
 static void look_at_mount(const struct top *t, const struct slot *slot,
                           struct top_mount *ret_mount)
 {
-    size_t last = place_of(t, slot->counters);
+    size_t last = place_of(t, slot);
     if (last < t->mount_count)
         *ret_mount = t->mounts[last];
     ret_mount->slot = slot;
+    if (t->has_users && !ret_mount->user[0])
+        account_name(slot->uid, ret_mount->user, sizeof(ret_mount->user));
     ret_mount->was = ret_mount->is;
     summary_read(slot->counters, &ret_mount->is);
     summary_rates(slot->counters, &ret_mount->was, &ret_mount->is,
@@ -630,11 +648,10 @@ static void look_at_mount(const struct top *t, const struct slot *slot,
 static int look(struct top *t)
 {
     auto_slots struct slot_list slots = {0};
-    int r = state_list(&slots);
+    int r = state_list_all(&slots, &t->left_out);
     const size_t most = t->count ? (size_t)t->count : slots.count;
     struct top_mount *mounts = r < 0 ? NULL : calloc(most + 1, sizeof(*mounts));
-    const struct counters *chosen =
-        t->chosen < t->mount_count ? t->mounts[t->chosen].slot->counters : NULL;
+    const struct slot *chosen = t->chosen < t->mount_count ? t->mounts[t->chosen].slot : NULL;
     const struct slot *slot;
     size_t count = 0;
 
@@ -660,8 +677,10 @@ static int print_mounts(const struct top *t, bool is_first)
 {
     printf("%sonepot top, ", is_first ? "" : "\n");
     print_clock(stdout);
-    printf(": %zu mount%s, every %g s\n", t->mount_count, t->mount_count == 1 ? "" : "s",
+    printf(": %zu mount%s, every %g s", t->mount_count, t->mount_count == 1 ? "" : "s",
            (double)t->delay_ns / 1e9);
+    print_left_out(stdout, t);
+    putchar('\n');
     for (size_t i = 0; i < t->mount_count; i++) {
         putchar('\n');
         top_print(stdout, &t->mounts[i]);
@@ -709,7 +728,7 @@ static bool act(struct top *t, int key)
         break;
     case 's':
         t->sort = (t->sort + 1) % SORTS;
-        sort_mounts(t, t->mount_count ? t->mounts[t->chosen].slot->counters : NULL);
+        sort_mounts(t, t->mount_count ? t->mounts[t->chosen].slot : NULL);
         break;
     case 'k':
     case KEY_UP:
@@ -775,7 +794,8 @@ static int check_names(const struct top *t)
 {
     auto_slots struct slot_list list = {0};
     const struct slot *slot;
-    int r = state_list(&list), status = CLI_OK;
+    size_t ignored;
+    int r = state_list_all(&list, &ignored), status = CLI_OK;
     if (r < 0)
         return cli_fail("the list of mounts", r, NULL);
     for (int i = 0; status == CLI_OK && i < t->count; i++)
@@ -796,7 +816,7 @@ static int take_delay(const struct cli_usage *u, void *ctx, const char *text)
 
 int command_top(int argc, char **argv)
 {
-    struct top t = {.delay_ns = DELAY_DEFAULT_NS};
+    struct top t = {.delay_ns = DELAY_DEFAULT_NS, .has_users = geteuid() == 0};
     const struct cli_option options[] = {
         {"-n, --count=COUNT", "end after so many looks", .number = &t.pictures, .min = 1,
          .max = UINT32_MAX},
@@ -809,6 +829,8 @@ int command_top(int argc, char **argv)
         return status;
     t.names = argv + optind;
     t.count = argc - optind;
+    if (t.has_users)
+        cli_raise_file_limit(); /* each mount of another user takes descriptors */
     status = check_names(&t);
     if (status != CLI_OK)
         return status;

@@ -37,8 +37,7 @@
 #define CHILD_STEP_MS 5
 #define PRESENT_MS 1000                   /* a look at all processes serves so long */
 #define PID_NAMESPACE_INITIAL 0xEFFFFFFCU /* PROC_PID_INIT_INO: the same on every kernel */
-#define SESSIONS "/run/user"
-#define SUBORDINATE "/etc/subuid" /* lines "user:first:count", as subuid(5) says */
+#define SUBORDINATE "/etc/subuid"         /* lines "user:first:count", as subuid(5) says */
 #define DAEMON_END_MS 2000
 
 /* ---- who is here ---- */
@@ -404,61 +403,14 @@ int cleaner_user(uid_t uid, const char *job, bool remove)
                        now_ms() + USERS_LIMIT_MS);
 }
 
-/*
- * Is it a folder of onepot, owned by the user in its name? A FUSE program that is mounted on it
- * is not asked: it may never answer.
- */
-static bool is_folder_of(int dir, const char *name, uid_t *ret_uid)
+static int add_user(void *ctx, const char *path, int folder_fd, uid_t uid)
 {
-    unsigned uid;
-    int end = 0;
-    struct stat st;
-    auto_close int fd = -1;
-
-    if ((sscanf(name, "onepot-%u%n", &uid, &end) != 1 || name[end]) &&
-        (sscanf(name, "onepot-stage-%u%n", &uid, &end) != 1 || name[end]))
-        return false;
-    *ret_uid = uid;
-    return place_open_entry(dir, name, &fd) == 0 && fstat(fd, &st) == 0 &&
-           S_ISDIR(st.st_mode) && st.st_uid == uid;
-}
-
-static int add_user(struct user_children *users, uid_t uid)
-{
+    struct user_children *users = ctx;
+    (void)path, (void)folder_fd;
     for (size_t i = 0; i < users->count; i++)
         if (users->at[i].uid == uid)
             return 0;
     return vector_push(users, (struct user_child){.uid = uid});
-}
-
-/* In a path (AT_FDCWD) or an entry of an open folder. */
-static int find_users_in(int above, const char *name, struct user_children *users)
-{
-    auto_close int entry = -1;
-    uid_t uid;
-    int r = 0;
-    auto_closedir DIR *dir =
-        place_open_entry(above, name, &entry) == 0 ? path_list(entry) : NULL;
-    for (struct dirent *e; r == 0 && dir && (e = readdir(dir));)
-        if (is_folder_of(dirfd(dir), e->d_name, &uid))
-            r = add_user(users, uid);
-    return r;
-}
-
-/* Users with a folder in a place that all share, or in their session's. */
-static int find_users(struct user_children *users)
-{
-    char places[RUNTIME_FOLDERS_MAX][PATH_MAX];
-    size_t count = runtime_places(RUNTIME_STATE, places);
-    auto_closedir DIR *sessions = opendir(SESSIONS);
-    int r = 0;
-
-    for (size_t i = 0; r == 0 && i < count; i++)
-        r = find_users_in(AT_FDCWD, places[i], users);
-    for (struct dirent *e; r == 0 && sessions && (e = readdir(sessions));)
-        if (!path_is_dots(e->d_name))
-            r = find_users_in(dirfd(sessions), e->d_name, users);
-    return r;
 }
 
 /*
@@ -491,7 +443,7 @@ int cleaner_all(const char *job)
 {
     struct user_children users = {0};
     uint64_t end_ms = now_ms() + USERS_LIMIT_MS;
-    int status = CLI_OK, r = find_users(&users);
+    int status = CLI_OK, r = state_each_user(add_user, &users);
 
     if (r < 0)
         status = cli_fail(NULL, r, NULL);

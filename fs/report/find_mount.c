@@ -13,10 +13,13 @@
 #include "process.h"
 #include "report.h"
 
-/* How good a guess a mount is: better if it lives, and if it is mounted where we see it. */
+/*
+ * How good a guess a mount is: better if it lives, and if it is mounted where we see it. Root's
+ * own comes before another user's, who may claim anything.
+ */
 static int find_mount_rank(const struct slot *slot)
 {
-    return 2 * slot_daemon_lives(slot) + slot_is_mounted(slot);
+    return 4 * (slot->uid == geteuid()) + 2 * slot_daemon_lives(slot) + slot_is_mounted(slot);
 }
 
 /* The best guess among mounts that had this mount point; else the newest. */

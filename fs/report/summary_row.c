@@ -19,7 +19,7 @@
 #define COLUMNS_OF_ALL 72 /* with fewer, some cells are left out */
 #define COLUMNS_OF_WIDE 110
 
-enum { FILES_WIDTH = 7, MIB_WIDTH = 8, PERCENT_WIDTH = 7, CACHED_WIDTH = 6 };
+enum { FILES_WIDTH = 7, MIB_WIDTH = 8, PERCENT_WIDTH = 7, CACHED_WIDTH = 6, USER_WIDTH = 8 };
 
 static double grown(uint64_t was, uint64_t is)
 {
@@ -173,8 +173,8 @@ static void print_job(FILE *out, const struct counters *c, unsigned width)
     print_end(out, job, width, false);
 }
 
-void summary_row(FILE *out, const struct summary_style *style, const struct counters *c,
-                 const char *state, const struct summary_rates *rates)
+void summary_row(FILE *out, const struct summary_style *style, const char *user,
+                 const struct counters *c, const char *state, const struct summary_rates *rates)
 {
     unsigned columns = style->columns > COLUMNS_LEAST ? style->columns : COLUMNS_LEAST;
     bool has_all = columns >= COLUMNS_OF_ALL, is_wide = columns >= COLUMNS_OF_WIDE;
@@ -183,11 +183,14 @@ void summary_row(FILE *out, const struct summary_style *style, const struct coun
 
     if (has_all)
         used += CACHED_WIDTH + 1 + job + 1;
+    if (has_all && user)
+        used += USER_WIDTH + 1;
     if (!c) {
         fprintf(out, "%*s %*s %-*s ", FILES_WIDTH, "files/s", MIB_WIDTH, "MiB/s",
                 (int)bar + PERCENT_WIDTH, "waiting");
         if (has_all)
-            fprintf(out, "%*s %-*s ", CACHED_WIDTH, "cached", (int)job, "job");
+            fprintf(out, "%*s %-*s%-*s ", CACHED_WIDTH, "cached", user ? USER_WIDTH + 1 : 0,
+                    user ? "user" : "", (int)job, "job");
         fputs("archive", out);
         return;
     }
@@ -198,6 +201,10 @@ void summary_row(FILE *out, const struct summary_style *style, const struct coun
         fprintf(out, " %*.0f %% ", CACHED_WIDTH - 2, rates->cached);
     else
         fprintf(out, " %*s", has_all ? CACHED_WIDTH + 1 : 0, has_all ? "- " : "");
+    if (has_all && user) {
+        print_end(out, user, USER_WIDTH, false);
+        fputc(' ', out);
+    }
     if (has_all) {
         print_job(out, c, job);
         fputc(' ', out);

@@ -76,6 +76,16 @@ bool account_find(const char *name, uid_t *ret_uid)
     return true;
 }
 
+const char *account_name(uid_t uid, char *buf, size_t size)
+{
+    const struct passwd *user = account_entry(NULL, uid);
+    if (user && strlen(user->pw_name) < size)
+        strcpy(buf, user->pw_name);
+    else
+        snprintf(buf, size, "%u", (unsigned)uid);
+    return buf;
+}
+
 int account_become(uid_t uid)
 {
     const struct passwd *user = account_entry(NULL, uid);

@@ -9,10 +9,14 @@
 #define ONEPOT_ACCOUNT_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <sys/types.h>
 
 /* The user of that name, or with that number if nobody has the name. */
 bool account_find(const char *name, uid_t *ret_uid);
+
+/* The name of that user, or the number. Returns buf. */
+const char *account_name(uid_t uid, char *buf, size_t size);
 
 /*
  * Become this user, for good: the groups, too. A user without a name has the group "nogroup".

@@ -20,6 +20,7 @@
 #include "cleanup.h"
 #include "file_id.h"
 #include "mountinfo.h"
+#include "place.h"
 #include "process.h"
 #include "state.h"
 #include "syscalls.h"
@@ -41,6 +42,7 @@ static int slot_new(const char *folder, int folder_fd, const char *name, struct 
     if (!slot)
         return -ENOMEM;
     slot->stat_fd = slot->lock_fd = -1;
+    slot->uid = geteuid();
     slot->folder_fd = fcntl(folder_fd, F_DUPFD_CLOEXEC, 3);
     if (slot->folder_fd < 0)
         return -errno;
@@ -123,6 +125,67 @@ int slot_open(const char *folder, int folder_fd, const char *name, struct slot *
         r = map_counters(slot);
     if (r == 0 && (!is_of_this_version(slot->counters) || !has_texts(slot->counters)))
         r = -EPROTO;
+    if (r == 0)
+        *ret_slot = steal_ptr(&slot);
+    return r;
+}
+
+/* All of a file, which may change meanwhile, into memory that does not. */
+static int read_counters(struct slot *slot)
+{
+    size_t done = 0;
+    ssize_t n = 1;
+    void *p = mmap(NULL, sizeof(struct counters), PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return -errno;
+    slot->counters = p;
+    for (; done < sizeof(struct counters) && n > 0; done += n > 0 ? (size_t)n : 0)
+        n = pread(slot->stat_fd, (char *)p + done, sizeof(struct counters) - done, (off_t)done);
+    return n < 0 ? -errno : done < sizeof(struct counters) ? -EPROTO : 0;
+}
+
+/*
+ * Might the copied slot be its user's? One of a mount is not if the kernel knows another user's
+ * there, and extracted files lie where only that user can put them.
+ */
+static bool is_claim_credible(const struct slot *slot)
+{
+    const struct counters *c = slot->counters;
+    struct mount_entry mount;
+    char directory[PATH_MAX];
+    slot_directory(slot, directory);
+    if (c->extracted)
+        return strcmp(directory, c->mountpoint) == 0;
+    return mountinfo_find(slot_mount_path(slot), &mount) < 0 || mount.uid == slot->uid;
+}
+
+int slot_copy(const char *folder, int folder_fd, const char *name, uid_t uid,
+              struct slot **ret_slot)
+{
+    auto_slot struct slot *slot = NULL;
+    auto_close int entry = -1;
+    char file[STATE_FILE_MAX + 16];
+    struct stat st;
+    int r = slot_new(folder, folder_fd, name, &slot);
+
+    snprintf(file, sizeof(file), "%.*s.stat", STATE_NAME_MAX, name);
+    if (r == 0)
+        r = place_open_entry(folder_fd, file, &entry);
+    if (r == 0 && fstat(entry, &st) < 0)
+        r = -errno;
+    if (r == 0 && (!S_ISREG(st.st_mode) || st.st_uid != uid))
+        r = -EPERM;
+    if (r < 0)
+        return r;
+    slot->uid = uid;
+    snprintf(file, sizeof(file), "/proc/self/fd/%d", entry);
+    slot->stat_fd = open(file, O_RDONLY | O_NONBLOCK | O_NOATIME | O_CLOEXEC);
+    r = slot->stat_fd < 0 ? -errno : read_counters(slot);
+    if (r == 0 && (!is_of_this_version(slot->counters) || !has_texts(slot->counters)))
+        r = -EPROTO;
+    if (r == 0 && !is_claim_credible(slot))
+        r = -EPERM;
     if (r == 0)
         *ret_slot = steal_ptr(&slot);
     return r;
@@ -259,6 +322,8 @@ enum slot_condition slot_condition(const struct slot *slot)
 bool slot_is_current(const struct slot *slot)
 {
     char file[STATE_FILE_MAX];
+    if (slot->lock_fd < 0) /* a copy: nothing is asked again in another user's folder */
+        return true;
     snprintf(file, sizeof(file), "%s.lock", slot->name);
     return file_is_named(slot->folder_fd, file, slot->lock_fd, NULL) == 1;
 }

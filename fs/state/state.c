@@ -11,11 +11,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cleanup.h"
 #include "clock.h"
 #include "path.h"
+#include "place.h"
 #include "remove_tree.h"
 #include "runtime.h"
 #include "state.h"
@@ -25,6 +27,12 @@
 #define ASIDE_MAX 10000
 #define LINKS_MAX (STATE_FOLDERS_MAX - RUNTIME_FOLDERS_MAX)
 #define LINK ".at-%zu"
+#define SESSIONS "/run/user"
+
+/* Of other users' folders. A slot takes two descriptors and 140 KiB. */
+#define FOLDER_ENTRIES_MAX 1024
+#define FOLDER_SLOTS_MAX 64
+#define SLOTS_MAX 512
 
 /* ---- the folders ---- */
 
@@ -321,6 +329,107 @@ int state_list(struct slot_list *ret_list)
         if (runtime_open(folders[i], false, &fd) == 0) /* else missing, or not ours */
             r = list_folder(&list, folders[i], fd);
     }
+    return list_done(&list, r, ret_list);
+}
+
+/* ---- all users ---- */
+
+static int each_user_found(int above_fd, const char *place, const char *name, uid_t uid,
+                           int (*found)(void *, const char *, int, uid_t), void *ctx)
+{
+    char path[PATH_MAX];
+    struct stat st;
+    auto_close int fd = -1;
+    snprintf(path, sizeof(path), "%.*s/%.*s", PATH_MAX - NAME_MAX - 2, place, NAME_MAX, name);
+    bool is_theirs = place_open_entry(above_fd, name, &fd) == 0 && fstat(fd, &st) == 0 &&
+                     S_ISDIR(st.st_mode) && st.st_uid == uid;
+    return is_theirs ? found(ctx, path, fd, uid) : 0;
+}
+
+/* In a path (AT_FDCWD) or an entry of an open folder. */
+static int each_user_in(int above_fd, const char *name, const char *place,
+                        int (*found)(void *, const char *, int, uid_t), void *ctx)
+{
+    auto_close int entry = -1;
+    int r = 0;
+    auto_closedir DIR *dir =
+        place_open_entry(above_fd, name, &entry) == 0 ? path_list(entry) : NULL;
+    for (struct dirent *e; r == 0 && dir && (e = readdir(dir));) {
+        unsigned uid;
+        int end = 0;
+        if ((sscanf(e->d_name, "onepot-%u%n", &uid, &end) == 1 && !e->d_name[end]) ||
+            (sscanf(e->d_name, "onepot-stage-%u%n", &uid, &end) == 1 && !e->d_name[end]))
+            r = each_user_found(dirfd(dir), place, e->d_name, uid, found, ctx);
+    }
+    return r;
+}
+
+int state_each_user(int (*found)(void *ctx, const char *path, int folder_fd, uid_t uid),
+                    void *ctx)
+{
+    char places[RUNTIME_FOLDERS_MAX][PATH_MAX], place[PATH_MAX];
+    size_t count = runtime_places(RUNTIME_STATE, places);
+    auto_closedir DIR *sessions = opendir(SESSIONS);
+    int r = 0;
+
+    for (size_t i = 0; r == 0 && i < count; i++)
+        r = each_user_in(AT_FDCWD, places[i], places[i], found, ctx);
+    for (struct dirent *e; r == 0 && sessions && (e = readdir(sessions));) {
+        snprintf(place, sizeof(place), SESSIONS "/%s", e->d_name);
+        if (!path_is_dots(e->d_name))
+            r = each_user_in(dirfd(sessions), e->d_name, place, found, ctx);
+    }
+    return r;
+}
+
+/* Slots of all users, while they are listed. */
+struct all_slots {
+    struct slot_list *list;
+    size_t left_out;
+};
+
+/*
+ * A user may have put anything there, any number of times, so each folder has a share of what
+ * is looked at. The folder's name is the one that runtime_folders gives: there is one in a
+ * place.
+ */
+static int list_folder_of(void *ctx, const char *path, int folder_fd, uid_t uid)
+{
+    struct all_slots *all = ctx;
+    char name[STATE_NAME_MAX], own[32];
+    size_t slots = 0, entries = 0;
+    snprintf(own, sizeof(own), "onepot-%u", (unsigned)uid);
+    if (uid == geteuid() || strcmp(path_base(path), own) != 0)
+        return 0;
+    auto_closedir DIR *dir = path_list(folder_fd);
+    for (struct dirent *e; dir && entries < FOLDER_ENTRIES_MAX && (e = readdir(dir));
+         entries++) {
+        auto_slot struct slot *slot = NULL;
+        if (!registry_name(e->d_name, ".stat", name, sizeof(name)))
+            continue;
+        int r = slots++ < FOLDER_SLOTS_MAX && all->list->count < SLOTS_MAX
+                    ? slot_copy(path, folder_fd, name, uid, &slot)
+                    : -E2BIG;
+        if (r == 0)
+            r = vector_push(all->list, slot);
+        if (r == -ENOMEM)
+            return r;
+        if (r == 0)
+            slot = NULL;
+        all->left_out += r < 0 && r != -ENOENT;
+    }
+    all->left_out += entries == FOLDER_ENTRIES_MAX;
+    return 0;
+}
+
+int state_list_all(struct slot_list *ret_list, size_t *ret_left_out)
+{
+    struct slot_list list = {0};
+    struct all_slots all = {.list = &list};
+    int r = state_list(&list);
+    if (r == 0 && geteuid() == 0)
+        r = state_each_user(list_folder_of, &all);
+    *ret_left_out = all.left_out;
     return list_done(&list, r, ret_list);
 }
 

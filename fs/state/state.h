@@ -28,6 +28,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "counters.h"
 #include "registry.h"
@@ -40,9 +41,10 @@ struct slot {
     char folder[PATH_MAX]; /* "/dev/shm/onepot-1000" */
     int folder_fd;
     char name[STATE_NAME_MAX];
+    uid_t uid;                 /* the owner of its files */
     struct counters *counters; /* mapped shared; valid even after the files are removed */
     int stat_fd;
-    int lock_fd;
+    int lock_fd; /* -1: it is another user's, and `counters` a copy */
 };
 
 void slot_close(struct slot *slot); /* NULL is fine; releases its locks, removes nothing */
@@ -92,6 +94,22 @@ struct slot_list { /* a vector */
  * of the program are left out. -ENOMEM, or read errors.
  */
 int state_list(struct slot_list *ret_list);
+/*
+ * For root: also the slots of other users. Nothing is written or waited for there, and
+ * what they say is checked: a copy of each record that belongs to its user, is of this version,
+ * and claims no mount that the kernel lists as somebody else's. For other callers as
+ * state_list. *ret_left_out: slots of others that are not listed, or that are too many.
+ */
+int state_list_all(struct slot_list *ret_list, size_t *ret_left_out);
+
+/*
+ * Calls `found` for each folder "onepot-UID" or "onepot-stage-UID" that belongs to that user,
+ * in the places that all share and in users' sessions. A FUSE program that is mounted on one is
+ * not asked: it may never answer. `folder_fd` is O_PATH. Stops at an error of `found`, and
+ * returns it.
+ */
+int state_each_user(int (*found)(void *ctx, const char *path, int folder_fd, uid_t uid),
+                    void *ctx);
 void slot_list_free(struct slot_list *list); /* closes all slots left in it */
 #define auto_slots __attribute__((cleanup(slot_list_free)))
 
@@ -130,6 +148,13 @@ int slot_create(const struct registry *registry, const char *name, struct slot *
  * of it is not a regular file of ours.
  */
 int slot_open(const char *folder, int folder_fd, const char *name, struct slot **ret_slot);
+
+/*
+ * Copy another user's slot, as root. -EPROTO, -EPERM: as above; errors of opening: a lease or a
+ * FUSE program in the way is not waited for.
+ */
+int slot_copy(const char *folder, int folder_fd, const char *name, uid_t uid,
+              struct slot **ret_slot);
 
 /* "JOB.STEP-BASENAME", with every byte replaced that could surprise a shell. */
 void slot_name_for(const char *job, const char *step, const char *archive,

@@ -1,6 +1,7 @@
 """Real users of one node, for tests of what one of them can do to another."""
 
 import contextlib
+import ctypes
 import os
 import stat
 
@@ -68,3 +69,13 @@ def squat(uid, *places):
 
 def plain(**variables):
     return {"ONEPOT_RUNTIME_DIR": None, "TMPDIR": None, "XDG_RUNTIME_DIR": None, **variables}
+
+
+def mount_of_mallory(at, kind=stat.S_IFDIR):
+    """A FUSE mount that nothing serves, over a directory or a file: as fusermount mounts where /etc/fuse.conf has user_allow_other."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    device = os.open("/dev/fuse", os.O_RDWR)
+    options = f"fd={device},rootmode={kind:o},user_id={MALLORY},group_id={MALLORY},allow_other"
+    if libc.mount(b"x", os.fsencode(at), b"fuse", 1, options.encode()) != 0:
+        raise Skip(f"mount(2): {os.strerror(ctypes.get_errno())}")
+    return device

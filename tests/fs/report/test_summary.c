@@ -75,7 +75,7 @@ static char *row_of(const struct summary_style *style, const char *state,
     static char row[512];
     FILE *out = fmemopen(row, sizeof(row), "w");
     ck_assert_ptr_nonnull(out);
-    summary_row(out, style, state ? counters : NULL, state, rates);
+    summary_row(out, style, NULL, state ? counters : NULL, state, rates);
     ck_assert_int_eq(fclose(out), 0);
     return row;
 }

@@ -2,7 +2,6 @@
 And root, who cleans up after users who don't want that. Other users are real ones."""
 
 import contextlib
-import ctypes
 import fcntl
 import os
 import signal
@@ -14,7 +13,7 @@ import life
 from harness import (Skip, check, check_equal, environment, onepot,
                      onepot_program, run, wait_for)
 from life import fails, mount, read, said
-from users import FOURTH, MALLORY, THIRD, VICTIM, as_user, node, own, plain, squat
+from users import FOURTH, MALLORY, THIRD, VICTIM, as_user, mount_of_mallory, node, own, plain, squat
 
 def check_served(path, what):
     """To its user: others may not look."""
@@ -68,16 +67,6 @@ def test_a_folder_that_another_user_could_rename_is_not_used(work):
         fails("run", f"--stage={ours}", archive, "--", "true", status=None, env=environment(**plain()),
               words=[f"{theirs}: it belongs to user {MALLORY}"])
         check_equal(os.listdir(ours), [], "what is staged there")
-
-
-def mount_of_mallory(at):
-    """As fusermount mounts where /etc/fuse.conf has user_allow_other."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    device = os.open("/dev/fuse", os.O_RDWR)
-    options = f"fd={device},rootmode=40000,user_id={MALLORY},group_id={MALLORY},allow_other"
-    if libc.mount(b"x", os.fsencode(at), b"fuse", 1, options.encode()) != 0:
-        raise Skip(f"mount(2): {os.strerror(ctypes.get_errno())}")
-    return device
 
 
 def test_another_user_s_fuse_program_names_no_owner_that_counts(work):

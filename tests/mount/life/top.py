@@ -7,6 +7,7 @@ import pty
 import re
 import select
 import signal
+import stat
 import struct
 import subprocess
 import termios
@@ -15,6 +16,8 @@ import time
 import harness
 from tars import write_folder
 from harness import check, check_equal, environment, run
+from life import mount
+from users import MALLORY, THIRD, VICTIM, as_user, mount_of_mallory, node, own, plain
 
 FILES = 30
 
@@ -26,14 +29,14 @@ def make_folder(work, name="data.tar"):
 class Terminal:
     """A program on a terminal of its own, which the last picture is read from."""
 
-    def __init__(self, *command, lines=24, columns=100, **variables):
+    def __init__(self, *command, lines=24, columns=100, user=None, **variables):
         self.master, self.slave = pty.openpty()
         self.resize(lines, columns)
         self.before = termios.tcgetattr(self.slave)
         # The terminal controls it, as a person's does: keys and a new size become signals.
         self.process = subprocess.Popen(command, stdin=self.slave, stdout=self.slave, stderr=self.slave,
                                         env=environment(**{"TERM": "xterm", **variables}), start_new_session=True,
-                                        preexec_fn=self.take_terminal)
+                                        preexec_fn=self.take_terminal, user=user)
         self.text = ""
         self.chosen = None  # in the last picture: a match, whose group is the archive of an inverted row
 
@@ -136,7 +139,8 @@ def test_a_mount_is_a_row_and_the_busiest_is_the_first(work):
         with top("-d", "0.2") as terminal:
             lines = terminal.picture()
             check(lines[0].startswith("onepot top, 3 mounts by MiB/s, h: keys; "), lines[0])
-            check_equal(lines[1].split(), ["files/s", "MiB/s", "waiting", "cached", "job", "archive"], "headings")
+            user = ["user"] if os.geteuid() == 0 else []
+            check_equal(lines[1].split(), ["files/s", "MiB/s", "waiting", "cached", *user, "job", "archive"], "headings")
             check_equal(names_in(lines), ["one", "three", "two"], "idle mounts, by name")
             read_all(two)
             lines = terminal.picture(lambda lines: names_in(lines)[0] == "two")
@@ -391,6 +395,130 @@ def test_it_ends_with_the_mounts_that_were_named(work):
             check_equal(top.poll(), None, "its status while the mount is there")
             mount.end()
             check_equal(top.wait(60), 0, "its status when the mount has gone")
+
+
+def told_to_root():
+    return harness.onepot("top", "-n", "1", timeout=30, env=environment(**plain())).stdout.decode()
+
+
+def test_root_sees_the_mounts_of_all_users_and_others_their_own(work):
+    with node(work) as archive:
+        of_victim = mount(archive, **as_user(VICTIM, **plain()))
+        of_mallory = mount(archive, **as_user(MALLORY, **plain(XDG_RUNTIME_DIR=own(f"/run/user/{MALLORY}", MALLORY),
+                                                          ONEPOT_RUNTIME_DIR=f"/run/user/{MALLORY}")))
+        own_one = mount(archive, env=environment(**plain()))
+        users = {of_victim: "victim", of_mallory: "mallory", own_one: "root"}
+        with top("-d", "3600", lines=24, columns=80, **plain()) as terminal:
+            lines = terminal.picture()
+            check(lines[0].startswith("onepot top, 3 mounts by MiB/s, h: keys; ") and "shown" not in lines[0], lines[0])
+            check_equal(lines[1].split(), ["files/s", "MiB/s", "waiting", "cached", "user", "job", "archive"], "headings")
+            check_equal(sorted(line.split()[-3] for line in lines[2:]), sorted(users.values()), "users")
+            check(all(line.endswith("data.tar") and len(line) <= 80 for line in lines[2:]), f"rows: {lines}")
+            terminal.resize(10, 40)
+            lines = terminal.picture(lambda lines: len(lines[0]) <= 40)
+            check("user" not in lines[1] and max(map(len, lines)) <= 40 and len(lines) == 5, f"in 40 columns: {lines}")
+            terminal.press("\n")
+            lines = terminal.picture(lambda lines: "serving" in "".join(lines[1:3]))
+            check(any(re.fullmatch("  user +(victim|mallory|root)", line) for line in lines), f"one in words: {lines}")
+        text = told_to_root()
+        check_equal({path: user for path, user in re.findall(r"^(\S+): serving\n  archive .*\n  user +(\S+)$", text, re.M)},
+                    users, "mounts and users")
+        text = harness.onepot("top", "-n", "1", of_victim, env=environment(**plain())).stdout.decode()
+        check("1 mount," in text and "victim" in text, f"by its name: {text}")
+        text = harness.onepot("top", "-n", "1", **as_user(VICTIM, **plain())).stdout.decode()
+        check("1 mount," in text and of_victim in text and "  user" not in text, f"told to one user: {text}")
+        with Terminal(harness.onepot_program(), "top", "-n", "1", user=VICTIM, **plain()) as terminal:
+            check("user" not in terminal.picture()[1], "a column of users for one")
+        for path, uid in ((of_victim, VICTIM), (of_mallory, MALLORY)):
+            harness.onepot("umount", path, **as_user(uid, **plain(
+                ONEPOT_RUNTIME_DIR=f"/run/user/{MALLORY}" if uid == MALLORY else None)))
+        harness.onepot("umount", own_one, env=environment(**plain()))
+
+
+def put(path, data, uid=MALLORY):
+    with open(path, "wb") as f:
+        f.write(data)
+    os.chown(path, uid, uid)
+    os.chmod(path, 0o600)
+
+
+def test_another_user_can_not_deceive_or_stop_root(work):
+    with node(work) as archive:
+        path = mount(archive, **as_user(VICTIM, **plain()))
+        with open(f"/dev/shm/onepot-{VICTIM}/data.tar.stat", "rb") as f:
+            record = f.read()
+        folder = own(f"/dev/shm/onepot-{MALLORY}", MALLORY)
+        fuses = []
+
+        # What is a mount of the victim's by its words, what is none, and what can't be read without waiting.
+        put(f"{folder}/claim.stat", record)
+        put(f"{folder}/short.stat", record[:1000])
+        put(f"{folder}/long.stat", record + b"x")
+        put(f"{folder}/other.stat", b"another" + record[7:])
+        put(f"{folder}/not-mine.stat", record.replace(path.encode(), b"/" * len(path)), VICTIM)
+        at = record.index(archive.encode() + b"\0")
+        endless = record[:at] + b"x" * 4096 + record[at + 4096:]
+        put(f"{folder}/endless.stat", endless.replace(path.encode(), b"/" * len(path)))
+        os.symlink(f"/dev/shm/onepot-{VICTIM}/data.tar.stat", f"{folder}/link.stat")
+        os.mkfifo(f"{folder}/fifo.stat")
+        os.chown(f"{folder}/fifo.stat", MALLORY, MALLORY)
+        put(f"{folder}/fuse.stat", record)
+        fuses.append((f"{folder}/fuse.stat", mount_of_mallory(f"{folder}/fuse.stat", stat.S_IFREG)))
+        put(f"{folder}/leased.stat", record)
+        leased = os.open(f"{folder}/leased.stat", os.O_RDWR)
+        fcntl.fcntl(leased, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        signal.signal(signal.SIGIO, signal.SIG_IGN)
+        bad = 10
+        fuses.append((f"/tmp/onepot-{MALLORY}", mount_of_mallory(own(f"/tmp/onepot-{MALLORY}", MALLORY))))
+        os.symlink(f"/dev/shm/onepot-{VICTIM}", f"/tmp/onepot-{THIRD}")
+        own(f"/dev/shm/onepot-{THIRD}", MALLORY)
+        put(f"/dev/shm/onepot-{THIRD}/x.stat", record.replace(path.encode(), b"/" * len(path)))
+        text = told_to_root()
+        check(f" 1 mount, every 2 s; {bad} of other users can't be shown\n" in text, f"the bad ones: {text}")
+        check_equal(re.findall("^  user +(.*)$", text, re.M), ["victim"], "whose they are")
+        check_equal(os.path.getsize(f"{folder}/short.stat"), 1000, "what was read was not written")
+
+        # A mount that nothing contradicts is the user's who tells of it, and no other's.
+        name = (b"/\x1b[2J" + path.encode())[:len(path)]
+        put(f"{folder}/told.stat", record.replace(path.encode(), name))
+        text = told_to_root()
+        check("2 mounts" in text and "\\x1b[2J" in text and "\033" not in text, f"a name of mallory's: {text}")
+        check_equal(sorted(re.findall("^  user +(.*)$", text, re.M)), ["mallory", "victim"], "whose they are")
+        said = harness.onepot("top", "-n", "1", f"{path}/sub", status=1, env=environment(**plain()))
+        check(b"no onepot mount there" in said.stderr, f"the victim's mount is asked: {said.stderr}")
+        with top("-d", "0.2", columns=200, **plain()) as terminal:
+            terminal.picture(lambda lines: len(lines) == 4)
+            read_file = run("cat", f"{path}/readme", user=VICTIM, group=VICTIM, extra_groups=[])
+            check_equal(read_file.stdout, b"hello\n", "what the victim reads")
+            lines = terminal.picture(lambda lines: float(lines[2].split()[0]) > 0)
+            check("victim" in lines[2] and " mallory " in lines[3] and lines[3].split()[0] == "0", f"rates: {lines}")
+            terminal.picture(lambda lines: [line.split()[0] for line in lines[2:]] == ["0", "0"])
+
+        # Root's own comes first where the kernel has nothing, also before one that seems to live.
+        killed = mount(archive, f"--at={own('/srv/killed', 0)}", env=environment(**plain()))
+        with open("/dev/shm/onepot-0/data.tar.stat", "rb") as f:
+            record_of_root = f.read()
+        os.kill(struct.unpack_from("i", record_of_root, 20)[0], signal.SIGKILL)
+        harness.detach(killed)
+        put(f"{folder}/later.stat", record_of_root[:32] + struct.pack("q", 1 << 40) + record_of_root[40:])
+        with open(f"{folder}/later.stat", "rb") as living:
+            fcntl.flock(living, fcntl.LOCK_EX)
+            text = harness.onepot("top", "-n", "1", killed, env=environment(**plain())).stdout.decode()
+        check_equal(re.findall("^  user +(.*)$", text, re.M), ["root"], "whose it is")
+        harness.onepot("clean", env=environment(**plain()))
+
+        # So many that it would take long: a part is shown.
+        for i in range(1500):
+            put(f"{folder}/{i}.stat", record.replace(path.encode(), b"%0*d" % (len(path), i)))
+        text = told_to_root()
+        shown = re.findall("^  user +(.*)$", text, re.M)
+        check_equal((shown.count("victim"), len(shown) <= 65), (1, True), "how many are shown")
+        check("of other users can't be shown" in text, text[:200])
+        os.close(leased)
+        for at, device in fuses:
+            harness.detach(at)
+            os.close(device)
+        harness.onepot("umount", path, **as_user(VICTIM, **plain()))
 
 
 def test_wrong_words_are_refused(work):
