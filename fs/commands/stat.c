@@ -28,10 +28,10 @@ static const struct cli_usage usage = {
 #define WATCH_COLUMNS 100 /* of a row, without its time */
 
 /* Print one mount: as JSON if there is a writer. */
-static void command_stat_show(const struct slot *slot, struct json *json)
+static void command_stat_show(const struct slot *slot, const char *state, struct json *json)
 {
     struct report report;
-    report_take(slot->counters, find_mount_state(slot), &report);
+    report_take(slot->counters, state, &report);
     if (json)
         report_json(json, &report);
     else
@@ -45,7 +45,7 @@ static int show_all(const struct slot_list *list, struct json *json)
     for (size_t i = 0; i < list->count; i++) {
         if (!json && i > 0)
             putchar('\n');
-        command_stat_show(list->at[i], json);
+        command_stat_show(list->at[i], find_mount_state(list->at[i]), json);
     }
     if (json)
         json_close(json, ']');
@@ -102,7 +102,7 @@ static int watch(const struct slot *slot, uint64_t every_s, struct json *json)
         state = find_mount_state(slot);
         if (json) {
             struct json line = *json;
-            command_stat_show(slot, &line);
+            command_stat_show(slot, state, &line);
             continue;
         }
         summary_read(slot->counters, &is);
@@ -151,7 +151,7 @@ int command_stat(int argc, char **argv)
     if (optind == argc)
         status = show_all(&list, json);
     else if ((status = find_named_mount(&list, argv[optind], &slot)) == CLI_OK && !watches)
-        command_stat_show(slot, json);
+        command_stat_show(slot, find_mount_state(slot), json);
     else if (status == CLI_OK)
         status = watch(slot, every_s ? every_s : EVERY_DEFAULT_S, json);
     return status;

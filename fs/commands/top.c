@@ -53,7 +53,6 @@ struct top_mount {
     struct summary was, is;
     struct summary_rates history[HISTORY]; /* a ring: number i is at i % HISTORY */
     size_t intervals;                      /* so far */
-    enum top_sort sort;                    /* all are sorted by the same */
 };
 
 /* The screen of a terminal; the earlier contents are restored afterwards. */
@@ -384,6 +383,11 @@ static void top_print(FILE *out, const struct top_mount *m)
         cli_print_safe(out, c->step, strnlen(c->step, sizeof(c->step)));
     }
     fputc('\n', out);
+    if (c->extracted) {
+        fprintf(out, "  %-12s %s files, %s; nobody counts how they are read\n", "extracted",
+                cli_count(c->files), cli_bytes(c->total_bytes));
+        return;
+    }
     print_now(out, m);
     top_print_waits(out, m);
     print_archive(out, m);
@@ -465,7 +469,7 @@ static void print_clock(FILE *out)
 static void print_left_out(FILE *out, const struct top *t)
 {
     if (t->left_out)
-        fprintf(out, "; %zu of other users can't be shown", t->left_out);
+        fprintf(out, "; %zu more can't be shown", t->left_out);
 }
 
 /* A line that tells the keys also where it is cut at 40 columns. */
@@ -575,13 +579,14 @@ static void draw(struct top *t)
 /* ---- all of them ---- */
 
 /* Large values first; equal ones by name. */
-static int compare_mounts(const void *a, const void *b)
+static int compare_mounts(const void *a, const void *b, void *sort)
 {
     const struct top_mount *one = a, *other = b;
     const struct counters *c = one->slot->counters, *d = other->slot->counters;
-    double x = value_of(rates_of(one), one->sort), y = value_of(rates_of(other), one->sort);
+    const enum top_sort by = *(const enum top_sort *)sort;
+    double x = value_of(rates_of(one), by), y = value_of(rates_of(other), by);
     int r = x > y ? -1 : x < y;
-    if (r == 0 && one->sort == SORT_JOB)
+    if (r == 0 && by == SORT_JOB)
         r = strcmp(c->job, d->job);
     if (r == 0)
         r = strcmp(c->archive, d->archive);
@@ -608,9 +613,7 @@ static size_t place_of(const struct top *t, const struct slot *slot)
 /* Sort the mounts for the screen; `chosen` was the chosen one. */
 static void sort_mounts(struct top *t, const struct slot *chosen)
 {
-    for (size_t i = 0; i < t->mount_count; i++)
-        t->mounts[i].sort = t->sort;
-    qsort(t->mounts, t->mount_count, sizeof(t->mounts[0]), compare_mounts);
+    qsort_r(t->mounts, t->mount_count, sizeof(t->mounts[0]), compare_mounts, &t->sort);
     size_t place = chosen ? place_of(t, chosen) : t->mount_count;
     if (place < t->mount_count)
         t->chosen = t->has_chosen ? place : t->chosen;

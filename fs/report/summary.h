@@ -81,7 +81,8 @@ void summary_style(FILE *out, struct summary_style *ret_style);
 /*
  * Print one mount's row, without a newline: files and MiB per second, how many readers waited,
  * as a bar that one reader fills, cached reads, job, and archive. `state` is as from
- * find_mount_state; one that does not serve has its state in place of the bar. Names are
+ * find_mount_state; one that does not serve, or has extracted files, has a word in place of the
+ * bar. Names are
  * escaped, and keep their ends. `counters` NULL: the headings. `user` NULL: no column of users.
  */
 void summary_row(FILE *out, const struct summary_style *style, const char *user,

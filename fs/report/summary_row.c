@@ -147,11 +147,15 @@ static void print_files(FILE *out, double files)
         fprintf(out, "%*.1fM", FILES_WIDTH - 1, files / 1e6);
 }
 
-static void print_waiting(FILE *out, const struct summary_style *style, const char *state,
+/* A state that is not serving, or why the numbers say little: nobody counts reads of plain
+ * files. */
+static void print_waiting(FILE *out, const struct summary_style *style,
+                          const struct counters *c, const char *state,
                           const struct summary_rates *rates, unsigned bar)
 {
     const char *word = strcmp(state, "serving") != 0 ? state
                        : rates->has_errors           ? "errors"
+                       : c->extracted                ? "extracted"
                                                      : "";
     double waiting = 100 * rates->waiting;
 
@@ -196,7 +200,7 @@ void summary_row(FILE *out, const struct summary_style *style, const char *user,
     }
     print_files(out, rates->files);
     fprintf(out, " %*.1f ", MIB_WIDTH, rates->bytes / (1 << 20));
-    print_waiting(out, style, state, rates, bar);
+    print_waiting(out, style, c, state, rates, bar);
     if (has_all && rates->cached >= 0)
         fprintf(out, " %*.0f %% ", CACHED_WIDTH - 2, rates->cached);
     else

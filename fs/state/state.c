@@ -269,9 +269,9 @@ void slot_list_free(struct slot_list *list)
     vector_free(list);
 }
 
-/* Add the slot that a file named X.stat represents, if it is one. */
+/* Add the slot that a file named X.stat represents, if it is one, or count it as left out. */
 static int list_file(struct slot_list *list, const char *folder, int folder_fd,
-                     const char *file)
+                     const char *file, size_t *left_out)
 {
     char name[STATE_NAME_MAX];
     auto_slot struct slot *slot = NULL;
@@ -283,15 +283,17 @@ static int list_file(struct slot_list *list, const char *folder, int folder_fd,
         r = vector_push(list, slot);
     if (r == 0)
         slot = NULL;
+    *left_out += r < 0 && r != -ENOENT;
     return r == -ENOMEM ? r : 0;
 }
 
-static int list_folder(struct slot_list *list, const char *folder, int folder_fd)
+static int list_folder(struct slot_list *list, const char *folder, int folder_fd,
+                       size_t *left_out)
 {
     auto_closedir DIR *dir = path_list(folder_fd);
     int r = dir ? 0 : -errno;
     for (struct dirent *e; r == 0 && (e = readdir(dir));)
-        r = list_file(list, folder, folder_fd, e->d_name);
+        r = list_file(list, folder, folder_fd, e->d_name, left_out);
     return r;
 }
 
@@ -313,22 +315,30 @@ static int list_done(struct slot_list *list, int r, struct slot_list *ret_list)
 int slots_list(const struct registry *registry, struct slot_list *ret_list)
 {
     struct slot_list list = {0};
-    int r = list_folder(&list, registry->path, registry->fd);
+    size_t ignored = 0;
+    int r = list_folder(&list, registry->path, registry->fd, &ignored);
     return list_done(&list, r, ret_list);
 }
 
-int state_list(struct slot_list *ret_list)
+static int list_own(struct slot_list *list, size_t *left_out)
 {
     char folders[STATE_FOLDERS_MAX][PATH_MAX];
-    struct slot_list list = {0};
     size_t count = state_folders(folders);
     int r = 0;
 
     for (size_t i = 0; i < count && r == 0; i++) {
         auto_close int fd = -1;
         if (runtime_open(folders[i], false, &fd) == 0) /* else missing, or not ours */
-            r = list_folder(&list, folders[i], fd);
+            r = list_folder(list, folders[i], fd, left_out);
     }
+    return r;
+}
+
+int state_list(struct slot_list *ret_list)
+{
+    struct slot_list list = {0};
+    size_t ignored = 0;
+    int r = list_own(&list, &ignored);
     return list_done(&list, r, ret_list);
 }
 
@@ -426,7 +436,7 @@ int state_list_all(struct slot_list *ret_list, size_t *ret_left_out)
 {
     struct slot_list list = {0};
     struct all_slots all = {.list = &list};
-    int r = state_list(&list);
+    int r = list_own(&list, &all.left_out);
     if (r == 0 && geteuid() == 0)
         r = state_each_user(list_folder_of, &all);
     *ret_left_out = all.left_out;

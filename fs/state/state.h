@@ -98,7 +98,7 @@ int state_list(struct slot_list *ret_list);
  * For root: also the slots of other users. Nothing is written or waited for there, and
  * what they say is checked: a copy of each record that belongs to its user, is of this version,
  * and claims no mount that the kernel lists as somebody else's. For other callers as
- * state_list. *ret_left_out: slots of others that are not listed, or that are too many.
+ * state_list. *ret_left_out: slots that can't be listed, or are too many.
  */
 int state_list_all(struct slot_list *ret_list, size_t *ret_left_out);
 
