@@ -438,15 +438,17 @@ static bool shard_set_keep_one(const struct shard_set *s, struct shard *shard)
     if (!is_trusted)
         shard_set_report_lost(s, shard, -ENODATA);
     if (is_ready && (is_trusted || s->selection->world > 1)) { /* other ranks may count on it */
-        struct output *output = steal_ptr(&shard->output);
-        output_release(output);
+        output_release(shard->output);
+        shard->output = NULL;
         return is_trusted;
     }
     if (is_ready || !is_trusted)
         return false;
     int r = writer_finish(steal_ptr(&shard->writer), NULL, &totals);
-    if (r == 0 && totals.files)
-        r = output_keep(steal_ptr(&shard->output));
+    if (r == 0 && totals.files) {
+        r = output_keep(shard->output);
+        shard->output = NULL;
+    }
     return r < 0 ? shard_set_report_lost(s, shard, r) : totals.files;
 }
 

@@ -236,8 +236,8 @@ struct onepot_archive_options {
     const char *const *part_names, *const *part_folders;
     size_t part_count;
     /*
-     * Each path is a folder of few large files, which are the samples, as 'onepot mount --plain'
-     * shows them. A file that is changed later fails to be read (-EIO).
+     * Each path is a folder of few large files, which are the samples, as 'onepot mount
+     * --plain' shows them. A file that is changed later fails to be read (-EIO).
      */
     bool plain;
 };
