@@ -104,13 +104,14 @@ def stage_job(spec, group):
         onepot._stage._MEMORY_BYTES = spec["memory"]
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        onepot.stage(spec["archive"], group, ["--owner", os.environ["JOB_OWNER"]])
+        onepot.stage(spec["archive"], group, ["--owner", os.environ["JOB_OWNER"]], plain=spec["what"] == "folder")
     return [str(line.message) for line in said]
 
 
 def stage_mpi(spec, _group):
     """As a rank: it has what mpirun gave this process."""
-    done = subprocess.run([spec["onepot-mpi"], "stage", "--quiet", "--owner", os.environ["JOB_OWNER"],
+    plain = ["--plain"] if spec["what"] == "folder" else []
+    done = subprocess.run([spec["onepot-mpi"], "stage", "--quiet", "--owner", os.environ["JOB_OWNER"], *plain,
                            spec["archive"]], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                           close_fds=False, check=False)
     if done.returncode < 0:
@@ -138,7 +139,8 @@ def bare(spec, engine):
 
 
 def timed(spec, group, engine):
-    act = {"stage": stage_job if group else stage_mpi, "alone": stage_alone, "bare": bare}[spec["what"]]
+    together = stage_job if group else stage_mpi
+    act = {"stage": together, "folder": together, "alone": stage_alone, "bare": bare}[spec["what"]]
     begun, cpu = time.monotonic(), cpu_seconds()
     said = act(spec, engine if spec["what"] == "bare" else group)
     return {"begun": begun, "ended": time.monotonic(), "cpu": cpu_seconds() - cpu, "said": said}
