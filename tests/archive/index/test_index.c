@@ -947,6 +947,24 @@ static struct disk_section section_of(const uint8_t *image, enum disk_section_id
     return s;
 }
 
+START_TEST(a_header_that_is_longer_than_the_index_is_told)
+{
+    size_t len;
+    struct source *source = NULL;
+    struct index *index = NULL;
+    struct fault fault = {0};
+    uint8_t *image = mapped_image(&len);
+    struct disk_header *h = (struct disk_header *)(void *)image;
+    ck_assert_uint_lt(len, DISK_HEADER_MAX);
+    h->header_bytes = htole32((uint32_t)len + 1);
+    ck_assert_int_eq(source_from_memory(image, len, "image", &source), 0);
+    ck_assert_int_eq(index_open(source, 0, len, &fault, &index), -EUCLEAN);
+    ck_assert_str_eq(fault.what, "the index is damaged: its header has a wrong length");
+    source_close(source);
+    free(image);
+}
+END_TEST
+
 START_TEST(there_are_pieces_of_all_points_or_of_none)
 {
     size_t len;
@@ -1141,6 +1159,7 @@ int main(void)
     tcase_add_test(tc, each_field_of_a_point_is_checked);
     tcase_add_test(tc, there_are_pieces_of_all_points_or_of_none);
     tcase_add_test(tc, one_damaged_page_spoils_only_what_lies_in_it);
+    tcase_add_test(tc, a_header_that_is_longer_than_the_index_is_told);
     tcase_add_test(tc, threads_agree);
     tcase_add_test(tc, an_index_costs_at_most_40_bytes_a_file_and_its_name);
     tcase_add_test(tc, an_open_index_is_no_private_memory);
