@@ -93,7 +93,7 @@ static void count_problem(struct count *c, int err, const char *folder, const ch
     pthread_mutex_unlock(&c->lock);
 }
 
-/* What pack would only note, is no problem. */
+/* A note of pack is a note of its survey, too. */
 static void count_report_alike(struct count *c, const char *folder, const struct listing *l)
 {
     struct fault fault = {0};
