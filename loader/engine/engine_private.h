@@ -1,7 +1,7 @@
 /*
- * The parts of an engine. engine.c begins and ends it, and hands out batches. engine_threads.c
- * has the threads, and gives up reads that don't end. engine_work.c plans and gathers batches.
- * engine_slabs.c has the slabs, and shares memory and CPUs with others of the job.
+ * The two parts of an engine. engine.c begins and ends it and its threads, gives up reads that
+ * don't end, and hands out batches. engine_work.c plans and gathers batches, and shares memory
+ * and CPUs with others of the job.
  */
 #ifndef ONEPOT_ENGINE_PRIVATE_H
 #define ONEPOT_ENGINE_PRIVATE_H
@@ -83,15 +83,7 @@ struct engine {
     struct onepot_stats stats; /* its counts */
 };
 
-/* ---- memory; under the lock ---- */
-
-/*
- * A slab of this device, of at least `bytes`. -EAGAIN: the device will let go of one soon;
- * -EINPROGRESS: others of the job are asked, and `work` is broadcast with their answer;
- * -ENOBUFS: beyond the budget; -ENOMEM.
- */
-int engine_get_slab(struct engine *engine, uint32_t device, size_t bytes,
-                    struct slab **ret_slab);
+/* ---- slabs; under the lock ---- */
 
 /*
  * The list of free slabs, of all devices, and giving up the memory of one of them. The first of
@@ -103,54 +95,21 @@ void engine_drop_free(struct engine *engine, struct slab **at);
 /* Where the first one of the device is in the list, or NULL. */
 struct slab **engine_first_free(struct engine *engine, uint32_t device);
 
-/* Around calls of the slabs' memory that may wait for a device: the lock is let go if they may.
- * Nobody else can see or use the slab meanwhile. */
-void engine_leave(struct engine *engine);
-void engine_come_back(struct engine *engine);
-
 /* The context for `options.memory`. */
 static inline void *engine_memory_ctx(const struct engine *engine, const struct slab *slab)
 {
     return engine->options.memory_ctx[slab->device];
 }
 
-/*
- * Give up free slabs whose memory others of the job are to have. The lock is let go meanwhile
- * where that may take long; engine_shed leaves it to the engine's threads then.
- */
-void engine_give_up_surplus(struct engine *engine);
+/* Give up free slabs whose memory others of the job are to have, or have the engine's threads
+ * do so where that may take long. */
 void engine_shed(struct engine *engine);
 
 /* Give up the memory that all slabs come from. */
 void engine_close_memory(const struct engine_options *options);
 
-/* ---- threads; engine_threads.c ---- */
-
-/* The work of a thread until the engine ends; engine_work.c. */
+/* The work of a thread until the engine ends. */
 void engine_work(struct engine *engine, struct worker *worker);
-
-/* Called for the last user, see users. */
-void engine_destroy(struct engine *engine);
-
-/* Under the lock. Wait for `ready` until that time (CLOCK_MONOTONIC ns; UINT64_MAX: as long as
- * it takes). False: the time is up. */
-bool engine_wait_ready(struct engine *engine, uint64_t until_ns);
-
-int engine_start_threads(struct engine *engine);
-/* Without the lock, once `stop` is set. Threads that are left behind have become users. */
-void engine_end_threads(struct engine *engine);
-
-/*
- * Under the lock. Give up reads that have taken too long. Their batches become whole, with an
- * error, and other threads replace the readers.
- */
-void engine_give_up_stalled(struct engine *engine);
-
-/* When a read may next have to be given up (CLOCK_MONOTONIC ns); UINT64_MAX: never. */
-uint64_t engine_next_stall(const struct engine *engine);
-
-/* Is every possible thread in a read that was given up? One of them reads *ret_record. */
-bool engine_is_stuck(const struct engine *engine, uint64_t *ret_record);
 
 /* Without the lock. From now on the engine shares with other processes of the job, if it can
  * learn of them. */
