@@ -1,5 +1,7 @@
 /*
- * The public loader: its life, its batches, and the words of its errors.
+ * The public loader: its options, checked and completed from the archive and the job's
+ * resources; its life, its batches, and the words of its errors; its position, as numbers from
+ * which a later loader goes on, and what was delivered.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -14,12 +16,175 @@
 #include <xxhash.h>
 
 #include "accelerator.h"
+#include "batch_fit.h"
 #include "budget.h"
+#include "cpus.h"
+#include "engine.h"
 #include "epoch.h"
 #include "error.h"
 #include "loader_clock.h"
-#include "loader_private.h"
+#include "numbers.h"
+#include "onepot_device.h"
+#include "rank_share.h"
 #include "view.h"
+
+#define RUN_MAPPED 64u   /* samples that a thread takes at a time, */
+#define RUN_READ 4u      /* and where each may wait for a device, or is decoded */
+#define THREADS_READ 32u /* reads in flight that suit slow storage */
+#define AHEAD_LEAST 4u
+#define IO_TIMEOUT_MS 60000u
+
+struct onepot_loader {
+    struct onepot_archive *archive; /* its own handle */
+    struct engine_options options;
+    _Atomic(struct engine *) engine;
+    _Atomic int owner;    /* the process that has the engine, or is about to make one */
+    pthread_mutex_t lock; /* for seeks, and what changes with them: seed and digest */
+    struct loader_devices *devices; /* NULL: batches are for the host (accelerator.h) */
+    struct images_plan *images;     /* or NULL */
+    struct images_budget budget;    /* of pictures that are decoded */
+    uint64_t seed;
+    _Atomic uint64_t length; /* as options.length, which the lock guards */
+    uint64_t *list;          /* the caller's order of an epoch, or NULL; */
+    uint64_t list_hash;      /* and what tells it from others, not 0 */
+    bool has_digest;
+    uint8_t digest[ONEPOT_DIGEST_BYTES];
+};
+
+/* ---- defaults ---- */
+
+static uint64_t free_bytes(void)
+{
+    return budget_free_bytes("");
+}
+
+/* How many batches to have ahead: enough for two runs for every thread. */
+static uint32_t ahead_for(const struct engine_options *o)
+{
+    uint64_t samples = 2 * o->run * o->threads;
+    uint64_t ahead = samples / o->batch_size + 2;
+    return (uint32_t)min_u64(max_u64(ahead, AHEAD_LEAST), ENGINE_AHEAD_MAX);
+}
+
+static void choose_threads(const struct onepot_loader_options *given, struct engine_options *o)
+{
+    bool mapped = dataset_is_mapped(o->fill.archive->dataset);
+    o->threads = given->threads ? given->threads : rank_share_cpus();
+    o->run = o->fill.images ? RUN_READ : RUN_MAPPED;
+    o->cpus = given->threads || !mapped ? 0 : cpus_allowed();
+    if (!mapped) {
+        o->mapped_threads = o->threads;
+        o->mapped_run = o->run;
+        o->threads = given->threads ? given->threads : max_u32(o->threads, THREADS_READ);
+        o->run = RUN_READ;
+    }
+    o->ahead = given->prefetch ? given->prefetch : ahead_for(o);
+}
+
+/* ---- options ---- */
+
+static int loader_check_options(const struct onepot_loader_options *o,
+                                struct onepot_error *error)
+{
+    if (o->batch_size == 0 || o->batch_size > UINT32_MAX)
+        return error_set(error, -EINVAL, "a batch has 1 to %" PRIu32 " samples", UINT32_MAX);
+    if (o->threads > ENGINE_THREADS_MAX)
+        return error_set(error, -EINVAL, "more than %u threads", ENGINE_THREADS_MAX);
+    if (o->prefetch > ENGINE_AHEAD_MAX)
+        return error_set(error, -EINVAL, "more than %u batches ahead", ENGINE_AHEAD_MAX);
+    if ((o->npy != 0) + (o->decode != NULL) + (o->images != NULL) > 1)
+        return error_set(error, -EINVAL, "npy, images and a decoder exclude each other");
+    if (o->decode && o->decoded_bytes == 0)
+        return error_set(error, -EINVAL,
+                         "the room for what is decoded is missing (decoded_bytes)");
+    return fill_check_align(o->align, error);
+}
+
+static int plan_fill(const struct onepot_loader_options *given, struct fill_plan *fill,
+                     struct onepot_error *error)
+{
+    fill->align = given->align ? given->align : BATCH_FIT_ALIGN;
+    fill->verify = given->verify;
+    fill->skip_errors = given->skip_errors;
+    /* A single rank reads all samples again in the next epoch, and no order lets a cache keep
+     * more for its start than fits. With several ranks, each epoch wants another part. */
+    fill->foresee = given->world_size > 1 && !dataset_is_mapped(fill->archive->dataset);
+    fill->npy = given->npy;
+    fill->decode = given->decode;
+    fill->decode_ctx = given->decode_ctx;
+    if (fill->npy)
+        return fill_npy_kind(fill, error);
+    if (fill->images) {
+        fill->stride = fill->images->all_bytes;
+        return 0;
+    }
+    fill->stride =
+        fill->decode ? given->decoded_bytes : onepot_archive_common_size(fill->archive);
+    return 0;
+}
+
+/* The elements of such an order that are delivered. */
+static uint64_t loader_length(const struct order_options *order, uint64_t batch_size)
+{
+    uint64_t length = order_length(order);
+    return order->drop_last ? length - length % batch_size : length;
+}
+
+static int plan_order(struct onepot_loader_options *given, struct engine_options *o,
+                      struct onepot_error *error)
+{
+    int r = rank_find(&given->rank, &given->world_size, error);
+    if (r < 0)
+        return r;
+    o->order = (struct order_options){
+        .samples = o->fill.archive->count,
+        .rank = given->rank,
+        .world_size = given->world_size,
+        .seed = given->seed,
+        .shuffle = !given->no_shuffle,
+        .drop_last = given->drop_last,
+        .workers = 1,
+        .block = given->block,
+        .window = given->window ? given->window : ORDER_DEFAULT_WINDOW,
+    };
+    if (given->rank >= given->world_size)
+        return order_error(error, -EINVAL, &o->order);
+    o->batch_size = given->batch_size;
+    o->length = loader_length(&o->order, o->batch_size);
+    return 0;
+}
+
+/*
+ * Complete the options of an engine, whose `fill.archive` is set, from the caller's options and
+ * the job's resources. Writes rank and world size to `given`.
+ */
+static int loader_plan(struct onepot_loader_options *given, struct engine_options *o,
+                       struct onepot_error *error)
+{
+    int r = loader_check_options(given, error);
+    if (r == 0)
+        r = plan_order(given, o, error);
+    if (r == 0)
+        r = plan_fill(given, &o->fill, error);
+    if (r < 0)
+        return r;
+    choose_threads(given, o);
+    uint32_t timeout_ms = given->io_timeout_ms ? given->io_timeout_ms : IO_TIMEOUT_MS;
+    if (timeout_ms != ONEPOT_NEVER)
+        o->io_timeout_ns = timeout_ms * UINT64_C(1000000);
+    o->memory_bytes = given->memory_bytes;
+    o->job_bytes = budget_cache_bytes();
+    o->is_fixed = given->memory_bytes > 0;
+    if (!given->memory_bytes) {
+        o->memory_bytes = rank_share_bytes();
+        o->free_bytes = free_bytes;
+        o->left_bytes = budget_memory_bytes("") / 8;
+    }
+    o->memory = &slab_host_memory;
+    return 0;
+}
+
+/* ---- life ---- */
 
 static int loader_start(struct onepot_loader *loader, const struct place *place,
                         struct onepot_error *error)
@@ -130,7 +295,7 @@ static int loader_start_as_child(struct onepot_loader *loader, struct onepot_err
 }
 
 /* In a child, the first thread makes a new engine, where the parent's was. */
-int loader_own_engine(struct onepot_loader *loader, struct onepot_error *error)
+static int loader_own_engine(struct onepot_loader *loader, struct onepot_error *error)
 {
     while (!engine_is_own(loader->engine)) {
         int pid = (int)getpid(), owner = atomic_load(&loader->owner);
@@ -350,4 +515,138 @@ int onepot_loader_transfer(struct onepot_loader *loader, bool previous,
     if (!loader->devices || !engine_is_own(loader->engine))
         return error_set(error, -ENOTSUP, "the loader has no device");
     return loader_accelerator->transfer(loader->devices, previous, error, ret_transfer);
+}
+
+/* ---- position ---- */
+
+static int find_digest(struct onepot_loader *loader, struct onepot_error *error, char *hex)
+{
+    if (!loader->has_digest) {
+        int r = onepot_archive_digest(loader->archive, loader->digest);
+        if (r < 0)
+            return error_errno(error, r, loader->archive->dataset->pots[0]->path);
+        loader->has_digest = true;
+    }
+    for (unsigned i = 0; i < ONEPOT_DIGEST_BYTES; i++)
+        snprintf(hex + 2 * i, 3, "%02x", loader->digest[i]);
+    return 0;
+}
+
+/* With the lock. */
+static int present_state(struct onepot_loader *loader, struct onepot_error *error,
+                         struct onepot_state *state)
+{
+    const struct order_options *o = &loader->options.order;
+    struct place place;
+    engine_place(loader->engine, &place);
+    *state = (struct onepot_state){
+        .size = sizeof(*state),
+        .version = 1,
+        .samples = loader->archive->count,
+        .seed = loader->seed,
+        .epoch = place.epoch,
+        .done = place.done * o->world_size,
+        .shuffle = o->shuffle,
+        .drop_last = o->drop_last,
+        .block = o->block,
+        .window = o->block ? o->window : 0,
+        .order = o->list && o->list_epoch == place.epoch ? loader->list_hash : 0,
+    };
+    return find_digest(loader, error, state->digest);
+}
+
+int onepot_loader_state(struct onepot_loader *loader, struct onepot_error *error,
+                        struct onepot_state *ret_state)
+{
+    struct onepot_state state;
+    int r = loader_own_engine(loader, error);
+    if (r < 0)
+        return r;
+    pthread_mutex_lock(&loader->lock);
+    r = present_state(loader, error, &state);
+    pthread_mutex_unlock(&loader->lock);
+    return r == 0 ? result_write(ret_state, &state, sizeof(state), error) : r;
+}
+
+/* With the lock. */
+static int loader_restore_locked(struct onepot_loader *loader, const struct onepot_state *state,
+                                 struct onepot_error *error)
+{
+    struct onepot_state now;
+    uint64_t world = loader->options.order.world_size;
+    int r = present_state(loader, error, &now);
+    if (r < 0)
+        return r;
+    if (state->version != 1)
+        return error_set(error, -EINVAL, "a state of version %" PRIu64 " is not known",
+                         state->version);
+    if (memcmp(state->digest, now.digest, sizeof(now.digest)) != 0 ||
+        state->samples != now.samples)
+        return error_set(
+            error, -ESTALE,
+            "the state belongs to another archive (digest %.32s, here %.32s) or to "
+            "another selection of its samples",
+            state->digest, now.digest);
+    const struct order_options *order = &loader->options.order;
+    uint64_t hash = order->list && order->list_epoch == state->epoch ? loader->list_hash : 0;
+    if (state->order != hash && (state->order || state->done))
+        return error_set(error, -EINVAL,
+                         "the state was made with another order of epoch %" PRIu64,
+                         state->epoch);
+    if (state->shuffle != now.shuffle || state->drop_last != now.drop_last ||
+        state->block != now.block || state->window != now.window)
+        return error_set(error, -EINVAL, "the state was made with other options of the order");
+    /* The end of an epoch is the same for any number of ranks, whatever their padding. */
+    bool ended = !state->drop_last && state->done >= loader->options.order.samples;
+    if (!ended && state->done % world != 0)
+        return error_set(error, -EINVAL,
+                         "%" PRIu64 " elements that are done can't be dealt to %" PRIu64
+                         " ranks: the global batch must be the same",
+                         state->done, world);
+    loader->seed = loader->options.order.seed = state->seed;
+    return engine_seek(
+        loader->engine,
+        &(struct place){.epoch = state->epoch,
+                        .done = ended ? loader->options.length : state->done / world},
+        &loader->options.order, loader->options.length);
+}
+
+int onepot_loader_restore(struct onepot_loader *loader, const struct onepot_state *state,
+                          struct onepot_error *error)
+{
+    struct onepot_state then = {0};
+    int r = options_read(&then, sizeof(then), state, error);
+    if (r == 0)
+        r = loader_own_engine(loader, error);
+    if (r < 0)
+        return r;
+    pthread_mutex_lock(&loader->lock);
+    r = loader_restore_locked(loader, &then, error);
+    pthread_mutex_unlock(&loader->lock);
+    return r;
+}
+
+/* ---- what was delivered ---- */
+
+void onepot_loader_delivered(struct onepot_loader *loader,
+                             struct onepot_delivered *ret_delivered)
+{
+    struct place place;
+    engine_place(loader->engine, &place);
+    *ret_delivered = place.delivered;
+}
+
+void onepot_archive_all(const struct onepot_archive *archive,
+                        struct onepot_delivered *ret_delivered)
+{
+    *ret_delivered = (struct onepot_delivered){0};
+    for (uint64_t i = 0; i < archive->count; i++)
+        engine_delivered_count(ret_delivered, i);
+}
+
+void onepot_delivered_add(struct onepot_delivered *to, const struct onepot_delivered *more)
+{
+    to->samples += more->samples;
+    to->sum_a += more->sum_a;
+    to->sum_b += more->sum_b;
 }
