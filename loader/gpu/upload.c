@@ -14,16 +14,53 @@
 #include <string.h>
 
 #include "error.h"
-#include "upload_private.h"
+#include "vector.h"
 
+#define NAME_ROOM 32 /* for a device's name and ": " */
 /* The end of a capture is waited for in ten pauses of which each is twice as long as the one
  * before, ten seconds in all: a wait for the whole device breaks each capture that goes on. */
 #define CAPTURE_PAUSES 10u
 #define CAPTURE_PAUSE_NS UINT64_C(10000000)
 
+/* A stream that reads a batch. */
+struct use {
+    void *stream;
+    void *event;
+    bool is_recorded; /* the stream reads no further, and may be gone */
+};
+
+/* Besides known streams, the next copy waits for: */
+enum guard {
+    GUARD_NONE,
+    GUARD_EVENT, /* `all`, an event behind everything given to the device */
+    GUARD_WAIT,  /* everything given to the device, for want of such an event */
+    GUARD_LATER, /* nothing is recorded yet: one of the streams captures a graph */
+};
+
+struct device_slab {
+    struct upload *upload;
+    struct device_slab *next;
+    uint8_t *memory; /* of the device */
+    size_t host_bytes;
+    void *images;
+    size_t image_bytes;
+    void *begun, *sent; /* events around the copy, */
+    void *converted;    /* and after the conversion of its images */
+    bool settled;       /* the copy was waited for, with or without success */
+    bool unmeasured;    /* the times were not taken yet, of: */
+    uint64_t epoch, bytes;
+    VECTOR(struct use) uses; /* more than are in use have their events already */
+    size_t use_count;        /* of the batch; with GUARD_LATER, of the batch before */
+    size_t retired;          /* uses of the batch before, which the next copy has to follow */
+    bool lent;               /* other streams may read the batch, too */
+    enum guard guard;
+    void *all;
+};
+
 /* ---- errors and times; under the lock ---- */
 
-int upload_note(struct upload *u, int r, const struct onepot_error *error)
+/* Keep an error for later, with the device's name before it. Returns r. Under the lock. */
+static int upload_note(struct upload *u, int r, const struct onepot_error *error)
 {
     if (r < 0)
         error_set(&u->error, r, "%s: %.*s", u->shared->name,
@@ -34,13 +71,14 @@ int upload_note(struct upload *u, int r, const struct onepot_error *error)
 /* NULL: that epoch is too long ago. */
 static struct onepot_transfer *transfer_of(struct upload *u, uint64_t epoch)
 {
-    struct onepot_transfer *t = &u->epochs[epoch % EPOCHS];
+    struct onepot_transfer *t = &u->epochs[epoch % UPLOAD_EPOCHS];
     if (t->epoch < epoch)
         *t = (struct onepot_transfer){.epoch = epoch};
     return t->epoch == epoch ? t : NULL;
 }
 
-void *upload_arrival(const struct device_slab *t)
+/* The event after which all of the batch is there, images included. */
+static void *upload_arrival(const struct device_slab *t)
 {
     return t->images ? t->converted : t->sent;
 }
@@ -147,7 +185,8 @@ static void free_device_slab(struct upload *u, struct device_slab *t)
     free(t);
 }
 
-size_t upload_image_room(const struct upload *u, size_t bytes)
+/* How many bytes of floats `bytes` of a slab can make at most. */
+static size_t upload_image_room(const struct upload *u, size_t bytes)
 {
     if (!u->images.channels)
         return 0;
@@ -246,7 +285,8 @@ static void upload_gather_places(struct slab *slab, uint64_t first, uint64_t end
                     slab->sources + first);
 }
 
-const void *upload_on_device(const struct slab *slab, const void *host)
+/* Where a table of the host lies on the device. */
+static const void *upload_on_device(const struct slab *slab, const void *host)
 {
     size_t tables = slab->tables_only ? slab_tables_at(slab->batch.bytes) : 0;
     return slab->device_slab->memory + tables + ((const uint8_t *)host - slab->memory);
@@ -480,4 +520,206 @@ void upload_close(struct upload *upload)
     onepot_device_close(upload->shared);
     pthread_mutex_destroy(&upload->lock);
     free(upload);
+}
+
+/* ---- the consumer's side: its streams follow the batch's arrival, and are noted ---- */
+
+static bool is_known(const struct device_slab *t, const void *stream)
+{
+    for (size_t i = 0; i < t->use_count; i++)
+        if (t->uses.at[i].stream == stream && !t->uses.at[i].is_recorded)
+            return true;
+    return false;
+}
+
+/* Add a use, with an event that an earlier batch may have left there. */
+static int add_use(struct upload *u, struct device_slab *t, void *stream,
+                   struct onepot_error *error)
+{
+    if (t->use_count == t->uses.count && vector_push(&t->uses, (struct use){0}) < 0)
+        return error_set(error, -ENOMEM, "no memory for an event");
+    struct use *use = &t->uses.at[t->use_count];
+    int r = use->event ? 0 : u->type->event_new(u->device, false, error, &use->event);
+    if (r < 0)
+        return r;
+    use->stream = stream;
+    use->is_recorded = false;
+    t->use_count++;
+    return 0;
+}
+
+/* Make the stream wait for the batch. is_used: the batch's memory waits for the stream. */
+static int follow_arrival(struct device_slab *t, void *stream, bool is_used,
+                          struct onepot_error *error)
+{
+    struct onepot_error why;
+    struct upload *u = t->upload;
+    int r = u->type->stream_check(u->device, stream, &why);
+    if (r == 0 && is_used && !is_known(t, stream))
+        r = add_use(u, t, stream, &why);
+    if (r == 0)
+        r = u->type->follow(u->device, stream, upload_arrival(t), &why);
+    if (r != -EBUSY && r != -EINVAL)
+        upload_note(u, r, &why);
+    return r < 0 ? error_set(error, r, "%s: %.*s", u->shared->name,
+                             (int)sizeof(why.text) - NAME_ROOM, why.text)
+                 : 0;
+}
+
+int onepot_batch_use(const struct onepot_batch *batch, void *stream, struct onepot_error *error)
+{
+    struct device_slab *t = slab_of(batch)->device_slab;
+    if (!t)
+        return 0;
+    pthread_mutex_lock(&t->upload->lock);
+    int r = follow_arrival(t, stream, true, error);
+    pthread_mutex_unlock(&t->upload->lock);
+    return r;
+}
+
+int onepot_batch_lend(const struct onepot_batch *batch, void *stream,
+                      struct onepot_error *error)
+{
+    struct device_slab *t = slab_of(batch)->device_slab;
+    int r = 0;
+    if (!t)
+        return 0;
+    pthread_mutex_lock(&t->upload->lock);
+    bool is_named = stream != ONEPOT_NO_STREAM;
+    if (is_named)
+        r = follow_arrival(t, stream, false, error);
+    t->lent = t->lent || (r == 0 && !(is_named && is_known(t, stream)));
+    pthread_mutex_unlock(&t->upload->lock);
+    return r;
+}
+
+int onepot_batch_copy(const struct onepot_batch *batch, void *stream, void *to, size_t room,
+                      const void *from, size_t bytes, struct onepot_error *error)
+{
+    const struct device_slab *t = slab_of(batch)->device_slab;
+    if (bytes > room)
+        return error_set(error, -EINVAL, "%zu bytes for %zu that are copied", room, bytes);
+    if (!t) {
+        memcpy(to, from, bytes);
+        memset((uint8_t *)to + bytes, 0, room - bytes);
+        return 0;
+    }
+    const struct upload *u = t->upload;
+    int r = onepot_batch_use(batch, stream, error);
+    if (r == 0 && bytes)
+        r = u->type->copy(u->device, stream, to, from, bytes, error);
+    if (r == 0 && room > bytes)
+        r = u->type->clear(u->device, stream, (uint8_t *)to + bytes, room - bytes, error);
+    return r;
+}
+
+/* ---- copies that are the consumer's ---- */
+
+struct onepot_duplicate {
+    struct onepot_device *device;
+    void *memory;
+    size_t bytes;
+    bool on_host;
+};
+
+/* The next copy into the batch's memory waits for this one: the event is recorded at once. */
+static int queue_duplicate(struct device_slab *t, void *stream, void *to, const void *from,
+                           size_t bytes, struct onepot_error *error)
+{
+    const struct device_type *type = t->upload->type;
+    void *device = t->upload->device;
+    int r = follow_arrival(t, stream, false, error);
+    if (r == 0 && bytes)
+        r = type->copy(device, stream, to, from, bytes, error);
+    if (r < 0)
+        return r;
+    r = add_use(t->upload, t, stream, NULL);
+    if (r == 0) {
+        struct use *use = &t->uses.at[t->use_count - 1];
+        use->is_recorded = true;
+        r = type->record(device, use->event, stream, NULL);
+    }
+    t->lent = t->lent || r < 0;
+    return 0;
+}
+
+static int fill_duplicate(struct device_slab *t, struct onepot_duplicate *d, void *stream,
+                          const void *from, struct onepot_error *error)
+{
+    struct upload *u = t->upload;
+    bool waits = d->on_host || stream == ONEPOT_NO_STREAM;
+    int r = device_share(u->shared, error, &d->device);
+    if (r == 0 && d->on_host)
+        r = (d->memory = malloc(d->bytes + 1)) ? 0 : error_set(error, -ENOMEM, "no memory");
+    else if (r == 0)
+        r = u->type->allocate(u->device, DEVICE_MEMORY_OWN, d->bytes + 1, error, &d->memory);
+    if (r < 0)
+        return r;
+    stream = waits ? NULL : stream;
+    pthread_mutex_lock(&u->lock);
+    r = queue_duplicate(t, stream, d->memory, from, d->bytes, error);
+    pthread_mutex_unlock(&u->lock);
+    return r == 0 && waits ? u->type->stream_wait(u->device, stream, error) : r;
+}
+
+int onepot_batch_duplicate(const struct onepot_batch *batch, bool on_host, void *stream,
+                           const void *from, size_t bytes, struct onepot_error *error,
+                           struct onepot_duplicate **ret_duplicate, void **ret_memory)
+{
+    struct device_slab *t = slab_of(batch)->device_slab;
+    struct onepot_duplicate *d = t ? calloc(1, sizeof(*d)) : NULL;
+    if (!d)
+        return t ? error_set(error, -ENOMEM, "no memory for a copy")
+                 : error_set(error, -ENOTSUP, "the batch is in host memory");
+    d->bytes = bytes;
+    d->on_host = on_host;
+    int r = fill_duplicate(t, d, stream, from, error);
+    if (r < 0) {
+        onepot_duplicate_free(d);
+        return r;
+    }
+    *ret_duplicate = d;
+    *ret_memory = d->memory;
+    return 0;
+}
+
+void onepot_duplicate_free(struct onepot_duplicate *d)
+{
+    if (!d)
+        return;
+    if (d->on_host)
+        free(d->memory);
+    else if (d->memory)
+        d->device->type->release(d->device->device, DEVICE_MEMORY_OWN, d->memory, d->bytes + 1);
+    onepot_device_close(d->device);
+    free(d);
+}
+
+int onepot_batch_wait(const struct onepot_batch *batch, struct onepot_error *error)
+{
+    struct device_slab *t = slab_of(batch)->device_slab;
+    return t ? t->upload->type->event_wait(t->upload->device, upload_arrival(t), error) : 0;
+}
+
+int onepot_batch_on_device(const struct onepot_batch *batch,
+                           struct onepot_device_batch *ret_where)
+{
+    const struct slab *slab = slab_of(batch);
+    const struct device_slab *t = slab->device_slab;
+    if (!t)
+        return -ENOTSUP;
+    struct onepot_device_batch where = {
+        .data = t->memory,
+        .bytes = batch->bytes,
+        .offsets = upload_on_device(slab, slab->offsets),
+        .sizes = upload_on_device(slab, slab->sizes),
+        .indices = upload_on_device(slab, slab->indices),
+        .labels = upload_on_device(slab, slab->labels),
+        .valid = upload_on_device(slab, slab->valid),
+        .images = t->images,
+        .image_bytes = t->images ? upload_image_room(t->upload, batch->bytes) : 0,
+        .device = slab->device,
+        .index = t->upload->shared->index,
+    };
+    return result_write(ret_where, &where, sizeof(where), NULL);
 }

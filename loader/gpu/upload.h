@@ -24,9 +24,32 @@
 #include "dataset.h"
 #include "device.h"
 #include "locked.h"
+#include "pause.h"
 #include "slab.h"
 
-struct upload;
+#define UPLOAD_EPOCHS 4u /* whose times are kept */
+
+struct device_slab;
+
+/* Its fields are private; a test sets the clock of `pause`. */
+struct upload {
+    _Atomic unsigned users;
+    struct onepot_device *shared;
+    const struct device_type *type;  /* its functions, */
+    void *device;                    /* and their first argument */
+    struct onepot_conversion images; /* 0 channels: none */
+    struct locked *locked;           /* NULL: the host gathers */
+    uint64_t *bases;                 /* where the device sees its archives */
+    uint64_t batch_size;
+    void *stream;         /* for copies, or gathering */
+    void *converting;     /* for images; NULL: there are none */
+    struct pause pause;   /* of threads that wait for the end of a capture */
+    pthread_mutex_t lock; /* for the rest, and for tasks queued for one batch */
+    struct device_slab *device_slabs;
+    struct onepot_error error;
+    uint64_t epoch; /* of the batch taken last */
+    struct onepot_transfer epochs[UPLOAD_EPOCHS];
+};
 
 /* To this device, which is shared, or opened again after a fork. images: what to make of all
  * batches, or NULL. */

@@ -14,7 +14,7 @@
 #include "device.h"
 #include "error.h"
 #include "suite.h"
-#include "upload_private.h"
+#include "upload.h"
 
 #define SAMPLE_BYTES 60u /* an image of 4 by 5 pixels */
 
@@ -358,17 +358,19 @@ END_TEST
 START_TEST(a_copy_for_the_consumer_is_followed_and_its_stream_let_be)
 {
     struct onepot_duplicate *there = NULL, *here = NULL;
+    struct onepot_device_batch where = {.size = sizeof(where)};
     void *memory;
     send_slab();
+    ck_assert_int_eq(onepot_batch_on_device(&slab.batch, &where), 0);
     written.len = 0;
     written.captures = written.lost = (void *)40; /* NULL is a stream here */
-    ck_assert_int_eq(onepot_batch_duplicate(&slab.batch, false, (void *)20,
-                                            slab.device_slab->memory, 8, NULL, &there, &memory),
+    ck_assert_int_eq(onepot_batch_duplicate(&slab.batch, false, (void *)20, where.data, 8, NULL,
+                                            &there, &memory),
                      0);
     check_written("20 follows 2; copy in 20; record 4 in 20; ");
-    ck_assert_int_eq(onepot_batch_duplicate(&slab.batch, true, NULL, slab.device_slab->memory,
-                                            8, NULL, &here, &memory),
-                     0);
+    ck_assert_int_eq(
+        onepot_batch_duplicate(&slab.batch, true, NULL, where.data, 8, NULL, &here, &memory),
+        0);
     check_written("0 follows 2; copy in 0; record 5 in 0; await stream 0; ");
     written.captures = (void *)20; /* by now, or it is gone */
     upload_memory.retire(&slab, upload);
