@@ -1,8 +1,7 @@
 /*
- * The public archive: opening it, and questions about single samples.
+ * The public archive: questions about single samples.
  */
 #include <errno.h>
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,45 +11,9 @@
 #include "label.h"
 #include "numbers.h"
 #include "path.h"
-#include "shards.h"
-#include "source_retry.h"
 #include "view.h"
 
 #define HOLES_TO_DATA 16u
-
-int onepot_archive_open(const char *const *paths, size_t path_count,
-                        const struct onepot_archive_options *options,
-                        struct onepot_error *error, struct onepot_archive **ret_archive)
-{
-    struct onepot_archive_options o = {0};
-    struct pot **pots;
-    size_t count;
-    int r = options_read(&o, sizeof(o), options, error);
-    if (r < 0)
-        return r;
-    if (o.label_part && !*o.label_part)
-        return error_set(error, -EINVAL, "the part that has the label needs a name");
-    if ((unsigned)o.group > ONEPOT_GROUP_FOLDERS)
-        return error_set(error, -EINVAL, "there is no grouping of kind %d", (int)o.group);
-    if ((o.group == ONEPOT_GROUP_FOLDERS) != (o.part_count > 0))
-        return error_set(error, -EINVAL, "parts need at least one folder, and folders a group");
-    struct onepot_archive *archive = calloc(1, sizeof(*archive));
-    if (!archive)
-        return error_set(error, -ENOMEM, "out of memory");
-    r = shards_open(paths, path_count, &o, error, &pots, &count);
-    if (r == 0) {
-        for (size_t i = 0; o.retries && i < count; i++)
-            source_set_retries(pots[i]->source, o.retries == ONEPOT_NEVER ? 0 : o.retries);
-        r = dataset_new(pots, count, &o, error, &archive->dataset);
-    }
-    if (r < 0) {
-        free(archive);
-        return r;
-    }
-    archive->count = archive->dataset->group_count;
-    *ret_archive = archive;
-    return 0;
-}
 
 void onepot_archive_close(struct onepot_archive *archive)
 {

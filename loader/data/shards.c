@@ -1,9 +1,8 @@
 /*
- * Opens the archives that a caller's words stand for (archive_list.h), staged if that was asked
- * for; and several of them once more as one tree, for the digest of their data.
+ * Opens a public archive: the archives that a caller's words stand for (archive_list.h), staged
+ * if that was asked for; and several of them once more as one tree, for the digest of their
+ * data.
  */
-#include "shards.h"
-
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +16,7 @@
 #include "dataset.h"
 #include "error.h"
 #include "job.h"
+#include "source_retry.h"
 #include "stage.h"
 #include "vector.h"
 
@@ -237,9 +237,14 @@ static int shards_check_view(const struct shards *list, const struct view *view)
     return r < 0 ? error_from_fault(list->error, r, &fault, "the archives") : 0;
 }
 
-int shards_open(const char *const *paths, size_t count,
-                const struct onepot_archive_options *options, struct onepot_error *error,
-                struct pot ***ret_pots, size_t *ret_count)
+/*
+ * Open all archives: staged, and as a view, as the options say. Where one path stands
+ * for several files, they come in the order of their names. *ret_pots and each of its members
+ * are allocated.
+ */
+static int shards_open(const char *const *paths, size_t count,
+                       const struct onepot_archive_options *options, struct onepot_error *error,
+                       struct pot ***ret_pots, size_t *ret_count)
 {
     struct view *view = NULL;
     struct archive_list names = {.is_plain = options->plain};
@@ -262,6 +267,40 @@ int shards_open(const char *const *paths, size_t count,
     }
     *ret_pots = list.pots.at;
     *ret_count = list.pots.count;
+    return 0;
+}
+
+int onepot_archive_open(const char *const *paths, size_t path_count,
+                        const struct onepot_archive_options *options,
+                        struct onepot_error *error, struct onepot_archive **ret_archive)
+{
+    struct onepot_archive_options o = {0};
+    struct pot **pots;
+    size_t count;
+    int r = options_read(&o, sizeof(o), options, error);
+    if (r < 0)
+        return r;
+    if (o.label_part && !*o.label_part)
+        return error_set(error, -EINVAL, "the part that has the label needs a name");
+    if ((unsigned)o.group > ONEPOT_GROUP_FOLDERS)
+        return error_set(error, -EINVAL, "there is no grouping of kind %d", (int)o.group);
+    if ((o.group == ONEPOT_GROUP_FOLDERS) != (o.part_count > 0))
+        return error_set(error, -EINVAL, "parts need at least one folder, and folders a group");
+    struct onepot_archive *archive = calloc(1, sizeof(*archive));
+    if (!archive)
+        return error_set(error, -ENOMEM, "out of memory");
+    r = shards_open(paths, path_count, &o, error, &pots, &count);
+    if (r == 0) {
+        for (size_t i = 0; o.retries && i < count; i++)
+            source_set_retries(pots[i]->source, o.retries == ONEPOT_NEVER ? 0 : o.retries);
+        r = dataset_new(pots, count, &o, error, &archive->dataset);
+    }
+    if (r < 0) {
+        free(archive);
+        return r;
+    }
+    archive->count = archive->dataset->group_count;
+    *ret_archive = archive;
     return 0;
 }
 

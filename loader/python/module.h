@@ -169,14 +169,9 @@ struct py_buffer *buffer_part(const struct py_buffer *whole, uint64_t offset, ui
 /* A writable copy of the elements, in C order. */
 struct py_buffer *buffer_copy(const struct py_buffer *buffer);
 
-/* Write the elements, buffer->len bytes, in C order. */
-void buffer_write(const struct py_buffer *buffer, void *to);
-bool buffer_is_dense(const struct py_buffer *buffer);
 /* The bytes from the first element to the end of the last one. */
 size_t buffer_reach(const struct py_buffer *buffer);
 
-/* copy_into(to, stream=None) of a Buffer. */
-PyObject *buffer_copy_into(PyObject *self, PyObject *args, PyObject *keywords);
 /* Call a function of onepot/_copy.py, which knows foreign arrays and streams. */
 PyObject *copy_call(const char *function, const char *format, ...);
 /* The handle in a number, or in another program's stream. -1 with an exception. */
