@@ -20,7 +20,7 @@
 #include "find_mount.h"
 #include "holders.h"
 #include "job.h"
-#include "layer_cover.h"
+#include "layer.h"
 #include "mountinfo.h"
 #include "mountpoint.h"
 #include "process.h"

@@ -21,7 +21,7 @@
 #include "cleanup.h"
 #include "cli.h"
 #include "clock.h"
-#include "layer_cover.h"
+#include "layer.h"
 #include "mountpoint.h"
 #include "path.h"
 #include "place.h"

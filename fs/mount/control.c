@@ -21,7 +21,7 @@
 #include "clock.h"
 #include "control.h"
 #include "ending.h"
-#include "layer_cover.h"
+#include "layer.h"
 #include "lost_pages.h"
 #include "mountinfo.h"
 #include "mountpoint.h"

@@ -11,7 +11,7 @@
 
 #include "cleanup.h"
 #include "holders.h"
-#include "layer_cover.h"
+#include "layer.h"
 #include "mounter_private.h"
 #include "mountinfo.h"
 #include "mountpoint.h"

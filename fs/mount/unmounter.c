@@ -15,7 +15,7 @@
 #include "cleanup.h"
 #include "clock.h"
 #include "remove_tree.h"
-#include "layer_cover.h"
+#include "layer.h"
 #include "mountinfo.h"
 #include "mountpoint.h"
 #include "place.h"

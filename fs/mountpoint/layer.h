@@ -1,7 +1,7 @@
 /*
  * A layer over a mount that takes what is written, for --writable: the kernel's overlayfs, or
- * else fuse-overlayfs (layer_program.h). A layer of `run` lies in the mount namespace of one
- * command; all see one of `mount` (layer_cover.h). What is written lies in memory, on a
+ * else fuse-overlayfs. A layer of `run` lies in the mount namespace of one
+ * command; all see one of `mount` (layer_cover). What is written lies in memory, on a
  * tmpfs that only the layer reaches, which goes with it; or in a folder, for one job after the
  * other:
  *
@@ -23,11 +23,16 @@
 
 #include <limits.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
 
 #include "file_id.h"
 #include "index.h"
+
+struct counters;
+struct mount_request;
+struct slot;
 
 #define LAYER_WHY_MAX (PATH_MAX + 256)
 
@@ -48,9 +53,6 @@ struct layer {
 #define LAYER_OF_PROGRAM /* DIR, for -EMEDIUMTYPE */                                           \
     "fuse-overlayfs wrote it ('onepot mount' of an ordinary user); take another folder"
 #define LAYER_NONE ((struct layer){.lock_fd = -1})
-
-/* Says why: `text`, or the error `r`, which it returns. */
-int layer_refuse(char why[LAYER_WHY_MAX], int r, const char *text);
 
 /* `dir` NULL: in memory. 0, or -errno and why DIR can't be it. */
 int layer_resolve(const char *dir, struct layer *ret_layer, char why[LAYER_WHY_MAX]);
@@ -89,21 +91,71 @@ int layer_bind(const struct layer *layer, const struct layer_archive *archive,
  */
 int layer_mount(const struct layer *layer, const char *mountpoint, bool noexec);
 
-/* Is a mount with this source in mountinfo the layer with the token, or the layer's tmpfs? */
-bool layer_is_named(const char *source, uint64_t token);
+void layer_release(struct layer *layer);
 
 /*
- * Open the folders of DIR for the program. -EMEDIUMTYPE: the kernel wrote it. The caller closes
- * both.
+ * The layer of `mount --writable`, which all of the node sees. It lies over the mount at its
+ * place, in one of three ways (the topmost first):
+ *
+ *     overlay, tmpfs, the mount      by root, in memory
+ *     overlay, the mount             by root, in DIR
+ *     fuse-overlayfs                 by a user; in memory it writes to a folder beside the
+ * slot, where the mount is, too: fusermount3 may not look into a user's mount, and so mounts
+ * nothing over it
+ *
+ * Whoever takes the mount off takes the layer off first: the daemon, `umount`, and whoever
+ * finds that the daemon was killed. Each looks into the kernel's list for what lies on top, and
+ * takes nothing off but a layer of this slot. An overlay and its tmpfs bear a token that only
+ * root can give them; fuse-overlayfs has the user and the device that the kernel names. What
+ * somebody else has mounted over it stays, and so does all below.
+ *
+ * The state is in the slot's counters (layer_*), where others find it after a kill.
  */
-int layer_open_for_program(const struct layer *layer, const char *mountpoint, int ret_fds[2]);
+/*
+ * Where to mount instead, for a layer by a user's program: made, and noted in the counters. 0
+ * or -errno.
+ */
+int layer_make_below(struct slot *slot);
 
-/* Does DIR/changes hold anything? */
-bool layer_has_changes(const struct layer *layer);
+/*
+ * Lay it over the slot's mount, which answers. `by_kernel`: this process may mount. 0, or
+ * -errno and why, and layer_uncover takes off what was begun.
+ */
+int layer_cover(struct slot *slot, struct layer *layer, const struct mount_request *request,
+                bool by_kernel, char why[LAYER_WHY_MAX]);
 
-/* The bytes of all files in DIR/changes. True: there are too many to add them all up. */
-bool layer_measure(const struct layer *layer, uint64_t *ret_bytes);
+/* Is it, or a part of it, what lies on top? */
+bool layer_is_on_top(const struct slot *slot);
 
-void layer_release(struct layer *layer);
+/* It was there, and somebody has unmounted it. */
+bool layer_is_lost(const struct slot *slot);
+
+/*
+ * Take it off. 1: it is off now; 0: there is none. -EBUSY: it is in use and this is not `lazy`,
+ * or something else lies over it; other errors of unmounting. Notes how much was written.
+ */
+int layer_uncover(const struct slot *slot, bool lazy);
+
+/*
+ * It is off, or the one of `run` in its namespace is: note how much was written to layer_dir.
+ * A layer in memory was noted before.
+ */
+void layer_gone(const struct slot *slot);
+
+/*
+ * Was anything written to it yet? In the namespace of a `run`, as far as namespace_measure has
+ * told.
+ */
+bool layer_is_changed(const struct slot *slot);
+
+/* Remove the slot's folder for what was written, before the slot. */
+void layer_forget(const struct slot *slot);
+
+/* "1.2 MB of changes lay in memory, and are gone ..."; NULL: nothing is to be said. */
+#define LAYER_TOLD_MAX (PATH_MAX + 128)
+const char *layer_told(const struct counters *counters, char buf[LAYER_TOLD_MAX]);
+
+/* Tell the user, of what is called `name`. */
+void layer_note(const struct counters *counters, const char *name);
 
 #endif

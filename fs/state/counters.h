@@ -37,7 +37,7 @@ enum mount_state {
     MOUNT_ENDED = 3,
 };
 
-/* The layer of `mount --writable` (mountpoint/layer_cover.h). */
+/* The layer of `mount --writable` (mountpoint/layer.h). */
 enum layer_state {
     LAYER_ABSENT = 0,
     LAYER_COMES = 1, /* is being mounted */
@@ -162,7 +162,7 @@ struct counters {
     _Atomic uint64_t direct_last_ns; /* when the last one was */
     _Atomic uint32_t direct_refused; /* 1: a program wanted to write */
 
-    /* See layer_cover.h. */
+    /* See layer.h. */
     _Atomic uint32_t layer;    /* enum layer_state */
     uint32_t layer_by_program; /* fuse-overlayfs, not the kernel */
     uint64_t layer_token;

@@ -72,7 +72,7 @@ int state_remember(const char *folder);
 /* Does a daemon serve this slot? The caller needs no lock. */
 bool slot_daemon_lives(const struct slot *slot);
 
-/* The path of the mount: its mount point, unless a layer is there (layer_cover.h). */
+/* The path of the mount: its mount point, unless a layer is there (layer.h). */
 const char *slot_mount_path(const struct slot *slot);
 
 /*

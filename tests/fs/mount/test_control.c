@@ -10,7 +10,6 @@
 #include <sys/eventfd.h>
 
 #include "control.h"
-#include "layer_cover.h"
 #include "slot_helper.h"
 #include "suite.h"
 #include "unmounter.h"
@@ -95,38 +94,6 @@ bool unmounter_forget(const struct slot *of)
 {
     slot_remove(of);
     return true;
-}
-
-/* Nothing is written here. */
-bool layer_is_on_top(const struct slot *of)
-{
-    (void)of;
-    return false;
-}
-
-bool layer_is_lost(const struct slot *of)
-{
-    (void)of;
-    return false;
-}
-
-int layer_uncover(const struct slot *of, bool lazy)
-{
-    (void)of;
-    (void)lazy;
-    return 0;
-}
-
-void layer_forget(const struct slot *of)
-{
-    (void)of;
-}
-
-const char *layer_told(const struct counters *counters, char buf[LAYER_TOLD_MAX])
-{
-    (void)counters;
-    (void)buf;
-    return NULL;
 }
 
 /* ---- a daemon ---- */
