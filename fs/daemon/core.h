@@ -2,9 +2,7 @@
  * The core of the daemon: the session, its workers, a request and the ways to answer it. For
  * the files of this folder and for features (feature.h).
  *
- *   session.c   start, INIT, stop
- *   log.c       lines for the mount's log
- *   init.c      what kernel and daemon agree on
+ *   session.c   what kernel and daemon agree on (INIT), start, stop, lines for the mount's log
  *   loop.c      which worker waits for the next request, and on which CPU
  *   ops.c       one short function for each request of a read-only tree
  */
@@ -80,13 +78,6 @@ struct loop {
     int cpu_worker[SESSION_CPUS_MAX]; /* the worker bound to a CPU, or -1 */
 };
 
-struct log {
-    pthread_mutex_t lock; /* guards counters->last_error, too */
-    unsigned room;        /* lines that may be written now */
-    uint64_t since_ns;    /* when `room` was last set */
-    uint64_t left_out;    /* lines left out since the last one written */
-};
-
 struct session {
     struct session_config config;
     const struct index *index;
@@ -95,7 +86,12 @@ struct session {
     struct timespec made;     /* time of access of all entries (intercept.h) */
     bool no_open, no_opendir; /* the kernel can do without these requests */
     struct loop loop;
-    struct log log;
+    struct {
+        pthread_mutex_t lock; /* guards counters->last_error, too */
+        unsigned room;        /* lines that may be written now */
+        uint64_t since_ns;    /* when `room` was last set */
+        uint64_t left_out;    /* lines left out since the last one written */
+    } log;
     struct features features;
     struct features reading;       /* the ones among them that each READ meets */
     _Atomic uint32_t *file_marks;  /* shared with readers (bits.h); NULL: they are not */
@@ -120,9 +116,23 @@ struct request {
     bool unseen;       /* it is not counted */
 };
 
-/* log.c */
-void log_init(struct log *log);
-void log_destroy(struct log *log);
+/* session.c */
+
+/*
+ * INIT, the first request of a FUSE connection: kernel and daemon agree on what both can do.
+ *
+ * The daemon answers it, as it answers all requests, without libfuse. That would save no line,
+ * and versions before 3.17.1 forget FUSE_PARALLEL_DIROPS, with which the kernel looks names up
+ * in parallel. ARCHITECTURE.md has the figures. libfuse's helper, fusermount3, does mount
+ * (mountpoint/fusermount.h).
+ *
+ * Fill in the answer to `in`. Returns how many bytes of it this kernel expects; or -EPROTO: the
+ * kernel is too old. An answer to a major version above 7 holds only the version: the kernel
+ * then asks again with version 7. `access_lists`: the kernel is to check permissions.
+ */
+int init_answer(const struct fuse_init_in *in, bool access_lists,
+                struct fuse_init_out *ret_out);
+
 /* An entry's path, or a number if it has none; in `buf`. */
 #define LOG_PATH_MAX 4096u
 /* The archive with an entry, for messages: of a union, the one that has its first byte. */

@@ -4,6 +4,8 @@
  */
 #include <errno.h>
 #include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -11,9 +13,173 @@
 
 #include "cleanup.h"
 #include "clock.h"
+#include "codec.h"
 #include "core.h"
 #include "feature.h"
-#include "init.h"
+#include "reader.h"
+
+#ifndef FUSE_INIT_EXT /* headers before Linux 5.17 */
+#define FUSE_INIT_EXT (1u << 30)
+#endif
+
+/* Version of the protocol whose requests the daemon knows; the kernel sends no newer ones. */
+#define MINOR_SPOKEN 31
+#define MINOR_LEAST 13       /* Linux 2.6.32: before it, answers have other lengths */
+#define MINOR_LONG_ANSWER 23 /* older kernels expect FUSE_COMPAT_22_INIT_OUT_SIZE bytes */
+#define MAX_PAGES_DEFAULT                                                                      \
+    32u                         /* of a request, where the kernel can't be told another number \
+                                 */
+#define BACKGROUND_REQUESTS 512 /* the default of 12 splits read-ahead of small files */
+
+/*
+ * Features that help an immutable tree, as far as the kernel has them. AUTO_INVAL_DATA and
+ * READDIRPLUS_AUTO are left out because they cost requests, and everything that concerns
+ * writing.
+ */
+static const uint32_t wanted = FUSE_ASYNC_READ | FUSE_ATOMIC_O_TRUNC | FUSE_EXPORT_SUPPORT |
+                               FUSE_BIG_WRITES | FUSE_DO_READDIRPLUS | FUSE_ASYNC_DIO |
+                               FUSE_PARALLEL_DIROPS | FUSE_MAX_PAGES | FUSE_CACHE_SYMLINKS |
+                               FUSE_INIT_EXT;
+
+int init_answer(const struct fuse_init_in *in, bool access_lists, struct fuse_init_out *ret_out)
+{
+    uint32_t page = (uint32_t)sysconf(_SC_PAGESIZE);
+
+    if (in->major < FUSE_KERNEL_VERSION ||
+        (in->major == FUSE_KERNEL_VERSION && in->minor < MINOR_LEAST))
+        return -EPROTO;
+    *ret_out = (struct fuse_init_out){.major = FUSE_KERNEL_VERSION, .minor = MINOR_SPOKEN};
+    if (in->major > FUSE_KERNEL_VERSION)
+        return sizeof(*ret_out);
+    ret_out->max_readahead = in->max_readahead;
+    /*
+     * POSIX_ACL makes the kernel ask for the list of each file that its reader does not own,
+     * and turns permission checks on.
+     */
+    ret_out->flags = in->flags & (wanted | (access_lists ? FUSE_POSIX_ACL : 0));
+    ret_out->max_background = ret_out->congestion_threshold = BACKGROUND_REQUESTS;
+    /* Nothing is written, but the kernel's limit on pages of a request derives from it. */
+    ret_out->max_write = READER_SPAN_MAX;
+    if (in->flags & FUSE_MAX_PAGES)
+        ret_out->max_pages = (uint16_t)((READER_SPAN_MAX - 1) / page + 1);
+    else if (ret_out->max_write > MAX_PAGES_DEFAULT * page)
+        ret_out->max_write = MAX_PAGES_DEFAULT * page;
+    ret_out->time_gran = 1;
+    return in->minor < MINOR_LONG_ANSWER ? FUSE_COMPAT_22_INIT_OUT_SIZE : sizeof(*ret_out);
+}
+
+/* ---- the log ---- */
+
+/*
+ * The session's lines for the mount's log. A burst of lines may be written; after it, one a
+ * second. A job whose storage is gone fails some thousand reads a second, and the log lies in
+ * somebody's home.
+ */
+#define LOG_BURST 100u
+#define LOG_EVERY_NS UINT64_C(1000000000)
+
+/* May one more line be written? Under the lock. */
+static bool log_has_room(struct session *s, uint64_t now)
+{
+    uint64_t earned = (now - s->log.since_ns) / LOG_EVERY_NS;
+
+    if (earned >= LOG_BURST - s->log.room || s->log.since_ns == 0) {
+        s->log.room = LOG_BURST;
+        s->log.since_ns = now;
+    } else {
+        s->log.room += (unsigned)earned;
+        s->log.since_ns += earned * LOG_EVERY_NS;
+    }
+    if (s->log.room == 0) {
+        s->log.left_out++;
+        return false;
+    }
+    s->log.room--;
+    return true;
+}
+
+/* Under the lock. */
+static void log_write(struct session *s, const char *line)
+{
+    char more[64];
+
+    if (!s->config.log || !log_has_room(s, now_ns()))
+        return;
+    snprintf(more, sizeof(more), "%llu lines were left out",
+             (unsigned long long)s->log.left_out);
+    if (s->log.left_out)
+        s->config.log(s->config.log_ctx, more);
+    s->log.left_out = 0;
+    s->config.log(s->config.log_ctx, line);
+}
+
+void session_note(struct session *s, const char *line)
+{
+    pthread_mutex_lock(&s->log.lock);
+    log_write(s, line);
+    pthread_mutex_unlock(&s->log.lock);
+}
+
+#define LINE_BYTES sizeof(((struct counters *)0)->last_error)
+_Static_assert(sizeof(((struct counters *)0)->trouble[0]) == LINE_BYTES,
+               "they hold the same line");
+
+void session_trouble(struct session *s, enum counter_trouble kind, const char *format, ...)
+{
+    struct counters *c = s->config.counters;
+    char line[LINE_BYTES] = "";
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(line, sizeof(line), format, args);
+    va_end(args);
+    pthread_mutex_lock(&s->log.lock);
+    if (kind < TROUBLE_KINDS && !atomic_load(&c->has_trouble[kind])) {
+        memcpy(c->trouble[kind], line, LINE_BYTES);
+        atomic_store(&c->has_trouble[kind], true);
+    }
+    memcpy(c->last_error, line, LINE_BYTES);
+    log_write(s, line);
+    pthread_mutex_unlock(&s->log.lock);
+}
+
+const char *log_path(const struct session *s, uint32_t position, char buf[LOG_PATH_MAX])
+{
+    size_t len;
+
+    if (index_path(s->index, position, buf, LOG_PATH_MAX, &len) < 0)
+        snprintf(buf, LOG_PATH_MAX, "entry %u", position);
+    return buf;
+}
+
+const char *log_archive(const struct session *s, uint32_t position)
+{
+    const struct pot *pot = s->config.pot;
+    struct extent extent;
+
+    if (!pot_is_several(pot) || index_extent(s->index, position, 0, &extent) < 0 ||
+        extent.kind == EXTENT_HOLE)
+        return pot->path;
+    return source_name(source_at(pot->source, &extent.source_offset));
+}
+
+void log_read_error(struct session *s, uint32_t position, uint64_t offset, int err)
+{
+    char path[LOG_PATH_MAX];
+
+    session_trouble(s, TROUBLE_READ, "%s: %s: can't be read (offset %llu): %s; %s",
+                    log_archive(s, position), log_path(s, position, path),
+                    (unsigned long long)offset,
+                    err == -ENODATA   ? "the archive ends before it"
+                    : err == -ENOTSUP ? CODEC_UNSUPPORTED
+                                      : fault_errno(err),
+                    err == -ENOTSUP  ? CODEC_UNSUPPORTED_ADVICE
+                    : err == -ENOMEM ? "give the job more memory"
+                    : s->config.pot->is_plain
+                        ? "check its storage, and mount the folder anew"
+                        : "'onepot verify' tells what else can't be read; copy the archive "
+                          "again, and mount it anew");
+}
 
 /* NOLINTBEGIN(bugprone-macro-parentheses): they declare a variable, and name a member */
 
@@ -239,7 +405,7 @@ int session_start(const struct session_config *config, struct fault *fault,
     s->fd = config->fuse_fd;
     clock_gettime(CLOCK_REALTIME, &s->made);
     loop_init(&s->loop);
-    log_init(&s->log);
+    pthread_mutex_init(&s->log.lock, NULL);
     pthread_mutex_init(&s->counters_lock, NULL);
     s->ended_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     r = s->ended_fd < 0 ? -errno : session_negotiate(s, fault);
@@ -306,7 +472,7 @@ int session_stop(struct session *s, bool connected)
     features_free(&s->features);
     close(s->fd);
     cleanup_closep(&s->ended_fd);
-    log_destroy(&s->log);
+    pthread_mutex_destroy(&s->log.lock);
     pthread_mutex_destroy(&s->counters_lock);
     free(s);
     return 0;

@@ -4,7 +4,7 @@
 #include <stdint.h>
 #include <unistd.h>
 
-#include "init.h"
+#include "core.h"
 #include "suite.h"
 
 #define FROM_LINUX_6_18                                                                        \
