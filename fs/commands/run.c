@@ -8,17 +8,19 @@
  *
  * A signal that only this process gets is passed on. One that is sent to the process group, as
  * a terminal does, or to every process of a step, as a batch system does, reaches the command
- * by itself. Two witnesses tell these apart (witness.h). A batch system sends to one process
+ * by itself. Two witnesses tell these apart (below). A batch system sends to one process
  * after the other, so the witness is given a moment.
  *
  * sigtimedwait leaves no race between a signal and the wait for a child.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -27,8 +29,109 @@
 #include "commands.h"
 #include "interrupt.h"
 #include "mounter.h"
+#include "process.h"
 #include "summary.h"
-#include "witness.h"
+#include "syscalls.h"
+
+/*
+ * Who else got a signal? A process can't see whether a signal was sent to it alone, to its
+ * process group, or to every process of a job, one after the other, as batch systems do. But
+ * it decides whether the signal has to be passed on: to a command that has it already it would
+ * come twice.
+ *
+ * A witness shows it: a child that blocks every signal, so that every signal to it stays
+ * pending. The sender itself makes it so; the witness need not run for that, however busy the
+ * node is. It lies in the group of its maker, and gets every signal to the group, or in
+ * another, and gets only signals to each process.
+ *
+ * A witness is forked and never executes: it holds no descriptor, no directory, and no more
+ * memory than the pages of its stack. It could take a pending signal only when it runs, so
+ * another takes its place to forget one.
+ */
+struct witness {
+    bool in_group;
+    /*
+     * Arguments of this process that the witness does not show (or NULL): it is found by the
+     * words by which the rest is found, as `pkill -f` does.
+     */
+    char *hidden;
+    size_t hidden_len;
+
+    pid_t pid;        /* 0: there is none, and nothing is seen */
+    uint64_t earlier; /* signals that those before it got */
+};
+
+static _Noreturn void witness_main(const struct witness *witness, pid_t maker)
+{
+    sigset_t all;
+    sigfillset(&all);
+    sigprocmask(SIG_BLOCK, &all, NULL);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != maker || chdir("/") < 0)
+        _exit(0);
+    if (!witness->in_group) {
+        setpgid(0, 0);
+        for (int number = 1; number < NSIG; number++)
+            signal(number, SIG_IGN); /* forgets the group's signals meanwhile */
+    }
+    prctl(PR_SET_NAME, "signal-witness");
+    if (witness->hidden)
+        memset(witness->hidden, 0, witness->hidden_len);
+    syscall_close_range(0, ~0u); /* pipes and locks of its maker; and says that it is ready */
+    for (;;)
+        pause();
+}
+
+/* Start it. It ends with the calling thread. */
+static void witness_start(struct witness *witness)
+{
+    pid_t maker = getpid();
+    int ready[2];
+    char ignored;
+    witness->pid = 0;
+    if (pipe2(ready, O_CLOEXEC) < 0)
+        return;
+    pid_t pid = fork();
+    if (pid == 0)
+        witness_main(witness, maker);
+    close(ready[1]);
+    while (pid > 0 && read(ready[0], &ignored, 1) < 0 && errno == EINTR)
+        ;
+    close(ready[0]);
+    witness->pid = pid > 0 ? pid : 0;
+}
+
+static void witness_end(struct witness *witness)
+{
+    if (witness->pid)
+        process_discard(witness->pid);
+    witness->pid = 0;
+}
+
+/* The signals that it has got, as a set. */
+static uint64_t witness_pending(const struct witness *witness)
+{
+    uint64_t pending;
+    return witness->pid && process_status_number(witness->pid, "\nShdPnd:", 16, &pending)
+               ? pending
+               : 0;
+}
+
+/* Did it get this signal since it was started, or since that was forgotten? */
+static bool witness_saw(const struct witness *witness, int number)
+{
+    return (witness->earlier | witness_pending(witness)) >> (number - 1) & 1;
+}
+
+/* The new one begins before the old one ends, so that no signal comes between. */
+static void witness_forget(struct witness *witness, int number)
+{
+    struct witness before = *witness;
+    witness_start(witness);
+    witness->earlier |= witness_pending(&before);
+    witness->earlier &= ~(UINT64_C(1) << (number - 1));
+    witness_end(&before);
+}
 
 enum {
     RUN_FAILED = CLI_RUN_FAILED,

@@ -11,7 +11,6 @@
 #include "cli.h"
 #include "clock.h"
 #include "commands.h"
-#include "find_mount.h"
 #include "json.h"
 #include "numbers.h"
 #include "report.h"

@@ -24,7 +24,7 @@
 #include "cli.h"
 #include "clock.h"
 #include "commands.h"
-#include "find_mount.h"
+#include "report.h"
 #include "interrupt.h"
 #include "numbers.h"
 #include "state.h"

@@ -17,7 +17,7 @@
 #include "cli.h"
 #include "clock.h"
 #include "commands.h"
-#include "find_mount.h"
+#include "report.h"
 #include "holders.h"
 #include "job.h"
 #include "layer.h"

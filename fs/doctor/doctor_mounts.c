@@ -7,7 +7,7 @@
 
 #include "doctor.h"
 #include "fault.h"
-#include "find_mount.h"
+#include "report.h"
 #include "mountpoint.h"
 #include "state.h"
 #include "summary.h"

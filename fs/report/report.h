@@ -10,6 +10,7 @@
 #ifndef ONEPOT_REPORT_H
 #define ONEPOT_REPORT_H
 
+#include <limits.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -18,6 +19,7 @@
 #include "cli.h"
 #include "counters.h"
 #include "json.h"
+#include "state.h"
 #include "summary.h"
 
 /* A mount at one moment; single counters continue to change while it is printed. */
@@ -28,11 +30,6 @@ struct report {
     uint64_t uptime_s;
     uint64_t idle_ns; /* since the last request; UINT64_MAX: none yet */
 };
-
-/*
- * "serving" and the like: the state in the counters, which a daemon that is gone may have left.
- */
-const char *report_state_name(const struct counters *counters);
 
 /* `state`: the state that the caller knows, or NULL: the daemon's own. Not copied. */
 void report_take(const struct counters *counters, const char *state, struct report *ret_report);
@@ -45,5 +42,32 @@ void report_json(struct json *json, const struct report *report);
 
 /* Either form in memory, as the daemon sees its mount; the caller frees it. -ENOMEM. */
 int report_render(const struct counters *counters, bool json, char **ret_text, size_t *ret_len);
+
+/*
+ * Finding the user's mount that a path means, and its state: for commands that ask its counters
+ * and not the mount itself, which may hang.
+ */
+
+/*
+ * The innermost mount that a path names or leads into, from text alone, since asking the
+ * filesystem could hang. NULL: none of the list. `path` is what was given, made absolute, and
+ * *rest the part of it after the mount point.
+ */
+struct slot *find_mount_around(const struct slot_list *list, const char *given,
+                               char path[PATH_MAX], const char **rest);
+
+/*
+ * The mount at this mount point: of several that had it the one that lives, else the newest. 0;
+ * -ENOENT: no mount of this list is there; or -errno if the path can't be resolved.
+ */
+int find_mount(const struct slot_list *list, const char *mountpoint,
+               const struct slot **ret_slot);
+
+/* The same for a command: CLI_OK, or CLI_FAILED after an error was printed. */
+int find_named_mount(const struct slot_list *list, const char *mountpoint,
+                     const struct slot **ret_slot);
+
+/* "serving", "stopped", "dead"...: from the counters and the kernel. */
+const char *find_mount_state(const struct slot *slot);
 
 #endif
