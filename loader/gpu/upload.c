@@ -17,6 +17,7 @@
 #include "vector.h"
 
 #define NAME_ROOM 32 /* for a device's name and ": " */
+
 /* The end of a capture is waited for in ten pauses of which each is twice as long as the one
  * before, ten seconds in all: a wait for the whole device breaks each capture that goes on. */
 #define CAPTURE_PAUSES 10u
