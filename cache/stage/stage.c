@@ -21,6 +21,7 @@
 #include "cleanup.h"
 #include "clock.h"
 #include "numbers.h"
+#include "output.h"
 #include "stage_private.h"
 
 void stage_say(const struct stage *stage, const char *format, ...)
@@ -48,6 +49,56 @@ void stage_fail(struct stage *stage, int err)
                   "staging to %s has ended early (%s): what is there is used, the rest is read "
                   "from the archive",
                   stage->folder, fault_errno(err));
+}
+
+/* ---- copies that stage->unpacker makes ---- */
+
+/*
+ * The result of stage_use. 0: the whole copy; -ENOENT: none; -EINPROGRESS with
+ * copy_fd: a process makes it; -EBUSY: it is not whole, but others read it.
+ */
+static int stage_look_unpacked(struct stage *stage, const struct registry *folder, int used)
+{
+    if (used == 0 && atomic_load(&stage->state->whole))
+        return 0;
+    if (used == 0)
+        stage_release(stage);
+    else if (used != -ENOENT)
+        return used;
+    int r = registry_open(folder->fd, stage->name, ".copy", O_RDWR, &stage->copy_fd);
+    if (r < 0)
+        return r;
+    if (flock(stage->copy_fd, LOCK_SH | LOCK_NB) < 0)
+        return -EINPROGRESS;
+    stage_release(stage);
+    return -EBUSY;
+}
+
+/*
+ * Unpack into the new, locked copy, and publish it; or remove it. -ENOSPC: another place may
+ * have the room. Other errors of the unpacker come with a fault, and leave copy_fd open.
+ */
+static int stage_unpack(struct stage *stage, struct fault *fault)
+{
+    const struct pot_unpacker *unpacker = stage->unpacker;
+    struct registry folder;
+    struct fault why = {0};
+    int r = unpacker->unpack(unpacker->arg, stage->copy_fd, stage->folder, stage->room, &why);
+    if (r < 0 && fault && r != -ENOSPC)
+        *fault = why;
+    int locked = stage_folder_lock(stage->place, false, &folder);
+    if (locked < 0)
+        return r < 0 ? r : locked;
+    if (r == 0)
+        r = stage_adopt(stage, &folder);
+    if (r == 0)
+        flock(stage->copy_fd, LOCK_UN);
+    else
+        stage_folder_remove(&folder, stage->name);
+    registry_remove(&folder);
+    if (r == -ENOSPC)
+        stage_release(stage);
+    return r;
 }
 
 /* ---- which place ---- */
@@ -194,7 +245,12 @@ static int stage_find(struct stage *stage, const struct stage_places *places)
     return r;
 }
 
-int stage_find_or_make(struct stage *stage, struct fault *fault)
+/*
+ * Use the copy wherever it is already; else make it in the first place with room for it. With
+ * an unpacker, unpack it there. -EINPROGRESS: another process unpacks it to stage->copy_fd, and
+ * has that locked. After this and other errors, release the stage.
+ */
+static int stage_find_or_make(struct stage *stage, struct fault *fault)
 {
     struct reasons reasons = {.err = -ENOENT};
     const struct stage_places places = stage_places(stage->options.place);
@@ -221,8 +277,9 @@ static int stage_check_source(const struct source *source, struct fault *fault)
     return 0;
 }
 
-struct stage *stage_new(const struct source *source, const struct stage_options *options,
-                        bool unpacked)
+/* A stage without files. NULL: out of memory. */
+static struct stage *stage_new(const struct source *source, const struct stage_options *options,
+                               bool unpacked)
 {
     struct stage *stage = calloc(1, sizeof(*stage));
     if (!stage)
@@ -424,4 +481,117 @@ int stage_sweep(const char *place)
 {
     int r = stage_each(place, NULL, NULL);
     return r == -ETIMEDOUT ? r : 0;
+}
+
+/* ---- for archives that are compressed in one piece ---- */
+
+/*
+ * Without an index, the length of one is not known until it is complete. So it has no state
+ * until then, and nobody reads it. The process that makes it holds the lock on its file, and
+ * the others wait for that lock.
+ *
+ * With an index, the length is known. So it is known beforehand whether there is room for it,
+ * each byte has its place before it comes, and the copy is read while it is unpacked
+ * (stage_stream.c). A shared one is found and created in the same way as a plain archive's. A
+ * private one is for users that did not ask for staging: a file without a name, with its state
+ * in memory that forked processes share.
+ */
+#define MEMORY_SHARE 2 /* half of the job's free memory; readers need some, too */
+
+/* The whole copy, found or made, as a separate source. */
+static int store_open(void *ctx, struct source *packed, const struct pot_unpacker *unpacker,
+                      struct fault *fault, struct source **ret_source)
+{
+    struct stage_store *store = ctx;
+    struct stage *stage = stage_new(packed, &store->options, true);
+    int r;
+    if (!stage)
+        return -ENOMEM;
+    stage->unpacker = unpacker;
+    while ((r = stage_find_or_make(stage, fault)) == -EINPROGRESS) {
+        if (flock(stage->copy_fd, LOCK_SH) < 0) {
+            r = -errno; /* a signal */
+            break;
+        }
+        stage_release(stage);
+    }
+    stage->unpacker = NULL;
+    if (r < 0) {
+        stage_forget(stage);
+        return r;
+    }
+    store->stage = stage;
+    int fd = fcntl(stage->copy_fd, F_DUPFD_CLOEXEC, 3);
+    return fd < 0 ? -errno : source_from_fd(fd, source_name(packed), ret_source);
+}
+
+/* ---- private copies ---- */
+
+static bool private_has_room(const char *place, uint64_t bytes)
+{
+    struct stage_room room;
+    if (stage_room_of(place, &room) < 0 || !room.is_local)
+        return false;
+    return bytes <= room.free_bytes &&
+           (room.memory_bytes == UINT64_MAX || bytes <= room.memory_bytes / MEMORY_SHARE);
+}
+
+static int private_make_in(struct stage *stage, const char *place)
+{
+    if (!private_has_room(place, stage->bytes))
+        return -ENOSPC;
+    int fd = output_nameless(place);
+    if (fd < 0)
+        return fd;
+    stage->copy_fd = fd;
+    stage->is_private = true;
+    snprintf(stage->place, sizeof(stage->place), "%s", place);
+    snprintf(stage->folder, sizeof(stage->folder), "%s", place);
+    int r = stage_reserve(stage);
+    if (r == 0)
+        r = stage_new_state(stage, -1, stage->bytes);
+    if (r == 0)
+        r = stage_map_copy(stage);
+    if (r < 0)
+        stage_release(stage);
+    return r;
+}
+
+static int private_make(struct stage *stage, struct fault *fault)
+{
+    const struct stage_places places = stage_places(NULL);
+    int r = -ENOSPC;
+    for (size_t i = 0; r < 0 && i < places.count; i++)
+        r = private_make_in(stage, places.path[i]);
+    return r < 0 ? fault_set(fault, -ENOSPC, NULL, FAULT_NO_OFFSET,
+                             "has to be unpacked, but there is no room")
+                 : 0;
+}
+
+/* ---- private and shared copies of a known length ---- */
+
+/* If another copy is in the way, report it as a lack of room. */
+static int store_expand(void *ctx, const struct pot_stream *stream, struct fault *fault,
+                        struct source **ret_source)
+{
+    struct stage_store *store = ctx;
+    struct stage *stage = stage_new(stream->packed, &store->options, true);
+    if (!stage)
+        return -ENOMEM;
+    stage->bytes = stream->bytes;
+    stage->stream = *stream;
+    stage->expands = true;
+    int r = store->is_private ? private_make(stage, fault) : stage_find_or_make(stage, fault);
+    if (r < 0) {
+        stage_forget(stage);
+        return r == -ENOMEM ? r : -ENOSPC;
+    }
+    store->stage = stage;
+    return stage_stream_source(stage, source_name(stream->packed), ret_source);
+}
+
+struct pot_store stage_pot_store(struct stage_store *store)
+{
+    return (struct pot_store){
+        .open = store->is_private ? NULL : store_open, .expand = store_expand, .ctx = store};
 }

@@ -1,32 +1,218 @@
 /*
  * Shared by the files of staging:
  *
- *   stage.c         finds or makes a copy, and chooses the place; the end; reports
- *   stage_store.c   the same for archives that are compressed in one piece
- *   stage_files.c   the files of a copy
- *   stage_adopt.c   a copy that another program made
+ *   stage.c         finds or makes a copy, also of what is compressed in one piece, and chooses
+ *                   the place; the end; reports
+ *   stage_files.c   where a copy lies, its files, and which parts of it are there
  *   stage_copier.c  the threads that make it
  *   stage_job.c     makes it together with other nodes
  *   stage_serve.c   the same, for an engine in another process
  *   stage_stream.c  unpacks a stream into it, and waits for that
- *   stage_source.c  reads through it
- *   stage_folder.c  where it lies
- *   stage_state.c   which parts of it are there
+ *   stage_source.c  reads through it, or through a copy that another program made
  */
 #ifndef ONEPOT_STAGE_PRIVATE_H
 #define ONEPOT_STAGE_PRIVATE_H
 
+#include <limits.h>
 #include <semaphore.h>
 #include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
 
+#include "fault.h"
 #include "pause.h"
+#include "registry.h"
+#include "runtime.h"
+#include "source.h"
 #include "stage.h"
-#include "stage_folder.h"
-#include "stage_state.h"
 
 #define STAGE_STREAMS 28u
 
-struct stage_given; /* of stage_adopt.c */
+/* ---- the state ---- */
+
+/*
+ * The state of a copy, in a file that all its users map shared: the archive that it is of, and
+ * the state of each chunk of STAGE_CHUNK_BYTES. A chunk is marked as there after its bytes were
+ * written, never before. So a process that finds the mark finds the bytes, and a killed process
+ * leaves at worst a chunk that is made twice.
+ *
+ * A chunk is claimed before it is made, so that it is fetched once. A claim is no lock: it only
+ * says that somebody is at it, so that others wait a moment. The claim of a copier that was
+ * replaced means nothing, and neither does an old claim of a reader.
+ *
+ * Nothing here outlives the node's boot: the file names the boot in which it was made.
+ */
+
+/*
+ * The layout below has this number. It is part of a copy's name, so that two versions of the
+ * program make copies of their own.
+ */
+#ifndef STAGE_STATE_VERSION
+#define STAGE_STATE_VERSION 7u
+#endif
+
+/* A chunk that was claimed this long ago may be taken over. */
+#define STAGE_CLAIM_OLD_S 10
+
+#define STAGE_CHUNK_BYTES (1u << 20)
+#define STAGE_JOB_MAX 128
+/* For job_ns, after which the copier brings the rest. */
+#define STAGE_JOB_OVER 1u
+#define STAGE_JOB_LOST                                                                         \
+    2u /* a node has left, so that all lack its share, or this one lost them */
+
+struct stage_state {
+    char magic[8]; /* written last */
+    uint32_t version;
+    uint32_t chunk_bytes;
+    char boot_id[40];
+    struct source_identity identity; /* of the archive */
+    uint64_t bytes; /* of the copy: of the archive, or of its unpacked content */
+    uint64_t chunks;
+    char archive[4096]; /* its path, for messages */
+    char place[4096];   /* where the copy's folder lies */
+
+    _Atomic uint32_t generation; /* number of the present copier */
+    _Atomic uint32_t whole;      /* every chunk is there, and the archive was not changed */
+    _Atomic int32_t failure;     /* why nobody works on it any more: an errno, or 0 */
+    _Atomic int32_t copier_pid;  /* or 0 */
+
+    /* The copy stays when nobody uses it: `onepot stage` made it. */
+    _Atomic uint32_t pinned;
+    int32_t owner_pid; /* it stays until this process ends; 0: until it is removed */
+    uint64_t owner_start_ticks, owner_namespace;
+    char job[STAGE_JOB_MAX]; /* "SLURM_JOB_ID=12": it stays for this job; "": for none */
+
+    _Atomic uint64_t stream_ns;       /* for which earlier copiers worked, */
+    _Atomic uint64_t stream_since_ns; /* and since when the present one works; 0: none does */
+    _Atomic uint64_t stream_bytes;    /* that copiers fetched in that time */
+    _Atomic uint64_t demand_bytes;    /* fetched because a reader needed them */
+    _Atomic uint64_t demands;         /* chunks fetched for readers */
+    _Atomic uint64_t past_bytes;      /* read from the archive and not kept */
+    _Atomic uint64_t job_bytes;       /* that other nodes of a job had read */
+    _Atomic uint64_t job_ns;          /* when a job's nodes last made progress; 0: none began */
+
+    _Atomic uint64_t progress_ns; /* when copying or unpacking last made progress */
+    char reason[256];             /* why a stream failed; written before `failure` */
+    _Atomic int32_t away;         /* errno that holds a stream up for now; or 0 */
+
+    _Atomic uint32_t chunk[]; /* the enum below, or a claim */
+};
+
+enum {
+    CHUNK_ABSENT = 0,
+    CHUNK_HERE = 1,
+};
+
+size_t stage_state_size(uint64_t bytes);
+
+/* Fill the mapping of a new state file, which is all zeros. */
+void stage_state_init(struct stage_state *state, const struct source *source, uint64_t bytes,
+                      const char *archive, const char *place);
+
+/* Bytes of a chunk; only the last one may be shorter. */
+size_t stage_chunk_len(const struct stage_state *state, uint64_t chunk);
+
+static inline bool stage_chunk_here(const struct stage_state *state, uint64_t chunk)
+{
+    return atomic_load_explicit(&state->chunk[chunk], memory_order_acquire) == CHUNK_HERE;
+}
+
+/* Claim a chunk for the copier of this generation, perhaps from a claimant that is gone. */
+bool stage_claim_stream(struct stage_state *state, uint64_t chunk, uint32_t generation);
+
+/*
+ * Claim a chunk for a reader. True: it is the reader's to make. False: it is there, or being
+ * made. A reader may also take a chunk from a copier that has made no progress for long,
+ * because the copier's reads may never be answered.
+ */
+bool stage_claim_demand(struct stage_state *state, uint64_t chunk);
+
+/* End a claim with CHUNK_HERE or CHUNK_ABSENT, and wake the threads that wait. */
+void stage_settle(struct stage_state *state, uint64_t chunk, uint32_t outcome);
+
+/*
+ * Wait at most `timeout_ms` while somebody else makes the chunk. Does not report the outcome.
+ */
+void stage_wait(struct stage_state *state, uint64_t chunk, unsigned timeout_ms);
+
+/* How many bytes are there. Looks at every chunk. */
+uint64_t stage_bytes_here(const struct stage_state *state);
+
+/* How many bytes are there from the start, without a gap. */
+uint64_t stage_bytes_in_order(const struct stage_state *state);
+
+static inline bool stage_is_complete(const struct stage_state *state)
+{
+    return stage_bytes_in_order(state) == state->bytes;
+}
+
+/* ---- the folder ---- */
+
+/*
+ * Where copies lie: in a folder `onepot-stage-UID` (0700, the user's own) in /dev/shm, $TMPDIR
+ * or /tmp, or where the user says. $ONEPOT_RUNTIME_DIR, if set, replaces these places. Each is
+ * judged (place.h). A copy is two files there (0600), beside a lock:
+ *
+ *   NAME.copy   the bytes. The process that makes the copy holds a lock (flock) on it.
+ *   NAME.state  which bytes are there (stage_state). Each process that uses the copy holds a
+ *               shared lock on it: a copy without one was left by a killed process.
+ *   lock        of the folder: copies come, are judged, and go only under it. It is held only
+ *               for moments.
+ *
+ * A folder that is a link, or not ours alone, is not used. Neither is a file that is not a
+ * regular file of ours.
+ */
+
+#define STAGE_NAME_MAX 160
+
+/* "/dev/shm" and so on: the places that exist, best first. With `given`, that one alone. */
+struct stage_places {
+    size_t count;
+    char path[RUNTIME_FOLDERS_MAX][PATH_MAX];
+};
+struct stage_places stage_places(const char *given);
+
+/*
+ * Open and lock the folder in `place`; with `create`, make it if need be. -ENOENT: there is
+ * none; -EPERM: it is not ours alone; -ETIMEDOUT: its lock was taken for ten seconds.
+ *
+ * It ends by registry_remove: no process reads by a path in an empty folder, so whoever takes
+ * the name then only has copies made elsewhere.
+ */
+int stage_folder_lock(const char *place, bool create, struct registry *ret_folder);
+
+/* One line on why it can't be locked, after the error `err`: see runtime_explain. */
+void stage_folder_explain(const char *place, int err, char *buf, size_t size);
+
+/* Remove both files. */
+void stage_folder_remove(const struct registry *folder, const char *name);
+
+/* One copy of a folder. */
+struct stage_file {
+    const struct registry *folder;
+    const char *name;
+    int fd;                    /* of its state; -ENOENT: it has none; or another error */
+    struct stage_state *state; /* NULL: it can't be read */
+};
+
+/* Call `fn` for each NAME.state, and each NAME.copy without one, until it returns not 0. */
+int stage_folder_each(const struct registry *folder,
+                      int (*fn)(void *ctx, const struct stage_file *file), void *ctx);
+
+struct stage_room {
+    uint64_t free_bytes;   /* of the filesystem */
+    uint64_t memory_bytes; /* for the job to use; UINT64_MAX: the place is on a disk */
+    bool is_local;
+};
+/* The room in `place`. What copies under way will still take is not deducted. */
+int stage_room_of(const char *place, struct stage_room *ret_room);
+
+/* ---- a stage ---- */
+
+struct stage_given; /* of stage_source.c */
 
 struct stage {
     const struct source *source;
@@ -56,17 +242,6 @@ struct stage {
     struct stage_given *given; /* a copy to adopt; NULL: none */
     bool was_moved;            /* and it has become the copy */
 };
-
-/* A stage without files. NULL: out of memory. */
-struct stage *stage_new(const struct source *source, const struct stage_options *options,
-                        bool unpacked);
-
-/*
- * Use the copy wherever it is already; else make it in the first place with room for it. With
- * an unpacker, unpack it there. -EINPROGRESS: another process unpacks it to stage->copy_fd, and
- * has that locked. After this and other errors, release the stage.
- */
-int stage_find_or_make(struct stage *stage, struct fault *fault);
 
 void stage_say(const struct stage *stage, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
@@ -107,7 +282,7 @@ int stage_adopt(struct stage *stage, const struct registry *folder);
 /* Close and unmap. */
 void stage_release(struct stage *stage);
 
-/* ---- stage_adopt.c ---- */
+/* ---- a copy that another program made ---- */
 
 /* Open and judge the file at `path`. Errors come with a fault. */
 int stage_given_new(const char *path, const struct source *source, struct fault *fault,
@@ -116,23 +291,6 @@ void stage_given_free(struct stage_given *given); /* NULL is fine */
 
 /* Make it the copy, or use one that is there by now. An error: it has to be copied. */
 int stage_given_take(struct stage *stage, const struct stage_places *places);
-
-/* Read it. An error: there is none, or it is not to be trusted any more. */
-int stage_given_read(struct stage *stage, void *buf, size_t len, uint64_t offset);
-
-/* ---- stage_store.c: copies that stage->unpacker makes ---- */
-
-/*
- * The result of stage_use. 0: the whole copy; -ENOENT: none; -EINPROGRESS with
- * copy_fd: a process makes it; -EBUSY: it is not whole, but others read it.
- */
-int stage_look_unpacked(struct stage *stage, const struct registry *folder, int used);
-
-/*
- * Unpack into the new, locked copy, and publish it; or remove it. -ENOSPC: another place may
- * have the room. Other errors of the unpacker come with a fault, and leave copy_fd open.
- */
-int stage_unpack(struct stage *stage, struct fault *fault);
 
 /* ---- the copier and readers ---- */
 
