@@ -30,7 +30,6 @@
 #include "layer.h"
 #include "mount_options.h"
 #include "mountpoint.h"
-#include "namespace.h"
 #include "pot.h"
 #include "known_reads.h"
 #include "reader.h"

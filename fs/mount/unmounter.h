@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "namespace.h"
+#include "mountpoint.h"
 #include "state.h"
 
 /*

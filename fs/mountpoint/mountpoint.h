@@ -5,7 +5,7 @@
  *     mount(2)                 root, or root of a user namespace
  *     fusermount3, fusermount  the setuid helpers of libfuse 3 and 2, by the protocol that
  *                              fusermount3 documents (_FUSE_COMMFD; fusermount.h)
- *     namespace                a private namespace, for the command of `run` (namespace.h)
+ *     namespace                a private namespace, for the command of `run` (below)
  *     parent                   /dev/fd/N: the process that started us has mounted
  *
  *     struct mounted mounted = MOUNTED_NONE;
@@ -27,8 +27,21 @@
 
 #include <limits.h>
 #include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
 
-#include "namespace.h"
+struct counters;
+
+/* A private namespace, see below. */
+struct namespace
+{
+    pid_t child;
+    unsigned dev_major, dev_minor; /* of the mount */
+    int sock;                      /* to the child until namespace_go */
+    int user_ns, mnt_ns;           /* keep the namespaces, to unmount inside them */
+    const char *mountpoint;
+};
+#define NAMESPACE_NONE ((struct namespace){.sock = -1, .user_ns = -1, .mnt_ns = -1})
 
 /* In the order in which they are tried. */
 enum mount_method {
@@ -53,7 +66,7 @@ struct mount_request {
     bool default_permissions;
     bool noexec;
     const struct layer *layer; /* that will lie over it (namespace_cover); NULL: none */
-    void (*launch)(void *ctx); /* MOUNT_BY_NAMESPACE: see namespace.h */
+    void (*launch)(void *ctx); /* MOUNT_BY_NAMESPACE: see namespace_join */
     void *launch_ctx;
     int parent_fd; /* MOUNT_BY_PARENT: the device; the result takes it over */
 };
@@ -81,15 +94,12 @@ struct mounted {
 int mountpoint_mount(const struct mount_request *request, struct mount_report *report,
                      struct mounted *ret_mounted);
 
-/* mount(2) alone: 0 or -errno. Works for root of the namespaces that the caller is in. */
-int mountpoint_mount_here(const struct mount_request *request, int *ret_fd);
-
 /* Does everybody on this node see it, and not one command or a container alone? */
 bool mounted_is_visible(const struct mounted *mounted);
 
 /*
  * Does the mount answer? It is asked from where it is seen: as mountpoint_answers,
- * namespace_answers; 0 for a parent's, which can't be asked.
+ * or by the child in its namespace; 0 for a parent's, which can't be asked.
  */
 int mounted_answers(const struct mounted *mounted, const char *path, int timeout_ms);
 
@@ -112,5 +122,54 @@ const char *mountpoint_unmount_error(int err);
  * -ETIMEDOUT; -ENOTCONN: its daemon is dead; other errors of statfs(2).
  */
 int mountpoint_answers(const char *path, int timeout_ms);
+
+/*
+ * A private mount namespace, within a user namespace if the caller is not root. Where nobody
+ * may mount for everybody to see, or the place is occupied, an ordinary user may still mount
+ * for one process and its children, if the kernel allows user namespaces. Only `run` can use
+ * that: its command is that process.
+ *
+ *     mountpoint_mount(&request, report, &mounted)
+ *         a child enters the namespaces, mounts, hands back the descriptor, waits
+ *     ... a daemon serves the descriptor, outside of the namespaces ...
+ *     mounted_answers(&mounted, path, timeout)    the child sees its mount
+ *     namespace_cover(&ns, timeout)      the child mounts a layer over it, if there is one
+ *     namespace_go(&ns)                  the child calls launch(ctx), which execs
+ *     namespace_unmount(&ns, lazy)       when the command has ended
+ *
+ * The caller is the child's parent and waits for it. If the caller dies before namespace_go,
+ * the child ends.
+ */
+
+/*
+ * Start a child in the namespaces that process `pid`, of the same user, holds by these
+ * descriptors. It sees the mount there, and waits like the child of mountpoint_mount. -EXDEV:
+ * its root would be another directory; -EPERM and the like: not allowed, or they are gone.
+ */
+int namespace_join(pid_t pid, int user_fd, int mount_fd, const char *mountpoint,
+                   void (*launch)(void *ctx), void *ctx, struct namespace *ret_namespace);
+
+/* Mount the request's layer (layer.h) over the mount, which answers by now. 0 or -errno. */
+int namespace_cover(const struct namespace *ns, int timeout_ms);
+
+/*
+ * The bytes and files that a layer in memory holds, from inside: a child writes them to the
+ * counters, unless nothing tells.
+ */
+void namespace_measure(const struct namespace *ns, struct counters *counters);
+
+int namespace_go(struct namespace *ns);
+
+/*
+ * As mountpoint_unmount, from inside, with what lies over the mount; processes that the command
+ * left may still use it.
+ */
+int namespace_unmount(const struct namespace *ns, bool lazy);
+
+/* Only close the descriptors: for a process that was forked meanwhile. */
+void namespace_forget(struct namespace *ns);
+
+/* End a child that still waits; release the namespaces. */
+void namespace_close(struct namespace *ns);
 
 #endif
