@@ -134,12 +134,12 @@ static void note_device(struct mounter *m)
     c->mount_dev_minor = m->mounted.dev_minor;
 }
 
-static int mount_failed(const struct mounter *m, struct mount_report *report)
+static int mount_failed(const struct mounter *m, char report[MOUNT_REPORT_MAX])
 {
     const uint64_t bytes = mounter_extracted_bytes(m);
     char files[96] = "";
 
-    if (!report->tried[0])
+    if (!report[0])
         mount_report_add(report, "ONEPOT_MOUNT_METHODS", "it leaves no way");
     if (bytes)
         snprintf(files, sizeof(files),
@@ -149,22 +149,22 @@ static int mount_failed(const struct mounter *m, struct mount_report *report)
             m->path,
             "--writable needs a namespace for the command, which is not possible here "
             "(%s); %s%s",
-            report->tried, mount_advice(MOUNT_BY_NAMESPACE), files);
+            report, mount_advice(MOUNT_BY_NAMESPACE), files);
     if (m->taken[0])
         return cli_failf(m->path,
                          "%s, and a namespace in which this command alone would see its own is "
                          "not possible here (%s); take another --at, or none: then it is in a "
                          "directory of its own",
-                         m->taken, report->tried);
+                         m->taken, report);
     return cli_failf(
-        m->path, "it can't be mounted (%s); %s%s", report->tried,
+        m->path, "it can't be mounted (%s); %s%s", report,
         mount_advice(m->for_run ? m->methods : m->methods & ~(unsigned)MOUNT_BY_NAMESPACE),
         files);
 }
 
 /* At its place by mount(2), which can lay a layer over it, too; else where the layer leaves it.
  */
-static int mount_below_layer(struct mounter *m, struct mount_report *report)
+static int mount_below_layer(struct mounter *m, char report[MOUNT_REPORT_MAX])
 {
     unsigned methods = m->request.methods;
 
@@ -186,7 +186,7 @@ static int mount_archive(struct mounter *m)
 {
     const struct mount_options *o = m->options;
     auto_registry registry = REGISTRY_NONE;
-    struct mount_report report = {""};
+    char report[MOUNT_REPORT_MAX] = "";
     int r = 0;
 
     m->request = (struct mount_request){
@@ -216,10 +216,10 @@ static int mount_archive(struct mounter *m)
     if (m->is_private && m->parent_fd < 0)
         m->request.methods &= MOUNT_BY_NAMESPACE;
     r = m->options->writable && !m->for_run
-            ? mount_below_layer(m, &report)
-            : mountpoint_mount(&m->request, &report, &m->mounted);
+            ? mount_below_layer(m, report)
+            : mountpoint_mount(&m->request, report, &m->mounted);
     if (r < 0)
-        return mount_failed(m, &report);
+        return mount_failed(m, report);
     m->parent_fd = -1;
     note_device(m);
     return 0;

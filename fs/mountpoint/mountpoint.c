@@ -259,7 +259,7 @@ static int open_namespaces(struct namespace *ns, pid_t pid, const char *user, co
 }
 
 /* Read the child's messages until it has mounted. */
-static int hear_child(struct namespace *ns, struct mount_report *report, int *ret_fuse_fd)
+static int hear_child(struct namespace *ns, char report[MOUNT_REPORT_MAX], int *ret_fuse_fd)
 {
     struct word word = {.about = ENTERED};
     int fd = -1, r = 0;
@@ -306,7 +306,7 @@ static int fork_child(struct namespace *ns, const struct mount_request *rq,
 /*
  * The request's `launch` must not return. Its strings must live as long as the namespace.
  */
-static int namespace_start(const struct mount_request *rq, struct mount_report *report,
+static int namespace_start(const struct mount_request *rq, char report[MOUNT_REPORT_MAX],
                            struct namespace *ret_namespace, int *ret_fuse_fd)
 {
     struct namespace ns = NAMESPACE_NONE;
@@ -448,7 +448,7 @@ void namespace_close(struct namespace *ns)
 /* ---- the ways ---- */
 
 static int mount_by_syscall(const char *program, const struct mount_request *rq,
-                            struct mount_report *report, struct mounted *mounted)
+                            char report[MOUNT_REPORT_MAX], struct mounted *mounted)
 {
     (void)program;
     int r = mountpoint_mount_here(rq, &mounted->fuse_fd);
@@ -482,7 +482,7 @@ static char *helper_options(const struct mount_request *rq)
 }
 
 static int mount_by_helper(const char *program, const struct mount_request *rq,
-                           struct mount_report *report, struct mounted *mounted)
+                           char report[MOUNT_REPORT_MAX], struct mounted *mounted)
 {
     char path[PATH_MAX], said[FUSERMOUNT_SAID_MAX] = "";
 
@@ -510,14 +510,14 @@ static int mount_by_helper(const char *program, const struct mount_request *rq,
 }
 
 static int mount_in_namespace(const char *program, const struct mount_request *rq,
-                              struct mount_report *report, struct mounted *mounted)
+                              char report[MOUNT_REPORT_MAX], struct mounted *mounted)
 {
     (void)program;
     return rq->launch ? namespace_start(rq, report, &mounted->ns, &mounted->fuse_fd) : -EPERM;
 }
 
 static int mount_by_parent(const char *program, const struct mount_request *rq,
-                           struct mount_report *report, struct mounted *mounted)
+                           char report[MOUNT_REPORT_MAX], struct mounted *mounted)
 {
     (void)program;
     (void)report;
@@ -531,7 +531,7 @@ static const struct mount_way {
     enum mount_method method;
     const char *name; /* in $ONEPOT_MOUNT_METHODS, and a helper's program; NULL: none */
     int (*mount)(const char *program, const struct mount_request *rq,
-                 struct mount_report *report, struct mounted *mounted);
+                 char report[MOUNT_REPORT_MAX], struct mounted *mounted);
     bool is_helper;
     bool is_visible; /* to everybody on the node */
 } ways[] = {
@@ -583,7 +583,7 @@ int mount_methods(unsigned *ret_methods)
     return 0;
 }
 
-int mountpoint_mount(const struct mount_request *rq, struct mount_report *report,
+int mountpoint_mount(const struct mount_request *rq, char report[MOUNT_REPORT_MAX],
                      struct mounted *ret_mounted)
 {
     struct mounted mounted = MOUNTED_NONE;
@@ -611,14 +611,13 @@ int mountpoint_mount(const struct mount_request *rq, struct mount_report *report
 
 /* ---- reports ---- */
 
-void mount_report_add(struct mount_report *report, const char *way, const char *said)
+void mount_report_add(char report[MOUNT_REPORT_MAX], const char *way, const char *said)
 {
-    size_t len = strlen(report->tried), n = strlen(way);
+    size_t len = strlen(report), n = strlen(way);
     /* A helper's lines begin with its own name. */
     if (strncmp(said, way, n) == 0 && strncmp(said + n, ": ", 2) == 0)
         said += n + 2;
-    snprintf(report->tried + len, sizeof(report->tried) - len, "%s%s: %s", len ? "; " : "", way,
-             said);
+    snprintf(report + len, MOUNT_REPORT_MAX - len, "%s%s: %s", len ? "; " : "", way, said);
 }
 
 /* The switch of the administrators that keeps users from namespaces, and what to do; or NULL.

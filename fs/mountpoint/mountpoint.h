@@ -9,7 +9,7 @@
  *     parent                   /dev/fd/N: the process that started us has mounted
  *
  *     struct mounted mounted = MOUNTED_NONE;
- *     r = mountpoint_mount(&request, &report, &mounted);
+ *     r = mountpoint_mount(&request, report, &mounted);
  *     ... a daemon serves mounted.fuse_fd ...
  *     mounted_answers(&mounted, path, timeout_ms)
  *     mountpoint_unmount(path, lazy)
@@ -71,13 +71,9 @@ struct mount_request {
     int parent_fd; /* MOUNT_BY_PARENT: the device; the result takes it over */
 };
 
-#define MOUNT_REPORT_MAX 1536
-
 /* Each attempted way with its error: "mount(2): Operation not permitted; ..." */
-struct mount_report {
-    char tried[MOUNT_REPORT_MAX];
-};
-void mount_report_add(struct mount_report *report, const char *way, const char *said);
+#define MOUNT_REPORT_MAX 1536
+void mount_report_add(char report[MOUNT_REPORT_MAX], const char *way, const char *said);
 
 struct mounted {
     enum mount_method method;      /* 0: not mounted */
@@ -91,7 +87,7 @@ struct mounted {
  * Try the ways of the request until one works. 0, or -EPERM (or another reason) and the report.
  * The process must have only one thread.
  */
-int mountpoint_mount(const struct mount_request *request, struct mount_report *report,
+int mountpoint_mount(const struct mount_request *request, char report[MOUNT_REPORT_MAX],
                      struct mounted *ret_mounted);
 
 /* Does everybody on this node see it, and not one command or a container alone? */
