@@ -13,7 +13,7 @@
  * When all readers have *passed* it, it stays *unused*.
  *
  * The plan follows a known order (follow.h), which was given or recognised (recognise.h). Reads
- * outside of it may be sequences (streams.h). The values of `onepot stat` come from
+ * outside of it may be sequences (chooser.h). The values of `onepot stat` come from
  * struct ahead_stats: "foreseen" counts planned bytes, "prefetched" the block cache's.
  *
  *     ahead_new(&options, &ahead);

@@ -18,7 +18,7 @@
 #include <string.h>
 
 #include "numbers.h"
-#include "want.h"
+#include "chooser.h"
 #include "world.h"
 
 #define ISSUED 1u

@@ -8,7 +8,7 @@
  * Once all is listed no LOOKUPs come, and it ends. It ends for good when listings carry no more
  * attributes.
  */
-#include "names.h"
+#include "chooser.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -7,14 +7,13 @@
  *
  * Each fetcher works on a separate chunk, and so lists names before it opens the files.
  */
-#include "nearby.h"
+#include "chooser.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
 #include "bits.h"
 #include "numbers.h"
-#include "want.h"
 
 #define CHUNK_ENTRIES (1u << NEARBY_CHUNK_BITS)
 #define CHUNKS_AHEAD 4u /* chunks after one that is read from, for readers that go in order */

@@ -25,13 +25,8 @@
 #include "clock.h"
 #include "follow.h"
 #include "known_reads.h"
-#include "names.h"
-#include "nearby.h"
 #include "numbers.h"
 #include "recognise.h"
-#include "streams.h"
-#include "tree_walk.h"
-#include "want.h"
 
 /*
  * A name's place in the index is its place in the order of names: the children of a directory
@@ -70,7 +65,7 @@ struct scan {
     struct ahead_stats *stats;
     uint64_t reads; /* first reads of files */
 
-    struct streams names, places;
+    struct sequences names, places;
     struct known_reads *archive;
     bool wants_archive, no_archive;
     unsigned close_reads, offset_reads;
@@ -140,7 +135,7 @@ static void scan_judge(struct scan *s, bool used)
     if (s->judged_unused > JUDGED / 2) {
         s->goes_on = s->reads + s->pause;
         s->pause *= 2;
-        s->names = s->places = (struct streams){0};
+        s->names = s->places = (struct sequences){0};
     }
     s->judged = s->judged_unused = 0;
 }
@@ -336,12 +331,12 @@ static void scan_observe_file(struct scan *s, uint32_t position, bool expected)
 
     s->reads++;
     scan_settle(s, position);
-    if (expected || s->reads < s->goes_on || streams_read(&s->names, position))
+    if (expected || s->reads < s->goes_on || sequences_read(&s->names, position))
         return;
     if (!s->archive)
         scan_watch_offsets(s, position);
     else if (known_reads_place(s->archive, position, 0, &place) == 0)
-        streams_read(&s->places, place);
+        sequences_read(&s->places, place);
 }
 
 static bool scan_observe(void *chooser, const struct observation *o, bool expected)
@@ -374,10 +369,10 @@ static bool scan_take_file(struct scan *s, struct reader_want *ret_want)
 {
     uint64_t place;
 
-    while (streams_next(&s->names, &place))
+    while (sequences_next(&s->names, &place))
         if (scan_want_file(s, place, AHEAD_DIRECTORY, ret_want))
             return true;
-    while (s->archive && streams_next(&s->places, &place))
+    while (s->archive && sequences_next(&s->places, &place))
         if (place < known_reads_count(s->archive) &&
             scan_want_file(s, known_reads_at(s->archive, place), AHEAD_ARCHIVE, ret_want))
             return true;

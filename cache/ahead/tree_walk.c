@@ -9,7 +9,7 @@
  * three. Listing stays at most AHEAD_DIRECTORIES in front of the reader. It ends when the
  * reader leaves the path or rests; after that, a walk must be twice as long to be recognised.
  */
-#include "tree_walk.h"
+#include "chooser.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
  * that each, but is wasted if they are never opened. So a directory is listed by and by: for
  * each slow open in it, names for a few times as long as that took. A program that opens a few
  * files loses little, and one that opens all of them is soon ahead. No directory is too large
- * for that. Where the mount lists names ahead (cache/ahead/names.h), which costs the reader
+ * for that. Where the mount lists names ahead (cache/ahead/names.c), which costs the reader
  * nothing, nothing is listed here: so this serves where the daemon can't have a child in the
  * mount, as without user namespaces.
  *

@@ -2,7 +2,7 @@
 #include <errno.h>
 
 #include "index_helper.h"
-#include "names.h"
+#include "chooser.h"
 #include "suite.h"
 
 #define MS UINT64_C(1000000)

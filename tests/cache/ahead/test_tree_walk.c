@@ -1,7 +1,7 @@
 /* What counts as a walk through the tree, and which directories are listed ahead of it. */
 #include "index_helper.h"
 #include "suite.h"
-#include "tree_walk.h"
+#include "chooser.h"
 
 #define MS UINT64_C(1000000)
 

@@ -1,4 +1,4 @@
-#include "streams.h"
+#include "chooser.h"
 
 #include "numbers.h"
 
@@ -15,20 +15,20 @@ static uint64_t common_divisor(uint64_t a, uint64_t b)
     return a;
 }
 
-static bool stream_is_believed(const struct stream *t)
+static bool sequence_is_believed(const struct sequence *t)
 {
-    return t->reads >= STREAM_CONFIDENT && t->step &&
+    return t->reads >= SEQUENCE_CONFIDENT && t->step &&
            (t->last - t->first) / t->step <= 4 * (uint64_t)t->reads;
 }
 
-/* The stream that the place continues, or else the one that was idle longest. */
-static struct stream *streams_find(struct streams *s, uint64_t place, bool *ret_continues)
+/* The sequence that the place continues, or else the one that was idle longest. */
+static struct sequence *sequences_find(struct sequences *s, uint64_t place, bool *ret_continues)
 {
-    struct stream *oldest = &s->at[0];
+    struct sequence *oldest = &s->at[0];
 
-    for (unsigned i = 0; i < STREAMS; i++) {
-        struct stream *t = &s->at[i];
-        uint64_t near = max_u64(4 * t->step, STREAM_NEAR);
+    for (unsigned i = 0; i < SEQUENCES; i++) {
+        struct sequence *t = &s->at[i];
+        uint64_t near = max_u64(4 * t->step, SEQUENCE_NEAR);
         *ret_continues = t->reads && place + near > t->last && place <= t->last + near;
         if (*ret_continues)
             return t;
@@ -38,21 +38,21 @@ static struct stream *streams_find(struct streams *s, uint64_t place, bool *ret_
     return oldest;
 }
 
-bool streams_read(struct streams *s, uint64_t place)
+bool sequences_read(struct sequences *s, uint64_t place)
 {
     bool continues;
-    struct stream *t = streams_find(s, place, &continues);
+    struct sequence *t = sequences_find(s, place, &continues);
 
     if (!continues)
-        *t = (struct stream){.first = place, .last = place, .next = place + 1};
+        *t = (struct sequence){.first = place, .last = place, .next = place + 1};
     t->used = ++s->clock;
     if (continues && place == t->last)
-        return stream_is_believed(t);
+        return sequence_is_believed(t);
     t->reads++;
     if (continues)
         t->step = common_divisor(t->step, place > t->last ? place - t->last : t->last - place);
     t->last = max_u64(t->last, place);
-    if (!stream_is_believed(t))
+    if (!sequence_is_believed(t))
         return false;
     if (t->next <= t->last) {
         t->next = t->last + t->step;
@@ -64,11 +64,11 @@ bool streams_read(struct streams *s, uint64_t place)
     return true;
 }
 
-bool streams_next(struct streams *s, uint64_t *ret_place)
+bool sequences_next(struct sequences *s, uint64_t *ret_place)
 {
-    for (unsigned i = 0; i < STREAMS; i++) {
-        struct stream *t = &s->at[i];
-        if (!stream_is_believed(t) || !t->window || t->next > t->last + t->window * t->step)
+    for (unsigned i = 0; i < SEQUENCES; i++) {
+        struct sequence *t = &s->at[i];
+        if (!sequence_is_believed(t) || !t->window || t->next > t->last + t->window * t->step)
             continue;
         *ret_place = t->next;
         t->next += t->step;
