@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "budget.h"
-#include "claims.h"
+#include "share.h"
 #include "cli.h"
 #include "cpus.h"
 #include "job.h"

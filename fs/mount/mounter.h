@@ -23,7 +23,7 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-#include "claims.h"
+#include "share.h"
 #include "control.h"
 #include "detach.h"
 #include "job.h"

@@ -15,7 +15,7 @@
 #include <sys/mman.h>
 
 #include "budget.h"
-#include "claims.h"
+#include "share.h"
 #include "error.h"
 #include "numbers.h"
 #include "thread.h"

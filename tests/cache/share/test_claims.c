@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "claims.h"
+#include "share.h"
 #include "suite.h"
 
 #define MB (UINT64_C(1) << 20)

@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 
 #include "budget.h"
-#include "claims.h"
+#include "share.h"
 #include "cpus.h"
 #include "suite.h"
 

@@ -14,7 +14,7 @@
 #include <time.h>
 
 #include "device.h"
-#include "claims.h"
+#include "share.h"
 #include "locked.h"
 #include "error.h"
 #include "locked.h"
