@@ -19,7 +19,6 @@
 #include <time.h>
 
 #include "ahead.h"
-#include "archive_files.h"
 #include "bits.h"
 #include "chooser.h"
 #include "clock.h"

@@ -12,7 +12,6 @@
 
 #include <stdatomic.h>
 
-#include "folder_files.h"
 #include "known_reads.h"
 
 #define RECOGNISE_READS_MIN 16u  /* fewer prove nothing */
