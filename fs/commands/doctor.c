@@ -2,10 +2,8 @@
  * onepot doctor: reports this node's limits and faults.
  */
 #include <string.h>
-#include <sys/utsname.h>
 #include <unistd.h>
 
-#include "cleanup.h"
 #include "cli.h"
 #include "commands.h"
 #include "doctor.h"
@@ -77,35 +75,6 @@ static bool has_wrong(const struct findings *f)
     return f->failed;
 }
 
-/* May users give others access? fusermount3 looks it up in /etc/fuse.conf. */
-static void see_allow_other(struct findings *f)
-{
-    char line[256], word[64];
-    bool allowed = false;
-    auto_fclose FILE *file = fopen("/etc/fuse.conf", "re");
-
-    while (file && fgets(line, sizeof(line), file))
-        allowed |= sscanf(line, " %63s", word) == 1 && strcmp(word, "user_allow_other") == 0;
-    finding_add(f, FINDING_FACT, "--allow-other", "%s",
-                allowed ? "is allowed to users (user_allow_other in /etc/fuse.conf)"
-                        : "is not for users: /etc/fuse.conf has no user_allow_other");
-}
-
-static void see_mounting(struct findings *f)
-{
-    struct utsname name;
-
-    f->section = "mounting";
-    if (uname(&name) == 0)
-        finding_add(f, FINDING_FACT, "kernel", "%s %s", name.sysname, name.release);
-    if (geteuid() != 0)
-        see_allow_other(f);
-#ifdef HAVE_PRELOAD
-    doctor_preload(f);
-#endif
-    self_test_mounting(f);
-}
-
 int command_doctor(int argc, char **argv)
 {
     bool json = false;
@@ -117,28 +86,10 @@ int command_doctor(int argc, char **argv)
         return cli_usage_error(&usage, "one archive or mount point at a time");
 
     struct findings f = {0};
-    struct doctor_archive archive = {0};
-    const char *path = optind < argc ? argv[optind] : NULL;
-    see_mounting(&f);
+    doctor_mounting(&f);
+    self_test_mounting(&f);
     bool works = !has_wrong(&f);
-    bool is_mount = false;
-#ifdef HAVE_FUSE
-    is_mount = path && doctor_mount(&f, path);
-#endif
-    if (path && !is_mount)
-        doctor_archive(&f, path, &archive);
-    doctor_memory(&f);
-    doctor_cpus(&f);
-    doctor_limits(&f, archive.bytes);
-    const char *place = doctor_storage(&f, archive.bytes);
-    doctor_job(&f, path, &archive, place);
-    doctor_copies(&f);
-#ifdef HAVE_PYTHON
-    doctor_python(&f);
-#endif
-#ifdef HAVE_FUSE
-    doctor_leftovers(&f);
-#endif
+    doctor_node(&f, optind < argc ? argv[optind] : NULL);
     bool good = !has_wrong(&f);
     if (json)
         command_doctor_json(&f, works);

@@ -41,50 +41,37 @@ void finding_add(struct findings *findings, enum finding_kind kind, const char *
 void finding_advise(struct findings *findings, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Can programs under `run` read without the mount? */
-void doctor_preload(struct findings *findings);
-
-/* Memory, CPUs, limits. */
-void doctor_memory(struct findings *findings);
-void doctor_cpus(struct findings *findings);
+/* What a mount needs besides a trial: the kernel, rights, the preloaded library. */
+void doctor_mounting(struct findings *findings);
 
 /*
- * Places of this node for copies and mount points. `archive_bytes`: size of an archive that
- * should fit; 0: none. Returns the place where --stage would copy it; NULL: it fits in none.
+ * All the rest: an archive or a mount point of this user's (`path`; NULL: none), memory, CPUs,
+ * limits, places and copies of archives on this node, a job of several nodes, Python's module,
+ * dead mounts.
  */
-const char *doctor_storage(struct findings *findings, uint64_t archive_bytes);
+void doctor_node(struct findings *findings, const char *path);
 
-/* Limits of the process and of the kernel's FUSE. `archive_bytes`: as above. */
-void doctor_limits(struct findings *findings, uint64_t archive_bytes);
-
-/* Copies of archives that this user has on this node. */
-void doctor_copies(struct findings *findings);
-
-/* Does `import onepot` find this project's module? Says nothing where it finds none. */
-void doctor_python(struct findings *findings);
-
-/* Type of the filesystem that an open file or folder is in, such as "tmpfs". */
-void doctor_filesystem(int fd, char type[32]);
-
-/* Dead mounts of this user. */
-void doctor_leftovers(struct findings *findings);
+/* ---- parts of it ---- */
 
 struct doctor_archive {
     uint64_t bytes; /* 0: it is none that could be read */
     bool is_local;  /* on this node */
     bool is_packed; /* compressed in one piece */
 };
+void doctor_archive(struct findings *findings, const char *path,
+                    struct doctor_archive *ret_archive);
 
 /*
- * In a job of several nodes: how they best come by the archive. `place`: what doctor_storage
- * returned.
+ * Limits of the process and of the kernel's FUSE. `archive_bytes`: size of an archive that
+ * should fit; 0: none.
+ */
+void doctor_limits(struct findings *findings, uint64_t archive_bytes);
+
+/*
+ * In a job of several nodes: how they best come by the archive. `place`: where --stage would
+ * copy it; NULL: it fits nowhere.
  */
 void doctor_job(struct findings *findings, const char *path,
                 const struct doctor_archive *archive, const char *place);
-
-/* An archive, or a mount point of this user's. */
-void doctor_archive(struct findings *findings, const char *path,
-                    struct doctor_archive *ret_archive);
-bool doctor_mount(struct findings *findings, const char *path);
 
 #endif
