@@ -101,18 +101,25 @@ struct features {
     unsigned count;
 };
 
+/* NOLINTBEGIN(bugprone-macro-parentheses): they declare a variable, and name a member */
+
+/* `f` is each started feature that has the member, in order. */
+#define EACH_FEATURE(f, features, member)                                                      \
+    for (const struct started_feature *f = (features)->at;                                     \
+         f < (features)->at + (features)->count; f++)                                          \
+        if (f->feature->member)
+
+/* The same in reverse. */
+#define EACH_FEATURE_BACK(f, features, member)                                                 \
+    for (const struct started_feature *f = (features)->at + (features)->count;                 \
+         f > (features)->at && f--;)                                                           \
+        if (f->feature->member)
+
+/* NOLINTEND(bugprone-macro-parentheses) */
+
 int features_start(struct session *session);
-int features_add_worker(const struct features *features, struct worker *worker);
-void features_on_request(const struct features *features);
 int features_before_read(const struct features *features, struct read *read);
 void features_after_read(const struct features *features, struct read *read);
-/* May the listing carry attributes? */
-bool features_before_listing(const struct features *features);
-void features_after_listing(const struct features *features, const struct listed *listed);
-void features_after_lookup(const struct features *features, const struct request *rq,
-                           uint32_t position);
-bool features_answer(const struct features *features, struct request *rq);
-void features_end(const struct features *features);
 void features_free(const struct features *features);
 
 #endif

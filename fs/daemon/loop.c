@@ -40,6 +40,28 @@
 #define EXTRA_WORKERS 64u /* how many may wait for slow reads at once */
 #define STACK_BYTES (256u << 10)
 
+static int features_add_worker(const struct features *features, struct worker *worker)
+{
+    int r = 0;
+
+    EACH_FEATURE (f, features, add_worker)
+        if (r == 0)
+            r = f->feature->add_worker(f->state, worker);
+    return r;
+}
+
+static void features_on_request(const struct features *features)
+{
+    EACH_FEATURE (f, features, on_request)
+        f->feature->on_request(f->state);
+}
+
+static void features_end(const struct features *features)
+{
+    EACH_FEATURE (f, features, end)
+        f->feature->end(f->state);
+}
+
 /* A separate descriptor spares a worker contention on the device's lock. */
 static void clone_device(struct worker *w)
 {

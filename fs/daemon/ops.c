@@ -282,6 +282,14 @@ static void op_done(struct request *rq)
     reply_error(rq, 0);
 }
 
+static bool features_answer(const struct features *features, struct request *rq)
+{
+    EACH_FEATURE (f, features, answer)
+        if (f->feature->answer(f->state, rq))
+            return true;
+    return false;
+}
+
 static void op_ioctl(struct request *rq)
 {
     if (!features_answer(&rq->worker->session->features, rq))
@@ -299,6 +307,13 @@ static int ops_lookup(const struct session *s, uint32_t parent, const char *name
     if (len > INDEX_NAME_MAX) /* the kernel's own bound is FUSE's: 1024 bytes or a page */
         return -ENAMETOOLONG;
     return index_lookup(s->index, parent, name, len, ret_position);
+}
+
+static void features_after_lookup(const struct features *features, const struct request *rq,
+                                  uint32_t position)
+{
+    EACH_FEATURE (f, features, after_lookup)
+        f->feature->after_lookup(f->state, rq, position);
 }
 
 static void op_lookup(struct request *rq)
@@ -616,6 +631,22 @@ static int list_child(const struct session *s, struct listing *l, uint32_t direc
     if (r == 0 && l->attributes)
         memcpy(l->buf + at, &entry, sizeof(entry));
     return r;
+}
+
+/* May the listing carry attributes? */
+static bool features_before_listing(const struct features *features)
+{
+    bool attributes = true;
+
+    EACH_FEATURE (f, features, before_listing)
+        f->feature->before_listing(f->state, &attributes);
+    return attributes;
+}
+
+static void features_after_listing(const struct features *features, const struct listed *listed)
+{
+    EACH_FEATURE (f, features, after_listing)
+        f->feature->after_listing(f->state, listed);
 }
 
 static void op_readdir(struct request *rq)
