@@ -38,12 +38,6 @@ int command_umount(int argc, char **argv);
 int command_unstage(int argc, char **argv);
 int command_verify(int argc, char **argv);
 
-/*
- * Print what --gpu of info prints. Returns the largest batch for the GPU with the least room;
- * 0: there is no GPU.
- */
-uint64_t command_info_gpus(void);
-
 /* The steps of self-test that mount, as findings of the doctor. */
 struct findings;
 void self_test_mounting(struct findings *findings);

@@ -14,6 +14,9 @@
 #include "commands.h"
 #include "json.h"
 #include "stripes.h"
+#ifdef HAVE_GPU
+#include "onepot_device.h"
+#endif
 
 static const struct cli_usage usage = {
     "info", "[--json] [--digest] [--batch-for SIZE] ARCHIVE...",
@@ -522,8 +525,51 @@ static int show_archives(char **archives, int count, bool as_json, uint64_t batc
     return status;
 }
 
-/* NULL where there are no devices. */
-#pragma weak command_info_gpus
+/* ---- GPUs ---- */
+
+#ifdef HAVE_GPU
+/* Print a GPU's line; return its free memory. */
+static int print_gpu(uint32_t index, struct onepot_error *error, uint64_t *ret_free)
+{
+    struct onepot_device_info gpu = {.size = sizeof(gpu)};
+    struct onepot_device *device = NULL;
+    char name[32];
+    snprintf(name, sizeof(name), "cuda:%" PRIu32, index);
+    int r = onepot_device_open(name, error, &device);
+    if (r < 0)
+        return r;
+    r = onepot_device_info(device, error, &gpu);
+    onepot_device_close(device);
+    if (r < 0)
+        return r;
+    printf("%s: %s, %s free of %s", name, gpu.name, cli_bytes(gpu.free_bytes),
+           cli_bytes(gpu.total_bytes));
+    if (gpu.numa_node >= 0)
+        printf(", NUMA node %" PRId32, gpu.numa_node);
+    putchar('\n');
+    *ret_free = gpu.free_bytes;
+    return 0;
+}
+
+/* Returns the largest batch for the GPU with the least room; 0: there is no GPU. */
+static uint64_t show_gpus(void)
+{
+    struct onepot_error error = {0};
+    uint64_t least = UINT64_MAX, free_bytes = 0;
+    uint32_t count = 0;
+    int r = onepot_device_count("cuda", &error, &count);
+    for (uint32_t i = 0; i < count && r == 0; i++) {
+        r = print_gpu(i, &error, &free_bytes);
+        if (r == 0 && free_bytes < least)
+            least = free_bytes;
+    }
+    if (r < 0)
+        printf("no GPU: %s\n", error.text);
+    else if (count == 0)
+        puts("no GPU: this process sees none");
+    return r < 0 || count == 0 ? 0 : least / ONEPOT_DEVICE_BATCHES;
+}
+#endif
 
 int command_info(int argc, char **argv)
 {
@@ -536,8 +582,10 @@ int command_info(int argc, char **argv)
          .flag = &digests},
         {"--json", "print one array of objects", .flag = &json},
         CLI_ARCHIVES,
-        {command_info_gpus ? "--gpu" : NULL,
-         "GPUs and their free memory, and the batch that it has room for", .flag = &gpu},
+#ifdef HAVE_GPU
+        {"--gpu", "GPUs and their free memory, and the batch that it has room for",
+         .flag = &gpu},
+#endif
         {NULL},
     };
     int status = cli_parse(&usage, options, argc, argv);
@@ -545,8 +593,10 @@ int command_info(int argc, char **argv)
         return status;
     if (gpu && json)
         return cli_usage_error(&usage, "--gpu and --json exclude each other");
+#ifdef HAVE_GPU
     if (gpu)
-        room = command_info_gpus();
+        room = show_gpus();
+#endif
     if (optind == argc)
         return gpu ? CLI_OK : cli_usage_error(&usage, "no archive was named");
     if (!batch_bytes)
