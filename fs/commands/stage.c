@@ -374,7 +374,7 @@ static int stage_archives(struct arguments *a, char **archives, int count)
 {
     int status = CLI_OK, staged = 0;
 #ifdef HAVE_FUSE
-    unmounter_sweep_all();
+    unmounter_sweep(NULL);
 #endif
     if (a->as_json)
         json_open(&a->json, NULL, '[');

@@ -635,25 +635,6 @@ int mount_options_squashfuse(const struct cli_usage *usage, int argc, char **arg
     return status;
 }
 
-uint64_t mount_options_tree(const struct mount_options *o)
-{
-    const struct pot_compose *compose = NULL;
-    auto_free char *text = NULL;
-
-    cli_compose(&compose);
-    if (!compose && !o->subdir && !cli_together.each && !cli_together.on_conflict &&
-        !cli_offset && !cli_ignores_zeros)
-        return 0;
-    const char *nested = compose && compose->nested_glob ? compose->nested_glob : "";
-    int n =
-        asprintf(&text, "%s\n%s\n%d%d%d%s %" PRIu64 " %s", o->subdir ? o->subdir : "", o->view,
-                 compose && compose->nested, cli_together.each, (int)cli_together.on_conflict,
-                 cli_ignores_zeros ? "z" : "", cli_offset, nested);
-    if (n < 0)
-        text = NULL;
-    return n < 0 ? 1 : XXH3_64bits(text, (size_t)n);
-}
-
 uint64_t mount_options_hash(const struct mount_options *o, const char *at, int64_t mtime_sec,
                             long mtime_nsec, uint64_t owner_start_ticks)
 {

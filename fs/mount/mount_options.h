@@ -88,9 +88,6 @@ int mount_options_parse(const struct cli_usage *usage, bool for_run, int argc, c
 int mount_options_squashfuse(const struct cli_usage *usage, int argc, char **argv,
                              struct mount_options *ret_options);
 
-/* A number for the part of the archives, or other tree, that they show; 0: all as it is. */
-uint64_t mount_options_tree(const struct mount_options *options);
-
 /*
  * A number that is equal for equal options, as they were given. Defaults that depend on the
  * process (its CPUs) are left out, so they do not keep the ranks of a job from sharing a mount.

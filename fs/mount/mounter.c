@@ -408,7 +408,7 @@ static void undo_mount(struct mounter *m)
     else if (mounted_is_visible(&m->mounted))
         unmounted = unmounter_try(m->slot, true);
     if (m->session)
-        control_stop(steal_ptr(&m->session), false, mounter_status_of_failure(m));
+        control_stop(steal_ptr(&m->session), false, m->for_run ? CLI_RUN_FAILED : CLI_FAILED);
     if (m->mounted.fuse_fd >= 0)
         close(steal_fd(&m->mounted.fuse_fd));
     if (m->daemon_sock >= 0)

@@ -13,6 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <xxhash.h>
+
 #include "budget.h"
 #include "cleanup.h"
 #include "clock.h"
@@ -220,6 +222,26 @@ static int write_words(const struct mounter *m, char ret_words[PATH_MAX])
     return 0;
 }
 
+/* A number for the part of the archives, or other tree, that they show; 0: all as it is. */
+static uint64_t tree_of_options(const struct mount_options *o)
+{
+    const struct pot_compose *compose = NULL;
+    auto_free char *text = NULL;
+
+    cli_compose(&compose);
+    if (!compose && !o->subdir && !cli_together.each && !cli_together.on_conflict &&
+        !cli_offset && !cli_ignores_zeros)
+        return 0;
+    const char *nested = compose && compose->nested_glob ? compose->nested_glob : "";
+    int n =
+        asprintf(&text, "%s\n%s\n%d%d%d%s %" PRIu64 " %s", o->subdir ? o->subdir : "", o->view,
+                 compose && compose->nested, cli_together.each, (int)cli_together.on_conflict,
+                 cli_ignores_zeros ? "z" : "", cli_offset, nested);
+    if (n < 0)
+        text = NULL;
+    return n < 0 ? 1 : XXH3_64bits(text, (size_t)n);
+}
+
 /* Identify the archive for a layer: by its digest, or else as a saved index does. */
 static int know_archive(const struct mounter *m, struct layer_archive *ret)
 {
@@ -231,7 +253,7 @@ static int know_archive(const struct mounter *m, struct layer_archive *ret)
         .samples = info->archive_fingerprint,
         .mtime_sec = m->identity.mtime_sec,
         .mtime_nsec = (uint32_t)m->identity.mtime_nsec,
-        .tree = mount_options_tree(m->options),
+        .tree = tree_of_options(m->options),
     };
     for (size_t i = 0; i < pot->part_count; i++)
         ret->samples = ret->samples * UINT64_C(0x9e3779b97f4a7c15) + pot->parts[i].samples;

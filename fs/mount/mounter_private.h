@@ -27,9 +27,6 @@ int mounter_open_archive(struct mounter *m);
 /* The error that --at may not be made, and who can help. Returns CLI_FAILED. */
 int mounter_refused(const struct mounter *m, const char *at, int err);
 
-/* The exit status of this command if it can't mount. */
-int mounter_status_of_failure(const struct mounter *m);
-
 /*
  * Find a mount to share (sets m->shared and counts this process among its users), or create a
  * slot, held exclusively. 0, or CLI_FAILED after an error was printed.
@@ -60,7 +57,10 @@ static inline bool mounter_is_union(const struct mounter *m)
 }
 
 /* May a `run` mount in a private namespace? */
-bool mounter_may_be_private(const struct mounter *m);
+static inline bool mounter_may_be_private(const struct mounter *m)
+{
+    return m->for_run && (m->methods & MOUNT_BY_NAMESPACE);
+}
 
 /* Let other `run`s join this one's namespace, through its slot. Under the registry's lock. */
 void mounter_offer_namespace(const struct mounter *m, struct counters *counters);

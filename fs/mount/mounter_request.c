@@ -53,11 +53,6 @@ int mounter_init(struct mounter *m, const struct mount_options *options, bool fo
     return detach_note_inherited(&m->inherited);
 }
 
-int mounter_status_of_failure(const struct mounter *m)
-{
-    return m->for_run ? CLI_RUN_FAILED : CLI_FAILED;
-}
-
 static int identify(const struct mounter *m, size_t i, struct source_identity *ret_identity)
 {
     const char *path = m->archives.at[i];

@@ -70,11 +70,6 @@ static void note_owner(const struct mounter *m, struct counters *counters)
         owner_add(counters, owner_find());
 }
 
-bool mounter_may_be_private(const struct mounter *m)
-{
-    return m->for_run && (m->methods & MOUNT_BY_NAMESPACE);
-}
-
 /* Join the namespace of another `run`, and become one more that others may enter through. */
 static bool join_namespace(struct mounter *m, struct slot *slot)
 {

@@ -210,7 +210,7 @@ void unmounter_sweep_copy(const struct counters *counters)
     stage_sweep(place);
 }
 
-void unmounter_sweep(const char *folder)
+static void sweep_folder(const char *folder)
 {
     auto_registry registry = REGISTRY_NONE;
     auto_slots struct slot_list list = {0};
@@ -224,13 +224,17 @@ void unmounter_sweep(const char *folder)
             unmounter_heal(list.at[i]);
 }
 
-void unmounter_sweep_all(void)
+void unmounter_sweep(const char *folder)
 {
     char folders[STATE_FOLDERS_MAX][PATH_MAX];
-    size_t count = state_folders(folders);
 
+    if (folder) {
+        sweep_folder(folder);
+        return;
+    }
+    size_t count = state_folders(folders);
     for (size_t i = 0; i < count; i++)
-        unmounter_sweep(folders[i]);
+        sweep_folder(folders[i]);
 }
 
 const char *unmounter_explain(const struct slot *slot, char *buf, size_t size)

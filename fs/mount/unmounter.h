@@ -49,11 +49,9 @@ bool unmounter_is_dead(const struct slot *slot);
  */
 int unmounter_heal(const struct slot *slot);
 
-/*
- * Remove dead daemons' leftovers: in one folder of slots; in all of this user's on this node.
- */
+/* Remove dead daemons' leftovers: in one folder of slots; NULL: in all of this user's on this
+ * node. */
 void unmounter_sweep(const char *folder);
-void unmounter_sweep_all(void);
 
 /*
  * Remove the copy that a mount used if nobody uses it any more, and others at the same place.

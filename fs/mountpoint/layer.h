@@ -73,7 +73,7 @@ struct layer_archive {
     uint64_t bytes, samples;
     int64_t mtime_sec;
     uint32_t mtime_nsec;
-    uint64_t tree; /* mount_options_tree */
+    uint64_t tree; /* the part of it, or other tree, that is shown; 0: all */
 };
 
 /*

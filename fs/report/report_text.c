@@ -165,10 +165,17 @@ static void report_print_order(FILE *out, const struct counters *c)
     fprintf(out, "%s reads in order\n", cli_count(counter_get(&c->foreseen_in_order)));
 }
 
+/* Bytes read from the archive for each byte sent to readers; negative: unknown. */
+static double fetched_per_byte(const struct counters *counters, const struct summary *sum)
+{
+    uint64_t fetched = counter_get(&counters->source_bytes);
+    return fetched && sum->sent_bytes ? (double)fetched / (double)sum->sent_bytes : -1;
+}
+
 static void print_fetched(FILE *out, const struct report *v)
 {
     const struct counters *c = v->counters;
-    double ratio = summary_fetched_per_byte(c, &v->sum);
+    double ratio = fetched_per_byte(c, &v->sum);
     if (!counter_get(&c->source_reads) || c->stage_folder[0])
         return; /* a copy has more to report */
     fprintf(out, "  %-12s %s by %s reads of the archive", "fetched",

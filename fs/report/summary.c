@@ -91,12 +91,6 @@ uint64_t summary_wait_ns(const struct summary *sum, double share)
     return 0;
 }
 
-double summary_fetched_per_byte(const struct counters *counters, const struct summary *sum)
-{
-    uint64_t fetched = counter_get(&counters->source_bytes);
-    return fetched && sum->sent_bytes ? (double)fetched / (double)sum->sent_bytes : -1;
-}
-
 uint64_t summary_last_use_ns(const struct counters *counters)
 {
     uint64_t last = counter_get(&counters->shared_ns);

@@ -89,9 +89,6 @@ void summary_row(FILE *out, const struct summary_style *style, const char *user,
                  const struct counters *counters, const char *state,
                  const struct summary_rates *rates);
 
-/* Bytes read from the archive for each byte sent to readers; negative: unknown. */
-double summary_fetched_per_byte(const struct counters *counters, const struct summary *sum);
-
 /* Time of the last use: a request, or a command that began to share the mount. */
 uint64_t summary_last_use_ns(const struct counters *counters);
 
