@@ -13,7 +13,7 @@
 #include <time.h>
 
 #include "gpu.h"
-#include "locked.h"
+#include "upload.h"
 
 #define SECONDS 0.5 /* of epochs after the first, which finds neither pages nor slabs there */
 

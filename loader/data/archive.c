@@ -8,10 +8,8 @@
 #include "cleanup.h"
 #include "dataset.h"
 #include "error.h"
-#include "label.h"
 #include "numbers.h"
 #include "path.h"
-#include "view.h"
 
 #define HOLES_TO_DATA 16u
 

@@ -22,7 +22,6 @@
 
 #include "cleanup.h"
 #include "error.h"
-#include "label.h"
 #include "path.h"
 #include "vector.h"
 

@@ -99,7 +99,7 @@ struct dataset {
     size_t part_prefix;          /* length of the first part's folder, and a slash */
     uint64_t unpaired;           /* files of such folders that are no samples, */
     char *unpaired_first;        /* and the path of the first; NULL: there are none */
-    char *label_part;            /* that has the label; NULL: classes are labels. See label.h */
+    char *label_part; /* that has the label; NULL: classes are labels. See label_find */
     char **classes;
     uint32_t class_count;
     uint64_t cache_bytes; /* for all archives, as requested; 0: a part of the job's memory */
@@ -204,5 +204,82 @@ void dataset_cache_stats(struct dataset *dataset, struct onepot_stats *stats);
 
 /* Free the readers of this process. No cursor may be in use. */
 void dataset_free_readers(struct dataset *dataset);
+
+/* ---- labels ---- */
+
+/*
+ * Labels that are parts of samples: text files beside the others, such as x.cls of WebDataset's
+ * x.jpg, or an integer feature of a TFRecord. The part is found by its name when a label is
+ * wanted, so that opening an archive reads none, and that a filter may leave it out of the
+ * sample.
+ *
+ * Threads: any.
+ */
+
+#define LABEL_TEXT_MAX 64u /* a longer part is no integer */
+
+/* The name of a part as the archive shows it, where a feature's slash is a dot. -ENOMEM. */
+int label_part_name(const char *given, char **ret_name);
+
+/*
+ * The part with the label of a sample whose first record is `first`. -ENOENT: it has none;
+ * -EDOM: it is too long; -EUCLEAN.
+ */
+int label_find(const struct dataset *dataset, const struct record *first,
+               struct record *ret_part);
+
+/* An integer in decimal, with nothing but blanks around it. -EDOM. */
+int label_parse(const void *text, size_t len, int64_t *ret_label);
+
+/* Read a sample's label; -1: it has none. Errors as in label_find and reads. */
+int label_read(struct dataset *dataset, const struct record *first, struct onepot_error *error,
+               int64_t *ret_label);
+
+/* As dataset_error, about the part with the label of a sample. */
+int label_error(struct onepot_error *error, int err, const struct dataset *dataset,
+                const struct record *first);
+
+/* -ENOENT: there are samples, and none of them has the part. */
+int label_check(const struct dataset *dataset, struct onepot_error *error);
+
+/* ---- .npy files ---- */
+
+/*
+ * Reads the header of a .npy file (numpy's format, versions 1 to 3): a Python dict of three
+ * entries. Anything else is refused, and so are arrays of objects.
+ */
+
+/* Bytes of a header at most, with what goes before it. */
+#define NPY_HEADER_MAX (12u + 65536u)
+
+/*
+ * Read the header in the first `len` bytes of a file: type, shape and size in bytes of its
+ * array, and where the data begins. -EAGAIN: the header is longer than `len`. -EUCLEAN: there
+ * is no such header.
+ */
+int npy_parse(const void *bytes, size_t len, struct onepot_npy *ret_npy, size_t *ret_data);
+
+/* Do both have the same type and shape? */
+int npy_same(const struct onepot_npy *a, const struct onepot_npy *b);
+
+/* ---- archives, beyond onepot.h ---- */
+
+/*
+ * Functions on archives for the files of this folder, beyond onepot.h. `sample` must be below
+ * the number of samples.
+ */
+
+/* Another handle for the same samples, to be closed by the caller. NULL: no memory. */
+struct onepot_archive *archive_share(const struct onepot_archive *archive);
+
+int archive_name(const struct onepot_archive *archive, uint64_t sample, char *buf, size_t size,
+                 size_t *ret_len);
+/*
+ * May all of the sample be brought into memory? -EFBIG and the record that is mostly holes;
+ * -EUCLEAN.
+ */
+int archive_check(const struct onepot_archive *archive, uint64_t sample, uint64_t *ret_record);
+
+uint64_t archive_size(const struct onepot_archive *archive, uint64_t sample);
 
 #endif

@@ -2,7 +2,7 @@
  * A part has the sample's name up to the first dot, and its own behind it. So it is one lookup
  * in the sample's directory, and nothing has to be kept for it.
  */
-#include "label.h"
+#include "dataset.h"
 
 #include <errno.h>
 #include <stdbool.h>

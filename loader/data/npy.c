@@ -1,7 +1,7 @@
 /*
  * A small parser for the dict of the header: keys in any order, with any spaces.
  */
-#include "npy.h"
+#include "dataset.h"
 
 #include <errno.h>
 #include <stdbool.h>

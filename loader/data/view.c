@@ -14,7 +14,7 @@
 
 #include "cleanup.h"
 #include "error.h"
-#include "view.h"
+#include "dataset.h"
 
 /*
  * A view with room for `room` samples, and none in it yet. 0: a view of the whole archive,

@@ -14,11 +14,9 @@
 #include "copy_past.h"
 #include "engine.h"
 #include "error.h"
-#include "label.h"
+#include "dataset.h"
 #include "loader_clock.h"
-#include "npy.h"
 #include "numbers.h"
-#include "view.h"
 
 /* A watcher sees a longer read as several: storage may be slow, but it moves. */
 #define READ_BYTES (UINT64_C(8) << 20)

@@ -15,7 +15,7 @@
 #include "numbers.h"
 #include "rank_share.h"
 #include "thread.h"
-#include "view.h"
+#include "dataset.h"
 
 #define THREADS_MAX 32u /* reads in flight */
 #define RUN_SAMPLES 4u  /* that each takes at a time */

@@ -26,7 +26,7 @@
 #include "numbers.h"
 #include "onepot_device.h"
 #include "rank_share.h"
-#include "view.h"
+#include "dataset.h"
 
 #define RUN_MAPPED 64u   /* samples that a thread takes at a time, */
 #define RUN_READ 4u      /* and where each may wait for a device, or is decoded */

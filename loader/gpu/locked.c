@@ -6,7 +6,7 @@
  * A driver faults pages in one after another while it locks them. Several threads, with one
  * call for each range, take a fraction of that time.
  */
-#include "locked.h"
+#include "upload.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -19,7 +19,7 @@
 #include "error.h"
 #include "numbers.h"
 #include "thread.h"
-#include "view.h"
+#include "dataset.h"
 
 #ifndef MADV_POPULATE_READ /* Linux 5.14 */
 #define MADV_POPULATE_READ 22

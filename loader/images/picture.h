@@ -9,7 +9,6 @@
 
 #include "crop.h"
 #include "images.h"
-#include "resample.h"
 
 /* Bytes of a value in the result. */
 static inline uint64_t picture_item_bytes(const struct onepot_images *o)

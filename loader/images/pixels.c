@@ -7,7 +7,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "npy.h"
+#include "dataset.h"
 
 static void widen_row(const uint8_t *from, uint32_t count, uint32_t channels, uint8_t *to)
 {

@@ -8,7 +8,7 @@
  * The loops are there twice: for any CPU, and for x86 with AVX2. All make the same sums.
  * Compilers don't find these vectors by themselves, as the loops within them are short.
  */
-#include "resample.h"
+#include "crop.h"
 
 #include <string.h>
 #if defined(__x86_64__)

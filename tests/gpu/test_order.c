@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #include "device.h"
-#include "view.h"
+#include "dataset.h"
 #include "onepot_device.h"
 #include "played.h"
 #include "suite.h"

@@ -8,7 +8,7 @@
 #include <pthread.h>
 #include <sys/wait.h>
 
-#include "npy.h"
+#include "dataset.h"
 #include "suite.h"
 
 #define FILES 203u

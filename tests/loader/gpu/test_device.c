@@ -15,9 +15,7 @@
 
 #include "device.h"
 #include "share.h"
-#include "locked.h"
 #include "error.h"
-#include "locked.h"
 #include "upload.h"
 #include "suite.h"
 

@@ -12,7 +12,6 @@
 
 #include "crop.h"
 #include "images.h"
-#include "resample.h"
 
 static struct images_plan plan_of(struct onepot_images o)
 {
