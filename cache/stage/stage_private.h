@@ -1,9 +1,8 @@
 /*
  * Shared by the files of staging:
  *
- *   stage.c         finds or makes a copy, also of what is compressed in one piece, and chooses
- *                   the place; the end; reports
- *   stage_files.c   where a copy lies, its files, and which parts of it are there
+ *   stage.c         where a copy lies, its files, and which parts of it are there; finds or
+ *                   makes one, also of what is compressed in one piece; the end; reports
  *   stage_copier.c  the threads that make it
  *   stage_job.c     makes it together with other nodes
  *   stage_serve.c   the same, for an engine in another process
@@ -184,31 +183,11 @@ struct stage_places stage_places(const char *given);
  */
 int stage_folder_lock(const char *place, bool create, struct registry *ret_folder);
 
-/* One line on why it can't be locked, after the error `err`: see runtime_explain. */
-void stage_folder_explain(const char *place, int err, char *buf, size_t size);
-
-/* Remove both files. */
-void stage_folder_remove(const struct registry *folder, const char *name);
-
-/* One copy of a folder. */
-struct stage_file {
-    const struct registry *folder;
-    const char *name;
-    int fd;                    /* of its state; -ENOENT: it has none; or another error */
-    struct stage_state *state; /* NULL: it can't be read */
-};
-
-/* Call `fn` for each NAME.state, and each NAME.copy without one, until it returns not 0. */
-int stage_folder_each(const struct registry *folder,
-                      int (*fn)(void *ctx, const struct stage_file *file), void *ctx);
-
 struct stage_room {
     uint64_t free_bytes;   /* of the filesystem */
     uint64_t memory_bytes; /* for the job to use; UINT64_MAX: the place is on a disk */
     bool is_local;
 };
-/* The room in `place`. What copies under way will still take is not deducted. */
-int stage_room_of(const char *place, struct stage_room *ret_room);
 
 /* ---- a stage ---- */
 
@@ -246,12 +225,8 @@ struct stage {
 void stage_say(const struct stage *stage, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* ---- stage_files.c: under the lock of the folder ---- */
+/* ---- under the lock of the folder ---- */
 
-/* Name the copy of stage->source, or of its unpacked content. */
-void stage_name_for(struct stage *stage);
-
-bool stage_stays(const struct stage_state *state);
 void stage_sweep_folder(const struct registry *folder);
 
 /*
@@ -262,19 +237,6 @@ uint64_t stage_room_left(const struct stage_room *room, const struct registry *f
 
 /* Use the copy that is there. -ENOENT: none; -EUCLEAN: one in use, but not of this archive. */
 int stage_use(struct stage *stage, const struct registry *folder);
-
-/* Make both files. With an unpacker, only the copy: empty, and locked. */
-int stage_create(struct stage *stage, const struct registry *folder);
-
-/* Give the copy its length. A disk's space is reserved; on a tmpfs, writes fail once it is
- * full. */
-int stage_reserve(const struct stage *stage);
-
-/* Make and map the state of a new copy: in a file, or in memory if `fd` is -1. */
-int stage_new_state(struct stage *stage, int fd, uint64_t bytes);
-
-/* Map the opened copy. -EUCLEAN: its length is wrong. */
-int stage_map_copy(struct stage *stage);
 
 /* Make the state of a copy (stage->copy_fd) that is whole already. */
 int stage_adopt(struct stage *stage, const struct registry *folder);
