@@ -850,6 +850,18 @@ static void dataset_free_classes(struct dataset *d)
     d->class_count = 0;
 }
 
+/* The name of a part as the archive shows it, where a feature's slash is a dot. -ENOMEM. */
+static int label_part_name(const char *given, char **ret_name)
+{
+    char *name = strdup(given);
+    if (!name)
+        return -ENOMEM;
+    for (char *at = name; (at = strchr(at, '/'));)
+        *at = '.';
+    *ret_name = name;
+    return 0;
+}
+
 /* Take labels from a part of each sample, and none from its directory. */
 static int use_label_part(struct walk *w)
 {

@@ -218,9 +218,6 @@ void dataset_free_readers(struct dataset *dataset);
 
 #define LABEL_TEXT_MAX 64u /* a longer part is no integer */
 
-/* The name of a part as the archive shows it, where a feature's slash is a dot. -ENOMEM. */
-int label_part_name(const char *given, char **ret_name);
-
 /*
  * The part with the label of a sample whose first record is `first`. -ENOENT: it has none;
  * -EDOM: it is too long; -EUCLEAN.
@@ -258,9 +255,6 @@ int label_check(const struct dataset *dataset, struct onepot_error *error);
  * is no such header.
  */
 int npy_parse(const void *bytes, size_t len, struct onepot_npy *ret_npy, size_t *ret_data);
-
-/* Do both have the same type and shape? */
-int npy_same(const struct onepot_npy *a, const struct onepot_npy *b);
 
 /* ---- archives, beyond onepot.h ---- */
 

@@ -13,17 +13,6 @@
 
 #include "error.h"
 
-int label_part_name(const char *given, char **ret_name)
-{
-    char *name = strdup(given);
-    if (!name)
-        return -ENOMEM;
-    for (char *at = name; (at = strchr(at, '/'));)
-        *at = '.';
-    *ret_name = name;
-    return 0;
-}
-
 static int label_look_up(const struct dataset *d, const struct index *index, uint32_t directory,
                          const char *stem, size_t stem_len, const char *ending,
                          uint32_t *ret_position)

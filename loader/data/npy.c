@@ -171,10 +171,3 @@ int npy_parse(const void *bytes, size_t len, struct onepot_npy *ret_npy, size_t 
     *ret_data = start + header;
     return 0;
 }
-
-int npy_same(const struct onepot_npy *a, const struct onepot_npy *b)
-{
-    return strcmp(a->type, b->type) == 0 && a->fortran_order == b->fortran_order &&
-           a->dimensions == b->dimensions &&
-           memcmp(a->shape, b->shape, a->dimensions * sizeof(a->shape[0])) == 0;
-}

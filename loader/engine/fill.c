@@ -294,6 +294,14 @@ static int fill_sample_bytes(const struct fill_plan *plan, struct filler *filler
 
 /* ---- decoding ---- */
 
+/* Do both have the same type and shape? */
+static int npy_same(const struct onepot_npy *a, const struct onepot_npy *b)
+{
+    return strcmp(a->type, b->type) == 0 && a->fortran_order == b->fortran_order &&
+           a->dimensions == b->dimensions &&
+           memcmp(a->shape, b->shape, a->dimensions * sizeof(a->shape[0])) == 0;
+}
+
 static int decode_npy(const struct fill_plan *plan, const uint8_t *bytes, uint64_t len,
                       uint8_t *to)
 {

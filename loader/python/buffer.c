@@ -26,23 +26,6 @@ const struct item_type item_types[] = {
     [ITEM_BFLOAT16] = {"bf", "bfloat16", NULL, 2, DL_BFLOAT},
 };
 
-int item_of_npy(const char *type)
-{
-    for (int i = 0; type[0] != '>' && item_types[i].npy; i++)
-        if (strcmp(type + 1, item_types[i].npy) == 0)
-            return i;
-    return -1;
-}
-
-enum item item_of_images(enum onepot_float type)
-{
-    if (!type)
-        return ITEM_UINT8;
-    return type == ONEPOT_FLOAT  ? ITEM_FLOAT32
-           : type == ONEPOT_HALF ? ITEM_FLOAT16
-                                 : ITEM_BFLOAT16;
-}
-
 /* ---- making buffers ---- */
 
 /* Unsigned, as a shape that is too large may wrap here: shape_measure refuses it. */
@@ -132,14 +115,6 @@ struct py_buffer *buffer_part(const struct py_buffer *whole, uint64_t offset, ui
     }
     return buffer_of_bytes(whole->owner, (char *)whole->bytes + offset, len, whole->read_only,
                            ITEM_UINT8);
-}
-
-size_t buffer_reach(const struct py_buffer *b)
-{
-    Py_ssize_t reach = item_types[b->item].bytes;
-    for (int d = 0; d < b->dimensions; d++)
-        reach += (b->shape[d] - 1) * b->strides[d];
-    return b->len ? (size_t)reach : 0;
 }
 
 static bool buffer_is_dense(const struct py_buffer *b)

@@ -246,6 +246,15 @@ static PyObject *buffer_export(struct py_buffer *b, int versioned, uint64_t flag
     return export_capsule(e, versioned, flags);
 }
 
+/* The bytes from the first element to the end of the last one. */
+static size_t buffer_reach(const struct py_buffer *b)
+{
+    Py_ssize_t reach = item_types[b->item].bytes;
+    for (int d = 0; d < b->dimensions; d++)
+        reach += (b->shape[d] - 1) * b->strides[d];
+    return b->len ? (size_t)reach : 0;
+}
+
 /* A copy of a GPU's memory, gaps between elements included, on the consumer's stream. */
 static PyObject *buffer_export_duplicate(const struct py_buffer *b,
                                          const struct request *request)

@@ -18,6 +18,15 @@ struct py_loader {
     PyObject *decode; /* kept because of its context */
 };
 
+static enum item item_of_images(enum onepot_float type)
+{
+    if (!type)
+        return ITEM_UINT8;
+    return type == ONEPOT_FLOAT  ? ITEM_FLOAT32
+           : type == ONEPOT_HALF ? ITEM_FLOAT16
+                                 : ITEM_BFLOAT16;
+}
+
 static void kind_of_one(struct batch_kind *ret, enum onepot_float type, bool last,
                         uint64_t channels, uint64_t height, uint64_t width)
 {
@@ -53,6 +62,15 @@ static int kind_of_images(const struct onepot_loader_options *o, struct batch_ki
             Py_CLEAR(ret->image_names);
     }
     return ret->image_names ? 0 : -1;
+}
+
+/* The item of a type as in .npy files ("<f4"). -1: there is none. */
+static int item_of_npy(const char *type)
+{
+    for (int i = 0; type[0] != '>' && item_types[i].npy; i++)
+        if (strcmp(type + 1, item_types[i].npy) == 0)
+            return i;
+    return -1;
 }
 
 /* Determine the kind of batches, which their views need. */

@@ -102,10 +102,6 @@ struct item_type {
 };
 extern const struct item_type item_types[];
 
-/* The item of a type as in .npy files ("<f4"), and of an image type. -1: there is none. */
-int item_of_npy(const char *type);
-enum item item_of_images(enum onepot_float type);
-
 /* "uint8 (16, 3072)" */
 PyObject *type_and_shape(enum item item, const Py_ssize_t *shape, int dimensions);
 
@@ -168,9 +164,6 @@ struct py_buffer *buffer_part(const struct py_buffer *whole, uint64_t offset, ui
 
 /* A writable copy of the elements, in C order. */
 struct py_buffer *buffer_copy(const struct py_buffer *buffer);
-
-/* The bytes from the first element to the end of the last one. */
-size_t buffer_reach(const struct py_buffer *buffer);
 
 /* Call a function of onepot/_copy.py, which knows foreign arrays and streams. */
 PyObject *copy_call(const char *function, const char *format, ...);
