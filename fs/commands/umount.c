@@ -28,7 +28,6 @@
 #include "state.h"
 #include "summary.h"
 #include "unmounter.h"
-#include "users.h"
 
 #define DAEMON_END_MS 5000
 #define DETACHED_END_MS 200 /* if its users finish within this time, report that */
@@ -201,12 +200,10 @@ static int report_detached(struct slot *slot)
  */
 static int report_lingering(const struct counters *c)
 {
-    struct mount_user users[HOLDERS_SHOWN];
     char text[256];
-    size_t count = users_elsewhere(c->mount_dev_major, c->mount_dev_minor, c->daemon_pid, users,
-                                   HOLDERS_SHOWN);
+    const char *users = unmounter_elsewhere(c, text, sizeof(text));
 
-    if (count == 0)
+    if (!users)
         return cli_failf(
             c->mountpoint,
             "unmounted, but its daemon (process %d) does not end: it is stuck in a "
@@ -215,7 +212,7 @@ static int report_lingering(const struct counters *c)
     cli_note(
         "%s: unmounted here; %s, in a container or another mount namespace, still sees it, "
         "and is served until that ends",
-        c->mountpoint, users_describe(users, count, text, sizeof(text)));
+        c->mountpoint, users);
     return CLI_OK;
 }
 

@@ -61,4 +61,11 @@ void unmounter_sweep_copy(const struct counters *counters);
 /* "used by bash (12), python3 (13)", or any other known reason why it is busy. */
 const char *unmounter_explain(const struct slot *slot, char *buf, size_t size);
 
+/*
+ * The processes in whose mount namespace it is mounted: containers keep a copy of the mounts
+ * that existed when they were started. "bash (1234), python3 (1250)", cut to `size` with "...";
+ * NULL: none, as far as this user can see. Takes at most two seconds, whatever hangs.
+ */
+const char *unmounter_elsewhere(const struct counters *counters, char *buf, size_t size);
+
 #endif

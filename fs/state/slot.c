@@ -27,7 +27,6 @@
 
 #define DAEMON_POLL_MS 2
 #define SLOT_NUMBER_MAX 10000
-#define HOLDERS_MAX 8
 #define NEW_FILE (O_RDWR | O_CREAT | O_EXCL)
 
 void slot_directory(const struct slot *slot, char ret_path[PATH_MAX])
@@ -355,14 +354,4 @@ int slot_claim_daemon(const struct slot *slot, int *ret_fd)
 size_t slot_lock_holders(const struct slot *slot, int pids[], size_t max)
 {
     return process_lock_holders(slot->lock_fd, pids, max);
-}
-
-bool slot_may_be_held_by(const struct slot *slot, int pid)
-{
-    int pids[HOLDERS_MAX];
-    size_t count = process_lock_holders(slot->stat_fd, pids, HOLDERS_MAX);
-    for (size_t i = 0; i < count; i++)
-        if (pids[i] == pid)
-            return true;
-    return count == 0;
 }

@@ -200,10 +200,4 @@ int slot_claim_daemon(const struct slot *slot, int *ret_fd);
 /* List PIDs that hold or await NAME.lock, from /proc/locks; returns how many, at most `max`. */
 size_t slot_lock_holders(const struct slot *slot, int pids[], size_t max);
 
-/*
- * Does that process hold the daemon's lock, by the kernel's list? True also where the list
- * knows the file by another device (overlayfs).
- */
-bool slot_may_be_held_by(const struct slot *slot, int pid);
-
 #endif
