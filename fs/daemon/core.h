@@ -112,7 +112,7 @@ struct request {
     size_t arg_len;
     uint64_t received_ns;
     uint32_t position; /* of the entry that the kernel's node id stands for (ops_dispatch) */
-    bool own;          /* from a process of ours (mount_fetcher.h), not from a reader */
+    bool own;          /* from a process of ours (ahead.c), not from a reader */
     bool unseen;       /* it is not counted */
 };
 
