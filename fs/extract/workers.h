@@ -22,9 +22,17 @@
 #include "checksum.h"
 #include "content.h"
 #include "fault.h"
+#include "index.h"
 #include "pot.h"
 #include "reader.h"
-#include "worklist.h"
+
+struct work_item {
+    uint64_t key;      /* start of its bytes in the archive; equal keys: one block */
+    uint32_t position; /* of the entry in the index */
+    uint32_t piece;    /* 0: the whole member; other values are the caller's */
+};
+
+struct worklist;
 
 /* The part of their options that an extraction and a verification share. */
 struct work_options {
@@ -90,5 +98,23 @@ static inline bool workers_stopped(const struct workers *workers)
  * source; of several archives the fault gets the one that has it. Any thread.
  */
 void workers_report(struct workers *workers, const struct fault *fault, bool ends_run);
+
+/* ---- the list of work ---- */
+
+/* Add an item, before workers_run. Errors: -ENOMEM. */
+int worklist_add(struct worklist *list, struct work_item item);
+
+/*
+ * The key of the last of items[at + 1..n) before a gap of more than `gap` bytes between two
+ * keys; 0 if the first already lies behind such a gap. For content_expect.
+ */
+uint64_t worklist_near_end(const struct work_item *items, size_t n, size_t at, uint64_t gap);
+
+/*
+ * Start of a regular file's bytes from `offset` in it on, holes skipped. `otherwise` if there
+ * are none, or if the index is damaged there; reading the file reports that damage.
+ */
+uint64_t worklist_key(const struct index *index, uint32_t position, uint64_t offset,
+                      uint64_t otherwise);
 
 #endif

@@ -22,7 +22,7 @@
 #include "content.h"
 #include "numbers.h"
 #include "onepot_format.h"
-#include "worklist.h"
+#include "workers.h"
 
 enum {
     /* Marks of a window. */

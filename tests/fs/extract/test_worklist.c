@@ -2,122 +2,105 @@
  * Work handed out to threads: everything once, forwards, blocks in one piece.
  */
 #include <check.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <unistd.h>
 
-#include "worklist.h"
 #include "suite.h"
+#include "workers.h"
 
 #define ITEMS 5000u
 
-static struct worklist *list;
+static char folder[64];
+static struct pot *pot;
 
-static void setup(void)
+/* Any archive will do: nothing is read from it. */
+static void make_folder(void)
 {
-    ck_assert_int_eq(worklist_new(&list), 0);
+    suite_make_folder("worklist", folder, sizeof(folder));
+    ck_assert_int_eq(chdir(folder), 0);
+    ck_assert_int_eq(system("echo x >x && tar -cf a.tar x"), 0);
 }
 
-static void teardown(void)
-{
-    worklist_free(list);
-}
-
-/* Members in some other order than that of the archive; `same` of them in each block. */
-static void fill(uint32_t same)
-{
-    for (uint32_t i = 0; i < ITEMS; i++) {
-        uint32_t n = (i * 2477u) % ITEMS; /* prime to ITEMS */
-        struct work_item item = {(uint64_t)(n / same) * 30000, n, 0};
-        ck_assert_int_eq(worklist_add(list, item), 0);
-    }
-}
-
-struct taker {
-    unsigned number;
-    pthread_t thread;
-    _Atomic unsigned *owner; /* of each block: 1 + the thread */
-    _Atomic unsigned *taken; /* how often each item was */
+/* What became of the items, `same` of them in each block. */
+static struct {
     uint32_t same;
-    unsigned backwards;
-};
+    _Atomic unsigned owner[ITEMS];    /* of each block: 1 + the thread */
+    _Atomic unsigned taken[ITEMS];    /* how often each item was */
+    _Atomic uint32_t furthest[ITEMS]; /* in each block: 1 + the item */
+    _Atomic unsigned parted, backwards;
+    uint64_t last_key[16];  /* of each thread */
+    _Atomic unsigned leaps; /* back to an earlier block */
+} seen;
 
-static void *take_all(void *arg)
+static void take_item(struct worker *w, const struct work_item *item)
 {
-    struct taker *t = arg;
-    const struct work_item *items;
-    size_t n;
-    while ((n = worklist_take(list, t->number, &items)) > 0) {
-        for (size_t i = 0; i < n; i++) {
-            uint32_t block = items[i].position / t->same;
-            unsigned before = atomic_exchange(&t->owner[block], t->number + 1);
-            if (before && before != t->number + 1)
-                t->backwards++;
-            atomic_fetch_add(&t->taken[items[i].position], 1);
-            if (i > 0 && (items[i].key < items[i - 1].key ||
-                          (items[i].key == items[i - 1].key &&
-                           items[i].position < items[i - 1].position)))
-                t->backwards++;
-        }
-    }
-    return NULL;
+    uint32_t block = item->position / seen.same;
+    unsigned before = atomic_exchange(&seen.owner[block], w->number + 1);
+    if (before && before != w->number + 1)
+        seen.parted++;
+    if (atomic_exchange(&seen.furthest[block], item->position + 1) > item->position)
+        seen.backwards++;
+    if (item->key < seen.last_key[w->number])
+        seen.leaps++;
+    seen.last_key[w->number] = item->key;
+    seen.taken[item->position]++;
 }
 
-static void take_by(unsigned threads, uint32_t same)
+static void take_by(unsigned threads, uint32_t same, uint32_t items)
 {
-    _Atomic unsigned *owner = calloc(ITEMS, sizeof(*owner));
-    _Atomic unsigned *taken = calloc(ITEMS, sizeof(*taken));
-    struct taker *takers = calloc(threads, sizeof(*takers));
-    ck_assert(owner && taken && takers);
-    fill(same);
-    ck_assert_int_eq(worklist_begin(list, threads), 0);
-    for (unsigned t = 0; t < threads; t++) {
-        takers[t] = (struct taker){.number = t, .owner = owner, .taken = taken, .same = same};
-        ck_assert_int_eq(pthread_create(&takers[t].thread, NULL, take_all, &takers[t]), 0);
+    const struct work_options options = {.threads = threads};
+    const struct pot_options opening = {.save = POT_SAVE_NEVER};
+    struct fault fault = {0};
+    ck_assert_int_eq(chdir(folder), 0);
+    ck_assert_int_eq(pot_open("a.tar", &opening, &fault, &pot), 0);
+    struct workers workers = {
+        .options = &options, .pot = pot, .buffer_bytes = 1, .work = take_item};
+    seen.same = same;
+    ck_assert_int_eq(workers_init(&workers, &fault), 0);
+    for (uint32_t i = 0; i < items; i++) { /* in another order than the archive's */
+        uint32_t n = (i * 2477u) % items;  /* prime to ITEMS */
+        struct work_item item = {(uint64_t)(n / same) * 30000, n, 0};
+        ck_assert_int_eq(worklist_add(workers.list, item), 0);
     }
-    for (unsigned t = 0; t < threads; t++) {
-        pthread_join(takers[t].thread, NULL);
-        ck_assert_uint_eq(takers[t].backwards, 0);
-    }
+    ck_assert_int_eq(workers_run(&workers), 0);
+    workers_free(&workers);
+    pot_close(pot);
+    ck_assert_uint_eq(seen.parted, 0);
+    ck_assert_uint_eq(seen.backwards, 0);
     for (uint32_t i = 0; i < ITEMS; i++)
-        ck_assert_uint_eq(taken[i], 1);
-    free((void *)owner);
-    free((void *)taken);
-    free(takers);
+        ck_assert_uint_eq(seen.taken[i], i < items);
+    /* A thread goes back only to steal, and not for each of 78 portions. */
+    ck_assert_uint_lt(seen.leaps, threads == 1 ? 1 : 60);
 }
 
 START_TEST(one_thread_gets_everything_in_order)
 {
-    take_by(1, 1);
+    take_by(1, 1, ITEMS);
 }
 END_TEST
 
 START_TEST(threads_get_everything_once)
 {
-    take_by(7, 1);
+    take_by(7, 1, ITEMS);
 }
 END_TEST
 
 START_TEST(a_block_is_never_parted)
 {
-    take_by(5, 37);
+    take_by(5, 37, ITEMS);
 }
 END_TEST
 
 START_TEST(one_block_goes_to_one_thread)
 {
-    take_by(3, ITEMS);
+    take_by(3, ITEMS, ITEMS);
 }
 END_TEST
 
 START_TEST(more_threads_than_items_is_fine)
 {
-    const struct work_item *items;
-    ck_assert_int_eq(worklist_add(list, (struct work_item){5, 1, 0}), 0);
-    ck_assert_int_eq(worklist_begin(list, 16), 0);
-    ck_assert_uint_eq(worklist_take(list, 3, &items), 1);
-    for (unsigned t = 0; t < 16; t++)
-        ck_assert_uint_eq(worklist_take(list, t, &items), 0);
+    take_by(16, 1, 1);
 }
 END_TEST
 
@@ -134,7 +117,7 @@ int main(void)
 {
     Suite *s = suite_create("worklist");
     TCase *c = tcase_create("worklist");
-    tcase_add_checked_fixture(c, setup, teardown);
+    tcase_add_unchecked_fixture(c, make_folder, NULL);
     tcase_add_test(c, one_thread_gets_everything_in_order);
     tcase_add_test(c, threads_get_everything_once);
     tcase_add_test(c, a_block_is_never_parted);
