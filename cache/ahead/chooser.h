@@ -25,6 +25,9 @@
 #include "reader.h"
 
 struct chooser {
+    /* `options` outlive it. -ENOMEM. NULL where the plan itself makes it, and frees it. */
+    int (*make)(const struct ahead_options *options, void **ret_chooser);
+    void (*free)(void *chooser);
     /* `expected`: an earlier chooser knew that this would come. Returns the same for the next.
      */
     bool (*observe)(void *chooser, const struct observation *o, bool expected);
@@ -87,13 +90,7 @@ bool sequences_next(struct sequences *sequences, uint64_t *ret_place);
  * Once a reader is seen on such a walk, the next directories are listed ahead of it.
  */
 
-struct tree_walk;
-
-extern const struct chooser tree_walk_chooser; /* of a struct tree_walk */
-
-/* `options` outlive it. -ENOMEM. */
-int tree_walk_new(const struct ahead_options *options, struct tree_walk **ret_walk);
-void tree_walk_free(struct tree_walk *walk); /* NULL is fine */
+extern const struct chooser tree_walk_chooser;
 
 /* ---- names ---- */
 
@@ -107,13 +104,7 @@ void tree_walk_free(struct tree_walk *walk); /* NULL is fine */
 #define NAMES_FIRST 16u      /* LOOKUPs before it begins */
 #define NAMES_PER_LOOKUP 64u /* entries that each LOOKUP pays for */
 
-struct names;
-
-extern const struct chooser names_chooser; /* of a struct names */
-
-/* `options` outlive it. -ENOMEM. */
-int names_new(const struct ahead_options *options, struct names **ret_names);
-void names_free(struct names *names); /* NULL is fine */
+extern const struct chooser names_chooser;
 
 /* ---- near ---- */
 
@@ -126,13 +117,7 @@ void names_free(struct names *names); /* NULL is fine */
 #define NEARBY_READS_FIRST 2048u /* cold reads before it begins, at least */
 #define NEARBY_READS_AGAIN 16u   /* cold reads before it resumes after a pause */
 
-struct nearby;
-
-extern const struct chooser nearby_chooser; /* of a struct nearby */
-
-/* `options` outlive it. -ENOMEM. */
-int nearby_new(const struct ahead_options *options, struct nearby **ret_nearby);
-void nearby_free(struct nearby *nearby); /* NULL is fine */
+extern const struct chooser nearby_chooser;
 
 /* ---- how much of a file is fetched before anybody reads it ---- */
 

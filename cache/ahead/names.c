@@ -31,14 +31,15 @@ struct names {
     bool full;               /* listings carry no more attributes, or the mount has ended */
 };
 
-void names_free(struct names *n)
+static void names_free(void *chooser)
 {
-    if (n)
-        free((void *)n->taken);
+    struct names *n = chooser;
+
+    free((void *)n->taken);
     free(n);
 }
 
-int names_new(const struct ahead_options *options, struct names **ret_names)
+static int names_make(const struct ahead_options *options, void **ret_chooser)
 {
     struct names *n = calloc(1, sizeof(*n));
 
@@ -51,7 +52,7 @@ int names_new(const struct ahead_options *options, struct names **ret_names)
         free(n);
         return -ENOMEM;
     }
-    *ret_names = n;
+    *ret_chooser = n;
     return 0;
 }
 
@@ -136,6 +137,8 @@ static void names_finished(void *chooser, const struct reader_want *wants, size_
 }
 
 const struct chooser names_chooser = {
+    .make = names_make,
+    .free = names_free,
     .observe = names_observe,
     .is_lost = names_is_lost,
     .take = names_take,

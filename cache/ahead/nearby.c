@@ -56,14 +56,15 @@ struct nearby {
     bool over; /* the mount has ended */
 };
 
-void nearby_free(struct nearby *n)
+static void nearby_free(void *chooser)
 {
-    if (n)
-        free(n->touched);
+    struct nearby *n = chooser;
+
+    free(n->touched);
     free(n);
 }
 
-int nearby_new(const struct ahead_options *options, struct nearby **ret_nearby)
+static int nearby_make(const struct ahead_options *options, void **ret_chooser)
 {
     const struct index_info *info = index_info(options->index);
     struct nearby *n = calloc(1, sizeof(*n));
@@ -81,7 +82,7 @@ int nearby_new(const struct ahead_options *options, struct nearby **ret_nearby)
     }
     n->listed = n->touched + words;
     n->taken = n->listed + words;
-    *ret_nearby = n;
+    *ret_chooser = n;
     return 0;
 }
 
@@ -256,6 +257,8 @@ static void nearby_finished(void *chooser, const struct reader_want *wants, size
 }
 
 const struct chooser nearby_chooser = {
+    .make = nearby_make,
+    .free = nearby_free,
     .observe = nearby_observe,
     .is_lost = nearby_is_lost,
     .take = nearby_take,

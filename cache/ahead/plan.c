@@ -433,9 +433,6 @@ struct plan {
     } choosers[CHOOSERS_MAX];
     unsigned chooser_count;
     struct scan *scan;
-    struct nearby *nearby;
-    struct tree_walk *walk;
-    struct names *names;
     bool busy; /* a job is at work */
 
     struct follow *follow;
@@ -548,19 +545,19 @@ static int plan_add_cache(struct plan *p, const _Atomic bool *stop)
 
 static int plan_add_mount(struct plan *p)
 {
-    int r = p->options.walks ? tree_walk_new(&p->options, &p->walk) : 0;
+    const struct chooser *const tables[] = {p->options.walks ? &tree_walk_chooser : NULL,
+                                            p->options.names ? &names_chooser : NULL,
+                                            p->options.nearby_bytes ? &nearby_chooser : NULL};
 
-    if (p->walk)
-        plan_add(p, &tree_walk_chooser, p->walk, WAY_MOUNT);
-    if (r == 0 && p->options.names)
-        r = names_new(&p->options, &p->names);
-    if (p->names)
-        plan_add(p, &names_chooser, p->names, WAY_MOUNT);
-    if (r == 0 && p->options.nearby_bytes)
-        r = nearby_new(&p->options, &p->nearby);
-    if (p->nearby)
-        plan_add(p, &nearby_chooser, p->nearby, WAY_MOUNT);
-    return r;
+    for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++) {
+        void *chooser;
+        int r = tables[i] ? tables[i]->make(&p->options, &chooser) : 0;
+        if (r < 0)
+            return r;
+        if (tables[i])
+            plan_add(p, tables[i], chooser, WAY_MOUNT);
+    }
+    return 0;
 }
 
 int plan_new(const struct ahead_options *options, const _Atomic bool *stop,
@@ -592,9 +589,9 @@ void plan_free(struct plan *p)
     plan_drop_order(p);
     recogniser_free(p->recogniser);
     scan_free(p->scan);
-    nearby_free(p->nearby);
-    names_free(p->names);
-    tree_walk_free(p->walk);
+    for (unsigned i = 0; i < p->chooser_count; i++)
+        if (p->choosers[i].table->free)
+            p->choosers[i].table->free(p->choosers[i].chooser);
     free((void *)p->seen);
     free(p);
 }

@@ -46,7 +46,7 @@ struct tree_walk {
     uint32_t from, left; /* entries to list yet of the path's last directory */
 };
 
-int tree_walk_new(const struct ahead_options *options, struct tree_walk **ret_walk)
+static int tree_walk_make(const struct ahead_options *options, void **ret_chooser)
 {
     struct tree_walk *w = calloc(1, sizeof(*w));
 
@@ -55,13 +55,8 @@ int tree_walk_new(const struct ahead_options *options, struct tree_walk **ret_wa
     w->options = options;
     w->at = options->root;
     w->wanted = STEPS_FIRST;
-    *ret_walk = w;
+    *ret_chooser = w;
     return 0;
-}
-
-void tree_walk_free(struct tree_walk *w)
-{
-    free(w);
 }
 
 /* ---- the order of a walk ---- */
@@ -271,6 +266,8 @@ static void tree_walk_finished(void *chooser, const struct reader_want *wants, s
 }
 
 const struct chooser tree_walk_chooser = {
+    .make = tree_walk_make,
+    .free = free,
     .observe = tree_walk_observe,
     .is_lost = tree_walk_is_lost,
     .take = tree_walk_take,

@@ -13,7 +13,7 @@
 
 static struct index *index_of_files;
 static struct ahead_options options;
-static struct names *names;
+static void *names;
 static uint64_t now_ns;
 
 /* Entries that were listed, and how often. */
@@ -22,14 +22,15 @@ static unsigned batches;
 
 static void begin(struct index *index)
 {
-    names_free(names);
+    if (names)
+        names_chooser.free(names);
     index_close(index_of_files);
     index_of_files = index;
     options = (struct ahead_options){.index = index};
     now_ns = 1000 * MS;
     memset(listed, 0, sizeof(listed));
     batches = 0;
-    ck_assert_int_eq(names_new(&options, &names), 0);
+    ck_assert_int_eq(names_chooser.make(&options, &names), 0);
 }
 
 /* `folders` directories of `files` files each. */
@@ -56,7 +57,7 @@ static void make_files(void)
 
 static void teardown(void)
 {
-    names_free(names);
+    names_chooser.free(names);
     names = NULL;
     index_close(index_of_files);
     index_of_files = NULL;

@@ -13,7 +13,7 @@
 
 static struct index *index_of_files;
 static struct ahead_options options;
-static struct nearby *nearby;
+static void *nearby;
 static uint64_t now_ns, room;
 static unsigned rooms; /* how often it was asked for */
 
@@ -113,7 +113,7 @@ static void cover(struct index *index)
     room = UINT64_MAX;
     rooms = 0;
     memset(&mount, 0, sizeof(mount));
-    ck_assert_int_eq(nearby_new(&options, &nearby), 0);
+    ck_assert_int_eq(nearby_chooser.make(&options, &nearby), 0);
 }
 
 static void make_files(void)
@@ -133,7 +133,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    nearby_free(nearby);
+    nearby_chooser.free(nearby);
 }
 
 /* Exactly the files of the chunks [from, to) were fetched. */

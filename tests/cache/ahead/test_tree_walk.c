@@ -7,7 +7,7 @@
 
 static struct index *index_of_tree;
 static struct ahead_options options;
-static struct tree_walk *walk;
+static void *walk;
 static uint64_t now_ns;
 
 static uint32_t at(const char *path)
@@ -82,7 +82,7 @@ static void check_last(const char *path)
 
 static void end(void)
 {
-    tree_walk_free(walk);
+    tree_walk_chooser.free(walk);
     walk = NULL;
 }
 
@@ -92,7 +92,7 @@ static void begin(const char *root)
     memset(&mount, 0, sizeof(mount));
     now_ns = 1000 * MS;
     options = (struct ahead_options){.index = index_of_tree, .root = at(root)};
-    ck_assert_int_eq(tree_walk_new(&options, &walk), 0);
+    ck_assert_int_eq(tree_walk_chooser.make(&options, &walk), 0);
 }
 
 static void use(struct builder *b)
