@@ -1,5 +1,12 @@
-#include "listing_budget.h"
-
+/*
+ * How many names the kernel may receive with their attributes. Each such entry of a listing
+ * makes an inode and a dentry, which stay. They are worth it, since they save a look-up, but a
+ * listing of many millions would fill the memory of the job with them. So listings carry
+ * attributes while these fit a part of the budget, and only names from then on (an entry of
+ * READDIRPLUS with node id 0).
+ *
+ * An entry counts once, however often it is listed: there is a bit for each. From any thread.
+ */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -16,49 +23,35 @@ struct listing_budget {
     _Atomic uint64_t bits[];
 };
 
-int listing_budget_new(uint32_t entries, uint64_t memory_bytes,
-                       struct listing_budget **ret_budget)
+static int listing_budget_start(struct session *s, void **ret_state)
 {
+    const uint32_t entries = index_info(s->index)->entries;
     struct listing_budget *b =
         calloc(1, sizeof(*b) + ((size_t)entries / 64 + 1) * sizeof(uint64_t));
     if (!b)
         return -ENOMEM;
     b->entries = entries;
-    b->limit = memory_bytes / BUDGET_PART / ENTRY_BYTES;
-    *ret_budget = b;
+    b->limit = s->config.cache_bytes / BUDGET_PART / ENTRY_BYTES;
+    *ret_state = b;
     return 0;
-}
-
-bool listing_budget_is_left(const struct listing_budget *b)
-{
-    return atomic_load_explicit(&b->count, memory_order_relaxed) < b->limit;
-}
-
-void listing_budget_spend(struct listing_budget *b, uint32_t from, uint32_t to)
-{
-    uint64_t fresh = 0;
-
-    for (uint32_t i = from; i < to && i < b->entries; i++)
-        fresh += bit_take(b->bits, i);
-    if (fresh > 0)
-        atomic_fetch_add_explicit(&b->count, fresh, memory_order_relaxed);
-}
-
-static int listing_budget_start(struct session *s, void **ret_state)
-{
-    return listing_budget_new(index_info(s->index)->entries, s->config.cache_bytes,
-                              (struct listing_budget **)ret_state);
 }
 
 static void listing_budget_before_listing(void *state, bool *attributes)
 {
-    *attributes = listing_budget_is_left(state);
+    const struct listing_budget *b = state;
+
+    *attributes = atomic_load_explicit(&b->count, memory_order_relaxed) < b->limit;
 }
 
 static void listing_budget_after_listing(void *state, const struct listed *listed)
 {
-    if (listed->attributes)
-        listing_budget_spend(state, listed->from, listed->to);
+    struct listing_budget *b = state;
+    uint64_t fresh = 0;
+
+    for (uint32_t i = listed->from; listed->attributes && i < listed->to && i < b->entries; i++)
+        fresh += bit_take(b->bits, i);
+    if (fresh > 0)
+        atomic_fetch_add_explicit(&b->count, fresh, memory_order_relaxed);
 }
 
 const struct feature listing_budget_feature = {
