@@ -11,8 +11,6 @@
  *
  * It is a separate thread, because a filesystem that hangs may block it for ever.
  */
-#include "archive_watch.h"
-
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -22,6 +20,7 @@
 #include "cleanup.h"
 #include "clock.h"
 #include "core.h"
+#include "source.h"
 #include "source_concat.h"
 #include "summary.h"
 #include "thread.h"
@@ -32,8 +31,20 @@
 #define LOOK_AT_ONCE 32u /* archives of a union on a distant filesystem */
 #define STACK_BYTES (128u << 10)
 
-struct watched {
-    struct archive_sight sight;
+enum archive_state {
+    ARCHIVE_SAME,
+    ARCHIVE_TOUCHED, /* its times differ; of its bytes few, if any */
+    ARCHIVE_CHANGED, /* truncated, or its bytes differ */
+};
+
+/* An archive that is looked at again and again. */
+struct archive_sight {
+    const struct source *source;
+    struct source_identity opened; /* as it was when its index was read */
+    bool is_one_of_many;           /* few samples are taken: source_sample */
+    bool has_fingerprint;          /* known, or of the last look: */
+    uint64_t fingerprint;
+    struct source_identity seen;
     enum archive_state state; /* the worst, which was told */
 };
 
@@ -46,7 +57,7 @@ struct archive_watch {
     bool has_left; /* everything is read from a copy */
     size_t next;   /* archive of a union */
     size_t count;
-    struct watched archives[];
+    struct archive_sight archives[];
 };
 
 /* ---- one archive ---- */
@@ -59,7 +70,12 @@ static bool is_seen(const struct archive_sight *a, const struct source_identity 
            now->ctime_sec == seen->ctime_sec && now->ctime_nsec == seen->ctime_nsec;
 }
 
-enum archive_state archive_look(struct archive_sight *a)
+/*
+ * Look at the archive. The first look records samples of its content, unless they are known
+ * (from a saved index). Returns what has changed; ARCHIVE_SAME also if its storage fails, which
+ * readers notice themselves.
+ */
+static enum archive_state archive_look(struct archive_sight *a)
 {
     struct source_identity now;
     uint64_t fingerprint;
@@ -108,12 +124,12 @@ static void tell_changed(const struct archive_watch *w, size_t i)
 
 static void watch_look_at(struct archive_watch *w, size_t i)
 {
-    struct watched *watched = &w->archives[i];
+    struct archive_sight *watched = &w->archives[i];
     const struct pot *pot = w->session->config.pot;
 
     if (watched->state == ARCHIVE_CHANGED)
         return;
-    enum archive_state state = archive_look(&watched->sight);
+    enum archive_state state = archive_look(watched);
     if (state <= watched->state)
         return;
     watched->state = state;
@@ -209,7 +225,7 @@ static void archive_watch_free(void *state)
 static void watch_begin(struct archive_watch *w, size_t i)
 {
     const struct pot *pot = w->session->config.pot;
-    struct archive_sight *sight = &w->archives[i].sight;
+    struct archive_sight *sight = &w->archives[i];
     sight->source = pot->parts ? source_member(pot->source, i) : pot->source;
     sight->opened = pot->identity;
     sight->is_one_of_many = pot->parts != NULL;

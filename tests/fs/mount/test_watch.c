@@ -12,14 +12,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "archive_watch.h"
 #include "clock.h"
 #include "core.h"
 #include "suite.h"
 
 static char path[64];
 static struct source *source;
-static struct archive_sight sight;
+static uint64_t fingerprint; /* of the archive as it was */
 
 static void put(const char *text, off_t at)
 {
@@ -48,9 +47,7 @@ static void setup(void)
     ck_assert_int_eq(truncate(path, 1 << 20), 0);
     touch(1000);
     ck_assert_int_eq(source_open(path, &fault, &source), 0);
-    sight = (struct archive_sight){.source = source};
-    source_identity(source, &sight.opened);
-    ck_assert_int_eq(archive_look(&sight), ARCHIVE_SAME);
+    ck_assert_int_eq(source_fingerprint(source, &fingerprint), 0);
 }
 
 static void teardown(void)
@@ -58,41 +55,6 @@ static void teardown(void)
     source_close(source);
     unlink(path);
 }
-
-START_TEST(an_archive_that_is_left_alone_or_renamed_is_the_same)
-{
-    char other[sizeof(path) + 2];
-    ck_assert_int_eq(archive_look(&sight), ARCHIVE_SAME);
-    snprintf(other, sizeof(other), "%s-2", path);
-    ck_assert_int_eq(rename(path, other), 0);
-    ck_assert_int_eq(archive_look(&sight), ARCHIVE_SAME);
-    ck_assert_int_eq(rename(other, path), 0);
-}
-END_TEST
-
-START_TEST(a_time_alone_proves_nothing)
-{
-    touch(2000);
-    ck_assert_int_eq(archive_look(&sight), ARCHIVE_TOUCHED);
-    touch(1000);
-    ck_assert_int_eq(archive_look(&sight), ARCHIVE_SAME);
-}
-END_TEST
-
-START_TEST(other_bytes_are_seen)
-{
-    put("another archive ", 0);
-    touch(2000);
-    ck_assert_int_eq(archive_look(&sight), ARCHIVE_CHANGED);
-}
-END_TEST
-
-START_TEST(a_file_that_is_cut_short_is_changed)
-{
-    ck_assert_int_eq(truncate(path, (1 << 20) - 1), 0);
-    ck_assert_int_eq(archive_look(&sight), ARCHIVE_CHANGED);
-}
-END_TEST
 
 /* ---- an archive that is mounted ---- */
 
@@ -135,10 +97,8 @@ int pot_save(struct pot *of, struct fault *fault)
 
 static void begin(void)
 {
-    pot = (struct pot){.path = path,
-                       .source = source,
-                       .fingerprint = sight.fingerprint,
-                       .has_fingerprint = true};
+    pot = (struct pot){
+        .path = path, .source = source, .fingerprint = fingerprint, .has_fingerprint = true};
     source_identity(source, &pot.identity);
     session = (struct session){.config = {.pot = &pot, .counters = &counters}};
     told[0] = '\0';
@@ -152,6 +112,70 @@ static void end(void)
     ck_assert_int_eq(archive_watch_feature.join(state, &until), 0);
     archive_watch_feature.free(state);
 }
+
+/* What is told of an archive that was written to, or not, while it was mounted. */
+static void start(void)
+{
+    begin();
+    ck_assert_int_eq(archive_watch_feature.start(&session, &state), 0);
+}
+
+static void assert_same(void)
+{
+    end();
+    ck_assert_str_eq(told, "");
+    ck_assert(!atomic_load(&session.distrusted));
+}
+
+static void assert_changed(void)
+{
+    end();
+    ck_assert_ptr_nonnull(strstr(told, "reads fail from now on"));
+    ck_assert(atomic_load(&session.distrusted));
+}
+
+START_TEST(an_archive_that_is_left_alone_or_renamed_is_the_same)
+{
+    char other[sizeof(path) + 2];
+    start();
+    assert_same();
+    start();
+    snprintf(other, sizeof(other), "%s-2", path);
+    ck_assert_int_eq(rename(path, other), 0);
+    assert_same();
+    ck_assert_int_eq(rename(other, path), 0);
+}
+END_TEST
+
+START_TEST(a_time_alone_proves_nothing)
+{
+    start();
+    touch(2000);
+    end();
+    ck_assert_ptr_nonnull(strstr(told, "its time was changed"));
+    ck_assert(!atomic_load(&session.distrusted));
+    touch(1000); /* as it was, but for the time of this change */
+    start();
+    assert_same();
+}
+END_TEST
+
+START_TEST(other_bytes_are_seen)
+{
+    start();
+    put("another archive ", 0);
+    touch(2000);
+    assert_changed();
+}
+END_TEST
+
+START_TEST(a_file_that_is_cut_short_is_changed)
+{
+    start();
+    ck_assert_int_eq(truncate(path, (1 << 20) - 1), 0);
+    assert_changed();
+}
+END_TEST
 
 static void change(bool has_other_bytes)
 {
