@@ -87,11 +87,10 @@ static int command_stage_copy(struct stage *stage)
 
 static int verify_copy(const struct arguments *a, const char *archive, struct pot *pot)
 {
-    const struct verify_options options = {
-        .work = {.threads = cli_default_jobs(), .stop = interrupt_flag()}};
+    const struct work_options work = {.threads = cli_default_jobs(), .stop = interrupt_flag()};
     struct verify_result result = {0};
     struct fault fault = {0};
-    int r = verify_run(pot, &options, &fault, &result);
+    int r = verify_run(pot, &work, false, &fault, &result);
     if (r < 0)
         return cli_fail(archive, r, &fault);
     if (result.problems)

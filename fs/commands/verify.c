@@ -17,7 +17,8 @@ static const struct cli_usage usage = {
     "printed on a line with the name of its member.\n"};
 
 struct arguments {
-    struct verify_options options;
+    struct work_options work;
+    bool trailer_is_good;
     bool quiet, as_json;
     struct json json;
     const char *archive; /* the current one */
@@ -164,7 +165,7 @@ static int open_pot(struct arguments *a, char **paths, size_t count, struct pot 
         pot_open_many((const char *const *)paths, count, a->archive, &options, &why, ret_pot);
     if (r == 0 && trailer == -ESTALE && (*ret_pot)->was_reindexed)
         trailer = 0;
-    a->options.trailer_is_good = trailer == 0 && !a->is_tree;
+    a->trailer_is_good = trailer == 0 && !a->is_tree;
     if (trailer < 0)
         command_verify_report(a, &fault);
     if (r < 0) {
@@ -178,7 +179,7 @@ static int verify_pot(struct arguments *a, struct pot *pot, struct verify_result
 {
     struct fault fault = {0};
     interrupt_catch(); /* not before: a signal at once ends an opening that hangs */
-    int r = verify_run(pot, &a->options, &fault, ret_result);
+    int r = verify_run(pot, &a->work, a->trailer_is_good, &fault, ret_result);
     if (r < 0 && r != -EINTR)
         command_verify_report(a, &fault);
     return r;
@@ -261,16 +262,16 @@ static int verify_archives(struct arguments *a, char **archives, int count)
 int command_verify(int argc, char **argv)
 {
     struct arguments a = {
-        .options.work = {.threads = cli_default_jobs(),
-                         .report = command_verify_report,
-                         .progress = command_verify_show,
-                         .ctx = &a,
-                         .stop = interrupt_flag()},
+        .work = {.threads = cli_default_jobs(),
+                 .report = command_verify_report,
+                 .progress = command_verify_show,
+                 .ctx = &a,
+                 .stop = interrupt_flag()},
         .json = {.out = stdout, .lines = 3},
     };
     const struct cli_option options[] = {
         {"-j, --jobs=N", "with N threads (default: the CPUs of this process)",
-         .count = &a.options.work.threads, .min = 1, .max = VERIFY_THREADS_MAX},
+         .count = &a.work.threads, .min = 1, .max = VERIFY_THREADS_MAX},
         {"--json", "print one array of objects", .flag = &a.as_json},
         {"-q, --quiet", "print only what is wrong", .flag = &a.quiet},
         CLI_ARCHIVES,

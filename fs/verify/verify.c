@@ -38,7 +38,7 @@ enum {
 
 struct verification {
     struct workers workers;
-    bool trailer_is_good; /* see struct verify_options */
+    bool trailer_is_good; /* see verify_run */
     const struct index *index;
     uint64_t data_end; /* end of the last stored data, or block */
     uint64_t links_out;
@@ -441,17 +441,17 @@ static int verify_check_all(struct verification *v)
     return r == 0 && workers_stopped(&v->workers) ? -EINTR : r;
 }
 
-int verify_run(struct pot *pot, const struct verify_options *options, struct fault *fault,
-               struct verify_result *ret_result)
+int verify_run(struct pot *pot, const struct work_options *work, bool trailer_is_good,
+               struct fault *fault, struct verify_result *ret_result)
 {
     struct verification v = {
-        .workers = {.options = &options->work,
+        .workers = {.options = work,
                     .pot = pot,
                     .buffer_bytes = INDEX_WINDOW_BYTES,
                     .doing = "verifying",
                     .work = verify_do_item,
                     .job = &v},
-        .trailer_is_good = options->trailer_is_good,
+        .trailer_is_good = trailer_is_good,
         .index = pot->index,
     };
     int r = workers_init(&v.workers, fault);

@@ -1,8 +1,8 @@
 /*
  * Verification: checks every bound and every checksum of an archive.
  *
- *     struct verify_options options = {.work = {.threads = 2, .report = say}};
- *     r = verify_run(pot, &options, &fault, &result);
+ *     struct work_options work = {.threads = 2, .report = say};
+ *     r = verify_run(pot, &work, trailer_is_good, &fault, &result);
  *
  * The tree: each entry of the index is decoded, and each name, link, attribute and extent
  * checked. The data: each file is read, decompressed if needed, and compared with its sum if
@@ -21,12 +21,6 @@
 
 #define VERIFY_THREADS_MAX 256u
 
-struct verify_options {
-    struct work_options work;
-    bool trailer_is_good; /* verify_trailer found nothing, or pot->was_reindexed makes up for
-                             its findings. Without this, the archive's end is not looked at. */
-};
-
 struct verify_result {
     uint64_t files;     /* files read, each inode once */
     uint64_t bytes;     /* bytes of these files */
@@ -38,9 +32,11 @@ struct verify_result {
 
 /*
  * Problems of the archive are reported and counted; an error means that the run itself failed.
+ * `trailer_is_good`: verify_trailer found nothing, or pot->was_reindexed makes up for its
+ * findings. Without this, the archive's end is not looked at.
  */
-int verify_run(struct pot *pot, const struct verify_options *options, struct fault *fault,
-               struct verify_result *ret_result);
+int verify_run(struct pot *pot, const struct work_options *work, bool trailer_is_good,
+               struct fault *fault, struct verify_result *ret_result);
 
 /*
  * Does this file end in a worthless trailer? Call it before pot_open, which would then take the

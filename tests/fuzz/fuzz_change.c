@@ -231,13 +231,13 @@ static struct pot *open_pot(int fd, size_t size)
 static void use(struct pot *pot)
 {
     struct reader_options options = {.cache_bytes = 1u << 20};
-    struct verify_options how = {.work = {.threads = 1}};
+    struct work_options how = {.threads = 1};
     struct verify_result result;
     struct reader *reader;
     if (reader_new(pot, &options, NULL, &reader) == 0) {
         read_files(pot, reader);
         reader_free(reader);
-        verify_run(pot, &how, NULL, &result);
+        verify_run(pot, &how, false, NULL, &result);
         extract(pot);
     }
     load(pot);

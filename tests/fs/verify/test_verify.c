@@ -71,10 +71,9 @@ static uint64_t problems_of(const char *path, struct reports *ret_reports,
     struct pot *pot;
     *ret_reports = (struct reports){0};
     *ret_result = (struct verify_result){0};
-    struct verify_options options = {
-        .work = {.threads = 2, .report = take, .ctx = ret_reports}};
-    options.trailer_is_good = verify_trailer(path, 0, &fault) == 0;
-    if (!options.trailer_is_good)
+    const struct work_options work = {.threads = 2, .report = take, .ctx = ret_reports};
+    const bool trailer_is_good = verify_trailer(path, 0, &fault) == 0;
+    if (!trailer_is_good)
         take(ret_reports, &fault);
     const struct pot_options opening = {
         .save = POT_SAVE_NEVER, .lists_left_out = true, .rebuild = true};
@@ -83,7 +82,7 @@ static uint64_t problems_of(const char *path, struct reports *ret_reports,
         take(ret_reports, &fault);
         return ret_reports->count;
     }
-    ck_assert_int_eq(verify_run(pot, &options, &fault, ret_result), 0);
+    ck_assert_int_eq(verify_run(pot, &work, trailer_is_good, &fault, ret_result), 0);
     pot_close(pot);
     return ret_reports->count;
 }
@@ -232,9 +231,9 @@ START_TEST(it_ends_when_it_is_told_to)
     struct verify_result result;
     _Atomic int stop = 1;
     const struct pot_options opening = {.save = POT_SAVE_NEVER};
-    const struct verify_options options = {.work = {.threads = 2, .stop = &stop}};
+    const struct work_options work = {.threads = 2, .stop = &stop};
     ck_assert_int_eq(pot_open("plain.tar", &opening, &fault, &pot), 0);
-    ck_assert_int_eq(verify_run(pot, &options, &fault, &result), -EINTR);
+    ck_assert_int_eq(verify_run(pot, &work, false, &fault, &result), -EINTR);
     pot_close(pot);
 }
 END_TEST
