@@ -524,8 +524,6 @@ static const struct chooser plan_order_chooser;
 
 static int plan_add_cache(struct plan *p, const _Atomic bool *stop)
 {
-    const struct recogniser_options recogniser = {
-        .seed = p->options.seed, .most_bytes = p->options.most_bytes, .stop = stop};
     int r;
 
     p->seen = calloc(index_info(p->options.index)->entries / 64 + 1, sizeof(*p->seen));
@@ -537,7 +535,7 @@ static int plan_add_cache(struct plan *p, const _Atomic bool *stop)
     if (r == 0)
         plan_add(p, &scan_chooser, p->scan, WAY_CACHE);
     if (r == 0)
-        r = recogniser_new(p->options.index, p->options.root, &recogniser, &p->recogniser);
+        r = recogniser_new(&p->options, stop, &p->recogniser);
     if (r == 0 && p->options.given)
         r = plan_follow(p, p->options.given, true, 0);
     return r;

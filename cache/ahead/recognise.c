@@ -89,22 +89,24 @@ struct recogniser {
     uint32_t root;
     VECTOR(struct link) links;
     bool has_links; /* they were looked for */
-    struct recogniser_options options;
+    const struct ahead_options *options;
+    const _Atomic bool *stop;
     struct kept_folder kept[FOLDERS_KEPT];
     uint64_t uses;
     uint32_t *front; /* the largest tier's */
 };
 
-int recogniser_new(const struct index *index, uint32_t root,
-                   const struct recogniser_options *options, struct recogniser **ret_recogniser)
+int recogniser_new(const struct ahead_options *options, const _Atomic bool *stop,
+                   struct recogniser **ret_recogniser)
 {
     struct recogniser *r = calloc(1, sizeof(*r));
 
     if (!r)
         return -ENOMEM;
-    r->index = index;
-    r->root = root;
-    r->options = *options;
+    r->index = options->index;
+    r->root = options->root;
+    r->options = options;
+    r->stop = stop;
     r->front = malloc(tiers[TIERS - 1].places * sizeof(*r->front));
     if (!r->front) {
         free(r);
@@ -129,7 +131,7 @@ void recogniser_free(struct recogniser *r)
 
 static bool recogniser_is_stopped(const struct recogniser *r)
 {
-    return r->options.stop && atomic_load_explicit(r->options.stop, memory_order_relaxed);
+    return r->stop && atomic_load_explicit(r->stop, memory_order_relaxed);
 }
 
 struct ancestor {
@@ -289,7 +291,7 @@ static struct kept_folder *recogniser_keep(struct recogniser *r, uint32_t direct
     folder_files_free(oldest->files);
     *oldest = (struct kept_folder){.folder = wanted, .used = ++r->uses};
     oldest->error = folder_files_new(r->index, directory, kind, images_only,
-                                     r->options.most_bytes / sizeof(uint64_t), &oldest->files);
+                                     r->options->most_bytes / sizeof(uint64_t), &oldest->files);
     return oldest;
 }
 
@@ -361,7 +363,7 @@ static int trial_find_epoch(const struct trial *t, uint64_t *ret_epoch)
         for (uint32_t epoch = 0; epoch < tiers[i].seeds; epoch++) {
             if (recogniser_is_stopped(t->recogniser))
                 return -ECANCELED;
-            if (trial_fits(t, t->recogniser->options.seed + epoch, places, wanted)) {
+            if (trial_fits(t, t->recogniser->options->seed + epoch, places, wanted)) {
                 *ret_epoch = epoch;
                 return 0;
             }
@@ -402,8 +404,8 @@ static int recogniser_try_folder(struct recogniser *r, const struct kept_folder 
         err = trial_find_epoch(&t, &found->epoch);
     free((void *)t.marks);
     if (err == 0)
-        err = known_reads_shuffled(kept->files, r->options.seed + found->epoch,
-                                   r->options.most_bytes, &found->order);
+        err = known_reads_shuffled(kept->files, r->options->seed + found->epoch,
+                                   r->options->most_bytes, &found->order);
     if (err < 0)
         return err;
     found->folder = kept->folder;

@@ -1,7 +1,7 @@
 /*
  * Recognises from the first files that readers read which known shuffle they go through.
  *
- *     recogniser_new(index, root, &options, &recogniser);
+ *     recogniser_new(&options, stop, &recogniser);
  *     recogniser_try(recogniser, positions, count, &found)
  *
  * recognise.c explains how it can know, and how sure it is. It takes up to a second and belongs
@@ -12,6 +12,7 @@
 
 #include <stdatomic.h>
 
+#include "ahead.h"
 #include "known_reads.h"
 
 #define RECOGNISE_READS_MIN 16u  /* fewer prove nothing */
@@ -19,12 +20,6 @@
 #define RECOGNISE_FILES_MIN 256u /* a smaller folder is read before this could help */
 
 struct recogniser;
-
-struct recogniser_options {
-    uint64_t seed;            /* of the sampler; its generator gets this plus the epoch */
-    uint64_t most_bytes;      /* of memory, for an order and for its folder each */
-    const _Atomic bool *stop; /* true ends a search at once; NULL: never */
-};
 
 /* A directory whose files are numbered in one way. */
 struct recognised_folder {
@@ -47,8 +42,12 @@ struct recognised {
     struct known_reads *order;  /* the caller's: known_reads_free */
 };
 
-int recogniser_new(const struct index *index, uint32_t root,
-                   const struct recogniser_options *options,
+/*
+ * The options outlive it. Of these count the index and the root; the sampler's seed, whose
+ * generator gets it plus the epoch; and the most bytes of memory, for an order and for its
+ * folder each. `stop`: true ends a search at once; NULL: never.
+ */
+int recogniser_new(const struct ahead_options *options, const _Atomic bool *stop,
                    struct recogniser **ret_recogniser);
 void recogniser_free(struct recogniser *recogniser); /* NULL is fine */
 

@@ -46,11 +46,11 @@ static void free_tree(void)
 static int try_until(const _Atomic bool *stop, const uint32_t *positions, unsigned count,
                      uint64_t seed, struct recognised *found)
 {
-    const struct recogniser_options options = {
-        .seed = seed, .most_bytes = 1u << 20, .stop = stop};
+    const struct ahead_options options = {
+        .index = tree, .root = INDEX_ROOT, .seed = seed, .most_bytes = 1u << 20};
     struct recogniser *r;
 
-    ck_assert_int_eq(recogniser_new(tree, INDEX_ROOT, &options, &r), 0);
+    ck_assert_int_eq(recogniser_new(&options, stop, &r), 0);
     int result = recogniser_try(r, positions, count, found);
     recogniser_free(r);
     return result;
@@ -259,14 +259,15 @@ END_TEST
 
 START_TEST(too_many_files_for_the_memory_are_said)
 {
-    const struct recogniser_options options = {.most_bytes = 8 * FILES - 8};
+    const struct ahead_options options = {
+        .index = tree, .root = INDEX_ROOT, .most_bytes = 8 * FILES - 8};
     struct training t = {.n = FILES, .world = 1, .ranks = 1, .workers = 1, .batch = 8};
     uint32_t positions[64];
     struct recognised found;
     struct recogniser *r;
 
     first_reads(&t, 0, positions, 64);
-    ck_assert_int_eq(recogniser_new(tree, INDEX_ROOT, &options, &r), 0);
+    ck_assert_int_eq(recogniser_new(&options, NULL, &r), 0);
     ck_assert_int_eq(recogniser_try(r, positions, 64, &found), -E2BIG);
     recogniser_free(r);
 }
