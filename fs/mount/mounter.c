@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -132,6 +133,64 @@ static void note_device(struct mounter *m)
     c->private_namespace = !mounted_is_visible(&m->mounted);
     c->mount_dev_major = m->mounted.dev_major;
     c->mount_dev_minor = m->mounted.dev_minor;
+}
+
+/* The switch of the administrators that keeps users from namespaces, and what to do; or NULL.
+ */
+static const char *namespace_advice(void)
+{
+    static const struct {
+        const char *path, *advice;
+        long off;
+    } switches[] = {
+        {"/proc/sys/user/max_user_namespaces",
+         "user namespaces are switched off: root allows them by 'sysctl "
+         "user.max_user_namespaces=10000'; or ask for the package fuse3 (fusermount3)",
+         0},
+        {"/proc/sys/kernel/unprivileged_userns_clone",
+         "user namespaces are switched off: root allows them by 'sysctl "
+         "kernel.unprivileged_userns_clone=1'; or ask for the package fuse3 (fusermount3)",
+         0},
+        {"/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+         "AppArmor lets nobody use user namespaces: root allows it by 'sysctl "
+         "kernel.apparmor_restrict_unprivileged_userns=0'; or ask for the package fuse3 "
+         "(fusermount3)",
+         1},
+    };
+    for (size_t i = 0; i < sizeof(switches) / sizeof(switches[0]); i++)
+        if (proc_number(switches[i].path, !switches[i].off) == switches[i].off)
+            return switches[i].advice;
+    return NULL;
+}
+
+/* Advice after a failure, derived from this node's state: "load the ...". */
+static const char *mount_advice(unsigned methods)
+{
+    const char *switched = namespace_advice();
+    char path[PATH_MAX];
+
+    if (access("/dev/fuse", F_OK) < 0)
+        return "this node has no /dev/fuse: ask its administrators to load the fuse module (in "
+               "a container, to pass the device in)";
+    if (access("/dev/fuse", R_OK | W_OK) < 0)
+        return "/dev/fuse is closed to you: ask the administrators of this node to open it "
+               "(mode 0666)";
+    if (access("/proc/self/mountinfo", R_OK) < 0)
+        return "there is no /proc here; mount it first, or run outside of this chroot or "
+               "container";
+    if (process_find_program("fusermount3", path) < 0 &&
+        process_find_program("fusermount", path) < 0)
+        return switched && methods & MOUNT_BY_NAMESPACE
+                   ? switched
+                   : "ask for the package fuse3 (fusermount3) on this node";
+    if (prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1)
+        return "no_new_privs is set for this process, so that fusermount3, which is setuid, "
+               "can't help: mount before it is set, or outside of the container";
+    if (switched)
+        return switched;
+    if (!(methods & MOUNT_BY_NAMESPACE))
+        return "'onepot run' may still work, by a private namespace";
+    return "'onepot doctor' shows what this node allows";
 }
 
 static int mount_failed(const struct mounter *m, char report[MOUNT_REPORT_MAX])

@@ -99,9 +99,6 @@ bool mounted_is_visible(const struct mounted *mounted);
  */
 int mounted_answers(const struct mounted *mounted, const char *path, int timeout_ms);
 
-/* Advice after a failure, derived from this node's state: "load the ...". */
-const char *mount_advice(unsigned methods);
-
 /*
  * Unmount the topmost mount at `path`. Not lazy: -EBUSY if something in it is open. Lazy: it
  * leaves the tree at once, and ends with its last user. The path is canonical. -EINVAL: nothing
