@@ -862,6 +862,23 @@ static int label_part_name(const char *given, char **ret_name)
     return 0;
 }
 
+/* -ENOENT: there are samples, and none of them has the part. */
+static int label_check(const struct dataset *d, struct onepot_error *error)
+{
+    for (uint64_t i = 0; i < d->group_count; i++) {
+        struct record part;
+        const struct record *first = &d->records[d->group_starts ? d->group_starts[i] : i];
+        int r = label_find(d, first, &part);
+        if (r != -ENOENT)
+            return r == -EDOM ? 0 : r; /* reading it reports that */
+    }
+    return d->group_count == 0
+               ? 0
+               : error_set(error, -ENOENT,
+                           "%s: no sample has a part '%s' or '%s.cls' for its label",
+                           d->pots[0]->path, d->label_part, d->label_part);
+}
+
 /* Take labels from a part of each sample, and none from its directory. */
 static int use_label_part(struct walk *w)
 {

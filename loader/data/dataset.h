@@ -236,9 +236,6 @@ int label_read(struct dataset *dataset, const struct record *first, struct onepo
 int label_error(struct onepot_error *error, int err, const struct dataset *dataset,
                 const struct record *first);
 
-/* -ENOENT: there are samples, and none of them has the part. */
-int label_check(const struct dataset *dataset, struct onepot_error *error);
-
 /* ---- .npy files ---- */
 
 /*

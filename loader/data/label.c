@@ -117,19 +117,3 @@ int label_read(struct dataset *d, const struct record *first, struct onepot_erro
         r = label_parse(text, part.size_bytes, ret_label);
     return r < 0 ? label_error(error, r, d, first) : 0;
 }
-
-int label_check(const struct dataset *d, struct onepot_error *error)
-{
-    for (uint64_t i = 0; i < d->group_count; i++) {
-        struct record part;
-        const struct record *first = &d->records[d->group_starts ? d->group_starts[i] : i];
-        int r = label_find(d, first, &part);
-        if (r != -ENOENT)
-            return r == -EDOM ? 0 : r; /* reading it reports that */
-    }
-    return d->group_count == 0
-               ? 0
-               : error_set(error, -ENOENT,
-                           "%s: no sample has a part '%s' or '%s.cls' for its label",
-                           d->pots[0]->path, d->label_part, d->label_part);
-}

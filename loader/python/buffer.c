@@ -106,17 +106,6 @@ struct py_buffer *buffer_of_bytes(PyObject *owner, void *bytes, uint64_t len, in
     return buffer_new(owner, bytes, len, read_only, &shape);
 }
 
-struct py_buffer *buffer_part(const struct py_buffer *whole, uint64_t offset, uint64_t len)
-{
-    uint64_t all = (uint64_t)whole->len;
-    if (offset > all || len > all - offset) {
-        PyErr_SetString(PyExc_BufferError, "a part that lies outside of its sample");
-        return NULL;
-    }
-    return buffer_of_bytes(whole->owner, (char *)whole->bytes + offset, len, whole->read_only,
-                           ITEM_UINT8);
-}
-
 static bool buffer_is_dense(const struct py_buffer *b)
 {
     Py_ssize_t step = item_types[b->item].bytes;

@@ -159,9 +159,6 @@ struct py_buffer *buffer_new(PyObject *owner, void *bytes, uint64_t room, int re
 struct py_buffer *buffer_of_bytes(PyObject *owner, void *bytes, uint64_t len, int read_only,
                                   enum item item);
 
-/* Bytes [offset, offset + len) of a Buffer of bytes; shares its owner. */
-struct py_buffer *buffer_part(const struct py_buffer *whole, uint64_t offset, uint64_t len);
-
 /* A writable copy of the elements, in C order. */
 struct py_buffer *buffer_copy(const struct py_buffer *buffer);
 

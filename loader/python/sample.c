@@ -186,6 +186,19 @@ static PyObject *sample_data(PyObject *self, void *unused)
     return (PyObject *)b;
 }
 
+/* Bytes [offset, offset + len) of a Buffer of bytes; shares its owner. */
+static struct py_buffer *buffer_part(const struct py_buffer *whole, uint64_t offset,
+                                     uint64_t len)
+{
+    uint64_t all = (uint64_t)whole->len;
+    if (offset > all || len > all - offset) {
+        PyErr_SetString(PyExc_BufferError, "a part that lies outside of its sample");
+        return NULL;
+    }
+    return buffer_of_bytes(whole->owner, (char *)whole->bytes + offset, len, whole->read_only,
+                           ITEM_UINT8);
+}
+
 static PyObject *sample_parts(PyObject *self, void *unused)
 {
     auto_lease lease = sample_lease(self);
