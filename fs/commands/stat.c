@@ -29,12 +29,10 @@ static const struct cli_usage usage = {
 /* Print one mount: as JSON if there is a writer. */
 static void command_stat_show(const struct slot *slot, const char *state, struct json *json)
 {
-    struct report report;
-    report_take(slot->counters, state, &report);
     if (json)
-        report_json(json, &report);
+        report_json(json, slot->counters, state);
     else
-        report_text(stdout, &report);
+        report_text(stdout, slot->counters, state);
 }
 
 static int show_all(const struct slot_list *list, struct json *json)

@@ -176,7 +176,7 @@ struct counters {
     _Atomic uint64_t layer_files, layer_files_before;
 
     /* Read ahead by features/ahead.c: see struct ahead_stats. */
-    _Atomic uint64_t foreseen_kind; /* 0: nothing; report_text.c has the words */
+    _Atomic uint64_t foreseen_kind; /* 0: nothing; report.c has the words */
     _Atomic uint64_t foreseen_requests, foreseen_bytes;
     _Atomic uint64_t foreseen_used, foreseen_late, foreseen_unused; /* files */
     _Atomic uint64_t foreseen_in_order; /* reads at their place in a known order */
