@@ -116,7 +116,7 @@ static const char *input_file(void *ctx, uint32_t position)
 /* ---- life ---- */
 
 int archive_input_new(struct pot *pot, uint64_t cache_bytes, struct fault *fault,
-                      struct archive_input **ret_input)
+                      const struct input **ret_input)
 {
     struct archive_input *in = calloc(1, sizeof(*in));
     if (!in)
@@ -130,16 +130,17 @@ int archive_input_new(struct pot *pot, uint64_t cache_bytes, struct fault *fault
     struct reader_options options = {.cache_bytes = cache_bytes};
     int r = in->asked ? reader_new(pot, &options, fault, &in->reader) : -ENOMEM;
     if (r < 0)
-        archive_input_free(in);
+        archive_input_free(&in->input);
     else
-        *ret_input = in;
+        *ret_input = &in->input;
     return r;
 }
 
-void archive_input_free(struct archive_input *in)
+void archive_input_free(const struct input *input)
 {
-    if (!in)
+    if (!input)
         return;
+    struct archive_input *in = input->ctx;
     while (in->spares) {
         struct spare *spare = in->spares;
         in->spares = spare->next;
@@ -150,9 +151,4 @@ void archive_input_free(struct archive_input *in)
     pthread_mutex_destroy(&in->lock);
     free((void *)in->asked);
     free(in);
-}
-
-const struct input *archive_input_get(const struct archive_input *in)
-{
-    return &in->input;
 }

@@ -3,7 +3,7 @@
  * compression.
  *
  *     archive_input_new(pot, 64 << 20, &fault, &input);
- *     options.inputs[0] = archive_input_get(input);
+ *     options.inputs[0] = input;
  *     pack_run(...);
  *     archive_input_free(input);
  */
@@ -13,16 +13,11 @@
 #include "input.h"
 #include "pot.h"
 
-struct archive_input;
-
 /*
  * The pot must outlive it. `cache_bytes`: budget for decompressed blocks. Errors: reader_new's.
  */
 int archive_input_new(struct pot *pot, uint64_t cache_bytes, struct fault *fault,
-                      struct archive_input **ret_input);
-void archive_input_free(struct archive_input *input); /* NULL is fine */
-
-/* Valid as long as the archive_input. */
-const struct input *archive_input_get(const struct archive_input *input);
+                      const struct input **ret_input);
+void archive_input_free(const struct input *input); /* NULL is fine */
 
 #endif

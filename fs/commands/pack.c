@@ -60,7 +60,7 @@ static void command_pack_report(void *progress, enum pack_report kind, const str
 /* A source that is an archive. */
 struct opened {
     struct pot *pot;
-    struct archive_input *input;
+    const struct input *input;
 };
 
 struct arguments {
@@ -229,7 +229,7 @@ static int command_pack_open(struct arguments *a, size_t i)
     if (r < 0)
         cli_fail(path, r, &fault);
     else
-        a->inputs[i] = archive_input_get(o->input);
+        a->inputs[i] = o->input;
     return r;
 }
 
@@ -387,7 +387,7 @@ static int find_kept(struct arguments *a)
         r = 0;
     }
     if (a->kept.input) {
-        o->kept = archive_input_get(a->kept.input);
+        o->kept = a->kept.input;
         cli_note("%s: goes on from the %s files that were kept", o->output,
                  cli_count(info->files));
     }
