@@ -3,7 +3,7 @@
  */
 #include <check.h>
 
-#include "ending.h"
+#include "control.h"
 #include "suite.h"
 
 #define S SECOND_NS
