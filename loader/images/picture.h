@@ -46,9 +46,6 @@ struct picture_part {
 int picture_begin(struct picture *p, uint32_t width, uint32_t height, bool can_shrink,
                   uint64_t rooms, uint64_t own_bytes, struct picture_part *ret_part);
 
-/* Gives memory that grew for this picture back, before the next large one may begin. */
-void picture_end(struct picture *p);
-
 #define PICTURE_SIDE_MAX 65535u /* JPEG's limit, too */
 
 /* The next row of the part: pixels of four bytes (red, green, blue, any), from part.x on. */
