@@ -874,7 +874,7 @@ bool layer_is_lost(const struct slot *slot)
     return r == -ENOENT || (r == 0 && is_tmpfs(&top));
 }
 
-/* ---- how much was written ---- */
+/* ---- what is said of it ---- */
 
 static void folder_name(const struct slot *slot, char ret_name[FOLDER_MAX])
 {

@@ -27,8 +27,6 @@
 
 /* ---- pixels ---- */
 
-/* ---- a picture ---- */
-
 /* A row of bytes to three channels, `step` apart, whose values are `stride` apart. */
 static void write_bytes(const uint8_t *restrict from, size_t count, uint8_t *restrict to,
                         size_t step, size_t stride)
