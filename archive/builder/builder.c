@@ -19,7 +19,6 @@
 #include <stdint.h>
 
 #include "builder.h"
-#include "builder_copy_private.h"
 #include "builder_private.h"
 #include "bytes.h"
 #include "numbers.h"
@@ -50,7 +49,9 @@ struct spot {
  * The builder's tables: inodes, their distinct attributes, times beyond 32 bits.
  */
 
-const struct disk_attr builder_directory = {.mode = S_IFDIR | 0755, .flags = DATA_KIND_NONE};
+/* Mode and owner of a directory that no member announced. */
+static const struct disk_attr builder_directory = {.mode = S_IFDIR | 0755,
+                                                   .flags = DATA_KIND_NONE};
 
 int attr_table_number(struct attr_table *table, const struct disk_attr *attr,
                       uint32_t *ret_number)
@@ -276,6 +277,18 @@ int builder_add_xattr(struct builder *b, uint32_t inode, const char *name, size_
     return builder_append_pending(b, name, name_len, value, value_len);
 }
 
+int builder_share_xattrs(struct builder *b, uint32_t inode, uint32_t other)
+{
+    if (b->is_written || inode >= b->inodes.count || other >= b->inodes.count)
+        return -EINVAL;
+    int r = builder_flush_xattrs(b);
+    if (r == 0)
+        r = vector_extend(&b->xattr_of, (size_t)max_u32(inode, other) + 1);
+    if (r == 0)
+        b->xattr_of.at[inode] = b->xattr_of.at[other];
+    return r;
+}
+
 /*
  * Data: where the bytes of regular files lie, in the form used on disk; and sums.
  * Everything is checked on arrival, against the size of its file and the size of the archive,
@@ -289,7 +302,8 @@ static bool builder_in_archive(const struct builder *b, uint64_t offset, uint64_
            (!b->archive_bytes || end <= b->archive_bytes);
 }
 
-int builder_append_pieces(struct builder *b, const void *pieces)
+/* Append the sums of pieces of the point that comes next; zeros where there are none. */
+static int builder_append_pieces(struct builder *b, const void *pieces)
 {
     size_t start = b->points.count * POINT_PIECES_BYTES;
     if (!pieces && b->pieces.count == 0)
@@ -559,7 +573,7 @@ static void path_find_name(const struct builder *b, struct spot *spot)
 /* Length of the spot's path from the root. */
 static uint64_t builder_path_bytes(const struct builder *b, const struct spot *spot)
 {
-    uint64_t above = b->inodes.at[b->names.at[spot->dir].inode].size;
+    uint64_t above = (uint32_t)b->inodes.at[b->names.at[spot->dir].inode].size;
     return above + (above > 0) + spot->len;
 }
 
@@ -599,7 +613,7 @@ static int builder_new_name(struct builder *b, const struct place *place,
     b->slots[slot] = (uint64_t)spot->hash << 32 | number;
     b->inodes.at[b->names.at[spot->dir].inode].data++;
     if (is_directory_inode(b, inode))
-        b->inodes.at[inode].size = path_bytes;
+        b->inodes.at[inode].size = path_bytes | (uint64_t)number << 32;
     return 0;
 }
 
@@ -938,7 +952,8 @@ static int member_bind(struct builder *b, const struct place *place, uint32_t in
         b->inodes.at[old_inode].nlink--;
         b->names.at[spot.found].inode = inode;
         if (is_directory_inode(b, inode))
-            b->inodes.at[inode].size = builder_path_bytes(b, &spot);
+            b->inodes.at[inode].size = builder_path_bytes(b, &spot) | (uint64_t)spot.found
+                                                                          << 32;
         builder_forget_path(b);
     }
     b->inodes.at[inode].nlink++;
@@ -1004,6 +1019,37 @@ int builder_add(struct builder *b, const char *path, size_t len,
     };
     int r = member_add(b, &place, member, ret_inode);
     return r == -ENOMEM ? member_no_memory(b, fault) : r;
+}
+
+int builder_add_in(struct builder *b, uint32_t directory, const char *name, size_t len,
+                   const struct builder_member *member, struct fault *fault, uint32_t *inode)
+{
+    if (b->is_written || directory >= b->inodes.count)
+        return -EINVAL;
+    const struct place place = {name, len, FAULT_NO_OFFSET, fault, .uid = 0};
+    struct spot spot = {
+        .dir = (uint32_t)(b->inodes.at[directory].size >> 32), .name = name, .len = len};
+    struct builder_inode new;
+    bool is_wide = false;
+    path_find_name(b, &spot);
+    if (spot.found) {
+        uint32_t there = b->names.at[spot.found].inode;
+        bool joins =
+            member ? S_ISDIR(member->mode) && is_directory_inode(b, there) : there == *inode;
+        *inode = joins ? there : *inode;
+        return joins ? 1 : -EEXIST;
+    }
+    int r = member ? member_make_inode(b, &place, member, &new, &is_wide) : 0;
+    if (r == 0 && member)
+        r = builder_new_inode(b, &new, inode);
+    if (r == 0 && is_wide)
+        r = builder_set_wide_mtime(b, *inode, member->mtime_sec);
+    if (r == 0)
+        r = builder_new_name(b, &place, &spot, *inode);
+    if (r < 0)
+        return r == -ENOMEM ? member_no_memory(b, fault) : r;
+    b->inodes.at[*inode].nlink++;
+    return 0;
 }
 
 int builder_has(struct builder *b, const char *path, size_t len)
@@ -1226,7 +1272,6 @@ void builder_free(struct builder *b)
     vector_free(&b->left_out);
     vector_free(&b->sums);
     vector_free(&b->has_sum);
-    copying_free(b->copying);
     free(b);
 }
 

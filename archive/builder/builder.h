@@ -83,6 +83,17 @@ int builder_add(struct builder *builder, const char *path, size_t len,
                 const struct builder_member *member, struct fault *fault, uint32_t *ret_inode);
 
 /*
+ * Add a member to a directory, which an earlier call returned or which is the root (0), by its
+ * name there: for callers that walk over a tree. Nothing is replaced, and links are not
+ * followed. `member` NULL: another name for *inode, which is no directory. Returns 1 if there
+ * is nothing to add: a directory has the name already, which is then *inode and keeps its
+ * attributes, or *inode itself has. -EEXIST: something else has it. Other errors as
+ * builder_add.
+ */
+int builder_add_in(struct builder *builder, uint32_t directory, const char *name, size_t len,
+                   const struct builder_member *member, struct fault *fault, uint32_t *inode);
+
+/*
  * Does this path belong to a member, or to a directory that leads to one? 1 or 0; -ENOTDIR: it
  * can't, since it lies below a member that is not a directory. Otherwise builder_add's errors
  * about the path.
@@ -125,6 +136,9 @@ int builder_link_inode(struct builder *builder, const char *path, size_t len, ui
 #define BUILDER_XATTRS_MAX 9362u /* of "user.x": a list of names has at most 64 KB */
 int builder_add_xattr(struct builder *builder, uint32_t inode, const char *name,
                       size_t name_len, const void *value, size_t value_len);
+
+/* Give an inode without extended attributes those of another one. */
+int builder_share_xattrs(struct builder *builder, uint32_t inode, uint32_t other);
 
 /* A compressed block of the archive, which files may share. */
 struct builder_block {

@@ -25,8 +25,8 @@ struct builder_name {
 
 /*
  * An inode. The fields mean the same as in the entry on disk, except that `data` of a
- * directory is the number of its children, and `size` the length of its path (0: the root). An
- * inode without names (nlink 0) is left out.
+ * directory is the number of its children, and `size` the length of its path (0: the root) with
+ * the number of its name in the upper half. An inode without names (nlink 0) is left out.
  */
 struct builder_inode {
     uint64_t size;
@@ -91,8 +91,6 @@ struct builder {
 
     VECTOR(uint32_t) dirs; /* as on disk */
 
-    struct builder_copying *copying; /* in place of names and inodes; or NULL */
-
     VECTOR(char) left_out; /* as on disk; empty if nothing was left out */
     uint64_t left_out_count, left_out_kinds[LEFT_OUT_KINDS];
     unsigned left_out_told;
@@ -130,12 +128,6 @@ static inline bool is_directory_inode(const struct builder *b, uint32_t inode)
 int attr_table_number(struct attr_table *table, const struct disk_attr *attr,
                       uint32_t *ret_number);
 void attr_table_free(struct attr_table *table);
-
-/* Mode and owner of a directory that no member announced. */
-extern const struct disk_attr builder_directory;
-
-/* Append the sums of pieces of the point that comes next; zeros where there are none. */
-int builder_append_pieces(struct builder *b, const void *pieces);
 
 /* Turn the collected attributes into a set. */
 int builder_flush_xattrs(struct builder *b);

@@ -10,8 +10,6 @@
 #include <xxhash.h>
 
 #include "builder.h"
-#include "builder_copy_private.h"
-#include "builder_image.h"
 #include "builder_private.h"
 #include "cleanup.h"
 #include "digest.h"
@@ -22,6 +20,28 @@
  * The builder, image: sections through one buffer, which takes a page's sum as the page fills.
  * The header goes last, since it holds the totals counted on the way.
  */
+
+#define OUT_BYTES (16u * DISK_PAGE_BYTES)
+#define SECTIONS_MAX (SECTION_IDS - 1)
+
+struct image {
+    struct builder *b;
+    const struct builder_header *about;
+    uint32_t entries;
+    uint32_t *name_at; /* the name at each position */
+    /* In the order of the entries, whenever the place of data became known; 0 is all zero. */
+    struct attr_table attrs;
+    VECTOR(struct disk_extra) extras;
+    struct disk_header header;
+
+    int fd;
+    uint64_t offset; /* of the image in its file */
+    uint8_t *buf;
+    size_t used;
+    uint64_t flushed; /* bytes of the area already written out */
+    VECTOR(uint64_t) page_sums;
+    VECTOR(struct disk_section) sections;
+};
 
 /* ---- output ---- */
 
@@ -45,7 +65,7 @@ static int image_flush(struct image *image)
     return r;
 }
 
-int image_put(struct image *image, const void *bytes, size_t len)
+static int image_put(struct image *image, const void *bytes, size_t len)
 {
     const uint8_t *p = bytes;
     while (len > 0) {
@@ -63,7 +83,7 @@ int image_put(struct image *image, const void *bytes, size_t len)
     return 0;
 }
 
-int image_begin_section(struct image *image, enum disk_section_id id)
+static int image_begin_section(struct image *image, enum disk_section_id id)
 {
     static const uint8_t zeros[8];
     int r = image_put(image, zeros, (8 - image->used % 8) % 8);
@@ -75,7 +95,7 @@ int image_begin_section(struct image *image, enum disk_section_id id)
     return r < 0 ? r : vector_push(&image->sections, section);
 }
 
-void image_end_section(struct image *image)
+static void image_end_section(struct image *image)
 {
     struct disk_section *s = &image->sections.at[image->sections.count - 1];
     uint64_t end = le64toh(image->header.area_offset) + image->flushed + image->used;
@@ -111,7 +131,9 @@ static int image_put_sums(struct image *image, enum disk_section_id id, const ui
     return r;
 }
 
-int image_add_extra(struct image *image, uint32_t position, uint32_t kind, uint64_t value)
+/* Keep a value of SECTION_EXTRA, for the entry at this position. -ENOMEM. */
+static int image_add_extra(struct image *image, uint32_t position, uint32_t kind,
+                           uint64_t value)
 {
     struct disk_extra extra = {htole64(value), htole32(position), htole32(kind)};
     return vector_push(&image->extras, extra);
@@ -119,7 +141,8 @@ int image_add_extra(struct image *image, uint32_t position, uint32_t kind, uint6
 
 /* ---- header ---- */
 
-void image_add_saturated(uint64_t *sum, uint64_t value)
+/* Add to a total of the header. */
+static void image_add_saturated(uint64_t *sum, uint64_t value)
 {
     uint64_t total;
     if (__builtin_add_overflow(le64toh(*sum), value, &total))
@@ -574,14 +597,14 @@ static void image_digest_name(const struct builder *b, uint32_t name, struct dig
 }
 
 /*
- * Done before the entries are written, as that changes the inodes; a copy's is made meanwhile.
- * Skipped without sums: not worth it.
+ * Done before the entries are written, as that changes the inodes. Skipped without sums: not
+ * worth it.
  */
 static int image_make_digest(struct image *image)
 {
     const struct builder *b = image->b;
     struct digest digest;
-    if (b->copying || !image_has_sums(image) || image->about->sum_kind != SUM_XXH3)
+    if (!image_has_sums(image) || image->about->sum_kind != SUM_XXH3)
         return 0;
     int r = digest_begin(&digest, true);
     if (r < 0)
@@ -598,9 +621,9 @@ static int image_make_digest(struct image *image)
 static int image_put_area(struct image *image)
 {
     struct builder *b = image->b;
-    int r = b->copying ? copying_put_entries(image) : image_put_entries(image);
+    int r = image_put_entries(image);
     if (r == 0)
-        r = b->copying ? copying_put_names(image) : image_put_names(image);
+        r = image_put_names(image);
     if (r == 0)
         r = image_put_attrs(image);
     const struct {
@@ -621,7 +644,7 @@ static int image_put_area(struct image *image)
     for (size_t i = 0; r == 0 && i < sizeof(sections) / sizeof(sections[0]); i++)
         r = image_put_section(image, sections[i].id, sections[i].bytes, sections[i].records);
     if (r == 0)
-        r = b->copying ? copying_put_sums(image) : image_put_content_sums(image);
+        r = image_put_content_sums(image);
     if (r == 0)
         r = image_put_sums(image, SECTION_WINDOW_SUMS, image->about->window_sums,
                            image->about->window_count);
@@ -656,10 +679,6 @@ static int builder_end_adding(struct builder *b)
 static int builder_arrange(struct image *image)
 {
     struct builder *b = image->b;
-    if (b->copying) {
-        image->entries = copying_entries(b->copying);
-        return 0;
-    }
     image->entries = (uint32_t)b->names.count;
     image->name_at = calloc(b->names.count, sizeof(*image->name_at));
     return image->name_at ? builder_number(b, image->name_at) : -ENOMEM;
@@ -725,7 +744,5 @@ int builder_write(struct builder *b, const struct builder_header *header, int fd
     free(image.buf);
     vector_free(&image.page_sums);
     vector_free(&image.sections);
-    if (r == -EUCLEAN && b->copying)
-        return copying_damaged(b->copying, fault);
     return r < 0 ? builder_write_fault(fault, r) : 0;
 }

@@ -23,9 +23,9 @@
  *
  * Indexes are checked readers, so this needs no sandbox. A part costs memory in proportion to
  * its index, whatever the index says, and a directory that is put costs as much each time. A
- * million entries take about 50 ms.
+ * million entries take about 0.3 s, and the builder's 100 bytes each.
  *
- * Threads: tree_write uses several; one thread calls it.
+ * Threads: none; one thread uses a tree at a time.
  */
 #ifndef ONEPOT_TREE_H
 #define ONEPOT_TREE_H

@@ -135,7 +135,8 @@ int index_extra(const struct index *index, uint32_t position, enum disk_extra_ki
     return -EUCLEAN;
 }
 
-bool index_mode_is_valid(uint32_t mode)
+/* Are these type bits that a file can have, without any bits outside a mode? */
+static bool index_mode_is_valid(uint32_t mode)
 {
     uint32_t type = mode & S_IFMT;
     return !(mode & ~(uint32_t)(S_IFMT | 07777)) &&

@@ -84,4 +84,8 @@ int index_entry(const struct index *index, uint32_t position, struct index_entry
 /* The same for its inode, following an alias. */
 int index_inode(const struct index *index, uint32_t position, struct index_entry *ret_entry);
 
+/* A value from EXTRA. -EUCLEAN if it is missing, as the attributes promised it. */
+int index_extra(const struct index *index, uint32_t position, enum disk_extra_kind kind,
+                uint64_t *ret_value);
+
 #endif

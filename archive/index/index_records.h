@@ -16,11 +16,4 @@ uint64_t index_section_bytes(const struct index *index, enum disk_section_id id)
 const void *index_records(const struct index *index, enum disk_section_id id, uint64_t offset,
                           uint64_t len);
 
-/* Are these type bits that a file can have, without any bits outside a mode? */
-bool index_mode_is_valid(uint32_t mode);
-
-/* A value from EXTRA. -EUCLEAN if it is missing, as the attributes promised it. */
-int index_extra(const struct index *index, uint32_t position, enum disk_extra_kind kind,
-                uint64_t *ret_value);
-
 #endif
