@@ -1024,7 +1024,7 @@ int builder_add(struct builder *b, const char *path, size_t len,
 int builder_add_in(struct builder *b, uint32_t directory, const char *name, size_t len,
                    const struct builder_member *member, struct fault *fault, uint32_t *inode)
 {
-    if (b->is_written || directory >= b->inodes.count)
+    if (b->is_written || directory >= b->inodes.count || !is_directory_inode(b, directory))
         return -EINVAL;
     const struct place place = {name, len, FAULT_NO_OFFSET, fault, .uid = 0};
     struct spot spot = {

@@ -202,6 +202,8 @@ static inline struct builder *rich_builder(void)
     const struct builder_piece ranges[] = {stored_at(5000, 100, 10000),
                                            stored_at(9000, 100, 20000)};
     add_pieces(b, "sparse", 1000000, ranges, 2);
+    const struct builder_piece parts[] = {stored_at(0, 100, 30000), stored_at(100, 200, 40000)};
+    add_pieces(b, "parts", 300, parts, 2);
     add_pieces(b, "hole", UINT64_C(1) << 50, NULL, 0);
     return b;
 }
@@ -315,6 +317,19 @@ static inline struct index *summed_index(const char *path, enum sum_kind kind, u
     ck_assert_int_eq(builder_set_sum(b, add_file(b, path, 0, 10), sum), 0);
     add_link(b, "again", path);
     return build(b, &header);
+}
+
+static inline struct disk_section section_of(const uint8_t *image, enum disk_section_id id)
+{
+    struct disk_header h;
+    struct disk_section s;
+    memcpy(&h, image, sizeof(h));
+    for (uint32_t i = 0; i < h.sections; i++) {
+        memcpy(&s, image + h.sections_offset + i * sizeof(s), sizeof(s));
+        if (s.id == (uint32_t)id)
+            return s;
+    }
+    ck_abort_msg("the image has no section %d", (int)id);
 }
 
 #endif

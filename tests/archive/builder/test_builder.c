@@ -514,6 +514,54 @@ START_TEST(links_by_inode_number)
 }
 END_TEST
 
+/* By an inode of a directory and a name in it; a member of type 0 is another name of *inode. */
+static int add_in(struct builder *b, uint32_t directory, const char *name, uint32_t mode,
+                  uint32_t *inode)
+{
+    const struct builder_member member = {.mode = mode, .mtime_sec = INT64_C(1) << 40};
+    struct fault fault = {0};
+    int r =
+        builder_add_in(b, directory, name, strlen(name), mode ? &member : NULL, &fault, inode);
+    ck_assert(r != -ENAMETOOLONG || fault.err == ENAMETOOLONG);
+    return r;
+}
+
+START_TEST(names_in_directories_replace_nothing)
+{
+    struct builder *b = new_builder();
+    char name[INDEX_NAME_MAX + 1];
+    uint32_t d, again = 0, file, ignored, deep = 0, levels = 0;
+    ck_assert_int_eq(add_in(b, 0, "d", S_IFDIR | 0711, &d), 0);
+    ck_assert_int_eq(add_in(b, 0, "d", S_IFDIR | 0700, &again), 1);
+    ck_assert_uint_eq(again, d);
+    ck_assert_int_eq(add_in(b, d, "f", S_IFREG | 0644, &file), 0);
+    ck_assert_int_eq(add_in(b, d, "f", S_IFREG | 0600, &ignored), -EEXIST);
+    ck_assert_int_eq(add_in(b, d, "f", S_IFDIR | 0700, &ignored), -EEXIST);
+    ck_assert_int_eq(add_in(b, 0, "d", S_IFREG | 0600, &ignored), -EEXIST);
+    ck_assert_int_eq(add_in(b, 0, "d", 0, &file), -EEXIST);
+    ck_assert_int_eq(add_in(b, 0, "link", 0, &file), 0);
+    ck_assert_int_eq(add_in(b, 0, "link", 0, &file), 1);
+    ck_assert_int_eq(add_in(b, file, "x", S_IFREG, &ignored), -EINVAL);
+    ck_assert_int_eq(add_in(b, 1000, "x", S_IFREG, &ignored), -EINVAL);
+    add_symlink(b, "way", "d");
+    ck_assert_int_eq(add_in(b, 0, "way", S_IFDIR | 0700, &ignored), -EEXIST);
+    add_file(b, "d/g", 0, 1);
+    memset(name, 'n', INDEX_NAME_MAX);
+    name[INDEX_NAME_MAX] = '\0';
+    while (add_in(b, deep, name, S_IFDIR | 0700, &deep) == 0)
+        levels++;
+    ck_assert_uint_eq(levels, (INDEX_PATH_MAX + 1) / (INDEX_NAME_MAX + 1));
+    struct index *index = build(b, &tar_header);
+    ck_assert_str_eq(listing(index, "d"), "f g ");
+    ck_assert_uint_eq(node_of(index, "d").mode, S_IFDIR | 0711);
+    ck_assert_int_eq(node_of(index, "d").mtime_sec, INT64_C(1) << 40);
+    ck_assert_uint_eq(node_of(index, "d/f").nlink, 2);
+    ck_assert_uint_eq(node_of(index, "d/f").mode, S_IFREG | 0644);
+    ck_assert_uint_eq(node_of(index, "link").position, node_of(index, "d/f").position);
+    index_close(index);
+}
+END_TEST
+
 /* ---- attributes ---- */
 
 START_TEST(all_types_and_attributes_are_kept)
@@ -1506,6 +1554,7 @@ int main(void)
     tcase_add_test(tc, a_link_replaces_what_had_its_name);
     tcase_add_test(tc, bad_links_are_refused);
     tcase_add_test(tc, links_by_inode_number);
+    tcase_add_test(tc, names_in_directories_replace_nothing);
     tcase_add_test(tc, all_types_and_attributes_are_kept);
     tcase_add_test(tc, times_are_kept_to_the_nanosecond_from_any_century);
     tcase_add_test(tc, symbolic_links_have_a_target_that_linux_can_hold);

@@ -442,26 +442,32 @@ START_TEST(a_name_in_two_archives_is_an_error_that_names_both)
 {
     struct index *indexes[] = {file_index("x/1", 0), file_index("x/2", 0),
                                file_index("x/3", 0), file_index("x/2", 0),
-                               file_index("x", 0),   file_index("x/1/y", 0)};
-    static const char *const names[] = {"1.tar", "2.tar", "3.tar", "4.tar", "5.tar", "6.tar"};
+                               file_index("x", 0),   file_index("x/1/y", 0),
+                               file_index("w/2", 0), file_index("y/2", 0)};
+    static const char *const names[] = {"1.tar", "2.tar", "3.tar", "4.tar",
+                                        "5.tar", "6.tar", "7.tar", "8.tar"};
     static const struct {
+        unsigned parts[5];
+        size_t count;
         const char *member, *what;
-    } wrong[] = {{"x/2", "is in '2.tar' and in '4.tar'"},
-                 {"x", "is in '1.tar' and in '5.tar'"},
-                 {"x/1", "is in '1.tar' and in '6.tar'"}};
-    for (size_t i = 0; i < 3; i++) {
+    } wrong[] = {{{0, 1, 2, 3}, 4, "x/2", "is in '2.tar' and in '4.tar'"},
+                 {{0, 1, 2, 4}, 4, "x", "is in '1.tar' and in '5.tar'"},
+                 {{0, 1, 2, 5}, 4, "x/1", "is in '1.tar' and in '6.tar'"},
+                 {{6, 0, 7, 1, 3}, 5, "x/2", "is in '2.tar' and in '4.tar'"}};
+    for (size_t i = 0; i < 4; i++) {
         struct composition c = begin();
-        for (size_t j = 0; j < 4; j++) {
-            size_t which = j < 3 ? j : 3 + i;
+        unsigned which = 0;
+        for (size_t j = 0; j < wrong[i].count; j++) {
+            which = wrong[i].parts[j];
             ck_assert_int_eq(
                 tree_merge_root(c.tree, add_part(&c, indexes[which], names[which], 0)), 0);
         }
         ck_assert_int_eq(try_finish(&c, NULL), -EEXIST);
         ck_assert_str_eq(c.fault.member, wrong[i].member);
         ck_assert_str_eq(c.fault.what, wrong[i].what);
-        ck_assert_str_eq(c.fault.file, names[3 + i]);
+        ck_assert_str_eq(c.fault.file, names[which]);
     }
-    for (size_t i = 0; i < 6; i++)
+    for (size_t i = 0; i < 8; i++)
         index_close(indexes[i]);
 }
 END_TEST
@@ -597,24 +603,30 @@ START_TEST(damaged_indexes_are_refused_or_make_good_ones)
 }
 END_TEST
 
-/* Make each regular file's entry say what the first one's does. */
-static void share_data(uint8_t *image, unsigned files)
+/* Compose an image as it is, and then with every entry saying what the first one does, or
+ * `step` bytes of its table further each: what is longer than the index twice is refused. */
+static void refuse_shared(struct builder *b, const struct builder_header *header,
+                          unsigned entries, unsigned step)
 {
-    struct disk_header h;
-    struct disk_section s;
-    memcpy(&h, image, sizeof(h));
-    memcpy(&s, image + h.sections_offset, sizeof(s));
-    ck_assert_uint_eq(s.id, SECTION_ENTRIES);
-    uint64_t size = 0, data = 0;
-    for (unsigned i = 1; i <= files; i++) {
-        struct disk_entry e;
+    struct disk_entry first, e;
+    size_t len;
+    uint64_t ignored;
+    uint8_t *image = build_image(b, header, &len);
+    ck_assert_int_eq(compose_image(image, len, false, &ignored), 0);
+    struct disk_section s = section_of(image, SECTION_ENTRIES);
+    memcpy(&first, image + s.offset + sizeof(e), sizeof(e));
+    for (unsigned i = 2; i <= entries; i++) {
         memcpy(&e, image + s.offset + i * sizeof(e), sizeof(e));
-        size = i == 1 ? e.size : size;
-        data = i == 1 ? e.data : data;
-        e.size = size;
-        e.data = data;
+        e.size = first.size - (i - 1) * step;
+        e.data = first.data + (i - 1) * step;
+        e.name_attr &= DISK_NAME_LIMIT - 1;
+        e.name_attr |= first.name_attr & ~(DISK_NAME_LIMIT - 1);
         memcpy(image + s.offset + i * sizeof(e), &e, sizeof(e));
     }
+    reseal(image, len);
+    for (int is_view = 0; is_view < 2; is_view++)
+        ck_assert_int_eq(compose_image(image, len, is_view, &ignored), -EUCLEAN);
+    free(image);
 }
 
 START_TEST(entries_that_share_a_list_of_ranges_do_not_multiply_it)
@@ -628,39 +640,136 @@ START_TEST(entries_that_share_a_list_of_ranges_do_not_multiply_it)
         snprintf(path, sizeof(path), "%04u", i);
         add_pieces(b, path, 100000, pieces, i ? 2 : 20000);
     }
-    size_t len;
-    uint64_t before, after;
-    uint8_t *image = build_image(b, &tar_header, &len);
-    ck_assert_int_eq(compose_image(image, len, false, &before), 0);
-    share_data(image, 5000);
-    reseal(image, len);
-    for (int is_view = 0; is_view < 2; is_view++)
-        if (compose_image(image, len, is_view, &after) == 0)
-            ck_assert_uint_le(after, before);
-    free(image);
+    refuse_shared(b, &tar_header, 5000, 0);
 }
 END_TEST
 
 START_TEST(links_that_share_a_target_do_not_multiply_it)
 {
-    struct builder *b = new_builder();
-    char target[4001], path[16];
-    memset(target, 't', 4000);
-    target[4000] = '\0';
-    for (unsigned i = 0; i < 5000; i++) {
-        snprintf(path, sizeof(path), "%04u", i);
-        add_symlink(b, path, i ? "x" : target);
+    for (unsigned step = 0; step < 2; step++) {
+        struct builder *b = new_builder();
+        char target[4001], path[16];
+        memset(target, 't', 4000);
+        target[4000] = '\0';
+        for (unsigned i = 0; i < 1000; i++) {
+            snprintf(path, sizeof(path), "%04u", i);
+            add_symlink(b, path, i ? "x" : target);
+        }
+        refuse_shared(b, &tar_header, 1000, step);
     }
+}
+END_TEST
+
+START_TEST(files_that_all_have_all_blocks_are_refused)
+{
+    const struct builder_header header = {
+        .codec = CODEC_ZSTD, .block_bytes = 4096, .archive_bytes = ARCHIVE_BYTES};
+    struct builder *b = new_builder();
+    static struct builder_piece pieces[20000];
+    char path[16];
+    for (unsigned i = 0; i < 20000; i++)
+        pieces[i] = packed_at(i * 4096, 4096, add_block(b, i * 100, 100, 4096), 0);
+    for (unsigned i = 0; i < 1000; i++) {
+        snprintf(path, sizeof(path), "%04u", i);
+        add_pieces(b, path, (i ? 1 : 20000) * 4096, pieces, i ? 1 : 20000);
+    }
+    refuse_shared(b, &header, 1000, 0);
+}
+END_TEST
+
+START_TEST(blocks_that_share_a_window_do_not_multiply_it)
+{
+    const struct builder_header header = {.block_bytes = 4096, .archive_bytes = ARCHIVE_BYTES};
+    struct builder *b = new_builder();
+    static char window[30000];
+    struct disk_point first, point;
     size_t len;
-    uint64_t before, after;
-    uint8_t *image = build_image(b, &tar_header, &len);
-    ck_assert_int_eq(compose_image(image, len, false, &before), 0);
-    share_data(image, 5000);
+    uint64_t ignored;
+    for (unsigned i = 0; i < 100; i++) {
+        const struct block_point p = {.sum = 1,
+                                      .last_bits = 8,
+                                      .window_bytes = 30000,
+                                      .window_packed = i ? 100 : 30000,
+                                      .window = window};
+        const struct builder_block block = {.source_offset = i * 1000,
+                                            .packed_bytes = 900,
+                                            .block_bytes = 4096,
+                                            .codec = CODEC_DEFLATE_POINT,
+                                            .point = &p};
+        struct builder_piece piece = {.length = 4096};
+        char path[16];
+        ck_assert_int_eq(builder_add_block(b, &block, &piece.block), 0);
+        snprintf(path, sizeof(path), "%04u", i);
+        add_pieces(b, path, 4096, &piece, 1);
+    }
+    uint8_t *image = build_image(b, &header, &len);
+    ck_assert_int_eq(compose_image(image, len, false, &ignored), 0);
+    struct disk_section s = section_of(image, SECTION_POINTS);
+    memcpy(&first, image + s.offset, sizeof(first));
+    for (unsigned i = 1; i < 100; i++) {
+        memcpy(&point, image + s.offset + i * sizeof(point), sizeof(point));
+        point.window = first.window;
+        point.window_packed = first.window_packed;
+        memcpy(image + s.offset + i * sizeof(point), &point, sizeof(point));
+    }
     reseal(image, len);
-    for (int is_view = 0; is_view < 2; is_view++)
-        if (compose_image(image, len, is_view, &after) == 0)
-            ck_assert_uint_le(after, before);
+    ck_assert_int_eq(compose_image(image, len, false, &ignored), -EUCLEAN);
     free(image);
+}
+END_TEST
+
+/* A value that has a set at every 24 bytes, each with a value that reaches to its end. */
+START_TEST(sets_of_attributes_that_overlap_do_not_multiply_them)
+{
+    enum { SETS = 1000, STEP = 24 };
+    struct builder *b = new_builder();
+    uint32_t value[SETS * STEP / 4];
+    struct disk_extra extra;
+    size_t len;
+    uint64_t ignored;
+    for (uint32_t i = 0; i < SETS; i++) {
+        const uint32_t rest = (SETS - i) * STEP, head[] = {1, rest - 8, 6, rest - 22};
+        memcpy(value + i * STEP / 4, head, sizeof(head));
+        memcpy(value + i * STEP / 4 + 4, "user.y\0", 8);
+    }
+    for (unsigned i = 0; i < SETS; i++) {
+        char path[16];
+        snprintf(path, sizeof(path), "%04u", i);
+        uint32_t inode = add_file(b, path, 0, 10);
+        ck_assert_int_eq(builder_add_xattr(b, inode, "user.x", 6, value, sizeof(value)), 0);
+    }
+    uint8_t *image = build_image(b, &tar_header, &len);
+    ck_assert_int_eq(compose_image(image, len, false, &ignored), 0);
+    struct disk_section s = section_of(image, SECTION_EXTRA);
+    for (unsigned i = 0; i < SETS; i++) {
+        memcpy(&extra, image + s.offset + i * sizeof(extra), sizeof(extra));
+        extra.value = 22 + i * STEP; /* behind the real set's head and name */
+        memcpy(image + s.offset + i * sizeof(extra), &extra, sizeof(extra));
+    }
+    reseal(image, len);
+    ck_assert_int_eq(compose_image(image, len, false, &ignored), -EUCLEAN);
+    free(image);
+}
+END_TEST
+
+START_TEST(a_large_set_of_attributes_is_in_the_index_once)
+{
+    struct builder *b = new_builder();
+    static char value[60000];
+    char path[16];
+    for (unsigned i = 0; i < 1000; i++) {
+        snprintf(path, sizeof(path), "%04u", i);
+        uint32_t inode = add_file(b, path, 0, 10);
+        ck_assert_int_eq(builder_add_xattr(b, inode, "user.x", 6, value, sizeof(value)), 0);
+    }
+    struct index *old = build(b, &tar_header);
+    struct composition c = begin();
+    put_tree(&c, old, "", 0);
+    struct index *new = finish(&c);
+    compare_trees(old, new, "", 0);
+    ck_assert_uint_eq(index_info(new)->image_bytes, index_info(old)->image_bytes);
+    index_close(new);
+    index_close(old);
 }
 END_TEST
 
@@ -709,6 +818,10 @@ int main(void)
     tcase_add_test(tc, damaged_indexes_are_refused_or_make_good_ones);
     tcase_add_test(tc, entries_that_share_a_list_of_ranges_do_not_multiply_it);
     tcase_add_test(tc, links_that_share_a_target_do_not_multiply_it);
+    tcase_add_test(tc, files_that_all_have_all_blocks_are_refused);
+    tcase_add_test(tc, blocks_that_share_a_window_do_not_multiply_it);
+    tcase_add_test(tc, sets_of_attributes_that_overlap_do_not_multiply_them);
+    tcase_add_test(tc, a_large_set_of_attributes_is_in_the_index_once);
     tcase_add_test(tc, data_beyond_the_composed_archive_is_refused);
     suite_add_tcase(suite, tc);
     return run_suite(suite);

@@ -417,19 +417,6 @@ START_TEST(damaged_indexes_are_refused_or_hurt_no_other)
 }
 END_TEST
 
-static struct disk_section section_of(const uint8_t *image, enum disk_section_id id)
-{
-    struct disk_header h;
-    struct disk_section s;
-    memcpy(&h, image, sizeof(h));
-    for (uint32_t i = 0; i < h.sections; i++) {
-        memcpy(&s, image + h.sections_offset + i * sizeof(s), sizeof(s));
-        if (s.id == (uint32_t)id)
-            return s;
-    }
-    ck_abort_msg("the image has no section %d", (int)id);
-}
-
 /* Open an image in which a number of 8 bytes is another, and merge it with a sound part. */
 static int merge_changed(uint8_t *image, size_t len, enum disk_section_id id, uint64_t at,
                          uint64_t value)
