@@ -1,7 +1,7 @@
 /*
- * The records of an index as they are on disk (index_format.h), for those who copy very many of
- * them. Only the sums of their pages are checked: a caller checks every value that it uses. All
- * others ask index.h.
+ * The records of an index as they are on disk (index_format.h), for those who walk over very
+ * many of them. Only the sums of their pages are checked: a caller checks every value that it
+ * uses. All others ask index.h.
  */
 #ifndef ONEPOT_INDEX_RECORDS_H
 #define ONEPOT_INDEX_RECORDS_H
