@@ -32,8 +32,11 @@
 
 #define PLAIN_FILES_MAX 100000u /* and as many folders */
 #define LINK_TARGET_MAX 4095u
+#define MOUNT_ROOT UINT64_C(0x2000) /* STATX_ATTR_MOUNT_ROOT, of Linux 5.8 */
 
 const struct backend backend_plain = {.name = "folder", .file = "a folder", .number = 6};
+
+#define ELSEWHERE "another filesystem is mounted there"
 
 struct plain_entry {
     char *path;   /* "": the folder itself */
@@ -83,6 +86,19 @@ static int plain_read_link(struct plain_entry *entry, int folder, const char *na
     return entry->target ? 0 : -ENOMEM;
 }
 
+/*
+ * Is it on another filesystem? One filesystem may have several devices, as overlayfs and btrfs
+ * do; without the kernel's word each counts as a filesystem.
+ */
+static bool plain_is_elsewhere(const struct plain *plain, int folder, const char *name,
+                               const struct stat *st)
+{
+    struct statx x;
+    return st->st_dev != plain->entries.at[0].st.st_dev &&
+           (statx(folder, name, AT_SYMLINK_NOFOLLOW | AT_STATX_DONT_SYNC, 0, &x) < 0 ||
+            !(x.stx_attributes_mask & MOUNT_ROOT) || x.stx_attributes & MOUNT_ROOT);
+}
+
 /* May this user read it? Asked where the mode does not say so already. */
 static bool plain_is_readable(int folder, const char *name, const struct stat *st)
 {
@@ -97,8 +113,8 @@ static int plain_put(struct plain *plain, int folder, const char *name,
     int err = S_ISLNK(entry->st.st_mode) ? plain_read_link(entry, folder, name) : 0;
     if (err < 0 && err != -ENOMEM)
         why = "its target can't be read";
-    else if (entry->st.st_dev != plain->entries.at[0].st.st_dev)
-        why = "another filesystem is mounted there";
+    else if (plain_is_elsewhere(plain, folder, name, &entry->st))
+        why = ELSEWHERE;
     else if (S_ISREG(entry->st.st_mode) && !plain_is_readable(folder, name, &entry->st))
         why = "may not be read by this user";
     entry->is_left_out = why != NULL;
@@ -164,7 +180,12 @@ static int plain_list_folder(struct plain *plain, size_t i)
     auto_close int folder = path_open_below(plain->fd, plain->entries.at[i].path,
                                             O_RDONLY | O_DIRECTORY | O_NONBLOCK | O_CLOEXEC);
     const char *above = plain->entries.at[i].path; /* its text does not move */
-    int r = folder < 0 ? folder : plain_names(folder, &names);
+    struct stat st;
+    int r = folder < 0 ? folder : fstat(folder, &st) < 0 ? -errno : 0;
+    if (r == 0 && st.st_dev != plain->entries.at[i].st.st_dev) /* mounted since, or by this */
+        return plain_leave_out(plain, above, 0, ELSEWHERE);
+    if (r == 0)
+        r = plain_names(folder, &names);
     if (r == 0 && names.count > 0)
         qsort(names.at, names.count, sizeof(*names.at), by_name);
     for (size_t k = 0; r == 0 && k < names.count; k++) {

@@ -200,6 +200,22 @@ def test_another_filesystem_inside_is_left_out(work):
             check_equal(sorted(os.listdir(mount.path)), ["a", "b", "c", "shard-0.tar", "sub"], "names")
 
 
+def test_a_filesystem_of_several_devices_is_one(work):
+    """Files of an overlay's layers, as in a container, may have a device each."""
+    with work.kernel_mount("tmpfs", "lower", "lower") as lower, work.kernel_mount("tmpfs", "upper", "upper") as upper:
+        for at in lower + "/sub", upper + "/up/sub", upper + "/work":
+            os.makedirs(at)
+        write(lower + "/sub/a", content("a", LARGE))
+        write(upper + "/up/sub/b", b"b")
+        options = f"lowerdir={lower},upperdir={upper}/up,workdir={upper}/work,xino=off"
+        with work.kernel_mount("overlay", "overlay", "folder", "-o", options) as folder:
+            check(os.stat(folder + "/sub/a").st_dev != os.stat(folder).st_dev, "the overlay has one device")
+            with work.kernel_mount("tmpfs", "inside", "folder/inside"), work.mount("--plain", folder) as mount:
+                check("inside: another filesystem is mounted there; it is left out\n" in mount.notes, mount.notes)
+                check_equal(sorted(os.listdir(mount.path)), ["sub"], "names")
+                check_equal((read(mount / "sub/a") == content("a", LARGE), read(mount / "sub/b")), (True, b"b"), "bytes")
+
+
 def test_what_may_not_be_read_is_left_out(work):
     harness.need_root("be another user")
     folder = make_folder(work)
