@@ -10,11 +10,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <xxhash.h>
@@ -36,11 +39,14 @@
 
 const struct backend backend_plain = {.name = "folder", .file = "a folder", .number = 6};
 
+#define ACL_ACCESS "system.posix_acl_access"
 #define ELSEWHERE "another filesystem is mounted there"
 
 struct plain_entry {
     char *path;   /* "": the folder itself */
     char *target; /* of a symbolic link, else NULL */
+    char *acl;    /* access control list; NULL: none */
+    size_t acl_len;
     struct stat st;
     bool is_left_out;
 };
@@ -55,12 +61,17 @@ struct plain {
     uint64_t fingerprint; /* the same on any node: of names, sizes and times */
 };
 
+static void plain_entry_free(struct plain_entry *entry)
+{
+    free(entry->path);
+    free(entry->target);
+    free(entry->acl);
+}
+
 static void plain_free(struct plain *plain)
 {
-    for (size_t i = 0; i < plain->entries.count; i++) {
-        free(plain->entries.at[i].path);
-        free(plain->entries.at[i].target);
-    }
+    for (size_t i = 0; i < plain->entries.count; i++)
+        plain_entry_free(&plain->entries.at[i]);
     vector_free(&plain->entries);
     builder_free(plain->builder);
     cleanup_closep(&plain->fd);
@@ -99,31 +110,57 @@ static bool plain_is_elsewhere(const struct plain *plain, int folder, const char
             !(x.stx_attributes_mask & MOUNT_ROOT) || x.stx_attributes & MOUNT_ROOT);
 }
 
-/* May this user read it? Asked where the mode does not say so already. */
-static bool plain_is_readable(int folder, const char *name, const struct stat *st)
+/*
+ * With a list the mode's group bits are a mask, and the group itself may have no rights. A mask
+ * without bits leaves the list without effect.
+ */
+static int plain_read_acl(struct plain_entry *entry, int folder, const char *name)
 {
-    return (st->st_mode & 0444) == 0444 || faccessat(folder, name, R_OK, AT_EACCESS) == 0;
+    char path[sizeof("/proc/self/fd/-2147483648/") + NAME_MAX];
+    if (S_ISLNK(entry->st.st_mode) || !(entry->st.st_mode & S_IRWXG))
+        return 0;
+    snprintf(path, sizeof(path), "/proc/self/fd/%d/%s", folder, name);
+    ssize_t len = lgetxattr(path, ACL_ACCESS, NULL, 0);
+    if (len < 0 && (errno == ENODATA || errno == ENOTSUP || errno == ENOSYS))
+        return 0;
+    if (len < 0)
+        return -errno;
+    entry->acl = malloc((size_t)len + 1);
+    if (entry->acl)
+        len = lgetxattr(path, ACL_ACCESS, entry->acl, (size_t)len + 1);
+    entry->acl_len = len < 0 ? 0 : (size_t)len;
+    return !entry->acl ? -ENOMEM : len < 0 ? -errno : 0;
+}
+
+/* May this user read it? Asked where the mode does not say so already. */
+static bool plain_is_readable(int folder, const char *name, const struct plain_entry *entry)
+{
+    return ((entry->st.st_mode & 0444) == 0444 && !entry->acl) ||
+           faccessat(folder, name, R_OK, AT_EACCESS) == 0;
 }
 
 /* Takes over the entry's texts. */
 static int plain_put(struct plain *plain, int folder, const char *name,
                      struct plain_entry *entry)
 {
+    const bool is_link = S_ISLNK(entry->st.st_mode);
     const char *why = NULL;
-    int err = S_ISLNK(entry->st.st_mode) ? plain_read_link(entry, folder, name) : 0;
-    if (err < 0 && err != -ENOMEM)
-        why = "its target can't be read";
-    else if (plain_is_elsewhere(plain, folder, name, &entry->st))
+    int err = 0;
+    if (plain_is_elsewhere(plain, folder, name, &entry->st))
         why = ELSEWHERE;
-    else if (S_ISREG(entry->st.st_mode) && !plain_is_readable(folder, name, &entry->st))
+    else
+        err = is_link ? plain_read_link(entry, folder, name)
+                      : plain_read_acl(entry, folder, name);
+    if (err < 0 && err != -ENOMEM)
+        why = is_link ? "its target can't be read" : "its access control list can't be read";
+    else if (err == 0 && S_ISREG(entry->st.st_mode) && !plain_is_readable(folder, name, entry))
         why = "may not be read by this user";
     entry->is_left_out = why != NULL;
     int r = why ? plain_leave_out(plain, entry->path, err, why) : err;
     if (r == 0)
         r = vector_push(&plain->entries, *entry);
     if (r < 0) {
-        free(entry->path);
-        free(entry->target);
+        plain_entry_free(entry);
         return r;
     }
     plain->folders += S_ISDIR(entry->st.st_mode);
@@ -218,9 +255,13 @@ static void plain_identify_entries(struct plain *plain)
                                   XXH3_64bits(e->path, strlen(e->path)),
                                   XXH3_64bits(target, strlen(target))};
         plain->fingerprint = XXH3_64bits(known, sizeof(known));
-        const uint64_t parts[] = {
-            hash.high64, hash.low64, plain->fingerprint,
-            id.dev,      id.ino,     e->st.st_uid | (uint64_t)e->st.st_gid << 32};
+        const uint64_t parts[] = {hash.high64,
+                                  hash.low64,
+                                  plain->fingerprint,
+                                  id.dev,
+                                  id.ino,
+                                  e->st.st_uid | (uint64_t)e->st.st_gid << 32,
+                                  XXH3_64bits(e->acl, e->acl_len)};
         hash = XXH3_128bits(parts, sizeof(parts));
         if (S_ISREG(e->st.st_mode) && !e->is_left_out)
             source_identity_join(both, 2, joined);
@@ -235,7 +276,9 @@ static int plain_list(const char *path, struct plain *plain, struct fault *fault
     struct plain_entry root = {.path = strdup("")};
     *plain = (struct plain){.name = path};
     plain->fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int r = plain->fd < 0 || fstat(plain->fd, &root.st) < 0 ? -errno : 0;
+    int r = plain->fd < 0 || fstat(plain->fd, &root.st) < 0
+                ? -errno
+                : plain_read_acl(&root, plain->fd, ".");
     if (r == -ENOTDIR)
         fault_set_advised(fault, r, NULL, FAULT_NO_OFFSET, "leave out --plain",
                           "is not a folder");
@@ -246,7 +289,7 @@ static int plain_list(const char *path, struct plain *plain, struct fault *fault
     if (r == 0)
         r = vector_push(&plain->entries, root);
     if (r < 0) {
-        free(root.path);
+        plain_entry_free(&root);
         fault_set_file(fault, path);
         return r;
     }
@@ -320,6 +363,9 @@ static int plain_add_member(struct builder *builder, const struct plain_entry *e
     struct fault why = {0};
     uint32_t inode;
     int r = builder_add(builder, path, strlen(path), &member, &why, &inode);
+    if (r == 0 && e->acl)
+        r = builder_add_xattr(builder, inode, ACL_ACCESS, strlen(ACL_ACCESS), e->acl,
+                              e->acl_len);
     return r < 0 && builder_may_leave_out(r) ? builder_leave_out(builder, &why) : r;
 }
 

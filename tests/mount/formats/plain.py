@@ -6,6 +6,7 @@ import random
 import resource
 import shutil
 import socket
+import struct
 import subprocess
 import tarfile
 
@@ -229,6 +230,34 @@ def test_what_may_not_be_read_is_left_out(work):
     check("b: may not be read by this user; it is left out, and so is 1 more" in said, said)
     check_equal(done.stdout.split()[1:5], [b"a", b"c", b"shard-0.tar", b"sub"], "names")
     check_equal(len(done.stdout.split()), 6, "names, and two folders'")
+
+
+def test_access_control_lists_count(work):
+    """Beside one, the mode's group bits are a mask: the group itself may have no rights."""
+    harness.need_root("be another user")
+    folder = work.make("folder")
+    os.chmod(work.path, 0o755)
+    for name in "file", "other":
+        write(os.path.join(folder, name), name.encode())
+        os.chown(os.path.join(folder, name), 0, 4001)
+        os.chmod(os.path.join(folder, name), 0o640)
+    # user::rw-, user:4000:r--, group::---, mask::r--, other::---
+    entries = (1, 6, -1), (2, 4, 4000), (4, 0, -1), (0x10, 4, -1), (0x20, 0, -1)
+    try:
+        os.setxattr(os.path.join(folder, "file"), "system.posix_acl_access",
+                    struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries))
+    except OSError as error:
+        raise harness.Skip(f"no access control lists in {work.path}: {error}")
+    may = lambda at: {(name, user, group): run("cat", os.path.join(at, name), user=user, group=group, extra_groups=[],
+                                               status=None).returncode == 0
+                      for name in ("file", "other") for user, group in ((4000, 4002), (4003, 4001), (4003, 4002))}
+    check_equal(list(may(folder).values()), [True, False, False, False, True, False], "who may read the folder's files")
+    with work.mount("--plain", "--allow-other", folder) as mount:
+        check_equal(may(mount.path), may(folder), "who may read the mount's")
+        os.removexattr(os.path.join(folder, "file"), "system.posix_acl_access")
+        os.chmod(os.path.join(folder, "file"), 0o640)
+        with work.mount("--plain", "--allow-other", folder, name="anew") as anew:
+            check_equal(may(anew.path), may(folder), "who may read it without a list")
 
 
 def test_many_files_take_few_descriptors(work):
