@@ -363,6 +363,7 @@ static int plain_add_member(struct builder *builder, const struct plain_entry *e
     struct fault why = {0};
     uint32_t inode;
     int r = builder_add(builder, path, strlen(path), &member, &why, &inode);
+    why.offset = FAULT_NO_OFFSET; /* it would be taken for a place in the first file */
     if (r == 0 && e->acl)
         r = builder_add_xattr(builder, inode, ACL_ACCESS, strlen(ACL_ACCESS), e->acl,
                               e->acl_len);
@@ -421,6 +422,9 @@ static int plain_make(struct pot *pot, const struct pot_options *options, struct
     int r = plain_list(pot->path, &plain, fault);
     if (r == 0)
         r = fd < 0 ? fd : plain_source(&plain, &pot->source);
+    if (r == -EFBIG)
+        fault_set(fault, r, NULL, FAULT_NO_OFFSET,
+                  "its files have more than 8 EiB together, holes included");
     if (r == 0)
         r = plain_write(&plain, pot->source, fd, fault);
     if (r == 0)

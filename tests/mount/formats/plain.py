@@ -92,6 +92,24 @@ def test_what_is_no_folder_or_more_than_one(work):
     check(b"archives in it are files" in said, said)
 
 
+def test_what_no_archive_can_hold(work):
+    folder = make_folder(work)
+    at = os.open(folder, os.O_RDONLY)
+    for _ in range(17):  # paths of up to 4266 bytes
+        os.mkdir("d" * 250, dir_fd=at)
+        above, at = at, os.open("d" * 250, os.O_RDONLY, dir_fd=at)
+        os.close(above)
+    os.close(at)
+    said = onepot("run", "--plain", folder, "--", "cat", "{}/c").stderr.decode()
+    check(said.startswith(f"onepot: {folder}: ddd") and "more than 4095 bytes" in said and "it is left out" in said, said)
+    with work.kernel_mount("tmpfs", "huge", "huge") as huge:
+        for name in "ab":
+            write(os.path.join(huge, name), b"")
+            os.truncate(os.path.join(huge, name), (1 << 63) - (1 << 20))
+        said = onepot("run", "--plain", huge, "--", "true", status=125).stderr
+        check(b"its files have more than 8 EiB together, holes included\n" in said, said)
+
+
 def test_views_of_a_folder(work):
     folder = make_folder(work)
     done = onepot("run", "--plain", "--include=*.tar", folder, "--", "ls", "-A", "{}")
