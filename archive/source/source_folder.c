@@ -85,6 +85,19 @@ static void folder_file_keep(struct folder_file *file)
         folder_file_drop(oldest);
 }
 
+/* The process has no descriptor left: close those that no read uses. False: there are none. */
+static bool folder_give_back(struct folder *folder)
+{
+    bool had_some = false;
+    for (size_t i = 0; i < folder->ring_count; i++) {
+        struct folder_file *file = atomic_exchange(&folder->ring[i], NULL);
+        if (file)
+            folder_file_drop(file);
+        had_some |= file != NULL;
+    }
+    return had_some;
+}
+
 static int folder_file_changed(struct folder_file *file)
 {
     atomic_store(&file->is_changed, true);
@@ -106,9 +119,11 @@ static int folder_file_check(struct folder_file *file, int fd)
 static int folder_file_open(struct folder_file *file)
 {
     struct folder *folder = file->folder;
-    /* O_NONBLOCK: a FIFO may have its name by now. */
-    auto_close int fd =
-        path_open_below(folder->fd, file->path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    auto_close int fd = -1;
+    do /* O_NONBLOCK: a FIFO may have its name by now */
+        fd = path_open_below(folder->fd, file->path,
+                             O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    while ((fd == -EMFILE || fd == -ENFILE) && folder_give_back(folder));
     if (fd == -EMFILE || fd == -ENFILE)
         return -EAGAIN; /* others close theirs */
     if (fd == -ENOENT || fd == -ENOTDIR || fd == -ELOOP || fd == -ENXIO)

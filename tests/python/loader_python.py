@@ -139,6 +139,28 @@ class Archives(unittest.TestCase):
         with self.assertRaisesRegex(OSError, "is not a folder"):
             onepot.Archive(TAR, plain=True)
 
+    def test_a_plain_folder_gives_descriptors_back_where_none_are_left(self):
+        folder = os.path.join(WORK, "many")
+        os.mkdir(folder)
+        for i in range(100):
+            with open(os.path.join(folder, "%02d" % i), "wb") as f:
+                f.write(b"%d" % i)
+        limit, others = resource.getrlimit(resource.RLIMIT_NOFILE), []
+        next_fd = os.dup(0)
+        os.close(next_fd)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (next_fd + 40, limit[1]))
+            archive = onepot.Archive(folder, plain=True)
+            self.assertEqual([bytes(archive[i]) for i in range(50)], [b"%d" % i for i in range(50)])
+            with self.assertRaisesRegex(OSError, "Too many open files"):
+                while True:
+                    others.append(os.dup(0))
+            self.assertEqual([bytes(archive[i]) for i in range(50, 100)], [b"%d" % i for i in range(50, 100)])
+        finally:
+            for fd in others:
+                os.close(fd)
+            resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+
     def test_a_plain_folder_without_room_for_a_copy_is_read_all_the_same(self):
         folder = os.path.join(WORK, "sparse")
         os.mkdir(folder)
