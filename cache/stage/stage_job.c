@@ -18,6 +18,7 @@
 
 #include "clock.h"
 #include "numbers.h"
+#include "path.h"
 #include "stage_private.h"
 #include "thread.h"
 #include "write_at.h"
@@ -362,17 +363,22 @@ void stage_job_keep(struct stage_job *job, uint64_t group, unsigned rank, const 
 /* ---- beginning and end ---- */
 
 /*
- * Of several files, all nodes must have the same ones in the same order. Inodes and devices may
- * differ between nodes.
+ * Of several files, all nodes must have the same ones in the same order, as their names tell.
+ * Inodes, devices and the folder above may differ between nodes.
  */
 static void job_identify(const struct source *source, struct source_identity *id)
 {
+    const char *above = source_name(source);
+    const size_t len = strlen(above);
     const struct source *file;
     for (size_t at[2] = {0}; (file = source_file_next(source, at)) && file != source;) {
+        const char *name = source_name(file);
         struct source_identity one;
         source_identity(file, &one);
+        name = strncmp(name, above, len) == 0 && name[len] == '/' ? name + len + 1
+                                                                  : path_base(name);
         const uint64_t parts[] = {id->mtime_nsec, one.size_bytes, (uint64_t)one.mtime_sec,
-                                  one.mtime_nsec};
+                                  one.mtime_nsec, XXH3_64bits(name, strlen(name))};
         id->mtime_nsec = (uint32_t)XXH3_64bits(parts, sizeof(parts));
     }
 }

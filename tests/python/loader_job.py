@@ -230,6 +230,14 @@ class Job(Nodes):
         statuses, texts, _ = self.play(archives={2: other})
         self.assertEqual(statuses, [1] * NODES, texts)
 
+    def test_files_of_other_names_on_a_node_are_refused(self):
+        """They have the lengths and times, but another order."""
+        self.plain, self.archive = True, self.folder_of("model", a=3 << 20, b=3 << 20)
+        other = self.folder_of("other", a=3 << 20, b=3 << 20)
+        os.rename(os.path.join(other, "a"), os.path.join(other, "c"))
+        statuses, texts, _ = self.play(archives={2: other})
+        self.assertEqual(statuses, [1] * NODES, texts)
+
     def test_broadcasts_serve_where_gathering_takes_too_much(self):
         def little(_rank, _group):
             _stage._MEMORY_BYTES, _stage._BROADCASTS = 1, 2  # one place is used again
