@@ -144,6 +144,8 @@ const char *fault_limit(int err)
 const char *fault_errno(int err)
 {
     static _Thread_local char text[64];
+    if (err == EREMCHG || err == -EREMCHG) /* source_folder.h; no system call has this error */
+        return "a file of it was changed or removed meanwhile";
     return strerror_r(err < 0 ? -err : err, text, sizeof(text));
 }
 

@@ -9,6 +9,7 @@ import socket
 import struct
 import subprocess
 import tarfile
+import threading
 
 import harness
 import tree
@@ -371,6 +372,23 @@ def test_a_file_that_changes_while_it_is_staged(work):
             for name, count in {"a": LARGE, "b": LARGE + 12345, "c": 100, "sub/d": 70_000}.items():
                 check(read(mount / name) in (content(name, count), 5), name)
             check(read(mount / "a") == content("a", LARGE), "a file that was not changed")
+
+
+def test_a_file_that_changes_is_why_staging_fails(work):
+    folder = make_folder(work)
+    with Slow(work, "--toggle=stall", "--attr-timeout=0", "--entry-timeout=0", "--pages=none", folder) as slow:
+        slow.toggle()
+        done = {}
+        staging = threading.Thread(target=lambda: done.update(stage=onepot("stage", "--plain", slow.at, status=1)))
+        staging.start()
+        try:
+            wait_for(lambda: slow.counts()["stalls"] > 0, "a read of the copier")
+            write(os.path.join(folder, "b"), b"x")
+        finally:
+            slow.toggle()
+            staging.join()
+    said = done["stage"].stderr
+    check(b"it could not be staged: a file of it was changed or removed meanwhile\n" in said, said)
 
 
 def test_without_room_for_a_copy_it_is_read_all_the_same(work):
