@@ -854,7 +854,8 @@ static int stage_find_or_make(struct stage *stage, struct fault *fault)
 static int stage_check_source(const struct source *source, struct fault *fault)
 {
     if (source_size(source) == 0)
-        return fault_set(fault, -EINVAL, NULL, FAULT_NO_OFFSET, "is empty");
+        return fault_set(fault, -EEXIST, NULL, FAULT_NO_OFFSET,
+                         "has no bytes, and is not copied");
     if (source_is_local(source) && source_is_memory(source))
         return fault_set(fault, -EEXIST, NULL, FAULT_NO_OFFSET,
                          "lies in this node's memory already, and is not copied");

@@ -50,9 +50,9 @@ struct stage_options {
  * Find the copy of this source, or make one with room for all of it. The source must outlive
  * the stage's threads. Copies that nobody uses any more are removed meanwhile. Errors come with
  * a fault: -ENOSPC (it does not fit: the figures, and what to do), -EPERM (the folder is not
- * ours), -EEXIST (it is to be read without a copy: it is in memory already, or another version
- * of the program has one, and there is no room for two), -ENOTSUP (the place is not on this
- * node), and errors of files.
+ * ours), -EEXIST (it is to be read without a copy: it is in memory, or empty, or another
+ * version of the program has one, and there is no room for two), -ENOTSUP (the place is not on
+ * this node), and errors of files.
  *
  * A file to adopt lies on this node, and agrees with the source in size, in time to the second
  * and in samples of its content. It must be this user's or root's, and nobody else may write to

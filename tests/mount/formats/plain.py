@@ -75,8 +75,9 @@ def test_a_folder_without_bytes(work):
     done = onepot("run", "--plain", folder, "--", "ls", "-A", "{}")
     check_equal(done.stdout, b"", "an empty folder")
     write(os.path.join(folder, "empty"), b"")
-    done = onepot("run", "--plain", folder, "--", "cat", "{}/empty")
-    check_equal(done.stdout, b"", "an empty file")
+    for stage in [], ["--stage"]:
+        done = onepot("run", *stage, "--plain", folder, "--", "ls", "{}", env=remote())
+        check_equal(done.stdout, b"empty\n", "an empty file")
 
 
 def test_what_is_no_folder_or_more_than_one(work):
