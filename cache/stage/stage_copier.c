@@ -71,6 +71,8 @@ static bool copying_goes_on(const struct copying *c)
 static void copying_failed(struct copying *c, int err)
 {
     atomic_store(&c->last_error, err);
+    if (err == EREMCHG) /* of one file (source_folder.h): the others are there */
+        return;
     if (atomic_fetch_add(&c->failures, 1) + 1 >= FAILURES_IN_A_ROW)
         stage_fail(c->stage, err);
 }

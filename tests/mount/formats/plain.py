@@ -392,6 +392,22 @@ def test_a_file_that_changes_is_why_staging_fails(work):
     check(b"it could not be staged: a file of it was changed or removed meanwhile\n" in said, said)
 
 
+def test_files_behind_a_large_one_that_changes_are_staged(work):
+    folder = work.make("folder")
+    for name in "a", "c":
+        write(os.path.join(folder, name), content(name, LARGE))
+    write(os.path.join(folder, "b"), b"")
+    os.truncate(os.path.join(folder, "b"), 200 << 20)
+    with Slow(work, "--toggle=stall", "--bandwidth=20M", "--attr-timeout=0", "--entry-timeout=0", "--pages=none",
+              folder) as slow:
+        with work.mount("--stage", "--plain", slow.at) as mount:
+            slow.toggle()  # by now most of it is missing
+            os.truncate(os.path.join(folder, "b"), 1)
+            slow.toggle()
+            wait_for(lambda: staged(mount)["failure"], "the copier's end")
+            check(staged(mount)["here_bytes"] >= 2 * LARGE - (2 << 20), "a file is missing: %s" % staged(mount))
+
+
 def test_without_room_for_a_copy_it_is_read_all_the_same(work):
     folder = make_folder(work)
     with work.kernel_mount("tmpfs", "small", "small", "-o", "size=2m") as place:
