@@ -238,7 +238,11 @@ static int plain_list_folder(struct plain *plain, size_t i)
     return plain_leave_out(plain, above, r, "can't be listed");
 }
 
-/* Of all that the bytes and the tree depend on. Devices and inodes may differ between nodes. */
+/*
+ * Of all that the bytes and the tree depend on. The time of the last change tells of access
+ * control lists, and of other bytes with the old time. It may differ between nodes, as devices
+ * and inodes do.
+ */
 static void plain_identify_entries(struct plain *plain)
 {
     struct source_identity *joined = &plain->identity;
@@ -261,7 +265,8 @@ static void plain_identify_entries(struct plain *plain)
                                   id.dev,
                                   id.ino,
                                   e->st.st_uid | (uint64_t)e->st.st_gid << 32,
-                                  XXH3_64bits(e->acl, e->acl_len)};
+                                  (uint64_t)id.ctime_sec,
+                                  id.ctime_nsec};
         hash = XXH3_128bits(parts, sizeof(parts));
         if (S_ISREG(e->st.st_mode) && !e->is_left_out)
             source_identity_join(both, 2, joined);

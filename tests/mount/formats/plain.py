@@ -362,6 +362,19 @@ def test_a_folder_is_staged_ahead_of_time(work):
     onepot("unstage", folder, status=1)
 
 
+def test_a_copy_is_not_used_for_bytes_that_have_the_old_time(work):
+    folder = make_folder(work)
+    path = os.path.join(folder, "a")
+    onepot("stage", "--plain", "--keep", folder)
+    st = os.stat(path)
+    with open(path, "r+b") as f:
+        f.write(b"other bytes")
+    os.utime(path, ns=(st.st_atime_ns, st.st_mtime_ns))
+    with work.mount("--stage", "--plain", folder, env=remote()) as mount:
+        check_equal(read(mount / "a")[:11], b"other bytes", "the file's beginning")
+    onepot("unstage", folder)
+
+
 def test_a_file_that_changes_while_it_is_staged(work):
     folder = make_folder(work)
     with Slow(work, "--read=20ms", "--attr-timeout=0", "--entry-timeout=0", "--pages=none", folder) as slow:
