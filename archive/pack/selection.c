@@ -72,11 +72,12 @@ static int selection_add_composed(struct text *text, const char *name, size_t le
     uint8_t *nfc = NULL;
     ssize_t n = -1;
 #ifdef HAVE_UTF8PROC
-    if (len && len < PATH_MAX) /* a longer one is no file's, and may take long */
+    if (len && len < PATH_MAX) { /* a longer one is no file's, and may take long */
         n = utf8proc_map((const uint8_t *)name, (utf8proc_ssize_t)len, &nfc,
                          UTF8PROC_STABLE | UTF8PROC_COMPOSE);
-    if (n == UTF8PROC_ERROR_NOMEM)
-        return -ENOMEM;
+        if (n == UTF8PROC_ERROR_NOMEM)
+            return -ENOMEM;
+    }
 #endif
     int r = n < 0 || n > (ssize_t)INDEX_NAME_MAX ? vector_append(text, name, len)
                                                  : vector_append(text, nfc, (size_t)n);

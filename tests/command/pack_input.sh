@@ -231,6 +231,7 @@ mac_tree() {
     for name in cafz cafe z/plain caf"$2"/._x; do echo plain >"$1/$name"; done
     ln "$1/caf$2/sub/$2" "$1/z/hard$2"
     ln -s "../caf$2/sub/$2" "$1/z/link"
+    ln -s "../caf$2//sub/" "$1/z/folder"
     ln -s "../../$(printf 'e\xcc\x81')" "$1/z/out"
     find "$1" -exec touch -h -d @1000000000 {} +
 }
