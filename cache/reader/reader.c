@@ -627,7 +627,8 @@ void reader_forget(struct reader *reader, uint32_t position, uint64_t offset, ui
             if (reader_find_piece(reader, &extent, n, &piece) < 0)
                 return;
             n = piece.length;
-            block_cache_forget(reader->cache, reader_piece_key(&piece));
+            if (reader->cache)
+                block_cache_forget(reader->cache, reader_piece_key(&piece));
             source_advise(reader->source, SOURCE_WRONG, piece.source_offset, piece.block_bytes);
         }
         if (n == 0)
@@ -1072,8 +1073,11 @@ static int check_codec(enum codec codec, struct fault *fault)
         "its blocks are compressed with %s, which this build does not read", codec_name(codec));
 }
 
+/* index_extent gives no block that is longer than info->block_bytes. */
 static int check_blocks(const struct index_info *info, struct fault *fault)
 {
+    if (info->block_bytes == 0)
+        return 0;
     int r = check_codec(info->codec, fault);
     for (unsigned codec = 0; r == 0 && codec < 16; codec++) /* also a later onepot's */
         if (info->codecs & 1u << codec)
@@ -1145,7 +1149,8 @@ int reader_new(struct pot *pot, const struct reader_options *options, struct fau
         .not_for_children = options->not_for_children,
         .stuck_ms = options->stuck_ms,
     };
-    if (r == 0)
+    atomic_init(&reader->cache_bytes, options->cache_bytes);
+    if (r == 0 && cache.block_bytes > 0)
         r = block_cache_new(&cache, &reader->cache);
     if (r < 0) {
         reader_free(reader);
@@ -1159,7 +1164,8 @@ void reader_free(struct reader *reader)
 {
     if (!reader)
         return;
-    block_cache_free(reader->cache);
+    if (reader->cache)
+        block_cache_free(reader->cache);
     permits_free(&reader->permits);
     if (reader->zeros)
         munmap(reader->zeros, READER_SPAN_MAX);
@@ -1185,7 +1191,8 @@ void reader_scratch_free(struct reader_scratch *scratch)
 {
     if (!scratch)
         return;
-    codec_context_free(scratch->codec);
+    if (scratch->codec)
+        codec_context_free(scratch->codec);
     free(scratch->packed);
     munmap(scratch->buffer, READER_SPAN_MAX);
     free(scratch);
@@ -1221,7 +1228,11 @@ enum reader_origin reader_scratch_origin(const struct reader_scratch *scratch)
 
 void reader_cache_stats(const struct reader *reader, struct block_cache_stats *ret_stats)
 {
-    block_cache_stats(reader->cache, ret_stats);
+    if (reader->cache)
+        block_cache_stats(reader->cache, ret_stats);
+    else
+        *ret_stats =
+            (struct block_cache_stats){.budget_bytes = atomic_load(&reader->cache_bytes)};
 }
 
 void reader_source_stats(const struct reader *reader, struct reader_source_stats *ret_stats)
@@ -1232,15 +1243,19 @@ void reader_source_stats(const struct reader *reader, struct reader_source_stats
 
 void reader_forget_order(struct reader *reader)
 {
-    block_cache_forget_order(reader->cache);
+    if (reader->cache)
+        block_cache_forget_order(reader->cache);
 }
 
 void reader_passed(struct reader *reader, uint64_t due)
 {
-    block_cache_passed(reader->cache, due);
+    if (reader->cache)
+        block_cache_passed(reader->cache, due);
 }
 
 void reader_set_budget(struct reader *reader, uint64_t cache_bytes)
 {
-    block_cache_set_budget(reader->cache, cache_bytes);
+    atomic_store(&reader->cache_bytes, cache_bytes);
+    if (reader->cache)
+        block_cache_set_budget(reader->cache, cache_bytes);
 }

@@ -19,15 +19,16 @@ struct reader {
     bool is_mapped;      /* by ranges: source_map_at */
     bool answers_mapped; /* with places in the mapping */
     size_t page;
-    bool is_kept;         /* the source keeps what was read of it (source_keeps) */
-    bool ask_mincore;     /* the filesystem does not report whether a read is cached */
-    bool cache_stored;    /* stored bytes go through the block cache, not the page cache */
-    bool keep_pages;      /* or through both */
-    bool lets_go;         /* of compressed blocks that were read whole */
-    uint32_t block_bytes; /* of the largest */
-    struct block_cache *cache;
-    struct permits permits; /* for unpacking large blocks */
-    void *zeros;            /* READER_SPAN_MAX bytes, for every hole */
+    bool is_kept;              /* the source keeps what was read of it (source_keeps) */
+    bool ask_mincore;          /* the filesystem does not report whether a read is cached */
+    bool cache_stored;         /* stored bytes go through the block cache, not the page cache */
+    bool keep_pages;           /* or through both */
+    bool lets_go;              /* of compressed blocks that were read whole */
+    uint32_t block_bytes;      /* of the largest */
+    struct block_cache *cache; /* NULL: nothing is read in blocks */
+    _Atomic uint64_t cache_bytes; /* its budget */
+    struct permits permits;       /* for unpacking large blocks */
+    void *zeros;                  /* READER_SPAN_MAX bytes, for every hole */
     _Alignas(64) _Atomic uint64_t source_reads, source_read_bytes;
 };
 
