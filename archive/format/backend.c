@@ -173,13 +173,6 @@ int backend_compression(const struct backend *backend, const struct source *sour
     return r < 0 ? r : backend_fits(backend, source, head, len, ret_compression);
 }
 
-int backend_find_index(const struct backend *backend, struct source *source,
-                       struct fault *fault, struct embedded_index *ret_where)
-{
-    bool can = backend->trailer && backend->trailer->find;
-    return can ? backend->trailer->find(source, fault, ret_where) : -ENOENT;
-}
-
 const struct backend *backend_of_number(uint64_t number)
 {
     for (size_t i = 0; backend_registry[i]; i++)

@@ -249,10 +249,6 @@ const struct backend *backend_of_head(const struct source *source, const uint8_t
 int backend_compression(const struct backend *backend, const struct source *source,
                         const char **ret_compression);
 
-/* `find` of the trailer; -ENOENT for a format that has none. */
-int backend_find_index(const struct backend *backend, struct source *source,
-                       struct fault *fault, struct embedded_index *ret_where);
-
 /* The format of this number; NULL: the program does not have it. */
 const struct backend *backend_of_number(uint64_t number);
 

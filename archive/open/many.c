@@ -518,11 +518,10 @@ static void many_each_from(struct many *many, size_t first,
 /* By the rule of archive_list_is_whole, so that the file opened is the one identified. */
 static void part_open_file(struct many *many, struct part *part)
 {
+    part->found = (struct pot_found){0};
     bool is_whole = many->options->is_whole ||
                     series_is_shard(part > many->parts ? part[-1].path : NULL, part->path);
-    part->err =
-        is_whole ? source_open(part->path, &part->fault, &part->found.source)
-                 : volumes_open(part->path, many->options, &part->fault, &part->found.source);
+    part->err = pot_open_file(part->path, is_whole, many->options, &part->fault, &part->found);
     if (part->err == 0)
         source_identity(part->found.source, &part->identity);
 }
@@ -556,7 +555,9 @@ static void part_look(struct many *many, struct part *part)
     if (part->is_looked_at)
         return;
     bool has_ctime = part_has_ctime(part);
-    part->err = pot_look(steal_ptr(&found->source), many->options->offset, fault, found);
+    if (part->is_proven)
+        found->backend = NULL; /* which is what an index says that is not used */
+    part->err = pot_look(found, many->options->offset, fault);
     if (part->err < 0)
         return;
     part->is_looked_at = true;

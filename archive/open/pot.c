@@ -29,6 +29,7 @@
 #include "helpers.h"
 #include "numbers.h"
 #include "output.h"
+#include "path.h"
 #include "pot_private.h"
 #include "source_retry.h"
 #include "source_slice.h"
@@ -338,6 +339,17 @@ static int built_make_image(struct opening *o, const char *frames_of, struct fau
     return 0;
 }
 
+int pot_check_index(const struct pot *pot, struct fault *fault)
+{
+    uint64_t size = source_size(pot->source);
+    uint64_t described = index_info(pot->index)->archive_bytes;
+    if (described <= size)
+        return 0;
+    return fault_set(fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
+                     "its index is of a file of %" PRIu64 " bytes, the file has %" PRIu64,
+                     described, size);
+}
+
 int built_index_open_image(int fd, const char *name, struct fault *fault,
                            struct index **ret_index)
 {
@@ -390,15 +402,17 @@ static int built_and_save(struct opening *o, const char *frames_of, struct fault
     return built_save(o, took_ms, fault);
 }
 
-int built_index_of_frames(struct opening *o, struct fault *fault)
+/* Make an index of the frames of a compressed file. */
+static int built_index_of_frames(struct opening *o, struct fault *fault)
 {
-    if (!o->compression || !o->pot->backend->stream)
+    if (!o->pot->backend->stream)
         return OPENER_NOT_MINE;
     int r = built_and_save(o, o->compression, fault);
     return r == -ENOTSUP && !o->pot->index ? OPENER_NOT_MINE : r;
 }
 
-int built_index_open(struct opening *o, struct fault *fault)
+/* Make an index of the source. Never OPENER_NOT_MINE. */
+static int built_index_open(struct opening *o, struct fault *fault)
 {
     return built_and_save(o, NULL, fault);
 }
@@ -657,13 +671,15 @@ static int unpacked_open_content(struct unpacking *u, const char *compression,
     return r;
 }
 
-int unpacked_open(struct opening *o, struct fault *fault)
+/*
+ * Unpack a file that is compressed as a whole, and put its content in place of the source, for
+ * the openers that follow.
+ */
+static int unpacked_open(struct opening *o, struct fault *fault)
 {
     struct pot *pot = o->pot;
     struct source *content = NULL;
     uint64_t start_ms = now_ms();
-    if (!o->compression)
-        return OPENER_NOT_MINE;
     struct unpacking u = {.backend = pot->backend,
                           .packed = pot->source,
                           .options = o->options,
@@ -681,7 +697,11 @@ int unpacked_open(struct opening *o, struct fault *fault)
     return r < 0 ? r : OPENER_NOT_MINE;
 }
 
-int unpacked_open_stream(struct opening *o, struct fault *fault)
+/*
+ * Use o->stream_index, the index of the stream's content, and leave it to the store to unpack
+ * the stream while it is read.
+ */
+static int unpacked_open_stream(struct opening *o, struct fault *fault)
 {
     struct pot *pot = o->pot;
     const struct pot_store *store = o->options->store;
@@ -747,25 +767,32 @@ static int pot_open_embedded(struct opening *o, struct fault *fault)
     return r < 0 ? r : OPENER_NOT_MINE;
 }
 
-static opener *const openers[] = {
-    composed_open_saved,   pot_open_embedded, saved_index_open, unpacked_open_stream,
-    built_index_of_frames, unpacked_open, /* always leaves it to the following ones: */
-    pot_open_embedded,     built_index_open,
+/* In order of trust and cost. Those of a file that is compressed as a whole may do a part of
+ * the work, and leave the rest to the following ones. */
+static const struct {
+    opener *open;
+    bool is_of_packed; /* only of such a file */
+} openers[] = {
+    {pot_open_embedded, false},    {saved_index_open, false}, {unpacked_open_stream, true},
+    {built_index_of_frames, true}, {unpacked_open, true},     {pot_open_embedded, true},
+    {built_index_open, false},
 };
 
 static int pot_open_index(struct opening *o, struct fault *fault)
 {
-    int r = OPENER_NOT_MINE;
+    opener *const is_slow =
+        o->options->names_only ? built_index_of_frames : unpacked_open_stream;
+    struct fault own = {0};
+    int r = o->options->compose ? composed_open_saved(o, &own) : OPENER_NOT_MINE;
     for (size_t i = 0; r == OPENER_NOT_MINE; i++) {
-        struct fault own = {0};
-        if (o->options->only_ready &&
-            openers[i] ==
-                (o->options->names_only ? built_index_of_frames : unpacked_open_stream))
-            return -EAGAIN; /* it would take time */
-        r = openers[i](o, &own);
-        if (r < 0 && fault && !fault->err)
-            *fault = own;
+        own = (struct fault){0};
+        if (o->options->only_ready && openers[i].open == is_slow)
+            return -EAGAIN;
+        if (!openers[i].is_of_packed || o->compression || o->pot->packed)
+            r = openers[i].open(o, &own);
     }
+    if (r < 0 && fault && !fault->err)
+        *fault = own;
     return r;
 }
 
@@ -833,34 +860,56 @@ int pot_identify(const char *path, const struct pot_options *options, struct fau
     return r;
 }
 
-/* The end first: one of our own archives that is whole needs no other question. */
-static bool pot_look_at_end(struct pot_found *found, uint64_t offset)
+/*
+ * Look at the archive by its end and its first bytes, which is cheap. False: not known so, and
+ * it may lie inside a container, or be damaged.
+ */
+static bool pot_look_quickly(struct pot_found *found)
 {
     found->backend = &backend_onepot;
-    return offset == 0 &&
-           backend_find_index(found->backend, found->source, NULL, &found->embedded) == 0;
+    found->compression = NULL;
+    if (backend_onepot.trailer->find(found->source, NULL, &found->embedded) < 0)
+        found->backend = backend_begins(found->source, &found->compression);
+    return found->backend;
 }
 
-static int pot_look_at_all(struct pot_found *found, uint64_t offset, struct fault *fault)
+int pot_look(struct pot_found *found, uint64_t offset, struct fault *fault)
 {
+    if (found->backend || (offset == 0 && pot_look_quickly(found)))
+        return 0;
     int r = pot_slice(&found->source, offset, fault, &found->container);
     if (r == 0) {
         r = backend_find(found->source, fault, &found->backend, &found->compression);
         if (r < 0)
             pot_place_fault(found->source, fault);
     }
-    if (r < 0)
+    if (r < 0) {
         source_close(found->source);
+        found->source = NULL;
+    }
     return r;
 }
 
-int pot_look(struct source *source, uint64_t offset, struct fault *fault,
-             struct pot_found *ret_found)
+/* One that is whole, and is called as archives are, has no parts beside it. */
+int pot_open_file(const char *path, bool is_whole, const struct pot_options *options,
+                  struct fault *fault, struct pot_found *found)
 {
-    struct pot_found found = {.source = source};
-    int r = pot_look_at_end(&found, offset) ? 0 : pot_look_at_all(&found, offset, fault);
-    if (r == 0)
-        *ret_found = found;
+    int r = source_open(path, is_whole ? fault : NULL, &found->source);
+    if (is_whole)
+        return r;
+    if (r == 0 && options->offset == 0 && pot_look_quickly(found)) {
+        const struct backend *backend = found->backend;
+        const char *name = path_base(path);
+        size_t len = strlen(name);
+        if (found->embedded.length ||
+            (!found->compression && backend->is_whole && backend_stem(name, len) < len &&
+             backend->is_whole(found->source, true)))
+            return 0;
+    }
+    const struct source *file = found->source;
+    r = volumes_open(path, options, fault, &found->source);
+    if (found->source != file)
+        found->backend = NULL;
     return r;
 }
 
@@ -885,10 +934,11 @@ int pot_open_found(struct pot_found *found, const struct pot_options *options,
     pot->identity.slice_start = pot->identity.slice_bytes = 0; /* of the file */
     pot->path = strdup(source_name(pot->source));
     int r = pot->path ? pot_open_index(&o, fault) : -ENOMEM;
-    if (r == 0)
+    if (r == 0 && o.options->compose)
         r = composed_apply(&o, fault);
     index_close(o.stream_index);
-    composition_free(&o.steps);
+    if (o.options->compose)
+        composition_free(&o.steps);
     if (r < 0) {
         if (!pot->packed)
             pot_place_fault(pot->source, fault);
@@ -909,8 +959,11 @@ int pot_check_exchange(struct shard_records *records, const char *path,
                        struct fault *fault)
 {
     struct fault own = {0};
-    int r = shard_exchange_check(records, path, source && source_is_by_link(source),
-                                 source ? source_fd(source) : -1, &own);
+    bool is_by_link = source && source_is_by_link(source);
+    if (!is_by_link && !strpbrk(path_base(path), "0123456789"))
+        return 0; /* shards have numbers */
+    int r =
+        shard_exchange_check(records, path, is_by_link, source ? source_fd(source) : -1, &own);
     if (r > 0)
         pot_note_fault(options, path, &own);
     if (r < 0 && fault)
@@ -923,26 +976,20 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
 {
     static const struct pot_options defaults = {0};
     struct pot_found found = {0};
-    struct shard_records records = {0};
     const struct pot_options *o = options ? options : &defaults;
     if (o->is_plain)
         return plain_open(path, o, fault, ret_pot);
-    int r = source_open(path, o->is_whole ? fault : NULL, &found.source);
-    bool is_own = r == 0 && pot_look_at_end(&found, o->offset);
-    if (!is_own && !o->is_whole)
-        r = volumes_open(path, o, fault, &found.source);
+    int r = pot_open_file(path, o->is_whole, o, fault, &found);
     if ((r == 0 || r == -ENOENT) && !o->only_ready) {
+        struct shard_records records = {0};
         int busy = pot_check_exchange(&records, path, found.source, o, fault);
-        if (r == 0 && busy < 0)
-            source_close(found.source);
-        r = busy < 0 ? busy : r;
         shard_records_free(&records);
+        r = busy < 0 ? busy : r;
     }
-    if (r == 0 && !is_own)
-        r = pot_look_at_all(&found, o->offset, fault);
-    if (r < 0)
-        return r;
-    r = pot_open_found(&found, options, fault, ret_pot);
+    if (r == 0)
+        r = pot_look(&found, o->offset, fault);
+    if (r == 0)
+        r = pot_open_found(&found, o, fault, ret_pot);
     source_close(found.source);
     return r;
 }

@@ -101,9 +101,18 @@ int pot_check_exchange(struct shard_records *records, const char *path,
 int pot_open_found(struct pot_found *found, const struct pot_options *options,
                    struct fault *fault, struct pot **ret_pot);
 
-/* Look at the archive in an open file, or in a part of it. Takes the source over. */
-int pot_look(struct source *source, uint64_t offset, struct fault *fault,
-             struct pot_found *ret_found);
+/*
+ * Open the file at `path`, or all of the archive that it is a part of, unless it is known to be
+ * whole. What that tells of the archive is kept for pot_look.
+ */
+int pot_open_file(const char *path, bool is_whole, const struct pot_options *options,
+                  struct fault *fault, struct pot_found *found);
+
+/*
+ * Look at the archive in an open file, or in a part of it. After an error the source is closed,
+ * and NULL.
+ */
+int pot_look(struct pot_found *found, uint64_t offset, struct fault *fault);
 
 /* The archive file, packed or not. */
 static inline struct source *pot_file(const struct pot *pot)
@@ -120,12 +129,6 @@ int plain_identify(const char *path, struct fault *fault, struct source_identity
 
 /* ---- built_index.c ---- */
 
-/* Make an index of the frames of a compressed file. */
-opener built_index_of_frames;
-
-/* Make an index of the source. Never OPENER_NOT_MINE. */
-opener built_index_open;
-
 /*
  * Limits for a child that indexes. `in_frames`: the size of the file does not tell how much
  * there may be in it.
@@ -141,20 +144,8 @@ int built_index_open_image(int fd, const char *name, struct fault *fault,
 /* Memory that may be used now: as much as the job has available and the caller allows. */
 uint64_t pot_memory_bytes(const struct pot_options *options);
 
-/*
- * Unpack a file that is compressed as a whole, and put its content in place of the source, for
- * the openers that follow.
- */
-opener unpacked_open;
-
 /* How many bytes a file may unpack to, by options->max_ratio. */
 uint64_t unpacked_most(const struct source *packed, const struct pot_options *options);
-
-/*
- * Use o->stream_index, the index of the stream's content, and leave it to the store to unpack
- * the stream while it is read.
- */
-opener unpacked_open_stream;
 
 /* ---- saved_index.c ---- */
 

@@ -348,17 +348,6 @@ static bool saved_may_be_stream(const struct opening *o)
                            : options->names_only || options->save == POT_SAVE_ALWAYS);
 }
 
-int pot_check_index(const struct pot *pot, struct fault *fault)
-{
-    uint64_t size = source_size(pot->source);
-    uint64_t described = index_info(pot->index)->archive_bytes;
-    if (described <= size)
-        return 0;
-    return fault_set(fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
-                     "its index is of a file of %" PRIu64 " bytes, the file has %" PRIu64,
-                     described, size);
-}
-
 /*
  * Does it have the members that are wanted? Of several tars that are joined, --ignore-zeros has
  * all, and without it only the first one's are read.

@@ -247,8 +247,9 @@ static bool is_archive(struct source *given, bool has_suffix)
     const char *compression;
     const struct backend *backend = backend_begins(given, &compression);
     struct embedded_index where;
+    bool can_tell = backend && backend->trailer && backend->trailer->find;
     return backend &&
-           (backend_find_index(backend, given, NULL, &where) == 0 ||
+           ((can_tell && backend->trailer->find(given, NULL, &where) == 0) ||
             (!compression && backend->is_whole && backend->is_whole(given, has_suffix)));
 }
 

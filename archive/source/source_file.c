@@ -344,6 +344,8 @@ int source_from_fd(int fd, const char *name, struct source **ret_source)
 
 int source_open_fault(const char *path, struct fault *fault, int err)
 {
+    if (!fault)
+        return err;
     switch (-err) {
     case EISDIR:
         return fault_set_advised(fault, err, NULL, FAULT_NO_OFFSET,

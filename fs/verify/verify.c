@@ -501,7 +501,9 @@ int verify_trailer(const char *path, uint64_t offset, struct fault *fault)
     struct index *index = NULL;
     r = backend_find(source, NULL, &backend, NULL);
     if (r == 0)
-        r = backend_find_index(backend, source, fault, &where);
+        r = backend->trailer && backend->trailer->find
+                ? backend->trailer->find(source, fault, &where)
+                : -ENOENT;
     if (r == 0)
         r = index_open(source, where.offset, where.length, fault, &index);
     index_close(index);
