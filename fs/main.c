@@ -50,43 +50,36 @@ static const struct cli_command commands[] = {
     {NULL},
 };
 
-/*
- * If a program starts with a standard descriptor closed, the next file that it opens gets that
- * number, and output would go into that file. The replacement can't be read or written, so that
- * using the descriptor still fails.
- */
-static void occupy_standard_descriptors(void)
-{
-    for (int fd = 0; fd <= 2; fd++)
-        if (fcntl(fd, F_GETFD) < 0)
-            open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY);
-}
-
 static void on_file_limit(int number)
 {
     (void)number;
 }
 
-/*
- * Make a limit on the size of files (ulimit -f) the error EFBIG, which gets a line. The signal
- * is caught, not ignored: a program that is run gets the default.
- */
-static void catch_file_limit(void)
+/* Make the limits and the descriptors that the process was given harmless. */
+static void prepare_process(void)
 {
-    struct sigaction limit;
-    if (sigaction(SIGXFSZ, NULL, &limit) == 0 && limit.sa_handler == SIG_DFL)
-        signal(SIGXFSZ, on_file_limit);
-}
-
-/*
- * For each of a few threads malloc reserves 64 MiB of addresses, which matters if addresses are
- * limited (ulimit -v).
- */
-static void save_addresses(void)
-{
+    struct sigaction action;
     struct rlimit limit;
+    /*
+     * For each of a few threads malloc reserves 64 MiB of addresses, which matters if addresses
+     * are limited (ulimit -v).
+     */
     if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
         mallopt(M_ARENA_MAX, 1);
+    /*
+     * Make a limit on the size of files (ulimit -f) the error EFBIG, which gets a line. The
+     * signal is caught, not ignored: a program that is run gets the default.
+     */
+    if (sigaction(SIGXFSZ, NULL, &action) == 0 && action.sa_handler == SIG_DFL)
+        signal(SIGXFSZ, on_file_limit);
+    /*
+     * If a program starts with a standard descriptor closed, the next file that it opens gets
+     * that number, and output would go into that file. The replacement can't be read or
+     * written, so that using the descriptor still fails.
+     */
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) < 0)
+            open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY);
 }
 
 /* The command that the program's own name stands for, where it is a link; NULL: none. */
@@ -98,20 +91,12 @@ static const char *command_of_name(const char *program)
     return strcmp(name, "onepot-mpi") == 0 ? "mpi" : NULL;
 }
 
-static bool is_version(const char *word)
-{
-    return strcmp(word, "--version") == 0 || strcmp(word, "-V") == 0 ||
-           strcmp(word, "version") == 0;
-}
-
 static int run_program(int argc, char **argv)
 {
     const char *own = command_of_name(argv[0]);
     int status;
     cli_commands = commands;
-    save_addresses();
-    catch_file_limit();
-    occupy_standard_descriptors();
+    prepare_process();
     if (own) {
         argv[0] = (char *)own;
         status = cli_run_command(argc, argv);
@@ -121,7 +106,8 @@ static int run_program(int argc, char **argv)
     } else if (strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "--help") == 0) {
         cli_print_commands(stdout);
         status = CLI_OK;
-    } else if (is_version(argv[1])) {
+    } else if (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "-V") == 0 ||
+               strcmp(argv[1], "version") == 0) {
         command_print_version(argc > 2 && strcmp(argv[2], "--json") == 0);
         status = CLI_OK;
     } else if (argv[1][0] == '-') {
@@ -155,7 +141,7 @@ static void run_on_stack(void)
  * would crash otherwise, in a child, and the archive would pass for damaged. The limit stays as
  * it is, for a program that is run.
  */
-static int run_with_stack(int argc, char **argv)
+int main(int argc, char **argv)
 {
     struct rlimit limit;
     static ucontext_t here, there;
@@ -174,9 +160,4 @@ static int run_with_stack(int argc, char **argv)
     makecontext(&there, run_on_stack, 0);
     swapcontext(&here, &there);
     return arguments.status;
-}
-
-int main(int argc, char **argv)
-{
-    return run_with_stack(argc, argv);
 }

@@ -88,16 +88,32 @@ static int backend_unknown(const struct source *source, const uint8_t *head, siz
     return -ENOMSG;
 }
 
-/* Ask the back ends about the head. 0: none knows it. */
+/* Do the format's files have names with this ending, such as ".tar"? */
+static bool backend_is_named(const struct backend *backend, const char *ending, size_t len)
+{
+    for (const char *const *e = backend->endings; e && *e; e++)
+        if (strlen(*e) == len && memcmp(*e, ending, len) == 0)
+            return true;
+    return false;
+}
+
+/*
+ * Ask the back ends about the head, first those whose files are called so. 0: none knows it.
+ */
 static int backend_ask(const struct source *source, const uint8_t *head, size_t len,
                        const struct backend **ret_backend, const char **ret_compression)
 {
+    const char *dot = strrchr(source_name(source), '.');
     int r = 0;
-    for (size_t i = 0; r == 0 && backend_registry[i]; i++) {
-        *ret_compression = NULL;
-        r = backend_fits(backend_registry[i], source, head, len, ret_compression);
-        *ret_backend = backend_registry[i];
-    }
+    for (int called_so = 1; r == 0 && called_so >= 0; called_so--)
+        for (size_t i = 0; r == 0 && backend_registry[i]; i++) {
+            const struct backend *backend = backend_registry[i];
+            if ((dot && backend_is_named(backend, dot, strlen(dot))) != called_so)
+                continue;
+            *ret_compression = NULL;
+            *ret_backend = backend;
+            r = backend_fits(backend, source, head, len, ret_compression);
+        }
     return r;
 }
 
@@ -195,16 +211,6 @@ void backend_list(bool as_files, char buf[BACKEND_LIST_BYTES])
     }
 }
 
-/* Does a format's file have a name with this ending, such as ".tar"? */
-static bool backend_has_ending(const char *ending, size_t ending_len)
-{
-    for (size_t i = 0; backend_registry[i]; i++)
-        for (const char *const *e = backend_registry[i]->endings; e && *e; e++)
-            if (strlen(*e) == ending_len && memcmp(*e, ending, ending_len) == 0)
-                return true;
-    return false;
-}
-
 /* The length without the ending, if the name has it behind something else. */
 static size_t backend_cut(const char *name, size_t len, const char *ending)
 {
@@ -223,9 +229,9 @@ size_t backend_stem(const char *name, size_t len)
         stem = cut < tar ? cut : len;
     }
     const char *dot = memrchr(name, '.', len);
-    if (stem == len && dot && dot != name &&
-        backend_has_ending(dot, len - (size_t)(dot - name)))
-        stem = (size_t)(dot - name);
+    for (size_t i = 0; stem == len && dot && dot != name && backend_registry[i]; i++)
+        if (backend_is_named(backend_registry[i], dot, len - (size_t)(dot - name)))
+            stem = (size_t)(dot - name);
     if (stem < len)
         stem = backend_cut(name, stem, ".onepot");
     return path_are_dots(name, stem) ? len : stem; /* "..tar" */

@@ -177,8 +177,9 @@ struct backend {
 
     /*
      * Is this the format? `head` is the start of the file (up to 64 KB). 1, 0 or -errno. Back
-     * ends are asked in registry order. What the file ends with counts only if it tells the
-     * file's whole length: else it may be the end of another archive's last member.
+     * ends are asked in registry order, those first that have the file's ending. What the file
+     * ends with counts only if it tells the file's whole length: else it may be the end of
+     * another archive's last member.
      */
     int (*probe)(const struct source *source, const uint8_t *head, size_t head_len);
 

@@ -258,22 +258,6 @@ static int footer_decode(struct footer *f, uint64_t size, struct fault *fault)
     return footer_check_layout(f, at, fault);
 }
 
-static int footer_check_marker(const struct source *source, const struct footer *f,
-                               struct fault *fault)
-{
-    static const uint8_t zeros[ONEPOT_MARKER_BYTES];
-    uint8_t marker[ONEPOT_MARKER_BYTES];
-    if (footer_is_zstd(f))
-        return 0; /* compressed archives are not changed in place */
-    int r = source_read(source, marker, sizeof(marker), f->end_marker_offset);
-    if (r < 0)
-        return r;
-    if (memcmp(marker, zeros, sizeof(zeros)) != 0)
-        return onepot_stale(fault, f->end_marker_offset,
-                            "something was appended after it was packed");
-    return 0;
-}
-
 /*
  * Does the index that the footer names belong to this archive, which begins at `start`?
  * index_open checks the rest of it.
@@ -299,12 +283,18 @@ static int footer_check_image(const struct source *source, uint64_t start,
 
 static int footer_find(struct source *source, struct fault *fault, struct footer *ret_footer)
 {
+    static const uint8_t zeros[ONEPOT_MARKER_BYTES];
+    uint8_t marker[ONEPOT_MARKER_BYTES];
     int r = footer_read(source, ret_footer);
     if (r <= 0)
         return r < 0 ? r : -ENOENT;
     r = footer_decode(ret_footer, source_size(source), fault);
-    if (r == 0)
-        r = footer_check_marker(source, ret_footer, fault);
+    if (r == 0 && !footer_is_zstd(ret_footer)) { /* compressed ones are not changed in place */
+        r = source_read(source, marker, sizeof(marker), ret_footer->end_marker_offset);
+        if (r == 0 && memcmp(marker, zeros, sizeof(zeros)) != 0)
+            r = onepot_stale(fault, ret_footer->end_marker_offset,
+                             "something was appended after it was packed");
+    }
     return r < 0 ? r : footer_check_image(source, 0, ret_footer, fault);
 }
 
@@ -399,9 +389,12 @@ static const struct backend_trailer onepot_trailer = {
     .check_end = onepot_check_end,
 };
 
+static const char *const endings[] = {".tar", NULL};
+
 const struct backend backend_onepot = {
     .name = "onepot",
     .file = "an onepot archive",
+    .endings = endings,
     .number = 3,
     .probe = onepot_probe,
     .find_behind = onepot_find_behind,

@@ -284,14 +284,18 @@ static int built_in_child(void *arg, struct progress *progress, struct fault *fa
 
 /*
  * The number of members is bounded by the size of the archive, except for one in frames. The
- * limit is always the memory available.
+ * limit is never more than the memory available, which takes long to find out, and matters only
+ * if the least that every child gets may not be enough. Of a small tar it is: not even if each
+ * two bytes were the name of a directory would there be so much.
  */
 struct sandbox_limits built_index_limits(const struct opening *o, bool in_frames)
 {
     uint64_t size = source_size(o->pot->source), least = o->pot->backend->least_memory_bytes;
     uint64_t want = in_frames ? UINT64_MAX : size / LEAST_MEMBER * MEMBER_BYTES;
-    uint64_t bytes = min_u64(max_u64(want, least ? least : 1024 * MIB),
-                             max_u64(pot_memory_bytes(o->options), LEAST_MEMORY_MIB * MIB));
+    uint64_t bytes = LEAST_MEMORY_MIB * MIB;
+    if (in_frames || least || size > bytes / MEMBER_BYTES)
+        bytes = min_u64(max_u64(want, least ? least : 1024 * MIB),
+                        max_u64(pot_memory_bytes(o->options), bytes));
     return (struct sandbox_limits){
         .memory_bytes = bytes,
         .file_bytes = bytes,
@@ -385,36 +389,26 @@ static int built_save(struct opening *o, uint64_t took_ms, struct fault *fault)
     return 0;
 }
 
-static int built_and_save(struct opening *o, const char *frames_of, struct fault *fault)
+/* Make an index of the source, or of the frames that it is compressed in. */
+static int built_index_open(struct opening *o, struct fault *fault)
 {
+    const char *frames_of = o->compression;
     uint64_t start_ms = now_ms();
     auto_close int fd = -1;
+    if (frames_of && !o->pot->backend->stream)
+        return OPENER_NOT_MINE;
     int r = built_make_image(o, frames_of, fault, &fd);
-    if (r < 0)
-        return r;
     uint64_t took_ms = now_ms() - start_ms;
-    r = built_index_open_image(fd, o->pot->path, fault, &o->pot->index);
+    if (r == 0)
+        r = built_index_open_image(fd, o->pot->path, fault, &o->pot->index);
+    if (r == -ENOTSUP && frames_of && !o->pot->index)
+        return OPENER_NOT_MINE; /* it has none, or too large ones */
     if (r == 0)
         r = pot_check_index(o->pot, fault);
     if (r < 0)
         return r;
     o->pot->origin = POT_INDEX_BUILT;
     return built_save(o, took_ms, fault);
-}
-
-/* Make an index of the frames of a compressed file. */
-static int built_index_of_frames(struct opening *o, struct fault *fault)
-{
-    if (!o->pot->backend->stream)
-        return OPENER_NOT_MINE;
-    int r = built_and_save(o, o->compression, fault);
-    return r == -ENOTSUP && !o->pot->index ? OPENER_NOT_MINE : r;
-}
-
-/* Make an index of the source. Never OPENER_NOT_MINE. */
-static int built_index_open(struct opening *o, struct fault *fault)
-{
-    return built_and_save(o, NULL, fault);
 }
 
 /*
@@ -767,26 +761,22 @@ static int pot_open_embedded(struct opening *o, struct fault *fault)
     return r < 0 ? r : OPENER_NOT_MINE;
 }
 
-/* In order of trust and cost. Those of a file that is compressed as a whole may do a part of
- * the work, and leave the rest to the following ones. */
-static const struct {
-    opener *open;
-    bool is_of_packed; /* only of such a file */
-} openers[] = {
-    {pot_open_embedded, false},    {saved_index_open, false}, {unpacked_open_stream, true},
-    {built_index_of_frames, true}, {unpacked_open, true},     {pot_open_embedded, true},
-    {built_index_open, false},
-};
-
 static int pot_open_index(struct opening *o, struct fault *fault)
 {
-    opener *const is_slow =
-        o->options->names_only ? built_index_of_frames : unpacked_open_stream;
+    static const struct {
+        opener *open;
+        bool is_of_packed; /* only of a file that is compressed as a whole */
+    } openers[] = {
+        {pot_open_embedded, false}, {saved_index_open, false}, {unpacked_open_stream, true},
+        {built_index_open, true},   {unpacked_open, true}, /* and after that: */
+        {pot_open_embedded, true},  {built_index_open, false},
+    };
+    const size_t first_slow = o->options->names_only ? 3 : 2;
     struct fault own = {0};
     int r = o->options->compose ? composed_open_saved(o, &own) : OPENER_NOT_MINE;
     for (size_t i = 0; r == OPENER_NOT_MINE; i++) {
         own = (struct fault){0};
-        if (o->options->only_ready && openers[i].open == is_slow)
+        if (o->options->only_ready && i == first_slow)
             return -EAGAIN;
         if (!openers[i].is_of_packed || o->compression || o->pot->packed)
             r = openers[i].open(o, &own);
@@ -983,7 +973,8 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
     if ((r == 0 || r == -ENOENT) && !o->only_ready) {
         struct shard_records records = {0};
         int busy = pot_check_exchange(&records, path, found.source, o, fault);
-        shard_records_free(&records);
+        if (records.folder)
+            shard_records_free(&records);
         r = busy < 0 ? busy : r;
     }
     if (r == 0)

@@ -65,45 +65,43 @@ static void file_count(const struct source_file *file, ssize_t bytes)
 
 /* ---- the filesystem ---- */
 
-static bool is_memory_filesystem(uint32_t type)
-{
-    return type == TMPFS_MAGIC || type == (uint32_t)RAMFS_MAGIC ||
-           type == (uint32_t)HUGETLBFS_MAGIC;
-}
-
-static bool is_local_filesystem(uint32_t type)
-{
-    static const uint32_t local[] = {
-        EXT4_SUPER_MAGIC, /* also ext2, ext3 */
-        SQUASHFS_MAGIC, REISERFS_SUPER_MAGIC, NILFS_SUPER_MAGIC, MSDOS_SUPER_MAGIC,
-        ISOFS_SUPER_MAGIC, CRAMFS_MAGIC,
-        /* Missing from <linux/magic.h> of older systems: */
-        0x58465342, /* XFS */
-        0x9123683e, /* Btrfs */
-        0xf2f52010, /* F2FS */
-        0x2fc12fc1, /* ZFS */
-        0xca451a4e, /* bcachefs */
-        0x794c7630, /* overlayfs */
-        0xe0f5e1e2, /* EROFS */
-        0x3153464a, /* JFS */
-        0x2011bab0, /* exFAT */
-        0x7366746e, /* NTFS */
-        0x15013346, /* UDF */
-    };
-    for (size_t i = 0; i < sizeof(local) / sizeof(local[0]); i++)
-        if (local[i] == type)
-            return true;
-    return is_memory_filesystem(type);
-}
-
 struct storage storage_of(int fd)
 {
+    static const struct {
+        uint32_t type;
+        bool is_memory;
+    } local[] = {
+        {TMPFS_MAGIC, true},
+        {(uint32_t)RAMFS_MAGIC, true},
+        {(uint32_t)HUGETLBFS_MAGIC, true},
+        {EXT4_SUPER_MAGIC, false}, /* also ext2, ext3 */
+        {SQUASHFS_MAGIC, false},
+        {REISERFS_SUPER_MAGIC, false},
+        {NILFS_SUPER_MAGIC, false},
+        {MSDOS_SUPER_MAGIC, false},
+        {ISOFS_SUPER_MAGIC, false},
+        {CRAMFS_MAGIC, false},
+        /* Missing from <linux/magic.h> of older systems: */
+        {0x58465342, false}, /* XFS */
+        {0x9123683e, false}, /* Btrfs */
+        {0xf2f52010, false}, /* F2FS */
+        {0x2fc12fc1, false}, /* ZFS */
+        {0xca451a4e, false}, /* bcachefs */
+        {0x794c7630, false}, /* overlayfs */
+        {0xe0f5e1e2, false}, /* EROFS */
+        {0x3153464a, false}, /* JFS */
+        {0x2011bab0, false}, /* exFAT */
+        {0x7366746e, false}, /* NTFS */
+        {0x15013346, false}, /* UDF */
+    };
     struct statfs fs;
     if (fstatfs(fd, &fs) < 0)
-        return (struct storage){0}; /* unknown: treated as a network */
+        fs.f_type = 0;
     /* f_type is signed and its width varies; the magic numbers are 32 bits. */
-    uint32_t type = (uint32_t)fs.f_type;
-    return (struct storage){is_local_filesystem(type), is_memory_filesystem(type)};
+    for (size_t i = 0; i < sizeof(local) / sizeof(local[0]); i++)
+        if (local[i].type == (uint32_t)fs.f_type)
+            return (struct storage){.is_local = true, .is_memory = local[i].is_memory};
+    return (struct storage){0}; /* unknown: treated as a network */
 }
 
 /* ---- the mapping ---- */
@@ -120,13 +118,14 @@ static void file_unmap(struct lost_pages *map, uint64_t bytes)
     munmap((void *)(uintptr_t)start, bytes);
 }
 
-static const uint8_t *file_map_whole(const struct source *source)
+static const uint8_t *file_map(const struct source *source, uint64_t offset, uint64_t len)
 {
     struct source_file *file = file_of(source);
     uint64_t bytes = source->size_bytes;
     struct lost_pages *map = atomic_load_explicit(&file->map, memory_order_acquire);
+    (void)len;
     if (map)
-        return file_start_of(map);
+        return file_start_of(map) + offset;
     if (!file->is_local || bytes == 0 || atomic_load(&file->map_failed))
         return NULL;
 
@@ -141,16 +140,9 @@ static const uint8_t *file_map_whole(const struct source *source)
         return NULL;
     }
     if (atomic_compare_exchange_strong(&file->map, &map, guard))
-        return made;
+        return (const uint8_t *)made + offset;
     file_unmap(guard, bytes);
-    return file_start_of(map);
-}
-
-static const uint8_t *file_map(const struct source *source, uint64_t offset, uint64_t len)
-{
-    const uint8_t *map = file_map_whole(source);
-    (void)len;
-    return map ? map + offset : NULL;
+    return file_start_of(map) + offset;
 }
 
 /* Also checks the length, as the last page reads as zeros past the file's end. */
@@ -247,7 +239,8 @@ static void file_advise(const struct source *source, enum source_advice advice, 
                                   [SOURCE_DROP] = POSIX_FADV_DONTNEED,
                                   [SOURCE_SOON] = POSIX_FADV_WILLNEED,
                                   [SOURCE_WRONG] = POSIX_FADV_DONTNEED};
-    if (file_of(source)->is_memory || (advice == SOURCE_AT_RANDOM && file_map_whole(source)))
+    if (file_of(source)->is_memory ||
+        (advice == SOURCE_AT_RANDOM && file_map(source, 0, source->size_bytes)))
         return;
     if (advices[advice] ==
         POSIX_FADV_DONTNEED) { /* the kernel would leave pages that lie partly in the range */
@@ -281,28 +274,11 @@ static const struct source_ops file_ops = {
 
 /* ---- opening ---- */
 
-static int file_identify(struct source *source)
-{
-    struct stat st;
-    if (fstat(source->fd, &st) < 0)
-        return -errno;
-    if (S_ISDIR(st.st_mode))
-        return -EISDIR;
-    if (!S_ISBLK(st.st_mode) && !S_ISREG(st.st_mode))
-        return -EINVAL;
-    off_t end = S_ISBLK(st.st_mode) ? lseek(source->fd, 0, SEEK_END) : st.st_size;
-    if (end < 0)
-        return -errno;
-    source->size_bytes = (uint64_t)end;
-    source->identity = source_identity_of(&st);
-    source->identity.size_bytes = source->size_bytes;
-    return 0;
-}
-
 /* Takes over fd. */
 static int file_new(int fd, const char *name, struct source_file **ret_file)
 {
     struct source_file *file = calloc(1, sizeof(*file));
+    struct stat st;
     if (!file) {
         close(fd);
         return -ENOMEM;
@@ -310,11 +286,20 @@ static int file_new(int fd, const char *name, struct source_file **ret_file)
     file->source.ops = &file_ops;
     file->source.fd = fd;
     file->source.name = strdup(name);
-    int r = file->source.name ? file_identify(&file->source) : -ENOMEM;
+    int r = file->source.name ? 0 : -ENOMEM;
+    if (r == 0 && fstat(fd, &st) < 0)
+        r = -errno;
+    if (r == 0 && !S_ISBLK(st.st_mode) && !S_ISREG(st.st_mode))
+        r = S_ISDIR(st.st_mode) ? -EISDIR : -EINVAL;
+    off_t end = r < 0 ? 0 : S_ISBLK(st.st_mode) ? lseek(fd, 0, SEEK_END) : st.st_size;
+    if (end < 0)
+        r = -errno;
     if (r < 0) {
         source_close(&file->source);
         return r;
     }
+    file->source.identity = source_identity_of(&st);
+    file->source.size_bytes = file->source.identity.size_bytes = (uint64_t)end;
     *ret_file = file;
     return 0;
 }
@@ -393,10 +378,11 @@ int source_open(const char *path, struct fault *fault, struct source **ret_sourc
 void source_expect(size_t count)
 {
     enum { OTHER_FILES = 32, FILES_OF_ANY_PROCESS = 64 };
+    if (count + OTHER_FILES <= FILES_OF_ANY_PROCESS)
+        return;
     int fd = open("/", O_PATH | O_CLOEXEC);
-    int last = count + OTHER_FILES > FILES_OF_ANY_PROCESS && fd >= 0
-                   ? fcntl(fd, F_DUPFD_CLOEXEC, (int)min_u64(count + OTHER_FILES, INT_MAX))
-                   : -1; /* above the limit it fails, and so will the opening */
+    int last = fd >= 0 ? fcntl(fd, F_DUPFD_CLOEXEC, (int)min_u64(count + OTHER_FILES, INT_MAX))
+                       : -1; /* above the limit it fails, and so will the opening */
     if (last >= 0)
         close(last);
     if (fd >= 0)

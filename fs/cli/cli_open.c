@@ -80,7 +80,8 @@ int cli_open_list(const struct archive_list *list, const char *name,
         return r;
     all.together = cli_together;
     cli_progress_start(&opening.line);
-    cli_expect_archives(list->count);
+    if (list->count > 1 || list->is_plain)
+        cli_expect_archives(list->count);
     r = pot_open_many((const char *const *)list->at, list->count, name, &all, &fault, ret_pot);
     cli_progress_end(&opening.line);
     if (r < 0)

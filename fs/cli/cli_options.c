@@ -301,19 +301,6 @@ struct getopt_tables {
     char names[LONGS_MAX][NAME_BYTES];
 };
 
-static void add_option(struct getopt_tables *t, const struct cli_option *o, size_t i, size_t *n)
-{
-    struct cli_spelling spelling = cli_spelling_of(o);
-    size_t len = strlen(t->letters);
-    if (spelling.letter)
-        sprintf(t->letters + len, "%c%s", spelling.letter, spelling.argument ? ":" : "");
-    if (spelling.name) {
-        snprintf(t->names[i], NAME_BYTES, "%.*s", (int)spelling.name_len, spelling.name);
-        t->longs[(*n)++] =
-            (struct option){t->names[i], spelling.argument, NULL, ID_FIRST + (int)i};
-    }
-}
-
 static void fill_tables(struct getopt_tables *t, const struct cli_option *options)
 {
     static const struct option common[] = {{"help", no_argument, NULL, ID_HELP},
@@ -321,8 +308,17 @@ static void fill_tables(struct getopt_tables *t, const struct cli_option *option
                                            {NULL, 0, NULL, 0}};
     size_t n = 0;
     strcpy(t->letters, cli_has_letter(options, 'h') ? ":" : ":h");
-    for (size_t i = 0; options[i].spelling; i++)
-        add_option(t, &options[i], i, &n);
+    for (size_t i = 0; options[i].spelling; i++) {
+        struct cli_spelling spelling = cli_spelling_of(&options[i]);
+        size_t len = strlen(t->letters);
+        if (spelling.letter)
+            sprintf(t->letters + len, "%c%s", spelling.letter, spelling.argument ? ":" : "");
+        if (!spelling.name)
+            continue;
+        snprintf(t->names[i], NAME_BYTES, "%.*s", (int)spelling.name_len, spelling.name);
+        t->longs[n++] =
+            (struct option){t->names[i], spelling.argument, NULL, ID_FIRST + (int)i};
+    }
     memcpy(t->longs + n, common, sizeof(common));
 }
 

@@ -140,52 +140,32 @@ static int cat_path(struct output *o, const char *path)
     return o->broken ? CLI_FAILED : CLI_OK;
 }
 
-static int open_output(struct output *o)
-{
-    struct fault fault = {0};
-    int r = cli_open_pot(o->archive, NULL, &o->pot);
-    if (r < 0)
-        return r;
-    struct reader_options options = {.cache_bytes = 16u << 20};
-    r = reader_new(o->pot, &options, &fault, &o->reader);
-    if (r == 0)
-        r = reader_scratch_new(o->reader, &o->scratch);
-    if (r < 0)
-        cli_fail(o->archive, r, &fault);
-    return r;
-}
-
-static void close_output(struct output *o)
-{
-    reader_scratch_free(o->scratch);
-    reader_free(o->reader);
-    pot_close(o->pot);
-}
-
-static int cat_paths(const char *archive, char **paths, int count)
-{
-    struct output o = {.archive = archive};
-    int status = open_output(&o) < 0 ? CLI_FAILED : CLI_OK;
-    if (status == CLI_OK) {
-        for (int i = 0; i < count && !o.broken; i++)
-            if (cat_path(&o, paths[i]) != CLI_OK)
-                status = CLI_FAILED;
-    }
-    close_output(&o);
-    return status;
-}
-
 int command_cat(int argc, char **argv)
 {
     const struct cli_option options[] = {
         CLI_ARCHIVES,
         {NULL},
     };
+    const struct reader_options reading = {.cache_bytes = 16u << 20};
+    struct fault fault = {0};
     int status = cli_parse(&usage, options, argc, argv);
     if (status != CLI_GO_ON)
         return status;
     if (argc - optind < 2)
         return cli_usage_error(&usage, optind == argc ? "no archive was named"
                                                       : "no path in the archive was named");
-    return cat_paths(argv[optind], argv + optind + 1, argc - optind - 1);
+    struct output o = {.archive = argv[optind]};
+    if (cli_open_pot(o.archive, NULL, &o.pot) < 0)
+        return CLI_FAILED;
+    int r = reader_new(o.pot, &reading, &fault, &o.reader);
+    if (r == 0)
+        r = reader_scratch_new(o.reader, &o.scratch);
+    status = r < 0 ? cli_fail(o.archive, r, &fault) : CLI_OK;
+    for (int i = optind + 1; r == 0 && i < argc && !o.broken; i++)
+        if (cat_path(&o, argv[i]) != CLI_OK)
+            status = CLI_FAILED;
+    reader_scratch_free(o.scratch);
+    reader_free(o.reader);
+    pot_close(o.pot);
+    return status;
 }
