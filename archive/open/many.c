@@ -830,16 +830,20 @@ static int many_index(struct many *many, struct fault *fault)
 {
     struct opening_team team = {
         .options = &many->part_options, .run = many_index_some, .arg = many};
-    uint64_t count = 0, memory = pot_memory_bytes(many->options);
-    bool is_remote = false;
+    uint64_t count = 0;
+    bool is_remote = false, needs_time = false;
     for (size_t i = 0; i < many->count; i++) {
         const struct part *part = &many->parts[i];
+        needs_time |= part->needs_time;
         if (!part_is_for_team(part))
             continue;
         count++;
         team.bytes_total += part->identity.size_bytes;
         is_remote |= !source_is_local(part->found.source);
     }
+    if (!needs_time)
+        return 0;
+    uint64_t memory = pot_memory_bytes(&many->part_options); /* looked up for all parts */
     team.threads = (unsigned)min_u64(min_u64(count, is_remote ? MANY_THREADS : cpus_allowed()),
                                      min_u64(memory / MANY_THREAD_BYTES, MANY_THREADS));
     /* Sanitizers' locks may be held by another thread when one forks, and stay so in the child.

@@ -437,7 +437,7 @@ enum {
 struct unpacking {
     const struct backend *backend;
     struct source *packed;
-    const struct pot_options *options;
+    struct pot_options *options;
     uint64_t most; /* bytes that may be in it, without zeros */
     int fd;
     uint64_t kept;      /* bytes already in it */
@@ -452,9 +452,11 @@ uint64_t unpacked_most(const struct source *packed, const struct pot_options *op
     return most > POT_RATIO_FLOOR_BYTES ? most : POT_RATIO_FLOOR_BYTES;
 }
 
-uint64_t pot_memory_bytes(const struct pot_options *options)
+uint64_t pot_memory_bytes(struct pot_options *own)
 {
-    return options->memory_bytes ? options->memory_bytes : budget_memory_bytes("");
+    if (!own->memory_bytes)
+        own->memory_bytes = budget_memory_bytes("");
+    return own->memory_bytes;
 }
 
 static int unpacked_in_child(void *arg, struct progress *progress, struct fault *fault)
@@ -464,7 +466,7 @@ static int unpacked_in_child(void *arg, struct progress *progress, struct fault 
 }
 
 /* Bytes that may be written there; 0 if none can be. */
-static uint64_t unpacked_room_in(const char *folder, const struct pot_options *options)
+static uint64_t unpacked_room_in(const char *folder, struct pot_options *options)
 {
     struct statvfs space;
     struct statfs fs;
@@ -484,7 +486,7 @@ static uint64_t unpacked_room_in(const char *folder, const struct pot_options *o
 /* Limits for the child that unpacks. */
 static struct sandbox_limits unpacked_limits(const struct unpacking *u, uint64_t room)
 {
-    uint64_t memory = max_u64(budget_memory_bytes("") / MEMORY_SHARE, UNPACK_MEMORY_LEAST);
+    uint64_t memory = max_u64(pot_memory_bytes(u->options) / MEMORY_SHARE, UNPACK_MEMORY_LEAST);
     return (struct sandbox_limits){.memory_bytes = min_u64(memory, UNPACK_MEMORY_MOST),
                                    .file_bytes = room,
                                    .keep_source = u->packed,
@@ -567,9 +569,11 @@ int pot_expand(const struct pot_stream *stream, int fd, uint64_t kept,
                const struct pot_patience *patience, sandbox_watch *watch, void *ctx,
                struct fault *fault)
 {
+    struct pot_options own = {0};
     struct unpacking u = {
         .backend = stream->backend,
         .packed = stream->packed,
+        .options = &own,
         .most = UINT64_MAX, /* its length is known */
         .fd = fd,
         .kept = kept,
@@ -906,7 +910,7 @@ int pot_open_file(const char *path, bool is_whole, const struct pot_options *opt
 int pot_open_found(struct pot_found *found, const struct pot_options *options,
                    struct fault *fault, struct pot **ret_pot)
 {
-    static const struct pot_options defaults = {0};
+    struct pot_options own = *options;
     struct pot *pot = calloc(1, sizeof(*pot));
     if (!pot) {
         source_close(found->source);
@@ -914,7 +918,7 @@ int pot_open_found(struct pot_found *found, const struct pot_options *options,
         return -ENOMEM;
     }
     struct opening o = {.pot = pot,
-                        .options = options ? options : &defaults,
+                        .options = &own,
                         .compression = found->compression,
                         .embedded = found->embedded};
     pot->source = steal_ptr(&found->source);

@@ -59,7 +59,7 @@ void composition_free(struct composition *composition);
 /* The pot while it is being opened: what its openers know and leave for one another. */
 struct opening {
     struct pot *pot;
-    const struct pot_options *options;
+    struct pot_options *options;    /* the caller's, for this opening alone */
     const char *compression;        /* of pot->source as a whole; NULL: none */
     struct embedded_index embedded; /* if it was found already; else length 0 */
     struct index *stream_index;     /* of the content of pot->source, which is one stream */
@@ -141,8 +141,11 @@ int built_index_open_image(int fd, const char *name, struct fault *fault,
 
 /* ---- unpacked.c ---- */
 
-/* Memory that may be used now: as much as the job has available and the caller allows. */
-uint64_t pot_memory_bytes(const struct pot_options *options);
+/*
+ * Memory that may be used: as much as the job has available and the caller allows. It is looked
+ * up once, and kept in these options.
+ */
+uint64_t pot_memory_bytes(struct pot_options *own);
 
 /* How many bytes a file may unpack to, by options->max_ratio. */
 uint64_t unpacked_most(const struct source *packed, const struct pot_options *options);

@@ -205,6 +205,80 @@ START_TEST(saved_index_is_used_again)
 }
 END_TEST
 
+/* In place of the library's: counts how often the node's memory is looked up. */
+static unsigned looks_at_memory;
+
+FILE *fopen(const char *path, const char *mode)
+{
+    static const int flags[] = {['r'] = O_RDONLY,
+                                ['w'] = O_WRONLY | O_CREAT | O_TRUNC,
+                                ['a'] = O_WRONLY | O_CREAT | O_APPEND};
+    int fd = open(path, flags[(unsigned char)mode[0]] | O_CLOEXEC, 0666);
+    looks_at_memory += strcmp(path, "/proc/meminfo") == 0;
+    return fd < 0 ? NULL : fdopen(fd, mode);
+}
+
+static unsigned count_looks(const char *const *paths, size_t count)
+{
+    const struct pot_options options = {.rebuild = true, .save = POT_SAVE_NEVER};
+    struct pot *pot = NULL;
+    struct fault fault = {0};
+    looks_at_memory = 0;
+    ck_assert_int_eq(pot_open_many(paths, count, "some", &options, &fault, &pot), 0);
+    pot_close(pot);
+    return looks_at_memory;
+}
+
+START_TEST(memory_is_looked_up_once_and_only_where_it_matters)
+{
+    static const char *const paths[] = {"a.tar", "b.tar", "c.tar", "d.tar.gz", "e.tar.gz"};
+    static const char *const small[] = {"small.tar"};
+    ck_assert_int_eq(
+        command("for i in b c d e; do mv tree/one tree/$i && mv tree/sub tree/$i$i &&"
+                " tar -cf $i.tar -C tree . && mv tree/$i tree/one && "
+                "mv tree/$i$i tree/sub; done && gzip -1 d.tar e.tar && "
+                "tar -cf small.tar -C tree one"),
+        0);
+    ck_assert_uint_eq(count_looks(paths, 1), 1);
+    ck_assert_uint_eq(count_looks(paths + 3, 1), 1);
+    ck_assert_uint_eq(count_looks(paths, 5), 1);
+    ck_assert_uint_eq(count_looks(small, 1), 0);
+}
+END_TEST
+
+/* The largest number of directories that so few bytes can name. */
+START_TEST(small_tar_of_many_directories_needs_no_more_memory_than_any_child_gets)
+{
+    struct fault fault;
+    struct pot *pot = NULL;
+    ck_assert_int_eq(command("python3 -c 'import tarfile\nt = tarfile.open(\"deep.tar\", "
+                             "\"w\", format=tarfile.GNU_FORMAT)\nfor i in range(45): "
+                             "t.addfile(tarfile.TarInfo(\"%%02x/\" %% i + \"a/\" * 2000))'"),
+                     0);
+    ck_assert_int_eq(open_with("deep.tar", (struct pot_options){0}, &fault, &pot), 0);
+    ck_assert_uint_eq(index_info(pot->index)->directories, 1 + 45 * 2001);
+    pot_close(pot);
+}
+END_TEST
+
+/* A neighbour with the next number is looked at only if the archive may not be whole. */
+START_TEST(whole_tar_is_opened_by_as_many_requests_with_a_neighbour_as_without)
+{
+    uint64_t requests[2];
+    setenv("ONEPOT_ASSUME_REMOTE", "1", 1);
+    ck_assert_int_eq(command("cp a.tar x01.tar"), 0);
+    for (int i = 0; i < 2; i++) {
+        uint64_t before = source_requests().count;
+        struct pot *pot =
+            must_open("x01.tar", (struct pot_options){.rebuild = true, .save = POT_SAVE_NEVER});
+        pot_close(pot);
+        requests[i] = source_requests().count - before;
+        ck_assert_int_eq(command("cp a.tar x02.tar"), 0);
+    }
+    ck_assert_uint_eq(requests[1], requests[0]);
+}
+END_TEST
+
 START_TEST(saved_index_works_for_archives_on_a_network)
 {
     setenv("ONEPOT_ASSUME_REMOTE", "1", 1);
@@ -1286,6 +1360,10 @@ int main(void)
     tcase_add_test(tests, quick_index_is_not_saved);
     tcase_add_test(tests, saved_index_is_used_again);
     tcase_add_test(tests, saved_index_works_for_archives_on_a_network);
+    tcase_add_test(tests, memory_is_looked_up_once_and_only_where_it_matters);
+    tcase_add_test(tests,
+                   small_tar_of_many_directories_needs_no_more_memory_than_any_child_gets);
+    tcase_add_test(tests, whole_tar_is_opened_by_as_many_requests_with_a_neighbour_as_without);
     tcase_add_test(tests, changed_archive_is_indexed_anew);
     tcase_add_test(tests, damaged_saved_index_is_made_anew);
     tcase_add_test(tests, index_of_another_archive_is_not_used);
