@@ -16,7 +16,6 @@
 #include "pot_private.h"
 #include "text.h"
 #include "vector.h"
-#include "volume_names.h"
 #include "volumes.h"
 
 #define LIST_BYTES_MAX (64u << 20)
@@ -38,15 +37,10 @@ bool archive_list_is_set(const char *word)
     return word_kind(word) != WORD_PATH;
 }
 
-static void list_cut(struct archive_list *list, size_t count)
-{
-    while (list->count > count)
-        free(list->at[--list->count]);
-}
-
 void archive_list_free(struct archive_list *list)
 {
-    list_cut(list, 0);
+    while (list->count > 0)
+        free(list->at[--list->count]);
     vector_free(list);
     list->is_set = false;
 }
@@ -249,7 +243,8 @@ int archive_list_add(struct archive_list *list, const char *word, struct fault *
         break;
     }
     if (r < 0) {
-        list_cut(list, before);
+        while (list->count > before)
+            free(list->at[--list->count]);
         if (fault && !fault->err)
             *fault = own;
     }

@@ -18,9 +18,13 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <malloc.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -32,15 +36,14 @@
 #include "cpus.h"
 #include "nested.h"
 #include "numbers.h"
-#include "opening_team.h"
 #include "path.h"
 #include "pot_private.h"
+#include "sandbox.h"
 #include "sanitizer.h"
 #include "source_concat.h"
 #include "source_ops.h"
 #include "syscalls.h"
 #include "thread.h"
-#include "volume_names.h"
 #include "volumes.h"
 
 /*
@@ -51,6 +54,21 @@
  * for another archive, another view or by a version that composes otherwise is never used. All
  * else that holds for saved indexes (saved_index.c) holds for these.
  */
+
+enum {
+    COMPOSED_VERSION = 3,  /* of nested archives and views: raise it when the same recipe makes
+                              another index */
+    COMPOSED_WORTH_MS = 5, /* a tree that takes longer to compose is saved */
+    COMPOSED_VIEW_WORTH_MS = 200, /* there may be many lists and patterns */
+    COMPOSED_NOTED_MS = 200,      /* a failure to save it is worth a line if it took so long */
+};
+
+/* Add all parts to the tree, and describe the archive in the header. */
+typedef int composer(void *arg, struct tree *tree, struct builder_header *header,
+                     struct fault *fault);
+
+/* Writes the image of the next step's index to `fd`, an empty file. */
+typedef int composed_writer(struct composition *composition, int fd, struct fault *fault);
 
 /* The composed index is served already, and not saved yet. */
 struct pot_unsaved {
@@ -129,7 +147,7 @@ static int composed_recall(struct composition *c)
     return r;
 }
 
-void composition_free(struct composition *c)
+static void composition_free(struct composition *c)
 {
     for (size_t i = 0; i < c->count; i++)
         recipe_free(&c->recipes[i]);
@@ -422,18 +440,141 @@ static int composed_write_nested(struct composition *c, int fd, struct fault *fa
     return r;
 }
 
-int composed_apply(struct opening *o, struct fault *fault)
+int composed_apply(struct opening *o, int err, struct fault *fault)
 {
-    const struct pot_compose *compose = o->options->compose;
-    if (!compose)
-        return 0;
-    int r = o->steps.done ? 0 : composed_recall(&o->steps);
-    if (r < 0 && r != -ENOENT)
-        return r;
-    if (o->steps.done == 0 && compose->nested && o->options->only_ready)
-        return -EAGAIN;
-    o->steps.saves_later = o->options->saves_later && !o->pot->compression;
-    return composed_finish(&o->steps, composed_write_nested, fault);
+    struct composition *steps = &o->steps;
+    int r = err < 0 || steps->done ? err : composed_recall(steps);
+    if (r == -ENOENT && err == 0)
+        r = o->options->compose->nested && o->options->only_ready ? -EAGAIN : 0;
+    steps->saves_later = o->options->saves_later && !o->pot->compression;
+    if (r == 0)
+        r = composed_finish(steps, composed_write_nested, fault);
+    composition_free(steps);
+    return r;
+}
+
+/*
+ * Archives that are opened by several threads at once, and report to one user: notes come one
+ * at a time, and the progress counts all together. The caller's thread opens nothing: it waits
+ * for the others, and for signals, which they block.
+ */
+
+#define TEAM_STACK_BYTES (8u << 20) /* children parse archives on it */
+
+struct team_state {
+    const struct opening_team *team;
+    pthread_mutex_t lock; /* for all below, and the user's functions */
+    struct progress progress;
+    _Atomic bool is_cancelled;
+    int done_fd; /* each thread adds one at its end */
+};
+
+/* A thread, which opens one archive after the other. */
+struct team_member {
+    struct team_state *state;
+    struct pot_options options;
+    uint64_t bytes, members; /* that this archive has added to the progress */
+    pthread_t thread;
+};
+
+static void team_note(void *ctx, const char *line)
+{
+    struct team_member *m = ctx;
+    const struct pot_options *user = m->state->team->options;
+    pthread_mutex_lock(&m->state->lock);
+    if (user->note)
+        user->note(user->ctx, line);
+    pthread_mutex_unlock(&m->state->lock);
+}
+
+/*
+ * How much a counter has grown since the last look. A smaller value belongs to the next
+ * archive.
+ */
+static uint64_t team_gain(uint64_t *last, uint64_t now)
+{
+    uint64_t gain = now >= *last ? now - *last : now;
+    *last = now;
+    return gain;
+}
+
+static void team_progress(void *ctx, const char *doing, const struct progress *progress)
+{
+    struct team_member *m = ctx;
+    struct team_state *state = m->state;
+    const struct pot_options *user = state->team->options;
+    pthread_mutex_lock(&state->lock);
+    uint64_t bytes = state->progress.bytes_done + team_gain(&m->bytes, progress->bytes_done);
+    state->progress.bytes_done =
+        state->team->bytes_total ? min_u64(bytes, state->team->bytes_total) : bytes;
+    state->progress.members += team_gain(&m->members, progress->members);
+    if (user->progress)
+        user->progress(user->ctx, doing, &state->progress);
+    if (user->cancelled && *user->cancelled)
+        state->is_cancelled = true;
+    pthread_mutex_unlock(&state->lock);
+}
+
+static void *team_member_run(void *arg)
+{
+    struct team_member *m = arg;
+    const uint64_t one = 1;
+    m->state->team->run(m->state->team->arg, &m->options);
+    (void)!write(m->state->done_fd, &one, sizeof(one)); /* of an eventfd: it can't fail */
+    return NULL;
+}
+
+/* Wait until this many threads have ended. -EINTR: a signal came that `blocked` lacks. */
+static int team_wait(struct team_state *state, uint64_t threads, const sigset_t *blocked)
+{
+    struct pollfd p = {.fd = state->done_fd, .events = POLLIN};
+    int r = 0;
+    while (r == 0 && threads > 0) {
+        uint64_t ended;
+        r = ppoll(&p, 1, NULL, blocked) < 0 ? -errno : 0;
+        if (r == 0 && read(state->done_fd, &ended, sizeof(ended)) == sizeof(ended))
+            threads -= ended;
+    }
+    if (r < 0)
+        atomic_store(&state->is_cancelled, true);
+    return r;
+}
+
+static int team_start(struct team_state *state, struct team_member *m)
+{
+    *m = (struct team_member){.state = state, .options = *state->team->options};
+    m->options.note = team_note;
+    m->options.progress = team_progress;
+    m->options.cancelled = &state->is_cancelled;
+    m->options.ctx = m;
+    return thread_start(&m->thread, TEAM_STACK_BYTES, team_member_run, m);
+}
+
+int opening_team_run(const struct opening_team *team)
+{
+    struct team_state state = {.team = team,
+                               .lock = PTHREAD_MUTEX_INITIALIZER,
+                               .progress.bytes_total = team->bytes_total};
+    auto_free struct team_member *members = calloc(team->threads, sizeof(*members));
+    auto_close int done_fd = eventfd(0, EFD_CLOEXEC);
+    sigset_t all, before, waiting;
+    unsigned started = 0;
+    int r = !members ? -ENOMEM : done_fd < 0 ? -errno : 0;
+    state.done_fd = done_fd;
+    /* Signals that would end the wait stay pending until it begins. */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    sandbox_waiting_signals(&before, &waiting);
+    while (r == 0 && started < team->threads) {
+        r = team_start(&state, &members[started]);
+        started += r == 0;
+    }
+    if (started > 0)
+        r = team_wait(&state, started, &waiting);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    for (unsigned i = 0; i < started; i++)
+        pthread_join(members[i].thread, NULL);
+    return r;
 }
 
 enum {

@@ -370,26 +370,9 @@ int built_index_open_image(int fd, const char *name, struct fault *fault,
 }
 
 /*
- * Save the index if that was requested or is worth it. Failure is an error only if requested.
+ * Make an index of the source, or of the frames that it is compressed in, and save it if that
+ * was requested or is worth it. Failure to save it is an error only if requested.
  */
-static int built_save(struct opening *o, uint64_t took_ms, struct fault *fault)
-{
-    enum pot_save how = o->options->save;
-    if (how == POT_SAVE_NEVER ||
-        (how == POT_SAVE_AUTO &&
-         (o->is_of_later_version || (o->pot->packed && !o->options->store) ||
-          (took_ms + o->unpack_ms < SAVE_AFTER_MS && index_points(o->pot->index) == 0))))
-        return 0;
-    int r = saved_index_write(o->pot->path, o->options->offset, pot_file(o->pot), o->pot->index,
-                              fault, &o->pot->index_path);
-    if (r == 0 || how == POT_SAVE_ALWAYS)
-        return r;
-    fault_advise(fault, "it stays in memory, and is made anew for the next mount");
-    pot_note_fault(o->options, o->pot->path, fault);
-    return 0;
-}
-
-/* Make an index of the source, or of the frames that it is compressed in. */
 static int built_index_open(struct opening *o, struct fault *fault)
 {
     const char *frames_of = o->compression;
@@ -408,7 +391,19 @@ static int built_index_open(struct opening *o, struct fault *fault)
     if (r < 0)
         return r;
     o->pot->origin = POT_INDEX_BUILT;
-    return built_save(o, took_ms, fault);
+    enum pot_save how = o->options->save;
+    if (how == POT_SAVE_NEVER ||
+        (how == POT_SAVE_AUTO &&
+         (o->is_of_later_version || (o->pot->packed && !o->options->store) ||
+          (took_ms + o->unpack_ms < SAVE_AFTER_MS && index_points(o->pot->index) == 0))))
+        return 0;
+    r = saved_index_write(o->pot->path, o->options->offset, pot_file(o->pot), o->pot->index,
+                          fault, &o->pot->index_path);
+    if (r == 0 || how == POT_SAVE_ALWAYS)
+        return r;
+    fault_advise(fault, "it stays in memory, and is made anew for the next mount");
+    pot_note_fault(o->options, o->pot->path, fault);
+    return 0;
 }
 
 /*
@@ -928,11 +923,9 @@ int pot_open_found(struct pot_found *found, const struct pot_options *options,
     pot->identity.slice_start = pot->identity.slice_bytes = 0; /* of the file */
     pot->path = strdup(source_name(pot->source));
     int r = pot->path ? pot_open_index(&o, fault) : -ENOMEM;
-    if (r == 0 && o.options->compose)
-        r = composed_apply(&o, fault);
-    index_close(o.stream_index);
     if (o.options->compose)
-        composition_free(&o.steps);
+        r = composed_apply(&o, r, fault);
+    index_close(o.stream_index);
     if (r < 0) {
         if (!pot->packed)
             pot_place_fault(pot->source, fault);
@@ -942,7 +935,7 @@ int pot_open_found(struct pot_found *found, const struct pot_options *options,
         pot_close(pot);
         return r;
     }
-    if (!o.options->lists_left_out)
+    if (!o.options->lists_left_out && index_left_out(pot->index) > 0)
         pot_note_left_out(o.options, pot);
     *ret_pot = pot;
     return 0;
@@ -981,7 +974,7 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
             shard_records_free(&records);
         r = busy < 0 ? busy : r;
     }
-    if (r == 0)
+    if (r == 0 && !found.backend)
         r = pot_look(&found, o->offset, fault);
     if (r == 0)
         r = pot_open_found(&found, o, fault, ret_pot);

@@ -1,7 +1,18 @@
 /*
- * Shared by the files of the pot. pot.c opens an archive, whose index is its own, a new
- * one, or a saved one (saved_index.c, which bounds their number, too); many.c makes one of
- * others.
+ * How an archive is opened, from its path to its tree. The steps are the same for one archive
+ * (pot_open) and for each of several (pot_open_many), which takes each step with all of them,
+ * and makes one tree of theirs at the end:
+ *
+ *   1. pot_open_file: the file, or all parts of the archive that it is one of. Its end and its
+ *      first bytes tell nearly all of them; rare questions are for the rest.
+ *   2. pot_check_exchange: is a pack replacing it?
+ *   3. pot_look: its format, and what it lies in, where that is not known by now.
+ *   4. pot_open_found: its index, by the first of several openers that has one: the archive's
+ *      own, a saved one, one that the store unpacks a stream by, a new one.
+ *   5. composed_apply: the tree that is shown, if that is another than the archive's.
+ *
+ * pot.c has all of that but saved indexes (saved_index.c), trees of other trees and of several
+ * archives (many.c), and folders (plain.c). What an archive's parts are volumes.h finds out.
  */
 #ifndef ONEPOT_POT_PRIVATE_H
 #define ONEPOT_POT_PRIVATE_H
@@ -12,23 +23,51 @@
 #include "shard_exchange.h"
 #include "tree.h"
 
-/* ---- pot.c ---- */
+/* ---- the steps ---- */
 
-/* A line for the user: "PATH: ...". */
-void pot_note(const struct pot_options *options, const char *path, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+/* An archive that was looked at. */
+struct pot_found {
+    struct source *source;
+    struct container container;
+    const struct backend *backend;
+    const char *compression;        /* of the source as a whole; NULL: none */
+    struct embedded_index embedded; /* if that was looked for and found; else length 0 */
+};
 
-/* The same for a fault. */
-void pot_note_fault(const struct pot_options *options, const char *path,
-                    const struct fault *fault);
+/*
+ * Open the file at `path`, or all of the archive that it is a part of, unless it is known to be
+ * whole. What that tells of the archive is kept for pot_look.
+ */
+int pot_open_file(const char *path, bool is_whole, const struct pot_options *options,
+                  struct fault *fault, struct pot_found *found);
 
-/* One line on the members that the index lacks, if there are any. */
-void pot_note_left_out(const struct pot_options *options, const struct pot *pot);
+/*
+ * Is the archive a shard of a set that is being exchanged? -EBUSY. A record of it that does
+ * not count is noted. `source` is the open file, NULL: there is none. See shard_exchange_check.
+ */
+int pot_check_exchange(struct shard_records *records, const char *path,
+                       const struct source *source, const struct pot_options *options,
+                       struct fault *fault);
 
-/* sandbox_run, showing the progress as `doing` and the child's remark as a note. */
-int pot_run(const struct pot_options *options, const char *path, const char *doing,
-            int (*fn)(void *arg, struct progress *progress, struct fault *fault), void *arg,
-            const struct sandbox_limits *limits, struct fault *fault);
+/*
+ * Look at the archive in an open file, or in a part of it. After an error the source is closed,
+ * and NULL.
+ */
+int pot_look(struct pot_found *found, uint64_t offset, struct fault *fault);
+
+/*
+ * pot_open of one that was looked at. Takes found->source over, also if this fails, and leaves
+ * NULL there; only after -EAGAIN by options->only_ready it is there again, if it can be.
+ */
+int pot_open_found(struct pot_found *found, const struct pot_options *options,
+                   struct fault *fault, struct pot **ret_pot);
+
+/* pot_open and pot_identify of a folder whose files are shown as they are. */
+int plain_open(const char *path, const struct pot_options *options, struct fault *fault,
+               struct pot **ret_pot);
+int plain_identify(const char *path, struct fault *fault, struct source_identity *ret_identity);
+
+/* ---- the index: pot.c ---- */
 
 /*
  * How the tree that is shown is made of archives' own: at most two steps, each with a recipe.
@@ -52,10 +91,6 @@ struct composition {
     size_t count, done; /* steps in all, and steps that pot->index has */
 };
 
-void composition_free(struct composition *composition);
-
-/* ---- pot.c ---- */
-
 /* The pot while it is being opened: what its openers know and leave for one another. */
 struct opening {
     struct pot *pot;
@@ -77,80 +112,11 @@ struct opening {
 typedef int opener(struct opening *o, struct fault *fault);
 #define OPENER_NOT_MINE 1
 
-/* An archive that was looked at. */
-struct pot_found {
-    struct source *source;
-    struct container container;
-    const struct backend *backend;
-    const char *compression;        /* of the source as a whole; NULL: none */
-    struct embedded_index embedded; /* if that was looked for and found; else length 0 */
-};
-
-/*
- * Is the archive a shard of a set that is being exchanged? -EBUSY. A record of it that does
- * not count is noted. `source` is the open file, NULL: there is none. See shard_exchange_check.
- */
-int pot_check_exchange(struct shard_records *records, const char *path,
-                       const struct source *source, const struct pot_options *options,
-                       struct fault *fault);
-
-/*
- * pot_open of one that was looked at. Takes found->source over, also if this fails, and leaves
- * NULL there; only after -EAGAIN by options->only_ready it is there again, if it can be.
- */
-int pot_open_found(struct pot_found *found, const struct pot_options *options,
-                   struct fault *fault, struct pot **ret_pot);
-
-/*
- * Open the file at `path`, or all of the archive that it is a part of, unless it is known to be
- * whole. What that tells of the archive is kept for pot_look.
- */
-int pot_open_file(const char *path, bool is_whole, const struct pot_options *options,
-                  struct fault *fault, struct pot_found *found);
-
-/*
- * Look at the archive in an open file, or in a part of it. After an error the source is closed,
- * and NULL.
- */
-int pot_look(struct pot_found *found, uint64_t offset, struct fault *fault);
-
 /* The archive file, packed or not. */
 static inline struct source *pot_file(const struct pot *pot)
 {
     return pot->packed ? pot->packed : pot->source;
 }
-
-/* ---- plain.c ---- */
-
-/* pot_open and pot_identify of a folder whose files are shown as they are. */
-int plain_open(const char *path, const struct pot_options *options, struct fault *fault,
-               struct pot **ret_pot);
-int plain_identify(const char *path, struct fault *fault, struct source_identity *ret_identity);
-
-/* ---- built_index.c ---- */
-
-/*
- * Limits for a child that indexes. `in_frames`: the size of the file does not tell how much
- * there may be in it.
- */
-struct sandbox_limits built_index_limits(const struct opening *o, bool in_frames);
-
-/* Seal the image in `fd`, so that it stays as it is checked, and open it. */
-int built_index_open_image(int fd, const char *name, struct fault *fault,
-                           struct index **ret_index);
-
-/* ---- unpacked.c ---- */
-
-/*
- * Memory that may be used: as much as the job has available and the caller allows. It is looked
- * up once, and kept in these options.
- */
-uint64_t pot_memory_bytes(struct pot_options *own);
-
-/* How many bytes a file may unpack to, by options->max_ratio. */
-uint64_t unpacked_most(const struct source *packed, const struct pot_options *options);
-
-/* ---- saved_index.c ---- */
 
 /*
  * Check that the archive size in the index is not more than the file's, as the index's ranges
@@ -162,16 +128,38 @@ int pot_check_index(const struct pot *pot, struct fault *fault);
 int opening_fingerprint(struct opening *o);
 
 /*
+ * Memory that may be used: as much as the job has available and the caller allows. It is looked
+ * up once, and kept in these options.
+ */
+uint64_t pot_memory_bytes(struct pot_options *own);
+
+/*
+ * Limits for a child that indexes. `in_frames`: the size of the file does not tell how much
+ * there may be in it.
+ */
+struct sandbox_limits built_index_limits(const struct opening *o, bool in_frames);
+
+/* Seal the image in `fd`, so that it stays as it is checked, and open it. */
+int built_index_open_image(int fd, const char *name, struct fault *fault,
+                           struct index **ret_index);
+
+/* sandbox_run, showing the progress as `doing` and the child's remark as a note. */
+int pot_run(const struct pot_options *options, const char *path, const char *doing,
+            int (*fn)(void *arg, struct progress *progress, struct fault *fault), void *arg,
+            const struct sandbox_limits *limits, struct fault *fault);
+
+/* How many bytes a file may unpack to, by options->max_ratio. */
+uint64_t unpacked_most(const struct source *packed, const struct pot_options *options);
+
+/* ---- saved indexes: saved_index.c ---- */
+
+/*
  * Use a saved index that still describes the archive. One of the content of a stream is left
  * in o->stream_index.
  */
 opener saved_index_open;
 
 #define INDEX_SUFFIX ".onepot-index"
-#define INDEX_JOINED "@joined" /* behind the archive's name, of one with --ignore-zeros */
-
-/* The part of a saved index's name between the archive's name, or its key, and the suffix. */
-#define INDEX_TAG_LEN 40
 
 /*
  * Save the index beside the archive, else in the cache folder; it then uses the file in place
@@ -213,43 +201,49 @@ void index_cache_used(const char *path);
  */
 int index_cache_open(const char *path, struct fault *fault, int *ret_fd);
 
-/* ---- many.c ---- */
+/* Why a file found by its name can't be trusted beside the archive `theirs`; NULL if it can. */
+const char *saved_mistrust(const struct stat *ours, const struct stat *theirs);
 
-/* A tree that takes longer to compose is saved. There may be many lists and patterns. */
-enum { COMPOSED_WORTH_MS = 5, COMPOSED_VIEW_WORTH_MS = 200 };
-
-/* A failure to save it is worth a line if it took so long. */
-enum { COMPOSED_NOTED_MS = 200 };
-
-/* For nested archives and views; raise it when the same recipe makes another index. */
-enum { COMPOSED_VERSION = 3 };
-
-/* Add all parts to the tree, and describe the archive in the header. */
-typedef int composer(void *arg, struct tree *tree, struct builder_header *header,
-                     struct fault *fault);
-
-/* Writes the image of the next step's index to `fd`, an empty file. */
-typedef int composed_writer(struct composition *composition, int fd, struct fault *fault);
+/* ---- the tree that is shown: many.c ---- */
 
 /* Use a saved index of what options->compose describes, if it needs no other index. */
 opener composed_open_saved;
 
 /*
- * Put what options->compose describes in the place of pot->index, unless that is it already.
- * -EAGAIN: archives in it would have to be indexed, and only_ready forbids it.
+ * The end of an opening with options->compose: unless it failed with `err`, put what that
+ * describes in the place of pot->index, if it is not that already. -EAGAIN: archives in it
+ * would have to be indexed, and only_ready forbids it. Frees o->steps.
  */
-int composed_apply(struct opening *o, struct fault *fault);
+int composed_apply(struct opening *o, int err, struct fault *fault);
 
-struct stat;
+/* Archives that are opened by several threads at once, and report to one user. */
+struct opening_team {
+    const struct pot_options *options; /* the user's */
+    uint64_t bytes_total;              /* of all archives, for the progress; 0: unknown */
+    unsigned threads;
+    /* One thread's work: open archives with these options, which are the thread's own. */
+    void (*run)(void *arg, const struct pot_options *options);
+    void *arg;
+};
 
 /*
- * The path of an archive's index (pot_index_path) in the cache folder, used if saving beside
- * the archive fails. -ENOENT: there is no cache folder either.
+ * Returns when all threads have. -EINTR: a signal came that the program handles and that asks
+ * it to end; the openings it met were given up with -ECANCELED. -EAGAIN, -ENOMEM: no thread
+ * could be started, and nothing was done.
  */
-int pot_cached_index_path(const char *archive, uint64_t offset, bool is_joined,
-                          char **ret_path);
+int opening_team_run(const struct opening_team *team);
 
-/* Why a file found by its name can't be trusted beside the archive `theirs`; NULL if it can. */
-const char *saved_mistrust(const struct stat *ours, const struct stat *theirs);
+/* ---- what the user is told: pot.c ---- */
+
+/* A line for the user: "PATH: ...". */
+void pot_note(const struct pot_options *options, const char *path, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* The same for a fault. */
+void pot_note_fault(const struct pot_options *options, const char *path,
+                    const struct fault *fault);
+
+/* One line on the members that the index lacks, if there are any. */
+void pot_note_left_out(const struct pot_options *options, const struct pot *pot);
 
 #endif

@@ -35,6 +35,11 @@
 #include "pot_private.h"
 #include "vector.h"
 
+#define INDEX_JOINED "@joined" /* behind the archive's name, of one with --ignore-zeros */
+
+/* The part of a saved index's name between the archive's name, or its key, and the suffix. */
+#define INDEX_TAG_LEN 40
+
 static const char *saved_index_tag(uint64_t offset, bool is_joined, char tag[INDEX_TAG_LEN]);
 
 /*
@@ -89,7 +94,12 @@ int index_cache_path(const char *name, const char *key, char **ret_path)
                : 0;
 }
 
-int pot_cached_index_path(const char *archive, uint64_t offset, bool is_joined, char **ret_path)
+/*
+ * The path of an archive's index (pot_index_path) in the cache folder, used if saving beside
+ * the archive fails. -ENOENT: there is no cache folder either.
+ */
+static int pot_cached_index_path(const char *archive, uint64_t offset, bool is_joined,
+                                 char **ret_path)
 {
     char key[PATH_KEY_LEN + INDEX_TAG_LEN], tag[INDEX_TAG_LEN];
     auto_free char *full = realpath(archive, NULL);
@@ -457,29 +467,7 @@ static void saved_note_version(const char *path, struct opening *o)
                  "'onepot index'");
 }
 
-/* -ENOENT: no usable index here. */
-static int saved_try_path(const char *path, struct opening *o, struct index **ret_index)
-{
-    struct index *index = NULL;
-    bool is_later = false;
-    int r = saved_index_open_file(path, o->options, o->pot->source, &is_later, &index);
-    if (r == -ENOTSUP) {
-        saved_note_version(path, o);
-        return -ENOENT;
-    }
-    if (r < 0)
-        return r;
-    if (!saved_describes(index, o) || !(is_later || saved_has_fingerprint(index, o))) {
-        index_close(index);
-        return -ENOENT;
-    }
-    o->pot->has_fingerprint = true; /* nothing has changed since */
-    o->pot->fingerprint = index_info(index)->archive_fingerprint;
-    *ret_index = index;
-    return 0;
-}
-
-/* The place of it, and the index; -ENOENT: there is none. */
+/* The place of it, and the index; -ENOENT: there is none that can be used. */
 static int saved_find(struct opening *o, char **ret_path, struct index **ret_index)
 {
     static int (*const places[])(const char *, uint64_t, bool,
@@ -487,13 +475,28 @@ static int saved_find(struct opening *o, char **ret_path, struct index **ret_ind
     int r = -ENOENT;
     for (size_t i = o->options->ignores_zeros ? 0 : 2; r == -ENOENT && i < 4; i++) {
         auto_free char *path = NULL;
+        struct index *index = NULL;
+        bool is_later = false;
         if (places[i % 2](o->pot->path, o->options->offset, i < 2, &path) < 0)
             continue;
-        r = saved_try_path(path, o, ret_index);
-        if (r == 0 && places[i % 2] == pot_cached_index_path)
+        r = saved_index_open_file(path, o->options, o->pot->source, &is_later, &index);
+        if (r == -ENOTSUP) {
+            saved_note_version(path, o);
+            r = -ENOENT;
+        }
+        if (r < 0)
+            continue;
+        if (!saved_describes(index, o) || !(is_later || saved_has_fingerprint(index, o))) {
+            index_close(index);
+            r = -ENOENT;
+            continue;
+        }
+        o->pot->has_fingerprint = true; /* nothing has changed since */
+        o->pot->fingerprint = index_info(index)->archive_fingerprint;
+        if (places[i % 2] == pot_cached_index_path)
             index_cache_used(path);
-        if (r == 0)
-            *ret_path = steal_ptr(&path);
+        *ret_path = steal_ptr(&path);
+        *ret_index = index;
     }
     return r;
 }

@@ -23,12 +23,45 @@
 #include "path.h"
 #include "pot_private.h"
 #include "source_concat.h"
-#include "volume_names.h"
 #include "zip_end.h"
 
 /*
- * A number has the digits of its alphabet, and counts as any number does.
+ * The names of an archive's parts: what comes before and after a name.
+ *
+ *     train.tar.partaa, train.tar.partab ..  letters of split, more of them from partyz on
+ *     train.tar.000, x.zip.001, part1 ..     numbers from 0 or 1, padded or not
+ *     x08, x09, x0a ..                       numbers to the base of 16
+ *     train-aa.tar, train.tar.aa.part ..     any of these ahead of a suffix
+ *
+ * split makes its names longer when it runs out of them, so that they stay sorted: after x89
+ * comes x9000, and after xyz xzaaa. Numbers that are not padded go from 9 to 10.
+ *
+ * A number has the digits of its alphabet, and counts as any number does. The functions take
+ * stems: names without the suffix, whose bytes behind `same` are of the series' alphabet. None
+ * asks storage.
  */
+
+#define STEM_BYTES 256 /* a file's name and its end */
+
+enum numbering { NUMBERING_DIGITS, NUMBERING_HEX, NUMBERING_LETTERS };
+
+enum suffix { SUFFIX_NONE, SUFFIX_OF_ARCHIVE /* such as .tar.gz */, SUFFIX_OTHER };
+
+struct series {
+    enum numbering numbering;
+    enum suffix suffix;
+    size_t same; /* bytes ahead of the number; letters may have more that are the same */
+    size_t stem; /* bytes up to the suffix */
+};
+
+/* How a file's name may be read, the likeliest first. */
+#define SERIES_READINGS 2u
+
+/* The stems that may be the next one or the one before. */
+struct neighbours {
+    char at[3][STEM_BYTES];
+    size_t count;
+};
 
 /* Each numbering's. */
 static const char *const alphabets[] = {"0123456789", "0123456789abcdef",

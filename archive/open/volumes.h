@@ -1,6 +1,6 @@
 /*
  * An archive in several files: pieces of one file (split, 7-Zip), by names as in
- * volume_names.h, or the volumes of a zip (Info-ZIP, WinRAR): train.z01, train.z02 ..
+ * volumes.c, or the volumes of a zip (Info-ZIP, WinRAR): train.z01, train.z02 ..
  * train.zip. Any of them names the set.
  *
  * A tar that is whole is the archive, whatever lies beside it. A part counts only if it is a
@@ -18,6 +18,7 @@
 #ifndef ONEPOT_VOLUMES_H
 #define ONEPOT_VOLUMES_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "fault.h"
@@ -46,6 +47,12 @@ int volumes_open(const char *path, const struct pot_options *options, struct fau
 typedef VECTOR(char *) volume_paths;
 int volumes_find(const char *path, volume_paths *ret_paths);
 void volumes_free(volume_paths *paths);
+
+/*
+ * Is a path of a list a shard: named like the one before it (NULL: none)? Of a set of parts a
+ * list has one (archive_list_join).
+ */
+bool series_is_shard(const char *before, const char *path);
 
 /*
  * Give a fault of damaged data the advice that a part may be missing (all parts of a set have

@@ -104,37 +104,27 @@ static void lost_pages_install(void)
     sigaction(SIGBUS, &action, NULL);
 }
 
-static void install_once(void)
-{
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, lost_pages_install);
-}
-
-/* Take a free item, or a new one. */
-static struct lost_pages *lost_pages_take(void)
-{
-    for (struct lost_pages *g = atomic_load(&guards); g && atomic_load(&free_guards) > 0;
-         g = g->next)
-        if (!atomic_exchange(&g->is_taken, true)) {
-            atomic_fetch_sub(&free_guards, 1);
-            return g;
-        }
-    struct lost_pages *g = calloc(1, sizeof(*g));
-    if (!g)
-        return NULL;
-    atomic_store(&g->is_taken, true);
-    g->next = atomic_load(&guards);
-    while (!atomic_compare_exchange_weak(&guards, &g->next, g))
-        ;
-    return g;
-}
+static pthread_once_t installed = PTHREAD_ONCE_INIT;
 
 struct lost_pages *lost_pages_guard(const void *start, size_t bytes)
 {
-    install_once();
-    struct lost_pages *g = lost_pages_take();
-    if (!g)
-        return NULL;
+    struct lost_pages *g = NULL;
+    pthread_once(&installed, lost_pages_install);
+    if (atomic_load(&free_guards) > 0)
+        g = atomic_load(&guards);
+    while (g && atomic_exchange(&g->is_taken, true))
+        g = g->next;
+    if (g) {
+        atomic_fetch_sub(&free_guards, 1);
+    } else {
+        g = calloc(1, sizeof(*g));
+        if (!g)
+            return NULL;
+        atomic_store(&g->is_taken, true);
+        g->next = atomic_load(&guards);
+        while (!atomic_compare_exchange_weak(&guards, &g->next, g))
+            ;
+    }
     atomic_store(&g->has_lost, false);
     atomic_store(&g->start, (uintptr_t)start);
     atomic_store(&g->end, (uintptr_t)start + bytes);
@@ -156,7 +146,7 @@ void lost_pages_catch_all(void)
 {
     event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     atomic_store(&catches_all, true);
-    install_once();
+    pthread_once(&installed, lost_pages_install);
 }
 
 int lost_pages_fd(void)

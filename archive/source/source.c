@@ -424,14 +424,6 @@ enum {
     SAMPLE_BYTES = 4096,
 };
 
-/* The source itself, or the one that it keeps a copy of. */
-static const struct source *origin_of(const struct source *source)
-{
-    while (source->wrapped && source_state_of(source).keeps)
-        source = source->wrapped;
-    return source;
-}
-
 static int source_hash_range(const struct source *source, uint8_t *buf, uint64_t offset,
                              size_t len, uint64_t *ret_hash)
 {
@@ -450,7 +442,8 @@ static int file_fingerprint(const struct source *source, uint64_t *ret_fingerpri
     if (!buf)
         return -ENOMEM;
 
-    source = origin_of(source);
+    while (source->wrapped && source_state_of(source).keeps)
+        source = source->wrapped; /* what it keeps a copy of */
     int r = source_hash_range(source, buf, 0, FINGERPRINT_END_BYTES, &parts[1]);
     uint64_t last = size > FINGERPRINT_END_BYTES ? size - FINGERPRINT_END_BYTES : 0;
     if (r == 0)

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "numbers.h"
 #include "permits.h"
 #include "reader_private.h"
 
@@ -1073,11 +1074,8 @@ static int check_codec(enum codec codec, struct fault *fault)
         "its blocks are compressed with %s, which this build does not read", codec_name(codec));
 }
 
-/* index_extent gives no block that is longer than info->block_bytes. */
 static int check_blocks(const struct index_info *info, struct fault *fault)
 {
-    if (info->block_bytes == 0)
-        return 0;
     int r = check_codec(info->codec, fault);
     for (unsigned codec = 0; r == 0 && codec < 16; codec++) /* also a later onepot's */
         if (info->codecs & 1u << codec)
@@ -1101,20 +1099,12 @@ static bool can_tell_cached(const struct source *source)
            source_read_cached(source, &byte, 1, 0) != -EAGAIN;
 }
 
-/*
- * The size of most blocks. Where stored files are cached, files of all sizes are blocks, too.
- */
-static size_t block_size(const struct reader *reader, const struct index_info *info)
-{
-    size_t least = reader->cache_stored ? READER_WHOLE_BYTES : 0;
-    return info->block_bytes > least ? info->block_bytes : least;
-}
-
 int reader_new(struct pot *pot, const struct reader_options *options, struct fault *fault,
                struct reader **ret_reader)
 {
     const struct index_info *info = index_info(pot->index);
-    int r = check_blocks(info, fault);
+    /* index_extent gives no block that is longer than info->block_bytes. */
+    int r = info->block_bytes > 0 ? check_blocks(info, fault) : 0;
     if (r < 0)
         return r;
     struct reader *reader = aligned_alloc(64, sizeof(*reader));
@@ -1144,7 +1134,9 @@ int reader_new(struct pot *pot, const struct reader_options *options, struct fau
         source_advise(pot->source, SOURCE_DROP, 0, READER_SPAN_MAX);
     const struct block_cache_options cache = {
         .budget_bytes = options->cache_bytes,
-        .block_bytes = block_size(reader, info),
+        /* Of most blocks. Where stored files are cached, files of all sizes are blocks, too. */
+        .block_bytes =
+            max_u32(info->block_bytes, reader->cache_stored ? READER_WHOLE_BYTES : 0),
         .huge_pages = !reader->cache_stored, /* with cache_stored, blocks have all sizes */
         .not_for_children = options->not_for_children,
         .stuck_ms = options->stuck_ms,

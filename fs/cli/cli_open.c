@@ -110,24 +110,6 @@ int cli_list_archives(char *const *words, size_t count, struct archive_list *lis
     return r;
 }
 
-static int open_words(char *const *words, size_t count, const struct cli_doubt *doubt,
-                      const struct pot_options *options, struct pot **ret_pot)
-{
-    struct archive_list list = {0};
-    char name[CLI_NAME_LEN];
-    int r = cli_list_archives(words, count, &list);
-    if (r == 0)
-        r = cli_open_list(&list, cli_name_of(words, count, name), doubt, options, ret_pot);
-    archive_list_free(&list);
-    return r;
-}
-
-int cli_open_pot(const char *word, const struct pot_options *options, struct pot **ret_pot)
-{
-    char *words[] = {(char *)word};
-    return open_words(words, 1, NULL, options, ret_pot);
-}
-
 int cli_open_words(const struct cli_paths *words, size_t first, size_t count,
                    const struct pot_options *options, struct pot **ret_pot)
 {
@@ -136,7 +118,21 @@ int cli_open_words(const struct cli_paths *words, size_t first, size_t count,
         .count = words->guessed ? words->archive_count - 1 : 0,
         .err = -ENOMSG,
         .advice = "if it is a path in the archive before it, write it behind '--'"};
-    return open_words(words->archives + first, count, &is_path, options, ret_pot);
+    struct archive_list list = {0};
+    char name[CLI_NAME_LEN];
+    int r = cli_list_archives(words->archives + first, count, &list);
+    if (r == 0)
+        r = cli_open_list(&list, cli_name_of(words->archives + first, count, name), &is_path,
+                          options, ret_pot);
+    archive_list_free(&list);
+    return r;
+}
+
+int cli_open_pot(const char *word, const struct pot_options *options, struct pot **ret_pot)
+{
+    char *words[] = {(char *)word};
+    const struct cli_paths one = {.archives = words, .archive_count = 1};
+    return cli_open_words(&one, 0, 1, options, ret_pot);
 }
 
 /* ---- the digest ---- */

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "opening_team.h"
+#include "pot_private.h"
 #include "suite.h"
 
 enum { THREADS = 4, ROUNDS = 1000 };
