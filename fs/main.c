@@ -82,19 +82,15 @@ static void prepare_process(void)
             open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY);
 }
 
-/* The command that the program's own name stands for, where it is a link; NULL: none. */
-static const char *command_of_name(const char *program)
-{
-    const char *name = program ? path_base(program) : "";
-    if (strcmp(name, "squashfuse") == 0 || strcmp(name, "squashfuse_ll") == 0)
-        return "squashfuse";
-    return strcmp(name, "onepot-mpi") == 0 ? "mpi" : NULL;
-}
-
 static int run_program(int argc, char **argv)
 {
-    const char *own = command_of_name(argv[0]);
+    const char *name = argv[0] ? path_base(argv[0]) : "";
+    const char *own = NULL; /* the command that the name stands for, where it is a link */
     int status;
+    if (strcmp(name, "squashfuse") == 0 || strcmp(name, "squashfuse_ll") == 0)
+        own = "squashfuse";
+    else if (strcmp(name, "onepot-mpi") == 0)
+        own = "mpi";
     cli_commands = commands;
     prepare_process();
     if (own) {

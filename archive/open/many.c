@@ -112,27 +112,6 @@ static void composed_take(struct pot *pot, struct index *index, char *path,
     pot->origin = origin;
 }
 
-/* Use a saved index with this recipe. -ENOENT, -ENOMEM. */
-static int composed_find(const struct composition *c, const struct recipe *recipe)
-{
-    auto_free char *path = NULL;
-    struct index *index = NULL;
-    if (c->options->rebuild)
-        return -ENOENT;
-    int r = composed_path(c, recipe, &path);
-    if (r == 0)
-        r = saved_index_open_file(path, c->options, c->archive, NULL, &index);
-    if (r < 0)
-        return r == -ENOTSUP ? -ENOENT : r;
-    if (!composed_has_recipe(c, recipe, index)) {
-        index_close(index);
-        return -ENOENT;
-    }
-    index_cache_used(path);
-    composed_take(c->pot, index, steal_ptr(&path), POT_INDEX_SAVED);
-    return 0;
-}
-
 /*
  * Look for a saved index of the last step, else of the one before. 0: pot->index is that, and
  * `done` counts it; -ENOENT: there is none; -ENOMEM.
@@ -140,9 +119,24 @@ static int composed_find(const struct composition *c, const struct recipe *recip
 static int composed_recall(struct composition *c)
 {
     int r = -ENOENT;
-    for (size_t i = c->count; r == -ENOENT && i-- > 0;) {
-        r = composed_find(c, &c->recipes[i]);
-        c->done = r == 0 ? i + 1 : 0;
+    c->done = 0;
+    for (size_t i = c->options->rebuild ? 0 : c->count; r == -ENOENT && i-- > 0;) {
+        auto_free char *path = NULL;
+        struct index *index = NULL;
+        r = composed_path(c, &c->recipes[i], &path);
+        if (r == 0)
+            r = saved_index_open_file(path, c->options, c->archive, NULL, &index);
+        if (r == 0 && !composed_has_recipe(c, &c->recipes[i], index)) {
+            index_close(index);
+            r = -ENOENT;
+        }
+        if (r == -ENOTSUP)
+            r = -ENOENT;
+        if (r < 0)
+            continue;
+        index_cache_used(path);
+        composed_take(c->pot, index, steal_ptr(&path), POT_INDEX_SAVED);
+        c->done = i + 1;
     }
     return r;
 }

@@ -391,7 +391,7 @@ bool source_can_map(const struct source *source)
     const struct source *several = several_in(source);
     struct source_state state;
     if (!several)
-        return source_map(source) != NULL;
+        return source_map_at(source, 0, source->size_bytes) != NULL;
     state = source_state_of(several);
     return several->size_bytes > 0 && state.is_local && !state.keeps &&
            source_may_map(several->size_bytes);

@@ -329,8 +329,6 @@ int source_from_fd(int fd, const char *name, struct source **ret_source)
 
 int source_open_fault(const char *path, struct fault *fault, int err)
 {
-    if (!fault)
-        return err;
     switch (-err) {
     case EISDIR:
         return fault_set_advised(fault, err, NULL, FAULT_NO_OFFSET,
@@ -365,11 +363,9 @@ int source_open(const char *path, struct fault *fault, struct source **ret_sourc
     bool is_by_link = fd < 0 && errno == ELOOP;
     if (is_by_link)
         fd = open(path, flags);
-    if (fd < 0)
-        return source_open_fault(path, fault, -errno);
-    int r = source_from_fd(fd, path, ret_source);
+    int r = fd < 0 ? -errno : source_from_fd(fd, path, ret_source);
     if (r < 0)
-        return source_open_fault(path, fault, r);
+        return fault ? source_open_fault(path, fault, r) : r;
     (*ret_source)->is_by_link = is_by_link;
     fcntl(fd, F_SETFL, O_RDONLY);
     return 0;

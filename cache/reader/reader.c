@@ -1088,17 +1088,6 @@ static int check_blocks(const struct index_info *info, struct fault *fault)
     return r;
 }
 
-/*
- * Reads a byte twice: if the second read is not cached, the filesystem never reports cached
- * reads.
- */
-static bool can_tell_cached(const struct source *source)
-{
-    char byte;
-    return source_size(source) == 0 || source_read(source, &byte, 1, 0) < 0 ||
-           source_read_cached(source, &byte, 1, 0) != -EAGAIN;
-}
-
 int reader_new(struct pot *pot, const struct reader_options *options, struct fault *fault,
                struct reader **ret_reader)
 {
@@ -1119,8 +1108,11 @@ int reader_new(struct pot *pot, const struct reader_options *options, struct fau
     reader->answers_mapped = reader->is_mapped && !options->copies;
     reader->page = (size_t)sysconf(_SC_PAGESIZE);
     reader->is_kept = source_keeps(pot->source);
-    reader->ask_mincore =
-        reader->is_mapped && !reader->is_kept && !can_tell_cached(pot->source);
+    if (reader->is_mapped && !reader->is_kept && reader->source_bytes > 0) {
+        char byte; /* if the second read is not cached, the filesystem never reports it */
+        reader->ask_mincore = source_read(pot->source, &byte, 1, 0) == 0 &&
+                              source_read_cached(pot->source, &byte, 1, 0) == -EAGAIN;
+    }
     reader->block_bytes = info->block_bytes;
     reader->zeros = map_zeros(READER_SPAN_MAX, PROT_READ);
     r = reader->zeros ? 0 : -ENOMEM;

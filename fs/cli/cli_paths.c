@@ -24,17 +24,6 @@ int cli_count_behind_dashes(int argc, char **argv)
     return -1;
 }
 
-/* How many without "--": they begin at the first argument, after an archive, that is no file.
- */
-static int guess_paths(int argc, char **argv)
-{
-    struct stat st;
-    int i = optind + 1;
-    while (i < argc && stat(argv[i], &st) == 0 && !S_ISDIR(st.st_mode))
-        i++;
-    return i < argc ? argc - i : 0;
-}
-
 int cli_parse_paths(const struct cli_usage *usage, const struct cli_option *options, int argc,
                     char **argv, struct cli_paths *words)
 {
@@ -47,8 +36,13 @@ int cli_parse_paths(const struct cli_usage *usage, const struct cli_option *opti
     int status = cli_parse(usage, options, argc, argv);
     if (status != CLI_GO_ON)
         return status;
-    if (paths < 0)
-        paths = guess_paths(argc, argv);
+    if (paths < 0) { /* they begin at the first argument, after an archive, that is no file */
+        struct stat st;
+        int first = optind + 1;
+        while (first < argc && stat(argv[first], &st) == 0 && !S_ISDIR(st.st_mode))
+            first++;
+        paths = first < argc ? argc - first : 0;
+    }
     words->option_count = words->path_count;
     if (argc - optind <= paths)
         return cli_usage_error(usage, "no archive was named");

@@ -187,14 +187,6 @@ static int walk_enter(struct walk *w, const struct index *index, uint32_t direct
     return r < 0 ? r : vector_push(&w->levels, (struct level){first, first + count, path_len});
 }
 
-/* Make the path `name` in the current level, and a slash behind it. */
-static int walk_name(struct walk *w, size_t path_len, const char *name, size_t len)
-{
-    w->path.count = path_len;
-    int r = vector_append(&w->path, name, len);
-    return r < 0 ? r : vector_push(&w->path, '/');
-}
-
 /* List the next child of the innermost directory, and descend into it with -R. */
 static int walk_step(struct walk *w, struct listing *l)
 {
@@ -210,8 +202,11 @@ static int walk_step(struct walk *w, struct listing *l)
     int r = index_name(l->index, position, &name, &len);
     if (r == 0)
         r = index_node(l->index, position, &node);
+    w->path.count = path_len;
     if (r == 0)
-        r = walk_name(w, path_len, name, len);
+        r = vector_append(&w->path, name, len);
+    if (r == 0)
+        r = vector_push(&w->path, '/'); /* of the directory, if it is one */
     if (r == 0)
         r = print_entry(l, w->path.at, path_len + len, position, &node);
     if (r == 0 && l->recursive && S_ISDIR(node.mode))
@@ -299,19 +294,6 @@ static int list_archive(struct listing *l, size_t number)
     return status;
 }
 
-static int list_archives(struct listing *l)
-{
-    int status = CLI_OK;
-    if (l->as_json)
-        json_open(&l->json, NULL, '[');
-    for (size_t i = 0; i < l->words.archive_count; i++)
-        if (list_archive(l, i) != CLI_OK)
-            status = CLI_FAILED;
-    if (l->as_json)
-        json_close(&l->json, ']');
-    return status == CLI_OK ? cli_paths_check(&l->words) : status;
-}
-
 int command_ls(int argc, char **argv)
 {
     struct listing l = {.json = {.out = stdout, .lines = 1}};
@@ -326,8 +308,20 @@ int command_ls(int argc, char **argv)
         {NULL},
     };
     int status = cli_parse_paths(&usage, options, argc, argv, &l.words);
-    if (status == CLI_GO_ON)
-        status = list_archives(&l);
+    if (status != CLI_GO_ON) {
+        cli_paths_free(&l.words);
+        return status;
+    }
+    status = CLI_OK;
+    if (l.as_json)
+        json_open(&l.json, NULL, '[');
+    for (size_t i = 0; i < l.words.archive_count; i++)
+        if (list_archive(&l, i) != CLI_OK)
+            status = CLI_FAILED;
+    if (l.as_json)
+        json_close(&l.json, ']');
+    if (status == CLI_OK)
+        status = cli_paths_check(&l.words);
     cli_paths_free(&l.words);
     return status;
 }
