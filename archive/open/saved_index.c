@@ -417,11 +417,11 @@ static bool saved_is_later(const struct stat *ours, const struct stat *theirs)
 /* Does it lead to parts of streams that this build can't enter? */
 static bool saved_needs_more(const struct index *index)
 {
-    uint32_t lacking = 0;
     for (enum codec codec = 0; codec < CODEC_COUNT; codec++)
-        if (codec_has_point(codec) && !codec_available(codec))
-            lacking |= 1u << codec;
-    return index_info(index)->codecs & lacking;
+        if (index_info(index)->codecs & 1u << codec && codec_has_point(codec) &&
+            !codec_available(codec))
+            return true;
+    return false;
 }
 
 int saved_index_open_file(const char *path, const struct pot_options *options,
