@@ -859,12 +859,13 @@ static bool pot_look_quickly(struct pot_found *found)
     found->compression = NULL;
     if (backend_onepot.trailer->find(found->source, NULL, &found->embedded) < 0)
         found->backend = backend_begins(found->source, &found->compression);
+    found->is_unknown = !found->backend;
     return found->backend;
 }
 
 int pot_look(struct pot_found *found, uint64_t offset, struct fault *fault)
 {
-    if (found->backend || (offset == 0 && pot_look_quickly(found)))
+    if (found->backend || (offset == 0 && !found->is_unknown && pot_look_quickly(found)))
         return 0;
     int r = pot_slice(&found->source, offset, fault, &found->container);
     if (r == 0) {
@@ -897,8 +898,10 @@ int pot_open_file(const char *path, bool is_whole, const struct pot_options *opt
     }
     const struct source *file = found->source;
     r = volumes_open(path, options, fault, &found->source);
-    if (found->source != file)
+    if (found->source != file) { /* look again */
         found->backend = NULL;
+        found->is_unknown = false;
+    }
     return r;
 }
 

@@ -29,7 +29,8 @@
 struct pot_found {
     struct source *source;
     struct container container;
-    const struct backend *backend;
+    const struct backend *backend;  /* NULL: not known yet, or, if is_unknown, */
+    bool is_unknown;                /* not by its end and its first bytes */
     const char *compression;        /* of the source as a whole; NULL: none */
     struct embedded_index embedded; /* if that was looked for and found; else length 0 */
 };
