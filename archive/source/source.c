@@ -388,13 +388,15 @@ bool source_may_map(uint64_t bytes)
 
 bool source_can_map(const struct source *source)
 {
-    const struct source *several = several_in(source);
+    const struct source *outermost = source;
     struct source_state state;
-    if (!several)
+    while (!outermost->ops->map)
+        outermost = outermost->wrapped;
+    if (!outermost->ops->member)
         return source_map_at(source, 0, source->size_bytes) != NULL;
-    state = source_state_of(several);
-    return several->size_bytes > 0 && state.is_local && !state.keeps &&
-           source_may_map(several->size_bytes);
+    state = source_state_of(outermost);
+    return outermost->size_bytes > 0 && state.is_local && !state.keeps &&
+           source_may_map(outermost->size_bytes);
 }
 
 static int source_call_bring(const struct source *source, uint64_t offset, uint64_t len,

@@ -39,8 +39,11 @@
 #define FILE_STREAMS 16u
 #define FILE_READS 3u /* in a row, before more of a large file is fetched */
 #define FILE_WINDOW_FIRST (256u << 10)
-#define FILE_WINDOW_MOST (16u << 20) /* as far as the kernel reads ahead on fast storage */
-#define FILE_NEAR (512u << 10)       /* the kernel asks for pieces early, and out of order */
+#define FILE_WINDOW_MOST (16u << 20)  /* as far as the kernel reads ahead on fast storage */
+#define FILE_WINDOWS_MOST (32u << 20) /* of all streams; the block cache keeps twice as much   \
+                                       */
+#define FILE_IDLE 256u         /* reads of other streams, after which one needs no window */
+#define FILE_NEAR (512u << 10) /* the kernel asks for pieces early, and out of order */
 #define CLOSE_BYTES (64u << 10)
 #define CLOSE_OF 64u    /* reads, */
 #define CLOSE_READS 48u /* of which so many were close to an earlier one */
@@ -210,6 +213,20 @@ static struct file_stream *scan_find_file(struct scan *s, const struct observati
 }
 
 /*
+ * How long the window of a stream may be. The streams share half of the room that there is for
+ * what was fetched: one that is ahead of the others must not drive out what they will read.
+ */
+static uint64_t scan_window_most(const struct scan *s)
+{
+    uint64_t active = 0, room = min_u64(s->options->window_bytes / 2, FILE_WINDOWS_MOST);
+
+    for (unsigned i = 0; i < FILE_STREAMS; i++)
+        active +=
+            s->files[i].reads >= FILE_READS && s->files[i].used + FILE_IDLE > s->file_clock;
+    return max_u64(min_u64(room / max_u64(active, 1), FILE_WINDOW_MOST), FILE_WINDOW_FIRST);
+}
+
+/*
  * A thread that went through the file for a while before it went elsewhere will go on so there,
  * and its next part is fetched at once: pieces of a file in any order.
  */
@@ -228,7 +245,7 @@ static void scan_begin_file(struct file_stream *f, const struct observation *o)
 
 static void scan_observe_piece(struct scan *s, const struct observation *o)
 {
-    uint64_t end = o->offset + o->len;
+    uint64_t end = o->offset + o->len, most;
     bool continues;
 
     if (o->offset == 0 && want_bytes(s->options->index, o->position) <= FILE_WINDOW_FIRST)
@@ -238,9 +255,10 @@ static void scan_observe_piece(struct scan *s, const struct observation *o)
         f->reads++;
         f->expected = max_u64(f->expected, end);
         f->fetched = max_u64(f->fetched, f->expected);
-        if (f->reads > FILE_READS && f->fetched - f->expected <= f->window / 2 &&
-            f->window < FILE_WINDOW_MOST && f->window < s->options->window_bytes / 4)
+        most = scan_window_most(s);
+        if (f->reads > FILE_READS && f->fetched - f->expected <= f->window / 2)
             f->window *= 2;
+        f->window = min_u64(f->window, most);
     } else {
         scan_begin_file(f, o);
     }

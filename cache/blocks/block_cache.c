@@ -112,8 +112,8 @@ static void block_entry_free(struct block_cache *cache, struct entry *entry)
 #define RING_BLOCKS 4u /* at least, so that the ring bridges the reads of one block */
 #define RING_ENOUGH (64u << 20)
 #define RING_PART 64u
-#define RING_AHEAD (32u << 20) /* for what comes ahead of a reader of a large file */
-#define RING_AHEAD_PART 4u
+#define RING_AHEAD (64u << 20) /* for what comes ahead of readers of large files */
+#define RING_AHEAD_PART 2u
 #define SPARE_PART 128u
 #define SPARE_MAX (8u << 20)
 #define BLOCK_MAX (1u << 30) /* keeps sums from overflowing */

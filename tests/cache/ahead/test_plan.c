@@ -3,6 +3,7 @@
  * reader in random order, and orders are recognised, lost and found again.
  */
 #include "index_helper.h"
+#include "numbers.h"
 #include "plan.h"
 #include "training.h"
 #include "suite.h"
@@ -64,8 +65,9 @@ struct fixture {
     struct plan *plan;
     uint64_t now_ns;
     uint64_t fetched, fetched_bytes;
-    unsigned uneven; /* wants that do not end at a megabyte of the archive */
-    bool works;      /* jobs are done at once */
+    uint64_t fetched_to; /* the end of the last want in its file */
+    unsigned uneven;     /* wants that do not end at a megabyte of the archive */
+    bool works;          /* jobs are done at once */
 };
 
 static uint64_t the_start(void)
@@ -101,6 +103,7 @@ static void work(struct fixture *f)
         f->fetched += batch.count;
         for (size_t i = 0; i < batch.count; i++) {
             f->fetched_bytes += batch.wants[i].len;
+            f->fetched_to = batch.wants[i].offset + batch.wants[i].len;
             f->uneven +=
                 (LARGE_OFFSET + batch.wants[i].offset + batch.wants[i].len) % (1u << 20) != 0;
         }
@@ -263,6 +266,39 @@ START_TEST(several_readers_of_a_large_file_are_read_ahead_of)
             read_part(&f, large, (task * UINT64_C(16) << 20) + at, 131072, task);
     ck_assert_uint_ge(f.fetched_bytes, 4 * (7u << 20));
     plan_free(f.plan);
+}
+END_TEST
+
+/* Each reads a part of the file, `len` bytes at a time. Returns how far ahead one is fetched.
+ */
+static uint64_t read_side_by_side(uint32_t readers, uint32_t len, uint64_t window_bytes)
+{
+    struct fixture f;
+    uint32_t large = position_of(tree, "large");
+    uint64_t most = 0;
+
+    begin(&f, window_bytes, NULL);
+    for (uint64_t at = 0; at < LARGE_BYTES / readers; at += len)
+        for (uint32_t task = 0; task < readers; task++) {
+            uint64_t offset = task * (LARGE_BYTES / readers) + at;
+            f.fetched_to = 0;
+            read_part(&f, large, offset, len, task);
+            most = max_u64(most, f.fetched_to - min_u64(f.fetched_to, offset + len));
+        }
+    plan_free(f.plan);
+    return most;
+}
+
+/* The block cache keeps twice as much, so that nothing is dropped before it is read. */
+START_TEST(readers_of_large_files_share_half_of_the_window)
+{
+    uint64_t alone = read_side_by_side(1, 1u << 20, 8u << 20);
+    uint64_t one_of_four = read_side_by_side(4, 131072, 8u << 20);
+
+    ck_assert_uint_le(alone, 4u << 20);
+    ck_assert_uint_gt(alone, 3u << 20);
+    ck_assert_uint_le(one_of_four, 1u << 20);
+    ck_assert_uint_ge(one_of_four, 1u << 19);
 }
 END_TEST
 
@@ -488,6 +524,7 @@ int main(void)
     tcase_add_test(c, a_large_file_that_is_read_at_random_is_left_alone);
     tcase_add_test(c, pieces_of_a_large_file_are_read_ahead_in_any_order);
     tcase_add_test(c, several_readers_of_a_large_file_are_read_ahead_of);
+    tcase_add_test(c, readers_of_large_files_share_half_of_the_window);
     tcase_add_test(c, random_readers_cause_next_to_no_fetches);
     tcase_add_test(c, a_shuffle_is_recognised_and_followed_from_epoch_to_epoch);
     tcase_add_test(c, the_same_epoch_again_and_again);

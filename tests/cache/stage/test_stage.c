@@ -24,6 +24,7 @@
 #include "cleanup.h"
 #include "clock.h"
 #include "runtime.h"
+#include "source_concat.h"
 #include "source_ops.h"
 #include "stage_private.h"
 #include "suite.h"
@@ -271,6 +272,25 @@ static bool asking_close(struct source *source)
 }
 
 /* By one thread, so that the order is known. */
+/* They have no mapping in common, but their copy has one. */
+START_TEST(the_copy_of_several_files_is_mapped)
+{
+    const struct stage_options options = {.place = place, .note = keep_note};
+    struct source *members[2];
+    struct staged s;
+    for (size_t i = 0; i < 2; i++)
+        ck_assert_int_eq(source_open(archive, NULL, &members[i]), 0);
+    ck_assert_int_eq(source_concat(members, 2, "all", &s.source), 0);
+    ck_assert(!source_can_map(s.source));
+    ck_assert_int_eq(stage_open(s.source, &options, NULL, &s.stage), 0);
+    ck_assert_int_eq(stage_attach(s.stage, &s.source), 0);
+    ck_assert(source_can_map(s.source));
+    ck_assert_int_eq(source_bring(s.source, 0, BYTES), 0);
+    ck_assert_mem_eq(source_map(s.source), bytes, BYTES);
+    close_staged(&s);
+}
+END_TEST
+
 START_TEST(the_copier_goes_on_where_a_reader_does)
 {
     static const struct source_ops ops = {.read = asking_read, .close = asking_close};
@@ -812,6 +832,7 @@ int main(void)
     tcase_add_test(tc, all_of_it_is_copied_and_read_from_there);
     tcase_add_test(tc, the_job_keeps_some_memory);
     tcase_add_test(tc, what_is_wanted_is_there_before_the_copier);
+    tcase_add_test(tc, the_copy_of_several_files_is_mapped);
     tcase_add_test(tc, the_copier_goes_on_where_a_reader_does);
     tcase_add_test(tc, one_copy_is_shared);
     tcase_add_test(tc, files_are_private);

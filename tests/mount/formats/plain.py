@@ -318,6 +318,24 @@ def test_too_many_files_are_refused(work):
           in said, said)
 
 
+def test_readers_side_by_side_fetch_each_byte_once(work):
+    """They share what the cache keeps of what is read ahead: none drives out what another one will read."""
+    folder, readers, count = work.make("shards"), 4, 24
+    for i in range(readers):
+        write(os.path.join(folder, str(i)), content(i, 1 << 20) * count)
+
+    def go_through(path, i):
+        with open(path, "rb", buffering=0) as f:
+            for _ in range(count):
+                check(f.read(1 << 20) == content(i, 1 << 20), path)
+
+    with Slow(work, "--read=2ms", "--bandwidth=500M", folder) as slow, \
+            work.mount("--plain", "--cache=16M", slow.at) as mount:
+        harness.in_threads([lambda i=i: go_through(mount / str(i), i) for i in range(readers)])
+        asked, size = slow.counts(), readers * count << 20
+        check(asked["bytes"] < 1.1 * size, f"{asked['bytes']} bytes were fetched of {size}")
+
+
 # ---- --stage ----
 
 def staged(mount):
