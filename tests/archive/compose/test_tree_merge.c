@@ -300,7 +300,7 @@ START_TEST(shuffled_trees_are_merged)
 }
 END_TEST
 
-START_TEST(many_entries_take_several_threads)
+START_TEST(many_entries_are_merged)
 {
     struct parts p = {0};
     for (unsigned i = 0; i < 4; i++) {
@@ -498,7 +498,7 @@ START_TEST(names_that_are_none_are_refused)
 }
 END_TEST
 
-/* The digest is made of all entries while they are checked: none may mislead it. */
+/* Entries that say they are directories, of which the index lists none. */
 START_TEST(directories_that_are_none_are_refused)
 {
     size_t len;
@@ -556,7 +556,7 @@ int main(void)
     tcase_add_test(tc, each_may_have_a_directory);
     tcase_add_test(tc, sums_and_digest_come_along);
     tcase_add_test(tc, shuffled_trees_are_merged);
-    tcase_add_test(tc, many_entries_take_several_threads);
+    tcase_add_test(tc, many_entries_are_merged);
     tcase_add_test(tc, a_name_in_two_parts_is_an_error);
     tcase_add_test(tc, left_out_members_are_told_again);
     tcase_add_test(tc, damaged_indexes_are_refused_or_hurt_no_other);
