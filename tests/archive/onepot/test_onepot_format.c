@@ -7,6 +7,8 @@
 #include <endian.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
 
 #include "backend.h"
 #include "cleanup.h"
@@ -21,6 +23,15 @@ static char folder[64], path[72];
 static uint8_t *bytes; /* of the archive */
 static size_t len;
 static struct writer_totals totals;
+static unsigned writes, odd_writes; /* of the writer; not begun at a multiple of 256 KB */
+
+/* In place of the C library's. */
+ssize_t writev(int fd, const struct iovec *iov, int count)
+{
+    writes++;
+    odd_writes += lseek(fd, 0, SEEK_CUR) % (256 << 10) != 0;
+    return syscall(SYS_writev, fd, iov, count);
+}
 
 static void add_member(struct writer *w, const char *name, uint32_t mode, size_t size)
 {
@@ -379,6 +390,26 @@ START_TEST(every_number_of_members_ends_on_records)
 }
 END_TEST
 
+/* So that the kernel keeps it in large folios. */
+START_TEST(it_is_written_in_aligned_pieces)
+{
+    struct output *output;
+    struct writer *w = begin(path, 0, &output);
+    writes = odd_writes = 0;
+    for (unsigned i = 0; i < 2000; i++) {
+        char name[32];
+        snprintf(name, sizeof(name), "file%04u", i);
+        add_member(w, name, S_IFREG | 0644, i == 1000 ? 3 << 20 : i % 3 ? i * 37 % 5000 : 1);
+    }
+    finish(w, output);
+    ck_assert_uint_eq(odd_writes, 0);
+    ck_assert_uint_gt(writes, 0);
+    ck_assert_uint_le(writes, totals.file_bytes / (256 << 10) + 1);
+    load();
+    ck_assert_int_eq(find(), 0);
+}
+END_TEST
+
 START_TEST(the_identifier_follows_the_content)
 {
     uint8_t first[16];
@@ -587,6 +618,7 @@ int main(void)
     tcase_add_test(tests, a_lying_footer_of_a_compressed_archive_is_noticed);
     tcase_add_test(tests, the_digest_is_that_of_the_entries);
     tcase_add_test(tests, every_number_of_members_ends_on_records);
+    tcase_add_test(tests, it_is_written_in_aligned_pieces);
     tcase_add_test(tests, the_identifier_follows_the_content);
     tcase_add_test(tests, appending_with_tar_is_noticed);
     tcase_add_test(tests, deleting_with_tar_is_noticed);
