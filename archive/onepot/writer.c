@@ -943,8 +943,8 @@ static int writer_put(struct writer *w, void *bytes, size_t len, void *owned,
     w->offset += len;
     if (w->queued == WRITER_QUEUE_MAX)
         return writer_flush(w, 0, fault);
-    /* Bytes behind the last multiple wait for more. */
-    return w->offset % WRITE_BYTES < len ? writer_flush(w, w->offset % WRITE_BYTES, fault) : 0;
+    size_t behind = w->offset % WRITE_BYTES; /* the last multiple: these wait for more */
+    return behind < len ? writer_flush(w, behind, fault) : 0;
 }
 
 static uint8_t zeros[ONEPOT_RECORD_BYTES]; /* not const, because an iovec is not */
