@@ -275,6 +275,11 @@ def records():
         done = run(ONEPOT, "ls", *options, "set", status=1)
         if "just being replaced" not in done.stdout or read("set") != before:
             fail(f"the folder, with {options}: {done.stdout}")
+    os.symlink("set/s-000.tar", "latest.tar")  # whose own name is no shard's
+    done = run(ONEPOT, "ls", "latest.tar", status=1)
+    if "just being replaced" not in done.stdout:
+        fail(f"a shard by a link: {done.stdout}")
+    os.unlink("latest.tar")
     if not has_module():
         print("not tested: the loader (there is no Python module for this Python)")
         return
