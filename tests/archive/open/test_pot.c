@@ -205,17 +205,16 @@ START_TEST(saved_index_is_used_again)
 }
 END_TEST
 
-/* In place of the library's: counts how often the node's memory is looked up. */
+/* tests/meson.build has the linker put the first in the place of budget_memory_bytes. */
+uint64_t __wrap_budget_memory_bytes(const char *root);
+uint64_t __real_budget_memory_bytes(const char *root);
+
 static unsigned looks_at_memory;
 
-FILE *fopen(const char *path, const char *mode)
+uint64_t __wrap_budget_memory_bytes(const char *root)
 {
-    static const int flags[] = {['r'] = O_RDONLY,
-                                ['w'] = O_WRONLY | O_CREAT | O_TRUNC,
-                                ['a'] = O_WRONLY | O_CREAT | O_APPEND};
-    int fd = open(path, flags[(unsigned char)mode[0]] | O_CLOEXEC, 0666);
-    looks_at_memory += strcmp(path, "/proc/meminfo") == 0;
-    return fd < 0 ? NULL : fdopen(fd, mode);
+    looks_at_memory++;
+    return __real_budget_memory_bytes(root);
 }
 
 static unsigned count_looks(const char *const *paths, size_t count)
