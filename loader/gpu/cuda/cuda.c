@@ -2,10 +2,10 @@
  * CUDA as a device, through the runtime, in a separate shared object. It uses the primary
  * context of a device, like every runtime in the process, torch's included.
  */
-#if __has_include(<nvtx3/nvToolsExt.h>)
+#include <cuda.h>
+#include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <errno.h>
-#include <nvtx3/nvToolsExt.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -17,7 +17,87 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "gpu.h"
+#include "device_type.h"
+#ifdef ONEPOT_CUDA_KERNELS
+#include "kernels.h"
+#endif
+
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#define HAVE_NVTX 1
+#endif
+
+#define GPU_NODES_MAX 1024
+
+#ifndef GPU_MODULE_VERSION /* the tests have another one */
+#define GPU_MODULE_VERSION "/sys/module/nvidia/version"
+#endif
+
+/* How a device locks memory that may not be written to. */
+enum gpu_read_only {
+    GPU_READ_ONLY_NOT,
+    GPU_READ_ONLY_BY_FLAG,
+    GPU_READ_ONLY_AS_ANY, /* the device uses the host's page tables */
+};
+
+struct gpu {
+    CUdevice device;
+    CUcontext context;
+    int node; /* -1: not known */
+    enum gpu_read_only read_only;
+    bool has_kernels; /* that run on it */
+    bool locks_files; /* without marking their pages as changed */
+};
+
+/* Functions of libcuda.so.1. Call gpu_need_driver first. */
+struct gpu_driver {
+    CUresult (*init)(unsigned flags);
+    CUresult (*version)(int *ret_version);
+    CUresult (*error_string)(CUresult error, const char **ret_text);
+    CUresult (*get_count)(int *ret_count);
+    CUresult (*get)(CUdevice *ret_device, int index);
+    CUresult (*get_name)(char *name, int len, CUdevice device);
+    CUresult (*get_bus)(char *bus, int len, CUdevice device);
+    CUresult (*get_attribute)(int *ret_value, CUdevice_attribute which, CUdevice device);
+    CUresult (*retain)(CUcontext *ret_context, CUdevice device);
+    CUresult (*release)(CUdevice device);
+    CUresult (*push)(CUcontext context);
+    CUresult (*pop)(CUcontext *ret_context);
+    CUresult (*exchange_capture_mode)(CUstreamCaptureMode *mode);
+    CUresult (*stream_context)(CUstream stream, CUcontext *ret_context);
+    /* NULL before CUDA 12.5. A green context's stream has the primary context, and that one. */
+    CUresult (*stream_contexts)(CUstream stream, CUcontext *ret_context, void **ret_green);
+    /* NULL before CUDA 12.5 */
+    CUresult (*record_context)(CUcontext context, CUevent event);
+};
+static struct gpu_driver gpu_driver;
+
+/* Fills *error (NULL is fine) and returns err. */
+__attribute__((format(printf, 3, 4))) static int gpu_say(struct onepot_error *error, int err,
+                                                         const char *format, ...);
+
+/*
+ * 0, or the runtime's error at `what`, which is also cleared as the thread's last error.
+ * -EAGAIN: an event that was asked for is not done.
+ */
+static int gpu_checked(cudaError_t e, const char *what, struct onepot_error *error);
+
+/*
+ * Be on the device until gpu_left, which restores the thread's own context and returns its
+ * argument:
+ *
+ *     int r = gpu_enter(g, error);
+ *     return r < 0 ? r : gpu_left(gpu_checked(cudaEventRecord(event, stream), "...", error));
+ */
+static int gpu_enter(const struct gpu *g, struct onepot_error *error);
+static int gpu_left(int result);
+
+/* All of that for one call of the runtime, whose result is checked (gpu_checked). */
+#define gpu_call(g, call, what, error)                                                         \
+    ({                                                                                         \
+        int entered = gpu_enter(g, error);                                                     \
+        entered < 0 ? entered : gpu_left(gpu_checked(call, what, error));                      \
+    })
 
 static int gpu_address(void *device, const void *memory, struct onepot_error *error,
                        uint64_t *ret_address);
@@ -33,15 +113,13 @@ static int gpu_address(void *device, const void *memory, struct onepot_error *er
     "CUDA: it can't be used in a forked child of a process that used it; start "               \
     "the process anew (multiprocessing: spawn)"
 
-struct gpu_driver gpu_driver;
-
 static pthread_once_t driver_once = PTHREAD_ONCE_INIT;
 static struct onepot_error driver_error; /* of loading the driver */
 static pid_t driver_pid;                 /* of the process that started it */
 
 /* ---- errors ---- */
 
-int gpu_say(struct onepot_error *error, int err, const char *format, ...)
+static int gpu_say(struct onepot_error *error, int err, const char *format, ...)
 {
     va_list args;
     if (!error)
@@ -59,7 +137,7 @@ static bool gpu_is_captured(cudaError_t e)
     return e >= cudaErrorStreamCaptureUnsupported && e <= cudaErrorCapturedEvent;
 }
 
-int gpu_checked(cudaError_t e, const char *what, struct onepot_error *error)
+static int gpu_checked(cudaError_t e, const char *what, struct onepot_error *error)
 {
     if (e == cudaSuccess)
         return 0;
@@ -197,7 +275,7 @@ static void gpu_give_back(CUdevice device)
  */
 static _Thread_local CUstreamCaptureMode kept_mode;
 
-int gpu_enter(const struct gpu *g, struct onepot_error *error)
+static int gpu_enter(const struct gpu *g, struct onepot_error *error)
 {
     if (atomic_load(&ending))
         return gpu_say(error, -ENODEV, "CUDA: the process ends");
@@ -209,7 +287,7 @@ int gpu_enter(const struct gpu *g, struct onepot_error *error)
     return 0;
 }
 
-int gpu_left(int result)
+static int gpu_left(int result)
 {
     CUcontext ours;
     gpu_driver.exchange_capture_mode(&kept_mode);
@@ -438,13 +516,6 @@ static void gpu_release(void *device, enum device_memory where, void *memory, si
         munmap(memory, bytes);
     }
 }
-
-#define HAVE_NVTX 1
-#endif
-
-#ifdef ONEPOT_CUDA_KERNELS
-#include "kernels.h"
-#endif
 
 /* ---- devices ---- */
 
