@@ -41,7 +41,7 @@ void finding_add(struct findings *findings, enum finding_kind kind, const char *
 void finding_advise(struct findings *findings, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* What a mount needs besides a trial: the kernel, rights, the preloaded library. */
+/* The needs of a mount besides a trial: the kernel, rights, the preloaded library. */
 void doctor_mounting(struct findings *findings);
 
 /*
