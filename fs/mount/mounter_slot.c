@@ -436,7 +436,11 @@ int mounter_find_slot(struct mounter *m)
         if (r != -EAGAIN)
             add_reason(folders[i++], r, said, sizeof(said));
     }
-    if (r < 0)
+    if (r < 0 && m->extract_folder[0])
+        r = cli_failf(m->options->archive,
+                      "it can't be extracted there: %s; name another folder (--extract=DIR)",
+                      said);
+    else if (r < 0)
         r = cli_failf(NULL,
                       "no folder can be used for the state of the mount: %s; set "
                       "ONEPOT_RUNTIME_DIR to a folder of your own on this node",

@@ -580,7 +580,8 @@ def test_a_name_that_somebody_has_taken_is_not_used(work):
     os.unlink(private)
     os.mkdir(private, 0o755)
     os.chmod(private, 0o755)
-    life.fails("run", f"--extract={disk}", archive, "--", "true", status=125, words=[private])
+    life.fails("run", f"--extract={disk}", archive, "--", "true", status=125,
+               words=[private, "; name another folder (--extract=DIR)"])
     check_equal(os.listdir(outside), [], "what was made elsewhere")
     life.fails("run", f"--extract={work / 'absent'}", archive, "--", "true", status=125, words=["absent"])
 
