@@ -137,8 +137,9 @@ void stage_forget(struct stage *stage);
  * Starts the copier (stage_start). *stop, if not 0, ends it early. -ESTALE: another node has
  * another archive, and the fault names it. Otherwise, after 0, the copier brings the rest.
  */
-int stage_job_serve(struct stage *stage, unsigned rank, unsigned size, int in_fd, int out_fd,
-                    int ring_fd, const _Atomic int *stop, struct fault *fault);
+int stage_job_serve(struct stage *stage, uint64_t first, unsigned rank, unsigned size,
+                    int in_fd, int out_fd, int ring_fd, const _Atomic int *stop,
+                    struct fault *fault);
 
 /* Wait until the copy is whole or nobody works on it any more. True: it is whole. */
 bool stage_wait_whole(struct stage *stage, unsigned timeout_ms);

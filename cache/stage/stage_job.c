@@ -1,7 +1,7 @@
 /*
  * A node's part in a job that copies together (stage_job.h). A block is
  *
- *     head   archive and group, and the sum of each chunk
+ *     head   archive and first chunk, and the sum of each chunk
  *     run    chunks of STAGE_CHUNK_BYTES
  *     head   once more, since a node that could read neither might leave at another group
  *            than the others
@@ -23,7 +23,7 @@
 #include "thread.h"
 #include "write_at.h"
 
-#define MAGIC "onepotJ1"
+#define MAGIC "onepotJ2"
 #define LOOK_NS UINT64_C(10000000000) /* between looks at whether the archive was changed */
 #define WAIT_MS 200u
 #define WAITS 10 /* for another process that makes a chunk */
@@ -35,7 +35,7 @@ enum { JOB_GOES_ON, JOB_LEAVES };
 struct job_head {
     char magic[8];
     uint32_t rank, size, run, status;
-    uint64_t group;
+    uint64_t chunk; /* the first of the run */
     uint64_t bytes; /* of the archive, and its time: */
     int64_t mtime_sec;
     uint32_t mtime_nsec;
@@ -51,6 +51,7 @@ _Static_assert(sizeof(struct job_head) == 256,
 struct stage_job {
     struct stage *stage;
     struct job_head mine;
+    uint64_t first;     /* chunk of the first group */
     unsigned left;      /* nodes that have left, of this group */
     unsigned taken;     /* blocks of this group; this and the next are the taking thread's */
     bool leaves;        /* this node, or one whose head was read */
@@ -87,7 +88,7 @@ uint64_t stage_job_groups(uint64_t bytes, unsigned size, unsigned run)
 
 static uint64_t job_first_chunk(const struct stage_job *job, uint64_t group, unsigned rank)
 {
-    return (group * job->mine.size + rank) * job->mine.run;
+    return job->first + (group * job->mine.size + rank) * job->mine.run;
 }
 
 /* Chunks of a run, of which the last ones of an archive may have fewer. */
@@ -222,7 +223,7 @@ void stage_job_read(struct stage_job *job, uint64_t group, void *block)
     job_look(job);
     f.count = head->status == JOB_GOES_ON ? job_chunks(job, f.first) : 0;
     thread_team(f.count, STACK_BYTES, job_fill, &f);
-    head->group = group;
+    head->chunk = f.first;
     head->has = atomic_load(&f.has);
     head->head_sum = head_sum(head);
     memcpy(block, head, sizeof(*head));
@@ -303,8 +304,8 @@ static void job_add_other(struct stage_job *job, const char *node)
 static bool head_fits(const struct stage_job *job, const struct job_head *head, uint64_t group,
                       unsigned rank)
 {
-    return head->group == group && head->rank == rank && head->size == job->mine.size &&
-           head->run == job->mine.run;
+    return head->chunk == job_first_chunk(job, group, rank) && head->rank == rank &&
+           head->size == job->mine.size && head->run == job->mine.run;
 }
 
 bool stage_job_take(struct stage_job *job, uint64_t group, unsigned rank, const void *block)
@@ -383,8 +384,8 @@ static void job_identify(const struct source *source, struct source_identity *id
     }
 }
 
-int stage_job_begin(struct stage *stage, unsigned rank, unsigned size, unsigned run,
-                    struct stage_job **ret_job)
+int stage_job_begin(struct stage *stage, uint64_t first, unsigned rank, unsigned size,
+                    unsigned run, struct stage_job **ret_job)
 {
     if (size == 0 || rank >= size || run == 0 || run > STAGE_JOB_RUN_MAX)
         return -EINVAL;
@@ -397,6 +398,9 @@ int stage_job_begin(struct stage *stage, unsigned rank, unsigned size, unsigned 
     source_identity(stage->source, &id);
     job_identify(stage->source, &id);
     job->stage = stage;
+    job->first = first;
+    job->lacks = stage_bytes_in_order(stage->state) <
+                 min_u64(first * STAGE_CHUNK_BYTES, stage->bytes); /* as the others do */
     job->looked_ns = pause_now_ns(&stage->pause);
     job->mine = (struct job_head){.rank = rank,
                                   .size = size,

@@ -3,7 +3,7 @@
  * once. Each node reads a part, and an engine outside of this library (MPI, torch.distributed)
  * hands the parts round:
  *
- *     stage_job_begin(stage, rank, size, run, &job);
+ *     stage_job_begin(stage, 0, rank, size, run, &job);
  *     for (group = 0; !over; group++) {
  *         stage_job_read(job, group, mine);      what this node owes of the group
  *         ... all nodes exchange their blocks of stage_job_block_bytes(run) ...
@@ -14,7 +14,7 @@
  *     stage_job_end(job, &fault);
  *
  * A group is size times `run` consecutive chunks; node r owes the r-th run of it. A block holds
- * the run, the sum of each chunk, and a head that names archive and group. The nodes need not
+ * the run, the sum of each chunk, and a head that names archive and chunks. The nodes need not
  * trust the way of a block: a chunk with another sum is left to storage, as is one that its
  * node could not read. A chunk that a reader is fetching, or has fetched, is dropped on
  * arrival.
@@ -24,7 +24,9 @@
  * without the share of a node whose process has ended. Whatever is missing then, the stage's
  * own copier reads from storage (stage_start), slowly if all nodes may lack the same. It waits
  * as long as the job makes progress, and no longer than STAGE_JOB_SILENT_S after that: a
- * process that hangs in the engine, or was stopped or killed, holds up nobody.
+ * process that hangs in the engine, or was stopped or killed, holds up nobody. If the engine
+ * loses a node, those that are left may begin another job of the same copies, with ranks anew
+ * and from the first chunk that one of them lacks.
  *
  * Memory: an engine that gathers blocks while it hands round the next ones needs 2 (size + 1)
  * blocks. stage_job_run says which `run` fits. Where none does, it sends one node's block at a
@@ -53,9 +55,12 @@ size_t stage_job_block_bytes(unsigned run);
 /* How many groups an archive of so many bytes has. */
 uint64_t stage_job_groups(uint64_t bytes, unsigned size, unsigned run);
 
-/* -EINVAL: no such rank, size or run; -ENOTSUP: the archive is compressed in one piece. */
-int stage_job_begin(struct stage *stage, unsigned rank, unsigned size, unsigned run,
-                    struct stage_job **ret_job);
+/*
+ * All nodes begin at chunk `first`, and leave what lies before it to the copier. -EINVAL: no
+ * such rank, size or run; -ENOTSUP: the archive is compressed in one piece.
+ */
+int stage_job_begin(struct stage *stage, uint64_t first, unsigned rank, unsigned size,
+                    unsigned run, struct stage_job **ret_job);
 
 /* Fill this node's block of a group. Never fails: the head says which chunks are missing. */
 void stage_job_read(struct stage_job *job, uint64_t group, void *block);

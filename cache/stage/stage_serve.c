@@ -13,8 +13,9 @@
  *
  * A block is made while the group before it is still being taken, so that an engine can gather
  * it meanwhile. Therefore a job that ends early ends one group later: its blocks are dropped.
- * An engine hands round zeros for all further groups. The own block of a group is asked for
- * when the one before was made, and the group two before was taken.
+ * An engine hands round zeros for all further groups. If it lost a node, and a process that it
+ * started for the nodes that are left has begun, it writes SERVE_REPLACED. The own block of a
+ * group is asked for when the one before was made, and the group two before was taken.
  *
  * One thread reads the next group from storage while others take this one: as many as there are
  * CPUs, since a block's sum, and the memory that a copy in memory needs, take a CPU half a
@@ -43,6 +44,7 @@
 
 #define SERVE_MEMORY_BYTES (UINT64_C(64) << 20)
 #define SERVE_OWN (UINT64_C(1) << 63)
+#define SERVE_REPLACED UINT64_MAX
 #define LOOK_MS 200
 #define SILENT_NS (STAGE_JOB_SILENT_S * UINT64_C(1000000000))
 #define STACK_BYTES (128u << 10)
@@ -176,12 +178,14 @@ static int serve_map(struct serving *s)
     return 0;
 }
 
-/* Where the next block lies in the ring. */
+/* Where the next block lies in the ring. 1: another process goes on with the copy. */
 static int serve_find(struct serving *s, uint64_t group, const void **ret_block)
 {
     for (;;) {
         uint64_t word = 0;
         int r = serve_read(s, group, &word, sizeof(word));
+        if (r == 0 && word == SERVE_REPLACED)
+            return 1;
         if (r == 0 && !s->ring)
             r = serve_map(s);
         uint64_t offset = word & ~SERVE_OWN;
@@ -256,7 +260,7 @@ static void serve_drop(struct serving *s, uint64_t group)
 {
     const void *block;
     for (unsigned rank = 0; group < s->groups && rank < s->size; rank++)
-        if (serve_find(s, group, &block) < 0)
+        if (serve_find(s, group, &block) != 0)
             return;
 }
 
@@ -295,17 +299,20 @@ static int serve_hello(const struct serving *s)
     return serve_write(s, line, (size_t)n);
 }
 
-static int serve_begin(struct serving *s, unsigned rank)
+static int serve_begin(struct serving *s, uint64_t first, unsigned rank)
 {
     unsigned run = stage_job_run(s->size, SERVE_MEMORY_BYTES);
     run = run ? run : 1;
     s->block_bytes = stage_job_block_bytes(run);
-    s->groups = stage_job_groups(s->stage->bytes, s->size, run);
-    return stage_job_begin(s->stage, rank, s->size, run, &s->job);
+    s->groups = stage_job_groups(
+        s->stage->bytes - min_u64(first * STAGE_CHUNK_BYTES, s->stage->bytes), s->size, run);
+    s->result = s->groups == 0;
+    return stage_job_begin(s->stage, first, rank, s->size, run, &s->job);
 }
 
-int stage_job_serve(struct stage *stage, unsigned rank, unsigned size, int in_fd, int out_fd,
-                    int ring_fd, const _Atomic int *stop, struct fault *fault)
+int stage_job_serve(struct stage *stage, uint64_t first, unsigned rank, unsigned size,
+                    int in_fd, int out_fd, int ring_fd, const _Atomic int *stop,
+                    struct fault *fault)
 {
     struct serving s = {.stage = stage,
                         .in_fd = in_fd,
@@ -320,7 +327,7 @@ int stage_job_serve(struct stage *stage, unsigned rank, unsigned size, int in_fd
     cpus_widen(); /* a batch system may have bound the task to one */
     fcntl(in_fd, F_SETFL, fcntl(in_fd, F_GETFL) | O_NONBLOCK);
     fcntl(out_fd, F_SETFL, fcntl(out_fd, F_GETFL) | O_NONBLOCK);
-    int r = size ? serve_begin(&s, rank) : -EINVAL;
+    int r = size ? serve_begin(&s, first, rank) : -EINVAL;
     if (r == 0)
         r = stage_start(stage); /* it waits as long as the job makes progress */
     if (r == 0 && serve_hello(&s) == 0)

@@ -16,6 +16,7 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include "cleanup.h"
 #include "cli.h"
 #include "clock.h"
 #include "commands.h"
@@ -44,6 +45,7 @@ struct arguments {
     char job[128]; /* for this job, "SLURM_JOB_ID=12"; "": for good */
     bool keep, for_job, verify, as_json, quiet;
     uint64_t rank, size; /* of a job's nodes; size 0: not together with others */
+    uint64_t first;      /* chunk of the archive that they begin with */
     uint64_t ring;       /* the descriptor of its engine's ring */
     struct json json;
     struct inherited inherited;
@@ -171,10 +173,10 @@ static int command_stage_finish(struct arguments *a, const char *archive, struct
     stage_get_report(stage, &report);
     bool was_whole = report.whole;
     struct fault fault = {0};
-    int r = !a->size
-                ? 0
-                : stage_job_serve(stage, (unsigned)a->rank, (unsigned)a->size, STDIN_FILENO,
-                                  STDOUT_FILENO, (int)a->ring, interrupt_flag(), &fault);
+    int r = !a->size ? 0
+                     : stage_job_serve(stage, a->first, (unsigned)a->rank, (unsigned)a->size,
+                                       STDIN_FILENO, STDOUT_FILENO, (int)a->ring,
+                                       interrupt_flag(), &fault);
     if (r < 0)
         return cli_fail(archive, r, &fault);
     r = command_stage_copy(stage);
@@ -421,9 +423,15 @@ static int command_stage_owner(const struct cli_usage *u, void *ctx, const char 
 
 static int command_stage_node(struct arguments *a)
 {
-    if (cli_parse_part(a->node, JOB_NODES_MOST, &a->rank, &a->size) < 0)
+    const char *slash = strchr(a->node, '/'), *first = slash ? strchr(slash + 1, '/') : NULL;
+    auto_free char *part = strndup(a->node, first ? (size_t)(first - a->node) : SIZE_MAX);
+    if (!part || cli_parse_part(part, JOB_NODES_MOST, &a->rank, &a->size) < 0 ||
+        (first && cli_parse_number(first + 1, 0, UINT32_MAX, &a->first) < 0))
         return cli_usage_error(
-            &usage, "--node: '%s' is not RANK/SIZE with RANK below SIZE, such as 0/4", a->node);
+            &usage,
+            "--node: '%s' is not RANK/SIZE or RANK/SIZE/CHUNK with RANK below SIZE, "
+            "such as 0/4",
+            a->node);
     signal(SIGPIPE, SIG_IGN); /* the engine may end first */
     setpgid(0, 0);            /* mpirun kills the groups of all ranks when one has died */
     return CLI_GO_ON;

@@ -44,6 +44,7 @@ static struct fault fault;
 static struct member node[NODES];
 static _Atomic uint64_t *storage_bytes; /* that all nodes have read, also in other processes */
 static int failing_node = -1;           /* its storage returns EIO */
+static uint64_t first_chunk;            /* of the job */
 static unsigned company;                /* of a read: others that wait in storage with it */
 
 struct counted {
@@ -117,6 +118,7 @@ static void setup(void)
                          MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     ck_assert(storage_bytes != MAP_FAILED);
     memset(node, 0, sizeof(node));
+    first_chunk = 0;
 }
 
 static void teardown(void)
@@ -145,7 +147,8 @@ static void open_node(unsigned i, const char *path)
 
 static void begin_node(unsigned i, unsigned run)
 {
-    ck_assert_int_eq(stage_job_begin(node[i].stage, i, NODES, run, &node[i].job), 0);
+    ck_assert_int_eq(stage_job_begin(node[i].stage, first_chunk, i, NODES, run, &node[i].job),
+                     0);
     node[i].block = malloc(stage_job_block_bytes(run));
     ck_assert_ptr_nonnull(node[i].block);
 }
@@ -277,7 +280,7 @@ END_TEST
 START_TEST(node_of_its_own_reads_all)
 {
     open_node(0, archive);
-    ck_assert_int_eq(stage_job_begin(node[0].stage, 0, 1, 3, &node[0].job), 0);
+    ck_assert_int_eq(stage_job_begin(node[0].stage, 0, 0, 1, 3, &node[0].job), 0);
     node[0].block = malloc(stage_job_block_bytes(3));
     for (uint64_t group = 0, over = 0; !over; group++) {
         stage_job_read(node[0].job, group, node[0].block);
@@ -400,6 +403,50 @@ START_TEST(nodes_go_on_together_when_the_onepot_of_one_has_ended)
         ck_assert_uint_eq(atomic_load(&node[i].stage->state->job_ns), STAGE_JOB_LOST);
         complete(i);
     }
+    close_all();
+}
+END_TEST
+
+/* What lies before its first chunk is the copier's. */
+START_TEST(another_job_begins_with_the_first_chunk_that_a_node_lacks)
+{
+    const bool lacks = _i == 1; /* each node lacks a group before it, too */
+    open_all(1);
+    ck_assert(!play_group(0));
+    end_all();
+    first_chunk = lacks ? 2 * NODES : NODES;
+    for (unsigned i = 0; i < NODES; i++)
+        begin_node(i, 2);
+    ck_assert_uint_eq(play_all(), lacks ? 1 : 2);
+    end_all();
+    ck_assert_uint_eq(atomic_load(storage_bytes), BYTES - (lacks ? NODES * MIB : 0));
+    for (unsigned i = 0; i < NODES; i++) {
+        ck_assert_int_eq(report(i).whole, !lacks);
+        ck_assert_uint_eq(atomic_load(&node[i].stage->state->job_ns),
+                          lacks ? STAGE_JOB_LOST : STAGE_JOB_OVER);
+        complete(i);
+    }
+    ck_assert_str_eq(notes, "");
+    close_all();
+}
+END_TEST
+
+/* Or its chunks would lie at other places than theirs. */
+START_TEST(node_that_begins_with_another_chunk_is_not_believed)
+{
+    for (unsigned i = 0; i < NODES; i++) {
+        open_node(i, archive);
+        first_chunk = i == 2;
+        begin_node(i, 1);
+    }
+    for (unsigned i = 0; i < NODES; i++)
+        stage_job_read(node[i].job, 0, node[i].block);
+    for (unsigned i = 0; i < NODES; i++)
+        for (unsigned from = 0; from < NODES; from++)
+            ck_assert_int_eq(take(node[i].job, 0, from, node[from].block), from == NODES - 1);
+    end_all();
+    for (unsigned i = 0; i < NODES; i++)
+        complete(i);
     close_all();
 }
 END_TEST
@@ -584,13 +631,13 @@ END_TEST
 START_TEST(wrong_shapes_are_refused)
 {
     open_node(0, archive);
-    ck_assert_int_eq(stage_job_begin(node[0].stage, 0, 0, 1, &node[0].job), -EINVAL);
-    ck_assert_int_eq(stage_job_begin(node[0].stage, 4, 4, 1, &node[0].job), -EINVAL);
-    ck_assert_int_eq(stage_job_begin(node[0].stage, 0, 4, 0, &node[0].job), -EINVAL);
-    ck_assert_int_eq(stage_job_begin(node[0].stage, 0, 4, STAGE_JOB_RUN_MAX + 1, &node[0].job),
-                     -EINVAL);
+    ck_assert_int_eq(stage_job_begin(node[0].stage, 0, 0, 0, 1, &node[0].job), -EINVAL);
+    ck_assert_int_eq(stage_job_begin(node[0].stage, 0, 4, 4, 1, &node[0].job), -EINVAL);
+    ck_assert_int_eq(stage_job_begin(node[0].stage, 0, 0, 4, 0, &node[0].job), -EINVAL);
+    ck_assert_int_eq(
+        stage_job_begin(node[0].stage, 0, 0, 4, STAGE_JOB_RUN_MAX + 1, &node[0].job), -EINVAL);
     node[0].stage->unpacked = true;
-    ck_assert_int_eq(stage_job_begin(node[0].stage, 0, 4, 1, &node[0].job), -ENOTSUP);
+    ck_assert_int_eq(stage_job_begin(node[0].stage, 0, 0, 4, 1, &node[0].job), -ENOTSUP);
     node[0].stage->unpacked = false;
     close_node(0);
 }
@@ -638,6 +685,22 @@ static void *play_wrong_engine(void *arg)
     return (void *)(intptr_t)last;
 }
 
+/* Says that another process goes on, or waits to be told that there is nothing to do. */
+static void *play_replaced_engine(void *arg)
+{
+    const int *fds = arg;
+    const uint64_t replaced = UINT64_MAX;
+    FILE *from = fdopen(fds[0], "r");
+    for (int c; (c = fgetc(from)) != '\n';)
+        ck_assert_int_ne(c, EOF);
+    for (int i = 0; i < fds[3]; i++)
+        ck_assert_int_eq(write(fds[1], &replaced, sizeof(replaced)), sizeof(replaced));
+    int last = fgetc(from);
+    fclose(from);
+    close(fds[1]);
+    return (void *)(intptr_t)last;
+}
+
 static intptr_t serve(unsigned size, void *(*engine)(void *), int groups)
 {
     int from[2], to[2], ring = memfd_create("ring", MFD_CLOEXEC);
@@ -648,8 +711,9 @@ static intptr_t serve(unsigned size, void *(*engine)(void *), int groups)
     ck_assert_int_eq(pipe(to), 0);
     const int fds[] = {from[0], to[1], ring, groups};
     ck_assert_int_eq(pthread_create(&thread, NULL, engine, (void *)(uintptr_t)fds), 0);
-    ck_assert_int_eq(
-        stage_job_serve(node[0].stage, 0, size, to[0], from[1], ring, NULL, &fault), 0);
+    ck_assert_int_eq(stage_job_serve(node[0].stage, first_chunk, 0, size, to[0], from[1], ring,
+                                     NULL, &fault),
+                     0);
     close(to[0]);
     close(from[1]);
     ck_assert_int_eq(pthread_join(thread, &last), 0);
@@ -723,6 +787,28 @@ START_TEST(engine_that_ends_leaves_the_rest_to_storage)
     open_node(0, archive);
     ck_assert_int_eq(serve(1, play_engine, 0), 0);
     ck_assert_ptr_nonnull(strstr(notes, "the engine has ended"));
+    complete(0);
+    close_node(0);
+}
+END_TEST
+
+START_TEST(process_whose_engine_lost_a_node_leaves_the_rest_to_another)
+{
+    open_node(0, archive);
+    ck_assert_int_eq(serve(3, play_replaced_engine, 4), 0);
+    ck_assert_str_eq(notes, "");
+    ck_assert_uint_eq(atomic_load(&node[0].stage->state->job_ns), STAGE_JOB_LOST);
+    complete(0);
+    close_node(0);
+}
+END_TEST
+
+START_TEST(job_that_begins_behind_the_last_chunk_is_over)
+{
+    open_node(0, archive);
+    first_chunk = 14;
+    ck_assert_int_eq(serve(3, play_replaced_engine, 0), 0);
+    ck_assert_str_eq(notes, "");
     complete(0);
     close_node(0);
 }
@@ -881,6 +967,8 @@ int main(void)
     tcase_add_test(tc, damaged_chunk_is_read_from_storage_and_its_node_is_named);
     tcase_add_loop_test(tc, any_changed_bit_is_noticed, 0, 14);
     tcase_add_test(tc, nodes_go_on_together_when_the_onepot_of_one_has_ended);
+    tcase_add_loop_test(tc, another_job_begins_with_the_first_chunk_that_a_node_lacks, 0, 2);
+    tcase_add_test(tc, node_that_begins_with_another_chunk_is_not_believed);
     tcase_add_test(tc, other_archive_on_a_node_ends_the_job_with_its_name);
     tcase_add_test(tc, node_whose_storage_fails_gets_all_but_its_share);
     tcase_add_test(tc, node_without_room_still_reads_for_the_others);
@@ -894,6 +982,8 @@ int main(void)
     tcase_add_test(tc, blocks_that_come_at_once_are_kept_before_their_answers);
     tcase_add_test(tc, engine_hands_blocks_round_and_is_told_the_end);
     tcase_add_test(tc, engine_that_ends_leaves_the_rest_to_storage);
+    tcase_add_test(tc, process_whose_engine_lost_a_node_leaves_the_rest_to_another);
+    tcase_add_test(tc, job_that_begins_behind_the_last_chunk_is_over);
     tcase_add_test(tc, place_outside_of_the_ring_ends_the_job);
     tcase_add_loop_test(tc, nodes_go_on_when_one_is_killed, 0, 12);
     suite_add_tcase(suite, tc);
