@@ -2,9 +2,15 @@
 
 The program `onepot stage --node` reads this node's part from storage and keeps what the others read.
 Here its blocks are handed round, from a memory that both share (cache/stage/stage_serve.c says how).
+
+A group that loses a node is at an end, for torch as for MPI. The nodes that are left make another one, where the
+engine can: regroup(). Each then starts a second program, which joins the first one's copy, and they begin with
+the first blocks that one of them lacks. So nothing that a node has is read again, but for groups on their way.
 """
+import array
 import atexit
 import collections
+import copy as copies
 import ctypes
 import datetime
 import mmap
@@ -24,7 +30,11 @@ from onepot._progress import Line, _is_first, of_argument
 
 _MEMORY_BYTES = 64 << 20
 _PATIENCE_S = 60  # of the group for a node that is silent; the program's ends before that
-_OWN_PATIENCE_S = 15  # for this node's program: those of other nodes wait for 20
+_OWN_PATIENCE_S = 15  # for this node's program
+_SILENT_S = 20  # of the group, once its first blocks have come, and of the programs of other nodes
+_REGROUP_S = 5  # for all nodes that are left to say so
+_REGROUPS = 3
+_LOOK_S = 1  # between looks at whether others have given the group up
 _LEAVE_S = 1  # at the end of a process, for its last blocks
 _BROADCASTS = 16  # blocks on their way, if there are too many nodes to gather all
 _WORD, _OWN = struct.Struct("=Q"), 1 << 63  # what the engine writes (cache/stage/stage_serve.c)
@@ -62,8 +72,10 @@ class _Torch:
         dist = sys.modules["torch.distributed"]
         self.torch, self.dist, self.everybody = sys.modules["torch"], dist, group
         self.is_left, self.kept = False, collections.deque(maxlen=4)  # see leave()
-        first = {}
-        for node, rank in self._gather((_node(), dist.get_rank())):
+        self.rounds, self.store, self.next_look = 0, None, 0
+        first, all_ = {}, self._gather((_node(), dist.get_rank(), os.urandom(8).hex()))
+        self.names = ["onepot/%s/%d" % (all_[0][2], i) for i in range(_REGROUPS)]  # in the store, of groups to come
+        for node, rank, _ in all_:
             first.setdefault(node, rank)
         self.ranks, self.size = sorted(first.values()), len(first)
         takes_part = dist.get_rank() in self.ranks
@@ -90,34 +102,125 @@ class _Torch:
         ours, if torch waited in it; torch's, if it has the last reference to a tensor. And a group waits for what is
         on its way before it goes. So nothing waits there, and nothing of it goes."""
         self.is_left = True
+        self._stay()
+
+    def _stay(self):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
 
     def _wait(self, work, *tensors):
+        """Nodes that start late are waited for."""
         self.kept.append((work, tensors))
-        _poll(lambda: self.is_left or work.is_completed())
+        now = time.monotonic()
+        self.next_look = now + _LOOK_S
+        patience_s = _PATIENCE_S if self.rounds <= 2 else _SILENT_S
+
+        def is_over():
+            if not self.is_left and not work.is_completed():
+                self.look()
+                if time.monotonic() - now > patience_s:
+                    raise RuntimeError("a node was silent for %d s" % patience_s)
+            return self.is_left or work.is_completed()
+        try:
+            _poll(is_over)
+        except Exception:
+            self._stay()  # with the memory of what is on its way
+            raise
         if self.is_left:
             raise RuntimeError("this process ends")
         work.wait()  # what it may raise
 
     def allgather_into(self, mine, blocks):
         into, own = list(self._tensor(blocks).view(self.size, len(mine))), self._tensor(mine)
-        self._wait(self.dist.all_gather(into, own, group=self.group, async_op=True), into, own)
+        self.rounds += 1
+        self._wait(self.group.allgather([into], [own]), into, own)
 
     def broadcast(self, block, root):
         tensor = self._tensor(block)
-        self._wait(self.dist.broadcast(tensor, src=self.ranks[root], group=self.group, async_op=True), tensor)
+        self.rounds += 1 / self.size
+        self._wait(self.group.broadcast(tensor, root), tensor)
+
+    def _open_store(self):
+        """The job's, for the next group, by a connection of its own: the job may wait in the other one."""
+        store = self.dist.distributed_c10d._get_default_store()
+        while hasattr(store, "underlying_store"):
+            store = store.underlying_store
+        if isinstance(store, self.dist.TCPStore):
+            store = self.dist.TCPStore(store.host, store.port, is_master=False, wait_for_workers=False,
+                                       timeout=datetime.timedelta(seconds=_REGROUP_S))
+        return self.dist.PrefixStore(self.names[0], store)
+
+    def look(self):
+        """Raise if another node has given the group up: gloo tells only neighbours of the node that it lost."""
+        if time.monotonic() < self.next_look or not self.names:
+            return
+        try:
+            self.store = self.store or self._open_store()
+            is_given_up = self.store.add("came", 0) > 0
+        except Exception:  # nothing can be made of a failure, either
+            self.names, is_given_up = [], False
+        self.next_look = time.monotonic() + _LOOK_S
+        if is_given_up:
+            raise RuntimeError("other nodes have lost one")
+
+    def _await(self, is_so, limit_s):
+        """Is it so within that time?"""
+        until = time.monotonic() + limit_s
+        while not is_so():
+            if self.is_left:
+                raise RuntimeError("this process ends")
+            if time.monotonic() > until:
+                return False
+            time.sleep(_LOOK_S / 5)
+        return True
+
+    def regroup(self, chunk):
+        """(The engine of the nodes that are left, and the first chunk that one of them lacks.) Each node that has a
+        program (else chunk is None) comes to the store. The first one waits for the others, and then says who came."""
+        if chunk is None or not self.names:
+            raise RuntimeError("onepot has ended" if self.names else "no further group is made")
+
+        def get(key):
+            store.wait([key], datetime.timedelta(seconds=_REGROUP_S))
+            return store.get(key)
+        store = self.store or self._open_store()
+        place = store.add("came", 1)
+        store.set("node%d" % place, "%d %d" % (self.rank, chunk))
+        if place == 1:
+            self._await(lambda: store.add("came", 0) == self.size, _REGROUP_S)
+            came = [get("node%d" % i) for i in range(1, store.add("came", 0) + 1)]
+            store.set("nodes", b",".join(came))
+            store.add("is said", 1)
+        if not self._await(lambda: store.add("is said", 0), 2 * _REGROUP_S):
+            raise RuntimeError("the node that was to say who is left is gone")
+        nodes = dict(map(int, node.split()) for node in get("nodes").split(b","))
+        if self.rank not in nodes or len(nodes) < 2:
+            is_alone = nodes == {self.rank: chunk}
+            raise RuntimeError("no other node is left" if is_alone else "the others go on without it")
+        return self._of(sorted(nodes), store), min(nodes.values())
+
+    def _of(self, ranks, store):
+        """The engine of these ranks of this one."""
+        engine = copies.copy(self)
+        engine.is_left, engine.kept = False, collections.deque(maxlen=4)
+        engine.rounds, engine.store, engine.names = 3, None, self.names[1:]
+        engine.rank, engine.size = ranks.index(self.rank), len(ranks)
+        engine.group = self.dist.ProcessGroupGloo(self.dist.PrefixStore("group", store), engine.rank, engine.size,
+                                                  datetime.timedelta(seconds=_SILENT_S))
+        engine._stay()  # as leave() says
+        return engine
 
 
 class _MPI:
     """One process a node of a communicator of mpi4py."""
 
     def __init__(self, comm):
-        mpi = sys.modules["mpi4py.MPI"]
+        self.mpi = mpi = sys.modules["mpi4py.MPI"]
         local = comm.Split_type(mpi.COMM_TYPE_SHARED)
         self.everybody, self.comm = comm, comm.Split(0 if local.rank == 0 else mpi.UNDEFINED, comm.rank)
         takes_part = self.comm != mpi.COMM_NULL
         self.size = comm.allreduce(local.rank == 0)
         self.rank = self.comm.rank if takes_part else None
+        self.has_agreed = False
 
     def meet(self):
         _poll(self.everybody.Ibarrier().Test)
@@ -127,6 +230,36 @@ class _MPI:
 
     def broadcast(self, block, root):
         _poll(self.comm.Ibcast(block, root).Test)
+
+    def agree(self, is_well=True):
+        """Once for a group, on all nodes. Raises if one was lost: also on nodes that have all blocks, as others may
+        need theirs."""
+        if self.has_agreed or not hasattr(self.comm, "Iagree"):
+            return
+        self.has_agreed, flag = True, array.array("i", [is_well])
+        try:
+            request = self.comm.Iagree(flag)
+        except (NotImplementedError, self.mpi.Exception):  # this MPI loses no node
+            return
+        _poll(request.Test)
+        if not flag[0]:
+            raise RuntimeError("other nodes have lost one")
+
+    def regroup(self, chunk):
+        """As that of _Torch, where MPI goes on without a process (ULFM: Open MPI 5 with --with-ft ulfm, mpi4py 4)."""
+        if not (self.comm.Is_revoked() or self.comm.Get_failed().size):
+            raise RuntimeError("MPI reports no lost node")
+        self.comm.Revoke()
+        try:
+            self.agree(False)
+        except (RuntimeError, self.mpi.Exception):
+            pass
+        left, engine = self.comm.Shrink(), copies.copy(self)
+        engine.comm, engine.has_agreed = left.Split(self.mpi.UNDEFINED if chunk is None else 0, left.rank), False
+        if chunk is None:
+            raise RuntimeError("onepot has ended")
+        engine.rank, engine.size = engine.comm.rank, engine.comm.size
+        return engine, engine.comm.allreduce(chunk, self.mpi.MIN)
 
 
 def _torch_group():
@@ -161,8 +294,8 @@ def _shared_memory():
 class _Ring:
     """The blocks that the program makes and takes: two of its own, in turn, and others."""
 
-    def __init__(self, child, fd, block_bytes, others):
-        self.child, self.block_bytes = child, block_bytes
+    def __init__(self, child, fd, block_bytes, others, look):
+        self.child, self.block_bytes, self.look = child, block_bytes, look
         os.posix_fallocate(fd, 0, (2 + others) * block_bytes)
         self.memory = memoryview(mmap.mmap(fd, (2 + others) * block_bytes))
         self.made = self.taken = 0
@@ -191,9 +324,11 @@ class _Ring:
     def _is_silent(self):
         """The others go on without a program that is. One day it may go on with the blocks that it knows of, so later
         ones are elsewhere. The first block is waited for."""
-        answers = select.poll()
+        answers, begun = select.poll(), time.monotonic()
         answers.register(self.child.stdout, select.POLLIN)
-        self.was_silent = self.made > 0 and not answers.poll(_OWN_PATIENCE_S * 1000)
+        while not answers.poll(_LOOK_S * 1000) and not self.was_silent:
+            self.look()
+            self.was_silent = self.made > 0 and time.monotonic() - begun > _OWN_PATIENCE_S
         if self.was_silent:
             self.child.stdin.close()
             self.memory = memoryview(mmap.mmap(-1, len(self.memory)))
@@ -211,15 +346,18 @@ class _Ring:
 
 
 class _Copy:
-    """The copy of this node, while the program makes it, with other nodes if there is an engine."""
+    """The copy of this node, while the program makes it, with other nodes if there is an engine: from a chunk on
+    (of 1 MiB), if others have made what lies before it."""
 
-    def __init__(self, path, engine, options):
-        self.path, self.engine, self.error = path, engine, None
-        self.failures, self.said, self.shape, self.done_bytes = [], "", (0, 0), 0
+    def __init__(self, path, engine, options, chunk=0):
+        self.path, self.engine, self.options, self.error = path, engine, options, None
+        self.failures, self.said, self.shape = [], "", (0, 0)
+        self.chunk, self.done_bytes = chunk, chunk << 20
         self.is_stopped = False  # by this process
         self.gathers = True
+        self.ring = self.next = None  # next: what goes on when the engine has failed
         self.ring_fd = _shared_memory() if engine else -1
-        node = ["--node=%d/%d" % (engine.rank, engine.size), "--ring=%d" % self.ring_fd] if engine else []
+        node = ["--node=%d/%d/%d" % (engine.rank, engine.size, chunk), "--ring=%d" % self.ring_fd] if engine else []
         end = subprocess.PIPE if engine else subprocess.DEVNULL
         self.child, self.threads = None, []
         try:
@@ -251,13 +389,40 @@ class _Copy:
         """Whatever it meets, the program goes on with storage when its pipes end."""
         try:
             self._hand_round()
+            if isinstance(self.engine, _MPI):
+                self.engine.agree()
         except Exception as error:  # of the group's making: any
-            self.failures.append("onepot.stage: the group failed (%s): the rest was read from storage" % error)
+            self.failures.append("onepot.stage: the group failed (%s): %s" % (error, self._regroup()))
         finally:
             os.close(self.ring_fd)
             if self.child:
                 self.child.stdin.close()
                 self.child.stdout.close()
+        if self.next:
+            self.next._serve()
+
+    def _goes_on(self):
+        """Is there a program that can join those of other nodes?"""
+        return self.ring and not self.ring.has_left and not self.is_stopped and self.child.poll() is None
+
+    def _regroup(self):
+        """Begin the next copy, if nodes are left; how it goes on. Meanwhile the program holds the copy."""
+        run, size = self.shape[0] >> 20, self.engine.size
+        chunk = self.chunk + self.ring.taken // size * size * run if self._goes_on() else None
+        try:
+            engine, chunk = self.engine.regroup(chunk)
+            if engine.size < 2 or not self._goes_on():
+                raise RuntimeError("no other node is left" if engine.size < 2 else "onepot has ended")
+            copy = _Copy(self.path, engine, self.options, chunk)
+            if copy.error:
+                raise copy.error
+        except Exception as error:  # as above
+            is_able = hasattr(self.engine, "regroup")
+            return "the rest was read from storage" + is_able * " (%s)" % error
+        self.next = copy
+        if self.is_stopped:
+            copy.stop()
+        return "%d of its %d nodes went on together" % (engine.size, size)
 
     def _agrees(self):
         """Do all nodes have a program that works, and groups of the same shape?"""
@@ -271,14 +436,15 @@ class _Copy:
         self.gathers = 2 * (self.engine.size + 1) * self.shape[0] <= _MEMORY_BYTES
         others = self.engine.size if self.gathers else _BROADCASTS
         try:
-            return _Ring(self.child, self.ring_fd, self.shape[0], others)
+            look = getattr(self.engine, "look", lambda: None)
+            return _Ring(self.child, self.ring_fd, self.shape[0], others, look)
         except (OSError, ValueError):  # no memory; no program, and so no blocks
             self.shape = 0, 0
             return None
 
     def _hand_round(self):
         """All groups. A node whose program is gone sends its name and zeros from then on; the others go on."""
-        ring = self._make_ring()
+        ring = self.ring = self._make_ring()
         if not self._agrees():
             return
         engine, (block_bytes, groups) = self.engine, self.shape
@@ -314,6 +480,13 @@ class _Copy:
         if self.child:
             self.child.terminate()
             self.child.wait()
+        if self.next:
+            self.next.stop()
+
+    def leave(self):
+        self.engine.leave()
+        if self.next:
+            self.next.leave()
 
     def join(self, timeout_s):
         for thread in self.threads:
@@ -324,20 +497,30 @@ class _Copy:
         total = _bytes(self.path) if progress else 0
         while self.child and self.child.poll() is None:
             if progress:
-                progress(self.path, "staging", min(self.done_bytes, total), total)
+                progress(self.path, "staging", min(self._done_bytes(), total), total)
             try:
                 self.child.wait(timeout=0.2 if progress else None)
             except subprocess.TimeoutExpired:
                 pass
         self.join(5)
+        if self.next:
+            try:
+                self.next.finish()
+            except OSError as error:  # this one's program has made the copy without it
+                self.next.failures.append("onepot.stage: %s" % error)
+            self.join(5)
         if self.error or self.child.returncode:
             raise self.error or OSError(self.said or "onepot stage failed")
         if progress:
             progress(self.path, "staging", total, total)
         said = self.said.splitlines()
-        if self.failures:  # the program knows nothing of why its pipes have ended
-            said = [line for line in said if "(the engine has ended)" not in line]
-        self.failures[:0] = said
+        if self.failures:  # the program knows nothing of why its pipes have ended, nor of the next one
+            untrue = "the other nodes are gone" if self.next else "(the engine has ended)"
+            said = [line for line in said if untrue not in line]
+        self.failures[:] = said + self.failures + (self.next.failures if self.next else [])
+
+    def _done_bytes(self):
+        return self.next._done_bytes() if self.next else self.done_bytes
 
 
 def _warn(failures, stacklevel):
@@ -381,7 +564,7 @@ def _stop_at_exit(copy, pid):
     if os.getpid() == pid:
         copy.stop()
         copy.join(_LEAVE_S)
-        copy.engine.leave()
+        copy.leave()
         copy.join(_LEAVE_S)
 
 
@@ -450,7 +633,7 @@ def stage(archive, group=None, options=(), *, progress=None, plain=False):
 
     options: for `onepot stage`, such as ["--dir", "/scratch"]. progress, plain: see Archive. OSError, with
     the program's message: the archive can't be staged, or another node has another archive by that
-    name. If a node or the group fails meanwhile, the others go on with storage, and warn.
+    name. If a node fails meanwhile, the others go on together where the group lets them, else with storage, and warn.
     """
     path, report = os.fspath(archive), of_argument(progress)
     options = [*options, *plain * ["--plain"]]
