@@ -14,6 +14,7 @@ from slow import Slow
 
 STORAGE = ("--read=2ms", "--bandwidth=100M", "--limit=32", "--pages=none")
 SAMPLE_BYTES = 128 << 10
+WITHOUT_MPI = ("ring", "torch")  # engines whose ranks are started one by one
 NODE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "node.py")
 
 
@@ -39,7 +40,7 @@ def crc_of(path):
 def engines(build):
     """What can hand blocks round here: name -> why it is absent, or None."""
     own = program(build)
-    return {"ring": None,
+    return {"ring": None, "torch": None if find_spec("torch") else "no torch in this Python",
             "mpi4py": None if find_spec("mpi4py") and mpirun(None) else "no mpi4py in this Python, or no mpirun",
             "onepot-mpi": None if own and mpirun(own) else "it was not built, or there is no mpirun of its MPI"}
 
@@ -95,20 +96,23 @@ def start(build, nodes, spec, folder):
             "memory": None, "onepot-mpi": program(build) if spec["engine"] == "onepot-mpi" else None, **spec}
     path, env = os.path.join(folder, "spec"), environment(build, folder)
     log = open(os.path.join(folder, "log"), "ab")
-    ring = spec["engine"] == "ring"
-    listeners = [node.listen() for node in nodes] if ring else []
+    by_itself = spec["engine"] in WITHOUT_MPI
+    listeners = [node.listen() for node in nodes] if by_itself else []
     spec["listeners"] = [end.fileno() for end in listeners]
     spec["addresses"] = [end.getsockname() for end in listeners]
     with open(path, "w", encoding="utf-8") as out:
         json.dump(spec, out)
+    if spec["engine"] == "torch":  # rank 0 listens there, and nobody before
+        listeners[0].close()
 
     command = [sys.executable, NODE, path]
     keep = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "start_new_session": True}
     try:
-        if not ring:
+        if not by_itself:
             return [subprocess.Popen(by_mpi(nodes, spec["onepot-mpi"], command), env=env, **keep)]
         return [subprocess.Popen(node.command(*command), env={**env, **node.environment()},
-                                 pass_fds=[listeners[node.rank].fileno()], **keep) for node in nodes]
+                                 pass_fds=[listeners[node.rank].fileno()] * (spec["engine"] == "ring"), **keep)
+                for node in nodes]
     finally:
         log.close()
         for end in listeners:

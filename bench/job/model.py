@@ -11,10 +11,11 @@ together  each reads a part (scatter), and all exchange their parts (allgather):
           (dbcast of mpiFileUtils is of this kind, too: its ranks read slices of the file, and hand them on)
 
 straggler              the same, where one node reads, sends and takes at a quarter of the rate: all go at its pace
-one onepot, one rank   the same, when half is done and one node's onepot ends: the others lack its share of the rest;
-          or its rank, so that MPI ends, and each node lacks half. What a node lacks it reads from a moment within 10 s
-          on, by 4 streams of 28:  10 s + bytes / min(node * 4 / 28, storage / nodes)
+one onepot  the same, when half is done and one node's onepot ends: the others lack its share of the rest. What a node
+          lacks it reads from a moment within 10 s on, by 4 streams of 28:  10 s + bytes / min(node * 4 / 28, storage / nodes)
 stopped   as one onepot, but it hangs: its engine gives it up after 15 s
+one rank  the same, when half is done and one node's rank dies: the others make a group, and go on together
+lost      or they can't, since MPI ends, or torch's store was at that rank: each lacks half
 
 storage: bytes/s of all together; node: of one node's reads; network: into one node, which sends as
 much meanwhile, without others in between; own: what a node can pass through its engine, compare
@@ -31,6 +32,7 @@ from dataclasses import dataclass
 MIB = 1 << 20
 SCATTER_S, GENTLE = 10, 4 / 28  # of a copier whose job broke
 SILENT_S, STRAGGLE = 15, 1 / 4
+REGROUP_S = 7  # by torch: 5 to wait for all nodes that are left; by MPI (ULFM) less than one
 MEMORY_MIB, RUN_MOST = 64, 16  # of the stage: blocks in flight, and the longest run of chunks
 
 
@@ -82,11 +84,15 @@ def stopped(site, nodes, size):
 
 
 def one_rank(site, nodes, size):
+    return together(site, nodes, size) / 2 + REGROUP_S + together(site, nodes - 1, size / 2)
+
+
+def lost(site, nodes, size):
     return together(site, nodes, size) / 2 + rest(site, nodes, size / 2)
 
 
 WAYS = {"alone": alone, "chain": chain, "together": together, "straggler": straggler, "one onepot": one_onepot,
-        "stopped": stopped, "one rank": one_rank}
+        "stopped": stopped, "one rank": one_rank, "lost": lost}
 
 
 def numbers(text):
