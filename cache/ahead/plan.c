@@ -39,11 +39,12 @@
 #define FILE_STREAMS 16u
 #define FILE_READS 3u /* in a row, before more of a large file is fetched */
 #define FILE_WINDOW_FIRST (256u << 10)
+#define FILE_WINDOW_SURE (4u << 20)   /* so much is fetched as soon as it was read in a row */
 #define FILE_WINDOW_MOST (16u << 20)  /* as far as the kernel reads ahead on fast storage */
-#define FILE_WINDOWS_MOST (32u << 20) /* of all streams; the block cache keeps twice as much   \
-                                       */
-#define FILE_IDLE 256u         /* reads of other streams, after which one needs no window */
-#define FILE_NEAR (512u << 10) /* the kernel asks for pieces early, and out of order */
+#define FILE_WINDOWS_LEAST (8u << 20) /* of all streams, or half of the plan's window */
+#define FILE_WINDOWS_MOST (32u << 20) /* half of the block cache's RING_AHEAD */
+#define FILE_IDLE 256u                /* reads of other streams: it needs no window */
+#define FILE_NEAR (512u << 10)        /* the kernel asks for pieces early, and out of order */
 #define CLOSE_BYTES (64u << 10)
 #define CLOSE_OF 64u    /* reads, */
 #define CLOSE_READS 48u /* of which so many were close to an earlier one */
@@ -58,7 +59,7 @@ struct file_stream {
     uint64_t begun;    /* where the first read began */
     uint64_t expected; /* where the next read begins */
     uint64_t fetched;  /* asked for up to here */
-    uint64_t window;
+    uint64_t window;   /* bytes */
     uint64_t used;
 };
 
@@ -213,17 +214,30 @@ static struct file_stream *scan_find_file(struct scan *s, const struct observati
 }
 
 /*
- * How long the window of a stream may be. The streams share half of the room that there is for
- * what was fetched: one that is ahead of the others must not drive out what they will read.
+ * How long a stream's window may be. All streams share what the block cache has room for, so
+ * that one that is ahead of the others does not drive out what they will read.
  */
 static uint64_t scan_window_most(const struct scan *s)
 {
-    uint64_t active = 0, room = min_u64(s->options->window_bytes / 2, FILE_WINDOWS_MOST);
+    uint64_t all = s->options->window_bytes, active = 0;
 
     for (unsigned i = 0; i < FILE_STREAMS; i++)
         active +=
             s->files[i].reads >= FILE_READS && s->files[i].used + FILE_IDLE > s->file_clock;
-    return max_u64(min_u64(room / max_u64(active, 1), FILE_WINDOW_MOST), FILE_WINDOW_FIRST);
+    all = max_u64(min_u64(all / 4, FILE_WINDOWS_MOST), min_u64(all / 2, FILE_WINDOWS_LEAST));
+    return max_u64(min_u64(all / max_u64(active, 1), FILE_WINDOW_MOST), FILE_WINDOW_FIRST);
+}
+
+/*
+ * It grows with what was read in a row, and not when its end is near: with the reader waiting,
+ * all of it is asked for, and a longer one is what would help.
+ */
+static uint64_t scan_window(const struct scan *s, const struct file_stream *f)
+{
+    uint64_t run = f->expected - f->begun;
+    uint64_t window = max_u64(f->window, max_u64(min_u64(run, FILE_WINDOW_SURE), run / 2));
+
+    return min_u64(window, scan_window_most(s));
 }
 
 /*
@@ -245,7 +259,7 @@ static void scan_begin_file(struct file_stream *f, const struct observation *o)
 
 static void scan_observe_piece(struct scan *s, const struct observation *o)
 {
-    uint64_t end = o->offset + o->len, most;
+    uint64_t end = o->offset + o->len;
     bool continues;
 
     if (o->offset == 0 && want_bytes(s->options->index, o->position) <= FILE_WINDOW_FIRST)
@@ -255,10 +269,7 @@ static void scan_observe_piece(struct scan *s, const struct observation *o)
         f->reads++;
         f->expected = max_u64(f->expected, end);
         f->fetched = max_u64(f->fetched, f->expected);
-        most = scan_window_most(s);
-        if (f->reads > FILE_READS && f->fetched - f->expected <= f->window / 2)
-            f->window *= 2;
-        f->window = min_u64(f->window, most);
+        f->window = scan_window(s, f);
     } else {
         scan_begin_file(f, o);
     }

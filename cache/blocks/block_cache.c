@@ -112,8 +112,10 @@ static void block_entry_free(struct block_cache *cache, struct entry *entry)
 #define RING_BLOCKS 4u /* at least, so that the ring bridges the reads of one block */
 #define RING_ENOUGH (64u << 20)
 #define RING_PART 64u
-#define RING_AHEAD (64u << 20) /* for what comes ahead of readers of large files */
-#define RING_AHEAD_PART 2u
+/* For what comes ahead of readers of large files: twice their windows (cache/ahead/plan.c). */
+#define RING_AHEAD (64u << 20)
+#define RING_AHEAD_LEAST (16u << 20) /* or half of the budget */
+#define RING_AHEAD_PART 4u
 #define SPARE_PART 128u
 #define SPARE_MAX (8u << 20)
 #define BLOCK_MAX (1u << 30) /* keeps sums from overflowing */
@@ -1122,7 +1124,9 @@ void block_cache_put(struct block_cache *cache, struct block *block)
  */
 static void ring_grow(struct block_cache *cache, uint64_t key, uint64_t bytes)
 {
-    const uint64_t most = min_u64(atomic_load(&cache->budget) / RING_AHEAD_PART, RING_AHEAD);
+    const uint64_t budget = atomic_load(&cache->budget);
+    const uint64_t most = max_u64(min_u64(budget / RING_AHEAD_PART, RING_AHEAD),
+                                  min_u64(budget / 2, RING_AHEAD_LEAST));
     bool has_room = true;
     if (keep_peek(&cache->recent.limit) >= most || keep_peek(&cache->held.limit) < bytes)
         return;
