@@ -85,7 +85,7 @@ static void folder_file_keep(struct folder_file *file)
         folder_file_drop(oldest);
 }
 
-/* The process has no descriptor left: close those that no read uses. False: there are none. */
+/* The process has no descriptor left: close the ones no read uses. False: there are none. */
 static bool folder_give_back(struct folder *folder)
 {
     bool had_some = false;

@@ -1000,6 +1000,7 @@ static void member_extract_piece(struct extractor *e, uint32_t position, uint32_
                        &trouble);
     }
     pthread_mutex_lock(&x->workers.lock);
+    const bool is_told = !skip && l->failed; /* by another piece */
     l->failed |= r < 0;
     int end = member_end_piece(e, l, piece, &node, &trouble);
     r = r < 0 ? r : end;
@@ -1007,7 +1008,7 @@ static void member_extract_piece(struct extractor *e, uint32_t position, uint32_
     if (l->failed && l->left == 0)
         discard_large(x, &e->folders, l);
     pthread_mutex_unlock(&x->workers.lock);
-    if (r < 0)
+    if (r < 0 && !is_told)
         extract_problem(x, position, r, trouble.offset, trouble.doing);
 }
 

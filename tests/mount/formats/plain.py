@@ -336,6 +336,16 @@ def test_readers_side_by_side_fetch_each_byte_once(work):
         check(asked["bytes"] < 1.1 * size, f"{asked['bytes']} bytes were fetched of {size}")
 
 
+def test_a_large_file_that_can_t_be_extracted_is_one_problem(work):
+    folder = work.make("folder")
+    write(os.path.join(folder, "large"), b"")
+    os.truncate(os.path.join(folder, "large"), 100 << 20)  # several threads extract it
+    with Slow(work, "--fail-every=1", folder) as slow:
+        said = onepot("run", "--extract", "--plain", slow.at, "--", "true", status=125).stderr.decode()
+    check_equal(said.count("large: can't be read"), 1, "lines of " + said)
+    check("slow: 1 of its members can't be extracted" in said, said)
+
+
 # ---- --stage ----
 
 def staged(mount):
