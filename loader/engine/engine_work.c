@@ -7,10 +7,10 @@
  * waits for is never without a slab while a later one has one. If it has none, the consumer
  * holds all memory, and engine_take reports that.
  *
- * An engine always gets the few slabs without which nothing moves. It asks others of the job for
- * more in steps, and the share's thread grants them or not (engine_told_part). Slabs that the
- * consumer has are never taken away, but slabs that come back while there are too many are given
- * up. Threads are parked if others leave too few CPUs for them.
+ * An engine always gets the few slabs without which nothing moves. It asks others of the job
+ * for more in steps, and the share's thread grants them or not (engine_told_part). Slabs that
+ * the consumer has are never taken away, but slabs that come back while there are too many are
+ * given up. Threads are parked if others leave too few CPUs for them.
  */
 #include <errno.h>
 #include <stdlib.h>
