@@ -13,9 +13,10 @@
  *
  * A block is made while the group before it is still being taken, so that an engine can gather
  * it meanwhile. Therefore a job that ends early ends one group later: its blocks are dropped.
- * An engine hands round zeros for all further groups. If it lost a node, and a process that it
- * started for the nodes that are left has begun, it writes SERVE_REPLACED. The own block of a
- * group is asked for when the one before was made, and the group two before was taken.
+ * An engine hands round zeros for all further groups. If it lost a node, it writes
+ * SERVE_HOLD before it looks for the nodes that are left, and SERVE_REPLACED once another
+ * process, which it started for them, has begun. The own block of a group is asked for when the
+ * one before was made, and the group two before was taken.
  *
  * One thread reads the next group from storage while others take this one: as many as there are
  * CPUs, since a block's sum, and the memory that a copy in memory needs, take a CPU half a
@@ -45,6 +46,7 @@
 #define SERVE_MEMORY_BYTES (UINT64_C(64) << 20)
 #define SERVE_OWN (UINT64_C(1) << 63)
 #define SERVE_REPLACED UINT64_MAX
+#define SERVE_HOLD (UINT64_MAX - 1)
 #define LOOK_MS 200
 #define SILENT_NS (STAGE_JOB_SILENT_S * UINT64_C(1000000000))
 #define STACK_BYTES (128u << 10)
@@ -65,7 +67,8 @@ struct serving {
     uint64_t asked, limit; /* groups of which the own block was asked for; will be made */
     /* Blocks are numbered in the order of groups and ranks. */
     pthread_mutex_t next_lock; /* of the thread that waits for block `next`, and of all above */
-    int result;                /* why no more are taken: -errno; 1: the job is over; or 0 */
+    int result; /* why no more are taken: -errno; 1: the job is over; 2: another process goes
+                   on; or 0 */
     pthread_mutex_t taken_lock; /* after next_lock, and of: */
     unsigned takers;
     uint64_t taking[TAKERS_MAX]; /* a thread's block; UINT64_MAX: none */
@@ -178,14 +181,18 @@ static int serve_map(struct serving *s)
     return 0;
 }
 
-/* Where the next block lies in the ring. 1: another process goes on with the copy. */
+/* Where the next block lies in the ring. 2: another process goes on with the copy. */
 static int serve_find(struct serving *s, uint64_t group, const void **ret_block)
 {
     for (;;) {
         uint64_t word = 0;
         int r = serve_read(s, group, &word, sizeof(word));
         if (r == 0 && word == SERVE_REPLACED)
-            return 1;
+            return 2;
+        if (r == 0 && word == SERVE_HOLD) { /* the copier waits as well */
+            atomic_store(&s->stage->state->job_ns, pause_now_ns(&s->stage->pause));
+            continue;
+        }
         if (r == 0 && !s->ring)
             r = serve_map(s);
         uint64_t offset = word & ~SERVE_OWN;
@@ -260,14 +267,14 @@ static void serve_drop(struct serving *s, uint64_t group)
 {
     const void *block;
     for (unsigned rank = 0; group < s->groups && rank < s->size; rank++)
-        if (serve_find(s, group, &block) != 0)
+        if (serve_find(s, group, &block) < 0)
             return;
 }
 
 static int serve_groups(struct serving *s)
 {
     thread_team(min_u64(cpus_allowed(), TAKERS_MAX), STACK_BYTES, serve_take, s);
-    if (s->result > 0)
+    if (s->result == 1)
         serve_drop(s, atomic_load(&s->next) / s->size);
     return s->result < 0 ? s->result : 0;
 }

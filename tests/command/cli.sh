@@ -110,6 +110,12 @@ run 1 "$onepot" ls --path nowhere tree.tar
 says err 'onepot: tree.tar: nowhere: no such file or directory in the archive'
 run 1 "$onepot" ls --path plain/x tree.tar
 says err 'is not a directory'
+
+# Parts of a job: this node's, of how many, and from which chunk on.
+for part in 4/4 1 0/4/ 0/4/x 0/4/-1 0/4/1/1; do
+    run 2 "$onepot" stage --node=$part --ring=3 tree.tar
+    says err "'$part' is not RANK/SIZE"
+done
 run 0 "$onepot" ls tree.tar dir
 printf 'file\nsub\nup\n' >expected
 equal out expected 'ls of a directory in an archive'

@@ -19,10 +19,12 @@ static int calls;
 
 static bool shim_is_due(MPI_Comm comm, const char *what)
 {
-    int rank, at, own;
+    int rank, at, own, size;
     char wanted[16];
     const char *text = getenv("SHIM");
-    PMPI_Comm_rank(comm, &own);
+    PMPI_Comm_rank(MPI_COMM_WORLD, &own); /* in a group of fewer nodes it has another one */
+    PMPI_Comm_size(comm, &size);
+    own = size > 1 ? own : 0;
     return text && sscanf(text, "%15[a-z]:%d:%d", wanted, &rank, &at) == 3 && rank == own &&
            at == calls && strcmp(what, wanted) == 0;
 }

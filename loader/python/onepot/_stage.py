@@ -31,13 +31,13 @@ from onepot._progress import Line, _is_first, of_argument
 _MEMORY_BYTES = 64 << 20
 _PATIENCE_S = 60  # of the group for a node that is silent; the program's ends before that
 _OWN_PATIENCE_S = 15  # for this node's program
-_SILENT_S = 20  # of the group, once its first blocks have come, and of the programs of other nodes
+_SILENT_S = 18  # of the group, once its first blocks have come; programs wait for 20
 _REGROUP_S = 5  # for all nodes that are left to say so
 _REGROUPS = 3
 _LOOK_S = 1  # between looks at whether others have given the group up
 _LEAVE_S = 1  # at the end of a process, for its last blocks
 _BROADCASTS = 16  # blocks on their way, if there are too many nodes to gather all
-_WORD, _OWN = struct.Struct("=Q"), 1 << 63  # what the engine writes (cache/stage/stage_serve.c)
+_WORD, _OWN, _HOLD = struct.Struct("=Q"), 1 << 63, (1 << 64) - 2  # what the engine writes (cache/stage/stage_serve.c)
 _HELLO = struct.Struct("<QQQ")  # does this node take part, the bytes of a block, how many groups
 
 
@@ -321,12 +321,16 @@ class _Ring:
         """For the own block of a group. The one before was made."""
         self._write(_OWN | group % 2 * self.block_bytes)
 
+    def hold(self):
+        """Let the program wait for what comes in the group's place."""
+        self._write(_HOLD)
+
     def _is_silent(self):
         """The others go on without a program that is. One day it may go on with the blocks that it knows of, so later
         ones are elsewhere. The first block is waited for."""
         answers, begun = select.poll(), time.monotonic()
         answers.register(self.child.stdout, select.POLLIN)
-        while not answers.poll(_LOOK_S * 1000) and not self.was_silent:
+        while not self.was_silent and not answers.poll(_LOOK_S * 1000):
             self.look()
             self.was_silent = self.made > 0 and time.monotonic() - begun > _OWN_PATIENCE_S
         if self.was_silent:
@@ -408,7 +412,10 @@ class _Copy:
     def _regroup(self):
         """Begin the next copy, if nodes are left; how it goes on. Meanwhile the program holds the copy."""
         run, size = self.shape[0] >> 20, self.engine.size
-        chunk = self.chunk + self.ring.taken // size * size * run if self._goes_on() else None
+        chunk = None
+        if self._goes_on():
+            self.ring.hold()
+            chunk = self.chunk + self.ring.taken // size * size * run
         try:
             engine, chunk = self.engine.regroup(chunk)
             if engine.size < 2 or not self._goes_on():
