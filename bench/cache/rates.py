@@ -22,7 +22,7 @@ EPOCHS = 5
 UNKNOWN_WORKERS = 8             # of each rank in the row unknown
 RANDOM_READERS = (4, 32)
 LARGE_READER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "large.py")
-LARGE_HOWS, LARGE_BYTES, LARGE_QUICK_BYTES = ("read", "mapped", "pieces", "rows"), 384 << 20, 64 << 20
+LARGE_HOWS, LARGE_BYTES, LARGE_QUICK_BYTES = ("read", "mapped", "pieces", "rows", "several"), 1 << 30, 64 << 20
 LITTLE_AHEAD = ("--read=1ms", "--readahead=64")
 RANDOM_SHARE = 0.4              # of an epoch in the row random
 STORED = "onepot"               # the kind of archive: uncompressed, packed by onepot
@@ -254,7 +254,7 @@ class Large:
     """One large file as it lies on slow storage, below a mount of its folder, and as a member of an archive."""
 
     def __init__(self, rates, size):
-        self.place, self.sums = rates.place, {}
+        self.place, self.sums, self.small_cache = rates.place, {}, f"--cache={size >> 4}"
         source = os.path.join(self.place.folder, "large")
         self.file = os.path.join(self.place.memory, "weights", "large")
         self.archive = os.path.join(self.place.memory, "large.tar")
@@ -288,7 +288,8 @@ class Large:
 
     def takers(self):
         ways = {"the file": None, "run": (), "run --stage": ("--stage",), "run --plain": ("--plain",),
-                "run --plain --stage": ("--plain", "--stage")}
+                "run --plain --stage": ("--plain", "--stage"),
+                "run --plain --cache": ("--plain", self.small_cache)}
         found = {f"{how}: {who}": (lambda n, a=(options, how, ()): self.take(*a, n))
                  for how in LARGE_HOWS for who, options in ways.items()}
         for who, how in itertools.product(("the file", "run", "run --plain", "run --plain --stage"), LARGE_HOWS):

@@ -14,8 +14,8 @@
  *
  * Blocks may be brought in ahead of their use, with a place in a known order ("due"). They take
  * the room of used blocks, and then of blocks that are due later than themselves. Without a
- * known place they take the room of newcomers, which grows with them to a quarter of the
- * budget, 32 MiB at most, at the cost of used blocks.
+ * known place they take the room of newcomers, which grows with them at the cost of used
+ * blocks: to a quarter of the budget (half of a small one, up to 16 MiB), 64 MiB at most.
  *
  * One block at a time, filled by a function:
  *
