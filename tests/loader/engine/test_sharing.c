@@ -350,16 +350,27 @@ START_TEST(a_number_of_threads_that_was_asked_for_is_kept)
     struct rank rank = rank_fork();
     struct onepot_archive *a = tree_open(&tree, NULL);
     struct onepot_loader *loader = make(a, 5);
+    const struct onepot_batch *kept[12];
+    uint64_t others = 0;
+    int r;
     ck_assert_uint_eq(stats_of(loader).threads, 5);
-    uint64_t alone_bytes = stats_of(loader).part_bytes;
+    ck_assert_uint_eq(take_many(loader, kept, 12, &r), 12);
     rank_start(&rank);
-    /* It learns of both with the same look: how much memory it has, and on how many CPUs. */
-    for (unsigned waited = 0; stats_of(loader).part_bytes == alone_bytes; waited += 10) {
+    for (unsigned waited = 0; claims_of_job("77").count < 2; waited += 10) {
+        ck_assert_uint_lt(waited, WAIT_MS);
+        nap();
+    }
+    /* The look that tells the loader of this claim tells it of the rank, too. */
+    struct claim *claim = claim_of_all(&others);
+    for (unsigned waited = 0; stats_of(loader).part_bytes > CLAIM_LEAST_BYTES; waited += 10) {
         ck_assert_uint_lt(waited, WAIT_MS);
         nap();
     }
     ck_assert_uint_eq(stats_of(loader).threads, 5);
+    for (unsigned i = 0; i < 12; i++)
+        onepot_batch_release(kept[i]);
     rank_kill(&rank);
+    claim_free(claim);
     onepot_loader_free(loader);
     onepot_archive_close(a);
 }
