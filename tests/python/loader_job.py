@@ -110,6 +110,7 @@ def reap():
 class Nodes(unittest.TestCase):
     maxDiff = None
     plain = False
+    host = None  # the process of a store
 
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory(prefix="onepot-job-")
@@ -187,6 +188,9 @@ class Nodes(unittest.TestCase):
             os.kill(pids[wakes], signal.SIGCONT)
         statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
         hub.join()
+        if self.host:
+            os.kill(self.host, signal.SIGKILL)
+            self.host = None
         reap()
         texts = []
         for out in said:
@@ -484,14 +488,28 @@ class Torch(Nodes):
         self.assertEqual(statuses, [0, 0, -signal.SIGKILL], texts)
         self.assertIn("the group failed", texts[0])
 
+    def host_store(self):
+        """Its port. It has a process of its own, since in this one, which forks the nodes, a thread of its could hold a
+        lock of the C library's just then."""
+        said, says = os.pipe()
+        self.host = os.fork()
+        if self.host == 0:
+            signal.alarm(2 * SECONDS)
+            store = self.dist.TCPStore("127.0.0.1", 0, NODES, True, wait_for_workers=False)
+            os.write(says, NUMBER.pack(store.port))
+            signal.pause()
+        port, = NUMBER.unpack(os.read(said, NUMBER.size))
+        os.close(said)
+        os.close(says)
+        return port
+
     def play_loss(self, number, stage, victim=1, is_hosted=True, wakes=None, gathers=True, silent_s=18):
         """A rank of three nodes sends itself a signal before its second group. Their statuses, what they said, and what
-        part of the archive the others have read from storage. The store is here, or at rank 0."""
+        part of the archive the others have read from storage. The store is a process of its own, or at rank 0."""
         self.node_of, self.is_hosted = range(NODES), is_hosted
         lengthen(self.archive)
-        store = self.dist.TCPStore("127.0.0.1", 0, NODES, True, wait_for_workers=False) if is_hosted else None
         with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = store.port if store else free.getsockname()[1]
+            self.port = self.host_store() if is_hosted else free.getsockname()[1]
         figures = [tempfile.TemporaryFile(dir=self.folder.name) for _ in range(NODES)]
 
         def act(rank, path):
