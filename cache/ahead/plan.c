@@ -229,15 +229,14 @@ static uint64_t scan_window_most(const struct scan *s)
 }
 
 /*
- * A window grows with what was read in a row. Its end being near tells little: with the reader
- * waiting, all of it is asked for, and a longer one is what would help. That only doubles small
- * ones, of pieces in any order.
+ * A window doubles when its end is near, and grows with what was read in a row: with the reader
+ * waiting, all of it is asked for, so that its end is not near, and a longer one would help.
  */
 static uint64_t scan_window(const struct scan *s, const struct file_stream *f)
 {
     uint64_t run = f->expected - f->begun, most = scan_window_most(s), window = f->window;
 
-    if (f->fetched - f->expected <= window / 2 && window < min_u64(most / 4, FILE_WINDOW_SURE))
+    if (f->fetched - f->expected <= window / 2)
         window *= 2;
     return min_u64(max_u64(window, max_u64(min_u64(run, FILE_WINDOW_SURE), run / 2)), most);
 }
