@@ -172,6 +172,7 @@ void stage_copy(struct stage *stage)
     while (copying_goes_on(&c)) {
         if (copying_yields(stage) && !stage_is_complete(state)) {
             pause_for(&stage->pause, LOOK_NS);
+            waited = false; /* the job may break once more */
             continue;
         }
         if (!waited) {

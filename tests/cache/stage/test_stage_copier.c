@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "source_ops.h"
+#include "stage_job.h"
 #include "stage_private.h"
 #include "suite.h"
 
@@ -23,6 +24,8 @@ static struct source *source;
 static struct stage *stage;
 static _Atomic uint64_t clock_ns;
 static unsigned notes;
+static uint64_t job_chunk; /* while it is read, the job's other nodes bring chunks again */
+static uint64_t read_ns[CHUNKS]; /* when each chunk was last read */
 
 /* Reads of one chunk fail, or of all of them. */
 static struct failing {
@@ -35,6 +38,9 @@ static struct failing {
 static int failing_read(const struct source *s, struct source_cursor *cursor)
 {
     uint64_t chunk = cursor->offset / STAGE_CHUNK_BYTES;
+    read_ns[chunk] = atomic_load(&clock_ns);
+    if (chunk == job_chunk)
+        atomic_store(&stage->state->job_ns, read_ns[chunk]);
     bool is_meant = chunk >= failing.first && chunk < failing.end;
     if (is_meant && atomic_fetch_add(&failing.reads, 1) < atomic_load(&failing.most))
         return failing.err;
@@ -76,6 +82,7 @@ static void setup(void)
     setenv("ONEPOT_ASSUME_REMOTE", "1", 1);
     ck_assert_int_eq(source_open(path, NULL, &source), 0);
     fail_reads(0, 0, 0, 0);
+    job_chunk = CHUNKS;
     struct source *wrapper = calloc(1, sizeof(*wrapper));
     ck_assert_ptr_nonnull(wrapper);
     source_wrap(wrapper, &failing_ops, &source);
@@ -166,6 +173,23 @@ START_TEST(archive_that_changes_meanwhile_is_not_whole)
     stage_copy(stage);
     ck_assert_int_eq(failure(), ESTALE);
     ck_assert(!atomic_load(&stage->state->whole));
+}
+END_TEST
+
+/* Else all nodes that a job has lost would ask storage at the same moment. */
+START_TEST(copying_begins_after_a_random_moment_each_time_that_a_job_breaks)
+{
+    uint64_t begun_ns = atomic_load(&clock_ns);
+    job_chunk = 3;
+    atomic_store(&stage->state->job_ns, STAGE_JOB_LOST);
+    stage_copy(stage);
+    ck_assert(atomic_load(&stage->state->whole));
+    ck_assert_uint_ge(read_ns[0] - begun_ns, SECOND / 10);
+    ck_assert_uint_le(read_ns[0] - begun_ns, 10 * SECOND);
+    /* First a pause after the pass, and the silence after which the job counts as broken. */
+    uint64_t silence_ns = STAGE_JOB_SILENT_S * SECOND + SECOND / 100;
+    ck_assert_uint_ge(read_ns[4] - read_ns[3], silence_ns + SECOND / 10);
+    ck_assert_uint_le(read_ns[4] - read_ns[3], silence_ns + 10 * SECOND);
 }
 END_TEST
 
@@ -278,6 +302,7 @@ int main(void)
     tcase_add_test(tc, storage_that_is_gone_ends_the_copy_within_one_pass);
     tcase_add_test(tc, chunk_that_a_reader_makes_is_waited_for);
     tcase_add_test(tc, archive_that_changes_meanwhile_is_not_whole);
+    tcase_add_test(tc, copying_begins_after_a_random_moment_each_time_that_a_job_breaks);
     tcase_add_test(tc, stream_goes_on_when_its_storage_answers);
     tcase_add_test(tc, stream_ends_when_patience_does_not_help);
     tcase_add_test(tc, stream_that_never_passes_a_chunk_ends);
