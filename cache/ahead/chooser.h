@@ -1,8 +1,8 @@
 /*
  * A way to choose the next fetches. A plan (plan.h) has up to five of them, in this order:
  *
- *     order      a known order of files, given or recognised     plan.c, follow.h, recognise.h
- *     sequence   files and pieces of files in a row              plan.c, sequences.c
+ *     order      a known order of files, given or recognised     plan.c, recognise.h
+ *     sequence   files and pieces of files in a row              plan.c
  *     tree       directories that a walk will reach              tree_walk.c
  *     names      names of files that are opened without a listing   names.c
  *     near       files near the ones that are read           nearby.c
@@ -38,6 +38,122 @@ struct chooser {
     /* The wants of one call of `take` were fetched, or could not be. May be NULL. */
     void (*finished)(void *chooser, const struct reader_want *wants, size_t count, int result);
 };
+
+/* ---- order ---- */
+
+/*
+ * Keeps ahead of readers along a known order: it says what to fetch next, and whether they
+ * still read in that order. It has no threads and does no reads. Its owner reports reads to it,
+ * asks it what to fetch, and reports when that is done.
+ *
+ *     follow_new(&options, order, &follow);
+ *     follow_read(follow, position, task)       a file was asked for
+ *     follow_next(follow, &want)                fetch this; then follow_done(follow, want.due)
+ *     if (follow_wants_next(follow)) follow_set_next(follow, the order of the next epoch)
+ *
+ * Readers need not keep the order exactly. Several of them, each with workers at different
+ * batches, are out of step by thousands of places. So only the region they are in counts.
+ * Places of the order are numbered on through the epochs; such a number is called `due`.
+ *
+ * How far ahead: until `window_bytes` of fetched data wait for their readers. Data that all
+ * readers have left behind does not count, since nobody will ask for it any more.
+ */
+
+struct follow;
+
+struct follow_options {
+    const struct ahead_options *ahead; /* outlives it; its window may change */
+    struct ahead_stats *stats;         /* to count in; outlives it */
+    /*
+     * A shuffle over all ranks: nothing is fetched until it is known which of them are here.
+     * Otherwise fetching begins before the first read.
+     */
+    bool shared;
+    uint64_t spread;    /* readers are known to be within this many places; 0: not known */
+    uint64_t first_due; /* `due` of its first place; places of earlier orders are below */
+};
+
+/* Shares the order. -ENOMEM. */
+int follow_new(const struct follow_options *options, struct known_reads *order,
+               struct follow **ret_follow);
+void follow_free(struct follow *follow); /* NULL is fine */
+
+enum follow_verdict {
+    FOLLOW_FOREIGN,    /* not a file of this order */
+    FOLLOW_UNEXPECTED, /* a file that is not due */
+    FOLLOW_MISSED,     /* in order, but was not asked for in time */
+    FOLLOW_LATE,       /* asked for, but not there yet */
+    FOLLOW_FOUND,      /* there */
+};
+
+/* A thread reads a file for the first time in this epoch. */
+enum follow_verdict follow_read(struct follow *follow, uint32_t position, uint32_t task);
+
+/* Too many of the last reads were out of order: the readers don't follow this order. */
+bool follow_is_lost(const struct follow *follow);
+
+/* False: nothing to fetch for the moment. */
+bool follow_next(struct follow *follow, struct reader_want *ret_want);
+void follow_done(struct follow *follow, uint64_t due);
+/* There was no room to fetch it. It comes again, and nothing comes before some reads. */
+void follow_refused(struct follow *follow, uint64_t due);
+
+/* True once an epoch: the readers are so far that the next epoch's order should be made. */
+bool follow_wants_next(struct follow *follow);
+int follow_set_next(struct follow *follow, struct known_reads *order); /* shares it. -ENOMEM */
+/* True once for each epoch: the readers have gone on to the next order. */
+bool follow_has_turned(struct follow *follow);
+
+/*
+ * Which part of a shuffled order this node reads. Rank r of W reads the places r, r + W,
+ * r + 2W, ... Ranks on other nodes are not seen here, and their samples must not be fetched.
+ *
+ * How W is found. A reader (a rank, or one of its DataLoader workers) reads places of only one
+ * residue modulo W. So between two reads of a thread lies a multiple of W, and within a batch W
+ * itself. W is the largest number that divides nearly all of these distances. A wrong number
+ * divides a distance with a probability of at most one half. With WORLD_DISTANCES_MIN distances
+ * or more, it divides nine in ten by less than one chance in a thousand if it is 2, and by next
+ * to none from 4 on. Being wrong by a factor costs nothing where all residues are read here.
+ * (Batches of one sample make the result W times the number of workers. Then each worker counts
+ * as a rank, and the places are the same.)
+ *
+ * A residue is local if its places were read here at least twice, so that one stray read adds
+ * none. A rank that starts late is added when it reads.
+ *
+ * Too few distances prove nothing: a single rank whose workers have each begun a batch reads
+ * the same places as the ranks of one node among many.
+ */
+
+#define WORLD_MAX 4096u
+#define WORLD_DISTANCES_MIN 16u
+#define WORLD_READS_MAX 512u
+
+struct world {
+    uint32_t size;                 /* W; 0: not known */
+    uint32_t local;                /* residues read here, */
+    uint64_t bits[WORLD_MAX / 64]; /* and which */
+};
+
+struct world_read {
+    uint64_t place;
+    uint32_t task; /* the thread that reads */
+};
+
+/* All places are read here. */
+void world_all(struct world *world);
+
+/* Infer it from the last reads, oldest first, at most WORLD_READS_MAX. -EAGAIN: too few. */
+int world_infer(const struct world_read *reads, unsigned count, struct world *ret_world);
+
+static inline bool world_reads(const struct world *world, uint64_t place)
+{
+    uint32_t rest = (uint32_t)(place % world->size);
+
+    return world->bits[rest / 64] >> (rest % 64) & 1;
+}
+
+/* All residues that are local in `other` are local in `world`, too (of the same size). */
+bool world_holds(const struct world *world, const struct world *other);
 
 /* ---- sequence ---- */
 

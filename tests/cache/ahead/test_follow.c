@@ -2,7 +2,7 @@
  * Along a known order ahead of readers that are out of step with each other: nearly all is
  * there in time, nothing of other nodes is fetched, wrong orders are given up.
  */
-#include "follow.h"
+#include "chooser.h"
 #include "index_helper.h"
 #include "training.h"
 #include "suite.h"

@@ -1,7 +1,7 @@
 /*
  * Which part of a shuffle is read on this node, from the distances between reads.
  */
-#include "world.h"
+#include "chooser.h"
 
 #include <errno.h>
 #include <string.h>
