@@ -2,7 +2,7 @@
  * Reports readers' requests, from the threads that answer them to one thread that plans ahead.
  * Each answering thread has its own observer, a ring that it alone writes. So a report costs a
  * few stores and no lock. If the planner is slow and a ring is full, observations are lost and
- * counted.
+ * counted. (threads.c has them.)
  *
  *     observers_new(&all);
  *     observer_new(all, &mine);                      once for each thread that answers
