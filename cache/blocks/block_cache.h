@@ -69,7 +69,7 @@ struct block_cache_options {
     uint64_t budget_bytes;
     size_t block_bytes;    /* size of most blocks, or of the largest */
     bool huge_pages;       /* pays if most blocks have the same size */
-    bool not_for_children; /* see buffer_pool.h */
+    bool not_for_children; /* a forked child won't have the blocks (MADV_DONTFORK) */
     /*
      * A fill that takes longer counts as stuck: no thread waits for it any more, and the next
      * one that wants the block fills it anew. 0: no limit.

@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "buffer_pool.h"
+#include "block_cache_private.h"
 #include "suite.h"
 
 static size_t page;
