@@ -34,8 +34,9 @@ int content_new(struct pot *pot, struct reader *reader, enum content_blocks bloc
 void content_free(struct content *content); /* NULL is fine */
 
 /*
- * See reader_scratch_skip_sums. With CONTENT_THREAD_BLOCKS, call it before the first
- * content_read.
+ * From now on, does not compare the sums inside compressed blocks, for callers that compare the
+ * files' sums. It saves time, and a damaged block does not make its undamaged files unreadable.
+ * With CONTENT_THREAD_BLOCKS, call it before the first content_read.
  */
 void content_skip_sums(struct content *content);
 

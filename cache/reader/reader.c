@@ -1,18 +1,69 @@
 /*
- * Answers reads: from the source, through the block cache, and ahead of readers.
+ * Answers reads, from the source or through the block cache, and brings in bytes ahead of
+ * readers. At the end, contents: whole members by the same means.
  */
-#include "reader.h"
+#include "content.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "codec.h"
 #include "numbers.h"
 #include "permits.h"
-#include "reader_private.h"
+#include "reader.h"
+
+struct reader {
+    const struct index *index;
+    struct source *source;
+    uint64_t source_bytes;
+    bool is_mapped;      /* by ranges: source_map_at */
+    bool answers_mapped; /* with places in the mapping */
+    size_t page;
+    bool is_kept;              /* the source keeps what was read of it (source_keeps) */
+    bool ask_mincore;          /* the filesystem does not report whether a read is cached */
+    bool cache_stored;         /* stored bytes go through the block cache, not the page cache */
+    bool keep_pages;           /* or through both */
+    bool lets_go;              /* of compressed blocks that were read whole */
+    uint32_t block_bytes;      /* of the largest */
+    struct block_cache *cache; /* NULL: nothing is read in blocks */
+    _Atomic uint64_t cache_bytes; /* its budget */
+    struct permits permits;       /* for unpacking large blocks */
+    void *zeros;                  /* READER_SPAN_MAX bytes, for every hole */
+    _Alignas(64) _Atomic uint64_t source_reads, source_read_bytes;
+};
+
+struct reader_scratch {
+    struct reader *reader;
+    uint8_t *buffer; /* READER_SPAN_MAX bytes; pages are touched only when needed */
+    size_t used;     /* by the current span */
+    uint8_t *packed; /* for a compressed block */
+    size_t packed_size;
+    struct codec_context *codec; /* NULL before the first block */
+    bool skip_sums;              /* of its blocks */
+    void (*on_wait)(void *ctx);
+    void *on_wait_ctx;
+    void (*on_unpack)(void *ctx, bool begins);
+    void *on_unpack_ctx;
+    bool unpacks;              /* on_unpack was told so */
+    bool waited;               /* on_wait was called for the current request */
+    enum reader_origin origin; /* of the parts of the current request so far */
+};
+
+/* A stored block to read: a file's range of the archive, or a piece of it. */
+struct piece {
+    uint64_t source_offset; /* of the block */
+    size_t block_bytes;
+    size_t start, length; /* the wanted part of it */
+    int begun;            /* enum block_begun; negative: there is nothing to do */
+    struct block *block;  /* pinned; NULL: read it without the cache */
+};
+
+#define PIECES_MAX READER_IOV_MAX
 
 /*
  * A counting semaphore whose count may change while it is in use.
@@ -116,7 +167,8 @@ static void reader_unpacks(struct reader_scratch *scratch, bool begins)
     }
 }
 
-int reader_source_error(int err)
+/* Translates an error of a source to one of this interface. */
+static int reader_source_error(int err)
 {
     return err == 0 || err == -ENODATA || err == -ENOMEM ? err : -EIO;
 }
@@ -317,8 +369,12 @@ static bool sane_block(const struct reader *reader, const struct extent *extent)
            extent->packed_bytes <= codec_packed_max(reader->block_bytes);
 }
 
-int reader_unpack(struct reader *reader, struct reader_scratch *scratch,
-                  const struct extent *extent, void *buf, size_t *ret_len)
+/*
+ * Decompresses the block of an extent of kind BLOCK into the caller's buffer, which has room
+ * for the largest, without the block cache. Errors: reader_get's.
+ */
+static int reader_unpack(struct reader *reader, struct reader_scratch *scratch,
+                         const struct extent *extent, void *buf, size_t *ret_len)
 {
     if (!sane_block(reader, extent))
         return -EUCLEAN;
@@ -1182,11 +1238,6 @@ void reader_scratch_free(struct reader_scratch *scratch)
     free(scratch);
 }
 
-void reader_scratch_skip_sums(struct reader_scratch *scratch)
-{
-    scratch->skip_sums = true;
-}
-
 void reader_scratch_on_wait(struct reader_scratch *scratch, void (*hook)(void *ctx), void *ctx)
 {
     scratch->on_wait = hook;
@@ -1242,4 +1293,229 @@ void reader_set_budget(struct reader *reader, uint64_t cache_bytes)
     atomic_store(&reader->cache_bytes, cache_bytes);
     if (reader->cache)
         block_cache_set_budget(reader->cache, cache_bytes);
+}
+
+/* ---- whole members ---- */
+
+/*
+ * Stored bytes are read into a buffer that fits in a CPU's cache, and used there. A mapping
+ * would save the copy, but its pages have to be faulted in, and hashing bytes that vanish is a
+ * SIGBUS. Decompressed blocks are used where they lie.
+ *
+ * With CONTENT_THREAD_BLOCKS these are a few buffers that are reused, so that they stay in the
+ * CPU's cache and cost no page faults; nothing is shared or locked. A block that belongs to one
+ * file gets the first buffer, because nobody will ask for it again. Other blocks get the one of
+ * the other buffers that was used longest ago. There are two of these: in a SquashFS, the block
+ * that holds the ends of files lies apart from their other blocks.
+ */
+
+#define THREAD_BLOCKS 3u
+
+struct thread_block {
+    uint64_t source_offset;
+    uint8_t *bytes; /* room for the largest block; NULL: not yet used */
+    size_t len;     /* 0: holds nothing */
+    uint64_t used;  /* when it was used last */
+};
+
+struct content {
+    struct pot *pot;
+    struct reader *reader;
+    struct reader_scratch *scratch;
+    enum content_blocks blocks;
+    struct thread_block own[THREAD_BLOCKS];
+    uint64_t now; /* of uses of these */
+    uint64_t near_end;
+    uint64_t window_start;
+    size_t window_len;
+    uint8_t window[CONTENT_NEAR_BYTES];
+};
+
+/* A read in progress. */
+struct reading {
+    struct content *content;
+    uint32_t position;
+    content_sink *sink;
+    void *ctx;
+    uint64_t *where;
+};
+
+int content_new(struct pot *pot, struct reader *reader, enum content_blocks blocks,
+                struct content **ret_content)
+{
+    struct content *s = malloc(sizeof(*s));
+    if (!s)
+        return -ENOMEM;
+    s->pot = pot;
+    s->reader = reader;
+    s->blocks = blocks;
+    memset(s->own, 0, sizeof(s->own));
+    s->near_end = s->window_start = s->now = 0;
+    s->window_len = 0;
+    int r = reader_scratch_new(reader, &s->scratch);
+    if (r < 0) {
+        free(s);
+        return r;
+    }
+    *ret_content = s;
+    return 0;
+}
+
+void content_free(struct content *s)
+{
+    if (!s)
+        return;
+    for (unsigned i = 0; i < THREAD_BLOCKS; i++)
+        free(s->own[i].bytes);
+    reader_scratch_free(s->scratch);
+    free(s);
+}
+
+void content_skip_sums(struct content *s)
+{
+    s->scratch->skip_sums = true;
+}
+
+void content_expect(struct content *s, uint64_t end)
+{
+    s->near_end = end;
+}
+
+static int content_failed(const struct reading *r, int err, uint64_t where)
+{
+    *r->where = where;
+    return err;
+}
+
+/* Fills the window from `offset` on: `len` bytes, and expected bytes behind them. */
+static int fill_window(struct content *s, uint64_t offset, size_t len)
+{
+    uint64_t size = source_size(s->pot->source), end;
+    s->window_len = 0;
+    if (__builtin_add_overflow(offset, len, &end) || end > size)
+        return -ENODATA;
+    if (s->near_end > end)
+        end = s->near_end < size ? s->near_end : size;
+    if (end - offset > CONTENT_NEAR_BYTES)
+        end = offset + CONTENT_NEAR_BYTES;
+    int r = source_read(s->pot->source, s->window, (size_t)(end - offset), offset);
+    if (r < 0)
+        return reader_source_error(r);
+    s->window_start = offset;
+    s->window_len = (size_t)(end - offset);
+    return 0;
+}
+
+static int read_stored(const struct reading *r, const struct extent *extent, uint64_t len)
+{
+    struct content *s = r->content;
+    for (uint64_t done = 0; done < len;) {
+        uint64_t offset = extent->source_offset + done;
+        size_t n = len - done < CONTENT_NEAR_BYTES ? (size_t)(len - done) : CONTENT_NEAR_BYTES;
+        if (offset < s->window_start || n > s->window_len ||
+            offset - s->window_start > s->window_len - n) {
+            int err = fill_window(s, offset, n);
+            if (err < 0)
+                return content_failed(r, err, offset);
+        }
+        int err =
+            r->sink(r->ctx, s->window + (offset - s->window_start), n, extent->offset + done);
+        if (err)
+            return err;
+        done += n;
+    }
+    return 0;
+}
+
+/* The buffer with the block of an extent, or else the one that the block gets. */
+static struct thread_block *choose_own(struct content *s, const struct extent *extent)
+{
+    struct thread_block *oldest = &s->own[1];
+    for (unsigned i = 0; i < THREAD_BLOCKS; i++)
+        if (s->own[i].len > 0 && s->own[i].source_offset == extent->source_offset)
+            return &s->own[i];
+    if (extent->block_offset == 0 && extent->length == extent->block_bytes)
+        return &s->own[0];
+    for (unsigned i = 2; i < THREAD_BLOCKS; i++)
+        if (s->own[i].used < oldest->used)
+            oldest = &s->own[i];
+    return oldest;
+}
+
+static int fill_own(struct content *s, struct thread_block *own, const struct extent *extent)
+{
+    own->len = 0;
+    if (!own->bytes)
+        own->bytes = malloc(s->reader->block_bytes);
+    if (!own->bytes)
+        return -ENOMEM;
+    own->source_offset = extent->source_offset;
+    int r = reader_unpack(s->reader, s->scratch, extent, own->bytes, &own->len);
+    if (r < 0)
+        own->len = 0;
+    return r;
+}
+
+static int read_thread_block(const struct reading *r, const struct extent *extent, uint64_t len)
+{
+    struct content *s = r->content;
+    struct thread_block *own = choose_own(s, extent);
+    bool has = own->len > 0 && own->source_offset == extent->source_offset;
+    int err = has ? 0 : fill_own(s, own, extent);
+    if (err == 0 &&
+        (extent->block_offset > own->len || extent->length > own->len - extent->block_offset))
+        err = -EUCLEAN;
+    if (err < 0)
+        return content_failed(r, err, extent->source_offset);
+    own->used = ++s->now;
+    return r->sink(r->ctx, own->bytes + extent->block_offset, (size_t)len, extent->offset);
+}
+
+static int read_shared_block(const struct reading *r, const struct extent *extent, uint64_t len)
+{
+    struct content *s = r->content;
+    for (uint64_t done = 0; done < len;) {
+        struct span span;
+        size_t n = len - done < READER_SPAN_MAX ? (size_t)(len - done) : READER_SPAN_MAX;
+        int err =
+            reader_get(s->reader, s->scratch, r->position, extent->offset + done, n, &span);
+        if (err == 0 && span.bytes == 0)
+            err = -EUCLEAN;
+        if (err < 0)
+            return content_failed(r, err, extent->source_offset);
+        for (int i = 0; err == 0 && i < span.iov_count; i++) {
+            err = r->sink(r->ctx, span.iov[i].iov_base, span.iov[i].iov_len,
+                          extent->offset + done);
+            done += span.iov[i].iov_len;
+        }
+        reader_put(s->reader, &span);
+        if (err)
+            return err;
+    }
+    return 0;
+}
+
+int content_read(struct content *s, uint32_t position, uint64_t from, uint64_t to,
+                 content_sink *sink, void *ctx, uint64_t *ret_where)
+{
+    const struct reading reading = {s, position, sink, ctx, ret_where};
+    while (from < to) {
+        struct extent extent;
+        int r = index_extent(s->pot->index, position, from, &extent);
+        if (r == -ENXIO)
+            break;
+        if (r < 0)
+            return content_failed(&reading, r, FAULT_NO_OFFSET);
+        uint64_t len = extent.length < to - from ? extent.length : to - from;
+        if (extent.kind == EXTENT_STORED)
+            r = read_stored(&reading, &extent, len);
+        else if (extent.kind == EXTENT_BLOCK && s->blocks == CONTENT_THREAD_BLOCKS)
+            r = read_thread_block(&reading, &extent, len);
+        else if (extent.kind == EXTENT_BLOCK)
+            r = read_shared_block(&reading, &extent, len);
+        if (r)
+            return r;
+        from += len;
+    }
+    return 0;
 }

@@ -88,12 +88,6 @@ int reader_scratch_new(struct reader *reader, struct reader_scratch **ret_scratc
 void reader_scratch_free(struct reader_scratch *scratch);
 
 /*
- * From now on, does not compare the sums inside compressed blocks, for callers that compare the
- * files' sums. It saves time, and a damaged block does not make its undamaged files unreadable.
- */
-void reader_scratch_skip_sums(struct reader_scratch *scratch);
-
-/*
  * Calls `hook(ctx)` in this thread, at most once for each reader_get, before the thread sleeps
  * until a device answers: for a read that is not in the page cache, or for another thread that
  * fills the same block. A request loop then lets another thread take over. (Decompression does
