@@ -12,8 +12,8 @@
  * waits at a time. When its reader comes it is *used*, or *late* if the fetch has not ended.
  * When all readers have *passed* it, it stays *unused*.
  *
- * The plan follows a known order (chooser.h), which was given or recognised (recognise.h). Reads
- * outside of it may be sequences (chooser.h). The values of `onepot stat` come from
+ * The plan follows a known order (chooser.h), which was given or recognised (recognise.h).
+ * Reads outside of it may be sequences (chooser.h). The values of `onepot stat` come from
  * struct ahead_stats: "foreseen" counts planned bytes, "prefetched" the block cache's.
  *
  *     ahead_new(&options, &ahead);

@@ -267,9 +267,7 @@ static void reader_fetcher_end(void *scratch)
 
 static void reader_fetcher_passed(void *reader, uint64_t due, bool is_new_order)
 {
-    if (is_new_order)
-        reader_forget_order(reader);
-    reader_passed(reader, due);
+    reader_passed(reader, due, is_new_order);
 }
 
 const struct fetcher ahead_reader_fetcher = {

@@ -1020,13 +1020,10 @@ static void release_everywhere(struct block_cache *cache, uint64_t due)
     }
 }
 
-void block_cache_forget_order(struct block_cache *cache)
+void block_cache_passed(struct block_cache *cache, uint64_t due, bool is_new_order)
 {
-    release_everywhere(cache, BLOCK_DUE_UNKNOWN);
-}
-
-void block_cache_passed(struct block_cache *cache, uint64_t due)
-{
+    if (is_new_order)
+        release_everywhere(cache, BLOCK_DUE_UNKNOWN);
     uint64_t last = keep_peek(&cache->passed);
     uint64_t blocks = keep_peek(&cache->blocks);
     if (due >= last && due - last < PASSED_STEP + blocks / PASSED_PART)

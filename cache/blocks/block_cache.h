@@ -145,16 +145,12 @@ int block_cache_begin_ahead(struct block_cache *cache, uint64_t key, size_t size
 void block_cache_note_due(struct block_cache *cache, uint64_t key, uint64_t due);
 
 /*
- * The order turned out to be wrong: blocks that wait for their use lose their place, and may be
- * evicted like used ones.
- */
-void block_cache_forget_order(struct block_cache *cache);
-
-/*
  * Readers have passed number `due` of the order: unused blocks that were due before it may be
  * evicted like used ones. Call it often: it looks for such blocks only when there may be many.
+ * `is_new_order`: the order before turned out to be wrong, so that all blocks that wait for
+ * their use lose their place.
  */
-void block_cache_passed(struct block_cache *cache, uint64_t due);
+void block_cache_passed(struct block_cache *cache, uint64_t due, bool is_new_order);
 
 /*
  * All bytes for a block that is MINE were read: from now on its fill takes CPU time only, and

@@ -15,52 +15,39 @@
 
 #include "numbers.h"
 #include "reader.h"
+#include "vector.h"
 
 #define PIECE_BYTES (UINT64_C(4) << 20)
-
-/* A scratch that no thread uses at the moment. */
-struct spare {
-    struct reader_scratch *scratch;
-    struct spare *next;
-};
 
 struct archive_input {
     struct input input;
     struct pot *pot;
     struct reader *reader;
-    pthread_mutex_t lock; /* for the spares */
-    struct spare *spares;
+    pthread_mutex_t lock;                   /* for the spares */
+    VECTOR(struct reader_scratch *) spares; /* that no thread uses at the moment */
     uint64_t pieces;
     _Atomic uint8_t *asked; /* a bit for each piece that the kernel was asked to read */
 };
 
 /* ---- scratches ---- */
 
-static int input_take_scratch(struct archive_input *in, struct spare **ret_spare)
+static int input_take_scratch(struct archive_input *in, struct reader_scratch **ret_scratch)
 {
     pthread_mutex_lock(&in->lock);
-    struct spare *spare = in->spares;
-    if (spare)
-        in->spares = spare->next;
+    bool has_spare = in->spares.count > 0;
+    if (has_spare)
+        *ret_scratch = in->spares.at[--in->spares.count];
     pthread_mutex_unlock(&in->lock);
-    if (!spare) {
-        spare = calloc(1, sizeof(*spare));
-        int r = spare ? reader_scratch_new(in->reader, &spare->scratch) : -ENOMEM;
-        if (r < 0) {
-            free(spare);
-            return r;
-        }
-    }
-    *ret_spare = spare;
-    return 0;
+    return has_spare ? 0 : reader_scratch_new(in->reader, ret_scratch);
 }
 
-static void put_scratch(struct archive_input *in, struct spare *spare)
+static void put_scratch(struct archive_input *in, struct reader_scratch *scratch)
 {
     pthread_mutex_lock(&in->lock);
-    spare->next = in->spares;
-    in->spares = spare;
+    int r = vector_push(&in->spares, scratch);
     pthread_mutex_unlock(&in->lock);
+    if (r < 0)
+        reader_scratch_free(scratch);
 }
 
 /* ---- reading ---- */
@@ -92,13 +79,13 @@ static int input_read_file(void *ctx, uint32_t position, uint64_t offset, void *
                            size_t len, size_t *ret_len)
 {
     struct archive_input *in = ctx;
-    struct spare *spare;
-    int r = input_take_scratch(in, &spare);
+    struct reader_scratch *scratch;
+    int r = input_take_scratch(in, &scratch);
     if (r < 0)
         return r;
     read_ahead(in, position, offset, len);
-    r = reader_copy(in->reader, spare->scratch, position, offset, bytes, len, ret_len);
-    put_scratch(in, spare);
+    r = reader_copy(in->reader, scratch, position, offset, bytes, len, ret_len);
+    put_scratch(in, scratch);
     return r;
 }
 
@@ -141,12 +128,9 @@ void archive_input_free(const struct input *input)
     if (!input)
         return;
     struct archive_input *in = input->ctx;
-    while (in->spares) {
-        struct spare *spare = in->spares;
-        in->spares = spare->next;
-        reader_scratch_free(spare->scratch);
-        free(spare);
-    }
+    for (size_t i = 0; i < in->spares.count; i++)
+        reader_scratch_free(in->spares.at[i]);
+    vector_free(&in->spares);
     reader_free(in->reader);
     pthread_mutex_destroy(&in->lock);
     free((void *)in->asked);

@@ -23,8 +23,8 @@ void permits_free(struct permits *permits);
 
 void permits_limit(struct permits *permits, unsigned most);
 
-bool permits_try(struct permits *permits);  /* takes a permit if one is free */
-void permits_take(struct permits *permits); /* or waits for it */
+/* Takes a permit; with `may_wait`, waits until one is free. False: none is. */
+bool permits_take(struct permits *permits, bool may_wait);
 void permits_end(struct permits *permits);
 
 #endif

@@ -43,12 +43,13 @@ struct reader_scratch {
     size_t used;     /* by the current span */
     uint8_t *packed; /* for a compressed block */
     size_t packed_size;
+    const struct extent *extent; /* see unpack_next */
+    size_t start_bytes;
     struct codec_context *codec; /* NULL before the first block */
     bool skip_sums;              /* of its blocks */
     void (*on_wait)(void *ctx);
-    void *on_wait_ctx;
     void (*on_unpack)(void *ctx, bool begins);
-    void *on_unpack_ctx;
+    void *hook_ctx;
     bool unpacks;              /* on_unpack was told so */
     bool waited;               /* on_wait was called for the current request */
     enum reader_origin origin; /* of the parts of the current request so far */
@@ -95,22 +96,15 @@ static bool permits_are_free(const struct permits *permits)
     return permits->most == 0 || permits->taken < permits->most;
 }
 
-bool permits_try(struct permits *permits)
+bool permits_take(struct permits *permits, bool may_wait)
 {
     pthread_mutex_lock(&permits->lock);
+    while (may_wait && !permits_are_free(permits))
+        pthread_cond_wait(&permits->ended, &permits->lock);
     bool took = permits_are_free(permits);
     permits->taken += took;
     pthread_mutex_unlock(&permits->lock);
     return took;
-}
-
-void permits_take(struct permits *permits)
-{
-    pthread_mutex_lock(&permits->lock);
-    while (!permits_are_free(permits))
-        pthread_cond_wait(&permits->ended, &permits->lock);
-    permits->taken++;
-    pthread_mutex_unlock(&permits->lock);
 }
 
 void permits_end(struct permits *permits)
@@ -147,7 +141,7 @@ static void reader_may_wait(struct reader_scratch *scratch)
 {
     if (scratch->on_wait && !scratch->waited) {
         scratch->waited = true;
-        scratch->on_wait(scratch->on_wait_ctx);
+        scratch->on_wait(scratch->hook_ctx);
     }
 }
 
@@ -163,7 +157,7 @@ static void reader_unpacks(struct reader_scratch *scratch, bool begins)
 {
     if (scratch->on_unpack && scratch->unpacks != begins) {
         scratch->unpacks = begins;
-        scratch->on_unpack(scratch->on_unpack_ctx, begins);
+        scratch->on_unpack(scratch->hook_ctx, begins);
     }
 }
 
@@ -216,12 +210,13 @@ static void keep_unless_doubtful(struct reader *reader, struct block *block, uin
 
 /* ---- compressed blocks ---- */
 
-struct block_request {
-    struct reader *reader;
-    struct reader_scratch *scratch;
-    const struct extent *extent; /* NULL: only to wait */
-    size_t start_bytes;          /* 0: all of the block, else only so many bytes */
-};
+/* For read_block: the block of this extent, or only its first `start_bytes` (0: all of it). */
+static void unpack_next(struct reader_scratch *scratch, const struct extent *extent,
+                        size_t start_bytes)
+{
+    scratch->extent = extent;
+    scratch->start_bytes = start_bytes;
+}
 
 static int packed_room(struct reader_scratch *scratch, size_t size)
 {
@@ -245,53 +240,49 @@ static int new_codec(struct reader_scratch *scratch)
 }
 
 /* Decompresses what was read: a part of a longer stream. */
-static int unpack_part(const struct block_request *request, void *buf, size_t size,
-                       size_t *ret_len)
+static int unpack_part(struct reader_scratch *scratch, void *buf, size_t size, size_t *ret_len)
 {
-    const struct extent *extent = request->extent;
-    struct reader_scratch *scratch = request->scratch;
+    const struct extent *extent = scratch->extent;
     struct block_point point;
-    int r = (request->start_bytes ? request->start_bytes : extent->block_bytes) > size
+    int r = (scratch->start_bytes ? scratch->start_bytes : extent->block_bytes) > size
                 ? -EUCLEAN
-                : index_point(request->reader->index, extent->block, &point);
-    if (r == 0 && request->start_bytes)
+                : index_point(scratch->reader->index, extent->block, &point);
+    if (r == 0 && scratch->start_bytes)
         r = codec_unpack_start(scratch->codec, extent->codec, &point, scratch->packed,
-                               extent->packed_bytes, buf, request->start_bytes,
+                               extent->packed_bytes, buf, scratch->start_bytes,
                                extent->block_bytes);
     else if (r == 0)
         r = codec_unpack_part(scratch->codec, extent->codec, &point, scratch->packed,
                               extent->packed_bytes, buf, extent->block_bytes);
     if (r == 0)
-        *ret_len = request->start_bytes ? request->start_bytes : extent->block_bytes;
+        *ret_len = scratch->start_bytes ? scratch->start_bytes : extent->block_bytes;
     return r;
 }
 
-static int unpack_block(const struct block_request *request, void *buf, size_t size,
-                        size_t *ret_len)
+static int unpack_block(struct reader_scratch *scratch, void *buf, size_t size, size_t *ret_len)
 {
-    const struct extent *extent = request->extent;
-    struct reader_scratch *scratch = request->scratch;
+    const struct extent *extent = scratch->extent;
     if (codec_has_point(extent->codec))
-        return unpack_part(request, buf, size, ret_len);
+        return unpack_part(scratch, buf, size, ret_len);
     return codec_unpack(scratch->codec, extent->codec, scratch->packed, extent->packed_bytes,
                         buf, size, ret_len);
 }
 
 /* With tens of megabytes, a decoder of lzma takes seconds. */
-static int unpack_large(const struct block_request *request, struct block *block, void *buf,
+static int unpack_large(struct reader_scratch *scratch, struct block *block, void *buf,
                         size_t size, size_t *ret_len)
 {
-    struct permits *permits = &request->reader->permits;
-    reader_unpacks(request->scratch, true);
+    struct permits *permits = &scratch->reader->permits;
+    reader_unpacks(scratch, true);
     if (block)
-        block_cache_unpacks(request->reader->cache, block);
-    if (!permits_try(permits)) {
-        reader_may_wait(request->scratch);
-        permits_take(permits);
+        block_cache_unpacks(scratch->reader->cache, block);
+    if (!permits_take(permits, false)) {
+        reader_may_wait(scratch);
+        permits_take(permits, true);
     }
-    int r = unpack_block(request, buf, size, ret_len);
+    int r = unpack_block(scratch, buf, size, ret_len);
     permits_end(permits);
-    reader_unpacks(request->scratch, false);
+    reader_unpacks(scratch, false);
     return r;
 }
 
@@ -301,19 +292,18 @@ static bool has_extent(const struct extent *extent, size_t len)
     return extent->block_offset <= len && extent->length <= len - extent->block_offset;
 }
 
-static int read_packed(const struct block_request *request, struct block *block, void *buf,
+static int read_packed(struct reader_scratch *scratch, struct block *block, void *buf,
                        size_t size, size_t *ret_len)
 {
-    const struct extent *extent = request->extent;
-    struct reader *reader = request->reader;
-    struct reader_scratch *scratch = request->scratch;
+    const struct extent *extent = scratch->extent;
+    struct reader *reader = scratch->reader;
     int r = reader_read_source(reader, scratch, scratch->packed, extent->packed_bytes,
                                extent->source_offset);
     if (r < 0)
         return r;
     r = extent->block_bytes > LARGE_BLOCK_BYTES
-            ? unpack_large(request, block, buf, size, ret_len)
-            : unpack_block(request, buf, size, ret_len);
+            ? unpack_large(scratch, block, buf, size, ret_len)
+            : unpack_block(scratch, buf, size, ret_len);
     if (r == 0 && !has_extent(extent, *ret_len))
         r = -EUCLEAN;
     if (r == -EUCLEAN)
@@ -327,20 +317,19 @@ static int read_packed(const struct block_request *request, struct block *block,
  * decompressing fails, reads once more, as storage may have been wrong for a moment; except a
  * large block, for which others wait no longer as for storage.
  */
-static int read_block(const struct block_request *request, struct block *block, void *buf,
+static int read_block(struct reader_scratch *scratch, struct block *block, void *buf,
                       size_t size, size_t *ret_len)
 {
-    const struct extent *extent = request->extent;
-    struct reader_scratch *scratch = request->scratch;
+    const struct extent *extent = scratch->extent;
     reader_unpacks(scratch, false); /* another thread's unpacking failed */
     int r = packed_room(scratch, extent->packed_bytes);
     if (r == 0 && !scratch->codec)
         r = new_codec(scratch);
     if (r < 0)
         return r;
-    r = read_packed(request, block, buf, size, ret_len);
+    r = read_packed(scratch, block, buf, size, ret_len);
     if (r == -EUCLEAN && extent->block_bytes <= LARGE_BLOCK_BYTES)
-        r = read_packed(request, block, buf, size, ret_len);
+        r = read_packed(scratch, block, buf, size, ret_len);
     return r;
 }
 
@@ -355,11 +344,11 @@ static int fill_block(void *ctx, uint64_t key, struct block *block, size_t size,
 /* block_wait: another thread fills this block, and may itself wait for a device. */
 static void wait_for_block(void *ctx, bool unpacks)
 {
-    const struct block_request *request = ctx;
+    struct reader_scratch *scratch = ctx;
     if (unpacks)
-        reader_unpacks(request->scratch, true);
-    reader_came_from(request->scratch, READER_FROM_ANOTHER);
-    reader_may_wait(request->scratch);
+        reader_unpacks(scratch, true);
+    reader_came_from(scratch, READER_FROM_ANOTHER);
+    reader_may_wait(scratch);
 }
 
 static bool sane_block(const struct reader *reader, const struct extent *extent)
@@ -378,8 +367,8 @@ static int reader_unpack(struct reader *reader, struct reader_scratch *scratch,
 {
     if (!sane_block(reader, extent))
         return -EUCLEAN;
-    struct block_request request = {reader, scratch, extent, 0};
-    int r = read_block(&request, NULL, buf, extent->block_bytes, ret_len);
+    unpack_next(scratch, extent, 0);
+    int r = read_block(scratch, NULL, buf, extent->block_bytes, ret_len);
     return r == 0 && *ret_len > extent->block_bytes ? -EUCLEAN : r;
 }
 
@@ -403,14 +392,15 @@ static size_t start_worth(const struct extent *extent)
 static int get_start(struct reader *reader, struct reader_scratch *scratch,
                      const struct extent *extent, struct block **ret_block)
 {
-    struct block_request request = {reader, scratch, extent, start_worth(extent)};
+    const size_t start_bytes = start_worth(extent);
     const uint64_t key = extent->source_offset | START_KEY, tries = source_failed_tries();
     struct block *block;
-    if (!request.start_bytes || !index_has_pieces(reader->index) ||
+    if (!start_bytes || !index_has_pieces(reader->index) ||
         block_cache_has(reader->cache, extent->source_offset))
         return -EAGAIN;
-    int r = block_cache_get(reader->cache, key, request.start_bytes, fill_block, wait_for_block,
-                            &request, &block);
+    unpack_next(scratch, extent, start_bytes);
+    int r = block_cache_get(reader->cache, key, start_bytes, fill_block, wait_for_block,
+                            scratch, &block);
     reader_unpacks(scratch, false);
     if (r == 0)
         keep_unless_doubtful(reader, block, tries);
@@ -437,10 +427,10 @@ static int reader_get_block(struct reader *reader, struct reader_scratch *scratc
             return -EUCLEAN;
         if (get_start(reader, scratch, extent, ret_block) == 0)
             return 0;
-        struct block_request request = {reader, scratch, extent, 0};
+        unpack_next(scratch, extent, 0);
         const uint64_t tries = source_failed_tries();
         r = block_cache_get(reader->cache, extent->source_offset, extent->block_bytes,
-                            fill_block, wait_for_block, &request, &block);
+                            fill_block, wait_for_block, scratch, &block);
         reader_unpacks(scratch, false);
         if (r == 0)
             keep_unless_doubtful(reader, block, tries);
@@ -470,9 +460,9 @@ static int reader_prefetch_block(struct reader *reader, struct reader_scratch *s
         return 0;
     if (r < 0)
         return r;
-    struct block_request request = {reader, scratch, extent, 0};
+    unpack_next(scratch, extent, 0);
     const uint64_t tries = source_failed_tries();
-    r = read_block(&request, block, block_buffer(block), extent->block_bytes, &len);
+    r = read_block(scratch, block, block_buffer(block), extent->block_bytes, &len);
     r = block_cache_end(reader->cache, block, r, len);
     if (r == 0) {
         keep_unless_doubtful(reader, block, tries);
@@ -595,12 +585,11 @@ static void reader_read_pieces(struct reader *reader, struct reader_scratch *scr
 static int settle_pieces(struct reader *reader, struct reader_scratch *scratch,
                          struct piece *pieces, unsigned count, int begun)
 {
-    struct block_request request = {reader, scratch, NULL};
     int err = 0;
     for (unsigned i = 0; i < count; i++) {
         struct piece *piece = &pieces[i];
         if (piece->begun == BLOCK_LOADING &&
-            block_cache_wait(reader->cache, piece->block, wait_for_block, &request) < 0)
+            block_cache_wait(reader->cache, piece->block, wait_for_block, scratch) < 0)
             piece->block = NULL;
         if (piece->begun < 0 && err == 0)
             err = piece->begun;
@@ -1238,17 +1227,12 @@ void reader_scratch_free(struct reader_scratch *scratch)
     free(scratch);
 }
 
-void reader_scratch_on_wait(struct reader_scratch *scratch, void (*hook)(void *ctx), void *ctx)
+void reader_scratch_hooks(struct reader_scratch *scratch, void (*on_wait)(void *ctx),
+                          void (*on_unpack)(void *ctx, bool begins), void *ctx)
 {
-    scratch->on_wait = hook;
-    scratch->on_wait_ctx = ctx;
-}
-
-void reader_scratch_on_unpack(struct reader_scratch *scratch,
-                              void (*hook)(void *ctx, bool begins), void *ctx)
-{
-    scratch->on_unpack = hook;
-    scratch->on_unpack_ctx = ctx;
+    scratch->on_wait = on_wait;
+    scratch->on_unpack = on_unpack;
+    scratch->hook_ctx = ctx;
 }
 
 void reader_limit_unpacking(struct reader *reader, unsigned threads)
@@ -1261,31 +1245,22 @@ enum reader_origin reader_scratch_origin(const struct reader_scratch *scratch)
     return scratch->origin;
 }
 
-void reader_cache_stats(const struct reader *reader, struct block_cache_stats *ret_stats)
+void reader_stats(const struct reader *reader, struct block_cache_stats *ret_cache,
+                  uint64_t *ret_reads, uint64_t *ret_bytes)
 {
     if (reader->cache)
-        block_cache_stats(reader->cache, ret_stats);
+        block_cache_stats(reader->cache, ret_cache);
     else
-        *ret_stats =
+        *ret_cache =
             (struct block_cache_stats){.budget_bytes = atomic_load(&reader->cache_bytes)};
+    *ret_reads = atomic_load_explicit(&reader->source_reads, memory_order_relaxed);
+    *ret_bytes = atomic_load_explicit(&reader->source_read_bytes, memory_order_relaxed);
 }
 
-void reader_source_stats(const struct reader *reader, struct reader_source_stats *ret_stats)
-{
-    ret_stats->reads = atomic_load_explicit(&reader->source_reads, memory_order_relaxed);
-    ret_stats->bytes = atomic_load_explicit(&reader->source_read_bytes, memory_order_relaxed);
-}
-
-void reader_forget_order(struct reader *reader)
+void reader_passed(struct reader *reader, uint64_t due, bool is_new_order)
 {
     if (reader->cache)
-        block_cache_forget_order(reader->cache);
-}
-
-void reader_passed(struct reader *reader, uint64_t due)
-{
-    if (reader->cache)
-        block_cache_passed(reader->cache, due);
+        block_cache_passed(reader->cache, due, is_new_order);
 }
 
 void reader_set_budget(struct reader *reader, uint64_t cache_bytes)
@@ -1323,21 +1298,17 @@ struct content {
     struct reader *reader;
     struct reader_scratch *scratch;
     enum content_blocks blocks;
+    /* Of the read in progress: */
+    uint32_t position;
+    content_sink *sink;
+    void *ctx;
+    uint64_t *where;
     struct thread_block own[THREAD_BLOCKS];
     uint64_t now; /* of uses of these */
     uint64_t near_end;
     uint64_t window_start;
     size_t window_len;
     uint8_t window[CONTENT_NEAR_BYTES];
-};
-
-/* A read in progress. */
-struct reading {
-    struct content *content;
-    uint32_t position;
-    content_sink *sink;
-    void *ctx;
-    uint64_t *where;
 };
 
 int content_new(struct pot *pot, struct reader *reader, enum content_blocks blocks,
@@ -1381,9 +1352,9 @@ void content_expect(struct content *s, uint64_t end)
     s->near_end = end;
 }
 
-static int content_failed(const struct reading *r, int err, uint64_t where)
+static int content_failed(const struct content *s, int err, uint64_t where)
 {
-    *r->where = where;
+    *s->where = where;
     return err;
 }
 
@@ -1406,9 +1377,8 @@ static int fill_window(struct content *s, uint64_t offset, size_t len)
     return 0;
 }
 
-static int read_stored(const struct reading *r, const struct extent *extent, uint64_t len)
+static int read_stored(struct content *s, const struct extent *extent, uint64_t len)
 {
-    struct content *s = r->content;
     for (uint64_t done = 0; done < len;) {
         uint64_t offset = extent->source_offset + done;
         size_t n = len - done < CONTENT_NEAR_BYTES ? (size_t)(len - done) : CONTENT_NEAR_BYTES;
@@ -1416,10 +1386,10 @@ static int read_stored(const struct reading *r, const struct extent *extent, uin
             offset - s->window_start > s->window_len - n) {
             int err = fill_window(s, offset, n);
             if (err < 0)
-                return content_failed(r, err, offset);
+                return content_failed(s, err, offset);
         }
         int err =
-            r->sink(r->ctx, s->window + (offset - s->window_start), n, extent->offset + done);
+            s->sink(s->ctx, s->window + (offset - s->window_start), n, extent->offset + done);
         if (err)
             return err;
         done += n;
@@ -1456,9 +1426,8 @@ static int fill_own(struct content *s, struct thread_block *own, const struct ex
     return r;
 }
 
-static int read_thread_block(const struct reading *r, const struct extent *extent, uint64_t len)
+static int read_thread_block(struct content *s, const struct extent *extent, uint64_t len)
 {
-    struct content *s = r->content;
     struct thread_block *own = choose_own(s, extent);
     bool has = own->len > 0 && own->source_offset == extent->source_offset;
     int err = has ? 0 : fill_own(s, own, extent);
@@ -1466,25 +1435,24 @@ static int read_thread_block(const struct reading *r, const struct extent *exten
         (extent->block_offset > own->len || extent->length > own->len - extent->block_offset))
         err = -EUCLEAN;
     if (err < 0)
-        return content_failed(r, err, extent->source_offset);
+        return content_failed(s, err, extent->source_offset);
     own->used = ++s->now;
-    return r->sink(r->ctx, own->bytes + extent->block_offset, (size_t)len, extent->offset);
+    return s->sink(s->ctx, own->bytes + extent->block_offset, (size_t)len, extent->offset);
 }
 
-static int read_shared_block(const struct reading *r, const struct extent *extent, uint64_t len)
+static int read_shared_block(struct content *s, const struct extent *extent, uint64_t len)
 {
-    struct content *s = r->content;
     for (uint64_t done = 0; done < len;) {
         struct span span;
         size_t n = len - done < READER_SPAN_MAX ? (size_t)(len - done) : READER_SPAN_MAX;
         int err =
-            reader_get(s->reader, s->scratch, r->position, extent->offset + done, n, &span);
+            reader_get(s->reader, s->scratch, s->position, extent->offset + done, n, &span);
         if (err == 0 && span.bytes == 0)
             err = -EUCLEAN;
         if (err < 0)
-            return content_failed(r, err, extent->source_offset);
+            return content_failed(s, err, extent->source_offset);
         for (int i = 0; err == 0 && i < span.iov_count; i++) {
-            err = r->sink(r->ctx, span.iov[i].iov_base, span.iov[i].iov_len,
+            err = s->sink(s->ctx, span.iov[i].iov_base, span.iov[i].iov_len,
                           extent->offset + done);
             done += span.iov[i].iov_len;
         }
@@ -1498,21 +1466,24 @@ static int read_shared_block(const struct reading *r, const struct extent *exten
 int content_read(struct content *s, uint32_t position, uint64_t from, uint64_t to,
                  content_sink *sink, void *ctx, uint64_t *ret_where)
 {
-    const struct reading reading = {s, position, sink, ctx, ret_where};
+    s->position = position;
+    s->sink = sink;
+    s->ctx = ctx;
+    s->where = ret_where;
     while (from < to) {
         struct extent extent;
         int r = index_extent(s->pot->index, position, from, &extent);
         if (r == -ENXIO)
             break;
         if (r < 0)
-            return content_failed(&reading, r, FAULT_NO_OFFSET);
+            return content_failed(s, r, FAULT_NO_OFFSET);
         uint64_t len = extent.length < to - from ? extent.length : to - from;
         if (extent.kind == EXTENT_STORED)
-            r = read_stored(&reading, &extent, len);
+            r = read_stored(s, &extent, len);
         else if (extent.kind == EXTENT_BLOCK && s->blocks == CONTENT_THREAD_BLOCKS)
-            r = read_thread_block(&reading, &extent, len);
+            r = read_thread_block(s, &extent, len);
         else if (extent.kind == EXTENT_BLOCK)
-            r = read_shared_block(&reading, &extent, len);
+            r = read_shared_block(s, &extent, len);
         if (r)
             return r;
         from += len;

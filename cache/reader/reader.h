@@ -88,21 +88,21 @@ int reader_scratch_new(struct reader *reader, struct reader_scratch **ret_scratc
 void reader_scratch_free(struct reader_scratch *scratch);
 
 /*
- * Calls `hook(ctx)` in this thread, at most once for each reader_get, before the thread sleeps
- * until a device answers: for a read that is not in the page cache, or for another thread that
- * fills the same block. A request loop then lets another thread take over. (Decompression does
- * not call it: that keeps a CPU busy, and one more thread would not make it faster.)
+ * Calls `on_wait(ctx)` in this thread, at most once for each reader_get, before the thread
+ * sleeps until a device answers: for a read that is not in the page cache, or for another
+ * thread that fills the same block. A request loop then lets another thread take over.
+ * (Decompression does not call it: that keeps a CPU busy, and one more thread would not make it
+ * faster.)
+ *
+ * Calls `on_unpack(ctx, true)` when only CPU time is missing for a large block: this thread
+ * unpacks it, or waits for its turn at that, or for another thread that does. Calls
+ * `on_unpack(ctx, false)` when that is over, before reader_get returns. Such a request is
+ * alive, however long it takes: what unpacks a block has all its input in memory and ends.
+ *
+ * NULL: calls nothing.
  */
-void reader_scratch_on_wait(struct reader_scratch *scratch, void (*hook)(void *ctx), void *ctx);
-
-/*
- * Calls `hook(ctx, true)` in this thread when only CPU time is missing for a large block: this
- * thread unpacks it, or waits for its turn at that, or for another thread that does. Calls
- * `hook(ctx, false)` when that is over, before reader_get returns. Such a request is alive,
- * however long it takes: what unpacks a block has all its input in memory and ends.
- */
-void reader_scratch_on_unpack(struct reader_scratch *scratch,
-                              void (*hook)(void *ctx, bool begins), void *ctx);
+void reader_scratch_hooks(struct reader_scratch *scratch, void (*on_wait)(void *ctx),
+                          void (*on_unpack)(void *ctx, bool begins), void *ctx);
 
 /*
  * Gets up to `len` bytes (at most READER_SPAN_MAX) of the regular file at inode position
@@ -156,11 +156,8 @@ int reader_prefetch(struct reader *reader, struct reader_scratch *scratch,
  */
 void reader_note_due(struct reader *reader, uint32_t position, uint64_t due);
 
-/* See block_cache_forget_order. */
-void reader_forget_order(struct reader *reader);
-
 /* See block_cache_passed. */
-void reader_passed(struct reader *reader, uint64_t due);
+void reader_passed(struct reader *reader, uint64_t due, bool is_new_order);
 
 /* Large blocks (above 1 MiB) that are decompressed at once; 0, as at first: any number. */
 void reader_limit_unpacking(struct reader *reader, unsigned threads);
@@ -168,12 +165,11 @@ void reader_limit_unpacking(struct reader *reader, unsigned threads);
 /* See block_cache_set_budget. */
 void reader_set_budget(struct reader *reader, uint64_t cache_bytes);
 
-void reader_cache_stats(const struct reader *reader, struct block_cache_stats *ret_stats);
-
-/* Reads of the archive. The callers count what was asked for. */
-struct reader_source_stats {
-    uint64_t reads, bytes; /* from the source and its mapping */
-};
-void reader_source_stats(const struct reader *reader, struct reader_source_stats *ret_stats);
+/*
+ * The block cache, and reads and bytes of the archive: from the source and its mapping. The
+ * callers count what was asked for.
+ */
+void reader_stats(const struct reader *reader, struct block_cache_stats *ret_cache,
+                  uint64_t *ret_reads, uint64_t *ret_bytes);
 
 #endif

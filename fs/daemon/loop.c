@@ -95,8 +95,7 @@ static int worker_equip(struct worker *w)
         r = reader_scratch_new(w->session->config.reader, &w->scratch);
     if (r < 0)
         return r;
-    reader_scratch_on_wait(w->scratch, loop_about_to_wait, w);
-    reader_scratch_on_unpack(w->scratch, worker_unpacks, w);
+    reader_scratch_hooks(w->scratch, loop_about_to_wait, worker_unpacks, w);
     r = features_add_worker(&w->session->features, w);
     if (r == 0)
         clone_device(w);

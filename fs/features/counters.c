@@ -87,11 +87,10 @@ static void counters_update(void *state)
     struct session *s = ((const struct counting *)state)->session;
     struct counters *c = s->config.counters;
     struct block_cache_stats stats;
-    struct reader_source_stats source;
+    uint64_t reads, bytes;
     const struct source_requests storage = source_requests();
 
-    reader_cache_stats(s->config.reader, &stats);
-    reader_source_stats(s->config.reader, &source);
+    reader_stats(s->config.reader, &stats, &reads, &bytes);
     atomic_store(&c->cache_hits, stats.hits);
     atomic_store(&c->cache_misses, stats.misses);
     atomic_store(&c->cache_waits, stats.waits);
@@ -100,8 +99,8 @@ static void counters_update(void *state)
     atomic_store(&c->prefetched, stats.ahead);
     atomic_store(&c->prefetched_used, stats.ahead_used);
     atomic_store(&c->prefetched_dropped, stats.ahead_dropped);
-    atomic_store(&c->source_reads, source.reads);
-    atomic_store(&c->source_bytes, source.bytes);
+    atomic_store(&c->source_reads, reads);
+    atomic_store(&c->source_bytes, bytes);
     atomic_store(&c->storage_requests, storage.count);
     atomic_store(&c->storage_bytes, storage.bytes);
     if (s->config.stage)

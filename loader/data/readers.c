@@ -293,7 +293,7 @@ void cursor_advance(struct cursor *cursor, uint64_t samples)
     struct readers *readers = cursor->readers;
     uint64_t now = samples + atomic_fetch_add(&readers->clock, samples);
     for (size_t i = 0; i < readers->count && now > CLOCK_LAG; i++)
-        reader_passed(readers->reader[i], now - CLOCK_LAG);
+        reader_passed(readers->reader[i], now - CLOCK_LAG, false);
 }
 
 /* ---- the readers of this process, if it has any ---- */
@@ -321,13 +321,12 @@ void dataset_cache_stats(struct dataset *dataset, struct onepot_stats *stats)
     stats->cache_part_bytes = atomic_load(&readers->cache_bytes);
     for (size_t i = 0; i < readers->count; i++) {
         struct block_cache_stats cache;
-        struct reader_source_stats source;
-        reader_cache_stats(readers->reader[i], &cache);
-        reader_source_stats(readers->reader[i], &source);
+        uint64_t reads, bytes;
+        reader_stats(readers->reader[i], &cache, &reads, &bytes);
         stats->cache_hits += cache.hits;
         stats->cache_misses += cache.misses;
         stats->cache_bytes += cache.bytes;
-        stats->reads += source.reads;
-        stats->read_bytes += source.bytes;
+        stats->reads += reads;
+        stats->read_bytes += bytes;
     }
 }

@@ -347,7 +347,7 @@ START_TEST(an_order_that_is_forgotten_holds_nothing)
     ck_assert_int_eq(new_cache(16u << 20, BLOCK, &cache), 0);
     unsigned n = fill_ahead(cache, &filler);
     ck_assert_uint_gt(stats_of(cache).ahead_bytes, 0);
-    block_cache_forget_order(cache);
+    block_cache_passed(cache, 0, true);
     ck_assert_uint_eq(stats_of(cache).ahead_bytes, 0);
     for (uint64_t i = 0; i < n; i++)
         ck_assert_int_eq(ahead(cache, &filler, 10000 + i, n + i), 0);
@@ -365,9 +365,9 @@ START_TEST(what_readers_have_passed_makes_room)
     while (ahead(cache, &filler, n, 100 * (uint64_t)n) == 0)
         n++;
     uint64_t bytes = stats_of(cache).ahead_bytes;
-    block_cache_passed(cache, 50); /* not worth a look */
+    block_cache_passed(cache, 50, false); /* not worth a look */
     ck_assert_int_eq(ahead(cache, &filler, 9999, 1000000), -ENOBUFS);
-    block_cache_passed(cache, 100 * (uint64_t)(n / 2));
+    block_cache_passed(cache, 100 * (uint64_t)(n / 2), false);
     ck_assert_uint_eq(stats_of(cache).ahead_bytes, bytes / n * (n - n / 2));
     for (uint64_t i = 0; i < n / 2; i++)
         ck_assert_int_eq(ahead(cache, &filler, 10000 + i, 1000000 + i), 0);
@@ -378,7 +378,7 @@ START_TEST(what_readers_have_passed_makes_room)
     for (unsigned i = n / 2; i < n; i++)
         ck_assert(touch(cache, &filler, i, BLOCK));
     /* Readers that went back have passed nothing. */
-    block_cache_passed(cache, 0);
+    block_cache_passed(cache, 0, false);
     ck_assert_uint_gt(stats_of(cache).ahead_bytes, 0);
     block_cache_check_and_free(cache);
 }
@@ -428,10 +428,10 @@ static void do_anything(struct block_cache *cache, struct filler *filler, const 
     filler->len = 1 + next_number(state) % size; /* often much less: trimmed */
     switch (next_number(state) % 16) {
     case 0:
-        block_cache_forget_order(cache);
+        block_cache_passed(cache, 0, true);
         break;
     case 1:
-        block_cache_passed(cache, due);
+        block_cache_passed(cache, due, false);
         break;
     case 2:
         block_cache_set_budget(cache, next_number(state) % (256u << 10));
@@ -905,9 +905,9 @@ static void *work(void *arg)
         if (i % 3 == 0)
             bring_in(worker, (uint64_t)rand_r(&worker->seed) % 300, i);
         if (i % 1000 == 999)
-            block_cache_forget_order(worker->cache);
+            block_cache_passed(worker->cache, 0, true);
         if (i % 500 == 250)
-            block_cache_passed(worker->cache, i - 100);
+            block_cache_passed(worker->cache, i - 100, false);
         keys[slot] = key;
         int r =
             block_cache_get(worker->cache, key, size, moody_fill, NULL, worker, &pinned[slot]);

@@ -353,10 +353,23 @@ START_TEST(sources_that_are_not_mapped_read_the_same)
 }
 END_TEST
 
-static struct reader_source_stats source_stats_of(const struct fixture *f)
+struct source_stats {
+    uint64_t reads, bytes;
+};
+
+static struct source_stats source_stats_of(const struct fixture *f)
 {
-    struct reader_source_stats stats;
-    reader_source_stats(f->reader, &stats);
+    struct block_cache_stats cache;
+    struct source_stats stats;
+    reader_stats(f->reader, &cache, &stats.reads, &stats.bytes);
+    return stats;
+}
+
+static struct block_cache_stats cache_stats_of(const struct fixture *f)
+{
+    struct block_cache_stats stats;
+    uint64_t reads, bytes;
+    reader_stats(f->reader, &stats, &reads, &bytes);
     return stats;
 }
 
@@ -367,7 +380,7 @@ START_TEST(what_is_read_through_the_mapping_counts)
     add_stored(&f, "large", 8000000);
     finish_in(&f, true, 1u << 20);
     ck_assert_ptr_nonnull(source_map(f.pot.source));
-    struct reader_source_stats before = source_stats_of(&f);
+    struct source_stats before = source_stats_of(&f);
     ck_assert(read_is_right(&f, f.scratch, 0, 0, 1u << 20));
     ck_assert(read_is_right(&f, f.scratch, 0, 1u << 20, 4096));
     ck_assert_uint_eq(source_stats_of(&f).bytes - before.bytes, (1u << 20) + 4096);
@@ -391,11 +404,11 @@ START_TEST(what_is_read_of_a_remote_archive_is_what_was_asked)
     add_stored(&f, "other", 20000);
     add_stored(&f, "large", 8000000);
     finish_remote(&f, 64u << 20);
-    struct reader_source_stats before = source_stats_of(&f);
+    struct source_stats before = source_stats_of(&f);
     ck_assert(read_is_right(&f, f.scratch, 0, 0, 4096));
     ck_assert(read_is_right(&f, f.scratch, 0, 4096, 100000));
     ck_assert(copy_is_right(&f, f.scratch, 0, 0, 20000));
-    struct reader_source_stats after = source_stats_of(&f);
+    struct source_stats after = source_stats_of(&f);
     ck_assert_uint_eq(after.reads - before.reads, 1);
     ck_assert_uint_eq(after.bytes - before.bytes, 20000);
     /* A few bytes somewhere in a large file are not a megabyte. */
@@ -424,12 +437,12 @@ START_TEST(reads_of_a_large_remote_file_end_where_pages_of_the_archive_do)
     add_stored(&f, "large", 6u << 20);
     finish_remote(&f, 64u << 20);
     const uint64_t megabyte = 1u << 20, whole = megabyte - 512; /* where the archive has one */
-    struct reader_source_stats before = source_stats_of(&f);
+    struct source_stats before = source_stats_of(&f);
     ck_assert(read_is_right(&f, f.scratch, 0, whole + 3 * megabyte, megabyte));
     const struct reader_want want = {f.files[0].position, whole, megabyte, BLOCK_DUE_UNKNOWN};
     ck_assert_int_eq(reader_prefetch(f.reader, f.scratch, &want, 1), 0);
     ck_assert(read_is_right(&f, f.scratch, 0, whole, megabyte));
-    struct reader_source_stats after = source_stats_of(&f);
+    struct source_stats after = source_stats_of(&f);
     ck_assert_uint_eq(after.reads - before.reads, 2);
     ck_assert_uint_eq(after.bytes - before.bytes, 2 * megabyte);
     /* The first piece is what is left of one. */
@@ -452,15 +465,15 @@ START_TEST(prefetched_files_are_read_without_the_source)
         const struct reader_want all = {f.files[i].position, 0, UINT64_MAX, i};
         ck_assert_int_eq(reader_prefetch(f.reader, f.scratch, &all, 1), 0);
     }
-    struct reader_source_stats before = source_stats_of(&f);
+    struct source_stats before = source_stats_of(&f);
     for (unsigned i = 0; i < f.file_count; i++) {
         for (uint64_t at = 0; at < f.files[i].size; at += READER_SPAN_MAX)
             ck_assert(read_is_right(&f, f.scratch, i, at, READER_SPAN_MAX));
     }
-    struct reader_source_stats after = source_stats_of(&f);
+    struct source_stats after = source_stats_of(&f);
     ck_assert_uint_eq(after.reads, before.reads);
     struct block_cache_stats stats;
-    reader_cache_stats(f.reader, &stats);
+    stats = cache_stats_of(&f);
     ck_assert_uint_gt(stats.ahead, 0);
     ck_assert_uint_eq(stats.ahead, stats.ahead_used);
     ck_assert_uint_eq(stats.ahead_bytes, 0);
@@ -484,7 +497,7 @@ START_TEST(files_that_lie_together_are_prefetched_by_one_read)
     finish_remote(&f, 64u << 20);
     for (unsigned i = 0; i < 10; i++)
         wants[i] = (struct reader_want){f.files[i].position, 0, 20000, BLOCK_DUE_UNKNOWN};
-    struct reader_source_stats before = source_stats_of(&f);
+    struct source_stats before = source_stats_of(&f);
     ck_assert_int_eq(reader_prefetch(f.reader, f.scratch, wants, 10), 0);
     ck_assert_uint_eq(source_stats_of(&f).reads - before.reads, 1);
     for (unsigned i = 0; i < 10; i++)
@@ -551,7 +564,7 @@ START_TEST(blocks_are_decompressed_once)
     for (unsigned i = 0; i < 3; i++)
         for (size_t at = 0; at < 4 * BLOCK; at += 10000)
             ck_assert(read_is_right(&f, f.scratch, 0, at, 10000));
-    reader_cache_stats(f.reader, &stats);
+    stats = cache_stats_of(&f);
     ck_assert_uint_eq(stats.misses, 4);
     ck_assert_uint_eq(stats.blocks, 4);
     end(&f);
@@ -567,11 +580,11 @@ START_TEST(block_read_whole_is_not_kept_twice)
     add_blocks(&f, "file", 2 * BLOCK, NULL, 0, NULL);
     finish_in(&f, true, 8u << 20);
     ck_assert(read_is_right(&f, f.scratch, 0, 0, 2 * BLOCK));
-    reader_cache_stats(f.reader, &stats);
+    stats = cache_stats_of(&f);
     ck_assert_uint_eq(stats.misses, 2);
     ck_assert_uint_eq(stats.blocks, 0);
     ck_assert(read_is_right(&f, f.scratch, 0, 0, BLOCK / 2)); /* the other half may follow */
-    reader_cache_stats(f.reader, &stats);
+    stats = cache_stats_of(&f);
     ck_assert_uint_eq(stats.blocks, 1);
     end(&f);
 }
@@ -857,7 +870,7 @@ START_TEST(hook_is_not_called_for_what_keeps_a_cpu_busy)
     add_blocks(&f, "blocks", 4 * BLOCK, NULL, 0, NULL);
     add_stored(&f, "stored", 50000);
     finish(&f);
-    reader_scratch_on_wait(f.scratch, count_call, &calls);
+    reader_scratch_hooks(f.scratch, count_call, NULL, &calls);
     char byte;
     if (source_read_cached(f.pot.source, &byte, 1, 0) == -EAGAIN) {
         printf("skipped: this kernel's memory files do not tell what is cached\n");
@@ -889,7 +902,7 @@ START_TEST(large_blocks_are_said_to_unpack_and_small_ones_are_not)
     add_blocks(&f, "blocks", 2 * (size_t)block_bytes(&f), NULL, 0, NULL);
     finish(&f);
     reader_limit_unpacking(f.reader, 1);
-    reader_scratch_on_unpack(f.scratch, note_unpacking, &said);
+    reader_scratch_hooks(f.scratch, NULL, note_unpacking, &said);
     ck_assert(read_is_right(&f, f.scratch, 0, 100, 1000));
     ck_assert(read_is_right(&f, f.scratch, 0, block_bytes(&f) + 100, 1000));
     ck_assert_uint_eq(said, _i ? 1212 : 0);
@@ -901,7 +914,7 @@ END_TEST
 
 static void *take_permit(void *permits)
 {
-    permits_take(permits);
+    permits_take(permits, true);
     return NULL;
 }
 
@@ -910,15 +923,16 @@ START_TEST(no_more_permits_than_allowed_are_taken_at_once)
     struct permits permits;
     pthread_t thread;
     permits_init(&permits);
-    ck_assert(permits_try(&permits) && permits_try(&permits)); /* no limit yet */
+    ck_assert(permits_take(&permits, false) &&
+              permits_take(&permits, false)); /* no limit yet */
     permits_limit(&permits, 2);
-    ck_assert(!permits_try(&permits));
+    ck_assert(!permits_take(&permits, false));
     pthread_create(&thread, NULL, take_permit, &permits);
     permits_end(&permits);
     pthread_join(thread, NULL);
-    ck_assert(!permits_try(&permits));
+    ck_assert(!permits_take(&permits, false));
     permits_limit(&permits, 3);
-    ck_assert(permits_try(&permits) && !permits_try(&permits));
+    ck_assert(permits_take(&permits, false) && !permits_take(&permits, false));
     permits_free(&permits);
 }
 END_TEST
@@ -950,7 +964,7 @@ START_TEST(hook_is_called_before_a_read_that_is_not_cached)
     f.pages = &played_pages;
     add_stored(&f, "file", 3000000);
     finish_in(&f, true, 0);
-    reader_scratch_on_wait(f.scratch, count_call, &calls);
+    reader_scratch_hooks(f.scratch, count_call, NULL, &calls);
     ck_assert(read_is_right(&f, f.scratch, 0, 0, 1000000));
     ck_assert_uint_eq(calls, 0);
     pages_are_cold = true;
@@ -992,7 +1006,7 @@ static void *bring_in(void *arg)
         int r = reader_prefetch(f->reader, scratch, wants, 4);
         worker->wrong += r < 0 && r != -ENOBUFS;
         if (i % 50 == 49)
-            reader_forget_order(f->reader);
+            reader_passed(f->reader, 0, true);
         if (i % 70 == 69)
             reader_set_budget(f->reader, i % 20 ? 1u << 20 : 64u << 20);
     }
@@ -1053,7 +1067,7 @@ START_TEST(many_threads_read_at_once)
         ck_assert_uint_eq(workers[i].wrong, 0);
     }
     struct block_cache_stats stats;
-    reader_cache_stats(f.reader, &stats);
+    stats = cache_stats_of(&f);
     ck_assert_uint_le(stats.bytes, budgets[_i]);
     end(&f);
 }
