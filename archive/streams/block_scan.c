@@ -10,12 +10,6 @@ int scan_damaged(const struct stream_scan *s, struct fault *fault, uint64_t offs
     return fault_set(fault, -EUCLEAN, NULL, offset, "damaged %s data: %s", s->name, what);
 }
 
-int scan_read(const struct stream_scan *s, void *buf, size_t len, uint64_t offset,
-              struct fault *fault)
-{
-    return source_read_fault(s->source, buf, len, offset, fault);
-}
-
 void scan_jobs_begin(struct scan_jobs *jobs, const struct stream_scan *scan)
 {
     while (jobs->count > 0)
@@ -56,7 +50,8 @@ int scan_job_begin(struct scan_jobs *jobs, struct scan_job *job, struct fault *f
     if (!jobs->map) {
         int r = stream_buffer_room(&job->in, job->packed_len);
         if (r == 0)
-            r = scan_read(jobs->scan, job->in.at, job->packed_len, job->offset, fault);
+            r = source_read_fault(jobs->scan->source, job->in.at, job->packed_len, job->offset,
+                                  fault);
         if (r < 0)
             return r;
         job->packed = job->in.at;

@@ -65,7 +65,5 @@ void scan_job_drop(struct scan_jobs *jobs);
 
 int scan_damaged(const struct stream_scan *scan, struct fault *fault, uint64_t offset,
                  const char *what);
-int scan_read(const struct stream_scan *scan, void *buf, size_t len, uint64_t offset,
-              struct fault *fault);
 
 #endif

@@ -325,7 +325,7 @@ static int bzip2_take_block(struct bzip2_scan *s, struct stream_buffer *buffer,
         return scan_damaged(&s->scan, fault, s->bit / 8,
                             "a block makes no sense, or has a wrong sum");
     if (r == 0)
-        r = scan_read(&s->scan, head, sizeof(head), s->bit / 8, fault);
+        r = source_read_fault(s->scan.source, head, sizeof(head), s->bit / 8, fault);
     if (r < 0)
         return r;
     uint32_t sum = (uint32_t)bzip2_bits(head, s->bit % 8 + MARK_BITS, SUM_BITS);
@@ -343,7 +343,7 @@ static int bzip2_read_header(struct bzip2_scan *s, uint64_t offset, struct fault
 {
     uint8_t head[HEAD_BYTES] = {0};
     size_t len = (size_t)min_u64(s->scan.end - offset, sizeof(head));
-    int r = scan_read(&s->scan, head, len, offset, fault);
+    int r = source_read_fault(s->scan.source, head, len, offset, fault);
     bool begins = len > 0 && memcmp(head, "BZh", min_u64(len, 3)) == 0;
     *ret_is_one = begins && head[3] >= '1' && head[3] <= '9';
     if (r == 0 && begins && len < sizeof(head))
@@ -358,7 +358,7 @@ static int bzip2_take_end(struct bzip2_scan *s, struct fault *fault)
     uint64_t bit = s->bit + MARK_BITS, end = (bit + SUM_BITS + 7) / 8;
     if (end > s->scan.end)
         return scan_damaged(&s->scan, fault, s->scan.end, "it ends too early");
-    int r = scan_read(&s->scan, sum, end - bit / 8, bit / 8, fault);
+    int r = source_read_fault(s->scan.source, sum, end - bit / 8, bit / 8, fault);
     if (r < 0)
         return r;
     if (bzip2_bits(sum, bit % 8, SUM_BITS) != s->sum)

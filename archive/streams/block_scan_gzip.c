@@ -142,7 +142,7 @@ static int gzip_end_member(struct gzip_scan *s, struct fault *fault)
     s->last_was_long = bytes > MEMBER_BYTES_MAX;
     if (s->scan.end - at < sizeof(trailer))
         return scan_damaged(&s->scan, fault, s->scan.end, "it ends too early");
-    int r = scan_read(&s->scan, trailer, sizeof(trailer), at, fault);
+    int r = source_read_fault(s->scan.source, trailer, sizeof(trailer), at, fault);
     if (r < 0)
         return r;
     if (bytes_le32(trailer) != s->parts->crc)

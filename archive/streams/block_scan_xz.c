@@ -109,7 +109,7 @@ static int xz_check_header(struct xz_scan *s, const lzma_index *index, uint64_t 
     uint64_t bytes = lzma_index_total_size(index) + sizeof(head);
     if (bytes > index_at - s->scan.start)
         return -EUCLEAN;
-    int r = scan_read(&s->scan, head, sizeof(head), index_at - bytes, fault);
+    int r = source_read_fault(s->scan.source, head, sizeof(head), index_at - bytes, fault);
     if (r < 0)
         return r;
     if (lzma_stream_header_decode(&flags, head) != LZMA_OK ||
@@ -128,7 +128,8 @@ static int xz_read_index(struct xz_scan *s, uint64_t end, struct fault *fault,
     size_t used = 0;
     if (room < 2 * sizeof(footer))
         return -EUCLEAN;
-    int r = scan_read(&s->scan, footer, sizeof(footer), end - sizeof(footer), fault);
+    int r =
+        source_read_fault(s->scan.source, footer, sizeof(footer), end - sizeof(footer), fault);
     if (r < 0)
         return r;
     if (lzma_stream_footer_decode(ret_flags, footer) != LZMA_OK)
@@ -141,7 +142,8 @@ static int xz_read_index(struct xz_scan *s, uint64_t end, struct fault *fault,
     auto_free uint8_t *bytes = malloc((size_t)len);
     if (!bytes)
         return -ENOMEM;
-    r = scan_read(&s->scan, bytes, (size_t)len, end - sizeof(footer) - len, fault);
+    r = source_read_fault(s->scan.source, bytes, (size_t)len, end - sizeof(footer) - len,
+                          fault);
     if (r < 0)
         return r;
     r = xz_error(lzma_index_buffer_decode(ret_index, &memory, NULL, bytes, &used, (size_t)len));
@@ -155,7 +157,7 @@ static int xz_skip_padding(struct xz_scan *s, uint64_t *end, struct fault *fault
     uint64_t before = *end;
     for (;;) {
         size_t len = (size_t)min_u64(*end - s->scan.start, sizeof(bytes)), zeros = 0;
-        int r = scan_read(&s->scan, bytes, len, *end - len, fault);
+        int r = source_read_fault(s->scan.source, bytes, len, *end - len, fault);
         if (r < 0)
             return r;
         while (zeros < len && bytes[len - 1 - zeros] == 0)

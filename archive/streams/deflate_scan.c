@@ -1,9 +1,9 @@
 /*
  * zlib stops between blocks if asked to (Z_BLOCK), and says how many bits of the last byte it
- * left. That is where a part can end. ISA-L does the same, with help (block_inflate.h), in half
- * the time. Where it is in doubt, zlib begins the block anew, and goes on to the stream's end.
- * So parts and errors are zlib's, whoever decompresses. To that end zlib also reads the header
- * of each block, which takes a fifteenth of the time.
+ * left. That is where a part can end. ISA-L does the same, with help (block_inflate_step), in
+ * half the time. Where it is in doubt, zlib begins the block anew, and goes on to the stream's
+ * end. So parts and errors are zlib's, whoever decompresses. To that end zlib also reads the
+ * header of each block, which takes a fifteenth of the time.
  *
  * Which bytes of the window does a part refer to? Only its first 32 KB can, so these are
  * decompressed twice more, with windows whose bytes name their places. What comes out differs
@@ -15,15 +15,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifdef HAVE_ISAL
+#include <isa-l/igzip_lib.h>
+#endif
 #include <libdeflate.h>
 #include <xxhash.h>
 #include <zlib.h>
 #include <zstd.h>
 
-#include "block_inflate.h"
 #include "block_scan.h"
 #include "bytes.h"
-#include "deflate_part.h"
 #include "numbers.h"
 
 #define IN_BYTES (256u << 10)
@@ -40,6 +41,204 @@
 #define RAW_DEFLATE (-15)
 #define HEADER_MAX 330u /* bytes of a block's header, and the one before */
 #define SCAN_UNSURE 2
+
+/* Of unpacking. */
+#define STORED_HEAD_BYTES 5u
+#define FILLER_BYTES 20u /* 99 bits, three times 10, and the part's first byte */
+#define LAST_BYTES 3u
+/* Parts are mostly of 1 MiB. Room for longer ones is given back: each thread would keep it. */
+#define KEPT_BYTES (8u << 20)
+#define MATCH_MAX 258u
+
+/* ---- deflate, one block at a time, with ISA-L ---- */
+
+#ifdef HAVE_ISAL
+
+/*
+ * ISA-L itself does not stop between blocks, but it stops behind the last one. So it is told
+ * that each block is the last: the first bit of a block says so, and we hand it over.
+ *
+ * How far has ISA-L read when a block ends? It takes up to eight bytes ahead into `read_in`,
+ * and later versions drop these bits once all content was handed out. So it never hands out
+ * any: without room (avail_out = 0) it decompresses into its own buffer, where the window lies,
+ * up to 64 KB in all. The content is copied from there.
+ */
+struct block_inflate {
+    struct inflate_state state;
+    struct inflate_state probe;
+    size_t taken;    /* bytes of its buffer that are the window, or were copied */
+    bool is_between; /* two blocks */
+    bool is_last;
+};
+
+int block_inflate_new(struct block_inflate **ret_inflate)
+{
+    struct block_inflate *b = calloc(1, sizeof(*b));
+    if (!b)
+        return -ENOMEM;
+    isal_inflate_init(&b->state);
+    isal_inflate_init(&b->probe);
+    block_inflate_begin(b);
+    *ret_inflate = b;
+    return 0;
+}
+
+void block_inflate_begin(struct block_inflate *b)
+{
+    isal_inflate_reset(&b->state);
+    b->taken = 0;
+    b->is_between = true;
+    b->is_last = false;
+}
+
+unsigned block_inflate_ahead(const struct block_inflate *b)
+{
+    return (unsigned)b->state.read_in_length;
+}
+
+/* Reads the first bit of a block, and sets it. False: there is none yet. */
+static bool enter_block(struct block_inflate *b, const uint8_t **next_in, uint32_t *avail_in)
+{
+    struct inflate_state *s = &b->state;
+    if (s->read_in_length == 0) {
+        if (*avail_in == 0)
+            return false;
+        s->read_in = *(*next_in)++;
+        s->read_in_length = 8;
+        --*avail_in;
+    }
+    b->is_last = s->read_in & 1;
+    b->is_between = false;
+    s->read_in |= 1;
+    s->block_state = ISAL_BLOCK_NEW_HDR;
+    return true;
+}
+
+/* Copies the buffered bytes. True: there were no more. */
+static bool take_content(struct block_inflate *b, uint8_t **out, size_t *room)
+{
+    struct inflate_state *s = &b->state;
+    size_t len = (size_t)min_u64((uint64_t)s->tmp_out_valid - b->taken, *room);
+    memcpy(*out, s->tmp_out_buffer + b->taken, len);
+    *out += len;
+    *room -= len;
+    b->taken += len;
+    return b->taken == (size_t)s->tmp_out_valid;
+}
+
+/* Keeps the window of its buffer alone. */
+static void move_window(struct block_inflate *b)
+{
+    struct inflate_state *s = &b->state;
+    size_t valid = (size_t)s->tmp_out_valid, keep = (size_t)min_u64(valid, ISAL_DEF_HIST_SIZE);
+    memmove(s->tmp_out_buffer, s->tmp_out_buffer + valid - keep, keep);
+    s->tmp_out_valid = (int32_t)keep;
+    b->taken = keep;
+}
+
+/* Fills its buffer: 1; 0: not without input; -1: damaged, or a stream's empty first block. */
+static int fill_buffer(struct block_inflate *b, const uint8_t **next_in, uint32_t *avail_in)
+{
+    struct inflate_state *s = &b->state;
+    uint8_t none;
+    move_window(b);
+    s->tmp_out_processed = 0; /* not all of it, whatever is in it: else it may be done */
+    s->next_in = (uint8_t *)(uintptr_t)*next_in;
+    s->avail_in = *avail_in;
+    s->next_out = &none;
+    s->avail_out = 0;
+    int r = isal_inflate(s);
+    bool did_nothing = s->avail_in == *avail_in && (size_t)s->tmp_out_valid == b->taken &&
+                       s->block_state != ISAL_BLOCK_INPUT_DONE;
+    *next_in = s->next_in;
+    *avail_in = s->avail_in;
+    if (r != ISAL_DECOMP_OK || s->block_state == ISAL_BLOCK_FINISH ||
+        (size_t)s->tmp_out_valid < b->taken || (did_nothing && *avail_in > 0))
+        return -1;
+    return did_nothing ? 0 : 1;
+}
+
+enum block_inflate_result block_inflate_step(struct block_inflate *b, const uint8_t **next_in,
+                                             uint32_t *avail_in, uint8_t *out, size_t room,
+                                             size_t *ret_len)
+{
+    int filled = 1;
+    const uint8_t *begin = out;
+    *ret_len = 0;
+    if (b->is_between && !enter_block(b, next_in, avail_in))
+        return BLOCK_INFLATE_MORE;
+    while (filled > 0 && take_content(b, &out, &room) && !b->is_between) {
+        b->is_between = b->state.block_state == ISAL_BLOCK_INPUT_DONE;
+        if (!b->is_between)
+            filled = fill_buffer(b, next_in, avail_in);
+    }
+    *ret_len = (size_t)(out - begin);
+    if (filled < 0)
+        return BLOCK_INFLATE_UNSURE;
+    if (!b->is_between)
+        return BLOCK_INFLATE_MORE;
+    return b->is_last ? BLOCK_INFLATE_LAST : BLOCK_INFLATE_END;
+}
+
+static bool block_inflate_probe(struct block_inflate *b, const uint8_t *packed,
+                                size_t packed_len, unsigned first_bit, const uint8_t *window,
+                                size_t window_len, uint8_t *out, size_t len)
+{
+    struct inflate_state *s = &b->probe;
+    isal_inflate_reset(s);
+    if (isal_inflate_set_dict(s, (uint8_t *)(uintptr_t)window, (uint32_t)window_len) != COMP_OK)
+        return false;
+    if (first_bit > 0) {
+        s->read_in = *packed++ >> first_bit;
+        s->read_in_length = (int32_t)(8 - first_bit);
+        packed_len--;
+    }
+    s->next_in = (uint8_t *)(uintptr_t)packed;
+    s->avail_in = (uint32_t)packed_len;
+    s->next_out = out;
+    s->avail_out = (uint32_t)len;
+    return isal_inflate(s) == ISAL_DECOMP_OK && s->avail_out == 0;
+}
+
+#else
+
+int block_inflate_new(struct block_inflate **ret_inflate)
+{
+    (void)ret_inflate;
+    return -ENOTSUP;
+}
+
+void block_inflate_begin(struct block_inflate *b)
+{
+    (void)b;
+}
+
+enum block_inflate_result block_inflate_step(struct block_inflate *b, const uint8_t **next_in,
+                                             uint32_t *avail_in, uint8_t *out, size_t room,
+                                             size_t *ret_len)
+{
+    (void)b, (void)next_in, (void)avail_in, (void)out, (void)room, (void)ret_len;
+    return BLOCK_INFLATE_UNSURE;
+}
+
+unsigned block_inflate_ahead(const struct block_inflate *b)
+{
+    (void)b;
+    return 0;
+}
+
+static bool block_inflate_probe(struct block_inflate *b, const uint8_t *packed,
+                                size_t packed_len, unsigned first_bit, const uint8_t *window,
+                                size_t window_len, uint8_t *out, size_t len)
+{
+    (void)b, (void)packed, (void)packed_len, (void)first_bit, (void)window, (void)window_len;
+    (void)out, (void)len;
+    return false;
+}
+
+#endif
+
+/* ---- the scan ---- */
 
 struct deflate_scan {
     struct stream_scan scan; /* must be first */
@@ -482,10 +681,205 @@ static void deflate_end(struct stream_scan *scan)
     struct deflate_scan *s = (struct deflate_scan *)scan;
     inflateEnd(&s->z);
     inflateEnd(&s->probe);
-    block_inflate_free(s->blocks);
+    free(s->blocks);
     ZSTD_freeCCtx(s->zstd);
     free(s->packed_window);
     free(s->in);
+}
+
+/* ---- unpacking ---- */
+
+/*
+ * libdeflate decompresses whole streams only, but twice as fast as zlib. So the part
+ * becomes a whole stream:
+ *
+ *     the window, as a stored block | filler | the part | an empty last block
+ *
+ * The part keeps its place within bytes, because stored blocks in it are aligned to bytes. The
+ * filler brings the stream to the bit in which the part begins. It is made of blocks without
+ * content: of fixed codes with 10 bits each, and, for an odd number of bits, of codes of its
+ * own with 99. The window comes out again before the part, and is dropped.
+ */
+struct deflate_parts {
+    struct stream_memory memory;
+    ZSTD_DCtx *zstd; /* for windows */
+    struct stream_buffer in, out;
+    struct libdeflate_decompressor *deflate;
+};
+
+static void parts_free(struct stream_memory *memory)
+{
+    struct deflate_parts *parts = (struct deflate_parts *)memory;
+    ZSTD_freeDCtx(parts->zstd);
+    if (parts->deflate)
+        libdeflate_free_decompressor(parts->deflate);
+    free(parts->in.at);
+    free(parts->out.at);
+    free(parts);
+}
+
+/* The parts that the memory belongs to, which are made at first. NULL: -ENOMEM. */
+static struct deflate_parts *parts_of(struct stream_memory **memory)
+{
+    if (*memory)
+        return (struct deflate_parts *)*memory;
+    struct deflate_parts *parts = calloc(1, sizeof(*parts));
+    if (!parts)
+        return NULL;
+    parts->memory.free = parts_free;
+    parts->zstd = ZSTD_createDCtx();
+    parts->deflate = libdeflate_alloc_decompressor();
+    if (!parts->zstd || !parts->deflate) {
+        parts_free(&parts->memory);
+        return NULL;
+    }
+    *memory = &parts->memory;
+    return parts;
+}
+
+static void parts_give_back(struct stream_buffer *buffer)
+{
+    if (buffer->room <= KEPT_BYTES)
+        return;
+    free(buffer->at);
+    *buffer = (struct stream_buffer){0};
+}
+
+/* How many bits of `packed_len` bytes belong to the part and what comes before it; 0: none. */
+static size_t parts_bits(const struct block_point *point, size_t packed_len)
+{
+    size_t end = packed_len * 8 - (8 - point->last_bits);
+    return packed_len > 0 && end > point->first_bit ? end : 0;
+}
+
+/* Writes bits as deflate does: from the lowest bit of each byte on. The bytes are zero. */
+static void bits_put(uint8_t *bytes, size_t *bit, uint32_t value, unsigned count)
+{
+    for (unsigned i = 0; i < count; i++, ++*bit)
+        bytes[*bit / 8] |= (uint8_t)((value >> i & 1) << *bit % 8);
+}
+
+/*
+ * A block without content of 99 bits. The lengths of its codes, 116 + 138 zeros and then 1, 2,
+ * 2, 0, are themselves in a code with four symbols (0, 1, 2 and "11 to 138 zeros") of two bits.
+ */
+static void bits_put_odd_block(uint8_t *bytes, size_t *bit)
+{
+    static const uint8_t lengths[18] = {[2] = 2, [3] = 2, [15] = 2, [17] = 2};
+    enum { ZERO = 0, ONE = 2, TWO = 1, MANY_ZEROS = 3 }; /* codes begin with the highest bit */
+    bits_put(bytes, bit, 2u << 1, 3);                    /* not the last block; own codes */
+    bits_put(bytes, bit, 0, 5);                          /* 257 codes for literals, */
+    bits_put(bytes, bit, 0, 5);                          /* 1 for distances, */
+    bits_put(bytes, bit, sizeof(lengths) - 4, 4);
+    for (size_t i = 0; i < sizeof(lengths); i++)
+        bits_put(bytes, bit, lengths[i], 3);
+    bits_put(bytes, bit, MANY_ZEROS, 2);
+    bits_put(bytes, bit, 138 - 11, 7);
+    bits_put(bytes, bit, MANY_ZEROS, 2);
+    bits_put(bytes, bit, 116 - 11, 7);
+    bits_put(bytes, bit, ONE, 2);
+    bits_put(bytes, bit, TWO, 2);
+    bits_put(bytes, bit, TWO, 2); /* of the end of the block, whose code is then 11 */
+    bits_put(bytes, bit, ZERO, 2);
+    bits_put(bytes, bit, 3, 2);
+}
+
+/* The filler up to the part's first bit. */
+static void bits_put_filler(uint8_t *bytes, size_t *bit, unsigned first_bit)
+{
+    if (first_bit % 2)
+        bits_put_odd_block(bytes, bit);
+    while (*bit % 8 != first_bit)
+        bits_put(bytes, bit, 1u << 1, 10); /* not the last block, fixed codes: and at its end */
+}
+
+static size_t put_window(struct deflate_parts *parts, const struct block_point *point,
+                         uint8_t *to)
+{
+    uint32_t n = point->window_bytes;
+    if (n == 0)
+        return 0;
+    const uint8_t head[STORED_HEAD_BYTES] = {0, (uint8_t)n, (uint8_t)(n >> 8), (uint8_t)~n,
+                                             (uint8_t)(~n >> 8)};
+    memcpy(to, head, sizeof(head));
+    size_t len = ZSTD_decompressDCtx(parts->zstd, to + sizeof(head), n, point->window,
+                                     point->window_packed);
+    return ZSTD_isError(len) || len != n ? 0 : sizeof(head) + n;
+}
+
+/* Makes a whole stream of the part, in `in`. -EUCLEAN: it can't be one. */
+static int make_deflate_stream(struct deflate_parts *parts, const struct block_point *point,
+                               const uint8_t *packed, size_t packed_len, size_t *ret_len)
+{
+    size_t bits = parts_bits(point, packed_len);
+    if (bits == 0)
+        return -EUCLEAN;
+    int r = stream_buffer_room(&parts->in, STORED_HEAD_BYTES + point->window_bytes +
+                                               FILLER_BYTES + packed_len + LAST_BYTES);
+    if (r < 0)
+        return r;
+    size_t len = put_window(parts, point, parts->in.at);
+    if (len == 0 && point->window_bytes > 0)
+        return -EUCLEAN;
+
+    uint8_t *filler = parts->in.at + len;
+    size_t bit = 0;
+    memset(filler, 0, FILLER_BYTES);
+    bits_put_filler(filler, &bit, point->first_bit);
+    uint8_t *part = filler + bit / 8, before = point->first_bit ? *part : 0;
+    memcpy(part, packed, packed_len);
+    part[0] = (uint8_t)((part[0] & (0xff << point->first_bit)) | before);
+
+    bit = bits;
+    if (bits % 8)
+        part[bits / 8] &= (uint8_t)(0xff >> (8 - bits % 8));
+    memset(part + (bits + 7) / 8, 0, LAST_BYTES);
+    bits_put(part, &bit, 1 | 1u << 1, 10);
+    *ret_len = (size_t)(part - parts->in.at) + (bit + 7) / 8;
+    return 0;
+}
+
+/*
+ * Decompresses the first `len` bytes: all of the part, if there is no room for `more`.
+ *
+ * libdeflate stops where the buffer is full, and then has written all but a last match. It does
+ * not promise that, hence the sums.
+ */
+static int parts_unpack(struct stream_memory **memory, const struct block_point *point,
+                        const void *packed, size_t packed_len, void *block, size_t len,
+                        size_t more)
+{
+    struct deflate_parts *parts = parts_of(memory);
+    size_t stream_len, out_len, whole = point->window_bytes + len;
+    if (!parts)
+        return -ENOMEM;
+    int r = make_deflate_stream(parts, point, packed, packed_len, &stream_len);
+    if (r == 0)
+        r = stream_buffer_room(&parts->out, whole + more);
+    if (r == 0) {
+        enum libdeflate_result result = libdeflate_deflate_decompress(
+            parts->deflate, parts->in.at, stream_len, parts->out.at, whole + more, &out_len);
+        bool is_full = more > 0 && result == LIBDEFLATE_INSUFFICIENT_SPACE;
+        if (is_full || (result == LIBDEFLATE_SUCCESS && out_len >= whole))
+            memcpy(block, parts->out.at + point->window_bytes, len);
+        else
+            r = -EUCLEAN;
+    }
+    parts_give_back(&parts->in);
+    parts_give_back(&parts->out);
+    return r;
+}
+
+static int deflate_unpack(struct stream_memory **memory, const struct block_point *point,
+                          const void *packed, size_t packed_len, void *block, size_t size)
+{
+    return parts_unpack(memory, point, packed, packed_len, block, size, 0);
+}
+
+static int deflate_unpack_start(struct stream_memory **memory, const struct block_point *point,
+                                const void *packed, size_t packed_len, void *block, size_t len)
+{
+    return parts_unpack(memory, point, packed, packed_len, block, len, MATCH_MAX);
 }
 
 const struct stream stream_deflate = {
@@ -495,6 +889,6 @@ const struct stream stream_deflate = {
     .begin = deflate_begin,
     .next = deflate_next,
     .end = deflate_end,
-    .unpack = deflate_part_unpack,
-    .unpack_start = deflate_part_unpack_start,
+    .unpack = deflate_unpack,
+    .unpack_start = deflate_unpack_start,
 };

@@ -27,4 +27,40 @@ void deflate_scan_cut_often(struct stream_scan *scan);
 /* Leaves ISA-L out: for tests, which compare. Before the first stream. */
 void deflate_scan_with_zlib(struct stream_scan *scan);
 
+/* ---- its blocks, one by one, with ISA-L: for tests, which give it small pieces ---- */
+
+/*
+ *     block_inflate_new(&b);
+ *     block_inflate_begin(b);
+ *     while (block_inflate_step(b, &next_in, &avail_in, out, room, &len) == BLOCK_INFLATE_MORE)
+ *         ... input or room ...
+ *     free(b);
+ *
+ * This takes about half of zlib's time. ISA-L takes incomplete codes, which zlib refuses, so
+ * headers of blocks have to be checked before a step into a block; and its errors have no
+ * words. Whoever sees BLOCK_INFLATE_UNSURE begins the block anew with zlib.
+ */
+struct block_inflate;
+
+enum block_inflate_result {
+    BLOCK_INFLATE_MORE,   /* it needs more input, or more room */
+    BLOCK_INFLATE_END,    /* of a block */
+    BLOCK_INFLATE_LAST,   /* of the stream's last block */
+    BLOCK_INFLATE_UNSURE, /* damaged, or not for ISA-L; before the next step, begin anew */
+};
+
+/* -ENOMEM; -ENOTSUP: no ISA-L here. */
+int block_inflate_new(struct block_inflate **ret_inflate);
+
+/* A stream begins with the next byte of input. */
+void block_inflate_begin(struct block_inflate *inflate);
+
+/* Goes on in a block, or into the next one, at most to its end. Both may be missing. */
+enum block_inflate_result block_inflate_step(struct block_inflate *inflate,
+                                             const uint8_t **next_in, uint32_t *avail_in,
+                                             uint8_t *out, size_t room, size_t *ret_len);
+
+/* Bits of the input behind a block's end that were taken already. */
+unsigned block_inflate_ahead(const struct block_inflate *inflate);
+
 #endif
