@@ -64,13 +64,8 @@ bool protobuf_next(struct cursor *c, struct protobuf_field *ret_field)
 
 /* ---- numbers as text ---- */
 
-struct numbers_text {
-    char *text; /* NULL: it is only counted */
-    size_t len, room;
-    uint64_t numbers;
-};
-
-static int numbers_add(struct numbers_text *t, uint64_t value)
+/* Add a number to the text, of which there are `*len` bytes; NULL: it is only counted. */
+static int numbers_add(char *text, size_t room, uint64_t value, size_t *len, uint64_t *numbers)
 {
     char digits[DECIMAL_BYTES + 1];
     size_t at = sizeof(digits);
@@ -82,46 +77,41 @@ static int numbers_add(struct numbers_text *t, uint64_t value)
     while (value /= 10);
     if (negative)
         digits[--at] = '-';
-    size_t len = sizeof(digits) - at, line = t->numbers > 0;
-    if (t->text && (line + len > t->room - t->len))
+    size_t more = sizeof(digits) - at, line = *numbers > 0;
+    if (text && line + more > room - *len)
         return -EUCLEAN;
-    if (t->text && line)
-        t->text[t->len] = '\n';
-    if (t->text)
-        memcpy(t->text + t->len + line, digits + at, len);
-    t->len += line + len;
-    t->numbers++;
+    if (text && line)
+        text[*len] = '\n';
+    if (text)
+        memcpy(text + *len + line, digits + at, more);
+    *len += line + more;
+    ++*numbers;
     return 0;
 }
 
-static int numbers_add_row(struct numbers_text *t, struct cursor row)
+int protobuf_int64_text(const void *list, size_t list_len, char *text, size_t room,
+                        size_t *ret_len, uint64_t *ret_numbers)
 {
-    int r = 0;
-    while (r == 0 && row.left > 0) {
-        uint64_t value;
-        r = protobuf_varint(&row, &value) ? numbers_add(t, value) : -EUCLEAN;
-    }
-    return r;
-}
-
-int protobuf_int64_text(const void *list, size_t len, char *text, size_t room, size_t *ret_len,
-                        uint64_t *ret_numbers)
-{
-    struct cursor c = {list, len};
-    struct numbers_text t = {.text = text, .room = room};
+    struct cursor c = {list, list_len};
+    uint64_t numbers = 0;
+    size_t len = 0;
     int r = 0;
     while (r == 0 && c.left > 0) {
         struct protobuf_field field;
+        uint64_t value;
         if (!protobuf_next(&c, &field) || field.number != 1)
             return -EUCLEAN;
         if (field.form == PROTOBUF_VARINT)
-            r = numbers_add(&t, field.value);
-        else
-            r = field.form == PROTOBUF_BYTES ? numbers_add_row(&t, field.bytes) : -EUCLEAN;
+            r = numbers_add(text, room, field.value, &len, &numbers);
+        else if (field.form != PROTOBUF_BYTES)
+            r = -EUCLEAN;
+        for (struct cursor *row = &field.bytes; r == 0 && row->left > 0;)
+            r = protobuf_varint(row, &value) ? numbers_add(text, room, value, &len, &numbers)
+                                             : -EUCLEAN;
     }
     if (r < 0)
         return r;
-    *ret_len = t.len;
-    *ret_numbers = t.numbers;
+    *ret_len = len;
+    *ret_numbers = numbers;
     return 0;
 }

@@ -47,7 +47,7 @@ bool protobuf_next(struct cursor *c, struct protobuf_field *ret_field);
  * a line, without a newline at the end. `text` NULL: only count. -EUCLEAN: it is no such
  * message, or the text has more than `room` bytes.
  */
-int protobuf_int64_text(const void *list, size_t len, char *text, size_t room, size_t *ret_len,
-                        uint64_t *ret_numbers);
+int protobuf_int64_text(const void *list, size_t list_len, char *text, size_t room,
+                        size_t *ret_len, uint64_t *ret_numbers);
 
 #endif

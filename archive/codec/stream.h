@@ -98,9 +98,6 @@ struct stream {
                         const void *packed, size_t packed_len, void *block, size_t len);
 };
 
-/* NULL: it is not here. */
-const struct stream *stream_of_codec(enum codec codec);
-
 /*
  * -ENOTSUP: streams of this compression can't be entered, or this program can't. `helpers`,
  * which may be NULL, decompress ahead. -ENOMEM.

@@ -46,13 +46,4 @@ int onepot_format_append(struct builder *builder, struct builder_header *header,
  */
 int onepot_check_trailer(struct source *source, const struct index *index, struct fault *fault);
 
-/* check_lost of struct backend_trailer: the file ends in a footer that is good but for its
- * magic. */
-int onepot_check_lost_footer(const struct source *source, struct fault *fault);
-
-/* check_end of struct backend_trailer: remains of an index, behind what counts as a plain tar.
- */
-struct archive_end;
-int onepot_check_end(const struct archive_end *end);
-
 #endif

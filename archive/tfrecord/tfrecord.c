@@ -30,18 +30,212 @@
 #include <sys/stat.h>
 
 #include "bytes.h"
-#include "crc32c.h"
-#include "example.h"
 #include "numbers.h"
+#include "protobuf.h"
 #include "source_window.h"
+#include "tfrecord.h"
 #include "vector.h"
 
 #define HEAD_BYTES 12u /* a length and its sum */
 #define TAIL_BYTES 4u  /* the data's sum */
 #define WINDOW_BYTES (1u << 20)
 #define EXAMPLE_MAX (256u << 20) /* a longer record is one file */
-#define LIST_MAX (64u << 20)     /* integers: what a block may have */
+#define FLOAT_BYTES 4u
+#define LIST_MAX (64u << 20) /* integers: what a block may have */
 #define PROGRESS_RECORDS 64u
+
+/* ---- sums ---- */
+
+/* The remainders of 0 to 15, for the polynomial 0x82f63b78 (bits reversed). */
+uint32_t crc32c_by_table(uint32_t crc, const void *bytes, size_t len)
+{
+    static const uint32_t table[16] = {
+        0x00000000, 0x105ec76f, 0x20bd8ede, 0x30e349b1, 0x417b1dbc, 0x5125dad3,
+        0x61c69362, 0x7198540d, 0x82f63b78, 0x92a8fc17, 0xa24bb5a6, 0xb21572c9,
+        0xc38d26c4, 0xd3d3e1ab, 0xe330a81a, 0xf36e6f75,
+    };
+    const uint8_t *p = bytes;
+    for (crc = ~crc; len > 0; p++, len--) {
+        crc ^= *p;
+        crc = crc >> 4 ^ table[crc & 15];
+        crc = crc >> 4 ^ table[crc & 15];
+    }
+    return ~crc;
+}
+
+#ifdef __x86_64__
+__attribute__((target("sse4.2"))) static uint32_t
+crc32c_by_instruction(uint32_t crc, const uint8_t *p, size_t len)
+{
+    uint64_t wide = crc;
+    for (; len >= 8; p += 8, len -= 8)
+        wide = __builtin_ia32_crc32di(wide, bytes_le64(p));
+    crc = (uint32_t)wide;
+    for (; len > 0; p++, len--)
+        crc = __builtin_ia32_crc32qi(crc, *p);
+    return crc;
+}
+#endif
+
+uint32_t crc32c(uint32_t crc, const void *bytes, size_t len)
+{
+#ifdef __x86_64__
+    if (__builtin_cpu_supports("sse4.2"))
+        return ~crc32c_by_instruction(~crc, bytes, len);
+#endif
+    return crc32c_by_table(crc, bytes, len);
+}
+
+/* ---- a tf.train.Example ---- */
+
+/*
+ * A tf.train.Example, as bytes: named features, each a list of texts, of floats or of integers.
+ *
+ *     Example:  1 Features         Feature:    1 BytesList, 2 FloatList or 3 Int64List
+ *     Features: 1 entries          BytesList:  1 values
+ *     entry:    1 name, 2 Feature  FloatList:  1 values, one by one or in a row; Int64List, too
+ *
+ * A message with any other field is none: it may be one of another kind (a SequenceExample has
+ * a field 2) that looks alike.
+ *
+ * Lists are checked to their ends as soon as their feature is found: the functions that walk
+ * over them later meet nothing unexpected.
+ */
+enum feature_kind {
+    FEATURE_NONE, /* without values */
+    FEATURE_BYTES,
+    FEATURE_FLOATS,
+    FEATURE_INTEGERS,
+};
+
+struct feature {
+    struct cursor name; /* any bytes, and maybe none */
+    enum feature_kind kind;
+    struct cursor list; /* the message with the values */
+    uint64_t values;
+    size_t text_bytes; /* of integers: as decimal text */
+};
+
+/* A field of this number that is bytes. */
+static bool example_take_message(struct cursor *c, uint32_t number, struct cursor *ret_message)
+{
+    struct protobuf_field field;
+    if (!protobuf_next(c, &field) || field.number != number || field.form != PROTOBUF_BYTES)
+        return false;
+    *ret_message = field.bytes;
+    return true;
+}
+
+/* Take the next value of a list of bytes, or the next row of floats. False: the end. */
+static bool feature_next(struct cursor *list, struct cursor *ret_value)
+{
+    struct protobuf_field field;
+    if (list->left == 0 || !protobuf_next(list, &field))
+        return false;
+    if (field.form == PROTOBUF_BYTES)
+        *ret_value = field.bytes;
+    else
+        *ret_value = (struct cursor){list->at - FLOAT_BYTES, FLOAT_BYTES};
+    return true;
+}
+
+static int feature_count_bytes(struct cursor list, uint64_t *ret_values)
+{
+    struct cursor value;
+    *ret_values = 0;
+    for (; list.left > 0; ++*ret_values)
+        if (!example_take_message(&list, 1, &value))
+            return -EUCLEAN;
+    return 0;
+}
+
+static int feature_count_floats(struct cursor list, uint64_t *ret_values)
+{
+    *ret_values = 0;
+    while (list.left > 0) {
+        struct protobuf_field field;
+        if (!protobuf_next(&list, &field) || field.number != 1)
+            return -EUCLEAN;
+        if (field.form == PROTOBUF_FIXED32)
+            ++*ret_values;
+        else if (field.form == PROTOBUF_BYTES && field.bytes.left % FLOAT_BYTES == 0)
+            *ret_values += field.bytes.left / FLOAT_BYTES;
+        else
+            return -EUCLEAN;
+    }
+    return 0;
+}
+
+static int feature_count(struct feature *f)
+{
+    f->values = 0;
+    switch (f->kind) {
+    case FEATURE_NONE:
+        return 0;
+    case FEATURE_BYTES:
+        return feature_count_bytes(f->list, &f->values);
+    case FEATURE_FLOATS:
+        return feature_count_floats(f->list, &f->values);
+    case FEATURE_INTEGERS:
+        return protobuf_int64_text(f->list.at, f->list.left, NULL, 0, &f->text_bytes,
+                                   &f->values);
+    }
+    return -EUCLEAN;
+}
+
+/* A Feature holds one list, or none. */
+static int feature_read(struct cursor message, struct feature *f)
+{
+    struct protobuf_field field;
+    if (message.left == 0)
+        return 0;
+    if (!protobuf_next(&message, &field) || field.form != PROTOBUF_BYTES || field.number < 1 ||
+        field.number > 3 || message.left > 0)
+        return -EUCLEAN;
+    f->kind = (enum feature_kind)field.number;
+    f->list = field.bytes;
+    return feature_count(f);
+}
+
+static int feature_read_entry(struct cursor entry, struct feature *f)
+{
+    struct cursor value = {0};
+    *f = (struct feature){.kind = FEATURE_NONE};
+    while (entry.left > 0) {
+        struct protobuf_field field;
+        if (!protobuf_next(&entry, &field) || field.form != PROTOBUF_BYTES)
+            return -EUCLEAN;
+        if (field.number == 1)
+            f->name = field.bytes;
+        else if (field.number == 2)
+            value = field.bytes;
+        else
+            return -EUCLEAN;
+    }
+    return feature_read(value, f);
+}
+
+/*
+ * The features one by one, from `message`, the rest of the record, and `features`, the rest of
+ * its Features, empty at first. 1: one; 0: the end; -EUCLEAN.
+ */
+static int example_next(struct cursor *message, struct cursor *features,
+                        struct feature *ret_feature)
+{
+    struct cursor entry;
+    while (features->left == 0) {
+        if (message->left == 0)
+            return 0;
+        if (!example_take_message(message, 1, features))
+            return -EUCLEAN;
+    }
+    if (!example_take_message(features, 1, &entry))
+        return -EUCLEAN;
+    int r = feature_read_entry(entry, ret_feature);
+    return r < 0 ? r : 1;
+}
+
+/* ---- the file ---- */
 
 struct tfrecord {
     struct source *source;
@@ -263,11 +457,11 @@ static int tfrecord_add_feature(struct tfrecord *t, const struct feature *f,
 /* How many values an Example has; 0: the record is none, or is empty. */
 static uint64_t tfrecord_count_values(const uint8_t *record, size_t length)
 {
-    struct example e = {.message = {record, length}};
+    struct cursor message = {record, length}, features = {0};
     struct feature f;
     uint64_t values = 0;
     int r;
-    while ((r = example_next(&e, &f)) == 1)
+    while ((r = example_next(&message, &features, &f)) == 1)
         values += f.values;
     return r < 0 ? 0 : values;
 }
@@ -283,9 +477,9 @@ static int tfrecord_add_record(struct tfrecord *t, uint64_t length)
         return tfrecord_fault(t->fault, r, t->number, t->at, "can't be read");
     if (len == 0 || tfrecord_count_values(record, len) == 0)
         return tfrecord_add_whole(t, length);
-    struct example e = {.message = {record, len}};
+    struct cursor message = {record, len}, features = {0};
     struct feature f;
-    while (r == 0 && example_next(&e, &f) == 1) {
+    while (r == 0 && example_next(&message, &features, &f) == 1) {
         r = tfrecord_add_feature(t, &f, record);
         t->progress->beats++;
     }

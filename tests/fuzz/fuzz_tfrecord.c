@@ -7,7 +7,7 @@
 
 #include "backend.h"
 #include "bytes.h"
-#include "crc32c.h"
+#include "tfrecord.h"
 #include "fuzz.h"
 #include "protobuf.h"
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "crc32c.h"
+#include "tfrecord.h"
 #include "protobuf.h"
 #include "suite.h"
 

