@@ -1,5 +1,6 @@
 /*
- * How many CPUs the job gave us, which is how many threads are worth starting.
+ * How many CPUs the job gave us, which is how many threads are worth starting. budget.c counts
+ * them with the memory, as the same control groups limit both.
  */
 #ifndef ONEPOT_CPUS_H
 #define ONEPOT_CPUS_H

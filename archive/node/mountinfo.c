@@ -70,32 +70,13 @@ static bool mount_unescape(const char *text, char ret_path[PATH_MAX])
     return !*text;
 }
 
-/* The file while it is read, line by line. */
-struct mount_list {
-    FILE *file;
-    char *text;
-    size_t size;
-};
-
-static int mount_list_open(const char *file, struct mount_list *list)
+/* The next line of the file, in `text` until the next call; false at the end. */
+static bool mount_line_next(FILE *file, char **text, size_t *size, struct mount_line *line)
 {
-    *list = (struct mount_list){.file = fopen(file, "re")};
-    return list->file ? 0 : -errno;
-}
-
-/* The next line, valid until the next call; false at the end. */
-static bool mount_list_next(struct mount_list *list, struct mount_line *line)
-{
-    while (getline(&list->text, &list->size, list->file) > 0)
-        if (mount_line_parse(list->text, line))
+    while (getline(text, size, file) > 0)
+        if (mount_line_parse(*text, line))
             return true;
     return false;
-}
-
-static void mount_list_close(struct mount_list *list)
-{
-    fclose(list->file);
-    free(list->text);
 }
 
 static void mount_entry_take(const struct mount_line *line, struct mount_entry *ret_entry)
@@ -114,14 +95,15 @@ static void mount_entry_take(const struct mount_line *line, struct mount_entry *
  * ones. */
 static int mountinfo_look(const char *path, int id, struct mount_entry *ret_entry)
 {
-    struct mount_list list;
+    auto_free char *text = NULL;
+    size_t size = 0;
     struct mount_line line;
     char at[PATH_MAX];
-    int r = mount_list_open("/proc/self/mountinfo", &list);
-    if (r < 0)
-        return r;
-    r = -ENOENT;
-    while (mount_list_next(&list, &line)) {
+    auto_fclose FILE *list = fopen("/proc/self/mountinfo", "re");
+    if (!list)
+        return -errno;
+    int r = -ENOENT;
+    while (mount_line_next(list, &text, &size, &line)) {
         if ((!path && line.id != id) || !mount_unescape(line.path, at) ||
             (path && strcmp(at, path) != 0))
             continue;
@@ -129,7 +111,6 @@ static int mountinfo_look(const char *path, int id, struct mount_entry *ret_entr
         strcpy(ret_entry->path, at);
         r = 0;
     }
-    mount_list_close(&list);
     return r;
 }
 
@@ -164,17 +145,17 @@ int mountinfo_of(int fd, struct mount_entry *ret_entry)
 static int mountinfo_device(const char *file, unsigned dev_major, unsigned dev_minor,
                             const char *path, bool is_path, char ret_path[PATH_MAX])
 {
-    struct mount_list list;
+    auto_free char *text = NULL;
+    size_t size = 0;
     struct mount_line line;
     bool found = false;
-    int r = mount_list_open(file, &list);
-    if (r < 0)
-        return r;
-    while (!found && mount_list_next(&list, &line))
+    auto_fclose FILE *list = fopen(file, "re");
+    if (!list)
+        return -errno;
+    while (!found && mount_line_next(list, &text, &size, &line))
         found = line.dev_major == dev_major && line.dev_minor == dev_minor &&
                 mount_unescape(line.path, ret_path) &&
                 (!path || (strcmp(ret_path, path) == 0) == is_path);
-    mount_list_close(&list);
     return found ? 0 : -ENOENT;
 }
 
@@ -193,19 +174,20 @@ int mountinfo_device_in(const char *file, unsigned dev_major, unsigned dev_minor
 size_t mountinfo_fuse_in(const char *file, unsigned uid, struct mount_entry *ret_entries,
                          size_t most)
 {
-    struct mount_list list;
+    auto_free char *text = NULL;
+    size_t size = 0;
     struct mount_line line;
     size_t count = 0;
-    if (mount_list_open(file, &list) < 0)
+    auto_fclose FILE *list = fopen(file, "re");
+    if (!list)
         return 0;
-    while (mount_list_next(&list, &line)) {
+    while (mount_line_next(list, &text, &size, &line)) {
         struct mount_entry *entry = &ret_entries[count % most];
         mount_entry_take(&line, entry);
         if ((entry->is_onepot || strcmp(line.type, "fuse") == 0) && entry->uid == uid &&
             mount_unescape(line.path, entry->path))
             count++;
     }
-    mount_list_close(&list);
     return count < most ? count : most;
 }
 
@@ -228,18 +210,19 @@ static bool mount_is_cgroup(const struct mount_line *line, const char *controlle
 
 void mountinfo_cgroups(const char *file, struct mount_cgroup *wanted, size_t count)
 {
-    struct mount_list list;
+    auto_free char *text = NULL;
+    size_t size = 0;
     struct mount_line line;
     for (size_t i = 0; i < count; i++)
         wanted[i].found = false;
-    if (mount_list_open(file, &list) < 0)
+    auto_fclose FILE *list = fopen(file, "re");
+    if (!list)
         return;
-    while (mount_list_next(&list, &line))
+    while (mount_line_next(list, &text, &size, &line))
         for (size_t i = 0; i < count; i++)
             if (!wanted[i].found && mount_is_cgroup(&line, wanted[i].controller))
                 wanted[i].found = mount_unescape(line.path, wanted[i].path) &&
                                   mount_unescape(line.root, wanted[i].root);
-    mount_list_close(&list);
 }
 
 /* ---- paths ---- */

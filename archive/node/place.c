@@ -27,11 +27,6 @@
 #define USERS_ALL UINT64_C(4294967295) /* all that a namespace can give a number to */
 #define MAGIC_FUSE 0x65735546
 
-struct place_walk {
-    enum place_rule rule;
-    struct place at;
-};
-
 /* ---- users ---- */
 
 /* The number that users without one show as: one for the node, in every namespace. */
@@ -88,11 +83,11 @@ static bool is_of_root_by_name(const char *path)
     return !strchr(path + 1, '/') || strncmp(path, "/usr/", 5) == 0;
 }
 
-static bool is_owner_trusted(const struct place_walk *walk)
+static bool is_owner_trusted(const struct place *at)
 {
-    uid_t uid = walk->at.st.st_uid;
+    uid_t uid = at->st.st_uid;
     if (is_unknown(uid))
-        return is_of_root_by_name(walk->at.path);
+        return is_of_root_by_name(at->path);
     return uid == 0 || uid == geteuid();
 }
 
@@ -150,50 +145,51 @@ static bool has_access_list(int fd)
            (errno != ENODATA && errno != EOPNOTSUPP);
 }
 
-static bool is_group_private(const struct place_walk *walk)
+static bool is_group_private(const struct place *at)
 {
-    const struct stat *st = &walk->at.st;
-    return st->st_gid == st->st_uid && !is_unknown(st->st_uid) &&
-           !has_access_list(walk->at.fd) && group_has_no_others(st->st_gid, st->st_uid);
+    const struct stat *st = &at->st;
+    return st->st_gid == st->st_uid && !is_unknown(st->st_uid) && !has_access_list(at->fd) &&
+           group_has_no_others(st->st_gid, st->st_uid);
 }
 
-static bool is_mode_trusted(const struct place_walk *walk)
+static bool is_mode_trusted(enum place_rule rule, const struct place *at)
 {
-    const struct stat *st = &walk->at.st;
+    const struct stat *st = &at->st;
     bool is_sticky = S_ISDIR(st->st_mode) && (st->st_mode & S_ISVTX);
-    if (is_sticky && walk->rule == PLACE_SHARED)
+    if (is_sticky && rule == PLACE_SHARED)
         return true;
-    return !(st->st_mode & S_IWOTH) && (!(st->st_mode & S_IWGRP) || is_group_private(walk));
+    return !(st->st_mode & S_IWOTH) && (!(st->st_mode & S_IWGRP) || is_group_private(at));
 }
 
 /* ---- the walk ---- */
 
 /* Take the next folder, whose path is the first `len` bytes of `real`. */
-static int place_step(struct place_walk *walk, const char *real, size_t len, const char *name)
+static int place_step(enum place_rule rule, struct place *at, const char *real, size_t len,
+                      const char *name)
 {
     int fd = -1;
-    int r = place_open_entry(walk->at.fd, name, &fd);
+    int r = place_open_entry(at->fd, name, &fd);
     if (r < 0 && r != -EXDEV)
         return r;
-    memcpy(walk->at.path, real, len);
-    walk->at.path[len] = '\0';
+    memcpy(at->path, real, len);
+    at->path[len] = '\0';
     if (r < 0)
         return r;
-    if (walk->at.fd >= 0)
-        close(walk->at.fd);
-    walk->at.fd = fd;
-    if (fstat(fd, &walk->at.st) < 0)
+    if (at->fd >= 0)
+        close(at->fd);
+    at->fd = fd;
+    if (fstat(fd, &at->st) < 0)
         return -errno;
-    if (S_ISLNK(walk->at.st.st_mode)) /* it was none a moment ago */
+    if (S_ISLNK(at->st.st_mode)) /* it was none a moment ago */
         return -ELOOP;
-    return is_owner_trusted(walk) && is_mode_trusted(walk) ? 0 : -EPERM;
+    return is_owner_trusted(at) && is_mode_trusted(rule, at) ? 0 : -EPERM;
 }
 
-static int place_walk_to(struct place_walk *walk, const char *real)
+static int place_walk_to(enum place_rule rule, struct place *at, const char *real)
 {
     char name[NAME_MAX + 1];
     const char *end = real;
-    int r = place_step(walk, "/", 1, "/");
+    int r = place_step(rule, at, "/", 1, "/");
 
     while (r == 0 && end[0] == '/' && end[1]) {
         const char *from = end + 1;
@@ -202,7 +198,7 @@ static int place_walk_to(struct place_walk *walk, const char *real)
             return -ENAMETOOLONG;
         memcpy(name, from, (size_t)(end - from));
         name[end - from] = '\0';
-        r = place_step(walk, real, (size_t)(end - real), name);
+        r = place_step(rule, at, real, (size_t)(end - real), name);
     }
     return r;
 }
@@ -220,7 +216,7 @@ static void place_touch(const char *path)
 int place_open(const char *path, enum place_rule rule, struct place *ret_place,
                struct place_refusal *ret_refusal)
 {
-    struct place_walk walk = {.rule = rule, .at.fd = -1};
+    struct place at = {.fd = -1};
     char real[PATH_MAX], bare[PATH_MAX];
     size_t len = (size_t)snprintf(bare, sizeof(bare), "%s", path);
     int r = len < sizeof(bare) ? -EINVAL : -ENAMETOOLONG;
@@ -231,20 +227,20 @@ int place_open(const char *path, enum place_rule rule, struct place *ret_place,
         place_touch(path);
         r = path_real(bare, real, NULL);
         if (r == 0)
-            r = place_walk_to(&walk, real);
+            r = place_walk_to(rule, &at, real);
     }
     if (r == 0) {
-        *ret_place = walk.at;
+        *ret_place = at;
         return 0;
     }
     if (ret_refusal) {
         ret_refusal->err = -r;
-        ret_refusal->st = walk.at.st;
+        ret_refusal->st = at.st;
         snprintf(ret_refusal->path, sizeof(ret_refusal->path), "%s",
-                 r == -EPERM || r == -EXDEV ? walk.at.path : path);
+                 r == -EPERM || r == -EXDEV ? at.path : path);
     }
-    if (walk.at.fd >= 0)
-        close(walk.at.fd);
+    if (at.fd >= 0)
+        close(at.fd);
     return r == -EXDEV ? -EPERM : r;
 }
 

@@ -102,23 +102,18 @@ bool process_controls_jobs(pid_t pid)
            (ignored >> (SIGTSTP - 1) & 1);
 }
 
-int process_program(pid_t pid, struct process_facts *ret_program)
+int process_program(pid_t pid, bool above, struct process_facts *ret_program)
 {
     struct process_facts facts;
     int r = process_look(pid, &facts);
 
     for (int i = 0; r == 0 && facts.is_fork && i < ANCESTORS_MAX; i++)
         r = process_look(facts.parent, &facts);
+    if (r == 0 && above)
+        return process_program(facts.parent, false, ret_program);
     if (r == 0)
         *ret_program = facts;
     return r;
-}
-
-int process_above(pid_t pid, struct process_facts *ret_program)
-{
-    struct process_facts program = {0};
-    int r = process_program(pid, &program);
-    return r < 0 ? r : process_program(program.parent, ret_program);
 }
 
 uint64_t process_namespace(void)

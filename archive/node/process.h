@@ -52,11 +52,10 @@ bool process_controls_jobs(pid_t pid);
 
 /*
  * The program that this process is of: itself or, above processes that were forked and called
- * no exec, as subshells are, the one that did. And the program on whose behalf that was
+ * no exec, as subshells are, the one that did; or the program `above`, on whose behalf that was
  * started. -ESRCH: not to be seen.
  */
-int process_program(pid_t pid, struct process_facts *ret_program);
-int process_above(pid_t pid, struct process_facts *ret_program);
+int process_program(pid_t pid, bool above, struct process_facts *ret_program);
 
 /* The PID namespace of this process, in which its numbers of processes mean something. */
 uint64_t process_namespace(void);

@@ -59,7 +59,8 @@ static int holders_above(const struct counters *c)
     struct process_facts program = {.pid = getpid()};
     uint64_t latest = UINT64_MAX;
 
-    for (int i = 0; i < ANCESTORS_MAX && process_above(program.pid, &program) == 0; i++) {
+    for (int i = 0; i < ANCESTORS_MAX && process_program(program.pid, true, &program) == 0;
+         i++) {
         int number = holders_of_program(c, &program, latest);
         if (number >= 0)
             return number;
@@ -125,7 +126,7 @@ int holders_add(struct counters *c)
 
     atomic_fetch_add(&c->holders, 1);
     if (number < 0 || c->pid_namespace != process_namespace() ||
-        process_above(getpid(), &program) < 0) {
+        process_program(getpid(), true, &program) < 0) {
         c->holders_beyond++;
         return COUNTERS_HOLDERS;
     }

@@ -27,7 +27,7 @@ static pid_t owner_of_job(const struct job *job)
     struct process_facts facts;
     if (asprintf(&setting, "%s=%s", job->variable, getenv(job->variable)) < 0)
         return 0;
-    pid_t owner = 0, pid = process_program(getpid(), &facts) == 0 ? facts.parent : 0;
+    pid_t owner = 0, pid = process_program(getpid(), false, &facts) == 0 ? facts.parent : 0;
 
     for (int i = 0; i < ANCESTORS_MAX && pid > 0 && process_look(pid, &facts) == 0; i++) {
         if (job_has(setting, pid))
@@ -69,7 +69,7 @@ static pid_t owner_of_session(void)
             break;
         owner = leader.pid;
     }
-    return process_program(getpid(), &self) == 0 && self.pid == owner ? 0 : owner;
+    return process_program(getpid(), false, &self) == 0 && self.pid == owner ? 0 : owner;
 }
 
 pid_t owner_find(void)

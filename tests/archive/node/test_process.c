@@ -90,15 +90,15 @@ END_TEST
 START_TEST(a_program_is_above_what_it_forks)
 {
     struct process_facts me, program, above, other;
-    ck_assert_int_eq(process_program(getpid(), &program), 0);
-    ck_assert_int_eq(process_above(getpid(), &above), 0);
+    ck_assert_int_eq(process_program(getpid(), false, &program), 0);
+    ck_assert_int_eq(process_program(getpid(), true, &above), 0);
     ck_assert(!program.is_fork && !above.is_fork);
     ck_assert_int_ne(program.pid, above.pid);
     pid_t pid = fork();
     if (pid == 0)
         _exit(process_look(getpid(), &me) < 0 || !me.is_fork ||
-              process_program(getpid(), &other) < 0 || other.pid != program.pid ||
-              process_above(getpid(), &other) < 0 || other.pid != above.pid);
+              process_program(getpid(), false, &other) < 0 || other.pid != program.pid ||
+              process_program(getpid(), true, &other) < 0 || other.pid != above.pid);
     int status;
     ck_assert_int_eq(waitpid(pid, &status, 0), pid);
     ck_assert_int_eq(status, 0);
