@@ -1,5 +1,5 @@
 /*
- * The index on disk: builder_write.c writes it, index.c reads it. All integers are
+ * The index on disk: builder.c writes it, index.c reads it. All integers are
  * little-endian. All offsets below count from the first byte of the image, which lies at a
  * multiple of 8 in its file.
  *
