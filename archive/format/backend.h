@@ -81,21 +81,13 @@ struct front {
     bool is_script;  /* else the end of a program, or nothing if that can't be told */
 };
 
-/* Where an archive may begin, and the bytes there. */
-struct front_place {
-    const uint8_t *bytes;
-    size_t len;
-    uint64_t offset;
-};
-
-/* The next place, with *cursor 0 for the first. False: there is none. */
-bool front_next(const struct front *front, size_t *cursor, struct front_place *ret_place);
+/*
+ * The next place where an archive may begin, with *cursor 0 for the first, as the front from
+ * there on. False: there is none.
+ */
+bool front_next(const struct front *front, size_t *cursor, struct front *ret_rest);
 
 struct backend;
-
-/* Ask the back ends for an archive behind the front: 1, and whose it is, 0, or -errno. */
-int front_find(const struct front *front, const struct backend **ret_backend,
-               uint64_t *ret_offset);
 
 static inline bool archive_end_stopped(const struct archive_end *end)
 {
@@ -252,6 +244,12 @@ int backend_compression(const struct backend *backend, const struct source *sour
 
 /* The format of this number; NULL: the program does not have it. */
 const struct backend *backend_of_number(uint64_t number);
+
+/*
+ * A format that `onepot pack` makes an archive of (pour.h), and nothing else reads: "7z",
+ * "rar", "iso9660", "cpio", "ar", "cab", "warc", "xar", "lha"; or NULL.
+ */
+const char *backend_container(const uint8_t *head, size_t head_len);
 
 /* Formats that others build on, or that tests call by name. */
 extern const struct backend backend_onepot, backend_tar, backend_squashfs, backend_zip,

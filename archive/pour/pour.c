@@ -897,7 +897,7 @@ static const struct pour_format formats[] = {
 /* NULL: nothing that is packed. */
 static const struct pour_format *pour_find_format(const uint8_t *head, size_t len)
 {
-    const char *name = unknown_format_container(head, len);
+    const char *name = backend_container(head, len);
     for (size_t i = 0; name && i < sizeof(formats) / sizeof(formats[0]); i++)
         if (strcmp(formats[i].name, name) == 0)
             return &formats[i];

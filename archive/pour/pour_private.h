@@ -11,7 +11,7 @@
 #include "pour.h"
 #include "selection.h"
 #include "tar_members.h"
-#include "unknown_format.h"
+#include "backend.h"
 #include "vector.h"
 
 struct archive;

@@ -112,7 +112,7 @@ static bool squashfs_is_whole(const struct source *source, bool by_end)
 
 static int squashfs_find_behind(const struct front *front, uint64_t *ret_offset)
 {
-    struct front_place place;
+    struct front place;
     struct super super;
     for (size_t cursor = 0; front_next(front, &cursor, &place);) {
         if (squashfs_probe(front->source, place.bytes, place.len) != 1)

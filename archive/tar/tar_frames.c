@@ -34,7 +34,7 @@
 #include "source_window.h"
 #include "stream.h"
 #include "tar_private.h"
-#include "unknown_format.h"
+#include "backend.h"
 #include "vector.h"
 #include "write_at.h"
 
@@ -210,7 +210,7 @@ static int tar_unpack_check_head(struct unpacking *u, bool at_end)
         fault_advise(u->fault, "decompress it first: %s -d FILE", u->compression);
         return -ENOMSG;
     }
-    const char *container = u->is_tar ? NULL : unknown_format_container(head, (size_t)len);
+    const char *container = u->is_tar ? NULL : backend_container(head, (size_t)len);
     if (container)
         return fault_set_advised(u->fault, -ENOMSG, NULL, FAULT_NO_OFFSET,
                                  "make an archive of it: onepot pack -o NEW.tar - <FILE",

@@ -181,7 +181,7 @@ static bool probe_is_text(const uint8_t *bytes, size_t len)
 int tar_find_behind(const struct front *front, uint64_t *ret_offset)
 {
     enum { SAMPLE_BYTES = 64 };
-    struct front_place place;
+    struct front place;
     const char *compression;
     for (size_t cursor = 0; front_next(front, &cursor, &place);) {
         bool is_tar = place.len >= TAR_BLOCK_BYTES && tar_is_header(place.bytes);

@@ -785,7 +785,7 @@ static int zip_probe(const struct source *source, const uint8_t *head, size_t he
 /* A script's text leads to it. How long a program is its headers do not always tell. */
 static int zip_find_behind(const struct front *front, uint64_t *ret_offset)
 {
-    struct front_place place;
+    struct front place;
     for (size_t cursor = 0; front->is_script && front_next(front, &cursor, &place);)
         if (zip_probe(front->source, place.bytes, place.len)) {
             *ret_offset = place.offset;

@@ -29,7 +29,6 @@
 #include "shard_name.h"
 #include "source.h"
 #include "stripes.h"
-#include "unknown_format.h"
 #include "vector.h"
 #include "volumes.h"
 
@@ -184,7 +183,7 @@ static bool is_container(const char *path)
     if (fd < 0 || !head || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode))
         return false;
     ssize_t len = pread(fd, head, HEAD_BYTES, 0);
-    if (len <= 0 || !unknown_format_container(head, (size_t)len))
+    if (len <= 0 || !backend_container(head, (size_t)len))
         return false;
     if (volumes_open(path, NULL, NULL, &source) < 0)
         return false;
