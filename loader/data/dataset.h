@@ -15,12 +15,14 @@
 #define ONEPOT_DATASET_H
 
 #include <limits.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
+#include "clock.h"
 #include "index.h"
 #include "onepot.h"
 #include "pot.h"
@@ -73,7 +75,6 @@ static inline size_t dataset_stem(enum onepot_group group, const char *name, siz
 
 struct readers;
 struct cursor;
-struct loader_clock;
 
 struct dataset {
     _Atomic unsigned users;
@@ -105,7 +106,15 @@ struct dataset {
     uint64_t cache_bytes; /* for all archives, as requested; 0: a part of the job's memory */
     uint64_t hole_bytes;  /* most bytes of holes in a file that is mostly holes */
     _Atomic(struct readers *) readers;
-    const struct loader_clock *clock; /* NULL: the system's; tests have their own */
+    /*
+     * The time that loaders go by, and how their consumers wait for the condition, at most
+     * until that time (UINT64_MAX: as long as it takes; false: it has come) while so many
+     * threads work or hang. NULL: the system's. A test has its own, so that a read may hang for
+     * a minute that takes no time.
+     */
+    uint64_t (*now_ns)(void);
+    bool (*wait)(pthread_cond_t *ready, pthread_mutex_t *lock, uint64_t until_ns,
+                 uint32_t at_work);
 };
 
 struct onepot_archive {
@@ -161,6 +170,12 @@ static inline uint32_t record_named(const struct dataset *dataset, const struct 
 int dataset_new(struct pot **pots, size_t count, const struct onepot_archive_options *options,
                 struct onepot_error *error, struct dataset **ret_dataset);
 void dataset_free(struct dataset *dataset);
+
+/* CLOCK_MONOTONIC, or a test's. */
+static inline uint64_t dataset_now_ns(const struct dataset *dataset)
+{
+    return dataset->now_ns ? dataset->now_ns() : now_ns();
+}
 
 /* Are all archives mapped, and on this node? */
 bool dataset_is_mapped(const struct dataset *dataset);

@@ -5,10 +5,47 @@
 #ifndef ONEPOT_ACCELERATOR_H
 #define ONEPOT_ACCELERATOR_H
 
-#include "engine.h"
+#include "fill.h"
 #include "onepot_device.h"
+#include "sampler.h"
 
 struct loader_devices;
+
+/* What an engine, the threads and batches of a loader (loader.c), is made from. */
+struct engine_options {
+    struct order_options order; /* its seed is epoch 0's */
+    struct fill_plan fill;
+    uint64_t batch_size;
+    uint64_t length; /* elements of an epoch that are delivered */
+    uint32_t threads;
+    uint32_t ahead; /* batches */
+    uint64_t run;   /* samples that a thread takes at a time */
+    /* The same once the archives are mapped, which staged ones are when their copies are whole;
+     * 0: nothing changes then. */
+    uint32_t mapped_threads;
+    uint64_t mapped_run;
+    uint64_t io_timeout_ns; /* when a read is given up; 0: never */
+    /* If not 0, threads keep this many CPUs busy, but yield them to others of the job. */
+    uint32_t cpus;
+    uint64_t memory_bytes;
+    uint64_t job_bytes; /* for this and other processes of the job */
+    bool is_fixed;      /* memory_bytes applies, whatever others have */
+    /*
+     * free_bytes returns the memory that nobody of the job uses; left_bytes of it are left to
+     * others. There are more slabs than the ring and its consumer need only if both allow it.
+     * NULL: slabs may take all of memory_bytes.
+     */
+    uint64_t (*free_bytes)(void);
+    uint64_t left_bytes;
+    const struct slab_memory *memory;
+    /*
+     * One for each device; batch i of an epoch goes to device i modulo their number, whichever
+     * batch is the first. The engine closes them, also if it can't be made. Each device may
+     * have the same part of memory_bytes.
+     */
+    void *memory_ctx[ONEPOT_DEVICES_MAX];
+    uint32_t devices; /* 0: one */
+};
 
 struct accelerator {
     /*

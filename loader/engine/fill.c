@@ -12,10 +12,8 @@
 
 #include "checksum.h"
 #include "copy_past.h"
-#include "engine.h"
 #include "error.h"
 #include "dataset.h"
-#include "loader_clock.h"
 #include "numbers.h"
 
 /* A watcher sees a longer read as several: storage may be slow, but it moves. */
@@ -112,7 +110,7 @@ static bool was_whole(struct filler *filler)
 static void begin_read(struct filler *filler, const struct dataset *d)
 {
     atomic_store_explicit(&filler->record, filler->present, memory_order_relaxed);
-    atomic_store(&filler->since_ns, loader_now_ns(d));
+    atomic_store(&filler->since_ns, dataset_now_ns(d));
 }
 
 static int end_read(struct filler *filler, int result)

@@ -18,8 +18,8 @@
 #define AHEAD_OF_EACH 2u
 
 struct loader_devices {
-    struct onepot_device *device[ENGINE_DEVICES_MAX];
-    struct upload *upload[ENGINE_DEVICES_MAX]; /* the engine's memory */
+    struct onepot_device *device[ONEPOT_DEVICES_MAX];
+    struct upload *upload[ONEPOT_DEVICES_MAX]; /* the engine's memory */
     uint32_t count;
     struct onepot_conversion convert; /* 0 channels: nothing is converted */
     bool gathers;                     /* from locked archives */
@@ -110,8 +110,8 @@ static int devices_take(struct loader_devices *d, const struct onepot_loader_opt
         return devices_add(d, given->device, error);
     if (!given->devices != !given->device_count)
         return error_set(error, -EINVAL, "no devices are named: at least one is needed");
-    if (given->device_count > ENGINE_DEVICES_MAX)
-        return error_set(error, -EINVAL, "more than %u devices", ENGINE_DEVICES_MAX);
+    if (given->device_count > ONEPOT_DEVICES_MAX)
+        return error_set(error, -EINVAL, "more than %u devices", ONEPOT_DEVICES_MAX);
     for (uint32_t i = 0; i < given->device_count && r == 0; i++)
         r = devices_add(d, given->devices[i], error);
     return r;

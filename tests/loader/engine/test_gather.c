@@ -7,7 +7,6 @@
 #include <stdatomic.h>
 #include <sys/wait.h>
 
-#include "engine.h"
 #include "epoch.h"
 #include "suite.h"
 
@@ -130,23 +129,27 @@ END_TEST
 
 /* ---- memory that several loaders share ---- */
 
+/* Bytes of memory that nobody of the job uses, as loaders are told; 0: as it is. */
 static _Atomic uint64_t unused_bytes;
 
-static uint64_t unused(void)
+uint64_t __real_budget_free_bytes(const char *root);
+uint64_t __wrap_budget_free_bytes(const char *root);
+uint64_t __wrap_budget_free_bytes(const char *root)
 {
-    return unused_bytes;
+    return unused_bytes ? unused_bytes : __real_budget_free_bytes(root);
 }
 
 /* Take batches and keep them until there is no room; how many that were. */
-static unsigned keep_batches(struct engine *engine, struct slab **kept, unsigned most)
+static unsigned keep_batches(struct onepot_loader *loader, const struct onepot_batch **kept,
+                             unsigned most)
 {
+    struct onepot_error error = {0};
     unsigned n = 0;
-    struct engine_need need;
     while (n < most) {
-        int r = engine_take(engine, ANY_EPOCH, UINT64_MAX, &need, &kept[n]);
+        int r = onepot_loader_next(loader, -1, &error, &kept[n]);
         if (r == -ENOBUFS)
             break;
-        ck_assert_int_eq(r, 1);
+        ck_assert_msg(r == 1, "%d: %s", r, error.text);
         n++;
     }
     return n;
@@ -155,36 +158,31 @@ static unsigned keep_batches(struct engine *engine, struct slab **kept, unsigned
 START_TEST(batches_that_are_kept_leave_memory_to_others_of_the_job)
 {
     struct tree t;
-    struct slab *kept[FILES];
-    struct engine *engine;
+    const struct onepot_batch *kept[FILES];
+    struct onepot_loader *loader = NULL;
     struct onepot_archive *a = tree_open_numbered(&t, FILES, 3, size_of);
-    const struct engine_options options = {
-        .order = {.samples = FILES, .world_size = 1, .workers = 1, .window = 64},
-        .fill = {.archive = a, .align = 64},
-        .batch_size = 10,
-        .length = FILES,
-        .threads = 1,
-        .ahead = 2,
-        .run = 64,
-        .memory_bytes = 1u << 30,
-        .memory = &slab_host_memory,
-        .free_bytes = unused,
-        .left_bytes = 1u << 20};
-    unused_bytes = 1u << 20; /* the others have the rest */
-    ck_assert_int_eq(engine_new(&options, &(struct place){0}, &engine), 0);
-    unsigned n = keep_batches(engine, kept, FILES / 10);
+    const struct onepot_loader_options options = {.size = sizeof(options),
+                                                  .batch_size = 10,
+                                                  .world_size = 1,
+                                                  .no_shuffle = true,
+                                                  .threads = 1,
+                                                  .prefetch = 2};
+    unused_bytes = 1; /* the others have the rest */
+    ck_assert_int_eq(onepot_loader_new(a, &options, NULL, &loader), 0);
+    unsigned n = keep_batches(loader, kept, FILES / 10);
     ck_assert_uint_ge(n, 3); /* the ring, and what its consumer holds */
     ck_assert_uint_lt(n, 10);
-    engine_release(kept[--n]); /* what is given back is used again */
-    ck_assert_uint_ge(keep_batches(engine, kept + n, 1), 1);
+    onepot_batch_release(kept[--n]); /* what is given back is used again */
+    ck_assert_uint_ge(keep_batches(loader, kept + n, 1), 1);
     n++;
     unused_bytes = UINT64_MAX;                               /* the others went */
-    n += keep_batches(engine, kept + n, FILES / 10 - 1 - n); /* may still tell what was */
-    n += keep_batches(engine, kept + n, FILES / 10 - 1 - n);
+    n += keep_batches(loader, kept + n, FILES / 10 - 1 - n); /* may still tell what was */
+    n += keep_batches(loader, kept + n, FILES / 10 - 1 - n);
     ck_assert_uint_eq(n, FILES / 10 - 1);
     for (unsigned i = 0; i < n; i++)
-        engine_release(kept[i]);
-    engine_free(engine);
+        onepot_batch_release(kept[i]);
+    onepot_loader_free(loader);
+    unused_bytes = 0;
     onepot_archive_close(a);
     tree_end(&t);
 }

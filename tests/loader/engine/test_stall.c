@@ -7,12 +7,9 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
-#include <stddef.h>
 #include <time.h>
 
 #include "dataset.h"
-#include "engine_private.h"
-#include "loader_clock.h"
 #include "source_ops.h"
 #include "source_retry.h"
 #include "suite.h"
@@ -23,6 +20,7 @@
 #define TIMEOUT_MS 1000u
 #define WAIT_MS -1 /* time may pass before a thread gets to run */
 #define MS UINT64_C(1000000)
+#define AHEAD_MAX 1024u /* batches, whatever is asked for */
 
 /*
  * A file whose reads hang while the gate is closed: all, or those of one sample. Others come
@@ -51,9 +49,8 @@ static struct played {
     uint64_t open_ns; /* when the gate opens by itself; 0: it does not */
 } played;
 
-static uint64_t played_now_ns(void *ctx)
+static uint64_t played_now_ns(void)
 {
-    (void)ctx;
     return atomic_load(&played.now_ns);
 }
 
@@ -99,10 +96,10 @@ static const uint8_t *slow_map(const struct source *source, uint64_t offset, uin
 static void slow_state(const struct source *source, struct source_state *ret_state)
 {
     (void)source;
-    *ret_state = (struct source_state){
-        .keeps = true,
-        .is_local = atomic_load(&slow.is_here),
-        .progress_ns = atomic_load(&slow.goes_on) ? played_now_ns(NULL) : 0};
+    *ret_state =
+        (struct source_state){.keeps = true,
+                              .is_local = atomic_load(&slow.is_here),
+                              .progress_ns = atomic_load(&slow.goes_on) ? played_now_ns() : 0};
 }
 
 static bool slow_close(struct source *source)
@@ -132,15 +129,12 @@ static void set_gate(bool closed, uint64_t only)
  * All threads of the engine hang, or wait for work: the time has come at once. Otherwise they
  * get on with what they do. The consumer may look for that as often as it likes.
  */
-static bool played_wait(void *ctx, pthread_cond_t *ready, pthread_mutex_t *lock,
-                        uint64_t until_ns)
+static bool played_wait(pthread_cond_t *ready, pthread_mutex_t *lock, uint64_t until_ns,
+                        uint32_t at_work)
 {
-    const struct engine *e =
-        (const void *)((const char *)(void *)lock - offsetof(struct engine, lock));
     struct timespec t;
-    (void)ctx;
     pthread_mutex_lock(&slow.lock);
-    bool stands = slow.hanging > 0 && slow.closed && e->busy + e->lost == slow.hanging;
+    bool stands = slow.hanging > 0 && slow.closed && at_work == slow.hanging;
     pthread_mutex_unlock(&slow.lock);
     stands = stands && until_ns != UINT64_MAX;
     if (stands)
@@ -154,8 +148,6 @@ static bool played_wait(void *ctx, pthread_cond_t *ready, pthread_mutex_t *lock,
     pthread_cond_timedwait(ready, lock, &t); /* others may have the lock */
     return !stands;
 }
-
-static const struct loader_clock played_clock = {.now_ns = played_now_ns, .wait = played_wait};
 
 /* Threads that were left behind hold the dataset until they end; they read what is ours. */
 static void wait_until_nobody_is_left(void)
@@ -191,7 +183,8 @@ static void setup(void)
     tree_pack(&tree, PACKING_ONEPOT);
     archive = tree_open(&tree, NULL);
     played = (struct played){.now_ns = 1000 * MS};
-    archive->dataset->clock = &played_clock;
+    archive->dataset->now_ns = played_now_ns;
+    archive->dataset->wait = played_wait;
     open_slow();
     struct source *wrapper = calloc(1, sizeof(*wrapper));
     ck_assert_ptr_nonnull(wrapper);
@@ -371,17 +364,11 @@ static _Atomic unsigned looks; /* of the consumer */
 static _Atomic bool waited_in_vain;
 static pthread_cond_t looked = PTHREAD_COND_INITIALIZER;
 
-static uint64_t true_now_ns(void *ctx)
-{
-    (void)ctx;
-    return now_ns();
-}
-
-static bool wait_in_turn(void *ctx, pthread_cond_t *ready, pthread_mutex_t *lock,
-                         uint64_t until_ns)
+static bool wait_in_turn(pthread_cond_t *ready, pthread_mutex_t *lock, uint64_t until_ns,
+                         uint32_t at_work)
 {
     struct timespec until = clock_timespec(until_ns);
-    (void)ctx;
+    (void)at_work;
     if (!goes_elsewhere) {
         atomic_fetch_add(&looks, 1);
         pthread_cond_broadcast(&looked);
@@ -405,10 +392,10 @@ static void *wait_for_a_batch(void *loader)
 
 START_TEST(who_waits_hears_that_there_is_no_batch_where_the_loader_went)
 {
-    static const struct loader_clock clock = {.now_ns = true_now_ns, .wait = wait_in_turn};
     pthread_t consumer;
     void *result;
-    archive->dataset->clock = &clock;
+    archive->dataset->now_ns = NULL;
+    archive->dataset->wait = wait_in_turn;
     goes_elsewhere = true;
     set_gate(true, UINT64_MAX);
     struct onepot_loader *loader = make(1, ONEPOT_NEVER);
@@ -442,7 +429,7 @@ START_TEST(a_copy_that_is_whole_is_read_by_as_many_threads_as_a_local_archive)
     check_epochs_are_whole(loader);
     ck_assert_uint_ge(threads_of(loader), 32);
     atomic_store(&slow.is_here, true);
-    for (unsigned i = 0; i < 2 * ENGINE_AHEAD_MAX * BATCH / FILES; i++)
+    for (unsigned i = 0; i < 2 * AHEAD_MAX * BATCH / FILES; i++)
         check_epochs_are_whole(loader);
     uint32_t threads = threads_of(loader);
     onepot_loader_free(loader);
