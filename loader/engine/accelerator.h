@@ -13,7 +13,14 @@ struct loader_devices;
 
 /* What an engine, the threads and batches of a loader (loader.c), is made from. */
 struct engine_options {
-    struct order_options order; /* its seed is epoch 0's */
+    struct onepot_sampler_options order; /* of each epoch */
+    /*
+     * is_listed: the caller gives the order of each epoch, which has none before that. `list`
+     * is the one of list_epoch; NULL: none was given yet.
+     */
+    bool is_listed;
+    const uint64_t *list;
+    uint64_t list_epoch;
     struct fill_plan fill;
     uint64_t batch_size;
     uint64_t length; /* elements of an epoch that are delivered */

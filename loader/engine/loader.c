@@ -84,12 +84,6 @@ struct place {
     struct onepot_delivered delivered; /* since the epoch was entered */
 };
 
-/* Room that a batch waits for; see engine_take. */
-struct engine_need {
-    uint64_t bytes, record;
-    uint32_t device;
-};
-
 struct worker {
     struct engine *engine;
     pthread_t thread;
@@ -132,10 +126,10 @@ struct engine {
     struct slab *open;   /* the last planned batch, while runs of it are left */
     uint32_t busy;       /* threads that work without the lock */
 
-    struct place taken;  /* where the consumer is */
-    struct place plan;   /* of the next batch to plan */
-    struct order *order; /* of plan.epoch; NULL: not made yet */
-    struct order *next;  /* of the epoch after it */
+    struct place taken;           /* where the consumer is */
+    struct place plan;            /* of the next batch to plan */
+    struct onepot_sampler *order; /* of plan.epoch; NULL: not made yet */
+    struct onepot_sampler *next;  /* of the epoch after it */
     uint32_t *places;    /* of each sample in `next`; NULL: not needed (fill.foresee) */
     bool making;         /* a thread shuffles an order */
     bool next_failed;    /* no memory to make `next` in advance */
@@ -552,7 +546,7 @@ static void engine_turn_epoch(struct engine *e)
         return;
     e->plan.epoch++;
     e->plan.done = 0;
-    order_free(e->order);
+    onepot_sampler_free(e->order);
     e->order = e->next;
     e->next = NULL;
     free(e->places);
@@ -572,39 +566,33 @@ static uint64_t comes_again(const struct engine *e, uint64_t i)
 /* Elements that only pad the epoch are not valid. */
 static void engine_mark_samples(const struct engine *e, struct slab *slab, uint64_t count)
 {
-    for (uint64_t i = 0; i < count; i++) {
-        bool valid;
-        order_at(e->order, e->plan.done + i, &valid);
-        slab->valid[i] = valid;
+    onepot_sampler_get(e->order, e->plan.done, count, slab->indices, slab->valid);
+    for (uint64_t i = 0; i < count; i++)
         slab->again[i] = comes_again(e, i);
-    }
 }
 
-/* The next batch, before it has a slab. */
-struct planned {
-    uint64_t count, bytes; /* samples, and their data */
-    size_t need;           /* bytes of a slab; 0: too many */
-    uint32_t device;       /* by its place in the epoch alone: the same after a resume */
-};
-
-static void engine_choose_samples(struct engine *e, struct planned *p)
+/*
+ * Choose the next batch's samples, which have so many bytes of data, and the slab that it
+ * needs. 0: they are too many.
+ */
+static size_t engine_choose_samples(struct engine *e, uint64_t *ret_count, uint64_t *ret_bytes)
 {
     const struct engine_options *o = &e->options;
-    bool valid;
-    p->count = min_u64(o->length - e->plan.done, o->batch_size);
-    for (uint64_t i = 0; i < p->count; i++)
-        e->indices[i] = order_at(e->order, e->plan.done + i, &valid);
-    p->need = fill_places(&o->fill, e->indices, p->count, e->offsets, e->sizes, &p->bytes)
-                  ? slab_bytes(p->count, p->bytes)
-                  : 0;
-    p->device = (uint32_t)(e->plan.done / o->batch_size % o->devices);
+    uint64_t count = min_u64(o->length - e->plan.done, o->batch_size);
+    onepot_sampler_get(e->order, e->plan.done, count, e->indices, NULL);
+    *ret_count = count;
+    return fill_places(&o->fill, e->indices, count, e->offsets, e->sizes, ret_bytes)
+               ? slab_bytes(count, *ret_bytes)
+               : 0;
 }
 
 /* NULL: there is none now, and the engine notes the lack. */
-static struct slab *engine_slab_for(struct engine *e, const struct planned *p)
+static struct slab *engine_slab_for(struct engine *e, size_t need)
 {
     struct slab *slab;
-    int r = p->need ? engine_get_slab(e, p->device, p->need, &slab) : -ENOBUFS;
+    /* The device follows from the place in the epoch alone: it is the same after a resume. */
+    uint32_t device = (uint32_t)(e->plan.done / e->options.batch_size % e->options.devices);
+    int r = need ? engine_get_slab(e, device, need, &slab) : -ENOBUFS;
     if (r == 0 && !e->seeking) {
         e->starved = 0;
         return slab;
@@ -613,10 +601,10 @@ static struct slab *engine_slab_for(struct engine *e, const struct planned *p)
         engine_push_free(e, slab);
     } else if (r == -EAGAIN || r == -EINPROGRESS) {
         e->wants_settled = r == -EAGAIN;
-        e->wanted_device = p->device;
+        e->wanted_device = device;
     } else {
-        e->starved = r == -ENOMEM ? UINT64_MAX : p->need ? p->need : UINT64_MAX - 1;
-        e->starved_device = p->device;
+        e->starved = r == -ENOMEM ? UINT64_MAX : need ? need : UINT64_MAX - 1;
+        e->starved_device = device;
         pthread_cond_broadcast(&e->ready);
     }
     return NULL;
@@ -637,8 +625,7 @@ static void engine_look_for_copies(struct engine *e)
 /* Plan the next batch into the ring. False: there is no room for it, or no order yet. */
 static bool engine_plan_one(struct engine *e)
 {
-    struct planned p;
-    struct slab *slab;
+    uint64_t count, bytes;
     e->wants_settled = false;
     if (e->seeking || e->tail - e->head == e->options.ahead || e->options.length == 0)
         return false;
@@ -646,19 +633,19 @@ static bool engine_plan_one(struct engine *e)
     if (!e->order)
         return false;
     engine_look_for_copies(e);
-    engine_choose_samples(e, &p);
-    slab = engine_slab_for(e, &p);
+    size_t need = engine_choose_samples(e, &count, &bytes);
+    struct slab *slab = engine_slab_for(e, need);
     if (!slab)
         return false;
-    slab_begin(slab, p.count, p.bytes);
+    slab_begin(slab, count, bytes);
     slab->engine = e;
     slab->seed = e->options.order.seed;
     slab->batch.epoch = e->plan.epoch;
     slab->batch.first = e->plan.done;
     slab->batch.stride = e->options.fill.stride;
     fill_tables(&e->options.fill, slab, e->indices, e->offsets, e->sizes);
-    engine_mark_samples(e, slab, p.count);
-    e->plan.done += p.count;
+    engine_mark_samples(e, slab, count);
+    e->plan.done += count;
     slab->end = e->plan.done;
     e->ring[e->tail++ % AHEAD_MAX] = slab;
     e->open = slab;
@@ -700,12 +687,17 @@ static void engine_shed_now(struct engine *e)
     engine_end_planning(e);
 }
 
+/* Has the caller still to give the order of this epoch? */
+static bool engine_lacks_list(const struct engine *e, uint64_t epoch)
+{
+    return e->options.is_listed && (!e->options.list || e->options.list_epoch != epoch);
+}
+
 /* Is an order needed? The current epoch's, or the next one's shortly before it begins. */
 static bool engine_wants_order(const struct engine *e, bool idle, bool *ret_next)
 {
-    const struct order_options *order = &e->options.order;
     if (e->seeking || e->making || e->options.length == 0 || e->order_err ||
-        (order->list && (e->order || order->list_epoch != e->plan.epoch)))
+        (e->options.is_listed && (e->order || engine_lacks_list(e, e->plan.epoch))))
         return false;
     *ret_next = e->order;
     if (!e->order)
@@ -718,35 +710,36 @@ static bool engine_wants_order(const struct engine *e, bool idle, bool *ret_next
 
 /* The place of each sample in an order; NO_PLACE: it is another rank's. NULL: unknown. */
 static uint32_t *engine_find_places(uint64_t samples, uint64_t length,
-                                    const struct order *order)
+                                    const struct onepot_sampler *order)
 {
     uint32_t *places = length < NO_PLACE ? malloc(samples * sizeof(*places)) : NULL;
-    bool valid;
     if (!places)
         return NULL;
     memset(places, 0xff, samples * sizeof(*places));
-    for (uint64_t i = length; i-- > 0;)
-        places[order_at(order, i, &valid)] = (uint32_t)i;
+    for (uint64_t i = length, sample; i-- > 0;)
+        if (onepot_sampler_get(order, i, 1, &sample, NULL) == 0)
+            places[sample] = (uint32_t)i;
     return places;
 }
 
 static void engine_make_order(struct engine *e, bool is_next)
 {
-    struct order_options options = e->options.order;
-    struct order *order = NULL;
+    struct onepot_sampler_options options = e->options.order;
+    const uint64_t *list = e->options.list;
+    struct onepot_sampler *order = NULL;
     uint32_t *places = NULL;
     uint64_t generation = e->generation, epoch = e->plan.epoch + is_next;
     uint64_t length = e->options.length;
-    options.seed += epoch;
+    options.epoch = epoch;
     e->making = true;
     pthread_mutex_unlock(&e->lock);
-    int r = order_new(&options, &order);
+    int r = sampler_new(&options, list, NULL, NULL, &order);
     if (r == 0 && is_next && e->options.fill.foresee)
         places = engine_find_places(options.samples, length, order);
     pthread_mutex_lock(&e->lock);
     e->making = false;
     if (generation != e->generation)
-        order_free(order);
+        onepot_sampler_free(order);
     else if (r == 0 && epoch == e->plan.epoch)
         e->order = order;
     else if (r == 0) {
@@ -888,8 +881,8 @@ static void engine_destroy(struct engine *e)
         engine_drop_free(e, &e->free_slabs);
     pthread_mutex_unlock(&e->lock);
     engine_close_memory(&e->options);
-    order_free(e->order);
-    order_free(e->next);
+    onepot_sampler_free(e->order);
+    onepot_sampler_free(e->next);
     free(e->places);
     pthread_cond_destroy(&e->work);
     pthread_cond_destroy(&e->ready);
@@ -1062,15 +1055,6 @@ static uint64_t engine_next_stall(const struct engine *e)
     return first + timeout_ns;
 }
 
-/* Is every possible thread in a read that was given up? One of them reads *ret_record. */
-static bool engine_is_stuck(const struct engine *e, uint64_t *ret_record)
-{
-    if (e->lost == 0 || e->lost < e->thread_count)
-        return false;
-    *ret_record = atomic_load(&e->workers[0].filler.record);
-    return true;
-}
-
 /* ---- life ---- */
 
 static void init_locks(struct engine *e)
@@ -1200,12 +1184,11 @@ static void wait_until_ready(struct engine *e, uint64_t deadline_ns)
 }
 
 /*
- * Drop all prepared batches and go on from another place, in another order with so many
- * elements that are delivered. Afterwards nobody uses the earlier order's list. -ENOMEM:
- * nothing changed.
+ * Drop all prepared batches and go on from another place, in the order of these options and
+ * with their length. Afterwards nobody uses the earlier order's list. -ENOMEM: nothing changed.
  */
 static int engine_seek(struct engine *engine, const struct place *place,
-                       const struct order_options *order, uint64_t length)
+                       const struct engine_options *options)
 {
     int r = 0;
     pthread_mutex_lock(&engine->lock);
@@ -1215,21 +1198,25 @@ static int engine_seek(struct engine *engine, const struct place *place,
     while (engine->busy > 0 || engine->planning)
         wait_until_ready(engine, UINT64_MAX);
     engine_empty_ring(engine);
-    order_free(engine->order);
-    order_free(engine->next);
+    onepot_sampler_free(engine->order);
+    onepot_sampler_free(engine->next);
     engine->order = engine->next = NULL;
     free(engine->places);
     engine->places = NULL;
     engine->next_failed = engine->seeking = false;
     engine->starved = 0;
     engine->order_err = 0;
-    if (length > engine->options.length && !engine_make_scratch(engine, length)) {
+    if (options->length > engine->options.length &&
+        !engine_make_scratch(engine, options->length)) {
         struct place now = engine->taken;
         engine_set_place(engine, &now);
         r = -ENOMEM;
     } else {
-        engine->options.order = *order;
-        engine->options.length = length;
+        engine->options.order = options->order;
+        engine->options.is_listed = options->is_listed;
+        engine->options.list = options->list;
+        engine->options.list_epoch = options->list_epoch;
+        engine->options.length = options->length;
         engine_set_place(engine, place);
     }
     pthread_cond_broadcast(&engine->work);
@@ -1287,7 +1274,8 @@ static bool engine_has_free(struct engine *e, uint32_t device)
 
 /* 1: the next batch is there; 0: the end of an epoch; -EAGAIN: wait. Another consumer may take
  * batches meanwhile, so every look starts anew. */
-static int engine_look(struct engine *e, uint64_t epoch, struct engine_need *ret_need)
+static int engine_look(struct engine *e, uint64_t epoch, uint64_t *ret_about,
+                       uint32_t *ret_device)
 {
     if (epoch != ANY_EPOCH && epoch != e->taken.epoch)
         return 0;
@@ -1296,7 +1284,7 @@ static int engine_look(struct engine *e, uint64_t epoch, struct engine_need *ret
         e->taken.done = 0;
         return 0;
     }
-    if (e->options.order.list && e->options.order.list_epoch != e->taken.epoch)
+    if (engine_lacks_list(e, e->taken.epoch))
         return -ENODATA;
     if (e->head < e->tail) {
         const struct slab *slab = e->ring[e->head % AHEAD_MAX];
@@ -1310,8 +1298,8 @@ static int engine_look(struct engine *e, uint64_t epoch, struct engine_need *ret
     }
     if (e->starved) {
         int r = e->starved == UINT64_MAX ? -ENOMEM : -ENOBUFS;
-        ret_need->bytes = e->starved;
-        ret_need->device = e->starved_device;
+        *ret_about = e->starved;
+        *ret_device = e->starved_device;
         e->starved = 0;
         pthread_cond_broadcast(&e->work);
         return engine_has_free(e, e->starved_device) ? -EAGAIN : r;
@@ -1320,19 +1308,21 @@ static int engine_look(struct engine *e, uint64_t epoch, struct engine_need *ret
 }
 
 static int engine_wait_for_batch(struct engine *e, uint64_t epoch, uint64_t deadline_ns,
-                                 struct engine_need *ret_need)
+                                 uint64_t *ret_about, uint32_t *ret_device)
 {
-    int r = engine_look(e, epoch, ret_need);
+    int r = engine_look(e, epoch, ret_about, ret_device);
     if (r != -EAGAIN)
         return r;
     uint64_t start = dataset_now_ns(e->dataset), now = start;
     while (r == -EAGAIN && now < deadline_ns) {
-        if (engine_is_stuck(e, &ret_need->record)) {
+        if (e->lost > 0 &&
+            e->lost >= e->thread_count) { /* each is in a read that was given up */
+            *ret_about = atomic_load(&e->workers[0].filler.record);
             r = -ETIME;
             break;
         }
         wait_until_ready(e, deadline_ns);
-        r = engine_look(e, epoch, ret_need);
+        r = engine_look(e, epoch, ret_about, ret_device);
         now = dataset_now_ns(e->dataset);
     }
     e->stats.wait_ns += dataset_now_ns(e->dataset) - start;
@@ -1362,16 +1352,15 @@ static void engine_count_batch(struct engine *e, const struct slab *slab)
  * Returns 1 and the next batch. Returns 0 once at the end of an epoch, and also if the consumer
  * is in another epoch than `epoch` (unless that is ANY_EPOCH). Errors: -ETIMEDOUT after
  * `deadline_ns` (of CLOCK_MONOTONIC; UINT64_MAX: never); -ENODATA: the caller gives the orders,
- * and has given none for this epoch; -ENOBUFS with the bytes of the batch
- * that has no room, and its device; -ENOMEM with the device; -ETIME, when all threads are in
- * reads that stall, with the record of one such read. A batch with an error is handed out as
- * well.
+ * and has given none for this epoch; -ENOBUFS about the bytes of the batch that has no room,
+ * and with its device; -ENOMEM with the device; -ETIME, when all threads are in reads that
+ * stall, about the record of one such read. A batch with an error is handed out as well.
  */
 static int engine_take(struct engine *engine, uint64_t epoch, uint64_t deadline_ns,
-                       struct engine_need *ret_need, struct slab **ret_slab)
+                       uint64_t *ret_about, uint32_t *ret_device, struct slab **ret_slab)
 {
     pthread_mutex_lock(&engine->lock);
-    int r = engine_wait_for_batch(engine, epoch, deadline_ns, ret_need);
+    int r = engine_wait_for_batch(engine, epoch, deadline_ns, ret_about, ret_device);
     if (r == 1) {
         struct slab *slab = engine->ring[engine->head++ % AHEAD_MAX];
         engine_count_batch(engine, slab);
@@ -1494,35 +1483,33 @@ static int plan_fill(const struct onepot_loader_options *given, struct fill_plan
     return 0;
 }
 
-/* The elements of such an order that are delivered. */
-static uint64_t loader_length(const struct order_options *order, uint64_t batch_size)
+/* Complete the order, and count its elements that are delivered. */
+static int loader_plan_length(struct engine_options *o, struct onepot_error *error)
 {
-    uint64_t length = order_length(order);
-    return order->drop_last ? length - length % batch_size : length;
+    int r = sampler_plan(&o->order, error, &o->length);
+    if (r == 0 && o->order.drop_last)
+        o->length -= o->length % o->batch_size;
+    return r;
 }
 
 static int plan_order(struct onepot_loader_options *given, struct engine_options *o,
                       struct onepot_error *error)
 {
-    int r = rank_find(&given->rank, &given->world_size, error);
-    if (r < 0)
-        return r;
-    o->order = (struct order_options){
+    o->order = (struct onepot_sampler_options){
         .samples = o->fill.archive->count,
         .rank = given->rank,
         .world_size = given->world_size,
         .seed = given->seed,
-        .shuffle = !given->no_shuffle,
+        .no_shuffle = given->no_shuffle,
         .drop_last = given->drop_last,
-        .workers = 1,
         .block = given->block,
-        .window = given->window ? given->window : ORDER_DEFAULT_WINDOW,
+        .window = given->window,
     };
-    if (given->rank >= given->world_size)
-        return order_error(error, -EINVAL, &o->order);
     o->batch_size = given->batch_size;
-    o->length = loader_length(&o->order, o->batch_size);
-    return 0;
+    int r = loader_plan_length(o, error);
+    given->rank = o->order.rank;
+    given->world_size = o->order.world_size;
+    return r;
 }
 
 /*
@@ -1679,7 +1666,7 @@ static int loader_own_engine(struct onepot_loader *loader, struct onepot_error *
 
 /* ---- batches ---- */
 
-static int loader_say_full(const struct onepot_loader *loader, const struct engine_need *need,
+static int loader_say_full(const struct onepot_loader *loader, uint64_t bytes, uint32_t device,
                            struct onepot_error *error)
 {
     struct onepot_stats stats = {0};
@@ -1687,7 +1674,7 @@ static int loader_say_full(const struct onepot_loader *loader, const struct engi
     engine_stats(loader->engine, &stats);
     if (loader->options.devices > 1) {
         snprintf(where, sizeof(where), " on %s",
-                 loader_accelerator->name(loader->devices, need->device));
+                 loader_accelerator->name(loader->devices, device));
         snprintf(parts, sizeof(parts), ", of which each of %u devices may have the same part",
                  loader->options.devices);
     }
@@ -1696,7 +1683,7 @@ static int loader_say_full(const struct onepot_loader *loader, const struct engi
                      "%" PRIu64 " of %" PRIu64
                      "%s, or the job has no more for this process; release some, or allow more "
                      "(memory_bytes)",
-                     need->bytes, where, stats.slab_bytes, stats.part_bytes, parts);
+                     bytes, where, stats.slab_bytes, stats.part_bytes, parts);
 }
 
 /* A batch with an error is released at once. */
@@ -1719,7 +1706,8 @@ int loader_next_of(struct onepot_loader *loader, uint64_t epoch, int timeout_ms,
                    struct onepot_error *error, const struct onepot_batch **ret_batch)
 {
     uint64_t deadline = UINT64_MAX;
-    struct engine_need need = {0};
+    uint64_t about = 0;
+    uint32_t device = 0;
     struct slab *slab = NULL;
     int r = loader_own_engine(loader, error);
     if (r < 0)
@@ -1729,25 +1717,24 @@ int loader_next_of(struct onepot_loader *loader, uint64_t epoch, int timeout_ms,
     uint64_t start_ns = dataset_now_ns(loader->archive->dataset);
     if (loader->devices)
         loader_accelerator->wait(loader->devices);
-    r = engine_take(loader->engine, epoch, deadline, &need, &slab);
+    r = engine_take(loader->engine, epoch, deadline, &about, &device, &slab);
     if (loader->devices)
         loader_accelerator->waited(loader->devices, r == 1 || r == -ETIMEDOUT,
                                    onepot_loader_epoch(loader, NULL),
                                    dataset_now_ns(loader->archive->dataset) - start_ns);
     if (r == -ENOBUFS)
-        return loader_say_full(loader, &need, error);
+        return loader_say_full(loader, about, device, error);
     if (r == -ETIME)
         return dataset_stalled(error, loader->archive->dataset,
-                               &loader->archive->dataset->records[need.record],
+                               &loader->archive->dataset->records[about],
                                loader->options.io_timeout_ns);
     if (r == -ETIMEDOUT)
         return error_set(error, r, "no batch was ready in time");
     if (r == -ENODATA)
         return error_set(error, r, "this epoch has no order yet");
     if (r < 0) { /* the device may have failed, which is more than a lack of memory */
-        int why = loader->devices
-                      ? loader_accelerator->error(loader->devices, need.device, error)
-                      : 0;
+        int why =
+            loader->devices ? loader_accelerator->error(loader->devices, device, error) : 0;
         return why < 0 ? why : error_set(error, r, "no memory for the next batch");
     }
     if (r == 0)
@@ -1804,8 +1791,7 @@ int onepot_loader_set_epoch(struct onepot_loader *loader, uint64_t epoch)
     pthread_mutex_lock(&loader->lock);
     engine_place(loader->engine, &place);
     if (place.epoch != epoch || place.done != 0)
-        r = engine_seek(loader->engine, &(struct place){.epoch = epoch}, &loader->options.order,
-                        loader->options.length);
+        r = engine_seek(loader->engine, &(struct place){.epoch = epoch}, &loader->options);
     pthread_mutex_unlock(&loader->lock);
     return r;
 }
@@ -1814,25 +1800,21 @@ int onepot_loader_set_epoch(struct onepot_loader *loader, uint64_t epoch)
 static int loader_take_list(struct onepot_loader *loader, uint64_t epoch, uint64_t *list,
                             uint64_t count)
 {
-    struct order_options order = loader->options.order;
-    uint64_t sum;
-    if (__builtin_add_overflow(count, order.world_size, &sum)) {
-        free(list);
-        return -EINVAL;
-    }
-    order.samples = count;
-    order.shuffle = false;
-    order.list = list;
-    order.list_epoch = epoch;
-    uint64_t length = loader_length(&order, loader->options.batch_size);
-    int r = engine_seek(loader->engine, &(struct place){.epoch = epoch}, &order, length);
+    struct engine_options o = loader->options;
+    o.order.samples = count;
+    o.order.no_shuffle = true;
+    o.is_listed = true;
+    o.list = list;
+    o.list_epoch = epoch;
+    int r = loader_plan_length(&o, NULL);
+    if (r == 0)
+        r = engine_seek(loader->engine, &(struct place){.epoch = epoch}, &o);
     uint64_t *old = r < 0 ? list : loader->list;
     if (r == 0) {
         loader->list = list;
         loader->list_hash = XXH3_64bits(list, count * sizeof(*list)) | 1;
-        loader->options.order = order;
-        loader->options.length = length;
-        atomic_store(&loader->length, length);
+        loader->options = o;
+        atomic_store(&loader->length, o.length);
     }
     free(old);
     return r;
@@ -1903,11 +1885,18 @@ static int find_digest(struct onepot_loader *loader, struct onepot_error *error,
     return 0;
 }
 
+/* With the lock: of the list that the caller gave for this epoch; 0: of none. */
+static uint64_t loader_list_hash(const struct onepot_loader *loader, uint64_t epoch)
+{
+    const struct engine_options *o = &loader->options;
+    return o->list && o->list_epoch == epoch ? loader->list_hash : 0;
+}
+
 /* With the lock. */
 static int present_state(struct onepot_loader *loader, struct onepot_error *error,
                          struct onepot_state *state)
 {
-    const struct order_options *o = &loader->options.order;
+    const struct onepot_sampler_options *o = &loader->options.order;
     struct place place;
     engine_place(loader->engine, &place);
     *state = (struct onepot_state){
@@ -1917,11 +1906,11 @@ static int present_state(struct onepot_loader *loader, struct onepot_error *erro
         .seed = loader->seed,
         .epoch = place.epoch,
         .done = place.done * o->world_size,
-        .shuffle = o->shuffle,
+        .shuffle = !o->no_shuffle,
         .drop_last = o->drop_last,
         .block = o->block,
         .window = o->block ? o->window : 0,
-        .order = o->list && o->list_epoch == place.epoch ? loader->list_hash : 0,
+        .order = loader_list_hash(loader, place.epoch),
     };
     return find_digest(loader, error, state->digest);
 }
@@ -1958,8 +1947,7 @@ static int loader_restore_locked(struct onepot_loader *loader, const struct onep
             "the state belongs to another archive (digest %.32s, here %.32s) or to "
             "another selection of its samples",
             state->digest, now.digest);
-    const struct order_options *order = &loader->options.order;
-    uint64_t hash = order->list && order->list_epoch == state->epoch ? loader->list_hash : 0;
+    uint64_t hash = loader_list_hash(loader, state->epoch);
     if (state->order != hash && (state->order || state->done))
         return error_set(error, -EINVAL,
                          "the state was made with another order of epoch %" PRIu64,
@@ -1979,7 +1967,7 @@ static int loader_restore_locked(struct onepot_loader *loader, const struct onep
         loader->engine,
         &(struct place){.epoch = state->epoch,
                         .done = ended ? loader->options.length : state->done / world},
-        &loader->options.order, loader->options.length);
+        &loader->options);
 }
 
 int onepot_loader_restore(struct onepot_loader *loader, const struct onepot_state *state,

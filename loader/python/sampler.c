@@ -21,14 +21,17 @@ static bool sampler_is_wanted(void *unused)
 
 static const struct permutation_stop sampler_stop = {.is_wanted = sampler_is_wanted};
 
+/* With a critical section of the capsule: another thread may go to another epoch. */
 static struct onepot_sampler *sampler_of(PyObject *capsule)
 {
     return PyCapsule_GetPointer(capsule, "onepot.sampler");
 }
 
+/* The context are the sampler's options. */
 static void sampler_free(PyObject *capsule)
 {
     onepot_sampler_free(sampler_of(capsule));
+    PyMem_Free(PyCapsule_GetContext(capsule));
 }
 
 /* The exception of an error, unless a signal's handler has raised another one. */
@@ -51,70 +54,81 @@ static PyObject *sampler_open(PyObject *self, PyObject *args)
         {"workers", FIELD_COUNT, offsetof(struct onepot_sampler_options, workers)},
         {0}};
     PyObject *options;
-    struct onepot_sampler_options o = {.size = sizeof(o)};
+    struct onepot_sampler_options *o = PyMem_Calloc(1, sizeof(*o));
     struct onepot_error error = {0};
-    struct onepot_sampler *sampler;
+    struct onepot_sampler *sampler = NULL;
     Py_ssize_t samples;
-    int r;
-    if (!PyArg_ParseTuple(args, "nO!", &samples, &PyDict_Type, &options) ||
-        fields_take(fields, options, &o) < 0)
-        return NULL;
-    if (samples < 0)
-        return PyErr_Format(PyExc_ValueError, "a negative number of samples");
-    o.samples = (uint64_t)samples;
-    Py_BEGIN_ALLOW_THREADS
-    r = sampler_new(&o, &sampler_stop, &error, &sampler);
-    Py_END_ALLOW_THREADS
-    return r < 0 ? sampler_raise(r, &error)
-                 : PyCapsule_New(sampler, "onepot.sampler", sampler_free);
+    int r = -EINVAL;
+    if (!o)
+        return PyErr_NoMemory();
+    if (PyArg_ParseTuple(args, "nO!", &samples, &PyDict_Type, &options) &&
+        fields_take(fields, options, o) == 0 && samples < 0)
+        PyErr_SetString(PyExc_ValueError, "a negative number of samples");
+    if (!PyErr_Occurred()) {
+        o->samples = (uint64_t)samples;
+        Py_BEGIN_ALLOW_THREADS
+        r = sampler_new(o, NULL, &sampler_stop, &error, &sampler);
+        Py_END_ALLOW_THREADS
+        if (r < 0)
+            sampler_raise(r, &error);
+    }
+    PyObject *capsule = r == 0 ? PyCapsule_New(sampler, "onepot.sampler", sampler_free) : NULL;
+    if (!capsule) {
+        onepot_sampler_free(sampler);
+        PyMem_Free(o);
+    } else {
+        PyCapsule_SetContext(capsule, o);
+    }
+    return capsule;
 }
 
 static PyObject *sampler_numbers(PyObject *self, PyObject *capsule)
 {
-    const struct onepot_sampler *sampler = sampler_of(capsule);
-    uint64_t epoch;
-    if (!sampler)
-        return NULL;
+    const struct onepot_sampler *sampler;
+    unsigned long long length = 0, rank = 0, world = 0, epoch = 0;
     Py_BEGIN_CRITICAL_SECTION(capsule);
-    epoch = onepot_sampler_epoch(sampler);
+    sampler = sampler_of(capsule);
+    if (sampler) {
+        length = onepot_sampler_length(sampler);
+        rank = onepot_sampler_rank(sampler);
+        world = onepot_sampler_world_size(sampler);
+        epoch = onepot_sampler_epoch(sampler);
+    }
     Py_END_CRITICAL_SECTION();
-    return Py_BuildValue("(KKKK)", (unsigned long long)onepot_sampler_length(sampler),
-                         (unsigned long long)onepot_sampler_rank(sampler),
-                         (unsigned long long)onepot_sampler_world_size(sampler),
-                         (unsigned long long)epoch);
+    return sampler ? Py_BuildValue("(KKKK)", length, rank, world, epoch) : NULL;
 }
 
 static PyObject *sampler_set_epoch(PyObject *self, PyObject *args)
 {
     struct onepot_error error = {0};
-    struct order_options options;
-    struct order *order = NULL;
+    struct onepot_sampler_options options;
+    struct onepot_sampler *sampler;
     PyObject *capsule;
     uint64_t epoch;
-    bool is_same;
+    bool is_same = false;
     int r = 0;
     if (!PyArg_ParseTuple(args, "OO&", &capsule, take_count, &epoch))
         return NULL;
-    struct onepot_sampler *sampler = sampler_of(capsule);
+    Py_BEGIN_CRITICAL_SECTION(capsule);
+    sampler = sampler_of(capsule);
+    if (sampler)
+        is_same = onepot_sampler_epoch(sampler) == epoch;
+    Py_END_CRITICAL_SECTION();
     if (!sampler)
         return NULL;
-    Py_BEGIN_CRITICAL_SECTION(capsule);
-    is_same = onepot_sampler_epoch(sampler) == epoch;
-    sampler_options_of(sampler, epoch, &options);
-    Py_END_CRITICAL_SECTION();
-    options.stop = &sampler_stop;
     if (is_same)
         Py_RETURN_NONE;
+    options = *(const struct onepot_sampler_options *)PyCapsule_GetContext(capsule);
+    options.epoch = epoch;
     Py_BEGIN_ALLOW_THREADS
-    r = order_new(&options, &order);
+    r = sampler_new(&options, NULL, &sampler_stop, &error, &sampler);
     Py_END_ALLOW_THREADS
-    if (r < 0) {
-        order_error(&error, r, &options);
+    if (r < 0)
         return sampler_raise(r, &error);
-    }
     /* Under the lock, because an iterator may be reading the order that goes away. */
     Py_BEGIN_CRITICAL_SECTION(capsule);
-    sampler_switch(sampler, epoch, order);
+    onepot_sampler_free(sampler_of(capsule));
+    PyCapsule_SetPointer(capsule, sampler);
     Py_END_CRITICAL_SECTION();
     Py_RETURN_NONE;
 }
@@ -122,15 +136,19 @@ static PyObject *sampler_set_epoch(PyObject *self, PyObject *args)
 /* A method of a capsule: its element with this number. */
 static PyObject *sampler_get(PyObject *capsule, PyObject *number)
 {
-    const struct onepot_sampler *sampler = sampler_of(capsule);
+    const struct onepot_sampler *sampler;
     uint64_t at = PyLong_AsUnsignedLongLong(number), index = 0;
-    int r;
-    if (!sampler || (at == UINT64_MAX && PyErr_Occurred()) ||
+    int r = 0;
+    if ((at == UINT64_MAX && PyErr_Occurred()) ||
         (at % PACE == PACE - 1 && PyErr_CheckSignals() < 0))
         return NULL;
     Py_BEGIN_CRITICAL_SECTION(capsule);
-    r = onepot_sampler_get(sampler, at, 1, &index, NULL);
+    sampler = sampler_of(capsule);
+    if (sampler)
+        r = onepot_sampler_get(sampler, at, 1, &index, NULL);
     Py_END_CRITICAL_SECTION();
+    if (!sampler)
+        return NULL;
     return r < 0 ? raise_error(r, NULL) : PyLong_FromUnsignedLongLong(index);
 }
 
