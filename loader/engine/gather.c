@@ -11,8 +11,9 @@
 #include "batch_fit.h"
 #include "cleanup.h"
 #include "error.h"
-#include "gather_batch.h"
+#include "fill.h"
 #include "numbers.h"
+#include "python_api.h"
 #include "rank_share.h"
 #include "thread.h"
 #include "dataset.h"
@@ -23,16 +24,22 @@
 
 /* ---- plans ---- */
 
-/* How a batch is filled, and where its samples go; ends with gather_plan_free. */
-struct gather_plan {
+/* A batch that is made: how, where its samples go, and how far it is; ends with gather_free. */
+struct gathering {
     struct fill_plan fill;
     struct images_plan *images;
     struct images_budget budget;
     uint64_t *offsets, *sizes;
     uint64_t bytes; /* of the data */
+    struct slab slab;
+    uint64_t run; /* samples that a thread takes at a time, from number */
+    _Atomic uint64_t next;
+    _Atomic int err;          /* of the first failure; after it no thread begins a run */
+    uint64_t bad;             /* the record that failed, from the thread that set err, */
+    char why[IMAGES_WHY_MAX]; /* and why */
 };
 
-static void gather_plan_free(struct gather_plan *p)
+static void gather_free(struct gathering *p)
 {
     free(p->images);
     free(p->offsets);
@@ -49,7 +56,7 @@ static uint64_t picture_bytes(void)
 }
 
 static int gather_plan_images(const struct onepot_images *given, struct onepot_error *error,
-                              struct gather_plan *p)
+                              struct gathering *p)
 {
     int r = images_plan_all(given, error, &p->images);
     if (r < 0)
@@ -62,7 +69,7 @@ static int gather_plan_images(const struct onepot_images *given, struct onepot_e
 }
 
 static int gather_plan_places(const struct gather_batch *g, struct onepot_error *error,
-                              struct gather_plan *p)
+                              struct gathering *p)
 {
     p->offsets = calloc(2 * g->count + 1, sizeof(*p->offsets));
     if (!p->offsets)
@@ -75,26 +82,25 @@ static int gather_plan_places(const struct gather_batch *g, struct onepot_error 
 }
 
 /* All but places, which need memory. */
-static int gather_plan_begin(const struct gather_batch *g, struct onepot_error *error,
-                             struct gather_plan *p)
+static int gather_begin(const struct gather_batch *g, struct onepot_error *error,
+                        struct gathering *p)
 {
-    *p =
-        (struct gather_plan){.fill = {.archive = (struct onepot_archive *)(uintptr_t)g->archive,
-                                      .align = g->align ? g->align : BATCH_FIT_ALIGN}};
+    *p = (struct gathering){.fill = {.archive = (struct onepot_archive *)(uintptr_t)g->archive,
+                                     .align = g->align ? g->align : BATCH_FIT_ALIGN}};
     int r = fill_check_align(g->align, error);
     for (uint64_t i = 0; i < g->count && r == 0; i++)
         r = onepot_archive_check(g->archive, g->samples[i], error);
     return r == 0 && g->images ? gather_plan_images(g->images, error, p) : r;
 }
 
-static int gather_plan_make(const struct gather_batch *g, struct onepot_error *error,
-                            struct gather_plan *p)
+static int gather_make(const struct gather_batch *g, struct onepot_error *error,
+                       struct gathering *p)
 {
-    int r = gather_plan_begin(g, error, p);
+    int r = gather_begin(g, error, p);
     if (r == 0)
         r = gather_plan_places(g, error, p);
     if (r < 0)
-        gather_plan_free(p);
+        gather_free(p);
     return r;
 }
 
@@ -103,8 +109,8 @@ int onepot_archive_places(const struct onepot_archive *archive, const uint64_t *
                           uint64_t *ret_sizes, uint64_t *ret_bytes)
 {
     const struct gather_batch g = {archive, samples, count, .align = align};
-    struct gather_plan p;
-    int r = gather_plan_begin(&g, NULL, &p);
+    struct gathering p;
+    int r = gather_begin(&g, NULL, &p);
     if (r < 0)
         return r;
     return fill_places(&p.fill, samples, count, ret_offsets, ret_sizes, ret_bytes) ? 0
@@ -114,36 +120,26 @@ int onepot_archive_places(const struct onepot_archive *archive, const uint64_t *
 int gather_batch_bytes(const struct gather_batch *g, struct onepot_error *error,
                        uint64_t *ret_data, uint64_t *ret_all)
 {
-    struct gather_plan p;
-    int r = gather_plan_make(g, error, &p);
+    struct gathering p;
+    int r = gather_make(g, error, &p);
     if (r < 0)
         return r;
     *ret_data = p.bytes;
     *ret_all = slab_batch_bytes(g->count, p.bytes);
-    gather_plan_free(&p);
+    gather_free(&p);
     return 0;
 }
 
 /* ---- bytes ---- */
 
-struct gathering {
-    const struct fill_plan *plan;
-    struct slab *slab;
-    _Atomic uint64_t next;
-    _Atomic int err;          /* of the first failure; after it no thread begins a run */
-    uint64_t bad;             /* the record that failed, from the thread that set err, */
-    char why[IMAGES_WHY_MAX]; /* and why */
-    uint64_t run;
-};
-
 static void *gather_runs(void *arg)
 {
     struct gathering *g = arg;
     struct filler filler = {0};
-    uint64_t count = g->slab->batch.samples, first, skipped = 0, bad = 0;
+    uint64_t count = g->slab.batch.samples, first, skipped = 0, bad = 0;
     while (!atomic_load(&g->err) && (first = atomic_fetch_add(&g->next, g->run)) < count) {
         uint64_t end = count - first < g->run ? count : first + g->run;
-        int none = 0, r = fill_samples(g->plan, &filler, g->slab, first, end, &skipped, &bad);
+        int none = 0, r = fill_samples(&g->fill, &filler, &g->slab, first, end, &skipped, &bad);
         if (r < 0 && atomic_compare_exchange_strong(&g->err, &none, r)) {
             g->bad = bad;
             memcpy(g->why, filler.why, sizeof(g->why));
@@ -153,22 +149,21 @@ static void *gather_runs(void *arg)
     return NULL;
 }
 
-static int gather_all(const struct fill_plan *plan, struct slab *slab,
-                      struct onepot_error *error)
+static int gather_all(struct gathering *g, struct onepot_error *error)
 {
-    const struct dataset *d = plan->archive->dataset;
-    uint64_t count = slab->batch.samples;
+    const struct dataset *d = g->fill.archive->dataset;
+    uint64_t count = g->slab.batch.samples;
     bool mapped = dataset_is_mapped(d);
-    struct gathering g = {.plan = plan, .slab = slab, .run = mapped ? count : RUN_SAMPLES};
-    uint64_t runs = mapped || !count ? 1 : (count - 1) / g.run + 1;
-    thread_team(min_u64(runs, THREADS_MAX), STACK_BYTES, gather_runs, &g);
-    return g.err ? fill_error(error, g.err, d, g.bad, g.why) : 0;
+    g->run = mapped ? count : RUN_SAMPLES;
+    uint64_t runs = mapped || !count ? 1 : (count - 1) / g->run + 1;
+    thread_team(min_u64(runs, THREADS_MAX), STACK_BYTES, gather_runs, g);
+    return g->err ? fill_error(error, g->err, d, g->bad, g->why) : 0;
 }
 
-/* Places for a batch without tables; `valid` (NULL: all are) tells which samples are. */
-static void gather_lend(const struct gather_batch *g, const struct gather_plan *p,
-                        uint8_t *valid, struct slab *slab)
+/* Places for a batch without tables; `valid` tells which samples are. */
+static void gather_lend(const struct gather_batch *g, uint8_t *valid, struct gathering *p)
 {
+    struct slab *slab = &p->slab;
     slab->offsets = p->offsets;
     slab->sizes = p->sizes;
     slab->indices = (uint64_t *)(uintptr_t)g->samples;
@@ -178,30 +173,31 @@ static void gather_lend(const struct gather_batch *g, const struct gather_plan *
     slab->batch.bytes = p->bytes;
 }
 
+/* `valid` is for a batch without tables; NULL: all are. */
 static int gather_into(const struct gather_batch *g, void *memory, uint64_t size,
                        bool has_tables, uint8_t *valid, struct onepot_error *error)
 {
-    struct slab slab = {.memory = memory};
-    struct gather_plan p;
-    int r = gather_plan_make(g, error, &p);
+    struct gathering p;
+    int r = gather_make(g, error, &p);
     if (r < 0)
         return r;
     uint64_t bytes = has_tables ? slab_batch_bytes(g->count, p.bytes) : p.bytes;
+    p.slab.memory = memory;
     if (bytes > size) {
         r = error_set(error, -EINVAL, "the batch needs %llu bytes, and there are %llu",
                       (unsigned long long)bytes, (unsigned long long)size);
     } else if (g->count) {
         if (has_tables) {
-            slab_begin(&slab, g->count, p.bytes);
-            fill_tables(&p.fill, &slab, g->samples, p.offsets, p.sizes);
+            slab_begin(&p.slab, g->count, p.bytes);
+            fill_tables(&p.fill, &p.slab, g->samples, p.offsets, p.sizes);
         } else {
-            gather_lend(g, &p, valid, &slab);
+            gather_lend(g, valid, &p);
         }
-        slab.seed = g->seed;
-        slab.batch.epoch = g->epoch;
-        r = gather_all(&p.fill, &slab, error);
+        p.slab.seed = g->seed;
+        p.slab.batch.epoch = g->epoch;
+        r = gather_all(&p, error);
     }
-    gather_plan_free(&p);
+    gather_free(&p);
     return r;
 }
 

@@ -3,7 +3,7 @@
  */
 #include "module.h"
 
-#include "gather_batch.h"
+#include "python_api.h"
 
 #define SIGNALS_PACE 65536u /* indices between looks at signals */
 
@@ -65,46 +65,43 @@ uint64_t *take_indices(PyObject *given, uint64_t samples, int from_end, Py_ssize
     return indices;
 }
 
-/* A batch that is asked for, and what it refers to; to be freed with PyMem_Free(samples). */
-struct request {
-    struct gather_batch batch;
-    struct onepot_images images[ONEPOT_IMAGES_MAX];
-    uint64_t *samples;
-};
-
-/* images: None, or a tuple for take_images. */
-static int request_read(const struct onepot_archive *archive, PyObject *samples,
-                        PyObject *images, struct request *q)
+/*
+ * Read a batch that is asked for. Its samples are to be freed with PyMem_Free. images: None, or
+ * a tuple for take_images, which makes `plans` of it, as many as ONEPOT_IMAGES_MAX.
+ */
+static int take_batch(const struct onepot_archive *archive, PyObject *samples, PyObject *images,
+                      struct onepot_images *plans, struct gather_batch *ret)
 {
     Py_ssize_t count;
-    if (images != Py_None && take_images(images, q->images) < 0)
+    if (images != Py_None && take_images(images, plans) < 0)
         return -1;
-    q->samples = take_indices(samples, onepot_archive_samples(archive), 1, &count);
-    if (!q->samples)
+    uint64_t *numbers = take_indices(samples, onepot_archive_samples(archive), 1, &count);
+    if (!numbers)
         return -1;
-    q->batch.archive = archive;
-    q->batch.samples = q->samples;
-    q->batch.count = (uint64_t)count;
-    q->batch.images = images != Py_None ? q->images : NULL;
+    ret->archive = archive;
+    ret->samples = numbers;
+    ret->count = (uint64_t)count;
+    ret->images = images != Py_None ? plans : NULL;
     return 0;
 }
 
 PyObject *archive_layout(PyObject *self, PyObject *args)
 {
     PyObject *samples, *images = Py_None;
-    struct request q = {0};
+    struct onepot_images plans[ONEPOT_IMAGES_MAX];
+    struct gather_batch batch = {0};
     struct onepot_error error = {0};
     uint64_t data, all;
     int r;
     auto_lease lease = archive_lease(self);
     struct onepot_archive *archive = leased(lease);
-    if (!archive || !PyArg_ParseTuple(args, "O|IO", &samples, &q.batch.align, &images) ||
-        request_read(archive, samples, images, &q) < 0)
+    if (!archive || !PyArg_ParseTuple(args, "O|IO", &samples, &batch.align, &images) ||
+        take_batch(archive, samples, images, plans, &batch) < 0)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    r = gather_batch_bytes(&q.batch, &error, &data, &all);
+    r = gather_batch_bytes(&batch, &error, &data, &all);
     Py_END_ALLOW_THREADS
-    PyMem_Free(q.samples);
+    PyMem_Free((void *)(uintptr_t)batch.samples);
     return r < 0 ? raise_error(r, &error)
                  : Py_BuildValue("(KK)", (unsigned long long)data, (unsigned long long)all);
 }
@@ -125,7 +122,8 @@ int take_memory(PyObject *given, unsigned long long *size, Py_buffer *view, void
 PyObject *archive_fill(PyObject *self, PyObject *args)
 {
     PyObject *samples, *memory, *images = Py_None;
-    struct request q = {0};
+    struct onepot_images plans[ONEPOT_IMAGES_MAX];
+    struct gather_batch batch = {0};
     struct onepot_error error = {0};
     unsigned long long size = 0, seed = 0, epoch = 0;
     Py_buffer view = {0};
@@ -133,22 +131,22 @@ PyObject *archive_fill(PyObject *self, PyObject *args)
     auto_lease lease = archive_lease(self);
     struct onepot_archive *archive = leased(lease);
     if (!archive ||
-        !PyArg_ParseTuple(args, "OIO|KOKK", &samples, &q.batch.align, &memory, &size, &images,
+        !PyArg_ParseTuple(args, "OIO|KOKK", &samples, &batch.align, &memory, &size, &images,
                           &seed, &epoch) ||
-        request_read(archive, samples, images, &q) < 0)
+        take_batch(archive, samples, images, plans, &batch) < 0)
         return NULL;
-    q.batch.seed = seed;
-    q.batch.epoch = epoch;
+    batch.seed = seed;
+    batch.epoch = epoch;
     int r = take_memory(memory, &size, &view, &address);
     if (r == 0) {
         Py_BEGIN_ALLOW_THREADS
-        r = gather_batch_fill(&q.batch, address, size, &error);
+        r = gather_batch_fill(&batch, address, size, &error);
         Py_END_ALLOW_THREADS
         if (r < 0)
             raise_error(r, &error);
     }
     if (view.obj)
         PyBuffer_Release(&view);
-    PyMem_Free(q.samples);
+    PyMem_Free((void *)(uintptr_t)batch.samples);
     return r < 0 ? NULL : Py_NewRef(Py_None);
 }

@@ -7,7 +7,7 @@
 #include <errno.h>
 #include <stdatomic.h>
 
-#include "epoch.h"
+#include "python_api.h"
 
 #define POLL_MS 100 /* longest delay of Ctrl-C */
 

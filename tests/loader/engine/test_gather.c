@@ -7,7 +7,6 @@
 #include <stdatomic.h>
 #include <sys/wait.h>
 
-#include "epoch.h"
 #include "suite.h"
 
 static size_t size_of(unsigned i)
