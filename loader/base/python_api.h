@@ -6,8 +6,22 @@
 #define ONEPOT_PYTHON_API_H
 
 #include "onepot.h"
+#include "permutation.h"
 
 #define ANY_EPOCH UINT64_MAX
+
+/*
+ * Like onepot_archive_fold. `stop`: asked now and then while labels are read. -ECANCELED.
+ */
+int archive_fold(const struct onepot_archive *archive, uint32_t folds, uint32_t fold,
+                 bool held_out, uint64_t seed, bool stratify,
+                 const struct permutation_stop *stop, struct onepot_error *error,
+                 struct onepot_archive **ret_part);
+
+/* Like onepot_loader_new. awaits_order: nothing is read before onepot_loader_order. */
+int loader_new(const struct onepot_archive *archive,
+               const struct onepot_loader_options *options, bool awaits_order,
+               struct onepot_error *error, struct onepot_loader **ret_loader);
 
 /*
  * Like onepot_loader_next, but for this epoch only. Returns 0 at its end, or if the loader went

@@ -15,6 +15,9 @@
 #include "cleanup.h"
 #include "error.h"
 #include "dataset.h"
+#include "python_api.h"
+
+#define STOP_PACE 1024u /* labels that are read between looks at whether they are wanted */
 
 /*
  * A view with room for `room` samples, and none in it yet. 0: a view of the whole archive,
@@ -111,9 +114,10 @@ static int compare_ranked(const void *a, const void *b)
  * A fold is a range of the order, so that a file that comes or goes moves few others to another
  * fold. With labels, samples of one label are neighbours, and are dealt to the folds in turn.
  */
-int onepot_archive_fold(const struct onepot_archive *archive, uint32_t folds, uint32_t fold,
-                        bool held_out, uint64_t seed, bool stratify, struct onepot_error *error,
-                        struct onepot_archive **ret_part)
+int archive_fold(const struct onepot_archive *archive, uint32_t folds, uint32_t fold,
+                 bool held_out, uint64_t seed, bool stratify,
+                 const struct permutation_stop *stop, struct onepot_error *error,
+                 struct onepot_archive **ret_part)
 {
     uint64_t count = archive->count;
     struct ranked *ranked;
@@ -123,7 +127,9 @@ int onepot_archive_fold(const struct onepot_archive *archive, uint32_t folds, ui
     if (r < 0)
         return error_errno(error, r, archive->dataset->pots[0]->path);
     for (uint64_t i = 0; stratify && r == 0 && i < count; i++)
-        r = onepot_archive_label(archive, i, error, &ranked[i].label);
+        r = stop && i % STOP_PACE == 0 && !stop->is_wanted(stop->ctx)
+                ? error_set(error, -ECANCELED, "interrupted")
+                : onepot_archive_label(archive, i, error, &ranked[i].label);
     if (r == 0)
         qsort(ranked, count, sizeof(*ranked), compare_ranked);
     auto_free bool *is_in = calloc(count + 1, sizeof(*is_in));
@@ -138,6 +144,13 @@ int onepot_archive_fold(const struct onepot_archive *archive, uint32_t folds, ui
         return r < 0 ? r : error_set(error, -ENOMEM, "out of memory");
     *ret_part = view;
     return 0;
+}
+
+int onepot_archive_fold(const struct onepot_archive *archive, uint32_t folds, uint32_t fold,
+                        bool held_out, uint64_t seed, bool stratify, struct onepot_error *error,
+                        struct onepot_archive **ret_part)
+{
+    return archive_fold(archive, folds, fold, held_out, seed, stratify, NULL, error, ret_part);
 }
 
 int onepot_archive_subset(const struct onepot_archive *archive, const uint64_t *samples,

@@ -1590,9 +1590,9 @@ static int loader_plan_devices(struct onepot_loader *loader,
                                     &loader->devices);
 }
 
-int onepot_loader_new(const struct onepot_archive *archive,
-                      const struct onepot_loader_options *options, struct onepot_error *error,
-                      struct onepot_loader **ret_loader)
+int loader_new(const struct onepot_archive *archive,
+               const struct onepot_loader_options *options, bool awaits_order,
+               struct onepot_error *error, struct onepot_loader **ret_loader)
 {
     struct onepot_loader_options given = {0};
     int r = options_read(&given, sizeof(given), options, error);
@@ -1606,6 +1606,7 @@ int onepot_loader_new(const struct onepot_archive *archive,
     pthread_mutex_init(&loader->lock, NULL);
     atomic_init(&loader->owner, (int)getpid());
     loader->options.fill.archive = loader->archive;
+    loader->options.is_listed = awaits_order;
     loader->seed = given.seed;
     r = loader_plan_images(loader, &given, error);
     if (r == 0)
@@ -1621,6 +1622,13 @@ int onepot_loader_new(const struct onepot_archive *archive,
     }
     *ret_loader = loader;
     return 0;
+}
+
+int onepot_loader_new(const struct onepot_archive *archive,
+                      const struct onepot_loader_options *options, struct onepot_error *error,
+                      struct onepot_loader **ret_loader)
+{
+    return loader_new(archive, options, false, error, ret_loader);
 }
 
 void onepot_loader_free(struct onepot_loader *loader)

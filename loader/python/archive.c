@@ -260,7 +260,8 @@ static PyObject *archive_take_fold(PyObject *self, PyObject *args)
     if (!archive)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    r = onepot_archive_fold(archive, folds, fold, held_out, seed, stratify, &error, &part);
+    r = archive_fold(archive, folds, fold, held_out, seed, stratify, &stop_at_signals, &error,
+                     &part);
     Py_END_ALLOW_THREADS
     if (r < 0)
         return raise_error(r, &error);

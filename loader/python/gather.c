@@ -3,8 +3,6 @@
  */
 #include "module.h"
 
-#include "python_api.h"
-
 #define SIGNALS_PACE 65536u /* indices between looks at signals */
 
 /* One index. -1 with an exception. */

@@ -7,8 +7,6 @@
 #include <errno.h>
 #include <stdatomic.h>
 
-#include "python_api.h"
-
 #define POLL_MS 100 /* longest delay of Ctrl-C */
 
 struct py_loader {
@@ -162,8 +160,9 @@ static void named_close(struct named *named)
 }
 
 /* Takes `loader` over, also on failure; archive: its lease. */
-static PyObject *loader_new(struct onepot_loader *loader, const struct onepot_loader_options *o,
-                            PyObject *archive, PyTypeObject *batch_type, PyObject *decode)
+static PyObject *loader_capsule(struct onepot_loader *loader,
+                                const struct onepot_loader_options *o, PyObject *archive,
+                                PyTypeObject *batch_type, PyObject *decode)
 {
     struct py_loader *l = PyMem_Calloc(1, sizeof(*l));
     PyObject *capsule = l ? PyCapsule_New(l, "onepot.loader", NULL) : PyErr_NoMemory();
@@ -186,7 +185,8 @@ static PyObject *loader_new(struct onepot_loader *loader, const struct onepot_lo
 }
 
 static PyObject *loader_make(PyObject *archive, struct named *named, PyTypeObject *batch_type,
-                             PyObject *decode, struct onepot_loader_options *o)
+                             PyObject *decode, struct onepot_loader_options *o,
+                             bool awaits_order)
 {
     struct onepot_error error = {0};
     struct onepot_loader *loader = NULL;
@@ -200,10 +200,10 @@ static PyObject *loader_make(PyObject *archive, struct named *named, PyTypeObjec
     Py_BEGIN_ALLOW_THREADS
     r = named_open(named, &error);
     if (r == 0)
-        r = onepot_loader_new(handle, o, &error, &loader);
+        r = loader_new(handle, o, awaits_order, &error, &loader);
     Py_END_ALLOW_THREADS
     PyObject *capsule =
-        r < 0 ? raise_error(r, &error) : loader_new(loader, o, lease, batch_type, decode);
+        r < 0 ? raise_error(r, &error) : loader_capsule(loader, o, lease, batch_type, decode);
     named_close(named); /* the loader has its own references */
     return capsule;
 }
@@ -285,11 +285,13 @@ static PyObject *loader_open(PyObject *self, PyObject *args)
         {0}};
     PyObject *given, *open, *names, *decode, *shape, *options;
     PyTypeObject *batch_type;
+    int awaits_order;
     struct named named = {.count = 0};
     struct made made = {0};
     struct onepot_loader_options o = {.size = sizeof(o)};
-    if (!PyArg_ParseTuple(args, "OOO!OOO!O!", &given, &open, &PyTuple_Type, &names, &decode,
-                          &shape, &PyDict_Type, &options, &PyType_Type, &batch_type) ||
+    if (!PyArg_ParseTuple(args, "OOO!OOO!O!p", &given, &open, &PyTuple_Type, &names, &decode,
+                          &shape, &PyDict_Type, &options, &PyType_Type, &batch_type,
+                          &awaits_order) ||
         loader_take_names(names, &named) < 0 || fields_take(fields, options, &o) < 0 ||
         loader_take_decode(decode, &o) < 0 || loader_take_images(shape, &made, &o) < 0)
         return NULL;
@@ -297,7 +299,7 @@ static PyObject *loader_open(PyObject *self, PyObject *args)
     if (archive && !PyObject_TypeCheck(archive, archive_type))
         PyErr_SetString(PyExc_TypeError, "that is no archive");
     else if (archive)
-        loader = loader_make(archive, &named, batch_type, decode, &o);
+        loader = loader_make(archive, &named, batch_type, decode, &o, awaits_order);
     PyObject *both = loader ? Py_BuildValue("(OO)", loader, archive) : NULL;
     Py_XDECREF(loader);
     Py_XDECREF(archive);
@@ -582,9 +584,8 @@ static PyObject *loader_delivered(PyObject *self, PyObject *capsule)
 
 PyMethodDef loader_functions[] = {
     {"loader_open", loader_open, METH_VARARGS,
-     "(given, open, devices, decode, images, options, Batch): the handle of a new loader, and "
-     "its\n"
-     "archive, open(given)."},
+     "(given, open, devices, decode, images, options, Batch, awaits_order): the handle of a\n"
+     "new loader, and its archive, open(given)."},
     {"loader_batches", loader_batches, METH_O, "(handle): how many batches an epoch has."},
     {"loader_epoch", loader_epoch, METH_O, "(handle): the epoch, and how much of it is done."},
     {"loader_set_epoch", loader_set_epoch, METH_VARARGS, "(handle, epoch)"},

@@ -19,6 +19,8 @@ PyObject *raise_error(int err, const struct onepot_error *error)
                  {E2BIG, PyExc_ValueError},   {EPROTOTYPE, PyExc_ValueError},
                  {ENOBUFS, PyExc_BufferError}};
     const char *text = error && error->code ? error->text : strerror(-err);
+    if (err == -ECANCELED && PyErr_Occurred())
+        return NULL;
     for (unsigned i = 0; i < sizeof(types) / sizeof(types[0]); i++)
         if (types[i].err == -err) {
             PyErr_SetString(types[i].type, text);
@@ -37,6 +39,16 @@ PyObject *raise_error(int err, const struct onepot_error *error)
     }
     return NULL;
 }
+
+static bool no_signal_raises(void *unused)
+{
+    PyGILState_STATE state = PyGILState_Ensure();
+    int r = PyErr_CheckSignals();
+    PyGILState_Release(state);
+    return r == 0;
+}
+
+const struct permutation_stop stop_at_signals = {.is_wanted = no_signal_raises};
 
 /* ---- numbers ---- */
 

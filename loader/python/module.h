@@ -18,6 +18,7 @@
 
 #include "onepot.h"
 #include "onepot_device.h"
+#include "python_api.h"
 
 /* The types, and the specifications that the first import makes them from. */
 extern PyTypeObject *archive_type, *sample_type, *buffer_type, *epoch_type;
@@ -38,8 +39,14 @@ PyObject *object_refuse_new(PyTypeObject *type, PyObject *args, PyObject *keywor
 
 /* ---- errors ---- */
 
-/* The exception for an error: OSError with its errno, ValueError, MemoryError, IndexError. */
+/*
+ * The exception for an error: OSError with its errno, ValueError, MemoryError, IndexError. None
+ * for -ECANCELED, if a signal's handler raised one.
+ */
 PyObject *raise_error(int err, const struct onepot_error *error);
+
+/* Work of the library goes on as long as no signal's handler raises an exception. */
+extern const struct permutation_stop stop_at_signals;
 
 /* ---- numbers, and the library's structs as dicts ---- */
 

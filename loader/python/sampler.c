@@ -10,17 +10,6 @@
 
 #define PACE (UINT64_C(1) << 20) /* elements that are read between looks at signals */
 
-/* A shuffle goes on as long as no signal's handler raises an exception. */
-static bool sampler_is_wanted(void *unused)
-{
-    PyGILState_STATE state = PyGILState_Ensure();
-    int r = PyErr_CheckSignals();
-    PyGILState_Release(state);
-    return r == 0;
-}
-
-static const struct permutation_stop sampler_stop = {.is_wanted = sampler_is_wanted};
-
 /* With a critical section of the capsule: another thread may go to another epoch. */
 static struct onepot_sampler *sampler_of(PyObject *capsule)
 {
@@ -32,12 +21,6 @@ static void sampler_free(PyObject *capsule)
 {
     onepot_sampler_free(sampler_of(capsule));
     PyMem_Free(PyCapsule_GetContext(capsule));
-}
-
-/* The exception of an error, unless a signal's handler has raised another one. */
-static PyObject *sampler_raise(int err, const struct onepot_error *error)
-{
-    return PyErr_Occurred() ? NULL : raise_error(err, error);
 }
 
 static PyObject *sampler_open(PyObject *self, PyObject *args)
@@ -67,10 +50,10 @@ static PyObject *sampler_open(PyObject *self, PyObject *args)
     if (!PyErr_Occurred()) {
         o->samples = (uint64_t)samples;
         Py_BEGIN_ALLOW_THREADS
-        r = sampler_new(o, NULL, &sampler_stop, &error, &sampler);
+        r = sampler_new(o, NULL, &stop_at_signals, &error, &sampler);
         Py_END_ALLOW_THREADS
         if (r < 0)
-            sampler_raise(r, &error);
+            raise_error(r, &error);
     }
     PyObject *capsule = r == 0 ? PyCapsule_New(sampler, "onepot.sampler", sampler_free) : NULL;
     if (!capsule) {
@@ -121,10 +104,10 @@ static PyObject *sampler_set_epoch(PyObject *self, PyObject *args)
     options = *(const struct onepot_sampler_options *)PyCapsule_GetContext(capsule);
     options.epoch = epoch;
     Py_BEGIN_ALLOW_THREADS
-    r = sampler_new(&options, NULL, &sampler_stop, &error, &sampler);
+    r = sampler_new(&options, NULL, &stop_at_signals, &error, &sampler);
     Py_END_ALLOW_THREADS
     if (r < 0)
-        return sampler_raise(r, &error);
+        return raise_error(r, &error);
     /* Under the lock, because an iterator may be reading the order that goes away. */
     Py_BEGIN_CRITICAL_SECTION(capsule);
     onepot_sampler_free(sampler_of(capsule));

@@ -6,6 +6,7 @@ Tests that need numpy or torch are skipped, and say so, where these are not inst
 import array
 import ctypes
 import errno
+import functools
 import gc
 import io
 import itertools
@@ -328,6 +329,24 @@ class Archives(unittest.TestCase):
             self.assertEqual(other._selection, view._selection)
             self.assertEqual(other.digest, archive.digest)
             self.assertEqual([s.name for s in other], [s.name for s in view])
+
+    def test_ctrl_c_ends_the_reading_of_labels_for_folds(self):
+        path = os.path.join(WORK, "labelled.tar")
+        with tarfile.open(path, "w") as tar:
+            for name in ("0.txt", "0.cls"):
+                info = tarfile.TarInfo(name)
+                info.size = 3
+                tar.addfile(info, io.BytesIO(b"bad"))
+        archive = onepot.Archive(path, extensions=".txt", labels="cls")
+
+        class Seed:  # asked for its number, it sends the signal, and no Python runs before the fold
+            __index__ = staticmethod(functools.partial(ctypes.PyDLL(None)["raise"], signal.SIGINT))
+
+        with self.assertRaises(KeyboardInterrupt) as raised:
+            archive.fold(2, 0, True, Seed(), stratify=True)
+        self.assertIsNone(raised.exception.__context__)  # it ended before the label that is none
+        with self.assertRaisesRegex(OSError, "no integer"):
+            archive.fold(2, 0, stratify=True)
 
     def test_other_data_than_expected_are_refused(self):
         def told(*words):
@@ -1040,6 +1059,18 @@ class SamplersOfLoaders(unittest.TestCase):
         self.assertEqual([bytes(b) for b in batch], [content(i) for i in (1, 2, 3)])
         self.assertRaises(StopIteration, next, loader)
         self.assertEqual(next(loader).epoch, 1)
+
+    def test_nothing_is_read_before_the_sampler_has_given_its_order(self):
+        with unittest.mock.patch.dict(os.environ, ONEPOT_ASSUME_REMOTE="1"):
+            archive, other = onepot.Archive(TAR), onepot.Archive(TAR)
+
+        def one(epoch):
+            drain(onepot.Loader(other, 8, 0, 1))  # so long any thread of the first had time to read
+            return [7]
+
+        loader = onepot.Loader(archive, 8, 0, 1, sampler=one)
+        self.assertEqual(numbers(loader), [7])
+        self.assertEqual((loader.stats["reads"], loader.stats["read_bytes"]), (1, len(content(7))))
 
     def test_a_function_of_the_epoch_is_a_curriculum(self):
         asked = []

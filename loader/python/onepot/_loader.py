@@ -218,7 +218,8 @@ class Loader:
             expect_digest(archive, expect)
         handle, archive = _core.loader_open(
             archive, partial(as_archive, stage=stage), _device_names(device, devices),
-            None if is_npy else decode, _images(images, dtype, mean, scale), options, Batch)
+            None if is_npy else decode, _images(images, dtype, mean, scale), options, Batch,
+            sampler is not None)
         if hasattr(self, "_handle"):
             raise ValueError("the loader was initialised already")
         self._archive, self._batch_size, self._resumes = archive, batch_size, None
