@@ -15,39 +15,23 @@
 #include "commands.h"
 #include "path.h"
 
-/* NULL where fs/meson.build leaves them out. */
-#pragma weak command_mount
-#pragma weak command_squashfuse
-#pragma weak command_umount
-#pragma weak command_run
-#pragma weak command_clean
-#pragma weak command_order
+/* fs/meson.build leaves these out; without `run`, they are not built in. */
+#if !HAVE_FUSE
+const struct cli_command command_mount = {"mount"}, command_squashfuse = {"squashfuse"},
+                         command_umount = {"umount"}, command_run = {"run"},
+                         command_clean = {"clean"};
+#endif
+#if !HAVE_LOADER
+const struct cli_command command_order = {"order"};
+#endif
 
-static const struct cli_command commands[] = {
-    {"pack", command_pack, "make an archive of a directory"},
-    {"mount", command_mount, "show an archive as a directory"},
-    {"umount", command_umount, "end a mount"},
-    {"run", command_run, "mount, run a command on it, unmount"},
-    {"stage", command_stage, "copy archives to this node ahead of time"},
-    {"unstage", command_unstage, "remove such copies"},
-    {"mpi", command_mpi, "print onepot-mpi, by which nodes stage together, to compile it"},
-    {"clean", command_clean, "remove what ended jobs left on this node"},
-    {"stat", command_stat, "show what a mount has done so far"},
-    {"top", command_top, "show what mounts do, live"},
-    {"doctor", command_doctor, "show what this node allows, and what to mend"},
-    {"extract", command_extract, "extract files from an archive"},
-    {"ls", command_ls, "list the contents of an archive"},
-    {"cat", command_cat, "write files of an archive to standard output"},
-    {"info", command_info, "describe an archive"},
-    {"verify", command_verify, "check every bound and every checksum"},
-    {"index", command_index, "save the index of a foreign archive"},
-    {"order", command_order, "print the order in which the loader reads samples"},
-    {"self-test", command_self_test, "try what onepot does on this node, in two seconds"},
-    {"squashfuse", command_squashfuse, "mount an image, as the program of that name does"},
-    {"help", command_help, "show a manual page"},
-    {"completions", command_completions, "print what completes command lines in a shell"},
-    {"licences", command_licences, "print the licences of all that is in this program"},
-    {NULL},
+static const struct cli_command *const commands[] = {
+    &command_pack,  &command_mount,       &command_umount,    &command_run,
+    &command_stage, &command_unstage,     &command_mpi,       &command_clean,
+    &command_stat,  &command_top,         &command_doctor,    &command_extract,
+    &command_ls,    &command_cat,         &command_info,      &command_verify,
+    &command_index, &command_order,       &command_self_test, &command_squashfuse,
+    &command_help,  &command_completions, &command_licences,  NULL,
 };
 
 static void on_file_limit(int number)

@@ -66,14 +66,14 @@ void cli_note(const char *format, ...)
     va_end(args);
 }
 
-int cli_usage_error(const struct cli_usage *usage, const char *format, ...)
+int cli_usage_error(const struct cli_command *command, const char *format, ...)
 {
     auto_free char *with_hint = NULL;
     va_list args;
     va_start(args, format);
-    if (asprintf(&with_hint, "%s; see 'onepot %s --help'", format, usage->name) < 0)
+    if (asprintf(&with_hint, "%s; see 'onepot %s --help'", format, command->name) < 0)
         with_hint = NULL;
-    print_message(usage->name, NULL, with_hint ? with_hint : format, args);
+    print_message(command->name, NULL, with_hint ? with_hint : format, args);
     va_end(args);
     return CLI_USAGE;
 }

@@ -4,9 +4,12 @@
  *
  * A command looks like this:
  *
- *     static const struct cli_usage usage = {"ls", "[-l] ARCHIVE...", "Lists ...\n"};
+ *     static int ls_main(int argc, char **argv);
  *
- *     int command_ls(int argc, char **argv)
+ *     const struct cli_command command_ls = {"ls", ls_main, "list the contents of an archive",
+ *                                            "[-l] ARCHIVE...", "Lists ...\n"};
+ *
+ *     static int ls_main(int argc, char **argv)
  *     {
  *         bool is_long = false;
  *         const struct cli_option options[] = {
@@ -14,11 +17,11 @@
  *             CLI_MAX_RATIO,
  *             {NULL},
  *         };
- *         int status = cli_parse(&usage, options, argc, argv);
+ *         int status = cli_parse(&command_ls, options, argc, argv);
  *         if (status != CLI_GO_ON)
  *             return status;
  *         if (optind == argc)
- *             return cli_usage_error(&usage, "no archive was named");
+ *             return cli_usage_error(&command_ls, "no archive was named");
  *         struct pot *pot;
  *         if (cli_open_pot(argv[optind], NULL, &pot) < 0)
  *             return CLI_FAILED;
@@ -64,8 +67,14 @@ void cli_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* ---- options ---- */
 
-struct cli_usage {
-    const char *name;     /* "ls" */
+struct cli_command {
+    const char *name; /* "ls" */
+    /*
+     * NULL: not built in. argv[0] is the command's name, and getopt is ready to start (optind
+     * 1). Returns the program's exit status.
+     */
+    int (*run)(int argc, char **argv);
+    const char *summary;  /* one line, for the list of commands */
     const char *synopsis; /* what follows the name: "[-l] ARCHIVE..." */
     const char *text;     /* its purpose, without options; ends with a newline */
 };
@@ -83,7 +92,7 @@ struct cli_option {
     unsigned *word; /* an enum: the place in `words`, which ends with NULL */
     const char *const *words;
     /* Anything else: 0, or the exit status. `text` is NULL for `--zstd` without a level. */
-    int (*take)(const struct cli_usage *usage, void *ctx, const char *text);
+    int (*take)(const struct cli_command *command, void *ctx, const char *text);
     void *ctx;
 };
 
@@ -118,8 +127,8 @@ extern unsigned cli_progress_mode; /* enum cli_progress_mode */
             .take = cli_take_nested                                                            \
     }
 extern const char *const cli_progress_words[];
-int cli_take_max_ratio(const struct cli_usage *usage, void *ctx, const char *text);
-int cli_take_nested(const struct cli_usage *usage, void *ctx, const char *text);
+int cli_take_max_ratio(const struct cli_command *command, void *ctx, const char *text);
+int cli_take_nested(const struct cli_command *command, void *ctx, const char *text);
 
 #define CLI_PLAIN                                                                              \
     {                                                                                          \
@@ -166,7 +175,7 @@ extern const char *const cli_conflict_words[];
             .take = cli_take_view, .ctx = &cli_view_words[3]                                   \
     }
 extern unsigned cli_view_words[5]; /* the last one: --files-from, of names that end with NUL */
-int cli_take_view(const struct cli_usage *usage, void *ctx, const char *text);
+int cli_take_view(const struct cli_command *command, void *ctx, const char *text);
 
 /* Was --include, --map or --nested given, which mean nothing for a directory? */
 bool cli_picks_of_archives(void);
@@ -198,7 +207,7 @@ bool cli_has_letter(const struct cli_option *options, char letter);
  * From now on cli_parse shows a command's table to `see`, parses nothing and returns CLI_OK; so
  * completions come from the tables themselves.
  */
-typedef void (*cli_see_options)(void *ctx, const struct cli_usage *usage,
+typedef void (*cli_see_options)(void *ctx, const struct cli_command *command,
                                 const struct cli_option *options);
 void cli_show_options(cli_see_options see, void *ctx);
 
@@ -206,11 +215,11 @@ void cli_show_options(cli_see_options see, void *ctx);
  * Parse the options; the table ends with {NULL}. optind is then the first argument. CLI_GO_ON,
  * or the exit status: help was printed, or an error that names the wrong option.
  */
-int cli_parse(const struct cli_usage *usage, const struct cli_option *options, int argc,
+int cli_parse(const struct cli_command *command, const struct cli_option *options, int argc,
               char **argv);
 
 /* "onepot NAME: text; see 'onepot NAME --help'". Returns CLI_USAGE. */
-int cli_usage_error(const struct cli_usage *usage, const char *format, ...)
+int cli_usage_error(const struct cli_command *command, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
 /* The candidate (NULL-terminated list) that `word` most likely stands for, or NULL. */
@@ -224,9 +233,9 @@ int cli_parse_number(const char *text, uint64_t min, uint64_t max, uint64_t *ret
 int cli_parse_part(const char *text, uint64_t most, uint64_t *ret_part, uint64_t *ret_parts);
 
 /* The same for an option's argument: 0, or CLI_USAGE after an error that names it. */
-int cli_size_option(const struct cli_usage *usage, const char *option, const char *text,
+int cli_size_option(const struct cli_command *command, const char *option, const char *text,
                     uint64_t *ret_bytes);
-int cli_number_option(const struct cli_usage *usage, const char *option, const char *text,
+int cli_number_option(const struct cli_command *command, const char *option, const char *text,
                       uint64_t min, uint64_t max, uint64_t *ret_number);
 
 /* "train.tar", or of several words "train-0.tar and 3 more"; returns buf. */
@@ -260,11 +269,11 @@ struct cli_paths {
 /* How many of the last arguments follow "--"; -1: there is no "--". */
 int cli_count_behind_dashes(int argc, char **argv);
 
-int cli_take_path(const struct cli_usage *usage, void *ctx, const char *text);
+int cli_take_path(const struct cli_command *command, void *ctx, const char *text);
 
 /* cli_parse, and then the words. Whatever it returns, `words` is freed by cli_paths_free. */
-int cli_parse_paths(const struct cli_usage *usage, const struct cli_option *options, int argc,
-                    char **argv, struct cli_paths *words);
+int cli_parse_paths(const struct cli_command *command, const struct cli_option *options,
+                    int argc, char **argv, struct cli_paths *words);
 void cli_paths_free(struct cli_paths *words);
 
 /* CLI_OK, or CLI_FAILED after "ARCHIVE: PATH: no such file ...": one was not found. */
@@ -272,14 +281,8 @@ int cli_paths_check(const struct cli_paths *words);
 
 /* ---- commands ---- */
 
-struct cli_command {
-    const char *name;
-    int (*run)(int argc, char **argv); /* NULL: not built in */
-    const char *summary;
-};
-
-/* In the order in which a person needs them; the last one has no name. main() sets it. */
-extern const struct cli_command *cli_commands;
+/* In the order in which a person needs them; ends with NULL. main() sets it. */
+extern const struct cli_command *const *cli_commands;
 
 /* Run the command argv[0]: its exit status, or CLI_USAGE after an error about the name. */
 int cli_run_command(int argc, char **argv);

@@ -1,11 +1,17 @@
 /*
- * Reads the options of a command, by table, and the words and numbers that they take.
+ * Reads a command line: the command, by main's table (commands ask for others without knowing
+ * them), its options, by the command's table, the words and numbers that they take, and the
+ * words of a command that takes archives and paths in them.
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include "backend.h"
 #include "cleanup.h"
 #include "cli.h"
 #include "cpus.h"
@@ -14,7 +20,7 @@
 #define LONGS_MAX 64
 
 /* An error about an unknown long option, with the nearest that exists. */
-static int unknown_long(const struct cli_usage *usage, const char *given,
+static int unknown_long(const struct cli_command *command, const char *given,
                         const struct option *longs)
 {
     const char *names[LONGS_MAX + 1] = {NULL};
@@ -24,13 +30,13 @@ static int unknown_long(const struct cli_usage *usage, const char *given,
     auto_free char *word = strndup(given + 2, len);
     const char *near = word ? cli_nearest(word, names) : NULL;
     if (near)
-        return cli_usage_error(usage, "there is no option '%.*s', did you mean '--%s'?",
+        return cli_usage_error(command, "there is no option '%.*s', did you mean '--%s'?",
                                (int)len + 2, given, near);
-    return cli_usage_error(usage, "there is no option '%.*s'", (int)len + 2, given);
+    return cli_usage_error(command, "there is no option '%.*s'", (int)len + 2, given);
 }
 
 /* An error about an unknown letter, with the long option that it may stand for. */
-static int unknown_letter(const struct cli_usage *usage, char letter,
+static int unknown_letter(const struct cli_command *command, char letter,
                           const struct option *longs)
 {
     const struct option *found = NULL;
@@ -41,27 +47,27 @@ static int unknown_letter(const struct cli_usage *usage, char letter,
             count++;
         }
     if (count == 1)
-        return cli_usage_error(usage, "there is no option '-%c', did you mean '--%s'?", letter,
-                               found->name);
-    return cli_usage_error(usage, "there is no option '-%c'", letter);
+        return cli_usage_error(command, "there is no option '-%c', did you mean '--%s'?",
+                               letter, found->name);
+    return cli_usage_error(command, "there is no option '-%c'", letter);
 }
 
 /* getopt returned '?' or ':': print the error. */
-static int bad_option(const struct cli_usage *usage, int opt, char **argv,
+static int bad_option(const struct cli_command *command, int opt, char **argv,
                       const struct option *longs)
 {
     const char *given = argv[optind - 1];
     bool is_long = given[0] == '-' && given[1] == '-';
     if (opt == ':' && is_long)
-        return cli_usage_error(usage, "option '%s' needs an argument", given);
+        return cli_usage_error(command, "option '%s' needs an argument", given);
     if (opt == ':')
-        return cli_usage_error(usage, "option '-%c' needs an argument", optopt);
+        return cli_usage_error(command, "option '-%c' needs an argument", optopt);
     if (optopt && is_long)
-        return cli_usage_error(usage, "option '%.*s' takes no argument",
+        return cli_usage_error(command, "option '%.*s' takes no argument",
                                (int)strcspn(given, "="), given);
     if (optopt)
-        return unknown_letter(usage, (char)optopt, longs);
-    return unknown_long(usage, given, longs);
+        return unknown_letter(command, (char)optopt, longs);
+    return unknown_long(command, given, longs);
 }
 
 uint64_t cli_offset;
@@ -69,13 +75,13 @@ uint32_t cli_max_ratio;
 bool cli_ignores_zeros;
 bool cli_plain;
 
-int cli_take_max_ratio(const struct cli_usage *usage, void *ctx, const char *text)
+int cli_take_max_ratio(const struct cli_command *command, void *ctx, const char *text)
 {
     (void)ctx;
     uint64_t number = POT_RATIO_OFF;
-    int r = strcmp(text, "off") == 0
-                ? 0
-                : cli_number_option(usage, "--max-ratio", text, 1, POT_RATIO_OFF - 1, &number);
+    int r = strcmp(text, "off") == 0 ? 0
+                                     : cli_number_option(command, "--max-ratio", text, 1,
+                                                         POT_RATIO_OFF - 1, &number);
     cli_max_ratio = (uint32_t)number;
     return r;
 }
@@ -155,27 +161,27 @@ int cli_parse_part(const char *text, uint64_t most, uint64_t *ret_part, uint64_t
     return 0;
 }
 
-int cli_size_option(const struct cli_usage *usage, const char *option, const char *text,
+int cli_size_option(const struct cli_command *command, const char *option, const char *text,
                     uint64_t *ret_bytes)
 {
     int r = size_parse(text, ret_bytes);
     if (r == -ERANGE)
-        return cli_usage_error(usage, "%s: '%s' is too large", option, text);
+        return cli_usage_error(command, "%s: '%s' is too large", option, text);
     if (r < 0)
         return cli_usage_error(
-            usage, "%s: '%s' is not a size; write a number with K, M, G or T", option, text);
+            command, "%s: '%s' is not a size; write a number with K, M, G or T", option, text);
     return 0;
 }
 
-int cli_number_option(const struct cli_usage *usage, const char *option, const char *text,
+int cli_number_option(const struct cli_command *command, const char *option, const char *text,
                       uint64_t min, uint64_t max, uint64_t *ret_number)
 {
     int r = cli_parse_number(text, min, max, ret_number);
     if (r == -ERANGE)
-        return cli_usage_error(usage, "%s: '%s' is not between %" PRIu64 " and %" PRIu64,
+        return cli_usage_error(command, "%s: '%s' is not between %" PRIu64 " and %" PRIu64,
                                option, text, min, max);
     if (r < 0)
-        return cli_usage_error(usage, "%s: '%s' is not a number", option, text);
+        return cli_usage_error(command, "%s: '%s' is not a number", option, text);
     return 0;
 }
 
@@ -213,8 +219,8 @@ unsigned cli_default_jobs(void)
 unsigned cli_progress_mode;
 const char *const cli_progress_words[] = {"auto", "always", "never", NULL};
 
-static int cli_take_word(const struct cli_usage *usage, const char *option, const char *text,
-                         const char *const *words, unsigned *ret_place)
+static int cli_take_word(const struct cli_command *command, const char *option,
+                         const char *text, const char *const *words, unsigned *ret_place)
 {
     char list[64] = "";
     for (unsigned i = 0; words[i]; i++) {
@@ -225,7 +231,7 @@ static int cli_take_word(const struct cli_usage *usage, const char *option, cons
         }
         snprintf(list + len, sizeof(list) - len, "%s%s", i ? ", " : "", words[i]);
     }
-    return cli_usage_error(usage, "%s: '%s' is not one of %s", option, text, list);
+    return cli_usage_error(command, "%s: '%s' is not one of %s", option, text, list);
 }
 
 /* ---- help ---- */
@@ -274,9 +280,9 @@ bool cli_has_letter(const struct cli_option *options, char letter)
     return options->spelling;
 }
 
-static void print_usage(const struct cli_usage *usage, const struct cli_option *options)
+static void print_usage(const struct cli_command *command, const struct cli_option *options)
 {
-    printf("Usage: onepot %s %s\n%s\n", usage->name, usage->synopsis, usage->text);
+    printf("Usage: onepot %s %s\n%s\n", command->name, command->synopsis, command->text);
     const char *letter = cli_has_letter(options, 'h') ? "    " : "-h, ";
     for (; options->spelling; options++)
         if (options->help)
@@ -284,7 +290,7 @@ static void print_usage(const struct cli_usage *usage, const struct cli_option *
     printf("  %s--help            print this\n"
            "      --version         print the version\n"
            "\nThe manual page is onepot-%s(1).\n",
-           letter, usage->name);
+           letter, command->name);
 }
 
 /* ---- the table ---- */
@@ -322,11 +328,11 @@ static void fill_tables(struct getopt_tables *t, const struct cli_option *option
     memcpy(t->longs + n, common, sizeof(common));
 }
 
-static int store_number(const struct cli_usage *usage, const struct cli_option *o,
+static int store_number(const struct cli_command *command, const struct cli_option *o,
                         const char *name)
 {
     uint64_t number = 0;
-    int r = cli_number_option(usage, name, optarg, o->min, o->max, &number);
+    int r = cli_number_option(command, name, optarg, o->min, o->max, &number);
     if (r == 0 && o->number)
         *o->number = number;
     if (r == 0 && o->count)
@@ -335,7 +341,7 @@ static int store_number(const struct cli_usage *usage, const struct cli_option *
 }
 
 /* Store the command line's values: 0 or the exit status. */
-static int cli_store(const struct cli_usage *usage, const struct cli_option *o)
+static int cli_store(const struct cli_command *command, const struct cli_option *o)
 {
     char name[NAME_BYTES];
     const char *from = strstr(o->spelling, "--");
@@ -344,16 +350,16 @@ static int cli_store(const struct cli_usage *usage, const struct cli_option *o)
     if (o->flag)
         *o->flag = true;
     if (o->text && optarg && !*optarg && strncmp(cli_spelling_of(o).value, "DIR", 3) == 0)
-        return cli_usage_error(usage, "%s= needs a directory", name);
+        return cli_usage_error(command, "%s= needs a directory", name);
     if (o->text)
         *o->text = optarg;
     if (o->size)
-        r = cli_size_option(usage, name, optarg, o->size);
+        r = cli_size_option(command, name, optarg, o->size);
     if (o->number || o->count)
-        r = store_number(usage, o, name);
+        r = store_number(command, o, name);
     if (o->word)
-        r = cli_take_word(usage, name, optarg, o->words, o->word);
-    return r == 0 && o->take ? o->take(usage, o->ctx, optarg) : r;
+        r = cli_take_word(command, name, optarg, o->words, o->word);
+    return r == 0 && o->take ? o->take(command, o->ctx, optarg) : r;
 }
 
 static const struct cli_option *find_option(const struct cli_option *options, int id)
@@ -374,11 +380,11 @@ void cli_show_options(cli_see_options see, void *ctx)
     see_options_ctx = ctx;
 }
 
-int cli_parse(const struct cli_usage *usage, const struct cli_option *options, int argc,
+int cli_parse(const struct cli_command *command, const struct cli_option *options, int argc,
               char **argv)
 {
     if (see_options) {
-        see_options(see_options_ctx, usage, options);
+        see_options(see_options_ctx, command, options);
         return CLI_OK;
     }
     struct getopt_tables tables = {0};
@@ -387,16 +393,161 @@ int cli_parse(const struct cli_usage *usage, const struct cli_option *options, i
     opterr = 0;
     while (r == 0 && (id = getopt_long(argc, argv, tables.letters, tables.longs, NULL)) != -1) {
         if (id == '?' || id == ':')
-            return bad_option(usage, id, argv, tables.longs);
+            return bad_option(command, id, argv, tables.longs);
         if (id == 'h' && !cli_has_letter(options, 'h'))
             id = ID_HELP;
         if (id == ID_HELP)
-            print_usage(usage, options);
+            print_usage(command, options);
         if (id == ID_VERSION)
             puts("onepot " ONEPOT_VERSION);
         if (id == ID_HELP || id == ID_VERSION)
             return CLI_OK;
-        r = cli_store(usage, find_option(options, id));
+        r = cli_store(command, find_option(options, id));
     }
     return r == 0 ? CLI_GO_ON : r;
+}
+
+/* ---- archives, and paths in them ---- */
+
+int cli_take_path(const struct cli_command *command, void *ctx, const char *text)
+{
+    (void)command;
+    struct cli_paths *words = ctx;
+    words->paths[words->path_count++] = text;
+    return 0;
+}
+
+int cli_count_behind_dashes(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], "--") == 0)
+            return argc - i - 1;
+    return -1;
+}
+
+int cli_parse_paths(const struct cli_command *command, const struct cli_option *options,
+                    int argc, char **argv, struct cli_paths *words)
+{
+    int paths = cli_count_behind_dashes(argc, argv); /* getopt moves "--" */
+    *words = (struct cli_paths){.guessed = paths < 0};
+    words->paths = calloc((size_t)argc + 1, sizeof(*words->paths));
+    words->found = calloc((size_t)argc + 1, sizeof(*words->found));
+    if (!words->paths || !words->found)
+        return cli_fail(NULL, -ENOMEM, NULL);
+    int status = cli_parse(command, options, argc, argv);
+    if (status != CLI_GO_ON)
+        return status;
+    if (paths < 0) { /* they begin at the first argument, after an archive, that is no file */
+        struct stat st;
+        int first = optind + 1;
+        while (first < argc && stat(argv[first], &st) == 0 && !S_ISDIR(st.st_mode))
+            first++;
+        paths = first < argc ? argc - first : 0;
+    }
+    words->option_count = words->path_count;
+    if (argc - optind <= paths)
+        return cli_usage_error(command, "no archive was named");
+    words->archives = argv + optind;
+    words->archive_count = (size_t)(argc - optind - paths);
+    for (int i = argc - paths; i < argc; i++)
+        words->paths[words->path_count++] = argv[i];
+    return CLI_GO_ON;
+}
+
+void cli_paths_free(struct cli_paths *words)
+{
+    free(words->paths);
+    free(words->found);
+}
+
+int cli_paths_check(const struct cli_paths *words)
+{
+    size_t i = 0;
+    while (i < words->path_count && words->found[i])
+        i++;
+    if (i == words->path_count)
+        return CLI_OK;
+    bool one = words->archive_count == 1;
+    bool is_guess = words->guessed && i >= words->option_count;
+    char name[CLI_NAME_LEN];
+    return cli_failf(cli_name_of(words->archives, words->archive_count, name),
+                     "%s: no such file or directory in the %s%s", words->paths[i],
+                     one ? "archive" : "archives", is_guess ? ", and no archive here" : "");
+}
+
+/* ---- commands ---- */
+
+#define COMMANDS_MOST 64
+
+const struct cli_command *const *cli_commands;
+
+void cli_print_commands(FILE *out)
+{
+    char formats[BACKEND_LIST_BYTES];
+    backend_list(false, formats);
+    fprintf(out,
+            "Usage: onepot COMMAND [OPTION...] ARGUMENT...\n"
+            "Show an archive (%s) as a directory, at native speed.\n"
+            "\n"
+            "Commands:\n",
+            formats);
+    for (const struct cli_command *const *c = cli_commands; *c; c++)
+        if ((*c)->run)
+            fprintf(out, "  %-11s %s\n", (*c)->name, (*c)->summary);
+    fputs("\n"
+          "'onepot COMMAND --help' and 'onepot help COMMAND' describe a command;\n"
+          "'onepot version' prints the version, with --json also what this program can do.\n",
+          out);
+}
+
+/* "onepot train.tar": the first words of a newcomer. */
+static int advise_of_file(const char *word)
+{
+    struct stat st;
+    if (stat(word, &st) == 0 && S_ISDIR(st.st_mode))
+        cli_failf(NULL,
+                  "'%s' is a directory, no command; 'onepot pack %s' makes an archive of it; "
+                  "see 'onepot --help'",
+                  word, word);
+    else
+        cli_failf(NULL,
+                  "'%s' is no command; 'onepot mount %s' shows an archive as a directory, and "
+                  "'onepot run %s -- COMMAND {}' to one command; see 'onepot --help'",
+                  word, word, word);
+    return CLI_USAGE;
+}
+
+static int unknown_command(const char *word)
+{
+    if (access(word, F_OK) == 0)
+        return advise_of_file(word);
+    const char *names[COMMANDS_MOST + 1] = {NULL};
+    size_t n = 0;
+    for (const struct cli_command *const *c = cli_commands; *c && n < COMMANDS_MOST; c++)
+        if ((*c)->run)
+            names[n++] = (*c)->name;
+    const char *near = cli_nearest(word, names);
+    if (!near && strpbrk(word, "./"))
+        return advise_of_file(word);
+    if (near)
+        cli_failf(NULL, "there is no command '%s'; did you mean '%s'? See 'onepot --help'",
+                  word, near);
+    else
+        cli_failf(NULL, "there is no command '%s'; see 'onepot --help'", word);
+    return CLI_USAGE;
+}
+
+int cli_run_command(int argc, char **argv)
+{
+    const struct cli_command *const *c = cli_commands;
+    while (*c && strcmp((*c)->name, argv[0]) != 0)
+        c++;
+    if (!*c)
+        return unknown_command(argv[0]);
+    if (!(*c)->run) {
+        cli_failf(argv[0], "this onepot was built without it");
+        /* For `run`, 1 would be an exit status of its command. */
+        return strcmp(argv[0], "run") == 0 ? CLI_RUN_FAILED : CLI_FAILED;
+    }
+    return (*c)->run(argc, argv);
 }

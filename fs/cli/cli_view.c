@@ -21,15 +21,15 @@ static struct {
     struct pot_compose compose;
 } chosen;
 
-int cli_take_view(const struct cli_usage *usage, void *ctx, const char *text)
+int cli_take_view(const struct cli_command *command, void *ctx, const char *text)
 {
     unsigned word = *(unsigned *)ctx;
     if (!text || !*text)
-        return cli_usage_error(usage, "--include, --exclude, --files-from and --map need a "
-                                      "pattern or a file");
+        return cli_usage_error(command, "--include, --exclude, --files-from and --map need a "
+                                        "pattern or a file");
     bool is_list = word == VIEW_FILES_FROM || word == VIEW_FILES_FROM_NUL;
     if ((is_list && chosen.options.files_from) || (word == VIEW_MAP && chosen.options.map))
-        return cli_usage_error(usage,
+        return cli_usage_error(command,
                                "--files-from and --map can be given once: join the files");
     if (is_list) {
         chosen.options.files_from = text;
@@ -41,16 +41,17 @@ int cli_take_view(const struct cli_usage *usage, void *ctx, const char *text)
         return cli_failf(NULL, "out of memory");
     }
     if (chosen.options.files_from && chosen.options.map)
-        return cli_usage_error(usage, "--files-from and --map exclude each other: a map shows "
-                                      "the names it has, and no others");
+        return cli_usage_error(command,
+                               "--files-from and --map exclude each other: a map shows "
+                               "the names it has, and no others");
     return 0;
 }
 
-int cli_take_nested(const struct cli_usage *usage, void *ctx, const char *text)
+int cli_take_nested(const struct cli_command *command, void *ctx, const char *text)
 {
     (void)ctx;
     if (text && !*text)
-        return cli_usage_error(usage, "--nested= needs a pattern");
+        return cli_usage_error(command, "--nested= needs a pattern");
     chosen.compose.nested = true;
     chosen.compose.nested_glob = text;
     return 0;

@@ -13,8 +13,10 @@
 #include "reader.h"
 #include "write_at.h"
 
-static const struct cli_usage usage = {
-    "cat", "ARCHIVE PATH...",
+static int cat_main(int argc, char **argv);
+
+const struct cli_command command_cat = {
+    "cat", cat_main, "write files of an archive to standard output", "ARCHIVE PATH...",
     "Write the files PATH... of an archive to standard output, one after another.\n"
     "Symbolic links are followed within the archive.\n"};
 
@@ -140,7 +142,7 @@ static int cat_path(struct output *o, const char *path)
     return o->broken ? CLI_FAILED : CLI_OK;
 }
 
-int command_cat(int argc, char **argv)
+static int cat_main(int argc, char **argv)
 {
     const struct cli_option options[] = {
         CLI_ARCHIVES,
@@ -148,12 +150,13 @@ int command_cat(int argc, char **argv)
     };
     const struct reader_options reading = {.cache_bytes = 16u << 20};
     struct fault fault = {0};
-    int status = cli_parse(&usage, options, argc, argv);
+    int status = cli_parse(&command_cat, options, argc, argv);
     if (status != CLI_GO_ON)
         return status;
     if (argc - optind < 2)
-        return cli_usage_error(&usage, optind == argc ? "no archive was named"
-                                                      : "no path in the archive was named");
+        return cli_usage_error(&command_cat, optind == argc
+                                                 ? "no archive was named"
+                                                 : "no path in the archive was named");
     struct output o = {.archive = argv[optind]};
     if (cli_open_pot(o.archive, NULL, &o.pot) < 0)
         return CLI_FAILED;

@@ -12,8 +12,11 @@
 #include "commands.h"
 #include "pot.h"
 
-static const struct cli_usage usage = {
-    "clean", "[--job ID | --user NAME | --all | --cache]",
+static int clean_main(int argc, char **argv);
+
+const struct cli_command command_clean = {
+    "clean", clean_main, "remove what ended jobs left on this node",
+    "[--job ID | --user NAME | --all | --cache]",
     "Remove what your ended jobs left on this node: mounts whose process was killed, their\n"
     "state, and copies of archives. Nothing that is in use or has a living owner is "
     "removed.\n"};
@@ -31,7 +34,7 @@ static int clean_cache(void)
     return r < 0 ? cli_fail("the cache folder", r, &fault) : CLI_OK;
 }
 
-int command_clean(int argc, char **argv)
+static int clean_main(int argc, char **argv)
 {
     const char *job = NULL, *user = NULL;
     bool all = false, cache = false;
@@ -48,16 +51,18 @@ int command_clean(int argc, char **argv)
          .flag = &cache},
         {NULL},
     };
-    int status = cli_parse(&usage, options, argc, argv);
+    int status = cli_parse(&command_clean, options, argc, argv);
 
     if (status != CLI_GO_ON)
         return status;
     if (optind < argc)
-        return cli_usage_error(&usage, "unexpected argument '%s'", argv[optind]);
+        return cli_usage_error(&command_clean, "unexpected argument '%s'", argv[optind]);
     if ((job != NULL) + (user != NULL) + all + cache > 1)
-        return cli_usage_error(&usage, "--job, --user, --all and --cache exclude each other");
+        return cli_usage_error(&command_clean,
+                               "--job, --user, --all and --cache exclude each other");
     if (job && !*job)
-        return cli_usage_error(&usage, "--job: the id is empty: a variable that is not set?");
+        return cli_usage_error(&command_clean,
+                               "--job: the id is empty: a variable that is not set?");
     if (all && geteuid() != 0)
         return cli_failf(NULL, "only root may clean up after other users");
     if (cache)

@@ -28,8 +28,11 @@
 #include "commands.h"
 #include "utf8.h"
 
-static const struct cli_usage usage = {
-    "completions", "bash|zsh|fish [-- WORD...]",
+static int completions_main(int argc, char **argv);
+
+const struct cli_command command_completions = {
+    "completions", completions_main, "print what completes command lines in a shell",
+    "bash|zsh|fish [-- WORD...]",
     "Print a script that completes command lines of onepot in a shell. In a start-up file:\n"
     "'source <(onepot completions bash)', the same for zsh, 'onepot completions fish | "
     "source'.\n"
@@ -175,9 +178,9 @@ static void offer(struct completion *c, const char *word, const char *descriptio
 
 static void offer_commands(struct completion *c)
 {
-    for (const struct cli_command *known = cli_commands; known->name; known++)
-        if (known->run)
-            offer(c, known->name, known->summary);
+    for (const struct cli_command *const *known = cli_commands; *known; known++)
+        if ((*known)->run)
+            offer(c, (*known)->name, (*known)->summary);
 }
 
 static void offer_options(struct completion *c, const struct cli_option *options)
@@ -340,7 +343,7 @@ static void complete_argument(struct completion *c, const char *synopsis)
 }
 
 /* The command's table tells what its words are. */
-static void completions_see(void *ctx, const struct cli_usage *u,
+static void completions_see(void *ctx, const struct cli_command *u,
                             const struct cli_option *options)
 {
     struct completion *c = ctx;
@@ -382,26 +385,27 @@ static void completions_answer(struct completion *c)
     else if (c->count == 1)
         offer_commands(c);
     cli_show_options(completions_see, c);
-    for (const struct cli_command *known = cli_commands; known->name; known++)
-        if (c->count > 1 && known->run && strcmp(known->name, c->words[0]) == 0)
-            known->run(1, (char *[]){(char *)known->name, NULL});
+    for (const struct cli_command *const *known = cli_commands; *known; known++)
+        if (c->count > 1 && (*known)->run && strcmp((*known)->name, c->words[0]) == 0)
+            (*known)->run(1, (char *[]){(char *)(*known)->name, NULL});
     if (c->kind)
         puts(c->kind);
 }
 
-int command_completions(int argc, char **argv)
+static int completions_main(int argc, char **argv)
 {
     const struct cli_option options[] = {{NULL}};
     size_t shell = 0;
-    int status = cli_parse(&usage, options, argc, argv);
+    int status = cli_parse(&command_completions, options, argc, argv);
     if (status != CLI_GO_ON)
         return status;
     if (argc == optind)
-        return cli_usage_error(&usage, "name a shell: bash, zsh or fish");
+        return cli_usage_error(&command_completions, "name a shell: bash, zsh or fish");
     while (shell < SHELL_COUNT && strcmp(shells[shell].name, argv[optind]) != 0)
         shell++;
     if (shell == SHELL_COUNT)
-        return cli_usage_error(&usage, "'%s' is not one of bash, zsh and fish", argv[optind]);
+        return cli_usage_error(&command_completions, "'%s' is not one of bash, zsh and fish",
+                               argv[optind]);
     struct completion c = {.words = (const char *const *)argv + optind + 1,
                            .count = (size_t)(argc - optind - 1)};
     if (c.count == 0)

@@ -9,8 +9,11 @@
 #include "doctor.h"
 #include "json.h"
 
-static const struct cli_usage usage = {
-    "doctor", "[--json] [ARCHIVE|MOUNTPOINT]",
+static int doctor_main(int argc, char **argv);
+
+const struct cli_command command_doctor = {
+    "doctor", doctor_main, "show what this node allows, and what to mend",
+    "[--json] [ARCHIVE|MOUNTPOINT]",
     "Show what this node allows and what to mend: ways to mount, memory and CPUs of the\n"
     "job, places for copies, dead mounts; and how an archive would be read, or whether a\n"
     "mount answers. Exits with 0 if nothing is wrong.\n"};
@@ -75,15 +78,15 @@ static bool has_wrong(const struct findings *f)
     return f->failed;
 }
 
-int command_doctor(int argc, char **argv)
+static int doctor_main(int argc, char **argv)
 {
     bool json = false;
     const struct cli_option options[] = {{"--json", "print one object", .flag = &json}, {NULL}};
-    int status = cli_parse(&usage, options, argc, argv);
+    int status = cli_parse(&command_doctor, options, argc, argv);
     if (status != CLI_GO_ON)
         return status;
     if (argc - optind > 1)
-        return cli_usage_error(&usage, "one archive or mount point at a time");
+        return cli_usage_error(&command_doctor, "one archive or mount point at a time");
 
     struct findings f = {0};
     doctor_mounting(&f);

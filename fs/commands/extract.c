@@ -10,13 +10,16 @@
 #include "extract.h"
 #include "interrupt.h"
 
-static const struct cli_usage usage = {"extract",
-                                       "[-f] [-j N] [-C DIR] ARCHIVE... [[--] PATH...]",
-                                       "Extract an archive, or several as one tree: "
-                                       "everything, or only the files and directories\n"
-                                       "PATH... in it. Behind the first archive, the first "
-                                       "word that names no file here is a PATH,\n"
-                                       "and so are all words after it, or after '--'.\n"};
+static int extract_main(int argc, char **argv);
+
+const struct cli_command command_extract = {
+    "extract", extract_main, "extract files from an archive",
+    "[-f] [-j N] [-C DIR] ARCHIVE... [[--] PATH...]",
+    "Extract an archive, or several as one tree: "
+    "everything, or only the files and directories\n"
+    "PATH... in it. Behind the first archive, the first "
+    "word that names no file here is a PATH,\n"
+    "and so are all words after it, or after '--'.\n"};
 
 struct arguments {
     struct extract_options options;
@@ -144,7 +147,7 @@ static int command_extract_parse(struct arguments *a, int argc, char **argv)
         CLI_ARCHIVES,
         {NULL},
     };
-    int status = cli_parse_paths(&usage, options, argc, argv, &a->words);
+    int status = cli_parse_paths(&command_extract, options, argc, argv, &a->words);
     if (status != CLI_GO_ON)
         return status;
     a->options.paths = a->words.paths;
@@ -155,7 +158,7 @@ static int command_extract_parse(struct arguments *a, int argc, char **argv)
     return CLI_GO_ON;
 }
 
-int command_extract(int argc, char **argv)
+static int extract_main(int argc, char **argv)
 {
     struct arguments a = {
         .options = {.work = {.report = command_extract_report,

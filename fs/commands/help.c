@@ -15,8 +15,10 @@
 #include "json.h"
 #include "onepot_format.h"
 
-static const struct cli_usage usage = {
-    "help", "[COMMAND]",
+static int help_main(int argc, char **argv);
+
+const struct cli_command command_help = {
+    "help", help_main, "show a manual page", "[COMMAND]",
     "Print the manual page of COMMAND, or of all of onepot ('onepot'); without COMMAND, the\n"
     "list of commands.\n"};
 
@@ -32,25 +34,25 @@ static int help_of_command(char *name)
 /* A page that is no command's ("onepot") has the list of commands in its place. */
 static int help_without_page(char *name)
 {
-    const struct cli_command *command = cli_commands;
+    const struct cli_command *const *command = cli_commands;
     cli_note("this program has no manual pages, because mandoc was missing where it was built; "
              "it has this:");
-    while (command->name && strcmp(command->name, name) != 0)
+    while (*command && strcmp((*command)->name, name) != 0)
         command++;
-    if (command->name)
+    if (*command)
         return help_of_command(name);
     cli_print_commands(stdout);
     return CLI_OK;
 }
 
-int command_help(int argc, char **argv)
+static int help_main(int argc, char **argv)
 {
     const struct cli_option options[] = {{NULL}};
-    int status = cli_parse(&usage, options, argc, argv);
+    int status = cli_parse(&command_help, options, argc, argv);
     if (status != CLI_GO_ON)
         return status;
     if (argc - optind > 1)
-        return cli_usage_error(&usage, "one command at a time");
+        return cli_usage_error(&command_help, "one command at a time");
     if (optind == argc) {
         cli_print_commands(stdout);
         return CLI_OK;
@@ -93,9 +95,9 @@ static void print_codecs(struct json *j)
 static void print_commands(struct json *j)
 {
     json_open(j, "commands", '[');
-    for (const struct cli_command *c = cli_commands; c->name; c++)
-        if (c->run)
-            json_text(j, NULL, c->name, SIZE_MAX);
+    for (const struct cli_command *const *c = cli_commands; *c; c++)
+        if ((*c)->run)
+            json_text(j, NULL, (*c)->name, SIZE_MAX);
     json_close(j, ']');
 }
 

@@ -8,8 +8,10 @@
 #include "cli.h"
 #include "commands.h"
 
-static const struct cli_usage usage = {
-    "index", "[-f] [--digest] ARCHIVE...",
+static int index_main(int argc, char **argv);
+
+const struct cli_command command_index = {
+    "index", index_main, "save the index of a foreign archive", "[-f] [--digest] ARCHIVE...",
     "Save the index of archives beside them (ARCHIVE.onepot-index), or where that is\n"
     "not possible, in $XDG_CACHE_HOME/onepot. An archive that 'onepot pack' made carries\n"
     "its own index and needs none.\n"};
@@ -63,7 +65,7 @@ static int index_archives(char **archives, int count, bool rebuild, bool digest)
     return status;
 }
 
-int command_index(int argc, char **argv)
+static int index_main(int argc, char **argv)
 {
     bool rebuild = false, digest = false;
     const struct cli_option options[] = {
@@ -73,10 +75,10 @@ int command_index(int argc, char **argv)
         CLI_ARCHIVES,
         {NULL},
     };
-    int status = cli_parse(&usage, options, argc, argv);
+    int status = cli_parse(&command_index, options, argc, argv);
     if (status != CLI_GO_ON)
         return status;
     if (optind == argc)
-        return cli_usage_error(&usage, "no archive was named");
+        return cli_usage_error(&command_index, "no archive was named");
     return index_archives(argv + optind, argc - optind, rebuild, digest);
 }

@@ -18,8 +18,11 @@
 #include "onepot_device.h"
 #endif
 
-static const struct cli_usage usage = {
-    "info", "[--json] [--digest] [--batch-for SIZE] ARCHIVE...",
+static int info_main(int argc, char **argv);
+
+const struct cli_command command_info = {
+    "info", info_main, "describe an archive",
+    "[--json] [--digest] [--batch-for SIZE] ARCHIVE...",
     "Print format, members, bytes, sizes of files, compression, index, checksums and\n"
     "digest of archives.\n"};
 
@@ -571,7 +574,7 @@ static uint64_t show_gpus(void)
 }
 #endif
 
-int command_info(int argc, char **argv)
+static int info_main(int argc, char **argv)
 {
     bool json = false, gpu = false, digests = false;
     uint64_t batch_bytes = 0, room = 0;
@@ -588,17 +591,17 @@ int command_info(int argc, char **argv)
 #endif
         {NULL},
     };
-    int status = cli_parse(&usage, options, argc, argv);
+    int status = cli_parse(&command_info, options, argc, argv);
     if (status != CLI_GO_ON)
         return status;
     if (gpu && json)
-        return cli_usage_error(&usage, "--gpu and --json exclude each other");
+        return cli_usage_error(&command_info, "--gpu and --json exclude each other");
 #ifdef HAVE_GPU
     if (gpu)
         room = show_gpus();
 #endif
     if (optind == argc)
-        return gpu ? CLI_OK : cli_usage_error(&usage, "no archive was named");
+        return gpu ? CLI_OK : cli_usage_error(&command_info, "no archive was named");
     if (!batch_bytes)
         batch_bytes = room;
     return show_archives(argv + optind, argc - optind, json, batch_bytes, digests);

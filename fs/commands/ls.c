@@ -17,8 +17,11 @@
 #include "json.h"
 #include "vector.h"
 
-static const struct cli_usage usage = {
-    "ls", "[-l] [-R] [-0] [--json] ARCHIVE... [[--] PATH...]",
+static int ls_main(int argc, char **argv);
+
+const struct cli_command command_ls = {
+    "ls", ls_main, "list the contents of an archive",
+    "[-l] [-R] [-0] [--json] ARCHIVE... [[--] PATH...]",
     "List the contents of archives: their top directories, or the files and directories "
     "PATH...\n"
     "in them. Behind the first archive, the first word that names no file here is a PATH, and\n"
@@ -294,7 +297,7 @@ static int list_archive(struct listing *l, size_t number)
     return status;
 }
 
-int command_ls(int argc, char **argv)
+static int ls_main(int argc, char **argv)
 {
     struct listing l = {.json = {.out = stdout, .lines = 1}};
     const struct cli_option options[] = {
@@ -307,7 +310,7 @@ int command_ls(int argc, char **argv)
         CLI_ARCHIVES,
         {NULL},
     };
-    int status = cli_parse_paths(&usage, options, argc, argv, &l.words);
+    int status = cli_parse_paths(&command_ls, options, argc, argv, &l.words);
     if (status != CLI_GO_ON) {
         cli_paths_free(&l.words);
         return status;

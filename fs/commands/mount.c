@@ -21,15 +21,21 @@
 
 enum { NOTIFY_LIMIT_S = 60 };
 
-static const struct cli_usage usage = {
-    "mount", "[OPTION...] ARCHIVE... [--at DIR | DIR]",
+static int mount_main(int argc, char **argv);
+
+const struct cli_command command_mount = {
+    "mount", mount_main, "show an archive as a directory",
+    "[OPTION...] ARCHIVE... [--at DIR | DIR]",
     "Show an archive as a directory, or several as one. An ARCHIVE may also be a folder of\n"
     "archives, a pattern ('train-*.tar') or @LIST, a file with a name a line. Returns when it\n"
     "is ready, and prints its path.\n"};
 
+static int squashfuse_main(int argc, char **argv);
+
 /* Starters look for "-o uid=" in the help, to know that it may be given. */
-static const struct cli_usage squashfuse_usage = {
-    "squashfuse", "[-f] [-o OPTION[,...]] IMAGE MOUNTPOINT",
+const struct cli_command command_squashfuse = {
+    "squashfuse", squashfuse_main, "mount an image, as the program of that name does",
+    "[-f] [-o OPTION[,...]] IMAGE MOUNTPOINT",
     "Show an image as a directory, as squashfuse and squashfuse_ll do. A link to onepot by "
     "one\n"
     "of these names takes this command line, so that container runtimes use it: IMAGE may be\n"
@@ -151,21 +157,21 @@ static int make_mount(const struct mount_options *options)
     return status;
 }
 
-int command_mount(int argc, char **argv)
+static int mount_main(int argc, char **argv)
 {
     struct mount_options options;
-    int status = mount_options_parse(&usage, false, argc, argv, &options);
+    int status = mount_options_parse(&command_mount, false, argc, argv, &options);
     if (status == CLI_GO_ON)
         status = make_mount(&options);
     return print_failure(argc, argv, status);
 }
 
-int command_squashfuse(int argc, char **argv)
+static int squashfuse_main(int argc, char **argv)
 {
     struct mount_options options;
     static char *help[] = {"squashfuse", "--help", NULL};
     bool has_words = argc > 1;
-    int status = mount_options_squashfuse(&squashfuse_usage, has_words ? argc : 2,
+    int status = mount_options_squashfuse(&command_squashfuse, has_words ? argc : 2,
                                           has_words ? argv : help, &options);
     if (!has_words && status == CLI_OK)
         return CLI_USAGE;

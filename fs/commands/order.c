@@ -8,8 +8,11 @@
 #include "commands.h"
 #include "onepot.h"
 
-static const struct cli_usage usage = {
-    "order", "--size N [--rank R --world W] [OPTION...]",
+static int order_main(int argc, char **argv);
+
+const struct cli_command command_order = {
+    "order", order_main, "print the order in which the loader reads samples",
+    "--size N [--rank R --world W] [OPTION...]",
     "Print the order in which a rank reads N samples in an epoch, one index a line, as\n"
     "torch.utils.data.DistributedSampler has it. Rank and world size come from the launcher\n"
     "(torchrun, mpirun, srun...) by default; without one they are 0 and 1.\n"};
@@ -43,7 +46,7 @@ static void command_order_print(const struct onepot_sampler *sampler, bool paddi
 }
 
 /* "K/N" */
-static int take_worker(const struct cli_usage *u, void *ctx, const char *text)
+static int take_worker(const struct cli_command *u, void *ctx, const char *text)
 {
     struct onepot_sampler_options *options = ctx;
     if (cli_parse_part(text, UINT32_MAX, &options->worker, &options->workers) < 0)
@@ -61,18 +64,18 @@ static int check_request(const struct request *request)
 {
     const struct onepot_sampler_options *o = &request->options;
     if (!request->has_size)
-        return cli_usage_error(&usage, "the number of samples is missing (--size)");
+        return cli_usage_error(&command_order, "the number of samples is missing (--size)");
     if (request->has_rank && o->world_size == 0)
-        return cli_usage_error(&usage, "--rank needs --world");
+        return cli_usage_error(&command_order, "--rank needs --world");
     if (!request->has_rank && o->world_size > 1)
-        return cli_usage_error(&usage, "--world needs --rank");
+        return cli_usage_error(&command_order, "--world needs --rank");
     if (request->has_rank && o->rank >= o->world_size)
-        return cli_usage_error(&usage, "rank %" PRIu64 " is not below --world %" PRIu64,
+        return cli_usage_error(&command_order, "rank %" PRIu64 " is not below --world %" PRIu64,
                                o->rank, o->world_size);
     return 0;
 }
 
-int command_order(int argc, char **argv)
+static int order_main(int argc, char **argv)
 {
     struct request request = {.options = {.size = sizeof(request.options)}};
     struct onepot_sampler_options *o = &request.options;
@@ -102,11 +105,11 @@ int command_order(int argc, char **argv)
     };
     struct onepot_error error;
     struct onepot_sampler *sampler;
-    int status = cli_parse(&usage, options, argc, argv);
+    int status = cli_parse(&command_order, options, argc, argv);
     if (status != CLI_GO_ON)
         return status;
     if (optind < argc)
-        return cli_usage_error(&usage, "unexpected argument '%s'", argv[optind]);
+        return cli_usage_error(&command_order, "unexpected argument '%s'", argv[optind]);
     if (check_request(&request) != 0)
         return CLI_USAGE;
     uint64_t rank, world;

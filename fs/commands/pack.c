@@ -32,8 +32,11 @@
 #include "vector.h"
 #include "volumes.h"
 
-static const struct cli_usage usage = {
-    "pack", "[-f] [-o OUT] [-j N] [--exclude GLOB]... [--files-from LIST] [--shards N] SRC...",
+static int pack_main(int argc, char **argv);
+
+const struct cli_command command_pack = {
+    "pack", pack_main, "make an archive of a directory",
+    "[-f] [-o OUT] [-j N] [--exclude GLOB]... [--files-from LIST] [--shards N] SRC...",
     "Pack directories, archives of any format that onepot reads, or a tar from a stream (-),\n"
     "into an archive that mounts at once, and that every tar program extracts. The content\n"
     "of a single SRC is the root of the archive; several become folders in it. The archive\n"
@@ -547,7 +550,7 @@ static int survey_sources(struct arguments *a, char **argv)
 /* ---- options ---- */
 
 /* The view leaves it out of an archive, in the order of the patterns. */
-static int take_exclude(const struct cli_usage *u, void *ctx, const char *text)
+static int take_exclude(const struct cli_command *u, void *ctx, const char *text)
 {
     struct arguments *a = ctx;
     a->excludes[a->options.exclude_count++] = text;
@@ -558,7 +561,7 @@ static int take_exclude(const struct cli_usage *u, void *ctx, const char *text)
 static const char *const junk[] = {"._*", "__MACOSX/", ".DS_Store", "Thumbs.db"};
 #define JUNK_COUNT (sizeof(junk) / sizeof(junk[0]))
 
-static int take_drop_junk(const struct cli_usage *u, void *ctx, const char *text)
+static int take_drop_junk(const struct cli_command *u, void *ctx, const char *text)
 {
     (void)text;
     int r = 0;
@@ -567,7 +570,7 @@ static int take_drop_junk(const struct cli_usage *u, void *ctx, const char *text
     return r;
 }
 
-static int take_files_from(const struct cli_usage *u, void *ctx, const char *text)
+static int take_files_from(const struct cli_command *u, void *ctx, const char *text)
 {
     struct arguments *a = ctx;
     if (a->options.files_from)
@@ -576,7 +579,7 @@ static int take_files_from(const struct cli_usage *u, void *ctx, const char *tex
     return 0;
 }
 
-static int take_normalize(const struct cli_usage *u, void *ctx, const char *text)
+static int take_normalize(const struct cli_command *u, void *ctx, const char *text)
 {
     if (strcmp(text, "NFC") != 0)
         return cli_usage_error(u, "--normalize takes NFC, not '%s'", text);
@@ -588,7 +591,7 @@ static int take_normalize(const struct cli_usage *u, void *ctx, const char *text
 #endif
 }
 
-static int take_level(const struct cli_usage *u, void *ctx, const char *text)
+static int take_level(const struct cli_command *u, void *ctx, const char *text)
 {
     struct arguments *a = ctx;
     uint64_t level = 3;
@@ -602,21 +605,21 @@ static int take_power(const char *option, const char *text, uint32_t min, uint32
                       uint32_t *ret_bytes)
 {
     uint64_t bytes = 0;
-    int r = cli_size_option(&usage, option, text, &bytes);
+    int r = cli_size_option(&command_pack, option, text, &bytes);
     if (r == 0 && (bytes < min || bytes > max || (bytes & (bytes - 1))))
-        return cli_usage_error(&usage, "%s takes a power of two from %u to %u", option, min,
-                               max);
+        return cli_usage_error(&command_pack, "%s takes a power of two from %u to %u", option,
+                               min, max);
     *ret_bytes = (uint32_t)bytes;
     return r;
 }
 
-static int take_block(const struct cli_usage *u, void *ctx, const char *text)
+static int take_block(const struct cli_command *u, void *ctx, const char *text)
 {
     (void)u;
     return take_power("--block", text, WRITER_BLOCK_MIN, WRITER_BLOCK_MAX, ctx);
 }
 
-static int take_align(const struct cli_usage *u, void *ctx, const char *text)
+static int take_align(const struct cli_command *u, void *ctx, const char *text)
 {
     (void)u;
     return take_power("--align", text, PAX_BLOCK_BYTES, WRITER_ALIGN_MAX, ctx);
@@ -625,10 +628,11 @@ static int take_align(const struct cli_usage *u, void *ctx, const char *text)
 static int check_format(const struct pack_options *o)
 {
     if (o->writer.block_bytes && !o->writer.zstd_level)
-        return cli_usage_error(&usage, "--block needs --zstd");
+        return cli_usage_error(&command_pack, "--block needs --zstd");
     if (o->writer.align_bytes && o->writer.zstd_level)
         return cli_usage_error(
-            &usage, "--align and --zstd exclude each other: compressed data can't be aligned");
+            &command_pack,
+            "--align and --zstd exclude each other: compressed data can't be aligned");
     return 0;
 }
 
@@ -708,7 +712,7 @@ static int command_pack_parse(struct arguments *a, int argc, char **argv)
         CLI_IGNORE_ZEROS,
         {NULL},
     };
-    return cli_parse(&usage, options, argc, argv);
+    return cli_parse(&command_pack, options, argc, argv);
 }
 
 /* Find this rank's share of the shards. */
@@ -718,11 +722,12 @@ static int find_rank(struct arguments *a)
     struct launcher launcher;
     struct fault fault = {0};
     if (a->has_rank != a->has_world)
-        return cli_usage_error(&usage, "--rank and --world go together");
+        return cli_usage_error(&command_pack, "--rank and --world go together");
     if (a->has_rank && !o->shards)
-        return cli_usage_error(&usage, "--rank needs --shards: ranks share those");
+        return cli_usage_error(&command_pack, "--rank needs --shards: ranks share those");
     if (a->has_rank && o->rank >= o->world)
-        return cli_usage_error(&usage, "--rank=%u is not below --world=%u", o->rank, o->world);
+        return cli_usage_error(&command_pack, "--rank=%u is not below --world=%u", o->rank,
+                               o->world);
     if (a->has_rank || !o->shards)
         return 0;
     if (launcher_find(&fault, &launcher) < 0)
@@ -742,14 +747,15 @@ static int check_view(struct pack_options *o)
     const bool has_view = cli_picks_of_archives();
     for (size_t i = 0; has_view && i < o->source_count; i++)
         if (!is_archive(o->sources[i]))
-            return cli_usage_error(&usage,
+            return cli_usage_error(&command_pack,
                                    "--include, --map and --nested are for archives; %s is none",
                                    o->sources[i]);
     if (has_view)
         o->exclude_count = 0; /* the view has them, in their order */
     if (!o->files_from || !is_archive(o->sources[0]))
         return 0;
-    int r = cli_take_view(&usage, &cli_view_words[o->files_from_nul ? 4 : 2], o->files_from);
+    int r =
+        cli_take_view(&command_pack, &cli_view_words[o->files_from_nul ? 4 : 2], o->files_from);
     o->files_from = NULL;
     return r;
 }
@@ -765,10 +771,10 @@ static int check_sets(struct arguments *a)
             continue;
         has_set = true;
         if (o->source_count > 1)
-            return cli_usage_error(&usage, "%s stands for several archives: pack it alone",
-                                   source);
+            return cli_usage_error(&command_pack,
+                                   "%s stands for several archives: pack it alone", source);
         if (!o->output)
-            return cli_usage_error(&usage,
+            return cli_usage_error(&command_pack,
                                    "%s stands for several archives: name the new one "
                                    "with -o",
                                    source);
@@ -777,8 +783,9 @@ static int check_sets(struct arguments *a)
                                cli_together.on_conflict != POT_CONFLICT_ERROR);
     for (size_t i = 0; a->is_union && i < o->source_count; i++)
         if (o->source_count == 1 || !is_archive(o->sources[i]))
-            return cli_usage_error(&usage, "--each, --on-conflict and --skip-damaged are for "
-                                           "several archives");
+            return cli_usage_error(&command_pack,
+                                   "--each, --on-conflict and --skip-damaged are for "
+                                   "several archives");
     return 0;
 }
 
@@ -807,12 +814,12 @@ static int check_stream(struct arguments *a)
     if (!name)
         return 0;
     if (o->source_count > 1)
-        return cli_usage_error(&usage, "%s is packed alone", name);
+        return cli_usage_error(&command_pack, "%s is packed alone", name);
     if (!o->output && !a->input.is_file)
-        return cli_usage_error(&usage, "%s has no name: name the archive with -o", name);
+        return cli_usage_error(&command_pack, "%s has no name: name the archive with -o", name);
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
         if (others[i].is_given)
-            return cli_usage_error(&usage,
+            return cli_usage_error(&command_pack,
                                    "%s can't be had of %s: pack it, and then the archive",
                                    others[i].option, name);
     a->is_poured = true;
@@ -823,10 +830,10 @@ static int check_dry(const struct arguments *a)
 {
     const struct pack_options *o = &a->options;
     if (a->is_dry && o->files_from)
-        return cli_usage_error(&usage, DRY_RUN " and --files-from exclude each other");
+        return cli_usage_error(&command_pack, DRY_RUN " and --files-from exclude each other");
     for (size_t i = 0; a->is_dry && i < o->source_count; i++)
         if (is_archive(o->sources[i]))
-            return cli_usage_error(&usage,
+            return cli_usage_error(&command_pack,
                                    DRY_RUN " is for directories; 'onepot info %s' tells what "
                                            "the archive has",
                                    o->sources[i]);
@@ -838,7 +845,7 @@ static int check_links(const struct pack_options *o)
 {
     for (size_t i = 0; (o->dereference || o->resume) && i < o->source_count; i++)
         if (is_stream(o->sources[i]) || is_archive(o->sources[i]))
-            return cli_usage_error(&usage, "%s is for directories; %s is none",
+            return cli_usage_error(&command_pack, "%s is for directories; %s is none",
                                    o->dereference ? "--dereference" : "--resume",
                                    o->sources[i]);
     return 0;
@@ -853,11 +860,11 @@ static int check_sources(struct arguments *a)
         o->source_count = 1;
     }
     if (!o->source_count)
-        return cli_usage_error(&usage, "no directory or archive was named");
+        return cli_usage_error(&command_pack, "no directory or archive was named");
     if (o->files_from_nul && !o->files_from)
-        return cli_usage_error(&usage, "--null needs --files-from");
+        return cli_usage_error(&command_pack, "--null needs --files-from");
     if (o->files_from && o->source_count > 1)
-        return cli_usage_error(&usage, "--files-from takes one directory or archive");
+        return cli_usage_error(&command_pack, "--files-from takes one directory or archive");
     int r = check_format(o);
     if (r == 0)
         r = check_links(o);
@@ -877,10 +884,10 @@ static int check_output(struct arguments *a, char **ret_default)
 {
     if (!a->options.output) {
         if (a->options.source_count > 1)
-            return cli_usage_error(&usage, "several sources: name the archive with -o");
+            return cli_usage_error(&command_pack, "several sources: name the archive with -o");
         const char *source = a->options.sources[0];
         if (pack_default_output(source, is_archive(source), ret_default) < 0)
-            return cli_usage_error(&usage, "%s gives no name for the archive; use -o",
+            return cli_usage_error(&command_pack, "%s gives no name for the archive; use -o",
                                    a->options.sources[0]);
         if (a->options.writer.zstd_level) {
             char *name = *ret_default;
@@ -893,12 +900,13 @@ static int check_output(struct arguments *a, char **ret_default)
         a->options.output = *ret_default;
     }
     if (strcmp(a->options.output, "-") == 0)
-        return cli_usage_error(&usage, "an archive can't be written to standard output; name a "
-                                       "file with -o");
+        return cli_usage_error(&command_pack,
+                               "an archive can't be written to standard output; name a "
+                               "file with -o");
     return 0;
 }
 
-int command_pack(int argc, char **argv)
+static int pack_main(int argc, char **argv)
 {
     struct arguments a = {0};
     auto_free const char **excludes = calloc((size_t)argc * JUNK_COUNT, sizeof(*excludes));

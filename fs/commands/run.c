@@ -144,8 +144,11 @@ enum {
     ARGUMENTS_MAX = 4 << 20,
 };
 
-static const struct cli_usage usage = {
-    "run", "[OPTION...] ARCHIVE... [--at DIR] -- COMMAND [ARGUMENT...]",
+static int run_main(int argc, char **argv);
+
+const struct cli_command command_run = {
+    "run", run_main, "mount, run a command on it, unmount",
+    "[OPTION...] ARCHIVE... [--at DIR] -- COMMAND [ARGUMENT...]",
     "Mount archives as one directory, run COMMAND, unmount. {} in COMMAND and its arguments "
     "becomes the\n"
     "path of the mount; the variable ONEPOT_MOUNT has it, too. The exit status is that of\n"
@@ -444,19 +447,19 @@ static int command_run_run(struct run *run)
 
 /* ---- the command line ---- */
 
-int command_run(int argc, char **argv)
+static int run_main(int argc, char **argv)
 {
     struct run run = {0};
     sigset_t early;
     struct mount_options options;
     int words = cli_count_behind_dashes(argc, argv); /* of the command */
     int own = words < 0 ? argc : argc - words - 1;
-    int status = mount_options_parse(&usage, true, own, argv, &options);
+    int status = mount_options_parse(&command_run, true, own, argv, &options);
 
     if (status != CLI_GO_ON)
         return status;
     if (words <= 0)
-        return cli_usage_error(&usage, "no command was given: write it after '--'");
+        return cli_usage_error(&command_run, "no command was given: write it after '--'");
     run.command = argv + argc - words;
     getrlimit(RLIMIT_NOFILE, &run.files);
     block_signals(true, &early, &run.mask);

@@ -28,8 +28,11 @@
 #include "process.h"
 #include "remove_tree.h"
 
-static const struct cli_usage usage = {
-    "self-test", "[--dir DIR]",
+static int self_test_main(int argc, char **argv);
+
+const struct cli_command command_self_test = {
+    "self-test", self_test_main, "try what onepot does on this node, in two seconds",
+    "[--dir DIR]",
     "Try on this node, in about two seconds, all that a job needs: pack a few hundred files,\n"
     "read and extract them, mount the archive, compare, unmount. Tells what does not work and\n"
     "why. Exits with 0 if everything works.\n"};
@@ -315,8 +318,6 @@ static bool step_run_extract(struct self_test *t, const char *name)
     return run_with(t, name, "--extract");
 }
 
-#pragma weak command_mount /* NULL where there are no mounts */
-
 static const struct step {
     bool (*run)(struct self_test *t, const char *name);
     const char *name; /* of the archive */
@@ -338,7 +339,7 @@ static const struct step {
 static bool is_built(const struct step *step)
 {
     return step->run == step_pack || step->run == step_extract || step->run == step_index ||
-           command_mount;
+           command_mount.run;
 }
 
 /* "onepot: FILE: reason" without what comes before the reason. */
@@ -439,7 +440,7 @@ static void run_steps(struct self_test *t)
         printf("everything works\n");
 }
 
-int command_self_test(int argc, char **argv)
+static int self_test_main(int argc, char **argv)
 {
     struct self_test t = {0};
     const char *dir = NULL;
@@ -447,11 +448,11 @@ int command_self_test(int argc, char **argv)
         {"--dir=DIR", "work in DIR (default: $TMPDIR, /tmp or /dev/shm)", .text = &dir},
         {NULL},
     };
-    int status = cli_parse(&usage, options, argc, argv);
+    int status = cli_parse(&command_self_test, options, argc, argv);
     if (status != CLI_GO_ON)
         return status;
     if (optind < argc)
-        return cli_usage_error(&usage, "unexpected argument '%s'", argv[optind]);
+        return cli_usage_error(&command_self_test, "unexpected argument '%s'", argv[optind]);
     return with_tree(&t, dir, run_steps) && !t.failed ? CLI_OK : CLI_FAILED;
 }
 
@@ -487,7 +488,7 @@ static void ask_steps(struct self_test *t)
 void self_test_mounting(struct findings *findings)
 {
     struct self_test t = {.findings = findings};
-    if (!command_mount) {
+    if (!command_mount.run) {
         finding_add(findings, FINDING_WRONG, "FUSE", "this onepot was built without it");
         finding_advise(findings, "build it where linux/fuse.h is installed");
     } else if (!with_tree(&t, NULL, ask_steps)) {

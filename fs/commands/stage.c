@@ -34,8 +34,11 @@
 #include "unmounter.h"
 #endif
 
-static const struct cli_usage usage = {
-    "stage", "[--dir DIR] [--owner PID|job|none] [--adopt PATH] ARCHIVE...",
+static int stage_main(int argc, char **argv);
+
+const struct cli_command command_stage = {
+    "stage", stage_main, "copy archives to this node ahead of time",
+    "[--dir DIR] [--owner PID|job|none] [--adopt PATH] ARCHIVE...",
     "Copy archives to this node, where 'onepot mount --stage' finds the copies. They belong\n"
     "to this job or session (a login), and go with it, or by 'onepot unstage'.\n"};
 
@@ -394,7 +397,7 @@ static int stage_archives(struct arguments *a, char **archives, int count)
 }
 
 /* A copy of a part would be of no use to a mount that shows another one. */
-static int refuse_view(const struct cli_usage *u, void *ctx, const char *text)
+static int refuse_view(const struct cli_command *u, void *ctx, const char *text)
 {
     (void)ctx, (void)text;
     return cli_usage_error(u,
@@ -403,7 +406,7 @@ static int refuse_view(const struct cli_usage *u, void *ctx, const char *text)
                            "and run alone");
 }
 
-static int command_stage_owner(const struct cli_usage *u, void *ctx, const char *text)
+static int command_stage_owner(const struct cli_command *u, void *ctx, const char *text)
 {
     struct arguments *a = ctx;
     struct process_facts facts;
@@ -428,7 +431,7 @@ static int command_stage_node(struct arguments *a)
     if (!part || cli_parse_part(part, JOB_NODES_MOST, &a->rank, &a->size) < 0 ||
         (first && cli_parse_number(first + 1, 0, UINT32_MAX, &a->first) < 0))
         return cli_usage_error(
-            &usage,
+            &command_stage,
             "--node: '%s' is not RANK/SIZE or RANK/SIZE/CHUNK with RANK below SIZE, "
             "such as 0/4",
             a->node);
@@ -437,7 +440,7 @@ static int command_stage_node(struct arguments *a)
     return CLI_GO_ON;
 }
 
-static int command_stage_ring(const struct cli_usage *u, void *ctx, const char *text)
+static int command_stage_ring(const struct cli_command *u, void *ctx, const char *text)
 {
     struct arguments *a = ctx;
     return cli_number_option(u, "--ring", text, STDERR_FILENO + 1, INT_MAX, &a->ring);
@@ -472,19 +475,20 @@ static int command_stage_parse(struct arguments *a, int argc, char **argv)
         {"--map=FILE", .take = refuse_view},
         {NULL},
     };
-    int status = cli_parse(&usage, options, argc, argv);
+    int status = cli_parse(&command_stage, options, argc, argv);
     if (status != CLI_GO_ON)
         return status;
     if (a->keep && a->owner)
-        return cli_usage_error(&usage, "--keep and --owner exclude each other");
+        return cli_usage_error(&command_stage, "--keep and --owner exclude each other");
     if (optind == argc)
-        return cli_usage_error(&usage, "no archive was named");
+        return cli_usage_error(&command_stage, "no archive was named");
     if ((a->adopt || a->node) && argc - optind > 1)
-        return cli_usage_error(&usage, "--adopt and --node are of one archive");
+        return cli_usage_error(&command_stage, "--adopt and --node are of one archive");
     if (a->node && (a->adopt || a->as_json))
-        return cli_usage_error(&usage, "--node excludes --adopt and --json");
+        return cli_usage_error(&command_stage, "--node excludes --adopt and --json");
     if (!a->ring != !a->node)
-        return cli_usage_error(&usage, "--node and --ring are given together, by an engine");
+        return cli_usage_error(&command_stage,
+                               "--node and --ring are given together, by an engine");
     if (a->node)
         return command_stage_node(a);
     return CLI_GO_ON;
@@ -507,7 +511,7 @@ static void find_owner(struct arguments *a)
     }
 }
 
-int command_stage(int argc, char **argv)
+static int stage_main(int argc, char **argv)
 {
     struct arguments a = {.json = {.out = stdout, .lines = 1}};
     char place[PATH_MAX];

@@ -17,8 +17,10 @@
 #include "state.h"
 #include "summary.h"
 
-static const struct cli_usage usage = {
-    "stat", "[--json] [--watch] [MOUNTPOINT]",
+static int stat_main(int argc, char **argv);
+
+const struct cli_command command_stat = {
+    "stat", stat_main, "show what a mount has done so far", "[--json] [--watch] [MOUNTPOINT]",
     "Print what a mount has done so far; without MOUNTPOINT, each of your mounts on this\n"
     "node. It asks neither the mount nor its daemon, so it works even when they hang.\n"};
 
@@ -117,7 +119,7 @@ static int watch(const struct slot *slot, uint64_t every_s, struct json *json)
     return CLI_OK;
 }
 
-int command_stat(int argc, char **argv)
+static int stat_main(int argc, char **argv)
 {
     bool as_json = false, watches = false;
     uint64_t every_s = 0;
@@ -128,15 +130,15 @@ int command_stat(int argc, char **argv)
          .min = 1, .max = 86400},
         {NULL},
     };
-    int status = cli_parse(&usage, options, argc, argv);
+    int status = cli_parse(&command_stat, options, argc, argv);
     if (status != CLI_GO_ON)
         return status;
     if (argc - optind > 1)
-        return cli_usage_error(&usage, "only one mount point can be named");
+        return cli_usage_error(&command_stat, "only one mount point can be named");
 
     watches |= every_s > 0;
     if (watches && optind == argc)
-        return cli_usage_error(&usage, "--watch needs a mount point");
+        return cli_usage_error(&command_stat, "--watch needs a mount point");
 
     struct json writer = {.out = stdout, .lines = watches ? 0 : optind < argc ? 1 : 2};
     struct json *json = as_json ? &writer : NULL;

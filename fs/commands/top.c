@@ -31,8 +31,10 @@
 #include "summary.h"
 #include "utf8.h"
 
-static const struct cli_usage usage = {
-    "top", "[-n COUNT] [-d SECONDS] [MOUNTPOINT]...",
+static int top_main(int argc, char **argv);
+
+const struct cli_command command_top = {
+    "top", top_main, "show what mounts do, live", "[-n COUNT] [-d SECONDS] [MOUNTPOINT]...",
     "Show continually what mounts do, the busiest first; without MOUNTPOINT, all of yours on\n"
     "this node, or root all users'. q ends it, h shows the keys. If standard output is no\n"
     "terminal, pictures are printed one after another.\n"};
@@ -806,7 +808,7 @@ static int check_names(const struct top *t)
     return status;
 }
 
-static int take_delay(const struct cli_usage *u, void *ctx, const char *text)
+static int take_delay(const struct cli_command *u, void *ctx, const char *text)
 {
     char *end;
     double seconds = strtod(text, &end);
@@ -817,7 +819,7 @@ static int take_delay(const struct cli_usage *u, void *ctx, const char *text)
     return 0;
 }
 
-int command_top(int argc, char **argv)
+static int top_main(int argc, char **argv)
 {
     struct top t = {.delay_ns = DELAY_DEFAULT_NS, .has_users = geteuid() == 0};
     const struct cli_option options[] = {
@@ -827,7 +829,7 @@ int command_top(int argc, char **argv)
          .take = take_delay, .ctx = &t.delay_ns},
         {NULL},
     };
-    int status = cli_parse(&usage, options, argc, argv);
+    int status = cli_parse(&command_top, options, argc, argv);
     if (status != CLI_GO_ON)
         return status;
     t.names = argv + optind;

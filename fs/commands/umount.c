@@ -34,8 +34,11 @@
 #define RETRY_MS 20
 #define HOLDERS_SHOWN 8
 
-static const struct cli_usage usage = {
-    "umount", "[--wait SECONDS] [--lazy] MOUNTPOINT|ARCHIVE... | --all",
+static int umount_main(int argc, char **argv);
+
+const struct cli_command command_umount = {
+    "umount", umount_main, "end a mount",
+    "[--wait SECONDS] [--lazy] MOUNTPOINT|ARCHIVE... | --all",
     "End mounts, and print a summary of each.\n"};
 
 struct request {
@@ -399,7 +402,7 @@ static void sweep_copies(const struct slot_list *list)
 
 /* ---- the command line ---- */
 
-int command_umount(int argc, char **argv)
+static int umount_main(int argc, char **argv)
 {
     struct request rq = {.wait_s = 5};
     auto_slots struct slot_list list = {0};
@@ -412,13 +415,14 @@ int command_umount(int argc, char **argv)
          .flag = &rq.lazy},
         {NULL},
     };
-    int status = cli_parse(&usage, options, argc, argv);
+    int status = cli_parse(&command_umount, options, argc, argv);
 
     if (status != CLI_GO_ON)
         return status;
     if (rq.all != (optind == argc))
-        return cli_usage_error(&usage, rq.all ? "--all takes no mount point or archive"
-                                              : "no mount point and no archive was named");
+        return cli_usage_error(&command_umount,
+                               rq.all ? "--all takes no mount point or archive"
+                                      : "no mount point and no archive was named");
     job_detect(&rq.job);
     int r = state_list(&list);
     if (r < 0)

@@ -14,8 +14,10 @@
 #include "place.h"
 #include "stage.h"
 
-static const struct cli_usage usage = {
-    "unstage", "[--dir DIR] ARCHIVE... | --all",
+static int unstage_main(int argc, char **argv);
+
+const struct cli_command command_unstage = {
+    "unstage", unstage_main, "remove such copies", "[--dir DIR] ARCHIVE... | --all",
     "Remove copies of archives that 'onepot stage' made on this node. A copy that is in use\n"
     "is removed with its last user.\n"};
 
@@ -69,7 +71,7 @@ static int unstage_one(const char *archive, const char *place, bool quiet)
                                : CLI_OK;
 }
 
-int command_unstage(int argc, char **argv)
+static int unstage_main(int argc, char **argv)
 {
     const char *place = NULL;
     bool all = false, quiet = false;
@@ -79,12 +81,12 @@ int command_unstage(int argc, char **argv)
         {"-q, --quiet", "say nothing if all is well", .flag = &quiet},
         {NULL},
     };
-    int status = cli_parse(&usage, options, argc, argv);
+    int status = cli_parse(&command_unstage, options, argc, argv);
     if (status != CLI_GO_ON)
         return status;
     if (all == (optind < argc))
-        return cli_usage_error(&usage, all ? "--all and archives exclude each other"
-                                           : "no archive was named");
+        return cli_usage_error(&command_unstage, all ? "--all and archives exclude each other"
+                                                     : "no archive was named");
     status = all ? unstage_one(NULL, place, quiet) : CLI_OK;
     for (int i = optind; i < argc; i++)
         if (unstage_one(argv[i], place, quiet) != CLI_OK)

@@ -11,8 +11,10 @@
 #include "json.h"
 #include "verify.h"
 
-static const struct cli_usage usage = {
-    "verify", "[-j N] [--json] ARCHIVE...",
+static int verify_main(int argc, char **argv);
+
+const struct cli_command command_verify = {
+    "verify", verify_main, "check every bound and every checksum", "[-j N] [--json] ARCHIVE...",
     "Check archives: every bound, every checksum, every compressed block. Each fault is\n"
     "printed on a line with the name of its member.\n"};
 
@@ -259,7 +261,7 @@ static int verify_archives(struct arguments *a, char **archives, int count)
     return status;
 }
 
-int command_verify(int argc, char **argv)
+static int verify_main(int argc, char **argv)
 {
     struct arguments a = {
         .work = {.threads = cli_default_jobs(),
@@ -277,10 +279,10 @@ int command_verify(int argc, char **argv)
         CLI_ARCHIVES,
         {NULL},
     };
-    int status = cli_parse(&usage, options, argc, argv);
+    int status = cli_parse(&command_verify, options, argc, argv);
     if (status != CLI_GO_ON)
         return status;
     if (optind == argc)
-        return cli_usage_error(&usage, "no archive was named");
+        return cli_usage_error(&command_verify, "no archive was named");
     return verify_archives(&a, argv + optind, argc - optind);
 }

@@ -64,13 +64,13 @@ static const struct {
     {"writeback_cache", "a mount is read-only"},
 };
 
-static int refuse_word(const struct cli_usage *usage, const char *word)
+static int refuse_word(const struct cli_command *command, const char *word)
 {
     for (size_t i = 0; i < sizeof(refused_words) / sizeof(refused_words[0]); i++)
         if (strcmp(word, refused_words[i].word) == 0)
-            return cli_usage_error(usage, "-o %s is not supported: %s", word,
+            return cli_usage_error(command, "-o %s is not supported: %s", word,
                                    refused_words[i].why);
-    return cli_usage_error(usage,
+    return cli_usage_error(command,
                            "-o %s is not supported (a mount is always "
                            "ro,nosuid,nodev,noatime; known are exec, noexec, nonempty, "
                            "default_permissions, allow_other, uid=ID, gid=ID, subdir=PATH, "
@@ -103,18 +103,18 @@ static int take_flag_word(const char *word, struct mount_options *o)
     return strncmp(word, "x-", 2) == 0 ? 0 : -EINVAL; /* comments in fstab(5) */
 }
 
-static int take_id(const struct cli_usage *usage, const char *option, const char *text,
+static int take_id(const struct cli_command *command, const char *option, const char *text,
                    uint32_t *ret_id, bool *ret_given)
 {
     uint64_t id = 0;
-    int r = cli_number_option(usage, option, text, 0, UINT32_MAX - 1, &id);
+    int r = cli_number_option(command, option, text, 0, UINT32_MAX - 1, &id);
     *ret_id = (uint32_t)id;
     *ret_given = r == 0;
     return r;
 }
 
 /* Parse one word of -o. */
-static int take_fuse_word(const struct cli_usage *usage, const char *word,
+static int take_fuse_word(const struct cli_command *command, const char *word,
                           struct mount_options *o)
 {
     static const char *const names[] = {"offset=", "uid=", "gid=", "fsname=", "subdir=", NULL};
@@ -125,29 +125,29 @@ static int take_fuse_word(const struct cli_usage *usage, const char *word,
         i++;
     const char *value = names[i] ? word + strlen(names[i]) : "";
     if (i == OFFSET)
-        return cli_size_option(usage, "-o offset", value, &cli_offset);
+        return cli_size_option(command, "-o offset", value, &cli_offset);
     if (i == UID)
-        return take_id(usage, "-o uid", value, &o->uid, &o->override_uid);
+        return take_id(command, "-o uid", value, &o->uid, &o->override_uid);
     if (i == GID)
-        return take_id(usage, "-o gid", value, &o->gid, &o->override_gid);
+        return take_id(command, "-o gid", value, &o->gid, &o->override_gid);
     if (*value)
         *(i == FSNAME ? &o->fsname : &o->subdir) = value;
     else if (take_flag_word(word, o) < 0)
-        return refuse_word(usage, word);
+        return refuse_word(command, word);
     return 0;
 }
 
-static int take_fuse_words(const struct cli_usage *usage, void *ctx, const char *text)
+static int take_fuse_words(const struct cli_command *command, void *ctx, const char *text)
 {
     char *list = (char *)text; /* an argument of main, which may be cut into words */
     int r = 0;
     for (char *word; r == 0 && (word = strsep(&list, ","));)
         if (*word)
-            r = take_fuse_word(usage, word, ctx);
+            r = take_fuse_word(command, word, ctx);
     return r;
 }
 
-static int mount_take_owner(const struct cli_usage *usage, void *ctx, const char *text)
+static int mount_take_owner(const struct cli_command *command, void *ctx, const char *text)
 {
     struct mount_options *o = ctx;
     uint64_t pid = 0;
@@ -155,12 +155,12 @@ static int mount_take_owner(const struct cli_usage *usage, void *ctx, const char
         o->owner = MOUNT_NO_OWNER;
         return 0;
     }
-    int r = cli_number_option(usage, "--owner", text, 1, INT32_MAX, &pid);
+    int r = cli_number_option(command, "--owner", text, 1, INT32_MAX, &pid);
     o->owner = (pid_t)pid;
     return r;
 }
 
-static int take_readahead(const struct cli_usage *usage, void *ctx, const char *text)
+static int take_readahead(const struct cli_command *command, void *ctx, const char *text)
 {
     struct mount_options *o = ctx;
     if (strcmp(text, "off") == 0)
@@ -168,18 +168,18 @@ static int take_readahead(const struct cli_usage *usage, void *ctx, const char *
     else if (strcmp(text, "auto") == 0)
         o->readahead_bytes = UINT64_MAX;
     else if (size_parse(text, &o->readahead_bytes) < 0)
-        return cli_usage_error(usage,
+        return cli_usage_error(command,
                                "--readahead: '%s' is neither auto nor off nor a size (a number "
                                "with K, M, G or T)",
                                text);
     return 0;
 }
 
-static int take_expected(const struct cli_usage *usage, void *ctx, const char *text)
+static int take_expected(const struct cli_command *command, void *ctx, const char *text)
 {
     size_t len = strspn(text, "0123456789abcdefABCDEF");
     if (text[len] || len < 8 || len > 2 * (size_t)INDEX_DIGEST_BYTES)
-        return cli_usage_error(usage,
+        return cli_usage_error(command,
                                "--expect: '%s' is no digest: 32 hexadecimal digits, or the "
                                "first 8 or more of them; 'onepot info --digest' prints it",
                                text);
@@ -193,7 +193,7 @@ static const char *const intercept_words[] = {
     [INTERCEPT_AUTO] = "auto", [INTERCEPT_ON] = "on", [INTERCEPT_OFF] = "off", NULL};
 
 /* Read the options into *o: CLI_GO_ON or the exit status. */
-static int parse_table(const struct cli_usage *usage, bool for_run, int argc, char **argv,
+static int parse_table(const struct cli_command *command, bool for_run, int argc, char **argv,
                        struct mount_options *o)
 {
     const struct cli_option options[] = {
@@ -291,7 +291,7 @@ static int parse_table(const struct cli_usage *usage, bool for_run, int argc, ch
         CLI_PLAIN,
         {NULL},
     };
-    return cli_parse(usage, options, argc, argv);
+    return cli_parse(command, options, argc, argv);
 }
 
 /* ---- words that are no options ---- */
@@ -474,42 +474,44 @@ static const char *not_for_files(const struct mount_options *o)
 }
 
 /* Checks that involve more than one option. */
-static int check_together(const struct cli_usage *usage, bool for_run,
+static int check_together(const struct cli_command *command, bool for_run,
                           const struct mount_options *o)
 {
     if (o->archive_count == 0)
-        return cli_usage_error(usage, "no archive was named");
+        return cli_usage_error(command, "no archive was named");
     for (size_t i = 0; i < o->archive_count; i++)
         if (!*o->archives[i])
-            return cli_usage_error(usage,
+            return cli_usage_error(command,
                                    "the archive's name is empty: a variable that is not set?");
     const char *other = not_for_files(o);
     if (other)
         return cli_usage_error(
-            usage,
+            command,
             "%s is for mounts, and --extract makes plain files, which may be "
             "written to; {} and $ONEPOT_MOUNT name their directory",
             other);
     if (cli_plain && (o->archive_count > 1 || cli_together.each))
-        return cli_usage_error(usage, "--plain shows one folder");
+        return cli_usage_error(command, "--plain shows one folder");
     if (for_run && o->foreground)
-        return cli_usage_error(usage,
+        return cli_usage_error(command,
                                "there is no -f here: 'run' always waits for its command");
     if (!for_run && o->private_mode == PRIVATE_ON)
-        return cli_usage_error(usage, "--private=on needs a command to be private to: 'onepot "
-                                      "run' has one");
+        return cli_usage_error(command,
+                               "--private=on needs a command to be private to: 'onepot "
+                               "run' has one");
     if (o->writable && o->private_mode == PRIVATE_OFF)
-        return cli_usage_error(usage,
+        return cli_usage_error(command,
                                "--writable needs a namespace, which --private=off forbids");
     if (o->writable && (o->override_uid || o->override_gid) && !has_all_rights())
-        return cli_usage_error(usage,
+        return cli_usage_error(command,
                                "--uid and --gid go with --writable for root alone: nobody "
                                "else may change another user's file");
     if (o->export && o->foreground)
-        return cli_usage_error(usage, "--export and -f don't go together: the shell waits");
+        return cli_usage_error(command, "--export and -f don't go together: the shell waits");
     if (o->allow_other && !o->at)
-        return cli_usage_error(usage, "--allow-other needs --at DIR: the directory that onepot "
-                                      "chooses is closed to other users");
+        return cli_usage_error(command,
+                               "--allow-other needs --at DIR: the directory that onepot "
+                               "chooses is closed to other users");
     return CLI_GO_ON;
 }
 
@@ -528,11 +530,11 @@ static int read_view(char ret_view[RECIPE_NAME_LEN + 1])
     return recipe.err < 0 ? cli_fail(NULL, recipe.err, NULL) : CLI_GO_ON;
 }
 
-int mount_options_parse(const struct cli_usage *usage, bool for_run, int argc, char **argv,
+int mount_options_parse(const struct cli_command *command, bool for_run, int argc, char **argv,
                         struct mount_options *ret_options)
 {
     struct mount_options o = DEFAULTS;
-    int status = parse_table(usage, for_run, argc, argv, &o);
+    int status = parse_table(command, for_run, argc, argv, &o);
 
     take_words(&o, argc, argv);
     if (status == CLI_GO_ON)
@@ -540,7 +542,7 @@ int mount_options_parse(const struct cli_usage *usage, bool for_run, int argc, c
     if (status == CLI_GO_ON)
         take_mountpoint(&o, for_run);
     if (status == CLI_GO_ON)
-        status = check_together(usage, for_run, &o);
+        status = check_together(command, for_run, &o);
     if (status == CLI_GO_ON)
         status = read_view(o.view);
     if (status != CLI_GO_ON)
@@ -579,7 +581,7 @@ static bool is_for_libfuse(const char *word)
     return false;
 }
 
-static int take_squashfuse_words(const struct cli_usage *usage, void *ctx, const char *text)
+static int take_squashfuse_words(const struct cli_command *command, void *ctx, const char *text)
 {
     struct mount_options *o = ctx;
     char *list = (char *)text;
@@ -591,16 +593,16 @@ static int take_squashfuse_words(const struct cli_usage *usage, void *ctx, const
         if (strncmp(word, "notify_pipe=", 12) == 0) {
             o->notify_pipe = word + 12;
         } else if (strncmp(word, "timeout=", 8) == 0) {
-            r = cli_number_option(usage, "-o timeout", word + 8, 0, SECONDS_MAX, &seconds);
+            r = cli_number_option(command, "-o timeout", word + 8, 0, SECONDS_MAX, &seconds);
             o->idle_s = r == 0 ? (unsigned)seconds : 0;
         } else {
-            r = take_fuse_word(usage, word, o);
+            r = take_fuse_word(command, word, o);
         }
     }
     return r;
 }
 
-int mount_options_squashfuse(const struct cli_usage *usage, int argc, char **argv,
+int mount_options_squashfuse(const struct cli_command *command, int argc, char **argv,
                              struct mount_options *ret_options)
 {
     struct mount_options o = DEFAULTS;
@@ -617,19 +619,19 @@ int mount_options_squashfuse(const struct cli_usage *usage, int argc, char **arg
          .take = take_squashfuse_words, .ctx = &o},
         {NULL},
     };
-    int status = cli_parse(usage, options, argc, argv);
+    int status = cli_parse(command, options, argc, argv);
 
     if (status != CLI_GO_ON)
         return status;
     take_words(&o, argc, argv);
     if (o.archive_count != 2)
-        return cli_usage_error(usage, "an image and a mount point are needed");
+        return cli_usage_error(command, "an image and a mount point are needed");
     o.at = o.archives[--o.archive_count];
     o.at_is_last = o.nonempty = true;
     o.ends_at_once = true;
     o.owner = MOUNT_NO_OWNER;
     /* Without check_storage: starters of containers want the mount before its image answers. */
-    status = check_together(usage, false, &o);
+    status = check_together(command, false, &o);
     if (status == CLI_GO_ON)
         give(&o, ret_options);
     return status;

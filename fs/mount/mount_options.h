@@ -78,14 +78,14 @@ struct mount_options {
  * point if it is /dev/fd/N, or a directory that can't be meant as archives: an empty one, a
  * mount, or any with -o nonempty.
  */
-int mount_options_parse(const struct cli_usage *usage, bool for_run, int argc, char **argv,
+int mount_options_parse(const struct cli_command *command, bool for_run, int argc, char **argv,
                         struct mount_options *ret_options);
 
 /*
  * The command line of squashfuse and squashfuse_ll: -f, -o, an image and a mount point. As with
  * these, the mount stays until it is unmounted, and allow_other checks no permissions.
  */
-int mount_options_squashfuse(const struct cli_usage *usage, int argc, char **argv,
+int mount_options_squashfuse(const struct cli_command *command, int argc, char **argv,
                              struct mount_options *ret_options);
 
 /*

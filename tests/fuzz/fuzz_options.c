@@ -19,10 +19,10 @@
 
 static void parse_options(char **argv, int argc)
 {
-    static const struct cli_usage usage = {"mount", "", ""};
+    static const struct cli_command command = {.name = "mount", .synopsis = "", .text = ""};
     struct mount_options options;
     optind = 0; /* of glibc: from the start */
-    if (mount_options_parse(&usage, argc % 2, argc, argv, &options) == CLI_GO_ON)
+    if (mount_options_parse(&command, argc % 2, argc, argv, &options) == CLI_GO_ON)
         mount_options_hash(&options, "/at", 1, 2, 3);
 }
 

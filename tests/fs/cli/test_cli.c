@@ -17,7 +17,8 @@
 #include "numbers.h"
 #include "suite.h"
 
-static const struct cli_usage usage = {"test", "[-l] [--path PATH] ARCHIVE...", "Tests.\n"};
+static const struct cli_command command = {
+    .name = "test", .synopsis = "[-l] [--path PATH] ARCHIVE...", .text = "Tests.\n"};
 
 /* ---- a child whose output is kept ---- */
 
@@ -244,7 +245,7 @@ END_TEST
 
 #define ARGS_MAX 8
 
-static int print_argument(const struct cli_usage *u, void *name, const char *text)
+static int print_argument(const struct cli_command *u, void *name, const char *text)
 {
     (void)u;
     printf("%s=%s ", (const char *)name, text ? text : "");
@@ -265,7 +266,7 @@ static int scan(void *arg)
     int argc = 0;
     while (argv[argc])
         argc++;
-    int status = cli_parse(&usage, options, argc, argv);
+    int status = cli_parse(&command, options, argc, argv);
     if (status != CLI_GO_ON)
         return status;
     for (int i = optind; i < argc; i++)
@@ -346,13 +347,13 @@ static int bad_arguments(void *arg)
 {
     uint64_t n;
     (void)arg;
-    ck_assert_int_eq(cli_size_option(&usage, "--cache", "1X", &n), CLI_USAGE);
-    ck_assert_int_eq(cli_size_option(&usage, "--cache", "99999999T", &n), CLI_USAGE);
-    ck_assert_int_eq(cli_number_option(&usage, "--threads", "0", 1, 64, &n), CLI_USAGE);
-    ck_assert_int_eq(cli_number_option(&usage, "--threads", "4", 1, 64, &n), 0);
+    ck_assert_int_eq(cli_size_option(&command, "--cache", "1X", &n), CLI_USAGE);
+    ck_assert_int_eq(cli_size_option(&command, "--cache", "99999999T", &n), CLI_USAGE);
+    ck_assert_int_eq(cli_number_option(&command, "--threads", "0", 1, 64, &n), CLI_USAGE);
+    ck_assert_int_eq(cli_number_option(&command, "--threads", "4", 1, 64, &n), 0);
     const struct cli_option options[] = {CLI_PROGRESS, {NULL}};
     char *argv[] = {(char *)"test", (char *)"--progress=sometimes", NULL};
-    return cli_parse(&usage, options, 2, argv);
+    return cli_parse(&command, options, 2, argv);
 }
 
 START_TEST(wrong_arguments_name_their_option)
@@ -377,7 +378,7 @@ static int empty_directory(void *arg)
     const struct cli_option options[] = {{"--stage[=DIR]", "", .text = &dir}, {NULL}};
     char *argv[] = {(char *)"test", (char *)"--stage", arg, (char *)"--stage=/tmp", NULL};
     optind = 1;
-    return cli_parse(&usage, options, 4, argv);
+    return cli_parse(&command, options, 4, argv);
 }
 
 START_TEST(a_directory_s_name_is_not_empty)

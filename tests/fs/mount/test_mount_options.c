@@ -11,7 +11,8 @@
 #include "mount_options.h"
 #include "suite.h"
 
-static const struct cli_usage usage = {"mount", "[OPTION...] ARCHIVE", "Tests.\n"};
+static const struct cli_command command = {
+    .name = "mount", .synopsis = "[OPTION...] ARCHIVE", .text = "Tests.\n"};
 
 /* Parse words that are separated by blanks. */
 static int parse(const char *words, bool for_run, struct mount_options *ret)
@@ -26,7 +27,7 @@ static int parse(const char *words, bool for_run, struct mount_options *ret)
         argv[argc++] = word;
     argv[argc] = NULL;
     optind = 0; /* getopt starts anew */
-    return mount_options_parse(&usage, for_run, argc, argv, ret);
+    return mount_options_parse(&command, for_run, argc, argv, ret);
 }
 
 static void quiet(void)
