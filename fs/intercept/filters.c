@@ -1,6 +1,5 @@
 #include "filters.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "io_private.h"
@@ -22,11 +21,4 @@ long filters_count(void)
     long mode = number_of(status, "\nSeccomp:"),
          count = number_of(status, "\nSeccomp_filters:");
     return mode == 0 ? 0 : mode > 0 && count >= 0 ? count : FILTERS_UNKNOWN;
-}
-
-bool filters_are_strange(void)
-{
-    const char *known = getenv(FILTERS_VARIABLE);
-    long count = filters_count();
-    return count != 0 && (count < 0 || !known || count > (long)io_number(known, NULL));
 }

@@ -8,16 +8,11 @@
 #ifndef ONEPOT_FILTERS_H
 #define ONEPOT_FILTERS_H
 
-#include <stdbool.h>
-
 #define FILTERS_VARIABLE "ONEPOT_SECCOMP_FILTERS"
 #define FILTERS_UNKNOWN                                                                        \
     (-1) /* some, or /proc is not there; Linux tells their number from 5.9 on */
 
 /* The filters of this process. Before there are threads, as it has a buffer for all callers. */
 long filters_count(void);
-
-/* Has this process more of them than the variable says? */
-bool filters_are_strange(void);
 
 #endif

@@ -145,20 +145,14 @@ static int image_takes(int dir, const char *path, bool is_filtered)
     return takes == IS_SCRIPT ? -1 : takes;
 }
 
-bool image_takes_library(int dir, const char *path, bool is_filtered)
-{
-    return image_takes(dir, path, is_filtered) == 1;
-}
-
-bool image_found_takes_library(const char *name, bool is_filtered)
+/* The first one of this name in $PATH that can be read. */
+static int image_found_takes(const char *name, bool is_filtered)
 {
     char path[PATH_BYTES];
     const char *folder = getenv("PATH");
     size_t name_len = strlen(name);
     int takes = -1;
 
-    if (strchr(name, '/'))
-        return image_takes_library(AT_FDCWD, name, is_filtered);
     folder = folder ? folder : "/bin:/usr/bin";
     while (takes < 0) {
         size_t len = strcspn(folder, ":");
@@ -172,5 +166,12 @@ bool image_found_takes_library(const char *name, bool is_filtered)
             break;
         folder += len + 1;
     }
-    return takes == 1;
+    return takes;
+}
+
+bool image_takes_library(int dir, const char *path, bool is_searched, bool is_filtered)
+{
+    bool is_name = is_searched && !strchr(path, '/');
+    return (is_name ? image_found_takes(path, is_filtered)
+                    : image_takes(dir, path, is_filtered)) == 1;
 }

@@ -13,13 +13,11 @@
 #include <stdbool.h>
 
 /*
- * `path` relative to `dir`; a script counts as its interpreter. A program without an
+ * `path` relative to `dir`, or if it is searched, a name that is looked for in $PATH, unless it
+ * has a slash. A script counts as its interpreter. A program without an
  * interpreter (a static one) takes it: it loads nothing, and its children may. `is_filtered`: a
  * filter of system calls may be there, so make only calls that each program's start makes.
  */
-bool image_takes_library(int dir, const char *path, bool is_filtered);
-
-/* The same for a name that is looked for in $PATH, unless it has a slash. */
-bool image_found_takes_library(const char *name, bool is_filtered);
+bool image_takes_library(int dir, const char *path, bool is_searched, bool is_filtered);
 
 #endif

@@ -4,12 +4,12 @@
  * mount, so descriptor, position and attributes are the kernel's own, and whatever the library
  * does not know is right without it. Library and daemon agree on this header.
  *
- *   interpose.c   the functions of the C library that are replaced
- *   reading.c     which bytes a call gets; when the mount has to answer
- *   flight.c      reads in progress, which end before their descriptor is closed
- *   links.c       the mounts that this process reads from: how they are found and checked
- *   listing.c     lists directories in which opens are slow, where the mount can't
- *   exec.c        hides the library from the environment, and gives it to children
+ *   interpose.c   the functions of the C library that are replaced; those that exec give the
+ *                 library to children
+ *   reading.c     which bytes a call gets; when the mount has to answer; reads in progress end
+ *                 before their descriptor is closed
+ *   links.c       the mounts that this process reads from: how they are found and checked;
+ *                 lists directories in which opens are slow, where the mount can't
  *   image.c       whether a program that is about to be started can load it
  *   filters.c     whether the process may be ended for system calls of the library
  *   preload.c     the program's side: where the library lies, and how it is named
@@ -116,7 +116,7 @@ struct intercept_slot {
     _Atomic uint64_t last_read_ns; /* CLOCK_MONOTONIC */
 };
 
-/* How far a directory was listed, so that no two processes list the same (listing.c). */
+/* How far a directory was listed, so that no two processes list the same (links.c). */
 #define INTERCEPT_LISTED 1024u
 struct intercept_listed {
     _Atomic uint64_t ino;  /* 0: free */

@@ -57,9 +57,6 @@ static inline long io_system_call(long number, long a, long b, long c, long d, l
 #define IO_CALL(number, a, b, c, d, e, f, ...)                                                 \
     io_system_call(number, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f))
 
-/* An exported function that the header calls otherwise, or declares with tricks. */
-#define EXPORT(name) __asm__(#name) __attribute__((visibility("default")))
-
 /* The path of a descriptor. */
 static inline void io_fd_path(int fd, char ret_path[32])
 {
@@ -122,9 +119,9 @@ static inline uint64_t io_now_ns(void)
     return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
 }
 
-/* ---- flight.c ---- */
+/* ---- reading.c ---- */
 
-/* Knowledge about a descriptor; a hint, see flight.c. */
+/* Knowledge about a descriptor; a hint, see reading.c. */
 enum known {
     KNOWN_NOTHING,
     KNOWN_FOREIGN, /* not of a mount */
@@ -165,24 +162,27 @@ static inline void known_set(int fd, enum known known)
         atomic_store_explicit(&known_fds[fd], (uint8_t)known, memory_order_relaxed);
 }
 
-/* A read in progress; it keeps the one that it interrupts, as a signal's handler. */
-struct flight {
-    struct lane *lane; /* NULL: none, or a handler has closed its descriptor */
-    int fd;
-};
-struct flight flight_begin(int fd); /* returns the one that it interrupts, for flight_end */
-void flight_end(struct flight outer);
-/* Was its descriptor closed by a handler? It may be another file's by now. */
-bool flight_is_lost(void);
-bool flight_is_closing(int fd);
-
 /* Before and after a descriptor is closed or replaced. */
 void flight_closing(int fd);
 static inline void flight_closed(int fd)
 {
     known_set(fd, KNOWN_NOTHING);
 }
-void flight_forked(void); /* in the child */
+
+/* Do these flags of open or F_GETFL mean: for reading, through the page cache? */
+static inline bool reading_is_plain(long flags)
+{
+    return (flags & O_ACCMODE) == O_RDONLY && !(flags & (O_PATH | O_DIRECT));
+}
+
+/* Bytes read, at least 1; or -1: the mount has to answer. */
+ssize_t reading_read(int fd, void *buf, size_t len);
+ssize_t reading_pread(int fd, void *buf, size_t len, off_t offset);
+
+/* Is it a regular file of a mount, open for reading? */
+bool reading_is_mounted(int fd);
+
+void reading_forked(void); /* in the child */
 
 /* ---- links.c ---- */
 
@@ -219,8 +219,11 @@ bool link_renew(struct link *link, int fd);
  * kernel gives it without asking the daemon. Keeps errno.
  */
 void link_saw_refusal(int dir, const char *path);
-/* Close the descriptors of mounts that have ended. */
-void link_leave_ended(void);
+/*
+ * `path`, relative to `dir`, was opened as `fd` within so many nanoseconds. Lists the
+ * directory, if opens in it are slow, and closes the descriptors of mounts that have ended.
+ */
+void link_saw_open(int dir, const char *path, int fd, uint64_t took_ns);
 /* Is it the file, as it was when the mount was made? */
 bool link_fd_is_good(const struct link *link, unsigned file, int fd);
 
@@ -237,62 +240,5 @@ void link_forked(void); /* in the child */
 
 /* Before main: look for LAYER_VARIABLE. */
 void link_begin(void);
-
-/* Is `st` of this mount, and not of a copy in the layer above it? */
-bool link_is(const struct link *link, const struct stat *st);
-
-/* ---- reading.c ---- */
-
-/* Do these flags of open or F_GETFL mean: for reading, through the page cache? */
-static inline bool reading_is_plain(long flags)
-{
-    return (flags & O_ACCMODE) == O_RDONLY && !(flags & (O_PATH | O_DIRECT));
-}
-
-/* Bytes read, at least 1; or -1: the mount has to answer. */
-ssize_t reading_read(int fd, void *buf, size_t len);
-ssize_t reading_pread(int fd, void *buf, size_t len, off_t offset);
-
-/* Is it a regular file of a mount, open for reading? */
-bool reading_is_mounted(int fd);
-
-/* ---- exec.c ---- */
-
-/* The next function of this name, behind this library. */
-void *io_next(const char *name);
-
-/*
- * The functions that a file replaces: LIST(ONE) has ONE(type, name, (parameters)) for each. Its
- * io_NAME is exported as NAME, and NEXT(NAME) is the next one, from the file's own table.
- * Constructors of other libraries may come before ours, so the first call fills the table.
- */
-#define REPLACED(LIST)                                                                         \
-    LIST(REPLACED_DECLARE)                                                                     \
-    static struct {                                                                            \
-        LIST(REPLACED_NEXT)                                                                    \
-    } next;                                                                                    \
-    static _Atomic bool has_next;                                                              \
-    static void find_next(void)                                                                \
-    {                                                                                          \
-        LIST(REPLACED_FIND)                                                                    \
-        atomic_store(&has_next, true);                                                         \
-    }
-#define REPLACED_DECLARE(type, name, parameters) type io_##name parameters EXPORT(name);
-#define REPLACED_NEXT(type, name, parameters) type(*name) parameters;
-#define REPLACED_FIND(type, name, parameters) next.name = io_next(#name);
-#define NEXT(name)                                                                             \
-    ((__builtin_expect(!atomic_load_explicit(&has_next, memory_order_acquire), 0)              \
-          ? find_next()                                                                        \
-          : (void)0),                                                                          \
-     next.name)
-
-/* Once, before main: take this library out of the environment; each exec may put it back. */
-void exec_begin(bool puts_back);
-
-/* ---- listing.c ---- */
-
-/* `path`, relative to `dir`, was opened as `fd` within so many nanoseconds. */
-void listing_saw_open(int dir, const char *path, int fd, uint64_t took_ns);
-void listing_forked(void); /* in the child */
 
 #endif

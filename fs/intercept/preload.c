@@ -15,7 +15,6 @@
 #include "cleanup.h"
 #include "path.h"
 #include "fault.h"
-#include "image.h"
 #include "place.h"
 #include "write_at.h"
 
@@ -242,9 +241,4 @@ int preload_value(const char *library, const char *now, char **ret_value, char *
     *ret_value = steal_ptr(&value);
     *ret_unsafe = steal_ptr(&unsafe);
     return 0;
-}
-
-bool preload_fits(const char *file)
-{
-    return image_found_takes_library(file, false);
 }

@@ -10,14 +10,13 @@
  * used for ninety days goes when another version writes its own.
  *
  * ONEPOT_PRELOAD has the same path. The library takes itself out of the LD_PRELOAD of a process
- * that has it, and puts itself back at each exec where the new program can load it (exec.c). A
+ * that has it, and puts itself back at each exec where the new program can load it (interpose.c). A
  * process without ONEPOT_PRELOAD is left as it is.
  */
 #ifndef ONEPOT_PRELOAD_H
 #define ONEPOT_PRELOAD_H
 
 #include <limits.h>
-#include <stdbool.h>
 #include <stddef.h>
 
 #define PRELOAD_VARIABLE "ONEPOT_PRELOAD"
@@ -44,9 +43,5 @@ int preload_find(char ret_path[PATH_MAX], char ret_why[PRELOAD_WHY_MAX]);
  * file there, for free(3), or NULL. -ENOMEM.
  */
 int preload_value(const char *library, const char *now, char **ret_value, char **ret_unsafe);
-
-/* Would an exec of `file`, found in $PATH as execvp does it, start what can load the library?
- */
-bool preload_fits(const char *file);
 
 #endif

@@ -2,12 +2,14 @@
  * Whether readers of a mount get the library that reads without it, and by which variables.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cleanup.h"
 #include "filters.h"
+#include "image.h"
 #include "mounter.h"
 #include "preload.h"
 
@@ -74,7 +76,8 @@ int mounter_preload(const struct mounter *m, const char *command,
     const char *now = getenv("LD_PRELOAD");
     bool has_library = find_library(m, library);
     /* A command that can't load it may start others that can. */
-    bool is_named = has_library && (!command || preload_fits(command));
+    bool is_named =
+        has_library && (!command || image_takes_library(AT_FDCWD, command, true, false));
     int r = preload_value(is_named ? library : NULL, now, &preload, &unsafe);
 
     if (r == 0 && has_library && !(path = strdup(library)))

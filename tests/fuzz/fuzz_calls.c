@@ -39,15 +39,12 @@ static uint8_t buf[BUF_BYTES], expected[BUF_BYTES];
 
 /* ---- in the place of links.c ---- */
 
-bool link_is(const struct link *link, const struct stat *st)
-{
-    return link->dev == st->st_dev && st->st_ino <= link->entries;
-}
-
 struct link *link_find(int fd, const struct stat *st)
 {
+    bool is_there = mount_link.dev == st->st_dev && st->st_ino <= mount_link.entries;
+
     (void)fd;
-    return link_is(&mount_link, st) && mount_link.words[st->st_ino - 1] ? &mount_link : NULL;
+    return is_there && mount_link.words[st->st_ino - 1] ? &mount_link : NULL;
 }
 
 bool link_fd_is_good(const struct link *link, unsigned file, int fd)

@@ -24,11 +24,6 @@ struct link *link_find(int fd, const struct stat *st)
     return st->st_dev == mount_link.dev ? &mount_link : NULL;
 }
 
-bool link_is(const struct link *link, const struct stat *st)
-{
-    return link->dev == st->st_dev;
-}
-
 /* In the midst of a read; a signal comes then. */
 static bool is_signalled;
 
