@@ -13,7 +13,8 @@
  *   image.c       whether a program that is about to be started can load it
  *   filters.c     whether the process may be ended for system calls of the library
  *   preload.c     the program's side: where the library lies, and how it is named
- *   server.c      the daemon's side: hands out where files lie
+ *
+ * The daemon's side, which hands out where files lie, is a feature (features/intercept.c).
  *
  * A descriptor is known by fstat's answer, at each call: device, inode and time of access. A
  * mount gives all of its files the time at which it was made, so that another mount that got

@@ -1,5 +1,6 @@
 /* The daemon's side of the short circuit, and what a program has to preload. */
 #include <fcntl.h>
+#include <inttypes.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -8,7 +9,9 @@
 
 #include "index_helper.h"
 #include "preload.h"
-#include "server.h"
+#include "core.h"
+#include "feature_list.h"
+#include "intercept.h"
 #include "source_concat.h"
 #include "suite.h"
 
@@ -43,36 +46,41 @@ static struct index *make_index(uint64_t start)
 }
 
 static struct counters counters;
-static _Atomic bool lists_ahead;
+static struct pot pot;
+static struct session session = {
+    .config = {.pot = &pot, .counters = &counters},
+    .made = {.tv_sec = 17, .tv_nsec = 4},
+};
 
-static struct intercept_server *start(const struct index *index, const struct source *source)
+/* Starts the feature; the counters have its name and key (LAYER_VARIABLE). */
+static void *start(struct index *index, struct source *source, struct intercept_id *ret_id)
 {
-    struct intercept_server *server;
-    const struct intercept_server_config config = {.index = index,
-                                                   .source = source,
-                                                   .made = {.sec = 17, .nsec = 4},
-                                                   .counters = &counters,
-                                                   .lists_ahead = &lists_ahead};
-    ck_assert_int_eq(intercept_server_new(&config, &server), 0);
-    const struct intercept_id *id = intercept_server_id(server);
-    ck_assert_uint_eq(id->magic, INTERCEPT_MAGIC);
-    ck_assert_int_eq(id->made.sec, 17);
+    void *server = NULL;
+    *ret_id = (struct intercept_id){0};
+    session.index = pot.index = index;
+    pot.source = source;
+    ck_assert_int_eq(intercept_feature.start(&session, &server), 0);
+    ck_assert_ptr_nonnull(server);
+    ck_assert_int_eq(sscanf(counters.direct_id, "%" SCNi64 " %" SCNu64 " %" SCNu64 " %47s",
+                            &ret_id->made.sec, &ret_id->made.nsec, &ret_id->key, ret_id->name),
+                     4);
+    ck_assert_int_eq(ret_id->made.sec, 17);
     return server;
 }
 
-static void stop(struct intercept_server *server)
+static void stop(void *server)
 {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += 60;
-    intercept_server_end(server);
-    ck_assert_int_eq(intercept_server_join(server, &until), 0);
-    intercept_server_free(server);
+    intercept_feature.end(server);
+    ck_assert_int_eq(intercept_feature.join(server, &until), 0);
+    intercept_feature.free(server);
 }
 
 /* As a reader does it. Returns how many descriptors came; 0: no answer. */
-static size_t ask_named(const char *name, struct intercept_offer *ret_offer,
-                        int fds[1 + INTERCEPT_FILES_MAX])
+static size_t ask(const char *name, struct intercept_offer *ret_offer,
+                  int fds[1 + INTERCEPT_FILES_MAX])
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     char control[CMSG_SPACE(sizeof(int) * (1 + INTERCEPT_FILES_MAX))];
@@ -99,12 +107,6 @@ static size_t ask_named(const char *name, struct intercept_offer *ret_offer,
     return bytes / sizeof(int);
 }
 
-static size_t ask(const struct intercept_server *server, struct intercept_offer *ret_offer,
-                  int fds[1 + INTERCEPT_FILES_MAX])
-{
-    return ask_named(intercept_server_id(server)->name, ret_offer, fds);
-}
-
 /* The words of the table, once the last one that is known is there. */
 static const _Atomic uint64_t *words_of(int fd, uint64_t entries, uint32_t last)
 {
@@ -122,15 +124,16 @@ START_TEST(a_reader_learns_where_files_lie)
     char path[64];
     struct source *source = make_source(path);
     struct index *index = make_index(0);
-    struct intercept_server *server = start(index, source);
+    struct intercept_id id;
+    void *server = start(index, source, &id);
     struct intercept_offer offer;
     int fds[1 + INTERCEPT_FILES_MAX];
 
-    ck_assert_uint_eq(ask(server, &offer, fds), 2);
+    ck_assert_uint_eq(ask(id.name, &offer, fds), 2);
     ck_assert_uint_eq(offer.files, 1);
     ck_assert_uint_eq(offer.file[0].size_bytes, FILE_BYTES);
     ck_assert_uint_eq(offer.entries, index_info(index)->entries);
-    ck_assert_uint_eq(offer.key, intercept_server_id(server)->key);
+    ck_assert_uint_eq(offer.key, id.key);
     const _Atomic uint64_t *words = words_of(fds[0], offer.entries, position_of(index, "f9"));
     for (unsigned i = 0; i < FILES; i++) {
         char name[8];
@@ -154,11 +157,12 @@ START_TEST(of_several_archives_each_file_has_its_own)
         members[i] = make_source(paths[i]);
     ck_assert_int_eq(source_concat(members, 3, "all", &source), 0);
     struct index *index = make_index(source_concat_base(source, 2));
-    struct intercept_server *server = start(index, source);
+    struct intercept_id id;
+    void *server = start(index, source, &id);
     struct intercept_offer offer;
     int fds[1 + INTERCEPT_FILES_MAX];
 
-    ck_assert_uint_eq(ask(server, &offer, fds), 4);
+    ck_assert_uint_eq(ask(id.name, &offer, fds), 4);
     ck_assert_uint_eq(offer.files, 3);
     const _Atomic uint64_t *words = words_of(fds[0], offer.entries, position_of(index, "f9"));
     ck_assert_uint_eq(words[position_of(index, "f3")],
@@ -174,14 +178,15 @@ START_TEST(a_file_beyond_the_archive_is_left_to_the_mount)
     char path[64];
     struct source *source = make_source(path);
     struct index *index = make_index(FILE_BYTES - 2050); /* f0 lies in it, f1 ends behind it */
-    struct intercept_server *server = start(index, source);
+    struct intercept_id id;
+    void *server = start(index, source, &id);
     struct intercept_offer offer;
     int fds[1 + INTERCEPT_FILES_MAX];
 
-    ck_assert_uint_eq(ask(server, &offer, fds), 2);
+    ck_assert_uint_eq(ask(id.name, &offer, fds), 2);
     const _Atomic uint64_t *words = words_of(fds[0], offer.entries, position_of(index, "f0"));
     struct intercept_offer again; /* by then the rest of the few entries is there, too */
-    ck_assert_uint_eq(ask(server, &again, fds), 2);
+    ck_assert_uint_eq(ask(id.name, &again, fds), 2);
     ck_assert_uint_eq(words[position_of(index, "f1")], 0);
     ck_assert_uint_eq(words[position_of(index, "f9")], 0);
     stop(server);
@@ -196,12 +201,13 @@ START_TEST(a_changed_archive_is_not_offered)
     struct source *source = make_source(path);
     struct index *index = make_index(0);
     const struct timespec times[2] = {{.tv_sec = 5}, {.tv_sec = 5}};
-    struct intercept_server *server = start(index, source);
+    struct intercept_id id;
+    void *server = start(index, source, &id);
     struct intercept_offer offer;
     int fds[1 + INTERCEPT_FILES_MAX];
 
     ck_assert_int_eq(utimensat(AT_FDCWD, path, times, 0), 0);
-    ck_assert_uint_eq(ask(server, &offer, fds), 0);
+    ck_assert_uint_eq(ask(id.name, &offer, fds), 0);
     stop(server);
     index_close(index);
     source_close(source);
@@ -213,13 +219,14 @@ START_TEST(what_readers_count_is_added_up)
     char path[64];
     struct source *source = make_source(path);
     struct index *index = make_index(0);
-    struct intercept_server *server = start(index, source);
+    struct intercept_id id;
+    void *server = start(index, source, &id);
     struct intercept_offer offer;
     int fds[1 + INTERCEPT_FILES_MAX];
 
-    intercept_server_count(server);
+    intercept_feature.update_counters(server);
     ck_assert_uint_eq(counters.direct_reads, 0);
-    ck_assert_uint_eq(ask(server, &offer, fds), 2);
+    ck_assert_uint_eq(ask(id.name, &offer, fds), 2);
     struct intercept_head *head =
         mmap(NULL, INTERCEPT_HEAD_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
     ck_assert_ptr_ne(head, MAP_FAILED);
@@ -231,7 +238,7 @@ START_TEST(what_readers_count_is_added_up)
         head->slots[i].bytes = 10;
         head->slots[i].last_read_ns = i;
     }
-    intercept_server_count(server);
+    intercept_feature.update_counters(server);
     ck_assert_uint_eq(counters.direct_starts, 3 * INTERCEPT_SLOTS);
     ck_assert_uint_eq(counters.direct_files, 4 * INTERCEPT_SLOTS);
     ck_assert_uint_eq(counters.direct_foreseen, INTERCEPT_SLOTS);
@@ -260,17 +267,17 @@ START_TEST(users_without_a_number_get_no_answer)
     if (daemon == 0) {
         close(over[1]);
         if (unshare(CLONE_NEWUSER) == 0) {
-            struct intercept_server *server = start(index, source);
-            ck_assert(write(ends[1], intercept_server_id(server), sizeof(id)) == sizeof(id));
+            void *server = start(index, source, &id);
+            ck_assert(write(ends[1], &id, sizeof(id)) == sizeof(id));
             ck_assert(read(over[0], fds, 1) == 0);
-            ck_assert(!intercept_server_tells(geteuid()));
+            ck_assert(!intercept_tells(geteuid()));
             stop(server);
         }
         _exit(0);
     }
     close(ends[1]);
     if (read(ends[0], &id, sizeof(id)) == sizeof(id)) /* else there are no such namespaces */
-        ck_assert_uint_eq(ask_named(id.name, &offer, fds), 0);
+        ck_assert_uint_eq(ask(id.name, &offer, fds), 0);
     close(over[1]);
     int status;
     ck_assert_int_eq(waitpid(daemon, &status, 0), daemon);
@@ -284,9 +291,9 @@ END_TEST
 
 START_TEST(the_key_is_for_the_mounts_own_user)
 {
-    ck_assert(intercept_server_tells(geteuid()));
-    ck_assert(intercept_server_tells(0));
-    ck_assert(!intercept_server_tells(geteuid() + 1));
+    ck_assert(intercept_tells(geteuid()));
+    ck_assert(intercept_tells(0));
+    ck_assert(!intercept_tells(geteuid() + 1));
 }
 END_TEST
 
