@@ -987,17 +987,17 @@ static int member_regular(struct builder *b, const struct place *place,
 static int member_symlink(struct builder *b, const struct place *place,
                           const struct builder_member *m, struct builder_inode *inode)
 {
-    if (m->symlink_len == 0)
+    if (m->link_len == 0)
         return builder_refuse(place, -EINVAL, "is a symbolic link to nothing");
-    if (m->symlink_len > INDEX_SYMLINK_MAX)
+    if (m->link_len > INDEX_SYMLINK_MAX)
         return builder_refuse(place, -ENAMETOOLONG,
-                              "is a symbolic link of %zu bytes, more than %u", m->symlink_len,
+                              "is a symbolic link of %zu bytes, more than %u", m->link_len,
                               INDEX_SYMLINK_MAX);
-    if (memchr(m->symlink, '\0', m->symlink_len))
+    if (memchr(m->link, '\0', m->link_len))
         return builder_refuse(place, -EINVAL, "is a symbolic link with a zero byte");
-    inode->size = m->symlink_len;
+    inode->size = m->link_len;
     inode->data = b->strings.count;
-    return vector_append(&b->strings, m->symlink, m->symlink_len);
+    return vector_append(&b->strings, m->link, m->link_len);
 }
 
 /* Turn a member into an inode, without names yet. */

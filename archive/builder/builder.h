@@ -36,23 +36,49 @@ struct builder;
 /* How the place of a regular file's bytes is described. */
 enum builder_data {
     DATA_STORED, /* one range of the archive at `data_offset`, or an empty file */
-    DATA_PIECES, /* by builder_set_pieces */
+    DATA_PIECES, /* pieces, with holes or in blocks */
 };
 
+/* A part of a file: stored, or in a block. */
+struct builder_piece {
+    uint64_t offset; /* in the file */
+    uint64_t length;
+    uint64_t source_offset; /* stored: in the archive */
+    uint32_t block;         /* BUILDER_NO_BLOCK: stored */
+    uint32_t block_offset;
+};
+#define BUILDER_NO_BLOCK UINT32_MAX
+
+/*
+ * A member of an archive, whichever way it goes. The builder takes its attributes, and gets the
+ * path and what lies behind `link` by calls of their own; the writer (writer.h) takes all of it
+ * but the offsets, which it knows.
+ */
 struct builder_member {
-    uint32_t mode;
+    uint32_t mode; /* as st_mode */
     uint32_t uid;
     uint32_t gid;
     uint32_t rdev_major;
     uint32_t rdev_minor;
     int64_t mtime_sec;
     uint32_t mtime_nsec;
-    uint64_t size_bytes; /* of a regular file */
+    uint64_t size_bytes; /* of a regular file, holes included */
     enum builder_data data;
     uint64_t data_offset;   /* DATA_STORED */
     uint64_t header_offset; /* of the member's header, for messages only */
-    const char *symlink;    /* target of a symbolic link: 1 to 4095 bytes */
-    size_t symlink_len;
+    const char *link;       /* target of a symbolic link: 1 to 4095 bytes */
+    size_t link_len;
+
+    const char *path; /* raw bytes without "./" in front or "/" behind; "": the root */
+    size_t path_len;
+    bool is_hardlink; /* to `link`, an earlier path */
+    const struct xattr *xattrs;
+    size_t xattr_count;
+    /* DATA_PIECES: offset and length of each, ascending, not empty, without overlap. */
+    const struct builder_piece *pieces;
+    size_t piece_count;
+    bool has_sum; /* the XXH3-64 of the data is known: */
+    uint64_t sum;
 };
 
 /* -ENOMEM. The root exists from the start: a directory with mode 0755, owner 0:0, time 0. */
@@ -156,17 +182,6 @@ struct builder_block {
  */
 int builder_add_block(struct builder *builder, const struct builder_block *block,
                       uint32_t *ret_number);
-#define BUILDER_NO_BLOCK UINT32_MAX
-
-/* A part of a file: stored, or in a block. */
-struct builder_piece {
-    uint64_t offset; /* in the file */
-    uint64_t length;
-    uint64_t source_offset; /* stored: in the archive */
-    uint32_t block;         /* BUILDER_NO_BLOCK: stored */
-    uint32_t block_offset;
-};
-
 /*
  * DATA_PIECES: the file is these pieces, in ascending order; bytes in no piece are a hole.
  * Neighbours that also lie side by side in the archive, or in blocks that follow each other,

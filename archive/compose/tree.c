@@ -417,9 +417,9 @@ static int part_describe(struct tree_source *s, const struct node *node,
                                           .size_bytes = node->size_bytes,
                                           .header_offset = FAULT_NO_OFFSET};
     if (S_ISLNK(node->mode)) {
-        r = index_symlink(s->part.index, node->position, &ret_member->symlink,
-                          &ret_member->symlink_len);
-        return r < 0 ? r : part_spend(s, ret_member->symlink_len);
+        r = index_symlink(s->part.index, node->position, &ret_member->link,
+                          &ret_member->link_len);
+        return r < 0 ? r : part_spend(s, ret_member->link_len);
     }
     if (!S_ISREG(node->mode) || node->size_bytes == 0)
         return 0;

@@ -53,8 +53,7 @@ int pax_xattrs_add(pax_xattrs *list, const char *name, size_t name_len, const vo
         return -ENOMEM;
     memcpy(bytes, name, name_len);
     memcpy(bytes + name_len, value, value_len);
-    int r =
-        vector_push(list, ((struct pax_xattr){bytes, name_len, bytes + name_len, value_len}));
+    int r = vector_push(list, ((struct xattr){bytes, name_len, bytes + name_len, value_len}));
     if (r < 0)
         free(bytes);
     return r;
@@ -62,7 +61,7 @@ int pax_xattrs_add(pax_xattrs *list, const char *name, size_t name_len, const vo
 
 static int pax_compare_xattrs(const void *a, const void *b)
 {
-    const struct pax_xattr *x = a, *y = b;
+    const struct xattr *x = a, *y = b;
     return bytes_compare(x->name, x->name_len, y->name, y->name_len);
 }
 
@@ -188,13 +187,13 @@ static int pax_append_number(struct pax_buffer *records, const char *key, uint64
     return pax_append_text(records, key, text);
 }
 
-static bool pax_mtime_fits(const struct pax_member *m)
+static bool pax_mtime_fits(const struct builder_member *m)
 {
     return m->mtime_nsec == 0 && m->mtime_sec >= 0 && (uint64_t)m->mtime_sec < NUMBER_LIMIT;
 }
 
 /* Decimal seconds. Before 1970 the nanoseconds count towards zero: -1.25 is -2 and 75%. */
-static int pax_append_mtime(struct pax_buffer *records, const struct pax_member *m)
+static int pax_append_mtime(struct pax_buffer *records, const struct builder_member *m)
 {
     char text[48];
     bool negative = m->mtime_sec < 0;
@@ -218,7 +217,7 @@ static int pax_append_mtime(struct pax_buffer *records, const struct pax_member 
  * SCHILY.xattr.NAME. A keyword ends at the first '=', so GNU tar writes '=' in a name as %3D,
  * and '%' as %25. Others take those literally, but such names are very rare.
  */
-static int pax_append_xattr(struct pax_buffer *records, const struct pax_xattr *x)
+static int pax_append_xattr(struct pax_buffer *records, const struct xattr *x)
 {
     static const char space[] = "SCHILY.xattr.";
     char *key = malloc(strlen(space) + 3 * x->name_len + 1), *end = key;
@@ -244,9 +243,9 @@ static bool pax_is_ascii(const char *bytes, size_t len)
     return true;
 }
 
-static bool pax_is_regular(const struct pax_member *m)
+static bool pax_is_regular(const struct builder_member *m)
 {
-    return S_ISREG(m->mode) && !m->hardlink;
+    return S_ISREG(m->mode) && !m->is_hardlink;
 }
 
 /* The member's name as in the header: directories end with a slash. */
@@ -275,7 +274,7 @@ static void pax_split_name(struct pax_name *name)
     }
 }
 
-static int pax_make_name(const struct pax_member *m, struct pax_name *ret_name)
+static int pax_make_name(const struct builder_member *m, struct pax_name *ret_name)
 {
     struct pax_name name = {.bytes = malloc(m->path_len + 3)};
     if (!name.bytes)
@@ -289,7 +288,7 @@ static int pax_make_name(const struct pax_member *m, struct pax_name *ret_name)
         name.bytes[name.len++] = '/';
     pax_split_name(&name);
     name.ascii = pax_is_ascii(name.bytes, name.len);
-    name.sparse = m->sparse && pax_is_regular(m) && name.ascii;
+    name.sparse = m->data == DATA_PIECES && pax_is_regular(m) && name.ascii;
     *ret_name = name;
     return 0;
 }
@@ -306,35 +305,35 @@ static int pax_append_map_numbers(struct pax_buffer *map, uint64_t first, uint64
  * offset and length of each, one number a line. A hole at the end is marked by an empty range
  * there.
  */
-static int pax_make_sparse_map(const struct pax_member *m, struct pax_buffer *map)
+static int pax_make_sparse_map(const struct builder_member *m, struct pax_buffer *map)
 {
     uint64_t end = 0;
     char text[24];
-    if (m->extent_count)
-        end = m->extents[m->extent_count - 1].offset + m->extents[m->extent_count - 1].length;
-    bool tail = end < m->size_bytes || m->extent_count == 0;
-    int len = snprintf(text, sizeof(text), "%zu\n", m->extent_count + tail);
+    if (m->piece_count)
+        end = m->pieces[m->piece_count - 1].offset + m->pieces[m->piece_count - 1].length;
+    bool tail = end < m->size_bytes || m->piece_count == 0;
+    int len = snprintf(text, sizeof(text), "%zu\n", m->piece_count + tail);
     int r = vector_append(map, text, (size_t)len);
-    for (size_t i = 0; r == 0 && i < m->extent_count; i++)
-        r = pax_append_map_numbers(map, m->extents[i].offset, m->extents[i].length);
+    for (size_t i = 0; r == 0 && i < m->piece_count; i++)
+        r = pax_append_map_numbers(map, m->pieces[i].offset, m->pieces[i].length);
     if (r == 0 && tail)
         r = pax_append_map_numbers(map, m->size_bytes, 0);
     return r < 0 ? r : pax_pad_block(map);
 }
 
-uint64_t pax_stored_bytes(const struct pax_member *m)
+uint64_t pax_stored_bytes(const struct builder_member *m)
 {
     if (!pax_is_regular(m))
         return 0;
-    if (!m->sparse)
+    if (m->data == DATA_STORED)
         return m->size_bytes;
     uint64_t sum = 0;
-    for (size_t i = 0; i < m->extent_count; i++)
-        sum += m->extents[i].length;
+    for (size_t i = 0; i < m->piece_count; i++)
+        sum += m->pieces[i].length;
     return sum;
 }
 
-static int pax_append_sparse_records(struct pax_buffer *records, const struct pax_member *m,
+static int pax_append_sparse_records(struct pax_buffer *records, const struct builder_member *m,
                                      const struct pax_name *name)
 {
     int r = pax_append_text(records, "GNU.sparse.major", "1");
@@ -349,11 +348,11 @@ static int pax_append_sparse_records(struct pax_buffer *records, const struct pa
 /*
  * Everything that the header can't hold, in a fixed order. `size`: of the data, map included.
  */
-static int pax_make_records(const struct pax_member *m, const struct pax_name *name,
+static int pax_make_records(const struct builder_member *m, const struct pax_name *name,
                             uint64_t size, struct pax_buffer *records)
 {
     int r = 0;
-    if (m->sparse && pax_is_regular(m))
+    if (m->data == DATA_PIECES && pax_is_regular(m))
         r = pax_append_sparse_records(records, m, name);
     else if (!name->fits && name->ascii)
         r = pax_append_record(records, "path", 4, name->bytes, name->len);
@@ -383,7 +382,7 @@ static int pax_append_long_name(struct pax_buffer *buffer, char type, const char
     return pax_append_extension(buffer, type, terminated, len + 1);
 }
 
-static int pax_append_extensions(struct pax_buffer *buffer, const struct pax_member *m,
+static int pax_append_extensions(struct pax_buffer *buffer, const struct builder_member *m,
                                  const struct pax_name *name, const struct pax_buffer *records)
 {
     int r = 0;
@@ -396,20 +395,20 @@ static int pax_append_extensions(struct pax_buffer *buffer, const struct pax_mem
     return r;
 }
 
-static char pax_member_type(const struct pax_member *m)
+static char pax_member_type(const struct builder_member *m)
 {
     static const char types[] = {[S_IFREG >> 12] = '0', [S_IFLNK >> 12] = '2',
                                  [S_IFCHR >> 12] = '3', [S_IFBLK >> 12] = '4',
                                  [S_IFDIR >> 12] = '5', [S_IFIFO >> 12] = '6',
                                  [S_IFMT >> 12] = '\0'};
-    return m->hardlink ? '1' : types[(m->mode & S_IFMT) >> 12];
+    return m->is_hardlink ? '1' : types[(m->mode & S_IFMT) >> 12];
 }
 
 /*
  * A reader that does not support sparse files must not take the condensed data for the file. So
  * the header has the name that GNU tar uses, without its process id.
  */
-static void pax_put_name(uint8_t *header, const struct pax_member *m,
+static void pax_put_name(uint8_t *header, const struct builder_member *m,
                          const struct pax_name *name)
 {
     if (name->sparse) {
@@ -429,7 +428,7 @@ static void pax_put_name(uint8_t *header, const struct pax_member *m,
     }
 }
 
-static int pax_append_header(struct pax_buffer *buffer, const struct pax_member *m,
+static int pax_append_header(struct pax_buffer *buffer, const struct builder_member *m,
                              const struct pax_name *name, uint64_t size)
 {
     uint8_t header[PAX_BLOCK_BYTES] = {0};
@@ -439,15 +438,15 @@ static int pax_append_header(struct pax_buffer *buffer, const struct pax_member 
     pax_put_octal(header, f_uid, m->uid);
     pax_put_octal(header, f_gid, m->gid);
     pax_put_octal(header, f_mtime, m->mtime_sec < 0 ? 0 : (uint64_t)m->mtime_sec);
-    pax_put_octal(header, f_major, device && !m->hardlink ? m->rdev_major : 0);
-    pax_put_octal(header, f_minor, device && !m->hardlink ? m->rdev_minor : 0);
+    pax_put_octal(header, f_major, device && !m->is_hardlink ? m->rdev_major : 0);
+    pax_put_octal(header, f_minor, device && !m->is_hardlink ? m->rdev_minor : 0);
     if (m->link_len)
         pax_put_bytes(header, f_link, m->link, m->link_len);
     pax_put_checksum(header);
     return vector_append(buffer, header, sizeof(header));
 }
 
-int pax_encode(const struct pax_member *m, struct pax_buffer *buffer)
+int pax_encode(const struct builder_member *m, struct pax_buffer *buffer)
 {
     if (!pax_member_type(m))
         return -EINVAL;
@@ -456,7 +455,7 @@ int pax_encode(const struct pax_member *m, struct pax_buffer *buffer)
     struct pax_name name = {0};
     uint64_t size = pax_stored_bytes(m);
     int r = pax_make_name(m, &name);
-    if (r == 0 && m->sparse && pax_is_regular(m))
+    if (r == 0 && m->data == DATA_PIECES && pax_is_regular(m))
         r = pax_make_sparse_map(m, &map);
     if (r == 0 && __builtin_add_overflow(size, map.count, &size))
         r = -EOVERFLOW;

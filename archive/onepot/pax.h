@@ -13,55 +13,21 @@
 #ifndef ONEPOT_PAX_H
 #define ONEPOT_PAX_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
+#include "builder.h"
 #include "vector.h"
 
 #define PAX_BLOCK_BYTES 512u
 
-struct pax_xattr {
-    const char *name; /* with its namespace: "user.x" */
-    size_t name_len;
-    const void *value;
-    size_t value_len;
-};
-
 /* Attributes, each with its name and value in one piece of memory. All zero: none. */
-typedef VECTOR(struct pax_xattr) pax_xattrs;
+typedef VECTOR(struct xattr) pax_xattrs;
 
 int pax_xattrs_add(pax_xattrs *list, const char *name, size_t name_len, const void *value,
                    size_t value_len);   /* -ENOMEM */
 void pax_xattrs_sort(pax_xattrs *list); /* by name */
 void pax_xattrs_free(pax_xattrs *list); /* may be used again */
-
-/* A range of a sparse file that holds data. */
-struct pax_extent {
-    uint64_t offset;
-    uint64_t length;
-};
-
-struct pax_member {
-    const char *path; /* raw bytes without "./" in front or "/" behind; "": the root */
-    size_t path_len;
-    const char *link; /* target of a symbolic link; for a hard link an earlier path */
-    size_t link_len;
-    bool hardlink;
-    bool sparse;   /* a regular file with holes: `extents` are its data */
-    uint32_t mode; /* as st_mode */
-    uint32_t uid;
-    uint32_t gid;
-    uint32_t rdev_major;
-    uint32_t rdev_minor;
-    int64_t mtime_sec;
-    uint32_t mtime_nsec;
-    uint64_t size_bytes; /* of a regular file, holes included */
-    const struct pax_xattr *xattrs;
-    size_t xattr_count;
-    const struct pax_extent *extents; /* ascending, not empty, without overlap */
-    size_t extent_count;
-};
 
 /* A vector of bytes. */
 struct pax_buffer {
@@ -74,7 +40,7 @@ struct pax_buffer {
  * map of a sparse file's data. The length is a multiple of 512 bytes. -ENOMEM; -EINVAL: a tar
  * can't hold this type of file (a socket); -EOVERFLOW. On failure the buffer is unchanged.
  */
-int pax_encode(const struct pax_member *member, struct pax_buffer *buffer);
+int pax_encode(const struct builder_member *member, struct pax_buffer *buffer);
 
 /*
  * Aligns a member's data. `buffer` is pax_encode's result for one member and lies at `offset`
@@ -84,8 +50,8 @@ int pax_encode(const struct pax_member *member, struct pax_buffer *buffer);
  */
 int pax_align(struct pax_buffer *buffer, uint64_t offset, uint32_t align_bytes);
 
-/* Number of bytes of data that follow: the size, or the sum of a sparse file's extents. */
-uint64_t pax_stored_bytes(const struct pax_member *member);
+/* Number of bytes of data that follow: the size, or the sum of a sparse file's pieces. */
+uint64_t pax_stored_bytes(const struct builder_member *member);
 
 /* Number of zeros that follow `stored` bytes of data, up to the next block. */
 static inline uint32_t pax_padding(uint64_t stored)

@@ -311,12 +311,13 @@ struct framer {
     struct frame *open;
     uint64_t run_bytes; /* length of the current run of data that does not get smaller */
 
-    struct pax_buffer header;          /* of a member whose data has not come yet */
-    uint32_t inode;                    /* of the current member */
-    uint64_t stored, done;             /* bytes of the member's data: in all, so far */
-    VECTOR(struct pax_extent) extents; /* of the member's data: a file without holes has one */
-    size_t extent;                     /* the extent that the next byte of data belongs to, */
-    uint64_t extent_done;              /* and how many of its bytes came before */
+    struct pax_buffer header; /* of a member whose data has not come yet */
+    uint32_t inode;           /* of the current member */
+    uint64_t stored, done;    /* bytes of the member's data: in all, so far */
+    VECTOR(struct builder_piece)
+    extents;              /* of the member's data: a file without holes has one */
+    size_t extent;        /* the extent that the next byte of data belongs to, */
+    uint64_t extent_done; /* and how many of its bytes came before */
 
     /* For the member whose data is being written. */
     VECTOR(struct builder_piece) pieces;
@@ -374,7 +375,7 @@ static int frame_add_place(struct framer *f, struct frame *frame, size_t len)
 {
     uint32_t at = (uint32_t)frame->len;
     while (len > 0) {
-        const struct pax_extent *e = &f->extents.at[f->extent];
+        const struct builder_piece *e = &f->extents.at[f->extent];
         uint32_t n = (uint32_t)min_u64(len, e->length - f->extent_done);
         struct place place = {f->inode, at, n, false, e->offset + f->extent_done};
         struct place *last =
@@ -728,7 +729,7 @@ static int framer_flush_header(struct framer *f, bool raw, struct fault *fault)
 }
 
 /* Begins a member. Takes its header; `stored` bytes of data must follow. */
-static int framer_member(struct framer *f, const struct pax_member *member,
+static int framer_member(struct framer *f, const struct builder_member *member,
                          struct pax_buffer *header, uint64_t stored, struct fault *fault)
 {
     f->header = *header;
@@ -737,8 +738,9 @@ static int framer_member(struct framer *f, const struct pax_member *member,
     f->stored = stored;
     f->done = 0;
     f->extents.count = f->extent = f->extent_done = 0;
-    int r = member->sparse ? vector_append(&f->extents, member->extents, member->extent_count)
-                           : vector_push(&f->extents, (struct pax_extent){0, stored});
+    int r = member->data == DATA_PIECES
+                ? vector_append(&f->extents, member->pieces, member->piece_count)
+                : vector_push(&f->extents, (struct builder_piece){.length = stored});
     if (r < 0 || stored)
         return r;
     size_t len = f->header.count;
@@ -1028,14 +1030,13 @@ static int writer_put_zeros(struct writer *w, size_t len, struct fault *fault)
 /* ---- members ---- */
 
 /* Passes the places of the data, which starts at `offset`, to the builder. */
-static int writer_add_extents(struct writer *w, const struct pax_member *m, uint64_t offset)
+static int writer_add_pieces(struct writer *w, const struct builder_member *m, uint64_t offset)
 {
     w->pieces.count = 0;
-    for (size_t i = 0; i < m->extent_count; i++) {
-        struct builder_piece piece = {.offset = m->extents[i].offset,
-                                      .length = m->extents[i].length,
-                                      .source_offset = offset,
-                                      .block = BUILDER_NO_BLOCK};
+    for (size_t i = 0; i < m->piece_count; i++) {
+        struct builder_piece piece = m->pieces[i];
+        piece.source_offset = offset;
+        piece.block = BUILDER_NO_BLOCK;
         if (piece.length > 0 && vector_push(&w->pieces, piece) < 0)
             return -ENOMEM;
         offset += piece.length;
@@ -1043,44 +1044,32 @@ static int writer_add_extents(struct writer *w, const struct pax_member *m, uint
     return builder_set_pieces(w->builder, w->inode, w->pieces.at, w->pieces.count);
 }
 
-static int writer_add_inode(struct writer *w, const struct pax_member *m, uint64_t data_offset,
-                            struct fault *fault)
+static int writer_add_inode(struct writer *w, const struct builder_member *m,
+                            uint64_t data_offset, struct fault *fault)
 {
-    bool link = S_ISLNK(m->mode);
-    struct builder_member b = {
-        .mode = m->mode,
-        .uid = m->uid,
-        .gid = m->gid,
-        .rdev_major = m->rdev_major,
-        .rdev_minor = m->rdev_minor,
-        .mtime_sec = m->mtime_sec,
-        .mtime_nsec = m->mtime_nsec,
-        .size_bytes = S_ISREG(m->mode) ? m->size_bytes : 0,
-        .data = m->sparse || w->framer ? DATA_PIECES : DATA_STORED,
-        .data_offset = w->framer ? 0 : data_offset,
-        .header_offset = w->tar_offset,
-        .symlink = link ? m->link : NULL,
-        .symlink_len = link ? m->link_len : 0,
-    };
+    struct builder_member placed = *m;
+    placed.data = w->framer ? DATA_PIECES : m->data;
+    placed.data_offset = data_offset;
+    placed.header_offset = w->tar_offset;
     const char *path = m->path_len ? m->path : ".";
     size_t path_len = m->path_len ? m->path_len : 1;
-    int r = builder_add(w->builder, path, path_len, &b, fault, &w->inode);
+    int r = builder_add(w->builder, path, path_len, &placed, fault, &w->inode);
     for (size_t i = 0; r == 0 && i < m->xattr_count; i++)
         r = builder_add_xattr(w->builder, w->inode, m->xattrs[i].name, m->xattrs[i].name_len,
                               m->xattrs[i].value, m->xattrs[i].value_len);
     /* The framer knows the places of later bytes. */
-    if (r == 0 && m->sparse && (!w->framer || !w->stored_bytes))
-        r = writer_add_extents(w, m, data_offset);
+    if (r == 0 && m->data == DATA_PIECES && (!w->framer || !w->stored_bytes))
+        r = writer_add_pieces(w, m, data_offset);
     return r;
 }
 
-static int writer_add_to_index(struct writer *w, const struct pax_member *m, size_t header_len,
-                               struct fault *fault)
+static int writer_add_to_index(struct writer *w, const struct builder_member *m,
+                               size_t header_len, struct fault *fault)
 {
     uint64_t data_offset = w->tar_offset + header_len, end;
     if (__builtin_add_overflow(data_offset, w->stored_bytes, &end) || end > INT64_MAX)
         return fault_set(fault, -EFBIG, NULL, w->tar_offset, "archive grows too large");
-    if (m->hardlink)
+    if (m->is_hardlink)
         return builder_link(w->builder, m->path, m->path_len, m->link, m->link_len,
                             w->tar_offset, fault, &w->inode);
     return writer_add_inode(w, m, data_offset, fault);
@@ -1113,7 +1102,7 @@ static int writer_finish_data(struct writer *w, struct fault *fault)
     return writer_put_zeros(w, pax_padding(w->stored_bytes), fault);
 }
 
-static int writer_put_header(struct writer *w, const struct pax_member *m,
+static int writer_put_header(struct writer *w, const struct builder_member *m,
                              struct pax_buffer *header, struct fault *fault)
 {
     w->tar_offset += header->count;
@@ -1124,16 +1113,16 @@ static int writer_put_header(struct writer *w, const struct pax_member *m,
     return writer_put(w, mine.at, mine.count, mine.at, fault);
 }
 
-int writer_add(struct writer *w, const struct pax_member *m, struct pax_buffer *header,
-               const uint64_t *sum, struct fault *fault)
+int writer_add(struct writer *w, const struct builder_member *m, struct pax_buffer *header,
+               struct fault *fault)
 {
     if (w->error)
         return w->error;
     if (w->missing_bytes)
         return -EINVAL;
     w->stored_bytes = w->missing_bytes = pax_stored_bytes(m);
-    w->sum_known = sum != NULL;
-    w->sum = sum ? *sum : 0;
+    w->sum_known = m->has_sum;
+    w->sum = m->sum;
     int r = w->align_bytes && w->stored_bytes ? pax_align(header, w->tar_offset, w->align_bytes)
                                               : 0;
     if (r == 0)
@@ -1145,12 +1134,12 @@ int writer_add(struct writer *w, const struct pax_member *m, struct pax_buffer *
         w->missing_bytes = 0;
     if (r < 0)
         return is_refused ? r : (w->error = r);
-    w->totals.files += m->hardlink || S_ISREG(m->mode);
+    w->totals.files += m->is_hardlink || S_ISREG(m->mode);
     w->totals.data_bytes += w->stored_bytes;
     XXH3_128bits_update(w->identifier_state, header->at, header->count);
     XXH3_64bits_reset(w->sum_state);
     r = writer_put_header(w, m, header, fault);
-    if (r == 0 && S_ISREG(m->mode) && !m->hardlink && !w->stored_bytes)
+    if (r == 0 && S_ISREG(m->mode) && !m->is_hardlink && !w->stored_bytes)
         r = writer_finish_data(w, fault);
     return r < 0 ? w->error = r : 0;
 }

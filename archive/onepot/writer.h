@@ -5,7 +5,7 @@
  *     output_open("train.onepot.tar", false, 0, &fault, &output);
  *     writer_new(output, &options, &w);
  *     for each member:  pax_encode(&member, &header);
- *                       writer_add(w, &member, &header, NULL, &fault);
+ *                       writer_add(w, &member, &header, &fault);
  *                       writer_data(w, bytes, len, &fault) until all of it was given
  *     writer_finish(w, &fault, &totals)     or  writer_discard(w)
  *     output_commit(output, true, &fault)   or  output_discard(output)
@@ -64,13 +64,12 @@ int writer_new(struct output *output, const struct writer_options *options,
 
 /*
  * Adds a member. `header` is pax_encode's result; the writer takes its bytes and leaves it
- * empty. `sum` is the XXH3-64 of the data if the caller knows it; the data must then come in
- * one piece. NULL: the writer computes it. Errors: builder_add's and writev(2)'s; -EINVAL while
- * data of the previous member is missing. After one that builder_may_leave_out, the archive is
- * as before.
+ * empty. If the member has a sum, its data must come in one call of writer_data; else the
+ * writer computes it. Errors: builder_add's and writev(2)'s; -EINVAL while data of the previous
+ * member is missing. After one that builder_may_leave_out, the archive is as before.
  */
-int writer_add(struct writer *writer, const struct pax_member *member,
-               struct pax_buffer *header, const uint64_t *sum, struct fault *fault);
+int writer_add(struct writer *writer, const struct builder_member *member,
+               struct pax_buffer *header, struct fault *fault);
 
 /*
  * Writes the next `len` bytes of the member's data; for a sparse file, only of its extents.

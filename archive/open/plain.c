@@ -362,8 +362,8 @@ static int plain_add_member(struct builder *builder, const struct plain_entry *e
         .mtime_nsec = (uint32_t)e->st.st_mtim.tv_nsec,
         .size_bytes = S_ISREG(e->st.st_mode) ? (uint64_t)e->st.st_size : 0,
         .data_offset = data_offset,
-        .symlink = e->target,
-        .symlink_len = e->target ? strlen(e->target) : 0};
+        .link = e->target,
+        .link_len = e->target ? strlen(e->target) : 0};
     const char *path = *e->path ? e->path : ".";
     struct fault why = {0};
     uint32_t inode;

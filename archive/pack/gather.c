@@ -60,7 +60,7 @@ static int input_xattrs(const struct index *index, uint32_t position, struct gat
 static void input_attributes(struct gathered *g, const struct input *input,
                              const struct node *n)
 {
-    struct pax_member *m = &g->member;
+    struct builder_member *m = &g->member;
     m->mode = n->mode;
     m->uid = n->uid;
     m->gid = n->gid;
@@ -136,10 +136,11 @@ static int input_extents(const struct index *index, uint32_t position, uint64_t 
             return r;
         if (e.kind == EXTENT_HOLE)
             continue;
-        struct pax_extent *last = list->count ? &list->at[list->count - 1] : NULL;
+        struct builder_piece *last = list->count ? &list->at[list->count - 1] : NULL;
         if (last && last->offset + last->length == at)
             last->length += e.length;
-        else if (vector_push(list, (struct pax_extent){at, e.length}) < 0)
+        else if (vector_push(list, (struct builder_piece){.offset = at, .length = e.length}) <
+                 0)
             return -ENOMEM;
     }
     return 0;
@@ -151,7 +152,7 @@ static int input_regular(const struct gather_from *from, const struct node *n,
     struct gather_file file = {-1, from->input, n->position};
     gather_extents list = {0};
     int r = 0;
-    g->member.sparse = n->has_holes;
+    g->member.data = n->has_holes ? DATA_PIECES : DATA_STORED;
     if (n->has_holes)
         r = input_extents(from->input->index, n->position, n->size_bytes, &list);
     if (r < 0)
@@ -307,7 +308,7 @@ static int gather_check_sum(struct gathered *g, const struct gather_file *file)
     if (!file->input || g->problem || index_sum(file->input->index, file->position, &sum) < 0)
         return 0;
     enum sum_kind kind = index_info(file->input->index)->sum_kind;
-    if (kind == SUM_XXH3 ? sum == g->sum
+    if (kind == SUM_XXH3 ? sum == g->member.sum
                          : checksum_matches(kind, sum, g->data, g->member.size_bytes))
         return 0;
     g->problem = calloc(1, sizeof(*g->problem));
@@ -331,7 +332,8 @@ static int gather_inline(struct gathered *g, const struct gather_file *file)
         r = gather_growth(g->path, &g->problem);
     else if (n != (ssize_t)size)
         r = gather_fill_up(g->path, g->data, size, n, 0, &g->problem);
-    g->sum = XXH3_64bits(g->data, size);
+    g->member.has_sum = true;
+    g->member.sum = XXH3_64bits(g->data, size);
     return r < 0 ? r : gather_check_sum(g, file);
 }
 
@@ -339,9 +341,9 @@ static int gather_inline(struct gathered *g, const struct gather_file *file)
 static int gather_open_stream(struct gathered *g, struct gather_file *file,
                               gather_extents *list)
 {
-    struct pax_extent whole = {0, g->member.size_bytes};
+    struct builder_piece whole = {.length = g->member.size_bytes};
     struct stream *s = calloc(1, sizeof(*s));
-    if (!s || (!g->member.sparse && vector_push(list, whole) < 0)) {
+    if (!s || (g->member.data == DATA_STORED && vector_push(list, whole) < 0)) {
         free(s);
         return -ENOMEM;
     }
@@ -351,9 +353,9 @@ static int gather_open_stream(struct gathered *g, struct gather_file *file,
     s->size_bytes = g->member.size_bytes;
     s->file = *file;
     file->fd = -1;
-    if (g->member.sparse) {
-        g->member.extents = s->extents.at;
-        g->member.extent_count = s->extents.count;
+    if (g->member.data == DATA_PIECES) {
+        g->member.pieces = s->extents.at;
+        g->member.piece_count = s->extents.count;
     }
     s->path = strdup(g->path);
     if (!s->path)
@@ -365,9 +367,9 @@ static int gather_open_stream(struct gathered *g, struct gather_file *file,
 
 static int gather_content(struct gathered *g, struct gather_file *file, gather_extents *list)
 {
-    bool hollow = g->member.sparse && list->count == 0;
+    bool sparse = g->member.data == DATA_PIECES, hollow = sparse && list->count == 0;
     int r = 0;
-    if (!hollow && (g->member.sparse || g->member.size_bytes > GATHER_PIECE_BYTES))
+    if (!hollow && (sparse || g->member.size_bytes > GATHER_PIECE_BYTES))
         r = gather_open_stream(g, file, list);
     else if (!hollow)
         r = gather_inline(g, file);
@@ -381,7 +383,7 @@ bool stream_next(struct stream *s, uint64_t *ret_offset, size_t *ret_len, bool *
 {
     if (s->dropped || s->extent == s->extents.count)
         return false;
-    const struct pax_extent *e = &s->extents.at[s->extent];
+    const struct builder_piece *e = &s->extents.at[s->extent];
     size_t len = (size_t)min_u64(e->length - s->done, GATHER_PIECE_BYTES);
     *ret_offset = e->offset + s->done;
     *ret_len = len;
@@ -502,7 +504,7 @@ static int gather_xattrs(struct gathered *g, int fd)
 
 static void gather_stat(struct gathered *g, const struct stat *st)
 {
-    struct pax_member *m = &g->member;
+    struct builder_member *m = &g->member;
     m->mode = st->st_mode;
     m->uid = st->st_uid;
     m->gid = st->st_gid;
@@ -690,12 +692,13 @@ static int gather_find_extents(int fd, uint64_t size, gather_extents *list)
         if (data < 0 && errno == ENXIO)
             return 0; /* a hole up to the end */
         if (data < 0 || (uint64_t)data < at)
-            return vector_push(list, (struct pax_extent){at, size - at});
+            return vector_push(list, (struct builder_piece){.offset = at, .length = size - at});
         if ((uint64_t)data >= size)
             return 0;
         off_t hole = lseek(fd, data, SEEK_HOLE);
         uint64_t end = hole <= data || (uint64_t)hole > size ? size : (uint64_t)hole;
-        int r = vector_push(list, (struct pax_extent){(uint64_t)data, end - (uint64_t)data});
+        int r = vector_push(list, (struct builder_piece){.offset = (uint64_t)data,
+                                                         .length = end - (uint64_t)data});
         if (r < 0)
             return r;
         at = end;
@@ -713,7 +716,7 @@ static int gather_find_holes(struct gathered *g, int fd, const struct stat *st,
     off_t hole = lseek(fd, 0, SEEK_HOLE);
     if (hole < 0 || (uint64_t)hole >= size)
         return 0;
-    g->member.sparse = true;
+    g->member.data = DATA_PIECES;
     return gather_find_extents(fd, size, list);
 }
 
@@ -813,7 +816,7 @@ static int gather_by_type(const struct gather_from *from, struct gathered *g)
 /* Gives the member its name in the archive. A symbolic link still leads to what it led to. */
 static int gather_compose(struct gathered *g)
 {
-    struct pax_member *m = &g->member;
+    struct builder_member *m = &g->member;
     char *link;
     int r = selection_compose(g->path, &g->composed);
     if (r == 1) {

@@ -31,7 +31,7 @@ struct gather_file {
     uint32_t position;         /* the file's position there */
 };
 
-typedef VECTOR(struct pax_extent) gather_extents;
+typedef VECTOR(struct builder_piece) gather_extents;
 
 /* A file whose data comes in pieces. Freed by stream_free. */
 struct stream {
@@ -64,12 +64,11 @@ struct gather_from {
 };
 
 struct gathered {
-    bool skip;                /* there is no member: a socket, or a failure */
-    struct pax_member member; /* points into the fields below */
-    struct pax_buffer header; /* encoded */
-    uint8_t *data;            /* the whole data, or NULL */
-    uint64_t sum;             /* the XXH3-64 of `data` */
-    struct stream *stream;    /* if the data comes in pieces */
+    bool skip;                    /* there is no member: a socket, or a failure */
+    struct builder_member member; /* points into the fields below */
+    struct pax_buffer header;     /* encoded */
+    uint8_t *data;                /* the whole data, with its sum in `member`, or NULL */
+    struct stream *stream;        /* if the data comes in pieces */
 
     /* For a directory: its content. */
     bool is_folder;

@@ -560,12 +560,13 @@ int shard_set_close(struct shard_set *s, struct fault *fault, struct writer_tota
 
 /* ---- members ---- */
 
-static int shard_set_put(struct shard_set *s, uint32_t shard, const struct pax_member *member,
-                         struct pax_buffer *header, const uint64_t *sum, struct fault *fault)
+static int shard_set_put(struct shard_set *s, uint32_t shard,
+                         const struct builder_member *member, struct pax_buffer *header,
+                         struct fault *fault)
 {
     struct writer *w = s->shard[shard].writer;
     s->offset -= writer_offset(w);
-    int r = writer_add(w, member, header, sum, fault);
+    int r = writer_add(w, member, header, fault);
     s->offset += writer_offset(w);
     return shard_set_name_fault(s, shard, r, fault);
 }
@@ -577,7 +578,7 @@ static int shard_set_put_pending(struct shard_set *s, uint32_t shard,
     struct pax_buffer copy = {0};
     int r = vector_append(&copy, header->at, header->count);
     if (r == 0)
-        r = shard_set_put(s, shard, &pending->gathered.member, &copy, NULL, fault);
+        r = shard_set_put(s, shard, &pending->gathered.member, &copy, fault);
     vector_free(&copy);
     if (r == 0)
         pending->written[shard / 8] |= (uint8_t)(1u << shard % 8);
@@ -606,11 +607,11 @@ static int shard_set_put_missing(struct shard_set *s, uint32_t shard,
 
 /* As writer_add and writer_data. `folder` is the folder that the member is in. */
 static int shard_set_add(struct shard_set *s, uint32_t shard, const struct folder *folder,
-                         const struct pax_member *member, struct pax_buffer *header,
-                         const uint64_t *sum, struct fault *fault)
+                         const struct builder_member *member, struct pax_buffer *header,
+                         struct fault *fault)
 {
     int r = shard_set_put_missing(s, shard, folder, fault);
-    return r < 0 ? r : shard_set_put(s, shard, member, header, sum, fault);
+    return r < 0 ? r : shard_set_put(s, shard, member, header, fault);
 }
 
 static int shard_set_data(struct shard_set *s, uint32_t shard, void *bytes, size_t len,
@@ -638,7 +639,7 @@ static int shard_set_add_folder(struct shard_set *s, const struct folder *folder
                                 struct folder *below, struct gathered *g, struct fault *fault)
 {
     if (s->count == 1)
-        return shard_set_put(s, 0, &g->member, &g->header, NULL, fault);
+        return shard_set_put(s, 0, &g->member, &g->header, fault);
     struct pending_folder *pending = calloc(1, sizeof(*pending) + s->count / 8 + 1);
     if (!pending)
         return -ENOMEM;
@@ -1066,7 +1067,7 @@ static int pipeline_report_gathered(struct pipeline *p, const struct gathered *g
 static int pipeline_make_link(struct pipeline *p, struct item *item, const char *first)
 {
     struct gathered *g = &item->gathered;
-    struct pax_member *m = &g->member;
+    struct builder_member *m = &g->member;
     if (item->stream) {
         pthread_mutex_lock(&p->lock);
         item->stream->dropped = true;
@@ -1075,13 +1076,14 @@ static int pipeline_make_link(struct pipeline *p, struct item *item, const char 
     free(g->data);
     free(g->problem); /* with what was read */
     g->data = NULL;
+    m->has_sum = false;
     g->problem = NULL;
     vector_free(&g->header);
-    m->hardlink = true;
+    m->is_hardlink = true;
     m->link = first;
     m->link_len = strlen(first);
-    m->sparse = false;
-    m->extent_count = m->xattr_count = 0;
+    m->data = DATA_STORED;
+    m->piece_count = m->xattr_count = 0;
     return pax_encode(m, &g->header);
 }
 
@@ -1190,8 +1192,7 @@ static int pipeline_write_member(struct pipeline *p, struct item *item)
         return r;
     if (S_ISDIR(g->member.mode))
         return shard_set_add_folder(p->shards, item->folder, item->below, g, p->fault);
-    r = shard_set_add(p->shards, item->shard, item->folder, &g->member, &g->header,
-                      g->data ? &g->sum : NULL, p->fault);
+    r = shard_set_add(p->shards, item->shard, item->folder, &g->member, &g->header, p->fault);
     if (r == 0 && g->data) {
         p->read_bytes += g->member.size_bytes;
         r = shard_set_data(p->shards, item->shard, steal_ptr(&g->data),

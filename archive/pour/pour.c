@@ -523,7 +523,7 @@ static int member_rename(struct pour *p, struct fault *fault)
 }
 
 /* A symbolic link still leads to what it led to, if that is in the tree. */
-static int member_follow(struct pour *p, struct pax_member *m)
+static int member_follow(struct pour *p, struct builder_member *m)
 {
     if (!p->selection.is_nfc || !m->link ||
         path_leads_out(m->path, m->path_len, m->link, m->link_len))
@@ -624,7 +624,7 @@ static int pouring_put(struct pouring *f, const uint8_t *bytes, uint64_t len)
 
 /* Where data lies in the file, of which `m` has all but the holes. */
 struct pour_place {
-    const struct pax_member *m;
+    const struct builder_member *m;
     size_t extent; /* the next byte is in it */
     uint64_t at;   /* the next byte in the file */
 };
@@ -633,17 +633,17 @@ struct pour_place {
 static int pouring_put_at(struct pouring *f, struct pour_place *w, const uint8_t *bytes,
                           uint64_t len, uint64_t offset)
 {
-    const struct pax_member *m = w->m;
+    const struct builder_member *m = w->m;
     if (offset < w->at)
         return pouring_fault(f, "its data is out of order");
-    if (!m->sparse) {
+    if (m->data == DATA_STORED) {
         int r = pouring_put(f, NULL, offset - w->at);
         w->at = offset + len;
         return r < 0 ? r : pouring_put(f, bytes, len);
     }
     while (len > 0) {
-        const struct pax_extent *e =
-            w->extent < m->extent_count ? &m->extents[w->extent] : NULL;
+        const struct builder_piece *e =
+            w->extent < m->piece_count ? &m->pieces[w->extent] : NULL;
         if (!e || offset < e->offset)
             return pouring_fault(f, "its map of holes makes no sense");
         uint64_t end = e->offset + e->length, from = max_u64(w->at, e->offset);
@@ -673,7 +673,7 @@ static int pouring_read_failed(struct pouring *f, uint64_t size)
     return pouring_fault(f, what);
 }
 
-static int member_put_data(struct pour *p, const struct pax_member *m, struct archive *a,
+static int member_put_data(struct pour *p, const struct builder_member *m, struct archive *a,
                            struct fault *fault)
 {
     uint64_t stored = pax_stored_bytes(m);
@@ -696,7 +696,7 @@ static int member_put_data(struct pour *p, const struct pax_member *m, struct ar
             break;
         p->progress->beats++;
     }
-    if (r == 0 && (f.left || (!m->sparse && place.at < m->size_bytes)))
+    if (r == 0 && (f.left || (m->data == DATA_STORED && place.at < m->size_bytes)))
         r = pouring_fault(&f, "has less data than its size says");
     free(f.piece);
     return r;
@@ -710,46 +710,37 @@ static int member_take_attribute(void *ctx, const char *name, const void *value,
     return pax_xattrs_add(&p->xattrs, name, strlen(name), value, len);
 }
 
-static int member_take_extents(struct pour *p, struct archive_entry *entry)
+static int member_take_pieces(struct pour *p, struct archive_entry *entry,
+                              struct builder_member *m)
 {
     la_int64_t offset, length;
-    p->extents.count = 0;
+    p->pieces.count = 0;
     archive_entry_sparse_reset(entry);
     while (archive_entry_sparse_next(entry, &offset, &length) == ARCHIVE_OK) {
-        struct pax_extent *last =
-            p->extents.count ? &p->extents.at[p->extents.count - 1] : NULL;
+        struct builder_piece *last =
+            p->pieces.count ? &p->pieces.at[p->pieces.count - 1] : NULL;
         if (length == 0)
             continue; /* GNU tar marks the file's size with an empty range */
         if (last && last->offset + last->length == (uint64_t)offset)
             last->length += (uint64_t)length;
-        else if (vector_push(&p->extents,
-                             (struct pax_extent){(uint64_t)offset, (uint64_t)length}) < 0)
+        else if (vector_push(&p->pieces, (struct builder_piece){.offset = (uint64_t)offset,
+                                                                .length = (uint64_t)length}) <
+                 0)
             return -ENOMEM;
     }
+    m->pieces = p->pieces.at;
+    m->piece_count = p->pieces.count;
     return 0;
 }
 
-/* The current member, whose name is in p->path. */
-static struct pax_member member_begin(const struct pour *p, const struct builder_member *b)
-{
-    return (struct pax_member){
-        .path = p->path.at,
-        .path_len = p->path.count - 1,
-        .mode = b->mode,
-        .uid = b->uid,
-        .gid = b->gid,
-        .mtime_sec = b->mtime_sec,
-        .mtime_nsec = b->mtime_nsec,
-    };
-}
-
 /* Asks the builder, and puts the header. */
-static int member_put_header(struct pour *p, const struct pax_member *m, struct fault *fault)
+static int member_put_header(struct pour *p, const struct builder_member *m,
+                             struct fault *fault)
 {
     struct pax_buffer header = {0};
     int r = pax_encode(m, &header);
     if (r == 0) {
-        r = writer_add(p->writer, m, &header, NULL, fault);
+        r = writer_add(p->writer, m, &header, fault);
         r = r < 0 ? member_writer_failed(p, r, true) : 0;
     }
     vector_free(&header);
@@ -776,25 +767,19 @@ static int pour_add(void *ctx, const char *path, const struct builder_member *b,
     if (r < 0 || member_is_excluded(p, is_folder))
         return r;
     r = member_rename(p, fault);
-    struct pax_member m = member_begin(p, b);
-    m.link = b->symlink;
-    m.link_len = b->symlink_len;
+    struct builder_member m = *b;
+    m.path = p->path.at;
+    m.path_len = p->path.count - 1;
     if (r == 0)
         r = member_follow(p, &m);
     if (r < 0)
         return r;
-    m.rdev_major = b->rdev_major;
-    m.rdev_minor = b->rdev_minor;
-    m.size_bytes = b->size_bytes;
-    m.sparse = b->data == DATA_PIECES;
     r = tar_take_attributes(entry, member_take_attribute, p, &p->odd);
     pax_xattrs_sort(&p->xattrs);
     m.xattrs = p->xattrs.at;
     m.xattr_count = p->xattrs.count;
-    if (r == 0 && m.sparse)
-        r = member_take_extents(p, entry);
-    m.extents = p->extents.at;
-    m.extent_count = m.sparse ? p->extents.count : 0;
+    if (r == 0 && m.data == DATA_PIECES)
+        r = member_take_pieces(p, entry, &m);
     if (r == 0)
         r = member_put_header(p, &m, fault);
     pax_xattrs_free(&p->xattrs);
@@ -820,17 +805,20 @@ static int pour_link(void *ctx, const char *path, const char *target,
     if (strcmp(p->path.at, p->target.at) == 0 &&
         writer_has(p->writer, p->path.at, p->path.count - 1) == 1)
         return 0; /* to itself */
-    struct pax_member m = member_begin(p, b);
+    struct builder_member m = *b;
+    m.path = p->path.at;
+    m.path_len = p->path.count - 1;
+    m.data = DATA_STORED;
     m.link = p->target.at;
     m.link_len = p->target.count - 1;
-    m.hardlink = true;
+    m.is_hardlink = true;
     return member_put_header(p, &m, fault);
 }
 
 void pour_free(struct pour *p)
 {
     pax_xattrs_free(&p->xattrs);
-    vector_free(&p->extents);
+    vector_free(&p->pieces);
     vector_free(&p->path);
     vector_free(&p->target);
     vector_free(&p->spellings);

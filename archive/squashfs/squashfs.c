@@ -426,8 +426,8 @@ static int squashfs_read_symlink(struct walk *w, sqfs_inode *inode, char *target
         memchr(target, '\0', inode->xtra.symlink_size))
         return fault_set(w->fault, -EUCLEAN, w->path, member->header_offset,
                          "is a symbolic link whose target is damaged");
-    member->symlink = target;
-    member->symlink_len = inode->xtra.symlink_size;
+    member->link = target;
+    member->link_len = inode->xtra.symlink_size;
     return 0;
 }
 

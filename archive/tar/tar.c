@@ -155,10 +155,10 @@ int tar_describe_type(struct archive_entry *entry, struct builder_member *member
         member->rdev_minor = (uint32_t)archive_entry_rdevminor(entry);
         break;
     case AE_IFLNK:
-        member->symlink = archive_entry_symlink(entry);
-        if (!member->symlink || !member->symlink[0])
+        member->link = archive_entry_symlink(entry);
+        if (!member->link || !member->link[0])
             return -EINVAL;
-        member->symlink_len = strlen(member->symlink);
+        member->link_len = strlen(member->link);
         member->mode = 0777; /* as the system shows it, whatever was stored */
         break;
     default:

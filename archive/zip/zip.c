@@ -1110,8 +1110,8 @@ static int add_typed(struct zip *z, const struct zip_entry *e, uint64_t record,
         r = scan_long(z, e, data);
     if (r == 0 && S_ISLNK(e->mode)) {
         r = read_target(z, e, data, target);
-        member->symlink = target;
-        member->symlink_len = e->size_bytes;
+        member->link = target;
+        member->link_len = e->size_bytes;
         member->mode = S_IFLNK | 0777; /* as the system shows it, whatever was stored */
     } else if (S_ISREG(e->mode)) {
         member->size_bytes = e->size_bytes;

@@ -278,7 +278,7 @@ static void add_others(struct builder *b)
             builder_add_xattr(b, inode, "user.b", 6, "", 0) == 0 &&
             builder_link(b, "link", 4, "d/e/sparse", 10, 0, NULL, &inode) == 0);
     m = (struct builder_member){
-        .mode = S_IFLNK | 0777, .symlink = "d/e", .symlink_len = 3, .mtime_sec = -1};
+        .mode = S_IFLNK | 0777, .link = "d/e", .link_len = 3, .mtime_sec = -1};
     require(builder_add(b, "d/symlink", 9, &m, NULL, &inode) == 0);
     m = (struct builder_member){.mode = S_IFCHR | 0600, .rdev_major = 1, .rdev_minor = 300};
     m.mtime_sec = INT64_MAX;

@@ -56,7 +56,7 @@ static char *take_path(struct bytes *b, size_t *ret_len)
     return path;
 }
 
-static void compare(const struct pax_member *m, struct archive_entry *e)
+static void compare(const struct builder_member *m, struct archive_entry *e)
 {
     const char *path = archive_entry_pathname(e);
     size_t len = path ? strlen(path) : 0;
@@ -64,7 +64,7 @@ static void compare(const struct pax_member *m, struct archive_entry *e)
     require(len == m->path_len || (S_ISDIR(m->mode) && path[m->path_len] == '/'));
     require(archive_entry_uid(e) == m->uid && archive_entry_gid(e) == m->gid);
     require((archive_entry_perm(e) & 07777u) == (m->mode & 07777u));
-    if (m->hardlink) {
+    if (m->is_hardlink) {
         require(strcmp(archive_entry_hardlink(e), m->link) == 0);
         return;
     }
@@ -80,7 +80,7 @@ static void compare(const struct pax_member *m, struct archive_entry *e)
     }
 }
 
-static void read_back(const struct pax_member *m, const struct pax_buffer *buffer)
+static void read_back(const struct builder_member *m, const struct pax_buffer *buffer)
 {
     struct archive *a = archive_read_new();
     struct archive_entry *entry;
@@ -98,9 +98,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct bytes b = {data, size};
     struct pax_buffer buffer = {0};
     uint32_t flags = (uint32_t)take(&b, 1);
-    struct pax_member m = {
+    struct builder_member m = {
         .mode = types[flags % 8] | ((uint32_t)take(&b, 2) & 07777u),
-        .hardlink = flags % 8 == 1,
+        .is_hardlink = flags % 8 == 1,
         .uid = (uint32_t)take(&b, 4),
         .gid = (uint32_t)take(&b, 4),
         .mtime_sec = (int64_t)take(&b, 8) >> take(&b, 1) % 64,
@@ -111,8 +111,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (flags % 8 == 0) /* libarchive refuses those near 2^63 */
         m.size_bytes = take(&b, 8) >> (2 + take(&b, 1) % 62);
     char *link = take_path(&b, &m.link_len), *name = take_text(&b, 200, &m.xattr_count);
-    struct pax_xattr xattr = {name, m.xattr_count, data, size < 1000 ? size : 1000};
-    m.xattr_count = flags & 64 && !m.hardlink && !memchr(name, '=', xattr.name_len) ? 1 : 0;
+    struct xattr xattr = {name, m.xattr_count, data, size < 1000 ? size : 1000};
+    m.xattr_count = flags & 64 && !m.is_hardlink && !memchr(name, '=', xattr.name_len) ? 1 : 0;
     char *path = take_path(&b, &m.path_len);
     m.path = path;
     m.link = link;

@@ -103,7 +103,7 @@ static inline uint32_t add_symlink(struct builder *b, const char *path, const ch
 {
     return add(b, path,
                &(struct builder_member){
-                   .mode = S_IFLNK | 0777, .symlink = target, .symlink_len = strlen(target)});
+                   .mode = S_IFLNK | 0777, .link = target, .link_len = strlen(target)});
 }
 
 static inline uint32_t add_link(struct builder *b, const char *path, const char *target)

@@ -116,8 +116,7 @@ START_TEST(a_way_through_links_is_no_deeper)
     add_file(b, deep_path(path, 4001, "f"), 0, 1);
     path[strlen(path) - 2] = '\0';
     add(b, "link",
-        &(struct builder_member){
-            .mode = S_IFLNK, .symlink = path, .symlink_len = strlen(path)});
+        &(struct builder_member){.mode = S_IFLNK, .link = path, .link_len = strlen(path)});
     add_file(b, "link/x/y", 0, 2);
     char further[105] = "link/";
     for (size_t i = strlen(further); i < 104; i++)
@@ -644,14 +643,14 @@ START_TEST(symbolic_links_have_a_target_that_linux_can_hold)
     struct builder *b = new_builder();
     char target[4096];
     memset(target, 't', sizeof(target));
-    struct builder_member m = {.mode = S_IFLNK | 0777, .symlink = target, .symlink_len = 4095};
+    struct builder_member m = {.mode = S_IFLNK | 0777, .link = target, .link_len = 4095};
     add(b, "longest", &m);
-    m.symlink_len = 4096;
+    m.link_len = 4096;
     check_refused(b, "longer", 6, &m, -ENAMETOOLONG);
-    m.symlink_len = 0;
+    m.link_len = 0;
     check_refused(b, "empty", 5, &m, -EINVAL);
-    m.symlink = "a\0b";
-    m.symlink_len = 3;
+    m.link = "a\0b";
+    m.link_len = 3;
     check_refused(b, "zero", 4, &m, -EINVAL);
     struct index *index = build(b, &tar_header);
     ck_assert_str_eq(listing(index, ""), "longest ");
@@ -1450,8 +1449,8 @@ static void some_member(struct builder *b, unsigned *seed)
         .size_bytes = some_number(seed),
         .data = (enum builder_data)(rand_r(seed) % 2),
         .data_offset = some_number(seed),
-        .symlink = path,
-        .symlink_len = len,
+        .link = path,
+        .link_len = len,
     };
     int r = builder_add(b, path, len, &m, NULL, &inode);
     if (r == 0 && m.data == DATA_PIECES && S_ISREG(m.mode)) {

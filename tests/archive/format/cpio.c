@@ -132,15 +132,15 @@ static int cpio_add(struct cpio_walk *w, const struct cpio_member *m)
         .data = DATA_STORED,
         .data_offset = m->data_at,
         .header_offset = m->at,
-        .symlink = target,
-        .symlink_len = m->fields[SIZE],
+        .link = target,
+        .link_len = m->fields[SIZE],
     };
     uint32_t inode;
     int r = 0;
-    if (S_ISLNK(member.mode) && (!member.symlink_len || member.symlink_len > sizeof(target)))
+    if (S_ISLNK(member.mode) && (!member.link_len || member.link_len > sizeof(target)))
         return cpio_damaged(w, m->at, "a symbolic link has an impossible length");
     if (S_ISLNK(member.mode))
-        r = source_read(w->source, target, member.symlink_len, m->data_at);
+        r = source_read(w->source, target, member.link_len, m->data_at);
     if (r == 0)
         r = builder_add(w->builder, m->name, strlen(m->name), &member, w->fault, &inode);
     if (r == 0 && S_ISREG(member.mode))

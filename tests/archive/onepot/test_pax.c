@@ -14,13 +14,14 @@
 #include "pax.h"
 #include "suite.h"
 
-static struct pax_member file_called(const char *path)
+static struct builder_member file_called(const char *path)
 {
-    return (struct pax_member){.mode = S_IFREG | 0644, .path = path, .path_len = strlen(path)};
+    return (struct builder_member){
+        .mode = S_IFREG | 0644, .path = path, .path_len = strlen(path)};
 }
 
 /* Encode the member with zeros for data, and open it as an archive. */
-static struct archive *read_back(const struct pax_member *m, struct pax_buffer *buffer,
+static struct archive *read_back(const struct builder_member *m, struct pax_buffer *buffer,
                                  struct archive_entry **ret_entry)
 {
     ck_assert_int_eq(pax_encode(m, buffer), 0);
@@ -51,7 +52,7 @@ static void make_path(char *path, size_t len, size_t slash, char fill)
 
 static void check_path(const char *path)
 {
-    struct pax_member m = file_called(path);
+    struct builder_member m = file_called(path);
     struct pax_buffer buffer = {0};
     struct archive_entry *entry;
     struct archive *a = read_back(&m, &buffer, &entry);
@@ -88,7 +89,7 @@ START_TEST(a_name_that_a_plain_header_can_hold_gets_no_extension)
     char path[300];
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         make_path(path, cases[i].len, cases[i].slash, 'a');
-        struct pax_member m = file_called(path);
+        struct builder_member m = file_called(path);
         struct pax_buffer buffer = {0};
         ck_assert_int_eq(pax_encode(&m, &buffer), 0);
         ck_assert_msg(has_extension(&buffer) == !cases[i].plain, "length %zu, slash at %zu",
@@ -100,7 +101,7 @@ END_TEST
 
 START_TEST(directories_end_with_a_slash_and_the_root_is_a_dot)
 {
-    struct pax_member m = {.mode = S_IFDIR | 0755, .path = "d", .path_len = 1};
+    struct builder_member m = {.mode = S_IFDIR | 0755, .path = "d", .path_len = 1};
     struct pax_buffer buffer = {0};
     ck_assert_int_eq(pax_encode(&m, &buffer), 0);
     ck_assert_str_eq((char *)buffer.at, "d/");
@@ -117,9 +118,9 @@ START_TEST(links_of_every_length_come_back)
     for (size_t len = 1; len <= 520; len += len < 95 || len > 105 ? 13 : 1) {
         for (int i = 0; i < 4; i++) {
             make_path(target, len, 0, i & 1 ? '\xfe' : 'a');
-            struct pax_member m = file_called("name");
+            struct builder_member m = file_called("name");
             m.mode = (i & 2 ? S_IFREG : S_IFLNK) | 0777;
-            m.hardlink = i & 2;
+            m.is_hardlink = i & 2;
             m.link = target;
             m.link_len = len;
             struct pax_buffer buffer = {0};
@@ -149,7 +150,7 @@ START_TEST(owners_of_32_bits_come_back)
 {
     static const uint32_t ids[] = {0, 1000, 2097151, 2097152, 4294967294u};
     for (size_t i = 0; i < sizeof(ids) / sizeof(ids[0]); i++) {
-        struct pax_member m = file_called("f");
+        struct builder_member m = file_called("f");
         m.uid = ids[i];
         m.gid = ids[(i + 1) % 5];
         struct pax_buffer buffer = {0};
@@ -176,7 +177,7 @@ START_TEST(sizes_past_8_GiB_come_back)
                                      UINT64_C(1) << 50,
                                      UINT64_C(1) << 62};
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
-        struct pax_member m = file_called("f");
+        struct builder_member m = file_called("f");
         m.size_bytes = sizes[i];
         struct pax_buffer buffer = {0};
         struct archive_entry *entry;
@@ -193,7 +194,7 @@ END_TEST
 /* The record as text: libarchive 3.6 itself misreads fractions before 1970. */
 static void check_mtime(int64_t sec, uint32_t nsec, const char *text)
 {
-    struct pax_member m = file_called("f");
+    struct builder_member m = file_called("f");
     m.mtime_sec = sec;
     m.mtime_nsec = nsec;
     struct pax_buffer buffer = {0};
@@ -234,8 +235,8 @@ START_TEST(a_record_counts_its_own_length)
     for (size_t len = 0; len < 1200; len++) {
         char *value = calloc(1, len + 1);
         memset(value, 'v', len);
-        struct pax_xattr x = {"user.k", 6, value, len};
-        struct pax_member m = file_called("f");
+        struct xattr x = {"user.k", 6, value, len};
+        struct builder_member m = file_called("f");
         m.xattrs = &x;
         m.xattr_count = 1;
         struct pax_buffer buffer = {0};
@@ -253,8 +254,8 @@ END_TEST
 START_TEST(attributes_with_any_bytes_come_back)
 {
     static const char odd[] = "\n=\0\xff";
-    struct pax_xattr x[] = {{"user.empty", 10, "", 0}, {"user.odd", 8, odd, sizeof(odd)}};
-    struct pax_member m = file_called("f");
+    struct xattr x[] = {{"user.empty", 10, "", 0}, {"user.odd", 8, odd, sizeof(odd)}};
+    struct builder_member m = file_called("f");
     m.xattrs = x;
     m.xattr_count = 2;
     struct pax_buffer buffer = {0};
@@ -276,14 +277,14 @@ END_TEST
 
 /* ---- sparse files ---- */
 
-static void check_sparse(const char *path, const struct pax_extent *extents, size_t count,
+static void check_sparse(const char *path, const struct builder_piece *pieces, size_t count,
                          uint64_t size)
 {
-    struct pax_member m = file_called(path);
-    m.sparse = true;
+    struct builder_member m = file_called(path);
+    m.data = DATA_PIECES;
     m.size_bytes = size;
-    m.extents = extents;
-    m.extent_count = count;
+    m.pieces = pieces;
+    m.piece_count = count;
     struct pax_buffer buffer = {0};
     struct archive_entry *entry;
     struct archive *a = read_back(&m, &buffer, &entry);
@@ -296,8 +297,8 @@ static void check_sparse(const char *path, const struct pax_extent *extents, siz
         if (i == count && length == 0)
             continue;
         ck_assert_uint_lt(i, count);
-        ck_assert_int_eq(offset, (int64_t)extents[i].offset);
-        ck_assert_int_eq(length, (int64_t)extents[i].length);
+        ck_assert_int_eq(offset, (int64_t)pieces[i].offset);
+        ck_assert_int_eq(length, (int64_t)pieces[i].length);
         i++;
     }
     ck_assert_uint_eq(i, count);
@@ -307,11 +308,12 @@ static void check_sparse(const char *path, const struct pax_extent *extents, siz
 
 START_TEST(maps_of_sparse_files_come_back)
 {
-    static const struct pax_extent two[] = {{4096, 512}, {UINT64_C(1) << 40, 100}};
-    static const struct pax_extent first[] = {{0, 4096}};
-    struct pax_extent many[3000];
+    static const struct builder_piece two[] = {{.offset = 4096, .length = 512},
+                                               {.offset = UINT64_C(1) << 40, .length = 100}};
+    static const struct builder_piece first[] = {{.length = 4096}};
+    struct builder_piece many[3000];
     for (size_t i = 0; i < 3000; i++)
-        many[i] = (struct pax_extent){i * 65536, 4096};
+        many[i] = (struct builder_piece){.offset = i * 65536, .length = 4096};
     char name[300];
     for (int i = 0; i < 3; i++) {
         make_path(name, i == 0 ? 5 : 200, i == 0 ? 0 : 50, i == 2 ? '\xfe' : 's');
@@ -327,7 +329,7 @@ END_TEST
 START_TEST(a_socket_has_no_form_and_leaves_the_buffer_alone)
 {
     struct pax_buffer buffer = {0};
-    struct pax_member m = file_called("f");
+    struct builder_member m = file_called("f");
     ck_assert_int_eq(pax_encode(&m, &buffer), 0);
     size_t before = buffer.count;
     m.mode = S_IFSOCK | 0644;
