@@ -2,8 +2,8 @@
  * The core of the daemon: the session, its workers, a request and the ways to answer it. For
  * the files of this folder and for features (feature.h).
  *
- *   session.c   what kernel and daemon agree on (INIT), start, stop, lines for the mount's log
- *   loop.c      which worker waits for the next request, and on which CPU
+ *   session.c   what kernel and daemon agree on (INIT), start, stop, lines for the mount's log;
+ *               which worker waits for the next request, and on which CPU
  *   ops.c       one short function for each request of a read-only tree
  */
 #ifndef ONEPOT_CORE_H
@@ -171,23 +171,17 @@ void reply_result(struct request *rq, int err, const void *bytes, size_t len);
 int reply_for_stalled(struct worker *worker, uint64_t turn, uint64_t unique);
 #define VALID_FOREVER_S (UINT64_C(1) << 31)
 
-/* loop.c */
+/* session.c: workers */
 #define REQUEST_BYTES (READER_SPAN_MAX + 4096u) /* a worker's buffer */
-void loop_init(struct loop *loop);
-int loop_start(struct session *session);
 /* This worker may be away for long, so another takes over. The read path calls it. */
 void loop_about_to_wait(void *worker);
 /* The watchdog answered for this worker. Under the loop's lock. */
 void loop_dismiss_locked(struct worker *worker);
 /*
  * Get one more worker to take requests: a bound one, an idle extra one, or a new one.
- * -ESHUTDOWN after loop_end, which allows no new workers.
+ * -ESHUTDOWN once the session ends.
  */
 int loop_wake_another_locked(struct session *session);
-void loop_end(struct session *session);
-/* Wait for all workers, after loop_end. False: one is still in a request. */
-bool loop_join(struct session *session, const struct timespec *until);
-void loop_free(struct session *session);
 
 /*
  * Decisions of the loop. Did a request wait while the last one was being answered, which took

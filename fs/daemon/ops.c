@@ -384,6 +384,22 @@ static int read_span(struct session *s, struct read *read)
     return r;
 }
 
+int features_before_read(const struct features *features, struct read *read)
+{
+    int r = 0;
+
+    EACH_FEATURE (f, features, before_read)
+        if (r == 0)
+            r = f->feature->before_read(f->state, read);
+    return r;
+}
+
+void features_after_read(const struct features *features, struct read *read)
+{
+    EACH_FEATURE_BACK (f, features, after_read)
+        f->feature->after_read(f->state, read);
+}
+
 static void op_read(struct request *rq)
 {
     const struct fuse_read_in *in = rq->arg;

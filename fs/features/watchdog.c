@@ -4,7 +4,7 @@
  * several times a second. It answers one that is older than --io-timeout with EIO in place of
  * its worker. Time that unpacking takes does not count, nor does time for which this process
  * was stopped. The worker is dismissed and another
- * takes its turn; when the read ends after all, the worker comes back (loop.c).
+ * takes its turn; when the read ends after all, the worker comes back (session.c).
  *
  * It also finds a worker that is held up without having said so (by a page fault in the middle
  * of a mapped range) while no other waits for requests.

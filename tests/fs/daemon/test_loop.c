@@ -77,7 +77,6 @@ START_TEST(a_worker_that_gets_no_thread_is_equipped_once)
     ck_assert_int_eq(pipe(fds), 0);
     s.fd = fds[0];
     s.config.counters = &counters;
-    loop_init(&s.loop);
     ck_assert_int_eq(loop_wake_another_locked(&s), -EAGAIN);
     const struct worker first = *s.loop.workers[0];
     ck_assert_int_eq(loop_wake_another_locked(&s), -EAGAIN);
@@ -86,7 +85,6 @@ START_TEST(a_worker_that_gets_no_thread_is_equipped_once)
     ck_assert_ptr_eq(s.loop.workers[0]->reply_buffer, first.reply_buffer);
     ck_assert_ptr_eq(s.loop.workers[0]->scratch, first.scratch);
     ck_assert_int_eq(s.loop.workers[0]->fd, first.fd);
-    loop_free(&s);
     close(fds[0]);
     close(fds[1]);
 }
@@ -98,7 +96,6 @@ START_TEST(where_no_more_threads_are_to_be_had_a_worker_that_has_one_is_woken)
     static struct session s;
 
     s.config.counters = &counters;
-    loop_init(&s.loop);
     ck_assert_int_eq(loop_wake_another_locked(&s), -EAGAIN);
     atomic_store(&s.loop.workers[0]->parked, 0); /* so that there is a second one */
     ck_assert_int_eq(loop_wake_another_locked(&s), -EAGAIN);
@@ -108,7 +105,6 @@ START_TEST(where_no_more_threads_are_to_be_had_a_worker_that_has_one_is_woken)
     ck_assert_uint_eq(atomic_load(&s.loop.workers[0]->parked), 1);
     ck_assert_uint_eq(atomic_load(&s.loop.workers[1]->parked), 0);
     ck_assert_uint_eq(s.loop.active, 1);
-    loop_free(&s);
 }
 END_TEST
 
