@@ -60,6 +60,12 @@ static inline int bytes_compare(const void *a, size_t a_len, const void *b, size
     return compared ? compared : (a_len > b_len) - (a_len < b_len);
 }
 
+/* Are all bytes zero? Yes, if there are none. */
+static inline bool bytes_are_zero(const uint8_t *bytes, size_t len)
+{
+    return len == 0 || (bytes[0] == 0 && memcmp(bytes, bytes + 1, len - 1) == 0);
+}
+
 /* Take `len` bytes, which stay in the buffer. */
 static inline bool cursor_take(struct cursor *c, size_t len, const uint8_t **ret_bytes)
 {

@@ -282,12 +282,6 @@ static int backend_ask(const struct source *source, const uint8_t *head, size_t 
     return r;
 }
 
-/* A short head of zeros alone tells no format: an ISO image begins so, too. */
-static bool backend_is_blank(const uint8_t *head, size_t len)
-{
-    return len == 0 || (head[0] == 0 && memcmp(head, head + 1, len - 1) == 0);
-}
-
 static int backend_find_in(const struct source *source, size_t head_bytes, struct fault *fault,
                            const struct backend **ret_backend, const char **ret_compression)
 {
@@ -299,7 +293,7 @@ static int backend_find_in(const struct source *source, size_t head_bytes, struc
         return r;
     if (r < 0)
         return fault_set_read(fault, r, NULL, 0);
-    if (is_short && backend_is_blank(head, len))
+    if (is_short && bytes_are_zero(head, len)) /* zeros tell no format: an ISO image has them */
         return 0;
     r = backend_ask(source, head, len, ret_backend, ret_compression);
     if (r < 0)
@@ -330,7 +324,7 @@ const struct backend *backend_begins(const struct source *source, const char **r
     const char *ignored;
     size_t len;
     bool begins = backend_read_head(source, SHORT_HEAD_BYTES, &head, &len) == 0 &&
-                  !backend_is_blank(head, len) &&
+                  !bytes_are_zero(head, len) &&
                   backend_ask(source, head, len, &backend,
                               ret_compression ? ret_compression : &ignored) > 0;
     return begins ? backend : NULL;

@@ -26,6 +26,7 @@
 #include <zstd.h>
 #include <zstd_errors.h>
 
+#include "bytes.h"
 #include "cleanup.h"
 #include "codec.h"
 #include "numbers.h"
@@ -247,7 +248,7 @@ static int tar_unpack_write_sparse(struct unpacking *u, const uint8_t *bytes, si
     size_t from = there < len ? (size_t)there : len; /* not yet written */
     for (size_t at = from; at < len;) {
         size_t n = len - at < HOLE_BYTES ? len - at : HOLE_BYTES;
-        if (u->bytes >= HEAD_BYTES && n == HOLE_BYTES && tar_is_zero(bytes + at, n)) {
+        if (u->bytes >= HEAD_BYTES && n == HOLE_BYTES && bytes_are_zero(bytes + at, n)) {
             int r = tar_unpack_write_data(u, bytes + from, at - from, u->bytes + from);
             if (r < 0)
                 return r;
@@ -577,7 +578,7 @@ static int frames_note_rest(struct tar_framed *f)
     uint8_t bytes[TAR_BLOCK_BYTES];
     size_t len = (size_t)min_u64(f->size_bytes - f->offset, sizeof(bytes));
     int r = source_read(f->source, bytes, len, f->offset);
-    if (r == 0 && !tar_is_zero(bytes, len) && !f->progress->note[0])
+    if (r == 0 && !bytes_are_zero(bytes, len) && !f->progress->note[0])
         snprintf(f->progress->note, sizeof(f->progress->note),
                  "%llu bytes behind the end of its %s data (offset %llu) are ignored",
                  (unsigned long long)(f->size_bytes - f->offset),

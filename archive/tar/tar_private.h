@@ -1,11 +1,6 @@
 /*
- * Shared by the files of the tar back end:
- *
- *   tar_probe.c                        recognizes a tar by its bytes
- *   tar_frames.c                       reads a compressed tar by its frames, or unpacks it
- *   tar.c                              reads members
- *
- * All but tar_probe.c see libarchive.
+ * What the two files of the tar back end share: tar.c recognizes a tar and reads its members,
+ * tar_frames.c reads a compressed one by its frames, or unpacks it.
  */
 #ifndef ONEPOT_TAR_PRIVATE_H
 #define ONEPOT_TAR_PRIVATE_H
@@ -19,45 +14,6 @@
 
 #define TAR_BLOCK_BYTES 512u
 #define TAR_TYPE_AT 156u /* in a header */
-
-/* ---- tar_probe.c ---- */
-
-/* Does a member's header start here? `block` is TAR_BLOCK_BYTES long. */
-bool tar_is_header(const uint8_t *block);
-
-/* How many bytes belong to this header. Less than 2^62. */
-uint64_t tar_size(const uint8_t *header);
-
-/* Where the next header lies behind this one, which is at `at`. */
-static inline uint64_t tar_next(const uint8_t *header, uint64_t at)
-{
-    return at + TAR_BLOCK_BYTES +
-           ((tar_size(header) + TAR_BLOCK_BYTES - 1) & ~(uint64_t)(TAR_BLOCK_BYTES - 1));
-}
-
-/* Are all bytes zero? */
-bool tar_is_zero(const uint8_t *bytes, size_t len);
-
-int tar_probe(const struct source *source, const uint8_t *head, size_t head_len);
-int tar_find_behind(const struct front *front, uint64_t *ret_offset);
-bool tar_is_whole(const struct source *source, bool by_end);
-bool tar_continues(const struct source *source, const struct source *next, bool is_split);
-
-/*
- * check_end of struct backend_trailer: without an end-of-archive marker a tar may have been cut
- * off between two members, which tar programs take for its end.
- */
-int tar_check_end(const struct archive_end *end);
-
-/* ---- tar_records.c ---- */
-
-/* Facts of a member's extended headers that libarchive does not report. */
-struct tar_facts {
-    unsigned headers;       /* how many; some writers produce two, and the last one counts, */
-    bool is_sound;          /* unless this one is malformed */
-    bool has_negative_time; /* "mtime=-..." */
-    bool stores_holes;      /* Solaris' holes, which are stored as zeros */
-};
 
 /* ---- tar.c ---- */
 
@@ -81,20 +37,6 @@ struct tar_feed {
 int tar_feed_open(struct tar_feed *feed, struct source *source, uint64_t offset,
                   size_t block_bytes, struct archive *a);
 void tar_feed_close(struct tar_feed *feed);
-
-/* ---- tar_attributes.c ---- */
-
-#define TAR_NOBODY 65534 /* for owners that do not fit in 32 bits */
-
-/* Values from global headers, for all members without their own. Starts as zeros. */
-struct tar_globals {
-    bool has_mtime, has_uid, has_gid;
-    bool own_mtime, own_uid, own_gid; /* the current member has its own */
-    bool has_others;                  /* records that are not applied */
-    int64_t mtime_sec;
-    uint32_t mtime_nsec;
-    int64_t uid, gid;
-};
 
 /* ---- tar_frames.c ---- */
 
