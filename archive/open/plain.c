@@ -14,7 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <sys/xattr.h>
@@ -29,7 +28,6 @@
 #include "source_concat.h"
 #include "source_folder.h"
 #include "source_ops.h"
-#include "syscalls.h"
 #include "vector.h"
 #include "volumes.h"
 
@@ -420,53 +418,21 @@ static void plain_note_links(const struct plain *plain, const struct pot_options
                  count, first->path);
 }
 
-static int plain_make(struct pot *pot, const struct pot_options *options, struct fault *fault)
+int plain_index(const char *path, const struct pot_options *options, int fd,
+                struct fault *fault, struct source **ret_source, uint64_t *ret_fingerprint)
 {
     struct plain plain;
-    auto_close int fd = syscall_memfd("onepot-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    int r = plain_list(pot->path, &plain, fault);
+    int r = plain_list(path, &plain, fault);
     if (r == 0)
-        r = fd < 0 ? fd : plain_source(&plain, &pot->source);
+        r = plain_source(&plain, ret_source);
     if (r == -EFBIG)
         fault_set(fault, r, NULL, FAULT_NO_OFFSET,
                   "its files have more than 8 EiB together, holes included");
     if (r == 0)
-        r = plain_write(&plain, pot->source, fd, fault);
+        r = plain_write(&plain, *ret_source, fd, fault);
     if (r == 0)
         plain_note_links(&plain, options);
-    pot->identity = plain.identity;
-    pot->fingerprint = plain.fingerprint;
-    pot->has_fingerprint = true;
+    *ret_fingerprint = plain.fingerprint;
     plain_free(&plain);
-    return r < 0 ? r : built_index_open_image(fd, pot->path, fault, &pot->index);
-}
-
-int plain_open(const char *path, const struct pot_options *options, struct fault *fault,
-               struct pot **ret_pot)
-{
-    const struct pot_compose *compose = options->compose;
-    size_t len = strlen(path);
-    if ((compose && compose->nested) || options->offset)
-        return fault_set(fault, -EINVAL, NULL, FAULT_NO_OFFSET,
-                         "is shown as it is: archives in it are files, with no offset");
-    struct pot *pot = calloc(1, sizeof(*pot));
-    if (!pot)
-        return -ENOMEM;
-    while (len > 1 && path[len - 1] == '/')
-        len--;
-    pot->backend = &backend_plain;
-    pot->is_plain = true;
-    pot->origin = POT_INDEX_BUILT;
-    pot->path = strndup(path, len);
-    int r = pot->path ? plain_make(pot, options, fault) : -ENOMEM;
-    if (r == 0 && !options->lists_left_out)
-        pot_note_left_out(options, pot);
-    if (r == 0 && compose && compose->view)
-        r = pot_show(pot, compose->view, fault);
-    if (r < 0) {
-        pot_close(pot);
-        return r;
-    }
-    *ret_pot = pot;
-    return 0;
+    return r;
 }

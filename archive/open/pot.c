@@ -1,52 +1,131 @@
 /*
- * Opening an archive: from a path to bytes, index and format.
+ * How archives are opened, from their paths to one tree. One archive is a list of one:
  *
- * Each way to an index is an opener, in order of trust and cost. The list of them, `openers`,
- * is all that decides which one is taken.
+ *   1. part_open_file: the file, or all parts of the archive that it is one of. Its end and its
+ *      first bytes tell nearly all of them; rare questions are for the rest.
+ *   2. many_check_exchange: is a pack replacing it?
+ *   3. part_look: its format, and what it lies in, where that is not known by now.
+ *   4. part_open: its index, by the first of several openers that has one: the archive's own, a
+ *      saved one, one that the store unpacks a stream by, a new one. Then the tree that is
+ *      shown, if that is another than the archive's (composed_apply).
+ *   5. Of several: many_unite makes one tree of theirs.
+ *
+ * The file has what the steps need first, and the steps at its end: messages, saved indexes,
+ * new ones, unpacking, trees that are composed of others, one archive, several. What an
+ * archive's parts are volumes.c finds out; plain.c lists folders.
  */
 #include "pot.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <linux/magic.h>
+#include <malloc.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/vfs.h>
+#include <time.h>
 #include <unistd.h>
 #include <xxhash.h>
 
 #include "budget.h"
+#include "builder.h"
 #include "checksum.h"
 #include "cleanup.h"
 #include "clock.h"
+#include "codec.h"
 #include "cpus.h"
+#include "file_id.h"
 #include "helpers.h"
+#include "leftovers.h"
+#include "nested.h"
 #include "numbers.h"
 #include "output.h"
 #include "path.h"
+#include "place.h"
 #include "pot_private.h"
+#include "recipe.h"
+#include "sandbox.h"
+#include "sanitizer.h"
+#include "shard_exchange.h"
+#include "source_concat.h"
+#include "source_ops.h"
 #include "source_retry.h"
 #include "source_slice.h"
 #include "syscalls.h"
+#include "thread.h"
+#include "tree.h"
+#include "vector.h"
 #include "volumes.h"
 
-/* Sums of the whole unpacked content, for its index. In the child, whose end frees them. */
-static int unpacked_sums(struct source *source, struct builder_header *header,
-                         struct progress *progress);
+/*
+ * How the tree that is shown is made of archives' own: at most two steps, each with a recipe.
+ * First several trees become one (a union, or archives in the archive), then a view is made of
+ * that, so that another view needs the second step alone. A saved index spares its step and
+ * those before it.
+ */
+struct composition {
+    struct pot *pot;                   /* gets the index; its path is for messages */
+    const struct pot_options *options; /* whether to use and to save it */
+    const struct source *archive;      /* its owner and readers may read a saved one */
+    const char *file; /* a saved one is named after it: the archive, or the first of several */
+    bool is_private;  /* only this user may read a saved one */
+    bool saves_later; /* leave the last for pot_save */
+    /* Does the proof behind a recipe's name hold? NULL: there is none. */
+    bool (*proves)(void *arg, const void *proof, size_t len);
+    void *arg;
+    uint64_t start_ms;       /* when the work for the first step began (now_ms); 0: with it */
+    const struct view *view; /* the last step; NULL: there is no view */
+    struct recipe recipes[2];
+    size_t count, done; /* steps in all, and steps that pot->index has */
+};
+
+/* The pot while it is being opened: what its openers know and leave for one another. */
+struct opening {
+    struct pot *pot;
+    struct pot_options *options;    /* the caller's, for this opening alone */
+    const char *compression;        /* of pot->source as a whole; NULL: none */
+    struct embedded_index embedded; /* if it was found already; else length 0 */
+    struct index *stream_index;     /* of the content of pot->source, which is one stream */
+    bool is_of_later_version;       /* the saved index, which stays as it is */
+    uint64_t unpack_ms;             /* that unpacking took */
+    struct fault stale;       /* if set, the archive's own index is older than its bytes */
+    struct composition steps; /* that options->compose asks for */
+};
+
+/*
+ * One way to open an archive. 0: pot->index is open. OPENER_NOT_MINE: the archive is not opened
+ * in this way; the next opener tries, with what this one found out. Else -errno and maybe a
+ * fault. A fault does not count without an error.
+ */
+typedef int opener(struct opening *o, struct fault *fault);
+#define OPENER_NOT_MINE 1
+
+/* The archive file, packed or not. */
+static struct source *pot_file(const struct pot *pot)
+{
+    return pot->packed ? pot->packed : pot->source;
+}
 
 /*
  * Messages to the user about an archive being opened: permanent lines, the progress of a long
  * step, and the remark that a child left.
  */
 
-void pot_note_fault(const struct pot_options *options, const char *path,
-                    const struct fault *fault)
+/* A line for the user, of a fault. */
+static void pot_note_fault(const struct pot_options *options, const char *path,
+                           const struct fault *fault)
 {
     char line[1400];
     if (!options->note)
@@ -76,7 +155,8 @@ static void pot_place_fault(const struct source *source, struct fault *fault)
         fault_set_file(fault, source_name(file));
 }
 
-void pot_note_left_out(const struct pot_options *options, const struct pot *pot)
+/* One line on the members that the index lacks, if there are any. */
+static void pot_note_left_out(const struct pot_options *options, const struct pot *pot)
 {
     uint64_t count = index_left_out(pot->index), cursor = 0;
     struct fault first = {.err = EUCLEAN, .offset = FAULT_NO_OFFSET};
@@ -115,9 +195,10 @@ static bool pot_note_progress(void *ctx, const struct progress *progress)
     return !w->options->cancelled || !*w->options->cancelled;
 }
 
-int pot_run(const struct pot_options *options, const char *path, const char *doing,
-            int (*fn)(void *arg, struct progress *progress, struct fault *fault), void *arg,
-            const struct sandbox_limits *limits, struct fault *fault)
+/* sandbox_run, showing the progress as `doing` and the child's remark as a note. */
+static int pot_run(const struct pot_options *options, const char *path, const char *doing,
+                   int (*fn)(void *arg, struct progress *progress, struct fault *fault),
+                   void *arg, const struct sandbox_limits *limits, struct fault *fault)
 {
     struct watching w = {.options = options, .doing = doing};
     int r = sandbox_run(fn, arg, limits, pot_note_progress, &w, fault);
@@ -127,84 +208,658 @@ int pot_run(const struct pot_options *options, const char *path, const char *doi
 }
 
 /*
- * The sums that an archive's files have. Where all sums are of one kind, the index's header
- * tells; a tree of several archives may have files with sums of different kinds, and files
- * without.
+ * Indexes of foreign archives, kept on disk.
+ *
+ * An index is saved beside the archive (ARCHIVE.onepot-index), where all its readers profit,
+ * else in the user's cache folder. It is written
+ * to a temporary name, flushed and renamed, so that it is there as a whole or not at all.
+ *
+ * None is trusted. It must state the archive's size, its time and a fingerprint of its
+ * content, which is not computed if nothing has touched the archive since. It must belong to
+ * this user, to the archive's owner or to root, and be writable by nobody who may not write to
+ * the archive; otherwise anybody could plant a tree of his own design. All checks use one
+ * descriptor, which is then used to read the index.
  */
 
-static int pot_sums_of_mixed(const struct index *index, struct pot_sums *sums)
+#define INDEX_JOINED "@joined" /* behind the archive's name, of one with --ignore-zeros */
+
+/* The part of a saved index's name between the archive's name, or its key, and the suffix. */
+#define INDEX_TAG_LEN 40
+
+/*
+ * The cache folder: indexes that can't lie beside their archives, and indexes of unions and
+ * views. Nobody asks for them by name, so unused ones have to go by themselves.
+ *
+ * Each time that one is saved, the others are looked at: one that was not used for 90 days is
+ * removed, and those used longest ago are removed until the rest has room within the bound. The
+ * time of access is the time of use. It is set here, at most once a day, since many filesystems
+ * are mounted so that reading leaves it alone.
+ *
+ * In use. Whoever maps an index of local storage holds a shared lock on it (flock): on the open
+ * file that is mapped, so that the lock lasts as long as the mapping (overlayfs maps another
+ * one). It can't be removed meanwhile. An index on a network filesystem is read once and never
+ * mapped, and locks there may hang: none is taken. A process that opened a file just before it
+ * was removed goes on with it, or makes another.
+ *
+ * A name alone decides nothing. Files are removed only from a folder of this user to which
+ * nobody else can write, by a descriptor of it, and only regular files whose name ends as a
+ * cached index's does.
+ */
+
+#define DAY_S 86400
+#define KEPT_DAYS 90
+#define KEPT_BYTES (UINT64_C(2) << 30)
+#define PATH_KEY_LEN 16 /* hexadecimal digits of the hash of an archive's path */
+
+enum { NAME_PART = 100 }; /* of the archive's name, within the name of its index */
+
+/* ---- names ---- */
+
+/* The folder for indexes that can't lie beside their archive. -ENOENT: there is none. */
+static int cache_folder(char **ret_folder)
 {
-    uint32_t entries = index_info(index)->entries;
-    int r = 0;
-    for (uint32_t i = 0; r == 0 && i < entries; i++) {
-        struct node node;
-        uint64_t sum;
-        r = index_node(index, i, &node);
-        if (r < 0 || !S_ISREG(node.mode) || node.position != i)
+    const char *base = getenv("XDG_CACHE_HOME");
+    if (base && base[0] == '/')
+        return asprintf(ret_folder, "%s/onepot", base) < 0 ? -ENOMEM : 0;
+    base = getenv("HOME");
+    if (!base || base[0] != '/')
+        return -ENOENT;
+    return asprintf(ret_folder, "%s/.cache/onepot", base) < 0 ? -ENOMEM : 0;
+}
+
+/* The path in the cache folder of an index called NAME-KEY. -ENOENT: there is no such folder.
+ */
+static int index_cache_path(const char *name, const char *key, char **ret_path)
+{
+    auto_free char *folder = NULL;
+    int r = cache_folder(&folder);
+    if (r < 0)
+        return r;
+    return asprintf(ret_path, "%s/%.*s-%s" INDEX_SUFFIX, folder, NAME_PART, name, key) < 0
+               ? -ENOMEM
+               : 0;
+}
+
+/*
+ * Where the index of an archive is saved: beside it, or in the cache folder (-ENOENT: there is
+ * none). A file with several archives has an index for each `offset` that was given.
+ */
+static int saved_path(const char *archive, uint64_t offset, bool is_joined, bool in_cache,
+                      char **ret_path)
+{
+    char tag[INDEX_TAG_LEN], key[PATH_KEY_LEN + INDEX_TAG_LEN];
+    size_t len = offset ? (size_t)snprintf(tag, INDEX_TAG_LEN, "@%" PRIu64, offset) : 0;
+    snprintf(tag + len, INDEX_TAG_LEN - len, "%s", is_joined ? INDEX_JOINED : "");
+    if (!in_cache)
+        return asprintf(ret_path, "%s%s" INDEX_SUFFIX, archive, tag) < 0 ? -ENOMEM : 0;
+    auto_free char *full = realpath(archive, NULL);
+    if (!full)
+        return -errno;
+    snprintf(key, sizeof(key), "%016" PRIx64 "%s", XXH3_64bits(full, strlen(full)), tag);
+    return index_cache_path(strrchr(full, '/') + 1, key, ret_path);
+}
+
+/* Does the name (`len` bytes) end as index_cache_path makes them? */
+static bool cache_names(const void *unused, const char *name, size_t len)
+{
+    size_t suffix = strlen(INDEX_SUFFIX);
+    (void)unused;
+    if (len <= suffix || memcmp(name + len - suffix, INDEX_SUFFIX, suffix) != 0)
+        return false;
+    const char *end = name + len - suffix, *dash = memrchr(name, '-', len - suffix);
+    if (!dash)
+        return false;
+    size_t digits = strspn(dash + 1, "0123456789abcdef");
+    const char *rest = dash + 1 + digits;
+    if (*rest == '@' && rest[1] != INDEX_JOINED[1])
+        rest += 1 + strspn(rest + 1, "0123456789");
+    if (strncmp(rest, INDEX_JOINED, strlen(INDEX_JOINED)) == 0)
+        rest += strlen(INDEX_JOINED);
+    return rest == end && (digits == PATH_KEY_LEN || digits == RECIPE_NAME_LEN);
+}
+
+/* ---- use ---- */
+
+/* The index at this path in the cache folder is used. */
+static void index_cache_used(const char *path)
+{
+    static const struct timespec now[] = {{.tv_nsec = UTIME_NOW}, {.tv_nsec = UTIME_OMIT}};
+    struct stat st;
+    if (lstat(path, &st) == 0 && time(NULL) - st.st_atim.tv_sec > DAY_S)
+        utimensat(AT_FDCWD, path, now, AT_SYMLINK_NOFOLLOW);
+}
+
+/* Keep the file of an index from being removed, until it is neither open nor mapped. */
+static void index_cache_lock(int fd)
+{
+    if (storage_of(fd).is_local)
+        flock(fd, LOCK_SH | LOCK_NB);
+}
+
+/* ---- removing ---- */
+
+struct cached {
+    int64_t used_sec;
+    uint64_t bytes;
+    char *name;
+};
+
+typedef VECTOR(struct cached) cached_list;
+
+static int by_use(const void *a, const void *b)
+{
+    int64_t x = ((const struct cached *)a)->used_sec, y = ((const struct cached *)b)->used_sec;
+    return (x < y) - (x > y);
+}
+
+static void cached_free(cached_list *list)
+{
+    for (size_t i = 0; i < list->count; i++)
+        free(list->at[i].name);
+    vector_free(list);
+}
+
+/* All of the folder, the last used first. */
+static int cached_find(int folder, cached_list *list)
+{
+    struct stat st;
+    auto_closedir DIR *dir = path_list(folder);
+    if (!dir)
+        return -errno;
+    for (const struct dirent *e; (e = readdir(dir));) {
+        if (!cache_names(NULL, e->d_name, strlen(e->d_name)) ||
+            fstatat(folder, e->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0 || !S_ISREG(st.st_mode))
             continue;
-        sums->files++;
-        r = index_sum(index, i, &sum);
-        if (r == -ENODATA) {
-            r = 0;
-            continue;
-        }
-        if (r == 0) {
-            enum sum_kind kind = checksum_kind(sum);
-            sums->kind = sums->with_sum == 0 || sums->kind == kind ? kind : SUM_MIXED;
-            sums->with_sum++;
+        int64_t used =
+            st.st_atim.tv_sec > st.st_mtim.tv_sec ? st.st_atim.tv_sec : st.st_mtim.tv_sec;
+        char *name = strdup(e->d_name);
+        if (!name || vector_push(list, (struct cached){used, (uint64_t)st.st_size, name}) < 0) {
+            free(name);
+            return -ENOMEM;
         }
     }
-    sums->some = sums->with_sum > 0;
-    sums->every = sums->some && sums->with_sum == sums->files;
+    if (list->count > 0)
+        qsort(list->at, list->count, sizeof(*list->at), by_use);
+    return 0;
+}
+
+/* 0; -EBUSY: it is in use. */
+static int cached_remove(int folder, const char *name)
+{
+    struct stat st;
+    auto_close int fd =
+        openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    if (storage_of(fd).is_local && flock(fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK)
+        return -EBUSY;
+    if (file_is_named(folder, name, fd, &st) != 1 || !S_ISREG(st.st_mode))
+        return -ENOENT; /* another one was saved there meanwhile */
+    return unlinkat(folder, name, 0) < 0 ? -errno : 0;
+}
+
+/* Keep `new`, all in use, and as much of the rest, used since `oldest_sec`, as has room. */
+static int cache_bound(int folder, const char *new, uint64_t bytes, int64_t oldest_sec,
+                       struct pot_cache *cache)
+{
+    cached_list list = {0};
+    uint64_t kept = 0;
+    int r = cached_find(folder, &list);
+    for (size_t i = 0; i < list.count; i++) {
+        const struct cached *c = &list.at[i];
+        bool is_new = new &&strcmp(c->name, new) == 0;
+        bool fits = c->used_sec >= oldest_sec && kept <= bytes && c->bytes <= bytes - kept;
+        int err = is_new || fits ? -EEXIST : cached_remove(folder, c->name);
+        if (err == 0) {
+            cache->removed++;
+            cache->removed_bytes += c->bytes;
+        } else if (err == -EEXIST || err == -EBUSY)
+            kept += c->bytes;
+        else if (err != -ENOENT && r == 0)
+            r = err;
+        cache->in_use += err == -EBUSY;
+    }
+    cached_free(&list);
+    leftovers_remove(folder, &(struct leftovers){.match = cache_names});
     return r;
 }
 
-int pot_sums(const struct pot *pot, struct pot_sums *ret_sums)
+/* Open the cache folder, which is refused where another user could replace what lies in it. */
+static int cache_place(const char *path, struct fault *fault, struct place *ret_place)
 {
-    const struct index_info *info = index_info(pot->index);
-    struct pot_sums sums = {.files = info->files, .kind = info->sum_kind};
-    int r = 0;
-    if (info->has_some_sums && info->sum_kind == SUM_MIXED) {
-        sums.files = 0;
-        r = pot_sums_of_mixed(pot->index, &sums);
-    } else if (info->has_sums) {
-        sums.some = sums.every = true;
-        sums.with_sum = sums.files;
+    struct place_refusal refusal;
+    char text[PATH_MAX + 256];
+    int r = place_open(path, PLACE_SHARED, ret_place, &refusal);
+    return r == 0 || r == -ENOENT ? r
+                                  : fault_set(fault, r, NULL, FAULT_NO_OFFSET, "%s",
+                                              place_explain(&refusal, text, sizeof(text)));
+}
+
+/* Open the folder, if nobody else can put anything into it. */
+static int cache_open(const char *path, struct fault *fault, int *ret_fd)
+{
+    struct place place;
+    int r = cache_place(path, fault, &place);
+    if (r < 0)
+        return r;
+    if (!S_ISDIR(place.st.st_mode) || !place_is_ours(&place.st) || place.st.st_mode & 0002) {
+        close(place.fd);
+        return fault_set(fault, -EPERM, NULL, FAULT_NO_OFFSET,
+                         "%s is no folder of this user alone", path);
     }
+    *ret_fd = place.fd;
+    return 0;
+}
+
+/* Make the missing folders of a path, for this user alone. */
+static int cache_make(char *path, struct fault *fault)
+{
+    struct place above;
+    char *slash = strrchr(path, '/');
+    if (!slash || slash == path)
+        return -ENOENT;
+    *slash = '\0';
+    int r = cache_place(path, fault, &above);
+    if (r == -ENOENT && (r = cache_make(path, fault)) == 0)
+        r = cache_place(path, fault, &above);
+    if (r == 0) {
+        if (mkdirat(above.fd, slash + 1, 0700) == 0)
+            fchmodat(above.fd, slash + 1, 0700, 0); /* undo the umask */
+        else if (errno != EEXIST)
+            r = fault_set(fault, -errno, NULL, FAULT_NO_OFFSET, "no folder can be made in %s",
+                          path);
+        close(above.fd);
+    }
+    *slash = '/';
+    return r;
+}
+
+/*
+ * The cache folder that an index at this path lies in, which is made if it is missing (0700).
+ * -EPERM: somebody else could put files there, and the fault names the folder at fault. The
+ * caller closes *ret_fd (O_PATH).
+ */
+static int index_cache_open(const char *path, struct fault *fault, int *ret_fd)
+{
+    auto_free char *folder = path_folder(path);
+    int r = folder ? cache_open(folder, fault, ret_fd) : -ENOMEM;
+    if (r == -ENOENT && (r = cache_make(folder, fault)) == 0)
+        r = cache_open(folder, fault, ret_fd);
+    return r;
+}
+
+/*
+ * Call this after an index was saved at `path`: removes others until the folder is within its
+ * limit.
+ */
+static void index_cache_saved(int folder_fd, const char *path)
+{
+    const char *text = getenv("ONEPOT_INDEX_CACHE");
+    struct pot_cache ignored = {0};
+    uint64_t bytes;
+    if (!text || size_parse(text, &bytes) < 0)
+        bytes = KEPT_BYTES;
+    cache_bound(folder_fd, path_base(path), bytes, time(NULL) - KEPT_DAYS * DAY_S, &ignored);
+}
+
+int pot_clean_cache(struct pot_cache *ret_cache, struct fault *fault)
+{
+    auto_free char *folder = NULL;
+    auto_close int fd = -1;
+    *ret_cache = (struct pot_cache){0};
+    int r = cache_folder(&folder);
     if (r == 0)
-        *ret_sums = sums;
+        r = cache_open(folder, fault, &fd);
+    if (r < 0)
+        return r == -ENOENT ? 0 : r;
+    r = cache_bound(fd, NULL, 0, INT64_MAX, ret_cache);
+    return r < 0 ? fault_set_errno(fault, r, NULL, folder) : 0;
+}
+
+/* ---- finding ---- */
+
+/* Compute pot->fingerprint, unless it is known already. */
+static int opening_fingerprint(struct opening *o)
+{
+    if (o->pot->has_fingerprint)
+        return 0;
+    int r = source_fingerprint(pot_file(o->pot), &o->pot->fingerprint);
+    o->pot->has_fingerprint = r == 0;
     return r;
 }
 
-bool pot_is_packed(const struct pot *pot)
+/* Can the content of a stream be used by its index alone, or unpacked while it is read? */
+static bool saved_may_be_stream(const struct opening *o)
 {
-    return pot->compression ||
-           (pot->backend->stream &&
-            (index_info(pot->index)->codec != CODEC_NONE || index_points(pot->index) > 0));
+    const struct pot_options *options = o->options;
+    return o->compression &&
+           (options->store ? options->store->expand != NULL
+                           : options->names_only || options->save == POT_SAVE_ALWAYS);
 }
 
-const char *pot_sums_text(const struct pot *pot, const struct pot_sums *sums,
-                          char text[POT_SUMS_TEXT_LEN])
+/*
+ * Does it have the members that are wanted? Of several tars that are joined, --ignore-zeros has
+ * all, and without it only the first one's are read.
+ */
+static bool saved_has_members(const struct index *index, const struct opening *o)
 {
-    const char *kind = checksum_name(sums->kind);
-    if (sums->every)
-        snprintf(text, POT_SUMS_TEXT_LEN, "of every file (%s)", kind);
-    else if (sums->some)
-        snprintf(text, POT_SUMS_TEXT_LEN, "of %" PRIu64 " of %" PRIu64 " files (%s)",
-                 sums->with_sum, sums->files, kind);
-    else if (sums->files == 0)
-        snprintf(text, POT_SUMS_TEXT_LEN, "there are no files");
-    else if (!checksum_available(sums->kind))
-        snprintf(text, POT_SUMS_TEXT_LEN, "this onepot was built without %s", kind);
-    else if (pot->backend->checked)
-        snprintf(text, POT_SUMS_TEXT_LEN, "the sums of %s are compared by 'onepot verify'",
-                 pot->backend->file);
+    uint64_t lacks[LEFT_OUT_KINDS];
+    index_left_out_kinds(index, lacks);
+    return o->options->ignores_zeros ? lacks[LEFT_OUT_BEHIND] == 0
+                                     : !index_info(index)->has_joined;
+}
+
+/* Does the index describe the expected number of bytes? */
+static bool saved_has_size(const struct index *index, const struct opening *o)
+{
+    uint64_t bytes = index_info(index)->archive_bytes, sums = index_windows(index);
+    if (sums == 0)
+        return bytes == source_size(o->pot->source);
+    return saved_may_be_stream(o) && bytes <= INT64_MAX && sums == index_windows_of(bytes);
+}
+
+static bool saved_has_fingerprint(const struct index *index, struct opening *o)
+{
+    return opening_fingerprint(o) == 0 &&
+           index_info(index)->archive_fingerprint == o->pot->fingerprint;
+}
+
+static bool saved_describes(const struct index *index, struct opening *o)
+{
+    const struct index_info *info = index_info(index);
+    const struct source_identity *id = &o->pot->identity;
+    return info->format == o->pot->backend->number && saved_has_size(index, o) &&
+           saved_has_members(index, o) && info->archive_mtime_sec == id->mtime_sec &&
+           info->archive_mtime_nsec == id->mtime_nsec;
+}
+
+const char *saved_mistrust(const struct stat *ours, const struct stat *theirs)
+{
+    if (ours->st_uid != 0 && ours->st_uid != geteuid() && ours->st_uid != theirs->st_uid)
+        return "belongs to somebody else";
+    mode_t writers = theirs->st_mode & (ours->st_gid == theirs->st_gid ? 0022 : 0002);
+    return ours->st_mode & 0022 & ~writers ? "can be written to by others" : NULL;
+}
+
+/*
+ * Was the archive left alone since its index was written? Whatever changes a file, or puts
+ * another in its place, sets its time of change, which nobody can set back. A filesystem may
+ * count in seconds only.
+ */
+static bool saved_is_later(const struct stat *ours, const struct stat *theirs)
+{
+    enum { SURELY_SEC = 2 };
+    return ours->st_dev == theirs->st_dev &&
+           ours->st_mtim.tv_sec > theirs->st_ctim.tv_sec + SURELY_SEC;
+}
+
+/* Does it lead to parts of streams that this build can't enter? */
+static bool saved_needs_more(const struct index *index)
+{
+    for (enum codec codec = 0; codec < CODEC_COUNT; codec++)
+        if (index_info(index)->codecs & 1u << codec && codec_has_point(codec) &&
+            !codec_available(codec))
+            return true;
+    return false;
+}
+
+/*
+ * The index in a file, if it can be trusted to describe the archive. -ENOENT, -ENOMEM,
+ * -ENOTSUP: a later version made it, or a build that reads more.
+ * *ret_is_later (may be NULL): it was written after the last change of the archive.
+ */
+static int saved_index_open_file(const char *path, const struct pot_options *options,
+                                 const struct source *archive, bool *ret_is_later,
+                                 struct index **ret_index)
+{
+    struct source *file = NULL;
+    struct stat ours, theirs;
+    if (source_open(path, NULL, &file) < 0)
+        return -ENOENT;
+    index_cache_lock(source_fd(file));
+    const char *why = "can't be examined";
+    if (fstat(source_fd(file), &ours) == 0 && source_stat(archive, &theirs) == 0)
+        why = saved_mistrust(&ours, &theirs);
+    int r = why ? -EPERM : index_open(file, 0, source_size(file), NULL, ret_index);
+    if (why)
+        pot_note(options, path, "is not used: it %s", why);
+    else if (ret_is_later)
+        *ret_is_later = saved_is_later(&ours, &theirs);
+    if (r == -EUCLEAN)
+        pot_note(options, path, "this saved index is damaged: it is made anew");
+    if (r == 0 && saved_needs_more(*ret_index)) {
+        index_close(*ret_index);
+        r = -ENOTSUP;
+    }
+    source_close(file);
+    return r < 0 && r != -ENOMEM && r != -ENOTSUP ? -ENOENT : r;
+}
+
+/* Indexes of one version are not replaced by another's, unless somebody asks for that. */
+static void saved_note_version(const char *path, struct opening *o)
+{
+    o->is_of_later_version = true;
+    if (o->options->save == POT_SAVE_ALWAYS)
+        pot_note(
+            o->options, path,
+            "was made by a later version of onepot, or a build that reads more: it is made "
+            "anew");
     else
-        snprintf(text, POT_SUMS_TEXT_LEN, "%s %s no sums of %s files", pot->backend->file,
-                 pot->parts ? "have" : "has", pot->parts ? "their" : "its");
-    return text;
+        pot_note(o->options, path,
+                 "was made by a later version of onepot, or a build that reads more, and this "
+                 "one indexes the archive anew each time; use that one, or replace the file by "
+                 "'onepot index'");
 }
 
+/* The place of it, and the index; -ENOENT: there is none that can be used. */
+static int saved_find(struct opening *o, char **ret_path, struct index **ret_index)
+{
+    int r = -ENOENT;
+    for (size_t i = o->options->ignores_zeros ? 0 : 2; r == -ENOENT && i < 4; i++) {
+        auto_free char *path = NULL;
+        struct index *index = NULL;
+        bool is_later = false;
+        const bool in_cache = i % 2;
+        if (saved_path(o->pot->path, o->options->offset, i < 2, in_cache, &path) < 0)
+            continue;
+        r = saved_index_open_file(path, o->options, o->pot->source, &is_later, &index);
+        if (r == -ENOTSUP) {
+            saved_note_version(path, o);
+            r = -ENOENT;
+        }
+        if (r < 0)
+            continue;
+        if (!saved_describes(index, o) || !(is_later || saved_has_fingerprint(index, o))) {
+            index_close(index);
+            r = -ENOENT;
+            continue;
+        }
+        o->pot->has_fingerprint = true; /* nothing has changed since */
+        o->pot->fingerprint = index_info(index)->archive_fingerprint;
+        if (in_cache)
+            index_cache_used(path);
+        *ret_path = steal_ptr(&path);
+        *ret_index = index;
+    }
+    return r;
+}
+
+/*
+ * Use a saved index that still describes the archive. One of the content of a stream is left in
+ * o->stream_index. Called even where no saved index may be used: it finds out whether the
+ * archive was indexed anew.
+ */
+static int saved_index_open(struct opening *o, struct fault *fault)
+{
+    struct pot *pot = o->pot;
+    struct index *index = NULL;
+    auto_free char *path = NULL;
+    bool rebuilds = o->options->rebuild;
+    (void)fault;
+    int r = rebuilds && !o->stale.err ? -ENOENT : saved_find(o, &path, &index);
+    pot->was_reindexed = r == 0 && o->stale.err;
+    if (r == -ENOENT && o->stale.err && o->options->save != POT_SAVE_ALWAYS)
+        pot_note_fault(o->options, pot->path, &o->stale);
+    if (r < 0)
+        return r == -ENOENT ? OPENER_NOT_MINE : r;
+    if (rebuilds) {
+        index_close(index);
+        return OPENER_NOT_MINE;
+    }
+    pot->index_path = steal_ptr(&path);
+    pot->origin = POT_INDEX_SAVED;
+    if (index_windows(index) > 0) {
+        o->stream_index = index;
+        return OPENER_NOT_MINE;
+    }
+    pot->index = index;
+    return 0;
+}
+
+/* ---- writing ---- */
+
+/* Let those who may read the archive read its index, and nobody else. */
+static int saved_set_permissions(int fd, const struct stat *access)
+{
+    mode_t mode = 0600 | (access->st_mode & 0044);
+    if (fchown(fd, (uid_t)-1, access->st_gid) < 0)
+        mode &= ~(mode_t)0040;
+    return fchmod(fd, mode) < 0 ? -errno : 0;
+}
+
+/*
+ * Give the file to the archive's owner, who must be able to read it: root can do that. Done
+ * last, since only the owner removes the remains of an interrupted save.
+ */
+static void saved_hand_over(int fd, const struct stat *access)
+{
+    if (access->st_uid != geteuid() && fchown(fd, access->st_uid, (gid_t)-1) < 0)
+        errno = 0; /* then the owner stays the same */
+}
+
+/*
+ * Those who may read a saved index, by its mode, owner and group: those who may read its
+ * archive; NULL: only this user.
+ */
+static int saved_index_access(const struct source *archive, struct stat *ret_access)
+{
+    *ret_access = (struct stat){.st_mode = 0600, .st_uid = geteuid(), .st_gid = getegid()};
+    return archive ? source_stat(archive, ret_access) : 0;
+}
+
+/*
+ * Have the index use the file with its bytes, if that serves as well as the memory it was made
+ * in: a file's memory can be reclaimed and is shared by mounts. Takes over fd.
+ */
+static void saved_use_file(int fd, const char *path, const struct index *index)
+{
+    struct source *file = NULL;
+    if (source_from_fd(fd, path, &file) < 0)
+        return;
+    if (source_is_local(file) && source_is_ours(file) &&
+        source_size(file) == index_info(index)->image_bytes)
+        index_move(index, source_fd(file), source_start(file));
+    source_close(file);
+}
+
+static int saved_write_to(const char *path, const struct stat *access,
+                          const struct index *index)
+{
+    struct output *output = NULL;
+    auto_close int fd = -1;
+    int r = output_open_own(path, &output);
+    if (r < 0)
+        return r;
+    r = index_write(index, output->fd);
+    if (r == 0)
+        r = saved_set_permissions(output->fd, access);
+    if (r == 0 && (fd = fcntl(output->fd, F_DUPFD_CLOEXEC, 0)) < 0)
+        r = -errno;
+    if (r < 0)
+        output_discard(output);
+    else
+        r = output_commit(output, true, NULL);
+    if (r < 0)
+        return r;
+    saved_hand_over(fd, access);
+    index_cache_lock(fd); /* in place of the writer's */
+    saved_use_file(steal_fd(&fd), path, index);
+    return 0;
+}
+
+/* saved_index_write under a path in the cache folder. */
+static int saved_index_write_file(const char *path, const struct stat *access,
+                                  const struct index *index, struct fault *fault)
+{
+    auto_close int folder = -1;
+    int r = index_cache_open(path, fault, &folder);
+    if (r == 0)
+        r = saved_write_to(path, access, index);
+    if (r == 0)
+        index_cache_saved(folder, path);
+    return r;
+}
+
+int pot_save_digest(struct pot *pot, struct fault *fault)
+{
+    const void *recipe;
+    size_t len;
+    struct stat access;
+    if (!pot->index_path)
+        return 0;
+    /* Those of the archive, and not of what lies there by now; a composed one is this user's.
+     */
+    bool is_composed = index_recipe(pot->index, &recipe, &len) != -ENODATA;
+    int r = saved_index_access(is_composed ? NULL : pot_file(pot), &access);
+    if (r == 0)
+        r = saved_write_to(pot->index_path, &access, pot->index);
+    return r < 0 ? fault_set_errno(fault, r, NULL, "its digest can't be saved") : 0;
+}
+
+static int saved_fault(int beside, const char *cached, int in_cache, const struct fault *why,
+                       struct fault *fault)
+{
+    if (!cached)
+        return fault_set(fault, beside, NULL, FAULT_NO_OFFSET,
+                         "its index could not be saved: beside it (%s); there is no cache "
+                         "folder, since neither XDG_CACHE_HOME nor HOME names one",
+                         strerror(-beside));
+    return fault_set(fault, in_cache, NULL, FAULT_NO_OFFSET,
+                     "its index could not be saved: beside it (%s), in %.*s (%s)",
+                     strerror(-beside), (int)(strrchr(cached, '/') - cached), cached,
+                     why->err ? why->what : strerror(-in_cache));
+}
+
+/*
+ * Save the index beside the archive, else in the cache folder; it then uses the file in place
+ * of its memory, if that can be. If both fail, the fault names both reasons.
+ */
+static int saved_index_write(const char *archive, uint64_t offset, const struct source *source,
+                             const struct index *index, struct fault *fault, char **ret_path)
+{
+    auto_free char *path = NULL, *cached = NULL;
+    struct fault why = {0};
+    struct stat access;
+    const bool is_joined = index_info(index)->has_joined;
+    int beside = saved_path(archive, offset, is_joined, false, &path);
+    if (beside == 0)
+        beside = saved_index_access(source, &access);
+    if (beside == 0)
+        beside = saved_write_to(path, &access, index);
+    if (beside == 0) {
+        *ret_path = steal_ptr(&path);
+        return 0;
+    }
+    int r = saved_path(archive, offset, is_joined, true, &cached);
+    if (r == 0)
+        r = saved_index_access(source, &access);
+    if (r == 0)
+        r = saved_index_write_file(cached, &access, index, &why);
+    if (r < 0)
+        return saved_fault(beside, cached, r, &why, fault);
+    *ret_path = steal_ptr(&cached);
+    return 0;
+}
 /*
  * A new index, made by the back end in a child process.
  *
@@ -227,6 +882,17 @@ enum {
     SAVE_AFTER_MS = 1000,     /* POT_SAVE_AUTO: indexing that took longer is worth saving, */
                               /* and points, which take reading a whole stream */
 };
+
+/*
+ * Memory that may be used: as much as the job has available and the caller allows. It is looked
+ * up once, and kept in these options.
+ */
+static uint64_t pot_memory_bytes(struct pot_options *own)
+{
+    if (!own->memory_bytes)
+        own->memory_bytes = budget_memory_bytes("");
+    return own->memory_bytes;
+}
 
 struct build {
     const struct pot *pot;
@@ -253,6 +919,28 @@ static unsigned built_threads(uint64_t memory_bytes)
 {
     uint64_t most = memory_bytes / HELPER_BYTES;
     return most < 2 ? 0 : (unsigned)min_u64(min_u64(cpus_allowed() - 1, HELPERS_MAX), most - 1);
+}
+
+/* Sums of the whole unpacked content, for its index. In the child, whose end frees them. */
+static int unpacked_sums(struct source *source, struct builder_header *header,
+                         struct progress *progress)
+{
+    uint64_t bytes = source_size(source);
+    uint64_t count = index_windows_of(bytes);
+    uint64_t *sums = malloc((count + 1) * sizeof(*sums));
+    uint8_t *window = malloc(INDEX_WINDOW_BYTES);
+    int r = sums && window ? 0 : -ENOMEM;
+    for (uint64_t i = 0; r == 0 && i < count; i++) {
+        uint64_t at = i * INDEX_WINDOW_BYTES, left = bytes - at;
+        size_t len = left < INDEX_WINDOW_BYTES ? (size_t)left : (size_t)INDEX_WINDOW_BYTES;
+        r = source_read(source, window, len, at);
+        if (r == 0)
+            sums[i] = XXH3_64bits(window, len);
+        progress->beats++;
+    }
+    header->window_sums = sums;
+    header->window_count = count;
+    return r;
 }
 
 /* Runs in the child, whose end frees all that it allocated. */
@@ -288,7 +976,7 @@ static int built_in_child(void *arg, struct progress *progress, struct fault *fa
  * if the least that every child gets may not be enough. Of a small tar it is: not even if each
  * two bytes were the name of a directory would there be so much.
  */
-struct sandbox_limits built_index_limits(const struct opening *o, bool in_frames)
+static struct sandbox_limits built_index_limits(const struct opening *o, bool in_frames)
 {
     uint64_t size = source_size(o->pot->source), least = o->pot->backend->least_memory_bytes;
     uint64_t want = in_frames ? UINT64_MAX : size / LEAST_MEMBER * MEMBER_BYTES;
@@ -343,7 +1031,11 @@ static int built_make_image(struct opening *o, const char *frames_of, struct fau
     return 0;
 }
 
-int pot_check_index(const struct pot *pot, struct fault *fault)
+/*
+ * Check that the archive size in the index is not more than the file's, as the index's ranges
+ * are checked against it.
+ */
+static int pot_check_index(const struct pot *pot, struct fault *fault)
 {
     uint64_t size = source_size(pot->source);
     uint64_t described = index_info(pot->index)->archive_bytes;
@@ -354,8 +1046,9 @@ int pot_check_index(const struct pot *pot, struct fault *fault)
                      described, size);
 }
 
-int built_index_open_image(int fd, const char *name, struct fault *fault,
-                           struct index **ret_index)
+/* Seal the image in `fd`, so that it stays as it is checked, and open it. */
+static int built_index_open_image(int fd, const char *name, struct fault *fault,
+                                  struct index **ret_index)
 {
     struct source *image = NULL;
     if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) < 0)
@@ -439,19 +1132,13 @@ struct unpacking {
     const char *folder; /* that it was unpacked to; NULL: nowhere */
 };
 
-uint64_t unpacked_most(const struct source *packed, const struct pot_options *options)
+/* How many bytes a file may unpack to, by options->max_ratio. */
+static uint64_t unpacked_most(const struct source *packed, const struct pot_options *options)
 {
     uint64_t most, ratio = options->max_ratio ? options->max_ratio : POT_RATIO;
     if (ratio == POT_RATIO_OFF || __builtin_mul_overflow(source_size(packed), ratio, &most))
         return UINT64_MAX;
     return most > POT_RATIO_FLOOR_BYTES ? most : POT_RATIO_FLOOR_BYTES;
-}
-
-uint64_t pot_memory_bytes(struct pot_options *own)
-{
-    if (!own->memory_bytes)
-        own->memory_bytes = budget_memory_bytes("");
-    return own->memory_bytes;
 }
 
 static int unpacked_in_child(void *arg, struct progress *progress, struct fault *fault)
@@ -621,27 +1308,6 @@ int pot_probe_storage(const struct pot_stream *stream, uint64_t offset,
     return r;
 }
 
-static int unpacked_sums(struct source *source, struct builder_header *header,
-                         struct progress *progress)
-{
-    uint64_t bytes = source_size(source);
-    uint64_t count = index_windows_of(bytes);
-    uint64_t *sums = malloc((count + 1) * sizeof(*sums));
-    uint8_t *window = malloc(INDEX_WINDOW_BYTES);
-    int r = sums && window ? 0 : -ENOMEM;
-    for (uint64_t i = 0; r == 0 && i < count; i++) {
-        uint64_t at = i * INDEX_WINDOW_BYTES, left = bytes - at;
-        size_t len = left < INDEX_WINDOW_BYTES ? (size_t)left : (size_t)INDEX_WINDOW_BYTES;
-        r = source_read(source, window, len, at);
-        if (r == 0)
-            sums[i] = XXH3_64bits(window, len);
-        progress->beats++;
-    }
-    header->window_sums = sums;
-    header->window_count = count;
-    return r;
-}
-
 /* Unpack the source, into the store if there is one, and open that. */
 static int unpacked_open_content(struct unpacking *u, const char *compression,
                                  struct fault *fault, struct source **ret_source)
@@ -728,6 +1394,673 @@ static int unpacked_open_stream(struct opening *o, struct fault *fault)
     return 0;
 }
 
+/*
+ * Indexes composed of others: made here, or in the sandbox where archives in the archive have
+ * to be parsed for it; saved in the cache folder, and found there by their recipe.
+ *
+ * The file's name has the recipe's hash, and the index the recipe itself. So one that was saved
+ * for another archive, another view or by a version that composes otherwise is never used. All
+ * else that holds for saved indexes holds for these.
+ */
+
+enum {
+    COMPOSED_VERSION = 3,  /* of nested archives and views: raise it when the same recipe makes
+                              another index */
+    COMPOSED_WORTH_MS = 5, /* a tree that takes longer to compose is saved */
+    COMPOSED_VIEW_WORTH_MS = 200, /* there may be many lists and patterns */
+    COMPOSED_NOTED_MS = 200,      /* a failure to save it is worth a line if it took so long */
+};
+
+/* Add all parts to the tree, and describe the archive in the header. */
+typedef int composer(void *arg, struct tree *tree, struct builder_header *header,
+                     struct fault *fault);
+
+/* Writes the image of the next step's index to `fd`, an empty file. */
+typedef int composed_writer(struct composition *composition, int fd, struct fault *fault);
+
+/* The composed index is served already, and not saved yet. */
+struct pot_unsaved {
+    bool is_noted; /* a failure is worth a line */
+    struct stat access;
+};
+
+static bool composed_has_recipe(const struct composition *c, const struct recipe *recipe,
+                                const struct index *index)
+{
+    size_t named = recipe->name_bytes ? recipe->name_bytes : recipe->bytes.count, len;
+    const void *bytes;
+    if (index_recipe(index, &bytes, &len) < 0 || len < named ||
+        memcmp(bytes, recipe->bytes.at, named) != 0)
+        return false;
+    return c->proves ? c->proves(c->arg, (const char *)bytes + named, len - named)
+                     : len == named;
+}
+
+static int composed_path(const struct composition *c, const struct recipe *recipe,
+                         char **ret_path)
+{
+    char key[RECIPE_NAME_LEN + 1];
+    recipe_name(recipe, key);
+    return index_cache_path(path_base(c->file), key, ret_path);
+}
+
+/* Take over the index and its path, in place of the pot's own. */
+static void composed_take(struct pot *pot, struct index *index, char *path,
+                          enum pot_index_origin origin)
+{
+    free(pot->unsaved);
+    pot->unsaved = NULL;
+    free(pot->index_path);
+    pot->index_path = path;
+    if (pot->packed) /* it may be unpacked by what its own index says */
+        pot->stream_index = pot->index;
+    else
+        index_close(pot->index);
+    pot->index = index;
+    pot->origin = origin;
+}
+
+/*
+ * Look for a saved index of the last step, else of the one before. 0: pot->index is that, and
+ * `done` counts it; -ENOENT: there is none; -ENOMEM.
+ */
+static int composed_recall(struct composition *c)
+{
+    int r = -ENOENT;
+    c->done = 0;
+    for (size_t i = c->options->rebuild ? 0 : c->count; r == -ENOENT && i-- > 0;) {
+        auto_free char *path = NULL;
+        struct index *index = NULL;
+        r = composed_path(c, &c->recipes[i], &path);
+        if (r == 0)
+            r = saved_index_open_file(path, c->options, c->archive, NULL, &index);
+        if (r == 0 && !composed_has_recipe(c, &c->recipes[i], index)) {
+            index_close(index);
+            r = -ENOENT;
+        }
+        if (r == -ENOTSUP)
+            r = -ENOENT;
+        if (r < 0)
+            continue;
+        index_cache_used(path);
+        composed_take(c->pot, index, steal_ptr(&path), POT_INDEX_SAVED);
+        c->done = i + 1;
+    }
+    return r;
+}
+
+static void composition_free(struct composition *c)
+{
+    for (size_t i = 0; i < c->count; i++)
+        recipe_free(&c->recipes[i]);
+}
+
+/* ---- making the next step ---- */
+
+static bool composed_is_last(const struct composition *c)
+{
+    return c->done + 1 == c->count;
+}
+
+static bool composed_is_view(const struct composition *c)
+{
+    return c->view && composed_is_last(c);
+}
+
+static struct builder_header composed_header(const struct composition *c)
+{
+    const struct recipe *recipe = &c->recipes[c->done];
+    return (struct builder_header){.recipe = recipe->bytes.at,
+                                   .recipe_len = recipe->bytes.count};
+}
+
+/* The way of `composer`s. */
+static int composed_write_image(const struct composition *c, composer *compose, void *arg,
+                                int fd, struct fault *fault)
+{
+    struct tree *tree;
+    struct builder_header header = composed_header(c);
+    int r = tree_new(&tree);
+    if (r == 0)
+        r = compose(arg, tree, &header, fault);
+    if (r == 0)
+        r = tree_write(tree, &header, fd, fault);
+    tree_free(tree);
+    return r;
+}
+
+/* Leave it for pot_save, if that will find a folder for it. */
+static int composed_save_later(struct pot *pot, const char *path, const struct stat *access,
+                               struct fault *why)
+{
+    auto_close int folder = -1;
+    int r = index_cache_open(path, why, &folder);
+    if (r == 0 && faccessat(folder, ".", W_OK | X_OK, 0) < 0)
+        r = -errno;
+    if (r < 0)
+        return r;
+    pot->unsaved = calloc(1, sizeof(*pot->unsaved));
+    if (!pot->unsaved)
+        return -ENOMEM;
+    pot->unsaved->access = *access;
+    return 0;
+}
+
+static int composed_cannot_save(struct fault *fault, int err, const struct fault *why)
+{
+    return fault_set_advised(
+        fault, err, NULL, FAULT_NO_OFFSET,
+        "it stays in memory, and is made anew for the next mount",
+        "the index of this view could not be saved in the cache folder: %s",
+        why->err ? why->what : fault_errno(err));
+}
+
+int pot_save(struct pot *pot, struct fault *fault)
+{
+    auto_free struct pot_unsaved *unsaved = steal_ptr(&pot->unsaved);
+    if (!unsaved)
+        return 0;
+    struct fault why = {0};
+    int r = saved_index_write_file(pot->index_path, &unsaved->access, pot->index, &why);
+    if (r < 0 && unsaved->is_noted)
+        composed_cannot_save(fault, r, &why);
+    return r;
+}
+
+static int composed_save(const struct composition *c, struct fault *fault)
+{
+    auto_free char *path = NULL;
+    struct fault why = {0};
+    struct stat access;
+    int r = composed_path(c, &c->recipes[c->done], &path);
+    if (r == 0)
+        r = saved_index_access(c->is_private ? NULL : c->archive, &access);
+    if (r == 0)
+        r = c->saves_later && composed_is_last(c)
+                ? composed_save_later(c->pot, path, &access, &why)
+                : saved_index_write_file(path, &access, c->pot->index, &why);
+    if (r < 0)
+        return composed_cannot_save(fault, r, &why);
+    c->pot->index_path = steal_ptr(&path);
+    return 0;
+}
+
+/* Make the index and use it, and save it if that took long. */
+static int composed_make(struct composition *c, composed_writer *write, struct fault *fault)
+{
+    uint64_t start_ms = c->done == 0 && c->start_ms ? c->start_ms : now_ms();
+    uint64_t worth_ms = composed_is_view(c) ? COMPOSED_VIEW_WORTH_MS : COMPOSED_WORTH_MS;
+    struct index *index = NULL;
+    struct fault why = {0};
+    enum pot_save save = c->options->save;
+    auto_close int fd = syscall_memfd("onepot-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int r = fd < 0 ? fd : write(c, fd, fault);
+    if (r == 0)
+        r = built_index_open_image(fd, c->pot->path, fault, &index);
+    if (r < 0)
+        return r;
+    composed_take(c->pot, index, NULL, POT_INDEX_BUILT);
+    if (save == POT_SAVE_ALWAYS || (save == POT_SAVE_AUTO && now_ms() - start_ms >= worth_ms))
+        r = composed_save(c, &why);
+    if (r < 0 && save == POT_SAVE_ALWAYS) {
+        if (fault)
+            *fault = why;
+        return r;
+    }
+    bool is_noted = save == POT_SAVE_ALWAYS || now_ms() - start_ms >= COMPOSED_NOTED_MS;
+    if (c->pot->unsaved)
+        c->pot->unsaved->is_noted = is_noted;
+    if (r < 0 && is_noted)
+        pot_note_fault(c->options, c->pot->path, &why);
+    return 0;
+}
+
+/* ---- of one archive ---- */
+
+/* Add to a recipe that archives in archives are shown, if they are. */
+static void composed_describe_nested(const struct pot_options *options, struct recipe *recipe)
+{
+    const struct pot_compose *compose = options->compose;
+    if (!compose || !compose->nested)
+        return;
+    const char *glob = compose->nested_glob;
+    recipe_add(recipe, "nested", glob, glob ? strlen(glob) : 0);
+    recipe_number(recipe, "by ending", !glob);
+    recipe_number(recipe, "ratio", options->max_ratio);
+}
+
+/* A step of one archive's tree. */
+static int composed_describe(struct opening *o, const struct view *view)
+{
+    const struct source_identity *id = &o->pot->identity;
+    struct recipe *recipe = &o->steps.recipes[o->steps.count++];
+    recipe_number(recipe, "version", COMPOSED_VERSION);
+    recipe_number(recipe, "format", o->pot->backend->number);
+    recipe_number(recipe, "size", id->size_bytes);
+    recipe_number(recipe, "seconds", (uint64_t)id->mtime_sec);
+    recipe_number(recipe, "nanoseconds", id->mtime_nsec);
+    recipe_number(recipe, "fingerprint", o->pot->fingerprint);
+    recipe_number(recipe, "offset", o->pot->container.offset);
+    if (o->options->ignores_zeros)
+        recipe_number(recipe, "ignore zeros", 1);
+    composed_describe_nested(o->options, recipe);
+    if (view)
+        view_describe(view, recipe);
+    return recipe->err;
+}
+
+/* Use a saved index of what options->compose describes, if it needs no other index. */
+static int composed_open_saved(struct opening *o, struct fault *fault)
+{
+    const struct pot_compose *compose = o->options->compose;
+    int r = opening_fingerprint(o);
+    o->steps = (struct composition){.pot = o->pot,
+                                    .options = o->options,
+                                    .archive = o->pot->source,
+                                    .file = o->pot->path,
+                                    .arg = o,
+                                    .view = compose->view};
+    if (r == 0 && compose->nested)
+        r = composed_describe(o, NULL);
+    if (r == 0 && compose->view)
+        r = composed_describe(o, compose->view);
+    if (r == 0) /* the bytes of a stream are not there without another index */
+        r = o->compression ? -ENOENT : composed_recall(&o->steps);
+    if (r == -ENOENT)
+        return OPENER_NOT_MINE;
+    return r < 0 ? r : pot_check_index(o->pot, fault);
+}
+
+/* The new index describes the archive as the archive's own index does. */
+static void composed_copy_header(const struct index *index, struct builder_header *header)
+{
+    const struct index_info *info = index_info(index);
+    header->format = info->format;
+    header->archive_bytes = info->archive_bytes;
+    header->archive_mtime_sec = info->archive_mtime_sec;
+    header->archive_mtime_nsec = info->archive_mtime_nsec;
+    header->archive_fingerprint = info->archive_fingerprint;
+}
+
+static int composed_write_view(struct composition *c, int fd, struct fault *fault)
+{
+    struct builder_header header = composed_header(c);
+    composed_copy_header(c->pot->index, &header);
+    return view_write(c->view, c->pot->index, &header, fd, fault);
+}
+
+/*
+ * Make the steps that are left: `first` writes the index of the first, if that is no view. Each
+ * is saved if it took long, and takes the place of pot->index.
+ */
+static int composed_finish(struct composition *c, composed_writer *first, struct fault *fault)
+{
+    for (; c->done < c->count; c->done++) {
+        int r = composed_make(c, composed_is_view(c) ? composed_write_view : first, fault);
+        if (r < 0)
+            return r;
+    }
+    return 0;
+}
+
+int pot_show(struct pot *pot, const struct view *view, struct fault *fault)
+{
+    static const struct pot_options options = {.save = POT_SAVE_NEVER};
+    struct composition steps = {.pot = pot, .options = &options, .view = view, .count = 1};
+    return composed_finish(&steps, NULL, fault);
+}
+
+/* ---- archives in the archive ---- */
+
+struct composed_nested {
+    struct opening *o;
+    struct source *scratch;
+    struct progress *progress;
+    int fd;
+};
+
+static void composed_tell_left(struct progress *progress, const struct nested_result *result)
+{
+    if (result->left == 1)
+        snprintf(progress->note, sizeof(progress->note), "%s stays a file: %s", result->first,
+                 result->why);
+    else if (result->left > 1)
+        snprintf(progress->note, sizeof(progress->note),
+                 "%" PRIu64 " archives in it stay files; the first is %s: %s", result->left,
+                 result->first, result->why);
+}
+
+static int composed_add_nested(void *arg, struct tree *tree, struct builder_header *header,
+                               struct fault *fault)
+{
+    const struct composed_nested *n = arg;
+    const struct pot *pot = n->o->pot;
+    const struct nested nested = {.source = pot->source,
+                                  .index = pot->index,
+                                  .name = pot->path,
+                                  .glob = n->o->options->compose->nested_glob,
+                                  .ignores_zeros = n->o->options->ignores_zeros,
+                                  .most_bytes = unpacked_most(pot->source, n->o->options),
+                                  .scratch = n->scratch,
+                                  .progress = n->progress};
+    struct nested_result result;
+    composed_copy_header(pot->index, header);
+    int r = nested_add(&nested, tree, fault, &result);
+    if (r == 0)
+        composed_tell_left(n->progress, &result);
+    return r;
+}
+
+/* In the child, whose end frees all that it allocated. */
+static int composed_in_child(void *arg, struct progress *progress, struct fault *fault)
+{
+    struct composed_nested *n = arg;
+    n->progress = progress;
+    return composed_write_image(&n->o->steps, composed_add_nested, n, n->fd, fault);
+}
+
+static int composed_write_nested(struct composition *c, int fd, struct fault *fault)
+{
+    struct opening *o = c->arg;
+    struct composed_nested n = {.o = o, .fd = fd};
+    if (o->pot->compression)
+        return fault_set_advised(
+            fault, -ENOTSUP, NULL, FAULT_NO_OFFSET, "decompress it first",
+            "is one compressed stream: archives in it can't be read in place");
+    int r = nested_scratch_new(&n.scratch);
+    if (r < 0)
+        return r;
+    int keep[] = {fd, source_fd(n.scratch)};
+    struct sandbox_limits limits = built_index_limits(o, true);
+    limits.keep_source = o->pot->source;
+    limits.keep_fds = keep;
+    limits.keep_fd_count = 2;
+    r = pot_run(o->options, o->pot->path, "indexing archives in it", composed_in_child, &n,
+                &limits, fault);
+    source_close(n.scratch);
+    return r;
+}
+
+/*
+ * The end of an opening with options->compose: unless it failed with `err`, put what that
+ * describes in the place of pot->index, if it is not that already. -EAGAIN: archives in it
+ * would have to be indexed, and only_ready forbids it. Frees o->steps.
+ */
+static int composed_apply(struct opening *o, int err, struct fault *fault)
+{
+    struct composition *steps = &o->steps;
+    int r = err < 0 || steps->done ? err : composed_recall(steps);
+    if (r == -ENOENT && err == 0)
+        r = o->options->compose->nested && o->options->only_ready ? -EAGAIN : 0;
+    steps->saves_later = o->options->saves_later && !o->pot->compression;
+    if (r == 0)
+        r = composed_finish(steps, composed_write_nested, fault);
+    composition_free(steps);
+    return r;
+}
+
+/*
+ * Archives that are opened by several threads at once, and report to one user: notes come one
+ * at a time, and the progress counts all together. The caller's thread opens nothing: it waits
+ * for the others, and for signals, which they block.
+ */
+
+#define TEAM_STACK_BYTES (8u << 20) /* children parse archives on it */
+
+/* A thread, which opens one archive after the other. */
+struct team_member {
+    struct opening_team *team;
+    struct pot_options options;
+    uint64_t bytes, members; /* that this archive has added to the progress */
+    pthread_t thread;
+};
+
+static void team_note(void *ctx, const char *line)
+{
+    struct team_member *m = ctx;
+    const struct pot_options *user = m->team->options;
+    pthread_mutex_lock(&m->team->lock);
+    if (user->note)
+        user->note(user->ctx, line);
+    pthread_mutex_unlock(&m->team->lock);
+}
+
+/*
+ * How much a counter has grown since the last look. A smaller value belongs to the next
+ * archive.
+ */
+static uint64_t team_gain(uint64_t *last, uint64_t now)
+{
+    uint64_t gain = now >= *last ? now - *last : now;
+    *last = now;
+    return gain;
+}
+
+static void team_progress(void *ctx, const char *doing, const struct progress *progress)
+{
+    struct team_member *m = ctx;
+    struct opening_team *team = m->team;
+    const struct pot_options *user = team->options;
+    pthread_mutex_lock(&team->lock);
+    uint64_t bytes = team->progress.bytes_done + team_gain(&m->bytes, progress->bytes_done);
+    team->progress.bytes_done = team->bytes_total ? min_u64(bytes, team->bytes_total) : bytes;
+    team->progress.members += team_gain(&m->members, progress->members);
+    if (user->progress)
+        user->progress(user->ctx, doing, &team->progress);
+    if (user->cancelled && *user->cancelled)
+        team->is_cancelled = true;
+    pthread_mutex_unlock(&team->lock);
+}
+
+static void *team_member_run(void *arg)
+{
+    struct team_member *m = arg;
+    const uint64_t one = 1;
+    m->team->run(m->team->arg, &m->options);
+    (void)!write(m->team->done_fd, &one, sizeof(one)); /* of an eventfd: it can't fail */
+    return NULL;
+}
+
+/* Wait until this many threads have ended. -EINTR: a signal came that `blocked` lacks. */
+static int team_wait(struct opening_team *team, uint64_t threads, const sigset_t *blocked)
+{
+    struct pollfd p = {.fd = team->done_fd, .events = POLLIN};
+    int r = 0;
+    while (r == 0 && threads > 0) {
+        uint64_t ended;
+        r = ppoll(&p, 1, NULL, blocked) < 0 ? -errno : 0;
+        if (r == 0 && read(team->done_fd, &ended, sizeof(ended)) == sizeof(ended))
+            threads -= ended;
+    }
+    if (r < 0)
+        atomic_store(&team->is_cancelled, true);
+    return r;
+}
+
+static int team_start(struct opening_team *team, struct team_member *m)
+{
+    *m = (struct team_member){.team = team, .options = *team->options};
+    m->options.note = team_note;
+    m->options.progress = team_progress;
+    m->options.cancelled = &team->is_cancelled;
+    m->options.ctx = m;
+    return thread_start(&m->thread, TEAM_STACK_BYTES, team_member_run, m);
+}
+
+int opening_team_run(struct opening_team *team)
+{
+    auto_free struct team_member *members = calloc(team->threads, sizeof(*members));
+    auto_close int done_fd = eventfd(0, EFD_CLOEXEC);
+    sigset_t all, before, waiting;
+    unsigned started = 0;
+    int r = !members ? -ENOMEM : done_fd < 0 ? -errno : 0;
+    pthread_mutex_init(&team->lock, NULL);
+    team->progress.bytes_total = team->bytes_total;
+    team->done_fd = done_fd;
+    /* Signals that would end the wait stay pending until it begins. */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    sandbox_waiting_signals(&before, &waiting);
+    while (r == 0 && started < team->threads) {
+        r = team_start(team, &members[started]);
+        started += r == 0;
+    }
+    if (started > 0)
+        r = team_wait(team, started, &waiting);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    for (unsigned i = 0; i < started; i++)
+        pthread_join(members[i].thread, NULL);
+    return r;
+}
+
+enum {
+    MANY_VERSION = 3,     /* raise it when the same recipe makes another index */
+    MANY_THREADS = 8,     /* at most; on a network, where they wait for storage */
+    MANY_EACH_THREAD = 8, /* archives that are worth a thread */
+    MANY_STACK_BYTES = 256 << 10,
+    MANY_THREAD_BYTES = 1 << 30, /* of memory, that may be worth a child */
+};
+
+const struct backend backend_union = {.name = "union", .file = "several archives"};
+
+/* Tells that an archive is the one that an index was composed of. */
+struct part_proof {
+    uint64_t format, offset, length, samples;
+    /*
+     * Whatever changes a file sets its time of change, which nobody can set back: with the same
+     * inode and time it needs no other proof. 0: it could be changed again without a trace, or
+     * is to be read in any case.
+     */
+    uint64_t ino, ctime_sec, ctime_nsec;
+};
+
+/* An archive of the list that is opened. */
+struct part {
+    const char *path;
+    struct source *source; /* NULL once it belongs to `pot` or to the concatenation */
+    struct source_identity identity;
+    const struct backend *backend;  /* NULL: not known yet, or, if is_unknown, */
+    bool is_unknown;                /* not by its end and its first bytes */
+    const char *compression;        /* of the source as a whole; NULL: none */
+    struct embedded_index embedded; /* if that was looked for and found; else length 0 */
+    struct container container;
+    struct pot *pot; /* NULL: not opened */
+    int err;
+    struct fault fault;
+    /* Of several: */
+    char *directory;         /* --each: its name without the ending */
+    bool is_proven;          /* it need not be looked at: the proof is an earlier one */
+    bool is_looked_at;       /* all of it is known, and the proof is */
+    bool needs_time;         /* to be indexed or unpacked */
+    struct part_proof proof; /* of its present state */
+};
+
+/* The list: one archive, or several that become one. */
+struct many {
+    const struct pot_options *options;
+    struct part *parts;
+    size_t count;
+    /* Of several: */
+    struct pot *pot; /* of all */
+    struct pot_options part_options;
+    struct pot_compose part_compose;
+    _Atomic size_t next; /* part that a thread takes */
+    void (*step)(struct many *many, struct part *part);
+    struct composition steps; /* the union, and maybe a view of it */
+};
+
+/* ---- one archive ---- */
+
+/* Put the archive's own bytes in place of the file, where they are a part of it. */
+static int pot_slice(struct source **source, uint64_t offset, struct fault *fault,
+                     struct container *ret_container)
+{
+    uint64_t size = source_size(*source);
+    *ret_container = (struct container){0};
+    if (offset == 0) {
+        int r = container_find(*source, fault, ret_container);
+        return r < 0 || !ret_container->name
+                   ? r
+                   : source_slice(source, ret_container->offset, ret_container->length);
+    }
+    if (offset >= size)
+        return fault_set(fault, -EINVAL, NULL, size, "ends before the offset %" PRIu64, offset);
+    *ret_container = (struct container){"a file", offset, size - offset};
+    return source_slice(source, offset, size - offset);
+}
+
+/*
+ * Look at the archive by its end and its first bytes, which is cheap. False: not known so, and
+ * it may lie inside a container, or be damaged.
+ */
+static bool part_look_quickly(struct part *part)
+{
+    part->backend = &backend_onepot;
+    part->compression = NULL;
+    if (backend_onepot.trailer->find(part->source, NULL, &part->embedded) < 0)
+        part->backend = backend_begins(part->source, &part->compression);
+    part->is_unknown = !part->backend;
+    return part->backend;
+}
+
+/*
+ * Look at the archive in an open file, or in a part of it, if that has not told it yet. After
+ * an error the source is closed, and NULL.
+ */
+static int part_look(struct part *part, uint64_t offset)
+{
+    if (part->backend || (offset == 0 && !part->is_unknown && part_look_quickly(part)))
+        return 0;
+    int r = pot_slice(&part->source, offset, &part->fault, &part->container);
+    if (r == 0) {
+        r = backend_find(part->source, &part->fault, &part->backend, &part->compression);
+        if (r < 0)
+            pot_place_fault(part->source, &part->fault);
+    }
+    if (r < 0) {
+        source_close(part->source);
+        part->source = NULL;
+    }
+    return r;
+}
+
+/*
+ * Open the file, or all of the archive that it is a part of. One that is whole, and is called
+ * as archives are, has no parts beside it; nor has a shard, by the rule of
+ * archive_list_is_whole, so that the file opened is the one identified.
+ */
+static void part_open_file(struct many *many, struct part *part)
+{
+    const struct pot_options *options = many->options;
+    bool is_whole =
+        options->is_whole || (part > many->parts && series_is_shard(part[-1].path, part->path));
+    part->backend = NULL;
+    part->is_unknown = false;
+    part->compression = NULL;
+    part->embedded = (struct embedded_index){0};
+    part->container = (struct container){0};
+    int r = source_open(part->path, is_whole ? &part->fault : NULL, &part->source);
+    bool is_alone = is_whole;
+    if (r == 0 && !is_whole && options->offset == 0 && part_look_quickly(part)) {
+        const struct backend *backend = part->backend;
+        const char *name = path_base(part->path);
+        size_t len = strlen(name);
+        is_alone = part->embedded.length ||
+                   (!part->compression && backend->is_whole && backend_stem(name, len) < len &&
+                    backend->is_whole(part->source, true));
+    }
+    const struct source *file = part->source;
+    if (!is_alone)
+        r = volumes_open(part->path, options, &part->fault, &part->source);
+    if (part->source != file) { /* look again */
+        part->backend = NULL;
+        part->is_unknown = false;
+    }
+    part->err = r;
+    if (r == 0)
+        source_identity(part->source, &part->identity);
+}
+
 /* The index in the archive. Without a good one, the archive counts as one of a plainer format.
  */
 static int pot_open_embedded(struct opening *o, struct fault *fault)
@@ -785,22 +2118,784 @@ static int pot_open_index(struct opening *o, struct fault *fault)
     return r;
 }
 
-/* Put the archive's own bytes in place of the file, where they are a part of it. */
-static int pot_slice(struct source **source, uint64_t offset, struct fault *fault,
-                     struct container *ret_container)
+/*
+ * Open an archive that was looked at. Takes over part->source, also if this fails, and leaves
+ * NULL there; only after -EAGAIN by options->only_ready it is there again, if it can be.
+ */
+static int part_open(struct part *part, const struct pot_options *options)
 {
-    uint64_t size = source_size(*source);
-    *ret_container = (struct container){0};
-    if (offset == 0) {
-        int r = container_find(*source, fault, ret_container);
-        return r < 0 || !ret_container->name
-                   ? r
-                   : source_slice(source, ret_container->offset, ret_container->length);
+    struct pot_options own = *options;
+    struct pot *pot = calloc(1, sizeof(*pot));
+    struct fault *fault = &part->fault;
+    *fault = (struct fault){0};
+    if (!pot) {
+        source_close(part->source);
+        part->source = NULL;
+        return -ENOMEM;
     }
-    if (offset >= size)
-        return fault_set(fault, -EINVAL, NULL, size, "ends before the offset %" PRIu64, offset);
-    *ret_container = (struct container){"a file", offset, size - offset};
-    return source_slice(source, offset, size - offset);
+    struct opening o = {.pot = pot,
+                        .options = &own,
+                        .compression = part->compression,
+                        .embedded = part->embedded};
+    pot->source = steal_ptr(&part->source);
+    pot->container = part->container;
+    pot->backend = part->backend;
+    source_identity(pot->source, &pot->identity);
+    pot->identity.slice_start = pot->identity.slice_bytes = 0; /* of the file */
+    pot->path = strdup(source_name(pot->source));
+    int r = pot->path ? pot_open_index(&o, fault) : -ENOMEM;
+    if (own.compose)
+        r = composed_apply(&o, r, fault);
+    index_close(o.stream_index);
+    if (r < 0) {
+        if (!pot->packed)
+            pot_place_fault(pot->source, fault);
+        volumes_advise(pot_file(pot), fault);
+        if (r == -EAGAIN && own.only_ready && !pot->packed)
+            part->source = steal_ptr(&pot->source);
+        pot_close(pot);
+        return r;
+    }
+    if (!own.lists_left_out && index_left_out(pot->index) > 0)
+        pot_note_left_out(&own, pot);
+    part->pot = pot;
+    return 0;
+}
+
+/* ---- all parts, by several threads ---- */
+
+static void *many_run(void *arg)
+{
+    struct many *many = arg;
+    for (size_t i; (i = atomic_fetch_add(&many->next, 1)) < many->count;)
+        if (many->parts[i].err == 0)
+            many->step(many, &many->parts[i]);
+    return NULL;
+}
+
+/* The first part tells where they lie. More threads than CPUs would only wait for each other,
+ * unless they wait for storage. */
+static unsigned many_threads(const struct many *many)
+{
+    const struct source *first = many->parts[0].source;
+    uint64_t worth = many->count / MANY_EACH_THREAD;
+    uint64_t most = first && source_is_local(first) ? cpus_allowed() : MANY_THREADS;
+    return (unsigned)min_u64(min_u64(worth, most), MANY_THREADS);
+}
+
+/* Begin with part `first`. */
+static void many_each_from(struct many *many, size_t first,
+                           void (*step)(struct many *many, struct part *part))
+{
+    many->step = step;
+    atomic_store(&many->next, first);
+    thread_team(many_threads(many), MANY_STACK_BYTES, many_run, many);
+}
+
+/*
+ * Does its time of change tell of each change from now on? Where it is this system's own, and
+ * surely past: clocks tick slowly. A device has one that tells nothing of its bytes.
+ */
+static bool part_has_ctime(const struct part *part)
+{
+    enum { SURELY_SEC = 2 };
+    struct timespec now;
+    struct stat st;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return now.tv_sec > part->identity.ctime_sec + SURELY_SEC &&
+           source_is_local(part->source) && fstat(source_fd(part->source), &st) == 0 &&
+           S_ISREG(st.st_mode);
+}
+
+/* Look at a part, and at samples of its content. */
+static void part_prove(struct many *many, struct part *part)
+{
+    if (part->is_looked_at)
+        return;
+    bool has_ctime = part_has_ctime(part);
+    if (part->is_proven)
+        part->backend = NULL; /* which is what an index says that is not used */
+    part->err = part_look(part, many->options->offset);
+    if (part->err < 0)
+        return;
+    part->is_looked_at = true;
+    source_identity(part->source, &part->identity);
+    part->proof = (struct part_proof){.format = part->backend->number,
+                                      .offset = part->container.offset,
+                                      .length = part->container.length};
+    if (has_ctime && !part->container.name && !part->compression) {
+        part->proof.ino = part->identity.ino;
+        part->proof.ctime_sec = (uint64_t)part->identity.ctime_sec;
+        part->proof.ctime_nsec = part->identity.ctime_nsec;
+    }
+    part->err = source_sample(part->source, &part->proof.samples);
+    if (part->err < 0)
+        fault_set_read(&part->fault, part->err, NULL, FAULT_NO_OFFSET);
+}
+
+static void part_free(struct part *part)
+{
+    pot_close(part->pot);
+    part->pot = NULL;
+    source_close(part->source);
+    part->source = NULL;
+    free(part->directory);
+    part->directory = NULL;
+}
+
+/*
+ * Did opening fail for lack of resources? Then the archive is not damaged, and must not be
+ * skipped.
+ */
+static bool part_is_well(const struct part *part)
+{
+    return part->err == -ENOMEM || part->err == -EINTR || part->err == -EMFILE ||
+           part->err == -ENFILE || part->err == -ECANCELED ||
+           part->err == -EAGAIN; /* the limit of processes */
+}
+
+/* Return the part's error, with a fault that names the part. */
+static int part_fail(struct part *part, struct fault *fault)
+{
+    fault_set(&part->fault, part->err, NULL, FAULT_NO_OFFSET, "can't be opened: %s%s",
+              fault_errno(part->err), fault_limit(part->err));
+    fault_set_file(&part->fault, part->path);
+    if (fault && !fault->err)
+        *fault = part->fault;
+    return part->err;
+}
+
+/* The part because of which nothing can be opened, or NULL. */
+static struct part *many_failed(const struct many *many)
+{
+    struct part *first = NULL;
+    size_t failed = 0;
+    for (size_t i = 0; i < many->count; i++) {
+        struct part *part = &many->parts[i];
+        if (part->err == 0)
+            continue;
+        if (part_is_well(part))
+            return part;
+        first = first ? first : part;
+        failed++;
+    }
+    return many->options->together.skip_damaged && failed < many->count ? NULL : first;
+}
+
+/* Parts that failed: everything fails with them, or they are named and left out. */
+static int many_check(struct many *many, struct fault *fault)
+{
+    struct part *failed = many_failed(many);
+    size_t kept = 0;
+    if (failed)
+        return part_fail(failed, fault);
+    for (size_t i = 0; i < many->count; i++) {
+        struct part *part = &many->parts[i];
+        if (part->err == 0) {
+            many->parts[kept++] = *part;
+            continue;
+        }
+        part_fail(part, NULL);
+        fault_advise(&part->fault, "it is skipped");
+        pot_note_fault(many->options, part->path, &part->fault);
+        part_free(part);
+    }
+    many->count = kept;
+    return 0;
+}
+
+/* ---- the recipe ---- */
+
+/* Has nothing happened to the file since? Then it need not be read. */
+static bool part_is_proven(struct part *part, const struct part_proof *proof)
+{
+    const struct source_identity *id = &part->identity;
+    const struct backend *backend = backend_of_number(proof->format);
+    if (part->is_looked_at || !source_is_local(part->source) || !backend ||
+        proof->ctime_sec == 0 || (uint64_t)id->ctime_sec != proof->ctime_sec ||
+        id->ctime_nsec != proof->ctime_nsec || id->ino != proof->ino)
+        return false;
+    part->backend = backend;
+    part->proof = *proof;
+    return true;
+}
+
+static void part_prove_unproven(struct many *many, struct part *part)
+{
+    if (!part->is_proven)
+        part_prove(many, part);
+}
+
+static bool part_is_same(const struct part *part, const struct part_proof *proof)
+{
+    return part->err == 0 && memcmp(&part->proof, proof, offsetof(struct part_proof, ino)) == 0;
+}
+
+/* Look at those archives that may have changed since an index was composed of them. */
+static bool many_proves(void *arg, const void *bytes, size_t len)
+{
+    struct many *many = arg;
+    struct part_proof proof;
+    bool all_proven = true, same = true;
+    if (len != many->count * sizeof(proof))
+        return false;
+    for (size_t i = 0; i < many->count; i++) {
+        memcpy(&proof, (const char *)bytes + i * sizeof(proof), sizeof(proof));
+        many->parts[i].is_proven = part_is_proven(&many->parts[i], &proof);
+        all_proven &= many->parts[i].is_proven;
+    }
+    if (!all_proven)
+        many_each_from(many, 0, part_prove_unproven);
+    for (size_t i = 0; same && i < many->count; i++) {
+        memcpy(&proof, (const char *)bytes + i * sizeof(proof), sizeof(proof));
+        same = part_is_same(&many->parts[i], &proof);
+    }
+    return same;
+}
+
+static int many_prove(const struct many *many, struct recipe *recipe)
+{
+    auto_free struct part_proof *proofs = calloc(many->count, sizeof(*proofs));
+    if (!proofs)
+        return -ENOMEM;
+    for (size_t i = 0; i < many->count; i++)
+        proofs[i] = many->parts[i].proof;
+    recipe_prove(recipe, proofs, many->count * sizeof(*proofs));
+    return recipe->err;
+}
+
+static int many_describe_step(const struct many *many, struct recipe *recipe)
+{
+    const struct pot_together *together = &many->options->together;
+    recipe_free(recipe);
+    *recipe = (struct recipe){0};
+    recipe_number(recipe, "union", MANY_VERSION);
+    recipe_number(recipe, "version", COMPOSED_VERSION);
+    recipe_number(recipe, "each", together->each);
+    recipe_number(recipe, "conflict", together->on_conflict);
+    recipe_number(recipe, "offset", many->options->offset);
+    if (many->options->ignores_zeros)
+        recipe_number(recipe, "ignore zeros", 1);
+    composed_describe_nested(&many->part_options, recipe);
+    for (size_t i = 0; i < many->count; i++) {
+        const struct part *part = &many->parts[i];
+        const uint64_t about[] = {part->identity.size_bytes, (uint64_t)part->identity.mtime_sec,
+                                  part->identity.mtime_nsec};
+        recipe_add(recipe, "archive", about, sizeof(about));
+        if (together->each)
+            recipe_add(recipe, "directory", part->directory, strlen(part->directory));
+    }
+    return recipe->err;
+}
+
+static int many_describe(struct many *many)
+{
+    struct composition *steps = &many->steps;
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < steps->count; i++)
+        r = many_describe_step(many, &steps->recipes[i]);
+    if (r == 0 && steps->view) {
+        view_describe(steps->view, &steps->recipes[1]);
+        r = steps->recipes[1].err;
+    }
+    return r;
+}
+
+static int many_find(struct many *many)
+{
+    const struct part *first = &many->parts[0];
+    int r = many_describe(many);
+    many->steps.archive = first->source ? first->source : pot_file(first->pot);
+    many->steps.file = first->path;
+    if (r == 0)
+        r = composed_recall(&many->steps);
+    return r == -ENOENT ? 0 : r;
+}
+
+/* ---- opening ---- */
+
+/* Open a part if its index is ready. Any thread of the team does, maybe twice for a part. */
+static void part_open_ready(struct many *many, struct part *part)
+{
+    struct pot_options options = many->part_options;
+    options.only_ready = true;
+    options.lists_left_out = true;
+    options.note = NULL;
+    options.progress = NULL;
+    int r = part_open(part, &options);
+    part->needs_time = r == -EAGAIN;
+    part->err = part->needs_time ? 0 : r;
+}
+
+/* Errors are as of opening it; it may have been tried before. */
+static void part_open_alone(struct many *many, struct part *part)
+{
+    part->needs_time = false;
+    if (!part->source) {
+        part->is_looked_at = false;
+        part_open_file(many, part);
+        if (part->err == 0)
+            part_prove(many, part);
+    }
+    if (part->err == 0)
+        part->err = part_open(part, &many->part_options);
+}
+
+/* Would the rest take its time in vain? */
+static bool many_is_lost(const struct many *many, const struct part *part)
+{
+    return part->err < 0 && (!many->options->together.skip_damaged || part_is_well(part));
+}
+
+/* ---- indexing several at once ---- */
+
+static bool part_is_for_team(const struct part *part)
+{
+    return part->needs_time && !part->compression;
+}
+
+/*
+ * A thread of the team. Parts are taken in order, and each is finished, so that the first one
+ * that fails is the same each time.
+ */
+static void many_index_some(void *arg, const struct pot_options *options)
+{
+    struct many *many = arg;
+    struct pot_options own = *options;
+    own.lists_left_out = true;
+    for (size_t i; (i = atomic_fetch_add(&many->next, 1)) < many->count;) {
+        struct part *part = &many->parts[i];
+        if (!part_is_for_team(part))
+            continue;
+        part->err = part_open(part, &own);
+        part->needs_time = part->err < 0 && part_is_well(part); /* alone it may do better */
+        if (part->needs_time)
+            part->err = 0;
+        else if (many_is_lost(many, part))
+            atomic_store(&many->next, many->count);
+        if (*options->cancelled)
+            return;
+    }
+}
+
+static int many_index(struct many *many, struct fault *fault)
+{
+    struct opening_team team = {
+        .options = &many->part_options, .run = many_index_some, .arg = many};
+    uint64_t count = 0;
+    bool is_remote = false, needs_time = false;
+    for (size_t i = 0; i < many->count; i++) {
+        const struct part *part = &many->parts[i];
+        needs_time |= part->needs_time;
+        if (!part_is_for_team(part))
+            continue;
+        count++;
+        team.bytes_total += part->identity.size_bytes;
+        is_remote |= !source_is_local(part->source);
+    }
+    if (!needs_time)
+        return 0;
+    uint64_t memory = pot_memory_bytes(&many->part_options); /* looked up for all parts */
+    team.threads = (unsigned)min_u64(min_u64(count, is_remote ? MANY_THREADS : cpus_allowed()),
+                                     min_u64(memory / MANY_THREAD_BYTES, MANY_THREADS));
+    /* Sanitizers' locks may be held by another thread when one forks, and stay so in the child.
+     */
+    if (WITH_SANITIZER || team.threads < 2 || many->part_options.compose)
+        return 0;
+    atomic_store(&many->next, 0);
+    int r = opening_team_run(&team);
+    if (r != -EINTR)
+        return 0; /* this thread does the rest */
+    return fault_set(fault, r, NULL, FAULT_NO_OFFSET, "interrupted");
+}
+
+static int many_open(struct many *many, struct fault *fault)
+{
+    many_each_from(many, 0, part_open_ready);
+    int r = many_index(many, fault);
+    if (r < 0)
+        return r;
+    for (size_t i = 0; i < many->count; i++) {
+        struct part *part = &many->parts[i];
+        if (part->needs_time && part->err == 0)
+            part_open_alone(many, part);
+        if (many_is_lost(many, part))
+            break;
+    }
+    return many_check(many, fault);
+}
+
+/* Archives that are compressed as a whole have their bytes elsewhere. */
+static int many_open_packed(struct many *many, struct fault *fault)
+{
+    many->part_options.compose = NULL; /* the bytes are all that is wanted */
+    for (size_t i = 0; i < many->count; i++) {
+        struct part *part = &many->parts[i];
+        if (part->compression)
+            part->err = part_open(part, &many->part_options);
+        if (part->err < 0) /* it can't be left out of the index that was found */
+            return part_fail(part, fault);
+    }
+    return 0;
+}
+
+/* ---- the index ---- */
+
+static int by_directory(const void *a, const void *b)
+{
+    const struct part *const *x = a, *const *y = b;
+    return strcmp((*x)->directory, (*y)->directory);
+}
+
+/* --each: two archives with one name are merged only if that was asked for. */
+static int many_check_directories(const struct many *many, struct fault *fault)
+{
+    const struct pot_together *together = &many->options->together;
+    if (!together->each || together->on_conflict != POT_CONFLICT_ERROR)
+        return 0;
+    auto_free const struct part **sorted = calloc(many->count, sizeof(*sorted));
+    if (!sorted)
+        return -ENOMEM;
+    for (size_t i = 0; i < many->count; i++)
+        sorted[i] = &many->parts[i];
+    qsort((void *)sorted, many->count, sizeof(*sorted), by_directory);
+    for (size_t i = 1; i < many->count; i++) {
+        const struct part *one = sorted[i - 1], *other = sorted[i];
+        if (strcmp(one->directory, other->directory) != 0)
+            continue;
+        fault_set(fault, -EEXIST, one->directory, FAULT_NO_OFFSET,
+                  "is the directory of %s as well", one->path);
+        fault_advise(fault, "rename one, or merge them with --on-conflict=first or last");
+        fault_set_file(fault, other->path);
+        return -EEXIST;
+    }
+    return 0;
+}
+
+/* Put the sources of all parts one behind the other. */
+static int many_join(struct many *many)
+{
+    struct pot *pot = many->pot;
+    auto_free struct source **sources = calloc(many->count, sizeof(struct source *));
+    if (!sources)
+        return -ENOMEM;
+    for (size_t i = 0; i < many->count; i++)
+        sources[i] = many->parts[i].pot ? many->parts[i].pot->source : many->parts[i].source;
+    int r = source_concat(sources, many->count, pot->path, &pot->source);
+    if (r == 0) /* the same each time, also if members were unpacked */
+        pot->source->identity = pot->identity;
+    for (size_t i = 0; r == 0 && i < many->count; i++) {
+        if (many->parts[i].pot)
+            many->parts[i].pot->source = NULL;
+        many->parts[i].source = NULL;
+    }
+    return r;
+}
+
+static int many_add(const struct many *many, size_t i, struct tree *tree, struct fault *fault)
+{
+    const struct part *from = &many->parts[i];
+    const struct tree_part part = {.index = from->pot->index,
+                                   .name = from->path,
+                                   .base = source_concat_base(many->pot->source, i)};
+    uint32_t number;
+    int r = tree_add(tree, &part, &number);
+    if (r < 0 || !many->options->together.each)
+        return r < 0 ? r : tree_merge_root(tree, number);
+    r = tree_put(tree, TREE_TOP, from->directory, strlen(from->directory),
+                 (struct tree_place){number, INDEX_ROOT}, 0, fault);
+    if (r < 0)
+        fault_set_file(fault, from->path);
+    return r;
+}
+
+static int many_compose(void *arg, struct tree *tree, struct builder_header *header,
+                        struct fault *fault)
+{
+    const struct many *many = arg;
+    enum pot_conflict on_conflict = many->options->together.on_conflict;
+    int r = 0;
+    header->format = many->parts[0].backend->number;
+    header->archive_bytes = source_size(many->pot->source);
+    header->archive_mtime_sec = many->pot->identity.mtime_sec;
+    header->archive_mtime_nsec = many->pot->identity.mtime_nsec;
+    if (on_conflict != POT_CONFLICT_ERROR)
+        tree_keep_first(tree);
+    for (size_t i = 0; r == 0 && i < many->count; i++)
+        r = many_add(many, on_conflict == POT_CONFLICT_LAST ? many->count - 1 - i : i, tree,
+                     fault);
+    return r;
+}
+
+static int many_write(struct composition *steps, int fd, struct fault *fault)
+{
+    int r = composed_write_image(steps, many_compose, steps->arg, fd, fault);
+    if (r == -EEXIST)
+        fault_advise(fault, "choose one with --on-conflict=first or last, or give each archive "
+                            "a directory with --each");
+    return r;
+}
+
+/* Do the archives differ in who may read them? Then nobody else may read names of all. */
+static bool many_is_private(const struct many *many)
+{
+    struct stat first, st;
+    for (size_t i = 0; i < many->count; i++) {
+        if (fstat(source_fd(source_member(many->pot->source, i)), i ? &st : &first) < 0)
+            return true;
+        if (i && (st.st_uid != first.st_uid || st.st_gid != first.st_gid ||
+                  (st.st_mode ^ first.st_mode) & 0044))
+            return true;
+    }
+    return false;
+}
+
+static int many_make(struct many *many, struct fault *fault)
+{
+    int r = 0;
+    many->steps.archive = source_member(many->pot->source, 0);
+    many->steps.is_private = many_is_private(many);
+    for (size_t i = 0; r == 0 && i < many->steps.count; i++)
+        r = many_prove(many, &many->steps.recipes[i]);
+    if (r == 0)
+        r = composed_finish(&many->steps, many_write, fault);
+    malloc_trim(0); /* a daemon lives on with the rest */
+    return r;
+}
+
+/* ---- all of it ---- */
+
+static int many_list(const struct many *many)
+{
+    struct pot *pot = many->pot;
+    auto_free struct source_identity *all = calloc(many->count, sizeof(*all));
+    pot->parts = calloc(many->count, sizeof(*pot->parts));
+    if (!all || !pot->parts)
+        return -ENOMEM;
+    for (; pot->part_count < many->count; pot->part_count++) {
+        const struct part *from = &many->parts[pot->part_count];
+        struct pot_part *part = &pot->parts[pot->part_count];
+        part->backend = from->pot ? from->pot->backend : from->backend;
+        part->has_samples = !from->compression;
+        part->samples = from->proof.samples;
+        part->file = (struct file_id){from->identity.dev, from->identity.ino};
+        all[pot->part_count] = from->identity;
+        part->path = strdup(from->path);
+        if (!part->path)
+            return -ENOMEM;
+    }
+    source_identity_join(all, many->count, &pot->identity);
+    return 0;
+}
+
+/*
+ * Look at the archives, and open them for their indexes. There may be a saved one without the
+ * archives that are skipped.
+ */
+static int many_open_for_indexes(struct many *many, struct fault *fault)
+{
+    size_t all = many->count;
+    many->steps.start_ms = now_ms();
+    many_each_from(many, 0, part_prove);
+    int r = many_check(many, fault);
+    if (r == 0 && many->count < all)
+        r = many_find(many);
+    if (r < 0 || many->steps.done)
+        return r < 0 ? r : many_open_packed(many, fault);
+    all = many->count;
+    r = many_open(many, fault);
+    return r < 0 || many->count == all ? r : many_find(many);
+}
+
+/*
+ * Is an archive a shard of a set that is being exchanged? -EBUSY. A record of it that does not
+ * count is noted. A set that is being exchanged is not mixed, whatever may be skipped.
+ */
+static int many_check_exchange(const struct many *many, struct fault *fault)
+{
+    struct shard_records records = {0};
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < many->count; i++) {
+        const struct part *part = &many->parts[i];
+        struct fault own = {0};
+        bool is_by_link = part->source && source_is_by_link(part->source);
+        if (part->err < 0 && part->err != -ENOENT) /* there may be no such file yet */
+            continue;
+        if (!is_by_link && !strpbrk(path_base(part->path), "0123456789"))
+            continue; /* shards have numbers */
+        r = shard_exchange_check(&records, part->path, is_by_link,
+                                 part->source ? source_fd(part->source) : -1, &own);
+        if (r > 0)
+            pot_note_fault(many->options, part->path, &own);
+        if (r < 0 && many->pot)
+            fault_set_file(&own, part->path);
+        if (r < 0 && fault)
+            *fault = own;
+        r = r < 0 ? r : 0;
+    }
+    if (records.folder)
+        shard_records_free(&records);
+    return r;
+}
+
+/* Make one tree of several archives, whose files are open. */
+static int many_unite(struct many *many, struct fault *fault)
+{
+    int r = many_check(many, fault);
+    if (r == 0)
+        r = many_check_directories(many, fault);
+    if (r < 0)
+        return r;
+    r = many_find(many);
+    if (r == 0 && many->steps.done)
+        r = many_open_packed(many, fault);
+    else if (r == 0)
+        r = many_open_for_indexes(many, fault);
+    if (r == 0)
+        r = many_list(many);
+    if (r == 0)
+        r = many_join(many);
+    if (r == 0 && many->steps.done)
+        r = pot_check_index(many->pot, fault);
+    if (r == 0 && many->steps.done < many->steps.count)
+        r = many_make(many, fault);
+    return r < 0 ? r : pot_check_index(many->pot, fault);
+}
+
+/* How each of several is opened, and what becomes of all. */
+static int many_begin(struct many *many, const char *name)
+{
+    static const struct pot_store keeps_nothing = {0};
+    const struct pot_compose *compose = many->options->compose;
+    struct pot_options *own = &many->part_options;
+    *own = *many->options;
+    own->compose = NULL;
+    if (compose && compose->nested) {
+        many->part_compose = *compose;
+        many->part_compose.view = NULL;
+        own->compose = &many->part_compose;
+    }
+    /* POT_SAVE_ALWAYS alone would leave a stream packed whose index is saved. */
+    own->store = own->save == POT_SAVE_ALWAYS ? &keeps_nothing : NULL;
+    own->names_only = false;
+    own->only_ready = false;
+    own->saves_later = false;
+    own->lists_left_out = true; /* of all, in one line */
+    many->pot = calloc(1, sizeof(*many->pot));
+    if (!many->pot)
+        return -ENOMEM;
+    many->pot->backend = &backend_union;
+    many->pot->path = strdup(name);
+    many->steps = (struct composition){.pot = many->pot,
+                                       .options = many->options,
+                                       .saves_later = many->options->saves_later,
+                                       .proves = many_proves,
+                                       .arg = many,
+                                       .view = compose ? compose->view : NULL,
+                                       .count = compose && compose->view ? 2 : 1};
+    for (size_t i = 0; many->options->together.each && i < many->count; i++) {
+        struct part *part = &many->parts[i];
+        const char *base = path_base(part->path);
+        part->directory = strndup(base, backend_stem(base, strlen(base)));
+        if (!part->directory)
+            return -ENOMEM;
+    }
+    return many->pot->path ? 0 : -ENOMEM;
+}
+
+/* A folder, whose index is made by listing it. */
+static int pot_open_plain(const char *path, const struct pot_options *options,
+                          struct fault *fault, struct pot **ret_pot)
+{
+    const struct pot_compose *compose = options->compose;
+    size_t len = strlen(path);
+    if ((compose && compose->nested) || options->offset)
+        return fault_set(fault, -EINVAL, NULL, FAULT_NO_OFFSET,
+                         "is shown as it is: archives in it are files, with no offset");
+    auto_close int fd = syscall_memfd("onepot-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    struct pot *pot = calloc(1, sizeof(*pot));
+    if (!pot || fd < 0) {
+        free(pot);
+        return pot ? fd : -ENOMEM;
+    }
+    while (len > 1 && path[len - 1] == '/')
+        len--;
+    pot->backend = &backend_plain;
+    pot->is_plain = pot->has_fingerprint = true;
+    pot->origin = POT_INDEX_BUILT;
+    pot->path = strndup(path, len);
+    int r = pot->path
+                ? plain_index(pot->path, options, fd, fault, &pot->source, &pot->fingerprint)
+                : -ENOMEM;
+    if (r == 0) {
+        source_identity(pot->source, &pot->identity);
+        r = built_index_open_image(fd, pot->path, fault, &pot->index);
+    }
+    if (r == 0 && !options->lists_left_out)
+        pot_note_left_out(options, pot);
+    if (r == 0 && compose && compose->view)
+        r = pot_show(pot, compose->view, fault);
+    if (r < 0) {
+        pot_close(pot);
+        return r;
+    }
+    *ret_pot = pot;
+    return 0;
+}
+
+int pot_open_many(const char *const *paths, size_t count, const char *name,
+                  const struct pot_options *options, struct fault *fault, struct pot **ret_pot)
+{
+    static const struct pot_options defaults = {0};
+    struct many many = {.options = options ? options : &defaults, .count = count};
+    const bool is_one = count == 1 && !many.options->together.each;
+    if (is_one && many.options->is_plain)
+        return pot_open_plain(paths[0], many.options, fault, ret_pot);
+    many.parts = calloc(count, sizeof(*many.parts));
+    if (!many.parts)
+        return -ENOMEM;
+    for (size_t i = 0; i < count; i++)
+        many.parts[i].path = paths[i];
+    int r = is_one ? 0 : many_begin(&many, name);
+    if (r == 0) {
+        struct part *first = &many.parts[0];
+        if (count > 1)
+            source_expect(count);
+        part_open_file(&many, first);
+        if (count > 1)
+            many_each_from(&many, 1, part_open_file);
+        r = is_one && many.options->only_ready ? 0 : many_check_exchange(&many, fault);
+        if (r == 0 && !is_one)
+            r = many_unite(&many, fault);
+        else if (r == 0) {
+            r = first->err;
+            if (r == 0 && !first->backend)
+                r = part_look(first, many.options->offset);
+            if (r == 0)
+                r = part_open(first, many.options);
+            if (r < 0 && fault && !fault->err)
+                *fault = first->fault;
+            many.pot = steal_ptr(&first->pot);
+        }
+    }
+    for (size_t i = 0; i < many.count; i++)
+        part_free(&many.parts[i]);
+    free(many.parts);
+    composition_free(&many.steps);
+    if (r < 0) {
+        pot_close(many.pot);
+        return r;
+    }
+    if (!is_one && !many.options->lists_left_out)
+        pot_note_left_out(many.options, many.pot);
+    *ret_pot = many.pot;
+    return 0;
+}
+
+int pot_open(const char *path, const struct pot_options *options, struct fault *fault,
+             struct pot **ret_pot)
+{
+    return pot_open_many(&path, 1, path, options, fault, ret_pot);
 }
 
 int pot_open_source(const char *path, uint64_t offset, struct fault *fault,
@@ -849,142 +2944,6 @@ int pot_identify(const char *path, const struct pot_options *options, struct fau
     return r;
 }
 
-/*
- * Look at the archive by its end and its first bytes, which is cheap. False: not known so, and
- * it may lie inside a container, or be damaged.
- */
-static bool pot_look_quickly(struct pot_found *found)
-{
-    found->backend = &backend_onepot;
-    found->compression = NULL;
-    if (backend_onepot.trailer->find(found->source, NULL, &found->embedded) < 0)
-        found->backend = backend_begins(found->source, &found->compression);
-    found->is_unknown = !found->backend;
-    return found->backend;
-}
-
-int pot_look(struct pot_found *found, uint64_t offset, struct fault *fault)
-{
-    if (found->backend || (offset == 0 && !found->is_unknown && pot_look_quickly(found)))
-        return 0;
-    int r = pot_slice(&found->source, offset, fault, &found->container);
-    if (r == 0) {
-        r = backend_find(found->source, fault, &found->backend, &found->compression);
-        if (r < 0)
-            pot_place_fault(found->source, fault);
-    }
-    if (r < 0) {
-        source_close(found->source);
-        found->source = NULL;
-    }
-    return r;
-}
-
-/* One that is whole, and is called as archives are, has no parts beside it. */
-int pot_open_file(const char *path, bool is_whole, const struct pot_options *options,
-                  struct fault *fault, struct pot_found *found)
-{
-    int r = source_open(path, is_whole ? fault : NULL, &found->source);
-    if (is_whole)
-        return r;
-    if (r == 0 && options->offset == 0 && pot_look_quickly(found)) {
-        const struct backend *backend = found->backend;
-        const char *name = path_base(path);
-        size_t len = strlen(name);
-        if (found->embedded.length ||
-            (!found->compression && backend->is_whole && backend_stem(name, len) < len &&
-             backend->is_whole(found->source, true)))
-            return 0;
-    }
-    const struct source *file = found->source;
-    r = volumes_open(path, options, fault, &found->source);
-    if (found->source != file) { /* look again */
-        found->backend = NULL;
-        found->is_unknown = false;
-    }
-    return r;
-}
-
-int pot_open_found(struct pot_found *found, const struct pot_options *options,
-                   struct fault *fault, struct pot **ret_pot)
-{
-    struct pot_options own = *options;
-    struct pot *pot = calloc(1, sizeof(*pot));
-    if (!pot) {
-        source_close(found->source);
-        found->source = NULL;
-        return -ENOMEM;
-    }
-    struct opening o = {.pot = pot,
-                        .options = &own,
-                        .compression = found->compression,
-                        .embedded = found->embedded};
-    pot->source = steal_ptr(&found->source);
-    pot->container = found->container;
-    pot->backend = found->backend;
-    source_identity(pot->source, &pot->identity);
-    pot->identity.slice_start = pot->identity.slice_bytes = 0; /* of the file */
-    pot->path = strdup(source_name(pot->source));
-    int r = pot->path ? pot_open_index(&o, fault) : -ENOMEM;
-    if (o.options->compose)
-        r = composed_apply(&o, r, fault);
-    index_close(o.stream_index);
-    if (r < 0) {
-        if (!pot->packed)
-            pot_place_fault(pot->source, fault);
-        volumes_advise(pot->packed ? pot->packed : pot->source, fault);
-        if (r == -EAGAIN && o.options->only_ready && !pot->packed)
-            found->source = steal_ptr(&pot->source);
-        pot_close(pot);
-        return r;
-    }
-    if (!o.options->lists_left_out && index_left_out(pot->index) > 0)
-        pot_note_left_out(o.options, pot);
-    *ret_pot = pot;
-    return 0;
-}
-
-int pot_check_exchange(struct shard_records *records, const char *path,
-                       const struct source *source, const struct pot_options *options,
-                       struct fault *fault)
-{
-    struct fault own = {0};
-    bool is_by_link = source && source_is_by_link(source);
-    if (!is_by_link && !strpbrk(path_base(path), "0123456789"))
-        return 0; /* shards have numbers */
-    int r =
-        shard_exchange_check(records, path, is_by_link, source ? source_fd(source) : -1, &own);
-    if (r > 0)
-        pot_note_fault(options, path, &own);
-    if (r < 0 && fault)
-        *fault = own; /* also where there is no such file yet */
-    return r < 0 ? r : 0;
-}
-
-int pot_open(const char *path, const struct pot_options *options, struct fault *fault,
-             struct pot **ret_pot)
-{
-    static const struct pot_options defaults = {0};
-    struct pot_found found = {0};
-    const struct pot_options *o = options ? options : &defaults;
-    if (o->is_plain)
-        return plain_open(path, o, fault, ret_pot);
-    int r = pot_open_file(path, o->is_whole, o, fault, &found);
-    if ((r == 0 || r == -ENOENT) && !o->only_ready) {
-        struct shard_records records = {0};
-        int busy = pot_check_exchange(&records, path, found.source, o, fault);
-        if (records.folder)
-            shard_records_free(&records);
-        r = busy < 0 ? busy : r;
-    }
-    if (r == 0 && !found.backend)
-        r = pot_look(&found, o->offset, fault);
-    if (r == 0)
-        r = pot_open_found(&found, o, fault, ret_pot);
-    source_close(found.source);
-    return r;
-}
-
 /* Which of several files was cut short. */
 static void pot_name_cut(const struct pot *pot, struct fault *fault)
 {
@@ -1023,4 +2982,82 @@ void pot_close(struct pot *pot)
     free(pot->index_path);
     free(pot->path);
     free(pot);
+}
+/*
+ * The sums that an archive's files have. Where all sums are of one kind, the index's header
+ * tells; a tree of several archives may have files with sums of different kinds, and files
+ * without.
+ */
+
+static int pot_sums_of_mixed(const struct index *index, struct pot_sums *sums)
+{
+    uint32_t entries = index_info(index)->entries;
+    int r = 0;
+    for (uint32_t i = 0; r == 0 && i < entries; i++) {
+        struct node node;
+        uint64_t sum;
+        r = index_node(index, i, &node);
+        if (r < 0 || !S_ISREG(node.mode) || node.position != i)
+            continue;
+        sums->files++;
+        r = index_sum(index, i, &sum);
+        if (r == -ENODATA) {
+            r = 0;
+            continue;
+        }
+        if (r == 0) {
+            enum sum_kind kind = checksum_kind(sum);
+            sums->kind = sums->with_sum == 0 || sums->kind == kind ? kind : SUM_MIXED;
+            sums->with_sum++;
+        }
+    }
+    sums->some = sums->with_sum > 0;
+    sums->every = sums->some && sums->with_sum == sums->files;
+    return r;
+}
+
+int pot_sums(const struct pot *pot, struct pot_sums *ret_sums)
+{
+    const struct index_info *info = index_info(pot->index);
+    struct pot_sums sums = {.files = info->files, .kind = info->sum_kind};
+    int r = 0;
+    if (info->has_some_sums && info->sum_kind == SUM_MIXED) {
+        sums.files = 0;
+        r = pot_sums_of_mixed(pot->index, &sums);
+    } else if (info->has_sums) {
+        sums.some = sums.every = true;
+        sums.with_sum = sums.files;
+    }
+    if (r == 0)
+        *ret_sums = sums;
+    return r;
+}
+
+bool pot_is_packed(const struct pot *pot)
+{
+    return pot->compression ||
+           (pot->backend->stream &&
+            (index_info(pot->index)->codec != CODEC_NONE || index_points(pot->index) > 0));
+}
+
+const char *pot_sums_text(const struct pot *pot, const struct pot_sums *sums,
+                          char text[POT_SUMS_TEXT_LEN])
+{
+    const char *kind = checksum_name(sums->kind);
+    if (sums->every)
+        snprintf(text, POT_SUMS_TEXT_LEN, "of every file (%s)", kind);
+    else if (sums->some)
+        snprintf(text, POT_SUMS_TEXT_LEN, "of %" PRIu64 " of %" PRIu64 " files (%s)",
+                 sums->with_sum, sums->files, kind);
+    else if (sums->files == 0)
+        snprintf(text, POT_SUMS_TEXT_LEN, "there are no files");
+    else if (!checksum_available(sums->kind))
+        snprintf(text, POT_SUMS_TEXT_LEN, "this onepot was built without %s", kind);
+    else if (pot->backend->checked)
+        snprintf(text, POT_SUMS_TEXT_LEN, "the sums of %s are compared by 'onepot verify'",
+                 pot->backend->file);
+    else
+        snprintf(text, POT_SUMS_TEXT_LEN, "%s %s no sums of %s files", pot->backend->file,
+                 pot->parts ? "have" : "has", pot->parts ? "their" : "its");
+    return text;
 }

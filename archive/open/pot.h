@@ -307,13 +307,6 @@ int pot_identify(const char *path, const struct pot_options *options, struct fau
 int pot_check_whole(const struct pot *pot, struct fault *fault);
 
 /*
- * The path beside `archive` at which its index would be saved. `offset` is the options': a file
- * with several archives has an index for each. `is_joined`: the one with members behind
- * end-of-archive marks, if there are any. Caller frees. -ENOMEM.
- */
-int pot_index_path(const char *archive, uint64_t offset, bool is_joined, char **ret_path);
-
-/*
  * Remove all indexes from the cache folder that no process of this node has open. Saving one
  * bounds the folder already: ONEPOT_INDEX_CACHE (bytes, 2 GiB if unset) and 90 days without
  * use. -EPERM, with a fault: others could put files there.

@@ -99,7 +99,7 @@ static int make_index(const char *path, const struct source *source, struct buil
     uint64_t bytes;
     int r = source_fingerprint(source, &header.archive_fingerprint);
     if (r == 0)
-        r = pot_index_path(path, 0, false, &index_path);
+        r = asprintf(&index_path, "%s.onepot-index", path) < 0 ? -ENOMEM : 0;
     if (r < 0)
         return r;
     auto_close int fd = open(index_path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
