@@ -1,13 +1,10 @@
 /*
  * Shared by the files of staging:
  *
- *   stage.c         where a copy lies, its files, and which parts of it are there; finds or
- *                   makes one, also of what is compressed in one piece; the end; reports
- *   stage_copier.c  the threads that make it
- *   stage_job.c     makes it together with other nodes
- *   stage_serve.c   the same, for an engine in another process
- *   stage_stream.c  unpacks a stream into it, and waits for that
- *   stage_source.c  reads through it, or through a copy that another program made
+ *   stage.c       where a copy lies, its files, and which parts of it are there; finds, makes
+ * or adopts one, also of what is compressed in one piece; the end; reports stage_copy.c  how
+ * its chunks come, and the source that reads through it stage_job.c   makes it together with
+ * other nodes
  */
 #ifndef ONEPOT_STAGE_PRIVATE_H
 #define ONEPOT_STAGE_PRIVATE_H
@@ -167,13 +164,6 @@ static inline bool stage_is_complete(const struct stage_state *state)
 
 #define STAGE_NAME_MAX 160
 
-/* "/dev/shm" and so on: the places that exist, best first. With `given`, that one alone. */
-struct stage_places {
-    size_t count;
-    char path[RUNTIME_FOLDERS_MAX][PATH_MAX];
-};
-struct stage_places stage_places(const char *given);
-
 /*
  * Open and lock the folder in `place`; with `create`, make it if need be. -ENOENT: there is
  * none; -EPERM: it is not ours alone; -ETIMEDOUT: its lock was taken for ten seconds.
@@ -191,7 +181,7 @@ struct stage_room {
 
 /* ---- a stage ---- */
 
-struct stage_given; /* of stage_source.c */
+struct stage_given; /* of stage.c */
 
 struct stage {
     const struct source *source;
@@ -227,43 +217,20 @@ void stage_say(const struct stage *stage, const char *format, ...)
 
 /* ---- under the lock of the folder ---- */
 
-void stage_sweep_folder(const struct registry *folder);
-
 /*
  * How many more bytes may be put there: without a spare share and the job's reserve, and
  * without the bytes that the copies in this folder will still take.
  */
 uint64_t stage_room_left(const struct stage_room *room, const struct registry *folder);
 
-/* Use the copy that is there. -ENOENT: none; -EUCLEAN: one in use, but not of this archive. */
-int stage_use(struct stage *stage, const struct registry *folder);
-
-/* Make the state of a copy (stage->copy_fd) that is whole already. */
-int stage_adopt(struct stage *stage, const struct registry *folder);
-
-/* Close and unmap. */
-void stage_release(struct stage *stage);
-
 /* ---- a copy that another program made ---- */
 
-/* Open and judge the file at `path`. Errors come with a fault. */
-int stage_given_new(const char *path, const struct source *source, struct fault *fault,
-                    struct stage_given **ret_given);
-void stage_given_free(struct stage_given *given); /* NULL is fine */
-
-/* Make it the copy, or use one that is there by now. An error: it has to be copied. */
-int stage_given_take(struct stage *stage, const struct stage_places *places);
+/* Read stage->given. An error: there is none, or it is not to be trusted any more. */
+int stage_given_read(struct stage *stage, void *buf, size_t len, uint64_t offset);
 
 /* ---- the copier and readers ---- */
 
-/*
- * Fetch a chunk that this thread has claimed into `buf` (STAGE_CHUNK_BYTES) and into the copy,
- * and settle it. Returns 0; or an error of the source (the chunk is absent again); or, with the
- * bytes in `buf`, the positive errno that kept them out of the copy.
- */
-int stage_fetch(struct stage *stage, uint64_t chunk, void *buf);
-
-/* The two halves. Read a chunk, from the adopted copy or the source. */
+/* Read a chunk, from the adopted copy or the source. */
 int stage_read_chunk(struct stage *stage, uint64_t chunk, void *buf);
 
 /* Write a chunk that was claimed at `begun_ms` (now_ms) to the copy, and settle it. */
@@ -280,12 +247,6 @@ void stage_fail(struct stage *stage, int err);
 
 /* Copy missing chunks until the copy is whole, has failed, or pauses are ended. */
 void stage_copy(struct stage *stage);
-
-/*
- * The same of a stream, by unpacking it. `begun` is posted once the child that unpacks has been
- * forked.
- */
-void stage_expand(struct stage *stage, sem_t *begun);
 
 /* Attempts to go on with a stream whose storage fails. */
 struct stage_retry {

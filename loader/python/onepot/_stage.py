@@ -1,7 +1,7 @@
 """stage(): the nodes of a job copy an archive together, by what the job has: torch.distributed or MPI.
 
 The program `onepot stage --node` reads this node's part from storage and keeps what the others read.
-Here its blocks are handed round, from a memory that both share (cache/stage/stage_serve.c says how).
+Here its blocks are handed round, from a memory that both share (cache/stage/stage_job.c says how).
 
 A group that loses a node is at an end, for torch as for MPI. The nodes that are left make another one, where the
 engine can: regroup(). Each then starts a second program, which joins the first one's copy, and they begin with
@@ -37,7 +37,7 @@ _REGROUPS = 3
 _LOOK_S = 1  # between looks at whether others have given the group up
 _LEAVE_S = 1  # at the end of a process, for its last blocks
 _BROADCASTS = 16  # blocks on their way, if there are too many nodes to gather all
-_WORD, _OWN, _HOLD = struct.Struct("=Q"), 1 << 63, (1 << 64) - 2  # what the engine writes (cache/stage/stage_serve.c)
+_WORD, _OWN, _HOLD = struct.Struct("=Q"), 1 << 63, (1 << 64) - 2  # what the engine writes (cache/stage/stage_job.c)
 _HELLO = struct.Struct("<QQQ")  # does this node take part, the bytes of a block, how many groups
 
 
