@@ -21,8 +21,8 @@
 #include <zstd.h>
 
 #include "cleanup.h"
-#include "compress.h"
 #include "cpus.h"
+#include "helpers.h"
 #include "numbers.h"
 #include "onepot_format.h"
 #include "output.h"
@@ -62,13 +62,10 @@ struct writer {
     struct writer_totals totals;
 };
 
-/* ---- writer_output.c ---- */
-
 /*
  * The framer takes the tar piece by piece, in order, and passes to the builder where each
  * member's data lies. Memory: a few frames for each thread.
  */
-struct framer;
 static void framer_free(struct framer *framer); /* NULL is fine */
 
 /*
@@ -78,9 +75,75 @@ static void framer_free(struct framer *framer); /* NULL is fine */
 static int writer_put(struct writer *w, void *bytes, size_t len, void *owned,
                       struct fault *fault);
 
+/* A run of bytes in a frame. A packed frame has one, which is `in`. */
+struct part {
+    uint8_t *bytes;
+    size_t len;
+    void *owned;
+};
+
+/* Where data of a member lies in a frame. */
+struct place {
+    uint32_t inode;
+    uint32_t offset; /* in the frame */
+    uint32_t length;
+    bool last;       /* the member's data ends here */
+    uint64_t stream; /* offset in the file */
+};
+
+struct frame {
+    struct helper_task task; /* that compresses it; must be first */
+    struct compress_pool *pool;
+    struct frame *next; /* that is on its way out */
+    bool raw;
+    uint8_t *in; /* block_bytes long; NULL in a raw frame, which only keeps its place */
+    size_t len;
+    size_t ridden_bytes; /* bytes of members that were not sampled */
+    VECTOR(struct part) parts;
+    VECTOR(struct place) places;
+
+    /* Set when it was compressed: */
+    int error;    /* 0 or -ENOMEM */
+    uint8_t *out; /* a whole zstd frame; NULL: not worth it */
+    size_t out_len;
+
+    /* How much of a raw frame was written. */
+    size_t part, part_done, place;
+    size_t at; /* in the frame's content */
+};
+
+struct framer {
+    struct writer *w;
+    struct compress_pool *pool;
+    struct compress_pool *own_pool; /* NULL: the pool belongs to the caller */
+    struct frame *first, *last;     /* on their way out, in the order of the tar */
+    size_t flight_bytes;            /* of these */
+    size_t block_bytes;
+
+    struct frame *open;
+    uint64_t run_bytes; /* length of the current run of data that does not get smaller */
+
+    struct pax_buffer header; /* of a member whose data has not come yet */
+    uint32_t inode;           /* of the current member */
+    uint64_t stored, done;    /* bytes of the member's data: in all, so far */
+    VECTOR(struct builder_piece)
+    extents;              /* of the member's data: a file without holes has one */
+    size_t extent;        /* the extent that the next byte of data belongs to, */
+    uint64_t extent_done; /* and how many of its bytes came before */
+
+    /* For the member whose data is being written. */
+    VECTOR(struct builder_piece) pieces;
+};
+
 /*
- * The helpers have one list of jobs that no thread has begun. Each compressor has a list of its
- * jobs in the order in which they were put in.
+ * ---- compression ----
+ *
+ * Several threads compress frames, which come back in the order in which they were put in. The
+ * same input gives the same bytes, whatever the number of threads. The helpers have one list of
+ * frames that no thread has begun; each framer has a list of its own ones.
+ *
+ * With one thread, the work is done where frames are taken. With more, a caller that has to
+ * wait works on frames that no thread has begun.
  */
 
 struct compress_pool {
@@ -128,38 +191,38 @@ static bool compress_is_worth(size_t in_len, size_t out_len)
     return out_len + in_len / 32 < in_len;
 }
 
-static void compress_do(ZSTD_CCtx *context, struct compress_job *job)
+static void compress_do(ZSTD_CCtx *context, struct frame *frame)
 {
-    size_t room = ZSTD_compressBound(job->in_len);
+    size_t room = ZSTD_compressBound(frame->len);
     uint8_t *out = malloc(room);
     if (!out) {
-        job->error = -ENOMEM;
+        frame->error = -ENOMEM;
         return;
     }
-    size_t n = ZSTD_compress2(context, out, room, job->in, job->in_len);
+    size_t n = ZSTD_compress2(context, out, room, frame->in, frame->len);
     if (ZSTD_isError(n)) {
         free(out);
-        job->error = -ENOMEM; /* no other error is possible: the room suffices, the parameters
+        frame->error = -ENOMEM; /* no other error is possible: the room suffices, the parameters
                                  are ours */
-    } else if (!compress_is_worth(job->in_len, n)) {
+    } else if (!compress_is_worth(frame->len, n)) {
         free(out);
     } else {
         uint8_t *fit = realloc(out, n);
-        job->out = fit ? fit : out;
-        job->out_len = n;
+        frame->out = fit ? fit : out;
+        frame->out_len = n;
     }
 }
 
 static void compress_run(struct helper_task *task)
 {
-    struct compress_job *job = (struct compress_job *)task;
-    ZSTD_CCtx *context = compress_take_context(job->pool);
+    struct frame *frame = (struct frame *)task;
+    ZSTD_CCtx *context = compress_take_context(frame->pool);
     if (!context) {
-        job->error = -ENOMEM;
+        frame->error = -ENOMEM;
         return;
     }
-    compress_do(context, job);
-    compress_give_context(job->pool, context);
+    compress_do(context, frame);
+    compress_give_context(frame->pool, context);
 }
 
 int compress_pool_new(unsigned threads, int level, struct compress_pool **ret_pool)
@@ -190,56 +253,52 @@ void compress_pool_free(struct compress_pool *p)
     free(p);
 }
 
-static void compressor_put(struct compressor *c, struct compress_job *job)
+static void framer_put_frame(struct framer *f, struct frame *frame)
 {
-    job->task.run = compress_run;
-    job->pool = c->pool;
-    job->error = 0;
-    job->out = NULL;
-    job->out_len = 0;
-    job->next = NULL;
-    *(c->first ? &c->last->next : &c->first) = job;
-    c->last = job;
-    c->flight_bytes += job->in_len;
-    c->pool->flight_bytes += job->in_len;
-    if (job->in)
-        helpers_begin(c->pool->helpers, &job->task);
+    frame->task.run = compress_run;
+    frame->pool = f->pool;
+    *(f->first ? &f->last->next : &f->first) = frame;
+    f->last = frame;
+    f->flight_bytes += frame->len;
+    f->pool->flight_bytes += frame->len;
+    if (frame->in)
+        helpers_begin(f->pool->helpers, &frame->task);
 }
 
-static struct compress_job *compressor_remove_first(struct compressor *c)
+static struct frame *framer_remove_first(struct framer *f)
 {
-    struct compress_job *job = c->first;
-    c->first = job->next;
-    c->flight_bytes -= job->in_len;
-    c->pool->flight_bytes -= job->in_len;
-    return job;
+    struct frame *frame = f->first;
+    f->first = frame->next;
+    f->flight_bytes -= frame->len;
+    f->pool->flight_bytes -= frame->len;
+    return frame;
 }
 
 /*
- * The oldest job, done, if more bytes are in flight than frames of `block_bytes` that keep all
- * threads busy (0: in any case), or if there was no work to do. NULL: none.
+ * The oldest frame, done, if more bytes are in flight than frames of `block_bytes` that keep
+ * all threads busy (0: in any case), or if there was no work to do. NULL: none.
  */
-static struct compress_job *compressor_take(struct compressor *c, size_t block_bytes)
+static struct frame *framer_take_frame(struct framer *f, size_t block_bytes)
 {
-    struct compress_pool *p = c->pool;
+    struct compress_pool *p = f->pool;
     size_t threads = helpers_threads(p->helpers);
     size_t most = threads ? (2 * threads + 2) * block_bytes : 0;
-    bool is_full = c->flight_bytes > most || p->flight_bytes > 2 * most;
-    if (!c->first || (c->first->in && !is_full))
+    bool is_full = f->flight_bytes > most || p->flight_bytes > 2 * most;
+    if (!f->first || (f->first->in && !is_full))
         return NULL;
-    if (c->first->in)
-        helpers_finish(p->helpers, &c->first->task);
-    return compressor_remove_first(c);
+    if (f->first->in)
+        helpers_finish(p->helpers, &f->first->task);
+    return framer_remove_first(f);
 }
 
-/* The oldest job, done or not; no thread works on it afterwards. NULL: none is left. */
-static struct compress_job *compressor_cancel(struct compressor *c)
+/* The oldest frame, done or not; no thread works on it afterwards. NULL: none is left. */
+static struct frame *framer_cancel_frame(struct framer *f)
 {
-    if (!c->first)
+    if (!f->first)
         return NULL;
-    if (c->first->in)
-        helpers_cancel(c->pool->helpers, &c->first->task);
-    return compressor_remove_first(c);
+    if (f->first->in)
+        helpers_cancel(f->pool->helpers, &f->first->task);
+    return framer_remove_first(f);
 }
 
 /*
@@ -276,53 +335,6 @@ static struct compress_job *compressor_cancel(struct compressor *c)
 #define RAW_BLOCK_BYTES (128u << 10) /* zstd's largest block */
 #define RAW_HEADER_BYTES 9u
 
-/* A run of bytes in a frame. A packed frame has one, which is `in`. */
-struct part {
-    uint8_t *bytes;
-    size_t len;
-    void *owned;
-};
-
-/* Where data of a member lies in a frame. */
-struct place {
-    uint32_t inode;
-    uint32_t offset; /* in the frame */
-    uint32_t length;
-    bool last;       /* the member's data ends here */
-    uint64_t stream; /* offset in the file */
-};
-
-struct frame {
-    struct compress_job job; /* must be first */
-    bool raw;
-    uint8_t *in; /* block_bytes long; NULL in a raw frame */
-    size_t len;
-    size_t ridden_bytes; /* bytes of members that were not sampled */
-    VECTOR(struct part) parts;
-    VECTOR(struct place) places;
-};
-
-struct framer {
-    struct writer *w;
-    struct compressor compressor;
-    struct compress_pool *own_pool; /* NULL: the pool belongs to the caller */
-    size_t block_bytes;
-
-    struct frame *open;
-    uint64_t run_bytes; /* length of the current run of data that does not get smaller */
-
-    struct pax_buffer header; /* of a member whose data has not come yet */
-    uint32_t inode;           /* of the current member */
-    uint64_t stored, done;    /* bytes of the member's data: in all, so far */
-    VECTOR(struct builder_piece)
-    extents;              /* of the member's data: a file without holes has one */
-    size_t extent;        /* the extent that the next byte of data belongs to, */
-    uint64_t extent_done; /* and how many of its bytes came before */
-
-    /* For the member whose data is being written. */
-    VECTOR(struct builder_piece) pieces;
-};
-
 /* ---- frames ---- */
 
 static void frame_free(struct frame *frame)
@@ -331,7 +343,7 @@ static void frame_free(struct frame *frame)
         free(frame->parts.at[i].owned);
     vector_free(&frame->parts);
     vector_free(&frame->places);
-    free(frame->job.out);
+    free(frame->out);
     free(frame->in);
     free(frame);
 }
@@ -415,7 +427,7 @@ static int framer_emit_packed(struct framer *f, struct frame *frame, struct faul
 {
     struct builder_block block = {
         .source_offset = f->w->offset,
-        .packed_bytes = (uint32_t)frame->job.out_len,
+        .packed_bytes = (uint32_t)frame->out_len,
         .block_bytes = (uint32_t)frame->len,
     };
     uint32_t number;
@@ -432,26 +444,15 @@ static int framer_emit_packed(struct framer *f, struct frame *frame, struct faul
     }
     if (r < 0)
         return r;
-    uint8_t *out = steal_ptr(&frame->job.out);
-    return writer_put(f->w, out, frame->job.out_len, out, fault);
+    uint8_t *out = steal_ptr(&frame->out);
+    return writer_put(f->w, out, frame->out_len, out, fault);
 }
 
-/* Progress through the parts and places of a raw frame that is being written. */
-struct raw_writer {
-    struct framer *f;
-    struct frame *frame;
-    size_t part, part_done;
-    size_t place;
-    size_t at;      /* in the frame's content */
-    uint8_t *heads; /* headers of the frame and its blocks; the queue will own them */
-};
-
 /* Where the block that begins at `start` ends: between members, if possible. */
-static size_t framer_block_end(const struct raw_writer *raw, size_t start)
+static size_t frame_block_end(const struct frame *frame, size_t start)
 {
-    const struct frame *frame = raw->frame;
     size_t end = (size_t)min_u64(frame->len, start + RAW_BLOCK_BYTES);
-    for (size_t i = raw->place; end < frame->len && i < frame->places.count; i++) {
+    for (size_t i = frame->place; end < frame->len && i < frame->places.count; i++) {
         const struct place *p = &frame->places.at[i];
         if (p->offset >= end)
             break;
@@ -462,23 +463,24 @@ static size_t framer_block_end(const struct raw_writer *raw, size_t start)
 }
 
 /* Writes the next `len` bytes of the content. */
-static int framer_put_parts(struct raw_writer *raw, size_t len, struct fault *fault)
+static int framer_put_parts(struct framer *f, struct frame *frame, size_t len,
+                            struct fault *fault)
 {
-    raw->at += len;
+    frame->at += len;
     while (len > 0) {
-        struct part *part = &raw->frame->parts.at[raw->part];
-        size_t n = (size_t)min_u64(part->len - raw->part_done, len);
-        uint8_t *bytes = part->bytes + raw->part_done;
+        struct part *part = &frame->parts.at[frame->part];
+        size_t n = (size_t)min_u64(part->len - frame->part_done, len);
+        uint8_t *bytes = part->bytes + frame->part_done;
         void *owned = NULL;
-        raw->part_done += n;
+        frame->part_done += n;
         len -= n;
-        if (raw->part_done == part->len) {
+        if (frame->part_done == part->len) {
             owned = part->owned;
             part->owned = NULL;
-            raw->part++;
-            raw->part_done = 0;
+            frame->part++;
+            frame->part_done = 0;
         }
-        int r = writer_put(raw->f->w, bytes, n, owned, fault);
+        int r = writer_put(f->w, bytes, n, owned, fault);
         if (r < 0)
             return r;
     }
@@ -486,35 +488,36 @@ static int framer_put_parts(struct raw_writer *raw, size_t len, struct fault *fa
 }
 
 /* Writes data of the current place, up to `end`. */
-static int framer_put_place(struct raw_writer *raw, size_t end, struct fault *fault)
+static int framer_put_place(struct framer *f, struct frame *frame, size_t end,
+                            struct fault *fault)
 {
-    const struct place *p = &raw->frame->places.at[raw->place];
+    const struct place *p = &frame->places.at[frame->place];
     size_t place_end = (size_t)p->offset + p->length;
-    size_t len = (size_t)min_u64(place_end, end) - raw->at;
-    struct builder_piece piece = {.offset = p->stream + (raw->at - p->offset),
+    size_t len = (size_t)min_u64(place_end, end) - frame->at;
+    struct builder_piece piece = {.offset = p->stream + (frame->at - p->offset),
                                   .length = len,
-                                  .source_offset = raw->f->w->offset,
+                                  .source_offset = f->w->offset,
                                   .block = BUILDER_NO_BLOCK};
-    int r = vector_push(&raw->f->pieces, piece);
-    if (r == 0 && raw->at + len == place_end) {
-        raw->place++;
+    int r = vector_push(&f->pieces, piece);
+    if (r == 0 && frame->at + len == place_end) {
+        frame->place++;
         if (p->last)
-            r = framer_end_pieces(raw->f, p->inode);
+            r = framer_end_pieces(f, p->inode);
     }
-    return r < 0 ? r : framer_put_parts(raw, len, fault);
+    return r < 0 ? r : framer_put_parts(f, frame, len, fault);
 }
 
 /* Writes the content up to `end`: places and the bytes between them. */
-static int framer_put_block(struct raw_writer *raw, size_t end, struct fault *fault)
+static int framer_put_block(struct framer *f, struct frame *frame, size_t end,
+                            struct fault *fault)
 {
     int r = 0;
-    while (r == 0 && raw->at < end) {
+    while (r == 0 && frame->at < end) {
         size_t next = end;
-        if (raw->place < raw->frame->places.count &&
-            raw->frame->places.at[raw->place].offset < end)
-            next = raw->frame->places.at[raw->place].offset;
-        r = next > raw->at ? framer_put_parts(raw, next - raw->at, fault)
-                           : framer_put_place(raw, end, fault);
+        if (frame->place < frame->places.count && frame->places.at[frame->place].offset < end)
+            next = frame->places.at[frame->place].offset;
+        r = next > frame->at ? framer_put_parts(f, frame, next - frame->at, fault)
+                             : framer_put_place(f, frame, end, fault);
     }
     return r;
 }
@@ -539,36 +542,34 @@ static void framer_put_frame_head(uint8_t *head, size_t len)
 
 static int framer_emit_raw(struct framer *f, struct frame *frame, struct fault *fault)
 {
-    struct raw_writer raw = {.f = f, .frame = frame};
     /* Each block but the last is full, or ends where a place begins. */
     size_t most_blocks = frame->len / RAW_BLOCK_BYTES + frame->places.count + 1;
-    raw.heads = malloc(RAW_HEADER_BYTES + 3 * most_blocks);
-    if (!raw.heads)
+    uint8_t *heads = malloc(RAW_HEADER_BYTES + 3 * most_blocks), *head = heads;
+    if (!heads)
         return -ENOMEM;
-    uint8_t *head = raw.heads;
     framer_put_frame_head(head, frame->len);
     int r = writer_put(f->w, head, RAW_HEADER_BYTES, NULL, fault);
     head += RAW_HEADER_BYTES;
     bool owned = false;
-    while (r == 0 && raw.at < frame->len) {
-        size_t end = framer_block_end(&raw, raw.at);
+    while (r == 0 && frame->at < frame->len) {
+        size_t end = frame_block_end(frame, frame->at);
         owned = end == frame->len;
-        framer_put_block_head(head, end - raw.at, owned);
-        r = writer_put(f->w, head, 3, owned ? raw.heads : NULL, fault);
+        framer_put_block_head(head, end - frame->at, owned);
+        r = writer_put(f->w, head, 3, owned ? heads : NULL, fault);
         head += 3;
         if (r == 0)
-            r = framer_put_block(&raw, end, fault);
+            r = framer_put_block(f, frame, end, fault);
     }
     if (!owned)
-        free(raw.heads); /* their queued bytes will not be written any more */
+        free(heads); /* their queued bytes will not be written any more */
     return r;
 }
 
-/* Writes a frame whose job is done to the file, in the order of the tar, and frees it. */
+/* Writes a frame that is done to the file, in the order of the tar, and frees it. */
 static int framer_emit_frame(struct framer *f, struct frame *frame, struct fault *fault)
 {
-    int r = frame->job.error;
-    if (r == 0 && frame->job.out) {
+    int r = frame->error;
+    if (r == 0 && frame->out) {
         r = framer_emit_packed(f, frame, fault);
     } else if (r == 0) {
         if (frame->in) { /* it was not worth compressing */
@@ -589,9 +590,9 @@ static int framer_emit_frame(struct framer *f, struct frame *frame, struct fault
 /* Writes finished frames. With `wait`, all that are in flight; else until there is room. */
 static int framer_drain(struct framer *f, bool wait, struct fault *fault)
 {
-    struct compress_job *job;
-    while ((job = compressor_take(&f->compressor, wait ? 0 : f->block_bytes))) {
-        int r = framer_emit_frame(f, (struct frame *)job, fault);
+    struct frame *frame;
+    while ((frame = framer_take_frame(f, wait ? 0 : f->block_bytes))) {
+        int r = framer_emit_frame(f, frame, fault);
         if (r < 0)
             return r;
     }
@@ -609,9 +610,7 @@ static int framer_close_frame(struct framer *f, struct fault *fault)
         frame_free(frame);
         return 0;
     }
-    frame->job.in = frame->in;
-    frame->job.in_len = frame->len;
-    compressor_put(&f->compressor, &frame->job);
+    framer_put_frame(f, frame);
     return framer_drain(f, false, fault);
 }
 
@@ -821,7 +820,7 @@ static int framer_new(struct writer *w, const struct writer_options *options,
         free(f);
         return r;
     }
-    f->compressor.pool = options->pool ? options->pool : f->own_pool;
+    f->pool = options->pool ? options->pool : f->own_pool;
     *ret_framer = f;
     return 0;
 }
@@ -830,9 +829,9 @@ static void framer_free(struct framer *f)
 {
     if (!f)
         return;
-    struct compress_job *job;
-    while ((job = compressor_cancel(&f->compressor)))
-        frame_free((struct frame *)job);
+    struct frame *frame;
+    while ((frame = framer_cancel_frame(f)))
+        frame_free(frame);
     compress_pool_free(f->own_pool);
     if (f->open)
         frame_free(f->open);

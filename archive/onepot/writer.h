@@ -28,6 +28,15 @@
 
 struct writer;
 
+/*
+ * The threads that compress for the writers of one program, which one at a time may use it.
+ * `threads` 0: as many as this process has CPUs. `level` is zstd's. Returns when all threads
+ * run, as helpers_new does. -ENOMEM.
+ */
+struct compress_pool;
+int compress_pool_new(unsigned threads, int level, struct compress_pool **ret_pool);
+void compress_pool_free(struct compress_pool *pool); /* NULL is fine */
+
 struct writer_options {
     int zstd_level;       /* 1 to WRITER_LEVEL_MAX; 0: not compressed */
     uint32_t block_bytes; /* most bytes of the tar in one zstd frame; 0: WRITER_BLOCK_BYTES */

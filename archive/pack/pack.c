@@ -21,7 +21,6 @@
 #include "cleanup.h"
 #include "numbers.h"
 #include "path.h"
-#include "compress.h"
 #include "count.h"
 #include "folder.h"
 #include "output.h"

@@ -23,7 +23,6 @@
 
 #include "budget.h"
 #include "cleanup.h"
-#include "compress.h"
 #include "map.h"
 #include "numbers.h"
 #include "output.h"
