@@ -2581,7 +2581,7 @@ static int many_join(struct many *many)
         return -ENOMEM;
     for (size_t i = 0; i < many->count; i++)
         sources[i] = many->parts[i].pot ? many->parts[i].pot->source : many->parts[i].source;
-    int r = source_concat(sources, many->count, pot->path, &pot->source);
+    int r = source_concat(sources, many->count, true, pot->path, &pot->source);
     if (r == 0) /* the same each time, also if members were unpacked */
         pot->source->identity = pot->identity;
     for (size_t i = 0; r == 0 && i < many->count; i++) {

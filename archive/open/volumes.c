@@ -698,7 +698,7 @@ static int open_all(const volume_paths *paths, const struct source *given, struc
     if (r == 0)
         r = check_order(sources, count, fault);
     if (r == 0)
-        r = source_join(sources, count, paths->at[of_zip ? count - 1 : 0], ret_source);
+        r = source_concat(sources, count, false, paths->at[of_zip ? count - 1 : 0], ret_source);
     for (size_t i = 0; r < 0 && i < opened; i++)
         source_close(sources[i]);
     return r;

@@ -2,7 +2,7 @@
  * Several sources as one: the bytes of each lie behind the previous one's. A tree of many
  * archives has such a source, so that whatever reads one archive reads many.
  *
- *     source_concat(members, count, "train-*.tar", &source);
+ *     source_concat(members, count, true, "train-*.tar", &source);
  *     source_concat_base(source, 7)       where the bytes of members[7] begin
  *     source_at(source, &offset)          the member with that byte, for a message
  *
@@ -18,6 +18,7 @@
 #ifndef ONEPOT_SOURCE_CONCAT_H
 #define ONEPOT_SOURCE_CONCAT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -34,16 +35,12 @@ static inline uint64_t source_concat_next(uint64_t end)
 }
 
 /*
- * Put `count` sources, at least one, behind each other. Messages call the whole `name`. On
- * success the members belong to *ret_source, which closes them. -ENOMEM; -EFBIG: more bytes
- * than a file can have.
+ * Put `count` sources, at least one, behind each other; without gaps, the members are one file
+ * that was cut into pieces. Messages call the whole `name`. On success the members belong to
+ * *ret_source, which closes them. -ENOMEM; -EFBIG: more bytes than a file can have.
  */
-int source_concat(struct source *const *members, size_t count, const char *name,
+int source_concat(struct source *const *members, size_t count, bool has_gaps, const char *name,
                   struct source **ret_source);
-
-/* The same without gaps: the members are one file that was cut into pieces. */
-int source_join(struct source *const *members, size_t count, const char *name,
-                struct source **ret_source);
 
 /* Where the bytes of member `i`, which exists, begin. */
 uint64_t source_concat_base(const struct source *concat, size_t i);

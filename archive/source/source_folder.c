@@ -383,7 +383,7 @@ int source_folder(int folder_fd, const char *name, const struct source_folder_fi
         r = folder_add(folder, name, &files[made], &members[made]);
     struct source *all = NULL;
     if (r == 0)
-        r = source_concat(members, count, name, &all);
+        r = source_concat(members, count, true, name, &all);
     if (r == 0) {
         made = 0;
         r = source_retry(&all);

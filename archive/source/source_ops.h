@@ -3,10 +3,10 @@
  * out goes to the source it wraps. So a source that retries, or one that keeps a copy, is a
  * wrapper that has only its own operations:
  *
- *     staged (cache/stage)  ->  retrying (source_retry.c)  ->  file (source_file.c)
+ *     staged (cache/stage)  ->  retrying (source_retry.c)  ->  file (source.c)
  *
  * The innermost source has all operations; it is a file, or several sources behind each other
- * (source_concat.c), each with its own wrappers. Ranges lie within the source; what an
+ * (source_concat.h), each with its own wrappers. Ranges lie within the source; what an
  * operation changes in it must be safe for any number of threads.
  */
 #ifndef ONEPOT_SOURCE_OPS_H
@@ -32,7 +32,6 @@ struct source_state {
     int kept_fd; /* of one that keeps: the file with all of its bytes; -1: not all are there */
     uint64_t progress_ns;
 };
-struct source_state source_state_of(const struct source *source);
 
 struct source_ops {
     /* Read all that the cursor asks for: 0 or -errno; the cursor says how far it came. */
@@ -76,9 +75,6 @@ struct source {
 
 /* Begin a wrapper (all zero) around *source, and put it in its place. */
 void source_wrap(struct source *wrapper, const struct source_ops *ops, struct source **source);
-
-/* May so much be mapped? Under a limit on addresses (ulimit -v), others need them more. */
-bool source_may_map(uint64_t bytes);
 
 /* Read the rest of the cursor's request. */
 int source_read_on(const struct source *source, struct source_cursor *cursor);

@@ -60,7 +60,7 @@ static void open_members(void)
 {
     for (size_t i = 0; i < MEMBERS; i++)
         ck_assert_int_eq(source_open(paths[i], NULL, &members[i]), 0);
-    ck_assert_int_eq(source_concat(members, MEMBERS, "all", &source), 0);
+    ck_assert_int_eq(source_concat(members, MEMBERS, true, "all", &source), 0);
 }
 
 static void setup(void)
@@ -212,7 +212,7 @@ START_TEST(a_slice_is_mapped_wherever_it_begins)
     ck_assert_int_eq(source_open(paths[2], NULL, &slices[0]), 0);
     ck_assert_int_eq(source_open(paths[3], NULL, &slices[1]), 0);
     ck_assert_int_eq(source_slice(&slices[0], ALIGN / 2 + 1, 1000), 0);
-    ck_assert_int_eq(source_concat(slices, 2, "slices", &concat), 0);
+    ck_assert_int_eq(source_concat(slices, 2, true, "slices", &concat), 0);
     ck_assert(source_can_map(concat));
     const uint8_t *map = source_map_at(concat, 0, 1000);
     ck_assert_ptr_nonnull(map);
@@ -231,7 +231,7 @@ START_TEST(one_that_is_not_mapped_keeps_all_from_being_mapped)
     for (size_t i = 0; i < MEMBERS; i++)
         if (i != 2)
             ck_assert_int_eq(source_open(paths[i], NULL, &members[i]), 0);
-    ck_assert_int_eq(source_concat(members, MEMBERS, "all", &source), 0);
+    ck_assert_int_eq(source_concat(members, MEMBERS, true, "all", &source), 0);
     ck_assert(!source_is_local(source));
     ck_assert(!source_can_map(source));
     each_range(check_pieces);
@@ -362,7 +362,7 @@ START_TEST(each_member_is_retried_by_itself)
     both[1] = bad;
     ck_assert_int_eq(source_retry(&both[1]), 0);
     ck_assert_int_eq(source_open(paths[0], NULL, &both[0]), 0);
-    ck_assert_int_eq(source_concat(both, 2, "all", &concat), 0);
+    ck_assert_int_eq(source_concat(both, 2, true, "all", &concat), 0);
     ck_assert_uint_eq(source_progress_ns(concat), 5);
     ck_assert(!source_is_memory(concat));
     source_on_error(concat, hear, &failing_reads);
@@ -386,7 +386,7 @@ START_TEST(more_bytes_than_a_file_can_have_are_refused)
 {
     struct source big = {.ops = &failing_ops, .size_bytes = INT64_MAX - 5, .fd = -1};
     struct source *both[] = {&big, &big}, *concat = NULL;
-    ck_assert_int_eq(source_concat(both, 2, "all", &concat), -EFBIG);
+    ck_assert_int_eq(source_concat(both, 2, true, "all", &concat), -EFBIG);
     ck_assert_ptr_null(concat);
     ck_assert_uint_eq(source_concat_next(UINT64_MAX), UINT64_MAX);
     ck_assert_uint_eq(source_concat_next(0), 0);
@@ -400,7 +400,7 @@ START_TEST(nothing_but_empty_members_is_empty)
     struct source *both[2], *concat;
     for (size_t i = 0; i < 2; i++)
         ck_assert_int_eq(source_from_memory("", 0, "empty", &both[i]), 0);
-    ck_assert_int_eq(source_concat(both, 2, "all", &concat), 0);
+    ck_assert_int_eq(source_concat(both, 2, true, "all", &concat), 0);
     ck_assert_uint_eq(source_size(concat), 0);
     ck_assert(!source_can_map(concat));
     ck_assert_int_eq(source_read(concat, NULL, 0, 0), 0);
@@ -425,7 +425,7 @@ START_TEST(a_thousand_members)
         int len = snprintf(text, sizeof(text), "member %u", i);
         ck_assert_int_eq(source_from_memory(text, (size_t)len, text, &many[i]), 0);
     }
-    ck_assert_int_eq(source_concat(many, MANY, "all", &concat), 0);
+    ck_assert_int_eq(source_concat(many, MANY, true, "all", &concat), 0);
     for (unsigned i = 0; i < MANY; i++) {
         char text[16];
         uint64_t base = source_concat_base(concat, i), offset = base + 2;

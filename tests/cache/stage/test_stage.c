@@ -280,7 +280,7 @@ START_TEST(the_copy_of_several_files_is_mapped)
     struct staged s;
     for (size_t i = 0; i < 2; i++)
         ck_assert_int_eq(source_open(archive, NULL, &members[i]), 0);
-    ck_assert_int_eq(source_concat(members, 2, "all", &s.source), 0);
+    ck_assert_int_eq(source_concat(members, 2, true, "all", &s.source), 0);
     ck_assert(!source_can_map(s.source));
     ck_assert_int_eq(stage_open(s.source, &options, NULL, &s.stage), 0);
     ck_assert_int_eq(stage_attach(s.stage, &s.source), 0);

@@ -155,7 +155,7 @@ START_TEST(of_several_archives_each_file_has_its_own)
     struct source *members[3], *source;
     for (int i = 0; i < 3; i++)
         members[i] = make_source(paths[i]);
-    ck_assert_int_eq(source_concat(members, 3, "all", &source), 0);
+    ck_assert_int_eq(source_concat(members, 3, true, "all", &source), 0);
     struct index *index = make_index(source_concat_base(source, 2));
     struct intercept_id id;
     void *server = start(index, source, &id);
