@@ -149,6 +149,11 @@ struct place {
     uint32_t uid, gid;
     int64_t mtime_sec;
     uint32_t mtime_nsec;
+    /* The walk from the root to its directory, through links. */
+    bool create;    /* directories on the way that are missing */
+    unsigned depth; /* nesting depth of links */
+    unsigned links; /* followed so far */
+    uint64_t bytes; /* total length of their targets */
 };
 
 /* The result of resolving a path. */
@@ -795,78 +800,68 @@ static int path_add_parent(struct builder *b, const struct place *place,
     return 0;
 }
 
-/* One walk from the root to a directory, through links. */
-struct way {
-    const struct place *place;
-    bool create;
-    unsigned depth; /* nesting depth of links */
-    unsigned links; /* followed so far */
-    uint64_t bytes; /* total length of their targets */
-};
-
-static int path_walk(struct builder *b, struct way *way, uint32_t dir, const char *path,
+static int path_walk(struct builder *b, struct place *place, uint32_t dir, const char *path,
                      size_t len, uint32_t *ret_dir);
 
 /* The directory that the symbolic link `link` leads to. */
-static int path_follow(struct builder *b, struct way *way, uint32_t link, uint32_t *ret_dir)
+static int path_follow(struct builder *b, struct place *place, uint32_t link, uint32_t *ret_dir)
 {
     const struct builder_inode *inode = &b->inodes.at[b->names.at[link].inode];
     const char *target = b->strings.at + inode->data; /* b->strings does not grow on the way */
     size_t len = inode->size;
     if (target[0] == '/')
-        return builder_refuse(way->place, -ENOTDIR,
+        return builder_refuse(place, -ENOTDIR,
                               "lies below the symbolic link '%.*s', which leads out of the "
                               "archive",
                               (int)name_length(b, link), name_text(b, link));
-    way->bytes += len;
-    if (++way->links > LINKS_MAX || way->bytes > LINK_BYTES_MAX)
-        return builder_refuse(way->place, -ELOOP,
+    place->bytes += len;
+    if (++place->links > LINKS_MAX || place->bytes > LINK_BYTES_MAX)
+        return builder_refuse(place, -ELOOP,
                               "lies below symbolic links that lead in circles, or too far");
-    way->depth++;
-    int r = path_walk(b, way, b->names.at[link].parent, target, len, ret_dir);
-    way->depth--;
+    place->depth++;
+    int r = path_walk(b, place, b->names.at[link].parent, target, len, ret_dir);
+    place->depth--;
     return r;
 }
 
 /* The directory called `name` in `dir`. */
-static int path_enter(struct builder *b, struct way *way, uint32_t dir, const char *name,
+static int path_enter(struct builder *b, struct place *place, uint32_t dir, const char *name,
                       size_t len, uint32_t *ret_dir)
 {
-    if (way->depth > 0 && len == 2 && name[0] == '.' && name[1] == '.') {
+    if (place->depth > 0 && len == 2 && name[0] == '.' && name[1] == '.') {
         *ret_dir = b->names.at[dir].parent;
         return dir != 0 ? 0
-                        : builder_refuse(way->place, -ENOTDIR,
+                        : builder_refuse(place, -ENOTDIR,
                                          "lies below a symbolic link that leads out of the "
                                          "archive");
     }
-    int r = path_check_part(way->place, name, len);
+    int r = path_check_part(place, name, len);
     if (r < 0)
         return r;
     struct spot spot = {.dir = dir, .name = name, .len = len};
     path_find_name(b, &spot);
-    if (!spot.found && !way->create)
+    if (!spot.found && !place->create)
         return -ENOENT;
-    r = spot.found ? 0 : path_add_parent(b, way->place, &spot, &spot.found);
+    r = spot.found ? 0 : path_add_parent(b, place, &spot, &spot.found);
     if (r < 0)
         return r;
     uint32_t mode = inode_attr(b, b->names.at[spot.found].inode)->mode;
     if (S_ISLNK(mode))
-        return path_follow(b, way, spot.found, ret_dir);
+        return path_follow(b, place, spot.found, ret_dir);
     if (!S_ISDIR(mode))
-        return builder_refuse(way->place, -ENOTDIR,
-                              "lies below a member that is not a directory");
+        return builder_refuse(place, -ENOTDIR, "lies below a member that is not a directory");
     *ret_dir = spot.found;
     return 0;
 }
 
 /* The directory at `path`, relative to `dir`. */
-static int path_walk(struct builder *b, struct way *way, uint32_t dir, const char *path,
+static int path_walk(struct builder *b, struct place *place, uint32_t dir, const char *path,
                      size_t len, uint32_t *ret_dir)
 {
     const char *part;
     size_t part_len;
     while (path_next_name(&path, &len, &part, &part_len)) {
-        int r = path_enter(b, way, dir, part, part_len, &dir);
+        int r = path_enter(b, place, dir, part, part_len, &dir);
         if (r < 0)
             return r;
     }
@@ -882,18 +877,20 @@ static void builder_forget_path(struct builder *b)
 }
 
 /* The directory at the first `len` bytes of the path; the last result is remembered. */
-static int path_find_directory(struct builder *b, const struct place *place, size_t len,
-                               bool create, uint32_t *ret_dir)
+static int path_find_directory(struct builder *b, struct place *place, size_t len, bool create,
+                               uint32_t *ret_dir)
 {
     if (len == b->last_path.count && memcmp(b->last_path.at, place->path, len) == 0 &&
         is_directory_inode(b, b->names.at[b->last_dir].inode)) {
         *ret_dir = b->last_dir;
         return 0;
     }
-    struct way way = {.place = place, .create = create};
+    place->create = create;
+    place->depth = place->links = 0;
+    place->bytes = 0;
     int r = path_check_way(place, len);
     if (r == 0)
-        r = path_walk(b, &way, 0, place->path, len, ret_dir);
+        r = path_walk(b, place, 0, place->path, len, ret_dir);
     if (r < 0)
         return r;
     builder_forget_path(b);
@@ -931,7 +928,7 @@ static int path_split(const struct place *place, size_t *ret_dir_len, const char
  * Resolve a path. `create` creates missing directories on its way; without it they are
  * -ENOENT. Other errors: see builder_add; -ELOOP: too many symbolic links.
  */
-static int builder_locate(struct builder *b, const struct place *place, bool create,
+static int builder_locate(struct builder *b, struct place *place, bool create,
                           struct spot *ret_spot)
 {
     size_t dir_len = 0;
@@ -1046,7 +1043,7 @@ static int member_make_inode(struct builder *b, const struct place *place,
 }
 
 /* Bind the place's name to an existing inode. */
-static int member_bind(struct builder *b, const struct place *place, uint32_t inode)
+static int member_bind(struct builder *b, struct place *place, uint32_t inode)
 {
     struct spot spot;
     int r = builder_locate(b, place, true, &spot);
@@ -1078,8 +1075,7 @@ static int member_bind(struct builder *b, const struct place *place, uint32_t in
 }
 
 /* The directory that has the place's name already; UINT32_MAX if there is none. */
-static int member_find_directory(struct builder *b, const struct place *place,
-                                 uint32_t *ret_inode)
+static int member_find_directory(struct builder *b, struct place *place, uint32_t *ret_inode)
 {
     struct spot spot;
     int r = builder_locate(b, place, true, &spot);
@@ -1091,8 +1087,8 @@ static int member_find_directory(struct builder *b, const struct place *place,
     return 0;
 }
 
-static int member_add(struct builder *b, const struct place *place,
-                      const struct builder_member *m, uint32_t *ret_inode)
+static int member_add(struct builder *b, struct place *place, const struct builder_member *m,
+                      uint32_t *ret_inode)
 {
     struct builder_inode inode;
     bool is_wide = false;
@@ -1171,7 +1167,7 @@ int builder_add_in(struct builder *b, uint32_t directory, const char *name, size
 
 int builder_has(struct builder *b, const char *path, size_t len)
 {
-    const struct place place = {.path = path, .len = len};
+    struct place place = {.path = path, .len = len};
     struct spot spot;
     int r = builder_locate(b, &place, false, &spot);
     return r == -ENOENT ? 0 : r < 0 ? r : spot.len == 0 || spot.found;
