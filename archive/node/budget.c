@@ -69,18 +69,19 @@ static uint64_t cgroup_number(const char *folder, const char *file)
     return cgroup_line(folder, file, line, sizeof(line)) ? cgroup_value(line) : UINT64_MAX;
 }
 
-/* The controllers of version 1, as the kernel writes them; version 2 has no names. */
+/* The controllers of version 1, as the kernel writes them; version 2 has none. */
 static const char *const cgroup_names[CGROUP_KINDS] = {
-    [CGROUP_V2] = "",
+    [CGROUP_V2] = NULL,
     [CGROUP_V1_MEMORY] = "memory",
     [CGROUP_V1_CPU] = "cpu",
     [CGROUP_V1_CPUSET] = "cpuset",
 };
 
+/* `name` is empty for version 2. */
 static void cgroup_take_own(char *own[CGROUP_KINDS], const char *name, const char *path)
 {
     for (int kind = 0; kind < CGROUP_KINDS; kind++)
-        if (!own[kind] && strcmp(cgroup_names[kind], name) == 0)
+        if (!own[kind] && strcmp(cgroup_names[kind] ? cgroup_names[kind] : "", name) == 0)
             own[kind] = strdup(path);
 }
 
@@ -111,33 +112,31 @@ static void cgroup_read_own(const char *root, char *own[CGROUP_KINDS])
     }
 }
 
-/* The folder of a group, below the visible part of its hierarchy. */
-static char *cgroup_folder(const char *root, const struct mount_cgroup *mounted,
-                           const char *own)
+/* The folder of a group, below the visible part `top` of its hierarchy, mounted at `path`. */
+static char *cgroup_folder(const char *root, const char *path, const char *top, const char *own)
 {
-    size_t n = strcmp(mounted->root, "/") == 0 ? 0 : strlen(mounted->root);
-    const char *below = strncmp(own, mounted->root, n) == 0 ? own + n : "";
+    size_t n = strcmp(top, "/") == 0 ? 0 : strlen(top);
+    const char *below = strncmp(own, top, n) == 0 ? own + n : "";
     char *folder;
-    return asprintf(&folder, "%s%s%s", root, mounted->path, below) < 0 ? NULL : folder;
+    return asprintf(&folder, "%s%s%s", root, path, below) < 0 ? NULL : folder;
 }
 
 /* Find them. `root` is prepended to all paths ("" except in tests). */
 static void cgroups_find(const char *root, struct cgroups *ret_cgroups)
 {
-    auto_free struct mount_cgroup *mounted = calloc(CGROUP_KINDS, sizeof(*mounted));
+    auto_free char(*paths)[PATH_MAX] = calloc(CGROUP_KINDS, sizeof(*paths));
+    auto_free char(*tops)[PATH_MAX] = calloc(CGROUP_KINDS, sizeof(*tops));
     char *own[CGROUP_KINDS] = {NULL}, mountinfo[PATH_MAX];
 
     *ret_cgroups = (struct cgroups){0};
     cgroup_read_own(root, own);
-    for (int kind = 0; mounted && kind < CGROUP_KINDS; kind++)
-        mounted[kind].controller = kind == CGROUP_V2 ? NULL : cgroup_names[kind];
     snprintf(mountinfo, sizeof(mountinfo), "%s/proc/self/mountinfo", root);
-    if (mounted)
-        mountinfo_cgroups(mountinfo, mounted, CGROUP_KINDS);
+    if (paths && tops)
+        mountinfo_cgroups(mountinfo, cgroup_names, CGROUP_KINDS, paths, tops);
     for (int kind = 0; kind < CGROUP_KINDS; kind++) {
-        if (mounted && mounted[kind].found && own[kind]) {
-            ret_cgroups->folder[kind] = cgroup_folder(root, &mounted[kind], own[kind]);
-            ret_cgroups->top[kind] = strlen(root) + strlen(mounted[kind].path);
+        if (paths && tops && paths[kind][0] && own[kind]) {
+            ret_cgroups->folder[kind] = cgroup_folder(root, paths[kind], tops[kind], own[kind]);
+            ret_cgroups->top[kind] = strlen(root) + strlen(paths[kind]);
         }
         free(own[kind]);
     }

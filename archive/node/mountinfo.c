@@ -129,16 +129,13 @@ static int mountinfo_id(int fd)
     return at ? atoi(at + strlen(word)) : -1;
 }
 
-bool mountinfo_is_same(int fd, int other)
+int mountinfo_of(int fd, int other_fd, struct mount_entry *ret_entry)
 {
     int id = mountinfo_id(fd);
-    return id >= 0 && id == mountinfo_id(other);
-}
-
-int mountinfo_of(int fd, struct mount_entry *ret_entry)
-{
-    int id = mountinfo_id(fd);
-    return id < 0 ? -ENOTSUP : mountinfo_look(NULL, id, ret_entry);
+    if (id < 0)
+        return -ENOTSUP;
+    return other_fd >= 0 && id == mountinfo_id(other_fd) ? 1
+                                                         : mountinfo_look(NULL, id, ret_entry);
 }
 
 /* The first place of the device that is, or is not, this path; NULL: any. */
@@ -208,21 +205,23 @@ static bool mount_is_cgroup(const struct mount_line *line, const char *controlle
            (!controller || mount_has_option(line->super_options, controller));
 }
 
-void mountinfo_cgroups(const char *file, struct mount_cgroup *wanted, size_t count)
+void mountinfo_cgroups(const char *file, const char *const *controllers, size_t count,
+                       char (*ret_paths)[PATH_MAX], char (*ret_roots)[PATH_MAX])
 {
     auto_free char *text = NULL;
     size_t size = 0;
     struct mount_line line;
     for (size_t i = 0; i < count; i++)
-        wanted[i].found = false;
+        ret_paths[i][0] = '\0';
     auto_fclose FILE *list = fopen(file, "re");
     if (!list)
         return;
     while (mount_line_next(list, &text, &size, &line))
         for (size_t i = 0; i < count; i++)
-            if (!wanted[i].found && mount_is_cgroup(&line, wanted[i].controller))
-                wanted[i].found = mount_unescape(line.path, wanted[i].path) &&
-                                  mount_unescape(line.root, wanted[i].root);
+            if (!ret_paths[i][0] && mount_is_cgroup(&line, controllers[i]) &&
+                (!mount_unescape(line.path, ret_paths[i]) ||
+                 !mount_unescape(line.root, ret_roots[i])))
+                ret_paths[i][0] = '\0';
 }
 
 /* ---- paths ---- */

@@ -28,13 +28,12 @@ int mountinfo_find(const char *path, struct mount_entry *ret_entry);
 int mountinfo_resolve(const char *path, char ret_path[PATH_MAX]);
 
 /*
- * The mount that an open file or folder is in. Nothing is asked of its filesystem. -ENOENT: it
- * is listed no more; -ENOTSUP: the kernel or a missing /proc does not tell.
+ * The mount that an open file or folder is in. Nothing is asked of its filesystem. 1:
+ * `other_fd`
+ * (-1: none) is in the same one, and that is all. -ENOENT: it is listed no more; -ENOTSUP: the
+ * kernel or a missing /proc does not tell.
  */
-int mountinfo_of(int fd, struct mount_entry *ret_entry);
-
-/* Are both in one mount? False if nothing tells. */
-bool mountinfo_is_same(int fd, int other);
+int mountinfo_of(int fd, int other_fd, struct mount_entry *ret_entry);
 
 /* Is the device still mounted at this path, maybe below another mount? */
 bool mountinfo_has(const char *path, unsigned dev_major, unsigned dev_minor);
@@ -53,18 +52,13 @@ int mountinfo_device_in(const char *file, unsigned dev_major, unsigned dev_minor
 size_t mountinfo_fuse_in(const char *file, unsigned uid, struct mount_entry *ret_entries,
                          size_t most);
 
-/* A mounted cgroup hierarchy. */
-struct mount_cgroup {
-    const char *controller; /* in: of version 1; NULL: the version 2 hierarchy */
-    bool found;
-    char path[PATH_MAX]; /* where */
-    char root[PATH_MAX]; /* the part of it that is visible there; "/" outside containers */
-};
-
 /*
- * Where these hierarchies are mounted first, from one reading of a file like
- * /proc/self/mountinfo. One that is missing is not found; nor is any if the file can't be read.
+ * Where cgroup hierarchies are mounted first, from one reading of a file like
+ * /proc/self/mountinfo: those of version 1 with these controllers; NULL: version 2. Each gets
+ * its path, and the part of it that is visible there ("/" outside containers); one that is
+ * missing gets an empty path, and so do all if the file can't be read.
  */
-void mountinfo_cgroups(const char *file, struct mount_cgroup *wanted, size_t count);
+void mountinfo_cgroups(const char *file, const char *const *controllers, size_t count,
+                       char (*ret_paths)[PATH_MAX], char (*ret_roots)[PATH_MAX]);
 
 #endif

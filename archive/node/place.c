@@ -100,9 +100,9 @@ static bool is_filesystem_trusted(int fd, int above_fd)
 {
     struct statfs fs;
     struct mount_entry mount;
-    if (above_fd >= 0 && mountinfo_is_same(fd, above_fd))
+    int r = mountinfo_of(fd, above_fd, &mount);
+    if (r == 1)
         return true;
-    int r = mountinfo_of(fd, &mount);
     if (r == -ENOTSUP || (r == -ENOENT && above_fd < 0))
         return fstatfs(fd, &fs) == 0 && fs.f_type != MAGIC_FUSE;
     return r == 0 && (mount.uid == 0 || mount.uid == geteuid() || mount.uid == place_uid());

@@ -34,7 +34,6 @@
 #include "numbers.h"
 #include "path.h"
 #include "process.h"
-#include "registry.h"
 #include "runtime.h"
 #include "thread.h"
 #include "vector.h"

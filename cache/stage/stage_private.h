@@ -19,7 +19,6 @@
 
 #include "fault.h"
 #include "pause.h"
-#include "registry.h"
 #include "runtime.h"
 #include "source.h"
 #include "stage.h"

@@ -156,7 +156,7 @@ static void doctor_cpus(struct findings *f)
 static void doctor_filesystem(int fd, char type[32])
 {
     struct mount_entry mount;
-    snprintf(type, 32, "%s", mountinfo_of(fd, &mount) == 0 ? mount.type : "type not known");
+    snprintf(type, 32, "%s", mountinfo_of(fd, -1, &mount) == 0 ? mount.type : "type not known");
 }
 
 /* Would a copy of the archive fit? In memory it counts against the job's limit. */

@@ -896,7 +896,7 @@ static void measure_tmpfs(struct counters *c)
     struct mount_entry entry;
     struct statfs st;
 
-    if (fd >= 0 && mountinfo_of(fd, &entry) == 0 && is_tmpfs(&entry) &&
+    if (fd >= 0 && mountinfo_of(fd, -1, &entry) == 0 && is_tmpfs(&entry) &&
         is_of_layer(c, &entry) && fstatfs(fd, &st) == 0)
         atomic_store(&c->layer_bytes,
                      (uint64_t)(st.f_blocks - st.f_bfree) * (uint64_t)st.f_bsize);

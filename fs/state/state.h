@@ -31,7 +31,6 @@
 #include <sys/types.h>
 
 #include "counters.h"
-#include "registry.h"
 #include "runtime.h"
 
 #define STATE_NAME_MAX 192

@@ -15,7 +15,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "registry.h"
 #include "runtime.h"
 #include "suite.h"
 
