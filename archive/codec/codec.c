@@ -391,11 +391,12 @@ uint32_t codec_block_max(enum codec codec)
     return (unsigned)codec < CODEC_COUNT ? codecs[codec].block_max : 0;
 }
 
-int codec_context_new(struct codec_context **ret_context)
+int codec_context_new(bool skip_sums, struct codec_context **ret_context)
 {
     struct codec_context *context = calloc(1, sizeof(*context));
     if (!context)
         return -ENOMEM;
+    context->skip_sums = skip_sums;
 #ifdef HAVE_XZ
     context->xz = (lzma_stream)LZMA_STREAM_INIT;
 #endif
@@ -418,11 +419,6 @@ void codec_context_free(struct codec_context *context)
     lzma_end(&context->xz);
 #endif
     free(context);
-}
-
-void codec_context_skip_sums(struct codec_context *context)
-{
-    context->skip_sums = true;
 }
 
 int codec_unpack(struct codec_context *context, enum codec codec, const void *packed,

@@ -22,19 +22,17 @@ const char *codec_name(enum codec codec); /* "zstd"; "none" */
 #define CODEC_BLOCK_MAX (64u << 20)
 uint32_t codec_block_max(enum codec codec);
 
-struct codec_context; /* for blocks of all codecs */
-int codec_context_new(struct codec_context **ret_context);
+/*
+ * For blocks of all codecs. `skip_sums`: do not compare the sums inside blocks (zstd's), nor a
+ * part's with its point: for callers that have better ones. -ENOMEM.
+ */
+struct codec_context;
+int codec_context_new(bool skip_sums, struct codec_context **ret_context);
 void codec_context_free(struct codec_context *context);
 
 /*
- * Do not compare the sums inside blocks (zstd's), for callers that have better ones. Call it
- * before the first block.
- */
-void codec_context_skip_sums(struct codec_context *context);
-
-/*
  * Decompresses a part of a longer stream, for codecs with codec_has_point, into exactly `size`
- * bytes, and compares them with the point's sum (unless codec_context_skip_sums). -EUCLEAN,
+ * bytes, and compares them with the point's sum (unless those are skipped). -EUCLEAN,
  * -ENOTSUP, -ENOMEM.
  */
 int codec_unpack_part(struct codec_context *context, enum codec codec,

@@ -8,8 +8,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "index.h"
-
 #define BATCH_FIT_ALIGN 64u
 #define BATCH_FIT_TABLES 33u /* bytes per sample in the tables */
 
@@ -19,9 +17,5 @@
  */
 void batch_fit(uint64_t *sizes, size_t count, uint64_t bytes, uint32_t align,
                uint64_t *ret_mean, uint64_t *ret_worst);
-
-/* The same for all regular files of an index, counted by name. -ENOMEM, -EUCLEAN. */
-int batch_fit_index(const struct index *index, uint64_t bytes, uint64_t *ret_mean,
-                    uint64_t *ret_worst);
 
 #endif

@@ -53,7 +53,6 @@ struct index {
     uint32_t dirs;
     uint32_t blocks;
     uint64_t extras;
-    uint64_t points;
 
     const uint8_t *area;
     uint64_t area_bytes;
@@ -62,7 +61,6 @@ struct index {
     _Atomic uint8_t *dir_good;  /* one bit per entry: its children were found to be its own */
 
     const uint8_t *image;
-    uint64_t offset; /* of the image in its file, for messages */
 
     void *map; /* the image, from the memory page in which it starts */
     size_t map_bytes;
@@ -726,16 +724,11 @@ static int index_packed_extent(const struct index *index, uint64_t place, uint64
 
 /* ---- points ---- */
 
-uint64_t index_points(const struct index *index)
-{
-    return index->points;
-}
-
 /* The point of this block, and its number. -EUCLEAN: it has none. */
 static int index_find_point(const struct index *index, uint32_t block,
                             struct disk_point *ret_point, uint64_t *ret_number)
 {
-    uint64_t low = 0, high = index->points;
+    uint64_t low = 0, high = index->info.points;
     while (low < high) {
         uint64_t mid = low + (high - low) / 2;
         const struct disk_point *p =
@@ -756,17 +749,12 @@ static int index_find_point(const struct index *index, uint32_t block,
     return -EUCLEAN;
 }
 
-bool index_has_pieces(const struct index *index)
-{
-    return index->sections[SECTION_PIECES].bytes != NULL;
-}
-
 /* NULL: there are none. */
 static const void *index_pieces(const struct index *index, uint64_t number)
 {
     static const uint8_t none[POINT_PIECES_BYTES];
     const void *pieces =
-        index_has_pieces(index)
+        index->info.has_pieces
             ? index_bytes(index, SECTION_PIECES, number * sizeof(none), sizeof(none))
             : NULL;
     return pieces && memcmp(pieces, none, sizeof(none)) != 0 ? pieces : NULL;
@@ -1562,7 +1550,8 @@ static int image_count_records(struct index *index, const struct disk_header *h,
     index->dirs = (uint32_t)dirs;
     index->blocks = (uint32_t)blocks;
     index->extras = s[SECTION_EXTRA].length / sizeof(struct disk_extra);
-    index->points = s[SECTION_POINTS].length / sizeof(struct disk_point);
+    index->info.points = s[SECTION_POINTS].length / sizeof(struct disk_point);
+    index->info.has_pieces = s[SECTION_PIECES].bytes != NULL;
     index->info.has_some_sums = index->info.has_sums && s[SECTION_SUMS].bytes &&
                                 checksum_available(index->info.sum_kind);
     index->info.has_sums = index->info.has_some_sums && index->info.sum_kind != SUM_MIXED;
@@ -1588,8 +1577,8 @@ static int image_open(struct index *index, uint64_t offset, uint64_t len, struct
         return r;
     struct disk_header h;
     memcpy(&h, image, sizeof(h));
-    index->offset = offset;
     image_decode_info(&h, &index->info);
+    index->info.image_offset = offset;
     r = image_check_area(index, &h, image, offset, fault);
     if (r == 0)
         r = image_read_sections(index, &h, image, offset, fault);
@@ -1676,11 +1665,6 @@ int index_move(const struct index *index, int fd, uint64_t offset)
                : 0;
 }
 
-uint64_t index_offset(const struct index *index)
-{
-    return index->offset;
-}
-
 void index_close(struct index *index)
 {
     if (!index)
@@ -1712,12 +1696,15 @@ int index_check(const struct index *index, struct fault *fault)
     memcpy(&h, index->image, sizeof(h));
     uint64_t area_offset = le64toh(h.area_offset), sums_offset = le64toh(h.sums_offset);
     uint64_t pages = (index->area_bytes - 1) / DISK_PAGE_BYTES + 1;
-    int r = image_check_header(index->image, index->offset, le64toh(h.image_bytes), fault);
+    int r = image_check_header(index->image, index->info.image_offset, le64toh(h.image_bytes),
+                               fault);
     if (r == 0 && XXH3_64bits(index->page_sums, pages * 8) != le64toh(h.sums_sum))
-        r = image_damaged(fault, index->offset + sums_offset, "its page sums are not sound");
+        r = image_damaged(fault, index->info.image_offset + sums_offset,
+                          "its page sums are not sound");
     for (uint64_t page = 0; r == 0 && page < pages; page++)
         if (!index_check_page(index, page))
-            r = image_damaged(fault, index->offset + area_offset + (page << DISK_PAGE_BITS),
+            r = image_damaged(fault,
+                              index->info.image_offset + area_offset + (page << DISK_PAGE_BITS),
                               "a page of it does not have the sum it should have");
     const uint64_t gaps[][2] = {{le32toh(h.header_bytes), area_offset},
                                 {area_offset + index->area_bytes, sums_offset},
@@ -1725,7 +1712,7 @@ int index_check(const struct index *index, struct fault *fault)
     for (size_t i = 0; i < 3; i++)
         for (uint64_t at = gaps[i][0]; r == 0 && at < gaps[i][1]; at++)
             if (index->image[at])
-                r = image_damaged(fault, index->offset + at,
+                r = image_damaged(fault, index->info.image_offset + at,
                                   "there is something between its parts");
     return r;
 }

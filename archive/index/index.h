@@ -121,7 +121,10 @@ struct index_info {
     uint64_t total_bytes; /* sum of st_size over regular inodes */
     uint64_t data_bytes;  /* the same, without holes */
     uint64_t name_bytes;
-    uint64_t image_bytes; /* the whole index */
+    uint64_t image_bytes;  /* the whole index, */
+    uint64_t image_offset; /* and where it begins in the source that it was opened from */
+    uint64_t points;       /* blocks with a point, see index_point */
+    bool has_pieces;       /* some of them have sums of their pieces (point->pieces) */
     bool has_xattrs, has_holes, has_hardlinks;
     bool has_joined;        /* members behind an end-of-archive mark (--ignore-zeros) */
     bool has_sums;          /* every file has one, */
@@ -156,9 +159,6 @@ int index_write(const struct index *index, int fd);
  * may be reading the index. -ENOTSUP: it can't be done.
  */
 int index_move(const struct index *index, int fd, uint64_t offset);
-
-/* Where the index begins in the source that it was opened from. */
-uint64_t index_offset(const struct index *index);
 
 void index_close(struct index *index); /* NULL is fine */
 
@@ -321,12 +321,6 @@ static inline uint32_t point_piece_bytes(uint32_t block_bytes)
 
 /* The point of block number `block` (extent.block). -EUCLEAN. */
 int index_point(const struct index *index, uint32_t block, struct block_point *ret_point);
-
-/* Has any block sums of its pieces (point->pieces)? */
-bool index_has_pieces(const struct index *index);
-
-/* How many blocks have a point. */
-uint64_t index_points(const struct index *index);
 
 /* An entry, as a table of files needs it. */
 struct index_file {

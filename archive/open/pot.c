@@ -1088,7 +1088,7 @@ static int built_index_open(struct opening *o, struct fault *fault)
     if (how == POT_SAVE_NEVER ||
         (how == POT_SAVE_AUTO &&
          (o->is_of_later_version || (o->pot->packed && !o->options->store) ||
-          (took_ms + o->unpack_ms < SAVE_AFTER_MS && index_points(o->pot->index) == 0))))
+          (took_ms + o->unpack_ms < SAVE_AFTER_MS && index_info(o->pot->index)->points == 0))))
         return 0;
     r = saved_index_write(o->pot->path, o->options->offset, pot_file(o->pot), o->pot->index,
                           fault, &o->pot->index_path);
@@ -3036,8 +3036,8 @@ int pot_sums(const struct pot *pot, struct pot_sums *ret_sums)
 bool pot_is_packed(const struct pot *pot)
 {
     return pot->compression ||
-           (pot->backend->stream &&
-            (index_info(pot->index)->codec != CODEC_NONE || index_points(pot->index) > 0));
+           (pot->backend->stream && (index_info(pot->index)->codec != CODEC_NONE ||
+                                     index_info(pot->index)->points > 0));
 }
 
 const char *pot_sums_text(const struct pot *pot, const struct pot_sums *sums,

@@ -165,7 +165,8 @@ static bool tar_unpack_is_nothing(struct unpacking *u)
     size_t len = 1;
     for (size_t i = 0; i < sizeof(codecs) / sizeof(codecs[0]); i++)
         if (strcmp(u->compression, codecs[i].name) == 0 && size <= sizeof(packed) &&
-            source_read(u->source, packed, size, 0) == 0 && codec_context_new(&context) == 0 &&
+            source_read(u->source, packed, size, 0) == 0 &&
+            codec_context_new(false, &context) == 0 &&
             codec_unpack(context, codecs[i].codec, packed, size, &byte, 1, &len) < 0)
             len = 1;
     codec_context_free(context);

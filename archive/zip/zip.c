@@ -881,7 +881,7 @@ static int content_unpack(struct zip *z, const struct zip_entry *e, uint64_t dat
     size_t len;
     int r = packed ? source_read(z->source, packed, e->packed_bytes, data) : -ENOMEM;
     if (r == 0 && !z->codecs)
-        r = codec_context_new(&z->codecs);
+        r = codec_context_new(false, &z->codecs);
     if (r == 0)
         r = codec_unpack(z->codecs, zip_codec_of(e), packed, e->packed_bytes, bytes,
                          e->size_bytes, &len);

@@ -231,14 +231,6 @@ static int packed_room(struct reader_scratch *scratch, size_t size)
     return 0;
 }
 
-static int new_codec(struct reader_scratch *scratch)
-{
-    int r = codec_context_new(&scratch->codec);
-    if (r == 0 && scratch->skip_sums)
-        codec_context_skip_sums(scratch->codec);
-    return r;
-}
-
 /* Decompresses what was read: a part of a longer stream. */
 static int unpack_part(struct reader_scratch *scratch, void *buf, size_t size, size_t *ret_len)
 {
@@ -324,7 +316,7 @@ static int read_block(struct reader_scratch *scratch, struct block *block, void 
     reader_unpacks(scratch, false); /* another thread's unpacking failed */
     int r = packed_room(scratch, extent->packed_bytes);
     if (r == 0 && !scratch->codec)
-        r = new_codec(scratch);
+        r = codec_context_new(scratch->skip_sums, &scratch->codec);
     if (r < 0)
         return r;
     r = read_packed(scratch, block, buf, size, ret_len);
@@ -395,7 +387,7 @@ static int get_start(struct reader *reader, struct reader_scratch *scratch,
     const size_t start_bytes = start_worth(extent);
     const uint64_t key = extent->source_offset | START_KEY, tries = source_failed_tries();
     struct block *block;
-    if (!start_bytes || !index_has_pieces(reader->index) ||
+    if (!start_bytes || !index_info(reader->index)->has_pieces ||
         block_cache_has(reader->cache, extent->source_offset))
         return -EAGAIN;
     unpack_next(scratch, extent, start_bytes);

@@ -466,6 +466,26 @@ static void command_info_json(struct json *j, const struct pot *pot,
 
 /* ---- archives ---- */
 
+/* How many of all regular files fit in a batch, counted by name. -ENOMEM, -EUCLEAN. */
+static int fit_batch(const struct index *index, struct batch *batch)
+{
+    uint32_t entries = index_info(index)->entries;
+    size_t count = 0;
+    auto_free uint64_t *sizes = calloc((size_t)entries + 1, sizeof(*sizes));
+    if (!sizes)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < entries; i++) {
+        struct node node;
+        int r = index_node(index, i, &node);
+        if (r < 0)
+            return r;
+        if (S_ISREG(node.mode))
+            sizes[count++] = node.size_bytes;
+    }
+    batch_fit(sizes, count, batch->bytes, BATCH_FIT_ALIGN, &batch->mean, &batch->worst);
+    return 0;
+}
+
 /* Count the archive's members. Returns CLI_OK, or CLI_FAILED after printing an error. */
 static int count_contents(const struct pot *pot, struct pot_sums *sums, struct survey *survey,
                           struct batch *batch)
@@ -474,7 +494,7 @@ static int count_contents(const struct pot *pot, struct pot_sums *sums, struct s
     if (r == 0)
         r = pot_sums(pot, sums);
     if (r == 0 && batch->bytes)
-        r = batch_fit_index(pot->index, batch->bytes, &batch->mean, &batch->worst);
+        r = fit_batch(pot->index, batch);
     if (r == -ENOMEM)
         return cli_failf(pot->path, "there is no memory for the sizes of its files");
     if (r < 0)

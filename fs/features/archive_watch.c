@@ -158,7 +158,7 @@ static void watch_leave(struct archive_watch *w)
     uint64_t start;
     int fd = source_local_fd(pot->source, &start);
     if (fd >= 0 && !pot->parts && pot->origin == POT_INDEX_EMBEDDED)
-        index_move(pot->index, fd, start + index_offset(pot->index));
+        index_move(pot->index, fd, start + index_info(pot->index)->image_offset);
     w->has_left = true;
 }
 

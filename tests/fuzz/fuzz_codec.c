@@ -17,7 +17,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     enum codec codec = (enum codec)(data[0] % CODEC_COUNT);
     size_t room = rooms[data[1] % 6];
-    if (codec_context_new(&context) < 0)
+    if (codec_context_new(false, &context) < 0)
         return 0;
     uint8_t *block = malloc(room ? room : 1);
     if (!block)

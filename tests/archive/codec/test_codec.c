@@ -25,7 +25,7 @@ static void fill_plain(void)
 START_TEST(what_was_packed_comes_back)
 {
     struct codec_context *context;
-    ck_assert_int_eq(codec_context_new(&context), 0);
+    ck_assert_int_eq(codec_context_new(false, &context), 0);
     static const size_t lengths[] = {SIZE, 1, 4096, 65536, SIZE - 1};
     for (unsigned i = 0; i < 5; i++) {
         size_t n = packers[_i].pack(plain, lengths[i], packed), len = 0;
@@ -48,7 +48,7 @@ START_TEST(more_than_the_buffer_holds_is_refused)
     if (packers[_i].codec == CODEC_ZIP_LZMA)
         return; /* which need not tell where it ends */
     struct codec_context *context;
-    ck_assert_int_eq(codec_context_new(&context), 0);
+    ck_assert_int_eq(codec_context_new(false, &context), 0);
     size_t n = packers[_i].pack(plain, SIZE, packed), len = 12345;
     memset(out, 0x55, sizeof(out));
     ck_assert_int_eq(codec_unpack(context, packers[_i].codec, packed, n, out, SIZE - 1, &len),
@@ -66,7 +66,7 @@ END_TEST
 START_TEST(damage_is_an_error_or_other_bytes_but_never_worse)
 {
     struct codec_context *context;
-    ck_assert_int_eq(codec_context_new(&context), 0);
+    ck_assert_int_eq(codec_context_new(false, &context), 0);
     size_t n = packers[_i].pack(plain, 20000, packed), len;
     /* An exact copy on the heap, for the address sanitizer to watch its ends. */
     unsigned seed = 11, errors = 0;
@@ -104,7 +104,7 @@ START_TEST(xz_with_a_bcj_filter_comes_back)
         {LZMA_FILTER_X86, NULL}, {LZMA_FILTER_LZMA2, &options}, {LZMA_VLI_UNKNOWN, NULL}};
     struct codec_context *context;
     size_t n = pack_xz_with(plain, SIZE, packed, filters), len;
-    ck_assert_int_eq(codec_context_new(&context), 0);
+    ck_assert_int_eq(codec_context_new(false, &context), 0);
     ck_assert_int_eq(codec_unpack(context, CODEC_XZ, packed, n, out, SIZE, &len), 0);
     ck_assert_uint_eq(len, SIZE);
     ck_assert_int_eq(memcmp(out, plain, SIZE), 0);
@@ -120,7 +120,7 @@ START_TEST(xz_is_refused_only_where_it_wants_more_memory_than_xz_ever_does)
     lzma_filter filters[] = {{LZMA_FILTER_LZMA2, &options}, {LZMA_VLI_UNKNOWN, NULL}};
     struct codec_context *context;
     size_t n = pack_xz_with(plain, SIZE, packed, filters), len;
-    ck_assert_int_eq(codec_context_new(&context), 0);
+    ck_assert_int_eq(codec_context_new(false, &context), 0);
     ck_assert_int_eq(codec_unpack(context, CODEC_XZ, packed, n, out, SIZE, &len), 0);
     ck_assert_uint_eq(len, SIZE);
 
@@ -143,7 +143,7 @@ START_TEST(lzma_without_a_mark_at_its_end_comes_back)
     struct codec_context *context;
     size_t n = pack_zip_lzma_with(plain, SIZE, packed, LZMA_FILTER_LZMA1EXT), len;
     ck_assert_uint_gt(n, 0);
-    ck_assert_int_eq(codec_context_new(&context), 0);
+    ck_assert_int_eq(codec_context_new(false, &context), 0);
     for (int i = 0; i < 2; i++) {
         memset(out, 0, SIZE);
         memset(packed + 5, 0xff, 4); /* a dictionary of 4 GiB, of which nothing is made */
@@ -161,7 +161,7 @@ START_TEST(stored_is_a_copy)
 {
     struct codec_context *context;
     size_t len;
-    ck_assert_int_eq(codec_context_new(&context), 0);
+    ck_assert_int_eq(codec_context_new(false, &context), 0);
     ck_assert_int_eq(codec_unpack(context, CODEC_NONE, plain, 1000, out, 1000, &len), 0);
     ck_assert_uint_eq(len, 1000);
     ck_assert_int_eq(memcmp(out, plain, 1000), 0);
@@ -174,7 +174,7 @@ START_TEST(unknown_codecs_are_not_supported)
 {
     struct codec_context *context;
     size_t len;
-    ck_assert_int_eq(codec_context_new(&context), 0);
+    ck_assert_int_eq(codec_context_new(false, &context), 0);
     ck_assert(!codec_available(CODEC_LZMA));
     ck_assert(!codec_available((enum codec)99));
     ck_assert_int_eq(codec_unpack(context, CODEC_LZMA, plain, 10, out, 10, &len), -ENOTSUP);

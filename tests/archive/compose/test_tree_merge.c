@@ -207,7 +207,7 @@ START_TEST(parts_of_streams_keep_their_points)
         }
         check_merged(&p);
         struct index *index = merge(&p);
-        ck_assert_uint_eq(index_points(index), 12);
+        ck_assert_uint_eq(index_info(index)->points, 12);
         index_close(index);
         close_parts(&p);
     }

@@ -909,7 +909,7 @@ static struct builder *builder_of_parts(void)
 START_TEST(a_part_of_a_stream_has_its_point)
 {
     struct index *index = build(builder_of_parts(), &header);
-    ck_assert_uint_eq(index_points(index), 3);
+    ck_assert_uint_eq(index_info(index)->points, 3);
     for (uint32_t i = 0; i < 4; i++) {
         struct extent e = extent_of(index, "file", i * 4096);
         struct block_point point, expected = sound_points[i - (i > 1)];

@@ -246,7 +246,7 @@ static void check_parts(const struct file *f, const struct parts *parts)
     struct codec_context *context;
     uint8_t *out = malloc(f->plain_len + 1);
     size_t at = f->plain_len;
-    ck_assert_int_eq(codec_context_new(&context), 0);
+    ck_assert_int_eq(codec_context_new(false, &context), 0);
     for (size_t i = parts->count; i-- > 0;) {
         const struct stream_part *part = &parts->list[i];
         at -= part->block.block_bytes;
@@ -384,7 +384,7 @@ START_TEST(a_part_with_another_point_is_damaged)
     kinds[_i].make(&f);
     struct source *source = source_of(&f, f.packed_len);
     uint8_t *out = malloc(f.plain_len);
-    ck_assert_int_eq(codec_context_new(&context), 0);
+    ck_assert_int_eq(codec_context_new(false, &context), 0);
     ck_assert_int_eq(scan(&f, source, NULL, &fault, &parts), 0);
     for (size_t i = 0; i < parts.count; i++) {
         const struct stream_part *sound = &parts.list[i];

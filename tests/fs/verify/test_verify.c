@@ -174,7 +174,8 @@ static void change_name(const char *path, const char *name, char last)
     struct fault fault = {0};
     struct pot *pot;
     ck_assert_int_eq(pot_open(path, &(struct pot_options){0}, &fault, &pot), 0);
-    const uint64_t at = index_offset(pot->index), len = index_info(pot->index)->image_bytes;
+    const uint64_t at = index_info(pot->index)->image_offset,
+                   len = index_info(pot->index)->image_bytes;
     pot_close(pot);
     uint8_t *image = malloc(len);
     int fd = open(path, O_RDWR | O_CLOEXEC);
