@@ -66,13 +66,8 @@ static uint64_t slab_rounded(uint64_t bytes)
     return (bytes + SLAB_ALIGN - 1) & ~(uint64_t)(SLAB_ALIGN - 1);
 }
 
-size_t slab_tables_at(uint64_t data_bytes)
-{
-    return slab_rounded(data_bytes);
-}
-
 /* Five tables of 8 bytes a sample and one of 1 byte, each rounded up. */
-size_t slab_tables_bytes(uint64_t samples)
+static size_t slab_tables_bytes(uint64_t samples)
 {
     return samples * 41 + 6 * SLAB_ALIGN;
 }
@@ -102,6 +97,7 @@ void slab_begin(struct slab *slab, uint64_t samples, uint64_t data_bytes)
         .memory = slab->memory,
         .capacity = slab->capacity,
         .tables_only = slab->tables_only,
+        .device_at = has_data ? 0 : slab_rounded(data_bytes),
         .device_slab = slab->device_slab,
         .offsets = (uint64_t *)(void *)at,
         .sizes = (uint64_t *)(void *)(at + table),

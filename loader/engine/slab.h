@@ -50,7 +50,8 @@ struct slab {
     uint32_t device;   /* whose memory it has, for good: its place among the engine's */
     uint8_t *memory;
     size_t capacity;
-    bool tables_only;                /* `memory` has no data: a device collects it */
+    bool tables_only;                /* `memory` has no data: a device collects it, */
+    size_t device_at;                /* and what is in `memory` lies behind it there */
     struct device_slab *device_slab; /* the memory on a device */
     _Atomic unsigned users;          /* of the batch */
 
@@ -93,10 +94,6 @@ size_t slab_bytes(uint64_t samples, uint64_t data_bytes);
 
 /* Of these, what a consumer sees: data, and the tables of struct onepot_batch. Not too many. */
 uint64_t slab_batch_bytes(uint64_t samples, uint64_t data_bytes);
-
-/* Where the tables begin on a device, after so much data; and their size at most. */
-size_t slab_tables_at(uint64_t data_bytes);
-size_t slab_tables_bytes(uint64_t samples);
 
 /* Begin a batch in the slab's memory, which must be large enough: the tables have their places,
  * and whatever else the last batch left is 0. */

@@ -27,8 +27,6 @@ int device_share(struct onepot_device *device, struct onepot_error *error,
 
 /* -EINVAL with the reason in *error. */
 int convert_check(const struct onepot_conversion *images, struct onepot_error *error);
-uint64_t convert_bytes_of_one(const struct onepot_conversion *images); /* before conversion */
-uint64_t convert_bytes_of_floats(const struct onepot_conversion *images); /* after conversion */
 
 /* Convert on the host. */
 void convert_host(const struct onepot_conversion *images, uint64_t count, const uint8_t *from,

@@ -4,7 +4,8 @@
  * CUDA, this does not promise when queued work is done: only a wait makes sure. So code that
  * forgets to wait may read old bytes, and a thread sanitizer finds it.
  *
- * The whole device has one lock and one condition: it is there to be correct, not fast.
+ * The whole device has one lock and one condition: it is there to be correct, not fast. Tests
+ * compare the kernels of a GPU with its conversion of images, bit by bit.
  */
 #include "device.h"
 
@@ -17,12 +18,14 @@
 
 #include "budget.h"
 #include "clock.h"
+#include "convert_round.h"
 #include "error.h"
 #include "thread.h"
 
 #pragma GCC diagnostic ignored "-Wunused-parameter" /* of the table's functions */
 
 #define THREAD_STACK_BYTES (256u << 10)
+#define SIDE_MAX 65536u /* of images */
 #define HOST_DEVICES 8u /* it plays as many, for programs that have several */
 
 struct event {
@@ -84,6 +87,46 @@ struct host {
     struct stream *fallback; /* the default stream */
     struct stream *all;      /* follows all other streams, see record_all */
 };
+
+/* ---- images of bytes become images of floats ---- */
+
+int convert_check(const struct onepot_conversion *images, struct onepot_error *error)
+{
+    if (images->channels < 1 || images->channels > 4)
+        return error_set(error, -EINVAL, "images of %u channels; 1 to 4 are possible",
+                         images->channels);
+    if (images->height < 1 || images->width < 1 || images->height > SIDE_MAX ||
+        images->width > SIDE_MAX)
+        return error_set(error, -EINVAL, "images of %u by %u pixels", images->height,
+                         images->width);
+    if (images->type < ONEPOT_FLOAT || images->type > ONEPOT_BFLOAT16)
+        return error_set(error, -EINVAL, "no such type of float: %d", (int)images->type);
+    return 0;
+}
+
+/* Convert one byte of one channel. */
+static void convert_one(const struct onepot_conversion *images, uint32_t channel, uint8_t byte,
+                        void *to, uint64_t at)
+{
+    float x = convert_scale(byte, images->mean[channel], images->scale[channel]);
+    if (images->type == ONEPOT_FLOAT)
+        ((float *)to)[at] = x;
+    else
+        ((uint16_t *)to)[at] =
+            images->type == ONEPOT_HALF ? convert_half(x) : convert_bfloat16(x);
+}
+
+void convert_host(const struct onepot_conversion *images, uint64_t count, const uint8_t *from,
+                  void *to)
+{
+    uint64_t pixels = (uint64_t)images->height * images->width, at = 0;
+    for (uint64_t n = 0; n < count; n++) {
+        for (uint32_t c = 0; c < images->channels; c++)
+            for (uint64_t p = 0; p < pixels; p++)
+                convert_one(images, c, from[p * images->channels + c], to, at++);
+        from += pixels * images->channels;
+    }
+}
 
 /* ---- the thread of a stream ---- */
 

@@ -1,20 +1,45 @@
 /*
- * Events are made with their slab and used again with it. A stream that uses a batch is known
- * only by its address. Its event is recorded when the batch is retired, so that one event
- * covers all that the stream was given.
+ * The devices of a loader, and their tasks: the table that the loader calls (accelerator.h).
  *
- * The thread that gathered the last sample of a batch queues its copy. One lock keeps the tasks
- * of a batch together on the stream.
+ * Uploads (upload.h): events are made with their slab and used again with it. A stream that
+ * uses a batch is known only by its address. Its event is recorded when the batch is retired,
+ * so that one event covers all that the stream was given. The thread that gathered the last
+ * sample of a batch queues its copy. One lock keeps the tasks of a batch together on the
+ * stream.
+ *
+ * Devices that gather share the locked archives, and either all of them gather or none. Locking
+ * a mapping costs no memory, but not every driver can lock pages that it must not write to, and
+ * older ones mark the pages of a file as changed: then all of it would be written back. If a
+ * driver can't, a copy is made, which every driver can lock. A driver faults pages in one after
+ * another while it locks them. Several threads, with one call for each range, take a fraction
+ * of that time.
  */
 #include "upload.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
+#include "accelerator.h"
+#include "budget.h"
+#include "dataset.h"
 #include "error.h"
+#include "numbers.h"
+#include "rank_share.h"
+#include "share.h"
+#include "thread.h"
 #include "vector.h"
+
+#ifndef MADV_POPULATE_READ /* Linux 5.14 */
+#define MADV_POPULATE_READ 22
+#endif
+
+#define PART_BYTES (UINT64_C(64) << 20)
+#define THREADS 4u /* beside the loader's, which gather meanwhile */
+#define STACK_BYTES (64u << 10)
 
 #define NAME_ROOM 32 /* for a device's name and ": " */
 
@@ -22,6 +47,286 @@
  * before, ten seconds in all: a wait for the whole device breaks each capture that goes on. */
 #define CAPTURE_PAUSES 10u
 #define CAPTURE_PAUSE_NS UINT64_C(10000000)
+
+/* Batches: with the one in use and the next, eight (onepot_device.h). */
+#define AHEAD_DEVICE 6u
+/* Of each of several devices: one has arrived while the other is on its way. */
+#define AHEAD_OF_EACH 2u
+
+/* ---- archives in page-locked memory ---- */
+
+/* One archive. */
+struct piece {
+    const void *mapped; /* the mapping, if that is locked; else */
+    void *copy;
+    size_t bytes;
+};
+
+struct locked {
+    _Atomic unsigned users;
+    struct onepot_archive *archive; /* its own handle, since batches may outlive their loader */
+    struct onepot_device *device;   /* that locked it, */
+    const struct device_type *type; /* and its functions */
+    struct piece *pieces;
+    size_t count;
+    struct claim *claim; /* on the copies; NULL: there are none, or no other process can know */
+};
+
+/* Is every sample one piece of a mapped archive? */
+static bool is_in_pieces(const struct onepot_archive *archive)
+{
+    const struct dataset *d = archive->dataset;
+    for (uint64_t i = 0; i < archive->count; i++) {
+        uint64_t first, end;
+        archive_records(archive, i, &first, &end);
+        const struct record *record = &d->records[first];
+        if (end - first != 1 || !d->maps[record_archive(record)] ||
+            record_offset(record) == RECORD_OFFSET_NONE)
+            return false;
+    }
+    return true;
+}
+
+static int check_room(const struct dataset *d, uint64_t room, struct onepot_error *error)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < d->pot_count; i++)
+        bytes += source_size(d->pots[i]->source);
+    if (bytes > room)
+        return error_set(error, -ENOMEM,
+                         "the archives have %" PRIu64 " bytes; there is room to page-lock "
+                         "%" PRIu64,
+                         bytes, room);
+    return 0;
+}
+
+/* Bring all of the source into the mapping, and check its length. */
+static int locked_bring(struct source *source)
+{
+    int r = source_bring(source, 0, source_size(source));
+    if (r < 0)
+        return r;
+    return source_is_whole(source) ? 0 : -ENODATA;
+}
+
+/* ---- bringing pages into memory ---- */
+
+/* Part by part, in several threads. */
+struct bringing {
+    const uint8_t *from;
+    uint8_t *to; /* NULL: nothing is copied, pages are only faulted in */
+    uint64_t bytes;
+    _Atomic uint64_t next;
+};
+
+/* Faulting in fails on older kernels, and where a file was cut; then locking finds out. */
+static void *bring_parts(void *arg)
+{
+    struct bringing *b = arg;
+    uint64_t at;
+    while ((at = atomic_fetch_add(&b->next, PART_BYTES)) < b->bytes) {
+        uint64_t len = min_u64(PART_BYTES, b->bytes - at);
+        if (b->to)
+            memcpy(b->to + at, b->from + at, len);
+        else
+            madvise((void *)(uintptr_t)(b->from + at), len, MADV_POPULATE_READ);
+    }
+    return NULL;
+}
+
+static void bring_all(const void *from, void *to, uint64_t bytes)
+{
+    struct bringing b = {.from = from, .to = to, .bytes = bytes};
+    thread_team(min_u64(THREADS, (bytes - 1) / PART_BYTES + 1), STACK_BYTES, bring_parts, &b);
+}
+
+/* ---- locking ---- */
+
+static int lock_copy(struct locked *l, struct piece *piece, struct source *source,
+                     const void *map, struct onepot_error *error)
+{
+    int r = l->type->allocate(l->device->device, DEVICE_MEMORY_LOCKED, piece->bytes, error,
+                              &piece->copy);
+    if (r < 0)
+        return r;
+    bring_all(map, piece->copy, piece->bytes);
+    return source_is_whole(source) ? 0 : error_errno(error, -ENODATA, source_name(source));
+}
+
+static int lock_piece(struct locked *l, size_t i, const struct dataset *d,
+                      struct onepot_error *error)
+{
+    struct piece *piece = &l->pieces[i];
+    const void *map = d->maps[i];
+    int r = map ? locked_bring(d->pots[i]->source) : 0;
+    if (r < 0)
+        return error_errno(error, r, d->pots[i]->path);
+    piece->bytes = source_size(d->pots[i]->source);
+    if (!map || !piece->bytes)
+        return 0; /* no sample is in this archive */
+    bring_all(map, NULL, piece->bytes);
+    if (l->type->lock(l->device->device, map, piece->bytes,
+                      !source_is_memory(d->pots[i]->source), error) == 0)
+        piece->mapped = map;
+    else
+        r = lock_copy(l, piece, d->pots[i]->source, map, error);
+    return r;
+}
+
+/* ---- reports to the rest of the job ---- */
+
+static uint64_t locked_use(void *ctx, uint64_t bytes)
+{
+    (void)ctx;
+    return bytes;
+}
+
+/*
+ * While they are locked, copies are memory of the job that its caches must leave alone. A
+ * locked mapping belongs to the page cache, and all ranks of the node share it.
+ */
+static void claim_copies(struct locked *l)
+{
+    struct claim_options o = {.total_bytes = budget_cache_bytes(), .unwatched = true};
+    for (size_t i = 0; i < l->count; i++)
+        o.fixed_bytes += l->pieces[i].copy ? l->pieces[i].bytes : 0;
+    if (!o.fixed_bytes || !o.total_bytes)
+        return;
+    if (claim_new(&o, &l->claim) < 0)
+        l->claim = NULL;
+    else
+        claim_update(l->claim, locked_use, NULL);
+}
+
+void locked_free(struct locked *l)
+{
+    if (!l || atomic_fetch_sub(&l->users, 1) > 1)
+        return;
+    for (size_t i = 0; l->pieces && i < l->count; i++) {
+        const struct piece *piece = &l->pieces[i];
+        if (piece->mapped)
+            l->type->unlock(l->device->device, piece->mapped, piece->bytes);
+        if (piece->copy)
+            l->type->release(l->device->device, DEVICE_MEMORY_LOCKED, piece->copy,
+                             piece->bytes);
+    }
+    claim_free(l->claim);
+    onepot_archive_close(l->archive);
+    onepot_device_close(l->device);
+    free(l->pieces);
+    free(l);
+}
+
+int locked_new(struct onepot_device *device, const struct onepot_archive *archive,
+               uint64_t room_bytes, struct onepot_error *error, struct locked **ret_locked)
+{
+    const struct dataset *d = archive->dataset;
+    if (!is_in_pieces(archive))
+        return error_set(error, -ENOTSUP,
+                         "a device can only gather samples that are stored in one piece");
+    int r = check_room(d, room_bytes, error);
+    if (r < 0)
+        return r;
+    struct locked *l = calloc(1, sizeof(*l));
+    if (!l)
+        return error_set(error, -ENOMEM, "no memory for a loader");
+    l->users = 1;
+    l->type = device->type;
+    l->count = d->pot_count;
+    l->archive = archive_share(archive);
+    l->pieces = calloc(l->count + 1, sizeof(*l->pieces));
+    r = l->archive && l->pieces ? device_share(device, error, &l->device)
+                                : error_set(error, -ENOMEM, "no memory for a loader");
+    for (size_t i = 0; i < l->count && r == 0; i++)
+        r = lock_piece(l, i, d, error);
+    if (r < 0) {
+        locked_free(l);
+        return r;
+    }
+    claim_copies(l);
+    *ret_locked = l;
+    return 0;
+}
+
+/* For another user. */
+static struct locked *locked_keep(struct locked *locked)
+{
+    atomic_fetch_add(&locked->users, 1);
+    return locked;
+}
+
+/* Where a device sees the archives, one address for each; to be freed. */
+static int locked_see(const struct locked *locked, const struct onepot_device *device,
+                      struct onepot_error *error, uint64_t **ret_bases)
+{
+    uint64_t *bases = calloc(locked->count + 1, sizeof(*bases));
+    int r = bases ? 0 : error_set(error, -ENOMEM, "no memory for a loader");
+    for (size_t i = 0; i < locked->count && r == 0; i++) {
+        const struct piece *piece = &locked->pieces[i];
+        const void *there = piece->mapped ? piece->mapped : piece->copy;
+        if (there)
+            r = device->type->address(device->device, there, error, &bases[i]);
+    }
+    if (r < 0)
+        free(bases);
+    else
+        *ret_bases = bases;
+    return r;
+}
+
+/* The addresses of the first byte of each of these samples. */
+static void locked_find(const struct locked *locked, const uint64_t *bases,
+                        const uint64_t *samples, uint64_t count, uint64_t *ret_addresses)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        const struct record *record = archive_first(locked->archive, samples[i]);
+        ret_addresses[i] = bases[record_archive(record)] + record_offset(record);
+    }
+}
+
+/* ---- the end of an upload ---- */
+
+static void end_stream(struct upload *u, void *stream)
+{
+    if (!stream)
+        return;
+    u->type->stream_wait(u->device, stream, NULL);
+    u->type->stream_free(u->device, stream);
+}
+
+/* Ends one use; NULL is fine. */
+static void upload_close(void *ctx)
+{
+    struct upload *upload = ctx;
+    if (!upload || atomic_fetch_sub(&upload->users, 1) > 1)
+        return;
+    end_stream(upload, upload->stream);
+    end_stream(upload, upload->converting);
+    locked_free(upload->locked);
+    free(upload->bases);
+    onepot_device_close(upload->shared);
+    pthread_mutex_destroy(&upload->lock);
+    free(upload);
+}
+
+/* ---- sizes of images ---- */
+
+/* Before conversion. */
+static uint64_t images_bytes_of_one(const struct onepot_conversion *images)
+{
+    return (uint64_t)images->height * images->width * images->channels;
+}
+
+/* How many bytes of floats `bytes` of a slab can make at most. */
+static size_t upload_image_room(const struct upload *u, size_t bytes)
+{
+    if (!u->images.channels)
+        return 0;
+    uint64_t one = images_bytes_of_one(&u->images);
+    return bytes / one * one * (u->images.type == ONEPOT_FLOAT ? 4 : 2);
+}
+
+/* ---- slabs of a device ---- */
 
 /* A stream that reads a batch. */
 struct use {
@@ -186,15 +491,6 @@ static void free_device_slab(struct upload *u, struct device_slab *t)
     free(t);
 }
 
-/* How many bytes of floats `bytes` of a slab can make at most. */
-static size_t upload_image_room(const struct upload *u, size_t bytes)
-{
-    if (!u->images.channels)
-        return 0;
-    uint64_t images = bytes / convert_bytes_of_one(&u->images);
-    return images * convert_bytes_of_floats(&u->images);
-}
-
 static int make_device_slab(struct upload *u, size_t bytes, struct onepot_error *error,
                             struct device_slab **ret_device_slab)
 {
@@ -228,7 +524,7 @@ static int upload_allocate(struct slab *slab, size_t bytes, void *ctx)
     struct upload *u = ctx;
     struct onepot_error error;
     void *memory;
-    size_t host_bytes = u->locked ? slab_tables_bytes(u->batch_size) : bytes;
+    size_t host_bytes = u->locked ? slab_bytes(u->batch_size, 0) : bytes;
     int r = u->type->allocate(u->device, DEVICE_MEMORY_LOCKED, host_bytes, &error, &memory);
     if (r == 0) {
         r = make_device_slab(u, bytes, &error, &slab->device_slab);
@@ -289,8 +585,7 @@ static void upload_gather_places(struct slab *slab, uint64_t first, uint64_t end
 /* Where a table of the host lies on the device. */
 static const void *upload_on_device(const struct slab *slab, const void *host)
 {
-    size_t tables = slab->tables_only ? slab_tables_at(slab->batch.bytes) : 0;
-    return slab->device_slab->memory + tables + ((const uint8_t *)host - slab->memory);
+    return slab->device_slab->memory + slab->device_at + ((const uint8_t *)host - slab->memory);
 }
 
 static int queue_gather(struct upload *u, struct slab *slab, struct onepot_error *error)
@@ -303,8 +598,7 @@ static int queue_gather(struct upload *u, struct slab *slab, struct onepot_error
                                    .from = upload_on_device(slab, slab->sources),
                                    .offsets = upload_on_device(slab, slab->offsets),
                                    .sizes = upload_on_device(slab, slab->sizes)};
-    int r = u->type->copy(u->device, u->stream,
-                          slab->device_slab->memory + slab_tables_at(batch->bytes),
+    int r = u->type->copy(u->device, u->stream, slab->device_slab->memory + slab->device_at,
                           slab->memory, (size_t)(end - slab->memory), error);
     return r < 0 ? r : u->type->gather(u->device, u->stream, &gather, error);
 }
@@ -403,11 +697,6 @@ static void upload_retire(struct slab *slab, void *ctx)
     pthread_mutex_unlock(&u->lock);
 }
 
-static void close_upload(void *ctx)
-{
-    upload_close(ctx);
-}
-
 static size_t upload_beside(size_t capacity, void *ctx)
 {
     return upload_image_room(ctx, capacity);
@@ -423,7 +712,7 @@ const struct slab_memory upload_memory = {
     .retire = upload_retire,
     .is_settled = upload_is_settled,
     .settle = upload_settle,
-    .close = close_upload,
+    .close = upload_close,
 };
 
 /* ---- figures ---- */
@@ -438,7 +727,8 @@ int upload_error(struct upload *upload, struct onepot_error *error)
     return r;
 }
 
-void upload_waited(struct upload *upload, uint64_t epoch, uint64_t ns)
+/* The consumer waited so long for a batch of this epoch. */
+static void upload_waited(struct upload *upload, uint64_t epoch, uint64_t ns)
 {
     pthread_mutex_lock(&upload->lock);
     struct onepot_transfer *t = transfer_of(upload, epoch);
@@ -489,7 +779,9 @@ int upload_new(struct onepot_device *device, const struct onepot_conversion *ima
     return r;
 }
 
-int upload_gather(struct upload *upload, struct locked *locked, struct onepot_error *error)
+/* The device collects the samples, from here. Before the first batch. */
+static int upload_gather(struct upload *upload, struct locked *locked,
+                         struct onepot_error *error)
 {
     int r = locked_see(locked, upload->shared, error, &upload->bases);
     if (r == 0)
@@ -497,30 +789,9 @@ int upload_gather(struct upload *upload, struct locked *locked, struct onepot_er
     return r;
 }
 
-void upload_keep(struct upload *upload)
+static void upload_keep(struct upload *upload)
 {
     atomic_fetch_add(&upload->users, 1);
-}
-
-static void end_stream(struct upload *u, void *stream)
-{
-    if (!stream)
-        return;
-    u->type->stream_wait(u->device, stream, NULL);
-    u->type->stream_free(u->device, stream);
-}
-
-void upload_close(struct upload *upload)
-{
-    if (!upload || atomic_fetch_sub(&upload->users, 1) > 1)
-        return;
-    end_stream(upload, upload->stream);
-    end_stream(upload, upload->converting);
-    locked_free(upload->locked);
-    free(upload->bases);
-    onepot_device_close(upload->shared);
-    pthread_mutex_destroy(&upload->lock);
-    free(upload);
 }
 
 /* ---- the consumer's side: its streams follow the batch's arrival, and are noted ---- */
@@ -724,3 +995,344 @@ int onepot_batch_on_device(const struct onepot_batch *batch,
     };
     return result_write(ret_where, &where, sizeof(where), NULL);
 }
+
+/* ---- the devices of a loader ---- */
+
+struct loader_devices {
+    struct onepot_device *device[ONEPOT_DEVICES_MAX];
+    struct upload *upload[ONEPOT_DEVICES_MAX]; /* the engine's memory */
+    uint32_t count;
+    struct onepot_conversion convert; /* 0 channels: nothing is converted */
+    bool gathers;                     /* from locked archives */
+};
+
+static int devices_check_images(const struct onepot_conversion *images,
+                                const struct fill_plan *fill, struct onepot_error *error)
+{
+    int r = convert_check(images, error);
+    if (r < 0)
+        return r;
+    uint64_t bytes = images_bytes_of_one(images);
+    if (fill->stride != bytes)
+        return error_set(error, -EINVAL,
+                         "images have %" PRIu64 " bytes each, samples %" PRIu64
+                         " (0: not all the same)",
+                         bytes, fill->stride);
+    return 0;
+}
+
+/*
+ * Decode pictures to bytes, which the device turns into floats: they take a half or a quarter
+ * of the floats' way.
+ */
+static int devices_convert_there(struct loader_devices *d, struct images_plan *images,
+                                 struct fill_plan *fill, struct onepot_error *error)
+{
+    struct onepot_images o = images->o;
+    struct onepot_conversion *convert = &d->convert;
+    if (!o.type || o.channels_last || images->next)
+        return 0;
+    o.part = images->part;
+    *convert = (struct onepot_conversion){.size = sizeof(*convert),
+                                          .height = o.height,
+                                          .width = o.width,
+                                          .channels = 3,
+                                          .type = o.type};
+    for (unsigned c = 0; c < 3; c++) {
+        convert->mean[c] = images_mean(&o, c);
+        convert->scale[c] = images_scale(&o, c);
+        o.mean[c] = 0;
+        o.std[c] = 1;
+    }
+    o.type = 0;
+    o.channels_last = true;
+    int r = images_plan(&o, error, images);
+    fill->stride = images->bytes;
+    return r;
+}
+
+/* ---- which devices ---- */
+
+/* Each is there once, and all are of one kind. */
+static int devices_check(const struct loader_devices *d, const struct onepot_device *device,
+                         struct onepot_error *error)
+{
+    for (uint32_t i = 0; i < d->count; i++) {
+        const struct onepot_device *other = d->device[i];
+        if (other->type != device->type)
+            return error_set(error, -EINVAL, "%s and %s: devices of one loader are of one kind",
+                             other->name, device->name);
+        if (other->index == device->index)
+            return error_set(error, -EINVAL, "%s is there twice among the loader's devices",
+                             device->name);
+    }
+    return 0;
+}
+
+static int devices_add(struct loader_devices *d, struct onepot_device *device,
+                       struct onepot_error *error)
+{
+    int r = device ? devices_check(d, device, error)
+                   : error_set(error, -EINVAL, "one of the loader's devices is NULL");
+    if (r == 0)
+        r = device_share(device, error, &d->device[d->count]);
+    d->count += r == 0;
+    return r;
+}
+
+/* Of `device` or `devices`. */
+static int devices_take(struct loader_devices *d, const struct onepot_loader_options *given,
+                        struct onepot_error *error)
+{
+    int r = 0;
+    if (given->device && (given->devices || given->device_count))
+        return error_set(error, -EINVAL, "device and devices exclude each other");
+    if (given->device)
+        return devices_add(d, given->device, error);
+    if (!given->devices != !given->device_count)
+        return error_set(error, -EINVAL, "no devices are named: at least one is needed");
+    if (given->device_count > ONEPOT_DEVICES_MAX)
+        return error_set(error, -EINVAL, "more than %u devices", ONEPOT_DEVICES_MAX);
+    for (uint32_t i = 0; i < given->device_count && r == 0; i++)
+        r = devices_add(d, given->devices[i], error);
+    return r;
+}
+
+/* ---- what they have to do ---- */
+
+/* Abilities that all of them have, and the least memory that one of them has free. */
+static int devices_look(const struct loader_devices *d, bool needs_kernels,
+                        struct onepot_error *error, struct onepot_device_info *ret_info)
+{
+    for (uint32_t i = 0; i < d->count; i++) {
+        struct onepot_device_info info = {.size = sizeof(info)};
+        int r = onepot_device_info(d->device[i], error, &info);
+        if (r < 0)
+            return r;
+        if (needs_kernels && !info.kernels)
+            return error_set(
+                error, -ENOTSUP,
+                "%s: this libonepot-cuda.so has no kernels for it (built without nvcc, or for "
+                "other GPUs): it makes no images and gathers nothing",
+                info.name);
+        if (i == 0)
+            *ret_info = info;
+        ret_info->kernels &= info.kernels;
+        if (info.free_bytes < ret_info->free_bytes)
+            ret_info->free_bytes = info.free_bytes;
+    }
+    return 0;
+}
+
+static uint32_t devices_ahead(const struct loader_devices *d, uint32_t ahead)
+{
+    uint32_t each = AHEAD_OF_EACH * d->count;
+    ahead = ahead < AHEAD_DEVICE ? ahead : AHEAD_DEVICE;
+    return d->count > 1 && ahead < each ? each : ahead;
+}
+
+static int devices_check_tasks(const struct loader_devices *d,
+                               const struct onepot_loader_options *given,
+                               const struct fill_plan *fill, struct onepot_error *error)
+{
+    if (d->gathers && (fill->npy || fill->decode || fill->images || fill->verify))
+        return error_set(error, -EINVAL,
+                         "a device gathers bytes as they are, without npy, decode, images or "
+                         "verify");
+    if (given->convert && given->images)
+        return error_set(error, -EINVAL, "convert and images exclude each other");
+    return 0;
+}
+
+static int devices_plan_tasks(struct loader_devices *d,
+                              const struct onepot_loader_options *given,
+                              struct engine_options *o, struct images_plan *images,
+                              struct onepot_error *error)
+{
+    struct onepot_device_info info = {.size = sizeof(info)};
+    d->gathers = given->gather == ONEPOT_GATHER_DEVICE;
+    int r = devices_check_tasks(d, given, &o->fill, error);
+    if (r == 0 && given->convert) {
+        r = options_read(&d->convert, sizeof(d->convert), given->convert, error);
+        if (r == 0)
+            r = devices_check_images(&d->convert, &o->fill, error);
+    }
+    if (r == 0)
+        r = devices_look(d, given->convert || d->gathers, error, &info);
+    if (r == 0 && images && info.kernels)
+        r = devices_convert_there(d, images, &o->fill, error);
+    if (r < 0)
+        return r;
+    o->memory = &upload_memory;
+    o->devices = d->count;
+    o->fill.past = !info.is_host && !o->fill.verify;
+    if (!given->prefetch)
+        o->ahead = devices_ahead(d, o->ahead);
+    uint64_t most = info.free_bytes / 4 * d->count;
+    if (!given->memory_bytes && most < o->memory_bytes)
+        o->memory_bytes = most;
+    return 0;
+}
+
+static void devices_close(struct loader_devices *d, bool is_started)
+{
+    for (uint32_t i = 0; d && i < d->count; i++) {
+        if (is_started)
+            upload_close(d->upload[i]);
+        onepot_device_close(d->device[i]);
+    }
+    free(d);
+}
+
+static int devices_plan(const struct onepot_loader_options *given, struct engine_options *o,
+                        struct images_plan *images, struct onepot_error *error,
+                        struct loader_devices **ret_devices)
+{
+    struct loader_devices *d = calloc(1, sizeof(*d));
+    if (!d)
+        return error_set(error, -ENOMEM, "no memory for a loader");
+    int r = devices_take(d, given, error);
+    if (r == 0)
+        r = devices_plan_tasks(d, given, o, images, error);
+    if (r < 0) {
+        devices_close(d, false);
+        return r;
+    }
+    *ret_devices = d;
+    return 0;
+}
+
+/* ---- gathering by the devices ---- */
+
+static int devices_lock(struct loader_devices *d, const struct onepot_archive *archive,
+                        struct onepot_error *error)
+{
+    struct locked *locked = NULL;
+    uint64_t room = budget_memory_bytes("") / 2 / rank_share_ranks();
+    int r = locked_new(d->device[0], archive, room, error, &locked);
+    for (uint32_t i = 0; i < d->count && r == 0; i++)
+        r = upload_gather(d->upload[i], locked, error);
+    locked_free(locked);
+    return r;
+}
+
+/* ---- uploads ---- */
+
+/* After a fork the device is the parent's: replace it by one of our own. */
+static int devices_own(struct loader_devices *d, uint32_t i, struct onepot_error *error)
+{
+    struct onepot_device *own;
+    int r = device_share(d->device[i], error, &own);
+    if (r < 0)
+        return r;
+    onepot_device_close(d->device[i]);
+    d->device[i] = own;
+    return 0;
+}
+
+static int devices_start_upload(struct loader_devices *d, uint32_t i, uint64_t batch_size,
+                                struct onepot_error *error)
+{
+    const struct onepot_conversion *images = d->convert.channels ? &d->convert : NULL;
+    int r = devices_own(d, i, error);
+    return r < 0 ? r : upload_new(d->device[i], images, batch_size, error, &d->upload[i]);
+}
+
+static int devices_start(struct loader_devices *d, struct engine_options *o,
+                         struct onepot_error *error)
+{
+    int r = 0;
+    for (uint32_t i = 0; i < d->count; i++)
+        d->upload[i] = NULL; /* after a fork they are the parent's */
+    for (uint32_t i = 0; i < d->count && r == 0; i++)
+        r = devices_start_upload(d, i, o->batch_size, error);
+    if (r == 0 && d->gathers)
+        r = devices_lock(d, o->fill.archive, error);
+    for (uint32_t i = 0; i < d->count; i++) {
+        if (r < 0) {
+            upload_close(d->upload[i]);
+            d->upload[i] = NULL;
+            continue;
+        }
+        upload_keep(d->upload[i]);
+        o->memory_ctx[i] = d->upload[i];
+    }
+    return r;
+}
+
+/* ---- measurements and errors ---- */
+
+static void devices_wait(const struct loader_devices *d)
+{
+    d->device[0]->type->range("onepot wait");
+}
+
+static void devices_waited(struct loader_devices *d, bool counts, uint64_t epoch, uint64_t ns)
+{
+    d->device[0]->type->range(NULL);
+    for (uint32_t i = 0; i < d->count && counts; i++)
+        upload_waited(d->upload[i], epoch, i ? 0 : ns);
+}
+
+static int devices_error(struct loader_devices *d, uint32_t device, struct onepot_error *error)
+{
+    return upload_error(d->upload[device], error);
+}
+
+static const char *devices_name(const struct loader_devices *d, uint32_t device)
+{
+    return d->device[device]->name;
+}
+
+static void add_transfer(struct onepot_transfer *to, const struct onepot_transfer *more)
+{
+    to->wait_ns += more->wait_ns;
+    to->batches += more->batches;
+    to->copy_bytes += more->copy_bytes;
+    to->copy_ns += more->copy_ns;
+}
+
+/* If training has all the memory, that is no reason to fail. */
+static int slowest_peak(const struct loader_devices *d, struct onepot_error *error,
+                        uint64_t *ret_peak)
+{
+    *ret_peak = UINT64_MAX;
+    for (uint32_t i = 0; i < d->count; i++) {
+        uint64_t peak = 0;
+        int r = onepot_device_peak(d->device[i], error, &peak);
+        if (r < 0 && r != -ENOMEM)
+            return r;
+        *ret_peak = peak < *ret_peak ? peak : *ret_peak;
+    }
+    return 0;
+}
+
+static int devices_transfer(struct loader_devices *d, bool previous, struct onepot_error *error,
+                            struct onepot_transfer *ret_transfer)
+{
+    struct onepot_transfer transfer, more;
+    uint64_t peak;
+    int r = slowest_peak(d, error, &peak);
+    if (r < 0)
+        return r;
+    upload_transfer(d->upload[0], previous, &transfer);
+    for (uint32_t i = 1; i < d->count; i++) {
+        upload_transfer(d->upload[i], previous, &more);
+        add_transfer(&transfer, &more);
+    }
+    transfer.peak_bytes_per_second = peak;
+    return result_write(ret_transfer, &transfer, sizeof(transfer), error);
+}
+
+static const struct accelerator devices = {
+    .plan = devices_plan,
+    .start = devices_start,
+    .wait = devices_wait,
+    .waited = devices_waited,
+    .error = devices_error,
+    .name = devices_name,
+    .transfer = devices_transfer,
+    .close = devices_close,
+};
+
+const struct accelerator *const loader_accelerator = &devices;

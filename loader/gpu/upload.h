@@ -54,19 +54,12 @@ struct upload {
  * batches, or NULL. */
 int upload_new(struct onepot_device *device, const struct onepot_conversion *images,
                uint64_t batch_size, struct onepot_error *error, struct upload **ret_upload);
-void upload_keep(struct upload *upload);
-/* The device collects the samples, from here. Before the first batch. */
-int upload_gather(struct upload *upload, struct locked *locked, struct onepot_error *error);
-void upload_close(struct upload *upload); /* ends one use; NULL is fine */
 
 /* The memory of an engine. Its context is the upload; the engine ends one use of it. */
 extern const struct slab_memory upload_memory;
 
 /* The last error: fills *error and returns its code. 0: there was none. */
 int upload_error(struct upload *upload, struct onepot_error *error);
-
-/* The consumer waited so long for a batch of this epoch. */
-void upload_waited(struct upload *upload, uint64_t epoch, uint64_t ns);
 
 /* Fills in everything but the peak. */
 void upload_transfer(struct upload *upload, bool previous, struct onepot_transfer *ret);
@@ -87,15 +80,6 @@ struct locked;
  */
 int locked_new(struct onepot_device *device, const struct onepot_archive *archive,
                uint64_t room_bytes, struct onepot_error *error, struct locked **ret_locked);
-struct locked *locked_keep(struct locked *locked); /* for another user */
 void locked_free(struct locked *locked); /* NULL is fine; the last one unlocks the memory */
-
-/* Where a device sees the archives, one address for each; to be freed. */
-int locked_see(const struct locked *locked, const struct onepot_device *device,
-               struct onepot_error *error, uint64_t **ret_bases);
-
-/* The addresses of the first byte of each of these samples. */
-void locked_find(const struct locked *locked, const uint64_t *bases, const uint64_t *samples,
-                 uint64_t count, uint64_t *ret_addresses);
 
 #endif
