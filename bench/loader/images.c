@@ -17,8 +17,8 @@
 
 #include <jpeglib.h>
 
-#include "crop.h"
 #include "images.h"
+#include "picture.h"
 #include "onepot.h"
 
 #define SEED 5
@@ -46,26 +46,22 @@ static void bare_one(const struct job *job, const struct images_plan *plan, uint
     struct jpeg_error_mgr errors;
     const void *bytes;
     uint64_t len;
-    struct crop crop;
+    struct axis to_x, to_y;
     check(onepot_archive_bytes(job->archive, sample, &bytes, &len), "bytes");
     jpeg.err = jpeg_std_error(&errors);
     jpeg_create_decompress(&jpeg);
     jpeg_mem_src(&jpeg, bytes, len);
     jpeg_read_header(&jpeg, TRUE);
-    crop_plan(&plan->o, &(struct images_place){SEED, job->epoch, sample}, jpeg.image_width,
-              jpeg.image_height, &crop);
-    unsigned shrinks = crop_shrinks(&crop);
-    if (shrinks > 1)
-        crop_shrink(&crop, shrinks, (jpeg.image_width + shrinks - 1) / shrinks,
-                    (jpeg.image_height + shrinks - 1) / shrinks);
+    unsigned shrinks = crop_plan(&plan->o, &(struct images_place){SEED, job->epoch, sample},
+                                 jpeg.image_width, jpeg.image_height, true, &to_x, &to_y);
     jpeg.scale_num = 8 / shrinks;
     jpeg.scale_denom = 8;
     jpeg.out_color_space = JCS_RGB;
     jpeg_start_decompress(&jpeg);
-    JDIMENSION x = crop.x.low, width = crop.x.high - crop.x.low;
+    JDIMENSION x = to_x.low, width = to_x.high - to_x.low;
     jpeg_crop_scanline(&jpeg, &x, &width);
-    jpeg_skip_scanlines(&jpeg, crop.y.low);
-    while (jpeg.output_scanline < crop.y.high)
+    jpeg_skip_scanlines(&jpeg, to_y.low);
+    while (jpeg.output_scanline < to_y.high)
         jpeg_read_scanlines(&jpeg, &row, 1);
     jpeg_abort_decompress(&jpeg);
     jpeg_destroy_decompress(&jpeg);

@@ -133,11 +133,11 @@ static bool is_cmyk(const struct jpeg_decompress_struct *jpeg)
 }
 
 /*
- * Decode the rows of the part, `left` pixels of which are not needed. Rows are not aligned:
+ * Decode the rows that are needed, from `left` pixels before these on. Rows are not aligned:
  * libjpeg-turbo would write aligned ones past the caches, and all of them are read at once
  * (bench/loader, row images: 1.15 times as fast).
  */
-static void decode_rows(struct decoder *d, const struct picture_part *part, uint32_t left)
+static void decode_rows(struct decoder *d, uint32_t left)
 {
     struct jpeg_decompress_struct *jpeg = &d->jpeg;
     struct picture *p = d->picture;
@@ -145,8 +145,8 @@ static void decode_rows(struct decoder *d, const struct picture_part *part, uint
     JSAMPROW rows[ROWS];
     for (unsigned i = 0; i < ROWS; i++)
         rows[i] = p->room + 4 + i * stride;
-    for (uint32_t done = 0; done < part->height;) {
-        uint32_t wanted = min_u32(ROWS, part->height - done);
+    for (uint32_t done = 0; done < p->height;) {
+        uint32_t wanted = min_u32(ROWS, p->height - done);
         uint32_t got = jpeg_read_scanlines(jpeg, rows, wanted);
         if (got == 0)
             fail_early_end(d);
@@ -187,24 +187,24 @@ static uint64_t decoder_bytes(struct jpeg_decompress_struct *jpeg)
 static int decode_picture(struct decoder *d)
 {
     struct jpeg_decompress_struct *jpeg = &d->jpeg;
-    struct picture_part part;
+    struct picture *p = d->picture;
     jpeg_read_header(jpeg, TRUE);
-    int r = picture_begin(d->picture, jpeg->image_width, jpeg->image_height, !is_cmyk(jpeg),
-                          ROWS, decoder_bytes(jpeg), &part);
+    int r = picture_begin(p, jpeg->image_width, jpeg->image_height, !is_cmyk(jpeg), ROWS,
+                          decoder_bytes(jpeg));
     if (r < 0)
         return r;
     jpeg->out_color_space = is_cmyk(jpeg) ? JCS_CMYK : JCS_EXT_RGBX;
-    jpeg->scale_num = 8 / part.shrinks;
+    jpeg->scale_num = 8 / p->shrinks;
     jpeg->scale_denom = 8;
     jpeg_start_decompress(jpeg);
     if (d->has_ended && jpeg_has_multiple_scans(jpeg))
         fail_early_end(d);
-    JDIMENSION x = part.x > MARGIN ? part.x - MARGIN : 0;
-    JDIMENSION end = min_u32(part.x + part.width + MARGIN, jpeg->output_width), width = end - x;
+    JDIMENSION x = p->x > MARGIN ? p->x - MARGIN : 0;
+    JDIMENSION end = min_u32(p->x + p->width + MARGIN, jpeg->output_width), width = end - x;
     jpeg_crop_scanline(jpeg, &x, &width);
-    if (part.y && jpeg_skip_scanlines(jpeg, part.y) != part.y)
-        return picture_fail(d->picture, -EILSEQ, "rows of the JPEG file can't be left out");
-    decode_rows(d, &part, part.x - x);
+    if (p->y && jpeg_skip_scanlines(jpeg, p->y) != p->y)
+        return picture_fail(p, -EILSEQ, "rows of the JPEG file can't be left out");
+    decode_rows(d, p->x - x);
     return 0;
 }
 
@@ -235,4 +235,4 @@ static int jpeg_decode(struct picture *p)
 
 #endif
 
-const struct picture_decoder picture_jpeg = {.knows = jpeg_knows, .decode = jpeg_decode};
+const struct picture_decoder decoder_jpeg = {.knows = jpeg_knows, .decode = jpeg_decode};

@@ -20,13 +20,12 @@ static void widen_row(const uint8_t *from, uint32_t count, uint32_t channels, ui
 static int decode_pixels(struct picture *p, const uint8_t *pixels, uint32_t width,
                          uint32_t height, uint32_t channels)
 {
-    struct picture_part part;
-    int r = picture_begin(p, width, height, false, 1, 0, &part);
+    int r = picture_begin(p, width, height, false, 1, 0);
     if (r < 0)
         return r;
-    for (uint32_t y = part.y; y < part.y + part.height; y++) {
-        const uint8_t *row = pixels + ((uint64_t)y * width + part.x) * channels;
-        widen_row(row, part.width, channels, p->room);
+    for (uint32_t y = p->y; y < p->y + p->height; y++) {
+        const uint8_t *row = pixels + ((uint64_t)y * width + p->x) * channels;
+        widen_row(row, p->width, channels, p->room);
         picture_row(p, p->room);
     }
     return 0;
@@ -57,7 +56,7 @@ static int npy_decode(struct picture *p)
                          (uint32_t)channels);
 }
 
-const struct picture_decoder picture_npy = {.knows = npy_knows, .decode = npy_decode};
+const struct picture_decoder decoder_npy = {.knows = npy_knows, .decode = npy_decode};
 
 /* ---- bytes ---- */
 
@@ -73,4 +72,4 @@ static int raw_decode(struct picture *p)
     return decode_pixels(p, p->bytes, o->raw_width, o->raw_height, o->raw_channels);
 }
 
-const struct picture_decoder picture_raw = {.decode = raw_decode};
+const struct picture_decoder decoder_raw = {.decode = raw_decode};

@@ -105,7 +105,6 @@ static int choose_pixels(struct decoder *d)
 static int decode_picture(struct decoder *d)
 {
     struct picture *p = d->picture;
-    struct picture_part part;
     png_set_user_limits(d->png, 65535, 65535);
     png_set_keep_unknown_chunks(d->png, PNG_HANDLE_CHUNK_NEVER, NULL, -1);
     png_set_read_fn(d->png, d, on_read);
@@ -119,7 +118,7 @@ static int decode_picture(struct decoder *d)
     int passes = choose_pixels(d);
     bool whole = passes > 1;
     int r = picture_begin(p, width, height, false, whole ? height : 1,
-                          OWN_BYTES + UINT64_C(24) * width, &part);
+                          OWN_BYTES + UINT64_C(24) * width);
     if (r < 0)
         return r;
     size_t stride = (size_t)width * 4;
@@ -130,11 +129,11 @@ static int decode_picture(struct decoder *d)
     for (int pass = 0; pass < passes - 1; pass++)
         for (uint32_t y = 0; y < height; y++)
             png_read_row(d->png, p->room + stride * y, NULL);
-    for (uint32_t y = 0; y < part.y + part.height; y++) {
+    for (uint32_t y = 0; y < p->y + p->height; y++) {
         uint8_t *row = p->room + (whole ? stride * y : 0);
         png_read_row(d->png, row, NULL);
-        if (y >= part.y)
-            picture_row(p, row + (size_t)part.x * 4);
+        if (y >= p->y)
+            picture_row(p, row + (size_t)p->x * 4);
     }
     return 0;
 }
@@ -165,4 +164,4 @@ static int png_decode(struct picture *p)
 
 #endif
 
-const struct picture_decoder picture_png = {.knows = png_knows, .decode = png_decode};
+const struct picture_decoder decoder_png = {.knows = png_knows, .decode = png_decode};
