@@ -131,4 +131,31 @@ enum mounter_end mounter_release(struct mounter *m);
 void mounter_abandon(struct mounter *m);
 void mounter_free(struct mounter *m);
 
+/*
+ * ---- between the files of the mounter ----
+ *
+ *   mounter.c         the order of steps, and how to undo them: the options' paths, a mount to
+ *                     share or a new slot, plain files in place of a mount, the mount itself
+ *   mounter_archive.c the archive, its reader and its copy; --order and --record
+ *   mounter_daemon.c  the daemon: forked, or this process
+ */
+
+/*
+ * Open the archive, its reader and the files of --order and --record, and describe the archive
+ * in the counters. 0, or CLI_FAILED.
+ */
+int mounter_open_archive(struct mounter *m);
+
+/*
+ * Start the daemon for a new mount, and wait until it serves. 0, or CLI_FAILED after an error
+ * was printed.
+ */
+int mounter_start_daemon(struct mounter *m);
+
+/* Does it show several archives as one tree? */
+static inline bool mounter_is_union(const struct mounter *m)
+{
+    return m->archives.count > 1 || cli_together.each;
+}
+
 #endif

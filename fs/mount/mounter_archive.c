@@ -18,7 +18,7 @@
 #include "budget.h"
 #include "cleanup.h"
 #include "clock.h"
-#include "mounter_private.h"
+#include "mounter.h"
 #include "numbers.h"
 #include "path.h"
 #include "read_list.h"

@@ -22,7 +22,7 @@
 #include "clock.h"
 #include "cpus.h"
 #include "feature_list.h"
-#include "mounter_private.h"
+#include "mounter.h"
 #include "unmounter.h"
 
 #define READY_LIMIT_MS 30000
