@@ -83,24 +83,21 @@ static int judge_held(struct slot *slot, const struct request *rq)
 /* Give back the share of who asks. VERDICT_GO: it was the last. */
 static int judge_share(struct counters *c, const struct request *rq)
 {
-    uint32_t holders = atomic_load(&c->holders);
     char name[PROCESS_NAME_MAX];
-    int number, pid;
+    int pid;
 
-    if (holders == 0 || rq->all || rq->lazy)
+    if (atomic_load(&c->holders) == 0 || rq->all || rq->lazy)
         return VERDICT_GO;
-    number = holders_find(c);
-    pid = holders_process(c);
-    if (number < 0)
+    int others = holders_give_back(c, &pid);
+    if (others < 0)
         return cli_failf(c->mountpoint,
                          "it stays, for %s (process %d); this script did not mount it, or gave "
                          "it back; --lazy takes it away",
                          process_name(pid, name), pid);
-    if (holders == 1)
+    if (others == 0)
         return VERDICT_GO;
-    holders_give_back(c, number);
-    cli_note("%s: it stays, for %u other mount command%s", c->mountpoint, holders - 1,
-             holders == 2 ? "" : "s");
+    cli_note("%s: it stays, for %d other mount command%s", c->mountpoint, others,
+             others == 1 ? "" : "s");
     return CLI_OK;
 }
 

@@ -124,7 +124,7 @@ struct request {
  * The daemon answers it, as it answers all requests, without libfuse. That would save no line,
  * and versions before 3.17.1 forget FUSE_PARALLEL_DIROPS, with which the kernel looks names up
  * in parallel. ARCHITECTURE.md has the figures. libfuse's helper, fusermount3, does mount
- * (mountpoint/fusermount.h).
+ * (mountpoint/mountpoint.c).
  *
  * Fill in the answer to `in`. Returns how many bytes of it this kernel expects; or -EPROTO: the
  * kernel is too old. An answer to a major version above 7 holds only the version: the kernel

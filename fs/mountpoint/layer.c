@@ -42,7 +42,6 @@
 #include "cli.h"
 #include "clock.h"
 #include "fault.h"
-#include "fusermount.h"
 #include "job.h"
 #include "mountinfo.h"
 #include "mountpoint.h"

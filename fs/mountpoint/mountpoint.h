@@ -4,7 +4,7 @@
  *
  *     mount(2)                 root, or root of a user namespace
  *     fusermount3, fusermount  the setuid helpers of libfuse 3 and 2, by the protocol that
- *                              fusermount3 documents (_FUSE_COMMFD; fusermount.h)
+ *                              fusermount3 documents (_FUSE_COMMFD; mountpoint.c)
  *     namespace                a private namespace, for the command of `run` (below)
  *     parent                   /dev/fd/N: the process that started us has mounted
  *
@@ -164,5 +164,28 @@ void namespace_forget(struct namespace *ns);
 
 /* End a child that still waits; release the namespaces. */
 void namespace_close(struct namespace *ns);
+
+/* ---- helpers: fusermount3, fusermount, fuse-overlayfs ---- */
+
+#define FUSERMOUNT_SAID_MAX 256
+
+/*
+ * Mount, and return the descriptor of /dev/fuse. `path` is from process_find_program, `options`
+ * a list as after -o. On failure `said` has the helper's first line. The process must have only
+ * one thread.
+ */
+int fusermount_mount(const char *path, const char *mountpoint, const char *options,
+                     char said[FUSERMOUNT_SAID_MAX], int *ret_fd);
+
+/* -EBUSY, -ENOENT (no helper), -ETIMEDOUT, else -EPERM with the helper's words. */
+int fusermount_unmount(const char *path, const char *mountpoint, bool lazy,
+                       char said[FUSERMOUNT_SAID_MAX]);
+
+/*
+ * Wait for a helper: until it has closed its `output` and ended. 0, or -errno, and its first
+ * line or what is wrong.
+ */
+int fusermount_hear(int output, pid_t pid, uint64_t end_ms, const char *name,
+                    char said[FUSERMOUNT_SAID_MAX]);
 
 #endif

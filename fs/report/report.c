@@ -53,6 +53,44 @@ static void report_take(const struct counters *c, const char *state, struct repo
     ret_report->idle_ns = !last_ns ? UINT64_MAX : now > last_ns ? now - last_ns : 0;
 }
 
+uint64_t report_wait_ns(const struct summary *sum, double share)
+{
+    uint64_t all = 0, so_far = 0;
+    for (unsigned i = 0; i < COUNTERS_BUCKETS; i++)
+        all += sum->histogram[i];
+    for (unsigned i = 0; all && i < COUNTERS_BUCKETS; i++) {
+        so_far += sum->histogram[i];
+        if ((double)so_far >= share * (double)all)
+            return UINT64_C(2000) << i;
+    }
+    return 0;
+}
+
+/*
+ * Numbers are the kernel's (linux/fuse.h); 0 stands for newer ones. The requests that write
+ * have no names: the kernel sends none of them to a mount that is read-only.
+ */
+static const char *const opcode_names[COUNTERS_OPCODES] = {
+    [0] = "OTHER",         [1] = "LOOKUP",       [2] = "FORGET",     [3] = "GETATTR",
+    [5] = "READLINK",      [14] = "OPEN",        [15] = "READ",      [17] = "STATFS",
+    [18] = "RELEASE",      [20] = "FSYNC",       [22] = "GETXATTR",  [23] = "LISTXATTR",
+    [25] = "FLUSH",        [26] = "INIT",        [27] = "OPENDIR",   [28] = "READDIR",
+    [29] = "RELEASEDIR",   [30] = "FSYNCDIR",    [31] = "GETLK",     [32] = "SETLK",
+    [33] = "SETLKW",       [34] = "ACCESS",      [36] = "INTERRUPT", [37] = "BMAP",
+    [38] = "DESTROY",      [39] = "IOCTL",       [40] = "POLL",      [41] = "NOTIFY_REPLY",
+    [42] = "BATCH_FORGET", [44] = "READDIRPLUS", [46] = "LSEEK",     [50] = "SYNCFS",
+    [52] = "STATX",
+};
+
+/* "LOOKUP" for a FUSE opcode; `buf` is used for opcodes without a name. */
+static const char *opcode_name(unsigned opcode, char buf[CLI_TEXT_LEN])
+{
+    if (opcode < COUNTERS_OPCODES && opcode_names[opcode])
+        return opcode_names[opcode];
+    snprintf(buf, CLI_TEXT_LEN, "OPCODE_%u", opcode);
+    return buf;
+}
+
 /* ---- for people ---- */
 
 /* A count per second of the mount's life; less than a second counts as one. */
@@ -119,8 +157,8 @@ static void report_print_waits(FILE *out, const struct report *v)
             cli_count(reads));
     if (reads)
         fprintf(out, ": half within %s, 99 %% within %s",
-                cli_time(summary_wait_ns(&v->sum, 0.5)),
-                cli_time(summary_wait_ns(&v->sum, 0.99)));
+                cli_time(report_wait_ns(&v->sum, 0.5)),
+                cli_time(report_wait_ns(&v->sum, 0.99)));
     fputc('\n', out);
     if (reads)
         fprintf(out, "  %-12s %.1f %% of reads from memory; %s waited for storage\n", "hits",
@@ -302,8 +340,7 @@ static void print_requests(FILE *out, const struct summary *sum)
     fprintf(out, "  %-12s %s\n", "requests", cli_count(sum->requests_all));
     for (unsigned i = 0; i < COUNTERS_OPCODES; i++)
         if (sum->requests[i])
-            fprintf(out, "    %-16s %15s\n", summary_opcode_name(i, name),
-                    cli_count(sum->requests[i]));
+            fprintf(out, "    %-16s %15s\n", opcode_name(i, name), cli_count(sum->requests[i]));
 }
 
 static void report_print_histogram(FILE *out, const struct summary *sum)
@@ -532,7 +569,7 @@ static void json_requests(struct json *j, const struct summary *sum)
     json_open(j, "requests", '{');
     for (unsigned i = 0; i < COUNTERS_OPCODES; i++)
         if (sum->requests[i])
-            json_number(j, summary_opcode_name(i, name), sum->requests[i]);
+            json_number(j, opcode_name(i, name), sum->requests[i]);
     json_close(j, '}');
 }
 

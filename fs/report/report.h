@@ -24,6 +24,12 @@
 /* Print lines for people. `state`: as the caller knows it; NULL: the daemon's own word. */
 void report_text(FILE *out, const struct counters *counters, const char *state);
 
+/*
+ * The time within which a share (0 to 1) of all READs was answered, in nanoseconds: the upper
+ * end of a bucket of the histogram. 0 if there were none.
+ */
+uint64_t report_wait_ns(const struct summary *sum, double share);
+
 /* Write one JSON object. */
 void report_json(struct json *json, const struct counters *counters, const char *state);
 

@@ -78,19 +78,6 @@ void summary_read(const struct counters *counters, struct summary *ret_summary)
     ret_summary->cache_misses = counter_get(&counters->cache_misses);
 }
 
-uint64_t summary_wait_ns(const struct summary *sum, double share)
-{
-    uint64_t all = 0, so_far = 0;
-    for (unsigned i = 0; i < COUNTERS_BUCKETS; i++)
-        all += sum->histogram[i];
-    for (unsigned i = 0; all && i < COUNTERS_BUCKETS; i++) {
-        so_far += sum->histogram[i];
-        if ((double)so_far >= share * (double)all)
-            return UINT64_C(2000) << i;
-    }
-    return 0;
-}
-
 uint64_t summary_last_use_ns(const struct counters *counters)
 {
     uint64_t last = counter_get(&counters->shared_ns);
@@ -168,29 +155,5 @@ const char *summary_line(const struct counters *counters, char *buf, size_t size
     if (trouble && strlen(buf) < size)
         snprintf(buf + strlen(buf), size - strlen(buf), "; reads failed: %s",
                  trouble_alone(counters, trouble));
-    return buf;
-}
-
-/*
- * Numbers are the kernel's (linux/fuse.h); 0 stands for newer ones. The requests that write
- * have no names: the kernel sends none of them to a mount that is read-only.
- */
-static const char *const opcode_names[COUNTERS_OPCODES] = {
-    [0] = "OTHER",         [1] = "LOOKUP",       [2] = "FORGET",     [3] = "GETATTR",
-    [5] = "READLINK",      [14] = "OPEN",        [15] = "READ",      [17] = "STATFS",
-    [18] = "RELEASE",      [20] = "FSYNC",       [22] = "GETXATTR",  [23] = "LISTXATTR",
-    [25] = "FLUSH",        [26] = "INIT",        [27] = "OPENDIR",   [28] = "READDIR",
-    [29] = "RELEASEDIR",   [30] = "FSYNCDIR",    [31] = "GETLK",     [32] = "SETLK",
-    [33] = "SETLKW",       [34] = "ACCESS",      [36] = "INTERRUPT", [37] = "BMAP",
-    [38] = "DESTROY",      [39] = "IOCTL",       [40] = "POLL",      [41] = "NOTIFY_REPLY",
-    [42] = "BATCH_FORGET", [44] = "READDIRPLUS", [46] = "LSEEK",     [50] = "SYNCFS",
-    [52] = "STATX",
-};
-
-const char *summary_opcode_name(unsigned opcode, char buf[CLI_TEXT_LEN])
-{
-    if (opcode < COUNTERS_OPCODES && opcode_names[opcode])
-        return opcode_names[opcode];
-    snprintf(buf, CLI_TEXT_LEN, "OPCODE_%u", opcode);
     return buf;
 }

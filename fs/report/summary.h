@@ -48,12 +48,6 @@ struct summary {
  */
 void summary_read(const struct counters *counters, struct summary *ret_summary);
 
-/*
- * The time within which a share (0 to 1) of all READs was answered, in nanoseconds: the upper
- * end of a bucket of the histogram. 0 if there were none.
- */
-uint64_t summary_wait_ns(const struct summary *sum, double share);
-
 /* The work of an interval. */
 struct summary_rates {
     double seconds;
@@ -102,8 +96,5 @@ const char *summary_trouble(const struct counters *counters);
  */
 #define SUMMARY_MAX 768
 const char *summary_line(const struct counters *counters, char *buf, size_t size);
-
-/* "LOOKUP" for a FUSE opcode; `buf` is used for opcodes without a name. */
-const char *summary_opcode_name(unsigned opcode, char buf[CLI_TEXT_LEN]);
 
 #endif

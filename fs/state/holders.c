@@ -86,7 +86,8 @@ static int holders_left(const struct counters *c)
     return -EPERM;
 }
 
-int holders_find(const struct counters *c)
+/* The number of a holder whose share this process may give back. -EPERM: there is none. */
+static int holders_find(const struct counters *c)
 {
     if (c->pid_namespace != process_namespace())
         return COUNTERS_HOLDERS;
@@ -96,7 +97,8 @@ int holders_find(const struct counters *c)
     return number < 0 && c->holders_beyond ? COUNTERS_HOLDERS : number;
 }
 
-int holders_process(const struct counters *c)
+/* A process that holds the mount, or the owner of one that has ended; 0: not known. */
+static int holders_process(const struct counters *c)
 {
     for (int i = 0; i < COUNTERS_HOLDERS; i++)
         if (holds(&c->holder[i]))
@@ -141,13 +143,26 @@ int holders_add(struct counters *c)
     return number;
 }
 
-void holders_give_back(struct counters *c, int number)
+static void give_back(struct counters *c, int number)
 {
     if (number < COUNTERS_HOLDERS)
         c->holder[number].is_given_back = 1;
     else if (c->holders_beyond)
         c->holders_beyond--;
     atomic_fetch_sub(&c->holders, 1);
+}
+
+int holders_give_back(struct counters *c, int *ret_pid)
+{
+    uint32_t holders = atomic_load(&c->holders);
+    int number = holders_find(c);
+
+    *ret_pid = holders_process(c);
+    if (number < 0)
+        return number;
+    if (holders > 1)
+        give_back(c, number);
+    return (int)holders - 1;
 }
 
 void holders_end(struct counters *c)
@@ -161,7 +176,7 @@ void holders_end(struct counters *c)
 
 void holders_remove(struct counters *c, int number)
 {
-    holders_give_back(c, number);
+    give_back(c, number);
     if (number < COUNTERS_HOLDERS)
         c->holder[number] = (struct counter_holder){0};
 }

@@ -22,19 +22,17 @@
 /* Add a holder on behalf of the program above this process. Returns its number. */
 int holders_add(struct counters *counters);
 
-/* The number of a holder whose share this process may give back. -EPERM: there is none. */
-int holders_find(const struct counters *counters);
-
-/* A holder that has ended its use of the mount. Its program is remembered. */
-void holders_give_back(struct counters *counters, int number);
+/*
+ * This process gives its share back, unless it is the last one, which goes with the mount. The
+ * program is remembered. Returns how many others hold the mount; -EPERM: no share is this
+ * process's, but one of *ret_pid, or of the owner of a process that has ended (0: not known).
+ */
+int holders_give_back(struct counters *counters, int *ret_pid);
 
 /* All give back. */
 void holders_end(struct counters *counters);
 
 /* Undo holders_add. */
 void holders_remove(struct counters *counters, int number);
-
-/* A process that holds the mount, or the owner of one that has ended; 0: not known. */
-int holders_process(const struct counters *counters);
 
 #endif

@@ -10,7 +10,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "fusermount.h"
 #include "mountinfo.h"
 #include "mountpoint.h"
 #include "process.h"

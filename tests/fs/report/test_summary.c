@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "reader.h"
+#include "report.h"
 #include "summary.h"
 #include "suite.h"
 
@@ -47,14 +48,14 @@ END_TEST
 START_TEST(a_share_of_the_reads_waited_no_longer)
 {
     struct summary sum = {0};
-    ck_assert_uint_eq(summary_wait_ns(&sum, 0.5), 0);
+    ck_assert_uint_eq(report_wait_ns(&sum, 0.5), 0);
     sum.histogram[2] = 50;
     sum.histogram[5] = 49;
     sum.histogram[COUNTERS_BUCKETS - 1] = 1;
-    ck_assert_uint_eq(summary_wait_ns(&sum, 0.5), 2000 << 2);
-    ck_assert_uint_eq(summary_wait_ns(&sum, 0.51), 2000 << 5);
-    ck_assert_uint_eq(summary_wait_ns(&sum, 0.99), 2000 << 5);
-    ck_assert_uint_eq(summary_wait_ns(&sum, 1), UINT64_C(2000) << (COUNTERS_BUCKETS - 1));
+    ck_assert_uint_eq(report_wait_ns(&sum, 0.5), 2000 << 2);
+    ck_assert_uint_eq(report_wait_ns(&sum, 0.51), 2000 << 5);
+    ck_assert_uint_eq(report_wait_ns(&sum, 0.99), 2000 << 5);
+    ck_assert_uint_eq(report_wait_ns(&sum, 1), UINT64_C(2000) << (COUNTERS_BUCKETS - 1));
 }
 END_TEST
 

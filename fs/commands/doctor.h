@@ -1,6 +1,6 @@
 /*
- * Reports this node's limits and faults as findings, which the checks collect line by line and
- * commands/doctor.c prints. Nothing is guessed: what can't be found out is reported as unknown.
+ * This node's limits and faults as findings, which the checks collect line by line: those of
+ * self-test, too. Nothing is guessed: what can't be found out is reported as unknown.
  */
 #ifndef ONEPOT_DOCTOR_H
 #define ONEPOT_DOCTOR_H
@@ -26,14 +26,12 @@ struct finding {
     char advice[FINDING_TEXT_MAX]; /* "" or what to do */
 };
 
-struct findings { /* a vector */
+struct findings { /* a vector, for vector_free */
     struct finding *at;
     size_t count, capacity;
     const char *section; /* of the findings that are added now */
     bool failed;         /* out of memory: some findings are missing */
 };
-
-void findings_free(struct findings *findings);
 
 void finding_add(struct findings *findings, enum finding_kind kind, const char *subject,
                  const char *format, ...) __attribute__((format(printf, 4, 5)));
@@ -41,17 +39,14 @@ void finding_add(struct findings *findings, enum finding_kind kind, const char *
 void finding_advise(struct findings *findings, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* The needs of a mount besides a trial: the kernel, rights, the preloaded library. */
-void doctor_mounting(struct findings *findings);
-
 /*
- * All the rest: an archive or a mount point of this user's (`path`; NULL: none), memory, CPUs,
+ * All but mounting: an archive or a mount point of this user's (`path`; NULL: none), memory, CPUs,
  * limits, places and copies of archives on this node, a job of several nodes, Python's module,
  * dead mounts.
  */
 void doctor_node(struct findings *findings, const char *path);
 
-/* ---- parts of it ---- */
+/* ---- parts of it, for tests ---- */
 
 struct doctor_archive {
     uint64_t bytes; /* 0: it is none that could be read */
