@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
-#include "leftovers.h"
+#include "output.h"
 #include "path.h"
 #include "pot_private.h"
 #include "text.h"

@@ -48,7 +48,6 @@
 #include "cpus.h"
 #include "file_id.h"
 #include "helpers.h"
-#include "leftovers.h"
 #include "nested.h"
 #include "numbers.h"
 #include "output.h"

@@ -6,17 +6,65 @@
  *     output_open("train.onepot.tar", false, 0, &fault, &out);
  *     write to out->fd ...
  *     output_commit(out, true, &fault)  or  output_discard(out)
+ *
+ * The writer of a partial file holds a lock on it (flock), which the kernel releases however
+ * the process ends. So a partial file that can be locked has no writer.
+ *
+ * On some network filesystems a lock holds on one node only, and the writer may be on another.
+ * There a partial file must also have been unmodified for a while; until then it is only
+ * reported. Ready and kept files are complete, and nobody writes to them.
  */
 #ifndef ONEPOT_OUTPUT_H
 #define ONEPOT_OUTPUT_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
 
 #include "fault.h"
 #include "file_id.h"
-#include "leftovers.h"
+
+/* A partial file of NAME is called NAME.XXXXXX.partial, with six of these letters. */
+#define PARTIAL_LETTERS "abcdefghijklmnopqrstuvwxyz234567"
+#define PARTIAL_LETTER_COUNT 6u
+#define PARTIAL_SUFFIX ".partial"
+#define READY_SUFFIX ".ready" /* of a waiting shard; no longer than PARTIAL_SUFFIX */
+#define KEPT_SUFFIX ".kept"   /* of what an interrupted run has written (output_keep) */
+#define PARTIAL_EXTRA_LEN (1 + PARTIAL_LETTER_COUNT + sizeof(PARTIAL_SUFFIX) - 1)
+
+/* Encode a number as six letters. */
+void partial_letters(uint64_t number, char ret_letters[PARTIAL_LETTER_COUNT + 1]);
+
+/* Does `name` belong to a partial, ready or kept file? If so, NAME is its first *ret_len bytes.
+ */
+bool partial_name_parse(const char *name, size_t *ret_len);
+
+enum leftover {
+    LEFTOVER_REMOVED,
+    LEFTOVER_BUSY,    /* another process holds its lock */
+    LEFTOVER_UNKNOWN, /* may still be written */
+};
+
+/* Which files, by the ends of their names. */
+enum leftovers_kind {
+    LEFTOVERS_ALL,
+    LEFTOVERS_TO_RESUME, /* partial ones; kept files stay, and ready ones become kept files */
+    LEFTOVERS_KEPT,
+};
+
+struct leftovers {
+    enum leftovers_kind kind;
+    /* Should partial files of this name (`len` bytes) be removed? */
+    bool (*match)(const void *ctx, const char *name, size_t len);
+    const void *match_ctx;
+    /* Called for each match that belongs to this user; `name` is the partial file's. */
+    void (*found)(void *ctx, enum leftover what, const char *name);
+    void *ctx;
+};
+
+/* Search a folder and remove leftovers. Files that can't be examined are left alone. */
+void leftovers_remove(int folder_fd, const struct leftovers *l);
 
 struct output {
     int fd;        /* open for reading and writing; owned by the output */
@@ -26,6 +74,7 @@ struct output {
     unsigned stripes; /* 0: as its folder has them */
     char *name;       /* final name, in that folder */
     char *partial_name;
+    bool is_ready; /* has its waiting name: see output_ready */
     /*
      * When it was created, by its filesystem's clock. output_ready and output_keep make this
      * its time of modification: a source that has changed since may differ from its copy there.
@@ -56,9 +105,6 @@ int output_open(const char *path, bool overwrite, unsigned stripes, struct fault
  */
 int output_open_own(const char *path, struct output **ret_output);
 
-/* Is this the new file, or the one that it will replace? */
-bool output_is(const struct output *output, struct file_id id);
-
 /*
  * Rename the complete file to NAME.LETTERS.ready, where it waits for shard_exchange to give it
  * its name; with `sync`, after it reached the disk. From then on output_discard removes that
@@ -69,12 +115,9 @@ int output_ready(struct output *output, const char *letters, bool sync, struct f
 /*
  * Leave the file as NAME.XXXXXX.kept, for this user alone, until a later run has used it or
  * removes it as a leftover, and remove kept files of NAME that are not larger. The output is
- * freed, also on failure: then no file is left.
+ * freed, also on failure: then no file is left. A file that is ready stays as it is.
  */
 int output_keep(struct output *output);
-
-/* Free the output and leave the file under its present name. */
-void output_release(struct output *output);
 
 void output_sync_folder(int folder_fd);
 

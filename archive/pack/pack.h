@@ -28,7 +28,7 @@
 #include "fault.h"
 #include "file_id.h"
 #include "input.h"
-#include "leftovers.h"
+#include "output.h"
 #include "vector.h"
 #include "writer.h"
 
@@ -53,7 +53,7 @@ struct pack_options {
     const char *files_from;
     bool files_from_nul; /* NUL bytes separate the names; false: this is detected */
 
-    const char *output; /* with shards: see shard_name.h */
+    const char *output; /* with shards: see shard_exchange.h */
     uint32_t shards;    /* number of archives; 0: one, not a shard */
     uint32_t rank;      /* this process writes shards with number % world == rank */
     uint32_t world;     /* 0: 1 */

@@ -438,7 +438,7 @@ static bool shard_set_keep_one(const struct shard_set *s, struct shard *shard)
     if (!is_trusted)
         shard_set_report_lost(s, shard, -ENODATA);
     if (is_ready && (is_trusted || s->selection->world > 1)) { /* other ranks may count on it */
-        output_release(shard->output);
+        output_keep(shard->output);
         shard->output = NULL;
         return is_trusted;
     }
@@ -468,7 +468,8 @@ static bool shard_set_is_output(const struct shard_set *s, struct file_id id)
         if (file_id_equal(s->options->kept_ids[i], id))
             return true;
     for (uint32_t i = 0; i < s->count; i++)
-        if (s->shard[i].output && output_is(s->shard[i].output, id))
+        if (s->shard[i].output && (file_id_equal(id, s->shard[i].output->id) ||
+                                   file_id_equal(id, s->shard[i].output->replaced)))
             return true;
     return false;
 }
@@ -513,7 +514,7 @@ static void shard_set_end(struct shard_set *s, bool keep)
     for (uint32_t i = 0; i < s->count; i++) {
         struct output *output = steal_ptr(&s->shard[i].output);
         if (keep && output)
-            output_release(output);
+            output_keep(output);
         else
             output_discard(output);
     }

@@ -11,7 +11,7 @@
 #include "gather.h"
 #include "pack.h"
 #include "selection.h"
-#include "shard_name.h"
+#include "shard_exchange.h"
 #include "writer.h"
 
 struct shard_set;

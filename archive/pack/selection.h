@@ -14,7 +14,7 @@
 #include "folder.h"
 #include "input.h"
 #include "name_list.h"
-#include "shard_name.h"
+#include "shard_exchange.h"
 
 struct selection {
     const char *const *excludes; /* see selection_matches */

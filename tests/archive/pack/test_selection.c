@@ -12,7 +12,7 @@
 #include "cleanup.h"
 #include "name_list.h"
 #include "selection.h"
-#include "shard_name.h"
+#include "shard_exchange.h"
 #include "suite.h"
 
 /* ---- patterns ---- */
