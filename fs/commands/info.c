@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "batch_fit.h"
+#include "cleanup.h"
 #include "cli.h"
 #include "codec.h"
 #include "commands.h"
