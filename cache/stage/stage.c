@@ -219,22 +219,16 @@ uint64_t stage_bytes_in_order(const struct stage_state *state)
  * opened without following a link, and the checks look at the open folder, not at its name.
  */
 
-struct stage_places {
-    size_t count;
-    char path[RUNTIME_FOLDERS_MAX][PATH_MAX];
-};
-
-/* "/dev/shm" and so on: the places that exist, best first. With `given`, that one alone. */
-static struct stage_places stage_places(const char *given)
+/*
+ * "/dev/shm" and so on: the places that exist, best first. With `given`, that one alone. How
+ * many.
+ */
+static size_t stage_places(const char *given, char places[RUNTIME_FOLDERS_MAX][PATH_MAX])
 {
-    struct stage_places places;
     struct stat st;
-    if (!given)
-        places.count = runtime_places(RUNTIME_COPIES, places.path);
-    else
-        places.count = path_real(given, places.path[0], NULL) == 0 &&
-                       stat(places.path[0], &st) == 0 && S_ISDIR(st.st_mode);
-    return places;
+    return !given ? runtime_places(RUNTIME_COPIES, places)
+                  : path_real(given, places[0], NULL) == 0 && stat(places[0], &st) == 0 &&
+                        S_ISDIR(st.st_mode);
 }
 
 static int folder_path(const char *place, char ret_path[PATH_MAX])
@@ -312,24 +306,25 @@ static int stage_folder_each(const struct registry *folder,
 
 /* ---- room ---- */
 
-/* The room in `place`. What copies under way will still take is not deducted. */
-static int stage_room_of(const char *place, struct stage_room *ret_room)
+/*
+ * The room in `place`: of the filesystem, and memory for the job to use (UINT64_MAX: the place
+ * is on a disk). What copies under way will still take is not deducted. -ENOTSUP: it is on a
+ * network filesystem.
+ */
+static int stage_room_of(const char *place, uint64_t *ret_free, uint64_t *ret_memory)
 {
     struct statvfs space;
     auto_close int fd = open(place, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0 || fstatvfs(fd, &space) < 0)
         return -errno;
     struct storage storage = storage_of(fd);
-    struct stage_room room = {.memory_bytes = UINT64_MAX, .is_local = storage.is_local};
-    if (__builtin_mul_overflow((uint64_t)space.f_bavail, (uint64_t)space.f_frsize,
-                               &room.free_bytes))
-        room.free_bytes = INT64_MAX;
-    if (storage.is_memory) {
-        room.memory_bytes = budget_free_bytes("");
-        if (space.f_blocks == 0) /* the filesystem has no limit */
-            room.free_bytes = room.memory_bytes;
-    }
-    *ret_room = room;
+    if (!storage.is_local)
+        return -ENOTSUP;
+    *ret_memory = storage.is_memory ? budget_free_bytes("") : UINT64_MAX;
+    if (__builtin_mul_overflow((uint64_t)space.f_bavail, (uint64_t)space.f_frsize, ret_free))
+        *ret_free = INT64_MAX;
+    if (storage.is_memory && space.f_blocks == 0) /* the filesystem has no limit */
+        *ret_free = *ret_memory;
     return 0;
 }
 
@@ -436,12 +431,13 @@ static int stage_add_pending(void *ctx, const struct stage_file *file)
     return 0;
 }
 
-uint64_t stage_room_left(const struct stage_room *room, const struct registry *folder)
+uint64_t stage_room_left(uint64_t free_bytes, uint64_t memory_bytes,
+                         const struct registry *folder)
 {
-    uint64_t pending = 0, memory = room->memory_bytes;
-    if (memory != UINT64_MAX)
-        memory -= min_u64(memory, RESERVE_BYTES);
-    uint64_t has = min_u64(memory, room->free_bytes);
+    uint64_t pending = 0;
+    if (memory_bytes != UINT64_MAX)
+        memory_bytes -= min_u64(memory_bytes, RESERVE_BYTES);
+    uint64_t has = min_u64(memory_bytes, free_bytes);
     stage_folder_each(folder, stage_add_pending, &pending);
     has -= has / SPARE_SHARE;
     return has > pending ? has - pending : 0;
@@ -941,7 +937,7 @@ static int given_move_to(struct stage *stage, const char *place)
 {
     struct registry folder;
     struct stat st;
-    snprintf(stage->place, sizeof(stage->place), "%s", place);
+    strcpy(stage->place, place); /* it is no longer than a path */
     if (stat(place, &st) < 0 || st.st_dev != stage->given->st.st_dev)
         return -EXDEV;
     int r = stage_folder_lock(place, true, &folder);
@@ -957,11 +953,11 @@ static int given_move_to(struct stage *stage, const char *place)
 }
 
 /* Make it the copy, or use one that is there by now. An error: it has to be copied. */
-static int stage_given_take(struct stage *stage, const struct stage_places *places)
+static int stage_given_take(struct stage *stage, char (*places)[PATH_MAX], size_t count)
 {
     int r = -ENOENT;
-    for (size_t i = 0; r < 0 && stage->given->is_movable && i < places->count; i++)
-        r = given_move_to(stage, places->path[i]);
+    for (size_t i = 0; r < 0 && stage->given->is_movable && i < count; i++)
+        r = given_move_to(stage, places[i]);
     return r;
 }
 
@@ -1009,11 +1005,11 @@ __attribute__((format(printf, 3, 4))) static int reasons_add(struct reasons *rea
 }
 
 /* If the length is not known, a guess avoids hopeless attempts; on a disk it is tried. */
-static uint64_t stage_bytes_needed(const struct stage *stage, const struct stage_room *room)
+static uint64_t stage_bytes_needed(const struct stage *stage, uint64_t memory_bytes)
 {
     if (!stage->unpacker)
         return stage->bytes + stage_state_size(stage->bytes);
-    return room->memory_bytes == UINT64_MAX
+    return memory_bytes == UINT64_MAX
                ? 1
                : min_u64(stage->bytes, UINT64_MAX / GUESSED_RATIO) * GUESSED_RATIO;
 }
@@ -1022,17 +1018,17 @@ static uint64_t stage_bytes_needed(const struct stage *stage, const struct stage
 static int stage_check_room(struct stage *stage, const struct registry *folder,
                             struct reasons *reasons)
 {
-    struct stage_room room;
-    int r = stage_room_of(stage->place, &room);
+    uint64_t free_bytes, memory_bytes;
+    int r = stage_room_of(stage->place, &free_bytes, &memory_bytes);
+    if (r == -ENOTSUP)
+        return reasons_add(reasons, r, "%s is on a network filesystem", stage->place);
     if (r < 0)
         return reasons_add(reasons, r, "%s: %s", stage->place, fault_errno(r));
-    if (!room.is_local)
-        return reasons_add(reasons, -ENOTSUP, "%s is on a network filesystem", stage->place);
-    uint64_t has = stage->room = stage_room_left(&room, folder);
-    if (stage_bytes_needed(stage, &room) > has)
-        return reasons_add(
-            reasons, -ENOSPC, "%s has %" PRIu64 " MiB for it%s", stage->place, has >> 20,
-            room.memory_bytes < room.free_bytes ? " (memory that this job has left)" : "");
+    uint64_t has = stage->room = stage_room_left(free_bytes, memory_bytes, folder);
+    if (stage_bytes_needed(stage, memory_bytes) > has)
+        return reasons_add(reasons, -ENOSPC, "%s has %" PRIu64 " MiB for it%s", stage->place,
+                           has >> 20,
+                           memory_bytes < free_bytes ? " (memory that this job has left)" : "");
     return 0;
 }
 
@@ -1119,11 +1115,11 @@ static bool stage_seeks(const struct stage *stage, int r)
     return r < 0 && stage->copy_fd < 0;
 }
 
-static int stage_find(struct stage *stage, const struct stage_places *places)
+static int stage_find(struct stage *stage, char (*places)[PATH_MAX], size_t count)
 {
     int r = -ENOENT;
-    for (size_t i = 0; stage_seeks(stage, r) && i < places->count; i++)
-        r = stage_try_place(stage, places->path[i], false, &(struct reasons){0}, NULL);
+    for (size_t i = 0; stage_seeks(stage, r) && i < count; i++)
+        r = stage_try_place(stage, places[i], false, &(struct reasons){0}, NULL);
     return r;
 }
 
@@ -1135,13 +1131,14 @@ static int stage_find(struct stage *stage, const struct stage_places *places)
 static int stage_find_or_make(struct stage *stage, struct fault *fault)
 {
     struct reasons reasons = {.err = -ENOENT};
-    const struct stage_places places = stage_places(stage->options.place);
-    int r = stage_find(stage, &places);
+    char places[RUNTIME_FOLDERS_MAX][PATH_MAX];
+    const size_t count = stage_places(stage->options.place, places);
+    int r = stage_find(stage, places, count);
     if (r < 0 && stage->given)
-        r = stage_given_take(stage, &places);
-    for (size_t i = 0; stage_seeks(stage, r) && i < places.count; i++)
-        r = stage_try_place(stage, places.path[i], true, &reasons, fault);
-    if (r < 0 && places.count == 0)
+        r = stage_given_take(stage, places, count);
+    for (size_t i = 0; stage_seeks(stage, r) && i < count; i++)
+        r = stage_try_place(stage, places[i], true, &reasons, fault);
+    if (r < 0 && count == 0)
         reasons_add(&reasons, -ENOENT, "there is no directory %s",
                     stage->options.place ? stage->options.place : "/dev/shm or /tmp");
     return stage_seeks(stage, r) ? reasons_fault(stage, &reasons, fault) : r;
@@ -1184,8 +1181,9 @@ static struct stage *stage_new(const struct source *source, const struct stage_o
 /* Did another process adopt the file first, which moves it away? */
 static bool stage_is_whole_somewhere(struct stage *stage)
 {
-    const struct stage_places places = stage_places(stage->options.place);
-    if (stage_find(stage, &places) < 0)
+    char places[RUNTIME_FOLDERS_MAX][PATH_MAX];
+    const size_t count = stage_places(stage->options.place, places);
+    if (stage_find(stage, places, count) < 0)
         return false;
     bool is_whole = atomic_load(&stage->state->whole) != 0;
     stage_release(stage);
@@ -1279,6 +1277,10 @@ bool stage_wait_whole(struct stage *stage, unsigned timeout_ms)
 
 static void stage_report_of(const struct stage_state *state, struct stage_report *report)
 {
+    report->archive = state->archive;
+    report->identity = &state->identity;
+    report->owner = state->owner_pid;
+    report->job = state->job;
     report->bytes = state->bytes;
     report->whole = atomic_load(&state->whole) != 0;
     report->bytes_here = report->whole ? state->bytes : stage_bytes_here(state);
@@ -1304,13 +1306,14 @@ static void stage_report_of(const struct stage_state *state, struct stage_report
 void stage_get_report(const struct stage *stage, struct stage_report *ret_report)
 {
     ret_report->folder = stage->folder;
+    ret_report->is_used = true;
     ret_report->is_private = stage->is_private;
     ret_report->was_moved = stage->was_moved;
     stage_report_of(stage->state, ret_report);
 }
 
 struct stage_each {
-    int (*fn)(void *ctx, const struct stage_copy_info *info);
+    int (*fn)(void *ctx, const struct stage_report *copy);
     void *ctx;
 };
 
@@ -1320,39 +1323,35 @@ static int stage_each_copy(void *ctx, const struct stage_file *file)
     struct stage_state *state = file->state;
     if (!state)
         return 0;
-    struct stage_copy_info info = {.archive = state->archive,
-                                   .folder = file->folder->path,
-                                   .identity = &state->identity,
-                                   .used = !registry_take(file->fd),
-                                   .owner = state->owner_pid,
-                                   .job = state->job};
-    info.report.folder = info.folder;
-    stage_report_of(state, &info.report);
-    int r = each->fn(each->ctx, &info);
+    struct stage_report copy = {.folder = file->folder->path,
+                                .is_used = !registry_take(file->fd)};
+    stage_report_of(state, &copy);
+    int r = each->fn(each->ctx, &copy);
     if (r > 0) {
         atomic_store(&state->pinned, 0);
-        if (!info.used)
+        if (!copy.is_used)
             stage_folder_remove(file->folder, file->name);
     }
     return r < 0 ? r : 0;
 }
 
-int stage_each(const char *place, int (*fn)(void *ctx, const struct stage_copy_info *info),
+int stage_each(const char *place, int (*fn)(void *ctx, const struct stage_report *copy),
                void *ctx)
 {
     struct stage_each each = {fn, ctx};
-    const struct stage_places places = stage_places(place);
+    char places[RUNTIME_FOLDERS_MAX][PATH_MAX];
+    const size_t count = stage_places(place, places);
     int r = 0, foreign = 0;
-    for (size_t i = 0; i < places.count; i++) {
+    for (size_t i = 0; i < count; i++) {
         struct registry folder;
-        int here = stage_folder_lock(places.path[i], false, &folder);
+        int here = stage_folder_lock(places[i], false, &folder);
         foreign += here == -EPERM;
         if (here == 0) {
             stage_sweep_folder(&folder);
             here = fn ? stage_folder_each(&folder, stage_each_copy, &each) : 0;
             registry_remove(&folder);
         } else if (here == -ENOENT || here == -EPERM ||
-                   (!place && access(places.path[i], X_OK) < 0)) { /* root's $TMPDIR, say */
+                   (!place && access(places[i], X_OK) < 0)) { /* root's $TMPDIR, say */
             here = 0;
         }
         r = here < 0 ? here : r;
@@ -1412,11 +1411,9 @@ static int store_open(void *ctx, struct source *packed, const struct pot_unpacke
 
 static bool private_has_room(const char *place, uint64_t bytes)
 {
-    struct stage_room room;
-    if (stage_room_of(place, &room) < 0 || !room.is_local)
-        return false;
-    return bytes <= room.free_bytes &&
-           (room.memory_bytes == UINT64_MAX || bytes <= room.memory_bytes / MEMORY_SHARE);
+    uint64_t free_bytes, memory_bytes;
+    return stage_room_of(place, &free_bytes, &memory_bytes) == 0 && bytes <= free_bytes &&
+           (memory_bytes == UINT64_MAX || bytes <= memory_bytes / MEMORY_SHARE);
 }
 
 static int private_make_in(struct stage *stage, const char *place)
@@ -1442,10 +1439,11 @@ static int private_make_in(struct stage *stage, const char *place)
 
 static int private_make(struct stage *stage, struct fault *fault)
 {
-    const struct stage_places places = stage_places(NULL);
+    char places[RUNTIME_FOLDERS_MAX][PATH_MAX];
+    const size_t count = stage_places(NULL, places);
     int r = -ENOSPC;
-    for (size_t i = 0; r < 0 && i < places.count; i++)
-        r = private_make_in(stage, places.path[i]);
+    for (size_t i = 0; r < 0 && i < count; i++)
+        r = private_make_in(stage, places[i]);
     return r < 0 ? fault_set(fault, -ENOSPC, NULL, FAULT_NO_OFFSET,
                              "has to be unpacked, but there is no room")
                  : 0;

@@ -144,8 +144,13 @@ int stage_job_serve(struct stage *stage, uint64_t first, unsigned rank, unsigned
 /* Wait until the copy is whole or nobody works on it any more. True: it is whole. */
 bool stage_wait_whole(struct stage *stage, unsigned timeout_ms);
 
+/* Its texts are valid as long as the stage. */
 struct stage_report {
-    const char *folder; /* valid as long as the stage */
+    const char *archive, *folder;
+    const struct source_identity *identity;
+    bool is_used;    /* by a living process */
+    pid_t owner;     /* of a copy that stays; 0: none */
+    const char *job; /* for which it stays; "": none */
     uint64_t bytes, bytes_here;
     bool whole;
     bool pinned;
@@ -171,22 +176,13 @@ void stage_get_report(const struct stage *stage, struct stage_report *ret_report
  */
 void stage_pin(struct stage *stage, pid_t owner, const char *job);
 
-struct stage_copy_info {
-    const char *archive, *folder;
-    const struct source_identity *identity;
-    bool used;       /* by a living process */
-    pid_t owner;     /* of a copy that stays; 0: none */
-    const char *job; /* for which it stays; "": none */
-    struct stage_report report;
-};
-
 /*
  * Call `fn` for every copy in `place` (NULL: in all places that would be tried). A copy for
  * which `fn` returns 1 no longer stays, and goes if nobody uses it. Returns an error, or the
  * number of places that were skipped, because something that is not this user's alone has the
  * folder's name.
  */
-int stage_each(const char *place, int (*fn)(void *ctx, const struct stage_copy_info *info),
+int stage_each(const char *place, int (*fn)(void *ctx, const struct stage_report *copy),
                void *ctx);
 
 /*

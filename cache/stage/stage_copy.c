@@ -401,39 +401,37 @@ struct expanding {
     uint64_t begun_ns, told_ns;
     uint64_t bytes_seen, beats_seen;
     uint64_t packed_at; /* the packed file was read up to here */
-    struct stage_retry retry;
-    uint8_t *buf; /* STAGE_CHUNK_BYTES */
+    uint8_t *buf;       /* STAGE_CHUNK_BYTES */
     struct fault fault;
     int err;
 };
 
 /* ---- storage that is away ---- */
 
-static void retry_say_away(struct stage *stage, struct stage_retry *retry, int err)
+static void retry_say_away(struct stage *stage, int err)
 {
     atomic_store(&stage->state->away, -err);
-    if (retry->told)
+    if (stage->told_away)
         return;
-    retry->told = true;
-    retry->since_ns = pause_now_ns(&stage->pause);
+    stage->told_away = true;
+    stage->away_since_ns = pause_now_ns(&stage->pause);
     stage_say(stage,
               "its storage fails (%s): what was unpacked is served; unpacking goes on when the "
               "storage answers",
               fault_errno(err));
 }
 
-bool stage_retry(struct stage *stage, struct stage_retry *retry, int err, uint64_t chunk,
-                 uint64_t packed_at)
+bool stage_retry(struct stage *stage, int err, uint64_t chunk, uint64_t packed_at)
 {
     /* Silent storage would not report the state of the file, either. */
     if (!source_error_may_pass(err) ||
         (err != -ETIMEDOUT && source_was_changed(stage->source) > 0))
         return false;
-    retry->vain = chunk == retry->chunk ? retry->vain + 1 : 0;
-    retry->chunk = chunk;
-    if (retry->vain > VAIN_MOST)
+    stage->retries = chunk == stage->retry_chunk ? stage->retries + 1 : 0;
+    stage->retry_chunk = chunk;
+    if (stage->retries > VAIN_MOST)
         return false;
-    retry_say_away(stage, retry, err);
+    retry_say_away(stage, err);
     const struct pot_patience patience = {stage->options.idle_s, &stage->pause.ended};
     uint64_t pause_ns = PAUSE_FIRST_NS;
     while (pause_for(&stage->pause, pause_ns)) {
@@ -448,13 +446,13 @@ bool stage_retry(struct stage *stage, struct stage_retry *retry, int err, uint64
 }
 
 /* Unpacking made progress: storage answers again. */
-static void retry_ended(struct stage *stage, struct stage_retry *retry)
+static void retry_ended(struct stage *stage)
 {
-    if (!atomic_exchange(&stage->state->away, 0) || !retry->told)
+    if (!atomic_exchange(&stage->state->away, 0) || !stage->told_away)
         return;
-    retry->told = false;
+    stage->told_away = false;
     stage_say(stage, "its storage answers again after %.0f s: unpacking goes on",
-              (double)(pause_now_ns(&stage->pause) - retry->since_ns) * 1e-9);
+              (double)(pause_now_ns(&stage->pause) - stage->away_since_ns) * 1e-9);
 }
 
 /* ---- in the thread that watches the child ---- */
@@ -491,7 +489,7 @@ static void expand_take_chunks(struct expanding *e, uint64_t bytes_out)
                 break;
             atomic_fetch_add(&state->stream_bytes, len);
             stage_settle(state, e->next, CHUNK_HERE);
-            retry_ended(e->stage, &e->retry);
+            retry_ended(e->stage);
         }
         e->next++;
     }
@@ -587,7 +585,7 @@ static int expand_until_complete(struct expanding *e)
                            &patience, expand_look, e, &e->fault);
         expand_say_begun(e); /* if there was no child, there may be none for long */
         if (e->err < 0 || stage_is_complete(stage->state) || pause_ended(&e->stage->pause) ||
-            !stage_retry(stage, &e->retry, r, e->next, e->packed_at))
+            !stage_retry(stage, r, e->next, e->packed_at))
             return r;
     }
 }
@@ -615,6 +613,8 @@ static void expand_run(struct expanding *e)
 static void stage_expand(struct stage *stage, sem_t *begun)
 {
     struct expanding e = {.stage = stage, .begun = begun};
+    stage->retry_chunk = stage->retries = 0;
+    stage->told_away = false;
     auto_free uint8_t *buf = malloc(STAGE_CHUNK_BYTES);
     e.buf = buf;
     if (buf)

@@ -69,6 +69,11 @@ struct stage_job {
     _Atomic bool storage_fails; /* no further time is lost with it while others wait */
     _Atomic bool told_damage;
     uint64_t looked_ns;
+    /* The block that is being filled: */
+    void *block;
+    unsigned count; /* chunks of the run that the archive has */
+    _Atomic unsigned next;
+    _Atomic uint32_t has;
     char others[160];         /* nodes with another archive */
     unsigned same, different; /* nodes that have this one's archive, or another */
 };
@@ -171,32 +176,22 @@ static bool job_claim(const struct stage_job *job, uint64_t chunk)
            stage_claim_demand(job->stage->state, chunk);
 }
 
-struct filling {
-    struct stage_job *job;
-    uint64_t first;
-    unsigned count; /* chunks of the run that the archive has */
-    void *block;
-    _Atomic unsigned next;
-    _Atomic uint32_t has;
-};
-
 /* Fill chunks of a run, from the stage if they are here. The rest of each is zeros. */
 static void *job_fill(void *arg)
 {
-    struct filling *f = arg;
-    struct stage_job *job = f->job;
+    struct stage_job *job = arg;
     unsigned i;
-    while ((i = atomic_fetch_add(&f->next, 1)) < job->mine.run) {
-        uint64_t chunk = f->first + i;
-        uint8_t *to = block_chunk(f->block, i);
+    while ((i = atomic_fetch_add(&job->next, 1)) < job->mine.run) {
+        uint64_t chunk = job->mine.chunk + i;
+        uint8_t *to = block_chunk(job->block, i);
         bool has =
-            i < f->count && (job_claim(job, chunk) ? job_fetch(job, chunk, to)
-                                                   : job_read_here(job->stage, chunk, to) ||
-                                                         job_read_other(job, chunk, to));
+            i < job->count && (job_claim(job, chunk) ? job_fetch(job, chunk, to)
+                                                     : job_read_here(job->stage, chunk, to) ||
+                                                           job_read_other(job, chunk, to));
         size_t len = has ? stage_chunk_len(job->stage->state, chunk) : 0;
         job->mine.sum[i] = has ? XXH3_64bits(to, len) : 0;
         memset(to + len, 0, STAGE_CHUNK_BYTES - len);
-        atomic_fetch_or(&f->has, (uint32_t)has << i);
+        atomic_fetch_or(&job->has, (uint32_t)has << i);
     }
     return NULL;
 }
@@ -225,14 +220,15 @@ static uint64_t head_sum(const struct job_head *head)
 void stage_job_read(struct stage_job *job, uint64_t group, void *block)
 {
     struct job_head *head = &job->mine;
-    struct filling f = {
-        .job = job, .first = job_first_chunk(job, group, head->rank), .block = block};
     job_beat(job);
     job_look(job);
-    f.count = head->status == JOB_GOES_ON ? job_chunks(job, f.first) : 0;
-    thread_team(f.count, STACK_BYTES, job_fill, &f);
-    head->chunk = f.first;
-    head->has = atomic_load(&f.has);
+    head->chunk = job_first_chunk(job, group, head->rank);
+    job->block = block;
+    job->count = head->status == JOB_GOES_ON ? job_chunks(job, head->chunk) : 0;
+    atomic_store(&job->next, 0);
+    atomic_store(&job->has, 0);
+    thread_team(job->count, STACK_BYTES, job_fill, job);
+    head->has = atomic_load(&job->has);
     head->head_sum = head_sum(head);
     memcpy(block, head, sizeof(*head));
     memcpy(block_chunk(block, head->run), head, sizeof(*head));

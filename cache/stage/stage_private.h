@@ -172,12 +172,6 @@ static inline bool stage_is_complete(const struct stage_state *state)
  */
 int stage_folder_lock(const char *place, bool create, struct registry *ret_folder);
 
-struct stage_room {
-    uint64_t free_bytes;   /* of the filesystem */
-    uint64_t memory_bytes; /* for the job to use; UINT64_MAX: the place is on a disk */
-    bool is_local;
-};
-
 /* ---- a stage ---- */
 
 struct stage_given; /* of stage.c */
@@ -201,6 +195,11 @@ struct stage {
     uint64_t room; /* for it */
     bool expands;  /* or while it is read: */
     struct pot_stream stream;
+    /* Attempts to go on with a stream whose storage fails: */
+    uint64_t retry_chunk;      /* the chunk that did not come the last time */
+    unsigned retries;          /* attempts that stopped at that chunk */
+    bool told_away;            /* the user knows that it is tried again, */
+    uint64_t away_since_ns;    /* and since when */
     struct pause pause;        /* of the copier, and of readers that wait for a stream */
     _Atomic uint64_t demanded; /* the chunk after the last one that a reader fetched */
     _Atomic uint64_t wanted;   /* the chunk that the copier goes on with; 0: the next one */
@@ -218,9 +217,11 @@ void stage_say(const struct stage *stage, const char *format, ...)
 
 /*
  * How many more bytes may be put there: without a spare share and the job's reserve, and
- * without the bytes that the copies in this folder will still take.
+ * without the bytes that the copies in this folder will still take. `free_bytes` of the
+ * filesystem; `memory_bytes` for the job to use, UINT64_MAX: the place is on a disk.
  */
-uint64_t stage_room_left(const struct stage_room *room, const struct registry *folder);
+uint64_t stage_room_left(uint64_t free_bytes, uint64_t memory_bytes,
+                         const struct registry *folder);
 
 /* ---- a copy that another program made ---- */
 
@@ -247,21 +248,12 @@ void stage_fail(struct stage *stage, int err);
 /* Copy missing chunks until the copy is whole, has failed, or pauses are ended. */
 void stage_copy(struct stage *stage);
 
-/* Attempts to go on with a stream whose storage fails. */
-struct stage_retry {
-    uint64_t chunk; /* the chunk that did not come the last time */
-    unsigned vain;  /* attempts that stopped at that chunk */
-    bool told;      /* the user knows that it is tried again */
-    uint64_t since_ns;
-};
-
 /*
  * Unpacking ended with -errno `err`. `chunk` is the next missing one, and the packed file was
  * read up to `packed_at`. Waits until its storage answers there. True: try again. False: trying
  * is in vain, or the end was asked for.
  */
-bool stage_retry(struct stage *stage, struct stage_retry *retry, int err, uint64_t chunk,
-                 uint64_t packed_at);
+bool stage_retry(struct stage *stage, int err, uint64_t chunk, uint64_t packed_at);
 
 /* Wait until the stream has reached the chunk. False: it never will. */
 bool stage_await_stream(struct stage *stage, uint64_t chunk);

@@ -247,18 +247,18 @@ static const char *doctor_storage(struct findings *f, uint64_t archive_bytes)
 
 /* ---- copies ---- */
 
-static int see_copy(void *ctx, const struct stage_copy_info *info)
+static int see_copy(void *ctx, const struct stage_report *copy)
 {
     struct findings *f = ctx;
-    bool left = !info->used && !info->owner;
-    finding_add(f, left ? FINDING_WARNING : FINDING_FACT, info->archive, "%s of %s in %s, %s",
-                cli_bytes(info->report.bytes_here), cli_bytes(info->report.bytes), info->folder,
-                info->used    ? "in use"
-                : info->owner ? "kept for later"
+    bool left = !copy->is_used && !copy->owner;
+    finding_add(f, left ? FINDING_WARNING : FINDING_FACT, copy->archive, "%s of %s in %s, %s",
+                cli_bytes(copy->bytes_here), cli_bytes(copy->bytes), copy->folder,
+                copy->is_used ? "in use"
+                : copy->owner ? "kept for later"
                               : "left by a process that was killed");
     if (left)
         finding_advise(f, "the next mount or 'onepot unstage --all' removes it");
-    else if (!info->used)
+    else if (!copy->is_used)
         finding_advise(f, "'onepot unstage' removes it; it takes room until then");
     return 0;
 }

@@ -297,10 +297,10 @@ struct owned {
     unsigned count;
 };
 
-static int count_owned(void *ctx, const struct stage_copy_info *info)
+static int count_owned(void *ctx, const struct stage_report *copy)
 {
     struct owned *owned = ctx;
-    owned->count += info->report.pinned && info->owner == owned->owner;
+    owned->count += copy->pinned && copy->owner == owned->owner;
     return 0;
 }
 
@@ -311,16 +311,16 @@ static bool has_copies(const struct arguments *a)
 }
 
 /* Watch a folder of copies, to be notified when it is removed. */
-static int add_watch(void *ctx, const struct stage_copy_info *info)
+static int add_watch(void *ctx, const struct stage_report *copy)
 {
-    inotify_add_watch(*(const int *)ctx, info->folder, IN_DELETE | IN_DELETE_SELF);
+    inotify_add_watch(*(const int *)ctx, copy->folder, IN_DELETE | IN_DELETE_SELF);
     return 0;
 }
 
 /* The copies no longer stay: one in use is removed with its last user. */
-static int release_owned(void *ctx, const struct stage_copy_info *info)
+static int release_owned(void *ctx, const struct stage_report *copy)
 {
-    return info->report.pinned && info->owner == *(const pid_t *)ctx;
+    return copy->pinned && copy->owner == *(const pid_t *)ctx;
 }
 
 static _Noreturn void wait_for_owner(const struct arguments *a, struct process_watch owner,

@@ -29,26 +29,25 @@ struct search {
     unsigned found;
 };
 
-static bool is_wanted(const struct search *s, const struct stage_copy_info *info)
+static bool is_wanted(const struct search *s, const struct stage_report *copy)
 {
     if (!s->archive)
         return true;
-    struct file_id id = {info->identity->dev, info->identity->ino};
+    struct file_id id = {copy->identity->dev, copy->identity->ino};
     if (s->id.ino && file_id_equal(id, s->id))
         return true;
-    return strcmp(info->archive, s->full[0] ? s->full : s->archive) == 0;
+    return strcmp(copy->archive, s->full[0] ? s->full : s->archive) == 0;
 }
 
-static int remove_copy(void *ctx, const struct stage_copy_info *info)
+static int remove_copy(void *ctx, const struct stage_report *copy)
 {
     struct search *s = ctx;
-    if (!is_wanted(s, info))
+    if (!is_wanted(s, copy))
         return 0;
     s->found++;
     if (!s->quiet)
-        cli_note("%s: %s in %s %s", info->archive, cli_bytes(info->report.bytes_here),
-                 info->folder,
-                 info->used ? "go with the last mount or loader that uses them" : "removed");
+        cli_note("%s: %s in %s %s", copy->archive, cli_bytes(copy->bytes_here), copy->folder,
+                 copy->is_used ? "go with the last mount or loader that uses them" : "removed");
     return 1;
 }
 

@@ -238,9 +238,9 @@ static int clean_folder(const char *folder, const char *job, enum cleaner_folder
 }
 
 /* Copies for this job, which has ended, whatever environment this process has. */
-static int is_for_job(void *ctx, const struct stage_copy_info *info)
+static int is_for_job(void *ctx, const struct stage_report *copy)
 {
-    const char *id = strchr(info->job, '=');
+    const char *id = strchr(copy->job, '=');
     return id && strcmp(id + 1, ctx) == 0;
 }
 

@@ -214,15 +214,14 @@ END_TEST
 
 START_TEST(the_job_keeps_some_memory)
 {
-    struct stage_room room = {
-        .memory_bytes = 40u << 20, .free_bytes = UINT64_C(1) << 30, .is_local = true};
+    const uint64_t free_bytes = UINT64_C(1) << 30;
     struct registry its;
     ck_assert_int_eq(stage_folder_lock(place, true, &its), 0);
-    ck_assert_uint_eq(stage_room_left(&room, &its), 0); /* 26 MiB ended with a kill */
-    room.memory_bytes = 256u << 20;
-    ck_assert_uint_ge(stage_room_left(&room, &its), 128u << 20);
-    room.memory_bytes = UINT64_MAX; /* on a disk */
-    ck_assert_uint_ge(stage_room_left(&room, &its), 900u << 20);
+    /* 26 MiB ended with a kill */
+    ck_assert_uint_eq(stage_room_left(free_bytes, 40u << 20, &its), 0);
+    ck_assert_uint_ge(stage_room_left(free_bytes, 256u << 20, &its), 128u << 20);
+    /* on a disk */
+    ck_assert_uint_ge(stage_room_left(free_bytes, UINT64_MAX, &its), 900u << 20);
     registry_remove(&its);
 }
 END_TEST
@@ -768,19 +767,19 @@ END_TEST
 
 /* ---- copies that stay ---- */
 
-static int count_copies(void *ctx, const struct stage_copy_info *info)
+static int count_copies(void *ctx, const struct stage_report *copy)
 {
     unsigned *count = ctx;
-    ck_assert_str_eq(info->archive, archive);
-    ck_assert(!info->used);
+    ck_assert_str_eq(copy->archive, archive);
+    ck_assert(!copy->is_used);
     (*count)++;
     return 0;
 }
 
-static int remove_copies(void *ctx, const struct stage_copy_info *info)
+static int remove_copies(void *ctx, const struct stage_report *copy)
 {
     (void)ctx;
-    (void)info;
+    (void)copy;
     return 1;
 }
 

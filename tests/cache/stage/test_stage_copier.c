@@ -200,18 +200,17 @@ static void as_stream(void)
     stage->stream = (struct pot_stream){.packed = source, .bytes = BYTES};
 }
 
-static bool retry(struct stage_retry *r, int err, uint64_t chunk)
+static bool retry(int err, uint64_t chunk)
 {
-    return stage_retry(stage, r, err, chunk, chunk * STAGE_CHUNK_BYTES);
+    return stage_retry(stage, err, chunk, chunk * STAGE_CHUNK_BYTES);
 }
 
 START_TEST(stream_goes_on_when_its_storage_answers)
 {
-    struct stage_retry r = {0};
     as_stream();
     fail_reads(0, CHUNKS, -EIO, 3); /* of probes: those of their children are not counted */
     uint64_t begun_ns = atomic_load(&clock_ns);
-    ck_assert(retry(&r, -EIO, 2));
+    ck_assert(retry(-EIO, 2));
     ck_assert_uint_eq(atomic_load(&failing.reads), 3);
     ck_assert_uint_eq(atomic_load(&clock_ns) - begun_ns, SECOND * 15 / 4); /* 1/4, 1/2, 1, 2 */
     ck_assert_int_eq(atomic_load(&stage->state->away), EIO);
@@ -221,32 +220,30 @@ END_TEST
 
 START_TEST(stream_ends_when_patience_does_not_help)
 {
-    struct stage_retry r = {0};
     char path[128];
     as_stream();
-    ck_assert(!retry(&r, -EUCLEAN, 2)); /* no error of storage */
+    ck_assert(!retry(-EUCLEAN, 2)); /* no error of storage */
     fail_reads(0, CHUNKS, -EACCES, UINT32_MAX);
-    ck_assert(!retry(&r, -EIO, 2)); /* the storage answers with another error */
+    ck_assert(!retry(-EIO, 2)); /* the storage answers with another error */
     fail_reads(0, CHUNKS, -EIO, UINT32_MAX);
     pause_end(&stage->pause);
-    ck_assert(!retry(&r, -EIO, 2)); /* the end was asked for */
+    ck_assert(!retry(-EIO, 2)); /* the end was asked for */
     atomic_store(&stage->pause.ended, false);
     fail_reads(0, 0, 0, 0);
     snprintf(path, sizeof(path), "%s/archive", folder);
     ck_assert_int_eq(truncate(path, 1), 0);
-    ck_assert(!retry(&r, -EIO, 2)); /* it was changed */
+    ck_assert(!retry(-EIO, 2)); /* it was changed */
 }
 END_TEST
 
 START_TEST(stream_that_never_passes_a_chunk_ends)
 {
-    struct stage_retry r = {0};
     unsigned tries = 0;
     as_stream();
-    while (retry(&r, -EIO, 7))
+    while (retry(-EIO, 7))
         tries++;
     ck_assert_uint_eq(tries, 11);
-    ck_assert(retry(&r, -EIO, 8)); /* it came further */
+    ck_assert(retry(-EIO, 8)); /* it came further */
 }
 END_TEST
 
