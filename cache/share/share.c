@@ -362,24 +362,16 @@ static int find_part(struct claim *claim, uint64_t *ret_bytes)
     return r;
 }
 
-uint64_t claim_update(struct claim *claim, claim_set *set, void *ctx)
+uint64_t claim_update(struct claim *claim, uint64_t most_bytes, claim_set *set, void *ctx)
 {
+    if (most_bytes)
+        claim->record.most_bytes = most_bytes;
     drain_watch(claim);
     find_part(claim, &claim->part_bytes); /* on failure part_bytes stays */
-    claim->set_bytes = set(ctx, claim->part_bytes);
+    claim->set_bytes = set(ctx, claim->part_bytes, claim->record.most_bytes, claim->processes);
     claim->record.using_bytes = claim->set_bytes;
     write_record(claim);
     return claim->set_bytes;
-}
-
-void claim_want(struct claim *claim, uint64_t most_bytes)
-{
-    claim->record.most_bytes = most_bytes;
-}
-
-unsigned claim_processes(const struct claim *claim)
-{
-    return claim->processes;
 }
 
 struct claim_others claims_of_job(const char *job)
@@ -410,28 +402,18 @@ struct claim_others claims_of_job(const char *job)
 #define STACK_BYTES (512u << 10) /* a loader frees device memory in `told` */
 
 struct share {
-    struct share_options options;
+    claim_set *told;
+    void *ctx;
     struct claim *claim;
     pthread_t thread;
     int bell_fd; /* eventfd */
     _Atomic bool end;
     _Atomic uint64_t most_bytes;
-    uint64_t looked_for; /* most_bytes at the last look */
 };
-
-/* claim_set */
-static uint64_t share_tell(void *ctx, uint64_t bytes)
-{
-    struct share *share = ctx;
-    const struct share_part part = {bytes, share->looked_for, claim_processes(share->claim)};
-    return share->options.told(share->options.ctx, &part);
-}
 
 static void share_look_now(struct share *share)
 {
-    share->looked_for = atomic_load(&share->most_bytes);
-    claim_want(share->claim, share->looked_for);
-    claim_update(share->claim, share_tell, share);
+    claim_update(share->claim, atomic_load(&share->most_bytes), share->told, share->ctx);
 }
 
 /* Sleeps for `timeout_ms`, or until the bell rings, and then returns true. */
@@ -469,17 +451,18 @@ static void *share_look_at_others(void *arg)
     return NULL;
 }
 
-int share_new(const struct share_options *options, struct share **ret_share)
+int share_new(const struct claim_options *claim, claim_set *told, void *ctx,
+              struct share **ret_share)
 {
     struct share *share = calloc(1, sizeof(*share));
 
     if (!share)
         return -ENOMEM;
-    share->options = *options;
-    uint64_t most = options->claim.most_bytes;
-    atomic_init(&share->most_bytes, most ? most : UINT64_MAX);
+    share->told = told;
+    share->ctx = ctx;
+    atomic_init(&share->most_bytes, claim->most_bytes ? claim->most_bytes : UINT64_MAX);
     share->bell_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    int r = share->bell_fd < 0 ? -errno : claim_new(&options->claim, &share->claim);
+    int r = share->bell_fd < 0 ? -errno : claim_new(claim, &share->claim);
     if (r == 0) {
         share_look_now(share);
         r = thread_start(&share->thread, STACK_BYTES, share_look_at_others, share);

@@ -4,7 +4,7 @@
  * the process lives. So a file that nobody locks belongs to a killed process.
  *
  *     claim_new(&options, &claim);
- *     now and then: claim_update(claim, set_budget, cache);
+ *     now and then: claim_update(claim, 0, set_budget, cache);
  *     claim_free(claim);
  *
  * The claims of a job never add up to more than their total, with three exceptions. Each claim
@@ -46,23 +46,19 @@ struct claim_options {
 int claim_new(const struct claim_options *options, struct claim **ret_claim);
 void claim_free(struct claim *claim); /* NULL is fine */
 
-/* Wants no more than `most_bytes` from the next claim_update on. */
-void claim_want(struct claim *claim, uint64_t most_bytes);
-
 /*
  * Must use no more than `bytes` from now on. Returns the most bytes that are used when it
- * returns: `bytes`, or more if some can't be taken back yet.
+ * returns: `bytes`, or more if some can't be taken back yet. `most_bytes`: what was wanted when
+ * they were computed. `processes`: other processes of the job that work on the same CPUs.
  */
-typedef uint64_t claim_set(void *ctx, uint64_t bytes);
+typedef uint64_t claim_set(void *ctx, uint64_t bytes, uint64_t most_bytes, unsigned processes);
 
 /*
- * Looks at the other claims and calls `set(ctx, bytes)` with what this one may use now, even if
- * that has not changed. Returns what `set` returned. Before the first call a claim is zero.
+ * Looks at the other claims and calls `set` with what this one may use now, even if that has
+ * not changed. Returns what `set` returned. Before the first call a claim is zero. From now on
+ * the claim wants no more than `most_bytes`; 0: what it wanted before.
  */
-uint64_t claim_update(struct claim *claim, claim_set *set, void *ctx);
-
-/* How many other processes of the job worked on the same CPUs at the last claim_update. */
-unsigned claim_processes(const struct claim *claim);
+uint64_t claim_update(struct claim *claim, uint64_t most_bytes, claim_set *set, void *ctx);
 
 /* The other claims of the job: how many there are and what they use. */
 struct claim_others {
@@ -78,8 +74,8 @@ struct claim_others claims_of_job(const char *job);
  * thread sleeps until others of the job come or go, so that an idle process gives back what
  * others need.
  *
- *     struct share_options options = {.claim.total_bytes = budget_cache_bytes(), .told = told};
- *     share_new(&options, &share);       told() is called, and again at each change
+ *     struct claim_options claim = {.total_bytes = budget_cache_bytes()};
+ *     share_new(&claim, told, ctx, &share);   told() is called, and again at each change
  *     share_free(share);
  *
  * Threads: any thread may call share_want and share_look at any time; they don't wait. After a
@@ -88,29 +84,14 @@ struct claim_others claims_of_job(const char *job);
 
 struct share;
 
-/* The part that a process may use. */
-struct share_part {
-    uint64_t bytes;
-    uint64_t most_bytes; /* the wanted bytes when the part was computed */
-    unsigned processes;  /* other processes of the job that work on the same CPUs */
-};
-
-struct share_options {
-    struct claim_options claim; /* unwatched: the thread looks twice a second */
-    /*
-     * Returns the most bytes that are used when it returns: see claim_set. share_new calls it,
-     * and then the thread after each look, even if nothing has changed. It must not call
-     * share_free.
-     */
-    uint64_t (*told)(void *ctx, const struct share_part *part);
-    void *ctx;
-};
-
 /*
+ * If the claim is unwatched, the thread looks twice a second. share_new calls `told`, and then
+ * the thread does after each look, even if nothing has changed. It must not call share_free.
  * -errno if nothing can be shared: no folder, no thread. A part that `told` was given is void
  * then.
  */
-int share_new(const struct share_options *options, struct share **ret_share);
+int share_new(const struct claim_options *claim, claim_set *told, void *ctx,
+              struct share **ret_share);
 void share_free(struct share *share); /* NULL is fine */
 
 /* Changes how much is wanted. `told` is called soon, even if the part does not change. */

@@ -13,28 +13,27 @@ struct memory_share {
     struct share *share; /* NULL: shared with nobody */
 };
 
-/* See struct share_options. */
-static uint64_t memory_share_set(void *ctx, const struct share_part *part)
+/* claim_set */
+static uint64_t memory_share_set(void *ctx, uint64_t bytes, uint64_t most_bytes,
+                                 unsigned processes)
 {
+    (void)most_bytes, (void)processes;
     const struct session_config *config = ctx;
     _Atomic uint64_t *budget = &config->counters->cache_budget_bytes;
 
-    if (atomic_load(budget) != part->bytes)
-        reader_set_budget(config->reader, part->bytes);
-    atomic_store(budget, part->bytes);
-    return part->bytes;
+    if (atomic_load(budget) != bytes)
+        reader_set_budget(config->reader, bytes);
+    atomic_store(budget, bytes);
+    return bytes;
 }
 
 static int memory_share_start(struct session *s, void **ret_state)
 {
     struct session_config *config = &s->config;
-    const struct share_part all = {.bytes = config->cache_bytes};
-    const struct share_options options = {
-        .claim = {.job = config->job ? config->job : "",
-                  .total_bytes = config->cache_bytes,
-                  .fixed_bytes = config->cache_is_fixed ? config->cache_bytes : 0},
-        .told = memory_share_set,
-        .ctx = config,
+    const struct claim_options claim = {
+        .job = config->job ? config->job : "",
+        .total_bytes = config->cache_bytes,
+        .fixed_bytes = config->cache_is_fixed ? config->cache_bytes : 0,
     };
     struct memory_share *m;
 
@@ -45,8 +44,9 @@ static int memory_share_start(struct session *s, void **ret_state)
     if (!m)
         return -ENOMEM;
     *ret_state = m;
-    if (share_new(&options, &m->share) < 0)
-        memory_share_set(config, &all); /* no folder for it: then nothing is shared */
+    if (share_new(&claim, memory_share_set, config, &m->share) < 0)
+        memory_share_set(config, config->cache_bytes, 0,
+                         0); /* no folder for it: then nothing is shared */
     return 0;
 }
 

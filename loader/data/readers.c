@@ -88,38 +88,38 @@ static bool needs_cache(const struct dataset *d, size_t archive)
            (!d->maps[archive] && !source_keeps(pot->source));
 }
 
-/* The share's answer, see struct share_options. */
-static uint64_t readers_told_part(void *ctx, const struct share_part *part)
+/* The share's answer (claim_set). */
+static uint64_t readers_told_part(void *ctx, uint64_t bytes, uint64_t most_bytes,
+                                  unsigned processes)
 {
+    (void)most_bytes, (void)processes;
     struct readers *readers = ctx;
-    if (atomic_exchange(&readers->cache_bytes, part->bytes) == part->bytes)
-        return part->bytes;
+    if (atomic_exchange(&readers->cache_bytes, bytes) == bytes)
+        return bytes;
     for (size_t i = 0; i < readers->count; i++) {
         double share =
             readers->weight ? (double)readers->weights[i] / (double)readers->weight : 0;
-        reader_set_budget(readers->reader[i], (uint64_t)((double)part->bytes * share));
+        reader_set_budget(readers->reader[i], (uint64_t)((double)bytes * share));
     }
-    return part->bytes;
+    return bytes;
 }
 
 /* Ask for as much memory as the data needs. */
 static void readers_share_memory(struct readers *readers, const struct dataset *d)
 {
-    const struct share_options options = {
-        .claim = {.total_bytes = budget_cache_bytes(),
-                  .fixed_bytes = d->cache_bytes,
-                  .most_bytes = readers->weight + readers->weight / 8 + ROOM_BYTES,
-                  .unwatched = true},
-        .told = readers_told_part,
-        .ctx = readers,
+    const struct claim_options claim = {
+        .total_bytes = budget_cache_bytes(),
+        .fixed_bytes = d->cache_bytes,
+        .most_bytes = readers->weight + readers->weight / 8 + ROOM_BYTES,
+        .unwatched = true,
     };
-    struct share_part alone = {.bytes = d->cache_bytes};
-    if (readers->weight == 0 || share_new(&options, &readers->share) == 0)
+    if (readers->weight == 0 ||
+        share_new(&claim, readers_told_part, readers, &readers->share) == 0)
         return;
     readers->share = NULL;
-    if (!alone.bytes)
-        alone.bytes = options.claim.total_bytes / rank_share_ranks();
-    readers_told_part(readers, &alone);
+    readers_told_part(readers,
+                      d->cache_bytes ? d->cache_bytes : claim.total_bytes / rank_share_ranks(),
+                      0, 0);
 }
 
 static int readers_weigh(struct readers *readers, const struct dataset *d)

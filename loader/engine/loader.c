@@ -412,17 +412,18 @@ static void engine_shed(struct engine *e)
         engine_give_up_surplus(e);
 }
 
-/* The share's answer, see struct share_options. */
-static uint64_t engine_told_part(void *ctx, const struct share_part *part)
+/* The share's answer (claim_set). */
+static uint64_t engine_told_part(void *ctx, uint64_t bytes, uint64_t most_bytes,
+                                 unsigned processes)
 {
     struct engine *e = ctx;
     pthread_mutex_lock(&e->lock);
-    e->part_bytes = part->bytes;
-    e->asking = e->asking && part->most_bytes < e->asked_bytes;
+    e->part_bytes = bytes;
+    e->asking = e->asking && most_bytes < e->asked_bytes;
     e->starved = 0; /* if memory is still short, that is noticed again */
     engine_shed(e);
     if (e->options.cpus) {
-        uint32_t fair = e->options.cpus / (part->processes + 1);
+        uint32_t fair = e->options.cpus / (processes + 1);
         fair = fair > 0 ? fair : 1;
         e->allowed = fair < e->options.threads ? fair : e->options.threads;
         pthread_cond_broadcast(&e->parked);
@@ -504,19 +505,17 @@ static int engine_get_slab(struct engine *e, uint32_t device, size_t bytes,
  * learn of them. */
 static void engine_join_others(struct engine *e)
 {
-    const struct share_options options = {
-        .claim = {.total_bytes = e->options.job_bytes,
-                  .fixed_bytes = e->options.is_fixed ? e->options.memory_bytes : 0,
-                  .most_bytes = 1, /* the least; more is asked for when needed */
-                  .cpus_key = e->options.cpus > 0 ? cpus_key() : 0,
-                  .unwatched = true},
-        .told = engine_told_part,
-        .ctx = e,
+    const struct claim_options claim = {
+        .total_bytes = e->options.job_bytes,
+        .fixed_bytes = e->options.is_fixed ? e->options.memory_bytes : 0,
+        .most_bytes = 1, /* the least; more is asked for when needed */
+        .cpus_key = e->options.cpus > 0 ? cpus_key() : 0,
+        .unwatched = true,
     };
     struct share *share = NULL;
-    if (!options.claim.total_bytes)
+    if (!claim.total_bytes)
         return;
-    int r = share_new(&options, &share);
+    int r = share_new(&claim, engine_told_part, e, &share);
     pthread_mutex_lock(&e->lock);
     e->share = share;
     e->joining = false;

@@ -175,9 +175,9 @@ static int lock_piece(struct locked *l, size_t i, const struct dataset *d,
 
 /* ---- reports to the rest of the job ---- */
 
-static uint64_t locked_use(void *ctx, uint64_t bytes)
+static uint64_t locked_use(void *ctx, uint64_t bytes, uint64_t most_bytes, unsigned processes)
 {
-    (void)ctx;
+    (void)ctx, (void)most_bytes, (void)processes;
     return bytes;
 }
 
@@ -195,7 +195,7 @@ static void claim_copies(struct locked *l)
     if (claim_new(&o, &l->claim) < 0)
         l->claim = NULL;
     else
-        claim_update(l->claim, locked_use, NULL);
+        claim_update(l->claim, 0, locked_use, NULL);
 }
 
 void locked_free(struct locked *l)

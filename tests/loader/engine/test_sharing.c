@@ -103,8 +103,9 @@ static struct onepot_stats stats_of(struct onepot_loader *loader)
 }
 
 /* One that is no loader, and has what is left, or a user's word. */
-static uint64_t take_all(void *ctx, uint64_t bytes)
+static uint64_t take_all(void *ctx, uint64_t bytes, uint64_t most_bytes, unsigned processes)
 {
+    (void)most_bytes, (void)processes;
     uint64_t *has = ctx;
     return *has = bytes;
 }
@@ -116,7 +117,7 @@ static struct claim *claim_of_another(uint64_t total_bytes, uint64_t fixed_bytes
         .job = "77", .total_bytes = total_bytes, .fixed_bytes = fixed_bytes};
     struct claim *claim = NULL;
     ck_assert_int_eq(claim_new(&o, &claim), 0);
-    claim_update(claim, take_all, ret_bytes);
+    claim_update(claim, 0, take_all, ret_bytes);
     return claim;
 }
 
