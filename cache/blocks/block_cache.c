@@ -37,14 +37,9 @@
 #define CARVE_BYTES (4u << 20)
 #define CARVE_SCARCE_BYTES (64u << 10) /* if addresses are scarce */
 
-struct stack {
-    void **at;
-    size_t count, capacity;
-};
-
 struct size_class {
     pthread_mutex_t lock;
-    struct stack warm, cold;
+    VECTOR(void *) warm, cold;
     size_t capacity; /* set with the first buffer */
     size_t total;    /* buffers carved so far: each stack has room for all */
     struct mapping *mappings;
@@ -228,8 +223,10 @@ void buffer_pool_put(struct buffer_pool *pool, void *buffer, size_t size)
     if (!warm)
         madvise(buffer, capacity, MADV_DONTNEED);
     pthread_mutex_lock(&class->lock);
-    struct stack *stack = warm ? &class->warm : &class->cold;
-    stack->at[stack->count++] = buffer;
+    if (warm)
+        class->warm.at[class->warm.count++] = buffer;
+    else
+        class->cold.at[class->cold.count++] = buffer;
     pthread_mutex_unlock(&class->lock);
 }
 
@@ -252,23 +249,22 @@ static bool is_in(const struct mapping *mapping, const void *buffer)
     return (uintptr_t)buffer - (uintptr_t)mapping->start < mapping->len;
 }
 
-static size_t count_in(const struct stack *stack, const struct mapping *mapping)
+static size_t count_in(void *const *buffers, size_t count, const struct mapping *mapping)
 {
-    size_t count = 0;
-    for (size_t i = 0; i < stack->count; i++)
-        count += is_in(mapping, stack->at[i]);
-    return count;
+    size_t inside = 0;
+    for (size_t i = 0; i < count; i++)
+        inside += is_in(mapping, buffers[i]);
+    return inside;
 }
 
-/* Takes the buffers of a mapping off a stack; returns their number. */
-static size_t remove_from(struct stack *stack, const struct mapping *mapping)
+/* Takes the buffers of a mapping off a stack; returns how many are left. */
+static size_t remove_from(void **buffers, size_t count, const struct mapping *mapping)
 {
-    size_t left = 0, before = stack->count;
-    for (size_t i = 0; i < before; i++)
-        if (!is_in(mapping, stack->at[i]))
-            stack->at[left++] = stack->at[i];
-    stack->count = left;
-    return before - left;
+    size_t left = 0;
+    for (size_t i = 0; i < count; i++)
+        if (!is_in(mapping, buffers[i]))
+            buffers[left++] = buffers[i];
+    return left;
 }
 
 /* Unmaps the mappings of a class without a buffer in use. */
@@ -278,14 +274,16 @@ static bool unmap_unused(struct buffer_pool *pool, struct size_class *class)
     pthread_mutex_lock(&class->lock);
     for (struct mapping **link = &class->mappings; *link;) {
         struct mapping *mapping = *link;
-        if (count_in(&class->warm, mapping) + count_in(&class->cold, mapping) <
+        if (count_in(class->warm.at, class->warm.count, mapping) +
+                count_in(class->cold.at, class->cold.count, mapping) <
             mapping->count) {
             link = &mapping->next;
             continue;
         }
-        atomic_fetch_sub(&pool->spare.used,
-                         remove_from(&class->warm, mapping) * class->capacity);
-        remove_from(&class->cold, mapping);
+        size_t warm = class->warm.count;
+        class->warm.count = remove_from(class->warm.at, warm, mapping);
+        class->cold.count = remove_from(class->cold.at, class->cold.count, mapping);
+        atomic_fetch_sub(&pool->spare.used, (warm - class->warm.count) * class->capacity);
         class->total -= mapping->count;
         *link = mapping->next;
         munmap(mapping->start, mapping->len);
