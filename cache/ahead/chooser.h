@@ -46,7 +46,7 @@ struct chooser {
  * still read in that order. It has no threads and does no reads. Its owner reports reads to it,
  * asks it what to fetch, and reports when that is done.
  *
- *     follow_new(&options, order, &follow);
+ *     follow_new(&options, &stats, order, shared, &follow);
  *     follow_read(follow, position, task)       a file was asked for
  *     follow_next(follow, &want)                fetch this; then follow_done(follow, want.due)
  *     if (follow_wants_next(follow)) follow_set_next(follow, the order of the next epoch)
@@ -61,21 +61,13 @@ struct chooser {
 
 struct follow;
 
-struct follow_options {
-    const struct ahead_options *ahead; /* outlives it; its window may change */
-    struct ahead_stats *stats;         /* to count in; outlives it */
-    /*
-     * A shuffle over all ranks: nothing is fetched until it is known which of them are here.
-     * Otherwise fetching begins before the first read.
-     */
-    bool shared;
-    uint64_t spread;    /* readers are known to be within this many places; 0: not known */
-    uint64_t first_due; /* `due` of its first place; places of earlier orders are below */
-};
-
-/* Shares the order. -ENOMEM. */
-int follow_new(const struct follow_options *options, struct known_reads *order,
-               struct follow **ret_follow);
+/*
+ * Shares the order. The options, whose window may change, and `stats`, to count in, outlive it.
+ * `shared`: a shuffle over all ranks, of which nothing is fetched until it is known which of
+ * them are here; otherwise fetching begins before the first read. -ENOMEM.
+ */
+int follow_new(const struct ahead_options *ahead, struct ahead_stats *stats,
+               struct known_reads *order, bool shared, struct follow **ret_follow);
 void follow_free(struct follow *follow); /* NULL is fine */
 
 enum follow_verdict {
@@ -134,16 +126,15 @@ struct world {
     uint64_t bits[WORLD_MAX / 64]; /* and which */
 };
 
-struct world_read {
-    uint64_t place;
-    uint32_t task; /* the thread that reads */
-};
-
 /* All places are read here. */
 void world_all(struct world *world);
 
-/* Infer it from the last reads, oldest first, at most WORLD_READS_MAX. -EAGAIN: too few. */
-int world_infer(const struct world_read *reads, unsigned count, struct world *ret_world);
+/*
+ * Infer it from the places of the last reads and the threads (tasks) that read them, oldest
+ * first, at most WORLD_READS_MAX. -EAGAIN: too few.
+ */
+int world_infer(const uint64_t *places, const uint32_t *tasks, unsigned count,
+                struct world *ret_world);
 
 static inline bool world_reads(const struct world *world, uint64_t place)
 {

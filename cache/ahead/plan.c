@@ -519,18 +519,18 @@ void world_all(struct world *world)
 }
 
 /* Distances between successive reads of the same task. */
-static unsigned world_find_distances(const struct world_read *reads, unsigned count,
-                                     uint64_t *ret_distances)
+static unsigned world_find_distances(const uint64_t *places, const uint32_t *tasks,
+                                     unsigned count, uint64_t *ret_distances)
 {
     unsigned found = 0;
 
     for (unsigned i = 1; i < count; i++) {
         unsigned j = i;
-        while (j > 0 && reads[j - 1].task != reads[i].task)
+        while (j > 0 && tasks[j - 1] != tasks[i])
             j--;
-        if (j == 0 || reads[j - 1].place == reads[i].place)
+        if (j == 0 || places[j - 1] == places[i])
             continue;
-        uint64_t a = reads[i].place, b = reads[j - 1].place;
+        uint64_t a = places[i], b = places[j - 1];
         ret_distances[found++] = a > b ? a - b : b - a;
     }
     return found;
@@ -546,12 +546,12 @@ static bool world_divides_nearly_all(uint64_t size, const uint64_t *distances, u
     return true;
 }
 
-static void world_find_local(struct world *w, const struct world_read *reads, unsigned count)
+static void world_find_local(struct world *w, const uint64_t *places, unsigned count)
 {
     uint64_t once[WORLD_MAX / 64] = {0};
 
     for (unsigned i = 0; i < count; i++) {
-        uint32_t rest = (uint32_t)(reads[i].place % w->size);
+        uint32_t rest = (uint32_t)(places[i] % w->size);
         uint64_t bit = UINT64_C(1) << (rest % 64);
         if (once[rest / 64] & bit && !(w->bits[rest / 64] & bit)) {
             w->bits[rest / 64] |= bit;
@@ -561,22 +561,24 @@ static void world_find_local(struct world *w, const struct world_read *reads, un
     }
 }
 
-int world_infer(const struct world_read *reads, unsigned count, struct world *ret_world)
+int world_infer(const uint64_t *places, const uint32_t *tasks, unsigned count,
+                struct world *ret_world)
 {
     uint64_t distances[WORLD_READS_MAX];
     struct world w = {0};
 
     if (count > WORLD_READS_MAX) {
-        reads += count - WORLD_READS_MAX;
+        places += count - WORLD_READS_MAX;
+        tasks += count - WORLD_READS_MAX;
         count = WORLD_READS_MAX;
     }
-    unsigned found = world_find_distances(reads, count, distances);
+    unsigned found = world_find_distances(places, tasks, count, distances);
     if (found < WORLD_DISTANCES_MIN)
         return -EAGAIN;
     w.size = WORLD_MAX;
     while (w.size > 1 && !world_divides_nearly_all(w.size, distances, found))
         w.size--;
-    world_find_local(&w, reads, count);
+    world_find_local(&w, places, count);
     if (w.local == 0)
         return -EAGAIN;
     *ret_world = w;
@@ -631,8 +633,10 @@ struct leg {
 };
 
 struct follow {
-    struct follow_options options;
+    const struct ahead_options *ahead;
     struct ahead_stats *stats;
+    bool shared;     /* a shuffle over all ranks */
+    uint64_t spread; /* readers are known to be within this many places; 0: not known */
     struct leg now, next;
     uint64_t base; /* `due` of place 0 */
     uint64_t head, lag;
@@ -647,7 +651,8 @@ struct follow {
     unsigned stray_count;
 
     struct world world;
-    struct world_read reads[WORLD_READS_MAX];
+    uint64_t read_places[WORLD_READS_MAX];
+    uint32_t read_tasks[WORLD_READS_MAX];
     unsigned read_count, since_inferred;
     uint64_t in_order, next_reads;
 };
@@ -681,22 +686,22 @@ static void follow_set_world(struct follow *f, const struct world *world)
     f->stats->local = world->local;
 }
 
-int follow_new(const struct follow_options *options, struct known_reads *order,
-               struct follow **ret_follow)
+int follow_new(const struct ahead_options *ahead, struct ahead_stats *stats,
+               struct known_reads *order, bool shared, struct follow **ret_follow)
 {
     struct follow *f = calloc(1, sizeof(*f));
 
     if (!f)
         return -ENOMEM;
-    f->options = *options;
-    f->stats = options->stats;
-    f->base = options->first_due;
+    f->ahead = ahead;
+    f->stats = stats;
+    f->shared = shared;
     if (leg_set(&f->now, order) < 0) {
         free(f);
         return -ENOMEM;
     }
-    f->started = !options->shared;
-    if (!options->shared) {
+    f->started = !shared;
+    if (!shared) {
         struct world all;
         world_all(&all);
         follow_set_world(f, &all);
@@ -734,9 +739,9 @@ static uint64_t follow_end(const struct follow *f)
 /* How far apart readers may be. */
 static uint64_t follow_reach(const struct follow *f)
 {
-    uint64_t part = f->now.count / (f->options.shared ? 16 : 6);
+    uint64_t part = f->now.count / (f->shared ? 16 : 6);
 
-    return max_u64(max_u64(part, 2 * f->options.spread), REACH_LEAST);
+    return max_u64(max_u64(part, 2 * f->spread), REACH_LEAST);
 }
 
 /* Recent reads were out of order. */
@@ -830,7 +835,7 @@ static void follow_begin_wait(struct follow *f, uint64_t place, uint64_t bytes)
 
 static void follow_end_wait(struct follow *f, uint64_t place)
 {
-    uint64_t bytes = want_bytes(f->options.ahead->index, follow_file(f, place));
+    uint64_t bytes = want_bytes(f->ahead->index, follow_file(f, place));
 
     f->waiting--;
     f->stats->waiting_bytes -= min_u64(bytes, f->stats->waiting_bytes);
@@ -878,9 +883,9 @@ static void follow_infer_world(struct follow *f)
     struct world found;
 
     f->since_inferred = 0;
-    if (!f->options.shared)
+    if (!f->shared)
         return;
-    if (world_infer(f->reads, f->read_count, &found) < 0) {
+    if (world_infer(f->read_places, f->read_tasks, f->read_count, &found) < 0) {
         if (f->world.size || f->in_order <= GIVE_UP_READS)
             return;
         world_all(&found);
@@ -895,11 +900,14 @@ static void follow_note_place(struct follow *f, uint64_t place, uint32_t task)
 {
     place = place_in_leg(f, place);
     if (f->read_count == WORLD_READS_MAX) {
-        memmove(f->reads, f->reads + WORLD_READS_MAX / 2,
-                WORLD_READS_MAX / 2 * sizeof(f->reads[0]));
+        memmove(f->read_places, f->read_places + WORLD_READS_MAX / 2,
+                WORLD_READS_MAX / 2 * sizeof(f->read_places[0]));
+        memmove(f->read_tasks, f->read_tasks + WORLD_READS_MAX / 2,
+                WORLD_READS_MAX / 2 * sizeof(f->read_tasks[0]));
         f->read_count = WORLD_READS_MAX / 2;
     }
-    f->reads[f->read_count++] = (struct world_read){place, task};
+    f->read_places[f->read_count] = place;
+    f->read_tasks[f->read_count++] = task;
     f->in_order++;
     f->since_inferred++;
     bool from_elsewhere = f->world.size && !world_reads(&f->world, place);
@@ -998,7 +1006,7 @@ static bool follow_has_room(struct follow *f)
 {
     follow_leave_behind(f, follow_tail(f));
     return !f->held_back && f->waiting < WAITING_MAX &&
-           f->stats->waiting_bytes < f->options.ahead->window_bytes;
+           f->stats->waiting_bytes < f->ahead->window_bytes;
 }
 
 bool follow_next(struct follow *f, struct reader_want *ret_want)
@@ -1014,7 +1022,7 @@ bool follow_next(struct follow *f, struct reader_want *ret_want)
             *follow_state(f, place) & (ISSUED | READ))
             continue;
         uint32_t position = follow_file(f, place);
-        uint64_t bytes = want_bytes(f->options.ahead->index, position);
+        uint64_t bytes = want_bytes(f->ahead->index, position);
         if (bytes == 0)
             continue;
         follow_begin_wait(f, place, bytes);
@@ -1135,8 +1143,7 @@ struct plan {
     bool paused;                 /* readers don't keep to the given order */
     bool changed;
     bool wants_next;
-    struct recognised_folder last_folder; /* of the order that was recognised last, */
-    uint64_t last_epoch;                  /* and where that has got to */
+    struct recognised last; /* the order that was recognised last; its pointers are void */
 
     struct recogniser *recogniser;
     uint32_t kept_files[READS_KEPT], kept_tasks[READS_KEPT];
@@ -1175,14 +1182,11 @@ static void plan_drop_anchor(struct plan *p)
 
 static int plan_follow(struct plan *p, struct known_reads *order, bool given, uint64_t spread)
 {
-    const struct follow_options options = {.ahead = &p->options,
-                                           .stats = &p->stats,
-                                           .shared = !given,
-                                           .spread = spread,
-                                           .first_due = p->first_due};
-    int r = follow_new(&options, order, &p->follow);
+    int r = follow_new(&p->options, &p->stats, order, !given, &p->follow);
 
     if (r == 0) {
+        p->follow->spread = spread;
+        p->follow->base = p->first_due; /* places of earlier orders are below */
         p->given = given;
         p->stats.order_files = known_reads_count(order);
         p->changed = true;
@@ -1341,7 +1345,7 @@ static bool plan_order_read(struct plan *p, const struct observation *o)
 
     if (follow_has_turned(p->follow) && !p->given) {
         p->stats.order_epoch += !p->repeats;
-        p->last_epoch = p->stats.order_epoch;
+        p->last.epoch = p->stats.order_epoch;
     }
     p->wants_next |= follow_wants_next(p->follow);
     if (follow_is_lost(p->follow))
@@ -1551,15 +1555,14 @@ static void plan_log_recognised(struct plan *p, const struct recognised *found)
     char path[PATH_MAX];
     size_t len;
 
-    if (index_path(p->options.index, found->folder.directory, path, sizeof(path), &len) < 0 ||
-        !len)
+    if (index_path(p->options.index, found->directory, path, sizeof(path), &len) < 0 || !len)
         snprintf(path, sizeof(path), ".");
     plan_log(p,
              "the order is recognised after %llu reads: the %llu %s of %.200s, epoch %llu of "
              "seed %llu%s",
              (unsigned long long)p->stats.order_reads, (unsigned long long)p->stats.order_files,
-             found->folder.images_only ? "images" : "files", path,
-             (unsigned long long)found->epoch, (unsigned long long)p->options.seed,
+             found->images_only ? "images" : "files", path, (unsigned long long)found->epoch,
+             (unsigned long long)p->options.seed,
              p->repeats ? ", again (the sampler's set_epoch is not called)" : "");
 }
 
@@ -1581,13 +1584,13 @@ static void plan_adopt(struct plan *p, struct recognised *found)
     plan_drop_order(p);
     if (plan_follow(p, found->order, false, plan_spread(p, found->order)) < 0)
         return;
-    p->repeats = p->stats.orders_recognised > 0 && p->last_epoch == found->epoch &&
-                 recognised_folder_is(&p->last_folder, &found->folder);
-    p->last_folder = found->folder;
-    p->last_epoch = found->epoch;
+    p->repeats = p->stats.orders_recognised > 0 && p->last.epoch == found->epoch &&
+                 p->last.directory == found->directory && p->last.kind == found->kind &&
+                 p->last.images_only == found->images_only;
+    p->last = *found;
     p->folder = folder_files_share(found->files);
     p->stats.order_epoch = found->epoch;
-    p->stats.order_directory = found->folder.directory;
+    p->stats.order_directory = found->directory;
     p->stats.order_reads = p->since_anchor;
     p->stats.orders_recognised++;
     for (unsigned i = 0; i < p->kept; i++)

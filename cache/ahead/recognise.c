@@ -73,7 +73,9 @@ static const struct tier {
 #define SEEN_MAX (RECOGNISE_READS_MAX + ANCESTORS_MAX)
 
 struct kept_folder {
-    struct recognised_folder folder;
+    uint32_t directory;
+    enum folder_kind kind;
+    bool images_only;
     uint64_t used; /* when */
     int error;     /* why there are no files */
     struct folder_files *files;
@@ -134,22 +136,17 @@ static bool recogniser_is_stopped(const struct recogniser *r)
     return r->stop && atomic_load_explicit(r->stop, memory_order_relaxed);
 }
 
-struct ancestor {
-    uint32_t directory;
-    enum folder_kind kind;
-    unsigned below; /* reads */
-};
-
 /* A file that was read, or a directory above some. */
-struct seen {
+struct tally {
     uint32_t position;
+    enum folder_kind kind; /* of a directory that may be the one */
     unsigned reads;
 };
 
 struct ancestors {
-    struct ancestor at[ANCESTORS_MAX];
+    struct tally at[ANCESTORS_MAX]; /* directories */
     unsigned count;
-    struct seen seen[SEEN_MAX]; /* sorted */
+    struct tally seen[SEEN_MAX]; /* these and the files, each once, sorted */
     unsigned seen_count;
 };
 
@@ -157,12 +154,12 @@ static void ancestors_count_one(struct ancestors *a, uint32_t directory, enum fo
                                 unsigned reads)
 {
     for (unsigned i = 0; i < a->count; i++)
-        if (a->at[i].directory == directory && a->at[i].kind == kind) {
-            a->at[i].below += reads;
+        if (a->at[i].position == directory && a->at[i].kind == kind) {
+            a->at[i].reads += reads;
             return;
         }
     if (a->count < ANCESTORS_MAX)
-        a->at[a->count++] = (struct ancestor){directory, kind, reads};
+        a->at[a->count++] = (struct tally){directory, kind, reads};
 }
 
 /* Count the directory of an entry, and all directories above it that the mount shows. */
@@ -230,7 +227,7 @@ static void recogniser_find_links(struct recogniser *r)
 
 static int compare_seen(const void *a, const void *b)
 {
-    uint32_t x = ((const struct seen *)a)->position, y = ((const struct seen *)b)->position;
+    uint32_t x = ((const struct tally *)a)->position, y = ((const struct tally *)b)->position;
     return (x > y) - (x < y);
 }
 
@@ -240,9 +237,9 @@ static void ancestors_see(struct ancestors *a, const uint32_t *positions, unsign
     unsigned kept = 0;
 
     for (unsigned i = 0; i < count; i++)
-        a->seen[a->seen_count++] = (struct seen){positions[i], 1};
+        a->seen[a->seen_count++] = (struct tally){.position = positions[i], .reads = 1};
     for (unsigned i = 0; i < a->count; i++)
-        a->seen[a->seen_count++] = (struct seen){a->at[i].directory, a->at[i].below};
+        a->seen[a->seen_count++] = a->at[i];
     qsort(a->seen, a->seen_count, sizeof(a->seen[0]), compare_seen);
     for (unsigned i = 0; i < a->seen_count; i++)
         if (kept && a->seen[kept - 1].position == a->seen[i].position)
@@ -263,8 +260,9 @@ static void ancestors_count_links(struct recogniser *r, struct ancestors *a,
     ancestors_see(a, positions, count);
     for (size_t i = 0; i < r->links.count; i++) {
         const struct link *link = &r->links.at[i];
-        const struct seen *seen =
-            bsearch(&link->position, a->seen, a->seen_count, sizeof(a->seen[0]), compare_seen);
+        const struct tally wanted = {.position = link->position};
+        const struct tally *seen =
+            bsearch(&wanted, a->seen, a->seen_count, sizeof(a->seen[0]), compare_seen);
         struct node node;
         if (seen && index_node(r->index, link->position, &node) == 0)
             ancestors_count(r, a, link->entry,
@@ -276,12 +274,12 @@ static void ancestors_count_links(struct recogniser *r, struct ancestors *a,
 static struct kept_folder *recogniser_keep(struct recogniser *r, uint32_t directory,
                                            enum folder_kind kind, bool images_only)
 {
-    const struct recognised_folder wanted = {directory, kind, images_only};
     struct kept_folder *oldest = &r->kept[0];
 
     for (unsigned i = 0; i < FOLDERS_KEPT; i++) {
         struct kept_folder *k = &r->kept[i];
-        if (k->used && recognised_folder_is(&k->folder, &wanted)) {
+        if (k->used && k->directory == directory && k->kind == kind &&
+            k->images_only == images_only) {
             k->used = ++r->uses;
             return k;
         }
@@ -289,7 +287,7 @@ static struct kept_folder *recogniser_keep(struct recogniser *r, uint32_t direct
             oldest = k;
     }
     folder_files_free(oldest->files);
-    *oldest = (struct kept_folder){.folder = wanted, .used = ++r->uses};
+    *oldest = (struct kept_folder){directory, kind, images_only, .used = ++r->uses};
     oldest->error = folder_files_new(r->index, directory, kind, images_only,
                                      r->options->most_bytes / sizeof(uint64_t), &oldest->files);
     return oldest;
@@ -408,13 +406,15 @@ static int recogniser_try_folder(struct recogniser *r, const struct kept_folder 
                                    r->options->most_bytes, &found->order);
     if (err < 0)
         return err;
-    found->folder = kept->folder;
+    found->directory = kept->directory;
+    found->kind = kept->kind;
+    found->images_only = kept->images_only;
     found->files = folder_files_share(kept->files);
     return 0;
 }
 
 /* With images alone, and with all files where there are more of them. */
-static int recogniser_try_directory(struct recogniser *r, const struct ancestor *a,
+static int recogniser_try_directory(struct recogniser *r, const struct tally *a,
                                     const uint32_t *positions, unsigned count,
                                     struct recognised *found)
 {
@@ -422,7 +422,7 @@ static int recogniser_try_directory(struct recogniser *r, const struct ancestor 
     int err = -ENOENT;
 
     for (int images_only = 1; err == -ENOENT && images_only >= 0; images_only--) {
-        const struct kept_folder *kept = recogniser_keep(r, a->directory, a->kind, images_only);
+        const struct kept_folder *kept = recogniser_keep(r, a->position, a->kind, images_only);
         if (kept->error < 0)
             return kept->error;
         if (images_only || folder_files_count(kept->files) != images)
@@ -450,7 +450,7 @@ int recogniser_try(struct recogniser *r, const uint32_t *positions, unsigned cou
         ancestors_count(r, a, positions[i], FOLDER_FLAT, 1);
     ancestors_count_links(r, a, positions, count);
     for (unsigned i = 0, tried = 0; i < a->count && tried < CANDIDATES_MOST; i++) {
-        if (a->at[i].below < count - count / 4)
+        if (a->at[i].reads < count - count / 4)
             continue;
         tried++;
         struct recognised found = {0};

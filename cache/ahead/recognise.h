@@ -21,22 +21,10 @@
 
 struct recogniser;
 
-/* A directory whose files are numbered in one way. */
-struct recognised_folder {
-    uint32_t directory;
+struct recognised {
+    uint32_t directory; /* whose files are numbered in one way: */
     enum folder_kind kind;
     bool images_only;
-};
-
-static inline bool recognised_folder_is(const struct recognised_folder *a,
-                                        const struct recognised_folder *b)
-{
-    return a->directory == b->directory && a->kind == b->kind &&
-           a->images_only == b->images_only;
-}
-
-struct recognised {
-    struct recognised_folder folder;
     uint64_t epoch;
     struct folder_files *files; /* the caller's: folder_files_free */
     struct known_reads *order;  /* the caller's: known_reads_free */

@@ -47,12 +47,11 @@ static struct ahead_stats stats;
 
 static struct follow *follow(struct known_reads *order, uint64_t window_bytes, bool shared)
 {
-    const struct follow_options how = {.ahead = &options, .stats = &stats, .shared = shared};
     struct follow *f;
 
     options = (struct ahead_options){.index = tree, .window_bytes = window_bytes};
     stats = (struct ahead_stats){0};
-    ck_assert_int_eq(follow_new(&how, order, &f), 0);
+    ck_assert_int_eq(follow_new(&options, &stats, order, shared, &f), 0);
     known_reads_free(order);
     return f;
 }

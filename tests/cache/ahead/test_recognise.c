@@ -93,8 +93,8 @@ static void expect_epoch(struct training t, uint64_t epoch, unsigned count)
     ck_assert_msg(r == 0, "epoch %u with %u reads: %d", (unsigned)epoch, count, r);
     ck_assert_uint_eq(found.epoch, epoch);
     ck_assert_uint_eq(folder_files_count(found.files), FILES);
-    ck_assert_uint_eq(found.folder.directory, position_of(tree, "data/train"));
-    ck_assert(found.folder.kind == FOLDER_CLASSES && found.folder.images_only);
+    ck_assert_uint_eq(found.directory, position_of(tree, "data/train"));
+    ck_assert(found.kind == FOLDER_CLASSES && found.images_only);
     ck_assert_uint_eq(known_reads_count(found.order), FILES);
     drop(&found);
 }
@@ -156,7 +156,7 @@ START_TEST(folders_of_links_are_recognised)
     first_reads(&t, 3, positions, 128);
     ck_assert_int_eq(try(positions, 128, 0, &found), 0);
     ck_assert_uint_eq(found.epoch, 3);
-    ck_assert_uint_eq(found.folder.directory, position_of(tree, "half"));
+    ck_assert_uint_eq(found.directory, position_of(tree, "half"));
     drop(&found);
     folder_files_free(train);
     index_close(tree);
@@ -207,7 +207,7 @@ START_TEST(all_files_of_a_flat_directory)
         positions[i] = position_of(tree, path);
     }
     ck_assert_int_eq(try(positions, 64, 0, &found), 0);
-    ck_assert(found.folder.kind == FOLDER_FLAT && !found.folder.images_only);
+    ck_assert(found.kind == FOLDER_FLAT && !found.images_only);
     ck_assert_uint_eq(found.epoch, 9);
     ck_assert_uint_eq(folder_files_count(found.files), 600);
     drop(&found);
