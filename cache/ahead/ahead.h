@@ -32,7 +32,6 @@
 #include "known_reads.h"
 #include "observer.h"
 #include "reader.h"
-#include "recorder.h"
 
 struct ahead;
 

@@ -20,6 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "fault.h"
 #include "index.h"
 
 struct folder_files;
@@ -102,5 +103,63 @@ int archive_files_new(const struct index *index, uint64_t most_bytes,
 
 /* Where the first byte of a file lies, stored or in a block. -ENXIO: the file has no bytes. */
 int archive_files_offset(const struct index *index, uint32_t position, uint64_t *ret_offset);
+
+/* ---- an order from a text ---- */
+
+/*
+ * An order from a text that a person or a program wrote, perhaps for another version of the
+ * data (--order): one file per line. A line is the path of a file below `root`. But where the
+ * first line is a decimal number and no name in `root`, each line is the number of a file,
+ * counted from 0, in FOLDER_CLASSES of `root` (FOLDER_FLAT where it has no directories). Only
+ * images have numbers if there are any, else all files do.
+ *
+ * Paths may start with the directories that led to the data before it was packed, or further
+ * down than the mount does. Names may be quoted, and lines may end as on Windows.
+ *
+ * Lines that name no file are left out and counted, and the fault reports the first of them.
+ * -EINVAL: they outnumber the others. -E2BIG: more than `most` lines.
+ */
+int read_list_parse(const struct index *index, uint32_t root, const char *text, size_t len,
+                    uint64_t most, struct fault *fault, uint64_t *ret_left_out,
+                    struct known_reads **ret_order);
+
+/* ---- recording an order ---- */
+
+/*
+ * Records the order in which files are read, one path a line, so that a later job can follow it
+ * (read_list_parse). Until it is finished a record is called PATH.part, and that is what a
+ * killed process leaves. Each file is recorded up to RECORDER_TIMES times: a record holds the
+ * orders of several epochs, but does not grow for ever. A path with a newline is quoted.
+ *
+ * Threads: one at a time.
+ */
+
+#define RECORDER_TIMES 8u
+
+struct recorder;
+
+/*
+ * `path` is absolute; the paths of files are written relative to `root`. The index must outlive
+ * the recorder. Errors of open(2), -ENAMETOOLONG, -ENOMEM.
+ */
+int recorder_new(const char *path, const struct index *index, uint32_t root,
+                 struct recorder **ret_recorder);
+
+void recorder_note(struct recorder *recorder, uint32_t position);
+
+/* Write the reads noted so far. recorder_finish reports errors of write(2). */
+void recorder_flush(struct recorder *recorder);
+
+/*
+ * Give the record its name, and free the recorder. Returns the first error of all. Where
+ * nothing was read, the record of an earlier job stays as it is.
+ */
+int recorder_finish(struct recorder *recorder);
+
+/* Free it; another process has the record. NULL is fine. */
+void recorder_forget(struct recorder *recorder);
+
+/* Free it and remove what was written, since it was never used. NULL is fine. */
+void recorder_abandon(struct recorder *recorder);
 
 #endif

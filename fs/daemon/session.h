@@ -17,7 +17,6 @@
 #include "pot.h"
 #include "reader.h"
 #include "known_reads.h"
-#include "recorder.h"
 #include "stage.h"
 
 struct session;

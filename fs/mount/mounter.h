@@ -33,7 +33,6 @@
 #include "pot.h"
 #include "known_reads.h"
 #include "reader.h"
-#include "recorder.h"
 #include "stage.h"
 #include "state.h"
 

@@ -21,7 +21,6 @@
 #include "mounter.h"
 #include "numbers.h"
 #include "path.h"
-#include "read_list.h"
 #include "source_retry.h"
 #include "text.h"
 
@@ -377,18 +376,10 @@ static int read_order_file(const char *path, uint64_t most, struct text *ret_tex
     return text_read(fd, most, ret_text);
 }
 
-static void tell_left_out(const char *path, const struct read_list_lines *lines)
-{
-    unsigned long long left_out = lines->left_out, all = left_out + lines->used;
-    if (left_out)
-        cli_note("%s: %s; %llu of %llu lines are left out", path, lines->first.what, left_out,
-                 all);
-}
-
 static int open_order(struct mounter *m)
 {
     const char *path = m->options->order, *name = path;
-    struct read_list_lines lines = {0};
+    uint64_t left_out = 0;
     struct fault fault = {0};
     struct text text = {0};
 
@@ -407,11 +398,14 @@ static int open_order(struct mounter *m)
         fault_set_errno(&fault, r, NULL, "the order can't be read");
     if (r == 0)
         r = read_list_parse(m->pot->index, m->root, text.at, text.count, ORDER_LINES_MOST,
-                            &fault, &lines, &m->order);
+                            &fault, &left_out, &m->order);
     vector_free(&text);
     if (r < 0)
         return cli_fail(name, r, &fault);
-    tell_left_out(name, &lines);
+    if (left_out)
+        cli_note("%s: %s; %llu of %llu lines are left out", name, fault.what,
+                 (unsigned long long)left_out,
+                 (unsigned long long)(left_out + known_reads_count(m->order)));
     return 0;
 }
 

@@ -1,12 +1,11 @@
 /*
  * A record of what was read is an order that a later job can follow.
  */
-#include "recorder.h"
+#include "known_reads.h"
 
 #include <fcntl.h>
 
 #include "index_helper.h"
-#include "read_list.h"
 #include "suite.h"
 
 static char *read_text(const char *path)
@@ -27,7 +26,7 @@ START_TEST(a_record_is_an_order)
     char directory[64], path[72], part[80];
     struct recorder *recorder;
     struct known_reads *order;
-    struct read_list_lines lines;
+    uint64_t left_out;
     struct fault fault = {0};
     struct builder *b = new_builder();
 
@@ -55,7 +54,7 @@ START_TEST(a_record_is_an_order)
     ck_assert_ptr_null(read_text(part));
     const char *text = read_text(path);
     ck_assert_int_eq(
-        read_list_parse(tree, root, text, strlen(text), 100, &fault, &lines, &order), 0);
+        read_list_parse(tree, root, text, strlen(text), 100, &fault, &left_out, &order), 0);
     ck_assert_uint_eq(known_reads_count(order), 1 + RECORDER_TIMES);
     ck_assert_uint_eq(known_reads_at(order, 0), second);
     known_reads_free(order);
@@ -74,6 +73,47 @@ START_TEST(a_record_is_an_order)
     unlink(path);
     rmdir(directory);
     index_close(tree);
+}
+END_TEST
+
+/* Of one file: the text of its record, which is an order of that file. */
+static void expect_record(const char *name, const char *expected)
+{
+    char directory[64], path[72];
+    struct recorder *recorder;
+    struct known_reads *order;
+    uint64_t left_out = 0;
+    struct fault fault = {0};
+    struct builder *b = new_builder();
+
+    add_file(b, name, 512, 100);
+    struct index *tree = build(b, &tar_header);
+    suite_make_folder("record", directory, sizeof(directory));
+    snprintf(path, sizeof(path), "%s/record", directory);
+    ck_assert_int_eq(recorder_new(path, tree, INDEX_ROOT, &recorder), 0);
+    recorder_note(recorder, position_of(tree, name));
+    ck_assert_int_eq(recorder_finish(recorder), 0);
+    const char *text = read_text(path);
+    ck_assert_str_eq(text, expected);
+    ck_assert_int_eq(
+        read_list_parse(tree, INDEX_ROOT, text, strlen(text), 100, &fault, &left_out, &order),
+        0);
+    ck_assert_uint_eq(left_out, 0);
+    ck_assert_uint_eq(known_reads_count(order), 1);
+    ck_assert_uint_eq(known_reads_at(order, 0), position_of(tree, name));
+    known_reads_free(order);
+    unlink(path);
+    rmdir(directory);
+    index_close(tree);
+}
+
+START_TEST(odd_names_are_quoted)
+{
+    expect_record("a b\\c\"/\rd", "a b\\c\"/\rd\n"); /* not this one */
+    expect_record("a\nb", "\"a\\nb\"\n");
+    expect_record("\"x\"", "\"\\\"x\\\"\"\n");
+    expect_record("a\r", "\"a\\r\"\n");
+    expect_record("\n\\\"\r\n", "\"\\n\\\\\\\"\\r\\n\"\n");
 }
 END_TEST
 
@@ -117,6 +157,7 @@ int main(void)
     Suite *s = suite_create("recorder");
     TCase *c = tcase_create("recorder");
     tcase_add_test(c, a_record_is_an_order);
+    tcase_add_test(c, odd_names_are_quoted);
     tcase_add_test(c, lines_are_written_before_the_next_does_not_fit);
     suite_add_tcase(s, c);
     return run_suite(s);
