@@ -213,62 +213,56 @@ static void place_touch(const char *path)
         return; /* a file, or an error that the walk finds as well */
 }
 
-int place_open(const char *path, enum place_rule rule, struct place *ret_place,
-               struct place_refusal *ret_refusal)
+int place_open(const char *path, enum place_rule rule, struct place *ret_place)
 {
-    struct place at = {.fd = -1};
     char real[PATH_MAX], bare[PATH_MAX];
     size_t len = (size_t)snprintf(bare, sizeof(bare), "%s", path);
     int r = len < sizeof(bare) ? -EINVAL : -ENAMETOOLONG;
 
+    *ret_place = (struct place){.fd = -1};
     if (r == -EINVAL && path[0] == '/') {
         while (len > 1 && bare[len - 1] == '/') /* realpath asks about it by faccessat2 */
             bare[--len] = '\0';
         place_touch(path);
         r = path_real(bare, real, NULL);
         if (r == 0)
-            r = place_walk_to(rule, &at, real);
+            r = place_walk_to(rule, ret_place, real);
     }
-    if (r == 0) {
-        *ret_place = at;
+    if (r == 0)
         return 0;
-    }
-    if (ret_refusal) {
-        ret_refusal->err = -r;
-        ret_refusal->st = at.st;
-        snprintf(ret_refusal->path, sizeof(ret_refusal->path), "%s",
-                 r == -EPERM || r == -EXDEV ? at.path : path);
-    }
-    if (at.fd >= 0)
-        close(at.fd);
+    ret_place->err = -r;
+    if (r != -EPERM && r != -EXDEV)
+        snprintf(ret_place->path, sizeof(ret_place->path), "%s", path);
+    if (ret_place->fd >= 0)
+        close(steal_fd(&ret_place->fd));
     return r == -EXDEV ? -EPERM : r;
 }
 
-const char *place_explain(const struct place_refusal *refusal, char *buf, size_t size)
+const char *place_explain(const struct place *refused, char *buf, size_t size)
 {
-    const struct stat *st = &refusal->st;
+    const struct stat *st = &refused->st;
     unsigned mode = st->st_mode & 07777, uid = st->st_uid;
 
-    if (refusal->err == EXDEV)
-        snprintf(buf, size, "%s: another user's FUSE program is mounted there", refusal->path);
-    else if (refusal->err != EPERM)
-        snprintf(buf, size, "%s: %s", refusal->path, fault_errno(refusal->err));
+    if (refused->err == EXDEV)
+        snprintf(buf, size, "%s: another user's FUSE program is mounted there", refused->path);
+    else if (refused->err != EPERM)
+        snprintf(buf, size, "%s: %s", refused->path, fault_errno(refused->err));
     else if (is_unknown(uid))
         snprintf(buf, size,
                  "%s: it belongs to a user without a number in this user namespace (mode %04o)",
-                 refusal->path, mode);
+                 refused->path, mode);
     else if (uid != 0 && uid != geteuid())
         snprintf(buf, size, "%s: it belongs to user %u, who could replace what lies in it",
-                 refusal->path, uid);
+                 refused->path, uid);
     else if (S_ISLNK(st->st_mode))
-        snprintf(buf, size, "%s: it is a link", refusal->path);
+        snprintf(buf, size, "%s: it is a link", refused->path);
     else if (mode & (S_IWGRP | S_IWOTH))
         snprintf(buf, size,
                  "%s: users other than its owner %u may write to it (mode %04o, group %u)%s",
-                 refusal->path, uid, mode, (unsigned)st->st_gid,
+                 refused->path, uid, mode, (unsigned)st->st_gid,
                  mode & S_ISVTX ? "" : " and it is not sticky");
     else
         snprintf(buf, size, "%s: it is no folder that is closed to others (mode %04o)",
-                 refusal->path, mode);
+                 refused->path, mode);
     return buf;
 }

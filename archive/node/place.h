@@ -6,9 +6,9 @@
  * this user or to root and is writable to nobody else. The walk goes by descriptor, and the
  * caller gets the descriptor that was judged: a path that is opened again is a new question.
  *
- *     r = place_open(path, PLACE_SHARED, &place, &refusal);
+ *     r = place_open(path, PLACE_SHARED, &place);
  *     if (r < 0)
- *         cli_failf(NULL, "%s", place_explain(&refusal, text, sizeof(text)));
+ *         cli_failf(NULL, "%s", place_explain(&place, text, sizeof(text)));
  *     mkdirat(place.fd, "onepot-1000", 0700);
  *     close(place.fd);
  *
@@ -39,27 +39,21 @@ enum place_rule {
     PLACE_CLOSED, /* no folder is writable to anybody else: for names that need not exist */
 };
 
+/* A place that was judged, or the first folder on the way that is not trusted. */
 struct place {
-    char path[PATH_MAX]; /* real: absolute, without links */
+    char path[PATH_MAX]; /* real: absolute, without links; see place_open */
     struct stat st;
-    int fd; /* O_PATH */
-};
-
-/* The first folder, or the place itself, that is not trusted. */
-struct place_refusal {
-    char path[PATH_MAX]; /* of EPERM and EXDEV; of other errors the path that was asked for */
-    struct stat st;      /* of EPERM */
-    int err;             /* positive; EXDEV: another user's FUSE program is mounted there */
+    int fd;  /* O_PATH */
+    int err; /* 0, or positive; EXDEV: another user's FUSE program is mounted there */
 };
 
 /*
  * Judge an absolute path; it may lead to a folder or a file. Links in it are resolved first,
  * and only where they lead is judged. The caller closes ret_place->fd. -EPERM: it is not
- * trusted; other errors: it can't be opened. *ret_refusal is
- * written on any failure; NULL is fine.
+ * trusted, and *ret_place is what is not, with its state. Other errors: it can't be opened, and
+ * *ret_place has the path that was asked for.
  */
-int place_open(const char *path, enum place_rule rule, struct place *ret_place,
-               struct place_refusal *ret_refusal);
+int place_open(const char *path, enum place_rule rule, struct place *ret_place);
 
 /*
  * Open an entry of an open folder, without following a link. -EXDEV: another user's FUSE
@@ -81,6 +75,6 @@ unsigned place_uid(void);
 bool place_is_ours(const struct stat *st);
 
 /* One line: the folder, its owner and mode, and the reason. Returns buf. */
-const char *place_explain(const struct place_refusal *refusal, char *buf, size_t size);
+const char *place_explain(const struct place *refused, char *buf, size_t size);
 
 #endif

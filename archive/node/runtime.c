@@ -81,7 +81,7 @@ size_t runtime_folders(char folders[RUNTIME_FOLDERS_MAX][PATH_MAX])
 
 /* Split "/dev/shm/onepot-1000", and judge and open the place before the last slash. */
 static int runtime_open_place(const char *folder, const char **ret_name,
-                              struct place *ret_place, struct place_refusal *ret_refusal)
+                              struct place *ret_place)
 {
     char above[PATH_MAX];
     const char *slash = strrchr(folder, '/');
@@ -90,7 +90,7 @@ static int runtime_open_place(const char *folder, const char **ret_name,
     if (n < 0 || (size_t)n >= sizeof(above))
         return -EINVAL;
     *ret_name = slash + 1;
-    return place_open(n ? above : "/", PLACE_SHARED, ret_place, ret_refusal);
+    return place_open(n ? above : "/", PLACE_SHARED, ret_place);
 }
 
 /* -EPERM, -EXDEV for any entry of this name that is not a folder of ours, closed to others. */
@@ -113,44 +113,45 @@ static int runtime_enter(int place_fd, const char *name, struct stat *ret_st, in
 
 /* With `create`, -ENOENT means that another process removed the folder again meanwhile. */
 static int runtime_open_once(const char *folder, bool create, int *ret_fd,
-                             struct place_refusal *ret_refusal)
+                             struct place *ret_refused)
 {
-    struct place place;
+    struct place place = {.fd = -1};
     const char *name;
-    int r = runtime_open_place(folder, &name, &place, ret_refusal);
+    int r = runtime_open_place(folder, &name, &place);
 
+    *ret_refused = place;
     if (r < 0)
         return create && r == -ENOENT ? -ENOTDIR : r;
     if (create && mkdirat(place.fd, name, 0700) == 0)
         r = fchmodat(place.fd, name, 0700, 0) < 0 ? -errno : 0; /* undo the umask */
     else if (create && errno != EEXIST)
         r = -errno;
-    ret_refusal->st = (struct stat){0};
+    ret_refused->st = (struct stat){0};
     if (r == 0)
-        r = runtime_enter(place.fd, name, &ret_refusal->st, ret_fd);
+        r = runtime_enter(place.fd, name, &ret_refused->st, ret_fd);
     close(place.fd);
-    ret_refusal->err = -r;
-    snprintf(ret_refusal->path, sizeof(ret_refusal->path), "%s", folder);
+    ret_refused->err = -r;
+    snprintf(ret_refused->path, sizeof(ret_refused->path), "%s", folder);
     return r == -EXDEV ? -EPERM : r;
 }
 
 int runtime_open(const char *folder, bool create, int *ret_fd)
 {
-    struct place_refusal refusal;
-    int r = runtime_open_once(folder, create, ret_fd, &refusal);
+    struct place refused;
+    int r = runtime_open_once(folder, create, ret_fd, &refused);
     for (int again = 0; create && r == -ENOENT && again < AGAIN_MOST; again++)
-        r = runtime_open_once(folder, create, ret_fd, &refusal);
+        r = runtime_open_once(folder, create, ret_fd, &refused);
     return r;
 }
 
 const char *runtime_explain(const char *folder, int err, char *buf, size_t size)
 {
-    struct place_refusal refusal;
+    struct place refused;
     auto_close int fd = -1;
 
-    int r = runtime_open_once(folder, false, &fd, &refusal);
+    int r = runtime_open_once(folder, false, &fd, &refused);
     if (r == -EPERM)
-        place_explain(&refusal, buf, size);
+        place_explain(&refused, buf, size);
     else if (r == -ENOENT && err == -ENOTDIR)
         snprintf(buf, size, "%s: the folder that it would be in does not exist", folder);
     else
@@ -175,7 +176,7 @@ static void runtime_remove(const char *folder, int folder_fd)
     struct place place;
     const char *name;
 
-    if (!runtime_is_empty(folder_fd) || runtime_open_place(folder, &name, &place, NULL) < 0)
+    if (!runtime_is_empty(folder_fd) || runtime_open_place(folder, &name, &place) < 0)
         return;
     if (file_is_named(place.fd, name, folder_fd, NULL) == 1) {
         unlinkat(folder_fd, "lock", 0);

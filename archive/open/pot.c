@@ -426,12 +426,11 @@ static int cache_bound(int folder, const char *new, uint64_t bytes, int64_t olde
 /* Open the cache folder, which is refused where another user could replace what lies in it. */
 static int cache_place(const char *path, struct fault *fault, struct place *ret_place)
 {
-    struct place_refusal refusal;
     char text[PATH_MAX + 256];
-    int r = place_open(path, PLACE_SHARED, ret_place, &refusal);
+    int r = place_open(path, PLACE_SHARED, ret_place);
     return r == 0 || r == -ENOENT ? r
                                   : fault_set(fault, r, NULL, FAULT_NO_OFFSET, "%s",
-                                              place_explain(&refusal, text, sizeof(text)));
+                                              place_explain(ret_place, text, sizeof(text)));
 }
 
 /* Open the folder, if nobody else can put anything into it. */

@@ -186,15 +186,14 @@ static bool see_fit(struct findings *f, const char *path, uint64_t bytes, uint64
 static bool see_refusal(struct findings *f, const char *path)
 {
     char text[PATH_MAX + 256];
-    struct place_refusal refusal;
     struct place place;
-    int r = place_open(path, PLACE_SHARED, &place, &refusal);
+    int r = place_open(path, PLACE_SHARED, &place);
     if (r == 0)
         close(place.fd);
     if (r != -EPERM)
         return false;
     finding_add(f, FINDING_WARNING, path, "is not used: %s",
-                place_explain(&refusal, text, sizeof(text)));
+                place_explain(&place, text, sizeof(text)));
     return true;
 }
 

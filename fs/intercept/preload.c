@@ -29,10 +29,9 @@ static int refuse(char why[PRELOAD_WHY_MAX], const char *path, int r, const char
 
 static int open_closed(const char *path, struct place *ret_place, char why[PRELOAD_WHY_MAX])
 {
-    struct place_refusal refusal;
-    int r = place_open(path, PLACE_CLOSED, ret_place, &refusal);
+    int r = place_open(path, PLACE_CLOSED, ret_place);
     if (r < 0)
-        place_explain(&refusal, why, PRELOAD_WHY_MAX);
+        place_explain(ret_place, why, PRELOAD_WHY_MAX);
     return r;
 }
 
@@ -208,10 +207,10 @@ static bool is_safe(const char *path)
     int r = -ENAMETOOLONG;
 
     if (strlen(path) < sizeof(upper))
-        r = place_open(strcpy(upper, path), PLACE_CLOSED, &place, NULL);
+        r = place_open(strcpy(upper, path), PLACE_CLOSED, &place);
     for (char *slash; r == -ENOENT && (slash = strrchr(upper, '/'));) {
         slash[slash == upper] = '\0';
-        r = place_open(upper, PLACE_CLOSED, &place, NULL);
+        r = place_open(upper, PLACE_CLOSED, &place);
     }
     if (r == 0)
         close(place.fd);

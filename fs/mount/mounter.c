@@ -173,18 +173,17 @@ static int check_at(const char *at)
 {
     char above[PATH_MAX], text[PATH_MAX + 256];
     const char *name = path_base(at);
-    struct place_refusal refusal;
     struct mount_entry entry;
     struct place place;
     struct stat st;
 
     snprintf(above, sizeof(above), "%.*s", (int)(name - at), at);
-    int r = place_open(above, PLACE_SHARED, &place, &refusal);
+    int r = place_open(above, PLACE_SHARED, &place);
     if (r < 0 && r != -EPERM)
         return cli_fail(at, r, NULL);
     if (r < 0)
         return cli_failf(at, "another user could replace it: %s",
-                         place_explain(&refusal, text, sizeof(text)));
+                         place_explain(&place, text, sizeof(text)));
     bool is_sticky = place.st.st_mode & (S_IWGRP | S_IWOTH);
     bool is_there = is_sticky && *name && mountinfo_find(at, &entry) < 0 &&
                     fstatat(place.fd, name, &st, AT_SYMLINK_NOFOLLOW) == 0;
@@ -229,13 +228,12 @@ static int resolve_at(struct mounter *m)
 static void choose_view(struct mounter *m)
 {
     char text[PATH_MAX + 256];
-    struct place_refusal refusal;
     struct place place;
 
-    if (place_open(m->layer.dir, PLACE_SHARED, &place, &refusal) < 0) {
+    if (place_open(m->layer.dir, PLACE_SHARED, &place) < 0) {
         cli_note("%s: others could replace it (%s), so the tree is shown elsewhere, at a path "
                  "that differs between jobs",
-                 m->layer.dir, place_explain(&refusal, text, sizeof(text)));
+                 m->layer.dir, place_explain(&place, text, sizeof(text)));
         return;
     }
     close(place.fd);

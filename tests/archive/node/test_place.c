@@ -65,10 +65,12 @@ static const char *make(const char *name, uid_t uid, mode_t mode)
     return path;
 }
 
-static int judge(const char *path, enum place_rule rule, struct place_refusal *refusal)
+static int judge(const char *path, enum place_rule rule, struct place *ret_refused)
 {
     struct place place;
-    int r = place_open(path, rule, &place, refusal);
+    int r = place_open(path, rule, &place);
+    if (ret_refused)
+        *ret_refused = place;
     if (r == 0) {
         struct stat st;
         ck_assert_int_eq(stat(place.path, &st), 0);
@@ -97,18 +99,18 @@ static bool is_root(void)
 
 START_TEST(a_sticky_folder_of_root_will_do_unless_it_must_be_closed)
 {
-    struct place_refusal refusal;
+    struct place refused;
     ck_assert_int_eq(judge("/tmp", PLACE_SHARED, NULL), 0);
     ck_assert_int_eq(judge(base, PLACE_SHARED, NULL), 0);
-    ck_assert_int_eq(judge(base, PLACE_CLOSED, &refusal), -EPERM);
-    ck_assert_str_eq(refusal.path, "/tmp");
+    ck_assert_int_eq(judge(base, PLACE_CLOSED, &refused), -EPERM);
+    ck_assert_str_eq(refused.path, "/tmp");
     ck_assert_int_eq(judge("/", PLACE_CLOSED, NULL), 0);
 }
 END_TEST
 
 START_TEST(no_folder_above_may_be_another_user_s)
 {
-    struct place_refusal refusal;
+    struct place refused;
     char text[512];
     if (!is_root())
         return;
@@ -118,10 +120,10 @@ START_TEST(no_folder_above_may_be_another_user_s)
     const char *inside = make("mine/inside", US, 0700);
     be_us();
     ck_assert_int_eq(judge(inside, PLACE_SHARED, NULL), 0);
-    ck_assert_int_eq(judge(ours, PLACE_SHARED, &refusal), -EPERM);
-    ck_assert_str_eq(refusal.path, theirs);
-    ck_assert_uint_eq(refusal.st.st_uid, OTHER);
-    ck_assert_ptr_nonnull(strstr(place_explain(&refusal, text, sizeof(text)), "user 4343"));
+    ck_assert_int_eq(judge(ours, PLACE_SHARED, &refused), -EPERM);
+    ck_assert_str_eq(refused.path, theirs);
+    ck_assert_uint_eq(refused.st.st_uid, OTHER);
+    ck_assert_ptr_nonnull(strstr(place_explain(&refused, text, sizeof(text)), "user 4343"));
 }
 END_TEST
 
@@ -141,7 +143,7 @@ END_TEST
 
 START_TEST(what_others_may_write_to_is_refused_unless_sticky)
 {
-    struct place_refusal refusal;
+    struct place refused;
     char text[512];
     if (!is_root())
         return;
@@ -151,8 +153,8 @@ START_TEST(what_others_may_write_to_is_refused_unless_sticky)
     make("theirs", OTHER, 01777); /* its owner renames what lies there, sticky or not */
     const char *in_theirs = make("theirs/ours", US, 0700);
     be_us();
-    ck_assert_int_eq(judge(inside, PLACE_SHARED, &refusal), -EPERM);
-    ck_assert_ptr_nonnull(strstr(place_explain(&refusal, text, sizeof(text)), "0777"));
+    ck_assert_int_eq(judge(inside, PLACE_SHARED, &refused), -EPERM);
+    ck_assert_ptr_nonnull(strstr(place_explain(&refused, text, sizeof(text)), "0777"));
     ck_assert_int_eq(judge(sticky, PLACE_SHARED, NULL), 0);
     ck_assert_int_eq(judge(sticky, PLACE_CLOSED, NULL), -EPERM);
     ck_assert_int_eq(judge(in_theirs, PLACE_SHARED, NULL), -EPERM);
@@ -250,7 +252,7 @@ START_TEST(links_lead_where_they_lead_and_that_is_judged)
     ck_assert_int_eq(symlink(ours, under("theirs/link")), 0);
     ck_assert_int_eq(symlink("theirs", under("to_theirs")), 0);
     be_us();
-    ck_assert_int_eq(place_open(under("theirs/link"), PLACE_SHARED, &place, NULL), 0);
+    ck_assert_int_eq(place_open(under("theirs/link"), PLACE_SHARED, &place), 0);
     ck_assert_str_eq(place.path, ours);
     close(place.fd);
     ck_assert_int_eq(judge(under("to_theirs"), PLACE_SHARED, NULL), -EPERM);
@@ -281,12 +283,12 @@ END_TEST
 
 START_TEST(a_path_that_is_none_is_an_error)
 {
-    struct place_refusal refusal;
-    ck_assert_int_eq(judge("tmp", PLACE_SHARED, &refusal), -EINVAL);
-    ck_assert_int_eq(judge("", PLACE_SHARED, &refusal), -EINVAL);
-    ck_assert_int_eq(judge(under("absent"), PLACE_SHARED, &refusal), -ENOENT);
-    ck_assert_str_eq(refusal.path, under("absent"));
-    ck_assert_int_eq(judge("/etc/passwd/x", PLACE_SHARED, &refusal), -ENOTDIR);
+    struct place refused;
+    ck_assert_int_eq(judge("tmp", PLACE_SHARED, &refused), -EINVAL);
+    ck_assert_int_eq(judge("", PLACE_SHARED, &refused), -EINVAL);
+    ck_assert_int_eq(judge(under("absent"), PLACE_SHARED, &refused), -ENOENT);
+    ck_assert_str_eq(refused.path, under("absent"));
+    ck_assert_int_eq(judge("/etc/passwd/x", PLACE_SHARED, &refused), -ENOTDIR);
 }
 END_TEST
 
