@@ -192,10 +192,6 @@ int dataset_error(struct onepot_error *error, int err, const struct dataset *dat
 int dataset_error_because(struct onepot_error *error, int err, const struct dataset *dataset,
                           const struct record *record, const char *why);
 
-/* Say in *error how long a read of the record has been waiting. Returns -ETIME. */
-int dataset_stalled(struct onepot_error *error, const struct dataset *dataset,
-                    const struct record *record, uint64_t age_ns);
-
 /* A cursor of this process, to be put back when it is not used for long. -ENOMEM, -ENOTSUP. */
 int cursor_get(struct dataset *dataset, struct onepot_error *error, struct cursor **ret_cursor);
 void cursor_put(struct cursor *cursor);
@@ -206,7 +202,7 @@ int cursor_read(struct dataset *dataset, struct cursor *cursor, const struct rec
 
 /*
  * Tell the cache after how many samples of this loader the file just read will be read again.
- * The cache decides by that which files it keeps (readers.c).
+ * The cache decides by that which files it keeps.
  */
 void cursor_again(struct dataset *dataset, struct cursor *cursor, const struct record *record,
                   uint64_t distance);
@@ -216,9 +212,6 @@ void cursor_advance(struct cursor *cursor, uint64_t samples);
 
 /* Fill in the statistics of this process's caches and storage. */
 void dataset_cache_stats(struct dataset *dataset, struct onepot_stats *stats);
-
-/* Free the readers of this process. No cursor may be in use. */
-void dataset_free_readers(struct dataset *dataset);
 
 /* ---- labels ---- */
 
@@ -242,10 +235,6 @@ int label_find(const struct dataset *dataset, const struct record *first,
 
 /* An integer in decimal, with nothing but blanks around it. -EDOM. */
 int label_parse(const void *text, size_t len, int64_t *ret_label);
-
-/* Read a sample's label; -1: it has none. Errors as in label_find and reads. */
-int label_read(struct dataset *dataset, const struct record *first, struct onepot_error *error,
-               int64_t *ret_label);
 
 /* As dataset_error, about the part with the label of a sample. */
 int label_error(struct onepot_error *error, int err, const struct dataset *dataset,
@@ -278,8 +267,6 @@ int npy_parse(const void *bytes, size_t len, struct onepot_npy *ret_npy, size_t 
 /* Another handle for the same samples, to be closed by the caller. NULL: no memory. */
 struct onepot_archive *archive_share(const struct onepot_archive *archive);
 
-int archive_name(const struct onepot_archive *archive, uint64_t sample, char *buf, size_t size,
-                 size_t *ret_len);
 /*
  * May all of the sample be brought into memory? -EFBIG and the record that is mostly holes;
  * -EUCLEAN.

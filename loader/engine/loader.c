@@ -1693,6 +1693,15 @@ static int loader_say_full(const struct onepot_loader *loader, uint64_t bytes, u
                      bytes, where, stats.slab_bytes, stats.part_bytes, parts);
 }
 
+/* Says how long a read of the record has been waiting. Returns -ETIME. */
+static int loader_say_stalled(const struct dataset *d, uint64_t record, uint64_t age_ns,
+                              struct onepot_error *error)
+{
+    char words[64];
+    snprintf(words, sizeof(words), "a read has been waiting for %.1f s", (double)age_ns / 1e9);
+    return dataset_error_because(error, -ETIME, d, &d->records[record], words);
+}
+
 /* A batch with an error is released at once. */
 static int loader_fail_batch(struct onepot_loader *loader, struct slab *slab,
                              struct onepot_error *error)
@@ -1702,7 +1711,7 @@ static int loader_fail_batch(struct onepot_loader *loader, struct slab *slab,
     if (slab->lost)
         loader_accelerator->error(loader->devices, slab->device, error);
     else if (slab->abandoned)
-        dataset_stalled(error, d, &d->records[slab->bad_record], slab->stalled_ns);
+        loader_say_stalled(d, slab->bad_record, slab->stalled_ns, error);
     else
         fill_error(error, r, d, slab->bad_record, slab->why);
     engine_release(slab);
@@ -1732,9 +1741,8 @@ int loader_next_of(struct onepot_loader *loader, uint64_t epoch, int timeout_ms,
     if (r == -ENOBUFS)
         return loader_say_full(loader, about, device, error);
     if (r == -ETIME)
-        return dataset_stalled(error, loader->archive->dataset,
-                               &loader->archive->dataset->records[about],
-                               loader->options.io_timeout_ns);
+        return loader_say_stalled(loader->archive->dataset, about,
+                                  loader->options.io_timeout_ns, error);
     if (r == -ETIMEDOUT)
         return error_set(error, r, "no batch was ready in time");
     if (r == -ENODATA)
