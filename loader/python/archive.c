@@ -1,6 +1,8 @@
 /*
- * The part of Archive that is written in C: opening, other selections of its samples, and
- * questions about all of them. onepot/_archive.py has the rest.
+ * The part of Archive that is written in C: opening, other selections of its samples, questions
+ * about all of them, and batches in memory that the caller provides: torch tensors in shared
+ * memory, or a bytearray. onepot/_archive.py has the rest. A Sample refers to its Archive,
+ * where it looks everything up.
  */
 #include "module.h"
 
@@ -24,6 +26,87 @@ PyObject *archive_lease(PyObject *self)
         PyErr_SetString(PyExc_ValueError,
                         is_closed ? "the archive is closed" : "the archive was not opened");
     return capsule;
+}
+
+/* ---- batches in the caller's memory ---- */
+
+/*
+ * Methods of Archive with which the package's datasets make batches in memory of their own:
+ * _layout(indices, align=0, images=None): (bytes of data, bytes of everything);
+ * _fill(indices, align, memory, size=0, images=None, seed=0, epoch=0): into a buffer, or into
+ * `size` bytes at an address. images: pictures are decoded so (take_images).
+ */
+/*
+ * Read a batch that is asked for. Its samples are to be freed with PyMem_Free. images: None, or
+ * a tuple for take_images, which makes `plans` of it, as many as ONEPOT_IMAGES_MAX.
+ */
+static int take_batch(const struct onepot_archive *archive, PyObject *samples, PyObject *images,
+                      struct onepot_images *plans, struct gather_batch *ret)
+{
+    Py_ssize_t count;
+    if (images != Py_None && take_images(images, plans) < 0)
+        return -1;
+    uint64_t *numbers = take_indices(samples, onepot_archive_samples(archive), 1, &count);
+    if (!numbers)
+        return -1;
+    ret->archive = archive;
+    ret->samples = numbers;
+    ret->count = (uint64_t)count;
+    ret->images = images != Py_None ? plans : NULL;
+    return 0;
+}
+
+static PyObject *archive_layout(PyObject *self, PyObject *args)
+{
+    PyObject *samples, *images = Py_None;
+    struct onepot_images plans[ONEPOT_IMAGES_MAX];
+    struct gather_batch batch = {0};
+    struct onepot_error error = {0};
+    uint64_t data, all;
+    int r;
+    auto_lease lease = archive_lease(self);
+    struct onepot_archive *archive = leased(lease);
+    if (!archive || !PyArg_ParseTuple(args, "O|IO", &samples, &batch.align, &images) ||
+        take_batch(archive, samples, images, plans, &batch) < 0)
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    r = gather_batch_bytes(&batch, &error, &data, &all);
+    Py_END_ALLOW_THREADS
+    PyMem_Free((void *)(uintptr_t)batch.samples);
+    return r < 0 ? raise_error(r, &error)
+                 : Py_BuildValue("(KK)", (unsigned long long)data, (unsigned long long)all);
+}
+
+static PyObject *archive_fill(PyObject *self, PyObject *args)
+{
+    PyObject *samples, *memory, *images = Py_None;
+    struct onepot_images plans[ONEPOT_IMAGES_MAX];
+    struct gather_batch batch = {0};
+    struct onepot_error error = {0};
+    unsigned long long size = 0, seed = 0, epoch = 0;
+    Py_buffer view = {0};
+    void *address = NULL;
+    auto_lease lease = archive_lease(self);
+    struct onepot_archive *archive = leased(lease);
+    if (!archive ||
+        !PyArg_ParseTuple(args, "OIO|KOKK", &samples, &batch.align, &memory, &size, &images,
+                          &seed, &epoch) ||
+        take_batch(archive, samples, images, plans, &batch) < 0)
+        return NULL;
+    batch.seed = seed;
+    batch.epoch = epoch;
+    int r = take_memory(memory, &size, &view, &address);
+    if (r == 0) {
+        Py_BEGIN_ALLOW_THREADS
+        r = gather_batch_fill(&batch, address, size, &error);
+        Py_END_ALLOW_THREADS
+        if (r < 0)
+            raise_error(r, &error);
+    }
+    if (view.obj)
+        PyBuffer_Release(&view);
+    PyMem_Free((void *)(uintptr_t)batch.samples);
+    return r < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 /* ---- opening ---- */

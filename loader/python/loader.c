@@ -123,40 +123,44 @@ static void loader_free(PyObject *capsule)
     PyMem_Free(l);
 }
 
-/* Devices by their names, while the loader is made. */
-struct named {
-    const char *names[ONEPOT_DEVICES_MAX];
+/* The options of a loader that is made, and what they point to. */
+struct loader_given {
+    struct onepot_loader_options o;
+    bool awaits_order;
+    const char *names[ONEPOT_DEVICES_MAX]; /* of the devices */
     struct onepot_device *devices[ONEPOT_DEVICES_MAX];
-    uint32_t count;
+    uint32_t device_count;
+    struct onepot_images images[ONEPOT_IMAGES_MAX];
+    struct onepot_conversion conversion;
 };
 
 /* A tuple of names. */
-static int loader_take_names(PyObject *given, struct named *named)
+static int loader_take_names(PyObject *names, struct loader_given *given)
 {
-    Py_ssize_t count = PyTuple_Size(given);
+    Py_ssize_t count = PyTuple_Size(names);
     if (count > (Py_ssize_t)ONEPOT_DEVICES_MAX) {
         PyErr_Format(PyExc_ValueError, "more than %u devices", ONEPOT_DEVICES_MAX);
         return -1;
     }
     for (Py_ssize_t i = 0; i < count; i++)
-        if (!(named->names[i] = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(given, i), NULL)))
+        if (!(given->names[i] = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(names, i), NULL)))
             return -1;
-    named->count = (uint32_t)count;
+    given->device_count = (uint32_t)count;
     return 0;
 }
 
-static int named_open(struct named *named, struct onepot_error *error)
+static int devices_open(struct loader_given *given, struct onepot_error *error)
 {
     int r = 0;
-    for (uint32_t i = 0; i < named->count && r == 0; i++)
-        r = onepot_device_open(named->names[i], error, &named->devices[i]);
+    for (uint32_t i = 0; i < given->device_count && r == 0; i++)
+        r = onepot_device_open(given->names[i], error, &given->devices[i]);
     return r;
 }
 
-static void named_close(struct named *named)
+static void devices_close(struct loader_given *given)
 {
-    for (uint32_t i = 0; i < named->count; i++)
-        onepot_device_close(named->devices[i]);
+    for (uint32_t i = 0; i < given->device_count; i++)
+        onepot_device_close(given->devices[i]);
 }
 
 /* Takes `loader` over, also on failure; archive: its lease. */
@@ -184,9 +188,8 @@ static PyObject *loader_capsule(struct onepot_loader *loader,
     return capsule;
 }
 
-static PyObject *loader_make(PyObject *archive, struct named *named, PyTypeObject *batch_type,
-                             PyObject *decode, struct onepot_loader_options *o,
-                             bool awaits_order)
+static PyObject *loader_make(PyObject *archive, struct loader_given *given,
+                             PyTypeObject *batch_type, PyObject *decode)
 {
     struct onepot_error error = {0};
     struct onepot_loader *loader = NULL;
@@ -195,16 +198,16 @@ static PyObject *loader_make(PyObject *archive, struct named *named, PyTypeObjec
     struct onepot_archive *handle = leased(lease);
     if (!handle)
         return NULL;
-    o->devices = named->count ? named->devices : NULL;
-    o->device_count = named->count;
+    given->o.devices = given->device_count ? given->devices : NULL;
+    given->o.device_count = given->device_count;
     Py_BEGIN_ALLOW_THREADS
-    r = named_open(named, &error);
+    r = devices_open(given, &error);
     if (r == 0)
-        r = loader_new(handle, o, awaits_order, &error, &loader);
+        r = loader_new(handle, &given->o, given->awaits_order, &error, &loader);
     Py_END_ALLOW_THREADS
-    PyObject *capsule =
-        r < 0 ? raise_error(r, &error) : loader_capsule(loader, o, lease, batch_type, decode);
-    named_close(named); /* the loader has its own references */
+    PyObject *capsule = r < 0 ? raise_error(r, &error)
+                              : loader_capsule(loader, &given->o, lease, batch_type, decode);
+    devices_close(given); /* the loader has its own references */
     return capsule;
 }
 
@@ -223,36 +226,29 @@ static int loader_take_decode(PyObject *decode, struct onepot_loader_options *o)
     return 0;
 }
 
-/* The loader's options that convert samples, kept by the caller. */
-struct made {
-    struct onepot_images images[ONEPOT_IMAGES_MAX];
-    struct onepot_conversion conversion;
-};
-
 /*
  * None; or (height, width, channels, type, four means, four scales) of pixels that a device
  * converts; or a longer tuple, or a list, of pictures that are decoded (take_images).
  */
-static int loader_take_images(PyObject *given, struct made *made,
-                              struct onepot_loader_options *o)
+static int loader_take_images(PyObject *shape, struct loader_given *given)
 {
-    struct onepot_conversion *images = &made->conversion;
+    struct onepot_conversion *images = &given->conversion;
     float *mean = images->mean, *scale = images->scale;
     int type;
-    if (given == Py_None)
+    if (shape == Py_None)
         return 0;
-    if (PyList_Check(given) || (PyTuple_Check(given) && PyTuple_Size(given) > 6)) {
-        o->images = made->images;
-        return take_images(given, made->images);
+    if (PyList_Check(shape) || (PyTuple_Check(shape) && PyTuple_Size(shape) > 6)) {
+        given->o.images = given->images;
+        return take_images(shape, given->images);
     }
-    if (!PyArg_ParseTuple(given, "O&O&O&i(ffff)(ffff)", take_small, &images->height, take_small,
+    if (!PyArg_ParseTuple(shape, "O&O&O&i(ffff)(ffff)", take_small, &images->height, take_small,
                           &images->width, take_small, &images->channels, &type, &mean[0],
                           &mean[1], &mean[2], &mean[3], &scale[0], &scale[1], &scale[2],
                           &scale[3]))
         return -1;
     images->size = sizeof(*images);
     images->type = (enum onepot_float)type;
-    o->convert = images;
+    given->o.convert = images;
     return 0;
 }
 
@@ -283,23 +279,22 @@ static PyObject *loader_open(PyObject *self, PyObject *args)
         {"gather", FIELD_SMALL, offsetof(struct onepot_loader_options, gather)},
         {"io_timeout", FIELD_SMALL, offsetof(struct onepot_loader_options, io_timeout_ms)},
         {0}};
-    PyObject *given, *open, *names, *decode, *shape, *options;
+    PyObject *archived, *open, *names, *decode, *shape, *options;
     PyTypeObject *batch_type;
     int awaits_order;
-    struct named named = {.count = 0};
-    struct made made = {0};
-    struct onepot_loader_options o = {.size = sizeof(o)};
-    if (!PyArg_ParseTuple(args, "OOO!OOO!O!p", &given, &open, &PyTuple_Type, &names, &decode,
+    struct loader_given given = {.o = {.size = sizeof(given.o)}};
+    if (!PyArg_ParseTuple(args, "OOO!OOO!O!p", &archived, &open, &PyTuple_Type, &names, &decode,
                           &shape, &PyDict_Type, &options, &PyType_Type, &batch_type,
                           &awaits_order) ||
-        loader_take_names(names, &named) < 0 || fields_take(fields, options, &o) < 0 ||
-        loader_take_decode(decode, &o) < 0 || loader_take_images(shape, &made, &o) < 0)
+        loader_take_names(names, &given) < 0 || fields_take(fields, options, &given.o) < 0 ||
+        loader_take_decode(decode, &given.o) < 0 || loader_take_images(shape, &given) < 0)
         return NULL;
-    PyObject *archive = PyObject_CallFunctionObjArgs(open, given, NULL), *loader = NULL;
+    given.awaits_order = awaits_order;
+    PyObject *archive = PyObject_CallFunctionObjArgs(open, archived, NULL), *loader = NULL;
     if (archive && !PyObject_TypeCheck(archive, archive_type))
         PyErr_SetString(PyExc_TypeError, "that is no archive");
     else if (archive)
-        loader = loader_make(archive, &named, batch_type, decode, &o, awaits_order);
+        loader = loader_make(archive, &given, batch_type, decode);
     PyObject *both = loader ? Py_BuildValue("(OO)", loader, archive) : NULL;
     Py_XDECREF(loader);
     Py_XDECREF(archive);

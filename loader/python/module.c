@@ -1,11 +1,14 @@
 /*
- * The module, its errors, and the conversion of numbers and structs from Python.
+ * The module, its errors, and the conversion of numbers, memory, images and structs from
+ * Python. onepot/_images.py explains and checks the options of images.
  */
 #include "module.h"
 
 #include <errno.h>
 #include <limits.h>
 #include <string.h>
+
+#define SIGNALS_PACE 65536u /* indices between looks at signals */
 
 /* ---- errors ---- */
 
@@ -82,6 +85,124 @@ int take_small(PyObject *given, void *ret)
         return 0;
     *(uint32_t *)ret = (uint32_t)n;
     return 1;
+}
+
+/* One index. -1 with an exception. */
+static int take_index(PyObject *given, uint64_t samples, int from_end, uint64_t *ret)
+{
+    PyObject *number = PyNumber_Index(given);
+    int64_t index = number ? PyLong_AsLongLong(number) : -1;
+    Py_XDECREF(number);
+    if (PyErr_Occurred()) {
+        if (!PyErr_ExceptionMatches(PyExc_OverflowError))
+            return -1;
+        PyErr_Clear();
+        index = INT64_MIN; /* there is no such sample, either */
+    }
+    *ret = (uint64_t)(index < 0 && from_end ? index + (int64_t)samples : index);
+    if (*ret < samples)
+        return 0;
+    PyErr_SetString(PyExc_IndexError, "there is no such sample");
+    return -1;
+}
+
+static int grow_indices(uint64_t **indices, size_t *room)
+{
+    size_t more = *room ? 2 * *room : 64;
+    uint64_t *moved = more > PY_SSIZE_T_MAX / sizeof(**indices)
+                          ? NULL
+                          : PyMem_Realloc(*indices, more * sizeof(**indices));
+    if (!moved) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    *indices = moved;
+    *room = more;
+    return 0;
+}
+
+/* One by one, so that the first one that is wrong ends it, however many follow. */
+uint64_t *take_indices(PyObject *given, uint64_t samples, int from_end, Py_ssize_t *ret_count)
+{
+    PyObject *items = PyObject_GetIter(given), *item;
+    uint64_t *indices = NULL;
+    size_t count = 0, room = 0;
+    int r = items ? grow_indices(&indices, &room) : -1;
+    while (r == 0 && (item = PyIter_Next(items))) {
+        r = count == room ? grow_indices(&indices, &room) : 0;
+        if (r == 0)
+            r = take_index(item, samples, from_end, &indices[count++]);
+        Py_DECREF(item);
+        if (r == 0 && count % SIGNALS_PACE == 0)
+            r = PyErr_CheckSignals();
+    }
+    Py_XDECREF(items);
+    if (PyErr_Occurred()) {
+        PyMem_Free(indices);
+        return NULL;
+    }
+    *ret_count = (Py_ssize_t)count;
+    return indices;
+}
+
+/* ---- memory ---- */
+
+int take_memory(PyObject *given, unsigned long long *size, Py_buffer *view, void **ret_address)
+{
+    if (PyLong_Check(given)) {
+        *ret_address = PyLong_AsVoidPtr(given);
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    if (PyObject_GetBuffer(given, view, PyBUF_WRITABLE) < 0)
+        return -1;
+    *ret_address = view->buf;
+    *size = (unsigned long long)view->len;
+    return 0;
+}
+
+/* ---- images ---- */
+
+static int take_one(PyObject *given, struct onepot_images *o)
+{
+    int crop, interpolation, type, on_error, flip, last, exact;
+    *o = (struct onepot_images){.size = sizeof(*o)};
+    if (!PyArg_ParseTuple(given, "O&O&i(ff)(ff)pO&ii(fff)(fff)ppiO&O&O&", take_small,
+                          &o->height, take_small, &o->width, &crop, &o->scale[0], &o->scale[1],
+                          &o->ratio[0], &o->ratio[1], &flip, take_small, &o->resize,
+                          &interpolation, &type, &o->mean[0], &o->mean[1], &o->mean[2],
+                          &o->std[0], &o->std[1], &o->std[2], &last, &exact, &on_error,
+                          take_small, &o->raw_height, take_small, &o->raw_width, take_small,
+                          &o->raw_channels))
+        return -1;
+    o->crop = (enum onepot_crop)crop;
+    o->no_flip = !flip;
+    o->interpolation = (enum onepot_interpolation)interpolation;
+    o->type = (enum onepot_float)type;
+    o->channels_last = last;
+    o->exact = exact;
+    o->on_error = (enum onepot_on_error)on_error;
+    return 0;
+}
+
+int take_images(PyObject *given, struct onepot_images *o)
+{
+    Py_ssize_t count = PyList_Check(given) ? PyList_Size(given) : 0;
+    if (!PyList_Check(given))
+        return take_one(given, o);
+    if (count < 1 || count > (Py_ssize_t)ONEPOT_IMAGES_MAX) {
+        PyErr_Format(PyExc_ValueError, "images of 1 to %u parts", ONEPOT_IMAGES_MAX);
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        const char *name;
+        PyObject *one;
+        if (!PyArg_ParseTuple(PyList_GetItem(given, i), "yO", &name, &one) ||
+            take_one(one, &o[i]) < 0)
+            return -1;
+        o[i].part = name;
+        o[i].next = i + 1 < count ? &o[i + 1] : NULL;
+    }
+    return 0;
 }
 
 /* ---- structs as dicts ---- */
@@ -221,6 +342,17 @@ static PyObject *module_view(PyObject *self, PyObject *args)
         return NULL;
     return (PyObject *)buffer_of_bytes(is_kept ? owner : NULL, (void *)(uintptr_t)address,
                                        (uint64_t)size, 0, ITEM_UINT8);
+}
+
+static PyObject *module_images_bytes(PyObject *self, PyObject *given)
+{
+    struct onepot_images o[ONEPOT_IMAGES_MAX];
+    struct onepot_error error = {0};
+    uint64_t bytes = 0;
+    if (take_images(given, o) < 0)
+        return NULL;
+    int r = onepot_images_bytes(o, &error, &bytes);
+    return r < 0 ? raise_error(r, &error) : PyLong_FromUnsignedLongLong(bytes);
 }
 
 static PyObject *module_launcher_rank(PyObject *self, PyObject *unused)

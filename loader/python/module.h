@@ -140,59 +140,9 @@ struct py_buffer {
     int device_index;
 };
 
-/*
- * The shape of a view: lengths in elements, and strides in bytes from one to the next. Only the
- * first `dimensions` of each are set.
- */
-struct shape {
-    enum item item;
-    int dimensions;
-    Py_ssize_t lengths[BUFFER_DIMENSIONS], strides[BUFFER_DIMENSIONS];
-};
-
-/* Set the dimensions from number `first` on to these lengths, without gaps. */
-void shape_set(struct shape *shape, int first, int count, const uint64_t *lengths,
-               bool fortran_order);
-
-/*
- * A view of the `room` bytes at `bytes`. All Buffers are made here, so a Buffer's length and
- * shape agree. BufferError: some of the elements are not within these bytes. Takes a reference
- * to `owner`.
- */
-struct py_buffer *buffer_new(PyObject *owner, void *bytes, uint64_t room, int read_only,
-                             const struct shape *shape);
-
 /* `len` bytes, or the elements that they hold, in one dimension. */
 struct py_buffer *buffer_of_bytes(PyObject *owner, void *bytes, uint64_t len, int read_only,
                                   enum item item);
-
-/* A writable copy of the elements, in C order. */
-struct py_buffer *buffer_copy(const struct py_buffer *buffer);
-
-/* Call a function of onepot/_copy.py, which knows foreign arrays and streams. */
-PyObject *copy_call(const char *function, const char *format, ...);
-/* The handle in a number, or in another program's stream. -1 with an exception. */
-int take_stream(PyObject *stream, void **ret_handle);
-/*
- * A stream that is an object must not be destroyed while its batch may still name it: the batch
- * and each consumer of its memory hold one list of such objects. NULL: the batch of this view
- * is in the host's memory. keep_stream adds a stream, unless that is a number. -1 with an
- * exception.
- */
-PyObject *batch_streams(const struct py_buffer *view);
-int keep_stream(PyObject *streams, PyObject *stream);
-/*
- * Give a batch back, and a copy of one. Either may wait for streams, which may wait for a
- * function that wants the interpreter: a thread that holds the interpreter lets go of it
- * meanwhile. Any thread may call this, also while the interpreter ends.
- */
-void batch_let_go(const struct onepot_batch *batch, struct onepot_duplicate *copy);
-/* Wait until it is there. Negative with an exception. */
-int batch_await(const struct onepot_batch *batch);
-
-/* DLPack. */
-PyObject *buffer_dlpack(PyObject *self, PyObject *args, PyObject *keywords);
-PyObject *buffer_dlpack_device(PyObject *self, PyObject *unused);
 
 /* ---- archives, samples, batches ---- */
 
@@ -234,21 +184,11 @@ PyObject *sample_name_of(const struct onepot_archive *archive, uint64_t index);
 uint64_t *take_indices(PyObject *given, uint64_t samples, int from_end, Py_ssize_t *ret_count);
 
 /*
- * Methods of Archive with which the package's datasets make batches in memory of their own:
- * _layout(indices, align=0, images=None): (bytes of data, bytes of everything);
- * _fill(indices, align, memory, size=0, images=None, seed=0, epoch=0): into a buffer, or into
- * `size` bytes at an address. images: pictures are decoded so (take_images).
- */
-PyObject *archive_layout(PyObject *self, PyObject *args);
-PyObject *archive_fill(PyObject *self, PyObject *args);
-
-/*
  * The options of pictures, as onepot/_images.py gives them: a tuple, or a list of pairs (name
  * of a part as bytes, tuple), which the names live as long as. Writes ONEPOT_IMAGES_MAX structs
- * at most. _core._images_bytes(images) are the bytes of each sample's images.
+ * at most.
  */
 int take_images(PyObject *given, struct onepot_images *ret_images);
-PyObject *module_images_bytes(PyObject *self, PyObject *given);
 
 /*
  * Memory for a batch: an address, as torch gives it, whose *size was given, or any writable
