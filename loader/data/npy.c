@@ -10,108 +10,106 @@
 
 #define DIMENSIONS_MAX 32u
 
-struct text {
-    const char *at, *end;
-};
-
-static void skip_spaces(struct text *t)
+/* Each of these goes on from *t, and looks at nothing from `end` on. */
+static void skip_spaces(const char **t, const char *end)
 {
-    while (t->at < t->end && (*t->at == ' ' || *t->at == '\n' || *t->at == '\t'))
-        t->at++;
+    while (*t < end && (**t == ' ' || **t == '\n' || **t == '\t'))
+        ++*t;
 }
 
-static bool npy_take(struct text *t, char c)
+static bool npy_take(const char **t, const char *end, char c)
 {
-    skip_spaces(t);
-    if (t->at == t->end || *t->at != c)
+    skip_spaces(t, end);
+    if (*t == end || **t != c)
         return false;
-    t->at++;
+    ++*t;
     return true;
 }
 
-static bool npy_take_word(struct text *t, const char *word)
+static bool npy_take_word(const char **t, const char *end, const char *word)
 {
     size_t n = strlen(word);
-    skip_spaces(t);
-    if ((size_t)(t->end - t->at) < n || memcmp(t->at, word, n) != 0)
+    skip_spaces(t, end);
+    if ((size_t)(end - *t) < n || memcmp(*t, word, n) != 0)
         return false;
-    t->at += n;
+    *t += n;
     return true;
 }
 
 /* A string in single or double quotes, without escapes. */
-static bool take_string(struct text *t, char *buf, size_t size)
+static bool take_string(const char **t, const char *end, char *buf, size_t size)
 {
-    skip_spaces(t);
-    if (t->at == t->end || (*t->at != '\'' && *t->at != '"'))
+    skip_spaces(t, end);
+    if (*t == end || (**t != '\'' && **t != '"'))
         return false;
-    const char *from = t->at + 1;
-    const char *to = memchr(from, *t->at, (size_t)(t->end - from));
+    const char *from = *t + 1;
+    const char *to = memchr(from, **t, (size_t)(end - from));
     if (!to || (size_t)(to - from) >= size)
         return false;
     memcpy(buf, from, (size_t)(to - from));
     buf[to - from] = '\0';
-    t->at = to + 1;
+    *t = to + 1;
     return true;
 }
 
-static bool take_number(struct text *t, uint64_t *ret)
+static bool take_number(const char **t, const char *end, uint64_t *ret)
 {
     uint64_t n = 0;
-    skip_spaces(t);
-    const char *start = t->at;
-    for (; t->at < t->end && *t->at >= '0' && *t->at <= '9'; t->at++)
+    skip_spaces(t, end);
+    const char *start = *t;
+    for (; *t < end && **t >= '0' && **t <= '9'; ++*t)
         if (__builtin_mul_overflow(n, 10u, &n) ||
-            __builtin_add_overflow(n, (uint64_t)(*t->at - '0'), &n))
+            __builtin_add_overflow(n, (uint64_t)(**t - '0'), &n))
             return false;
     *ret = n;
-    return t->at > start;
+    return *t > start;
 }
 
-static bool take_shape(struct text *t, struct onepot_npy *npy)
+static bool take_shape(const char **t, const char *end, struct onepot_npy *npy)
 {
     npy->dimensions = 0;
-    if (!npy_take(t, '('))
+    if (!npy_take(t, end, '('))
         return false;
-    while (!npy_take(t, ')')) {
-        if (npy->dimensions == DIMENSIONS_MAX || !take_number(t, &npy->shape[npy->dimensions]))
+    while (!npy_take(t, end, ')')) {
+        if (npy->dimensions == DIMENSIONS_MAX ||
+            !take_number(t, end, &npy->shape[npy->dimensions]))
             return false;
         npy->dimensions++;
-        if (!npy_take(t, ','))
-            return npy_take(t, ')');
+        if (!npy_take(t, end, ','))
+            return npy_take(t, end, ')');
     }
     return true;
 }
 
-static bool take_entry(struct text *t, struct onepot_npy *npy, unsigned *seen)
+static bool take_entry(const char **t, const char *end, struct onepot_npy *npy, unsigned *seen)
 {
     char key[16];
-    if (!take_string(t, key, sizeof(key)) || !npy_take(t, ':'))
+    if (!take_string(t, end, key, sizeof(key)) || !npy_take(t, end, ':'))
         return false;
     if (strcmp(key, "descr") == 0) {
         *seen |= 1;
-        return take_string(t, npy->type, sizeof(npy->type));
+        return take_string(t, end, npy->type, sizeof(npy->type));
     }
     if (strcmp(key, "shape") == 0) {
         *seen |= 2;
-        return take_shape(t, npy);
+        return take_shape(t, end, npy);
     }
     if (strcmp(key, "fortran_order") != 0)
         return false;
     *seen |= 4;
-    npy->fortran_order = npy_take_word(t, "True");
-    return npy->fortran_order || npy_take_word(t, "False");
+    npy->fortran_order = npy_take_word(t, end, "True");
+    return npy->fortran_order || npy_take_word(t, end, "False");
 }
 
-static bool take_dict(struct text *t, struct onepot_npy *npy)
+static bool take_dict(const char **t, const char *end, struct onepot_npy *npy)
 {
     unsigned seen = 0;
-    if (!npy_take(t, '{'))
+    if (!npy_take(t, end, '{'))
         return false;
-    while (!npy_take(t, '}')) {
-        if (!take_entry(t, npy, &seen))
+    while (!npy_take(t, end, '}')) {
+        if (!take_entry(t, end, npy, &seen))
             return false;
-        npy_take(t, ',');
+        npy_take(t, end, ',');
     }
     return seen == 7;
 }
@@ -163,9 +161,9 @@ int npy_parse(const void *bytes, size_t len, struct onepot_npy *ret_npy, size_t 
         return -EUCLEAN;
     if (len < start + header)
         return -EAGAIN;
-    struct text text = {(const char *)b + start, (const char *)b + start + header};
+    const char *text = (const char *)b + start;
     struct onepot_npy npy = {.size = sizeof(npy)};
-    if (!take_dict(&text, &npy) || !count_bytes(&npy))
+    if (!take_dict(&text, text + header, &npy) || !count_bytes(&npy))
         return -EUCLEAN;
     *ret_npy = npy;
     *ret_data = start + header;
