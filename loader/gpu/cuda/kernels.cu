@@ -133,27 +133,14 @@ struct plan {
     float mean[CHANNELS_MAX], scale[CHANNELS_MAX];
 };
 
-static __device__ void store(float *to, uint64_t at, float x)
+/* Floats of this type. */
+template <enum onepot_float F> static __device__ void store(void *to, uint64_t at, float x)
 {
-    to[at] = x;
-}
-
-struct half_bits {
-    uint16_t bits;
-};
-
-struct bfloat16_bits {
-    uint16_t bits;
-};
-
-static __device__ void store(half_bits *to, uint64_t at, float x)
-{
-    to[at].bits = convert_half(x);
-}
-
-static __device__ void store(bfloat16_bits *to, uint64_t at, float x)
-{
-    to[at].bits = convert_bfloat16(x);
+    if (F == ONEPOT_FLOAT)
+        static_cast<float *>(to)[at] = x;
+    else
+        static_cast<uint16_t *>(to)[at] =
+            F == ONEPOT_HALF ? convert_half(x) : convert_bfloat16(x);
 }
 
 /*
@@ -161,8 +148,8 @@ static __device__ void store(bfloat16_bits *to, uint64_t at, float x)
  * loop has as many rounds as there can be, and is unrolled: a channel that only the thread
  * knows would be looked up in a stack.
  */
-template <typename T>
-static __global__ void convert_pixels(struct plan plan, const uint8_t *from, T *to)
+template <enum onepot_float F>
+static __global__ void convert_pixels(struct plan plan, const uint8_t *from, void *to)
 {
     uint64_t step = (uint64_t)gridDim.x * blockDim.x;
     for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < plan.all;
@@ -171,8 +158,9 @@ static __global__ void convert_pixels(struct plan plan, const uint8_t *from, T *
 #pragma unroll
         for (uint32_t c = 0; c < CHANNELS_MAX; c++)
             if (c < plan.channels)
-                store(to, (image * plan.channels + c) * plan.pixels + pixel,
-                      convert_scale(from[i * plan.channels + c], plan.mean[c], plan.scale[c]));
+                store<F>(
+                    to, (image * plan.channels + c) * plan.pixels + pixel,
+                    convert_scale(from[i * plan.channels + c], plan.mean[c], plan.scale[c]));
     }
 }
 
@@ -190,14 +178,13 @@ cudaError_t kernels_convert(cudaStream_t stream, const struct onepot_conversion 
         return cudaSuccess;
     switch (images->type) {
     case ONEPOT_FLOAT:
-        return launch(convert_pixels<float>, dim3(grid), THREADS, stream, plan, from,
-                      static_cast<float *>(to));
+        return launch(convert_pixels<ONEPOT_FLOAT>, dim3(grid), THREADS, stream, plan, from,
+                      to);
     case ONEPOT_HALF:
-        return launch(convert_pixels<half_bits>, dim3(grid), THREADS, stream, plan, from,
-                      static_cast<half_bits *>(to));
+        return launch(convert_pixels<ONEPOT_HALF>, dim3(grid), THREADS, stream, plan, from, to);
     case ONEPOT_BFLOAT16:
-        return launch(convert_pixels<bfloat16_bits>, dim3(grid), THREADS, stream, plan, from,
-                      static_cast<bfloat16_bits *>(to));
+        return launch(convert_pixels<ONEPOT_BFLOAT16>, dim3(grid), THREADS, stream, plan, from,
+                      to);
     default:
         return cudaErrorInvalidValue;
     }
