@@ -451,7 +451,7 @@ void dataset_cache_stats(struct dataset *dataset, struct onepot_stats *stats)
     }
 }
 
-/* ---- the table ---- */
+/* ---- the walk ---- */
 
 /* A directory, and the run of its files. */
 struct folder {

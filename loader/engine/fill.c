@@ -569,6 +569,6 @@ void filler_free(struct filler *filler)
 {
     if (filler->cursor)
         cursor_put(filler->cursor);
-    images_scratch_free(&filler->scratch);
+    free(filler->scratch.memory);
     filler_free_buffer(filler);
 }

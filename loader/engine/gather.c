@@ -30,7 +30,7 @@ struct gathering {
     struct images_plan *images;
     struct images_budget budget;
     uint64_t *offsets, *sizes;
-    uint64_t bytes; /* of the data */
+    uint64_t bytes, all_bytes; /* of the data, and with tables */
     struct slab slab;
     uint64_t run; /* samples that a thread takes at a time, from number */
     _Atomic uint64_t next;
@@ -76,7 +76,7 @@ static int gather_plan_places(const struct gather_batch *g, struct onepot_error 
         return error_set(error, -ENOMEM, "out of memory");
     p->sizes = p->offsets + g->count;
     if (!fill_places(&p->fill, g->samples, g->count, p->offsets, p->sizes, &p->bytes) ||
-        !slab_bytes(g->count, p->bytes))
+        !slab_bytes(g->count, p->bytes, &p->all_bytes))
         return error_set(error, -EOVERFLOW, "the batch is too large");
     return 0;
 }
@@ -125,7 +125,7 @@ int gather_batch_bytes(const struct gather_batch *g, struct onepot_error *error,
     if (r < 0)
         return r;
     *ret_data = p.bytes;
-    *ret_all = slab_batch_bytes(g->count, p.bytes);
+    *ret_all = p.all_bytes;
     gather_free(&p);
     return 0;
 }
@@ -181,7 +181,7 @@ static int gather_into(const struct gather_batch *g, void *memory, uint64_t size
     int r = gather_make(g, error, &p);
     if (r < 0)
         return r;
-    uint64_t bytes = has_tables ? slab_batch_bytes(g->count, p.bytes) : p.bytes;
+    uint64_t bytes = has_tables ? p.all_bytes : p.bytes;
     p.slab.memory = memory;
     if (bytes > size) {
         r = error_set(error, -EINVAL, "the batch needs %llu bytes, and there are %llu",

@@ -581,7 +581,7 @@ static size_t engine_choose_samples(struct engine *e, uint64_t *ret_count, uint6
     onepot_sampler_get(e->order, e->plan.done, count, e->indices, NULL);
     *ret_count = count;
     return fill_places(&o->fill, e->indices, count, e->offsets, e->sizes, ret_bytes)
-               ? slab_bytes(count, *ret_bytes)
+               ? slab_bytes(count, *ret_bytes, NULL)
                : 0;
 }
 
@@ -1054,7 +1054,7 @@ static uint64_t engine_next_stall(const struct engine *e)
     return first + timeout_ns;
 }
 
-/* ---- life ---- */
+/* ---- the life of an engine ---- */
 
 static void init_locks(struct engine *e)
 {
@@ -1262,7 +1262,7 @@ static void engine_delivered_count(struct onepot_delivered *delivered, uint64_t 
     delivered->sum_b += mix_b(index + 1);
 }
 
-/* ---- the consumer's side ---- */
+/* ---- the consumer of an engine ---- */
 
 /* A slab that came back while a batch found no memory. It is used, or given up for a larger
  * one. */
@@ -1482,13 +1482,23 @@ static int plan_fill(const struct onepot_loader_options *given, struct fill_plan
     return 0;
 }
 
-/* Complete the order, and count its elements that are delivered. */
+/* Find rank and world size, if they are not given, and how many elements are delivered: they
+ * are the same without a shuffle. */
 static int loader_plan_length(struct engine_options *o, struct onepot_error *error)
 {
-    int r = sampler_plan(&o->order, error, &o->length);
-    if (r == 0 && o->order.drop_last)
+    struct onepot_sampler_options plain = o->order;
+    struct onepot_sampler *sampler;
+    plain.no_shuffle = true;
+    int r = sampler_new(&plain, NULL, NULL, error, &sampler);
+    if (r < 0)
+        return r;
+    o->order.rank = onepot_sampler_rank(sampler);
+    o->order.world_size = onepot_sampler_world_size(sampler);
+    o->length = onepot_sampler_length(sampler);
+    if (o->order.drop_last)
         o->length -= o->length % o->batch_size;
-    return r;
+    onepot_sampler_free(sampler);
+    return 0;
 }
 
 static int plan_order(struct onepot_loader_options *given, struct engine_options *o,
@@ -1502,7 +1512,7 @@ static int plan_order(struct onepot_loader_options *given, struct engine_options
         .no_shuffle = given->no_shuffle,
         .drop_last = given->drop_last,
         .block = given->block,
-        .window = given->window,
+        .window = given->window ? given->window : SAMPLER_WINDOW,
     };
     o->batch_size = given->batch_size;
     int r = loader_plan_length(o, error);
@@ -1541,7 +1551,7 @@ static int loader_plan(struct onepot_loader_options *given, struct engine_option
     return 0;
 }
 
-/* ---- life ---- */
+/* ---- the life of a loader ---- */
 
 static int loader_start(struct onepot_loader *loader, const struct place *place,
                         struct onepot_error *error)

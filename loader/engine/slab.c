@@ -72,19 +72,16 @@ static size_t slab_tables_bytes(uint64_t samples)
     return samples * 41 + 6 * SLAB_ALIGN;
 }
 
-size_t slab_bytes(uint64_t samples, uint64_t data_bytes)
+size_t slab_bytes(uint64_t samples, uint64_t data_bytes, uint64_t *ret_batch)
 {
     size_t bytes;
     if (samples > UINT32_MAX || data_bytes > SIZE_MAX / 2 ||
         __builtin_add_overflow(slab_rounded(data_bytes), slab_tables_bytes(samples), &bytes))
         return 0;
+    if (ret_batch)
+        *ret_batch = slab_rounded(data_bytes) + 4 * slab_rounded(samples * sizeof(uint64_t)) +
+                     slab_rounded(samples);
     return bytes;
-}
-
-uint64_t slab_batch_bytes(uint64_t samples, uint64_t data_bytes)
-{
-    return slab_rounded(data_bytes) + 4 * slab_rounded(samples * sizeof(uint64_t)) +
-           slab_rounded(samples);
 }
 
 void slab_begin(struct slab *slab, uint64_t samples, uint64_t data_bytes)

@@ -89,11 +89,11 @@ static inline struct slab *slab_of(const struct onepot_batch *batch)
     return (struct slab *)(uintptr_t)batch;
 }
 
-/* Bytes of a slab for so many samples and bytes of data; 0: too many. */
-size_t slab_bytes(uint64_t samples, uint64_t data_bytes);
-
-/* Of these, what a consumer sees: data, and the tables of struct onepot_batch. Not too many. */
-uint64_t slab_batch_bytes(uint64_t samples, uint64_t data_bytes);
+/*
+ * Bytes of a slab for so many samples and bytes of data; 0: too many. *ret_batch, if not NULL:
+ * what a consumer sees of them, data and the tables of struct onepot_batch.
+ */
+size_t slab_bytes(uint64_t samples, uint64_t data_bytes, uint64_t *ret_batch);
 
 /* Begin a batch in the slab's memory, which must be large enough: the tables have their places,
  * and whatever else the last batch left is 0. */

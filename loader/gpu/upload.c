@@ -524,7 +524,7 @@ static int upload_allocate(struct slab *slab, size_t bytes, void *ctx)
     struct upload *u = ctx;
     struct onepot_error error;
     void *memory;
-    size_t host_bytes = u->locked ? slab_bytes(u->batch_size, 0) : bytes;
+    size_t host_bytes = u->locked ? slab_bytes(u->batch_size, 0, NULL) : bytes;
     int r = u->type->allocate(u->device, DEVICE_MEMORY_LOCKED, host_bytes, &error, &memory);
     if (r == 0) {
         r = make_device_slab(u, bytes, &error, &slab->device_slab);

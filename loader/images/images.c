@@ -736,11 +736,18 @@ static int budget_take(struct picture *p, uint64_t bytes)
     return 0;
 }
 
+static void scratch_free(struct images_scratch *scratch)
+{
+    free(scratch->memory);
+    scratch->memory = NULL;
+    scratch->size = 0;
+}
+
 /* Gives memory that grew for this picture back, before the next large one may begin. */
 static void picture_end(struct picture *p)
 {
     if (p->scratch->size > SCRATCH_KEPT)
-        images_scratch_free(p->scratch);
+        scratch_free(p->scratch);
     if (p->is_large)
         pthread_mutex_unlock(&p->scratch->budget->large);
 }
@@ -750,20 +757,13 @@ static int scratch_take(struct picture *p, uint64_t bytes)
     struct images_scratch *s = p->scratch;
     if (bytes <= s->size)
         return 0;
-    images_scratch_free(s);
+    scratch_free(s);
     uint64_t generous = bytes <= SCRATCH_KEPT / 2 ? bytes + bytes / 4 : bytes;
     s->memory = malloc(generous);
     if (!s->memory)
         return picture_fail(p, -ENOMEM, "no memory to decode it");
     s->size = generous;
     return 0;
-}
-
-void images_scratch_free(struct images_scratch *scratch)
-{
-    free(scratch->memory);
-    scratch->memory = NULL;
-    scratch->size = 0;
 }
 
 static uint64_t rounded(uint64_t bytes)

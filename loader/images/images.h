@@ -74,13 +74,12 @@ struct images_budget {
 /* Also in a forked child, where a thread of the parent may have held the lock. */
 void images_budget_init(struct images_budget *budget, uint64_t bytes, uint32_t threads);
 
-/* Memory of one thread. Zeros are a new one, without a budget. */
+/* Memory of one thread, to be freed in the end. Zeros are a new one, without a budget. */
 struct images_scratch {
     uint8_t *memory;
     size_t size;
     struct images_budget *budget;
 };
-void images_scratch_free(struct images_scratch *scratch);
 
 /* May a thread read a file of this length into memory? -EILSEQ, and `why` says so. */
 int images_check_file(const struct images_budget *budget, uint64_t len, char *why);

@@ -13,7 +13,6 @@
 #include "error.h"
 #include "launcher.h"
 
-#define DEFAULT_WINDOW 64
 #define LITTLE_BYTES (UINT64_C(64) << 20) /* that any job has */
 
 struct onepot_sampler {
@@ -69,15 +68,20 @@ static int sampler_error(struct onepot_error *error, int err,
     return error_set(error, err, "more ranks, workers and samples than 64 bits can count");
 }
 
-int sampler_plan(struct onepot_sampler_options *o, struct onepot_error *error,
-                 uint64_t *ret_length)
+/*
+ * Complete the options: defaults, and rank and world size from the environment of the launcher
+ * if the latter is 0. The number of elements depends on them, not on the shuffle. -EINVAL: an
+ * option is out of range.
+ */
+static int sampler_plan(struct onepot_sampler_options *o, struct onepot_error *error,
+                        uint64_t *ret_length)
 {
     uint64_t stride, last;
     int r = o->world_size == 0 ? onepot_launcher_rank(&o->rank, &o->world_size, error) : 0;
     if (r < 0)
         return r;
     o->workers = o->workers ? o->workers : 1;
-    o->window = o->window ? o->window : DEFAULT_WINDOW;
+    o->window = o->window ? o->window : SAMPLER_WINDOW;
     /* The place of the last element must not overflow; nor must samples + world_size. */
     if (o->rank >= o->world_size || o->worker >= o->workers ||
         __builtin_mul_overflow(o->world_size, o->workers, &stride) ||

@@ -9,13 +9,7 @@
 #include "onepot.h"
 #include "permutation.h"
 
-/*
- * Complete the options: defaults, and rank and world size from the environment of the launcher
- * if the latter is 0. The number of elements depends on them, not on the shuffle. -EINVAL: an
- * option is out of range.
- */
-int sampler_plan(struct onepot_sampler_options *options, struct onepot_error *error,
-                 uint64_t *ret_length);
+#define SAMPLER_WINDOW 64 /* the default */
 
 /*
  * Like onepot_sampler_new, with all members of the options, whatever size they tell. `list`:

@@ -702,12 +702,6 @@ static void fill_tensor(const struct py_buffer *b, struct export *e, struct dl_t
 
 /* ---- the consumer's request ---- */
 
-struct request {
-    PyObject *stream; /* or None */
-    int versioned, never_copy, copies;
-    bool to_host; /* from a GPU */
-};
-
 /* A pair of numbers. */
 static int parse_pair(PyObject *given, const char *name, int *ret_first, int *ret_second)
 {
@@ -715,33 +709,6 @@ static int parse_pair(PyObject *given, const char *name, int *ret_first, int *re
         return 0;
     PyErr_Format(PyExc_TypeError, "%s is a pair of numbers", name);
     return -1;
-}
-
-static int parse_request(const struct py_buffer *b, PyObject *args, PyObject *keywords,
-                         struct request *ret)
-{
-    static char *names[] = {"stream", "max_version", "dl_device", "copy", NULL};
-    PyObject *stream = Py_None, *version = Py_None, *device = Py_None, *copy = Py_None;
-    struct dl_device own = device_of(b), wanted = own;
-    int major = 0, minor;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "|$OOOO", names, &stream, &version,
-                                     &device, &copy) ||
-        (version != Py_None && parse_pair(version, names[1], &major, &minor) < 0) ||
-        (device != Py_None && parse_pair(device, names[2], &wanted.type, &wanted.id) < 0))
-        return -1;
-    bool is_there = wanted.type == own.type && wanted.id == own.id;
-    int copies = copy != Py_None ? PyObject_IsTrue(copy) : 0;
-    *ret = (struct request){.stream = stream,
-                            .versioned = major >= 1,
-                            .never_copy = copy == Py_False,
-                            .copies = copies > 0 || !is_there,
-                            .to_host = !is_there};
-    if (copies >= 0 && !is_there &&
-        (own.type != DL_CUDA || wanted.type != DL_CPU || ret->never_copy))
-        PyErr_SetString(PyExc_BufferError, "the memory is on another device");
-    else if (copies >= 0 && !is_there && stream != Py_None)
-        PyErr_SetString(PyExc_BufferError, "the host's memory has no streams");
-    return PyErr_Occurred() ? -1 : 0;
 }
 
 /*
@@ -836,26 +803,26 @@ static size_t buffer_reach(const struct py_buffer *b)
 }
 
 /* A copy of a GPU's memory, gaps between elements included, on the consumer's stream. */
-static PyObject *buffer_export_duplicate(const struct py_buffer *b,
-                                         const struct request *request)
+static PyObject *buffer_export_duplicate(const struct py_buffer *b, PyObject *given,
+                                         bool is_versioned, bool to_host)
 {
     struct onepot_error error = {0};
     void *stream;
-    if (parse_stream(request->stream, &stream) < 0)
+    if (parse_stream(given, &stream) < 0)
         return NULL;
     struct export *e = calloc(1, sizeof(*e));
     if (!e)
         return PyErr_NoMemory();
-    struct dl_tensor *tensor = request->versioned ? &e->versioned.tensor : &e->managed.tensor;
+    struct dl_tensor *tensor = is_versioned ? &e->versioned.tensor : &e->managed.tensor;
     fill_tensor(b, e, tensor);
-    if (request->to_host)
+    if (to_host)
         tensor->device = (struct dl_device){DL_CPU, 0};
     PyThreadState *state = PyEval_SaveThread();
-    int r = onepot_batch_duplicate(b->batch, request->to_host, stream, b->bytes,
-                                   buffer_reach(b), &error, &e->copy, &tensor->data);
+    int r = onepot_batch_duplicate(b->batch, to_host, stream, b->bytes, buffer_reach(b), &error,
+                                   &e->copy, &tensor->data);
     PyEval_RestoreThread(state);
     if (r == 0)
-        return export_capsule(e, request->versioned, DL_FLAG_IS_COPIED);
+        return export_capsule(e, is_versioned, DL_FLAG_IS_COPIED);
     export_free(e);
     return raise_error(r, &error);
 }
@@ -873,23 +840,36 @@ static PyObject *buffer_export_copy(const struct py_buffer *b, int versioned)
 
 static PyObject *buffer_dlpack(PyObject *self, PyObject *args, PyObject *keywords)
 {
+    static char *names[] = {"stream", "max_version", "dl_device", "copy", NULL};
+    PyObject *stream = Py_None, *version = Py_None, *device = Py_None, *copy = Py_None;
     struct py_buffer *b = (struct py_buffer *)self;
-    struct request request;
-    if (parse_request(b, args, keywords, &request) < 0)
+    struct dl_device own = device_of(b), wanted = own;
+    int major = 0, minor, copies = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "|$OOOO", names, &stream, &version,
+                                     &device, &copy) ||
+        (version != Py_None && parse_pair(version, names[1], &major, &minor) < 0) ||
+        (device != Py_None && parse_pair(device, names[2], &wanted.type, &wanted.id) < 0) ||
+        (copy != Py_None && (copies = PyObject_IsTrue(copy)) < 0))
         return NULL;
-    if (request.copies && b->where == BUFFER_CUDA)
-        return buffer_export_duplicate(b, &request);
+    bool is_there = wanted.type == own.type && wanted.id == own.id, is_versioned = major >= 1;
+    if (!is_there && (own.type != DL_CUDA || wanted.type != DL_CPU || copy == Py_False))
+        return PyErr_Format(PyExc_BufferError, "the memory is on another device");
+    if (!is_there && stream != Py_None)
+        return PyErr_Format(PyExc_BufferError, "the host's memory has no streams");
+    copies |= !is_there;
+    if (copies && b->where == BUFFER_CUDA)
+        return buffer_export_duplicate(b, stream, is_versioned, !is_there);
     /* A consumer that can't learn that the memory is read-only gets a copy. */
-    if (request.copies || (b->read_only && !request.versioned)) {
-        if (!request.never_copy)
-            return buffer_export_copy(b, request.versioned);
+    if (copies || (b->read_only && !is_versioned)) {
+        if (copy != Py_False)
+            return buffer_export_copy(b, is_versioned);
         PyErr_SetString(PyExc_BufferError,
                         "DLPack before version 1 can't tell that it may not be written to");
         return NULL;
     }
-    if (buffer_synchronise(b, request.stream) < 0)
+    if (buffer_synchronise(b, stream) < 0)
         return NULL;
-    return buffer_export(b, request.versioned, b->read_only ? DL_FLAG_READ_ONLY : 0);
+    return buffer_export(b, is_versioned, b->read_only ? DL_FLAG_READ_ONLY : 0);
 }
 
 static PyObject *buffer_dlpack_device(PyObject *self, PyObject *unused)

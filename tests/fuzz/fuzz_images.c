@@ -21,7 +21,7 @@ static int decode(const struct images_plan *plan, const uint8_t *data, size_t si
     int r = images_decode(plan, &scratch, &place, data, size, image, why);
     require(r == 0 || r == -EILSEQ || r == -ENOTSUP || r == -ENOMEM);
     require(r == 0 || *why);
-    images_scratch_free(&scratch);
+    free(scratch.memory);
     return r;
 }
 

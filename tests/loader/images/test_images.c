@@ -273,7 +273,7 @@ static struct image decoded(struct images_plan *plan, struct bytes file, uint64_
                                  file.len, image.pixels, image.why);
     if (image.result < 0)
         ck_assert_uint_gt(strlen(image.why), 8);
-    images_scratch_free(&scratch);
+    free(scratch.memory);
     free(exact);
     return image;
 }
@@ -784,7 +784,7 @@ static int decoded_within(struct bytes file, struct images_budget *budget, uint6
         ck_assert_int_eq(pthread_mutex_trylock(&budget->large), 0);
         pthread_mutex_unlock(&budget->large);
     }
-    images_scratch_free(&scratch);
+    free(scratch.memory);
     free(to);
     return r;
 }
