@@ -45,12 +45,8 @@ struct survey {
     uint64_t size_files[SURVEY_CLASSES];
     uint64_t size_bytes[SURVEY_CLASSES];
     uint64_t smallest_bytes, largest_bytes; /* 0 without files */
-};
-
-/* How many files fit into a batch of `bytes`. */
-struct batch {
-    uint64_t bytes; /* 0: not requested */
-    uint64_t mean, worst;
+    uint64_t batch_bytes; /* 0: not requested; else how many files fit into such a batch */
+    uint64_t batch_mean, batch_worst;
 };
 
 /* ---- counting: one walk over the index ---- */
@@ -315,10 +311,11 @@ static void print_origin(const struct pot *pot, const struct index_info *info,
     }
 }
 
-static void print_batch(const struct batch *batch)
+static void print_batch(const struct survey *survey)
 {
     printf("  %-12s %s hold %s files on average, %s of the largest\n", "batch",
-           cli_bytes(batch->bytes), cli_count(batch->mean), cli_count(batch->worst));
+           cli_bytes(survey->batch_bytes), cli_count(survey->batch_mean),
+           cli_count(survey->batch_worst));
 }
 
 /* "12 archives: tar, zip" */
@@ -355,7 +352,7 @@ static void print_stripes(const struct pot *pot)
 
 static void command_info_text(const struct pot *pot, const struct index_info *info,
                               const struct pot_sums *sums, const struct survey *survey,
-                              const struct batch *batch, const char *digest)
+                              const char *digest)
 {
     cli_print_safe(stdout, pot->path, strlen(pot->path));
     fputs(":\n", stdout);
@@ -370,8 +367,8 @@ static void command_info_text(const struct pot *pot, const struct index_info *in
     print_size("contents", info->total_bytes);
     print_ratio(pot, info);
     print_sizes(survey);
-    if (batch->bytes)
-        print_batch(batch);
+    if (survey->batch_bytes)
+        print_batch(survey);
     print_compression(pot, info);
     print_index(pot, info);
     print_sums(pot, sums);
@@ -408,8 +405,7 @@ static void json_origin(struct json *j, const struct pot *pot, const struct inde
 
 static void command_info_json(struct json *j, const struct pot *pot,
                               const struct index_info *info, const struct pot_sums *sums,
-                              const struct survey *survey, const struct batch *batch,
-                              const char *digest)
+                              const struct survey *survey, const char *digest)
 {
     uint64_t known = info->files + info->directories;
     char codecs[CODEC_LIST_BYTES];
@@ -455,10 +451,10 @@ static void command_info_json(struct json *j, const struct pot *pot,
     json_number(j, "xattrs_left_out", index_xattrs_left_out(pot->index));
     json_number(j, "smallest_bytes", survey->smallest_bytes);
     json_number(j, "largest_bytes", survey->largest_bytes);
-    if (batch->bytes) {
-        json_number(j, "batch_bytes", batch->bytes);
-        json_number(j, "batch_mean", batch->mean);
-        json_number(j, "batch_worst", batch->worst);
+    if (survey->batch_bytes) {
+        json_number(j, "batch_bytes", survey->batch_bytes);
+        json_number(j, "batch_mean", survey->batch_mean);
+        json_number(j, "batch_worst", survey->batch_worst);
     }
     json_sizes(j, survey);
     json_origin(j, pot, info, digest);
@@ -468,7 +464,7 @@ static void command_info_json(struct json *j, const struct pot *pot,
 /* ---- archives ---- */
 
 /* How many of all regular files fit in a batch, counted by name. -ENOMEM, -EUCLEAN. */
-static int fit_batch(const struct index *index, struct batch *batch)
+static int fit_batch(const struct index *index, struct survey *survey)
 {
     uint32_t entries = index_info(index)->entries;
     size_t count = 0;
@@ -483,19 +479,19 @@ static int fit_batch(const struct index *index, struct batch *batch)
         if (S_ISREG(node.mode))
             sizes[count++] = node.size_bytes;
     }
-    batch_fit(sizes, count, batch->bytes, BATCH_FIT_ALIGN, &batch->mean, &batch->worst);
+    batch_fit(sizes, count, survey->batch_bytes, BATCH_FIT_ALIGN, &survey->batch_mean,
+              &survey->batch_worst);
     return 0;
 }
 
 /* Count the archive's members. Returns CLI_OK, or CLI_FAILED after printing an error. */
-static int count_contents(const struct pot *pot, struct pot_sums *sums, struct survey *survey,
-                          struct batch *batch)
+static int count_contents(const struct pot *pot, struct pot_sums *sums, struct survey *survey)
 {
     int r = survey_index(pot->index, survey);
     if (r == 0)
         r = pot_sums(pot, sums);
-    if (r == 0 && batch->bytes)
-        r = fit_batch(pot->index, batch);
+    if (r == 0 && survey->batch_bytes)
+        r = fit_batch(pot->index, survey);
     if (r == -ENOMEM)
         return cli_failf(pot->path, "there is no memory for the sizes of its files");
     if (r < 0)
@@ -509,22 +505,21 @@ static int show_archive(const char *archive, struct json *json, uint64_t batch_b
 {
     const struct pot_options options = {.names_only = !digests};
     char digest[2 * INDEX_DIGEST_BYTES + 1] = "";
-    struct survey survey = {0};
+    struct survey survey = {.batch_bytes = batch_bytes};
     struct pot_sums sums;
-    struct batch batch = {.bytes = batch_bytes};
     struct pot *pot;
     fflush(stdout); /* opening may leave the rest to a copy of this process */
     if (cli_open_pot(archive, &options, &pot) < 0)
         return CLI_FAILED;
-    int status = count_contents(pot, &sums, &survey, &batch);
+    int status = count_contents(pot, &sums, &survey);
     bool is_known = index_info(pot->index)->digest_kind == DIGEST_TREE;
     if (status == CLI_OK && (digests || is_known) && cli_digest(pot, &options, digest) < 0)
         status = CLI_FAILED;
     if (status == CLI_OK && json)
-        command_info_json(json, pot, index_info(pot->index), &sums, &survey, &batch, digest);
+        command_info_json(json, pot, index_info(pot->index), &sums, &survey, digest);
     if (status == CLI_OK && !json) {
         fputs(first ? "" : "\n", stdout);
-        command_info_text(pot, index_info(pot->index), &sums, &survey, &batch, digest);
+        command_info_text(pot, index_info(pot->index), &sums, &survey, digest);
     }
     pot_close(pot);
     return status;

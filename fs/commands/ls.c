@@ -39,15 +39,14 @@ struct listing {
 
 /* ---- one entry ---- */
 
-struct type {
-    uint32_t mode; /* S_IFMT */
-    char letter;
-    const char *name;
-};
-
-static const struct type *command_ls_type_of(uint32_t mode)
+/* 'd', and "directory". */
+static char type_of(uint32_t mode, const char **ret_name)
 {
-    static const struct type types[] = {
+    static const struct {
+        uint32_t mode; /* S_IFMT */
+        char letter;
+        const char *name;
+    } types[] = {
         {S_IFDIR, 'd', "directory"},
         {S_IFLNK, 'l', "symlink"},
         {S_IFIFO, 'p', "fifo"},
@@ -56,15 +55,17 @@ static const struct type *command_ls_type_of(uint32_t mode)
         {S_IFBLK, 'b', "block device"},
         {S_IFREG, '-', "file"},
     };
-    const struct type *type = types;
-    while (type->mode != S_IFREG && type->mode != (mode & S_IFMT))
-        type++;
-    return type;
+    size_t i = 0;
+    while (types[i].mode != S_IFREG && types[i].mode != (mode & S_IFMT))
+        i++;
+    *ret_name = types[i].name;
+    return types[i].letter;
 }
 
 static void format_mode(uint32_t mode, char text[11])
 {
-    text[0] = command_ls_type_of(mode)->letter;
+    const char *name;
+    text[0] = type_of(mode, &name);
     for (unsigned i = 0; i < 9; i++)
         text[1 + i] = mode & (0400u >> i) ? "rwx"[i % 3] : '-';
     if (mode & S_ISUID)
@@ -121,12 +122,14 @@ static void command_ls_json(struct listing *l, const char *path, size_t len,
                             const struct node *node, const char *target, size_t target_len)
 {
     struct json *j = &l->json;
+    const char *type;
     char mode[8];
     snprintf(mode, sizeof(mode), "%04o", (unsigned)(node->mode & 07777));
     json_open(j, NULL, '{');
     json_text(j, "archive", l->archive, SIZE_MAX);
     json_text(j, "path", path, len);
-    json_text(j, "type", command_ls_type_of(node->mode)->name, SIZE_MAX);
+    type_of(node->mode, &type);
+    json_text(j, "type", type, SIZE_MAX);
     json_text(j, "mode", mode, SIZE_MAX);
     json_number(j, "uid", node->uid);
     json_number(j, "gid", node->gid);

@@ -44,8 +44,9 @@ const struct cli_command command_stage = {
 
 struct arguments {
     const char *place, *adopt, *node;
-    pid_t owner;   /* 0: the copies stay */
-    char job[128]; /* for this job, "SLURM_JOB_ID=12"; "": for good */
+    pid_t owner;    /* 0: the copies stay */
+    unsigned owned; /* copies of that owner, when they were last counted */
+    char job[128];  /* for this job, "SLURM_JOB_ID=12"; "": for good */
     bool keep, for_job, verify, as_json, quiet;
     uint64_t rank, size; /* of a job's nodes; size 0: not together with others */
     uint64_t first;      /* chunk of the archive that they begin with */
@@ -292,22 +293,17 @@ static int stage_one(struct arguments *a, const char *archive)
 
 /* ---- until the owner ends ---- */
 
-struct owned {
-    pid_t owner;
-    unsigned count;
-};
-
 static int count_owned(void *ctx, const struct stage_report *copy)
 {
-    struct owned *owned = ctx;
-    owned->count += copy->pinned && copy->owner == owned->owner;
+    struct arguments *a = ctx;
+    a->owned += copy->pinned && copy->owner == a->owner;
     return 0;
 }
 
-static bool has_copies(const struct arguments *a)
+static bool has_copies(struct arguments *a)
 {
-    struct owned owned = {a->owner, 0};
-    return stage_each(a->place, count_owned, &owned) >= 0 && owned.count > 0;
+    a->owned = 0;
+    return stage_each(a->place, count_owned, a) >= 0 && a->owned > 0;
 }
 
 /* Watch a folder of copies, to be notified when it is removed. */
@@ -323,7 +319,7 @@ static int release_owned(void *ctx, const struct stage_report *copy)
     return copy->pinned && copy->owner == *(const pid_t *)ctx;
 }
 
-static _Noreturn void wait_for_owner(const struct arguments *a, struct process_watch owner,
+static _Noreturn void wait_for_owner(struct arguments *a, struct process_watch owner,
                                      const sigset_t *wanted)
 {
     char events[4096];

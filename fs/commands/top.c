@@ -76,7 +76,6 @@ struct top {
     enum top_sort sort;
     bool has_users; /* root sees the mounts of all */
     struct slot_list slots;
-    size_t left_out;          /* other users' */
     struct top_mount *mounts; /* in the order in which they are shown */
     size_t mount_count, chosen;
     bool has_chosen;   /* the user has: the same mount stays chosen when its place changes */
@@ -470,8 +469,8 @@ static void print_clock(FILE *out)
 
 static void print_left_out(FILE *out, const struct top *t)
 {
-    if (t->left_out)
-        fprintf(out, "; %zu more can't be shown", t->left_out);
+    if (t->slots.left_out)
+        fprintf(out, "; %zu more can't be shown", t->slots.left_out);
 }
 
 /* A line that tells the keys also where it is cut at 40 columns. */
@@ -653,7 +652,7 @@ static void look_at_mount(const struct top *t, const struct slot *slot,
 static int look(struct top *t)
 {
     auto_slots struct slot_list slots = {0};
-    int r = state_list_all(&slots, &t->left_out);
+    int r = state_list_all(&slots);
     const size_t most = t->count ? (size_t)t->count : slots.count;
     struct top_mount *mounts = r < 0 ? NULL : calloc(most + 1, sizeof(*mounts));
     const struct slot *chosen = t->chosen < t->mount_count ? t->mounts[t->chosen].slot : NULL;
@@ -799,8 +798,7 @@ static int check_names(const struct top *t)
 {
     auto_slots struct slot_list list = {0};
     const struct slot *slot;
-    size_t ignored;
-    int r = state_list_all(&list, &ignored), status = CLI_OK;
+    int r = state_list_all(&list), status = CLI_OK;
     if (r < 0)
         return cli_fail("the list of mounts", r, NULL);
     for (int i = 0; status == CLI_OK && i < t->count; i++)

@@ -40,13 +40,6 @@ struct read {
     } asked;
 };
 
-/* The entries [from, to) of a directory. `attributes`: these are sent, too. */
-struct listed {
-    const struct request *rq;
-    uint32_t directory, from, to;
-    bool attributes;
-};
-
 struct feature {
     /*
      * Sets *ret_state as soon as there is something to free, even if it fails then. May start
@@ -71,8 +64,12 @@ struct feature {
     void (*after_read)(void *state, struct read *read);
     /* A directory is about to be listed: may the names come with attributes? */
     void (*before_listing)(void *state, bool *attributes);
-    /* The kernel receives the names of the entries [from, to). */
-    void (*after_listing)(void *state, const struct listed *listed);
+    /*
+     * The kernel receives the names of the entries [from, to) of the directory rq->position.
+     * `attributes`: these, too.
+     */
+    void (*after_listing)(void *state, const struct request *rq, uint32_t from, uint32_t to,
+                          bool attributes);
     /* The kernel received the name and attributes of a regular file that it asked for. */
     void (*after_lookup)(void *state, const struct request *rq, uint32_t position);
     /*

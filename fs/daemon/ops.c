@@ -659,10 +659,11 @@ static bool features_before_listing(const struct features *features)
     return attributes;
 }
 
-static void features_after_listing(const struct features *features, const struct listed *listed)
+static void features_after_listing(const struct features *features, const struct request *rq,
+                                   uint32_t from, uint32_t to, bool attributes)
 {
     EACH_FEATURE (f, features, after_listing)
-        f->feature->after_listing(f->state, listed);
+        f->feature->after_listing(f->state, rq, from, to, attributes);
 }
 
 static void op_readdir(struct request *rq)
@@ -682,12 +683,10 @@ static void op_readdir(struct request *rq)
         r = list_child(s, &l, directory, first + (uint32_t)(off - 2), off + 1);
     if (r == -ENOSPC)
         r = l.len ? 0 : -EINVAL; /* an empty answer would end the listing early */
-    if (r == 0 && l.len > 0 && off >= 2) {
-        const struct listed listed = {rq, directory,
-                                      first + (uint32_t)(in->offset > 2 ? in->offset - 2 : 0),
-                                      first + (uint32_t)(off - 2), l.attributes};
-        features_after_listing(&s->features, &listed);
-    }
+    if (r == 0 && l.len > 0 && off >= 2)
+        features_after_listing(&s->features, rq,
+                               first + (uint32_t)(in->offset > 2 ? in->offset - 2 : 0),
+                               first + (uint32_t)(off - 2), l.attributes);
     reply_result(rq, r, l.buf, l.len);
 }
 

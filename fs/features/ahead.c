@@ -838,16 +838,16 @@ static int feature_ahead_before_read(void *state, struct read *read)
     return 0;
 }
 
-static void feature_ahead_after_listing(void *state, const struct listed *listed)
+static void feature_ahead_after_listing(void *state, const struct request *rq, uint32_t from,
+                                        uint32_t to, bool attributes)
 {
     const struct ahead_feature *f = state;
-    const struct request *rq = listed->rq;
     const struct observation seen = {.time_ns = rq->received_ns,
                                      .kind = OBSERVED_LISTING,
-                                     .position = listed->directory,
-                                     .offset = listed->from,
-                                     .len = listed->to - listed->from,
-                                     .names_only = !listed->attributes,
+                                     .position = rq->position,
+                                     .offset = from,
+                                     .len = to - from,
+                                     .names_only = !attributes,
                                      .own = rq->own,
                                      .task = rq->header->pid};
 

@@ -12,37 +12,27 @@
 #include "bits.h"
 #include "core.h"
 
-struct counting {
-    struct session *session;
-    _Atomic uint32_t *marks, *own; /* NULL: the marks are another feature's */
-};
-
 static int counters_start(struct session *s, void **ret_state)
 {
-    struct counting *f = calloc(1, sizeof(*f));
-
-    if (!f)
-        return -ENOMEM;
-    *ret_state = f;
-    f->session = s;
-    if (!s->file_marks)
-        f->own = calloc(index_info(s->index)->entries / 16 + 1, sizeof(*f->own));
-    f->marks = s->file_marks ? s->file_marks : f->own;
-    return f->marks ? 0 : -ENOMEM;
+    *ret_state = s;
+    if (s->file_marks)
+        return 0;
+    s->own_marks = calloc(index_info(s->index)->entries / 16 + 1, sizeof(*s->own_marks));
+    s->file_marks = s->own_marks;
+    return s->file_marks ? 0 : -ENOMEM;
 }
 
 static void counters_free(void *state)
 {
-    struct counting *f = state;
+    struct session *s = state;
 
-    free((void *)f->own);
-    free(f);
+    free((void *)s->own_marks);
 }
 
 /* A file counts once, as read, as read ahead, or as both. */
 static void counters_after_read(void *state, struct read *read)
 {
-    const struct counting *f = state;
+    const struct session *s = state;
     struct counter_slot *slot = read->rq->worker->slot;
     unsigned mark = read->rq->own ? FILE_AHEAD : FILE_READ, had;
 
@@ -50,7 +40,7 @@ static void counters_after_read(void *state, struct read *read)
         return;
     if (read->offset == 0 && !read->rq->own)
         atomic_fetch_add_explicit(&slot->read_starts, 1, memory_order_relaxed);
-    if ((had = file_mark(f->marks, read->position, mark)) & mark)
+    if ((had = file_mark(s->file_marks, read->position, mark)) & mark)
         return;
     atomic_fetch_add_explicit(read->rq->own ? &slot->ahead_files : &slot->read_files, 1,
                               memory_order_relaxed);
@@ -84,7 +74,7 @@ static void update_stage(struct session *s)
 
 static void counters_update(void *state)
 {
-    struct session *s = ((const struct counting *)state)->session;
+    struct session *s = state;
     struct counters *c = s->config.counters;
     struct block_cache_stats stats;
     uint64_t reads, bytes;

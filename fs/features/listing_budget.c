@@ -43,12 +43,14 @@ static void listing_budget_before_listing(void *state, bool *attributes)
     *attributes = atomic_load_explicit(&b->count, memory_order_relaxed) < b->limit;
 }
 
-static void listing_budget_after_listing(void *state, const struct listed *listed)
+static void listing_budget_after_listing(void *state, const struct request *rq, uint32_t from,
+                                         uint32_t to, bool attributes)
 {
     struct listing_budget *b = state;
     uint64_t fresh = 0;
 
-    for (uint32_t i = listed->from; listed->attributes && i < listed->to && i < b->entries; i++)
+    (void)rq;
+    for (uint32_t i = from; attributes && i < to && i < b->entries; i++)
         fresh += bit_take(b->bits, i);
     if (fresh > 0)
         atomic_fetch_add_explicit(&b->count, fresh, memory_order_relaxed);

@@ -9,10 +9,6 @@
 #include "core.h"
 #include "share.h"
 
-struct memory_share {
-    struct share *share; /* NULL: shared with nobody */
-};
-
 /* claim_set */
 static uint64_t memory_share_set(void *ctx, uint64_t bytes, uint64_t most_bytes,
                                  unsigned processes)
@@ -35,16 +31,16 @@ static int memory_share_start(struct session *s, void **ret_state)
         .total_bytes = config->cache_bytes,
         .fixed_bytes = config->cache_is_fixed ? config->cache_bytes : 0,
     };
-    struct memory_share *m;
+    struct share **share; /* NULL: shared with nobody */
 
     atomic_store(&config->counters->cache_budget_bytes, config->cache_bytes);
     if (config->cache_bytes == 0)
         return 0;
-    m = calloc(1, sizeof(*m));
-    if (!m)
+    share = calloc(1, sizeof(struct share *));
+    if (!share)
         return -ENOMEM;
-    *ret_state = m;
-    if (share_new(&claim, memory_share_set, config, &m->share) < 0)
+    *ret_state = share;
+    if (share_new(&claim, memory_share_set, config, share) < 0)
         memory_share_set(config, config->cache_bytes, 0,
                          0); /* no folder for it: then nothing is shared */
     return 0;
@@ -52,10 +48,10 @@ static int memory_share_start(struct session *s, void **ret_state)
 
 static void memory_share_leave(void *state)
 {
-    struct memory_share *m = state;
+    struct share **share = state;
 
-    share_free(m->share);
-    m->share = NULL;
+    share_free(*share);
+    *share = NULL;
 }
 
 const struct feature memory_share_feature = {

@@ -108,21 +108,6 @@ int ending_patience_ms(const struct ending *e, uint64_t now, uint64_t last, bool
     return left_ms < INT32_MAX ? (int)left_ms : -1;
 }
 
-/* ---- the daemon ---- */
-
-struct control {
-    const struct control_config *config;
-    struct session *session;
-    struct process_watch owner, wrapper;
-    int starter_fd;
-    int signal_fd;
-    int folder_fd; /* of extracted files: tells of names that go from their folder */
-    struct ending ending;
-    bool orphaned; /* made by a `run` that has ended */
-    bool has_lost_layer;
-    bool stop; /* end at once, whatever its users lose */
-};
-
 /* ---- the log ---- */
 
 /* A name may hold any byte; this keeps a line to one line, harmless to a terminal. */
@@ -171,14 +156,14 @@ static void control_say(const struct control *c, enum line_kind kind, const char
 
 static void control_say(const struct control *c, enum line_kind kind, const char *format, ...)
 {
-    struct control_log log = *c->config->log;
+    struct control_log log = *c->log;
     char line[1024];
     va_list args;
-    int n = snprintf(line, sizeof(line), "%s: ", c->config->options->archive);
+    int n = snprintf(line, sizeof(line), "%s: ", c->options->archive);
 
     if (n < 0 || n >= (int)sizeof(line))
         n = 0;
-    log.stderr_too &= kind == LINE_ERROR || !c->config->options->at_is_last;
+    log.stderr_too &= kind == LINE_ERROR || !c->options->at_is_last;
     va_start(args, format);
     vsnprintf(line + n, sizeof(line) - (size_t)n, format, args);
     va_end(args);
@@ -193,9 +178,9 @@ static bool signal_is_ignored(int number)
     return sigaction(number, NULL, &old) == 0 && old.sa_handler == SIG_IGN;
 }
 
-static bool is_in_foreground(const struct control_config *config)
+static bool is_in_foreground(const struct control *c)
 {
-    return config->options->foreground || config->can_leave;
+    return c->options->foreground || c->can_leave;
 }
 
 static void wanted_signals(bool foreground, sigset_t *ret_set)
@@ -237,19 +222,19 @@ void control_prepare(bool foreground)
 static void set_unmounted(struct control *c)
 {
     c->ending.phase = ENDING_UNMOUNTED;
-    atomic_store(&c->config->slot->counters->state, MOUNT_ENDED);
+    atomic_store(&c->slot->counters->state, MOUNT_ENDED);
 }
 
 /* May we end it: does no `run` use it? Under the registry's lock; takes NAME.lock. */
 static bool claim_slot(const struct control *c)
 {
-    return slot_lock(c->config->slot, true, false) == 0;
+    return slot_lock(c->slot, true, false) == 0;
 }
 
 /* If the folder is gone, there is nobody to lock out. False: not now. */
 static bool lock_registry(const struct control *c, struct registry *ret_registry)
 {
-    int r = slots_lock_of(c->config->slot, ret_registry);
+    int r = slots_lock_of(c->slot, ret_registry);
     return r == 0 || r == -ENOENT;
 }
 
@@ -265,7 +250,7 @@ static void say_kept(const struct control *c, int r)
  */
 static bool is_still_mounted(const struct control *c)
 {
-    const struct slot *slot = c->config->slot;
+    const struct slot *slot = c->slot;
 
     return slot_is_mounted(slot) && (session_is_connected(c->session) ||
                                      layer_is_on_top(slot) || unmounter_is_dead(slot));
@@ -273,13 +258,13 @@ static bool is_still_mounted(const struct control *c)
 
 static bool has_files(const struct control *c)
 {
-    return c->config->slot->counters->extracted;
+    return c->slot->counters->extracted;
 }
 
 /* Extracted files go, whoever reads them: nobody can tell. */
 static void remove_files(struct control *c)
 {
-    const struct slot *slot = c->config->slot;
+    const struct slot *slot = c->slot;
 
     set_unmounted(c);
     if (!remove_tree(slot->folder_fd, slot->name, UINT64_MAX))
@@ -301,7 +286,7 @@ static void try_to_remove_files(struct control *c)
 /* Unmount unless somebody uses it. */
 static void try_unmount(struct control *c)
 {
-    const struct slot *slot = c->config->slot;
+    const struct slot *slot = c->slot;
     auto_registry registry = REGISTRY_NONE;
 
     ending_tried(&c->ending, now_ns());
@@ -309,10 +294,10 @@ static void try_unmount(struct control *c)
         try_to_remove_files(c);
         return;
     }
-    if (c->config->can_leave && c->ending.phase == ENDING_DRAINING)
+    if (c->can_leave && c->ending.phase == ENDING_DRAINING)
         c->stop = true;
-    if (!c->config->can_unmount || !session_is_connected(c->session) ||
-        !lock_registry(c, &registry) || !claim_slot(c))
+    if (!c->can_unmount || !session_is_connected(c->session) || !lock_registry(c, &registry) ||
+        !claim_slot(c))
         return;
     int r = unmounter_try(slot, false);
     slot_unlock(slot);
@@ -329,13 +314,13 @@ static void detach_mount(struct control *c)
         remove_files(c);
         return;
     }
-    if (c->config->can_leave) {
+    if (c->can_leave) {
         control_say(c, LINE_ERROR, "still in use, and left: later reads get an error");
         c->stop = true;
         return;
     }
-    bool can_unmount = c->config->can_unmount && session_is_connected(c->session);
-    int r = can_unmount ? unmounter_try(c->config->slot, true) : -EINVAL;
+    bool can_unmount = c->can_unmount && session_is_connected(c->session);
+    int r = can_unmount ? unmounter_try(c->slot, true) : -EINVAL;
     if (r == 0)
         control_say(c, LINE_ERROR,
                     "still in use, and taken out of the tree; open files stay readable");
@@ -350,7 +335,7 @@ static void begin_draining(struct control *c, uint64_t limit_ns, const char *why
 
     if (!ending_begin(&c->ending, now_ns(), limit_ns))
         return;
-    atomic_store(&c->config->slot->counters->state, MOUNT_DRAINING);
+    atomic_store(&c->slot->counters->state, MOUNT_DRAINING);
     if (limit_ns)
         snprintf(limit, sizeof(limit), ", in %u s at most", (unsigned)(limit_ns / SECOND_NS));
     control_say(c, LINE_NOTE, "%s: ending when nobody uses the mount any more%s", why, limit);
@@ -359,8 +344,8 @@ static void begin_draining(struct control *c, uint64_t limit_ns, const char *why
 /* How long users of the mount have after a signal; 0: no limit. */
 static uint64_t grace_ns(const struct control *c)
 {
-    unsigned given_s = c->config->options->grace_s;
-    return given_s ? given_s * SECOND_NS : c->config->can_leave ? LEAVE_LIMIT_NS : 0;
+    unsigned given_s = c->options->grace_s;
+    return given_s ? given_s * SECOND_NS : c->can_leave ? LEAVE_LIMIT_NS : 0;
 }
 
 /*
@@ -369,7 +354,7 @@ static uint64_t grace_ns(const struct control *c)
  */
 static void leave_tree(struct control *c)
 {
-    if (c->config->can_leave || c->ending.phase == ENDING_UNMOUNTED) {
+    if (c->can_leave || c->ending.phase == ENDING_UNMOUNTED) {
         c->stop = true;
         return;
     }
@@ -386,7 +371,7 @@ static void leave_tree(struct control *c)
  */
 static void look_at_layer(struct control *c)
 {
-    const struct slot *slot = c->config->slot;
+    const struct slot *slot = c->slot;
     auto_registry registry = REGISTRY_NONE;
 
     c->has_lost_layer = c->ending.phase != ENDING_UNMOUNTED && layer_is_lost(slot);
@@ -407,11 +392,11 @@ static void control_on_signal(struct control *c)
 
     if (read(c->signal_fd, &info, sizeof(info)) != sizeof(info))
         return;
-    if (c->config->options->ends_at_once) {
+    if (c->options->ends_at_once) {
         leave_tree(c);
         return;
     }
-    if (info.ssi_signo != SIGINT || !is_in_foreground(c->config)) {
+    if (info.ssi_signo != SIGINT || !is_in_foreground(c)) {
         begin_draining(c, grace_ns(c), info.ssi_signo == SIGHUP ? "hangup" : "asked to end");
         return;
     }
@@ -425,9 +410,9 @@ static void control_on_signal(struct control *c)
 /* No `run` and no mount command holds it any more. */
 static bool is_abandoned(const struct control *c)
 {
-    bool abandoned = slot_claim_unused(c->config->slot);
+    bool abandoned = slot_claim_unused(c->slot);
 
-    slot_unlock(c->config->slot);
+    slot_unlock(c->slot);
     return abandoned;
 }
 
@@ -437,13 +422,13 @@ static void find_owner(struct control *c)
     auto_registry registry = REGISTRY_NONE;
 
     lock_registry(c, &registry);
-    if (!owner_watch(c->config->slot->counters, &c->owner))
+    if (!owner_watch(c->slot->counters, &c->owner))
         begin_draining(c, grace_ns(c), "the job or session that it was made in has ended");
 }
 
 static void control_look_at_others(struct control *c)
 {
-    bool is_given = c->config->owner.pid != 0;
+    bool is_given = c->has_given_owner;
 
     if (process_watch_ended(&c->owner)) {
         process_watch_close(&c->owner);
@@ -461,14 +446,14 @@ static void control_look_at_others(struct control *c)
         return;
     if (is_abandoned(c))
         begin_draining(c, 0, "the command that it was for has ended");
-    else if (!c->owner.pid && atomic_load(&c->config->slot->counters->holders) > 0)
+    else if (!c->owner.pid && atomic_load(&c->slot->counters->holders) > 0)
         find_owner(c); /* of those who share it by `onepot mount` */
 }
 
 /* The starter writes 'k', or has died before it could announce the mount. */
 static void on_starter(struct control *c)
 {
-    struct counters *counters = c->config->slot->counters;
+    struct counters *counters = c->slot->counters;
     char byte;
     ssize_t n = read(c->starter_fd, &byte, 1);
 
@@ -490,13 +475,13 @@ static void on_lost_page(struct control *c)
         c->session, TROUBLE_LOST,
         "%s: a part of it is gone: it was cut short, or its storage fails, so reads "
         "of that part fail; copy it again, and mount it anew",
-        c->config->options->archive);
+        c->options->archive);
 }
 
 /* Nobody can tell when extracted files were read: they are no longer in use. */
 static uint64_t last_use_ns(const struct control *c)
 {
-    return has_files(c) ? 0 : summary_last_use_ns(c->config->slot->counters);
+    return has_files(c) ? 0 : summary_last_use_ns(c->slot->counters);
 }
 
 static void take_step(struct control *c)
@@ -533,7 +518,7 @@ static int patience_ms(const struct control *c)
 /* A process that ends extracted files removes their directory. */
 static bool are_files_gone(const struct control *c)
 {
-    const struct slot *slot = c->config->slot;
+    const struct slot *slot = c->slot;
     char news[4096];
 
     while (c->folder_fd >= 0 && read(c->folder_fd, news, sizeof(news)) > 0)
@@ -547,7 +532,7 @@ static void watch_folder(struct control *c)
     char self[32];
 
     c->folder_fd = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
-    snprintf(self, sizeof(self), "/proc/self/fd/%d", c->config->slot->folder_fd);
+    snprintf(self, sizeof(self), "/proc/self/fd/%d", c->slot->folder_fd);
     if (c->folder_fd >= 0 &&
         inotify_add_watch(c->folder_fd, self, IN_DELETE | IN_MOVED_FROM | IN_ONLYDIR) < 0)
         close(steal_fd(&c->folder_fd));
@@ -557,7 +542,7 @@ static void serve_until_ended(struct control *c)
 {
     enum { ENDED, SIGNAL, STARTER, LOST_PAGE, OWNER, WRAPPER, MOUNTS, COUNT };
     /* The mount ends when a layer that all see is unmounted. */
-    bool has_layer = c->config->can_unmount && c->config->options->writable;
+    bool has_layer = c->can_unmount && c->options->writable;
     auto_close int mounts = has_layer ? open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC) : -1;
 
     while (!c->stop) {
@@ -629,13 +614,13 @@ void control_stop(struct session *session, bool connected, int status)
 
 static void end_serving(struct control *c)
 {
-    const struct counters *counters = c->config->slot->counters;
+    const struct counters *counters = c->slot->counters;
     char line[SUMMARY_MAX], text[LAYER_TOLD_MAX];
     const char *told;
 
     if (has_files(c)) {
         set_unmounted(c);
-        remove_slot(c->config->slot, false);
+        remove_slot(c->slot, false);
         return;
     }
     session_give_back(c->session); /* its files lie in the folder that is to be removed */
@@ -643,51 +628,47 @@ static void end_serving(struct control *c)
     set_unmounted(c);
     /* Aborted, not unmounted: the dead mount that is left there answers nobody. */
     bool stays_mounted = is_still_mounted(c);
-    if (stays_mounted && c->config->can_unmount)
-        stays_mounted = unmounter_try(c->config->slot, true) < 0;
+    if (stays_mounted && c->can_unmount)
+        stays_mounted = unmounter_try(c->slot, true) < 0;
     control_say(c, LINE_NOTE, "%s", summary_line(counters, line, sizeof(line)));
-    layer_uncover(c->config->slot, true); /* with the mount gone, only to count */
+    layer_uncover(c->slot, true); /* with the mount gone, only to count */
     if ((told = layer_told(counters, text)))
         control_say(c, LINE_NOTE, "%s", told);
-    remove_slot(c->config->slot, stays_mounted);
+    remove_slot(c->slot, stays_mounted);
 }
 
-int control_serve(const struct control_config *config, struct session *session)
+int control_serve(struct control *c, struct session *session)
 {
-    struct control c = {.config = config,
-                        .session = session,
-                        .owner = config->owner,
-                        .wrapper = config->wrapper,
-                        .starter_fd = config->starter_fd,
-                        .signal_fd = -1,
-                        .folder_fd = -1,
-                        .ending = {.idle_ns = config->options->idle_s * SECOND_NS}};
     sigset_t wanted;
 
-    wanted_signals(is_in_foreground(config), &wanted);
-    if (has_files(&c))
-        watch_folder(&c);
+    c->session = session;
+    c->has_given_owner = c->owner.pid != 0;
+    c->signal_fd = c->folder_fd = -1;
+    c->ending = (struct ending){.idle_ns = c->options->idle_s * SECOND_NS};
+    wanted_signals(is_in_foreground(c), &wanted);
+    if (has_files(c))
+        watch_folder(c);
     else
-        c.signal_fd = signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK);
-    if (!has_files(&c) && c.signal_fd < 0)
-        control_say(&c, LINE_ERROR, "signals can't be read: %s", fault_errno(errno));
+        c->signal_fd = signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (!has_files(c) && c->signal_fd < 0)
+        control_say(c, LINE_ERROR, "signals can't be read: %s", fault_errno(errno));
     if (session)
         session_serve(session);
-    if (!c.owner.pid && config->slot->counters->owners)
-        find_owner(&c);
-    serve_until_ended(&c);
+    if (!c->owner.pid && c->slot->counters->owners)
+        find_owner(c);
+    serve_until_ended(c);
     /* The last look at the archive (archive_watch.c) would wait behind the copier's reads. */
-    bool is_stuck = config->stage && stage_stop(config->stage) < 0;
-    end_serving(&c);
-    if (config->stage) /* the copy is removed with its last mount */
-        stage_abandon(config->stage);
+    bool is_stuck = c->stage && stage_stop(c->stage) < 0;
+    end_serving(c);
+    if (c->stage) /* the copy is removed with its last mount */
+        stage_abandon(c->stage);
     if (session)
-        control_stop(session, c.stop, 0);
+        control_stop(session, c->stop, 0);
     if (is_stuck)
         _exit(0); /* the stuck thread still reads through the copy */
-    cleanup_closep(&c.signal_fd);
-    cleanup_closep(&c.folder_fd);
-    process_watch_close(&c.owner);
-    process_watch_close(&c.wrapper);
+    cleanup_closep(&c->signal_fd);
+    cleanup_closep(&c->folder_fd);
+    process_watch_close(&c->owner);
+    process_watch_close(&c->wrapper);
     return 0;
 }

@@ -27,45 +27,12 @@
 
 /* Destination of the daemon's lines. */
 struct control_log {
-    int fd;          /* of --log; -1: none */
-    bool stderr_too; /* in the foreground */
+    int fd;           /* of --log; -1: none */
+    bool stderr_too;  /* in the foreground */
+    uint64_t told_ns; /* when it was last told of progress (mounter_archive.c) */
 };
 /* Log one line, with the time in a log file; from any thread. `log` is a struct control_log. */
 void control_log(void *log, const char *line);
-
-struct control_config {
-    const struct mount_options *options;
-    struct slot *slot; /* with the daemon's own descriptors */
-    /* Extracted files (slot->counters->extracted) have no session, and their daemon hears no
-     * signal: a batch system sends one to all processes while the trainer still reads. */
-    struct stage *stage; /* NULL: none; ends with the mount, threads, files and all */
-    struct control_log *log;
-    bool can_unmount;             /* false: mounted by a parent or in a private namespace */
-    bool can_leave;               /* mounted by a parent: ends when this process ends */
-    struct process_watch owner;   /* --owner, or nobody */
-    struct process_watch wrapper; /* the `run` that started it, or nobody */
-    int starter_fd; /* closed without a byte: nobody will learn of the mount; or -1 */
-};
-
-/*
- * Set signals up for a daemon, blocked where control_serve reads them. SIGBUS is handled too: a
- * page of an index whose file was truncated then reads as zeros, which the index's own checks
- * detect. Call it before any thread is started.
- */
-void control_prepare(bool foreground);
-
-/*
- * Serve until the kernel has ended the connection. Then stop the session (within a bound, even
- * if threads are stuck in a read), log a summary, and remove the slot. If it returns, the
- * process may end in its usual way, with status 0.
- */
-int control_serve(const struct control_config *config, struct session *session);
-
-/*
- * Stop a session, within a bound. If threads are stuck in a read, or the session is still
- * `connected`, they stay behind, and the process ends here with this exit status.
- */
-void control_stop(struct session *session, bool connected, int status);
 
 /* ---- when it ends ---- */
 
@@ -121,5 +88,52 @@ void ending_tried(struct ending *ending, uint64_t now_ns);
  */
 int ending_patience_ms(const struct ending *ending, uint64_t now_ns, uint64_t last_ns,
                        bool must_look);
+
+/* ---- the daemon ---- */
+
+/* The daemon: how it is to serve, and how far it has come. */
+struct control {
+    const struct mount_options *options;
+    struct slot *slot; /* with the daemon's own descriptors */
+    /* Extracted files (slot->counters->extracted) have no session, and their daemon hears no
+     * signal: a batch system sends one to all processes while the trainer still reads. */
+    struct stage *stage; /* NULL: none; ends with the mount, threads, files and all */
+    struct control_log *log;
+    bool can_unmount;             /* false: mounted by a parent or in a private namespace */
+    bool can_leave;               /* mounted by a parent: ends when this process ends */
+    struct process_watch owner;   /* --owner, or nobody */
+    struct process_watch wrapper; /* the `run` that started it, or nobody */
+    int starter_fd; /* closed without a byte: nobody will learn of the mount; or -1 */
+
+    /* ---- of control.c ---- */
+    struct session *session;
+    bool has_given_owner; /* else it was found */
+    int signal_fd;
+    int folder_fd; /* of extracted files: tells of names that go from their folder */
+    struct ending ending;
+    bool orphaned; /* made by a `run` that has ended */
+    bool has_lost_layer;
+    bool stop; /* end at once, whatever its users lose */
+};
+
+/*
+ * Set signals up for a daemon, blocked where control_serve reads them. SIGBUS is handled too: a
+ * page of an index whose file was truncated then reads as zeros, which the index's own checks
+ * detect. Call it before any thread is started.
+ */
+void control_prepare(bool foreground);
+
+/*
+ * Serve until the kernel has ended the connection. Then stop the session (within a bound, even
+ * if threads are stuck in a read), log a summary, and remove the slot. If it returns, the
+ * process may end in its usual way, with status 0.
+ */
+int control_serve(struct control *control, struct session *session);
+
+/*
+ * Stop a session, within a bound. If threads are stuck in a read, or the session is still
+ * `connected`, they stay behind, and the process ends here with this exit status.
+ */
+void control_stop(struct session *session, bool connected, int status);
 
 #endif

@@ -980,32 +980,26 @@ static int mounter_find_room(struct mounter *m)
 
 /* ---- the files ---- */
 
-struct making {
-    struct mounter *m;
-    struct cli_progress line;
-};
-
 static void making_report(void *ctx, const struct fault *what)
 {
-    struct making *making = ctx;
-    cli_progress_end(&making->line);
-    cli_fail(making->m->options->archive, -what->err, what);
+    struct mounter *m = ctx;
+    cli_progress_end(&m->progress);
+    cli_fail(m->options->archive, -what->err, what);
 }
 
 static void making_show(void *ctx, const char *doing, const struct progress *progress)
 {
-    struct making *making = ctx;
-    struct counters *c = making->m->slot->counters;
+    struct mounter *m = ctx;
+    struct counters *c = m->slot->counters;
     double share = (double)progress->bytes_done / (double)max_u64(progress->bytes_total, 1);
     atomic_store(&c->extract_ready, (uint64_t)(share * (double)c->extract_bytes));
-    cli_progress_show(&making->line, doing, progress);
+    cli_progress_show(&m->progress, doing, progress);
 }
 
 /* By the slot's own descriptor, whatever its path leads to by now. */
-static int extract_here(struct making *making, const char *part, struct fault *fault,
+static int extract_here(struct mounter *m, const char *part, struct fault *fault,
                         struct extract_result *ret_result)
 {
-    struct mounter *m = making->m;
     char self[32];
     bool is_found = false;
     auto_close int fd = openat(m->slot->folder_fd, m->slot->name,
@@ -1018,7 +1012,7 @@ static int extract_here(struct making *making, const char *part, struct fault *f
         .work = {.threads = min_u32(m->options->threads, EXTRACT_THREADS_MAX),
                  .report = making_report,
                  .progress = making_show,
-                 .ctx = making,
+                 .ctx = m,
                  .stop = interrupt_flag()},
         .directory = self,
         .is_new = true,
@@ -1081,7 +1075,6 @@ static int find_part(struct mounter *m, char ret_part[PATH_MAX])
 /* Make them, and let others share them. 0, or CLI_FAILED after an error was printed. */
 static int mounter_extract(struct mounter *m)
 {
-    struct making making = {.m = m};
     struct extract_result result = {0};
     struct counters *c = m->slot->counters;
     struct fault fault = {0};
@@ -1095,10 +1088,10 @@ static int mounter_extract(struct mounter *m)
     cli_raise_file_limit(); /* files of several pieces are open until their last one */
     if (is_bound)
         cpus_widen();
-    cli_progress_start(&making.line);
+    cli_progress_start(&m->progress);
     if (r == 0)
-        r = extract_here(&making, part, &fault, &result);
-    cli_progress_end(&making.line);
+        r = extract_here(m, part, &fault, &result);
+    cli_progress_end(&m->progress);
     if (is_bound)
         sched_setaffinity(0, sizeof(before), &before);
     r = check_result(m, r, fault.err ? &fault : NULL, &result);

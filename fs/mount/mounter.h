@@ -75,11 +75,12 @@ struct mounter {
     struct reader *reader;
     uint64_t cache_bytes; /* its share if it is alone in the job */
     uint32_t root;
-    uint64_t claim_bytes;      /* --extract: of memory that the files take */
-    struct known_reads *order; /* --order */
-    struct recorder *recorder; /* --record; belongs to the session once that starts */
-    int parent_fd;             /* /dev/fuse that a parent mounted; -1: none */
-    int daemon_sock;           /* from starter to daemon and back; -1: mount -f */
+    uint64_t claim_bytes;         /* --extract: of memory that the files take */
+    struct cli_progress progress; /* --extract */
+    struct known_reads *order;    /* --order */
+    struct recorder *recorder;    /* --record; belongs to the session once that starts */
+    int parent_fd;                /* /dev/fuse that a parent mounted; -1: none */
+    int daemon_sock;              /* from starter to daemon and back; -1: mount -f */
     /* Only in the daemon: */
     int daemon_lock_fd;
     struct session *session;

@@ -143,33 +143,22 @@ static int stage_archive(struct mounter *m)
 
 #define TELL_EVERY_NS UINT64_C(10000000000)
 
-struct opening_log {
-    struct control_log log; /* without standard error, which shows it anyway */
-    uint64_t told_ns;
-};
-
-static void log_note(void *ctx, const char *line)
-{
-    struct opening_log *o = ctx;
-    control_log(&o->log, line);
-}
-
 static void log_progress(void *ctx, const char *doing, const struct progress *progress)
 {
-    struct opening_log *o = ctx;
+    struct control_log *log = ctx;
     uint64_t now = now_ns(), done = progress->bytes_done, all = progress->bytes_total;
     char line[256];
 
-    if (now - o->told_ns < TELL_EVERY_NS)
+    if (now - log->told_ns < TELL_EVERY_NS)
         return;
-    o->told_ns = now;
+    log->told_ns = now;
     if (all)
         snprintf(line, sizeof(line), "%.150s: %llu of %llu MiB (%.0f %%)", doing,
                  (unsigned long long)done >> 20, (unsigned long long)all >> 20,
                  100.0 * (double)done / (double)all);
     else
         snprintf(line, sizeof(line), "%.150s: %llu MiB", doing, (unsigned long long)done >> 20);
-    control_log(&o->log, line);
+    control_log(log, line);
 }
 
 /* ---- --expect ---- */
@@ -457,12 +446,13 @@ int mounter_open_archive(struct mounter *m)
                                             .idle_s = o->io_timeout_s},
                                 .is_private = !o->stage};
     const struct pot_store pot_store = stage_pot_store(&store);
-    struct opening_log log = {.log = {.fd = m->log.fd}, .told_ns = now_ns()};
+    /* Without standard error, which shows it anyway. */
+    struct control_log log = {.fd = m->log.fd, .told_ns = now_ns()};
     const uint64_t memory_bytes = budget_memory_bytes("");
     const struct pot_options options = {.saves_later = !o->extract,
                                         .memory_bytes = memory_bytes,
                                         .store = o->extract ? NULL : &pot_store,
-                                        .note = log_note,
+                                        .note = control_log,
                                         .progress = log_progress,
                                         .ctx = &log};
     int r = cli_open_list(&m->archives, o->archive, &o->doubt, &options, &m->pot);

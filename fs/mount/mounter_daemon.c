@@ -41,9 +41,9 @@ static bool is_parents(const struct mounter *m)
     return m->mounted.method == MOUNT_BY_PARENT;
 }
 
-static struct control_config control_config(struct mounter *m)
+static struct control control_of(struct mounter *m)
 {
-    return (struct control_config){
+    return (struct control){
         .options = m->options,
         .slot = m->slot,
         .stage = m->stage,
@@ -245,9 +245,9 @@ static _Noreturn void daemon_main(struct mounter *m, struct process_watch wrappe
         mountpoint_unmount(m->path, true); /* nobody else knows of the mount */
     if (word.err < 0)
         _exit(1);
-    struct control_config config = control_config(m);
-    config.wrapper = wrapper;
-    control_serve(&config, m->session);
+    struct control control = control_of(m);
+    control.wrapper = wrapper;
+    control_serve(&control, m->session);
     claim_free(m->claim);
     _exit(0);
 }
@@ -342,7 +342,7 @@ int mounter_start_daemon(struct mounter *m)
 
 int mounter_serve(struct mounter *m)
 {
-    struct control_config config = control_config(m);
+    struct control control = control_of(m);
     m->owner = PROCESS_WATCH_NONE;
-    return control_serve(&config, steal_ptr(&m->session));
+    return control_serve(&control, steal_ptr(&m->session));
 }

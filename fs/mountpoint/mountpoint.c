@@ -51,36 +51,26 @@
 
 extern char **environ;
 
-struct helper_environment {
-    char **at;
-    size_t count, capacity;
-};
-
-/* Our environment, with the C locale and the socket. */
-static int helper_environment(const char *commfd, struct helper_environment *env)
-{
-    static char locale[] = "LC_ALL=C";
-    int r = vector_push(env, locale);
-
-    for (char **e = environ; r == 0 && e && *e; e++)
-        if (strncmp(*e, "LC_ALL=", 7) != 0 && strncmp(*e, "_FUSE_COMMFD", 12) != 0)
-            r = vector_push(env, *e);
-    if (r == 0 && commfd)
-        r = vector_push(env, (char *)commfd);
-    return r == 0 ? vector_push(env, NULL) : r;
-}
-
 /*
- * Start it with no input, all output to the pipe, and signals as at login. By fork, since
- * glibc's posix_spawn fails where a filter answers EPERM to clone3.
+ * Start it with no input, all output to the pipe, signals as at login, and our environment with
+ * the C locale and the socket. By fork, since glibc's posix_spawn fails where a filter answers
+ * EPERM to clone3.
  */
 static int helper_spawn(char *const argv[], const char *commfd, int output, pid_t *ret_pid)
 {
-    struct helper_environment env = {0};
+    static char locale[] = "LC_ALL=C";
+    VECTOR(char *) env = {0};
     sigset_t all, before, none;
     auto_close int null = detach_open_null();
-    int r = null < 0 || access(argv[0], X_OK) < 0 ? -errno : helper_environment(commfd, &env);
+    int r = null < 0 || access(argv[0], X_OK) < 0 ? -errno : vector_push(&env, locale);
 
+    for (char **e = environ; r == 0 && e && *e; e++)
+        if (strncmp(*e, "LC_ALL=", 7) != 0 && strncmp(*e, "_FUSE_COMMFD", 12) != 0)
+            r = vector_push(&env, *e);
+    if (r == 0 && commfd)
+        r = vector_push(&env, (char *)commfd);
+    if (r == 0)
+        r = vector_push(&env, NULL);
     if (r < 0) {
         vector_free(&env);
         return r;
@@ -521,55 +511,52 @@ int namespace_go(struct namespace *ns)
     return r;
 }
 
-struct unmounting {
+/* What a child does in a namespace. */
+struct visit {
     const struct namespace *ns;
-    int flags;
+    int flags;                 /* umount2's */
+    struct counters *counters; /* for what it measures */
 };
 
 static int unmount_inside(void *ctx)
 {
-    const struct unmounting *u = ctx;
-    const struct namespace *ns = u->ns;
+    const struct visit *v = ctx;
+    const struct namespace *ns = v->ns;
     int r = set_namespaces(ns);
 
     /* A layer lies over it. */
     do
-        if (r == 0 && umount2(ns->mountpoint, u->flags) < 0)
+        if (r == 0 && umount2(ns->mountpoint, v->flags) < 0)
             r = -errno;
     while (r == 0 && mountinfo_has(ns->mountpoint, ns->dev_major, ns->dev_minor));
     return r;
 }
 
-struct measuring {
-    const struct namespace *ns;
-    struct counters *counters;
-};
-
 /* An overlay answers for its upper layer. */
 static int measure_inside(void *ctx)
 {
-    const struct measuring *m = ctx;
+    const struct visit *v = ctx;
     struct statfs st;
-    int r = set_namespaces(m->ns);
+    int r = set_namespaces(v->ns);
 
-    if (r < 0 || statfs(m->ns->mountpoint, &st) < 0)
+    if (r < 0 || statfs(v->ns->mountpoint, &st) < 0)
         return r < 0 ? r : -errno;
-    atomic_store(&m->counters->layer_bytes,
+    atomic_store(&v->counters->layer_bytes,
                  (uint64_t)(st.f_blocks - st.f_bfree) * (uint64_t)st.f_bsize);
-    atomic_store(&m->counters->layer_files, (uint64_t)(st.f_files - st.f_ffree));
+    atomic_store(&v->counters->layer_files, (uint64_t)(st.f_files - st.f_ffree));
     return 0;
 }
 
 void namespace_measure(const struct namespace *ns, struct counters *counters)
 {
-    struct measuring m = {ns, counters};
-    process_try(measure_inside, &m, ENTER_LIMIT_MS);
+    struct visit v = {.ns = ns, .counters = counters};
+    process_try(measure_inside, &v, ENTER_LIMIT_MS);
 }
 
 int namespace_unmount(const struct namespace *ns, bool lazy)
 {
-    struct unmounting u = {ns, UMOUNT_NOFOLLOW | (lazy ? MNT_DETACH : 0)};
-    return process_try(unmount_inside, &u, -1);
+    struct visit v = {.ns = ns, .flags = UMOUNT_NOFOLLOW | (lazy ? MNT_DETACH : 0)};
+    return process_try(unmount_inside, &v, -1);
 }
 
 void namespace_forget(struct namespace *ns)

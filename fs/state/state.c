@@ -271,7 +271,7 @@ void slot_list_free(struct slot_list *list)
 
 /* Add the slot that a file named X.stat represents, if it is one, or count it as left out. */
 static int list_file(struct slot_list *list, const char *folder, int folder_fd,
-                     const char *file, size_t *left_out)
+                     const char *file)
 {
     char name[STATE_NAME_MAX];
     auto_slot struct slot *slot = NULL;
@@ -283,17 +283,16 @@ static int list_file(struct slot_list *list, const char *folder, int folder_fd,
         r = vector_push(list, slot);
     if (r == 0)
         slot = NULL;
-    *left_out += r < 0 && r != -ENOENT;
+    list->left_out += r < 0 && r != -ENOENT;
     return r == -ENOMEM ? r : 0;
 }
 
-static int list_folder(struct slot_list *list, const char *folder, int folder_fd,
-                       size_t *left_out)
+static int list_folder(struct slot_list *list, const char *folder, int folder_fd)
 {
     auto_closedir DIR *dir = path_list(folder_fd);
     int r = dir ? 0 : -errno;
     for (struct dirent *e; r == 0 && (e = readdir(dir));)
-        r = list_file(list, folder, folder_fd, e->d_name, left_out);
+        r = list_file(list, folder, folder_fd, e->d_name);
     return r;
 }
 
@@ -315,12 +314,11 @@ static int list_done(struct slot_list *list, int r, struct slot_list *ret_list)
 int slots_list(const struct registry *registry, struct slot_list *ret_list)
 {
     struct slot_list list = {0};
-    size_t ignored = 0;
-    int r = list_folder(&list, registry->path, registry->fd, &ignored);
+    int r = list_folder(&list, registry->path, registry->fd);
     return list_done(&list, r, ret_list);
 }
 
-static int list_own(struct slot_list *list, size_t *left_out)
+static int list_own(struct slot_list *list)
 {
     char folders[STATE_FOLDERS_MAX][PATH_MAX];
     size_t count = state_folders(folders);
@@ -329,7 +327,7 @@ static int list_own(struct slot_list *list, size_t *left_out)
     for (size_t i = 0; i < count && r == 0; i++) {
         auto_close int fd = -1;
         if (runtime_open(folders[i], false, &fd) == 0) /* else missing, or not ours */
-            r = list_folder(list, folders[i], fd, left_out);
+            r = list_folder(list, folders[i], fd);
     }
     return r;
 }
@@ -337,8 +335,7 @@ static int list_own(struct slot_list *list, size_t *left_out)
 int state_list(struct slot_list *ret_list)
 {
     struct slot_list list = {0};
-    size_t ignored = 0;
-    int r = list_own(&list, &ignored);
+    int r = list_own(&list);
     return list_done(&list, r, ret_list);
 }
 
@@ -392,12 +389,6 @@ int state_each_user(int (*found)(void *ctx, const char *path, int folder_fd, uid
     return r;
 }
 
-/* Slots of all users, while they are listed. */
-struct all_slots {
-    struct slot_list *list;
-    size_t left_out;
-};
-
 /*
  * A user may have put anything there, any number of times, so each folder has a share of what
  * is looked at. The folder's name is the one that runtime_folders gives: there is one in a
@@ -405,7 +396,7 @@ struct all_slots {
  */
 static int list_folder_of(void *ctx, const char *path, int folder_fd, uid_t uid)
 {
-    struct all_slots *all = ctx;
+    struct slot_list *list = ctx;
     char name[STATE_NAME_MAX], own[32];
     size_t slots = 0, entries = 0;
     snprintf(own, sizeof(own), "onepot-%u", (unsigned)uid);
@@ -417,29 +408,27 @@ static int list_folder_of(void *ctx, const char *path, int folder_fd, uid_t uid)
         auto_slot struct slot *slot = NULL;
         if (!registry_name(e->d_name, ".stat", name, sizeof(name)))
             continue;
-        int r = slots++ < FOLDER_SLOTS_MAX && all->list->count < SLOTS_MAX
+        int r = slots++ < FOLDER_SLOTS_MAX && list->count < SLOTS_MAX
                     ? slot_copy(path, folder_fd, name, uid, &slot)
                     : -E2BIG;
         if (r == 0)
-            r = vector_push(all->list, slot);
+            r = vector_push(list, slot);
         if (r == -ENOMEM)
             return r;
         if (r == 0)
             slot = NULL;
-        all->left_out += r < 0 && r != -ENOENT;
+        list->left_out += r < 0 && r != -ENOENT;
     }
-    all->left_out += entries == FOLDER_ENTRIES_MAX;
+    list->left_out += entries == FOLDER_ENTRIES_MAX;
     return 0;
 }
 
-int state_list_all(struct slot_list *ret_list, size_t *ret_left_out)
+int state_list_all(struct slot_list *ret_list)
 {
     struct slot_list list = {0};
-    struct all_slots all = {.list = &list};
-    int r = list_own(&list, &all.left_out);
+    int r = list_own(&list);
     if (r == 0 && geteuid() == 0)
-        r = state_each_user(list_folder_of, &all);
-    *ret_left_out = all.left_out;
+        r = state_each_user(list_folder_of, &list);
     return list_done(&list, r, ret_list);
 }
 

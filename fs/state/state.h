@@ -86,6 +86,7 @@ int slot_wait_daemon(const struct slot *slot, int timeout_ms);
 struct slot_list { /* a vector */
     struct slot **at;
     size_t count, capacity;
+    size_t left_out; /* slots that can't be listed, or are too many */
 };
 
 /*
@@ -97,9 +98,9 @@ int state_list(struct slot_list *ret_list);
  * For root: also the slots of other users. Nothing is written or waited for there, and
  * what they say is checked: a copy of each record that belongs to its user, is of this version,
  * and claims no mount that the kernel lists as somebody else's. For other callers as
- * state_list. *ret_left_out: slots that can't be listed, or are too many.
+ * state_list.
  */
-int state_list_all(struct slot_list *ret_list, size_t *ret_left_out);
+int state_list_all(struct slot_list *ret_list);
 
 /*
  * Calls `found` for each folder "onepot-UID" or "onepot-stage-UID" that belongs to that user,

@@ -38,8 +38,7 @@ static void end(void *budget)
 
 static void list(void *budget, uint32_t from, uint32_t to, bool attributes)
 {
-    listing_budget_feature.after_listing(
-        budget, &(struct listed){.from = from, .to = to, .attributes = attributes});
+    listing_budget_feature.after_listing(budget, NULL, from, to, attributes);
 }
 
 static bool is_left(void *budget)

@@ -100,7 +100,7 @@ bool unmounter_forget(const struct slot *of)
 
 static struct control_log control_lines = {.fd = -1};
 static struct mount_options options;
-static struct control_config config;
+static struct control control;
 
 static void setup(void)
 {
@@ -111,13 +111,13 @@ static void setup(void)
     ck_assert_int_eq(pipe2(log_fds, O_CLOEXEC | O_NONBLOCK), 0);
     control_lines.fd = log_fds[1];
     options = (struct mount_options){.archive = "the archive"};
-    config = (struct control_config){.options = &options,
-                                     .slot = slot,
-                                     .log = &control_lines,
-                                     .can_unmount = true,
-                                     .owner = PROCESS_WATCH_NONE,
-                                     .wrapper = PROCESS_WATCH_NONE,
-                                     .starter_fd = -1};
+    control = (struct control){.options = &options,
+                               .slot = slot,
+                               .log = &control_lines,
+                               .can_unmount = true,
+                               .owner = PROCESS_WATCH_NONE,
+                               .wrapper = PROCESS_WATCH_NONE,
+                               .starter_fd = -1};
 }
 
 static void teardown(void)
@@ -138,7 +138,7 @@ static void read_log(void)
 static void serve(void)
 {
     control_prepare(options.foreground);
-    ck_assert_int_eq(control_serve(&config, &session), 0);
+    ck_assert_int_eq(control_serve(&control, &session), 0);
     ck_assert(session.is_stopped);
     ck_assert_uint_eq(atomic_load(&slot->counters->state), MOUNT_ENDED);
     ck_assert(!exists("a") && !exists("a.stat") && !exists("a.lock"));
@@ -169,7 +169,7 @@ static void start_from(const char *word)
     ck_assert_int_eq(pipe2(fds, O_CLOEXEC), 0);
     ck_assert_int_eq(write(fds[1], word, strlen(word)), (ssize_t)strlen(word));
     close(fds[1]);
-    config.starter_fd = fds[0];
+    control.starter_fd = fds[0];
 }
 
 /* The loop has gone round once, with a word of the starter or another event, before its end. */
@@ -221,8 +221,8 @@ END_TEST
 
 START_TEST(a_mount_of_a_parent_is_left)
 {
-    config.can_unmount = false;
-    config.can_leave = true;
+    control.can_unmount = false;
+    control.can_leave = true;
     send_signal(SIGTERM);
     serve();
     ck_assert_uint_eq(session.tries, 0);
@@ -252,7 +252,7 @@ START_TEST(the_third_interrupt_ends_it_whoever_uses_it)
     pid_t pid = _i == 1 ? child(be_run, slot) : 0;
     control_prepare(true);
     ck_assert_int_eq(pthread_create(&person, NULL, interrupt, NULL), 0);
-    ck_assert_int_eq(control_serve(&config, &session), 0);
+    ck_assert_int_eq(control_serve(&control, &session), 0);
     ck_assert_int_eq(pthread_join(person, NULL), 0);
     read_log();
     assert_logged("interrupted (again: within 3 s)");
@@ -269,7 +269,7 @@ END_TEST
 START_TEST(the_end_of_its_owner_ends_it)
 {
     pid_t pid = child(be_run, slot);
-    ck_assert_int_eq(process_watch_open(pid, &config.owner), 0);
+    ck_assert_int_eq(process_watch_open(pid, &control.owner), 0);
     kill_child(pid);
     serve();
     ck_assert_uint_eq(session.tries, 1);
@@ -281,7 +281,7 @@ END_TEST
 START_TEST(the_end_of_the_command_that_it_was_for_ends_it)
 {
     pid_t pid = child(be_run, slot);
-    ck_assert_int_eq(process_watch_open(pid, &config.wrapper), 0);
+    ck_assert_int_eq(process_watch_open(pid, &control.wrapper), 0);
     kill_child(pid);
     serve();
     ck_assert_uint_eq(session.tries, 1);
@@ -292,7 +292,7 @@ END_TEST
 START_TEST(a_mount_that_others_share_outlives_its_command)
 {
     pid_t pid = child(be_run, slot);
-    ck_assert_int_eq(process_watch_open(pid, &config.wrapper), 0);
+    ck_assert_int_eq(process_watch_open(pid, &control.wrapper), 0);
     atomic_store(&slot->counters->holders, 1);
     kill_child(pid);
     serve_a_round();
