@@ -22,6 +22,9 @@ extern const struct carried carried_pages[];
  */
 extern const struct carried carried_licences[];
 
+/* The scripts that complete command lines: "bash", "zsh", "fish". The last one has no name. */
+extern const struct carried carried_completions[];
+
 /* The source of onepot-mpi. */
 extern const char carried_mpi[];
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes a C file of the texts that the program carries (carried.h): manual pages, licences, a source.
+"""Writes a C file of the texts that the program carries (carried.h): manual pages, licences, scripts, a source.
 
 Pages are formatted by mandoc, so that man/ stays their one source. Licences of libraries that
 are linked statically come from the packages that the libraries lie in, so that they are those
@@ -89,6 +89,7 @@ def main():
     parser.add_argument("--mandoc", help="without it, the pages have no text")
     parser.add_argument("--licence", required=True, help="onepot's own")
     parser.add_argument("--mpi", required=True, help="the source of onepot-mpi")
+    parser.add_argument("--completion", action="append", default=[], help="a script; its ending names the shell")
     parser.add_argument("--static", action="store_true", help="the libraries are in the program")
     parser.add_argument("--library", action="append", default=[])
     parser.add_argument("--root", default="", help="of the system that it is built for, if not this one")
@@ -102,9 +103,14 @@ def main():
                     else {"lib" + name: None for name in given.library})
     with open(given.mpi, encoding="utf-8") as f:
         mpi = f"const char carried_mpi[] =\n{literal(f.read())};\n"
+    completions = {}
+    for script in given.completion:
+        with open(script, encoding="utf-8") as f:
+            completions[script.rsplit(".", 1)[1]] = f.read()
     with open(given.out, "w", encoding="ascii") as out:
         out.write("#include <stddef.h>\n\n#include \"carried.h\"\n\n")
-        out.write(table("carried_pages", pages) + "\n" + table("carried_licences", licences) + "\n" + mpi)
+        out.write(table("carried_pages", pages) + "\n" + table("carried_licences", licences) + "\n" +
+                  table("carried_completions", completions) + "\n" + mpi)
 
 
 if __name__ == "__main__":

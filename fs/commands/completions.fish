@@ -1,0 +1,20 @@
+# Completion of onepot for fish, made by 'onepot completions fish'.
+function __onepot
+    set -l words (commandline -opc)[2..-1]
+    set -l word (commandline -ct)
+    set -l lines (onepot completions fish -- $words (string unescape -- $word) 2>/dev/null)
+    set -l option (string match -r -- '^--[^=]*=|^' $word)
+    set -l value (string replace -r -- '^--[^=]*=' '' $word)
+    switch "$lines[1]"
+        case files
+            printf '%s\n' $option(complete -C "'' $value")
+        case directories
+            printf '%s\n' $option(complete -C "'' $value" | string match '*/')
+        case programs
+            set -e words[1..(contains -i -- -- $words)]
+            complete -C (string join ' ' -- (string escape -- $words) $word)
+        case '*'
+            printf '%s\n' $lines[2..-1]
+    end
+end
+complete -c onepot -f -a '(__onepot)'
