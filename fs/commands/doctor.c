@@ -355,14 +355,15 @@ static void see_index(struct findings *f, const char *path, const char *compress
     finding_advise(f, "'onepot index %s' does that ahead of time", path);
 }
 
-void doctor_archive(struct findings *f, const char *path, struct doctor_archive *ret_archive)
+void doctor_archive(struct findings *f, const char *path)
 {
     f->section = "archive";
     struct fault fault = {0};
     struct source *source = NULL;
     const struct backend *backend;
     const char *compression;
-    *ret_archive = (struct doctor_archive){0};
+    f->archive_bytes = 0;
+    f->is_local = f->is_packed = false;
     struct container container = {0};
     int r = pot_open_source(path, 0, &fault, &container, &source);
     if (r == 0)
@@ -372,13 +373,13 @@ void doctor_archive(struct findings *f, const char *path, struct doctor_archive 
         source_close(source);
         return;
     }
-    ret_archive->bytes = source_size(source);
-    ret_archive->is_packed = compression != NULL;
+    f->archive_bytes = source_size(source);
+    f->is_packed = compression != NULL;
     if (container.name)
         finding_add(f, FINDING_GOOD, path, "%s in %s", backend->name, container.name);
     else
         finding_add(f, FINDING_GOOD, path, "%s", backend->name);
-    ret_archive->is_local = see_place_of(f, source);
+    f->is_local = see_place_of(f, source);
     see_stripes(f, source);
     see_index(f, source_name(source), compression);
     source_close(source);
@@ -492,24 +493,23 @@ static void see_together(struct findings *f, const char *path, uint64_t bytes, u
                    nodes, nodes, path);
 }
 
-void doctor_job(struct findings *f, const char *path, const struct doctor_archive *archive,
-                const char *place)
+void doctor_job(struct findings *f, const char *path, const char *place)
 {
     const char *variable;
     unsigned nodes = job_nodes(&variable);
-    if (nodes < 2 || archive->bytes == 0)
+    if (nodes < 2 || f->archive_bytes == 0)
         return;
     f->section = "job";
     finding_add(f, FINDING_FACT, "nodes", "%u, by %s", nodes, variable);
-    if (archive->is_local) {
+    if (f->is_local) {
         finding_add(f, FINDING_FACT, path, "is on this node, and read here by this node alone");
-    } else if (archive->is_packed) {
+    } else if (f->is_packed) {
         finding_add(f, FINDING_WARNING, path,
                     "each node reads all of it: compressed in one piece, it is not copied "
                     "together");
         finding_advise(f, "make an onepot archive of it with 'onepot pack'");
     } else if (place) {
-        see_together(f, path, archive->bytes, nodes, place);
+        see_together(f, path, f->archive_bytes, nodes, place);
     } else {
         finding_add(f, FINDING_WARNING, path,
                     "a copy fits in no place of this node: each node reads its samples from "
@@ -710,18 +710,17 @@ static void doctor_mounting(struct findings *f)
 
 void doctor_node(struct findings *f, const char *path)
 {
-    struct doctor_archive archive = {0};
     bool is_mount = false;
 #ifdef HAVE_FUSE
     is_mount = path && doctor_mount(f, path);
 #endif
     if (path && !is_mount)
-        doctor_archive(f, path, &archive);
+        doctor_archive(f, path);
     doctor_memory(f);
     doctor_cpus(f);
-    doctor_limits(f, archive.bytes);
-    const char *place = doctor_storage(f, archive.bytes);
-    doctor_job(f, path, &archive, place);
+    doctor_limits(f, f->archive_bytes);
+    const char *place = doctor_storage(f, f->archive_bytes);
+    doctor_job(f, path, place);
     doctor_copies(f);
 #ifdef HAVE_PYTHON
     doctor_python(f);

@@ -31,6 +31,10 @@ struct findings { /* a vector, for vector_free */
     size_t count, capacity;
     const char *section; /* of the findings that are added now */
     bool failed;         /* out of memory: some findings are missing */
+    /* The archive, if one was named: 0 bytes if it is none that could be read. */
+    uint64_t archive_bytes;
+    bool is_local;  /* it is on this node */
+    bool is_packed; /* it is compressed in one piece */
 };
 
 void finding_add(struct findings *findings, enum finding_kind kind, const char *subject,
@@ -40,21 +44,15 @@ void finding_advise(struct findings *findings, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
 /*
- * All but mounting: an archive or a mount point of this user's (`path`; NULL: none), memory, CPUs,
- * limits, places and copies of archives on this node, a job of several nodes, Python's module,
- * dead mounts.
+ * All but mounting: an archive or a mount point of this user's (`path`; NULL: none), memory,
+ * CPUs, limits, places and copies of archives on this node, a job of several nodes, Python's
+ * module, dead mounts.
  */
 void doctor_node(struct findings *findings, const char *path);
 
 /* ---- parts of it, for tests ---- */
 
-struct doctor_archive {
-    uint64_t bytes; /* 0: it is none that could be read */
-    bool is_local;  /* on this node */
-    bool is_packed; /* compressed in one piece */
-};
-void doctor_archive(struct findings *findings, const char *path,
-                    struct doctor_archive *ret_archive);
+void doctor_archive(struct findings *findings, const char *path);
 
 /*
  * Limits of the process and of the kernel's FUSE. `archive_bytes`: size of an archive that
@@ -66,7 +64,6 @@ void doctor_limits(struct findings *findings, uint64_t archive_bytes);
  * In a job of several nodes: how they best come by the archive. `place`: where --stage would
  * copy it; NULL: it fits nowhere.
  */
-void doctor_job(struct findings *findings, const char *path,
-                const struct doctor_archive *archive, const char *place);
+void doctor_job(struct findings *findings, const char *path, const char *place);
 
 #endif

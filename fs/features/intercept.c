@@ -315,8 +315,8 @@ static void server_note_id(const struct intercept_server *server)
     const struct intercept_id *id = &server->id;
     struct counters *c = server->session->config.counters;
 
-    snprintf(c->direct_id, sizeof(c->direct_id), "%" PRIi64 " %" PRIu64 " %" PRIu64 " %s",
-             id->made.sec, id->made.nsec, id->key, id->name);
+    snprintf(c->direct_id, sizeof(c->direct_id), "%" PRIi64 " %ld %" PRIu64 " %s",
+             (int64_t)id->made.tv_sec, id->made.tv_nsec, id->key, id->name);
     atomic_store(&c->direct_is_offered, true);
 }
 
@@ -346,8 +346,7 @@ static int intercept_start(struct session *s, void **ret_state)
         return 0; /* the mount works without */
     server->session = s;
     server->fds[0] = server->socket = server->stop_fd = -1;
-    server->id = (struct intercept_id){.magic = INTERCEPT_MAGIC,
-                                       .made = {s->made.tv_sec, (uint64_t)s->made.tv_nsec}};
+    server->id = (struct intercept_id){.magic = INTERCEPT_MAGIC, .made = s->made};
     server->offer = (struct intercept_offer){.magic = INTERCEPT_MAGIC, .entries = entries};
     server->words_at = INTERCEPT_HEAD_BYTES + intercept_marks_bytes(entries);
     server->table_bytes = server->words_at + entries * sizeof(uint64_t);

@@ -65,22 +65,17 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <sys/ioctl.h>
+#include <time.h>
 
 #include "bits.h"
 
 #define INTERCEPT_MAGIC UINT64_C(0x33306f69746f706f) /* "opotio03": also the version */
 #define INTERCEPT_NAME_BYTES 48
 
-/* When the mount was made (CLOCK_REALTIME): st_atim of all of its files. */
-struct intercept_made {
-    int64_t sec;
-    uint64_t nsec;
-};
-
 /* Answer to INTERCEPT_IOCTL, which every file of a mount answers if it can be intercepted. */
 struct intercept_id {
     uint64_t magic;
-    struct intercept_made made;
+    struct timespec made; /* when the mount was made (CLOCK_REALTIME): st_atim of all files */
     uint64_t key;
     char name[INTERCEPT_NAME_BYTES]; /* of the socket, without its leading zero; terminated */
 };

@@ -195,7 +195,7 @@ struct link_file {
 /* A mount that this process reads from. It stays for the life of the process. */
 struct link {
     uint64_t dev;
-    struct intercept_made made;
+    struct timespec made;
     bool is_covered; /* by a layer (LAYER_VARIABLE) */
     uint64_t entries, files;
     _Atomic bool is_left; /* its mount has ended, and its descriptors are closed */

@@ -57,9 +57,9 @@ static struct intercept_id covered;
 
 /* ---- times ---- */
 
-static bool is_made(const struct timespec *t, const struct intercept_made *made)
+static bool is_made(const struct timespec *t, const struct timespec *made)
 {
-    return made->sec == t->tv_sec && (long)made->nsec == t->tv_nsec;
+    return made->tv_sec == t->tv_sec && made->tv_nsec == t->tv_nsec;
 }
 
 /* ---- the mount below a layer ---- */
@@ -71,8 +71,8 @@ void link_begin(void)
 
     if (!text)
         return;
-    id.made.sec = (int64_t)io_number(text, &text);
-    id.made.nsec = io_number(text, &text);
+    id.made.tv_sec = (time_t)io_number(text, &text);
+    id.made.tv_nsec = (long)io_number(text, &text);
     id.key = io_number(text, &text);
     size_t len = strlen(text += *text == ' ');
     if (len == 0 || len >= sizeof(id.name))
@@ -302,7 +302,7 @@ static struct link *link_make(int fd, const struct stat *st)
     struct link *link = &links[count];
     link->dev = st->st_dev;
     link->is_covered = is_below_layer(fd, st);
-    link->made = (struct intercept_made){st->st_atim.tv_sec, (uint64_t)st->st_atim.tv_nsec};
+    link->made = st->st_atim;
     link->entries = answer.offer.entries;
     link->files = answer.offer.files;
     for (unsigned i = 0; i < INTERCEPT_FILES_MAX; i++) {

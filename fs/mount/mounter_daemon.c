@@ -29,11 +29,6 @@
 #define WATCH_STEP_MS 200
 #define WATCH_LIMIT_MS 10000
 
-struct start_word {
-    int err; /* 0 or -errno */
-    struct fault fault;
-};
-
 /* ---- the work of a serving process, forked or not ---- */
 
 static bool is_parents(const struct mounter *m)
@@ -220,30 +215,34 @@ static void start_watcher(struct mounter *m)
 
 static _Noreturn void daemon_main(struct mounter *m, struct process_watch wrapper, int sock)
 {
-    struct start_word word = {0};
+    struct fault fault = {0}; /* the report; err 0: it serves */
 
     close(m->daemon_sock);
     m->daemon_sock = sock;
     cli_expect_archives(m->archives.count); /* fork kept room for the open ones only */
     namespace_forget(&m->mounted.ns);
     control_prepare(is_parents(m));
-    word.err = detach_here(&m->inherited, m->log.fd);
-    if (word.err == 0)
-        word.err = own_slot(m);
-    if (word.err == 0 && m->options->extract)
+    int r = detach_here(&m->inherited, m->log.fd);
+    if (r == 0)
+        r = own_slot(m);
+    if (r == 0 && m->options->extract)
         start_keeper(m);
-    else if (word.err == 0) {
+    else if (r == 0) {
         start_watcher(m);
-        word.err = start_session(m, &word.fault);
+        r = start_session(m, &fault);
     }
+    if (r < 0 && !fault.err)
+        fault = (struct fault){.err = -r, .offset = FAULT_NO_OFFSET};
+    else if (r == 0)
+        fault.err = 0;
     /*
      * If the start failed and the starter is gone, only this process can remove the mount.
      * After a good start control_serve notices that the starter is gone.
      */
-    if (send(sock, &word, sizeof(word), MSG_NOSIGNAL) < 0 && word.err < 0 &&
+    if (send(sock, &fault, sizeof(fault), MSG_NOSIGNAL) < 0 && r < 0 &&
         mounted_is_visible(&m->mounted))
         mountpoint_unmount(m->path, true); /* nobody else knows of the mount */
-    if (word.err < 0)
+    if (r < 0)
         _exit(1);
     struct control control = control_of(m);
     control.wrapper = wrapper;
@@ -274,8 +273,8 @@ static int fork_daemon(struct mounter *m)
     return r;
 }
 
-/* Wait for the daemon's report. */
-static int hear_daemon(struct mounter *m, struct start_word *ret_word)
+/* Wait for the daemon's report: why it does not serve, if it does not. */
+static int hear_daemon(struct mounter *m, struct fault *ret_fault)
 {
     for (;;) {
         struct pollfd p = {.fd = m->daemon_sock, .events = POLLIN};
@@ -284,16 +283,16 @@ static int hear_daemon(struct mounter *m, struct start_word *ret_word)
             continue;
         if (r <= 0)
             return r < 0 ? -errno : -ETIMEDOUT;
-        ssize_t n = recv(m->daemon_sock, ret_word, sizeof(*ret_word), 0);
+        ssize_t n = recv(m->daemon_sock, ret_fault, sizeof(*ret_fault), 0);
         if (n < 0 && errno == EINTR && !mounter_caught())
             continue;
-        return n == sizeof(*ret_word) ? 0 : n < 0 ? -errno : -EPIPE;
+        return n == sizeof(*ret_fault) ? 0 : n < 0 ? -errno : -EPIPE;
     }
 }
 
 static int start_in_background(struct mounter *m)
 {
-    struct start_word word;
+    struct fault fault;
     int r = fork_daemon(m);
 
     if (r < 0)
@@ -301,9 +300,9 @@ static int start_in_background(struct mounter *m)
                          fault_limit(r));
     if (m->mounted.fuse_fd >= 0)
         close(steal_fd(&m->mounted.fuse_fd));
-    r = hear_daemon(m, &word);
-    if (r == 0 && word.err < 0)
-        return cli_fail(m->options->archive, word.err, &word.fault);
+    r = hear_daemon(m, &fault);
+    if (r == 0 && fault.err)
+        return cli_fail(m->options->archive, fault.err, &fault);
     if (r == -EPIPE)
         return cli_failf(m->options->archive, "the daemon died while it started");
     if (r < 0 && !mounter_caught())

@@ -118,43 +118,43 @@ END_TEST
 
 START_TEST(an_archive_is_named_with_where_its_index_is)
 {
-    struct doctor_archive archive = {.bytes = 1};
-    doctor_archive(&found, "none.tar", &archive);
-    ck_assert_uint_eq(archive.bytes, 0);
+    found.archive_bytes = 1;
+    doctor_archive(&found, "none.tar");
+    ck_assert_uint_eq(found.archive_bytes, 0);
     ck_assert_uint_eq(found.count, 1);
     ck_assert_int_eq(found.at[0].kind, FINDING_WRONG);
     ck_assert_int_eq(system("echo x > x && tar -cf a.tar x && seq 1000 > numbers"), 0);
     struct stat st;
     ck_assert_int_eq(stat("a.tar", &st), 0);
-    doctor_archive(&found, "a.tar", &archive);
-    ck_assert_uint_eq(archive.bytes, (uint64_t)st.st_size);
-    ck_assert(!archive.is_packed);
+    doctor_archive(&found, "a.tar");
+    ck_assert_uint_eq(found.archive_bytes, (uint64_t)st.st_size);
+    ck_assert(!found.is_packed);
     ck_assert_int_eq(find("a.tar")->kind, FINDING_GOOD);
     ck_assert_str_eq(find("a.tar")->text, "tar");
     ck_assert_str_eq(find("a.tar")->section, "archive");
     ck_assert_int_eq(find("index")->kind, FINDING_FACT);
     ck_assert_ptr_nonnull(strstr(find("index")->advice, "onepot index a.tar"));
-    doctor_archive(&found, "numbers", &archive);
-    ck_assert_uint_eq(archive.bytes, 0);
+    doctor_archive(&found, "numbers");
+    ck_assert_uint_eq(found.archive_bytes, 0);
     ck_assert_int_eq(find("numbers")->kind, FINDING_WRONG);
 }
 END_TEST
 
 /* What is found of an archive in a job of so many nodes. */
-static const struct finding *in_a_job(const char *nodes, struct doctor_archive archive,
+static const struct finding *in_a_job(const char *nodes, struct findings archive,
                                       const char *place)
 {
     setenv("SLURM_JOB_NUM_NODES", nodes, 1);
     vector_free(&found);
-    found = (struct findings){0};
-    doctor_job(&found, "a.tar", &archive, place);
+    found = archive;
+    doctor_job(&found, "a.tar", place);
     unsetenv("SLURM_JOB_NUM_NODES");
     return find("a.tar");
 }
 
 START_TEST(nodes_of_a_job_are_told_how_they_come_by_an_archive)
 {
-    const struct doctor_archive archive = {.bytes = (uint64_t)150 << 30};
+    const struct findings archive = {.archive_bytes = (uint64_t)150 << 30};
     const struct finding *f = in_a_job("64", archive, "/dev/shm");
     ck_assert_str_eq(find("nodes")->text, "64, by SLURM_JOB_NUM_NODES");
     ck_assert_int_eq(f->kind, FINDING_GOOD);
@@ -165,13 +165,13 @@ START_TEST(nodes_of_a_job_are_told_how_they_come_by_an_archive)
     ck_assert_int_eq(f->kind, FINDING_WARNING);
     ck_assert_ptr_nonnull(strstr(f->advice, "$TMPDIR"));
     ck_assert_ptr_nonnull(strstr(f->advice, "--order"));
-    f = in_a_job("2", (struct doctor_archive){.bytes = 5, .is_packed = true}, "/tmp");
+    f = in_a_job("2", (struct findings){.archive_bytes = 5, .is_packed = true}, "/tmp");
     ck_assert_int_eq(f->kind, FINDING_WARNING);
     ck_assert_ptr_nonnull(strstr(f->advice, "onepot pack"));
-    f = in_a_job("2", (struct doctor_archive){.bytes = 5, .is_local = true}, "/tmp");
+    f = in_a_job("2", (struct findings){.archive_bytes = 5, .is_local = true}, "/tmp");
     ck_assert_int_eq(f->kind, FINDING_FACT);
     ck_assert_ptr_null(in_a_job("1", archive, "/tmp"));
-    ck_assert_ptr_null(in_a_job("2", (struct doctor_archive){0}, "/tmp"));
+    ck_assert_ptr_null(in_a_job("2", (struct findings){0}, "/tmp"));
     ck_assert_uint_eq(found.count, 0);
 }
 END_TEST

@@ -61,10 +61,11 @@ static void *start(struct index *index, struct source *source, struct intercept_
     pot.source = source;
     ck_assert_int_eq(intercept_feature.start(&session, &server), 0);
     ck_assert_ptr_nonnull(server);
-    ck_assert_int_eq(sscanf(counters.direct_id, "%" SCNi64 " %" SCNu64 " %" SCNu64 " %47s",
-                            &ret_id->made.sec, &ret_id->made.nsec, &ret_id->key, ret_id->name),
+    ck_assert_int_eq(sscanf(counters.direct_id, "%ld %ld %" SCNu64 " %47s",
+                            &ret_id->made.tv_sec, &ret_id->made.tv_nsec, &ret_id->key,
+                            ret_id->name),
                      4);
-    ck_assert_int_eq(ret_id->made.sec, 17);
+    ck_assert_int_eq(ret_id->made.tv_sec, 17);
     return server;
 }
 
