@@ -65,14 +65,16 @@ enum zip_flag {
     ZIP_HIDDEN = 1u << 13, /* the local header is masked: an encrypted directory */
 };
 
-/* Where the central directory is. */
+/* What the end of a zip says of its central directory, and where that is. */
 struct zip_end {
     uint64_t entries;
     uint64_t directory_bytes;
     uint64_t directory_offset;         /* as recorded: from the first byte of its volume */
     uint32_t volume, directory_volume; /* where the end lies, and the directory begins */
     bool is_split;                     /* one of several volumes */
-    bool has_64;                       /* some values are in the zip64 end */
+    bool has_64; /* values are in the zip64 end; else `entries` may be the last 16 bits */
+    uint64_t directory; /* where it begins, once it was found */
+    int64_t shift;      /* where the zip's 0 is; below 0: in front of the source */
 };
 
 /* A member, as the central directory has it. Names are not terminated. */
@@ -94,13 +96,6 @@ struct zip_entry {
     uint32_t uid, gid; /* 0 where they are not recorded */
     int64_t mtime_sec;
     uint32_t mtime_nsec;
-};
-
-/* A member's own header, beside its entry in the directory. */
-struct zip_local {
-    uint64_t header_bytes; /* up to the data */
-    const char *differs;   /* NULL, or how it disagrees with the entry */
-    bool sizes_agree;      /* it has the same sizes and sum, or none */
 };
 
 /* Do these bytes, which follow a member's data, begin another record, or tell the same sum? */
@@ -126,34 +121,6 @@ enum { HOST_FAT = 0, HOST_UNIX = 3, HOST_NTFS = 10, HOST_VFAT = 14, HOST_DARWIN 
 #define NTFS_TO_UNIX INT64_C(11644473600) /* seconds from 1601 to 1970 */
 
 /* ---- the end ---- */
-
-static void zip_read_end(const uint8_t bytes[ZIP_END_BYTES], struct zip_end *ret_end)
-{
-    uint16_t entries = bytes_le16(bytes + 10);
-    struct zip_end end = {
-        .entries = entries,
-        .directory_bytes = bytes_le32(bytes + 12),
-        .directory_offset = bytes_le32(bytes + 16),
-    };
-    uint16_t volume = bytes_le16(bytes + 4), first = bytes_le16(bytes + 6);
-    /* A count of 65535 may be just that: Python writes it without zip64. */
-    end.has_64 = end.directory_bytes == UINT32_MAX || end.directory_offset == UINT32_MAX ||
-                 volume == UINT16_MAX;
-    end.is_split =
-        !end.has_64 && (volume != 0 || first != 0 || bytes_le16(bytes + 8) != entries);
-    end.volume = volume;
-    end.directory_volume = first;
-    *ret_end = end;
-}
-
-/* Offset of the zip64 end, as recorded. False: these bytes are no locator. */
-static bool zip_read_locator(const uint8_t bytes[ZIP_LOCATOR_BYTES], uint64_t *ret_offset)
-{
-    if (memcmp(bytes, "PK\6\7", 4) != 0)
-        return false;
-    *ret_offset = bytes_le64(bytes + 8);
-    return true;
-}
 
 /* False: these bytes are no zip64 end. */
 static bool zip_read_end64(const uint8_t bytes[ZIP_END64_BYTES], struct zip_end *ret_end)
@@ -389,36 +356,6 @@ static bool zip_sizes_differ(const uint8_t *bytes, const struct zip_entry *entry
             (crc32 && crc32 != entry->crc32));
 }
 
-/*
- * Compare a local header (ZIP_LOCAL_BYTES, followed by its name as far as `len` goes) with its
- * entry. NULL, or why it is none.
- */
-static const char *zip_read_local(const uint8_t *bytes, size_t len,
-                                  const struct zip_entry *entry, struct zip_local *ret_local)
-{
-    if (len < ZIP_LOCAL_BYTES)
-        return "has its header outside the archive";
-    if (memcmp(bytes, ZIP_LOCAL_MAGIC, 4) != 0)
-        return "has no header where the central directory says";
-    size_t name_len = bytes_le16(bytes + 26);
-    const uint16_t flags = ZIP_ENCRYPTED | ZIP_PATCH | ZIP_HIDDEN;
-    *ret_local = (struct zip_local){.header_bytes = (uint64_t)ZIP_LOCAL_BYTES + name_len +
-                                                    bytes_le16(bytes + 28)};
-    if (bytes_le16(bytes + 8) != entry->method)
-        ret_local->differs = "is compressed in another way by its header";
-    else if ((bytes_le16(bytes + 6) ^ entry->flags) & flags)
-        ret_local->differs = "is encrypted, or is not, by its header";
-    else if (zip_sizes_differ(bytes, entry))
-        ret_local->differs = "has another size or sum in its header";
-    else if (name_len != entry->raw_name_len || len < ZIP_LOCAL_BYTES + name_len ||
-             memcmp(bytes + ZIP_LOCAL_BYTES, entry->raw_name, name_len) != 0)
-        *ret_local = (struct zip_local){ret_local->header_bytes,
-                                        "has another name in its header", .sizes_agree = true};
-    else if (entry->is_short_64)
-        *ret_local = (struct zip_local){ret_local->header_bytes, ZIP_ODD_64};
-    return NULL;
-}
-
 static bool zip_is_behind(const uint8_t bytes[ZIP_BEHIND_BYTES], const struct zip_entry *entry)
 {
     if (memcmp(bytes, "PK\7\10", 4) == 0)
@@ -460,41 +397,53 @@ static bool is_same_end(const struct zip_end *end, const struct zip_end *end64)
 }
 
 /*
- * The zip64 end, if there is one. It lies right before its locator, or where that says. The
- * bytes before an end that needs none may belong to the last member's name.
+ * Read the end, which lies at `end_at`, and the zip64 end, if there is one: right before its
+ * locator, or where that says. The bytes before an end that needs none may belong to the last
+ * member's name. *ret_directory_end: the first of the ends.
  */
-static int read_end64(const struct source *source, uint64_t end_at, struct zip_end *end,
-                      uint64_t *ret_directory_end, struct fault *fault)
+static int zip_read_end(const struct source *source, const uint8_t bytes[ZIP_END_BYTES],
+                        uint64_t end_at, struct zip_end *end, uint64_t *ret_directory_end,
+                        struct fault *fault)
 {
-    uint8_t locator[ZIP_LOCATOR_BYTES], bytes[ZIP_END64_BYTES];
-    struct zip_end end64;
-    uint64_t recorded;
-    if (end_at < sizeof(locator) + sizeof(bytes))
+    static const char is_missing[] = "the zip64 end of its directory is missing";
+    uint8_t locator[ZIP_LOCATOR_BYTES], bytes64[ZIP_END64_BYTES];
+    const size_t least = sizeof(locator) + sizeof(bytes64);
+    *ret_directory_end = end_at;
+    *end = (struct zip_end){
+        .entries = bytes_le16(bytes + 10),
+        .directory_bytes = bytes_le32(bytes + 12),
+        .directory_offset = bytes_le32(bytes + 16),
+        .volume = bytes_le16(bytes + 4),
+        .directory_volume = bytes_le16(bytes + 6),
+    };
+    /* A count of 65535 may be just that: Python writes it without zip64. */
+    end->has_64 = end->directory_bytes == UINT32_MAX || end->directory_offset == UINT32_MAX ||
+                  end->volume == UINT16_MAX;
+    end->is_split = !end->has_64 && (end->volume != 0 || end->directory_volume != 0 ||
+                                     bytes_le16(bytes + 8) != end->entries);
+    if (end_at < least)
         return 0;
     int r =
         source_read_fault(source, locator, sizeof(locator), end_at - sizeof(locator), fault);
     if (r < 0)
         return r;
-    if (!zip_read_locator(locator, &recorded))
-        return end->has_64
-                   ? end_damaged(fault, end_at, "the zip64 end of its directory is missing")
-                   : 0;
-    const uint64_t places[] = {recorded, end_at - sizeof(locator) - sizeof(bytes)};
+    if (memcmp(locator, "PK\6\7", 4) != 0)
+        return end->has_64 ? end_damaged(fault, end_at, is_missing) : 0;
+    const uint64_t recorded = bytes_le64(locator + 8), places[] = {recorded, end_at - least};
     for (size_t i = 0; i < 2; i++) {
-        if (places[i] > end_at - sizeof(locator) - sizeof(bytes))
+        struct zip_end end64;
+        if (places[i] > end_at - least)
             continue;
-        r = source_read_fault(source, bytes, sizeof(bytes), places[i], fault);
+        r = source_read_fault(source, bytes64, sizeof(bytes64), places[i], fault);
         if (r < 0)
             return r;
-        if (zip_read_end64(bytes, &end64) && is_same_end(end, &end64)) {
+        if (zip_read_end64(bytes64, &end64) && is_same_end(end, &end64)) {
             *end = end64;
             *ret_directory_end = places[i];
             return 0;
         }
     }
-    return end->has_64
-               ? end_damaged(fault, recorded, "the zip64 end of its directory is missing")
-               : 0;
+    return end->has_64 ? end_damaged(fault, recorded, is_missing) : 0;
 }
 
 static const char not_its_own[] =
@@ -518,32 +467,28 @@ static int check_start(const struct source *source, const struct zip_end *end, u
                : end_damaged(fault, at, "its directory is damaged");
 }
 
-/* A file that begins like a zip has a member at its start, so nothing was put in front of it.
+/*
+ * The directory that ends at `directory_end`, or lies where the end says. A file that begins
+ * like a zip has a member at its start, so nothing was put in front of it.
  */
-static int check_front(const struct source *source, int64_t shift, struct fault *fault)
+static int place_directory(const struct source *source, struct zip_end *end,
+                           uint64_t directory_end, struct fault *fault)
 {
     uint8_t magic[4];
-    int r = shift <= 0 ? 0 : source_read_fault(source, magic, sizeof(magic), 0, fault);
-    if (r < 0 || shift <= 0)
-        return r;
-    return memcmp(magic, ZIP_LOCAL_MAGIC, 4) != 0 ? 0 : end_damaged(fault, 0, not_its_own);
-}
-
-/* The directory that ends at `directory_end`, or lies where `end` says. */
-static int place_directory(const struct source *source, const struct zip_end *end,
-                           uint64_t directory_end, struct zip_place *place, struct fault *fault)
-{
-    place->directory = directory_end - end->directory_bytes;
-    place->shift = (int64_t)(place->directory - end->directory_offset);
-    int r = check_start(source, end, place->directory, fault);
-    if (r == 0)
-        r = check_front(source, place->shift, fault);
-    if (r != -EUCLEAN || place->shift <= 0)
+    end->directory = directory_end - end->directory_bytes;
+    end->shift = (int64_t)(end->directory - end->directory_offset);
+    int r = check_start(source, end, end->directory, fault);
+    if (r == 0 && end->shift > 0) {
+        r = source_read_fault(source, magic, sizeof(magic), 0, fault);
+        if (r == 0 && memcmp(magic, ZIP_LOCAL_MAGIC, 4) == 0)
+            r = end_damaged(fault, 0, not_its_own);
+    }
+    if (r != -EUCLEAN || end->shift <= 0)
         return r;
     /* Something may lie between the directory and its end instead. */
-    place->directory = end->directory_offset;
-    place->shift = 0;
-    return check_start(source, end, place->directory, NULL) == 0 ? 0 : r;
+    end->directory = end->directory_offset;
+    end->shift = 0;
+    return check_start(source, end, end->directory, NULL) == 0 ? 0 : r;
 }
 
 /* Where volume `number` (from 0 on) begins in the source. False: it is not there. */
@@ -574,31 +519,24 @@ static int find_in_volumes(const struct source *source, uint64_t end_at, struct 
     return 0;
 }
 
-static int read_end(const struct source *source, const uint8_t bytes[ZIP_END_BYTES],
-                    uint64_t end_at, struct zip_place *place, struct fault *fault)
+/* Find the directory by the end at `end_at`. */
+static int find_by_end(const struct source *source, const uint8_t bytes[ZIP_END_BYTES],
+                       uint64_t end_at, struct zip_end *end, struct fault *fault)
 {
-    struct zip_end end;
-    uint64_t directory_end = end_at;
-    zip_read_end(bytes, &end);
-    int r = read_end64(source, end_at, &end, &directory_end, fault);
+    uint64_t directory_end;
+    int r = zip_read_end(source, bytes, end_at, end, &directory_end, fault);
+    if (r == 0 && end->is_split)
+        r = find_in_volumes(source, end_at, end, fault);
     if (r < 0)
         return r;
-    r = end.is_split ? find_in_volumes(source, end_at, &end, fault) : 0;
-    if (r < 0)
-        return r;
-    if (end.directory_bytes > directory_end || end.directory_offset > INT64_MAX ||
-        end.directory_offset > directory_end - end.directory_bytes + source_start(source))
+    if (end->directory_bytes > directory_end || end->directory_offset > INT64_MAX ||
+        end->directory_offset > directory_end - end->directory_bytes + source_start(source))
         return end_damaged(fault, end_at,
                            "its directory lies outside the archive: bytes are missing");
-    if (end.entries > end.directory_bytes / ZIP_ENTRY_BYTES)
+    if (end->entries > end->directory_bytes / ZIP_ENTRY_BYTES)
         return end_damaged(fault, end_at, "its directory is too short for its members");
-    *place = (struct zip_place){
-        .directory_bytes = end.directory_bytes,
-        .entries = end.entries,
-        .has_64 = end.has_64,
-    };
-    r = place_directory(source, &end, directory_end, place, fault);
-    return r == 0 && end.is_split && place->shift != 0
+    r = place_directory(source, end, directory_end, fault);
+    return r == 0 && end->is_split && end->shift != 0
                ? end_damaged(fault, end_at,
                              "its volumes are longer or shorter than they were, or of two zips")
                : r;
@@ -611,29 +549,6 @@ static bool is_end(const uint8_t *tail, size_t len, size_t at, bool is_exact)
            is_exact == (bytes_le16(tail + at + 20) == len - at - ZIP_END_BYTES);
 }
 
-/* An error tells of the end that comes first. */
-static int try_ends(const struct source *source, const uint8_t *tail, size_t len,
-                    struct zip_place *ret_place, struct fault *fault)
-{
-    int first = 0;
-    for (int round = 0; round < 2 && len >= ZIP_END_BYTES; round++)
-        for (size_t at = len - ZIP_END_BYTES + 1; at-- > 0;) {
-            if (!is_end(tail, len, at, round == 0))
-                continue;
-            int r = read_end(source, tail + at, source_size(source) - len + at, ret_place,
-                             first ? NULL : fault);
-            if (r != -EUCLEAN && r != -EINVAL) {
-                if (r == 0 && first && fault)
-                    *fault = (struct fault){0};
-                return r;
-            }
-            first = first ? first : r;
-        }
-    return first ? first
-                 : end_damaged(fault, source_size(source),
-                               "the archive is truncated: the directory at its end is missing");
-}
-
 /*
  * Find the directory. Bytes in front of the zip and behind it are passed over, and so is an end
  * that leads to no directory, such as one in a comment.
@@ -643,14 +558,31 @@ static int try_ends(const struct source *source, const uint8_t *tail, size_t len
  * 0, -EUCLEAN where there is none, -EINVAL for one volume of several, or an error of reading;
  * all with a fault.
  */
-static int zip_find_directory(const struct source *source, struct zip_place *ret_place,
+static int zip_find_directory(const struct source *source, struct zip_end *ret_end,
                               struct fault *fault)
 {
-    size_t len = (size_t)min_u64(source_size(source), ZIP_END_BYTES + ZIP_COMMENT_MAX);
+    const uint64_t size = source_size(source);
+    const size_t len = (size_t)min_u64(size, ZIP_END_BYTES + ZIP_COMMENT_MAX);
     auto_free uint8_t *tail = malloc(len ? len : 1);
-    int r =
-        tail ? source_read_fault(source, tail, len, source_size(source) - len, fault) : -ENOMEM;
-    return r < 0 ? r : try_ends(source, tail, len, ret_place, fault);
+    int first = tail ? source_read_fault(source, tail, len, size - len, fault) : -ENOMEM;
+    if (first < 0)
+        return first;
+    for (int round = 0; round < 2 && len >= ZIP_END_BYTES; round++)
+        for (size_t at = len - ZIP_END_BYTES + 1; at-- > 0;) {
+            if (!is_end(tail, len, at, round == 0))
+                continue;
+            int r =
+                find_by_end(source, tail + at, size - len + at, ret_end, first ? NULL : fault);
+            if (r != -EUCLEAN && r != -EINVAL) {
+                if (r == 0 && first && fault)
+                    *fault = (struct fault){0};
+                return r;
+            }
+            first = first ? first : r; /* an error tells of the end that comes first */
+        }
+    return first ? first
+                 : end_damaged(fault, size,
+                               "the archive is truncated: the directory at its end is missing");
 }
 
 int zip_count_volumes(const struct source *source, uint32_t *ret_count)
@@ -663,8 +595,8 @@ int zip_count_volumes(const struct source *source, uint32_t *ret_count)
         if (len - at >= ZIP_END_BYTES && is_end(tail, len, at, true)) {
             struct zip_end end;
             uint64_t ignored;
-            zip_read_end(tail + at, &end);
-            r = read_end64(source, source_size(source) - len + at, &end, &ignored, NULL);
+            r = zip_read_end(source, tail + at, source_size(source) - len + at, &end, &ignored,
+                             NULL);
             *ret_count = r == 0 ? end.volume + 1 : 0;
             break;
         }
@@ -675,7 +607,7 @@ int zip_count_volumes(const struct source *source, uint32_t *ret_count)
  * The lowest offset of a member's header, as the directory records it. Entries that need zip64
  * for that are passed over: they are not the first. False: there is none.
  */
-static int find_lowest(const struct source *source, const struct zip_place *place,
+static int find_lowest(const struct source *source, const struct zip_end *place,
                        uint64_t *ret_lowest)
 {
     uint8_t bytes[ZIP_ENTRY_BYTES];
@@ -700,7 +632,7 @@ static int find_lowest(const struct source *source, const struct zip_place *plac
  */
 static int zip_find_begin(const struct source *source, uint64_t *ret_begin)
 {
-    struct zip_place place;
+    struct zip_end place;
     uint64_t lowest = UINT32_MAX, begin;
     uint8_t magic[4] = ZIP_LOCAL_MAGIC;
     int r = zip_find_directory(source, &place, NULL);
@@ -738,7 +670,7 @@ struct zip {
     struct builder *builder;
     struct progress *progress;
     struct fault *fault;
-    struct zip_place place;
+    struct zip_end place;
     struct source_window entries, headers;
     VECTOR(struct zip_range) ranges;
     uint32_t largest_block;
@@ -946,31 +878,53 @@ static int content_prove(struct zip *z, const struct zip_entry *e, uint64_t data
 
 /* ---- members ---- */
 
-/* The member's own header. */
-static int read_local(struct zip *z, const struct zip_entry *e, uint64_t at,
-                      struct zip_local *ret_local)
+static const char other_name[] = "has another name in its header";
+
+/*
+ * Read the member's own header, which ends at *ret_data, and compare it with its entry.
+ * *ret_differs: NULL, or how they disagree; `other_name`: the header has the same sizes and
+ * sum, or none.
+ */
+static int read_local(struct zip *z, const struct zip_entry *e, uint64_t at, uint64_t *ret_data,
+                      const char **ret_differs)
 {
+    const uint16_t flags = ZIP_ENCRYPTED | ZIP_PATCH | ZIP_HIDDEN;
     const uint8_t *bytes;
     size_t len;
     int r = source_window_get(&z->headers, at, ZIP_LOCAL_BYTES + e->raw_name_len, &bytes, &len);
     if (r < 0)
         return zip_read_fault(z, r, at);
-    const char *wrong = zip_read_local(len ? bytes : NULL, len, e, ret_local);
-    return wrong ? zip_damaged(z, at, wrong) : 0;
+    if (len < ZIP_LOCAL_BYTES)
+        return zip_damaged(z, at, "has its header outside the archive");
+    if (memcmp(bytes, ZIP_LOCAL_MAGIC, 4) != 0)
+        return zip_damaged(z, at, "has no header where the central directory says");
+    const size_t name_len = bytes_le16(bytes + 26);
+    *ret_data = at + ZIP_LOCAL_BYTES + name_len + bytes_le16(bytes + 28);
+    *ret_differs = NULL;
+    if (bytes_le16(bytes + 8) != e->method)
+        *ret_differs = "is compressed in another way by its header";
+    else if ((bytes_le16(bytes + 6) ^ e->flags) & flags)
+        *ret_differs = "is encrypted, or is not, by its header";
+    else if (zip_sizes_differ(bytes, e))
+        *ret_differs = "has another size or sum in its header";
+    else if (name_len != e->raw_name_len || len < ZIP_LOCAL_BYTES + name_len ||
+             memcmp(bytes + ZIP_LOCAL_BYTES, e->raw_name, name_len) != 0)
+        *ret_differs = other_name;
+    else if (e->is_short_64)
+        *ret_differs = ZIP_ODD_64;
+    return 0;
 }
 
 /* Where the member's data begins. */
 static int find_data(struct zip *z, const struct zip_entry *e, uint64_t at, uint64_t record,
-                     struct zip_local *ret_local, uint64_t *ret_data)
+                     const char **ret_differs, uint64_t *ret_data)
 {
     uint64_t end;
-    int r = read_local(z, e, at, ret_local);
+    int r = read_local(z, e, at, ret_data, ret_differs);
     if (r < 0)
         return r;
-    if (__builtin_add_overflow(at + ret_local->header_bytes, e->packed_bytes, &end) ||
-        end > z->place.directory)
+    if (__builtin_add_overflow(*ret_data, e->packed_bytes, &end) || end > z->place.directory)
         return zip_damaged(z, at, "has data that lies outside the archive");
-    *ret_data = at + ret_local->header_bytes;
     return vector_push(&z->ranges, (struct zip_range){at, end, record});
 }
 
@@ -982,22 +936,22 @@ static bool is_followed(const struct zip *z, const struct zip_entry *e, uint64_t
 }
 
 /* The member's header disagrees with its entry: its data decides whether that is right. */
-static int prove_content(struct zip *z, const struct zip_entry *e,
-                         const struct zip_local *local, uint64_t data)
+static int prove_content(struct zip *z, const struct zip_entry *e, const char *differs,
+                         uint64_t data)
 {
-    bool is_right = local->sizes_agree && is_followed(z, e, data + e->packed_bytes);
+    bool is_right = differs == other_name && is_followed(z, e, data + e->packed_bytes);
     int r = is_right || is_long_deflated(e) /* which is read anyway */
                 ? 0
                 : content_prove(z, e, data);
     z->progress->beats++;
     if (r == -EUCLEAN || r == -E2BIG)
-        return fault_set(z->fault, -EILSEQ, z->name, data, "%s, and %s", local->differs,
+        return fault_set(z->fault, -EILSEQ, z->name, data, "%s, and %s", differs,
                          r == -E2BIG ? "there is more of this than can be compared"
                                      : "its data is not what the central directory says");
     if (r < 0)
         return zip_read_fault(z, r, data);
     if (z->odd++ == 0)
-        snprintf(z->odd_what, sizeof(z->odd_what), "%.90s: %s", z->name, local->differs);
+        snprintf(z->odd_what, sizeof(z->odd_what), "%.90s: %s", z->name, differs);
     return 0;
 }
 
@@ -1098,14 +1052,14 @@ static int add_typed(struct zip *z, const struct zip_entry *e, uint64_t record,
 {
     uint64_t data = 0;
     uint32_t inode;
-    struct zip_local local;
+    const char *differs = NULL;
     char target[INDEX_SYMLINK_MAX];
     bool has_content = S_ISREG(e->mode) || S_ISLNK(e->mode);
     int r = has_content ? check_content(z, e, member->header_offset) : 0;
     if (r == 0)
-        r = find_data(z, e, member->header_offset, record, &local, &data);
-    if (r == 0 && has_content && local.differs)
-        r = prove_content(z, e, &local, data);
+        r = find_data(z, e, member->header_offset, record, &differs, &data);
+    if (r == 0 && has_content && differs)
+        r = prove_content(z, e, differs, data);
     if (r == 0 && S_ISREG(e->mode) && is_long_deflated(e))
         r = scan_long(z, e, data);
     if (r == 0 && S_ISLNK(e->mode)) {
@@ -1334,15 +1288,15 @@ static int zip_index(struct source *source, struct builder *builder,
 /* -EINTR: give up. */
 static int report_odd(struct zip *z, const struct zip_entry *e, uint64_t record)
 {
-    struct zip_local local = {0};
+    const char *differs = NULL;
     struct fault fault = {0};
-    uint64_t at = 0;
+    uint64_t at = 0, data;
     if (archive_end_stopped(z->end))
         return -EINTR;
-    if (find_header(z, e, record, &at) < 0 || read_local(z, e, at, &local) < 0 ||
-        !local.differs)
+    if (find_header(z, e, record, &at) < 0 || read_local(z, e, at, &data, &differs) < 0 ||
+        !differs)
         return 0; /* told when the zip was opened */
-    fault_set(&fault, -EUCLEAN, z->name, at, "%s%s", local.differs, directory_counts);
+    fault_set(&fault, -EUCLEAN, z->name, at, "%s%s", differs, directory_counts);
     z->end->report(z->end->ctx, &fault);
     return 0;
 }
@@ -1363,12 +1317,23 @@ static int zip_check_end(const struct archive_end *end)
     return r == -EINTR ? 0 : r;
 }
 
+/*
+ * Nearly all zips end with an end that says where it lies itself. Only of others more than
+ * these bytes is read; what lies in front of a zip tells that it is a member's.
+ */
 static bool zip_is_whole(const struct source *source, bool by_end)
 {
+    uint8_t bytes[ZIP_END_BYTES];
+    struct zip_end end;
+    const uint64_t size = source_size(source);
     (void)by_end;
-    struct zip_place place;
-    return zip_find_directory(source, &place, NULL) == 0 &&
-           place.shift == 0; /* else: a member's */
+    if (size >= sizeof(bytes) &&
+        source_read(source, bytes, sizeof(bytes), size - sizeof(bytes)) == 0 &&
+        memcmp(bytes, ZIP_END_MAGIC "\0\0\0", 8) == 0 && /* of one volume */
+        bytes_le16(bytes + 8) == bytes_le16(bytes + 10) && bytes_le16(bytes + 20) == 0 &&
+        (uint64_t)bytes_le32(bytes + 12) + bytes_le32(bytes + 16) == size - sizeof(bytes))
+        return true;
+    return zip_find_directory(source, &end, NULL) == 0 && end.shift == 0;
 }
 
 static const char *const endings[] = {".zip", NULL};

@@ -1,5 +1,5 @@
 /*
- * Where the central directory of a zip is: what lies at its end is found, checked and read.
+ * What the end of a zip tells of the files that it lies in.
  *
  * Threads: any.
  */
@@ -11,14 +11,6 @@
 
 #include "fault.h"
 #include "source.h"
-
-struct zip_place {
-    uint64_t directory; /* where it begins */
-    uint64_t directory_bytes;
-    uint64_t entries;
-    int64_t shift; /* where the zip's 0 is; below 0: in front of the source */
-    bool has_64;   /* so that `entries` is the whole number, not its last 16 bits */
-};
 
 /*
  * How many volumes has the zip that ends with the source, by that end? 0: it is no zip's. 0 or
