@@ -530,13 +530,6 @@ static int attributes_take_xattrs(struct archive_entry *entry, tar_take_attribut
 
 /* ---- access lists ---- */
 
-/* One entry as in system.posix_acl_*, in host order until it is written. */
-struct acl_entry {
-    uint16_t tag;
-    uint16_t permissions;
-    uint32_t id;
-};
-
 static uint16_t attributes_acl_tag(int tag)
 {
     static const struct {
@@ -554,36 +547,40 @@ static uint16_t attributes_acl_tag(int tag)
 
 static int attributes_compare_acl_entries(const void *a, const void *b)
 {
-    const struct acl_entry *x = a, *y = b;
-    if (x->tag != y->tag)
-        return x->tag < y->tag ? -1 : 1;
-    return x->id < y->id ? -1 : x->id > y->id;
+    const struct posix_acl_xattr_entry *x = a, *y = b;
+    const uint32_t tags[] = {le16toh(x->e_tag), le16toh(y->e_tag)};
+    const uint32_t ids[] = {le32toh(x->e_id), le32toh(y->e_id)};
+    if (tags[0] != tags[1])
+        return tags[0] < tags[1] ? -1 : 1;
+    return ids[0] < ids[1] ? -1 : ids[0] > ids[1];
 }
 
 /*
  * The entries of one list, sorted as the kernel requires; 0 entries: the list can't be shown.
  */
-static size_t attributes_read_acl(struct archive_entry *entry, int type, struct acl_entry *list,
-                                  size_t count, struct tar_oddities *odd)
+static size_t attributes_read_acl(struct archive_entry *entry, int type,
+                                  struct posix_acl_xattr_entry *list, size_t count,
+                                  struct tar_oddities *odd)
 {
     int got_type, permissions, tag, id;
     const char *name;
     size_t n = 0;
     while (n < count && archive_entry_acl_next(entry, type, &got_type, &permissions, &tag, &id,
                                                &name) == ARCHIVE_OK) {
-        struct acl_entry e = {attributes_acl_tag(tag), (uint16_t)(permissions & 7),
-                              (uint32_t)ACL_UNDEFINED_ID};
-        if (e.tag == 0)
+        const uint16_t kind = attributes_acl_tag(tag);
+        uint32_t number = (uint32_t)ACL_UNDEFINED_ID;
+        if (kind == 0)
             return 0;
-        if (e.tag == ACL_USER || e.tag == ACL_GROUP) {
+        if (kind == ACL_USER || kind == ACL_GROUP) {
             if (id < 0) {
                 /* The entry names a user or group whose number this system does not know. */
                 odd->acls = true;
                 return 0;
             }
-            e.id = (uint32_t)id;
+            number = (uint32_t)id;
         }
-        list[n++] = e;
+        list[n++] = (struct posix_acl_xattr_entry){
+            htole16(kind), htole16((uint16_t)(permissions & 7)), htole32(number)};
     }
     qsort(list, n, sizeof(*list), attributes_compare_acl_entries);
     return n;
@@ -593,23 +590,16 @@ static int attributes_take_acl(struct archive_entry *entry, tar_take_attribute *
                                int type, const char *name, struct tar_oddities *odd)
 {
     int count = archive_entry_acl_reset(entry, type);
-    if (count <= 0 || (size_t)count > XATTR_SIZE_MAX / sizeof(struct acl_entry) - 1)
+    if (count <= 0 || (size_t)count > XATTR_SIZE_MAX / sizeof(struct posix_acl_xattr_entry) - 1)
         return 0;
-    auto_free struct acl_entry *list = calloc((size_t)count, sizeof(*list));
-    auto_free uint8_t *value = calloc((size_t)count + 1, sizeof(*list));
-    if (!list || !value)
+    auto_free struct posix_acl_xattr_header *value =
+        malloc(sizeof(*value) + (size_t)count * sizeof(struct posix_acl_xattr_entry));
+    if (!value)
         return -ENOMEM;
+    struct posix_acl_xattr_entry *list = (void *)(value + 1);
     size_t n = attributes_read_acl(entry, type, list, (size_t)count, odd);
-    if (n == 0)
-        return 0;
-    bytes_put_le32(value, POSIX_ACL_XATTR_VERSION);
-    uint8_t *p = value + 4;
-    for (size_t i = 0; i < n; i++, p += 8) {
-        bytes_put_le16(p, list[i].tag);
-        bytes_put_le16(p + 2, list[i].permissions);
-        bytes_put_le32(p + 4, list[i].id);
-    }
-    return take(ctx, name, value, (size_t)(p - value));
+    value->a_version = htole32(POSIX_ACL_XATTR_VERSION);
+    return n ? take(ctx, name, value, sizeof(*value) + n * sizeof(*list)) : 0;
 }
 
 static int attributes_take_acls(struct archive_entry *entry, tar_take_attribute *take,
