@@ -164,7 +164,8 @@ struct backend {
     uint32_t number;     /* on disk, in indexes: each is given once (1000 and more: tests) */
     const char *checked; /* what `check_end` found if it reports nothing, in words; or NULL */
 
-    /* Memory that indexing a file of any size may take. 0: one GiB. */
+    /* Memory that indexing a file of any size may take; a small one is first tried with less.
+     * 0: one GiB. */
     uint64_t least_memory_bytes;
 
     /*

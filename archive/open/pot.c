@@ -649,39 +649,6 @@ static void saved_note_version(const char *path, struct opening *o)
                  "'onepot index'");
 }
 
-/* The place of it, and the index; -ENOENT: there is none that can be used. */
-static int saved_find(struct opening *o, char **ret_path, struct index **ret_index)
-{
-    int r = -ENOENT;
-    for (size_t i = o->options->ignores_zeros ? 0 : 2; r == -ENOENT && i < 4; i++) {
-        auto_free char *path = NULL;
-        struct index *index = NULL;
-        bool is_later = false;
-        const bool in_cache = i % 2;
-        if (saved_path(o->pot->path, o->options->offset, i < 2, in_cache, &path) < 0)
-            continue;
-        r = saved_index_open_file(path, o->options, o->pot->source, &is_later, &index);
-        if (r == -ENOTSUP) {
-            saved_note_version(path, o);
-            r = -ENOENT;
-        }
-        if (r < 0)
-            continue;
-        if (!saved_describes(index, o) || !(is_later || saved_has_fingerprint(index, o))) {
-            index_close(index);
-            r = -ENOENT;
-            continue;
-        }
-        o->pot->has_fingerprint = true; /* nothing has changed since */
-        o->pot->fingerprint = index_info(index)->archive_fingerprint;
-        if (in_cache)
-            index_cache_used(path);
-        *ret_path = steal_ptr(&path);
-        *ret_index = index;
-    }
-    return r;
-}
-
 /*
  * Use a saved index that still describes the archive. One of the content of a stream is left in
  * o->stream_index. Called even where no saved index may be used: it finds out whether the
@@ -690,17 +657,43 @@ static int saved_find(struct opening *o, char **ret_path, struct index **ret_ind
 static int saved_index_open(struct opening *o, struct fault *fault)
 {
     struct pot *pot = o->pot;
+    const struct pot_options *options = o->options;
     struct index *index = NULL;
     auto_free char *path = NULL;
-    bool rebuilds = o->options->rebuild;
+    int r = -ENOENT;
     (void)fault;
-    int r = rebuilds && !o->stale.err ? -ENOENT : saved_find(o, &path, &index);
+    if (options->rebuild && !o->stale.err)
+        return OPENER_NOT_MINE;
+    /* With --ignore-zeros first the one of all members; beside the archive, then in the cache.
+     */
+    for (size_t i = options->ignores_zeros ? 0 : 2; r == -ENOENT && i < 4; i++) {
+        const bool in_cache = i % 2;
+        bool is_later = false;
+        free(path);
+        path = NULL;
+        if (saved_path(pot->path, options->offset, i < 2, in_cache, &path) < 0)
+            continue;
+        r = saved_index_open_file(path, options, pot->source, &is_later, &index);
+        if (r == -ENOTSUP) {
+            saved_note_version(path, o);
+            r = -ENOENT;
+        }
+        if (r == 0 &&
+            (!saved_describes(index, o) || !(is_later || saved_has_fingerprint(index, o)))) {
+            index_close(index);
+            r = -ENOENT;
+        }
+        if (r == 0 && in_cache)
+            index_cache_used(path);
+    }
     pot->was_reindexed = r == 0 && o->stale.err;
-    if (r == -ENOENT && o->stale.err && o->options->save != POT_SAVE_ALWAYS)
-        pot_note_fault(o->options, pot->path, &o->stale);
+    if (r == -ENOENT && o->stale.err && options->save != POT_SAVE_ALWAYS)
+        pot_note_fault(options, pot->path, &o->stale);
     if (r < 0)
         return r == -ENOENT ? OPENER_NOT_MINE : r;
-    if (rebuilds) {
+    pot->has_fingerprint = true; /* nothing has changed since */
+    pot->fingerprint = index_info(index)->archive_fingerprint;
+    if (options->rebuild) {
         index_close(index);
         return OPENER_NOT_MINE;
     }
@@ -892,13 +885,16 @@ static uint64_t pot_memory_bytes(struct pot_options *own)
     return own->memory_bytes;
 }
 
+/* What a child needs to make an index. */
 struct build {
-    const struct pot *pot;
+    struct opening *o;
     struct builder_header header;
     const char *compression; /* index its frames; NULL: the source is plain */
     unsigned threads;        /* threads besides the one that indexes */
     struct helpers *helpers;
-    int fd;
+    struct source *scratch;    /* what archives in the archive are unpacked to */
+    struct progress *progress; /* of these */
+    int fd;                    /* of the index */
 };
 
 /* In the child, before its limits. Without threads, all is done by one. */
@@ -945,8 +941,8 @@ static int unpacked_sums(struct source *source, struct builder_header *header,
 static int built_in_child(void *arg, struct progress *progress, struct fault *fault)
 {
     struct build *build = arg;
-    struct source *source = build->pot->source;
-    const struct backend *backend = build->pot->backend;
+    struct source *source = build->o->pot->source;
+    const struct backend *backend = build->o->pot->backend;
     struct builder *builder;
     int r = builder_new(&builder);
     if (r < 0)
@@ -960,7 +956,7 @@ static int built_in_child(void *arg, struct progress *progress, struct fault *fa
     if (r < 0) /* errors about a member (no target, no directory) are the archive's */
         return builder_may_leave_out(r) ? -EUCLEAN : r;
     progress->beats++;
-    if (build->pot->packed)
+    if (build->o->pot->packed)
         r = unpacked_sums(source, &build->header, progress);
     if (r < 0)
         return r;
@@ -971,15 +967,15 @@ static int built_in_child(void *arg, struct progress *progress, struct fault *fa
 /*
  * The number of members is bounded by the size of the archive, except for one in frames. The
  * limit is never more than the memory available, which takes long to find out, and matters only
- * if the least that every child gets may not be enough. Of a small tar it is: not even if each
- * two bytes were the name of a directory would there be so much.
+ * if the least that every child gets may not be enough: `asks`.
  */
-static struct sandbox_limits built_index_limits(const struct opening *o, bool in_frames)
+static struct sandbox_limits built_index_limits(const struct opening *o, bool in_frames,
+                                                bool asks)
 {
     uint64_t size = source_size(o->pot->source), least = o->pot->backend->least_memory_bytes;
     uint64_t want = in_frames ? UINT64_MAX : size / LEAST_MEMBER * MEMBER_BYTES;
     uint64_t bytes = LEAST_MEMORY_MIB * MIB;
-    if (in_frames || least || size > bytes / MEMBER_BYTES)
+    if (asks)
         bytes = min_u64(max_u64(want, least ? least : 1024 * MIB),
                         max_u64(pot_memory_bytes(o->options), bytes));
     return (struct sandbox_limits){
@@ -1001,7 +997,7 @@ static int built_make_image(struct opening *o, const char *frames_of, struct fau
     if (fd < 0)
         return fd;
     struct build build = {
-        .pot = pot,
+        .o = o,
         .header = {.format = pot->backend->number,
                    .archive_bytes = source_size(pot->source),
                    .archive_mtime_sec = pot->identity.mtime_sec,
@@ -1011,14 +1007,27 @@ static int built_make_image(struct opening *o, const char *frames_of, struct fau
         .compression = frames_of,
         .fd = fd,
     };
-    struct sandbox_limits limits = built_index_limits(o, frames_of);
-    build.threads = frames_of ? built_threads(limits.memory_bytes) : 0;
-    limits.prepare = built_start_helpers;
-    limits.threads = build.threads;
-    limits.keep_source = pot->source;
-    limits.keep_fds = &fd;
-    limits.keep_fd_count = 1;
-    r = pot_run(o->options, pot->path, "indexing", built_in_child, &build, &limits, fault);
+    /*
+     * The least is enough for a small tar: not even if each two bytes were the name of a
+     * directory would it need more. A small archive of another format is tried with it.
+     */
+    const uint64_t small = LEAST_MEMORY_MIB * MIB / MEMBER_BYTES;
+    for (bool asks = frames_of || source_size(pot->source) > small, ends = false; !ends;) {
+        struct sandbox_limits limits = built_index_limits(o, frames_of, asks);
+        build.threads = frames_of ? built_threads(limits.memory_bytes) : 0;
+        limits.prepare = built_start_helpers;
+        limits.threads = build.threads;
+        limits.keep_source = pot->source;
+        limits.keep_fds = &fd;
+        limits.keep_fd_count = 1;
+        r = pot_run(o->options, pot->path, "indexing", built_in_child, &build, &limits, fault);
+        ends = asks || !pot->backend->least_memory_bytes || (r != -ENOMEM && r != -EFBIG);
+        asks = true;
+        if (!ends)
+            *fault = (struct fault){0};
+        if (!ends && ftruncate(fd, 0) < 0)
+            return -errno;
+    }
     if (r < 0)
         return r;
     if (source_was_changed(pot_file(pot)) != 0)
@@ -1246,7 +1255,7 @@ static int unpacked_somewhere(struct unpacking *u, struct fault *fault, int *ret
 }
 
 int pot_expand(const struct pot_stream *stream, int fd, uint64_t kept,
-               const struct pot_patience *patience, sandbox_watch *watch, void *ctx,
+               const struct sandbox_limits *patience, sandbox_watch *watch, void *ctx,
                struct fault *fault)
 {
     struct pot_options own = {0};
@@ -1284,7 +1293,7 @@ static int unpacked_run_probe(void *arg, struct progress *progress, struct fault
 }
 
 int pot_probe_storage(const struct pot_stream *stream, uint64_t offset,
-                      const struct pot_patience *patience)
+                      const struct sandbox_limits *patience)
 {
     uint64_t size = source_size(stream->packed);
     struct storage_probe probe = {stream->packed, offset < size ? offset : 0};
@@ -1416,12 +1425,6 @@ typedef int composer(void *arg, struct tree *tree, struct builder_header *header
 /* Writes the image of the next step's index to `fd`, an empty file. */
 typedef int composed_writer(struct composition *composition, int fd, struct fault *fault);
 
-/* The composed index is served already, and not saved yet. */
-struct pot_unsaved {
-    bool is_noted; /* a failure is worth a line */
-    struct stat access;
-};
-
 static bool composed_has_recipe(const struct composition *c, const struct recipe *recipe,
                                 const struct index *index)
 {
@@ -1537,10 +1540,10 @@ static int composed_save_later(struct pot *pot, const char *path, const struct s
         r = -errno;
     if (r < 0)
         return r;
-    pot->unsaved = calloc(1, sizeof(*pot->unsaved));
+    pot->unsaved = malloc(sizeof(*pot->unsaved));
     if (!pot->unsaved)
         return -ENOMEM;
-    pot->unsaved->access = *access;
+    *pot->unsaved = *access;
     return 0;
 }
 
@@ -1555,12 +1558,12 @@ static int composed_cannot_save(struct fault *fault, int err, const struct fault
 
 int pot_save(struct pot *pot, struct fault *fault)
 {
-    auto_free struct pot_unsaved *unsaved = steal_ptr(&pot->unsaved);
-    if (!unsaved)
+    auto_free struct stat *access = steal_ptr(&pot->unsaved);
+    if (!access)
         return 0;
     struct fault why = {0};
-    int r = saved_index_write_file(pot->index_path, &unsaved->access, pot->index, &why);
-    if (r < 0 && unsaved->is_noted)
+    int r = saved_index_write_file(pot->index_path, access, pot->index, &why);
+    if (r < 0 && pot->is_unsaved_noted)
         composed_cannot_save(fault, r, &why);
     return r;
 }
@@ -1606,8 +1609,7 @@ static int composed_make(struct composition *c, composed_writer *write, struct f
         return r;
     }
     bool is_noted = save == POT_SAVE_ALWAYS || now_ms() - start_ms >= COMPOSED_NOTED_MS;
-    if (c->pot->unsaved)
-        c->pot->unsaved->is_noted = is_noted;
+    c->pot->is_unsaved_noted = is_noted;
     if (r < 0 && is_noted)
         pot_note_fault(c->options, c->pot->path, &why);
     return 0;
@@ -1710,13 +1712,6 @@ int pot_show(struct pot *pot, const struct view *view, struct fault *fault)
 
 /* ---- archives in the archive ---- */
 
-struct composed_nested {
-    struct opening *o;
-    struct source *scratch;
-    struct progress *progress;
-    int fd;
-};
-
 static void composed_tell_left(struct progress *progress, const struct nested_result *result)
 {
     if (result->left == 1)
@@ -1731,7 +1726,7 @@ static void composed_tell_left(struct progress *progress, const struct nested_re
 static int composed_add_nested(void *arg, struct tree *tree, struct builder_header *header,
                                struct fault *fault)
 {
-    const struct composed_nested *n = arg;
+    const struct build *n = arg;
     const struct pot *pot = n->o->pot;
     const struct nested nested = {.source = pot->source,
                                   .index = pot->index,
@@ -1752,7 +1747,7 @@ static int composed_add_nested(void *arg, struct tree *tree, struct builder_head
 /* In the child, whose end frees all that it allocated. */
 static int composed_in_child(void *arg, struct progress *progress, struct fault *fault)
 {
-    struct composed_nested *n = arg;
+    struct build *n = arg;
     n->progress = progress;
     return composed_write_image(&n->o->steps, composed_add_nested, n, n->fd, fault);
 }
@@ -1760,7 +1755,7 @@ static int composed_in_child(void *arg, struct progress *progress, struct fault 
 static int composed_write_nested(struct composition *c, int fd, struct fault *fault)
 {
     struct opening *o = c->arg;
-    struct composed_nested n = {.o = o, .fd = fd};
+    struct build n = {.o = o, .fd = fd};
     if (o->pot->compression)
         return fault_set_advised(
             fault, -ENOTSUP, NULL, FAULT_NO_OFFSET, "decompress it first",
@@ -1769,7 +1764,7 @@ static int composed_write_nested(struct composition *c, int fd, struct fault *fa
     if (r < 0)
         return r;
     int keep[] = {fd, source_fd(n.scratch)};
-    struct sandbox_limits limits = built_index_limits(o, true);
+    struct sandbox_limits limits = built_index_limits(o, true, true);
     limits.keep_source = o->pot->source;
     limits.keep_fds = keep;
     limits.keep_fd_count = 2;

@@ -83,7 +83,8 @@ struct pot {
     uint64_t fingerprint;
     struct pot_part *parts; /* of a union (pot_open_many), in order; else NULL */
     size_t part_count;
-    struct pot_unsaved *unsaved; /* what pot_save saves, or NULL */
+    struct stat *unsaved;  /* who may read the index that pot_save is to save; NULL: none is */
+    bool is_unsaved_noted; /* a failure to save it is worth a line */
 };
 
 #define POT_RATIO 200u
@@ -130,22 +131,16 @@ struct pot_store {
     void *ctx;
 };
 
-/* How long to wait for storage. */
-struct pot_patience {
-    uint32_t idle_seconds; /* without an answer: -ETIMEDOUT; 0: five minutes */
-    const _Atomic bool *stop;
-};
-
 /*
  * Unpack a stream into `fd`, from its start, in a child process. `watch` is sandbox_run's,
  * called once the child has begun and then every 20 ms; progress->bytes_out says how far it is,
  * if the child can be believed. The first `kept` bytes are already there; they are unpacked,
  * but not written. -ECANCELED soon after *stop is true; -EFBIG: the content exceeds
  * stream->bytes; or the errors of the back end and of writing. Call it from a separate thread,
- * as the child is killed when that thread ends.
+ * as the child is killed when that thread ends. Of `patience` idle_seconds and stop count.
  */
 int pot_expand(const struct pot_stream *stream, int fd, uint64_t kept,
-               const struct pot_patience *patience, sandbox_watch *watch, void *ctx,
+               const struct sandbox_limits *patience, sandbox_watch *watch, void *ctx,
                struct fault *fault);
 
 /*
@@ -153,7 +148,7 @@ int pot_expand(const struct pot_stream *stream, int fd, uint64_t kept,
  * as of pot_expand.
  */
 int pot_probe_storage(const struct pot_stream *stream, uint64_t offset,
-                      const struct pot_patience *patience);
+                      const struct sandbox_limits *patience);
 
 /*
  * The tree to show in place of the archive's own. The index of that is made of the archive's,

@@ -432,7 +432,8 @@ bool stage_retry(struct stage *stage, int err, uint64_t chunk, uint64_t packed_a
     if (stage->retries > VAIN_MOST)
         return false;
     retry_say_away(stage, err);
-    const struct pot_patience patience = {stage->options.idle_s, &stage->pause.ended};
+    const struct sandbox_limits patience = {.idle_seconds = stage->options.idle_s,
+                                            .stop = &stage->pause.ended};
     uint64_t pause_ns = PAUSE_FIRST_NS;
     while (pause_for(&stage->pause, pause_ns)) {
         int r = pot_probe_storage(&stage->stream, packed_at, &patience);
@@ -577,7 +578,8 @@ static void expand_fail(struct expanding *e, int err)
 static int expand_until_complete(struct expanding *e)
 {
     struct stage *stage = e->stage;
-    const struct pot_patience patience = {stage->options.idle_s, &e->stop};
+    const struct sandbox_limits patience = {.idle_seconds = stage->options.idle_s,
+                                            .stop = &e->stop};
     for (;;) {
         e->fault = (struct fault){0};
         e->bytes_seen = e->beats_seen = 0;
