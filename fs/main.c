@@ -39,33 +39,6 @@ static void on_file_limit(int number)
     (void)number;
 }
 
-/* Make the limits and the descriptors that the process was given harmless. */
-static void prepare_process(void)
-{
-    struct sigaction action;
-    struct rlimit limit;
-    /*
-     * For each of a few threads malloc reserves 64 MiB of addresses, which matters if addresses
-     * are limited (ulimit -v).
-     */
-    if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
-        mallopt(M_ARENA_MAX, 1);
-    /*
-     * Make a limit on the size of files (ulimit -f) the error EFBIG, which gets a line. The
-     * signal is caught, not ignored: a program that is run gets the default.
-     */
-    if (sigaction(SIGXFSZ, NULL, &action) == 0 && action.sa_handler == SIG_DFL)
-        signal(SIGXFSZ, on_file_limit);
-    /*
-     * If a program starts with a standard descriptor closed, the next file that it opens gets
-     * that number, and output would go into that file. The replacement can't be read or
-     * written, so that using the descriptor still fails.
-     */
-    for (int fd = 0; fd <= 2; fd++)
-        if (fcntl(fd, F_GETFD) < 0)
-            open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY);
-}
-
 static int run_program(int argc, char **argv)
 {
     const char *name = argv[0] ? path_base(argv[0]) : "";
@@ -76,7 +49,6 @@ static int run_program(int argc, char **argv)
     else if (strcmp(name, "onepot-mpi") == 0)
         own = "mpi";
     cli_commands = commands;
-    prepare_process();
     if (own) {
         argv[0] = (char *)own;
         status = cli_run_command(argc, argv);
@@ -116,16 +88,38 @@ static void run_on_stack(void)
     arguments.status = run_program(arguments.argc, arguments.argv);
 }
 
-/*
- * Under a small limit (ulimit -s), runs the program on another stack. What parses an archive
- * would crash otherwise, in a child, and the archive would pass for damaged. The limit stays as
- * it is, for a program that is run.
- */
+/* Makes the limits and the descriptors that the process was given harmless. */
 int main(int argc, char **argv)
 {
+    struct sigaction action;
     struct rlimit limit;
     static ucontext_t here, there;
     const size_t guard = (size_t)sysconf(_SC_PAGESIZE);
+    /*
+     * For each of a few threads malloc reserves 64 MiB of addresses, which matters if addresses
+     * are limited (ulimit -v).
+     */
+    if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+        mallopt(M_ARENA_MAX, 1);
+    /*
+     * Make a limit on the size of files (ulimit -f) the error EFBIG, which gets a line. The
+     * signal is caught, not ignored: a program that is run gets the default.
+     */
+    if (sigaction(SIGXFSZ, NULL, &action) == 0 && action.sa_handler == SIG_DFL)
+        signal(SIGXFSZ, on_file_limit);
+    /*
+     * If a program starts with a standard descriptor closed, the next file that it opens gets
+     * that number, and output would go into that file. The replacement can't be read or
+     * written, so that using the descriptor still fails.
+     */
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) < 0)
+            open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY);
+    /*
+     * Under a small limit (ulimit -s), the program runs on another stack. What parses an
+     * archive would crash otherwise, in a child, and the archive would pass for damaged. The
+     * limit stays as it is, for a program that is run.
+     */
     if (getrlimit(RLIMIT_STACK, &limit) < 0 || limit.rlim_cur >= STACK_LEAST_BYTES ||
         getcontext(&there) < 0)
         return run_program(argc, argv);

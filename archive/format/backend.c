@@ -40,19 +40,6 @@ static int backend_read_head(const struct source *source, size_t most, uint8_t *
 }
 
 /*
- * Is it the back end's, maybe compressed as a whole? The uncompressed format is checked first,
- * as a member's name may look like a compression's magic.
- */
-static int backend_fits(const struct backend *backend, const struct source *source,
-                        const uint8_t *head, size_t len, const char **ret_compression)
-{
-    int r = backend->probe(source, head, len);
-    return r || !backend->stream
-               ? r
-               : backend->stream->is_packed(source, head, len, ret_compression);
-}
-
-/*
  * ---- files of other formats ----
  *
  * Files that are not archives for us, but that people take for one: an image of another version
@@ -263,7 +250,9 @@ static bool backend_is_named(const struct backend *backend, const char *ending, 
 }
 
 /*
- * Ask the back ends about the head, first those whose files are called so. 0: none knows it.
+ * Ask the back ends about the head, first those whose files are called so: whose is it, maybe
+ * compressed as a whole? 0: none knows it. The uncompressed format is checked first, as a
+ * member's name may look like a compression's magic.
  */
 static int backend_ask(const struct source *source, const uint8_t *head, size_t len,
                        const struct backend **ret_backend, const char **ret_compression)
@@ -277,7 +266,9 @@ static int backend_ask(const struct source *source, const uint8_t *head, size_t 
                 continue;
             *ret_compression = NULL;
             *ret_backend = backend;
-            r = backend_fits(backend, source, head, len, ret_compression);
+            r = backend->probe(source, head, len);
+            if (r == 0 && backend->stream)
+                r = backend->stream->is_packed(source, head, len, ret_compression);
         }
     return r;
 }
@@ -345,7 +336,11 @@ int backend_compression(const struct backend *backend, const struct source *sour
     auto_free uint8_t *head = NULL;
     size_t len = 0;
     int r = backend_read_head(source, HEAD_BYTES, &head, &len);
-    return r < 0 ? r : backend_fits(backend, source, head, len, ret_compression);
+    if (r == 0)
+        r = backend->probe(source, head, len);
+    return r || !backend->stream
+               ? r
+               : backend->stream->is_packed(source, head, len, ret_compression);
 }
 
 const struct backend *backend_of_number(uint64_t number)

@@ -130,9 +130,12 @@ int cli_open_words(const struct cli_paths *words, size_t first, size_t count,
 
 int cli_open_pot(const char *word, const struct pot_options *options, struct pot **ret_pot)
 {
-    char *words[] = {(char *)word};
-    const struct cli_paths one = {.archives = words, .archive_count = 1};
-    return cli_open_words(&one, 0, 1, options, ret_pot);
+    struct archive_list list = {0};
+    int r = cli_list_archives((char *const *)&word, 1, &list);
+    if (r == 0)
+        r = cli_open_list(&list, word, NULL, options, ret_pot);
+    archive_list_free(&list);
+    return r;
 }
 
 /* ---- the digest ---- */

@@ -307,27 +307,6 @@ struct getopt_tables {
     char names[LONGS_MAX][NAME_BYTES];
 };
 
-static void fill_tables(struct getopt_tables *t, const struct cli_option *options)
-{
-    static const struct option common[] = {{"help", no_argument, NULL, ID_HELP},
-                                           {"version", no_argument, NULL, ID_VERSION},
-                                           {NULL, 0, NULL, 0}};
-    size_t n = 0;
-    strcpy(t->letters, cli_has_letter(options, 'h') ? ":" : ":h");
-    for (size_t i = 0; options[i].spelling; i++) {
-        struct cli_spelling spelling = cli_spelling_of(&options[i]);
-        size_t len = strlen(t->letters);
-        if (spelling.letter)
-            sprintf(t->letters + len, "%c%s", spelling.letter, spelling.argument ? ":" : "");
-        if (!spelling.name)
-            continue;
-        snprintf(t->names[i], NAME_BYTES, "%.*s", (int)spelling.name_len, spelling.name);
-        t->longs[n++] =
-            (struct option){t->names[i], spelling.argument, NULL, ID_FIRST + (int)i};
-    }
-    memcpy(t->longs + n, common, sizeof(common));
-}
-
 static int store_number(const struct cli_command *command, const struct cli_option *o,
                         const char *name)
 {
@@ -387,14 +366,34 @@ int cli_parse(const struct cli_command *command, const struct cli_option *option
         see_options(see_options_ctx, command, options);
         return CLI_OK;
     }
-    struct getopt_tables tables = {0};
+    static const struct option common[] = {{"help", no_argument, NULL, ID_HELP},
+                                           {"version", no_argument, NULL, ID_VERSION},
+                                           {NULL, 0, NULL, 0}};
+    struct getopt_tables tables = {.letters = ":"};
+    const bool has_h = cli_has_letter(options, 'h');
+    size_t n = 0;
     int id, r = 0;
-    fill_tables(&tables, options);
+    for (size_t i = 0; options[i].spelling; i++) {
+        struct cli_spelling spelling = cli_spelling_of(&options[i]);
+        size_t len = strlen(tables.letters);
+        if (spelling.letter)
+            sprintf(tables.letters + len, "%c%s", spelling.letter,
+                    spelling.argument ? ":" : "");
+        if (!spelling.name)
+            continue;
+        snprintf(tables.names[n], NAME_BYTES, "%.*s", (int)spelling.name_len, spelling.name);
+        tables.longs[n] =
+            (struct option){tables.names[n], spelling.argument, NULL, ID_FIRST + (int)i};
+        n++;
+    }
+    memcpy(tables.longs + n, common, sizeof(common));
+    if (!has_h)
+        strcat(tables.letters, "h");
     opterr = 0;
     while (r == 0 && (id = getopt_long(argc, argv, tables.letters, tables.longs, NULL)) != -1) {
         if (id == '?' || id == ':')
             return bad_option(command, id, argv, tables.longs);
-        if (id == 'h' && !cli_has_letter(options, 'h'))
+        if (id == 'h' && !has_h)
             id = ID_HELP;
         if (id == ID_HELP)
             print_usage(command, options);

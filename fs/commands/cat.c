@@ -35,22 +35,6 @@ static int wait_writable(void)
     return poll(&p, 1, -1) < 0 && errno != EINTR ? -errno : 0;
 }
 
-static int write_all(struct iovec *iov, int count)
-{
-    while (count > 0) {
-        ssize_t n = writev(STDOUT_FILENO, iov, count);
-        if (n < 0 && errno == EAGAIN) {
-            int r = wait_writable();
-            if (r < 0)
-                return r;
-        } else if (n < 0 && errno != EINTR) {
-            return -errno;
-        }
-        iovec_advance(&iov, &count, n > 0 ? (size_t)n : 0);
-    }
-    return 0;
-}
-
 /* 0, or an error of the archive with *ret_offset; errors of standard output set o->broken. */
 static int cat_copy_file(struct output *o, uint32_t position, uint64_t *ret_offset)
 {
@@ -64,8 +48,17 @@ static int cat_copy_file(struct output *o, uint32_t position, uint64_t *ret_offs
         }
         struct iovec iov[READER_IOV_MAX];
         memcpy(iov, span.iov, sizeof(iov));
+        struct iovec *left = iov;
+        int count = span.iov_count;
         size_t bytes = span.bytes;
-        r = write_all(iov, span.iov_count);
+        while (r == 0 && count > 0) {
+            ssize_t n = writev(STDOUT_FILENO, left, count);
+            if (n < 0 && errno == EAGAIN)
+                r = wait_writable();
+            else if (n < 0 && errno != EINTR)
+                r = -errno;
+            iovec_advance(&left, &count, n > 0 ? (size_t)n : 0);
+        }
         reader_put(o->reader, &span);
         if (r == -EFAULT) { /* the mapped archive was truncated */
             *ret_offset = offset;
