@@ -366,6 +366,32 @@ START_TEST(a_zip64_field_of_the_wrong_length_costs_its_member_at_most)
 }
 END_TEST
 
+static bool is_whole(size_t len)
+{
+    struct source *source = NULL;
+    ck_assert_int_eq(source_from_memory(zip, len, "zip", &source), 0);
+    bool whole = backend_zip.is_whole(source, true);
+    source_close(source);
+    return whole;
+}
+
+START_TEST(the_end_tells_whether_a_zip_is_whole)
+{
+    struct zip_member members[] = {{.name = "one", .data = "1"}, {.name = "two", .data = "2"}};
+    size_t len = zip_put(zip, members, 2, 0);
+    ck_assert(is_whole(len) && !is_whole(len - 1));
+    zip[len - 2] = 3; /* a comment of three bytes */
+    memcpy(zip + len, "end", 3);
+    ck_assert(is_whole(len + 3));
+    zip[len - 2] = 0;
+    zip[len - 18] = 1; /* the second of two volumes */
+    ck_assert(!is_whole(len));
+    zip[len - 18] = 0;
+    memmove(zip + 40, zip, len); /* what ends here began elsewhere */
+    ck_assert(!is_whole(len + 40));
+}
+END_TEST
+
 START_TEST(any_byte_may_be_wrong)
 {
     struct zip_member members[] = {{.name = "one", .data = "1111"},
@@ -402,6 +428,7 @@ static Suite *zip_suite(void)
     tcase_add_test(tcase, backslashes_separate_in_a_name_of_unicode_too);
     tcase_add_test(tcase, a_name_like_the_locator_of_zip64_is_a_name);
     tcase_add_test(tcase, a_zip64_field_of_the_wrong_length_costs_its_member_at_most);
+    tcase_add_test(tcase, the_end_tells_whether_a_zip_is_whole);
     tcase_add_test(tcase, any_byte_may_be_wrong);
     suite_add_tcase(suite, tcase);
     return suite;
