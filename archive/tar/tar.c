@@ -624,256 +624,6 @@ int tar_take_attributes(struct archive_entry *entry, tar_take_attribute *take, v
 }
 
 /*
- * Reads extended headers a second time, for facts that libarchive does not report.
- *
- * libarchive drops the sign of a modification time less than a second before 1970 ("-0.5"). So
- * the records are read again when a time lies within the first second after 1970, which is not
- * the time of any real file.
- *
- * Records of a global header ('g') apply to all later members without their own. libarchive
- * skips them; GNU tar and Python's tarfile apply them. This file applies the ones that archives
- * are made with: times and owners (`tar --pax-option=mtime=...`, `git archive` of a commit from
- * after 2242). One path or one size for all members makes no sense, so such records get a
- * remark. Comments, such as git archive's, do not matter.
- */
-
-/* Facts of a member's extended headers that libarchive does not report. */
-struct tar_facts {
-    unsigned headers;       /* how many; some writers produce two, and the last one counts, */
-    bool is_sound;          /* unless this one is malformed */
-    bool has_negative_time; /* "mtime=-..." */
-    bool stores_holes;      /* Solaris' holes, which are stored as zeros */
-};
-
-/* Values from global headers, for all members without their own. Starts as zeros. */
-struct tar_globals {
-    bool has_mtime, has_uid, has_gid;
-    bool own_mtime, own_uid, own_gid; /* the current member has its own */
-    bool has_others;                  /* records that are not applied */
-    int64_t mtime_sec;
-    uint32_t mtime_nsec;
-    int64_t uid, gid;
-};
-
-#define RECORDS_MAX (1u << 20) /* libarchive rejects longer extended headers */
-
-/*
- * Called for each extended header of type `type`: once without a record, then for each record.
- */
-typedef void take_record(void *ctx, char type, const char *key, const char *value);
-
-/*
- * Reads records "LENGTH KEY=VALUE\n", one behind the other, and terminates key and value in
- * place. Stops at a malformed record. Returns true if all were read.
- */
-static bool records_take_all(char *at, size_t len, char type, take_record *take, void *take_ctx)
-{
-    take(take_ctx, type, NULL, NULL);
-    while (len > 0) {
-        char *key;
-        unsigned long record = strtoul(at, &key, 10);
-        size_t digits = (size_t)(key - at);
-        if (digits == 0 || record > len || record < digits + 3 || *key != ' ' ||
-            at[record - 1] != '\n')
-            return false;
-        at[record - 1] = '\0';
-        char *value = memchr(key, '=', record - digits);
-        if (!value)
-            return false;
-        *value = '\0';
-        take(take_ctx, type, key + 1, value + 1);
-        at += record;
-        len -= record;
-    }
-    return true;
-}
-
-static int records_read(tar_read *read, const void *ctx, uint64_t offset, uint64_t len,
-                        char type, take_record *take, void *take_ctx, bool *ret_whole)
-{
-    auto_free char *records = len <= RECORDS_MAX ? malloc(len + 1) : NULL;
-    if (!records)
-        return len <= RECORDS_MAX ? -ENOMEM : -EUCLEAN;
-    int r = read(ctx, records, len, offset);
-    if (r < 0)
-        return r;
-    records[len] = '\0';
-    *ret_whole = records_take_all(records, len, type, take, take_ctx);
-    return 0;
-}
-
-/*
- * Passes on all records before the member whose headers lie in [from, to). *ret_whole: the last
- * header's records could be read to the end.
- */
-static int records_walk(tar_read *read, const void *ctx, uint64_t from, uint64_t to,
-                        take_record *take, void *take_ctx, bool *ret_whole)
-{
-    while (from < to && to - from > TAR_BLOCK_BYTES) {
-        uint8_t header[TAR_BLOCK_BYTES];
-        int r = read(ctx, header, sizeof(header), from);
-        if (r < 0)
-            return r;
-        uint64_t len = tar_size(header);
-        char type = (char)header[TAR_TYPE_AT];
-        from += TAR_BLOCK_BYTES;
-        if (!memchr("xXgLK", type, 5) || len > to - from)
-            return 0;
-        if (type == 'x' || type == 'X' || type == 'g')
-            r = records_read(read, ctx, from, len, type, take, take_ctx, ret_whole);
-        if (r < 0)
-            return r;
-        from += (len + TAR_BLOCK_BYTES - 1) & ~(uint64_t)(TAR_BLOCK_BYTES - 1);
-    }
-    return 0;
-}
-
-/* ---- facts ---- */
-
-static void records_take_fact(void *ctx, char type, const char *key, const char *value)
-{
-    struct tar_facts *facts = ctx;
-    if (type == 'g')
-        return;
-    if (!key) {
-        facts->headers++;
-        facts->has_negative_time = false; /* the last header counts */
-    } else if (strcmp(key, "mtime") == 0) {
-        facts->has_negative_time = value[0] == '-';
-    } else if (strcmp(key, "SUN.holesdata") == 0) {
-        facts->stores_holes = true;
-    }
-}
-
-/* Read the extended headers of the member whose headers lie in [from, to). */
-static int tar_find_facts(tar_read *read, const void *ctx, uint64_t from, uint64_t to,
-                          struct tar_facts *ret_facts)
-{
-    *ret_facts = (struct tar_facts){0};
-    return records_walk(read, ctx, from, to, records_take_fact, ret_facts,
-                        &ret_facts->is_sound);
-}
-
-/* ---- headers without a member ---- */
-
-/*
- * Where headers without a member end, a volume's label and extended ones, which begin at `from`
- * in a tar of `size_bytes`; `from`: there is none.
- */
-static int tar_find_empty_end(tar_read *read, const void *ctx, uint64_t from,
-                              uint64_t size_bytes, uint64_t *ret_end)
-{
-    *ret_end = from;
-    for (uint64_t at = from; at < size_bytes && size_bytes - at >= TAR_BLOCK_BYTES;) {
-        uint8_t header[TAR_BLOCK_BYTES];
-        int r = read(ctx, header, sizeof(header), at);
-        if (r < 0)
-            return r;
-        if (!memchr("VxXgLK", header[TAR_TYPE_AT], 6) || !tar_is_header(header))
-            break;
-        at = tar_next(header, at);
-        *ret_end = at;
-    }
-    return 0;
-}
-
-/* ---- global records ---- */
-
-/* Decimal seconds. In tar the fraction counts away from zero; in the system always upwards. */
-static bool records_parse_time(const char *text, int64_t *ret_sec, uint32_t *ret_nsec)
-{
-    char *end;
-    bool negative = text[0] == '-';
-    if (text[negative] < '0' || text[negative] > '9')
-        return false;
-    errno = 0;
-    long long sec = strtoll(text, &end, 10);
-    uint32_t nsec = 0, unit = 100000000;
-    if (*end == '.')
-        for (end++; *end >= '0' && *end <= '9'; end++, unit /= 10)
-            nsec += (uint32_t)(*end - '0') * unit;
-    if (*end || errno || sec == INT64_MIN)
-        return false;
-    *ret_sec = negative && nsec ? sec - 1 : sec;
-    *ret_nsec = negative && nsec ? 1000000000 - nsec : nsec;
-    return true;
-}
-
-/* 1 to 18 digits. */
-static bool records_parse_owner(const char *text, int64_t *ret_id)
-{
-    size_t digits = strspn(text, "0123456789");
-    if (digits == 0 || digits > 18 || text[digits])
-        return false;
-    *ret_id = strtoll(text, NULL, 10);
-    return true;
-}
-
-static bool records_would_matter(const char *key)
-{
-    return strcmp(key, "path") == 0 || strcmp(key, "linkpath") == 0 ||
-           strcmp(key, "size") == 0 || strncmp(key, "GNU.sparse.", 11) == 0 ||
-           strncmp(key, "SCHILY.xattr.", 13) == 0 || strncmp(key, "SCHILY.acl.", 11) == 0 ||
-           strncmp(key, "LIBARCHIVE.xattr.", 17) == 0;
-}
-
-/* An empty value cancels what an earlier header set. */
-static void records_take_global(void *ctx, char type, const char *key, const char *value)
-{
-    struct tar_globals *g = ctx;
-    if (!key) {
-        if (type != 'g')
-            g->own_mtime = g->own_uid = g->own_gid = false;
-        return;
-    }
-    bool is_time = strcmp(key, "mtime") == 0;
-    bool is_uid = strcmp(key, "uid") == 0, is_gid = strcmp(key, "gid") == 0;
-    if (type != 'g') {
-        g->own_mtime |= is_time;
-        g->own_uid |= is_uid;
-        g->own_gid |= is_gid;
-    } else if (is_time) {
-        g->has_mtime = records_parse_time(value, &g->mtime_sec, &g->mtime_nsec);
-    } else if (is_uid) {
-        g->has_uid = records_parse_owner(value, &g->uid);
-    } else if (is_gid) {
-        g->has_gid = records_parse_owner(value, &g->gid);
-    } else {
-        g->has_others |= value[0] && records_would_matter(key);
-    }
-}
-
-/*
- * Takes in the global headers among a member's headers, which lie in [from, to), and applies
- * their values to the member. Errors of `read`; -ENOMEM; -EUCLEAN: a header that is too long.
- */
-static int tar_apply_globals(struct tar_globals *g, tar_read *read, const void *ctx,
-                             uint64_t from, uint64_t to, struct builder_member *member,
-                             struct tar_oddities *odd)
-{
-    bool has_any = g->has_mtime || g->has_uid || g->has_gid, whole;
-    uint8_t first[TAR_BLOCK_BYTES] = {0};
-    g->own_mtime = g->own_uid = g->own_gid = false;
-    int r = 0;
-    if (to - from > TAR_BLOCK_BYTES) { /* there is an extended header or a sparse map */
-        r = read(ctx, first, sizeof(first), from);
-        if (r == 0 && (has_any || first[TAR_TYPE_AT] == 'g'))
-            r = records_walk(read, ctx, from, to, records_take_global, g, &whole);
-    }
-    if (r < 0)
-        return r;
-    if (g->has_mtime && !g->own_mtime) {
-        member->mtime_sec = g->mtime_sec;
-        member->mtime_nsec = g->mtime_nsec;
-    }
-    if (g->has_uid && !g->own_uid)
-        member->uid = tar_owner(g->uid, odd);
-    if (g->has_gid && !g->own_gid)
-        member->gid = tar_owner(g->gid, odd);
-    return 0;
-}
-
-/*
  * Feeds libarchive.
  *
  * From a mapping, libarchive gets the whole file as one block: nothing is copied, and skipping
@@ -981,6 +731,24 @@ struct tar_block {
     uint64_t start; /* in the tar */
 };
 
+/*
+ * What extended headers say and libarchive does not report: those of one member, and global
+ * ones. Starts as zeros.
+ */
+struct tar_records {
+    unsigned headers;       /* how many; some writers produce two, and the last one counts, */
+    bool is_sound;          /* unless this one is malformed */
+    bool has_negative_time; /* "mtime=-..." */
+    bool stores_holes;      /* Solaris' holes, which are stored as zeros */
+    bool own_mtime, own_uid, own_gid;
+    /* For all members without their own: */
+    bool has_mtime, has_uid, has_gid;
+    bool has_others; /* records that are not applied */
+    int64_t mtime_sec;
+    uint32_t mtime_nsec;
+    int64_t uid, gid;
+};
+
 /* One walk over an archive. */
 struct walk {
     struct source *source;
@@ -1016,7 +784,7 @@ struct walk {
     char last[sizeof((struct fault){0}.member)]; /* the last member read, for messages */
     VECTOR(struct builder_piece) pieces;         /* of the current member */
     struct tar_oddities odd;
-    struct tar_globals globals;
+    struct tar_records records;
 };
 
 /* How far libarchive has read, and where the last header begins, in all of the tar. */
@@ -1248,10 +1016,9 @@ static int tar_walk_read_again(const struct walk *w, uint8_t *to, size_t len, ui
     return len ? -ENODATA : 0;
 }
 
-/* tar_read. */
-static int tar_walk_read_tar(const void *ctx, void *buf, size_t len, uint64_t offset)
+/* Reads `len` bytes of the tar at `offset`: 0 or -errno. */
+static int tar_walk_read_tar(const struct walk *w, void *buf, size_t len, uint64_t offset)
 {
-    const struct walk *w = ctx;
     if (w->feed.map && offset <= w->size_bytes && len <= w->size_bytes - offset) {
         memcpy(buf, w->feed.map + offset, len);
         return 0;
@@ -1259,6 +1026,206 @@ static int tar_walk_read_tar(const void *ctx, void *buf, size_t len, uint64_t of
     return w->stream ? tar_walk_read_again(w, buf, len, offset)
                      : source_read(w->source, buf, len, offset);
 }
+
+/*
+ * Reads extended headers a second time, for facts that libarchive does not report.
+ *
+ * libarchive drops the sign of a modification time less than a second before 1970 ("-0.5"). So
+ * the records are read again when a time lies within the first second after 1970, which is not
+ * the time of any real file.
+ *
+ * Records of a global header ('g') apply to all later members without their own. libarchive
+ * skips them; GNU tar and Python's tarfile apply them. This file applies the ones that archives
+ * are made with: times and owners (`tar --pax-option=mtime=...`, `git archive` of a commit from
+ * after 2242). One path or one size for all members makes no sense, so such records get a
+ * remark. Comments, such as git archive's, do not matter.
+ */
+
+#define RECORDS_MAX (1u << 20) /* libarchive rejects longer extended headers */
+
+/* Decimal seconds. In tar the fraction counts away from zero; in the system always upwards. */
+static bool records_parse_time(const char *text, int64_t *ret_sec, uint32_t *ret_nsec)
+{
+    char *end;
+    bool negative = text[0] == '-';
+    if (text[negative] < '0' || text[negative] > '9')
+        return false;
+    errno = 0;
+    long long sec = strtoll(text, &end, 10);
+    uint32_t nsec = 0, unit = 100000000;
+    if (*end == '.')
+        for (end++; *end >= '0' && *end <= '9'; end++, unit /= 10)
+            nsec += (uint32_t)(*end - '0') * unit;
+    if (*end || errno || sec == INT64_MIN)
+        return false;
+    *ret_sec = negative && nsec ? sec - 1 : sec;
+    *ret_nsec = negative && nsec ? 1000000000 - nsec : nsec;
+    return true;
+}
+
+/* 1 to 18 digits. */
+static bool records_parse_owner(const char *text, int64_t *ret_id)
+{
+    size_t digits = strspn(text, "0123456789");
+    if (digits == 0 || digits > 18 || text[digits])
+        return false;
+    *ret_id = strtoll(text, NULL, 10);
+    return true;
+}
+
+static bool records_would_matter(const char *key)
+{
+    return strcmp(key, "path") == 0 || strcmp(key, "linkpath") == 0 ||
+           strcmp(key, "size") == 0 || strncmp(key, "GNU.sparse.", 11) == 0 ||
+           strncmp(key, "SCHILY.xattr.", 13) == 0 || strncmp(key, "SCHILY.acl.", 11) == 0 ||
+           strncmp(key, "LIBARCHIVE.xattr.", 17) == 0;
+}
+
+/*
+ * Called for each extended header of type `type`: once without a record, then for each record.
+ * The last header of a member counts. Of a global one an empty value cancels an earlier one's.
+ */
+static void records_take(struct tar_records *rs, char type, const char *key, const char *value)
+{
+    if (!key && type != 'g') {
+        rs->headers++;
+        rs->has_negative_time = rs->own_mtime = rs->own_uid = rs->own_gid = false;
+    }
+    if (!key)
+        return;
+    const bool is_time = strcmp(key, "mtime") == 0;
+    const bool is_uid = strcmp(key, "uid") == 0, is_gid = strcmp(key, "gid") == 0;
+    if (type != 'g') {
+        rs->own_mtime |= is_time;
+        rs->own_uid |= is_uid;
+        rs->own_gid |= is_gid;
+        if (is_time)
+            rs->has_negative_time = value[0] == '-';
+        rs->stores_holes |= strcmp(key, "SUN.holesdata") == 0;
+    } else if (is_time) {
+        rs->has_mtime = records_parse_time(value, &rs->mtime_sec, &rs->mtime_nsec);
+    } else if (is_uid) {
+        rs->has_uid = records_parse_owner(value, &rs->uid);
+    } else if (is_gid) {
+        rs->has_gid = records_parse_owner(value, &rs->gid);
+    } else {
+        rs->has_others |= value[0] && records_would_matter(key);
+    }
+}
+
+/*
+ * Reads records "LENGTH KEY=VALUE\n", one behind the other, and terminates key and value in
+ * place. Stops at a malformed record. Returns true if all were read.
+ */
+static bool records_take_all(struct tar_records *rs, char type, char *at, size_t len)
+{
+    records_take(rs, type, NULL, NULL);
+    while (len > 0) {
+        char *key;
+        unsigned long record = strtoul(at, &key, 10);
+        size_t digits = (size_t)(key - at);
+        if (digits == 0 || record > len || record < digits + 3 || *key != ' ' ||
+            at[record - 1] != '\n')
+            return false;
+        at[record - 1] = '\0';
+        char *value = memchr(key, '=', record - digits);
+        if (!value)
+            return false;
+        *value = '\0';
+        records_take(rs, type, key + 1, value + 1);
+        at += record;
+        len -= record;
+    }
+    return true;
+}
+
+/*
+ * Reads all records before the member whose headers lie in [from, to). Errors of reading;
+ * -ENOMEM; -EUCLEAN: a header that is too long.
+ */
+static int records_read(struct walk *w, uint64_t from, uint64_t to)
+{
+    struct tar_records *rs = &w->records;
+    rs->headers = 0;
+    rs->is_sound = rs->has_negative_time = rs->stores_holes = false;
+    while (from < to && to - from > TAR_BLOCK_BYTES) {
+        uint8_t header[TAR_BLOCK_BYTES];
+        int r = tar_walk_read_tar(w, header, sizeof(header), from);
+        if (r < 0)
+            return r;
+        uint64_t len = tar_size(header);
+        char type = (char)header[TAR_TYPE_AT];
+        from += TAR_BLOCK_BYTES;
+        if (!memchr("xXgLK", type, 5) || len > to - from)
+            return 0;
+        if (type == 'x' || type == 'X' || type == 'g') {
+            auto_free char *text = len <= RECORDS_MAX ? malloc(len + 1) : NULL;
+            if (!text)
+                return len <= RECORDS_MAX ? -ENOMEM : -EUCLEAN;
+            r = tar_walk_read_tar(w, text, len, from);
+            if (r < 0)
+                return r;
+            text[len] = '\0';
+            rs->is_sound = records_take_all(rs, type, text, len);
+        }
+        from += (len + TAR_BLOCK_BYTES - 1) & ~(uint64_t)(TAR_BLOCK_BYTES - 1);
+    }
+    return 0;
+}
+
+/*
+ * Takes in the global headers among a member's headers, and applies their values to the member.
+ */
+static int tar_walk_apply_globals(struct walk *w, struct builder_member *member)
+{
+    struct tar_records *rs = &w->records;
+    const uint64_t from = member->header_offset, to = member->data_offset;
+    const bool has_any = rs->has_mtime || rs->has_uid || rs->has_gid;
+    uint8_t first[TAR_BLOCK_BYTES] = {0};
+    int r = 0;
+    rs->own_mtime = rs->own_uid = rs->own_gid = false;
+    if (to - from > TAR_BLOCK_BYTES) { /* there is an extended header or a sparse map */
+        r = tar_walk_read_tar(w, first, sizeof(first), from);
+        if (r == 0 && (has_any || first[TAR_TYPE_AT] == 'g'))
+            r = records_read(w, from, to);
+    }
+    if (r < 0)
+        return tar_walk_unless_gone(w, r);
+    if (rs->has_mtime && !rs->own_mtime) {
+        member->mtime_sec = rs->mtime_sec;
+        member->mtime_nsec = rs->mtime_nsec;
+    }
+    if (rs->has_uid && !rs->own_uid)
+        member->uid = tar_owner(rs->uid, &w->odd);
+    if (rs->has_gid && !rs->own_gid)
+        member->gid = tar_owner(rs->gid, &w->odd);
+    return 0;
+}
+
+/* ---- headers without a member ---- */
+
+/*
+ * Where headers without a member end, a volume's label and extended ones, which begin at `from`
+ * in a tar of `size_bytes`; `from`: there is none.
+ */
+static int tar_walk_find_empty_end(const struct walk *w, uint64_t from, uint64_t size_bytes,
+                                   uint64_t *ret_end)
+{
+    *ret_end = from;
+    for (uint64_t at = from; at < size_bytes && size_bytes - at >= TAR_BLOCK_BYTES;) {
+        uint8_t header[TAR_BLOCK_BYTES];
+        int r = tar_walk_read_tar(w, header, sizeof(header), at);
+        if (r < 0)
+            return r;
+        if (!memchr("VxXgLK", header[TAR_TYPE_AT], 6) || !tar_is_header(header))
+            break;
+        at = tar_next(header, at);
+        *ret_end = at;
+    }
+    return 0;
+}
+
+/* ---- members ---- */
 
 /* The type in the member's own header; 0: it can't be read again. */
 static uint8_t tar_walk_header_type(const struct walk *w, const struct builder_member *member)
@@ -1297,21 +1264,12 @@ static int tar_walk_add_by_type(struct walk *w, const char *path, struct builder
 
 static int tar_walk_restore_minus(struct walk *w, struct builder_member *member)
 {
-    struct tar_facts facts;
-    int r = tar_find_facts(tar_walk_read_tar, w, member->header_offset, member->data_offset,
-                           &facts);
-    if (r == 0 && facts.has_negative_time) {
+    int r = records_read(w, member->header_offset, member->data_offset);
+    if (r == 0 && w->records.has_negative_time) {
         member->mtime_sec = -1;
         member->mtime_nsec = 1000000000 - member->mtime_nsec;
     }
     return tar_walk_unless_gone(w, r);
-}
-
-static int tar_walk_apply_globals(struct walk *w, struct builder_member *member)
-{
-    return tar_walk_unless_gone(w, tar_apply_globals(&w->globals, tar_walk_read_tar, w,
-                                                     member->header_offset, member->data_offset,
-                                                     member, &w->odd));
 }
 
 /*
@@ -1336,10 +1294,8 @@ static int tar_walk_fill_holes(struct walk *w, struct builder_member *member)
     const void *block;
     size_t len;
     la_int64_t offset;
-    struct tar_facts facts;
-    int r = tar_find_facts(tar_walk_read_tar, w, member->header_offset, member->data_offset,
-                           &facts);
-    if (r < 0 || !facts.stores_holes)
+    int r = records_read(w, member->header_offset, member->data_offset);
+    if (r < 0 || !w->records.stores_holes)
         return tar_walk_unless_gone(w, r);
     member->data = DATA_STORED;
     while (!w->taker &&
@@ -1441,12 +1397,9 @@ static int tar_walk_settle(struct walk *w)
  */
 static bool tar_walk_is_harmless(struct walk *w)
 {
-    struct tar_facts facts;
-    uint64_t from = tar_walk_header_at(w);
-    uint64_t to = tar_walk_at(w);
     return archive_errno(w->archive) == EILSEQ ||
-           (tar_find_facts(tar_walk_read_tar, w, from, to, &facts) == 0 && facts.headers > 1 &&
-            facts.is_sound);
+           (records_read(w, tar_walk_header_at(w), tar_walk_at(w)) == 0 &&
+            w->records.headers > 1 && w->records.is_sound);
 }
 
 /*
@@ -1483,8 +1436,8 @@ static bool tar_walk_ends_astray(struct walk *w)
 {
     uint8_t block[TAR_BLOCK_BYTES];
     uint64_t end, size = w->stream ? w->given : w->size_bytes;
-    if (tar_find_empty_end(tar_walk_read_tar, w, w->expected, size, &end) < 0 ||
-        end == w->expected || end > size)
+    if (tar_walk_find_empty_end(w, w->expected, size, &end) < 0 || end == w->expected ||
+        end > size)
         return false;
     bool has_more = size > end;
     if (has_more &&
@@ -1600,7 +1553,7 @@ static int tar_walk_check_empty(struct walk *w)
 {
     uint64_t begin = 0, at;
     uint8_t block[TAR_BLOCK_BYTES];
-    int r = tar_find_empty_end(tar_walk_read_tar, w, 0, w->size_bytes, &begin);
+    int r = tar_walk_find_empty_end(w, 0, w->size_bytes, &begin);
     if (r == 0)
         r = tar_walk_pass(w, false, begin, UINT64_MAX, block, &at);
     if (r != 0)
@@ -1677,7 +1630,7 @@ static int tar_walk_go_on(struct walk *w)
 static int tar_walk_check_stream_end(struct walk *w)
 {
     uint64_t begin = w->expected;
-    int r = w->members ? 0 : tar_find_empty_end(tar_walk_read_tar, w, 0, w->given, &begin);
+    int r = w->members ? 0 : tar_walk_find_empty_end(w, 0, w->given, &begin);
     if (r == -ENODATA) /* so much came before */
         return 0;
     if (r == 0 && w->given < begin + TAR_BLOCK_BYTES)
@@ -1711,7 +1664,7 @@ static void tar_walk_note_oddities(struct walk *w)
         tar_walk_remark(w, "owners that do not fit are shown as %d", TAR_NOBODY);
     if (w->odd.acls)
         tar_walk_remark(w, "access lists with users without a number are not shown");
-    if (w->globals.has_others)
+    if (w->records.has_others)
         tar_walk_remark(w, "global headers with more than times and owners are not applied");
 }
 

@@ -25,9 +25,6 @@ struct tar_oddities {
     bool owners, acls;
 };
 
-/* Reads `len` bytes of the tar at `offset`: 0 or -errno. */
-typedef int tar_read(const void *ctx, void *buf, size_t len, uint64_t offset);
-
 /*
  * The bytes of the tar, one block after another. A block is valid until the next but one is
  * read, so that the headers of a member can be looked at again.
