@@ -491,14 +491,6 @@ void tar_framed_free(struct tar_framed *f)
 
 /* ---- one frame ---- */
 
-/* The frame found at the current offset. */
-struct found {
-    uint64_t packed; /* bytes of the file that it takes; 0: nothing more follows */
-    size_t bytes;    /* its decompressed bytes, in f->out */
-    bool is_part;    /* not a whole frame: */
-    struct stream_part part;
-};
-
 /* Result: more of the file is needed. */
 #define NEED_MORE 1
 
@@ -527,7 +519,7 @@ static int frames_more_room(struct tar_framed *f)
 }
 
 static int frames_unpack_zstd(struct tar_framed *f, const uint8_t *from, size_t len,
-                              struct found *ret_found)
+                              struct builder_block *ret_block, uint64_t *ret_packed)
 {
     size_t packed = ZSTD_findFrameCompressedSize(from, len);
     if (ZSTD_isError(packed)) {
@@ -545,7 +537,10 @@ static int frames_unpack_zstd(struct tar_framed *f, const uint8_t *from, size_t 
     while (r == 0) {
         size_t n = ZSTD_decompressDCtx(f->zstd, f->out.at, f->out.room, from, packed);
         if (!ZSTD_isError(n)) {
-            *ret_found = (struct found){.packed = packed, .bytes = n};
+            *ret_block = (struct builder_block){.source_offset = f->offset,
+                                                .packed_bytes = (uint32_t)packed,
+                                                .block_bytes = (uint32_t)n};
+            *ret_packed = packed;
             return 0;
         }
         /* (Error codes have no stable names, so a frame of unknown size gets more room.) */
@@ -557,7 +552,8 @@ static int frames_unpack_zstd(struct tar_framed *f, const uint8_t *from, size_t 
 }
 
 /* Finds the zstd frame at the current offset, using as much of the file as it needs. */
-static int frames_find_zstd(struct tar_framed *f, struct found *ret_found)
+static int frames_find_zstd(struct tar_framed *f, struct builder_block *ret_block,
+                            uint64_t *ret_packed)
 {
     for (size_t most = FRAME_FIRST_BYTES;; most *= 2) {
         const uint8_t *bytes = NULL;
@@ -565,7 +561,7 @@ static int frames_find_zstd(struct tar_framed *f, struct found *ret_found)
         int r = source_window_get(&f->window, f->offset, min_u64(most, PACKED_BYTES_MAX),
                                   &bytes, &len);
         if (r == 0)
-            r = frames_unpack_zstd(f, bytes, len, ret_found);
+            r = frames_unpack_zstd(f, bytes, len, ret_block, ret_packed);
         if (r != NEED_MORE)
             return r;
     }
@@ -587,34 +583,43 @@ static int frames_note_rest(struct tar_framed *f)
     return r;
 }
 
-static int frames_find_block(struct tar_framed *f, struct found *ret_found)
+static int frames_find_block(struct tar_framed *f, struct builder_block *ret_block,
+                             uint64_t *ret_packed)
 {
-    if (!f->blocks_ended) {
-        int r = stream_scan_next(f->blocks, &f->out, f->fault, &ret_found->part);
-        if (r < 0)
-            return r;
-        f->blocks_ended = ret_found->part.is_last;
-        ret_found->is_part = codec_has_point(ret_found->part.block.codec);
-        ret_found->bytes = ret_found->part.block.block_bytes;
-        ret_found->packed = f->blocks->offset - f->offset;
-    }
-    return ret_found->packed > 0 ? 0 : frames_note_rest(f);
+    struct stream_part part;
+    if (f->blocks_ended)
+        return frames_note_rest(f);
+    int r = stream_scan_next(f->blocks, &f->out, f->fault, &part);
+    if (r < 0)
+        return r;
+    f->blocks_ended = part.is_last;
+    *ret_packed = f->blocks->offset - f->offset;
+    *ret_block =
+        codec_has_point(part.block.codec)
+            ? part.block
+            : (struct builder_block){.source_offset = f->offset,
+                                     .packed_bytes = (uint32_t)min_u64(*ret_packed, UINT32_MAX),
+                                     .block_bytes = part.block.block_bytes};
+    return *ret_packed > 0 ? 0 : frames_note_rest(f);
 }
 
-static int frames_find_next(struct tar_framed *f, struct found *ret_found)
+/*
+ * Find what can be decompressed alone at the current offset, a frame or a part of a stream, and
+ * decompress it to f->out. *ret_packed: bytes of the file that it takes; 0, and a block of
+ * none: nothing more follows. Its bytes are taken off the ones that may be decompressed.
+ */
+static int frames_find_next(struct tar_framed *f, struct builder_block *ret_block,
+                            uint64_t *ret_packed)
 {
-    return f->blocks ? frames_find_block(f, ret_found) : frames_find_zstd(f, ret_found);
-}
-
-/* Find the next frame, and subtract its bytes from the ones that may be decompressed. */
-static int frames_find_within(struct tar_framed *f, struct found *ret_found)
-{
+    *ret_block = (struct builder_block){0};
+    *ret_packed = 0;
     if (f->left_bytes && *f->left_bytes == 0)
         return -E2BIG;
-    int r = frames_find_next(f, ret_found);
+    int r = f->blocks ? frames_find_block(f, ret_block, ret_packed)
+                      : frames_find_zstd(f, ret_block, ret_packed);
     /* A failure may come after all that a frame may have, tried with twice the room each time.
      */
-    uint64_t used = r < 0 ? 2 * TAR_FRAME_BYTES_MAX : ret_found->bytes;
+    uint64_t used = r < 0 ? 2 * TAR_FRAME_BYTES_MAX : ret_block->block_bytes;
     if (f->left_bytes)
         *f->left_bytes -= min_u64(used, *f->left_bytes);
     return r;
@@ -622,21 +627,15 @@ static int frames_find_within(struct tar_framed *f, struct found *ret_found)
 
 /* ---- the table ---- */
 
-static int frames_add(struct tar_framed *f, const struct found *found)
+static int frames_add(struct tar_framed *f, const struct builder_block *block)
 {
-    const struct builder_block whole = {
-        .source_offset = f->offset,
-        .packed_bytes = (uint32_t)found->packed,
-        .block_bytes = (uint32_t)found->bytes,
-    };
-    const struct builder_block block = found->is_part ? found->part.block : whole;
-    struct frame frame = {.start = f->bytes, .bytes = block.block_bytes};
-    int r = builder_add_block(f->builder, &block, &frame.block);
+    struct frame frame = {.start = f->bytes, .bytes = block->block_bytes};
+    int r = builder_add_block(f->builder, block, &frame.block);
     if (r == 0)
         r = vector_push(&f->list, frame);
-    f->bytes += found->bytes;
-    f->largest = max_u32(f->largest, block.block_bytes);
-    f->has_frames = f->has_frames || !found->is_part;
+    f->bytes += block->block_bytes;
+    f->largest = max_u32(f->largest, block->block_bytes);
+    f->has_frames = f->has_frames || !codec_has_point(block->codec);
     return r;
 }
 
@@ -647,11 +646,11 @@ static bool frames_are_enough(const struct tar_framed *f)
 }
 
 /* Can the reader handle this frame, and is this way worth it for the file? */
-static bool frames_is_fit(const struct tar_framed *f, const struct found *found)
+static bool frames_is_fit(const struct tar_framed *f, const struct builder_block *block,
+                          uint64_t packed)
 {
-    uint64_t offset = f->offset + found->packed, bytes = f->bytes + found->bytes;
-    uint64_t packed = found->is_part ? found->part.block.packed_bytes : found->packed;
-    if (packed > codec_packed_max(found->bytes))
+    uint64_t offset = f->offset + packed, bytes = f->bytes + block->block_bytes;
+    if (block->packed_bytes > codec_packed_max(block->block_bytes))
         return false;
     if (f->codec == CODEC_ZSTD && f->list.count == 0 && offset == f->size_bytes) /* only one */
         return false;
@@ -671,24 +670,25 @@ static int frames_next(struct tar_framed *f, const void **ret_bytes, size_t *ret
     f->out = spare;
     *ret_len = 0;
     while (f->offset < f->size_bytes) {
-        struct found found = {0};
-        int r = frames_find_within(f, &found);
+        struct builder_block block;
+        uint64_t packed;
+        int r = frames_find_next(f, &block, &packed);
         /* Unpacking reports more about this. But for gzip it checks only the last sum. */
         if (r == -EUCLEAN && f->list.count == 0 && f->codec != CODEC_GZIP)
             return -ENOTSUP;
         if (r < 0)
             return r;
-        if (found.packed == 0 && found.bytes == 0)
+        if (packed == 0 && block.block_bytes == 0)
             break;
-        if (found.bytes > 0) { /* else a skippable frame or an end marker */
-            r = frames_is_fit(f, &found) ? frames_add(f, &found) : -ENOTSUP;
+        if (block.block_bytes > 0) { /* else a skippable frame or an end marker */
+            r = frames_is_fit(f, &block, packed) ? frames_add(f, &block) : -ENOTSUP;
             if (r < 0)
                 return r;
         }
-        f->offset += found.packed;
-        if (found.bytes > 0) {
+        f->offset += packed;
+        if (block.block_bytes > 0) {
             *ret_bytes = f->out.at;
-            *ret_len = found.bytes;
+            *ret_len = block.block_bytes;
             return 0;
         }
     }
