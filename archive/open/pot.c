@@ -2874,7 +2874,8 @@ int pot_open_many(const char *const *paths, size_t count, const char *name,
     for (size_t i = 0; i < many.count; i++)
         part_free(&many.parts[i]);
     free(many.parts);
-    composition_free(&many.steps);
+    if (!is_one)
+        composition_free(&many.steps);
     if (r < 0) {
         pot_close(many.pot);
         return r;

@@ -68,7 +68,6 @@ int cli_open_list(const struct archive_list *list, const char *name,
     struct pot_options all = options ? *options : (struct pot_options){0};
     struct fault fault = {0};
     all.note = opening_note;
-    all.progress = opening_show;
     all.ctx = &opening;
     all.max_ratio = cli_max_ratio;
     all.offset = cli_offset;
@@ -80,6 +79,7 @@ int cli_open_list(const struct archive_list *list, const char *name,
         return r;
     all.together = cli_together;
     cli_progress_start(&opening.line);
+    all.progress = opening.line.shown || all.progress ? opening_show : NULL;
     if (list->count > 1 || list->is_plain)
         cli_expect_archives(list->count);
     r = pot_open_many((const char *const *)list->at, list->count, name, &all, &fault, ret_pot);
