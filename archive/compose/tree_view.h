@@ -7,7 +7,7 @@
  * directory above it, is shown if the last pattern excludes, and hidden if it includes. Which
  * paths a pattern matches: selection_matches.
  *
- * A list (--files-from) has the names that are shown; see name_list.h. A map (--map) has names
+ * A list (--files-from) has the names that are shown; see selection.h. A map (--map) has names
  * in the archive and names to show them under; see view_map.h. Patterns apply to the names in
  * the archive that these two have. A name that the archive lacks is an error.
  *

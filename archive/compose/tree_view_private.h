@@ -4,7 +4,7 @@
 #ifndef ONEPOT_TREE_VIEW_PRIVATE_H
 #define ONEPOT_TREE_VIEW_PRIVATE_H
 
-#include "name_list.h"
+#include "selection.h"
 #include "tree.h"
 #include "tree_view.h"
 #include "view_map.h"

@@ -1,12 +1,13 @@
 /*
- * Packing as a whole: opens the sources, lets the pipeline fill the archive, and gives the
- * archive its name.
+ * Packing as a whole: opens the sources, counts what there is to do, lets the pipeline fill the
+ * archive, and gives the archive its name.
  */
 #include "pack.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,26 +20,17 @@
 
 #include "backend.h"
 #include "cleanup.h"
+#include "map.h"
 #include "numbers.h"
-#include "path.h"
-#include "count.h"
-#include "folder.h"
 #include "output.h"
+#include "path.h"
+#include "pax.h"
 #include "pipeline.h"
 #include "shard_exchange.h"
+#include "thread.h"
 
 #define SURVEY_THREADS 16u     /* they wait for the storage of files' attributes */
 #define SURVEY_INDEX_BYTES 72u /* of the index for a member, about */
-
-/* Everything that a run needs, from its options. */
-struct run {
-    const struct pack_options *options;
-    struct pack_source *sources;
-    struct selection selection;
-    struct name_list *names;
-    struct shard_names shard_names;
-    struct pack_result result;
-};
 
 static int pack_source_fault(struct fault *fault, int err, const char *path)
 {
@@ -148,23 +140,390 @@ static int pack_open_sources(const struct pack_options *o, struct pack_source *s
     return 0;
 }
 
-/* Makes the folder whose names are the sources. They are sorted already. */
-static int pack_make_root(const struct run *run, struct folder_set *set,
-                          struct folder **ret_root)
+/*
+ * ---- counting ----
+ *
+ * The members that a pack of directories will write, by names alone, while it writes: no file
+ * is opened or looked at. Without the types of entries from the filesystem, with a path that is
+ * too long, or with an error, the number stays unknown; the pack itself reports errors.
+ *
+ * For a survey (pack_survey) each file is looked at before anything is written, and errors are
+ * reported as a pack would.
+ */
+
+#define COUNT_STACK_BYTES (256u << 10)
+#define SHARE_NONE SIZE_MAX /* the folder of a single source lies in none of its subfolders */
+
+struct count_folder_ref {
+    char *path; /* in the archive */
+    size_t source;
+    size_t share; /* of the survey; see pack_share */
+};
+
+struct count {
+    struct packing *run;        /* its progress gets members_total, once it is known */
+    struct pack_survey *survey; /* gets what files take, which are looked at for it; or NULL */
+    int *fds;                   /* of the sources */
+    size_t count;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    VECTOR(struct count_folder_ref) todo; /* folders that are still to be listed */
+    unsigned busy;                        /* threads that list one */
+    int err;
+    uint64_t members;
+    struct map links; /* files of several names: each counts once */
+    _Atomic bool stop;
+    bool is_started;
+    pthread_t thread;
+};
+
+/* Takes over the path. Under the lock. */
+static int count_push(struct count *c, char *path, size_t source, size_t share)
 {
-    struct listing_maker maker = {0};
-    struct listing listing;
-    for (size_t i = 0; i < run->options->source_count; i++) {
-        const struct pack_source *s = &run->sources[i];
-        uint32_t number = s->input ? INDEX_ROOT : run->names ? 0 : FOLDER_NAME_ALL;
-        if (listing_maker_add(&maker, s->name, strlen(s->name), DT_DIR, number) < 0) {
-            listing_maker_free(&maker);
-            return -ENOMEM;
-        }
-    }
-    listing_maker_finish(&maker, &listing);
-    return folder_new(set, NULL, "", 0, -1, (struct file_id){0}, &listing, ret_root);
+    struct count_folder_ref ref = {path, source, share};
+    int r = path ? vector_push(&c->todo, ref) : -ENOMEM;
+    if (r < 0)
+        free(path);
+    return r;
 }
+
+static char *count_path(const char *folder, const char *name)
+{
+    char *path;
+    return asprintf(&path, "%s%s%s", folder, *folder ? "/" : "", name) < 0 ? NULL : path;
+}
+
+/* A new share of the survey. Under the lock. */
+static int count_add_share(struct count *c, const char *name, size_t *ret_share)
+{
+    struct pack_survey *s = c->survey;
+    struct pack_share share = {.name = strdup(name)};
+    if (!share.name)
+        return -ENOMEM;
+    *ret_share = s->shares.count;
+    int r = vector_push(&s->shares, share);
+    if (r < 0)
+        free(share.name);
+    return r;
+}
+
+/* A folder in a folder; with `begins_share`, one that the survey tells of. */
+static int count_found_folder(struct count *c, const struct count_folder_ref *above,
+                              const char *name, bool begins_share)
+{
+    size_t share = above->share;
+    char *path = count_path(above->path, name);
+    pthread_mutex_lock(&c->lock);
+    int r = begins_share && path ? count_add_share(c, path, &share) : 0;
+    if (r == 0 && share != above->share)
+        c->survey->shares.at[share].inodes = 1; /* its own; in all it is counted already */
+    if (r == 0)
+        r = count_push(c, path, above->source, share);
+    else
+        free(path);
+    pthread_cond_signal(&c->wake);
+    pthread_mutex_unlock(&c->lock);
+    return r;
+}
+
+static void count_problem(struct count *c, int err, const char *folder, const char *name)
+{
+    struct fault fault = {0};
+    auto_free char *path = *name ? count_path(folder, name) : strdup(folder);
+    fault_set_errno(&fault, err, path, "can't be read");
+    pthread_mutex_lock(&c->lock);
+    c->survey->problems++;
+    if (c->run->options->report)
+        c->run->options->report(c->run->options->ctx, PACK_PROBLEM, &fault);
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* A note of pack is a note of its survey, too. */
+static void count_report_alike(struct count *c, const char *folder, const struct listing *l)
+{
+    struct fault fault = {0};
+    auto_free char *path = count_path(folder, l->first_alike[0]);
+    selection_alike_fault(&c->run->selection, l->alike, path, l->first_alike[1], &fault);
+    pthread_mutex_lock(&c->lock);
+    c->survey->problems += c->run->selection.is_nfc;
+    if (c->run->options->report)
+        c->run->options->report(c->run->options->ctx,
+                                c->run->selection.is_nfc ? PACK_PROBLEM : PACK_NOTE, &fault);
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* Was a file of several names counted under another one? */
+static int count_is_again(struct count *c, const struct stat *st, bool *ret_again)
+{
+    struct map_key key = {st->st_dev, st->st_ino};
+    pthread_mutex_lock(&c->lock);
+    int r = map_put(&c->links, key, 0);
+    pthread_mutex_unlock(&c->lock);
+    *ret_again = r == -EEXIST;
+    return *ret_again ? 0 : r;
+}
+
+/* The bytes of a member in an archive that is not compressed, without its part of the index. */
+static int count_member_bytes(const char *path, const struct stat *st, uint64_t *ret_bytes)
+{
+    struct pax_buffer header = {0};
+    const struct builder_member m = {.path = path,
+                                     .path_len = strlen(path),
+                                     .mode = st->st_mode,
+                                     .uid = st->st_uid,
+                                     .gid = st->st_gid,
+                                     .mtime_sec = st->st_mtim.tv_sec,
+                                     .mtime_nsec = (uint32_t)st->st_mtim.tv_nsec,
+                                     .size_bytes =
+                                         S_ISREG(st->st_mode) ? (uint64_t)st->st_size : 0};
+    int r = pax_encode(&m, &header);
+    uint64_t stored = pax_stored_bytes(&m);
+    *ret_bytes = header.count + stored + pax_padding(stored);
+    vector_free(&header);
+    return r;
+}
+
+/* Add what an entry takes, and find whether it is a folder. */
+static int count_look(struct count *c, int fd, const char *folder, struct folder_name *name,
+                      struct pack_survey *sums)
+{
+    struct stat st;
+    uint64_t bytes = 0;
+    bool is_again = false;
+    if (fstatat(fd, name->name, &st, selection_stat_flags(&c->run->selection)) < 0) {
+        if (errno != ENOENT ||
+            c->run->selection.dereference) /* else it was removed meanwhile */
+            count_problem(c, -errno, folder, name->name);
+        name->type = DT_REG;
+        return 0;
+    }
+    name->type = S_ISDIR(st.st_mode) ? DT_DIR : DT_REG;
+    if (S_ISSOCK(st.st_mode))
+        return 0;
+    sums->all.files += !S_ISDIR(st.st_mode);
+    bool may_repeat = st.st_nlink > 1 || c->run->selection.dereference;
+    int r = may_repeat && !S_ISDIR(st.st_mode) ? count_is_again(c, &st, &is_again) : 0;
+    if (r < 0 || is_again) {
+        sums->archive_bytes += PAX_BLOCK_BYTES;
+        return r;
+    }
+    sums->all.inodes++;
+    sums->all.bytes += S_ISREG(st.st_mode) ? (uint64_t)st.st_size : 0;
+    auto_free char *path = count_path(folder, name->name);
+    r = path ? count_member_bytes(path, &st, &bytes) : -ENOMEM;
+    sums->archive_bytes += bytes;
+    return r;
+}
+
+static void count_add_sums(struct pack_share *to, const struct pack_share *from)
+{
+    to->files += from->files;
+    to->bytes += from->bytes;
+    to->inodes += from->inodes;
+}
+
+static void count_note(struct count *c, const struct count_folder_ref *ref, size_t names,
+                       const struct pack_survey *sums)
+{
+    struct pack_survey *s = c->survey;
+    pthread_mutex_lock(&c->lock);
+    c->members += names;
+    if (s) {
+        count_add_sums(&s->all, &sums->all);
+        s->members += names;
+        s->archive_bytes += sums->archive_bytes;
+        if (ref->share != SHARE_NONE)
+            count_add_sums(&s->shares.at[ref->share], &sums->all);
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* More than one: a folder that is alone in its folder tells nothing. */
+static bool has_folders(const struct listing *listing)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < listing->count; i++)
+        count += listing->at[i].type == DT_DIR;
+    return count > 1;
+}
+
+/* -ELOOP: the folder holds itself, as only links can have it. */
+static int count_check_loop(int root_fd, const char *path, int fd)
+{
+    auto_free char *above = strdup(path);
+    struct stat st, st_above;
+    if (!above)
+        return -ENOMEM;
+    if (fstat(fd, &st) < 0)
+        return -errno;
+    for (char *end = above + strlen(above); end > above;) {
+        while (end > above && *--end != '/')
+            ;
+        *end = '\0';
+        if (fstatat(root_fd, *above ? above : ".", &st_above, 0) == 0 &&
+            file_id_equal(file_id_of(&st), file_id_of(&st_above)))
+            return -ELOOP;
+    }
+    return 0;
+}
+
+/* Count the names of one folder, and put the folders among them on the list. */
+static int count_folder(struct count *c, const struct count_folder_ref *ref)
+{
+    size_t root_len = strlen(c->run->sources[ref->source].name);
+    const char *path = ref->path, *below = path + root_len + (path[root_len] == '/');
+    struct listing listing = {0};
+    struct pack_survey sums = {0};
+    auto_close int fd = openat(c->fds[ref->source], *below ? below : ".",
+                               selection_open_flags(&c->run->selection) | O_DIRECTORY);
+    int r = fd < 0 ? -errno : 0;
+    if (r == 0 && c->run->selection.dereference)
+        r = count_check_loop(c->fds[ref->source], below, fd);
+    if (r == 0)
+        r = listing_read(fd, &listing);
+    if (r < 0 && c->survey && r != -ENOMEM) {
+        count_problem(c, r, path, "");
+        r = 0;
+    }
+    const struct selection_folder folder = {
+        .path = path, .path_len = strlen(path), .root_len = root_len, .fd = fd};
+    if (r == 0)
+        r = selection_apply(&c->run->selection, &folder, &listing);
+    if (r >= 0 && c->survey && listing.alike)
+        count_report_alike(c, path, &listing);
+    for (size_t i = 0; c->survey && r >= 0 && i < listing.count; i++)
+        r = count_look(c, fd, path, &listing.at[i], &sums);
+    bool begins_shares = c->survey && ref->share == SHARE_NONE && has_folders(&listing);
+    for (size_t i = 0; r >= 0 && i < listing.count; i++)
+        if (listing.at[i].type == DT_UNKNOWN)
+            r = -ENOTSUP;
+        else if (listing.at[i].type == DT_DIR)
+            r = count_found_folder(c, ref, listing.at[i].name, begins_shares);
+    count_note(c, ref, listing.count, &sums);
+    listing_free(&listing);
+    return r < 0 ? r : 0;
+}
+
+static bool count_is_stopped(const struct count *c)
+{
+    return atomic_load(&c->stop) ||
+           (c->run->options->stop && atomic_load(c->run->options->stop));
+}
+
+/* Take folders from the list until there is none, and nobody who may add one. */
+static void *count_run(void *arg)
+{
+    struct count *c = arg;
+    pthread_mutex_lock(&c->lock);
+    for (;;) {
+        while (c->err == 0 && c->todo.count == 0 && c->busy > 0)
+            pthread_cond_wait(&c->wake, &c->lock);
+        if (c->err == 0 && count_is_stopped(c))
+            c->err = -EINTR;
+        if (c->err < 0 || c->todo.count == 0)
+            break;
+        const struct count_folder_ref ref = c->todo.at[--c->todo.count];
+        c->busy++;
+        pthread_mutex_unlock(&c->lock);
+        int r = count_folder(c, &ref);
+        free(ref.path);
+        pthread_mutex_lock(&c->lock);
+        c->busy--;
+        c->err = c->err < 0 ? c->err : r;
+        pthread_cond_broadcast(&c->wake);
+    }
+    pthread_cond_broadcast(&c->wake);
+    pthread_mutex_unlock(&c->lock);
+    return NULL;
+}
+
+/* The pipeline takes the sources' own descriptors. */
+static int count_open(struct count *c)
+{
+    c->fds = calloc(c->run->options->source_count, sizeof(*c->fds));
+    if (!c->fds)
+        return -ENOMEM;
+    for (; c->count < c->run->options->source_count; c->count++) {
+        c->fds[c->count] = fcntl(c->run->sources[c->count].fd, F_DUPFD_CLOEXEC, 0);
+        if (c->fds[c->count] < 0)
+            return -errno; /* an archive, or the limit */
+    }
+    return 0;
+}
+
+/* The source itself is a member, too. */
+static int count_add_source(struct count *c, size_t number)
+{
+    const char *name = c->run->sources[number].name;
+    struct pack_survey sums = {0};
+    struct stat st;
+    size_t share = SHARE_NONE;
+    int r = c->survey && *name ? count_add_share(c, name, &share) : 0;
+    if (r == 0)
+        r = count_push(c, strdup(name), number, share);
+    if (r == 0 && c->survey && fstat(c->fds[number], &st) == 0) {
+        sums.all.inodes = 1;
+        r = count_member_bytes(name, &st, &sums.archive_bytes);
+    }
+    const struct count_folder_ref ref = {.share = share};
+    count_note(c, &ref, 1, &sums);
+    return r;
+}
+
+static void count_sources(struct count *c, unsigned threads)
+{
+    for (size_t i = 0; c->err == 0 && i < c->count; i++)
+        c->err = count_add_source(c, i);
+    thread_team(threads, COUNT_STACK_BYTES, count_run, c);
+}
+
+static void *count_alone(void *arg)
+{
+    struct count *c = arg;
+    count_sources(c, 1);
+    if (c->err == 0)
+        atomic_store(&c->run->progress.members_total, c->members);
+    return NULL;
+}
+
+static int count_begin(struct count *c)
+{
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_cond_init(&c->wake, NULL);
+    return count_open(c);
+}
+
+/* Begins to count. If there is no memory, the number stays unknown. */
+static void count_start(struct count *c)
+{
+    c->is_started =
+        count_begin(c) == 0 && thread_start(&c->thread, COUNT_STACK_BYTES, count_alone, c) == 0;
+}
+
+static void count_stop(struct count *c)
+{
+    atomic_store(&c->stop, true);
+    if (c->is_started)
+        pthread_join(c->thread, NULL);
+    for (size_t i = 0; i < c->count; i++)
+        close(c->fds[i]);
+    free(c->fds);
+    for (size_t i = 0; i < c->todo.count; i++)
+        free(c->todo.at[i].path);
+    vector_free(&c->todo);
+    map_free(&c->links);
+}
+
+/* Counts in so many threads, until all is counted. -EINTR, -ENOMEM, or an error of a source. */
+static int count_all(struct count *c, unsigned threads)
+{
+    c->err = count_begin(c);
+    if (c->err == 0)
+        count_sources(c, threads);
+    return c->err;
+}
+
+/* ---- the run ---- */
 
 /* How many descriptors the process may have. */
 static uint64_t pack_most_files(void)
@@ -180,59 +539,33 @@ static unsigned pack_descriptors(void)
     return most > 2048 ? 2048 : most < 64 ? 32 : (unsigned)most - 32;
 }
 
-/* Each thread has a folder and a file open. */
-static unsigned pack_max_threads(void)
-{
-    return min_u32(pack_descriptors() / 4, PACK_THREADS_MAX);
-}
-
 /* Finds out how much there is to do, if that is known beforehand, to estimate the time left. */
-static void pack_find_totals(const struct run *run, struct pipeline_sources *sources)
+static void pack_find_totals(struct packing *run)
 {
     uint32_t world = run->selection.world;
+    uint64_t bytes = 0;
     for (size_t i = 0; i < run->options->source_count; i++) {
         if (!run->sources[i].input) {
-            sources->total_bytes = 0;
+            bytes = 0;
             break;
         }
-        sources->total_bytes += index_info(run->sources[i].input->index)->data_bytes / world;
+        bytes += index_info(run->sources[i].input->index)->data_bytes / world;
     }
+    run->progress.bytes_total = bytes;
     if (run->names)
-        sources->total_members = name_list_count(run->names) / world;
+        run->progress.members_total = name_list_count(run->names) / world;
 }
 
-static int pack_fill(struct run *run, struct shard_set *shards, struct fault *fault)
+static int pack_fill(struct packing *run, const char *letters, struct compress_pool *pool,
+                     struct fault *fault)
 {
-    struct folder_set set = {.most = pack_descriptors() / 4,
-                             .follows = run->options->dereference};
-    struct pipeline_sources sources = {.at = run->sources};
-    pack_find_totals(run, &sources);
-    int r = pack_make_root(run, &set, &sources.root);
-    if (r < 0)
-        return r;
-    r = pipeline_run(run->options, &sources, &run->selection, shards, &set, pack_max_threads(),
-                     &run->result, fault);
-    folder_unref(&set, sources.root);
+    struct count count = {.run = run};
+    pack_find_totals(run);
+    if (run->options->progress && !run->names && !run->options->dereference)
+        count_start(&count);
+    int r = pipeline_run(run, letters, pool, fault);
+    count_stop(&count);
     return r;
-}
-
-static int pack_write_shards(struct run *run, const char *letters, struct compress_pool *pool,
-                             struct fault *fault)
-{
-    const struct pack_options *o = run->options;
-    struct shard_set *shards;
-    int r = shard_set_open(o, letters, &run->selection, pool, fault, &shards);
-    if (r < 0)
-        return r;
-    r = pack_fill(run, shards, fault);
-    if (r == 0) {
-        r = shard_set_close(shards, fault, &run->result.totals);
-        run->result.waits = r == 0;
-    }
-    if (r == -EINTR && o->resume && o->stop && atomic_load(o->stop))
-        run->result.keeps = shard_set_keep(shards);
-    shard_set_discard(shards);
-    return r < 0 ? r : 0;
 }
 
 /* ---- which shards belong together ---- */
@@ -247,7 +580,7 @@ static void pack_mix(uint64_t *sum, const void *bytes, size_t len)
  * differ for other options, and for another start if the launcher tells starts apart. A process
  * that runs alone draws its own.
  */
-static int pack_find_letters(const struct run *run, char letters[PARTIAL_LETTER_COUNT + 1])
+static int pack_find_letters(const struct packing *run, char letters[PARTIAL_LETTER_COUNT + 1])
 {
     const struct pack_options *o = run->options;
     const uint64_t numbers[] = {o->shards,
@@ -302,7 +635,7 @@ void pack_report_leftover(void *options, enum leftover what, const char *name)
         o->report(o->ctx, PACK_NOTE, &fault);
 }
 
-static void pack_remove_leftovers(struct run *run, enum leftovers_kind kind)
+static void pack_remove_leftovers(struct packing *run, enum leftovers_kind kind)
 {
     struct leftovers how = {.kind = kind,
                             .found = kind == LEFTOVERS_KEPT ? NULL : pack_report_leftover,
@@ -318,7 +651,7 @@ static void pack_remove_leftovers(struct run *run, enum leftovers_kind kind)
 }
 
 /* Do not mistake this rank's finished shards for the ones it is about to write. */
-static int pack_clear_shards(struct run *run, const char *letters, struct fault *fault)
+static int pack_clear_shards(struct packing *run, const char *letters, struct fault *fault)
 {
     struct shard_exchange x;
     const struct pack_options *o = run->options;
@@ -333,7 +666,7 @@ static int pack_clear_shards(struct run *run, const char *letters, struct fault 
     return 0;
 }
 
-static int pack_write_archive(struct run *run, struct fault *fault)
+static int pack_write_archive(struct packing *run, struct fault *fault)
 {
     char letters[PARTIAL_LETTER_COUNT + 1];
     const struct pack_options *o = run->options;
@@ -346,7 +679,7 @@ static int pack_write_archive(struct run *run, struct fault *fault)
     if (r == 0 && o->writer.zstd_level)
         r = compress_pool_new(o->writer.threads, o->writer.zstd_level, &pool);
     if (r == 0)
-        r = pack_write_shards(run, letters, pool, fault);
+        r = pack_fill(run, letters, pool, fault);
     if (r == 0 && o->resume)
         pack_remove_leftovers(run, LEFTOVERS_KEPT);
     compress_pool_free(pool);
@@ -357,7 +690,7 @@ static int pack_write_archive(struct run *run, struct fault *fault)
 
 static int pack_report_name(void *ctx, const struct fault *what)
 {
-    struct run *run = ctx;
+    struct packing *run = ctx;
     const struct pack_options *o = run->options;
     struct fault fault = {0};
     fault_set(&fault, -what->err, what->member, FAULT_NO_OFFSET, "left out: %s", what->what);
@@ -368,7 +701,7 @@ static int pack_report_name(void *ctx, const struct fault *what)
     return o->strict ? -what->err : 0;
 }
 
-static int pack_read_names(struct run *run, struct fault *fault)
+static int pack_read_names(struct packing *run, struct fault *fault)
 {
     const struct pack_options *o = run->options;
     bool input = strcmp(o->files_from, "-") == 0;
@@ -390,7 +723,7 @@ static int pack_read_names(struct run *run, struct fault *fault)
 }
 
 /* Shards in it are not packed themselves. */
-static int pack_find_output_folder(struct run *run)
+static int pack_find_output_folder(struct packing *run)
 {
     if (!run->options->output) /* a survey */
         return 0;
@@ -403,7 +736,7 @@ static int pack_find_output_folder(struct run *run)
     return 0;
 }
 
-static int pack_prepare_shards(struct run *run, struct fault *fault)
+static int pack_prepare_shards(struct packing *run, struct fault *fault)
 {
     const struct pack_options *o = run->options;
     struct selection *s = &run->selection;
@@ -431,7 +764,7 @@ static int pack_prepare_shards(struct run *run, struct fault *fault)
     return 0;
 }
 
-static int pack_select_files(struct run *run, struct fault *fault)
+static int pack_select_files(struct packing *run, struct fault *fault)
 {
     const struct pack_options *o = run->options;
     run->selection.excludes = o->excludes;
@@ -455,7 +788,7 @@ static bool pack_has_no_share(const struct pack_options *o)
     return o->shards && o->rank >= o->shards;
 }
 
-static void pack_close_run(struct run *run)
+static void pack_close_run(struct packing *run)
 {
     for (size_t i = 0; run->sources && i < run->options->source_count; i++) {
         if (run->sources[i].fd >= 0)
@@ -468,10 +801,10 @@ static void pack_close_run(struct run *run)
 }
 
 /* Open the sources, and find which of their files are wanted. pack_close_run, in any case. */
-static int pack_begin_run(struct run *run, const struct pack_options *options,
+static int pack_begin_run(struct packing *run, const struct pack_options *options,
                           struct fault *fault)
 {
-    *run = (struct run){.options = options};
+    *run = (struct packing){.options = options, .most_folders = pack_descriptors() / 4};
     if (options->source_count == 0)
         return -EINVAL;
     run->sources = calloc(options->source_count, sizeof(*run->sources));
@@ -486,7 +819,7 @@ static int pack_begin_run(struct run *run, const struct pack_options *options,
 int pack_run(const struct pack_options *options, struct fault *fault,
              struct pack_result *ret_result)
 {
-    struct run run;
+    struct packing run;
     int r = pack_begin_run(&run, options, fault);
     if (r == 0 && !pack_has_no_share(options))
         r = pack_write_archive(&run, fault);
@@ -497,20 +830,11 @@ int pack_run(const struct pack_options *options, struct fault *fault,
 
 /* ---- a survey ---- */
 
-static int pack_count(struct run *run, struct pack_survey *survey)
+static int pack_count(struct packing *run, struct pack_survey *survey)
 {
-    struct folder_set set = {.most = pack_descriptors() / 4};
-    struct pipeline_sources sources = {.at = run->sources};
-    struct count count = {.sources = &sources,
-                          .selection = &run->selection,
-                          .survey = survey,
-                          .options = run->options};
-    int r = pack_make_root(run, &set, &sources.root);
-    if (r < 0)
-        return r;
-    r = count_all(&count, min_u32(SURVEY_THREADS, pack_max_threads()));
+    struct count count = {.run = run, .survey = survey};
+    int r = count_all(&count, min_u32(SURVEY_THREADS, run->most_folders));
     count_stop(&count);
-    folder_unref(&set, sources.root);
     survey->archive_bytes += survey->members * SURVEY_INDEX_BYTES;
     return r;
 }
@@ -518,7 +842,7 @@ static int pack_count(struct run *run, struct pack_survey *survey)
 int pack_survey(const struct pack_options *options, struct fault *fault,
                 struct pack_survey *ret_survey)
 {
-    struct run run;
+    struct packing run;
     *ret_survey = (struct pack_survey){0};
     for (size_t i = 0; options->inputs && i < options->source_count; i++)
         if (options->inputs[i])

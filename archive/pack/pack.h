@@ -46,7 +46,7 @@ struct pack_options {
 
     /*
      * Files to leave out: see selection.h. Files to pack: names in a file ("-": standard
-     * input), if the only source is a directory; see name_list.h.
+     * input), if the only source is a directory; see selection.h.
      */
     const char *const *excludes;
     size_t exclude_count;

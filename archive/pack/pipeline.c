@@ -27,104 +27,70 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <sys/xattr.h>
 #include <time.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include "checksum.h"
 #include "cleanup.h"
 #include "clock.h"
-#include "count.h"
 #include "cpus.h"
-#include "folder.h"
-#include "gather.h"
+#include "file_id.h"
 #include "map.h"
 #include "numbers.h"
+#include "output.h"
 #include "path.h"
-#include "shard_exchange.h"
+#include "pax.h"
 #include "thread.h"
+#include "vector.h"
+#include "writer.h"
 
 /*
- * Folders: sorted listings, and descriptors within a budget.
+ * Folders of a source tree while it is packed: an open directory, its names in byte order, and
+ * its place in the tree.
+ *
+ * Everything is found by descriptor and name, never by path: paths may be longer than PATH_MAX,
+ * and a folder that is renamed or replaced by a symbolic link meanwhile can't lead out of the
+ * tree. In a deep tree, more folders are on the way down than a process has descriptors. Then
+ * the oldest are closed and opened again when they are needed; -ESTALE if they are other
+ * folders by then.
+ *
+ * Functions that take the set are called under the pipeline's lock.
  */
 
-/* ---- listings ---- */
+struct folder {
+    struct folder *parent;        /* NULL: a root */
+    struct folder *older, *newer; /* among the open ones */
+    struct listing listing;
+    const struct input *input;      /* the archive it lies in; NULL: in a directory */
+    size_t root_len;                /* length of the part of its path that names the source */
+    struct pending_folder *pending; /* of the shards that it may go to */
+    size_t next;                    /* the name to be packed next */
+    bool is_as_kept;                /* see struct gather_from */
+    unsigned refs;
+    unsigned pins;
+    int fd; /* -1: closed for now */
+    struct file_id id;
+    size_t name_len;
+    char name[]; /* its name in the archive; "" adds nothing to paths */
+};
 
-int listing_maker_add(struct listing_maker *m, const char *name, size_t len, unsigned char type,
-                      uint32_t number)
-{
-    struct folder_name entry = {.type = type, .number = number};
-    if (vector_reserve(&m->text, len + 1) < 0 || vector_push(&m->names, entry) < 0)
-        return -ENOMEM;
-    (void)vector_append(&m->text, name, len);
-    return vector_push(&m->text, '\0');
-}
-
-static int listing_compare(const void *a, const void *b)
-{
-    const struct folder_name *x = a, *y = b;
-    return strcmp(x->name, y->name);
-}
-
-void listing_maker_finish(struct listing_maker *m, struct listing *ret_listing)
-{
-    bool sorted = true;
-    struct folder_name *names = m->names.at;
-    char *text = m->text.at;
-    for (size_t i = 0; i < m->names.count; i++) {
-        names[i].name = text;
-        text += strlen(text) + 1;
-        sorted = sorted && (i == 0 || listing_compare(&names[i - 1], &names[i]) < 0);
-    }
-    if (!sorted)
-        qsort(names, m->names.count, sizeof(*names), listing_compare);
-    *ret_listing =
-        (struct listing){.text = m->text.at, .names = names, .count = m->names.count};
-    *m = (struct listing_maker){0};
-}
-
-void listing_maker_free(struct listing_maker *m)
-{
-    vector_free(&m->text);
-    vector_free(&m->names);
-}
-
-int listing_read(int fd, struct listing *listing)
-{
-    *listing = (struct listing){0};
-    int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    DIR *dir = own < 0 ? NULL : fdopendir(own);
-    if (!dir) {
-        int r = -errno;
-        if (own >= 0)
-            close(own);
-        return r;
-    }
-    struct listing_maker maker = {0};
-    const struct dirent *d;
-    int r = 0;
-    while (r == 0 && (errno = 0, d = readdir(dir)))
-        if (!path_is_dots(d->d_name))
-            r = listing_maker_add(&maker, d->d_name, strlen(d->d_name), d->d_type,
-                                  FOLDER_NAME_ALL);
-    if (r == 0)
-        r = -errno;
-    closedir(dir);
-    listing_maker_finish(&maker, listing);
-    return r;
-}
-
-void listing_free(struct listing *listing)
-{
-    free(listing->text);
-    free(listing->names);
-    *listing = (struct listing){0};
-}
+struct folder_set {
+    struct folder *oldest, *newest;
+    unsigned open;
+    unsigned most; /* any more are closed again */
+    bool follows;  /* a folder's name may be a symbolic link to it */
+};
 
 /* ---- descriptors ---- */
 
@@ -174,8 +140,13 @@ static void folder_opened(struct folder_set *set, struct folder *f)
     f->pins--;
 }
 
-int folder_new(struct folder_set *set, struct folder *parent, const char *name, size_t name_len,
-               int fd, struct file_id id, struct listing *listing, struct folder **ret_folder)
+/*
+ * Makes a folder with one reference. Takes `fd` (-1: the folder never has one) and the listing,
+ * also on failure. A root's descriptor stays open. -ENOMEM.
+ */
+static int folder_new(struct folder_set *set, struct folder *parent, const char *name,
+                      size_t name_len, int fd, struct file_id id, struct listing *listing,
+                      struct folder **ret_folder)
 {
     struct folder *f = malloc(sizeof(*f) + name_len + 1);
     if (!f) {
@@ -208,7 +179,8 @@ static void folder_ref(struct folder *f)
 
 static void folder_free_pending(struct pending_folder *pending);
 
-void folder_unref(struct folder_set *set, struct folder *f)
+/* NULL is fine. */
+static void folder_unref(struct folder_set *set, struct folder *f)
 {
     while (f && --f->refs == 0) {
         struct folder *parent = f->parent;
@@ -278,7 +250,9 @@ static void folder_unpin(struct folder_set *set, struct folder *f)
 
 /* ---- paths ---- */
 
-int folder_path(const struct folder *folder, const char *name, char **ret_path, size_t *ret_len)
+/* The path of `name` in this folder, within the archive, terminated. The caller frees it. */
+static int folder_path(const struct folder *folder, const char *name, char **ret_path,
+                       size_t *ret_len)
 {
     size_t name_len = strlen(name), len = name_len;
     for (const struct folder *f = folder; f; f = f->parent)
@@ -303,11 +277,954 @@ int folder_path(const struct folder *folder, const char *name, char **ret_path, 
 }
 
 /*
+ * Members: one name of a source tree becomes one, with as few system calls as possible: on a
+ * parallel filesystem each may be a round trip. A regular file costs openat, fstat, flistxattr,
+ * pread and close. The pread asks for one byte more than the file's size, and so also shows
+ * that the file did not grow. Anything that can't be read becomes a fault, and the packer goes
+ * on without it. Any number of threads may gather at once.
+ */
+
+/*
+ * A file's data up to this size comes with the member; larger data comes in pieces of this
+ * size.
+ */
+#define GATHER_PIECE_BYTES (1u << 20)
+
+/* Where the bytes of a file are read. */
+struct gather_file {
+    int fd;                    /* -1: the file is in an archive */
+    const struct input *input; /* that archive */
+    uint32_t position;         /* the file's position there */
+};
+
+typedef VECTOR(struct builder_piece) gather_extents;
+
+/* A file whose data comes in pieces. Freed by stream_free. */
+struct stream {
+    struct gather_file file;
+    char *path;
+    gather_extents extents; /* ranges to be read; one if there are no holes */
+    size_t extent;          /* the one to be read next */
+    uint64_t done;
+    uint64_t size_bytes;
+    unsigned refs;
+    bool reported; /* a problem with it was reported */
+    bool dropped;  /* under the pipeline's lock: no more pieces come */
+
+    /* The sum of all pieces that the source archive has. */
+    struct checksum *checksum; /* NULL: it has none */
+    uint64_t sum;
+};
+
+/* Where to find a member. */
+struct gather_from {
+    const struct selection *selection;
+    const struct input *input; /* the archive it is in; NULL: it is in a directory */
+    int folder_fd;             /* that directory */
+    int opened_fd; /* the member itself if it is a source and open already; else -1 */
+    const char *name;
+    unsigned char type; /* DT_* */
+    uint32_t number;    /* see struct folder_name */
+    size_t root_len;    /* length of the part of its path that names the source */
+    bool is_as_kept;    /* no directory that leads to it has changed since selection->kept */
+};
+
+struct gathered {
+    bool skip;                    /* there is no member: a socket, or a failure */
+    struct builder_member member; /* points into the fields below */
+    struct pax_buffer header;     /* encoded */
+    uint8_t *data;                /* the whole data, with its sum in `member`, or NULL */
+    struct stream *stream;        /* if the data comes in pieces */
+
+    /* For a directory: its content. */
+    bool is_folder;
+    bool is_as_kept; /* for what is in it */
+    int fd;
+    struct listing listing;
+
+    struct file_id id;
+    uint64_t nlink;
+
+    struct fault *problem; /* skipped or changed: makes the exit status 1 */
+    struct fault *note;    /* for information */
+
+    char *path;     /* as the source has it */
+    char *composed; /* as the archive has it, if that is another one */
+    char *link;
+    pax_xattrs xattrs;
+};
+
+/*
+ * Shared by both ways of gathering: words for problems, and the data of a file, whole or as a
+ * stream, whether it lies in a filesystem or in an archive.
+ */
+
+/* ---- problems ---- */
+
+/* Puts a fault about `path` in place of an earlier one. -ENOMEM. */
+static int gather_fault(struct fault **fault, const char *path, int err, const char *format,
+                        ...) __attribute__((format(printf, 4, 5)));
+
+static int gather_fault(struct fault **fault, const char *path, int err, const char *format,
+                        ...)
+{
+    char what[sizeof((*fault)->what)];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof(what), format, args);
+    va_end(args);
+    free(*fault);
+    *fault = calloc(1, sizeof(**fault));
+    if (!*fault)
+        return -ENOMEM;
+    fault_set(*fault, err, *path ? path : ".", FAULT_NO_OFFSET, "%s", what);
+    return 0;
+}
+
+/* The same, with the system's words behind `what`. */
+static int gather_system_fault(struct fault **fault, const char *path, int err,
+                               const char *what)
+{
+    return gather_fault(fault, path, err, "%s: %s", what, fault_errno(err));
+}
+
+/* Leaves the member out, for a reason in full. -ENOMEM. */
+static int gather_skip(struct gathered *g, int err, const char *what)
+{
+    g->skip = true;
+    return gather_fault(&g->problem, g->path, err, "%s", what);
+}
+
+/* gather_skip with the system's words behind `what`; -ENOENT and -ESTALE: it vanished. */
+static int gather_leave_out(struct gathered *g, int err, const char *what)
+{
+    if (err == -ENOENT || err == -ESTALE)
+        return gather_skip(g, err, "left out: it vanished while it was packed");
+    g->skip = true;
+    return gather_fault(&g->problem, g->path, err, "left out: %s: %s", what, fault_errno(err));
+}
+
+/* Sorts the attributes in g->xattrs, as filesystems don't, and gives them to the member. */
+static void gather_end_xattrs(struct gathered *g)
+{
+    pax_xattrs_sort(&g->xattrs);
+    g->member.xattrs = g->xattrs.at;
+    g->member.xattr_count = g->xattrs.count;
+}
+
+/* ---- data ---- */
+
+/* Returns the bytes read, fewer than `len` only at the end of the file, or -errno. */
+static ssize_t gather_read(const struct gather_file *file, uint8_t *bytes, size_t len,
+                           uint64_t offset, size_t expected)
+{
+    size_t done = 0;
+    if (file->input) {
+        int r =
+            file->input->read(file->input->ctx, file->position, offset, bytes, expected, &done);
+        return r < 0 ? r : (ssize_t)done;
+    }
+    while (done < len) {
+        ssize_t n = pread(file->fd, bytes + done, len - done, (off_t)(offset + done));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return -errno;
+        done += (size_t)n;
+        if (n == 0 || done == expected)
+            break;
+    }
+    return (ssize_t)done;
+}
+
+/*
+ * Fills what could not be read of `len` bytes at `offset` with zeros, and reports that. `got`:
+ * number of bytes read, or the error. -ENOMEM.
+ */
+static int gather_fill_up(const char *path, uint8_t *bytes, size_t len, ssize_t got,
+                          uint64_t offset, struct fault **problem)
+{
+    size_t good = got < 0 ? 0 : (size_t)got;
+    char what[80];
+    memset(bytes + good, 0, len - good);
+    snprintf(what, sizeof(what), "zeros from byte %" PRIu64 " on: %s", offset + good,
+             got < 0 ? "can't be read" : "it shrank while it was packed");
+    return got < 0 ? gather_system_fault(problem, path, (int)got, what)
+                   : gather_fault(problem, path, -ENODATA, "%s", what);
+}
+
+static int gather_growth(const char *path, struct fault **problem)
+{
+    return gather_fault(problem, path, -EFBIG,
+                        "cut at its former size: it grew while it was packed");
+}
+
+/* Files of /proc and the like have a size of 0, whatever can be read from them. */
+static int gather_empty(struct gathered *g, int fd)
+{
+    char byte;
+    if (pread(fd, &byte, 1, 0) <= 0)
+        return 0;
+    return gather_fault(&g->problem, g->path, -EFBIG,
+                        "packed as empty: its size is 0, but it has content");
+}
+
+/* The fault for a file whose sum differs from that in its archive. */
+static void gather_sum_fault(const char *path, struct fault *fault)
+{
+    fault_set(fault, -EBADMSG, path, FAULT_NO_OFFSET,
+              "is damaged: its data do not match their checksum in the archive");
+}
+
+/* Compares the data with the sum that the source archive has, if any. */
+static int gather_check_sum(struct gathered *g, const struct gather_file *file)
+{
+    uint64_t sum;
+    if (!file->input || g->problem || index_sum(file->input->index, file->position, &sum) < 0)
+        return 0;
+    enum sum_kind kind = index_info(file->input->index)->sum_kind;
+    if (kind == SUM_XXH3 ? sum == g->member.sum
+                         : checksum_matches(kind, sum, g->data, g->member.size_bytes))
+        return 0;
+    g->problem = calloc(1, sizeof(*g->problem));
+    if (!g->problem)
+        return -ENOMEM;
+    gather_sum_fault(g->path, g->problem);
+    return 0;
+}
+
+static int gather_inline(struct gathered *g, const struct gather_file *file)
+{
+    size_t size = (size_t)g->member.size_bytes;
+    if (!size)
+        return file->input ? 0 : gather_empty(g, file->fd);
+    g->data = malloc(size + 1);
+    if (!g->data)
+        return -ENOMEM;
+    ssize_t n = gather_read(file, g->data, size + 1, 0, size);
+    int r = 0;
+    if (n > (ssize_t)size)
+        r = gather_growth(g->path, &g->problem);
+    else if (n != (ssize_t)size)
+        r = gather_fill_up(g->path, g->data, size, n, 0, &g->problem);
+    g->member.has_sum = true;
+    g->member.sum = XXH3_64bits(g->data, size);
+    return r < 0 ? r : gather_check_sum(g, file);
+}
+
+/* Makes the member's stream, which takes file->fd and the extents. */
+static int gather_open_stream(struct gathered *g, struct gather_file *file,
+                              gather_extents *list)
+{
+    struct builder_piece whole = {.length = g->member.size_bytes};
+    struct stream *s = calloc(1, sizeof(*s));
+    if (!s || (g->member.data == DATA_STORED && vector_push(list, whole) < 0)) {
+        free(s);
+        return -ENOMEM;
+    }
+    g->stream = s;
+    s->extents = *list;
+    *list = (gather_extents){0};
+    s->size_bytes = g->member.size_bytes;
+    s->file = *file;
+    file->fd = -1;
+    if (g->member.data == DATA_PIECES) {
+        g->member.pieces = s->extents.at;
+        g->member.piece_count = s->extents.count;
+    }
+    s->path = strdup(g->path);
+    if (!s->path)
+        return -ENOMEM;
+    if (!s->file.input || index_sum(s->file.input->index, s->file.position, &s->sum) < 0)
+        return 0;
+    return checksum_new(index_info(s->file.input->index)->sum_kind, &s->checksum);
+}
+
+/*
+ * Reads a regular file's data, or makes a stream for it, which takes file->fd. Extents come
+ * from a sparse member; they are taken. -ENOMEM.
+ */
+static int gather_content(struct gathered *g, struct gather_file *file, gather_extents *list)
+{
+    bool sparse = g->member.data == DATA_PIECES, hollow = sparse && list->count == 0;
+    int r = 0;
+    if (!hollow && (sparse || g->member.size_bytes > GATHER_PIECE_BYTES))
+        r = gather_open_stream(g, file, list);
+    else if (!hollow)
+        r = gather_inline(g, file);
+    vector_free(list);
+    return r;
+}
+
+/* ---- streams ---- */
+
+/* Gets the next piece; false at the end. One thread at a time. */
+static bool stream_next(struct stream *s, uint64_t *ret_offset, size_t *ret_len, bool *ret_last)
+{
+    if (s->dropped || s->extent == s->extents.count)
+        return false;
+    const struct builder_piece *e = &s->extents.at[s->extent];
+    size_t len = (size_t)min_u64(e->length - s->done, GATHER_PIECE_BYTES);
+    *ret_offset = e->offset + s->done;
+    *ret_len = len;
+    s->done += len;
+    if (s->done == e->length) {
+        s->extent++;
+        s->done = 0;
+    }
+    *ret_last = s->extent == s->extents.count;
+    return true;
+}
+
+/*
+ * Reads a piece. Data that is no longer there becomes zeros and a fault in *ret_problem (from
+ * malloc). With `last`, also checks whether the file grew. -ENOMEM.
+ */
+static int stream_read(const struct stream *s, uint64_t offset, size_t len, bool last,
+                       uint8_t *bytes, struct fault **ret_problem)
+{
+    struct fault *problem = NULL;
+    int fd = s->file.fd;
+    ssize_t n = gather_read(&s->file, bytes, len, offset, len);
+    int r = n == (ssize_t)len ? 0 : gather_fill_up(s->path, bytes, len, n, offset, &problem);
+    struct stat st;
+    if (r == 0 && !problem && last && fd >= 0 && fstat(fd, &st) == 0 &&
+        (uint64_t)st.st_size > s->size_bytes)
+        r = gather_growth(s->path, &problem);
+    if (r == 0)
+        *ret_problem = problem;
+    return r;
+}
+
+/* NULL is fine. */
+static void stream_free(struct stream *s)
+{
+    if (!s)
+        return;
+    if (s->file.fd >= 0)
+        close(s->file.fd);
+    checksum_free(s->checksum);
+    free(s->path);
+    vector_free(&s->extents);
+    free(s);
+}
+
+/*
+ * Gathers members of an archive by its index. Everything that the archive has about a file goes
+ * into the new one, all extended attributes included.
+ *
+ * If the archive has checksums they are compared on the way. Otherwise damaged data would get a
+ * new sum that fits.
+ */
+
+static int input_xattrs(const struct index *index, uint32_t position, struct gathered *g)
+{
+    struct xattr x;
+    uint64_t cursor = 0;
+    int r;
+    while ((r = index_xattr_next(index, position, &cursor, &x)) == 0)
+        if (pax_xattrs_add(&g->xattrs, x.name, x.name_len, x.value, x.value_len) < 0)
+            return -ENOMEM;
+    gather_end_xattrs(g);
+    return r == -ENOENT ? 0 : r;
+}
+
+static void input_attributes(struct gathered *g, const struct input *input,
+                             const struct node *n)
+{
+    struct builder_member *m = &g->member;
+    m->mode = n->mode;
+    m->uid = n->uid;
+    m->gid = n->gid;
+    m->mtime_sec = n->mtime_sec;
+    m->mtime_nsec = n->mtime_nsec;
+    if (S_ISCHR(n->mode) || S_ISBLK(n->mode)) {
+        m->rdev_major = n->rdev_major;
+        m->rdev_minor = n->rdev_minor;
+    }
+    if (S_ISREG(n->mode))
+        m->size_bytes = n->size_bytes;
+    g->id = (struct file_id){(uintptr_t)input, n->position}; /* unique in a run */
+    g->nlink = n->nlink;
+}
+
+static int input_link(const struct index *index, uint32_t position, struct gathered *g)
+{
+    const char *target;
+    size_t len;
+    int r = index_symlink(index, position, &target, &len);
+    if (r < 0)
+        return r;
+    g->link = strndup(target, len);
+    if (!g->link)
+        return -ENOMEM;
+    g->member.link = g->link;
+    g->member.link_len = len;
+    return 0;
+}
+
+/* The children are sorted already. */
+static int input_listing(const struct index *index, uint32_t position, struct listing *listing)
+{
+    uint32_t first, count;
+    int r = index_children(index, position, &first, &count);
+    for (uint32_t i = 0; r == 0 && i < count; i++) {
+        struct node child;
+        const char *name;
+        size_t len;
+        r = index_node(index, first + i, &child);
+        if (r == 0)
+            r = index_name(index, first + i, &name, &len);
+        if (r == 0)
+            r = listing_append(listing, name, len, (unsigned char)IFTODT(child.mode),
+                               first + i);
+    }
+    listing_sort(listing);
+    return r;
+}
+
+static int input_folder(const struct gather_from *from, struct gathered *g)
+{
+    g->is_folder = true;
+    int r = input_listing(from->input->index, from->number, &g->listing);
+    if (r < 0)
+        return r;
+    struct selection_folder folder = {g->path, g->member.path_len, from->root_len, .fd = -1};
+    r = selection_apply(from->selection, &folder, &g->listing);
+    return r < 0 ? r : 0;
+}
+
+/* Finds where the file has data; merges neighbouring extents. */
+static int input_extents(const struct index *index, uint32_t position, uint64_t size,
+                         gather_extents *list)
+{
+    struct extent e;
+    for (uint64_t at = 0; at < size; at += e.length) {
+        int r = index_extent(index, position, at, &e);
+        if (r == 0 && e.length == 0)
+            r = -EUCLEAN;
+        if (r < 0)
+            return r;
+        if (e.kind == EXTENT_HOLE)
+            continue;
+        struct builder_piece *last = list->count ? &list->at[list->count - 1] : NULL;
+        if (last && last->offset + last->length == at)
+            last->length += e.length;
+        else if (vector_push(list, (struct builder_piece){.offset = at, .length = e.length}) <
+                 0)
+            return -ENOMEM;
+    }
+    return 0;
+}
+
+static int input_regular(const struct gather_from *from, const struct node *n,
+                         struct gathered *g)
+{
+    struct gather_file file = {-1, from->input, n->position};
+    gather_extents list = {0};
+    int r = 0;
+    g->member.data = n->has_holes ? DATA_PIECES : DATA_STORED;
+    if (n->has_holes)
+        r = input_extents(from->input->index, n->position, n->size_bytes, &list);
+    if (r < 0)
+        vector_free(&list);
+    return r < 0 ? r : gather_content(g, &file, &list);
+}
+
+static int input_node(const struct gather_from *from, struct gathered *g)
+{
+    struct node n;
+    int r = index_node(from->input->index, from->number, &n);
+    if (r < 0)
+        return r;
+    input_attributes(g, from->input, &n);
+    if (n.has_xattrs)
+        r = input_xattrs(from->input->index, n.position, g);
+    if (r == 0 && S_ISDIR(n.mode))
+        r = input_folder(from, g);
+    else if (r == 0 && S_ISLNK(n.mode))
+        r = input_link(from->input->index, n.position, g);
+    else if (r == 0 && S_ISREG(n.mode))
+        r = input_regular(from, &n, g);
+    return r;
+}
+
+/* As gather_member, from from->input. */
+static int gather_from_input(const struct gather_from *from, struct gathered *g)
+{
+    int r = input_node(from, g);
+    if (r == 0 || r == -ENOMEM)
+        return r;
+    g->is_folder = false;
+    return gather_leave_out(g, r, "its entry in the archive's index can't be used");
+}
+
+static void gather_free(struct gathered *g)
+{
+    if (g->fd >= 0)
+        close(g->fd);
+    pax_xattrs_free(&g->xattrs);
+    vector_free(&g->header);
+    listing_free(&g->listing);
+    stream_free(g->stream);
+    free(g->data);
+    free(g->problem);
+    free(g->note);
+    free(g->path);
+    free(g->composed);
+    free(g->link);
+    *g = (struct gathered){.fd = -1};
+}
+
+#define SYMLINK_BYTES 4096u
+
+static int gather_changed_kind(struct gathered *g)
+{
+    return gather_skip(g, -ESTALE, "left out: it became another kind of file");
+}
+
+/* ---- extended attributes ---- */
+
+/*
+ * Attributes that another filesystem can hold and another node understands. The others
+ * (lustre.*, security.selinux, trusted.*) describe how this filesystem keeps the file.
+ */
+static bool gather_is_portable(const char *name)
+{
+    return strncmp(name, "user.", 5) == 0 || strcmp(name, "security.capability") == 0 ||
+           strcmp(name, "system.posix_acl_access") == 0 ||
+           strcmp(name, "system.posix_acl_default") == 0;
+}
+
+/* Gets a list or a value, whatever its length is by now. `name` NULL: the list of names. */
+static ssize_t gather_get_xattr(int fd, const char *name, char **ret_bytes)
+{
+    size_t size = 1024;
+    for (int attempt = 0; attempt < 8; attempt++) {
+        char *bytes = malloc(size);
+        if (!bytes)
+            return -ENOMEM;
+        ssize_t n = name ? fgetxattr(fd, name, bytes, size) : flistxattr(fd, bytes, size);
+        if (n >= 0) {
+            *ret_bytes = bytes;
+            return n;
+        }
+        free(bytes);
+        if (errno != ERANGE)
+            return -errno;
+        n = name ? fgetxattr(fd, name, NULL, 0) : flistxattr(fd, NULL, 0);
+        if (n < 0)
+            return -errno;
+        size = (size_t)n + 1024;
+    }
+    return -ERANGE;
+}
+
+static int gather_listed_xattrs(struct gathered *g, int fd, const char *list, size_t len)
+{
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < len; i += strlen(list + i) + 1) {
+        auto_free char *value = NULL;
+        if (!gather_is_portable(list + i))
+            continue;
+        ssize_t n = gather_get_xattr(fd, list + i, &value);
+        if (n >= 0)
+            r = pax_xattrs_add(&g->xattrs, list + i, strlen(list + i), value, (size_t)n);
+        else if (n != -ENODATA) /* else it was removed meanwhile */
+            r = (int)n;
+    }
+    gather_end_xattrs(g);
+    return r;
+}
+
+static int gather_xattrs(struct gathered *g, int fd)
+{
+    auto_free char *list = NULL;
+    ssize_t n = gather_get_xattr(fd, NULL, &list);
+    if (n == 0 || n == -ENOTSUP || n == -ENOSYS)
+        return 0;
+    int r = n < 0 ? (int)n : gather_listed_xattrs(g, fd, list, (size_t)n);
+    if (r == 0 || r == -ENOMEM)
+        return r;
+    return gather_system_fault(&g->problem, g->path, r,
+                               "its extended attributes can't be read");
+}
+
+/* ---- attributes ---- */
+
+static void gather_stat(struct gathered *g, const struct stat *st)
+{
+    struct builder_member *m = &g->member;
+    m->mode = st->st_mode;
+    m->uid = st->st_uid;
+    m->gid = st->st_gid;
+    m->mtime_sec = st->st_mtim.tv_sec;
+    m->mtime_nsec = (uint32_t)st->st_mtim.tv_nsec;
+    if (S_ISCHR(st->st_mode) || S_ISBLK(st->st_mode)) {
+        m->rdev_major = major(st->st_rdev);
+        m->rdev_minor = minor(st->st_rdev);
+    }
+    if (S_ISREG(st->st_mode))
+        m->size_bytes = (uint64_t)st->st_size;
+    g->id = file_id_of(st);
+    g->nlink = st->st_nlink;
+}
+
+/* Symbolic links, fifos, devices: files that are not opened. */
+static int gather_special(struct gathered *g, int folder_fd, const char *name,
+                          const struct stat *st)
+{
+    gather_stat(g, st);
+    if (S_ISSOCK(st->st_mode)) {
+        g->skip = true;
+        return gather_fault(&g->note, g->path, -EINVAL, "left out: it is a socket");
+    }
+    if (!S_ISLNK(st->st_mode))
+        return 0;
+    g->link = malloc(SYMLINK_BYTES + 1);
+    if (!g->link)
+        return -ENOMEM;
+    ssize_t n = readlinkat(folder_fd, name, g->link, SYMLINK_BYTES);
+    if (n < 0)
+        return gather_leave_out(g, -errno, "can't be read");
+    g->link[n] = '\0';
+    g->member.link = g->link;
+    g->member.link_len = (size_t)n;
+    return 0;
+}
+
+/* ---- directories ---- */
+
+/* Is the member named in a list, or does it lead to one that is? */
+static bool gather_is_listed(const struct gather_from *from)
+{
+    return from->selection->names && from->number != FOLDER_NAME_ALL;
+}
+
+/* A directory that can't be read is packed, but empty. */
+static int gather_closed_folder(struct gathered *g, int folder_fd, const char *name, int flags,
+                                int err)
+{
+    struct stat st;
+    if (err != -EACCES || fstatat(folder_fd, name, &st, flags) < 0)
+        return gather_leave_out(g, err, "can't be opened");
+    if (!S_ISDIR(st.st_mode))
+        return gather_changed_kind(g);
+    gather_stat(g, &st);
+    return gather_fault(&g->problem, g->path, err,
+                        "left empty: it can't be listed: permission denied");
+}
+
+/*
+ * The names in the directory that --files-from lists. A directory listed alone comes without
+ * its content.
+ */
+static int gather_listing(const struct gather_from *from, struct gathered *g)
+{
+    const struct name_list *names = from->selection->names;
+    if (!gather_is_listed(from))
+        return listing_read(g->fd, &g->listing);
+    int r = name_list_children(names, from->number, g->member.path_len, &g->listing);
+    if (r == 1)
+        return listing_read(g->fd, &g->listing);
+    if (r < 0 || g->listing.count || g->member.path_len == 0)
+        return r;
+    struct listing all;
+    r = listing_read(g->fd, &all);
+    if (r == 0 && all.count)
+        r = gather_fault(&g->note, g->path, -EINVAL,
+                         "packed without what is in it: it is listed without a slash at its "
+                         "end");
+    listing_free(&all);
+    return r;
+}
+
+/* The names in the directory to pack. */
+static int gather_names(const struct gather_from *from, struct gathered *g)
+{
+    struct selection_folder folder = {g->path, g->member.path_len, from->root_len, g->fd,
+                                      g->id};
+    int r = gather_listing(from, g);
+    int outputs = selection_apply(from->selection, &folder, &g->listing);
+    if (r == -ENOMEM || outputs < 0)
+        return -ENOMEM;
+    if (outputs > 0 && !g->note &&
+        gather_fault(&g->note, g->path, -EINVAL,
+                     "left out: %d shards of the archive that is being written in it",
+                     outputs) < 0)
+        return -ENOMEM;
+    if (r == 0 || r == -ENOENT)
+        return 0;
+    return gather_system_fault(&g->problem, g->path, r, "is not listed whole");
+}
+
+/* Why the directory can't be opened. */
+static int gather_no_folder(const struct gather_from *from, struct gathered *g, int err)
+{
+    bool other = err == ENOTDIR || err == ELOOP;
+    if (gather_is_listed(from) && (other || err == ENOENT))
+        return gather_skip(g, other ? -ENOTDIR : -ENOENT,
+                           other
+                               ? "left out with everything listed in it: it is not a directory"
+                               : "left out with everything listed in it: it does not exist");
+    if (other)
+        return gather_changed_kind(g);
+    return gather_closed_folder(g, from->folder_fd, from->name,
+                                selection_stat_flags(from->selection), -err);
+}
+
+/*
+ * A time of change may have no fraction of a second, and is compared with a time by the clock
+ * of another filesystem.
+ */
+#define KEPT_CLOCK_SECONDS 2
+
+/*
+ * Finds the entry of this path in what an earlier run has kept, if nothing of the file has
+ * changed since that run began. Size and time of modification alone do not show that a file was
+ * rewritten in place and given its old time.
+ */
+static bool gather_find_kept(const struct selection *selection, const char *path,
+                             const struct stat *st, uint32_t *ret_position)
+{
+    const struct index *index = selection->kept->index;
+    auto_free char *composed = NULL;
+    struct node n;
+    int r = selection->is_nfc ? selection_compose(path, &composed) : 0;
+    if (r < 0 || st->st_ctim.tv_sec >= selection->kept_since - KEPT_CLOCK_SECONDS ||
+        index_resolve(index, r == 1 ? composed : path, ret_position) < 0 ||
+        index_node(index, *ret_position, &n) < 0)
+        return false;
+    return n.mode == st->st_mode && n.uid == st->st_uid && n.gid == st->st_gid &&
+           (S_ISDIR(n.mode) || (S_ISREG(n.mode) && n.size_bytes == (uint64_t)st->st_size)) &&
+           n.mtime_sec == st->st_mtim.tv_sec && n.mtime_nsec == (uint32_t)st->st_mtim.tv_nsec;
+}
+
+/* A folder that was renamed brings other files, which need not have changed themselves. */
+static bool gather_is_as_kept(const struct gather_from *from, const struct gathered *g,
+                              const struct stat *st)
+{
+    uint32_t position;
+    return from->is_as_kept && (file_id_equal(g->id, from->selection->output_folder) ||
+                                gather_find_kept(from->selection, g->path, st, &position));
+}
+
+static int gather_folder(const struct gather_from *from, struct gathered *g)
+{
+    g->fd = from->opened_fd >= 0 ? from->opened_fd
+                                 : openat(from->folder_fd, from->name,
+                                          selection_open_flags(from->selection) | O_DIRECTORY);
+    if (g->fd < 0)
+        return gather_no_folder(from, g, errno);
+    struct stat st;
+    if (fstat(g->fd, &st) < 0)
+        return gather_leave_out(g, -errno, "can't be examined");
+    gather_stat(g, &st);
+    int r = gather_xattrs(g, g->fd);
+    if (r < 0)
+        return r;
+    g->is_folder = true;
+    g->is_as_kept = gather_is_as_kept(from, g, &st);
+    return gather_names(from, g);
+}
+
+/* ---- regular files ---- */
+
+/*
+ * Finds where the file has data, as its filesystem reports it. A filesystem that does not
+ * report it has no holes. Where the search fails, the rest counts as data.
+ */
+static int gather_find_extents(int fd, uint64_t size, gather_extents *list)
+{
+    uint64_t at = 0;
+    while (at < size) {
+        off_t data = lseek(fd, (off_t)at, SEEK_DATA);
+        if (data < 0 && errno == ENXIO)
+            return 0; /* a hole up to the end */
+        if (data < 0 || (uint64_t)data < at)
+            return vector_push(list, (struct builder_piece){.offset = at, .length = size - at});
+        if ((uint64_t)data >= size)
+            return 0;
+        off_t hole = lseek(fd, data, SEEK_HOLE);
+        uint64_t end = hole <= data || (uint64_t)hole > size ? size : (uint64_t)hole;
+        int r = vector_push(list, (struct builder_piece){.offset = (uint64_t)data,
+                                                         .length = end - (uint64_t)data});
+        if (r < 0)
+            return r;
+        at = end;
+    }
+    return 0;
+}
+
+/* Fewer blocks than bytes mean a hole, or a filesystem that compresses. */
+static int gather_find_holes(struct gathered *g, int fd, const struct stat *st,
+                             gather_extents *list)
+{
+    uint64_t size = g->member.size_bytes;
+    if (!size || (uint64_t)st->st_blocks * 512 >= size)
+        return 0;
+    off_t hole = lseek(fd, 0, SEEK_HOLE);
+    if (hole < 0 || (uint64_t)hole >= size)
+        return 0;
+    g->member.data = DATA_PIECES;
+    return gather_find_extents(fd, size, list);
+}
+
+static int gather_opened(struct gathered *g, struct gather_file *file, const struct stat *st)
+{
+    gather_extents list = {0};
+    int r = gather_xattrs(g, file->fd);
+    if (r == 0)
+        r = gather_find_holes(g, file->fd, st, &list);
+    if (r < 0)
+        vector_free(&list);
+    return r < 0 ? r : gather_content(g, file, &list);
+}
+
+/* 1: the file was gathered from there; 0: it has to be read. */
+static int gather_from_kept(const struct gather_from *from, struct gathered *g)
+{
+    struct gather_from there = *from;
+    struct gathered kept = {.fd = -1, .path = g->path};
+    struct stat st;
+    if (!from->is_as_kept ||
+        fstatat(from->folder_fd, from->name, &st, selection_stat_flags(from->selection)) < 0 ||
+        !gather_find_kept(from->selection, g->path, &st, &there.number))
+        return 0;
+    there.input = from->selection->kept;
+    kept.member.path = g->path;
+    kept.member.path_len = g->member.path_len;
+    int r = gather_from_input(&there, &kept);
+    if (r < 0 || kept.skip || kept.problem) {
+        kept.path = NULL;
+        gather_free(&kept);
+        return r;
+    }
+    kept.id = file_id_of(&st);
+    kept.nlink = st.st_nlink;
+    *g = kept;
+    return 1;
+}
+
+static int gather_regular(const struct gather_from *from, struct gathered *g)
+{
+    int kept = gather_from_kept(from, g);
+    if (kept != 0)
+        return kept < 0 ? kept : 0;
+    struct gather_file file = {
+        .fd = openat(from->folder_fd, from->name,
+                     selection_open_flags(from->selection) | O_NONBLOCK | O_NOCTTY)};
+    struct stat st;
+    int r;
+    if (file.fd < 0 && (errno == ELOOP || errno == ENXIO))
+        return gather_changed_kind(g);
+    if (file.fd < 0 || fstat(file.fd, &st) < 0) {
+        r = gather_leave_out(g, -errno, "can't be opened");
+    } else if (!S_ISREG(st.st_mode)) {
+        r = gather_changed_kind(g);
+    } else {
+        gather_stat(g, &st);
+        r = gather_opened(g, &file, &st);
+    }
+    if (file.fd >= 0)
+        close(file.fd);
+    return r;
+}
+
+/* ---- members ---- */
+
+static int gather_by_type(const struct gather_from *from, struct gathered *g)
+{
+    int folder_fd = from->folder_fd;
+    if (from->input)
+        return gather_from_input(from, g);
+    if (from->type == DT_DIR)
+        return gather_folder(from, g);
+    if (from->type == DT_REG)
+        return gather_regular(from, g);
+    struct stat st;
+    if (fstatat(folder_fd, from->name, &st, selection_stat_flags(from->selection)) < 0) {
+        int err = errno;
+        if (from->selection->dereference && (err == ENOENT || err == ELOOP) &&
+            fstatat(folder_fd, from->name, &st, AT_SYMLINK_NOFOLLOW) == 0)
+            return gather_skip(g, -err,
+                               err == ELOOP ? "left out: its links lead in a circle"
+                                            : "left out: it is a link that leads to nothing");
+        errno = err;
+        if (errno == ENOENT && gather_is_listed(from))
+            return gather_skip(g, -ENOENT, "left out: it is listed, but does not exist");
+        return gather_leave_out(g, -errno, "can't be examined");
+    }
+    if (S_ISDIR(st.st_mode) || S_ISREG(st.st_mode)) {
+        if (from->type != DT_UNKNOWN && (from->type != DT_LNK || !from->selection->dereference))
+            return gather_changed_kind(g);
+        return S_ISDIR(st.st_mode) ? gather_folder(from, g) : gather_regular(from, g);
+    }
+    return gather_special(g, folder_fd, from->name, &st);
+}
+
+/* Gives the member its name in the archive. A symbolic link still leads to what it led to. */
+static int gather_compose(struct gathered *g)
+{
+    struct builder_member *m = &g->member;
+    char *link;
+    int r = selection_compose(g->path, &g->composed);
+    if (r == 1) {
+        m->path = g->composed;
+        m->path_len = strlen(g->composed);
+    }
+    if (r < 0 || !g->link || path_leads_out(m->path, m->path_len, m->link, m->link_len))
+        return r;
+    r = selection_compose(g->link, &link);
+    if (r == 1) {
+        free(g->link);
+        m->link = g->link = link;
+        m->link_len = strlen(link);
+    }
+    return r;
+}
+
+static int gather_encode(const struct gather_from *from, struct gathered *g)
+{
+    if (g->skip)
+        return 0;
+    int r = from->selection->is_nfc ? gather_compose(g) : 0;
+    if (r >= 0)
+        r = pax_encode(&g->member, &g->header);
+    if (r < 0 && r != -ENOMEM)
+        return gather_leave_out(g, r, "has no form in a tar");
+    return r;
+}
+
+/*
+ * Gathers `path`, whose last component is from->name. Takes `opened_fd` and `path` (from
+ * malloc). Only -ENOMEM is an error; *ret reports everything else, and must be freed in any
+ * case.
+ */
+static int gather_member(const struct gather_from *from, char *path, size_t path_len,
+                         struct gathered *g)
+{
+    *g = (struct gathered){.fd = -1, .path = path};
+    g->member.path = path;
+    g->member.path_len = path_len;
+    int r = gather_by_type(from, g);
+    return r < 0 ? r : gather_encode(from, g);
+}
+
+/* Stands in for a member that can't be reached; `err` is the reason. Takes `path`. -ENOMEM. */
+static int gather_nothing(char *path, int err, struct gathered *g)
+{
+    *g = (struct gathered){.fd = -1, .path = path};
+    return gather_leave_out(g, err, "its folder can't be opened");
+}
+
+/*
  * Shards: one writer each, and directories that wait for members in them.
  *
  * When a directory comes, it is not known which shards will need it. So it is kept as long as
  * members below it may come, and written right before the first of them in each shard. This
- * keeps the members of a shard in the order that they would have in one archive.
+ * keeps the members of a shard in the order that they would have in one archive. A directory is
+ * also in the shard of its path, so that an empty one is somewhere. The root is in every shard.
  */
 
 struct shard {
@@ -379,9 +1296,28 @@ static int shard_set_open_one(struct shard_set *s, uint32_t i, struct compress_p
     return shard_set_name_fault(s, i, r, fault);
 }
 
-int shard_set_open(const struct pack_options *options, const char *letters,
-                   const struct selection *selection, struct compress_pool *pool,
-                   struct fault *fault, struct shard_set **ret_shards)
+/* NULL is fine. */
+static void shard_set_discard(struct shard_set *s)
+{
+    if (!s)
+        return;
+    for (uint32_t i = 0; i < s->count; i++) {
+        writer_discard(s->shard[i].writer);
+        output_discard(s->shard[i].output);
+        free(s->shard[i].path);
+    }
+    free(s);
+}
+
+/*
+ * Creates all archives of this process: selection->outputs, or options->output. They are
+ * compressed in `pool`, which is NULL without compression. The shards of all processes of one
+ * run have the same `letters` (PARTIAL_LETTER_COUNT) while they wait for each other. If there
+ * are several archives, the fault's member names the one that failed.
+ */
+static int shard_set_open(const struct pack_options *options, const char *letters,
+                          const struct selection *selection, struct compress_pool *pool,
+                          struct fault *fault, struct shard_set **ret_shards)
 {
     uint32_t count = selection->shards > 1 ? selection->shards : 1;
     struct shard_set *s = calloc(1, sizeof(*s) + count * sizeof(s->shard[0]));
@@ -400,18 +1336,6 @@ int shard_set_open(const struct pack_options *options, const char *letters,
     else
         *ret_shards = s;
     return r;
-}
-
-void shard_set_discard(struct shard_set *s)
-{
-    if (!s)
-        return;
-    for (uint32_t i = 0; i < s->count; i++) {
-        writer_discard(s->shard[i].writer);
-        output_discard(s->shard[i].output);
-        free(s->shard[i].path);
-    }
-    free(s);
 }
 
 /* A file in the shard differs from its source, and a later run must not take it from there. */
@@ -452,7 +1376,12 @@ static bool shard_set_keep_one(const struct shard_set *s, struct shard *shard)
     return r < 0 ? shard_set_report_lost(s, shard, r) : totals.files;
 }
 
-bool shard_set_keep(struct shard_set *s)
+/*
+ * Completes the archives as far as they are, and keeps them for a later run (output_keep), but
+ * for those with a file that differs from its source: that is reported. No member may lack
+ * data. Returns whether there are any. Also after shard_set_close: complete shards stay ready.
+ */
+static bool shard_set_keep(struct shard_set *s)
 {
     bool keeps = false;
     for (uint32_t i = 0; i < s->count; i++)
@@ -544,7 +1473,16 @@ static int shard_set_exchange(struct shard_set *s, struct fault *fault)
     return r;
 }
 
-int shard_set_close(struct shard_set *s, struct fault *fault, struct writer_totals *ret_totals)
+/*
+ * Completes the archives and gives all of them their names, together with other processes'
+ * archives. The last process to come here does that and gets 1; 0: other processes are still to
+ * come. On failure, or when options->stop is set meanwhile (-EINTR), shard_set_discard leaves
+ * none of this process's archives. But once the exchange has begun the new set is there;
+ * archives that an error kept from being renamed are renamed by the next run that may replace
+ * them. *ret_totals is the sum over the archives.
+ */
+static int shard_set_close(struct shard_set *s, struct fault *fault,
+                           struct writer_totals *ret_totals)
 {
     struct writer_totals sum = {0};
     int r = shard_set_finish(s, fault, &sum);
@@ -717,11 +1655,12 @@ struct item {
 };
 
 struct pipeline {
+    struct packing *run;
     const struct pack_options *options;
-    const struct pipeline_sources *sources;
     const struct selection *selection;
     struct shard_set *shards;
-    struct folder_set *set;
+    struct folder *root; /* has no descriptor; its names are the sources' */
+    struct folder_set set;
 
     pthread_mutex_t lock; /* for all below, and for folders and cursors */
     pthread_cond_t wake;
@@ -745,9 +1684,7 @@ struct pipeline {
     char *first_out;
     uint64_t alike; /* names that are; the first two: */
     char *first_alike[2];
-    struct pack_result *result;
     struct fault *fault;
-    struct progress progress;
     uint64_t read_bytes; /* of files' data */
     uint64_t reported_offset;
     unsigned silent; /* items since the last progress report */
@@ -809,8 +1746,8 @@ static void pipeline_unref_stream(struct stream *stream)
 /* The lock is held, and the item is in no list. */
 static void pipeline_free_item(struct pipeline *p, struct item *item)
 {
-    folder_unref(p->set, item->folder);
-    folder_unref(p->set, item->below);
+    folder_unref(&p->set, item->folder);
+    folder_unref(&p->set, item->below);
     gather_free(&item->gathered);
     pipeline_unref_stream(item->stream);
     if (item->from.opened_fd >= 0)
@@ -855,7 +1792,7 @@ static int pipeline_take_name(struct pipeline *p, struct item *cursor, struct it
     if (!item)
         return -ENOMEM;
     size_t number = folder->next++;
-    const struct folder_name *name = &folder->listing.names[number];
+    const struct folder_name *name = &folder->listing.at[number];
     item->folder = folder;
     folder_ref(folder);
     item->from = (struct gather_from){.selection = p->selection,
@@ -867,12 +1804,12 @@ static int pipeline_take_name(struct pipeline *p, struct item *cursor, struct it
                                       .number = name->number,
                                       .root_len = folder->root_len,
                                       .is_as_kept = folder->is_as_kept};
-    if (folder == p->sources->root) {
-        item->from.opened_fd = steal_fd(&p->sources->at[number].fd);
-        item->from.input = p->sources->at[number].input;
+    if (folder == p->root) {
+        item->from.opened_fd = steal_fd(&p->run->sources[number].fd);
+        item->from.input = p->run->sources[number].input;
         item->from.root_len = strlen(name->name);
     } else if (!folder->input) {
-        int r = folder_pin(p->set, folder, &item->from.folder_fd);
+        int r = folder_pin(&p->set, folder, &item->from.folder_fd);
         if (r < 0)
             item->from.folder_fd = r;
     }
@@ -968,7 +1905,7 @@ static int pipeline_open_below(struct pipeline *p, struct item *item)
     struct gathered *g = &item->gathered;
     struct folder *folder;
     g->is_folder = false;
-    int r = folder_new(p->set, item->folder, item->from.name, strlen(item->from.name),
+    int r = folder_new(&p->set, item->folder, item->from.name, strlen(item->from.name),
                        steal_fd(&g->fd), g->id, &g->listing, &folder);
     if (r < 0)
         return r;
@@ -1021,7 +1958,7 @@ static void pipeline_finish_reading(struct pipeline *p, struct item *item, int r
 {
     if (item->kind == ITEM_MEMBER) {
         if (item->from.folder_fd >= 0)
-            folder_unpin(p->set, item->folder);
+            folder_unpin(&p->set, item->folder);
         if (r == 0)
             r = pipeline_queue_rest(p, item);
         if (item->gathered.data)
@@ -1052,7 +1989,7 @@ static int pipeline_report(struct pipeline *p, enum pack_report kind, const stru
         return -what->err;
     }
     if (kind == PACK_PROBLEM)
-        p->result->problems++;
+        p->run->result.problems++;
     if (o->report)
         o->report(o->ctx, kind, what);
     return 0;
@@ -1258,15 +2195,15 @@ static int pipeline_write_piece(struct pipeline *p, struct item *item)
 static void pipeline_report_progress(struct pipeline *p, const struct item *item)
 {
     const struct pack_options *o = p->options;
-    uint64_t offset = p->sources->total_bytes ? p->read_bytes : p->shards->offset;
+    uint64_t offset = p->run->progress.bytes_total ? p->read_bytes : p->shards->offset;
     if (item->kind == ITEM_MEMBER)
-        atomic_fetch_add_explicit(&p->progress.members, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&p->run->progress.members, 1, memory_order_relaxed);
     if (!o->progress || (offset - p->reported_offset < (1u << 20) && ++p->silent < 4096))
         return;
     p->silent = 0;
     p->reported_offset = offset;
-    atomic_store_explicit(&p->progress.bytes_done, offset, memory_order_relaxed);
-    o->progress(o->ctx, "packing", &p->progress);
+    atomic_store_explicit(&p->run->progress.bytes_done, offset, memory_order_relaxed);
+    o->progress(o->ctx, "packing", &p->run->progress);
 }
 
 static int pipeline_write_item(struct pipeline *p, struct item *item)
@@ -1331,27 +2268,21 @@ static void pipeline_start_threads(struct pipeline *p, unsigned count)
         p->started++;
 }
 
-/* A time, and how often this thread had slept by then. */
-struct moment {
-    uint64_t ns;
-    long sleeps;
-};
-
-static struct moment moment_now(void)
+/* How often this thread has slept. */
+static long thread_sleeps(void)
 {
     struct rusage usage;
     getrusage(RUSAGE_THREAD, &usage);
-    return (struct moment){now_ns(), usage.ru_nvcsw};
+    return usage.ru_nvcsw;
 }
 
 /*
- * Counts one more read, from `start` to `end`, and decides on more threads. The lock is held.
+ * Counts one more read, which took `ns`, and decides on more threads. The lock is held.
  */
-static void pipeline_judge_read(struct pipeline *p, const struct moment *start,
-                                const struct moment *end)
+static void pipeline_judge_read(struct pipeline *p, uint64_t ns, bool slept)
 {
     uint64_t slow_ns = p->started < THREADS_OF_A_DISK ? 0 : SLOW_READ_NS;
-    p->slow += end->sleeps != start->sleeps && end->ns - start->ns >= slow_ns;
+    p->slow += slept && ns >= slow_ns;
     if (++p->samples < SAMPLES)
         return;
     if (p->slow > SAMPLES / 2 && !p->error)
@@ -1370,15 +2301,14 @@ static bool pipeline_work(struct pipeline *p)
     unsigned every = p->started < THREADS_OF_A_DISK ? 1 : READS_A_SAMPLE;
     bool judged = p->started < p->most_threads && p->reads++ % every == 0;
     pthread_mutex_unlock(&p->lock);
-    struct moment start = {0}, end = {0};
-    if (judged)
-        start = moment_now();
+    uint64_t start_ns = judged ? now_ns() : 0;
+    long sleeps = judged ? thread_sleeps() : 0;
     int r = pipeline_read_item(p, item);
-    if (judged)
-        end = moment_now();
+    bool slept = judged && thread_sleeps() != sleeps;
+    uint64_t ns = judged ? now_ns() - start_ns : 0;
     pthread_mutex_lock(&p->lock);
     if (judged)
-        pipeline_judge_read(p, &start, &end);
+        pipeline_judge_read(p, ns, slept);
     const struct item *cursor = p->first_cursor;
     pipeline_finish_reading(p, item, r);
     bool more = p->first_cursor != cursor || (item->after && pipeline_is_cursor(item->after));
@@ -1440,47 +2370,76 @@ static void pipeline_free(struct pipeline *p)
     free(p->first_out);
     free(p->first_alike[0]);
     free(p->first_alike[1]);
+    folder_unref(&p->set, p->root);
     pthread_cond_destroy(&p->wake);
     pthread_mutex_destroy(&p->lock);
 }
 
-int pipeline_run(const struct pack_options *options, const struct pipeline_sources *sources,
-                 const struct selection *selection, struct shard_set *shards,
-                 struct folder_set *set, unsigned max_threads, struct pack_result *result,
-                 struct fault *fault)
+/* Makes the folder whose names are the sources. They are sorted already. */
+static int pipeline_make_root(struct pipeline *p)
 {
-    struct pipeline p = {.options = options,
-                         .sources = sources,
-                         .selection = selection,
-                         .shards = shards,
-                         .set = set,
-                         .links = calloc(shards->count, sizeof(struct map)),
-                         .result = result,
-                         .fault = fault};
+    struct listing listing = {0};
+    for (size_t i = 0; i < p->options->source_count; i++) {
+        const struct pack_source *s = &p->run->sources[i];
+        uint32_t number = s->input ? INDEX_ROOT : p->selection->names ? 0 : FOLDER_NAME_ALL;
+        if (listing_append(&listing, s->name, strlen(s->name), DT_DIR, number) < 0) {
+            listing_free(&listing);
+            return -ENOMEM;
+        }
+    }
+    listing_sort(&listing);
+    int r = folder_new(&p->set, NULL, "", 0, -1, (struct file_id){0}, &listing, &p->root);
+    if (r < 0)
+        return r;
+    p->root->is_as_kept = p->selection->kept;
+    return pipeline_add_folder_cursor(p, p->root, NULL);
+}
+
+/* Writes everything that is selected from the sources. */
+static int pipeline_fill(struct packing *run, struct shard_set *shards, struct fault *fault)
+{
+    const unsigned own = run->options->writer.threads;
+    const unsigned most = min_u32(run->most_folders, PACK_THREADS_MAX);
+    struct pipeline p = {
+        .run = run,
+        .options = run->options,
+        .selection = &run->selection,
+        .shards = shards,
+        .set = {.most = run->most_folders, .follows = run->options->dereference},
+        .most_threads = min_u32(own ? own : THREADS_LAST, most),
+        .links = calloc(shards->count, sizeof(struct map)),
+        .fault = fault};
     if (!p.links)
         return -ENOMEM;
     pthread_mutex_init(&p.lock, NULL);
     pthread_cond_init(&p.wake, NULL);
-    atomic_store(&p.progress.bytes_total, sources->total_bytes);
-    atomic_store(&p.progress.members_total, sources->total_members);
-    sources->root->is_as_kept = selection->kept;
-    p.error = pipeline_add_folder_cursor(&p, sources->root, NULL);
-    unsigned first = options->writer.threads
-                         ? options->writer.threads
-                         : min_u32(max_u32(cpus_allowed(), THREADS_FIRST), THREADS_OF_A_DISK);
-    unsigned last = options->writer.threads ? options->writer.threads : THREADS_LAST;
-    p.most_threads = min_u32(last, max_threads);
-    struct count counted = {
-        .sources = sources, .selection = selection, .progress = &p.progress};
-    if (options->progress && !sources->total_members && !selection->names &&
-        !selection->dereference)
-        count_start(&counted);
-    pipeline_run_threads(&p, min_u32(first, max_threads));
-    count_stop(&counted);
+    p.error = pipeline_make_root(&p);
+    unsigned first =
+        own ? own : min_u32(max_u32(cpus_allowed(), THREADS_FIRST), THREADS_OF_A_DISK);
+    if (p.error == 0)
+        pipeline_run_threads(&p, min_u32(first, most));
     if (p.error == 0)
         p.error = pipeline_tell_links(&p);
     if (p.error == 0)
         p.error = pipeline_tell_alike(&p);
     pipeline_free(&p);
     return p.error;
+}
+
+int pipeline_run(struct packing *run, const char *letters, struct compress_pool *pool,
+                 struct fault *fault)
+{
+    struct shard_set *shards;
+    int r = shard_set_open(run->options, letters, &run->selection, pool, fault, &shards);
+    if (r < 0)
+        return r;
+    r = pipeline_fill(run, shards, fault);
+    if (r == 0) {
+        r = shard_set_close(shards, fault, &run->result.totals);
+        run->result.waits = r == 0;
+    }
+    if (r == -EINTR && run->options->resume && shard_set_is_stopped(shards))
+        run->result.keeps = shard_set_keep(shards);
+    shard_set_discard(shards);
+    return r < 0 ? r : 0;
 }

@@ -2,7 +2,7 @@
  * Selects what to pack from the sources: patterns that leave files out, names of a list, and
  * this process's part of the shards.
  *
- * Threads: it never changes; any number may use it.
+ * Threads: selections and lists of names never change; any number may use them.
  */
 #ifndef ONEPOT_SELECTION_H
 #define ONEPOT_SELECTION_H
@@ -11,10 +11,90 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "folder.h"
+#include "fault.h"
+#include "file_id.h"
 #include "input.h"
-#include "name_list.h"
 #include "shard_exchange.h"
+#include "vector.h"
+
+struct folder_name {
+    char *name;
+    unsigned char type; /* DT_*; DT_UNKNOWN if the filesystem does not report it */
+    uint32_t
+        number; /* in an archive: the inode's position; in a list of names: the place there */
+};
+
+/* The number of a name that is in no list: everything below it is packed. */
+#define FOLDER_NAME_ALL UINT32_MAX
+
+/*
+ * A vector of the names in a directory, without "." and "..", sorted as by memcmp.
+ * selection_apply may sort them by what they are called in the archive, and finds names that
+ * are alike.
+ */
+struct listing {
+    struct folder_name *at;
+    size_t count, capacity;
+    VECTOR(char) text;
+    size_t alike; /* names that differ from the one before by normalization alone */
+    const char *first_alike[2]; /* such a name, and the one before */
+};
+
+/*
+ * Adds a name, which is copied. -ENOMEM. After the last one listing_sort sets the names' texts,
+ * and sorts them if necessary.
+ */
+int listing_append(struct listing *listing, const char *name, size_t len, unsigned char type,
+                   uint32_t number);
+void listing_sort(struct listing *listing);
+
+/*
+ * Reads all names through a descriptor of the directory. Errors of readdir(3); names read
+ * before an error are in the listing all the same, so free it in any case.
+ */
+int listing_read(int fd, struct listing *listing);
+void listing_free(struct listing *listing); /* may be used again */
+
+/*
+ * The names from --files-from: which files of a directory to pack, in any order, millions of
+ * them. Memory: the text and 8 bytes for each name; 8 more while the names are sorted.
+ *
+ * A name is a path relative to the directory. It may also begin with the directory's own
+ * absolute path, so that `find DIR` of an absolute DIR can make the list. A name selects itself
+ * alone, and the directories that lead to it come along. With a slash at its end it selects a
+ * directory with everything below it.
+ */
+struct name_list;
+
+/* Called for each name that can't be right, with a fault that has the name and why. */
+typedef int name_list_report(void *ctx, const struct fault *what);
+
+/*
+ * Reads the list from a descriptor until its end. `nul`: NUL bytes separate the names.
+ * Otherwise that is detected: if the list contains a NUL, NULs separate the names; if not, each
+ * line is a name. `root` is the absolute path of the directory, or NULL. Errors: of text_read,
+ * -E2BIG (over 4,294,967,000 names), and `report`'s.
+ */
+int name_list_read(int fd, bool nul, const char *root, name_list_report *report, void *ctx,
+                   struct name_list **ret_list);
+void name_list_free(struct name_list *list); /* NULL is fine */
+
+uint64_t name_list_count(const struct name_list *list);
+
+/*
+ * Name `number` of the list, without the slash at its end; *ret_whole: it had one. Names are in
+ * the order of an archive's members, depth first.
+ */
+const char *name_list_name(const struct name_list *list, size_t number, bool *ret_whole);
+
+/*
+ * The listed names in a directory. `number` is the number of the directory's name in a listing
+ * (0 for the root), and `path_len` the length of its path. A name with listed names below it is
+ * DT_DIR, others are DT_UNKNOWN. Returns 1 and no listing if everything in the directory is
+ * packed. -ENOMEM.
+ */
+int name_list_children(const struct name_list *list, uint32_t number, size_t path_len,
+                       struct listing *ret_listing);
 
 struct selection {
     const char *const *excludes; /* see selection_matches */

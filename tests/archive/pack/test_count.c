@@ -10,24 +10,28 @@
 #include <unistd.h>
 
 #include "cleanup.h"
-#include "count.h"
+#include "index_helper.h"
+#include "pack.h"
 #include "suite.h"
 
 /* A folder with two folders in it, and three files in each of the three. */
-static int make_tree(char dir[64])
+static void make_tree(char dir[64])
 {
     static const char *const folders[] = {".", "a", "a/b"};
+    auto_free char *bytes = calloc(1, 2 << 20);
     snprintf(dir, 64, "/tmp/onepot-count-XXXXXX");
     ck_assert_ptr_nonnull(mkdtemp(dir));
-    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    auto_close int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     for (size_t i = 0; i < 3; i++)
         for (unsigned k = 0; k < 3; k++) {
             char path[64];
             mkdirat(fd, folders[i], 0700);
             snprintf(path, sizeof(path), "%s/%u", folders[i], k);
-            close(openat(fd, path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+            int file = openat(fd, path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+            size_t len = k ? 0 : 2 << 20; /* enough for progress to be told */
+            ck_assert_int_eq(write(file, bytes, len), (ssize_t)len);
+            close(file);
         }
-    return fd;
 }
 
 static void remove_tree(const char *dir)
@@ -37,52 +41,89 @@ static void remove_tree(const char *dir)
     ck_assert_int_eq(system(command), 0);
 }
 
-/* It is told once the number is known. */
-static uint64_t counted(const struct selection *selection, const char *name)
+/* The pack waits until the number is known. */
+static void wait_for_number(void *ctx, const char *doing, const struct progress *progress)
+{
+    uint64_t *members = ctx;
+    (void)doing;
+    while (*members != UINT64_MAX && atomic_load(&progress->members_total) == 0)
+        poll(NULL, 0, 1);
+    *members = atomic_load(&progress->members_total);
+}
+
+/* Pack the sources, and return the number that the progress tells of. */
+static uint64_t counted(struct pack_options *options, uint64_t members)
+{
+    char output[96];
+    struct fault fault = {0};
+    struct pack_result result;
+    snprintf(output, sizeof(output), "%s.tar", options->sources[0]);
+    options->output = output;
+    options->no_sync = true;
+    options->progress = wait_for_number;
+    options->ctx = &members;
+    ck_assert_int_eq(pack_run(options, &fault, &result), 0);
+    ck_assert_int_eq(unlink(output), 0);
+    return members;
+}
+
+static void check_count(const char *const *patterns, size_t pattern_count, uint64_t expected)
 {
     char dir[64];
-    struct pack_source source = {.name = (char *)name, .fd = make_tree(dir)};
-    struct folder root = {.listing.count = 1};
-    struct pipeline_sources sources = {.root = &root, .at = &source};
-    struct progress progress = {0};
-    struct count count = {.sources = &sources, .selection = selection, .progress = &progress};
-    count_start(&count);
-    close(source.fd); /* as the pipeline does */
-    while (atomic_load(&progress.members_total) == 0)
-        poll(NULL, 0, 1);
-    count_stop(&count);
+    make_tree(dir);
+    const char *source = dir;
+    struct pack_options options = {.sources = &source,
+                                   .source_count = 1,
+                                   .excludes = patterns,
+                                   .exclude_count = pattern_count};
+    struct pack_survey survey;
+    struct fault fault = {0};
+    ck_assert_uint_eq(counted(&options, 0), expected);
+    ck_assert_int_eq(pack_survey(&options, &fault, &survey), 0);
+    ck_assert_uint_eq(survey.members, expected);
+    pack_survey_free(&survey);
     remove_tree(dir);
-    return progress.members_total;
 }
 
 START_TEST(all_members_are_counted_the_source_too)
 {
-    struct selection all = {0};
-    ck_assert_uint_eq(counted(&all, ""), 1 + 2 + 9);
-    ck_assert_uint_eq(counted(&all, "name"), 1 + 2 + 9);
+    check_count(NULL, 0, 1 + 2 + 9);
 }
 END_TEST
 
 START_TEST(what_is_left_out_is_not_counted)
 {
     const char *patterns[] = {"b/", "2"};
-    struct selection some = {.excludes = patterns, .exclude_count = 2};
-    ck_assert_uint_eq(counted(&some, ""), 1 + 1 + 4);
-    ck_assert_uint_eq(counted(&some, "b"), 1 + 1 + 4);
+    check_count(patterns, 2, 1 + 1 + 4);
+}
+END_TEST
+
+/* Several sources are folders of the root, which is no member of any. */
+START_TEST(the_members_of_all_sources_are_counted)
+{
+    char dirs[2][64];
+    make_tree(dirs[0]);
+    make_tree(dirs[1]);
+    const char *sources[] = {dirs[0], dirs[1]};
+    struct pack_options options = {.sources = sources, .source_count = 2};
+    ck_assert_uint_eq(counted(&options, 0), 2 * (1 + 2 + 9));
+    remove_tree(dirs[0]);
+    remove_tree(dirs[1]);
 }
 END_TEST
 
 START_TEST(an_archive_among_the_sources_leaves_the_number_unknown)
 {
-    struct pack_source source = {.name = (char *)"", .fd = -1};
-    struct folder root = {.listing.count = 1};
-    struct pipeline_sources sources = {.root = &root, .at = &source};
-    struct selection all = {0};
-    struct progress progress = {0};
-    struct count count = {.sources = &sources, .selection = &all, .progress = &progress};
-    count_start(&count);
-    count_stop(&count);
-    ck_assert_uint_eq(progress.members_total, 0);
+    char dir[64];
+    make_tree(dir);
+    const struct builder_header header = {0};
+    const struct input archive = {.index = build(new_builder(), &header)};
+    const char *sources[] = {dir, "x.tar"};
+    const struct input *inputs[] = {NULL, &archive};
+    struct pack_options options = {.sources = sources, .inputs = inputs, .source_count = 2};
+    ck_assert_uint_eq(counted(&options, UINT64_MAX), 0);
+    index_close((struct index *)archive.index);
+    remove_tree(dir);
 }
 END_TEST
 
@@ -93,6 +134,7 @@ int main(void)
     tcase_add_test(tcase, all_members_are_counted_the_source_too);
     tcase_add_test(tcase, what_is_left_out_is_not_counted);
     tcase_add_test(tcase, an_archive_among_the_sources_leaves_the_number_unknown);
+    tcase_add_test(tcase, the_members_of_all_sources_are_counted);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }

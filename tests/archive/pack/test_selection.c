@@ -10,9 +10,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
-#include "name_list.h"
 #include "selection.h"
-#include "shard_exchange.h"
 #include "suite.h"
 
 /* ---- patterns ---- */
@@ -94,7 +92,7 @@ static void describe(const struct name_list *list, uint32_t number, const char *
         return;
     }
     for (size_t i = 0; i < listing.count; i++) {
-        const struct folder_name *n = &listing.names[i];
+        const struct folder_name *n = &listing.at[i];
         char below[256];
         snprintf(below, sizeof(below), "%s%s%s", path, *path ? "/" : "", n->name);
         sprintf(text + strlen(text), "%s%s ", below, n->type == DT_DIR ? "/" : "");
@@ -238,15 +236,15 @@ END_TEST
 
 static void fill_listing(struct listing *listing, size_t count)
 {
-    struct listing_maker maker = {0};
+    *listing = (struct listing){0};
     for (size_t i = count; i-- > 0;) {
         char name[16];
         int len = snprintf(name, sizeof(name), "f%03zu", i);
-        ck_assert_int_eq(listing_maker_add(&maker, name, (size_t)len, i % 10 ? DT_REG : DT_DIR,
-                                           FOLDER_NAME_ALL),
+        ck_assert_int_eq(listing_append(listing, name, (size_t)len, i % 10 ? DT_REG : DT_DIR,
+                                        FOLDER_NAME_ALL),
                          0);
     }
-    listing_maker_finish(&maker, listing);
+    listing_sort(listing);
 }
 
 START_TEST(ranks_share_files_and_all_see_directories)
@@ -261,12 +259,12 @@ START_TEST(ranks_share_files_and_all_see_directories)
         ck_assert_int_eq(selection_apply(&s, &folder, &listing), 0);
         for (size_t i = 0; i < listing.count; i++) {
             char path[32];
-            int len = snprintf(path, sizeof(path), "dir/%s", listing.names[i].name);
-            bool is_folder = listing.names[i].type == DT_DIR;
+            int len = snprintf(path, sizeof(path), "dir/%s", listing.at[i].name);
+            bool is_folder = listing.at[i].type == DT_DIR;
             directories += is_folder;
             files += !is_folder;
             ck_assert(is_folder || selection_shard(&s, path, (size_t)len) % s.world == rank);
-            ck_assert(i == 0 || strcmp(listing.names[i - 1].name, listing.names[i].name) < 0);
+            ck_assert(i == 0 || strcmp(listing.at[i - 1].name, listing.at[i].name) < 0);
         }
         ck_assert_uint_eq(directories, 20);
         listing_free(&listing);
@@ -284,7 +282,7 @@ START_TEST(the_name_of_a_source_is_no_part_of_what_patterns_see)
     fill_listing(&listing, 3);
     ck_assert_int_eq(selection_apply(&s, &folder, &listing), 0);
     ck_assert_uint_eq(listing.count, 2);
-    ck_assert_str_eq(listing.names[1].name, "f002");
+    ck_assert_str_eq(listing.at[1].name, "f002");
     listing_free(&listing);
 }
 END_TEST
