@@ -2,7 +2,7 @@
  * The writer makes an onepot archive from members that it gets one by one, in the order in
  * which they will lie there. It does not know where they come from.
  *
- *     output_open("train.onepot.tar", false, 0, &fault, &output);
+ *     output_open("train.onepot.tar", OUTPUT_NEW, 0, &fault, &output);
  *     writer_new(output, &options, &w);
  *     for each member:  pax_encode(&member, &header);
  *                       writer_add(w, &member, &header, &fault);

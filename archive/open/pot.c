@@ -57,7 +57,6 @@
 #include "recipe.h"
 #include "sandbox.h"
 #include "sanitizer.h"
-#include "shard_exchange.h"
 #include "source_concat.h"
 #include "source_ops.h"
 #include "source_retry.h"
@@ -758,7 +757,7 @@ static int saved_write_to(const char *path, const struct stat *access,
 {
     struct output *output = NULL;
     auto_close int fd = -1;
-    int r = output_open_own(path, &output);
+    int r = output_open(path, OUTPUT_OWN, 0, NULL, &output);
     if (r < 0)
         return r;
     r = index_write(index, output->fd);

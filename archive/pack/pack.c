@@ -26,7 +26,6 @@
 #include "path.h"
 #include "pax.h"
 #include "pipeline.h"
-#include "shard_exchange.h"
 #include "thread.h"
 
 #define SURVEY_THREADS 16u     /* they wait for the storage of files' attributes */

@@ -14,7 +14,7 @@
  * cut, or filled up with zeros, if it changed while it was read), and the archive is complete
  * otherwise; result.problems counts these files. A problem with the archive itself stops the
  * run, and no archive is made: it appears under its name only when all of it was written.
- * Shards appear together, or the old ones stay: see shard_exchange.h.
+ * Shards appear together, or the old ones stay: see output.h.
  */
 #ifndef ONEPOT_PACK_H
 #define ONEPOT_PACK_H
@@ -53,7 +53,7 @@ struct pack_options {
     const char *files_from;
     bool files_from_nul; /* NUL bytes separate the names; false: this is detected */
 
-    const char *output; /* with shards: see shard_exchange.h */
+    const char *output; /* with shards: see output.h */
     uint32_t shards;    /* number of archives; 0: one, not a shard */
     uint32_t rank;      /* this process writes shards with number % world == rank */
     uint32_t world;     /* 0: 1 */

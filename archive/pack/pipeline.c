@@ -1290,7 +1290,8 @@ static int shard_set_open_one(struct shard_set *s, uint32_t i, struct compress_p
         return r;
     r = s->selection->outputs ? shard_set_check_path(shard->path, fault) : 0;
     if (r == 0)
-        r = output_open(shard->path, o->overwrite, o->stripes, fault, &shard->output);
+        r = output_open(shard->path, o->overwrite ? OUTPUT_REPLACES : OUTPUT_NEW, o->stripes,
+                        fault, &shard->output);
     if (r == 0)
         r = writer_new(shard->output, &how, &shard->writer);
     return shard_set_name_fault(s, i, r, fault);

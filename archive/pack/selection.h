@@ -14,7 +14,7 @@
 #include "fault.h"
 #include "file_id.h"
 #include "input.h"
-#include "shard_exchange.h"
+#include "output.h"
 #include "vector.h"
 
 struct folder_name {

@@ -1528,8 +1528,8 @@ int pour_run(const struct pack_options *options, const struct pour_input *input,
         return -EINVAL;
     output_clean(options->output,
                  &(struct leftovers){.found = pack_report_leftover, .ctx = (void *)options});
-    int r =
-        output_open(options->output, options->overwrite, options->stripes, fault, &run.output);
+    int r = output_open(options->output, options->overwrite ? OUTPUT_REPLACES : OUTPUT_NEW,
+                        options->stripes, fault, &run.output);
     if (r < 0)
         return r;
     run.locale = newlocale(LC_ALL_MASK, "C.UTF-8", (locale_t)0);

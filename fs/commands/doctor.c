@@ -32,7 +32,7 @@
 #include "share.h"
 #include "source.h"
 #include "stage.h"
-#include "stripes.h"
+#include "output.h"
 #include "vector.h"
 #ifdef HAVE_FUSE
 #include "fault.h"

@@ -14,7 +14,7 @@
 #include "codec.h"
 #include "commands.h"
 #include "json.h"
-#include "stripes.h"
+#include "output.h"
 #ifdef HAVE_GPU
 #include "onepot_device.h"
 #endif

@@ -26,9 +26,7 @@
 #include "path.h"
 #include "pour.h"
 #include "selection.h"
-#include "shard_exchange.h"
 #include "source.h"
-#include "stripes.h"
 #include "vector.h"
 #include "volumes.h"
 

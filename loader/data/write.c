@@ -67,7 +67,7 @@ int onepot_writer_new(const char *path, const struct onepot_writer_options *opti
     w->pid = getpid();
     w->is_synced = !o.no_sync;
     output_clean(path, &(struct leftovers){0});
-    r = output_open(path, o.overwrite, 0, &fault, &w->output);
+    r = output_open(path, o.overwrite ? OUTPUT_REPLACES : OUTPUT_NEW, 0, &fault, &w->output);
     if (r == 0)
         r = writer_new(w->output, &given, &w->writer);
     if (r < 0) {

@@ -50,7 +50,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                      .progress = &progress,
                      .fault = &fault,
                      .report_fd = report};
-    require(output_open(path, false, 0, &fault, &output) == 0);
+    require(output_open(path, OUTPUT_NEW, 0, &fault, &output) == 0);
     require(writer_new(output, &options.writer, &p.writer) == 0);
     int r = pour_read(&p);
     struct writer *writer = p.writer;

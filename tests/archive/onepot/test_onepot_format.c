@@ -55,7 +55,7 @@ static struct writer *begin(const char *name, int level, struct output **ret_out
 {
     const struct writer_options options = {.zstd_level = level};
     struct writer *w = NULL;
-    ck_assert_int_eq(output_open(name, true, 0, NULL, ret_output), 0);
+    ck_assert_int_eq(output_open(name, OUTPUT_REPLACES, 0, NULL, ret_output), 0);
     ck_assert_int_eq(writer_new(*ret_output, &options, &w), 0);
     return w;
 }

@@ -11,7 +11,7 @@
 #include <xxhash.h>
 
 #include "cleanup.h"
-#include "shard_exchange.h"
+#include "output.h"
 #include "suite.h"
 
 #define LETTERS "abcdef"
