@@ -37,6 +37,7 @@ struct nested_level {
     uint64_t base;     /* of its bytes in the outermost archive */
     const char *under; /* its directory in the new tree */
     unsigned depth;
+    struct index *owned;      /* the index, of an inner archive */
     uint32_t part;            /* of the tree */
     VECTOR(uint32_t) members; /* that may be archives */
 };
@@ -45,7 +46,9 @@ struct nested_walk {
     const struct nested *nested;
     struct tree *tree;
     struct fault *fault;
-    struct nested_result *result;
+    uint64_t left; /* members that stay files; the first of them, and why: */
+    char first[160];
+    const char *why;
     uint64_t left_bytes[NESTED_DEPTH + 1]; /* that archives of this depth may still have */
     uint64_t unpacked_left;                /* bytes that may still be decompressed */
 };
@@ -96,12 +99,11 @@ static void nested_leave(struct nested_walk *w, const struct nested_level *level
                          uint32_t position, const char *why)
 {
     char path[2 * INDEX_PATH_MAX];
-    if (w->result->left++ > 0)
+    if (w->left++ > 0)
         return;
-    w->result->why = why;
+    w->why = why;
     if (nested_path(level, position, path) == 0)
-        snprintf(w->result->first, sizeof(w->result->first), "%.*s",
-                 (int)sizeof(w->result->first) - 1, path);
+        snprintf(w->first, sizeof(w->first), "%.*s", (int)sizeof(w->first) - 1, path);
 }
 
 /* Is the directory's name free? Of two members that want one name, the first gets it. */
@@ -331,56 +333,58 @@ static int nested_add_member(struct nested_walk *w, struct nested_level *level,
         return 1;
     if (r < 0)
         return nested_fail(w, path, base, r, &why);
-    r = tree_own(w->tree, index);
     const char *name = path_base(path);
     path[(size_t)(name - path) + backend_stem(name, strlen(name))] = '\0';
     struct nested_level inner = {
-        .index = index, .base = base, .under = path, .depth = level->depth + 1};
-    w->result->opened++;
-    if (r == 0)
-        r = nested_add_tree(w, &inner);
+        .index = index, .owned = index, .base = base, .under = path, .depth = level->depth + 1};
+    r = nested_add_tree(w, &inner);
     return r < 0 ? r : nested_replace(w, level, position, inner.part);
 }
 
 static int nested_add_tree(struct nested_walk *w, struct nested_level *level)
 {
-    const struct tree_part part = {level->index, w->nested->name, level->base, false};
     size_t bytes = index_info(level->index)->entries / 8 + 1;
-    int r = nested_find(w, level);
-    if (r == 0)
-        r = tree_add(w->tree, &part, &level->part);
-    uint8_t *shown = r == 0 && level->members.count ? malloc(bytes) : NULL;
-    if (shown) {
-        memset(shown, 0xff, bytes);
-        tree_show(w->tree, level->part, shown);
-    } else if (r == 0 && level->members.count) {
+    const struct tree_part part = {.index = level->index,
+                                   .name = w->nested->name,
+                                   .base = level->base,
+                                   .shown = malloc(bytes),
+                                   .owned = level->owned};
+    int r = tree_add(w->tree, &part, &level->part);
+    if (r == 0 && !part.shown)
         r = -ENOMEM;
-    }
+    if (r == 0)
+        memset(part.shown, 0xff, bytes);
+    if (r == 0)
+        r = nested_find(w, level);
     for (size_t i = 0; r >= 0 && i < level->members.count; i++) {
         uint32_t position = level->members.at[i];
         r = nested_add_member(w, level, position);
         if (r == 0)
-            shown[position / 8] &= (uint8_t) ~(1u << position % 8);
+            part.shown[position / 8] &= (uint8_t) ~(1u << position % 8);
     }
     vector_free(&level->members);
     return r < 0 ? r : 0;
 }
 
-int nested_add(const struct nested *nested, struct tree *tree, struct fault *fault,
-               struct nested_result *ret_result)
+int nested_add(const struct nested *nested, struct tree *tree, struct fault *fault)
 {
+    char *note = nested->progress->note;
     struct nested_level outer = {.index = nested->index, .under = ""};
-    struct nested_walk w = {.nested = nested,
-                            .tree = tree,
-                            .fault = fault,
-                            .result = ret_result,
-                            .unpacked_left = nested->most_bytes};
+    struct nested_walk w = {
+        .nested = nested, .tree = tree, .fault = fault, .unpacked_left = nested->most_bytes};
     for (size_t i = 0; i <= NESTED_DEPTH; i++)
         w.left_bytes[i] =
             min_u64(source_size(nested->source), UINT64_MAX / SHARING_MOST) * SHARING_MOST;
-    *ret_result = (struct nested_result){0};
     int r = nested_add_tree(&w, &outer);
     if (r == -EUCLEAN && fault && !fault->err)
         fault_set(fault, r, NULL, FAULT_NO_OFFSET, "its index is damaged");
-    return r < 0 ? r : tree_merge_root(tree, outer.part);
+    if (r == 0)
+        r = tree_merge_root(tree, outer.part);
+    if (r == 0 && w.left == 1)
+        snprintf(note, sizeof(nested->progress->note), "%s stays a file: %s", w.first, w.why);
+    else if (r == 0 && w.left > 1)
+        snprintf(note, sizeof(nested->progress->note),
+                 "%" PRIu64 " archives in it stay files; the first is %s: %s", w.left, w.first,
+                 w.why);
+    return r;
 }

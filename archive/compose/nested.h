@@ -8,7 +8,7 @@
  * (selection_matches). In both cases a format must take it for its own. A member that can't be
  * read in place (compressed in the outer archive, or itself compressed without parts that can
  * be read alone), whose directory's name is taken, or which lies more than NESTED_DEPTH
- * archives deep, stays a file, and the result counts it. So does a compressed one when the ones
+ * archives deep, stays a file, and a note counts it. So does a compressed one when the ones
  * before it unpacked to as much as all of them may. A damaged one is an error: a data set that
  * silently lacks a class is worse than none.
  *
@@ -32,20 +32,12 @@
 struct nested {
     struct source *source; /* of the outer archive, */
     const struct index *index;
-    const char *name;       /* and its name for messages */
-    const char *glob;       /* NULL: by the endings of names */
-    bool ignores_zeros;     /* as of the options of a pot */
-    uint64_t most_bytes;    /* that compressed ones may unpack to, all together */
-    struct source *scratch; /* a file without a name, for one image at a time */
-    struct progress *progress;
-};
-
-/* How many of the members in question were opened, and how many were not. */
-struct nested_result {
-    uint64_t opened;
-    uint64_t left; /* that stay files; the first of them, and why: */
-    char first[160];
-    const char *why;
+    const char *name;          /* and its name for messages */
+    const char *glob;          /* NULL: by the endings of names */
+    bool ignores_zeros;        /* as of the options of a pot */
+    uint64_t most_bytes;       /* that compressed ones may unpack to, all together */
+    struct source *scratch;    /* a file without a name, for one image at a time */
+    struct progress *progress; /* its note tells of members that stay files */
 };
 
 /* A source that `scratch` may be, made before the sandbox. */
@@ -56,7 +48,6 @@ int nested_scratch_new(struct source **ret_source);
  * for a damaged inner archive, with a fault that names it; errors of back ends and of reading;
  * -ENOMEM.
  */
-int nested_add(const struct nested *nested, struct tree *tree, struct fault *fault,
-               struct nested_result *ret_result);
+int nested_add(const struct nested *nested, struct tree *tree, struct fault *fault);
 
 #endif

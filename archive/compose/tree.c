@@ -12,6 +12,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include <xxhash.h>
+
 #include "bytes.h"
 #include "checksum.h"
 #include "index_records.h"
@@ -23,7 +25,6 @@
 
 struct tree_source {
     struct tree_part part;
-    uint8_t *shown;   /* NULL: all */
     uint32_t *inodes; /* the builder's, by the position of an inode; 0: none yet */
     uint32_t *blocks; /* the builder's number of each block plus 1; 0: none yet */
     uint64_t left;    /* see part_spend */
@@ -34,29 +35,29 @@ struct tree_source {
 struct tree_name {
     struct tree_place directory, target;
     const char *at;
-    uint32_t len, label, number;
+    uint32_t len, line, number;
 };
 
 /* A place of a directory of the new tree. */
 struct tree_dir {
     struct tree_place place;
-    uint32_t label;
+    uint32_t line;
     uint32_t inode; /* the builder's */
 };
 
 struct tree {
     struct builder *builder;
-    bool keeps_first;
     VECTOR(struct tree_source) sources;
-    VECTOR(struct index *) owned;
-    VECTOR(uint32_t) made; /* the part whose root's attributes each has */
+    /* The entry for which each was made; it has the attributes of the root of that one's part.
+     */
+    VECTOR(struct tree_place) made;
+    struct map made_at; /* directories that were made, by directory and name */
     VECTOR(struct tree_name) names;
     VECTOR(struct tree_dir) queue;       /* places of directories, in order */
     VECTOR(struct builder_piece) pieces; /* of the file at hand */
     struct map xattrs; /* inodes of the builder, by part and set of extended attributes */
     bool has_sums, mixes_sums;
     struct fault *fault;
-    uint32_t label;
 };
 
 #define NO_PART UINT32_MAX
@@ -68,7 +69,8 @@ int tree_new(struct tree **ret_tree)
     struct tree *t = calloc(1, sizeof(*t));
     if (!t)
         return -ENOMEM;
-    if (builder_new(&t->builder) < 0 || vector_push(&t->made, NO_PART) < 0) {
+    if (builder_new(&t->builder) < 0 ||
+        vector_push(&t->made, (struct tree_place){.part = NO_PART}) < 0) {
         tree_free(t);
         return -ENOMEM;
     }
@@ -82,15 +84,14 @@ void tree_free(struct tree *t)
         return;
     builder_free(t->builder);
     for (size_t i = 0; i < t->sources.count; i++) {
-        free(t->sources.at[i].shown);
+        free(t->sources.at[i].part.shown);
+        index_close(t->sources.at[i].part.owned);
         free(t->sources.at[i].inodes);
         free(t->sources.at[i].blocks);
     }
-    for (size_t i = 0; i < t->owned.count; i++)
-        index_close(t->owned.at[i]);
     vector_free(&t->sources);
-    vector_free(&t->owned);
     vector_free(&t->made);
+    map_free(&t->made_at);
     vector_free(&t->names);
     vector_free(&t->queue);
     vector_free(&t->pieces);
@@ -98,72 +99,96 @@ void tree_free(struct tree *t)
     free(t);
 }
 
-void tree_keep_first(struct tree *t)
-{
-    t->keeps_first = true;
-}
-
 int tree_add(struct tree *t, const struct tree_part *part, uint32_t *ret_part)
 {
     struct tree_source source = {.part = *part};
     *ret_part = (uint32_t)t->sources.count;
-    return vector_push(&t->sources, source);
-}
-
-int tree_own(struct tree *t, struct index *index)
-{
-    int r = vector_push(&t->owned, index);
-    if (r < 0)
-        index_close(index);
+    if (part->gives_root)
+        t->made.at[0].part = *ret_part;
+    int r = vector_push(&t->sources, source);
+    if (r < 0) {
+        free(part->shown);
+        index_close(part->owned);
+    }
     return r;
-}
-
-void tree_show(struct tree *t, uint32_t part, uint8_t *bits)
-{
-    t->sources.at[part].shown = bits;
 }
 
 int tree_merge_root(struct tree *t, uint32_t part)
 {
-    if (t->made.at[0] == NO_PART)
-        tree_root_as(t, part);
+    if (t->made.at[0].part == NO_PART)
+        t->made.at[0].part = part;
     t->sources.at[part].puts++;
     return vector_push(&t->queue, (struct tree_dir){.place = {part, INDEX_ROOT}});
 }
 
-void tree_root_as(struct tree *t, uint32_t part)
+static int tree_put_name(struct tree *t, struct tree_name put, struct fault *fault)
 {
-    t->made.at[0] = part;
-}
-
-int tree_put(struct tree *t, struct tree_place directory, const char *name, size_t len,
-             struct tree_place target, uint32_t label, struct fault *fault)
-{
-    struct tree_name put = {directory,     target, name,
-                            (uint32_t)len, label,  (uint32_t)t->names.count};
-    if (len > INDEX_NAME_MAX)
-        return fault_set(fault, -ENAMETOOLONG, name, FAULT_NO_OFFSET,
+    put.number = (uint32_t)t->names.count;
+    if (put.len > INDEX_NAME_MAX)
+        return fault_set(fault, -ENAMETOOLONG, put.at, FAULT_NO_OFFSET,
                          "has a name of more than %u bytes", INDEX_NAME_MAX);
-    if (!path_is_name(name, len))
-        return fault_set(fault, -EINVAL, name, FAULT_NO_OFFSET, "is no name in a directory");
-    if (t->names.count == UINT32_MAX - 1)
+    if (!path_is_name(put.at, put.len))
+        return fault_set(fault, -EINVAL, put.at, FAULT_NO_OFFSET, "is no name in a directory");
+    if (put.number == UINT32_MAX - 1)
         return -EOVERFLOW;
-    if (target.part != TREE_MADE)
-        t->sources.at[target.part].puts++;
     return vector_push(&t->names, put);
 }
 
-int tree_make(struct tree *t, struct tree_place directory, const char *name, size_t len,
-              uint32_t part, uint32_t label, struct fault *fault, struct tree_place *ret_made)
+/* Add the line that put an entry to an error about it, which may lack the entry's path. */
+static void tree_tell_line(const struct tree *t, struct tree_place target, uint32_t line,
+                           struct fault *fault)
 {
-    *ret_made = (struct tree_place){TREE_MADE, (uint32_t)t->made.count};
-    int r = tree_put(t, directory, name, len, *ret_made, label, fault);
-    return r < 0 ? r : vector_push(&t->made, part);
+    char path[INDEX_PATH_MAX + 1];
+    size_t len;
+    if (!fault || !fault->err || !line)
+        return;
+    const struct tree_part *part = &t->sources.at[target.part].part;
+    size_t used = strlen(fault->what);
+    if (!fault->member[0] &&
+        index_path(part->index, target.position, path, sizeof(path), &len) == 0)
+        snprintf(fault->member, sizeof(fault->member), "%.*s", (int)sizeof(fault->member) - 1,
+                 path);
+    snprintf(fault->what + used, sizeof(fault->what) - used, " (line %u of %.60s)",
+             (unsigned)line, part->list);
 }
 
-uint32_t tree_label(const struct tree *t)
+int tree_put(struct tree *t, struct tree_place directory, const char *path, size_t len,
+             struct tree_place target, uint32_t line, struct fault *fault)
 {
-    return t->label;
+    const char *slash;
+    int r = 0;
+    if (len > INDEX_PATH_MAX)
+        r = fault_set(fault, -ENAMETOOLONG, "", FAULT_NO_OFFSET,
+                      "would have a path of more than %u bytes", INDEX_PATH_MAX);
+    while (r == 0 && (slash = memchr(path, '/', len))) {
+        const struct tree_name above = {.directory = directory,
+                                        .target = {TREE_MADE, (uint32_t)t->made.count},
+                                        .at = path,
+                                        .len = (uint32_t)(slash - path),
+                                        .line = line};
+        XXH128_hash_t hash = XXH3_128bits_withSeed(
+            path, above.len, (uint64_t)directory.part << 32 | directory.position);
+        const struct map_key key = {hash.high64, hash.low64};
+        uint64_t number = above.target.position;
+        if (map_get(&t->made_at, key, &number) < 0) {
+            r = tree_put_name(t, above, fault);
+            if (r == 0)
+                r = vector_push(&t->made, target);
+            if (r == 0)
+                r = map_put(&t->made_at, key, number);
+        }
+        directory = (struct tree_place){TREE_MADE, (uint32_t)number};
+        path = slash + 1;
+        len -= above.len + 1;
+    }
+    if (r == 0)
+        r = tree_put_name(
+            t, (struct tree_name){directory, target, path, (uint32_t)len, line, 0}, fault);
+    if (r < 0)
+        tree_tell_line(t, target, line, fault);
+    else
+        t->sources.at[target.part].puts++;
+    return r;
 }
 
 static int tree_compare_places(struct tree_place a, struct tree_place b)
@@ -194,25 +219,26 @@ static size_t tree_find_names(const struct tree *t, struct tree_place directory,
 
 static bool part_shows(const struct tree_source *s, uint32_t position)
 {
-    return !s->shown || s->shown[position / 8] & 1u << position % 8;
+    return !s->part.shown || s->part.shown[position / 8] & 1u << position % 8;
 }
 
 /* ---- errors ---- */
 
 /* Record an error about an entry, with its path in its archive. */
-static int tree_fail(struct tree *t, const struct tree_dir *entry, int err, const char *what)
+static int tree_fail(const struct tree *t, const struct tree_dir *entry, int err,
+                     const char *what, struct fault *fault)
 {
     char path[INDEX_PATH_MAX + 1] = ""; /* the fault keeps its beginning */
     size_t len;
-    const struct tree_part *part = NULL;
-    if (entry->place.part != TREE_MADE) {
-        part = &t->sources.at[entry->place.part].part;
-        (void)index_path(part->index, entry->place.position, path, sizeof(path), &len);
-    }
-    t->label = entry->label;
-    fault_set(t->fault, err, path, FAULT_NO_OFFSET, "%s", what);
+    bool is_made = entry->place.part == TREE_MADE;
+    struct tree_place target = is_made ? t->made.at[entry->place.position] : entry->place;
+    const struct tree_part *part = is_made ? NULL : &t->sources.at[target.part].part;
+    if (part)
+        (void)index_path(part->index, target.position, path, sizeof(path), &len);
+    fault_set(fault, err, path, FAULT_NO_OFFSET, "%s", what);
+    tree_tell_line(t, target, entry->line, fault);
     if (part && part->name)
-        fault_set_file(t->fault, part->name);
+        fault_set_file(fault, part->name);
     return err;
 }
 
@@ -222,17 +248,6 @@ static int tree_damaged(const struct tree *t, const struct tree_source *s)
     if (s->part.name)
         fault_set_file(t->fault, s->part.name);
     return -EUCLEAN;
-}
-
-/* A member that the new tree can't hold. */
-static int tree_leave_out(struct tree *t, const struct tree_dir *entry, const char *what)
-{
-    struct fault why = {0}, *fault = t->fault;
-    t->fault = &why;
-    tree_fail(t, entry, -ENAMETOOLONG, what);
-    t->fault = fault;
-    t->label = 0;
-    return builder_leave_out(t->builder, &why);
 }
 
 /* The end of a name, which tells more of two shards than its beginning. */
@@ -281,7 +296,7 @@ static int tree_conflict(struct tree *t, uint32_t directory, const char *name, s
                          sizeof(path), &len);
         snprintf(what, sizeof(what), "would have the name that '%.150s' has", path);
     }
-    return tree_fail(t, other, -EEXIST, what);
+    return tree_fail(t, other, -EEXIST, what, t->fault);
 }
 
 /* ---- what an entry has ---- */
@@ -434,93 +449,81 @@ static int part_describe(struct tree_source *s, const struct node *node,
 
 /* ---- the walk ---- */
 
-/* Add an entry: builder_add_in. */
-static int tree_add_entry(struct tree *t, struct tree_source *s, uint32_t position,
-                          uint32_t directory, const char *name, size_t len, struct node *node,
-                          struct fault *why, uint32_t *ret_inode)
-{
-    struct builder_member member;
-    int r = index_node(s->part.index, position, node);
-    if (r < 0)
-        return r;
-    bool has_names = !S_ISDIR(node->mode) && (node->nlink > 1 || s->puts > 1);
-    uint32_t *known = has_names ? &s->inodes[node->position] : NULL;
-    if (known && *known) {
-        *ret_inode = *known;
-        return builder_add_in(t->builder, directory, name, len, NULL, why, ret_inode);
-    }
-    r = part_describe(s, node, &member);
-    if (r == 0)
-        r = builder_add_in(t->builder, directory, name, len, &member, why, ret_inode);
-    if (r != 0)
-        return r;
-    if (known)
-        *known = *ret_inode;
-    return tree_fill_inode(t, s, node, &member, *ret_inode);
-}
-
 /* Add an entry to a directory of the new tree; its own entries come later. */
 static int tree_take(struct tree *t, uint32_t directory, const char *name, size_t len,
-                     struct tree_place target, uint32_t label)
+                     struct tree_place target, uint32_t line)
 {
     struct tree_place from = target;
-    struct tree_dir entry = {.place = target, .label = label};
+    struct tree_dir entry = {.place = target, .line = line};
     struct fault why = {0};
-    struct node node;
+    struct builder_member member;
+    struct node node = {0};
     if (target.part == TREE_MADE)
-        from = (struct tree_place){t->made.at[target.position], INDEX_ROOT};
-    int r = tree_add_entry(t, &t->sources.at[from.part], from.position, directory, name, len,
-                           &node, &why, &entry.inode);
+        from = (struct tree_place){t->made.at[target.position].part, INDEX_ROOT};
+    struct tree_source *s = &t->sources.at[from.part];
+    int r = index_node(s->part.index, from.position, &node);
+    bool has_names = r == 0 && !S_ISDIR(node.mode) && (node.nlink > 1 || s->puts > 1);
+    uint32_t *known = has_names ? &s->inodes[node.position] : NULL;
+    entry.inode = known ? *known : 0;
+    bool is_new = entry.inode == 0;
+    if (r == 0 && is_new)
+        r = part_describe(s, &node, &member);
+    if (r == 0)
+        r = builder_add_in(t->builder, directory, name, len, is_new ? &member : NULL, &why,
+                           &entry.inode);
+    if (r == 0 && known)
+        *known = entry.inode;
+    if (r == 0 && is_new)
+        r = tree_fill_inode(t, s, &node, &member, entry.inode);
     if (r >= 0)
         return S_ISDIR(node.mode) ? vector_push(&t->queue, entry) : 0;
     if (r == -EEXIST)
-        return t->keeps_first ? 0 : tree_conflict(t, directory, name, len, &entry);
-    if (r == -ENAMETOOLONG)
-        return tree_leave_out(t, &entry, why.what);
+        return s->part.gives_way ? 0 : tree_conflict(t, directory, name, len, &entry);
+    if (r == -ENAMETOOLONG) { /* a member that the new tree can't hold */
+        struct fault left_out = {0};
+        entry.line = 0;
+        tree_fail(t, &entry, r, why.what, &left_out);
+        return builder_leave_out(t->builder, &left_out);
+    }
     return tree_fail(t, &entry, r,
                      r == -EUCLEAN ? "its entry in the index is damaged"
                      : why.err     ? why.what
-                                   : fault_errno(r));
+                                   : fault_errno(r),
+                     t->fault);
 }
 
-/* Take a part's entries in one of its directories, which must be in order. */
-static int tree_take_children(struct tree *t, const struct tree_dir *dir)
+/* Take the entries of a place, which must be in order, and then the names that were put there.
+ */
+static int tree_take_place(struct tree *t, const struct tree_dir *dir)
 {
-    const struct tree_source *s = &t->sources.at[dir->place.part];
+    struct tree_place place = dir->place;
+    const struct tree_source *s = place.part == TREE_MADE ? NULL : &t->sources.at[place.part];
     const char *name, *last = "";
-    size_t len, last_len = 0;
-    uint32_t first, count;
-    int r = index_children(s->part.index, dir->place.position, &first, &count);
+    size_t len, last_len = 0, put;
+    uint32_t first = 0, count = 0;
+    int r = s ? index_children(s->part.index, place.position, &first, &count) : 0;
     for (uint32_t i = first; r == 0 && i < first + count; i++) {
         if (!part_shows(s, i))
             continue;
         r = index_name(s->part.index, i, &name, &len);
         if (r < 0 || bytes_compare(last, last_len, name, len) >= 0)
             return tree_damaged(t, s);
-        r = tree_take(t, dir->inode, name, len, (struct tree_place){dir->place.part, i},
-                      dir->label);
+        r = tree_take(t, dir->inode, name, len, (struct tree_place){place.part, i}, dir->line);
         last = name;
         last_len = len;
     }
-    return r == -EUCLEAN ? tree_damaged(t, s) : r;
-}
-
-/* The entries of a place, and then the names that were put there. */
-static int tree_take_place(struct tree *t, const struct tree_dir *dir)
-{
-    size_t first;
-    int r = dir->place.part == TREE_MADE ? 0 : tree_take_children(t, dir);
-    for (size_t end = tree_find_names(t, dir->place, &first); r == 0 && first < end; first++) {
-        const struct tree_name *put = &t->names.at[first];
-        r = tree_take(t, dir->inode, put->at, put->len, put->target, put->label);
+    if (r == -EUCLEAN)
+        return tree_damaged(t, s);
+    for (size_t end = tree_find_names(t, place, &put); r == 0 && put < end; put++) {
+        const struct tree_name *n = &t->names.at[put];
+        r = tree_take(t, dir->inode, n->at, n->len, n->target, n->line);
     }
     return r;
 }
 
 /* Give the root of the new tree the attributes of a part's. */
-static int tree_take_root(struct tree *t, uint32_t part)
+static int tree_take_root(struct tree *t, struct tree_source *s)
 {
-    struct tree_source *s = &t->sources.at[part];
     struct builder_member member;
     struct node node;
     uint32_t inode;
@@ -538,7 +541,8 @@ static int tree_take_root(struct tree *t, uint32_t part)
 
 static int tree_walk(struct tree *t)
 {
-    int r = t->made.at[0] == NO_PART ? 0 : tree_take_root(t, t->made.at[0]);
+    uint32_t root = t->made.at[0].part;
+    int r = root == NO_PART ? 0 : tree_take_root(t, &t->sources.at[root]);
     if (t->names.count > 0)
         qsort(t->names.at, t->names.count, sizeof(*t->names.at), tree_by_place);
     if (r == 0) /* names come last, as everywhere */
@@ -552,46 +556,41 @@ static int tree_walk(struct tree *t)
 
 /* ---- the index ---- */
 
-/* Fill in the header's part that depends on all. */
-static void tree_describe(struct tree *t, struct builder_header *header)
+/* Look at all parts, and fill in what the header says of them. */
+static int tree_begin(struct tree *t, struct builder_header *header)
 {
     enum sum_kind first = SUM_XXH3;
     bool differ = false; /* some parts lack sums, or have another kind */
+    int r = 0;
     header->codec = CODEC_NONE;
     header->block_bytes = 0;
-    for (size_t i = 0; i < t->sources.count; i++) {
-        const struct index_info *info = index_info(t->sources.at[i].part.index);
+    for (size_t i = 0; r == 0 && i < t->sources.count; i++) {
+        struct tree_source *s = &t->sources.at[i];
+        const struct index_info *info = index_info(s->part.index);
         header->block_bytes = max_u32(header->block_bytes, info->block_bytes);
         first = i == 0 ? info->sum_kind : first;
         differ = differ || !info->has_some_sums || info->sum_kind != first;
         t->has_sums = t->has_sums || info->has_some_sums;
+        s->left = 2 * info->image_bytes;
+        s->inodes = calloc(info->entries, sizeof(*s->inodes));
+        if (!s->inodes)
+            return -ENOMEM;
+        /* what a part's own index lacks is missing in the new one, too */
+        r = s->part.forgets_left_out ? 0 : builder_leave_out_as(t->builder, s->part.index);
+        r = r == -EUCLEAN ? tree_damaged(t, s) : r;
     }
     t->mixes_sums = t->has_sums && differ;
     header->has_sums = t->has_sums;
     header->sum_kind = t->mixes_sums ? SUM_MIXED : t->has_sums ? first : SUM_XXH3;
-}
-
-static int tree_begin_part(struct tree *t, struct tree_source *s)
-{
-    const struct index_info *info = index_info(s->part.index);
-    s->left = 2 * info->image_bytes;
-    s->inodes = calloc(info->entries, sizeof(*s->inodes));
-    if (!s->inodes)
-        return -ENOMEM;
-    /* what a part's own index lacks is missing in the new one, too */
-    int r = s->part.forgets_left_out ? 0 : builder_leave_out_as(t->builder, s->part.index);
-    return r == -EUCLEAN ? tree_damaged(t, s) : r;
+    return r;
 }
 
 int tree_write(struct tree *t, struct builder_header *header, int fd, struct fault *fault)
 {
     uint64_t ignored;
-    int r = 0;
     t->fault = fault;
-    tree_describe(t, header);
     builder_set_archive_size(t->builder, header->archive_bytes);
-    for (size_t i = 0; r == 0 && i < t->sources.count; i++)
-        r = tree_begin_part(t, &t->sources.at[i]);
+    int r = tree_begin(t, header);
     if (r == 0)
         r = tree_walk(t);
     if (r == 0)

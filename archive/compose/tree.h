@@ -11,8 +11,8 @@
  * A directory of the new tree is a list of places, which are directories of the parts, and of
  * names that were put there. It has the entries of all of them. Where several have one name,
  * directories become one directory, with the attributes of the first; anything else is an
- * error, or the first one stays (tree_keep_first). To let the last of several archives win, add
- * them in the opposite order.
+ * error, or the first one stays (gives_way). To let the last of several archives win, add them
+ * in the opposite order.
  *
  * An entry brings everything along that its index has: attributes, extended attributes, hard
  * links, the place of its bytes (by their offset plus the archive's), its sum. An entry other
@@ -45,6 +45,17 @@ struct tree_part {
     const char *name;          /* of the archive, for messages; so does this; NULL: none */
     uint64_t base;             /* where the archive's bytes begin in the new one's */
     bool forgets_left_out;     /* its left-out members are not told */
+    bool
+        gives_root; /* the new root has its root's attributes, as merging the first part does */
+    bool gives_way; /* an entry of it whose name is taken is left out; else that is an error */
+    const char *list; /* the file by whose lines its entries are put, for messages */
+    /*
+     * Only the entries whose bits are set are shown; a directory whose bit is not set goes with
+     * all below it. The root and entries put by name are shown in any case. The tree frees the
+     * bits. NULL: all.
+     */
+    uint8_t *shown;
+    struct index *owned; /* the index, if the tree is to close it at the end */
 };
 
 /* An entry of a part, or a directory that was made here. */
@@ -58,21 +69,8 @@ struct tree_place {
 int tree_new(struct tree **ret_tree); /* -ENOMEM */
 void tree_free(struct tree *tree);    /* NULL is fine */
 
-/* Keep the first of equal names. */
-void tree_keep_first(struct tree *tree);
-
-/* Parts are numbered from 0. -ENOMEM. */
+/* Parts are numbered from 0. -ENOMEM, and what the tree would own is freed. */
 int tree_add(struct tree *tree, const struct tree_part *part, uint32_t *ret_part);
-
-/* Close the index at the end. -ENOMEM, and it is closed. */
-int tree_own(struct tree *tree, struct index *index);
-
-/*
- * Show of a part only the entries whose bits are set; a directory whose bit is not set goes
- * with all below it. The root and entries put by name are shown in any case. The tree frees the
- * bits.
- */
-void tree_show(struct tree *tree, uint32_t part, uint8_t *bits);
 
 /*
  * The root of the new tree has everything that is in the part's root. The first one gives the
@@ -80,31 +78,22 @@ void tree_show(struct tree *tree, uint32_t part, uint8_t *bits);
  */
 int tree_merge_root(struct tree *tree, uint32_t part);
 
-/* The root of the new tree has the attributes of the part's. */
-void tree_root_as(struct tree *tree, uint32_t part);
-
 /*
- * Put an entry, with all that is below it, into a directory under a name, which lives as long
- * as the tree. `label` is the caller's. -EINVAL, -ENAMETOOLONG: that is no name.
+ * Put an entry, with all that is below it, at a path from a directory on; the path lives as
+ * long as the tree. Directories that the path needs are made, with the attributes of the root
+ * of the entry's part. `line` of the part's list says so, 0: none does. -EINVAL, -ENAMETOOLONG:
+ * that is no path.
  */
-int tree_put(struct tree *tree, struct tree_place directory, const char *name, size_t len,
-             struct tree_place target, uint32_t label, struct fault *fault);
-
-/* Put a new directory, with the attributes of the part's root. */
-int tree_make(struct tree *tree, struct tree_place directory, const char *name, size_t len,
-              uint32_t part, uint32_t label, struct fault *fault, struct tree_place *ret_made);
+int tree_put(struct tree *tree, struct tree_place directory, const char *path, size_t len,
+             struct tree_place target, uint32_t line, struct fault *fault);
 
 /*
  * Write the index. The header's archive_bytes bound the parts; its codec, block_bytes and
  * sum_kind are filled in. -EEXIST: a name is in two places, of which the fault names the later
- * one's entry, and both archives, or both entries of one; where there are several such names,
- * one nearest to the root. -EUCLEAN: an index is damaged; -EOVERFLOW: an index can't hold so
- * much. Other errors: as builder_write.
+ * one's entry, its line, and both archives, or both entries of one; where there are several
+ * such names, one nearest to the root. -EUCLEAN: an index is damaged; -EOVERFLOW: an index
+ * can't hold so much. Other errors: as builder_write.
  */
 int tree_write(struct tree *tree, struct builder_header *header, int fd, struct fault *fault);
-
-/* The label with which the entry was put that tree_write's fault is about, or a directory above
- * it; else 0. */
-uint32_t tree_label(const struct tree *tree);
 
 #endif

@@ -1,13 +1,15 @@
 /*
- * Views: reading, and the tree that they show.
+ * Views. Patterns and lists are filters: each marks the entries of the index that it shows, and
+ * the tree (tree.h) takes those. A map puts entries into the tree under its names.
+ *
+ * A view goes over an index by view_walk, which meets each entry with its path, and leaves out
+ * directories in which nothing can be shown.
  */
 #include "tree_view.h"
 
-#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <locale.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,38 +18,28 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-#include "bytes.h"
 #include "cleanup.h"
-#include "cpus.h"
-#include "index_records.h"
-#include "map.h"
-#include "numbers.h"
 #include "path.h"
-#include "search.h"
 #include "selection.h"
-#include "thread.h"
 #include "tree_view_private.h"
-#include "view_map.h"
 
-/* Report the first of `lacking` names of the list or map that are not there. -ENOENT. */
-static int view_report_lacking(const struct view *view, size_t first, uint64_t lacking,
-                               const char *what, struct fault *fault);
+/* How many names the list or map has. */
+static size_t view_name_count(const struct view *view)
+{
+    return view->has_map ? view->map.lines.count
+           : view->names ? name_list_count(view->names)
+                         : 0;
+}
 
-static void view_mark_entry(uint8_t *marks, uint32_t position);
-/* All below a directory, among the entries `matched` (NULL: all). */
-static int view_mark_tree(const struct index *index, const uint8_t *matched, uint32_t position,
-                          uint8_t *marks);
+/* A name of the list or map, as the archive has it. */
+static const char *view_name(const struct view *view, size_t i)
+{
+    bool ignored;
+    return view->has_map ? view->map.text.at + view->map.lines.at[i].from
+                         : name_list_name(view->names, i, &ignored);
+}
 
-/* Report that a pattern that includes found nothing in `where`. -ENOENT. */
-static int view_found_nothing(const struct view *view, const char *where, struct fault *fault);
-
-/*
- * Views: patterns.
- *
- * A pattern with a slash can match only below the directories that its beginning names, up to
- * the first character that is not literal. So a walk leaves out other directories whole: of ten
- * million files, `--include 'train/n01*'` looks at the ones in train/n01* alone.
- */
+/* ---- patterns ---- */
 
 /* The patterns' verdict on this path alone. */
 static enum view_verdict view_match(const struct view *view, const char *path, bool is_folder)
@@ -58,112 +50,61 @@ static enum view_verdict view_match(const struct view *view, const char *path, b
     return VIEW_NOTHING;
 }
 
-/*
- * The verdict on the first `len` bytes of the filter's folder, which end at a slash or the end.
- */
-static enum view_verdict view_folder_verdict(struct view_filter *f, size_t len)
-{
-    enum view_verdict verdict = VIEW_NOTHING;
-    char *text = f->folder.at;
-    for (size_t end = 0; end < len && verdict != VIEW_HIDDEN; end++) {
-        end += strcspn(text + end, "/");
-        char kept = text[end];
-        text[end] = '\0';
-        enum view_verdict own = view_match(f->view, text, true);
-        text[end] = kept;
-        if (own != VIEW_NOTHING)
-            verdict = own;
-    }
-    return verdict;
-}
-
-/* The verdict on a path, which all below it inherits. -ENOMEM. */
-static int view_filter_verdict(struct view_filter *f, const char *path, size_t len,
-                               bool is_folder)
+int view_choose(struct view_filter *f, const char *path, size_t len, bool is_folder)
 {
     const char *slash = memrchr(path, '/', len);
     size_t folder_len = slash ? (size_t)(slash - path) : 0;
-    bool is_known =
-        f->folder.count == folder_len + 1 && memcmp(f->folder.at, path, folder_len) == 0;
-    if (!is_known) {
+    if (f->folder.count != folder_len + 1 || memcmp(f->folder.at, path, folder_len) != 0) {
         f->folder.count = 0;
         if (vector_append(&f->folder, path, folder_len) < 0 ||
             vector_push(&f->folder, '\0') < 0)
             return -ENOMEM;
-        f->folder_verdict = view_folder_verdict(f, folder_len);
+        f->folder_verdict = VIEW_NOTHING;
+        char *text = f->folder.at;
+        for (size_t end = 0; end < folder_len && f->folder_verdict != VIEW_HIDDEN; end++) {
+            end += strcspn(text + end, "/");
+            char kept = text[end];
+            text[end] = '\0';
+            enum view_verdict own = view_match(f->view, text, true);
+            text[end] = kept;
+            if (own != VIEW_NOTHING)
+                f->folder_verdict = own;
+        }
     }
-    if (f->folder_verdict == VIEW_HIDDEN)
-        return VIEW_HIDDEN;
-    enum view_verdict own = view_match(f->view, path, is_folder);
-    return own == VIEW_NOTHING ? f->folder_verdict : own;
-}
-
-int view_filter_shows_named(struct view_filter *f, const char *path, size_t len, bool is_folder)
-{
-    int verdict = view_filter_verdict(f, path, len, is_folder);
-    if (verdict < 0)
-        return verdict;
-    return verdict == VIEW_SHOWN ||
-           (verdict == VIEW_NOTHING && (is_folder || f->view->shows_rest));
-}
-
-/* Can the pattern match something below this directory? */
-static bool view_reaches(const char *glob, const char *folder, size_t len)
-{
-    glob += *glob == '/';
-    const char *slash = strchr(glob, '/');
-    if (!slash || !slash[1])
-        return true;
-    size_t literal = strcspn(glob, "*?[\\");
-    if (literal <= len)
-        return memcmp(glob, folder, literal) == 0;
-    return memcmp(glob, folder, len) == 0 && glob[len] == '/';
-}
-
-int view_choose(struct view_filter *f, const char *path, size_t len, uint32_t mode)
-{
-    const struct view *view = f->view;
-    int verdict = view_filter_verdict(f, path, len, S_ISDIR(mode));
-    if (verdict < 0)
-        return verdict;
-    if (verdict == VIEW_SHOWN || (verdict == VIEW_NOTHING && view->shows_rest))
-        return VIEW_TAKE;
-    if (verdict == VIEW_HIDDEN || !S_ISDIR(mode))
-        return VIEW_LEAVE_OUT;
-    for (size_t i = 0; i < view->pattern_count; i++)
-        if (view->patterns[i].includes && view_reaches(view->patterns[i].glob, path, len))
-            return VIEW_IF_NEEDED;
-    return VIEW_LEAVE_OUT;
+    enum view_verdict verdict = f->folder_verdict;
+    enum view_verdict own =
+        verdict == VIEW_HIDDEN ? VIEW_HIDDEN : view_match(f->view, path, is_folder);
+    if (own != VIEW_NOTHING)
+        verdict = own;
+    if (verdict == VIEW_NOTHING && f->view->shows_rest)
+        return VIEW_SHOWN;
+    return verdict == VIEW_NOTHING && !is_folder ? VIEW_HIDDEN : verdict;
 }
 
 /*
- * While patterns match, they match bytes, whatever the locale of the program that the library
- * is in: '?' is one byte in Python, too, and 'onepot mount' shows the view that Python
- * saved.
+ * Can a pattern that includes match something below this directory? A pattern with a slash can
+ * match only below the directories that its beginning names, up to the first character that is
+ * not literal. So a walk leaves out other directories whole: of ten million files, `--include
+ * 'train/n01*'` looks at the ones in train/n01* alone.
  */
-struct view_bytes {
-    locale_t bytes, before;
-};
-
-/* -ENOMEM. */
-static int view_bytes_begin(struct view_bytes *bytes)
+static bool view_reaches(const struct view *view, const char *folder, size_t len)
 {
-    bytes->bytes = newlocale(LC_ALL_MASK, "C", (locale_t)0);
-    if (!bytes->bytes)
-        return -ENOMEM;
-    bytes->before = uselocale(bytes->bytes);
-    return 0;
+    for (size_t i = 0; i < view->pattern_count; i++) {
+        const char *glob = view->patterns[i].glob;
+        glob += *glob == '/';
+        const char *slash = strchr(glob, '/');
+        size_t literal = strcspn(glob, "*?[\\");
+        if (!view->patterns[i].includes)
+            continue;
+        if (!slash || !slash[1] ||
+            (literal <= len ? memcmp(glob, folder, literal) == 0
+                            : memcmp(glob, folder, len) == 0 && glob[len] == '/'))
+            return true;
+    }
+    return false;
 }
 
-static void view_bytes_end(struct view_bytes *bytes)
-{
-    uselocale(bytes->before);
-    freelocale(bytes->bytes);
-}
-
-/*
- * The parser of maps. Names only become shorter by it, so they stay where they were read.
- */
+/* ---- the parser of maps: names only become shorter, so they stay where they were read ---- */
 
 static int map_refuse(struct fault *fault, uint64_t number, const char *why, const char *advice)
 {
@@ -263,501 +204,233 @@ void view_map_free(struct view_map *map)
     vector_free(&map->lines);
 }
 
-/*
- * Views of several archives, each opened by itself: what one of them lacks is looked for in the
- * others. What they show is all that is walked over, since a saved index of a view does not
- * tell what its archive lacked. Names are compared by their hashes.
- */
+/* ---- all entries of an index ---- */
 
-#define PICK_NONE UINT32_MAX
+/* An entry that the walk meets. Its path ends with a NUL. */
+struct view_entry {
+    uint32_t position, directory;
+    const char *path;
+    size_t len;
+    bool is_folder;
+};
 
-struct view_picker {
+/* 1: go on in it, if it is a directory; 0; or an error. */
+typedef int view_visit(void *ctx, const struct view_entry *entry);
+
+/* Visit all entries below a directory, the ones in it first. */
+static int view_walk(const struct index *index, uint32_t root, view_visit *visit, void *ctx)
+{
+    VECTOR(uint32_t) dirs = {0};
+    char path[2 * INDEX_PATH_MAX];
+    int r = vector_push(&dirs, root);
+    for (size_t d = 0; r >= 0 && d < dirs.count; d++) {
+        struct view_entry e = {.directory = dirs.at[d], .path = path};
+        uint32_t first = 0, count = 0, ignored;
+        const char *name;
+        size_t at = 0, len;
+        r = index_children(index, e.directory, &first, &count);
+        if (r == 0)
+            r = index_path(index, e.directory, path, INDEX_PATH_MAX + 1, &at);
+        if (at > 0)
+            path[at++] = '/';
+        for (uint32_t i = first; r >= 0 && i < first + count; i++) {
+            r = index_name(index, i, &name, &len);
+            if (r < 0)
+                break;
+            if (at + len > INDEX_PATH_MAX) /* nothing can name it */
+                continue;
+            memcpy(path + at, name, len);
+            path[at + len] = '\0';
+            r = index_children(index, i, &ignored, &ignored);
+            if (r < 0 && r != -ENOTDIR)
+                break;
+            e.position = i;
+            e.len = at + len;
+            e.is_folder = r == 0;
+            r = visit(ctx, &e);
+            if (r == 1 && e.is_folder)
+                r = vector_push(&dirs, i);
+        }
+    }
+    vector_free(&dirs);
+    return r < 0 ? r : 0;
+}
+
+/* ---- what is shown of an index ---- */
+
+struct showing {
     const struct view *view;
-    struct map names;         /* from the hash of a name to its number */
-    uint32_t *next;           /* number of an equal name; PICK_NONE: there is no more */
-    VECTOR(uint32_t) of_root; /* names of the root, which all have */
+    const struct index *index;
+    struct fault *fault;
+    struct view_filter filter;
+    uint8_t *matched;  /* by patterns, a bit for each entry; NULL: all */
+    uint8_t *listed;   /* by a list, and matched */
+    bool any;          /* is shown by patterns */
+    struct tree *tree; /* of a map */
+    uint32_t part;
+    /* The directory of the name that was found last; NULL: none. */
+    const char *folder;
+    size_t folder_len;
+    uint32_t folder_position;
+    VECTOR(uint64_t) picks; /* names that were met, by their numbers; lower half: positions */
+    uint64_t lacking;       /* names that the archive lacks */
+    size_t first_lacking;
 };
 
-struct view_check {
-    struct view_picker *names; /* as they are shown */
-    bool *found;               /* by the number in `names` */
-    size_t left;
-};
+static bool is_marked(const uint8_t *marks, uint32_t position)
+{
+    return !marks || marks[position / 8] & 1u << position % 8;
+}
 
-struct picking {
-    const struct view_picker *picker;
-    VECTOR(uint32_t) numbers;
-};
+static void view_mark_entry(uint8_t *marks, uint32_t position)
+{
+    marks[position / 8] |= (uint8_t)(1u << position % 8);
+}
 
-/* ---- names by their hashes ---- */
+/* Mark an entry of a directory, and the directories above it that are not marked yet. */
+static int view_mark(const struct index *index, uint8_t *marks, uint32_t position,
+                     uint32_t directory)
+{
+    int r = 0;
+    view_mark_entry(marks, position);
+    while (r == 0 && !is_marked(marks, directory)) {
+        view_mark_entry(marks, directory);
+        r = index_parent(index, directory, &directory);
+    }
+    return r;
+}
 
-static struct map_key check_key(const char *path, size_t len)
+/* Mark what patterns show. */
+static int visit_matched(void *ctx, const struct view_entry *e)
+{
+    struct showing *s = ctx;
+    int verdict = view_choose(&s->filter, e->path, e->len, e->is_folder);
+    if (verdict == VIEW_SHOWN) {
+        s->any = true;
+        int r = view_mark(s->index, s->matched, e->position, e->directory);
+        return r < 0 ? r : 1;
+    }
+    return verdict == VIEW_NOTHING ? view_reaches(s->view, e->path, e->len)
+           : verdict < 0           ? verdict
+                                   : 0;
+}
+
+/* Mark what is matched below a directory that is listed whole. */
+static int visit_whole(void *ctx, const struct view_entry *e)
+{
+    struct showing *s = ctx;
+    if (!is_marked(s->matched, e->position))
+        return 0;
+    view_mark_entry(s->listed, e->position);
+    return 1;
+}
+
+/* ---- names of a list or map ---- */
+
+static struct map_key view_key(const char *path, size_t len)
 {
     XXH128_hash_t hash = XXH3_128bits(path, len);
     return (struct map_key){hash.high64, hash.low64};
 }
 
-static int pick_add_name(struct view_picker *p, const char *name, uint32_t i)
-{
-    struct map_key key = check_key(name, strlen(name));
-    uint64_t first;
-    p->next[i] = PICK_NONE;
-    if (!*name)
-        return vector_push(&p->of_root, i);
-    if (map_get(&p->names, key, &first) < 0)
-        return map_put(&p->names, key, i);
-    p->next[i] = p->next[first];
-    p->next[first] = i;
-    return 0;
-}
-
-/* A name as the view shows it. */
-static const char *check_name(const struct view *view, size_t i)
-{
-    return view->has_map ? view->map.text.at + view->map.lines.at[i].to : view_name(view, i);
-}
-
-static int picker_new(const struct view *view, const char *name(const struct view *, size_t),
-                      struct view_picker **ret_picker)
+/*
+ * Where many archives have few of the names each, the names are looked up by the archive's
+ * paths, and not the other way round. -ENOMEM.
+ */
+static int view_make_table(struct view *view)
 {
     size_t count = view_name_count(view);
-    struct view_picker *p = calloc(1, sizeof(*p));
-    if (!p)
+    uint64_t first;
+    int r = 0;
+    view->next_equal = calloc(count + 1, sizeof(*view->next_equal));
+    if (!view->next_equal)
         return -ENOMEM;
-    p->view = view;
-    p->next = calloc(count + 1, sizeof(*p->next));
-    int r = p->next && count < PICK_NONE ? 0 : -ENOMEM;
-    for (size_t i = 0; r == 0 && i < count; i++)
-        r = pick_add_name(p, name(view, i), (uint32_t)i);
-    if (r < 0) {
-        view_picker_free(p);
-        return r;
-    }
-    *ret_picker = p;
-    return 0;
-}
-
-int view_picker_new(const struct view *view, struct view_picker **ret_picker)
-{
-    return picker_new(view, view_name, ret_picker);
-}
-
-void view_picker_free(struct view_picker *picker)
-{
-    if (!picker)
-        return;
-    map_free(&picker->names);
-    vector_free(&picker->of_root);
-    free(picker->next);
-    free(picker);
-}
-
-/* ---- all paths of an index ---- */
-
-/* Called with each path of an index: 1: that is enough, or an error. */
-typedef int check_visit(void *ctx, const char *path, size_t len);
-
-/* The children of a directory, whose path is in `path`. */
-static int check_directory(const struct index *index, uint32_t position,
-                           char path[2 * INDEX_PATH_MAX], size_t len, check_visit *visit,
-                           void *ctx)
-{
-    uint32_t first, count;
-    int r = index_children(index, position, &first, &count);
-    if (len)
-        path[len++] = '/';
-    for (uint32_t i = 0; r == 0 && i < count; i++) {
-        const char *name;
-        size_t name_len;
-        r = index_name(index, first + i, &name, &name_len);
-        if (r == 0 && name_len > INDEX_PATH_MAX - 1)
-            r = -EUCLEAN;
-        if (r < 0)
-            return r;
-        memcpy(path + len, name, name_len);
-        r = visit(ctx, path, len + name_len);
-    }
-    return r;
-}
-
-static int check_walk(const struct index *index, check_visit *visit, void *ctx)
-{
-    char path[2 * INDEX_PATH_MAX];
-    uint32_t entries = index_info(index)->entries;
-    int r = 0;
-    for (uint32_t i = 0; r == 0 && i < entries; i++) {
-        uint32_t first, count;
-        size_t len = 0;
-        r = index_children(index, i, &first, &count);
-        if (r == -ENOTDIR) {
-            r = 0;
-            continue;
+    for (size_t i = 0; r == 0 && i < count; i++) {
+        const char *name = view_name(view, i);
+        struct map_key key = view_key(name, strlen(name));
+        if (map_get(&view->table, key, &first) < 0) {
+            r = map_put(&view->table, key, i);
+        } else {
+            view->next_equal[i] = view->next_equal[first];
+            view->next_equal[first] = (uint32_t)i;
         }
-        if (r == 0)
-            r = index_path(index, i, path, INDEX_PATH_MAX + 1, &len);
-        if (r == 0)
-            r = check_directory(index, i, path, len, visit, ctx);
     }
-    return r < 0 ? r : 0;
+    return r;
 }
 
-/* ---- what all of them lack ---- */
-
-static int check_found(void *ctx, const char *path, size_t len)
+static int visit_picked(void *ctx, const struct view_entry *e)
 {
-    struct view_check *c = ctx;
+    struct showing *s = ctx;
     uint64_t number;
-    if (c->left > 0 && map_get(&c->names->names, check_key(path, len), &number) == 0 &&
-        !c->found[number]) {
-        c->found[number] = true;
-        c->left--;
-    }
-    return c->left == 0;
-}
-
-/* One name counts once. Names that the patterns hide were not looked for. */
-static int check_report(const struct view_check *c, struct fault *fault)
-{
-    const struct view *view = c->names->view;
-    struct view_filter filter = {.view = view};
-    size_t first = 0, lacking = 0, count = view_name_count(view);
-    int r = 0;
-    for (size_t i = 0; r >= 0 && i < count; i++) {
-        const char *from = view_name(view, i), *name = check_name(view, i);
-        uint64_t number;
-        if (map_get(&c->names->names, check_key(name, strlen(name)), &number) < 0 ||
-            number != i || c->found[i])
-            continue;
-        r = view->pattern_count ? view_filter_shows_named(&filter, from, strlen(from), false)
-                                : 1;
-        first = lacking == 0 && r == 1 ? i : first;
-        lacking += r == 1;
-    }
-    vector_free(&filter.folder);
-    if (r < 0 || lacking == 0)
-        return r < 0 ? r : 0;
-    return view_report_lacking(view, first, lacking, "none of the archives has it", fault);
-}
-
-static int check_names(const struct view *view, const struct index *const *shown, size_t count,
-                       struct fault *fault)
-{
-    struct view_check c = {0};
-    int r = picker_new(view, check_name, &c.names);
+    int r = map_get(&s->view->table, view_key(e->path, e->len), &number);
     if (r < 0)
-        return r;
-    c.left = c.names->names.count;
-    c.found = calloc(view_name_count(view) + 1, sizeof(*c.found));
-    r = c.found ? 0 : -ENOMEM;
-    for (size_t i = 0; r == 0 && c.left > 0 && i < count; i++)
-        r = check_walk(shown[i], check_found, &c);
-    if (r == 0 && c.left > 0)
-        r = check_report(&c, fault);
-    view_picker_free(c.names);
-    free(c.found);
-    return r;
+        return 1;
+    do
+        r = vector_push(&s->picks, number << 32 | e->position);
+    while (r == 0 && (number = s->view->next_equal[number]) != 0);
+    return r < 0 ? r : 1;
 }
 
-int view_check_several(const struct view *view, const struct index *const *shown, size_t count,
-                       struct fault *fault)
+static int view_by_number(const void *a, const void *b)
 {
-    struct view_bytes bytes;
-    uint64_t entries = 0;
-    for (size_t i = 0; i < count; i++)
-        entries += index_info(shown[i])->entries;
-    if (!view->names && !view->has_map)
-        return view->shows_rest || entries > count
-                   ? 0
-                   : view_found_nothing(view, "any of them", fault);
-    int r = view_bytes_begin(&bytes);
-    if (r < 0)
-        return r;
-    r = check_names(view, shown, count, fault);
-    view_bytes_end(&bytes);
-    return r;
-}
-
-/* ---- what each of them has of the names ---- */
-
-static int pick_found(void *ctx, const char *path, size_t len)
-{
-    struct picking *picking = ctx;
-    const struct view_picker *p = picking->picker;
-    uint64_t number;
-    int r = 0;
-    if (map_get(&p->names, check_key(path, len), &number) < 0)
-        return 0;
-    for (uint32_t i = (uint32_t)number; r == 0 && i != PICK_NONE; i = p->next[i])
-        r = vector_push(&picking->numbers, i);
-    return r;
-}
-
-static int by_number(const void *a, const void *b)
-{
-    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
     return (x > y) - (x < y);
 }
 
-int view_picker_view(const struct view_picker *picker, const struct index *index,
-                     struct view **ret_view)
-{
-    struct picking picking = {.picker = picker};
-    struct view *view = calloc(1, sizeof(*view));
-    int r = view ? vector_append(&picking.numbers, picker->of_root.at, picker->of_root.count)
-                 : -ENOMEM;
-    if (r == 0)
-        r = check_walk(index, pick_found, &picking);
-    if (r < 0) {
-        vector_free(&picking.numbers);
-        free(view);
-        return r;
-    }
-    if (picking.numbers.count)
-        qsort(picking.numbers.at, picking.numbers.count, sizeof(uint32_t), by_number);
-    *view = *picker->view;
-    view->is_picked = true;
-    view->picked = picking.numbers.at;
-    view->picked_count = picking.numbers.count;
-    *ret_view = view;
-    return 0;
-}
-
 /*
- * Views: the names of a list or a map.
- *
- * Names that follow each other mostly lie in one directory, in its order. So the last name's
- * directory is kept, and a search begins where the last one ended: among ten million files, one
- * of ten is found by a few comparisons of neighbours.
+ * The entry at a path; its directory is s->folder_position. Names that follow each other mostly
+ * lie in one directory, which is therefore kept. -ENOENT: the archive lacks it.
  */
-
-/* The last name's directory. */
-struct names_folder {
-    VECTOR(char) path;           /* with its NUL */
-    uint32_t position;           /* in the archive */
-    uint32_t first, count, near; /* its children; the one found last */
-    bool is_known, is_marked;    /* of a list: with the directories above it */
-};
-
-struct names_walk {
-    const struct view *view;
-    const struct index *index;
-    struct view_filter filter;
-    struct fault *fault;
-    struct names_folder folder;
-    const uint8_t *matched; /* of a list: see view_mark_names */
-    uint8_t *marks;
-    struct tree *tree; /* of a map */
-    uint32_t part;
-    struct map made;  /* directories that were made, by a hash of their paths */
-    uint64_t lacking; /* names that the archive lacks */
-    size_t first_lacking;
-};
-
-/* ---- finding ---- */
-
-/* Narrow [*low, *high) around a name, in steps that double, from where the last one was. */
-static int names_narrow(const struct index *index, const struct names_folder *folder,
-                        const char *name, size_t len, uint32_t *low, uint32_t *high)
+static int names_find(struct showing *s, const char *path, uint32_t *ret_position)
 {
-    *low = 0;
-    *high = folder->count;
-    for (uint64_t at = folder->near, step = 1; at < folder->count; at += step, step *= 2) {
-        const char *other;
-        size_t other_len;
-        int r = index_name(index, folder->first + (uint32_t)at, &other, &other_len);
-        if (r < 0)
-            return r;
-        int compared = bytes_compare(name, len, other, other_len);
-        if (compared < 0) {
-            *high = (uint32_t)at;
-            return 0;
-        }
-        *low = (uint32_t)at;
-        if (compared == 0) {
-            *high = *low + 1;
-            return 0;
-        }
+    const char *slash = strrchr(path, '/');
+    size_t len = slash ? (size_t)(slash - path) : 0;
+    int r = 0;
+    *ret_position = INDEX_ROOT;
+    if (!s->folder || s->folder_len != len || memcmp(s->folder, path, len) != 0) {
+        s->folder = NULL;
+        r = index_resolve_from(s->index, INDEX_ROOT, path, len, &s->folder_position);
+        if (r == 0)
+            s->folder = path;
+        s->folder_len = len;
     }
-    return 0;
-}
-
-/* A child of the directory. -ENOENT. */
-static int names_look_up(struct names_walk *w, const char *name, size_t len,
-                         uint32_t *ret_position)
-{
-    struct names_folder *f = &w->folder;
-    uint32_t low, high;
-    int r = names_narrow(w->index, f, name, len, &low, &high);
-    if (r == 0)
-        r = index_search(w->index, f->first + low, high - low, name, len, ret_position);
-    if (r == 0)
-        f->near = *ret_position - f->first;
-    return r;
-}
-
-/* Go to the directory at the first `len` bytes of the path. */
-static int names_enter(struct names_walk *w, const char *path, size_t len)
-{
-    struct names_folder *f = &w->folder;
-    if (f->is_known && f->path.count == len + 1 && memcmp(f->path.at, path, len) == 0)
-        return 0;
-    f->is_known = f->is_marked = false;
-    f->path.count = f->near = 0;
-    if (vector_append(&f->path, path, len) < 0 || vector_push(&f->path, '\0') < 0)
-        return -ENOMEM;
-    int r = index_resolve(w->index, f->path.at, &f->position);
-    if (r == 0)
-        r = index_children(w->index, f->position, &f->first, &f->count);
-    f->is_known = r == 0;
-    return r;
-}
-
-/* Where the last name of a path begins, and the length of its directory. */
-static size_t names_split(const char *path, size_t len, size_t *ret_folder_len)
-{
-    const char *slash = memrchr(path, '/', len);
-    *ret_folder_len = slash ? (size_t)(slash - path) : 0;
-    return slash ? *ret_folder_len + 1 : 0;
-}
-
-/* -ENOENT: the archive lacks it. */
-static int names_find(struct names_walk *w, const char *path, size_t len,
-                      uint32_t *ret_position)
-{
-    size_t folder_len, at = names_split(path, len, &folder_len);
-    if (len == 0) {
-        *ret_position = INDEX_ROOT;
-        return 0;
-    }
-    int r = names_enter(w, path, folder_len);
-    if (r == 0)
-        r = names_look_up(w, path + at, len - at, ret_position);
+    const char *name = slash ? slash + 1 : path;
+    if (r == 0 && *path)
+        r = index_lookup(s->index, s->folder_position, name, strlen(name), ret_position);
     return r == -ENOTDIR ? -ENOENT : r;
 }
 
-/*
- * The entry at the path of name `number`, and whether it is to be shown: 1, 0, or
- * an error. A lacking one is counted.
- */
-static int names_choose(struct names_walk *w, const char *path, size_t number,
-                        uint32_t *ret_position, struct node *ret_node)
+/* Show the entry of name `number`, which lies in the directory. */
+static int names_show(struct showing *s, size_t number, uint32_t position, uint32_t directory)
 {
+    const struct view *view = s->view;
+    const char *path = view_name(view, number);
     size_t len = strlen(path);
-    int r = names_find(w, path, len, ret_position);
-    if (r == -ENOENT) {
-        if (w->lacking++ == 0)
-            w->first_lacking = number;
-        return 0;
-    }
-    if (r == 0)
-        r = index_node(w->index, *ret_position, ret_node);
+    bool whole = false;
+    struct node node;
+    int r = index_node(s->index, position, &node);
     if (r < 0)
-        return fault_set(w->fault, r, path, FAULT_NO_OFFSET,
+        return fault_set(s->fault, r, path, FAULT_NO_OFFSET,
                          "its entry in the index is damaged");
-    return w->view->pattern_count && len
-               ? view_filter_shows_named(&w->filter, path, len, S_ISDIR(ret_node->mode))
-               : 1;
-}
-
-/* ---- lists ---- */
-
-/* Mark the last name's directory, and the ones above it. */
-static int names_mark_folder(struct names_walk *w)
-{
-    int r = 0;
-    for (uint32_t at = w->folder.position; r == 0 && at != INDEX_ROOT;) {
-        view_mark_entry(w->marks, at);
-        r = index_parent(w->index, at, &at);
+    if (view->pattern_count && len) {
+        r = view_choose(&s->filter, path, len, S_ISDIR(node.mode));
+        if (r < 0 || r == VIEW_HIDDEN)
+            return r < 0 ? r : 0;
     }
-    w->folder.is_marked = true;
-    return r;
-}
-
-static int names_mark_listed(struct names_walk *w, size_t number)
-{
-    bool whole;
-    const char *path = name_list_name(w->view->names, number, &whole);
-    uint32_t position;
-    struct node node;
-    int r = names_choose(w, path, number, &position, &node);
-    if (r <= 0)
-        return r;
-    view_mark_entry(w->marks, position);
-    r = position == INDEX_ROOT || w->folder.is_marked ? 0 : names_mark_folder(w);
-    if (r < 0)
-        return r;
-    return whole && S_ISDIR(node.mode)
-               ? view_mark_tree(w->index, w->matched, position, w->marks)
-               : 0;
-}
-
-/* ---- maps ---- */
-
-/* Add the number of a map's line to an error about it. */
-static void view_tell_line(const struct view *view, size_t number, struct fault *fault)
-{
-    const struct view_map_line *line = &view->map.lines.at[number];
-    if (!fault || !fault->err)
-        return;
-    if (!fault->member[0]) /* a directory that only the map names */
-        snprintf(fault->member, sizeof(fault->member), "%s", view->map.text.at + line->from);
-    size_t used = strlen(fault->what);
-    snprintf(fault->what + used, sizeof(fault->what) - used, " (line %llu of %.60s)",
-             (unsigned long long)line->number, view->file);
-}
-
-/* The directory of the new tree at the first `len` bytes of a path; what lacks is made. */
-static int names_find_target(struct names_walk *w, const char *path, size_t len, uint32_t label,
-                             struct tree_place *ret_directory)
-{
-    *ret_directory = TREE_TOP;
-    for (size_t at = 0, end; at < len; at = end + 1) {
-        const char *slash = memchr(path + at, '/', len - at);
-        end = slash ? (size_t)(slash - path) : len;
-        XXH128_hash_t hash = XXH3_128bits(path, end);
-        struct map_key key = {hash.high64, hash.low64};
-        struct tree_place above = *ret_directory;
-        uint64_t number = 0;
-        int r = map_get(&w->made, key, &number);
-        *ret_directory = (struct tree_place){TREE_MADE, (uint32_t)number};
-        if (r < 0)
-            r = tree_make(w->tree, above, path + at, end - at, w->part, label, w->fault,
-                          ret_directory);
-        else
-            continue;
-        if (r == 0)
-            r = map_put(&w->made, key, ret_directory->position);
-        if (r < 0)
-            return r;
+    if (view->has_map) {
+        const struct view_map_line *line = &view->map.lines.at[number];
+        const char *to = view->map.text.at + line->to;
+        return tree_put(s->tree, TREE_TOP, to, strlen(to),
+                        (struct tree_place){s->part, position}, (uint32_t)line->number,
+                        s->fault);
     }
-    return 0;
+    (void)name_list_name(view->names, number, &whole);
+    r = view_mark(s->index, s->listed, position, directory);
+    return r == 0 && whole && S_ISDIR(node.mode) ? view_walk(s->index, position, visit_whole, s)
+                                                 : r;
 }
 
-static int names_put_mapped(struct names_walk *w, size_t number)
-{
-    const struct view_map_line *line = &w->view->map.lines.at[number];
-    const char *from = w->view->map.text.at + line->from, *to = w->view->map.text.at + line->to;
-    struct tree_place directory, target = {w->part, INDEX_ROOT};
-    struct node node;
-    size_t len = strlen(to), folder_len, at = names_split(to, len, &folder_len);
-    int r = names_choose(w, from, number, &target.position, &node);
-    if (r <= 0)
-        return r;
-    if (len > INDEX_PATH_MAX)
-        r = fault_set(w->fault, -ENAMETOOLONG, from, FAULT_NO_OFFSET,
-                      "would have a path of more than %u bytes", INDEX_PATH_MAX);
-    else
-        r = names_find_target(w, to, folder_len, (uint32_t)number + 1, &directory);
-    if (r == 0)
-        r = tree_put(w->tree, directory, to + at, len - at, target, (uint32_t)number + 1,
-                     w->fault);
-    if (r < 0)
-        view_tell_line(w->view, number, w->fault);
-    return r;
-}
-
-/* ---- both ---- */
-
+/* Report the first of `lacking` names of the list or map that are not there. -ENOENT. */
 static int view_report_lacking(const struct view *view, size_t first, uint64_t lacking,
                                const char *what, struct fault *fault)
 {
@@ -768,343 +441,160 @@ static int view_report_lacking(const struct view *view, size_t first, uint64_t l
     if (lacking > 1)
         snprintf(more, sizeof(more), ", nor %llu more of its names",
                  (unsigned long long)lacking - 1);
-    fault_set(fault, -ENOENT, view_name(view, first), FAULT_NO_OFFSET, "%s (%s%.60s)%s", what,
-              line, view->file, more);
-    fault_advise(fault, "names are paths from the archive's root, as 'onepot ls -R' has them");
-    return -ENOENT;
+    return fault_set_advised(
+        fault, -ENOENT, view_name(view, first), FAULT_NO_OFFSET,
+        "names are paths from the archive's root, as 'onepot ls -R' has them", "%s (%s%.60s)%s",
+        what, line, view->file, more);
 }
 
-/* Take all names of the list or map, by their numbers. */
-static int names_take_all(struct names_walk *w,
-                          int (*take)(struct names_walk *w, size_t number))
+/* Show all names of the list or map, in its order. */
+static int names_show_all(struct showing *s)
 {
-    const struct view *view = w->view;
-    size_t count = view->is_picked ? view->picked_count : view_name_count(view);
-    w->filter.view = view;
+    const struct view *view = s->view;
+    size_t count = view_name_count(view);
+    uint32_t position, directory;
     int r = count < UINT32_MAX ? 0 : -EOVERFLOW;
-    for (size_t i = 0; r >= 0 && i < count; i++)
-        r = take(w, view->is_picked ? view->picked[i] : i);
-    if (r >= 0)
-        r = w->lacking && !view->is_of_several
-                ? view_report_lacking(view, w->first_lacking, w->lacking,
-                                      "the archive does not have it", w->fault)
-                : 0;
-    vector_free(&w->filter.folder);
-    vector_free(&w->folder.path);
-    map_free(&w->made);
-    return r;
-}
-
-/*
- * Mark what a list names, a bit for each entry; below a whole directory, the entries `matched`
- * (NULL: all). -ENOENT: see view_write.
- */
-static int view_mark_names(const struct view *view, const struct index *index,
-                           const uint8_t *matched, uint8_t *marks, struct fault *fault)
-{
-    struct names_walk w = {
-        .view = view, .index = index, .fault = fault, .matched = matched, .marks = marks};
-    view_mark_entry(marks, INDEX_ROOT);
-    return names_take_all(&w, names_mark_listed);
-}
-
-/* Put what a map names into a tree, in which the index is this part. Errors as view_write. */
-static int view_put_names(const struct view *view, const struct index *index, struct tree *tree,
-                          uint32_t part, struct fault *fault)
-{
-    struct names_walk w = {
-        .view = view, .index = index, .fault = fault, .tree = tree, .part = part};
-    return names_take_all(&w, names_put_mapped);
-}
-
-/*
- * Views, as marks: a bit for each entry that is shown.
- *
- * Patterns decide about directories first, from the root down, then about all other entries,
- * with several threads: millions of names are matched, and each alone. The entries of a
- * directory lie together, followed by the entries of the directories after it, so that a thread
- * takes a range of positions. At last a directory in which something is shown is shown, too.
- */
-
-#define MARK_RANGE (16u << 10) /* positions that a thread takes at once */
-#define MARK_THREADS 8u
-#define MARK_THREAD_ENTRIES (100u << 10) /* for fewer, a thread costs more than it saves */
-#define MARK_STACK_BYTES (256u << 10)
-
-/* A directory, by its number in the index. */
-struct mark_dir {
-    uint32_t position, first, count; /* its children */
-    uint32_t parent;
-    uint32_t first_dir;    /* the first of its children that is a directory */
-    bool is_entered;       /* entries in it may be shown */
-    _Atomic bool is_shown; /* or something in it is */
-};
-
-struct marking {
-    const struct view *view;
-    const struct index *index;
-    uint32_t entries, count;
-    struct mark_dir *dirs;
-    _Atomic uint8_t *marks;
-    _Atomic uint64_t next; /* position that no thread took yet */
-    _Atomic int err;
-};
-
-/* A thread's view of it. */
-struct marker {
-    struct marking *m;
-    struct view_filter filter;
-    VECTOR(char) path;
-};
-
-static void view_mark_entry(uint8_t *marks, uint32_t position)
-{
-    marks[position / 8] |= (uint8_t)(1u << position % 8);
-}
-
-static bool is_marked(const uint8_t *marks, uint32_t position)
-{
-    return !marks || marks[position / 8] & 1u << position % 8;
-}
-
-/* ---- all below a directory ---- */
-
-static int view_mark_tree(const struct index *index, const uint8_t *matched, uint32_t position,
-                          uint8_t *marks)
-{
-    VECTOR(uint32_t) dirs = {0};
-    int r = vector_push(&dirs, position);
-    while (r == 0 && dirs.count > 0) {
-        uint32_t first, count;
-        struct node node;
-        r = index_children(index, dirs.at[--dirs.count], &first, &count);
-        for (uint32_t i = first; r == 0 && i < first + count; i++) {
-            if (!is_marked(matched, i))
-                continue;
-            view_mark_entry(marks, i);
-            r = index_node(index, i, &node);
-            if (r == 0 && S_ISDIR(node.mode))
-                r = vector_push(&dirs, i);
+    if (r == 0 && view->next_equal && index_info(s->index)->entries < count) {
+        const struct view_entry root = {.path = ""};
+        r = visit_picked(s, &root);
+        if (r >= 0)
+            r = view_walk(s->index, INDEX_ROOT, visit_picked, s);
+        if (s->picks.count)
+            qsort(s->picks.at, s->picks.count, sizeof(*s->picks.at), view_by_number);
+        for (size_t i = 0; r == 0 && i < s->picks.count; i++) {
+            position = (uint32_t)s->picks.at[i];
+            r = index_parent(s->index, position, &directory);
+            if (r == 0)
+                r = names_show(s, s->picks.at[i] >> 32, position, directory);
+        }
+        return r;
+    }
+    for (size_t i = 0; r == 0 && i < count; i++) {
+        r = names_find(s, view_name(view, i), &position);
+        if (r == 0) {
+            r = names_show(s, i, position, s->folder_position);
+        } else if (r == -ENOENT) {
+            s->first_lacking = s->lacking++ == 0 ? i : s->first_lacking;
+            r = 0;
+        } else {
+            fault_set(s->fault, r, view_name(view, i), FAULT_NO_OFFSET,
+                      "its entry in the index is damaged");
         }
     }
-    vector_free(&dirs);
+    if (r == 0 && s->lacking && !view->is_of_several)
+        return view_report_lacking(view, s->first_lacking, s->lacking,
+                                   "the archive does not have it", s->fault);
     return r;
 }
 
-/* ---- one entry ---- */
+/* ---- what several archives lack ---- */
 
 /*
- * The entry's place in the view, an enum view_choice. w->path begins with its folder
- * (`folder_len` bytes).
+ * They are opened each by itself, and what one of them lacks is looked for in the others: among
+ * the entries that they show, since a saved index of a view does not tell what its archive
+ * lacked. Names are compared by their hashes.
  */
-static int marker_ask(struct marker *w, size_t folder_len, uint32_t position, uint32_t mode)
+struct view_check {
+    struct map names; /* as they are shown; of equal ones, the first */
+    bool *found;      /* by number */
+    size_t left;
+};
+
+static int visit_shown(void *ctx, const struct view_entry *e)
 {
-    const char *name;
-    size_t len;
-    int r = index_name(w->m->index, position, &name, &len);
+    struct view_check *c = ctx;
+    uint64_t number;
+    if (c->left > 0 && map_get(&c->names, view_key(e->path, e->len), &number) == 0 &&
+        !c->found[number]) {
+        c->found[number] = true;
+        c->left--;
+    }
+    return c->left > 0;
+}
+
+/* Report the names that none has. A name that the patterns hide was not looked for. */
+static int check_report(const struct view *view, const struct view_check *c,
+                        struct fault *fault)
+{
+    struct view_filter filter = {.view = view};
+    size_t first = 0, lacking = 0, count = view_name_count(view);
+    int r = 0;
+    for (size_t i = 0; r >= 0 && i < count; i++) {
+        const char *name = view_name(view, i);
+        if (c->found[i])
+            continue;
+        r = view->pattern_count ? view_choose(&filter, name, strlen(name), false) : VIEW_SHOWN;
+        first = lacking == 0 && r == VIEW_SHOWN ? i : first;
+        lacking += r == VIEW_SHOWN;
+    }
+    vector_free(&filter.folder);
+    if (r < 0 || lacking == 0)
+        return r < 0 ? r : 0;
+    return view_report_lacking(view, first, lacking, "none of the archives has it", fault);
+}
+
+static int check_names(const struct view *view, const struct index *const *shown, size_t count,
+                       struct fault *fault)
+{
+    struct view_check c = {.found = calloc(view_name_count(view) + 1, sizeof(*c.found))};
+    int r = c.found ? 0 : -ENOMEM;
+    for (size_t i = 0; r == 0 && i < view_name_count(view); i++) {
+        const char *name =
+            view->has_map ? view->map.text.at + view->map.lines.at[i].to : view_name(view, i);
+        r = *name ? map_put(&c.names, view_key(name, strlen(name)), i) : -EEXIST;
+        c.found[i] = r == -EEXIST; /* an equal one was, or it is the root, which all have */
+        c.left += r == 0;
+        r = r == -EEXIST ? 0 : r;
+    }
+    for (size_t i = 0; r == 0 && c.left > 0 && i < count; i++)
+        r = view_walk(shown[i], INDEX_ROOT, visit_shown, &c);
+    if (r == 0 && c.left > 0)
+        r = check_report(view, &c, fault);
+    map_free(&c.names);
+    free(c.found);
+    return r;
+}
+
+/*
+ * While patterns match, they match bytes, whatever the locale of the program that the library
+ * is in: '?' is one byte in Python, too, and 'onepot mount' shows the view that Python saved.
+ * -ENOMEM.
+ */
+static int view_match_bytes(locale_t *ret_before)
+{
+    locale_t bytes = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    if (bytes)
+        *ret_before = uselocale(bytes);
+    return bytes ? 0 : -ENOMEM;
+}
+
+/* Report that a pattern that includes found nothing in `where`. -ENOENT. */
+static int view_found_nothing(const struct view *view, const char *where, struct fault *fault)
+{
+    size_t i = 0;
+    while (!view->patterns[i].includes)
+        i++;
+    return fault_set_advised(
+        fault, -ENOENT, NULL, FAULT_NO_OFFSET, "'onepot ls -R' lists what it has",
+        "nothing in %s matches --include '%.100s'", where, view->patterns[i].glob);
+}
+
+int view_check_several(const struct view *view, const struct index *const *shown, size_t count,
+                       struct fault *fault)
+{
+    locale_t before;
+    uint64_t entries = 0;
+    for (size_t i = 0; i < count; i++)
+        entries += index_info(shown[i])->entries;
+    if (!view->names && !view->has_map)
+        return view->shows_rest || entries > count
+                   ? 0
+                   : view_found_nothing(view, "any of them", fault);
+    int r = view_match_bytes(&before);
     if (r < 0)
         return r;
-    if (folder_len + len > INDEX_PATH_MAX)
-        return VIEW_LEAVE_OUT;
-    w->path.count = folder_len;
-    if (vector_append(&w->path, name, len) < 0 || vector_push(&w->path, '\0') < 0)
-        return -ENOMEM;
-    return view_choose(&w->filter, w->path.at, folder_len + len, mode);
-}
-
-/* Makes w->path a directory's path, with a slash behind it unless it is the root. */
-static int marker_enter(struct marker *w, const struct mark_dir *dir, size_t *ret_len)
-{
-    char path[INDEX_PATH_MAX + 1];
-    int r = index_path(w->m->index, dir->position, path, sizeof(path), ret_len);
-    w->path.count = 0;
-    if (r == 0)
-        r = vector_append(&w->path, path, *ret_len);
-    if (r == 0 && *ret_len > 0) {
-        ++*ret_len;
-        r = vector_push(&w->path, '/');
-    }
-    return r;
-}
-
-/* ---- 1. directories ---- */
-
-/* Lists the directories. -EUCLEAN: they are not in the order that a sound index has. */
-static int marking_list_dirs(struct marking *m)
-{
-    uint64_t bytes = index_section_bytes(m->index, SECTION_DIRS);
-    const uint32_t *positions = index_records(m->index, SECTION_DIRS, 0, bytes);
-    uint32_t end = 1; /* of the last children */
-    m->count = (uint32_t)(bytes / sizeof(*positions));
-    m->dirs = positions && m->count ? calloc(m->count, sizeof(*m->dirs)) : NULL;
-    if (!m->dirs)
-        return positions && m->count ? -ENOMEM : -EUCLEAN;
-    for (uint32_t i = 0; i < m->count; i++) {
-        struct mark_dir *dir = &m->dirs[i];
-        dir->position = le32toh(positions[i]);
-        if (dir->position >= m->entries ||
-            (i ? dir->position <= dir[-1].position : dir->position != INDEX_ROOT) ||
-            index_children(m->index, dir->position, &dir->first, &dir->count) < 0 ||
-            (dir->count && dir->first < end))
-            return -EUCLEAN;
-        dir->first = dir->count ? dir->first : end;
-        end = dir->first + dir->count;
-    }
-    return 0;
-}
-
-static int marking_ask_dir(struct marker *w, uint32_t number, size_t folder_len)
-{
-    struct mark_dir *dir = &w->m->dirs[number];
-    int choice = marker_ask(w, folder_len, dir->position, S_IFDIR);
-    dir->is_entered = choice > VIEW_LEAVE_OUT;
-    atomic_store_explicit(&dir->is_shown, choice == VIEW_TAKE, memory_order_relaxed);
-    return choice < 0 ? choice : 0;
-}
-
-static int marking_ask_dirs(struct marker *w)
-{
-    struct marking *m = w->m;
-    uint32_t next = 1;
-    size_t folder_len;
-    m->dirs[0].is_entered = true;
-    atomic_store_explicit(&m->dirs[0].is_shown, true, memory_order_relaxed);
-    for (uint32_t i = 0; i < m->count; i++) {
-        struct mark_dir *dir = &m->dirs[i];
-        dir->first_dir = next;
-        for (; next < m->count && m->dirs[next].position < dir->first + dir->count; next++) {
-            m->dirs[next].parent = i;
-            if (m->dirs[next].position < dir->first)
-                return -EUCLEAN;
-            int r = !dir->is_entered         ? 0
-                    : next == dir->first_dir ? marker_enter(w, dir, &folder_len)
-                                             : 0;
-            if (r == 0 && dir->is_entered)
-                r = marking_ask_dir(w, next, folder_len);
-            if (r < 0)
-                return r;
-        }
-    }
-    return next == m->count ? 0 : -EUCLEAN;
-}
-
-/* ---- 2. all others ---- */
-
-/* The first directory from `low` on that is not before a position. */
-static uint32_t marking_next_dir(const struct marking *m, uint32_t low, uint32_t position)
-{
-    return (uint32_t)search_first(i, low, m->count, m->dirs[i].position >= position);
-}
-
-static int marker_take(struct marker *w, struct mark_dir *dir, uint32_t from, uint32_t to)
-{
-    struct marking *m = w->m;
-    size_t folder_len;
-    uint32_t next = marking_next_dir(m, dir->first_dir, from);
-    int r = marker_enter(w, dir, &folder_len);
-    for (uint32_t i = from; r == 0 && i < to; i++) {
-        if (next < m->count && m->dirs[next].position == i) {
-            next++;
-            continue;
-        }
-        int choice = marker_ask(w, folder_len, i, S_IFREG);
-        if (choice == VIEW_TAKE) {
-            atomic_fetch_or_explicit(&m->marks[i / 8], (uint8_t)(1u << i % 8),
-                                     memory_order_relaxed);
-            atomic_store_explicit(&dir->is_shown, true, memory_order_relaxed);
-        }
-        r = choice < 0 ? choice : 0;
-    }
-    return r;
-}
-
-/* The first directory whose children do not end before a position. */
-static uint32_t marking_dir_at(const struct marking *m, uint32_t position)
-{
-    return (uint32_t)search_first(i, 0, m->count,
-                                  m->dirs[i].first + m->dirs[i].count > position);
-}
-
-static int marker_take_range(struct marker *w, uint32_t from, uint32_t to)
-{
-    struct marking *m = w->m;
-    int r = 0;
-    for (uint32_t i = marking_dir_at(m, from); r == 0 && i < m->count; i++) {
-        struct mark_dir *dir = &m->dirs[i];
-        if (dir->first >= to)
-            break;
-        if (dir->is_entered && dir->count)
-            r = marker_take(w, dir, max_u32(from, dir->first),
-                            (uint32_t)min_u64(to, (uint64_t)dir->first + dir->count));
-    }
-    return r;
-}
-
-static void marker_free(struct marker *w)
-{
-    vector_free(&w->filter.folder);
-    vector_free(&w->path);
-}
-
-static void *marking_run(void *arg)
-{
-    struct marking *m = arg;
-    struct marker w = {.m = m, .filter = {.view = m->view}};
-    struct view_bytes bytes; /* each thread has a locale */
-    int r = view_bytes_begin(&bytes);
-    uint64_t at;
-    if (r == 0) {
-        while (r == 0 && (at = atomic_fetch_add(&m->next, MARK_RANGE)) < m->entries)
-            r = marker_take_range(&w, (uint32_t)at,
-                                  (uint32_t)min_u64(at + MARK_RANGE, m->entries));
-        view_bytes_end(&bytes);
-    }
-    if (r < 0) {
-        atomic_store(&m->err, r);
-        atomic_store(&m->next, m->entries);
-    }
-    marker_free(&w);
-    return NULL;
-}
-
-static int marking_run_all(struct marking *m)
-{
-    uint64_t wanted =
-        min_u64(min_u64(m->entries / MARK_THREAD_ENTRIES, cpus_allowed()), MARK_THREADS);
-    thread_team(wanted, MARK_STACK_BYTES, marking_run, m);
-    return atomic_load(&m->err);
-}
-
-/* ---- 3. directories of shown entries ---- */
-
-static void marking_show_dirs(struct marking *m, uint8_t *marks)
-{
-    for (uint32_t i = m->count; i-- > 0;) {
-        if (!atomic_load_explicit(&m->dirs[i].is_shown, memory_order_relaxed))
-            continue;
-        view_mark_entry(marks, m->dirs[i].position);
-        atomic_store_explicit(&m->dirs[m->dirs[i].parent].is_shown, true, memory_order_relaxed);
-    }
-}
-
-/* Mark what patterns show, and the root. It starts threads. -EUCLEAN, -ENOMEM. */
-static int view_mark_matches(const struct view *view, const struct index *index, uint8_t *marks)
-{
-    struct marking m = {.view = view, .index = index, .entries = index_info(index)->entries};
-    struct marker w = {.m = &m, .filter = {.view = view}};
-    m.marks = calloc(m.entries / 8 + 1, 1);
-    int r = m.marks ? marking_list_dirs(&m) : -ENOMEM;
-    if (r == 0)
-        r = marking_ask_dirs(&w);
-    if (r == 0)
-        r = marking_run_all(&m);
-    if (r == 0) {
-        memcpy(marks, m.marks, m.entries / 8 + 1);
-        marking_show_dirs(&m, marks);
-    }
-    marker_free(&w);
-    free(m.marks);
-    free(m.dirs);
+    r = check_names(view, shown, count, fault);
+    freelocale(uselocale(before));
     return r;
 }
 
@@ -1183,6 +673,8 @@ int view_read(const struct view_options *options, struct fault *fault, const cha
         *ret_file = options->list_name ? options->list_name
                     : options->map     ? options->map
                                        : options->files_from;
+        if (r == 0 && view->is_of_several)
+            r = view_make_table(view);
     }
     if (r < 0) {
         view_free(view);
@@ -1194,11 +686,6 @@ int view_read(const struct view_options *options, struct fault *fault, const cha
 
 void view_free(struct view *view)
 {
-    if (view && view->is_picked) {
-        free(view->picked);
-        free(view);
-        return;
-    }
     if (!view)
         return;
     for (size_t i = 0; i < view->pattern_count; i++)
@@ -1206,11 +693,11 @@ void view_free(struct view *view)
     free(view->patterns);
     name_list_free(view->names);
     view_map_free(&view->map);
+    map_free(&view->table);
+    free(view->next_equal);
     free(view->file);
     free(view);
 }
-
-/* ---- the entries it shows ---- */
 
 /* Add the sum of all names; a map's text has bytes behind them that may look like others. */
 static void view_describe_names(const struct view *view, struct recipe *recipe)
@@ -1248,90 +735,62 @@ void view_describe(const struct view *view, struct recipe *recipe)
         recipe_number(recipe, "of several", 1);
 }
 
-/* A pattern that was meant to show something, in a view of nothing. */
-static int view_found_nothing(const struct view *view, const char *where, struct fault *fault)
-{
-    size_t i = 0;
-    while (!view->patterns[i].includes)
-        i++;
-    fault_set(fault, -ENOENT, NULL, FAULT_NO_OFFSET, "nothing in %s matches --include '%.100s'",
-              where, view->patterns[i].glob);
-    fault_advise(fault, "'onepot ls -R' lists what it has");
-    return -ENOENT;
-}
-
 /* ---- the tree that it shows ---- */
 
-/* Mark the entries shown; a map shows the ones below its names. *ret_marks NULL: all. */
-static int view_mark(const struct view *view, const struct index *index, uint8_t **ret_marks,
-                     struct fault *fault)
+static int view_compose(struct showing *s)
 {
-    size_t bytes = index_info(index)->entries / 8 + 1;
-    auto_free uint8_t *matched = view->pattern_count ? calloc(bytes, 1) : NULL;
-    *ret_marks = NULL;
+    const struct view *view = s->view;
+    size_t bytes = index_info(s->index)->entries / 8 + 1;
+    int r = 0;
     if (view->pattern_count) {
-        int r = matched ? view_mark_matches(view, index, matched) : -ENOMEM;
-        if (r < 0)
-            return r;
+        s->matched = calloc(bytes, 1);
+        if (!s->matched)
+            return -ENOMEM;
+        view_mark_entry(s->matched, INDEX_ROOT);
+        r = view_walk(s->index, INDEX_ROOT, visit_matched, s);
     }
-    if (!view->names) {
-        *ret_marks = steal_ptr(&matched);
-        return 0;
+    if (r == 0 && view->names) {
+        s->listed = calloc(bytes, 1);
+        if (!s->listed)
+            return -ENOMEM;
+        view_mark_entry(s->listed, INDEX_ROOT);
+        r = names_show_all(s);
     }
-    *ret_marks = calloc(bytes, 1);
-    return *ret_marks ? view_mark_names(view, index, matched, *ret_marks, fault) : -ENOMEM;
-}
-
-static bool view_shows_nothing(const struct index *index, const uint8_t *marks)
-{
-    size_t bytes = index_info(index)->entries / 8 + 1;
-    for (size_t i = 1; i < bytes; i++)
-        if (marks[i])
-            return false;
-    return marks[0] == 1;
-}
-
-static int view_compose(const struct view *view, const struct index *index, struct tree *tree,
-                        struct fault *fault)
-{
-    const struct tree_part whole = {.index = index,
-                                    .forgets_left_out = view->names || view->has_map};
-    uint8_t *marks;
-    uint32_t part;
-    int r = tree_add(tree, &whole, &part);
+    if (r == 0 && !view->names && !view->has_map && !view->shows_rest && !view->is_of_several &&
+        !s->any)
+        r = view_found_nothing(view, "it", s->fault);
     if (r < 0)
         return r;
-    r = view_mark(view, index, &marks, fault);
-    tree_show(tree, part, marks);
-    if (r < 0)
-        return r;
-    if (!view->names && !view->has_map && !view->shows_rest && !view->is_of_several &&
-        view_shows_nothing(index, marks))
-        return view_found_nothing(view, "it", fault);
-    if (!view->has_map)
-        return tree_merge_root(tree, part);
-    tree_root_as(tree, part);
-    return view_put_names(view, index, tree, part, fault);
+    const struct tree_part part = {.index = s->index,
+                                   .forgets_left_out = view->names || view->has_map,
+                                   .gives_root = true,
+                                   .list = view->file,
+                                   .shown = view->names ? steal_ptr(&s->listed)
+                                                        : steal_ptr(&s->matched)};
+    r = tree_add(s->tree, &part, &s->part);
+    return r < 0 ? r : view->has_map ? names_show_all(s) : tree_merge_root(s->tree, s->part);
 }
 
 int view_write(const struct view *view, const struct index *index,
                struct builder_header *header, int fd, struct fault *fault)
 {
-    struct view_bytes bytes;
-    struct tree *tree;
-    int r = tree_new(&tree);
+    struct showing s = {.view = view, .index = index, .fault = fault, .filter = {.view = view}};
+    locale_t before;
+    int r = tree_new(&s.tree);
     if (r == 0)
-        r = view_bytes_begin(&bytes);
+        r = view_match_bytes(&before);
     if (r == 0) {
-        r = view_compose(view, index, tree, fault);
-        view_bytes_end(&bytes);
+        r = view_compose(&s);
+        freelocale(uselocale(before));
         if (r == 0)
-            r = tree_write(tree, header, fd, fault);
+            r = tree_write(s.tree, header, fd, fault);
         if (r == -EUCLEAN)
             fault_set(fault, r, NULL, FAULT_NO_OFFSET, "its index is damaged");
-        if (r < 0 && tree_label(tree))
-            view_tell_line(view, tree_label(tree) - 1, fault);
     }
-    tree_free(tree);
+    free(s.matched);
+    free(s.listed);
+    vector_free(&s.filter.folder);
+    vector_free(&s.picks);
+    tree_free(s.tree);
     return r;
 }

@@ -8,8 +8,8 @@
  * paths a pattern matches: selection_matches.
  *
  * A list (--files-from) has the names that are shown; see selection.h. A map (--map) has names
- * in the archive and names to show them under; see view_map.h. Patterns apply to the names in
- * the archive that these two have. A name that the archive lacks is an error.
+ * in the archive and names to show them under; see tree_view_private.h. Patterns apply to the
+ * names in the archive that these two have. A name that the archive lacks is an error.
  *
  * A directory is shown, with its attributes, if it is named, matched, or has something in it
  * that is shown. Hard links among the entries shown are hard links in the view.
@@ -70,17 +70,5 @@ int view_write(const struct view *view, const struct index *index,
  */
 int view_check_several(const struct view *view, const struct index *const *shown, size_t count,
                        struct fault *fault);
-
-/*
- * For a list or map of many archives: all its names are looked for once, in place of in each of
- * them. The view of one archive has those names alone that its index has, and shows the same;
- * it has no recipe, is freed by view_free, and needs the picker until then, which needs its
- * view. -ENOMEM; errors of the index.
- */
-struct view_picker;
-int view_picker_new(const struct view *view, struct view_picker **ret_picker);
-int view_picker_view(const struct view_picker *picker, const struct index *index,
-                     struct view **ret_view);
-void view_picker_free(struct view_picker *picker); /* NULL is fine */
 
 #endif

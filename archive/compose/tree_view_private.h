@@ -1,13 +1,42 @@
 /*
- * The parts of tree_view.c that its suite tests alone.
+ * The parts of tree_view.c that its suite and the fuzzer of maps test alone.
  */
 #ifndef ONEPOT_TREE_VIEW_PRIVATE_H
 #define ONEPOT_TREE_VIEW_PRIVATE_H
 
+#include "map.h"
 #include "selection.h"
+#include "text.h"
 #include "tree.h"
 #include "tree_view.h"
-#include "view_map.h"
+#include "vector.h"
+
+/*
+ * A map: lines of a name in the archive, a tab, and the name to show it under.
+ *
+ * Names are bytes. In either of them "\t", "\n" and "\\" mean a tab, a newline and a backslash;
+ * any other backslash is an error. Empty lines do not count, and there are no comments, since a
+ * name may begin with any character. "./", double slashes and slashes at either end are
+ * dropped; a name with "..", and an empty name, are errors. A directory is shown with all that
+ * is in it. A member may be shown under several names.
+ */
+struct view_map_line {
+    size_t from, to; /* offsets in the text, each ends with a NUL */
+    uint64_t number; /* from 1 */
+};
+
+/* Empty when all zero. */
+struct view_map {
+    struct text text;
+    VECTOR(struct view_map_line) lines;
+};
+
+/*
+ * Parse the text, which must end with a newline and is changed. -EINVAL: the fault names the
+ * line; -ENOMEM.
+ */
+int view_map_parse(struct view_map *map, struct fault *fault);
+void view_map_free(struct view_map *map);
 
 struct view {
     struct view_pattern *patterns; /* with text of their own */
@@ -19,33 +48,19 @@ struct view {
     struct view_map map;
     char *file; /* of list or map, for messages */
     /*
-     * Set by a picker, whose view has all of the above: the numbers of the names picked,
-     * ascending.
+     * Of several archives: names to their numbers, by hashes. Of equal ones the first, which is
+     * followed by the numbers of the others; 0: that was all. NULL: no table.
      */
-    bool is_picked;
-    uint32_t *picked;
-    size_t picked_count;
+    struct map table;
+    uint32_t *next_equal;
 };
 
-/* How many names the list or map has. */
-static inline size_t view_name_count(const struct view *view)
-{
-    return view->has_map ? view->map.lines.count : name_list_count(view->names);
-}
-
-/* A name of the list or map, as the archive has it. */
-static inline const char *view_name(const struct view *view, size_t i)
-{
-    bool ignored;
-    return view->has_map ? view->map.text.at + view->map.lines.at[i].from
-                         : name_list_name(view->names, i, &ignored);
-}
-
-/*
- * The patterns' verdict on a path. It also holds for everything below, unless a pattern says
- * otherwise there.
- */
-enum view_verdict { VIEW_NOTHING, VIEW_SHOWN, VIEW_HIDDEN };
+/* What patterns say of an entry. */
+enum view_verdict {
+    VIEW_NOTHING, /* a directory is shown only if something below it is */
+    VIEW_SHOWN,
+    VIEW_HIDDEN, /* with all below it */
+};
 
 /* The patterns, on the way through one archive. */
 struct view_filter {
@@ -54,20 +69,7 @@ struct view_filter {
     enum view_verdict folder_verdict;
 };
 
-enum view_choice {
-    VIEW_LEAVE_OUT, /* with all below it */
-    VIEW_TAKE,
-    VIEW_IF_NEEDED, /* a directory: only if something below it is shown */
-};
-
-/* An enum view_choice for an entry, or -ENOMEM. `path` ends with a NUL. */
-int view_choose(struct view_filter *filter, const char *path, size_t len, uint32_t mode);
-
-/*
- * Is an entry shown that a list or map names? 1, 0, -ENOMEM. A directory is if it is not
- * excluded, so that something in it may be shown. `path` ends with a NUL.
- */
-int view_filter_shows_named(struct view_filter *filter, const char *path, size_t len,
-                            bool is_folder);
+/* An enum view_verdict on an entry, or -ENOMEM. `path` ends with a NUL. */
+int view_choose(struct view_filter *filter, const char *path, size_t len, bool is_folder);
 
 #endif

@@ -19,7 +19,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
 #include <linux/magic.h>
 #include <malloc.h>
 #include <poll.h>
@@ -1711,17 +1710,6 @@ int pot_show(struct pot *pot, const struct view *view, struct fault *fault)
 
 /* ---- archives in the archive ---- */
 
-static void composed_tell_left(struct progress *progress, const struct nested_result *result)
-{
-    if (result->left == 1)
-        snprintf(progress->note, sizeof(progress->note), "%s stays a file: %s", result->first,
-                 result->why);
-    else if (result->left > 1)
-        snprintf(progress->note, sizeof(progress->note),
-                 "%" PRIu64 " archives in it stay files; the first is %s: %s", result->left,
-                 result->first, result->why);
-}
-
 static int composed_add_nested(void *arg, struct tree *tree, struct builder_header *header,
                                struct fault *fault)
 {
@@ -1735,12 +1723,8 @@ static int composed_add_nested(void *arg, struct tree *tree, struct builder_head
                                   .most_bytes = unpacked_most(pot->source, n->o->options),
                                   .scratch = n->scratch,
                                   .progress = n->progress};
-    struct nested_result result;
     composed_copy_header(pot->index, header);
-    int r = nested_add(&nested, tree, fault, &result);
-    if (r == 0)
-        composed_tell_left(n->progress, &result);
-    return r;
+    return nested_add(&nested, tree, fault);
 }
 
 /* In the child, whose end frees all that it allocated. */
@@ -2589,7 +2573,9 @@ static int many_add(const struct many *many, size_t i, struct tree *tree, struct
     const struct part *from = &many->parts[i];
     const struct tree_part part = {.index = from->pot->index,
                                    .name = from->path,
-                                   .base = source_concat_base(many->pot->source, i)};
+                                   .base = source_concat_base(many->pot->source, i),
+                                   .gives_way = many->options->together.on_conflict !=
+                                                POT_CONFLICT_ERROR};
     uint32_t number;
     int r = tree_add(tree, &part, &number);
     if (r < 0 || !many->options->together.each)
@@ -2611,8 +2597,6 @@ static int many_compose(void *arg, struct tree *tree, struct builder_header *hea
     header->archive_bytes = source_size(many->pot->source);
     header->archive_mtime_sec = many->pot->identity.mtime_sec;
     header->archive_mtime_nsec = many->pot->identity.mtime_nsec;
-    if (on_conflict != POT_CONFLICT_ERROR)
-        tree_keep_first(tree);
     for (size_t i = 0; r == 0 && i < many->count; i++)
         r = many_add(many, on_conflict == POT_CONFLICT_LAST ? many->count - 1 - i : i, tree,
                      fault);

@@ -8,7 +8,7 @@
 
 #include "builder.h"
 #include "fuzz.h"
-#include "view_map.h"
+#include "tree_view_private.h"
 
 static void check_name(const struct view_map *map, size_t offset)
 {

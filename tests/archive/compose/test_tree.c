@@ -20,10 +20,8 @@ static struct composition begin(void)
     return c;
 }
 
-static uint32_t add_part(struct composition *c, const struct index *index, const char *name,
-                         uint64_t base)
+static uint32_t add_part(struct composition *c, struct tree_part part)
 {
-    const struct tree_part part = {.index = index, .name = name, .base = base};
     uint32_t number;
     ck_assert_int_eq(tree_add(c->tree, &part, &number), 0);
     return number;
@@ -33,20 +31,10 @@ static uint32_t add_part(struct composition *c, const struct index *index, const
 static void put_tree(struct composition *c, const struct index *index, const char *under,
                      uint64_t base)
 {
-    uint32_t part = add_part(c, index, NULL, base);
-    struct tree_place directory = TREE_TOP;
-    const char *slash = strchr(under, '/');
-    if (!*under) {
-        ck_assert_int_eq(tree_merge_root(c->tree, part), 0);
-        return;
-    }
-    if (slash)
-        ck_assert_int_eq(tree_make(c->tree, directory, under, (size_t)(slash - under), part, 0,
-                                   NULL, &directory),
-                         0);
-    const char *name = slash ? slash + 1 : under;
-    ck_assert_int_eq(tree_put(c->tree, directory, name, strlen(name),
-                              (struct tree_place){part, INDEX_ROOT}, 0, NULL),
+    uint32_t part = add_part(c, (struct tree_part){.index = index, .base = base});
+    ck_assert_int_eq(*under ? tree_put(c->tree, TREE_TOP, under, strlen(under),
+                                       (struct tree_place){part, INDEX_ROOT}, 0, NULL)
+                            : tree_merge_root(c->tree, part),
                      0);
 }
 
@@ -181,13 +169,12 @@ END_TEST
 static struct index *show(const struct index *old, const char *const *paths)
 {
     struct composition c = begin();
-    uint32_t part = add_part(&c, old, NULL, 0);
     uint8_t *bits = calloc(index_info(old)->entries / 8 + 1, 1);
     for (; *paths; paths++) {
         uint32_t position = position_of(old, *paths);
         bits[position / 8] |= (uint8_t)(1u << position % 8);
     }
-    tree_show(c.tree, part, bits);
+    uint32_t part = add_part(&c, (struct tree_part){.index = old, .shown = bits});
     ck_assert_int_eq(tree_merge_root(c.tree, part), 0);
     return finish(&c);
 }
@@ -260,7 +247,6 @@ static unsigned compare_files(const struct index *old, const struct index *new)
 static struct index *show_some(const struct index *old, unsigned *seed, unsigned one_in)
 {
     struct composition c = begin();
-    uint32_t part = add_part(&c, old, NULL, 0);
     uint8_t *bits = calloc(index_info(old)->entries / 8 + 1, 1);
     for (uint32_t i = 0; i < index_info(old)->entries; i++) {
         struct node node;
@@ -268,7 +254,7 @@ static struct index *show_some(const struct index *old, unsigned *seed, unsigned
         if (S_ISDIR(node.mode) || (unsigned)rand_r(seed) % one_in == 0)
             bits[i / 8] |= (uint8_t)(1u << i % 8);
     }
-    tree_show(c.tree, part, bits);
+    uint32_t part = add_part(&c, (struct tree_part){.index = old, .shown = bits});
     ck_assert_int_eq(tree_merge_root(c.tree, part), 0);
     return finish(&c);
 }
@@ -331,28 +317,34 @@ START_TEST(one_entry_may_have_several_names)
     uint32_t f = position_of(old, "a"), directory = position_of(old, "d");
     for (unsigned conflicts = 0; conflicts < 2; conflicts++) {
         struct composition c = begin();
-        uint32_t part = add_part(&c, old, "it", 0);
-        struct tree_place x;
-        tree_root_as(c.tree, part);
+        uint32_t part = add_part(
+            &c,
+            (struct tree_part){.index = old, .name = "it", .gives_root = true, .list = "list"});
+        char path[INDEX_PATH_MAX + 2];
         ck_assert_int_eq(put(&c, part, directory, TREE_TOP, "y"), 0);
         ck_assert_int_eq(put(&c, part, directory, TREE_TOP, "y"), 0);
-        ck_assert_int_eq(tree_make(c.tree, TREE_TOP, "x", 1, part, 0, NULL, &x), 0);
-        ck_assert_int_eq(put(&c, part, f, x, "1"), 0);
+        ck_assert_int_eq(put(&c, part, f, TREE_TOP, "x/1"), 0);
         ck_assert_int_eq(put(&c, part, f, TREE_TOP, "2"), 0);
-        ck_assert_int_eq(put(&c, part, f, x, "1"), 0);
-        ck_assert_int_eq(put(&c, part, position_of(old, "d/f"), x, "1"), 0); /* its inode */
-        static const char *const bad[] = {"", ".", "..", "a/b"};
+        ck_assert_int_eq(put(&c, part, f, TREE_TOP, "x/1"), 0);
+        ck_assert_int_eq(put(&c, part, position_of(old, "d/f"), TREE_TOP, "x/1"),
+                         0); /* its inode */
+        static const char *const bad[] = {"", ".", "x/..", "x/", "/x", "x//y"};
         for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
-            ck_assert_int_eq(put(&c, part, f, x, bad[i]), -EINVAL);
+            ck_assert_int_eq(put(&c, part, f, TREE_TOP, bad[i]), -EINVAL);
+        memset(path, '/', sizeof(path));
+        path[INDEX_PATH_MAX + 1] = '\0';
+        ck_assert_int_eq(put(&c, part, f, TREE_TOP, path), -ENAMETOOLONG);
         if (conflicts) {
-            ck_assert_int_eq(put(&c, part, position_of(old, "d/same"), x, "1"), 0);
+            uint32_t same = position_of(old, "d/same");
+            ck_assert_int_eq(put(&c, part, same, TREE_TOP, "x/1"), 0);
+            snprintf(path, sizeof(path), "would have the name that 'a' has (line %u of list)",
+                     same);
             ck_assert_int_eq(
                 tree_write(c.tree, &(struct builder_header){.archive_bytes = ARCHIVE_BYTES}, -1,
                            &c.fault),
                 -EEXIST);
             ck_assert_str_eq(c.fault.member, "d/same");
-            ck_assert_str_eq(c.fault.what, "would have the name that 'a' has");
-            ck_assert_uint_eq(tree_label(c.tree), position_of(old, "d/same"));
+            ck_assert_str_eq(c.fault.what, path);
             tree_free(c.tree);
             continue;
         }
@@ -375,7 +367,9 @@ START_TEST(names_of_one_file_are_links)
     struct index *old = file_index("f", 0);
     for (int merges = 0; merges < 2; merges++) {
         struct composition c = begin();
-        uint32_t part = add_part(&c, old, "it", 0), f = position_of(old, "f");
+        uint32_t part =
+            add_part(&c, (struct tree_part){.index = old, .name = "it", .list = ""});
+        uint32_t f = position_of(old, "f");
         if (merges)
             ck_assert_int_eq(tree_merge_root(c.tree, part), 0);
         else
@@ -401,7 +395,7 @@ START_TEST(a_directory_may_be_in_several_places)
 {
     struct index *old = rich_index();
     struct composition c = begin();
-    uint32_t part = add_part(&c, old, NULL, 0);
+    uint32_t part = add_part(&c, (struct tree_part){.index = old});
     ck_assert_int_eq(put(&c, part, INDEX_ROOT, TREE_TOP, "y"), 0);
     ck_assert_int_eq(put(&c, part, position_of(old, "d"), TREE_TOP, "x"), 0);
     ck_assert_int_eq(tree_merge_root(c.tree, part), 0);
@@ -460,7 +454,9 @@ START_TEST(a_name_in_two_archives_is_an_error_that_names_both)
         for (size_t j = 0; j < wrong[i].count; j++) {
             which = wrong[i].parts[j];
             ck_assert_int_eq(
-                tree_merge_root(c.tree, add_part(&c, indexes[which], names[which], 0)), 0);
+                tree_merge_root(c.tree, add_part(&c, (struct tree_part){.index = indexes[which],
+                                                                        .name = names[which]})),
+                0);
         }
         ck_assert_int_eq(try_finish(&c, NULL), -EEXIST);
         ck_assert_str_eq(c.fault.member, wrong[i].member);
@@ -482,11 +478,17 @@ START_TEST(what_is_there_may_stay)
     struct index *first = file_index("x/1", 0), *second = build(b, &tar_header),
                  *third = file_index("file", 0), *under = file_index("y", 0);
     struct composition c = begin();
-    tree_keep_first(c.tree);
-    put_tree(&c, first, "", 0);
-    put_tree(&c, second, "", 10000);
-    put_tree(&c, third, "", 20000);
-    put_tree(&c, under, "x/2", 30000);
+    const struct tree_part parts[] = {{.index = first},
+                                      {.index = second, .base = 10000, .gives_way = true},
+                                      {.index = third, .base = 20000, .gives_way = true},
+                                      {.index = under, .base = 30000, .gives_way = true}};
+    for (uint32_t i = 0; i < 4; i++) {
+        add_part(&c, parts[i]);
+        ck_assert_int_eq(i < 3 ? tree_merge_root(c.tree, i)
+                               : tree_put(c.tree, TREE_TOP, "x/2", 3,
+                                          (struct tree_place){i, INDEX_ROOT}, 0, NULL),
+                         0);
+    }
     struct index *new = finish(&c);
     ck_assert_str_eq(listing(new, ""), "file x ");
     ck_assert_str_eq(listing(new, "x"), "1 2 ");
@@ -560,12 +562,11 @@ static int compose_image(const uint8_t *image, size_t len, bool is_view, uint64_
     if (open_image(image, len, &old) < 0)
         return -EUCLEAN;
     struct composition c = begin();
-    put_tree(&c, old, "x", 1u << 21);
-    if (is_view) {
-        uint8_t *bits = calloc(index_info(old)->entries / 8 + 1, 1);
-        memset(bits, 0xfd, index_info(old)->entries / 8 + 1);
-        tree_show(c.tree, 0, bits);
-    }
+    size_t bytes = index_info(old)->entries / 8 + 1;
+    uint8_t *bits = is_view ? memset(malloc(bytes), 0xfd, bytes) : NULL;
+    add_part(&c, (struct tree_part){.index = old, .base = 1u << 21, .shown = bits});
+    ck_assert_int_eq(
+        tree_put(c.tree, TREE_TOP, "x", 1, (struct tree_place){0, INDEX_ROOT}, 0, NULL), 0);
     int r = try_finish(&c, &new);
     if (r == 0) {
         *ret_bytes = index_info(new)->image_bytes;
