@@ -178,22 +178,13 @@ static int shards_list(const char *const *words, size_t count, struct onepot_err
 /* Apply the view to each archive; they were opened without it. */
 static int shards_show(struct shards *list, const struct view *view)
 {
-    struct view_picker *picker;
-    int r = view_picker_new(view, &picker);
-    if (r < 0)
-        return error_set(list->error, r, "out of memory");
+    int r = 0;
     for (size_t i = 0; r == 0 && i < list->pots.count; i++) {
-        struct pot *pot = list->pots.at[i];
         struct fault fault = {0};
-        struct view *part = NULL;
-        r = view_picker_view(picker, pot->index, &part);
-        if (r == 0)
-            r = pot_show(pot, part, &fault);
+        r = pot_show(list->pots.at[i], view, &fault);
         if (r < 0)
-            error_from_fault(list->error, r, &fault, pot->path);
-        view_free(part);
+            error_from_fault(list->error, r, &fault, list->pots.at[i]->path);
     }
-    view_picker_free(picker);
     return r;
 }
 
