@@ -35,6 +35,7 @@
 #include "process.h"
 #include "runtime.h"
 #include "source.h"
+#include "source_retry.h"
 #include "source_slice.h"
 #include "stage_private.h"
 #include "syscalls.h"
@@ -643,6 +644,16 @@ void stage_fail(struct stage *stage, int err)
                   stage->folder, fault_errno(err));
 }
 
+void stage_finish(struct stage *stage)
+{
+    if (!stage_is_complete(stage->state))
+        return;
+    if (source_was_changed(stage->source) > 0)
+        stage_fail(stage, ESTALE);
+    else
+        atomic_store_explicit(&stage->state->whole, 1, memory_order_release);
+}
+
 /* ---- copies that stage->unpacker makes ---- */
 
 /*
@@ -963,7 +974,8 @@ static int stage_given_take(struct stage *stage, char (*places)[PATH_MAX], size_
 
 /* ---- copying it ---- */
 
-int stage_given_read(struct stage *stage, void *buf, size_t len, uint64_t offset)
+/* Read it. An error: there is none, or it is not to be trusted any more. */
+static int stage_given_read(struct stage *stage, void *buf, size_t len, uint64_t offset)
 {
     struct stage_given *given = stage->given;
     if (!given || atomic_load(&given->is_lost))
@@ -977,6 +989,49 @@ int stage_given_read(struct stage *stage, void *buf, size_t len, uint64_t offset
     stage_say(stage, "%s %s: the rest is copied from the archive", given->path,
               r < 0 ? "can't be read" : "is being written");
     return -ESTALE;
+}
+
+/* ---- reading and keeping a chunk ---- */
+
+int stage_read_chunk(struct stage *stage, uint64_t chunk, void *buf)
+{
+    uint64_t offset = chunk * STAGE_CHUNK_BYTES;
+    size_t len = stage_chunk_len(stage->state, chunk);
+    uint64_t tries = source_failed_tries();
+    int r = stage_given_read(stage, buf, len, offset);
+    if (r < 0)
+        r = source_read(stage->source, buf, len, offset);
+    if (r == 0 && source_failed_tries() != tries) { /* bytes in doubt stay in no copy */
+        source_advise(stage->source, SOURCE_WRONG, offset, len);
+        r = source_read(stage->source, buf, len, offset);
+    }
+    if (r == 0)
+        source_advise(stage->source, SOURCE_DROP, offset, len); /* the copy keeps them */
+    return r;
+}
+
+int stage_keep_chunk(struct stage *stage, uint64_t chunk, const void *buf, uint64_t begun_ms)
+{
+    uint64_t offset = chunk * STAGE_CHUNK_BYTES;
+    size_t len = stage_chunk_len(stage->state, chunk);
+    int r = write_at(stage->copy_fd, buf, len, offset);
+    /*
+     * The part that was written helps nobody, and others may want the room. But after a while
+     * another process may have the claim, and have written the same bytes.
+     */
+    if (r < 0 && now_ms() - begun_ms < STAGE_CLAIM_OLD_S * 1000 / 2)
+        fallocate(stage->copy_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset,
+                  (off_t)len);
+    stage_settle(stage->state, chunk, r < 0 ? CHUNK_ABSENT : CHUNK_HERE);
+    if (r < 0)
+        stage_fail(stage, -r);
+    return -r;
+}
+
+bool stage_may_keep(const struct stage *stage)
+{
+    int failure = atomic_load_explicit(&stage->state->failure, memory_order_relaxed);
+    return failure != ENOSPC && failure != EDQUOT;
 }
 
 /* ---- which place ---- */

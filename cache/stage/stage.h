@@ -5,7 +5,7 @@
  * removes it.
  *
  *     stage_open(source, &options, &fault, &stage);   finds the copy, or makes room for it
- *     stage_attach(stage, &source);                   reads use the copy as far as it is there
+ *     stage_attach(stage, &source, false);            reads use the copy as far as it is there
  *     stage_start(stage);                             in the process that serves: copies
  *     ...
  *     stage_stop(stage); source_close(source); stage_close(stage);
@@ -98,12 +98,10 @@ uint64_t stage_stream_progress_ns(const struct stage *stage);
 
 /*
  * Put a source that reads through the stage around *source, in its place, before anybody else
- * uses it. *source is the one that the stage was opened with, or of the same bytes. -ENOMEM.
+ * uses it. *source is the one that the stage was opened with, or of the same bytes; one that
+ * reads through the stage already stays. `closes_stage`: closing it closes the stage. -ENOMEM.
  */
-int stage_attach(struct stage *stage, struct source **source);
-
-/* stage_attach, after which closing the source closes the stage. */
-int stage_give(struct stage *stage, struct source **source);
+int stage_attach(struct stage *stage, struct source **source, bool closes_stage);
 
 /* Report problems to `note` instead of options.note from now on. Call it before stage_start. */
 void stage_set_note(struct stage *stage, void (*note)(void *ctx, const char *line), void *ctx);

@@ -43,41 +43,6 @@
 #define WAIT_MS 200u
 #define WAITS 10 /* two seconds in all */
 
-int stage_read_chunk(struct stage *stage, uint64_t chunk, void *buf)
-{
-    uint64_t offset = chunk * STAGE_CHUNK_BYTES;
-    size_t len = stage_chunk_len(stage->state, chunk);
-    uint64_t tries = source_failed_tries();
-    int r = stage_given_read(stage, buf, len, offset);
-    if (r < 0)
-        r = source_read(stage->source, buf, len, offset);
-    if (r == 0 && source_failed_tries() != tries) { /* bytes in doubt stay in no copy */
-        source_advise(stage->source, SOURCE_WRONG, offset, len);
-        r = source_read(stage->source, buf, len, offset);
-    }
-    if (r == 0)
-        source_advise(stage->source, SOURCE_DROP, offset, len); /* the copy keeps them */
-    return r;
-}
-
-int stage_keep_chunk(struct stage *stage, uint64_t chunk, const void *buf, uint64_t begun_ms)
-{
-    uint64_t offset = chunk * STAGE_CHUNK_BYTES;
-    size_t len = stage_chunk_len(stage->state, chunk);
-    int r = write_at(stage->copy_fd, buf, len, offset);
-    /*
-     * The part that was written helps nobody, and others may want the room. But after a while
-     * another process may have the claim, and have written the same bytes.
-     */
-    if (r < 0 && now_ms() - begun_ms < STAGE_CLAIM_OLD_S * 1000 / 2)
-        fallocate(stage->copy_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset,
-                  (off_t)len);
-    stage_settle(stage->state, chunk, r < 0 ? CHUNK_ABSENT : CHUNK_HERE);
-    if (r < 0)
-        stage_fail(stage, -r);
-    return -r;
-}
-
 /*
  * Fetch a chunk that this thread has claimed into `buf` (STAGE_CHUNK_BYTES) and into the copy,
  * and settle it. Returns 0; or an error of the source (the chunk is absent again); or, with the
@@ -109,12 +74,6 @@ static int staged_fetch(struct stage *stage, uint64_t chunk, uint8_t *buf)
     atomic_fetch_add(&state->demands, 1);
     atomic_fetch_add(&state->demand_bytes, stage_chunk_len(state, chunk));
     return 0;
-}
-
-bool stage_may_keep(const struct stage *stage)
-{
-    int failure = atomic_load_explicit(&stage->state->failure, memory_order_relaxed);
-    return failure != ENOSPC && failure != EDQUOT;
 }
 
 /* Have a chunk made, by this reader or another process. False: it won't be there soon. */
@@ -329,22 +288,17 @@ static const struct source_ops staged_ops = {
     .close = staged_close,
 };
 
-int stage_attach(struct stage *stage, struct source **source)
+int stage_attach(struct stage *stage, struct source **source, bool closes_stage)
 {
-    struct stage_source *staged = calloc(1, sizeof(*staged));
-    if (!staged)
-        return -ENOMEM;
-    staged->stage = stage;
-    source_wrap(&staged->source, &staged_ops, source);
+    if ((*source)->ops != &staged_ops) {
+        struct stage_source *staged = calloc(1, sizeof(*staged));
+        if (!staged)
+            return -ENOMEM;
+        staged->stage = stage;
+        source_wrap(&staged->source, &staged_ops, source);
+    }
+    ((struct stage_source *)*source)->owns_stage = closes_stage;
     return 0;
-}
-
-int stage_give(struct stage *stage, struct source **source)
-{
-    int r = (*source)->ops == &staged_ops ? 0 : stage_attach(stage, source);
-    if (r == 0)
-        ((struct stage_source *)*source)->owns_stage = true;
-    return r;
 }
 
 int stage_stream_source(struct stage *stage, const char *name, struct source **ret_source)
@@ -796,16 +750,6 @@ static void copying_pass(struct copying *c)
     thread_team(streams, STACK_BYTES, copying_stream, c);
     atomic_store(&state->stream_since_ns, 0);
     atomic_fetch_add(&state->stream_ns, now_ns() - start_ns);
-}
-
-void stage_finish(struct stage *stage)
-{
-    if (!stage_is_complete(stage->state))
-        return;
-    if (source_was_changed(stage->source) > 0)
-        stage_fail(stage, ESTALE);
-    else
-        atomic_store_explicit(&stage->state->whole, 1, memory_order_release);
 }
 
 /* The nodes of a job that has broken begin one after another. */

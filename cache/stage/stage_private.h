@@ -223,11 +223,6 @@ void stage_say(const struct stage *stage, const char *format, ...)
 uint64_t stage_room_left(uint64_t free_bytes, uint64_t memory_bytes,
                          const struct registry *folder);
 
-/* ---- a copy that another program made ---- */
-
-/* Read stage->given. An error: there is none, or it is not to be trusted any more. */
-int stage_given_read(struct stage *stage, void *buf, size_t len, uint64_t offset);
-
 /* ---- the copier and readers ---- */
 
 /* Read a chunk, from the adopted copy or the source. */

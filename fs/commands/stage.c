@@ -274,7 +274,7 @@ static int stage_one(struct arguments *a, const char *archive)
     if (status == CLI_OK && !stage) {
         int r = stage_open(source, &options, &fault, &stage);
         if (r == 0)
-            r = stage_attach(stage, pot ? &pot->source : &source);
+            r = stage_attach(stage, pot ? &pot->source : &source, false);
         status = r < 0 ? cli_fail(archive, r, &fault) : CLI_OK;
     }
     bool stuck = false;

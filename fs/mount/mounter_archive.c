@@ -127,7 +127,7 @@ static int stage_archive(struct mounter *m)
     if (r < 0)
         return cli_fail(o->archive, r, &fault);
     if (!m->pot->compression) /* else it is read where it was unpacked to */
-        r = stage_attach(m->stage, &m->pot->source);
+        r = stage_attach(m->stage, &m->pot->source, false);
     if (r < 0)
         return cli_fail(o->archive, r, &fault);
     stage_get_report(m->stage, &report);

@@ -84,7 +84,7 @@ static const char *shards_place(const struct shards *list)
 
 static int shards_give_stage(struct pot *pot, struct stage *stage)
 {
-    int r = stage_give(stage, &pot->source);
+    int r = stage_attach(stage, &pot->source, true);
     if (r < 0) {
         stage_close(stage);
         return r;

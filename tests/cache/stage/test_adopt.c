@@ -115,7 +115,7 @@ static int adopt(const char *path)
     if (r < 0)
         source_close(source);
     else
-        ck_assert_int_eq(stage_attach(stage, &source), 0);
+        ck_assert_int_eq(stage_attach(stage, &source, false), 0);
     return r;
 }
 
@@ -209,7 +209,7 @@ START_TEST(stage_that_is_begun_is_completed_from_it)
     uint8_t byte;
     ck_assert_int_eq(source_open(archive, NULL, &early_source), 0);
     ck_assert_int_eq(stage_open(early_source, &options, NULL, &early), 0);
-    ck_assert_int_eq(stage_attach(early, &early_source), 0);
+    ck_assert_int_eq(stage_attach(early, &early_source, false), 0);
     ck_assert_int_eq(source_read(early_source, &byte, 1, MIB), 0);
     ck_assert_int_eq(adopt(copy), 0);
     during_samples = abort;
@@ -385,7 +385,7 @@ START_TEST(copy_of_a_file_that_has_the_archive_inside_is_copied_from_there)
     ck_assert_int_eq(source_open(archive, NULL, &source), 0);
     ck_assert_int_eq(source_slice(&source, 1000, 2 * MIB), 0);
     ck_assert_int_eq(stage_open(source, &options, &fault, &stage), 0);
-    ck_assert_int_eq(stage_attach(stage, &source), 0);
+    ck_assert_int_eq(stage_attach(stage, &source, false), 0);
     ck_assert(!report().was_moved);
     ck_assert_int_eq(stage_start(stage), 0);
     ck_assert(stage_wait_whole(stage, LIMIT_MS));

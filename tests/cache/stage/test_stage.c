@@ -107,7 +107,7 @@ static int try_open(struct staged *s, struct fault *fault)
     if (r < 0)
         source_close(s->source);
     else
-        ck_assert_int_eq(stage_attach(s->stage, &s->source), 0);
+        ck_assert_int_eq(stage_attach(s->stage, &s->source, false), 0);
     return r;
 }
 
@@ -282,7 +282,7 @@ START_TEST(the_copy_of_several_files_is_mapped)
     ck_assert_int_eq(source_concat(members, 2, true, "all", &s.source), 0);
     ck_assert(!source_can_map(s.source));
     ck_assert_int_eq(stage_open(s.source, &options, NULL, &s.stage), 0);
-    ck_assert_int_eq(stage_attach(s.stage, &s.source), 0);
+    ck_assert_int_eq(stage_attach(s.stage, &s.source, false), 0);
     ck_assert(source_can_map(s.source));
     ck_assert_int_eq(source_bring(s.source, 0, BYTES), 0);
     ck_assert_mem_eq(source_map(s.source), bytes, BYTES);
@@ -302,7 +302,7 @@ START_TEST(the_copier_goes_on_where_a_reader_does)
     ck_assert_int_eq(source_open(archive, NULL, &s.source), 0);
     source_wrap(wrapper, &ops, &s.source);
     ck_assert_int_eq(stage_open(s.source, &options, &fault, &s.stage), 0);
-    ck_assert_int_eq(stage_attach(s.stage, &s.source), 0);
+    ck_assert_int_eq(stage_attach(s.stage, &s.source, false), 0);
     asked.count = 0;
     ck_assert_int_eq(read_range(&s, 1 * MIB, 10), 0);
     ck_assert_int_eq(read_range(&s, 3 * MIB, 10), 0); /* somewhere else */

@@ -142,7 +142,7 @@ static void open_node(unsigned i, const char *path)
     counted->number = (int)i;
     source_wrap(&counted->source, &counted_ops, &n->source);
     ck_assert_int_eq(stage_open(n->source, &options, &fault, &n->stage), 0);
-    ck_assert_int_eq(stage_attach(n->stage, &n->source), 0);
+    ck_assert_int_eq(stage_attach(n->stage, &n->source, false), 0);
 }
 
 static void begin_node(unsigned i, unsigned run)
