@@ -25,6 +25,7 @@
 #include "ahead.h"
 #include "bits.h"
 #include "chooser.h"
+#include "cleanup.h"
 #include "clock.h"
 #include "known_reads.h"
 #include "numbers.h"
@@ -105,6 +106,73 @@ bool sequences_next(struct sequences *s, uint64_t *ret_place)
         return true;
     }
     return false;
+}
+
+/* ---- the files of an archive ---- */
+
+/*
+ * The files of an archive in the order in which their bytes lie in it. A program that goes
+ * through all of them may read in this order rather than by name.
+ */
+
+struct file {
+    uint64_t offset;
+    uint32_t position;
+    uint32_t in_block; /* order among the files of one compressed block */
+};
+
+/* Of a file: its first bytes, stored or in a block. -ENXIO: it has none. */
+static int first_extent(const struct index *index, uint32_t position, struct extent *ret_extent)
+{
+    int r = index_extent(index, position, 0, ret_extent);
+
+    if (r == 0 && ret_extent->kind == EXTENT_HOLE)
+        r = index_extent(index, position, ret_extent->length, ret_extent);
+    return r == 0 && ret_extent->kind == EXTENT_HOLE ? -ENXIO : r;
+}
+
+static int archive_files_compare(const void *a, const void *b)
+{
+    const struct file *x = a, *y = b;
+
+    if (x->offset != y->offset)
+        return x->offset < y->offset ? -1 : 1;
+    return (x->in_block > y->in_block) - (x->in_block < y->in_block);
+}
+
+static uint32_t archive_files_collect(const struct index *index, struct file *files)
+{
+    uint32_t entries = index_info(index)->entries, count = 0;
+    struct extent extent;
+    struct node node;
+
+    for (uint32_t i = 0; i < entries; i++) {
+        if (index_node(index, i, &node) < 0 || !S_ISREG(node.mode) || node.position != i ||
+            first_extent(index, i, &extent) < 0)
+            continue;
+        files[count++] = (struct file){extent.source_offset, i,
+                                       extent.kind == EXTENT_BLOCK ? extent.block_offset : 0};
+    }
+    return count;
+}
+
+/* -E2BIG: it would take more than `most_bytes` (16 a name while it is made, then 8). */
+static int archive_files_new(const struct index *index, uint64_t most_bytes,
+                             struct known_reads **ret_order)
+{
+    uint32_t entries = index_info(index)->entries;
+
+    if (entries > most_bytes / sizeof(struct file))
+        return -E2BIG;
+    auto_free struct file *files = malloc((size_t)entries * sizeof(*files));
+    auto_free uint32_t *positions = malloc((size_t)entries * sizeof(*positions));
+    if (!files || !positions)
+        return -ENOMEM;
+    uint32_t count = archive_files_collect(index, files);
+    qsort(files, count, sizeof(*files), archive_files_compare);
+    for (uint32_t i = 0; i < count; i++)
+        positions[i] = files[i].position;
+    return known_reads_listed(steal_ptr(&positions), count, ret_order);
 }
 
 /* ---- files in sequence, and pieces of files, as a chooser ---- */
@@ -419,12 +487,13 @@ static void scan_set_archive(struct scan *s, struct known_reads *archive)
 /* Do successive reads lie close together in the archive? */
 static void scan_watch_offsets(struct scan *s, uint32_t position)
 {
-    uint64_t offset;
+    struct extent extent;
     bool near = false;
 
     if (s->no_archive || s->wants_archive ||
-        archive_files_offset(s->options->index, position, &offset) < 0)
+        first_extent(s->options->index, position, &extent) < 0)
         return;
+    const uint64_t offset = extent.source_offset;
     for (unsigned i = 0; i < sizeof(s->last_ends) / sizeof(s->last_ends[0]); i++)
         near |= s->last_ends[i] && offset + CLOSE_BYTES >= s->last_ends[i] &&
                 offset <= s->last_ends[i] + CLOSE_BYTES;

@@ -90,20 +90,6 @@ uint32_t known_reads_at(const struct known_reads *order, uint64_t place);
 int known_reads_place(const struct known_reads *order, uint32_t position, uint64_t from,
                       uint64_t *ret_place);
 
-/* ---- the files of an archive ---- */
-
-/*
- * The files of an archive in the order in which their bytes lie in it. A program that goes
- * through all of them may read in this order rather than by name.
- */
-
-/* -E2BIG: it would take more than `most_bytes` (16 a name while it is made, then 8). */
-int archive_files_new(const struct index *index, uint64_t most_bytes,
-                      struct known_reads **ret_order);
-
-/* Where the first byte of a file lies, stored or in a block. -ENXIO: the file has no bytes. */
-int archive_files_offset(const struct index *index, uint32_t position, uint64_t *ret_offset);
-
 /* ---- an order from a text ---- */
 
 /*
