@@ -1476,7 +1476,7 @@ static const struct chooser plan_order_chooser = {
 
 /* ---- all choosers ---- */
 
-void plan_observe(struct plan *p, const struct observation *o)
+static void plan_observe_one(struct plan *p, const struct observation *o)
 {
     bool expected = false;
 
@@ -1515,8 +1515,11 @@ void plan_finished(struct plan *p, const struct plan_batch *batch, int result)
         c->table->finished(c->chooser, batch->wants, batch->count, result);
 }
 
-uint64_t plan_passed(struct plan *p, bool *ret_is_new_order)
+uint64_t plan_observe(struct plan *p, const struct observation *observations, unsigned count,
+                      bool *ret_is_new_order)
 {
+    for (unsigned i = 0; i < count; i++)
+        plan_observe_one(p, &observations[i]);
     *ret_is_new_order = p->changed;
     p->changed = false;
     return p->follow ? follow_passed(p->follow) : 0;

@@ -2,7 +2,7 @@
  * Plans fetches from observations. It has no threads and fetches nothing: threads.c does, and
  * tests drive it by hand.
  *
- *     plan_observe(plan, &observation)             a read, a listing or a LOOKUP
+ *     plan_observe(plan, observations, count, ..)  reads, listings and LOOKUPs
  *     if (plan_take(plan, way, &batch))            what one thread is to fetch now
  *         plan_finished(plan, &batch, result)      it was fetched, or could not be
  *     if (plan_job(plan, &job)) { plan_work(job); plan_job_done(plan, job); }
@@ -36,7 +36,13 @@ void plan_free(struct plan *plan); /* no job may be at work; NULL is fine */
 /* Change the window. Neither the old nor the new one may be 0. */
 void plan_set_window(struct plan *plan, uint64_t window_bytes);
 
-void plan_observe(struct plan *plan, const struct observation *observation);
+/*
+ * Take the next reads, listings and look-ups. Returns the `due` before which data is no longer
+ * of use; 0 without an order. *ret_is_new_order: the order changed since the last call, so
+ * earlier values of `due` mean nothing any more.
+ */
+uint64_t plan_observe(struct plan *plan, const struct observation *observations, unsigned count,
+                      bool *ret_is_new_order);
 
 /* See struct fetcher for which wants come together. */
 struct plan_batch {
@@ -47,12 +53,6 @@ struct plan_batch {
 /* False: nothing for now. */
 bool plan_take(struct plan *plan, enum fetch_way way, struct plan_batch *ret_batch);
 void plan_finished(struct plan *plan, const struct plan_batch *batch, int result);
-
-/*
- * Data due before this is no longer of use; 0 without an order. *ret_is_new_order: the order
- * changed since the last call, so earlier values of `due` mean nothing any more.
- */
-uint64_t plan_passed(struct plan *plan, bool *ret_is_new_order);
 
 struct plan_job;
 bool plan_job(struct plan *plan, struct plan_job **ret_job);

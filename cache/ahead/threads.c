@@ -495,13 +495,11 @@ static void planner_call(struct ahead *a, enum fetch_way way)
 static void planner_plan(struct ahead *a, unsigned count)
 {
     uint64_t now = a->options.now_ns();
+    bool is_new_order;
 
     pthread_mutex_lock(&a->lock);
-    for (unsigned i = 0; i < count; i++)
-        plan_observe(a->plan, &a->batch[i]);
+    uint64_t passed = plan_observe(a->plan, a->batch, count, &is_new_order);
     if (a->options.window_bytes) {
-        bool is_new_order;
-        uint64_t passed = plan_passed(a->plan, &is_new_order);
         a->options.fetcher->passed(a->options.fetcher_ctx, passed, is_new_order);
         worker_call(a);
         planner_call(a, WAY_CACHE);

@@ -492,11 +492,7 @@ void share_free(struct share *share)
 
 void share_want(struct share *share, uint64_t most_bytes)
 {
-    atomic_store(&share->most_bytes, most_bytes);
-    eventfd_write(share->bell_fd, 1);
-}
-
-void share_look(struct share *share)
-{
+    if (most_bytes)
+        atomic_store(&share->most_bytes, most_bytes);
     eventfd_write(share->bell_fd, 1);
 }

@@ -78,7 +78,7 @@ struct claim_others claims_of_job(const char *job);
  *     share_new(&claim, told, ctx, &share);   told() is called, and again at each change
  *     share_free(share);
  *
- * Threads: any thread may call share_want and share_look at any time; they don't wait. After a
+ * Threads: any thread may call share_want at any time; it doesn't wait. After a
  * fork a share is the parent's; the child leaves it alone.
  */
 
@@ -94,10 +94,10 @@ int share_new(const struct claim_options *claim, claim_set *told, void *ctx,
               struct share **ret_share);
 void share_free(struct share *share); /* NULL is fine */
 
-/* Changes how much is wanted. `told` is called soon, even if the part does not change. */
+/*
+ * Changes how much is wanted; 0: nothing, but the used bytes have changed. `told` is called
+ * soon, even if the part does not change.
+ */
 void share_want(struct share *share, uint64_t most_bytes);
-
-/* Call when the used bytes have changed: `told` is called soon. */
-void share_look(struct share *share);
 
 #endif

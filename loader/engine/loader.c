@@ -399,7 +399,7 @@ static void engine_give_up_surplus(struct engine *e)
         did = true;
     }
     if (did && e->share)
-        share_look(e->share);
+        share_want(e->share, 0);
 }
 
 /* Give up free slabs whose memory others of the job are to have, or have the engine's threads

@@ -120,7 +120,8 @@ static void read_part(struct fixture *f, uint32_t position, uint64_t offset, uin
                                   .len = len,
                                   .task = task};
 
-    plan_observe(f->plan, &o);
+    bool is_new_order;
+    plan_observe(f->plan, &o, 1, &is_new_order);
     work(f);
 }
 
