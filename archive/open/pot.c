@@ -10,9 +10,12 @@
  *      shown, if that is another than the archive's (composed_apply).
  *   5. Of several: many_unite makes one tree of theirs.
  *
- * The file has what the steps need first, and the steps at its end: messages, saved indexes,
- * new ones, unpacking, trees that are composed of others, one archive, several. What an
- * archive's parts are volumes.c finds out; plain.c lists folders.
+ * The file has first what the steps need, and the steps at its end: messages, saved indexes,
+ * new ones, unpacking, trees that are composed of others, several threads, one archive,
+ * several. volumes.c finds the parts of an archive, and plain.c lists a folder.
+ *
+ * Each way to an index is an opener, in order of trust and cost. The list of them, `openers`,
+ * is all that decides which one is taken.
  */
 #include "pot.h"
 
@@ -2138,6 +2141,24 @@ static int part_open(struct part *part, const struct pot_options *options)
     part->pot = pot;
     return 0;
 }
+
+/*
+ * Several archives as one: their sources one behind the other (source_concat.h), and an index
+ * composed of theirs (tree.h).
+ *
+ *   1. All files are open. Their sizes and times, their order and the policies are the recipe
+ *      of the index; samples of their content are its proof.
+ *   2. If an index with this recipe was saved, that is all. Only files that may have changed
+ *      since are read, for their samples, and archives that are compressed as a whole are
+ *      opened for their bytes.
+ *   3. Else look at all archives and open them, each with the archives in it (--nested), and
+ *      join their trees in a new index.
+ *   4. A view is made of that index, and has its own recipe and saved index.
+ *
+ * Several threads do what waits for storage: looking, opening what has an index already, and
+ * indexing. Archives that must be unpacked, or have others in them, come one by one: each takes
+ * all the memory and threads there are.
+ */
 
 /* ---- all parts, by several threads ---- */
 
