@@ -32,7 +32,7 @@ static size_t join(const void *front, size_t len)
     return len + zip_bytes;
 }
 
-/* As pot_look does with a file whose first bytes do not tell. */
+/* As part_look does with a file whose first bytes do not tell. */
 static int look(size_t len, uint64_t offset, struct container *ret_container,
                 const struct backend **ret_backend, struct fault *fault)
 {
