@@ -76,9 +76,10 @@ struct pack_options {
     size_t kept_count;
     bool dereference; /* of directories: pack what symbolic links lead to, not the links */
     bool is_nfc; /* names become Unicode NFC, see selection_compose; links in the tree follow */
-    bool no_sync;     /* don't wait until the archive is on the disk */
-    bool strict;      /* the first problem is an error */
-    unsigned stripes; /* of each archive, see output_open; 0: as its folder has them */
+    bool ignores_zeros; /* of a tar that is a stream: read on behind end-of-archive marks */
+    bool no_sync;       /* don't wait until the archive is on the disk */
+    bool strict;        /* the first problem is an error */
+    unsigned stripes;   /* of each archive, see output_open; 0: as its folder has them */
 
     /* Without a pool. As many threads read as compress; 0: a few, more if reads are slow. */
     struct writer_options writer;

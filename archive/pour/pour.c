@@ -573,17 +573,19 @@ static int member_writer_failed(struct pour *p, int err, bool may_refuse)
 /* Data on its way to the writer. */
 struct pouring {
     struct pour *p;
-    const char *path;
+    const struct builder_member *m; /* has all data of the file but the holes */
     struct archive *archive;
     struct fault *fault;
     uint8_t *piece; /* PIECE_BYTES, or all that is left */
     size_t len, size;
     uint64_t left; /* bytes that are still to come, with those in `piece` */
+    size_t extent; /* of the member: the next byte is in it */
+    uint64_t at;   /* the next byte in the file */
 };
 
 static int pouring_fault(const struct pouring *f, const char *what)
 {
-    return fault_set(f->fault, -EUCLEAN, f->path,
+    return fault_set(f->fault, -EUCLEAN, f->m->path,
                      (uint64_t)archive_read_header_position(f->archive), "%s", what);
 }
 
@@ -621,31 +623,24 @@ static int pouring_put(struct pouring *f, const uint8_t *bytes, uint64_t len)
     return 0;
 }
 
-/* Where data lies in the file, of which `m` has all but the holes. */
-struct pour_place {
-    const struct builder_member *m;
-    size_t extent; /* the next byte is in it */
-    uint64_t at;   /* the next byte in the file */
-};
-
 /* Puts bytes that lie at `offset` of the file. Gaps are zeros. */
-static int pouring_put_at(struct pouring *f, struct pour_place *w, const uint8_t *bytes,
-                          uint64_t len, uint64_t offset)
+static int pouring_put_at(struct pouring *f, const uint8_t *bytes, uint64_t len,
+                          uint64_t offset)
 {
-    const struct builder_member *m = w->m;
-    if (offset < w->at)
+    const struct builder_member *m = f->m;
+    if (offset < f->at)
         return pouring_fault(f, "its data is out of order");
     if (m->data == DATA_STORED) {
-        int r = pouring_put(f, NULL, offset - w->at);
-        w->at = offset + len;
+        int r = pouring_put(f, NULL, offset - f->at);
+        f->at = offset + len;
         return r < 0 ? r : pouring_put(f, bytes, len);
     }
     while (len > 0) {
         const struct builder_piece *e =
-            w->extent < m->piece_count ? &m->pieces[w->extent] : NULL;
+            f->extent < m->piece_count ? &m->pieces[f->extent] : NULL;
         if (!e || offset < e->offset)
             return pouring_fault(f, "its map of holes makes no sense");
-        uint64_t end = e->offset + e->length, from = max_u64(w->at, e->offset);
+        uint64_t end = e->offset + e->length, from = max_u64(f->at, e->offset);
         if (offset >= end || offset != from)
             return pouring_fault(f, "its map of holes makes no sense");
         uint64_t n = min_u64(len, end - offset);
@@ -655,8 +650,8 @@ static int pouring_put_at(struct pouring *f, struct pour_place *w, const uint8_t
         bytes += n;
         offset += n;
         len -= n;
-        w->at = offset;
-        w->extent += offset == end;
+        f->at = offset;
+        f->extent += offset == end;
     }
     return 0;
 }
@@ -676,8 +671,7 @@ static int member_put_data(struct pour *p, const struct builder_member *m, struc
                            struct fault *fault)
 {
     uint64_t stored = pax_stored_bytes(m);
-    struct pouring f = {.p = p, .path = m->path, .archive = a, .fault = fault, .left = stored};
-    struct pour_place place = {.m = m};
+    struct pouring f = {.p = p, .m = m, .archive = a, .fault = fault, .left = stored};
     int r = 0;
     for (;;) {
         const void *bytes;
@@ -690,12 +684,12 @@ static int member_put_data(struct pour *p, const struct builder_member *m, struc
             r = pouring_read_failed(&f, stored);
             break;
         }
-        r = len ? pouring_put_at(&f, &place, bytes, len, (uint64_t)offset) : 0;
+        r = len ? pouring_put_at(&f, bytes, len, (uint64_t)offset) : 0;
         if (r < 0)
             break;
         p->progress->beats++;
     }
-    if (r == 0 && (f.left || (m->data == DATA_STORED && place.at < m->size_bytes)))
+    if (r == 0 && (f.left || (m->data == DATA_STORED && f.at < m->size_bytes)))
         r = pouring_fault(&f, "has less data than its size says");
     free(f.piece);
     return r;
@@ -911,7 +905,7 @@ static bool pour_is_rar_volume(const uint8_t *head, size_t len)
 static ssize_t file_read(struct archive *a, void *ctx, const void **ret_bytes)
 {
     struct container *c = ctx;
-    ssize_t n = pour_read_input(c->p->input->fd, c->p->progress, c->bytes, READ_BYTES);
+    ssize_t n = pour_read_input(c->p->fd, c->p->progress, c->bytes, READ_BYTES);
     if (n < 0) {
         c->error = (int)n;
         archive_set_error(a, (int)-n, "read error");
@@ -924,7 +918,7 @@ static ssize_t file_read(struct archive *a, void *ctx, const void **ret_bytes)
 static la_int64_t file_seek(struct archive *a, void *ctx, la_int64_t offset, int whence)
 {
     const struct container *c = ctx;
-    off_t at = lseek(c->p->input->fd, offset, whence);
+    off_t at = lseek(c->p->fd, offset, whence);
     (void)a;
     return at < 0 ? ARCHIVE_FATAL : at;
 }
@@ -932,12 +926,12 @@ static la_int64_t file_seek(struct archive *a, void *ctx, la_int64_t offset, int
 static la_int64_t file_skip(struct archive *a, void *ctx, la_int64_t bytes)
 {
     const struct container *c = ctx;
-    off_t from = lseek(c->p->input->fd, 0, SEEK_CUR), end, to;
+    off_t from = lseek(c->p->fd, 0, SEEK_CUR), end, to;
     (void)a;
-    if (from < 0 || (end = lseek(c->p->input->fd, 0, SEEK_END)) < 0)
+    if (from < 0 || (end = lseek(c->p->fd, 0, SEEK_END)) < 0)
         return 0;
     to = bytes < end - from ? from + bytes : end;
-    return lseek(c->p->input->fd, to, SEEK_SET) < 0 ? ARCHIVE_FATAL : to - from;
+    return lseek(c->p->fd, to, SEEK_SET) < 0 ? ARCHIVE_FATAL : to - from;
 }
 
 static ssize_t container_read(struct archive *a, void *ctx, const void **ret_bytes)
@@ -986,7 +980,7 @@ static int container_encrypted(struct container *c, const char *path)
 /* The offset in the input up to which libarchive has read. */
 static uint64_t container_offset(const struct container *c)
 {
-    off_t at = c->stream ? (off_t)c->stream->given : lseek(c->p->input->fd, 0, SEEK_CUR);
+    off_t at = c->stream ? (off_t)c->stream->given : lseek(c->p->fd, 0, SEEK_CUR);
     return at < 0 ? FAULT_NO_OFFSET : (uint64_t)at;
 }
 
@@ -1252,13 +1246,13 @@ static int container_walk(struct container *c)
 static int pour_container(struct pour *p, struct pour_stream *stream,
                           const struct pour_format *format)
 {
-    bool is_file = p->input->is_file && !stream->compression;
+    bool is_file = p->is_file && !stream->compression;
     struct container c = {.p = p, .stream = is_file ? NULL : stream, .format = format};
     if (format->seeks && !is_file)
         return fault_set_advised(
             p->fault, -ENOMSG, NULL, FAULT_NO_OFFSET, "save it in a file and pack that",
             "is a %s archive, whose directory is at its end", format->name);
-    if (is_file && lseek(p->input->fd, 0, SEEK_SET) < 0)
+    if (is_file && lseek(p->fd, 0, SEEK_SET) < 0)
         return -errno;
     c.archive = archive_read_new();
     if (!c.archive)
@@ -1283,25 +1277,14 @@ static int pour_container(struct pour *p, struct pour_stream *stream,
 #define POUR_MEMORY_MOST (UINT64_C(8) << 30)
 #define PIPE_BYTES (1 << 20)
 
-struct pour_run {
-    const struct pack_options *options;
-    const struct pour_input *input;
-    struct output *output;
-    struct compress_pool *pool;
-    locale_t locale;
-    int report_fd;
-    uint64_t reported; /* faults that the caller has got */
-    char note[sizeof((struct progress){0}.note)];
-};
-
 /* ---- the child ---- */
 
 static void pour_prepare(void *arg)
 {
-    struct pour_run *run = arg;
-    const struct writer_options *w = &run->options->writer;
-    if (w->zstd_level && compress_pool_new(w->threads, w->zstd_level, &run->pool) < 0)
-        run->pool = NULL; /* the writer tries again, and reports it */
+    struct pour *p = arg;
+    const struct writer_options *w = &p->options->writer;
+    if (w->zstd_level && compress_pool_new(w->threads, w->zstd_level, &p->pool) < 0)
+        p->pool = NULL; /* the writer tries again, and reports it */
 }
 
 static int pour_tar(struct pour *p, struct pour_stream *s)
@@ -1317,7 +1300,7 @@ static int pour_tar(struct pour *p, struct pour_stream *s)
         .leave_out = pour_leave_out,
         .ctx = p,
     };
-    return tar_take_members(&stream, &taker, p->input->ignores_zeros, p->progress, p->fault);
+    return tar_take_members(&stream, &taker, p->options->ignores_zeros, p->progress, p->fault);
 }
 
 static const char *pour_kind_of(const uint8_t *head, size_t len)
@@ -1360,7 +1343,7 @@ int pour_read(struct pour *p)
     struct pour_stream s;
     const uint8_t *head;
     size_t len;
-    int r = pour_stream_open(&s, p->input->fd, p->progress, p->fault, &head, &len);
+    int r = pour_stream_open(&s, p->fd, p->progress, p->fault, &head, &len);
     if (r == 0)
         r = len && tar_probe_head(head, len) ? pour_tar(p, &s) : pour_other(p, &s, head, len);
     pour_stream_close(&s);
@@ -1386,28 +1369,21 @@ static int pour_end(struct pour *p)
 
 static int pour_in_child(void *arg, struct progress *progress, struct fault *fault)
 {
-    struct pour_run *run = arg;
-    const struct pack_options *o = run->options;
+    struct pour *p = arg;
+    const struct pack_options *o = p->options;
     struct writer_options how = o->writer;
-    struct pour p = {.options = o,
-                     .input = run->input,
-                     .selection = {.excludes = o->excludes,
-                                   .exclude_count = o->exclude_count,
-                                   .is_nfc = o->is_nfc},
-                     .progress = progress,
-                     .fault = fault,
-                     .locale = run->locale,
-                     .report_fd = run->report_fd};
-    how.pool = run->pool;
-    int r = writer_new(run->output, &how, &p.writer);
-    p.output_error = r;
+    p->progress = progress;
+    p->fault = fault;
+    how.pool = p->pool;
+    int r = writer_new(p->output, &how, &p->writer);
+    p->output_error = r;
     if (r == 0)
-        r = pour_read(&p);
+        r = pour_read(p);
     if (r == 0)
-        r = pour_end(&p);
+        r = pour_end(p);
     if (r < 0)
-        fault_set_file(fault, p.output_error ? o->output : o->sources[0]);
-    pour_free(&p);
+        fault_set_file(fault, p->output_error ? o->output : o->sources[0]);
+    pour_free(p);
     return r; /* the writer goes with the process */
 }
 
@@ -1427,11 +1403,11 @@ static int pour_open_report(int *ret_fd)
 }
 
 /* Passes on a fault from the child's report. */
-static void pour_pass_fault(const struct pour_run *run, enum pack_report kind, uint64_t at)
+static void pour_pass_fault(const struct pour *p, enum pack_report kind, uint64_t at)
 {
-    const struct pack_options *o = run->options;
+    const struct pack_options *o = p->options;
     struct fault fault;
-    if (read_at(run->report_fd, &fault, sizeof(fault), at) < 0 || !fault.err)
+    if (read_at(p->report_fd, &fault, sizeof(fault), at) < 0 || !fault.err)
         return;
     fault.member[sizeof(fault.member) - 1] = '\0';
     fault.what[sizeof(fault.what) - 1] = '\0';
@@ -1442,58 +1418,55 @@ static void pour_pass_fault(const struct pour_run *run, enum pack_report kind, u
 }
 
 /* Passes on what was left out since the last time. */
-static void pour_pass_reports(struct pour_run *run)
+static void pour_pass_reports(struct pour *p)
 {
-    const struct pack_options *o = run->options;
+    const struct pack_options *o = p->options;
     uint64_t count = 0;
     if (!o->report ||
-        read_at(run->report_fd, &count, sizeof(count), offsetof(struct pour_report, count)) < 0)
+        read_at(p->report_fd, &count, sizeof(count), offsetof(struct pour_report, count)) < 0)
         return;
-    for (; run->reported < min_u64(count, POUR_REPORTS); run->reported++)
-        pour_pass_fault(run, PACK_PROBLEM,
+    for (; p->reported < min_u64(count, POUR_REPORTS); p->reported++)
+        pour_pass_fault(p, PACK_PROBLEM,
                         offsetof(struct pour_report, faults) +
-                            run->reported * sizeof(struct fault));
+                            p->reported * sizeof(struct fault));
 }
 
 static bool pour_watch(void *ctx, const struct progress *progress)
 {
-    struct pour_run *run = ctx;
-    const struct pack_options *o = run->options;
-    pour_pass_reports(run);
-    memcpy(run->note, progress->note, sizeof(run->note) - 1);
+    struct pour *p = ctx;
+    const struct pack_options *o = p->options;
+    pour_pass_reports(p);
+    memcpy(p->note, progress->note, sizeof(p->note) - 1);
     if (o->progress)
         o->progress(o->ctx, "packing", progress);
     return true;
 }
 
-static int pour_run_child(struct pour_run *run, struct fault *fault)
+static int pour_run_child(struct pour *p, struct fault *fault)
 {
-    const struct pack_options *o = run->options;
-    const int keep[] = {run->input->fd, run->output->fd, run->report_fd};
+    const struct pack_options *o = p->options;
+    const int keep[] = {p->fd, p->output->fd, p->report_fd};
     struct sandbox_limits limits = {
         .memory_bytes =
             min_u64(max_u64(budget_memory_bytes(""), POUR_MEMORY_LEAST), POUR_MEMORY_MOST),
         .file_bytes = INT64_MAX, /* no signal at a limit of the caller */
         .keep_fds = keep,
         .keep_fd_count = sizeof(keep) / sizeof(keep[0]),
-        .idle_seconds =
-            run->input->is_file ? 0 : UINT32_MAX, /* who writes it may take any time */
+        .idle_seconds = p->is_file ? 0 : UINT32_MAX, /* who writes it may take any time */
         .prepare = pour_prepare,
         .threads = o->writer.zstd_level ? 1 + o->writer.threads : 0,
     };
-    if (!run->input->is_file)
-        fcntl(run->input->fd, F_SETPIPE_SZ,
-              PIPE_BYTES); /* if it is a pipe, and that is allowed */
-    int r = sandbox_run(pour_in_child, run, &limits, pour_watch, run, fault);
+    if (!p->is_file)
+        fcntl(p->fd, F_SETPIPE_SZ, PIPE_BYTES); /* if it is a pipe, and that is allowed */
+    int r = sandbox_run(pour_in_child, p, &limits, pour_watch, p, fault);
     if (r < 0)
         fault_set_file(fault, o->sources[0]);
     return r;
 }
 
-static void pour_report_parent(const struct pour_run *run, enum pack_report kind,
-                               const char *what)
+static void pour_report_parent(const struct pour *p, enum pack_report kind, const char *what)
 {
-    const struct pack_options *o = run->options;
+    const struct pack_options *o = p->options;
     struct fault fault = {0};
     if (!o->report)
         return;
@@ -1502,48 +1475,54 @@ static void pour_report_parent(const struct pour_run *run, enum pack_report kind
     o->report(o->ctx, kind, &fault);
 }
 
-static int pour_take_result(struct pour_run *run, struct pack_result *ret_result)
+static int pour_take_result(struct pour *p, struct pack_result *ret_result)
 {
-    int r = read_at(run->report_fd, ret_result, sizeof(*ret_result),
+    int r = read_at(p->report_fd, ret_result, sizeof(*ret_result),
                     offsetof(struct pour_report, result));
     char more[64];
     if (r < 0)
         return r;
     snprintf(more, sizeof(more), "%" PRIu64 " more members were left out",
-             ret_result->problems - run->reported);
-    if (ret_result->problems > run->reported)
-        pour_report_parent(run, PACK_PROBLEM, more);
-    if (run->note[0])
-        pour_report_parent(run, PACK_NOTE, run->note);
-    if (run->options->report)
-        pour_pass_fault(run, PACK_NOTE, offsetof(struct pour_report, alike));
+             ret_result->problems - p->reported);
+    if (ret_result->problems > p->reported)
+        pour_report_parent(p, PACK_PROBLEM, more);
+    if (p->note[0])
+        pour_report_parent(p, PACK_NOTE, p->note);
+    if (p->options->report)
+        pour_pass_fault(p, PACK_NOTE, offsetof(struct pour_report, alike));
     return 0;
 }
 
-int pour_run(const struct pack_options *options, const struct pour_input *input,
-             struct fault *fault, struct pack_result *ret_result)
+int pour_run(const struct pack_options *options, int fd, bool is_file, struct fault *fault,
+             struct pack_result *ret_result)
 {
-    struct pour_run run = {.options = options, .input = input, .report_fd = -1};
+    struct pour p = {.options = options,
+                     .fd = fd,
+                     .is_file = is_file,
+                     .selection = {.excludes = options->excludes,
+                                   .exclude_count = options->exclude_count,
+                                   .is_nfc = options->is_nfc},
+                     .report_fd = -1};
     if (options->source_count != 1 || options->shards || options->files_from)
         return -EINVAL;
     output_clean(options->output,
                  &(struct leftovers){.found = pack_report_leftover, .ctx = (void *)options});
     int r = output_open(options->output, options->overwrite ? OUTPUT_REPLACES : OUTPUT_NEW,
-                        options->stripes, fault, &run.output);
+                        options->stripes, fault, &p.output);
     if (r < 0)
         return r;
-    run.locale = newlocale(LC_ALL_MASK, "C.UTF-8", (locale_t)0);
-    r = pour_open_report(&run.report_fd);
+    p.locale = newlocale(LC_ALL_MASK, "C.UTF-8", (locale_t)0);
+    r = pour_open_report(&p.report_fd);
     if (r == 0)
-        r = pour_run_child(&run, fault);
+        r = pour_run_child(&p, fault);
     if (r == 0)
-        r = pour_take_result(&run, ret_result);
-    if (run.report_fd >= 0)
-        close(run.report_fd);
-    if (run.locale)
-        freelocale(run.locale);
+        r = pour_take_result(&p, ret_result);
+    if (p.report_fd >= 0)
+        close(p.report_fd);
+    if (p.locale)
+        freelocale(p.locale);
     if (r == 0)
-        return output_commit(run.output, !options->no_sync, fault);
-    output_discard(run.output);
+        return output_commit(p.output, !options->no_sync, fault);
+    output_discard(p.output);
     return r;
 }

@@ -17,19 +17,13 @@
 #include "fault.h"
 #include "pack.h"
 
-struct pour_input {
-    int fd;             /* from its position on */
-    bool is_file;       /* not a pipe or the like */
-    bool ignores_zeros; /* of a tar: read on behind end-of-archive marks */
-};
-
 /*
- * As pack_run, for one source, which has this input; without a list of names and shards.
- * `stop` is not used. A fault without a file is about the output. -EUCLEAN: the input is
- * damaged or cut off; -ENOMSG: it is nothing that can be packed; -EINTR: a signal came. On
- * failure no file is left.
+ * As pack_run, for one source: the bytes of `fd` from its position on. `is_file`: it is no pipe
+ * or the like; without a list of names and shards. `stop` is not used. A fault without a file
+ * is about the output. -EUCLEAN: the input is damaged or cut off; -ENOMSG: it is nothing that
+ * can be packed; -EINTR: a signal came. On failure no file is left.
  */
-int pour_run(const struct pack_options *options, const struct pour_input *input,
-             struct fault *fault, struct pack_result *ret_result);
+int pour_run(const struct pack_options *options, int fd, bool is_file, struct fault *fault,
+             struct pack_result *ret_result);
 
 #endif

@@ -39,15 +39,19 @@ typedef VECTOR(char) pour_text;
 
 struct pour {
     const struct pack_options *options;
-    const struct pour_input *input;
+    int fd;                     /* the input, from its position on */
+    bool is_file;               /* not a pipe or the like */
     struct selection selection; /* members that are left out */
+    struct output *output;
+    struct compress_pool *pool; /* NULL: the writer makes one */
     struct writer *writer;
     struct progress *progress;
     struct fault *fault;
     locale_t locale; /* of UTF-8; 0: this system has none */
     int report_fd;
     struct pack_result result;
-    uint64_t reported;
+    uint64_t reported; /* faults, by the child to the parent, and by the parent to its caller */
+    char note[sizeof((struct progress){0}.note)];
     int output_error; /* of the writer: the fault is not about the input */
     struct tar_oddities odd;
     pour_text path, target; /* of the current member, cleaned */

@@ -70,8 +70,9 @@ struct arguments {
     bool is_poured;
     bool is_union; /* the sources are archives that become one tree */
     bool has_rank, has_world;
-    const char *launcher;    /* that set the rank; NULL: none */
-    struct pour_input input; /* of the source, if `is_poured`: it is read front to back */
+    const char *launcher; /* that set the rank; NULL: none */
+    int poured_fd;        /* of the source, if `is_poured`: it is read front to back */
+    bool is_file;         /* and no pipe */
     const char **excludes;
     struct opened *opened; /* one for each source */
     struct opened kept;    /* --resume: what was written before, and its files: */
@@ -412,7 +413,7 @@ static int command_pack_run(struct arguments *a)
         a->options.progress = cli_progress_show;
     a->options.ctx = &progress;
     a->options.stop = interrupt_flag();
-    int r = a->is_poured ? pour_run(&a->options, &a->input, &fault, &result)
+    int r = a->is_poured ? pour_run(&a->options, a->poured_fd, a->is_file, &fault, &result)
                          : pack_run(&a->options, &fault, &result);
     cli_progress_end(&progress);
     if (r < 0)
@@ -428,14 +429,14 @@ static int command_pack_run_stream(struct arguments *a)
     static const char *const standard_input[] = {"standard input"};
     const char *path = a->options.sources[0];
     auto_close int own = -1;
-    a->input.ignores_zeros = cli_ignores_zeros;
+    a->options.ignores_zeros = cli_ignores_zeros;
     if (strcmp(path, "-") == 0) {
         a->options.sources = standard_input;
     } else {
         own = open(path, O_RDONLY | O_CLOEXEC);
         if (own < 0)
             return cli_fail(path, -errno, NULL);
-        a->input.fd = own;
+        a->poured_fd = own;
     }
     return command_pack_run(a);
 }
@@ -805,15 +806,15 @@ static int check_stream(struct arguments *a)
     };
     const char *name = NULL;
     for (size_t i = 0; !name && i < o->source_count; i++) {
-        a->input.is_file = !is_stream(o->sources[i]);
-        if (!a->input.is_file || is_container(o->sources[i]))
+        a->is_file = !is_stream(o->sources[i]);
+        if (!a->is_file || is_container(o->sources[i]))
             name = strcmp(o->sources[i], "-") == 0 ? "standard input" : o->sources[i];
     }
     if (!name)
         return 0;
     if (o->source_count > 1)
         return cli_usage_error(&command_pack, "%s is packed alone", name);
-    if (!o->output && !a->input.is_file)
+    if (!o->output && !a->is_file)
         return cli_usage_error(&command_pack, "%s has no name: name the archive with -o", name);
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
         if (others[i].is_given)

@@ -44,9 +44,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     snprintf(path, sizeof(path), "/tmp/onepot-fuzz-%d.tar", (int)getpid());
     const char *const name = "fuzz";
     const struct pack_options options = {.sources = &name, .source_count = 1, .output = path};
-    const struct pour_input input = {.fd = in, .is_file = size % 2 == 0};
     struct pour p = {.options = &options,
-                     .input = &input,
+                     .fd = in,
+                     .is_file = size % 2 == 0,
                      .progress = &progress,
                      .fault = &fault,
                      .report_fd = report};
