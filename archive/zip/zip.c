@@ -89,13 +89,12 @@ struct zip_entry {
 #define ZIP_ODD_64 "has a zip64 field of the wrong length"
     uint16_t method, flags;
     uint32_t crc32;
-    uint64_t packed_bytes, size_bytes;
+    uint64_t packed_bytes;
     uint64_t local_offset; /* as recorded: from the first byte of its volume */
     uint32_t volume;
-    uint32_t mode;     /* with type; from the DOS attributes where Unix' are not there */
-    uint32_t uid, gid; /* 0 where they are not recorded */
-    int64_t mtime_sec;
-    uint32_t mtime_nsec;
+    /* Size, time, owner (0 where it is not recorded), and mode: with type, and from the DOS
+     * attributes where Unix' are not there. */
+    struct builder_member m;
 };
 
 /* Do these bytes, which follow a member's data, begin another record, or tell the same sum? */
@@ -196,7 +195,7 @@ static int64_t zip_unix_time(uint32_t seconds, int64_t dos_time)
  */
 static void zip_extra64(struct cursor c, size_t declared, struct zip_entry *e, bool is_split)
 {
-    uint64_t *wanted[] = {&e->size_bytes, &e->packed_bytes, &e->local_offset};
+    uint64_t *wanted[] = {&e->m.size_bytes, &e->packed_bytes, &e->local_offset};
     size_t needed = 0;
     for (size_t i = 0; i < 3; i++)
         if (*wanted[i] == UINT32_MAX) {
@@ -220,8 +219,8 @@ static void zip_extra_ntfs(struct cursor c, struct zip_entry *e)
         if (tag != 1 || len < 8)
             continue;
         ticks = bytes_le64(value);
-        e->mtime_sec = (int64_t)(ticks / 10000000) - NTFS_TO_UNIX;
-        e->mtime_nsec = (uint32_t)(ticks % 10000000) * 100;
+        e->m.mtime_sec = (int64_t)(ticks / 10000000) - NTFS_TO_UNIX;
+        e->m.mtime_nsec = (uint32_t)(ticks % 10000000) * 100;
     }
 }
 
@@ -229,7 +228,7 @@ static void zip_extra_ntfs(struct cursor c, struct zip_entry *e)
 static void zip_extra_owner(struct cursor c, struct zip_entry *e)
 {
     const uint8_t *value;
-    uint32_t *owner[] = {&e->uid, &e->gid};
+    uint32_t *owner[] = {&e->m.uid, &e->m.gid};
     if (!cursor_take(&c, 1, &value) || value[0] != 1)
         return;
     for (size_t i = 0; i < 2; i++) {
@@ -265,8 +264,8 @@ static void zip_read_extra(const uint8_t *bytes, size_t len, struct zip_entry *e
     struct cursor c = {bytes, len};
     const uint8_t *value;
     uint16_t id, value_len;
-    const int64_t dos_time = e->mtime_sec;
-    bool needs_64 = e->size_bytes == UINT32_MAX || e->packed_bytes == UINT32_MAX ||
+    const int64_t dos_time = e->m.mtime_sec;
+    bool needs_64 = e->m.size_bytes == UINT32_MAX || e->packed_bytes == UINT32_MAX ||
                     e->local_offset == UINT32_MAX;
     while (cursor_le16(&c, &id) && cursor_le16(&c, &value_len)) {
         if (id == EXTRA_ZIP64 && needs_64) {
@@ -277,9 +276,9 @@ static void zip_read_extra(const uint8_t *bytes, size_t len, struct zip_entry *e
             break;
         struct cursor field = {value, value_len};
         if (id == EXTRA_TIME && value_len >= 5 && value[0] & 1) {
-            e->mtime_sec = zip_unix_time(bytes_le32(value + 1), dos_time);
+            e->m.mtime_sec = zip_unix_time(bytes_le32(value + 1), dos_time);
         } else if (id == EXTRA_OLD_UNIX && value_len >= 8) {
-            e->mtime_sec = zip_unix_time(bytes_le32(value + 4), dos_time);
+            e->m.mtime_sec = zip_unix_time(bytes_le32(value + 4), dos_time);
         } else if (id == EXTRA_NTFS) {
             zip_extra_ntfs(field, e);
         } else if (id == EXTRA_OWNER) {
@@ -327,10 +326,10 @@ static void zip_read_entry(const uint8_t *bytes, struct zip_entry *ret_entry)
         .raw_name_len = name_len,
         .flags = bytes_le16(bytes + 8),
         .method = bytes_le16(bytes + 10),
-        .mtime_sec = zip_dos_time(bytes_le16(bytes + 14), bytes_le16(bytes + 12)),
+        .m.mtime_sec = zip_dos_time(bytes_le16(bytes + 14), bytes_le16(bytes + 12)),
         .crc32 = bytes_le32(bytes + 16),
         .packed_bytes = bytes_le32(bytes + 20),
-        .size_bytes = bytes_le32(bytes + 24),
+        .m.size_bytes = bytes_le32(bytes + 24),
         .local_offset = bytes_le32(bytes + 42),
         .volume = volume == UINT16_MAX ? 0 : volume,
     };
@@ -338,10 +337,11 @@ static void zip_read_entry(const uint8_t *bytes, struct zip_entry *ret_entry)
                    volume == UINT16_MAX);
     ret_entry->has_backslashes =
         zip_has_backslashes(host, ret_entry->name, ret_entry->name_len);
-    ret_entry->mode = zip_mode(host, bytes_le32(bytes + 38), ret_entry);
+    ret_entry->m.mode = zip_mode(host, bytes_le32(bytes + 38), ret_entry);
     /* Data that zip read from a pipe has the pipe's type; unzip makes a file of it, too. */
-    if (ret_entry->packed_bytes > 0 && !S_ISDIR(ret_entry->mode) && !S_ISLNK(ret_entry->mode))
-        ret_entry->mode = S_IFREG | (ret_entry->mode & 07777);
+    if (ret_entry->packed_bytes > 0 && !S_ISDIR(ret_entry->m.mode) &&
+        !S_ISLNK(ret_entry->m.mode))
+        ret_entry->m.mode = S_IFREG | (ret_entry->m.mode & 07777);
 }
 
 /* Sizes and sum may follow the data, or be 0, as some writers leave them; where they were too
@@ -352,7 +352,7 @@ static bool zip_sizes_differ(const uint8_t *bytes, const struct zip_entry *entry
              size = bytes_le32(bytes + 22);
     return !((bytes_le16(bytes + 6) | entry->flags) & ZIP_HAS_DESCRIPTOR) &&
            ((packed && packed != UINT32_MAX && packed != entry->packed_bytes) ||
-            (size && size != UINT32_MAX && size != entry->size_bytes) ||
+            (size && size != UINT32_MAX && size != entry->m.size_bytes) ||
             (crc32 && crc32 != entry->crc32));
 }
 
@@ -771,7 +771,7 @@ static const char too_long_packed[] = "has much more compressed data than conten
 static bool is_long_deflated(const struct zip_entry *e)
 {
     return zip_codec_of(e) == CODEC_DEFLATE &&
-           (e->size_bytes > MEMBER_MAX || e->packed_bytes >= 1u << 31);
+           (e->m.size_bytes > MEMBER_MAX || e->packed_bytes >= 1u << 31);
 }
 
 /* Can its content be shown? 0, or a fault that leaves it out. */
@@ -783,23 +783,24 @@ static int check_content(struct zip *z, const struct zip_entry *e, uint64_t at)
     if (e->flags & ZIP_PATCH)
         return fault_set(z->fault, -ENOTSUP, z->name, at, "is a patch of another file");
     if (e->method == ZIP_STORED)
-        return e->packed_bytes == e->size_bytes
+        return e->packed_bytes == e->m.size_bytes
                    ? 0
                    : member_is_damaged(z, at, "is stored, and has two sizes");
     if (codec == CODEC_NONE)
         return fault_set(z->fault, -ENOTSUP, z->name, at,
                          "is compressed by method %u of zip, which onepot lacks", e->method);
-    if (e->packed_bytes == 0 && e->size_bytes > 0)
+    if (e->packed_bytes == 0 && e->m.size_bytes > 0)
         return member_is_damaged(z, at, "has no data, and claims some");
-    if (codec == CODEC_DEFLATE && e->size_bytes / DEFLATE_RATIO > e->packed_bytes + RATIO_SLACK)
+    if (codec == CODEC_DEFLATE &&
+        e->m.size_bytes / DEFLATE_RATIO > e->packed_bytes + RATIO_SLACK)
         return member_is_damaged(z, at, "claims more bytes than its data can hold");
     if (is_long_deflated(e))
         return 0;
-    if (e->size_bytes > MEMBER_MAX)
+    if (e->m.size_bytes > MEMBER_MAX)
         return fault_set(z->fault, -ENOTSUP, z->name, at,
                          "is compressed by method %u of zip, and longer than %u MiB", e->method,
                          MEMBER_MAX >> 20);
-    if (e->packed_bytes > codec_packed_max(e->size_bytes))
+    if (e->packed_bytes > codec_packed_max(e->m.size_bytes))
         return fault_set(z->fault, -ENOTSUP, z->name, at, "%s", too_long_packed);
     return 0;
 }
@@ -816,8 +817,8 @@ static int content_unpack(struct zip *z, const struct zip_entry *e, uint64_t dat
         r = codec_context_new(false, &z->codecs);
     if (r == 0)
         r = codec_unpack(z->codecs, zip_codec_of(e), packed, e->packed_bytes, bytes,
-                         e->size_bytes, &len);
-    return r == -ENOTSUP || (r == 0 && len != e->size_bytes) ? -EUCLEAN : r;
+                         e->m.size_bytes, &len);
+    return r == -ENOTSUP || (r == 0 && len != e->m.size_bytes) ? -EUCLEAN : r;
 }
 
 /*
@@ -827,12 +828,12 @@ static int content_unpack(struct zip *z, const struct zip_entry *e, uint64_t dat
 static int content_read(struct zip *z, const struct zip_entry *e, uint64_t data,
                         uint8_t **ret_bytes)
 {
-    auto_free uint8_t *bytes = malloc(e->size_bytes ? e->size_bytes : 1);
+    auto_free uint8_t *bytes = malloc(e->m.size_bytes ? e->m.size_bytes : 1);
     int r = !bytes                    ? -ENOMEM
-            : e->method == ZIP_STORED ? source_read(z->source, bytes, e->size_bytes, data)
+            : e->method == ZIP_STORED ? source_read(z->source, bytes, e->m.size_bytes, data)
                                       : content_unpack(z, e, data, bytes);
     if (r == 0 && checksum_available(SUM_CRC32) &&
-        checksum_of(SUM_CRC32, bytes, e->size_bytes) != e->crc32)
+        checksum_of(SUM_CRC32, bytes, e->m.size_bytes) != e->crc32)
         r = -EUCLEAN;
     if (r == 0)
         *ret_bytes = steal_ptr(&bytes);
@@ -846,8 +847,8 @@ static int content_prove_stored(struct zip *z, const struct zip_entry *e, uint64
     int r = bytes ? checksum_new(SUM_CRC32, &sum) : -ENOMEM;
     if (r == 0)
         checksum_reset(sum);
-    for (uint64_t at = 0; r == 0 && at < e->size_bytes; at += STEP_BYTES) {
-        size_t len = (size_t)min_u64(e->size_bytes - at, STEP_BYTES);
+    for (uint64_t at = 0; r == 0 && at < e->m.size_bytes; at += STEP_BYTES) {
+        size_t len = (size_t)min_u64(e->m.size_bytes - at, STEP_BYTES);
         r = source_read(z->source, bytes, len, data + at);
         if (r == 0)
             checksum_add(sum, bytes, len);
@@ -867,7 +868,7 @@ static int content_prove(struct zip *z, const struct zip_entry *e, uint64_t data
     uint64_t most = max_u64(source_size(z->source), PROOF_FLOOR_BYTES / PROOF_RATIO);
     if (!checksum_available(SUM_CRC32))
         return -EUCLEAN;
-    if (__builtin_add_overflow(z->proven_bytes, e->size_bytes, &z->proven_bytes) ||
+    if (__builtin_add_overflow(z->proven_bytes, e->m.size_bytes, &z->proven_bytes) ||
         z->proven_bytes / PROOF_RATIO > most)
         return -E2BIG;
     if (e->method == ZIP_STORED)
@@ -959,15 +960,15 @@ static int prove_content(struct zip *z, const struct zip_entry *e, const char *d
 static int read_target(struct zip *z, const struct zip_entry *e, uint64_t data, char *target)
 {
     auto_free uint8_t *bytes = NULL;
-    if (e->size_bytes == 0 || e->size_bytes > INDEX_SYMLINK_MAX)
+    if (e->m.size_bytes == 0 || e->m.size_bytes > INDEX_SYMLINK_MAX)
         return fault_set(z->fault, -EINVAL, z->name, data,
-                         "is a symbolic link of %" PRIu64 " bytes", e->size_bytes);
+                         "is a symbolic link of %" PRIu64 " bytes", e->m.size_bytes);
     int r = content_read(z, e, data, &bytes);
     if (r == -EUCLEAN)
         return member_is_damaged(z, data, "is a symbolic link whose sum is wrong");
     if (r < 0)
         return zip_read_fault(z, r, data);
-    memcpy(target, bytes, e->size_bytes);
+    memcpy(target, bytes, e->m.size_bytes);
     return 0;
 }
 
@@ -995,7 +996,7 @@ static int scan_part(struct zip *z, const struct zip_entry *e, uint64_t at,
         return fault_set(z->fault, -ENOTSUP, z->name, offset, "%s", cant_be_entered);
     if (r < 0)
         return fault_set(z->fault, r, z->name, offset, "%s", fault_errno(r));
-    if (part->block.block_bytes > e->size_bytes - at)
+    if (part->block.block_bytes > e->m.size_bytes - at)
         return member_is_damaged(z, offset, "has more bytes than the directory says");
     if (part->block.packed_bytes > codec_packed_max(part->block.block_bytes))
         return member_is_damaged(z, offset, too_long_packed);
@@ -1023,7 +1024,7 @@ static int scan_long(struct zip *z, const struct zip_entry *e, uint64_t data)
         r = scan_part(z, e, at, &part);
     if (r < 0)
         return r;
-    if (at != e->size_bytes || z->scan->offset != data + e->packed_bytes)
+    if (at != e->m.size_bytes || z->scan->offset != data + e->packed_bytes)
         return member_is_damaged(z, data, "has fewer bytes than the directory says");
     return z->scan->crc == e->crc32 ? 0 : member_is_damaged(z, data, "has a wrong sum");
 }
@@ -1034,12 +1035,12 @@ static int add_block(struct zip *z, const struct zip_entry *e, uint32_t inode, u
     struct builder_block block = {
         .source_offset = data,
         .packed_bytes = (uint32_t)e->packed_bytes,
-        .block_bytes = (uint32_t)e->size_bytes,
+        .block_bytes = (uint32_t)e->m.size_bytes,
         .codec = zip_codec_of(e),
     };
     if (is_long_deflated(e))
         return builder_set_pieces(z->builder, inode, z->pieces.at, z->pieces.count);
-    struct builder_piece piece = {.length = e->size_bytes};
+    struct builder_piece piece = {.length = e->m.size_bytes};
     z->largest_block = max_u32(z->largest_block, block.block_bytes);
     int r = builder_add_block(z->builder, &block, &piece.block);
     if (r == 0)
@@ -1054,24 +1055,23 @@ static int add_typed(struct zip *z, const struct zip_entry *e, uint64_t record,
     uint32_t inode;
     const char *differs = NULL;
     char target[INDEX_SYMLINK_MAX];
-    bool has_content = S_ISREG(e->mode) || S_ISLNK(e->mode);
+    bool has_content = S_ISREG(e->m.mode) || S_ISLNK(e->m.mode);
     int r = has_content ? check_content(z, e, member->header_offset) : 0;
     if (r == 0)
         r = find_data(z, e, member->header_offset, record, &differs, &data);
     if (r == 0 && has_content && differs)
         r = prove_content(z, e, differs, data);
-    if (r == 0 && S_ISREG(e->mode) && is_long_deflated(e))
+    if (r == 0 && S_ISREG(e->m.mode) && is_long_deflated(e))
         r = scan_long(z, e, data);
-    if (r == 0 && S_ISLNK(e->mode)) {
+    if (r == 0 && S_ISLNK(e->m.mode)) {
         r = read_target(z, e, data, target);
         member->link = target;
-        member->link_len = e->size_bytes;
+        member->link_len = e->m.size_bytes;
         member->mode = S_IFLNK | 0777; /* as the system shows it, whatever was stored */
-    } else if (S_ISREG(e->mode)) {
-        member->size_bytes = e->size_bytes;
-        member->data = e->method == ZIP_STORED || !e->size_bytes ? DATA_STORED : DATA_PIECES;
+    } else if (S_ISREG(e->m.mode)) {
+        member->data = e->method == ZIP_STORED || !e->m.size_bytes ? DATA_STORED : DATA_PIECES;
         member->data_offset = data;
-    } else if (!S_ISDIR(e->mode) && !S_ISFIFO(e->mode) && !S_ISSOCK(e->mode)) {
+    } else if (!S_ISDIR(e->m.mode) && !S_ISFIFO(e->m.mode) && !S_ISSOCK(e->m.mode)) {
         r = r < 0 ? r
                   : fault_set(z->fault, -ENOTBLK, z->name, data,
                               "is a device, whose number a zip lacks");
@@ -1081,7 +1081,7 @@ static int add_typed(struct zip *z, const struct zip_entry *e, uint64_t record,
                         &inode);
     if (r == 0 && member->data == DATA_PIECES)
         r = add_block(z, e, inode, data);
-    if (r == 0 && S_ISREG(e->mode))
+    if (r == 0 && S_ISREG(e->m.mode))
         r = builder_set_sum(z->builder, inode, e->crc32);
     return r;
 }
@@ -1116,14 +1116,7 @@ static int find_header(struct zip *z, const struct zip_entry *e, uint64_t record
 
 static int add_entry(struct zip *z, const struct zip_entry *e, uint64_t record)
 {
-    struct builder_member member = {
-        .mode = e->mode,
-        .uid = e->uid,
-        .gid = e->gid,
-        .mtime_sec = e->mtime_sec,
-        .mtime_nsec = e->mtime_nsec,
-        .data = DATA_STORED,
-    };
+    struct builder_member member = e->m;
     const size_t ranges = z->ranges.count;
     int r = find_header(z, e, record, &member.header_offset);
     if (r == 0 && (memchr(e->name, '\0', e->name_len) || e->name_len == 0))
