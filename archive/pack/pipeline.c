@@ -663,30 +663,10 @@ static int input_link(const struct index *index, uint32_t position, struct gathe
     return 0;
 }
 
-/* The children are sorted already. */
-static int input_listing(const struct index *index, uint32_t position, struct listing *listing)
-{
-    uint32_t first, count;
-    int r = index_children(index, position, &first, &count);
-    for (uint32_t i = 0; r == 0 && i < count; i++) {
-        struct node child;
-        const char *name;
-        size_t len;
-        r = index_node(index, first + i, &child);
-        if (r == 0)
-            r = index_name(index, first + i, &name, &len);
-        if (r == 0)
-            r = listing_append(listing, name, len, (unsigned char)IFTODT(child.mode),
-                               first + i);
-    }
-    listing_sort(listing);
-    return r;
-}
-
 static int input_folder(const struct gather_from *from, struct gathered *g)
 {
     g->is_folder = true;
-    int r = input_listing(from->input->index, from->number, &g->listing);
+    int r = listing_read_index(from->input->index, from->number, &g->listing);
     if (r < 0)
         return r;
     struct selection_folder folder = {g->path, g->member.path_len, from->root_len, .fd = -1};
@@ -2383,12 +2363,12 @@ static int pipeline_make_root(struct pipeline *p)
     for (size_t i = 0; i < p->options->source_count; i++) {
         const struct pack_source *s = &p->run->sources[i];
         uint32_t number = s->input ? INDEX_ROOT : p->selection->names ? 0 : FOLDER_NAME_ALL;
-        if (listing_append(&listing, s->name, strlen(s->name), DT_DIR, number) < 0) {
+        const struct folder_name name = {s->name, DT_DIR, number};
+        if (vector_push(&listing, name) < 0) {
             listing_free(&listing);
             return -ENOMEM;
         }
     }
-    listing_sort(&listing);
     int r = folder_new(&p->set, NULL, "", 0, -1, (struct file_id){0}, &listing, &p->root);
     if (r < 0)
         return r;

@@ -30,8 +30,12 @@
 
 /* ---- listings ---- */
 
-int listing_append(struct listing *l, const char *name, size_t len, unsigned char type,
-                   uint32_t number)
+/*
+ * Adds a name, which is copied. -ENOMEM. After the last one listing_sort sets the names' texts,
+ * and sorts them if necessary.
+ */
+static int listing_append(struct listing *l, const char *name, size_t len, unsigned char type,
+                          uint32_t number)
 {
     struct folder_name entry = {.type = type, .number = number};
     if (vector_reserve(&l->text, len + 1) < 0 || vector_push(l, entry) < 0)
@@ -46,7 +50,7 @@ static int listing_compare(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-void listing_sort(struct listing *l)
+static void listing_sort(struct listing *l)
 {
     bool sorted = true;
     char *text = l->text.at;
@@ -79,6 +83,26 @@ int listing_read(int fd, struct listing *listing)
     if (r == 0)
         r = -errno;
     closedir(dir);
+    listing_sort(listing);
+    return r;
+}
+
+/* The children are sorted already. */
+int listing_read_index(const struct index *index, uint32_t position, struct listing *listing)
+{
+    uint32_t first, count;
+    int r = index_children(index, position, &first, &count);
+    for (uint32_t i = 0; r == 0 && i < count; i++) {
+        struct node child;
+        const char *name;
+        size_t len;
+        r = index_node(index, first + i, &child);
+        if (r == 0)
+            r = index_name(index, first + i, &name, &len);
+        if (r == 0)
+            r = listing_append(listing, name, len, (unsigned char)IFTODT(child.mode),
+                               first + i);
+    }
     listing_sort(listing);
     return r;
 }
@@ -513,25 +537,6 @@ int selection_open_flags(const struct selection *s)
 
 /* ---- listings ---- */
 
-/* A path whose last component is replaced by one name after another. */
-struct selection_path {
-    VECTOR(char) text;
-    size_t folder_len; /* with its slash */
-};
-
-static int selection_set_name(struct selection_path *p, const char *name)
-{
-    p->text.count = p->folder_len;
-    return vector_append(&p->text, name, strlen(name) + 1);
-}
-
-static int selection_start_path(struct selection_path *p, const char *folder, size_t len)
-{
-    *p = (struct selection_path){.folder_len = len + (len != 0)};
-    return vector_append(&p->text, folder, len) < 0 || vector_push(&p->text, '/') < 0 ? -ENOMEM
-                                                                                      : 0;
-}
-
 /*
  * Finds out whether the entry is a directory, if a decision depends on it. For listed names it
  * does not: a directory without listed names below it goes to the shard of its name.
@@ -561,21 +566,24 @@ static int selection_is_own(const struct selection *s, const char *path, bool is
 static int selection_drop(const struct selection *s, const struct selection_folder *f,
                           bool by_shard, struct listing *listing)
 {
-    struct selection_path p;
-    int r = selection_start_path(&p, f->path, f->path_len);
+    struct text path = {0};
+    int r = vector_append(&path, f->path, f->path_len);
     size_t kept = 0, in_source = f->root_len + (f->root_len != 0);
     for (size_t i = 0; r >= 0 && i < listing->count; i++) {
         struct folder_name *n = &listing->at[i];
-        r = selection_set_name(&p, n->name);
-        if (r < 0)
+        path.count = f->path_len;
+        if ((path.count && vector_push(&path, '/') < 0) ||
+            vector_append(&path, n->name, strlen(n->name) + 1) < 0) {
+            r = -ENOMEM;
             break;
+        }
         selection_find_type(s, f->fd, n);
-        r = by_shard ? selection_is_own(s, p.text.at, n->type == DT_DIR)
-                     : !selection_excludes(s, p.text.at + in_source, n->type == DT_DIR);
+        r = by_shard ? selection_is_own(s, path.at, n->type == DT_DIR)
+                     : !selection_excludes(s, path.at + in_source, n->type == DT_DIR);
         if (r == 1)
             listing->at[kept++] = *n;
     }
-    vector_free(&p.text);
+    vector_free(&path);
     if (r >= 0)
         listing->count = kept;
     return r < 0 ? r : 0;

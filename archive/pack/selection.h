@@ -35,24 +35,18 @@ struct folder_name {
 struct listing {
     struct folder_name *at;
     size_t count, capacity;
-    VECTOR(char) text;
-    size_t alike; /* names that differ from the one before by normalization alone */
+    VECTOR(char) text; /* of the names, if it is the listing's */
+    size_t alike;      /* names that differ from the one before by normalization alone */
     const char *first_alike[2]; /* such a name, and the one before */
 };
-
-/*
- * Adds a name, which is copied. -ENOMEM. After the last one listing_sort sets the names' texts,
- * and sorts them if necessary.
- */
-int listing_append(struct listing *listing, const char *name, size_t len, unsigned char type,
-                   uint32_t number);
-void listing_sort(struct listing *listing);
 
 /*
  * Reads all names through a descriptor of the directory. Errors of readdir(3); names read
  * before an error are in the listing all the same, so free it in any case.
  */
 int listing_read(int fd, struct listing *listing);
+/* The same of a directory in an archive, whose index has them sorted. */
+int listing_read_index(const struct index *index, uint32_t position, struct listing *listing);
 void listing_free(struct listing *listing); /* may be used again */
 
 /*

@@ -4,9 +4,11 @@
 #include <check.h>
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cleanup.h"
@@ -234,17 +236,24 @@ START_TEST(the_shard_of_a_path_never_changes)
 }
 END_TEST
 
+/* Of a directory with so many entries, of which each tenth is a directory. */
 static void fill_listing(struct listing *listing, size_t count)
 {
-    *listing = (struct listing){0};
+    char dir[] = "/tmp/onepot-selection-XXXXXX", name[16];
+    ck_assert_ptr_nonnull(mkdtemp(dir));
+    auto_close int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     for (size_t i = count; i-- > 0;) {
-        char name[16];
-        int len = snprintf(name, sizeof(name), "f%03zu", i);
-        ck_assert_int_eq(listing_append(listing, name, (size_t)len, i % 10 ? DT_REG : DT_DIR,
-                                        FOLDER_NAME_ALL),
-                         0);
+        snprintf(name, sizeof(name), "f%03zu", i);
+        ck_assert_int_eq(mknodat(fd, name, S_IFREG | 0600, 0), 0);
+        if (i % 10 == 0)
+            ck_assert(unlinkat(fd, name, 0) == 0 && mkdirat(fd, name, 0700) == 0);
     }
-    listing_sort(listing);
+    ck_assert_int_eq(listing_read(fd, listing), 0);
+    for (size_t i = 0; i < count; i++) {
+        snprintf(name, sizeof(name), "f%03zu", i);
+        ck_assert_int_eq(unlinkat(fd, name, i % 10 ? 0 : AT_REMOVEDIR), 0);
+    }
+    ck_assert_int_eq(rmdir(dir), 0);
 }
 
 START_TEST(ranks_share_files_and_all_see_directories)
