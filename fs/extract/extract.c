@@ -61,19 +61,6 @@ struct large {
     struct checksum *state; /* NULL: no sum to compare with */
 };
 
-/* Descriptors of folders that a thread used lately. */
-#define FOLDER_SLOTS_MAX 64u
-struct folders {
-    struct {
-        uint32_t position;
-        int fd; /* O_PATH; -1: free */
-    } slots[FOLDER_SLOTS_MAX];
-    unsigned slot_count;
-    VECTOR(uint32_t) way; /* from a folder up to one with an open descriptor */
-    /* The folder whose children are being extracted. */
-    uint32_t directory, first, count;
-};
-
 /* A folder that exists. */
 struct made_folder {
     uint32_t position;
@@ -113,11 +100,31 @@ struct extraction {
     uint64_t unprivileged;
 };
 
+#define FOLDER_SLOTS_MAX 64u
+
 /* The data of one thread. */
 struct extractor {
     struct extraction *x;
     struct worker *worker;
-    struct folders folders;
+
+    /* Descriptors of folders that it used lately. */
+    struct {
+        uint32_t position;
+        int fd; /* O_PATH; -1: free */
+    } slots[FOLDER_SLOTS_MAX];
+    unsigned slot_count;
+    VECTOR(uint32_t) way; /* from a folder up to one with an open descriptor */
+    /* The folder whose children are being extracted. */
+    uint32_t directory, first, count;
+
+    /* The file that is being written. */
+    int fd;
+    struct checksum *hash; /* or NULL */
+    bool write_failed;
+
+    /* The step that failed. */
+    const char *doing; /* "can't be written" */
+    uint64_t offset;   /* in the archive, or FAULT_NO_OFFSET */
 };
 
 /* ---- problems: words for them, and which ones end the run ---- */
@@ -356,20 +363,20 @@ static int attributes_set_by_name(struct extraction *x, int folder_fd, const cha
  * system calls.
  */
 
-static void folders_init(struct folders *f, unsigned slots)
+static void folders_init(struct extractor *e, unsigned slots)
 {
-    f->slot_count = slots < 4 ? 4 : slots > FOLDER_SLOTS_MAX ? FOLDER_SLOTS_MAX : slots;
+    e->slot_count = slots < 4 ? 4 : slots > FOLDER_SLOTS_MAX ? FOLDER_SLOTS_MAX : slots;
     for (unsigned i = 0; i < FOLDER_SLOTS_MAX; i++)
-        f->slots[i].fd = -1;
-    f->directory = UINT32_MAX;
+        e->slots[i].fd = -1;
+    e->directory = UINT32_MAX;
 }
 
-static void folders_free(struct folders *f)
+static void folders_free(struct extractor *e)
 {
-    for (unsigned i = 0; i < f->slot_count; i++)
-        if (f->slots[i].fd >= 0)
-            close(f->slots[i].fd);
-    vector_free(&f->way);
+    for (unsigned i = 0; i < e->slot_count; i++)
+        if (e->slots[i].fd >= 0)
+            close(e->slots[i].fd);
+    vector_free(&e->way);
 }
 
 static int copy_name(const struct index *index, uint32_t position, char name[])
@@ -387,26 +394,27 @@ static int copy_name(const struct index *index, uint32_t position, char name[])
 }
 
 /* Nested folders, whose positions may lie any distance apart, get slots of their own. */
-static unsigned slot_of(const struct folders *f, uint32_t directory)
+static unsigned slot_of(const struct extractor *e, uint32_t directory)
 {
-    return ((directory * UINT32_C(0x9e3779b1)) >> 16) % f->slot_count;
+    return ((directory * UINT32_C(0x9e3779b1)) >> 16) % e->slot_count;
 }
 
-static int slot_fd(const struct extraction *x, const struct folders *f, uint32_t directory)
+static int slot_fd(const struct extractor *e, uint32_t directory)
 {
-    unsigned slot = slot_of(f, directory);
+    struct extraction *x = e->x;
+    unsigned slot = slot_of(e, directory);
     if (directory == INDEX_ROOT)
         return x->root_fd;
-    return f->slots[slot].position == directory ? f->slots[slot].fd : -1;
+    return e->slots[slot].position == directory ? e->slots[slot].fd : -1;
 }
 
-/* Fill f->way with the folders from `directory` up to, but excluding, an open one. */
-static int find_way(const struct extraction *x, struct folders *f, uint32_t directory,
-                    int *ret_fd)
+/* Fill e->way with the folders from `directory` up to, but excluding, an open one. */
+static int find_way(struct extractor *e, uint32_t directory, int *ret_fd)
 {
-    f->way.count = 0;
-    while ((*ret_fd = slot_fd(x, f, directory)) < 0) {
-        int r = vector_push(&f->way, directory);
+    struct extraction *x = e->x;
+    e->way.count = 0;
+    while ((*ret_fd = slot_fd(e, directory)) < 0) {
+        int r = vector_push(&e->way, directory);
         if (r == 0)
             r = index_parent(x->index, directory, &directory);
         if (r < 0)
@@ -415,23 +423,24 @@ static int find_way(const struct extraction *x, struct folders *f, uint32_t dire
     return 0;
 }
 
-static int folders_get(struct extraction *x, struct folders *f, uint32_t directory, int *ret_fd)
+static int folders_get(struct extractor *e, uint32_t directory, int *ret_fd)
 {
-    int fd, r = find_way(x, f, directory, &fd);
-    while (r == 0 && f->way.count > 0) {
+    struct extraction *x = e->x;
+    int fd, r = find_way(e, directory, &fd);
+    while (r == 0 && e->way.count > 0) {
         char name[INDEX_NAME_MAX + 1];
-        uint32_t position = f->way.at[--f->way.count];
+        uint32_t position = e->way.at[--e->way.count];
         r = copy_name(x->index, position, name);
         if (r < 0)
             break;
         fd = openat(fd, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
         if (fd < 0)
             return -errno;
-        unsigned slot = slot_of(f, position);
-        if (f->slots[slot].fd >= 0)
-            close(f->slots[slot].fd);
-        f->slots[slot].position = position;
-        f->slots[slot].fd = fd;
+        unsigned slot = slot_of(e, position);
+        if (e->slots[slot].fd >= 0)
+            close(e->slots[slot].fd);
+        e->slots[slot].position = position;
+        e->slots[slot].fd = fd;
     }
     if (r == 0)
         *ret_fd = fd;
@@ -442,22 +451,23 @@ static int folders_get(struct extraction *x, struct folders *f, uint32_t directo
  * Get the descriptor of the folder that holds an entry, valid until the next call, and the
  * entry's name, terminated.
  */
-static int folders_find(struct extraction *x, struct folders *f, uint32_t position, int *ret_fd,
+static int folders_find(struct extractor *e, uint32_t position, int *ret_fd,
                         char name[INDEX_NAME_MAX + 1])
 {
+    struct extraction *x = e->x;
     int r = 0;
-    if (f->directory == UINT32_MAX || position < f->first || position - f->first >= f->count) {
+    if (e->directory == UINT32_MAX || position < e->first || position - e->first >= e->count) {
         uint32_t parent;
-        f->directory = UINT32_MAX;
+        e->directory = UINT32_MAX;
         r = index_parent(x->index, position, &parent);
         if (r == 0)
-            r = index_children(x->index, parent, &f->first, &f->count);
+            r = index_children(x->index, parent, &e->first, &e->count);
         if (r == 0)
-            f->directory = parent;
+            e->directory = parent;
     }
     if (r == 0)
         r = copy_name(x->index, position, name);
-    return r < 0 ? r : folders_get(x, f, f->directory, ret_fd);
+    return r < 0 ? r : folders_get(e, e->directory, ret_fd);
 }
 
 /* ---- the directory itself ---- */
@@ -576,16 +586,16 @@ static int tree_add_folder(struct extraction *x, uint32_t position)
 }
 
 /* Make the folder at `position` in the visited folder. Problems are reported. -ENOMEM. */
-static int tree_make_folder(struct extraction *x, struct folders *f, const struct node *node,
-                            uint32_t position)
+static int tree_make_folder(struct extractor *e, const struct node *node, uint32_t position)
 {
+    struct extraction *x = e->x;
     char name[INDEX_NAME_MAX + 1];
     bool at_once = false, is_new = false;
     int fd, r = -ENAMETOOLONG; /* only in an index forged to be so deep */
     if (x->made.at[x->visited].depth < DEPTH_MAX)
-        r = folders_find(x, f, position, &fd, name);
+        r = folders_find(e, position, &fd, name);
     if (r == 0) {
-        at_once = has_mode_at_once(x, node, f->directory);
+        at_once = has_mode_at_once(x, node, e->directory);
         r = tree_make_new_folder(x, fd, name, at_once ? attributes_mode(x, node) : 0700,
                                  &is_new);
     }
@@ -601,8 +611,9 @@ static int tree_make_folder(struct extraction *x, struct folders *f, const struc
 
 /* ---- attributes of folders ---- */
 
-static int finish_folder(struct extraction *x, struct folders *f, uint32_t position)
+static int finish_folder(struct extractor *e, uint32_t position)
 {
+    struct extraction *x = e->x;
     char name[INDEX_NAME_MAX + 1];
     struct node node;
     int fd = x->root_fd, r = index_node(x->index, position, &node);
@@ -610,7 +621,7 @@ static int finish_folder(struct extraction *x, struct folders *f, uint32_t posit
         return r;
     if (position == INDEX_ROOT)
         return attributes_set(x, fd, &node, (mode_t)-1);
-    r = folders_find(x, f, position, &fd, name);
+    r = folders_find(e, position, &fd, name);
     if (r < 0)
         return r;
     if (x->flags[position] & ENTRY_HAS_MODE)
@@ -623,15 +634,16 @@ static int finish_folder(struct extraction *x, struct folders *f, uint32_t posit
  * Set the attributes of all folders, the deepest first. Returns the error that stopped the run,
  * or -EINTR.
  */
-static int tree_finish_folders(struct extraction *x, struct folders *f)
+static int tree_finish_folders(struct extractor *e)
 {
+    struct extraction *x = e->x;
     for (size_t i = x->made.count; i-- > 0;) {
         uint32_t position = x->made.at[i].position;
         if (workers_stopped(&x->workers))
             return x->workers.error ? x->workers.error : -EINTR;
         if (!(x->flags[position] & ENTRY_MADE))
             continue;
-        int r = finish_folder(x, f, position);
+        int r = finish_folder(e, position);
         if (r < 0)
             extract_problem(x, position, r, FAULT_NO_OFFSET, "its attributes can't be set");
     }
@@ -646,31 +658,18 @@ static int tree_finish_folders(struct extraction *x, struct folders *f)
  * only where they would otherwise be wrong. Nothing waits for a disk.
  */
 
-/* A failed step. */
-struct trouble {
-    const char *doing; /* "can't be written" */
-    uint64_t offset;   /* in the archive, or FAULT_NO_OFFSET */
-};
-
 /* ---- bytes: each piece is hashed and written while it is still in the CPU's cache ---- */
-
-struct copy {
-    struct extraction *x;
-    int fd;
-    struct checksum *hash; /* or NULL */
-    bool write_failed;
-};
 
 static int write_piece(void *ctx, const void *bytes, size_t len, uint64_t offset)
 {
-    struct copy *c = ctx;
-    if (workers_stopped(&c->x->workers))
+    struct extractor *e = ctx;
+    if (workers_stopped(&e->x->workers))
         return -EINTR;
-    if (c->hash)
-        checksum_add(c->hash, bytes, len);
-    int r = write_at(c->fd, bytes, len, offset);
-    c->write_failed = r < 0;
-    atomic_fetch_add_explicit(&c->x->workers.progress.bytes_done, len, memory_order_relaxed);
+    if (e->hash)
+        checksum_add(e->hash, bytes, len);
+    int r = write_at(e->fd, bytes, len, offset);
+    e->write_failed = r < 0;
+    atomic_fetch_add_explicit(&e->x->workers.progress.bytes_done, len, memory_order_relaxed);
     return r;
 }
 
@@ -679,14 +678,15 @@ static int write_piece(void *ctx, const void *bytes, size_t len, uint64_t offset
  * holes. `hash` (or NULL) is updated with all bytes outside of holes.
  */
 static int bytes_copy(struct extractor *e, uint32_t position, uint64_t from, uint64_t to,
-                      int fd, struct checksum *hash, struct trouble *trouble)
+                      int fd, struct checksum *hash)
 {
-    struct copy c = {.x = e->x, .fd = fd, .hash = hash};
-    trouble->doing = "can't be read";
-    int r =
-        content_read(e->worker->content, position, from, to, write_piece, &c, &trouble->offset);
-    if (c.write_failed)
-        trouble->doing = "can't be written";
+    e->fd = fd;
+    e->hash = hash;
+    e->write_failed = false;
+    e->doing = "can't be read";
+    int r = content_read(e->worker->content, position, from, to, write_piece, e, &e->offset);
+    if (e->write_failed)
+        e->doing = "can't be written";
     return r;
 }
 
@@ -777,7 +777,7 @@ static int member_read_target(const struct index *index, uint32_t position,
  * A symbolic link, fifo, socket or device. Mode and owner of these never give access to data.
  */
 static int extract_special(struct extractor *e, int folder_fd, const char *name,
-                           const struct node *node, struct trouble *trouble)
+                           const struct node *node)
 {
     struct extraction *x = e->x;
     char target[INDEX_SYMLINK_MAX + 1];
@@ -786,7 +786,7 @@ static int extract_special(struct extractor *e, int folder_fd, const char *name,
     if (r == 0)
         r = make_special(x, folder_fd, name, node, is_link ? target : NULL);
     if (r < 0) {
-        trouble->doing = "can't be made";
+        e->doing = "can't be made";
         return r;
     }
     r = attributes_set_by_name(x, folder_fd, name, node);
@@ -795,37 +795,36 @@ static int extract_special(struct extractor *e, int folder_fd, const char *name,
         fchmodat(folder_fd, name, mode, AT_SYMLINK_NOFOLLOW) < 0)
         r = -errno;
     if (r < 0)
-        trouble->doing = "its attributes can't be set";
+        e->doing = "its attributes can't be set";
     return r;
 }
 
 /* ---- files ---- */
 
-static int check_sum(struct extraction *x, uint32_t position, const struct checksum *hash,
-                     struct trouble *trouble)
+static int check_sum(struct extractor *e, uint32_t position, const struct checksum *hash)
 {
     uint64_t sum;
-    int r = index_sum(x->index, position, &sum);
+    int r = index_sum(e->x->index, position, &sum);
     if (r == -ENODATA)
         return 0;
     if (r == 0 && !checksum_is(hash, sum))
         r = -EBADMSG;
-    if (r < 0)
-        *trouble = (struct trouble){"its bytes do not have the sum that they were packed with",
-                                    worklist_key(x->index, position, 0, FAULT_NO_OFFSET)};
+    if (r < 0) {
+        e->doing = "its bytes do not have the sum that they were packed with";
+        e->offset = worklist_key(e->x->index, position, 0, FAULT_NO_OFFSET);
+    }
     return r;
 }
 
-static int write_file(struct extractor *e, int fd, const struct node *node, mode_t mode,
-                      struct trouble *trouble)
+static int write_file(struct extractor *e, int fd, const struct node *node, mode_t mode)
 {
     struct extraction *x = e->x;
     struct checksum *hash = e->worker->hash;
     if (hash)
         checksum_reset(hash);
-    int r = bytes_copy(e, node->position, 0, node->size_bytes, fd, hash, trouble);
+    int r = bytes_copy(e, node->position, 0, node->size_bytes, fd, hash);
     if (r == 0 && hash)
-        r = check_sum(x, node->position, hash, trouble);
+        r = check_sum(e, node->position, hash);
     if (r < 0)
         return r;
     if (node->data_bytes < node->size_bytes || node->has_holes)
@@ -833,22 +832,22 @@ static int write_file(struct extractor *e, int fd, const struct node *node, mode
     if (r == 0)
         r = attributes_set(x, fd, node, mode);
     if (r < 0)
-        trouble->doing = "its attributes can't be set";
+        e->doing = "its attributes can't be set";
     return r;
 }
 
 static int extract_file(struct extractor *e, int folder_fd, const char *name,
-                        const struct node *node, struct trouble *trouble)
+                        const struct node *node)
 {
     mode_t mode = first_mode(e->x, node);
     int fd = member_make_file(e->x, folder_fd, name, O_WRONLY, mode);
     if (fd < 0) {
-        trouble->doing = "can't be made";
+        e->doing = "can't be made";
         return fd;
     }
-    int r = write_file(e, fd, node, mode, trouble);
+    int r = write_file(e, fd, node, mode);
     if (close(fd) < 0 && r == 0) {
-        trouble->doing = "can't be written";
+        e->doing = "can't be written";
         r = -errno; /* a network filesystem may report an exceeded quota only now */
     }
     if (r < 0)
@@ -862,17 +861,18 @@ static int extract_file(struct extractor *e, int folder_fd, const char *name,
 static void member_extract(struct extractor *e, uint32_t position)
 {
     struct extraction *x = e->x;
-    struct trouble trouble = {"can't be extracted", FAULT_NO_OFFSET};
     char name[INDEX_NAME_MAX + 1];
     struct node node;
+    e->doing = "can't be extracted";
+    e->offset = FAULT_NO_OFFSET;
     int fd, r = index_node(x->index, position, &node);
     if (r == 0)
-        r = folders_find(x, &e->folders, position, &fd, name);
+        r = folders_find(e, position, &fd, name);
     if (r == 0)
-        r = S_ISREG(node.mode) ? extract_file(e, fd, name, &node, &trouble)
-                               : extract_special(e, fd, name, &node, &trouble);
+        r = S_ISREG(node.mode) ? extract_file(e, fd, name, &node)
+                               : extract_special(e, fd, name, &node);
     if (r < 0)
-        extract_problem(x, position, r, trouble.offset, trouble.doing);
+        extract_problem(x, position, r, e->offset, e->doing);
     atomic_fetch_add_explicit(&x->workers.progress.members, 1, memory_order_relaxed);
 }
 
@@ -886,15 +886,14 @@ static int large_compare(const void *a, const void *b)
 }
 
 /* Under the lock. The first piece makes the file. */
-static int open_large(struct extractor *e, struct large *l, const struct node *node,
-                      struct trouble *trouble)
+static int open_large(struct extractor *e, struct large *l, const struct node *node)
 {
     char name[INDEX_NAME_MAX + 1];
-    int folder_fd, r = folders_find(e->x, &e->folders, l->position, &folder_fd, name);
+    int folder_fd, r = folders_find(e, l->position, &folder_fd, name);
     if (r == 0)
         l->fd = r = member_make_file(e->x, folder_fd, name, O_RDWR, first_mode(e->x, node));
     if (r < 0)
-        trouble->doing = "can't be made";
+        e->doing = "can't be made";
     return r < 0 ? r : 0;
 }
 
@@ -923,13 +922,12 @@ static int hash_front(struct extractor *e, struct large *l, const struct node *n
 }
 
 /* All pieces are written: set attributes and finish the file. Under the lock. */
-static int finish_large(struct extractor *e, struct large *l, const struct node *node,
-                        struct trouble *trouble)
+static int finish_large(struct extractor *e, struct large *l, const struct node *node)
 {
-    int r = l->state ? check_sum(e->x, node->position, l->state, trouble) : 0;
+    int r = l->state ? check_sum(e, node->position, l->state) : 0;
     if (r < 0)
         return r;
-    trouble->doing = "its attributes can't be set";
+    e->doing = "its attributes can't be set";
     if (ftruncate(l->fd, (off_t)node->size_bytes) < 0)
         return -errno;
     r = attributes_set(e->x, l->fd, node, first_mode(e->x, node));
@@ -943,24 +941,23 @@ static int finish_large(struct extractor *e, struct large *l, const struct node 
 }
 
 /* No thread works on it any more. */
-static void discard_large(struct extraction *x, struct folders *folders, struct large *l)
+static void discard_large(struct extractor *e, struct large *l)
 {
     char name[INDEX_NAME_MAX + 1];
     int folder_fd;
     if (l->fd >= 0)
         close(steal_fd(&l->fd));
-    if (l->made && folders_find(x, folders, l->position, &folder_fd, name) == 0)
+    if (l->made && folders_find(e, l->position, &folder_fd, name) == 0)
         unlinkat(folder_fd, name, 0);
     l->made = false;
 }
 
 /* Under the lock. */
-static int member_begin_piece(struct extractor *e, struct large *l, const struct node *node,
-                              struct trouble *trouble)
+static int member_begin_piece(struct extractor *e, struct large *l, const struct node *node)
 {
     if (l->failed || l->made)
         return 0;
-    int r = open_large(e, l, node, trouble);
+    int r = open_large(e, l, node);
     l->made = r == 0;
     l->failed = r < 0;
     return r;
@@ -968,7 +965,7 @@ static int member_begin_piece(struct extractor *e, struct large *l, const struct
 
 /* The piece was written, or failed. Under the lock. */
 static int member_end_piece(struct extractor *e, struct large *l, uint32_t piece,
-                            const struct node *node, struct trouble *trouble)
+                            const struct node *node)
 {
     int r = 0;
     l->written[piece] = 1;
@@ -976,7 +973,7 @@ static int member_end_piece(struct extractor *e, struct large *l, uint32_t piece
         r = hash_front(e, l, node);
     l->left--;
     if (r == 0 && l->left == 0 && !l->failed)
-        r = finish_large(e, l, node, trouble);
+        r = finish_large(e, l, node);
     return r;
 }
 
@@ -984,39 +981,40 @@ static int member_end_piece(struct extractor *e, struct large *l, uint32_t piece
 static void member_extract_piece(struct extractor *e, uint32_t position, uint32_t piece)
 {
     struct extraction *x = e->x;
-    struct trouble trouble = {"can't be extracted", FAULT_NO_OFFSET};
     struct node node = {0};
+    e->doing = "can't be extracted";
+    e->offset = FAULT_NO_OFFSET;
     pthread_mutex_lock(&x->workers.lock);
     const struct large key = {.position = position};
     struct large *l = bsearch(&key, x->large.at, x->large.count, sizeof(key), large_compare);
     int r = index_node(x->index, position, &node);
     if (r == 0)
-        r = member_begin_piece(e, l, &node, &trouble);
+        r = member_begin_piece(e, l, &node);
     bool skip = l->failed || r < 0;
     pthread_mutex_unlock(&x->workers.lock);
     if (!skip) {
         uint64_t from = piece * PIECE_BYTES, to = from + PIECE_BYTES;
-        r = bytes_copy(e, node.position, from, min_u64(to, node.size_bytes), l->fd, NULL,
-                       &trouble);
+        r = bytes_copy(e, node.position, from, min_u64(to, node.size_bytes), l->fd, NULL);
     }
     pthread_mutex_lock(&x->workers.lock);
     const bool is_told = !skip && l->failed; /* by another piece */
     l->failed |= r < 0;
-    int end = member_end_piece(e, l, piece, &node, &trouble);
+    int end = member_end_piece(e, l, piece, &node);
     r = r < 0 ? r : end;
     l->failed |= r < 0;
     if (l->failed && l->left == 0)
-        discard_large(x, &e->folders, l);
+        discard_large(e, l);
     pthread_mutex_unlock(&x->workers.lock);
     if (r < 0 && !is_told)
-        extract_problem(x, position, r, trouble.offset, trouble.doing);
+        extract_problem(x, position, r, e->offset, e->doing);
 }
 
 /* Remove unfinished large files, after the threads have ended. */
-static void member_discard_large(struct extraction *x, struct folders *folders)
+static void member_discard_large(struct extractor *e)
 {
+    struct extraction *x = e->x;
     for (size_t i = 0; i < x->large.count; i++) {
-        discard_large(x, folders, &x->large.at[i]);
+        discard_large(e, &x->large.at[i]);
         checksum_free(x->large.at[i].state);
         free(x->large.at[i].written);
     }
@@ -1028,14 +1026,14 @@ static int make_link(struct extractor *e, uint32_t first, uint32_t position)
 {
     struct extraction *x = e->x;
     char from[INDEX_NAME_MAX + 1], to[INDEX_NAME_MAX + 1];
-    int from_fd, to_fd, r = folders_find(x, &e->folders, first, &from_fd, from);
+    int from_fd, to_fd, r = folders_find(e, first, &from_fd, from);
     if (r < 0)
         return r;
     /* The next call may close the original. */
     auto_close int own_fd = fcntl(from_fd, F_DUPFD_CLOEXEC, 0);
     if (own_fd < 0)
         return -errno;
-    r = folders_find(x, &e->folders, position, &to_fd, to);
+    r = folders_find(e, position, &to_fd, to);
     for (unsigned attempts = 0; r == 0 && linkat(own_fd, from, to_fd, to, 0) < 0;)
         r = tree_make_way(x, to_fd, to, errno, &attempts);
     return r;
@@ -1106,7 +1104,7 @@ static int add_large(struct extraction *x, const struct node *node, uint32_t pos
         r = -ENOMEM;
     for (uint32_t i = 0; r == 0 && i < pieces; i++) {
         *key = worklist_key(x->index, position, i * PIECE_BYTES, *key);
-        r = worklist_add(x->workers.list, (struct work_item){*key, position, i + 1});
+        r = worklist_add(&x->workers, (struct work_item){*key, position, i + 1});
     }
     return r;
 }
@@ -1134,7 +1132,7 @@ static int add_work(struct extraction *x, const struct node *node, uint32_t posi
         return add_large(x, node, position, key);
     if (S_ISREG(node->mode))
         *key = worklist_key(x->index, position, 0, *key);
-    return worklist_add(x->workers.list, (struct work_item){*key, position, 0});
+    return worklist_add(&x->workers, (struct work_item){*key, position, 0});
 }
 
 static int compare_links(const void *a, const void *b)
@@ -1163,9 +1161,9 @@ static int add_first_names(struct extraction *x)
     return r;
 }
 
-static int visit_child(struct extraction *x, struct folders *folders, uint32_t position,
-                       uint8_t inherited, uint64_t *key)
+static int visit_child(struct extractor *e, uint32_t position, uint8_t inherited, uint64_t *key)
 {
+    struct extraction *x = e->x;
     struct node node;
     x->flags[position] |= inherited;
     if (!(x->flags[position] & (ENTRY_WANTED | ENTRY_ON_THE_WAY)))
@@ -1181,7 +1179,7 @@ static int visit_child(struct extraction *x, struct folders *folders, uint32_t p
             return 0;
     }
     if (S_ISDIR(node.mode)) {
-        r = tree_make_folder(x, folders, &node, position);
+        r = tree_make_folder(e, &node, position);
         return r < 0 ? r : x->workers.error;
     }
     if (node.position != position || node.nlink > 1)
@@ -1190,9 +1188,9 @@ static int visit_child(struct extraction *x, struct folders *folders, uint32_t p
 }
 
 /* Go through a folder's children: make the folders, list the rest. */
-static int visit_folder(struct extraction *x, struct folders *folders, uint32_t position,
-                        uint64_t *key)
+static int visit_folder(struct extractor *e, uint32_t position, uint64_t *key)
 {
+    struct extraction *x = e->x;
     uint32_t first, count;
     int r = index_children(x->index, position, &first, &count);
     if (r < 0) {
@@ -1200,12 +1198,13 @@ static int visit_folder(struct extraction *x, struct folders *folders, uint32_t 
         return 0;
     }
     for (uint32_t c = 0; r == 0 && c < count; c++)
-        r = visit_child(x, folders, first + c, x->flags[position] & ENTRY_WANTED, key);
+        r = visit_child(e, first + c, x->flags[position] & ENTRY_WANTED, key);
     return r;
 }
 
-static int visit_all(struct extraction *x, struct folders *folders)
+static int visit_all(struct extractor *e)
 {
+    struct extraction *x = e->x;
     uint64_t key = 0;
     if (x->root_made)
         x->flags[INDEX_ROOT] |= ENTRY_MADE | ENTRY_NEW;
@@ -1213,7 +1212,7 @@ static int visit_all(struct extraction *x, struct folders *folders)
     while (r == 0 && x->unvisited) {
         x->visited = x->unvisited - 1;
         x->unvisited = x->made.at[x->visited].next;
-        r = visit_folder(x, folders, x->made.at[x->visited].position, &key);
+        r = visit_folder(e, x->made.at[x->visited].position, &key);
         if (r == 0 && workers_stopped(&x->workers))
             r = x->workers.error ? x->workers.error : -EINTR;
     }
@@ -1262,13 +1261,13 @@ static int extract_all(struct extraction *x)
 {
     int r = find_wanted(x);
     if (r == 0)
-        r = visit_all(x, &x->extractors[0].folders);
+        r = visit_all(&x->extractors[0]);
     if (r == 0)
         r = workers_run(&x->workers);
     if (r == 0)
         extract_links(x, &x->extractors[0]);
-    member_discard_large(x, &x->extractors[0].folders);
-    return r < 0 ? r : tree_finish_folders(x, &x->extractors[0].folders);
+    member_discard_large(&x->extractors[0]);
+    return r < 0 ? r : tree_finish_folders(&x->extractors[0]);
 }
 
 static int extract_with_folders(struct extraction *x)
@@ -1279,13 +1278,13 @@ static int extract_with_folders(struct extraction *x)
         return -ENOMEM;
     for (unsigned i = 0; i < threads; i++) {
         x->extractors[i] = (struct extractor){.x = x, .worker = &x->workers.at[i]};
-        folders_init(&x->extractors[i].folders, folder_slots(threads));
+        folders_init(&x->extractors[i], folder_slots(threads));
         if (index_info(x->index)->has_sums)
             content_skip_sums(x->workers.at[i].content);
     }
     int r = extract_all(x);
     for (unsigned i = 0; i < threads; i++)
-        folders_free(&x->extractors[i].folders);
+        folders_free(&x->extractors[i]);
     free(x->extractors);
     return r;
 }

@@ -36,39 +36,6 @@
 
 /* ---- the list ---- */
 
-struct range {
-    size_t next, end;
-};
-
-struct worklist {
-    VECTOR(struct work_item) items;
-    bool sorted;
-    struct range *ranges; /* one for each thread */
-    unsigned threads;
-    pthread_mutex_t lock;
-};
-
-static int worklist_new(struct worklist **ret_list)
-{
-    struct worklist *list = calloc(1, sizeof(*list));
-    if (!list)
-        return -ENOMEM;
-    list->sorted = true;
-    pthread_mutex_init(&list->lock, NULL);
-    *ret_list = list;
-    return 0;
-}
-
-static void worklist_free(struct worklist *list)
-{
-    if (!list)
-        return;
-    pthread_mutex_destroy(&list->lock);
-    free(list->ranges);
-    vector_free(&list->items);
-    free(list);
-}
-
 static int compare_items(const void *a, const void *b)
 {
     const struct work_item *x = a, *y = b;
@@ -79,82 +46,77 @@ static int compare_items(const void *a, const void *b)
     return x->piece < y->piece ? -1 : x->piece > y->piece;
 }
 
-int worklist_add(struct worklist *list, struct work_item item)
+int worklist_add(struct workers *w, struct work_item item)
 {
-    if (list->items.count && compare_items(&list->items.at[list->items.count - 1], &item) > 0)
-        list->sorted = false;
-    return vector_push(&list->items, item);
+    if (w->items.count && compare_items(&w->items.at[w->items.count - 1], &item) > 0)
+        w->is_unsorted = true;
+    return vector_push(&w->items, item);
 }
 
 /* The first place from `at` on where a block ends. */
-static size_t next_border(const struct worklist *list, size_t at, size_t end)
+static size_t next_border(const struct workers *w, size_t at, size_t end)
 {
-    while (at > 0 && at < end && list->items.at[at].key == list->items.at[at - 1].key)
+    while (at > 0 && at < end && w->items.at[at].key == w->items.at[at - 1].key)
         at++;
     return at;
 }
 
-/* Sort, and give each of `threads` threads its range. -ENOMEM. */
-static int worklist_begin(struct worklist *list, unsigned threads)
+/* Sort, and give each thread its range. */
+static void worklist_begin(struct workers *w)
 {
-    list->ranges = calloc(threads, sizeof(*list->ranges));
-    if (!list->ranges)
-        return -ENOMEM;
-    list->threads = threads;
-    if (!list->sorted)
-        qsort(list->items.at, list->items.count, sizeof(*list->items.at), compare_items);
     size_t at = 0;
-    for (unsigned t = 0; t < threads; t++) {
+    if (w->is_unsorted)
+        qsort(w->items.at, w->items.count, sizeof(*w->items.at), compare_items);
+    for (unsigned t = 0; t < w->threads; t++) {
         size_t end =
-            t + 1 == threads ? list->items.count : list->items.count / threads * (t + 1);
-        end = next_border(list, end > at ? end : at, list->items.count);
-        list->ranges[t] = (struct range){at, end};
-        at = end;
+            t + 1 == w->threads ? w->items.count : w->items.count / w->threads * (t + 1);
+        end = next_border(w, end > at ? end : at, w->items.count);
+        w->at[t].next = at;
+        w->at[t].end = at = end;
     }
-    return 0;
 }
 
 /* Give the thread half of the longest range: false when all are empty. */
-static bool worklist_steal(struct worklist *list, struct range *mine)
+static bool worklist_steal(struct workers *w, struct worker *mine)
 {
-    struct range *longest = &list->ranges[0];
-    for (unsigned t = 1; t < list->threads; t++)
-        if (list->ranges[t].end - list->ranges[t].next > longest->end - longest->next)
-            longest = &list->ranges[t];
+    struct worker *longest = &w->at[0];
+    for (unsigned t = 1; t < w->threads; t++)
+        if (w->at[t].end - w->at[t].next > longest->end - longest->next)
+            longest = &w->at[t];
     size_t left = longest->end - longest->next;
     if (left == 0)
         return false;
-    size_t middle = next_border(list, longest->next + left / 2, longest->end);
+    size_t middle = next_border(w, longest->next + left / 2, longest->end);
     if (middle == longest->end)
         middle = longest->next;
-    *mine = (struct range){middle, longest->end};
+    mine->next = middle;
+    mine->end = longest->end;
     longest->end = middle;
     return true;
 }
 
-static size_t worklist_portion(const struct worklist *list, const struct range *range)
+static size_t worklist_portion(const struct workers *w, const struct worker *mine)
 {
-    const struct work_item *first = &list->items.at[range->next];
-    size_t left = range->end - range->next, n = 1;
+    const struct work_item *first = &w->items.at[mine->next];
+    size_t left = mine->end - mine->next, n = 1;
     while (n < left && (first[n].key == first[n - 1].key ||
                         (n < PORTION_ITEMS && first[n].key - first->key < PORTION_BYTES)))
         n++;
     return n;
 }
 
-/* Take some items for thread number `thread`; 0: nothing is left. */
-static size_t worklist_take(struct worklist *list, unsigned thread,
-                            const struct work_item **ret_items)
+/* Take some items for a thread; 0: nothing is left. */
+static size_t worklist_take(struct worker *mine, const struct work_item **ret_items)
 {
-    struct range *mine = &list->ranges[thread];
+    struct workers *w = mine->workers;
     size_t n = 0;
-    pthread_mutex_lock(&list->lock);
-    if (mine->next < mine->end || worklist_steal(list, mine)) {
-        n = worklist_portion(list, mine);
-        *ret_items = &list->items.at[mine->next];
+    pthread_mutex_lock(&w->list_lock);
+    if (mine->next < mine->end || worklist_steal(w, mine)) {
+        n = worklist_portion(w, mine);
+        *ret_items = &w->items.at[mine->next];
         mine->next += n;
     }
-    pthread_mutex_unlock(&list->lock);
+    pthread_mutex_unlock(&w->list_lock);
     return n;
 }
 
@@ -217,9 +179,10 @@ int workers_init(struct workers *workers, struct fault *fault)
     const unsigned threads = workers->threads = given ? given : threads_for(workers->pot);
     const struct reader_options reading = {.cache_bytes = cache_bytes(workers)};
     pthread_mutex_init(&workers->lock, NULL);
+    pthread_mutex_init(&workers->list_lock, NULL);
     pthread_cond_init(&workers->done, NULL);
     workers->at = calloc(threads, sizeof(*workers->at));
-    int r = workers->at ? worklist_new(&workers->list) : -ENOMEM;
+    int r = workers->at ? 0 : -ENOMEM;
     if (r == 0)
         r = reader_new(workers->pot, &reading, fault, &workers->reader);
     for (unsigned i = 0; r == 0 && i < threads; i++)
@@ -236,7 +199,8 @@ void workers_free(struct workers *workers)
     }
     free(workers->at);
     reader_free(workers->reader);
-    worklist_free(workers->list);
+    vector_free(&workers->items);
+    pthread_mutex_destroy(&workers->list_lock);
     pthread_cond_destroy(&workers->done);
     pthread_mutex_destroy(&workers->lock);
 }
@@ -265,8 +229,7 @@ static void *worker_main(void *arg)
     struct workers *workers = w->workers;
     const struct work_item *items;
     size_t n;
-    while (!workers_stopped(workers) &&
-           (n = worklist_take(workers->list, w->number, &items)) > 0)
+    while (!workers_stopped(workers) && (n = worklist_take(w, &items)) > 0)
         for (size_t i = 0; i < n && !workers_stopped(workers); i++) {
             content_expect(w->content, worklist_near_end(items, n, i, CONTENT_NEAR_BYTES / 4));
             workers->work(w, &items[i]);
@@ -294,9 +257,8 @@ int workers_run(struct workers *workers)
 {
     const unsigned threads = workers->threads;
     unsigned started = 0;
-    int r = worklist_begin(workers->list, threads);
-    if (r < 0)
-        return r;
+    int r = 0;
+    worklist_begin(workers);
     workers->running = threads;
     for (; started < threads && r == 0; started += r == 0)
         r = thread_start(&workers->at[started].thread, STACK_BYTES, worker_main,

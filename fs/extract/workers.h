@@ -5,7 +5,7 @@
  *     struct workers workers = {.options = &work, .pot = pot, ...};
  *     r = workers_init(&workers, fault);
  *     if (r == 0)
- *         r = worklist_add(workers.list, item);
+ *         r = worklist_add(&workers, item);
  *     if (r == 0)
  *         r = workers_run(&workers);
  *     workers_free(&workers);
@@ -25,14 +25,13 @@
 #include "index.h"
 #include "pot.h"
 #include "reader.h"
+#include "vector.h"
 
 struct work_item {
     uint64_t key;      /* start of its bytes in the archive; equal keys: one block */
     uint32_t position; /* of the entry in the index */
     uint32_t piece;    /* 0: the whole member; other values are the caller's */
 };
-
-struct worklist;
 
 /* The part of their options that an extraction and a verification share. */
 struct work_options {
@@ -54,6 +53,7 @@ struct worker {
     struct content *content;
     struct checksum *hash; /* of the kind that the index has; NULL where no file has a sum */
     uint8_t *buffer;
+    size_t next, end; /* its range of the list */
 };
 
 struct workers {
@@ -67,8 +67,10 @@ struct workers {
     /* Set by workers_init. */
     unsigned threads;
     struct reader *reader;
-    struct worklist *list;
-    struct worker *at;    /* one for each thread */
+    struct worker *at; /* one for each thread */
+    VECTOR(struct work_item) items;
+    bool is_unsorted;
+    pthread_mutex_t list_lock; /* for the threads' ranges */
     pthread_mutex_t lock; /* held while a problem is reported, and while progress is shown */
     struct progress progress;
     _Atomic uint64_t problems; /* reported so far */
@@ -82,7 +84,7 @@ struct workers {
 int workers_init(struct workers *workers, struct fault *fault);
 void workers_free(struct workers *workers);
 
-/* Work through the list. An error only if no thread could be started, or without memory. */
+/* Work through the list. An error only if no thread could be started. */
 int workers_run(struct workers *workers);
 
 /* Did an error end the run, or does its caller want its end? */
@@ -102,7 +104,7 @@ void workers_report(struct workers *workers, const struct fault *fault, bool end
 /* ---- the list of work ---- */
 
 /* Add an item, before workers_run. Errors: -ENOMEM. */
-int worklist_add(struct worklist *list, struct work_item item);
+int worklist_add(struct workers *workers, struct work_item item);
 
 /*
  * The key of the last of items[at + 1..n) before a gap of more than `gap` bytes between two

@@ -133,7 +133,7 @@ static int check_entry(struct verification *v, uint32_t position, const char **r
     if (r == 0) {
         atomic_fetch_add(&v->workers.progress.bytes_total, node.data_bytes);
         uint64_t key = worklist_key(index, position, 0, 0);
-        r = worklist_add(v->workers.list, (struct work_item){key, position, 0});
+        r = worklist_add(&v->workers, (struct work_item){key, position, 0});
     }
     return r;
 }
@@ -323,7 +323,7 @@ static int verify_end_add_part(void *ctx, uint64_t offset, uint32_t number, uint
 {
     struct verification *v = ctx;
     atomic_fetch_add(&v->workers.progress.bytes_total, bytes);
-    return worklist_add(v->workers.list, (struct work_item){offset, VERIFY_A_PART, number});
+    return worklist_add(&v->workers, (struct work_item){offset, VERIFY_A_PART, number});
 }
 
 static void check_part(struct worker *w, uint64_t offset, uint32_t number)
@@ -420,8 +420,8 @@ static int add_windows(struct verification *v)
     if (r == 0 && v->windows > 0 && !(v->marks = calloc(v->windows, sizeof(*v->marks))))
         r = -ENOMEM;
     for (uint64_t i = 0; r == 0 && i < v->windows; i++)
-        r = worklist_add(v->workers.list, (struct work_item){(i + 1) * INDEX_WINDOW_BYTES - 1,
-                                                             VERIFY_A_WINDOW, (uint32_t)i});
+        r = worklist_add(&v->workers, (struct work_item){(i + 1) * INDEX_WINDOW_BYTES - 1,
+                                                         VERIFY_A_WINDOW, (uint32_t)i});
     return r;
 }
 

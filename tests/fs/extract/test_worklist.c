@@ -61,7 +61,7 @@ static void take_by(unsigned threads, uint32_t same, uint32_t items)
     for (uint32_t i = 0; i < items; i++) { /* in another order than the archive's */
         uint32_t n = (i * 2477u) % items;  /* prime to ITEMS */
         struct work_item item = {(uint64_t)(n / same) * 30000, n, 0};
-        ck_assert_int_eq(worklist_add(workers.list, item), 0);
+        ck_assert_int_eq(worklist_add(&workers, item), 0);
     }
     ck_assert_int_eq(workers_run(&workers), 0);
     workers_free(&workers);
