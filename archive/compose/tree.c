@@ -521,32 +521,28 @@ static int tree_take_place(struct tree *t, const struct tree_dir *dir)
     return r;
 }
 
-/* Give the root of the new tree the attributes of a part's. */
-static int tree_take_root(struct tree *t, struct tree_source *s)
-{
-    struct builder_member member;
-    struct node node;
-    uint32_t inode;
-    int r = index_node(s->part.index, INDEX_ROOT, &node);
-    if (r == 0 && !S_ISDIR(node.mode))
-        r = -EUCLEAN;
-    if (r == 0)
-        r = part_describe(s, &node, &member);
-    if (r == 0)
-        r = builder_add(t->builder, ".", 1, &member, t->fault, &inode);
-    if (r == 0)
-        r = tree_fill_inode(t, s, &node, &member, inode);
-    return r == -EUCLEAN ? tree_damaged(t, s) : r;
-}
-
+/* Give the root of the new tree the attributes of a part's, and walk. */
 static int tree_walk(struct tree *t)
 {
-    uint32_t root = t->made.at[0].part;
-    int r = root == NO_PART ? 0 : tree_take_root(t, &t->sources.at[root]);
+    uint32_t part = t->made.at[0].part, inode;
+    struct tree_source *s = part == NO_PART ? NULL : &t->sources.at[part];
+    struct builder_member member;
+    struct node node;
+    int r = s ? index_node(s->part.index, INDEX_ROOT, &node) : 0;
+    if (s && r == 0 && !S_ISDIR(node.mode))
+        r = -EUCLEAN;
+    if (s && r == 0)
+        r = part_describe(s, &node, &member);
+    if (s && r == 0)
+        r = builder_add(t->builder, ".", 1, &member, t->fault, &inode);
+    if (s && r == 0)
+        r = tree_fill_inode(t, s, &node, &member, inode);
+    if (r < 0)
+        return r == -EUCLEAN ? tree_damaged(t, s) : r;
     if (t->names.count > 0)
         qsort(t->names.at, t->names.count, sizeof(*t->names.at), tree_by_place);
-    if (r == 0) /* names come last, as everywhere */
-        r = vector_push(&t->queue, (struct tree_dir){.place = TREE_TOP});
+    /* names come last, as everywhere */
+    r = vector_push(&t->queue, (struct tree_dir){.place = TREE_TOP});
     for (size_t i = 0; r == 0 && i < t->queue.count; i++) {
         const struct tree_dir dir = t->queue.at[i];
         r = tree_take_place(t, &dir);

@@ -282,19 +282,14 @@ static bool is_marked(const uint8_t *marks, uint32_t position)
     return !marks || marks[position / 8] & 1u << position % 8;
 }
 
-static void view_mark_entry(uint8_t *marks, uint32_t position)
-{
-    marks[position / 8] |= (uint8_t)(1u << position % 8);
-}
-
 /* Mark an entry of a directory, and the directories above it that are not marked yet. */
 static int view_mark(const struct index *index, uint8_t *marks, uint32_t position,
                      uint32_t directory)
 {
     int r = 0;
-    view_mark_entry(marks, position);
-    while (r == 0 && !is_marked(marks, directory)) {
-        view_mark_entry(marks, directory);
+    marks[position / 8] |= (uint8_t)(1u << position % 8);
+    while (r == 0 && directory != INDEX_ROOT && !is_marked(marks, directory)) {
+        marks[directory / 8] |= (uint8_t)(1u << directory % 8);
         r = index_parent(index, directory, &directory);
     }
     return r;
@@ -321,8 +316,8 @@ static int visit_whole(void *ctx, const struct view_entry *e)
     struct showing *s = ctx;
     if (!is_marked(s->matched, e->position))
         return 0;
-    view_mark_entry(s->listed, e->position);
-    return 1;
+    int r = view_mark(s->index, s->listed, e->position, e->directory);
+    return r < 0 ? r : 1;
 }
 
 /* ---- names of a list or map ---- */
@@ -533,28 +528,6 @@ static int check_report(const struct view *view, const struct view_check *c,
     return view_report_lacking(view, first, lacking, "none of the archives has it", fault);
 }
 
-static int check_names(const struct view *view, const struct index *const *shown, size_t count,
-                       struct fault *fault)
-{
-    struct view_check c = {.found = calloc(view_name_count(view) + 1, sizeof(*c.found))};
-    int r = c.found ? 0 : -ENOMEM;
-    for (size_t i = 0; r == 0 && i < view_name_count(view); i++) {
-        const char *name =
-            view->has_map ? view->map.text.at + view->map.lines.at[i].to : view_name(view, i);
-        r = *name ? map_put(&c.names, view_key(name, strlen(name)), i) : -EEXIST;
-        c.found[i] = r == -EEXIST; /* an equal one was, or it is the root, which all have */
-        c.left += r == 0;
-        r = r == -EEXIST ? 0 : r;
-    }
-    for (size_t i = 0; r == 0 && c.left > 0 && i < count; i++)
-        r = view_walk(shown[i], INDEX_ROOT, visit_shown, &c);
-    if (r == 0 && c.left > 0)
-        r = check_report(view, &c, fault);
-    map_free(&c.names);
-    free(c.found);
-    return r;
-}
-
 /*
  * While patterns match, they match bytes, whatever the locale of the program that the library
  * is in: '?' is one byte in Python, too, and 'onepot mount' shows the view that Python saved.
@@ -582,19 +555,35 @@ static int view_found_nothing(const struct view *view, const char *where, struct
 int view_check_several(const struct view *view, const struct index *const *shown, size_t count,
                        struct fault *fault)
 {
-    locale_t before;
+    size_t names = view_name_count(view);
     uint64_t entries = 0;
+    locale_t before;
     for (size_t i = 0; i < count; i++)
         entries += index_info(shown[i])->entries;
     if (!view->names && !view->has_map)
         return view->shows_rest || entries > count
                    ? 0
                    : view_found_nothing(view, "any of them", fault);
-    int r = view_match_bytes(&before);
-    if (r < 0)
-        return r;
-    r = check_names(view, shown, count, fault);
-    freelocale(uselocale(before));
+    struct view_check c = {.found = calloc(names + 1, sizeof(*c.found))};
+    int r = c.found ? 0 : -ENOMEM;
+    for (size_t i = 0; r == 0 && i < names; i++) {
+        const char *name =
+            view->has_map ? view->map.text.at + view->map.lines.at[i].to : view_name(view, i);
+        r = *name ? map_put(&c.names, view_key(name, strlen(name)), i) : -EEXIST;
+        c.found[i] = r == -EEXIST; /* an equal one was, or it is the root, which all have */
+        c.left += r == 0;
+        r = r == -EEXIST ? 0 : r;
+    }
+    for (size_t i = 0; r == 0 && c.left > 0 && i < count; i++)
+        r = view_walk(shown[i], INDEX_ROOT, visit_shown, &c);
+    if (r == 0 && c.left > 0)
+        r = view_match_bytes(&before);
+    if (r == 0 && c.left > 0) {
+        r = check_report(view, &c, fault);
+        freelocale(uselocale(before));
+    }
+    map_free(&c.names);
+    free(c.found);
     return r;
 }
 
@@ -746,14 +735,12 @@ static int view_compose(struct showing *s)
         s->matched = calloc(bytes, 1);
         if (!s->matched)
             return -ENOMEM;
-        view_mark_entry(s->matched, INDEX_ROOT);
         r = view_walk(s->index, INDEX_ROOT, visit_matched, s);
     }
     if (r == 0 && view->names) {
         s->listed = calloc(bytes, 1);
         if (!s->listed)
             return -ENOMEM;
-        view_mark_entry(s->listed, INDEX_ROOT);
         r = names_show_all(s);
     }
     if (r == 0 && !view->names && !view->has_map && !view->shows_rest && !view->is_of_several &&

@@ -103,12 +103,6 @@ uint64_t index_section_bytes(const struct index *index, enum disk_section_id id)
     return index->sections[id].length;
 }
 
-const void *index_records(const struct index *index, enum disk_section_id id, uint64_t offset,
-                          uint64_t len)
-{
-    return index_bytes(index, id, offset, len);
-}
-
 /* ---- entries ---- */
 
 /* An entry, as far as all callers need it in host order. */
@@ -484,19 +478,15 @@ int index_children(const struct index *index, uint32_t directory, uint32_t *ret_
 int index_lookup(const struct index *index, uint32_t directory, const char *name, size_t len,
                  uint32_t *ret_position)
 {
-    uint32_t first, count;
-    int r = index_children(index, directory, &first, &count);
-    return r < 0 ? r : index_search(index, first, count, name, len, ret_position);
-}
-
-int index_search(const struct index *index, uint32_t low, uint32_t count, const char *name,
-                 size_t len, uint32_t *ret_position)
-{
+    uint32_t low, count;
+    int r = index_children(index, directory, &low, &count);
+    if (r < 0)
+        return r;
     while (count > 0) {
         uint32_t half = count / 2;
         const char *other;
         size_t other_len;
-        int r = index_raw_name(index, low + half, &other, &other_len);
+        r = index_raw_name(index, low + half, &other, &other_len);
         if (r < 0)
             return r;
         int compared = bytes_compare(name, len, other, other_len);

@@ -188,10 +188,6 @@ int index_children(const struct index *index, uint32_t directory, uint32_t *ret_
 int index_lookup(const struct index *index, uint32_t directory, const char *name, size_t len,
                  uint32_t *ret_position);
 
-/* The same among some of a directory's children: positions [first, first + count). */
-int index_search(const struct index *index, uint32_t first, uint32_t count, const char *name,
-                 size_t len, uint32_t *ret_position);
-
 /* The directory that holds the entry; the root's is the root. */
 int index_parent(const struct index *index, uint32_t position, uint32_t *ret_parent);
 
