@@ -193,39 +193,34 @@ static int walk_enter(struct walk *w, const struct index *index, uint32_t direct
     return r < 0 ? r : vector_push(&w->levels, (struct level){first, first + count, path_len});
 }
 
-/* List the next child of the innermost directory, and descend into it with -R. */
-static int walk_step(struct walk *w, struct listing *l)
-{
-    struct level *level = &w->levels.at[w->levels.count - 1];
-    if (level->next == level->end) {
-        w->levels.count--;
-        return 0;
-    }
-    uint32_t position = level->next++;
-    size_t path_len = level->path_len, len;
-    const char *name;
-    struct node node;
-    int r = index_name(l->index, position, &name, &len);
-    if (r == 0)
-        r = index_node(l->index, position, &node);
-    w->path.count = path_len;
-    if (r == 0)
-        r = vector_append(&w->path, name, len);
-    if (r == 0)
-        r = vector_push(&w->path, '/'); /* of the directory, if it is one */
-    if (r == 0)
-        r = print_entry(l, w->path.at, path_len + len, position, &node);
-    if (r == 0 && l->recursive && S_ISDIR(node.mode))
-        r = walk_enter(w, l->index, position, path_len + len + 1);
-    return r;
-}
-
+/* List a directory, and with -R each one in it behind its name. */
 static int list_directory(struct listing *l, uint32_t directory)
 {
     struct walk w = {0};
     int r = walk_enter(&w, l->index, directory, 0);
-    while (r == 0 && w.levels.count > 0 && !ferror(stdout))
-        r = walk_step(&w, l);
+    while (r == 0 && w.levels.count > 0 && !ferror(stdout)) {
+        struct level *level = &w.levels.at[w.levels.count - 1];
+        if (level->next == level->end) {
+            w.levels.count--;
+            continue;
+        }
+        uint32_t position = level->next++;
+        const char *name;
+        size_t len;
+        struct node node;
+        r = index_name(l->index, position, &name, &len);
+        if (r == 0)
+            r = index_node(l->index, position, &node);
+        w.path.count = level->path_len;
+        if (r == 0)
+            r = vector_append(&w.path, name, len);
+        if (r == 0)
+            r = vector_push(&w.path, '/'); /* of the directory, if it is one */
+        if (r == 0)
+            r = print_entry(l, w.path.at, w.path.count - 1, position, &node);
+        if (r == 0 && l->recursive && S_ISDIR(node.mode))
+            r = walk_enter(&w, l->index, position, w.path.count);
+    }
     vector_free(&w.levels);
     vector_free(&w.path);
     return r;
@@ -244,35 +239,27 @@ static void print_heading(struct listing *l, const char *name)
     fputs(":\n", stdout);
 }
 
-static int list_entry(struct listing *l, const char *path)
+/* List path number `i` of the words. Another archive may have one that this archive lacks. */
+static int list_path(struct listing *l, size_t i)
 {
+    const char *path = l->words.paths[i];
+    struct fault fault = {0};
     uint32_t position;
     struct node node;
     int r = index_follow(l->index, INDEX_ROOT, path, NULL, &position);
     if (r == 0)
         r = index_node(l->index, position, &node);
-    if (r < 0)
-        return r;
-    if (!S_ISDIR(node.mode))
-        return print_entry(l, path, strlen(path), position, &node);
-    if (l->words.path_count > 1)
-        print_heading(l, path);
-    return list_directory(l, position);
-}
-
-/* List path number `i` of the words. Another archive may have one that this archive lacks. */
-static int list_path(struct listing *l, size_t i)
-{
-    const char *path = l->words.paths[i];
-    int r = list_entry(l, path);
-    if (r == 0)
-        l->words.found[i] = true;
+    if (r == 0 && !S_ISDIR(node.mode)) {
+        r = print_entry(l, path, strlen(path), position, &node);
+    } else if (r == 0) {
+        if (l->words.path_count > 1)
+            print_heading(l, path);
+        r = list_directory(l, position);
+    }
+    l->words.found[i] |= r != -ENOENT; /* another fault is told here */
     if (r == 0 || r == -ENOENT)
         return CLI_OK;
-
-    struct fault fault = {0};
     const char *why = cli_path_error(r);
-    l->words.found[i] = true; /* its fault is told here */
     if (why)
         fault_set(&fault, r, path, FAULT_NO_OFFSET, "%s", why);
     return cli_fail(l->archive, r, &fault);
