@@ -44,11 +44,10 @@ struct tree_part {
     const struct index *index; /* lives as long as the tree */
     const char *name;          /* of the archive, for messages; so does this; NULL: none */
     uint64_t base;             /* where the archive's bytes begin in the new one's */
+    const char *list;          /* the file whose lines put its entries, for messages */
     bool forgets_left_out;     /* its left-out members are not told */
-    bool
-        gives_root; /* the new root has its root's attributes, as merging the first part does */
-    bool gives_way; /* an entry of it whose name is taken is left out; else that is an error */
-    const char *list; /* the file by whose lines its entries are put, for messages */
+    bool gives_root;           /* the new root has the attributes of its root */
+    bool gives_way;            /* where an entry's name is taken, leave it out: no error */
     /*
      * Only the entries whose bits are set are shown; a directory whose bit is not set goes with
      * all below it. The root and entries put by name are shown in any case. The tree frees the
@@ -81,8 +80,8 @@ int tree_merge_root(struct tree *tree, uint32_t part);
 /*
  * Put an entry, with all that is below it, at a path from a directory on; the path lives as
  * long as the tree. Directories that the path needs are made, with the attributes of the root
- * of the entry's part. `line` of the part's list says so, 0: none does. -EINVAL, -ENAMETOOLONG:
- * that is no path.
+ * of the entry's part. `line`: of the part's list, for messages; 0: none. -EINVAL,
+ * -ENAMETOOLONG: that is no path.
  */
 int tree_put(struct tree *tree, struct tree_place directory, const char *path, size_t len,
              struct tree_place target, uint32_t line, struct fault *fault);

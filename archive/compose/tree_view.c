@@ -26,16 +26,14 @@
 /* How many names the list or map has. */
 static size_t view_name_count(const struct view *view)
 {
-    return view->has_map ? view->map.lines.count
-           : view->names ? name_list_count(view->names)
-                         : 0;
+    return view->has_map ? view->lines.count : view->names ? name_list_count(view->names) : 0;
 }
 
 /* A name of the list or map, as the archive has it. */
 static const char *view_name(const struct view *view, size_t i)
 {
     bool ignored;
-    return view->has_map ? view->map.text.at + view->map.lines.at[i].from
+    return view->has_map ? view->text.at + view->lines.at[i].from
                          : name_list_name(view->names, i, &ignored);
 }
 
@@ -162,7 +160,7 @@ static int map_name(struct fault *fault, uint64_t number, char *name, char *end)
 }
 
 /* One line; `end` is its newline. */
-static int map_line(struct view_map *map, char *line, char *end, uint64_t number,
+static int map_line(struct view *view, char *line, char *end, uint64_t number,
                     struct fault *fault)
 {
     char *tab = memchr(line, '\t', (size_t)(end - line));
@@ -176,14 +174,14 @@ static int map_line(struct view_map *map, char *line, char *end, uint64_t number
         r = map_name(fault, number, tab + 1, end);
     if (r < 0)
         return r;
-    struct view_map_line names = {(size_t)(line - map->text.at),
-                                  (size_t)(tab + 1 - map->text.at), number};
-    return vector_push(&map->lines, names);
+    struct view_map_line names = {(size_t)(line - view->text.at),
+                                  (size_t)(tab + 1 - view->text.at), number};
+    return vector_push(&view->lines, names);
 }
 
-int view_map_parse(struct view_map *map, struct fault *fault)
+int view_parse_map(struct view *view, struct fault *fault)
 {
-    char *at = map->text.at, *end = at + map->text.count;
+    char *at = view->text.at, *end = at + view->text.count;
     uint64_t number = 0;
     int r = 0;
     while (r == 0 && at < end) {
@@ -192,16 +190,10 @@ int view_map_parse(struct view_map *map, struct fault *fault)
             return -EINVAL;
         number++;
         if (newline > at)
-            r = map_line(map, at, newline, number, fault);
+            r = map_line(view, at, newline, number, fault);
         at = newline + 1;
     }
     return r;
-}
-
-void view_map_free(struct view_map *map)
-{
-    vector_free(&map->text);
-    vector_free(&map->lines);
 }
 
 /* ---- all entries of an index ---- */
@@ -413,8 +405,8 @@ static int names_show(struct showing *s, size_t number, uint32_t position, uint3
             return r < 0 ? r : 0;
     }
     if (view->has_map) {
-        const struct view_map_line *line = &view->map.lines.at[number];
-        const char *to = view->map.text.at + line->to;
+        const struct view_map_line *line = &view->lines.at[number];
+        const char *to = view->text.at + line->to;
         return tree_put(s->tree, TREE_TOP, to, strlen(to),
                         (struct tree_place){s->part, position}, (uint32_t)line->number,
                         s->fault);
@@ -430,7 +422,7 @@ static int view_report_lacking(const struct view *view, size_t first, uint64_t l
                                const char *what, struct fault *fault)
 {
     char more[100] = "", line[40] = "";
-    const struct view_map_line *mapped = view->has_map ? &view->map.lines.at[first] : NULL;
+    const struct view_map_line *mapped = view->has_map ? &view->lines.at[first] : NULL;
     if (mapped)
         snprintf(line, sizeof(line), "line %llu of ", (unsigned long long)mapped->number);
     if (lacking > 1)
@@ -568,7 +560,7 @@ int view_check_several(const struct view *view, const struct index *const *shown
     int r = c.found ? 0 : -ENOMEM;
     for (size_t i = 0; r == 0 && i < names; i++) {
         const char *name =
-            view->has_map ? view->map.text.at + view->map.lines.at[i].to : view_name(view, i);
+            view->has_map ? view->text.at + view->lines.at[i].to : view_name(view, i);
         r = *name ? map_put(&c.names, view_key(name, strlen(name)), i) : -EEXIST;
         c.found[i] = r == -EEXIST; /* an equal one was, or it is the root, which all have */
         c.left += r == 0;
@@ -589,23 +581,6 @@ int view_check_several(const struct view *view, const struct index *const *shown
 
 /* ---- reading ---- */
 
-static int view_copy_patterns(struct view *view, const struct view_options *options)
-{
-    size_t count = options->pattern_count;
-    view->patterns = calloc(count + 1, sizeof(*view->patterns));
-    if (!view->patterns)
-        return -ENOMEM;
-    for (; view->pattern_count < count; view->pattern_count++) {
-        struct view_pattern *p = &view->patterns[view->pattern_count];
-        *p = options->patterns[view->pattern_count];
-        p->glob = strdup(p->glob);
-        if (!p->glob)
-            return -ENOMEM;
-    }
-    view->shows_rest = count == 0 || !options->patterns[count - 1].includes;
-    return 0;
-}
-
 /* A name that can't be in any archive. */
 static int view_refuse_name(void *ctx, const struct fault *what)
 {
@@ -616,10 +591,10 @@ static int view_refuse_name(void *ctx, const struct fault *what)
 static int view_read_map(struct view *view, int fd, struct fault *fault)
 {
     view->has_map = true;
-    int r = text_read(fd, TEXT_BYTES_MOST, &view->map.text);
+    int r = text_read(fd, TEXT_BYTES_MOST, &view->text);
     if (r == 0)
-        r = vector_push(&view->map.text, '\n');
-    return r < 0 ? r : view_map_parse(&view->map, fault);
+        r = vector_push(&view->text, '\n');
+    return r < 0 ? r : view_parse_map(view, fault);
 }
 
 static int view_read_file(struct view *view, const struct view_options *options,
@@ -648,6 +623,7 @@ static int view_read_file(struct view *view, const struct view_options *options,
 int view_read(const struct view_options *options, struct fault *fault, const char **ret_file,
               struct view **ret_view)
 {
+    size_t count = options->pattern_count;
     *ret_file = NULL;
     if (options->files_from && options->map)
         return fault_set(fault, -EINVAL, NULL, FAULT_NO_OFFSET,
@@ -655,8 +631,16 @@ int view_read(const struct view_options *options, struct fault *fault, const cha
     struct view *view = calloc(1, sizeof(*view));
     if (!view)
         return -ENOMEM;
+    view->shows_rest = count == 0 || !options->patterns[count - 1].includes;
     view->is_of_several = options->is_of_several;
-    int r = view_copy_patterns(view, options);
+    view->patterns = calloc(count + 1, sizeof(*view->patterns));
+    int r = view->patterns ? 0 : -ENOMEM;
+    for (; r == 0 && view->pattern_count < count; view->pattern_count++) {
+        const struct view_pattern *from = &options->patterns[view->pattern_count];
+        char *glob = strdup(from->glob);
+        view->patterns[view->pattern_count] = (struct view_pattern){glob, from->includes};
+        r = glob ? 0 : -ENOMEM;
+    }
     if (r == 0 && (options->files_from || options->map)) {
         r = view_read_file(view, options, fault);
         *ret_file = options->list_name ? options->list_name
@@ -681,7 +665,8 @@ void view_free(struct view *view)
         free((char *)view->patterns[i].glob);
     free(view->patterns);
     name_list_free(view->names);
-    view_map_free(&view->map);
+    vector_free(&view->text);
+    vector_free(&view->lines);
     map_free(&view->table);
     free(view->next_equal);
     free(view->file);
@@ -701,7 +686,7 @@ static void view_describe_names(const struct view *view, struct recipe *recipe)
         bool whole = false;
         const char *name = view_name(view, i), *to = NULL;
         if (view->has_map)
-            to = view->map.text.at + view->map.lines.at[i].to;
+            to = view->text.at + view->lines.at[i].to;
         else
             (void)name_list_name(view->names, i, &whole);
         XXH3_128bits_update(state, name, strlen(name) + 1);

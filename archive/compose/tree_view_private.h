@@ -25,19 +25,6 @@ struct view_map_line {
     uint64_t number; /* from 1 */
 };
 
-/* Empty when all zero. */
-struct view_map {
-    struct text text;
-    VECTOR(struct view_map_line) lines;
-};
-
-/*
- * Parse the text, which must end with a newline and is changed. -EINVAL: the fault names the
- * line; -ENOMEM.
- */
-int view_map_parse(struct view_map *map, struct fault *fault);
-void view_map_free(struct view_map *map);
-
 struct view {
     struct view_pattern *patterns; /* with text of their own */
     size_t pattern_count;
@@ -45,7 +32,8 @@ struct view {
     bool is_of_several; /* see view_options */
     struct name_list *names;
     bool has_map;
-    struct view_map map;
+    struct text text; /* of a map */
+    VECTOR(struct view_map_line) lines;
     char *file; /* of list or map, for messages */
     /*
      * Of several archives: names to their numbers, by hashes. Of equal ones the first, which is
@@ -54,6 +42,12 @@ struct view {
     struct map table;
     uint32_t *next_equal;
 };
+
+/*
+ * Parse the view's text as a map. It must end with a newline, and is changed. -EINVAL: the
+ * fault names the line; -ENOMEM.
+ */
+int view_parse_map(struct view *view, struct fault *fault);
 
 /* What patterns say of an entry. */
 enum view_verdict {

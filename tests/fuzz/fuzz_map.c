@@ -10,13 +10,13 @@
 #include "fuzz.h"
 #include "tree_view_private.h"
 
-static void check_name(const struct view_map *map, size_t offset)
+static void check_name(const struct view *view, size_t offset)
 {
     struct builder *b;
     uint32_t inode;
-    require(offset < map->text.count &&
-            memchr(map->text.at + offset, '\0', map->text.count - offset));
-    const char *name = map->text.at + offset;
+    require(offset < view->text.count &&
+            memchr(view->text.at + offset, '\0', view->text.count - offset));
+    const char *name = view->text.at + offset;
     require(builder_new(&b) == 0);
     int r = builder_add(b, name, strlen(name), &(struct builder_member){.mode = 0100644}, NULL,
                         &inode);
@@ -27,17 +27,18 @@ static void check_name(const struct view_map *map, size_t offset)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct view_map map = {0};
+    struct view *view = calloc(1, sizeof(*view));
     struct fault fault = {0};
-    require(vector_append(&map.text, (const char *)data, size) == 0);
-    require(vector_push(&map.text, '\n') == 0);
-    int r = view_map_parse(&map, &fault);
+    require(view != NULL);
+    require(vector_append(&view->text, (const char *)data, size) == 0);
+    require(vector_push(&view->text, '\n') == 0);
+    int r = view_parse_map(view, &fault);
     require(r == 0 || (r == -EINVAL && fault.what[0] && fault.advice[0]));
-    for (size_t i = 0; r == 0 && i < map.lines.count; i++) {
-        check_name(&map, map.lines.at[i].from);
-        check_name(&map, map.lines.at[i].to);
+    for (size_t i = 0; r == 0 && i < view->lines.count; i++) {
+        check_name(view, view->lines.at[i].from);
+        check_name(view, view->lines.at[i].to);
     }
-    view_map_free(&map);
+    view_free(view);
     return 0;
 }
 
