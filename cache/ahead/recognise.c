@@ -96,6 +96,11 @@ struct recogniser {
     struct kept_folder kept[FOLDERS_KEPT];
     uint64_t uses;
     uint32_t *front; /* the largest tier's */
+    /* The folder that is tried: */
+    const struct folder_files *folder;
+    uint32_t n;
+    _Atomic uint64_t *marks; /* a bit for each file of the folder: it was read */
+    unsigned reads;          /* reads of files in the folder, by number */
 };
 
 int recogniser_new(const struct ahead_options *options, const _Atomic bool *stop,
@@ -295,14 +300,6 @@ static struct kept_folder *recogniser_keep(struct recogniser *r, uint32_t direct
 
 /* ---- one folder ---- */
 
-struct trial {
-    struct recogniser *recogniser;
-    const struct folder_files *folder;
-    uint32_t n;
-    _Atomic uint64_t *marks; /* a bit for each file of the folder: it was read */
-    unsigned reads;          /* reads of files in the folder, by number */
-};
-
 static double trial_divergence(double q, double p)
 {
     double d = q * log(q / p);
@@ -311,11 +308,11 @@ static double trial_divergence(double q, double p)
 }
 
 /* How far beyond chance `hits` reads among the first `m` places are, in nats. */
-static double trial_nats(const struct trial *t, unsigned hits, uint32_t m)
+static double trial_nats(const struct recogniser *r, unsigned hits, uint32_t m)
 {
-    double q = (double)hits / t->reads, p = (double)m / t->n;
+    double q = (double)hits / r->reads, p = (double)m / r->n;
 
-    return q > p && p < 1 ? t->reads * trial_divergence(q, p) : 0;
+    return q > p && p < 1 ? r->reads * trial_divergence(q, p) : 0;
 }
 
 /* ln of the number of combinations in all, of all candidate folders. */
@@ -329,17 +326,18 @@ static double trial_ln_combinations(void)
 }
 
 /* Try the front of one permutation, in all sizes up to `places`. */
-static bool trial_fits(const struct trial *t, uint64_t seed, uint32_t places, double wanted)
+static bool trial_fits(const struct recogniser *r, uint64_t seed, uint32_t places,
+                       double wanted)
 {
-    uint32_t *front = t->recogniser->front, next = FRONT_LEAST;
+    uint32_t *front = r->front, next = FRONT_LEAST;
     unsigned hits = 0;
 
-    if (permutation_front(t->n, seed, places, front) < 0)
+    if (permutation_front(r->n, seed, places, front) < 0)
         return false;
     for (uint32_t i = 0; i < places; i++) {
-        hits += bit_get(t->marks, front[i]);
+        hits += bit_get(r->marks, front[i]);
         if (i + 1 == next || i + 1 == places) {
-            if (trial_nats(t, hits, i + 1) >= wanted)
+            if (trial_nats(r, hits, i + 1) >= wanted)
                 return true;
             next *= 2;
         }
@@ -348,20 +346,20 @@ static bool trial_fits(const struct trial *t, uint64_t seed, uint32_t places, do
 }
 
 /* The epoch whose permutation fits. */
-static int trial_find_epoch(const struct trial *t, uint64_t *ret_epoch)
+static int trial_find_epoch(const struct recogniser *r, uint64_t *ret_epoch)
 {
     double wanted = trial_ln_combinations() + NATS_BEYOND_CHANCE;
     uint32_t before = 0;
 
     for (size_t i = 0; i < TIERS; i++) {
-        uint32_t places = tiers[i].places < t->n ? tiers[i].places : t->n;
+        uint32_t places = tiers[i].places < r->n ? tiers[i].places : r->n;
         if (places == before)
             break; /* the folder is that small */
         before = places;
         for (uint32_t epoch = 0; epoch < tiers[i].seeds; epoch++) {
-            if (recogniser_is_stopped(t->recogniser))
+            if (recogniser_is_stopped(r))
                 return -ECANCELED;
-            if (trial_fits(t, t->recogniser->options->seed + epoch, places, wanted)) {
+            if (trial_fits(r, r->options->seed + epoch, places, wanted)) {
                 *ret_epoch = epoch;
                 return 0;
             }
@@ -370,16 +368,16 @@ static int trial_find_epoch(const struct trial *t, uint64_t *ret_epoch)
     return -ENOENT;
 }
 
-static void trial_mark_reads(struct trial *t, const uint32_t *positions, unsigned count)
+static void trial_mark_reads(struct recogniser *r, const uint32_t *positions, unsigned count)
 {
     uint32_t number;
 
     for (unsigned i = 0; i < count; i++) {
         uint64_t from = 0;
         for (unsigned j = 0; j < FOLDER_NUMBERS_MOST; j++, from = (uint64_t)number + 1) {
-            if (folder_files_number(t->folder, positions[i], from, &number) < 0)
+            if (folder_files_number(r->folder, positions[i], from, &number) < 0)
                 break;
-            t->reads += bit_take(t->marks, number);
+            r->reads += bit_take(r->marks, number);
         }
     }
 }
@@ -388,19 +386,20 @@ static int recogniser_try_folder(struct recogniser *r, const struct kept_folder 
                                  const uint32_t *positions, unsigned count,
                                  struct recognised *found)
 {
-    struct trial t = {
-        .recogniser = r, .folder = kept->files, .n = folder_files_count(kept->files)};
     int err = -ENOENT;
 
-    if (t.n < RECOGNISE_FILES_MIN)
+    r->folder = kept->files;
+    r->n = folder_files_count(kept->files);
+    r->reads = 0;
+    if (r->n < RECOGNISE_FILES_MIN)
         return -ENOENT;
-    t.marks = calloc(t.n / 64 + 1, sizeof(*t.marks));
-    if (!t.marks)
+    r->marks = calloc(r->n / 64 + 1, sizeof(*r->marks));
+    if (!r->marks)
         return -ENOMEM;
-    trial_mark_reads(&t, positions, count);
-    if (t.reads >= RECOGNISE_READS_MIN)
-        err = trial_find_epoch(&t, &found->epoch);
-    free((void *)t.marks);
+    trial_mark_reads(r, positions, count);
+    if (r->reads >= RECOGNISE_READS_MIN)
+        err = trial_find_epoch(r, &found->epoch);
+    free((void *)r->marks);
     if (err == 0)
         err = known_reads_shuffled(kept->files, r->options->seed + found->epoch,
                                    r->options->most_bytes, &found->order);
