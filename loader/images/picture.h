@@ -20,21 +20,16 @@ struct axis {
 };
 
 /*
- * For a picture of at least 1 by 1 pixel. Returns how many times a decoder is to shrink it, if
- * it can: 1, 2, 4 or 8 times, so that the crop stays three times the result's size, or more;
- * the axes are of the picture as it is then. A decoder averages blocks of pixels, whose borders
- * show in a result that is only a little smaller. A random crop varies anyway: as large as the
- * result is enough there. Three times make a mean difference below 2 of 255 from an exact
- * decoder's image (bench/RESULTS.md, Pictures).
+ * For a picture of at least 1 by 1 pixel. Returns how many times a decoder that can is to
+ * shrink it first, 1, 2, 4 or 8 times, so that the crop stays three times the result's size, or
+ * more; the axes are of the picture as it is then. 1 where the options ask for an exact image,
+ * or for the nearest pixel. A decoder averages blocks of pixels, whose borders show in a result
+ * that is only a little smaller. A random crop varies anyway: as large as the result is enough
+ * there. Three times make a mean difference below 2 of 255 (bench/RESULTS.md, Pictures).
  */
 unsigned crop_plan(const struct onepot_images *o, const struct images_place *place,
                    uint32_t width, uint32_t height, bool can_shrink, struct axis *ret_x,
                    struct axis *ret_y);
-
-/* The pixels of the source that one result is made of. */
-struct filter_span {
-    uint32_t first, number;
-};
 
 /* ---- resampling ---- */
 
@@ -44,6 +39,11 @@ struct filter_span {
  * source's rows come, so that only as many rows are held as one row of the result needs.
  * Values and weights are whole numbers of 16 bits, and results the same on all CPUs.
  */
+
+/* The pixels of the source that one result is made of. */
+struct filter_span {
+    uint32_t first, number;
+};
 
 /* The weights of each result of an axis, parts of 2^14, which is their sum. */
 struct filter {

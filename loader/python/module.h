@@ -1,6 +1,6 @@
 /*
- * Shared by the files of the Python module. They use only what onepot.h offers. What needs no
- * speed is written in Python (onepot/), arguments checks included.
+ * Shared by the files of the Python module. They use what onepot.h offers, python_api.h and
+ * sampler.h. What needs no speed is written in Python (onepot/), arguments checks included.
  *
  * The interpreter's lock is given up around everything that reads, waits, or walks over many
  * samples.
