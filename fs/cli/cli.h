@@ -200,8 +200,6 @@ struct cli_spelling {
     const char *value; /* what stands for the argument: "OUT", "LEVEL]"; "" without one */
 };
 struct cli_spelling cli_spelling_of(const struct cli_option *option);
-/* Is the letter one of the table's own? -h stands for --help if it is not. */
-bool cli_has_letter(const struct cli_option *options, char letter);
 
 /*
  * From now on cli_parse shows a command's table to `see`, parses nothing and returns CLI_OK; so

@@ -273,7 +273,8 @@ static void print_option(const struct cli_option *o)
     putchar('\n');
 }
 
-bool cli_has_letter(const struct cli_option *options, char letter)
+/* Is the letter one of the table's own? -h stands for --help if it is not. */
+static bool has_letter(const struct cli_option *options, char letter)
 {
     while (options->spelling && cli_spelling_of(options).letter != letter)
         options++;
@@ -283,7 +284,7 @@ bool cli_has_letter(const struct cli_option *options, char letter)
 static void print_usage(const struct cli_command *command, const struct cli_option *options)
 {
     printf("Usage: onepot %s %s\n%s\n", command->name, command->synopsis, command->text);
-    const char *letter = cli_has_letter(options, 'h') ? "    " : "-h, ";
+    const char *letter = has_letter(options, 'h') ? "    " : "-h, ";
     for (; options->spelling; options++)
         if (options->help)
             print_option(options);
@@ -370,7 +371,7 @@ int cli_parse(const struct cli_command *command, const struct cli_option *option
                                            {"version", no_argument, NULL, ID_VERSION},
                                            {NULL, 0, NULL, 0}};
     struct getopt_tables tables = {.letters = ":"};
-    const bool has_h = cli_has_letter(options, 'h');
+    const bool has_h = has_letter(options, 'h');
     size_t n = 0;
     int id, r = 0;
     for (size_t i = 0; options[i].spelling; i++) {

@@ -143,7 +143,7 @@ static bool find_member(const struct completion *c, const struct index *index,
     size_t len;
     struct node node;
     if (index_name(index, position, &name, &len) < 0 || len > INDEX_NAME_MAX ||
-        strncmp(name, start, strlen(start)) != 0 || len < strlen(start) ||
+        len < strlen(start) || strncmp(name, start, strlen(start)) != 0 ||
         (c->kept == 0 && name[0] == '-' && !c->behind_dashes) ||
         index_node(index, position, &node) < 0)
         return false;
