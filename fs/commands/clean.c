@@ -72,5 +72,6 @@ static int clean_main(int argc, char **argv)
         return cli_failf(NULL, "--user: there is no user %s; name the number (id -u)", user);
     if (user)
         return cleaner_user(uid, NULL, true);
-    return all || (job && geteuid() == 0) ? cleaner_all(job) : cleaner_own(job, CLEANER_REMOVE);
+    return all || (job && geteuid() == 0) ? cleaner_all(job)
+                                          : cleaner_user(geteuid(), job, true);
 }

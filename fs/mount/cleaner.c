@@ -42,6 +42,17 @@
 
 /* ---- who is here ---- */
 
+/*
+ * The fate of the user's private folder when nothing is left in it. It stays as long as the
+ * user has a process on this node, beside the cleaner and the programs that called it: that one
+ * may still look there, and another user could make the folder anew.
+ */
+enum cleaner_folder {
+    CLEANER_KEEP,
+    CLEANER_REMOVE,
+    CLEANER_REMOVE_SEEN, /* root has seen no process of the user, whatever /proc hides */
+};
+
 /* Users with processes on this node. */
 struct present {
     uid_t *at; /* a vector, each once */
@@ -244,7 +255,8 @@ static int is_for_job(void *ctx, const struct stage_report *copy)
     return id && strcmp(id + 1, ctx) == 0;
 }
 
-int cleaner_own(const char *job, enum cleaner_folder keep)
+/* As this user. */
+static int cleaner_own(const char *job, enum cleaner_folder keep)
 {
     char folders[STATE_FOLDERS_MAX][PATH_MAX];
     int status = CLI_OK;

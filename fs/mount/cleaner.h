@@ -16,24 +16,11 @@
 #include "state.h"
 
 /*
- * The fate of the user's private folder when nothing is left in it. It stays as long as the
- * user has a process on this node, beside the cleaner and the programs that called it: that one
- * may still look there, and another user could make the folder anew.
+ * Clean up as a user: this one, or, which only root may do, for 20 seconds at most, another.
+ * With `job`, also end the mounts of that job that still serve: the job has ended, so any
+ * remaining user is no part of it. `remove`: the private folder, too, if nothing is left in it
+ * and the user has no process on this node. CLI_OK, or CLI_FAILED after an error was printed.
  */
-enum cleaner_folder {
-    CLEANER_KEEP,
-    CLEANER_REMOVE,
-    CLEANER_REMOVE_SEEN, /* root has seen no process of the user, whatever /proc hides */
-};
-
-/*
- * Clean up as this user. With `job`, also end the mounts of that job that still serve: the job
- * has ended, so any remaining user is no part of it. CLI_OK, or CLI_FAILED after an error was
- * printed.
- */
-int cleaner_own(const char *job, enum cleaner_folder keep);
-
-/* The same as another user, which only root may do; for 20 seconds at most. */
 int cleaner_user(uid_t uid, const char *job, bool remove);
 
 /*
