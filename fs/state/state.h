@@ -149,13 +149,6 @@ int slot_create(const struct registry *registry, const char *name, struct slot *
  */
 int slot_open(const char *folder, int folder_fd, const char *name, struct slot **ret_slot);
 
-/*
- * Copy another user's slot, as root. -EPROTO, -EPERM: as above; errors of opening: a lease or a
- * FUSE program in the way is not waited for.
- */
-int slot_copy(const char *folder, int folder_fd, const char *name, uid_t uid,
-              struct slot **ret_slot);
-
 /* "JOB.STEP-BASENAME", with every byte replaced that could surprise a shell. */
 void slot_name_for(const char *job, const char *step, const char *archive,
                    char ret_name[STATE_NAME_MAX]);
