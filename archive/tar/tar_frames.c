@@ -583,43 +583,41 @@ static int frames_note_rest(struct tar_framed *f)
     return r;
 }
 
-static int frames_find_block(struct tar_framed *f, struct builder_block *ret_block,
+static int frames_find_block(struct tar_framed *f, struct stream_part *part,
                              uint64_t *ret_packed)
 {
-    struct stream_part part;
     if (f->blocks_ended)
         return frames_note_rest(f);
-    int r = stream_scan_next(f->blocks, &f->out, f->fault, &part);
+    int r = stream_scan_next(f->blocks, &f->out, f->fault, part);
     if (r < 0)
         return r;
-    f->blocks_ended = part.is_last;
+    f->blocks_ended = part->is_last;
     *ret_packed = f->blocks->offset - f->offset;
-    *ret_block =
-        codec_has_point(part.block.codec)
-            ? part.block
-            : (struct builder_block){.source_offset = f->offset,
-                                     .packed_bytes = (uint32_t)min_u64(*ret_packed, UINT32_MAX),
-                                     .block_bytes = part.block.block_bytes};
+    if (!codec_has_point(part->block.codec))
+        part->block =
+            (struct builder_block){.source_offset = f->offset,
+                                   .packed_bytes = (uint32_t)min_u64(*ret_packed, UINT32_MAX),
+                                   .block_bytes = part->block.block_bytes};
     return *ret_packed > 0 ? 0 : frames_note_rest(f);
 }
 
 /*
  * Find what can be decompressed alone at the current offset, a frame or a part of a stream, and
- * decompress it to f->out. *ret_packed: bytes of the file that it takes; 0, and a block of
- * none: nothing more follows. Its bytes are taken off the ones that may be decompressed.
+ * decompress it to f->out. part->block is what the builder takes, and may point into the part.
+ * *ret_packed: bytes of the file that it takes; 0, and a block of none: nothing more follows.
+ * Its bytes are taken off the ones that may be decompressed.
  */
-static int frames_find_next(struct tar_framed *f, struct builder_block *ret_block,
+static int frames_find_next(struct tar_framed *f, struct stream_part *part,
                             uint64_t *ret_packed)
 {
-    *ret_block = (struct builder_block){0};
     *ret_packed = 0;
     if (f->left_bytes && *f->left_bytes == 0)
         return -E2BIG;
-    int r = f->blocks ? frames_find_block(f, ret_block, ret_packed)
-                      : frames_find_zstd(f, ret_block, ret_packed);
+    int r = f->blocks ? frames_find_block(f, part, ret_packed)
+                      : frames_find_zstd(f, &part->block, ret_packed);
     /* A failure may come after all that a frame may have, tried with twice the room each time.
      */
-    uint64_t used = r < 0 ? 2 * TAR_FRAME_BYTES_MAX : ret_block->block_bytes;
+    uint64_t used = r < 0 ? 2 * TAR_FRAME_BYTES_MAX : part->block.block_bytes;
     if (f->left_bytes)
         *f->left_bytes -= min_u64(used, *f->left_bytes);
     return r;
@@ -670,25 +668,26 @@ static int frames_next(struct tar_framed *f, const void **ret_bytes, size_t *ret
     f->out = spare;
     *ret_len = 0;
     while (f->offset < f->size_bytes) {
-        struct builder_block block;
+        struct stream_part part = {0};
+        const struct builder_block *block = &part.block;
         uint64_t packed;
-        int r = frames_find_next(f, &block, &packed);
+        int r = frames_find_next(f, &part, &packed);
         /* Unpacking reports more about this. But for gzip it checks only the last sum. */
         if (r == -EUCLEAN && f->list.count == 0 && f->codec != CODEC_GZIP)
             return -ENOTSUP;
         if (r < 0)
             return r;
-        if (packed == 0 && block.block_bytes == 0)
+        if (packed == 0 && block->block_bytes == 0)
             break;
-        if (block.block_bytes > 0) { /* else a skippable frame or an end marker */
-            r = frames_is_fit(f, &block, packed) ? frames_add(f, &block) : -ENOTSUP;
+        if (block->block_bytes > 0) { /* else a skippable frame or an end marker */
+            r = frames_is_fit(f, block, packed) ? frames_add(f, block) : -ENOTSUP;
             if (r < 0)
                 return r;
         }
         f->offset += packed;
-        if (block.block_bytes > 0) {
+        if (block->block_bytes > 0) {
             *ret_bytes = f->out.at;
-            *ret_len = block.block_bytes;
+            *ret_len = block->block_bytes;
             return 0;
         }
     }
