@@ -952,9 +952,8 @@ static int member_no_memory(const struct builder *b, struct fault *fault)
 
 /* ---- members ---- */
 
-static int member_regular(struct builder *b, const struct place *place,
-                          const struct builder_member *m, struct builder_inode *inode,
-                          uint32_t *ret_kind)
+static int member_regular(struct builder *b, const struct place *place, const struct member *m,
+                          struct builder_inode *inode, uint32_t *ret_kind)
 {
     uint64_t end;
     if (m->size_bytes > INT64_MAX)
@@ -981,8 +980,8 @@ static int member_regular(struct builder *b, const struct place *place,
     return builder_refuse(place, -EINVAL, "has data of an unknown kind");
 }
 
-static int member_symlink(struct builder *b, const struct place *place,
-                          const struct builder_member *m, struct builder_inode *inode)
+static int member_symlink(struct builder *b, const struct place *place, const struct member *m,
+                          struct builder_inode *inode)
 {
     if (m->link_len == 0)
         return builder_refuse(place, -EINVAL, "is a symbolic link to nothing");
@@ -999,7 +998,7 @@ static int member_symlink(struct builder *b, const struct place *place,
 
 /* Turn a member into an inode, without names yet. */
 static int member_make_inode(struct builder *b, const struct place *place,
-                             const struct builder_member *m, struct builder_inode *ret_inode,
+                             const struct member *m, struct builder_inode *ret_inode,
                              bool *ret_is_wide)
 {
     struct builder_inode inode = {.nlink = 0};
@@ -1087,7 +1086,7 @@ static int member_find_directory(struct builder *b, struct place *place, uint32_
     return 0;
 }
 
-static int member_add(struct builder *b, struct place *place, const struct builder_member *m,
+static int member_add(struct builder *b, struct place *place, const struct member *m,
                       uint32_t *ret_inode)
 {
     struct builder_inode inode;
@@ -1115,8 +1114,8 @@ static int member_add(struct builder *b, struct place *place, const struct build
     return 0;
 }
 
-int builder_add(struct builder *b, const char *path, size_t len,
-                const struct builder_member *member, struct fault *fault, uint32_t *ret_inode)
+int builder_add(struct builder *b, const char *path, size_t len, const struct member *member,
+                struct fault *fault, uint32_t *ret_inode)
 {
     if (b->is_written)
         return -EINVAL;
@@ -1135,7 +1134,7 @@ int builder_add(struct builder *b, const char *path, size_t len,
 }
 
 int builder_add_in(struct builder *b, uint32_t directory, const char *name, size_t len,
-                   const struct builder_member *member, struct fault *fault, uint32_t *inode)
+                   const struct member *member, struct fault *fault, uint32_t *inode)
 {
     if (b->is_written || directory >= b->inodes.count || !is_directory_inode(b, directory))
         return -EINVAL;

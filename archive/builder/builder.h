@@ -54,7 +54,7 @@ struct builder_piece {
  * path and what lies behind `link` by calls of their own; the writer (writer.h) takes all of it
  * but the offsets, which it knows.
  */
-struct builder_member {
+struct member {
     uint32_t mode; /* as st_mode */
     uint32_t uid;
     uint32_t gid;
@@ -106,7 +106,7 @@ void builder_set_archive_size(struct builder *builder, uint64_t archive_bytes);
  *     -EOVERFLOW     more than 2^32 - 2 entries
  */
 int builder_add(struct builder *builder, const char *path, size_t len,
-                const struct builder_member *member, struct fault *fault, uint32_t *ret_inode);
+                const struct member *member, struct fault *fault, uint32_t *ret_inode);
 
 /*
  * Add a member to a directory, which an earlier call returned or which is the root (0), by its
@@ -117,7 +117,7 @@ int builder_add(struct builder *builder, const char *path, size_t len,
  * builder_add.
  */
 int builder_add_in(struct builder *builder, uint32_t directory, const char *name, size_t len,
-                   const struct builder_member *member, struct fault *fault, uint32_t *inode);
+                   const struct member *member, struct fault *fault, uint32_t *inode);
 
 /*
  * Does this path belong to a member, or to a directory that leads to one? 1 or 0; -ENOTDIR: it

@@ -407,7 +407,7 @@ static int tree_take_sum(struct tree *t, struct tree_source *s, const struct nod
 
 /* All that an inode has besides its record. */
 static int tree_fill_inode(struct tree *t, struct tree_source *s, const struct node *node,
-                           const struct builder_member *member, uint32_t inode)
+                           const struct member *member, uint32_t inode)
 {
     int r = node->has_xattrs ? tree_take_xattrs(t, s, node, inode) : 0;
     if (r == 0 && S_ISREG(node->mode) && member->data == DATA_PIECES)
@@ -418,19 +418,19 @@ static int tree_fill_inode(struct tree *t, struct tree_source *s, const struct n
 }
 
 static int part_describe(struct tree_source *s, const struct node *node,
-                         struct builder_member *ret_member)
+                         struct member *ret_member)
 {
     struct extent extent;
     int r = 0;
-    *ret_member = (struct builder_member){.mode = node->mode,
-                                          .uid = node->uid,
-                                          .gid = node->gid,
-                                          .rdev_major = node->rdev_major,
-                                          .rdev_minor = node->rdev_minor,
-                                          .mtime_sec = node->mtime_sec,
-                                          .mtime_nsec = node->mtime_nsec,
-                                          .size_bytes = node->size_bytes,
-                                          .header_offset = FAULT_NO_OFFSET};
+    *ret_member = (struct member){.mode = node->mode,
+                                  .uid = node->uid,
+                                  .gid = node->gid,
+                                  .rdev_major = node->rdev_major,
+                                  .rdev_minor = node->rdev_minor,
+                                  .mtime_sec = node->mtime_sec,
+                                  .mtime_nsec = node->mtime_nsec,
+                                  .size_bytes = node->size_bytes,
+                                  .header_offset = FAULT_NO_OFFSET};
     if (S_ISLNK(node->mode)) {
         r = index_symlink(s->part.index, node->position, &ret_member->link,
                           &ret_member->link_len);
@@ -456,7 +456,7 @@ static int tree_take(struct tree *t, uint32_t directory, const char *name, size_
     struct tree_place from = target;
     struct tree_dir entry = {.place = target, .line = line};
     struct fault why = {0};
-    struct builder_member member;
+    struct member member;
     struct node node = {0};
     if (target.part == TREE_MADE)
         from = (struct tree_place){t->made.at[target.position].part, INDEX_ROOT};
@@ -526,7 +526,7 @@ static int tree_walk(struct tree *t)
 {
     uint32_t part = t->made.at[0].part, inode;
     struct tree_source *s = part == NO_PART ? NULL : &t->sources.at[part];
-    struct builder_member member;
+    struct member member;
     struct node node;
     int r = s ? index_node(s->part.index, INDEX_ROOT, &node) : 0;
     if (s && r == 0 && !S_ISDIR(node.mode))

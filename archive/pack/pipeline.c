@@ -330,11 +330,11 @@ struct gather_from {
 };
 
 struct gathered {
-    bool skip;                    /* there is no member: a socket, or a failure */
-    struct builder_member member; /* points into the fields below */
-    struct pax_buffer header;     /* encoded */
-    uint8_t *data;                /* the whole data, with its sum in `member`, or NULL */
-    struct stream *stream;        /* if the data comes in pieces */
+    bool skip;                /* there is no member: a socket, or a failure */
+    struct member member;     /* points into the fields below */
+    struct pax_buffer header; /* encoded */
+    uint8_t *data;            /* the whole data, with its sum in `member`, or NULL */
+    struct stream *stream;    /* if the data comes in pieces */
 
     /* For a directory: its content. */
     bool is_folder;
@@ -632,7 +632,7 @@ static int input_xattrs(const struct index *index, uint32_t position, struct gat
 static void input_attributes(struct gathered *g, const struct input *input,
                              const struct node *n)
 {
-    struct builder_member *m = &g->member;
+    struct member *m = &g->member;
     m->mode = n->mode;
     m->uid = n->uid;
     m->gid = n->gid;
@@ -834,7 +834,7 @@ static int gather_xattrs(struct gathered *g, int fd)
 
 static void gather_stat(struct gathered *g, const struct stat *st)
 {
-    struct builder_member *m = &g->member;
+    struct member *m = &g->member;
     m->mode = st->st_mode;
     m->uid = st->st_uid;
     m->gid = st->st_gid;
@@ -1146,7 +1146,7 @@ static int gather_by_type(const struct gather_from *from, struct gathered *g)
 /* Gives the member its name in the archive. A symbolic link still leads to what it led to. */
 static int gather_compose(struct gathered *g)
 {
-    struct builder_member *m = &g->member;
+    struct member *m = &g->member;
     char *link;
     int r = selection_compose(g->path, &g->composed);
     if (r == 1) {
@@ -1480,9 +1480,8 @@ static int shard_set_close(struct shard_set *s, struct fault *fault,
 
 /* ---- members ---- */
 
-static int shard_set_put(struct shard_set *s, uint32_t shard,
-                         const struct builder_member *member, struct pax_buffer *header,
-                         struct fault *fault)
+static int shard_set_put(struct shard_set *s, uint32_t shard, const struct member *member,
+                         struct pax_buffer *header, struct fault *fault)
 {
     struct writer *w = s->shard[shard].writer;
     s->offset -= writer_offset(w);
@@ -1527,7 +1526,7 @@ static int shard_set_put_missing(struct shard_set *s, uint32_t shard,
 
 /* As writer_add and writer_data. `folder` is the folder that the member is in. */
 static int shard_set_add(struct shard_set *s, uint32_t shard, const struct folder *folder,
-                         const struct builder_member *member, struct pax_buffer *header,
+                         const struct member *member, struct pax_buffer *header,
                          struct fault *fault)
 {
     int r = shard_set_put_missing(s, shard, folder, fault);
@@ -1986,7 +1985,7 @@ static int pipeline_report_gathered(struct pipeline *p, const struct gathered *g
 static int pipeline_make_link(struct pipeline *p, struct item *item, const char *first)
 {
     struct gathered *g = &item->gathered;
-    struct builder_member *m = &g->member;
+    struct member *m = &g->member;
     if (item->stream) {
         pthread_mutex_lock(&p->lock);
         item->stream->dropped = true;

@@ -522,7 +522,7 @@ static int member_rename(struct pour *p, struct fault *fault)
 }
 
 /* A symbolic link still leads to what it led to, if that is in the tree. */
-static int member_follow(struct pour *p, struct builder_member *m)
+static int member_follow(struct pour *p, struct member *m)
 {
     if (!p->selection.is_nfc || !m->link ||
         path_leads_out(m->path, m->path_len, m->link, m->link_len))
@@ -573,7 +573,7 @@ static int member_writer_failed(struct pour *p, int err, bool may_refuse)
 /* Data on its way to the writer. */
 struct pouring {
     struct pour *p;
-    const struct builder_member *m; /* has all data of the file but the holes */
+    const struct member *m; /* has all data of the file but the holes */
     struct archive *archive;
     struct fault *fault;
     uint8_t *piece; /* PIECE_BYTES, or all that is left */
@@ -627,7 +627,7 @@ static int pouring_put(struct pouring *f, const uint8_t *bytes, uint64_t len)
 static int pouring_put_at(struct pouring *f, const uint8_t *bytes, uint64_t len,
                           uint64_t offset)
 {
-    const struct builder_member *m = f->m;
+    const struct member *m = f->m;
     if (offset < f->at)
         return pouring_fault(f, "its data is out of order");
     if (m->data == DATA_STORED) {
@@ -667,7 +667,7 @@ static int pouring_read_failed(struct pouring *f, uint64_t size)
     return pouring_fault(f, what);
 }
 
-static int member_put_data(struct pour *p, const struct builder_member *m, struct archive *a,
+static int member_put_data(struct pour *p, const struct member *m, struct archive *a,
                            struct fault *fault)
 {
     uint64_t stored = pax_stored_bytes(m);
@@ -703,8 +703,7 @@ static int member_take_attribute(void *ctx, const char *name, const void *value,
     return pax_xattrs_add(&p->xattrs, name, strlen(name), value, len);
 }
 
-static int member_take_pieces(struct pour *p, struct archive_entry *entry,
-                              struct builder_member *m)
+static int member_take_pieces(struct pour *p, struct archive_entry *entry, struct member *m)
 {
     la_int64_t offset, length;
     p->pieces.count = 0;
@@ -727,8 +726,7 @@ static int member_take_pieces(struct pour *p, struct archive_entry *entry,
 }
 
 /* Asks the builder, and puts the header. */
-static int member_put_header(struct pour *p, const struct builder_member *m,
-                             struct fault *fault)
+static int member_put_header(struct pour *p, const struct member *m, struct fault *fault)
 {
     struct pax_buffer header = {0};
     int r = pax_encode(m, &header);
@@ -741,8 +739,8 @@ static int member_put_header(struct pour *p, const struct builder_member *m,
 }
 
 /* ".." is the builder's to refuse, and the root can only be a directory. */
-static int member_name(struct pour *p, const char *path, const struct builder_member *b,
-                       bool is_folder, struct fault *fault)
+static int member_name(struct pour *p, const char *path, const struct member *b, bool is_folder,
+                       struct fault *fault)
 {
     int r = member_clean(path, &p->path);
     if (r == 0 && p->path.count == 1 && !is_folder)
@@ -751,8 +749,8 @@ static int member_name(struct pour *p, const char *path, const struct builder_me
 }
 
 /* The functions of struct tar_taker; the context is the struct pour. */
-static int pour_add(void *ctx, const char *path, const struct builder_member *b,
-                    struct archive *a, struct archive_entry *entry, struct fault *fault)
+static int pour_add(void *ctx, const char *path, const struct member *b, struct archive *a,
+                    struct archive_entry *entry, struct fault *fault)
 {
     struct pour *p = ctx;
     bool is_folder = S_ISDIR(b->mode);
@@ -760,7 +758,7 @@ static int pour_add(void *ctx, const char *path, const struct builder_member *b,
     if (r < 0 || member_is_excluded(p, is_folder))
         return r;
     r = member_rename(p, fault);
-    struct builder_member m = *b;
+    struct member m = *b;
     m.path = p->path.at;
     m.path_len = p->path.count - 1;
     if (r == 0)
@@ -781,8 +779,8 @@ static int pour_add(void *ctx, const char *path, const struct builder_member *b,
     return r;
 }
 
-static int pour_link(void *ctx, const char *path, const char *target,
-                     const struct builder_member *b, struct fault *fault)
+static int pour_link(void *ctx, const char *path, const char *target, const struct member *b,
+                     struct fault *fault)
 {
     struct pour *p = ctx;
     int r = member_name(p, path, b, false, fault);
@@ -798,7 +796,7 @@ static int pour_link(void *ctx, const char *path, const char *target,
     if (strcmp(p->path.at, p->target.at) == 0 &&
         writer_has(p->writer, p->path.at, p->path.count - 1) == 1)
         return 0; /* to itself */
-    struct builder_member m = *b;
+    struct member m = *b;
     m.path = p->path.at;
     m.path_len = p->path.count - 1;
     m.data = DATA_STORED;
@@ -1049,11 +1047,10 @@ static int container_check_end(struct container *c, const char *last)
 /* ---- members ---- */
 
 static int container_describe(struct container *c, struct archive_entry *entry,
-                              const char *path, struct fault *fault,
-                              struct builder_member *ret_member)
+                              const char *path, struct fault *fault, struct member *ret_member)
 {
     uint64_t offset = (uint64_t)archive_read_header_position(c->archive);
-    struct builder_member m = {.header_offset = offset};
+    struct member m = {.header_offset = offset};
     tar_describe(entry, &m, &c->p->odd);
     int r = tar_describe_type(entry, &m);
     if (r < 0)
@@ -1073,7 +1070,7 @@ static int container_describe(struct container *c, struct archive_entry *entry,
 static int container_add(struct container *c, struct archive_entry *entry, const char *path,
                          struct fault *fault)
 {
-    struct builder_member m;
+    struct member m;
     int r = container_describe(c, entry, path, fault, &m);
     return r < 0 ? r : pour_add(c->p, path, &m, c->archive, entry, fault);
 }
@@ -1081,8 +1078,7 @@ static int container_add(struct container *c, struct archive_entry *entry, const
 static int container_link(struct container *c, const char *path, const char *target,
                           struct archive_entry *entry, struct fault *fault)
 {
-    struct builder_member m = {.header_offset =
-                                   (uint64_t)archive_read_header_position(c->archive)};
+    struct member m = {.header_offset = (uint64_t)archive_read_header_position(c->archive)};
     tar_describe(entry, &m, &c->p->odd);
     return pour_link(c->p, path, target, &m, fault);
 }

@@ -30,7 +30,7 @@
 #define LIMIT_MS 100000u
 #define SECOND UINT64_C(1000000000)
 
-struct member {
+struct peer {
     struct source *source;
     struct stage *stage;
     struct stage_job *job;
@@ -41,7 +41,7 @@ static char folder[64], archive[128];
 static uint8_t *bytes;
 static char notes[1024];
 static struct fault fault;
-static struct member node[NODES];
+static struct peer node[NODES];
 static _Atomic uint64_t *storage_bytes; /* that all nodes have read, also in other processes */
 static int failing_node = -1;           /* its storage returns EIO */
 static uint64_t first_chunk;            /* of the job */
@@ -131,7 +131,7 @@ static void teardown(void)
 
 static void open_node(unsigned i, const char *path)
 {
-    struct member *n = &node[i];
+    struct peer *n = &node[i];
     char place[128];
     snprintf(place, sizeof(place), "%s/node%u", folder, i);
     mkdir(place, 0755);
@@ -892,7 +892,7 @@ static void exchange_break(void)
 /* A reader beside the job, which sees the archive's bytes whatever happens. */
 static void *read_beside(void *arg)
 {
-    const struct member *n = arg;
+    const struct peer *n = arg;
     uint32_t x = (uint32_t)(n - node) + 7;
     uint8_t got[5000];
     for (int i = 0; i < 300; i++) {
