@@ -231,17 +231,18 @@ static unsigned count_looks(const char *const *paths, size_t count)
 START_TEST(memory_is_looked_up_once_and_only_where_it_matters)
 {
     static const char *const paths[] = {"a.tar", "b.tar", "c.tar", "d.tar.gz", "e.tar.gz"};
-    static const char *const small[] = {"small.tar"};
+    static const char *const small[] = {"small.tar", "small.zip"};
     ck_assert_int_eq(
         command("for i in b c d e; do mv tree/one tree/$i && mv tree/sub tree/$i$i &&"
                 " tar -cf $i.tar -C tree . && mv tree/$i tree/one && "
                 "mv tree/$i$i tree/sub; done && gzip -1 d.tar e.tar && "
-                "tar -cf small.tar -C tree one"),
+                "tar -cf small.tar -C tree one && python3 -m zipfile -c small.zip tree/one"),
         0);
     ck_assert_uint_eq(count_looks(paths, 1), 1);
     ck_assert_uint_eq(count_looks(paths + 3, 1), 1);
     ck_assert_uint_eq(count_looks(paths, 5), 1);
     ck_assert_uint_eq(count_looks(small, 1), 0);
+    ck_assert_uint_eq(count_looks(small + 1, 1), 0);
 }
 END_TEST
 
