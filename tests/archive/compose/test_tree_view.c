@@ -215,7 +215,7 @@ START_TEST(what_all_of_several_lack_is_counted)
          "nor 6 more"},
         {NULL, NULL,
          "c\tx/1\na/b\ty\nother\tz\nc\tx/2\nn1\tx/1\na\tw\nc\tx/3\nn2\tv\nn3\tv/1\n"
-         "a/b\tx/4\n\nn4\tx/5\n",
+         "a/b\tx/4\n\nn4\tx/5\nn5\tx/6\n",
          "n2", "line 8 of"},
     };
     struct builder *b = new_builder();
