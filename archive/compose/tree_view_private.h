@@ -49,7 +49,7 @@ struct view {
  */
 int view_parse_map(struct view *view, struct fault *fault);
 
-/* What patterns say of an entry. */
+/* The verdict of patterns on an entry. */
 enum view_verdict {
     VIEW_NOTHING, /* a directory is shown only if something below it is */
     VIEW_SHOWN,
