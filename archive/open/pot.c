@@ -8,7 +8,7 @@
  *   4. part_open: its index, by the first of several openers that has one: the archive's own, a
  *      saved one, one that the store unpacks a stream by, a new one. Then the tree that is
  *      shown, if that is another than the archive's (composed_apply).
- *   5. Of several: many_unite makes one tree of theirs.
+ *   5. many_unite, for several: one tree of theirs.
  *
  * The file has first what the steps need, and the steps at its end: messages, saved indexes,
  * new ones, unpacking, trees that are composed of others, several threads, one archive,
@@ -887,7 +887,7 @@ static uint64_t pot_memory_bytes(struct pot_options *own)
     return own->memory_bytes;
 }
 
-/* What a child needs to make an index. */
+/* An index that a child makes. */
 struct build {
     struct opening *o;
     struct builder_header header;
@@ -1927,7 +1927,7 @@ struct part {
     struct pot *pot; /* NULL: not opened */
     int err;
     struct fault fault;
-    /* Of several: */
+    /* If it is one of several: */
     char *directory;         /* --each: its name without the ending */
     bool is_proven;          /* it need not be looked at: the proof is an earlier one */
     bool is_looked_at;       /* all of it is known, and the proof is */
@@ -1940,7 +1940,7 @@ struct many {
     const struct pot_options *options;
     struct part *parts;
     size_t count;
-    /* Of several: */
+    /* If they are several: */
     struct pot *pot; /* of all */
     struct pot_options part_options;
     struct pot_compose part_compose;

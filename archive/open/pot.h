@@ -137,7 +137,7 @@ struct pot_store {
  * if the child can be believed. The first `kept` bytes are already there; they are unpacked,
  * but not written. -ECANCELED soon after *stop is true; -EFBIG: the content exceeds
  * stream->bytes; or the errors of the back end and of writing. Call it from a separate thread,
- * as the child is killed when that thread ends. Of `patience` idle_seconds and stop count.
+ * as the child is killed when that thread ends. `patience` is its idle_seconds and stop alone.
  */
 int pot_expand(const struct pot_stream *stream, int fd, uint64_t kept,
                const struct sandbox_limits *patience, sandbox_watch *watch, void *ctx,

@@ -1,6 +1,6 @@
 /*
- * What pot.c shares with the rest of its room: with volumes.c, which finds the parts of an
- * archive, with plain.c, which lists a folder, and with a test of its threads.
+ * The part of pot.c that the rest of its room sees: volumes.c, which finds the parts of an
+ * archive, plain.c, which lists a folder, and a test of its threads.
  */
 #ifndef ONEPOT_POT_PRIVATE_H
 #define ONEPOT_POT_PRIVATE_H

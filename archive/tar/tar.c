@@ -731,7 +731,7 @@ struct tar_block {
 };
 
 /*
- * What extended headers say and libarchive does not report: those of one member, and global
+ * Facts of extended headers that libarchive does not report, the current member's and global
  * ones. Starts as zeros.
  */
 struct tar_records {
@@ -1082,7 +1082,7 @@ static bool records_would_matter(const char *key)
 
 /*
  * Called for each extended header of type `type`: once without a record, then for each record.
- * The last header of a member counts. Of a global one an empty value cancels an earlier one's.
+ * A member's last header counts. In a global one, an empty value cancels an earlier value.
  */
 static void records_take(struct tar_records *rs, char type, const char *key, const char *value)
 {

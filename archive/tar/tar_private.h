@@ -1,5 +1,5 @@
 /*
- * What the two files of the tar back end share: tar.c recognizes a tar and reads its members,
+ * Shared by the two files of the tar back end: tar.c recognizes a tar and reads its members,
  * tar_frames.c reads a compressed one by its frames, or unpacks it.
  */
 #ifndef ONEPOT_TAR_PRIVATE_H

@@ -65,7 +65,7 @@ enum zip_flag {
     ZIP_HIDDEN = 1u << 13, /* the local header is masked: an encrypted directory */
 };
 
-/* What the end of a zip says of its central directory, and where that is. */
+/* The central directory, as the end of a zip describes it, and where it is. */
 struct zip_end {
     uint64_t entries;
     uint64_t directory_bytes;

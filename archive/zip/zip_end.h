@@ -1,5 +1,5 @@
 /*
- * What the end of a zip tells of the files that it lies in.
+ * The end of a zip, as far as it tells in how many files the zip lies.
  *
  * Threads: any.
  */
