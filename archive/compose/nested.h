@@ -34,7 +34,7 @@ struct nested {
     const struct index *index;
     const char *name;          /* and its name for messages */
     const char *glob;          /* NULL: by the endings of names */
-    bool ignores_zeros;        /* as of the options of a pot */
+    bool ignores_zeros;        /* as of the options of a fileset */
     uint64_t most_bytes;       /* that compressed ones may unpack to, all together */
     struct source *scratch;    /* a file without a name, for one image at a time */
     struct progress *progress; /* its note tells of members that stay files */

@@ -13,7 +13,7 @@
 #include "cleanup.h"
 #include "output.h"
 #include "path.h"
-#include "pot_private.h"
+#include "fileset_private.h"
 #include "text.h"
 #include "vector.h"
 #include "volumes.h"

@@ -27,7 +27,7 @@ struct archive_list { /* a vector; all zero is an empty list */
     char **at;
     size_t count, capacity;
     bool is_set;   /* a folder, a pattern or a list was among the words */
-    bool is_whole; /* by archive_list_join, for struct pot_options */
+    bool is_whole; /* by archive_list_join, for struct fileset_options */
     bool is_plain; /* set by the caller, for the same: words are folders to show as they are */
 };
 

@@ -24,7 +24,7 @@
 #include "builder.h"
 #include "cleanup.h"
 #include "path.h"
-#include "pot_private.h"
+#include "fileset_private.h"
 #include "source_concat.h"
 #include "source_folder.h"
 #include "source_ops.h"
@@ -394,7 +394,7 @@ static int plain_write(const struct plain *plain, const struct source *source, i
 }
 
 /* They are shown, and lead in the mount where their words say. */
-static void plain_note_links(const struct plain *plain, const struct pot_options *options)
+static void plain_note_links(const struct plain *plain, const struct fileset_options *options)
 {
     const struct plain_entry *first = NULL;
     size_t count = 0;
@@ -407,18 +407,20 @@ static void plain_note_links(const struct plain *plain, const struct pot_options
         count++;
     }
     if (count == 1)
-        pot_note(options, plain->name,
-                 "%.180s is a symbolic link that leads out of it; what it leads to is not part "
-                 "of it",
-                 first->path);
+        fileset_note(
+            options, plain->name,
+            "%.180s is a symbolic link that leads out of it; what it leads to is not part "
+            "of it",
+            first->path);
     else if (count > 1)
-        pot_note(options, plain->name,
-                 "%zu symbolic links lead out of it, first %.150s; what they lead to is not "
-                 "part of it",
-                 count, first->path);
+        fileset_note(
+            options, plain->name,
+            "%zu symbolic links lead out of it, first %.150s; what they lead to is not "
+            "part of it",
+            count, first->path);
 }
 
-int plain_index(const char *path, const struct pot_options *options, int fd,
+int plain_index(const char *path, const struct fileset_options *options, int fd,
                 struct fault *fault, struct source **ret_source, uint64_t *ret_fingerprint)
 {
     struct plain plain;

@@ -21,7 +21,7 @@
 #include "cleanup.h"
 #include "numbers.h"
 #include "path.h"
-#include "pot_private.h"
+#include "fileset_private.h"
 #include "source_concat.h"
 #include "zip_end.h"
 
@@ -746,7 +746,7 @@ static int check_set(struct listing *l, const struct source *given, volume_paths
 
 /* Opens the file at `path` only if it has a neighbour. */
 static int pieces_find(const char *path, const struct series *series,
-                       const struct pot_options *options, struct fault *fault,
+                       const struct fileset_options *options, struct fault *fault,
                        volume_paths *paths, struct source **given)
 {
     struct listing l;
@@ -771,14 +771,15 @@ static int pieces_find(const char *path, const struct series *series,
     else if (verdict == IS_PART)
         r = pieces_in(&l, *given, fault, paths);
     if (r == 0 && options && l.left_out_count > 0)
-        pot_note(options, path, "%.150s%s beside it does not count as a part of it: " NO_PART,
-                 l.left_out, l.left_out_count > 1 ? " (and others)" : "");
+        fileset_note(options, path,
+                     "%.150s%s beside it does not count as a part of it: " NO_PART, l.left_out,
+                     l.left_out_count > 1 ? " (and others)" : "");
     volumes_free(&l.names);
     return r;
 }
 
 /* *given is the open file at `path`; NULL: it is not open, and may be so at the end. */
-static int volumes_resolve(const char *path, const struct pot_options *options,
+static int volumes_resolve(const char *path, const struct fileset_options *options,
                            struct fault *fault, volume_paths *paths, struct source **given)
 {
     struct series readings[SERIES_READINGS];
@@ -802,7 +803,7 @@ int volumes_find(const char *path, volume_paths *ret_paths)
     return r < 0 ? (r == -ENOMEM ? r : 0) : ret_paths->count == 0 && !is_zip(path);
 }
 
-int volumes_open(const char *path, const struct pot_options *options, struct fault *fault,
+int volumes_open(const char *path, const struct fileset_options *options, struct fault *fault,
                  struct source **source)
 {
     volume_paths paths = {0};

@@ -25,18 +25,18 @@
 #include "source.h"
 #include "vector.h"
 
-struct pot_options;
+struct fileset_options;
 
 /*
  * source_open, of the whole archive that the file at `path` is a part of. The source is called
  * by the path of the first piece, or of a zip's last volume. Errors of a set come with a fault
  * that names the file: -ENOENT (one is missing), -EUCLEAN (one is longer or shorter than the
  * others, or the first does not begin like an archive, and another does). A neighbour that does
- * not count, for its owner or kind, is noted (pot_note; NULL: not).
+ * not count, for its owner or kind, is noted (fileset_note; NULL: not).
  *
  * *source is the file at `path` if the caller has it open, which is taken over, else NULL.
  */
-int volumes_open(const char *path, const struct pot_options *options, struct fault *fault,
+int volumes_open(const char *path, const struct fileset_options *options, struct fault *fault,
                  struct source **source);
 
 /*

@@ -21,7 +21,7 @@
 #include "builder.h"
 #include "cleanup.h"
 #include "onepot.h"
-#include "pot.h"
+#include "fileset.h"
 #include "source.h"
 
 enum { BLOCK = 512 };

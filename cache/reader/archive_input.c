@@ -21,7 +21,7 @@
 
 struct archive_input {
     struct input input;
-    struct pot *pot;
+    struct fileset *fileset;
     struct reader *reader;
     pthread_mutex_t lock;                   /* for the spares */
     VECTOR(struct reader_scratch *) spares; /* that no thread uses at the moment */
@@ -58,8 +58,9 @@ static void ask_for(struct archive_input *in, uint64_t piece)
     if (piece >= in->pieces ||
         atomic_fetch_or_explicit(&in->asked[piece / 8], bit, memory_order_relaxed) & bit)
         return;
-    uint64_t offset = piece * PIECE_BYTES, size = source_size(in->pot->source);
-    source_advise(in->pot->source, SOURCE_SOON, offset, min_u64(PIECE_BYTES, size - offset));
+    uint64_t offset = piece * PIECE_BYTES, size = source_size(in->fileset->source);
+    source_advise(in->fileset->source, SOURCE_SOON, offset,
+                  min_u64(PIECE_BYTES, size - offset));
 }
 
 /* Reads ahead the pieces that a read touches. */
@@ -97,25 +98,25 @@ static const char *input_file(void *ctx, uint32_t position)
     while (index_extent(in->input.index, position, at, &e) == 0 && e.kind == EXTENT_HOLE &&
            e.length)
         at += e.length;
-    return source_name(source_at(in->pot->source, &e.source_offset));
+    return source_name(source_at(in->fileset->source, &e.source_offset));
 }
 
 /* ---- life ---- */
 
-int archive_input_new(struct pot *pot, uint64_t cache_bytes, struct fault *fault,
+int archive_input_new(struct fileset *fileset, uint64_t cache_bytes, struct fault *fault,
                       const struct input **ret_input)
 {
     struct archive_input *in = calloc(1, sizeof(*in));
     if (!in)
         return -ENOMEM;
     pthread_mutex_init(&in->lock, NULL);
-    in->pot = pot;
+    in->fileset = fileset;
     in->input = (struct input){
-        .index = pot->index, .read = input_read_file, .file = input_file, .ctx = in};
-    in->pieces = source_size(pot->source) / PIECE_BYTES + 1;
+        .index = fileset->index, .read = input_read_file, .file = input_file, .ctx = in};
+    in->pieces = source_size(fileset->source) / PIECE_BYTES + 1;
     in->asked = calloc(in->pieces / 8 + 1, sizeof(*in->asked));
     struct reader_options options = {.cache_bytes = cache_bytes};
-    int r = in->asked ? reader_new(pot, &options, fault, &in->reader) : -ENOMEM;
+    int r = in->asked ? reader_new(fileset, &options, fault, &in->reader) : -ENOMEM;
     if (r < 0)
         archive_input_free(&in->input);
     else

@@ -4,7 +4,7 @@
  * pinned block, never a mapping). So a hash of the memory holds for the bytes written from it.
  * If small members lie close together, one read of the archive serves several.
  *
- *     content_new(pot, reader, CONTENT_THREAD_BLOCKS, &content);
+ *     content_new(fileset, reader, CONTENT_THREAD_BLOCKS, &content);
  *     content_read(content, position, 0, node.size_bytes, sink, ctx, &where);
  *
  * Threads: a content belongs to one thread.
@@ -15,7 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "pot.h"
+#include "fileset.h"
 #include "reader.h"
 
 struct content;
@@ -28,8 +28,8 @@ enum content_blocks {
     CONTENT_THREAD_BLOCKS, /* in memory of the content: to go through the whole archive */
 };
 
-/* Pot and reader must outlive it. -ENOMEM. */
-int content_new(struct pot *pot, struct reader *reader, enum content_blocks blocks,
+/* Fileset and reader must outlive it. -ENOMEM. */
+int content_new(struct fileset *fileset, struct reader *reader, enum content_blocks blocks,
                 struct content **ret_content);
 void content_free(struct content *content); /* NULL is fine */
 
@@ -47,11 +47,12 @@ void content_expect(struct content *content, uint64_t end);
 typedef int content_sink(void *ctx, const void *bytes, size_t len, uint64_t offset);
 
 /*
- * The DIGEST_TREE of the pot (index.h): its index's, or else made by reading the files whose
- * sums the index lacks, in so many threads. `how` may have a progress, which one of the threads
- * calls at a time, and `cancelled`. -ECANCELED, -ENOMEM, or errors of reading, with a fault.
+ * The DIGEST_TREE of the fileset (index.h): its index's, or else made by reading the files
+ * whose sums the index lacks, in so many threads. `how` may have a progress, which one of the
+ * threads calls at a time, and `cancelled`. -ECANCELED, -ENOMEM, or errors of reading, with a
+ * fault.
  */
-int content_digest(struct pot *pot, unsigned threads, const struct pot_options *how,
+int content_digest(struct fileset *fileset, unsigned threads, const struct fileset_options *how,
                    struct fault *fault, uint8_t ret_digest[INDEX_DIGEST_BYTES]);
 
 /*

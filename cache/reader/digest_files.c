@@ -29,8 +29,8 @@ struct digest_file {
 };
 
 struct digest_files {
-    struct pot *pot;
-    const struct pot_options *how;
+    struct fileset *fileset;
+    const struct fileset_options *how;
     struct reader *reader;
     VECTOR(struct digest_file) files;
     uint64_t *sums; /* by position */
@@ -89,7 +89,7 @@ static void digest_failed(struct digest_files *d, uint32_t position, int err, ui
     char path[INDEX_PATH_MAX + 1];
     size_t len;
     pthread_mutex_lock(&d->lock);
-    if (!d->err && index_path(d->pot->index, position, path, sizeof(path), &len) < 0)
+    if (!d->err && index_path(d->fileset->index, position, path, sizeof(path), &len) < 0)
         path[0] = '\0';
     if (!d->err)
         fault_set(d->fault, err, path, where, "it can't be read for the digest: %s",
@@ -105,7 +105,7 @@ static void digest_one(struct digest_sum *s, struct content *content, uint32_t p
     uint64_t where = FAULT_NO_OFFSET;
     XXH3_64bits_reset(s->state);
     s->at = 0;
-    int r = index_node(d->pot->index, position, &node);
+    int r = index_node(d->fileset->index, position, &node);
     if (r == 0)
         r = content_read(content, position, 0, node.size_bytes, digest_take, s, &where);
     if (r < 0)
@@ -122,7 +122,7 @@ static void *digest_work(void *arg)
     struct digest_sum sum = {.d = d, .state = XXH3_createState()};
     struct content *content = NULL;
     uint64_t at;
-    if (!sum.state || content_new(d->pot, d->reader, CONTENT_THREAD_BLOCKS, &content) < 0)
+    if (!sum.state || content_new(d->fileset, d->reader, CONTENT_THREAD_BLOCKS, &content) < 0)
         d->err = -ENOMEM;
     while (digest_shows(d) && (at = atomic_fetch_add(&d->next, RUN_FILES)) < d->files.count)
         for (uint64_t i = at; i < at + RUN_FILES && i < d->files.count && !d->err; i++)
@@ -157,7 +157,7 @@ static int digest_compare(const void *a, const void *b)
 /* Take the sum that the index has of the whole file, or note the file. */
 static int digest_choose(struct digest_files *d, uint32_t position)
 {
-    const struct index *index = d->pot->index;
+    const struct index *index = d->fileset->index;
     const struct index_info *info = index_info(index);
     struct node node;
     int r = index_node(index, position, &node);
@@ -173,7 +173,7 @@ static int digest_choose(struct digest_files *d, uint32_t position)
 
 static int digest_read(struct digest_files *d, unsigned threads)
 {
-    const struct index_info *info = index_info(d->pot->index);
+    const struct index_info *info = index_info(d->fileset->index);
     const struct reader_options reading = {.cache_bytes =
                                                (uint64_t)info->block_bytes * threads * 2};
     int r = 0;
@@ -183,7 +183,7 @@ static int digest_read(struct digest_files *d, unsigned threads)
     for (uint32_t i = 0; r == 0 && i < info->entries; i++)
         r = digest_choose(d, i);
     if (r == 0)
-        r = reader_new(d->pot, &reading, d->fault, &d->reader);
+        r = reader_new(d->fileset, &reading, d->fault, &d->reader);
     if (r < 0)
         return r;
     if (d->files.count)
@@ -193,11 +193,12 @@ static int digest_read(struct digest_files *d, unsigned threads)
     return d->err;
 }
 
-int content_digest(struct pot *pot, unsigned threads, const struct pot_options *how,
+int content_digest(struct fileset *fileset, unsigned threads, const struct fileset_options *how,
                    struct fault *fault, uint8_t ret_digest[INDEX_DIGEST_BYTES])
 {
-    const struct index_info *info = index_info(pot->index);
-    struct digest_files d = {.pot = pot, .how = how, .fault = fault, .caller = pthread_self()};
+    const struct index_info *info = index_info(fileset->index);
+    struct digest_files d = {
+        .fileset = fileset, .how = how, .fault = fault, .caller = pthread_self()};
     enum digest_kind kind;
     if (info->digest_kind == DIGEST_TREE) {
         memcpy(ret_digest, info->digest, INDEX_DIGEST_BYTES);
@@ -206,12 +207,12 @@ int content_digest(struct pot *pot, unsigned threads, const struct pot_options *
     pthread_mutex_init(&d.lock, NULL);
     int r = digest_read(&d, threads);
     if (r == 0)
-        r = pot_check_whole(pot, fault);
-    if (r == 0 && source_was_changed(pot->packed ? pot->packed : pot->source) > 0)
+        r = fileset_check_whole(fileset, fault);
+    if (r == 0 && source_was_changed(fileset->packed ? fileset->packed : fileset->source) > 0)
         r = fault_set(fault, -ESTALE, NULL, FAULT_NO_OFFSET,
                       "it was changed while it was read");
     if (r == 0)
-        r = index_digest(pot->index, d.sums, ret_digest, &kind);
+        r = index_digest(fileset->index, d.sums, ret_digest, &kind);
     pthread_mutex_destroy(&d.lock);
     vector_free(&d.files);
     free(d.sums);

@@ -1125,10 +1125,10 @@ static int check_blocks(const struct index_info *info, struct fault *fault)
     return r;
 }
 
-int reader_new(struct pot *pot, const struct reader_options *options, struct fault *fault,
-               struct reader **ret_reader)
+int reader_new(struct fileset *fileset, const struct reader_options *options,
+               struct fault *fault, struct reader **ret_reader)
 {
-    const struct index_info *info = index_info(pot->index);
+    const struct index_info *info = index_info(fileset->index);
     /* index_extent gives no block that is longer than info->block_bytes. */
     int r = info->block_bytes > 0 ? check_blocks(info, fault) : 0;
     if (r < 0)
@@ -1138,17 +1138,17 @@ int reader_new(struct pot *pot, const struct reader_options *options, struct fau
         return -ENOMEM;
     memset(reader, 0, sizeof(*reader));
     permits_init(&reader->permits);
-    reader->index = pot->index;
-    reader->source = pot->source;
-    reader->source_bytes = source_size(pot->source);
-    reader->is_mapped = source_can_map(pot->source);
+    reader->index = fileset->index;
+    reader->source = fileset->source;
+    reader->source_bytes = source_size(fileset->source);
+    reader->is_mapped = source_can_map(fileset->source);
     reader->answers_mapped = reader->is_mapped && !options->copies;
     reader->page = (size_t)sysconf(_SC_PAGESIZE);
-    reader->is_kept = source_keeps(pot->source);
+    reader->is_kept = source_keeps(fileset->source);
     if (reader->is_mapped && !reader->is_kept && reader->source_bytes > 0) {
         char byte; /* if the second read is not cached, the filesystem never reports it */
-        reader->ask_mincore = source_read(pot->source, &byte, 1, 0) == 0 &&
-                              source_read_cached(pot->source, &byte, 1, 0) == -EAGAIN;
+        reader->ask_mincore = source_read(fileset->source, &byte, 1, 0) == 0 &&
+                              source_read_cached(fileset->source, &byte, 1, 0) == -EAGAIN;
     }
     reader->block_bytes = info->block_bytes;
     reader->zeros = map_zeros(READER_SPAN_MAX, PROT_READ);
@@ -1157,10 +1157,10 @@ int reader_new(struct pot *pot, const struct reader_options *options, struct fau
     reader->keep_pages = options->keep_pages;
     reader->lets_go = options->is_kept_above && reader->is_mapped;
     if (reader->cache_stored)
-        source_advise(pot->source, SOURCE_AT_RANDOM, 0, 0);
+        source_advise(fileset->source, SOURCE_AT_RANDOM, 0, 0);
     /* In spite of that, the kernel would read on from what it read ahead when opening began. */
     if (reader->cache_stored && !reader->keep_pages && reader->source_bytes >= LARGE_BYTES)
-        source_advise(pot->source, SOURCE_DROP, 0, READER_SPAN_MAX);
+        source_advise(fileset->source, SOURCE_DROP, 0, READER_SPAN_MAX);
     const struct block_cache_options cache = {
         .budget_bytes = options->cache_bytes,
         /* Of most blocks. Where stored files are cached, files of all sizes are blocks, too. */
@@ -1286,7 +1286,7 @@ struct thread_block {
 };
 
 struct content {
-    struct pot *pot;
+    struct fileset *fileset;
     struct reader *reader;
     struct reader_scratch *scratch;
     enum content_blocks blocks;
@@ -1303,13 +1303,13 @@ struct content {
     uint8_t window[CONTENT_NEAR_BYTES];
 };
 
-int content_new(struct pot *pot, struct reader *reader, enum content_blocks blocks,
+int content_new(struct fileset *fileset, struct reader *reader, enum content_blocks blocks,
                 struct content **ret_content)
 {
     struct content *s = malloc(sizeof(*s));
     if (!s)
         return -ENOMEM;
-    s->pot = pot;
+    s->fileset = fileset;
     s->reader = reader;
     s->blocks = blocks;
     memset(s->own, 0, sizeof(s->own));
@@ -1353,7 +1353,7 @@ static int content_failed(const struct content *s, int err, uint64_t where)
 /* Fills the window from `offset` on: `len` bytes, and expected bytes behind them. */
 static int fill_window(struct content *s, uint64_t offset, size_t len)
 {
-    uint64_t size = source_size(s->pot->source), end;
+    uint64_t size = source_size(s->fileset->source), end;
     s->window_len = 0;
     if (__builtin_add_overflow(offset, len, &end) || end > size)
         return -ENODATA;
@@ -1361,7 +1361,7 @@ static int fill_window(struct content *s, uint64_t offset, size_t len)
         end = s->near_end < size ? s->near_end : size;
     if (end - offset > CONTENT_NEAR_BYTES)
         end = offset + CONTENT_NEAR_BYTES;
-    int r = source_read(s->pot->source, s->window, (size_t)(end - offset), offset);
+    int r = source_read(s->fileset->source, s->window, (size_t)(end - offset), offset);
     if (r < 0)
         return reader_source_error(r);
     s->window_start = offset;
@@ -1464,7 +1464,7 @@ int content_read(struct content *s, uint32_t position, uint64_t from, uint64_t t
     s->where = ret_where;
     while (from < to) {
         struct extent extent;
-        int r = index_extent(s->pot->index, position, from, &extent);
+        int r = index_extent(s->fileset->index, position, from, &extent);
         if (r == -ENXIO)
             break;
         if (r < 0)

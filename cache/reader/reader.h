@@ -26,7 +26,7 @@
 #include <sys/uio.h>
 
 #include "block_cache.h"
-#include "pot.h"
+#include "fileset.h"
 
 struct reader;
 struct reader_scratch;
@@ -79,9 +79,9 @@ enum reader_origin {
 };
 #define READER_ORIGINS 7
 
-/* The pot must outlive the reader. -ENOTSUP if the archive's codec is not built in. */
-int reader_new(struct pot *pot, const struct reader_options *options, struct fault *fault,
-               struct reader **ret_reader);
+/* The fileset must outlive the reader. -ENOTSUP if the archive's codec is not built in. */
+int reader_new(struct fileset *fileset, const struct reader_options *options,
+               struct fault *fault, struct reader **ret_reader);
 void reader_free(struct reader *reader);
 
 int reader_scratch_new(struct reader *reader, struct reader_scratch **ret_scratch);

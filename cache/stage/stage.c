@@ -683,7 +683,7 @@ static int stage_look_unpacked(struct stage *stage, const struct registry *folde
  */
 static int stage_unpack(struct stage *stage, struct fault *fault)
 {
-    const struct pot_unpacker *unpacker = stage->unpacker;
+    const struct fileset_unpacker *unpacker = stage->unpacker;
     struct registry folder;
     struct fault why = {0};
     int r = unpacker->unpack(unpacker->arg, stage->copy_fd, stage->folder, stage->room, &why);
@@ -1436,7 +1436,7 @@ int stage_sweep(const char *place)
 #define MEMORY_SHARE 2 /* half of the job's free memory; readers need some, too */
 
 /* The whole copy, found or made, as a separate source. */
-static int store_open(void *ctx, struct source *packed, const struct pot_unpacker *unpacker,
+static int store_open(void *ctx, struct source *packed, const struct fileset_unpacker *unpacker,
                       struct fault *fault, struct source **ret_source)
 {
     struct stage_store *store = ctx;
@@ -1507,7 +1507,7 @@ static int private_make(struct stage *stage, struct fault *fault)
 /* ---- private and shared copies of a known length ---- */
 
 /* If another copy is in the way, report it as a lack of room. */
-static int store_expand(void *ctx, const struct pot_stream *stream, struct fault *fault,
+static int store_expand(void *ctx, const struct fileset_stream *stream, struct fault *fault,
                         struct source **ret_source)
 {
     struct stage_store *store = ctx;
@@ -1526,8 +1526,8 @@ static int store_expand(void *ctx, const struct pot_stream *stream, struct fault
     return stage_stream_source(stage, source_name(stream->packed), ret_source);
 }
 
-struct pot_store stage_pot_store(struct stage_store *store)
+struct fileset_store stage_fileset_store(struct stage_store *store)
 {
-    return (struct pot_store){
+    return (struct fileset_store){
         .open = store->is_private ? NULL : store_open, .expand = store_expand, .ctx = store};
 }

@@ -29,7 +29,7 @@
 #include <sys/types.h>
 
 #include "fault.h"
-#include "pot.h"
+#include "fileset.h"
 #include "source.h"
 
 struct stage;
@@ -66,13 +66,13 @@ int stage_open(struct source *source, const struct stage_options *options, struc
                struct stage **ret_stage);
 
 /*
- * Copies of the content of archives that are compressed in one piece, for pot_options.store:
- * stage_pot_store(&(struct stage_store){options}). If `stage` is not NULL after pot_open,
- * whatever that returned, the caller has to close it.
+ * Copies of the content of archives that are compressed in one piece, for
+ * fileset_options.store: stage_fileset_store(&(struct stage_store){options}). If `stage` is not
+ * NULL after fileset_open, whatever that returned, the caller has to close it.
  *
- * Without an index, the copy is found whole, or the unpacker makes it before pot_open returns;
- * others who want it meanwhile wait. There is nothing to start then. A private store keeps no
- * such copy.
+ * Without an index, the copy is found whole, or the unpacker makes it before fileset_open
+ * returns; others who want it meanwhile wait. There is nothing to start then. A private store
+ * keeps no such copy.
  *
  * With an index, stage_start begins to unpack it, and it can be read meanwhile. A read waits
  * for its bytes as long as there is progress. It gives up after options.idle_s without any, or
@@ -91,7 +91,7 @@ struct stage_store {
     struct stage *stage;
     bool is_private;
 };
-struct pot_store stage_pot_store(struct stage_store *store);
+struct fileset_store stage_fileset_store(struct stage_store *store);
 
 /* When the unpacking of a stream last made progress (CLOCK_MONOTONIC); 0: none is under way. */
 uint64_t stage_stream_progress_ns(const struct stage *stage);

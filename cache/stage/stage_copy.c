@@ -331,8 +331,8 @@ int stage_stream_source(struct stage *stage, const char *name, struct source **r
  * one untouched, so that their readers notice nothing.
  *
  * To unpack from the beginning once more is too dear to try blindly. So a small child
- * (pot_probe_storage) reads where the last one stopped until storage answers, with pauses that
- * grow to a quarter of a minute. Three things end a stream, since no patience helps: the
+ * (fileset_probe_storage) reads where the last one stopped until storage answers, with pauses
+ * that grow to a quarter of a minute. Three things end a stream, since no patience helps: the
  * archive was changed; the error is not a storage error; or storage answers whenever it is
  * asked, but unpacking never gets past the same place.
  */
@@ -390,7 +390,7 @@ bool stage_retry(struct stage *stage, int err, uint64_t chunk, uint64_t packed_a
                                             .stop = &stage->pause.ended};
     uint64_t pause_ns = PAUSE_FIRST_NS;
     while (pause_for(&stage->pause, pause_ns)) {
-        int r = pot_probe_storage(&stage->stream, packed_at, &patience);
+        int r = fileset_probe_storage(&stage->stream, packed_at, &patience);
         if (r == 0)
             return source_was_changed(stage->source) <= 0;
         if (!source_error_may_pass(r))
@@ -537,7 +537,8 @@ static int expand_until_complete(struct expanding *e)
     for (;;) {
         e->fault = (struct fault){0};
         e->bytes_seen = e->beats_seen = 0;
-        int r = pot_expand(&stage->stream, stage->copy_fd, stage_bytes_in_order(stage->state),
+        int r =
+            fileset_expand(&stage->stream, stage->copy_fd, stage_bytes_in_order(stage->state),
                            &patience, expand_look, e, &e->fault);
         expand_say_begun(e); /* if there was no child, there may be none for long */
         if (e->err < 0 || stage_is_complete(stage->state) || pause_ended(&e->stage->pause) ||

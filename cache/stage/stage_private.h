@@ -191,10 +191,10 @@ struct stage {
     bool is_private;    /* the copy has no name */
     uint64_t bytes;     /* of the copy */
     /* The copy is unpacked, before anybody reads it: */
-    const struct pot_unpacker *unpacker;
+    const struct fileset_unpacker *unpacker;
     uint64_t room; /* for it */
     bool expands;  /* or while it is read: */
-    struct pot_stream stream;
+    struct fileset_stream stream;
     /* Attempts to go on with a stream whose storage fails: */
     uint64_t retry_chunk;      /* the chunk that did not come the last time */
     unsigned retries;          /* attempts that stopped at that chunk */

@@ -22,8 +22,8 @@
  *             return status;
  *         if (optind == argc)
  *             return cli_usage_error(&command_ls, "no archive was named");
- *         struct pot *pot;
- *         if (cli_open_pot(argv[optind], NULL, &pot) < 0)
+ *         struct fileset *fileset;
+ *         if (cli_open_fileset(argv[optind], NULL, &fileset) < 0)
  *             return CLI_FAILED;
  *
  * Messages go to standard error, one line each: `onepot: FILE: reason (offset N); remedy`. A
@@ -44,7 +44,7 @@
 
 #include "archive_list.h"
 #include "fault.h"
-#include "pot.h"
+#include "fileset.h"
 
 enum cli_status {
     CLI_GO_ON = -1, /* options are parsed; the command continues */
@@ -137,8 +137,8 @@ int cli_take_nested(const struct cli_command *command, void *ctx, const char *te
     }
 
 /*
- * Values of --offset, --max-ratio, --ignore-zeros and --plain, for struct pot_options; 0: not
- * given.
+ * Values of --offset, --max-ratio, --ignore-zeros and --plain, for struct fileset_options; 0:
+ * not given.
  */
 extern uint64_t cli_offset;
 extern uint32_t cli_max_ratio;
@@ -156,11 +156,11 @@ extern bool cli_ignores_zeros, cli_plain;
         "--skip-damaged", "leave out archives that can't be opened",                           \
             .flag = &cli_together.skip_damaged                                                 \
     }
-extern struct pot_together cli_together;
+extern struct fileset_together cli_together;
 extern const char *const cli_conflict_words[];
 
 /*
- * The part of an archive that a command sees (tree_view.h). All archives that cli_open_pot
+ * The part of an archive that a command sees (tree_view.h). All archives that cli_open_fileset
  * opens are seen so.
  */
 #define CLI_VIEW                                                                               \
@@ -180,16 +180,16 @@ int cli_take_view(const struct cli_command *command, void *ctx, const char *text
 /* Was --include, --map or --nested given, which mean nothing for a directory? */
 bool cli_picks_of_archives(void);
 
-/* Options of all commands that open archives by cli_open_pot. */
+/* Options of all commands that open archives by cli_open_fileset. */
 #define CLI_ARCHIVES                                                                           \
     CLI_TOGETHER, CLI_PROGRESS, CLI_VIEW, CLI_MAX_RATIO, CLI_NESTED, CLI_OFFSET,               \
         CLI_IGNORE_ZEROS
 
 /*
- * The wishes of those options and --nested, for struct pot_options; NULL: none was given. Reads
- * list or map at the first call. -errno after an error was printed.
+ * The wishes of those options and --nested, for struct fileset_options; NULL: none was given.
+ * Reads list or map at the first call. -errno after an error was printed.
  */
-int cli_compose(const struct pot_compose **ret_compose);
+int cli_compose(const struct fileset_compose **ret_compose);
 
 /* The parts of an option's spelling. */
 struct cli_spelling {
@@ -352,9 +352,10 @@ struct cli_progress {
 };
 
 void cli_progress_start(struct cli_progress *progress); /* by --progress */
-/* Draws at most five times a second; fits struct pot_options.progress with ctx = the struct. */
+/* Draws at most five times a second; fits struct fileset_options.progress with ctx = the
+ * struct. */
 void cli_progress_show(void *progress, const char *doing, const struct progress *state);
-/* Print a permanent line above the progress; fits struct pot_options.note. */
+/* Print a permanent line above the progress; fits struct fileset_options.note. */
 void cli_progress_note(void *progress, const char *line);
 /* Erase the line. Call it before any message is printed. */
 void cli_progress_end(struct cli_progress *progress);
@@ -367,14 +368,15 @@ void cli_progress_end(struct cli_progress *progress);
  * error, and also to the callbacks of `options` (NULL: the defaults), if it has any. 0, or
  * -errno after the error was printed.
  */
-int cli_open_pot(const char *word, const struct pot_options *options, struct pot **ret_pot);
+int cli_open_fileset(const char *word, const struct fileset_options *options,
+                     struct fileset **ret_fileset);
 
 /*
  * The same of all the archives that several words stand for: one tree. If one that is no
  * archive was perhaps meant as a path, the message says how to write that.
  */
 int cli_open_words(const struct cli_paths *words, size_t first, size_t count,
-                   const struct pot_options *options, struct pot **ret_pot);
+                   const struct fileset_options *options, struct fileset **ret_fileset);
 
 /* Add the words' archives to a list. -errno after the error was printed. */
 int cli_list_archives(char *const *words, size_t count, struct archive_list *list);
@@ -392,17 +394,17 @@ void cli_advise(const struct cli_doubt *doubt, const char *file, struct fault *f
 
 /* The same of archives that were listed. Messages call them `name`. `doubt` may be NULL. */
 int cli_open_list(const struct archive_list *list, const char *name,
-                  const struct cli_doubt *doubt, const struct pot_options *options,
-                  struct pot **ret_pot);
+                  const struct cli_doubt *doubt, const struct fileset_options *options,
+                  struct fileset **ret_fileset);
 
 /*
- * The digest of a pot's tree, in hexadecimal. Where the index has no sums that make it, all
+ * The digest of a fileset's tree, in hexadecimal. Where the index has no sums that make it, all
  * files are read, and a note tells how long that takes; the index then names the digest.
- * `options`: the pot was opened with these; a stream whose content is left to their store, or
- * was not wanted, is unpacked for it. Notes and progress as above. 0, or -errno after the error
- * was printed; -ECANCELED: a signal came.
+ * `options`: the fileset was opened with these; a stream whose content is left to their store,
+ * or was not wanted, is unpacked for it. Notes and progress as above. 0, or -errno after the
+ * error was printed; -ECANCELED: a signal came.
  */
-int cli_digest(struct pot *pot, const struct pot_options *options,
+int cli_digest(struct fileset *fileset, const struct fileset_options *options,
                char ret_hex[2 * INDEX_DIGEST_BYTES + 1]);
 
 /*

@@ -15,9 +15,9 @@
 
 struct opening {
     struct cli_progress line;
-    const struct pot_options *given; /* NULL: none */
+    const struct fileset_options *given; /* NULL: none */
     /* Of cli_digest: */
-    const struct pot *pot;
+    const struct fileset *fileset;
     _Atomic bool cancelled;
     bool is_told; /* how long it takes */
 };
@@ -61,11 +61,11 @@ void cli_advise(const struct cli_doubt *doubt, const char *file, struct fault *f
 }
 
 int cli_open_list(const struct archive_list *list, const char *name,
-                  const struct cli_doubt *doubt, const struct pot_options *options,
-                  struct pot **ret_pot)
+                  const struct cli_doubt *doubt, const struct fileset_options *options,
+                  struct fileset **ret_fileset)
 {
     struct opening opening = {.given = options};
-    struct pot_options all = options ? *options : (struct pot_options){0};
+    struct fileset_options all = options ? *options : (struct fileset_options){0};
     struct fault fault = {0};
     all.note = opening_note;
     all.ctx = &opening;
@@ -82,7 +82,8 @@ int cli_open_list(const struct archive_list *list, const char *name,
     all.progress = opening.line.shown || all.progress ? opening_show : NULL;
     if (list->count > 1 || list->is_plain)
         cli_expect_archives(list->count);
-    r = pot_open_many((const char *const *)list->at, list->count, name, &all, &fault, ret_pot);
+    r = fileset_open_many((const char *const *)list->at, list->count, name, &all, &fault,
+                          ret_fileset);
     cli_progress_end(&opening.line);
     if (r < 0)
         cli_advise(doubt, fault.file[0] ? fault.file : name, &fault);
@@ -111,7 +112,7 @@ int cli_list_archives(char *const *words, size_t count, struct archive_list *lis
 }
 
 int cli_open_words(const struct cli_paths *words, size_t first, size_t count,
-                   const struct pot_options *options, struct pot **ret_pot)
+                   const struct fileset_options *options, struct fileset **ret_fileset)
 {
     const struct cli_doubt is_path = {
         .words = words->archives + 1,
@@ -123,17 +124,18 @@ int cli_open_words(const struct cli_paths *words, size_t first, size_t count,
     int r = cli_list_archives(words->archives + first, count, &list);
     if (r == 0)
         r = cli_open_list(&list, cli_name_of(words->archives + first, count, name), &is_path,
-                          options, ret_pot);
+                          options, ret_fileset);
     archive_list_free(&list);
     return r;
 }
 
-int cli_open_pot(const char *word, const struct pot_options *options, struct pot **ret_pot)
+int cli_open_fileset(const char *word, const struct fileset_options *options,
+                     struct fileset **ret_fileset)
 {
     struct archive_list list = {0};
     int r = cli_list_archives((char *const *)&word, 1, &list);
     if (r == 0)
-        r = cli_open_list(&list, word, NULL, options, ret_pot);
+        r = cli_open_list(&list, word, NULL, options, ret_fileset);
     archive_list_free(&list);
     return r;
 }
@@ -151,71 +153,74 @@ static void digest_show(void *ctx, const char *doing, const struct progress *pro
     o->cancelled = atomic_load(interrupt_flag()) != 0;
     if (o->is_told || ns < TELL_AFTER_NS || done <= 0)
         return;
-    const struct index_info *info = index_info(o->pot->index);
+    const struct index_info *info = index_info(o->fileset->index);
     bool has_sums = info->has_sums && info->sum_kind == SUM_XXH3;
-    auto_free char *folder = o->pot->index_path ? path_folder(o->pot->index_path) : NULL;
-    bool is_kept = o->given->save == POT_SAVE_ALWAYS; /* this is 'onepot index' */
+    auto_free char *folder =
+        o->fileset->index_path ? path_folder(o->fileset->index_path) : NULL;
+    bool is_kept = o->given->save == FILESET_SAVE_ALWAYS; /* this is 'onepot index' */
     bool can_be_kept =
-        o->pot->origin != POT_INDEX_EMBEDDED && (!folder || access(folder, W_OK) == 0);
+        o->fileset->origin != FILESET_INDEX_EMBEDDED && (!folder || access(folder, W_OK) == 0);
     char line[512];
     o->is_told = true;
     snprintf(line, sizeof(line), "%.200s: %s, so %s are read, which takes about %s%s",
-             o->pot->path,
+             o->fileset->path,
              has_sums ? "the sums in its index leave out holes"
                       : "its index has no sums that make a digest",
              cli_bytes((uint64_t)all), cli_time((uint64_t)((double)ns * all / done)),
              is_kept || !can_be_kept ? ""
-             : o->pot->parts ? "; 'onepot index --digest' of one pattern, folder or @LIST that "
-                               "names them does that once for all"
-                             : "; 'onepot index --digest' does that once for all");
+             : o->fileset->parts
+                 ? "; 'onepot index --digest' of one pattern, folder or @LIST that "
+                   "names them does that once for all"
+                 : "; 'onepot index --digest' does that once for all");
     opening_note(o, line);
 }
 
 /*
- * Open the archive of a pot once more, with the content of its stream. Nobody may have put
+ * Open the archive of a fileset once more, with the content of its stream. Nobody may have put
  * another in its place.
  */
-static int digest_open_content(const struct pot *pot, const struct pot_options *options,
-                               struct pot **ret_pot)
+static int digest_open_content(const struct fileset *fileset,
+                               const struct fileset_options *options,
+                               struct fileset **ret_fileset)
 {
-    const struct archive_list one = {.at = (char **)&pot->path, .count = 1};
-    struct pot_options own = *options;
+    const struct archive_list one = {.at = (char **)&fileset->path, .count = 1};
+    struct fileset_options own = *options;
     own.store = NULL;
-    own.save = POT_SAVE_NEVER;
+    own.save = FILESET_SAVE_NEVER;
     own.rebuild = false;
     own.lists_left_out = true;
-    int r = cli_open_list(&one, pot->path, NULL, &own, ret_pot);
-    if (r < 0 || source_identity_equal(&(*ret_pot)->identity, &pot->identity))
+    int r = cli_open_list(&one, fileset->path, NULL, &own, ret_fileset);
+    if (r < 0 || source_identity_equal(&(*ret_fileset)->identity, &fileset->identity))
         return r;
-    cli_failf(pot->path, "it was changed while it was opened; try again");
-    pot_close(*ret_pot);
+    cli_failf(fileset->path, "it was changed while it was opened; try again");
+    fileset_close(*ret_fileset);
     return -ESTALE;
 }
 
-int cli_digest(struct pot *pot, const struct pot_options *options,
+int cli_digest(struct fileset *fileset, const struct fileset_options *options,
                char ret_hex[2 * INDEX_DIGEST_BYTES + 1])
 {
-    struct opening opening = {.given = options, .pot = pot};
-    const struct pot_options how = {
+    struct opening opening = {.given = options, .fileset = fileset};
+    const struct fileset_options how = {
         .progress = digest_show, .cancelled = &opening.cancelled, .ctx = &opening};
-    bool is_known = index_info(pot->index)->digest_kind == DIGEST_TREE;
-    bool is_here = !pot->compression || (pot->packed && !options->store);
-    struct pot *whole = pot;
+    bool is_known = index_info(fileset->index)->digest_kind == DIGEST_TREE;
+    bool is_here = !fileset->compression || (fileset->packed && !options->store);
+    struct fileset *whole = fileset;
     uint8_t digest[INDEX_DIGEST_BYTES];
     struct fault fault = {0};
-    int r = is_known || is_here ? 0 : digest_open_content(pot, options, &whole);
+    int r = is_known || is_here ? 0 : digest_open_content(fileset, options, &whole);
     if (r < 0)
         return r;
     cli_progress_start(&opening.line);
     r = content_digest(whole, cli_default_jobs(), &how, &fault, digest);
     cli_progress_end(&opening.line);
     if (r < 0 && r != -ECANCELED)
-        cli_fail(pot->path, r, &fault);
-    if (whole != pot)
-        pot_close(whole);
+        cli_fail(fileset->path, r, &fault);
+    if (whole != fileset)
+        fileset_close(whole);
     if (r < 0)
         return r;
-    index_set_digest(pot->index, digest);
+    index_set_digest(fileset->index, digest);
     for (size_t i = 0; i < INDEX_DIGEST_BYTES; i++)
         snprintf(ret_hex + 2 * i, 3, "%02x", digest[i]);
     return 0;

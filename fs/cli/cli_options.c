@@ -78,10 +78,10 @@ bool cli_plain;
 int cli_take_max_ratio(const struct cli_command *command, void *ctx, const char *text)
 {
     (void)ctx;
-    uint64_t number = POT_RATIO_OFF;
+    uint64_t number = FILESET_RATIO_OFF;
     int r = strcmp(text, "off") == 0 ? 0
                                      : cli_number_option(command, "--max-ratio", text, 1,
-                                                         POT_RATIO_OFF - 1, &number);
+                                                         FILESET_RATIO_OFF - 1, &number);
     cli_max_ratio = (uint32_t)number;
     return r;
 }
@@ -185,10 +185,10 @@ int cli_number_option(const struct cli_command *command, const char *option, con
     return 0;
 }
 
-struct pot_together cli_together;
-const char *const cli_conflict_words[] = {[POT_CONFLICT_ERROR] = "error",
-                                          [POT_CONFLICT_FIRST] = "first",
-                                          [POT_CONFLICT_LAST] = "last",
+struct fileset_together cli_together;
+const char *const cli_conflict_words[] = {[FILESET_CONFLICT_ERROR] = "error",
+                                          [FILESET_CONFLICT_FIRST] = "first",
+                                          [FILESET_CONFLICT_LAST] = "last",
                                           NULL};
 
 const char *cli_name_of(char *const *words, size_t count, char buf[CLI_NAME_LEN])

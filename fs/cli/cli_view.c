@@ -18,7 +18,7 @@ static struct {
     VECTOR(struct view_pattern) patterns;
     struct view_options options;
     struct view *view;
-    struct pot_compose compose;
+    struct fileset_compose compose;
 } chosen;
 
 int cli_take_view(const struct cli_command *command, void *ctx, const char *text)
@@ -65,7 +65,7 @@ bool cli_picks_of_archives(void)
     return picks;
 }
 
-int cli_compose(const struct pot_compose **ret_compose)
+int cli_compose(const struct fileset_compose **ret_compose)
 {
     struct view_options *o = &chosen.options;
     struct fault fault = {0};

@@ -21,7 +21,7 @@ const struct cli_command command_cat = {
     "Symbolic links are followed within the archive.\n"};
 
 struct output {
-    struct pot *pot;
+    struct fileset *fileset;
     const char *archive;
     struct reader *reader;
     struct reader_scratch *scratch;
@@ -98,10 +98,12 @@ static void name_part(const struct output *o, const char *path, struct fault *fa
 {
     uint32_t position;
     struct extent extent;
-    if (pot_is_several(o->pot) &&
-        index_follow(o->pot->index, INDEX_ROOT, path, NULL, &position) == 0 &&
-        index_extent(o->pot->index, position, 0, &extent) == 0 && extent.kind != EXTENT_HOLE)
-        fault_set_file(fault, source_name(source_at(o->pot->source, &extent.source_offset)));
+    if (fileset_is_several(o->fileset) &&
+        index_follow(o->fileset->index, INDEX_ROOT, path, NULL, &position) == 0 &&
+        index_extent(o->fileset->index, position, 0, &extent) == 0 &&
+        extent.kind != EXTENT_HOLE)
+        fault_set_file(fault,
+                       source_name(source_at(o->fileset->source, &extent.source_offset)));
 }
 
 static int fail_path(const struct output *o, const char *path, int err, uint64_t offset)
@@ -121,9 +123,9 @@ static int cat_path(struct output *o, const char *path)
     uint32_t position;
     struct node node;
     uint64_t offset = FAULT_NO_OFFSET;
-    int r = index_follow(o->pot->index, INDEX_ROOT, path, NULL, &position);
+    int r = index_follow(o->fileset->index, INDEX_ROOT, path, NULL, &position);
     if (r == 0)
-        r = index_node(o->pot->index, position, &node);
+        r = index_node(o->fileset->index, position, &node);
     if (r == 0 && S_ISDIR(node.mode))
         r = -EISDIR;
     else if (r == 0 && !S_ISREG(node.mode))
@@ -151,9 +153,9 @@ static int cat_main(int argc, char **argv)
                                                  ? "no archive was named"
                                                  : "no path in the archive was named");
     struct output o = {.archive = argv[optind]};
-    if (cli_open_pot(o.archive, NULL, &o.pot) < 0)
+    if (cli_open_fileset(o.archive, NULL, &o.fileset) < 0)
         return CLI_FAILED;
-    int r = reader_new(o.pot, &reading, &fault, &o.reader);
+    int r = reader_new(o.fileset, &reading, &fault, &o.reader);
     if (r == 0)
         r = reader_scratch_new(o.reader, &o.scratch);
     status = r < 0 ? cli_fail(o.archive, r, &fault) : CLI_OK;
@@ -162,6 +164,6 @@ static int cat_main(int argc, char **argv)
             status = CLI_FAILED;
     reader_scratch_free(o.scratch);
     reader_free(o.reader);
-    pot_close(o.pot);
+    fileset_close(o.fileset);
     return status;
 }

@@ -10,7 +10,7 @@
 #include "cleaner.h"
 #include "cli.h"
 #include "commands.h"
-#include "pot.h"
+#include "fileset.h"
 
 static int clean_main(int argc, char **argv);
 
@@ -23,9 +23,9 @@ const struct cli_command command_clean = {
 
 static int clean_cache(void)
 {
-    struct pot_cache cache;
+    struct fileset_cache cache;
     struct fault fault = {0};
-    int r = pot_clean_cache(&cache, &fault);
+    int r = fileset_clean_cache(&cache, &fault);
 
     if (cache.removed || cache.in_use)
         fprintf(stderr, "onepot: %s saved index%s removed (%s), %s in use\n",

@@ -193,14 +193,14 @@ static const char *expand(const char *word, char path[PATH_MAX])
 /* None, unless the archive has an index that is ready. */
 static void offer_members(struct completion *c)
 {
-    const struct pot_options options = {.names_only = true, .only_ready = true};
-    struct pot *pot;
+    const struct fileset_options options = {.names_only = true, .only_ready = true};
+    struct fileset *fileset;
     char path[PATH_MAX];
-    if (!c->archive || pot_open(expand(c->archive, path), &options, NULL, &pot) < 0)
+    if (!c->archive || fileset_open(expand(c->archive, path), &options, NULL, &fileset) < 0)
         return;
     c->kind = "names";
-    offer_children(c, pot->index);
-    pot_close(pot);
+    offer_children(c, fileset->index);
+    fileset_close(fileset);
 }
 
 static void complete_value(struct completion *c, const struct cli_option *o)

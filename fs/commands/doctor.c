@@ -27,7 +27,7 @@
 #include "json.h"
 #include "mountinfo.h"
 #include "place.h"
-#include "pot.h"
+#include "fileset.h"
 #include "process.h"
 #include "share.h"
 #include "source.h"
@@ -323,16 +323,16 @@ static void see_stripes(struct findings *f, const struct source *source)
 /* The index that a mount would use, if there is one. */
 static void see_index(struct findings *f, const char *path, const char *compression)
 {
-    const struct pot_options options = {
-        .save = POT_SAVE_NEVER, .names_only = true, .only_ready = true};
+    const struct fileset_options options = {
+        .save = FILESET_SAVE_NEVER, .names_only = true, .only_ready = true};
     struct fault fault = {0};
-    struct pot *pot;
-    int r = pot_open(path, &options, &fault, &pot);
+    struct fileset *fileset;
+    int r = fileset_open(path, &options, &fault, &fileset);
     if (r == 0) {
-        bool is_saved = pot->origin != POT_INDEX_EMBEDDED && pot->index_path;
+        bool is_saved = fileset->origin != FILESET_INDEX_EMBEDDED && fileset->index_path;
         finding_add(f, FINDING_GOOD, "index", is_saved ? "saved in %s" : "in the archive",
-                    pot->index_path);
-        pot_close(pot);
+                    fileset->index_path);
+        fileset_close(fileset);
         return;
     }
     if (r != -EAGAIN) {
@@ -365,7 +365,7 @@ void doctor_archive(struct findings *f, const char *path)
     f->archive_bytes = 0;
     f->is_local = f->is_packed = false;
     struct container container = {0};
-    int r = pot_open_source(path, 0, &fault, &container, &source);
+    int r = fileset_open_source(path, 0, &fault, &container, &source);
     if (r == 0)
         r = backend_find(source, &fault, &backend, &compression);
     if (r < 0) {

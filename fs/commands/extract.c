@@ -87,18 +87,18 @@ static int command_extract_fail(const struct arguments *a, int err, const struct
     return CLI_FAILED;
 }
 
-static int extract_pot(struct arguments *a, struct pot *pot)
+static int extract_fileset(struct arguments *a, struct fileset *fileset)
 {
     struct extract_result result = {0};
     struct fault fault = {0};
     uint64_t start = now_ns();
     cli_progress_start(&a->line);
-    int r = extract_run(pot, &a->options, &fault, &result);
+    int r = extract_run(fileset, &a->options, &fault, &result);
     cli_progress_end(&a->line);
     if (r < 0)
         return command_extract_fail(a, r, &fault, &result);
     if (a->options.path_count == 0)
-        result.problems += index_left_out(pot->index); /* reported when it was opened */
+        result.problems += index_left_out(fileset->index); /* reported when it was opened */
     if (found_any(&a->options))
         command_extract_summarize(a, &result, now_ns() - start);
     return result.problems ? CLI_FAILED : CLI_OK;
@@ -106,15 +106,15 @@ static int extract_pot(struct arguments *a, struct pot *pot)
 
 static int extract_archives(struct arguments *a)
 {
-    struct pot *pot;
+    struct fileset *fileset;
     size_t count = a->words.archive_count;
     a->archive = cli_name_of(a->words.archives, count, a->archive_name);
     cli_raise_file_limit(); /* files of several pieces are open until their last one */
     int status = CLI_FAILED;
-    if (cli_open_words(&a->words, 0, count, NULL, &pot) == 0) {
+    if (cli_open_words(&a->words, 0, count, NULL, &fileset) == 0) {
         interrupt_catch(); /* not before: a signal at once ends an opening that hangs */
-        status = extract_pot(a, pot);
-        pot_close(pot);
+        status = extract_fileset(a, fileset);
+        fileset_close(fileset);
     }
     if (atomic_load(interrupt_flag()) && status != CLI_OK)
         interrupt_die();

@@ -16,33 +16,34 @@ const struct cli_command command_index = {
     "not possible, in $XDG_CACHE_HOME/onepot. An archive that 'onepot pack' made carries\n"
     "its own index and needs none.\n"};
 
-static void command_index_report(const struct pot *pot)
+static void command_index_report(const struct fileset *fileset)
 {
-    if (pot->origin == POT_INDEX_EMBEDDED) {
-        cli_note("%s: this archive carries its own index; there is nothing to save", pot->path);
+    if (fileset->origin == FILESET_INDEX_EMBEDDED) {
+        cli_note("%s: this archive carries its own index; there is nothing to save",
+                 fileset->path);
         return;
     }
-    const struct index_info *info = index_info(pot->index);
-    const char *where = pot->index_path ? pot->index_path : "(nowhere)";
-    cli_print_safe(stdout, pot->path, strlen(pot->path));
-    fputs(pot->origin == POT_INDEX_SAVED ? ": still right: " : ": saved in ", stdout);
+    const struct index_info *info = index_info(fileset->index);
+    const char *where = fileset->index_path ? fileset->index_path : "(nowhere)";
+    cli_print_safe(stdout, fileset->path, strlen(fileset->path));
+    fputs(fileset->origin == FILESET_INDEX_SAVED ? ": still right: " : ": saved in ", stdout);
     cli_print_safe(stdout, where, strlen(where));
     printf(" (%s, %s entries)\n", cli_bytes(info->image_bytes), cli_count(info->entries));
 }
 
 /* Print the digest, and have the saved index name it. */
-static int command_index_digest(struct pot *pot, const struct pot_options *options)
+static int command_index_digest(struct fileset *fileset, const struct fileset_options *options)
 {
-    bool is_known = index_info(pot->index)->digest_kind == DIGEST_TREE;
+    bool is_known = index_info(fileset->index)->digest_kind == DIGEST_TREE;
     char hex[2 * INDEX_DIGEST_BYTES + 1];
     struct fault fault = {0};
-    int r = cli_digest(pot, options, hex);
+    int r = cli_digest(fileset, options, hex);
     if (r < 0)
         return CLI_FAILED;
-    r = is_known ? 0 : pot_save_digest(pot, &fault);
+    r = is_known ? 0 : fileset_save_digest(fileset, &fault);
     if (r < 0)
-        cli_fail(pot->path, r, &fault);
-    cli_print_safe(stdout, pot->path, strlen(pot->path));
+        cli_fail(fileset->path, r, &fault);
+    cli_print_safe(stdout, fileset->path, strlen(fileset->path));
     printf(": digest %s\n", hex);
     return r < 0 ? CLI_FAILED : CLI_OK;
 }
@@ -50,17 +51,17 @@ static int command_index_digest(struct pot *pot, const struct pot_options *optio
 static int index_archives(char **archives, int count, bool rebuild, bool digest)
 {
     int status = CLI_OK;
-    struct pot_options options = {.save = POT_SAVE_ALWAYS, .rebuild = rebuild};
+    struct fileset_options options = {.save = FILESET_SAVE_ALWAYS, .rebuild = rebuild};
     for (int i = 0; i < count; i++) {
-        struct pot *pot;
-        if (cli_open_pot(archives[i], &options, &pot) < 0) {
+        struct fileset *fileset;
+        if (cli_open_fileset(archives[i], &options, &fileset) < 0) {
             status = CLI_FAILED;
             continue;
         }
-        command_index_report(pot);
-        if (digest && command_index_digest(pot, &options) != CLI_OK)
+        command_index_report(fileset);
+        if (digest && command_index_digest(fileset, &options) != CLI_OK)
             status = CLI_FAILED;
-        pot_close(pot);
+        fileset_close(fileset);
     }
     return status;
 }

@@ -103,9 +103,9 @@ static int survey_index(const struct index *index, struct survey *survey)
 static const struct {
     const char *name, *in, *alone;
 } origins[] = {
-    [POT_INDEX_EMBEDDED] = {"embedded", "in the archive in ", "in the archive"},
-    [POT_INDEX_SAVED] = {"saved", "saved in ", "saved"},
-    [POT_INDEX_BUILT] = {"built", "made just now and saved in ", "made just now"},
+    [FILESET_INDEX_EMBEDDED] = {"embedded", "in the archive in ", "in the archive"},
+    [FILESET_INDEX_SAVED] = {"saved", "saved in ", "saved"},
+    [FILESET_INDEX_BUILT] = {"built", "made just now and saved in ", "made just now"},
 };
 
 /* ---- for people ---- */
@@ -137,19 +137,20 @@ static void print_members(const struct survey *survey)
     putchar('\n');
 }
 
-static void print_format(const struct pot *pot)
+static void print_format(const struct fileset *fileset)
 {
-    printf("  %-12s %s", "format", pot->backend->name);
-    if (pot->container.name)
-        printf(" in %s, at offset %" PRIu64, pot->container.name, pot->container.offset);
+    printf("  %-12s %s", "format", fileset->backend->name);
+    if (fileset->container.name)
+        printf(" in %s, at offset %" PRIu64, fileset->container.name,
+               fileset->container.offset);
     putchar('\n');
 }
 
 /* The archive's size compared with its contents'. */
-static void print_ratio(const struct pot *pot, const struct index_info *info)
+static void print_ratio(const struct fileset *fileset, const struct index_info *info)
 {
-    double packed =
-               (double)(pot->container.name ? pot->container.length : pot->identity.size_bytes),
+    double packed = (double)(fileset->container.name ? fileset->container.length
+                                                     : fileset->identity.size_bytes),
            data = (double)info->data_bytes;
     if (data == 0)
         return;
@@ -230,11 +231,11 @@ static const char *codec_list(const struct index_info *info, char buf[CODEC_LIST
     return buf;
 }
 
-static void print_compression(const struct pot *pot, const struct index_info *info)
+static void print_compression(const struct fileset *fileset, const struct index_info *info)
 {
     char codecs[CODEC_LIST_BYTES];
-    if (pot->compression)
-        printf("  %-12s %s, of the whole archive\n", "compression", pot->compression);
+    if (fileset->compression)
+        printf("  %-12s %s, of the whole archive\n", "compression", fileset->compression);
     else if (info->codec == CODEC_NONE && !(info->codecs & ~(1u << CODEC_INT64)))
         printf("  %-12s none\n", "compression");
     else
@@ -242,37 +243,37 @@ static void print_compression(const struct pot *pot, const struct index_info *in
                cli_bytes(info->block_bytes));
 }
 
-static void print_left_out(const struct pot *pot)
+static void print_left_out(const struct fileset *fileset)
 {
-    uint64_t left_out = index_left_out(pot->index);
+    uint64_t left_out = index_left_out(fileset->index);
     char kinds[LEFT_OUT_TEXT_LEN];
-    index_left_out_text(pot->index, kinds);
+    index_left_out_text(fileset->index, kinds);
     if (left_out)
         printf("  %-12s %s; 'onepot verify' lists them\n", "left out", kinds);
-    uint64_t xattrs = index_xattrs_left_out(pot->index);
+    uint64_t xattrs = index_xattrs_left_out(fileset->index);
     if (xattrs)
         printf("  %-12s %s extended attributes that Linux has no place for\n",
                left_out ? "" : "left out", cli_count(xattrs));
 }
 
-static void print_links_out(const struct pot *pot, const struct survey *survey)
+static void print_links_out(const struct fileset *fileset, const struct survey *survey)
 {
     char path[INDEX_PATH_MAX + 1] = "";
     size_t len = 0;
     if (!survey->links_out)
         return;
-    (void)index_path(pot->index, survey->first_out, path, sizeof(path), &len);
+    (void)index_path(fileset->index, survey->first_out, path, sizeof(path), &len);
     printf("  %-12s %s of the symbolic links, the first is ", "leading out",
            cli_count(survey->links_out));
     cli_print_safe(stdout, path, strlen(path));
     putchar('\n');
 }
 
-static void print_index(const struct pot *pot, const struct index_info *info)
+static void print_index(const struct fileset *fileset, const struct index_info *info)
 {
-    const char *path = pot->index_path ? pot->index_path : "";
+    const char *path = fileset->index_path ? fileset->index_path : "";
     printf("  %-12s %s, %s", "index", cli_bytes(info->image_bytes),
-           *path ? origins[pot->origin].in : origins[pot->origin].alone);
+           *path ? origins[fileset->origin].in : origins[fileset->origin].alone);
     cli_print_safe(stdout, path, strlen(path));
     printf(", %.1f bytes for each member", (double)info->image_bytes / info->entries);
     putchar('\n');
@@ -297,14 +298,14 @@ static void print_features(const struct index_info *info)
 }
 
 /* The archive's digest, and its maker if it records that. */
-static void print_origin(const struct pot *pot, const struct index_info *info,
+static void print_origin(const struct fileset *fileset, const struct index_info *info,
                          const char *digest)
 {
     if (*digest)
         printf("  %-12s %s (names, types, modes, contents)\n", "digest", digest);
     else
         printf("  %-12s not known; with --digest, files are read for it\n", "digest");
-    if (pot->origin == POT_INDEX_EMBEDDED && info->made_by[0]) {
+    if (fileset->origin == FILESET_INDEX_EMBEDDED && info->made_by[0]) {
         printf("  %-12s ", "made by");
         cli_print_safe(stdout, info->made_by, strnlen(info->made_by, sizeof(info->made_by)));
         putchar('\n');
@@ -319,61 +320,61 @@ static void print_batch(const struct survey *survey)
 }
 
 /* "12 archives: tar, zip" */
-static void print_parts(const struct pot *pot)
+static void print_parts(const struct fileset *fileset)
 {
-    printf("  %-12s %s: ", "archives", cli_count(pot->part_count));
+    printf("  %-12s %s: ", "archives", cli_count(fileset->part_count));
     for (size_t i = 0, named = 0; backend_registry[i]; i++)
-        for (size_t part = 0; part < pot->part_count; part++)
-            if (pot->parts[part].backend == backend_registry[i]) {
+        for (size_t part = 0; part < fileset->part_count; part++)
+            if (fileset->parts[part].backend == backend_registry[i]) {
                 printf("%s%s", named++ ? ", " : "", backend_registry[i]->name);
                 break;
             }
     putchar('\n');
 }
 
-static void print_sums(const struct pot *pot, const struct pot_sums *sums)
+static void print_sums(const struct fileset *fileset, const struct fileset_sums *sums)
 {
-    char text[POT_SUMS_TEXT_LEN];
+    char text[FILESET_SUMS_TEXT_LEN];
     bool has_some = sums->some || sums->every;
     printf("  %-12s %s%s%s\n", "checksums",
-           has_some ? "" : "none: ", pot_sums_text(pot, sums, text),
-           !has_some && pot_is_packed(pot)
+           has_some ? "" : "none: ", fileset_sums_text(fileset, sums, text),
+           !has_some && fileset_is_packed(fileset)
                ? "; 'onepot verify' compares those of its compression"
                : "");
 }
 
-static void print_stripes(const struct pot *pot)
+static void print_stripes(const struct fileset *fileset)
 {
     unsigned stripes;
-    if (!pot->parts && stripes_of(pot->path, &stripes) == 0)
+    if (!fileset->parts && stripes_of(fileset->path, &stripes) == 0)
         printf("  %-12s %s storage %s\n", "stripes", cli_count(stripes),
                stripes == 1 ? "target" : "targets");
 }
 
-static void command_info_text(const struct pot *pot, const struct index_info *info,
-                              const struct pot_sums *sums, const struct survey *survey,
+static void command_info_text(const struct fileset *fileset, const struct index_info *info,
+                              const struct fileset_sums *sums, const struct survey *survey,
                               const char *digest)
 {
-    cli_print_safe(stdout, pot->path, strlen(pot->path));
+    cli_print_safe(stdout, fileset->path, strlen(fileset->path));
     fputs(":\n", stdout);
-    print_format(pot);
-    if (pot->parts)
-        print_parts(pot);
-    print_size("size", pot->identity.size_bytes);
-    print_stripes(pot);
+    print_format(fileset);
+    if (fileset->parts)
+        print_parts(fileset);
+    print_size("size", fileset->identity.size_bytes);
+    print_stripes(fileset);
     print_members(survey);
-    print_left_out(pot);
-    print_links_out(pot, survey);
+    print_left_out(fileset);
+    print_links_out(fileset, survey);
     print_size("contents", info->total_bytes);
-    print_ratio(pot, info);
+    print_ratio(fileset, info);
     print_sizes(survey);
     if (survey->batch_bytes)
         print_batch(survey);
-    print_compression(pot, info);
-    print_index(pot, info);
-    print_sums(pot, sums);
+    print_compression(fileset, info);
+    print_index(fileset, info);
+    print_sums(fileset, sums);
     print_features(info);
-    print_origin(pot, info, digest);
+    print_origin(fileset, info, digest);
 }
 
 /* ---- for programs ---- */
@@ -394,38 +395,39 @@ static void json_sizes(struct json *j, const struct survey *survey)
     json_close(j, ']');
 }
 
-static void json_origin(struct json *j, const struct pot *pot, const struct index_info *info,
-                        const char *digest)
+static void json_origin(struct json *j, const struct fileset *fileset,
+                        const struct index_info *info, const char *digest)
 {
     json_text(j, "digest", *digest ? digest : NULL, SIZE_MAX);
     json_text(j, "made_by",
-              pot->origin == POT_INDEX_EMBEDDED && info->made_by[0] ? info->made_by : NULL,
+              fileset->origin == FILESET_INDEX_EMBEDDED && info->made_by[0] ? info->made_by
+                                                                            : NULL,
               sizeof(info->made_by));
 }
 
-static void command_info_json(struct json *j, const struct pot *pot,
-                              const struct index_info *info, const struct pot_sums *sums,
+static void command_info_json(struct json *j, const struct fileset *fileset,
+                              const struct index_info *info, const struct fileset_sums *sums,
                               const struct survey *survey, const char *digest)
 {
     uint64_t known = info->files + info->directories;
     char codecs[CODEC_LIST_BYTES];
     unsigned stripes;
     json_open(j, NULL, '{');
-    json_text(j, "archive", pot->path, SIZE_MAX);
-    json_text(j, "format", pot->backend->name, SIZE_MAX);
-    json_number(j, "archive_count", pot->parts ? pot->part_count : 1);
+    json_text(j, "archive", fileset->path, SIZE_MAX);
+    json_text(j, "format", fileset->backend->name, SIZE_MAX);
+    json_number(j, "archive_count", fileset->parts ? fileset->part_count : 1);
     json_open(j, "archives", '[');
-    for (size_t i = 0; i < pot->part_count; i++)
-        json_text(j, NULL, pot->parts[i].path, SIZE_MAX);
-    if (!pot->parts)
-        json_text(j, NULL, pot->path, SIZE_MAX);
+    for (size_t i = 0; i < fileset->part_count; i++)
+        json_text(j, NULL, fileset->parts[i].path, SIZE_MAX);
+    if (!fileset->parts)
+        json_text(j, NULL, fileset->path, SIZE_MAX);
     json_close(j, ']');
-    json_number(j, "size_bytes", pot->identity.size_bytes);
-    if (!pot->parts && stripes_of(pot->path, &stripes) == 0)
+    json_number(j, "size_bytes", fileset->identity.size_bytes);
+    if (!fileset->parts && stripes_of(fileset->path, &stripes) == 0)
         json_number(j, "stripes", stripes);
-    json_text(j, "container", pot->container.name, SIZE_MAX);
-    json_number(j, "offset", pot->container.offset);
-    json_text(j, "compression", pot->compression, SIZE_MAX);
+    json_text(j, "container", fileset->container.name, SIZE_MAX);
+    json_number(j, "offset", fileset->container.offset);
+    json_text(j, "compression", fileset->compression, SIZE_MAX);
     json_text(j, "codec", codec_list(info, codecs), SIZE_MAX);
     json_number(j, "block_bytes", info->block_bytes);
     json_number(j, "entries", info->entries);
@@ -435,8 +437,8 @@ static void command_info_json(struct json *j, const struct pot *pot,
     json_number(j, "inodes", info->inodes);
     json_number(j, "total_bytes", info->total_bytes);
     json_number(j, "data_bytes", info->data_bytes);
-    json_text(j, "index_origin", origins[pot->origin].name, SIZE_MAX);
-    json_text(j, "index_path", pot->index_path, SIZE_MAX);
+    json_text(j, "index_origin", origins[fileset->origin].name, SIZE_MAX);
+    json_text(j, "index_path", fileset->index_path, SIZE_MAX);
     json_number(j, "index_bytes", info->image_bytes);
     json_bool(j, "has_sums", sums->every);
     json_bool(j, "has_some_sums", sums->some);
@@ -447,8 +449,8 @@ static void command_info_json(struct json *j, const struct pot *pot,
     json_number(j, "links_out", survey->links_out);
     json_number(j, "hardlinks", survey->hardlinks);
     json_number(j, "specials", survey->specials);
-    json_left_out(j, pot->index);
-    json_number(j, "xattrs_left_out", index_xattrs_left_out(pot->index));
+    json_left_out(j, fileset->index);
+    json_number(j, "xattrs_left_out", index_xattrs_left_out(fileset->index));
     json_number(j, "smallest_bytes", survey->smallest_bytes);
     json_number(j, "largest_bytes", survey->largest_bytes);
     if (survey->batch_bytes) {
@@ -457,7 +459,7 @@ static void command_info_json(struct json *j, const struct pot *pot,
         json_number(j, "batch_worst", survey->batch_worst);
     }
     json_sizes(j, survey);
-    json_origin(j, pot, info, digest);
+    json_origin(j, fileset, info, digest);
     json_close(j, '}');
 }
 
@@ -485,17 +487,18 @@ static int fit_batch(const struct index *index, struct survey *survey)
 }
 
 /* Count the archive's members. Returns CLI_OK, or CLI_FAILED after printing an error. */
-static int count_contents(const struct pot *pot, struct pot_sums *sums, struct survey *survey)
+static int count_contents(const struct fileset *fileset, struct fileset_sums *sums,
+                          struct survey *survey)
 {
-    int r = survey_index(pot->index, survey);
+    int r = survey_index(fileset->index, survey);
     if (r == 0)
-        r = pot_sums(pot, sums);
+        r = fileset_sums(fileset, sums);
     if (r == 0 && survey->batch_bytes)
-        r = fit_batch(pot->index, survey);
+        r = fit_batch(fileset->index, survey);
     if (r == -ENOMEM)
-        return cli_failf(pot->path, "there is no memory for the sizes of its files");
+        return cli_failf(fileset->path, "there is no memory for the sizes of its files");
     if (r < 0)
-        return cli_failf(pot->path, "its index is damaged; 'onepot verify' tells where");
+        return cli_failf(fileset->path, "its index is damaged; 'onepot verify' tells where");
     return CLI_OK;
 }
 
@@ -503,25 +506,25 @@ static int count_contents(const struct pot *pot, struct pot_sums *sums, struct s
 static int show_archive(const char *archive, struct json *json, uint64_t batch_bytes,
                         bool digests, bool first)
 {
-    const struct pot_options options = {.names_only = !digests};
+    const struct fileset_options options = {.names_only = !digests};
     char digest[2 * INDEX_DIGEST_BYTES + 1] = "";
     struct survey survey = {.batch_bytes = batch_bytes};
-    struct pot_sums sums;
-    struct pot *pot;
+    struct fileset_sums sums;
+    struct fileset *fileset;
     fflush(stdout); /* opening may leave the rest to a copy of this process */
-    if (cli_open_pot(archive, &options, &pot) < 0)
+    if (cli_open_fileset(archive, &options, &fileset) < 0)
         return CLI_FAILED;
-    int status = count_contents(pot, &sums, &survey);
-    bool is_known = index_info(pot->index)->digest_kind == DIGEST_TREE;
-    if (status == CLI_OK && (digests || is_known) && cli_digest(pot, &options, digest) < 0)
+    int status = count_contents(fileset, &sums, &survey);
+    bool is_known = index_info(fileset->index)->digest_kind == DIGEST_TREE;
+    if (status == CLI_OK && (digests || is_known) && cli_digest(fileset, &options, digest) < 0)
         status = CLI_FAILED;
     if (status == CLI_OK && json)
-        command_info_json(json, pot, index_info(pot->index), &sums, &survey, digest);
+        command_info_json(json, fileset, index_info(fileset->index), &sums, &survey, digest);
     if (status == CLI_OK && !json) {
         fputs(first ? "" : "\n", stdout);
-        command_info_text(pot, index_info(pot->index), &sums, &survey, digest);
+        command_info_text(fileset, index_info(fileset->index), &sums, &survey, digest);
     }
-    pot_close(pot);
+    fileset_close(fileset);
     return status;
 }
 

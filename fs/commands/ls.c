@@ -267,13 +267,13 @@ static int list_path(struct listing *l, size_t i)
 
 static int list_archive(struct listing *l, size_t number)
 {
-    const struct pot_options options = {.names_only = true};
+    const struct fileset_options options = {.names_only = true};
     int status = CLI_OK;
-    struct pot *pot;
-    if (cli_open_words(&l->words, number, 1, &options, &pot) < 0)
+    struct fileset *fileset;
+    if (cli_open_words(&l->words, number, 1, &options, &fileset) < 0)
         return CLI_FAILED;
     l->archive = l->words.archives[number];
-    l->index = pot->index;
+    l->index = fileset->index;
     if (l->words.archive_count > 1)
         print_heading(l, l->archive);
     if (l->words.path_count == 0) {
@@ -283,7 +283,7 @@ static int list_archive(struct listing *l, size_t number)
     for (size_t i = 0; i < l->words.path_count; i++)
         if (list_path(l, i) != CLI_OK)
             status = CLI_FAILED;
-    pot_close(pot);
+    fileset_close(fileset);
     return status;
 }
 

@@ -59,7 +59,7 @@ static void command_pack_report(void *progress, enum pack_report kind, const str
 
 /* A source that is an archive. */
 struct opened {
-    struct pot *pot;
+    struct fileset *fileset;
     const struct input *input;
 };
 
@@ -210,23 +210,23 @@ static int command_pack_open(struct arguments *a, size_t i)
     struct opened *o = &a->opened[i];
     const char *path = a->options.sources[i];
     const struct cli_paths all = {.archives = (char **)(uintptr_t)a->options.sources};
-    int r = a->is_union ? cli_open_words(&all, 0, a->options.source_count, NULL, &o->pot)
-                        : cli_open_pot(path, NULL, &o->pot);
+    int r = a->is_union ? cli_open_words(&all, 0, a->options.source_count, NULL, &o->fileset)
+                        : cli_open_fileset(path, NULL, &o->fileset);
     if (r < 0)
         return r;
-    a->left_out += index_left_out(o->pot->index);
+    a->left_out += index_left_out(o->fileset->index);
     if (a->left_out && a->options.strict) {
         cli_failf(path,
                   "not everything in it can be packed; without --strict the rest is packed");
         return -EUCLEAN;
     }
-    if (index_left_out(o->pot->index) && index_info(o->pot->index)->files == 0) {
+    if (index_left_out(o->fileset->index) && index_info(o->fileset->index)->files == 0) {
         cli_failf(path,
                   "none of its files can be packed; if they are encrypted, extract it with "
                   "its password, and pack the directory");
         return -EUCLEAN;
     }
-    r = archive_input_new(o->pot, INPUT_CACHE_BYTES, &fault, &o->input);
+    r = archive_input_new(o->fileset, INPUT_CACHE_BYTES, &fault, &o->input);
     if (r < 0)
         cli_fail(path, r, &fault);
     else
@@ -256,10 +256,10 @@ static void close_archives(struct arguments *a)
 {
     for (size_t i = 0; a->opened && i < a->options.source_count; i++) {
         archive_input_free(a->opened[i].input);
-        pot_close(a->opened[i].pot);
+        fileset_close(a->opened[i].fileset);
     }
     archive_input_free(a->kept.input);
-    pot_close(a->kept.pot);
+    fileset_close(a->kept.fileset);
     vector_free(&a->kept_ids);
     free(a->opened);
     free(a->inputs);
@@ -338,10 +338,10 @@ static int list_kept(struct arguments *a, const struct shard_names *shards,
 /* Are these the files that were looked at, and none that took a name since? */
 static bool are_listed(const struct arguments *a)
 {
-    for (size_t i = 0; i < a->kept.pot->part_count; i++) {
+    for (size_t i = 0; i < a->kept.fileset->part_count; i++) {
         size_t k = 0;
         while (k < a->kept_ids.count &&
-               !file_id_equal(a->kept_ids.at[k], a->kept.pot->parts[i].file))
+               !file_id_equal(a->kept_ids.at[k], a->kept.fileset->parts[i].file))
             k++;
         if (k == a->kept_ids.count)
             return false;
@@ -362,9 +362,9 @@ static int find_kept(struct arguments *a)
     struct shard_names shards = {0};
     struct archive_list list = {0};
     struct fault fault = {0};
-    const struct pot_options options = {
-        .together = {.on_conflict = POT_CONFLICT_FIRST, .skip_damaged = true},
-        .save = POT_SAVE_NEVER,
+    const struct fileset_options options = {
+        .together = {.on_conflict = FILESET_CONFLICT_FIRST, .skip_damaged = true},
+        .save = FILESET_SAVE_NEVER,
         .rebuild = true,
         .is_whole = true,
         .note = note_kept};
@@ -372,16 +372,16 @@ static int find_kept(struct arguments *a)
     if (r == 0)
         r = list_kept(a, &shards, &list);
     if (r == 0 && list.count)
-        r = pot_open_many((const char *const *)list.at, list.count, o->output, &options, &fault,
-                          &a->kept.pot);
-    const struct index_info *info = a->kept.pot ? index_info(a->kept.pot->index) : NULL;
+        r = fileset_open_many((const char *const *)list.at, list.count, o->output, &options,
+                              &fault, &a->kept.fileset);
+    const struct index_info *info = a->kept.fileset ? index_info(a->kept.fileset->index) : NULL;
     if (info && !are_listed(a))
         r = fault_set(&fault, -ESTALE, NULL, FAULT_NO_OFFSET, "it was just replaced");
     if (r == 0 && info &&
         !(info->has_sums && info->sum_kind == SUM_XXH3)) /* else nothing tells damage */
         r = fault_set(&fault, -EUCLEAN, NULL, FAULT_NO_OFFSET, "it has no index with sums");
     if (r == 0 && info)
-        r = archive_input_new(a->kept.pot, INPUT_CACHE_BYTES, &fault, &a->kept.input);
+        r = archive_input_new(a->kept.fileset, INPUT_CACHE_BYTES, &fault, &a->kept.input);
     if (r < 0 && r != -ENOMEM) {
         cli_note("%s: what was kept of it can't be used, and everything is read anew: %s",
                  o->output, fault.what);
@@ -779,7 +779,7 @@ static int check_sets(struct arguments *a)
                                    source);
     }
     a->is_union = !has_set && (cli_together.each || cli_together.skip_damaged ||
-                               cli_together.on_conflict != POT_CONFLICT_ERROR);
+                               cli_together.on_conflict != FILESET_CONFLICT_ERROR);
     for (size_t i = 0; a->is_union && i < o->source_count; i++)
         if (o->source_count == 1 || !is_archive(o->sources[i]))
             return cli_usage_error(&command_pack,
@@ -801,7 +801,7 @@ static int check_stream(struct arguments *a)
         {o->files_from, "--files-from"},
         {cli_picks_of_archives(), "--include, --map and --nested"},
         {cli_together.each || cli_together.skip_damaged ||
-             cli_together.on_conflict != POT_CONFLICT_ERROR,
+             cli_together.on_conflict != FILESET_CONFLICT_ERROR,
          "--each, --on-conflict and --skip-damaged"},
     };
     const char *name = NULL;

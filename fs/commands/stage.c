@@ -91,12 +91,12 @@ static int command_stage_copy(struct stage *stage)
     return r;
 }
 
-static int verify_copy(const struct arguments *a, const char *archive, struct pot *pot)
+static int verify_copy(const struct arguments *a, const char *archive, struct fileset *fileset)
 {
     const struct work_options work = {.threads = cli_default_jobs(), .stop = interrupt_flag()};
     struct verify_result result = {0};
     struct fault fault = {0};
-    int r = verify_run(pot, &work, false, &fault, &result);
+    int r = verify_run(fileset, &work, false, &fault, &result);
     if (r < 0)
         return cli_fail(archive, r, &fault);
     if (result.problems)
@@ -170,8 +170,8 @@ static int not_staged(const char *archive, const struct stage *stage, int err)
 }
 
 /* The steps from opening the copy to pinning it. */
-static int command_stage_finish(struct arguments *a, const char *archive, struct pot *pot,
-                                struct stage *stage)
+static int command_stage_finish(struct arguments *a, const char *archive,
+                                struct fileset *fileset, struct stage *stage)
 {
     struct stage_report report;
     stage_get_report(stage, &report);
@@ -188,7 +188,7 @@ static int command_stage_finish(struct arguments *a, const char *archive, struct
         return CLI_FAILED;
     if (r < 0)
         return not_staged(archive, stage, r);
-    if (a->verify && verify_copy(a, archive, pot) != CLI_OK)
+    if (a->verify && verify_copy(a, archive, fileset) != CLI_OK)
         return CLI_FAILED;
     stage_pin(stage, a->owner, a->job);
     stage_get_report(stage, &report);
@@ -214,24 +214,24 @@ static int not_adopted(const char *archive, const char *why)
 
 /* Open with the index if it is needed (an unpacked copy's is saved), else only the bytes. */
 static int open_source(const struct arguments *a, const char *archive,
-                       struct stage_store *store, struct pot **ret_pot,
+                       struct stage_store *store, struct fileset **ret_fileset,
                        struct source **ret_source)
 {
-    const struct pot_store pot_store = stage_pot_store(store);
-    const struct pot_options options = {.store = &pot_store};
+    const struct fileset_store fileset_store = stage_fileset_store(store);
+    const struct fileset_options options = {.store = &fileset_store};
     struct container ignored;
     struct fault fault = {0};
     int r = cli_plain || archive_list_is_set(archive)
                 ? -EISDIR
-                : pot_open_source(archive, cli_offset, &fault, &ignored, ret_source);
+                : fileset_open_source(archive, cli_offset, &fault, &ignored, ret_source);
     interrupt_catch(); /* not before: a signal at once ends an opening that hangs */
     if (r == -EISDIR && a->adopt)
         return not_adopted(archive, cli_plain ? "a folder" : "a set of archives");
     if (r == -EISDIR) { /* several, of which the copy has all, whatever their names are */
-        cli_together.on_conflict = POT_CONFLICT_FIRST;
-        if (cli_open_pot(archive, &options, ret_pot) < 0)
+        cli_together.on_conflict = FILESET_CONFLICT_FIRST;
+        if (cli_open_fileset(archive, &options, ret_fileset) < 0)
             return CLI_FAILED;
-        *ret_source = (*ret_pot)->source;
+        *ret_source = (*ret_fileset)->source;
         return CLI_OK;
     }
     if (r == 0)
@@ -246,9 +246,9 @@ static int open_source(const struct arguments *a, const char *archive,
         return CLI_OK;
     source_close(*ret_source);
     *ret_source = NULL;
-    if (cli_open_pot(archive, &options, ret_pot) < 0)
+    if (cli_open_fileset(archive, &options, ret_fileset) < 0)
         return CLI_FAILED;
-    *ret_source = (*ret_pot)->source;
+    *ret_source = (*ret_fileset)->source;
     return CLI_OK;
 }
 
@@ -262,29 +262,29 @@ static int stage_one(struct arguments *a, const char *archive)
 {
     char full[PATH_MAX];
     struct fault fault = {0};
-    struct pot *pot = NULL;
+    struct fileset *fileset = NULL;
     struct source *source = NULL;
     const struct stage_options options = {.archive = realpath(archive, full) ? full : archive,
                                           .place = a->place,
                                           .adopt = a->adopt,
                                           .note = print_note};
     struct stage_store store = {.options = options};
-    int status = open_source(a, archive, &store, &pot, &source);
+    int status = open_source(a, archive, &store, &fileset, &source);
     struct stage *stage = store.stage;
     if (status == CLI_OK && !stage) {
         int r = stage_open(source, &options, &fault, &stage);
         if (r == 0)
-            r = stage_attach(stage, pot ? &pot->source : &source, false);
+            r = stage_attach(stage, fileset ? &fileset->source : &source, false);
         status = r < 0 ? cli_fail(archive, r, &fault) : CLI_OK;
     }
     bool stuck = false;
     if (status == CLI_OK) {
-        status = command_stage_finish(a, archive, pot, stage);
-        source_cancel_retries(pot ? pot->source : source);
+        status = command_stage_finish(a, archive, fileset, stage);
+        source_cancel_retries(fileset ? fileset->source : source);
         stuck = stage_stop(stage) < 0;
     }
-    if (!stuck && pot)
-        pot_close(pot);
+    if (!stuck && fileset)
+        fileset_close(fileset);
     else if (!stuck) /* else a thread is in a read of it, and it is freed with the process */
         source_close(source);
     stage_close(stage);

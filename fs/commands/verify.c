@@ -24,7 +24,7 @@ struct arguments {
     bool quiet, as_json;
     struct json json;
     const char *archive; /* the current one */
-    const struct pot_compose *compose;
+    const struct fileset_compose *compose;
     bool is_tree; /* check the options' view, as one tree */
     struct cli_progress line;
     uint64_t problems; /* of this archive, so far */
@@ -73,41 +73,42 @@ static void command_verify_note(void *ctx, const char *line)
 /* ---- what was found ---- */
 
 /* The work done on an archive whose files have no sums. */
-static const char *work_text(const struct arguments *a, const struct pot *pot)
+static const char *work_text(const struct arguments *a, const struct fileset *fileset)
 {
     if (a->is_tree)
         return "every file shown was read";
-    if (pot_is_packed(pot))
+    if (fileset_is_packed(fileset))
         return "all of it was decompressed, and has the sums that its compression names";
-    if (index_info(pot->index)->codec != CODEC_NONE)
+    if (index_info(fileset->index)->codec != CODEC_NONE)
         return "every block was decompressed";
     return "headers are sound and every file lies within the archive";
 }
 
-static void print_coverage(const struct arguments *a, const struct pot *pot,
+static void print_coverage(const struct arguments *a, const struct fileset *fileset,
                            const struct verify_result *result)
 {
-    char text[POT_SUMS_TEXT_LEN];
+    char text[FILESET_SUMS_TEXT_LEN];
     if (result->sums.every && result->whole && !a->is_tree)
         puts("every byte of the archive has the sum that it should have");
     else if (result->sums.every)
         printf("every file%s has the sum that it should have\n", a->is_tree ? " shown" : "");
-    else if (pot->backend->checked && !a->is_tree)
-        puts(pot->backend->checked);
+    else if (fileset->backend->checked && !a->is_tree)
+        puts(fileset->backend->checked);
     else if (result->sums.some)
         printf(
             "every file shown was read, and compared where it has a sum: there are sums %s\n",
-            pot_sums_text(pot, &result->sums, text));
+            fileset_sums_text(fileset, &result->sums, text));
     else
-        printf("%s; %s\n", work_text(a, pot), pot_sums_text(pot, &result->sums, text));
+        printf("%s; %s\n", work_text(a, fileset),
+               fileset_sums_text(fileset, &result->sums, text));
 }
 
-static void print_summary(const struct arguments *a, const struct pot *pot,
+static void print_summary(const struct arguments *a, const struct fileset *fileset,
                           const struct verify_result *result)
 {
     if (a->problems) {
         char kinds[LEFT_OUT_TEXT_LEN];
-        bool lacks = index_left_out_text(pot->index, kinds) > 0;
+        bool lacks = index_left_out_text(fileset->index, kinds) > 0;
         cli_note("%s: %s %s%s%s", a->archive, cli_count(a->problems),
                  a->problems == 1 ? "problem" : "problems", lacks ? "; left out: " : "", kinds);
         return;
@@ -120,36 +121,37 @@ static void print_summary(const struct arguments *a, const struct pot *pot,
     if (result->links_out)
         printf("%s symbolic %s out of it; ", cli_count(result->links_out),
                result->links_out == 1 ? "link leads" : "links lead");
-    print_coverage(a, pot, result);
+    print_coverage(a, fileset, result);
 }
 
-static void command_verify_json(struct arguments *a, const struct pot *pot,
+static void command_verify_json(struct arguments *a, const struct fileset *fileset,
                                 const struct verify_result *result)
 {
     struct json *j = &a->json;
     json_close(j, ']');
-    json_bool(j, "good", a->problems == 0 && pot);
-    json_text(j, "format", pot ? pot->backend->name : NULL, SIZE_MAX);
+    json_bool(j, "good", a->problems == 0 && fileset);
+    json_text(j, "format", fileset ? fileset->backend->name : NULL, SIZE_MAX);
     json_number(j, "files", result->files);
     json_number(j, "bytes", result->bytes);
     json_bool(j, "has_sums", result->sums.every);
     json_bool(j, "has_some_sums", result->sums.some);
     json_bool(j, "whole", result->whole);
     json_number(j, "links_out", result->links_out);
-    if (pot)
-        json_left_out(j, pot->index);
+    if (fileset)
+        json_left_out(j, fileset->index);
     json_close(j, '}');
 }
 
 /* ---- one archive ---- */
 
-static int open_pot(struct arguments *a, char **paths, size_t count, struct pot **ret_pot)
+static int open_fileset(struct arguments *a, char **paths, size_t count,
+                        struct fileset **ret_fileset)
 {
     struct fault fault = {0};
-    struct pot_options options = {
+    struct fileset_options options = {
         .compose = a->compose,
         .together = cli_together,
-        .save = POT_SAVE_NEVER,
+        .save = FILESET_SAVE_NEVER,
         .lists_left_out = true,
         .rebuild = true, /* a saved index was not read from the archive just now */
         .memory_bytes = budget_memory_bytes(""),
@@ -163,9 +165,9 @@ static int open_pot(struct arguments *a, char **paths, size_t count, struct pot 
     int trailer = a->is_tree ? 0 : verify_trailer(a->archive, cli_offset, &fault);
     a->is_plain = trailer < 0;
     struct fault why = {0};
-    int r =
-        pot_open_many((const char *const *)paths, count, a->archive, &options, &why, ret_pot);
-    if (r == 0 && trailer == -ESTALE && (*ret_pot)->was_reindexed)
+    int r = fileset_open_many((const char *const *)paths, count, a->archive, &options, &why,
+                              ret_fileset);
+    if (r == 0 && trailer == -ESTALE && (*ret_fileset)->was_reindexed)
         trailer = 0;
     a->trailer_is_good = trailer == 0 && !a->is_tree;
     if (trailer < 0)
@@ -177,11 +179,12 @@ static int open_pot(struct arguments *a, char **paths, size_t count, struct pot 
     return r;
 }
 
-static int verify_pot(struct arguments *a, struct pot *pot, struct verify_result *ret_result)
+static int verify_fileset(struct arguments *a, struct fileset *fileset,
+                          struct verify_result *ret_result)
 {
     struct fault fault = {0};
     interrupt_catch(); /* not before: a signal at once ends an opening that hangs */
-    int r = verify_run(pot, &a->work, a->trailer_is_good, &fault, ret_result);
+    int r = verify_run(fileset, &a->work, a->trailer_is_good, &fault, ret_result);
     if (r < 0 && r != -EINTR)
         command_verify_report(a, &fault);
     return r;
@@ -191,7 +194,7 @@ static int verify_pot(struct arguments *a, struct pot *pot, struct verify_result
 static int verify_archive(struct arguments *a, const char *name, char **paths, size_t count)
 {
     struct verify_result result = {0};
-    struct pot *pot = NULL;
+    struct fileset *fileset = NULL;
     a->archive = name;
     a->problems = 0;
     if (a->as_json) {
@@ -200,15 +203,15 @@ static int verify_archive(struct arguments *a, const char *name, char **paths, s
         json_open(&a->json, "problems", '[');
     }
     cli_progress_start(&a->line);
-    int r = open_pot(a, paths, count, &pot);
+    int r = open_fileset(a, paths, count, &fileset);
     if (r == 0)
-        r = verify_pot(a, pot, &result);
+        r = verify_fileset(a, fileset, &result);
     cli_progress_end(&a->line);
     if (a->as_json)
-        command_verify_json(a, pot, &result);
+        command_verify_json(a, fileset, &result);
     else if (r == 0)
-        print_summary(a, pot, &result);
-    pot_close(pot);
+        print_summary(a, fileset, &result);
+    fileset_close(fileset);
     return r < 0 || a->problems ? CLI_FAILED : CLI_OK;
 }
 
@@ -244,7 +247,7 @@ static int verify_archives(struct arguments *a, char **archives, int count)
     if (cli_compose(&a->compose) < 0)
         return CLI_FAILED;
     a->is_tree = a->compose || cli_together.each || cli_together.skip_damaged ||
-                 cli_together.on_conflict != POT_CONFLICT_ERROR;
+                 cli_together.on_conflict != FILESET_CONFLICT_ERROR;
     if (a->as_json)
         json_open(&a->json, NULL, '[');
     if (a->is_tree)

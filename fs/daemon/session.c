@@ -161,13 +161,13 @@ const char *log_path(const struct session *s, uint32_t position, char buf[LOG_PA
 
 const char *log_archive(const struct session *s, uint32_t position)
 {
-    const struct pot *pot = s->config.pot;
+    const struct fileset *fileset = s->config.fileset;
     struct extent extent;
 
-    if (!pot_is_several(pot) || index_extent(s->index, position, 0, &extent) < 0 ||
+    if (!fileset_is_several(fileset) || index_extent(s->index, position, 0, &extent) < 0 ||
         extent.kind == EXTENT_HOLE)
-        return pot->path;
-    return source_name(source_at(pot->source, &extent.source_offset));
+        return fileset->path;
+    return source_name(source_at(fileset->source, &extent.source_offset));
 }
 
 void log_read_error(struct session *s, uint32_t position, uint64_t offset, int err)
@@ -182,7 +182,7 @@ void log_read_error(struct session *s, uint32_t position, uint64_t offset, int e
                                       : fault_errno(err),
                     err == -ENOTSUP  ? CODEC_UNSUPPORTED_ADVICE
                     : err == -ENOMEM ? "give the job more memory"
-                    : s->config.pot->is_plain
+                    : s->config.fileset->is_plain
                         ? "check its storage, and mount the folder anew"
                         : "'onepot verify' tells what else can't be read; copy the archive "
                           "again, and mount it anew");
@@ -839,7 +839,7 @@ int session_start(const struct session_config *config, struct fault *fault,
         return -ENOMEM;
     }
     s->config = *config;
-    s->index = config->pot->index;
+    s->index = config->fileset->index;
     s->fd = config->fuse_fd;
     clock_gettime(CLOCK_REALTIME, &s->made);
     loop_init(&s->loop);

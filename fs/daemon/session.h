@@ -14,7 +14,7 @@
 #include "counters.h"
 #include "fault.h"
 #include "feature.h"
-#include "pot.h"
+#include "fileset.h"
 #include "reader.h"
 #include "known_reads.h"
 #include "stage.h"
@@ -23,9 +23,9 @@ struct session;
 
 struct session_config {
     int fuse_fd; /* a mounted /dev/fuse; the session closes it */
-    struct pot *pot;
+    struct fileset *fileset;
     struct reader *reader;
-    struct stage *stage;  /* the copy that the pot is read through; NULL: none */
+    struct stage *stage;  /* the copy that the fileset is read through; NULL: none */
     const char *job;      /* job whose block caches share one budget; NULL: none */
     uint64_t cache_bytes; /* of this reader, if fixed; else of all block caches of the job */
     bool cache_is_fixed;

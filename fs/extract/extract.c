@@ -496,17 +496,17 @@ static int tree_open_root(struct extraction *x, struct fault *fault)
 /* ---- making folders ---- */
 
 /* Is `file` an archive that is being extracted? A source may be an unpacked copy of it. */
-static bool is_of_archive(const struct pot *pot, struct file_id file)
+static bool is_of_archive(const struct fileset *fileset, struct file_id file)
 {
     const struct source *source;
-    struct source_identity id = pot->identity;
+    struct source_identity id = fileset->identity;
     bool is_of = file_id_equal(file, (struct file_id){id.dev, id.ino});
-    for (size_t at[2] = {0}; !is_of && (source = source_file_next(pot->source, at));) {
+    for (size_t at[2] = {0}; !is_of && (source = source_file_next(fileset->source, at));) {
         source_identity(source, &id);
         is_of = file_id_equal(file, (struct file_id){id.dev, id.ino});
     }
-    for (size_t i = 0; !is_of && i < pot->part_count; i++)
-        is_of = file_id_equal(file, pot->parts[i].file);
+    for (size_t i = 0; !is_of && i < fileset->part_count; i++)
+        is_of = file_id_equal(file, fileset->parts[i].file);
     return is_of;
 }
 
@@ -524,7 +524,7 @@ static int tree_make_way(const struct extraction *x, int folder_fd, const char *
         return errno == ENOENT ? 0 : -errno;
     if (S_ISDIR(st.st_mode))
         return -EISDIR;
-    if (is_of_archive(x->workers.pot, file_id_of(&st)))
+    if (is_of_archive(x->workers.fileset, file_id_of(&st)))
         return -ETXTBSY;
     return unlinkat(folder_fd, name, 0) < 0 && errno != ENOENT ? -errno : 0;
 }
@@ -1309,19 +1309,19 @@ static void extract_release(struct extraction *x)
     free(x->flags);
 }
 
-int extract_run(struct pot *pot, const struct extract_options *options, struct fault *fault,
-                struct extract_result *ret_result)
+int extract_run(struct fileset *fileset, const struct extract_options *options,
+                struct fault *fault, struct extract_result *ret_result)
 {
     struct extraction x = {
         .options = options,
         .workers = {.options = &options->work,
-                    .pot = pot,
+                    .fileset = fileset,
                     .buffer_bytes = READ_BACK_BYTES,
                     .doing = "extracting",
                     .work = extract_do_item,
                     .job = &x},
-        .index = pot->index,
-        .has_some_sums = index_info(pot->index)->has_some_sums,
+        .index = fileset->index,
+        .has_some_sums = index_info(fileset->index)->has_some_sums,
         .root_fd = -1,
         .uid = geteuid(),
         .gid = getegid(),
@@ -1332,7 +1332,7 @@ int extract_run(struct pot *pot, const struct extract_options *options, struct f
     if (r == 0)
         r = extract_with_folders(&x);
     umask(before);
-    int whole = r == -EINTR ? 0 : pot_check_whole(pot, fault);
+    int whole = r == -EINTR ? 0 : fileset_check_whole(fileset, fault);
     if (whole < 0)
         r = whole; /* the cause, whatever error followed */
     else if (r < 0 && x.workers.error && fault)

@@ -3,7 +3,7 @@
  *
  *     struct extract_options options = {.work = {.threads = 2, .report = say},
  *                                       .directory = "/dev/shm/data"};
- *     r = extract_run(pot, &options, &fault, &result);
+ *     r = extract_run(fileset, &options, &fault, &result);
  *
  * There are four steps. First folders, from the root downwards; they stay closed to other users
  * (mode 0700) until the end. Then files, symbolic links and special files by several threads,
@@ -27,7 +27,7 @@
 #include <stdint.h>
 
 #include "fault.h"
-#include "pot.h"
+#include "fileset.h"
 #include "workers.h"
 
 #define EXTRACT_THREADS_MAX 256u
@@ -58,7 +58,7 @@ struct extract_result {
  * would affect every member (a full disk, no memory) ends the run with an error and a fault.
  * *ret_result is filled in any case.
  */
-int extract_run(struct pot *pot, const struct extract_options *options, struct fault *fault,
-                struct extract_result *ret_result);
+int extract_run(struct fileset *fileset, const struct extract_options *options,
+                struct fault *fault, struct extract_result *ret_result);
 
 #endif

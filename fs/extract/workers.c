@@ -146,7 +146,7 @@ uint64_t worklist_key(const struct index *index, uint32_t position, uint64_t off
 
 static int worker_init(struct workers *workers, struct worker *w, unsigned number)
 {
-    const struct index_info *info = index_info(workers->pot->index);
+    const struct index_info *info = index_info(workers->fileset->index);
     w->workers = workers;
     w->number = number;
     w->buffer = malloc(workers->buffer_bytes);
@@ -154,20 +154,20 @@ static int worker_init(struct workers *workers, struct worker *w, unsigned numbe
     if (r == 0 && info->has_some_sums)
         r = checksum_new(info->sum_kind, &w->hash);
     if (r == 0)
-        r = content_new(workers->pot, workers->reader, CONTENT_THREAD_BLOCKS, &w->content);
+        r = content_new(workers->fileset, workers->reader, CONTENT_THREAD_BLOCKS, &w->content);
     return r;
 }
 
-static unsigned threads_for(const struct pot *pot)
+static unsigned threads_for(const struct fileset *fileset)
 {
     unsigned threads = min_u32(cpus_allowed(), THREADS_MAX);
-    return source_is_local(pot->source) ? threads : max_u32(threads, THREADS_AFAR);
+    return source_is_local(fileset->source) ? threads : max_u32(threads, THREADS_AFAR);
 }
 
 /* Memory for blocks: each is used once, so a few for each thread suffice. */
 static uint64_t cache_bytes(const struct workers *workers)
 {
-    uint64_t block_bytes = index_info(workers->pot->index)->block_bytes;
+    uint64_t block_bytes = index_info(workers->fileset->index)->block_bytes;
     uint32_t blocks = max_u32(min_u32(workers->threads * 8, 64), workers->threads * 2);
     uint64_t bytes = max_u64(block_bytes * blocks, CACHE_BYTES_MIN);
     return min_u64(bytes, budget_cache_bytes());
@@ -176,7 +176,7 @@ static uint64_t cache_bytes(const struct workers *workers)
 int workers_init(struct workers *workers, struct fault *fault)
 {
     const unsigned given = workers->options->threads;
-    const unsigned threads = workers->threads = given ? given : threads_for(workers->pot);
+    const unsigned threads = workers->threads = given ? given : threads_for(workers->fileset);
     const struct reader_options reading = {.cache_bytes = cache_bytes(workers)};
     pthread_mutex_init(&workers->lock, NULL);
     pthread_mutex_init(&workers->list_lock, NULL);
@@ -184,7 +184,7 @@ int workers_init(struct workers *workers, struct fault *fault)
     workers->at = calloc(threads, sizeof(*workers->at));
     int r = workers->at ? 0 : -ENOMEM;
     if (r == 0)
-        r = reader_new(workers->pot, &reading, fault, &workers->reader);
+        r = reader_new(workers->fileset, &reading, fault, &workers->reader);
     for (unsigned i = 0; r == 0 && i < threads; i++)
         r = worker_init(workers, &workers->at[i], i);
     return r;
@@ -209,8 +209,8 @@ void workers_report(struct workers *workers, const struct fault *fault, bool end
 {
     const struct work_options *o = workers->options;
     struct fault own = *fault;
-    if (pot_is_several(workers->pot) && own.offset != FAULT_NO_OFFSET)
-        fault_set_file(&own, source_name(source_at(workers->pot->source, &own.offset)));
+    if (fileset_is_several(workers->fileset) && own.offset != FAULT_NO_OFFSET)
+        fault_set_file(&own, source_name(source_at(workers->fileset->source, &own.offset)));
     pthread_mutex_lock(&workers->lock);
     if (!ends_run) {
         atomic_fetch_add(&workers->problems, 1);

@@ -2,7 +2,7 @@
  * The threads that extract or verify an archive: each takes work from one list, while the
  * caller's thread shows progress. And what such runs have in common: problems, and their end.
  *
- *     struct workers workers = {.options = &work, .pot = pot, ...};
+ *     struct workers workers = {.options = &work, .fileset = fileset, ...};
  *     r = workers_init(&workers, fault);
  *     if (r == 0)
  *         r = worklist_add(&workers, item);
@@ -23,7 +23,7 @@
 #include "content.h"
 #include "fault.h"
 #include "index.h"
-#include "pot.h"
+#include "fileset.h"
 #include "reader.h"
 #include "vector.h"
 
@@ -58,7 +58,7 @@ struct worker {
 
 struct workers {
     const struct work_options *options;
-    struct pot *pot;
+    struct fileset *fileset;
     size_t buffer_bytes; /* for each thread */
     const char *doing;   /* "extracting" */
     void (*work)(struct worker *worker, const struct work_item *item);

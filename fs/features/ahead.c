@@ -742,7 +742,7 @@ static uint64_t room_bytes(void *ctx)
      * Bytes not copied yet are far away. While a stream is unpacked, as many requests would
      * wait as the kernel allows.
      */
-    if (!source_is_local(config->pot->source) ||
+    if (!source_is_local(config->fileset->source) ||
         (config->stage && stage_stream_progress_ns(config->stage) != 0))
         return 0;
     return budget_room_bytes("");
@@ -754,7 +754,7 @@ static int set_mount(struct session *s, struct ahead_options *o,
 {
     const struct session_config *config = &s->config;
     const struct index_info *info = index_info(s->index);
-    bool local = config->stage || source_is_local(config->pot->source);
+    bool local = config->stage || source_is_local(config->fileset->source);
 
     if (!config->readahead_bytes || !(config->mountpoint || config->is_elsewhere))
         return 0;
@@ -778,7 +778,7 @@ static int set_mount(struct session *s, struct ahead_options *o,
 
 static int feature_ahead_start(struct session *s, void **ret_state)
 {
-    bool local = source_is_local(s->config.pot->source);
+    bool local = source_is_local(s->config.fileset->source);
     uint64_t room = budget_room_bytes("") / ORDER_SHARE;
     struct ahead_options options = {
         .index = s->index,
@@ -891,7 +891,7 @@ static void feature_ahead_update_counters(void *state)
     struct counters *c = s->config.counters;
     struct ahead_stats stats;
 
-    if (!source_is_local(s->config.pot->source)) /* it has none, if it had none at first */
+    if (!source_is_local(s->config.fileset->source)) /* it has none, if it had none at first */
         ahead_set_window(f->ahead, window_bytes(s, false));
     ahead_stats(f->ahead, &stats);
     atomic_store(&c->foreseen_kind, stats.kind);

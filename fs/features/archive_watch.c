@@ -104,28 +104,28 @@ static enum archive_state archive_look(struct archive_sight *a)
 static void tell_changed(const struct archive_watch *w, size_t i)
 {
     struct session *s = w->session;
-    const struct pot *pot = s->config.pot;
+    const struct fileset *fileset = s->config.fileset;
 
-    if (pot->parts) {
-        source_concat_distrust(pot->source, i);
+    if (fileset->parts) {
+        source_concat_distrust(fileset->source, i);
         session_trouble(s, TROUBLE_CHANGED,
                         "%s: it was changed while it is mounted: reads of its files fail from "
                         "now on, and what was read of them just before may be wrong; mount it "
                         "anew",
-                        pot->parts[i].path);
+                        fileset->parts[i].path);
     } else {
         session_distrust(s);
         session_trouble(s, TROUBLE_CHANGED,
                         "%s: it was changed while it is mounted: reads fail from now on, and "
                         "what was read just before may be wrong; mount it anew",
-                        pot->path);
+                        fileset->path);
     }
 }
 
 static void watch_look_at(struct archive_watch *w, size_t i)
 {
     struct archive_sight *watched = &w->archives[i];
-    const struct pot *pot = w->session->config.pot;
+    const struct fileset *fileset = w->session->config.fileset;
 
     if (watched->state == ARCHIVE_CHANGED)
         return;
@@ -139,12 +139,12 @@ static void watch_look_at(struct archive_watch *w, size_t i)
         session_log(w->session,
                     "%s: its time was changed while it is mounted: if its bytes were, too, "
                     "what is read may be wrong; mount it anew then",
-                    pot->parts ? pot->parts[i].path : pot->path);
+                    fileset->parts ? fileset->parts[i].path : fileset->path);
 }
 
 static bool watch_has_copy(const struct archive_watch *w)
 {
-    const struct source *source = w->session->config.pot->source;
+    const struct source *source = w->session->config.fileset->source;
     return source_keeps(source) && source_is_local(source);
 }
 
@@ -154,17 +154,17 @@ static bool watch_has_copy(const struct archive_watch *w)
  */
 static void watch_leave(struct archive_watch *w)
 {
-    const struct pot *pot = w->session->config.pot;
+    const struct fileset *fileset = w->session->config.fileset;
     uint64_t start;
-    int fd = source_local_fd(pot->source, &start);
-    if (fd >= 0 && !pot->parts && pot->origin == POT_INDEX_EMBEDDED)
-        index_move(pot->index, fd, start + index_info(pot->index)->image_offset);
+    int fd = source_local_fd(fileset->source, &start);
+    if (fd >= 0 && !fileset->parts && fileset->origin == FILESET_INDEX_EMBEDDED)
+        index_move(fileset->index, fd, start + index_info(fileset->index)->image_offset);
     w->has_left = true;
 }
 
 static void archive_watch_look(struct archive_watch *w)
 {
-    bool is_local = source_is_local(w->session->config.pot->source);
+    bool is_local = source_is_local(w->session->config.fileset->source);
     if (watch_has_copy(w))
         return; /* nothing is read from the archives any more */
     for (size_t i = 0; i < w->count && (is_local || i < LOOK_AT_ONCE); i++)
@@ -178,13 +178,13 @@ static bool watch_is_needed(const struct archive_watch *w)
     return w->count > 1 || w->archives[0].state != ARCHIVE_CHANGED;
 }
 
-/* An index that was left for pot_save is saved here, too. */
+/* An index that was left for fileset_save is saved here, too. */
 static void save_index(struct session *s)
 {
-    struct pot *pot = s->config.pot;
+    struct fileset *fileset = s->config.fileset;
     struct fault fault = {0};
-    if (pot_save(pot, &fault) < 0 && fault.err)
-        session_log(s, "%s: %s; %s", pot->path, fault.what, fault.advice);
+    if (fileset_save(fileset, &fault) < 0 && fault.err)
+        session_log(s, "%s: %s; %s", fileset->path, fault.what, fault.advice);
 }
 
 static void *archive_watch_run(void *arg)
@@ -192,7 +192,7 @@ static void *archive_watch_run(void *arg)
     struct archive_watch *w = arg;
     const struct session_config *config = &w->session->config;
     struct pollfd p = {.fd = w->stop_fd, .events = POLLIN};
-    int pause_ms = source_keeps(config->pot->source) ? COPY_EVERY_MS : LOOK_EVERY_MS;
+    int pause_ms = source_keeps(config->fileset->source) ? COPY_EVERY_MS : LOOK_EVERY_MS;
     int since_ms = 0;
 
     save_index(w->session);
@@ -224,25 +224,27 @@ static void archive_watch_free(void *state)
 
 static void watch_begin(struct archive_watch *w, size_t i)
 {
-    const struct pot *pot = w->session->config.pot;
+    const struct fileset *fileset = w->session->config.fileset;
     struct archive_sight *sight = &w->archives[i];
-    sight->source = pot->parts ? source_member(pot->source, i) : pot->source;
-    sight->opened = pot->identity;
-    sight->is_one_of_many = pot->parts != NULL;
-    if (pot->parts)
+    sight->source = fileset->parts ? source_member(fileset->source, i) : fileset->source;
+    sight->opened = fileset->identity;
+    sight->is_one_of_many = fileset->parts != NULL;
+    if (fileset->parts)
         source_identity(sight->source, &sight->opened);
-    sight->fingerprint = pot->parts ? pot->parts[i].samples : pot->fingerprint;
-    sight->has_fingerprint = pot->parts ? pot->parts[i].has_samples : pot->has_fingerprint;
+    sight->fingerprint = fileset->parts ? fileset->parts[i].samples : fileset->fingerprint;
+    sight->has_fingerprint =
+        fileset->parts ? fileset->parts[i].has_samples : fileset->has_fingerprint;
     sight->seen = sight->opened;
 }
 
 /* A single archive is looked at here, so that no change goes unnoticed from now on. */
 static int archive_watch_start(struct session *s, void **ret_state)
 {
-    const struct pot *pot = s->config.pot;
-    size_t count = pot->parts ? pot->part_count : 1;
+    const struct fileset *fileset = s->config.fileset;
+    size_t count = fileset->parts ? fileset->part_count : 1;
 
-    if (pot->compression || pot->is_plain) /* a copy is read; each read looks at its file */
+    if (fileset->compression ||
+        fileset->is_plain) /* a copy is read; each read looks at its file */
         return 0;
     struct archive_watch *w = calloc(1, sizeof(*w) + count * sizeof(w->archives[0]));
     if (!w)
@@ -272,7 +274,7 @@ static void archive_watch_serve(void *state)
         w->thread_state = RUNS;
     else
         session_log(w->session, "%s: changes of it are not watched: %s",
-                    w->session->config.pot->path, fault_errno(r));
+                    w->session->config.fileset->path, fault_errno(r));
 }
 
 static void archive_watch_end(void *state)

@@ -60,7 +60,7 @@ static void update_stage(struct session *s)
             s, TROUBLE_LOST,
             "%s: unpacking it has ended early: %s; what has arrived is served, reads "
             "of the rest fail; mount it anew",
-            s->config.pot->path, report.reason);
+            s->config.fileset->path, report.reason);
     }
     atomic_store(&c->stage_here_bytes, report.bytes_here);
     atomic_store(&c->stage_stream_bytes, report.stream_bytes);

@@ -91,7 +91,7 @@ static bool server_add_file(struct intercept_server *server, const struct source
 
 static int server_add_files(struct intercept_server *server)
 {
-    const struct source *source = server->session->config.pot->source, *member;
+    const struct source *source = server->session->config.fileset->source, *member;
     server->offer.files = 0; /* an earlier attempt may have had no memory */
     bool is_one = source_member(source, 1) == NULL;
 
@@ -339,7 +339,7 @@ static int intercept_start(struct session *s, void **ret_state)
     uint64_t entries = index_info(s->index)->entries;
 
     if (config->verify || config->recorder || config->order ||
-        !(config->stage || source_is_local(config->pot->source)))
+        !(config->stage || source_is_local(config->fileset->source)))
         return 0;
     struct intercept_server *server = calloc(1, sizeof(*server));
     if (!server)
@@ -405,7 +405,7 @@ static bool intercept_answer(void *state, struct request *rq)
 
     if (rq->header->opcode != FUSE_IOCTL || rq->arg_len < sizeof(*arg) ||
         arg->cmd != INTERCEPT_IOCTL || arg->out_size < sizeof(answer.id) ||
-        !intercept_tells(rq->header->uid) || !source_is_local(s->config.pot->source) ||
+        !intercept_tells(rq->header->uid) || !source_is_local(s->config.fileset->source) ||
         atomic_load_explicit(&s->distrusted, memory_order_relaxed))
         return false;
     answer.id = ((const struct intercept_server *)state)->id;

@@ -86,7 +86,7 @@ static int storage_errors_start(struct session *s, void **ret_state)
     if (!e)
         return -ENOMEM;
     e->session = s;
-    source_on_error(s->config.pot->source, on_source_error, e);
+    source_on_error(s->config.fileset->source, on_source_error, e);
     *ret_state = e;
     return 0;
 }
@@ -95,7 +95,8 @@ static void storage_errors_update_counters(void *state)
 {
     const struct storage_errors *e = state;
     struct counters *c = e->session->config.counters;
-    const struct source_error_counts t = source_error_counts(e->session->config.pot->source);
+    const struct source_error_counts t =
+        source_error_counts(e->session->config.fileset->source);
 
     atomic_store(&c->source_retries, t.retried);
     atomic_store(&c->source_failures, t.failed);
@@ -106,14 +107,14 @@ static void storage_errors_end(void *state)
 {
     const struct storage_errors *e = state;
 
-    source_cancel_retries(e->session->config.pot->source);
+    source_cancel_retries(e->session->config.fileset->source);
 }
 
 static void storage_errors_free(void *state)
 {
     const struct storage_errors *e = state;
 
-    source_on_error(e->session->config.pot->source, NULL, NULL); /* others may read it */
+    source_on_error(e->session->config.fileset->source, NULL, NULL); /* others may read it */
     free(state);
 }
 

@@ -101,7 +101,7 @@ static void log_mismatch(struct session *s, uint32_t position)
     int r = index_extent(s->index, position, 0, &extent);
 
     if (r == 0)
-        source_at(s->config.pot->source, &extent.source_offset);
+        source_at(s->config.fileset->source, &extent.source_offset);
     session_trouble(s, TROUBLE_READ,
                     "%s: %s: its bytes do not have the sum that they were packed with (offset "
                     "%llu); readers get an input/output error; copy the archive again",
@@ -218,7 +218,7 @@ static int hash_file(struct check *c, const struct node *node, bool *ret_is_good
     struct session *s = c->sums->session;
     struct content *content = NULL;
     uint64_t where, wanted;
-    int r = content_new(s->config.pot, s->config.reader, CONTENT_SHARED_BLOCKS, &content);
+    int r = content_new(s->config.fileset, s->config.reader, CONTENT_SHARED_BLOCKS, &content);
 
     checksum_reset(c->whole);
     if (r == 0)

@@ -170,7 +170,7 @@ static bool look_at_workers(struct watchdog *d)
 {
     struct session *s = d->session;
     const uint64_t now = now_ns(), timeout_ns = s->config.io_timeout_s * UINT64_C(1000000000);
-    uint64_t progress_ns = source_progress_ns(s->config.pot->source);
+    uint64_t progress_ns = source_progress_ns(s->config.fileset->source);
     unsigned count = count_workers(&s->loop), busy = 0, held_up = 0;
 
     watch_clock_tick(&d->clock, now);

@@ -10,8 +10,8 @@
  * used for ninety days goes when another version writes its own.
  *
  * ONEPOT_PRELOAD has the same path. The library takes itself out of the LD_PRELOAD of a process
- * that has it, and puts itself back at each exec where the new program can load it (interpose.c). A
- * process without ONEPOT_PRELOAD is left as it is.
+ * that has it, and puts itself back at each exec where the new program can load it
+ * (interpose.c). A process without ONEPOT_PRELOAD is left as it is.
  */
 #ifndef ONEPOT_PRELOAD_H
 #define ONEPOT_PRELOAD_H

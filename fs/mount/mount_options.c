@@ -518,7 +518,7 @@ static int check_together(const struct cli_command *command, bool for_run,
 /* Read the view's files now, before a daemon has another standard input. */
 static int read_view(char ret_view[RECIPE_NAME_LEN + 1])
 {
-    const struct pot_compose *compose;
+    const struct fileset_compose *compose;
     struct recipe recipe = {0};
     if (cli_compose(&compose) < 0)
         return CLI_FAILED;
@@ -641,7 +641,7 @@ uint64_t mount_options_hash(const struct mount_options *o, const char *at, int64
                             long mtime_nsec, uint64_t owner_start_ticks)
 {
     auto_free char *text = NULL;
-    const struct pot_compose none = {0}, *compose;
+    const struct fileset_compose none = {0}, *compose;
     cli_compose(&compose);
     compose = compose ? compose : &none;
     int n = asprintf(

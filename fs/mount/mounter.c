@@ -97,9 +97,9 @@ static int identify(const struct mounter *m, size_t i, struct source_identity *r
 {
     const char *path = m->archives.at[i];
     struct fault fault = {0};
-    const struct pot_options options = {.is_whole = archive_list_is_whole(&m->archives, i),
-                                        .is_plain = m->archives.is_plain};
-    int r = pot_identify(path, &options, &fault, ret_identity);
+    const struct fileset_options options = {.is_whole = archive_list_is_whole(&m->archives, i),
+                                            .is_plain = m->archives.is_plain};
+    int r = fileset_identify(path, &options, &fault, ret_identity);
     if (r == 0)
         return 0;
     cli_advise(&m->options->doubt, path, &fault);
@@ -857,7 +857,7 @@ static void add_node(const struct mounter *m, const struct node *node, uint32_t 
  */
 static int measure_tree(const struct mounter *m, struct amount *ret_need)
 {
-    const struct index *index = m->pot->index;
+    const struct index *index = m->fileset->index;
     const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     uint64_t first = m->root, end = first + 1;
     struct amount sum = {0};
@@ -950,7 +950,7 @@ static int refuse_room(const struct mounter *m, const struct amount *need,
 static uint64_t mounter_extracted_bytes(const struct mounter *m)
 {
     struct amount need, room = {0};
-    bool fits = m->pot && measure_tree(m, &need) == 0 &&
+    bool fits = m->fileset && measure_tree(m, &need) == 0 &&
                 look_at_room(m->slot->folder_fd, &room) == 0 && need.bytes <= room.bytes &&
                 need.inodes <= room.inodes;
     return fits ? need.bytes : 0;
@@ -1022,7 +1022,7 @@ static int extract_here(struct mounter *m, const char *part, struct fault *fault
         .exact_modes = geteuid() == 0,
         .owners = geteuid() == 0 && place_knows_all_users(), /* else not all can be given */
     };
-    return extract_run(m->pot, &options, fault, ret_result);
+    return extract_run(m->fileset, &options, fault, ret_result);
 }
 
 static int check_result(const struct mounter *m, int r, struct fault *fault,
@@ -1061,7 +1061,7 @@ static int find_part(struct mounter *m, char ret_part[PATH_MAX])
 {
     char directory[PATH_MAX];
     size_t len;
-    int r = index_path(m->pot->index, m->root, ret_part, PATH_MAX, &len);
+    int r = index_path(m->fileset->index, m->root, ret_part, PATH_MAX, &len);
 
     slot_directory(m->slot, directory);
     if (r == 0 && (size_t)snprintf(m->path, sizeof(m->path), "%s%s%s", directory,
@@ -1505,8 +1505,8 @@ int mounter_start(struct mounter *m)
         m->recorder = NULL;
         reader_free(m->reader);
         m->reader = NULL;
-        pot_close(m->pot);
-        m->pot = NULL;
+        fileset_close(m->fileset);
+        m->fileset = NULL;
         stage_forget(m->stage);
         m->stage = NULL;
     }
@@ -1611,7 +1611,7 @@ void mounter_free(struct mounter *m)
     known_reads_free(m->order);
     reader_free(m->reader);
     if (!stuck) /* a thread is stuck in a read of it */
-        pot_close(m->pot);
+        fileset_close(m->fileset);
     stage_close(m->stage);
     layer_release(&m->layer);
     slot_close(m->slot);

@@ -30,7 +30,7 @@
 #include "layer.h"
 #include "mount_options.h"
 #include "mountpoint.h"
-#include "pot.h"
+#include "fileset.h"
 #include "known_reads.h"
 #include "reader.h"
 #include "stage.h"
@@ -70,7 +70,7 @@ struct mounter {
     struct control_log log;
     struct process_watch owner;
     int holder; /* mount: this command's number (holders.h) */
-    struct pot *pot;
+    struct fileset *fileset;
     struct stage *stage; /* --stage; NULL: none */
     struct reader *reader;
     uint64_t cache_bytes; /* its share if it is alone in the job */

@@ -32,15 +32,15 @@ static int find_root(struct mounter *m)
     m->root = INDEX_ROOT;
     if (!subdir)
         return 0;
-    int r = index_follow(m->pot->index, INDEX_ROOT, subdir, NULL, &m->root);
+    int r = index_follow(m->fileset->index, INDEX_ROOT, subdir, NULL, &m->root);
     if (r == 0)
-        r = index_node(m->pot->index, m->root, &node);
+        r = index_node(m->fileset->index, m->root, &node);
     if (r == 0 && !S_ISDIR(node.mode))
         r = -ENOTDIR;
     if (r < 0)
         return cli_failf(m->options->archive, "--subdir %s: %s", subdir,
                          cli_path_error(r) ? cli_path_error(r) : fault_errno(r));
-    return index_inode_position(m->pot->index, m->root, &m->root) < 0 ? CLI_FAILED : 0;
+    return index_inode_position(m->fileset->index, m->root, &m->root) < 0 ? CLI_FAILED : 0;
 }
 
 /* The canonical path of a file, which may be missing; a link as the last name stays. */
@@ -57,10 +57,10 @@ static int named_path(const char *given, char ret_path[PATH_MAX])
 }
 
 /* The path of a part's open file, unless a link named it or its bytes lie in another file. */
-static const char *canonical_name(const struct pot *pot, size_t i, char buf[PATH_MAX])
+static const char *canonical_name(const struct fileset *fileset, size_t i, char buf[PATH_MAX])
 {
-    const char *given = pot->parts[i].path;
-    const struct source *source = source_member(pot->source, i);
+    const char *given = fileset->parts[i].path;
+    const struct source *source = source_member(fileset->source, i);
     const char *real = source_real_path(source);
     if (real && strcmp(path_base(real), path_base(given)) == 0)
         return real;
@@ -74,10 +74,10 @@ static void describe_parts(const struct mounter *m)
     struct counters *c = m->slot->counters;
     size_t used = 0;
 
-    c->archives = m->pot->parts ? (uint32_t)m->pot->part_count : 1;
-    for (size_t i = 0; i < m->pot->part_count; i++) {
+    c->archives = m->fileset->parts ? (uint32_t)m->fileset->part_count : 1;
+    for (size_t i = 0; i < m->fileset->part_count; i++) {
         char path[PATH_MAX];
-        const char *name = canonical_name(m->pot, i, path);
+        const char *name = canonical_name(m->fileset, i, path);
         size_t len = strlen(name) + 1;
         if (len > sizeof(c->archive_names) - used)
             break;
@@ -89,10 +89,10 @@ static void describe_parts(const struct mounter *m)
 
 static void describe_archive(const struct mounter *m)
 {
-    const struct index_info *info = index_info(m->pot->index);
+    const struct index_info *info = index_info(m->fileset->index);
     struct counters *c = m->slot->counters;
 
-    snprintf(c->format, sizeof(c->format), "%s", m->pot->backend->name);
+    snprintf(c->format, sizeof(c->format), "%s", m->fileset->backend->name);
     c->entries = info->entries;
     c->files = info->files;
     c->total_bytes = info->total_bytes;
@@ -113,12 +113,12 @@ static int stage_archive(struct mounter *m)
     struct stage_report report;
     struct fault fault = {0};
 
-    int r = m->stage ? 0 : stage_open(m->pot->source, &options, &fault, &m->stage);
+    int r = m->stage ? 0 : stage_open(m->fileset->source, &options, &fault, &m->stage);
     if (r == -EEXIST) {
         cli_note("%s: it %s", o->archive, fault.what);
         return 0;
     }
-    if (r == -ENOSPC && m->pot->is_plain && !o->stage_place) {
+    if (r == -ENOSPC && m->fileset->is_plain && !o->stage_place) {
         cli_note("%s: %s; it is read without a copy, with many reads in flight; "
                  "--stage=DIR names a folder of this node with more room",
                  o->archive, fault.what);
@@ -126,15 +126,15 @@ static int stage_archive(struct mounter *m)
     }
     if (r < 0)
         return cli_fail(o->archive, r, &fault);
-    if (!m->pot->compression) /* else it is read where it was unpacked to */
-        r = stage_attach(m->stage, &m->pot->source, false);
+    if (!m->fileset->compression) /* else it is read where it was unpacked to */
+        r = stage_attach(m->stage, &m->fileset->source, false);
     if (r < 0)
         return cli_fail(o->archive, r, &fault);
     stage_get_report(m->stage, &report);
     struct counters *c = m->slot->counters;
     snprintf(c->stage_folder, sizeof(c->stage_folder), "%s", report.folder);
     c->stage_bytes = report.bytes;
-    c->stage_unpacks = m->pot->compression != NULL;
+    c->stage_unpacks = m->fileset->compression != NULL;
     atomic_store(&c->stage_here_bytes, report.bytes_here);
     return 0;
 }
@@ -163,19 +163,19 @@ static void log_progress(void *ctx, const char *doing, const struct progress *pr
 
 /* ---- --expect ---- */
 
-static int check_expected(const struct mounter *m, const struct pot_options *options)
+static int check_expected(const struct mounter *m, const struct fileset_options *options)
 {
     const char *wanted = m->options->expect;
     char hex[2 * INDEX_DIGEST_BYTES + 1];
     struct stage_report copy = {.whole = true};
-    struct pot_options own = *options;
+    struct fileset_options own = *options;
     if (!wanted)
         return 0;
     if (m->stage)
         stage_get_report(m->stage, &copy);
     if (copy.whole) /* else the daemon will unpack it */
         own.store = NULL;
-    if (cli_digest(m->pot, &own, hex) < 0)
+    if (cli_digest(m->fileset, &own, hex) < 0)
         return CLI_FAILED;
     if (strncasecmp(hex, wanted, strlen(wanted)) == 0)
         return 0;
@@ -213,7 +213,7 @@ static int write_words(const struct mounter *m, char ret_words[PATH_MAX])
 /* A number for the part of the archives, or other tree, that they show; 0: all as it is. */
 static uint64_t tree_of_options(const struct mount_options *o)
 {
-    const struct pot_compose *compose = NULL;
+    const struct fileset_compose *compose = NULL;
     auto_free char *text = NULL;
 
     cli_compose(&compose);
@@ -233,8 +233,8 @@ static uint64_t tree_of_options(const struct mount_options *o)
 /* Identify the archive for a layer: by its digest, or else as a saved index does. */
 static int know_archive(const struct mounter *m, struct layer_archive *ret)
 {
-    const struct index_info *info = index_info(m->pot->index);
-    const struct pot *pot = m->pot;
+    const struct index_info *info = index_info(m->fileset->index);
+    const struct fileset *fileset = m->fileset;
 
     *ret = (struct layer_archive){
         .bytes = info->archive_bytes,
@@ -243,8 +243,8 @@ static int know_archive(const struct mounter *m, struct layer_archive *ret)
         .mtime_nsec = (uint32_t)m->identity.mtime_nsec,
         .tree = tree_of_options(m->options),
     };
-    for (size_t i = 0; i < pot->part_count; i++)
-        ret->samples = ret->samples * UINT64_C(0x9e3779b97f4a7c15) + pot->parts[i].samples;
+    for (size_t i = 0; i < fileset->part_count; i++)
+        ret->samples = ret->samples * UINT64_C(0x9e3779b97f4a7c15) + fileset->parts[i].samples;
     for (size_t i = 0; info->digest_kind == DIGEST_TREE && i < sizeof(info->digest); i++)
         snprintf(ret->digest + 2 * i, 3, "%02x", info->digest[i]);
     return write_words(m, ret->words);
@@ -345,7 +345,7 @@ static int bind_layer(const struct mounter *m)
  */
 static uint64_t bytes_allowed(const struct mounter *m)
 {
-    uint64_t entries = index_info(m->pot->index)->entries;
+    uint64_t entries = index_info(m->fileset->index)->entries;
     uint64_t bytes = ORDER_BYTES_LEAST + entries * ORDER_EPOCHS_MOST * ORDER_LINE_BYTES;
     uint64_t room = budget_room_bytes("") / 2;
 
@@ -382,11 +382,11 @@ static int open_order(struct mounter *m)
         fault_set_advised(
             &fault, r, NULL, FAULT_NO_OFFSET, "one epoch is enough, each file once",
             "it has more than the %llu bytes that an order of %u entries may have",
-            (unsigned long long)most, index_info(m->pot->index)->entries);
+            (unsigned long long)most, index_info(m->fileset->index)->entries);
     else if (r < 0)
         fault_set_errno(&fault, r, NULL, "the order can't be read");
     if (r == 0)
-        r = read_list_parse(m->pot->index, m->root, text.at, text.count, ORDER_LINES_MOST,
+        r = read_list_parse(m->fileset->index, m->root, text.at, text.count, ORDER_LINES_MOST,
                             &fault, &left_out, &m->order);
     vector_free(&text);
     if (r < 0)
@@ -411,7 +411,7 @@ static int open_record(struct mounter *m)
     if (r == 0 && stat(path, &st) == 0 && !S_ISREG(st.st_mode))
         r = S_ISDIR(st.st_mode) ? -EISDIR : -EINVAL;
     if (r == 0)
-        r = recorder_new(path, m->pot->index, m->root, &m->recorder);
+        r = recorder_new(path, m->fileset->index, m->root, &m->recorder);
     return r < 0 ? cli_failf(given, "the record can't be made: %s", fault_errno(r)) : 0;
 }
 
@@ -424,9 +424,9 @@ static int open_record(struct mounter *m)
  * even where it holds the same as the page cache: under a shuffle, the kernel's choice of what
  * to drop gives hardly a hit.
  */
-static bool fits_page_cache(const struct pot *pot, uint64_t memory_bytes)
+static bool fits_page_cache(const struct fileset *fileset, uint64_t memory_bytes)
 {
-    return index_info(pot->index)->data_bytes <= memory_bytes / 2;
+    return index_info(fileset->index)->data_bytes <= memory_bytes / 2;
 }
 
 int mounter_open_archive(struct mounter *m)
@@ -445,24 +445,25 @@ int mounter_open_archive(struct mounter *m)
                                             .in_job = o->stage_in_job,
                                             .idle_s = o->io_timeout_s},
                                 .is_private = !o->stage};
-    const struct pot_store pot_store = stage_pot_store(&store);
+    const struct fileset_store fileset_store = stage_fileset_store(&store);
     /* Without standard error, which shows it anyway. */
     struct control_log log = {.fd = m->log.fd, .told_ns = now_ns()};
     const uint64_t memory_bytes = budget_memory_bytes("");
-    const struct pot_options options = {.saves_later = !o->extract,
-                                        .memory_bytes = memory_bytes,
-                                        .store = o->extract ? NULL : &pot_store,
-                                        .note = control_log,
-                                        .progress = log_progress,
-                                        .ctx = &log};
-    int r = cli_open_list(&m->archives, o->archive, &o->doubt, &options, &m->pot);
+    const struct fileset_options options = {.saves_later = !o->extract,
+                                            .memory_bytes = memory_bytes,
+                                            .store = o->extract ? NULL : &fileset_store,
+                                            .note = control_log,
+                                            .progress = log_progress,
+                                            .ctx = &log};
+    int r = cli_open_list(&m->archives, o->archive, &o->doubt, &options, &m->fileset);
     m->stage = store.stage;
     if (r < 0)
         return CLI_FAILED;
-    source_set_retries(m->pot->packed ? m->pot->packed : m->pot->source, o->retries);
+    source_set_retries(m->fileset->packed ? m->fileset->packed : m->fileset->source,
+                       o->retries);
     /* With --skip-damaged only one of the two identities has the archives that were skipped. */
-    bool may_differ = m->pot->parts && cli_together.skip_damaged;
-    if (!may_differ && !source_identity_equal(&m->pot->identity, &m->identity))
+    bool may_differ = m->fileset->parts && cli_together.skip_damaged;
+    if (!may_differ && !source_identity_equal(&m->fileset->identity, &m->identity))
         return cli_failf(o->archive, "it was changed while it was opened; try again");
     r = find_root(m);
     if (r == 0)
@@ -478,15 +479,15 @@ int mounter_open_archive(struct mounter *m)
         return r;
     m->cache_bytes = o->cache_given ? o->cache_bytes : budget_cache_of(memory_bytes);
     reader.cache_bytes = m->cache_bytes;
-    reader.is_kept_above = fits_page_cache(m->pot, memory_bytes);
-    r = reader_new(m->pot, &reader, &fault, &m->reader);
+    reader.is_kept_above = fits_page_cache(m->fileset, memory_bytes);
+    r = reader_new(m->fileset, &reader, &fault, &m->reader);
     if (r < 0)
         return cli_fail(o->archive, r, &fault);
-    if (o->verify && !index_info(m->pot->index)->has_some_sums)
+    if (o->verify && !index_info(m->fileset->index)->has_some_sums)
         cli_note("%s: it has no sums of its files, so --verify compares nothing; an archive "
                  "by 'onepot pack' has",
                  o->archive);
-    else if (o->verify && !index_info(m->pot->index)->has_sums)
+    else if (o->verify && !index_info(m->fileset->index)->has_sums)
         cli_note("%s: some of its archives have no sums of their files, which are served "
                  "unchecked",
                  o->archive);

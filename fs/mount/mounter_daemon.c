@@ -54,11 +54,12 @@ static struct control control_of(struct mounter *m)
 /* Start to copy in the background. If no thread can start, only what is read is copied. */
 static void start_stage(struct mounter *m)
 {
-    struct pot *pot = m->pot;
+    struct fileset *fileset = m->fileset;
     char line[256];
     /* archive_watch.c needs the fingerprint, whose reads would wait behind the copier's. */
-    if (!pot->parts && !pot->compression && !pot->has_fingerprint)
-        pot->has_fingerprint = source_fingerprint(pot->source, &pot->fingerprint) == 0;
+    if (!fileset->parts && !fileset->compression && !fileset->has_fingerprint)
+        fileset->has_fingerprint =
+            source_fingerprint(fileset->source, &fileset->fingerprint) == 0;
     stage_set_note(m->stage, control_log, &m->log);
     int r = stage_start(m->stage);
     if (r == 0)
@@ -89,8 +90,8 @@ static void start_keeper(struct mounter *m)
                                         .total_bytes = budget_cache_bytes(),
                                         .fixed_bytes = m->claim_bytes,
                                         .unwatched = true};
-    pot_close(m->pot);
-    m->pot = NULL;
+    fileset_close(m->fileset);
+    m->fileset = NULL;
     note_daemon(m->slot->counters);
     if (m->claim_bytes)
         claim_new(&claim, &m->claim);
@@ -103,7 +104,7 @@ static int start_session(struct mounter *m, struct fault *fault)
     const bool is_in_view = mounted_is_visible(&m->mounted) && !o->writable;
     const struct session_config config = {
         .fuse_fd = m->mounted.fuse_fd,
-        .pot = m->pot,
+        .fileset = m->fileset,
         .reader = m->reader,
         .stage = m->stage,
         .job = m->job.id,

@@ -182,8 +182,8 @@ static bool is_claim_credible(const struct slot *slot)
 }
 
 /*
- * Copy another user's slot, as root. -EPROTO, -EPERM: as slot_open; errors of opening: a lease or a
- * FUSE program in the way is not waited for.
+ * Copy another user's slot, as root. -EPROTO, -EPERM: as slot_open; errors of opening: a lease
+ * or a FUSE program in the way is not waited for.
  */
 static int slot_copy(const char *folder, int folder_fd, const char *name, uid_t uid,
                      struct slot **ret_slot)

@@ -295,7 +295,7 @@ static void check_window(struct worker *w, uint64_t window)
     struct verification *v = w->workers->job;
     uint64_t sum, from = window * INDEX_WINDOW_BYTES;
     size_t len = (size_t)(window_end(v, window) - from);
-    if (source_read(v->workers.pot->source, w->buffer, len, from) < 0)
+    if (source_read(v->workers.fileset->source, w->buffer, len, from) < 0)
         atomic_fetch_or(&v->marks[window], VERIFY_UNREADABLE);
     else if (index_window_sum(v->index, window, &sum) < 0 || XXH3_64bits(w->buffer, len) != sum)
         atomic_fetch_or(&v->marks[window], VERIFY_DIFFERS);
@@ -329,8 +329,8 @@ static int verify_end_add_part(void *ctx, uint64_t offset, uint32_t number, uint
 static void check_part(struct worker *w, uint64_t offset, uint32_t number)
 {
     struct verification *v = w->workers->job;
-    v->workers.pot->backend->trailer->check_part(&v->end, offset, number, w->buffer,
-                                                 &v->workers.progress.bytes_done);
+    v->workers.fileset->backend->trailer->check_part(&v->end, offset, number, w->buffer,
+                                                     &v->workers.progress.bytes_done);
 }
 
 /*
@@ -340,9 +340,9 @@ static void check_part(struct worker *w, uint64_t offset, uint32_t number)
 static int check_end(struct verification *v)
 {
     v->end = (struct archive_end){
-        .source = v->workers.pot->source,
-        .path = v->workers.pot->path,
-        .compression = v->workers.pot->compression,
+        .source = v->workers.fileset->source,
+        .path = v->workers.fileset->path,
+        .compression = v->workers.fileset->compression,
         .info = index_info(v->index),
         .data_end = v->data_end,
         .stop = v->workers.options->stop,
@@ -356,7 +356,7 @@ static int check_end(struct verification *v)
         const struct backend *counts_as = backend_registry[i];
         if (trailer && trailer->without_index)
             counts_as = trailer->without_index;
-        if (trailer && trailer->check_end && counts_as == v->workers.pot->backend)
+        if (trailer && trailer->check_end && counts_as == v->workers.fileset->backend)
             r = trailer->check_end(&v->end);
     }
     return r;
@@ -396,7 +396,7 @@ static int check_digest(struct verification *v)
 static int check_whole(struct verification *v)
 {
     struct fault fault = {0};
-    int r = onepot_check_trailer(v->workers.pot->source, v->index, &fault);
+    int r = onepot_check_trailer(v->workers.fileset->source, v->index, &fault);
     if (r < 0 && r != -ENOENT) {
         fault_set_errno(&fault, r, NULL, "its index can't be read");
         verify_report(v, &fault);
@@ -427,7 +427,7 @@ static int add_windows(struct verification *v)
 
 static int verify_check_all(struct verification *v)
 {
-    int r = v->workers.pot->origin == POT_INDEX_EMBEDDED ? check_whole(v) : 0;
+    int r = v->workers.fileset->origin == FILESET_INDEX_EMBEDDED ? check_whole(v) : 0;
     if (r == 0)
         r = check_tree(v);
     if (r == 0)
@@ -441,27 +441,27 @@ static int verify_check_all(struct verification *v)
     return r == 0 && workers_stopped(&v->workers) ? -EINTR : r;
 }
 
-int verify_run(struct pot *pot, const struct work_options *work, bool trailer_is_good,
+int verify_run(struct fileset *fileset, const struct work_options *work, bool trailer_is_good,
                struct fault *fault, struct verify_result *ret_result)
 {
     struct verification v = {
         .workers = {.options = work,
-                    .pot = pot,
+                    .fileset = fileset,
                     .buffer_bytes = INDEX_WINDOW_BYTES,
                     .doing = "verifying",
                     .work = verify_do_item,
                     .job = &v},
         .trailer_is_good = trailer_is_good,
-        .index = pot->index,
+        .index = fileset->index,
     };
     int r = workers_init(&v.workers, fault);
     if (r == 0)
         r = verify_check_all(&v);
     if (r < 0)
         fault_set_errno(fault, r, NULL, "can't be verified");
-    struct pot_sums sums = {0};
+    struct fileset_sums sums = {0};
     if (r == 0)
-        r = pot_sums(pot, &sums);
+        r = fileset_sums(fileset, &sums);
     *ret_result = (struct verify_result){
         .sums = sums,
         .files = v.files,
@@ -495,9 +495,9 @@ int verify_trailer(const char *path, uint64_t offset, struct fault *fault)
     const struct backend *backend;
     struct embedded_index where;
     struct container container;
-    int r = pot_open_source(path, offset, NULL, &container, &source);
+    int r = fileset_open_source(path, offset, NULL, &container, &source);
     if (r < 0)
-        return 0; /* pot_open reports that */
+        return 0; /* fileset_open reports that */
     struct index *index = NULL;
     r = backend_find(source, NULL, &backend, NULL);
     if (r == 0)

@@ -50,9 +50,9 @@
 #define PICK_ARCHIVES 8u
 
 struct shards {
-    VECTOR(struct pot *) pots;
-    struct pot_compose compose; /* its view is ours */
-    bool composes, is_whole;    /* as in the list of names */
+    VECTOR(struct fileset *) filesets;
+    struct fileset_compose compose; /* its view is ours */
+    bool composes, is_whole;        /* as in the list of names */
     const struct onepot_archive_options *given;
     const char *opening;    /* the archive that is opened now */
     _Atomic bool cancelled; /* by the caller's progress */
@@ -82,9 +82,9 @@ static const char *shards_place(const struct shards *list)
     return given && given[0] && !shards_in_job(list) ? given : NULL;
 }
 
-static int shards_give_stage(struct pot *pot, struct stage *stage)
+static int shards_give_stage(struct fileset *fileset, struct stage *stage)
 {
-    int r = stage_attach(stage, &pot->source, true);
+    int r = stage_attach(stage, &fileset->source, true);
     if (r < 0) {
         stage_close(stage);
         return r;
@@ -93,70 +93,72 @@ static int shards_give_stage(struct pot *pot, struct stage *stage)
 }
 
 /* -EEXIST: it is to be read without a copy. */
-static int shards_stage(const struct shards *list, struct pot *pot)
+static int shards_stage(const struct shards *list, struct fileset *fileset)
 {
     const struct stage_options options = {
-        .archive = pot->path, .place = shards_place(list), .in_job = shards_in_job(list)};
+        .archive = fileset->path, .place = shards_place(list), .in_job = shards_in_job(list)};
     struct fault fault = {0};
     struct stage *stage;
-    int r = stage_open(pot->source, &options, &fault, &stage);
+    int r = stage_open(fileset->source, &options, &fault, &stage);
     if (r == -EEXIST)
         return 0;
     if (r < 0)
-        return error_from_fault(list->error, r, &fault, pot->path);
-    r = shards_give_stage(pot, stage);
-    return r < 0 ? error_errno(list->error, r, pot->path) : 0;
+        return error_from_fault(list->error, r, &fault, fileset->path);
+    r = shards_give_stage(fileset, stage);
+    return r < 0 ? error_errno(list->error, r, fileset->path) : 0;
 }
 
-/* ONEPOT_MAX_RATIO, for struct pot_options. A value that is not a number counts as unset. */
+/* ONEPOT_MAX_RATIO, for struct fileset_options. A value that is not a number counts as unset.
+ */
 static uint32_t max_ratio(void)
 {
     const char *text = getenv("ONEPOT_MAX_RATIO");
     unsigned long ratio = text ? strtoul(text, NULL, 10) : 0;
     if (text && strcmp(text, "off") == 0)
-        return POT_RATIO_OFF;
-    return ratio < POT_RATIO_OFF ? (uint32_t)ratio : POT_RATIO_OFF;
+        return FILESET_RATIO_OFF;
+    return ratio < FILESET_RATIO_OFF ? (uint32_t)ratio : FILESET_RATIO_OFF;
 }
 
 static int shards_open_one(struct shards *list, const char *path)
 {
     struct stage_store store = {.options = {.archive = path, .place = shards_place(list)},
                                 .is_private = !list->given->stage};
-    const struct pot_store pot_store = stage_pot_store(&store);
-    struct pot_options options = {.compose = list->composes ? &list->compose : NULL,
-                                  .memory_bytes = list->given->memory_bytes,
-                                  .max_ratio = max_ratio(),
-                                  .ignores_zeros = list->given->ignore_zeros,
-                                  .is_whole = list->is_whole,
-                                  .is_plain = list->given->plain,
-                                  .store = &pot_store,
-                                  .progress = list->given->progress ? shards_progress : NULL,
-                                  .cancelled = &list->cancelled,
-                                  .ctx = list};
+    const struct fileset_store fileset_store = stage_fileset_store(&store);
+    struct fileset_options options = {.compose = list->composes ? &list->compose : NULL,
+                                      .memory_bytes = list->given->memory_bytes,
+                                      .max_ratio = max_ratio(),
+                                      .ignores_zeros = list->given->ignore_zeros,
+                                      .is_whole = list->is_whole,
+                                      .is_plain = list->given->plain,
+                                      .store = &fileset_store,
+                                      .progress =
+                                          list->given->progress ? shards_progress : NULL,
+                                      .cancelled = &list->cancelled,
+                                      .ctx = list};
     list->opening = path;
     struct fault fault = {0};
-    if (vector_reserve(&list->pots, 1) < 0)
+    if (vector_reserve(&list->filesets, 1) < 0)
         return error_set(list->error, -ENOMEM, "out of memory");
-    if (list->pots.count == ARCHIVES_MAX)
+    if (list->filesets.count == ARCHIVES_MAX)
         return error_set(list->error, -EOVERFLOW, "%s: more than %u archives", path,
                          ARCHIVES_MAX);
-    int r = pot_open(path, &options, &fault, &list->pots.at[list->pots.count]);
+    int r = fileset_open(path, &options, &fault, &list->filesets.at[list->filesets.count]);
     if (r < 0) {
         stage_close(store.stage);
         return error_from_fault(list->error, r, &fault, path);
     }
-    struct pot *pot = list->pots.at[list->pots.count++];
+    struct fileset *fileset = list->filesets.at[list->filesets.count++];
     if (!store.stage)
-        return list->given->stage ? shards_stage(list, pot) : 0;
+        return list->given->stage ? shards_stage(list, fileset) : 0;
     /* it was unpacked there, or goes there from now on */
-    r = shards_give_stage(pot, store.stage);
+    r = shards_give_stage(fileset, store.stage);
     return r < 0 ? error_errno(list->error, r, path) : 0;
 }
 
 static void shards_close_from(struct shards *list, size_t first)
 {
-    while (list->pots.count > first)
-        pot_close(list->pots.at[--list->pots.count]);
+    while (list->filesets.count > first)
+        fileset_close(list->filesets.at[--list->filesets.count]);
 }
 
 /* The archives that the words stand for. */
@@ -179,11 +181,11 @@ static int shards_list(const char *const *words, size_t count, struct onepot_err
 static int shards_show(struct shards *list, const struct view *view)
 {
     int r = 0;
-    for (size_t i = 0; r == 0 && i < list->pots.count; i++) {
+    for (size_t i = 0; r == 0 && i < list->filesets.count; i++) {
         struct fault fault = {0};
-        r = pot_show(list->pots.at[i], view, &fault);
+        r = fileset_show(list->filesets.at[i], view, &fault);
         if (r < 0)
-            error_from_fault(list->error, r, &fault, list->pots.at[i]->path);
+            error_from_fault(list->error, r, &fault, list->filesets.at[i]->path);
     }
     return r;
 }
@@ -242,23 +244,23 @@ static int shards_read_view(const char *const *paths, size_t count,
 static int shards_check_view(const struct shards *list, const struct view *view)
 {
     struct fault fault = {0};
-    auto_free const struct index **shown = calloc(list->pots.count + 1, sizeof(*shown));
+    auto_free const struct index **shown = calloc(list->filesets.count + 1, sizeof(*shown));
     if (!shown)
         return error_set(list->error, -ENOMEM, "out of memory");
-    for (size_t i = 0; i < list->pots.count; i++)
-        shown[i] = list->pots.at[i]->index;
-    int r = view_check_several(view, shown, list->pots.count, &fault);
+    for (size_t i = 0; i < list->filesets.count; i++)
+        shown[i] = list->filesets.at[i]->index;
+    int r = view_check_several(view, shown, list->filesets.count, &fault);
     return r < 0 ? error_from_fault(list->error, r, &fault, "the archives") : 0;
 }
 
 /*
  * Open all archives: staged, and as a view, as the options say. Where one path stands
- * for several files, they come in the order of their names. *ret_pots and each of its members
- * are allocated.
+ * for several files, they come in the order of their names. *ret_filesets and each of its
+ * members are allocated.
  */
 static int shards_open(const char *const *paths, size_t count,
                        const struct onepot_archive_options *options, struct onepot_error *error,
-                       struct pot ***ret_pots, size_t *ret_count)
+                       struct fileset ***ret_filesets, size_t *ret_count)
 {
     struct view *view = NULL;
     struct archive_list names = {.is_plain = options->plain};
@@ -276,11 +278,11 @@ static int shards_open(const char *const *paths, size_t count,
     view_free(view);
     if (r < 0) {
         shards_close_from(&list, 0);
-        vector_free(&list.pots);
+        vector_free(&list.filesets);
         return r;
     }
-    *ret_pots = list.pots.at;
-    *ret_count = list.pots.count;
+    *ret_filesets = list.filesets.at;
+    *ret_count = list.filesets.count;
     return 0;
 }
 
@@ -289,7 +291,7 @@ int onepot_archive_open(const char *const *paths, size_t path_count,
                         struct onepot_error *error, struct onepot_archive **ret_archive)
 {
     struct onepot_archive_options o = {0};
-    struct pot **pots;
+    struct fileset **filesets;
     size_t count;
     int r = options_read(&o, sizeof(o), options, error);
     if (r < 0)
@@ -303,11 +305,11 @@ int onepot_archive_open(const char *const *paths, size_t path_count,
     struct onepot_archive *archive = calloc(1, sizeof(*archive));
     if (!archive)
         return error_set(error, -ENOMEM, "out of memory");
-    r = shards_open(paths, path_count, &o, error, &pots, &count);
+    r = shards_open(paths, path_count, &o, error, &filesets, &count);
     if (r == 0) {
         for (size_t i = 0; o.retries && i < count; i++)
-            source_set_retries(pots[i]->source, o.retries == ONEPOT_NEVER ? 0 : o.retries);
-        r = dataset_new(pots, count, &o, error, &archive->dataset);
+            source_set_retries(filesets[i]->source, o.retries == ONEPOT_NEVER ? 0 : o.retries);
+        r = dataset_new(filesets, count, &o, error, &archive->dataset);
     }
     if (r < 0) {
         free(archive);
@@ -320,21 +322,21 @@ int onepot_archive_open(const char *const *paths, size_t path_count,
 
 /* ---- the digest of the data ---- */
 
-static struct pot_options shards_watch(struct shards *list)
+static struct fileset_options shards_watch(struct shards *list)
 {
-    return (struct pot_options){.max_ratio = max_ratio(),
-                                .progress = list->given->progress ? shards_progress : NULL,
-                                .cancelled = &list->cancelled,
-                                .ctx = list};
+    return (struct fileset_options){.max_ratio = max_ratio(),
+                                    .progress = list->given->progress ? shards_progress : NULL,
+                                    .cancelled = &list->cancelled,
+                                    .ctx = list};
 }
 
-static int shards_digest_one(struct shards *list, struct pot *pot, uint8_t *ret_digest)
+static int shards_digest_one(struct shards *list, struct fileset *fileset, uint8_t *ret_digest)
 {
     struct fault fault = {0};
-    const struct pot_options how = shards_watch(list);
-    list->opening = pot->path;
-    int r = content_digest(pot, cpus_allowed(), &how, &fault, ret_digest);
-    return r < 0 ? error_from_fault(list->error, r, &fault, pot->path) : 0;
+    const struct fileset_options how = shards_watch(list);
+    list->opening = fileset->path;
+    int r = content_digest(fileset, cpus_allowed(), &how, &fault, ret_digest);
+    return r < 0 ? error_from_fault(list->error, r, &fault, fileset->path) : 0;
 }
 
 /* The path of an archive, wherever this process has gone meanwhile. To be freed. */
@@ -347,50 +349,51 @@ static char *shards_path(const struct dataset *d, const char *path)
 }
 
 /* An archive that is not the file that it was any more; NULL: there is none. */
-static const struct pot *shards_replaced(const struct dataset *d, const struct pot *now)
+static const struct fileset *shards_replaced(const struct dataset *d, const struct fileset *now)
 {
-    auto_free struct source_identity *all = calloc(d->pot_count, sizeof(*all));
+    auto_free struct source_identity *all = calloc(d->fileset_count, sizeof(*all));
     struct source_identity joined = {0};
-    for (size_t i = 0; all && i < d->pot_count; i++)
-        all[i] = d->pots[i]->identity;
+    for (size_t i = 0; all && i < d->fileset_count; i++)
+        all[i] = d->filesets[i]->identity;
     if (all)
-        source_identity_join(all, d->pot_count, &joined);
+        source_identity_join(all, d->fileset_count, &joined);
     if (source_identity_equal(&joined, &now->identity))
         return NULL;
-    for (size_t i = 0; all && i < now->part_count && i < d->pot_count; i++)
+    for (size_t i = 0; all && i < now->part_count && i < d->fileset_count; i++)
         if (!file_id_equal(now->parts[i].file, (struct file_id){all[i].dev, all[i].ino}))
-            return d->pots[i];
-    return d->pots[0];
+            return d->filesets[i];
+    return d->filesets[0];
 }
 
 /* All archives opened anew as one tree. -EEXIST: they are none. */
-static int shards_open_union(struct shards *list, const struct dataset *d, struct pot **ret_pot)
+static int shards_open_union(struct shards *list, const struct dataset *d,
+                             struct fileset **ret_fileset)
 {
-    struct pot_options options = shards_watch(list);
+    struct fileset_options options = shards_watch(list);
     struct archive_list names = {0};
     struct fault fault = {0};
     const void *recipe;
     size_t len;
     int r = 0;
-    list->opening = d->pots[0]->path;
-    for (size_t i = 0; r == 0 && i < d->pot_count; i++) {
-        bool is_view = index_recipe(d->pots[i]->index, &recipe, &len) == 0;
-        auto_free char *path = is_view ? NULL : shards_path(d, d->pots[i]->path);
+    list->opening = d->filesets[0]->path;
+    for (size_t i = 0; r == 0 && i < d->fileset_count; i++) {
+        bool is_view = index_recipe(d->filesets[i]->index, &recipe, &len) == 0;
+        auto_free char *path = is_view ? NULL : shards_path(d, d->filesets[i]->path);
         r = is_view ? -EEXIST : path ? vector_push(&names, path) : -ENOMEM;
         if (r == 0)
             path = NULL; /* the list has it */
-        options.ignores_zeros |= index_info(d->pots[i]->index)->has_joined;
+        options.ignores_zeros |= index_info(d->filesets[i]->index)->has_joined;
     }
     if (r == 0)
         r = archive_list_join(&names);
     options.is_whole = names.is_whole;
     if (r == 0)
-        r = pot_open_many((const char *const *)names.at, names.count, list->opening, &options,
-                          &fault, ret_pot);
+        r = fileset_open_many((const char *const *)names.at, names.count, list->opening,
+                              &options, &fault, ret_fileset);
     archive_list_free(&names);
-    const struct pot *replaced = r == 0 ? shards_replaced(d, *ret_pot) : NULL;
+    const struct fileset *replaced = r == 0 ? shards_replaced(d, *ret_fileset) : NULL;
     if (replaced) {
-        pot_close(*ret_pot);
+        fileset_close(*ret_fileset);
         list->opening = replaced->path;
         r = fault_set(&fault, -ESTALE, NULL, FAULT_NO_OFFSET,
                       "was replaced or changed since it was opened");
@@ -400,31 +403,31 @@ static int shards_open_union(struct shards *list, const struct dataset *d, struc
 
 static int shards_digest_list(struct shards *list, const struct dataset *d, uint8_t *ret_digest)
 {
-    auto_free uint8_t *digests = calloc(d->pot_count, ONEPOT_DIGEST_BYTES);
+    auto_free uint8_t *digests = calloc(d->fileset_count, ONEPOT_DIGEST_BYTES);
     XXH128_canonical_t canonical;
     int r = digests ? 0 : error_set(list->error, -ENOMEM, "out of memory");
-    for (size_t i = 0; r == 0 && i < d->pot_count; i++)
-        r = shards_digest_one(list, d->pots[i], digests + i * ONEPOT_DIGEST_BYTES);
+    for (size_t i = 0; r == 0 && i < d->fileset_count; i++)
+        r = shards_digest_one(list, d->filesets[i], digests + i * ONEPOT_DIGEST_BYTES);
     if (r < 0)
         return r;
     XXH128_canonicalFromHash(&canonical,
-                             XXH3_128bits(digests, d->pot_count * ONEPOT_DIGEST_BYTES));
+                             XXH3_128bits(digests, d->fileset_count * ONEPOT_DIGEST_BYTES));
     memcpy(ret_digest, canonical.digest, ONEPOT_DIGEST_BYTES);
     return 0;
 }
 
 static int shards_digest(struct shards *list, const struct dataset *d, uint8_t *ret_digest)
 {
-    struct pot *pot;
-    if (d->pot_count == 1)
-        return shards_digest_one(list, d->pots[0], ret_digest);
-    int r = shards_open_union(list, d, &pot);
+    struct fileset *fileset;
+    if (d->fileset_count == 1)
+        return shards_digest_one(list, d->filesets[0], ret_digest);
+    int r = shards_open_union(list, d, &fileset);
     if (r == -EEXIST)
         return shards_digest_list(list, d, ret_digest);
     if (r < 0)
         return r;
-    r = shards_digest_one(list, pot, ret_digest);
-    pot_close(pot);
+    r = shards_digest_one(list, fileset, ret_digest);
+    fileset_close(fileset);
     return r;
 }
 
@@ -510,10 +513,10 @@ static int find_file(const struct onepot_archive *archive, const char *name,
                      uint64_t *ret_sample)
 {
     const struct dataset *d = archive->dataset;
-    for (uint32_t a = 0; a < d->pot_count; a++) {
+    for (uint32_t a = 0; a < d->fileset_count; a++) {
         uint32_t entry;
-        int r = index_resolve(d->pots[a]->index, name, &entry);
-        if (index_is_lost(d->pots[a]->index))
+        int r = index_resolve(d->filesets[a]->index, name, &entry);
+        if (index_is_lost(d->filesets[a]->index))
             return -EIO;
         if (r < 0)
             continue;
@@ -706,8 +709,8 @@ int archive_check(const struct onepot_archive *archive, uint64_t sample, uint64_
         struct node node;
         if (record->size_bytes <= d->hole_bytes || record_offset(record) != RECORD_OFFSET_NONE)
             continue;
-        int r =
-            index_node(d->pots[record_archive(record)]->index, record_file(d, record), &node);
+        int r = index_node(d->filesets[record_archive(record)]->index, record_file(d, record),
+                           &node);
         if (r == 0 && record->size_bytes > node.data_bytes) {
             uint64_t holes = record->size_bytes - node.data_bytes;
             if (holes > d->hole_bytes && holes / HOLES_TO_DATA > node.data_bytes)
@@ -744,8 +747,8 @@ int onepot_archive_size(const struct onepot_archive *archive, uint64_t sample,
 uint64_t onepot_archive_left_out(const struct onepot_archive *archive)
 {
     uint64_t count = 0;
-    for (uint32_t i = 0; i < archive->dataset->pot_count; i++)
-        count += index_left_out(archive->dataset->pots[i]->index);
+    for (uint32_t i = 0; i < archive->dataset->fileset_count; i++)
+        count += index_left_out(archive->dataset->filesets[i]->index);
     return count;
 }
 
@@ -850,7 +853,7 @@ int onepot_archive_bytes(const struct onepot_archive *archive, uint64_t sample,
     archive_records(archive, sample, &first, &end);
     const struct record *record = &d->records[first];
     const uint8_t *map = d->maps[record_archive(record)];
-    struct source *source = d->pots[record_archive(record)]->source;
+    struct source *source = d->filesets[record_archive(record)]->source;
     if (end - first != 1 || !map || record_offset(record) == RECORD_OFFSET_NONE ||
         source_bring(source, record_offset(record), record->size_bytes) < 0 ||
         !source_is_whole(source))
@@ -1002,7 +1005,7 @@ int archive_fold(const struct onepot_archive *archive, uint32_t folds, uint32_t 
         return error_set(error, -EINVAL, "there are at least 2 folds, counted from 0");
     int r = hash_names(archive, seed, &ranked);
     if (r < 0)
-        return error_errno(error, r, archive->dataset->pots[0]->path);
+        return error_errno(error, r, archive->dataset->filesets[0]->path);
     for (uint64_t i = 0; stratify && r == 0 && i < count; i++)
         r = stop && i % STOP_PACE == 0 && !stop->is_wanted(stop->ctx)
                 ? error_set(error, -ECANCELED, "interrupted")
@@ -1118,8 +1121,8 @@ int onepot_archive_digest(const struct onepot_archive *archive,
         return -ENOMEM;
     XXH3_128bits_reset(state);
     int r = 0;
-    for (size_t i = 0; i < d->pot_count && r == 0; i++)
-        r = hash_archive(d->pots[i]->index, state);
+    for (size_t i = 0; i < d->fileset_count && r == 0; i++)
+        r = hash_archive(d->filesets[i]->index, state);
     if (r == 0) {
         hash_choice(archive, state);
         XXH128_canonical_t canonical;

@@ -116,7 +116,7 @@ static int dataset_file_error(struct onepot_error *error, int err,
                               const struct dataset *dataset, const struct record *record,
                               const char *words, const char *advice)
 {
-    const struct pot *pot = dataset->pots[record_archive(record)];
+    const struct fileset *fileset = dataset->filesets[record_archive(record)];
     struct fault fault = {0};
     size_t len;
     auto_free char *path = calloc(1, MEMBER_PATH_MAX);
@@ -125,7 +125,7 @@ static int dataset_file_error(struct onepot_error *error, int err,
     uint64_t offset =
         record_offset(record) == RECORD_OFFSET_NONE ? FAULT_NO_OFFSET : record_offset(record);
     fault_set_advised(&fault, err, path, offset, advice, "%s", words);
-    return error_from_fault(error, err, &fault, pot->path);
+    return error_from_fault(error, err, &fault, fileset->path);
 }
 
 int dataset_error(struct onepot_error *error, int err, const struct dataset *dataset,
@@ -133,7 +133,7 @@ int dataset_error(struct onepot_error *error, int err, const struct dataset *dat
 {
     char words[128];
     const char *advice = "";
-    if (err == -EUCLEAN && index_is_lost(dataset->pots[record_archive(record)]->index))
+    if (err == -EUCLEAN && index_is_lost(dataset->filesets[record_archive(record)]->index))
         err = -EIO;
     if (err == -EFBIG)
         advice = "read it in pieces, or allow it when the archive is opened (hole_bytes)";
@@ -202,9 +202,9 @@ static void readers_free(struct readers *readers)
 
 static bool needs_cache(const struct dataset *d, size_t archive)
 {
-    const struct pot *pot = d->pots[archive];
-    return index_info(pot->index)->block_bytes > 0 ||
-           (!d->maps[archive] && !source_keeps(pot->source));
+    const struct fileset *fileset = d->filesets[archive];
+    return index_info(fileset->index)->block_bytes > 0 ||
+           (!d->maps[archive] && !source_keeps(fileset->source));
 }
 
 /* The share's answer (claim_set). */
@@ -279,9 +279,9 @@ static int readers_make(struct dataset *d, struct onepot_error *error, struct re
         .cache_stored = true, .keep_pages = rank_share_ranks() > 1, .stuck_ms = STUCK_MS};
     for (size_t i = 0; i < readers->count; i++) {
         struct fault fault = {0};
-        int r = reader_new(d->pots[i], &options, &fault, &readers->reader[i]);
+        int r = reader_new(d->filesets[i], &options, &fault, &readers->reader[i]);
         if (r < 0)
-            return error_from_fault(error, r, &fault, d->pots[i]->path);
+            return error_from_fault(error, r, &fault, d->filesets[i]->path);
     }
     int r = readers_weigh(readers, d);
     if (r < 0)
@@ -293,7 +293,7 @@ static int readers_make(struct dataset *d, struct onepot_error *error, struct re
 static int readers_new(struct dataset *dataset, struct onepot_error *error,
                        struct readers **ret_readers)
 {
-    size_t count = dataset->pot_count;
+    size_t count = dataset->fileset_count;
     struct readers *readers = calloc(1, sizeof(*readers) + count * sizeof(struct reader *));
     if (!readers)
         return error_set(error, -ENOMEM, "out of memory");
@@ -342,8 +342,8 @@ int cursor_get(struct dataset *dataset, struct onepot_error *error, struct curso
         readers->idle = cursor->next;
     pthread_mutex_unlock(&readers->lock);
     if (!cursor) {
-        cursor =
-            calloc(1, sizeof(*cursor) + dataset->pot_count * sizeof(struct reader_scratch *));
+        cursor = calloc(1, sizeof(*cursor) +
+                               dataset->fileset_count * sizeof(struct reader_scratch *));
         if (!cursor)
             return error_set(error, -ENOMEM, "out of memory");
         cursor->readers = readers;
@@ -376,13 +376,13 @@ int cursor_read(struct dataset *dataset, struct cursor *cursor, const struct rec
                 uint64_t offset, void *buf, size_t len)
 {
     uint32_t archive = record_archive(record);
-    struct pot *pot = dataset->pots[archive];
+    struct fileset *fileset = dataset->filesets[archive];
     if (len == 0)
         return 0;
     bool in_one_piece = record_offset(record) != RECORD_OFFSET_NONE;
-    if (in_one_piece &&
-        (source_keeps(pot->source) || dataset->maps[archive] || !readers_keep(cursor->readers)))
-        return read_past_cache(cursor->readers, pot->source, buf, len,
+    if (in_one_piece && (source_keeps(fileset->source) || dataset->maps[archive] ||
+                         !readers_keep(cursor->readers)))
+        return read_past_cache(cursor->readers, fileset->source, buf, len,
                                record_offset(record) + offset);
     struct reader *reader = cursor->readers->reader[archive];
     struct reader_scratch **scratch = &cursor->scratch[archive];
@@ -514,7 +514,7 @@ static int walk_spend(struct walk *w, uint64_t bytes)
                       "symbolic links that lead to directories above them multiply the files "
                       "beyond any memory");
     return error_from_fault(w->error, -EOVERFLOW, &fault,
-                            w->dataset->pots[w->at.archive]->path);
+                            w->dataset->filesets[w->at.archive]->path);
 }
 
 /* The link at w->path leads out of its archive or nowhere. */
@@ -675,7 +675,7 @@ static int add_linked_file(struct walk *w, uint32_t archive, uint32_t position, 
                            const struct index_file *file)
 {
     struct dataset *d = w->dataset;
-    uint32_t entries = index_info(d->pots[archive]->index)->entries;
+    uint32_t entries = index_info(d->filesets[archive]->index)->entries;
     uint64_t entry = (uint64_t)entries + d->links.count;
     if (entry > UINT32_MAX)
         return -EOVERFLOW;
@@ -691,7 +691,7 @@ static int complete_path(struct walk *w, uint32_t archive, uint32_t position, si
 {
     const char *name;
     size_t len;
-    int r = index_name(w->dataset->pots[archive]->index, position, &name, &len);
+    int r = index_name(w->dataset->filesets[archive]->index, position, &name, &len);
     if (r < 0)
         return r;
     if (dir_len + len + 1 > MEMBER_PATH_MAX)
@@ -709,12 +709,12 @@ static int walk_follow(const struct walk *w, uint32_t link, struct index_way *wa
                        uint32_t *ret_archive, uint32_t *ret_position)
 {
     const struct dataset *d = w->dataset;
-    const struct index *index = d->pots[w->at.archive]->index;
+    const struct index *index = d->filesets[w->at.archive]->index;
     const char *target;
     size_t len, target_len;
     *ret_archive = w->at.archive;
     int r = index_follow(index, link, "", way, ret_position);
-    if (r != -ENOENT || d->pot_count == 1)
+    if (r != -ENOENT || d->fileset_count == 1)
         return r;
     auto_free char *folder = malloc(MEMBER_PATH_MAX), *path = NULL;
     if (!folder)
@@ -733,9 +733,9 @@ static int walk_follow(const struct walk *w, uint32_t link, struct index_way *wa
     }
     if (!rest || asprintf(&path, "%s/%s", folder, rest) < 0)
         return -ENOMEM;
-    for (uint32_t i = 0; i < d->pot_count && r == -ENOENT; i++) {
+    for (uint32_t i = 0; i < d->fileset_count && r == -ENOENT; i++) {
         struct index_way there = {.links = w->at.links + 1};
-        r = index_follow(d->pots[i]->index, INDEX_ROOT, path, &there, ret_position);
+        r = index_follow(d->filesets[i]->index, INDEX_ROOT, path, &there, ret_position);
         *ret_archive = i;
         way->steps += there.steps;
         way->links = there.links;
@@ -748,7 +748,7 @@ static int add_linked_parts(struct walk *w, uint32_t link, uint32_t archive, uin
                             unsigned links)
 {
     const struct dataset *d = w->dataset;
-    const struct index *own = d->pots[w->at.archive]->index;
+    const struct index *own = d->filesets[w->at.archive]->index;
     const char *target, *other;
     size_t len, target_len, other_len;
     uint32_t there;
@@ -760,15 +760,15 @@ static int add_linked_parts(struct walk *w, uint32_t link, uint32_t archive, uin
     if (r == 0)
         r = index_symlink(own, link, &target, &target_len);
     if (r == 0)
-        r = index_path(d->pots[archive]->index, position, led, MEMBER_PATH_MAX, &len);
+        r = index_path(d->filesets[archive]->index, position, led, MEMBER_PATH_MAX, &len);
     for (uint32_t i = 0; r == 0 && i < w->at.archive; i++)
-        if (index_resolve(d->pots[i]->index, path, &there) == 0 &&
-            index_symlink(d->pots[i]->index, there, &other, &other_len) == 0 &&
+        if (index_resolve(d->filesets[i]->index, path, &there) == 0 &&
+            index_symlink(d->filesets[i]->index, there, &other, &other_len) == 0 &&
             other_len == target_len && memcmp(other, target, target_len) == 0)
             return 0; /* that archive's link has added them */
-    for (uint32_t i = 0; r == 0 && i < d->pot_count; i++)
-        if (index_resolve(d->pots[i]->index, led, &there) == 0 &&
-            index_node(d->pots[i]->index, there, &node) == 0 && S_ISDIR(node.mode))
+    for (uint32_t i = 0; r == 0 && i < d->fileset_count; i++)
+        if (index_resolve(d->filesets[i]->index, led, &there) == 0 &&
+            index_node(d->filesets[i]->index, there, &node) == 0 && S_ISDIR(node.mode))
             r = add_linked_folder(w, i, there, links);
     return r;
 }
@@ -802,13 +802,14 @@ static int walk_link(struct walk *w, uint32_t link, size_t dir_len)
     if (r == -ENOENT || r == -ENOTDIR || r == -ELOOP || r == -EXDEV)
         return walk_pass_over(w);
     if (r == 0)
-        r = index_files(w->dataset->pots[archive]->index, position, 1, &file);
+        r = index_files(w->dataset->filesets[archive]->index, position, 1, &file);
     if (r < 0)
         return r;
     if (!S_ISDIR(file.mode))
         return walk_take(w, link, dir_len, archive, position, &file);
-    return w->dataset->pot_count == 1 ? add_linked_folder(w, archive, position, way.links)
-                                      : add_linked_parts(w, link, archive, position, way.links);
+    return w->dataset->fileset_count == 1
+               ? add_linked_folder(w, archive, position, way.links)
+               : add_linked_parts(w, link, archive, position, way.links);
 }
 
 /* Take one child of the present folder in. */
@@ -838,7 +839,7 @@ static int walk_children(struct walk *w, uint32_t first, uint32_t count, size_t 
     struct index_file files[WALK_RUN];
     for (uint32_t i = 0; i < count;) {
         uint32_t run = count - i < WALK_RUN ? count - i : WALK_RUN;
-        int r = index_files(w->dataset->pots[w->at.archive]->index, first + i, run, files);
+        int r = index_files(w->dataset->filesets[w->at.archive]->index, first + i, run, files);
         for (uint32_t j = 0; j < run && r == 0; j++)
             r = dataset_look_at(w, first + i + j, dir_len, &files[j]);
         if (r < 0)
@@ -853,8 +854,8 @@ static int walk_folder(struct walk *w, size_t number)
     w->at = w->folders.at[number]; /* they move when one is added */
     uint32_t first, count;
     size_t len = strlen(w->at.path);
-    int r =
-        index_children(w->dataset->pots[w->at.archive]->index, w->at.position, &first, &count);
+    int r = index_children(w->dataset->filesets[w->at.archive]->index, w->at.position, &first,
+                           &count);
     if (r < 0)
         return r;
     w->is_plain = w->at.shown == LINK_FOLDER_NONE && w->options->filter_count == 0 &&
@@ -895,8 +896,8 @@ static int find_root(struct walk *w, const char *given)
         at += len;
     }
     w->root[at] = '\0';
-    for (size_t i = 0; i < d->pot_count && !w->root_led; i++) {
-        const struct index *index = d->pots[i]->index;
+    for (size_t i = 0; i < d->fileset_count && !w->root_led; i++) {
+        const struct index *index = d->filesets[i]->index;
         struct index_way way = {0};
         if (index_follow(index, INDEX_ROOT, w->root, &way, &root) < 0 || way.links == 0)
             continue;
@@ -914,7 +915,7 @@ static int find_root(struct walk *w, const char *given)
 /* The root in one archive. -ENOENT: another archive may have it. */
 static int add_root(struct walk *w, uint32_t archive)
 {
-    const struct index *index = w->dataset->pots[archive]->index;
+    const struct index *index = w->dataset->filesets[archive]->index;
     struct folder root = {.path = (char[1]){""}, .archive = archive};
     struct node node;
     int r = index_resolve(index, w->root, &root.position);
@@ -931,7 +932,7 @@ static int add_root(struct walk *w, uint32_t archive)
 
 static int walk_archive(struct walk *w, uint32_t archive)
 {
-    struct pot *pot = w->dataset->pots[archive];
+    struct fileset *fileset = w->dataset->filesets[archive];
     size_t number = w->folders.count;
     int r = add_root(w, archive);
     if (r == -ENOENT || r == -ENOTDIR)
@@ -942,15 +943,16 @@ static int walk_archive(struct walk *w, uint32_t archive)
     if (r == 0 || w->error->code)
         return r;
     if (r == -EUCLEAN)
-        return error_set(w->error, r, "%s: its index is damaged", pot->path);
+        return error_set(w->error, r, "%s: its index is damaged", fileset->path);
     if (r == -EOVERFLOW)
-        return error_set(w->error, r, "%s: there are more than 4 billion samples", pot->path);
+        return error_set(w->error, r, "%s: there are more than 4 billion samples",
+                         fileset->path);
     if (r == -ENOTDIR)
-        return error_set(w->error, r, "%s: '%s' is not a directory", pot->path, w->root);
+        return error_set(w->error, r, "%s: '%s' is not a directory", fileset->path, w->root);
     if (r == -EINVAL)
-        return error_set(w->error, r, "%s: '%s' has '..', which no name in it is", pot->path,
-                         w->root);
-    return error_errno(w->error, r, pot->path);
+        return error_set(w->error, r, "%s: '%s' has '..', which no name in it is",
+                         fileset->path, w->root);
+    return error_errno(w->error, r, fileset->path);
 }
 
 /* Walk the root in all archives, of which at least one has it. */
@@ -959,11 +961,11 @@ static int walk_root(struct walk *w)
     const struct dataset *d = w->dataset;
     size_t before = w->folders.count;
     int r = 0;
-    for (size_t i = 0; r == 0 && i < d->pot_count; i++)
+    for (size_t i = 0; r == 0 && i < d->fileset_count; i++)
         r = walk_archive(w, (uint32_t)i);
     if (r == 0 && w->folders.count == before)
         return error_set(w->error, -ENOENT, "%s: there is no directory '%s' in it",
-                         d->pots[0]->path, w->root);
+                         d->filesets[0]->path, w->root);
     return r;
 }
 
@@ -1298,7 +1300,7 @@ static int label_check(const struct dataset *d, struct onepot_error *error)
                ? 0
                : error_set(error, -ENOENT,
                            "%s: no sample has a part '%s' or '%s.cls' for its label",
-                           d->pots[0]->path, d->label_part, d->label_part);
+                           d->filesets[0]->path, d->label_part, d->label_part);
 }
 
 /* Take labels from a part of each sample, and none from its directory. */
@@ -1338,15 +1340,15 @@ static int no_samples(const struct walk *w)
     fault_set_advised(&fault, -ENOENT, d->part_names.count ? "" : w->root, FAULT_NO_OFFSET,
                       "allow_empty opens it nevertheless", "there are no samples, %s%s",
                       len ? "but" : "and nothing else", words);
-    return error_from_fault(w->error, -ENOENT, &fault, d->pots[0]->path);
+    return error_from_fault(w->error, -ENOENT, &fault, d->filesets[0]->path);
 }
 
 static int dataset_build(struct walk *w)
 {
     struct dataset *d = w->dataset;
     uint64_t entries = 0;
-    for (size_t i = 0; i < d->pot_count; i++)
-        entries += index_info(d->pots[i]->index)->entries;
+    for (size_t i = 0; i < d->fileset_count; i++)
+        entries += index_info(d->filesets[i]->index)->entries;
     d->records = map_records(entries, &d->record_bytes);
     w->linked_most = LINKED_BYTES_MOST + LINKED_COPIES * LINKED_ENTRY_BYTES * entries;
     w->path = malloc(MEMBER_PATH_MAX);
@@ -1370,32 +1372,33 @@ static int dataset_build(struct walk *w)
 
 static int map_archives(struct dataset *d)
 {
-    d->maps = calloc(d->pot_count + 1, sizeof(*d->maps));
-    d->brings = calloc(d->pot_count + 1, sizeof(*d->brings));
-    d->sources = calloc(d->pot_count + 1, sizeof(struct source *));
+    d->maps = calloc(d->fileset_count + 1, sizeof(*d->maps));
+    d->brings = calloc(d->fileset_count + 1, sizeof(*d->brings));
+    d->sources = calloc(d->fileset_count + 1, sizeof(struct source *));
     if (!d->maps || !d->brings || !d->sources)
         return -ENOMEM;
-    for (size_t i = 0; i < d->pot_count; i++) {
-        struct source *source = d->sources[i] = d->pots[i]->source;
+    for (size_t i = 0; i < d->fileset_count; i++) {
+        struct source *source = d->sources[i] = d->filesets[i]->source;
         d->maps[i] = source_map(source);
         d->brings[i] = !source_has(source, 0, source_size(source));
     }
     return 0;
 }
 
-int dataset_new(struct pot **pots, size_t count, const struct onepot_archive_options *options,
-                struct onepot_error *error, struct dataset **ret_dataset)
+int dataset_new(struct fileset **filesets, size_t count,
+                const struct onepot_archive_options *options, struct onepot_error *error,
+                struct dataset **ret_dataset)
 {
     struct dataset *d = calloc(1, sizeof(*d));
     if (!d) {
         for (size_t i = 0; i < count; i++)
-            pot_close(pots[i]);
-        free(pots);
+            fileset_close(filesets[i]);
+        free(filesets);
         return error_set(error, -ENOMEM, "out of memory");
     }
     d->users = 1;
-    d->pots = pots;
-    d->pot_count = count;
+    d->filesets = filesets;
+    d->fileset_count = count;
     d->opened_in = get_current_dir_name();
     d->cache_bytes = options->cache_bytes;
     d->hole_bytes = options->hole_bytes ? options->hole_bytes : HOLE_BYTES;
@@ -1406,9 +1409,9 @@ int dataset_new(struct pot **pots, size_t count, const struct onepot_archive_opt
         r = dataset_build(&w);
     for (size_t i = 0; i < count && r != -ENOMEM; i++) {
         struct fault fault = {0};
-        int whole = pot_check_whole(pots[i], &fault);
+        int whole = fileset_check_whole(filesets[i], &fault);
         if (whole < 0)
-            r = error_from_fault(&words, whole, &fault, pots[i]->path);
+            r = error_from_fault(&words, whole, &fault, filesets[i]->path);
     }
     for (size_t i = 0; i < w.folders.count; i++)
         free(w.folders.at[i].path);
@@ -1418,7 +1421,7 @@ int dataset_new(struct pot **pots, size_t count, const struct onepot_archive_opt
     free(w.root_led);
     if (r < 0) {
         if (words.code == 0)
-            error_errno(&words, r, d->pots[0]->path);
+            error_errno(&words, r, d->filesets[0]->path);
         dataset_free(d);
         return error_set(error, r, "%s", words.text);
     }
@@ -1428,8 +1431,8 @@ int dataset_new(struct pot **pots, size_t count, const struct onepot_archive_opt
 
 bool dataset_is_mapped(const struct dataset *d)
 {
-    for (size_t i = 0; i < d->pot_count; i++)
-        if (!d->maps[i] || !source_is_local(d->pots[i]->source))
+    for (size_t i = 0; i < d->fileset_count; i++)
+        if (!d->maps[i] || !source_is_local(d->filesets[i]->source))
             return false;
     return true;
 }
@@ -1439,9 +1442,9 @@ void dataset_free(struct dataset *dataset)
     if (!dataset || atomic_fetch_sub(&dataset->users, 1) > 1)
         return;
     dataset_free_readers(dataset);
-    for (size_t i = 0; i < dataset->pot_count; i++)
-        pot_close(dataset->pots[i]);
-    free(dataset->pots);
+    for (size_t i = 0; i < dataset->fileset_count; i++)
+        fileset_close(dataset->filesets[i]);
+    free(dataset->filesets);
     free(dataset->opened_in);
     free(dataset->data_digest);
     free(dataset->maps);

@@ -25,7 +25,7 @@
 #include "clock.h"
 #include "index.h"
 #include "onepot.h"
-#include "pot.h"
+#include "fileset.h"
 #include "reader.h"
 #include "vector.h"
 
@@ -78,13 +78,13 @@ struct cursor;
 
 struct dataset {
     _Atomic unsigned users;
-    struct pot **pots;
+    struct fileset **filesets;
     char *opened_in;                /* where relative paths led from; NULL: not known */
     _Atomic(uint8_t *) data_digest; /* NULL: nobody has asked for it */
     const uint8_t **maps;    /* one for each archive; NULL: that archive is read, not mapped */
     bool *brings;            /* reads there have to be brought first */
     struct source **sources; /* of the archives, close together */
-    size_t pot_count;
+    size_t fileset_count;
     struct record *records;
     size_t record_bytes; /* length of the mapping that holds the records */
     uint64_t record_count;
@@ -146,7 +146,7 @@ static inline const struct record *archive_first(const struct onepot_archive *ar
 static inline const struct dataset_link *record_link(const struct dataset *dataset,
                                                      const struct record *record)
 {
-    uint32_t entries = index_info(dataset->pots[record_archive(record)]->index)->entries;
+    uint32_t entries = index_info(dataset->filesets[record_archive(record)]->index)->entries;
     return record->entry < entries ? NULL : &dataset->links.at[record->entry - entries];
 }
 
@@ -162,13 +162,14 @@ static inline uint32_t record_named(const struct dataset *dataset, const struct 
                                     const struct index **ret_index)
 {
     const struct dataset_link *link = record_link(dataset, record);
-    *ret_index = dataset->pots[link ? link->archive : record_archive(record)]->index;
+    *ret_index = dataset->filesets[link ? link->archive : record_archive(record)]->index;
     return link ? link->name : record->entry;
 }
 
-/* Make the table. Takes the pots over, also on failure. */
-int dataset_new(struct pot **pots, size_t count, const struct onepot_archive_options *options,
-                struct onepot_error *error, struct dataset **ret_dataset);
+/* Make the table. Takes the filesets over, also on failure. */
+int dataset_new(struct fileset **filesets, size_t count,
+                const struct onepot_archive_options *options, struct onepot_error *error,
+                struct dataset **ret_dataset);
 void dataset_free(struct dataset *dataset);
 
 /* CLOCK_MONOTONIC, or a test's. */

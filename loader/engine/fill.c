@@ -202,7 +202,7 @@ static int fill_copy_file(const struct fill_plan *plan, struct filler *filler,
 static int fill_verify(const struct dataset *d, const struct record *record,
                        const uint8_t *bytes)
 {
-    const struct index *index = d->pots[record_archive(record)]->index;
+    const struct index *index = d->filesets[record_archive(record)]->index;
     uint32_t file = record_file(d, record);
     struct node node;
     uint64_t sum;

@@ -1008,7 +1008,7 @@ static uint64_t waits_since(const struct engine *e, struct worker *worker)
     if (!since)
         return 0;
     const struct record *record = &e->dataset->records[atomic_load(&worker->filler.record)];
-    uint64_t further = source_progress_ns(e->dataset->pots[record_archive(record)]->source);
+    uint64_t further = source_progress_ns(e->dataset->filesets[record_archive(record)]->source);
     return further > since ? further : since;
 }
 
@@ -1902,7 +1902,7 @@ static int find_digest(struct onepot_loader *loader, struct onepot_error *error,
     if (!loader->has_digest) {
         int r = onepot_archive_digest(loader->archive, loader->digest);
         if (r < 0)
-            return error_errno(error, r, loader->archive->dataset->pots[0]->path);
+            return error_errno(error, r, loader->archive->dataset->filesets[0]->path);
         loader->has_digest = true;
     }
     for (unsigned i = 0; i < ONEPOT_DIGEST_BYTES; i++)

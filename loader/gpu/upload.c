@@ -90,8 +90,8 @@ static bool is_in_pieces(const struct onepot_archive *archive)
 static int check_room(const struct dataset *d, uint64_t room, struct onepot_error *error)
 {
     uint64_t bytes = 0;
-    for (size_t i = 0; i < d->pot_count; i++)
-        bytes += source_size(d->pots[i]->source);
+    for (size_t i = 0; i < d->fileset_count; i++)
+        bytes += source_size(d->filesets[i]->source);
     if (bytes > room)
         return error_set(error, -ENOMEM,
                          "the archives have %" PRIu64 " bytes; there is room to page-lock "
@@ -158,18 +158,18 @@ static int lock_piece(struct locked *l, size_t i, const struct dataset *d,
 {
     struct piece *piece = &l->pieces[i];
     const void *map = d->maps[i];
-    int r = map ? locked_bring(d->pots[i]->source) : 0;
+    int r = map ? locked_bring(d->filesets[i]->source) : 0;
     if (r < 0)
-        return error_errno(error, r, d->pots[i]->path);
-    piece->bytes = source_size(d->pots[i]->source);
+        return error_errno(error, r, d->filesets[i]->path);
+    piece->bytes = source_size(d->filesets[i]->source);
     if (!map || !piece->bytes)
         return 0; /* no sample is in this archive */
     bring_all(map, NULL, piece->bytes);
     if (l->type->lock(l->device->device, map, piece->bytes,
-                      !source_is_memory(d->pots[i]->source), error) == 0)
+                      !source_is_memory(d->filesets[i]->source), error) == 0)
         piece->mapped = map;
     else
-        r = lock_copy(l, piece, d->pots[i]->source, map, error);
+        r = lock_copy(l, piece, d->filesets[i]->source, map, error);
     return r;
 }
 
@@ -232,7 +232,7 @@ int locked_new(struct onepot_device *device, const struct onepot_archive *archiv
         return error_set(error, -ENOMEM, "no memory for a loader");
     l->users = 1;
     l->type = device->type;
-    l->count = d->pot_count;
+    l->count = d->fileset_count;
     l->archive = archive_share(archive);
     l->pieces = calloc(l->count + 1, sizeof(*l->pieces));
     r = l->archive && l->pieces ? device_share(device, error, &l->device)

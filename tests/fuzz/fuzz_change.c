@@ -155,15 +155,15 @@ static uint64_t digest_of(const struct index *index)
 
 /* ---- who uses it ---- */
 
-static void read_files(struct pot *pot, struct reader *reader)
+static void read_files(struct fileset *fileset, struct reader *reader)
 {
     static uint8_t buf[PIECE_BYTES];
     struct reader_scratch *scratch;
     require(reader_scratch_new(reader, &scratch) == 0);
-    for (uint32_t i = 0; i < index_info(pot->index)->entries; i++) {
+    for (uint32_t i = 0; i < index_info(fileset->index)->entries; i++) {
         struct node n;
         size_t got;
-        if (index_node(pot->index, i, &n) < 0 || !S_ISREG(n.mode))
+        if (index_node(fileset->index, i, &n) < 0 || !S_ISREG(n.mode))
             continue;
         reader_copy(reader, scratch, i, 0, buf, sizeof(buf), &got);
         reader_copy(reader, scratch, i, n.size_bytes / 2, buf, sizeof(buf), &got);
@@ -172,14 +172,14 @@ static void read_files(struct pot *pot, struct reader *reader)
 }
 
 /* Into FOLDER/out: nothing else may come to lie in FOLDER. */
-static void extract(struct pot *pot)
+static void extract(struct fileset *fileset)
 {
     char folder[] = "/tmp/onepot-fuzz.XXXXXX", out[sizeof(folder) + 4];
     struct extract_result result;
     require(mkdtemp(folder));
     snprintf(out, sizeof(out), "%s/out", folder);
     struct extract_options options = {.work = {.threads = 1}, .directory = out};
-    extract_run(pot, &options, NULL, &result);
+    extract_run(fileset, &options, NULL, &result);
     DIR *dir = opendir(folder);
     require(dir);
     for (const struct dirent *e; (e = readdir(dir));)
@@ -190,19 +190,19 @@ static void extract(struct pot *pot)
     require(access(folder, F_OK) < 0);
 }
 
-/* Takes the pot over. */
-static void load(struct pot *pot)
+/* Takes the fileset over. */
+static void load(struct fileset *fileset)
 {
     static uint8_t buf[PIECE_BYTES];
     struct onepot_archive_options options = {.cache_bytes = 1u << 20};
     struct dataset *dataset;
     struct cursor *cursor;
-    struct pot **pots = malloc(sizeof(*pots));
-    require(pots);
-    pots[0] = pot;
-    if (dataset_new(pots, 1, &options, NULL, &dataset) < 0)
+    struct fileset **filesets = malloc(sizeof(*filesets));
+    require(filesets);
+    filesets[0] = fileset;
+    if (dataset_new(filesets, 1, &options, NULL, &dataset) < 0)
         return;
-    require(dataset->record_count <= index_info(pot->index)->entries);
+    require(dataset->record_count <= index_info(fileset->index)->entries);
     if (cursor_get(dataset, NULL, &cursor) == 0) {
         for (uint64_t i = 0; i < dataset->record_count; i++) {
             const struct record *r = &dataset->records[i];
@@ -214,33 +214,33 @@ static void load(struct pot *pot)
     dataset_free(dataset);
 }
 
-/* As pot_open leaves it. NULL: the index is refused. */
-static struct pot *open_pot(int fd, size_t size)
+/* As fileset_open leaves it. NULL: the index is refused. */
+static struct fileset *open_fileset(int fd, size_t size)
 {
-    struct pot *pot = calloc(1, sizeof(*pot));
-    require(pot && (pot->path = strdup("archive")));
-    pot->backend = &backend_squashfs;
-    require(source_from_fd(dup(fd), "archive", &pot->source) == 0);
-    if (index_open(pot->source, DATA_BYTES, size, NULL, &pot->index) == 0 &&
-        index_info(pot->index)->archive_bytes <= source_size(pot->source))
-        return pot;
-    pot_close(pot);
+    struct fileset *fileset = calloc(1, sizeof(*fileset));
+    require(fileset && (fileset->path = strdup("archive")));
+    fileset->backend = &backend_squashfs;
+    require(source_from_fd(dup(fd), "archive", &fileset->source) == 0);
+    if (index_open(fileset->source, DATA_BYTES, size, NULL, &fileset->index) == 0 &&
+        index_info(fileset->index)->archive_bytes <= source_size(fileset->source))
+        return fileset;
+    fileset_close(fileset);
     return NULL;
 }
 
-static void use(struct pot *pot)
+static void use(struct fileset *fileset)
 {
     struct reader_options options = {.cache_bytes = 1u << 20};
     struct work_options how = {.threads = 1};
     struct verify_result result;
     struct reader *reader;
-    if (reader_new(pot, &options, NULL, &reader) == 0) {
-        read_files(pot, reader);
+    if (reader_new(fileset, &options, NULL, &reader) == 0) {
+        read_files(fileset, reader);
         reader_free(reader);
-        verify_run(pot, &how, false, NULL, &result);
-        extract(pot);
+        verify_run(fileset, &how, false, NULL, &result);
+        extract(fileset);
     }
-    load(pot);
+    load(fileset);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -259,16 +259,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     edit_all(image, made, len, data, first * EDIT_BYTES);
     require(ftruncate(fd, DATA_BYTES) == 0 &&
             pwrite(fd, image, len, DATA_BYTES) == (ssize_t)len);
-    struct pot *before = open_pot(fd, len), *pot = open_pot(fd, len);
-    if (pot) {
+    struct fileset *before = open_fileset(fd, len), *fileset = open_fileset(fd, len);
+    if (fileset) {
         uint64_t digest = digest_of(before->index);
         edit_all(image, made, len, data + first * EDIT_BYTES, size - first * EDIT_BYTES);
         require(pwrite(fd, image, len, DATA_BYTES) == (ssize_t)len);
         require(digest_of(before->index) == digest);
-        require(digest_of(pot->index) == digest);
-        use(pot);
+        require(digest_of(fileset->index) == digest);
+        use(fileset);
     }
-    pot_close(before);
+    fileset_close(before);
     close(fd);
     return 0;
 }

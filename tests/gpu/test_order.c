@@ -486,7 +486,7 @@ START_TEST(a_device_that_gathers_locks_the_archive_and_gets_tables_alone)
     onepot_loader_free(loader);
     loader = NULL;
     device->type = &held_type;
-    ck_assert_int_eq(was_stored, !source_is_memory(archive->dataset->pots[0]->source));
+    ck_assert_int_eq(was_stored, !source_is_memory(archive->dataset->filesets[0]->source));
     ck_assert(!gpu || gpu->urgent_streams == 1); /* a busy GPU begins with that kernel */
 }
 END_TEST

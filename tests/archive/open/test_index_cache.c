@@ -18,7 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "pot.h"
+#include "fileset.h"
 #include "source.h"
 #define SUITE_IN_MEMORY
 #include "suite.h"
@@ -27,7 +27,7 @@
 #define LONG_KEY "-0123456789abcdef0123456789abcdef.onepot-index"
 #define DAY_S 86400
 
-static const struct pot_options always = {.save = POT_SAVE_ALWAYS};
+static const struct fileset_options always = {.save = FILESET_SAVE_ALWAYS};
 static char folder[PATH_MAX];
 
 static void begin(void)
@@ -64,14 +64,14 @@ static bool is_there(const char *name)
 }
 
 /* The index of a union always goes to the cache folder. */
-static struct pot *open_union(void)
+static struct fileset *open_union(void)
 {
     static const char *const paths[] = {"../../a.tar", "../../b.tar"};
     struct fault fault = {0};
-    struct pot *pot = NULL;
-    ck_assert_msg(pot_open_many(paths, 2, "both", &always, &fault, &pot) == 0, "%s",
+    struct fileset *fileset = NULL;
+    ck_assert_msg(fileset_open_many(paths, 2, "both", &always, &fault, &fileset) == 0, "%s",
                   fault.what);
-    return pot;
+    return fileset;
 }
 
 /* Nothing is saved in a folder that somebody else could put something into, and the line says
@@ -80,17 +80,17 @@ static void check_refused(const char *word)
 {
     static const char *const paths[] = {"../../a.tar", "../../b.tar"};
     struct fault fault = {0};
-    struct pot *pot = NULL;
-    ck_assert_int_eq(pot_open_many(paths, 2, "both", &always, &fault, &pot), -EPERM);
+    struct fileset *fileset = NULL;
+    ck_assert_int_eq(fileset_open_many(paths, 2, "both", &always, &fault, &fileset), -EPERM);
     ck_assert_msg(strstr(fault.what, word) != NULL, "%s", fault.what);
 }
 
 /* Returns what can be removed and was. */
-static struct pot_cache clean(void)
+static struct fileset_cache clean(void)
 {
-    struct pot_cache cache;
+    struct fileset_cache cache;
     struct fault fault = {0};
-    ck_assert_msg(pot_clean_cache(&cache, &fault) == 0, "%s", fault.what);
+    ck_assert_msg(fileset_clean_cache(&cache, &fault) == 0, "%s", fault.what);
     return cache;
 }
 
@@ -102,13 +102,13 @@ START_TEST(what_was_not_used_for_long_goes_when_another_is_saved)
     put("young" LONG_KEY, 10, 89);
     struct timespec read_today[2] = {{.tv_nsec = UTIME_NOW}, {.tv_nsec = UTIME_OMIT}};
     ck_assert_int_eq(utimensat(AT_FDCWD, "read" KEY, read_today, 0), 0);
-    struct pot *pot = open_union();
+    struct fileset *fileset = open_union();
     ck_assert(!is_there("old" KEY));
     ck_assert(!is_there("older" LONG_KEY));
     ck_assert(is_there("read" KEY));
     ck_assert(is_there("young" LONG_KEY));
-    ck_assert(is_there(pot->index_path));
-    pot_close(pot);
+    ck_assert(is_there(fileset->index_path));
+    fileset_close(fileset);
 }
 END_TEST
 
@@ -119,21 +119,21 @@ START_TEST(the_last_used_stay_within_the_bound)
     put("second-0123456789abcdef@512.onepot-index", 600 << 10, 2);
     put("third" KEY, 100 << 10, 3); /* it has room beside the first one */
     put("fourth" KEY, 900 << 10, 4);
-    pot_close(open_union());
+    fileset_close(open_union());
     ck_assert(is_there("first-1@512" KEY));
     ck_assert(!is_there("second-0123456789abcdef@512.onepot-index"));
     ck_assert(is_there("third" KEY));
     ck_assert(!is_there("fourth" KEY));
 
     setenv("ONEPOT_INDEX_CACHE", "0", 1);
-    struct pot *pot = open_union(); /* that was saved already */
+    struct fileset *fileset = open_union(); /* that was saved already */
     ck_assert(is_there("third" KEY));
-    ck_assert_int_eq(unlink(pot->index_path), 0);
-    pot_close(pot);
-    pot = open_union();
+    ck_assert_int_eq(unlink(fileset->index_path), 0);
+    fileset_close(fileset);
+    fileset = open_union();
     ck_assert(!is_there("third" KEY));
-    ck_assert(is_there(pot->index_path)); /* the new one always stays */
-    pot_close(pot);
+    ck_assert(is_there(fileset->index_path)); /* the new one always stays */
+    fileset_close(fileset);
 }
 END_TEST
 
@@ -142,7 +142,7 @@ START_TEST(without_a_bound_in_the_environment_it_is_2_gib)
     put("first" KEY, 1 << 30, 1);
     put("second" KEY, 1023 << 20, 2);
     put("third" KEY, 2 << 20, 3);
-    pot_close(open_union());
+    fileset_close(open_union());
     ck_assert(is_there("first" KEY));
     ck_assert(is_there("second" KEY));
     ck_assert(!is_there("third" KEY));
@@ -170,7 +170,7 @@ START_TEST(what_has_another_name_or_is_no_file_stays)
     for (size_t i = 0; i < 9; i++)
         put(others[i], 10, 1000);
     put("gone" KEY, 10, 1000);
-    pot_close(open_union());
+    fileset_close(open_union());
     ck_assert_uint_eq(clean().removed, 1); /* of the union */
     for (size_t i = 0; i < sizeof(others) / sizeof(*others); i++)
         ck_assert_msg(is_there(others[i]), "%s", others[i]);
@@ -213,18 +213,19 @@ START_TEST(what_is_mapped_stays)
     if (!cache_keeps_locks())
         return;
     for (int i = 0; i < 2; i++) {
-        struct pot *pot = open_union();
-        ck_assert_int_eq((int)pot->origin, i == 0 ? POT_INDEX_BUILT : POT_INDEX_SAVED);
+        struct fileset *fileset = open_union();
+        ck_assert_int_eq((int)fileset->origin,
+                         i == 0 ? FILESET_INDEX_BUILT : FILESET_INDEX_SAVED);
         put("other" KEY, 10, 0);
-        struct pot_cache cache = clean();
+        struct fileset_cache cache = clean();
         ck_assert_uint_eq(cache.in_use, 1);
         ck_assert_uint_eq(cache.removed, 1);
         ck_assert_uint_eq(cache.removed_bytes, 10);
-        ck_assert(is_there(pot->index_path));
-        pot_close(pot);
+        ck_assert(is_there(fileset->index_path));
+        fileset_close(fileset);
     }
-    struct pot *first = open_union(), *second = open_union();
-    pot_close(first);
+    struct fileset *first = open_union(), *second = open_union();
+    fileset_close(first);
     ck_assert_uint_eq(clean().in_use, 1);
     int wait_for[2];
     ck_assert_int_eq(pipe(wait_for), 0);
@@ -234,7 +235,7 @@ START_TEST(what_is_mapped_stays)
         close(wait_for[1]);
         _exit(read(wait_for[0], &c, 1) != 0);
     }
-    pot_close(second);
+    fileset_close(second);
     ck_assert_uint_eq(clean().in_use, 1);
     close(wait_for[1]);
     ck_assert_int_eq(waitpid(child, NULL, 0), child);
@@ -244,18 +245,19 @@ END_TEST
 
 START_TEST(an_index_that_is_saved_later_is_in_use_from_then_on)
 {
-    static const struct pot_options later = {.save = POT_SAVE_ALWAYS, .saves_later = true};
+    static const struct fileset_options later = {.save = FILESET_SAVE_ALWAYS,
+                                                 .saves_later = true};
     static const char *const paths[] = {"../../a.tar", "../../b.tar"};
-    struct pot *pot = NULL;
+    struct fileset *fileset = NULL;
     if (!cache_keeps_locks())
         return;
     put("old" KEY, 10, 91);
-    ck_assert_int_eq(pot_open_many(paths, 2, "both", &later, NULL, &pot), 0);
+    ck_assert_int_eq(fileset_open_many(paths, 2, "both", &later, NULL, &fileset), 0);
     ck_assert(is_there("old" KEY));
-    ck_assert_int_eq(pot_save(pot, NULL), 0);
+    ck_assert_int_eq(fileset_save(fileset, NULL), 0);
     ck_assert(!is_there("old" KEY));
     ck_assert_uint_eq(clean().in_use, 1);
-    pot_close(pot);
+    fileset_close(fileset);
     ck_assert_uint_eq(clean().removed, 1);
 }
 END_TEST
@@ -264,14 +266,14 @@ END_TEST
 START_TEST(on_a_network_filesystem_what_is_open_may_go)
 {
     setenv("ONEPOT_ASSUME_REMOTE", "1", 1);
-    pot_close(open_union());
-    struct pot *pot = open_union();
+    fileset_close(open_union());
+    struct fileset *fileset = open_union();
     uint32_t position;
-    ck_assert_int_eq((int)pot->origin, POT_INDEX_SAVED);
+    ck_assert_int_eq((int)fileset->origin, FILESET_INDEX_SAVED);
     ck_assert_uint_eq(clean().removed, 1);
-    ck_assert_int_eq(index_resolve(pot->index, "one/17", &position), 0);
-    ck_assert_int_eq(index_check(pot->index, NULL), 0);
-    pot_close(pot);
+    ck_assert_int_eq(index_resolve(fileset->index, "one/17", &position), 0);
+    ck_assert_int_eq(index_check(fileset->index, NULL), 0);
+    fileset_close(fileset);
     unsetenv("ONEPOT_ASSUME_REMOTE");
 }
 END_TEST
@@ -280,16 +282,16 @@ END_TEST
 START_TEST(a_use_is_noted)
 {
     struct stat before, after;
-    struct pot *pot = open_union();
+    struct fileset *fileset = open_union();
     char path[PATH_MAX];
-    snprintf(path, sizeof(path), "%s", pot->index_path);
-    pot_close(pot);
+    snprintf(path, sizeof(path), "%s", fileset->index_path);
+    fileset_close(fileset);
     for (int hours = 36; hours > 0; hours -= 24) {
         struct timespec then[2] = {{.tv_sec = time(NULL) - hours * 3600}};
         then[1] = (struct timespec){.tv_sec = time(NULL) - 7 * DAY_S};
         ck_assert_int_eq(utimensat(AT_FDCWD, path, then, 0), 0);
         ck_assert_int_eq(stat(path, &before), 0);
-        pot_close(open_union());
+        fileset_close(open_union());
         ck_assert_int_eq(stat(path, &after), 0);
         ck_assert_int_eq(after.st_mtim.tv_sec, before.st_mtim.tv_sec);
         if (hours > 24)
@@ -302,13 +304,13 @@ END_TEST
 START_TEST(a_folder_that_others_may_write_to_is_left_alone)
 {
     static const mode_t open_modes[] = {0777, 01777, 0702};
-    struct pot_cache cache;
+    struct fileset_cache cache;
     for (size_t i = 0; i < 3; i++) {
         struct fault fault = {0};
         put("old" KEY, 10, 91);
         ck_assert_int_eq(chmod(".", open_modes[i]), 0);
         check_refused("cache/onepot");
-        ck_assert_int_eq(pot_clean_cache(&cache, &fault), -EPERM);
+        ck_assert_int_eq(fileset_clean_cache(&cache, &fault), -EPERM);
         ck_assert_ptr_nonnull(strstr(fault.what, folder));
         ck_assert(is_there("old" KEY));
     }
@@ -324,7 +326,7 @@ START_TEST(nothing_is_saved_below_another_users_folder)
     ck_assert_int_eq(chown("..", 1001, 1001), 0);
     check_refused("it belongs to user 1001");
     ck_assert_int_eq(chown("..", 0, 0), 0);
-    pot_close(open_union());
+    fileset_close(open_union());
 }
 END_TEST
 
@@ -335,7 +337,7 @@ START_TEST(a_missing_folder_is_made_for_this_user_alone)
     snprintf(path, sizeof(path), "%s/new/cache", folder);
     setenv("XDG_CACHE_HOME", path, 1);
     mode_t before = umask(0277);
-    pot_close(open_union());
+    fileset_close(open_union());
     umask(before);
     for (const char *name = "../../new\0../../new/cache\0../../new/cache/onepot\0"; *name;
          name += strlen(name) + 1) {
@@ -347,15 +349,15 @@ END_TEST
 
 START_TEST(without_a_folder_there_is_nothing_to_do)
 {
-    struct pot_cache cache = {1, 1, 1};
+    struct fileset_cache cache = {1, 1, 1};
     struct fault fault = {0};
     ck_assert_int_eq(chdir(folder), 0);
     ck_assert_int_eq(rmdir("cache/onepot"), 0);
-    ck_assert_int_eq(pot_clean_cache(&cache, &fault), 0);
+    ck_assert_int_eq(fileset_clean_cache(&cache, &fault), 0);
     ck_assert_uint_eq(cache.removed + cache.in_use, 0);
     setenv("XDG_CACHE_HOME", "relative", 1);
     unsetenv("HOME");
-    ck_assert_int_eq(pot_clean_cache(&cache, &fault), 0);
+    ck_assert_int_eq(fileset_clean_cache(&cache, &fault), 0);
     ck_assert_int_eq(fault.err, 0);
 }
 END_TEST

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "pot_private.h"
+#include "fileset_private.h"
 #include "suite.h"
 
 enum { THREADS = 4, ROUNDS = 1000 };
@@ -53,17 +53,17 @@ static void on_note(void *ctx, const char *line)
     user.inside--;
 }
 
-static const struct pot_options options = {
+static const struct fileset_options options = {
     .note = on_note, .progress = on_progress, .cancelled = &user.cancelled, .ctx = &user};
 
-static int team_of(uint64_t bytes_total, void (*run)(void *, const struct pot_options *))
+static int team_of(uint64_t bytes_total, void (*run)(void *, const struct fileset_options *))
 {
     return opening_team_run(&(struct opening_team){
         .options = &options, .bytes_total = bytes_total, .threads = THREADS, .run = run});
 }
 
 /* Archives of 30 bytes and 2 members each. */
-static void open_many(void *arg, const struct pot_options *own)
+static void open_many(void *arg, const struct fileset_options *own)
 {
     (void)arg;
     for (int i = 0; i < ROUNDS; i++) {
@@ -93,7 +93,7 @@ START_TEST(progress_does_not_exceed_the_total)
 END_TEST
 
 /* One that does not end of itself. */
-static void open_forever(void *arg, const struct pot_options *own)
+static void open_forever(void *arg, const struct fileset_options *own)
 {
     (void)arg;
     struct progress progress = {0};
@@ -113,7 +113,7 @@ static void on_signal(int number)
     (void)number;
 }
 
-static void open_until_signal(void *arg, const struct pot_options *own)
+static void open_until_signal(void *arg, const struct fileset_options *own)
 {
     if (++begun == THREADS)
         ck_assert_int_eq(kill(getpid(), SIGTERM), 0);
@@ -130,7 +130,7 @@ START_TEST(signal_ends_all)
 END_TEST
 
 /* A program's own signals, as a profiler's timer, wait until the work is done. */
-static void open_through_signal(void *arg, const struct pot_options *own)
+static void open_through_signal(void *arg, const struct fileset_options *own)
 {
     (void)arg;
     ck_assert(!*own->cancelled);

@@ -11,7 +11,7 @@
 
 #include "extract.h"
 #include "lost_pages.h"
-#include "pot.h"
+#include "fileset.h"
 #include "suite.h"
 #include "thread.h"
 
@@ -226,26 +226,27 @@ END_TEST
 START_TEST(a_saved_index_that_is_cut_short_is_an_error)
 {
     struct tree t;
-    struct pot *pot;
+    struct fileset *fileset;
     struct fault fault = {0};
     char name[256];
     size_t len;
     int r = 0;
     pack(&t, PACKING_TAR);
-    const struct pot_options options = {.save = POT_SAVE_ALWAYS};
+    const struct fileset_options options = {.save = FILESET_SAVE_ALWAYS};
     for (unsigned i = 0; i < 2; i++) { /* made and saved, then found */
-        ck_assert_msg(pot_open(t.archive, &options, &fault, &pot) == 0, "%s", fault.what);
+        ck_assert_msg(fileset_open(t.archive, &options, &fault, &fileset) == 0, "%s",
+                      fault.what);
         if (i == 0)
-            pot_close(pot);
+            fileset_close(fileset);
     }
-    ck_assert_ptr_nonnull(pot->index_path);
-    ck_assert_int_eq(truncate(pot->index_path, 100), 0);
-    for (uint32_t i = 0; i < FILES && !index_is_lost(pot->index); i++)
-        r = index_path(pot->index, i, name, sizeof(name), &len);
-    ck_assert(index_is_lost(pot->index));
+    ck_assert_ptr_nonnull(fileset->index_path);
+    ck_assert_int_eq(truncate(fileset->index_path, 100), 0);
+    for (uint32_t i = 0; i < FILES && !index_is_lost(fileset->index); i++)
+        r = index_path(fileset->index, i, name, sizeof(name), &len);
+    ck_assert(index_is_lost(fileset->index));
     ck_assert_int_lt(r, 0);
-    ck_assert_int_eq(pot_check_whole(pot, &fault), -EIO);
-    pot_close(pot);
+    ck_assert_int_eq(fileset_check_whole(fileset, &fault), -EIO);
+    fileset_close(fileset);
     tree_end(&t);
 }
 END_TEST
@@ -255,15 +256,15 @@ static int extract_cut(enum packing packing, off_t bytes, struct fault *fault,
                        struct extract_result *ret_result)
 {
     struct tree t;
-    struct pot *pot;
+    struct fileset *fileset;
     char directory[96];
     pack(&t, packing);
     snprintf(directory, sizeof(directory), "%s/out", t.path);
     const struct extract_options options = {.work = {.threads = 2}, .directory = directory};
-    ck_assert_int_eq(pot_open(t.archive, NULL, fault, &pot), 0);
+    ck_assert_int_eq(fileset_open(t.archive, NULL, fault, &fileset), 0);
     ck_assert_int_eq(truncate(t.archive, bytes), 0);
-    int r = extract_run(pot, &options, fault, ret_result);
-    pot_close(pot);
+    int r = extract_run(fileset, &options, fault, ret_result);
+    fileset_close(fileset);
     tree_end(&t);
     return r;
 }

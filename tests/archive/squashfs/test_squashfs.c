@@ -249,13 +249,13 @@ static void pack(const char *image, const char *options)
 /* ---- opening an image ---- */
 
 struct opened {
-    struct pot pot;
+    struct fileset fileset;
     struct reader *reader;
     struct reader_scratch *scratch;
     struct fault fault;
 };
 
-/* Index a source as pot_open's child does, and write the index to a descriptor. */
+/* Index a source as fileset_open's child does, and write the index to a descriptor. */
 static int index_image(struct source *source, int fd, struct fault *fault)
 {
     struct progress progress = {0};
@@ -278,8 +278,8 @@ static void close_image(struct opened *o)
 {
     reader_scratch_free(o->scratch);
     reader_free(o->reader);
-    index_close(o->pot.index);
-    source_close(o->pot.source);
+    index_close(o->fileset.index);
+    source_close(o->fileset.source);
 }
 
 static int open_source(struct source *source, struct opened *o)
@@ -288,16 +288,16 @@ static int open_source(struct source *source, struct opened *o)
     struct reader_options options = {.cache_bytes = 4u << 20};
     int fd = memfd_create("index", MFD_CLOEXEC);
     memset(o, 0, sizeof(*o));
-    o->pot.source = source;
+    o->fileset.source = source;
     int r = index_image(source, fd, &o->fault);
     if (r == 0)
         r = source_from_fd(fd, "index", &image);
     else
         close(fd);
     if (r == 0)
-        r = index_open(image, 0, source_size(image), &o->fault, &o->pot.index);
+        r = index_open(image, 0, source_size(image), &o->fault, &o->fileset.index);
     if (r == 0)
-        r = reader_new(&o->pot, &options, &o->fault, &o->reader);
+        r = reader_new(&o->fileset, &options, &o->fault, &o->reader);
     if (r == 0)
         r = reader_scratch_new(o->reader, &o->scratch);
     source_close(image);
@@ -353,14 +353,14 @@ static bool same_xattrs(struct opened *o, uint32_t position, const char *path)
     struct xattr xattr;
     for (char *name = names; size > 0 && name < names + size; name += strlen(name) + 1) {
         ssize_t len = lgetxattr(path, name, value, sizeof(value));
-        if (index_xattr_get(o->pot.index, position, name, strlen(name), &xattr) < 0 ||
+        if (index_xattr_get(o->fileset.index, position, name, strlen(name), &xattr) < 0 ||
             len < 0 || xattr.value_len != (size_t)len ||
             memcmp(xattr.value, value, (size_t)len) != 0)
             return false;
         there++;
     }
     uint64_t cursor = 0;
-    while (index_xattr_next(o->pot.index, position, &cursor, &xattr) == 0)
+    while (index_xattr_next(o->fileset.index, position, &cursor, &xattr) == 0)
         here++;
     return here == there;
 }
@@ -371,7 +371,7 @@ static bool same_symlink(struct opened *o, uint32_t position, const char *path)
     const char *here;
     size_t len;
     ssize_t n = readlink(path, there, sizeof(there));
-    return n >= 0 && index_symlink(o->pot.index, position, &here, &len) == 0 &&
+    return n >= 0 && index_symlink(o->fileset.index, position, &here, &len) == 0 &&
            len == (size_t)n && memcmp(here, there, len) == 0;
 }
 
@@ -381,7 +381,7 @@ static void compare_entry(struct comparison *c, struct opened *o, uint32_t posit
     struct node node;
     struct stat st;
     c->entries++;
-    if (index_node(o->pot.index, position, &node) < 0 || lstat(path, &st) < 0) {
+    if (index_node(o->fileset.index, position, &node) < 0 || lstat(path, &st) < 0) {
         differs(c, path, "existence");
         return;
     }
@@ -414,11 +414,11 @@ static void compare_tree(struct comparison *c, struct opened *o, const char *ref
 {
     struct node node;
     char path[4200];
-    for (uint32_t i = 0; index_node(o->pot.index, i, &node) == 0; i++) {
+    for (uint32_t i = 0; index_node(o->fileset.index, i, &node) == 0; i++) {
         size_t len;
         int n = snprintf(path, sizeof(path), "%s/", reference);
-        ck_assert_int_eq(index_path(o->pot.index, i, path + n, sizeof(path) - (size_t)n, &len),
-                         0);
+        ck_assert_int_eq(
+            index_path(o->fileset.index, i, path + n, sizeof(path) - (size_t)n, &len), 0);
         compare_entry(c, o, i, path);
     }
 }
@@ -505,7 +505,7 @@ START_TEST(image_shows_what_extraction_and_kernel_show)
     begin_folder();
     pack_tree("../tree", "image", variants[_i].options);
     open_image("image", &o);
-    const struct index_info *info = index_info(o.pot.index);
+    const struct index_info *info = index_info(o.fileset.index);
     ck_assert_int_eq(info->codec, variants[_i].codec);
     ck_assert_uint_eq(info->entries, count_files("../tree"));
     /* Extraction, which takes longer, with one variant of each codec. */
@@ -524,13 +524,13 @@ START_TEST(empty_tree_and_small_trees)
     sh("mkdir tree");
     pack("image", "");
     open_image("image", &o);
-    ck_assert_uint_eq(index_info(o.pot.index)->entries, 1);
+    ck_assert_uint_eq(index_info(o.fileset.index)->entries, 1);
     check_against_unsquashfs(&o, "image");
     close_image(&o);
     sh("mkdir -m 700 tree/d; touch tree/f");
     pack("image", "");
     open_image("image", &o);
-    ck_assert_uint_eq(index_info(o.pot.index)->entries, 3);
+    ck_assert_uint_eq(index_info(o.fileset.index)->entries, 3);
     check_against_unsquashfs(&o, "image");
     close_image(&o);
     end_folder();
@@ -546,11 +546,11 @@ START_TEST(listing_of_more_than_64_kib)
     sh("mkdir -p tree/d && cd tree/d && seq -f entry-%%07.0f 8000 | xargs touch");
     pack("image", "");
     open_image("image", &o);
-    ck_assert_int_eq(index_resolve(o.pot.index, "d", &position), 0);
-    ck_assert_int_eq(index_children(o.pot.index, position, &first, &count), 0);
+    ck_assert_int_eq(index_resolve(o.fileset.index, "d", &position), 0);
+    ck_assert_int_eq(index_children(o.fileset.index, position, &first, &count), 0);
     ck_assert_uint_eq(count, 8000);
-    ck_assert_int_eq(index_resolve(o.pot.index, "d/entry-0007777", &position), 0);
-    ck_assert_int_eq(index_resolve(o.pot.index, "d/entry-0008001", &position), -ENOENT);
+    ck_assert_int_eq(index_resolve(o.fileset.index, "d/entry-0007777", &position), 0);
+    ck_assert_int_eq(index_resolve(o.fileset.index, "d/entry-0008001", &position), -ENOENT);
     close_image(&o);
     end_folder();
 }
@@ -568,7 +568,7 @@ START_TEST(depth_of_500_directories)
     pack("image", "");
     open_image("image", &o);
     strcat(path, "/file");
-    ck_assert_int_eq(index_resolve(o.pot.index, path, &position), 0);
+    ck_assert_int_eq(index_resolve(o.fileset.index, path, &position), 0);
     check_against_unsquashfs(&o, "image");
     close_image(&o);
     end_folder();
@@ -591,8 +591,8 @@ START_TEST(sparse_file_of_5_gib)
         pack("image", "-noD -noF");
     }
     open_image(_i ? "image" : TEST_DATA_DIR "/sparse_5_gib.squashfs", &o);
-    ck_assert_int_eq(index_resolve(o.pot.index, "huge", &position), 0);
-    ck_assert_int_eq(index_node(o.pot.index, position, &node), 0);
+    ck_assert_int_eq(index_resolve(o.fileset.index, "huge", &position), 0);
+    ck_assert_int_eq(index_node(o.fileset.index, position, &node), 0);
     ck_assert_uint_eq(node.size_bytes, size);
     ck_assert(node.has_holes);
     ck_assert_uint_lt(node.data_bytes, 8u << 20);
@@ -623,12 +623,12 @@ START_TEST(stored_images_are_ranges_without_blocks)
     write_file("tree/small", 5000, 2, false);
     pack("image", "-noD -noF");
     open_image("image", &o);
-    ck_assert_int_eq(index_resolve(o.pot.index, "small", &position), 0);
-    ck_assert_int_eq(index_extent(o.pot.index, position, 0, &extent), 0);
+    ck_assert_int_eq(index_resolve(o.fileset.index, "small", &position), 0);
+    ck_assert_int_eq(index_extent(o.fileset.index, position, 0, &extent), 0);
     ck_assert_int_eq(extent.kind, EXTENT_STORED);
     ck_assert_uint_eq(extent.length, 5000);
-    ck_assert_int_eq(index_resolve(o.pot.index, "large", &position), 0);
-    ck_assert_int_eq(index_extent(o.pot.index, position, 0, &extent), 0);
+    ck_assert_int_eq(index_resolve(o.fileset.index, "large", &position), 0);
+    ck_assert_int_eq(index_extent(o.fileset.index, position, 0, &extent), 0);
     ck_assert_int_eq(extent.kind, EXTENT_STORED);
     ck_assert_uint_ge(extent.length, 1000000 / 131072 * 131072);
     close_image(&o);
@@ -685,7 +685,7 @@ static int try_image(const uint8_t *bytes, size_t size, struct fault *fault)
     struct node node;
     ck_assert_int_eq(source_from_memory(bytes, size, "image", &source), 0);
     int r = open_source(source, &o);
-    for (uint32_t i = 0; r == 0 && index_node(o.pot.index, i, &node) == 0; i++) {
+    for (uint32_t i = 0; r == 0 && index_node(o.fileset.index, i, &node) == 0; i++) {
         uint64_t step = node.size_bytes / 50 + sizeof(buf);
         for (uint64_t at = 0; S_ISREG(node.mode) && at < node.size_bytes; at += step) {
             size_t len;

@@ -20,7 +20,7 @@
 
 struct fixture {
     char path[64], tree[96], archive[96];
-    struct pot *pot;
+    struct fileset *fileset;
     struct reader *reader;
 };
 
@@ -77,15 +77,16 @@ static void open_it(struct fixture *f)
 {
     struct reader_options options = {.cache_bytes = 1u << 20};
     struct fault fault = {0};
-    ck_assert_int_eq(pot_open(f->archive, &(struct pot_options){0}, &fault, &f->pot), 0);
-    ck_assert_int_eq(reader_new(f->pot, &options, &fault, &f->reader), 0);
+    ck_assert_int_eq(
+        fileset_open(f->archive, &(struct fileset_options){0}, &fault, &f->fileset), 0);
+    ck_assert_int_eq(reader_new(f->fileset, &options, &fault, &f->reader), 0);
 }
 
 static void end(struct fixture *f)
 {
     char path[128];
     reader_free(f->reader);
-    pot_close(f->pot);
+    fileset_close(f->fileset);
     for (unsigned i = 0; i < FILES; i++) {
         snprintf(path, sizeof(path), "%s/%02u", f->tree, i);
         unlink(path);
@@ -100,7 +101,7 @@ static uint32_t find(struct fixture *f, unsigned file)
     char name[8];
     uint32_t position;
     snprintf(name, sizeof(name), "%02u", file);
-    ck_assert_int_eq(index_resolve(f->pot->index, name, &position), 0);
+    ck_assert_int_eq(index_resolve(f->fileset->index, name, &position), 0);
     return position;
 }
 
@@ -138,7 +139,7 @@ START_TEST(every_byte_comes_once)
     begin(&f, _i & 1 ? 3 : 0);
     open_it(&f);
     struct content *content;
-    ck_assert_int_eq(content_new(f.pot, f.reader,
+    ck_assert_int_eq(content_new(f.fileset, f.reader,
                                  _i & 2 ? CONTENT_THREAD_BLOCKS : CONTENT_SHARED_BLOCKS,
                                  &content),
                      0);
@@ -159,7 +160,7 @@ START_TEST(thread_blocks_leave_the_cache_alone)
     struct content *content;
     struct block_cache_stats stats;
     uint64_t reads, bytes;
-    ck_assert_int_eq(content_new(f.pot, f.reader, CONTENT_THREAD_BLOCKS, &content), 0);
+    ck_assert_int_eq(content_new(f.fileset, f.reader, CONTENT_THREAD_BLOCKS, &content), 0);
     for (unsigned i = 0; i < FILES; i++)
         read_and_check(&f, content, i, 0, size_of(i));
     reader_stats(f.reader, &stats, &reads, &bytes);
@@ -189,10 +190,10 @@ START_TEST(a_damaged_block_is_an_error_for_its_files_alone)
     struct content *content;
     struct seen seen = {0};
     uint64_t where = FAULT_NO_OFFSET;
-    ck_assert_int_eq(index_extent(f.pot->index, find(&f, 39), 0, &extent), 0);
+    ck_assert_int_eq(index_extent(f.fileset->index, find(&f, 39), 0, &extent), 0);
     ck_assert_int_eq(extent.kind, EXTENT_BLOCK);
     damage(&f, extent.source_offset + extent.packed_bytes / 2);
-    ck_assert_int_eq(content_new(f.pot, f.reader,
+    ck_assert_int_eq(content_new(f.fileset, f.reader,
                                  _i ? CONTENT_THREAD_BLOCKS : CONTENT_SHARED_BLOCKS, &content),
                      0);
     for (unsigned i = 0; i < 2; i++) { /* what failed is not taken for good later */
@@ -223,12 +224,12 @@ START_TEST(files_before_the_damage_of_a_block_come_without_its_sum)
     struct content *content;
     uint64_t where;
     unsigned last = 6; /* in one block with the small ones before it */
-    ck_assert_int_eq(index_extent(f.pot->index, find(&f, last), 0, &extent), 0);
-    ck_assert_int_eq(index_extent(f.pot->index, find(&f, 1), 0, &first), 0);
+    ck_assert_int_eq(index_extent(f.fileset->index, find(&f, last), 0, &extent), 0);
+    ck_assert_int_eq(index_extent(f.fileset->index, find(&f, 1), 0, &first), 0);
     ck_assert_uint_eq(extent.source_offset, first.source_offset);
     damage(&f, extent.source_offset + extent.packed_bytes - 2); /* the block's own sum */
     for (int skip = 0; skip < 2; skip++) {
-        ck_assert_int_eq(content_new(f.pot, f.reader, CONTENT_THREAD_BLOCKS, &content), 0);
+        ck_assert_int_eq(content_new(f.fileset, f.reader, CONTENT_THREAD_BLOCKS, &content), 0);
         if (skip)
             content_skip_sums(content);
         int r = content_read(content, find(&f, 1), 0, size_of(1), ignore, NULL, &where);
@@ -249,8 +250,8 @@ START_TEST(what_is_expected_comes_with_the_first_read_as_far_as_the_window_goes)
     struct extent extent;
     begin(&f, 0);
     open_it(&f);
-    ck_assert_int_eq(content_new(f.pot, f.reader, CONTENT_SHARED_BLOCKS, &content), 0);
-    ck_assert_int_eq(index_extent(f.pot->index, find(&f, 6), 0, &extent), 0);
+    ck_assert_int_eq(content_new(f.fileset, f.reader, CONTENT_SHARED_BLOCKS, &content), 0);
+    ck_assert_int_eq(index_extent(f.fileset->index, find(&f, 6), 0, &extent), 0);
     content_expect(content, extent.source_offset + 2 * (uint64_t)CONTENT_NEAR_BYTES);
     read_and_check(&f, content, 6, 0, size_of(6));
 
@@ -280,9 +281,9 @@ START_TEST(what_the_source_says_of_itself_is_an_io_error)
     uint64_t where = FAULT_NO_OFFSET;
     begin(&f, 0);
     open_it(&f);
-    ck_assert_int_eq(content_new(f.pot, f.reader, CONTENT_SHARED_BLOCKS, &content), 0);
+    ck_assert_int_eq(content_new(f.fileset, f.reader, CONTENT_SHARED_BLOCKS, &content), 0);
     int folder = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    ck_assert_int_ge(dup2(folder, source_fd(f.pot->source)), 0);
+    ck_assert_int_ge(dup2(folder, source_fd(f.fileset->source)), 0);
     close(folder);
     ck_assert_int_eq(content_read(content, find(&f, 7), 0, size_of(7), see, &seen, &where),
                      -EIO);
@@ -313,7 +314,8 @@ START_TEST(a_digest_of_holes_shows_progress_and_ends_on_demand)
     struct fixture f;
     struct fault fault = {0};
     struct giving_up g = {0};
-    const struct pot_options how = {.progress = give_up, .cancelled = &g.cancelled, .ctx = &g};
+    const struct fileset_options how = {
+        .progress = give_up, .cancelled = &g.cancelled, .ctx = &g};
     uint8_t digest[INDEX_DIGEST_BYTES];
     char path[128];
     make_tree(&f);
@@ -321,7 +323,7 @@ START_TEST(a_digest_of_holes_shows_progress_and_ends_on_demand)
     ck_assert_int_eq(truncate(path, (off_t)SPARSE_BYTES), 0);
     pack_tree(&f, 0);
     open_it(&f);
-    ck_assert_int_eq(content_digest(f.pot, 2, &how, &fault, digest), -ECANCELED);
+    ck_assert_int_eq(content_digest(f.fileset, 2, &how, &fault, digest), -ECANCELED);
     ck_assert_uint_eq(g.total, SPARSE_BYTES);
     end(&f);
 }

@@ -48,7 +48,7 @@ struct fixture {
     size_t missing; /* bytes of the archive that the index knows and the source lacks */
     char path[64];  /* of the archive, if it lies in a file */
     const struct source_ops *pages; /* NULL: as the system has them */
-    struct pot pot;
+    struct fileset fileset;
     struct reader *reader;
     struct reader_scratch *scratch;
 };
@@ -200,7 +200,7 @@ static void open_source(struct fixture *f, bool in_file)
 {
     if (!in_file) {
         ck_assert_int_eq(
-            source_from_memory(f->archive, f->archive_bytes, "archive", &f->pot.source), 0);
+            source_from_memory(f->archive, f->archive_bytes, "archive", &f->fileset.source), 0);
         return;
     }
     const char *folder = getenv("TMPDIR");
@@ -210,7 +210,7 @@ static void open_source(struct fixture *f, bool in_file)
     ck_assert_int_eq(write(fd, f->archive, f->archive_bytes), (ssize_t)f->archive_bytes);
     ck_assert_int_eq(fsync(fd), 0);
     close(fd);
-    ck_assert_int_eq(source_open(f->path, NULL, &f->pot.source), 0);
+    ck_assert_int_eq(source_open(f->path, NULL, &f->fileset.source), 0);
 }
 
 static void finish_in(struct fixture *f, bool in_file, uint64_t cache_bytes)
@@ -226,22 +226,22 @@ static void finish_in(struct fixture *f, bool in_file, uint64_t cache_bytes)
     ck_assert_int_eq(builder_write(f->builder, &header, fd, 0, &fault, &image_bytes), 0);
     builder_free(f->builder);
     ck_assert_int_eq(source_from_fd(fd, "index", &image), 0);
-    ck_assert_int_eq(index_open(image, 0, image_bytes, &fault, &f->pot.index), 0);
+    ck_assert_int_eq(index_open(image, 0, image_bytes, &fault, &f->fileset.index), 0);
     source_close(image);
     for (unsigned i = 0; i < f->file_count; i++)
-        ck_assert_int_eq(index_resolve(f->pot.index, f->files[i].name, &f->files[i].position),
-                         0);
+        ck_assert_int_eq(
+            index_resolve(f->fileset.index, f->files[i].name, &f->files[i].position), 0);
     f->archive_bytes -= f->missing;
     open_source(f, in_file);
     if (f->pages) {
         struct source *wrapper = calloc(1, sizeof(*wrapper));
         ck_assert_ptr_nonnull(wrapper);
-        source_wrap(wrapper, f->pages, &f->pot.source);
+        source_wrap(wrapper, f->pages, &f->fileset.source);
     }
     struct reader_options options = {.cache_bytes = cache_bytes,
                                      .cache_stored = f->cache_stored,
                                      .is_kept_above = f->is_kept_above};
-    ck_assert_int_eq(reader_new(&f->pot, &options, &fault, &f->reader), 0);
+    ck_assert_int_eq(reader_new(&f->fileset, &options, &fault, &f->reader), 0);
     ck_assert_int_eq(reader_scratch_new(f->reader, &f->scratch), 0);
 }
 
@@ -254,8 +254,8 @@ static void end(struct fixture *f)
 {
     reader_scratch_free(f->scratch);
     reader_free(f->reader);
-    index_close(f->pot.index);
-    source_close(f->pot.source);
+    index_close(f->fileset.index);
+    source_close(f->fileset.source);
     for (unsigned i = 0; i < f->file_count; i++)
         free(f->files[i].content);
     free(f->archive);
@@ -330,7 +330,7 @@ START_TEST(every_kind_of_file_reads_back)
         begin(&f);
         add_everything(&f);
         finish_in(&f, _i == 1, budgets[i]);
-        ck_assert_ptr_nonnull(source_map(f.pot.source));
+        ck_assert_ptr_nonnull(source_map(f.fileset.source));
         ck_assert_uint_eq(count_wrong(&f, f.scratch, 1, 300), 0);
         end(&f);
     }
@@ -346,7 +346,7 @@ START_TEST(sources_that_are_not_mapped_read_the_same)
     f.cache_stored = _i > 0;
     add_everything(&f);
     finish_in(&f, true, budgets[_i % 3]);
-    ck_assert_ptr_null(source_map(f.pot.source));
+    ck_assert_ptr_null(source_map(f.fileset.source));
     ck_assert_uint_eq(count_wrong(&f, f.scratch, 2, 300), 0);
     end(&f);
     unsetenv("ONEPOT_ASSUME_REMOTE");
@@ -379,7 +379,7 @@ START_TEST(what_is_read_through_the_mapping_counts)
     begin(&f);
     add_stored(&f, "large", 8000000);
     finish_in(&f, true, 1u << 20);
-    ck_assert_ptr_nonnull(source_map(f.pot.source));
+    ck_assert_ptr_nonnull(source_map(f.fileset.source));
     struct source_stats before = source_stats_of(&f);
     ck_assert(read_is_right(&f, f.scratch, 0, 0, 1u << 20));
     ck_assert(read_is_right(&f, f.scratch, 0, 1u << 20, 4096));
@@ -518,7 +518,7 @@ START_TEST(stored_bytes_are_handed_out_where_they_lie)
     ck_assert_int_eq(reader_get(f.reader, f.scratch, f.files[0].position, 1000, BLOCK, &span),
                      0);
     ck_assert_int_eq(span.iov_count, 1);
-    ck_assert_ptr_eq(span.iov[0].iov_base, source_map(f.pot.source) + 512 + 1000);
+    ck_assert_ptr_eq(span.iov[0].iov_base, source_map(f.fileset.source) + 512 + 1000);
     reader_put(f.reader, &span);
     end(&f);
 }
@@ -535,12 +535,12 @@ START_TEST(answers_are_copies_if_so_wanted_and_can_be_cut)
     finish(&f);
     reader_scratch_free(f.scratch);
     reader_free(f.reader);
-    ck_assert_int_eq(reader_new(&f.pot, &options, &fault, &f.reader), 0);
+    ck_assert_int_eq(reader_new(&f.fileset, &options, &fault, &f.reader), 0);
     ck_assert_int_eq(reader_scratch_new(f.reader, &f.scratch), 0);
     ck_assert_int_eq(reader_get(f.reader, f.scratch, f.files[0].position, 1000, BLOCK, &span),
                      0);
-    const uint8_t *map = source_map(f.pot.source), *at = span.iov[0].iov_base;
-    ck_assert(at < map || at >= map + source_size(f.pot.source));
+    const uint8_t *map = source_map(f.fileset.source), *at = span.iov[0].iov_base;
+    ck_assert(at < map || at >= map + source_size(f.fileset.source));
     ck_assert_mem_eq(at, map + 512 + 1000, BLOCK);
     reader_cut(&span, 5000, 300);
     ck_assert_int_eq(span.iov_count, 1);
@@ -800,9 +800,9 @@ static int open_with(enum codec codec, uint32_t block_bytes)
     builder_free(f.builder);
     ck_assert_int_eq(source_from_fd(fd, "index", &image), 0);
     open_source(&f, false);
-    int r = index_open(image, 0, image_bytes, &fault, &f.pot.index);
+    int r = index_open(image, 0, image_bytes, &fault, &f.fileset.index);
     if (r == 0)
-        r = reader_new(&f.pot, &options, &fault, &reader);
+        r = reader_new(&f.fileset, &options, &fault, &reader);
     ck_assert_int_eq(r < 0, *fault.what != '\0');
     ck_assert_int_eq(r == 0, reader != NULL);
     reader_free(reader);
@@ -833,7 +833,7 @@ START_TEST(each_block_may_have_its_own_codec)
     f.codec = CODEC_NONE;
     finish(&f);
     for (int i = 0; i < PACKERS; i++) {
-        ck_assert(index_info(f.pot.index)->codecs & 1u << packers[i].codec);
+        ck_assert(index_info(f.fileset.index)->codecs & 1u << packers[i].codec);
         ck_assert(read_is_right(&f, f.scratch, i, 100, BLOCK - 100));
     }
     end(&f);
@@ -872,7 +872,7 @@ START_TEST(hook_is_not_called_for_what_keeps_a_cpu_busy)
     finish(&f);
     reader_scratch_hooks(f.scratch, count_call, NULL, &calls);
     char byte;
-    if (source_read_cached(f.pot.source, &byte, 1, 0) == -EAGAIN) {
+    if (source_read_cached(f.fileset.source, &byte, 1, 0) == -EAGAIN) {
         printf("skipped: this kernel's memory files do not tell what is cached\n");
         end(&f);
         return;

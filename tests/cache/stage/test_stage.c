@@ -674,10 +674,10 @@ static int open_unpacked(int err, struct fault *fault, struct staged *s)
 {
     struct stage_store store = {{.place = place}, NULL};
     struct source *packed;
-    const struct pot_unpacker unpacker = {unpack, &err};
+    const struct fileset_unpacker unpacker = {unpack, &err};
     memset(fault, 0, sizeof(*fault));
     ck_assert_int_eq(source_open(archive, NULL, &packed), 0);
-    int r = stage_pot_store(&store).open(&store, packed, &unpacker, fault, &s->source);
+    int r = stage_fileset_store(&store).open(&store, packed, &unpacker, fault, &s->source);
     s->stage = store.stage;
     source_close(packed);
     return r;

@@ -197,7 +197,7 @@ END_TEST
 
 static void as_stream(void)
 {
-    stage->stream = (struct pot_stream){.packed = source, .bytes = BYTES};
+    stage->stream = (struct fileset_stream){.packed = source, .bytes = BYTES};
 }
 
 static bool retry(int err, uint64_t chunk)

@@ -19,7 +19,7 @@
 
 #include "cleanup.h"
 #include "forks.h"
-#include "pot.h"
+#include "fileset.h"
 #include "source.h"
 #include "stage_private.h"
 #include "suite.h"
@@ -53,10 +53,12 @@ static void set_up(void)
     ck_assert_uint_eq(fwrite(bytes, 1, FILE_BYTES, f), FILE_BYTES);
     ck_assert_int_eq(fclose(f), 0);
     ck_assert_int_eq(command("tar -cf - data | zstd -q > a.tar.zst"), 0);
-    struct pot *pot = NULL;
-    ck_assert_int_eq(
-        pot_open("a.tar.zst", &(struct pot_options){.save = POT_SAVE_ALWAYS}, NULL, &pot), 0);
-    pot_close(pot);
+    struct fileset *fileset = NULL;
+    ck_assert_int_eq(fileset_open("a.tar.zst",
+                                  &(struct fileset_options){.save = FILESET_SAVE_ALWAYS}, NULL,
+                                  &fileset),
+                     0);
+    fileset_close(fileset);
 }
 
 static void tear_down(void)
@@ -70,7 +72,7 @@ static void tear_down(void)
 
 struct opened {
     struct stage_store store;
-    struct pot *pot;
+    struct fileset *fileset;
     uint64_t offset; /* of the file in the tar */
 };
 
@@ -79,13 +81,15 @@ static void open_stream(struct opened *o, bool is_private)
     struct extent extent;
     uint32_t position;
     *o = (struct opened){.store = {.is_private = is_private}};
-    const struct pot_store pot_store = stage_pot_store(&o->store);
-    ck_assert_int_eq(
-        pot_open("a.tar.zst", &(struct pot_options){.store = &pot_store}, NULL, &o->pot), 0);
+    const struct fileset_store fileset_store = stage_fileset_store(&o->store);
+    ck_assert_int_eq(fileset_open("a.tar.zst",
+                                  &(struct fileset_options){.store = &fileset_store}, NULL,
+                                  &o->fileset),
+                     0);
     ck_assert_ptr_nonnull(o->store.stage);
-    ck_assert_int_eq((int)o->pot->origin, POT_INDEX_SAVED);
-    ck_assert_int_eq(index_resolve(o->pot->index, "data", &position), 0);
-    ck_assert_int_eq(index_extent(o->pot->index, position, 0, &extent), 0);
+    ck_assert_int_eq((int)o->fileset->origin, FILESET_INDEX_SAVED);
+    ck_assert_int_eq(index_resolve(o->fileset->index, "data", &position), 0);
+    ck_assert_int_eq(index_extent(o->fileset->index, position, 0, &extent), 0);
     o->offset = extent.source_offset;
 }
 
@@ -95,7 +99,7 @@ static void close_stream(struct opened *o)
     for (int i = 0; (r = stage_stop(o->store.stage)) == -EBUSY && i < 20; i++)
         ; /* two seconds are few for the disk of a busy machine */
     ck_assert_int_eq(r, 0);
-    pot_close(o->pot);
+    fileset_close(o->fileset);
     stage_close(o->store.stage);
 }
 
@@ -103,7 +107,7 @@ static void close_stream(struct opened *o)
 static int read_at(const struct opened *o, uint64_t at)
 {
     uint8_t buf[1000];
-    int r = source_read(o->pot->source, buf, sizeof(buf), o->offset + at);
+    int r = source_read(o->fileset->source, buf, sizeof(buf), o->offset + at);
     if (r == 0)
         ck_assert_mem_eq(buf, bytes + at, sizeof(buf));
     return r;
@@ -129,15 +133,15 @@ static void check_reading(bool is_private)
     uint8_t byte;
     open_stream(&o, is_private);
     ck_assert_uint_eq(report(&o).bytes_here, 0);
-    ck_assert(!source_has(o.pot->source, 0, 1));
-    ck_assert_int_eq(source_read_cached(o.pot->source, &byte, 1, 0), -EAGAIN);
+    ck_assert(!source_has(o.fileset->source, 0, 1));
+    ck_assert_int_eq(source_read_cached(o.fileset->source, &byte, 1, 0), -EAGAIN);
     ck_assert_int_eq(stage_start(o.store.stage), 0);
     ck_assert_int_eq(read_at(&o, FILE_BYTES - 1000), 0);
     ck_assert_int_eq(read_at(&o, 0), 0);
-    ck_assert_int_eq(source_bring(o.pot->source, 0, source_size(o.pot->source)), 0);
+    ck_assert_int_eq(source_bring(o.fileset->source, 0, source_size(o.fileset->source)), 0);
     ck_assert(stage_wait_whole(o.store.stage, LIMIT_MS));
-    ck_assert_mem_eq(source_map(o.pot->source) + o.offset, bytes, FILE_BYTES);
-    ck_assert_uint_eq(report(&o).stream_bytes, source_size(o.pot->source));
+    ck_assert_mem_eq(source_map(o.fileset->source) + o.offset, bytes, FILE_BYTES);
+    ck_assert_uint_eq(report(&o).stream_bytes, source_size(o.fileset->source));
     ck_assert_int_eq(report(&o).failure, 0);
     ck_assert_uint_eq(stage_stream_progress_ns(o.store.stage), 0);
     close_stream(&o);
@@ -160,7 +164,7 @@ START_TEST(several_share_what_one_unpacks)
     ck_assert_int_eq(stage_start(b.store.stage), 0);
     ck_assert_int_eq(read_at(&b, FILE_BYTES - 1000), 0);
     ck_assert(stage_wait_whole(b.store.stage, LIMIT_MS));
-    ck_assert_uint_eq(report(&b).stream_bytes, source_size(b.pot->source));
+    ck_assert_uint_eq(report(&b).stream_bytes, source_size(b.fileset->source));
     close_stream(&a);
     ck_assert_int_eq(read_at(&b, 0), 0);
     close_stream(&b);
@@ -190,7 +194,7 @@ START_TEST(another_one_goes_on_where_a_process_died)
     ck_assert_int_eq(waitpid(pid, NULL, 0), pid);
     ck_assert_int_eq(read_at(&o, FILE_BYTES - 1000), 0);
     ck_assert(stage_wait_whole(o.store.stage, LIMIT_MS));
-    ck_assert_mem_eq(source_map(o.pot->source) + o.offset, bytes, FILE_BYTES);
+    ck_assert_mem_eq(source_map(o.fileset->source) + o.offset, bytes, FILE_BYTES);
     close_stream(&o);
     check_nothing_left();
 }
@@ -222,7 +226,7 @@ START_TEST(what_does_not_fit_its_sum_is_never_seen)
     ck_assert(!stage_wait_whole(o.store.stage, LIMIT_MS));
     ck_assert_int_eq(report(&o).failure, EUCLEAN);
     ck_assert_str_ne(report(&o).reason, "");
-    ck_assert_int_lt(source_bring(o.pot->source, 0, source_size(o.pot->source)), 0);
+    ck_assert_int_lt(source_bring(o.fileset->source, 0, source_size(o.fileset->source)), 0);
     for (uint64_t at = 0; at + 1000 <= FILE_BYTES; at += 100000)
         ck_assert_int_le(read_at(&o, at), 0); /* compares what it reads */
     close_stream(&o);
@@ -256,11 +260,11 @@ END_TEST
 /* Somebody unpacks it who had no index: what he writes into is not taken from him. */
 static int unpack(void *arg, int fd, const char *place, uint64_t room, struct fault *fault)
 {
-    const struct pot_stream *stream = arg;
+    const struct fileset_stream *stream = arg;
     struct stage_store other = {.options = {.place = folder}};
     struct source *source;
     (void)room, (void)fault;
-    ck_assert_int_lt(stage_pot_store(&other).expand(&other, stream, NULL, &source), 0);
+    ck_assert_int_lt(stage_fileset_store(&other).expand(&other, stream, NULL, &source), 0);
     ck_assert_int_eq(command("test -n \"$(find . -name '*.copy')\""), 0);
     ck_assert_ptr_nonnull(place);
     return ftruncate(fd, (off_t)stream->bytes) < 0 ? -errno : 0;
@@ -268,22 +272,25 @@ static int unpack(void *arg, int fd, const char *place, uint64_t room, struct fa
 
 START_TEST(a_copy_that_others_unpack_stays_theirs)
 {
-    struct pot *pot = NULL;
+    struct fileset *fileset = NULL;
     struct stage_store store = {.options = {.place = folder}};
     struct source *packed = NULL, *source = NULL;
-    ck_assert_int_eq(
-        pot_open("a.tar.zst", &(struct pot_options){.save = POT_SAVE_ALWAYS}, NULL, &pot), 0);
+    ck_assert_int_eq(fileset_open("a.tar.zst",
+                                  &(struct fileset_options){.save = FILESET_SAVE_ALWAYS}, NULL,
+                                  &fileset),
+                     0);
     ck_assert_int_eq(source_open("a.tar.zst", NULL, &packed), 0);
-    const struct pot_stream stream = {.backend = pot->backend,
-                                      .packed = packed,
-                                      .index = pot->index,
-                                      .bytes = index_info(pot->index)->archive_bytes};
-    const struct pot_unpacker unpacker = {unpack, (void *)(uintptr_t)&stream};
-    ck_assert_int_eq(stage_pot_store(&store).open(&store, packed, &unpacker, NULL, &source), 0);
+    const struct fileset_stream stream = {.backend = fileset->backend,
+                                          .packed = packed,
+                                          .index = fileset->index,
+                                          .bytes = index_info(fileset->index)->archive_bytes};
+    const struct fileset_unpacker unpacker = {unpack, (void *)(uintptr_t)&stream};
+    ck_assert_int_eq(stage_fileset_store(&store).open(&store, packed, &unpacker, NULL, &source),
+                     0);
     source_close(source);
     stage_close(store.stage);
     source_close(packed);
-    pot_close(pot);
+    fileset_close(fileset);
     check_nothing_left();
 }
 END_TEST

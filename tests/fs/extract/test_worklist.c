@@ -12,7 +12,7 @@
 #define ITEMS 5000u
 
 static char folder[64];
-static struct pot *pot;
+static struct fileset *fileset;
 
 /* Any archive will do: nothing is read from it. */
 static void make_folder(void)
@@ -50,12 +50,12 @@ static void take_item(struct worker *w, const struct work_item *item)
 static void take_by(unsigned threads, uint32_t same, uint32_t items)
 {
     const struct work_options options = {.threads = threads};
-    const struct pot_options opening = {.save = POT_SAVE_NEVER};
+    const struct fileset_options opening = {.save = FILESET_SAVE_NEVER};
     struct fault fault = {0};
     ck_assert_int_eq(chdir(folder), 0);
-    ck_assert_int_eq(pot_open("a.tar", &opening, &fault, &pot), 0);
+    ck_assert_int_eq(fileset_open("a.tar", &opening, &fault, &fileset), 0);
     struct workers workers = {
-        .options = &options, .pot = pot, .buffer_bytes = 1, .work = take_item};
+        .options = &options, .fileset = fileset, .buffer_bytes = 1, .work = take_item};
     seen.same = same;
     ck_assert_int_eq(workers_init(&workers, &fault), 0);
     for (uint32_t i = 0; i < items; i++) { /* in another order than the archive's */
@@ -65,7 +65,7 @@ static void take_by(unsigned threads, uint32_t same, uint32_t items)
     }
     ck_assert_int_eq(workers_run(&workers), 0);
     workers_free(&workers);
-    pot_close(pot);
+    fileset_close(fileset);
     ck_assert_uint_eq(seen.parted, 0);
     ck_assert_uint_eq(seen.backwards, 0);
     for (uint32_t i = 0; i < ITEMS; i++)

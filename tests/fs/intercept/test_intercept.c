@@ -46,9 +46,9 @@ static struct index *make_index(uint64_t start)
 }
 
 static struct counters counters;
-static struct pot pot;
+static struct fileset fileset;
 static struct session session = {
-    .config = {.pot = &pot, .counters = &counters},
+    .config = {.fileset = &fileset, .counters = &counters},
     .made = {.tv_sec = 17, .tv_nsec = 4},
 };
 
@@ -57,8 +57,8 @@ static void *start(struct index *index, struct source *source, struct intercept_
 {
     void *server = NULL;
     *ret_id = (struct intercept_id){0};
-    session.index = pot.index = index;
-    pot.source = source;
+    session.index = fileset.index = index;
+    fileset.source = source;
     ck_assert_int_eq(intercept_feature.start(&session, &server), 0);
     ck_assert_ptr_nonnull(server);
     ck_assert_int_eq(sscanf(counters.direct_id, "%ld %ld %" SCNu64 " %47s",

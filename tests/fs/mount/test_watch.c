@@ -61,7 +61,7 @@ static void teardown(void)
 extern const struct feature archive_watch_feature;
 static struct counters counters;
 static struct session session;
-static struct pot pot;
+static struct fileset fileset;
 static void *state;
 static char told[2048];
 static bool is_full; /* where its index would be saved */
@@ -87,9 +87,9 @@ void session_distrust(struct session *s)
     atomic_store(&s->distrusted, true);
 }
 
-int pot_save(struct pot *of, struct fault *fault)
+int fileset_save(struct fileset *of, struct fault *fault)
 {
-    ck_assert_ptr_eq(of, &pot);
+    ck_assert_ptr_eq(of, &fileset);
     if (is_full)
         *fault = (struct fault){.err = ENOSPC, .what = "no space", .advice = "it stays here"};
     return is_full ? -ENOSPC : 0;
@@ -97,10 +97,10 @@ int pot_save(struct pot *of, struct fault *fault)
 
 static void begin(void)
 {
-    pot = (struct pot){
+    fileset = (struct fileset){
         .path = path, .source = source, .fingerprint = fingerprint, .has_fingerprint = true};
-    source_identity(source, &pot.identity);
-    session = (struct session){.config = {.pot = &pot, .counters = &counters}};
+    source_identity(source, &fileset.identity);
+    session = (struct session){.config = {.fileset = &fileset, .counters = &counters}};
     told[0] = '\0';
 }
 

@@ -68,22 +68,22 @@ static uint64_t problems_of(const char *path, struct reports *ret_reports,
                             struct verify_result *ret_result)
 {
     struct fault fault = {0};
-    struct pot *pot;
+    struct fileset *fileset;
     *ret_reports = (struct reports){0};
     *ret_result = (struct verify_result){0};
     const struct work_options work = {.threads = 2, .report = take, .ctx = ret_reports};
     const bool trailer_is_good = verify_trailer(path, 0, &fault) == 0;
     if (!trailer_is_good)
         take(ret_reports, &fault);
-    const struct pot_options opening = {
-        .save = POT_SAVE_NEVER, .lists_left_out = true, .rebuild = true};
+    const struct fileset_options opening = {
+        .save = FILESET_SAVE_NEVER, .lists_left_out = true, .rebuild = true};
     fault = (struct fault){0};
-    if (pot_open(path, &opening, &fault, &pot) < 0) {
+    if (fileset_open(path, &opening, &fault, &fileset) < 0) {
         take(ret_reports, &fault);
         return ret_reports->count;
     }
-    ck_assert_int_eq(verify_run(pot, &work, trailer_is_good, &fault, ret_result), 0);
-    pot_close(pot);
+    ck_assert_int_eq(verify_run(fileset, &work, trailer_is_good, &fault, ret_result), 0);
+    fileset_close(fileset);
     return ret_reports->count;
 }
 
@@ -172,11 +172,11 @@ END_TEST
 static void change_name(const char *path, const char *name, char last)
 {
     struct fault fault = {0};
-    struct pot *pot;
-    ck_assert_int_eq(pot_open(path, &(struct pot_options){0}, &fault, &pot), 0);
-    const uint64_t at = index_info(pot->index)->image_offset,
-                   len = index_info(pot->index)->image_bytes;
-    pot_close(pot);
+    struct fileset *fileset;
+    ck_assert_int_eq(fileset_open(path, &(struct fileset_options){0}, &fault, &fileset), 0);
+    const uint64_t at = index_info(fileset->index)->image_offset,
+                   len = index_info(fileset->index)->image_bytes;
+    fileset_close(fileset);
     uint8_t *image = malloc(len);
     int fd = open(path, O_RDWR | O_CLOEXEC);
     ck_assert_int_eq(pread(fd, image, len, (off_t)at), (ssize_t)len);
@@ -228,14 +228,14 @@ END_TEST
 START_TEST(it_ends_when_it_is_told_to)
 {
     struct fault fault = {0};
-    struct pot *pot;
+    struct fileset *fileset;
     struct verify_result result;
     _Atomic int stop = 1;
-    const struct pot_options opening = {.save = POT_SAVE_NEVER};
+    const struct fileset_options opening = {.save = FILESET_SAVE_NEVER};
     const struct work_options work = {.threads = 2, .stop = &stop};
-    ck_assert_int_eq(pot_open("plain.tar", &opening, &fault, &pot), 0);
-    ck_assert_int_eq(verify_run(pot, &work, false, &fault, &result), -EINTR);
-    pot_close(pot);
+    ck_assert_int_eq(fileset_open("plain.tar", &opening, &fault, &fileset), 0);
+    ck_assert_int_eq(verify_run(fileset, &work, false, &fault, &result), -EINTR);
+    fileset_close(fileset);
 }
 END_TEST
 

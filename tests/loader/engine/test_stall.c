@@ -188,7 +188,7 @@ static void setup(void)
     open_slow();
     struct source *wrapper = calloc(1, sizeof(*wrapper));
     ck_assert_ptr_nonnull(wrapper);
-    source_wrap(wrapper, &slow_ops, &archive->dataset->pots[0]->source);
+    source_wrap(wrapper, &slow_ops, &archive->dataset->filesets[0]->source);
 }
 
 static void teardown(void)
@@ -449,7 +449,7 @@ START_TEST(a_read_that_fails_is_tried_as_often_as_was_said)
     struct onepot_archive_options o = {
         .size = sizeof(o), .cache_bytes = 1, .retries = cases[_i].given};
     struct onepot_archive *failing = tree_open(&tree, &o);
-    struct source *source = failing->dataset->pots[0]->source;
+    struct source *source = failing->dataset->filesets[0]->source;
     struct onepot_error error = {0};
     char bytes[SAMPLE];
     size_t got;

@@ -437,9 +437,9 @@ static int refuse_to_lock(void *on, const void *memory, size_t bytes, bool is_st
 static bool locks_mapping(void)
 {
     const struct dataset *d = ragged_archive->dataset;
-    size_t bytes = source_size(d->pots[0]->source);
+    size_t bytes = source_size(d->filesets[0]->source);
     if (device->type->lock(device->device, d->maps[0], bytes,
-                           !source_is_memory(d->pots[0]->source), NULL) < 0)
+                           !source_is_memory(d->filesets[0]->source), NULL) < 0)
         return false;
     device->type->unlock(device->device, d->maps[0], bytes);
     return true;

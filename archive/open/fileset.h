@@ -1,12 +1,12 @@
 /*
- * A pot is an opened archive: its bytes (source), its index, its format. All layers above open
- * archives only this way:
+ * A fileset is an opened archive: its bytes (source), its index, its format. All layers above
+ * open archives only this way:
  *
- *     pot_open("train.tar", &(struct pot_options){.note = say}, &fault, &pot);
- *     index_lookup(pot->index, ...);     which files there are
+ *     fileset_open("train.tar", &(struct fileset_options){.note = say}, &fault, &fileset);
+ *     index_lookup(fileset->index, ...);     which files there are
  *     reader_get(...)                    their bytes, see cache/reader/reader.h
  *
- * pot_open tries, in order: the index that the archive carries; an index saved for it
+ * fileset_open tries, in order: the index that the archive carries; an index saved for it
  * (ARCHIVE.onepot-index beside it, then in $XDG_CACHE_HOME/onepot or ~/.cache/onepot), if it
  * matches the size, time and fingerprint of the archive and belongs to this user, to the
  * archive's owner or to root; a new one, made by the back end in a child process. A new index
@@ -17,7 +17,7 @@
  * in memory (/dev/shm) or, if it does not fit there, in $TMPDIR or /tmp: `source` is then that
  * file, and `note` says so. A store may keep it for other users, and then its index is saved
  * like any other. If there is a saved index, the names are known at once, and the store may
- * unpack the stream while it is read (pot_expand).
+ * unpack the stream while it is read (fileset_expand).
  *
  * A member that no directory can show (a hard link to nothing, a name of 300 bytes) is left
  * out. A note reports that each time the archive is opened, as the index records it.
@@ -34,8 +34,8 @@
  * if SIGINT, SIGTERM, SIGHUP or SIGQUIT came and the caller handles it. After an error nothing
  * is left behind: no child, no file.
  */
-#ifndef ONEPOT_POT_H
-#define ONEPOT_POT_H
+#ifndef ONEPOT_FILESET_H
+#define ONEPOT_FILESET_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -50,14 +50,14 @@
 #include "tree_view.h"
 
 /* Origin of the index, for `onepot info`. */
-enum pot_index_origin {
-    POT_INDEX_EMBEDDED,
-    POT_INDEX_SAVED,
-    POT_INDEX_BUILT,
+enum fileset_index_origin {
+    FILESET_INDEX_EMBEDDED,
+    FILESET_INDEX_SAVED,
+    FILESET_INDEX_BUILT,
 };
 
 /* One of several archives that make a union. */
-struct pot_part {
+struct fileset_part {
     char *path;
     const struct backend *backend;
     struct file_id file;
@@ -65,13 +65,13 @@ struct pot_part {
     uint64_t samples; /* source_sample, when it was opened */
 };
 
-struct pot {
+struct fileset {
     struct source *source; /* the bytes that the index describes */
     struct source *packed; /* the packed file behind `source`, if kept; else NULL */
     struct index *index;
     struct index *stream_index; /* of a stream that is unpacked while it is read, or NULL */
     const struct backend *backend;
-    enum pot_index_origin origin;
+    enum fileset_index_origin origin;
     bool is_plain;      /* a folder, and no archive */
     bool was_reindexed; /* its own index is older than the bytes; a saved one replaces it */
     const char *compression;         /* of the whole file: "gzip"; NULL if none */
@@ -81,24 +81,25 @@ struct pot {
     struct source_identity identity; /* of the archive file, even if it was unpacked */
     bool has_fingerprint;            /* of that file: it is read only when needed */
     uint64_t fingerprint;
-    struct pot_part *parts; /* of a union (pot_open_many), in order; else NULL */
+    struct fileset_part *parts; /* of a union (fileset_open_many), in order; else NULL */
     size_t part_count;
-    struct stat *unsaved;  /* who may read the index that pot_save is to save; NULL: none is */
+    struct stat
+        *unsaved; /* who may read the index that fileset_save is to save; NULL: none is */
     bool is_unsaved_noted; /* a failure to save it is worth a line */
 };
 
-#define POT_RATIO 200u
-#define POT_RATIO_OFF UINT32_MAX /* no limit */
-#define POT_RATIO_FLOOR_BYTES (UINT64_C(256) << 20)
+#define FILESET_RATIO 200u
+#define FILESET_RATIO_OFF UINT32_MAX /* no limit */
+#define FILESET_RATIO_FLOOR_BYTES (UINT64_C(256) << 20)
 
-enum pot_save {
-    POT_SAVE_AUTO, /* if building took more than a second */
-    POT_SAVE_NEVER,
-    POT_SAVE_ALWAYS, /* failure to save is an error: `onepot index` */
+enum fileset_save {
+    FILESET_SAVE_AUTO, /* if building took more than a second */
+    FILESET_SAVE_NEVER,
+    FILESET_SAVE_ALWAYS, /* failure to save is an error: `onepot index` */
 };
 
 /* Unpacks an archive into an empty file that lies in `folder`. */
-struct pot_unpacker {
+struct fileset_unpacker {
     /* -ENOSPC: it is more than `most_bytes`. Any other error comes with a fault. */
     int (*unpack)(void *arg, int fd, const char *folder, uint64_t most_bytes,
                   struct fault *fault);
@@ -106,7 +107,7 @@ struct pot_unpacker {
 };
 
 /* An archive that is one compressed stream, and the index of its content. */
-struct pot_stream {
+struct fileset_stream {
     const struct backend *backend;
     struct source *packed;
     const struct index *index; /* with sums, see index_window_sum */
@@ -114,11 +115,11 @@ struct pot_stream {
 };
 
 /* Keeps unpacked archives for other mounts and processes; see cache/stage/stage.h. */
-struct pot_store {
+struct fileset_store {
     /*
      * The content of `packed`: a kept copy, or made by the unpacker now. NULL: keeps nothing.
      */
-    int (*open)(void *ctx, struct source *packed, const struct pot_unpacker *unpacker,
+    int (*open)(void *ctx, struct source *packed, const struct fileset_unpacker *unpacker,
                 struct fault *fault, struct source **ret_source);
     /*
      * The same when the content's index is known: a source that can be read while it is
@@ -126,7 +127,7 @@ struct pot_store {
      * room for all of it; then `open` or a private file is tried, where zeros take no room.
      * NULL: not supported.
      */
-    int (*expand)(void *ctx, const struct pot_stream *stream, struct fault *fault,
+    int (*expand)(void *ctx, const struct fileset_stream *stream, struct fault *fault,
                   struct source **ret_source);
     void *ctx;
 };
@@ -139,22 +140,22 @@ struct pot_store {
  * stream->bytes; or the errors of the back end and of writing. Call it from a separate thread,
  * as the child is killed when that thread ends. `patience` is its idle_seconds and stop alone.
  */
-int pot_expand(const struct pot_stream *stream, int fd, uint64_t kept,
-               const struct sandbox_limits *patience, sandbox_watch *watch, void *ctx,
-               struct fault *fault);
+int fileset_expand(const struct fileset_stream *stream, int fd, uint64_t kept,
+                   const struct sandbox_limits *patience, sandbox_watch *watch, void *ctx,
+                   struct fault *fault);
 
 /*
  * Does the storage of the packed file answer at this offset? 0, or why not; errors and threads
- * as of pot_expand.
+ * as of fileset_expand.
  */
-int pot_probe_storage(const struct pot_stream *stream, uint64_t offset,
-                      const struct sandbox_limits *patience);
+int fileset_probe_storage(const struct fileset_stream *stream, uint64_t offset,
+                          const struct sandbox_limits *patience);
 
 /*
  * The tree to show in place of the archive's own. The index of that is made of the archive's,
  * and saved in the cache folder if it took long, under the hash of all it depends on.
  */
-struct pot_compose {
+struct fileset_compose {
     const struct view
         *view;   /* a part of the tree, or other names: tree_view.h; NULL: all of it */
     bool nested; /* archives in the archive are directories: nested.h. Before `view`. */
@@ -162,25 +163,26 @@ struct pot_compose {
 };
 
 /* How several archives become one tree. */
-enum pot_conflict {
-    POT_CONFLICT_ERROR, /* a name in two archives is an error that names both */
-    POT_CONFLICT_FIRST, /* the first archive with a name has it */
-    POT_CONFLICT_LAST,
+enum fileset_conflict {
+    FILESET_CONFLICT_ERROR, /* a name in two archives is an error that names both */
+    FILESET_CONFLICT_FIRST, /* the first archive with a name has it */
+    FILESET_CONFLICT_LAST,
 };
-struct pot_together {
+struct fileset_together {
     bool each; /* each archive is a directory, of its name without the ending */
-    enum pot_conflict on_conflict;
+    enum fileset_conflict on_conflict;
     bool skip_damaged; /* an archive that can't be opened is left out, with a note */
 };
 
-extern const struct backend backend_union; /* of a pot of several archives */
+extern const struct backend backend_union; /* of a fileset of several archives */
 extern const struct backend backend_plain; /* of a folder of files */
 
-struct pot_options {
-    const struct pot_compose *compose; /* NULL: the archive's tree as it is */
-    struct pot_together together;      /* of pot_open_many */
-    enum pot_save save;
-    /* An index that is composed is left for pot_save, where pot->compression is NULL. */
+struct fileset_options {
+    const struct fileset_compose *compose; /* NULL: the archive's tree as it is */
+    struct fileset_together together;      /* of fileset_open_many */
+    enum fileset_save save;
+    /* An index that is composed is left for fileset_save, where fileset->compression is NULL.
+     */
     bool saves_later;
     bool rebuild;        /* don't use a saved index */
     bool lists_left_out; /* the caller reports index_left_out itself: no note */
@@ -199,10 +201,10 @@ struct pot_options {
     uint64_t memory_bytes;
     /*
      * Limit on the bytes of a compressed stream that are not zeros: so many times its own
-     * size, or POT_RATIO_FLOOR_BYTES if that is more; 0: POT_RATIO. With zeros there may be ten
-     * times as many. A stream with more is refused, as a few kilobytes could fill all memory.
-     * All compressed archives in an archive together (compose->nested) may unpack to so many
-     * times its size; others stay files.
+     * size, or FILESET_RATIO_FLOOR_BYTES if that is more; 0: FILESET_RATIO. With zeros there
+     * may be ten times as many. A stream with more is refused, as a few kilobytes could fill
+     * all memory. All compressed archives in an archive together (compose->nested) may unpack
+     * to so many times its size; others stay files.
      */
     uint32_t max_ratio;
     uint64_t offset;    /* where the archive begins in its file; 0: find out */
@@ -210,18 +212,19 @@ struct pot_options {
     bool is_whole; /* no path is a part of an archive (archive_list_join): look for no others */
     bool is_plain; /* the path is a folder whose files are shown as they are */
     /* NULL: unpack into a private file, and save its index only if that is requested. */
-    const struct pot_store *store;
+    const struct fileset_store *store;
     /* Called with one line (no newline) for the user. May be NULL. */
     void (*note)(void *ctx, const char *line);
     /* Called during a long step, with its name and its progress. May be NULL. */
     void (*progress)(void *ctx, const char *doing, const struct progress *progress);
-    /* The caller's progress sets it to end the step, and pot_open, with -ECANCELED. Or NULL. */
+    /* The caller's progress sets it to end the step, and fileset_open, with -ECANCELED. Or
+     * NULL. */
     const _Atomic bool *cancelled;
     void *ctx;
 };
 
-int pot_open(const char *path, const struct pot_options *options, struct fault *fault,
-             struct pot **ret_pot);
+int fileset_open(const char *path, const struct fileset_options *options, struct fault *fault,
+                 struct fileset **ret_fileset);
 
 /*
  * Open several archives as one tree, in which directories of one name are merged. Messages call
@@ -232,83 +235,85 @@ int pot_open(const char *path, const struct pot_options *options, struct fault *
  * compressed stream are unpacked into private files; options->store, names_only and only_ready
  * have no effect.
  *
- * Errors are pot_open's, for the first archive that has one; the fault names its file. -EEXIST:
- * two archives have one name.
+ * Errors are fileset_open's, for the first archive that has one; the fault names its file.
+ * -EEXIST: two archives have one name.
  */
-int pot_open_many(const char *const *paths, size_t count, const char *name,
-                  const struct pot_options *options, struct fault *fault, struct pot **ret_pot);
+int fileset_open_many(const char *const *paths, size_t count, const char *name,
+                      const struct fileset_options *options, struct fault *fault,
+                      struct fileset **ret_fileset);
 
-/* Show only a view of the pot's present tree; it is not saved. Errors of view_write. */
-int pot_show(struct pot *pot, const struct view *view, struct fault *fault);
+/* Show only a view of the fileset's present tree; it is not saved. Errors of view_write. */
+int fileset_show(struct fileset *fileset, const struct view *view, struct fault *fault);
 
 /*
- * Save an index that pot_open composed with `saves_later`, and put the file in the place of its
- * memory: other threads may be reading it. 0 as well if there is none; else -errno, and it
+ * Save an index that fileset_open composed with `saves_later`, and put the file in the place of
+ * its memory: other threads may be reading it. 0 as well if there is none; else -errno, and it
  * stays in memory. `fault` says so only if composing it took long enough to be worth a line.
  * Call it once.
  */
-int pot_save(struct pot *pot, struct fault *fault);
+int fileset_save(struct fileset *fileset, struct fault *fault);
 
 /*
  * Write the saved index anew, with the digest of its tree (index_set_digest). 0 as well if
  * there is none: an archive with its own index stays as it is. Errors of writing, with a fault.
  */
-int pot_save_digest(struct pot *pot, struct fault *fault);
+int fileset_save_digest(struct fileset *fileset, struct fault *fault);
 
 /* Is it more files than one: several archives, or one in volumes? */
-static inline bool pot_is_several(const struct pot *pot)
+static inline bool fileset_is_several(const struct fileset *fileset)
 {
-    return pot->parts || source_member(pot->source, 0) != pot->source;
+    return fileset->parts || source_member(fileset->source, 0) != fileset->source;
 }
 
-void pot_close(struct pot *pot); /* NULL is fine */
+void fileset_close(struct fileset *fileset); /* NULL is fine */
 
 /* The sums that the files of an archive or a tree have to be compared with. */
-struct pot_sums {
+struct fileset_sums {
     bool every, some;
     uint64_t files, with_sum; /* files with a sum; exact if some have one and some don't */
     enum sum_kind kind;       /* SUM_MIXED: of both */
 };
 
 /* Walks the index only if files may differ in it. -EUCLEAN: the index is damaged. */
-int pot_sums(const struct pot *pot, struct pot_sums *ret_sums);
+int fileset_sums(const struct fileset *fileset, struct fileset_sums *ret_sums);
 
-#define POT_SUMS_TEXT_LEN 128
+#define FILESET_SUMS_TEXT_LEN 128
 /* Is the file compressed as a whole? Then the compression may have sums. */
-bool pot_is_packed(const struct pot *pot);
+bool fileset_is_packed(const struct fileset *fileset);
 
 /* "of every file (CRC-32)", "of 2 of 3 files (CRC-32)", or why there are none. */
-const char *pot_sums_text(const struct pot *pot, const struct pot_sums *sums,
-                          char text[POT_SUMS_TEXT_LEN]);
+const char *fileset_sums_text(const struct fileset *fileset, const struct fileset_sums *sums,
+                              char text[FILESET_SUMS_TEXT_LEN]);
 
 /*
- * The first step of pot_open: the bytes of the archive, which may be a part of the file.
+ * The first step of fileset_open: the bytes of the archive, which may be a part of the file.
  * `offset` as in the options.
  */
-int pot_open_source(const char *path, uint64_t offset, struct fault *fault,
-                    struct container *ret_container, struct source **ret_source);
+int fileset_open_source(const char *path, uint64_t offset, struct fault *fault,
+                        struct container *ret_container, struct source **ret_source);
 
 /*
- * The pot->identity that pot_open would find, without opening the archive; with is_whole and
- * is_plain of the options. Errors of stat(2), with a fault that names the file, and of listing.
+ * The fileset->identity that fileset_open would find, without opening the archive; with
+ * is_whole and is_plain of the options. Errors of stat(2), with a fault that names the file,
+ * and of listing.
  */
-int pot_identify(const char *path, const struct pot_options *options, struct fault *fault,
-                 struct source_identity *ret_identity);
+int fileset_identify(const char *path, const struct fileset_options *options,
+                     struct fault *fault, struct source_identity *ret_identity);
 
 /*
  * Call after reading the whole archive: was all of it still there? -ENODATA (cut short) or
  * -EIO, with a fault: then anything may be missing from the result.
  */
-int pot_check_whole(const struct pot *pot, struct fault *fault);
+int fileset_check_whole(const struct fileset *fileset, struct fault *fault);
 
 /*
  * Remove all indexes from the cache folder that no process of this node has open. Saving one
  * bounds the folder already: ONEPOT_INDEX_CACHE (bytes, 2 GiB if unset) and 90 days without
  * use. -EPERM, with a fault: others could put files there.
  */
-struct pot_cache {
+struct fileset_cache {
     uint64_t removed, removed_bytes, in_use;
 };
-int pot_clean_cache(struct pot_cache *ret_cache, struct fault *fault);
+int fileset_clean_cache(struct fileset_cache *ret_cache, struct fault *fault);
 
 #endif

@@ -31,12 +31,12 @@
 #include "forks.h"
 #include "format_numbers.h"
 #include "onepot_format.h"
-#include "pot.h"
+#include "fileset.h"
 #include "suite.h"
 
 static char base[64];         /* of all tests */
 static char folder[PATH_MAX]; /* of one, within it */
-static char notes[8192];      /* lines of the last pot_open */
+static char notes[8192];      /* lines of the last fileset_open */
 
 static int command(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -53,7 +53,7 @@ static int command(const char *format, ...)
 
 static void make_base(void)
 {
-    suite_make_folder("pot", base, sizeof(base));
+    suite_make_folder("fileset", base, sizeof(base));
 }
 
 /* In the process that runs all tests: also when one of them failed. */
@@ -90,13 +90,13 @@ static void keep_note(void *ctx, const char *line)
     snprintf(notes + len, sizeof(notes) - len, "%s\n", line);
 }
 
-static int open_with(const char *path, struct pot_options options, struct fault *fault,
-                     struct pot **ret_pot)
+static int open_with(const char *path, struct fileset_options options, struct fault *fault,
+                     struct fileset **ret_fileset)
 {
     memset(fault, 0, sizeof(*fault));
     notes[0] = '\0';
     options.note = keep_note;
-    int r = pot_open(path, &options, fault, ret_pot);
+    int r = fileset_open(path, &options, fault, ret_fileset);
     ck_assert_msg(r == 0 || r == -ENOMEM || fault->err == -r, "%s: %d, fault %d", path, r,
                   fault->err);
     /* Nothing is left running. */
@@ -104,73 +104,73 @@ static int open_with(const char *path, struct pot_options options, struct fault 
     return r;
 }
 
-static struct pot *must_open(const char *path, struct pot_options options)
+static struct fileset *must_open(const char *path, struct fileset_options options)
 {
     struct fault fault;
-    struct pot *pot = NULL;
+    struct fileset *fileset = NULL;
     char line[1024];
-    int r = open_with(path, options, &fault, &pot);
+    int r = open_with(path, options, &fault, &fileset);
     fault_describe(&fault, r, path, line, sizeof(line));
     ck_assert_msg(r == 0, "%s", line);
-    return pot;
+    return fileset;
 }
 
 /* The two files of the tree are there, with their content. */
-static void check_content(const struct pot *pot)
+static void check_content(const struct fileset *fileset)
 {
     uint32_t position;
     struct node node;
     struct extent extent;
     struct stat st;
-    ck_assert_int_eq(index_resolve(pot->index, "sub/numbers", &position), 0);
-    ck_assert_int_eq(index_node(pot->index, position, &node), 0);
+    ck_assert_int_eq(index_resolve(fileset->index, "sub/numbers", &position), 0);
+    ck_assert_int_eq(index_node(fileset->index, position, &node), 0);
     ck_assert_int_eq(stat("tree/sub/numbers", &st), 0);
     ck_assert_uint_eq(node.size_bytes, (uint64_t)st.st_size);
-    ck_assert_int_eq(index_extent(pot->index, position, 0, &extent), 0);
+    ck_assert_int_eq(index_extent(fileset->index, position, 0, &extent), 0);
     ck_assert_uint_eq(extent.length, (uint64_t)st.st_size);
     auto_free char *ours = malloc((size_t)st.st_size), *theirs = malloc((size_t)st.st_size);
-    ck_assert_int_eq(source_read(pot->source, ours, (size_t)st.st_size, extent.source_offset),
-                     0);
+    ck_assert_int_eq(
+        source_read(fileset->source, ours, (size_t)st.st_size, extent.source_offset), 0);
     auto_close int fd = open("tree/sub/numbers", O_RDONLY);
     ck_assert_int_eq(read(fd, theirs, (size_t)st.st_size), st.st_size);
     ck_assert_int_eq(memcmp(ours, theirs, (size_t)st.st_size), 0);
-    ck_assert_int_eq(index_resolve(pot->index, "one", &position), 0);
+    ck_assert_int_eq(index_resolve(fileset->index, "one", &position), 0);
 }
 
-static void open_and_check(const char *path, struct pot_options options,
-                           enum pot_index_origin origin)
+static void open_and_check(const char *path, struct fileset_options options,
+                           enum fileset_index_origin origin)
 {
-    struct pot *pot = must_open(path, options);
-    check_content(pot);
-    ck_assert_int_eq((int)pot->origin, (int)origin);
-    pot_close(pot);
+    struct fileset *fileset = must_open(path, options);
+    check_content(fileset);
+    ck_assert_int_eq((int)fileset->origin, (int)origin);
+    fileset_close(fileset);
 }
 
-static const struct pot_options always = {.save = POT_SAVE_ALWAYS};
-static const struct pot_options never = {.save = POT_SAVE_NEVER};
-static const struct pot_options defaults = {.save = POT_SAVE_AUTO};
+static const struct fileset_options always = {.save = FILESET_SAVE_ALWAYS};
+static const struct fileset_options never = {.save = FILESET_SAVE_NEVER};
+static const struct fileset_options defaults = {.save = FILESET_SAVE_AUTO};
 
 /* ---- indexes ---- */
 
 START_TEST(tar_is_indexed)
 {
-    struct pot *pot = must_open("a.tar", never);
+    struct fileset *fileset = must_open("a.tar", never);
     struct stat st;
-    check_content(pot);
-    ck_assert_int_eq((int)pot->origin, POT_INDEX_BUILT);
-    ck_assert_ptr_eq(pot->backend, &backend_tar);
-    ck_assert_str_eq(pot->path, "a.tar");
-    ck_assert_ptr_null(pot->index_path);
-    ck_assert_ptr_null(pot->compression);
+    check_content(fileset);
+    ck_assert_int_eq((int)fileset->origin, FILESET_INDEX_BUILT);
+    ck_assert_ptr_eq(fileset->backend, &backend_tar);
+    ck_assert_str_eq(fileset->path, "a.tar");
+    ck_assert_ptr_null(fileset->index_path);
+    ck_assert_ptr_null(fileset->compression);
     ck_assert_int_eq(stat("a.tar", &st), 0);
-    const struct index_info *info = index_info(pot->index);
-    ck_assert_uint_eq(pot->identity.ino, st.st_ino);
+    const struct index_info *info = index_info(fileset->index);
+    ck_assert_uint_eq(fileset->identity.ino, st.st_ino);
     ck_assert_uint_eq(info->archive_bytes, (uint64_t)st.st_size);
     ck_assert_int_eq(info->archive_mtime_sec, st.st_mtim.tv_sec);
     ck_assert_int_eq(info->format, FORMAT_TAR);
     ck_assert_uint_eq(info->entries, 4);
     ck_assert_str_eq(notes, "");
-    pot_close(pot);
+    fileset_close(fileset);
     ck_assert_int_ne(access("a.tar.onepot-index", F_OK), 0);
     ck_assert_int_ne(access(".cache", F_OK), 0);
 }
@@ -178,7 +178,7 @@ END_TEST
 
 START_TEST(quick_index_is_not_saved)
 {
-    open_and_check("a.tar", defaults, POT_INDEX_BUILT);
+    open_and_check("a.tar", defaults, FILESET_INDEX_BUILT);
     ck_assert_int_ne(access("a.tar.onepot-index", F_OK), 0);
 }
 END_TEST
@@ -187,21 +187,21 @@ START_TEST(saved_index_is_used_again)
 {
     struct stat st;
     chmod("a.tar", 0604);
-    struct pot *pot = must_open("a.tar", always);
-    ck_assert_str_eq(pot->index_path, "a.tar.onepot-index");
-    check_content(pot);
-    pot_close(pot);
+    struct fileset *fileset = must_open("a.tar", always);
+    ck_assert_str_eq(fileset->index_path, "a.tar.onepot-index");
+    check_content(fileset);
+    fileset_close(fileset);
     ck_assert_int_eq(stat("a.tar.onepot-index", &st), 0);
     ck_assert_uint_eq(st.st_mode & 07777, 0604);
     ck_assert_int_eq(command("test $(ls | wc -l) = 3"), 0); /* no temporary file */
 
-    pot = must_open("a.tar", never);
-    ck_assert_int_eq((int)pot->origin, POT_INDEX_SAVED);
-    ck_assert_str_eq(pot->index_path, "a.tar.onepot-index");
-    check_content(pot);
-    pot_close(pot);
-    open_and_check("a.tar", always, POT_INDEX_SAVED);
-    open_and_check("a.tar", (struct pot_options){.rebuild = true}, POT_INDEX_BUILT);
+    fileset = must_open("a.tar", never);
+    ck_assert_int_eq((int)fileset->origin, FILESET_INDEX_SAVED);
+    ck_assert_str_eq(fileset->index_path, "a.tar.onepot-index");
+    check_content(fileset);
+    fileset_close(fileset);
+    open_and_check("a.tar", always, FILESET_INDEX_SAVED);
+    open_and_check("a.tar", (struct fileset_options){.rebuild = true}, FILESET_INDEX_BUILT);
 }
 END_TEST
 
@@ -219,12 +219,12 @@ uint64_t __wrap_budget_memory_bytes(const char *root)
 
 static unsigned count_looks(const char *const *paths, size_t count)
 {
-    const struct pot_options options = {.rebuild = true, .save = POT_SAVE_NEVER};
-    struct pot *pot = NULL;
+    const struct fileset_options options = {.rebuild = true, .save = FILESET_SAVE_NEVER};
+    struct fileset *fileset = NULL;
     struct fault fault = {0};
     looks_at_memory = 0;
-    ck_assert_int_eq(pot_open_many(paths, count, "some", &options, &fault, &pot), 0);
-    pot_close(pot);
+    ck_assert_int_eq(fileset_open_many(paths, count, "some", &options, &fault, &fileset), 0);
+    fileset_close(fileset);
     return looks_at_memory;
 }
 
@@ -250,14 +250,14 @@ END_TEST
 START_TEST(small_tar_of_many_directories_needs_no_more_memory_than_any_child_gets)
 {
     struct fault fault;
-    struct pot *pot = NULL;
+    struct fileset *fileset = NULL;
     ck_assert_int_eq(command("python3 -c 'import tarfile\nt = tarfile.open(\"deep.tar\", "
                              "\"w\", format=tarfile.GNU_FORMAT)\nfor i in range(45): "
                              "t.addfile(tarfile.TarInfo(\"%%02x/\" %% i + \"a/\" * 2000))'"),
                      0);
-    ck_assert_int_eq(open_with("deep.tar", (struct pot_options){0}, &fault, &pot), 0);
-    ck_assert_uint_eq(index_info(pot->index)->directories, 1 + 45 * 2001);
-    pot_close(pot);
+    ck_assert_int_eq(open_with("deep.tar", (struct fileset_options){0}, &fault, &fileset), 0);
+    ck_assert_uint_eq(index_info(fileset->index)->directories, 1 + 45 * 2001);
+    fileset_close(fileset);
 }
 END_TEST
 
@@ -269,9 +269,9 @@ START_TEST(whole_tar_is_opened_by_as_many_requests_with_a_neighbour_as_without)
     ck_assert_int_eq(command("cp a.tar x01.tar"), 0);
     for (int i = 0; i < 2; i++) {
         uint64_t before = source_requests().count;
-        struct pot *pot =
-            must_open("x01.tar", (struct pot_options){.rebuild = true, .save = POT_SAVE_NEVER});
-        pot_close(pot);
+        struct fileset *fileset = must_open(
+            "x01.tar", (struct fileset_options){.rebuild = true, .save = FILESET_SAVE_NEVER});
+        fileset_close(fileset);
         requests[i] = source_requests().count - before;
         ck_assert_int_eq(command("cp a.tar x02.tar"), 0);
     }
@@ -282,55 +282,55 @@ END_TEST
 START_TEST(saved_index_works_for_archives_on_a_network)
 {
     setenv("ONEPOT_ASSUME_REMOTE", "1", 1);
-    open_and_check("a.tar", always, POT_INDEX_BUILT);
-    open_and_check("a.tar", always, POT_INDEX_SAVED);
+    open_and_check("a.tar", always, FILESET_INDEX_BUILT);
+    open_and_check("a.tar", always, FILESET_INDEX_SAVED);
 }
 END_TEST
 
 START_TEST(changed_archive_is_indexed_anew)
 {
-    open_and_check("a.tar", always, POT_INDEX_BUILT);
+    open_and_check("a.tar", always, FILESET_INDEX_BUILT);
     ck_assert_int_eq(command("touch -d 2001-01-01 a.tar"), 0); /* the time */
-    open_and_check("a.tar", always, POT_INDEX_BUILT);
-    open_and_check("a.tar", always, POT_INDEX_SAVED);
+    open_and_check("a.tar", always, FILESET_INDEX_BUILT);
+    open_and_check("a.tar", always, FILESET_INDEX_SAVED);
     ck_assert_int_eq(command("echo >> a.tar && touch -d 2001-01-01 a.tar"), 0); /* the size */
-    open_and_check("a.tar", always, POT_INDEX_BUILT);
-    open_and_check("a.tar", always, POT_INDEX_SAVED);
+    open_and_check("a.tar", always, FILESET_INDEX_BUILT);
+    open_and_check("a.tar", always, FILESET_INDEX_SAVED);
     /* The content alone: the last member's name, and the header's sum with it. */
     ck_assert_int_eq(command("sed -i 's/the-old/the-new/' a.tar; echo 2 > tree/one; "
                              "tar -cf b.tar -C tree . && test $(stat -c %%s a.tar) -gt "
                              "$(stat -c %%s b.tar) && echo >> b.tar && cat b.tar > a.tar && "
                              "touch -d 2001-01-01 a.tar"),
                      0);
-    open_and_check("a.tar", always, POT_INDEX_BUILT);
+    open_and_check("a.tar", always, FILESET_INDEX_BUILT);
 }
 END_TEST
 
 START_TEST(damaged_saved_index_is_made_anew)
 {
-    open_and_check("a.tar", always, POT_INDEX_BUILT);
+    open_and_check("a.tar", always, FILESET_INDEX_BUILT);
     ck_assert_int_eq(command("printf '\\377\\377' | dd of=a.tar.onepot-index bs=1 seek=70 "
                              "conv=notrunc 2>/dev/null"),
                      0);
-    open_and_check("a.tar", never, POT_INDEX_BUILT);
+    open_and_check("a.tar", never, FILESET_INDEX_BUILT);
     ck_assert_ptr_nonnull(strstr(notes, "damaged"));
     ck_assert_int_eq(command("truncate -s 100 a.tar.onepot-index"), 0);
-    open_and_check("a.tar", never, POT_INDEX_BUILT);
+    open_and_check("a.tar", never, FILESET_INDEX_BUILT);
     ck_assert_int_eq(command("truncate -s 0 a.tar.onepot-index"), 0);
-    open_and_check("a.tar", always, POT_INDEX_BUILT);
-    open_and_check("a.tar", always, POT_INDEX_SAVED);
+    open_and_check("a.tar", always, FILESET_INDEX_BUILT);
+    open_and_check("a.tar", always, FILESET_INDEX_SAVED);
     ck_assert_int_eq(command("rm a.tar.onepot-index && mkfifo a.tar.onepot-index"), 0);
-    open_and_check("a.tar", never, POT_INDEX_BUILT); /* and does not wait for it */
+    open_and_check("a.tar", never, FILESET_INDEX_BUILT); /* and does not wait for it */
 }
 END_TEST
 
 START_TEST(index_of_another_archive_is_not_used)
 {
     ck_assert_int_eq(command("mkdir t2 && echo x > t2/x && tar -cf b.tar -C t2 ."), 0);
-    struct pot *pot = must_open("b.tar", always);
-    pot_close(pot);
+    struct fileset *fileset = must_open("b.tar", always);
+    fileset_close(fileset);
     ck_assert_int_eq(command("cp b.tar.onepot-index a.tar.onepot-index"), 0);
-    open_and_check("a.tar", never, POT_INDEX_BUILT);
+    open_and_check("a.tar", never, FILESET_INDEX_BUILT);
 }
 END_TEST
 
@@ -340,76 +340,77 @@ START_TEST(index_of_somebody_else_is_not_used)
         puts("skipped: only root can give files away");
         return;
     }
-    open_and_check("a.tar", always, POT_INDEX_BUILT);
+    open_and_check("a.tar", always, FILESET_INDEX_BUILT);
     ck_assert_int_eq(chown("a.tar.onepot-index", 12345, 12345), 0);
-    open_and_check("a.tar", never, POT_INDEX_BUILT);
+    open_and_check("a.tar", never, FILESET_INDEX_BUILT);
     ck_assert_ptr_nonnull(strstr(notes, "somebody else"));
     ck_assert_int_eq(chown("a.tar", 12345, 12345), 0); /* his archive, his index */
-    open_and_check("a.tar", never, POT_INDEX_SAVED);
+    open_and_check("a.tar", never, FILESET_INDEX_SAVED);
 }
 END_TEST
 
 START_TEST(index_goes_to_the_cache_where_it_can_not_lie_beside)
 {
     ck_assert_int_eq(mkdir("a.tar.onepot-index", 0700), 0); /* stops root, too */
-    struct pot *pot = must_open("a.tar", always);
+    struct fileset *fileset = must_open("a.tar", always);
     char expected[PATH_MAX + 100];
     snprintf(expected, sizeof(expected), "%s/.cache/onepot/a.tar-", folder);
-    ck_assert_ptr_nonnull(pot->index_path);
-    ck_assert_int_eq(strncmp(pot->index_path, expected, strlen(expected)), 0);
-    pot_close(pot);
-    open_and_check("a.tar", never, POT_INDEX_SAVED);
+    ck_assert_ptr_nonnull(fileset->index_path);
+    ck_assert_int_eq(strncmp(fileset->index_path, expected, strlen(expected)), 0);
+    fileset_close(fileset);
+    open_and_check("a.tar", never, FILESET_INDEX_SAVED);
     struct stat st;
     ck_assert_int_eq(stat(".cache/onepot", &st), 0);
     ck_assert_uint_eq(st.st_mode & 0777, 0700);
 
     setenv("XDG_CACHE_HOME", "/nonexistent-folder-of-onepot/x", 1);
-    open_and_check("a.tar", never, POT_INDEX_BUILT);
+    open_and_check("a.tar", never, FILESET_INDEX_BUILT);
     char other[PATH_MAX + 10];
     snprintf(other, sizeof(other), "%s/other", folder);
     setenv("XDG_CACHE_HOME", other, 1);
-    open_and_check("a.tar", always, POT_INDEX_BUILT);
-    open_and_check("a.tar", always, POT_INDEX_SAVED);
+    open_and_check("a.tar", always, FILESET_INDEX_BUILT);
+    open_and_check("a.tar", always, FILESET_INDEX_SAVED);
     ck_assert_int_eq(access("other/onepot", F_OK), 0);
 }
 END_TEST
 
-static struct pot *open_union(const struct pot_options *options)
+static struct fileset *open_union(const struct fileset_options *options)
 {
     static const char *const paths[] = {"a.tar", "b.tar"};
     struct fault fault = {0};
-    struct pot *pot = NULL;
-    ck_assert_msg(pot_open_many(paths, 2, "both", options, &fault, &pot) == 0, "%s",
+    struct fileset *fileset = NULL;
+    ck_assert_msg(fileset_open_many(paths, 2, "both", options, &fault, &fileset) == 0, "%s",
                   fault.what);
-    return pot;
+    return fileset;
 }
 
 START_TEST(composed_index_is_saved_when_that_is_asked_for)
 {
-    static const struct pot_options later = {.save = POT_SAVE_ALWAYS, .saves_later = true};
+    static const struct fileset_options later = {.save = FILESET_SAVE_ALWAYS,
+                                                 .saves_later = true};
     const char *name;
     size_t len;
     uint32_t other;
     ck_assert_int_eq(command("mkdir other && echo two > other/two && tar -cf b.tar other"), 0);
-    struct pot *pot = open_union(&later);
-    ck_assert_ptr_nonnull(pot->unsaved);
-    ck_assert_ptr_nonnull(pot->index_path);
-    ck_assert_int_ne(access(pot->index_path, F_OK), 0);
-    ck_assert_int_eq(index_resolve(pot->index, "other/two", &other), 0);
-    ck_assert_int_eq(index_name(pot->index, other, &name, &len), 0);
+    struct fileset *fileset = open_union(&later);
+    ck_assert_ptr_nonnull(fileset->unsaved);
+    ck_assert_ptr_nonnull(fileset->index_path);
+    ck_assert_int_ne(access(fileset->index_path, F_OK), 0);
+    ck_assert_int_eq(index_resolve(fileset->index, "other/two", &other), 0);
+    ck_assert_int_eq(index_name(fileset->index, other, &name, &len), 0);
 
-    ck_assert_int_eq(pot_save(pot, NULL), 0);
-    ck_assert_ptr_null(pot->unsaved);
-    ck_assert_int_eq(access(pot->index_path, F_OK), 0);
+    ck_assert_int_eq(fileset_save(fileset, NULL), 0);
+    ck_assert_ptr_null(fileset->unsaved);
+    ck_assert_int_eq(access(fileset->index_path, F_OK), 0);
     ck_assert_mem_eq(name, "two", 3); /* where it was */
-    check_content(pot);
-    ck_assert_int_eq(pot_save(pot, NULL), 0);
-    pot_close(pot);
+    check_content(fileset);
+    ck_assert_int_eq(fileset_save(fileset, NULL), 0);
+    fileset_close(fileset);
 
-    pot = open_union(&never);
-    ck_assert_int_eq((int)pot->origin, POT_INDEX_SAVED);
-    check_content(pot);
-    pot_close(pot);
+    fileset = open_union(&never);
+    ck_assert_int_eq((int)fileset->origin, FILESET_INDEX_SAVED);
+    check_content(fileset);
+    fileset_close(fileset);
 }
 END_TEST
 
@@ -423,7 +424,8 @@ static void note_other_thread(void *ctx, const char *doing, const struct progres
         *(bool *)ctx = true;
 }
 
-static int open_shards(const struct pot_options *options, struct fault *fault, struct pot **pot)
+static int open_shards(const struct fileset_options *options, struct fault *fault,
+                       struct fileset **fileset)
 {
     char names[SHARDS][24];
     const char *paths[SHARDS];
@@ -432,29 +434,29 @@ static int open_shards(const struct pot_options *options, struct fault *fault, s
         paths[i] = names[i];
     }
     *fault = (struct fault){0};
-    return pot_open_many(paths, SHARDS, "shards", options, fault, pot);
+    return fileset_open_many(paths, SHARDS, "shards", options, fault, fileset);
 }
 
 START_TEST(several_archives_are_indexed_at_once)
 {
     static bool by_others;
-    static const struct pot_options options = {
-        .save = POT_SAVE_NEVER, .progress = note_other_thread, .ctx = &by_others};
-    struct pot_options skip = {
-        .save = POT_SAVE_NEVER, .note = keep_note, .together = {.skip_damaged = true}};
+    static const struct fileset_options options = {
+        .save = FILESET_SAVE_NEVER, .progress = note_other_thread, .ctx = &by_others};
+    struct fileset_options skip = {
+        .save = FILESET_SAVE_NEVER, .note = keep_note, .together = {.skip_damaged = true}};
     struct fault fault;
-    struct pot *pot = NULL;
+    struct fileset *fileset = NULL;
     uint32_t node;
     setenv("ONEPOT_ASSUME_REMOTE", "1", 1); /* so many threads, however few CPUs */
     ck_assert_int_eq(command("for i in $(seq -w 0 %d); do echo $i > f$i && echo $i > g$i && "
                              "tar -cf s$i.tar f$i g$i || exit 1; done",
                              SHARDS - 1),
                      0);
-    ck_assert_msg(open_shards(&options, &fault, &pot) == 0, "%s", fault.what);
+    ck_assert_msg(open_shards(&options, &fault, &fileset) == 0, "%s", fault.what);
     ck_assert(by_others || !FORKS_WITH_THREADS);
-    ck_assert_int_eq(index_resolve(pot->index, "f00", &node), 0);
-    ck_assert_int_eq(index_resolve(pot->index, "f19", &node), 0);
-    pot_close(pot);
+    ck_assert_int_eq(index_resolve(fileset->index, "f00", &node), 0);
+    ck_assert_int_eq(index_resolve(fileset->index, "f19", &node), 0);
+    fileset_close(fileset);
 
     /* Whichever of the damaged ones is met first, the first in order is reported. */
     ck_assert_int_eq(
@@ -462,21 +464,21 @@ START_TEST(several_archives_are_indexed_at_once)
                 "printf XXXX | dd of=s$i.tar bs=1 seek=1044 conv=notrunc status=none "
                 "|| exit 1; done"),
         0);
-    ck_assert_int_eq(open_shards(&options, &fault, &pot), -EUCLEAN);
+    ck_assert_int_eq(open_shards(&options, &fault, &fileset), -EUCLEAN);
     ck_assert_str_eq(fault.file, "s05.tar");
     notes[0] = '\0';
-    ck_assert_msg(open_shards(&skip, &fault, &pot) == 0, "%s", fault.what);
-    ck_assert_int_eq(index_resolve(pot->index, "f19", &node), -ENOENT);
-    ck_assert_int_eq(index_resolve(pot->index, "f18", &node), 0);
+    ck_assert_msg(open_shards(&skip, &fault, &fileset) == 0, "%s", fault.what);
+    ck_assert_int_eq(index_resolve(fileset->index, "f19", &node), -ENOENT);
+    ck_assert_int_eq(index_resolve(fileset->index, "f18", &node), 0);
     ck_assert_ptr_nonnull(strstr(notes, "s05.tar"));
     ck_assert_ptr_nonnull(strstr(notes, "s19.tar"));
-    pot_close(pot);
+    fileset_close(fileset);
     unsetenv("ONEPOT_ASSUME_REMOTE");
 }
 END_TEST
 
 /* Bytes that this process has read, for an open of the union by its saved index. */
-static uint64_t bytes_read_to_open(const struct pot_options *options)
+static uint64_t bytes_read_to_open(const struct fileset_options *options)
 {
     uint64_t bytes[2];
     for (int i = 0; i < 2; i++) {
@@ -486,9 +488,9 @@ static uint64_t bytes_read_to_open(const struct pot_options *options)
         fclose(io);
         if (i == 1)
             break;
-        struct pot *pot = open_union(options);
-        ck_assert_int_eq((int)pot->origin, POT_INDEX_SAVED);
-        pot_close(pot);
+        struct fileset *fileset = open_union(options);
+        ck_assert_int_eq((int)fileset->origin, FILESET_INDEX_SAVED);
+        fileset_close(fileset);
     }
     return bytes[1] - bytes[0];
 }
@@ -504,8 +506,8 @@ static bool data_is_local(void)
 /* Files of the project, as the test's own are too young for their times of change to tell. */
 START_TEST(archives_that_were_left_alone_are_not_read_for_a_saved_union)
 {
-    static const struct pot_options each = {.save = POT_SAVE_ALWAYS,
-                                            .together = {.each = true}};
+    static const struct fileset_options each = {.save = FILESET_SAVE_ALWAYS,
+                                                .together = {.each = true}};
     if (!data_is_local()) {
         printf("skipped: %s is not on a local filesystem\n", TEST_DATA_DIR);
         return;
@@ -514,9 +516,9 @@ START_TEST(archives_that_were_left_alone_are_not_read_for_a_saved_union)
                              "ln -sf '%s/released/0.1/plain.tar' b.tar",
                              TEST_DATA_DIR, TEST_DATA_DIR),
                      0);
-    struct pot *pot = open_union(&each);
-    ck_assert_int_eq((int)pot->origin, POT_INDEX_BUILT);
-    pot_close(pot);
+    struct fileset *fileset = open_union(&each);
+    ck_assert_int_eq((int)fileset->origin, FILESET_INDEX_BUILT);
+    fileset_close(fileset);
     uint64_t bytes = bytes_read_to_open(&each);
     setenv("ONEPOT_ASSUME_REMOTE", "1", 1); /* whose times of change are not relied upon */
     ck_assert_uint_ge(bytes_read_to_open(&each), bytes + 4096);
@@ -527,55 +529,57 @@ START_TEST(archives_that_were_left_alone_are_not_read_for_a_saved_union)
                              "seek=$(($(stat -c %%s c) - 1)) status=none && "
                              "touch -r \"$(readlink a.tar)\" c && mv c a.tar"),
                      0);
-    pot = open_union(&each);
-    ck_assert_int_eq((int)pot->origin, POT_INDEX_BUILT);
-    pot_close(pot);
+    fileset = open_union(&each);
+    ck_assert_int_eq((int)fileset->origin, FILESET_INDEX_BUILT);
+    fileset_close(fileset);
 }
 END_TEST
 
 START_TEST(composed_index_that_can_not_be_saved_stays_and_says_so)
 {
-    static const struct pot_options later = {.save = POT_SAVE_ALWAYS, .saves_later = true};
+    static const struct fileset_options later = {.save = FILESET_SAVE_ALWAYS,
+                                                 .saves_later = true};
     struct fault fault = {0};
     ck_assert_int_eq(command("mkdir other && echo two > other/two && tar -cf b.tar other"), 0);
-    struct pot *pot = open_union(&later);
+    struct fileset *fileset = open_union(&later);
     ck_assert_int_eq(command("rm -r .cache && touch .cache"), 0);
-    ck_assert_int_eq(pot_save(pot, &fault), -ENOTDIR);
+    ck_assert_int_eq(fileset_save(fileset, &fault), -ENOTDIR);
     ck_assert_ptr_nonnull(strstr(fault.what, "could not be saved"));
     ck_assert_ptr_nonnull(strstr(fault.advice, "stays in memory"));
-    ck_assert_int_eq(pot_save(pot, &fault), 0); /* said once */
-    check_content(pot);
-    pot_close(pot);
+    ck_assert_int_eq(fileset_save(fileset, &fault), 0); /* said once */
+    check_content(fileset);
+    fileset_close(fileset);
 }
 END_TEST
 
 START_TEST(composed_index_that_is_never_saved_leaves_nothing)
 {
-    static const struct pot_options later = {.save = POT_SAVE_ALWAYS, .saves_later = true};
+    static const struct fileset_options later = {.save = FILESET_SAVE_ALWAYS,
+                                                 .saves_later = true};
     ck_assert_int_eq(command("mkdir other && echo two > other/two && tar -cf b.tar other"), 0);
-    pot_close(open_union(&later));
+    fileset_close(open_union(&later));
     ck_assert_int_eq(command("test -z \"$(find .cache -type f)\""), 0);
-    struct pot *pot = open_union(&never);
-    ck_assert_int_eq((int)pot->origin, POT_INDEX_BUILT);
-    pot_close(pot);
+    struct fileset *fileset = open_union(&never);
+    ck_assert_int_eq((int)fileset->origin, FILESET_INDEX_BUILT);
+    fileset_close(fileset);
 }
 END_TEST
 
 START_TEST(index_that_can_not_be_saved_is_an_error_only_if_asked_for)
 {
     struct fault fault;
-    struct pot *pot = NULL;
+    struct fileset *fileset = NULL;
     ck_assert_int_eq(mkdir("a.tar.onepot-index", 0700), 0);
     ck_assert_int_eq(command("touch file"), 0);
     char cache[PATH_MAX + 10];
     snprintf(cache, sizeof(cache), "%s/file", folder);
     setenv("XDG_CACHE_HOME", cache, 1);
-    ck_assert_int_eq(open_with("a.tar", always, &fault, &pot), -ENOTDIR);
+    ck_assert_int_eq(open_with("a.tar", always, &fault, &fileset), -ENOTDIR);
     ck_assert_ptr_nonnull(strstr(fault.what, "beside it (Is a directory), in "));
     ck_assert_ptr_nonnull(strstr(fault.what, "/file/onepot: Not a directory"));
     unsetenv("XDG_CACHE_HOME");
     unsetenv("HOME");
-    ck_assert_int_eq(open_with("a.tar", always, &fault, &pot), -EISDIR);
+    ck_assert_int_eq(open_with("a.tar", always, &fault, &fileset), -EISDIR);
     ck_assert_ptr_nonnull(strstr(fault.what, "beside it (Is a directory); there is no cache"));
     ck_assert_int_eq(command("test $(ls -A | wc -l) = 4"), 0); /* nothing half done */
 }
@@ -599,28 +603,28 @@ int renameat(int from_dir, const char *from, int to_dir, const char *to)
 START_TEST(the_file_that_was_written_is_used_whatever_lies_at_its_path)
 {
     ck_assert_int_eq(command("mkdir t2 && echo x > t2/x && tar -cf b.tar -C t2 ."), 0);
-    pot_close(must_open("b.tar", always));
+    fileset_close(must_open("b.tar", always));
     swapped_for = "b.tar.onepot-index";
-    struct pot *pot = must_open("a.tar", always);
+    struct fileset *fileset = must_open("a.tar", always);
     swapped_for = NULL;
     ck_assert_int_ne(access("b.tar.onepot-index", F_OK), 0); /* it was done */
-    ck_assert_uint_eq(index_info(pot->index)->archive_bytes, source_size(pot->source));
-    check_content(pot);
-    pot_close(pot);
-    open_and_check("a.tar", never, POT_INDEX_BUILT);
+    ck_assert_uint_eq(index_info(fileset->index)->archive_bytes, source_size(fileset->source));
+    check_content(fileset);
+    fileset_close(fileset);
+    open_and_check("a.tar", never, FILESET_INDEX_BUILT);
 }
 END_TEST
 
 START_TEST(index_that_others_may_write_to_is_not_used)
 {
-    open_and_check("a.tar", always, POT_INDEX_BUILT);
+    open_and_check("a.tar", always, FILESET_INDEX_BUILT);
     ck_assert_int_eq(chmod("a.tar.onepot-index", 0664), 0);
-    open_and_check("a.tar", never, POT_INDEX_BUILT);
+    open_and_check("a.tar", never, FILESET_INDEX_BUILT);
     ck_assert_ptr_nonnull(strstr(notes, "by others"));
     ck_assert_int_eq(chmod("a.tar", 0664), 0); /* they may write to the archive as well */
-    open_and_check("a.tar", never, POT_INDEX_SAVED);
+    open_and_check("a.tar", never, FILESET_INDEX_SAVED);
     ck_assert_int_eq(chmod("a.tar.onepot-index", 0666), 0);
-    open_and_check("a.tar", never, POT_INDEX_BUILT);
+    open_and_check("a.tar", never, FILESET_INDEX_BUILT);
 }
 END_TEST
 
@@ -642,7 +646,7 @@ START_TEST(what_a_killed_run_left_of_an_index_is_removed)
     ck_assert_int_eq(waitpid(child, &status, 0), child);
     ck_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
     ck_assert_int_eq(command("test $(ls a.tar.onepot-index.*.partial | wc -l) = 2"), 0);
-    open_and_check("a.tar", always, POT_INDEX_BUILT);
+    open_and_check("a.tar", always, FILESET_INDEX_BUILT);
     ck_assert_int_eq(command("test $(ls a.tar.onepot-index.*.partial | wc -l) = 1"), 0);
     ck_assert_int_eq(access("b.tar.onepot-index.aaaaaa.partial", F_OK), 0);
     ck_assert_int_eq(access("a.tar.onepot-index.bbbbbb.partial", F_OK), 0);
@@ -657,11 +661,11 @@ START_TEST(index_is_its_owners_whoever_made_it)
     struct stat st;
     ck_assert_int_eq(mkdir("a.tar.onepot-index", 0700), 0); /* to the cache */
     mode_t before = umask(0777);
-    struct pot *pot = must_open("a.tar", always);
+    struct fileset *fileset = must_open("a.tar", always);
     umask(before);
-    ck_assert_int_eq(stat(pot->index_path, &st), 0);
+    ck_assert_int_eq(stat(fileset->index_path, &st), 0);
     ck_assert_uint_eq(st.st_mode & 0700, 0600);
-    pot_close(pot);
+    fileset_close(fileset);
     ck_assert_int_eq(stat(".cache/onepot", &st), 0);
     ck_assert_uint_eq(st.st_mode & 07777, 0700);
     if (geteuid() != 0) {
@@ -670,11 +674,11 @@ START_TEST(index_is_its_owners_whoever_made_it)
     }
     ck_assert_int_eq(rmdir("a.tar.onepot-index"), 0);
     ck_assert_int_eq(command("chmod 600 a.tar && chown 12345:12345 a.tar && rm -r .cache"), 0);
-    open_and_check("a.tar", always, POT_INDEX_BUILT);
+    open_and_check("a.tar", always, FILESET_INDEX_BUILT);
     ck_assert_int_eq(stat("a.tar.onepot-index", &st), 0);
     ck_assert_uint_eq(st.st_mode & 07777, 0600);
     ck_assert_uint_eq(st.st_uid, 12345);
-    open_and_check("a.tar", always, POT_INDEX_SAVED);
+    open_and_check("a.tar", always, FILESET_INDEX_SAVED);
 }
 END_TEST
 
@@ -717,12 +721,12 @@ static void make_onepot(const char *path)
 START_TEST(embedded_index_is_used)
 {
     make_onepot("p.tar");
-    struct pot *pot = must_open("p.tar", always);
-    check_content(pot);
-    ck_assert_int_eq((int)pot->origin, POT_INDEX_EMBEDDED);
-    ck_assert_str_eq(pot->backend->name, "onepot");
+    struct fileset *fileset = must_open("p.tar", always);
+    check_content(fileset);
+    ck_assert_int_eq((int)fileset->origin, FILESET_INDEX_EMBEDDED);
+    ck_assert_str_eq(fileset->backend->name, "onepot");
     ck_assert_str_eq(notes, "");
-    pot_close(pot);
+    fileset_close(fileset);
     ck_assert_int_ne(access("p.tar.onepot-index", F_OK), 0);
 }
 END_TEST
@@ -731,42 +735,43 @@ START_TEST(archive_that_tar_appended_to_is_indexed_anew)
 {
     make_onepot("p.tar");
     ck_assert_int_eq(command("echo new > added && tar -rf p.tar added"), 0);
-    struct pot *pot = must_open("p.tar", never);
+    struct fileset *fileset = must_open("p.tar", never);
     uint32_t position;
-    check_content(pot);
-    ck_assert_int_eq(index_resolve(pot->index, "added", &position), 0);
-    ck_assert_int_eq((int)pot->origin, POT_INDEX_BUILT);
-    ck_assert_int_eq(index_info(pot->index)->format, FORMAT_TAR);
+    check_content(fileset);
+    ck_assert_int_eq(index_resolve(fileset->index, "added", &position), 0);
+    ck_assert_int_eq((int)fileset->origin, FILESET_INDEX_BUILT);
+    ck_assert_int_eq(index_info(fileset->index)->format, FORMAT_TAR);
     ck_assert_ptr_nonnull(strstr(notes, "appended"));
     ck_assert_ptr_nonnull(strstr(notes, "'onepot index', or pack it anew"));
-    pot_close(pot);
+    fileset_close(fileset);
 }
 END_TEST
 
 START_TEST(archive_that_was_indexed_after_tar_appended_to_it_is_well)
 {
-    static const struct pot_options rebuild = {.save = POT_SAVE_NEVER, .rebuild = true};
+    static const struct fileset_options rebuild = {.save = FILESET_SAVE_NEVER, .rebuild = true};
     static const struct {
-        const struct pot_options *options;
-        enum pot_index_origin origin;
-    } opens[] = {
-        {&always, POT_INDEX_BUILT}, {&never, POT_INDEX_SAVED}, {&rebuild, POT_INDEX_BUILT}};
+        const struct fileset_options *options;
+        enum fileset_index_origin origin;
+    } opens[] = {{&always, FILESET_INDEX_BUILT},
+                 {&never, FILESET_INDEX_SAVED},
+                 {&rebuild, FILESET_INDEX_BUILT}};
     make_onepot("p.tar");
     ck_assert_int_eq(command("echo new > added && tar -rf p.tar added"), 0);
     for (size_t i = 0; i < 3; i++) {
-        struct pot *pot = must_open("p.tar", *opens[i].options);
-        check_content(pot);
-        ck_assert_int_eq((int)pot->origin, (int)opens[i].origin);
-        ck_assert_int_eq(pot->was_reindexed, i > 0);
+        struct fileset *fileset = must_open("p.tar", *opens[i].options);
+        check_content(fileset);
+        ck_assert_int_eq((int)fileset->origin, (int)opens[i].origin);
+        ck_assert_int_eq(fileset->was_reindexed, i > 0);
         ck_assert_str_eq(notes, "");
-        pot_close(pot);
+        fileset_close(fileset);
     }
     ck_assert_int_eq(command("touch -d '1 hour ago' p.tar"), 0); /* it does not fit any more */
-    struct pot *pot = must_open("p.tar", never);
-    ck_assert_int_eq((int)pot->origin, POT_INDEX_BUILT);
-    ck_assert(!pot->was_reindexed);
+    struct fileset *fileset = must_open("p.tar", never);
+    ck_assert_int_eq((int)fileset->origin, FILESET_INDEX_BUILT);
+    ck_assert(!fileset->was_reindexed);
     ck_assert_ptr_nonnull(strstr(notes, "appended"));
-    pot_close(pot);
+    fileset_close(fileset);
 }
 END_TEST
 
@@ -784,13 +789,13 @@ START_TEST(damaged_embedded_index_is_made_anew_with_a_note)
         ck_assert_int_eq(pread(fd, &byte, 1, at), 1);
         changed = byte ^ 0x55;
         ck_assert_int_eq(pwrite(fd, &changed, 1, at), 1);
-        struct pot *pot = must_open("p.tar", never);
-        if (pot->origin == POT_INDEX_BUILT) {
+        struct fileset *fileset = must_open("p.tar", never);
+        if (fileset->origin == FILESET_INDEX_BUILT) {
             rebuilt++;
-            check_content(pot);
+            check_content(fileset);
             ck_assert_ptr_nonnull(strstr(notes, "p.tar: "));
         }
-        pot_close(pot);
+        fileset_close(fileset);
         ck_assert_int_eq(pwrite(fd, &byte, 1, at), 1);
     }
     ck_assert_uint_gt(rebuilt, 0);
@@ -800,23 +805,23 @@ END_TEST
 /* ---- compressed archives ---- */
 
 static void check_unpacked(const char *path, const char *compression, const char *where,
-                           struct pot_options options)
+                           struct fileset_options options)
 {
     char expected[PATH_MAX + 200];
-    struct pot *pot = must_open(path, options);
-    check_content(pot);
-    ck_assert_str_eq(pot->compression, compression);
-    ck_assert_int_eq((int)pot->origin, POT_INDEX_BUILT);
+    struct fileset *fileset = must_open(path, options);
+    check_content(fileset);
+    ck_assert_str_eq(fileset->compression, compression);
+    ck_assert_int_eq((int)fileset->origin, FILESET_INDEX_BUILT);
     struct stat st;
     ck_assert_int_eq(stat(path, &st), 0);
-    ck_assert_uint_eq(pot->identity.ino, st.st_ino); /* of the file that was named */
-    ck_assert_int_eq(fstat(source_fd(pot->source), &st), 0);
+    ck_assert_uint_eq(fileset->identity.ino, st.st_ino); /* of the file that was named */
+    ck_assert_int_eq(fstat(source_fd(fileset->source), &st), 0);
     ck_assert_uint_eq(st.st_nlink, 0);
     ck_assert_uint_eq(st.st_mode & 07777, 0600);
     snprintf(expected, sizeof(expected), "%s: is one %s stream: unpacked %llu bytes to %s;",
-             path, compression, (unsigned long long)source_size(pot->source), where);
+             path, compression, (unsigned long long)source_size(fileset->source), where);
     ck_assert_msg(strstr(notes, expected) != NULL, "'%s' is not in '%s'", expected, notes);
-    pot_close(pot);
+    fileset_close(fileset);
 }
 
 START_TEST(compressed_tar_is_unpacked_into_memory)
@@ -846,18 +851,21 @@ START_TEST(compressed_tar_that_does_not_fit_in_memory_goes_to_disk)
         return; /* where there is no disk to go to */
     ck_assert_int_eq(command("zstd -q a.tar"), 0);
     /* By the guess; then only when it is being written. */
-    check_unpacked("a.tar.zst", "zstd", folder, (struct pot_options){.memory_bytes = 4096});
+    check_unpacked("a.tar.zst", "zstd", folder, (struct fileset_options){.memory_bytes = 4096});
     ck_assert_int_eq(
         command("head -c 3000000 /dev/zero > tree/zeros && tar -cf z.tar -C tree . "
                 "&& zstd -q z.tar"),
         0);
-    check_unpacked("z.tar.zst", "zstd", folder, (struct pot_options){.memory_bytes = 4000000});
+    check_unpacked("z.tar.zst", "zstd", folder,
+                   (struct fileset_options){.memory_bytes = 4000000});
     if (lies_in_memory("/tmp"))
         return;
     setenv("TMPDIR", "/nonexistent-folder-of-onepot", 1);
-    check_unpacked("z.tar.zst", "zstd", "/tmp", (struct pot_options){.memory_bytes = 4000000});
+    check_unpacked("z.tar.zst", "zstd", "/tmp",
+                   (struct fileset_options){.memory_bytes = 4000000});
     unsetenv("TMPDIR");
-    check_unpacked("z.tar.zst", "zstd", "/tmp", (struct pot_options){.memory_bytes = 4000000});
+    check_unpacked("z.tar.zst", "zstd", "/tmp",
+                   (struct fileset_options){.memory_bytes = 4000000});
 }
 END_TEST
 
@@ -873,9 +881,9 @@ static void flip(const char *path, off_t at)
 static void check_damage_is_named(const char *path, off_t at, const char *what)
 {
     struct fault fault;
-    struct pot *pot = NULL;
+    struct fileset *fileset = NULL;
     flip(path, at);
-    int r = open_with(path, never, &fault, &pot);
+    int r = open_with(path, never, &fault, &fileset);
     ck_assert_msg(r == -EUCLEAN || r == -ENOMSG, "%s, offset %lld: %d", path, (long long)at, r);
     ck_assert_msg(strstr(fault.what, what) != NULL || r == -ENOMSG, "'%s' is not in '%s'", what,
                   fault.what);
@@ -901,7 +909,7 @@ START_TEST(each_sum_of_a_large_gzip_file_is_compared)
     ck_assert_int_eq(truncate("z.tar.gz", st.st_size - 1), 0);
     check_damage_is_named("z.tar.gz", 4, "it ends too early"); /* of the time: no damage */
     ck_assert_int_eq(command("gzip -1 -c z.tar > z.tar.gz && echo behind it >> z.tar.gz"), 0);
-    pot_close(must_open("z.tar.gz", never));
+    fileset_close(must_open("z.tar.gz", never));
     ck_assert_ptr_nonnull(strstr(notes, "10 bytes behind the end of its gzip data"));
 }
 END_TEST
@@ -916,7 +924,7 @@ START_TEST(each_form_that_has_sums_has_them_compared)
     for (size_t i = 0; i < sizeof(paths) / sizeof(paths[0]); i++) {
         struct stat st;
         ck_assert_int_eq(stat(paths[i], &st), 0);
-        pot_close(must_open(paths[i], never));
+        fileset_close(must_open(paths[i], never));
         for (int part = 1; part < 8; part++)
             check_damage_is_named(paths[i], st.st_size * part / 8, "damaged ");
     }
@@ -931,8 +939,8 @@ struct expansion {
     int err;
 };
 
-/* pot_store.expand: "unpacks" to what it should be. */
-static int expand(void *ctx, const struct pot_stream *stream, struct fault *fault,
+/* fileset_store.expand: "unpacks" to what it should be. */
+static int expand(void *ctx, const struct fileset_stream *stream, struct fault *fault,
                   struct source **ret_source)
 {
     struct expansion *e = ctx;
@@ -943,10 +951,11 @@ static int expand(void *ctx, const struct pot_stream *stream, struct fault *faul
     return e->err ? e->err : source_open("a.tar", NULL, ret_source);
 }
 
-static struct pot *open_stream(const char *path, struct expansion *e)
+static struct fileset *open_stream(const char *path, struct expansion *e)
 {
-    const struct pot_store store = {.expand = expand, .ctx = e};
-    return must_open(path, (struct pot_options){.store = &store, .save = POT_SAVE_NEVER});
+    const struct fileset_store store = {.expand = expand, .ctx = e};
+    return must_open(path,
+                     (struct fileset_options){.store = &store, .save = FILESET_SAVE_NEVER});
 }
 
 START_TEST(index_of_a_stream_is_saved_for_who_can_use_it)
@@ -955,30 +964,30 @@ START_TEST(index_of_a_stream_is_saved_for_who_can_use_it)
     struct expansion e = {0};
     ck_assert_int_eq(command("zstd -q a.tar"), 0);
     ck_assert_int_eq(stat("a.tar", &st), 0);
-    pot_close(open_stream("a.tar.zst", &e));
+    fileset_close(open_stream("a.tar.zst", &e));
     ck_assert_uint_eq(e.count, 0); /* there is no index yet */
 
-    struct pot *pot = must_open("a.tar.zst", always);
-    ck_assert_int_eq((int)pot->origin, POT_INDEX_BUILT);
-    ck_assert_str_eq(pot->index_path, "a.tar.zst.onepot-index");
-    pot_close(pot);
-    pot = must_open("a.tar.zst", always);
-    ck_assert_int_eq((int)pot->origin, POT_INDEX_SAVED);
-    pot_close(pot);
+    struct fileset *fileset = must_open("a.tar.zst", always);
+    ck_assert_int_eq((int)fileset->origin, FILESET_INDEX_BUILT);
+    ck_assert_str_eq(fileset->index_path, "a.tar.zst.onepot-index");
+    fileset_close(fileset);
+    fileset = must_open("a.tar.zst", always);
+    ck_assert_int_eq((int)fileset->origin, FILESET_INDEX_SAVED);
+    fileset_close(fileset);
 
-    pot = open_stream("a.tar.zst", &e);
-    ck_assert_int_eq((int)pot->origin, POT_INDEX_SAVED);
-    ck_assert_str_eq(pot->compression, "zstd");
+    fileset = open_stream("a.tar.zst", &e);
+    ck_assert_int_eq((int)fileset->origin, FILESET_INDEX_SAVED);
+    ck_assert_str_eq(fileset->compression, "zstd");
     ck_assert_uint_eq(e.count, 1);
     ck_assert_uint_eq(e.bytes, (uint64_t)st.st_size);
     ck_assert_uint_eq(e.sums, ((uint64_t)st.st_size - 1) / INDEX_WINDOW_BYTES + 1);
-    check_content(pot);
-    pot_close(pot);
+    check_content(fileset);
+    fileset_close(fileset);
 
-    pot = must_open("a.tar.zst", never); /* who can't is not led astray */
-    ck_assert_int_eq((int)pot->origin, POT_INDEX_BUILT);
-    check_content(pot);
-    pot_close(pot);
+    fileset = must_open("a.tar.zst", never); /* who can't is not led astray */
+    ck_assert_int_eq((int)fileset->origin, FILESET_INDEX_BUILT);
+    check_content(fileset);
+    fileset_close(fileset);
 }
 END_TEST
 
@@ -986,12 +995,12 @@ START_TEST(a_stream_without_room_is_unpacked_as_ever)
 {
     struct expansion e = {.err = -ENOSPC};
     ck_assert_int_eq(command("zstd -q a.tar"), 0);
-    pot_close(must_open("a.tar.zst", always));
-    struct pot *pot = open_stream("a.tar.zst", &e);
+    fileset_close(must_open("a.tar.zst", always));
+    struct fileset *fileset = open_stream("a.tar.zst", &e);
     ck_assert_uint_eq(e.count, 1);
-    ck_assert_int_eq((int)pot->origin, POT_INDEX_BUILT);
-    check_content(pot);
-    pot_close(pot);
+    ck_assert_int_eq((int)fileset->origin, FILESET_INDEX_BUILT);
+    check_content(fileset);
+    fileset_close(fileset);
 }
 END_TEST
 
@@ -999,17 +1008,17 @@ START_TEST(index_of_a_stream_is_of_that_stream)
 {
     struct expansion e = {0};
     ck_assert_int_eq(command("zstd -q a.tar && xz -k a.tar"), 0);
-    pot_close(must_open("a.tar.zst", always));
+    fileset_close(must_open("a.tar.zst", always));
     ck_assert_int_eq(command("mv a.tar.zst.onepot-index a.tar.xz.onepot-index"), 0);
-    pot_close(open_stream("a.tar.xz", &e));
+    fileset_close(open_stream("a.tar.xz", &e));
     ck_assert_int_eq(command("cp -p a.tar.xz.onepot-index a.tar.onepot-index"), 0);
-    struct pot *pot = must_open("a.tar", never);
-    ck_assert_int_eq((int)pot->origin, POT_INDEX_BUILT);
-    pot_close(pot);
+    struct fileset *fileset = must_open("a.tar", never);
+    ck_assert_int_eq((int)fileset->origin, FILESET_INDEX_BUILT);
+    fileset_close(fileset);
     ck_assert_int_eq(command("mv a.tar.xz.onepot-index a.tar.zst.onepot-index && "
                              "touch -d @1 a.tar.zst"),
                      0);
-    pot_close(open_stream("a.tar.zst", &e));
+    fileset_close(open_stream("a.tar.zst", &e));
     ck_assert_uint_eq(e.count, 0);
 }
 END_TEST
@@ -1018,19 +1027,19 @@ START_TEST(compressed_onepot_archive_brings_its_index)
 {
     make_onepot("p.tar");
     ck_assert_int_eq(command("zstd -q p.tar"), 0);
-    struct pot *pot = must_open("p.tar.zst", defaults);
-    check_content(pot);
-    ck_assert_int_eq((int)pot->origin, POT_INDEX_EMBEDDED);
-    pot_close(pot);
+    struct fileset *fileset = must_open("p.tar.zst", defaults);
+    check_content(fileset);
+    ck_assert_int_eq((int)fileset->origin, FILESET_INDEX_EMBEDDED);
+    fileset_close(fileset);
 }
 END_TEST
 
 START_TEST(member_called_like_a_magic_is_no_compression)
 {
     ck_assert_int_eq(command("cp tree/one BZh9 && tar -cf b.tar BZh9"), 0);
-    struct pot *pot = must_open("b.tar", never);
-    ck_assert_ptr_null(pot->compression);
-    pot_close(pot);
+    struct fileset *fileset = must_open("b.tar", never);
+    ck_assert_ptr_null(fileset->compression);
+    fileset_close(fileset);
 }
 END_TEST
 
@@ -1055,11 +1064,11 @@ START_TEST(what_is_no_archive_is_refused_with_a_reason)
                      0);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct fault fault;
-        struct pot *pot = NULL;
-        ck_assert_int_eq(open_with(cases[i].path, defaults, &fault, &pot), -cases[i].err);
+        struct fileset *fileset = NULL;
+        ck_assert_int_eq(open_with(cases[i].path, defaults, &fault, &fileset), -cases[i].err);
         ck_assert_msg(strstr(fault.what, cases[i].what) != NULL, "%s: %s", cases[i].path,
                       fault.what);
-        ck_assert_ptr_null(pot);
+        ck_assert_ptr_null(fileset);
     }
 }
 END_TEST
@@ -1082,25 +1091,25 @@ START_TEST(a_compressed_tar_of_nothing_is_an_empty_tree)
         {"zstd", "zst", 3}}; /* libarchive alone can't tell whether nothing is all there was */
     for (size_t i = 0; i < sizeof(forms) / sizeof(forms[0]); i++) {
         struct fault fault;
-        struct pot *pot = NULL;
+        struct fileset *fileset = NULL;
         char path[40];
         const char *program = forms[i].program;
         snprintf(path, sizeof(path), "n.tar.%s", forms[i].ending);
         ck_assert_int_eq(command("%s -c < /dev/null > %s && cp %s n.%s", program, path, path,
                                  forms[i].ending),
                          0);
-        ck_assert_int_eq(open_with(path, defaults, &fault, &pot), 0);
-        ck_assert_uint_eq(index_info(pot->index)->entries, 1);
-        pot_close(pot);
-        pot = NULL;
+        ck_assert_int_eq(open_with(path, defaults, &fault, &fileset), 0);
+        ck_assert_uint_eq(index_info(fileset->index)->entries, 1);
+        fileset_close(fileset);
+        fileset = NULL;
         ck_assert_int_eq(command("printf X | dd of=%s bs=1 seek=$(($(stat -c %%s %s) - %d)) "
                                  "conv=notrunc 2> /dev/null",
                                  path, path, forms[i].end),
                          0);
-        ck_assert_int_lt(open_with(path, defaults, &fault, &pot), 0);
+        ck_assert_int_lt(open_with(path, defaults, &fault, &fileset), 0);
         ck_assert_msg(strstr(fault.what, "damaged"), "%s: %s", program, fault.what);
         snprintf(path, sizeof(path), "n.%s", forms[i].ending);
-        ck_assert_int_lt(open_with(path, defaults, &fault, &pot), 0);
+        ck_assert_int_lt(open_with(path, defaults, &fault, &fileset), 0);
         ck_assert_msg(strstr(fault.what, "no tar"), "%s: %s", program, fault.what);
     }
 }
@@ -1134,10 +1143,10 @@ START_TEST(files_of_other_formats_are_called_by_their_name)
     ck_assert_int_eq(ftruncate(fd, 100000), 0);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct fault fault;
-        struct pot *pot = NULL;
+        struct fileset *fileset = NULL;
         ck_assert_int_eq(pwrite(fd, cases[i].bytes, cases[i].len, cases[i].at),
                          (ssize_t)cases[i].len);
-        ck_assert_int_eq(open_with("foreign", defaults, &fault, &pot), -ENOMSG);
+        ck_assert_int_eq(open_with("foreign", defaults, &fault, &fileset), -ENOMSG);
         ck_assert_msg(strstr(fault.what, cases[i].what) != NULL, "%zu: %s", i, fault.what);
         ck_assert_str_ne(fault.advice, "");
     }
@@ -1151,14 +1160,14 @@ START_TEST(truncated_archives_are_errors)
     ck_assert_int_eq(stat("a.tar.gz", &st), 0);
     for (int percent = 5; percent < 100; percent += 19) {
         struct fault fault;
-        struct pot *pot = NULL;
+        struct fileset *fileset = NULL;
         ck_assert_int_eq(
             command("cp a.tar.gz t.gz && truncate -s %lld t.gz && head -c %d a.tar "
                     "> t.tar",
                     (long long)st.st_size * percent / 100, 500000 * percent / 100),
             0);
-        ck_assert_int_eq(open_with("t.gz", defaults, &fault, &pot), -EUCLEAN);
-        ck_assert_int_eq(open_with("t.tar", always, &fault, &pot), -EUCLEAN);
+        ck_assert_int_eq(open_with("t.gz", defaults, &fault, &fileset), -EUCLEAN);
+        ck_assert_int_eq(open_with("t.tar", always, &fault, &fileset), -EUCLEAN);
         ck_assert_int_ne(access("t.tar.onepot-index", F_OK), 0);
     }
 }
@@ -1171,17 +1180,17 @@ START_TEST(what_is_left_out_is_a_note_each_time)
                 "tail -c +1025 l.tar > m.tar"),
         0);
     for (int saved = 0; saved < 2; saved++) {
-        struct pot *pot = must_open("m.tar", saved ? defaults : always);
-        ck_assert_int_eq(pot->origin, saved ? POT_INDEX_SAVED : POT_INDEX_BUILT);
+        struct fileset *fileset = must_open("m.tar", saved ? defaults : always);
+        ck_assert_int_eq(fileset->origin, saved ? FILESET_INDEX_SAVED : FILESET_INDEX_BUILT);
         ck_assert_msg(strstr(notes, "m.tar: b: is a hard link to 'a'") &&
                           strstr(notes, "(offset 0); it is left out"),
                       "%s", notes);
-        ck_assert_uint_eq(index_left_out(pot->index), 1);
-        pot_close(pot);
+        ck_assert_uint_eq(index_left_out(fileset->index), 1);
+        fileset_close(fileset);
     }
-    struct pot_options own = always;
+    struct fileset_options own = always;
     own.lists_left_out = true;
-    pot_close(must_open("m.tar", own));
+    fileset_close(must_open("m.tar", own));
     ck_assert_str_eq(notes, "");
 }
 END_TEST
@@ -1189,10 +1198,10 @@ END_TEST
 START_TEST(notes_can_not_write_to_the_terminal)
 {
     ck_assert_int_eq(command("cp a.tar \"$(printf 'x\\033[31m.tar')\" && zstd -q x*.tar"), 0);
-    struct pot *pot = must_open("x\033[31m.tar.zst", defaults);
+    struct fileset *fileset = must_open("x\033[31m.tar.zst", defaults);
     ck_assert_str_ne(notes, "");
     ck_assert_ptr_null(strchr(notes, '\033'));
-    pot_close(pot);
+    fileset_close(fileset);
 }
 END_TEST
 
@@ -1201,9 +1210,9 @@ START_TEST(remarks_on_an_archive_are_notes)
     ck_assert_int_eq(command("head -c 1024 a.tar > cut.tar"), 0); /* "./" and "./one" */
     ck_assert_int_eq(command("tar -cf one.tar -C tree one && head -c 1024 one.tar > cut.tar"),
                      0);
-    struct pot *pot = must_open("cut.tar", never);
+    struct fileset *fileset = must_open("cut.tar", never);
     ck_assert_ptr_nonnull(strstr(notes, "cut.tar: it has no end-of-archive marker"));
-    pot_close(pot);
+    fileset_close(fileset);
 }
 END_TEST
 
@@ -1238,13 +1247,14 @@ START_TEST(names_survive_the_sandbox)
     static const char *const locales[] = {"C", "C.UTF-8"};
     for (size_t k = 0; k < 2; k++) {
         ck_assert_ptr_nonnull(setlocale(LC_ALL, locales[k]));
-        struct pot *pot = must_open("n.tar", never);
+        struct fileset *fileset = must_open("n.tar", never);
         for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
             uint32_t position;
-            ck_assert_msg(index_resolve(pot->index, names[i], &position) == 0, "name %zu", i);
+            ck_assert_msg(index_resolve(fileset->index, names[i], &position) == 0, "name %zu",
+                          i);
         }
-        ck_assert_uint_eq(index_info(pot->index)->entries, 6);
-        pot_close(pot);
+        ck_assert_uint_eq(index_info(fileset->index)->entries, 6);
+        fileset_close(fileset);
     }
     setlocale(LC_ALL, "C");
 }
@@ -1286,15 +1296,15 @@ START_TEST(signal_ends_a_long_step)
     sigaction(SIGTERM, &action, &before);
     int calls = 0;
     struct fault fault = {0};
-    struct pot *pot = NULL;
-    struct pot_options options = {
+    struct fileset *fileset = NULL;
+    struct fileset_options options = {
         .progress = interrupt, .ctx = &calls, .max_ratio = UINT32_MAX};
-    int r = pot_open("z.tar.zst", &options, &fault, &pot);
+    int r = fileset_open("z.tar.zst", &options, &fault, &fileset);
     sigaction(SIGTERM, &before, NULL);
     ck_assert_int_eq(r, -EINTR);
     ck_assert_str_eq(fault.what, "interrupted");
     ck_assert_int_ge(calls, 1);
-    ck_assert_ptr_null(pot);
+    ck_assert_ptr_null(fileset);
     ck_assert_int_eq(waitpid(-1, NULL, WNOHANG), -1);
 }
 END_TEST
@@ -1302,11 +1312,11 @@ END_TEST
 static void *open_in_thread(void *arg)
 {
     struct fault fault = {0};
-    struct pot_options options = {.save = POT_SAVE_ALWAYS, .rebuild = true};
+    struct fileset_options options = {.save = FILESET_SAVE_ALWAYS, .rebuild = true};
     for (int i = 0; i < 10 && *(int *)arg == 0; i++) {
-        struct pot *pot = NULL;
-        *(int *)arg = pot_open("a.tar", &options, &fault, &pot);
-        pot_close(pot);
+        struct fileset *fileset = NULL;
+        *(int *)arg = fileset_open("a.tar", &options, &fault, &fileset);
+        fileset_close(fileset);
     }
     return NULL;
 }
@@ -1325,12 +1335,12 @@ START_TEST(several_may_index_one_archive_at_once)
         pthread_join(threads[i], NULL);
         ck_assert_int_eq(results[i], 0);
     }
-    open_and_check("a.tar", never, POT_INDEX_SAVED);
+    open_and_check("a.tar", never, FILESET_INDEX_SAVED);
     ck_assert_int_eq(command("test $(ls | wc -l) = 3"), 0);
 }
 END_TEST
 
-/* After each test: no descriptor of a pot is left open, nothing lies in /dev/shm. */
+/* After each test: no descriptor of a fileset is left open, nothing lies in /dev/shm. */
 START_TEST(nothing_is_left_open)
 {
     ck_assert_int_eq(command("gzip -k a.tar"), 0);
@@ -1338,11 +1348,11 @@ START_TEST(nothing_is_left_open)
     close(before);
     for (int i = 0; i < 3; i++) {
         struct fault fault;
-        struct pot *pot = NULL;
-        pot_close(must_open("a.tar", always));
-        pot_close(must_open("a.tar.gz", defaults));
-        open_with("tree", defaults, &fault, &pot);
-        pot_close(must_open("a.tar.gz", always));
+        struct fileset *fileset = NULL;
+        fileset_close(must_open("a.tar", always));
+        fileset_close(must_open("a.tar.gz", defaults));
+        open_with("tree", defaults, &fault, &fileset);
+        fileset_close(must_open("a.tar.gz", always));
     }
     after = dup(0);
     close(after);
@@ -1352,7 +1362,7 @@ END_TEST
 
 int main(void)
 {
-    TCase *tests = tcase_create("pot");
+    TCase *tests = tcase_create("fileset");
     tcase_set_timeout(tests, 500);
     tcase_add_unchecked_fixture(tests, make_base, remove_base);
     tcase_add_checked_fixture(tests, make_folder, remove_folder);
@@ -1406,7 +1416,7 @@ int main(void)
     tcase_add_test(tests, several_may_index_one_archive_at_once);
     tcase_add_test(tests, nothing_is_left_open);
 
-    Suite *suite = suite_create("pot");
+    Suite *suite = suite_create("fileset");
     suite_add_tcase(suite, tests);
     return run_suite(suite);
 }

@@ -17,7 +17,7 @@
  * Each way to an index is an opener, in order of trust and cost. The list of them, `openers`,
  * is all that decides which one is taken.
  */
-#include "pot.h"
+#include "fileset.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -56,7 +56,7 @@
 #include "output.h"
 #include "path.h"
 #include "place.h"
-#include "pot_private.h"
+#include "fileset_private.h"
 #include "recipe.h"
 #include "sandbox.h"
 #include "sanitizer.h"
@@ -77,46 +77,46 @@
  * those before it.
  */
 struct composition {
-    struct pot *pot;                   /* gets the index; its path is for messages */
-    const struct pot_options *options; /* whether to use and to save it */
-    const struct source *archive;      /* its owner and readers may read a saved one */
+    struct fileset *fileset;               /* gets the index; its path is for messages */
+    const struct fileset_options *options; /* whether to use and to save it */
+    const struct source *archive;          /* its owner and readers may read a saved one */
     const char *file; /* a saved one is named after it: the archive, or the first of several */
     bool is_private;  /* only this user may read a saved one */
-    bool saves_later; /* leave the last for pot_save */
+    bool saves_later; /* leave the last for fileset_save */
     /* Does the proof behind a recipe's name hold? NULL: there is none. */
     bool (*proves)(void *arg, const void *proof, size_t len);
     void *arg;
     uint64_t start_ms;       /* when the work for the first step began (now_ms); 0: with it */
     const struct view *view; /* the last step; NULL: there is no view */
     struct recipe recipes[2];
-    size_t count, done; /* steps in all, and steps that pot->index has */
+    size_t count, done; /* steps in all, and steps that fileset->index has */
 };
 
-/* The pot while it is being opened: what its openers know and leave for one another. */
+/* The fileset while it is being opened: what its openers know and leave for one another. */
 struct opening {
-    struct pot *pot;
-    struct pot_options *options;    /* the caller's, for this opening alone */
-    const char *compression;        /* of pot->source as a whole; NULL: none */
-    struct embedded_index embedded; /* if it was found already; else length 0 */
-    struct index *stream_index;     /* of the content of pot->source, which is one stream */
-    bool is_of_later_version;       /* the saved index, which stays as it is */
-    uint64_t unpack_ms;             /* that unpacking took */
-    struct fault stale;       /* if set, the archive's own index is older than its bytes */
-    struct composition steps; /* that options->compose asks for */
+    struct fileset *fileset;
+    struct fileset_options *options; /* the caller's, for this opening alone */
+    const char *compression;         /* of fileset->source as a whole; NULL: none */
+    struct embedded_index embedded;  /* if it was found already; else length 0 */
+    struct index *stream_index; /* of the content of fileset->source, which is one stream */
+    bool is_of_later_version;   /* the saved index, which stays as it is */
+    uint64_t unpack_ms;         /* that unpacking took */
+    struct fault stale;         /* if set, the archive's own index is older than its bytes */
+    struct composition steps;   /* that options->compose asks for */
 };
 
 /*
- * One way to open an archive. 0: pot->index is open. OPENER_NOT_MINE: the archive is not opened
- * in this way; the next opener tries, with what this one found out. Else -errno and maybe a
- * fault. A fault does not count without an error.
+ * One way to open an archive. 0: fileset->index is open. OPENER_NOT_MINE: the archive is not
+ * opened in this way; the next opener tries, with what this one found out. Else -errno and
+ * maybe a fault. A fault does not count without an error.
  */
 typedef int opener(struct opening *o, struct fault *fault);
 #define OPENER_NOT_MINE 1
 
 /* The archive file, packed or not. */
-static struct source *pot_file(const struct pot *pot)
+static struct source *fileset_file(const struct fileset *fileset)
 {
-    return pot->packed ? pot->packed : pot->source;
+    return fileset->packed ? fileset->packed : fileset->source;
 }
 
 /*
@@ -125,8 +125,8 @@ static struct source *pot_file(const struct pot *pot)
  */
 
 /* A line for the user, of a fault. */
-static void pot_note_fault(const struct pot_options *options, const char *path,
-                           const struct fault *fault)
+static void fileset_note_fault(const struct fileset_options *options, const char *path,
+                               const struct fault *fault)
 {
     char line[1400];
     if (!options->note)
@@ -135,18 +135,19 @@ static void pot_note_fault(const struct pot_options *options, const char *path,
     options->note(options->ctx, line);
 }
 
-void pot_note(const struct pot_options *options, const char *path, const char *format, ...)
+void fileset_note(const struct fileset_options *options, const char *path, const char *format,
+                  ...)
 {
     struct fault fault = {.err = EUCLEAN, .offset = FAULT_NO_OFFSET};
     va_list args;
     va_start(args, format);
     vsnprintf(fault.what, sizeof(fault.what), format, args);
     va_end(args);
-    pot_note_fault(options, path, &fault); /* makes its text safe for a terminal */
+    fileset_note_fault(options, path, &fault); /* makes its text safe for a terminal */
 }
 
 /* Turn the fault's offset in the source into one in the file that it lies in. */
-static void pot_place_fault(const struct source *source, struct fault *fault)
+static void fileset_place_fault(const struct source *source, struct fault *fault)
 {
     if (!fault || !fault->err || fault->offset == FAULT_NO_OFFSET)
         return;
@@ -157,36 +158,37 @@ static void pot_place_fault(const struct source *source, struct fault *fault)
 }
 
 /* One line on the members that the index lacks, if there are any. */
-static void pot_note_left_out(const struct pot_options *options, const struct pot *pot)
+static void fileset_note_left_out(const struct fileset_options *options,
+                                  const struct fileset *fileset)
 {
-    uint64_t count = index_left_out(pot->index), cursor = 0;
+    uint64_t count = index_left_out(fileset->index), cursor = 0;
     struct fault first = {.err = EUCLEAN, .offset = FAULT_NO_OFFSET};
     if (count == 0)
         return;
-    if (index_left_out_next(pot->index, &cursor, &first) < 0)
+    if (index_left_out_next(fileset->index, &cursor, &first) < 0)
         snprintf(first.what, sizeof(first.what), "a member can't be shown");
-    if (!pot->packed && !pot->parts)
-        pot_place_fault(pot->source, &first);
+    if (!fileset->packed && !fileset->parts)
+        fileset_place_fault(fileset->source, &first);
     char kinds[LEFT_OUT_TEXT_LEN], line[sizeof(kinds) + 1400];
-    bool tells_kinds = index_left_out_text(pot->index, kinds) > 1;
-    int len = fault_describe(&first, -EUCLEAN, pot->path, line, 1200);
+    bool tells_kinds = index_left_out_text(fileset->index, kinds) > 1;
+    int len = fault_describe(&first, -EUCLEAN, fileset->path, line, 1200);
     snprintf(line + min_u32((uint32_t)len, 1199), sizeof(kinds) + 200,
              count == 1 ? "; it is left out"
                         : "; it is left out, and so %s %" PRIu64 " more%s%s%s%s",
              count == 2 ? "is" : "are", count - 1, tells_kinds ? " (in all " : "",
              tells_kinds ? kinds : "", tells_kinds ? ")" : "",
-             pot->is_plain ? "" : ": 'onepot verify' lists them");
+             fileset->is_plain ? "" : ": 'onepot verify' lists them");
     if (options->note)
         options->note(options->ctx, line);
 }
 
 struct watching {
-    const struct pot_options *options;
+    const struct fileset_options *options;
     const char *doing;
     char note[sizeof(((struct progress *)0)->note)];
 };
 
-static bool pot_note_progress(void *ctx, const struct progress *progress)
+static bool fileset_note_progress(void *ctx, const struct progress *progress)
 {
     struct watching *w = ctx;
     memcpy(w->note, progress->note, sizeof(w->note));
@@ -197,14 +199,15 @@ static bool pot_note_progress(void *ctx, const struct progress *progress)
 }
 
 /* sandbox_run, showing the progress as `doing` and the child's remark as a note. */
-static int pot_run(const struct pot_options *options, const char *path, const char *doing,
-                   int (*fn)(void *arg, struct progress *progress, struct fault *fault),
-                   void *arg, const struct sandbox_limits *limits, struct fault *fault)
+static int fileset_run(const struct fileset_options *options, const char *path,
+                       const char *doing,
+                       int (*fn)(void *arg, struct progress *progress, struct fault *fault),
+                       void *arg, const struct sandbox_limits *limits, struct fault *fault)
 {
     struct watching w = {.options = options, .doing = doing};
-    int r = sandbox_run(fn, arg, limits, pot_note_progress, &w, fault);
+    int r = sandbox_run(fn, arg, limits, fileset_note_progress, &w, fault);
     if (r == 0 && w.note[0])
-        pot_note(options, path, "%s", w.note);
+        fileset_note(options, path, "%s", w.note);
     return r;
 }
 
@@ -401,7 +404,7 @@ static int cached_remove(int folder, const char *name)
 
 /* Keep `new`, all in use, and as much of the rest, used since `oldest_sec`, as has room. */
 static int cache_bound(int folder, const char *new, uint64_t bytes, int64_t oldest_sec,
-                       struct pot_cache *cache)
+                       struct fileset_cache *cache)
 {
     cached_list list = {0};
     uint64_t kept = 0;
@@ -495,18 +498,18 @@ static int index_cache_open(const char *path, struct fault *fault, int *ret_fd)
 static void index_cache_saved(int folder_fd, const char *path)
 {
     const char *text = getenv("ONEPOT_INDEX_CACHE");
-    struct pot_cache ignored = {0};
+    struct fileset_cache ignored = {0};
     uint64_t bytes;
     if (!text || size_parse(text, &bytes) < 0)
         bytes = KEPT_BYTES;
     cache_bound(folder_fd, path_base(path), bytes, time(NULL) - KEPT_DAYS * DAY_S, &ignored);
 }
 
-int pot_clean_cache(struct pot_cache *ret_cache, struct fault *fault)
+int fileset_clean_cache(struct fileset_cache *ret_cache, struct fault *fault)
 {
     auto_free char *folder = NULL;
     auto_close int fd = -1;
-    *ret_cache = (struct pot_cache){0};
+    *ret_cache = (struct fileset_cache){0};
     int r = cache_folder(&folder);
     if (r == 0)
         r = cache_open(folder, fault, &fd);
@@ -518,23 +521,23 @@ int pot_clean_cache(struct pot_cache *ret_cache, struct fault *fault)
 
 /* ---- finding ---- */
 
-/* Compute pot->fingerprint, unless it is known already. */
+/* Compute fileset->fingerprint, unless it is known already. */
 static int opening_fingerprint(struct opening *o)
 {
-    if (o->pot->has_fingerprint)
+    if (o->fileset->has_fingerprint)
         return 0;
-    int r = source_fingerprint(pot_file(o->pot), &o->pot->fingerprint);
-    o->pot->has_fingerprint = r == 0;
+    int r = source_fingerprint(fileset_file(o->fileset), &o->fileset->fingerprint);
+    o->fileset->has_fingerprint = r == 0;
     return r;
 }
 
 /* Can the content of a stream be used by its index alone, or unpacked while it is read? */
 static bool saved_may_be_stream(const struct opening *o)
 {
-    const struct pot_options *options = o->options;
+    const struct fileset_options *options = o->options;
     return o->compression &&
            (options->store ? options->store->expand != NULL
-                           : options->names_only || options->save == POT_SAVE_ALWAYS);
+                           : options->names_only || options->save == FILESET_SAVE_ALWAYS);
 }
 
 /*
@@ -554,21 +557,21 @@ static bool saved_has_size(const struct index *index, const struct opening *o)
 {
     uint64_t bytes = index_info(index)->archive_bytes, sums = index_windows(index);
     if (sums == 0)
-        return bytes == source_size(o->pot->source);
+        return bytes == source_size(o->fileset->source);
     return saved_may_be_stream(o) && bytes <= INT64_MAX && sums == index_windows_of(bytes);
 }
 
 static bool saved_has_fingerprint(const struct index *index, struct opening *o)
 {
     return opening_fingerprint(o) == 0 &&
-           index_info(index)->archive_fingerprint == o->pot->fingerprint;
+           index_info(index)->archive_fingerprint == o->fileset->fingerprint;
 }
 
 static bool saved_describes(const struct index *index, struct opening *o)
 {
     const struct index_info *info = index_info(index);
-    const struct source_identity *id = &o->pot->identity;
-    return info->format == o->pot->backend->number && saved_has_size(index, o) &&
+    const struct source_identity *id = &o->fileset->identity;
+    return info->format == o->fileset->backend->number && saved_has_size(index, o) &&
            saved_has_members(index, o) && info->archive_mtime_sec == id->mtime_sec &&
            info->archive_mtime_nsec == id->mtime_nsec;
 }
@@ -608,7 +611,7 @@ static bool saved_needs_more(const struct index *index)
  * -ENOTSUP: a later version made it, or a build that reads more.
  * *ret_is_later (may be NULL): it was written after the last change of the archive.
  */
-static int saved_index_open_file(const char *path, const struct pot_options *options,
+static int saved_index_open_file(const char *path, const struct fileset_options *options,
                                  const struct source *archive, bool *ret_is_later,
                                  struct index **ret_index)
 {
@@ -622,11 +625,11 @@ static int saved_index_open_file(const char *path, const struct pot_options *opt
         why = saved_mistrust(&ours, &theirs);
     int r = why ? -EPERM : index_open(file, 0, source_size(file), NULL, ret_index);
     if (why)
-        pot_note(options, path, "is not used: it %s", why);
+        fileset_note(options, path, "is not used: it %s", why);
     else if (ret_is_later)
         *ret_is_later = saved_is_later(&ours, &theirs);
     if (r == -EUCLEAN)
-        pot_note(options, path, "this saved index is damaged: it is made anew");
+        fileset_note(options, path, "this saved index is damaged: it is made anew");
     if (r == 0 && saved_needs_more(*ret_index)) {
         index_close(*ret_index);
         r = -ENOTSUP;
@@ -639,16 +642,17 @@ static int saved_index_open_file(const char *path, const struct pot_options *opt
 static void saved_note_version(const char *path, struct opening *o)
 {
     o->is_of_later_version = true;
-    if (o->options->save == POT_SAVE_ALWAYS)
-        pot_note(
+    if (o->options->save == FILESET_SAVE_ALWAYS)
+        fileset_note(
             o->options, path,
             "was made by a later version of onepot, or a build that reads more: it is made "
             "anew");
     else
-        pot_note(o->options, path,
-                 "was made by a later version of onepot, or a build that reads more, and this "
-                 "one indexes the archive anew each time; use that one, or replace the file by "
-                 "'onepot index'");
+        fileset_note(
+            o->options, path,
+            "was made by a later version of onepot, or a build that reads more, and this "
+            "one indexes the archive anew each time; use that one, or replace the file by "
+            "'onepot index'");
 }
 
 /*
@@ -658,8 +662,8 @@ static void saved_note_version(const char *path, struct opening *o)
  */
 static int saved_index_open(struct opening *o, struct fault *fault)
 {
-    struct pot *pot = o->pot;
-    const struct pot_options *options = o->options;
+    struct fileset *fileset = o->fileset;
+    const struct fileset_options *options = o->options;
     struct index *index = NULL;
     auto_free char *path = NULL;
     int r = -ENOENT;
@@ -673,9 +677,9 @@ static int saved_index_open(struct opening *o, struct fault *fault)
         bool is_later = false;
         free(path);
         path = NULL;
-        if (saved_path(pot->path, options->offset, i < 2, in_cache, &path) < 0)
+        if (saved_path(fileset->path, options->offset, i < 2, in_cache, &path) < 0)
             continue;
-        r = saved_index_open_file(path, options, pot->source, &is_later, &index);
+        r = saved_index_open_file(path, options, fileset->source, &is_later, &index);
         if (r == -ENOTSUP) {
             saved_note_version(path, o);
             r = -ENOENT;
@@ -688,24 +692,24 @@ static int saved_index_open(struct opening *o, struct fault *fault)
         if (r == 0 && in_cache)
             index_cache_used(path);
     }
-    pot->was_reindexed = r == 0 && o->stale.err;
-    if (r == -ENOENT && o->stale.err && options->save != POT_SAVE_ALWAYS)
-        pot_note_fault(options, pot->path, &o->stale);
+    fileset->was_reindexed = r == 0 && o->stale.err;
+    if (r == -ENOENT && o->stale.err && options->save != FILESET_SAVE_ALWAYS)
+        fileset_note_fault(options, fileset->path, &o->stale);
     if (r < 0)
         return r == -ENOENT ? OPENER_NOT_MINE : r;
-    pot->has_fingerprint = true; /* nothing has changed since */
-    pot->fingerprint = index_info(index)->archive_fingerprint;
+    fileset->has_fingerprint = true; /* nothing has changed since */
+    fileset->fingerprint = index_info(index)->archive_fingerprint;
     if (options->rebuild) {
         index_close(index);
         return OPENER_NOT_MINE;
     }
-    pot->index_path = steal_ptr(&path);
-    pot->origin = POT_INDEX_SAVED;
+    fileset->index_path = steal_ptr(&path);
+    fileset->origin = FILESET_INDEX_SAVED;
     if (index_windows(index) > 0) {
         o->stream_index = index;
         return OPENER_NOT_MINE;
     }
-    pot->index = index;
+    fileset->index = index;
     return 0;
 }
 
@@ -793,19 +797,19 @@ static int saved_index_write_file(const char *path, const struct stat *access,
     return r;
 }
 
-int pot_save_digest(struct pot *pot, struct fault *fault)
+int fileset_save_digest(struct fileset *fileset, struct fault *fault)
 {
     const void *recipe;
     size_t len;
     struct stat access;
-    if (!pot->index_path)
+    if (!fileset->index_path)
         return 0;
     /* Those of the archive, and not of what lies there by now; a composed one is this user's.
      */
-    bool is_composed = index_recipe(pot->index, &recipe, &len) != -ENODATA;
-    int r = saved_index_access(is_composed ? NULL : pot_file(pot), &access);
+    bool is_composed = index_recipe(fileset->index, &recipe, &len) != -ENODATA;
+    int r = saved_index_access(is_composed ? NULL : fileset_file(fileset), &access);
     if (r == 0)
-        r = saved_write_to(pot->index_path, &access, pot->index);
+        r = saved_write_to(fileset->index_path, &access, fileset->index);
     return r < 0 ? fault_set_errno(fault, r, NULL, "its digest can't be saved") : 0;
 }
 
@@ -872,15 +876,15 @@ enum {
     STALL_SECONDS = 60,
     HELPERS_MAX = 7,
     HELPER_BYTES = 384 << 20, /* two of the longest blocks, and what decompressing them takes */
-    SAVE_AFTER_MS = 1000,     /* POT_SAVE_AUTO: indexing that took longer is worth saving, */
-                              /* and points, which take reading a whole stream */
+    SAVE_AFTER_MS = 1000, /* FILESET_SAVE_AUTO: indexing that took longer is worth saving, */
+                          /* and points, which take reading a whole stream */
 };
 
 /*
  * Memory that may be used: as much as the job has available and the caller allows. It is looked
  * up once, and kept in these options.
  */
-static uint64_t pot_memory_bytes(struct pot_options *own)
+static uint64_t fileset_memory_bytes(struct fileset_options *own)
 {
     if (!own->memory_bytes)
         own->memory_bytes = budget_memory_bytes("");
@@ -943,8 +947,8 @@ static int unpacked_sums(struct source *source, struct builder_header *header,
 static int built_in_child(void *arg, struct progress *progress, struct fault *fault)
 {
     struct build *build = arg;
-    struct source *source = build->o->pot->source;
-    const struct backend *backend = build->o->pot->backend;
+    struct source *source = build->o->fileset->source;
+    const struct backend *backend = build->o->fileset->backend;
     struct builder *builder;
     int r = builder_new(&builder);
     if (r < 0)
@@ -958,7 +962,7 @@ static int built_in_child(void *arg, struct progress *progress, struct fault *fa
     if (r < 0) /* errors about a member (no target, no directory) are the archive's */
         return builder_may_leave_out(r) ? -EUCLEAN : r;
     progress->beats++;
-    if (build->o->pot->packed)
+    if (build->o->fileset->packed)
         r = unpacked_sums(source, &build->header, progress);
     if (r < 0)
         return r;
@@ -974,12 +978,13 @@ static int built_in_child(void *arg, struct progress *progress, struct fault *fa
 static struct sandbox_limits built_index_limits(const struct opening *o, bool in_frames,
                                                 bool asks)
 {
-    uint64_t size = source_size(o->pot->source), least = o->pot->backend->least_memory_bytes;
+    uint64_t size = source_size(o->fileset->source),
+             least = o->fileset->backend->least_memory_bytes;
     uint64_t want = in_frames ? UINT64_MAX : size / LEAST_MEMBER * MEMBER_BYTES;
     uint64_t bytes = LEAST_MEMORY_MIB * MIB;
     if (asks)
         bytes = min_u64(max_u64(want, least ? least : 1024 * MIB),
-                        max_u64(pot_memory_bytes(o->options), bytes));
+                        max_u64(fileset_memory_bytes(o->options), bytes));
     return (struct sandbox_limits){
         .memory_bytes = bytes,
         .file_bytes = bytes,
@@ -991,7 +996,7 @@ static struct sandbox_limits built_index_limits(const struct opening *o, bool in
 static int built_make_image(struct opening *o, const char *frames_of, struct fault *fault,
                             int *ret_fd)
 {
-    const struct pot *pot = o->pot;
+    const struct fileset *fileset = o->fileset;
     int r = opening_fingerprint(o);
     if (r < 0)
         return fault_set_read(fault, r, NULL, FAULT_NO_OFFSET);
@@ -1000,11 +1005,11 @@ static int built_make_image(struct opening *o, const char *frames_of, struct fau
         return fd;
     struct build build = {
         .o = o,
-        .header = {.format = pot->backend->number,
-                   .archive_bytes = source_size(pot->source),
-                   .archive_mtime_sec = pot->identity.mtime_sec,
-                   .archive_mtime_nsec = pot->identity.mtime_nsec,
-                   .archive_fingerprint = pot->fingerprint,
+        .header = {.format = fileset->backend->number,
+                   .archive_bytes = source_size(fileset->source),
+                   .archive_mtime_sec = fileset->identity.mtime_sec,
+                   .archive_mtime_nsec = fileset->identity.mtime_nsec,
+                   .archive_fingerprint = fileset->fingerprint,
                    .ignores_zeros = o->options->ignores_zeros},
         .compression = frames_of,
         .fd = fd,
@@ -1014,16 +1019,17 @@ static int built_make_image(struct opening *o, const char *frames_of, struct fau
      * directory would it need more. A small archive of another format is tried with it.
      */
     const uint64_t small = LEAST_MEMORY_MIB * MIB / MEMBER_BYTES;
-    for (bool asks = frames_of || source_size(pot->source) > small, ends = false; !ends;) {
+    for (bool asks = frames_of || source_size(fileset->source) > small, ends = false; !ends;) {
         struct sandbox_limits limits = built_index_limits(o, frames_of, asks);
         build.threads = frames_of ? built_threads(limits.memory_bytes) : 0;
         limits.prepare = built_start_helpers;
         limits.threads = build.threads;
-        limits.keep_source = pot->source;
+        limits.keep_source = fileset->source;
         limits.keep_fds = &fd;
         limits.keep_fd_count = 1;
-        r = pot_run(o->options, pot->path, "indexing", built_in_child, &build, &limits, fault);
-        ends = asks || !pot->backend->least_memory_bytes || (r != -ENOMEM && r != -EFBIG);
+        r = fileset_run(o->options, fileset->path, "indexing", built_in_child, &build, &limits,
+                        fault);
+        ends = asks || !fileset->backend->least_memory_bytes || (r != -ENOMEM && r != -EFBIG);
         asks = true;
         if (!ends)
             *fault = (struct fault){0};
@@ -1032,7 +1038,7 @@ static int built_make_image(struct opening *o, const char *frames_of, struct fau
     }
     if (r < 0)
         return r;
-    if (source_was_changed(pot_file(pot)) != 0)
+    if (source_was_changed(fileset_file(fileset)) != 0)
         return fault_set_advised(fault, -ESTALE, NULL, FAULT_NO_OFFSET,
                                  "wait until it is written",
                                  "was changed while it was indexed");
@@ -1044,10 +1050,10 @@ static int built_make_image(struct opening *o, const char *frames_of, struct fau
  * Check that the archive size in the index is not more than the file's, as the index's ranges
  * are checked against it.
  */
-static int pot_check_index(const struct pot *pot, struct fault *fault)
+static int fileset_check_index(const struct fileset *fileset, struct fault *fault)
 {
-    uint64_t size = source_size(pot->source);
-    uint64_t described = index_info(pot->index)->archive_bytes;
+    uint64_t size = source_size(fileset->source);
+    uint64_t described = index_info(fileset->index)->archive_bytes;
     if (described <= size)
         return 0;
     return fault_set(fault, -EUCLEAN, NULL, FAULT_NO_OFFSET,
@@ -1080,31 +1086,32 @@ static int built_index_open(struct opening *o, struct fault *fault)
     const char *frames_of = o->compression;
     uint64_t start_ms = now_ms();
     auto_close int fd = -1;
-    if (frames_of && !o->pot->backend->stream)
+    if (frames_of && !o->fileset->backend->stream)
         return OPENER_NOT_MINE;
     int r = built_make_image(o, frames_of, fault, &fd);
     uint64_t took_ms = now_ms() - start_ms;
     if (r == 0)
-        r = built_index_open_image(fd, o->pot->path, fault, &o->pot->index);
-    if (r == -ENOTSUP && frames_of && !o->pot->index)
+        r = built_index_open_image(fd, o->fileset->path, fault, &o->fileset->index);
+    if (r == -ENOTSUP && frames_of && !o->fileset->index)
         return OPENER_NOT_MINE; /* it has none, or too large ones */
     if (r == 0)
-        r = pot_check_index(o->pot, fault);
+        r = fileset_check_index(o->fileset, fault);
     if (r < 0)
         return r;
-    o->pot->origin = POT_INDEX_BUILT;
-    enum pot_save how = o->options->save;
-    if (how == POT_SAVE_NEVER ||
-        (how == POT_SAVE_AUTO &&
-         (o->is_of_later_version || (o->pot->packed && !o->options->store) ||
-          (took_ms + o->unpack_ms < SAVE_AFTER_MS && index_info(o->pot->index)->points == 0))))
+    o->fileset->origin = FILESET_INDEX_BUILT;
+    enum fileset_save how = o->options->save;
+    if (how == FILESET_SAVE_NEVER ||
+        (how == FILESET_SAVE_AUTO &&
+         (o->is_of_later_version || (o->fileset->packed && !o->options->store) ||
+          (took_ms + o->unpack_ms < SAVE_AFTER_MS &&
+           index_info(o->fileset->index)->points == 0))))
         return 0;
-    r = saved_index_write(o->pot->path, o->options->offset, pot_file(o->pot), o->pot->index,
-                          fault, &o->pot->index_path);
-    if (r == 0 || how == POT_SAVE_ALWAYS)
+    r = saved_index_write(o->fileset->path, o->options->offset, fileset_file(o->fileset),
+                          o->fileset->index, fault, &o->fileset->index_path);
+    if (r == 0 || how == FILESET_SAVE_ALWAYS)
         return r;
     fault_advise(fault, "it stays in memory, and is made anew for the next mount");
-    pot_note_fault(o->options, o->pot->path, fault);
+    fileset_note_fault(o->options, o->fileset->path, fault);
     return 0;
 }
 
@@ -1134,7 +1141,7 @@ enum {
 struct unpacking {
     const struct backend *backend;
     struct source *packed;
-    struct pot_options *options;
+    struct fileset_options *options;
     uint64_t most; /* bytes that may be in it, without zeros */
     int fd;
     uint64_t kept;      /* bytes already in it */
@@ -1142,12 +1149,13 @@ struct unpacking {
 };
 
 /* How many bytes a file may unpack to, by options->max_ratio. */
-static uint64_t unpacked_most(const struct source *packed, const struct pot_options *options)
+static uint64_t unpacked_most(const struct source *packed,
+                              const struct fileset_options *options)
 {
-    uint64_t most, ratio = options->max_ratio ? options->max_ratio : POT_RATIO;
-    if (ratio == POT_RATIO_OFF || __builtin_mul_overflow(source_size(packed), ratio, &most))
+    uint64_t most, ratio = options->max_ratio ? options->max_ratio : FILESET_RATIO;
+    if (ratio == FILESET_RATIO_OFF || __builtin_mul_overflow(source_size(packed), ratio, &most))
         return UINT64_MAX;
-    return most > POT_RATIO_FLOOR_BYTES ? most : POT_RATIO_FLOOR_BYTES;
+    return most > FILESET_RATIO_FLOOR_BYTES ? most : FILESET_RATIO_FLOOR_BYTES;
 }
 
 static int unpacked_in_child(void *arg, struct progress *progress, struct fault *fault)
@@ -1157,7 +1165,7 @@ static int unpacked_in_child(void *arg, struct progress *progress, struct fault 
 }
 
 /* Bytes that may be written there; 0 if none can be. */
-static uint64_t unpacked_room_in(const char *folder, struct pot_options *options)
+static uint64_t unpacked_room_in(const char *folder, struct fileset_options *options)
 {
     struct statvfs space;
     struct statfs fs;
@@ -1167,7 +1175,7 @@ static uint64_t unpacked_room_in(const char *folder, struct pot_options *options
     if (__builtin_mul_overflow((uint64_t)space.f_bavail, (uint64_t)space.f_frsize, &room))
         room = INT64_MAX;
     if (fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC) {
-        uint64_t memory = pot_memory_bytes(options) / MEMORY_SHARE;
+        uint64_t memory = fileset_memory_bytes(options) / MEMORY_SHARE;
         if (fs.f_type == RAMFS_MAGIC || (space.f_blocks == 0 && room == 0) || room > memory)
             room = memory; /* some filesystems have no limit of their own */
     }
@@ -1177,7 +1185,8 @@ static uint64_t unpacked_room_in(const char *folder, struct pot_options *options
 /* Limits for the child that unpacks. */
 static struct sandbox_limits unpacked_limits(const struct unpacking *u, uint64_t room)
 {
-    uint64_t memory = max_u64(pot_memory_bytes(u->options) / MEMORY_SHARE, UNPACK_MEMORY_LEAST);
+    uint64_t memory =
+        max_u64(fileset_memory_bytes(u->options) / MEMORY_SHARE, UNPACK_MEMORY_LEAST);
     return (struct sandbox_limits){.memory_bytes = min_u64(memory, UNPACK_MEMORY_MOST),
                                    .file_bytes = room,
                                    .keep_source = u->packed,
@@ -1185,7 +1194,7 @@ static struct sandbox_limits unpacked_limits(const struct unpacking *u, uint64_t
                                    .keep_fd_count = 1};
 }
 
-/* struct pot_unpacker. -ENOSPC when it does not fit. */
+/* struct fileset_unpacker. -ENOSPC when it does not fit. */
 static int unpacked_into(void *arg, int fd, const char *folder, uint64_t room,
                          struct fault *fault)
 {
@@ -1195,8 +1204,8 @@ static int unpacked_into(void *arg, int fd, const char *folder, uint64_t room,
     u->fd = fd;
     u->folder = folder;
     const struct sandbox_limits limits = unpacked_limits(u, room);
-    int r = pot_run(u->options, source_name(u->packed), doing, unpacked_in_child, u, &limits,
-                    fault);
+    int r = fileset_run(u->options, source_name(u->packed), doing, unpacked_in_child, u,
+                        &limits, fault);
     return r == -EFBIG || r == -EDQUOT ? -ENOSPC : r;
 }
 
@@ -1256,11 +1265,11 @@ static int unpacked_somewhere(struct unpacking *u, struct fault *fault, int *ret
     return -ENOSPC;
 }
 
-int pot_expand(const struct pot_stream *stream, int fd, uint64_t kept,
-               const struct sandbox_limits *patience, sandbox_watch *watch, void *ctx,
-               struct fault *fault)
+int fileset_expand(const struct fileset_stream *stream, int fd, uint64_t kept,
+                   const struct sandbox_limits *patience, sandbox_watch *watch, void *ctx,
+                   struct fault *fault)
 {
-    struct pot_options own = {0};
+    struct fileset_options own = {0};
     struct unpacking u = {
         .backend = stream->backend,
         .packed = stream->packed,
@@ -1294,8 +1303,8 @@ static int unpacked_run_probe(void *arg, struct progress *progress, struct fault
                        left < sizeof(bytes) ? (size_t)left : sizeof(bytes), probe->offset);
 }
 
-int pot_probe_storage(const struct pot_stream *stream, uint64_t offset,
-                      const struct sandbox_limits *patience)
+int fileset_probe_storage(const struct fileset_stream *stream, uint64_t offset,
+                          const struct sandbox_limits *patience)
 {
     uint64_t size = source_size(stream->packed);
     struct storage_probe probe = {stream->packed, offset < size ? offset : 0};
@@ -1321,8 +1330,8 @@ int pot_probe_storage(const struct pot_stream *stream, uint64_t offset,
 static int unpacked_open_content(struct unpacking *u, const char *compression,
                                  struct fault *fault, struct source **ret_source)
 {
-    const struct pot_unpacker unpacker = {unpacked_into, u};
-    const struct pot_store *store = u->options->store;
+    const struct fileset_unpacker unpacker = {unpacked_into, u};
+    const struct fileset_store *store = u->options->store;
     const char *name = source_name(u->packed);
     int fd = -1, r;
     if (store && store->open) {
@@ -1332,10 +1341,10 @@ static int unpacked_open_content(struct unpacking *u, const char *compression,
         r = r < 0 ? r : source_from_fd(fd, name, ret_source);
     }
     if (r == 0 && u->folder && source_size(*ret_source) > 0)
-        pot_note(u->options, name,
-                 "is one %s stream: unpacked %" PRIu64
-                 " bytes to %s; an archive by 'onepot pack' would make this unnecessary",
-                 compression, source_size(*ret_source), u->folder);
+        fileset_note(u->options, name,
+                     "is one %s stream: unpacked %" PRIu64
+                     " bytes to %s; an archive by 'onepot pack' would make this unnecessary",
+                     compression, source_size(*ret_source), u->folder);
     return r;
 }
 
@@ -1345,23 +1354,23 @@ static int unpacked_open_content(struct unpacking *u, const char *compression,
  */
 static int unpacked_open(struct opening *o, struct fault *fault)
 {
-    struct pot *pot = o->pot;
+    struct fileset *fileset = o->fileset;
     struct source *content = NULL;
     uint64_t start_ms = now_ms();
-    struct unpacking u = {.backend = pot->backend,
-                          .packed = pot->source,
+    struct unpacking u = {.backend = fileset->backend,
+                          .packed = fileset->source,
                           .options = o->options,
-                          .most = unpacked_most(pot->source, o->options)};
+                          .most = unpacked_most(fileset->source, o->options)};
     int r = unpacked_open_content(&u, o->compression, fault, &content);
     if (r < 0)
         return r;
     o->unpack_ms = now_ms() - start_ms;
-    pot->compression = o->compression;
+    fileset->compression = o->compression;
     o->compression = NULL;
-    pot->packed = pot->source; /* saved indexes are found by the packed file */
-    pot->source = content;
+    fileset->packed = fileset->source; /* saved indexes are found by the packed file */
+    fileset->source = content;
     if (source_size(content) > 0) /* an empty one has its back end already */
-        r = backend_find(content, fault, &pot->backend, NULL);
+        r = backend_find(content, fault, &fileset->backend, NULL);
     return r < 0 ? r : OPENER_NOT_MINE;
 }
 
@@ -1371,34 +1380,34 @@ static int unpacked_open(struct opening *o, struct fault *fault)
  */
 static int unpacked_open_stream(struct opening *o, struct fault *fault)
 {
-    struct pot *pot = o->pot;
-    const struct pot_store *store = o->options->store;
+    struct fileset *fileset = o->fileset;
+    const struct fileset_store *store = o->options->store;
     struct source *source = NULL;
     if (!o->stream_index)
         return OPENER_NOT_MINE;
-    const struct pot_stream stream = {.backend = pot->backend,
-                                      .packed = pot->source,
-                                      .index = o->stream_index,
-                                      .bytes = index_info(o->stream_index)->archive_bytes};
+    const struct fileset_stream stream = {.backend = fileset->backend,
+                                          .packed = fileset->source,
+                                          .index = o->stream_index,
+                                          .bytes = index_info(o->stream_index)->archive_bytes};
     /*
      * Without a store, the caller needs only the index. A long stream is unpacked first, as
      * only that shows how many of its bytes are zeros.
      */
     int r = !store ? 0
-            : stream.bytes > unpacked_most(pot->source, o->options)
+            : stream.bytes > unpacked_most(fileset->source, o->options)
                 ? -ENOSPC
                 : store->expand(store->ctx, &stream, fault, &source);
     if (r < 0) {
-        free(pot->index_path);
-        pot->index_path = NULL;
+        free(fileset->index_path);
+        fileset->index_path = NULL;
         return r == -ENOSPC ? OPENER_NOT_MINE : r;
     }
     if (source) {
-        pot->packed = pot->source;
-        pot->source = source;
+        fileset->packed = fileset->source;
+        fileset->source = source;
     }
-    pot->compression = o->compression;
-    pot->index = o->stream_index;
+    fileset->compression = o->compression;
+    fileset->index = o->stream_index;
     o->stream_index = NULL;
     return 0;
 }
@@ -1447,25 +1456,25 @@ static int composed_path(const struct composition *c, const struct recipe *recip
     return index_cache_path(path_base(c->file), key, ret_path);
 }
 
-/* Take over the index and its path, in place of the pot's own. */
-static void composed_take(struct pot *pot, struct index *index, char *path,
-                          enum pot_index_origin origin)
+/* Take over the index and its path, in place of the fileset's own. */
+static void composed_take(struct fileset *fileset, struct index *index, char *path,
+                          enum fileset_index_origin origin)
 {
-    free(pot->unsaved);
-    pot->unsaved = NULL;
-    free(pot->index_path);
-    pot->index_path = path;
-    if (pot->packed) /* it may be unpacked by what its own index says */
-        pot->stream_index = pot->index;
+    free(fileset->unsaved);
+    fileset->unsaved = NULL;
+    free(fileset->index_path);
+    fileset->index_path = path;
+    if (fileset->packed) /* it may be unpacked by what its own index says */
+        fileset->stream_index = fileset->index;
     else
-        index_close(pot->index);
-    pot->index = index;
-    pot->origin = origin;
+        index_close(fileset->index);
+    fileset->index = index;
+    fileset->origin = origin;
 }
 
 /*
- * Look for a saved index of the last step, else of the one before. 0: pot->index is that, and
- * `done` counts it; -ENOENT: there is none; -ENOMEM.
+ * Look for a saved index of the last step, else of the one before. 0: fileset->index is that,
+ * and `done` counts it; -ENOENT: there is none; -ENOMEM.
  */
 static int composed_recall(struct composition *c)
 {
@@ -1486,7 +1495,7 @@ static int composed_recall(struct composition *c)
         if (r < 0)
             continue;
         index_cache_used(path);
-        composed_take(c->pot, index, steal_ptr(&path), POT_INDEX_SAVED);
+        composed_take(c->fileset, index, steal_ptr(&path), FILESET_INDEX_SAVED);
         c->done = i + 1;
     }
     return r;
@@ -1532,9 +1541,9 @@ static int composed_write_image(const struct composition *c, composer *compose, 
     return r;
 }
 
-/* Leave it for pot_save, if that will find a folder for it. */
-static int composed_save_later(struct pot *pot, const char *path, const struct stat *access,
-                               struct fault *why)
+/* Leave it for fileset_save, if that will find a folder for it. */
+static int composed_save_later(struct fileset *fileset, const char *path,
+                               const struct stat *access, struct fault *why)
 {
     auto_close int folder = -1;
     int r = index_cache_open(path, why, &folder);
@@ -1542,10 +1551,10 @@ static int composed_save_later(struct pot *pot, const char *path, const struct s
         r = -errno;
     if (r < 0)
         return r;
-    pot->unsaved = malloc(sizeof(*pot->unsaved));
-    if (!pot->unsaved)
+    fileset->unsaved = malloc(sizeof(*fileset->unsaved));
+    if (!fileset->unsaved)
         return -ENOMEM;
-    *pot->unsaved = *access;
+    *fileset->unsaved = *access;
     return 0;
 }
 
@@ -1558,14 +1567,14 @@ static int composed_cannot_save(struct fault *fault, int err, const struct fault
         why->err ? why->what : fault_errno(err));
 }
 
-int pot_save(struct pot *pot, struct fault *fault)
+int fileset_save(struct fileset *fileset, struct fault *fault)
 {
-    auto_free struct stat *access = steal_ptr(&pot->unsaved);
+    auto_free struct stat *access = steal_ptr(&fileset->unsaved);
     if (!access)
         return 0;
     struct fault why = {0};
-    int r = saved_index_write_file(pot->index_path, access, pot->index, &why);
-    if (r < 0 && pot->is_unsaved_noted)
+    int r = saved_index_write_file(fileset->index_path, access, fileset->index, &why);
+    if (r < 0 && fileset->is_unsaved_noted)
         composed_cannot_save(fault, r, &why);
     return r;
 }
@@ -1580,11 +1589,11 @@ static int composed_save(const struct composition *c, struct fault *fault)
         r = saved_index_access(c->is_private ? NULL : c->archive, &access);
     if (r == 0)
         r = c->saves_later && composed_is_last(c)
-                ? composed_save_later(c->pot, path, &access, &why)
-                : saved_index_write_file(path, &access, c->pot->index, &why);
+                ? composed_save_later(c->fileset, path, &access, &why)
+                : saved_index_write_file(path, &access, c->fileset->index, &why);
     if (r < 0)
         return composed_cannot_save(fault, r, &why);
-    c->pot->index_path = steal_ptr(&path);
+    c->fileset->index_path = steal_ptr(&path);
     return 0;
 }
 
@@ -1595,34 +1604,36 @@ static int composed_make(struct composition *c, composed_writer *write, struct f
     uint64_t worth_ms = composed_is_view(c) ? COMPOSED_VIEW_WORTH_MS : COMPOSED_WORTH_MS;
     struct index *index = NULL;
     struct fault why = {0};
-    enum pot_save save = c->options->save;
+    enum fileset_save save = c->options->save;
     auto_close int fd = syscall_memfd("onepot-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     int r = fd < 0 ? fd : write(c, fd, fault);
     if (r == 0)
-        r = built_index_open_image(fd, c->pot->path, fault, &index);
+        r = built_index_open_image(fd, c->fileset->path, fault, &index);
     if (r < 0)
         return r;
-    composed_take(c->pot, index, NULL, POT_INDEX_BUILT);
-    if (save == POT_SAVE_ALWAYS || (save == POT_SAVE_AUTO && now_ms() - start_ms >= worth_ms))
+    composed_take(c->fileset, index, NULL, FILESET_INDEX_BUILT);
+    if (save == FILESET_SAVE_ALWAYS ||
+        (save == FILESET_SAVE_AUTO && now_ms() - start_ms >= worth_ms))
         r = composed_save(c, &why);
-    if (r < 0 && save == POT_SAVE_ALWAYS) {
+    if (r < 0 && save == FILESET_SAVE_ALWAYS) {
         if (fault)
             *fault = why;
         return r;
     }
-    bool is_noted = save == POT_SAVE_ALWAYS || now_ms() - start_ms >= COMPOSED_NOTED_MS;
-    c->pot->is_unsaved_noted = is_noted;
+    bool is_noted = save == FILESET_SAVE_ALWAYS || now_ms() - start_ms >= COMPOSED_NOTED_MS;
+    c->fileset->is_unsaved_noted = is_noted;
     if (r < 0 && is_noted)
-        pot_note_fault(c->options, c->pot->path, &why);
+        fileset_note_fault(c->options, c->fileset->path, &why);
     return 0;
 }
 
 /* ---- of one archive ---- */
 
 /* Add to a recipe that archives in archives are shown, if they are. */
-static void composed_describe_nested(const struct pot_options *options, struct recipe *recipe)
+static void composed_describe_nested(const struct fileset_options *options,
+                                     struct recipe *recipe)
 {
-    const struct pot_compose *compose = options->compose;
+    const struct fileset_compose *compose = options->compose;
     if (!compose || !compose->nested)
         return;
     const char *glob = compose->nested_glob;
@@ -1634,15 +1645,15 @@ static void composed_describe_nested(const struct pot_options *options, struct r
 /* A step of one archive's tree. */
 static int composed_describe(struct opening *o, const struct view *view)
 {
-    const struct source_identity *id = &o->pot->identity;
+    const struct source_identity *id = &o->fileset->identity;
     struct recipe *recipe = &o->steps.recipes[o->steps.count++];
     recipe_number(recipe, "version", COMPOSED_VERSION);
-    recipe_number(recipe, "format", o->pot->backend->number);
+    recipe_number(recipe, "format", o->fileset->backend->number);
     recipe_number(recipe, "size", id->size_bytes);
     recipe_number(recipe, "seconds", (uint64_t)id->mtime_sec);
     recipe_number(recipe, "nanoseconds", id->mtime_nsec);
-    recipe_number(recipe, "fingerprint", o->pot->fingerprint);
-    recipe_number(recipe, "offset", o->pot->container.offset);
+    recipe_number(recipe, "fingerprint", o->fileset->fingerprint);
+    recipe_number(recipe, "offset", o->fileset->container.offset);
     if (o->options->ignores_zeros)
         recipe_number(recipe, "ignore zeros", 1);
     composed_describe_nested(o->options, recipe);
@@ -1654,12 +1665,12 @@ static int composed_describe(struct opening *o, const struct view *view)
 /* Use a saved index of what options->compose describes, if it needs no other index. */
 static int composed_open_saved(struct opening *o, struct fault *fault)
 {
-    const struct pot_compose *compose = o->options->compose;
+    const struct fileset_compose *compose = o->options->compose;
     int r = opening_fingerprint(o);
-    o->steps = (struct composition){.pot = o->pot,
+    o->steps = (struct composition){.fileset = o->fileset,
                                     .options = o->options,
-                                    .archive = o->pot->source,
-                                    .file = o->pot->path,
+                                    .archive = o->fileset->source,
+                                    .file = o->fileset->path,
                                     .arg = o,
                                     .view = compose->view};
     if (r == 0 && compose->nested)
@@ -1670,7 +1681,7 @@ static int composed_open_saved(struct opening *o, struct fault *fault)
         r = o->compression ? -ENOENT : composed_recall(&o->steps);
     if (r == -ENOENT)
         return OPENER_NOT_MINE;
-    return r < 0 ? r : pot_check_index(o->pot, fault);
+    return r < 0 ? r : fileset_check_index(o->fileset, fault);
 }
 
 /* The new index describes the archive as the archive's own index does. */
@@ -1687,13 +1698,13 @@ static void composed_copy_header(const struct index *index, struct builder_heade
 static int composed_write_view(struct composition *c, int fd, struct fault *fault)
 {
     struct builder_header header = composed_header(c);
-    composed_copy_header(c->pot->index, &header);
-    return view_write(c->view, c->pot->index, &header, fd, fault);
+    composed_copy_header(c->fileset->index, &header);
+    return view_write(c->view, c->fileset->index, &header, fd, fault);
 }
 
 /*
  * Make the steps that are left: `first` writes the index of the first, if that is no view. Each
- * is saved if it took long, and takes the place of pot->index.
+ * is saved if it took long, and takes the place of fileset->index.
  */
 static int composed_finish(struct composition *c, composed_writer *first, struct fault *fault)
 {
@@ -1705,10 +1716,11 @@ static int composed_finish(struct composition *c, composed_writer *first, struct
     return 0;
 }
 
-int pot_show(struct pot *pot, const struct view *view, struct fault *fault)
+int fileset_show(struct fileset *fileset, const struct view *view, struct fault *fault)
 {
-    static const struct pot_options options = {.save = POT_SAVE_NEVER};
-    struct composition steps = {.pot = pot, .options = &options, .view = view, .count = 1};
+    static const struct fileset_options options = {.save = FILESET_SAVE_NEVER};
+    struct composition steps = {
+        .fileset = fileset, .options = &options, .view = view, .count = 1};
     return composed_finish(&steps, NULL, fault);
 }
 
@@ -1718,16 +1730,16 @@ static int composed_add_nested(void *arg, struct tree *tree, struct builder_head
                                struct fault *fault)
 {
     const struct build *n = arg;
-    const struct pot *pot = n->o->pot;
-    const struct nested nested = {.source = pot->source,
-                                  .index = pot->index,
-                                  .name = pot->path,
+    const struct fileset *fileset = n->o->fileset;
+    const struct nested nested = {.source = fileset->source,
+                                  .index = fileset->index,
+                                  .name = fileset->path,
                                   .glob = n->o->options->compose->nested_glob,
                                   .ignores_zeros = n->o->options->ignores_zeros,
-                                  .most_bytes = unpacked_most(pot->source, n->o->options),
+                                  .most_bytes = unpacked_most(fileset->source, n->o->options),
                                   .scratch = n->scratch,
                                   .progress = n->progress};
-    composed_copy_header(pot->index, header);
+    composed_copy_header(fileset->index, header);
     return nested_add(&nested, tree, fault);
 }
 
@@ -1743,7 +1755,7 @@ static int composed_write_nested(struct composition *c, int fd, struct fault *fa
 {
     struct opening *o = c->arg;
     struct build n = {.o = o, .fd = fd};
-    if (o->pot->compression)
+    if (o->fileset->compression)
         return fault_set_advised(
             fault, -ENOTSUP, NULL, FAULT_NO_OFFSET, "decompress it first",
             "is one compressed stream: archives in it can't be read in place");
@@ -1752,18 +1764,18 @@ static int composed_write_nested(struct composition *c, int fd, struct fault *fa
         return r;
     int keep[] = {fd, source_fd(n.scratch)};
     struct sandbox_limits limits = built_index_limits(o, true, true);
-    limits.keep_source = o->pot->source;
+    limits.keep_source = o->fileset->source;
     limits.keep_fds = keep;
     limits.keep_fd_count = 2;
-    r = pot_run(o->options, o->pot->path, "indexing archives in it", composed_in_child, &n,
-                &limits, fault);
+    r = fileset_run(o->options, o->fileset->path, "indexing archives in it", composed_in_child,
+                    &n, &limits, fault);
     source_close(n.scratch);
     return r;
 }
 
 /*
  * The end of an opening with options->compose: unless it failed with `err`, put what that
- * describes in the place of pot->index, if it is not that already. -EAGAIN: archives in it
+ * describes in the place of fileset->index, if it is not that already. -EAGAIN: archives in it
  * would have to be indexed, and only_ready forbids it. Frees o->steps.
  */
 static int composed_apply(struct opening *o, int err, struct fault *fault)
@@ -1772,7 +1784,7 @@ static int composed_apply(struct opening *o, int err, struct fault *fault)
     int r = err < 0 || steps->done ? err : composed_recall(steps);
     if (r == -ENOENT && err == 0)
         r = o->options->compose->nested && o->options->only_ready ? -EAGAIN : 0;
-    steps->saves_later = o->options->saves_later && !o->pot->compression;
+    steps->saves_later = o->options->saves_later && !o->fileset->compression;
     if (r == 0)
         r = composed_finish(steps, composed_write_nested, fault);
     composition_free(steps);
@@ -1790,7 +1802,7 @@ static int composed_apply(struct opening *o, int err, struct fault *fault)
 /* A thread, which opens one archive after the other. */
 struct team_member {
     struct opening_team *team;
-    struct pot_options options;
+    struct fileset_options options;
     uint64_t bytes, members; /* that this archive has added to the progress */
     pthread_t thread;
 };
@@ -1798,7 +1810,7 @@ struct team_member {
 static void team_note(void *ctx, const char *line)
 {
     struct team_member *m = ctx;
-    const struct pot_options *user = m->team->options;
+    const struct fileset_options *user = m->team->options;
     pthread_mutex_lock(&m->team->lock);
     if (user->note)
         user->note(user->ctx, line);
@@ -1820,7 +1832,7 @@ static void team_progress(void *ctx, const char *doing, const struct progress *p
 {
     struct team_member *m = ctx;
     struct opening_team *team = m->team;
-    const struct pot_options *user = team->options;
+    const struct fileset_options *user = team->options;
     pthread_mutex_lock(&team->lock);
     uint64_t bytes = team->progress.bytes_done + team_gain(&m->bytes, progress->bytes_done);
     team->progress.bytes_done = team->bytes_total ? min_u64(bytes, team->bytes_total) : bytes;
@@ -1917,14 +1929,14 @@ struct part_proof {
 /* An archive of the list that is opened. */
 struct part {
     const char *path;
-    struct source *source; /* NULL once it belongs to `pot` or to the concatenation */
+    struct source *source; /* NULL once it belongs to `fileset` or to the concatenation */
     struct source_identity identity;
     const struct backend *backend;  /* NULL: not known yet, or, if is_unknown, */
     bool is_unknown;                /* not by its end and its first bytes */
     const char *compression;        /* of the source as a whole; NULL: none */
     struct embedded_index embedded; /* if that was looked for and found; else length 0 */
     struct container container;
-    struct pot *pot; /* NULL: not opened */
+    struct fileset *fileset; /* NULL: not opened */
     int err;
     struct fault fault;
     /* If it is one of several: */
@@ -1937,13 +1949,13 @@ struct part {
 
 /* The list: one archive, or several that become one. */
 struct many {
-    const struct pot_options *options;
+    const struct fileset_options *options;
     struct part *parts;
     size_t count;
     /* If they are several: */
-    struct pot *pot; /* of all */
-    struct pot_options part_options;
-    struct pot_compose part_compose;
+    struct fileset *fileset; /* of all */
+    struct fileset_options part_options;
+    struct fileset_compose part_compose;
     _Atomic size_t next; /* part that a thread takes */
     void (*step)(struct many *many, struct part *part);
     struct composition steps; /* the union, and maybe a view of it */
@@ -1952,8 +1964,8 @@ struct many {
 /* ---- one archive ---- */
 
 /* Put the archive's own bytes in place of the file, where they are a part of it. */
-static int pot_slice(struct source **source, uint64_t offset, struct fault *fault,
-                     struct container *ret_container)
+static int fileset_slice(struct source **source, uint64_t offset, struct fault *fault,
+                         struct container *ret_container)
 {
     uint64_t size = source_size(*source);
     *ret_container = (struct container){0};
@@ -1991,11 +2003,11 @@ static int part_look(struct part *part, uint64_t offset)
 {
     if (part->backend || (offset == 0 && !part->is_unknown && part_look_quickly(part)))
         return 0;
-    int r = pot_slice(&part->source, offset, &part->fault, &part->container);
+    int r = fileset_slice(&part->source, offset, &part->fault, &part->container);
     if (r == 0) {
         r = backend_find(part->source, &part->fault, &part->backend, &part->compression);
         if (r < 0)
-            pot_place_fault(part->source, &part->fault);
+            fileset_place_fault(part->source, &part->fault);
     }
     if (r < 0) {
         source_close(part->source);
@@ -2011,7 +2023,7 @@ static int part_look(struct part *part, uint64_t offset)
  */
 static void part_open_file(struct many *many, struct part *part)
 {
-    const struct pot_options *options = many->options;
+    const struct fileset_options *options = many->options;
     bool is_whole =
         options->is_whole || (part > many->parts && series_is_shard(part[-1].path, part->path));
     part->backend = NULL;
@@ -2043,45 +2055,47 @@ static void part_open_file(struct many *many, struct part *part)
 
 /* The index in the archive. Without a good one, the archive counts as one of a plainer format.
  */
-static int pot_open_embedded(struct opening *o, struct fault *fault)
+static int fileset_open_embedded(struct opening *o, struct fault *fault)
 {
-    struct pot *pot = o->pot;
+    struct fileset *fileset = o->fileset;
     struct embedded_index where = o->embedded;
-    if (!pot->backend->trailer || !pot->backend->trailer->find)
+    if (!fileset->backend->trailer || !fileset->backend->trailer->find)
         return OPENER_NOT_MINE;
-    int r = where.length ? 0 : pot->backend->trailer->find(pot->source, fault, &where);
+    int r = where.length ? 0 : fileset->backend->trailer->find(fileset->source, fault, &where);
     if (r == 0)
-        r = index_open(pot->source, where.offset, where.length, fault, &pot->index);
+        r = index_open(fileset->source, where.offset, where.length, fault, &fileset->index);
     if (r == 0)
-        r = pot_check_index(pot, fault);
+        r = fileset_check_index(fileset, fault);
     if (r == 0) {
-        pot->origin = POT_INDEX_EMBEDDED;
+        fileset->origin = FILESET_INDEX_EMBEDDED;
         return 0;
     }
-    index_close(pot->index);
-    pot->index = NULL;
+    index_close(fileset->index);
+    fileset->index = NULL;
     if (r != -ENOENT && r != -ESTALE && r != -EUCLEAN && r != -ENOTSUP)
         return r;
-    pot->backend = pot->backend->trailer->without_index;
+    fileset->backend = fileset->backend->trailer->without_index;
     if (r != -ENOENT && !fault->advice[0])
-        fault_advise(fault, "it is read as a plain %s", pot->backend->name);
-    if (r == -ESTALE && !pot->packed)
+        fault_advise(fault, "it is read as a plain %s", fileset->backend->name);
+    if (r == -ESTALE && !fileset->packed)
         o->stale = *fault;
     else if (r != -ENOENT)
-        pot_note_fault(o->options, pot->path, fault);
-    r = pot->packed ? 0 : backend_compression(pot->backend, pot->source, &o->compression);
+        fileset_note_fault(o->options, fileset->path, fault);
+    r = fileset->packed
+            ? 0
+            : backend_compression(fileset->backend, fileset->source, &o->compression);
     return r < 0 ? r : OPENER_NOT_MINE;
 }
 
-static int pot_open_index(struct opening *o, struct fault *fault)
+static int fileset_open_index(struct opening *o, struct fault *fault)
 {
     static const struct {
         opener *open;
         bool is_of_packed; /* only of a file that is compressed as a whole */
     } openers[] = {
-        {pot_open_embedded, false}, {saved_index_open, false}, {unpacked_open_stream, true},
-        {built_index_open, true},   {unpacked_open, true}, /* and after that: */
-        {pot_open_embedded, true},  {built_index_open, false},
+        {fileset_open_embedded, false}, {saved_index_open, false}, {unpacked_open_stream, true},
+        {built_index_open, true},       {unpacked_open, true}, /* and after that: */
+        {fileset_open_embedded, true},  {built_index_open, false},
     };
     const size_t first_slow = o->options->names_only ? 3 : 2;
     struct fault own = {0};
@@ -2090,7 +2104,7 @@ static int pot_open_index(struct opening *o, struct fault *fault)
         own = (struct fault){0};
         if (o->options->only_ready && i == first_slow)
             return -EAGAIN;
-        if (!openers[i].is_of_packed || o->compression || o->pot->packed)
+        if (!openers[i].is_of_packed || o->compression || o->fileset->packed)
             r = openers[i].open(o, &own);
     }
     if (r < 0 && fault && !fault->err)
@@ -2102,43 +2116,43 @@ static int pot_open_index(struct opening *o, struct fault *fault)
  * Open an archive that was looked at. Takes over part->source, also if this fails, and leaves
  * NULL there; only after -EAGAIN by options->only_ready it is there again, if it can be.
  */
-static int part_open(struct part *part, const struct pot_options *options)
+static int part_open(struct part *part, const struct fileset_options *options)
 {
-    struct pot_options own = *options;
-    struct pot *pot = calloc(1, sizeof(*pot));
+    struct fileset_options own = *options;
+    struct fileset *fileset = calloc(1, sizeof(*fileset));
     struct fault *fault = &part->fault;
     *fault = (struct fault){0};
-    if (!pot) {
+    if (!fileset) {
         source_close(part->source);
         part->source = NULL;
         return -ENOMEM;
     }
-    struct opening o = {.pot = pot,
+    struct opening o = {.fileset = fileset,
                         .options = &own,
                         .compression = part->compression,
                         .embedded = part->embedded};
-    pot->source = steal_ptr(&part->source);
-    pot->container = part->container;
-    pot->backend = part->backend;
-    source_identity(pot->source, &pot->identity);
-    pot->identity.slice_start = pot->identity.slice_bytes = 0; /* of the file */
-    pot->path = strdup(source_name(pot->source));
-    int r = pot->path ? pot_open_index(&o, fault) : -ENOMEM;
+    fileset->source = steal_ptr(&part->source);
+    fileset->container = part->container;
+    fileset->backend = part->backend;
+    source_identity(fileset->source, &fileset->identity);
+    fileset->identity.slice_start = fileset->identity.slice_bytes = 0; /* of the file */
+    fileset->path = strdup(source_name(fileset->source));
+    int r = fileset->path ? fileset_open_index(&o, fault) : -ENOMEM;
     if (own.compose)
         r = composed_apply(&o, r, fault);
     index_close(o.stream_index);
     if (r < 0) {
-        if (!pot->packed)
-            pot_place_fault(pot->source, fault);
-        volumes_advise(pot_file(pot), fault);
-        if (r == -EAGAIN && own.only_ready && !pot->packed)
-            part->source = steal_ptr(&pot->source);
-        pot_close(pot);
+        if (!fileset->packed)
+            fileset_place_fault(fileset->source, fault);
+        volumes_advise(fileset_file(fileset), fault);
+        if (r == -EAGAIN && own.only_ready && !fileset->packed)
+            part->source = steal_ptr(&fileset->source);
+        fileset_close(fileset);
         return r;
     }
-    if (!own.lists_left_out && index_left_out(pot->index) > 0)
-        pot_note_left_out(&own, pot);
-    part->pot = pot;
+    if (!own.lists_left_out && index_left_out(fileset->index) > 0)
+        fileset_note_left_out(&own, fileset);
+    part->fileset = fileset;
     return 0;
 }
 
@@ -2233,8 +2247,8 @@ static void part_prove(struct many *many, struct part *part)
 
 static void part_free(struct part *part)
 {
-    pot_close(part->pot);
-    part->pot = NULL;
+    fileset_close(part->fileset);
+    part->fileset = NULL;
     source_close(part->source);
     part->source = NULL;
     free(part->directory);
@@ -2295,7 +2309,7 @@ static int many_check(struct many *many, struct fault *fault)
         }
         part_fail(part, NULL);
         fault_advise(&part->fault, "it is skipped");
-        pot_note_fault(many->options, part->path, &part->fault);
+        fileset_note_fault(many->options, part->path, &part->fault);
         part_free(part);
     }
     many->count = kept;
@@ -2364,7 +2378,7 @@ static int many_prove(const struct many *many, struct recipe *recipe)
 
 static int many_describe_step(const struct many *many, struct recipe *recipe)
 {
-    const struct pot_together *together = &many->options->together;
+    const struct fileset_together *together = &many->options->together;
     recipe_free(recipe);
     *recipe = (struct recipe){0};
     recipe_number(recipe, "union", MANY_VERSION);
@@ -2403,7 +2417,7 @@ static int many_find(struct many *many)
 {
     const struct part *first = &many->parts[0];
     int r = many_describe(many);
-    many->steps.archive = first->source ? first->source : pot_file(first->pot);
+    many->steps.archive = first->source ? first->source : fileset_file(first->fileset);
     many->steps.file = first->path;
     if (r == 0)
         r = composed_recall(&many->steps);
@@ -2415,7 +2429,7 @@ static int many_find(struct many *many)
 /* Open a part if its index is ready. Any thread of the team does, maybe twice for a part. */
 static void part_open_ready(struct many *many, struct part *part)
 {
-    struct pot_options options = many->part_options;
+    struct fileset_options options = many->part_options;
     options.only_ready = true;
     options.lists_left_out = true;
     options.note = NULL;
@@ -2456,10 +2470,10 @@ static bool part_is_for_team(const struct part *part)
  * A thread of the team. Parts are taken in order, and each is finished, so that the first one
  * that fails is the same each time.
  */
-static void many_index_some(void *arg, const struct pot_options *options)
+static void many_index_some(void *arg, const struct fileset_options *options)
 {
     struct many *many = arg;
-    struct pot_options own = *options;
+    struct fileset_options own = *options;
     own.lists_left_out = true;
     for (size_t i; (i = atomic_fetch_add(&many->next, 1)) < many->count;) {
         struct part *part = &many->parts[i];
@@ -2493,7 +2507,7 @@ static int many_index(struct many *many, struct fault *fault)
     }
     if (!needs_time)
         return 0;
-    uint64_t memory = pot_memory_bytes(&many->part_options); /* looked up for all parts */
+    uint64_t memory = fileset_memory_bytes(&many->part_options); /* looked up for all parts */
     team.threads = (unsigned)min_u64(min_u64(count, is_remote ? MANY_THREADS : cpus_allowed()),
                                      min_u64(memory / MANY_THREAD_BYTES, MANY_THREADS));
     /* Sanitizers' locks may be held by another thread when one forks, and stay so in the child.
@@ -2548,8 +2562,8 @@ static int by_directory(const void *a, const void *b)
 /* --each: two archives with one name are merged only if that was asked for. */
 static int many_check_directories(const struct many *many, struct fault *fault)
 {
-    const struct pot_together *together = &many->options->together;
-    if (!together->each || together->on_conflict != POT_CONFLICT_ERROR)
+    const struct fileset_together *together = &many->options->together;
+    if (!together->each || together->on_conflict != FILESET_CONFLICT_ERROR)
         return 0;
     auto_free const struct part **sorted = calloc(many->count, sizeof(*sorted));
     if (!sorted)
@@ -2573,18 +2587,19 @@ static int many_check_directories(const struct many *many, struct fault *fault)
 /* Put the sources of all parts one behind the other. */
 static int many_join(struct many *many)
 {
-    struct pot *pot = many->pot;
+    struct fileset *fileset = many->fileset;
     auto_free struct source **sources = calloc(many->count, sizeof(struct source *));
     if (!sources)
         return -ENOMEM;
     for (size_t i = 0; i < many->count; i++)
-        sources[i] = many->parts[i].pot ? many->parts[i].pot->source : many->parts[i].source;
-    int r = source_concat(sources, many->count, true, pot->path, &pot->source);
+        sources[i] =
+            many->parts[i].fileset ? many->parts[i].fileset->source : many->parts[i].source;
+    int r = source_concat(sources, many->count, true, fileset->path, &fileset->source);
     if (r == 0) /* the same each time, also if members were unpacked */
-        pot->source->identity = pot->identity;
+        fileset->source->identity = fileset->identity;
     for (size_t i = 0; r == 0 && i < many->count; i++) {
-        if (many->parts[i].pot)
-            many->parts[i].pot->source = NULL;
+        if (many->parts[i].fileset)
+            many->parts[i].fileset->source = NULL;
         many->parts[i].source = NULL;
     }
     return r;
@@ -2593,11 +2608,11 @@ static int many_join(struct many *many)
 static int many_add(const struct many *many, size_t i, struct tree *tree, struct fault *fault)
 {
     const struct part *from = &many->parts[i];
-    const struct tree_part part = {.index = from->pot->index,
+    const struct tree_part part = {.index = from->fileset->index,
                                    .name = from->path,
-                                   .base = source_concat_base(many->pot->source, i),
+                                   .base = source_concat_base(many->fileset->source, i),
                                    .gives_way = many->options->together.on_conflict !=
-                                                POT_CONFLICT_ERROR};
+                                                FILESET_CONFLICT_ERROR};
     uint32_t number;
     int r = tree_add(tree, &part, &number);
     if (r < 0 || !many->options->together.each)
@@ -2613,14 +2628,14 @@ static int many_compose(void *arg, struct tree *tree, struct builder_header *hea
                         struct fault *fault)
 {
     const struct many *many = arg;
-    enum pot_conflict on_conflict = many->options->together.on_conflict;
+    enum fileset_conflict on_conflict = many->options->together.on_conflict;
     int r = 0;
     header->format = many->parts[0].backend->number;
-    header->archive_bytes = source_size(many->pot->source);
-    header->archive_mtime_sec = many->pot->identity.mtime_sec;
-    header->archive_mtime_nsec = many->pot->identity.mtime_nsec;
+    header->archive_bytes = source_size(many->fileset->source);
+    header->archive_mtime_sec = many->fileset->identity.mtime_sec;
+    header->archive_mtime_nsec = many->fileset->identity.mtime_nsec;
     for (size_t i = 0; r == 0 && i < many->count; i++)
-        r = many_add(many, on_conflict == POT_CONFLICT_LAST ? many->count - 1 - i : i, tree,
+        r = many_add(many, on_conflict == FILESET_CONFLICT_LAST ? many->count - 1 - i : i, tree,
                      fault);
     return r;
 }
@@ -2639,7 +2654,7 @@ static bool many_is_private(const struct many *many)
 {
     struct stat first, st;
     for (size_t i = 0; i < many->count; i++) {
-        if (fstat(source_fd(source_member(many->pot->source, i)), i ? &st : &first) < 0)
+        if (fstat(source_fd(source_member(many->fileset->source, i)), i ? &st : &first) < 0)
             return true;
         if (i && (st.st_uid != first.st_uid || st.st_gid != first.st_gid ||
                   (st.st_mode ^ first.st_mode) & 0044))
@@ -2651,7 +2666,7 @@ static bool many_is_private(const struct many *many)
 static int many_make(struct many *many, struct fault *fault)
 {
     int r = 0;
-    many->steps.archive = source_member(many->pot->source, 0);
+    many->steps.archive = source_member(many->fileset->source, 0);
     many->steps.is_private = many_is_private(many);
     for (size_t i = 0; r == 0 && i < many->steps.count; i++)
         r = many_prove(many, &many->steps.recipes[i]);
@@ -2665,24 +2680,24 @@ static int many_make(struct many *many, struct fault *fault)
 
 static int many_list(const struct many *many)
 {
-    struct pot *pot = many->pot;
+    struct fileset *fileset = many->fileset;
     auto_free struct source_identity *all = calloc(many->count, sizeof(*all));
-    pot->parts = calloc(many->count, sizeof(*pot->parts));
-    if (!all || !pot->parts)
+    fileset->parts = calloc(many->count, sizeof(*fileset->parts));
+    if (!all || !fileset->parts)
         return -ENOMEM;
-    for (; pot->part_count < many->count; pot->part_count++) {
-        const struct part *from = &many->parts[pot->part_count];
-        struct pot_part *part = &pot->parts[pot->part_count];
-        part->backend = from->pot ? from->pot->backend : from->backend;
+    for (; fileset->part_count < many->count; fileset->part_count++) {
+        const struct part *from = &many->parts[fileset->part_count];
+        struct fileset_part *part = &fileset->parts[fileset->part_count];
+        part->backend = from->fileset ? from->fileset->backend : from->backend;
         part->has_samples = !from->compression;
         part->samples = from->proof.samples;
         part->file = (struct file_id){from->identity.dev, from->identity.ino};
-        all[pot->part_count] = from->identity;
+        all[fileset->part_count] = from->identity;
         part->path = strdup(from->path);
         if (!part->path)
             return -ENOMEM;
     }
-    source_identity_join(all, many->count, &pot->identity);
+    source_identity_join(all, many->count, &fileset->identity);
     return 0;
 }
 
@@ -2724,8 +2739,8 @@ static int many_check_exchange(const struct many *many, struct fault *fault)
         r = shard_exchange_check(&records, part->path, is_by_link,
                                  part->source ? source_fd(part->source) : -1, &own);
         if (r > 0)
-            pot_note_fault(many->options, part->path, &own);
-        if (r < 0 && many->pot)
+            fileset_note_fault(many->options, part->path, &own);
+        if (r < 0 && many->fileset)
             fault_set_file(&own, part->path);
         if (r < 0 && fault)
             *fault = own;
@@ -2754,18 +2769,18 @@ static int many_unite(struct many *many, struct fault *fault)
     if (r == 0)
         r = many_join(many);
     if (r == 0 && many->steps.done)
-        r = pot_check_index(many->pot, fault);
+        r = fileset_check_index(many->fileset, fault);
     if (r == 0 && many->steps.done < many->steps.count)
         r = many_make(many, fault);
-    return r < 0 ? r : pot_check_index(many->pot, fault);
+    return r < 0 ? r : fileset_check_index(many->fileset, fault);
 }
 
 /* How each of several is opened, and what becomes of all. */
 static int many_begin(struct many *many, const char *name)
 {
-    static const struct pot_store keeps_nothing = {0};
-    const struct pot_compose *compose = many->options->compose;
-    struct pot_options *own = &many->part_options;
+    static const struct fileset_store keeps_nothing = {0};
+    const struct fileset_compose *compose = many->options->compose;
+    struct fileset_options *own = &many->part_options;
     *own = *many->options;
     own->compose = NULL;
     if (compose && compose->nested) {
@@ -2773,18 +2788,18 @@ static int many_begin(struct many *many, const char *name)
         many->part_compose.view = NULL;
         own->compose = &many->part_compose;
     }
-    /* POT_SAVE_ALWAYS alone would leave a stream packed whose index is saved. */
-    own->store = own->save == POT_SAVE_ALWAYS ? &keeps_nothing : NULL;
+    /* FILESET_SAVE_ALWAYS alone would leave a stream packed whose index is saved. */
+    own->store = own->save == FILESET_SAVE_ALWAYS ? &keeps_nothing : NULL;
     own->names_only = false;
     own->only_ready = false;
     own->saves_later = false;
     own->lists_left_out = true; /* of all, in one line */
-    many->pot = calloc(1, sizeof(*many->pot));
-    if (!many->pot)
+    many->fileset = calloc(1, sizeof(*many->fileset));
+    if (!many->fileset)
         return -ENOMEM;
-    many->pot->backend = &backend_union;
-    many->pot->path = strdup(name);
-    many->steps = (struct composition){.pot = many->pot,
+    many->fileset->backend = &backend_union;
+    many->fileset->path = strdup(name);
+    many->steps = (struct composition){.fileset = many->fileset,
                                        .options = many->options,
                                        .saves_later = many->options->saves_later,
                                        .proves = many_proves,
@@ -2798,57 +2813,58 @@ static int many_begin(struct many *many, const char *name)
         if (!part->directory)
             return -ENOMEM;
     }
-    return many->pot->path ? 0 : -ENOMEM;
+    return many->fileset->path ? 0 : -ENOMEM;
 }
 
 /* A folder, whose index is made by listing it. */
-static int pot_open_plain(const char *path, const struct pot_options *options,
-                          struct fault *fault, struct pot **ret_pot)
+static int fileset_open_plain(const char *path, const struct fileset_options *options,
+                              struct fault *fault, struct fileset **ret_fileset)
 {
-    const struct pot_compose *compose = options->compose;
+    const struct fileset_compose *compose = options->compose;
     size_t len = strlen(path);
     if ((compose && compose->nested) || options->offset)
         return fault_set(fault, -EINVAL, NULL, FAULT_NO_OFFSET,
                          "is shown as it is: archives in it are files, with no offset");
     auto_close int fd = syscall_memfd("onepot-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    struct pot *pot = calloc(1, sizeof(*pot));
-    if (!pot || fd < 0) {
-        free(pot);
-        return pot ? fd : -ENOMEM;
+    struct fileset *fileset = calloc(1, sizeof(*fileset));
+    if (!fileset || fd < 0) {
+        free(fileset);
+        return fileset ? fd : -ENOMEM;
     }
     while (len > 1 && path[len - 1] == '/')
         len--;
-    pot->backend = &backend_plain;
-    pot->is_plain = pot->has_fingerprint = true;
-    pot->origin = POT_INDEX_BUILT;
-    pot->path = strndup(path, len);
-    int r = pot->path
-                ? plain_index(pot->path, options, fd, fault, &pot->source, &pot->fingerprint)
-                : -ENOMEM;
+    fileset->backend = &backend_plain;
+    fileset->is_plain = fileset->has_fingerprint = true;
+    fileset->origin = FILESET_INDEX_BUILT;
+    fileset->path = strndup(path, len);
+    int r = fileset->path ? plain_index(fileset->path, options, fd, fault, &fileset->source,
+                                        &fileset->fingerprint)
+                          : -ENOMEM;
     if (r == 0) {
-        source_identity(pot->source, &pot->identity);
-        r = built_index_open_image(fd, pot->path, fault, &pot->index);
+        source_identity(fileset->source, &fileset->identity);
+        r = built_index_open_image(fd, fileset->path, fault, &fileset->index);
     }
     if (r == 0 && !options->lists_left_out)
-        pot_note_left_out(options, pot);
+        fileset_note_left_out(options, fileset);
     if (r == 0 && compose && compose->view)
-        r = pot_show(pot, compose->view, fault);
+        r = fileset_show(fileset, compose->view, fault);
     if (r < 0) {
-        pot_close(pot);
+        fileset_close(fileset);
         return r;
     }
-    *ret_pot = pot;
+    *ret_fileset = fileset;
     return 0;
 }
 
-int pot_open_many(const char *const *paths, size_t count, const char *name,
-                  const struct pot_options *options, struct fault *fault, struct pot **ret_pot)
+int fileset_open_many(const char *const *paths, size_t count, const char *name,
+                      const struct fileset_options *options, struct fault *fault,
+                      struct fileset **ret_fileset)
 {
-    static const struct pot_options defaults = {0};
+    static const struct fileset_options defaults = {0};
     struct many many = {.options = options ? options : &defaults, .count = count};
     const bool is_one = count == 1 && !many.options->together.each;
     if (is_one && many.options->is_plain)
-        return pot_open_plain(paths[0], many.options, fault, ret_pot);
+        return fileset_open_plain(paths[0], many.options, fault, ret_fileset);
     many.parts = calloc(count, sizeof(*many.parts));
     if (!many.parts)
         return -ENOMEM;
@@ -2873,7 +2889,7 @@ int pot_open_many(const char *const *paths, size_t count, const char *name,
                 r = part_open(first, many.options);
             if (r < 0 && fault && !fault->err)
                 *fault = first->fault;
-            many.pot = steal_ptr(&first->pot);
+            many.fileset = steal_ptr(&first->fileset);
         }
     }
     for (size_t i = 0; i < many.count; i++)
@@ -2882,28 +2898,28 @@ int pot_open_many(const char *const *paths, size_t count, const char *name,
     if (!is_one)
         composition_free(&many.steps);
     if (r < 0) {
-        pot_close(many.pot);
+        fileset_close(many.fileset);
         return r;
     }
     if (!is_one && !many.options->lists_left_out)
-        pot_note_left_out(many.options, many.pot);
-    *ret_pot = many.pot;
+        fileset_note_left_out(many.options, many.fileset);
+    *ret_fileset = many.fileset;
     return 0;
 }
 
-int pot_open(const char *path, const struct pot_options *options, struct fault *fault,
-             struct pot **ret_pot)
+int fileset_open(const char *path, const struct fileset_options *options, struct fault *fault,
+                 struct fileset **ret_fileset)
 {
-    return pot_open_many(&path, 1, path, options, fault, ret_pot);
+    return fileset_open_many(&path, 1, path, options, fault, ret_fileset);
 }
 
-int pot_open_source(const char *path, uint64_t offset, struct fault *fault,
-                    struct container *ret_container, struct source **ret_source)
+int fileset_open_source(const char *path, uint64_t offset, struct fault *fault,
+                        struct container *ret_container, struct source **ret_source)
 {
     struct source *source = NULL;
     int r = volumes_open(path, NULL, fault, &source);
     if (r == 0)
-        r = pot_slice(&source, offset, fault, ret_container);
+        r = fileset_slice(&source, offset, fault, ret_container);
     if (r < 0)
         source_close(source);
     else
@@ -2924,8 +2940,8 @@ static int file_identify(const char *path, struct fault *fault,
     return 0;
 }
 
-int pot_identify(const char *path, const struct pot_options *options, struct fault *fault,
-                 struct source_identity *ret_identity)
+int fileset_identify(const char *path, const struct fileset_options *options,
+                     struct fault *fault, struct source_identity *ret_identity)
 {
     volume_paths parts = {0};
     if (options->is_plain)
@@ -2944,43 +2960,46 @@ int pot_identify(const char *path, const struct pot_options *options, struct fau
 }
 
 /* Which of several files was cut short. */
-static void pot_name_cut(const struct pot *pot, struct fault *fault)
+static void fileset_name_cut(const struct fileset *fileset, struct fault *fault)
 {
     const struct source *file;
-    for (size_t at[2] = {0}; pot_is_several(pot) && (file = source_file_next(pot->source, at));)
+    for (size_t at[2] = {0};
+         fileset_is_several(fileset) && (file = source_file_next(fileset->source, at));)
         if (source_was_cut(file) || source_was_changed(file) > 0) {
             fault_set_file(fault, source_name(file));
             return;
         }
 }
 
-int pot_check_whole(const struct pot *pot, struct fault *fault)
+int fileset_check_whole(const struct fileset *fileset, struct fault *fault)
 {
-    int r = !source_is_whole(pot->source) ? -ENODATA : index_is_lost(pot->index) ? -EIO : 0;
+    int r = !source_is_whole(fileset->source) ? -ENODATA
+            : index_is_lost(fileset->index)   ? -EIO
+                                              : 0;
     if (r < 0)
         fault_set(fault, r, NULL, FAULT_NO_OFFSET, "%s",
                   r == -ENODATA ? "it was cut short while it was read"
                                 : "its index can't be read any more");
     if (r == -ENODATA)
-        pot_name_cut(pot, fault);
+        fileset_name_cut(fileset, fault);
     return r;
 }
 
-void pot_close(struct pot *pot)
+void fileset_close(struct fileset *fileset)
 {
-    if (!pot)
+    if (!fileset)
         return;
-    source_close(pot->source); /* first, as the rest provides its copy */
-    source_close(pot->packed);
-    index_close(pot->index);
-    index_close(pot->stream_index);
-    for (size_t i = 0; i < pot->part_count; i++)
-        free(pot->parts[i].path);
-    free(pot->parts);
-    free(pot->unsaved);
-    free(pot->index_path);
-    free(pot->path);
-    free(pot);
+    source_close(fileset->source); /* first, as the rest provides its copy */
+    source_close(fileset->packed);
+    index_close(fileset->index);
+    index_close(fileset->stream_index);
+    for (size_t i = 0; i < fileset->part_count; i++)
+        free(fileset->parts[i].path);
+    free(fileset->parts);
+    free(fileset->unsaved);
+    free(fileset->index_path);
+    free(fileset->path);
+    free(fileset);
 }
 /*
  * The sums that an archive's files have. Where all sums are of one kind, the index's header
@@ -2988,7 +3007,7 @@ void pot_close(struct pot *pot)
  * without.
  */
 
-static int pot_sums_of_mixed(const struct index *index, struct pot_sums *sums)
+static int fileset_sums_of_mixed(const struct index *index, struct fileset_sums *sums)
 {
     uint32_t entries = index_info(index)->entries;
     int r = 0;
@@ -3015,14 +3034,14 @@ static int pot_sums_of_mixed(const struct index *index, struct pot_sums *sums)
     return r;
 }
 
-int pot_sums(const struct pot *pot, struct pot_sums *ret_sums)
+int fileset_sums(const struct fileset *fileset, struct fileset_sums *ret_sums)
 {
-    const struct index_info *info = index_info(pot->index);
-    struct pot_sums sums = {.files = info->files, .kind = info->sum_kind};
+    const struct index_info *info = index_info(fileset->index);
+    struct fileset_sums sums = {.files = info->files, .kind = info->sum_kind};
     int r = 0;
     if (info->has_some_sums && info->sum_kind == SUM_MIXED) {
         sums.files = 0;
-        r = pot_sums_of_mixed(pot->index, &sums);
+        r = fileset_sums_of_mixed(fileset->index, &sums);
     } else if (info->has_sums) {
         sums.some = sums.every = true;
         sums.with_sum = sums.files;
@@ -3032,31 +3051,32 @@ int pot_sums(const struct pot *pot, struct pot_sums *ret_sums)
     return r;
 }
 
-bool pot_is_packed(const struct pot *pot)
+bool fileset_is_packed(const struct fileset *fileset)
 {
-    return pot->compression ||
-           (pot->backend->stream && (index_info(pot->index)->codec != CODEC_NONE ||
-                                     index_info(pot->index)->points > 0));
+    return fileset->compression ||
+           (fileset->backend->stream && (index_info(fileset->index)->codec != CODEC_NONE ||
+                                         index_info(fileset->index)->points > 0));
 }
 
-const char *pot_sums_text(const struct pot *pot, const struct pot_sums *sums,
-                          char text[POT_SUMS_TEXT_LEN])
+const char *fileset_sums_text(const struct fileset *fileset, const struct fileset_sums *sums,
+                              char text[FILESET_SUMS_TEXT_LEN])
 {
     const char *kind = checksum_name(sums->kind);
     if (sums->every)
-        snprintf(text, POT_SUMS_TEXT_LEN, "of every file (%s)", kind);
+        snprintf(text, FILESET_SUMS_TEXT_LEN, "of every file (%s)", kind);
     else if (sums->some)
-        snprintf(text, POT_SUMS_TEXT_LEN, "of %" PRIu64 " of %" PRIu64 " files (%s)",
+        snprintf(text, FILESET_SUMS_TEXT_LEN, "of %" PRIu64 " of %" PRIu64 " files (%s)",
                  sums->with_sum, sums->files, kind);
     else if (sums->files == 0)
-        snprintf(text, POT_SUMS_TEXT_LEN, "there are no files");
+        snprintf(text, FILESET_SUMS_TEXT_LEN, "there are no files");
     else if (!checksum_available(sums->kind))
-        snprintf(text, POT_SUMS_TEXT_LEN, "this onepot was built without %s", kind);
-    else if (pot->backend->checked)
-        snprintf(text, POT_SUMS_TEXT_LEN, "the sums of %s are compared by 'onepot verify'",
-                 pot->backend->file);
+        snprintf(text, FILESET_SUMS_TEXT_LEN, "this onepot was built without %s", kind);
+    else if (fileset->backend->checked)
+        snprintf(text, FILESET_SUMS_TEXT_LEN, "the sums of %s are compared by 'onepot verify'",
+                 fileset->backend->file);
     else
-        snprintf(text, POT_SUMS_TEXT_LEN, "%s %s no sums of %s files", pot->backend->file,
-                 pot->parts ? "have" : "has", pot->parts ? "their" : "its");
+        snprintf(text, FILESET_SUMS_TEXT_LEN, "%s %s no sums of %s files",
+                 fileset->backend->file, fileset->parts ? "have" : "has",
+                 fileset->parts ? "their" : "its");
     return text;
 }
