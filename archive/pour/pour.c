@@ -1156,7 +1156,7 @@ static int container_add_named(struct container *c, struct archive_entry *entry,
 }
 
 /* The container has ended: files whose data never came are empty files. */
-static int links_end(struct container *c)
+static int pour_end_links(struct container *c)
 {
     int r = 0;
     for (size_t i = 0; i < c->files.count; i++) {
@@ -1236,7 +1236,7 @@ static int container_walk(struct container *c)
         c->p->progress->members++;
     }
     int r = container_check_end(c, last);
-    return r < 0 ? r : links_end(c);
+    return r < 0 ? r : pour_end_links(c);
 }
 
 static int pour_container(struct pour *p, struct pour_stream *stream,

@@ -43,7 +43,7 @@ struct pace {
 };
 
 /* Count `elements` that are made next. True: the caller no longer wants the permutation. */
-static inline bool pace_stops(struct pace *pace, uint64_t elements)
+static inline bool permutation_stops(struct pace *pace, uint64_t elements)
 {
     pace->done += elements;
     if (pace->done < PACE || !pace->stop)
@@ -112,7 +112,7 @@ static inline uint64_t twister_draw_64(struct twister *t)
         uint64_t places[AHEAD];                                                                \
         for (uint64_t i = 0; i + 1 < n;) {                                                     \
             unsigned count = n - 1 - i < AHEAD ? (unsigned)(n - 1 - i) : AHEAD;                \
-            if (pace_stops(pace, count))                                                       \
+            if (permutation_stops(pace, count))                                                \
                 return;                                                                        \
             for (unsigned j = 0; j < count; j++) {                                             \
                 uint64_t left = n - i - j;                                                     \
@@ -133,7 +133,7 @@ static inline uint64_t twister_draw_64(struct twister *t)
         uint64_t places[AHEAD];                                                                \
         for (uint64_t i = 0; i < n;) {                                                         \
             unsigned count = n - i < AHEAD ? (unsigned)(n - i) : AHEAD;                        \
-            if (pace_stops(pace, count))                                                       \
+            if (permutation_stops(pace, count))                                                \
                 return;                                                                        \
             for (unsigned j = 0; j < count; j++) {                                             \
                 places[j] = twister_draw_64(t) % (i + j + 1);                                  \
@@ -211,7 +211,7 @@ static void elements_identity(struct permutation *p, struct pace *pace)
 {
     for (uint64_t i = 0; i < p->size;) {
         uint64_t end = p->size - i < PACE ? p->size : i + PACE;
-        if (pace_stops(pace, end - i))
+        if (permutation_stops(pace, end - i))
             return;
         for (; i < end; i++)
             element_set(p, i, i);
@@ -341,7 +341,7 @@ int permutation_new_blocks(uint64_t n, uint64_t seed, uint64_t block, uint64_t w
     for (uint64_t i = 0; i < count && !pace.stopped; i++) {
         uint64_t first = permutation_at(blocks, i) * block;
         uint64_t end = block < n - first ? first + block : n;
-        for (uint64_t j = first; j < end && !pace_stops(&pace, 1); j++)
+        for (uint64_t j = first; j < end && !permutation_stops(&pace, 1); j++)
             element_set(p, filled++, j);
         if ((i + 1) % window == 0 || i + 1 == count) {
             elements_shuffle(p, window_start, filled - window_start, &twister, &pace);
@@ -361,7 +361,7 @@ int permutation_take(struct permutation *permutation, uint64_t first, uint64_t s
     if (!taken.memory)
         return -ENOMEM;
     uint64_t n = permutation->size, at = n ? first % n : 0, stride = n ? step % n : 0;
-    for (uint64_t i = 0; i < count && !pace_stops(&pace, 1); i++) {
+    for (uint64_t i = 0; i < count && !permutation_stops(&pace, 1); i++) {
         element_set(&taken, i, permutation_at(permutation, at));
         at = at >= n - stride ? at - (n - stride) : at + stride;
     }

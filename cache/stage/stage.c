@@ -149,7 +149,7 @@ static bool claim_take(struct stage_state *state, uint64_t chunk, uint32_t seen,
     return atomic_compare_exchange_strong(&state->chunk[chunk], &seen, claim);
 }
 
-bool stage_claim_stream(struct stage_state *state, uint64_t chunk, uint32_t generation)
+bool stage_claim_to_copy(struct stage_state *state, uint64_t chunk, uint32_t generation)
 {
     uint32_t claim = CLAIM_STREAM | generation;
     uint32_t seen = atomic_load_explicit(&state->chunk[chunk], memory_order_relaxed);
@@ -340,7 +340,7 @@ static int stage_room_of(const char *place, uint64_t *ret_free, uint64_t *ret_me
 
 #define SPARE_SHARE 16u /* of the room stays free, in memory and in a filesystem */
 /*
- * Memory of the job that no copy may take: the copier's streams have a chunk each, and the
+ * Memory of the job that no copy may take: the copier's threads have a chunk each, and the
  * daemon, its readers and the command need some, too. Without it they would be killed.
  */
 #define RESERVE_BYTES ((STAGE_STREAMS + 20u) * (uint64_t)STAGE_CHUNK_BYTES)
@@ -1223,8 +1223,8 @@ static struct stage *stage_new(const struct source *source, const struct stage_o
     stage->bytes = source_size(source);
     stage->state_fd = stage->copy_fd = -1;
     stage->options = *options;
-    if (!options->streams)
-        stage->options.streams = STAGE_STREAMS;
+    if (!options->threads)
+        stage->options.threads = STAGE_STREAMS;
     if (!options->archive)
         stage->options.archive = source_name(source);
     stage->unpacked = unpacked;
@@ -1347,11 +1347,11 @@ static void stage_report_of(const struct stage_state *state, struct stage_report
     if (report->failure) /* then it no longer changes */
         snprintf(report->reason, sizeof(report->reason), "%.*s", (int)sizeof(state->reason) - 1,
                  state->reason);
-    uint64_t since_ns = atomic_load(&state->stream_since_ns), now = now_ns();
-    report->stream_ns = atomic_load(&state->stream_ns);
+    uint64_t since_ns = atomic_load(&state->copying_since_ns), now = now_ns();
+    report->copying_ns = atomic_load(&state->copying_ns);
     if (since_ns && report->copier_pid && now > since_ns)
-        report->stream_ns += now - since_ns;
-    report->stream_bytes = atomic_load(&state->stream_bytes);
+        report->copying_ns += now - since_ns;
+    report->copied_bytes = atomic_load(&state->copied_bytes);
     report->demand_bytes = atomic_load(&state->demand_bytes);
     report->demands = atomic_load(&state->demands);
     report->past_bytes = atomic_load(&state->past_bytes);

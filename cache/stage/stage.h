@@ -39,7 +39,7 @@ struct stage_options {
     const char *place;   /* a directory on this node; NULL: /dev/shm, else $TMPDIR, else /tmp */
     const char *adopt;   /* for stage_open: a copy that another program made; NULL: none */
     bool in_job;         /* other programs of the job bring the copy: see stage_start */
-    unsigned streams;    /* reads in flight; 0: as many as suit a parallel filesystem */
+    unsigned threads;    /* reads in flight; 0: as many as suit a parallel filesystem */
     uint32_t idle_s;     /* a stream's storage may be silent so long before a new try; 0: 300 */
     /* Receives a line (no newline) about each problem, from any thread. May be NULL. */
     void (*note)(void *ctx, const char *line);
@@ -152,14 +152,14 @@ struct stage_report {
     uint64_t bytes, bytes_here;
     bool whole;
     bool pinned;
-    bool is_private;    /* the copy has no name, and goes with its processes */
-    bool was_moved;     /* an adopted file has become the copy */
-    int failure;        /* 0, or the errno for which nobody works on it any more */
-    int away;           /* 0, or the errno that holds a stream up at present */
-    char reason[256];   /* the failure of a stream in words; else "" */
-    int32_t copier_pid; /* 0: no process copies */
-    uint64_t stream_ns; /* time spent copying */
-    uint64_t stream_bytes, demand_bytes, demands, past_bytes;
+    bool is_private;     /* the copy has no name, and goes with its processes */
+    bool was_moved;      /* an adopted file has become the copy */
+    int failure;         /* 0, or the errno for which nobody works on it any more */
+    int away;            /* 0, or the errno that holds a stream up at present */
+    char reason[256];    /* the failure of a stream in words; else "" */
+    int32_t copier_pid;  /* 0: no process copies */
+    uint64_t copying_ns; /* time spent copying */
+    uint64_t copied_bytes, demand_bytes, demands, past_bytes;
     uint64_t job_bytes; /* that other nodes of a job had read: stage_job.h */
 };
 void stage_get_report(const struct stage *stage, struct stage_report *ret_report);

@@ -442,7 +442,7 @@ static void expand_take_chunks(struct expanding *e, uint64_t bytes_out)
             e->err = expand_check_chunk(e, e->next);
             if (e->err < 0)
                 break;
-            atomic_fetch_add(&state->stream_bytes, len);
+            atomic_fetch_add(&state->copied_bytes, len);
             stage_settle(state, e->next, CHUNK_HERE);
             retry_ended(e->stage);
         }
@@ -553,11 +553,11 @@ static void expand_run(struct expanding *e)
     struct stage_state *state = stage->state;
     e->begun_ns = e->told_ns = now_ns();
     atomic_store(&state->progress_ns, e->begun_ns);
-    atomic_store(&state->stream_since_ns, e->begun_ns);
+    atomic_store(&state->copying_since_ns, e->begun_ns);
     atomic_store(&state->away, 0); /* another process may have set it */
     int r = expand_until_complete(e);
-    atomic_store(&state->stream_since_ns, 0);
-    atomic_fetch_add(&state->stream_ns, now_ns() - e->begun_ns);
+    atomic_store(&state->copying_since_ns, 0);
+    atomic_fetch_add(&state->copying_ns, now_ns() - e->begun_ns);
     if (stage_is_complete(state)) /* even if it ended with an error: all bytes are there */
         expand_finish(e);
     else if (e->err < 0 || (r != -ECANCELED && !pause_ended(&e->stage->pause)))
@@ -654,7 +654,7 @@ bool stage_await_stream(struct stage *stage, uint64_t chunk)
 #define EXPAND_STACK_BYTES (1u << 20) /* of the thread whose child unpacks, on a copy of it */
 #define STOP_LIMIT_S 2
 #define AWAIT_JOB_S 60u
-#define GENTLE_STREAMS 4u
+#define GENTLE_THREADS 4u
 #define SCATTER_NS (10 * SECOND_NS) /* at most; for little that is missing less: */
 #define SCATTER_CHUNK_NS UINT64_C(100000000)
 
@@ -703,7 +703,7 @@ static void copying_chunk(struct copying *c, uint64_t chunk, void *buf)
         return;
     /* A reader that takes this claim for an old one must be right: see stage_fetch. */
     atomic_store_explicit(&state->progress_ns, now_ns(), memory_order_relaxed);
-    if (!stage_claim_stream(state, chunk, c->generation))
+    if (!stage_claim_to_copy(state, chunk, c->generation))
         return; /* a reader makes it */
     int r = stage_fetch(c->stage, chunk, buf);
     if (r < 0) {
@@ -712,10 +712,10 @@ static void copying_chunk(struct copying *c, uint64_t chunk, void *buf)
     }
     atomic_store_explicit(&c->failures, 0, memory_order_relaxed);
     atomic_store_explicit(&state->progress_ns, now_ns(), memory_order_relaxed);
-    atomic_fetch_add(&state->stream_bytes, stage_chunk_len(state, chunk));
+    atomic_fetch_add(&state->copied_bytes, stage_chunk_len(state, chunk));
 }
 
-static void *copying_stream(void *arg)
+static void *copying_thread(void *arg)
 {
     struct copying *c = arg;
     auto_free void *buf = malloc(STAGE_CHUNK_BYTES);
@@ -741,16 +741,16 @@ static void copying_pass(struct copying *c)
 {
     struct stage_state *state = c->stage->state;
     uint64_t start_ns = now_ns();
-    atomic_store(&state->stream_since_ns, start_ns);
+    atomic_store(&state->copying_since_ns, start_ns);
     atomic_store(&state->progress_ns, start_ns);
     atomic_store(&c->next, 0);
     atomic_store(&c->last_error, 0);
-    unsigned streams = c->stage->options.streams;
-    if (copying_is_gentle(c->stage) && streams > GENTLE_STREAMS)
-        streams = GENTLE_STREAMS;
-    thread_team(streams, STACK_BYTES, copying_stream, c);
-    atomic_store(&state->stream_since_ns, 0);
-    atomic_fetch_add(&state->stream_ns, now_ns() - start_ns);
+    unsigned threads = c->stage->options.threads;
+    if (copying_is_gentle(c->stage) && threads > GENTLE_THREADS)
+        threads = GENTLE_THREADS;
+    thread_team(threads, STACK_BYTES, copying_thread, c);
+    atomic_store(&state->copying_since_ns, 0);
+    atomic_fetch_add(&state->copying_ns, now_ns() - start_ns);
 }
 
 /* The nodes of a job that has broken begin one after another. */

@@ -144,7 +144,7 @@ static bool job_fetch(struct stage_job *job, uint64_t chunk, uint8_t *to)
         return false;
     }
     stage_keep_chunk(stage, chunk, to, begun_ms);
-    atomic_fetch_add(&stage->state->stream_bytes, stage_chunk_len(stage->state, chunk));
+    atomic_fetch_add(&stage->state->copied_bytes, stage_chunk_len(stage->state, chunk));
     return true;
 }
 

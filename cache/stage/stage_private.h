@@ -80,14 +80,14 @@ struct stage_state {
     uint64_t owner_start_ticks, owner_namespace;
     char job[STAGE_JOB_MAX]; /* "SLURM_JOB_ID=12": it stays for this job; "": for none */
 
-    _Atomic uint64_t stream_ns;       /* for which earlier copiers worked, */
-    _Atomic uint64_t stream_since_ns; /* and since when the present one works; 0: none does */
-    _Atomic uint64_t stream_bytes;    /* that copiers fetched in that time */
-    _Atomic uint64_t demand_bytes;    /* fetched because a reader needed them */
-    _Atomic uint64_t demands;         /* chunks fetched for readers */
-    _Atomic uint64_t past_bytes;      /* read from the archive and not kept */
-    _Atomic uint64_t job_bytes;       /* that other nodes of a job had read */
-    _Atomic uint64_t job_ns;          /* when a job's nodes last made progress; 0: none began */
+    _Atomic uint64_t copying_ns;       /* for which earlier copiers worked, */
+    _Atomic uint64_t copying_since_ns; /* and since when the present one works; 0: none does */
+    _Atomic uint64_t copied_bytes;     /* that copiers fetched in that time */
+    _Atomic uint64_t demand_bytes;     /* fetched because a reader needed them */
+    _Atomic uint64_t demands;          /* chunks fetched for readers */
+    _Atomic uint64_t past_bytes;       /* read from the archive and not kept */
+    _Atomic uint64_t job_bytes;        /* that other nodes of a job had read */
+    _Atomic uint64_t job_ns; /* when a job's nodes last made progress; 0: none began */
 
     _Atomic uint64_t progress_ns; /* when copying or unpacking last made progress */
     char reason[256];             /* why a stream failed; written before `failure` */
@@ -116,7 +116,7 @@ static inline bool stage_chunk_here(const struct stage_state *state, uint64_t ch
 }
 
 /* Claim a chunk for the copier of this generation, perhaps from a claimant that is gone. */
-bool stage_claim_stream(struct stage_state *state, uint64_t chunk, uint32_t generation);
+bool stage_claim_to_copy(struct stage_state *state, uint64_t chunk, uint32_t generation);
 
 /*
  * Claim a chunk for a reader. True: it is the reader's to make. False: it is there, or being

@@ -113,8 +113,8 @@ static void command_stage_json(struct json *j, const char *archive,
     json_text(j, "archive", archive, SIZE_MAX);
     json_text(j, "folder", report->folder, SIZE_MAX);
     json_number(j, "bytes", report->bytes);
-    json_number(j, "copied_bytes", report->stream_bytes + report->demand_bytes);
-    json_number(j, "copied_ns", report->stream_ns);
+    json_number(j, "copied_bytes", report->copied_bytes + report->demand_bytes);
+    json_number(j, "copied_ns", report->copying_ns);
     json_close(j, '}');
 }
 
@@ -126,7 +126,7 @@ static bool tell_engine(const struct arguments *a, const struct stage_report *re
                         bool was_whole, const char *owner)
 {
     char line[PIPE_BUF];
-    const uint64_t stream = was_whole ? 0 : report->stream_bytes + report->past_bytes;
+    const uint64_t stream = was_whole ? 0 : report->copied_bytes + report->past_bytes;
     const uint64_t demand = was_whole ? 0 : report->demand_bytes;
     int n = snprintf(line, sizeof(line),
                      "onepot-job done %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %s\n",
@@ -144,11 +144,11 @@ static void print_result(const struct arguments *a, const char *archive,
         snprintf(how, sizeof(how), "by moving the adopted file there");
     else if (!was_whole && a->size)
         snprintf(how, sizeof(how), "(%s from storage, %s from other nodes)",
-                 cli_bytes(report->stream_bytes + report->demand_bytes + report->past_bytes),
+                 cli_bytes(report->copied_bytes + report->demand_bytes + report->past_bytes),
                  cli_bytes(report->job_bytes));
-    else if (!was_whole && report->stream_ns)
-        snprintf(how, sizeof(how), "in %s (%s/s)", cli_time(report->stream_ns),
-                 cli_rate(report->stream_bytes, report->stream_ns));
+    else if (!was_whole && report->copying_ns)
+        snprintf(how, sizeof(how), "in %s (%s/s)", cli_time(report->copying_ns),
+                 cli_rate(report->copied_bytes, report->copying_ns));
     if (a->owner)
         snprintf(owner, sizeof(owner), "%s (process %d) ends", process_name(a->owner, name),
                  (int)a->owner);

@@ -63,8 +63,8 @@ static void update_stage(struct session *s)
             s->config.fileset->path, report.reason);
     }
     atomic_store(&c->stage_here_bytes, report.bytes_here);
-    atomic_store(&c->stage_stream_bytes, report.stream_bytes);
-    atomic_store(&c->stage_stream_ns, report.stream_ns);
+    atomic_store(&c->stage_copied_bytes, report.copied_bytes);
+    atomic_store(&c->stage_copying_ns, report.copying_ns);
     atomic_store(&c->stage_demands, report.demands);
     atomic_store(&c->stage_demand_bytes, report.demand_bytes);
     atomic_store(&c->stage_past_bytes, report.past_bytes);

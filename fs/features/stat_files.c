@@ -81,7 +81,7 @@ static bool is_text(uint64_t node)
 /* ---- texts ---- */
 
 /* Make a new file with the current report. */
-static int text_make(struct stat_files *files, unsigned file, struct text *ret_text)
+static int stat_files_make(struct stat_files *files, unsigned file, struct text *ret_text)
 {
     struct session *s = files->session;
     struct text text = {.file = file};
@@ -182,8 +182,8 @@ static void answer_lookup(struct stat_files *files, struct request *rq)
     while (file < FILES &&
            (len != strlen(file_names[file]) || memcmp(rq->arg, file_names[file], len) != 0))
         file++;
-    int r =
-        file < FILES && !is_text(rq->header->nodeid) ? text_make(files, file, &text) : -ENOENT;
+    int r = file < FILES && !is_text(rq->header->nodeid) ? stat_files_make(files, file, &text)
+                                                         : -ENOENT;
     if (r == 0) {
         entry.nodeid = text.node;
         entry.attr_valid = VALID_FOREVER_S;

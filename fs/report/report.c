@@ -279,7 +279,7 @@ static void print_storage(FILE *out, const struct counters *c)
 
 static void print_stage(FILE *out, const struct counters *c)
 {
-    uint64_t here = counter_get(&c->stage_here_bytes), ns = counter_get(&c->stage_stream_ns);
+    uint64_t here = counter_get(&c->stage_here_bytes), ns = counter_get(&c->stage_copying_ns);
     uint32_t failure = atomic_load_explicit(&c->stage_failure, memory_order_acquire);
     uint32_t away = atomic_load(&c->stage_away);
     if (!c->stage_folder[0])
@@ -290,12 +290,12 @@ static void print_stage(FILE *out, const struct counters *c)
     cli_print_safe(out, c->stage_folder, strnlen(c->stage_folder, sizeof(c->stage_folder)));
     if (c->stage_unpacks)
         fprintf(out, "\n  %-12s %s/s, %s reads waited for their bytes\n", "",
-                cli_rate(counter_get(&c->stage_stream_bytes), ns),
+                cli_rate(counter_get(&c->stage_copied_bytes), ns),
                 cli_count(counter_get(&c->stage_demands)));
     else
         fprintf(out,
                 "\n  %-12s %s/s copied, %s at once for %s readers that waited, %s not kept\n",
-                "", cli_rate(counter_get(&c->stage_stream_bytes), ns),
+                "", cli_rate(counter_get(&c->stage_copied_bytes), ns),
                 cli_bytes(counter_get(&c->stage_demand_bytes)),
                 cli_count(counter_get(&c->stage_demands)),
                 cli_bytes(counter_get(&c->stage_past_bytes)));
@@ -551,8 +551,8 @@ static void json_stage(struct json *j, const struct counters *c)
     json_bool(j, "unpacks", c->stage_unpacks);
     json_number(j, "bytes", c->stage_bytes);
     json_number(j, "here_bytes", counter_get(&c->stage_here_bytes));
-    json_number(j, "stream_bytes", counter_get(&c->stage_stream_bytes));
-    json_number(j, "stream_ns", counter_get(&c->stage_stream_ns));
+    json_number(j, "stream_bytes", counter_get(&c->stage_copied_bytes));
+    json_number(j, "stream_ns", counter_get(&c->stage_copying_ns));
     json_number(j, "demands", counter_get(&c->stage_demands));
     json_number(j, "demand_bytes", counter_get(&c->stage_demand_bytes));
     json_number(j, "past_bytes", counter_get(&c->stage_past_bytes));

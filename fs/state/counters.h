@@ -193,8 +193,8 @@ struct counters {
     uint64_t stage_bytes;              /* of the whole copy */
     uint32_t stage_unpacks;            /* 1: a copy of a compressed stream's contents */
     _Atomic uint64_t stage_here_bytes; /* bytes of it copied so far */
-    _Atomic uint64_t stage_stream_bytes, stage_stream_ns; /* copied in the background */
-    _Atomic uint64_t stage_demands, stage_demand_bytes;   /* at once, for a reader */
+    _Atomic uint64_t stage_copied_bytes, stage_copying_ns; /* copied in the background */
+    _Atomic uint64_t stage_demands, stage_demand_bytes;    /* at once, for a reader */
     _Atomic uint64_t stage_past_bytes; /* read from the archive without keeping a copy */
     _Atomic uint32_t stage_failure;    /* errno that ended the copy early, or 0 */
     char stage_reason[256];            /* the reason in words, for a stream; written first */

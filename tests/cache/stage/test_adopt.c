@@ -215,7 +215,7 @@ START_TEST(stage_that_is_begun_is_completed_from_it)
     during_samples = abort;
     ck_assert_int_eq(stage_start(stage), 0);
     ck_assert(stage_wait_whole(stage, LIMIT_MS));
-    ck_assert_uint_eq(report().stream_bytes, BYTES - MIB);
+    ck_assert_uint_eq(report().copied_bytes, BYTES - MIB);
     check_bytes();
     source_close(early_source);
     stage_close(early);

@@ -201,7 +201,7 @@ START_TEST(all_of_it_is_copied_and_read_from_there)
     ck_assert(stage_wait_whole(s.stage, LIMIT_MS));
     struct stage_report r = report(&s);
     ck_assert_uint_eq(r.bytes_here, BYTES);
-    ck_assert_uint_eq(r.stream_bytes + r.demand_bytes, BYTES);
+    ck_assert_uint_eq(r.copied_bytes + r.demand_bytes, BYTES);
     ck_assert(source_is_local(s.source));
     ck_assert_ptr_nonnull(source_map(s.source));
     ck_assert_mem_eq(source_map(s.source), bytes, BYTES);
@@ -247,7 +247,7 @@ START_TEST(what_is_wanted_is_there_before_the_copier)
     ck_assert_uint_eq(now.past_bytes, 0);
     ck_assert_int_eq(stage_start(s.stage), 0);
     ck_assert(stage_wait_whole(s.stage, LIMIT_MS));
-    ck_assert_uint_eq(report(&s).stream_bytes, BYTES - 2 * MIB);
+    ck_assert_uint_eq(report(&s).copied_bytes, BYTES - 2 * MIB);
     close_staged(&s);
 }
 END_TEST
@@ -294,7 +294,7 @@ START_TEST(the_copier_goes_on_where_a_reader_does)
 {
     static const struct source_ops ops = {.read = asking_read, .close = asking_close};
     static const uint64_t order[] = {1, 3, 4, 5, 0, 2};
-    const struct stage_options options = {.place = place, .streams = 1};
+    const struct stage_options options = {.place = place, .threads = 1};
     struct source *wrapper = calloc(1, sizeof(*wrapper));
     struct fault fault = {0};
     struct staged s;
@@ -325,7 +325,7 @@ START_TEST(one_copy_is_shared)
     ck_assert_int_eq(stage_start(b.stage), 0);
     ck_assert(stage_wait_whole(b.stage, LIMIT_MS));
     struct stage_report r = report(&b);
-    ck_assert_uint_eq(r.stream_bytes + r.demand_bytes, BYTES);
+    ck_assert_uint_eq(r.copied_bytes + r.demand_bytes, BYTES);
     close_staged(&a);
     check_reads(&b);
     close_staged(&b);
@@ -374,7 +374,7 @@ START_TEST(another_goes_on_where_a_killed_one_was)
     ck_assert_uint_eq(report(&s).bytes_here, 2 * MIB);
     ck_assert_int_eq(stage_start(s.stage), 0);
     ck_assert(stage_wait_whole(s.stage, LIMIT_MS));
-    ck_assert_uint_eq(report(&s).stream_bytes, BYTES - 2 * MIB);
+    ck_assert_uint_eq(report(&s).copied_bytes, BYTES - 2 * MIB);
     check_reads(&s);
     close_staged(&s);
 }
@@ -403,7 +403,7 @@ START_TEST(a_copier_that_is_killed_is_replaced)
     uint64_t looks_ns = atomic_load(&clock_ns) + UINT64_C(1000000000);
     while (atomic_load(&clock_ns) < looks_ns) /* it looks in vain, again and again */
         sched_yield();
-    ck_assert_uint_eq(report(&s).stream_bytes, 0);
+    ck_assert_uint_eq(report(&s).copied_bytes, 0);
     kill(pid, SIGKILL);
     ck_assert_int_eq(waitpid(pid, NULL, 0), pid);
     ck_assert(stage_wait_whole(s.stage, LIMIT_MS));
@@ -420,7 +420,7 @@ START_TEST(what_a_copier_that_hangs_is_at_is_made_by_readers)
     ck_assert_ptr_nonnull(state);
     stage_state_init(state, none, 2 * MIB, "archive", "place");
     atomic_store(&state->generation, 1);
-    ck_assert(stage_claim_stream(state, 0, 1));
+    ck_assert(stage_claim_to_copy(state, 0, 1));
     atomic_store(&state->progress_ns, now_ns());
     ck_assert(!stage_claim_demand(state, 0));
     atomic_store(&state->progress_ns, 0); /* that is since the machine was started */
@@ -430,7 +430,7 @@ START_TEST(what_a_copier_that_hangs_is_at_is_made_by_readers)
     source_close(none);
     stage_settle(state, 0, CHUNK_ABSENT); /* the copier, late and in vain */
     ck_assert(stage_chunk_here(state, 0));
-    ck_assert(!stage_claim_stream(state, 0, 2));
+    ck_assert(!stage_claim_to_copy(state, 0, 2));
     free(state);
 }
 END_TEST

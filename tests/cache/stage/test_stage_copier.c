@@ -86,7 +86,7 @@ static void setup(void)
     struct source *wrapper = calloc(1, sizeof(*wrapper));
     ck_assert_ptr_nonnull(wrapper);
     source_wrap(wrapper, &failing_ops, &source);
-    const struct stage_options options = {.place = folder, .streams = 1, .note = count_note};
+    const struct stage_options options = {.place = folder, .threads = 1, .note = count_note};
     ck_assert_int_eq(stage_open(source, &options, NULL, &stage), 0);
     atomic_store(&clock_ns, 1000 * SECOND);
     stage->pause.test_ns = &clock_ns;
@@ -112,7 +112,7 @@ START_TEST(storage_that_does_not_fail_is_copied_in_one_pass)
     uint64_t begun_ns = atomic_load(&clock_ns);
     stage_copy(stage);
     ck_assert(atomic_load(&stage->state->whole));
-    ck_assert_uint_eq(atomic_load(&stage->state->stream_bytes), BYTES);
+    ck_assert_uint_eq(atomic_load(&stage->state->copied_bytes), BYTES);
     ck_assert_uint_eq(atomic_load(&clock_ns), begun_ns);
 }
 END_TEST

@@ -135,7 +135,7 @@ static void open_node(unsigned i, const char *path)
     char place[128];
     snprintf(place, sizeof(place), "%s/node%u", folder, i);
     mkdir(place, 0755);
-    const struct stage_options options = {.place = place, .note = keep_note, .streams = 2};
+    const struct stage_options options = {.place = place, .note = keep_note, .threads = 2};
     ck_assert_int_eq(source_open(path, NULL, &n->source), 0);
     struct counted *counted = calloc(1, sizeof(*counted));
     ck_assert_ptr_nonnull(counted);
@@ -256,7 +256,7 @@ START_TEST(storage_gives_each_byte_once)
     ck_assert_uint_eq(atomic_load(storage_bytes), BYTES);
     for (unsigned i = 0; i < NODES; i++) {
         ck_assert(report(i).whole);
-        ck_assert_uint_eq(report(i).stream_bytes + report(i).job_bytes, BYTES);
+        ck_assert_uint_eq(report(i).copied_bytes + report(i).job_bytes, BYTES);
         check_copy(i);
     }
     ck_assert_str_eq(notes, "");
@@ -576,7 +576,7 @@ START_TEST(node_that_is_left_alone_leaves)
 }
 END_TEST
 
-/* After a job that broke, few streams at a time, however many there are else. */
+/* After a job that broke, few threads at a time, however many there are else. */
 static _Atomic int in_flight, most_in_flight;
 
 static int slow_read(const struct source *s, struct source_cursor *cursor)
@@ -601,7 +601,7 @@ START_TEST(copier_is_gentle_after_a_job_that_broke)
     slow.wrapped = (struct source *)(uintptr_t)node[0].stage->source->wrapped;
     slow.ops = &slow_ops;
     node[0].stage->source = &slow;
-    node[0].stage->options.streams = 12;
+    node[0].stage->options.threads = 12;
     atomic_store(&node[0].stage->state->job_ns, broke ? STAGE_JOB_LOST : STAGE_JOB_OVER);
     complete(0);
     if (broke)

@@ -141,7 +141,7 @@ static void check_reading(bool is_private)
     ck_assert_int_eq(source_bring(o.fileset->source, 0, source_size(o.fileset->source)), 0);
     ck_assert(stage_wait_whole(o.store.stage, LIMIT_MS));
     ck_assert_mem_eq(source_map(o.fileset->source) + o.offset, bytes, FILE_BYTES);
-    ck_assert_uint_eq(report(&o).stream_bytes, source_size(o.fileset->source));
+    ck_assert_uint_eq(report(&o).copied_bytes, source_size(o.fileset->source));
     ck_assert_int_eq(report(&o).failure, 0);
     ck_assert_uint_eq(stage_stream_progress_ns(o.store.stage), 0);
     close_stream(&o);
@@ -164,7 +164,7 @@ START_TEST(several_share_what_one_unpacks)
     ck_assert_int_eq(stage_start(b.store.stage), 0);
     ck_assert_int_eq(read_at(&b, FILE_BYTES - 1000), 0);
     ck_assert(stage_wait_whole(b.store.stage, LIMIT_MS));
-    ck_assert_uint_eq(report(&b).stream_bytes, source_size(b.fileset->source));
+    ck_assert_uint_eq(report(&b).copied_bytes, source_size(b.fileset->source));
     close_stream(&a);
     ck_assert_int_eq(read_at(&b, 0), 0);
     close_stream(&b);
