@@ -66,7 +66,7 @@ def slots():
 
 
 def check_nothing_left(what="the end", seconds=60):
-    wait_for(lambda: slots() == [], f"the state to go after {what}", seconds)
+    wait_for(lambda: slots() == [], lambda: f"the state to go after {what}: {slots()}", seconds)
     check_equal(harness.mountpoints(os.environ[harness.MARK]), [], f"mounts after {what}")
 
 
