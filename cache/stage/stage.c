@@ -49,7 +49,7 @@
  */
 
 #define MAGIC "onepotS"
-#define CLAIM_STREAM (UINT32_C(1) << 31)
+#define CLAIM_COPIER (UINT32_C(1) << 31)
 #define CLAIM_FIRST 16u /* smaller words have meanings of their own */
 #define DEMAND_OLD_MS (STAGE_CLAIM_OLD_S * 1000u)
 
@@ -118,7 +118,6 @@ static int stage_state_map(int fd, struct stage_state **ret_state)
     return 0;
 }
 
-/* Map a state file. -EUCLEAN: it is not one, or not of this boot and version. */
 static void stage_state_unmap(struct stage_state *state)
 {
     if (state)
@@ -135,13 +134,13 @@ size_t stage_chunk_len(const struct stage_state *state, uint64_t chunk)
 
 static uint32_t claim_now(void)
 {
-    uint32_t stamp = (uint32_t)now_ms() & (CLAIM_STREAM - 1);
+    uint32_t stamp = (uint32_t)now_ms() & (CLAIM_COPIER - 1);
     return stamp < CLAIM_FIRST ? CLAIM_FIRST : stamp;
 }
 
 static bool claim_is_old(uint32_t stamp)
 {
-    return ((claim_now() - stamp) & (CLAIM_STREAM - 1)) > DEMAND_OLD_MS;
+    return ((claim_now() - stamp) & (CLAIM_COPIER - 1)) > DEMAND_OLD_MS;
 }
 
 static bool claim_take(struct stage_state *state, uint64_t chunk, uint32_t seen, uint32_t claim)
@@ -151,11 +150,11 @@ static bool claim_take(struct stage_state *state, uint64_t chunk, uint32_t seen,
 
 bool stage_claim_to_copy(struct stage_state *state, uint64_t chunk, uint32_t generation)
 {
-    uint32_t claim = CLAIM_STREAM | generation;
+    uint32_t claim = CLAIM_COPIER | generation;
     uint32_t seen = atomic_load_explicit(&state->chunk[chunk], memory_order_relaxed);
     if (seen == CHUNK_HERE || seen == claim) /* another thread of this copier has it */
         return false;
-    if (seen >= CLAIM_FIRST && !(seen & CLAIM_STREAM) && !claim_is_old(seen))
+    if (seen >= CLAIM_FIRST && !(seen & CLAIM_COPIER) && !claim_is_old(seen))
         return false;
     return claim_take(state, chunk, seen, claim);
 }
@@ -169,10 +168,10 @@ static bool copier_is_stuck(const struct stage_state *state)
 bool stage_claim_demand(struct stage_state *state, uint64_t chunk)
 {
     uint32_t seen = atomic_load_explicit(&state->chunk[chunk], memory_order_relaxed);
-    uint32_t current = CLAIM_STREAM | atomic_load(&state->generation);
+    uint32_t current = CLAIM_COPIER | atomic_load(&state->generation);
     if (seen == CHUNK_HERE || (seen == current && !copier_is_stuck(state)))
         return false;
-    if (seen >= CLAIM_FIRST && !(seen & CLAIM_STREAM) && !claim_is_old(seen))
+    if (seen >= CLAIM_FIRST && !(seen & CLAIM_COPIER) && !claim_is_old(seen))
         return false;
     return claim_take(state, chunk, seen, claim_now());
 }
@@ -343,7 +342,7 @@ static int stage_room_of(const char *place, uint64_t *ret_free, uint64_t *ret_me
  * Memory of the job that no copy may take: the copier's threads have a chunk each, and the
  * daemon, its readers and the command need some, too. Without it they would be killed.
  */
-#define RESERVE_BYTES ((STAGE_STREAMS + 20u) * (uint64_t)STAGE_CHUNK_BYTES)
+#define RESERVE_BYTES ((STAGE_THREADS + 20u) * (uint64_t)STAGE_CHUNK_BYTES)
 #define NAME_PART 80 /* of the archive's name that goes into the copy's name */
 
 /* ---- owners of copies that stay ---- */
@@ -1224,7 +1223,7 @@ static struct stage *stage_new(const struct source *source, const struct stage_o
     stage->state_fd = stage->copy_fd = -1;
     stage->options = *options;
     if (!options->threads)
-        stage->options.threads = STAGE_STREAMS;
+        stage->options.threads = STAGE_THREADS;
     if (!options->archive)
         stage->options.archive = source_name(source);
     stage->unpacked = unpacked;

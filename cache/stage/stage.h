@@ -142,7 +142,7 @@ int stage_job_serve(struct stage *stage, uint64_t first, unsigned rank, unsigned
 /* Wait until the copy is whole or nobody works on it any more. True: it is whole. */
 bool stage_wait_whole(struct stage *stage, unsigned timeout_ms);
 
-/* Its texts are valid as long as the stage. */
+/* Its texts are valid as long as the stage, or as the call of stage_each's `fn` lasts. */
 struct stage_report {
     const char *archive, *folder;
     const struct source_identity *identity;

@@ -34,7 +34,7 @@
 
 /*
  * Reads an archive while a copy of it is made. A chunk that is there is read from the copy. The
- * reader itself fetches a missing chunk, without regard to the stream. It fetches all of it: on
+ * reader itself fetches a missing chunk, without regard to the copier. It fetches all of it: on
  * a slow filesystem that takes hardly longer, and the neighbouring bytes will be wanted, too.
  * If somebody else is fetching the chunk, the reader waits, but not for long. Then it takes the
  * few bytes that it wants from the source and leaves the copy alone.

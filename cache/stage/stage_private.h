@@ -1,10 +1,11 @@
 /*
  * Shared by the files of staging:
  *
- *   stage.c       where a copy lies, its files, and which parts of it are there; finds, makes
- * or adopts one, also of what is compressed in one piece; the end; reports stage_copy.c  how
- * its chunks come, and the source that reads through it stage_job.c   makes it together with
- * other nodes
+ *   stage.c       where a copy lies, its files, and which parts of it are there; finds,
+ *                 makes or adopts one, also of an archive that is compressed as a whole; the
+ *                 end; reports
+ *   stage_copy.c  how its chunks come, and the source that reads through it
+ *   stage_job.c   makes it together with other nodes
  */
 #ifndef ONEPOT_STAGE_PRIVATE_H
 #define ONEPOT_STAGE_PRIVATE_H
@@ -23,7 +24,7 @@
 #include "source.h"
 #include "stage.h"
 
-#define STAGE_STREAMS 28u
+#define STAGE_THREADS 28u
 
 /* ---- the state ---- */
 

@@ -89,7 +89,7 @@ def main():
     parser.add_argument("--mandoc", help="without it, the pages have no text")
     parser.add_argument("--licence", required=True, help="onepot's own")
     parser.add_argument("--mpi", required=True, help="the source of onepot-mpi")
-    parser.add_argument("--completion", action="append", default=[], help="a script; its ending names the shell")
+    parser.add_argument("--completion", action="append", required=True, help="a script; its ending names the shell")
     parser.add_argument("--static", action="store_true", help="the libraries are in the program")
     parser.add_argument("--library", action="append", default=[])
     parser.add_argument("--root", default="", help="of the system that it is built for, if not this one")

@@ -94,8 +94,8 @@ struct session {
     } log;
     struct features features;
     struct features reading;       /* the ones among them that each READ meets */
-    _Atomic uint32_t *file_marks;  /* of all entries (bits.h); readers share them, */
-    _Atomic uint32_t *own_marks;   /* unless they are these; else NULL */
+    _Atomic uint32_t *file_marks;  /* of all entries (bits.h) */
+    _Atomic uint32_t *own_marks;   /* the same, unless readers share them; else NULL */
     pthread_mutex_t counters_lock; /* guards the counters that are rarely written */
     _Atomic bool ended;
     _Atomic bool lists_ahead;      /* names of files, so that readers need not (ahead.c) */

@@ -42,6 +42,11 @@
  * seconds the child is left alone, and its findings so far count.
  */
 
+struct mount_user {
+    int pid;
+    char name[PROCESS_NAME_MAX];
+};
+
 /* Does a link of /proc point into the mount? */
 static bool link_leads_in(const char *link, const char *mountpoint)
 {
@@ -144,7 +149,7 @@ static _Noreturn void users_search_child(bool (*has)(int pid, const struct mount
     _exit(0);
 }
 
-static size_t users_collect(int in, int users[], size_t max)
+static size_t users_collect(int in, struct mount_user users[], size_t max)
 {
     uint64_t now, end = now_ms() + SEARCH_LIMIT_MS;
     size_t count = 0;
@@ -153,18 +158,20 @@ static size_t users_collect(int in, int users[], size_t max)
         struct pollfd p = {.fd = in, .events = POLLIN};
         if (poll(&p, 1, (int)(end - now)) == 0)
             break;
-        ssize_t n = read(in, &users[count], sizeof(int));
+        ssize_t n = read(in, &users[count].pid, sizeof(int));
         if (n < 0 && errno == EINTR)
             continue;
         if (n != sizeof(int))
             break;
+        process_name(users[count].pid, users[count].name);
         count++;
     }
     return count;
 }
 
 static size_t users_search(bool (*has)(int pid, const struct mount_entry *entry),
-                           const struct mount_entry *entry, int except, int users[], size_t max)
+                           const struct mount_entry *entry, int except,
+                           struct mount_user users[], size_t max)
 {
     auto_close int in = -1;
     int fds[2], self = getpid();
@@ -187,7 +194,8 @@ static size_t users_search(bool (*has)(int pid, const struct mount_entry *entry)
  * Find up to `max` users, other than this process and `except`. Only root can see other users'
  * processes. Takes at most two seconds, whatever hangs. Returns how many.
  */
-static size_t users_find(const struct mount_entry *entry, int except, int users[], size_t max)
+static size_t users_find(const struct mount_entry *entry, int except, struct mount_user users[],
+                         size_t max)
 {
     return users_search(user_has_it_open, entry, except, users, max);
 }
@@ -196,21 +204,21 @@ static size_t users_find(const struct mount_entry *entry, int except, int users[
  * Find up to `max` processes that wait for any FUSE daemon's answer. users_find does not see
  * the file that they are opening yet. Otherwise as users_find.
  */
-static size_t users_waiting(int except, int users[], size_t max)
+static size_t users_waiting(int except, struct mount_user users[], size_t max)
 {
     return users_search(user_waits, NULL, except, users, max);
 }
 
 /* "bash (1234), python3 (1250)", cut to `size` with "..."; returns buf. */
-static const char *users_describe(const int users[], size_t count, char *buf, size_t size)
+static const char *users_describe(const struct mount_user users[], size_t count, char *buf,
+                                  size_t size)
 {
-    char name[PROCESS_NAME_MAX];
     size_t len = 0;
 
     buf[0] = '\0';
     for (size_t i = 0; i < count; i++) {
-        int n = snprintf(buf + len, size - len, "%s%s (%d)", i ? ", " : "",
-                         process_name(users[i], name), users[i]);
+        int n = snprintf(buf + len, size - len, "%s%s (%d)", i ? ", " : "", users[i].name,
+                         users[i].pid);
         if (n < 0 || (size_t)n >= size - len - 5) {
             snprintf(buf + len, size - len, "...");
             break;
@@ -224,7 +232,7 @@ const char *unmounter_elsewhere(const struct counters *c, char *buf, size_t size
 {
     struct mount_entry entry = {.dev_major = c->mount_dev_major,
                                 .dev_minor = c->mount_dev_minor};
-    int users[USERS_SHOWN];
+    struct mount_user users[USERS_SHOWN];
     size_t count = entry.dev_major || entry.dev_minor
                        ? users_search(user_sees_it, &entry, c->daemon_pid, users, USERS_SHOWN)
                        : 0;
@@ -458,7 +466,7 @@ void unmounter_sweep(const char *folder)
 
 const char *unmounter_explain(const struct slot *slot, char *buf, size_t size)
 {
-    int users[USERS_SHOWN];
+    struct mount_user users[USERS_SHOWN];
     struct mount_entry entry;
     size_t count = 0;
 
@@ -470,7 +478,7 @@ const char *unmounter_explain(const struct slot *slot, char *buf, size_t size)
         count = users_find(&entry, slot->counters->daemon_pid, users, USERS_SHOWN);
     for (size_t i = 0; i < count; i++) /* ours, not a user's */
         for (unsigned k = 0; k < COUNTERS_AHEAD; k++)
-            if (users[i] == atomic_load(&slot->counters->ahead_pids[k])) {
+            if (users[i].pid == atomic_load(&slot->counters->ahead_pids[k])) {
                 users[i--] = users[--count];
                 break;
             }

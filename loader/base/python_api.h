@@ -18,7 +18,8 @@ int archive_fold(const struct onepot_archive *archive, uint32_t folds, uint32_t 
                  const struct permutation_stop *stop, struct onepot_error *error,
                  struct onepot_archive **ret_part);
 
-/* Like onepot_loader_new. awaits_order: nothing is read before onepot_loader_order. */
+/* Like onepot_loader_new. awaits_order: nothing is read before
+ * onepot_loader_order but, with npy, the first sample, which tells the type. */
 int loader_new(const struct onepot_archive *archive,
                const struct onepot_loader_options *options, bool awaits_order,
                struct onepot_error *error, struct onepot_loader **ret_loader);

@@ -1838,7 +1838,12 @@ static int loader_take_list(struct onepot_loader *loader, uint64_t epoch, uint64
     if (r == 0) {
         loader->list = list;
         loader->list_hash = XXH3_64bits(list, count * sizeof(*list)) | 1;
-        loader->options = o;
+        /* Other threads read the other options meanwhile, without the lock. */
+        loader->options.order = o.order;
+        loader->options.is_listed = true;
+        loader->options.list = list;
+        loader->options.list_epoch = epoch;
+        loader->options.length = o.length;
         atomic_store(&loader->length, o.length);
     }
     free(old);

@@ -138,7 +138,11 @@ static PyObject *sampler_get(PyObject *capsule, PyObject *number)
 static PyObject *sampler_getter(PyObject *self, PyObject *capsule)
 {
     static PyMethodDef get = {"sampler_get", sampler_get, METH_O, NULL};
-    return sampler_of(capsule) ? PyCFunction_New(&get, capsule) : NULL;
+    bool is_one;
+    Py_BEGIN_CRITICAL_SECTION(capsule);
+    is_one = sampler_of(capsule) != NULL;
+    Py_END_CRITICAL_SECTION();
+    return is_one ? PyCFunction_New(&get, capsule) : NULL;
 }
 
 PyMethodDef sampler_functions[] = {
