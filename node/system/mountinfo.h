@@ -29,8 +29,8 @@ int mountinfo_resolve(const char *path, char ret_path[PATH_MAX]);
 
 /*
  * The mount that an open file or folder is in. Nothing is asked of its filesystem.
- * 1: `other_fd` (-1: none) is in the same one, and that is all. -ENOENT: it is listed no more; -ENOTSUP: the
- * kernel or a missing /proc does not tell.
+ * 1: `other_fd` (-1: none) is in the same one, and that is all. -ENOENT: it is listed no more;
+ * -ENOTSUP: the kernel or a missing /proc does not tell.
  */
 int mountinfo_of(int fd, int other_fd, struct mount_entry *ret_entry);
 
