@@ -1,8 +1,7 @@
 /*
  * A table with one decompressor for each codec, each a thin layer over its library, and the
- * registry of streams. Lengths are
- * checked here, and every kind of bad block becomes -EUCLEAN. A context keeps memory that the
- * libraries would otherwise allocate for each block.
+ * registry of streams. Lengths are checked here, and every kind of bad block becomes -EUCLEAN.
+ * A context keeps memory that the libraries would otherwise allocate for each block.
  */
 #include "codec.h"
 

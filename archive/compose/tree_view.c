@@ -737,8 +737,11 @@ static int view_compose(struct showing *s)
                                    .forgets_left_out = view->names || view->has_map,
                                    .gives_root = true,
                                    .list = view->file,
-                                   .shown = view->names ? steal_ptr(&s->listed)
-                                                        : steal_ptr(&s->matched)};
+                                   .shown = view->names ? s->listed : s->matched};
+    if (view->names)
+        s->listed = NULL;
+    else
+        s->matched = NULL;
     r = tree_add(s->tree, &part, &s->part);
     return r < 0 ? r : view->has_map ? names_show_all(s) : tree_merge_root(s->tree, s->part);
 }

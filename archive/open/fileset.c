@@ -215,8 +215,8 @@ static int fileset_run(const struct fileset_options *options, const char *path,
  * Indexes of foreign archives, kept on disk.
  *
  * An index is saved beside the archive (ARCHIVE.onepot-index), where all its readers profit,
- * else in the user's cache folder. It is written
- * to a temporary name, flushed and renamed, so that it is there as a whole or not at all.
+ * else in the user's cache folder. It is written to a temporary name, flushed and renamed, so
+ * that it is there as a whole or not at all.
  *
  * None is trusted. It must state the archive's size, its time and a fingerprint of its
  * content, which is not computed if nothing has touched the archive since. It must belong to
@@ -1016,7 +1016,8 @@ static int built_make_image(struct opening *o, const char *frames_of, struct fau
     };
     /*
      * The least is enough for a small tar: not even if each two bytes were the name of a
-     * directory would it need more. A small archive of another format is tried with it.
+     * directory would it need more. A small archive of another format is tried with it; a
+     * library that gets no memory may call that damage, or crash.
      */
     const uint64_t small = LEAST_MEMORY_MIB * MIB / MEMBER_BYTES;
     for (bool asks = frames_of || source_size(fileset->source) > small, ends = false; !ends;) {
@@ -1029,7 +1030,8 @@ static int built_make_image(struct opening *o, const char *frames_of, struct fau
         limits.keep_fd_count = 1;
         r = fileset_run(o->options, fileset->path, "indexing", built_in_child, &build, &limits,
                         fault);
-        ends = asks || !fileset->backend->least_memory_bytes || (r != -ENOMEM && r != -EFBIG);
+        ends = asks || !fileset->backend->least_memory_bytes ||
+               (r != -ENOMEM && r != -EFBIG && r != -EUCLEAN);
         asks = true;
         if (!ends)
             *fault = (struct fault){0};
@@ -2828,8 +2830,9 @@ static int fileset_open_plain(const char *path, const struct fileset_options *op
     auto_close int fd = syscall_memfd("onepot-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     struct fileset *fileset = calloc(1, sizeof(*fileset));
     if (!fileset || fd < 0) {
+        int r = fileset ? fd : -ENOMEM;
         free(fileset);
-        return fileset ? fd : -ENOMEM;
+        return r;
     }
     while (len > 1 && path[len - 1] == '/')
         len--;

@@ -3,8 +3,8 @@
  * open archives only this way:
  *
  *     fileset_open("train.tar", &(struct fileset_options){.note = say}, &fault, &fileset);
- *     index_lookup(fileset->index, ...);     which files there are
- *     reader_get(...)                    their bytes, see cache/reader/reader.h
+ *     index_lookup(fileset->index, ...);         which files there are
+ *     reader_get(...)                            their bytes, see cache/reader/reader.h
  *
  * fileset_open tries, in order: the index that the archive carries; an index saved for it
  * (ARCHIVE.onepot-index beside it, then in $XDG_CACHE_HOME/onepot or ~/.cache/onepot), if it

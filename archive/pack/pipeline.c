@@ -1339,7 +1339,7 @@ static bool shard_set_report_lost(const struct shard_set *s, const struct shard 
 static bool shard_set_keep_one(const struct shard_set *s, struct shard *shard)
 {
     struct writer_totals totals = {0};
-    const bool is_ready = !shard->writer, is_trusted = shard->output->begun_sec;
+    const bool is_ready = shard->output->is_ready, is_trusted = shard->output->begun_sec;
     if (!is_trusted)
         shard_set_report_lost(s, shard, -ENODATA);
     if (is_ready && (is_trusted || s->selection->world > 1)) { /* other ranks may count on it */
@@ -1347,7 +1347,7 @@ static bool shard_set_keep_one(const struct shard_set *s, struct shard *shard)
         shard->output = NULL;
         return is_trusted;
     }
-    if (is_ready || !is_trusted)
+    if (!shard->writer || !is_trusted)
         return false;
     int r = writer_finish(steal_ptr(&shard->writer), NULL, &totals);
     if (r == 0 && totals.files) {

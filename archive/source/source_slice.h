@@ -16,8 +16,8 @@
  */
 int source_slice(struct source **source, uint64_t offset, uint64_t length);
 
-/* Take the slice off, and put the wrapped source in its place again: for one that is not its
- *owner.
+/* Take the slice off, and put the wrapped source in its place again: for one that is not
+ * its owner.
  */
 void source_unslice(struct source **source);
 

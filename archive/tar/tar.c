@@ -739,6 +739,7 @@ struct tar_records {
     bool is_sound;          /* unless this one is malformed */
     bool has_negative_time; /* "mtime=-..." */
     bool stores_holes;      /* Solaris' holes, which are stored as zeros */
+    bool takes_globals;     /* global headers are read, too; else passed over */
     bool own_mtime, own_uid, own_gid;
     /* For all members without their own: */
     bool has_mtime, has_uid, has_gid;
@@ -1086,6 +1087,8 @@ static bool records_would_matter(const char *key)
  */
 static void records_take(struct tar_records *rs, char type, const char *key, const char *value)
 {
+    if (type == 'g' && !rs->takes_globals)
+        return;
     if (!key && type != 'g') {
         rs->headers++;
         rs->has_negative_time = rs->own_mtime = rs->own_uid = rs->own_gid = false;
@@ -1139,12 +1142,13 @@ static bool records_take_all(struct tar_records *rs, char type, char *at, size_t
 }
 
 /*
- * Reads all records before the member whose headers lie in [from, to). Errors of reading;
- * -ENOMEM; -EUCLEAN: a header that is too long.
+ * Reads all records before the member whose headers lie in [from, to), global ones only if
+ * asked for. Errors of reading; -ENOMEM; -EUCLEAN: a header that is too long.
  */
-static int records_read(struct walk *w, uint64_t from, uint64_t to)
+static int records_read(struct walk *w, uint64_t from, uint64_t to, bool takes_globals)
 {
     struct tar_records *rs = &w->records;
+    rs->takes_globals = takes_globals;
     rs->headers = 0;
     rs->is_sound = rs->has_negative_time = rs->stores_holes = false;
     while (from < to && to - from > TAR_BLOCK_BYTES) {
@@ -1186,7 +1190,7 @@ static int tar_walk_apply_globals(struct walk *w, struct member *member)
     if (to - from > TAR_BLOCK_BYTES) { /* there is an extended header or a sparse map */
         r = tar_walk_read_tar(w, first, sizeof(first), from);
         if (r == 0 && (has_any || first[TAR_TYPE_AT] == 'g'))
-            r = records_read(w, from, to);
+            r = records_read(w, from, to, true);
     }
     if (r < 0)
         return tar_walk_unless_gone(w, r);
@@ -1263,7 +1267,7 @@ static int tar_walk_add_by_type(struct walk *w, const char *path, struct member 
 
 static int tar_walk_restore_minus(struct walk *w, struct member *member)
 {
-    int r = records_read(w, member->header_offset, member->data_offset);
+    int r = records_read(w, member->header_offset, member->data_offset, false);
     if (r == 0 && w->records.has_negative_time) {
         member->mtime_sec = -1;
         member->mtime_nsec = 1000000000 - member->mtime_nsec;
@@ -1293,7 +1297,7 @@ static int tar_walk_fill_holes(struct walk *w, struct member *member)
     const void *block;
     size_t len;
     la_int64_t offset;
-    int r = records_read(w, member->header_offset, member->data_offset);
+    int r = records_read(w, member->header_offset, member->data_offset, false);
     if (r < 0 || !w->records.stores_holes)
         return tar_walk_unless_gone(w, r);
     member->data = DATA_STORED;
@@ -1397,7 +1401,7 @@ static int tar_walk_settle(struct walk *w)
 static bool tar_walk_is_harmless(struct walk *w)
 {
     return archive_errno(w->archive) == EILSEQ ||
-           (records_read(w, tar_walk_header_at(w), tar_walk_at(w)) == 0 &&
+           (records_read(w, tar_walk_header_at(w), tar_walk_at(w), false) == 0 &&
             w->records.headers > 1 && w->records.is_sound);
 }
 

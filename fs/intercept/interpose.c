@@ -84,8 +84,10 @@ static void *io_next(const char *name)
     ONE(int, system, (const char *command))                                                    \
     ONE(FILE *, popen, (const char *command, const char *mode))
 
+/* NOLINTBEGIN(bugprone-macro-parentheses): they declare */
 #define ONE_DECLARE(type, name, parameters) type io_##name parameters EXPORT(name);
 #define ONE_NEXT(type, name, parameters) type(*name) parameters;
+/* NOLINTEND(bugprone-macro-parentheses) */
 #define ONE_FIND(type, name, parameters) next.name = io_next(#name);
 FUNCTIONS(ONE_DECLARE)
 static struct {

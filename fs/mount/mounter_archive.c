@@ -392,9 +392,8 @@ static int open_order(struct mounter *m)
     if (r < 0)
         return cli_fail(name, r, &fault);
     if (left_out)
-        cli_note("%s: %s; %llu of %llu lines are left out", name, fault.what,
-                 (unsigned long long)left_out,
-                 (unsigned long long)(left_out + known_reads_count(m->order)));
+        cli_note("%s: %s; %" PRIu64 " of %" PRIu64 " lines are left out", name, fault.what,
+                 left_out, left_out + known_reads_count(m->order));
     return 0;
 }
 

@@ -303,6 +303,8 @@ def by_hand():
     hand("pax_global_times", member("before", b"0"), everyone, member("f", b"1", mtime=5),
          pax("g", [("mtime", "99"), ("gid", "8")], b"2"), member("d/", **folder), member("d/h", b"3"),
          member("G", b"14 mtime=-0.5\n", kind=b"g"), pax("i", [("uid", "1"), ("gid", "2")], b"4"), END)
+    hand("pax_global_behind", pax("", [("mtime", "-0.25")])[:-512],
+         member("G", b"12 uid=1234\n", kind=b"g"), member("f", b"1"), member("g", b"2"), END, extracted=False)
     hand("pax_global_path", member("G", b"14 path=other\n", kind=b"g"), member("f", b"1"), END,
          extracted=False)
     hand("libarchive_xattr",

@@ -65,6 +65,7 @@ static uint64_t counted(struct pack_options *options, uint64_t members)
     options->ctx = &members;
     ck_assert_int_eq(pack_run(options, &fault, &result), 0);
     ck_assert_int_eq(unlink(output), 0);
+    options->output = NULL;
     return members;
 }
 

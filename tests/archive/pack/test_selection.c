@@ -239,7 +239,7 @@ END_TEST
 /* Of a directory with so many entries, of which each tenth is a directory. */
 static void fill_listing(struct listing *listing, size_t count)
 {
-    char dir[] = "/tmp/onepot-selection-XXXXXX", name[16];
+    char dir[] = "/tmp/onepot-selection-XXXXXX", name[24];
     ck_assert_ptr_nonnull(mkdtemp(dir));
     auto_close int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     for (size_t i = count; i-- > 0;) {

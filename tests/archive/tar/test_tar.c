@@ -453,6 +453,23 @@ START_TEST(owners_that_do_not_fit_are_nobody)
 }
 END_TEST
 
+/* One behind a member's own header is not asked for, whether that header is read again or not.
+ */
+START_TEST(a_global_header_behind_an_extended_one_does_not_count)
+{
+    struct opened o = {0};
+    must_open("pax_global_behind", &o);
+    for (size_t i = 0; i < 2; i++) {
+        uint32_t position;
+        struct node node;
+        lookup(&o, i ? "g" : "f", &position, &node);
+        ck_assert_uint_ne(node.uid, 1234);
+        ck_assert_int_eq(node.mtime_sec < 0, i == 0);
+    }
+    close_opened(&o);
+}
+END_TEST
+
 START_TEST(remarks_tell_of_odd_ends)
 {
     static const struct {
@@ -463,6 +480,7 @@ START_TEST(remarks_tell_of_odd_ends)
         {"lone_zero_block", NULL}, /* which count as left out */
         {"concatenated", NULL},
         {"pax_global_path", "are not applied"},
+        {"pax_global_behind", NULL},
         {"pax_global_times", NULL},
         {"pax_global", NULL},
         {"rubbish_behind", NULL},
@@ -1146,6 +1164,7 @@ int main(void)
     tcase_add_test(tests, more_attributes_than_a_list_of_names_holds_are_left_out);
     tcase_add_test(tests, access_lists_are_shown_as_the_kernel_has_them);
     tcase_add_test(tests, owners_that_do_not_fit_are_nobody);
+    tcase_add_test(tests, a_global_header_behind_an_extended_one_does_not_count);
     tcase_add_test(tests, remarks_tell_of_odd_ends);
     tcase_add_test(tests, members_behind_an_end_marker_are_counted_or_added);
     tcase_add_test(tests, tars_are_known_and_others_are_not);
