@@ -42,7 +42,7 @@ enum {
     ANSWER_SECONDS = 2, /* then the shell goes on without */
 };
 
-/* What the shell finds for the words that stand for an option's value. */
+/* The words that stand for an option's value, and how the shell completes them. */
 static const char *const kinds[][2] = {
     {"DIR", "directories"}, {"FILE", "files"}, {"LIST", "files"}, {"OUT", "files"}};
 

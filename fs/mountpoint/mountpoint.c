@@ -511,7 +511,7 @@ int namespace_go(struct namespace *ns)
     return r;
 }
 
-/* What a child does in a namespace. */
+/* A child's task in a namespace. */
 struct visit {
     const struct namespace *ns;
     int flags;                 /* umount2's */

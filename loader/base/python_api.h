@@ -1,6 +1,6 @@
 /*
- * What the Python module calls beyond onepot.h, and beside sampler.h: calls that other threads
- * or signals can end, and batches in memory of its own.
+ * Functions for the Python module beyond onepot.h and sampler.h: other threads or signals can
+ * end a call, and a batch may lie in the caller's memory.
  */
 #ifndef ONEPOT_PYTHON_API_H
 #define ONEPOT_PYTHON_API_H

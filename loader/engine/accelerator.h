@@ -11,7 +11,7 @@
 
 struct loader_devices;
 
-/* What an engine, the threads and batches of a loader (loader.c), is made from. */
+/* The options of an engine: the threads and batches of a loader (loader.c). */
 struct engine_options {
     struct onepot_sampler_options order; /* of each epoch */
     /*
