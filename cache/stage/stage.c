@@ -1284,12 +1284,14 @@ void stage_set_note(struct stage *stage, void (*note)(void *ctx, const char *lin
     stage->options.ctx = ctx;
 }
 
-void stage_abandon(struct stage *stage)
+void stage_abandon(struct stage *stage, bool with_children)
 {
     struct registry folder;
     auto_close int fd = -1;
     if (stage->state_fd < 0 || stage_folder_lock(stage->place, false, &folder) < 0)
         return;
+    if (with_children)
+        flock(stage->state_fd, LOCK_UN);
     close(steal_fd(&stage->state_fd));
     if (registry_open(folder.fd, stage->name, ".state", O_RDWR, &fd) == 0 &&
         registry_take(fd) && !stage_stays(stage->state))
@@ -1311,7 +1313,7 @@ void stage_close(struct stage *stage)
     if (!stage)
         return;
     bool ended = stage_stop(stage) == 0;
-    stage_abandon(stage);
+    stage_abandon(stage, false);
     if (ended)
         stage_forget(stage); /* else a thread still uses it */
 }

@@ -119,8 +119,12 @@ int stage_start(struct stage *stage);
  */
 int stage_stop(struct stage *stage);
 
-/* Remove the files, unless another process uses them or they are to stay. */
-void stage_abandon(struct stage *stage);
+/*
+ * Remove the files, unless another process uses them or they are to stay. `with_children`: a
+ * child that was forked a moment ago, and has not yet closed its descriptors, does not use
+ * them; only for a process whose parent does not, as all share one lock.
+ */
+void stage_abandon(struct stage *stage, bool with_children);
 
 /* stage_stop, stage_abandon, and free it. NULL is fine. */
 void stage_close(struct stage *stage);

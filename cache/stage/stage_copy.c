@@ -270,7 +270,7 @@ static bool staged_close(struct source *source)
     if (!((struct stage_source *)source)->owns_stage)
         return true;
     if (stage_stop(stage) < 0) {
-        stage_abandon(stage);
+        stage_abandon(stage, false);
         return false;
     }
     stage_close(stage);

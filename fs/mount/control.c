@@ -660,8 +660,8 @@ int control_serve(struct control *c, struct session *session)
     /* The last look at the archive (archive_watch.c) would wait behind the copier's reads. */
     bool is_stuck = c->stage && stage_stop(c->stage) < 0;
     end_serving(c);
-    if (c->stage) /* the copy is removed with its last mount */
-        stage_abandon(c->stage);
+    if (c->stage) /* the copy is removed with its last mount; a child may be about to list */
+        stage_abandon(c->stage, true);
     if (session)
         control_stop(session, c->stop, 0);
     if (is_stuck)

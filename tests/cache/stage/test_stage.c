@@ -333,6 +333,42 @@ START_TEST(one_copy_is_shared)
 }
 END_TEST
 
+/* As one that a daemon forks at its end, to list ahead. */
+START_TEST(a_child_that_was_just_forked_does_not_keep_the_copy)
+{
+    struct staged s = must_open();
+    int go[2];
+    ck_assert_int_eq(pipe(go), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        char byte;
+        close(go[1]);
+        _exit(read(go[0], &byte, 1) != 0);
+    }
+    unsigned files = files_left();
+    stage_abandon(s.stage, false);
+    ck_assert_uint_gt(files, 0);
+    ck_assert_uint_eq(files_left(), files);
+    close(go[1]);
+    ck_assert_int_eq(waitpid(pid, NULL, 0), pid);
+    close_staged(&s);
+
+    s = must_open();
+    ck_assert_int_eq(pipe(go), 0);
+    pid = fork();
+    if (pid == 0) {
+        char byte;
+        close(go[1]);
+        _exit(read(go[0], &byte, 1) != 0);
+    }
+    stage_abandon(s.stage, true);
+    ck_assert_uint_eq(files_left(), 0);
+    close(go[1]);
+    ck_assert_int_eq(waitpid(pid, NULL, 0), pid);
+    close_staged(&s);
+}
+END_TEST
+
 START_TEST(files_are_private)
 {
     struct staged s = must_open();
@@ -834,6 +870,7 @@ int main(void)
     tcase_add_test(tc, the_copy_of_several_files_is_mapped);
     tcase_add_test(tc, the_copier_goes_on_where_a_reader_does);
     tcase_add_test(tc, one_copy_is_shared);
+    tcase_add_test(tc, a_child_that_was_just_forked_does_not_keep_the_copy);
     tcase_add_test(tc, files_are_private);
     tcase_add_test(tc, another_goes_on_where_a_killed_one_was);
     tcase_add_test(tc, a_copier_that_is_killed_is_replaced);
