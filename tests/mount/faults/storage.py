@@ -603,7 +603,7 @@ def test_what_pack_has_kept_counts_only_as_its_own_and_unchanged(work):
     source, out = make_tree(work), work.make("out")
     with Slow(work, "--pages=none", "--attr-timeout=0", "--toggle=stall", "--hold", source) as slow:
         larger = f"{out}/x.tar.abcdef.kept"
-        life.write(larger.replace("ef", "eg"), b"of an earlier run, and smaller")
+        life.write(f"{out}/x.tar.abcdeg.kept", b"of an earlier run, and smaller")
         with open(larger, "wb") as f:
             f.truncate(1 << 30)
         interrupt_pack(slow, f"{out}/x.tar")
