@@ -336,36 +336,24 @@ END_TEST
 /* As one that a daemon forks at its end, to list ahead. */
 START_TEST(a_child_that_was_just_forked_does_not_keep_the_copy)
 {
-    struct staged s = must_open();
-    int go[2];
-    ck_assert_int_eq(pipe(go), 0);
-    pid_t pid = fork();
-    if (pid == 0) {
-        char byte;
+    for (int with_children = 0; with_children < 2; with_children++) {
+        struct staged s = must_open();
+        unsigned files = files_left();
+        int go[2];
+        ck_assert_int_eq(pipe(go), 0);
+        pid_t pid = fork();
+        if (pid == 0) {
+            char byte;
+            close(go[1]);
+            _exit(read(go[0], &byte, 1) != 0);
+        }
+        ck_assert_uint_gt(files, 0);
+        stage_abandon(s.stage, with_children);
+        ck_assert_uint_eq(files_left(), with_children ? 0 : files);
         close(go[1]);
-        _exit(read(go[0], &byte, 1) != 0);
+        ck_assert_int_eq(waitpid(pid, NULL, 0), pid);
+        close_staged(&s);
     }
-    unsigned files = files_left();
-    stage_abandon(s.stage, false);
-    ck_assert_uint_gt(files, 0);
-    ck_assert_uint_eq(files_left(), files);
-    close(go[1]);
-    ck_assert_int_eq(waitpid(pid, NULL, 0), pid);
-    close_staged(&s);
-
-    s = must_open();
-    ck_assert_int_eq(pipe(go), 0);
-    pid = fork();
-    if (pid == 0) {
-        char byte;
-        close(go[1]);
-        _exit(read(go[0], &byte, 1) != 0);
-    }
-    stage_abandon(s.stage, true);
-    ck_assert_uint_eq(files_left(), 0);
-    close(go[1]);
-    ck_assert_int_eq(waitpid(pid, NULL, 0), pid);
-    close_staged(&s);
 }
 END_TEST
 
