@@ -496,7 +496,7 @@ def full_disk():
 
 def no_room():
     """In a folder of its own: without root's rights all files have another owner there."""
-    unshare = ["unshare", "--mount"] + (["--map-root-user"] if os.geteuid() else [])
+    unshare = ["unshare", "--mount", "--propagation", "slave"] + (["--map-root-user"] if os.geteuid() else [])
     os.makedirs("room/disk")
     for tree in TREES:
         shutil.copytree(tree, f"room/{tree}")

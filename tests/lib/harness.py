@@ -586,7 +586,8 @@ def is_powerless_root():
 
 def isolate():
     """Root: a mount namespace of our own, private. Somebody who copies the one that we
-    came from (unshare, a container) would hold on to a mount that we end meanwhile."""
+    came from (unshare, a container) would hold on to a mount that we end meanwhile. Users have none:
+    what a test of theirs copies is a slave of it (unshare --propagation slave)."""
     new_namespace, recursive, private = 0x20000, 1 << 14, 1 << 18
     libc = ctypes.CDLL(None, use_errno=True)
     if os.geteuid() == 0 and libc.unshare(new_namespace) == 0:

@@ -185,8 +185,8 @@ def test_as_enroot_starts_an_image_for_itself_and_for_pyxis(work):
     run("chmod", "-R", "a+rX", work.path)
     env = {harness.MARK: os.environ[harness.MARK], "SLURM_JOB_ID": "7", "SLURM_JOB_UID": "0",
            "PATH": f"{os.path.dirname(path)}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"}
-    with life.process("unshare", "--user", "--map-current-user", "--keep-caps", "--mount", "--", sys.executable,
-                      "-c", ENROOT_PARENT, image, work.make("root"), ENROOT_SHIM, env=env, cwd="/",
+    with life.process("unshare", "--user", "--map-current-user", "--keep-caps", "--mount", "--propagation", "slave", "--",
+                      sys.executable, "-c", ENROOT_PARENT, image, work.make("root"), ENROOT_SHIM, env=env, cwd="/",
                       stdin=harness.subprocess.PIPE) as p:
         line = p.stdout.readline().decode()
         if not line:
@@ -360,8 +360,8 @@ def test_the_image_driver_in_a_user_namespace(work):
               'until grep -q " $2 " /proc/self/mountinfo; do n=$((n + 1)); [ $n -lt 400 ] || exit 9; sleep 0.025; '
               'done; cat "$2/readme"; stat -c %u "$2/readme"; umount "$2" && { sleep 1; kill -0 $pid 2>/dev/null && '
               'exit 8; wait $pid; }')
-    with started(["unshare", "--user", "--map-current-user", "--keep-caps", "--mount", "--", "sh", "-c", inside,
-                  link(work), options, at], fd) as starter:
+    with started(["unshare", "--user", "--map-current-user", "--keep-caps", "--mount", "--propagation", "slave", "--", "sh",
+                  "-c", inside, link(work), options, at], fd) as starter:
         os.close(fd)
         status, out, errors = life.ended(starter)
     if "unshare" in errors:

@@ -537,7 +537,7 @@ def test_where_shared_memory_is_full_the_next_folder_is_taken(work):
 def test_inside_a_user_namespace_mount_works_directly(work):
     archive = make_archive(work)
     need_program("unshare")
-    done = run("unshare", "-Urm", "sh", "-eu", "-c",
+    done = run("unshare", "-Urm", "--propagation", "slave", "sh", "-eu", "-c",
                f"M=$({onepot_program()} mount {archive}); cat $M/readme; "
                f"{onepot_program()} umount $M", status=None,
                env=only("mount"))
