@@ -1,8 +1,9 @@
 /*
  * Finds devices by their names; the public functions go through each device's table. Measures
- * the peak of a device's link, and how many samples a batch for it may have. The table for CUDA
- * comes from a shared object that is loaded once. It stays loaded, because threads of
- * the driver may run in it.
+ * the peak of a device's link. The table for CUDA comes from a shared object that is loaded
+ * once. It stays loaded, because threads of the driver may run in it.
+ *
+ * The program links this file: nothing here needs archives, or what decodes their samples.
  */
 #include "device.h"
 
@@ -338,23 +339,5 @@ int onepot_device_peak(struct onepot_device *device, struct onepot_error *error,
     *ret_bytes_per_second =
         (uint64_t)((double)PEAK_BYTES * PEAK_COPIES * 1e9 / (double)(ns ? ns : 1));
     atomic_store(&device->peak, *ret_bytes_per_second);
-    return 0;
-}
-
-/* ---- the size of a batch ---- */
-
-int onepot_device_batch_size(struct onepot_device *device, const struct onepot_archive *archive,
-                             struct onepot_error *error, uint64_t *ret_samples)
-{
-    struct onepot_device_info info = {.size = sizeof(info)};
-    uint64_t mean, worst;
-    int r = onepot_device_info(device, error, &info);
-    if (r < 0)
-        return r;
-    r = onepot_archive_batch_for(archive, info.free_bytes / ONEPOT_DEVICE_BATCHES, 0, &mean,
-                                 &worst);
-    if (r < 0)
-        return error_set(error, r, "no memory for the sizes of samples");
-    *ret_samples = worst > 8 ? worst & ~UINT64_C(7) : worst;
     return 0;
 }

@@ -1336,3 +1336,21 @@ static const struct accelerator devices = {
 };
 
 const struct accelerator *const loader_accelerator = &devices;
+
+/* ---- the size of a batch ---- */
+
+int onepot_device_batch_size(struct onepot_device *device, const struct onepot_archive *archive,
+                             struct onepot_error *error, uint64_t *ret_samples)
+{
+    struct onepot_device_info info = {.size = sizeof(info)};
+    uint64_t mean, worst;
+    int r = onepot_device_info(device, error, &info);
+    if (r < 0)
+        return r;
+    r = onepot_archive_batch_for(archive, info.free_bytes / ONEPOT_DEVICE_BATCHES, 0, &mean,
+                                 &worst);
+    if (r < 0)
+        return error_set(error, r, "no memory for the sizes of samples");
+    *ret_samples = worst > 8 ? worst & ~UINT64_C(7) : worst;
+    return 0;
+}

@@ -57,6 +57,9 @@ assert [bytes(sample) for sample in onepot.Archive("a.tar")] == [b"hello\n"]
 mkdir "$work/data"
 echo hello >"$work/data/a"
 ~/.local/bin/onepot pack -o "$work/a.tar" "$work/data" 2>"$work/log" || fail 'the program does not run'
+if readelf -d ~/.local/bin/onepot 2>/dev/null | grep -E 'NEEDED.*lib(jpeg|png)' >"$work/log"; then
+    fail 'the program asks for what only the library has a use for'
+fi
 try_module "$python" ~/.local
 
 PKG_CONFIG_PATH=$(dirname "$(find ~/.local -name onepot.pc)")
