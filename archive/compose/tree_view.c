@@ -264,6 +264,7 @@ struct showing {
     const char *folder;
     size_t folder_len;
     uint32_t folder_position;
+    uint32_t next, end;     /* its entries from the one behind the name that was found last */
     VECTOR(uint64_t) picks; /* names that were met, by their numbers; lower half: positions */
     uint64_t lacking;       /* names that the archive lacks */
     size_t first_lacking;
@@ -366,7 +367,8 @@ static int view_by_number(const void *a, const void *b)
 
 /*
  * The entry at a path; its directory is s->folder_position. Names that follow each other mostly
- * lie in one directory, which is therefore kept. -ENOENT: the archive lacks it.
+ * lie in one directory, which is therefore kept, and mostly in its order: the next entry is
+ * tried first. -ENOENT: the archive lacks it.
  */
 static int names_find(struct showing *s, const char *path, uint32_t *ret_position)
 {
@@ -377,13 +379,26 @@ static int names_find(struct showing *s, const char *path, uint32_t *ret_positio
     if (!s->folder || s->folder_len != len || memcmp(s->folder, path, len) != 0) {
         s->folder = NULL;
         r = index_resolve_from(s->index, INDEX_ROOT, path, len, &s->folder_position);
+        s->next = s->end = 0;
+        if (r == 0)
+            r = index_children(s->index, s->folder_position, &s->next, &s->end);
         if (r == 0)
             s->folder = path;
         s->folder_len = len;
+        s->end += s->next;
     }
-    const char *name = slash ? slash + 1 : path;
-    if (r == 0 && *path)
-        r = index_lookup(s->index, s->folder_position, name, strlen(name), ret_position);
+    if (r == 0 && *path) {
+        const char *name = slash ? slash + 1 : path, *next = NULL;
+        size_t name_len = strlen(name), next_len = 0;
+        if (s->next < s->end)
+            r = index_name(s->index, s->next, &next, &next_len);
+        if (next && next_len == name_len && memcmp(next, name, name_len) == 0)
+            *ret_position = s->next;
+        else if (r == 0)
+            r = index_lookup(s->index, s->folder_position, name, name_len, ret_position);
+        if (r == 0)
+            s->next = *ret_position + 1;
+    }
     return r == -ENOTDIR ? -ENOENT : r;
 }
 

@@ -162,9 +162,11 @@ START_TEST(what_the_archive_lacks_is_counted)
     static const struct {
         const char *list, *map, *member;
     } cases[] = {{"c\nnone\nc/x\nzz\n", NULL, "c/x"},
-                 {NULL, "c\tx\nnone\ty\n\nc/z\tz\nzz\tw\n", "none"}};
+                 {NULL, "c\tx\nnone\ty\n\nc/z\tz\nzz\tw\n", "none"},
+                 /* behind the last entry of "a" comes a name of "a.b" */
+                 {NULL, "a/b\tx\na/4.jpg\ty\nnone\tz\nzz\tw\n", "a/4.jpg"}};
     struct index *old = base(), *new = NULL;
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = 0; i < 3; i++) {
         struct fault fault = {0};
         struct view *view = new_view(NULL, cases[i].list, cases[i].map);
         ck_assert_int_eq(try_view(view, old, &fault, &new), -ENOENT);
