@@ -465,7 +465,7 @@ int codec_unpack_start(struct codec_context *context, enum codec codec,
                        void *block, size_t len, size_t size)
 {
     const struct stream *stream = codec_has_point(codec) ? stream_of_codec(codec) : NULL;
-    if (!stream || !stream->unpack_start || !point->pieces)
+    if (!stream || !stream->unpack_start || !point->pieces || !size)
         return -ENOTSUP;
     int r = stream->unpack_start(&context->memory, point, packed, packed_len, block, len);
     return r == 0 && !start_is_sound(point, block, len, size) ? -EUCLEAN : r;

@@ -162,6 +162,10 @@ static void check_start(struct codec_context *context, const struct deflated *s,
 {
     const size_t size = kept->block.block_bytes, piece = point_piece_bytes((uint32_t)size);
     const size_t lengths[] = {piece, size / piece * piece};
+    ck_assert_int_eq(codec_unpack_start(context, CODEC_DEFLATE_POINT, &kept->point,
+                                        s->packed + kept->block.source_offset,
+                                        kept->block.packed_bytes, out, 0, 0),
+                     -ENOTSUP);
     for (size_t i = 0; piece <= size && i < 2; i++) {
         struct block_point point = kept->point;
         uint8_t pieces[POINT_PIECES_BYTES];
