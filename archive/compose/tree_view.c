@@ -388,13 +388,12 @@ static int names_find(struct showing *s, const char *path, uint32_t *ret_positio
         s->end += s->next;
     }
     if (r == 0 && *path) {
-        const char *name = slash ? slash + 1 : path, *next = NULL;
-        size_t name_len = strlen(name), next_len = 0;
-        if (s->next < s->end)
-            r = index_name(s->index, s->next, &next, &next_len);
-        if (next && next_len == name_len && memcmp(next, name, name_len) == 0)
+        const char *name = slash ? slash + 1 : path, *next;
+        size_t name_len = strlen(name), next_len;
+        if (s->next < s->end && index_name(s->index, s->next, &next, &next_len) == 0 &&
+            next_len == name_len && memcmp(next, name, name_len) == 0)
             *ret_position = s->next;
-        else if (r == 0)
+        else
             r = index_lookup(s->index, s->folder_position, name, name_len, ret_position);
         if (r == 0)
             s->next = *ret_position + 1;
